@@ -1,0 +1,71 @@
+package pin
+
+import (
+	"sync/atomic"
+
+	"epochkv/internal/storage/keys"
+)
+
+// cacheLinePair is 128: adjacent lines are fetched in pairs, so a neighbour's store on the pair still costs a miss.
+const cacheLinePair = 128
+
+// Slot is one reader's registration. Its owner is the only writer; collectors read it. A Slot is not for concurrent use.
+type Slot struct {
+	_     [cacheLinePair]byte
+	tick  atomic.Uint64 // tick at Enter, zero when outside an operation
+	epoch atomic.Uint64 // snapshot epoch, zero without a snapshot
+	since atomic.Int64  // unix nanoseconds at which the snapshot was taken
+	reg   *Registry
+	index int
+	depth int // nested Enters, touched by the owner alone
+	_     [cacheLinePair - 6*8]byte
+}
+
+// Enter protects every shared object reached from now until Leave. Calls nest.
+func (s *Slot) Enter() {
+	if s.depth++; s.depth == 1 {
+		s.tick.Store(s.reg.tick.Load())
+	}
+}
+
+// Leave ends the protection that Enter began.
+func (s *Slot) Leave() {
+	if s.depth--; s.depth == 0 {
+		s.tick.Store(0)
+	}
+}
+
+// Entered reports whether the owner is between Enter and Leave.
+func (s *Slot) Entered() bool { return s.depth > 0 }
+
+// Snapshot registers a snapshot at the newest visible epoch and returns it. It takes the place of the slot's previous one.
+func (s *Slot) Snapshot() keys.Epoch {
+	for {
+		e := s.reg.visible.Load()
+		s.epoch.Store(max(e, 1)) // epoch 0 would read as "no snapshot"; before the first commit both see nothing
+		if e >= s.reg.frontier.Load() {
+			return keys.Epoch(e)
+		}
+	}
+}
+
+// SnapshotAt registers a snapshot at a named epoch, and reports whether that epoch is still readable: at or past the
+// frontier, held by somebody, or kept by retention. If not, the slot holds nothing.
+func (s *Slot) SnapshotAt(e keys.Epoch) bool {
+	s.epoch.Store(max(uint64(e), 1))
+	if s.reg.readable(e, s) {
+		return true
+	}
+	s.epoch.Store(0)
+	return false
+}
+
+// Release ends the slot's snapshot, if it has one.
+func (s *Slot) Release() {
+	if s.epoch.Load() != 0 {
+		s.epoch.Store(0)
+	}
+}
+
+// Epoch is the snapshot epoch that the slot holds, or zero.
+func (s *Slot) Epoch() keys.Epoch { return keys.Epoch(s.epoch.Load()) }

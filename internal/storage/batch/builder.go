@@ -1,0 +1,107 @@
+package batch
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+
+	"epochkv/internal/storage/keys"
+)
+
+// ErrDuplicateKey means that one batch names a key twice.
+var ErrDuplicateKey = errors.New("batch: key named twice")
+
+// DuplicateKeyError names the key (without its keyspace byte) that a batch holds twice. It matches ErrDuplicateKey.
+type DuplicateKeyError struct{ Key []byte }
+
+func (e *DuplicateKeyError) Error() string { return fmt.Sprintf("%v: %q", ErrDuplicateKey, e.Key) }
+
+// Unwrap makes the error match ErrDuplicateKey.
+func (e *DuplicateKeyError) Unwrap() error { return ErrDuplicateKey }
+
+// Builder collects operations and yields a sorted body. It keeps its buffers across Reset, so that a pooled builder
+// allocates nothing in the steady state. The zero Builder is ready.
+type Builder struct {
+	buf      []byte // header, then operations in the order in which they came
+	marks    []mark // one per operation, in the same order until Finish sorts them
+	sorted   []byte // the sorted body, when buf is not already
+	unsorted bool
+}
+
+// mark locates an operation in buf.
+type mark struct{ opStart, keyStart, keyEnd, opEnd int }
+
+// Reset empties the builder. Buffers larger than keepBytesMax are given back to the runtime.
+func (b *Builder) Reset() {
+	const keepBytesMax = 1 << 20 // a rare huge batch must not stay pinned by every pooled session
+	if cap(b.buf) > keepBytesMax {
+		b.buf = nil
+	}
+	if cap(b.sorted) > keepBytesMax {
+		b.sorted = nil
+	}
+	b.buf, b.marks, b.sorted, b.unsorted = b.buf[:0], b.marks[:0], b.sorted[:0], false
+}
+
+// Set adds "user key in space s becomes value". Key and value are copied.
+func (b *Builder) Set(s keys.Space, user, value []byte) { b.add(keys.KindSet, s, user, value) }
+
+// Delete adds a tombstone for user key in space s.
+func (b *Builder) Delete(s keys.Space, user []byte) { b.add(keys.KindDelete, s, user, nil) }
+
+// Count is the number of operations added.
+func (b *Builder) Count() int { return len(b.marks) }
+
+// Size is the length of the body in bytes.
+func (b *Builder) Size() int { return max(len(b.buf), HeaderSize) }
+
+func (b *Builder) add(kind keys.Kind, s keys.Space, user, value []byte) {
+	if len(b.buf) == 0 {
+		b.buf = appendHeader(b.buf, 0)
+	}
+	m := mark{opStart: len(b.buf)}
+	b.buf = append(b.buf, byte(kind))
+	b.buf = binary.AppendUvarint(b.buf, uint64(len(user)+1))
+	m.keyStart = len(b.buf)
+	b.buf = keys.Append(b.buf, s, user)
+	m.keyEnd = len(b.buf)
+	if kind == keys.KindSet {
+		b.buf = binary.AppendUvarint(b.buf, uint64(len(value)))
+		b.buf = append(b.buf, value...)
+	}
+	m.opEnd = len(b.buf)
+	if n := len(b.marks); n > 0 && !b.unsorted {
+		b.unsorted = bytes.Compare(b.key(b.marks[n-1]), b.key(m)) >= 0
+	}
+	b.marks = append(b.marks, m)
+}
+
+func (b *Builder) key(m mark) []byte { return b.buf[m.keyStart:m.keyEnd] }
+
+// Key is the internal key of operation i; after Finish, in sorted order. It aliases the builder's buffer.
+func (b *Builder) Key(i int) []byte { return b.key(b.marks[i]) }
+
+// Finish sorts the operations and returns the body, which aliases the builder and lives until Reset. A key named twice is
+// a *DuplicateKeyError.
+func (b *Builder) Finish() ([]byte, error) {
+	if len(b.buf) == 0 {
+		b.buf = appendHeader(b.buf, 0)
+	}
+	binary.LittleEndian.PutUint32(b.buf, uint32(len(b.marks)))
+	if !b.unsorted {
+		return b.buf, nil
+	}
+	slices.SortFunc(b.marks, func(x, y mark) int { return bytes.Compare(b.key(x), b.key(y)) })
+	for i := 1; i < len(b.marks); i++ {
+		if bytes.Equal(b.Key(i-1), b.Key(i)) {
+			return nil, &DuplicateKeyError{Key: bytes.Clone(keys.User(b.Key(i)))}
+		}
+	}
+	b.sorted = appendHeader(b.sorted[:0], len(b.marks))
+	for _, m := range b.marks {
+		b.sorted = append(b.sorted, b.buf[m.opStart:m.opEnd]...)
+	}
+	return b.sorted, nil
+}

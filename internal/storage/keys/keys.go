@@ -1,0 +1,98 @@
+// Package keys defines the words that every layer shares: epochs, kinds, trailers, and the internal key.
+//
+// An internal key is a keyspace byte followed by the client's key. Keyspaces keep system records and user data
+// apart in one ordered map; keys of one space share the byte as a truncated prefix, so it costs next to nothing.
+//
+//	internal key            trailer (8 bytes, never stored in front of a shared prefix)
+//	+-------+-----------+   +-----------------+------+
+//	| space | user key  |   | epoch (56 bits) | kind |
+//	+-------+-----------+   +-----------------+------+
+//
+// Versions order by (internal key ascending, epoch descending), which is Pebble's order with Pebble's trailer.
+//
+// The package imports nothing of ours and knows nothing of files, memory, or the network.
+package keys
+
+import "bytes"
+
+// Epoch is a commit sequence number: dense, starting at 1, one per committed transaction. Zero means "none".
+type Epoch uint64
+
+// MaxEpoch is the largest epoch a trailer can carry (56 bits).
+const MaxEpoch Epoch = 1<<56 - 1
+
+// Kind says what a version does to its key.
+type Kind uint8
+
+const (
+	// KindDelete is a tombstone; it carries no value.
+	KindDelete Kind = 0
+	// KindSet sets the key to a value.
+	KindSet Kind = 1
+	// KindNone is a reserved epoch that turned out to do nothing (a failed validation).
+	KindNone Kind = 3
+	// KindSetExpiry sets the key to a value that ends at an expiry time. Reserved: nothing writes it yet.
+	KindSetExpiry Kind = 32
+)
+
+// Trailer packs an epoch and a kind so that a larger trailer sorts first.
+type Trailer uint64
+
+// MakeTrailer packs e and k. The epoch must not exceed MaxEpoch.
+func MakeTrailer(e Epoch, k Kind) Trailer { return Trailer(uint64(e)<<8 | uint64(k)) }
+
+// Epoch is the trailer's epoch.
+func (t Trailer) Epoch() Epoch { return Epoch(t >> 8) }
+
+// Kind is the trailer's kind.
+func (t Trailer) Kind() Kind { return Kind(t) }
+
+// Compare orders (key, trailer) pairs: key ascending, then trailer descending. It is negative, zero or positive.
+func Compare(a []byte, at Trailer, b []byte, bt Trailer) int {
+	if c := bytes.Compare(a, b); c != 0 {
+		return c
+	}
+	switch {
+	case at > bt:
+		return -1
+	case at < bt:
+		return 1
+	}
+	return 0
+}
+
+// Space is the keyspace id, the first byte of every internal key.
+type Space byte
+
+// Keyspaces. All reserved key prefixes stand here and nowhere else.
+const (
+	// SpaceSystem holds the server's own records.
+	SpaceSystem Space = 0x01
+	// SpaceUser holds what clients write.
+	SpaceUser Space = 0x10
+)
+
+// Append appends the internal key of user in space s to dst.
+func Append(dst []byte, s Space, user []byte) []byte {
+	dst = append(dst, byte(s))
+	return append(dst, user...)
+}
+
+// User is the client's part of an internal key.
+func User(internal []byte) []byte { return internal[1:] }
+
+// SpaceOf is the keyspace of an internal key, which must not be empty.
+func SpaceOf(internal []byte) Space { return Space(internal[0]) }
+
+// Successor appends the smallest key greater than every key with the given prefix, and reports whether there is one.
+// A prefix of only 0xff bytes has none.
+func Successor(dst, prefix []byte) ([]byte, bool) {
+	for i := len(prefix) - 1; i >= 0; i-- {
+		if prefix[i] != 0xff {
+			dst = append(dst, prefix[:i+1]...)
+			dst[len(dst)-1]++
+			return dst, true
+		}
+	}
+	return dst, false
+}

@@ -1,0 +1,49 @@
+// Package storage is the engine: a durable, ordered, versioned map.
+package storage
+
+import (
+	"errors"
+	"fmt"
+
+	"epochkv/internal/storage/keys"
+	"epochkv/internal/vfs"
+)
+
+// Options configure an engine. Zero fields take the default named beside them.
+type Options struct {
+	Dir           string
+	FS            vfs.FS // the operating system's
+	PageSize      int    // bytes; 8192; fixed when the store is created
+	MemoryBytes   int64  // bounds cache, memtables and log buffers together; 1 GiB
+	CacheBytes    int64  // derived from MemoryBytes
+	MemtableBytes int64  // of one generation; derived
+	SegmentBytes  int64  // of one log segment; derived
+	SerialAppend  bool   // one mutex over append and insert: the benchmark's baseline
+}
+
+// Recovery tells what opening a store found and did.
+type Recovery struct {
+	Records  uint64     // log records replayed
+	Bytes    uint64     // log bytes replayed
+	Epoch    keys.Epoch // newest epoch recovered
+	TornFile string     // the segment with a torn tail, or empty
+	TornAt   int64      // where it was cut
+	TornSize int64      // bytes that were cut
+}
+
+// ErrNewerFormat means a file was written by a newer version.
+var ErrNewerFormat = errors.New("storage: written by a newer version")
+
+// CorruptionError is damage found in a file. It is reported and never served.
+type CorruptionError struct {
+	File     string
+	Offset   int64
+	Reason   string
+	Remedy   string
+	KeyLower []byte // client keys that the damage may hide, when known; both nil if not
+	KeyUpper []byte
+}
+
+func (e *CorruptionError) Error() string {
+	return fmt.Sprintf("storage: %s is damaged at offset %d: %s; %s", e.File, e.Offset, e.Reason, e.Remedy)
+}

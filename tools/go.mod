@@ -1,0 +1,3 @@
+module epochkv/tools
+
+go 1.26
