@@ -2,6 +2,7 @@ package pin
 
 import (
 	"sync/atomic"
+	"time"
 
 	"epochkv/internal/storage/keys"
 )
@@ -14,11 +15,10 @@ type Slot struct {
 	_     [cacheLinePair]byte
 	tick  atomic.Uint64 // tick at Enter, zero when outside an operation
 	epoch atomic.Uint64 // snapshot epoch, zero without a snapshot
-	since atomic.Int64  // unix nanoseconds at which the snapshot was taken
+	since atomic.Int64  // unix nanoseconds of Mark, zero for a snapshot of one operation
 	reg   *Registry
-	index int
 	depth int // nested Enters, touched by the owner alone
-	_     [cacheLinePair - 6*8]byte
+	_     [cacheLinePair - 5*8]byte
 }
 
 // Enter protects every shared object reached from now until Leave. Calls nest.
@@ -64,8 +64,12 @@ func (s *Slot) SnapshotAt(e keys.Epoch) bool {
 func (s *Slot) Release() {
 	if s.epoch.Load() != 0 {
 		s.epoch.Store(0)
+		s.since.Store(0)
 	}
 }
+
+// Mark notes when a snapshot that will stay open longer than one operation was taken, for its age in metrics.
+func (s *Slot) Mark(now time.Time) { s.since.Store(now.UnixNano()) }
 
 // Epoch is the snapshot epoch that the slot holds, or zero.
 func (s *Slot) Epoch() keys.Epoch { return keys.Epoch(s.epoch.Load()) }

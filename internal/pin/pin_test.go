@@ -1,0 +1,218 @@
+package pin
+
+import (
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+	"unsafe"
+
+	"epochkv/internal/storage/keys"
+)
+
+func newTestRegistry(visible uint64) (*Registry, *atomic.Uint64) {
+	v := new(atomic.Uint64)
+	v.Store(visible)
+	return NewRegistry(v), v
+}
+
+// forever is a retention that keeps nothing by itself.
+const forever = keys.MaxEpoch
+
+func TestMinVisibleIsVisibleWithoutSnapshots(t *testing.T) {
+	r, v := newTestRegistry(7)
+	if live := r.Refresh(nil, forever, time.Now()); len(live) != 1 || live[0] != 7 {
+		t.Fatalf("live = %v, want [7]: never infinity, never zero", live)
+	}
+	v.Store(9)
+	r.Refresh(nil, forever, time.Now())
+	if got := r.MinVisible(); got != 9 {
+		t.Fatalf("min-visible = %d, want 9", got)
+	}
+}
+
+func TestSnapshotHoldsItsEpochUntilReleased(t *testing.T) {
+	r, v := newTestRegistry(5)
+	s := r.Slot()
+	defer s.Free()
+	if e := s.Snapshot(); e != 5 {
+		t.Fatalf("snapshot at %d, want 5", e)
+	}
+	v.Store(50)
+	live := r.Refresh(nil, forever, time.Now())
+	if len(live) != 2 || live[0] != 5 || live[1] != 50 {
+		t.Fatalf("live = %v, want [5 50]", live)
+	}
+	s.Release()
+	if live = r.Refresh(live, forever, time.Now()); len(live) != 1 || live[0] != 50 {
+		t.Fatalf("live = %v, want [50]", live)
+	}
+}
+
+func TestFreedSlotHoldsNothing(t *testing.T) {
+	r, v := newTestRegistry(5)
+	s := r.Slot()
+	s.Snapshot()
+	s.Enter()
+	s.Free() // a dead connection: the owner never came to Release or Leave
+	v.Store(6)
+	if live := r.Refresh(nil, forever, time.Now()); live[0] != 6 {
+		t.Fatalf("live = %v, want [6]", live)
+	}
+	if !r.Quiesced(r.Retire()) {
+		t.Fatal("a freed slot still protects memory")
+	}
+}
+
+func TestNamedEpochIsReadableOnlyWhileHeld(t *testing.T) {
+	r, v := newTestRegistry(10)
+	a, b := r.Slot(), r.Slot()
+	defer a.Free()
+	defer b.Free()
+	a.Snapshot()
+	v.Store(20)
+	now := time.Now()
+	r.Refresh(nil, forever, now)
+	for _, c := range []struct {
+		epoch keys.Epoch
+		want  bool
+	}{{20, true}, {25, true}, {10, true}, {11, false}, {9, false}} {
+		if got := b.SnapshotAt(c.epoch); got != c.want {
+			t.Errorf("SnapshotAt(%d) = %v, want %v", c.epoch, got, c.want)
+		}
+		b.Release()
+	}
+	a.Release()
+	if b.SnapshotAt(10) {
+		t.Error("epoch 10 is readable after its only holder left")
+	}
+	if b.Epoch() != 0 {
+		t.Error("a refused snapshot stays registered")
+	}
+}
+
+func TestHoldKeepsEpochUntilItsTime(t *testing.T) {
+	r, v := newTestRegistry(10)
+	now := time.Now()
+	if !r.Hold(10, now.Add(time.Second), 1) {
+		t.Fatal("hold refused")
+	}
+	if r.Hold(11, now.Add(time.Second), 1) {
+		t.Fatal("hold past the bound accepted")
+	}
+	v.Store(20)
+	if live := r.Refresh(nil, forever, now); live[0] != 10 {
+		t.Fatalf("live = %v, want 10 first", live)
+	}
+	if live := r.Refresh(nil, forever, now.Add(2*time.Second)); live[0] != 20 {
+		t.Fatalf("live = %v, want [20] after the hold ended", live)
+	}
+}
+
+func TestRetentionKeepsPastEpochsReadable(t *testing.T) {
+	r, v := newTestRegistry(10)
+	v.Store(20)
+	r.Refresh(nil, 12, time.Now())
+	s := r.Slot()
+	defer s.Free()
+	if !s.SnapshotAt(12) || s.SnapshotAt(11) {
+		t.Fatal("retention at 12 must allow 12 and refuse 11")
+	}
+}
+
+func TestRetiredObjectWaitsForReadersInside(t *testing.T) {
+	r, _ := newTestRegistry(1)
+	s := r.Slot()
+	defer s.Free()
+	s.Enter()
+	s.Enter()
+	tick := r.Retire()
+	s.Leave()
+	if r.Quiesced(tick) || r.OldestTick() > tick {
+		t.Fatal("reader inside, yet quiesced")
+	}
+	s.Leave()
+	if !r.Quiesced(tick) || r.OldestTick() <= tick {
+		t.Fatal("no reader inside, yet not quiesced")
+	}
+	s.Enter()
+	defer s.Leave()
+	if !r.Quiesced(tick) {
+		t.Fatal("a reader that entered later holds back an older retirement")
+	}
+}
+
+// TestReaderNeverLosesTheRaceWithTheCollector lets readers register while minima are computed: the minimum in force
+// after a snapshot was granted must never exceed it. Removing the frontier check in Snapshot, or publishing the frontier after the
+// scan, makes it fail.
+func TestReaderNeverLosesTheRaceWithTheCollector(t *testing.T) {
+	r, v := newTestRegistry(1)
+	var pruned atomic.Uint64 // everything below is gone
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		var live []keys.Epoch
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			v.Add(1)
+			live = r.Refresh(live, forever, time.Now())
+			pruned.Store(uint64(live[0]))
+		}
+	})
+	for range 4 {
+		wg.Go(func() {
+			s := r.Slot()
+			defer s.Free()
+			for range 20000 {
+				e := s.Snapshot()
+				if p := pruned.Load(); uint64(e) < p {
+					t.Errorf("snapshot %d granted, but everything below %d was pruned", e, p)
+				}
+				s.Release()
+			}
+		})
+	}
+	time.Sleep(50 * time.Millisecond)
+	close(stop)
+	wg.Wait()
+}
+
+func TestSlotWordsStandAloneOnTheirLines(t *testing.T) {
+	r, _ := newTestRegistry(1)
+	a, b := r.Slot(), r.Slot()
+	pa, pb := uintptr(unsafe.Pointer(&a.tick)), uintptr(unsafe.Pointer(&b.tick))
+	if d := max(pa, pb) - min(pa, pb); d < cacheLinePair {
+		t.Fatalf("hot words of two slots are %d bytes apart", d)
+	}
+	if pa%64 != 0 {
+		t.Fatalf("hot word at %#x straddles lines", pa)
+	}
+}
+
+func BenchmarkEnterLeave(b *testing.B) {
+	r, _ := newTestRegistry(1)
+	b.RunParallel(func(pb *testing.PB) {
+		s := r.Slot()
+		defer s.Free()
+		for pb.Next() {
+			s.Enter()
+			s.Leave()
+		}
+	})
+}
+
+func BenchmarkSnapshot(b *testing.B) {
+	r, _ := newTestRegistry(1)
+	b.RunParallel(func(pb *testing.PB) {
+		s := r.Slot()
+		defer s.Free()
+		for pb.Next() {
+			s.Snapshot()
+			s.Release()
+		}
+	})
+}

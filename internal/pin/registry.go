@@ -1,0 +1,208 @@
+package pin
+
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"epochkv/internal/storage/keys"
+)
+
+// chunkSlots is how many slots are allocated together: 16 KiB, which the Go heap aligns to a page.
+const chunkSlots = 64
+
+// Registry holds the slots and the holds. Taking and giving back a slot takes a mutex; using one does not.
+type Registry struct {
+	visible *atomic.Uint64 // newest epoch all of whose predecessors are installed; the commit pipeline's word
+
+	_        [cacheLinePair]byte
+	tick     atomic.Uint64 // advances with every retirement
+	_        [cacheLinePair - 8]byte
+	frontier atomic.Uint64 // epochs from here on are readable without being held
+	minimum  atomic.Uint64 // min-visible as of the last Refresh
+	_        [cacheLinePair - 16]byte
+
+	// slots is replaced, never changed, so that scans need no lock.
+	slots atomic.Pointer[[]*Slot]
+
+	mu    sync.Mutex // guards free, holds, and growth; Refresh and late SnapshotAt exclude each other with it
+	free  []*Slot
+	holds map[keys.Epoch]time.Time
+}
+
+// NewRegistry makes a registry over the commit pipeline's visible word.
+func NewRegistry(visible *atomic.Uint64) *Registry {
+	r := &Registry{visible: visible, holds: make(map[keys.Epoch]time.Time)}
+	r.tick.Store(1)
+	r.slots.Store(new([]*Slot))
+	return r
+}
+
+// Slot takes a slot for one owner. Free gives it back.
+func (r *Registry) Slot() *Slot {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.free) == 0 {
+		r.growLocked()
+	}
+	s := r.free[len(r.free)-1]
+	r.free = r.free[:len(r.free)-1]
+	return s
+}
+
+func (r *Registry) growLocked() {
+	chunk := make([]Slot, chunkSlots)
+	old := *r.slots.Load()
+	grown := make([]*Slot, len(old), len(old)+chunkSlots)
+	copy(grown, old)
+	for i := range chunk {
+		chunk[i].reg = r
+		grown = append(grown, &chunk[i])
+		r.free = append(r.free, &chunk[i])
+	}
+	r.slots.Store(&grown)
+}
+
+// Free ends whatever the slot protects and gives it back to its registry.
+func (s *Slot) Free() {
+	s.depth = 0
+	s.tick.Store(0)
+	s.epoch.Store(0)
+	s.reg.mu.Lock()
+	s.reg.free = append(s.reg.free, s)
+	s.reg.mu.Unlock()
+}
+
+// Retire is called after the last pointer to an object was replaced. The object may be reused once Quiesced(tick) holds.
+func (r *Registry) Retire() (tick uint64) { return r.tick.Add(1) - 1 }
+
+// Quiesced reports whether every reader that entered at tick or before has left.
+func (r *Registry) Quiesced(tick uint64) bool {
+	for _, s := range *r.slots.Load() {
+		if t := s.tick.Load(); t != 0 && t <= tick {
+			return false
+		}
+	}
+	return true
+}
+
+// OldestTick is the smallest tick any reader entered at; what was retired before it may be reused. With no reader inside
+// it is the current tick.
+func (r *Registry) OldestTick() uint64 {
+	oldest := r.tick.Load() // before the scan: a reader that enters later has at least this tick
+	for _, s := range *r.slots.Load() {
+		if t := s.tick.Load(); t != 0 && t < oldest {
+			oldest = t
+		}
+	}
+	return oldest
+}
+
+// readable reports whether e may be read now that self holds it. See the package comment.
+func (r *Registry) readable(e keys.Epoch, self *Slot) bool {
+	if uint64(e) >= r.frontier.Load() {
+		return true
+	}
+	// Somebody else's hold may end while a collector is between our slot and theirs; excluding the collector makes
+	// "they hold it" and "we hold it" overlap in every scan.
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, held := r.holds[e]; held {
+		return true
+	}
+	for _, s := range *r.slots.Load() {
+		if s != self && s.epoch.Load() == uint64(e) {
+			return true
+		}
+	}
+	return false
+}
+
+// Hold keeps a readable epoch readable until the given time, for a reader that will come back (a scan's token). holdsMax
+// bounds the number of epochs held; it reports false when the bound is reached. The caller holds e in a slot.
+func (r *Registry) Hold(e keys.Epoch, until time.Time, holdsMax int) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	old, ok := r.holds[e]
+	if !ok && len(r.holds) >= holdsMax {
+		return false
+	}
+	if until.After(old) {
+		r.holds[e] = until
+	}
+	return true
+}
+
+// Refresh recomputes min-visible: it publishes the frontier (the smaller of visible and retained; retained keeps past epochs
+// readable with nobody holding them), ends holds whose time has passed, and scans the slots. It returns the epochs that
+// versions must be kept for, ascending and distinct, appended to dst: every live snapshot below the frontier, then the
+// frontier. A version is needed if it is newer than the frontier or the newest one at or below one of them.
+func (r *Registry) Refresh(dst []keys.Epoch, retained keys.Epoch, now time.Time) []keys.Epoch {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	frontier := min(r.visible.Load(), uint64(retained))
+	frontier = max(frontier, r.frontier.Load()) // never back: what was unreadable stays so
+	r.frontier.Store(frontier)
+	dst = r.liveLocked(dst, frontier, now)
+	r.minimum.Store(uint64(dst[0]))
+	return dst
+}
+
+func (r *Registry) liveLocked(dst []keys.Epoch, frontier uint64, now time.Time) []keys.Epoch {
+	dst = dst[:0]
+	for _, s := range *r.slots.Load() {
+		if e := s.epoch.Load(); e != 0 && e < frontier {
+			dst = append(dst, keys.Epoch(e))
+		}
+	}
+	for e, until := range r.holds {
+		switch {
+		case now.After(until):
+			delete(r.holds, e)
+		case uint64(e) < frontier:
+			dst = append(dst, e)
+		}
+	}
+	slices.Sort(dst)
+	dst = slices.Compact(dst)
+	return append(dst, keys.Epoch(frontier))
+}
+
+// MinVisible is the smallest epoch that a live snapshot, hold, or retention may still read, as of the last Refresh. Stale
+// is safe: it is never above the truth.
+func (r *Registry) MinVisible() keys.Epoch { return keys.Epoch(r.minimum.Load()) }
+
+// Frontier is the epoch from which on everything is readable.
+func (r *Registry) Frontier() keys.Epoch { return keys.Epoch(r.frontier.Load()) }
+
+// Usage describes the registry for metrics.
+type Usage struct {
+	Slots     int
+	Snapshots int
+	Holds     int
+	Oldest    keys.Epoch    // oldest live snapshot, zero without one
+	OldestAge time.Duration // how long it has been open
+}
+
+// Usage scans the slots.
+func (r *Registry) Usage(now time.Time) Usage {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	slots := *r.slots.Load()
+	u := Usage{Slots: len(slots) - len(r.free), Holds: len(r.holds)}
+	for _, s := range slots {
+		e := keys.Epoch(s.epoch.Load())
+		if e == 0 {
+			continue
+		}
+		u.Snapshots++
+		if u.Oldest == 0 || e < u.Oldest {
+			u.Oldest = e
+		}
+		if since := s.since.Load(); since != 0 {
+			u.OldestAge = max(u.OldestAge, now.Sub(time.Unix(0, since)))
+		}
+	}
+	return u
+}
