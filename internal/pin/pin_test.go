@@ -188,8 +188,8 @@ func TestSlotWordsStandAloneOnTheirLines(t *testing.T) {
 	if d := max(pa, pb) - min(pa, pb); d < cacheLinePair {
 		t.Fatalf("hot words of two slots are %d bytes apart", d)
 	}
-	if pa%64 != 0 {
-		t.Fatalf("hot word at %#x straddles lines", pa)
+	if last := uintptr(unsafe.Pointer(&a.since)); pa/64 != last/64 || pa%8 != 0 {
+		t.Fatalf("hot words at %#x to %#x straddle lines", pa, last)
 	}
 }
 

@@ -53,7 +53,6 @@ func appendHeader(dst []byte, count int) []byte {
 	return append(dst, 0, 0, 0, 0)
 }
 
-
 // Reader iterates a body. The zero Reader is at the end. It trusts nothing: a malformed body ends with Err set.
 type Reader struct {
 	rest  []byte
