@@ -46,6 +46,7 @@ type FS interface {
 	Open(name string, mode Mode) (File, error)
 	Remove(name string) error
 	Rename(from, to string) error
+	// MkdirAll makes dir and what is missing above it; the new directories are durable when it returns.
 	MkdirAll(dir string) error
 	// List returns the names (without directory) in dir, sorted.
 	List(dir string) ([]string, error)
@@ -66,7 +67,8 @@ type File interface {
 	Name() string
 	Size() (int64, error)
 	Truncate(size int64) error
-	// Preallocate makes [0, size) allocated on the device, extending the file with zero bytes if it is shorter.
+	// Preallocate makes [0, size) allocated on the device, extending the file with zero bytes if it is shorter. A log
+	// wants more: see PreallocateZeroed.
 	Preallocate(size int64) error
 	// Sync makes contents and metadata durable (fsync).
 	Sync() error
@@ -79,7 +81,8 @@ type File interface {
 	WriteBatch(reqs []Request) error
 }
 
-// Request is one read or write of a batch.
+// Request is one read or write of a batch. Err is what ReadAt or WriteAt would have returned: nil only if all of Buf was
+// transferred, io.EOF if the file ended first.
 type Request struct {
 	Buf    []byte
 	Offset int64

@@ -1,0 +1,41 @@
+package vfs
+
+import (
+	"errors"
+	"io/fs"
+	"syscall"
+)
+
+// noSpace is an out-of-space errno that matches ErrNoSpace and stays recognisable as what the kernel said.
+type noSpace struct{ errno syscall.Errno }
+
+func (e noSpace) Error() string        { return e.errno.Error() }
+func (e noSpace) Unwrap() error        { return e.errno }
+func (e noSpace) Is(target error) bool { return target == ErrNoSpace }
+
+// pathError names the file and the operation in an error, and marks the errors of a full device. It returns nil for
+// nil. An error that a lower layer has already named keeps that name.
+func pathError(op Op, name string, err error) error {
+	if err == nil {
+		return nil
+	}
+	var errno syscall.Errno
+	if errors.As(err, &errno) && (errno == syscall.ENOSPC || errno == syscall.EDQUOT) {
+		err = noSpace{errno}
+	}
+	var named *fs.PathError
+	if errors.As(err, &named) {
+		return err
+	}
+	return &fs.PathError{Op: op.String(), Path: name, Err: err}
+}
+
+// firstError is the result of a batch: the first failed request's error.
+func firstError(reqs []Request) error {
+	for i := range reqs {
+		if reqs[i].Err != nil {
+			return reqs[i].Err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,56 @@
+package vfs
+
+import "strings"
+
+// Op names the operations of FS and File, as a set: rules and hooks say which of them they mean.
+type Op uint32
+
+// The operations. A request of a batch counts as one OpRead or OpWrite.
+const (
+	OpOpen Op = 1 << iota
+	OpCreate
+	OpRead
+	OpWrite
+	OpTruncate
+	OpPreallocate
+	OpSync
+	OpSyncData
+	OpRename
+	OpRemove
+	OpMkdir
+	OpSyncDir
+	OpList
+	OpSize
+	OpLock
+	OpFree
+	OpClose
+
+	opEnd
+)
+
+const (
+	// OpAny is every operation.
+	OpAny = opEnd - 1
+	// OpMutating is the operations that change what a crash may leave behind.
+	OpMutating = OpCreate | OpWrite | OpTruncate | OpPreallocate | OpSync | OpSyncData | OpRename | OpRemove |
+		OpMkdir | OpSyncDir
+	// OpAnySync is the operations that make something durable.
+	OpAnySync = OpSync | OpSyncData | OpSyncDir
+)
+
+// opNames is in the order of the constants.
+var opNames = [...]string{
+	"open", "create", "read", "write", "truncate", "preallocate", "sync", "syncdata", "rename", "remove", "mkdir",
+	"syncdir", "list", "size", "lock", "free", "close",
+}
+
+// String lists the operations of the set, joined by "|".
+func (o Op) String() string {
+	var names []string
+	for i, name := range opNames {
+		if o&(1<<i) != 0 {
+			names = append(names, name)
+		}
+	}
+	return strings.Join(names, "|")
+}

@@ -1,0 +1,164 @@
+package vfs
+
+import (
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// OS is the real file system. Its zero value is not usable; see NewOS. All views of one OS (Direct) share its batch
+// machinery, so a process needs one.
+type OS struct {
+	batches *batcher
+	direct  bool
+}
+
+var _ FS = (*OS)(nil)
+
+// NewOS returns the operating system's files.
+func NewOS() *OS {
+	return &OS{batches: newBatcher()}
+}
+
+// Direct is the same file system with the kernel's page cache bypassed (O_DIRECT): every buffer, offset and length of
+// its files must be a multiple of DirectAlignment; see AlignedBuffer. Not every file system supports it; Open then
+// fails.
+func (o *OS) Direct() *OS {
+	return &OS{batches: o.batches, direct: true}
+}
+
+// Open opens or creates a file.
+func (o *OS) Open(name string, mode Mode) (File, error) {
+	op, flags := OpOpen, unix.O_CLOEXEC
+	switch mode {
+	case ReadOnly:
+		flags |= unix.O_RDONLY
+	case ReadWrite:
+		flags |= unix.O_RDWR
+	case Create:
+		op, flags = OpCreate, flags|unix.O_RDWR|unix.O_CREAT|unix.O_EXCL
+	}
+	if o.direct {
+		flags |= unix.O_DIRECT
+	}
+	fd, err := openRetry(name, flags)
+	if err != nil {
+		return nil, pathError(op, name, err)
+	}
+	return newOSFile(name, fd, o), nil
+}
+
+// openRetry is open(2); file systems that can be interrupted (FUSE, NFS) need the loop.
+func openRetry(name string, flags int) (int, error) {
+	for {
+		fd, err := unix.Open(name, flags, 0o644)
+		if err != unix.EINTR {
+			return fd, err
+		}
+	}
+}
+
+// Remove removes a file or an empty directory.
+func (o *OS) Remove(name string) error {
+	return pathError(OpRemove, name, os.Remove(name))
+}
+
+// Rename moves a file, replacing what stands at the new name.
+func (o *OS) Rename(from, to string) error {
+	var link *os.LinkError
+	err := os.Rename(from, to)
+	if errors.As(err, &link) {
+		err = link.Err
+	}
+	return pathError(OpRename, from+" -> "+to, err)
+}
+
+// MkdirAll makes dir and what is missing above it, durably.
+func (o *OS) MkdirAll(dir string) error {
+	dir = filepath.Clean(dir)
+	if info, err := os.Stat(dir); err == nil && info.IsDir() {
+		return nil
+	}
+	parent := filepath.Dir(dir)
+	if parent != dir {
+		if err := o.MkdirAll(parent); err != nil {
+			return err
+		}
+	}
+	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return pathError(OpMkdir, dir, err)
+	}
+	return o.SyncDir(parent)
+}
+
+// List returns the names in dir, sorted.
+func (o *OS) List(dir string) ([]string, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, pathError(OpList, dir, err)
+	}
+	names := make([]string, len(entries))
+	for i, entry := range entries {
+		names[i] = entry.Name()
+	}
+	return names, nil
+}
+
+// Size is the named file's length.
+func (o *OS) Size(name string) (int64, error) {
+	info, err := os.Stat(name)
+	if err != nil {
+		return 0, pathError(OpSize, name, err)
+	}
+	return info.Size(), nil
+}
+
+// SyncDir makes the names in dir durable.
+func (o *OS) SyncDir(dir string) error {
+	fd, err := openRetry(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC)
+	if err != nil {
+		return pathError(OpSyncDir, dir, err)
+	}
+	err = retry(func() error { return unix.Fsync(fd) })
+	return pathError(OpSyncDir, dir, errors.Join(err, unix.Close(fd)))
+}
+
+// Lock takes the lock file. The lock (flock) belongs to the open file, so that a second Lock fails in this process as
+// in any other, and a killed process leaves none behind. The file itself stays: removing it would race with the next
+// holder.
+func (o *OS) Lock(name string) (io.Closer, error) {
+	fd, err := openRetry(name, unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC)
+	if err != nil {
+		return nil, pathError(OpLock, name, err)
+	}
+	err = retry(func() error { return unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) })
+	if err != nil {
+		if err == unix.EWOULDBLOCK {
+			err = ErrLocked
+		}
+		return nil, pathError(OpLock, name, errors.Join(err, unix.Close(fd)))
+	}
+	return newOSFile(name, fd, o), nil
+}
+
+// Free is the space that an unprivileged writer to dir may use.
+func (o *OS) Free(dir string) (int64, error) {
+	var st unix.Statfs_t
+	if err := retry(func() error { return unix.Statfs(dir, &st) }); err != nil {
+		return 0, pathError(OpFree, dir, err)
+	}
+	return int64(st.Bavail) * st.Frsize, nil
+}
+
+// retry repeats a system call that a signal interrupted. Only calls that may be repeated blindly go through it.
+func retry(call func() error) error {
+	for {
+		if err := call(); err != unix.EINTR {
+			return err
+		}
+	}
+}

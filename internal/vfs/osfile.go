@@ -1,0 +1,200 @@
+package vfs
+
+import (
+	"io"
+	"io/fs"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+// osFile is an open file of the operating system.
+//
+// The descriptor is counted: an operation that races with Close either runs on the open file or gets fs.ErrClosed. It
+// never runs on another file to which the kernel gave the same number, which for a database would be silent damage.
+type osFile struct {
+	name   string
+	fd     int
+	fs     *OS
+	direct bool
+
+	// users is the number of operations in flight, plus closedBit once Close was called. Nobody enters after that.
+	users   atomic.Int64
+	drained chan struct{} // closed by the last user after closedBit was set
+}
+
+const closedBit = 1 << 62
+
+var _ File = (*osFile)(nil)
+
+func newOSFile(name string, fd int, o *OS) *osFile {
+	return &osFile{name: name, fd: fd, fs: o, direct: o.direct, drained: make(chan struct{})}
+}
+
+func (f *osFile) enter() bool {
+	for {
+		users := f.users.Load()
+		if users&closedBit != 0 {
+			return false
+		}
+		if f.users.CompareAndSwap(users, users+1) {
+			return true
+		}
+	}
+}
+
+func (f *osFile) leave() {
+	if f.users.Add(-1) == closedBit {
+		close(f.drained)
+	}
+}
+
+func (f *osFile) closedError(op Op) error { return pathError(op, f.name, fs.ErrClosed) }
+
+// Close waits for the operations in flight, then closes the descriptor.
+func (f *osFile) Close() error {
+	for {
+		users := f.users.Load()
+		if users&closedBit != 0 {
+			return f.closedError(OpClose)
+		}
+		if !f.users.CompareAndSwap(users, users|closedBit) {
+			continue
+		}
+		if users > 0 {
+			<-f.drained
+		}
+		// Never repeated: on Linux the descriptor is gone even when close reports EINTR.
+		return pathError(OpClose, f.name, unix.Close(f.fd))
+	}
+}
+
+func (f *osFile) Name() string { return f.name }
+
+// ReadAt reads until p is full or the file ends.
+func (f *osFile) ReadAt(p []byte, off int64) (int, error) {
+	if !f.enter() {
+		return 0, f.closedError(OpRead)
+	}
+	n, err := preadFull(f.fd, p, off, f.direct)
+	f.leave()
+	if err != nil && err != io.EOF {
+		err = pathError(OpRead, f.name, err)
+	}
+	return n, err
+}
+
+// WriteAt writes all of p.
+func (f *osFile) WriteAt(p []byte, off int64) (int, error) {
+	if !f.enter() {
+		return 0, f.closedError(OpWrite)
+	}
+	n, err := pwriteFull(f.fd, p, off)
+	f.leave()
+	return n, pathError(OpWrite, f.name, err)
+}
+
+// preadFull reads until p is full, the file ends (io.EOF), or an error.
+func preadFull(fd int, p []byte, off int64, direct bool) (int, error) {
+	done := 0
+	for done < len(p) {
+		n, err := unix.Pread(fd, p[done:], off+int64(done))
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return done, err
+		}
+		done += n
+		// A direct read that ends off the alignment has met the end of the file; asking on from there is EINVAL.
+		if n == 0 || direct && done < len(p) && n%DirectAlignment != 0 {
+			return done, io.EOF
+		}
+	}
+	return done, nil
+}
+
+// pwriteFull writes all of p, or says how much of its front it wrote.
+func pwriteFull(fd int, p []byte, off int64) (int, error) {
+	done := 0
+	for done < len(p) {
+		n, err := unix.Pwrite(fd, p[done:], off+int64(done))
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return done, err
+		}
+		if n == 0 {
+			return done, io.ErrShortWrite
+		}
+		done += n
+	}
+	return done, nil
+}
+
+// control runs a call on the descriptor that is neither read nor write.
+func (f *osFile) control(op Op, call func(fd int) error) error {
+	if !f.enter() {
+		return f.closedError(op)
+	}
+	err := retry(func() error { return call(f.fd) })
+	f.leave()
+	return pathError(op, f.name, err)
+}
+
+// Size is the file's current length.
+func (f *osFile) Size() (int64, error) {
+	var st unix.Stat_t
+	err := f.control(OpSize, func(fd int) error { return unix.Fstat(fd, &st) })
+	return st.Size, err
+}
+
+// Truncate sets the length; what it adds reads as zero and is not allocated.
+func (f *osFile) Truncate(size int64) error {
+	return f.control(OpTruncate, func(fd int) error { return unix.Ftruncate(fd, size) })
+}
+
+// Preallocate is fallocate: the blocks are reserved and marked unwritten.
+func (f *osFile) Preallocate(size int64) error {
+	if size <= 0 {
+		return nil
+	}
+	return f.control(OpPreallocate, func(fd int) error { return unix.Fallocate(fd, 0, 0, size) })
+}
+
+// Sync is fsync.
+func (f *osFile) Sync() error {
+	return f.control(OpSync, unix.Fsync)
+}
+
+// SyncData is fdatasync. It is the log's hot call, so it does not go through control's closures.
+func (f *osFile) SyncData() error {
+	if !f.enter() {
+		return f.closedError(OpSyncData)
+	}
+	err := unix.Fdatasync(f.fd)
+	for err == unix.EINTR {
+		err = unix.Fdatasync(f.fd)
+	}
+	f.leave()
+	return pathError(OpSyncData, f.name, err)
+}
+
+// ReadBatch reads every request.
+func (f *osFile) ReadBatch(reqs []Request) error { return f.batch(OpRead, reqs) }
+
+// WriteBatch writes every request.
+func (f *osFile) WriteBatch(reqs []Request) error { return f.batch(OpWrite, reqs) }
+
+func (f *osFile) batch(op Op, reqs []Request) error {
+	if !f.enter() {
+		for i := range reqs {
+			reqs[i].Err = f.closedError(op)
+		}
+		return firstError(reqs)
+	}
+	f.fs.batches.run(f, op, reqs)
+	f.leave()
+	return firstError(reqs)
+}
