@@ -1,0 +1,103 @@
+// Package config is what an operator may say to the server: one struct, its defaults, and whether it makes sense.
+//
+// Every option has one name, the flag's. The same name is the key in the configuration file (`sync-interval: 20ms`)
+// and, in capitals with underscores behind KVSERVER_, the environment variable (KVSERVER_SYNC_INTERVAL). A later source
+// wins over an earlier one:
+//
+//	default  <  file (--config)  <  environment (KVSERVER_*)  <  flag
+//
+// Invariants: a name that is not an option is an error in every source, because a misspelt limit that silently keeps its
+// default is found in the incident; Validate accepts exactly what the server can start with, and each of its errors names
+// the option and says what to write instead.
+//
+// The package opens no socket and no data file, and knows nothing of gRPC or of the engine.
+package config
+
+import (
+	"log/slog"
+	"time"
+)
+
+// Config is the whole configuration of a server. A zero sub-limit (CacheSize, MemtableSize, SegmentSize) is derived from
+// Memory by the engine.
+type Config struct {
+	DataDir string // where the log and the data file live
+	Listen  string // address of the gRPC listener
+	HTTP    string // address of metrics, health and profiles; empty turns it off
+
+	Memory       Size // bounds cache, memtables and log buffers together
+	CacheSize    Size // of it, the page cache
+	MemtableSize Size // of it, one memtable
+	SegmentSize  Size // one log segment
+	PageSize     Size // of the data file; fixed when the store is created
+
+	Durability   Durability    // what a write that names none gets
+	SyncInterval time.Duration // how long an async commit may stay unsynced
+	Retention    time.Duration // how long a past epoch stays readable with nobody holding it
+
+	LogLevel  slog.Level
+	LogFormat LogFormat
+
+	Limits Limits
+
+	DrainTimeout time.Duration // how long running requests may go on after SIGTERM
+	ScanTokenTTL time.Duration // how long a scan's resume token keeps its epoch readable
+}
+
+// Limits bound what clients may ask for, one request and all together.
+type Limits struct {
+	ValueSize        Size // one value
+	BatchSize        Size // one request's keys and values
+	BatchOps         int  // operations in one batch
+	InflightRequests int  // requests that are being executed or await durability
+	InflightBytes    Size // bytes of requests that are being executed
+	Connections      int
+	Streams          int // requests and streams open at once on one connection
+}
+
+// Default is the configuration of a server that was told nothing.
+func Default() Config {
+	return Config{
+		DataDir:      "./data",
+		Listen:       "127.0.0.1:7400",
+		HTTP:         "127.0.0.1:7401",
+		Memory:       1 * GiB,
+		PageSize:     8 * KiB,
+		Durability:   DurabilitySync,
+		SyncInterval: 50 * time.Millisecond,
+		LogLevel:     slog.LevelInfo,
+		LogFormat:    LogText,
+		Limits: Limits{
+			ValueSize:        16 * MiB,
+			BatchSize:        64 * MiB,
+			BatchOps:         1_000_000,
+			InflightRequests: 8192,
+			InflightBytes:    256 * MiB,
+			Connections:      1024,
+			Streams:          1024,
+		},
+		DrainTimeout: 10 * time.Second,
+		ScanTokenTTL: time.Minute,
+	}
+}
+
+// KeySizeMax is the longest key: a quarter page, so that an inner page always holds several separators.
+func (c *Config) KeySizeMax() Size { return c.PageSize / 4 }
+
+// Durability is when a write is acknowledged. It is a flag value.
+type Durability string
+
+// Durabilities.
+const (
+	DurabilitySync  Durability = "sync"  // once it is on stable storage
+	DurabilityAsync Durability = "async" // once it is visible
+)
+
+// LogFormat is the shape of log lines. It is a flag value.
+type LogFormat string
+
+// Log formats.
+const (
+	LogText LogFormat = "text"
+	LogJSON LogFormat = "json"
+)

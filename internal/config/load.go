@@ -1,0 +1,236 @@
+package config
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/pflag"
+	"go.yaml.in/yaml/v3"
+)
+
+// envPrefix is what every environment variable of the server begins with.
+const envPrefix = "KVSERVER_"
+
+// Invocation is what a command line asks for: to run with Config, or to print something and leave.
+type Invocation struct {
+	Config  Config
+	Help    string // not empty: print it and exit
+	Version bool   // print the version and exit
+}
+
+// Load reads the sources in their order and validates the result. args are without the program's name; environ is as from
+// os.Environ.
+func Load(args, environ []string) (Invocation, error) {
+	// The command line is parsed twice: first to learn of --config and --help, and last so that it wins.
+	probe := newOptions()
+	if err := probe.flags.Parse(args); err != nil {
+		return Invocation{}, fmt.Errorf("%w; see --help", err)
+	}
+	switch {
+	case probe.help:
+		return Invocation{Help: probe.usage()}, nil
+	case probe.version:
+		return Invocation{Version: true}, nil
+	case probe.flags.NArg() > 0:
+		return Invocation{}, fmt.Errorf("unexpected argument %q; options begin with --, see --help", probe.flags.Arg(0))
+	}
+	o := newOptions()
+	if err := o.fromEnviron(environ, "config"); err != nil {
+		return Invocation{}, err
+	}
+	if file := cmp.Or(probe.file, o.file); file != "" {
+		if err := o.fromFile(file); err != nil {
+			return Invocation{}, err
+		}
+	}
+	if err := o.fromEnviron(environ, ""); err != nil {
+		return Invocation{}, err
+	}
+	if err := o.flags.Parse(args); err != nil {
+		return Invocation{}, err
+	}
+	return Invocation{Config: o.config}, o.config.Validate()
+}
+
+// options binds every option's name to its field. The flag set is the one table of names for all three sources.
+type options struct {
+	config  Config
+	file    string
+	help    bool
+	version bool
+	flags   *pflag.FlagSet
+}
+
+func newOptions() *options {
+	o := &options{config: Default(), flags: pflag.NewFlagSet("kvserver", pflag.ContinueOnError)}
+	c, f := &o.config, o.flags
+	f.SortFlags = false
+	f.Usage = func() {}
+	f.StringVar(&c.DataDir, "data-dir", c.DataDir, "directory of the log and the data file; created if missing")
+	f.StringVar(&c.Listen, "listen", c.Listen, "address of the gRPC service")
+	f.StringVar(&c.HTTP, "http", c.HTTP, "address of /metrics, /healthz, /readyz and /debug/pprof/; empty for none")
+	f.Var(&c.Memory, "memory", "bound of page cache, memtables and log buffers together")
+	f.Var(&c.CacheSize, "cache-size", "page cache; 0 derives it from --memory")
+	f.Var(&c.MemtableSize, "memtable-size", "one memtable; 0 derives it from --memory")
+	f.Var(&c.SegmentSize, "segment-size", "one log segment; 0 derives it from --memory")
+	f.Var(&c.PageSize, "page-size", "page of the data file, a power of two; fixed when the store is created")
+	f.Var((*choice)(&c.Durability), "durability", "sync: writes are acknowledged on stable storage; async: when visible")
+	f.DurationVar(&c.SyncInterval, "sync-interval", c.SyncInterval, "longest time that an async write stays unsynced")
+	f.DurationVar(&c.Retention, "retention", c.Retention, "how long past epochs stay readable with nobody holding them")
+	f.Var(&c.Limits.ValueSize, "max-value-size", "longest value; keys are bounded by a quarter page")
+	f.Var(&c.Limits.BatchSize, "max-batch-size", "most bytes of keys and values in one request")
+	f.IntVar(&c.Limits.BatchOps, "max-batch-ops", c.Limits.BatchOps, "most operations in one batch")
+	f.IntVar(&c.Limits.InflightRequests, "max-inflight-requests", c.Limits.InflightRequests, "most requests executed at once; more are told to retry")
+	f.Var(&c.Limits.InflightBytes, "max-inflight-bytes", "most bytes of requests executed at once; more are told to retry")
+	f.IntVar(&c.Limits.Connections, "max-connections", c.Limits.Connections, "most client connections")
+	f.IntVar(&c.Limits.Streams, "max-streams", c.Limits.Streams, "most requests and streams open on one connection")
+	f.DurationVar(&c.ScanTokenTTL, "scan-token-ttl", c.ScanTokenTTL, "how long a scan's resume token keeps its snapshot readable")
+	f.DurationVar(&c.DrainTimeout, "drain-timeout", c.DrainTimeout, "how long running requests may finish after SIGTERM")
+	f.TextVar(&levelText{&c.LogLevel}, "log-level", &levelText{&c.LogLevel}, "debug, info, warn or error")
+	f.Var((*choice)(&c.LogFormat), "log-format", "text or json")
+	f.StringVar(&o.file, "config", "", "YAML file with these names as keys")
+	f.BoolVar(&o.version, "version", false, "print the version and exit")
+	f.BoolVarP(&o.help, "help", "h", false, "print this help and exit")
+	return o
+}
+
+// choice makes a string type a flag value; Validate knows which words it may be.
+type choice string
+
+func (c *choice) String() string { return string(*c) }
+
+func (c *choice) Set(s string) error {
+	*c = choice(strings.ToLower(s))
+	return nil
+}
+
+func (c *choice) Type() string { return "word" }
+
+// levelText reads a log level in any case and writes it in small letters.
+type levelText struct{ level *slog.Level }
+
+func (l *levelText) UnmarshalText(text []byte) error {
+	if err := l.level.UnmarshalText(text); err != nil {
+		return fmt.Errorf("%q is not a level; choose debug, info, warn or error", text)
+	}
+	return nil
+}
+
+func (l *levelText) MarshalText() ([]byte, error) {
+	return bytes.ToLower([]byte(l.level.String())), nil
+}
+
+// fromEnviron takes the variables that begin with the prefix; only the one named, unless only is empty.
+func (o *options) fromEnviron(environ []string, only string) error {
+	for _, entry := range environ {
+		variable, value, _ := strings.Cut(entry, "=")
+		name, ours := strings.CutPrefix(variable, envPrefix)
+		if !ours {
+			continue
+		}
+		name = strings.ReplaceAll(strings.ToLower(name), "_", "-")
+		if only != "" && name != only {
+			continue
+		}
+		if err := o.set(name, value); err != nil {
+			return fmt.Errorf("environment variable %s: %w", variable, err)
+		}
+	}
+	return nil
+}
+
+// fromFile takes a YAML mapping of option names to scalars. An empty file is a configuration that says nothing.
+func (o *options) fromFile(name string) error {
+	text, err := os.ReadFile(name)
+	if err != nil {
+		return fmt.Errorf("configuration file: %w", err)
+	}
+	var doc yaml.Node
+	if err := yaml.Unmarshal(text, &doc); err != nil {
+		return fmt.Errorf("configuration file %s: %w", name, err)
+	}
+	if len(doc.Content) == 0 {
+		return nil
+	}
+	root := doc.Content[0]
+	if root.Kind != yaml.MappingNode {
+		return fmt.Errorf("configuration file %s:%d: want lines of the form `memory: 256MiB`", name, root.Line)
+	}
+	seen := map[string]bool{}
+	for i := 0; i+1 < len(root.Content); i += 2 {
+		key, value := root.Content[i], root.Content[i+1]
+		err := o.set(key.Value, value.Value)
+		switch {
+		case value.Kind != yaml.ScalarNode:
+			err = errors.New("want a single value")
+		case key.Value == "config":
+			err = errors.New("a configuration file cannot name another")
+		case seen[key.Value]:
+			err = errors.New("is given twice")
+		}
+		if err != nil {
+			return fmt.Errorf("configuration file %s:%d: %s: %w", name, key.Line, key.Value, err)
+		}
+		seen[key.Value] = true
+	}
+	return nil
+}
+
+// errUnknownOption marks a name that is no option.
+var errUnknownOption = errors.New("unknown option")
+
+func (o *options) set(name, value string) error {
+	flag := o.flags.Lookup(name)
+	if flag == nil || name == "help" || name == "version" {
+		return fmt.Errorf("%w; the options are %s", errUnknownOption, strings.Join(o.names(), ", "))
+	}
+	return flag.Value.Set(value)
+}
+
+// names lists the options that a file may hold.
+func (o *options) names() []string {
+	var names []string
+	o.flags.VisitAll(func(f *pflag.Flag) {
+		if !slices.Contains([]string{"config", "help", "version"}, f.Name) {
+			names = append(names, f.Name)
+		}
+	})
+	return names
+}
+
+func (o *options) usage() string {
+	return `kvserver runs EpochKV, a transactional multi-version key-value server.
+
+Usage:
+  kvserver [options]
+
+Examples:
+  kvserver
+        serve ./data on 127.0.0.1:7400, metrics on 127.0.0.1:7401
+  kvserver --data-dir /var/lib/epochkv --listen 0.0.0.0:7400 --memory 4GiB
+        a larger server that other machines can reach
+  kvserver --durability async --sync-interval 20ms
+        acknowledge writes when visible; a crash may cost the last 20 ms
+  KVSERVER_LOG_FORMAT=json kvserver --config /etc/epochkv.yaml
+        options from a file, the environment and flags; the later source wins
+
+Options (in a file: "memory: 4GiB"; in the environment: KVSERVER_MEMORY=4GiB):
+` + o.flags.FlagUsagesWrapped(110)
+}
+
+// LogValue is the effective configuration, under the options' names.
+func (c Config) LogValue() slog.Value {
+	o := newOptions()
+	o.config = c
+	var attrs []slog.Attr
+	for _, name := range o.names() {
+		attrs = append(attrs, slog.String(name, o.flags.Lookup(name).Value.String()))
+	}
+	return slog.GroupValue(attrs...)
+}

@@ -1,0 +1,106 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"math/bits"
+	"net"
+	"time"
+)
+
+// Bounds of what Validate accepts. The reasons stand beside them; tests try each at the bound and one past it.
+const (
+	memoryMin   = 32 * MiB         // two memtables, the log's buffers and a cache worth its name
+	pageMin     = 4 * KiB          // one device block
+	pageMax     = 64 * KiB         // offsets inside a page are 16 bits
+	segmentMin  = 64 * KiB         // below, every few records rotate
+	segmentMax  = 1 * GiB          // offsets inside a segment are 32 bits with room for flags
+	memtableMin = 256 * KiB        // below, the arena's fixed part outweighs what it holds
+	valueMax    = 512 * MiB        // a message, with its batch, must stay below protobuf's 2 GiB
+	batchMax    = 1 * GiB          // as above
+	countMax    = 1 << 24          // more would overflow the packed in-flight word
+	durationMin = time.Millisecond // below, a timer costs more than what it paces
+)
+
+// Validate reports everything that is wrong with c, each with its option's name and a remedy, joined.
+func (c *Config) Validate() error {
+	v := &validation{}
+	v.check(c.DataDir != "", "data-dir", "is empty; name a directory")
+	v.address("listen", c.Listen)
+	if c.HTTP != "" {
+		v.address("http", c.HTTP)
+		v.check(c.HTTP != c.Listen || zeroPort(c.HTTP), "http", "is the address of --listen; choose another port")
+	}
+	c.validateMemory(v)
+	v.check(c.Durability == DurabilitySync || c.Durability == DurabilityAsync, "durability",
+		fmt.Sprintf("is %q; choose sync or async", c.Durability))
+	v.check(c.LogFormat == LogText || c.LogFormat == LogJSON, "log-format",
+		fmt.Sprintf("is %q; choose text or json", c.LogFormat))
+	v.duration("sync-interval", c.SyncInterval, durationMin, time.Minute)
+	v.duration("retention", c.Retention, 0, 365*24*time.Hour)
+	v.duration("drain-timeout", c.DrainTimeout, 0, time.Hour)
+	v.duration("scan-token-ttl", c.ScanTokenTTL, time.Second, 24*time.Hour)
+	c.validateLimits(v)
+	return errors.Join(v.errs...)
+}
+
+func (c *Config) validateMemory(v *validation) {
+	v.check(c.Memory >= memoryMin, "memory", fmt.Sprintf("is %v; give at least %v", c.Memory, memoryMin))
+	v.size("page-size", c.PageSize, pageMin, pageMax)
+	v.check(bits.OnesCount64(uint64(c.PageSize)) == 1, "page-size", fmt.Sprintf("is %v; it must be a power of two", c.PageSize))
+	if c.SegmentSize != 0 {
+		v.size("segment-size", c.SegmentSize, segmentMin, segmentMax)
+	}
+	if c.MemtableSize != 0 {
+		v.check(c.MemtableSize >= memtableMin, "memtable-size", fmt.Sprintf("is %v; give at least %v, or 0 to derive it", c.MemtableSize, memtableMin))
+	}
+	// Two memtables at least: one fills while the other is written to the tree.
+	v.check(c.CacheSize+2*c.MemtableSize+c.SegmentSize <= c.Memory, "memory", fmt.Sprintf(
+		"is %v, but --cache-size, two of --memtable-size and --segment-size need %v; raise --memory or lower them",
+		c.Memory, c.CacheSize+2*c.MemtableSize+c.SegmentSize))
+}
+
+func (c *Config) validateLimits(v *validation) {
+	l := &c.Limits
+	v.size("max-value-size", l.ValueSize, 1, valueMax)
+	v.size("max-batch-size", l.BatchSize, 1, batchMax)
+	v.check(l.BatchSize >= l.ValueSize, "max-batch-size",
+		fmt.Sprintf("is %v, below --max-value-size %v; a value must fit into a batch", l.BatchSize, l.ValueSize))
+	v.check(l.InflightBytes >= l.BatchSize, "max-inflight-bytes",
+		fmt.Sprintf("is %v, below --max-batch-size %v; such a batch could never be admitted", l.InflightBytes, l.BatchSize))
+	v.count("max-batch-ops", l.BatchOps)
+	v.count("max-inflight-requests", l.InflightRequests)
+	v.count("max-connections", l.Connections)
+	v.count("max-streams", l.Streams)
+}
+
+// validation collects complaints.
+type validation struct{ errs []error }
+
+func (v *validation) check(ok bool, option, complaint string) {
+	if !ok {
+		v.errs = append(v.errs, fmt.Errorf("--%s %s", option, complaint))
+	}
+}
+
+func (v *validation) size(option string, s, low, high Size) {
+	v.check(s >= low && s <= high, option, fmt.Sprintf("is %v; choose between %v and %v", s, low, high))
+}
+
+func (v *validation) count(option string, n int) {
+	v.check(n >= 1 && n <= countMax, option, fmt.Sprintf("is %d; choose between 1 and %d", n, countMax))
+}
+
+func (v *validation) duration(option string, d, low, high time.Duration) {
+	v.check(d >= low && d <= high, option, fmt.Sprintf("is %v; choose between %v and %v", d, low, high))
+}
+
+func (v *validation) address(option, address string) {
+	_, _, err := net.SplitHostPort(address)
+	v.check(err == nil, option, fmt.Sprintf("is %q; write host:port, such as 127.0.0.1:7400", address))
+}
+
+func zeroPort(address string) bool {
+	_, port, err := net.SplitHostPort(address)
+	return err == nil && port == "0"
+}

@@ -1,0 +1,71 @@
+package config
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestBoundsAreExact(t *testing.T) {
+	for _, row := range []struct{ option, inside, outside string }{
+		{"memory", "32MiB", "33554431"},
+		{"page-size", "4KiB", "2KiB"},
+		{"page-size", "64KiB", "128KiB"},
+		{"page-size", "16KiB", "12KiB"},
+		{"segment-size", "64KiB", "65535"},
+		{"segment-size", "1GiB", "1073741825"},
+		{"memtable-size", "256KiB", "262143"},
+		{"cache-size", "1GiB", "1073741825"},
+		{"max-value-size", "1", "0"},
+		{"max-value-size", "64MiB", "67108865"},   // a value must fit into a batch
+		{"max-batch-size", "16MiB", "16777215"},   // the same from the other side
+		{"max-inflight-bytes", "64MiB", "64MiB0"}, // not a size
+		{"max-inflight-bytes", "64MiB", "67108863"},
+		{"max-connections", "1", "0"},
+		{"max-connections", "16777216", "16777217"},
+		{"max-streams", "1", "0"},
+		{"max-inflight-requests", "1", "-1"},
+		{"max-batch-ops", "1", "0"},
+		{"sync-interval", "1ms", "999us"},
+		{"sync-interval", "1m", "1m1ns"},
+		{"retention", "0s", "-1s"},
+		{"drain-timeout", "1h", "1h1ns"},
+		{"scan-token-ttl", "1s", "999ms"},
+		{"durability", "async", "maybe"},
+		{"log-format", "json", "xml"},
+		{"log-level", "warn", "loud"},
+		{"listen", "[::1]:0", "7400"},
+		{"http", "", "localhost"},
+		{"http", "127.0.0.1:7401", "127.0.0.1:7400"}, // that is --listen
+		{"data-dir", "x", ""},
+	} {
+		args := []string{"--" + row.option + "=" + row.inside}
+		if row.option == "segment-size" || row.option == "memory" {
+			args = append(args, "--memory="+map[string]string{"segment-size": "2GiB", "memory": row.inside}[row.option])
+		}
+		if _, err := Load(args, nil); err != nil {
+			t.Errorf("%q: %v", args, err)
+		}
+		_, err := Load([]string{"--" + row.option + "=" + row.outside}, nil)
+		if err == nil || !strings.Contains(err.Error(), row.option) {
+			t.Errorf("--%s=%s: got %v, want an error that names the option", row.option, row.outside, err)
+		}
+	}
+}
+
+func TestEveryComplaintIsReportedAtOnce(t *testing.T) {
+	_, err := Load([]string{"--memory=1MiB", "--page-size=1KiB", "--listen=x"}, nil)
+	for _, option := range []string{"--memory", "--page-size", "--listen"} {
+		if err == nil || !strings.Contains(err.Error(), option) {
+			t.Errorf("%v does not mention %s", err, option)
+		}
+	}
+}
+
+func TestSubLimitsMustFitIntoMemory(t *testing.T) {
+	if _, err := Load([]string{"--memory=64MiB", "--cache-size=32MiB", "--memtable-size=8MiB", "--segment-size=16MiB"}, nil); err != nil {
+		t.Errorf("exactly full: %v", err)
+	}
+	if _, err := Load([]string{"--memory=64MiB", "--cache-size=32MiB", "--memtable-size=8MiB", "--segment-size=16777217"}, nil); err == nil {
+		t.Error("one byte too many was accepted")
+	}
+}
