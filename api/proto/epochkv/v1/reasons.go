@@ -1,0 +1,21 @@
+// Package epochkvv1 is the wire contract of EpochKV: messages, services and error reasons.
+//
+// The .proto files beside this one are the reference; everything but this file is generated from them. Messages of the
+// hot paths also have MarshalVT, UnmarshalVT and pools (GetRequestFromVTPool, ReturnToVTPool), which avoid
+// reflection and garbage.
+package epochkvv1
+
+import "strings"
+
+// ErrorDomain is the domain of every google.rpc.ErrorInfo that the server sends.
+const ErrorDomain = "epochkv"
+
+const reasonPrefix = "ERROR_REASON_"
+
+// Reason is the stable string that stands in google.rpc.ErrorInfo: the value's name without its prefix.
+func (x ErrorReason) Reason() string { return strings.TrimPrefix(x.String(), reasonPrefix) }
+
+// ParseReason is the inverse of Reason. A reason of a newer server is ERROR_REASON_UNSPECIFIED.
+func ParseReason(reason string) ErrorReason {
+	return ErrorReason(ErrorReason_value[reasonPrefix+reason])
+}
