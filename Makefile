@@ -1,0 +1,114 @@
+# EpochKV. `make run` starts a server on ./data, `make test` runs every test; `make help` lists the rest.
+
+SHELL       := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS   += --no-builtin-rules
+
+GO    ?= go
+# Tools are pinned in modules of their own, so that none of their dependencies reaches the server's go.mod. golangci-lint has
+# one to itself: its authors advise against sharing. The Go build cache keeps the built tools.
+TOOL  := $(GO) tool -modfile=$(CURDIR)/tools/go.mod
+LINT  := $(GO) tool -modfile=$(CURDIR)/tools/lint/go.mod golangci-lint
+# Modules of this repository: the server, and what must stay out of its go.mod.
+MODULES := . bench tools tools/lint
+
+ARGS         ?=
+FUZZTIME     ?= 3s
+TEST_TIMEOUT ?= 8m
+BENCH_BUDGET ?= 20m
+
+##@ Use
+
+run: build ## Build and start kvserver on ./data (more flags: make run ARGS="--memory 4GiB")
+	exec bin/kvserver --data-dir ./data $(ARGS)
+
+build: ## Build bin/kvserver and bin/kvctl
+	$(GO) build -trimpath -o bin/ ./cmd/...
+
+clean: ## Remove binaries, caches and benchmark scratch (never ./data)
+	rm -rf bin .cache bench/results/tmp
+
+##@ Test
+
+test: ## Run every test of the server module
+	$(GO) test -timeout $(TEST_TIMEOUT) ./...
+
+race: ## Run every test under the race detector
+	$(GO) test -race -timeout 15m ./...
+
+test-invariants: ## Run every test with the expensive assertions compiled in
+	$(GO) test -tags invariants -timeout $(TEST_TIMEOUT) ./...
+
+crash: ## Run the crash, damage and full-disk tests again, uncached, with fresh seeds
+	$(GO) test -count=1 -timeout $(TEST_TIMEOUT) -run '(?i)crash|kill|torn|damage|corrupt|nospace|failstop' ./...
+
+fuzz-smoke: ## Fuzz every fuzz target for FUZZTIME (3s)
+	tools/fuzz-smoke.sh $(FUZZTIME)
+
+test-python: build ## Drive the real server from Python (grpcio; needs python3 and a package index)
+	tools/test-python.sh
+
+##@ Measure
+
+bench: ## Compare EpochKV with its peers; results, tables and charts go to bench/results
+	cd bench && $(GO) run ./cmd/epochbench -budget $(BENCH_BUDGET) -out results $(ARGS)
+
+bench-smoke: ## Run every benchmark scenario for a moment: they must run and verify, speed is not judged
+	cd bench && $(GO) vet ./... && $(GO) test -timeout $(TEST_TIMEOUT) ./...
+	cd bench && $(GO) run ./cmd/epochbench -smoke -out results/tmp
+
+##@ Check
+
+fmt: ## Format all Go code (gofumpt, gci)
+	for m in . bench; do (cd $$m && $(LINT) fmt --config $(CURDIR)/.golangci.yml); done
+
+fmt-check: ## Fail if any Go code is not formatted
+	for m in . bench; do (cd $$m && $(LINT) fmt --diff --config $(CURDIR)/.golangci.yml); done
+
+vet: ## go vet, with and without assertions
+	$(GO) vet ./...
+	$(GO) vet -tags invariants ./...
+	cd bench && $(GO) vet ./...
+
+lint: ## golangci-lint on the server and the bench module
+	$(LINT) run ./...
+	cd bench && $(LINT) run --config ../.golangci.yml ./...
+
+lint-advice: ## Report long and complex functions; advice, never a failure
+	$(LINT) run --default none --enable funlen --enable gocyclo --issues-exit-code 0 ./...
+
+deadcode: ## Fail if a function is reachable from no command and no test
+	tools/deadcode.sh
+
+vulncheck: ## Known vulnerabilities in what the server calls (needs the Go vulnerability database)
+	tools/vulncheck.sh
+
+tidy-check: ## Fail if a go.mod or go.sum is not tidy
+	for m in $(MODULES); do echo "$$m"; (cd $$m && $(GO) mod tidy -diff); done
+
+##@ Wire contract
+
+generate: ## Generate the Go code of the wire contract
+	$(TOOL) buf generate
+
+generate-check: ## Fail if the committed generated code is not current
+	tools/generate-check.sh
+
+buf-lint: ## Lint the .proto files
+	$(TOOL) buf lint
+
+buf-breaking: ## Fail if the wire contract breaks the newest tag's (before the first tag: the last commit's)
+	tools/buf-breaking.sh
+
+##@ All
+
+ci: fmt-check vet lint test test-invariants race crash fuzz-smoke generate-check buf-lint buf-breaking tidy-check deadcode vulncheck bench-smoke ## Every check there is, but those that need a package index
+
+help: ## This list
+	@awk 'BEGIN {FS = ":.*## "} \
+		/^##@/ {printf "\n%s\n", substr($$0, 5)} \
+		/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: run build clean test race test-invariants crash fuzz-smoke test-python bench bench-smoke fmt fmt-check vet lint \
+	lint-advice deadcode vulncheck tidy-check generate generate-check buf-lint buf-breaking ci help
