@@ -1,0 +1,122 @@
+package lint
+
+import (
+	"fmt"
+	"go/ast"
+	"go/token"
+	"io/fs"
+	"path"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+var (
+	// ourCommand matches a line of a document that shows one of our commands, in a code block or in back quotes.
+	ourCommand = regexp.MustCompile(`\b(kvserver|kvctl|epochbench)\b`)
+	longFlag   = regexp.MustCompile(`(?:^|[\s\x60(])--([a-z][a-z0-9-]+)`)
+	makeTarget = regexp.MustCompile("(?:^|`|\\$ )make ([a-z][a-z-]+)")
+	target     = regexp.MustCompile(`(?m)^([a-z][a-z-]*):`)
+	link       = regexp.MustCompile(`\]\(([^)#\s]+)(?:#[^)]*)?\)`)
+)
+
+// documents are the Markdown files that users read.
+func documents(t *testing.T, tree fs.FS) map[string]string {
+	t.Helper()
+	texts := map[string]string{}
+	for _, name := range files(t, tree, ".md") {
+		text, err := fs.ReadFile(tree, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		texts[name] = string(text)
+	}
+	return texts
+}
+
+// literals is the set of string literals in the packages that define flags.
+func literals(t *testing.T, tree fs.FS) map[string]bool {
+	t.Helper()
+	set := map[string]bool{"help": true, "version": true}
+	for _, s := range sources(t, tree) {
+		if s.isTest() || !below(s.dir(), []string{"cmd", "internal/config", "bench/cmd", "examples"}) {
+			continue
+		}
+		ast.Inspect(s.syntax, func(n ast.Node) bool {
+			if lit, ok := n.(*ast.BasicLit); ok && lit.Kind == token.STRING {
+				if text, err := strconv.Unquote(lit.Value); err == nil {
+					set[text] = true
+				}
+			}
+			return true
+		})
+	}
+	return set
+}
+
+func checkFlags(t *testing.T, tree fs.FS) (complaints []string) {
+	known := literals(t, tree)
+	for name, text := range documents(t, tree) {
+		for number, line := range strings.Split(text, "\n") {
+			if !ourCommand.MatchString(line) {
+				continue
+			}
+			for _, match := range longFlag.FindAllStringSubmatch(line, -1) {
+				if !known[match[1]] {
+					complaints = append(complaints, fmt.Sprintf("%s:%d: no command has a flag --%s", name, number+1, match[1]))
+				}
+			}
+		}
+	}
+	return complaints
+}
+
+func checkTargets(t *testing.T, tree fs.FS) (complaints []string) {
+	makefile, err := fs.ReadFile(tree, "Makefile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := map[string]bool{}
+	for _, match := range target.FindAllStringSubmatch(string(makefile), -1) {
+		known[match[1]] = true
+	}
+	for name, text := range documents(t, tree) {
+		for _, match := range makeTarget.FindAllStringSubmatch(text, -1) {
+			if !known[match[1]] {
+				complaints = append(complaints, fmt.Sprintf("%s: the Makefile has no target %s", name, match[1]))
+			}
+		}
+	}
+	return complaints
+}
+
+func checkLinks(t *testing.T, tree fs.FS) (complaints []string) {
+	for name, text := range documents(t, tree) {
+		for _, match := range link.FindAllStringSubmatch(text, -1) {
+			if strings.Contains(match[1], "://") || strings.HasPrefix(match[1], "mailto:") {
+				continue
+			}
+			if _, err := fs.Stat(tree, path.Join(path.Dir(name), match[1])); err != nil {
+				complaints = append(complaints, fmt.Sprintf("%s: dead link to %s", name, match[1]))
+			}
+		}
+	}
+	return complaints
+}
+
+func TestFlagsInDocumentsExist(t *testing.T) {
+	report(t, checkFlags(t, repository()))
+	wantOne(t, checkFlags(t, tree("README.md", "run `kvserver --data-dir x --no-such`\n",
+		"cmd/kvserver/main.go", "package main\nvar _ = \"data-dir\"\n")), "--no-such")
+}
+
+func TestMakeTargetsInDocumentsExist(t *testing.T) {
+	report(t, checkTargets(t, repository()))
+	wantOne(t, checkTargets(t, tree("Makefile", "run: build\n", "README.md", "`make run`, then `make lunch`\n")), "no target lunch")
+}
+
+func TestLinksInDocumentsLead(t *testing.T) {
+	report(t, checkLinks(t, repository()))
+	wantOne(t, checkLinks(t, tree("docs/a.md", "[b](b.md), [c](c.md#here)\n", "docs/b.md", "")), "c.md")
+}
