@@ -1,0 +1,243 @@
+package vfs
+
+import (
+	"io"
+	"path"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Faulty is another file system with faults injected by rules. Without rules it is that file system.
+//
+//	faulty := vfs.NewFaulty(fs)
+//	rule := faulty.Inject(vfs.Rule{Op: vfs.OpSyncData, Name: "*.log", Nth: 3}) // the third fdatasync of a log fails with EIO
+//	...
+//	if rule.Fired() == 0 { t.Fatal("the fault was never met") }
+type Faulty struct {
+	inner FS
+	mu    sync.Mutex
+	rules []*Injected
+}
+
+var _ FS = (*Faulty)(nil)
+
+// Rule says which operations go wrong and how. The zero values mean: every operation, of every file, each time, EIO.
+type Rule struct {
+	// Op is the operations it is about; zero means OpAny.
+	Op Op
+	// Name is a path.Match pattern for the base name; empty means every file. A rename matches with its old name.
+	Name string
+	// Nth counts matching operations from 1; the fault strikes at the Nth only, or from there on if Sticky. Zero
+	// strikes each time.
+	Nth    int
+	Sticky bool
+	Fault  Fault
+	// Err is the error that the operation reports; nil means EIO.
+	Err error
+	// Bytes is, for Short, how many bytes are transferred, and, for FlipBit, the offset of the byte in the buffer
+	// (taken modulo its length).
+	Bytes int
+	// Delay is how long the operation waits before anything else.
+	Delay time.Duration
+}
+
+// Fault is what goes wrong.
+type Fault uint8
+
+// The faults. Those that only make sense for a read or a write leave other operations alone.
+const (
+	// Fail does nothing and reports Err. A failed sync has made nothing durable.
+	Fail Fault = iota
+	// Short transfers the first Bytes bytes of a read or write and reports Err.
+	Short
+	// Torn writes only the sectors of a write that have an odd number in the file, and reports Err.
+	Torn
+	// Lost reports success and does nothing: a lying device, for writes and syncs.
+	Lost
+	// FlipBit flips the lowest bit of a byte in what a read returns, and reports success.
+	FlipBit
+	// Slow only waits for Delay.
+	Slow
+)
+
+// Injected is a rule at work.
+type Injected struct {
+	owner   *Faulty
+	rule    Rule
+	matched int // guarded by owner.mu
+	fired   int // guarded by owner.mu
+}
+
+// NewFaulty wraps inner.
+func NewFaulty(inner FS) *Faulty { return &Faulty{inner: inner} }
+
+// Inject adds a rule. If several rules strike at once, the first injected wins; each counts its matches all the same.
+func (f *Faulty) Inject(rule Rule) *Injected {
+	if rule.Op == 0 {
+		rule.Op = OpAny
+	}
+	if rule.Err == nil {
+		rule.Err = syscall.EIO
+	}
+	if _, err := path.Match(rule.Name, ""); err != nil {
+		panic("vfs: bad pattern in fault rule: " + rule.Name)
+	}
+	injected := &Injected{owner: f, rule: rule}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.rules = append(f.rules, injected)
+	return injected
+}
+
+// Fired is how often the fault struck.
+func (i *Injected) Fired() int {
+	i.owner.mu.Lock()
+	defer i.owner.mu.Unlock()
+	return i.fired
+}
+
+// Remove takes the rule out.
+func (i *Injected) Remove() {
+	i.owner.mu.Lock()
+	defer i.owner.mu.Unlock()
+	i.owner.rules = slices.DeleteFunc(i.owner.rules, func(r *Injected) bool { return r == i })
+}
+
+// strike counts the operation against every rule and returns the one that strikes, after its delay.
+func (f *Faulty) strike(op Op, name string) *Rule {
+	f.mu.Lock()
+	var struck *Injected
+	for _, injected := range f.rules {
+		if !injected.rule.matches(op, name) {
+			continue
+		}
+		injected.matched++
+		if struck == nil && injected.rule.due(injected.matched) {
+			struck = injected
+			injected.fired++
+		}
+	}
+	f.mu.Unlock()
+	if struck == nil {
+		return nil
+	}
+	time.Sleep(struck.rule.Delay)
+	return &struck.rule
+}
+
+func (r *Rule) matches(op Op, name string) bool {
+	if r.Op&op == 0 || !r.Fault.appliesTo(op) {
+		return false
+	}
+	if r.Name == "" {
+		return true
+	}
+	ok, _ := path.Match(r.Name, path.Base(name))
+	return ok
+}
+
+func (r *Rule) due(matched int) bool {
+	return r.Nth == 0 || matched == r.Nth || r.Sticky && matched > r.Nth
+}
+
+func (f Fault) appliesTo(op Op) bool {
+	switch f {
+	case Short:
+		return op&(OpRead|OpWrite) != 0
+	case Torn:
+		return op == OpWrite
+	case Lost:
+		return op&(OpWrite|OpAnySync) != 0
+	case FlipBit:
+		return op == OpRead
+	}
+	return true
+}
+
+// do runs an operation that is neither read nor write.
+func (f *Faulty) do(op Op, name string, call func() error) error {
+	if rule := f.strike(op, name); rule != nil {
+		switch rule.Fault {
+		case Fail:
+			return pathError(op, name, rule.Err)
+		case Lost:
+			return nil
+		}
+	}
+	return call()
+}
+
+// Open opens or creates a file whose operations go through the rules too.
+func (f *Faulty) Open(name string, mode Mode) (File, error) {
+	op := OpOpen
+	if mode == Create {
+		op = OpCreate
+	}
+	var file File
+	err := f.do(op, name, func() (err error) {
+		file, err = f.inner.Open(name, mode)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &faultyFile{File: file, fs: f}, nil
+}
+
+// Remove removes a file.
+func (f *Faulty) Remove(name string) error {
+	return f.do(OpRemove, name, func() error { return f.inner.Remove(name) })
+}
+
+// Rename moves a file.
+func (f *Faulty) Rename(from, to string) error {
+	return f.do(OpRename, from, func() error { return f.inner.Rename(from, to) })
+}
+
+// MkdirAll makes directories.
+func (f *Faulty) MkdirAll(dir string) error {
+	return f.do(OpMkdir, dir, func() error { return f.inner.MkdirAll(dir) })
+}
+
+// List lists a directory.
+func (f *Faulty) List(dir string) (names []string, err error) {
+	err = f.do(OpList, dir, func() (err error) {
+		names, err = f.inner.List(dir)
+		return err
+	})
+	return names, err
+}
+
+// Size is the named file's length.
+func (f *Faulty) Size(name string) (size int64, err error) {
+	err = f.do(OpSize, name, func() (err error) {
+		size, err = f.inner.Size(name)
+		return err
+	})
+	return size, err
+}
+
+// SyncDir makes names durable.
+func (f *Faulty) SyncDir(dir string) error {
+	return f.do(OpSyncDir, dir, func() error { return f.inner.SyncDir(dir) })
+}
+
+// Lock takes a lock file.
+func (f *Faulty) Lock(name string) (lock io.Closer, err error) {
+	err = f.do(OpLock, name, func() (err error) {
+		lock, err = f.inner.Lock(name)
+		return err
+	})
+	return lock, err
+}
+
+// Free is the space left.
+func (f *Faulty) Free(dir string) (free int64, err error) {
+	err = f.do(OpFree, dir, func() (err error) {
+		free, err = f.inner.Free(dir)
+		return err
+	})
+	return free, err
+}

@@ -1,0 +1,170 @@
+package vfs
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// faultyFileOf is a file of 4 sectors of '.', on a Faulty over a Mem.
+func faultyFileOf(t *testing.T) (*Faulty, *Mem, File) {
+	m := NewMem()
+	faulty := NewFaulty(m)
+	f := mustCreate(t, faulty, "dir.log", strings.Repeat(".", 4*sectorSize))
+	mustSync(t, f)
+	mustSyncDir(t, m, ".")
+	return faulty, m, f
+}
+
+func TestRuleStrikesByOperationNameAndOccurrence(t *testing.T) {
+	faulty, _, f := faultyFileOf(t)
+	other := mustCreate(t, faulty, "other", "")
+	third := faulty.Inject(Rule{Op: OpSyncData, Name: "*.log", Nth: 3})
+	for i := 1; i <= 5; i++ {
+		mustSync(t, other)
+		if err := f.Sync(); err != nil {
+			t.Fatal(err)
+		}
+		if err := f.SyncData(); (err != nil) != (i == 3) || i == 3 && !errors.Is(err, syscall.EIO) {
+			t.Errorf("sync %d: %v", i, err)
+		}
+	}
+	if third.Fired() != 1 {
+		t.Errorf("Fired() = %d", third.Fired())
+	}
+	sticky := faulty.Inject(Rule{Op: OpAnySync, Nth: 2, Sticky: true, Err: syscall.ENOSPC})
+	for i := 1; i <= 4; i++ {
+		if err := f.Sync(); (err != nil) != (i >= 2) || i >= 2 && !errors.Is(err, ErrNoSpace) {
+			t.Errorf("sync %d: %v", i, err)
+		}
+	}
+	sticky.Remove()
+	mustSync(t, f)
+}
+
+func TestEveryOperationCanFail(t *testing.T) {
+	faulty, m, f := faultyFileOf(t)
+	lock, err := faulty.Lock("LOCK")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mustClose(t, lock)
+	calls := map[Op]func() error{
+		OpOpen:        func() error { _, err := faulty.Open("dir.log", ReadOnly); return err },
+		OpCreate:      func() error { _, err := faulty.Open("new", Create); return err },
+		OpRead:        func() error { _, err := f.ReadAt(make([]byte, 1), 0); return err },
+		OpWrite:       func() error { _, err := f.WriteAt(make([]byte, 1), 0); return err },
+		OpTruncate:    func() error { return f.Truncate(1) },
+		OpPreallocate: func() error { return f.Preallocate(1 << 20) },
+		OpSync:        f.Sync,
+		OpSyncData:    f.SyncData,
+		OpRename:      func() error { return faulty.Rename("dir.log", "x") },
+		OpRemove:      func() error { return faulty.Remove("dir.log") },
+		OpMkdir:       func() error { return faulty.MkdirAll("d") },
+		OpSyncDir:     func() error { return faulty.SyncDir(".") },
+		OpList:        func() error { _, err := faulty.List("."); return err },
+		OpSize:        func() error { _, err := faulty.Size("dir.log"); return err },
+		OpLock:        func() error { _, err := faulty.Lock("LOCK2"); return err },
+		OpFree:        func() error { _, err := faulty.Free("."); return err },
+		OpClose:       func() error { return f.Close() },
+	}
+	before := m.Mutations()
+	for op := OpOpen; op < opEnd; op <<= 1 {
+		rule := faulty.Inject(Rule{Op: op})
+		wantError(t, op.String(), calls[op](), syscall.EIO)
+		if rule.Fired() != 1 {
+			t.Errorf("%v: Fired() = %d", op, rule.Fired())
+		}
+		rule.Remove()
+	}
+	if m.Mutations() != before {
+		t.Error("a failed operation was done all the same")
+	}
+	if f.Close() == nil {
+		t.Error("a failed Close left the file open")
+	}
+}
+
+func TestDamagedTransfersDoWhatTheirFaultSays(t *testing.T) {
+	faulty, _, f := faultyFileOf(t)
+	data := bytes.Repeat([]byte("x"), 4*sectorSize)
+	buf := make([]byte, len(data))
+	shape := func() string {
+		if _, err := f.ReadAt(buf, 0); err != nil {
+			t.Fatal(err)
+		}
+		return string([]byte{buf[0], buf[sectorSize], buf[2*sectorSize], buf[3*sectorSize]})
+	}
+
+	rule := faulty.Inject(Rule{Op: OpWrite, Fault: Torn})
+	if n, err := f.WriteAt(data, 0); n != 0 || err == nil || shape() != ".x.x" {
+		t.Errorf("torn write: %d, %v, %s", n, err, shape())
+	}
+	rule.Remove()
+
+	rule = faulty.Inject(Rule{Op: OpWrite, Fault: Short, Bytes: sectorSize, Err: io.ErrShortWrite})
+	if n, err := f.WriteAt(data, 0); n != sectorSize || !errors.Is(err, io.ErrShortWrite) || shape() != "xx.x" {
+		t.Errorf("short write: %d, %v, %s", n, err, shape())
+	}
+	rule.Remove()
+
+	rule = faulty.Inject(Rule{Op: OpWrite, Fault: Lost})
+	if n, err := f.WriteAt(data, 0); n != len(data) || err != nil || shape() != "xx.x" {
+		t.Errorf("lost write: %d, %v, %s", n, err, shape())
+	}
+	rule.Remove()
+
+	rule = faulty.Inject(Rule{Op: OpRead, Fault: FlipBit, Bytes: 2 * sectorSize})
+	if got := shape(); got != "xx/x" {
+		t.Errorf("flipped bit: %s", got)
+	}
+	rule.Remove()
+
+	rule = faulty.Inject(Rule{Op: OpRead, Fault: Short, Bytes: 7, Err: io.ErrUnexpectedEOF})
+	if n, err := f.ReadAt(buf, 0); n != 7 || !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("short read: %d, %v", n, err)
+	}
+	rule.Remove()
+
+	faulty.Inject(Rule{Fault: Slow, Delay: 20 * time.Millisecond})
+	if start := time.Now(); shape() == "" || time.Since(start) < 20*time.Millisecond {
+		t.Error("no delay")
+	}
+}
+
+func TestLostSyncAcknowledgesWhatACrashTakesBack(t *testing.T) {
+	faulty, m, f := faultyFileOf(t)
+	rule := faulty.Inject(Rule{Op: OpAnySync, Fault: Lost})
+	mustWrite(t, f, "acknowledged", 0)
+	mustSync(t, f)
+	if rule.Fired() != 1 {
+		t.Fatal("the sync was not lost")
+	}
+	if got := contents(t, m.Crash(0, KeepNone), "dir.log"); strings.Contains(got, "acknowledged") {
+		t.Error("a lost sync made its file durable")
+	}
+}
+
+func TestBatchFaultStrikesItsRequestOnly(t *testing.T) {
+	faulty, _, f := faultyFileOf(t)
+	faulty.Inject(Rule{Op: OpWrite, Nth: 2})
+	reqs := make([]Request, 4)
+	for i := range reqs {
+		reqs[i] = Request{Buf: []byte("abcd"[i : i+1]), Offset: int64(i)}
+	}
+	err := f.WriteBatch(reqs)
+	wantError(t, "batch", err, syscall.EIO)
+	for i := range reqs {
+		if (reqs[i].Err != nil) != (i == 1) {
+			t.Errorf("request %d: %v", i, reqs[i].Err)
+		}
+	}
+	buf := make([]byte, 5)
+	if _, err := f.ReadAt(buf, 0); err != nil || string(buf) != "a.cd." {
+		t.Errorf("after the batch: %q, %v", buf, err)
+	}
+}

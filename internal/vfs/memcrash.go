@@ -1,0 +1,179 @@
+package vfs
+
+import (
+	"maps"
+	"math/rand/v2"
+	"slices"
+)
+
+// Keep says what a crash leaves of what was not synced.
+type Keep uint8
+
+// What a crash keeps.
+const (
+	// KeepSome keeps a random part; see survivingNames and tear.
+	KeepSome Keep = iota
+	// KeepNone keeps nothing that was not synced.
+	KeepNone
+	// KeepAll keeps everything, as when only the process died.
+	KeepAll
+)
+
+// Crash stops the file system (every operation on it and its files returns ErrCrashed from now on) and returns what
+// the disk holds, as a new file system with the same capacity and no hook or lock. What survives is a function of seed
+// and of what was done before, and may be asked for many times with different seeds.
+func (m *Mem) Crash(seed uint64, keep Keep) *Mem {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.crashed = true
+	rng := rand.New(rand.NewPCG(seed, 0))
+	survivor := NewMem()
+	survivor.capacity = m.capacity
+	survivor.dirs = maps.Clone(m.dirs)
+	names := m.survivingNames(rng, keep)
+	for _, name := range slices.Sorted(maps.Keys(names)) { // sorted: the order of draws must not depend on the map
+		node := names[name].afterCrash(rng, keep)
+		survivor.durable[name], survivor.names[name] = node, node
+		survivor.used += int64(node.now.used) * memBlockSize
+	}
+	return survivor
+}
+
+// survivingNames applies a random subset of the pending name changes to the durable names. A change survives only if
+// every earlier one of its names did: no file system forgets a rename and remembers what was later put in its place.
+func (m *Mem) survivingNames(rng *rand.Rand, keep Keep) map[string]*memNode {
+	names := maps.Clone(m.durable)
+	if keep == KeepNone {
+		return names
+	}
+	likely := rng.Float64()
+	lost := map[string]bool{}
+	for _, change := range m.pending {
+		survives := keep == KeepAll || rng.Float64() < likely
+		for _, name := range change.touched() {
+			survives = survives && !lost[name]
+		}
+		if survives {
+			applyName(names, change)
+			continue
+		}
+		for _, name := range change.touched() {
+			lost[name] = true
+		}
+	}
+	return names
+}
+
+// afterCrash is the file as the disk may hold it. The node itself is not changed.
+func (n *memNode) afterCrash(rng *rand.Rand, keep Keep) *memNode {
+	disk := n.durable.clone()
+	switch {
+	case keep == KeepNone || len(n.pending) == 0:
+	case keep == KeepAll:
+		for _, change := range n.pending {
+			disk.apply(change)
+		}
+	default:
+		newTear(rng, len(n.pending)).apply(disk, n.pending)
+	}
+	return &memNode{now: disk.clone(), durable: disk, links: 1}
+}
+
+// tear decides which of a file's unsynced changes reached the disk.
+//
+// Each sector was last written out at some moment of its own, so it holds all changes before that moment and none
+// after; that is all a disk with atomic sectors can do, and it contains prefixes, torn writes, and reordering. The
+// size has a moment too.
+type tear struct {
+	changes int
+	shape   tearShape
+	salt    uint64
+	moment  int // of the size, and in tearPrefix of everything
+}
+
+type tearShape int
+
+// Uniform moments alone would almost never leave a long log nearly whole or nearly empty, where the interesting
+// failures are.
+const (
+	tearPrefix  tearShape = iota // everything before one change, which is torn
+	tearUniform                  // each sector at any moment
+	tearFew                      // one sector in eight is late, the others are durable state
+	tearMost                     // one sector in eight is old, the others are complete
+	tearShapes
+)
+
+func newTear(rng *rand.Rand, changes int) *tear {
+	return &tear{
+		changes: changes,
+		shape:   tearShape(rng.IntN(int(tearShapes))),
+		salt:    rng.Uint64(),
+		moment:  rng.IntN(changes + 1),
+	}
+}
+
+// sectorMoment is how many of the changes the sector has seen. It is a hash, so that it costs no memory.
+func (t *tear) sectorMoment(sector int64) int {
+	h := mix(t.salt + uint64(sector)*0x9e3779b97f4a7c15)
+	any := int((h >> 8) % uint64(t.changes+1))
+	exception := h&7 == 0
+	switch {
+	case t.shape == tearPrefix:
+		return t.moment + int(h&1)
+	case t.shape == tearFew && !exception:
+		return 0
+	case t.shape == tearMost && !exception:
+		return t.changes
+	}
+	return any
+}
+
+// mix is the finisher of SplitMix64.
+func mix(x uint64) uint64 {
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
+// apply brings disk, the durable image, to where the tear left it.
+func (t *tear) apply(disk *memImage, changes []contentChange) {
+	size := disk.size
+	for i, change := range changes {
+		known := i < t.moment // whether the size after this change is on the disk
+		switch {
+		case change.kind == OpWrite:
+			t.applyWrite(disk, i, change)
+			if known {
+				size = max(size, change.off+int64(len(change.data)))
+			}
+		case known:
+			disk.apply(change)
+			if change.kind == OpTruncate {
+				size = change.size
+			} else {
+				size = max(size, change.size)
+			}
+		}
+	}
+	disk.truncate(size)
+}
+
+// applyWrite writes the sectors that saw change number i, run by run.
+func (t *tear) applyWrite(disk *memImage, i int, change contentChange) {
+	end := change.off + int64(len(change.data))
+	runStart := int64(-1)
+	for at := change.off; at < end; {
+		if i < t.sectorMoment(at/sectorSize) {
+			if runStart < 0 {
+				runStart = at
+			}
+		} else if runStart >= 0 {
+			disk.write(change.data[runStart-change.off:at-change.off], runStart)
+			runStart = -1
+		}
+		at += sectorSize - at%sectorSize
+	}
+	if runStart >= 0 {
+		disk.write(change.data[runStart-change.off:], runStart)
+	}
+}
