@@ -1,0 +1,222 @@
+package page
+
+import (
+	"bytes"
+	"encoding/binary"
+	"math/bits"
+
+	"epochkv/internal/storage/keys"
+)
+
+// Tree pages continue the common header.
+//
+//	32      34           36      37         64
+//	+-------+------------+-------+----------+---
+//	| count | prefix len | level | reserved | ...
+//	+-------+------------+-------+----------+---
+//
+// Count is of entries in a leaf and of children in an inner node. A leaf has level 0, its parent 1.
+const (
+	offCount  = 32
+	offPrefix = 34
+	offLevel  = 36
+	offTree   = 37 // reserved from here
+
+	treeHeaderSize = 64
+)
+
+// LevelMax bounds the height of a tree: even two children a node would then hold more pages than a file can.
+const LevelMax = 31
+
+// A leaf of n entries with a prefix of p bytes:
+//
+//	64             64+n     align 4   + 4n      + 2(n+1)
+//	+--------------+--------+---------+---------+---------+---------+---
+//	| fingerprints | prefix | heads   | offsets | entry 0 | entry 1 | ...
+//	| n            | p      | 4n      | 2(n+1)  |
+//	+--------------+--------+---------+---------+---------+---------+---
+//
+// Offsets are of the entries from the page's start, and of the end behind the last, so that no entry stores its length. Entries
+// stand in key order without gaps: a scan reads memory forward.
+//
+//	entry
+//	0         8              10       10+s
+//	+---------+--------------+--------+-------+
+//	| trailer | suffix len s | suffix | value |
+//	|         | and flags    |        |       |
+//	+---------+--------------+--------+-------+
+//
+// An entry other than the first whose suffix is empty is a further version of the key before it.
+const (
+	entryHeader  = 10
+	suffixLenMax = 1<<14 - 1
+	flagLarge    = 1 << 14 // the value is a Ref
+	flagMeta     = 1 << 15 // reserved: metadata between suffix and value
+)
+
+// RefSize is the length of a Ref.
+const RefSize = 24
+
+// Ref stands in a leaf for a value that is kept elsewhere. Whoever placed the value knows what the bytes mean.
+type Ref [RefSize]byte
+
+// Leaf reads a verified leaf page.
+type Leaf []byte
+
+// Entry is one version in a leaf. Same marks a further version of the key before it; Large a value that is a Ref.
+type Entry struct {
+	Key     []byte
+	Value   []byte
+	Trailer keys.Trailer
+	Same    bool
+	Large   bool
+}
+
+// Count is the number of entries.
+func (p Leaf) Count() int { return int(binary.LittleEndian.Uint16(p[offCount:])) }
+
+func (p Leaf) prefixLen() int { return int(binary.LittleEndian.Uint16(p[offPrefix:])) }
+
+// headsAt is where the heads of a leaf of n entries with a prefix of length pl begin; its offsets follow 4n later.
+func headsAt(n, pl int) int { return (treeHeaderSize + n + pl + 3) &^ 3 }
+
+// Prefix is what all keys of the leaf share. It aliases the page.
+func (p Leaf) Prefix() []byte {
+	at := treeHeaderSize + p.Count()
+	return p[at : at+p.prefixLen()]
+}
+
+// View is a leaf with its layout worked out, for reading many entries.
+type View struct {
+	page    []byte
+	offsets []byte
+	prefix  []byte
+	count   int
+}
+
+// View works out the layout of p.
+func (p Leaf) View() View {
+	n, pl := p.Count(), p.prefixLen()
+	at := headsAt(n, pl) + 4*n
+	return View{
+		page:    p,
+		offsets: p[at : at+2*(n+1)],
+		prefix:  p[treeHeaderSize+n : treeHeaderSize+n+pl],
+		count:   n,
+	}
+}
+
+// Count is the number of entries.
+func (v *View) Count() int { return v.count }
+
+// Prefix is what all keys of the leaf share.
+func (v *View) Prefix() []byte { return v.prefix }
+
+// At returns entry i: its suffix, which is empty for a further version of the key before, trailer and value.
+func (v *View) At(i int) (suffix []byte, t keys.Trailer, value []byte, large bool) {
+	w := binary.LittleEndian.Uint32(v.offsets[2*i:])
+	e := v.page[w&0xffff : w>>16]
+	s := binary.LittleEndian.Uint16(e[8:])
+	n := entryHeader + int(s&suffixLenMax)
+	return e[entryHeader:n], keys.Trailer(binary.LittleEndian.Uint64(e)), e[n:], s&flagLarge != 0
+}
+
+// Trailer is the trailer of entry i.
+func (v *View) Trailer(i int) keys.Trailer {
+	return keys.Trailer(binary.LittleEndian.Uint64(v.page[binary.LittleEndian.Uint16(v.offsets[2*i:]):]))
+}
+
+// Same reports whether entry i is a further version of the key of entry i-1.
+func (v *View) Same(i int) bool {
+	at := binary.LittleEndian.Uint16(v.offsets[2*i:])
+	return i > 0 && binary.LittleEndian.Uint16(v.page[int(at)+8:])&suffixLenMax == 0
+}
+
+// Suffix is the key of entry i without the prefix, also where i is a further version.
+func (v *View) Suffix(i int) []byte {
+	for v.Same(i) {
+		i--
+	}
+	s, _, _, _ := v.At(i)
+	return s
+}
+
+// Search returns the first entry whose key is not less than key.
+func (p Leaf) Search(key []byte) int {
+	n, pl := p.Count(), p.prefixLen()
+	if c := comparePrefix(key, p[treeHeaderSize+n:treeHeaderSize+n+pl]); c < 0 {
+		return 0
+	} else if c > 0 {
+		return n
+	}
+	suffix := key[pl:]
+	lo, hi := headsRun(p[headsAt(n, pl):], n, head(suffix))
+	if lo == hi {
+		return lo
+	}
+	v := p.View()
+	for lo < hi {
+		m := int(uint(lo+hi) >> 1)
+		if bytes.Compare(v.Suffix(m), suffix) < 0 {
+			lo = m + 1
+		} else {
+			hi = m
+		}
+	}
+	return lo
+}
+
+// comparePrefix is zero if key starts with prefix, and otherwise says on which side of all keys that do it stands.
+func comparePrefix(key, prefix []byte) int {
+	if len(prefix) == 0 {
+		return 0
+	}
+	if len(key) >= len(prefix) {
+		return bytes.Compare(key[:len(prefix)], prefix)
+	}
+	if bytes.Compare(key, prefix) > 0 {
+		return 1
+	}
+	return -1 // less, or a proper prefix of the prefix
+}
+
+// Find returns the newest version of key that is not newer than at, given the key's fingerprint. The key's entries that
+// are newer than at are stepped over.
+func (p Leaf) Find(key []byte, fingerprint byte, at keys.Epoch) (t keys.Trailer, value []byte, large, ok bool) {
+	const ones, highs = 0x0101010101010101, 0x8080808080808080
+	n := p.Count()
+	pattern := uint64(fingerprint) * ones
+	for base := 0; base < n; base += 8 {
+		x := binary.LittleEndian.Uint64(p[treeHeaderSize+base:]) ^ pattern
+		for m := (x - ones) & ^x & highs; m != 0; m &= m - 1 {
+			i := base + bits.TrailingZeros64(m)>>3
+			if i >= n {
+				break
+			}
+			if v := p.View(); v.is(i, key) {
+				return v.find(i, at)
+			}
+		}
+	}
+	return 0, nil, false, false
+}
+
+// is reports whether entry i is the first version here of key.
+func (v *View) is(i int, key []byte) bool {
+	suffix, _, _, _ := v.At(i)
+	pl := len(v.prefix)
+	return len(key) == pl+len(suffix) && string(key[pl:]) == string(suffix) && string(key[:pl]) == string(v.prefix) &&
+		(i == 0 || len(suffix) != 0)
+}
+
+// find steps from entry i over further versions of its key to the first that is not newer than at.
+func (v *View) find(i int, at keys.Epoch) (t keys.Trailer, value []byte, large, ok bool) {
+	_, t, value, large = v.At(i)
+	for t.Epoch() > at {
+		if i++; i == v.count || !v.Same(i) {
+			return 0, nil, false, false
+		}
+		_, t, value, large = v.At(i)
+	}
+	return t, value, large, true
+}
