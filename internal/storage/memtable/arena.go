@@ -1,0 +1,102 @@
+package memtable
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+)
+
+// ErrFull means that a table's address space is used up: rotate and try again in the next one.
+var ErrFull = errors.New("memtable: arena full")
+
+const (
+	wordBytes = 8
+	// reservationBytesMax is what 32-bit offsets of 8-byte words can address. Reserving costs address space, not memory.
+	reservationBytesMax = 1 << 32 * wordBytes
+	hugePageBytes       = 2 << 20
+	pageBytes           = 4 << 10
+	// marginBytes of the reservation are kept back for Apply, should others' splits cost it more than Secure foresaw.
+	marginBytes = 1 << 20
+)
+
+// arena is one reserved range of addresses whose front part is mapped. Offsets count 8-byte words from base; offset 0 is
+// never handed out and means "none". Memory is granted by a bump of tail and never returns to it.
+type arena struct {
+	base  unsafe.Pointer // constant
+	limit uint64         // words reserved; constant
+	step  uint64         // words mapped at a time; constant
+	mem   backing        // constant
+
+	_      [cacheLinePair]byte
+	tail   atomic.Uint64 // words granted. Invariant: tail <= mapped once the grant has returned
+	mapped atomic.Uint64 // words that are accessible and touched; grows under mu
+	mu     sync.Mutex    // serialises growth; a leaf lock
+	_      [cacheLinePair]byte
+}
+
+// cacheLinePair is 128: adjacent lines are fetched in pairs, so a neighbour's store on the pair still costs a miss.
+const cacheLinePair = 128
+
+// open reserves the arena. stepBytes is the unit of growth, a multiple of the page size.
+func (a *arena) open(reserveBytes, stepBytes uint64) error {
+	mem, base, err := reserve(reserveBytes, stepBytes >= hugePageBytes)
+	if err != nil {
+		return fmt.Errorf("memtable: reserve %d bytes: %w", reserveBytes, err)
+	}
+	a.mem, a.base = mem, base
+	a.limit, a.step = reserveBytes/wordBytes, stepBytes/wordBytes
+	a.tail.Store(blockAlign) // offset 0 means "none"; what follows starts on a cache line
+	return nil
+}
+
+// grant hands out words, mapped and touched. It leaves keepBack words of the reservation alone, and fails with ErrFull
+// when the rest does not suffice.
+func (a *arena) grant(words, keepBack uint64) (uint32, error) {
+	for {
+		at := a.tail.Load()
+		end := at + words
+		if end+keepBack > a.limit {
+			return 0, ErrFull
+		}
+		if !a.tail.CompareAndSwap(at, end) {
+			continue
+		}
+		if end > a.mapped.Load() {
+			if err := a.grow(end); err != nil {
+				return 0, err
+			}
+		}
+		return uint32(at), nil
+	}
+}
+
+// grow maps and touches the arena up to end, rounded up to steps.
+func (a *arena) grow(end uint64) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	from := a.mapped.Load()
+	if end <= from {
+		return nil
+	}
+	to := min((end+a.step-1)/a.step*a.step, a.limit)
+	if err := a.mem.populate(from*wordBytes, to*wordBytes); err != nil {
+		return fmt.Errorf("memtable: grow to %d bytes: %w", to*wordBytes, err)
+	}
+	a.mapped.Store(to)
+	return nil
+}
+
+// bytes is what has been granted so far.
+func (a *arena) bytes() int { return int(a.tail.Load() * wordBytes) }
+
+// word64 is the atomic word at offset off.
+func word64(base unsafe.Pointer, off uint32) *atomic.Uint64 {
+	return (*atomic.Uint64)(unsafe.Add(base, uintptr(off)*wordBytes))
+}
+
+// raw64 is the word at offset off, for words that are constant once published.
+func raw64(base unsafe.Pointer, off uint32) *uint64 {
+	return (*uint64)(unsafe.Add(base, uintptr(off)*wordBytes))
+}

@@ -1,0 +1,46 @@
+package memtable
+
+import (
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// mapping is a reserved range of addresses: inaccessible at first, so that a stray offset faults instead of reading zeros.
+type mapping struct {
+	start unsafe.Pointer // as mapped
+	bytes uintptr        // as mapped
+	base  unsafe.Pointer // start, rounded up to a huge page
+}
+
+func reserveMapping(bytes uint64, huge bool) (mapping, error) {
+	m := mapping{bytes: uintptr(bytes) + hugePageBytes}
+	start, err := unix.MmapPtr(-1, 0, nil, m.bytes, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE)
+	if err != nil {
+		return mapping{}, err
+	}
+	m.start = start
+	m.base = unsafe.Add(start, -uintptr(start)&(hugePageBytes-1))
+	if huge {
+		// Advice only: where transparent huge pages are off, small pages serve.
+		_ = unix.Madvise(unsafe.Slice((*byte)(m.base), bytes), unix.MADV_HUGEPAGE)
+	}
+	return m, nil
+}
+
+// populate makes [from, to) accessible and takes its page faults now, so that no commit takes them later.
+func (m mapping) populate(from, to uint64) error {
+	b := unsafe.Slice((*byte)(unsafe.Add(m.base, from)), to-from)
+	if err := unix.Mprotect(b, unix.PROT_READ|unix.PROT_WRITE); err != nil {
+		return err
+	}
+	if unix.Madvise(b, unix.MADV_POPULATE_WRITE) == nil {
+		return nil
+	}
+	for i := 0; i < len(b); i += pageBytes { // kernels before 5.14 do not know the advice
+		b[i] = 0
+	}
+	return nil
+}
+
+func (m mapping) release() error { return unix.MunmapPtr(m.start, m.bytes) }

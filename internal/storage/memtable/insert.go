@@ -1,0 +1,220 @@
+package memtable
+
+import (
+	"encoding/binary"
+	"errors"
+
+	"epochkv/internal/storage/batch"
+	"epochkv/internal/storage/keys"
+)
+
+const (
+	// entryOverheadBytes is what an operation takes beside its key and value: both headers and their rounding.
+	entryOverheadBytes = nodeKeyOffset + versionHeaderBytes + 2*wordBytes
+	// splitBytesMax is what one split takes: two blocks with their alignment, and a tower of full height.
+	splitBytesMax = 2*(slotsMax+1)*wordBytes + blockAlign*wordBytes + towerMaxWord*wordBytes
+	// insertsPerSplit: a block cut in the middle takes at least this many inserts until it is full again. Splits that a
+	// commit does for others may exceed the budget; they draw on the arena's margin.
+	insertsPerSplit = slotsMax / 2
+)
+
+// MaxSizeOf bounds the bytes that one operation may take.
+func MaxSizeOf(keyBytes, valueBytes int) int {
+	return entryOverheadBytes + keyBytes + valueBytes + valueBytes/classesPerDoubling + splitBytesMax
+}
+
+// MaxSize bounds the bytes that applying body may take, from its header alone.
+func MaxSize(body []byte) int {
+	if len(body) < batch.HeaderSize {
+		return 0
+	}
+	ops := int(binary.LittleEndian.Uint32(body))
+	return ops*entryOverheadBytes + len(body) + len(body)/classesPerDoubling + (1+ops/insertsPerSplit)*splitBytesMax
+}
+
+// Inserter is one writer's hold on a table: the memory it has secured and the place where it inserted last. The zero
+// value is ready, and it may go from table to table, but only one goroutine may use it at a time.
+type Inserter struct {
+	table    *Table
+	pos, end uint32 // secured words, not used yet
+	stripe   *stripe
+	rnd      uint64
+
+	// The splice: per level, the last tower passed on the way to the latest insert. Towers never go away, so it stays a valid
+	// place to start from for any key that is not smaller.
+	splice    [heightMax]uint32
+	levels    int    // levels of splice that are filled; zero without a splice
+	lowHead   uint32 // head of the anchor of splice[0]
+	highHead  uint32 // head of the next anchor when it was read; it may have come nearer since
+	ascending bool   // the next key is not smaller than the one the splice was left for
+	moved     bool   // the latest insert ended right of splice[0], so the splice is too far behind to be kept
+
+	crowded  [crowdedMax]Chain
+	crowdedN int
+}
+
+// crowdedMax bounds what one Apply reports; the next multiple of a chain's length reports it again.
+const crowdedMax = 16
+
+// Chain names one key's version chain in its table, for Prune.
+type Chain struct{ node uint32 }
+
+// Crowded returns the chains whose length became a multiple of Config.CrowdedAt in the last Apply. The slice is valid
+// until the next one.
+func (in *Inserter) Crowded() []Chain { return in.crowded[:in.crowdedN] }
+
+// Secure makes sure that an Apply of up to n bytes (see MaxSize) finds its memory mapped and touched, and binds in to t.
+// It belongs before the log reservation: it may take a lock and fault pages in. ErrFull means that t cannot take it.
+func (t *Table) Secure(in *Inserter, n int) error {
+	words := uint64(n+wordBytes-1) / wordBytes
+	if in.table == t && uint64(in.end-in.pos) >= words {
+		return nil
+	}
+	grab := max(words, t.region)
+	at, err := t.arena.grant(grab, marginBytes/wordBytes)
+	if errors.Is(err, ErrFull) && grab > words {
+		grab = words
+		at, err = t.arena.grant(grab, marginBytes/wordBytes)
+	}
+	if err != nil {
+		return err
+	}
+	if in.table != t {
+		t.bind(in)
+	}
+	if in.end == at { // next to the last region: nothing is left over
+		in.end += uint32(grab)
+		return nil
+	}
+	in.pos, in.end = at, at+uint32(grab)
+	return nil
+}
+
+// bind makes in forget its former table.
+func (t *Table) bind(in *Inserter) {
+	n := t.nextTab.Add(1)
+	in.table = t
+	in.pos, in.end = 0, 0
+	in.stripe = &t.stripes[n%stripeCount]
+	in.rnd = uint64(n)*0x9e3779b97f4a7c15 | 1
+	in.levels, in.moved = 0, false
+	in.crowdedN = 0
+}
+
+// alloc hands out words, aligned to align words. Beyond what was secured it draws on the arena's margin.
+func (in *Inserter) alloc(words, align uint32) uint32 {
+	at := (in.pos + align - 1) &^ (align - 1)
+	if uint64(at)+uint64(words) <= uint64(in.end) {
+		in.pos = at + words
+		return at
+	}
+	return in.allocMargin(words, align)
+}
+
+// allocMargin serves splits that others' inserts caused. They are rare, and the memory is nearly always touched already.
+func (in *Inserter) allocMargin(words, align uint32) uint32 {
+	at, err := in.table.arena.grant(uint64(words+align-1), 0)
+	if err != nil {
+		panic("memtable: arena margin exhausted in Apply: " + err.Error())
+	}
+	return (at + align - 1) &^ (align - 1)
+}
+
+// Apply inserts every operation of body, which is sorted by key, at epoch. It takes no lock, allocates nothing, and makes
+// no system call, provided that Secure was called with MaxSize(body) before. An error means a malformed body, of which the
+// operations before the damage are in the table: bodies that come from a file are validated first.
+func (t *Table) Apply(in *Inserter, body []byte, epoch keys.Epoch, sync bool) error {
+	in.crowdedN, in.ascending = 0, false
+	r, err := batch.Read(body)
+	if err != nil {
+		return err
+	}
+	fresh, ops := uint64(0), uint64(0)
+	for op, ok := r.Next(); ok; op, ok = r.Next() {
+		if t.applyOne(in, op.Key, op.Value, keys.MakeTrailer(epoch, op.Kind), sync) {
+			fresh++
+		}
+		ops++
+	}
+	in.stripe.packed.Add(fresh<<32 + ops)
+	return r.Err()
+}
+
+// applyOne installs one version and reports whether its key is new.
+func (t *Table) applyOne(in *Inserter, key, value []byte, trailer keys.Trailer, sync bool) bool {
+	base, hash := t.arena.base, t.hash(key)
+	if node, _ := t.index.find(base, hash, key); node != 0 {
+		t.install(in, node, t.newVersion(in, trailer, sync, value))
+		return false
+	}
+	node, fresh := t.place(in, key, value, trailer, sync)
+	if !fresh {
+		t.install(in, node, t.newVersion(in, trailer, sync, value))
+	}
+	t.index.put(hash, node) // also for a racer's node, which the racer may not have published yet
+	return fresh
+}
+
+// place puts key into the blocks with its first version, and reports whether it was new. If it was not, nothing has been
+// installed and the node is the one that is there.
+func (t *Table) place(in *Inserter, key, value []byte, trailer keys.Trailer, sync bool) (node uint32, fresh bool) {
+	base, head := t.arena.base, headOf(t.prefix, key)
+	x := t.approach(in, key, head)
+	in.ascending = true
+	made := uint32(0)
+	for {
+		tower, block, link := settle(base, x, key, head, upTo)
+		if tower != x {
+			in.moved, x = true, tower
+		}
+		in.highHead = headIn(link)
+		for i := range t.slots {
+			slot := word64(base, block+1+uint32(i))
+			w := slot.Load()
+			if w == 0 {
+				if made == 0 {
+					made = t.newNode(in, key, value, trailer, sync)
+				}
+				if slot.CompareAndSwap(0, pack(head, made)) {
+					in.keepSplice()
+					return made, true
+				}
+				w = slot.Load()
+			}
+			if headIn(w) == head && nodeHasKey(base, offsetIn(w), key) {
+				if made != 0 {
+					t.unmakeNode(in, made, len(key), len(value))
+				}
+				in.keepSplice()
+				return offsetIn(w), false
+			}
+		}
+		t.split(in, x, block)
+	}
+}
+
+// newNode writes a node with its first version behind it.
+func (t *Table) newNode(in *Inserter, key, value []byte, trailer keys.Trailer, sync bool) uint32 {
+	n := nodeWords(len(key))
+	_, words := classOf(len(value))
+	at := in.alloc(n+words, 1)
+	writeNode(t.arena.base, at, key, at+n)
+	writeVersion(t.arena.base, at+n, trailer, sync, value)
+	return at
+}
+
+// unmakeNode gives back the memory of a node that lost its slot to another one, if nothing was allocated since.
+func (t *Table) unmakeNode(in *Inserter, node uint32, keyBytes, valueBytes int) {
+	_, words := classOf(valueBytes)
+	if node+nodeWords(keyBytes)+words == in.pos {
+		in.pos = node
+	}
+}
+
+// keepSplice drops a splice that a split or others' splits have left behind: the keys to come would start from it and walk
+// ever further.
+func (in *Inserter) keepSplice() {
+	if in.moved {
+		in.moved, in.levels = false, 0
+	}
+}

@@ -1,0 +1,270 @@
+package memtable
+
+import (
+	"bytes"
+
+	"epochkv/internal/storage/keys"
+)
+
+// Iter walks a table in the order of its internal keys: user key ascending, and per key the newest version first. The
+// positioning and stepping methods report whether they ended on an entry; stepping off an end leaves the iterator
+// invalid until it is positioned again.
+//
+// An iterator takes a sorted copy of one block at a time. Everything that was applied before it was positioned is in it; what is applied
+// later may or may not be. Keys never come out of order or twice.
+//
+// Next and Prev stand on every version, which only a frozen table or one that nobody prunes can promise. A reader at a
+// snapshot uses NextKey, PrevKey and VersionAt: they touch a chain down to the version seen and no further.
+//
+// The zero Iter becomes usable by Init. It holds no resource; it is large, so keep it and use it again.
+type Iter struct {
+	table   *Table
+	at      int    // place in words. Invariant: 0 <= at < count while valid
+	count   int    // zero while the iterator is invalid
+	next    uint32 // the tower right of the copied block
+	version uint32 // the version stood on, zero if the newest has not been looked up
+	warm    int    // words below it have had their nodes touched
+	words   [slotsMax]uint64
+}
+
+// warmAhead is how many nodes a step touches ahead of itself: the misses then overlap instead of following each other.
+const warmAhead = 8
+
+// Init makes it iterate t, unpositioned.
+func (it *Iter) Init(t *Table) { it.table, it.count, it.version = t, 0, 0 }
+
+// Valid reports whether the iterator stands on an entry.
+func (it *Iter) Valid() bool { return it.count > 0 }
+
+// First moves to the first key's newest version.
+func (it *Iter) First() bool { return it.seekGE(nil) }
+
+// SeekGE moves to the newest version of the first key that is >= key.
+func (it *Iter) SeekGE(key []byte) bool { return it.seekGE(key) }
+
+// Last moves to the last key's oldest version.
+func (it *Iter) Last() bool { return it.LastKey() && it.toOldest() }
+
+// SeekLT moves to the oldest version of the last key that is < key.
+func (it *Iter) SeekLT(key []byte) bool { return it.SeekKeyLT(key) && it.toOldest() }
+
+// Next moves to the next older version of the key, or to the newest of the next key.
+func (it *Iter) Next() bool {
+	if it.count == 0 {
+		return false
+	}
+	if older := versionOlder(it.table.arena.base, it.current()).Load(); older != 0 {
+		it.version = older
+		return true
+	}
+	return it.NextKey()
+}
+
+// Prev moves to the next newer version of the key, or to the oldest of the key before. A chain is linked from new to old, so a
+// step costs a walk of the chain.
+func (it *Iter) Prev() bool {
+	if it.count == 0 {
+		return false
+	}
+	base, here := it.table.arena.base, it.current()
+	newer := uint32(0)
+	for v := offsetIn(word64(base, it.node()).Load()); v != here && v != 0; v = versionOlder(base, v).Load() {
+		newer = v
+	}
+	if newer != 0 {
+		it.version = newer
+		return true
+	}
+	return it.PrevKey() && it.toOldest()
+}
+
+// NextKey moves to the newest version of the next key.
+func (it *Iter) NextKey() bool {
+	if it.count == 0 {
+		return false
+	}
+	it.version = 0
+	if it.at++; it.at < it.count {
+		if it.at >= it.warm {
+			it.touch()
+		}
+		return true
+	}
+	last := it.words[it.count-1]
+	if it.next == 0 {
+		it.count = 0
+		return false
+	}
+	return it.enter(it.next, nodeKey(it.table.arena.base, offsetIn(last)), headIn(last), false)
+}
+
+// PrevKey moves to the newest version of the key before.
+func (it *Iter) PrevKey() bool {
+	if it.count == 0 {
+		return false
+	}
+	it.version = 0
+	if it.at > 0 {
+		it.at--
+		return true
+	}
+	w := it.words[0]
+	return it.seekLT(nodeKey(it.table.arena.base, offsetIn(w)), headIn(w))
+}
+
+// LastKey moves to the newest version of the last key.
+func (it *Iter) LastKey() bool {
+	t := it.table
+	x := t.last()
+	for {
+		it.copyBlock(x)
+		if it.next == 0 {
+			break
+		}
+		x = it.next
+	}
+	it.at = it.count - 1 // only the first tower's block can be empty
+	return it.count > 0
+}
+
+// SeekKeyLT moves to the newest version of the last key that is < key.
+func (it *Iter) SeekKeyLT(key []byte) bool { return it.seekLT(key, headOf(it.table.prefix, key)) }
+
+// Key is the user key stood on. It aliases the table.
+func (it *Iter) Key() []byte { return nodeKey(it.table.arena.base, it.node()) }
+
+// Trailer is the epoch and kind of the version stood on.
+func (it *Iter) Trailer() keys.Trailer { return versionTrailer(it.table.arena.base, it.current()) }
+
+// Value is the value of the version stood on, empty for a tombstone. It aliases the table.
+func (it *Iter) Value() []byte { return versionValue(it.table.arena.base, it.current()) }
+
+// Version is the version stood on.
+func (it *Iter) Version() Version { return versionAt(it.table.arena.base, it.current()) }
+
+// VersionAt is the newest version of the key that is <= at. It does not move the iterator.
+func (it *Iter) VersionAt(at keys.Epoch) (Version, bool) {
+	v := newestAt(it.table.arena.base, it.node(), at)
+	if v == 0 {
+		return Version{}, false
+	}
+	return versionAt(it.table.arena.base, v), true
+}
+
+// Chain names the chain of the key stood on, for Prune.
+func (it *Iter) Chain() Chain { return Chain{it.node()} }
+
+func (it *Iter) node() uint32 { return offsetIn(it.words[it.at]) }
+
+// current is the version stood on: the newest when the key was reached by a step over keys and not looked at yet.
+func (it *Iter) current() uint32 {
+	if it.version == 0 {
+		it.version = offsetIn(word64(it.table.arena.base, it.node()).Load())
+	}
+	return it.version
+}
+
+func (it *Iter) toOldest() bool {
+	base := it.table.arena.base
+	v := it.current()
+	for older := versionOlder(base, v).Load(); older != 0; older = versionOlder(base, v).Load() {
+		v = older
+	}
+	it.version = v
+	return true
+}
+
+func (it *Iter) seekGE(key []byte) bool {
+	t := it.table
+	head := uint32(0)
+	if key != nil {
+		head = headOf(t.prefix, key)
+	}
+	return it.enter(t.descend(key, head, upTo), key, head, true)
+}
+
+// enter moves to the first key > key, or >= key with orEqual, in tower x or right of it.
+func (it *Iter) enter(x uint32, key []byte, head uint32, orEqual bool) bool {
+	for ; x != 0; x = it.next {
+		it.copyBlock(x)
+		if it.at = it.lowerBound(key, head); it.at < it.count && !orEqual && it.compare(it.at, key, head) == 0 {
+			it.at++
+		}
+		if it.at < it.count {
+			it.touch()
+			return true
+		}
+	}
+	it.count = 0
+	return false
+}
+
+func (it *Iter) seekLT(key []byte, head uint32) bool {
+	t := it.table
+	x := t.descend(key, head, below)
+	for {
+		it.copyBlock(x)
+		it.at = it.lowerBound(key, head) - 1
+		// The block may have been the left half of a split that the descent came too early to see.
+		if it.next == 0 || compareNode(t.arena.base, towerAnchor(t.arena.base, it.next), key) >= 0 {
+			break
+		}
+		x = it.next
+	}
+	if it.at < 0 { // the first tower, for all others hold their anchor
+		it.count = 0
+	}
+	return it.count > 0
+}
+
+// copyBlock takes a sorted copy of x's block, without the keys that belong to the tower right of it, whose offset it
+// notes. The block is loaded before the link, for the reason that settle gives.
+func (it *Iter) copyBlock(x uint32) {
+	t := it.table
+	base := t.arena.base
+	block := towerBlock(base, x).Load()
+	n, sorted := loadBlock(base, block, t.slots, &it.words)
+	link := towerLink(base, x, 0).Load()
+	sortWords(base, it.words[:n], sorted)
+	if it.next = offsetIn(link); it.next != 0 {
+		anchor := pack(headIn(link), towerAnchor(base, it.next))
+		for n > 0 && compareWords(base, it.words[n-1], anchor) >= 0 {
+			n--
+		}
+	}
+	it.count, it.version, it.warm = n, 0, 0
+}
+
+// lowerBound is the place of the first word whose key is >= key.
+func (it *Iter) lowerBound(key []byte, head uint32) int {
+	lo, hi := 0, it.count
+	for lo < hi {
+		if mid := int(uint(lo+hi) / 2); it.compare(mid, key, head) < 0 {
+			lo = mid + 1
+		} else {
+			hi = mid
+		}
+	}
+	return lo
+}
+
+func (it *Iter) compare(i int, key []byte, head uint32) int {
+	w := it.words[i]
+	if h := headIn(w); h != head {
+		if h < head {
+			return -1
+		}
+		return 1
+	}
+	return bytes.Compare(nodeKey(it.table.arena.base, offsetIn(w)), key)
+}
+
+// touch reads the nodes that come next.
+func (it *Iter) touch() {
+	it.warm = min(it.at+warmAhead, it.count)
+	sum := uint64(0)
+	for _, w := range it.words[it.at:it.warm] {
+		sum += word64(it.table.arena.base, offsetIn(w)).Load()
+	}
+	_ = sum
+}

@@ -1,0 +1,132 @@
+package memtable
+
+import (
+	"bytes"
+	"sync/atomic"
+	"unsafe"
+
+	"epochkv/internal/storage/keys"
+)
+
+// A node stands for one user key.
+//
+//	0             8               16        20
+//	+-------------+---------------+---------+-----+
+//	| chain       | prune bound   | key len | key |
+//	+-------------+---------------+---------+-----+
+//
+// chain packs the chain's length (high half) and the offset of its newest version, so that one CAS installs a version
+// and counts it. The prune bound belongs to Prune. The first version is allocated right behind the node: a read of a
+// key that was written once finds both on neighbouring lines.
+const (
+	nodeBoundWord = 1
+	nodeLenOffset = 16
+	nodeKeyOffset = 20
+)
+
+// A version is what one commit did to one key.
+//
+//	0          8       12              16
+//	+----------+-------+---------------+-------+
+//	| trailer  | older | value len|flg | value |
+//	+----------+-------+---------------+-------+
+//
+// The trailer is keys.Trailer. older is the offset of the next older version, zero at the end; a free version links its free
+// list there. The top two bits of the length are flags.
+const (
+	versionOlderOffset = 8
+	versionLenOffset   = 12
+	versionHeaderBytes = 16
+
+	versionSync   = 1 << 31 // written by a SYNC commit: a reader may have to wait until it is durable
+	versionMeta   = 1 << 30 // a metadata section precedes the value; reserved
+	valueBytesMax = 1<<30 - 1
+)
+
+// Version is one version of a key. Value aliases the table's memory, or is nil for a tombstone.
+type Version struct {
+	Epoch keys.Epoch
+	Kind  keys.Kind
+	Sync  bool // written by a SYNC commit
+	Value []byte
+}
+
+func nodeWords(keyBytes int) uint32 { return uint32(nodeKeyOffset+keyBytes+wordBytes-1) / wordBytes }
+
+func writeNode(base unsafe.Pointer, off uint32, key []byte, newest uint32) {
+	p := unsafe.Add(base, uintptr(off)*wordBytes)
+	*(*uint64)(p) = pack(1, newest)
+	*(*uint64)(unsafe.Add(p, nodeBoundWord*wordBytes)) = 0
+	*(*uint32)(unsafe.Add(p, nodeLenOffset)) = uint32(len(key))
+	copy(unsafe.Slice((*byte)(unsafe.Add(p, nodeKeyOffset)), len(key)), key)
+}
+
+// nodeKey is the node's key. It aliases the arena and is capped, so that an append copies it.
+func nodeKey(base unsafe.Pointer, off uint32) []byte {
+	p := unsafe.Add(base, uintptr(off)*wordBytes)
+	n := *(*uint32)(unsafe.Add(p, nodeLenOffset))
+	return unsafe.Slice((*byte)(unsafe.Add(p, nodeKeyOffset)), n)
+}
+
+func compareNode(base unsafe.Pointer, off uint32, key []byte) int {
+	return bytes.Compare(nodeKey(base, off), key)
+}
+
+func nodeHasKey(base unsafe.Pointer, off uint32, key []byte) bool {
+	return string(nodeKey(base, off)) == string(key)
+}
+
+func writeVersion(base unsafe.Pointer, off uint32, t keys.Trailer, sync bool, value []byte) {
+	p := unsafe.Add(base, uintptr(off)*wordBytes)
+	*(*keys.Trailer)(p) = t
+	(*atomic.Uint32)(unsafe.Add(p, versionOlderOffset)).Store(0)
+	n := uint32(len(value))
+	if sync {
+		n |= versionSync
+	}
+	*(*uint32)(unsafe.Add(p, versionLenOffset)) = n
+	copy(unsafe.Slice((*byte)(unsafe.Add(p, versionHeaderBytes)), len(value)), value)
+}
+
+func versionTrailer(base unsafe.Pointer, off uint32) keys.Trailer {
+	return *(*keys.Trailer)(unsafe.Add(base, uintptr(off)*wordBytes))
+}
+
+// versionOlder is the link to the next older version. It is an atomic also in free versions, where a loser of a free
+// list's CAS may still read it.
+func versionOlder(base unsafe.Pointer, off uint32) *atomic.Uint32 {
+	return (*atomic.Uint32)(unsafe.Add(base, uintptr(off)*wordBytes+versionOlderOffset))
+}
+
+func versionValueLen(base unsafe.Pointer, off uint32) int {
+	n := *(*uint32)(unsafe.Add(base, uintptr(off)*wordBytes+versionLenOffset))
+	return int(n &^ (versionSync | versionMeta))
+}
+
+func versionValue(base unsafe.Pointer, off uint32) []byte {
+	p := unsafe.Add(base, uintptr(off)*wordBytes+versionHeaderBytes)
+	return unsafe.Slice((*byte)(p), versionValueLen(base, off))
+}
+
+func versionIsSync(base unsafe.Pointer, off uint32) bool {
+	return *(*uint32)(unsafe.Add(base, uintptr(off)*wordBytes+versionLenOffset))&versionSync != 0
+}
+
+// versionAt is the version at off as a reader gets it.
+func versionAt(base unsafe.Pointer, off uint32) Version {
+	t := versionTrailer(base, off)
+	v := Version{Epoch: t.Epoch(), Kind: t.Kind(), Sync: versionIsSync(base, off)}
+	if v.Kind != keys.KindDelete {
+		v.Value = versionValue(base, off)
+	}
+	return v
+}
+
+// newestAt walks the chain of node to the newest version that is <= at, and returns its offset, or zero.
+func newestAt(base unsafe.Pointer, node uint32, at keys.Epoch) uint32 {
+	v := offsetIn(word64(base, node).Load())
+	for v != 0 && versionTrailer(base, v).Epoch() > at {
+		v = versionOlder(base, v).Load()
+	}
+	return v
+}

@@ -1,0 +1,139 @@
+package memtable
+
+import "sync/atomic"
+
+// approach finds a tower at or before the one responsible for key, from the splice where that helps, and leaves the
+// splice on the way to it.
+func (t *Table) approach(in *Inserter, key []byte, head uint32) uint32 {
+	if in.levels > 0 && head > in.lowHead && head < in.highHead {
+		return in.splice[0] // the same tower again, which no memory need be touched to know
+	}
+	if in.levels > 0 && in.ascending {
+		if l, ok := t.climb(in, key, head); ok {
+			return t.descendSplice(in, in.splice[l], l, in.lowHead, key, head)
+		}
+	}
+	in.levels = int(t.height.Load())
+	return t.descendSplice(in, t.first, in.levels-1, 0, key, head)
+}
+
+// climb finds the level from which the splice leads to key, as low as the distance allows; false if it spans too little.
+func (t *Table) climb(in *Inserter, key []byte, head uint32) (level int, ok bool) {
+	l := 0
+	for l < in.levels && passes(t.arena.base, towerLink(t.arena.base, in.splice[l], l).Load(), key, head, upTo) {
+		l++
+	}
+	if l == in.levels && int(t.height.Load()) > l {
+		return 0, false
+	}
+	return max(l-1, 0), true
+}
+
+// descendSplice descends to key from tower x at level l, where low is the head of x's anchor, and stores the way.
+func (t *Table) descendSplice(in *Inserter, x uint32, l int, low uint32, key []byte, head uint32) uint32 {
+	base := t.arena.base
+	link := uint64(0)
+	for ; l >= 0; l-- {
+		for link = towerLink(base, x, l).Load(); passes(base, link, key, head, upTo); link = towerLink(base, x, l).Load() {
+			x, low = offsetIn(link), headIn(link)
+		}
+		in.splice[l] = x
+	}
+	in.lowHead, in.highHead = low, headIn(link)
+	return x
+}
+
+// split divides the full block of tower in two, or helps whoever began that. When it returns, the block is no longer the
+// tower's.
+//
+// The new tower gets the upper half and is linked behind the old one first; swapping the lower half in second ends the
+// split. Between the two nothing else can be linked behind the tower, because the next split needs the next block.
+func (t *Table) split(in *Inserter, tower, block uint32) {
+	base := t.arena.base
+	var arrived, ordered [slotsMax]uint64
+	n, sorted := loadBlock(base, block, t.slots, &arrived)
+	ordered = arrived
+	sortWords(base, ordered[:n], sorted)
+	cut := cutAt(base, arrived[:n], ordered[:n], sorted)
+
+	// The link is read before the block is checked: if the block is still the tower's then, the link is either the one from before
+	// this split or the one to its right half, which the anchor tells.
+	link := towerLink(base, tower, 0)
+	next := link.Load()
+	if towerBlock(base, tower).Load() != block {
+		return
+	}
+	if offsetIn(next) == 0 || towerAnchor(base, offsetIn(next)) != offsetIn(ordered[cut]) {
+		t.linkRight(in, link, next, ordered[cut:n])
+	}
+	undo := in.pos
+	left := in.alloc(blockWords(t.slots), blockAlign)
+	writeBlock(base, left, t.slots, ordered[:cut])
+	if !towerBlock(base, tower).CompareAndSwap(block, left) {
+		in.retract(undo, left+blockWords(t.slots))
+	}
+}
+
+// linkRight makes a tower of the upper half of a block and links it between link's tower and next. If link has changed
+// since next was read, then another goroutine has linked its own tower with the same half, and this one goes.
+func (t *Table) linkRight(in *Inserter, link *atomic.Uint64, next uint64, upper []uint64) {
+	base, undo := t.arena.base, in.pos
+	height := randomHeight(&in.rnd)
+	block := in.alloc(blockWords(t.slots), blockAlign)
+	tower := in.alloc(towerWords(height), 1)
+	writeBlock(base, block, t.slots, upper)
+	writeTower(base, tower, block, offsetIn(upper[0]), height)
+	*raw64(base, tower+1) = next
+	word := pack(headIn(upper[0]), tower)
+	if !link.CompareAndSwap(next, word) {
+		in.retract(undo, tower+towerWords(height))
+		return
+	}
+	t.raise(height)
+	t.linkUpper(in, word, height)
+}
+
+// linkUpper links a tower into the levels above the lowest. Searches are right without them, only longer.
+func (t *Table) linkUpper(in *Inserter, word uint64, height int) {
+	base, tower, head := t.arena.base, offsetIn(word), headIn(word)
+	anchor := nodeKey(base, towerAnchor(base, tower))
+	for l := 1; l < height; l++ {
+		x := in.splicedAt(l)
+		for {
+			link := towerLink(base, x, l)
+			next := link.Load()
+			if passes(base, next, anchor, head, below) {
+				x = offsetIn(next)
+				continue
+			}
+			towerLink(base, tower, l).Store(next)
+			if link.CompareAndSwap(next, word) {
+				break
+			}
+		}
+	}
+}
+
+// splicedAt is where a search for keys from the splice on starts at level l.
+func (in *Inserter) splicedAt(l int) uint32 {
+	if l < in.levels {
+		return in.splice[l]
+	}
+	return in.table.first
+}
+
+// raise makes searches start at least at height levels.
+func (t *Table) raise(height int) {
+	for old := t.height.Load(); int(old) < height; old = t.height.Load() {
+		if t.height.CompareAndSwap(old, int32(height)) {
+			return
+		}
+	}
+}
+
+// retract takes back memory that nobody else has seen, if it is the last that was handed out.
+func (in *Inserter) retract(pos, end uint32) {
+	if in.pos == end {
+		in.pos = pos
+	}
+}

@@ -1,0 +1,182 @@
+package memtable
+
+import (
+	"errors"
+	"hash/maphash"
+	"sync/atomic"
+	"unsafe"
+
+	"epochkv/internal/storage/keys"
+)
+
+// Config says how large a table is meant to be and what its keys look like.
+type Config struct {
+	// Bytes is the size at which the caller rotates the table; index and growth are laid out for it. The table goes on
+	// taking entries beyond it, an oversized one or those of writers already under way.
+	Bytes int
+	// Prefix is what most keys are expected to start with. It is not stored with the key heads, which then tell more keys
+	// apart. Keys without it are just as welcome, only slower.
+	Prefix []byte
+	// CrowdedAt is the chain length at whose multiples Apply reports a key to Inserter.Crowded; zero reports none.
+	CrowdedAt int
+
+	layout layout // zero means the defaults; tests make everything tiny
+}
+
+// layout is what tests shrink in order to meet rare cases often.
+type layout struct {
+	slots        int    // slots per block
+	reserveBytes uint64 // address space
+	stepBytes    uint64 // growth of the mapping
+	regionBytes  int    // what an inserter secures at a time
+	indexBytes   int    // table size that the index is laid out for
+}
+
+const (
+	stepBytesMin   = 64 << 10
+	regionBytesMin = 8 << 10
+	regionBytesMax = 128 << 10
+	// regionsPerTable bounds what inserters hold unused at rotation: with 64 of them, an eighth.
+	regionsPerTable = 512
+	// stripeCount spreads the counters; more writers than that share lines.
+	stripeCount = 32
+)
+
+func (c Config) withDefaults() Config {
+	l := &c.layout
+	if l.slots == 0 {
+		l.slots = slotsMax
+	}
+	if l.reserveBytes == 0 {
+		l.reserveBytes = reservationBytesMax
+	}
+	if l.stepBytes == 0 {
+		l.stepBytes = hugePageBytes
+		for l.stepBytes > stepBytesMin && l.stepBytes*16 > uint64(c.Bytes) {
+			l.stepBytes /= 2
+		}
+	}
+	if l.regionBytes == 0 {
+		l.regionBytes = min(max(c.Bytes/regionsPerTable, regionBytesMin), regionBytesMax)
+	}
+	if l.indexBytes == 0 {
+		l.indexBytes = c.Bytes
+	}
+	return c
+}
+
+// Table is one memtable. Its methods may be called from any goroutine until Free.
+type Table struct {
+	// Constant after New.
+	prefix    []byte
+	seed      maphash.Seed
+	first     uint32 // the tower whose anchor is below every key
+	slots     int
+	region    uint64 // words
+	crowdedAt uint32
+	index     index
+
+	height atomic.Int32 // levels in use; grows rarely
+
+	arena   arena
+	free    freeLists
+	nextTab atomic.Uint32 // next stripe to give to an inserter
+	stripes [stripeCount]stripe
+}
+
+// stripe counts keys (high half) and versions (low half) for some of the inserters. Only the sum over all stripes means
+// anything: a prune may subtract from one what an insert added to another.
+type stripe struct {
+	packed atomic.Uint64
+	_      [cacheLinePair - 8]byte
+}
+
+// New makes an empty table. Free must be called once no reader is left.
+func New(c Config) (*Table, error) {
+	c = c.withDefaults()
+	t := &Table{
+		prefix:    append([]byte(nil), c.Prefix...),
+		seed:      maphash.MakeSeed(),
+		slots:     c.layout.slots,
+		region:    uint64(c.layout.regionBytes) / wordBytes,
+		crowdedAt: uint32(c.CrowdedAt),
+	}
+	if err := t.arena.open(c.layout.reserveBytes, c.layout.stepBytes); err != nil {
+		return nil, err
+	}
+	if err := t.layOut(c.layout.indexBytes); err != nil {
+		return nil, errors.Join(err, t.Free())
+	}
+	return t, nil
+}
+
+// layOut places the index, the first tower with its empty block, and the free lists.
+func (t *Table) layOut(indexBytes int) error {
+	slots, words := indexWords(indexBytes)
+	at, err := t.arena.grant(words, 0)
+	if err != nil {
+		return err
+	}
+	t.index = index{slots: unsafe.Add(t.arena.base, uintptr(at)*wordBytes), mask: slots - 1}
+
+	align := -t.arena.tail.Load() & (blockAlign - 1)
+	at, err = t.arena.grant(align+uint64(blockWords(t.slots))+towerMaxWord, 0)
+	if err != nil {
+		return err
+	}
+	block := at + uint32(align)
+	t.first = block + blockWords(t.slots)
+	writeBlock(t.arena.base, block, t.slots, nil)
+	writeTower(t.arena.base, t.first, block, 0, heightMax)
+	t.height.Store(1)
+	return nil
+}
+
+// Free gives the memory back. Nobody may be reading the table or holding anything that aliases it.
+func (t *Table) Free() error {
+	t.arena.base = nil // a use after free then faults at once
+	return t.arena.mem.release()
+}
+
+// Bytes is the memory that the table has taken: index, entries, and what inserters have secured but not used yet.
+func (t *Table) Bytes() int { return t.arena.bytes() }
+
+// Count is the number of keys.
+func (t *Table) Count() int { return int(t.counters() >> 32) }
+
+// Versions is the number of versions of all keys.
+func (t *Table) Versions() int { return int(uint32(t.counters())) }
+
+func (t *Table) counters() (sum uint64) {
+	for i := range t.stripes {
+		sum += t.stripes[i].packed.Load()
+	}
+	return sum
+}
+
+func (t *Table) hash(key []byte) uint64 { return maphash.Bytes(t.seed, key) }
+
+// node finds the node of key, or zero.
+func (t *Table) node(key []byte) uint32 {
+	n, sure := t.index.find(t.arena.base, t.hash(key), key)
+	if !sure {
+		return t.search(key, headOf(t.prefix, key))
+	}
+	return n
+}
+
+// Get returns the newest version of key that is <= at. The caller's snapshot must keep that version from being pruned.
+func (t *Table) Get(key []byte, at keys.Epoch) (Version, bool) {
+	n := t.node(key)
+	if n == 0 {
+		return Version{}, false
+	}
+	v := newestAt(t.arena.base, n, at)
+	if v == 0 {
+		return Version{}, false
+	}
+	return versionAt(t.arena.base, v), true
+}
+
+// Newest returns the newest version of key, whatever its epoch: what a conflict check reads under the key's latch.
+func (t *Table) Newest(key []byte) (Version, bool) { return t.Get(key, keys.MaxEpoch) }
