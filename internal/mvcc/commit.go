@@ -1,0 +1,222 @@
+package mvcc
+
+import (
+	"bytes"
+	"context"
+
+	"epochkv/internal/storage"
+	"epochkv/internal/storage/batch"
+	"epochkv/internal/storage/keys"
+)
+
+// Write is one commit: its operations, what must hold for it, and when it counts as done. It is reused with Reset.
+type Write struct {
+	Batch      batch.Builder
+	Conditions []Condition
+	Durability Durability
+
+	// reads is what a validated commit read; nil for a blind one.
+	reads *readSet
+}
+
+// Reset empties the write and keeps its buffers.
+func (w *Write) Reset() {
+	w.Batch.Reset()
+	w.Conditions = w.Conditions[:0]
+	w.Durability = DurabilityDefault
+	w.reads = nil
+}
+
+// Set adds "key becomes value" to the commit.
+func (w *Write) Set(key, value []byte) { w.Batch.Set(keys.SpaceUser, key, value) }
+
+// Delete adds "key is deleted" to the commit.
+func (w *Write) Delete(key []byte) { w.Batch.Delete(keys.SpaceUser, key) }
+
+// Commit logs and installs w under one epoch and returns it. The commit may be acknowledged after Store.Wait.
+//
+// Errors change nothing: *LimitError, ErrEmptyKey, ErrEmptyBatch, *batch.DuplicateKeyError for bad input,
+// *PreconditionError, *ConflictError, ErrMemoryFull, vfs.ErrNoSpace, ErrFailed, ErrClosed.
+func (x *Session) Commit(w *Write) (keys.Epoch, error) {
+	body, err := x.prepare(w)
+	if err != nil {
+		return 0, err
+	}
+	s := x.store
+	if s.serial {
+		s.serialMu.Lock()
+		epoch, err := x.commitLatched(w, body)
+		s.serialMu.Unlock()
+		return epoch, err
+	}
+	x.awaitPrevious()
+	x.latch(w)
+	s.latches.lock(&x.held)
+	epoch, err := x.commitLatched(w, body)
+	s.latches.unlock(&x.held)
+	return epoch, err
+}
+
+// prepare checks w against the limits and sorts its operations.
+func (x *Session) prepare(w *Write) ([]byte, error) {
+	s := x.store
+	if s.closing.Load() {
+		return nil, ErrClosed
+	}
+	if err := s.engine.Err(); err != nil {
+		return nil, err
+	}
+	n := w.Batch.Count()
+	if n == 0 {
+		return nil, ErrEmptyBatch
+	}
+	if n > s.limits.BatchOps {
+		return nil, &LimitError{What: "batch operations", Limit: s.limits.BatchOps, Got: n}
+	}
+	if size := w.Batch.Size(); size > s.limits.BatchBytes {
+		return nil, &LimitError{What: "batch bytes", Limit: s.limits.BatchBytes, Got: size}
+	}
+	for i := range n {
+		if err := s.checkKey(keys.User(w.Batch.Key(i))); err != nil {
+			return nil, err
+		}
+	}
+	if v := w.Batch.ValueBytesMax(); v > s.limits.ValueBytes {
+		return nil, &LimitError{What: "value bytes", Limit: s.limits.ValueBytes, Got: v}
+	}
+	for i := range w.Conditions {
+		if err := s.checkKey(w.Conditions[i].Key); err != nil {
+			return nil, err
+		}
+	}
+	return w.Batch.Finish()
+}
+
+// awaitPrevious bounds the epochs beyond visible to one per session; see horizon.
+func (x *Session) awaitPrevious() {
+	if uint64(x.previous) > x.store.horizon.visible.Load() {
+		x.store.horizon.wait(x.previous, x.parker)
+	}
+}
+
+// latch collects the stripes of everything that w writes or tests.
+func (x *Session) latch(w *Write) {
+	x.held.reset()
+	for i := range w.Batch.Count() {
+		x.held.add(x.store.latches, w.Batch.Key(i))
+	}
+	for i := range w.Conditions {
+		x.key = keys.Append(x.key[:0], keys.SpaceUser, w.Conditions[i].Key)
+		x.held.add(x.store.latches, x.key)
+	}
+}
+
+// commitLatched is steps 2 to 6 of the protocol, under the latches of the write set.
+func (x *Session) commitLatched(w *Write, body []byte) (keys.Epoch, error) {
+	if err := x.checkConditions(w); err != nil {
+		return 0, err
+	}
+	epoch, err := x.reserve(w, body)
+	if err != nil {
+		return 0, err
+	}
+	// From here to done: no allocation, no lock, no log line. Whoever is held up here holds up every later commit.
+	var conflict error
+	if w.reads != nil {
+		conflict = x.validateSince(w.reads, epoch)
+	}
+	if conflict == nil {
+		x.store.engine.Install(&x.writer, body, x.store.isSync(w.Durability))
+	} else {
+		x.store.engine.Abandon(&x.writer)
+	}
+	x.store.horizon.done(epoch)
+	x.slot.Leave()
+	x.previous = epoch
+	x.store.commits.Add(1)
+	if conflict != nil {
+		x.store.conflicts.Add(1)
+		x.store.horizon.wait(epoch, x.parker) // a retry must get a snapshot that sees what beat it
+		return 0, conflict
+	}
+	return epoch, nil
+}
+
+// reserve validates what w read and claims an epoch, and returns inside the slot's protection, so that the memtables that
+// validation saw stay. The slow path, in which the log and the memtable rotate or memory has to be waited for, runs
+// outside it, so that what it waits for can be reclaimed; after it, validation starts anew.
+func (x *Session) reserve(w *Write, body []byte) (keys.Epoch, error) {
+	for {
+		x.slot.Enter()
+		epoch, err := x.validateAndReserve(w, body)
+		if err == nil {
+			return epoch, nil
+		}
+		x.slot.Leave()
+		if err != storage.ErrRotating { //nolint:errorlint // a bare sentinel on the hot path
+			return 0, err
+		}
+		if err := x.store.engine.Advance(&x.writer, len(body)); err != nil {
+			return 0, err
+		}
+	}
+}
+
+func (x *Session) validateAndReserve(w *Write, body []byte) (keys.Epoch, error) {
+	if w.reads != nil {
+		if err := x.validate(w.reads); err != nil {
+			return 0, err
+		}
+	}
+	return x.store.engine.Reserve(&x.writer, body)
+}
+
+// checkConditions tests the preconditions against the newest versions, straight from memtables and tree and not through
+// visible: the latches keep them still. A failure is told only once what it reveals is visible, and durable if it has to be.
+func (x *Session) checkConditions(w *Write) error {
+	for i := range w.Conditions {
+		c := &w.Conditions[i]
+		x.key = keys.Append(x.key[:0], keys.SpaceUser, c.Key)
+		x.slot.Enter()
+		v, ok, err := x.store.engine.Newest(x.key)
+		holds := false
+		if err == nil {
+			holds, err = x.holds(c, v, ok)
+		}
+		epoch, sync := v.Epoch, v.Sync
+		x.slot.Leave()
+		if err != nil {
+			return err
+		}
+		if holds {
+			continue
+		}
+		x.store.horizon.wait(epoch, x.parker)
+		if sync {
+			if err := x.store.engine.WaitDurable(context.Background(), epoch); err != nil {
+				return err
+			}
+		}
+		x.store.preconditions.Add(1)
+		return &PreconditionError{Index: i, Condition: *c, Found: ok && v.Kind == keys.KindSet, Epoch: epoch}
+	}
+	return nil
+}
+
+func (x *Session) holds(c *Condition, v storage.Version, ok bool) (bool, error) {
+	exists := ok && v.Kind == keys.KindSet
+	switch c.Kind {
+	case KeyAbsent:
+		return !exists, nil
+	case KeyPresent:
+		return exists, nil
+	case EpochEquals:
+		return exists && v.Epoch == c.Epoch, nil
+	}
+	if !exists {
+		return false, nil
+	}
+	var err error
+	x.writer.Scratch, err = x.store.engine.AppendValue(x.writer.Scratch[:0], v)
+	return bytes.Equal(x.writer.Scratch, c.Value), err
+}

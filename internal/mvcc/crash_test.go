@@ -1,0 +1,325 @@
+package mvcc
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"epochkv/internal/vfs"
+)
+
+// ledger is what a client was told, in the order of its writes.
+type ledger struct {
+	tried []map[string]string // each commit's sets; "" deletes
+	acked int                 // commits [0, acked) were acknowledged as SYNC
+}
+
+// state is the content after the first n commits.
+func (l *ledger) state(n int) map[string]string {
+	all := make(map[string]string)
+	for _, sets := range l.tried[:n] {
+		for k, v := range sets {
+			if v == "" {
+				delete(all, k)
+			} else {
+				all[k] = v
+			}
+		}
+	}
+	return all
+}
+
+// work commits from one client until the file system crashes or the script ends: single puts, batches, deletions, SYNC and
+// ASYNC, with values that rotate the tiny segments.
+func (l *ledger) work(s *Store, rng *rand.Rand, commits int) error {
+	x, err := s.Session()
+	if err != nil {
+		return err
+	}
+	defer x.Close()
+	for range commits {
+		sets := make(map[string]string)
+		for range 1 + rng.IntN(4)*rng.IntN(4) {
+			k := fmt.Sprintf("key-%02d", rng.IntN(40))
+			sets[k] = ""
+			if rng.IntN(5) > 0 {
+				sets[k] = fmt.Sprintf("%d-%s", len(l.tried), strings.Repeat("v", rng.IntN(3000)))
+			}
+		}
+		w := Write{Durability: DurabilitySync}
+		if rng.IntN(3) == 0 {
+			w.Durability = DurabilityAsync
+		}
+		for k, v := range sets {
+			if v == "" {
+				w.Delete([]byte(k))
+			} else {
+				w.Set([]byte(k), []byte(v))
+			}
+		}
+		l.tried = append(l.tried, sets)
+		if _, err := commitAndWait(x, &w); err != nil {
+			return err
+		}
+		if w.Durability == DurabilitySync {
+			l.acked = len(l.tried)
+		}
+	}
+	return nil
+}
+
+// check reopens what a crash left and finds a state between what was acknowledged and what was tried, at a commit boundary.
+func (l *ledger) check(t *testing.T, fs vfs.FS) int {
+	t.Helper()
+	s, err := Open(tiny(fs))
+	if err != nil {
+		t.Fatalf("reopen: %v", err)
+	}
+	defer mustClose(t, s)
+	got := dump(t, s)
+	n := int(s.Visible()) // one client: epoch n is commit n
+	if n < l.acked || n > len(l.tried) {
+		t.Fatalf("%d commits survived; %d were acknowledged, %d tried", n, l.acked, len(l.tried))
+	}
+	if err := equalMaps(l.state(n), got); err != nil {
+		t.Fatalf("after %d of %d commits (%d acknowledged): %v", n, len(l.tried), l.acked, err)
+	}
+	return n
+}
+
+// crashScript opens a store on fs, works, and closes it; it returns early when fs crashes.
+func crashScript(l *ledger, fs *vfs.Mem, seed uint64) error {
+	o := tiny(fs)
+	o.SyncInterval = time.Hour // the script alone decides what is synced, so that operation k is the same one each time
+	s, err := Open(o)
+	if err != nil {
+		return err
+	}
+	err = l.work(s, rand.New(rand.NewPCG(seed, 1)), 40)
+	return errors.Join(err, s.Close())
+}
+
+// TestAcknowledgedCommitsSurviveACrashAtEveryOperation cuts the power at each mutating file operation of a script, keeps
+// nothing, everything, or a random part of what was not synced, and reopens; then again with the power cut during recovery.
+func TestAcknowledgedCommitsSurviveACrashAtEveryOperation(t *testing.T) {
+	const seed = 7
+	whole := vfs.NewMem()
+	if err := crashScript(new(ledger), whole, seed); err != nil {
+		t.Fatal(err)
+	}
+	ops := whole.Mutations()
+	if ops < 50 {
+		t.Fatalf("the script has only %d operations", ops)
+	}
+	step := int64(1)
+	if testing.Short() {
+		step = 7
+	}
+	for k := int64(1); k <= ops; k += step {
+		fs, l := vfs.NewMem(), new(ledger)
+		fs.CrashAt(k)
+		_ = crashScript(l, fs, seed) // how the script noticed is not the point; what is left is
+		for _, keep := range []vfs.Keep{vfs.KeepNone, vfs.KeepSome, vfs.KeepAll} {
+			left := fs.Crash(uint64(k), keep)
+			crashAgainWhileRecovering(t, l, left, k)
+			l.check(t, left)
+			if t.Failed() {
+				t.Fatalf("seed %d, crash at operation %d of %d, keep %d", seed, k, ops, keep)
+			}
+		}
+	}
+}
+
+// crashAgainWhileRecovering opens copies of a crashed disk and cuts the power at an operation of the recovery.
+func crashAgainWhileRecovering(t *testing.T, l *ledger, left *vfs.Mem, k int64) {
+	t.Helper()
+	disk := left.Crash(0, vfs.KeepAll)
+	*left = *disk.Crash(0, vfs.KeepAll) //nolint:govet // a fresh copy: Crash ends the one it is called on
+	again := disk.Crash(1, vfs.KeepAll)
+	again.CrashAt(1 + k%9)
+	s, err := Open(tiny(again))
+	if err == nil {
+		_ = s.Close()
+	}
+	l.check(t, again.Crash(uint64(k), vfs.KeepSome))
+}
+
+func TestTornTailIsCutAndReported(t *testing.T) {
+	fs := vfs.NewMem()
+	s := mustOpen(t, tiny(fs))
+	mustPut(t, s, "a", "1")
+	x := mustSession(t, s)
+	w := Write{Durability: DurabilityAsync}
+	w.Set([]byte("b"), []byte("2"))
+	if _, err := x.Commit(&w); err != nil {
+		t.Fatal(err)
+	}
+	x.Close()
+	left := fs.Crash(1, vfs.KeepNone)
+	s2 := mustOpen(t, tiny(left))
+	if got := dump(t, s2); got["a"] != "1" {
+		t.Fatalf("%v", got)
+	}
+	if got := s2.Recovery().Epoch; got != 1 && got != 2 {
+		t.Fatalf("recovered epoch %d", got)
+	}
+}
+
+func TestSecondServerIsKeptOut(t *testing.T) {
+	fs := vfs.NewMem()
+	mustOpen(t, tiny(fs))
+	if _, err := Open(tiny(fs)); !errors.Is(err, vfs.ErrLocked) {
+		t.Fatalf("second open: %v", err)
+	}
+}
+
+// TestFailedSyncIsFinal: after an fdatasync failed, waiting commits fail, no later write is accepted, reads go on, and a restart
+// brings back what was acknowledged.
+func TestFailedSyncIsFinal(t *testing.T) {
+	disk := vfs.NewMem()
+	fs := vfs.NewFaulty(disk)
+	s := mustOpen(t, tiny(fs))
+	mustPut(t, s, "a", "1")
+	rule := fs.Inject(vfs.Rule{Op: vfs.OpSyncData | vfs.OpSync, Name: "*.log", Nth: 1})
+	x := mustSession(t, s)
+	defer x.Close()
+	if _, err := put(x, "b", "2", DurabilitySync); !errors.Is(err, ErrFailed) {
+		t.Fatalf("put over a failing sync: %v", err)
+	}
+	if rule.Fired() == 0 {
+		t.Fatal("the fault was never met")
+	}
+	if _, err := put(x, "c", "3", DurabilityAsync); !errors.Is(err, ErrFailed) {
+		t.Fatalf("put after the failure: %v", err)
+	}
+	if s.Err() == nil {
+		t.Fatal("the store claims to be well")
+	}
+	if got := get(t, s, "a", 0); got != "1" {
+		t.Fatalf("a = %q: reads must go on", got)
+	}
+	_ = s.Close()
+	s = mustOpen(t, tiny(disk.Crash(1, vfs.KeepNone)))
+	if got := dump(t, s); got["a"] != "1" || len(got) != 1 {
+		t.Fatalf("after the restart: %v", got)
+	}
+}
+
+// TestFullDiskRefusesWritesAndRecovers: without room for the next segment writes fail with ErrNoSpace and change nothing; with
+// room again they go on, in the same process.
+func TestFullDiskRefusesWritesAndRecovers(t *testing.T) {
+	fs := vfs.NewMem()
+	s := mustOpen(t, tiny(fs))
+	x := mustSession(t, s)
+	defer x.Close()
+	fs.SetCapacity(1 << 20)
+	want := make(map[string]string)
+	var full error
+	for i := 0; i < 4000 && full == nil; i++ {
+		k, v := fmt.Sprintf("k%04d", i), strings.Repeat("v", 1000)
+		if _, full = put(x, k, v, DurabilitySync); full == nil {
+			want[k] = v
+		}
+	}
+	if !errors.Is(full, vfs.ErrNoSpace) {
+		t.Fatalf("a full disk answered %v", full)
+	}
+	if err := equalMaps(want, dump(t, s)); err != nil {
+		t.Fatal(err)
+	}
+	fs.SetCapacity(0)
+	deadline := time.Now().Add(5 * time.Second)
+	for {
+		_, err := put(x, "later", "v", DurabilitySync)
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, vfs.ErrNoSpace) || time.Now().After(deadline) {
+			t.Fatalf("with room again: %v", err)
+		}
+		time.Sleep(time.Millisecond)
+	}
+	want["later"] = "v"
+	mustClose(t, s)
+	if err := equalMaps(want, dump(t, mustOpen(t, tiny(fs)))); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestFullMemoryRefusesWrites: until there is a tree, frozen generations pile up; at the budget writers are told so.
+func TestFullMemoryRefusesWrites(t *testing.T) {
+	fs := vfs.NewMem()
+	o := tiny(fs)
+	o.Storage.MemoryBytes = 4 << 20
+	s := mustOpen(t, o)
+	x := mustSession(t, s)
+	defer x.Close()
+	want := make(map[string]string)
+	for i := 0; ; i++ {
+		k, v := fmt.Sprintf("k%05d", i), strings.Repeat("v", 500)
+		_, err := put(x, k, v, DurabilityAsync)
+		if errors.Is(err, ErrMemoryFull) {
+			break
+		}
+		if err != nil || i > 100000 {
+			t.Fatalf("put %d: %v", i, err)
+		}
+		want[k] = v
+	}
+	if used := s.Stats().Storage.MemtableBytes; used > o.Storage.MemoryBytes {
+		t.Fatalf("%d bytes of memtables in a budget of %d", used, o.Storage.MemoryBytes)
+	}
+	if err := equalMaps(want, dump(t, s)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestReadNeverRevealsWhatACrashCouldTakeBack: a SYNC commit that is visible but not durable makes a reader wait; an ASYNC one
+// does not.
+func TestReadNeverRevealsWhatACrashCouldTakeBack(t *testing.T) {
+	s := mustOpen(t, func() Options { o := tiny(vfs.NewMem()); o.SyncInterval = time.Hour; return o }())
+	x := mustSession(t, s)
+	defer x.Close()
+	commit := func(key string, d Durability, fill func(*Write)) {
+		w := Write{Durability: d}
+		fill(&w)
+		if _, err := x.Commit(&w); err != nil { // and no Wait: the flusher does not know of it yet
+			t.Fatal(key, err)
+		}
+	}
+	commit("async", DurabilityAsync, func(w *Write) { w.Set([]byte("async"), []byte("1")) })
+	if v, err := x.Get(nil, []byte("async"), 0); err != nil || !v.Found || v.Await != 0 {
+		t.Fatalf("async: %+v, %v", v, err)
+	}
+	commit("sync", DurabilitySync, func(w *Write) { w.Set([]byte("sync"), []byte("1")) })
+	v, err := x.Get(nil, []byte("sync"), 0)
+	if err != nil || !v.Found || v.Await != v.Epoch {
+		t.Fatalf("sync: %+v, %v", v, err)
+	}
+	commit("deletion", DurabilitySync, func(w *Write) { w.Delete([]byte("sync")) })
+	if v, err = x.Get(nil, []byte("sync"), 0); err != nil || v.Found || v.Await == 0 {
+		t.Fatalf("a deletion reveals as much: %+v, %v", v, err)
+	}
+	if _, err = x.View(0); err != nil {
+		t.Fatal(err)
+	}
+	c, err := x.Scan(ScanOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for c.Next() {
+	}
+	if got := c.Await(); got != v.Await {
+		t.Fatalf("the scan met the deletion at %d, awaits %d", v.Await, got)
+	}
+	x.Done()
+	if err := s.AwaitDurable(t.Context(), v.Await); err != nil {
+		t.Fatal(err)
+	}
+	if v, _ = x.Get(nil, []byte("sync"), 0); v.Await != 0 {
+		t.Fatalf("durable, and still to be awaited: %+v", v)
+	}
+}

@@ -1,0 +1,108 @@
+package mvcc
+
+import (
+	"errors"
+
+	"epochkv/internal/storage/keys"
+)
+
+// RangeDelete asks for the deletion of every key in [Lower, Upper); a nil Upper means to the end.
+type RangeDelete struct {
+	Lower, Upper []byte
+	Limit        int // delete at most this many keys, lowest first; 0: all
+	Conditions   []Condition
+	Durability   Durability
+}
+
+// RangeDeleted is the outcome. With Count zero nothing was written and Epoch is the snapshot that was looked at.
+type RangeDeleted struct {
+	Epoch keys.Epoch
+	Count int
+	More  bool       // the limit was reached and keys remain
+	Await keys.Epoch // as in Value
+}
+
+// rangeAttempts bounds how often a range delete starts again because the range changed under it.
+const rangeAttempts = 16
+
+// DeleteRange deletes the keys of a range atomically, as one commit. It reads the range at a snapshot and commits only if
+// the range did not change until its own epoch; otherwise it starts again, and after some attempts gives up with
+// *ConflictError. A range whose deletion exceeds the batch limits is a *LimitError: delete it in parts, with Limit.
+func (x *Session) DeleteRange(o RangeDelete) (RangeDeleted, error) {
+	var conflict *ConflictError
+	for range rangeAttempts {
+		out, err := x.deleteRangeOnce(o)
+		if !errors.As(err, &conflict) {
+			return out, err
+		}
+	}
+	return RangeDeleted{}, conflict
+}
+
+func (x *Session) deleteRangeOnce(o RangeDelete) (RangeDeleted, error) {
+	w := &x.rangeWrite
+	w.Reset()
+	w.Conditions, w.Durability = append(w.Conditions, o.Conditions...), o.Durability
+	at, err := x.View(0)
+	if err != nil {
+		return RangeDeleted{}, err
+	}
+	defer x.Done()
+	out, err := x.collect(o, w)
+	if err != nil {
+		return out, err
+	}
+	if out.Count == 0 {
+		out.Epoch = at
+		if len(w.Conditions) == 0 {
+			return out, nil
+		}
+		x.latch(w)
+		x.store.latches.lock(&x.held)
+		defer x.store.latches.unlock(&x.held)
+		return out, x.checkConditions(w)
+	}
+	w.reads = &readSet{at: at, ranges: []keyRange{x.readRange(o, w, out.More)}}
+	out.Epoch, err = x.Commit(w)
+	return out, err
+}
+
+// collect fills w with a deletion for each key of the range at the view.
+func (x *Session) collect(o RangeDelete, w *Write) (out RangeDeleted, err error) {
+	c, err := x.Scan(ScanOptions{Lower: o.Lower, Upper: o.Upper, KeysOnly: true})
+	if err != nil {
+		return out, err
+	}
+	defer c.Close()
+	for c.Next() {
+		if o.Limit > 0 && out.Count == o.Limit {
+			out.More = true
+			break
+		}
+		if out.Count == x.store.limits.BatchOps {
+			return out, &LimitError{What: "batch operations", Limit: x.store.limits.BatchOps, Got: out.Count + 1}
+		}
+		w.Delete(c.Key())
+		if size := w.Batch.Size(); size > x.store.limits.BatchBytes {
+			return out, &LimitError{What: "batch bytes", Limit: x.store.limits.BatchBytes, Got: size}
+		}
+		out.Count++
+	}
+	out.Await = c.Await()
+	return out, c.Err()
+}
+
+// readRange is the part of the range that was read: up to and including the last key when a limit ended it early.
+func (x *Session) readRange(o RangeDelete, w *Write, more bool) keyRange {
+	r := keyRange{lower: keys.Append(nil, keys.SpaceUser, o.Lower)}
+	switch {
+	case more:
+		last := w.Batch.Key(w.Batch.Count() - 1)
+		r.upper = append(append(r.upper, last...), 0)
+	case o.Upper != nil:
+		r.upper = keys.Append(nil, keys.SpaceUser, o.Upper)
+	default:
+		r.upper = []byte{byte(keys.SpaceUser) + 1}
+	}
+	return r
+}

@@ -1,0 +1,85 @@
+package mvcc
+
+import (
+	"errors"
+	"fmt"
+
+	"epochkv/internal/storage"
+	"epochkv/internal/storage/keys"
+)
+
+// Sentinels. Each is one reason that clients see; the server maps them in one place.
+var (
+	// ErrMemoryFull means that the memory budget is used up until a checkpoint makes room. Nothing was written.
+	ErrMemoryFull = storage.ErrMemoryFull
+	// ErrFailed means that a write or sync of the log failed: the store takes no more writes until it is restarted.
+	ErrFailed = storage.ErrFailed
+	// ErrClosed means that the store is closed or closing.
+	ErrClosed = errors.New("mvcc: store is closed")
+	// ErrTooManySessions means that Limits.Sessions sessions are in use.
+	ErrTooManySessions = errors.New("mvcc: too many sessions")
+	// ErrTooManyHolds means that Limits.Holds epochs are held already.
+	ErrTooManyHolds = errors.New("mvcc: too many scan tokens are alive")
+	// ErrEmptyBatch means that a commit has no operations.
+	ErrEmptyBatch = errors.New("mvcc: batch has no operations")
+	// ErrEmptyKey means that a key has no bytes.
+	ErrEmptyKey = errors.New("mvcc: key is empty")
+)
+
+// ConflictError means that a key or range changed after the snapshot the transaction read. Retrying it takes a newer one.
+type ConflictError struct {
+	Key   []byte // the client's key; for a range, its lower bound
+	Epoch keys.Epoch
+}
+
+func (e *ConflictError) Error() string {
+	return fmt.Sprintf("mvcc: %q was changed by a concurrent commit; retry", e.Key)
+}
+
+// PreconditionError names the precondition that does not hold. Nothing was written.
+type PreconditionError struct {
+	Index     int // position in the request
+	Condition Condition
+	Found     bool       // whether the key exists
+	Epoch     keys.Epoch // epoch of the key's newest version, zero if it never existed
+}
+
+func (e *PreconditionError) Error() string {
+	return fmt.Sprintf("mvcc: precondition %d does not hold: key %q %s", e.Index, e.Condition.Key, e.Condition.Kind.mismatch(e.Found))
+}
+
+func (k ConditionKind) mismatch(found bool) string {
+	switch {
+	case k == KeyAbsent:
+		return "exists"
+	case !found:
+		return "does not exist"
+	case k == EpochEquals:
+		return "was written at another epoch"
+	}
+	return "has another value"
+}
+
+// SnapshotGoneError means that nothing holds the named epoch any more.
+type SnapshotGoneError struct {
+	Epoch  keys.Epoch
+	Oldest keys.Epoch // from here on every epoch is readable
+	Newest keys.Epoch // newest epoch there is
+}
+
+func (e *SnapshotGoneError) Error() string {
+	if e.Epoch > e.Newest {
+		return fmt.Sprintf("mvcc: epoch %d lies in the future; the newest is %d", e.Epoch, e.Newest)
+	}
+	return fmt.Sprintf("mvcc: epoch %d can no longer be read; the oldest readable one is %d", e.Epoch, e.Oldest)
+}
+
+// LimitError means that a request asks for more than a configured limit.
+type LimitError struct {
+	What       string // "key bytes", "value bytes", "batch bytes", "batch operations"
+	Limit, Got int
+}
+
+func (e *LimitError) Error() string {
+	return fmt.Sprintf("mvcc: %s: %d exceeds the limit of %d", e.What, e.Got, e.Limit)
+}

@@ -1,0 +1,143 @@
+package mvcc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"epochkv/internal/storage"
+	"epochkv/internal/storage/keys"
+	"epochkv/internal/vfs"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// tiny makes generations rotate all the time.
+func tiny(fs vfs.FS) Options {
+	return Options{
+		Storage: storage.Options{
+			Dir: "db", FS: fs, MemoryBytes: 256 << 20, CacheBytes: 1 << 20, MemtableBytes: 64 << 10, SegmentBytes: 64 << 10,
+		},
+		SyncInterval: time.Millisecond, GCInterval: time.Millisecond,
+	}
+}
+
+// mustOpen opens a store that is closed when the test ends, unless the test closed it.
+func mustOpen(t testing.TB, o Options) *Store {
+	t.Helper()
+	s, err := Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil && !errors.Is(err, vfs.ErrCrashed) && !errors.Is(err, ErrFailed) {
+			t.Errorf("close: %v", err)
+		}
+	})
+	return s
+}
+
+func mustClose(t testing.TB, s *Store) {
+	t.Helper()
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func mustSession(t testing.TB, s *Store) *Session {
+	t.Helper()
+	x, err := s.Session()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return x
+}
+
+// put commits one value and waits as its durability asks.
+func put(x *Session, key, value string, d Durability) (keys.Epoch, error) {
+	w := Write{Durability: d}
+	w.Set([]byte(key), []byte(value))
+	return commitAndWait(x, &w)
+}
+
+func commitAndWait(x *Session, w *Write) (keys.Epoch, error) {
+	e, err := x.Commit(w)
+	if err != nil {
+		return 0, err
+	}
+	return e, x.store.Wait(context.Background(), e, w.Durability)
+}
+
+func mustPut(t testing.TB, s *Store, key, value string) keys.Epoch {
+	t.Helper()
+	x := mustSession(t, s)
+	defer x.Close()
+	e, err := put(x, key, value, DurabilitySync)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+// get reads a key at an epoch as text, "-" when it is missing.
+func get(t testing.TB, s *Store, key string, at keys.Epoch) string {
+	t.Helper()
+	x := mustSession(t, s)
+	defer x.Close()
+	v, err := x.Get(nil, []byte(key), at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !v.Found {
+		return "-"
+	}
+	return string(v.Data)
+}
+
+// dump is the whole content at the newest snapshot.
+func dump(t testing.TB, s *Store) map[string]string {
+	t.Helper()
+	x := mustSession(t, s)
+	defer x.Close()
+	if _, err := x.View(0); err != nil {
+		t.Fatal(err)
+	}
+	c, err := x.Scan(ScanOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	all := make(map[string]string)
+	for c.Next() {
+		all[string(c.Key())] = string(c.Value())
+	}
+	if c.Err() != nil {
+		t.Fatal(c.Err())
+	}
+	return all
+}
+
+func equalMaps(a, b map[string]string) error {
+	for k, v := range a {
+		if w, ok := b[k]; !ok || v != w {
+			return fmt.Errorf("key %q: %q against %q (present %v)", k, clip(v), clip(w), ok)
+		}
+	}
+	for k := range b {
+		if _, ok := a[k]; !ok {
+			return fmt.Errorf("key %q is too many", k)
+		}
+	}
+	return nil
+}
+
+func clip(s string) string {
+	if len(s) > 40 {
+		return s[:40] + "..."
+	}
+	return s
+}

@@ -1,0 +1,154 @@
+package mvcc
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+
+	"epochkv/internal/storage/keys"
+)
+
+// horizon knows which epochs are installed in the memtable, and moves visible over every consecutive one.
+//
+// Writers mark their epoch in a ring and then ratchet: whoever finishes last moves visible for all. A session waits for
+// its previous epoch before it reserves the next, so at most one epoch per session lies beyond visible.
+//
+// Invariant: every epoch <= visible is installed, and every marked epoch is < visible + len(ring).
+type horizon struct {
+	_       [128]byte
+	visible atomic.Uint64
+	_       [120]byte
+
+	ring []atomic.Uint64 // ring[slot(e)] == e once e is installed
+	mask uint64
+
+	_       [128]byte
+	parked  atomic.Int32 // waiters in the list; writers look at it after each ratchet
+	_       [124]byte
+	mu      sync.Mutex
+	waiting []*waiter
+}
+
+// waiter is what a session parks on. Its channel holds one token, so that waking never blocks.
+type waiter struct {
+	epoch uint64
+	wake  chan struct{}
+}
+
+func newWaiter() *waiter { return &waiter{wake: make(chan struct{}, 1)} }
+
+// open prepares the ring for at most sessionsMax epochs beyond visible.
+func (h *horizon) open(visible keys.Epoch, sessionsMax int) {
+	size := uint64(64)
+	for size <= uint64(sessionsMax) {
+		size *= 2
+	}
+	h.ring = make([]atomic.Uint64, size)
+	h.mask = size - 1
+	h.visible.Store(uint64(visible))
+}
+
+// slot spreads neighbouring epochs over cache lines: two writers finish neighbouring epochs at the same moment.
+func (h *horizon) slot(e uint64) *atomic.Uint64 {
+	lines := (h.mask + 1) / 8
+	return &h.ring[(e%lines)*8+(e/lines)%8]
+}
+
+// done marks e as installed and moves visible as far as it goes.
+func (h *horizon) done(e keys.Epoch) {
+	h.slot(uint64(e)).Store(uint64(e))
+	for {
+		from := h.visible.Load()
+		to := from
+		for h.slot(to+1).Load() == to+1 {
+			to++
+		}
+		if to == from {
+			return
+		}
+		if h.visible.CompareAndSwap(from, to) && h.parked.Load() != 0 {
+			h.wakeThrough(to)
+		}
+	}
+}
+
+func (h *horizon) wakeThrough(epoch uint64) {
+	h.mu.Lock()
+	kept := h.waiting[:0]
+	for _, w := range h.waiting {
+		if w.epoch > epoch {
+			kept = append(kept, w)
+			continue
+		}
+		h.parked.Add(-1)
+		w.wake <- struct{}{}
+	}
+	h.waiting = kept
+	h.mu.Unlock()
+}
+
+// spins bounds the busy wait at about 2 microseconds: a commit in the window takes less than one, unless its goroutine
+// was descheduled, and then only parking helps.
+const (
+	spins         = 24
+	pausesPerSpin = 2
+)
+
+// wait returns once visible has reached e. Waiting cannot fail: whoever holds a smaller epoch finishes it.
+func (h *horizon) wait(e keys.Epoch, w *waiter) {
+	for range spins {
+		if h.visible.Load() >= uint64(e) {
+			return
+		}
+		pause(pausesPerSpin)
+	}
+	if !h.enlist(uint64(e), w) {
+		return
+	}
+	<-w.wake
+}
+
+// waitContext is wait for callers with a deadline.
+func (h *horizon) waitContext(ctx context.Context, e keys.Epoch) error {
+	if h.visible.Load() >= uint64(e) {
+		return nil
+	}
+	w := newWaiter()
+	if !h.enlist(uint64(e), w) {
+		return nil
+	}
+	select {
+	case <-w.wake:
+		return nil
+	case <-ctx.Done():
+		h.delist(w)
+		return context.Cause(ctx)
+	}
+}
+
+// enlist parks w, unless visible has reached e. The counter rises before visible is read again, and a ratchet moves visible
+// before it reads the counter: one of the two sees the other.
+func (h *horizon) enlist(e uint64, w *waiter) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.parked.Add(1)
+	if h.visible.Load() >= e {
+		h.parked.Add(-1)
+		return false
+	}
+	w.epoch = e
+	h.waiting = append(h.waiting, w)
+	return true
+}
+
+func (h *horizon) delist(w *waiter) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for i, x := range h.waiting {
+		if x == w {
+			h.waiting = append(h.waiting[:i], h.waiting[i+1:]...)
+			h.parked.Add(-1)
+			return
+		}
+	}
+}

@@ -1,0 +1,82 @@
+package mvcc
+
+import (
+	"hash/maphash"
+	"math/bits"
+	"sync"
+)
+
+// stripes is the number of latches. A collision only makes one writer wait for another, for the time of an insert; with
+// 64 writers and 1024 stripes a put meets one in 6 % of cases. 64 KiB of padded mutexes stay in the second-level cache.
+const stripes = 1024
+
+// latches is the striped table of key latches. Every writer takes the latches of its whole write set, in stripe order, so
+// that no two commits deadlock, and holds them until its versions are in the memtable.
+type latches struct {
+	seed  maphash.Seed
+	table [stripes]struct {
+		sync.Mutex
+		_ [56]byte
+	}
+}
+
+func newLatches() *latches { return &latches{seed: maphash.MakeSeed()} }
+
+// latchSet is the set of stripes that one commit holds. A session reuses it.
+type latchSet struct {
+	bits  [stripes / 64]uint64
+	only  int // the stripe, while the set holds one
+	count int
+}
+
+func (s *latchSet) reset() {
+	if s.count > 1 {
+		clear(s.bits[:])
+	}
+	s.count = 0
+}
+
+// add puts the stripe of an internal key into the set.
+func (s *latchSet) add(l *latches, key []byte) {
+	stripe := int(maphash.Bytes(l.seed, key) % stripes)
+	if s.count == 0 { // one key is the common case and needs no bit set
+		s.only, s.count = stripe, 1
+		return
+	}
+	if s.count == 1 {
+		s.bits[s.only/64] |= 1 << (s.only % 64)
+	}
+	s.bits[stripe/64] |= 1 << (stripe % 64)
+	s.count++
+}
+
+// lock takes every latch of the set, in ascending stripe order.
+func (l *latches) lock(s *latchSet) {
+	if s.count == 1 {
+		l.table[s.only].Lock()
+		return
+	}
+	if s.count == 0 {
+		return
+	}
+	for i, word := range s.bits {
+		for ; word != 0; word &= word - 1 {
+			l.table[i*64+bits.TrailingZeros64(word)].Lock()
+		}
+	}
+}
+
+func (l *latches) unlock(s *latchSet) {
+	if s.count == 1 {
+		l.table[s.only].Unlock()
+		return
+	}
+	if s.count == 0 {
+		return
+	}
+	for i, word := range s.bits {
+		for ; word != 0; word &= word - 1 {
+			l.table[i*64+bits.TrailingZeros64(word)].Unlock()
+		}
+	}
+}

@@ -1,0 +1,96 @@
+// Package mvcc is the transactional store: epochs, snapshots, conflicts, and the commit protocol over the storage engine.
+//
+//	epoch     one per commit, dense: 1, 2, 3 ...; all of a commit's versions carry it
+//	visible   the largest epoch such that every commit <= it is installed in a memtable
+//	durable   the largest epoch such that every commit <= it is on stable storage
+//	snapshot  an epoch at which a session reads; it sees per key the newest version <= it
+//	frontier  epochs from here on are readable without being held; the collector moves it to visible every 100 ms
+//
+// A commit:
+//
+//	latch keys ─► check conditions ─► reserve (epoch, log place) ─► copy record ─► insert versions ─► mark done ─► unlatch
+//	                                     one atomic add                  no lock, no allocation        ratchet visible
+//
+// and is acknowledged once visible has reached its epoch, and durable has too if it is a SYNC commit.
+//
+// Invariants:
+//   - Same-key versions are installed in epoch order: both ends of the window are under the key's latch.
+//   - A condition holds at the commit's own epoch: the latches of its keys are held from the check to the install.
+//   - A validated commit (DeleteRange) read what was there right before its own epoch: the range is checked before the
+//     reservation, and what came in between is checked after every smaller epoch has finished.
+//   - Between the reservation and the mark nothing allocates, logs, takes a lock or faults a page in; whoever is held up there
+//     holds up every later commit. Space in the memtable is secured before.
+//   - A reply never reveals a SYNC commit that a crash could still take back: reads and refused preconditions name the epoch
+//     that has to be durable first (Await), or wait for it.
+//   - At most one epoch per session lies beyond visible, which bounds the ring that visible is ratcheted over.
+//
+// Locks: latches in stripe order, then nothing. The engine's rotation mutex is taken outside the slot's protection, under
+// the latches. The mutexes of horizon and sessions are leaves.
+package mvcc
+
+import (
+	"time"
+
+	"epochkv/internal/storage"
+	"epochkv/internal/storage/keys"
+)
+
+// Durability says when a write is acknowledged.
+type Durability uint8
+
+const (
+	// DurabilityDefault takes the store's setting.
+	DurabilityDefault Durability = iota
+	// DurabilitySync acknowledges once the commit is on stable storage.
+	DurabilitySync
+	// DurabilityAsync acknowledges once the commit is visible; the log is synced at an interval.
+	DurabilityAsync
+)
+
+// Options configure a store. Zero fields take the default named beside them.
+type Options struct {
+	Storage      storage.Options
+	Durability   Durability    // what DurabilityDefault means; DurabilitySync
+	SyncInterval time.Duration // how long an async commit may stay unsynced; 50 ms
+	GCInterval   time.Duration // how often min-visible is recomputed; 100 ms
+	Retention    time.Duration // how long a past epoch stays readable with nobody holding it; 0
+	Limits       Limits
+}
+
+// Limits bound what one request may ask for. Zero fields take the default named beside them.
+type Limits struct {
+	KeyBytes   int // a quarter of the page: 2 KiB
+	ValueBytes int // 16 MiB
+	BatchBytes int // 64 MiB
+	BatchOps   int // 1,000,000
+	Sessions   int // 8192
+	Holds      int // scan tokens alive at once; 4096
+}
+
+// ConditionKind names a precondition.
+type ConditionKind uint8
+
+// Preconditions of a write.
+const (
+	KeyAbsent ConditionKind = iota + 1
+	KeyPresent
+	ValueEquals
+	EpochEquals
+)
+
+// Condition is a precondition on the newest committed version of a key.
+type Condition struct {
+	Kind  ConditionKind
+	Key   []byte     // the client's key
+	Value []byte     // for ValueEquals
+	Epoch keys.Epoch // for EpochEquals
+}
+
+// Value is the answer to a point read.
+type Value struct {
+	Found bool
+	Data  []byte     // the caller's buffer with the value appended
+	Epoch keys.Epoch // the commit that wrote the value
+	At    keys.Epoch // the snapshot it was read at
+	Await keys.Epoch // the reply must wait until this epoch is durable (Store.AwaitDurable); zero: need not wait
+}

@@ -1,0 +1,38 @@
+package mvcc
+
+import "time"
+
+// Defaults, as documented at Options and Limits.
+const (
+	defaultSyncInterval = 50 * time.Millisecond
+	defaultGCInterval   = 100 * time.Millisecond
+	defaultValueBytes   = 16 << 20
+	defaultBatchBytes   = 64 << 20
+	defaultBatchOps     = 1_000_000
+	defaultSessions     = 8192
+	defaultHolds        = 4096
+	defaultPageSize     = 8192
+)
+
+func (o *Options) setDefaults() {
+	if o.Durability == DurabilityDefault {
+		o.Durability = DurabilitySync
+	}
+	orDefault(&o.SyncInterval, defaultSyncInterval)
+	orDefault(&o.GCInterval, defaultGCInterval)
+	orDefault(&o.Storage.PageSize, defaultPageSize)
+	l := &o.Limits
+	orDefault(&l.KeyBytes, o.Storage.PageSize/4)
+	orDefault(&l.ValueBytes, defaultValueBytes)
+	orDefault(&l.BatchBytes, defaultBatchBytes)
+	orDefault(&l.BatchOps, defaultBatchOps)
+	orDefault(&l.Sessions, defaultSessions)
+	orDefault(&l.Holds, defaultHolds)
+}
+
+func orDefault[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}

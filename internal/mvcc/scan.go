@@ -1,0 +1,166 @@
+package mvcc
+
+import (
+	"bytes"
+
+	"epochkv/internal/storage"
+	"epochkv/internal/storage/keys"
+)
+
+// ScanOptions bound a scan over the client's keys.
+type ScanOptions struct {
+	Lower, Upper []byte // [Lower, Upper); a nil Upper means to the end
+	Reverse      bool   // from the largest key down
+	KeysOnly     bool   // Value stays nil, and large values are not read
+}
+
+// Cursor walks a range of keys in a session's view. It belongs to its session, which has one; it is not for concurrent use.
+type Cursor struct {
+	session *Session
+	inner   storage.Cursor
+	options ScanOptions
+	lower   []byte // internal bounds
+	upper   []byte
+	last    []byte // internal key last returned, to go on from after a pause
+	value   []byte
+	version storage.Version
+	await   keys.Epoch
+	err     error
+	started bool
+	inside  bool // physical protection is held and inner is positioned on last
+	open    bool
+}
+
+// Scan opens the session's cursor in its view. The bounds are copied. A previous cursor of the session ends.
+func (x *Session) Scan(o ScanOptions) (*Cursor, error) {
+	c := &x.cursor
+	c.Close()
+	if len(o.Lower) > x.store.limits.KeyBytes+1 || len(o.Upper) > x.store.limits.KeyBytes+1 {
+		return nil, &LimitError{What: "key bytes", Limit: x.store.limits.KeyBytes, Got: max(len(o.Lower), len(o.Upper))}
+	}
+	c.session, c.options = x, o
+	c.lower = keys.Append(c.lower[:0], keys.SpaceUser, o.Lower)
+	if o.Upper != nil {
+		c.upper = keys.Append(c.upper[:0], keys.SpaceUser, o.Upper)
+	} else {
+		c.upper = append(c.upper[:0], byte(keys.SpaceUser)+1)
+	}
+	c.last, c.await, c.err = c.last[:0], 0, nil
+	c.started, c.inside, c.open = false, false, true
+	return c, nil
+}
+
+// Next moves to the next key that has a value in the view, and reports whether there is one. After false, Err tells why.
+func (c *Cursor) Next() bool {
+	if c.err != nil || !c.open {
+		return false
+	}
+	if !c.inside {
+		c.enter()
+	} else {
+		c.step()
+	}
+	for ; c.inner.Valid(); c.step() {
+		if c.pastEnd() {
+			return false
+		}
+		v := c.inner.Version()
+		if at := c.session.store.mustAwait(v); at > c.await {
+			c.await = at
+		}
+		if v.Kind != keys.KindSet {
+			continue
+		}
+		c.version = v
+		return c.load()
+	}
+	c.err = c.inner.Err()
+	return false
+}
+
+// enter takes physical protection and positions on the first key not yet returned.
+func (c *Cursor) enter() {
+	s := c.session
+	s.slot.Enter()
+	c.inside = true
+	s.store.engine.OpenCursor(&c.inner, s.at, c.lower, c.upper, c.options.Reverse)
+	switch {
+	case !c.started && !c.options.Reverse:
+		c.inner.SeekGE(c.lower)
+	case !c.started:
+		c.inner.SeekLT(c.upper)
+	case !c.options.Reverse:
+		c.last = append(c.last, 0) // the smallest key behind last
+		c.inner.SeekGE(c.last)
+	default:
+		c.inner.SeekLT(c.last)
+	}
+	c.started = true
+}
+
+func (c *Cursor) step() {
+	if c.options.Reverse {
+		c.inner.Prev()
+	} else {
+		c.inner.Next()
+	}
+}
+
+func (c *Cursor) pastEnd() bool {
+	if c.options.Reverse {
+		return bytes.Compare(c.inner.Key(), c.lower) < 0
+	}
+	return bytes.Compare(c.inner.Key(), c.upper) >= 0
+}
+
+// load takes the value of the current key. The key is copied only by Pause; until then it lies in the engine.
+func (c *Cursor) load() bool {
+	c.value = c.value[:0]
+	if c.options.KeysOnly {
+		return true
+	}
+	c.value, c.err = c.session.store.engine.AppendValue(c.value, c.version)
+	return c.err == nil
+}
+
+// Key is the client's key. It lives until the next call of Next, Pause or Close.
+func (c *Cursor) Key() []byte { return keys.User(c.inner.Key()) }
+
+// Value is the key's value, empty with KeysOnly. It lives as long as Key.
+func (c *Cursor) Value() []byte { return c.value }
+
+// Epoch is the commit that wrote the value.
+func (c *Cursor) Epoch() keys.Epoch { return c.version.Epoch }
+
+// Await is the newest epoch that must be durable before what was returned since the last call may be shown; zero if none.
+func (c *Cursor) Await() keys.Epoch {
+	e := c.await
+	c.await = 0
+	return e
+}
+
+// Err is what ended the scan early, or nil.
+func (c *Cursor) Err() error { return c.err }
+
+// Pause gives up the physical protection while the caller blocks, so that a slow reader holds no memory but its snapshot.
+// Key and Value become invalid; Next goes on behind them.
+func (c *Cursor) Pause() {
+	if !c.inside {
+		return
+	}
+	if c.inner.Valid() {
+		c.last = append(c.last[:0], c.inner.Key()...)
+	}
+	c.inner.Close()
+	c.inside = false
+	c.session.slot.Leave()
+}
+
+// Close ends the scan. Closing twice is harmless.
+func (c *Cursor) Close() {
+	if !c.open {
+		return
+	}
+	c.Pause()
+	c.open = false
+}

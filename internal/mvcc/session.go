@@ -1,0 +1,135 @@
+package mvcc
+
+import (
+	"sync/atomic"
+
+	"epochkv/internal/pin"
+	"epochkv/internal/storage"
+	"epochkv/internal/storage/keys"
+)
+
+// Session is one reader and writer: its slot in the registry, its buffers, its place to park. It serves one goroutine at a
+// time and is pooled, so that a request allocates nothing.
+type Session struct {
+	store  *Store
+	slot   *pin.Slot
+	writer storage.Writer
+	held   latchSet
+	parker *waiter
+	key    []byte // scratch: the internal key of the request at hand
+
+	at         keys.Epoch // snapshot of View, while viewing
+	viewing    bool
+	previous   keys.Epoch // newest epoch this session reserved; the next commit waits until it is visible
+	cursor     Cursor
+	rangeWrite Write
+	closed     atomic.Bool
+}
+
+// Session takes a session from the pool. The caller closes it. The error is ErrTooManySessions or ErrClosed.
+func (s *Store) Session() (*Session, error) {
+	s.sessions.mu.Lock()
+	defer s.sessions.mu.Unlock()
+	if s.closing.Load() {
+		return nil, ErrClosed
+	}
+	if n := len(s.sessions.idle); n > 0 {
+		x := s.sessions.idle[n-1]
+		s.sessions.idle = s.sessions.idle[:n-1]
+		s.sessions.open++
+		x.closed.Store(false)
+		return x, nil
+	}
+	if s.sessions.open >= s.limits.Sessions {
+		return nil, ErrTooManySessions
+	}
+	s.sessions.open++
+	return &Session{store: s, slot: s.registry.Slot(), parker: newWaiter()}, nil
+}
+
+// Close ends the session's snapshot and returns it to the pool. Closing twice is harmless.
+func (x *Session) Close() {
+	if x.closed.Swap(true) {
+		return
+	}
+	x.Done()
+	s := x.store
+	s.sessions.mu.Lock()
+	defer s.sessions.mu.Unlock()
+	s.sessions.open--
+	s.sessions.idle = append(s.sessions.idle, x)
+}
+
+// View registers a snapshot: at a named epoch, or at the newest for zero. It returns the epoch that reads will see, or
+// *SnapshotGoneError. A previous view of the session ends.
+func (x *Session) View(at keys.Epoch) (keys.Epoch, error) {
+	x.Done()
+	switch visible := x.store.Visible(); {
+	case at == 0:
+		x.at = x.slot.Snapshot()
+	case at > visible || !x.slot.SnapshotAt(at):
+		return 0, &SnapshotGoneError{Epoch: at, Oldest: x.store.registry.Frontier(), Newest: visible}
+	default:
+		x.at = at
+	}
+	x.viewing = true
+	return x.at, nil
+}
+
+// Done ends the view. Without one it does nothing.
+func (x *Session) Done() {
+	if !x.viewing {
+		return
+	}
+	x.viewing = false
+	x.slot.Release()
+}
+
+// Get reads one key at a named epoch, or at the newest for zero, and appends its value to dst.
+func (x *Session) Get(dst, key []byte, at keys.Epoch) (Value, error) {
+	if _, err := x.View(at); err != nil {
+		return Value{Data: dst}, err
+	}
+	v, err := x.Read(dst, key)
+	x.Done()
+	return v, err
+}
+
+// Read reads one key in the session's view and appends its value to dst.
+func (x *Session) Read(dst, key []byte) (Value, error) {
+	out := Value{Data: dst, At: x.at}
+	if err := x.store.checkKey(key); err != nil {
+		return out, err
+	}
+	x.key = keys.Append(x.key[:0], keys.SpaceUser, key)
+	x.slot.Enter()
+	v, ok, err := x.store.engine.Get(x.key, x.at)
+	if err == nil && ok {
+		out.Await = x.store.mustAwait(v)
+		if v.Kind == keys.KindSet {
+			out.Found, out.Epoch = true, v.Epoch
+			out.Data, err = x.store.engine.AppendValue(dst, v)
+		}
+	}
+	x.slot.Leave()
+	return out, err
+}
+
+// mustAwait is the epoch that must be durable before a reply may reveal v: an acknowledged SYNC commit is never shown before a
+// crash could no longer take it back. A deletion is revealed as much as a value.
+func (s *Store) mustAwait(v storage.Version) keys.Epoch {
+	if v.Sync && v.Epoch > s.engine.Durable() {
+		return v.Epoch
+	}
+	return 0
+}
+
+func (s *Store) checkKey(key []byte) error {
+	if len(key) == 0 {
+		return ErrEmptyKey
+	}
+	if len(key) > s.limits.KeyBytes {
+		return &LimitError{What: "key bytes", Limit: s.limits.KeyBytes, Got: len(key)}
+	}
+	return nil
+}

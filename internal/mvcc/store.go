@@ -1,0 +1,153 @@
+package mvcc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"epochkv/internal/pin"
+	"epochkv/internal/storage"
+	"epochkv/internal/storage/keys"
+)
+
+// Store is an open database.
+type Store struct {
+	// Constant after Open.
+	engine       *storage.Engine
+	registry     *pin.Registry
+	latches      *latches
+	limits       Limits
+	durability   Durability
+	syncInterval time.Duration
+	gcInterval   time.Duration
+	retention    time.Duration
+	serial       bool
+	recovery     storage.Recovery
+
+	horizon                  horizon
+	_                        [64]byte
+	commits                  atomic.Uint64
+	conflicts, preconditions atomic.Uint64
+	serialMu                 sync.Mutex // with Options.Storage.SerialAppend: the baseline's one mutex
+
+	closing  atomic.Bool
+	sessions struct {
+		mu   sync.Mutex
+		idle []*Session
+		open int
+	}
+
+	stop context.CancelFunc
+	done sync.WaitGroup
+}
+
+// Open opens or creates the store in o.Storage.Dir and recovers what its log holds. Errors: *storage.CorruptionError,
+// storage.ErrNewerFormat, vfs.ErrLocked, and those of the file system.
+func Open(o Options) (*Store, error) {
+	o.setDefaults()
+	s := &Store{
+		latches: newLatches(), limits: o.Limits, durability: o.Durability, serial: o.Storage.SerialAppend,
+		syncInterval: o.SyncInterval, gcInterval: o.GCInterval, retention: o.Retention,
+	}
+	s.registry = pin.NewRegistry(&s.horizon.visible)
+	engine, recovery, err := storage.Open(o.Storage, s.registry)
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", o.Storage.Dir, err)
+	}
+	s.engine, s.recovery = engine, recovery
+	s.horizon.open(recovery.Epoch, s.limits.Sessions)
+	ctx, stop := context.WithCancel(context.Background())
+	s.stop = stop
+	s.refresh(nil, newRetained(s.retention, s.gcInterval))
+	s.done.Go(func() { s.runCollector(ctx) })
+	s.done.Go(func() { s.runSyncer(ctx) })
+	return s, nil
+}
+
+// Recovery tells what opening found.
+func (s *Store) Recovery() storage.Recovery { return s.recovery }
+
+// Close refuses new work, makes every commit durable, and closes the files. Sessions must be closed before. Closing twice
+// returns nil.
+func (s *Store) Close() error {
+	s.sessions.mu.Lock()
+	already := s.closing.Swap(true)
+	s.sessions.mu.Unlock()
+	if already {
+		return nil
+	}
+	s.stop()
+	s.done.Wait()
+	return s.engine.Close()
+}
+
+// Err is nil, or why the store stopped accepting writes.
+func (s *Store) Err() error { return s.engine.Err() }
+
+// Visible is the newest epoch that new snapshots see.
+func (s *Store) Visible() keys.Epoch { return keys.Epoch(s.horizon.visible.Load()) }
+
+// Durable is the newest epoch on stable storage, as all before it.
+func (s *Store) Durable() keys.Epoch { return s.engine.Durable() }
+
+// MinVisible is the oldest epoch that somebody may still read, as of the last collection.
+func (s *Store) MinVisible() keys.Epoch { return s.registry.MinVisible() }
+
+func (s *Store) isSync(d Durability) bool {
+	if d == DurabilityDefault {
+		d = s.durability
+	}
+	return d == DurabilitySync
+}
+
+// Wait returns when a commit with this epoch and durability may be acknowledged: it is visible, and durable if it has to be. An
+// error means that its fate is unknown (the context ended) or that it may be lost (ErrFailed).
+func (s *Store) Wait(ctx context.Context, e keys.Epoch, d Durability) error {
+	if err := s.horizon.waitContext(ctx, e); err != nil {
+		return err
+	}
+	if !s.isSync(d) {
+		return nil
+	}
+	return s.engine.WaitDurable(ctx, e)
+}
+
+// Settled reports whether Wait would return nil at once.
+func (s *Store) Settled(e keys.Epoch, d Durability) bool {
+	return e <= s.Visible() && (!s.isSync(d) || e <= s.engine.Durable())
+}
+
+// AwaitDurable returns when e is on stable storage.
+func (s *Store) AwaitDurable(ctx context.Context, e keys.Epoch) error {
+	return s.engine.WaitDurable(ctx, e)
+}
+
+// Keep keeps the epoch of a session's view readable for ttl after the view ends, for a scan that will be resumed.
+func (s *Store) Keep(at keys.Epoch, ttl time.Duration) error {
+	if !s.registry.Hold(at, time.Now().Add(ttl), s.limits.Holds) {
+		return ErrTooManyHolds
+	}
+	return nil
+}
+
+// runSyncer makes async commits durable at the configured interval.
+func (s *Store) runSyncer(ctx context.Context) {
+	tick := time.NewTicker(s.syncInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if e := s.Visible(); e > s.engine.Durable() {
+			// A failure is final and held by the engine: every writer and the health check see it.
+			if err := s.engine.WaitDurable(ctx, e); err != nil && !errors.Is(err, context.Canceled) {
+				return
+			}
+		}
+	}
+}

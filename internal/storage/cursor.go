@@ -1,0 +1,155 @@
+package storage
+
+import (
+	"bytes"
+
+	"epochkv/internal/storage/keys"
+	"epochkv/internal/storage/memtable"
+)
+
+// Cursor merges the sources of one view into a sequence of user keys with their version at a snapshot, forward or in
+// reverse. It is reused by OpenCursor and valid only inside the slot's protection under which it was opened.
+type Cursor struct {
+	tables  []memtable.Iter // newest first; kept for reuse, as each is large
+	open    int             // tables in use
+	at      keys.Epoch
+	lower   []byte
+	upper   []byte
+	key     []byte
+	version Version
+	valid   bool
+	err     error
+}
+
+// OpenCursor prepares c over the current view, at a snapshot, within [lower, upper). It is not positioned.
+func (e *Engine) OpenCursor(c *Cursor, at keys.Epoch, lower, upper []byte, _ bool) {
+	v := e.view.Load()
+	n := 1 + len(v.frozen)
+	for len(c.tables) < n {
+		c.tables = append(c.tables, memtable.Iter{})
+	}
+	c.tables[0].Init(v.active.mem)
+	for i, g := range v.frozen {
+		c.tables[i+1].Init(g.mem)
+	}
+	c.open, c.at, c.lower, c.upper, c.valid, c.err = n, at, lower, upper, false, nil
+}
+
+// Close forgets what the cursor points to.
+func (c *Cursor) Close() {
+	c.open, c.valid, c.key = 0, false, nil
+}
+
+// SeekGE positions on the first key >= key that has a version at the snapshot.
+func (c *Cursor) SeekGE(key []byte) {
+	for i := range c.open {
+		c.tables[i].SeekGE(key)
+	}
+	c.settleForward()
+}
+
+// SeekLT positions on the last key < key that has a version at the snapshot.
+func (c *Cursor) SeekLT(key []byte) {
+	for i := range c.open {
+		c.tables[i].SeekKeyLT(key)
+	}
+	c.settleBackward()
+}
+
+// Next moves on to the next key. It continues a forward walk.
+func (c *Cursor) Next() {
+	c.passForward()
+	c.settleForward()
+}
+
+// Prev moves back to the key before. It continues a backward walk.
+func (c *Cursor) Prev() {
+	c.passBackward()
+	c.settleBackward()
+}
+
+// passForward moves every source that stands on the current key past it.
+func (c *Cursor) passForward() {
+	for i := range c.open {
+		if t := &c.tables[i]; t.Valid() && bytes.Equal(t.Key(), c.key) {
+			t.NextKey()
+		}
+	}
+}
+
+func (c *Cursor) passBackward() {
+	for i := range c.open {
+		if t := &c.tables[i]; t.Valid() && bytes.Equal(t.Key(), c.key) {
+			t.PrevKey()
+		}
+	}
+}
+
+// settleForward picks the smallest key among the sources, and goes on while it has no version at the snapshot.
+func (c *Cursor) settleForward() {
+	for c.pick(-1) {
+		if bytes.Compare(c.key, c.upper) >= 0 {
+			c.valid = false
+			return
+		}
+		if c.resolve() {
+			return
+		}
+		c.passForward()
+	}
+}
+
+func (c *Cursor) settleBackward() {
+	for c.pick(+1) {
+		if bytes.Compare(c.key, c.lower) < 0 {
+			c.valid = false
+			return
+		}
+		if c.resolve() {
+			return
+		}
+		c.passBackward()
+	}
+}
+
+// pick sets key to the smallest (sign -1) or largest (+1) among the sources.
+func (c *Cursor) pick(sign int) bool {
+	c.valid = false
+	for i := range c.open {
+		t := &c.tables[i]
+		if !t.Valid() {
+			continue
+		}
+		if !c.valid || bytes.Compare(t.Key(), c.key)*sign > 0 {
+			c.key, c.valid = t.Key(), true
+		}
+	}
+	return c.valid
+}
+
+// resolve finds the version at the snapshot: the newest source that has one decides.
+func (c *Cursor) resolve() bool {
+	for i := range c.open {
+		t := &c.tables[i]
+		if !t.Valid() || !bytes.Equal(t.Key(), c.key) {
+			continue
+		}
+		if v, ok := t.VersionAt(c.at); ok {
+			c.version = fromMemtable(v)
+			return true
+		}
+	}
+	return false
+}
+
+// Valid reports whether the cursor stands on a key.
+func (c *Cursor) Valid() bool { return c.valid }
+
+// Key is the internal key. It lives until the cursor moves.
+func (c *Cursor) Key() []byte { return c.key }
+
+// Version is the key's version at the snapshot, which may be a deletion.
+func (c *Cursor) Version() Version { return c.version }
+
+// Err is what ended the walk early, or nil.
+func (c *Cursor) Err() error { return c.err }

@@ -1,0 +1,78 @@
+package storage
+
+import (
+	"errors"
+	"sync/atomic"
+
+	"epochkv/internal/storage/keys"
+	"epochkv/internal/storage/memtable"
+	"epochkv/internal/wal"
+)
+
+// ErrRotating means that the active generation is full: call Advance outside the slot's protection and try again.
+var ErrRotating = errors.New("storage: generation is rotating")
+
+// generation is one log segment and the memtable that its records fill. They rotate together.
+//
+// Invariant: every epoch in [first, end) has its versions in mem once visible >= end-1; end is known once sealed.
+type generation struct {
+	segment *wal.Segment // nil for a generation that recovery filled
+	mem     *memtable.Table
+	first   keys.Epoch
+	end     atomic.Uint64              // first epoch of the next generation, zero while active
+	next    atomic.Pointer[generation] // set when the next one is published
+}
+
+func (g *generation) sealed() bool { return g.end.Load() != 0 }
+
+// Writer is one session's state on the commit path. It is not for concurrent use.
+type Writer struct {
+	inserter   memtable.Inserter
+	generation *generation
+	claim      wal.Claim
+	Scratch    []byte // for the session: a value to compare with
+}
+
+// Reserve claims the next epoch and the place of body in the log, with the memtable's space secured before. It returns
+// ErrRotating when the active generation is full. The caller is inside its slot's protection, and stays there until Install.
+func (e *Engine) Reserve(w *Writer, body []byte) (keys.Epoch, error) {
+	g := e.view.Load().active
+	w.generation = g
+	claim, outcome := wal.Claim{}, wal.Full
+	switch {
+	case g.sealed():
+	case int64(g.mem.Bytes()) >= e.memtableBytes: // asked before Secure, which may add one large value to an empty table
+		claim, outcome = g.segment.Seal()
+	default:
+		if err := g.mem.Secure(&w.inserter, memtable.MaxSize(body)); err != nil {
+			return 0, err
+		}
+		claim, outcome = g.segment.Reserve(len(body))
+	}
+	switch outcome {
+	case wal.Reserved:
+		w.claim = claim
+		return claim.Epoch, nil
+	case wal.Crossed:
+		g.end.Store(uint64(claim.Epoch))
+	case wal.TooLarge:
+		return 0, errTooLarge // unreachable behind the batch limit
+	}
+	return 0, ErrRotating
+}
+
+var errTooLarge = errors.New("storage: commit is larger than a log record can be")
+
+// Install copies body into the log at the place that Reserve claimed, and its versions into the memtable. It neither
+// allocates nor blocks.
+func (e *Engine) Install(w *Writer, body []byte, sync bool) {
+	g := w.generation
+	copy(g.segment.Body(w.claim), body)
+	g.segment.Publish(w.claim)
+	if err := g.mem.Apply(&w.inserter, body, w.claim.Epoch, sync); err != nil {
+		panic("storage: a body that this process built is malformed: " + err.Error())
+	}
+}
+
+// Abandon gives up what Reserve claimed: the epoch does nothing.
+func (e *Engine) Abandon(w *Writer) { w.generation.segment.Fill(w.claim) }

@@ -1,0 +1,12 @@
+package storage
+
+import "path"
+
+// Names in the data directory. All of them stand here, but for log segments, whose names belong to the log.
+const (
+	lockName = "LOCK"
+	dataName = "data.ekv"
+)
+
+func (o *Options) lockPath() string { return path.Join(o.Dir, lockName) }
+func (o *Options) dataPath() string { return path.Join(o.Dir, dataName) }

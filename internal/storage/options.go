@@ -1,0 +1,31 @@
+package storage
+
+import "epochkv/internal/vfs"
+
+const (
+	defaultPageSize    = 8192
+	defaultMemoryBytes = 1 << 30
+	memtableBytesMax   = 64 << 20
+)
+
+func (o *Options) setDefaults() {
+	if o.FS == nil {
+		o.FS = vfs.NewOS()
+	}
+	if o.PageSize == 0 {
+		o.PageSize = defaultPageSize
+	}
+	if o.MemoryBytes == 0 {
+		o.MemoryBytes = defaultMemoryBytes
+	}
+	if o.CacheBytes == 0 {
+		o.CacheBytes = o.MemoryBytes / 2
+	}
+	if o.MemtableBytes == 0 {
+		o.MemtableBytes = min(memtableBytesMax, o.MemoryBytes/16)
+	}
+	if o.SegmentBytes == 0 {
+		// A record is a little smaller than the node it becomes, so this fills segment and memtable together.
+		o.SegmentBytes = o.MemtableBytes
+	}
+}

@@ -1,0 +1,82 @@
+package storage
+
+import (
+	"bytes"
+
+	"epochkv/internal/storage/keys"
+	"epochkv/internal/storage/memtable"
+)
+
+// root is the tree's root. There is no tree yet: everything lives in memtables.
+type root struct{}
+
+func fromMemtable(v memtable.Version) Version {
+	return Version{Epoch: v.Epoch, Kind: v.Kind, Sync: v.Sync, value: v.Value}
+}
+
+// Get returns the newest version of key at or before a snapshot; a deletion is a version too. The caller is inside its slot's
+// protection and holds the snapshot.
+func (e *Engine) Get(key []byte, at keys.Epoch) (Version, bool, error) {
+	v := e.view.Load()
+	if found, ok := v.active.mem.Get(key, at); ok {
+		return fromMemtable(found), true, nil
+	}
+	for _, g := range v.frozen {
+		if found, ok := g.mem.Get(key, at); ok {
+			return fromMemtable(found), true, nil
+		}
+	}
+	return Version{}, false, nil
+}
+
+// Newest returns the newest version of key whatever its epoch. It is stable while the caller holds the key's latch.
+func (e *Engine) Newest(key []byte) (Version, bool, error) { return e.Get(key, keys.MaxEpoch) }
+
+// AppendValue appends v's value to dst. It may read pages.
+func (e *Engine) AppendValue(dst []byte, v Version) ([]byte, error) {
+	return append(dst, v.value...), nil
+}
+
+// Pinned is the state that one validation looks at, twice. It is valid inside the slot's protection under which it was taken.
+type Pinned struct{ view *view }
+
+// Pin takes the current state.
+func (e *Engine) Pin() Pinned { return Pinned{e.view.Load()} }
+
+// ChangedSince returns an epoch after the given one at which some key in [lower, upper) got a version, if there is one. It looks
+// at memtables and tree.
+func (e *Engine) ChangedSince(p Pinned, lower, upper []byte, after keys.Epoch) (keys.Epoch, bool, error) {
+	epoch, changed := e.ChangedInMemory(p, lower, upper, after, keys.MaxEpoch)
+	return epoch, changed, nil
+}
+
+// ChangedInMemory is ChangedSince for epochs in (after, before), over the pinned memtables and those that followed them.
+func (e *Engine) ChangedInMemory(p Pinned, lower, upper []byte, after, before keys.Epoch) (keys.Epoch, bool) {
+	var it memtable.Iter
+	for g := p.view.active; g != nil; g = g.next.Load() {
+		if epoch, ok := changedIn(&it, g.mem, lower, upper, after, before); ok {
+			return epoch, true
+		}
+	}
+	for _, g := range p.view.frozen {
+		if g.end.Load() <= uint64(after)+1 {
+			break // from here on every epoch is older
+		}
+		if epoch, ok := changedIn(&it, g.mem, lower, upper, after, before); ok {
+			return epoch, true
+		}
+	}
+	return 0, false
+}
+
+// changedIn looks for a version with an epoch in (after, before) of a key in [lower, upper). Both ends of a chain that matter are
+// safe to read: what is newer than a live snapshot is never pruned.
+func changedIn(it *memtable.Iter, t *memtable.Table, lower, upper []byte, after, before keys.Epoch) (keys.Epoch, bool) {
+	it.Init(t)
+	for ok := it.SeekGE(lower); ok && bytes.Compare(it.Key(), upper) < 0; ok = it.NextKey() {
+		if v, found := it.VersionAt(before - 1); found && v.Epoch > after {
+			return v.Epoch, true
+		}
+	}
+	return 0, false
+}

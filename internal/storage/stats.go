@@ -1,0 +1,60 @@
+package storage
+
+import (
+	"epochkv/internal/storage/keys"
+	"epochkv/internal/wal"
+)
+
+// Stats is a snapshot of the engine's counters and sizes. Sizes are bytes.
+type Stats struct {
+	Dir           string
+	PageSize      int
+	MemoryBudget  int64
+	CacheBytes    int64 // configured
+	CacheUsed     int64
+	MemtableBytes int64             // all memtables together
+	DiskFree      int64             // -1 if it cannot be told
+	Generations   []GenerationStats // oldest first; the last one is active
+	Rotations     uint64
+	Refused       uint64 // writes turned away for lack of memory
+	Log           wal.Stats
+}
+
+// GenerationStats describes one generation.
+type GenerationStats struct {
+	First, Last   keys.Epoch // Last is zero while the generation is active
+	MemtableBytes int64
+	Keys          int64
+	Versions      int64
+	Active        bool
+}
+
+// Stats reads the counters.
+func (e *Engine) Stats() Stats {
+	v := e.view.Load()
+	s := Stats{
+		Dir: e.options.Dir, PageSize: e.options.PageSize, MemoryBudget: e.options.MemoryBytes, CacheBytes: e.options.CacheBytes,
+		Rotations: e.rotations.Load(), Refused: e.refused.Load(), Log: e.log.Stats(), DiskFree: -1,
+	}
+	if free, err := e.fs.Free(e.options.Dir); err == nil {
+		s.DiskFree = free
+	}
+	for i := len(v.frozen) - 1; i >= 0; i-- {
+		s.Generations = append(s.Generations, v.frozen[i].stats())
+	}
+	s.Generations = append(s.Generations, v.active.stats())
+	for _, g := range s.Generations {
+		s.MemtableBytes += g.MemtableBytes
+	}
+	return s
+}
+
+func (g *generation) stats() GenerationStats {
+	s := GenerationStats{
+		First: g.first, Active: !g.sealed(), MemtableBytes: int64(g.mem.Bytes()), Keys: int64(g.mem.Count()), Versions: int64(g.mem.Versions()),
+	}
+	if end := g.end.Load(); end != 0 {
+		s.Last = keys.Epoch(end - 1)
+	}
+	return s
+}

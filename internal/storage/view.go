@@ -1,0 +1,21 @@
+package storage
+
+import "epochkv/internal/storage/keys"
+
+// view is what a reader uses, immutable: the active generation, the frozen ones (newest first), and the tree's root. A reader
+// loads it inside its slot's protection; whoever replaces it retires what it no longer names.
+//
+// Invariant: a view loaded after a snapshot was taken holds every version that the snapshot sees.
+type view struct {
+	active *generation
+	frozen []*generation
+	root   root
+}
+
+// Version is what one commit did to a key. Its value lies in the engine and lives as long as the slot's protection.
+type Version struct {
+	Epoch keys.Epoch
+	Kind  keys.Kind
+	Sync  bool // written by a SYNC commit that recovery has not yet made durable by definition
+	value []byte
+}
