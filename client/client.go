@@ -1,0 +1,124 @@
+package client
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+
+	kvpb "epochkv/api/proto/epochkv/v1"
+)
+
+const (
+	// timeoutDefault bounds a call whose context has no deadline: long enough for a write that waits behind a checkpoint.
+	timeoutDefault = 10 * time.Second
+	// maxMessageDefault lets the largest batch that a server takes (64 MiB) pass with its framing.
+	maxMessageDefault = 72 << 20
+)
+
+// Epoch is a commit sequence number. Zero means none, or newest.
+type Epoch uint64
+
+// Client is a connection to a server. Its methods may be called from many goroutines.
+type Client struct {
+	// Constant after Dial.
+	conn    *grpc.ClientConn
+	kv      kvpb.KVClient
+	admin   kvpb.AdminClient
+	health  healthpb.HealthClient
+	timeout time.Duration
+	retry   Retry
+}
+
+// Option changes how Dial sets up a client.
+type Option func(*dialOptions)
+
+type dialOptions struct {
+	tls        *tls.Config
+	timeout    time.Duration
+	maxMessage int
+	retry      Retry
+	grpc       []grpc.DialOption
+}
+
+// WithTLS encrypts the connection. Without it the connection is plain text.
+func WithTLS(config *tls.Config) Option { return func(o *dialOptions) { o.tls = config } }
+
+// WithTimeout bounds calls whose context has no deadline; 10 s unless given. Scans and pipelines, which may rightly take
+// long, are bound by their context only.
+func WithTimeout(d time.Duration) Option { return func(o *dialOptions) { o.timeout = d } }
+
+// WithMaxMessage bounds the size of one message in either direction; 72 MiB unless given.
+func WithMaxMessage(bytes int) Option { return func(o *dialOptions) { o.maxMessage = bytes } }
+
+// WithRetry changes how calls are repeated.
+func WithRetry(r Retry) Option { return func(o *dialOptions) { o.retry = r } }
+
+// WithGRPC adds options of the transport, such as interceptors or a dialer.
+func WithGRPC(options ...grpc.DialOption) Option {
+	return func(o *dialOptions) { o.grpc = append(o.grpc, options...) }
+}
+
+// Dial prepares a client for the server at endpoint ("host:port", or "unix:///path"). It does not wait for the connection: that is
+// made by the first call, and made again whenever it is lost.
+func Dial(endpoint string, options ...Option) (*Client, error) {
+	o := dialOptions{timeout: timeoutDefault, maxMessage: maxMessageDefault, retry: retryDefault}
+	for _, option := range options {
+		option(&o)
+	}
+	transport := insecure.NewCredentials()
+	if o.tls != nil {
+		transport = credentials.NewTLS(o.tls)
+	}
+	// The service config turns gRPC's own retries off: which writes may be repeated is decided in one place, retry.go.
+	grpcOptions := append([]grpc.DialOption{
+		grpc.WithTransportCredentials(transport),
+		grpc.WithDisableRetry(),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(o.maxMessage), grpc.MaxCallSendMsgSize(o.maxMessage)),
+	}, o.grpc...)
+	conn, err := grpc.NewClient(endpoint, grpcOptions...)
+	if err != nil {
+		return nil, fmt.Errorf("client: endpoint %q: %w", endpoint, err)
+	}
+	return &Client{
+		conn:    conn,
+		kv:      kvpb.NewKVClient(conn),
+		admin:   kvpb.NewAdminClient(conn),
+		health:  healthpb.NewHealthClient(conn),
+		timeout: o.timeout,
+		retry:   o.retry,
+	}, nil
+}
+
+// Close ends the connection. Calls in progress fail.
+func (c *Client) Close() error { return c.conn.Close() }
+
+// Status asks the server how it is.
+func (c *Client) Status(ctx context.Context) (*kvpb.StatusResponse, error) {
+	return call(ctx, c, safe, c.admin.Status, &kvpb.StatusRequest{})
+}
+
+// Healthy asks the server whether it serves requests, by the standard health protocol. It is not repeated: whoever asks wants to
+// know how things are now.
+func (c *Client) Healthy(ctx context.Context) (bool, error) {
+	ctx, cancel := c.bound(ctx)
+	defer cancel()
+	answer, err := c.health.Check(ctx, &healthpb.HealthCheckRequest{})
+	if err != nil {
+		return false, newError(err)
+	}
+	return answer.GetStatus() == healthpb.HealthCheckResponse_SERVING, nil
+}
+
+// bound gives ctx the client's timeout unless it has a deadline.
+func (c *Client) bound(ctx context.Context) (context.Context, context.CancelFunc) {
+	if _, ok := ctx.Deadline(); ok || c.timeout <= 0 {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, c.timeout)
+}

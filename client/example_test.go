@@ -1,0 +1,95 @@
+package client_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+
+	"epochkv/client"
+)
+
+func ExampleClient() {
+	c, err := client.Dial("127.0.0.1:7400")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+
+	ctx := context.Background()
+	if _, err := c.Put(ctx, []byte("greeting"), []byte("hello")); err != nil {
+		log.Fatal(err)
+	}
+	v, err := c.Get(ctx, []byte("greeting"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	if v.Found {
+		fmt.Printf("%s, written at epoch %d\n", v.Data, v.Epoch)
+	}
+}
+
+// A value that depends on the one before: read, then write on the condition that nobody wrote in between.
+func ExampleIf() {
+	c, err := client.Dial("127.0.0.1:7400")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+
+	ctx, key := context.Background(), []byte("counter")
+	for {
+		old, err := c.Get(ctx, key)
+		if err != nil {
+			log.Fatal(err)
+		}
+		unchanged := client.Absent(key)
+		if old.Found {
+			unchanged = client.WrittenAt(key, old.Epoch)
+		}
+		_, err = c.Put(ctx, key, append(old.Data, '+'), client.If(unchanged))
+		if errors.Is(err, client.ErrPreconditionFailed) {
+			continue // somebody was faster
+		}
+		if err != nil {
+			log.Fatal(err)
+		}
+		return
+	}
+}
+
+func ExampleClient_Scan() {
+	c, err := client.Dial("127.0.0.1:7400")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+
+	for e, err := range c.Scan(context.Background(), client.Prefix([]byte("user/")), client.ScanOptions{Limit: 100}) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Printf("%s = %s\n", e.Key, e.Value)
+	}
+}
+
+func ExampleClient_Pipeline() {
+	c, err := client.Dial("127.0.0.1:7400")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+
+	p, err := c.Pipeline(context.Background(), client.PipelineOptions{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for i := range 1_000_000 {
+		if err := p.Put(fmt.Appendf(nil, "key-%07d", i), []byte("value"), nil); err != nil {
+			log.Fatal(err)
+		}
+	}
+	if err := p.Close(); err != nil { // the first error of all the puts
+		log.Fatal(err)
+	}
+}

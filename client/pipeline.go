@@ -1,0 +1,321 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"io"
+	"sync"
+
+	"google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	grpcstatus "google.golang.org/grpc/status"
+
+	kvpb "epochkv/api/proto/epochkv/v1"
+)
+
+// inFlightDefault keeps a server on the other side of a fast network busy: more gained nothing on one machine.
+const inFlightDefault = 1024
+
+// Pipeline keeps many requests in flight over one stream. Its methods send a request and return at once, or as soon as
+// another request is answered when the pipeline is full. The answer goes to the request's done function.
+//
+// Writes take effect in the order of the calls. Reads are sure to see the writes that were answered before.
+//
+// Done functions are called one at a time by the pipeline's own goroutine, in the order in which answers come. They must not
+// block, and must not call methods of the pipeline. A nil done function leaves it at the error, which Flush and Close return.
+//
+// If the connection breaks, every request without an answer fails with an error whose OutcomeUnknown is true, and the pipeline
+// is of no more use. Methods may be called from many goroutines.
+type Pipeline struct {
+	// Constant after Pipeline.
+	stream grpc.BidiStreamingClient[kvpb.PipelineRequest, kvpb.PipelineResponse]
+	cancel context.CancelFunc
+	ended  chan struct{} // closed by the receiver when it has failed or answered everything
+
+	// free holds the slots that no request occupies; taking one is what bounds the requests in flight. A slot's number is the
+	// id of its request on the wire.
+	free chan uint64
+
+	sending sync.Mutex // held while a message is sent: a stream takes one at a time
+
+	mu      sync.Mutex // taken after sending, never before
+	closed  bool
+	slots   []func(*kvpb.PipelineResponse, error)
+	busy    int           // slots in use
+	idle    chan struct{} // closed while busy is zero; replaced when it rises from zero
+	failed  error         // why the stream ended early
+	dropped error         // the first error of a request without a done function
+}
+
+// PipelineOptions change a pipeline.
+type PipelineOptions struct {
+	// InFlight bounds the requests that wait for an answer; 0 means 1024.
+	InFlight int
+}
+
+// Pipeline opens a pipeline. It ends with Close or with ctx, which bounds the pipeline as a whole.
+func (c *Client) Pipeline(ctx context.Context, o PipelineOptions) (*Pipeline, error) {
+	if o.InFlight <= 0 {
+		o.InFlight = inFlightDefault
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	stream, err := c.kv.Pipeline(ctx)
+	if err != nil {
+		cancel()
+		return nil, newError(err)
+	}
+	p := &Pipeline{
+		stream: stream,
+		cancel: cancel,
+		ended:  make(chan struct{}),
+		free:   make(chan uint64, o.InFlight),
+		slots:  make([]func(*kvpb.PipelineResponse, error), o.InFlight),
+		idle:   make(chan struct{}),
+	}
+	close(p.idle)
+	for id := range p.slots {
+		p.free <- uint64(id)
+	}
+	go p.receive() // ends with the stream; Close waits for it
+	return p, nil
+}
+
+// Get reads key.
+func (p *Pipeline) Get(key []byte, done func(Value, error), options ...ReadOption) error {
+	o := newReadOptions(options)
+	request := &kvpb.PipelineRequest{Request: &kvpb.PipelineRequest_Get{
+		Get: &kvpb.GetRequest{Key: key, SnapshotEpoch: uint64(o.at)},
+	}}
+	return p.send(request, func(r *kvpb.PipelineResponse, err error) { done(valueOf(r.GetGet()), err) })
+}
+
+// BatchGet reads keys at one epoch.
+func (p *Pipeline) BatchGet(keys [][]byte, done func([]Value, error), options ...ReadOption) error {
+	o := newReadOptions(options)
+	request := &kvpb.PipelineRequest{Request: &kvpb.PipelineRequest_BatchGet{
+		BatchGet: &kvpb.BatchGetRequest{Keys: keys, SnapshotEpoch: uint64(o.at)},
+	}}
+	return p.send(request, func(r *kvpb.PipelineResponse, err error) { done(valuesOf(r.GetBatchGet()), err) })
+}
+
+// Put sets key to value.
+func (p *Pipeline) Put(key, value []byte, done func(Epoch, error), options ...WriteOption) error {
+	o := newWriteOptions(options)
+	request := &kvpb.PipelineRequest{Request: &kvpb.PipelineRequest_Put{Put: putRequest(key, value, &o)}}
+	return p.sendWrite(request, done)
+}
+
+// Delete removes key.
+func (p *Pipeline) Delete(key []byte, done func(Epoch, error), options ...WriteOption) error {
+	o := newWriteOptions(options)
+	request := &kvpb.PipelineRequest{Request: &kvpb.PipelineRequest_Delete{Delete: deleteRequest(key, &o)}}
+	return p.sendWrite(request, done)
+}
+
+// Write applies a batch atomically. The batch is free for other use when Write returns.
+func (p *Pipeline) Write(b *Batch, done func(Epoch, error), options ...WriteOption) error {
+	o := newWriteOptions(options)
+	request := &kvpb.PipelineRequest{Request: &kvpb.PipelineRequest_BatchWrite{BatchWrite: b.request(&o)}}
+	return p.sendWrite(request, done)
+}
+
+// Flush waits until no request is in flight, and returns the first error that no done function got.
+func (p *Pipeline) Flush(ctx context.Context) error {
+	p.mu.Lock()
+	idle := p.idle
+	p.mu.Unlock()
+	select {
+	case <-idle:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.errLocked()
+}
+
+// Close waits for the answers that are due, ends the stream, and returns the first error that no done function got. The
+// pipeline's context bounds the wait.
+func (p *Pipeline) Close() error {
+	p.sending.Lock()
+	p.mu.Lock()
+	p.closed = true
+	p.mu.Unlock()
+	_ = p.stream.CloseSend() // may be repeated; if the stream is broken, the receiver reports it
+	p.sending.Unlock()
+	<-p.ended
+	p.cancel()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.errLocked()
+}
+
+func (p *Pipeline) errLocked() error {
+	if p.dropped != nil {
+		return p.dropped
+	}
+	return p.failed
+}
+
+func (p *Pipeline) sendWrite(request *kvpb.PipelineRequest, done func(Epoch, error)) error {
+	if done == nil {
+		return p.send(request, nil)
+	}
+	return p.send(request, func(r *kvpb.PipelineResponse, err error) { done(epochOf(r), err) })
+}
+
+// send takes a slot, waiting for one if need be, and sends. If it returns an error, done is not called.
+func (p *Pipeline) send(request *kvpb.PipelineRequest, done func(*kvpb.PipelineResponse, error)) error {
+	select {
+	case request.Id = <-p.free:
+	case <-p.ended:
+		return p.endError()
+	}
+	p.sending.Lock()
+	defer p.sending.Unlock()
+	if err := p.occupy(request.GetId(), done); err != nil {
+		return err
+	}
+	if err := p.stream.Send(request); err != nil {
+		return p.unsent(request.GetId(), err)
+	}
+	return nil
+}
+
+// unsent handles a failed Send. io.EOF means that the stream is broken, and then the receiver answers all slots, this one too.
+// Any other error is about this message alone, which has not left.
+func (p *Pipeline) unsent(id uint64, err error) error {
+	if errors.Is(err, io.EOF) {
+		return nil
+	}
+	if p.vacate(id) == nil {
+		return nil // the receiver was faster: the stream broke and done has been called
+	}
+	p.settled()
+	return newError(err)
+}
+
+// occupy registers a request before it is sent, since its answer may come before Send returns.
+func (p *Pipeline) occupy(id uint64, done func(*kvpb.PipelineResponse, error)) error {
+	if done == nil {
+		done = p.keepError
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.failed != nil {
+		return p.failed
+	}
+	if p.closed {
+		return ErrPipelineClosed
+	}
+	if p.busy == 0 {
+		p.idle = make(chan struct{})
+	}
+	p.busy++
+	p.slots[id] = done
+	return nil
+}
+
+// vacate frees a slot and returns the done function that was waiting there, or nil.
+func (p *Pipeline) vacate(id uint64) func(*kvpb.PipelineResponse, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if id >= uint64(len(p.slots)) || p.slots[id] == nil {
+		return nil
+	}
+	done := p.slots[id]
+	p.slots[id] = nil
+	p.free <- id // never blocks: as many places as slots
+	return done
+}
+
+// settled counts a request as over, after its done function has run, so that Flush returns only then.
+func (p *Pipeline) settled() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.busy--
+	if p.busy == 0 {
+		close(p.idle)
+	}
+}
+
+// receive hands answers to done functions until the stream ends.
+func (p *Pipeline) receive() {
+	defer close(p.ended)
+	for {
+		response, err := p.stream.Recv()
+		if err != nil {
+			p.fail(err)
+			return
+		}
+		done := p.vacate(response.GetId())
+		if done == nil {
+			p.cancel()
+			p.fail(grpcstatus.Errorf(codes.Internal, "answer to request %d, which is not in flight", response.GetId()))
+			return
+		}
+		done(response, responseError(response.GetError()))
+		p.settled()
+	}
+}
+
+// fail ends the pipeline: later requests are refused, and those in flight are told. After Close, the end of the stream with
+// nothing in flight is how it should be.
+func (p *Pipeline) fail(err error) {
+	p.mu.Lock()
+	orderly := p.closed && p.busy == 0 && errors.Is(err, io.EOF)
+	if errors.Is(err, io.EOF) {
+		err = grpcstatus.Error(codes.Unavailable, "the server ended the pipeline")
+	}
+	e := newError(err)
+	if !orderly {
+		p.failed = e
+	}
+	p.mu.Unlock()
+	for id := range p.slots {
+		if done := p.vacate(uint64(id)); done != nil {
+			done(nil, e)
+			p.settled()
+		}
+	}
+}
+
+func (p *Pipeline) endError() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.failed != nil {
+		return p.failed
+	}
+	return ErrPipelineClosed
+}
+
+func (p *Pipeline) keepError(_ *kvpb.PipelineResponse, err error) {
+	if err == nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.dropped == nil {
+		p.dropped = err
+	}
+}
+
+func responseError(s *status.Status) error {
+	if s == nil {
+		return nil
+	}
+	return newError(grpcstatus.FromProto(s).Err())
+}
+
+func epochOf(r *kvpb.PipelineResponse) Epoch {
+	switch answer := r.GetResponse().(type) {
+	case *kvpb.PipelineResponse_Put:
+		return Epoch(answer.Put.GetEpoch())
+	case *kvpb.PipelineResponse_Delete:
+		return Epoch(answer.Delete.GetEpoch())
+	case *kvpb.PipelineResponse_BatchWrite:
+		return Epoch(answer.BatchWrite.GetEpoch())
+	}
+	return 0
+}

@@ -1,0 +1,70 @@
+package client
+
+import (
+	"context"
+
+	kvpb "epochkv/api/proto/epochkv/v1"
+)
+
+// Value is what a key held.
+type Value struct {
+	// Found says whether the key was there; if not, Data and Epoch are empty.
+	Found bool
+	Data  []byte
+	// Epoch wrote the value.
+	Epoch Epoch
+	// ReadEpoch is the epoch at which the key was read.
+	ReadEpoch Epoch
+}
+
+// ReadOption changes one read.
+type ReadOption func(*readOptions)
+
+type readOptions struct{ at Epoch }
+
+func newReadOptions(options []ReadOption) readOptions {
+	var o readOptions
+	for _, option := range options {
+		option(&o)
+	}
+	return o
+}
+
+// At reads at epoch e instead of the newest. It fails with ErrSnapshotGone unless something keeps e readable.
+func At(e Epoch) ReadOption { return func(o *readOptions) { o.at = e } }
+
+// Get reads key. That it is not there is no error: see Value.Found.
+func (c *Client) Get(ctx context.Context, key []byte, options ...ReadOption) (Value, error) {
+	o := newReadOptions(options)
+	response, err := call(ctx, c, safe, c.kv.Get, &kvpb.GetRequest{Key: key, SnapshotEpoch: uint64(o.at)})
+	if err != nil {
+		return Value{}, err
+	}
+	return valueOf(response), nil
+}
+
+// BatchGet reads keys at one epoch and answers in their order.
+func (c *Client) BatchGet(ctx context.Context, keys [][]byte, options ...ReadOption) ([]Value, error) {
+	o := newReadOptions(options)
+	response, err := call(ctx, c, safe, c.kv.BatchGet, &kvpb.BatchGetRequest{Keys: keys, SnapshotEpoch: uint64(o.at)})
+	if err != nil {
+		return nil, err
+	}
+	return valuesOf(response), nil
+}
+
+func valueOf(r *kvpb.GetResponse) Value {
+	return Value{
+		Found: r.GetFound(), Data: r.GetValue(), Epoch: Epoch(r.GetEpoch()), ReadEpoch: Epoch(r.GetReadEpoch()),
+	}
+}
+
+func valuesOf(r *kvpb.BatchGetResponse) []Value {
+	values := make([]Value, len(r.GetResults()))
+	for i, v := range r.GetResults() {
+		values[i] = Value{
+			Found: v.GetFound(), Data: v.GetValue(), Epoch: Epoch(v.GetEpoch()), ReadEpoch: Epoch(r.GetReadEpoch()),
+		}
+	}
+	return values
+}

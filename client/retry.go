@@ -1,0 +1,79 @@
+package client
+
+import (
+	"context"
+	"math/rand/v2"
+	"time"
+
+	"google.golang.org/grpc"
+)
+
+// Retry says how often and how fast calls are repeated.
+type Retry struct {
+	// Attempts is the number of times a call is made at most; 1 turns repeating off.
+	Attempts int
+	// Base and Max bound the pause before the next attempt. It doubles from Base and is drawn at random below its bound, so
+	// that clients which failed together do not come back together. A pause that the server asks for is kept in any case.
+	Base, Max time.Duration
+}
+
+// Five attempts span about 1.5 s: a server's restart, not an outage.
+var retryDefault = Retry{Attempts: 5, Base: 100 * time.Millisecond, Max: 2 * time.Second}
+
+// repeatability says what may be done with a call that failed.
+type repeatability bool
+
+const (
+	// safe calls may be executed twice: reads, and writes that the caller vouches for.
+	safe repeatability = true
+	// once calls are repeated only if the server has not executed them.
+	once repeatability = false
+)
+
+// mayRepeat is the one place that decides whether a call is made again.
+func mayRepeat(e *Error, r repeatability) bool {
+	return e.Retryable() && (r == safe || !e.OutcomeUnknown())
+}
+
+// pause waits before attempt number attempt+1. It is false if ctx ends first, or would.
+func (r Retry) pause(ctx context.Context, attempt int, e *Error) bool {
+	bound := r.Max
+	if shift := attempt - 1; shift < 32 {
+		bound = min(r.Max, r.Base<<shift)
+	}
+	wait := e.RetryAfter
+	if bound > 0 {
+		wait += rand.N(bound)
+	}
+	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < wait {
+		return false
+	}
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
+}
+
+// call makes a unary call and repeats it as far as that is safe.
+func call[Request, Response any](
+	ctx context.Context, c *Client, r repeatability,
+	method func(context.Context, Request, ...grpc.CallOption) (Response, error), request Request,
+) (Response, error) {
+	ctx, cancel := c.bound(ctx)
+	defer cancel()
+	for attempt := 1; ; attempt++ {
+		response, err := method(ctx, request)
+		if err == nil {
+			return response, nil
+		}
+		e := newError(err)
+		if attempt >= c.retry.Attempts || !mayRepeat(e, r) || !c.retry.pause(ctx, attempt, e) {
+			var none Response
+			return none, e
+		}
+	}
+}

@@ -1,0 +1,151 @@
+package client
+
+import (
+	"context"
+
+	kvpb "epochkv/api/proto/epochkv/v1"
+)
+
+// WriteOption changes one write.
+type WriteOption func(*writeOptions)
+
+type writeOptions struct {
+	preconditions []*kvpb.Precondition
+	durability    kvpb.Durability
+	repeat        repeatability
+}
+
+func newWriteOptions(options []WriteOption) writeOptions {
+	var o writeOptions
+	for _, option := range options {
+		option(&o)
+	}
+	return o
+}
+
+// Sync acknowledges the write once it survives any crash.
+func Sync() WriteOption { return durability(kvpb.Durability_DURABILITY_SYNC) }
+
+// Async acknowledges the write once it is visible; a crash may lose it until the server's next sync.
+func Async() WriteOption { return durability(kvpb.Durability_DURABILITY_ASYNC) }
+
+func durability(d kvpb.Durability) WriteOption { return func(o *writeOptions) { o.durability = d } }
+
+// Idempotent vouches that executing the write twice does no harm, so that the client may repeat it after the connection broke.
+// It does not fit writes with preconditions, which the first execution may make fail.
+func Idempotent() WriteOption { return func(o *writeOptions) { o.repeat = safe } }
+
+// If makes the write depend on conditions: all hold, or nothing is written and the error is ErrPreconditionFailed.
+func If(conditions ...Condition) WriteOption {
+	return func(o *writeOptions) {
+		for _, c := range conditions {
+			o.preconditions = append(o.preconditions, c.wire)
+		}
+	}
+}
+
+// Condition is a precondition of a write, about the newest committed version of a key.
+type Condition struct{ wire *kvpb.Precondition }
+
+// Absent demands that key has no value.
+func Absent(key []byte) Condition {
+	return Condition{&kvpb.Precondition{Key: key, Condition: &kvpb.Precondition_Exists{Exists: false}}}
+}
+
+// Present demands that key has a value.
+func Present(key []byte) Condition {
+	return Condition{&kvpb.Precondition{Key: key, Condition: &kvpb.Precondition_Exists{Exists: true}}}
+}
+
+// ValueIs demands that key has this value.
+func ValueIs(key, value []byte) Condition {
+	return Condition{&kvpb.Precondition{Key: key, Condition: &kvpb.Precondition_ValueEquals{ValueEquals: value}}}
+}
+
+// WrittenAt demands that the value of key was written at epoch e: nobody has written it since.
+func WrittenAt(key []byte, e Epoch) Condition {
+	return Condition{&kvpb.Precondition{Key: key, Condition: &kvpb.Precondition_EpochEquals{EpochEquals: uint64(e)}}}
+}
+
+// Put sets key to value and returns the epoch of the write.
+func (c *Client) Put(ctx context.Context, key, value []byte, options ...WriteOption) (Epoch, error) {
+	o := newWriteOptions(options)
+	response, err := call(ctx, c, o.repeat, c.kv.Put, putRequest(key, value, &o))
+	return Epoch(response.GetEpoch()), err
+}
+
+// Delete removes key, present or not, and returns the epoch of the write.
+func (c *Client) Delete(ctx context.Context, key []byte, options ...WriteOption) (Epoch, error) {
+	o := newWriteOptions(options)
+	response, err := call(ctx, c, o.repeat, c.kv.Delete, deleteRequest(key, &o))
+	return Epoch(response.GetEpoch()), err
+}
+
+// Write applies a batch atomically and returns its epoch.
+func (c *Client) Write(ctx context.Context, b *Batch, options ...WriteOption) (Epoch, error) {
+	o := newWriteOptions(options)
+	response, err := call(ctx, c, o.repeat, c.kv.BatchWrite, b.request(&o))
+	return Epoch(response.GetEpoch()), err
+}
+
+// RangeDeleted is what DeleteRange did.
+type RangeDeleted struct {
+	// Epoch of the write; zero if there was nothing to delete.
+	Epoch Epoch
+	// Count of the keys that were deleted.
+	Count uint64
+	// More is set if the limit was reached and keys are left.
+	More bool
+}
+
+// DeleteRange removes the keys of r atomically, at most limit of them (0: all), in key order.
+func (c *Client) DeleteRange(ctx context.Context, r Range, limit uint64, options ...WriteOption) (RangeDeleted, error) {
+	o := newWriteOptions(options)
+	response, err := call(ctx, c, o.repeat, c.kv.DeleteRange, &kvpb.DeleteRangeRequest{
+		Range: r.wire(), Limit: limit, Preconditions: o.preconditions, Durability: o.durability,
+	})
+	if err != nil {
+		return RangeDeleted{}, err
+	}
+	return RangeDeleted{Epoch: Epoch(response.GetEpoch()), Count: response.GetDeleted(), More: response.GetMore()}, nil
+}
+
+func putRequest(key, value []byte, o *writeOptions) *kvpb.PutRequest {
+	return &kvpb.PutRequest{Key: key, Value: value, Preconditions: o.preconditions, Durability: o.durability}
+}
+
+func deleteRequest(key []byte, o *writeOptions) *kvpb.DeleteRequest {
+	return &kvpb.DeleteRequest{Key: key, Preconditions: o.preconditions, Durability: o.durability}
+}
+
+// Batch collects puts and deletes that are applied together. It keeps the slices it is given, not copies: leave them
+// alone until the batch is written. The zero Batch is ready.
+type Batch struct {
+	mutations []*kvpb.Mutation
+	bytes     int
+}
+
+// Put adds "key becomes value".
+func (b *Batch) Put(key, value []byte) {
+	b.add(&kvpb.Mutation{Kind: kvpb.Mutation_KIND_PUT, Key: key, Value: value})
+}
+
+// Delete adds "key is removed".
+func (b *Batch) Delete(key []byte) {
+	b.add(&kvpb.Mutation{Kind: kvpb.Mutation_KIND_DELETE, Key: key})
+}
+
+// Len is the number of operations.
+func (b *Batch) Len() int { return len(b.mutations) }
+
+// Bytes is the number of bytes in keys and values.
+func (b *Batch) Bytes() int { return b.bytes }
+
+func (b *Batch) add(m *kvpb.Mutation) {
+	b.mutations = append(b.mutations, m)
+	b.bytes += len(m.GetKey()) + len(m.GetValue())
+}
+
+func (b *Batch) request(o *writeOptions) *kvpb.BatchWriteRequest {
+	return &kvpb.BatchWriteRequest{Mutations: b.mutations, Preconditions: o.preconditions, Durability: o.durability}
+}
