@@ -1,0 +1,180 @@
+package harness
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+)
+
+// WriteMarkdown writes the report as tables: the figures first, then every scenario.
+func (r *Report) WriteMarkdown(w io.Writer) error {
+	var b strings.Builder
+	m := r.Machine
+	fmt.Fprintf(&b, "# Benchmark of %s\n\n", r.Began.UTC().Format("2006-01-02 15:04 UTC"))
+	fmt.Fprintf(&b, "%s, %d cores, %d MB, Linux %s, %s, commit %s%s, seed %d.", m.CPU, m.Cores, m.MemoryMB, m.Kernel, m.Go,
+		m.Commit, map[bool]string{true: " with changes"}[m.Dirty], r.Seed)
+	for _, name := range sortedKeys(m.Versions) {
+		fmt.Fprintf(&b, " %s %s.", name, m.Versions[name])
+	}
+	fmt.Fprintf(&b, "\nCommand: `%s`.\n", r.Command)
+	if r.Smoke {
+		b.WriteString("\n**A smoke run: it shows that the scenarios run and verify. Its numbers mean nothing.**\n")
+	}
+	b.WriteString("\nRates are medians; ± is the coefficient of variation; brackets hold the 95 % interval of a ratio or rate.\n")
+	r.markdownFigures(&b)
+	for _, o := range r.Outcomes {
+		o.markdown(&b)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func (r *Report) markdownFigures(b *strings.Builder) {
+	b.WriteString("\n## Figures\n\n| scenario | at | arm | against | bar | reached | | source |\n|---|---|---|---|---|---|---|---|\n")
+	for _, o := range r.Outcomes {
+		for _, v := range o.Figures {
+			fmt.Fprintf(b, "| %s | %s=%d | %s | %s | %s | %s | %s | %s |\n", o.Name, o.Axis, v.At, v.Arm, v.against(), v.Bar(), v.Got(),
+				v.verdict(), v.Source)
+		}
+	}
+}
+
+func (v Verdict) against() string {
+	if v.Against == "" {
+		return "-"
+	}
+	return v.Against
+}
+
+// Bar is what the figure asks.
+func (v Verdict) Bar() string { return v.quantity(v.AtLeast) }
+
+// Got is what was reached, with its interval.
+func (v Verdict) Got() string {
+	return fmt.Sprintf("%s [%s, %s]", v.quantity(v.Reached.Median), v.quantity(v.Reached.Low), v.quantity(v.Reached.High))
+}
+
+func (v Verdict) quantity(x float64) string {
+	if v.Against == "" {
+		return rate(x) + "/s"
+	}
+	return fmt.Sprintf("%.2f x", x)
+}
+
+func (v Verdict) verdict() string {
+	switch {
+	case !v.Judged:
+		return "not judged"
+	case v.Met && v.Reached.Low < v.AtLeast:
+		return "met, within noise"
+	case v.Met:
+		return "met"
+	case v.Reached.High >= v.AtLeast:
+		return "**missed**, within noise"
+	}
+	return "**missed**"
+}
+
+func (o *Outcome) markdown(b *strings.Builder) {
+	fmt.Fprintf(b, "\n## %s\n\n%s %d %s a run.\n\n", o.Name, o.About, o.Size, o.Unit)
+	fmt.Fprintf(b, "| %s | arm | %s/s | ± | CPU ns/op | allocs/op | B/op | RSS MiB | disk MiB | p50 / p99 / p99.9 us | proof |\n", o.Axis, o.Unit)
+	b.WriteString("|---|---|---|---|---|---|---|---|---|---|---|\n")
+	for _, at := range o.points() {
+		for i := range o.Series {
+			p := o.Series[i].at(at)
+			if p == nil {
+				continue
+			}
+			fmt.Fprintf(b, "| %d | %s | %s | %.1f %% | %.0f | %.2f | %.0f | %.0f | %.0f | %s | %s |\n", at, o.Series[i].Arm, rate(p.Rate.Median),
+				p.Rate.CV*100, p.middle(func(s Sample) float64 { return s.CPUPerOp }), p.middle(func(s Sample) float64 { return s.AllocsPerOp }),
+				p.middle(func(s Sample) float64 { return s.BytesPerOp }), p.middle(func(s Sample) float64 { return s.ResidentMiB }),
+				p.middle(func(s Sample) float64 { return s.DiskMiB }), p.latency(), p.proof())
+		}
+	}
+}
+
+// points lists the points of the axis at which anything was measured, in the order of the first round.
+func (o *Outcome) points() (points []int) {
+	seen := map[int]bool{}
+	for _, s := range o.Series {
+		for _, p := range s.Points {
+			if !seen[p.At] {
+				seen[p.At] = true
+				points = append(points, p.At)
+			}
+		}
+	}
+	return points
+}
+
+// middle is the median over samples of one of their numbers.
+func (p *Point) middle(number func(Sample) float64) float64 {
+	values := make([]float64, len(p.Samples))
+	for i, s := range p.Samples {
+		values[i] = number(s)
+	}
+	return median(values)
+}
+
+func (p *Point) latency() string {
+	if len(p.Samples) == 0 || p.Samples[0].Latency == nil {
+		return ""
+	}
+	return fmt.Sprintf("%.0f / %.0f / %.0f", p.middle(func(s Sample) float64 { return s.Latency.P50 }),
+		p.middle(func(s Sample) float64 { return s.Latency.P99 }), p.middle(func(s Sample) float64 { return s.Latency.P999 }))
+}
+
+// proof lists the counters of the last sample.
+func (p *Point) proof() string {
+	if len(p.Samples) == 0 {
+		return ""
+	}
+	counters := p.Samples[len(p.Samples)-1].Counters
+	var parts []string
+	for _, name := range sortedKeys(counters) {
+		parts = append(parts, fmt.Sprintf("%s %s", name, rate(counters[name])))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// rate renders a number with three significant digits and its magnitude.
+func rate(x float64) string {
+	switch {
+	case x >= 1e6:
+		return fmt.Sprintf("%.3g M", x/1e6)
+	case x >= 1e4:
+		return fmt.Sprintf("%.0f k", x/1e3)
+	case x >= 100 || x == float64(int64(x)):
+		return fmt.Sprintf("%.0f", x)
+	}
+	return fmt.Sprintf("%.3g", x)
+}
+
+// WriteBenchstat writes every sample as a line that benchstat reads, one configuration per arm:
+//
+//	benchstat -col /arm results.txt
+func (r *Report) WriteBenchstat(w io.Writer) error {
+	out := tabwriter.NewWriter(w, 0, 8, 1, ' ', 0)
+	fmt.Fprintf(out, "goos: linux\npkg: epochkv/bench\ncpu: %s\n", r.Machine.CPU)
+	for _, o := range r.Outcomes {
+		for _, series := range o.Series {
+			for _, p := range series.Points {
+				for _, s := range p.Samples {
+					fmt.Fprintf(out, "Benchmark%s/%s=%d/arm=%s\t%d\t%.2f ns/op\t%.0f ops/s\t%.3f allocs/op\t%.1f B/op\n", camel(o.Name), camel(o.Axis),
+						p.At, series.Arm, o.Size, 1e9/s.Rate, s.Rate, s.AllocsPerOp, s.BytesPerOp)
+				}
+			}
+		}
+	}
+	return out.Flush()
+}
+
+// camel turns "put-async" into "PutAsync", as benchmark names are written.
+func camel(name string) string {
+	var b strings.Builder
+	for part := range strings.FieldsFuncSeq(name, func(r rune) bool { return r == '-' || r == ' ' }) {
+		b.WriteString(strings.ToUpper(part[:1]) + part[1:])
+	}
+	return b.String()
+}

@@ -1,0 +1,156 @@
+package harness
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"slices"
+	"time"
+)
+
+// Report is a whole benchmark run: what is written to bench/results as JSON.
+type Report struct {
+	Began    time.Time `json:"began"`
+	Machine  Machine   `json:"machine"`
+	Command  string    `json:"command"`
+	Seed     uint64    `json:"seed"`
+	Smoke    bool      `json:"smoke,omitempty"` // nothing in it is a measurement
+	Outcomes []Outcome `json:"scenarios"`
+}
+
+// Outcome is what one scenario measured.
+type Outcome struct {
+	Name    string    `json:"name"`
+	About   string    `json:"about"`
+	Unit    string    `json:"unit"`
+	Axis    string    `json:"axis"`
+	Size    int       `json:"size"`
+	Series  []Series  `json:"series"`
+	Figures []Verdict `json:"figures,omitempty"`
+}
+
+// Series is one arm along the axis.
+type Series struct {
+	Arm    string  `json:"arm"`
+	Points []Point `json:"points"`
+}
+
+// Point is one arm at one point of the axis, over all rounds.
+type Point struct {
+	At      int      `json:"at"`
+	Rate    Summary  `json:"rate"`
+	Samples []Sample `json:"samples"`
+}
+
+// Verdict says whether a figure was reached at one point.
+type Verdict struct {
+	Arm     string  `json:"arm"`
+	Against string  `json:"against,omitempty"`
+	At      int     `json:"at"`
+	AtLeast float64 `json:"at_least"`
+	Reached Ratio   `json:"reached"`
+	Judged  bool    `json:"judged"` // enough rounds to say
+	Met     bool    `json:"met"`
+	Source  string  `json:"source"`
+}
+
+func newOutcome(s Scenario) Outcome {
+	o := Outcome{Name: s.Name, About: s.About, Unit: s.Unit, Axis: s.Axis.Name, Size: s.Size}
+	for _, arm := range s.Arms {
+		o.Series = append(o.Series, Series{Arm: arm.Name})
+	}
+	return o
+}
+
+func (o *Outcome) series(arm string) *Series {
+	i := slices.IndexFunc(o.Series, func(s Series) bool { return s.Arm == arm })
+	if i < 0 {
+		return nil
+	}
+	return &o.Series[i]
+}
+
+// at finds the point of a series, or nil.
+func (s *Series) at(point int) *Point {
+	if s == nil {
+		return nil
+	}
+	i := slices.IndexFunc(s.Points, func(p Point) bool { return p.At == point })
+	if i < 0 {
+		return nil
+	}
+	return &s.Points[i]
+}
+
+func (o *Outcome) add(point int, arm string, sample Sample) {
+	series := o.series(arm)
+	p := series.at(point)
+	if p == nil {
+		series.Points = append(series.Points, Point{At: point})
+		p = &series.Points[len(series.Points)-1]
+	}
+	p.Samples = append(p.Samples, sample)
+}
+
+func (p *Point) rates() []float64 {
+	rates := make([]float64, len(p.Samples))
+	for i, s := range p.Samples {
+		rates[i] = s.Rate
+	}
+	return rates
+}
+
+// conclude summarizes the samples and judges the scenario's figures.
+func (o *Outcome) conclude(s Scenario) {
+	for i := range o.Series {
+		for j := range o.Series[i].Points {
+			p := &o.Series[i].Points[j]
+			p.Rate = summarize(p.rates())
+		}
+	}
+	for _, f := range s.Figures {
+		for _, point := range s.Axis.Points {
+			if f.Points == nil || slices.Contains(f.Points, point) {
+				o.judge(f, point)
+			}
+		}
+	}
+}
+
+func (o *Outcome) judge(f Figure, point int) {
+	arm, against := o.series(f.Arm).at(point), o.series(f.Against).at(point)
+	if arm == nil || f.Against != "" && against == nil {
+		return
+	}
+	v := Verdict{Arm: f.Arm, Against: f.Against, At: point, AtLeast: f.AtLeast, Source: f.Source}
+	if f.Against == "" {
+		v.Reached = bootstrap(arm.rates())
+	} else {
+		v.Reached = compare(arm.rates(), against.rates())
+	}
+	v.Judged = len(arm.Samples) >= RoundsMin
+	v.Met = v.Judged && v.Reached.Median >= f.AtLeast
+	o.Figures = append(o.Figures, v)
+}
+
+// Save writes the report as indented JSON.
+func (r *Report) Save(name string) error {
+	text, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(name, append(text, '\n'), 0o644)
+}
+
+// Load reads a report that Save wrote.
+func Load(name string) (*Report, error) {
+	text, err := os.ReadFile(name)
+	if err != nil {
+		return nil, err
+	}
+	r := &Report{}
+	if err := json.Unmarshal(text, r); err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return r, nil
+}
