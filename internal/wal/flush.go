@@ -1,0 +1,180 @@
+package wal
+
+import (
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"epochkv/internal/storage/keys"
+)
+
+// tailBytes is how much of a write goes through the flusher's own buffer. Writes are whole pages, padded with zeros
+// behind the last copied record: a part of a page would make the kernel read the rest of it from a recycled file, and
+// the image behind the copied prefix holds what writers are just filling. One copy of up to 64 KiB is cheaper
+// than a second system call.
+const tailBytes = 64 << 10
+
+// flusher is where writing stands. It belongs to the holder of the flush role.
+type flusher struct {
+	segment *Segment
+	pos     uint32     // end of the copied prefix in segment
+	written uint32     // end of what is written and synced
+	next    keys.Epoch // epoch of the record at pos
+	tail    [tailBytes]byte
+}
+
+// flushStep writes and syncs what is copied of one segment, moves durable, and goes to the next segment if this one is
+// done. It reports whether anything moved. The caller holds the flush role.
+func (l *Log) flushStep() (moved bool, err error) {
+	if err := l.Err(); err != nil {
+		return false, err
+	}
+	f := &l.flusher
+	if f.segment == nil && !f.start(l.head.Load()) {
+		return false, nil
+	}
+	records := f.walk()
+	if f.pos > f.written && records > 0 {
+		if err := l.writeAndSync(records); err != nil {
+			return false, l.fail(err)
+		}
+		moved = true
+	}
+	durable := f.next - 1
+	left, err := l.leaveSealed()
+	if err != nil {
+		return false, l.fail(err)
+	}
+	if moved {
+		l.durable.epoch.Store(uint64(durable))
+	}
+	return moved || left, nil
+}
+
+func (f *flusher) start(s *Segment) bool {
+	if s == nil {
+		return false
+	}
+	f.segment, f.pos, f.written, f.next = s, headerPage, 0, s.first
+	return true
+}
+
+// walk moves pos over the records that are copied by now, and returns how many they are.
+func (f *flusher) walk() (records int) {
+	pos, end := f.pos, uint32(len(f.segment.image))
+	if offset, _, sealed := f.segment.sealedAt(); sealed {
+		end = offset
+	}
+	image := f.segment.image
+	for pos < end {
+		word := littleEndian(atomic.LoadUint64(firstWord(image[pos:])))
+		if word == 0 {
+			break
+		}
+		pos += recordSpace(uint32(word >> 32))
+		records++
+	}
+	f.pos = pos
+	f.next += keys.Epoch(records)
+	return records
+}
+
+func (l *Log) writeAndSync(records int) error {
+	f := &l.flusher
+	start := time.Now()
+	if err := f.write(); err != nil {
+		return fmt.Errorf("write: %w", err)
+	}
+	written := time.Now()
+	if err := f.segment.file.SyncData(); err != nil {
+		return fmt.Errorf("sync: %w", err)
+	}
+	l.counts.flushed(records, int(f.pos-max(f.written, headerPage)), written.Sub(start), time.Since(written))
+	f.written = f.pos
+	return nil
+}
+
+// write writes the image from the page in which the last write ended up to pos. The first write of a segment starts
+// with its header.
+func (f *flusher) write() error {
+	image, file := f.segment.image, f.segment.file
+	from := f.written &^ (pageSize - 1)
+	if f.pos-from > tailBytes {
+		whole := f.pos &^ (pageSize - 1)
+		if _, err := file.WriteAt(image[from:whole], int64(from)); err != nil {
+			return err
+		}
+		from = whole
+	}
+	if f.pos == from {
+		return nil
+	}
+	n := copy(f.tail[:], image[from:f.pos])
+	padded := (n + pageSize - 1) &^ (pageSize - 1)
+	clear(f.tail[n:padded])
+	_, err := file.WriteAt(f.tail[:padded], int64(from))
+	return err
+}
+
+// leaveSealed goes on to the next segment when this one is sealed and written to its end, and gives its image back.
+func (l *Log) leaveSealed() (left bool, err error) {
+	f := &l.flusher
+	s := f.segment
+	next := s.next.Load()
+	if next == nil {
+		return false, nil
+	}
+	offset, epoch, _ := s.sealedAt()
+	if f.pos != offset {
+		return false, nil
+	}
+	if err := s.file.Close(); err != nil {
+		return false, err
+	}
+	l.retired.add(retiredSegment{path: s.path, end: epoch - 1, size: int64(len(s.image))})
+	if s.pooled {
+		l.images.give(s.image, int(f.pos))
+		l.wantSpare()
+	} else if err := l.images.unmap(s.image); err != nil {
+		return false, err
+	}
+	return f.start(next), nil
+}
+
+// finish flushes at Close, when the goroutines are gone, marks the end, and ends every wait.
+func (l *Log) finish() error {
+	l.acquireRole()
+	err := l.Err()
+	for moved := true; moved && err == nil; {
+		moved, err = l.flushStep()
+	}
+	if err == nil && l.flusher.written > 0 {
+		err = l.mark()
+	}
+	l.waits.mu.Lock()
+	l.waits.ended = true
+	l.waits.mu.Unlock()
+	l.resign()
+	return err
+}
+
+// mark writes a record that holds no epoch behind the last one, if there is room. It testifies for the last group of
+// records, behind which nothing else may follow, and spares the next replay the search for later records.
+func (l *Log) mark() error {
+	f := &l.flusher
+	f.segment.Seal()
+	if offset, _, _ := f.segment.sealedAt(); f.pos != offset || int(f.pos)+recordHeaderSize > len(f.segment.image) {
+		return nil
+	}
+	rec := f.segment.image[f.pos : f.pos+recordHeaderSize]
+	sealRecord(rec, f.segment.seed, recordHeaderSize, f.next, flagMark, f.next-1)
+	f.pos += recordHeaderSize
+	err := f.write()
+	if err == nil {
+		err = f.segment.file.SyncData()
+	}
+	if err != nil {
+		return l.fail(fmt.Errorf("mark the end: %w", err))
+	}
+	return nil
+}

@@ -1,0 +1,223 @@
+package wal
+
+import (
+	"encoding/binary"
+	"fmt"
+	"hash/crc32"
+	"path"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"unsafe"
+
+	"epochkv/internal/storage/keys"
+)
+
+// A segment file, little endian. The header has a page of its own, which is written once: later writes rewrite whole
+// pages of records, and must not put the header at risk.
+//
+//	0                4096
+//	+--------+-------+--------+--------+-----+-----------------------------+
+//	| header | zero  | record | record | ... | zero, or a recycled file's  |
+//	+--------+-------+--------+--------+-----+-----------------------------+
+//
+// header
+//
+//	0       8         12      16         24       32      40         60    64
+//	+-------+---------+-------+----------+--------+-------+----------+-----+
+//	| magic | version | flags | identity | number | first | reserved | crc |
+//	+-------+---------+-------+----------+--------+-------+----------+-----+
+//
+// magic, version and crc keep their places in every version. The crc covers the 60 bytes before it.
+//
+// record, padded with zeros to a multiple of 8
+//
+//	0     4        8         15      16        24
+//	+-----+--------+---------+-------+---------+------+-----+
+//	| crc | length | epoch   | flags | durable | body | pad |
+//	+-----+--------+---------+-------+---------+------+-----+
+//
+// length counts header and body. epoch has 7 bytes. durable is the durable epoch when the record was published: it
+// testifies that everything up to there had been synced. crc covers epoch to pad and is seeded with the segment's
+// identity and the length. A first word of zero is no record.
+const (
+	headerPage       = pageSize
+	headerSize       = 64
+	headerSumOffset  = 60
+	recordHeaderSize = 24
+	recordAlign      = 8
+	formatVersion    = 1
+
+	epochOffset   = 8
+	durableOffset = 16
+	flagsShift    = 56
+)
+
+// Flags of a record. Room for compression and encryption: readers refuse what they do not know.
+const (
+	flagVoid   = 1 << 0 // the epoch does nothing; the body is filler
+	flagMark   = 1 << 1 // the end of a log that was closed: holds no epoch, testifies for all before it
+	flagsKnown = flagVoid | flagMark
+)
+
+const (
+	// segmentBytesMax bounds a segment so that offsets have 32 bits and a tail word cannot overflow (see Segment).
+	segmentBytesMax = 256 << 20
+	// BodyBytesMax is the largest body that a record can hold.
+	BodyBytesMax = segmentBytesMax - headerPage - recordHeaderSize
+	// SegmentBytesMin is the smallest segment: its header page and one page of records.
+	SegmentBytesMin = 2 * pageSize
+)
+
+const pageSize = 4096
+
+const magic = "EPKV-WAL"
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+const (
+	dirName    = "wal"
+	fileSuffix = ".log"
+)
+
+// Dir is the log's directory in a data directory.
+func Dir(dataDir string) string { return path.Join(dataDir, dirName) }
+
+// FileName is the name of a segment's file inside the log's directory.
+func FileName(number uint64) string { return fmt.Sprintf("%016x%s", number, fileSuffix) }
+
+// parseFileName is the inverse of FileName; other names are not the log's.
+func parseFileName(name string) (number uint64, ok bool) {
+	digits, found := strings.CutSuffix(name, fileSuffix)
+	if !found || len(digits) != 16 {
+		return 0, false
+	}
+	number, err := strconv.ParseUint(digits, 16, 64)
+	return number, err == nil && FileName(number) == name
+}
+
+// header is a segment's header, decoded.
+type header struct {
+	identity uint64
+	number   uint64
+	first    keys.Epoch
+}
+
+func putHeader(dst []byte, h header) {
+	copy(dst, magic)
+	binary.LittleEndian.PutUint32(dst[8:], formatVersion)
+	binary.LittleEndian.PutUint32(dst[12:], 0)
+	binary.LittleEndian.PutUint64(dst[16:], h.identity)
+	binary.LittleEndian.PutUint64(dst[24:], h.number)
+	binary.LittleEndian.PutUint64(dst[32:], uint64(h.first))
+	clear(dst[40:headerSumOffset])
+	binary.LittleEndian.PutUint32(dst[headerSumOffset:], crc32.Checksum(dst[:headerSumOffset], castagnoli))
+}
+
+// decodeHeader reads the header of the named file. A page of zeros is no header and no error: started is false.
+func decodeHeader(file string, src []byte) (h header, started bool, err error) {
+	src = src[:headerSize]
+	if allZero(src) {
+		return header{}, false, nil
+	}
+	damaged := func(reason string) error {
+		return &CorruptionError{File: file, Reason: reason, Remedy: remedy}
+	}
+	if string(src[:len(magic)]) != magic {
+		return header{}, false, damaged("not a segment: wrong magic")
+	}
+	if crc32.Checksum(src[:headerSumOffset], castagnoli) != binary.LittleEndian.Uint32(src[headerSumOffset:]) {
+		return header{}, false, damaged("segment header checksum does not match")
+	}
+	if v := binary.LittleEndian.Uint32(src[8:]); v != formatVersion {
+		return header{}, false, &VersionError{File: file, What: fmt.Sprintf("format version %d, this is %d", v, formatVersion)}
+	}
+	if f := binary.LittleEndian.Uint32(src[12:]); f != 0 || !allZero(src[40:headerSumOffset]) {
+		return header{}, false, &VersionError{File: file, What: fmt.Sprintf("unknown segment flags %#x or reserved bytes", f)}
+	}
+	return header{
+		identity: binary.LittleEndian.Uint64(src[16:]),
+		number:   binary.LittleEndian.Uint64(src[24:]),
+		first:    keys.Epoch(binary.LittleEndian.Uint64(src[32:])),
+	}, true, nil
+}
+
+func allZero(b []byte) bool {
+	for _, c := range b {
+		if c != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// recordSpace is the room that a record of the given length takes.
+func recordSpace(length uint32) uint32 { return (length + recordAlign - 1) &^ (recordAlign - 1) }
+
+// seedOf folds a segment's identity into the start value of its records' checksums.
+func seedOf(identity uint64) uint32 { return uint32(identity) ^ uint32(identity>>32) }
+
+// recordSum is the checksum of a record whose space is rec. The length takes part through the seed and not as bytes,
+// since it shares its word with the checksum and is stored last. The factor keeps neighbouring lengths far apart.
+func recordSum(seed, length uint32, rec []byte) uint32 {
+	return crc32.Update(seed^length*0x9E3779B1, castagnoli, rec[epochOffset:])
+}
+
+// sealRecord writes the header of the record in rec, whose body is in place, and stores its first word last and
+// atomically: that word says to the flusher that the record is whole.
+func sealRecord(rec []byte, seed, length uint32, epoch keys.Epoch, flags uint8, durable keys.Epoch) {
+	binary.LittleEndian.PutUint64(rec[epochOffset:], uint64(epoch)|uint64(flags)<<flagsShift)
+	binary.LittleEndian.PutUint64(rec[durableOffset:], uint64(durable))
+	word := uint64(recordSum(seed, length, rec)) | uint64(length)<<32
+	atomic.StoreUint64(firstWord(rec), littleEndian(word))
+}
+
+// firstWord is the word with crc and length; rec is 8-byte aligned, because images are mappings.
+func firstWord(rec []byte) *uint64 { return (*uint64)(unsafe.Pointer(unsafe.SliceData(rec))) }
+
+// littleEndian converts between a native word and its bytes on disk; on little-endian machines it is nothing.
+func littleEndian(w uint64) uint64 {
+	var b [8]byte
+	binary.LittleEndian.PutUint64(b[:], w)
+	return binary.NativeEndian.Uint64(b[:])
+}
+
+// record is a decoded record.
+type record struct {
+	epoch   keys.Epoch
+	durable keys.Epoch
+	flags   uint8
+	space   uint32
+	body    []byte
+}
+
+// recordLength is the length field of a record header, and whether a record of that length could stand in room bytes.
+func recordLength(src []byte, room int64) (uint32, bool) {
+	length := binary.LittleEndian.Uint32(src[4:])
+	return length, length >= recordHeaderSize && int64(length) <= room && int64(recordSpace(length)) <= room
+}
+
+// decodeRecord decodes the record at the start of src. It reports false for anything that is not whole: wrong
+// checksum, a length that does not fit, or a durable epoch that the record cannot have known.
+func decodeRecord(src []byte, seed uint32) (r record, ok bool) {
+	if len(src) < recordHeaderSize {
+		return record{}, false
+	}
+	length, fits := recordLength(src, int64(len(src)))
+	if !fits {
+		return record{}, false
+	}
+	src = src[:recordSpace(length)]
+	if recordSum(seed, length, src) != binary.LittleEndian.Uint32(src) {
+		return record{}, false
+	}
+	word := binary.LittleEndian.Uint64(src[epochOffset:])
+	r = record{
+		epoch:   keys.Epoch(word & uint64(keys.MaxEpoch)),
+		flags:   uint8(word >> flagsShift),
+		durable: keys.Epoch(binary.LittleEndian.Uint64(src[durableOffset:])),
+		space:   uint32(len(src)),
+		body:    src[recordHeaderSize:length:length],
+	}
+	return r, r.durable < r.epoch
+}

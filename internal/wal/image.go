@@ -1,0 +1,104 @@
+package wal
+
+import (
+	"fmt"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// imagesMax bounds the standard images: one that writers fill, one that the flusher empties, one spare. Who needs a
+// fourth waits for the flusher.
+const imagesMax = 3
+
+// images hands out the buffers of segments: anonymous mappings, zero, with every page touched, so that no page fault
+// falls between a reservation and its publication.
+type images struct {
+	size int // of a standard image; constant
+
+	mu     sync.Mutex
+	mapped int         // standard images that exist
+	idle   []usedImage // at most imagesMax; dirty up to used
+	bytes  int64       // all mappings, oversized ones included
+}
+
+type usedImage struct {
+	buf  []byte
+	used int
+}
+
+// take returns a standard image, or nil if all are in use.
+func (p *images) take() ([]byte, error) {
+	p.mu.Lock()
+	if n := len(p.idle); n > 0 {
+		img := p.idle[n-1]
+		p.idle = p.idle[:n-1]
+		p.mu.Unlock()
+		clear(img.buf[:img.used])
+		return img.buf, nil
+	}
+	if p.mapped == imagesMax {
+		p.mu.Unlock()
+		return nil, nil
+	}
+	p.mapped++
+	p.mu.Unlock()
+	buf, err := p.mapZero(p.size)
+	if err != nil {
+		p.mu.Lock()
+		p.mapped--
+		p.mu.Unlock()
+	}
+	return buf, err
+}
+
+// give takes a standard image back. The first used bytes are cleared by the next take, off the flusher's path.
+func (p *images) give(buf []byte, used int) {
+	p.mu.Lock()
+	p.idle = append(p.idle, usedImage{buf, used})
+	p.mu.Unlock()
+}
+
+// mapZero maps size bytes and touches them.
+func (p *images) mapZero(size int) ([]byte, error) {
+	buf, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+	if err != nil {
+		return nil, fmt.Errorf("wal: map a segment image of %d bytes: %w", size, err)
+	}
+	for i := 0; i < len(buf); i += pageSize {
+		buf[i] = 0
+	}
+	p.mu.Lock()
+	p.bytes += int64(size)
+	p.mu.Unlock()
+	return buf, nil
+}
+
+func (p *images) unmap(buf []byte) error {
+	p.mu.Lock()
+	p.bytes -= int64(len(buf))
+	p.mu.Unlock()
+	return unix.Munmap(buf)
+}
+
+// mappedBytes is the memory that images hold.
+func (p *images) mappedBytes() int64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.bytes
+}
+
+// free unmaps the idle images.
+func (p *images) free() (err error) {
+	p.mu.Lock()
+	idle := p.idle
+	p.idle = nil
+	p.mapped -= len(idle)
+	p.mu.Unlock()
+	for _, img := range idle {
+		if e := p.unmap(img.buf); err == nil {
+			err = e
+		}
+	}
+	return err
+}

@@ -1,0 +1,287 @@
+package wal
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"epochkv/internal/storage/keys"
+	"epochkv/internal/vfs"
+)
+
+// Options configure a log.
+type Options struct {
+	FS vfs.FS
+	// Dir is the data directory; the log lives in Dir(Options.Dir).
+	Dir string
+	// SegmentBytes is the size of a segment's file and image, from SegmentBytesMin to 256 MiB, in whole pages.
+	SegmentBytes int
+	// Serial puts each append, from Reserve to Publish, under one mutex: the baseline that the benchmark compares with.
+	Serial bool
+	// Identity yields a segment's random identity. Nil means crypto/rand; tests pass a seeded source.
+	Identity func() uint64
+}
+
+// Log is an open log. All methods are for any number of goroutines.
+//
+// Locks: rotate before spares.mu before images.mu; waits.mu and retired.mu are leaves. The flush role (see waits) is not a
+// lock but excludes like one; its holder takes retired.mu and images.mu.
+type Log struct {
+	opts    Options
+	dir     string
+	images  *images
+	spares  *spares
+	serial  *sync.Mutex
+	durable *horizon
+	counts  counters
+
+	failure atomic.Pointer[error] // set once, then final
+
+	rotate sync.Mutex
+	last   *Segment                // newest, guarded by rotate
+	next   keys.Epoch              // first epoch of the first segment, guarded by rotate
+	head   atomic.Pointer[Segment] // first segment of this run, where the flusher starts
+
+	flusher flusher // owned by the holder of the flush role
+	waits   waits
+	retired retired
+
+	closed     atomic.Bool
+	stop       chan struct{}
+	refill     chan struct{} // capacity 1: the spare was taken, or an image came back
+	background sync.WaitGroup
+}
+
+// Open continues the log that Replay has read: it makes durable what was replayed, cuts a torn tail, and starts two
+// goroutines, one that flushes and one that keeps a spare segment; Close ends both. The caller makes the first segment,
+// at rec.Last+1.
+func Open(opts Options, rec Recovery) (*Log, error) {
+	if opts.SegmentBytes < SegmentBytesMin || opts.SegmentBytes > segmentBytesMax || opts.SegmentBytes%pageSize != 0 {
+		return nil, fmt.Errorf("wal: segment size %d is not a multiple of %d from %d to %d",
+			opts.SegmentBytes, pageSize, SegmentBytesMin, segmentBytesMax)
+	}
+	if opts.Identity == nil {
+		opts.Identity = randomIdentity
+	}
+	dir := Dir(opts.Dir)
+	if err := settle(opts.FS, opts.Dir, rec); err != nil {
+		return nil, err
+	}
+	l := &Log{
+		opts:    opts,
+		dir:     dir,
+		images:  &images{size: opts.SegmentBytes},
+		durable: new(horizon),
+		next:    rec.Last + 1,
+		stop:    make(chan struct{}),
+		refill:  make(chan struct{}, 1),
+	}
+	l.spares = &spares{fs: opts.FS, dir: dir, images: l.images, number: rec.lastNumber}
+	if opts.Serial {
+		l.serial = new(sync.Mutex)
+	}
+	l.durable.epoch.Store(uint64(rec.Last))
+	l.waits.kick = make(chan struct{}, 1)
+	if err := l.adopt(rec); err != nil {
+		return nil, err
+	}
+	l.background.Add(2)
+	go l.runFlusher()
+	go l.runSpares()
+	l.wantSpare()
+	return l, nil
+}
+
+// settle brings the directory to what rec says of it. Replay may have read what only the page cache held: it is synced
+// here, since the header of the next segment will testify that everything before it is durable.
+func settle(fs vfs.FS, dataDir string, rec Recovery) error {
+	if err := fs.MkdirAll(Dir(dataDir)); err != nil {
+		return fmt.Errorf("wal: %w", err)
+	}
+	if err := fs.SyncDir(dataDir); err != nil {
+		return fmt.Errorf("wal: %w", err)
+	}
+	if len(rec.Segments) == 0 {
+		return nil
+	}
+	f, err := fs.Open(rec.Segments[len(rec.Segments)-1].File, vfs.ReadWrite)
+	if err != nil {
+		return fmt.Errorf("wal: %w", err)
+	}
+	if rec.Torn != nil {
+		err = f.Truncate(rec.Torn.Offset)
+	}
+	if err == nil {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return fmt.Errorf("wal: settle the tail: %w", err)
+	}
+	return nil
+}
+
+// adopt takes over the files that Replay found: segments to be truncated later, and blank ones to be used.
+func (l *Log) adopt(rec Recovery) error {
+	for i, s := range rec.Segments {
+		end := rec.Last
+		if i+1 < len(rec.Segments) {
+			end = rec.Segments[i+1].First - 1
+		}
+		l.retired.add(retiredSegment{path: s.File, end: end, size: s.Bytes})
+	}
+	l.counts.segments.Store(int64(len(rec.Segments)))
+	for _, b := range rec.blank {
+		if _, err := l.spares.recycle(b.path, b.size); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func randomIdentity() uint64 {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // never fails: it ends the program instead
+	return binary.LittleEndian.Uint64(b[:])
+}
+
+// Durable is the durable epoch.
+func (l *Log) Durable() keys.Epoch { return keys.Epoch(l.durable.epoch.Load()) }
+
+// Err is the failure that stopped the log, or nil. It matches ErrFailed.
+func (l *Log) Err() error {
+	if p := l.failure.Load(); p != nil {
+		return *p
+	}
+	return nil
+}
+
+// fail makes err final, unless another failure came first, and returns what is final.
+func (l *Log) fail(err error) error {
+	err = fmt.Errorf("%w: %w", ErrFailed, err)
+	l.failure.CompareAndSwap(nil, &err)
+	return l.Err()
+}
+
+// NewSegment makes the next segment, with room for a body of bodyLen bytes at least. first must be the epoch of the claim
+// that crossed the end of the last one. The record that did not fit should be reserved before others see the
+// segment, lest they fill it first.
+//
+// An error that matches vfs.ErrNoSpace may be tried again when there is space; nothing was lost. Others are final.
+func (l *Log) NewSegment(first keys.Epoch, bodyLen int) (*Segment, error) {
+	if uint(bodyLen) > BodyBytesMax {
+		return nil, fmt.Errorf("wal: a body of %d bytes exceeds %d", bodyLen, BodyBytesMax)
+	}
+	l.rotate.Lock()
+	defer l.rotate.Unlock()
+	if err := l.usable(); err != nil {
+		return nil, err
+	}
+	if expected, ok := l.nextFirst(); !ok || first != expected {
+		return nil, fmt.Errorf("wal: segment at epoch %d, but the log continues at %d", first, expected)
+	}
+	b, err := l.blankFor(headerPage + int(recordSpace(uint32(bodyLen)+recordHeaderSize)))
+	if err != nil {
+		return nil, err
+	}
+	s := l.newSegment(b, first)
+	if l.last == nil {
+		l.head.Store(s)
+	} else {
+		l.last.next.Store(s)
+		l.counts.rotations.Add(1)
+		l.RequestFlush(first - 1) // its image is needed again, whoever waits for its epochs or not
+	}
+	l.last = s
+	l.counts.segments.Add(1)
+	l.wantSpare()
+	return s, nil
+}
+
+func (l *Log) usable() error {
+	if l.closed.Load() {
+		return ErrClosed
+	}
+	return l.Err()
+}
+
+// nextFirst is the epoch at which the next segment has to start; false while the last one is open.
+func (l *Log) nextFirst() (keys.Epoch, bool) {
+	if l.last == nil {
+		return l.next, true
+	}
+	_, next, sealed := l.last.sealedAt()
+	return next, sealed
+}
+
+func (l *Log) newSegment(b *blank, first keys.Epoch) *Segment {
+	identity := l.opts.Identity()
+	putHeader(b.image, header{identity: identity, number: b.number, first: first})
+	return &Segment{
+		first:   first,
+		limit:   uint64(len(b.image)-headerPage) / recordAlign,
+		seed:    seedOf(identity),
+		image:   b.image,
+		durable: l.durable,
+		serial:  l.serial,
+		number:  b.number,
+		path:    b.path,
+		file:    b.file,
+		pooled:  b.pooled,
+	}
+}
+
+// blankFor finds a file and an image of size bytes or more. With every image in use it flushes until one comes back.
+func (l *Log) blankFor(size int) (*blank, error) {
+	if size > l.opts.SegmentBytes {
+		b, err := l.spares.oversized((size + pageSize - 1) &^ (pageSize - 1))
+		return b, l.preparing(err)
+	}
+	for waited := false; ; waited = true {
+		b, ready, err := l.spares.take()
+		if err != nil {
+			return nil, l.preparing(err)
+		}
+		if b != nil {
+			if waited || !ready {
+				l.counts.stalls.Add(1)
+			}
+			return b, nil
+		}
+		if err := l.flushOnce(); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// preparing decides about an error met while preparing a segment. A full device is the one that may pass; after any
+// other, what the device holds is unknown.
+func (l *Log) preparing(err error) error {
+	if err == nil || errors.Is(err, vfs.ErrNoSpace) {
+		return err
+	}
+	return l.fail(err)
+}
+
+// Close flushes what is published, joins the goroutines, and frees everything. Nobody may reserve any more, and what was
+// reserved must have been published. Who still waits gets ErrClosed unless the epoch became durable.
+func (l *Log) Close() error {
+	if l.closed.Swap(true) {
+		return ErrClosed
+	}
+	close(l.stop)
+	l.background.Wait()
+	err := l.finish()
+	l.rotate.Lock() // a NewSegment that was under way is done
+	defer l.rotate.Unlock()
+	s := l.flusher.segment
+	if s == nil {
+		s = l.head.Load()
+	}
+	for ; s != nil; s = s.next.Load() {
+		err = errors.Join(err, s.file.Close(), l.images.unmap(s.image))
+	}
+	return errors.Join(err, l.spares.close(), l.images.free())
+}

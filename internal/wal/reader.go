@@ -1,0 +1,148 @@
+package wal
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+
+	"epochkv/internal/storage/keys"
+	"epochkv/internal/vfs"
+)
+
+// windowBytes is how much of a file is read at a time. A larger record makes the window grow to its size.
+const windowBytes = 1 << 20
+
+// window is a piece of a file in a buffer that is used again: segments may be larger than memory.
+type window struct {
+	file vfs.File
+	size int64 // of the file
+	off  int64 // of buf[0]
+	buf  []byte
+}
+
+// at returns n bytes at off, valid until the next call; fewer only at the end of the file.
+func (w *window) at(off int64, n int) ([]byte, error) {
+	if off >= w.off && off+int64(n) <= w.off+int64(len(w.buf)) {
+		start := off - w.off
+		return w.buf[start : start+int64(n)], nil
+	}
+	if off >= w.size {
+		return nil, nil
+	}
+	want := int(min(max(int64(n), windowBytes), w.size-off))
+	if cap(w.buf) < want {
+		w.buf = make([]byte, max(want, windowBytes))
+	}
+	w.buf = w.buf[:want]
+	w.off = off
+	read, err := w.file.ReadAt(w.buf, off)
+	w.buf = w.buf[:read]
+	if err != nil && !errors.Is(err, io.EOF) {
+		w.buf = w.buf[:0]
+		return nil, fmt.Errorf("wal: read: %w", err)
+	}
+	return w.buf[:min(n, read)], nil
+}
+
+// open puts the window over a file.
+func (w *window) open(fs vfs.FS, path string) error {
+	f, err := fs.Open(path, vfs.ReadOnly)
+	if err != nil {
+		return fmt.Errorf("wal: %w", err)
+	}
+	size, err := f.Size()
+	if err != nil {
+		return errors.Join(fmt.Errorf("wal: %w", err), f.Close())
+	}
+	w.file, w.size, w.off, w.buf = f, size, 0, w.buf[:0]
+	return nil
+}
+
+// segmentReader reads the records of one segment in order.
+type segmentReader struct {
+	window
+	seed uint32
+	pos  int64 // of the next record
+}
+
+func (r *segmentReader) start(fs vfs.FS, s SegmentInfo) error {
+	r.seed, r.pos = seedOf(s.identity), headerPage
+	return r.open(fs, s.File)
+}
+
+// next returns the record at pos and moves behind it, or reports false if there is none that is whole. The body is
+// valid until the next call.
+func (r *segmentReader) next() (rec record, ok bool, err error) {
+	rec, ok, err = r.record(r.pos)
+	if ok {
+		r.pos += int64(rec.space)
+	}
+	return rec, ok, err
+}
+
+// record decodes the record at off.
+func (r *segmentReader) record(off int64) (rec record, ok bool, err error) {
+	head, err := r.at(off, recordHeaderSize)
+	if err != nil || len(head) < recordHeaderSize {
+		return record{}, false, err
+	}
+	length, fits := recordLength(head, r.size-off)
+	if !fits {
+		return record{}, false, nil
+	}
+	src, err := r.at(off, int(recordSpace(length)))
+	if err != nil {
+		return record{}, false, err
+	}
+	rec, ok = decodeRecord(src, r.seed)
+	return rec, ok, nil
+}
+
+// testimony is what can be learnt from behind a record that cannot be read.
+type testimony struct {
+	durable keys.Epoch // the largest durable epoch that a later record of this segment states
+	end     int64      // behind the last whole record, or behind the bad one if its header is plausible; else its offset
+}
+
+// testify looks behind the bad record at pos, whose epoch would be bad, for later records of the same segment. Its
+// length cannot be trusted, so every place where a record could start is tried; the epoch, which must fit the
+// distance, is compared first, so that few checksums are computed over what a recycled file still holds.
+func (r *segmentReader) testify(bad keys.Epoch) (testimony, error) {
+	t := testimony{end: r.pos}
+	head, err := r.at(r.pos, recordHeaderSize)
+	if err != nil {
+		return t, err
+	}
+	if len(head) == recordHeaderSize && epochAt(head) == bad {
+		length, fits := recordLength(head, r.size-r.pos)
+		t.end = r.pos + recordHeaderSize
+		if fits {
+			t.end = r.pos + int64(recordSpace(length))
+		}
+	}
+	for off := r.pos + recordAlign; off+recordHeaderSize <= r.size; off += recordAlign {
+		head, err := r.at(off, recordHeaderSize)
+		if err != nil || len(head) < recordHeaderSize {
+			return t, err
+		}
+		farthest := bad + keys.Epoch((off-r.pos+recordHeaderSize-1)/recordHeaderSize)
+		if e := epochAt(head); e <= bad || e > farthest {
+			continue
+		}
+		rec, ok, err := r.record(off)
+		if err != nil {
+			return t, err
+		}
+		if ok {
+			t.durable = max(t.durable, rec.durable)
+			t.end = off + int64(rec.space)
+			off = t.end - recordAlign
+		}
+	}
+	return t, nil
+}
+
+func epochAt(head []byte) keys.Epoch {
+	return keys.Epoch(binary.LittleEndian.Uint64(head[epochOffset:])) & keys.MaxEpoch
+}

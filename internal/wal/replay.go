@@ -1,0 +1,241 @@
+package wal
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	iofs "io/fs"
+	"path"
+
+	"epochkv/internal/storage/keys"
+	"epochkv/internal/vfs"
+)
+
+// Recovery is what a replay found. Open continues from it.
+type Recovery struct {
+	// Last is the last epoch of the log, or the epoch after which replay began if the log has nothing newer.
+	Last keys.Epoch
+	// Records and Bytes count the bodies that were replayed.
+	Records, Bytes uint64
+	// Segments are the files with records, oldest first; those before the start of the replay included.
+	Segments []SegmentInfo
+	// Torn is the unfinished end of the log, or nil. Nothing in it was ever acknowledged as durable.
+	Torn *TornTail
+
+	lastNumber uint64
+	blank      []blankFile
+}
+
+// SegmentInfo is a segment file.
+type SegmentInfo struct {
+	File  string
+	First keys.Epoch // epoch of its first record
+	Bytes int64
+
+	number   uint64
+	identity uint64
+	damage   error // the header cannot be read; First and identity are unknown
+}
+
+// TornTail is where the log ends in a record that a crash left unfinished.
+type TornTail struct {
+	File   string
+	Offset int64
+	Bytes  int64 // from Offset to the end of what can be made out
+	Epoch  keys.Epoch
+}
+
+// blankFile is a prepared segment that was never written.
+type blankFile struct {
+	path string
+	size int64
+}
+
+// Replay calls fn for each epoch after the given one, in order, with the body of its record: empty for an epoch that does
+// nothing. The body is valid during the call only. It writes nothing: Open cuts the torn tail that Replay reports.
+//
+// The log ends at the first record that is not whole. If anything behind that testifies that it had been durable,
+// the result is a CorruptionError; what fn was called for until then is still right.
+func Replay(fs vfs.FS, dataDir string, after keys.Epoch, fn func(e keys.Epoch, body []byte) error) (Recovery, error) {
+	rec, files, err := list(fs, Dir(dataDir))
+	if err != nil {
+		return Recovery{}, err
+	}
+	rec.Last = after
+	start, err := startOf(files, after)
+	if err != nil || start == len(files) {
+		return rec, err
+	}
+	expected := files[start].First
+	var r segmentReader
+	for i, s := range files[start:] {
+		if s.damage != nil {
+			return rec, atEpoch(s.damage, expected)
+		}
+		last := start+i == len(files)-1
+		if s.First != expected {
+			return rec, missing(s, expected)
+		}
+		if expected, err = rec.segment(&r, fs, s, last, after, fn); err != nil {
+			return rec, err
+		}
+		if !last && files[start+i+1].damage == nil && files[start+i+1].First != expected {
+			return rec, corruption(s.File, r.pos, expected, "a later segment testifies that this record was durable")
+		}
+	}
+	return rec, nil
+}
+
+// segment replays one segment and returns the epoch behind its last record.
+func (rec *Recovery) segment(r *segmentReader, fs vfs.FS, s SegmentInfo, last bool, after keys.Epoch,
+	fn func(e keys.Epoch, body []byte) error,
+) (next keys.Epoch, err error) {
+	if err := r.start(fs, s); err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, r.file.Close()) }()
+	next, marked, err := rec.records(r, s, after, fn)
+	if err != nil || marked || !last {
+		return next, err
+	}
+	t, err := r.testify(next)
+	if err != nil {
+		return 0, err
+	}
+	if t.durable >= next {
+		return 0, corruption(s.File, r.pos, next, "a later record testifies that this one was durable")
+	}
+	if t.end > r.pos {
+		rec.Torn = &TornTail{File: s.File, Offset: r.pos, Bytes: t.end - r.pos, Epoch: next}
+	}
+	return next, nil
+}
+
+// records passes the whole records from the reader's position on to fn. It reports whether they end in a mark.
+func (rec *Recovery) records(r *segmentReader, s SegmentInfo, after keys.Epoch,
+	fn func(e keys.Epoch, body []byte) error,
+) (next keys.Epoch, marked bool, err error) {
+	next = s.First
+	for {
+		at := r.pos
+		one, ok, err := r.next()
+		if err != nil {
+			return 0, false, err
+		}
+		if !ok || one.epoch != next {
+			r.pos = at
+			return next, false, nil
+		}
+		if one.flags&^flagsKnown != 0 {
+			return 0, false, &VersionError{File: s.File, Offset: at, What: fmt.Sprintf("unknown record flags %#x", one.flags)}
+		}
+		if one.flags&flagMark != 0 {
+			return next, true, nil
+		}
+		if next > after {
+			body := one.body
+			if one.flags&flagVoid != 0 {
+				body = nil
+			}
+			if err := fn(next, body); err != nil {
+				return 0, false, fmt.Errorf("wal: replay of epoch %d: %w", next, err)
+			}
+			rec.Records++
+			rec.Bytes += uint64(len(body))
+			rec.Last = next
+		}
+		next++
+	}
+}
+
+// startOf is the index of the newest segment that begins at or before the epoch to start with. Older ones do not
+// matter, whatever is wrong with them.
+func startOf(files []SegmentInfo, after keys.Epoch) (int, error) {
+	for i := len(files) - 1; i >= 0; i-- {
+		if files[i].damage == nil && files[i].First <= after+1 {
+			return i, nil
+		}
+	}
+	if len(files) == 0 {
+		return 0, nil
+	}
+	if files[0].damage != nil {
+		return 0, atEpoch(files[0].damage, after+1)
+	}
+	return 0, missing(files[0], after+1)
+}
+
+func corruption(file string, offset int64, epoch keys.Epoch, reason string) error {
+	return &CorruptionError{File: file, Offset: offset, Epoch: epoch, Reason: reason, Remedy: remedy}
+}
+
+func missing(s SegmentInfo, expected keys.Epoch) error {
+	return corruption(s.File, 0, expected, fmt.Sprintf("the segment starts at epoch %d: an earlier one is missing", s.First))
+}
+
+// atEpoch adds the epoch to damage in a header, where only the context tells it.
+func atEpoch(damage error, e keys.Epoch) error {
+	var c *CorruptionError
+	if errors.As(damage, &c) {
+		c.Epoch = e
+	}
+	return damage
+}
+
+// list reads the headers of the log's files, in the order of their numbers, and splits off the blank ones. A header that
+// cannot be read is noted with the file: whether it matters depends on where replay starts.
+func list(fs vfs.FS, dir string) (rec Recovery, files []SegmentInfo, err error) {
+	names, err := fs.List(dir)
+	if errors.Is(err, iofs.ErrNotExist) {
+		return Recovery{}, nil, nil
+	}
+	if err != nil {
+		return Recovery{}, nil, fmt.Errorf("wal: %w", err)
+	}
+	for _, name := range names {
+		number, ok := parseFileName(name)
+		if !ok {
+			continue
+		}
+		s := SegmentInfo{File: path.Join(dir, name), number: number}
+		started, err := s.readHeader(fs)
+		if err != nil {
+			return Recovery{}, nil, err
+		}
+		if started {
+			files = append(files, s)
+		} else {
+			rec.blank = append(rec.blank, blankFile{path: s.File, size: s.Bytes})
+		}
+		rec.lastNumber = number
+	}
+	rec.Segments = files
+	return rec, files, nil
+}
+
+// readHeader fills in what the header says. A file is blank if its header was never written: it is too short for one,
+// zero, or has the header of the number from which it was recycled.
+func (s *SegmentInfo) readHeader(fs vfs.FS) (started bool, err error) {
+	f, err := fs.Open(s.File, vfs.ReadOnly)
+	if err != nil {
+		return false, fmt.Errorf("wal: %w", err)
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	if s.Bytes, err = f.Size(); err != nil {
+		return false, fmt.Errorf("wal: %w", err)
+	}
+	var page [headerSize]byte
+	if _, err := f.ReadAt(page[:], 0); err != nil && !errors.Is(err, io.EOF) {
+		return false, fmt.Errorf("wal: %w", err)
+	}
+	h, started, err := decodeHeader(s.File, page[:])
+	if err != nil {
+		s.damage = err
+		return true, nil
+	}
+	if !started || h.number != s.number {
+		return false, nil
+	}
+	s.First, s.identity = h.first, h.identity
+	return true, nil
+}

@@ -1,0 +1,167 @@
+package wal
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"epochkv/internal/storage/keys"
+	"epochkv/internal/vfs"
+)
+
+// cacheLinePair is 128: adjacent lines are fetched in pairs, so a neighbour's store on the pair still costs a miss.
+const cacheLinePair = 128
+
+// The tail word packs the number of claims and the end of the last one, in units of recordAlign, so that one atomic
+// add orders a commit and finds its place. Neither part can overflow: a segment of segmentBytesMax holds at most
+// 2^28/24 < 2^24 records; and past the end each goroutine adds at most once, since it sees refused afterwards, so
+// that 2^15 goroutines with the largest body stay below 2^40 units.
+const (
+	offsetBits = 40
+	offsetMask = 1<<offsetBits - 1
+	oneRecord  = 1 << offsetBits
+)
+
+// Outcome is what became of a reservation.
+type Outcome uint8
+
+const (
+	// Reserved means that the claim is the caller's to fill and publish, without delay: later epochs wait for it.
+	Reserved Outcome = iota
+	// Crossed means that this claim, and no other, crossed the segment's end and sealed it: the caller must make the next
+	// segment, whose first epoch is the claim's, and should reserve there before others may.
+	Crossed
+	// Full means that the segment is sealed: wait until its successor is there, and reserve in that.
+	Full
+	// TooLarge means that no record can hold so large a body. Nothing was reserved.
+	TooLarge
+)
+
+// Claim is a reserved place in a segment.
+type Claim struct {
+	Epoch  keys.Epoch
+	offset uint32
+	length uint32 // record header and body
+}
+
+// Segment is a file of the log and its image. Reserve, Body, Publish and Fill are for any number of goroutines.
+type Segment struct {
+	// Constant.
+	first   keys.Epoch
+	limit   uint64 // end of the record area in units, counted from the header page
+	seed    uint32
+	image   []byte
+	durable *horizon
+	serial  *sync.Mutex // not nil: held from Reserve to Publish, as the baseline of the benchmark
+	number  uint64
+	path    string
+	file    vfs.File
+	pooled  bool // file and image have the standard size and are used again
+
+	_    [cacheLinePair]byte
+	tail atomic.Uint64
+	_    [cacheLinePair - 8]byte
+
+	// Written once, when the segment is sealed; on lines that nobody else writes.
+	refused atomic.Bool             // a claim fell past the end: spares others the add
+	sealed  atomic.Uint64           // tail word at the sealed end, plus one; zero while open
+	next    atomic.Pointer[Segment] // successor, set before anybody can reserve in it
+}
+
+// horizon is an epoch that moves up, alone on its cache lines.
+type horizon struct {
+	_     [cacheLinePair]byte
+	epoch atomic.Uint64
+	_     [cacheLinePair - 8]byte
+}
+
+// First is the epoch of the segment's first record.
+func (s *Segment) First() keys.Epoch { return s.first }
+
+// Reserve claims the next epoch, and room for a body of bodyLen bytes, with one atomic add.
+func (s *Segment) Reserve(bodyLen int) (Claim, Outcome) {
+	if uint(bodyLen) > BodyBytesMax {
+		return Claim{}, TooLarge
+	}
+	length := uint32(bodyLen) + recordHeaderSize
+	return s.claim(length, uint64(recordSpace(length)/recordAlign))
+}
+
+// Seal ends the segment before it is full. The outcome is Crossed, with the epoch at which the next segment starts, or Full
+// if somebody else has sealed it already.
+func (s *Segment) Seal() (Claim, Outcome) {
+	c, outcome := s.claim(0, s.limit+1)
+	return c, outcome
+}
+
+func (s *Segment) claim(length uint32, units uint64) (Claim, Outcome) {
+	if s.serial != nil {
+		s.serial.Lock()
+	}
+	if s.refused.Load() {
+		return s.refuse()
+	}
+	tail := s.tail.Add(oneRecord|units) - (oneRecord | units)
+	start := tail & offsetMask
+	if start+units > s.limit {
+		return s.beyond(tail)
+	}
+	return Claim{
+		Epoch:  s.first + keys.Epoch(tail>>offsetBits),
+		offset: uint32(headerPage + start*recordAlign),
+		length: length,
+	}, Reserved
+}
+
+// beyond decides about a claim that ends past the limit. The tail grows only, so exactly one claim starts at or before
+// the limit and ends past it.
+func (s *Segment) beyond(tail uint64) (Claim, Outcome) {
+	s.refused.Store(true)
+	if tail&offsetMask > s.limit {
+		return s.refuse()
+	}
+	s.sealed.Store(tail + 1)
+	if s.serial != nil {
+		s.serial.Unlock()
+	}
+	return Claim{Epoch: s.first + keys.Epoch(tail>>offsetBits)}, Crossed
+}
+
+func (s *Segment) refuse() (Claim, Outcome) {
+	if s.serial != nil {
+		s.serial.Unlock()
+	}
+	return Claim{}, Full
+}
+
+// sealedAt is the offset and the epoch at which the segment was sealed.
+func (s *Segment) sealedAt() (offset uint32, next keys.Epoch, sealed bool) {
+	word := s.sealed.Load()
+	if word == 0 {
+		return 0, 0, false
+	}
+	word--
+	return uint32(headerPage + word&offsetMask*recordAlign), s.first + keys.Epoch(word>>offsetBits), true
+}
+
+// Body is the claim's place for its body, to be filled before Publish and not touched after.
+func (s *Segment) Body(c Claim) []byte {
+	end := c.offset + c.length
+	return s.image[c.offset+recordHeaderSize : end : end]
+}
+
+// Publish completes the record of a claim whose body is in place.
+func (s *Segment) Publish(c Claim) { s.publish(c, 0) }
+
+// Fill completes a claim as a record that does nothing: replay passes its epoch with an empty body.
+func (s *Segment) Fill(c Claim) {
+	clear(s.Body(c))
+	s.publish(c, flagVoid)
+}
+
+func (s *Segment) publish(c Claim, flags uint8) {
+	rec := s.image[c.offset : c.offset+recordSpace(c.length)]
+	sealRecord(rec, s.seed, c.length, c.Epoch, flags, keys.Epoch(s.durable.epoch.Load()))
+	if s.serial != nil {
+		s.serial.Unlock()
+	}
+}

@@ -1,0 +1,203 @@
+package wal
+
+import (
+	"errors"
+	"fmt"
+	"path"
+	"sync"
+
+	"epochkv/internal/vfs"
+)
+
+// recyclableMax bounds the old files kept for use as new ones: a checkpoint frees a few at once, rotation takes one at
+// a time. More would hold disk space for nothing.
+const recyclableMax = 2
+
+// spares keeps one segment prepared, so that a rotation neither creates a file nor touches a page. Old files are used
+// again where possible: their blocks are allocated and written, which is what makes overwriting them cheap, and
+// recycling costs a rename instead of writing zeros.
+//
+// A recycled file needs no wiping. It has a new number, which its old header does not match, so that it counts as
+// blank until its new header is written; and its old records do not match its new identity.
+type spares struct {
+	fs     vfs.FS
+	dir    string
+	images *images
+
+	mu     sync.Mutex
+	ready  *blank
+	old    []string // recyclable files of standard size
+	number uint64   // last segment number used
+}
+
+// blank is a prepared segment: a durable name, allocated blocks, a zero image.
+type blank struct {
+	file   vfs.File
+	path   string
+	number uint64
+	image  []byte
+	pooled bool
+}
+
+// take returns the prepared blank, or makes one if there is none (ready is false then). It returns nil if all images are in use.
+func (p *spares) take() (b *blank, ready bool, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	ready = p.ready != nil
+	if err := p.prepareLocked(); err != nil {
+		return nil, false, err
+	}
+	b, p.ready = p.ready, nil
+	return b, ready, nil
+}
+
+// prepare makes the spare if there is none, and an image for it.
+func (p *spares) prepare() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.prepareLocked()
+}
+
+func (p *spares) prepareLocked() error {
+	if p.ready != nil {
+		return nil
+	}
+	image, err := p.images.take()
+	if image == nil || err != nil {
+		return err
+	}
+	b, err := p.fileLocked(p.images.size)
+	if err != nil {
+		p.images.give(image, 0)
+		return err
+	}
+	b.image, b.pooled = image, true
+	p.ready = b
+	return nil
+}
+
+// oversized makes a blank of its own size for one large record. The spare, whose number is lower, must not be used after
+// it as it is: its file is recycled under a higher number.
+func (p *spares) oversized(size int) (*blank, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.discardLocked(); err != nil {
+		return nil, err
+	}
+	image, err := p.images.mapZero(size)
+	if err != nil {
+		return nil, err
+	}
+	b, err := p.createLocked(size)
+	if err != nil {
+		return nil, errors.Join(err, p.images.unmap(image))
+	}
+	b.image = image
+	return b, nil
+}
+
+func (p *spares) discardLocked() error {
+	b := p.ready
+	if b == nil {
+		return nil
+	}
+	p.ready = nil
+	p.images.give(b.image, 0)
+	if err := b.file.Close(); err != nil {
+		return err
+	}
+	_, err := p.recycleLocked(b.path, int64(p.images.size))
+	return err
+}
+
+// fileLocked makes a file of standard size, from an old one if there is one.
+func (p *spares) fileLocked(size int) (*blank, error) {
+	n := len(p.old)
+	if n == 0 {
+		return p.createLocked(size)
+	}
+	from := p.old[n-1]
+	p.old = p.old[:n-1]
+	b := p.nextLocked()
+	if err := p.fs.Rename(from, b.path); err != nil {
+		return nil, fmt.Errorf("wal: recycle a segment: %w", err)
+	}
+	f, err := p.fs.Open(b.path, vfs.ReadWrite)
+	if err != nil {
+		return nil, fmt.Errorf("wal: recycle a segment: %w", err)
+	}
+	if err := p.fs.SyncDir(p.dir); err != nil {
+		return nil, errors.Join(fmt.Errorf("wal: recycle a segment: %w", err), f.Close())
+	}
+	b.file = f
+	return b, nil
+}
+
+// createLocked makes a new file and writes zeros over it. What an error leaves behind is removed.
+func (p *spares) createLocked(size int) (*blank, error) {
+	b := p.nextLocked()
+	f, err := p.fs.Open(b.path, vfs.Create)
+	if err != nil {
+		return nil, fmt.Errorf("wal: create a segment: %w", err)
+	}
+	if err = vfs.PreallocateZeroed(f, int64(size)); err == nil {
+		err = p.fs.SyncDir(p.dir)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("wal: create a segment: %w", err), f.Close(), p.fs.Remove(b.path))
+	}
+	b.file = f
+	return b, nil
+}
+
+func (p *spares) nextLocked() *blank {
+	p.number++
+	return &blank{number: p.number, path: path.Join(p.dir, FileName(p.number))}
+}
+
+// recycle keeps an old file for use as a new one, or removes it, and reports whether it was kept. The names need no
+// directory sync: an old segment that comes back after a crash is older than what replay starts from.
+func (p *spares) recycle(name string, size int64) (kept bool, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.recycleLocked(name, size)
+}
+
+func (p *spares) recycleLocked(name string, size int64) (kept bool, err error) {
+	if size == int64(p.images.size) && len(p.old) < recyclableMax {
+		p.old = append(p.old, name)
+		return true, nil
+	}
+	if err := p.fs.Remove(name); err != nil {
+		return false, fmt.Errorf("wal: remove an old segment: %w", err)
+	}
+	return false, nil
+}
+
+func (p *spares) close() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.discardLocked()
+}
+
+// wantSpare wakes the goroutine that prepares spares.
+func (l *Log) wantSpare() {
+	select {
+	case l.refill <- struct{}{}:
+	default:
+	}
+}
+
+// runSpares prepares spares until Close. It is best effort on a full device: the next rotation meets the error itself
+// and can report it.
+func (l *Log) runSpares() {
+	defer l.background.Done()
+	for {
+		select {
+		case <-l.stop:
+			return
+		case <-l.refill:
+			_ = l.preparing(l.spares.prepare())
+		}
+	}
+}
