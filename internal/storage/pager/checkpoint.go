@@ -1,0 +1,327 @@
+package pager
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"epochkv/internal/storage/page"
+	"epochkv/internal/storage/pager/bitset"
+	"epochkv/internal/vfs"
+)
+
+// Checkpoint is the one state under construction. It ends with Commit or Abort. Its methods may be called by several
+// goroutines, but where pages go then depends on who calls first; workers that must not depend on each other take Lanes.
+type Checkpoint struct {
+	p      *Pager
+	number uint64
+
+	unwritten atomic.Int64 // pages composed in some Writer and not yet written
+
+	mu      sync.Mutex // guards the pager's space while the checkpoint is open, and what follows
+	taken   []Extent
+	written []page.ID
+	freed   []page.ID
+	lanes   bool
+	rows    RowState
+	limit   page.ID // map pages at or past it move
+	ended   bool
+
+	// What the commit has done to the space so far, so that it can be undone.
+	enlivened []page.ID
+	deadened  []page.ID
+
+	onCommit []func()
+	onAbort  []func()
+}
+
+// Begin starts the next checkpoint. Releases that came in since the last one take effect now.
+func (p *Pager) Begin() (*Checkpoint, error) {
+	if err := p.Err(); err != nil {
+		return nil, err
+	}
+	if !p.open.CompareAndSwap(false, true) {
+		return nil, ErrBusy
+	}
+	p.applyReleases()
+	ck := &Checkpoint{p: p, number: p.current().checkpoint + 1, rows: p.current().rows}
+	p.building.Store(ck.number)
+	return ck, nil
+}
+
+// Number is the checkpoint's number, which every page that it writes carries.
+func (ck *Checkpoint) Number() uint64 { return ck.number }
+
+// PageSize is the size of pages.
+func (ck *Checkpoint) PageSize() int { return ck.p.pageSize }
+
+// AllocExtent takes the lowest free run of at most n pages, of n at the end of the file. Pages that are not written return when
+// the checkpoint ends.
+func (ck *Checkpoint) AllocExtent(n int) Extent {
+	ck.mu.Lock()
+	defer ck.mu.Unlock()
+	ck.noLanes()
+	e := ck.p.space.takeUpTo(n)
+	ck.taken = append(ck.taken, e)
+	return e
+}
+
+// AllocPieces takes n pages as one run where there is one, else as at most nine.
+func (ck *Checkpoint) AllocPieces(n int) []Extent {
+	ck.mu.Lock()
+	defer ck.mu.Unlock()
+	ck.noLanes()
+	pieces := ck.p.space.takePieces(n)
+	ck.taken = append(ck.taken, pieces...)
+	return pieces
+}
+
+// Free says that the state under construction does not reach these pages any more. They were live before, or written by
+// this checkpoint.
+func (ck *Checkpoint) Free(ids ...page.ID) {
+	ck.mu.Lock()
+	ck.freed = append(ck.freed, ids...)
+	ck.mu.Unlock()
+}
+
+// SetRows hands over the row store's part of the state.
+func (ck *Checkpoint) SetRows(rows RowState) { ck.rows = rows }
+
+// OnEnd registers what must happen when the new state has become durable and before Commit returns, or when the checkpoint is
+// given up.
+func (ck *Checkpoint) OnEnd(commit, abort func()) {
+	ck.onCommit = append(ck.onCommit, commit)
+	ck.onAbort = append(ck.onAbort, abort)
+}
+
+// claim notes that page id is written, which only pages taken by this checkpoint may be.
+func (ck *Checkpoint) claim(id page.ID) error {
+	ck.mu.Lock()
+	defer ck.mu.Unlock()
+	if !ck.p.space.taken.Has(int(id)) {
+		return fmt.Errorf("pager: checkpoint %d writes page %d without having taken it", ck.number, id)
+	}
+	ck.written = append(ck.written, id)
+	return nil
+}
+
+// Commit makes the state durable, in crash order. On a full device and on a cancelled context the checkpoint is given up and the old
+// state stands; after any other error the pager takes no more checkpoints.
+func (ck *Checkpoint) Commit(ctx context.Context, state State) error {
+	if ck.ended {
+		return ErrEnded
+	}
+	next, allocation, err := ck.build(ctx, state)
+	if err != nil {
+		ck.Abort()
+		return fmt.Errorf("checkpoint %d: %w", ck.number, ck.p.failed(err))
+	}
+	if err := ck.flip(next); err != nil {
+		ck.Abort()
+		return fmt.Errorf("checkpoint %d: %w", ck.number, ck.p.fail(err))
+	}
+	ck.publish(next, allocation)
+	return nil
+}
+
+// build writes and syncs all that the new superblock will point at.
+func (ck *Checkpoint) build(ctx context.Context, state State) (*superblock, *Vector, error) {
+	if err := ck.p.Err(); err != nil {
+		return nil, nil, err
+	}
+	if n := ck.unwritten.Load(); n != 0 || ck.lanes {
+		return nil, nil, brokenf("%d pages composed and not written, lanes open: %t", n, ck.lanes)
+	}
+	if err := ck.settle(); err != nil {
+		return nil, nil, err
+	}
+	update, err := ck.placeMap()
+	if err != nil {
+		return nil, nil, err
+	}
+	if root := state.Root; root != 0 && !ck.p.space.live.Has(int(root)) {
+		return nil, nil, brokenf("root %d is not live", root)
+	}
+	if err := ck.writeMap(update); err != nil {
+		return nil, nil, err
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, nil, err
+	}
+	if err := ck.p.file.SyncData(); err != nil {
+		return nil, nil, ck.p.fail(err)
+	}
+	old := ck.p.current()
+	next := &superblock{
+		checkpoint: ck.number, pageSize: old.pageSize, storeID: old.storeID,
+		pageCount: ck.p.space.liveEnd(), allocation: update.next.Root(),
+		state: state, rows: ck.rows,
+	}
+	return next, &update.next, nil
+}
+
+// settle turns what was written live and what was freed dead, and gives back what was taken in vain.
+func (ck *Checkpoint) settle() error {
+	space := ck.p.space
+	for _, id := range ck.written {
+		if err := ck.enliven(id); err != nil {
+			return err
+		}
+	}
+	for _, e := range ck.taken {
+		space.giveBack(e)
+	}
+	ck.taken = nil
+	for _, id := range ck.freed {
+		if err := ck.deaden(id); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (ck *Checkpoint) enliven(id page.ID) error {
+	if err := ck.p.space.enliven(id); err != nil {
+		return brokenf("%w", err)
+	}
+	ck.enlivened = append(ck.enlivened, id)
+	return nil
+}
+
+func (ck *Checkpoint) deaden(id page.ID) error {
+	if err := ck.p.space.deaden(id); err != nil {
+		return brokenf("%w", err)
+	}
+	ck.deadened = append(ck.deadened, id)
+	return nil
+}
+
+// mapPlaces gives the allocation map's own nodes their places.
+type mapPlaces struct{ ck *Checkpoint }
+
+func (m mapPlaces) takeNode() (page.ID, error) {
+	e := m.ck.p.space.takeUpTo(1)
+	return e.First, m.ck.enliven(e.First)
+}
+
+func (m mapPlaces) freeNode(id page.ID) error { return m.ck.deaden(id) }
+
+// placeMap finds places for the map's changed pages. Each place changes the map, which may make further pages of it change; since
+// a page moves at most once, that ends.
+func (ck *Checkpoint) placeMap() (*vectorUpdate, error) {
+	p, places := ck.p, mapPlaces{ck}
+	leaves := p.mapLeaves(p.space.liveEnd())
+	update, err := p.allocation.update(places, leaves, ck.dirtyLeaves(), ck.limit)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		before := len(ck.enlivened)
+		if err := update.place(places); err != nil {
+			return nil, err
+		}
+		if len(ck.enlivened) == before {
+			return update, nil
+		}
+		if need := p.mapLeaves(p.space.liveEnd()); need > leaves {
+			leaves = need
+			if err := update.resize(places, leaves); err != nil {
+				return nil, err
+			}
+		}
+		dirty := ck.dirtyLeaves()
+		for i := dirty.Next(0); i < leaves; i = dirty.Next(i + 1) {
+			update.dirty[0].Add(i)
+		}
+	}
+}
+
+// dirtyLeaves is the leaves of the map whose bits have changed since they were written.
+func (ck *Checkpoint) dirtyLeaves() *bitset.Set {
+	var leaves bitset.Set
+	words := &ck.p.space.dirtyWords
+	perLeaf := VectorLeafBytes(ck.p.pageSize) / 8
+	for w := words.Next(0); w < words.Len(); w = words.Next((w/perLeaf + 1) * perLeaf) {
+		leaves.Add(w / perLeaf)
+	}
+	return &leaves
+}
+
+func (ck *Checkpoint) writeMap(update *vectorUpdate) error {
+	w := ck.Writer()
+	if err := update.write(w, ck.p.encodeMapLeaf); err != nil {
+		return err
+	}
+	return w.Flush()
+}
+
+// flip makes the superblock durable. Until it returns nil the old state is the one that counts; if it fails, nobody knows which.
+func (ck *Checkpoint) flip(next *superblock) error {
+	buf := vfs.AlignedBuffer(ck.p.pageSize)
+	next.encode(buf)
+	if _, err := ck.p.file.WriteAt(buf, ck.p.offset(next.slot())); err != nil {
+		return err
+	}
+	return ck.p.file.SyncData()
+}
+
+// publish makes the new state the pager's own.
+func (ck *Checkpoint) publish(next *superblock, allocation *Vector) {
+	p := ck.p
+	p.base.Store(next)
+	p.allocation = allocation
+	p.space.dirtyWords = bitset.Set{}
+	p.space.pending = append(p.space.pending, pendingPages{ck.number, ck.deadened})
+	for _, f := range ck.onCommit {
+		f()
+	}
+	ck.end()
+}
+
+// Abort gives the checkpoint up: the space is as it was. After Commit it does nothing.
+func (ck *Checkpoint) Abort() {
+	if ck.ended {
+		return
+	}
+	space := ck.p.space
+	for _, id := range ck.deadened {
+		space.revive(id)
+	}
+	for _, id := range ck.enlivened {
+		space.drop(id)
+	}
+	for _, e := range ck.taken {
+		space.giveBack(e)
+	}
+	for _, id := range ck.written {
+		ck.p.onFree(id)
+	}
+	for _, f := range ck.onAbort {
+		f()
+	}
+	ck.end()
+}
+
+func (ck *Checkpoint) end() {
+	ck.ended = true
+	ck.p.snapshotStats()
+	ck.p.open.Store(false)
+}
+
+// Errors of checkpoints.
+var (
+	// ErrFailed means that an earlier write or sync failed: what is on the device is unknown, and no checkpoint is taken.
+	ErrFailed = errors.New("pager: stopped after a failed write")
+	// ErrBusy means that a checkpoint is open already.
+	ErrBusy = errors.New("pager: a checkpoint is open")
+	// ErrEnded means that the checkpoint was committed or given up before.
+	ErrEnded = errors.New("pager: checkpoint has ended")
+	// ErrBroken means that a caller or the pager itself broke an invariant. Nothing was made durable, and nothing will be.
+	ErrBroken = errors.New("pager: invariant broken")
+)
+
+func brokenf(format string, args ...any) error {
+	return fmt.Errorf("%w: %w", ErrBroken, fmt.Errorf(format, args...))
+}

@@ -1,0 +1,180 @@
+package pager
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"maps"
+	"testing"
+
+	"epochkv/internal/storage/page"
+	"epochkv/internal/vfs"
+)
+
+func TestStateSurvivesReopen(t *testing.T) {
+	for _, size := range []int{512, 4096, 8192, 65536} {
+		mem := vfs.NewMem()
+		y := createToy(t, mem, size)
+		must(t, y.checkpoint(7, []int{0, 1, 5}, nil, 100))
+		must(t, y.checkpoint(9, []int{1, 2}, []int{0}, 200))
+		must(t, y.audit())
+		must(t, y.p.Close())
+
+		y, err := openToy(mem)
+		must(t, err)
+		if want := map[int]uint64{1: 200, 2: 200, 5: 100}; !maps.Equal(y.contents(), want) {
+			t.Fatalf("page size %d: got %v, want %v", size, y.contents(), want)
+		}
+		if s := y.p.State(); s.Epoch != 9 || y.p.Checkpoint() != 3 || y.p.FellBack() != nil {
+			t.Fatalf("page size %d: epoch %d, checkpoint %d, fell back %v", size, s.Epoch, y.p.Checkpoint(), y.p.FellBack())
+		}
+		must(t, y.p.Close())
+	}
+}
+
+func TestCreateRefusesWhatIsThere(t *testing.T) {
+	mem := vfs.NewMem()
+	must(t, createToy(t, mem, 512).p.Close())
+	if _, err := Create(mem, toyFile, Options{PageSize: 512}); !errors.Is(err, fs.ErrExist) {
+		t.Fatalf("second Create: %v", err)
+	}
+	if _, err := Create(mem, "other", Options{PageSize: 1000}); err == nil {
+		t.Fatal("page size 1000 was accepted")
+	}
+	if _, err := Open(mem, toyFile, Options{PageSize: 4096}); !errors.Is(err, ErrPageSize) {
+		t.Fatalf("wrong page size: %v", err)
+	}
+}
+
+// TestPendingPagesWaitForSuperblockAndReaders frees a page and looks at when its id comes back.
+func TestPendingPagesWaitForSuperblockAndReaders(t *testing.T) {
+	y := createToy(t, vfs.NewMem(), 512)
+	must(t, y.checkpoint(1, []int{0}, nil, 1))
+	old := y.leaves[0].id
+	must(t, y.checkpoint(2, []int{0}, nil, 2)) // frees old
+	freedBy := y.p.Checkpoint()
+	for i := range 5 {
+		must(t, y.checkpoint(uint64(3+i), []int{1 + i}, nil, 3))
+		if buf := make([]byte, 512); y.p.ReadPage(old, buf) != nil {
+			t.Fatalf("page %d was written over while readers may want it", old)
+		}
+	}
+	y.p.ReleaseThrough(freedBy - 1)
+	must(t, y.checkpoint(10, []int{10}, nil, 4))
+	if y.leaves[10].id == old {
+		t.Fatal("handed out although only older checkpoints were released")
+	}
+	y.p.ReleaseThrough(freedBy)
+	must(t, y.checkpoint(11, []int{11, 12, 13}, nil, 5))
+	for _, l := range y.leaves {
+		if l.id == old {
+			return
+		}
+	}
+	if y.root != old {
+		t.Fatalf("page %d never came back: %v", old, y.leaves)
+	}
+}
+
+func TestAbortLeavesNothing(t *testing.T) {
+	mem := vfs.NewMem()
+	y := createToy(t, mem, 512)
+	must(t, y.checkpoint(1, []int{0, 1, 2}, nil, 1))
+	before := y.p.Stats()
+	ck, err := y.p.Begin()
+	must(t, err)
+	if _, err := y.p.Begin(); !errors.Is(err, ErrBusy) {
+		t.Fatalf("second Begin: %v", err)
+	}
+	_, _, err = y.build(ck, []int{0, 1, 2, 3, 4}, nil, 2)
+	must(t, err)
+	ck.Abort()
+	must(t, y.audit())
+	if after := y.p.Stats(); after.Live != before.Live || after.Pending != before.Pending {
+		t.Fatalf("before %+v, after %+v", before, after)
+	}
+	must(t, y.checkpoint(2, []int{3}, nil, 3))
+	must(t, y.p.Close())
+	y, err = openToy(mem)
+	must(t, err)
+	if want := map[int]uint64{0: 1, 1: 1, 2: 1, 3: 3}; !maps.Equal(y.contents(), want) {
+		t.Fatalf("got %v, want %v", y.contents(), want)
+	}
+}
+
+func TestCancelledCommitLeavesOldState(t *testing.T) {
+	mem := vfs.NewMem()
+	y := createToy(t, mem, 512)
+	must(t, y.checkpoint(1, []int{0}, nil, 1))
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	ck, err := y.p.Begin()
+	must(t, err)
+	_, root, err := y.build(ck, []int{0}, nil, 2)
+	must(t, err)
+	if err := ck.Commit(ctx, State{Root: root}); !errors.Is(err, context.Canceled) {
+		t.Fatalf("Commit: %v", err)
+	}
+	if err := ck.Commit(context.Background(), State{Root: root}); !errors.Is(err, ErrEnded) {
+		t.Fatalf("Commit after the end: %v", err)
+	}
+	must(t, y.audit())
+	must(t, y.checkpoint(2, []int{1}, nil, 3))
+}
+
+// TestOnlyTakenPagesAreWritten: nothing that a state reaches can be overwritten by mistake.
+func TestOnlyTakenPagesAreWritten(t *testing.T) {
+	y := createToy(t, vfs.NewMem(), 512)
+	must(t, y.checkpoint(1, []int{0}, nil, 1))
+	ck, err := y.p.Begin()
+	must(t, err)
+	defer ck.Abort()
+	for _, id := range []page.ID{0, 1, y.root, y.leaves[0].id, 1000} {
+		if _, err := ck.Writer().Page(id); err == nil {
+			t.Fatalf("page %d could be written", id)
+		}
+	}
+}
+
+// TestBrokenCallersStopTheStore: a double free or a dead root must not become durable.
+func TestBrokenCallersStopTheStore(t *testing.T) {
+	for name, breakIt := range map[string]func(y *toy, ck *Checkpoint) page.ID{
+		"double free":          func(y *toy, ck *Checkpoint) page.ID { ck.Free(y.root, y.root); return 0 },
+		"free of a free page":  func(_ *toy, ck *Checkpoint) page.ID { ck.Free(99); return 0 },
+		"free of a superblock": func(_ *toy, ck *Checkpoint) page.ID { ck.Free(1); return 0 },
+		"dead root":            func(y *toy, ck *Checkpoint) page.ID { ck.Free(y.root); return y.root },
+		"unwritten root":       func(_ *toy, ck *Checkpoint) page.ID { return ck.AllocExtent(50).First + 40 },
+		"unflushed writer": func(y *toy, ck *Checkpoint) page.ID {
+			_, _ = ck.Writer().Page(ck.AllocExtent(1).First)
+			return y.root
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			mem := vfs.NewMem()
+			y := createToy(t, mem, 512)
+			must(t, y.checkpoint(1, []int{0}, nil, 1))
+			ck, err := y.p.Begin()
+			must(t, err)
+			root := breakIt(y, ck)
+			if err := ck.Commit(context.Background(), State{Root: root}); !errors.Is(err, ErrBroken) || !errors.Is(err, ErrFailed) {
+				t.Fatalf("Commit: %v", err)
+			}
+			if _, err := y.p.Begin(); !errors.Is(err, ErrFailed) {
+				t.Fatalf("Begin afterwards: %v", err)
+			}
+			must(t, y.p.Close())
+			y, err = openToy(mem)
+			must(t, err)
+			if len(y.leaves) != 1 {
+				t.Fatalf("the broken state became durable: %v", y.leaves)
+			}
+		})
+	}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,80 @@
+package pager
+
+import (
+	"fmt"
+
+	"epochkv/internal/storage/page"
+)
+
+// The file shrinks in two motions. A checkpoint moves some of the last live pages to lower addresses (Tail says which; the tree
+// and the row store rewrite them as they rewrite anything). Once the end is free and nobody reads there any more, Shrink cuts it.
+//
+// Cutting needs no order towards syncs: the durable superblock counts pages only up to its last live one, and Shrink cuts behind every
+// page that is live or pending, so that whether the cut survives a crash does not matter.
+
+// tailShareMin is the part of the file, as one over it, that must lie in holes before pages move. An eighth is what growing
+// in steps wastes anyway.
+const tailShareMin = 8
+
+// Tail is the page at and behind which live pages should move to lower addresses: at most k of them are there. It is zero when the
+// holes before them are not worth it. Map pages among them move with the commit; the caller moves the others.
+func (ck *Checkpoint) Tail(k int) page.ID {
+	ck.mu.Lock()
+	defer ck.mu.Unlock()
+	space := ck.p.space
+	end := int(space.end())
+	holes := end - space.busy.Count()
+	if holes < growPagesMin || holes < end/tailShareMin {
+		return 0
+	}
+	// Behind the place where the file would end without holes, and a little more: a page that moves is in two places for a while.
+	floor := space.busy.Count() + k
+	limit := end
+	for range k {
+		last := space.live.Last(limit)
+		if last < floor {
+			break
+		}
+		limit = last
+	}
+	if limit == end {
+		return 0
+	}
+	ck.limit = page.ID(limit)
+	return ck.limit
+}
+
+// LiveFrom lists the live pages at and behind limit, ascending.
+func (ck *Checkpoint) LiveFrom(limit page.ID) []page.ID {
+	ck.mu.Lock()
+	defer ck.mu.Unlock()
+	var ids []page.ID
+	live := &ck.p.space.live
+	for i := live.Next(int(limit)); i < live.Len(); i = live.Next(i + 1) {
+		ids = append(ids, page.ID(i))
+	}
+	return ids
+}
+
+// Shrink applies releases and cuts the free end of the file, if it is worth it. It keeps one growth step, and does nothing until two
+// are free, so that a store that breathes does not grow and shrink by turns. During a checkpoint it does nothing.
+func (p *Pager) Shrink() error {
+	if err := p.Err(); err != nil {
+		return err
+	}
+	if !p.open.CompareAndSwap(false, true) {
+		return nil
+	}
+	defer p.open.Store(false)
+	p.applyReleases()
+	need := p.offset(p.space.end())
+	step := p.growStep(need)
+	if p.fileSize.Load() > need+2*step {
+		if err := p.file.Truncate(need + step); err != nil {
+			return p.fail(fmt.Errorf("cutting the file to %d bytes: %w", need+step, err))
+		}
+		p.fileSize.Store(need + step)
+	}
+	p.snapshotStats()
+	return nil
+}

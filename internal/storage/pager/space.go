@@ -1,0 +1,234 @@
+package pager
+
+import (
+	"fmt"
+
+	"epochkv/internal/storage/page"
+	"epochkv/internal/storage/pager/bitset"
+)
+
+// Extent is a run of neighbouring pages.
+type Extent struct {
+	First page.ID
+	Count int
+}
+
+// runPreferred is the run length below which free pages are used only when there are no longer ones before the end of the file.
+// Runs of eight are written at nearly the speed of long ones; taking every hole first would turn each write into one of its own.
+const runPreferred = 8
+
+// space knows which pages are live, pending, taken and free. It does no I/O.
+//
+// Invariant: busy is the disjoint union of live, pending, taken, and the superblocks (which count as live).
+type space struct {
+	busy    bitset.Set
+	live    bitset.Set
+	taken   bitset.Set
+	pending []pendingPages // ascending by checkpoint
+
+	// Lower bounds for searches: no free page, and no free run of runPreferred pages, begins below. They only move up between
+	// two releases, so that the searches of one checkpoint walk the bitmap once.
+	freeFrom int
+	runFrom  int
+
+	// dirtyWords is the words of live that changed since the map was last written, for the map's leaves.
+	dirtyWords bitset.Set
+}
+
+// pendingPages is what one checkpoint freed.
+type pendingPages struct {
+	checkpoint uint64
+	pages      []page.ID
+}
+
+func newSpace() *space {
+	s := &space{}
+	for id := range superblocks {
+		s.busy.Add(id)
+		s.live.Add(id)
+	}
+	return s
+}
+
+// loadWord sets 64 live pages from the stored map.
+func (s *space) loadWord(i int, word uint64) {
+	if i == 0 {
+		word |= 1<<superblocks - 1
+	}
+	s.live.SetWord(i, word)
+	s.busy.SetWord(i, word)
+}
+
+// end is the first page behind all that is live, pending or taken.
+func (s *space) end() page.ID { return page.ID(s.busy.Last(s.busy.Len()) + 1) }
+
+// liveEnd is the first page behind all that is live: the page count of the state that is being built.
+func (s *space) liveEnd() page.ID { return page.ID(s.live.Last(s.live.Len()) + 1) }
+
+// takeUpTo takes the lowest free run, cut to n pages. Runs of fewer than runPreferred pages come last, the end of the file after them.
+func (s *space) takeUpTo(n int) Extent {
+	for _, least := range [...]int{min(n, runPreferred), 1} {
+		if e, ok := s.takeHole(n, least); ok {
+			return e
+		}
+	}
+	return s.takeEnd(n)
+}
+
+// takePieces takes n pages in one run if there is such a hole, else in few pieces, each at least an eighth of n but perhaps the last.
+func (s *space) takePieces(n int) []Extent {
+	if e, ok := s.takeHole(n, n); ok {
+		return []Extent{e}
+	}
+	var pieces []Extent
+	for least := (n + 7) / 8; n > 0; {
+		e, ok := s.takeHole(n, min(n, least))
+		if !ok {
+			e = s.takeEnd(n)
+		}
+		pieces = append(pieces, e)
+		n -= e.Count
+	}
+	return pieces
+}
+
+// takeHole takes up to n pages of the lowest run of at least least pages before the end of what is in use.
+func (s *space) takeHole(n, least int) (Extent, bool) {
+	from := s.freeFrom
+	if least >= runPreferred {
+		from = max(from, s.runFrom)
+	}
+	end := int(s.end())
+	first, ok := s.busy.Run(from, least, end)
+	if !ok {
+		s.advance(least, end)
+		return Extent{}, false
+	}
+	e := Extent{page.ID(first), min(n, s.busy.Next(first)-first)}
+	s.take(e)
+	s.advance(least, first+e.Count)
+	return e, true
+}
+
+func (s *space) takeEnd(n int) Extent {
+	e := Extent{s.end(), n}
+	s.take(e)
+	return e
+}
+
+// advance raises a lower bound after a search for runs of n found none below from.
+func (s *space) advance(n, from int) {
+	switch n {
+	case 1:
+		s.freeFrom = max(s.freeFrom, from)
+	case runPreferred:
+		s.runFrom = max(s.runFrom, from)
+	}
+}
+
+func (s *space) take(e Extent) {
+	for i := int(e.First); i < int(e.First)+e.Count; i++ {
+		s.busy.Add(i)
+		s.taken.Add(i)
+	}
+}
+
+// giveBack returns pages that were taken and not used.
+func (s *space) giveBack(e Extent) {
+	for i := int(e.First); i < int(e.First)+e.Count; i++ {
+		if s.taken.Remove(i) {
+			s.free(i)
+		}
+	}
+}
+
+func (s *space) free(i int) {
+	s.busy.Remove(i)
+	s.freeFrom = min(s.freeFrom, i)
+	// The page may complete a run that begins before it.
+	s.runFrom = min(s.runFrom, max(0, i-runPreferred))
+}
+
+// enliven makes a taken page live.
+func (s *space) enliven(id page.ID) error {
+	i := int(id)
+	if !s.taken.Remove(i) || !s.live.Add(i) {
+		return fmt.Errorf("page %d becomes live without having been taken", id)
+	}
+	s.dirtyWords.Add(i / 64)
+	return nil
+}
+
+// deaden ends a live page's life; it stays busy.
+func (s *space) deaden(id page.ID) error {
+	i := int(id)
+	if i < superblocks || !s.live.Remove(i) {
+		return fmt.Errorf("page %d is freed but not live", id)
+	}
+	s.dirtyWords.Add(i / 64)
+	return nil
+}
+
+// revive undoes deaden, and drop undoes take and enliven, when a checkpoint is given up.
+func (s *space) revive(id page.ID) {
+	s.live.Add(int(id))
+	s.dirtyWords.Add(int(id) / 64)
+}
+
+func (s *space) drop(id page.ID) {
+	if s.live.Remove(int(id)) {
+		s.dirtyWords.Add(int(id) / 64)
+	}
+	s.free(int(id))
+}
+
+// release frees what checkpoints through n freed, and calls each for every page.
+func (s *space) release(n uint64, each func(page.ID)) {
+	done := 0
+	for _, p := range s.pending {
+		if p.checkpoint > n {
+			break
+		}
+		for _, id := range p.pages {
+			s.free(int(id))
+			if each != nil {
+				each(id)
+			}
+		}
+		done++
+	}
+	s.pending = append(s.pending[:0], s.pending[done:]...)
+	s.busy.Trim()
+	s.live.Trim()
+}
+
+func (s *space) pendingCount() int {
+	n := 0
+	for _, p := range s.pending {
+		n += len(p.pages)
+	}
+	return n
+}
+
+// audit checks the invariant.
+func (s *space) audit() error {
+	var pending bitset.Set
+	for _, p := range s.pending {
+		for _, id := range p.pages {
+			if !pending.Add(int(id)) {
+				return fmt.Errorf("page %d is pending twice", id)
+			}
+		}
+	}
+	n := max(s.busy.Len(), s.live.Len(), s.taken.Len(), pending.Len()) / 64
+	for i := range n {
+		b, l, t, p := s.busy.Word(i), s.live.Word(i), s.taken.Word(i), pending.Word(i)
+		if l&t|l&p|t&p != 0 {
+			return fmt.Errorf("pages %d.. are in two sets: live %#x, taken %#x, pending %#x", i*64, l, t, p)
+		}
+		if b != l|t|p {
+			return fmt.Errorf("pages %d.. are in no set or in a wrong one: busy %#x, live %#x, taken %#x, pending %#x", i*64, b, l, t, p)
+		}
+	}
+	return nil
+}

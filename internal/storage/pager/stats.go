@@ -1,0 +1,103 @@
+package pager
+
+import (
+	"epochkv/internal/storage/page"
+	"epochkv/internal/storage/pager/bitset"
+)
+
+// Stats tells how the file's space is used and what I/O the pager did. Live, pending and free pages, the superblocks
+// included among the live ones, add up to what the file's bytes hold.
+type Stats struct {
+	PageSize  int
+	FileBytes int64
+	Live      uint64 // pages that the newest state reaches
+	Pending   uint64 // pages that wait for readers
+	Free      uint64 // pages within the file to be handed out, those behind the page count included
+	PageCount uint64 // pages up to the last live one
+	MapPages  uint64 // of the allocation map
+	Rows      RowState
+
+	PagesRead    uint64
+	PagesWritten uint64
+	Submissions  uint64 // runs of neighbouring pages that were written in one piece
+	Damaged      uint64 // pages refused
+}
+
+// spaceCounts is the part of Stats that only the owner of the space can count.
+type spaceCounts struct {
+	live, pending, busy, mapPages uint64
+}
+
+func (p *Pager) snapshotStats() {
+	p.stats.Store(&spaceCounts{
+		live:     uint64(p.space.live.Count()),
+		pending:  uint64(p.space.pendingCount()),
+		busy:     uint64(p.space.busy.Count()),
+		mapPages: uint64(p.allocation.PageCount()),
+	})
+}
+
+// Stats is a view of the counters; pages as of the end of the last checkpoint.
+func (p *Pager) Stats() Stats {
+	counts, size := p.stats.Load(), p.fileSize.Load()
+	return Stats{
+		PageSize:     p.pageSize,
+		FileBytes:    size,
+		Live:         counts.live,
+		Pending:      counts.pending,
+		Free:         uint64(size/int64(p.pageSize)) - min(counts.busy, uint64(size/int64(p.pageSize))),
+		PageCount:    uint64(p.current().pageCount),
+		MapPages:     counts.mapPages,
+		Rows:         p.current().rows,
+		PagesRead:    p.counters.reads.Load(),
+		PagesWritten: p.counters.writes.Load(),
+		Submissions:  p.counters.submissions.Load(),
+		Damaged:      p.counters.damaged.Load(),
+	}
+}
+
+// Audit compares the allocation map with what is really reachable: reachable calls its argument once for every page that
+// the tree and the row store reach. The map's own pages and the superblocks are added here. No checkpoint may be open.
+func (p *Pager) Audit(reachable func(each func(page.ID) error) error) error {
+	if !p.open.CompareAndSwap(false, true) {
+		return ErrBusy
+	}
+	defer p.open.Store(false)
+	if err := p.space.audit(); err != nil {
+		return brokenf("%w", err)
+	}
+	if n := p.space.taken.Count(); n != 0 {
+		return brokenf("%d pages are taken and no checkpoint is open", n)
+	}
+	var reached bitset.Set
+	reach := func(id page.ID) error {
+		if id > maxPage || !p.space.live.Has(int(id)) {
+			return brokenf("page %d is reachable and not live", id)
+		}
+		if !reached.Add(int(id)) {
+			return brokenf("page %d is reached twice", id)
+		}
+		return nil
+	}
+	var err error
+	p.allocation.Pages(func(id page.ID) {
+		if err == nil {
+			err = reach(id)
+		}
+	})
+	for id := range page.ID(superblocks) {
+		reached.Add(int(id))
+	}
+	if err == nil {
+		err = reachable(reach)
+	}
+	if err != nil {
+		return err
+	}
+	for i := range p.space.live.Len() / 64 {
+		if lost := p.space.live.Word(i) &^ reached.Word(i); lost != 0 {
+			return brokenf("pages %d.. are live and not reachable: %#x", i*64, lost)
+		}
+	}
+	return nil
+}

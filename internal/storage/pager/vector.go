@@ -1,0 +1,290 @@
+package pager
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"epochkv/internal/storage/page"
+	"epochkv/internal/storage/pager/bitset"
+)
+
+// A vector is an array of bytes in pages below one root, copied on write: a checkpoint rewrites the leaves that changed and
+// their ancestors. Leaves hold the owner's bytes; inner nodes hold the page ids of their children. The shape follows
+// from the number of leaves: every node but the last of a level is full.
+//
+//	node: a page of type map
+//	0         32     33      34         36      40                    page size
+//	+---------+------+-------+----------+-------+-- - - - - - - - - --+
+//	| header  | kind | level | reserved | index | bytes, or child ids |
+//	+---------+------+-------+----------+-------+-- - - - - - - - - --+
+const (
+	vecKind    = page.HeaderSize
+	vecLevel   = vecKind + 1
+	vecIndex   = vecLevel + 3
+	vecPayload = vecIndex + 4
+)
+
+// VectorKind tells the vectors of a file apart, so that a page of one is never taken for a page of another.
+type VectorKind uint8
+
+// The vectors of a data file.
+const (
+	VectorMap  VectorKind = 1 // the allocation map: one bit for each page, set if live
+	VectorRows VectorKind = 2 // the row table
+)
+
+// VectorRoot is where a stored vector begins. The zero value is an empty one.
+type VectorRoot struct {
+	Page  page.ID
+	Depth uint8 // levels, leaves included
+}
+
+// Vector is a stored vector's page ids, all in memory: eight bytes for each leaf and a little for the levels above.
+type Vector struct {
+	kind   VectorKind
+	size   int // of a page
+	levels [][]page.ID
+}
+
+// VectorLeafBytes is how many bytes of the owner's a leaf holds.
+func VectorLeafBytes(pageSize int) int { return pageSize - vecPayload }
+
+func (v *Vector) fanout() int { return VectorLeafBytes(v.size) / 8 }
+
+// Root is what Open needs to find the vector again.
+func (v *Vector) Root() VectorRoot {
+	if len(v.levels) == 0 {
+		return VectorRoot{}
+	}
+	return VectorRoot{v.levels[len(v.levels)-1][0], uint8(len(v.levels))}
+}
+
+// Pages calls each for every page of the vector.
+func (v *Vector) Pages(each func(page.ID)) {
+	for _, ids := range v.levels {
+		for _, id := range ids {
+			each(id)
+		}
+	}
+}
+
+// PageCount is the number of pages of the vector.
+func (v *Vector) PageCount() int {
+	n := 0
+	for _, ids := range v.levels {
+		n += len(ids)
+	}
+	return n
+}
+
+// shape is the number of nodes of each level for so many leaves.
+func (v *Vector) shape(leaves int) []int {
+	if leaves == 0 {
+		return nil
+	}
+	sizes := []int{leaves}
+	for n := leaves; n > 1; {
+		n = (n + v.fanout() - 1) / v.fanout()
+		sizes = append(sizes, n)
+	}
+	return sizes
+}
+
+// vectorUpdate is a vector on its way to its next state. Nodes are first given their places, then written: in between, the
+// allocation map learns of its own new places.
+type vectorUpdate struct {
+	next  Vector
+	dirty []bitset.Set // of each level: nodes to be written
+	moved []bitset.Set // of each level: those that have their new place
+}
+
+// nodePlaces is where an update's nodes come from and go to.
+type nodePlaces interface {
+	takeNode() (page.ID, error)
+	freeNode(page.ID) error
+}
+
+// update starts a new state with so many leaves, of which those in dirty change. Nodes at or past limit move, if it is not zero.
+func (v *Vector) update(places nodePlaces, leaves int, dirty *bitset.Set, limit page.ID) (*vectorUpdate, error) {
+	u := &vectorUpdate{next: Vector{kind: v.kind, size: v.size}}
+	for _, ids := range v.levels {
+		u.next.levels = append(u.next.levels, append([]page.ID(nil), ids...))
+	}
+	if err := u.resize(places, leaves); err != nil {
+		return nil, err
+	}
+	for i := dirty.Next(0); i < leaves; i = dirty.Next(i + 1) {
+		u.dirty[0].Add(i)
+	}
+	if limit > 0 {
+		for level, ids := range u.next.levels {
+			for i, id := range ids {
+				if id >= limit {
+					u.dirty[level].Add(i)
+				}
+			}
+		}
+	}
+	return u, nil
+}
+
+// resize gives the update the shape for so many leaves. New nodes are dirty, superfluous ones are freed.
+func (u *vectorUpdate) resize(places nodePlaces, leaves int) error {
+	sizes := u.next.shape(leaves)
+	for level, ids := range u.next.levels {
+		keep := 0
+		if level < len(sizes) {
+			keep = min(sizes[level], len(ids))
+		}
+		for i, id := range ids[keep:] {
+			if id != 0 {
+				if err := places.freeNode(id); err != nil {
+					return err
+				}
+			}
+			if level < len(u.dirty) {
+				u.dirty[level].Remove(keep + i)
+				u.moved[level].Remove(keep + i)
+			}
+		}
+		if 0 < keep && keep < len(ids) && level+1 < len(sizes) {
+			u.grow(level + 1)
+			u.dirty[level+1].Add((keep - 1) / u.next.fanout()) // its last child went
+		}
+		u.next.levels[level] = ids[:keep]
+	}
+	if len(sizes) < len(u.next.levels) {
+		u.next.levels = u.next.levels[:len(sizes)]
+	}
+	for level, n := range sizes {
+		u.grow(level)
+		if level == len(u.next.levels) {
+			u.next.levels = append(u.next.levels, nil)
+		}
+		for i := len(u.next.levels[level]); i < n; i++ {
+			u.next.levels[level] = append(u.next.levels[level], 0)
+			u.dirty[level].Add(i)
+		}
+	}
+	return nil
+}
+
+func (u *vectorUpdate) grow(level int) {
+	for len(u.dirty) <= level {
+		u.dirty = append(u.dirty, bitset.Set{})
+		u.moved = append(u.moved, bitset.Set{})
+	}
+}
+
+// place gives every dirty node that has none yet a new place, and its parent a reason to be written.
+func (u *vectorUpdate) place(places nodePlaces) error {
+	for level := range u.next.levels {
+		ids := u.next.levels[level]
+		for i := u.dirty[level].Next(0); i < len(ids); i = u.dirty[level].Next(i + 1) {
+			if !u.moved[level].Add(i) {
+				continue
+			}
+			id, err := places.takeNode()
+			if err != nil {
+				return err
+			}
+			if ids[i] != 0 {
+				if err := places.freeNode(ids[i]); err != nil {
+					return err
+				}
+			}
+			ids[i] = id
+			if level+1 < len(u.next.levels) {
+				u.dirty[level+1].Add(i / u.next.fanout())
+			}
+		}
+	}
+	return nil
+}
+
+// write composes the moved nodes: leaf fills a leaf's zeroed bytes.
+func (u *vectorUpdate) write(w *Writer, leaf func(i int, payload []byte)) error {
+	for level, ids := range u.next.levels {
+		for i := u.moved[level].Next(0); i < len(ids); i = u.moved[level].Next(i + 1) {
+			buf, err := w.compose(ids[i])
+			if err != nil {
+				return err
+			}
+			u.next.putNode(buf, w.ck.number, level, i, leaf)
+		}
+	}
+	return nil
+}
+
+func (v *Vector) putNode(buf []byte, checkpoint uint64, level, index int, leaf func(i int, payload []byte)) {
+	page.PutHeader(buf, page.Header{Type: page.TypeMap, ID: v.levels[level][index], Checkpoint: checkpoint})
+	buf[vecKind], buf[vecLevel] = byte(v.kind), byte(level)
+	binary.LittleEndian.PutUint32(buf[vecIndex:], uint32(index))
+	payload := buf[vecPayload:]
+	if level == 0 {
+		leaf(index, payload)
+	} else {
+		below := v.levels[level-1]
+		for c := index * v.fanout(); c < min((index+1)*v.fanout(), len(below)); c++ {
+			binary.LittleEndian.PutUint64(payload, uint64(below[c]))
+			payload = payload[8:]
+		}
+	}
+	page.Seal(buf)
+}
+
+// loadVector reads a stored vector of so many leaves, top down, and hands each leaf's bytes to leaf.
+func (p *Pager) loadVector(kind VectorKind, root VectorRoot, leaves int, leaf func(i int, payload []byte) error) (*Vector, error) {
+	v := &Vector{kind: kind, size: p.pageSize}
+	sizes := v.shape(leaves)
+	if len(sizes) != int(root.Depth) || (root.Page == 0) != (leaves == 0) {
+		return nil, p.corrupt(root.Page, fmt.Sprintf("vector %d has depth %d, %d leaves need %d", kind, root.Depth, leaves, len(sizes)))
+	}
+	v.levels = make([][]page.ID, len(sizes))
+	for level, n := range sizes {
+		v.levels[level] = make([]page.ID, n)
+	}
+	if leaves == 0 {
+		return v, nil
+	}
+	v.levels[len(sizes)-1][0] = root.Page
+	for level := len(sizes) - 1; level >= 0; level-- {
+		err := p.readEach(v.levels[level], func(i int, buf []byte) error {
+			if err := v.checkNode(buf, level, i); err != nil {
+				return p.corrupt(v.levels[level][i], err.Error())
+			}
+			if level == 0 {
+				return leaf(i, buf[vecPayload:])
+			}
+			return v.loadChildren(p, level, i, buf[vecPayload:])
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return v, nil
+}
+
+func (v *Vector) checkNode(buf []byte, level, index int) error {
+	if t := page.ReadHeader(buf).Type; t != page.TypeMap {
+		return fmt.Errorf("page of type %d where vector %d has a node", t, v.kind)
+	}
+	kind, l, i := VectorKind(buf[vecKind]), int(buf[vecLevel]), int(binary.LittleEndian.Uint32(buf[vecIndex:]))
+	if kind != v.kind || l != level || i != index || !zero(buf[vecLevel+1:vecIndex]) {
+		return fmt.Errorf("node %d of level %d of vector %d where node %d of level %d of vector %d belongs",
+			i, l, kind, index, level, v.kind)
+	}
+	return nil
+}
+
+func (v *Vector) loadChildren(p *Pager, level, index int, payload []byte) error {
+	below := v.levels[level-1]
+	for c := index * v.fanout(); c < min((index+1)*v.fanout(), len(below)); c++ {
+		below[c] = page.ID(binary.LittleEndian.Uint64(payload))
+		if below[c] < superblocks || below[c] >= p.current().pageCount {
+			return p.corrupt(v.levels[level][index], fmt.Sprintf("child %d is page %d of %d", c, below[c], p.current().pageCount))
+		}
+		payload = payload[8:]
+	}
+	return nil
+}
