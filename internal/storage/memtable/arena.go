@@ -51,6 +51,22 @@ func (a *arena) open(reserveBytes, stepBytes uint64) error {
 	return nil
 }
 
+// takeOver makes a an empty arena in the memory of old, of which keepBytes and an eighth stay mapped.
+func (a *arena) takeOver(old *arena, stepBytes, keepBytes uint64) error {
+	a.mem, a.base, a.limit, a.step = old.mem, old.base, old.limit, stepBytes/wordBytes
+	keep, mapped := (keepBytes+keepBytes/8)/stepBytes*stepBytes, old.mapped.Load()*wordBytes
+	if mapped > keep {
+		if err := a.mem.discard(keep, mapped); err != nil {
+			return fmt.Errorf("memtable: give back %d bytes: %w", mapped-keep, err)
+		}
+		mapped = keep
+	}
+	a.mapped.Store(mapped / wordBytes)
+	a.tail.Store(blockAlign)
+	old.base = nil // a use of the old table then faults at once
+	return nil
+}
+
 // grant hands out words, mapped and touched. It leaves keepBack words of the reservation alone, and fails with ErrFull
 // when the rest does not suffice.
 func (a *arena) grant(words, keepBack uint64) (uint32, error) {

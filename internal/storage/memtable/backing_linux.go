@@ -43,4 +43,13 @@ func (m mapping) populate(from, to uint64) error {
 	return nil
 }
 
+// discard gives the memory of [from, to) back and makes it inaccessible, as before populate.
+func (m mapping) discard(from, to uint64) error {
+	b := unsafe.Slice((*byte)(unsafe.Add(m.base, from)), to-from)
+	if err := unix.Madvise(b, unix.MADV_DONTNEED); err != nil {
+		return err
+	}
+	return unix.Mprotect(b, unix.PROT_NONE)
+}
+
 func (m mapping) release() error { return unix.MunmapPtr(m.start, m.bytes) }

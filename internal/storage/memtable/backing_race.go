@@ -30,6 +30,13 @@ func (b backing) populate(from, to uint64) error {
 	return b.mapping.populate(from, to)
 }
 
+func (b backing) discard(from, to uint64) error {
+	if b.heap != nil {
+		return nil
+	}
+	return b.mapping.discard(from, to)
+}
+
 func (b backing) release() error {
 	if b.heap != nil {
 		return nil
