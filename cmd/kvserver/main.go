@@ -1,0 +1,45 @@
+// Command kvserver runs EpochKV: flags, then configuration, then server.Run, and nothing else.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"epochkv/internal/config"
+	"epochkv/internal/server"
+	"epochkv/internal/telemetry"
+)
+
+// Exit codes. A supervisor may restart after exitFailure; exitUsage comes back unless the configuration changes.
+const (
+	exitFailure = 1
+	exitUsage   = 2
+)
+
+func main() { os.Exit(run()) }
+
+func run() int {
+	in, err := config.Load(os.Args[1:], os.Environ())
+	switch {
+	case err != nil:
+		fmt.Fprintf(os.Stderr, "kvserver: %v\n", err)
+		return exitUsage
+	case in.Help != "":
+		fmt.Print(in.Help)
+		return 0
+	case in.Version:
+		fmt.Println(telemetry.Build())
+		return 0
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	log := telemetry.NewLogger(os.Stderr, in.Config.LogLevel, in.Config.LogFormat)
+	if err := server.Run(ctx, in.Config, log); err != nil {
+		log.Error("stopped with an error", "error", err)
+		return exitFailure
+	}
+	return 0
+}

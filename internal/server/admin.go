@@ -1,0 +1,125 @@
+package server
+
+import (
+	"context"
+	"runtime"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	pb "epochkv/api/proto/epochkv/v1"
+	"epochkv/internal/mvcc"
+	"epochkv/internal/telemetry"
+)
+
+// adminService implements the Admin service. It is never refused for overload: that is when operators need it.
+type adminService struct {
+	pb.UnimplementedAdminServer
+	*Server
+}
+
+// Status implements Admin.
+func (s *adminService) Status(ctx context.Context, _ *pb.StatusRequest) (*pb.StatusResponse, error) {
+	start := s.clock.now()
+	e := s.store.Stats()
+	out := &pb.StatusResponse{
+		Build:       buildMessage(),
+		StartTime:   timestamppb.New(s.clock.started),
+		Uptime:      durationpb.New(time.Since(s.clock.started)),
+		Health:      s.healthMessage(),
+		Epochs:      &pb.Epochs{Visible: uint64(e.Visible), Durable: uint64(e.Durable), MinVisible: uint64(e.MinVisible)},
+		Sizes:       sizesMessage(&e),
+		Generations: generationMessages(&e),
+		Sessions:    s.sessionsMessage(&e),
+		Limits:      s.limitsMessage(&e),
+		Recovery:    s.recoveryMessage(),
+	}
+	if conn := connectionOf(ctx); conn != nil {
+		conn.shard.Observe(telemetry.MethodStatus, codes.OK, s.clock.now()-start)
+	}
+	return out, nil
+}
+
+func buildMessage() *pb.Build {
+	b := telemetry.Build()
+	return &pb.Build{Version: b.Version, Revision: b.Revision, GoVersion: b.Go, Platform: runtime.GOOS + "/" + runtime.GOARCH}
+}
+
+func (s *Server) healthMessage() *pb.Health {
+	if err := s.store.Err(); err != nil {
+		return &pb.Health{State: pb.Health_STATE_READ_ONLY, Cause: err.Error()}
+	}
+	if s.draining.Load() {
+		return &pb.Health{State: pb.Health_STATE_DRAINING, Cause: errShuttingDown.Error()}
+	}
+	return &pb.Health{State: pb.Health_STATE_SERVING}
+}
+
+func sizesMessage(e *mvcc.Stats) *pb.Sizes {
+	st := &e.Storage
+	return &pb.Sizes{
+		DataDir:           st.Dir,
+		PageBytes:         uint32(st.PageSize),
+		MemoryBudgetBytes: uint64(st.MemoryBudget),
+		MemoryUsedBytes:   uint64(st.CacheUsed + st.MemtableBytes + st.Log.ImageBytes),
+		CacheBytes:        uint64(st.CacheBytes),
+		CacheUsedBytes:    uint64(st.CacheUsed),
+		MemtableBytes:     uint64(st.MemtableBytes),
+		LogBufferBytes:    uint64(st.Log.ImageBytes),
+		LogSegments:       uint64(st.Log.Segments),
+		DiskFreeBytes:     uint64(max(st.DiskFree, 0)),
+		ResidentBytes:     residentBytes(),
+	}
+}
+
+func generationMessages(e *mvcc.Stats) []*pb.Generation {
+	out := make([]*pb.Generation, 0, len(e.Storage.Generations))
+	for i, g := range e.Storage.Generations {
+		out = append(out, &pb.Generation{
+			Number: uint64(i + 1), Active: g.Active, FirstEpoch: uint64(g.First), LastEpoch: uint64(g.Last), MemtableBytes: uint64(g.MemtableBytes),
+		})
+	}
+	return out
+}
+
+func (s *Server) sessionsMessage(e *mvcc.Stats) *pb.Sessions {
+	requests, bytes := s.admission.inflight()
+	return &pb.Sessions{
+		Open:              uint64(s.connections.open.Load()),
+		Streams:           uint64(s.streams.Load()),
+		RequestsInFlight:  uint64(requests),
+		BytesInFlight:     uint64(bytes),
+		Snapshots:         uint64(e.Snapshots.Snapshots),
+		OldestSnapshotAge: durationpb.New(e.Snapshots.OldestAge),
+		ScanTokens:        uint64(e.Snapshots.Holds),
+	}
+}
+
+func (s *Server) limitsMessage(e *mvcc.Stats) *pb.Limits {
+	c := &s.config.Limits
+	return &pb.Limits{
+		KeyBytes:             uint64(s.limits.KeyBytes),
+		ValueBytes:           uint64(s.limits.ValueBytes),
+		BatchBytes:           uint64(s.limits.BatchBytes),
+		BatchOperations:      uint64(s.limits.BatchOps),
+		MessageBytes:         uint64(messageBytesMax(&s.config)),
+		Connections:          uint64(c.Connections),
+		StreamsPerConnection: uint64(c.Streams),
+		RequestsInFlight:     uint64(c.InflightRequests),
+		BytesInFlight:        uint64(c.InflightBytes),
+		ScanPageBytesDefault: scanPageBytesDefault,
+		ScanPageBytesMax:     scanPageBytesMax,
+		ScanTokenTtl:         durationpb.New(s.config.ScanTokenTTL),
+		ScanTokens:           uint64(e.Limits.Holds),
+	}
+}
+
+func (s *Server) recoveryMessage() *pb.Recovery {
+	r := s.store.Recovery()
+	return &pb.Recovery{
+		Records: r.Records, Bytes: r.Bytes, Epoch: uint64(r.Epoch), Duration: durationpb.New(s.opening),
+		TornFile: r.TornFile, TornOffset: uint64(r.TornAt), TornBytes: uint64(r.TornSize),
+	}
+}

@@ -1,0 +1,86 @@
+package server
+
+import (
+	"fmt"
+
+	pb "epochkv/api/proto/epochkv/v1"
+	"epochkv/internal/mvcc"
+	"epochkv/internal/storage/keys"
+)
+
+// toDurability refuses values that this server does not know, rather than acknowledging earlier than the client expects.
+func toDurability(d pb.Durability) (mvcc.Durability, error) {
+	switch d {
+	case pb.Durability_DURABILITY_UNSPECIFIED:
+		return mvcc.DurabilityDefault, nil
+	case pb.Durability_DURABILITY_SYNC:
+		return mvcc.DurabilitySync, nil
+	case pb.Durability_DURABILITY_ASYNC:
+		return mvcc.DurabilityAsync, nil
+	}
+	return 0, invalid("durability", fmt.Sprintf("%d is not known to this server", d))
+}
+
+// appendConditions adds the preconditions of a request to dst. Keys and values alias the request.
+func appendConditions(dst []mvcc.Condition, preconditions []*pb.Precondition) ([]mvcc.Condition, error) {
+	for i, p := range preconditions {
+		if len(p.GetKey()) == 0 {
+			return dst, &argumentError{
+				reason: pb.ErrorReason_ERROR_REASON_KEY_EMPTY, field: fmt.Sprintf("preconditions[%d].key", i), text: "is empty",
+			}
+		}
+		c := mvcc.Condition{Key: p.GetKey()}
+		switch is := p.GetCondition().(type) {
+		case *pb.Precondition_Exists:
+			c.Kind = mvcc.KeyAbsent
+			if is.Exists {
+				c.Kind = mvcc.KeyPresent
+			}
+		case *pb.Precondition_ValueEquals:
+			c.Kind, c.Value = mvcc.ValueEquals, is.ValueEquals
+		case *pb.Precondition_EpochEquals:
+			c.Kind, c.Epoch = mvcc.EpochEquals, keys.Epoch(is.EpochEquals)
+		default:
+			return dst, invalid(fmt.Sprintf("preconditions[%d].condition", i), "is missing; give exactly one")
+		}
+		dst = append(dst, c)
+	}
+	return dst, nil
+}
+
+// prepare sets what all writes have in common.
+func (c *caller) prepare(preconditions []*pb.Precondition, d pb.Durability) (err error) {
+	c.write.Reset()
+	if c.write.Durability, err = toDurability(d); err != nil {
+		return err
+	}
+	c.write.Conditions, err = appendConditions(c.write.Conditions, preconditions)
+	return err
+}
+
+// bounds are the user keys [lower, upper) of a range; a nil upper means to the end.
+type bounds struct{ lower, upper []byte }
+
+func toBounds(r *pb.KeyRange) (bounds, error) {
+	start, end, prefix := r.GetStart(), r.GetEnd(), r.GetPrefix()
+	if len(prefix) > 0 {
+		if len(start) > 0 || len(end) > 0 {
+			return bounds{}, invalidRange("has both a prefix and bounds; give one of them")
+		}
+		b := bounds{lower: prefix}
+		b.upper, _ = keys.Successor(nil, prefix) // stays nil when there is none
+		return b, nil
+	}
+	b := bounds{lower: start}
+	if len(end) > 0 {
+		b.upper = end
+		if string(start) > string(end) {
+			return bounds{}, invalidRange("its start lies behind its end")
+		}
+	}
+	return b, nil
+}
+
+func invalidRange(text string) error {
+	return &argumentError{reason: pb.ErrorReason_ERROR_REASON_INVALID_RANGE, field: "range", text: text}
+}

@@ -1,0 +1,289 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/protoadapt"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	pb "epochkv/api/proto/epochkv/v1"
+	"epochkv/internal/mvcc"
+	"epochkv/internal/storage"
+	"epochkv/internal/storage/batch"
+	"epochkv/internal/storage/keys"
+	"epochkv/internal/vfs"
+)
+
+// This file is the one place in which an error becomes a gRPC status. Whatever leaves the server went through statusOf,
+// carries one ErrorInfo of domain "epochkv", and has the code that its reason always has.
+
+// Errors of the rim itself.
+var (
+	errOverloaded    = errors.New("too many requests are being executed")
+	errShuttingDown  = errors.New("the server is shutting down")
+	errExpired       = errors.New("the deadline had passed before the request was started")
+	errTooManyConns  = errors.New("too many connections are open")
+	errUnimplemented = errors.New("not in this version of the server")
+)
+
+// argumentError is bad input: the field, what is wrong with it, and which reason that is.
+type argumentError struct {
+	reason pb.ErrorReason
+	field  string
+	text   string
+}
+
+func (e *argumentError) Error() string { return e.field + ": " + e.text }
+
+func invalid(field, text string) error {
+	return &argumentError{reason: pb.ErrorReason_ERROR_REASON_INVALID_REQUEST, field: field, text: text}
+}
+
+// outcomeUnknownError is a write that was installed, but whose log failed before it was durable.
+type outcomeUnknownError struct {
+	epoch keys.Epoch
+	cause error
+}
+
+func (e *outcomeUnknownError) Error() string {
+	return fmt.Sprintf("the log failed while epoch %d was waiting for it: %v", e.epoch, e.cause)
+}
+
+func (e *outcomeUnknownError) Unwrap() error { return e.cause }
+
+// How long RetryInfo tells a client to wait. Short where the cause lasts as long as a few requests; long where it
+// takes a checkpoint or an operator.
+const (
+	retryOverloaded = 20 * time.Millisecond
+	retryConflict   = time.Millisecond
+	retrySessions   = 500 * time.Millisecond
+	retryMemory     = 500 * time.Millisecond
+	retryDisk       = 5 * time.Second
+	retryShutdown   = time.Second
+)
+
+// fault is an error on its way to a status.
+type fault struct {
+	code     codes.Code
+	reason   pb.ErrorReason
+	metadata map[string]string
+	retry    time.Duration
+	field    string // names the field of an INVALID_ARGUMENT
+	detail   protoadapt.MessageV1
+}
+
+// statusOf maps an error to what the client sees.
+func statusOf(err error) *status.Status {
+	if st, ok := status.FromError(err); ok {
+		return st // gRPC's own, or one that was made here before
+	}
+	if st := contextStatus(err); st != nil {
+		return st
+	}
+	f := classify(err)
+	st := status.New(f.code, strings.TrimPrefix(err.Error(), "mvcc: "))
+	details := []protoadapt.MessageV1{&errdetails.ErrorInfo{Domain: pb.ErrorDomain, Reason: f.reason.Reason(), Metadata: f.metadata}}
+	if f.field != "" {
+		details = append(details, &errdetails.BadRequest{FieldViolations: []*errdetails.BadRequest_FieldViolation{{
+			Field: f.field, Description: st.Message(), Reason: f.reason.Reason(),
+		}}})
+	}
+	if f.retry > 0 {
+		details = append(details, &errdetails.RetryInfo{RetryDelay: durationpb.New(f.retry)})
+	}
+	if f.detail != nil {
+		details = append(details, f.detail)
+	}
+	if full, err := st.WithDetails(details...); err == nil {
+		return full
+	}
+	return st
+}
+
+// contextStatus is the status of a deadline or cancellation met while the request was waiting: gRPC's own, without
+// ErrorInfo, because whether a write was executed is then unknown.
+func contextStatus(err error) *status.Status {
+	switch {
+	case errors.Is(err, errExpired):
+		return nil
+	case errors.Is(err, context.DeadlineExceeded):
+		return status.New(codes.DeadlineExceeded, "the deadline passed while the request was being executed")
+	case errors.Is(err, context.Canceled):
+		return status.New(codes.Canceled, "the request was canceled")
+	}
+	return nil
+}
+
+// classify finds an error's reason. The order matters where one error wraps another: a log that failed because the disk is
+// full is a failed log.
+func classify(err error) fault {
+	if f, ok := classifyTyped(err); ok {
+		return f
+	}
+	switch {
+	case errors.Is(err, mvcc.ErrFailed):
+		return fault{code: codes.Unavailable, reason: pb.ErrorReason_ERROR_REASON_READ_ONLY, metadata: map[string]string{"cause": err.Error()}}
+	case errors.Is(err, vfs.ErrNoSpace):
+		return exhausted(pb.ErrorReason_ERROR_REASON_DISK_FULL, retryDisk)
+	case errors.Is(err, mvcc.ErrMemoryFull):
+		return exhausted(pb.ErrorReason_ERROR_REASON_MEMORY_FULL, retryMemory)
+	case errors.Is(err, errOverloaded):
+		return exhausted(pb.ErrorReason_ERROR_REASON_OVERLOADED, retryOverloaded)
+	case errors.Is(err, mvcc.ErrTooManySessions), errors.Is(err, errTooManyConns):
+		return exhausted(pb.ErrorReason_ERROR_REASON_TOO_MANY_SESSIONS, retrySessions)
+	case errors.Is(err, mvcc.ErrTooManyHolds):
+		return exhausted(pb.ErrorReason_ERROR_REASON_TOO_MANY_SCANS, retrySessions)
+	case errors.Is(err, mvcc.ErrEmptyKey):
+		return fault{code: codes.InvalidArgument, reason: pb.ErrorReason_ERROR_REASON_KEY_EMPTY, field: "key"}
+	case errors.Is(err, mvcc.ErrEmptyBatch):
+		return fault{code: codes.InvalidArgument, reason: pb.ErrorReason_ERROR_REASON_BATCH_EMPTY, field: "mutations"}
+	case errors.Is(err, errShuttingDown), errors.Is(err, mvcc.ErrClosed):
+		return fault{code: codes.Unavailable, reason: pb.ErrorReason_ERROR_REASON_SHUTTING_DOWN, retry: retryShutdown}
+	case errors.Is(err, errExpired):
+		return fault{code: codes.DeadlineExceeded, reason: pb.ErrorReason_ERROR_REASON_EXPIRED_BEFORE_START}
+	case errors.Is(err, errUnimplemented):
+		return fault{code: codes.Unimplemented, reason: pb.ErrorReason_ERROR_REASON_UNIMPLEMENTED}
+	}
+	return fault{code: codes.Internal, reason: pb.ErrorReason_ERROR_REASON_INTERNAL}
+}
+
+// classifyTyped knows the errors that bring facts along.
+func classifyTyped(err error) (fault, bool) {
+	var (
+		argument     *argumentError
+		unknown      *outcomeUnknownError
+		limit        *mvcc.LimitError
+		duplicate    *batch.DuplicateKeyError
+		precondition *mvcc.PreconditionError
+		conflict     *mvcc.ConflictError
+		gone         *mvcc.SnapshotGoneError
+		corruption   *storage.CorruptionError
+	)
+	switch {
+	case errors.As(err, &argument):
+		return fault{code: codes.InvalidArgument, reason: argument.reason, field: argument.field}, true
+	case errors.As(err, &unknown):
+		return fault{code: codes.Internal, reason: pb.ErrorReason_ERROR_REASON_OUTCOME_UNKNOWN, metadata: map[string]string{
+			"epoch": decimal(unknown.epoch), "cause": unknown.cause.Error(),
+		}}, true
+	case errors.As(err, &limit):
+		return limitFault(limit), true
+	case errors.As(err, &duplicate):
+		return fault{
+			code: codes.InvalidArgument, reason: pb.ErrorReason_ERROR_REASON_DUPLICATE_KEY, field: "mutations",
+			metadata: map[string]string{"key": quoteKey(duplicate.Key)},
+		}, true
+	case errors.As(err, &precondition):
+		return preconditionFault(precondition), true
+	case errors.As(err, &conflict):
+		return fault{
+			code: codes.Aborted, reason: pb.ErrorReason_ERROR_REASON_CONFLICT, retry: retryConflict,
+			metadata: map[string]string{"key": quoteKey(conflict.Key), "epoch": decimal(conflict.Epoch)},
+		}, true
+	case errors.As(err, &gone):
+		return goneFault(gone), true
+	case errors.As(err, &corruption):
+		return corruptionFault(corruption), true
+	}
+	return fault{}, false
+}
+
+func exhausted(reason pb.ErrorReason, retry time.Duration) fault {
+	return fault{code: codes.ResourceExhausted, reason: reason, retry: retry}
+}
+
+func limitFault(e *mvcc.LimitError) fault {
+	f := fault{code: codes.InvalidArgument, metadata: map[string]string{
+		"limit": strconv.Itoa(e.Limit), "size": strconv.Itoa(e.Got),
+	}}
+	what, unit, _ := strings.Cut(e.What, " ")
+	switch what {
+	case "key":
+		f.reason, f.field = pb.ErrorReason_ERROR_REASON_KEY_TOO_LARGE, "key"
+	case "value":
+		f.reason, f.field = pb.ErrorReason_ERROR_REASON_VALUE_TOO_LARGE, "value"
+	default:
+		f.reason, f.field = pb.ErrorReason_ERROR_REASON_BATCH_TOO_LARGE, "mutations"
+		f.metadata["unit"] = unit
+	}
+	return f
+}
+
+func preconditionFault(e *mvcc.PreconditionError) fault {
+	name, key := conditionName(e.Condition.Kind), quoteKey(e.Condition.Key)
+	return fault{
+		code: codes.FailedPrecondition, reason: pb.ErrorReason_ERROR_REASON_PRECONDITION_FAILED,
+		metadata: map[string]string{"key": key, "index": strconv.Itoa(e.Index), "condition": name},
+		detail: &errdetails.PreconditionFailure{Violations: []*errdetails.PreconditionFailure_Violation{{
+			Type: name, Subject: key, Description: strings.TrimPrefix(e.Error(), "mvcc: "),
+		}}},
+	}
+}
+
+func conditionName(k mvcc.ConditionKind) string {
+	switch k {
+	case mvcc.KeyAbsent:
+		return "absent"
+	case mvcc.KeyPresent:
+		return "exists"
+	case mvcc.ValueEquals:
+		return "value_equals"
+	case mvcc.EpochEquals:
+		return "epoch_equals"
+	}
+	return "unknown"
+}
+
+func goneFault(e *mvcc.SnapshotGoneError) fault {
+	if e.Epoch > e.Newest {
+		return fault{
+			code: codes.OutOfRange, reason: pb.ErrorReason_ERROR_REASON_SNAPSHOT_IN_FUTURE,
+			metadata: map[string]string{"epoch": decimal(e.Epoch), "visible": decimal(e.Newest)},
+		}
+	}
+	return fault{
+		code: codes.OutOfRange, reason: pb.ErrorReason_ERROR_REASON_SNAPSHOT_GONE,
+		metadata: map[string]string{"epoch": decimal(e.Epoch), "oldest": decimal(e.Oldest)},
+	}
+}
+
+func corruptionFault(e *storage.CorruptionError) fault {
+	f := fault{code: codes.DataLoss, reason: pb.ErrorReason_ERROR_REASON_CORRUPTION, metadata: map[string]string{
+		"file": e.File, "offset": strconv.FormatInt(e.Offset, 10),
+	}}
+	if e.KeyLower != nil || e.KeyUpper != nil {
+		f.metadata["key_lower"], f.metadata["key_upper"] = quoteKey(e.KeyLower), quoteKey(e.KeyUpper)
+	}
+	return f
+}
+
+func decimal(e keys.Epoch) string { return strconv.FormatUint(uint64(e), 10) }
+
+// quoteKey writes a key as a Go string literal without its quotes: printable ASCII as it is, anything else as \x1f.
+// strconv's own quoting would write runes, and a key is bytes.
+func quoteKey(key []byte) string {
+	const hex = "0123456789abcdef"
+	var b strings.Builder
+	for _, c := range key {
+		switch {
+		case c == '"' || c == '\\':
+			b.WriteByte('\\')
+			b.WriteByte(c)
+		case c >= ' ' && c <= '~':
+			b.WriteByte(c)
+		default:
+			b.WriteString(`\x`)
+			b.WriteByte(hex[c>>4])
+			b.WriteByte(hex[c&15])
+		}
+	}
+	return b.String()
+}

@@ -1,0 +1,151 @@
+package server
+
+import (
+	"sync"
+
+	"google.golang.org/grpc"
+
+	pb "epochkv/api/proto/epochkv/v1"
+	"epochkv/internal/telemetry"
+)
+
+// keepBytesMax is the largest buffer that a stream keeps from one request to the next.
+const keepBytesMax = 1 << 20
+
+// pipelineRequest is a PipelineRequest that is received again and again without allocating: the message of each kind is kept,
+// and the right one is put in its place before the generated decoder fills it.
+type pipelineRequest struct {
+	msg  pb.PipelineRequest
+	size int // of the encoded message
+
+	get         pb.PipelineRequest_Get
+	put         pb.PipelineRequest_Put
+	delete      pb.PipelineRequest_Delete
+	batchGet    pb.PipelineRequest_BatchGet
+	batchWrite  pb.PipelineRequest_BatchWrite
+	deleteRange pb.PipelineRequest_DeleteRange
+}
+
+func (r *pipelineRequest) init() {
+	r.get.Get = new(pb.GetRequest)
+	r.put.Put = new(pb.PutRequest)
+	r.delete.Delete = new(pb.DeleteRequest)
+	r.batchGet.BatchGet = new(pb.BatchGetRequest)
+	r.batchWrite.BatchWrite = new(pb.BatchWriteRequest)
+	r.deleteRange.DeleteRange = new(pb.DeleteRangeRequest)
+}
+
+// UnmarshalVT is what the codec calls for a message to receive.
+func (r *pipelineRequest) UnmarshalVT(data []byte) error {
+	if r.size > keepBytesMax {
+		r.init() // the last one was huge
+	}
+	r.size = len(data)
+	r.msg.Reset()
+	switch peekKind(data) {
+	case 2:
+		r.get.Get.ResetVT()
+		r.msg.Request = &r.get
+	case 3:
+		r.put.Put.ResetVT()
+		r.msg.Request = &r.put
+	case 4:
+		r.delete.Delete.ResetVT()
+		r.msg.Request = &r.delete
+	case 5:
+		r.batchGet.BatchGet.ResetVT()
+		r.msg.Request = &r.batchGet
+	case 6:
+		r.batchWrite.BatchWrite.ResetVT()
+		r.msg.Request = &r.batchWrite
+	case 7:
+		r.deleteRange.DeleteRange.ResetVT()
+		r.msg.Request = &r.deleteRange
+	}
+	return r.msg.UnmarshalVT(data)
+}
+
+// peekKind is the field number of the request in an encoded PipelineRequest, as encoders write it: an optional id first.
+// Zero means that it is not so simple, and the decoder finds out by itself.
+func peekKind(data []byte) int {
+	const idTag = 1<<3 | 0
+	i := 0
+	if len(data) > 0 && data[0] == idTag {
+		for i = 1; i < len(data) && data[i] >= 0x80; i++ {
+		}
+		i++
+	}
+	if i >= len(data) || data[i]&7 != 2 || data[i] >= 0x80 {
+		return 0
+	}
+	return int(data[i] >> 3)
+}
+
+// sender sends answers over a stream, one at a time, and reuses the message of each kind: gRPC has encoded a message when
+// SendMsg returns.
+type sender struct {
+	stream grpc.ServerStream
+
+	mu     sync.Mutex // the receiver and the acker send
+	msg    pb.PipelineResponse
+	get    pb.PipelineResponse_Get
+	put    pb.PipelineResponse_Put
+	delete pb.PipelineResponse_Delete
+	batch  pb.PipelineResponse_BatchWrite
+	failed pb.PipelineResponse_Error
+}
+
+func (s *sender) init(stream grpc.ServerStream) {
+	s.stream = stream
+	s.get.Get = new(pb.GetResponse)
+	s.put.Put = new(pb.PutResponse)
+	s.delete.Delete = new(pb.DeleteResponse)
+	s.batch.BatchWrite = new(pb.BatchWriteResponse)
+}
+
+func (s *sender) send(a *answer) error {
+	s.mu.Lock()
+	s.fill(a)
+	err := s.stream.SendMsg(&s.msg)
+	s.mu.Unlock()
+	if a.batchGet != nil {
+		a.batchGet.ReturnToVTPool()
+		a.batchGet = nil
+	}
+	return err
+}
+
+func (s *sender) fill(a *answer) {
+	s.msg.Id = a.id
+	if a.status != nil {
+		s.failed.Error = a.status.Proto()
+		s.msg.Response = &s.failed
+		return
+	}
+	switch {
+	case a.value != nil:
+		g := s.get.Get
+		g.Found, g.Value, g.Epoch, g.ReadEpoch = a.found, a.value, a.epoch, a.readEpoch
+		s.msg.Response = &s.get
+	case a.batchGet != nil:
+		s.msg.Response = &pb.PipelineResponse_BatchGet{BatchGet: a.batchGet}
+	case a.deleteRange != nil:
+		s.msg.Response = &pb.PipelineResponse_DeleteRange{DeleteRange: a.deleteRange}
+	default:
+		s.fillWrite(a)
+	}
+}
+
+func (s *sender) fillWrite(a *answer) {
+	switch a.method {
+	case telemetry.MethodPut:
+		s.put.Put.Epoch = a.epoch
+		s.msg.Response = &s.put
+	case telemetry.MethodDelete:
+		s.delete.Delete.Epoch = a.epoch
+		s.msg.Response = &s.delete
+	default:
+		s.batch.BatchWrite.Epoch = a.epoch
+		s.msg.Response = &s.batch
+	}
+}

@@ -1,0 +1,272 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"io"
+	"runtime"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+
+	pb "epochkv/api/proto/epochkv/v1"
+	"epochkv/internal/telemetry"
+)
+
+// A pipeline is the fast path: one stream that carries many requests in flight.
+//
+//	       receiver goroutine                              acker goroutine (the handler)
+//	RecvMsg ─► execute ─► answer ready ───────► SendMsg ◄─── answers whose epoch has settled
+//	               └────► awaits durability ─► backlog ─────► Store.Wait for the oldest, then all that have settled
+//
+// The receiver executes each request at once and never waits for the disk; what must wait goes to the backlog, and one sync
+// settles many. There is no goroutine per request and, for single gets, puts and deletes, no allocation beyond gRPC's own.
+//
+// Invariants: a request that was executed is answered, unless the connection is lost; writes are executed in the order
+// of arrival; the backlog is bounded, and when it is full the receiver stops receiving, which gRPC's flow control carries to
+// the client. When the server drains, the stream ends with SHUTTING_DOWN after everything executed was answered, so that
+// what has no answer was not executed.
+type pipeline struct {
+	server *Server
+	shard  *telemetry.Shard
+	stream grpc.ServerStream
+	caller *caller
+
+	in      pipelineRequest // the receiver's
+	value   []byte          // the receiver's: the value that a get answers with
+	answers sender
+	backlog backlog
+
+	_         [64]byte
+	executing atomic.Bool // the receiver is between taking a request and having answered or queued it
+	_         [64]byte
+}
+
+// Pipeline implements KV.
+func (s *kvService) Pipeline(stream grpc.BidiStreamingServer[pb.PipelineRequest, pb.PipelineResponse]) error {
+	return s.serveStream(stream.Context(), telemetry.MethodPipeline, func(conn *connection) error {
+		if err := s.admit(stream.Context(), conn, 0); err != nil {
+			return err
+		}
+		s.admission.leave(0) // its requests are admitted one by one
+		c, err := s.callers.take()
+		if err != nil {
+			return err
+		}
+		p := &pipeline{server: s.Server, shard: conn.shard, stream: stream, caller: c}
+		p.in.init()
+		p.answers.init(stream)
+		p.backlog.init()
+		received := make(chan error, 1)
+		s.receivers.Go(func() {
+			received <- p.receive()
+			s.callers.release(c)
+		})
+		return p.acknowledge(stream.Context(), received)
+	})
+}
+
+// receive executes requests until the client closes its side (nil), the stream breaks, or the server drains. On a drain it
+// may stay in RecvMsg until the handler has returned.
+func (p *pipeline) receive() error {
+	defer p.backlog.close()
+	for {
+		if err := p.stream.RecvMsg(&p.in); err != nil {
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			return err
+		}
+		// The flag is set before draining is read, and a drain sets draining before it reads the flag: one sees the other.
+		p.executing.Store(true)
+		if p.server.draining.Load() {
+			p.executing.Store(false)
+			return errShuttingDown
+		}
+		err := p.serve()
+		p.executing.Store(false)
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// serve executes the request that was received, and answers it or queues the answer.
+func (p *pipeline) serve() error {
+	start := p.server.clock.now()
+	a := answer{id: p.in.msg.Id, start: start}
+	var w settle
+	err := errOverloaded
+	if size := p.in.size; p.server.admission.enter(size) {
+		w, err = p.execute(&a)
+		p.server.admission.leave(size)
+	}
+	if err != nil {
+		a.err = err
+		return p.send(&a)
+	}
+	if w.ready(p.server.store) {
+		return p.send(&a)
+	}
+	if !p.server.isSync(w.durability) {
+		// Visibility is a matter of microseconds, and this session's next write would wait for it anyway.
+		if err := w.wait(p.stream.Context(), p.server.store); err != nil {
+			return err
+		}
+		return p.send(&a)
+	}
+	a.settle = w
+	if a.value != nil {
+		a.value, p.value = p.value, nil // the answer keeps the buffer until it is sent
+	}
+	return p.backlog.push(p.stream.Context(), &a)
+}
+
+// execute runs the request. What the answer holds is either in a, or in a message of its own.
+func (p *pipeline) execute(a *answer) (settle, error) {
+	switch r := p.in.msg.Request.(type) {
+	case *pb.PipelineRequest_Get:
+		a.method = telemetry.MethodGet
+		var out pb.GetResponse
+		w, err := p.caller.get(r.Get, &out, p.valueBuffer())
+		p.value = out.Value
+		a.found, a.value, a.epoch, a.readEpoch = out.Found, out.Value, out.Epoch, out.ReadEpoch
+		return w, err
+	case *pb.PipelineRequest_Put:
+		a.method = telemetry.MethodPut
+		w, err := p.caller.put(r.Put)
+		a.epoch = uint64(w.epoch)
+		return w, err
+	case *pb.PipelineRequest_Delete:
+		a.method = telemetry.MethodDelete
+		w, err := p.caller.delete(r.Delete)
+		a.epoch = uint64(w.epoch)
+		return w, err
+	case *pb.PipelineRequest_BatchWrite:
+		a.method = telemetry.MethodBatchWrite
+		w, err := p.caller.batchWrite(r.BatchWrite)
+		a.epoch = uint64(w.epoch)
+		return w, err
+	case *pb.PipelineRequest_BatchGet:
+		a.method = telemetry.MethodBatchGet
+		out := pb.BatchGetResponseFromVTPool()
+		w, err := p.caller.batchGet(r.BatchGet, out, &p.server.limits)
+		a.batchGet = out
+		return w, err
+	case *pb.PipelineRequest_DeleteRange:
+		a.method = telemetry.MethodDeleteRange
+		out := new(pb.DeleteRangeResponse)
+		w, err := p.caller.deleteRange(r.DeleteRange, out)
+		a.deleteRange = out
+		return w, err
+	}
+	a.method = telemetry.MethodPipeline
+	return settle{}, invalid("request", "is missing, or of a kind that this server does not know")
+}
+
+// valueBuffer is the buffer for the next value. A rare huge one is not kept.
+func (p *pipeline) valueBuffer() []byte {
+	if cap(p.value) > keepBytesMax || p.value == nil {
+		p.value = make([]byte, 0, 256)
+	}
+	return p.value[:0]
+}
+
+// acknowledge answers what waits in the backlog, until the receiver has ended and the backlog is empty, or the stream breaks, or
+// the server drains.
+func (p *pipeline) acknowledge(ctx context.Context, received <-chan error) error {
+	var waiting []answer
+	for {
+		var open bool
+		waiting, open = p.backlog.take(waiting, p.server.drain)
+		if len(waiting) == 0 {
+			if !open {
+				return <-received
+			}
+			if p.drained() {
+				return errShuttingDown
+			}
+			continue
+		}
+		var err error
+		if waiting, err = p.sendSettled(waiting); err != nil {
+			return err
+		}
+		if len(waiting) > 0 {
+			if err := p.awaitOldest(ctx, waiting[0].settle, &waiting); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// awaitOldest waits for the first answer of the backlog; more have then settled with it. If the log has failed, so have all.
+func (p *pipeline) awaitOldest(ctx context.Context, oldest settle, waiting *[]answer) error {
+	err := oldest.wait(ctx, p.server.store)
+	if err == nil {
+		return nil
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	for i := range *waiting {
+		a := &(*waiting)[i]
+		if a.err = a.settle.wait(ctx, p.server.store); ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err := p.send(a); err != nil {
+			return err
+		}
+	}
+	*waiting = (*waiting)[:0]
+	return nil
+}
+
+// sendSettled sends what may be sent, and returns the rest in its order.
+func (p *pipeline) sendSettled(waiting []answer) ([]answer, error) {
+	kept := 0
+	for i := range waiting {
+		if !waiting[i].settle.ready(p.server.store) {
+			waiting[kept] = waiting[i]
+			kept++
+			continue
+		}
+		if err := p.send(&waiting[i]); err != nil {
+			return nil, err
+		}
+	}
+	clear(waiting[kept:])
+	return waiting[:kept], nil
+}
+
+// drained reports whether the server drains and the receiver is done with what it had taken.
+func (p *pipeline) drained() bool {
+	if !p.server.draining.Load() {
+		return false
+	}
+	for p.executing.Load() {
+		if !p.backlog.empty() {
+			return false // the receiver may be waiting for room
+		}
+		runtime.Gosched()
+	}
+	return p.backlog.empty()
+}
+
+func (p *pipeline) send(a *answer) error {
+	code := codes.OK
+	if a.err != nil {
+		a.status = statusOf(a.err)
+		code = a.status.Code()
+	}
+	err := p.answers.send(a)
+	p.shard.Observe(a.method, code, p.server.clock.now()-a.start)
+	return err
+}
+
+// clock tells the time since the server started, with one read of the monotonic clock and none of the wall clock.
+type clock struct{ started time.Time }
+
+func (c clock) now() time.Duration { return time.Since(c.started) }

@@ -1,0 +1,213 @@
+package server
+
+import (
+	"context"
+	"math"
+	"time"
+
+	"google.golang.org/grpc"
+
+	pb "epochkv/api/proto/epochkv/v1"
+	"epochkv/internal/mvcc"
+	"epochkv/internal/storage/keys"
+	"epochkv/internal/telemetry"
+)
+
+const (
+	// scanPageBytesDefault keeps the stream busy (a page takes about a millisecond) and the memory of a scan small.
+	scanPageBytesDefault = 1 << 20
+	// scanPageBytesMax is the largest page that a client may ask for; more than that only delays the first entry.
+	scanPageBytesMax = 4 << 20
+	// scanCountPage is how many entries a count-only scan covers between two pages, which keep the stream alive.
+	scanCountPage = 1 << 18
+	// scanCheckEvery is how many entries pass between two looks at the context: about a tenth of a millisecond.
+	scanCheckEvery = 1 << 10
+)
+
+// Scan implements KV.
+func (s *kvService) Scan(req *pb.ScanRequest, stream grpc.ServerStreamingServer[pb.ScanResponse]) error {
+	return s.serveStream(stream.Context(), telemetry.MethodScan, func(conn *connection) error {
+		sc, err := newScan(s.Server, req)
+		if err != nil {
+			return err
+		}
+		// A scan holds a page in memory until the client has taken it, however long that is.
+		if err := s.admit(stream.Context(), conn, sc.pageBytes); err != nil {
+			return err
+		}
+		defer s.admission.leave(sc.pageBytes)
+		c, err := s.callers.take()
+		if err != nil {
+			return err
+		}
+		defer s.callers.release(c)
+		return sc.run(c, stream)
+	})
+}
+
+// scan is one Scan request: its plan, and the page that is being filled.
+type scan struct {
+	// Constant.
+	server    *Server
+	options   mvcc.ScanOptions
+	at        keys.Epoch // asked for; zero: newest
+	bounds    uint32     // hash of the range, for tokens
+	pageBytes int
+	countOnly bool
+
+	remaining uint64 // entries that may still be returned
+	cursor    *mvcc.Cursor
+	page      pb.ScanResponse
+	entries   []*pb.Entry // every entry message made so far; pages reuse them
+	arena     []byte      // keys and values of the page
+	last      []byte      // last key covered
+	tokenBuf  []byte
+	kept      time.Time // when the epoch was last kept for the token
+}
+
+func newScan(s *Server, req *pb.ScanRequest) (*scan, error) {
+	b, err := toBounds(req.Range)
+	if err != nil {
+		return nil, err
+	}
+	sc := &scan{
+		server: s, at: keys.Epoch(req.SnapshotEpoch), bounds: hashBounds(b), countOnly: req.CountOnly, remaining: req.Limit,
+		options:   mvcc.ScanOptions{Lower: b.lower, Upper: b.upper, Reverse: req.Reverse, KeysOnly: req.KeysOnly || req.CountOnly},
+		pageBytes: scanPageBytesDefault,
+	}
+	if req.PageBytes > 0 {
+		sc.pageBytes = int(min(req.PageBytes, scanPageBytesMax))
+	}
+	if sc.remaining == 0 {
+		sc.remaining = math.MaxUint64
+	}
+	if len(req.ResumeToken) > 0 {
+		return sc, sc.resume(req.ResumeToken, req.SnapshotEpoch)
+	}
+	return sc, nil
+}
+
+// resume narrows the range to what lies behind the token.
+func (sc *scan) resume(text []byte, snapshot uint64) error {
+	t, err := decodeToken(text, sc.server.limits.KeyBytes)
+	switch {
+	case err != nil:
+		return err
+	case snapshot != 0:
+		return invalid("snapshot_epoch", "must be 0 with a resume token, which brings its own")
+	case t.bounds != sc.bounds || t.reverse != sc.options.Reverse:
+		return invalidToken("belongs to another range or direction")
+	}
+	sc.at = t.epoch
+	if sc.options.Reverse {
+		sc.options.Upper = t.last
+	} else {
+		sc.options.Lower = append(append(make([]byte, 0, len(t.last)+1), t.last...), 0) // the smallest key behind it
+	}
+	return nil
+}
+
+// run sends pages until the range or the limit is exhausted. While a page waits for the client, the scan holds its snapshot
+// and the page, and nothing else of the engine.
+func (sc *scan) run(c *caller, stream grpc.ServerStreamingServer[pb.ScanResponse]) (err error) {
+	ctx := stream.Context()
+	if sc.at, err = c.session.View(sc.at); err != nil {
+		return err
+	}
+	if sc.cursor, err = c.session.Scan(sc.options); err != nil {
+		return err
+	}
+	defer sc.cursor.Close()
+	for {
+		more, err := sc.fill(ctx)
+		if err != nil {
+			return err
+		}
+		await := sc.cursor.Await()
+		sc.cursor.Pause()
+		if err := settleRead(await).wait(ctx, sc.server.store); err != nil {
+			return err
+		}
+		if err := sc.addToken(more); err != nil {
+			return err
+		}
+		if err := stream.Send(&sc.page); err != nil {
+			return err
+		}
+		if !more || sc.remaining == 0 {
+			return nil
+		}
+		if sc.server.draining.Load() {
+			return errShuttingDown // the page that was sent brought a token to go on with
+		}
+	}
+}
+
+// fill makes the next page, and reports whether the range may go on behind it.
+func (sc *scan) fill(ctx context.Context) (more bool, err error) {
+	sc.page.Entries, sc.page.Count, sc.page.ReadEpoch = sc.page.Entries[:0], 0, uint64(sc.at)
+	sc.arena = sc.arena[:0]
+	for size := 0; ; {
+		if sc.remaining == 0 {
+			return sc.cursor.Next(), sc.cursor.Err() // is there anything left to resume?
+		}
+		if size >= sc.pageBytes || sc.page.Count == scanCountPage && sc.countOnly {
+			return true, nil
+		}
+		if sc.page.Count%scanCheckEvery == 0 && ctx.Err() != nil {
+			return false, ctx.Err()
+		}
+		if !sc.cursor.Next() {
+			return false, sc.cursor.Err()
+		}
+		sc.remaining--
+		sc.page.Count++
+		if sc.countOnly {
+			sc.last = append(sc.last[:0], sc.cursor.Key()...)
+			continue
+		}
+		size += sc.add(sc.cursor.Key(), sc.cursor.Value(), sc.cursor.Epoch())
+	}
+}
+
+// add copies one entry into the page and returns its size.
+func (sc *scan) add(key, value []byte, epoch keys.Epoch) int {
+	n := len(sc.page.Entries)
+	if n == len(sc.entries) {
+		sc.entries = append(sc.entries, new(pb.Entry))
+	}
+	e := sc.entries[n]
+	e.Key, e.Value, e.Epoch = sc.copy(key), sc.copy(value), uint64(epoch)
+	sc.last = e.Key
+	sc.page.Entries = append(sc.page.Entries, e)
+	return len(key) + len(value)
+}
+
+// copy puts b into the arena. A full arena is left to the entries that lie in it: growing it would move them.
+func (sc *scan) copy(b []byte) []byte {
+	if cap(sc.arena)-len(sc.arena) < len(b) {
+		sc.arena = make([]byte, 0, max(len(b), min(max(4096, 2*cap(sc.arena)), sc.pageBytes)))
+	}
+	start := len(sc.arena)
+	sc.arena = append(sc.arena, b...)
+	return sc.arena[start:len(sc.arena):len(sc.arena)]
+}
+
+// addToken gives the page a token if there is more to come, and makes the engine keep the epoch for it.
+func (sc *scan) addToken(more bool) error {
+	sc.page.ResumeToken = nil
+	if !more {
+		return nil
+	}
+	// A hold lives for the TTL; a page sent soon after the last one need not renew it, but must not promise less than half.
+	ttl := sc.server.config.ScanTokenTTL
+	if now := time.Now(); now.Sub(sc.kept) > ttl/2 || sc.remaining == 0 {
+		if err := sc.server.store.Keep(sc.at, ttl); err != nil {
+			return err
+		}
+		sc.kept = now
+	}
+	sc.tokenBuf = appendToken(sc.tokenBuf[:0], token{epoch: sc.at, reverse: sc.options.Reverse, last: sc.last, bounds: sc.bounds})
+	sc.page.ResumeToken = sc.tokenBuf
+	return nil
+}

@@ -1,0 +1,340 @@
+// Package server is the gRPC rim: it turns messages into calls of the engine and errors into statuses, and keeps every
+// resource that a client can ask for within a bound.
+//
+//	connection ─► limits ─► admission ─► caller (engine session, buffers) ─► execute ─► settle ─► answer
+//	              how many   in flight    pooled                              engine     durable?
+//
+// Terms. A connection is counted and carries its share of the request counters. A request is admitted while the limits of
+// requests and bytes in flight allow it, and refused at once otherwise; its deadline is looked at before work begins. A
+// caller executes one request at a time. An answer settles when everything it reveals or acknowledges can no longer be taken
+// back by a crash: only then is it sent.
+//
+// Invariants: no answer leaves before it has settled; every error leaves through statusOf, with one ErrorInfo; a request that
+// ends, however it ends, gives back its caller and its admission; nothing here waits without a bound or a context.
+//
+// Starting and stopping: Open recovers the store and binds the addresses; Run serves until its context ends, and then
+// drains: health says NOT_SERVING, new requests are refused, pipelines and scans end at their next answer, running requests
+// have until the drain timeout, and the store is closed last.
+//
+// The package decides nothing about data. What a request means is decided in mvcc.
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/reflection"
+
+	pb "epochkv/api/proto/epochkv/v1"
+	"epochkv/internal/config"
+	"epochkv/internal/mvcc"
+	"epochkv/internal/storage"
+	"epochkv/internal/telemetry"
+	"epochkv/internal/vfs"
+)
+
+// Server is an open store with its listeners.
+type Server struct {
+	// Constant after Open.
+	config   config.Config
+	limits   limits
+	log      *slog.Logger
+	store    *mvcc.Store
+	opening  time.Duration // how long recovery took
+	clock    clock
+	grpc     *grpc.Server
+	health   *health.Server
+	http     *http.Server // nil without --http
+	listener net.Listener
+	metrics  net.Listener  // nil without --http
+	drain    chan struct{} // closed when draining begins
+
+	requests    telemetry.Requests
+	connections connections
+	admission   admission
+	callers     callers
+	receivers   sync.WaitGroup // pipelines' receivers; they end after their handlers
+	streams     atomic.Int64
+	draining    atomic.Bool
+	expired     atomic.Uint64
+}
+
+// limits are the engine's, as the rim needs them.
+type limits = mvcc.Limits
+
+// healthInterval is how soon a store that has failed shows in grpc.health.v1.
+const healthInterval = 250 * time.Millisecond
+
+// Open recovers the store in the configured directory and binds the addresses. Nothing is served before Run.
+func Open(c config.Config, log *slog.Logger) (*Server, error) { return open(c, log, nil) }
+
+// open takes a file system for tests; nil is the operating system's.
+func open(c config.Config, log *slog.Logger, files vfs.FS) (*Server, error) {
+	tuneRuntime(&c, log)
+	s := &Server{config: c, log: log, clock: clock{started: time.Now()}, drain: make(chan struct{})}
+	options := storeOptions(&c, files)
+	s.limits = options.Limits
+	store, err := mvcc.Open(options)
+	if err != nil {
+		return nil, err
+	}
+	s.store, s.opening = store, time.Since(s.clock.started)
+	s.connections.max, s.connections.requests = int64(c.Limits.Connections), &s.requests
+	s.admission.limit = admissionLimit{requests: uint64(c.Limits.InflightRequests), bytes: uint64(c.Limits.InflightBytes)}
+	s.callers.store = store
+	s.newGRPC()
+	if err := s.listen(); err != nil {
+		return nil, errors.Join(err, store.Close())
+	}
+	return s, nil
+}
+
+func storeOptions(c *config.Config, files vfs.FS) mvcc.Options {
+	durability := mvcc.DurabilitySync
+	if c.Durability == config.DurabilityAsync {
+		durability = mvcc.DurabilityAsync
+	}
+	return mvcc.Options{
+		Storage: storage.Options{
+			Dir: c.DataDir, FS: files, PageSize: int(c.PageSize), MemoryBytes: int64(c.Memory),
+			CacheBytes: int64(c.CacheSize), MemtableBytes: int64(c.MemtableSize), SegmentBytes: int64(c.SegmentSize),
+		},
+		Durability: durability, SyncInterval: c.SyncInterval, Retention: c.Retention,
+		Limits: mvcc.Limits{
+			KeyBytes: int(c.KeySizeMax()), ValueBytes: int(c.Limits.ValueSize), BatchBytes: int(c.Limits.BatchSize),
+			BatchOps: c.Limits.BatchOps, Sessions: c.Limits.InflightRequests,
+		},
+	}
+}
+
+// isSync reports whether a write with this durability is acknowledged only when it is on stable storage.
+func (s *Server) isSync(d mvcc.Durability) bool {
+	if d == mvcc.DurabilityDefault {
+		return s.config.Durability == config.DurabilitySync
+	}
+	return d == mvcc.DurabilitySync
+}
+
+// Transport settings. The windows are large enough that a stream of small messages is never held back by one round trip, and
+// bound what one connection can make the server buffer.
+const (
+	streamWindowBytes  = 1 << 20
+	connWindowBytes    = 4 << 20
+	transportBufBytes  = 64 << 10
+	keepaliveIdle      = 30 * time.Second // after this long without a word the client is asked whether it is there
+	keepaliveTimeout   = 10 * time.Second
+	keepaliveClientMin = 10 * time.Second // clients that ask more often are cut off
+	handshakeTimeout   = 5 * time.Second
+	// streamWorkers keep their grown stacks from request to request; beyond them gRPC starts a goroutine for each.
+	streamWorkers = 64
+)
+
+// Options are the gRPC options that decide speed. The benchmark's echo server takes the same.
+func Options() []grpc.ServerOption {
+	return []grpc.ServerOption{
+		grpc.ForceServerCodecV2(NewCodec()),
+		grpc.NumStreamWorkers(streamWorkers),
+		grpc.StaticStreamWindowSize(streamWindowBytes),
+		grpc.StaticConnWindowSize(connWindowBytes),
+		grpc.ReadBufferSize(transportBufBytes),
+		grpc.WriteBufferSize(transportBufBytes),
+	}
+}
+
+// messageBytesMax is the largest message: a full batch and what encoding adds to each of its operations.
+func messageBytesMax(c *config.Config) int {
+	const perOperation, fixed = 24, 1 << 20
+	return int(c.Limits.BatchSize) + perOperation*c.Limits.BatchOps + fixed
+}
+
+func (s *Server) newGRPC() {
+	options := append(Options(),
+		grpc.Creds(s.connections.credentials()),
+		grpc.UnaryInterceptor(s.unary),
+		grpc.MaxRecvMsgSize(messageBytesMax(&s.config)),
+		grpc.MaxSendMsgSize(messageBytesMax(&s.config)),
+		grpc.MaxConcurrentStreams(uint32(s.config.Limits.Streams)),
+		grpc.ConnectionTimeout(handshakeTimeout),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: keepaliveIdle, Timeout: keepaliveTimeout}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: keepaliveClientMin, PermitWithoutStream: true}),
+		grpc.WaitForHandlers(true),
+	)
+	s.grpc = grpc.NewServer(options...)
+	s.health = health.NewServer()
+	pb.RegisterKVServer(s.grpc, &kvService{Server: s})
+	pb.RegisterAdminServer(s.grpc, &adminService{Server: s})
+	healthpb.RegisterHealthServer(s.grpc, s.health)
+	reflection.Register(s.grpc)
+	s.setHealth(healthpb.HealthCheckResponse_SERVING)
+}
+
+func (s *Server) setHealth(status healthpb.HealthCheckResponse_ServingStatus) {
+	for _, service := range []string{"", pb.KV_ServiceDesc.ServiceName, pb.Admin_ServiceDesc.ServiceName} {
+		s.health.SetServingStatus(service, status)
+	}
+}
+
+func (s *Server) listen() (err error) {
+	if s.listener, err = net.Listen("tcp", s.config.Listen); err != nil {
+		return fmt.Errorf("--listen: %w", err)
+	}
+	if s.config.HTTP == "" {
+		return nil
+	}
+	if s.metrics, err = net.Listen("tcp", s.config.HTTP); err != nil {
+		return errors.Join(fmt.Errorf("--http: %w", err), s.listener.Close())
+	}
+	registry := telemetry.NewRegistry(telemetry.Sources{
+		Requests: &s.requests, Server: s.stats, Engine: s.store.Stats, Failed: func() bool { return s.store.Err() != nil },
+	})
+	s.http = newHTTP(s, registry, s.log)
+	return nil
+}
+
+// Address is where gRPC is served.
+func (s *Server) Address() string { return s.listener.Addr().String() }
+
+// HTTPAddress is where metrics are served, or empty.
+func (s *Server) HTTPAddress() string {
+	if s.metrics == nil {
+		return ""
+	}
+	return s.metrics.Addr().String()
+}
+
+// stats is the rim's own part of the metrics.
+func (s *Server) stats() telemetry.ServerStats {
+	requests, bytes := s.admission.inflight()
+	return telemetry.ServerStats{
+		Connections:        int(s.connections.open.Load()),
+		Streams:            int(s.streams.Load()),
+		InflightRequests:   requests,
+		InflightBytes:      bytes,
+		Sessions:           int(s.callers.open.Load()),
+		Draining:           s.draining.Load(),
+		RefusedConnections: s.connections.refused.Load(),
+		RefusedRequests:    s.admission.refused.Load(),
+		ExpiredRequests:    s.expired.Load(),
+	}
+}
+
+// Run opens a server and serves until ctx ends. It is what the program does.
+func Run(ctx context.Context, c config.Config, log *slog.Logger) error {
+	log.Info("starting", "build", telemetry.Build().String(), "config", c)
+	s, err := Open(c, log)
+	if err != nil {
+		return err
+	}
+	r := s.store.Recovery()
+	if r.TornFile != "" {
+		log.Warn("cut a torn tail that a crash had left", "file", r.TornFile, "offset", r.TornAt, "bytes", r.TornSize)
+	}
+	log.Info("serving", "listen", s.Address(), "http", s.HTTPAddress(),
+		"recovered_records", r.Records, "epoch", uint64(r.Epoch), "took", s.opening)
+	return s.Run(ctx)
+}
+
+// Run serves until ctx ends or a listener fails, drains, and closes the store. It is called once.
+func (s *Server) Run(ctx context.Context) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	failed := make(chan error, 2)
+	var serving sync.WaitGroup
+	serving.Go(func() { failed <- s.serveGRPC() })
+	if s.http != nil {
+		serving.Go(func() { failed <- serveHTTP(s.http, s.metrics) })
+	}
+	serving.Go(func() { s.watchHealth(ctx) })
+	var err error
+	select {
+	case <-ctx.Done():
+	case err = <-failed:
+	}
+	stop()
+	err = errors.Join(err, s.shutDown())
+	serving.Wait()
+	return err
+}
+
+func (s *Server) serveGRPC() error {
+	if err := s.grpc.Serve(s.listener); err != nil {
+		return fmt.Errorf("serve %s: %w", s.listener.Addr(), err)
+	}
+	return nil
+}
+
+// watchHealth shows in grpc.health.v1 that the store has failed.
+func (s *Server) watchHealth(ctx context.Context) {
+	tick := time.NewTicker(healthInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if err := s.store.Err(); err != nil {
+			s.log.Error("the store accepts no more writes; cure the cause and restart", "cause", err)
+			s.setHealth(healthpb.HealthCheckResponse_NOT_SERVING)
+			return
+		}
+	}
+}
+
+// shutDown drains: first it is said, then it is done. Requests that do not end in time are cut off.
+func (s *Server) shutDown() error {
+	s.log.Info("draining", "timeout", s.config.DrainTimeout)
+	s.health.Shutdown()
+	s.draining.Store(true)
+	close(s.drain)
+	drained := make(chan struct{})
+	go func() {
+		s.grpc.GracefulStop()
+		close(drained)
+	}()
+	select {
+	case <-drained:
+	case <-time.After(s.config.DrainTimeout):
+		s.log.Warn("the drain timeout passed; cutting off what still runs")
+		s.grpc.Stop()
+		<-drained
+	}
+	s.receivers.Wait()
+	s.callers.close()
+	err := s.store.Close()
+	if s.http != nil { // last, so that metrics and health can be read while the server drains
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		if s.http.Shutdown(ctx) != nil {
+			err = errors.Join(err, s.http.Close())
+		}
+	}
+	s.log.Info("stopped")
+	return err
+}
+
+// serveStream surrounds every stream as unary does every request.
+func (s *Server) serveStream(ctx context.Context, method telemetry.Method, body func(*connection) error) error {
+	start, conn := s.clock.now(), connectionOf(ctx)
+	s.streams.Add(1)
+	defer s.streams.Add(-1)
+	err, code := body(conn), codes.OK
+	if err != nil {
+		st := statusOf(err)
+		err, code = st.Err(), st.Code()
+	}
+	conn.shard.Observe(method, code, s.clock.now()-start)
+	return err
+}

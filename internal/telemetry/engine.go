@@ -1,0 +1,137 @@
+package telemetry
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"epochkv/internal/mvcc"
+	"epochkv/internal/wal"
+)
+
+// reading is one metric that is read from a snapshot of the engine's counters.
+type reading struct {
+	desc  *prometheus.Desc
+	kind  prometheus.ValueType
+	value func(*mvcc.Stats) float64
+}
+
+func engineGauge(name, help string, value func(*mvcc.Stats) float64) reading {
+	return reading{desc(name, help), prometheus.GaugeValue, value}
+}
+
+func engineCounter(name, help string, value func(*mvcc.Stats) float64) reading {
+	return reading{desc(name, help), prometheus.CounterValue, value}
+}
+
+// readings are the engine's metrics without labels, in the order of docs/operations.md.
+var readings = []reading{
+	engineGauge("visible_epoch", "Newest epoch that new snapshots see.", func(s *mvcc.Stats) float64 { return float64(s.Visible) }),
+	engineGauge("durable_epoch", "Newest epoch on stable storage, as all before it.", func(s *mvcc.Stats) float64 { return float64(s.Durable) }),
+	engineGauge("min_visible_epoch", "Oldest epoch that somebody may still read.", func(s *mvcc.Stats) float64 { return float64(s.MinVisible) }),
+	engineCounter("commits_total", "Transactions committed.", func(s *mvcc.Stats) float64 { return float64(s.Commits) }),
+
+	engineGauge("snapshots", "Snapshots that readers hold.", func(s *mvcc.Stats) float64 { return float64(s.Snapshots.Snapshots) }),
+	engineGauge("oldest_snapshot_age_seconds", "Age of the oldest snapshot that a reader holds.",
+		func(s *mvcc.Stats) float64 { return snapshotAge(s).Seconds() }),
+	engineGauge("scan_tokens", "Epochs kept readable for resume tokens.", func(s *mvcc.Stats) float64 { return float64(s.Snapshots.Holds) }),
+
+	engineCounter("log_append_bytes_total", "Bytes of log records made durable.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Log.Bytes) }),
+	engineCounter("log_records_total", "Log records made durable.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Log.Records) }),
+	engineCounter("log_write_seconds_total", "Time spent writing log records, syncs not counted.",
+		func(s *mvcc.Stats) float64 { return s.Storage.Log.WriteTime.Seconds() }),
+	engineGauge("log_segments", "Log segments that a replay would read, and the open one.",
+		func(s *mvcc.Stats) float64 { return float64(s.Storage.Log.Segments) }),
+	engineCounter("log_rotations_total", "Segments begun because another was full.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Log.Rotations) }),
+	engineCounter("log_stalls_total", "Rotations that had to wait for a file or a buffer.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Log.Stalls) }),
+	engineCounter("log_recycled_segments_total", "Old segment files kept for use as new ones.",
+		func(s *mvcc.Stats) float64 { return float64(s.Storage.Log.Recycled) }),
+
+	engineGauge("memtables", "Memtables, the active one included.", func(s *mvcc.Stats) float64 { return float64(len(s.Storage.Generations)) }),
+	engineGauge("memtable_keys", "Keys in all memtables; one in several counts in each.", func(s *mvcc.Stats) float64 { return float64(sumKeys(s)) }),
+	engineGauge("memtable_versions", "Versions in all memtables.", func(s *mvcc.Stats) float64 { return float64(sumVersions(s)) }),
+	engineCounter("memory_refusals_total", "Writes turned away because the memory budget was used up.",
+		func(s *mvcc.Stats) float64 { return float64(s.Storage.Refused) }),
+	engineGauge("memory_budget_bytes", "What --memory allows for cache, memtables and log buffers together.",
+		func(s *mvcc.Stats) float64 { return float64(s.Storage.MemoryBudget) }),
+}
+
+func snapshotAge(s *mvcc.Stats) time.Duration { return s.Snapshots.OldestAge }
+
+func sumKeys(s *mvcc.Stats) (n int64) {
+	for _, g := range s.Storage.Generations {
+		n += g.Keys
+	}
+	return n
+}
+
+func sumVersions(s *mvcc.Stats) (n int64) {
+	for _, g := range s.Storage.Generations {
+		n += g.Versions
+	}
+	return n
+}
+
+var (
+	memoryDesc   = desc("memory_bytes", "Memory in use, by component of the budget.", "component")
+	diskFreeDesc = desc("disk_free_bytes", "Free space of the file system below the data directory.")
+	abortsDesc   = desc("commit_aborts_total", "Commits refused because of the data's state.", "reason")
+	fsyncDesc    = desc("log_fsync_duration_seconds", "Duration of one sync of the log.")
+	groupDesc    = desc("log_group_records", "Records that one sync made durable.")
+	failedDesc   = desc("failed", "1 once a failed write or sync has stopped the store from accepting writes, else 0.")
+)
+
+// engineCollector reads the engine once for each scrape.
+type engineCollector struct {
+	stats  func() mvcc.Stats
+	failed func() bool
+}
+
+func (c *engineCollector) Describe(ch chan<- *prometheus.Desc) {
+	for _, r := range readings {
+		ch <- r.desc
+	}
+	for _, d := range []*prometheus.Desc{memoryDesc, diskFreeDesc, abortsDesc, fsyncDesc, groupDesc, failedDesc} {
+		ch <- d
+	}
+}
+
+func (c *engineCollector) Collect(ch chan<- prometheus.Metric) {
+	s := c.stats()
+	for _, r := range readings {
+		ch <- prometheus.MustNewConstMetric(r.desc, r.kind, r.value(&s))
+	}
+	gauge(ch, memoryDesc, float64(s.Storage.CacheUsed), "cache")
+	gauge(ch, memoryDesc, float64(s.Storage.MemtableBytes), "memtables")
+	gauge(ch, memoryDesc, float64(s.Storage.Log.ImageBytes), "log_buffers")
+	if s.Storage.DiskFree >= 0 {
+		gauge(ch, diskFreeDesc, float64(s.Storage.DiskFree))
+	}
+	counter(ch, abortsDesc, float64(s.Conflicts), "conflict")
+	counter(ch, abortsDesc, float64(s.Preconditions), "precondition")
+	gauge(ch, failedDesc, oneIf(c.failed()))
+	ch <- syncHistogram(&s.Storage.Log)
+	ch <- groupHistogram(&s.Storage.Log)
+}
+
+func syncHistogram(l *wal.Stats) prometheus.Metric {
+	cumulative, count := map[float64]uint64{}, uint64(0)
+	for i, n := range l.SyncDurations {
+		count += n
+		if i < wal.SyncBuckets-1 {
+			cumulative[wal.SyncBound(i).Seconds()] = count
+		}
+	}
+	return prometheus.MustNewConstHistogram(fsyncDesc, count, l.SyncTime.Seconds(), cumulative)
+}
+
+func groupHistogram(l *wal.Stats) prometheus.Metric {
+	cumulative, count := map[float64]uint64{}, uint64(0)
+	for i, n := range l.GroupSizes {
+		count += n
+		if i < wal.GroupBuckets-1 {
+			cumulative[float64(uint64(1)<<i)] = count
+		}
+	}
+	return prometheus.MustNewConstHistogram(groupDesc, count, float64(l.Records), cumulative)
+}

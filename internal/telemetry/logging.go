@@ -1,0 +1,17 @@
+package telemetry
+
+import (
+	"io"
+	"log/slog"
+
+	"epochkv/internal/config"
+)
+
+// NewLogger writes lines of the configured level and format to w.
+func NewLogger(w io.Writer, level slog.Level, format config.LogFormat) *slog.Logger {
+	o := &slog.HandlerOptions{Level: level}
+	if format == config.LogJSON {
+		return slog.New(slog.NewJSONHandler(w, o))
+	}
+	return slog.New(slog.NewTextHandler(w, o))
+}

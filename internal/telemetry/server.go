@@ -1,0 +1,57 @@
+package telemetry
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// ServerStats is a snapshot of the gRPC rim.
+type ServerStats struct {
+	Connections      int
+	Streams          int   // pipelines and scans that are open
+	InflightRequests int   // being executed or awaiting durability
+	InflightBytes    int64 // of requests being executed
+	Sessions         int   // engine sessions that requests hold or that are pooled for them
+	Draining         bool
+
+	RefusedConnections uint64 // over the limit of connections
+	RefusedRequests    uint64 // over the limit of requests or bytes in flight
+	ExpiredRequests    uint64 // whose deadline had passed before work began
+}
+
+var (
+	connectionsDesc      = desc("connections", "Client connections that are open.")
+	streamsDesc          = desc("streams", "Pipelines and scans that are open.")
+	inflightRequestsDesc = desc("inflight_requests", "Requests being executed or awaiting durability.")
+	inflightBytesDesc    = desc("inflight_bytes", "Bytes of requests being executed.")
+	sessionsDesc         = desc("sessions", "Engine sessions that the server holds, in use or pooled.")
+	drainingDesc         = desc("draining", "1 once the server was told to stop, else 0.")
+	rejectionsDesc       = desc("rejections_total", "Work refused before it began, by the limit that was reached.", "limit")
+)
+
+type serverCollector struct{ stats func() ServerStats }
+
+func (c *serverCollector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{
+		connectionsDesc, streamsDesc, inflightRequestsDesc, inflightBytesDesc, sessionsDesc, drainingDesc, rejectionsDesc,
+	} {
+		ch <- d
+	}
+}
+
+func (c *serverCollector) Collect(ch chan<- prometheus.Metric) {
+	s := c.stats()
+	gauge(ch, connectionsDesc, float64(s.Connections))
+	gauge(ch, streamsDesc, float64(s.Streams))
+	gauge(ch, inflightRequestsDesc, float64(s.InflightRequests))
+	gauge(ch, inflightBytesDesc, float64(s.InflightBytes))
+	gauge(ch, sessionsDesc, float64(s.Sessions))
+	gauge(ch, drainingDesc, oneIf(s.Draining))
+	counter(ch, rejectionsDesc, float64(s.RefusedConnections), "connections")
+	counter(ch, rejectionsDesc, float64(s.RefusedRequests), "inflight")
+	counter(ch, rejectionsDesc, float64(s.ExpiredRequests), "deadline")
+}
+
+func oneIf(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}

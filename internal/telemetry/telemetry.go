@@ -1,0 +1,62 @@
+// Package telemetry turns what the server counts into what operators read: Prometheus metrics, log lines, a version.
+//
+// The engine and the server count in plain atomics and know nothing of metrics; collectors here take a snapshot of
+// them when Prometheus asks, so that a scrape costs the hot path nothing and a request costs three uncontended adds.
+//
+// Invariants: every metric begins with kvserver_ and follows the Prometheus rules for names (base units, _total on
+// counters, a test lints all of them); no label takes a value that clients choose, so the number of series is fixed.
+//
+// The package serves no HTTP itself and starts no goroutine.
+package telemetry
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"epochkv/internal/mvcc"
+)
+
+// Sources are what the metrics are read from at each scrape.
+type Sources struct {
+	Requests *Requests
+	Server   func() ServerStats
+	Engine   func() mvcc.Stats
+	Failed   func() bool // the store has stopped accepting writes
+}
+
+// NewRegistry is a registry of its own (not the library's global one) that holds every metric of this process.
+func NewRegistry(s Sources) *prometheus.Registry {
+	r := prometheus.NewRegistry()
+	r.MustRegister(
+		collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+		buildInfo(),
+		&requestCollector{s.Requests},
+		&serverCollector{s.Server},
+		&engineCollector{s.Engine, s.Failed},
+	)
+	return r
+}
+
+// desc describes a metric of ours.
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("kvserver_"+name, help, labels, nil)
+}
+
+func counter(ch chan<- prometheus.Metric, d *prometheus.Desc, v float64, labels ...string) {
+	ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, v, labels...)
+}
+
+func gauge(ch chan<- prometheus.Metric, d *prometheus.Desc, v float64, labels ...string) {
+	ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+}
+
+func buildInfo() prometheus.Collector {
+	b := Build()
+	g := prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "kvserver_build_info",
+		Help: "Always 1; the labels say what was built.",
+	}, []string{"version", "revision", "goversion"})
+	g.WithLabelValues(b.Version, b.Revision, b.Go).Set(1)
+	return g
+}
