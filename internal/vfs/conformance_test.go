@@ -19,6 +19,7 @@ var conformers = []struct {
 	open func(t *testing.T) (FS, string)
 }{
 	{"os", func(t *testing.T) (FS, string) { return NewOS(), t.TempDir() }},
+	{"os-uring", func(t *testing.T) (FS, string) { return mustOpenOS(t, IOUring), t.TempDir() }},
 	{"mem", func(t *testing.T) (FS, string) { return NewMem(), "." }},
 	{"faulty", func(t *testing.T) (FS, string) { return NewFaulty(NewMem()), "/" }},
 	{"mem-survivor", func(t *testing.T) (FS, string) {
@@ -58,6 +59,17 @@ func TestConformance(t *testing.T) {
 			})
 		}
 	}
+}
+
+// mustOpenOS is an OS that is closed when the test ends.
+func mustOpenOS(t testing.TB, io IO) *OS {
+	t.Helper()
+	o, err := OpenOS(io)
+	if err != nil {
+		t.Skip(err)
+	}
+	t.Cleanup(func() { mustClose(t, o) })
+	return o
 }
 
 func mustMkdir(t testing.TB, fsys FS, dir string) {

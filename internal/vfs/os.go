@@ -2,6 +2,7 @@ package vfs
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -10,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// OS is the real file system. Its zero value is not usable; see NewOS. All views of one OS (Direct) share its batch
-// machinery, so a process needs one.
+// OS is the real file system; see NewOS and OpenOS. All views of one OS (Direct) share its batch machinery, so a
+// process needs one.
 type OS struct {
 	batches *batcher
 	direct  bool
@@ -19,9 +20,43 @@ type OS struct {
 
 var _ FS = (*OS)(nil)
 
-// NewOS returns the operating system's files.
+// NewOS returns the operating system's files with batches over pread and pwrite. There is nothing to close.
 func NewOS() *OS {
-	return &OS{batches: newBatcher()}
+	return &OS{batches: &batcher{}}
+}
+
+// OpenOS returns the operating system's files with batches done in the given way. Close it after its files.
+func OpenOS(io IO) (*OS, error) {
+	o := NewOS()
+	if io == IOPread {
+		return o, nil
+	}
+	rings, err := newRingPool()
+	if err != nil && io == IOUring {
+		return nil, fmt.Errorf("vfs: io_uring is not available: %w", err)
+	}
+	o.batches.rings = rings
+	return o, nil
+}
+
+// IO is the way batches are done: IOUring or IOPread.
+func (o *OS) IO() IO {
+	if o.batches.rings == nil {
+		return IOPread
+	}
+	return IOUring
+}
+
+// Stats counts what was done, over all views of this OS.
+func (o *OS) Stats() Stats { return o.batches.stats() }
+
+// Close waits for running batches and gives the rings back, for all views of this OS. Files still open go on working,
+// over pread and pwrite.
+func (o *OS) Close() error {
+	if o.batches.rings == nil {
+		return nil
+	}
+	return o.batches.rings.close()
 }
 
 // Direct is the same file system with the kernel's page cache bypassed (O_DIRECT): every buffer, offset and length of

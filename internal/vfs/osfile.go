@@ -76,6 +76,7 @@ func (f *osFile) ReadAt(p []byte, off int64) (int, error) {
 	if !f.enter() {
 		return 0, f.closedError(OpRead)
 	}
+	f.fs.batches.singleReads.Add(1)
 	n, err := preadFull(f.fd, p, off, f.direct)
 	f.leave()
 	if err != nil && err != io.EOF {

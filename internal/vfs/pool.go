@@ -1,7 +1,6 @@
 package vfs
 
 import (
-	"io"
 	"sync"
 	"sync/atomic"
 )
@@ -13,13 +12,11 @@ const (
 	poolHelpersMax = 32
 )
 
-// batcher runs batches. The caller of a batch works on it too, so that a batch always makes progress, however
-// few helpers it gets.
-type batcher struct {
+// pool runs batches with plain system calls. The caller of a batch works on it too, so that a batch always makes progress,
+// however few helpers it gets, and none is left when the batch is done.
+type pool struct {
 	helpers atomic.Int64 // running helpers of all batches
 }
-
-func newBatcher() *batcher { return &batcher{} }
 
 // poolRun is one batch on its way through the pool.
 type poolRun struct {
@@ -30,20 +27,16 @@ type poolRun struct {
 	wg   sync.WaitGroup
 }
 
-func (b *batcher) run(f *osFile, op Op, reqs []Request) {
-	if len(reqs) == 1 {
-		runOne(f, op, &reqs[0])
-		return
-	}
+func (p *pool) run(f *osFile, op Op, reqs []Request) {
 	run := &poolRun{file: f, op: op, reqs: reqs}
 	for range min(poolWidth, len(reqs)) - 1 {
-		if b.helpers.Add(1) > poolHelpersMax {
-			b.helpers.Add(-1)
+		if p.helpers.Add(1) > poolHelpersMax {
+			p.helpers.Add(-1)
 			break
 		}
 		run.wg.Go(func() {
 			run.work()
-			b.helpers.Add(-1)
+			p.helpers.Add(-1)
 		})
 	}
 	run.work()
@@ -56,19 +49,6 @@ func (r *poolRun) work() {
 		if i >= len(r.reqs) {
 			return
 		}
-		runOne(r.file, r.op, &r.reqs[i])
+		runOne(r.file, r.op, &r.reqs[i], 0)
 	}
-}
-
-func runOne(f *osFile, op Op, req *Request) {
-	var err error
-	if op == OpRead {
-		_, err = preadFull(f.fd, req.Buf, req.Offset, f.direct)
-	} else {
-		_, err = pwriteFull(f.fd, req.Buf, req.Offset)
-	}
-	if err != nil && err != io.EOF {
-		err = pathError(op, f.name, err)
-	}
-	req.Err = err
 }

@@ -1,0 +1,143 @@
+package vfs
+
+import (
+	"fmt"
+	"io"
+	"sync/atomic"
+	"syscall"
+)
+
+// IO says how an OS does batches. Single reads, writes and syncs are plain system calls in any case: a ring was measured to be
+// slower there.
+type IO uint8
+
+// The ways.
+const (
+	// IOAuto uses io_uring if the kernel has it, and pread and pwrite if not.
+	IOAuto IO = iota
+	// IOUring uses io_uring or fails to open.
+	IOUring
+	// IOPread uses pread and pwrite.
+	IOPread
+)
+
+var ioNames = [...]string{"auto", "uring", "pread"}
+
+// String is the name that ParseIO reads.
+func (io IO) String() string { return ioNames[io] }
+
+// ParseIO reads auto, uring or pread.
+func ParseIO(s string) (IO, error) {
+	for i, name := range ioNames {
+		if s == name {
+			return IO(i), nil
+		}
+	}
+	return 0, fmt.Errorf("vfs: unknown way of I/O %q; it is one of %q", s, ioNames)
+}
+
+// batcher runs the batches of an OS and counts which way they went.
+type batcher struct {
+	rings *ringPool // nil without io_uring
+	pool  pool
+
+	singleReads, ringReads, ringWrites, poolReads, poolWrites, repeated atomic.Uint64
+}
+
+// Stats says which paths requests took. It exists so that no benchmark compares a ring that was silently off.
+type Stats struct {
+	SingleReads uint64 // ReadAt calls and batches of one, on the caller's thread
+	RingReads   uint64 // requests of read batches that went over io_uring
+	RingWrites  uint64
+	PoolReads   uint64 // requests of read batches that went over preads
+	PoolWrites  uint64
+	Repeated    uint64 // requests of a ring that were finished by pread or pwrite
+
+	Rings       int    // rings in being
+	InFlight    int64  // requests in rings now
+	Submissions uint64 // io_uring_enter calls
+	Wakeups     uint64 // times a batch was parked and woken
+	Strays      uint64 // completions that matched no request
+	Lost        uint64 // requests whose completion never came
+}
+
+func (b *batcher) stats() Stats {
+	s := Stats{
+		SingleReads: b.singleReads.Load(),
+		RingReads:   b.ringReads.Load(),
+		RingWrites:  b.ringWrites.Load(),
+		PoolReads:   b.poolReads.Load(),
+		PoolWrites:  b.poolWrites.Load(),
+		Repeated:    b.repeated.Load(),
+	}
+	if b.rings != nil {
+		b.rings.addStats(&s)
+	}
+	return s
+}
+
+// run does every request of a batch and sets its error.
+func (b *batcher) run(f *osFile, op Op, reqs []Request) {
+	switch len(reqs) {
+	case 0:
+		return
+	case 1:
+		if op == OpRead {
+			b.singleReads.Add(1)
+		}
+		runOne(f, op, &reqs[0], 0)
+		return
+	}
+	if b.wantsRing(f, op) {
+		if driver := b.rings.take(); driver != nil {
+			b.count(op, len(reqs), &b.ringReads, &b.ringWrites)
+			b.repeated.Add(uint64(driver.run(f, op, reqs)))
+			b.rings.put(driver)
+			return
+		}
+	}
+	b.count(op, len(reqs), &b.poolReads, &b.poolWrites)
+	b.pool.run(f, op, reqs)
+}
+
+// wantsRing tells whether a batch belongs on a ring.
+func (b *batcher) wantsRing(f *osFile, op Op) bool {
+	return b.rings != nil
+}
+
+func (b *batcher) count(op Op, n int, reads, writes *atomic.Uint64) {
+	if op == OpRead {
+		reads.Add(uint64(n))
+	} else {
+		writes.Add(uint64(n))
+	}
+}
+
+// runOne finishes a request by pread or pwrite, from the point that something else has reached.
+func runOne(f *osFile, op Op, req *Request, done int) {
+	var err error
+	if op == OpRead {
+		_, err = preadFull(f.fd, req.Buf[done:], req.Offset+int64(done), f.direct)
+	} else {
+		_, err = pwriteFull(f.fd, req.Buf[done:], req.Offset+int64(done))
+	}
+	req.Err = batchError(f, op, err)
+}
+
+// batchError names the file in a request's error, except in io.EOF, which readers compare.
+func batchError(f *osFile, op Op, err error) error {
+	if err == io.EOF {
+		return err
+	}
+	return pathError(op, f.name, err)
+}
+
+// checkRequest refuses what a ring would misunderstand: to io_uring, offset -1 is the file's current position, and a
+// transfer of nothing looks like the end of the file. It tells whether the request is done with.
+func checkRequest(f *osFile, op Op, req *Request) bool {
+	req.Err = nil
+	if req.Offset < 0 {
+		req.Err = pathError(op, f.name, syscall.EINVAL)
+	}
+	return req.Err != nil || len(req.Buf) == 0
+}

@@ -1,0 +1,107 @@
+package vfs
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+const benchPage = 8192
+
+// benchFile is a written file of 512 MiB, large enough that random direct reads do not fall into the device's own cache
+// more than they must.
+func benchFile(b *testing.B, o *OS) File {
+	b.Helper()
+	f, err := o.Open(filepath.Join(b.TempDir(), "f"), Create)
+	if err != nil {
+		b.Skip(err)
+	}
+	b.Cleanup(func() { mustClose(b, f) })
+	if err := PreallocateZeroed(f, 512<<20); err != nil {
+		b.Fatal(err)
+	}
+	return f
+}
+
+func benchRequests(count int) []Request {
+	reqs := make([]Request, count)
+	for i := range reqs {
+		reqs[i].Buf = AlignedBuffer(benchPage)
+	}
+	return reqs
+}
+
+// scatter gives the requests new random places.
+func scatter(rng *rand.Rand, reqs []Request) {
+	for i := range reqs {
+		reqs[i].Offset = rng.Int64N(512<<20/benchPage) * benchPage
+	}
+}
+
+func cpuNanos() int64 {
+	var usage unix.Rusage
+	_ = unix.Getrusage(unix.RUSAGE_SELF, &usage)
+	return usage.Utime.Nano() + usage.Stime.Nano()
+}
+
+// reportPages says pages per second and what a page costs in processor time.
+func reportPages(b *testing.B, count int, cpu int64) {
+	pages := float64(b.N * count)
+	b.ReportMetric(pages/b.Elapsed().Seconds(), "pages/s")
+	b.ReportMetric(float64(cpu)/pages, "cpu-ns/page")
+}
+
+type benchArm struct {
+	name string
+	os   *OS
+	do   func(f File, op Op, reqs []Request) error
+}
+
+func benchBatch(f File, op Op, reqs []Request) error {
+	if op == OpRead {
+		return f.ReadBatch(reqs)
+	}
+	return f.WriteBatch(reqs)
+}
+
+func benchSerial(f File, op Op, reqs []Request) error {
+	for i := range reqs {
+		runOne(f.(*osFile), op, &reqs[i], 0)
+	}
+	return firstError(reqs)
+}
+
+func benchArms(b *testing.B, direct bool) []benchArm {
+	pread, ring := NewOS(), mustOpenOS(b, IOUring)
+	if direct {
+		pread, ring = pread.Direct(), ring.Direct()
+	}
+	return []benchArm{{"serial", pread, benchSerial}, {"pool", pread, benchBatch}, {"ring", ring, benchBatch}}
+}
+
+// BenchmarkBatch compares the ways to read and to write scattered pages.
+func BenchmarkBatch(b *testing.B) {
+	for _, direct := range []bool{true, false} {
+		for _, op := range []Op{OpRead, OpWrite} {
+			for _, count := range []int{2, 4, 8, 64} {
+				for _, arm := range benchArms(b, direct) {
+					b.Run(fmt.Sprintf("direct=%v/op=%v/count=%d/way=%s", direct, op, count, arm.name), func(b *testing.B) {
+						f, reqs, rng := benchFile(b, arm.os), benchRequests(count), rand.New(rand.NewPCG(1, 2))
+						cpu := cpuNanos()
+						b.ReportAllocs()
+						for b.Loop() {
+							scatter(rng, reqs)
+							if err := arm.do(f, op, reqs); err != nil {
+								b.Fatal(err)
+							}
+						}
+						reportPages(b, count, cpuNanos()-cpu)
+					})
+				}
+			}
+		}
+	}
+}
