@@ -1,0 +1,132 @@
+// Command epochbench runs the benchmark scenarios and writes what they measured: JSON, a Markdown table, one
+// self-contained HTML page with charts, and text for benchstat.
+//
+//	epochbench                       everything, into results/
+//	epochbench -run 'put-sync|get'   the scenarios whose names match
+//	epochbench -smoke                each for a moment: do they run and verify?
+//	epochbench -render results/x.json   the tables and the page again from a saved run
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+
+	"epochkv/bench/harness"
+	"epochkv/bench/scenarios"
+)
+
+type flags struct {
+	run, out, scratch, render string
+	budget                    time.Duration
+	seed                      uint64
+	smoke, list               bool
+}
+
+func main() {
+	var f flags
+	flag.StringVar(&f.run, "run", ".", "run the scenarios whose names match this regular expression")
+	flag.StringVar(&f.out, "out", "results", "directory for the results")
+	flag.StringVar(&f.scratch, "scratch", "results/tmp", "directory for the data, on the device to be measured")
+	flag.StringVar(&f.render, "render", "", "render the report from this saved JSON and run nothing")
+	flag.DurationVar(&f.budget, "budget", 20*time.Minute, "time for all scenarios together")
+	flag.Uint64Var(&f.seed, "seed", 1, "seed of keys and values")
+	flag.BoolVar(&f.smoke, "smoke", false, "one small round of each scenario; nothing is judged")
+	flag.BoolVar(&f.list, "list", false, "list the scenarios and run nothing")
+	flag.Parse()
+
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := f.main(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "epochbench:", err)
+		stop()
+		os.Exit(1)
+	}
+}
+
+func (f *flags) main(ctx context.Context) error {
+	if f.render != "" {
+		report, err := harness.Load(f.render)
+		if err != nil {
+			return err
+		}
+		return write(report, strings.TrimSuffix(f.render, ".json"))
+	}
+	chosen, err := f.choose()
+	if err != nil {
+		return err
+	}
+	if f.list {
+		for _, s := range chosen {
+			fmt.Printf("%-16s %s\n", s.Name, s.About)
+		}
+		return nil
+	}
+	return f.measure(ctx, chosen)
+}
+
+func (f *flags) choose() (chosen []harness.Scenario, err error) {
+	pattern, err := regexp.Compile(f.run)
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range scenarios.All() {
+		if pattern.MatchString(s.Name) {
+			chosen = append(chosen, s)
+		}
+	}
+	if len(chosen) == 0 {
+		return nil, fmt.Errorf("no scenario matches %q; -list shows them", f.run)
+	}
+	return chosen, nil
+}
+
+func (f *flags) measure(ctx context.Context, chosen []harness.Scenario) error {
+	if err := errors.Join(os.MkdirAll(f.scratch, 0o755), os.MkdirAll(f.out, 0o755)); err != nil {
+		return err
+	}
+	report := &harness.Report{
+		Began: time.Now().UTC(), Machine: harness.Describe(scenarios.Peers...), Command: "epochbench " + strings.Join(os.Args[1:], " "),
+		Seed: f.seed, Smoke: f.smoke,
+	}
+	outcomes, err := harness.Execute(ctx, chosen, harness.Options{
+		Scratch: f.scratch, Budget: f.budget, Smoke: f.smoke, Seed: f.seed,
+		Log: func(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) },
+	})
+	if err != nil {
+		return err
+	}
+	report.Outcomes = outcomes
+	name := filepath.Join(f.out, report.Began.Format("20060102-150405-")+report.Machine.Commit)
+	if err := report.Save(name + ".json"); err != nil {
+		return err
+	}
+	if err := write(report, name); err != nil {
+		return err
+	}
+	return report.WriteMarkdown(os.Stdout)
+}
+
+// write renders the report beside its JSON.
+func write(report *harness.Report, name string) error {
+	for suffix, render := range map[string]func(io.Writer) error{
+		".md": report.WriteMarkdown, ".html": report.WriteHTML, ".txt": report.WriteBenchstat,
+	} {
+		file, err := os.Create(name + suffix)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(render(file), file.Close()); err != nil {
+			return fmt.Errorf("%s: %w", name+suffix, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,54 @@
+// Package engines puts EpochKV's engine and the embedded stores that one would use instead behind one small interface, so
+// that a workload is written once.
+//
+// What is compared is what a user of each gets: a put returns once it may be acknowledged under the durability asked
+// for (for EpochKV: visible, and durable if Sync), values are copied out once, and memory for write buffers is the same.
+// Each adapter's file says which settings of its engine differ from the default and why.
+package engines
+
+// Options are the settings that all engines share.
+type Options struct {
+	Dir         string
+	Sync        bool  // puts are on stable storage when they return
+	BufferBytes int64 // of one write buffer (memtable); 64 MiB
+	CacheBytes  int64 // of the page or block cache; 512 MiB
+	Serial      bool  // EpochKV only: the commit path under one mutex
+}
+
+const (
+	defaultBufferBytes = 64 << 20
+	defaultCacheBytes  = 512 << 20
+)
+
+func (o *Options) setDefaults() {
+	if o.BufferBytes == 0 {
+		o.BufferBytes = defaultBufferBytes
+	}
+	if o.CacheBytes == 0 {
+		o.CacheBytes = defaultCacheBytes
+	}
+}
+
+// Engine is an open store.
+type Engine interface {
+	// Session is one goroutine's way in.
+	Session() (Session, error)
+	// Counters tell which path the work took.
+	Counters() map[string]float64
+	Close() error
+}
+
+// Session does one goroutine's work.
+type Session interface {
+	Put(key, value []byte) error
+	// PutAll writes all pairs atomically.
+	PutAll(keys, values [][]byte) error
+	// Get appends the value of key to dst.
+	Get(dst, key []byte) (value []byte, found bool, err error)
+	// Scan visits up to limit entries from start on, copying each pair into dst, and returns their number.
+	Scan(dst, start []byte, limit int) (count int, err error)
+	Close() error
+}
+
+// Open opens an engine of one kind in an empty directory or one that it wrote.
+type Open func(Options) (Engine, error)

@@ -1,0 +1,106 @@
+package engines
+
+import (
+	"context"
+
+	"epochkv/internal/mvcc"
+	"epochkv/internal/storage"
+)
+
+type epochEngine struct {
+	store      *mvcc.Store
+	durability mvcc.Durability
+}
+
+// EpochKV opens our engine, without the server around it.
+func EpochKV(o Options) (Engine, error) {
+	o.setDefaults()
+	store, err := mvcc.Open(mvcc.Options{Storage: storage.Options{
+		Dir: o.Dir, MemoryBytes: o.CacheBytes + memoryBeside, CacheBytes: o.CacheBytes, MemtableBytes: o.BufferBytes, SegmentBytes: o.BufferBytes,
+		SerialAppend: o.Serial,
+	}})
+	if err != nil {
+		return nil, err
+	}
+	e := &epochEngine{store: store, durability: mvcc.DurabilityAsync}
+	if o.Sync {
+		e.durability = mvcc.DurabilitySync
+	}
+	return e, nil
+}
+
+// memoryBeside is room for generations beside the cache, so that writers are not turned away in the middle of a load.
+const memoryBeside = 4 << 30
+
+func (e *epochEngine) Session() (Session, error) {
+	session, err := e.store.Session()
+	return &epochSession{engine: e, session: session}, err
+}
+
+func (e *epochEngine) Counters() map[string]float64 {
+	s := e.store.Stats()
+	return map[string]float64{
+		"commits": float64(s.Commits), "rotations": float64(s.Storage.Rotations), "log syncs": float64(s.Storage.Log.Syncs),
+		"log records": float64(s.Storage.Log.Records),
+	}
+}
+
+func (e *epochEngine) Close() error { return e.store.Close() }
+
+type epochSession struct {
+	engine  *epochEngine
+	session *mvcc.Session
+	write   mvcc.Write
+}
+
+func (s *epochSession) Close() error {
+	s.session.Close()
+	return nil
+}
+
+func (s *epochSession) Put(key, value []byte) error {
+	s.write.Reset()
+	s.write.Set(key, value)
+	return s.commit()
+}
+
+func (s *epochSession) PutAll(keys, values [][]byte) error {
+	s.write.Reset()
+	for i := range keys {
+		s.write.Set(keys[i], values[i])
+	}
+	return s.commit()
+}
+
+// commit returns when the commit may be acknowledged.
+func (s *epochSession) commit() error {
+	s.write.Durability = s.engine.durability
+	epoch, err := s.session.Commit(&s.write)
+	if err != nil {
+		return err
+	}
+	return s.engine.store.Wait(context.Background(), epoch, s.engine.durability)
+}
+
+func (s *epochSession) Get(dst, key []byte) ([]byte, bool, error) {
+	v, err := s.session.Get(dst, key, 0)
+	return v.Data, v.Found, err
+}
+
+func (s *epochSession) Scan(dst, start []byte, limit int) (int, error) {
+	if _, err := s.session.View(0); err != nil {
+		return 0, err
+	}
+	defer s.session.Done()
+	cursor, err := s.session.Scan(mvcc.ScanOptions{Lower: start})
+	if err != nil {
+		return 0, err
+	}
+	defer cursor.Close()
+	count := 0
+	for count < limit && cursor.Next() {
+		dst = append(append(dst[:0], cursor.Key()...), cursor.Value()...)
+		count++
+	}
+	return count, cursor.Err()
+}

@@ -1,0 +1,99 @@
+package scenarios
+
+import (
+	"errors"
+	"time"
+
+	"epochkv/bench/engines"
+	"epochkv/bench/harness"
+)
+
+// puts is a workload of writes: r.Point writers share r.Size pairs.
+type puts struct {
+	open       engines.Open
+	options    engines.Options
+	shape      shape
+	batch      int  // pairs per atomic write; 0: single puts
+	latency    bool // record each put; off where two clock readings would be a good part of it
+	unreadable bool // the engine keeps no index: its proof has to do
+	proof      func(*harness.Run, map[string]float64) error
+}
+
+func (p puts) run(r *harness.Run) (err error) {
+	o := p.options
+	o.Dir = r.Dir
+	e, err := p.open(o)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, e.Close()) }()
+	d := newData(r.Seed, r.Size, p.shape)
+	recorders := make([]*harness.Recorder, r.Point)
+	err = r.Time(r.Size, func() error {
+		return parallel(e, r.Point, func(worker int, s engines.Session) error {
+			if p.batch > 0 {
+				return p.batches(d, s, worker, r.Point)
+			}
+			if p.latency {
+				recorders[worker] = harness.NewRecorder()
+			}
+			return p.singles(d, s, worker, r.Point, recorders[worker])
+		})
+	})
+	if err != nil {
+		return err
+	}
+	if p.latency {
+		r.Latencies(recorders...)
+	}
+	if p.proof != nil {
+		if err := p.proof(r, e.Counters()); err != nil {
+			return err
+		}
+	}
+	if p.unreadable {
+		return r.Verified(1, 1)
+	}
+	right, want, err := d.readBack(e)
+	if err != nil {
+		return err
+	}
+	return r.Verified(right, want)
+}
+
+// singles writes every writers-th pair from worker on.
+func (p puts) singles(d *data, s engines.Session, worker, writers int, recorder *harness.Recorder) error {
+	value := make([]byte, d.valueBytes)
+	var began time.Time
+	for i := worker; i < d.count(); i += writers {
+		if recorder != nil {
+			began = time.Now()
+		}
+		if err := s.Put(d.key(i), d.value(value, i)); err != nil {
+			return err
+		}
+		if recorder != nil {
+			recorder.Record(time.Since(began))
+		}
+	}
+	return nil
+}
+
+// batches writes the worker's part in atomic batches.
+func (p puts) batches(d *data, s engines.Session, worker, writers int) error {
+	keys, values := make([][]byte, 0, p.batch), make([][]byte, p.batch)
+	for i := range values {
+		values[i] = make([]byte, d.valueBytes)
+	}
+	for i := worker; i < d.count(); i += writers {
+		d.value(values[len(keys)], i)
+		keys = append(keys, d.key(i))
+		if len(keys) == p.batch || i+writers >= d.count() {
+			if err := s.PutAll(keys, values[:len(keys)]); err != nil {
+				return err
+			}
+			keys = keys[:0]
+		}
+	}
+	return nil
+}

@@ -1,0 +1,113 @@
+package scenarios
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"epochkv/bench/harness"
+	"epochkv/internal/mvcc"
+	"epochkv/internal/storage"
+)
+
+func replay() harness.Scenario {
+	return harness.Scenario{
+		Name: "replay", About: "Opening a store that died: reading the log and filling memtables from it.",
+		Unit: "records", Axis: harness.Axis{Name: "value bytes", Points: []int{100}}, Size: million,
+		Arms:    []harness.Arm{{Name: "epochkv", Run: runReplay}},
+		Figures: []harness.Figure{{Arm: "epochkv", AtLeast: 700_000, Source: "replay at least 700k records/s"}},
+	}
+}
+
+// runReplay writes records, copies the directory while the store is open (what a crash would leave behind), and opens the copy.
+func runReplay(r *harness.Run) error {
+	d := newData(r.Seed, r.Size, shape{keyBytes: 16, valueBytes: r.Point})
+	died := filepath.Join(r.Dir, "died")
+	if err := writeAndDie(d, filepath.Join(r.Dir, "live"), died); err != nil {
+		return err
+	}
+	var store *mvcc.Store
+	err := r.Time(r.Size, func() (err error) {
+		store, err = mvcc.Open(storeOptions(died))
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = store.Close() }() // the directory is thrown away
+	if err := r.Prove("replayed", float64(store.Recovery().Records), float64(r.Size), float64(r.Size)); err != nil {
+		return err
+	}
+	return verifyStore(r, store, d)
+}
+
+func storeOptions(dir string) mvcc.Options {
+	return mvcc.Options{Storage: storage.Options{Dir: dir, MemoryBytes: 4 << 30}}
+}
+
+func writeAndDie(d *data, live, died string) error {
+	store, err := mvcc.Open(storeOptions(live))
+	if err != nil {
+		return err
+	}
+	session, err := store.Session()
+	if err != nil {
+		return errors.Join(err, store.Close())
+	}
+	var write mvcc.Write
+	value := make([]byte, d.valueBytes)
+	for i := range d.count() {
+		write.Reset()
+		write.Durability = mvcc.DurabilityAsync
+		write.Set(d.key(i), d.value(value, i))
+		if _, err := session.Commit(&write); err != nil {
+			return fmt.Errorf("record %d: %w", i, err)
+		}
+	}
+	session.Close()
+	err = store.Wait(context.Background(), store.Visible(), mvcc.DurabilitySync)
+	if err == nil {
+		err = copyTree(live, died)
+	}
+	return errors.Join(err, store.Close())
+}
+
+// copyTree copies regular files only: the lock stays with the live store.
+func copyTree(from, to string) error {
+	return filepath.WalkDir(from, func(name string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		target := filepath.Join(to, name[len(from):])
+		if entry.IsDir() {
+			return os.MkdirAll(target, 0o755)
+		}
+		content, err := os.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		return os.WriteFile(target, content, 0o644)
+	})
+}
+
+func verifyStore(r *harness.Run, store *mvcc.Store, d *data) error {
+	session, err := store.Session()
+	if err != nil {
+		return err
+	}
+	defer session.Close()
+	right, expected := 0, make([]byte, d.valueBytes)
+	for i := range d.count() {
+		v, err := session.Get(nil, d.key(i), 0)
+		if err != nil {
+			return err
+		}
+		if v.Found && string(v.Data) == string(d.value(expected, i)) {
+			right++
+		}
+	}
+	return r.Verified(right, d.count())
+}
