@@ -15,8 +15,8 @@ type Write struct {
 	Conditions []Condition
 	Durability Durability
 
-	// reads is what a validated commit read; nil for a blind one.
-	reads *readSet
+	reads     *readSet // what a validated commit read; nil for a blind one
+	firstWins bool     // a key that changed after the snapshot is a conflict
 }
 
 // Reset empties the write and keeps its buffers.
@@ -24,7 +24,7 @@ func (w *Write) Reset() {
 	w.Batch.Reset()
 	w.Conditions = w.Conditions[:0]
 	w.Durability = DurabilityDefault
-	w.reads = nil
+	w.reads, w.firstWins = nil, false
 }
 
 // Set adds "key becomes value" to the commit.
@@ -37,7 +37,10 @@ func (w *Write) Delete(key []byte) { w.Batch.Delete(keys.SpaceUser, key) }
 //
 // Errors change nothing: *LimitError, ErrEmptyKey, ErrEmptyBatch, *batch.DuplicateKeyError for bad input,
 // *PreconditionError, *ConflictError, ErrMemoryFull, vfs.ErrNoSpace, ErrFailed, ErrClosed.
-func (x *Session) Commit(w *Write) (keys.Epoch, error) {
+func (x *Session) Commit(w *Write) (keys.Epoch, error) { return x.commitAt(w, 0) }
+
+// commitAt is Commit for a transaction with a snapshot.
+func (x *Session) commitAt(w *Write, at keys.Epoch) (keys.Epoch, error) {
 	body, err := x.prepare(w)
 	if err != nil {
 		return 0, err
@@ -45,14 +48,14 @@ func (x *Session) Commit(w *Write) (keys.Epoch, error) {
 	s := x.store
 	if s.serial {
 		s.serialMu.Lock()
-		epoch, err := x.commitLatched(w, body)
+		epoch, err := x.commitLatched(w, body, at)
 		s.serialMu.Unlock()
 		return epoch, err
 	}
 	x.awaitPrevious()
 	x.latch(w)
 	s.latches.lock(&x.held)
-	epoch, err := x.commitLatched(w, body)
+	epoch, err := x.commitLatched(w, body, at)
 	s.latches.unlock(&x.held)
 	return epoch, err
 }
@@ -112,9 +115,14 @@ func (x *Session) latch(w *Write) {
 }
 
 // commitLatched is steps 2 to 6 of the protocol, under the latches of the write set.
-func (x *Session) commitLatched(w *Write, body []byte) (keys.Epoch, error) {
+func (x *Session) commitLatched(w *Write, body []byte, at keys.Epoch) (keys.Epoch, error) {
 	if err := x.checkConditions(w); err != nil {
 		return 0, err
+	}
+	if w.firstWins {
+		if err := x.checkFirst(w, at); err != nil {
+			return 0, err
+		}
 	}
 	epoch, err := x.reserve(w, body)
 	if err != nil {
@@ -140,6 +148,26 @@ func (x *Session) commitLatched(w *Write, body []byte) (keys.Epoch, error) {
 		return 0, conflict
 	}
 	return epoch, nil
+}
+
+// checkFirst lets the first committer win: no key of the write set may have a version newer than the snapshot. It reads
+// straight from memtables and tree, not through visible. The error is told once a retry's snapshot would see that version.
+func (x *Session) checkFirst(w *Write, at keys.Epoch) error {
+	for i := range w.Batch.Count() {
+		key := w.Batch.Key(i)
+		x.slot.Enter()
+		newest, err := x.store.engine.NewestEpoch(key)
+		x.slot.Leave()
+		if err != nil {
+			return err
+		}
+		if newest > at {
+			x.store.conflicts.Add(1)
+			x.store.horizon.wait(newest, x.parker)
+			return x.txn.reads.conflict(key, newest)
+		}
+	}
+	return nil
 }
 
 // reserve validates what w read and claims an epoch, and returns inside the slot's protection, so that the memtables that

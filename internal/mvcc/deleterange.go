@@ -22,6 +22,12 @@ type RangeDeleted struct {
 	Await keys.Epoch // as in Value
 }
 
+// rangeDelete is what a session keeps for the next one.
+type rangeDelete struct {
+	write Write
+	reads readSet
+}
+
 // rangeAttempts bounds how often a range delete starts again because the range changed under it.
 const rangeAttempts = 16
 
@@ -40,7 +46,7 @@ func (x *Session) DeleteRange(o RangeDelete) (RangeDeleted, error) {
 }
 
 func (x *Session) deleteRangeOnce(o RangeDelete) (RangeDeleted, error) {
-	w := &x.rangeWrite
+	w, reads := &x.ranged.write, &x.ranged.reads
 	w.Reset()
 	w.Conditions, w.Durability = append(w.Conditions, o.Conditions...), o.Durability
 	at, err := x.View(0)
@@ -62,7 +68,9 @@ func (x *Session) deleteRangeOnce(o RangeDelete) (RangeDeleted, error) {
 		defer x.store.latches.unlock(&x.held)
 		return out, x.checkConditions(w)
 	}
-	w.reads = &readSet{at: at, ranges: []keyRange{x.readRange(o, w, out.More)}}
+	reads.reset(at)
+	reads.addRange(readRange(o, w, out.More))
+	w.reads = reads
 	out.Epoch, err = x.Commit(w)
 	return out, err
 }
@@ -93,16 +101,16 @@ func (x *Session) collect(o RangeDelete, w *Write) (out RangeDeleted, err error)
 }
 
 // readRange is the part of the range that was read: up to and including the last key when a limit ended it early.
-func (x *Session) readRange(o RangeDelete, w *Write, more bool) keyRange {
-	r := keyRange{lower: keys.Append(nil, keys.SpaceUser, o.Lower)}
+func readRange(o RangeDelete, w *Write, more bool) (lower, upper []byte) {
+	lower = keys.Append(nil, keys.SpaceUser, o.Lower)
 	switch {
 	case more:
 		last := w.Batch.Key(w.Batch.Count() - 1)
-		r.upper = append(append(r.upper, last...), 0)
+		upper = append(append(upper, last...), 0)
 	case o.Upper != nil:
-		r.upper = keys.Append(nil, keys.SpaceUser, o.Upper)
+		upper = keys.Append(nil, keys.SpaceUser, o.Upper)
 	default:
-		r.upper = []byte{byte(keys.SpaceUser) + 1}
+		upper = []byte{byte(keys.SpaceUser) + 1}
 	}
-	return r
+	return lower, upper
 }

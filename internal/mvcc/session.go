@@ -18,12 +18,13 @@ type Session struct {
 	parker *waiter
 	key    []byte // scratch: the internal key of the request at hand
 
-	at         keys.Epoch // snapshot of View, while viewing
-	viewing    bool
-	previous   keys.Epoch // newest epoch this session reserved; the next commit waits until it is visible
-	cursor     Cursor
-	rangeWrite Write
-	closed     atomic.Bool
+	at       keys.Epoch // snapshot of View, while viewing
+	viewing  bool
+	previous keys.Epoch // newest epoch this session reserved; the next commit waits until it is visible
+	cursor   Cursor
+	txn      Txn
+	ranged   rangeDelete
+	closed   atomic.Bool
 }
 
 // Session takes a session from the pool. The caller closes it. The error is ErrTooManySessions or ErrClosed.
@@ -52,6 +53,7 @@ func (x *Session) Close() {
 	if x.closed.Swap(true) {
 		return
 	}
+	x.txn.Rollback()
 	x.Done()
 	s := x.store
 	s.sessions.mu.Lock()
@@ -81,6 +83,7 @@ func (x *Session) Done() {
 	if !x.viewing {
 		return
 	}
+	x.cursor.Close()
 	x.viewing = false
 	x.slot.Release()
 }

@@ -32,6 +32,30 @@ func (e *Engine) Get(key []byte, at keys.Epoch) (Version, bool, error) {
 // Newest returns the newest version of key whatever its epoch. It is stable while the caller holds the key's latch.
 func (e *Engine) Newest(key []byte) (Version, bool, error) { return e.Get(key, keys.MaxEpoch) }
 
+// NewestEpoch is the epoch of key's newest version, zero without one.
+func (e *Engine) NewestEpoch(key []byte) (keys.Epoch, error) {
+	v, _, err := e.Newest(key)
+	return v.Epoch, err
+}
+
+// KeyChangedInMemory is ChangedInMemory for a single key.
+func (e *Engine) KeyChangedInMemory(p Pinned, key []byte, after, before keys.Epoch) (keys.Epoch, bool) {
+	for g := p.view.active; g != nil; g = g.next.Load() {
+		if v, ok := g.mem.Get(key, before-1); ok && v.Epoch > after {
+			return v.Epoch, true
+		}
+	}
+	for _, g := range p.view.frozen {
+		if g.end.Load() <= uint64(after)+1 {
+			break
+		}
+		if v, ok := g.mem.Get(key, before-1); ok && v.Epoch > after {
+			return v.Epoch, true
+		}
+	}
+	return 0, false
+}
+
 // AppendValue appends v's value to dst. It may read pages.
 func (e *Engine) AppendValue(dst []byte, v Version) ([]byte, error) {
 	return append(dst, v.value...), nil

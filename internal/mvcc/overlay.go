@@ -1,0 +1,191 @@
+package mvcc
+
+import (
+	"bytes"
+	"slices"
+
+	"epochkv/internal/storage/batch"
+	"epochkv/internal/storage/keys"
+)
+
+// overlay is the write set of a transaction: per key the last operation, found by key and walked in order. Its buffers are
+// reused. Keys are the client's.
+type overlay struct {
+	buf     []byte
+	entries []overlayEntry // in order of first write
+	table   []int32        // open addressing, entry index + 1; only used beyond linearMax entries
+	order   []int32        // entry indexes by key; the first sorted of them are in order
+	sorted  int
+	undo    []overlayUndo // since the first savepoint
+	marks   []overlayMark // savepoints
+}
+
+type overlayEntry struct {
+	key   span
+	value span
+	kind  keys.Kind
+	hash  uint32
+}
+
+// overlayUndo restores an entry's former operation.
+type overlayUndo struct {
+	entry int32
+	value span
+	kind  keys.Kind
+}
+
+// overlayMark is what a savepoint remembers.
+type overlayMark struct{ buf, entries, undo int }
+
+// linearMax entries are searched one by one: comparing hashes of neighbours beats a table until about here.
+const linearMax = 16
+
+func (o *overlay) reset() {
+	const keepBytesMax = 1 << 20
+	if cap(o.buf) > keepBytesMax {
+		*o = overlay{}
+		return
+	}
+	o.buf, o.entries, o.order, o.sorted = o.buf[:0], o.entries[:0], o.order[:0], 0
+	o.undo, o.marks = o.undo[:0], o.marks[:0]
+	clear(o.table)
+}
+
+func (o *overlay) count() int { return len(o.entries) }
+
+func (o *overlay) bytes(s span) []byte { return o.buf[s.from:s.to] }
+
+func (o *overlay) keep(b []byte) span {
+	from := len(o.buf)
+	o.buf = append(o.buf, b...)
+	return span{from, len(o.buf)}
+}
+
+// find returns the entry of key, or -1.
+func (o *overlay) find(key []byte, hash uint32) int {
+	if len(o.entries) <= linearMax {
+		for i := range o.entries {
+			if e := &o.entries[i]; e.hash == hash && bytes.Equal(o.bytes(e.key), key) {
+				return i
+			}
+		}
+		return -1
+	}
+	mask := uint32(len(o.table) - 1)
+	for at := hash & mask; ; at = (at + 1) & mask {
+		i := o.table[at] - 1
+		if i < 0 {
+			return -1
+		}
+		if e := &o.entries[i]; e.hash == hash && bytes.Equal(o.bytes(e.key), key) {
+			return int(i)
+		}
+	}
+}
+
+// set makes kind and value the last operation on key.
+func (o *overlay) set(key, value []byte, kind keys.Kind, hash uint32) {
+	if i := o.find(key, hash); i >= 0 {
+		e := &o.entries[i]
+		if len(o.marks) > 0 {
+			o.undo = append(o.undo, overlayUndo{int32(i), e.value, e.kind})
+		}
+		e.value, e.kind = o.keep(value), kind
+		return
+	}
+	o.order = append(o.order, int32(len(o.entries)))
+	o.entries = append(o.entries, overlayEntry{key: o.keep(key), value: o.keep(value), kind: kind, hash: hash})
+	if len(o.entries) > linearMax {
+		o.index()
+	}
+}
+
+// index puts the newest entry into the table, or all of them: into a larger one, or when the table comes into use.
+func (o *overlay) index() {
+	n := len(o.entries)
+	if n > linearMax+1 && 2*n <= len(o.table) {
+		o.insert(n - 1)
+		return
+	}
+	if 2*n > len(o.table) {
+		o.table = make([]int32, max(4*linearMax, 2*len(o.table)))
+	}
+	for i := range o.entries {
+		o.insert(i)
+	}
+}
+
+func (o *overlay) insert(i int) {
+	mask := uint32(len(o.table) - 1)
+	at := o.entries[i].hash & mask
+	for o.table[at] != 0 {
+		at = (at + 1) & mask
+	}
+	o.table[at] = int32(i) + 1
+}
+
+// sort brings order up to date.
+func (o *overlay) sort() {
+	if o.sorted == len(o.order) {
+		return
+	}
+	slices.SortFunc(o.order, func(a, b int32) int {
+		return bytes.Compare(o.bytes(o.entries[a].key), o.bytes(o.entries[b].key))
+	})
+	o.sorted = len(o.order)
+}
+
+// within appends to dst the entries with keys in [lower, upper), in order; a nil upper is no bound.
+func (o *overlay) within(dst []int32, lower, upper []byte) []int32 {
+	o.sort()
+	from, _ := slices.BinarySearchFunc(o.order, lower, func(i int32, k []byte) int {
+		return bytes.Compare(o.bytes(o.entries[i].key), k)
+	})
+	for _, i := range o.order[from:] {
+		if upper != nil && bytes.Compare(o.bytes(o.entries[i].key), upper) >= 0 {
+			break
+		}
+		dst = append(dst, i)
+	}
+	return dst
+}
+
+// fill adds every operation to a batch, in key order.
+func (o *overlay) fill(b *batch.Builder) {
+	o.sort()
+	for _, i := range o.order {
+		e := &o.entries[i]
+		if e.kind == keys.KindDelete {
+			b.Delete(keys.SpaceUser, o.bytes(e.key))
+		} else {
+			b.Set(keys.SpaceUser, o.bytes(e.key), o.bytes(e.value))
+		}
+	}
+}
+
+// savepoint remembers the present state and returns its number, from 1.
+func (o *overlay) savepoint() int {
+	o.marks = append(o.marks, overlayMark{len(o.buf), len(o.entries), len(o.undo)})
+	return len(o.marks)
+}
+
+// rollback restores the state of a savepoint, which stays; later ones end.
+func (o *overlay) rollback(savepoint int) {
+	m := o.marks[savepoint-1]
+	for i := len(o.undo) - 1; i >= m.undo; i-- {
+		u := o.undo[i]
+		o.entries[u.entry].value, o.entries[u.entry].kind = u.value, u.kind
+	}
+	o.undo, o.marks = o.undo[:m.undo], o.marks[:savepoint]
+	o.buf, o.entries = o.buf[:m.buf], o.entries[:m.entries]
+	o.order, o.sorted = o.order[:0], 0
+	for i := range o.entries {
+		o.order = append(o.order, int32(i))
+	}
+	clear(o.table)
+	if len(o.entries) > linearMax {
+		for i := range o.entries {
+			o.insert(i)
+		}
+	}
+}

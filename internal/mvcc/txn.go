@@ -1,0 +1,224 @@
+package mvcc
+
+import (
+	"errors"
+	"hash/maphash"
+
+	"epochkv/internal/storage/keys"
+)
+
+// Isolation is what a transaction is promised.
+type Isolation uint8
+
+const (
+	// IsolationSnapshot reads at one epoch and lets the first committer of a key win: no lost updates, no dirty, fuzzy or
+	// phantom reads; write skew is possible.
+	IsolationSnapshot Isolation = iota + 1
+	// IsolationSerializable also validates everything that was read: strictly serializable.
+	IsolationSerializable
+)
+
+// Errors of transactions.
+var (
+	// ErrNoTransaction means that the session has no open transaction.
+	ErrNoTransaction = errors.New("mvcc: no transaction is open")
+	// ErrReadOnly means a write in a read-only transaction.
+	ErrReadOnly = errors.New("mvcc: transaction is read-only")
+	// ErrNoSavepoint means that a savepoint does not exist, or ended with a rollback to an earlier one.
+	ErrNoSavepoint = errors.New("mvcc: no such savepoint")
+)
+
+// TxnOptions say what a transaction promises and needs.
+type TxnOptions struct {
+	Isolation  Isolation  // IsolationSerializable
+	ReadOnly   bool       // never aborts, and writes nothing but its slot
+	At         keys.Epoch // read-only: the epoch to read at; 0: the newest
+	Durability Durability
+}
+
+// Txn is a session's transaction. Reads see its own writes. It ends with Commit or Rollback, and with its session. It is
+// reused by the session, so that a retry allocates nothing, and is not for concurrent use.
+type Txn struct {
+	session *Session
+	options TxnOptions
+	at      keys.Epoch
+	open    bool
+	own     overlay
+	reads   readSet
+	write   Write
+	await   keys.Epoch // newest SYNC epoch that the transaction read and that was not durable
+	cursor  TxnCursor
+}
+
+// Begin starts the session's transaction and rolls back one that is open. The error is *SnapshotGoneError.
+func (x *Session) Begin(o TxnOptions) (*Txn, error) {
+	t := &x.txn
+	t.Rollback()
+	if o.Isolation == 0 {
+		o.Isolation = IsolationSerializable
+	}
+	at, err := x.View(o.At)
+	if err != nil {
+		return nil, err
+	}
+	t.session, t.options, t.at, t.open, t.await = x, o, at, true, 0
+	t.reads.reset(at)
+	return t, nil
+}
+
+// At is the transaction's snapshot.
+func (t *Txn) At() keys.Epoch { return t.at }
+
+// Await is the newest epoch that must be durable before what the transaction has read may be shown; zero if none.
+func (t *Txn) Await() keys.Epoch { return t.await }
+
+// Size is the memory that the transaction's writes and reads hold, in bytes.
+func (t *Txn) Size() int { return len(t.own.buf) + t.reads.size() }
+
+// validated reports whether reads have to be remembered.
+func (t *Txn) validated() bool {
+	return t.options.Isolation == IsolationSerializable && !t.options.ReadOnly
+}
+
+func (t *Txn) hash(key []byte) uint32 {
+	return uint32(maphash.Bytes(t.session.store.latches.seed, key))
+}
+
+// Get reads key: the transaction's own write, or the version at its snapshot. The value is appended to dst. Own writes have
+// epoch 0.
+func (t *Txn) Get(dst, key []byte) (Value, error) {
+	if !t.open {
+		return Value{Data: dst}, ErrNoTransaction
+	}
+	if t.own.count() > 0 {
+		if i := t.own.find(key, t.hash(key)); i >= 0 {
+			e := &t.own.entries[i]
+			if e.kind == keys.KindDelete {
+				return Value{Data: dst, At: t.at}, nil
+			}
+			return Value{Found: true, Data: append(dst, t.own.bytes(e.value)...), At: t.at}, nil
+		}
+	}
+	v, err := t.session.Read(dst, key)
+	if err != nil {
+		return v, err
+	}
+	t.await = max(t.await, v.Await)
+	if t.validated() {
+		t.reads.addPoint(t.session.key) // Read left the internal key there
+		return v, t.checkSize()
+	}
+	return v, nil
+}
+
+// Set writes key.
+func (t *Txn) Set(key, value []byte) error {
+	if limit := t.session.store.limits.ValueBytes; len(value) > limit {
+		return &LimitError{What: "value bytes", Limit: limit, Got: len(value)}
+	}
+	return t.put(key, value, keys.KindSet)
+}
+
+// Delete deletes key, whether it exists or not.
+func (t *Txn) Delete(key []byte) error { return t.put(key, nil, keys.KindDelete) }
+
+func (t *Txn) put(key, value []byte, kind keys.Kind) error {
+	switch {
+	case !t.open:
+		return ErrNoTransaction
+	case t.options.ReadOnly:
+		return ErrReadOnly
+	}
+	if err := t.session.store.checkKey(key); err != nil {
+		return err
+	}
+	t.own.set(key, value, kind, t.hash(key))
+	return t.checkSize()
+}
+
+// checkSize bounds what a transaction may hold; past the limit only Rollback helps.
+func (t *Txn) checkSize() error {
+	limits := &t.session.store.limits
+	if size := t.Size(); size > limits.BatchBytes {
+		return &LimitError{What: "transaction bytes", Limit: limits.BatchBytes, Got: size}
+	}
+	if n := t.own.count(); n > limits.BatchOps {
+		return &LimitError{What: "transaction operations", Limit: limits.BatchOps, Got: n}
+	}
+	return nil
+}
+
+// DeleteRange deletes every key in [lower, upper) that the transaction sees, and returns how many.
+func (t *Txn) DeleteRange(lower, upper []byte) (int, error) {
+	if t.open && t.options.ReadOnly {
+		return 0, ErrReadOnly
+	}
+	c, err := t.Scan(ScanOptions{Lower: lower, Upper: upper, KeysOnly: true})
+	if err != nil {
+		return 0, err
+	}
+	defer c.Close()
+	n := 0
+	for c.Next() {
+		if err := t.Delete(c.Key()); err != nil {
+			return n, err
+		}
+		n++
+	}
+	return n, c.Err()
+}
+
+// Savepoint remembers the writes so far and returns its number, from 1.
+func (t *Txn) Savepoint() (int, error) {
+	if !t.open {
+		return 0, ErrNoTransaction
+	}
+	return t.own.savepoint(), nil
+}
+
+// RollbackTo undoes every write since the savepoint, which stays; later ones end. What was read stays read.
+func (t *Txn) RollbackTo(savepoint int) error {
+	switch {
+	case !t.open:
+		return ErrNoTransaction
+	case savepoint < 1 || savepoint > len(t.own.marks):
+		return ErrNoSavepoint
+	}
+	t.cursor.Close()
+	t.own.rollback(savepoint)
+	return nil
+}
+
+// Commit ends the transaction. The epoch is that of its commit, or its snapshot if it wrote nothing; Store.Wait comes before
+// the acknowledgement, and for a transaction that wrote nothing Store.AwaitDurable with Await. *ConflictError means that
+// it is rolled back and may be run again with Begin; it is valid until the session's next call.
+func (t *Txn) Commit() (keys.Epoch, error) {
+	if !t.open {
+		return 0, ErrNoTransaction
+	}
+	defer t.Rollback()
+	t.cursor.Close()
+	if t.own.count() == 0 {
+		return t.at, nil // a snapshot of the newest epoch at Begin: the transaction took place then
+	}
+	w := &t.write
+	w.Reset()
+	w.Durability = t.options.Durability
+	w.reads, w.firstWins = nil, true
+	if t.validated() {
+		w.reads = &t.reads
+	}
+	t.own.fill(&w.Batch)
+	return t.session.commitAt(w, t.at)
+}
+
+// Rollback ends the transaction without a trace. Without one it does nothing.
+func (t *Txn) Rollback() {
+	if !t.open {
+		return
+	}
+	t.cursor.Close()
+	t.open = false
+	t.own.reset()
+	t.session.Done()
+}

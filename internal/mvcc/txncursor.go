@@ -1,0 +1,154 @@
+package mvcc
+
+import (
+	"bytes"
+
+	"epochkv/internal/storage/keys"
+)
+
+// TxnCursor walks a range as a transaction sees it: its snapshot with its own writes on top. Writes made after Scan may be
+// missed. A transaction has one cursor.
+type TxnCursor struct {
+	txn     *Txn
+	base    *Cursor
+	own     []int32 // overlay entries in the range, in the direction of the walk
+	at      int     // next of own
+	options ScanOptions
+	lower   []byte
+	upper   []byte
+	reached []byte // last key returned
+	onOwn   bool   // the current entry is own[at-1]
+	baseOK  bool   // base stands on an entry not yet returned
+	started bool
+	ended   bool
+	open    bool
+}
+
+// Scan opens the transaction's cursor; a previous one ends. What it walks over counts as read, the gaps included.
+func (t *Txn) Scan(o ScanOptions) (*TxnCursor, error) {
+	if !t.open {
+		return nil, ErrNoTransaction
+	}
+	c := &t.cursor
+	c.Close()
+	base, err := t.session.Scan(o)
+	if err != nil {
+		return nil, err
+	}
+	c.txn, c.base, c.options, c.at = t, base, o, 0
+	c.own = t.own.within(c.own[:0], o.Lower, o.Upper)
+	if o.Reverse {
+		for i, j := 0, len(c.own)-1; i < j; i, j = i+1, j-1 {
+			c.own[i], c.own[j] = c.own[j], c.own[i]
+		}
+	}
+	c.reached = c.reached[:0]
+	c.onOwn, c.baseOK, c.started, c.ended, c.open = false, false, false, false, true
+	return c, nil
+}
+
+// Next moves to the next key, and reports whether there is one. After false, Err tells why.
+func (c *TxnCursor) Next() bool {
+	if !c.open || c.ended {
+		return false
+	}
+	if !c.started || !c.onOwn {
+		c.started = true
+		c.baseOK = c.base.Next()
+	}
+	for c.at < len(c.own) {
+		e := &c.txn.own.entries[c.own[c.at]]
+		key := c.txn.own.bytes(e.key)
+		if c.baseOK {
+			order := bytes.Compare(c.base.Key(), key)
+			if c.options.Reverse {
+				order = -order
+			}
+			if order < 0 {
+				c.onOwn = false
+				return c.arrive()
+			}
+			if order == 0 {
+				c.baseOK = c.base.Next() // hidden by the transaction's own write
+			}
+		}
+		c.at++
+		if e.kind == keys.KindDelete {
+			continue
+		}
+		c.onOwn = true
+		return c.arrive()
+	}
+	c.onOwn = false
+	if c.baseOK {
+		return c.arrive()
+	}
+	c.ended = true
+	return false
+}
+
+func (c *TxnCursor) arrive() bool {
+	if c.txn.validated() {
+		c.reached = append(c.reached[:0], c.Key()...)
+	}
+	return true
+}
+
+func (c *TxnCursor) entry() *overlayEntry { return &c.txn.own.entries[c.own[c.at-1]] }
+
+// Key is the client's key, valid until the next call.
+func (c *TxnCursor) Key() []byte {
+	if c.onOwn {
+		return c.txn.own.bytes(c.entry().key)
+	}
+	return c.base.Key()
+}
+
+// Value is the value, valid until the next call.
+func (c *TxnCursor) Value() []byte {
+	if !c.onOwn {
+		return c.base.Value()
+	}
+	if c.options.KeysOnly {
+		return nil
+	}
+	return c.txn.own.bytes(c.entry().value)
+}
+
+// Epoch is the commit that wrote the value, 0 for the transaction's own.
+func (c *TxnCursor) Epoch() keys.Epoch {
+	if c.onOwn {
+		return 0
+	}
+	return c.base.Epoch()
+}
+
+// Err is what ended the walk early, or nil.
+func (c *TxnCursor) Err() error { return c.base.Err() }
+
+// Close ends the walk and remembers the range that was read. Closing twice is harmless.
+func (c *TxnCursor) Close() {
+	if !c.open {
+		return
+	}
+	c.open = false
+	c.txn.await = max(c.txn.await, c.base.Await())
+	if c.txn.validated() && c.started {
+		c.rememberRange()
+	}
+	c.base.Close()
+}
+
+// rememberRange adds what was walked over to the read set: the whole range if the walk came to its end, otherwise up to and
+// including the last key returned. The base may have looked further; that is nobody's business.
+func (c *TxnCursor) rememberRange() {
+	c.lower, c.upper = append(c.lower[:0], c.base.lower...), append(c.upper[:0], c.base.upper...)
+	if !c.ended {
+		if c.options.Reverse {
+			c.lower = keys.Append(c.lower[:0], keys.SpaceUser, c.reached)
+		} else {
+			c.upper = append(keys.Append(c.upper[:0], keys.SpaceUser, c.reached), 0)
+		}
+	}
+	c.txn.reads.addRange(c.lower, c.upper)
+}
