@@ -13,10 +13,12 @@ import (
 )
 
 // Checkpoint is the one state under construction. It ends with Commit or Abort. Its methods may be called by several
-// goroutines, but where pages go then depends on who calls first; workers that must not depend on each other take Lanes.
+// goroutines, but where pages go then depends on who calls first: who wants the same bytes every time takes pages in an order of
+// his own.
 type Checkpoint struct {
-	p      *Pager
-	number uint64
+	p        *Pager
+	number   uint64
+	released uint64
 
 	unwritten atomic.Int64 // pages composed in some Writer and not yet written
 
@@ -24,7 +26,6 @@ type Checkpoint struct {
 	taken   []Extent
 	written []page.ID
 	freed   []page.ID
-	lanes   bool
 	rows    RowState
 	limit   page.ID // map pages at or past it move
 	ended   bool
@@ -45,14 +46,16 @@ func (p *Pager) Begin() (*Checkpoint, error) {
 	if !p.open.CompareAndSwap(false, true) {
 		return nil, ErrBusy
 	}
-	p.applyReleases()
-	ck := &Checkpoint{p: p, number: p.current().checkpoint + 1, rows: p.current().rows}
+	ck := &Checkpoint{p: p, released: p.applyReleases(), number: p.current().checkpoint + 1, rows: p.current().rows}
 	p.building.Store(ck.number)
 	return ck, nil
 }
 
 // Number is the checkpoint's number, which every page that it writes carries.
 func (ck *Checkpoint) Number() uint64 { return ck.number }
+
+// Released is the checkpoint whose freed pages were the last to return before this one began.
+func (ck *Checkpoint) Released() uint64 { return ck.released }
 
 // PageSize is the size of pages.
 func (ck *Checkpoint) PageSize() int { return ck.p.pageSize }
@@ -62,7 +65,6 @@ func (ck *Checkpoint) PageSize() int { return ck.p.pageSize }
 func (ck *Checkpoint) AllocExtent(n int) Extent {
 	ck.mu.Lock()
 	defer ck.mu.Unlock()
-	ck.noLanes()
 	e := ck.p.space.takeUpTo(n)
 	ck.taken = append(ck.taken, e)
 	return e
@@ -72,7 +74,6 @@ func (ck *Checkpoint) AllocExtent(n int) Extent {
 func (ck *Checkpoint) AllocPieces(n int) []Extent {
 	ck.mu.Lock()
 	defer ck.mu.Unlock()
-	ck.noLanes()
 	pieces := ck.p.space.takePieces(n)
 	ck.taken = append(ck.taken, pieces...)
 	return pieces
@@ -131,8 +132,8 @@ func (ck *Checkpoint) build(ctx context.Context, state State) (*superblock, *Vec
 	if err := ck.p.Err(); err != nil {
 		return nil, nil, err
 	}
-	if n := ck.unwritten.Load(); n != 0 || ck.lanes {
-		return nil, nil, brokenf("%d pages composed and not written, lanes open: %t", n, ck.lanes)
+	if n := ck.unwritten.Load(); n != 0 {
+		return nil, nil, brokenf("%d pages composed and not written", n)
 	}
 	if err := ck.settle(); err != nil {
 		return nil, nil, err

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"slices"
 	"syscall"
 	"testing"
 
@@ -196,46 +197,30 @@ func TestFullDiskCostsNothing(t *testing.T) {
 	}
 }
 
-// TestSameInputTakesSamePages: where pages go does not depend on when readers let go during a checkpoint, nor on the order in which the
-// workers of lanes run.
+// TestSameInputTakesSamePages: where pages go does not depend on when readers let go during a checkpoint.
 func TestSameInputTakesSamePages(t *testing.T) {
-	take := func(order []int, release bool) [][]uint64 {
+	take := func(releaseAt int) (taken []Extent) {
 		y := createToy(t, vfs.NewMem(), 512)
 		must(t, y.checkpoint(1, []int{0, 1, 2, 3, 4, 5, 6, 7, 8}, nil, 1))
 		must(t, y.checkpoint(2, nil, []int{1, 3, 5, 6}, 1))
 		y.p.ReleaseThrough(y.p.Checkpoint())
-		must(t, y.checkpoint(3, nil, []int{0}, 1))
+		must(t, y.checkpoint(3, nil, []int{0, 8}, 1))
 		ck, err := y.p.Begin()
 		must(t, err)
-		lanes := ck.Lanes([]int{3, 7, 0, 40})
-		ids := make([][]uint64, len(lanes))
-		for _, lane := range order {
-			for range 20 * (lane + 1) {
-				ids[lane] = append(ids[lane], uint64(lanes[lane].Take()))
-			}
-			if release {
+		for i := range 20 {
+			if i == releaseAt {
 				y.p.ReleaseThrough(y.p.Checkpoint())
 			}
+			taken = append(taken, ck.AllocExtent(1+i%5))
 		}
-		ck.EndLanes(lanes)
-		ids = append(ids, []uint64{uint64(ck.AllocExtent(8).First), uint64(ck.AllocExtent(1).First)})
 		ck.Abort()
 		must(t, y.audit())
-		return ids
+		return taken
 	}
-	want := take([]int{0, 1, 2, 3}, false)
-	seen := map[uint64]bool{}
-	for _, ids := range want[:4] {
-		for _, id := range ids {
-			if seen[id] {
-				t.Fatalf("page %d went to two lanes", id)
-			}
-			seen[id] = true
-		}
-	}
-	for _, order := range [][]int{{3, 2, 1, 0}, {2, 0, 3, 1}} {
-		if got := take(order, true); fmt.Sprint(got) != fmt.Sprint(want) {
-			t.Fatalf("order %v took\n%v, want\n%v", order, got, want)
+	want := take(-1)
+	for at := range 20 {
+		if got := take(at); !slices.Equal(got, want) {
+			t.Fatalf("released at %d: took\n%v, want\n%v", at, got, want)
 		}
 	}
 }

@@ -255,8 +255,9 @@ func (p *Pager) ReleaseThrough(n uint64) {
 	}
 }
 
-// Released is the largest checkpoint that ReleaseThrough named.
-func (p *Pager) Released() uint64 { return p.released.Load() }
-
 // applyReleases frees what may be freed. Only durable checkpoints have pending pages.
-func (p *Pager) applyReleases() { p.space.release(p.released.Load(), p.onFree) }
+func (p *Pager) applyReleases() uint64 {
+	n := p.released.Load()
+	p.space.release(n, p.onFree)
+	return n
+}
