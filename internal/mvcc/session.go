@@ -24,6 +24,7 @@ type Session struct {
 	cursor   Cursor
 	txn      Txn
 	ranged   rangeDelete
+	invoked  []byte // values of InvokeAll
 	closed   atomic.Bool
 }
 

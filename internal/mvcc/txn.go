@@ -48,6 +48,8 @@ type Txn struct {
 	write   Write
 	await   keys.Epoch // newest SYNC epoch that the transaction read and that was not durable
 	cursor  TxnCursor
+	old     []byte // values of Invoke
+	fresh   []byte
 }
 
 // Begin starts the session's transaction and rolls back one that is open. The error is *SnapshotGoneError.

@@ -1,0 +1,223 @@
+package mvcc
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"strconv"
+
+	"epochkv/internal/storage/keys"
+)
+
+// InvokeKind names a read-modify-write operation.
+type InvokeKind uint8
+
+// Operations. Integers are decimal text of an int64, as clients would put them; a missing key counts as 0 for Add.
+const (
+	InvokeAdd          InvokeKind = iota + 1 // value += Delta, within [Min, Max]
+	InvokeAppend                             // value = value + Operand; a missing key starts empty
+	InvokeMin                                // value = min(value, Delta); a missing key becomes Delta
+	InvokeMax                                // value = max(value, Delta); a missing key becomes Delta
+	InvokeCompareSet                         // value = Operand if it equals Expect
+	InvokePutIfAbsent                        // value = Operand if the key is missing
+	InvokeGetAndSet                          // value = Operand
+	InvokeGetAndDelete                       // the key is deleted
+)
+
+// Invoke is one read-modify-write of one key.
+type Invoke struct {
+	Kind    InvokeKind
+	Key     []byte
+	Operand []byte
+	Expect  []byte // InvokeCompareSet
+	Delta   int64  // InvokeAdd, InvokeMin, InvokeMax
+	Bounded bool   // InvokeAdd: the result must lie within [Min, Max]
+	Min     int64
+	Max     int64
+}
+
+// Invoked is the outcome of one operation. Old and New alias the session's or the transaction's buffers until its next call.
+type Invoked struct {
+	Applied  bool // false: a comparison failed, and the key is as it was
+	OldFound bool
+	NewFound bool
+	Old, New []byte
+	OldEpoch keys.Epoch
+}
+
+// TypeError means that a value is not what the operation works on, or that its result is not allowed. Nothing was written.
+type TypeError struct {
+	Index  int // position in the request
+	Key    []byte
+	Reason string
+}
+
+func (e *TypeError) Error() string {
+	return fmt.Sprintf("mvcc: operation %d on %q: %s", e.Index, e.Key, e.Reason)
+}
+
+// apply computes the outcome on a key's present value. A new value is appended to buf, which is returned.
+func (op *Invoke) apply(index int, old []byte, found bool, buf []byte) (out Invoked, grown []byte, err error) {
+	out = Invoked{Applied: true, OldFound: found, NewFound: true, Old: old}
+	from := len(buf)
+	switch op.Kind {
+	case InvokeAdd, InvokeMin, InvokeMax:
+		n, reason := op.number(old, found)
+		if reason != "" {
+			return out, buf, &TypeError{Index: index, Key: bytes.Clone(op.Key), Reason: reason}
+		}
+		buf = strconv.AppendInt(buf, n, 10)
+	case InvokeAppend:
+		buf = append(append(buf, old...), op.Operand...)
+	case InvokeCompareSet:
+		out.Applied = found && bytes.Equal(old, op.Expect)
+		buf = append(buf, op.Operand...)
+	case InvokePutIfAbsent:
+		out.Applied = !found
+		buf = append(buf, op.Operand...)
+	case InvokeGetAndSet:
+		buf = append(buf, op.Operand...)
+	case InvokeGetAndDelete:
+		out.NewFound = false
+	default:
+		return out, buf, &TypeError{Index: index, Key: bytes.Clone(op.Key), Reason: "unknown operation"}
+	}
+	if !out.Applied {
+		out.New, out.NewFound = old, found
+		return out, buf[:from], nil
+	}
+	out.New = buf[from:len(buf):len(buf)]
+	return out, buf, nil
+}
+
+// number computes the integer operations; a reason says why there is no result.
+func (op *Invoke) number(old []byte, found bool) (n int64, reason string) {
+	if found {
+		var err error
+		if n, err = strconv.ParseInt(string(old), 10, 64); err != nil {
+			return 0, "the value is not a decimal integer of 64 bits"
+		}
+	}
+	switch op.Kind {
+	case InvokeMin:
+		if !found {
+			return op.Delta, ""
+		}
+		return min(n, op.Delta), ""
+	case InvokeMax:
+		if !found {
+			return op.Delta, ""
+		}
+		return max(n, op.Delta), ""
+	}
+	if op.Delta > 0 && n > math.MaxInt64-op.Delta || op.Delta < 0 && n < math.MinInt64-op.Delta {
+		return 0, "the sum exceeds 64 bits"
+	}
+	n += op.Delta
+	if op.Bounded && (n < op.Min || n > op.Max) {
+		return 0, fmt.Sprintf("the sum %d is outside [%d, %d]", n, op.Min, op.Max)
+	}
+	return n, ""
+}
+
+// InvokeAll applies every operation in one commit, reading and writing under the keys' latches, so that it never conflicts. A
+// key may be named once. out must be as long as ops. The epoch is zero if nothing was written; await is as in Value.
+//
+// Errors change nothing: *TypeError, and those of Commit.
+func (x *Session) InvokeAll(ops []Invoke, conditions []Condition, d Durability, out []Invoked) (epoch, await keys.Epoch, err error) {
+	s, w := x.store, &x.ranged.write
+	w.Reset()
+	w.Conditions, w.Durability = append(w.Conditions, conditions...), d
+	for i := range ops {
+		if err := s.checkKey(ops[i].Key); err != nil {
+			return 0, 0, err
+		}
+		w.Batch.Delete(keys.SpaceUser, ops[i].Key) // stands for the key, for the limits and latches
+	}
+	if _, err := x.prepare(w); err != nil {
+		return 0, 0, err
+	}
+	x.awaitPrevious()
+	x.latch(w)
+	s.latches.lock(&x.held)
+	defer s.latches.unlock(&x.held)
+	if err := x.checkConditions(w); err != nil {
+		return 0, 0, err
+	}
+	w.Conditions = w.Conditions[:0]
+	if await, err = x.applyAll(ops, w, out); err != nil || w.Batch.Count() == 0 {
+		return 0, await, err
+	}
+	body, err := x.prepare(w)
+	if err != nil {
+		return 0, 0, err
+	}
+	epoch, err = x.commitLatched(w, body, 0)
+	return epoch, await, err
+}
+
+// applyAll computes every outcome from the newest versions and fills the batch.
+func (x *Session) applyAll(ops []Invoke, w *Write, out []Invoked) (await keys.Epoch, err error) {
+	w.Batch.Reset()
+	buf := x.invoked[:0]
+	for i := range ops {
+		x.key = keys.Append(x.key[:0], keys.SpaceUser, ops[i].Key)
+		old, found, epoch, must, err := x.newestValue(&buf)
+		if err != nil {
+			return 0, err
+		}
+		await = max(await, must)
+		if out[i], buf, err = ops[i].apply(i, old, found, buf); err != nil {
+			return 0, err
+		}
+		out[i].OldEpoch = epoch
+		switch {
+		case !out[i].Applied:
+		case out[i].NewFound:
+			w.Set(ops[i].Key, out[i].New)
+		default:
+			w.Delete(ops[i].Key)
+		}
+	}
+	x.invoked = buf
+	return await, nil
+}
+
+// newestValue reads the newest version of the key in x.key, and appends its value to buf.
+func (x *Session) newestValue(buf *[]byte) (value []byte, found bool, epoch, await keys.Epoch, err error) {
+	x.slot.Enter()
+	defer x.slot.Leave()
+	v, ok, err := x.store.engine.Newest(x.key)
+	if err != nil || !ok {
+		return nil, false, 0, 0, err
+	}
+	await = x.store.mustAwait(v)
+	if v.Kind != keys.KindSet {
+		return nil, false, 0, await, nil
+	}
+	from := len(*buf)
+	*buf, err = x.store.engine.AppendValue(*buf, v)
+	return (*buf)[from:len(*buf):len(*buf)], true, v.Epoch, await, err
+}
+
+// Invoke applies one operation inside the transaction.
+func (t *Txn) Invoke(op *Invoke) (Invoked, error) {
+	if t.open && t.options.ReadOnly {
+		return Invoked{}, ErrReadOnly
+	}
+	v, err := t.Get(t.old[:0], op.Key)
+	if err != nil {
+		return Invoked{}, err
+	}
+	t.old = v.Data
+	out, grown, err := op.apply(0, v.Data, v.Found, t.fresh[:0])
+	t.fresh = grown
+	if err != nil || !out.Applied {
+		return out, err
+	}
+	out.OldEpoch = v.Epoch
+	if out.NewFound {
+		return out, t.Set(op.Key, out.New)
+	}
+	return out, t.Delete(op.Key)
+}

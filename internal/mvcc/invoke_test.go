@@ -1,0 +1,146 @@
+package mvcc
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"sync"
+	"testing"
+
+	"epochkv/internal/vfs"
+)
+
+func TestInvokeOperations(t *testing.T) {
+	s := mustOpen(t, tiny(vfs.NewMem()))
+	x := mustSession(t, s)
+	defer x.Close()
+	b := func(s string) []byte { return []byte(s) }
+	for i, c := range []struct {
+		op      Invoke
+		applied bool
+		now     string // "-": missing
+		fails   bool
+	}{
+		{Invoke{Kind: InvokeAdd, Key: b("n"), Delta: 5}, true, "5", false},
+		{Invoke{Kind: InvokeAdd, Key: b("n"), Delta: -7, Bounded: true, Min: 0, Max: 9}, false, "5", true},
+		{Invoke{Kind: InvokeAdd, Key: b("n"), Delta: -7, Bounded: true, Min: -2, Max: 9}, true, "-2", false},
+		{Invoke{Kind: InvokeAdd, Key: b("n"), Delta: math.MinInt64}, false, "-2", true},
+		{Invoke{Kind: InvokeMax, Key: b("n"), Delta: 3}, true, "3", false},
+		{Invoke{Kind: InvokeMin, Key: b("n"), Delta: 4}, true, "3", false},
+		{Invoke{Kind: InvokeMin, Key: b("m"), Delta: 4}, true, "4", false},
+		{Invoke{Kind: InvokeAppend, Key: b("s"), Operand: b("ab")}, true, "ab", false},
+		{Invoke{Kind: InvokeAppend, Key: b("s"), Operand: b("c")}, true, "abc", false},
+		{Invoke{Kind: InvokeAdd, Key: b("s"), Delta: 1}, false, "abc", true},
+		{Invoke{Kind: InvokeCompareSet, Key: b("s"), Expect: b("x"), Operand: b("y")}, false, "abc", false},
+		{Invoke{Kind: InvokeCompareSet, Key: b("s"), Expect: b("abc"), Operand: b("y")}, true, "y", false},
+		{Invoke{Kind: InvokePutIfAbsent, Key: b("s"), Operand: b("z")}, false, "y", false},
+		{Invoke{Kind: InvokeGetAndSet, Key: b("s"), Operand: b("z")}, true, "z", false},
+		{Invoke{Kind: InvokeGetAndDelete, Key: b("s")}, true, "-", false},
+		{Invoke{Kind: InvokePutIfAbsent, Key: b("s"), Operand: b("q")}, true, "q", false},
+		{Invoke{Kind: InvokeCompareSet, Key: b("none"), Expect: nil, Operand: b("y")}, false, "-", false},
+		{Invoke{Kind: 99, Key: b("s")}, false, "q", true},
+	} {
+		before := get(t, s, string(c.op.Key), 0)
+		for _, inTxn := range []bool{true, false} { // first in a transaction that is rolled back, then for good
+			var out Invoked
+			var err error
+			if inTxn {
+				txn, berr := x.Begin(TxnOptions{})
+				if berr != nil {
+					t.Fatal(berr)
+				}
+				out, err = txn.Invoke(&c.op)
+				txn.Rollback()
+			} else {
+				outs := make([]Invoked, 1)
+				_, _, err = x.InvokeAll([]Invoke{c.op}, nil, DurabilitySync, outs)
+				out = outs[0]
+			}
+			wrong := new(TypeError)
+			if c.fails {
+				if !errors.As(err, &wrong) {
+					t.Errorf("%d: error %v", i, err)
+				}
+				continue
+			}
+			if err != nil || out.Applied != c.applied {
+				t.Errorf("%d: %+v, %v", i, out, err)
+			}
+			if text(out.Old, out.OldFound) != before || text(out.New, out.NewFound) != c.now {
+				t.Errorf("%d: %s -> %s, want %s -> %s", i, text(out.Old, out.OldFound), text(out.New, out.NewFound), before, c.now)
+			}
+		}
+		if got := get(t, s, string(c.op.Key), 0); got != c.now {
+			t.Errorf("%d: now %q, want %q", i, got, c.now)
+		}
+	}
+}
+
+func text(b []byte, found bool) string {
+	if !found {
+		return "-"
+	}
+	return string(b)
+}
+
+func TestInvokeAllIsAtomic(t *testing.T) {
+	s := mustOpen(t, tiny(vfs.NewMem()))
+	x := mustSession(t, s)
+	defer x.Close()
+	mustPut(t, s, "text", "abc")
+	out := make([]Invoked, 2)
+	wrong := new(TypeError)
+	_, _, err := x.InvokeAll([]Invoke{
+		{Kind: InvokeAdd, Key: []byte("n"), Delta: 1}, {Kind: InvokeAdd, Key: []byte("text"), Delta: 1},
+	}, nil, DurabilitySync, out)
+	if !errors.As(err, &wrong) || wrong.Index != 1 {
+		t.Fatalf("error %v", err)
+	}
+	if got := get(t, s, "n", 0); got != "-" {
+		t.Fatalf("half of a failed InvokeAll is there: n = %s", got)
+	}
+}
+
+// TestConcurrentIncrementsLoseNothing increments from invokes and from transactions at once.
+func TestConcurrentIncrementsLoseNothing(t *testing.T) {
+	s := mustOpen(t, tiny(vfs.NewMem()))
+	const workers, each = 8, 200
+	var wg sync.WaitGroup
+	for i := range workers {
+		wg.Go(func() {
+			x := mustSession(t, s)
+			defer x.Close()
+			op := Invoke{Kind: InvokeAdd, Key: []byte("n"), Delta: 1}
+			out := make([]Invoked, 1)
+			for range each {
+				if i%2 == 0 {
+					if _, _, err := x.InvokeAll([]Invoke{op}, nil, DurabilityAsync, out); err != nil {
+						t.Error(err)
+					}
+					continue
+				}
+				for {
+					txn, err := x.Begin(TxnOptions{Durability: DurabilityAsync})
+					if err == nil {
+						_, err = txn.Invoke(&op)
+					}
+					if err == nil {
+						_, err = txn.Commit()
+					}
+					conflict := new(ConflictError)
+					if err == nil {
+						break
+					}
+					if !errors.As(err, &conflict) {
+						t.Error(err)
+						return
+					}
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if got := get(t, s, "n", 0); got != fmt.Sprint(workers*each) {
+		t.Fatalf("n = %s, want %d", got, workers*each)
+	}
+}
