@@ -1,0 +1,212 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	pb "epochkv/api/proto/epochkv/v1"
+	"epochkv/internal/config"
+	"epochkv/internal/mvcc"
+	"epochkv/internal/storage"
+	"epochkv/internal/storage/batch"
+	"epochkv/internal/vfs"
+)
+
+func retaining(c *config.Config) { c.Retention = time.Hour }
+
+// TestEveryReasonHasItsCodeAndDetails is the table of docs/errors.md: whoever adds a reason adds a row.
+func TestEveryReasonHasItsCodeAndDetails(t *testing.T) {
+	type row struct {
+		err      error
+		code     codes.Code
+		metadata []string
+		field    bool
+		retry    bool
+	}
+	rows := map[pb.ErrorReason]row{
+		pb.ErrorReason_ERROR_REASON_INVALID_REQUEST:      {err: invalid("f", "x"), code: codes.InvalidArgument, field: true},
+		pb.ErrorReason_ERROR_REASON_KEY_EMPTY:            {err: mvcc.ErrEmptyKey, code: codes.InvalidArgument, field: true},
+		pb.ErrorReason_ERROR_REASON_KEY_TOO_LARGE:        {err: &mvcc.LimitError{What: "key bytes"}, code: codes.InvalidArgument, metadata: []string{"limit", "size"}, field: true},
+		pb.ErrorReason_ERROR_REASON_VALUE_TOO_LARGE:      {err: &mvcc.LimitError{What: "value bytes"}, code: codes.InvalidArgument, metadata: []string{"limit", "size"}, field: true},
+		pb.ErrorReason_ERROR_REASON_BATCH_TOO_LARGE:      {err: &mvcc.LimitError{What: "batch operations"}, code: codes.InvalidArgument, metadata: []string{"limit", "size", "unit"}, field: true},
+		pb.ErrorReason_ERROR_REASON_BATCH_EMPTY:          {err: mvcc.ErrEmptyBatch, code: codes.InvalidArgument, field: true},
+		pb.ErrorReason_ERROR_REASON_DUPLICATE_KEY:        {err: &batch.DuplicateKeyError{}, code: codes.InvalidArgument, metadata: []string{"key"}, field: true},
+		pb.ErrorReason_ERROR_REASON_INVALID_RANGE:        {err: invalidRange("x"), code: codes.InvalidArgument, field: true},
+		pb.ErrorReason_ERROR_REASON_INVALID_RESUME_TOKEN: {err: invalidToken("x"), code: codes.InvalidArgument, field: true},
+		pb.ErrorReason_ERROR_REASON_CONFLICT:             {err: &mvcc.ConflictError{}, code: codes.Aborted, metadata: []string{"key", "epoch"}, retry: true},
+		pb.ErrorReason_ERROR_REASON_PRECONDITION_FAILED:  {err: &mvcc.PreconditionError{}, code: codes.FailedPrecondition, metadata: []string{"key", "index", "condition"}},
+		pb.ErrorReason_ERROR_REASON_OVERLOADED:           {err: errOverloaded, code: codes.ResourceExhausted, retry: true},
+		pb.ErrorReason_ERROR_REASON_MEMORY_FULL:          {err: mvcc.ErrMemoryFull, code: codes.ResourceExhausted, retry: true},
+		pb.ErrorReason_ERROR_REASON_DISK_FULL:            {err: vfs.ErrNoSpace, code: codes.ResourceExhausted, retry: true},
+		pb.ErrorReason_ERROR_REASON_TOO_MANY_SESSIONS:    {err: mvcc.ErrTooManySessions, code: codes.ResourceExhausted, retry: true},
+		pb.ErrorReason_ERROR_REASON_TOO_MANY_SCANS:       {err: mvcc.ErrTooManyHolds, code: codes.ResourceExhausted, retry: true},
+		pb.ErrorReason_ERROR_REASON_SNAPSHOT_GONE:        {err: &mvcc.SnapshotGoneError{Epoch: 1, Oldest: 2, Newest: 3}, code: codes.OutOfRange, metadata: []string{"epoch", "oldest"}},
+		pb.ErrorReason_ERROR_REASON_SNAPSHOT_IN_FUTURE:   {err: &mvcc.SnapshotGoneError{Epoch: 4, Oldest: 2, Newest: 3}, code: codes.OutOfRange, metadata: []string{"epoch", "visible"}},
+		pb.ErrorReason_ERROR_REASON_CORRUPTION: {
+			err: &storage.CorruptionError{KeyLower: []byte("a")}, code: codes.DataLoss,
+			metadata: []string{"file", "offset", "key_lower", "key_upper"},
+		},
+		pb.ErrorReason_ERROR_REASON_SHUTTING_DOWN:        {err: errShuttingDown, code: codes.Unavailable, retry: true},
+		pb.ErrorReason_ERROR_REASON_READ_ONLY:            {err: fmt.Errorf("%w: %w", mvcc.ErrFailed, vfs.ErrNoSpace), code: codes.Unavailable, metadata: []string{"cause"}},
+		pb.ErrorReason_ERROR_REASON_EXPIRED_BEFORE_START: {err: errExpired, code: codes.DeadlineExceeded},
+		pb.ErrorReason_ERROR_REASON_OUTCOME_UNKNOWN:      {err: &outcomeUnknownError{epoch: 1, cause: mvcc.ErrFailed}, code: codes.Internal, metadata: []string{"epoch", "cause"}},
+		pb.ErrorReason_ERROR_REASON_INTERNAL:             {err: errors.New("surprise"), code: codes.Internal},
+		pb.ErrorReason_ERROR_REASON_UNIMPLEMENTED:        {err: errUnimplemented, code: codes.Unimplemented},
+	}
+	for number, name := range pb.ErrorReason_name {
+		reason := pb.ErrorReason(number)
+		if reason == pb.ErrorReason_ERROR_REASON_UNSPECIFIED {
+			continue
+		}
+		r, ok := rows[reason]
+		if !ok {
+			t.Errorf("%s has no row", name)
+			continue
+		}
+		f := failureOf(t, statusOf(fmt.Errorf("wrapped: %w", r.err)).Err())
+		f.want(t, r.code, reason, r.metadata...)
+		if (f.field != "") != r.field || (f.retry > 0) != r.retry {
+			t.Errorf("%s: field %q, retry %v", name, f.field, f.retry)
+		}
+	}
+}
+
+func TestContextErrorsAreGRPCsOwn(t *testing.T) {
+	for err, code := range map[error]codes.Code{context.Canceled: codes.Canceled, context.DeadlineExceeded: codes.DeadlineExceeded} {
+		st := statusOf(fmt.Errorf("waiting: %w", err))
+		if st.Code() != code || len(st.Details()) != 0 {
+			t.Errorf("%v became %v with %v", err, st, st.Details())
+		}
+	}
+	if st := statusOf(status.Error(codes.NotFound, "x")); st.Code() != codes.NotFound {
+		t.Errorf("a status became %v", st)
+	}
+}
+
+func TestQuotedKeysUnquote(t *testing.T) {
+	all := make([]byte, 256)
+	for i := range all {
+		all[i] = byte(i)
+	}
+	got, err := strconv.Unquote(`"` + quoteKey(all) + `"`)
+	if err != nil || got != string(all) {
+		t.Fatalf("%q, %v", got, err)
+	}
+	if q := quoteKey([]byte("a b\x1f\xff")); q != `a b\x1f\xff` {
+		t.Fatal(q)
+	}
+}
+
+func TestBadInputIsRefusedAndChangesNothing(t *testing.T) {
+	h := mustStart(t)
+	before := h.put(t, "k", "v")
+	ctx := testContext(t)
+	put := func(r *pb.PutRequest) error { _, err := h.kv.Put(ctx, r); return err }
+	write := func(m ...*pb.Mutation) error {
+		_, err := h.kv.BatchWrite(ctx, &pb.BatchWriteRequest{Mutations: m})
+		return err
+	}
+	scan := func(r *pb.ScanRequest) error {
+		stream, err := h.kv.Scan(ctx, r)
+		if err == nil {
+			_, err = stream.Recv()
+		}
+		return err
+	}
+	deleteRange := func(r *pb.DeleteRangeRequest) error { _, err := h.kv.DeleteRange(ctx, r); return err }
+	get := func(r *pb.GetRequest) error { _, err := h.kv.Get(ctx, r); return err }
+	x := []byte("x")
+	for name, row := range map[string]struct {
+		err    error
+		reason pb.ErrorReason
+		field  string
+	}{
+		"empty key":          {put(&pb.PutRequest{}), pb.ErrorReason_ERROR_REASON_KEY_EMPTY, "key"},
+		"get empty key":      {get(&pb.GetRequest{}), pb.ErrorReason_ERROR_REASON_KEY_EMPTY, "key"},
+		"durability":         {put(&pb.PutRequest{Key: x, Durability: 9}), pb.ErrorReason_ERROR_REASON_INVALID_REQUEST, "durability"},
+		"no condition":       {put(&pb.PutRequest{Key: x, Preconditions: []*pb.Precondition{{Key: x}}}), pb.ErrorReason_ERROR_REASON_INVALID_REQUEST, "preconditions[0].condition"},
+		"condition, no key":  {put(&pb.PutRequest{Key: x, Preconditions: []*pb.Precondition{{Condition: &pb.Precondition_Exists{}}}}), pb.ErrorReason_ERROR_REASON_KEY_EMPTY, "preconditions[0].key"},
+		"empty batch":        {write(), pb.ErrorReason_ERROR_REASON_BATCH_EMPTY, "mutations"},
+		"twice":              {write(&pb.Mutation{Kind: 1, Key: x}, &pb.Mutation{Kind: 2, Key: x}), pb.ErrorReason_ERROR_REASON_DUPLICATE_KEY, "mutations"},
+		"kind":               {write(&pb.Mutation{Key: x}), pb.ErrorReason_ERROR_REASON_INVALID_REQUEST, "mutations[0].kind"},
+		"delete with value":  {write(&pb.Mutation{Kind: 1, Key: x}, &pb.Mutation{Kind: 2, Key: []byte("y"), Value: x}), pb.ErrorReason_ERROR_REASON_INVALID_REQUEST, "mutations[1].value"},
+		"prefix and start":   {scan(&pb.ScanRequest{Range: &pb.KeyRange{Prefix: x, Start: x}}), pb.ErrorReason_ERROR_REASON_INVALID_RANGE, "range"},
+		"start behind end":   {scan(&pb.ScanRequest{Range: &pb.KeyRange{Start: []byte("b"), End: []byte("a")}}), pb.ErrorReason_ERROR_REASON_INVALID_RANGE, "range"},
+		"range missing":      {deleteRange(&pb.DeleteRangeRequest{}), pb.ErrorReason_ERROR_REASON_INVALID_RANGE, "range"},
+		"token":              {scan(&pb.ScanRequest{ResumeToken: x}), pb.ErrorReason_ERROR_REASON_INVALID_RESUME_TOKEN, "resume_token"},
+		"token and epoch":    {scan(&pb.ScanRequest{ResumeToken: appendToken(nil, token{epoch: 1, last: x, bounds: hashBounds(bounds{})}), SnapshotEpoch: 1}), pb.ErrorReason_ERROR_REASON_INVALID_REQUEST, "snapshot_epoch"},
+		"token, other range": {scan(&pb.ScanRequest{ResumeToken: appendToken(nil, token{epoch: 1, last: x})}), pb.ErrorReason_ERROR_REASON_INVALID_RESUME_TOKEN, "resume_token"},
+	} {
+		f := failureOf(t, row.err)
+		if f.code != codes.InvalidArgument || f.reason != row.reason.Reason() || f.field != row.field {
+			t.Errorf("%s: got %+v", name, f)
+		}
+	}
+	failureOf(t, get(&pb.GetRequest{Key: x, SnapshotEpoch: 1 << 40})).want(t, codes.OutOfRange, pb.ErrorReason_ERROR_REASON_SNAPSHOT_IN_FUTURE, "epoch", "visible")
+	if after := h.put(t, "k", "v"); after != before+1 {
+		t.Errorf("epochs went from %d to %d: refused input took some", before, after)
+	}
+}
+
+func TestOldEpochIsGone(t *testing.T) {
+	h := mustStart(t)
+	first := h.put(t, "k", "old")
+	h.put(t, "k", "new")
+	eventually(t, "min-visible moves", func() bool { return h.store.MinVisible() > 1 })
+	_, err := h.kv.Get(testContext(t), &pb.GetRequest{Key: []byte("k"), SnapshotEpoch: first})
+	failureOf(t, err).want(t, codes.OutOfRange, pb.ErrorReason_ERROR_REASON_SNAPSHOT_GONE, "epoch", "oldest")
+}
+
+func TestSizesAtTheLimitAndOnePastIt(t *testing.T) {
+	h := mustStart(t, func(c *config.Config) {
+		c.Limits.ValueSize, c.Limits.BatchSize, c.Limits.BatchOps = 64*config.KiB, 256*config.KiB, 10
+	})
+	ctx := testContext(t)
+	key := func(n int) []byte { return bytes.Repeat([]byte("k"), n) }
+	if _, err := h.kv.Put(ctx, &pb.PutRequest{Key: key(2048), Value: key(64 << 10)}); err != nil {
+		t.Errorf("at the limits: %v", err)
+	}
+	_, err := h.kv.Put(ctx, &pb.PutRequest{Key: key(2049)})
+	failureOf(t, err).want(t, codes.InvalidArgument, pb.ErrorReason_ERROR_REASON_KEY_TOO_LARGE, "limit", "size")
+	_, err = h.kv.Get(ctx, &pb.GetRequest{Key: key(2049)})
+	failureOf(t, err).want(t, codes.InvalidArgument, pb.ErrorReason_ERROR_REASON_KEY_TOO_LARGE, "limit", "size")
+	_, err = h.kv.Put(ctx, &pb.PutRequest{Key: key(1), Value: key(64<<10 + 1)})
+	failureOf(t, err).want(t, codes.InvalidArgument, pb.ErrorReason_ERROR_REASON_VALUE_TOO_LARGE, "limit", "size")
+
+	mutations := func(n, size int) (out []*pb.Mutation) {
+		for i := range n {
+			out = append(out, &pb.Mutation{Kind: pb.Mutation_KIND_PUT, Key: []byte(strconv.Itoa(i)), Value: key(size)})
+		}
+		return out
+	}
+	if _, err = h.kv.BatchWrite(ctx, &pb.BatchWriteRequest{Mutations: mutations(10, 1)}); err != nil {
+		t.Errorf("ten operations: %v", err)
+	}
+	_, err = h.kv.BatchWrite(ctx, &pb.BatchWriteRequest{Mutations: mutations(11, 1)})
+	failureOf(t, err).want(t, codes.InvalidArgument, pb.ErrorReason_ERROR_REASON_BATCH_TOO_LARGE, "limit", "size", "unit")
+	_, err = h.kv.BatchWrite(ctx, &pb.BatchWriteRequest{Mutations: mutations(5, 60<<10)})
+	failureOf(t, err).want(t, codes.InvalidArgument, pb.ErrorReason_ERROR_REASON_BATCH_TOO_LARGE, "limit", "size", "unit")
+
+	if _, err = h.kv.BatchGet(ctx, &pb.BatchGetRequest{Keys: repeated("0", 10)}); err != nil {
+		t.Errorf("ten keys: %v", err)
+	}
+	_, err = h.kv.BatchGet(ctx, &pb.BatchGetRequest{Keys: repeated("0", 11)})
+	failureOf(t, err).want(t, codes.InvalidArgument, pb.ErrorReason_ERROR_REASON_BATCH_TOO_LARGE, "limit", "size", "unit")
+	_, err = h.kv.BatchGet(ctx, &pb.BatchGetRequest{Keys: repeated(string(key(2048)), 5)})
+	failureOf(t, err).want(t, codes.InvalidArgument, pb.ErrorReason_ERROR_REASON_BATCH_TOO_LARGE, "limit", "size", "unit")
+}
+
+func repeated(key string, n int) (out [][]byte) {
+	for range n {
+		out = append(out, []byte(key))
+	}
+	return out
+}

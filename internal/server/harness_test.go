@@ -1,0 +1,226 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	pb "epochkv/api/proto/epochkv/v1"
+	"epochkv/internal/config"
+	"epochkv/internal/vfs"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// harness is a server on a file system in memory, and a client of it.
+type harness struct {
+	*Server
+	disk   *vfs.Mem
+	faults *vfs.Faulty
+	conn   *grpc.ClientConn
+	kv     pb.KVClient
+	admin  pb.AdminClient
+	log    *logBuffer
+	stop   func() error // drains and returns what Run returned; may be called twice
+}
+
+type logBuffer struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (b *logBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+func (b *logBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
+}
+
+// testConfig is small, listens where nobody else does, and drains quickly.
+func testConfig() config.Config {
+	c := config.Default()
+	c.DataDir, c.Listen, c.HTTP = "data", "127.0.0.1:0", "127.0.0.1:0"
+	c.Memory = 64 * config.MiB
+	c.DrainTimeout = 5 * time.Second
+	return c
+}
+
+func mustStart(t testing.TB, adjust ...func(*config.Config)) *harness {
+	t.Helper()
+	return mustStartOn(t, vfs.NewMem(), adjust...)
+}
+
+// mustStartOn opens and runs a server, and at the end of the test drains it and looks at what it left behind.
+func mustStartOn(t testing.TB, disk *vfs.Mem, adjust ...func(*config.Config)) *harness {
+	t.Helper()
+	c := testConfig()
+	for _, f := range adjust {
+		f(&c)
+	}
+	if err := c.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	h := &harness{disk: disk, faults: vfs.NewFaulty(disk), log: new(logBuffer)}
+	s, err := open(c, slog.New(slog.NewTextHandler(h.log, nil)), h.faults)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.Server = s
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(ctx) }()
+	h.stop = sync.OnceValue(func() error {
+		cancel()
+		return <-ended
+	})
+	h.conn = h.dial(t)
+	h.kv, h.admin = pb.NewKVClient(h.conn), pb.NewAdminClient(h.conn)
+	t.Cleanup(func() {
+		err := h.stop()
+		if s.store.Err() == nil && err != nil {
+			t.Errorf("the server ended with %v", err)
+		}
+		if requests, bytes := s.admission.inflight(); requests != 0 || bytes != 0 {
+			t.Errorf("%d requests of %d bytes were never given back", requests, bytes)
+		}
+		if n := s.callers.open.Load(); n != 0 {
+			t.Errorf("%d callers were never given back", n)
+		}
+		if n := s.store.Stats().SessionsOpen; n != 0 {
+			t.Errorf("%d sessions were never closed", n)
+		}
+		if n := s.streams.Load(); n != 0 {
+			t.Errorf("%d streams never ended", n)
+		}
+	})
+	return h
+}
+
+func (h *harness) dial(t testing.TB) *grpc.ClientConn {
+	t.Helper()
+	conn, err := grpc.NewClient("passthrough:///"+h.Address(),
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(1<<30), grpc.MaxCallSendMsgSize(1<<30)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() }) // some tests close it themselves
+	return conn
+}
+
+func testContext(t testing.TB) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func (h *harness) put(t testing.TB, key, value string) uint64 {
+	t.Helper()
+	out, err := h.kv.Put(testContext(t), &pb.PutRequest{Key: []byte(key), Value: []byte(value), Durability: pb.Durability_DURABILITY_ASYNC})
+	if err != nil {
+		t.Fatalf("put %q: %v", key, err)
+	}
+	return out.Epoch
+}
+
+func (h *harness) get(t testing.TB, key string) *pb.GetResponse {
+	t.Helper()
+	out, err := h.kv.Get(testContext(t), &pb.GetRequest{Key: []byte(key)})
+	if err != nil {
+		t.Fatalf("get %q: %v", key, err)
+	}
+	return out
+}
+
+// failure is what a client can read from an error.
+type failure struct {
+	code     codes.Code
+	reason   string
+	metadata map[string]string
+	field    string
+	retry    time.Duration
+	subject  string // of the PreconditionFailure
+}
+
+// failureOf takes an error apart and insists on exactly one ErrorInfo of our domain.
+func failureOf(t testing.TB, err error) failure {
+	t.Helper()
+	st, ok := status.FromError(err)
+	if err == nil || !ok {
+		t.Fatalf("got %v, want a status", err)
+	}
+	f, infos := failure{code: st.Code()}, 0
+	for _, d := range st.Details() {
+		switch d := d.(type) {
+		case *errdetails.ErrorInfo:
+			infos++
+			f.reason, f.metadata = d.Reason, d.Metadata
+			if d.Domain != pb.ErrorDomain {
+				t.Errorf("domain %q", d.Domain)
+			}
+		case *errdetails.BadRequest:
+			f.field = d.FieldViolations[0].Field
+		case *errdetails.RetryInfo:
+			f.retry = d.RetryDelay.AsDuration()
+		case *errdetails.PreconditionFailure:
+			f.subject = d.Violations[0].Subject
+		}
+	}
+	if infos != 1 {
+		t.Fatalf("%v carries %d ErrorInfo, want one", err, infos)
+	}
+	return f
+}
+
+func (f failure) want(t testing.TB, code codes.Code, reason pb.ErrorReason, metadata ...string) {
+	t.Helper()
+	if f.code != code || f.reason != reason.Reason() {
+		t.Errorf("got %v %s, want %v %s", f.code, f.reason, code, reason.Reason())
+	}
+	if keys := slices.Sorted(maps.Keys(f.metadata)); !slices.Equal(keys, slices.Sorted(slices.Values(metadata))) {
+		t.Errorf("%s: metadata %v, want the keys %v", f.reason, f.metadata, metadata)
+	}
+}
+
+func mustRecvAll(t testing.TB, stream grpc.ServerStreamingClient[pb.ScanResponse]) []*pb.ScanResponse {
+	t.Helper()
+	var pages []*pb.ScanResponse
+	for {
+		page, err := stream.Recv()
+		if err == io.EOF {
+			return pages
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		pages = append(pages, page)
+	}
+}
+
+func eventually(t testing.TB, what string, holds func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !holds(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("never: %s", what)
+		}
+	}
+}

@@ -1,0 +1,158 @@
+package server
+
+import (
+	"fmt"
+	"testing"
+
+	pb "epochkv/api/proto/epochkv/v1"
+)
+
+func TestWriteIsReadBackWithItsEpoch(t *testing.T) {
+	h := mustStart(t)
+	epoch := h.put(t, "k", "v")
+	got := h.get(t, "k")
+	if !got.Found || string(got.Value) != "v" || got.Epoch != epoch || got.ReadEpoch < epoch {
+		t.Fatalf("got %v after writing at %d", got, epoch)
+	}
+	if got := h.get(t, "missing"); got.Found || len(got.Value) != 0 || got.Epoch != 0 {
+		t.Fatalf("a missing key answers %v", got)
+	}
+	deleted, err := h.kv.Delete(testContext(t), &pb.DeleteRequest{Key: []byte("k")})
+	if err != nil || deleted.Epoch <= epoch {
+		t.Fatalf("delete: %v, %v", deleted, err)
+	}
+	if got := h.get(t, "k"); got.Found {
+		t.Fatalf("a deleted key answers %v", got)
+	}
+}
+
+func TestEmptyValueIsNotAMissingKey(t *testing.T) {
+	h := mustStart(t)
+	h.put(t, "k", "")
+	if got := h.get(t, "k"); !got.Found || len(got.Value) != 0 {
+		t.Fatalf("got %v", got)
+	}
+}
+
+func TestBatchIsOneEpochAndAnswersInRequestOrder(t *testing.T) {
+	h := mustStart(t)
+	h.put(t, "gone", "x")
+	out, err := h.kv.BatchWrite(testContext(t), &pb.BatchWriteRequest{Mutations: []*pb.Mutation{
+		{Kind: pb.Mutation_KIND_PUT, Key: []byte("b"), Value: []byte("2")},
+		{Kind: pb.Mutation_KIND_PUT, Key: []byte("a"), Value: []byte("1")},
+		{Kind: pb.Mutation_KIND_DELETE, Key: []byte("gone")},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := h.kv.BatchGet(testContext(t), &pb.BatchGetRequest{Keys: [][]byte{[]byte("b"), []byte("gone"), []byte("a"), []byte("b")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"2", "", "1", "2"}
+	for i, r := range got.Results {
+		if string(r.Value) != want[i] || r.Found != (want[i] != "") || r.Found && r.Epoch != out.Epoch {
+			t.Errorf("result %d is %v, want %q at %d", i, r, want[i], out.Epoch)
+		}
+	}
+	if len(got.Results) != len(want) || got.ReadEpoch < out.Epoch {
+		t.Errorf("%d results at %d", len(got.Results), got.ReadEpoch)
+	}
+}
+
+func TestReadsAtANamedEpoch(t *testing.T) {
+	h := mustStart(t, retaining)
+	first := h.put(t, "k", "old")
+	h.put(t, "k", "new")
+	got, err := h.kv.Get(testContext(t), &pb.GetRequest{Key: []byte("k"), SnapshotEpoch: first})
+	if err != nil || string(got.Value) != "old" || got.ReadEpoch != first {
+		t.Fatalf("got %v, %v", got, err)
+	}
+	both, err := h.kv.BatchGet(testContext(t), &pb.BatchGetRequest{Keys: [][]byte{[]byte("k")}, SnapshotEpoch: first})
+	if err != nil || string(both.Results[0].Value) != "old" || both.ReadEpoch != first {
+		t.Fatalf("got %v, %v", both, err)
+	}
+}
+
+func TestPreconditionsGuardEveryKindOfWrite(t *testing.T) {
+	h := mustStart(t)
+	epoch := h.put(t, "k", "v")
+	holds := []*pb.Precondition{
+		{Key: []byte("k"), Condition: &pb.Precondition_Exists{Exists: true}},
+		{Key: []byte("k"), Condition: &pb.Precondition_ValueEquals{ValueEquals: []byte("v")}},
+		{Key: []byte("k"), Condition: &pb.Precondition_EpochEquals{EpochEquals: epoch}},
+		{Key: []byte("other"), Condition: &pb.Precondition_Exists{Exists: false}},
+	}
+	fails := []*pb.Precondition{
+		{Key: []byte("k"), Condition: &pb.Precondition_Exists{Exists: false}},
+		{Key: []byte("k"), Condition: &pb.Precondition_ValueEquals{ValueEquals: []byte("w")}},
+		{Key: []byte("k"), Condition: &pb.Precondition_EpochEquals{EpochEquals: epoch + 1}},
+		{Key: []byte("other"), Condition: &pb.Precondition_Exists{Exists: true}},
+	}
+	ctx := testContext(t)
+	for name, write := range map[string]func(p []*pb.Precondition) error{
+		"put": func(p []*pb.Precondition) error {
+			_, err := h.kv.Put(ctx, &pb.PutRequest{Key: []byte("x"), Preconditions: p})
+			return err
+		},
+		"delete": func(p []*pb.Precondition) error {
+			_, err := h.kv.Delete(ctx, &pb.DeleteRequest{Key: []byte("x"), Preconditions: p})
+			return err
+		},
+		"batch": func(p []*pb.Precondition) error {
+			_, err := h.kv.BatchWrite(ctx, &pb.BatchWriteRequest{Preconditions: p, Mutations: []*pb.Mutation{{Kind: pb.Mutation_KIND_PUT, Key: []byte("x")}}})
+			return err
+		},
+		"range": func(p []*pb.Precondition) error {
+			_, err := h.kv.DeleteRange(ctx, &pb.DeleteRangeRequest{Preconditions: p, Range: &pb.KeyRange{Prefix: []byte("x")}})
+			return err
+		},
+	} {
+		if err := write(holds); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		for i := range fails {
+			f := failureOf(t, write(append(holds[:i:i], fails[i])))
+			if f.metadata["index"] != fmt.Sprint(i) || f.metadata["key"] != string(fails[i].Key) || f.subject != string(fails[i].Key) {
+				t.Errorf("%s: failure %d is told as %+v", name, i, f)
+			}
+		}
+	}
+}
+
+func TestDeleteRangeCountsAndGoesOnInParts(t *testing.T) {
+	h := mustStart(t)
+	for i := range 10 {
+		h.put(t, fmt.Sprintf("k%d", i), "v")
+	}
+	ctx := testContext(t)
+	out, err := h.kv.DeleteRange(ctx, &pb.DeleteRangeRequest{Range: &pb.KeyRange{Start: []byte("k2"), End: []byte("k8")}, Limit: 4})
+	if err != nil || out.Deleted != 4 || !out.More || out.Epoch == 0 {
+		t.Fatalf("first part: %v, %v", out, err)
+	}
+	out, err = h.kv.DeleteRange(ctx, &pb.DeleteRangeRequest{Range: &pb.KeyRange{Start: []byte("k2"), End: []byte("k8")}, Limit: 4})
+	if err != nil || out.Deleted != 2 || out.More {
+		t.Fatalf("second part: %v, %v", out, err)
+	}
+	out, err = h.kv.DeleteRange(ctx, &pb.DeleteRangeRequest{Range: &pb.KeyRange{Start: []byte("k2"), End: []byte("k8")}})
+	if err != nil || out.Deleted != 0 || out.Epoch != 0 {
+		t.Fatalf("nothing left: %v, %v", out, err)
+	}
+	out, err = h.kv.DeleteRange(ctx, &pb.DeleteRangeRequest{Range: &pb.KeyRange{}})
+	if err != nil || out.Deleted != 4 {
+		t.Fatalf("all that is left: %v, %v", out, err)
+	}
+}
+
+func TestStatusTellsWhatIsGoingOn(t *testing.T) {
+	h := mustStart(t)
+	epoch := h.put(t, "k", "v")
+	out, err := h.admin.Status(testContext(t), &pb.StatusRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out.Health.State != pb.Health_STATE_SERVING || out.Epochs.Visible != epoch || out.Sessions.Open != 1 || out.Limits.KeyBytes != 2048 ||
+		out.Sizes.MemoryBudgetBytes != 64<<20 || out.Sizes.ResidentBytes == 0 || len(out.Generations) == 0 || out.Build.GoVersion == "" {
+		t.Fatalf("got %v", out)
+	}
+}
