@@ -232,10 +232,8 @@ func putSeparator(p []byte, at int, suffix []byte, t keys.Trailer) (end int) {
 	return at + trailerSize
 }
 
-// Between appends to dst the key of the shortest separator that lies behind left and not behind right, where left < right.
-func Between(dst, left, right []byte) []byte {
-	return append(dst, right[:sharedPrefix(left, right)+1]...)
-}
+// Shortest is the shortest key that lies behind left and not behind right, where left < right. It aliases right.
+func Shortest(left, right []byte) []byte { return right[:sharedPrefix(left, right)+1] }
 
 // String shows a separator as a person would name it.
 func (s Separator) String() string {

@@ -220,3 +220,12 @@ func (v *View) find(i int, at keys.Epoch) (t keys.Trailer, value []byte, large, 
 	}
 	return t, value, large, true
 }
+
+// IsTree reports whether p is a tree page of this level.
+func IsTree(p []byte, level int) bool {
+	want := TypeInner
+	if level == 0 {
+		want = TypeLeaf
+	}
+	return Type(p[offType]) == want && int(p[offLevel]) == level
+}

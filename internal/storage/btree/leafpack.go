@@ -1,0 +1,263 @@
+package btree
+
+import (
+	"bytes"
+
+	"epochkv/internal/storage/page"
+)
+
+// leafPacker turns a run of entries into leaves. It keeps up to two leaves back, so that it can decide how to cut the end of
+// the run when it knows where that is: a long run fills its leaves to the fill target, the last two leaves share what
+// is left, and a run that only grows at its end (ascending keys) leaves full leaves behind it.
+type leafPacker struct {
+	regions    [2]leafRegion
+	second     bool // regions[1] is in use
+	pageSize   int
+	soft       int // where a long run cuts its leaves
+	checkpoint uint64
+	pages      *pagePool
+	separators arena
+	out        []item
+}
+
+// leafRegion is a leaf in the making. Entries point into buf: growing it leaves the old array to those that point there.
+type leafRegion struct {
+	bound   page.Separator // nothing in the region lies before it
+	entries []page.Entry
+	large   []largeValue
+	size    page.LeafSize
+	buf     []byte
+	based   int // entries that the old tree already had
+}
+
+// largeValue is a value to be placed (or, if it has none, a carried reference) at entries[entry].
+type largeValue struct {
+	entry int
+	value []byte
+}
+
+// item is one child of the new tree: an old page that stays, or a new one that still lacks its id.
+type item struct {
+	page.Child
+	page  []byte // nil if the child stays as it was
+	large []placement
+}
+
+// placement is where in a page the reference of a large value belongs. A nil value means the reference stands there already.
+type placement struct {
+	offset int
+	value  []byte
+}
+
+func (r *leafRegion) reset(bound page.Separator) {
+	*r = leafRegion{bound: bound, entries: r.entries[:0], large: r.large[:0], buf: r.buf[:0]}
+}
+
+// begin starts a run whose first leaf has the given lower bound, if none is under way.
+func (k *leafPacker) begin(bound page.Separator) {
+	if k.empty() {
+		k.regions[0].reset(bound)
+		k.second = false
+	}
+}
+
+func (k *leafPacker) empty() bool { return len(k.regions[0].entries) == 0 }
+
+// underfull reports whether what is pending should rather share a leaf with its neighbour. A third: halves of a split leaf must
+// stand clear of it, else deletes and inserts around the mark would merge and split for ever.
+func (k *leafPacker) underfull() bool {
+	return !k.second && !k.empty() && k.regions[0].size.Bytes() < page.Payload(k.pageSize)/3
+}
+
+// add copies e to the end of the run. Values that are too long for a leaf are not copied: they wait for their place.
+func (k *leafPacker) add(e *page.Entry, based bool) {
+	var large []byte
+	isLarge := e.Large
+	if !e.Large && len(e.Value) > page.InlineMax(k.pageSize) {
+		large, isLarge = e.Value, true
+		e.Value, e.Large = zeroRef[:], true
+	}
+	r := &k.regions[0]
+	if k.second {
+		r = &k.regions[1]
+	}
+	if len(r.entries) != 0 && r.size.With(e) > k.soft {
+		r = k.cut(e)
+	}
+	r.add(e, based)
+	if isLarge {
+		r.large = append(r.large, largeValue{len(r.entries) - 1, large})
+	}
+}
+
+var zeroRef page.Ref
+
+func (r *leafRegion) add(e *page.Entry, based bool) {
+	at := len(r.buf)
+	if e.Same && len(r.entries) != 0 {
+		r.buf = append(r.buf, e.Value...)
+		e.Key = r.entries[len(r.entries)-1].Key
+		e.Value = r.buf[at:]
+	} else {
+		r.buf = append(append(r.buf, e.Key...), e.Value...)
+		mid := at + len(e.Key)
+		e.Key, e.Value = r.buf[at:mid:mid], r.buf[mid:]
+	}
+	r.size.Add(e)
+	r.entries = append(r.entries, *e)
+	if based {
+		r.based++
+	}
+}
+
+// cut opens the next region in front of e, and emits the first one if both were in use.
+func (k *leafPacker) cut(e *page.Entry) *leafRegion {
+	if k.second {
+		k.emit(&k.regions[0])
+		k.regions[0], k.regions[1] = k.regions[1], k.regions[0]
+	}
+	last := &k.regions[0].entries[len(k.regions[0].entries)-1]
+	k.second = true
+	k.regions[1].reset(k.separators.between(last, e))
+	return &k.regions[1]
+}
+
+// flush ends the run: what is pending becomes one leaf or two.
+func (k *leafPacker) flush() {
+	if k.empty() {
+		return
+	}
+	if k.second {
+		k.balance()
+	}
+	k.emit(&k.regions[0])
+	if k.second {
+		k.emit(&k.regions[1])
+	}
+	k.regions[0].entries, k.second = k.regions[0].entries[:0], false
+}
+
+// balance decides how the last two leaves of a run divide its entries. One leaf takes all if they fit; an ascending run, whose end
+// the old tree had nothing of, keeps its first leaf full; otherwise both get half.
+func (k *leafPacker) balance() {
+	a, b := &k.regions[0], &k.regions[1]
+	payload := page.Payload(k.pageSize)
+	if b.based == 0 && b.size.Bytes() >= payload/3 || b.size.Bytes() >= payload/2 {
+		return
+	}
+	total := a.size.Bytes() + b.size.Bytes()
+	from := len(a.entries)
+	all := append(a.entries, b.entries...)
+	cut := len(all)
+	if !fits(all, payload) {
+		cut = halfway(all, from, total)
+		for cut < from && !fits(all[cut:], payload) {
+			cut++ // entries far from the others would cost the second leaf its prefix
+		}
+	}
+	for i := range b.large {
+		b.large[i].entry += from
+	}
+	a.large = append(a.large, b.large...)
+	a.entries = all[:cut]
+	k.second = cut < len(all)
+	if !k.second {
+		return
+	}
+	b.bound = k.separators.between(&all[cut-1], &all[cut])
+	b.entries = append(b.entries[:0], all[cut:]...)
+	b.large = b.large[:0]
+	for i, l := range a.large {
+		if l.entry >= cut {
+			for _, l := range a.large[i:] {
+				b.large = append(b.large, largeValue{l.entry - cut, l.value})
+			}
+			a.large = a.large[:i]
+			break
+		}
+	}
+}
+
+// halfway is the index at which all divides into two halves by bytes, moved to the start of a key if one is near. The first
+// half holds at least one entry and at most limit.
+func halfway(all []page.Entry, limit, total int) int {
+	bytes, cut := 0, 0
+	for cut < limit && bytes < total/2 {
+		bytes += entryCost(&all[cut])
+		cut++
+	}
+	for i := cut; i > cut/2; i-- {
+		if !all[i].Same {
+			return max(i, 1)
+		}
+	}
+	return max(cut, 1)
+}
+
+func entryCost(e *page.Entry) int {
+	const overhead = 17 // header, fingerprint, head, and offset
+	if e.Same {
+		return overhead + len(e.Value)
+	}
+	return overhead + len(e.Key) + len(e.Value)
+}
+
+func fits(entries []page.Entry, payload int) bool {
+	var s page.LeafSize
+	for i := range entries {
+		if s.With(&entries[i]) > payload {
+			return false
+		}
+		s.Add(&entries[i])
+	}
+	return true
+}
+
+// emit builds a leaf of the region.
+func (k *leafPacker) emit(r *leafRegion) {
+	p := k.pages.get()
+	newest := page.BuildLeaf(p, k.checkpoint, r.entries)
+	it := item{Child: page.Child{Separator: r.bound, Newest: newest}, page: p}
+	for _, l := range r.large {
+		it.large = append(it.large, placement{page.Leaf(p).ValueOffset(l.entry), l.value})
+	}
+	k.out = append(k.out, it)
+}
+
+// arena holds the keys of separators, which outlive the leaves they came from.
+type arena struct{ buf []byte }
+
+// keep copies key.
+func (a *arena) keep(key []byte) []byte {
+	if len(key) > cap(a.buf)-len(a.buf) {
+		a.buf = make([]byte, 0, max(4096, len(key)))
+	}
+	at := len(a.buf)
+	a.buf = append(a.buf, key...)
+	return a.buf[at:len(a.buf):len(a.buf)]
+}
+
+// between is the separator for a cut between two neighbours.
+func (a *arena) between(left, right *page.Entry) page.Separator {
+	if bytes.Equal(left.Key, right.Key) {
+		return page.Separator{Key: a.keep(right.Key), Trailer: left.Trailer - 1}
+	}
+	return page.Separator{Key: a.keep(page.Shortest(left.Key, right.Key)), Trailer: page.NoTrailer}
+}
+
+// pagePool lends page buffers to one worker.
+type pagePool struct {
+	size int
+	free [][]byte
+}
+
+func (p *pagePool) get() []byte {
+	if n := len(p.free); n > 0 {
+		b := p.free[n-1]
+		p.free = p.free[:n-1]
+		return b
+	}
+	return make([]byte, p.size)
+}
+
+func (p *pagePool) put(b []byte) { p.free = append(p.free, b) }

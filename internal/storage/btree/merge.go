@@ -1,0 +1,185 @@
+package btree
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"sync"
+
+	"epochkv/internal/storage/page"
+)
+
+// ErrKeySize means an input key that is empty or longer than page.KeySizeMax.
+var ErrKeySize = errors.New("btree: key size out of bounds")
+
+// MergeInput says what to merge into what, and how.
+type MergeInput struct {
+	Base       Root
+	Checkpoint uint64 // number that new pages carry
+	PageSize   int
+	Policy     Policy
+
+	// Input returns a stream over all of the new versions. It is called once for each worker, and once for the planner.
+	Input func() Input
+	// Source returns a source of base pages. It is called once for each worker, once for the planner, and once for the
+	// upper levels. A page that it hands out must stay as it is until the next call of the same source.
+	Source func() Source
+	Sink   Sink
+	Values Values // may be nil if no value is longer than page.InlineMax
+
+	// Workers is how many goroutines merge. It changes nothing in the result. Zero means one.
+	Workers int
+	// FillPercent is where a long run of entries cuts its pages. Zero means FillDefault.
+	FillPercent int
+	// Cuts are keys at which the work is divided in addition to the tree's own separators: a sample of the input's keys
+	// lets many workers share a merge into a small tree. Sorted, and part of the input: other cuts give other pages.
+	Cuts [][]byte
+	// Relocate moves pages towards the start of the file.
+	Relocate Relocation
+	// Invoke, if set, sees every entry of the input with the newest version that the tree has of its key, and returns the entry
+	// to take in its place, under the same key and a trailer of kind KindNone for none. Workers call it concurrently.
+	Invoke func(e Entry, old Version, found bool) Entry
+}
+
+// Relocation asks a merge to rewrite up to Max pages (and their parents) whose id is From or larger. The sink then gives them
+// lower places, so that the end of the file becomes free. The zero Relocation asks for nothing.
+type Relocation struct {
+	From page.ID
+	Max  int
+}
+
+// Sink takes the new pages of a merge.
+type Sink interface {
+	// AllocExtent reserves n neighbouring pages. Calls come one at a time, in an order that depends on the merge's input only.
+	AllocExtent(n int) (page.ID, error)
+	// WritePage takes the finished page; p is the caller's again when it returns. Workers call it concurrently, in no order.
+	WritePage(id page.ID, p []byte) error
+}
+
+// Values keeps what is too long for a leaf. Calls come one at a time, in an order that depends on the merge's input only.
+type Values interface {
+	// Place stores value and says how to find it.
+	Place(value []byte) (page.Ref, error)
+	// Keep is asked about each reference that a rewritten leaf carries over, and may answer with another place to which it
+	// moved the value.
+	Keep(ref page.Ref) (page.Ref, error)
+	// Drop gives up a value that no rewritten leaf refers to any more.
+	Drop(ref page.Ref) error
+}
+
+// FillDefault leaves room in the leaves of a long run, so that the next random inserts there need not split them.
+const FillDefault = 90
+
+// Result is what a merge made.
+type Result struct {
+	Root   Root
+	Freed  []page.ID // pages of the base that the new tree does not use
+	Unused []page.ID // pages allocated and not written
+	Stats  Stats
+}
+
+// Stats counts what a merge did. Versions, Keys and Bytes are differences to the base.
+type Stats struct {
+	LeafPages, InnerPages int   // written
+	Keys                  int64 // keys whose newest version is a value
+	Versions              int64
+	Bytes                 int64 // keys and inline values of all versions
+	VersionsDropped       int64 // old and new ones that nobody can see
+	TombstonesDropped     int64 // of those
+	Placed, Dropped       int64 // large values
+}
+
+func (s *Stats) add(o *Stats) {
+	s.LeafPages += o.LeafPages
+	s.InnerPages += o.InnerPages
+	s.Keys += o.Keys
+	s.Versions += o.Versions
+	s.Bytes += o.Bytes
+	s.VersionsDropped += o.VersionsDropped
+	s.TombstonesDropped += o.TombstonesDropped
+	s.Placed += o.Placed
+	s.Dropped += o.Dropped
+}
+
+// merge is a Merge under way.
+type merge struct {
+	*MergeInput
+	soft    int // bytes at which a long run cuts a page
+	ordered ordered
+
+	planMu sync.Mutex // guards next and plan; taken before nothing
+	plan   planner
+	next   func() (*part, bool)
+}
+
+// Merge writes a new tree that holds the base and the input, less what the policy drops, and shares with the base the
+// pages that nothing touched. On an error the pages allocated so far are the sink's to take back; the base is as it was.
+func Merge(ctx context.Context, in *MergeInput) (*Result, error) {
+	m := &merge{MergeInput: in}
+	fill := in.FillPercent
+	if fill == 0 {
+		fill = FillDefault
+	}
+	m.soft = page.Payload(in.PageSize) * fill / 100
+	m.ordered.init(m)
+	m.plan = planner{m: m, src: in.Source(), in: peeker{in: in.Input()}, budget: in.Relocate.Max}
+	next, stop := iter.Pull(m.plan.parts)
+	defer stop()
+	m.next = next
+	if err := m.work(ctx); err != nil {
+		return nil, fmt.Errorf("merge into the tree: %w", err)
+	}
+	return m.ordered.finish(m.plan.events)
+}
+
+// work runs the workers until the plan has no more parts.
+func (m *merge) work(ctx context.Context) error {
+	if m.Workers <= 1 {
+		m.ordered.fail(m.workParts(ctx))
+		return m.ordered.err()
+	}
+	var wg sync.WaitGroup
+	for range m.Workers {
+		wg.Go(func() { m.ordered.fail(m.workParts(ctx)) })
+	}
+	wg.Wait()
+	return m.ordered.err()
+}
+
+// workParts takes part after part.
+func (m *merge) workParts(ctx context.Context) error {
+	var w *worker
+	for {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		p, err := m.nextPart()
+		if p == nil || err != nil {
+			return err
+		}
+		if w == nil {
+			w = m.newWorker()
+		}
+		if err := w.run(p); err != nil {
+			return err
+		}
+		if err := m.ordered.commit(p, w); err != nil {
+			return err
+		}
+	}
+}
+
+func (m *merge) nextPart() (*part, error) {
+	m.planMu.Lock()
+	defer m.planMu.Unlock()
+	p, _ := m.next()
+	return p, m.plan.err
+}
+
+func (m *merge) newWorker() *worker {
+	w := &worker{m: m, src: m.Source(), in: peeker{in: m.Input()}}
+	w.pages.size = m.PageSize
+	w.pack = leafPacker{pageSize: m.PageSize, soft: m.soft, checkpoint: m.Checkpoint, pages: &w.pages}
+	return w
+}

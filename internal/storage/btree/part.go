@@ -1,0 +1,366 @@
+package btree
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"slices"
+
+	"epochkv/internal/storage/keys"
+	"epochkv/internal/storage/page"
+)
+
+// part is a piece of a merge that one worker does alone: neighbouring leaves of the old tree, and the input in front of hi.
+type part struct {
+	index    int
+	before   []event        // what the upper levels take in front of the part
+	children []page.Child   // the old leaves; a child with id zero is the leaf that an empty tree lacks
+	lo       page.Separator // where the part begins: in front of its first leaf, or inside it
+	hi       *page.Separator
+	cutFirst bool // the first leaf began in the part before, which also frees it
+	cutLast  bool // the last leaf goes on in the next part
+	relocate bool // move leaves that stand behind the merge's relocation limit
+}
+
+// worker merges parts. Its buffers serve one part after another.
+type worker struct {
+	m     *merge
+	src   Source
+	in    peeker
+	pack  leafPacker
+	pages pagePool
+	key   []byte // of the version in hand
+	hist  history
+	kept  bool // a version of key went into the run
+	// counted says that a key's newest version was seen on that side, so that older ones do not count as live.
+	countedOld, countedNew bool
+	entry                  page.Entry
+	freed                  []page.ID
+	dropped                []page.Ref
+	stats                  Stats
+	err                    error // what the input had that no tree takes
+}
+
+// run merges p. It leaves the part's children in pack.out.
+func (w *worker) run(p *part) error {
+	w.pack.out, w.freed, w.dropped, w.stats = nil, nil, nil, Stats{}
+	w.in.seek(p.lo)
+	w.checkInput()
+	w.key, w.hist = w.key[:0], history{}
+	follow := false // the last leaf's last key goes on in the next leaf, where nobody sees any of it
+	for i := range p.children {
+		c := &p.children[i]
+		bound := p.boundAfter(i)
+		touched := follow || w.in.before(bound) || w.pack.underfull() ||
+			i == 0 && p.cutFirst || i == len(p.children)-1 && p.cutLast || p.relocate && c.ID >= w.m.Relocate.From
+		if !touched {
+			w.pack.flush()
+			w.pack.out = append(w.pack.out, item{Child: *c})
+			continue
+		}
+		if err := w.mergeLeaf(p, i, bound); err != nil {
+			return err
+		}
+		follow = w.hist.done && continues(bound, w.key)
+		if err := w.m.ordered.stream(p, w); err != nil {
+			return err
+		}
+	}
+	if err := cmp.Or(w.in.in.Err(), w.err); err != nil {
+		return err
+	}
+	return w.finish(p)
+}
+
+// boundAfter is where child i of the part ends.
+func (p *part) boundAfter(i int) *page.Separator {
+	if i+1 < len(p.children) {
+		return &p.children[i+1].Separator
+	}
+	return p.hi
+}
+
+// continues reports whether versions of key go on behind bound.
+func continues(bound *page.Separator, key []byte) bool {
+	return bound != nil && bound.Trailer != page.NoTrailer && bytes.Equal(bound.Key, key)
+}
+
+// finish ends the part's last run. If it is underfull and the leaf in front of it stayed as it was, the two become one run.
+// The last leaf of the tree may be underfull: that is where ascending keys go on.
+func (w *worker) finish(p *part) error {
+	n := len(w.pack.out)
+	if p.hi == nil || !w.pack.underfull() || n == 0 || w.pack.out[n-1].page != nil {
+		w.pack.flush()
+		return nil
+	}
+	prev := w.pack.out[n-1].Child
+	w.pack.out = w.pack.out[:n-1]
+	r := &w.pack.regions[0]
+	tail, large := slices.Clone(r.entries), slices.Clone(r.large)
+	r.entries, r.large, r.buf = r.entries[:0], nil, nil // the tail goes on pointing into the old buffer
+	w.pack.begin(prev.Separator)
+	if err := w.copyLeaf(prev); err != nil {
+		return err
+	}
+	for i := range tail {
+		e := tail[i]
+		if i == 0 {
+			e.Same = bytes.Equal(e.Key, w.key) // its newer versions may end the leaf before
+		}
+		if len(large) > 0 && large[0].entry == i {
+			if large[0].value != nil {
+				e.Value, e.Large = large[0].value, false
+			}
+			large = large[1:]
+		}
+		w.pack.add(&e, true)
+	}
+	w.pack.flush()
+	return nil
+}
+
+// copyLeaf adds all of an old leaf to the run as it is.
+func (w *worker) copyLeaf(c page.Child) error {
+	p, err := fetch(w.src, c.ID, 0)
+	if err != nil {
+		return err
+	}
+	w.freed = append(w.freed, c.ID)
+	v := page.Leaf(p).View()
+	for i := range v.Count() {
+		w.loadOld(&v, i)
+		w.pack.add(&w.entry, true)
+	}
+	return nil
+}
+
+// loadOld makes entry i of an old leaf the one in hand.
+func (w *worker) loadOld(v *page.View, i int) {
+	suffix, t, value, large := v.At(i)
+	same := i > 0 && len(suffix) == 0
+	if !same {
+		w.key = append(append(w.key[:0], v.Prefix()...), suffix...)
+	}
+	w.entry = page.Entry{Key: w.key, Value: value, Trailer: t, Same: same, Large: large}
+}
+
+// mergeLeaf replaces leaf i of the part by the run of its entries and the input in front of bound.
+func (w *worker) mergeLeaf(p *part, i int, bound *page.Separator) error {
+	c := &p.children[i]
+	lower := c.Separator
+	if i == 0 {
+		lower = p.lo
+	}
+	w.pack.begin(lower)
+	if c.ID == 0 {
+		w.takeInput(bound)
+		return nil
+	}
+	b, err := fetch(w.src, c.ID, 0)
+	if err != nil {
+		return err
+	}
+	leaf := page.Leaf(b)
+	v := leaf.View()
+	from, to := 0, v.Count()
+	if i == 0 && p.cutFirst {
+		from = leaf.Search(p.lo.Key)
+	} else {
+		w.freed = append(w.freed, c.ID)
+	}
+	if i == len(p.children)-1 && p.cutLast {
+		to = leaf.Search(p.hi.Key)
+	}
+	w.resume(&lower)
+	for from < to {
+		stop := to
+		if w.in.before(bound) {
+			stop = min(to, leaf.Search(w.in.entry.Key))
+		}
+		for ; from < stop; from++ {
+			w.takeOld(&v, from, bound)
+		}
+		from = w.takeKey(&v, from, to, bound)
+	}
+	w.takeInput(bound)
+	return nil
+}
+
+// resume restores what is known of a key whose newer versions stand in front of the leaf's lower bound.
+func (w *worker) resume(lower *page.Separator) {
+	if lower.Trailer == page.NoTrailer || bytes.Equal(w.key, lower.Key) {
+		return
+	}
+	w.key = append(w.key[:0], lower.Key...)
+	w.hist, w.kept = historyAfter(lower.Trailer), false
+	w.countedOld, w.countedNew = true, true
+}
+
+// enter makes key the one in hand, unless it is already.
+func (w *worker) enter(key []byte) {
+	if bytes.Equal(w.key, key) {
+		return
+	}
+	w.key = append(w.key[:0], key...)
+	w.forget()
+}
+
+func (w *worker) forget() {
+	w.hist, w.kept, w.countedOld, w.countedNew = history{}, false, false, false
+}
+
+// takeOld takes entry i of an old leaf, of whose key the input has nothing new.
+func (w *worker) takeOld(v *page.View, i int, bound *page.Separator) {
+	suffix, t, value, large := v.At(i)
+	if i == 0 {
+		w.enterParts(v.Prefix(), suffix)
+	} else if len(suffix) != 0 {
+		w.key = append(append(w.key[:0], v.Prefix()...), suffix...)
+		w.forget()
+	}
+	w.entry = page.Entry{Value: value, Trailer: t, Large: large}
+	w.take(true, bound)
+}
+
+// enterParts is enter for a key in two parts.
+func (w *worker) enterParts(prefix, suffix []byte) {
+	n := len(prefix)
+	if len(w.key) == n+len(suffix) && string(w.key[:n]) == string(prefix) && string(w.key[n:]) == string(suffix) {
+		return
+	}
+	w.key = append(append(w.key[:0], prefix...), suffix...)
+	w.forget()
+}
+
+// takeKey takes all versions of the input's next key, old ones from entry i on among them, and returns the entry behind.
+func (w *worker) takeKey(v *page.View, i, to int, bound *page.Separator) int {
+	if i == to || !w.in.before(bound) {
+		return i
+	}
+	e := &w.in.entry
+	w.enter(e.Key)
+	if string(v.Prefix()) != string(w.key[:min(len(w.key), len(v.Prefix()))]) || !bytes.Equal(v.Suffix(i), w.key[len(v.Prefix()):]) {
+		w.takeInputKey(bound)
+		return i
+	}
+	w.invoke(v, i)
+	for first := i; i < to && (i == first || v.Same(i)); {
+		_, t, value, large := v.At(i)
+		switch {
+		case w.inputHasKey(bound) && e.Trailer > t:
+			w.takeNew(bound)
+		case w.inputHasKey(bound) && e.Trailer == t: // a repeated input takes the place of what it left
+			w.countOld(t, value)
+			w.dropRef(value, large)
+			i++
+		default:
+			w.entry = page.Entry{Value: value, Trailer: t, Large: large}
+			w.take(true, bound)
+			i++
+		}
+	}
+	w.takeInputKey(bound)
+	return i
+}
+
+// invoke lets the merge's Invoke decide what the input's entry becomes, given the newest old version.
+func (w *worker) invoke(v *page.View, i int) {
+	if w.m.Invoke == nil {
+		return
+	}
+	var old Version
+	found := v != nil
+	if found {
+		_, t, value, large := v.At(i)
+		old = Version{Epoch: t.Epoch(), Kind: t.Kind(), Large: large, Value: value}
+	}
+	w.in.entry = w.m.Invoke(w.in.entry, old, found)
+}
+
+func (w *worker) inputHasKey(bound *page.Separator) bool {
+	return w.in.before(bound) && bytes.Equal(w.in.entry.Key, w.key)
+}
+
+// takeInputKey takes what the input has left of the key in hand.
+func (w *worker) takeInputKey(bound *page.Separator) {
+	for w.inputHasKey(bound) {
+		w.takeNew(bound)
+	}
+}
+
+// takeInput takes the input up to bound. The old tree has nothing of its keys.
+func (w *worker) takeInput(bound *page.Separator) {
+	for w.in.before(bound) {
+		w.enter(w.in.entry.Key)
+		w.invoke(nil, 0)
+		w.takeInputKey(bound)
+	}
+}
+
+func (w *worker) takeNew(bound *page.Separator) {
+	e := &w.in.entry
+	if e.Trailer.Kind() != keys.KindNone { // an Invoke that changed nothing
+		w.entry = page.Entry{Value: e.Value, Trailer: e.Trailer, Large: e.Large}
+		w.take(false, bound)
+	}
+	w.nextInput()
+}
+
+func (w *worker) nextInput() {
+	w.in.next()
+	w.checkInput()
+}
+
+// checkInput ends the input early at an entry that no page can hold.
+func (w *worker) checkInput() {
+	if n := len(w.in.entry.Key); w.in.ok && (n == 0 || n > page.KeySizeMax(w.m.PageSize)) {
+		w.err = fmt.Errorf("%w: %d bytes in pages of %d", ErrKeySize, n, w.m.PageSize)
+		w.in.ok = false
+	}
+}
+
+// take decides about the entry in hand, a version of w.key, and adds it to the run if somebody can see it.
+func (w *worker) take(old bool, bound *page.Separator) {
+	e := &w.entry
+	t := e.Trailer
+	if old {
+		w.countOld(t, e.Value)
+	}
+	keep := w.m.Policy.keep(&w.hist, t.Epoch())
+	if keep && t.Kind() == keys.KindDelete && w.hist.done && !continues(bound, w.key) {
+		keep = false // nothing lies below, and nobody reads at an epoch before it
+		w.stats.TombstonesDropped++
+	}
+	if !keep {
+		w.stats.VersionsDropped++
+		if old {
+			w.dropRef(e.Value, e.Large)
+		}
+		return
+	}
+	w.stats.Versions++
+	w.stats.Bytes += int64(len(w.key) + len(e.Value))
+	if !w.countedNew && t.Kind() != keys.KindDelete {
+		w.stats.Keys++
+	}
+	w.countedNew = true
+	e.Key, e.Same = w.key, w.kept
+	w.kept = true
+	w.pack.add(e, old)
+}
+
+// countOld takes a version of the old tree out of the balance; take puts it back if it stays.
+func (w *worker) countOld(t keys.Trailer, value []byte) {
+	w.stats.Versions--
+	w.stats.Bytes -= int64(len(w.key) + len(value))
+	if !w.countedOld && t.Kind() != keys.KindDelete {
+		w.stats.Keys--
+	}
+	w.countedOld = true
+}
+
+func (w *worker) dropRef(value []byte, large bool) {
+	if large {
+		w.dropped = append(w.dropped, page.Ref(value))
+	}
+}

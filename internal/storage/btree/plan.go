@@ -1,0 +1,216 @@
+package btree
+
+import (
+	"bytes"
+
+	"epochkv/internal/storage/page"
+)
+
+// partLeaves is how many neighbouring leaves make a part. Smaller parts balance better over the workers; each may leave
+// one leaf underfull at its end, and takes its turn under the lock.
+const partLeaves = 32
+
+// planner walks the inner nodes of the base and divides the merge into parts. The division depends on the base, the input and its
+// cuts, not on who works.
+type planner struct {
+	m      *merge
+	src    Source
+	in     peeker
+	err    error
+	events []event // since the last part
+	budget int     // pages still to be relocated
+	count  int     // parts so far
+}
+
+// event is something in the base that lies between two parts.
+type event struct {
+	child page.Child
+	level int  // of the child
+	freed bool // the page goes; else the subtree stays as it is
+}
+
+// parts yields the parts of the merge in key order. It stops early on an error.
+func (pl *planner) parts(yield func(*part) bool) {
+	base := pl.m.Base
+	pl.in.seek(page.Separator{Trailer: page.NoTrailer})
+	root := page.Child{Separator: page.Separator{Trailer: page.NoTrailer}, ID: base.ID}
+	switch {
+	case base.Empty():
+		if pl.in.ok {
+			pl.chunk([]page.Child{root}, nil, yield)
+		}
+	case base.Level == 0:
+		pl.leaves([]page.Child{root}, nil, yield)
+	case pl.touched(root, base.Level, nil):
+		pl.node(root, base.Level, nil, yield)
+	default:
+		pl.events = append(pl.events, event{child: root, level: base.Level})
+	}
+	if pl.err == nil {
+		pl.err = pl.in.in.Err()
+	}
+}
+
+// node plans the subtree of an inner node whose keys lie in front of bound.
+func (pl *planner) node(c page.Child, level int, bound *page.Separator, yield func(*part) bool) bool {
+	children, err := readChildren(pl.src, c, level)
+	if err != nil {
+		pl.err = err
+		return false
+	}
+	if pl.wanted(c.ID) {
+		pl.budget--
+	}
+	pl.events = append(pl.events, event{child: c, level: level, freed: true})
+	if level == 1 {
+		return pl.leaves(children, bound, yield)
+	}
+	for i, c := range children {
+		b := boundOf(children, i+1, bound)
+		if !pl.touched(c, level-1, b) {
+			pl.events = append(pl.events, event{child: c, level: level - 1})
+		} else if !pl.node(c, level-1, b, yield) {
+			return false
+		}
+	}
+	return pl.err == nil
+}
+
+// boundOf is the separator of child i, or what lies behind the last.
+func boundOf(children []page.Child, i int, behind *page.Separator) *page.Separator {
+	if i < len(children) {
+		return &children[i].Separator
+	}
+	return behind
+}
+
+// touched reports whether something below c is to be rewritten.
+func (pl *planner) touched(c page.Child, level int, bound *page.Separator) bool {
+	if pl.in.before(bound) || pl.wanted(c.ID) {
+		return true
+	}
+	if level == 0 || pl.budget <= 0 {
+		return false
+	}
+	children, err := readChildren(pl.src, c, level)
+	if err != nil {
+		pl.err = err
+		return false
+	}
+	for _, g := range children {
+		if pl.wanted(g.ID) || level > 1 && pl.relocates(g, level-1) {
+			return true
+		}
+	}
+	return false
+}
+
+// relocates reports whether something below c is to be moved.
+func (pl *planner) relocates(c page.Child, level int) bool {
+	none := page.Separator{Trailer: page.NoTrailer} // nothing of the input lies in front of it
+	return pl.touched(c, level, &none)
+}
+
+func (pl *planner) wanted(id page.ID) bool { return pl.budget > 0 && id >= pl.m.Relocate.From }
+
+// leaves plans the children of a node of level 1.
+func (pl *planner) leaves(children []page.Child, bound *page.Separator, yield func(*part) bool) bool {
+	for i := 0; i < len(children); i += partLeaves {
+		j := min(i+partLeaves, len(children))
+		run, b := children[i:j], boundOf(children, j, bound)
+		if !pl.anyTouched(run, b) {
+			for _, c := range run {
+				pl.events = append(pl.events, event{child: c})
+			}
+		} else if !pl.chunk(run, b, yield) {
+			return false
+		}
+	}
+	return pl.err == nil
+}
+
+func (pl *planner) anyTouched(run []page.Child, bound *page.Separator) bool {
+	for _, c := range run {
+		if pl.touched(c, 0, bound) {
+			return true
+		}
+	}
+	return false
+}
+
+// chunk yields neighbouring leaves as one part, or several where there are cuts between or inside them.
+func (pl *planner) chunk(run []page.Child, bound *page.Separator, yield func(*part) bool) bool {
+	relocate := false
+	for _, c := range run {
+		if pl.wanted(c.ID) {
+			relocate = true
+			pl.budget--
+		}
+	}
+	p := &part{children: run, lo: run[0].Separator, relocate: relocate}
+	for _, cut := range pl.m.Cuts {
+		k := page.Separator{Key: cut, Trailer: page.NoTrailer}
+		if p.lo.Compare(k.Key, k.Trailer) >= 0 {
+			continue
+		}
+		if bound != nil && bound.Compare(k.Key, k.Trailer) <= 0 {
+			break
+		}
+		next := p.cut(k)
+		if !pl.yield(p, yield) {
+			return false
+		}
+		p = next
+	}
+	p.hi = bound
+	if bound != nil {
+		pl.in.seek(*bound)
+	} else {
+		pl.in.ok = false
+	}
+	return pl.yield(p, yield)
+}
+
+func (pl *planner) yield(p *part, yield func(*part) bool) bool {
+	p.index, p.before, pl.events = pl.count, pl.events, nil
+	pl.count++
+	return yield(p)
+}
+
+// cut ends p at k and returns the rest.
+func (p *part) cut(k page.Separator) *part {
+	i := len(p.children) - 1
+	for i > 0 && p.children[i].Compare(k.Key, k.Trailer) > 0 {
+		i--
+	}
+	rest := &part{children: p.children[i:], lo: k, relocate: p.relocate}
+	rest.cutFirst = bytes.Compare(p.children[i].Key, k.Key) < 0 || p.children[i].Trailer != page.NoTrailer
+	p.hi, p.cutLast = &rest.lo, rest.cutFirst
+	p.children = p.children[:i]
+	if rest.cutFirst {
+		p.children = p.children[:i+1]
+	}
+	return rest
+}
+
+// readChildren copies the children of an inner node, so that they outlive the page.
+func readChildren(src Source, c page.Child, level int) ([]page.Child, error) {
+	p, err := fetch(src, c.ID, level)
+	if err != nil {
+		return nil, err
+	}
+	node := page.Inner(p)
+	n := node.Count()
+	children := make([]page.Child, n)
+	var seps arena
+	var buf []byte
+	for i := range n {
+		children[i] = page.Child{Separator: c.Separator, ID: node.Child(i), Newest: node.Newest(i)}
+		if i > 0 {
+			s := node.Separator(buf[:0], i)
+			buf = s.Key
+			children[i].Separator = page.Separator{Key: seps.keep(s.Key), Trailer: s.Trailer}
+		}
+	}
+	return children, nil
+}

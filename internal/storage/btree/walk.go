@@ -1,0 +1,103 @@
+package btree
+
+import (
+	"fmt"
+
+	"epochkv/internal/storage/keys"
+	"epochkv/internal/storage/page"
+)
+
+// Visitor sees the pages of a tree, parents before children, in key order.
+type Visitor struct {
+	// Page is called for each reachable page. Its bytes live until Page returns.
+	Page func(id page.ID, level int, p []byte) error
+	// Damaged is called for each page that cannot be read or does not fit in its place, with the keys that it may hold, from lo up to hi; nil
+	// means no bound. If it returns nil the walk goes on beside the page. A nil Damaged ends the walk with the error.
+	Damaged func(id page.ID, level int, lo, hi *page.Separator, err error) error
+}
+
+// Walk visits every page of a tree and checks how they hang together: types and levels, keys inside their separators, and newest epochs
+// inside their parents' bounds. What stands in one page alone is page.Verify's to check.
+func Walk(src Source, root Root, v *Visitor) error {
+	if root.Empty() {
+		return nil
+	}
+	if root.Level > page.LevelMax {
+		return fmt.Errorf("%w: root at level %d", ErrStructure, root.Level)
+	}
+	w := walker{src: src, v: v}
+	c := page.Child{Separator: page.Separator{Trailer: page.NoTrailer}, ID: root.ID, Newest: keys.MaxEpoch}
+	return w.visit(&c, root.Level, nil, nil)
+}
+
+type walker struct {
+	src Source
+	v   *Visitor
+}
+
+// visit checks the subtree of c, whose keys must lie in [lo, hi).
+func (w *walker) visit(c *page.Child, level int, lo, hi *page.Separator) error {
+	children, err := w.enter(c, level, lo, hi)
+	if err != nil {
+		err = fmt.Errorf("page %d at level %d: %w", c.ID, level, err)
+		if w.v.Damaged == nil {
+			return err
+		}
+		return w.v.Damaged(c.ID, level, lo, hi, err)
+	}
+	for i := range children {
+		below := lo
+		if i > 0 {
+			below = &children[i].Separator
+		}
+		if err := w.visit(&children[i], level-1, below, boundOf(children, i+1, hi)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// enter checks one page and returns its children.
+func (w *walker) enter(c *page.Child, level int, lo, hi *page.Separator) ([]page.Child, error) {
+	p, err := fetch(w.src, c.ID, level)
+	if err != nil {
+		return nil, err
+	}
+	if n := page.ReadHeader(p).Newest; n > c.Newest {
+		return nil, fmt.Errorf("%w: newest epoch %d, the parent claims %d", ErrStructure, n, c.Newest)
+	}
+	if w.v.Page != nil {
+		if err := w.v.Page(c.ID, level, p); err != nil {
+			return nil, err
+		}
+	}
+	if level == 0 {
+		return nil, leafInside(p, lo, hi)
+	}
+	children, err := readChildren(w.src, *c, level)
+	if err != nil {
+		return nil, err
+	}
+	for i := 1; i < len(children); i++ {
+		s := &children[i].Separator
+		if lo != nil && lo.Compare(s.Key, s.Trailer) >= 0 || hi != nil && hi.Compare(s.Key, s.Trailer) <= 0 {
+			return nil, fmt.Errorf("%w: separator %v outside [%v, %v)", ErrStructure, s, lo, hi)
+		}
+	}
+	return children, nil
+}
+
+// leafInside checks that the entries of a leaf lie in [lo, hi).
+func leafInside(p page.Leaf, lo, hi *page.Separator) error {
+	v := p.View()
+	last := v.Count() - 1
+	first := append(append([]byte(nil), v.Prefix()...), v.Suffix(0)...)
+	if lo != nil && lo.Compare(first, v.Trailer(0)) > 0 {
+		return fmt.Errorf("%w: first key %q in front of %v", ErrStructure, first, lo)
+	}
+	end := append(append([]byte(nil), v.Prefix()...), v.Suffix(last)...)
+	if hi != nil && hi.Compare(end, v.Trailer(last)) <= 0 {
+		return fmt.Errorf("%w: last key %q not in front of %v", ErrStructure, end, hi)
+	}
+	return nil
+}
