@@ -32,7 +32,7 @@ func (w *window) at(off int64, n int) ([]byte, error) {
 	}
 	want := int(min(max(int64(n), windowBytes), w.size-off))
 	if cap(w.buf) < want {
-		w.buf = make([]byte, max(want, windowBytes))
+		w.buf = make([]byte, want)
 	}
 	w.buf = w.buf[:want]
 	w.off = off

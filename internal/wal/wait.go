@@ -302,29 +302,29 @@ func (w *waits) takeOver(l *Log) bool {
 	return true
 }
 
-// flushForAll flushes as long as anybody wants it, and then gives up the role.
+// flushForAll flushes as long as anybody wants it, and then gives up the role. It keeps the role while those it has just
+// woken run: in a closed loop they come back at once, and the next sync takes them all. Giving it up first made the
+// fastest of 64 writers sync alone every second time.
 func (l *Log) flushForAll() {
 	var idle backoff
 	w := &l.waits
 	for {
 		moved, _ := l.flushStep() // waiters read the failure from Err
-		w.mu.Lock()
-		woken := w.takeSettled(l)
-		more := w.busy(l)
-		if !more {
-			w.flushing = false
+		l.wakeSettled()
+		if moved {
+			idle.reset()
+			runtime.Gosched()
 		}
+		w.mu.Lock()
+		more := w.busy(l)
+		w.flushing = more
 		w.mu.Unlock()
-		wake(woken)
 		if !more {
 			return
 		}
-		if moved {
-			idle.reset()
-			runtime.Gosched() // those just woken may publish before the next sync starts
-			continue
+		if !moved {
+			idle.wait()
 		}
-		idle.wait()
 	}
 }
 
