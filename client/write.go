@@ -135,6 +135,12 @@ func (b *Batch) Delete(key []byte) {
 	b.add(&kvpb.Mutation{Kind: kvpb.Mutation_KIND_DELETE, Key: key})
 }
 
+// Reset empties the batch for another use.
+func (b *Batch) Reset() {
+	clear(b.mutations) // they hold on to keys and values
+	b.mutations, b.bytes = b.mutations[:0], 0
+}
+
 // Len is the number of operations.
 func (b *Batch) Len() int { return len(b.mutations) }
 

@@ -1,0 +1,145 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"epochkv/client"
+)
+
+const (
+	endpointDefault = "127.0.0.1:7400"
+	endpointEnv     = "KVCTL_ENDPOINT"
+	timeoutDefault  = 10 * time.Second
+)
+
+// app is one run of kvctl: where it reads and writes, and the flags that every verb has.
+type app struct {
+	// Constant after construction.
+	in                       io.Reader
+	out, err                 io.Writer
+	outTerminal, errTerminal bool // whether a person is looking
+	getenv                   func(string) string
+
+	// Set by flags.
+	endpoint string
+	timeout  time.Duration
+	format   string
+	hex      bool
+
+	accepted bool // the command line was understood; errors from here on are not about usage
+}
+
+// run executes one command line and returns the exit code.
+func (a *app) run(ctx context.Context, args []string) int {
+	root := a.rootCommand()
+	root.SetArgs(args)
+	err := root.ExecuteContext(ctx)
+	if err != nil && !a.accepted {
+		err = usageError{err}
+	}
+	return a.report(err)
+}
+
+func (a *app) rootCommand() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "kvctl",
+		Short: "Talk to an EpochKV server",
+		Long: `kvctl reads, writes and inspects an EpochKV server.
+
+Exit codes: 0 ok, 1 error, 2 usage, 3 not found, 4 conflict or precondition failed, 6 unavailable or timeout, 7 limit,
+8 corruption, 10 disk full.`,
+		Example: `  kvctl put greeting hello
+  kvctl get greeting
+  kvctl scan user/ --limit 10
+  KVCTL_ENDPOINT=db1:7400 kvctl status`,
+		SilenceErrors:     true,
+		SilenceUsage:      true,
+		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error { return a.accept(cmd) },
+	}
+	root.SetIn(a.in)
+	root.SetOut(a.out)
+	root.SetErr(a.err)
+	flags := root.PersistentFlags()
+	flags.StringVar(&a.endpoint, "endpoint", "", "server `host:port` (default: $"+endpointEnv+", or "+endpointDefault+")")
+	flags.DurationVar(&a.timeout, "timeout", timeoutDefault, "bound on one request; scan, import and export take as long as they need unless it is given")
+	flags.StringVarP(&a.format, "output", "o", "", "output `format`: table, json, jsonl or raw (default: table on a terminal, else raw for get, jsonl for the rest)")
+	flags.BoolVar(&a.hex, "hex", false, "keys and values are hexadecimal, on the command line and in the output")
+	root.AddCommand(
+		a.putCommand(), a.getCommand(), a.delCommand(), a.scanCommand(), a.importCommand(), a.exportCommand(),
+		a.statusCommand(), a.healthCommand(), a.versionCommand(), a.completionCommand(),
+	)
+	return root
+}
+
+// accept checks the global flags. It runs once arguments and flags have been parsed.
+func (a *app) accept(cmd *cobra.Command) error {
+	switch a.format {
+	case "", formatTable, formatJSON, formatJSONL, formatRaw:
+	default:
+		return fmt.Errorf("output format %q: must be table, json, jsonl or raw", a.format)
+	}
+	if a.timeout <= 0 {
+		return fmt.Errorf("--timeout %v: must be positive", a.timeout)
+	}
+	if a.endpoint == "" {
+		a.endpoint = a.getenv(endpointEnv)
+	}
+	if a.endpoint == "" {
+		a.endpoint = endpointDefault
+	}
+	if err := rejectEmptyKeys(cmd); err != nil {
+		return err
+	}
+	a.accepted = true
+	return nil
+}
+
+// rejectEmptyKeys refuses an empty key before anything is sent: nearly always a shell variable that is not set.
+func rejectEmptyKeys(cmd *cobra.Command) error {
+	verb, _, _ := strings.Cut(cmd.Use, " ")
+	args := cmd.Flags().Args()
+	if verb == "put" && len(args) > 0 {
+		args = args[:1]
+	} else if verb != "get" && verb != "del" {
+		return nil
+	}
+	for _, key := range args {
+		if key == "" {
+			return fmt.Errorf("%s: the key is empty", verb)
+		}
+	}
+	return nil
+}
+
+// connect makes a client. Retries stay within the timeout, so a person waits no longer than asked for.
+func (a *app) connect() (*client.Client, error) {
+	return client.Dial(a.endpoint, client.WithTimeout(a.timeout))
+}
+
+// withClient runs do with a client and closes it.
+func (a *app) withClient(do func(c *client.Client) error) error {
+	c, err := a.connect()
+	if err != nil {
+		return err
+	}
+	if err := do(c); err != nil {
+		_ = c.Close() // do's error says more
+		return err
+	}
+	return c.Close()
+}
+
+// longRunning bounds a command that takes as long as its data only if the user gave a timeout.
+func (a *app) longRunning(cmd *cobra.Command) (context.Context, context.CancelFunc) {
+	if cmd.Flags().Changed("timeout") {
+		return context.WithTimeout(cmd.Context(), a.timeout)
+	}
+	return context.WithCancel(cmd.Context())
+}

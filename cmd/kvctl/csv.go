@@ -1,0 +1,165 @@
+package main
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/csv"
+	"errors"
+	"fmt"
+	"io"
+	"unicode/utf8"
+)
+
+// CSV as import and export understand it: a header names two columns, "key" or "key_base64" and "value" or "value_base64", in either
+// order. Text columns hold UTF-8 without carriage returns, which CSV readers are free to change.
+
+var (
+	csvHeaderText   = []string{"key", "value"}
+	csvHeaderBase64 = []string{"key_base64", "value_base64"}
+)
+
+// csvSource reads records of a CSV file.
+type csvSource struct {
+	r                    *csv.Reader
+	key, value           int // columns
+	keyBase64, valBase64 bool
+	started              bool
+}
+
+func newCSVSource(r io.Reader) *csvSource {
+	reader := csv.NewReader(r)
+	reader.FieldsPerRecord = 2
+	return &csvSource{r: reader}
+}
+
+// next reads a record and says on which line it began. It ends with io.EOF.
+func (s *csvSource) next() (record, int, error) {
+	if !s.started {
+		s.started = true
+		if line, err := s.readHeader(); err != nil {
+			return record{}, line, err
+		}
+	}
+	fields, line, err := s.read()
+	if err != nil {
+		return record{}, line, err
+	}
+	r, err := s.decode(fields)
+	return r, line, err
+}
+
+// read reads a row. An error of the csv package carries its line itself, which the caller is going to say.
+func (s *csvSource) read() ([]string, int, error) {
+	fields, err := s.r.Read()
+	var parse *csv.ParseError
+	switch {
+	case errors.As(err, &parse) && errors.Is(err, csv.ErrFieldCount):
+		return nil, parse.Line, fmt.Errorf("%d columns, not 2", len(fields))
+	case errors.As(err, &parse):
+		return nil, parse.Line, parse.Err
+	case err != nil:
+		return nil, 0, err
+	}
+	line, _ := s.r.FieldPos(0)
+	return fields, line, nil
+}
+
+func (s *csvSource) readHeader() (int, error) {
+	header, line, err := s.read()
+	if errors.Is(err, io.EOF) {
+		return 1, errors.New("no header: the first line must be key,value or key_base64,value_base64")
+	}
+	if err != nil {
+		return line, err
+	}
+	s.key, s.value = -1, -1
+	for i, name := range header {
+		switch name {
+		case "key", "key_base64":
+			s.key, s.keyBase64 = i, name != "key"
+		case "value", "value_base64":
+			s.value, s.valBase64 = i, name != "value"
+		default:
+			return line, fmt.Errorf("column %q: the header must name key or key_base64, and value or value_base64", name)
+		}
+	}
+	if s.key < 0 || s.value < 0 {
+		return line, errors.New("the header must name one column for keys and one for values")
+	}
+	return line, nil
+}
+
+func (s *csvSource) decode(fields []string) (record, error) {
+	key, err := decodeCSVField(fields[s.key], s.keyBase64)
+	if err != nil {
+		return record{}, fmt.Errorf("key: %w", err)
+	}
+	value, err := decodeCSVField(fields[s.value], s.valBase64)
+	if err != nil {
+		return record{}, fmt.Errorf("value: %w", err)
+	}
+	if len(key) == 0 {
+		return record{}, errors.New("the key is empty")
+	}
+	return record{key: key, value: value}, nil
+}
+
+func decodeCSVField(field string, inBase64 bool) ([]byte, error) {
+	if inBase64 {
+		return base64.StdEncoding.Strict().DecodeString(field)
+	}
+	if !utf8.ValidString(field) {
+		return nil, errors.New("not UTF-8; use the columns key_base64 and value_base64")
+	}
+	return []byte(field), nil
+}
+
+// csvSink writes records as CSV.
+type csvSink struct {
+	w        *csv.Writer
+	inBase64 bool
+	started  bool
+	fields   [2]string
+}
+
+func newCSVSink(w io.Writer, inBase64 bool) *csvSink {
+	return &csvSink{w: csv.NewWriter(w), inBase64: inBase64}
+}
+
+func (s *csvSink) write(r *record) error {
+	if err := s.start(); err != nil {
+		return err
+	}
+	for i, b := range [2][]byte{r.key, r.value} {
+		switch {
+		case s.inBase64:
+			s.fields[i] = base64.StdEncoding.EncodeToString(b)
+		case !utf8.Valid(b) || bytes.IndexByte(b, '\r') >= 0:
+			return fmt.Errorf("key %q: CSV as text cannot hold it; use --base64, or JSON lines", r.key)
+		default:
+			s.fields[i] = string(b)
+		}
+	}
+	return s.w.Write(s.fields[:])
+}
+
+// start writes the header once.
+func (s *csvSink) start() error {
+	if s.started {
+		return nil
+	}
+	s.started = true
+	header := csvHeaderText
+	if s.inBase64 {
+		header = csvHeaderBase64
+	}
+	return s.w.Write(header)
+}
+
+func (s *csvSink) close() error {
+	if err := s.start(); err != nil {
+		return err
+	}
+	s.w.Flush()
+	return s.w.Error()
+}

@@ -1,0 +1,131 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+
+	"google.golang.org/grpc/codes"
+
+	kvpb "epochkv/api/proto/epochkv/v1"
+	"epochkv/client"
+)
+
+// Exit codes. They are part of the interface: scripts decide by them.
+const (
+	exitOK          = 0
+	exitError       = 1
+	exitUsage       = 2
+	exitNotFound    = 3
+	exitConflict    = 4 // or a precondition that does not hold
+	exitUnavailable = 6 // or a timeout
+	exitLimit       = 7
+	exitCorruption  = 8
+	exitDiskFull    = 10
+)
+
+// usageError is a command line that was not understood.
+type usageError struct{ error }
+
+// errNotFound ends a command that has already said all there is to say.
+var errNotFound = errors.New("not found")
+
+// errNotServing ends health.
+var errNotServing = errors.New("the server is up but does not serve requests")
+
+// report says on standard error what went wrong and what to do, and returns the exit code.
+func (a *app) report(err error) int {
+	if err == nil {
+		return exitOK
+	}
+	_, _ = fmt.Fprintf(a.err, "kvctl: %v\n", err)
+	if advice := a.advice(err); advice != "" {
+		_, _ = fmt.Fprintf(a.err, "       %s\n", advice)
+	}
+	return exitCode(err)
+}
+
+func exitCode(err error) int {
+	var usage usageError
+	var e *client.Error
+	switch {
+	case err == nil:
+		return exitOK
+	case errors.As(err, &usage):
+		return exitUsage
+	case errors.Is(err, errNotFound):
+		return exitNotFound
+	case errors.Is(err, errNotServing):
+		return exitUnavailable
+	case errors.As(err, &e):
+		return exitCodeOf(e)
+	}
+	return exitError
+}
+
+func exitCodeOf(e *client.Error) int {
+	switch e.Reason {
+	case kvpb.ErrorReason_ERROR_REASON_DISK_FULL:
+		return exitDiskFull
+	case kvpb.ErrorReason_ERROR_REASON_KEY_TOO_LARGE, kvpb.ErrorReason_ERROR_REASON_VALUE_TOO_LARGE,
+		kvpb.ErrorReason_ERROR_REASON_BATCH_TOO_LARGE:
+		return exitLimit
+	}
+	switch e.Code {
+	case codes.InvalidArgument:
+		return exitUsage
+	case codes.Aborted, codes.FailedPrecondition:
+		return exitConflict
+	case codes.Unavailable, codes.DeadlineExceeded:
+		return exitUnavailable
+	case codes.ResourceExhausted:
+		return exitLimit
+	case codes.DataLoss:
+		return exitCorruption
+	}
+	return exitError
+}
+
+// advice is what the user can do about an error, or nothing.
+func (a *app) advice(err error) string {
+	var usage usageError
+	var e *client.Error
+	switch {
+	case errors.As(err, &usage):
+		return "See: kvctl --help"
+	case errors.Is(err, errNotServing):
+		return "It is starting or shutting down, or stopped writing after an I/O error: kvctl status says which."
+	case !errors.As(err, &e):
+		return ""
+	}
+	if text, ok := adviceByReason[e.Reason]; ok {
+		return text
+	}
+	switch e.Code {
+	case codes.Unavailable:
+		return "Is the server running at " + a.endpoint + "? Set --endpoint or " + endpointEnv + " if it is elsewhere."
+	case codes.DeadlineExceeded:
+		return "The server did not answer in time; a write may or may not have happened. Try a longer --timeout."
+	case codes.Unimplemented:
+		return "The server at " + a.endpoint + " does not know this request: is it an EpochKV server of this version?"
+	}
+	return ""
+}
+
+var adviceByReason = map[kvpb.ErrorReason]string{
+	kvpb.ErrorReason_ERROR_REASON_KEY_TOO_LARGE:      "kvctl status shows the limits in force.",
+	kvpb.ErrorReason_ERROR_REASON_VALUE_TOO_LARGE:    "kvctl status shows the limits in force.",
+	kvpb.ErrorReason_ERROR_REASON_BATCH_TOO_LARGE:    "Use fewer or smaller entries per batch, or --limit for a range.",
+	kvpb.ErrorReason_ERROR_REASON_DUPLICATE_KEY:      "Name each key once.",
+	kvpb.ErrorReason_ERROR_REASON_CONFLICT:           "Somebody else wrote at the same time. Run the command again.",
+	kvpb.ErrorReason_ERROR_REASON_OVERLOADED:         "The server is busy. Try again, or send less at once.",
+	kvpb.ErrorReason_ERROR_REASON_MEMORY_FULL:        "The server's memory budget is used up. Try again later, or raise its --memory.",
+	kvpb.ErrorReason_ERROR_REASON_DISK_FULL:          "Free space on the server's disk; writes then go on by themselves.",
+	kvpb.ErrorReason_ERROR_REASON_TOO_MANY_SESSIONS:  "Close connections that are not needed, or try again later.",
+	kvpb.ErrorReason_ERROR_REASON_TOO_MANY_SCANS:     "Too many scans wait to be continued. Try again later.",
+	kvpb.ErrorReason_ERROR_REASON_SNAPSHOT_GONE:      "Read without --at, or raise the server's --retention.",
+	kvpb.ErrorReason_ERROR_REASON_SNAPSHOT_IN_FUTURE: "That epoch has not been reached. kvctl status shows the visible one.",
+	kvpb.ErrorReason_ERROR_REASON_CORRUPTION:         "Stored data is damaged. Keep a copy of the data directory before you do anything to it.",
+	kvpb.ErrorReason_ERROR_REASON_SHUTTING_DOWN:      "The server is shutting down; nothing was written. Try again when it is back.",
+	kvpb.ErrorReason_ERROR_REASON_READ_ONLY:          "The server stopped writing after an I/O error: see kvctl status and its log, then restart it.",
+	kvpb.ErrorReason_ERROR_REASON_OUTCOME_UNKNOWN:    "The write may or may not have happened. Read the key once the server is healthy again.",
+}

@@ -1,0 +1,85 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"epochkv/client"
+)
+
+func (a *app) getCommand() *cobra.Command {
+	var at uint64
+	cmd := &cobra.Command{
+		Use:   "get KEY...",
+		Short: "Read keys",
+		Long: `Read one or more keys, all at one epoch. If any is missing, the exit code is 3.
+
+Raw output (the default in a pipe) is the value, byte for byte; of several keys, each value on a line.`,
+		Example: `  kvctl get greeting
+  kvctl get photo > photo.jpg
+  kvctl get -o json user/1 user/2
+  kvctl get --at 41 counter`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			keys, err := a.bytesArgs(args)
+			if err != nil {
+				return err
+			}
+			return a.withClient(func(c *client.Client) error {
+				values, err := c.BatchGet(cmd.Context(), keys, client.At(client.Epoch(at)))
+				if err != nil {
+					return err
+				}
+				return a.printValues(keys, values)
+			})
+		},
+	}
+	cmd.Flags().Uint64Var(&at, "at", 0, "read at this `epoch` instead of the newest")
+	return cmd
+}
+
+// printValues prints what was found, and fails if something was not.
+func (a *app) printValues(keys [][]byte, values []client.Value) error {
+	p := a.newEntryPrinter(false)
+	p.format = a.formatOr(formatRaw)
+	missing := 0
+	var first []byte
+	for i, v := range values {
+		if !v.Found {
+			if missing++; missing == 1 {
+				first = keys[i]
+			}
+			continue
+		}
+		if err := p.printValue(keys[i], v, len(keys) > 1); err != nil {
+			return err
+		}
+	}
+	if p.format == formatJSON && p.count == 0 {
+		p.format = formatRaw // an empty list would claim that there is something
+	}
+	if err := p.close(); err != nil {
+		return err
+	}
+	switch {
+	case missing == 0:
+		return nil
+	case len(keys) == 1:
+		return fmt.Errorf("key %q: %w", first, errNotFound)
+	}
+	return fmt.Errorf("%d of %d keys, the first of them %q: %w", missing, len(keys), first, errNotFound)
+}
+
+// printValue prints one value: raw without anything around it, so that bytes come out as they went in.
+func (p *entryPrinter) printValue(key []byte, v client.Value, several bool) error {
+	if p.format != formatRaw {
+		return p.print(client.Entry{Key: key, Value: v.Data, Epoch: v.Epoch})
+	}
+	p.count++
+	_, _ = p.w.Write(p.app.rawBytes(v.Data)) // Flush has the error
+	if several || p.app.outTerminal || p.app.hex {
+		_ = p.w.WriteByte('\n')
+	}
+	return nil
+}

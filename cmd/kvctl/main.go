@@ -1,0 +1,32 @@
+// Command kvctl talks to an EpochKV server from the shell.
+//
+// Each verb has a file of its own. What they share: app.go (global flags, running a verb), exit.go (errors to exit codes and
+// advice), output.go (formats), record.go and csv.go (the lines that import and export exchange), progress.go.
+//
+// Standard output carries the answer and nothing else, so that it can be piped; everything said about the answer goes to standard
+// error.
+package main
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"golang.org/x/term"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	a := &app{
+		in:          os.Stdin,
+		out:         os.Stdout,
+		err:         os.Stderr,
+		outTerminal: term.IsTerminal(int(os.Stdout.Fd())),
+		errTerminal: term.IsTerminal(int(os.Stderr.Fd())),
+		getenv:      os.Getenv,
+	}
+	code := a.run(ctx, os.Args[1:])
+	stop()
+	os.Exit(code)
+}

@@ -1,0 +1,244 @@
+package main
+
+import (
+	"bufio"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"epochkv/client"
+)
+
+const (
+	formatTable = "table"
+	formatJSON  = "json"
+	formatJSONL = "jsonl"
+	formatRaw   = "raw"
+)
+
+// tableCellRunesMax keeps a row of a table on one line. The other formats show everything.
+const tableCellRunesMax = 60
+
+// formatOr is the output format: the one asked for, else a table for people and inPipe for programs.
+func (a *app) formatOr(inPipe string) string {
+	switch {
+	case a.format != "":
+		return a.format
+	case a.outTerminal:
+		return formatTable
+	}
+	return inPipe
+}
+
+// bytesArg reads a key or value from the command line.
+func (a *app) bytesArg(arg string) ([]byte, error) {
+	if !a.hex {
+		return []byte(arg), nil
+	}
+	b, err := hex.DecodeString(arg)
+	if err != nil {
+		return nil, usageError{fmt.Errorf("%q is not hexadecimal: %w", arg, err)}
+	}
+	return b, nil
+}
+
+// bytesArgs reads several.
+func (a *app) bytesArgs(args []string) ([][]byte, error) {
+	all := make([][]byte, len(args))
+	for i, arg := range args {
+		b, err := a.bytesArg(arg)
+		if err != nil {
+			return nil, err
+		}
+		all[i] = b
+	}
+	return all, nil
+}
+
+// rawBytes is how raw output shows bytes.
+func (a *app) rawBytes(b []byte) []byte {
+	if a.hex {
+		return hex.AppendEncode(nil, b)
+	}
+	return b
+}
+
+// cell is how a table shows bytes: printable, on one line, and cut if they are long.
+func (a *app) cell(b []byte) string {
+	text := string(b)
+	if a.hex {
+		text = hex.EncodeToString(b)
+	} else if !isPlain(b) {
+		text = strconv.Quote(text)
+	}
+	if utf8.RuneCountInString(text) <= tableCellRunesMax {
+		return text
+	}
+	runes := []rune(text)
+	return string(runes[:tableCellRunesMax-1]) + "…"
+}
+
+// isPlain says whether b can stand in a table as it is.
+func isPlain(b []byte) bool {
+	if !utf8.Valid(b) {
+		return false
+	}
+	for _, r := range string(b) {
+		if !strconv.IsPrint(r) {
+			return false
+		}
+	}
+	return true
+}
+
+// written prints the epoch of a write.
+func (a *app) written(epoch client.Epoch) error {
+	switch a.formatOr(formatJSONL) {
+	case formatTable:
+		return a.print("ok, epoch %d\n", epoch)
+	case formatRaw:
+		return a.print("%d\n", epoch)
+	}
+	return a.print("{\"epoch\":%d}\n", epoch)
+}
+
+func (a *app) print(format string, args ...any) error {
+	_, err := fmt.Fprintf(a.out, format, args...)
+	return err
+}
+
+// printJSON prints v on one line, or indented for format json.
+func (a *app) printJSON(format string, v any) error {
+	encoder := json.NewEncoder(a.out)
+	encoder.SetEscapeHTML(false)
+	if format == formatJSON {
+		encoder.SetIndent("", "  ")
+	}
+	return encoder.Encode(v)
+}
+
+// entryPrinter prints entries as they come, in any format. Close ends the output.
+type entryPrinter struct {
+	app      *app
+	w        *bufio.Writer
+	format   string
+	keysOnly bool
+	count    int
+	rows     [][]string // a table's rows that wait for their widths
+	widths   []int      // of a table's columns; they only grow
+	line     []byte
+}
+
+// rowsPerChunk is how many rows a table looks at to find its widths: enough for a screen, and bounded.
+const rowsPerChunk = 200
+
+func (a *app) newEntryPrinter(keysOnly bool) *entryPrinter {
+	return &entryPrinter{app: a, w: bufio.NewWriterSize(a.out, 64<<10), format: a.formatOr(formatJSONL), keysOnly: keysOnly}
+}
+
+func (p *entryPrinter) print(e client.Entry) error {
+	p.count++
+	switch p.format {
+	case formatTable:
+		return p.addRow(e)
+	case formatRaw:
+		return p.printRaw(e)
+	}
+	return p.printJSON(e)
+}
+
+func (p *entryPrinter) printRaw(e client.Entry) error {
+	line := append(p.line[:0], p.app.rawBytes(e.Key)...)
+	if !p.keysOnly {
+		line = append(line, '\t')
+		line = append(line, p.app.rawBytes(e.Value)...)
+	}
+	p.line = append(line, '\n')
+	_, err := p.w.Write(p.line)
+	return err
+}
+
+func (p *entryPrinter) printJSON(e client.Entry) error {
+	separator := ""
+	if p.format == formatJSON {
+		separator = "[\n"
+		if p.count > 1 {
+			separator = ",\n"
+		}
+	}
+	r := record{key: e.Key, value: e.Value, epoch: e.Epoch, keyOnly: p.keysOnly}
+	p.line = r.appendJSON(append(p.line[:0], separator...), p.app.hex)
+	if p.format == formatJSONL {
+		p.line = append(p.line, '\n')
+	}
+	_, err := p.w.Write(p.line)
+	return err
+}
+
+func (p *entryPrinter) addRow(e client.Entry) error {
+	row := []string{p.app.cell(e.Key), p.app.cell(e.Value), strconv.FormatUint(uint64(e.Epoch), 10)}
+	if p.keysOnly {
+		row = []string{row[0], row[2]}
+	}
+	if p.widths == nil {
+		header := []string{"KEY", "VALUE", "EPOCH"}
+		if p.keysOnly {
+			header = []string{"KEY", "EPOCH"}
+		}
+		p.widths = make([]int, len(header))
+		p.rows = append(p.rows, header)
+	}
+	if p.rows = append(p.rows, row); len(p.rows) < rowsPerChunk {
+		return nil
+	}
+	return p.flushRows()
+}
+
+func (p *entryPrinter) flushRows() error {
+	err := writeRows(p.w, p.rows, p.widths)
+	p.rows = p.rows[:0]
+	return err
+}
+
+// close ends the output. A table with no rows prints nothing.
+func (p *entryPrinter) close() error {
+	switch {
+	case p.format == formatTable:
+		if err := p.flushRows(); err != nil {
+			return err
+		}
+	case p.format == formatJSON && p.count == 0:
+		_, _ = p.w.WriteString("[]\n") // Flush has the error
+	case p.format == formatJSON:
+		_, _ = p.w.WriteString("\n]\n")
+	}
+	return p.w.Flush()
+}
+
+// writeRows writes rows in columns at least as wide as widths, which it widens.
+func writeRows(w io.Writer, rows [][]string, widths []int) error {
+	for _, row := range rows {
+		for i, cell := range row {
+			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
+		}
+	}
+	var line strings.Builder
+	for _, row := range rows {
+		line.Reset()
+		for i, cell := range row {
+			line.WriteString(cell)
+			if i < len(row)-1 {
+				line.WriteString(strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell)+2))
+			}
+		}
+		line.WriteByte('\n')
+		if _, err := io.WriteString(w, line.String()); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,128 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"epochkv/client"
+)
+
+// valueBytesMax is the largest value that any server takes: reading more from standard input would be in vain.
+const valueBytesMax = 16 << 20
+
+// writeFlags are the flags of single writes.
+type writeFlags struct {
+	durability      string
+	absent, present bool
+	ifValue         string
+	ifEpoch         uint64
+}
+
+func (f *writeFlags) add(cmd *cobra.Command) {
+	addDurability(cmd, &f.durability)
+	flags := cmd.Flags()
+	flags.BoolVar(&f.absent, "if-absent", false, "only if the key is not there")
+	flags.BoolVar(&f.present, "if-present", false, "only if the key is there")
+	flags.StringVar(&f.ifValue, "if-value", "", "only if the key has this `value`")
+	flags.Uint64Var(&f.ifEpoch, "if-epoch", 0, "only if the key's value was written at this `epoch`")
+	cmd.MarkFlagsMutuallyExclusive("if-absent", "if-present", "if-value", "if-epoch")
+}
+
+// options turns the flags into what the client takes, for a write of key.
+func (f *writeFlags) options(a *app, cmd *cobra.Command, key []byte) ([]client.WriteOption, error) {
+	options, err := durabilityOption(f.durability)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case f.absent:
+		options = append(options, client.If(client.Absent(key)))
+	case f.present:
+		options = append(options, client.If(client.Present(key)))
+	case cmd.Flags().Changed("if-value"):
+		value, err := a.bytesArg(f.ifValue)
+		if err != nil {
+			return nil, err
+		}
+		options = append(options, client.If(client.ValueIs(key, value)))
+	case cmd.Flags().Changed("if-epoch"):
+		options = append(options, client.If(client.WrittenAt(key, client.Epoch(f.ifEpoch))))
+	}
+	return options, nil
+}
+
+func addDurability(cmd *cobra.Command, durability *string) {
+	cmd.Flags().StringVar(durability, "durability", "", "`when` the write is acknowledged: sync (on disk) or async (visible); default: the server's setting")
+}
+
+func durabilityOption(durability string) ([]client.WriteOption, error) {
+	switch durability {
+	case "":
+		return nil, nil
+	case "sync":
+		return []client.WriteOption{client.Sync()}, nil
+	case "async":
+		return []client.WriteOption{client.Async()}, nil
+	}
+	return nil, usageError{fmt.Errorf("--durability %q: must be sync or async", durability)}
+}
+
+func (a *app) putCommand() *cobra.Command {
+	var f writeFlags
+	cmd := &cobra.Command{
+		Use:   "put KEY VALUE|-",
+		Short: "Set a key",
+		Long: `Set KEY to VALUE and print the epoch of the write. "-" takes the value from standard input, byte for byte.
+
+With a condition that does not hold, nothing is written and the exit code is 4.`,
+		Example: `  kvctl put greeting hello
+  kvctl put photo - < photo.jpg
+  kvctl put --if-absent lock/job-7 "$HOSTNAME"
+  kvctl put --if-epoch 41 counter 12
+  kvctl --hex put 00ff c0ffee`,
+		Args: cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			key, err := a.bytesArg(args[0])
+			if err != nil {
+				return err
+			}
+			value, err := a.valueArg(args[1])
+			if err != nil {
+				return err
+			}
+			options, err := f.options(a, cmd, key)
+			if err != nil {
+				return err
+			}
+			return a.withClient(func(c *client.Client) error {
+				epoch, err := c.Put(cmd.Context(), key, value, options...)
+				if err != nil {
+					return err
+				}
+				return a.written(epoch)
+			})
+		},
+	}
+	f.add(cmd)
+	return cmd
+}
+
+// valueArg is the value itself, or for "-" what standard input has. Standard input is taken as it is, --hex or not.
+func (a *app) valueArg(arg string) ([]byte, error) {
+	if arg != "-" {
+		return a.bytesArg(arg)
+	}
+	value, err := io.ReadAll(io.LimitReader(a.in, valueBytesMax+1))
+	if err != nil {
+		return nil, fmt.Errorf("reading the value: %w", err)
+	}
+	if len(value) > valueBytesMax {
+		return nil, errTooMuchInput
+	}
+	return value, nil
+}
+
+var errTooMuchInput = errors.New("standard input has more than the 16 MiB that a value may have")

@@ -1,0 +1,130 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/encoding/protojson"
+
+	kvpb "epochkv/api/proto/epochkv/v1"
+	"epochkv/client"
+)
+
+func (a *app) statusCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "status",
+		Short: "Show how the server is: epochs, sizes, sessions, limits",
+		Example: `  kvctl status
+  kvctl status -o json | jq .epochs.visible`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.withClient(func(c *client.Client) error {
+				status, err := c.Status(cmd.Context())
+				if err != nil {
+					return err
+				}
+				format := a.formatOr(formatJSONL)
+				if format == formatTable {
+					return writeRows(a.out, statusRows(status), make([]int, 2))
+				}
+				return a.printStatusJSON(format, status)
+			})
+		},
+	}
+}
+
+// printStatusJSON prints the message by the rules of protobuf's JSON. That package varies its white space on purpose, so that
+// nobody relies on it; people rely on it all the same, so it is taken out.
+func (a *app) printStatusJSON(format string, status *kvpb.StatusResponse) error {
+	text, err := protojson.MarshalOptions{UseProtoNames: true, EmitUnpopulated: true}.Marshal(status)
+	if err != nil {
+		return err
+	}
+	var out bytes.Buffer
+	if err := json.Compact(&out, text); err != nil {
+		return err
+	}
+	return a.printJSON(format, json.RawMessage(out.Bytes()))
+}
+
+func statusRows(s *kvpb.StatusResponse) [][]string {
+	var rows [][]string
+	row := func(name, format string, args ...any) {
+		rows = append(rows, []string{name, fmt.Sprintf(format, args...)})
+	}
+
+	build, health, epochs := s.GetBuild(), s.GetHealth(), s.GetEpochs()
+	row("version", "%s %s %s", build.GetVersion(), build.GetGoVersion(), build.GetPlatform())
+	row("uptime", "%s", s.GetUptime().AsDuration().Round(time.Second))
+	row("health", "%s", healthText(health))
+	row("epochs", "visible %d, durable %d, min visible %d", epochs.GetVisible(), epochs.GetDurable(), epochs.GetMinVisible())
+
+	sizes := s.GetSizes()
+	row("data directory", "%s (%s free)", sizes.GetDataDir(), size(sizes.GetDiskFreeBytes()))
+	row("memory", "%s of %s in use, resident %s",
+		size(sizes.GetMemoryUsedBytes()), size(sizes.GetMemoryBudgetBytes()), size(sizes.GetResidentBytes()))
+	row("memtables", "%s", size(sizes.GetMemtableBytes()))
+	row("log", "%s in %d segments, buffers %s", size(sizes.GetLogBytes()), sizes.GetLogSegments(), size(sizes.GetLogBufferBytes()))
+	row("data file", "%s, pages of %s", size(sizes.GetDataFileBytes()), size(uint64(sizes.GetPageBytes())))
+	row("cache", "%s of %s", size(sizes.GetCacheUsedBytes()), size(sizes.GetCacheBytes()))
+	for _, g := range s.GetGenerations() {
+		state := "frozen"
+		if g.GetActive() {
+			state = "active"
+		}
+		row("generation "+strconv.FormatUint(g.GetNumber(), 10), "%s, epochs %d to %d, memtable %s, log %s",
+			state, g.GetFirstEpoch(), g.GetLastEpoch(), size(g.GetMemtableBytes()), size(g.GetLogBytes()))
+	}
+
+	sessions, limits := s.GetSessions(), s.GetLimits()
+	row("sessions", "%d open, %d streams, %d requests in flight (%s)",
+		sessions.GetOpen(), sessions.GetStreams(), sessions.GetRequestsInFlight(), size(sessions.GetBytesInFlight()))
+	row("snapshots", "%d, oldest %s, %d scan tokens",
+		sessions.GetSnapshots(), sessions.GetOldestSnapshotAge().AsDuration().Round(time.Millisecond), sessions.GetScanTokens())
+	row("limits", "key %s, value %s, batch %s and %d operations", size(limits.GetKeyBytes()), size(limits.GetValueBytes()),
+		size(limits.GetBatchBytes()), limits.GetBatchOperations())
+	row("", "%d connections, %d streams each, %d requests and %s in flight", limits.GetConnections(),
+		limits.GetStreamsPerConnection(), limits.GetRequestsInFlight(), size(limits.GetBytesInFlight()))
+	return append(rows, []string{"recovery", recoveryText(s.GetRecovery())})
+}
+
+func healthText(h *kvpb.Health) string {
+	text := map[kvpb.Health_State]string{
+		kvpb.Health_STATE_SERVING:   "serving",
+		kvpb.Health_STATE_DRAINING:  "shutting down",
+		kvpb.Health_STATE_READ_ONLY: "READ ONLY: no writes are accepted",
+	}[h.GetState()]
+	if text == "" {
+		text = "unknown"
+	}
+	if h.GetCause() != "" {
+		text += " (" + h.GetCause() + ")"
+	}
+	return text
+}
+
+func recoveryText(r *kvpb.Recovery) string {
+	text := fmt.Sprintf("%d records (%s) replayed in %s", r.GetRecords(), size(r.GetBytes()),
+		r.GetDuration().AsDuration().Round(time.Millisecond))
+	if r.GetTornFile() != "" {
+		text += fmt.Sprintf("; cut a torn tail of %s at %d in %s", size(r.GetTornBytes()), r.GetTornOffset(), r.GetTornFile())
+	}
+	return text
+}
+
+// size shows bytes in the unit that leaves one to four digits before the point.
+func size(bytes uint64) string {
+	if bytes < 1024 {
+		return strconv.FormatUint(bytes, 10) + " B"
+	}
+	value, unit := float64(bytes), -1
+	for value >= 1024 && unit < 4 {
+		value /= 1024
+		unit++
+	}
+	return strconv.FormatFloat(value, 'f', 1, 64) + " " + []string{"KiB", "MiB", "GiB", "TiB", "PiB"}[unit]
+}
