@@ -105,3 +105,39 @@ func BenchmarkBatch(b *testing.B) {
 		}
 	}
 }
+
+// BenchmarkCheckpointWrites is what a checkpoint does: windows of pages, contiguous or scattered, then one sync.
+func BenchmarkCheckpointWrites(b *testing.B) {
+	const count, windows = 32, 4
+	for _, direct := range []bool{true, false} {
+		for _, contiguous := range []bool{true, false} {
+			arms := append(benchArms(b, direct), benchArm{"vectors", benchArms(b, direct)[0].os, func(f File, _ Op, reqs []Request) error {
+				writeRuns(f.(*osFile), reqs)
+				return firstError(reqs)
+			}})
+			for _, arm := range arms {
+				b.Run(fmt.Sprintf("direct=%v/contiguous=%v/way=%s", direct, contiguous, arm.name), func(b *testing.B) {
+					f, reqs, rng := benchFile(b, arm.os), benchRequests(count), rand.New(rand.NewPCG(1, 2))
+					cpu, next := cpuNanos(), int64(0)
+					b.ReportAllocs()
+					for b.Loop() {
+						for range windows {
+							scatter(rng, reqs)
+							for i := range reqs {
+								if contiguous {
+									reqs[i].Offset = next % (512 << 20)
+									next += benchPage
+								}
+							}
+							if err := arm.do(f, OpWrite, reqs); err != nil {
+								b.Fatal(err)
+							}
+						}
+						mustSync(b, f)
+					}
+					reportPages(b, count*windows, cpuNanos()-cpu)
+				})
+			}
+		}
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 	"syscall"
 
@@ -113,12 +114,16 @@ type ringDriver struct {
 	completions []uring.Completion
 	withdrawn   []int
 	repeated    int // requests that were finished without the ring
+
+	// tap, for tests, changes completions on their way.
+	tap func(uring.Completion) uring.Completion
 }
 
 // run does a batch and returns how many of its requests the ring did not finish.
 func (d *ringDriver) run(f *osFile, op Op, reqs []Request) (repeated int) {
 	d.file, d.op, d.reqs, d.repeated = f, op, reqs, 0
-	d.done = append(d.done[:0], make([]int, len(reqs))...)
+	d.done = slices.Grow(d.done[:0], len(reqs))[:len(reqs)]
+	clear(d.done)
 	for next := 0; next < len(reqs) || d.ring.InFlight() > 0; {
 		for next < len(reqs) && d.ring.InFlight() < d.ring.Depth() {
 			if !checkRequest(f, op, &reqs[next]) {
@@ -130,6 +135,9 @@ func (d *ringDriver) run(f *osFile, op Op, reqs []Request) (repeated int) {
 		if d.ring.InFlight() > 0 {
 			d.completions = d.ring.Wait(d.completions[:0])
 			for _, c := range d.completions {
+				if d.tap != nil {
+					c = d.tap(c)
+				}
 				d.complete(c)
 			}
 		}
