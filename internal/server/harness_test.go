@@ -58,7 +58,7 @@ func (b *logBuffer) String() string {
 func testConfig() config.Config {
 	c := config.Default()
 	c.DataDir, c.Listen, c.HTTP = "data", "127.0.0.1:0", "127.0.0.1:0"
-	c.Memory = 64 * config.MiB
+	c.Memory = 256 * config.MiB
 	c.DrainTimeout = 5 * time.Second
 	return c
 }

@@ -152,7 +152,7 @@ func TestStatusTellsWhatIsGoingOn(t *testing.T) {
 		t.Fatal(err)
 	}
 	if out.Health.State != pb.Health_STATE_SERVING || out.Epochs.Visible != epoch || out.Sessions.Open != 1 || out.Limits.KeyBytes != 2048 ||
-		out.Sizes.MemoryBudgetBytes != 64<<20 || out.Sizes.ResidentBytes == 0 || len(out.Generations) == 0 || out.Build.GoVersion == "" {
+		out.Sizes.MemoryBudgetBytes != 256<<20 || out.Sizes.ResidentBytes == 0 || len(out.Generations) == 0 || out.Build.GoVersion == "" {
 		t.Fatalf("got %v", out)
 	}
 }

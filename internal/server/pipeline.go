@@ -12,6 +12,8 @@ import (
 	"google.golang.org/grpc/codes"
 
 	pb "epochkv/api/proto/epochkv/v1"
+	"epochkv/internal/mvcc"
+	"epochkv/internal/storage/keys"
 	"epochkv/internal/telemetry"
 )
 
@@ -25,7 +27,7 @@ import (
 // settles many. There is no goroutine per request and, for single gets, puts and deletes, no allocation beyond gRPC's own.
 //
 // Invariants: a request that was executed is answered, unless the connection is lost; writes are executed in the order
-// of arrival; the backlog is bounded, and when it is full the receiver stops receiving, which gRPC's flow control carries to
+// of arrival, and a read sees the writes received before it; the backlog is bounded, and when it is full the receiver stops receiving, which gRPC's flow control carries to
 // the client. When the server drains, the stream ends with SHUTTING_DOWN after everything executed was answered, so that
 // what has no answer was not executed.
 type pipeline struct {
@@ -36,6 +38,7 @@ type pipeline struct {
 
 	in      pipelineRequest // the receiver's
 	value   []byte          // the receiver's: the value that a get answers with
+	written keys.Epoch      // the receiver's: its newest write, which its reads must see
 	answers sender
 	backlog backlog
 
@@ -103,6 +106,9 @@ func (p *pipeline) serve() error {
 		w, err = p.execute(&a)
 		p.server.admission.leave(size)
 	}
+	if w.write {
+		p.written = w.epoch
+	}
 	if err != nil {
 		a.err = err
 		return p.send(&a)
@@ -129,6 +135,9 @@ func (p *pipeline) execute(a *answer) (settle, error) {
 	switch r := p.in.msg.Request.(type) {
 	case *pb.PipelineRequest_Get:
 		a.method = telemetry.MethodGet
+		if err := p.awaitOwnWrites(); err != nil {
+			return settle{}, err
+		}
 		var out pb.GetResponse
 		w, err := p.caller.get(r.Get, &out, p.valueBuffer())
 		p.value = out.Value
@@ -151,6 +160,9 @@ func (p *pipeline) execute(a *answer) (settle, error) {
 		return w, err
 	case *pb.PipelineRequest_BatchGet:
 		a.method = telemetry.MethodBatchGet
+		if err := p.awaitOwnWrites(); err != nil {
+			return settle{}, err
+		}
 		out := pb.BatchGetResponseFromVTPool()
 		w, err := p.caller.batchGet(r.BatchGet, out, &p.server.limits)
 		a.batchGet = out
@@ -164,6 +176,15 @@ func (p *pipeline) execute(a *answer) (settle, error) {
 	}
 	a.method = telemetry.MethodPipeline
 	return settle{}, invalid("request", "is missing, or of a kind that this server does not know")
+}
+
+// awaitOwnWrites lets a read see the writes that its own stream sent before it. A commit that returned is visible but for
+// those before it that are being installed at this moment, so this is one comparison, and rarely a microsecond.
+func (p *pipeline) awaitOwnWrites() error {
+	if p.written <= p.server.store.Visible() {
+		return nil
+	}
+	return p.server.store.Wait(p.stream.Context(), p.written, mvcc.DurabilityAsync)
 }
 
 // valueBuffer is the buffer for the next value. A rare huge one is not kept.

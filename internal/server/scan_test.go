@@ -1,0 +1,241 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	pb "epochkv/api/proto/epochkv/v1"
+	"epochkv/internal/config"
+)
+
+// fill writes keys 000 to n-1 with values that tell them apart.
+func (h *harness) fill(t testing.TB, n int) {
+	t.Helper()
+	for i := range n {
+		h.put(t, fmt.Sprintf("%03d", i), fmt.Sprintf("value-%03d", i))
+	}
+}
+
+func (h *harness) scan(t testing.TB, r *pb.ScanRequest) []*pb.ScanResponse {
+	t.Helper()
+	stream, err := h.kv.Scan(testContext(t), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return mustRecvAll(t, stream)
+}
+
+func keysOf(pages []*pb.ScanResponse) (out []string) {
+	for _, p := range pages {
+		for _, e := range p.Entries {
+			out = append(out, string(e.Key))
+		}
+	}
+	return out
+}
+
+func numbered(from, to int) (out []string) {
+	for i := from; i < to; i++ {
+		out = append(out, fmt.Sprintf("%03d", i))
+	}
+	return out
+}
+
+func reversed(s []string) []string {
+	slices.Reverse(s)
+	return s
+}
+
+func TestScanReturnsTheRangeInOrder(t *testing.T) {
+	h := mustStart(t)
+	h.fill(t, 100)
+	b := func(s string) []byte { return []byte(s) }
+	for name, row := range map[string]struct {
+		request *pb.ScanRequest
+		want    []string
+	}{
+		"all":               {&pb.ScanRequest{}, numbered(0, 100)},
+		"reverse":           {&pb.ScanRequest{Reverse: true}, reversed(numbered(0, 100))},
+		"bounds":            {&pb.ScanRequest{Range: &pb.KeyRange{Start: b("010"), End: b("020")}}, numbered(10, 20)},
+		"bounds, reverse":   {&pb.ScanRequest{Range: &pb.KeyRange{Start: b("010"), End: b("020")}, Reverse: true}, reversed(numbered(10, 20))},
+		"prefix":            {&pb.ScanRequest{Range: &pb.KeyRange{Prefix: b("03")}}, numbered(30, 40)},
+		"prefix, reverse":   {&pb.ScanRequest{Range: &pb.KeyRange{Prefix: b("03")}, Reverse: true}, reversed(numbered(30, 40))},
+		"prefix of ff":      {&pb.ScanRequest{Range: &pb.KeyRange{Prefix: b("\xff\xff")}}, nil},
+		"from":              {&pb.ScanRequest{Range: &pb.KeyRange{Start: b("095")}}, numbered(95, 100)},
+		"until":             {&pb.ScanRequest{Range: &pb.KeyRange{End: b("005")}}, numbered(0, 5)},
+		"empty":             {&pb.ScanRequest{Range: &pb.KeyRange{Start: b("5"), End: b("5")}}, nil},
+		"limit":             {&pb.ScanRequest{Limit: 7}, numbered(0, 7)},
+		"limit, reverse":    {&pb.ScanRequest{Limit: 7, Reverse: true}, reversed(numbered(93, 100))},
+		"tiny pages":        {&pb.ScanRequest{PageBytes: 1}, numbered(0, 100)},
+		"pages of a few":    {&pb.ScanRequest{PageBytes: 50, Reverse: true}, reversed(numbered(0, 100))},
+		"keys only":         {&pb.ScanRequest{KeysOnly: true}, numbered(0, 100)},
+		"pages beyond most": {&pb.ScanRequest{PageBytes: 1 << 31}, numbered(0, 100)},
+	} {
+		pages := h.scan(t, row.request)
+		if got := keysOf(pages); !slices.Equal(got, row.want) {
+			t.Errorf("%s: got %v", name, got)
+		}
+		for _, p := range pages {
+			if p.ReadEpoch != 100 || p.Count != uint64(len(p.Entries)) {
+				t.Errorf("%s: a page of %d entries says %d at %d", name, len(p.Entries), p.Count, p.ReadEpoch)
+			}
+			for _, e := range p.Entries {
+				if want := "value-" + string(e.Key); !row.request.KeysOnly && string(e.Value) != want || row.request.KeysOnly && len(e.Value) != 0 || e.Epoch == 0 {
+					t.Errorf("%s: entry %v", name, e)
+				}
+			}
+		}
+		last := pages[len(pages)-1]
+		if more := row.request.Limit != 0; (len(last.ResumeToken) > 0) != more {
+			t.Errorf("%s: the last page has a token: %v", name, !more)
+		}
+	}
+}
+
+func TestPagesAreBounded(t *testing.T) {
+	h := mustStart(t)
+	value := bytes.Repeat([]byte("v"), 100<<10)
+	for i := range 60 {
+		if _, err := h.kv.Put(testContext(t), &pb.PutRequest{Key: fmt.Append(nil, i), Value: value, Durability: pb.Durability_DURABILITY_ASYNC}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for asked, most := range map[uint32]int{0: scanPageBytesDefault, 300 << 10: 300 << 10, 1 << 30: scanPageBytesMax} {
+		pages, entries := h.scan(t, &pb.ScanRequest{PageBytes: asked}), 0
+		for i, p := range pages {
+			size := 0
+			for _, e := range p.Entries {
+				size += len(e.Key) + len(e.Value)
+			}
+			entries += len(p.Entries)
+			if size > most+len(value)+2 || size < most && i < len(pages)-1 {
+				t.Errorf("asked for %d: page %d has %d bytes", asked, i, size)
+			}
+		}
+		if entries != 60 {
+			t.Errorf("asked for %d: %d entries", asked, entries)
+		}
+	}
+}
+
+func TestCountOnlyCounts(t *testing.T) {
+	h := mustStart(t)
+	h.fill(t, 100)
+	pages := h.scan(t, &pb.ScanRequest{CountOnly: true, Range: &pb.KeyRange{Start: []byte("010")}})
+	if len(pages) != 1 || pages[0].Count != 90 || len(pages[0].Entries) != 0 {
+		t.Fatalf("got %v", pages)
+	}
+}
+
+func TestTokenGoesOnBehindItsPageAtTheSameEpoch(t *testing.T) {
+	for _, reverse := range []bool{false, true} {
+		h := mustStart(t)
+		h.fill(t, 100)
+		want := numbered(20, 90)
+		if reverse {
+			slices.Reverse(want)
+		}
+		r := &pb.ScanRequest{Range: &pb.KeyRange{Start: []byte("020"), End: []byte("090")}, Reverse: reverse, Limit: 7, PageBytes: 30}
+		var got []string
+		for rounds := 0; ; rounds++ {
+			pages := h.scan(t, r)
+			got = append(got, keysOf(pages)...)
+			last := pages[len(pages)-1]
+			if last.ReadEpoch != 100 {
+				t.Fatalf("resumed at %d", last.ReadEpoch)
+			}
+			if r.ResumeToken = last.ResumeToken; len(r.ResumeToken) == 0 {
+				break
+			}
+			// What is written in between must not be seen, and the collector must not take away what is.
+			for i := range 100 {
+				h.put(t, fmt.Sprintf("%03d", i), "later")
+			}
+			h.put(t, fmt.Sprintf("050-%d", rounds), "new")
+			time.Sleep(30 * time.Millisecond)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("reverse %v: got %v", reverse, got)
+		}
+	}
+}
+
+func TestTokenIsRefusedOnceItsTimeIsOver(t *testing.T) {
+	h := mustStart(t, func(c *config.Config) { c.ScanTokenTTL = time.Second })
+	h.fill(t, 10)
+	tok := h.scan(t, &pb.ScanRequest{Limit: 5})[0].ResumeToken
+	h.put(t, "000", "later")
+	time.Sleep(500 * time.Millisecond)
+	if got := keysOf(h.scan(t, &pb.ScanRequest{ResumeToken: tok, Limit: 2})); !slices.Equal(got, numbered(5, 7)) {
+		t.Fatalf("in time: %v", got)
+	}
+	eventually(t, "the token's epoch is gone", func() bool { return h.store.Stats().Snapshots.Holds == 0 })
+	stream, err := h.kv.Scan(testContext(t), &pb.ScanRequest{ResumeToken: tok})
+	if err == nil {
+		_, err = stream.Recv()
+	}
+	failureOf(t, err).want(t, codes.OutOfRange, pb.ErrorReason_ERROR_REASON_SNAPSHOT_GONE, "epoch", "oldest")
+}
+
+func TestSlowScanHoldsOnePageAndEndsWithItsClient(t *testing.T) {
+	h := mustStart(t)
+	value := bytes.Repeat([]byte("v"), 64<<10)
+	for i := range 300 { // 19 MiB, far more than the windows of a stream hold
+		if _, err := h.kv.Put(testContext(t), &pb.PutRequest{Key: fmt.Appendf(nil, "%03d", i), Value: value, Durability: pb.Durability_DURABILITY_ASYNC}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithCancel(testContext(t))
+	stream, err := h.kv.Scan(ctx, &pb.ScanRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	if requests, size := h.admission.inflight(); requests != 1 || size != scanPageBytesDefault {
+		t.Errorf("a scan counts as %d requests of %d bytes", requests, size)
+	}
+	if n := h.store.Stats().Snapshots.Snapshots; n != 1 {
+		t.Errorf("a scan holds %d snapshots", n)
+	}
+	cancel()
+	eventually(t, "the scan ends", func() bool { return h.streams.Load() == 0 && h.store.Stats().Snapshots.Snapshots == 0 })
+}
+
+func TestDrainEndsAScanBehindAPage(t *testing.T) {
+	h := mustStart(t)
+	value := bytes.Repeat([]byte("v"), 64<<10)
+	for i := range 300 {
+		if _, err := h.kv.Put(testContext(t), &pb.PutRequest{Key: fmt.Appendf(nil, "%03d", i), Value: value, Durability: pb.Durability_DURABILITY_ASYNC}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	stream, err := h.kv.Scan(testContext(t), &pb.ScanRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	stopped := make(chan error, 1)
+	go func() { stopped <- h.stop() }()
+	eventually(t, "draining", h.draining.Load)
+	for err = error(nil); err == nil; {
+		_, err = stream.Recv()
+	}
+	if err == io.EOF {
+		t.Fatal("the scan ran to its end")
+	}
+	failureOf(t, err).want(t, codes.Unavailable, pb.ErrorReason_ERROR_REASON_SHUTTING_DOWN)
+	if err := <-stopped; err != nil {
+		t.Fatal(err)
+	}
+}
