@@ -41,7 +41,7 @@ var mayImport = map[string][]string{
 		"internal/pin", "internal/invariants",
 	},
 	"internal/mvcc": {
-		"internal/storage", "internal/storage/keys", "internal/storage/batch", "internal/vfs", "internal/pin",
+		"internal/storage", "internal/storage/keys", "internal/storage/batch", "internal/storage/memtable", "internal/vfs", "internal/pin",
 		"internal/wal", "internal/invariants",
 	},
 
