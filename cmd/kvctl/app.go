@@ -80,6 +80,9 @@ Exit codes: 0 ok, 1 error, 2 usage, 3 not found, 4 conflict or precondition fail
 
 // accept checks the global flags. It runs once arguments and flags have been parsed.
 func (a *app) accept(cmd *cobra.Command) error {
+	if err := cmd.ValidateFlagGroups(); err != nil { // cobra does it too, but later, when it would not count as usage
+		return err
+	}
 	switch a.format {
 	case "", formatTable, formatJSON, formatJSONL, formatRaw:
 	default:

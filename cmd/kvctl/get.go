@@ -15,7 +15,8 @@ func (a *app) getCommand() *cobra.Command {
 		Short: "Read keys",
 		Long: `Read one or more keys, all at one epoch. If any is missing, the exit code is 3.
 
-Raw output (the default in a pipe) is the value, byte for byte; of several keys, each value on a line.`,
+Raw output (the default in a pipe) is the value, byte for byte; of several keys, each value on a line. JSON is an object for one key
+and a list for several.`,
 		Example: `  kvctl get greeting
   kvctl get photo > photo.jpg
   kvctl get -o json user/1 user/2
@@ -43,6 +44,9 @@ Raw output (the default in a pipe) is the value, byte for byte; of several keys,
 func (a *app) printValues(keys [][]byte, values []client.Value) error {
 	p := a.newEntryPrinter(false)
 	p.format = a.formatOr(formatRaw)
+	if p.format == formatJSON && len(keys) == 1 {
+		p.format = formatJSONL // one key, one object: a list is for several
+	}
 	missing := 0
 	var first []byte
 	for i, v := range values {
@@ -55,9 +59,6 @@ func (a *app) printValues(keys [][]byte, values []client.Value) error {
 		if err := p.printValue(keys[i], v, len(keys) > 1); err != nil {
 			return err
 		}
-	}
-	if p.format == formatJSON && p.count == 0 {
-		p.format = formatRaw // an empty list would claim that there is something
 	}
 	if err := p.close(); err != nil {
 		return err

@@ -132,9 +132,9 @@ func jsonError(err error) error {
 	var mismatch *json.UnmarshalTypeError
 	switch {
 	case errors.As(err, &mismatch) && mismatch.Field == "":
-		return fmt.Errorf("a JSON object is expected, not a %s", mismatch.Value)
+		return fmt.Errorf("a JSON object is expected, found %s", mismatch.Value)
 	case errors.As(err, &mismatch):
-		return fmt.Errorf("field %q must not be a %s", mismatch.Field, mismatch.Value)
+		return fmt.Errorf("field %q has the wrong type: %s", mismatch.Field, mismatch.Value)
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
 		return errors.New("the JSON object does not end")
 	}
