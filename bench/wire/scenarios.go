@@ -1,0 +1,173 @@
+package wire
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"google.golang.org/grpc"
+
+	"epochkv/bench/harness"
+
+	pb "epochkv/api/proto/epochkv/v1"
+)
+
+// Scenarios are the figures over the wire that the project has promised.
+func Scenarios() []harness.Scenario {
+	callers := harness.Axis{Name: "callers", Points: []int{64}}
+	streams := harness.Axis{Name: "streams", Points: []int{1, 4}}
+	return []harness.Scenario{
+		scenario("wire-unary-get", "Unary gets of 100,000 keys.", "gets", callers, 100_000, 0.85, unaryGet),
+		scenario("wire-unary-put", "Unary durable puts.", "puts", callers, 100_000, 0.85, unaryPut),
+		scenario("wire-pipelined-get", "Gets, 1024 in flight on each stream.", "gets", streams, 1_000_000, 0.75, pipelinedGet),
+		scenario("wire-pipelined-put", "Durable puts, 1024 in flight on each stream.", "puts", streams, 1_000_000, 0.75, pipelinedPut),
+		scenario("wire-batch-get", "Unary batches of 100 gets, counted per key.", "gets", callers, 1_500_000, 0.6, batchGet),
+		scenario("wire-batch-write", "Unary durable batches of 100 puts, counted per key.", "puts", callers, 1_500_000, 0.6, batchWrite),
+	}
+}
+
+func scenario(name, about, unit string, axis harness.Axis, size int, atLeast float64, work workload) harness.Scenario {
+	return harness.Scenario{
+		Name: name, About: about + " Against a gRPC echo server with the same messages, settings and codec.", Unit: unit, Axis: axis, Size: size,
+		Arms: []harness.Arm{
+			{Name: "epochkv", Run: arm{start: startKV, work: work}.run},
+			{Name: "echo", Run: arm{start: startEcho, work: work, echo: true}.run},
+		},
+		Figures: []harness.Figure{{Arm: "epochkv", Against: "echo", AtLeast: atLeast, Source: fmt.Sprintf("at least %v of the echo server", atLeast)}},
+	}
+}
+
+// arm is one target under one workload.
+type arm struct {
+	start startTarget
+	work  workload
+	echo  bool
+}
+
+// workload is a load and how many keys it needs loaded before, given its size.
+type workload struct {
+	loaded int  // keys to load; zero: the load writes them itself
+	writes bool // the load writes key i for each i below its size
+	run    func(ctx context.Context, conns []*grpc.ClientConn, n, size int, keys keyspace, echo bool) error
+}
+
+func (a arm) run(r *harness.Run) (err error) {
+	ctx, cancel := within(r)
+	defer cancel()
+	t, err := a.start(r.Dir)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, t.stop()) }()
+	conns, err := t.dial()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, hangUp(conns)) }()
+	kv := pb.NewKVClient(conns[0])
+	keys := keyspace{seed: r.Seed, count: r.Size}
+	if !a.work.writes {
+		keys.count = min(a.work.loaded, r.Size)
+		if err := keys.load(ctx, kv); err != nil {
+			return err
+		}
+	}
+	err = r.Time(r.Size, func() error { return a.work.run(ctx, conns, r.Point, r.Size, keys, a.echo) })
+	if err != nil {
+		return err
+	}
+	if a.echo {
+		return r.Verified(0, 0) // it answers from constants, and each answer was looked at
+	}
+	right, want, err := keys.verify(ctx, kv, max(keys.count/2000, 1))
+	if err != nil {
+		return err
+	}
+	return r.Verified(right, want)
+}
+
+const loaded = 100_000
+
+var unaryGet = workload{loaded: loaded, run: func(ctx context.Context, conns []*grpc.ClientConn, n, size int, keys keyspace, echo bool) error {
+	return callers(ctx, conns, n, size, func(ctx context.Context, kv pb.KVClient, i int) error {
+		k := keys.pick(i)
+		out, err := kv.Get(ctx, &pb.GetRequest{Key: keys.key(make([]byte, 0, keyBytes), k)})
+		if err != nil {
+			return err
+		}
+		return checkFound(out.Found, out.Value, k, echo)
+	})
+}}
+
+var unaryPut = workload{writes: true, run: func(ctx context.Context, conns []*grpc.ClientConn, n, size int, keys keyspace, _ bool) error {
+	return callers(ctx, conns, n, size, func(ctx context.Context, kv pb.KVClient, i int) error {
+		_, err := kv.Put(ctx, &pb.PutRequest{
+			Key: keys.key(make([]byte, 0, keyBytes), i), Value: fillValue(make([]byte, valueBytes), i), Durability: pb.Durability_DURABILITY_SYNC,
+		})
+		return err
+	})
+}}
+
+var pipelinedGet = workload{loaded: loaded, run: func(ctx context.Context, conns []*grpc.ClientConn, n, size int, keys keyspace, echo bool) error {
+	fill := func() func(*pb.PipelineRequest, int) {
+		get := &pb.PipelineRequest_Get{Get: &pb.GetRequest{Key: make([]byte, 0, keyBytes)}}
+		return func(m *pb.PipelineRequest, i int) {
+			get.Get.Key = keys.key(get.Get.Key, keys.pick(i))
+			m.Request = get
+		}
+	}
+	return streams(ctx, conns, n, size, fill, func(m *pb.PipelineResponse, i int) error {
+		return checkFound(m.GetGet().GetFound(), m.GetGet().GetValue(), keys.pick(i), echo)
+	})
+}}
+
+var pipelinedPut = workload{writes: true, run: func(ctx context.Context, conns []*grpc.ClientConn, n, size int, keys keyspace, _ bool) error {
+	fill := func() func(*pb.PipelineRequest, int) {
+		put := &pb.PipelineRequest_Put{Put: &pb.PutRequest{Key: make([]byte, 0, keyBytes), Value: make([]byte, valueBytes), Durability: pb.Durability_DURABILITY_SYNC}}
+		return func(m *pb.PipelineRequest, i int) {
+			put.Put.Key, put.Put.Value = keys.key(put.Put.Key, i), fillValue(put.Put.Value, i)
+			m.Request = put
+		}
+	}
+	return streams(ctx, conns, n, size, fill, func(m *pb.PipelineResponse, i int) error {
+		if m.GetPut().GetEpoch() == 0 {
+			return fmt.Errorf("%w: put %d was answered with %v", errWrong, i, m)
+		}
+		return nil
+	})
+}}
+
+const batchSize = 100
+
+var batchGet = workload{loaded: loaded, run: func(ctx context.Context, conns []*grpc.ClientConn, n, size int, keys keyspace, echo bool) error {
+	return callers(ctx, conns, n, size/batchSize, func(ctx context.Context, kv pb.KVClient, b int) error {
+		r := &pb.BatchGetRequest{Keys: make([][]byte, batchSize)}
+		buf := make([]byte, 0, batchSize*keyBytes)
+		for j := range r.Keys {
+			r.Keys[j] = keys.key(buf[j*keyBytes:j*keyBytes:(j+1)*keyBytes], keys.pick(b*batchSize+j))
+		}
+		out, err := kv.BatchGet(ctx, r)
+		if err != nil {
+			return err
+		}
+		for j, v := range out.Results {
+			if err := checkFound(v.Found, v.Value, keys.pick(b*batchSize+j), echo); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}}
+
+var batchWrite = workload{writes: true, run: func(ctx context.Context, conns []*grpc.ClientConn, n, size int, keys keyspace, _ bool) error {
+	return callers(ctx, conns, n, (size+batchSize-1)/batchSize, func(ctx context.Context, kv pb.KVClient, b int) error {
+		r := &pb.BatchWriteRequest{Durability: pb.Durability_DURABILITY_SYNC}
+		for i := b * batchSize; i < min((b+1)*batchSize, size); i++ {
+			r.Mutations = append(r.Mutations, &pb.Mutation{
+				Kind: pb.Mutation_KIND_PUT, Key: keys.key(make([]byte, 0, keyBytes), i), Value: fillValue(make([]byte, valueBytes), i),
+			})
+		}
+		_, err := kv.BatchWrite(ctx, r)
+		return err
+	})
+}}

@@ -1,0 +1,109 @@
+// Package wire measures the server over gRPC against an echo server: the same messages, settings and codec with nothing
+// behind them, which is the protocol's ceiling. Client and server share the process and its cores.
+//
+// An arm is a target (kvserver or echo) under one kind of load. Loads are closed loops: unary callers that each wait for their
+// answer, or streams that each keep a window of requests in flight.
+package wire
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"runtime/debug"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	pb "epochkv/api/proto/epochkv/v1"
+	"epochkv/internal/config"
+	"epochkv/internal/server"
+)
+
+const (
+	keyBytes   = 16
+	valueBytes = 100
+	// connections carry all callers or streams of a run.
+	connections = 2
+	// messageBytes is enough for a batch that loads keys.
+	messageBytes = 64 << 20
+)
+
+// target is a server that a run talks to.
+type target struct {
+	address string
+	stop    func() error
+}
+
+type startTarget func(dir string) (*target, error)
+
+// tune gives the echo server the garbage collector settings that kvserver gives itself.
+func tune() {
+	debug.SetGCPercent(1600)
+	debug.SetMemoryLimit(2 << 30)
+}
+
+// startKV runs a whole kvserver on dir.
+func startKV(dir string) (*target, error) {
+	c := config.Default()
+	c.DataDir, c.Listen, c.HTTP, c.Memory = dir, "127.0.0.1:0", "", 8*config.GiB
+	s, err := server.Open(c, slog.New(slog.DiscardHandler))
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(ctx) }()
+	return &target{address: s.Address(), stop: func() error {
+		cancel()
+		return <-ended
+	}}, nil
+}
+
+// startEcho runs a server that answers from constants.
+func startEcho(string) (*target, error) {
+	tune()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	s := grpc.NewServer(append(server.Options(), grpc.MaxRecvMsgSize(messageBytes))...)
+	pb.RegisterKVServer(s, newEcho())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Serve(listener) }()
+	return &target{address: listener.Addr().String(), stop: func() error {
+		s.Stop()
+		return <-ended
+	}}, nil
+}
+
+// dial opens the connections of a run.
+func (t *target) dial() ([]*grpc.ClientConn, error) {
+	conns := make([]*grpc.ClientConn, 0, connections)
+	for range connections {
+		conn, err := grpc.NewClient("passthrough:///"+t.address,
+			grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithDefaultCallOptions(grpc.ForceCodecV2(server.NewCodec()), grpc.MaxCallRecvMsgSize(messageBytes)),
+			grpc.WithStaticStreamWindowSize(1<<20), grpc.WithStaticConnWindowSize(4<<20),
+			grpc.WithReadBufferSize(64<<10), grpc.WithWriteBufferSize(64<<10))
+		if err != nil {
+			return nil, errors.Join(err, hangUp(conns))
+		}
+		conns = append(conns, conn)
+	}
+	return conns, nil
+}
+
+func hangUp(conns []*grpc.ClientConn) (err error) {
+	for _, c := range conns {
+		err = errors.Join(err, c.Close())
+	}
+	return err
+}
+
+// within bounds a run that hangs.
+func within(parent context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(parent, 2*time.Minute, fmt.Errorf("wire: no end in two minutes"))
+}

@@ -1,0 +1,37 @@
+package wire
+
+import (
+	"context"
+	"flag"
+	"testing"
+	"time"
+
+	"epochkv/bench/harness"
+)
+
+var (
+	only   = flag.String("wire.only", "", "run only the scenario of this name, at full size, and print its rates")
+	budget = flag.Duration("wire.budget", 30*time.Second, "time for -wire.only")
+)
+
+// TestEveryScenarioRunsAndVerifies judges no speed, unless one scenario is asked for by name.
+func TestEveryScenarioRunsAndVerifies(t *testing.T) {
+	o := harness.Options{Scratch: t.TempDir(), Smoke: true, Budget: time.Minute, Seed: 1, Log: t.Logf}
+	scenarios := Scenarios()
+	if *only != "" {
+		o.Smoke, o.Budget = false, *budget
+		scenarios = nil
+		for _, s := range Scenarios() {
+			if s.Name == *only {
+				scenarios = append(scenarios, s)
+			}
+		}
+	}
+	outcomes, err := harness.Execute(context.Background(), scenarios, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(outcomes) != len(scenarios) {
+		t.Fatalf("%d of %d scenarios ran", len(outcomes), len(scenarios))
+	}
+}
