@@ -100,7 +100,9 @@ func cutAt(base unsafe.Pointer, arrived, ordered []uint64, sorted int) int {
 	for ordered[at] != last {
 		at++
 	}
-	if direction > 0 { // descending: the next key goes below the last one
+	// Descending: the next key goes below the last one. Ascending with larger keys behind: they are set apart once, or they
+	// would ride along with the run and take the place of its keys in every block.
+	if direction > 0 || at < len(ordered)-1 {
 		at++
 	}
 	return min(max(at, 1), len(ordered)-1)

@@ -5,62 +5,73 @@ import (
 	"unsafe"
 )
 
-// probeMax is how many slots a key may be away from where its hash points. At the planned load of at most one half a window
-// is never full; when a table holds far more keys than planned, a full window costs four lines and then a descent.
-const probeMax = 32
+const (
+	// bucketSlots fill one cache line.
+	bucketSlots = 8
+	// bucketsMax is how many buckets a key may be spread over. At the planned load of at most two thirds four of them are never
+	// full; when a table holds far more keys than planned, full ones cost four lines and then a descent.
+	bucketsMax = 4
+)
 
-// index maps the hash of a key to its node: open addressing, linear probing, nothing is ever removed. A slot is the
-// hash's high half beside the node's offset.
+// index maps the hash of a key to its node. A slot is a tag, from the hash's high half, beside the node's offset; slots
+// stand in buckets of one cache line, and nothing is ever removed.
 //
-// Invariant: a slot between the place a hash points to and the slot that holds it was filled earlier and stays filled, so the first
-// empty slot of a window says "not here", and only a window without one says "unknown".
+// A look-up compares all of a bucket without asking slot by slot whether it is empty: where a bucket ends is a coin toss
+// for the branch predictor, and a wrong guess there would keep the descent that follows from overlapping with this miss.
+//
+// Invariant: the slots of a key's buckets fill in order, so a bucket whose last slot is empty says "not here", and only
+// bucketsMax full buckets say "unknown".
 type index struct {
-	slots unsafe.Pointer // constant; probeMax slots longer than mask+1, so that a window never wraps
-	mask  uint64         // constant
+	slots unsafe.Pointer // constant, on a cache line; bucketsMax-1 buckets longer than mask+1, so that a probe never wraps
+	mask  uint64         // in buckets; constant
 }
 
-// indexWords is the size of the index of a table of n bytes: a power of two of slots, one for each 64 to 128 bytes. An entry
-// with a 100-byte value takes about 200 bytes.
-func indexWords(n int) (slots, words uint64) {
-	slots = 64
-	for slots*2*64 <= uint64(n) {
-		slots *= 2
+// indexBuckets is the size of the index of a table of n bytes: a power of two of buckets, with one slot for each 64 to 128
+// bytes. An entry with a 100-byte value takes about 200 bytes.
+func indexBuckets(n int) (addressed, all uint64) {
+	addressed = 8
+	for addressed*2*bucketSlots*64 <= uint64(n) {
+		addressed *= 2
 	}
-	return slots, slots + probeMax
+	return addressed, addressed + bucketsMax - 1
 }
 
-func (x *index) window(hash uint64) unsafe.Pointer {
-	return unsafe.Add(x.slots, uintptr(hash&x.mask)*wordBytes)
+func (x *index) bucket(hash uint64) unsafe.Pointer {
+	return unsafe.Add(x.slots, uintptr(hash&x.mask)*bucketSlots*wordBytes)
 }
+
+// tagOf is never zero, so that an empty slot matches no tag.
+func tagOf(hash uint64) uint32 { return uint32(hash>>32) | 1 }
 
 // find returns the node of key, or zero and whether the index is sure that the key is not in the table.
 func (x *index) find(base unsafe.Pointer, hash uint64, key []byte) (node uint32, sure bool) {
-	p := x.window(hash)
-	for range probeMax {
-		w := (*atomic.Uint64)(p).Load()
+	p, tag, w := x.bucket(hash), tagOf(hash), uint64(0)
+	for range bucketsMax {
+		for range bucketSlots {
+			w = (*atomic.Uint64)(p).Load()
+			if headIn(w) == tag && nodeHasKey(base, offsetIn(w), key) {
+				return offsetIn(w), true
+			}
+			p = unsafe.Add(p, wordBytes)
+		}
 		if w == 0 {
 			return 0, true
 		}
-		if headIn(w) == uint32(hash>>32) && nodeHasKey(base, offsetIn(w), key) {
-			return offsetIn(w), true
-		}
-		p = unsafe.Add(p, wordBytes)
 	}
 	return 0, false
 }
 
-// put publishes node under hash. Putting it again changes nothing; when the window is full it is left to the blocks.
+// put publishes node under hash. Putting it again changes nothing; when the buckets are full it is left to the blocks.
 func (x *index) put(hash uint64, node uint32) {
-	p := x.window(hash)
-	word := pack(uint32(hash>>32), node)
-	for range probeMax {
-		s := (*atomic.Uint64)(p)
-		w := s.Load()
+	p, word := x.bucket(hash), pack(tagOf(hash), node)
+	for range bucketsMax * bucketSlots {
+		slot := (*atomic.Uint64)(p)
+		w := slot.Load()
 		if w == 0 {
-			if s.CompareAndSwap(0, word) {
+			if slot.CompareAndSwap(0, word) {
 				return
 			}
-			w = s.Load()
+			w = slot.Load()
 		}
 		if w == word {
 			return

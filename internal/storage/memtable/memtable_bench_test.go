@@ -80,30 +80,55 @@ func mustNew(tb testing.TB, c Config) *Table {
 
 func BenchmarkInsert(b *testing.B) {
 	bodies := benchBodies(benchKeys, 100)
-	for _, g := range []int{1, 2, 8} {
-		b.Run(fmt.Sprintf("order=random/goroutines=%d", g), func(b *testing.B) {
-			b.ReportAllocs()
-			for done := 0; done < b.N; done += len(bodies) {
-				n := min(len(bodies), b.N-done)
-				b.StopTimer()
-				t, err := New(Config{Bytes: benchTableBytes, Prefix: []byte{byte(keys.SpaceUser)}})
-				if err != nil {
-					b.Fatal(err)
-				}
-				b.StartTimer()
-				parallel(g, n, func(_, from, to int) {
-					var in Inserter
-					for i := from; i < to; i++ {
-						mustPut(t, &in, bodies[i], keys.Epoch(i+1))
-					}
-				})
-				b.StopTimer()
-				if err := t.Free(); err != nil {
-					b.Fatal(err)
-				}
-				b.StartTimer()
+	for _, memory := range []string{"new", "renewed"} {
+		for _, g := range []int{1, 2, 8} {
+			b.Run(fmt.Sprintf("memory=%s/goroutines=%d", memory, g), func(b *testing.B) {
+				benchInsert(b, bodies, g, memory == "renewed")
+			})
+		}
+	}
+}
+
+// benchInsert fills tables with all bodies, as many times as b asks for.
+func benchInsert(b *testing.B, bodies [][]byte, g int, renew bool) {
+	b.ReportAllocs()
+	c := Config{Bytes: benchTableBytes, Prefix: []byte{byte(keys.SpaceUser)}}
+	t, err := New(c)
+	if err != nil {
+		b.Fatal(err)
+	}
+	fill := func(n int) {
+		parallel(g, n, func(_, from, to int) {
+			var in Inserter
+			for i := from; i < to; i++ {
+				mustPut(t, &in, bodies[i], keys.Epoch(i+1))
 			}
 		})
+	}
+	next := func() {
+		if renew {
+			t, err = t.Renew(c)
+		} else if err = t.Free(); err == nil {
+			t, err = New(c)
+		}
+		if err != nil {
+			b.Fatal(err)
+		}
+	}
+	if renew {
+		fill(len(bodies))
+	}
+	next()
+	b.ResetTimer()
+	for done := 0; done < b.N; done += len(bodies) {
+		fill(min(len(bodies), b.N-done))
+		b.StopTimer()
+		next()
+		b.StartTimer()
+	}
+	b.StopTimer()
+	if err := t.Free(); err != nil {
+		b.Fatal(err)
 	}
 }
 

@@ -135,13 +135,14 @@ func newTable(c Config) *Table {
 
 // layOut places the index, the first tower with its empty block, and the free lists.
 func (t *Table) layOut() error {
-	slots, words := indexWords(t.layout.indexBytes)
+	buckets, all := indexBuckets(t.layout.indexBytes)
+	words := all * bucketSlots
 	at, err := t.arena.grant(words, 0)
 	if err != nil {
 		return err
 	}
 	clear(unsafe.Slice(raw64(t.arena.base, at), words)) // a renewed table's memory is dirty
-	t.index = index{slots: unsafe.Pointer(raw64(t.arena.base, at)), mask: slots - 1}
+	t.index = index{slots: unsafe.Pointer(raw64(t.arena.base, at)), mask: buckets - 1}
 
 	align := -t.arena.tail.Load() & (blockAlign - 1)
 	at, err = t.arena.grant(align+uint64(blockWords(t.slots))+towerMaxWord, 0)
