@@ -30,7 +30,7 @@ type leafRegion struct {
 	based   int // entries that the old tree already had
 }
 
-// largeValue is a value to be placed (or, if it has none, a carried reference) at entries[entry].
+// largeValue is a value to be placed; its reference goes to entries[entry].
 type largeValue struct {
 	entry int
 	value []byte
@@ -43,7 +43,7 @@ type item struct {
 	large []placement
 }
 
-// placement is where in a page the reference of a large value belongs. A nil value means the reference stands there already.
+// placement is where in a page the reference of a large value belongs.
 type placement struct {
 	offset int
 	value  []byte
@@ -72,9 +72,8 @@ func (k *leafPacker) underfull() bool {
 // add copies e to the end of the run. Values that are too long for a leaf are not copied: they wait for their place.
 func (k *leafPacker) add(e *page.Entry, based bool) {
 	var large []byte
-	isLarge := e.Large
 	if !e.Large && len(e.Value) > page.InlineMax(k.pageSize) {
-		large, isLarge = e.Value, true
+		large = e.Value
 		e.Value, e.Large = zeroRef[:], true
 	}
 	r := &k.regions[0]
@@ -85,7 +84,7 @@ func (k *leafPacker) add(e *page.Entry, based bool) {
 		r = k.cut(e)
 	}
 	r.add(e, based)
-	if isLarge {
+	if large != nil {
 		r.large = append(r.large, largeValue{len(r.entries) - 1, large})
 	}
 }

@@ -51,9 +51,11 @@ type Relocation struct {
 
 // Sink takes the new pages of a merge.
 type Sink interface {
-	// AllocExtent reserves n neighbouring pages. Calls come one at a time, in an order that depends on the merge's input only.
-	AllocExtent(n int) (page.ID, error)
-	// WritePage takes the finished page; p is the caller's again when it returns. Workers call it concurrently, in no order.
+	// AllocExtent reserves neighbouring pages, at least one and at most n, of which the merge may leave some unwritten. Calls
+	// come one at a time, in an order that depends on the merge's input only.
+	AllocExtent(n int) (first page.ID, count int, err error)
+	// WritePage takes the finished page; p is the caller's again when it returns. Workers call it concurrently, in no order, and
+	// beside AllocExtent.
 	WritePage(id page.ID, p []byte) error
 }
 
@@ -61,9 +63,6 @@ type Sink interface {
 type Values interface {
 	// Place stores value and says how to find it.
 	Place(value []byte) (page.Ref, error)
-	// Keep is asked about each reference that a rewritten leaf carries over, and may answer with another place to which it
-	// moved the value.
-	Keep(ref page.Ref) (page.Ref, error)
 	// Drop gives up a value that no rewritten leaf refers to any more.
 	Drop(ref page.Ref) error
 }
@@ -73,10 +72,9 @@ const FillDefault = 90
 
 // Result is what a merge made.
 type Result struct {
-	Root   Root
-	Freed  []page.ID // pages of the base that the new tree does not use
-	Unused []page.ID // pages allocated and not written
-	Stats  Stats
+	Root  Root
+	Freed []page.ID // pages of the base that the new tree does not use
+	Stats Stats
 }
 
 // Stats counts what a merge did. Versions, Keys and Bytes are differences to the base.

@@ -30,7 +30,7 @@ type ordered struct {
 	upper   upper
 	next    page.ID // in the current extent
 	left    int
-	extent  int // size of the current extent
+	extent  int // size that the current extent was asked for
 	result  Result
 }
 
@@ -149,19 +149,12 @@ func (o *ordered) passLocked(events []event) error {
 // placeLocked finds places for the large values of a leaf and writes the references into it.
 func (o *ordered) placeLocked(it *item) error {
 	for _, l := range it.large {
-		at := it.page[l.offset : l.offset+page.RefSize]
-		var ref page.Ref
-		var err error
-		if l.value == nil {
-			ref, err = o.m.Values.Keep(page.Ref(at))
-		} else {
-			ref, err = o.m.Values.Place(l.value)
-			o.result.Stats.Placed++
-		}
+		ref, err := o.m.Values.Place(l.value)
 		if err != nil {
 			return err
 		}
-		copy(at, ref[:])
+		o.result.Stats.Placed++
+		copy(it.page[l.offset:], ref[:])
 	}
 	return nil
 }
@@ -183,11 +176,11 @@ func (o *ordered) accountLocked(w *worker) error {
 func (o *ordered) allocLocked() (page.ID, error) {
 	if o.left == 0 {
 		n := min(max(2*o.extent, extentMin), extentMax)
-		first, err := o.m.Sink.AllocExtent(n)
+		first, count, err := o.m.Sink.AllocExtent(n)
 		if err != nil {
 			return 0, err
 		}
-		o.next, o.left, o.extent = first, n, n
+		o.next, o.left, o.extent = first, count, n
 	}
 	id := o.next
 	o.next++
@@ -224,9 +217,5 @@ func (o *ordered) finish(rest []event) (*Result, error) {
 		return nil, err
 	}
 	o.result.Root = root
-	for ; o.left > 0; o.left-- {
-		o.result.Unused = append(o.result.Unused, o.next)
-		o.next++
-	}
 	return &o.result, nil
 }

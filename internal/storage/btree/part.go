@@ -108,10 +108,7 @@ func (w *worker) finish(p *part) error {
 			e.Same = bytes.Equal(e.Key, w.key) // its newer versions may end the leaf before
 		}
 		if len(large) > 0 && large[0].entry == i {
-			if large[0].value != nil {
-				e.Value, e.Large = large[0].value, false
-			}
-			large = large[1:]
+			e.Value, e.Large, large = large[0].value, false, large[1:]
 		}
 		w.pack.add(&e, true)
 	}

@@ -28,22 +28,23 @@ func newStore(pageSize int) *store {
 	return &store{size: pageSize, pages: map[page.ID][]byte{}, used: []bool{true, true}, values: map[page.Ref][]byte{}}
 }
 
-func (s *store) AllocExtent(n int) (page.ID, error) {
-	run := 0
-	for i := 0; ; i++ {
-		if i == len(s.used) {
-			s.used = append(s.used, false)
-		}
-		if run++; s.used[i] {
-			run = 0
-		}
-		if run == n {
-			for j := i - n + 1; j <= i; j++ {
-				s.used[j] = true
-			}
-			return page.ID(i - n + 1), nil
-		}
+func (s *store) AllocExtent(n int) (page.ID, int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	first := slices.Index(s.used, false)
+	if first < 0 {
+		first = len(s.used)
 	}
+	for i := range n {
+		switch {
+		case first+i == len(s.used):
+			s.used = append(s.used, true)
+		case s.used[first+i]:
+			return page.ID(first), i, nil
+		}
+		s.used[first+i] = true
+	}
+	return page.ID(first), n, nil
 }
 
 func (s *store) WritePage(id page.ID, p []byte) error {
@@ -85,16 +86,6 @@ func (s *store) Place(value []byte) (r page.Ref, err error) {
 	binary.LittleEndian.PutUint64(r[8:], uint64(len(value)))
 	s.values[r] = slices.Clone(value)
 	return r, nil
-}
-
-// Keep moves every value, so that a reference that was not updated is found out.
-func (s *store) Keep(old page.Ref) (page.Ref, error) {
-	v, ok := s.values[old]
-	if !ok {
-		return old, fmt.Errorf("keep of unknown value %x", old)
-	}
-	delete(s.values, old)
-	return s.Place(v)
 }
 
 func (s *store) Drop(r page.Ref) error {
@@ -162,18 +153,14 @@ func (s *store) apply(t testing.TB, in *MergeInput) *Result {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, id := range res.Unused {
-		if s.pages[id] != nil {
-			t.Fatalf("page %d is said to be unused", id)
-		}
-		s.used[id] = false
-	}
 	for _, id := range res.Freed {
 		if s.pages[id] == nil {
 			t.Fatalf("page %d freed twice", id)
 		}
 		delete(s.pages, id)
-		s.used[id] = false
+	}
+	for id := range s.used { // freed, or reserved and not written
+		s.used[id] = id < 2 || s.pages[page.ID(id)] != nil
 	}
 	return res
 }

@@ -1,0 +1,418 @@
+package btree
+
+import (
+	"bytes"
+
+	"epochkv/internal/storage/keys"
+	"epochkv/internal/storage/page"
+)
+
+// Cursor walks the keys of a tree at one epoch, both ways: of each key it shows the newest version that is not newer than the
+// epoch, and no key whose version is a tombstone. The zero Cursor is ready for Reset. A cursor that is used again
+// allocates nothing.
+//
+// What the cursor shows, and all pages it stands on, live as long as the pin under which it moves. To go on under another pin, Reset
+// and seek to the last key.
+type Cursor struct {
+	// EnterLeaf, if set, is called when Next or Prev (never a seek) has stepped into another leaf, so that a prefetcher
+	// may ask for the Siblings that follow.
+	EnterLeaf func(c *Cursor, forward bool)
+
+	src    Source
+	root   Root
+	at     keys.Epoch
+	lo, hi []byte
+	err    error
+	valid  bool
+
+	path       [page.LevelMax + 1]step // by level; path[0] is unused
+	page       page.Leaf
+	leaf       page.View // of page
+	first, end int       // the leaf's entries inside the bounds
+	pos        int       // the entry shown, or the newest version of its key
+	key        []byte    // shown, or last known not to exist; empty after a seek until then
+	entered    bool      // key is not from this leaf
+	scratch    []byte
+	version    Version
+}
+
+// step is where the cursor's path passes an inner node.
+type step struct {
+	node  page.Inner
+	index int // of the child taken
+}
+
+// Reset makes the cursor walk another tree, epoch, or range: keys in [lo, hi), where an empty bound is none. It stands nowhere until a seek.
+// The bounds must stay as they are while the cursor is used.
+func (c *Cursor) Reset(src Source, root Root, at keys.Epoch, lo, hi []byte) {
+	c.src, c.root, c.at, c.lo, c.hi = src, root, at, lo, hi
+	c.err, c.valid = nil, false
+}
+
+// Valid reports whether the cursor stands on a key.
+func (c *Cursor) Valid() bool { return c.valid }
+
+// Err is what ended the walk early, or nil.
+func (c *Cursor) Err() error { return c.err }
+
+// Key is the key that the cursor stands on. It lives until the cursor moves.
+func (c *Cursor) Key() []byte { return c.key }
+
+// Version is what the cursor's key holds at its epoch. Its value aliases the page.
+func (c *Cursor) Version() *Version { return &c.version }
+
+// First moves to the first key.
+func (c *Cursor) First() bool { return c.SeekGE(c.lo) }
+
+// Last moves to the last key.
+func (c *Cursor) Last() bool { return c.SeekLT(nil) }
+
+// SeekGE moves to the first key that is not less than key.
+func (c *Cursor) SeekGE(key []byte) bool {
+	if bytes.Compare(key, c.lo) < 0 {
+		key = c.lo
+	}
+	c.key = c.key[:0]
+	if !c.descend(key) {
+		return false
+	}
+	c.pos = max(c.page.Search(key), c.first)
+	return c.settle()
+}
+
+// SeekLT moves to the last key that is less than key. An empty key is behind all others.
+func (c *Cursor) SeekLT(key []byte) bool {
+	if len(c.hi) != 0 && (len(key) == 0 || bytes.Compare(key, c.hi) > 0) {
+		key = c.hi
+	}
+	c.key, c.valid = c.key[:0], false
+	if len(key) == 0 {
+		if !c.descendEdge(c.root.ID, c.root.Level, true) {
+			return false
+		}
+		c.pos = c.end
+	} else {
+		if !c.descend(key) {
+			return false
+		}
+		c.pos = min(c.page.Search(key), c.end)
+	}
+	return c.settleBack()
+}
+
+// Next moves to the next key. The cursor must stand on one.
+func (c *Cursor) Next() bool {
+	c.pos = c.groupEnd(c.pos)
+	return c.settle()
+}
+
+// Prev moves to the key before. The cursor must stand on one.
+func (c *Cursor) Prev() bool {
+	g := c.groupStart(c.pos)
+	if g == 0 && c.continued() {
+		if !c.descend(c.key) {
+			return false
+		}
+		g = c.page.Search(c.key)
+	}
+	c.pos = g
+	return c.settleBack()
+}
+
+// groupEnd is the entry behind those of the key at i.
+func (c *Cursor) groupEnd(i int) int {
+	for i++; i < c.end && c.leaf.Same(i); {
+		i++
+	}
+	return i
+}
+
+// groupStart is the first entry here of the key at i.
+func (c *Cursor) groupStart(i int) int {
+	for c.leaf.Same(i) {
+		i--
+	}
+	return i
+}
+
+// settle shows the first key at or behind pos that exists at the epoch. The entry at pos begins a key, or ends the leaf.
+func (c *Cursor) settle() bool {
+	for {
+		for c.pos < c.end {
+			suffix, t, value, large := c.leaf.At(c.pos)
+			for t.Epoch() > c.at {
+				if c.pos++; c.pos >= c.end || !c.leaf.Same(c.pos) {
+					break
+				}
+				_, t, value, large = c.leaf.At(c.pos)
+			}
+			switch {
+			case t.Epoch() > c.at: // not here, but perhaps in the next leaf, where the key then begins anew
+			case t.Kind() != keys.KindDelete:
+				c.show(suffix, t, value, large)
+				return true
+			default:
+				if c.pos = c.groupEnd(c.pos); c.pos == c.end {
+					c.setKey(suffix) // so that older versions in the next leaf are known to be hidden
+				}
+			}
+		}
+		if !c.nextLeaf() {
+			return false
+		}
+	}
+}
+
+// settleBack shows the last key in front of pos that exists at the epoch.
+func (c *Cursor) settleBack() bool {
+	for {
+		for c.pos > c.first {
+			g := c.groupStart(c.pos - 1)
+			if g == 0 && c.continued() {
+				if shown := c.showAcross(); shown || c.err != nil {
+					return shown
+				}
+				continue
+			}
+			suffix, t, value, large := c.leaf.At(g)
+			i := g
+			for t.Epoch() > c.at && i+1 < c.pos {
+				i++
+				_, t, value, large = c.leaf.At(i)
+			}
+			if c.pos = g; t.Epoch() <= c.at && t.Kind() != keys.KindDelete {
+				c.show(suffix, t, value, large)
+				return true
+			}
+		}
+		if !c.prevLeaf() {
+			return false
+		}
+	}
+}
+
+// showAcross shows the leaf's first key, which has newer versions in leaves before, or passes it if it does not exist. Either way the
+// cursor then stands at its newest version.
+func (c *Cursor) showAcross() bool {
+	suffix, _, _, _ := c.leaf.At(0)
+	c.setKey(suffix)
+	v, ok, err := Get(c.src, c.root, c.key, c.at)
+	if err != nil {
+		return c.fail(err)
+	}
+	if !c.descend(c.key) {
+		return false
+	}
+	c.pos = c.page.Search(c.key)
+	if !ok || v.Kind == keys.KindDelete {
+		return false
+	}
+	c.version, c.valid = v, true
+	return true
+}
+
+func (c *Cursor) show(suffix []byte, t keys.Trailer, value []byte, large bool) {
+	c.setKey(suffix)
+	c.version = Version{Epoch: t.Epoch(), Kind: t.Kind(), Large: large, Value: value}
+	c.valid = true
+}
+
+// setKey makes the key with this suffix the one in hand. The prefix is copied once for each leaf.
+func (c *Cursor) setKey(suffix []byte) {
+	n := len(c.leaf.Prefix())
+	if c.entered {
+		c.key, c.entered = append(c.key[:0], c.leaf.Prefix()...), false
+	}
+	c.key = append(c.key[:n], suffix...)
+}
+
+func (c *Cursor) fail(err error) bool {
+	c.err, c.valid = err, false
+	return false
+}
+
+// descend takes the path to the leaf where key begins, or would.
+func (c *Cursor) descend(key []byte) bool {
+	c.valid = false
+	id := c.root.ID
+	if id == 0 {
+		return false
+	}
+	for level := c.root.Level; level > 0; level-- {
+		p, err := fetch(c.src, id, level)
+		if err != nil {
+			return c.fail(err)
+		}
+		s := &c.path[level]
+		s.node = p
+		s.index = s.node.Search(key, page.NoTrailer)
+		id = s.node.Child(s.index)
+	}
+	return c.enter(id)
+}
+
+// descendEdge takes the path to the first or last leaf below page id.
+func (c *Cursor) descendEdge(id page.ID, level int, last bool) bool {
+	if id == 0 {
+		return false
+	}
+	for ; level > 0; level-- {
+		p, err := fetch(c.src, id, level)
+		if err != nil {
+			return c.fail(err)
+		}
+		s := &c.path[level]
+		s.node, s.index = p, 0
+		if last {
+			s.index = s.node.Count() - 1
+		}
+		id = s.node.Child(s.index)
+	}
+	return c.enter(id)
+}
+
+// enter makes leaf id the one that the cursor is in.
+func (c *Cursor) enter(id page.ID) bool {
+	p, err := fetch(c.src, id, 0)
+	if err != nil {
+		return c.fail(err)
+	}
+	c.page = p
+	c.leaf = c.page.View()
+	c.entered = true
+	c.first, c.end = 0, c.leaf.Count()
+	if len(c.lo) != 0 {
+		c.first = c.page.Search(c.lo)
+	}
+	if len(c.hi) != 0 {
+		c.end = c.page.Search(c.hi)
+	}
+	return true
+}
+
+// nextLeaf enters the next leaf, if it can hold keys inside the bounds, and stands on the first entry of a key not yet decided.
+func (c *Cursor) nextLeaf() bool {
+	c.valid = false
+	if c.end < c.leaf.Count() {
+		return false
+	}
+	level := 1
+	for level <= c.root.Level && c.path[level].index == c.path[level].node.Count()-1 {
+		level++
+	}
+	if level > c.root.Level {
+		return false
+	}
+	s := &c.path[level]
+	if len(c.hi) != 0 && c.separator(s, s.index+1).Compare(c.hi, page.NoTrailer) >= 0 {
+		return false
+	}
+	s.index++
+	if !c.descendEdge(s.node.Child(s.index), level-1, false) {
+		return false
+	}
+	if c.pos = 0; c.firstIs(c.key) {
+		c.pos = c.groupEnd(0)
+	}
+	if c.EnterLeaf != nil {
+		c.EnterLeaf(c, true)
+	}
+	return true
+}
+
+// prevLeaf enters the leaf before, if it can hold keys inside the bounds, and stands behind its last entry.
+func (c *Cursor) prevLeaf() bool {
+	c.valid = false
+	if c.first > 0 {
+		return false
+	}
+	level := c.turn()
+	if level > c.root.Level {
+		return false
+	}
+	s := &c.path[level]
+	if len(c.lo) != 0 && c.separator(s, s.index).Compare(c.lo, page.NoTrailer) <= 0 {
+		return false
+	}
+	s.index--
+	if !c.descendEdge(s.node.Child(s.index), level-1, true) {
+		return false
+	}
+	c.pos = c.end
+	if c.EnterLeaf != nil {
+		c.EnterLeaf(c, false)
+	}
+	return true
+}
+
+// turn is the lowest level at which the path can go one child back.
+func (c *Cursor) turn() int {
+	level := 1
+	for level <= c.root.Level && c.path[level].index == 0 {
+		level++
+	}
+	return level
+}
+
+// separator reads a separator into the cursor's scratch space.
+func (c *Cursor) separator(s *step, i int) page.Separator {
+	sep := s.node.Separator(c.scratch[:0], i)
+	c.scratch = sep.Key
+	return sep
+}
+
+// continued reports whether the leaf's first key has newer versions in the leaf before.
+func (c *Cursor) continued() bool {
+	level := c.turn()
+	if level > c.root.Level {
+		return false
+	}
+	s := &c.path[level]
+	sep := c.separator(s, s.index)
+	return sep.Trailer != page.NoTrailer && c.firstIs(sep.Key)
+}
+
+// firstIs reports whether the leaf's first key is key.
+func (c *Cursor) firstIs(key []byte) bool {
+	suffix, _, _, _ := c.leaf.At(0)
+	n := len(c.leaf.Prefix())
+	return len(key) == n+len(suffix) && string(key[:n]) == string(c.leaf.Prefix()) && string(key[n:]) == string(suffix)
+}
+
+// Bounded reports whether the range ends somewhere in the given direction.
+func (c *Cursor) Bounded(forward bool) bool {
+	if forward {
+		return len(c.hi) != 0
+	}
+	return len(c.lo) != 0
+}
+
+// Siblings fills ids with the leaves that the cursor will enter next, as far as they have the same parent and can hold keys inside the
+// bounds, and returns how many there are.
+func (c *Cursor) Siblings(ids []page.ID, forward bool) int {
+	if c.root.Level == 0 {
+		return 0
+	}
+	s := &c.path[1]
+	n := 0
+	if forward {
+		last := s.node.Count() - 1
+		if len(c.hi) != 0 {
+			last = s.node.Search(c.hi, page.NoTrailer)
+		}
+		for i := s.index + 1; i <= last && n < len(ids); i++ {
+			ids[n] = s.node.Child(i)
+			n++
+		}
+		return n
+	}
+	first := 0
+	if len(c.lo) != 0 {
+		first = s.node.Search(c.lo, page.NoTrailer)
+	}
+	for i := s.index - 1; i >= first && n < len(ids); i-- {
+		ids[n] = s.node.Child(i)
+		n++
+	}
+	return n
+}
