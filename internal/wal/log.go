@@ -158,10 +158,12 @@ func (l *Log) Err() error {
 	return nil
 }
 
-// fail makes err final, unless another failure came first, and returns what is final.
+// fail makes err final, unless another failure came first, wakes every waiter, and returns what is final. Nobody starts
+// to wait afterwards, so that nobody waits for a flusher that has given up.
 func (l *Log) fail(err error) error {
 	err = fmt.Errorf("%w: %w", ErrFailed, err)
 	l.failure.CompareAndSwap(nil, &err)
+	l.wakeSettled()
 	return l.Err()
 }
 
