@@ -34,7 +34,7 @@ func writes() []harness.Scenario {
 			Arms: []harness.Arm{
 				{Name: "epochkv", Run: puts{open: engines.EpochKV, shape: standard, proof: oneCommitPerPut}.run},
 				{Name: "pebble", Run: puts{open: engines.Pebble, shape: standard}.run},
-				{Name: "badger", Points: []int{1, 8}, Run: puts{open: engines.Badger, shape: standard}.run},
+				{Name: "badger", Points: []int{1}, Run: puts{open: engines.Badger, shape: standard}.run},
 			},
 			Figures: []harness.Figure{{Arm: "epochkv", Against: "pebble", AtLeast: 2, Source: "at least 2 times Pebble v2 without sync"}},
 		},
