@@ -58,33 +58,48 @@ func appendJSONField(dst []byte, name string, b []byte, asHex bool) []byte {
 	return appendJSONString(dst, b)
 }
 
-// appendJSONString appends valid UTF-8 as a JSON string. It escapes what JSON demands and nothing else, so that text stays readable;
-// the output is what encoding/json makes without HTML escapes, but for U+2028 and U+2029, which JSON does not ask to escape.
+// appendJSONString appends valid UTF-8 as a JSON string, exactly as encoding/json does without HTML escapes: whoever makes
+// records with that can compare them with an export byte by byte.
 func appendJSONString(dst, text []byte) []byte {
 	const digits = "0123456789abcdef"
 	dst = append(dst, '"')
 	start := 0
-	for i, c := range text {
-		if c >= ' ' && c != '"' && c != '\\' {
+	for i := 0; i < len(text); i++ {
+		c := text[i]
+		separator := c == 0xe2 && i+2 < len(text) && text[i+1] == 0x80 && text[i+2]&^1 == 0xa8 // U+2028 and U+2029
+		if c >= ' ' && c != '"' && c != '\\' && !separator {
 			continue
 		}
 		dst = append(dst, text[start:i]...)
-		start = i + 1
-		switch c {
-		case '"', '\\':
-			dst = append(dst, '\\', c)
-		case '\n':
-			dst = append(dst, '\\', 'n')
-		case '\r':
-			dst = append(dst, '\\', 'r')
-		case '\t':
-			dst = append(dst, '\\', 't')
-		default:
-			dst = append(dst, '\\', 'u', '0', '0', digits[c>>4], digits[c&15])
+		if separator {
+			dst = append(dst, `\u202`...)
+			dst = append(dst, digits[text[i+2]&15])
+			i += 2
+		} else {
+			dst = appendEscaped(dst, c, digits)
 		}
+		start = i + 1
 	}
 	dst = append(dst, text[start:]...)
 	return append(dst, '"')
+}
+
+func appendEscaped(dst []byte, c byte, digits string) []byte {
+	switch c {
+	case '"', '\\':
+		return append(dst, '\\', c)
+	case '\b':
+		return append(dst, `\b`...)
+	case '\f':
+		return append(dst, `\f`...)
+	case '\n':
+		return append(dst, `\n`...)
+	case '\r':
+		return append(dst, `\r`...)
+	case '\t':
+		return append(dst, `\t`...)
+	}
+	return append(dst, '\\', 'u', '0', '0', digits[c>>4], digits[c&15])
 }
 
 // jsonLine is a record as encoding/json sees it.

@@ -12,7 +12,7 @@ import (
 // Whatever bytes a record has, a line of JSON carries them, and any JSON reader sees the same text.
 func FuzzRecordSurvivesJSON(f *testing.F) {
 	f.Add([]byte("key"), []byte("value"), false)
-	f.Add([]byte{0xff, 0}, []byte("\x00\x1f\"\\\r\n\t\u2028\ufffdé"), false)
+	f.Add([]byte{0xff, 0}, []byte("\x00\x1f\b\f\x7f<&>\"\\\r\n\t\u2028\u2029\u202a\ufffdé"), false)
 	f.Add([]byte("k"), []byte{}, true)
 	f.Fuzz(func(t *testing.T, key, value []byte, asHex bool) {
 		if len(key) == 0 {
@@ -36,6 +36,15 @@ func FuzzRecordSurvivesJSON(f *testing.F) {
 		}
 		if text, ok := fields["value"]; ok && text != string(value) {
 			t.Fatalf("%q means %q to others, not %q", line, text, value)
+		}
+		var theirs bytes.Buffer
+		encoder := json.NewEncoder(&theirs)
+		encoder.SetEscapeHTML(false)
+		if err := encoder.Encode(string(value)); err != nil {
+			t.Fatal(err)
+		}
+		if ours := appendJSONString(nil, value); utf8.Valid(value) && string(ours)+"\n" != theirs.String() {
+			t.Fatalf("%s is not what encoding/json writes: %s", ours, theirs.String())
 		}
 	})
 }
