@@ -146,3 +146,44 @@ func (r *segmentReader) testify(bad keys.Epoch) (testimony, error) {
 func epochAt(head []byte) keys.Epoch {
 	return keys.Epoch(binary.LittleEndian.Uint64(head[epochOffset:])) & keys.MaxEpoch
 }
+
+// Record is a record as it stands in a file, for tools that look at a log.
+type Record struct {
+	Offset  int64
+	Epoch   keys.Epoch
+	Durable keys.Epoch // durable epoch when it was written
+	Flags   uint8
+	Body    []byte // valid during the call only
+}
+
+// Mark reports whether the record is the mark at the end of a log that was closed; it holds no epoch.
+func (r Record) Mark() bool { return r.Flags&flagMark != 0 }
+
+// Segments lists the log's files that hold records, oldest first, without reading the records. An unreadable header is in
+// the segment's Damage.
+func Segments(fs vfs.FS, dataDir string) ([]SegmentInfo, error) {
+	rec, _, err := list(fs, Dir(dataDir))
+	return rec.Segments, err
+}
+
+// ReadSegment calls fn for every whole record of a segment, flags or not, and changes nothing.
+func ReadSegment(fs vfs.FS, s SegmentInfo, fn func(Record) error) (err error) {
+	if s.Damage != nil {
+		return s.Damage
+	}
+	var r segmentReader
+	if err := r.start(fs, s); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, r.file.Close()) }()
+	for {
+		at := r.pos
+		one, ok, err := r.next()
+		if err != nil || !ok {
+			return err
+		}
+		if err := fn(Record{at, one.epoch, one.durable, one.flags, one.body}); err != nil {
+			return err
+		}
+	}
+}

@@ -34,7 +34,7 @@ type SegmentInfo struct {
 
 	number   uint64
 	identity uint64
-	damage   error // the header cannot be read; First and identity are unknown
+	Damage   error // the header cannot be read, so that First is unknown; nil if it can
 }
 
 // TornTail is where the log ends in a record that a crash left unfinished.
@@ -69,8 +69,8 @@ func Replay(fs vfs.FS, dataDir string, after keys.Epoch, fn func(e keys.Epoch, b
 	expected := files[start].First
 	var r segmentReader
 	for i, s := range files[start:] {
-		if s.damage != nil {
-			return rec, atEpoch(s.damage, expected)
+		if s.Damage != nil {
+			return rec, atEpoch(s.Damage, expected)
 		}
 		last := start+i == len(files)-1
 		if s.First != expected {
@@ -79,7 +79,7 @@ func Replay(fs vfs.FS, dataDir string, after keys.Epoch, fn func(e keys.Epoch, b
 		if expected, err = rec.segment(&r, fs, s, last, after, fn); err != nil {
 			return rec, err
 		}
-		if !last && files[start+i+1].damage == nil && files[start+i+1].First != expected {
+		if !last && files[start+i+1].Damage == nil && files[start+i+1].First != expected {
 			return rec, corruption(s.File, r.pos, expected, "a later segment testifies that this record was durable")
 		}
 	}
@@ -152,15 +152,15 @@ func (rec *Recovery) records(r *segmentReader, s SegmentInfo, after keys.Epoch,
 // matter, whatever is wrong with them.
 func startOf(files []SegmentInfo, after keys.Epoch) (int, error) {
 	for i := len(files) - 1; i >= 0; i-- {
-		if files[i].damage == nil && files[i].First <= after+1 {
+		if files[i].Damage == nil && files[i].First <= after+1 {
 			return i, nil
 		}
 	}
 	if len(files) == 0 {
 		return 0, nil
 	}
-	if files[0].damage != nil {
-		return 0, atEpoch(files[0].damage, after+1)
+	if files[0].Damage != nil {
+		return 0, atEpoch(files[0].Damage, after+1)
 	}
 	return 0, missing(files[0], after+1)
 }
@@ -230,7 +230,7 @@ func (s *SegmentInfo) readHeader(fs vfs.FS) (started bool, err error) {
 	}
 	h, started, err := decodeHeader(s.File, page[:])
 	if err != nil {
-		s.damage = err
+		s.Damage = err
 		return true, nil
 	}
 	if !started || h.number != s.number {

@@ -1,0 +1,373 @@
+package wal
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"hash/crc32"
+	"slices"
+	"testing"
+
+	"epochkv/internal/storage/keys"
+	"epochkv/internal/vfs"
+)
+
+// patch changes bytes of a file and returns what undoes it.
+func patch(t *testing.T, fs vfs.FS, name string, off int64, data []byte) (undo func()) {
+	t.Helper()
+	f, err := fs.Open(name, vfs.ReadWrite)
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := make([]byte, len(data))
+	if _, err := f.ReadAt(old, off); err != nil {
+		t.Fatal(err)
+	}
+	write := func(b []byte) {
+		if _, err := f.WriteAt(b, off); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(data)
+	return func() {
+		write(old)
+		if err := f.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// smallLog is a log of several tiny segments in which every record was synced before the next was written. Closed, it
+// ends in a mark; otherwise as a killed process leaves it.
+func smallLog(t *testing.T, records int, closed bool) (*vfs.Mem, Recovery, *replayed) {
+	t.Helper()
+	fs := vfs.NewMem()
+	a := mustStart(t, testOptions(fs, SegmentBytesMin))
+	for i := range records {
+		if _, err := a.put(bodyOf(uint64(i), 150+i%40)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if closed {
+		mustClose(t, a.log)
+	} else {
+		fs = fs.Crash(1, vfs.KeepAll)
+	}
+	rec, want := mustReplay(t, fs, 0)
+	if len(want.bodies) != records || len(rec.Segments) < 2 {
+		t.Fatalf("%d records in %d segments", len(want.bodies), len(rec.Segments))
+	}
+	return fs, rec, want
+}
+
+// place is where a record stands.
+type place struct {
+	file string
+	off  int64
+	record
+}
+
+func places(t *testing.T, fs vfs.FS, rec Recovery) (all []place) {
+	t.Helper()
+	for _, s := range rec.Segments {
+		if err := ReadSegment(fs, s, func(r Record) error {
+			all = append(all, place{s.File, r.Offset, record{epoch: r.Epoch, durable: r.Durable, flags: r.Flags, space: recordSpace(uint32(recordHeaderSize + len(r.Body)))}})
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return all
+}
+
+func TestDamageAtEveryByteIsDetectedOrHarmless(t *testing.T) {
+	fs, rec, want := smallLog(t, 50, true)
+	for _, s := range rec.Segments {
+		for off := range s.Bytes {
+			for _, flip := range []byte{0x01, 0x80, 0xff} {
+				var old [1]byte
+				readAt(t, fs, s.File, off, old[:])
+				undo := patch(t, fs, s.File, off, []byte{old[0] ^ flip})
+				_, got, err := replayAll(fs, 0)
+				switch {
+				case errors.Is(err, ErrCorrupt) || errors.Is(err, ErrVersion):
+				case err != nil:
+					t.Fatalf("%s byte %d: %v", s.File, off, err)
+				case !slices.EqualFunc(got.bodies, want.bodies, bytes.Equal):
+					t.Fatalf("%s byte %d, bits %#x: undetected, %d of %d records", s.File, off, flip, len(got.bodies), len(want.bodies))
+				}
+				undo()
+			}
+		}
+	}
+}
+
+func readAt(t *testing.T, fs vfs.FS, name string, off int64, b []byte) {
+	t.Helper()
+	f, err := fs.Open(name, vfs.ReadOnly)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.ReadAt(b, off); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestDamageBelowTheDurableEpochIsCorruptionAndNamesItsPlace(t *testing.T) {
+	fs, rec, want := smallLog(t, 50, false)
+	all := places(t, fs, rec)
+	for i, p := range all {
+		for name, damage := range map[string][]byte{
+			"checksum":    {0xa5, 0x5a, 0xa5, 0x5a},
+			"zero word":   make([]byte, 8),
+			"zero record": make([]byte, p.space),
+			"zero sector": make([]byte, 512),
+			"length":      {0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff},
+		} {
+			if end := p.off + int64(len(damage)); end > SegmentBytesMin {
+				continue
+			}
+			undo := patch(t, fs, p.file, p.off, damage)
+			got, bodies, err := replayAll(fs, 0)
+			if i == len(all)-1 { // nothing follows that could testify: a torn tail
+				if err != nil || got.Last != p.epoch-1 {
+					t.Fatalf("last record, %s: last %d, %v", name, got.Last, err)
+				}
+				undo()
+				continue
+			}
+			var c *CorruptionError
+			// A zeroed sector takes the next records along; with the last of all in it nothing testifies.
+			lost := name == "zero sector" && i >= len(all)-3
+			if !errors.As(err, &c) && !lost {
+				t.Fatalf("record %d, %s: %v", i, name, err)
+			}
+			if c != nil && (c.File != p.file || c.Offset != p.off || c.Epoch != p.epoch || c.Remedy == "") {
+				t.Fatalf("record %d at %s:%d, %s: said %+v", i, p.file, p.off, name, c)
+			}
+			if len(bodies.bodies) != i || !slices.EqualFunc(bodies.bodies, want.bodies[:i], bytes.Equal) {
+				t.Fatalf("record %d, %s: %d records were passed on before it", i, name, len(bodies.bodies))
+			}
+			undo()
+		}
+	}
+}
+
+func TestRepairCutsAtTheDamageAndSaysWhatIsGone(t *testing.T) {
+	for i := range 49 {
+		fs, rec, want := smallLog(t, 50, false)
+		p := places(t, fs, rec)[i]
+		_ = patch(t, fs, p.file, p.off, []byte{0xa5, 0x5a, 0xa5, 0x5a})
+		d, err := Repair(fs, testDir, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d.Cause == nil || d.From != p.epoch || d.Bytes != SegmentBytesMin-p.off {
+			t.Fatalf("record %d: %+v", i, d)
+		}
+		again, got := mustReplay(t, fs, 0)
+		if again.Torn != nil || !slices.EqualFunc(got.bodies, want.bodies[:i], bytes.Equal) {
+			t.Fatalf("record %d: %d records after the repair", i, len(got.bodies))
+		}
+		if d, err := Repair(fs, testDir, 0); err != nil || d.Cause != nil || len(d.Files) != 0 {
+			t.Fatalf("a sound log was repaired: %+v, %v", d, err)
+		}
+		a, err := startLog(testOptions2(fs), again)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e, err := a.put(bodyOf(1, 10)); err != nil || e != p.epoch {
+			t.Fatalf("after the repair: epoch %d, %v", e, err)
+		}
+		mustClose(t, a.log)
+	}
+}
+
+func TestDamagedHeaderIsCorruptionAndRepairDropsItsFile(t *testing.T) {
+	fs, rec, _ := smallLog(t, 50, false)
+	last := rec.Segments[len(rec.Segments)-1]
+	_ = patch(t, fs, last.File, 20, []byte{0xff, 0xff})
+	_, _, err := replayAll(fs, 0)
+	var c *CorruptionError
+	if !errors.As(err, &c) || c.File != last.File || c.Offset != 0 || c.Epoch != last.First {
+		t.Fatal(err)
+	}
+	d, err := Repair(fs, testDir, 0)
+	if err != nil || d.From != last.First || len(d.Files) != 1 || d.Files[0] != last.File {
+		t.Fatalf("%+v, %v", d, err)
+	}
+	if rec, _ := mustReplay(t, fs, 0); rec.Last != last.First-1 {
+		t.Fatalf("last %d", rec.Last)
+	}
+}
+
+func TestDamageBeforeTheStartOfReplayDoesNotMatter(t *testing.T) {
+	fs, rec, _ := smallLog(t, 80, false)
+	_ = patch(t, fs, rec.Segments[0].File, 0, []byte("not a log"))
+	_ = patch(t, fs, rec.Segments[1].File, headerPage+40, []byte("damage"))
+	after := rec.Segments[2].First - 1
+	if got, _ := mustReplay(t, fs, after); got.Last != 80 {
+		t.Fatalf("last %d", got.Last)
+	}
+}
+
+func TestMissingSegmentIsCorruption(t *testing.T) {
+	for i := range 2 {
+		fs, rec, _ := smallLog(t, 80, false)
+		if err := fs.Remove(rec.Segments[i].File); err != nil {
+			t.Fatal(err)
+		}
+		_, _, err := replayAll(fs, 0)
+		var c *CorruptionError
+		if !errors.As(err, &c) || c.Epoch != rec.Segments[i].First {
+			t.Fatalf("segment %d: %v", i, err)
+		}
+		if i == 0 {
+			mustReplay(t, fs, rec.Segments[1].First-1)
+		}
+	}
+}
+
+func TestTornTailIsCutAndReportedAtEveryLength(t *testing.T) {
+	fs, rec, want := smallLog(t, 30, false)
+	last := rec.Segments[len(rec.Segments)-1]
+	all := places(t, fs, rec)
+	var image [SegmentBytesMin]byte
+	readAt(t, fs, last.File, 0, image[:])
+	for _, p := range all {
+		if p.file != last.File {
+			continue
+		}
+		for cut := p.off + 1; cut < p.off+int64(p.space); cut++ {
+			torn := vfs.NewMem()
+			copyLog(t, fs, torn, rec)
+			_ = patch(t, torn, last.File, cut, make([]byte, SegmentBytesMin-cut)) // what was not written reads as zero
+			got, bodies := mustReplay(t, torn, 0)
+			whole := cut >= p.off+int64(p.space)-8 && bytes.Equal(image[cut:p.off+int64(p.space)], make([]byte, p.off+int64(p.space)-cut))
+			if whole { // only padding is missing
+				continue
+			}
+			n := int(p.epoch) - 1
+			if got.Last != p.epoch-1 || !slices.EqualFunc(bodies.bodies, want.bodies[:n], bytes.Equal) {
+				t.Fatalf("cut at %d in epoch %d: last %d", cut, p.epoch, got.Last)
+			}
+			if cut-p.off >= 16 && (got.Torn == nil || got.Torn.File != last.File || got.Torn.Offset != p.off || got.Torn.Epoch != p.epoch) {
+				t.Fatalf("cut at %d in epoch %d: %+v", cut, p.epoch, got.Torn)
+			}
+			if cut%50 == 0 {
+				a, err := startLog(testOptions2(torn), got)
+				if err != nil {
+					t.Fatal(err)
+				}
+				mustClose(t, a.log)
+				if size, _ := torn.Size(last.File); got.Torn != nil && size != p.off {
+					t.Fatalf("the tail was not cut: %d bytes", size)
+				}
+			}
+		}
+	}
+}
+
+func copyLog(t *testing.T, from, to vfs.FS, rec Recovery) {
+	t.Helper()
+	if err := to.MkdirAll(Dir(testDir)); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range rec.Segments {
+		b := make([]byte, s.Bytes)
+		readAt(t, from, s.File, 0, b)
+		f, err := to.Open(s.File, vfs.Create)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.WriteAt(b, 0); err != nil {
+			t.Fatal(err)
+		}
+		if err := f.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestBadRecordThatWasNeverDurableIsATornTail(t *testing.T) {
+	fs := vfs.NewMem()
+	a := mustStart(t, testOptions(fs, 64<<10))
+	for i := range 10 {
+		a.mustAppend(t, bodyOf(uint64(i), 100)) // one group: none of them testifies for another
+	}
+	if err := a.log.Flush(10); err != nil {
+		t.Fatal(err)
+	}
+	fs = fs.Crash(1, vfs.KeepAll)
+	rec, _ := mustReplay(t, fs, 0)
+	all := places(t, fs, rec)
+	_ = patch(t, fs, all[4].file, all[4].off+30, []byte("damage"))
+	rec, _ = mustReplay(t, fs, 0)
+	end := all[9].off + int64(all[9].space)
+	if rec.Last != 4 || rec.Torn == nil || rec.Torn.Offset != all[4].off || rec.Torn.Bytes != end-all[4].off || rec.Torn.Epoch != 5 {
+		t.Fatalf("last %d, torn %+v", rec.Last, rec.Torn)
+	}
+}
+
+func TestNewerVersionIsNeitherTornNorCorrupt(t *testing.T) {
+	fs, rec, _ := smallLog(t, 30, false)
+	file := rec.Segments[0].File
+	var page [headerSize]byte
+	readAt(t, fs, file, 0, page[:])
+	binary.LittleEndian.PutUint32(page[8:], formatVersion+1)
+	binary.LittleEndian.PutUint32(page[headerSumOffset:], crc32.Checksum(page[:headerSumOffset], castagnoli))
+	undo := patch(t, fs, file, 0, page[:])
+	_, _, err := replayAll(fs, 0)
+	var v *VersionError
+	if !errors.As(err, &v) || errors.Is(err, ErrCorrupt) || v.File != file {
+		t.Fatal(err)
+	}
+	if _, err := Repair(fs, testDir, 0); !errors.Is(err, ErrVersion) {
+		t.Fatalf("repair of a newer version: %v", err)
+	}
+	undo()
+
+	p := places(t, fs, rec)[3]
+	b := make([]byte, p.space)
+	readAt(t, fs, p.file, p.off, b)
+	length := binary.LittleEndian.Uint32(b[4:])
+	sealRecord(b, seedOf(rec.Segments[0].identity), length, p.epoch, 0x80, p.durable)
+	_ = patch(t, fs, p.file, p.off, b)
+	if _, _, err := replayAll(fs, 0); !errors.As(err, &v) || v.Offset != p.off {
+		t.Fatalf("unknown record flag: %v", err)
+	}
+}
+
+func TestReadErrorIsNotTheEndOfTheLog(t *testing.T) {
+	fs, _, _ := smallLog(t, 30, false)
+	for nth := 1; ; nth++ {
+		faulty := vfs.NewFaulty(fs)
+		rule := faulty.Inject(vfs.Rule{Op: vfs.OpRead, Nth: nth})
+		_, _, err := replayAll(faulty, 0)
+		if rule.Fired() == 0 {
+			if nth < 4 {
+				t.Fatal("too few reads")
+			}
+			return
+		}
+		if err == nil || errors.Is(err, ErrCorrupt) {
+			t.Fatalf("read %d: %v", nth, err)
+		}
+	}
+}
+
+func TestErrorOfTheCallbackEndsTheReplay(t *testing.T) {
+	fs, _, _ := smallLog(t, 30, false)
+	stop := errors.New("stop")
+	if _, err := Replay(fs, testDir, 0, func(e keys.Epoch, _ []byte) error {
+		if e == 7 {
+			return stop
+		}
+		return nil
+	}); !errors.Is(err, stop) {
+		t.Fatal(err)
+	}
+}

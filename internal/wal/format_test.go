@@ -1,0 +1,211 @@
+package wal
+
+import (
+	"bytes"
+	"flag"
+	"os"
+	"testing"
+	"unsafe"
+
+	"epochkv/internal/storage/keys"
+	"epochkv/internal/vfs"
+)
+
+var update = flag.Bool("update", false, "rewrite golden files; goes with docs/formats.md and a decision about the version")
+
+const golden = "testdata/segment-v1.golden"
+
+// goldenLog writes the log that the golden file holds.
+func goldenLog(t *testing.T) *vfs.Mem {
+	t.Helper()
+	fs := vfs.NewMem()
+	opts := testOptions(fs, SegmentBytesMin)
+	opts.Identity = func() uint64 { return 0x1122334455667788 }
+	a := mustStart(t, opts)
+	for _, body := range []string{"first", "", "third record"} {
+		if _, err := a.put([]byte(body)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := a.cur.Load()
+	c, _ := s.Reserve(20)
+	s.Fill(c)
+	mustClose(t, a.log)
+	return fs
+}
+
+func TestSegmentBytesAreTheGoldenOnes(t *testing.T) {
+	fs := goldenLog(t)
+	got := make([]byte, SegmentBytesMin)
+	readAt(t, fs, Dir(testDir)+"/"+FileName(1), 0, got)
+	if *update {
+		if err := os.WriteFile(golden, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, want) {
+		t.Fatal("the format has changed")
+	}
+}
+
+func TestGoldenSegmentReplays(t *testing.T) {
+	b, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fs := logOf(t, b)
+	rec, got := mustReplay(t, fs, 0)
+	want := [][]byte{[]byte("first"), {}, []byte("third record"), {}}
+	if rec.Last != 4 || rec.Torn != nil || len(got.bodies) != len(want) {
+		t.Fatalf("%+v", rec)
+	}
+	for i, body := range got.bodies {
+		if !bytes.Equal(body, want[i]) {
+			t.Fatalf("epoch %d: %q", i+1, body)
+		}
+	}
+}
+
+// logOf is a log whose only file holds b.
+func logOf(t *testing.T, b []byte) *vfs.Mem {
+	t.Helper()
+	fs := vfs.NewMem()
+	if err := fs.MkdirAll(Dir(testDir)); err != nil {
+		t.Fatal(err)
+	}
+	f, err := fs.Open(Dir(testDir)+"/"+FileName(1), vfs.Create)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteAt(b, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return fs
+}
+
+func TestFileNamesAreTheLogsOwn(t *testing.T) {
+	for name, want := range map[string]bool{
+		"0000000000000001.log": true, "00000000000000ff.log": true, "00000000000000FF.log": false, "1.log": false,
+		"0000000000000001.tmp": false, "000000000000000g.log": false, "+000000000000001.log": false,
+	} {
+		if n, ok := parseFileName(name); ok != want || ok && FileName(n) != name {
+			t.Errorf("%s: %v", name, ok)
+		}
+	}
+}
+
+// TestHotWordsHaveTheirOwnCacheLines guards the layout: a shared or straddled line costs 1.7 times.
+func TestHotWordsHaveTheirOwnCacheLines(t *testing.T) {
+	var s Segment
+	var h horizon
+	tail := unsafe.Offsetof(s.tail)
+	if tail%8 != 0 || tail-unsafe.Offsetof(s.pooled) < cacheLinePair || unsafe.Offsetof(s.refused)-tail < cacheLinePair {
+		t.Errorf("tail at %d shares its lines", tail)
+	}
+	if unsafe.Offsetof(h.epoch) < cacheLinePair || unsafe.Sizeof(h) < 2*cacheLinePair {
+		t.Error("horizon shares its lines")
+	}
+}
+
+func TestAppendingAndWaitingAllocateNothing(t *testing.T) {
+	a := mustStart(t, testOptions(vfs.NewOS(), 1<<20).at(t.TempDir()))
+	waitForSpare(t, a.log)
+	body := bodyOf(1, 116)
+	if n := testing.AllocsPerRun(500, func() {
+		if _, err := a.put(body); err != nil {
+			t.Fatal(err)
+		}
+	}); n > 0 {
+		t.Errorf("%v allocations per durable record", n)
+	}
+	w := NewWaiter()
+	if n := testing.AllocsPerRun(500, func() {
+		e, err := a.append(body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !a.log.Notify(w, e) {
+			<-w.C
+		}
+	}); n > 0 {
+		t.Errorf("%v allocations per notified record", n)
+	}
+}
+
+func (o Options) at(dir string) Options {
+	o.Dir = dir
+	return o
+}
+
+func FuzzDecodeRecord(f *testing.F) {
+	rec := make([]byte, 64)
+	sealRecord(rec, 5, 60, 9, 0, 8)
+	f.Add(rec, uint32(5))
+	f.Add([]byte{}, uint32(0))
+	f.Fuzz(func(t *testing.T, b []byte, seed uint32) {
+		r, ok := decodeRecord(b, seed)
+		if !ok {
+			return
+		}
+		if int(r.space) > len(b) || len(r.body) > len(b)-recordHeaderSize || r.durable >= r.epoch {
+			t.Fatalf("%+v from %d bytes", r, len(b))
+		}
+		again := make([]byte, r.space)
+		copy(again, b[:r.space])
+		sealRecord(again, seed, uint32(recordHeaderSize+len(r.body)), r.epoch, r.flags, r.durable)
+		if !bytes.Equal(again, b[:r.space]) {
+			t.Fatal("decoded and encoded again it differs")
+		}
+	})
+}
+
+// FuzzReplay replays arbitrary bytes behind a good header: never a panic, and the epochs that come are consecutive.
+func FuzzReplay(f *testing.F) {
+	if b, err := os.ReadFile(golden); err == nil {
+		f.Add(b[headerPage:])
+	}
+	f.Fuzz(func(t *testing.T, records []byte) {
+		b := make([]byte, headerPage, headerPage+len(records))
+		putHeader(b, header{identity: 0x1122334455667788, number: 1, first: 1})
+		fs := logOf(t, append(b, records...))
+		last := keys.Epoch(0)
+		rec, err := Replay(fs, testDir, 0, func(e keys.Epoch, _ []byte) error {
+			if e != last+1 {
+				t.Fatalf("epoch %d after %d", e, last)
+			}
+			last = e
+			return nil
+		})
+		if err == nil && rec.Last != last {
+			t.Fatalf("last %d, passed on %d", rec.Last, last)
+		}
+	})
+}
+
+func FuzzDecodeHeader(f *testing.F) {
+	page := make([]byte, headerPage)
+	putHeader(page, header{identity: 1, number: 2, first: 3})
+	f.Add(page[:headerSize])
+	f.Fuzz(func(t *testing.T, b []byte) {
+		page := make([]byte, headerSize)
+		copy(page, b)
+		h, started, err := decodeHeader("f", page)
+		if started == (err != nil) && started {
+			t.Fatal("a header and an error")
+		}
+		if started {
+			again := make([]byte, headerSize)
+			putHeader(again, h)
+			if !bytes.Equal(again, page) {
+				t.Fatal("decoded and encoded again it differs")
+			}
+		}
+	})
+}

@@ -1,0 +1,159 @@
+package wal
+
+import (
+	"bytes"
+	"testing"
+
+	"epochkv/internal/storage/keys"
+	"epochkv/internal/vfs"
+)
+
+func fileCount(t *testing.T, fs vfs.FS) int {
+	t.Helper()
+	names, err := fs.List(Dir(testDir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(names)
+}
+
+func TestTruncatedSegmentsAreUsedAgainAndTheirNumberIsBounded(t *testing.T) {
+	fs := vfs.NewMem()
+	a := mustStart(t, testOptions(fs, SegmentBytesMin))
+	for i := range 600 {
+		e, err := a.put(bodyOf(uint64(i), 200))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if i%20 == 0 {
+			if err := a.log.TruncateBefore(e); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	s := a.log.Stats()
+	if s.Recycled < s.Rotations/2 {
+		t.Fatalf("%d of %d segments recycled", s.Recycled, s.Rotations)
+	}
+	if s.Segments > 4 || fileCount(t, fs) > s.Segments+recyclableMax+1 {
+		t.Fatalf("%d files for %d segments", fileCount(t, fs), s.Segments)
+	}
+	if s.Records != 600 || s.Syncs == 0 || s.Bytes != 600*(recordHeaderSize+200) {
+		t.Fatalf("%+v", s)
+	}
+}
+
+// TestRecycledFileNeverYieldsItsOldRecords fills recycled files with records of one size, so that what they held before stands exactly
+// where the next records are looked for, and cuts the log off at every record.
+func TestRecycledFileNeverYieldsItsOldRecords(t *testing.T) {
+	fs := vfs.NewMem()
+	a := mustStart(t, testOptions(fs, SegmentBytesMin))
+	after := keys.Epoch(0)
+	for i := range 300 {
+		e, err := a.put(bodyOf(uint64(i+1), 232))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if i%10 == 9 {
+			if err := a.log.TruncateBefore(e - 3); err != nil {
+				t.Fatal(err)
+			}
+			after = e - 4
+		}
+		if i < 100 {
+			continue
+		}
+		rec, got := mustReplay(t, fs, after)
+		if rec.Last != e || rec.Torn != nil {
+			t.Fatalf("after %d records: last %d, torn %+v", e, rec.Last, rec.Torn)
+		}
+		for j, body := range got.bodies {
+			if tag, ok := isBody(body); !ok || tag != uint64(got.first)+uint64(j) {
+				t.Fatalf("epoch %d has the body of %d", int(got.first)+j, tag)
+			}
+		}
+	}
+	if a.log.Stats().Recycled == 0 {
+		t.Fatal("nothing was recycled")
+	}
+}
+
+func TestRecordIsReadOnlyWithTheIdentityItWasWrittenFor(t *testing.T) {
+	rec := make([]byte, 64)
+	copy(rec[recordHeaderSize:], bodyOf(1, 40))
+	sealRecord(rec, seedOf(0x0123456789abcdef), 64, 9, 0, 8)
+	if r, ok := decodeRecord(rec, seedOf(0x0123456789abcdef)); !ok || r.epoch != 9 || r.durable != 8 || !bytes.Equal(r.body, bodyOf(1, 40)) {
+		t.Fatal("not read with its own identity")
+	}
+	for bit := range 64 {
+		if _, ok := decodeRecord(rec, seedOf(0x0123456789abcdef^1<<bit)); ok {
+			t.Fatalf("read with an identity that differs in bit %d", bit)
+		}
+	}
+}
+
+func TestSegmentsThatHoldNewerRecordsAreNotTruncated(t *testing.T) {
+	fs := vfs.NewMem()
+	a := mustStart(t, testOptions(fs, SegmentBytesMin))
+	for i := range 100 {
+		if _, err := a.put(bodyOf(uint64(i), 200)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before, _ := mustReplay(t, fs, 0)
+	second := before.Segments[1].First
+	if err := a.log.TruncateBefore(second - 1); err != nil { // epoch second-1 must stay
+		t.Fatal(err)
+	}
+	if rec, _ := mustReplay(t, fs, 0); rec.Last != 100 {
+		t.Fatalf("last %d", rec.Last)
+	}
+	if err := a.log.TruncateBefore(1000); err != nil { // all that is sealed may go, the open one stays
+		t.Fatal(err)
+	}
+	last := before.Segments[len(before.Segments)-1].First
+	if rec, _ := mustReplay(t, fs, last-1); rec.Last != 100 {
+		t.Fatalf("last %d", rec.Last)
+	}
+	if _, err := a.put(bodyOf(1, 200)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestOldSegmentsOfEarlierRunsAreTruncatedToo(t *testing.T) {
+	fs := vfs.NewMem()
+	for range 4 {
+		a := mustStart(t, testOptions2(fs))
+		for i := range 60 {
+			if _, err := a.put(bodyOf(uint64(i), 200)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		mustClose(t, a.log)
+	}
+	a := mustStart(t, testOptions2(fs))
+	waitForSpare(t, a.log)
+	many := fileCount(t, fs)
+	if err := a.log.TruncateBefore(241); err != nil {
+		t.Fatal(err)
+	}
+	if n := fileCount(t, fs); n > 2+recyclableMax || n >= many {
+		t.Fatalf("%d files of %d left", n, many)
+	}
+	mustClose(t, a.log)
+	if rec, _ := mustReplay(t, fs, 240); rec.Last != 240 {
+		t.Fatalf("last %d", rec.Last)
+	}
+}
+
+func TestStalledRotationsAreCounted(t *testing.T) {
+	a := mustStart(t, testOptions(vfs.NewMem(), SegmentBytesMin))
+	for i := range 50 {
+		if _, err := a.put(bodyOf(uint64(i), 5*pageSize)); err != nil { // each wants its own segment
+			t.Fatal(err)
+		}
+	}
+	if s := a.log.Stats(); s.Rotations < 50 || s.ImageBytes > (imagesMax+2)*6*pageSize {
+		t.Fatalf("%+v", s)
+	}
+}
