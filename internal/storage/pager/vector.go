@@ -233,6 +233,37 @@ func (v *Vector) putNode(buf []byte, checkpoint uint64, level, index int, leaf f
 	page.Seal(buf)
 }
 
+// ownPlaces gives the nodes of a vector that is not the allocation map places like any other page of the checkpoint.
+type ownPlaces struct{ ck *Checkpoint }
+
+func (o ownPlaces) takeNode() (page.ID, error) {
+	id := o.ck.AllocExtent(1).First
+	return id, o.ck.claim(id)
+}
+
+func (o ownPlaces) freeNode(id page.ID) error {
+	o.ck.Free(id)
+	return nil
+}
+
+// UpdateVector writes a vector's next state: so many leaves, of which those in dirty are new or have changed. leaf fills the
+// zeroed bytes of one. Nodes at or past limit move, if it is not zero. v stays as it is: it is the state before.
+func (ck *Checkpoint) UpdateVector(v *Vector, leaves int, dirty *bitset.Set, limit page.ID, leaf func(i int, payload []byte)) (*Vector, error) {
+	places := ownPlaces{ck}
+	u, err := v.update(places, leaves, dirty, limit)
+	if err != nil {
+		return nil, err
+	}
+	if err := u.place(places); err != nil {
+		return nil, err
+	}
+	w := ck.Writer()
+	if err := u.write(w, leaf); err != nil {
+		return nil, err
+	}
+	return &u.next, w.Flush()
+}
+
 // loadVector reads a stored vector of so many leaves, top down, and hands each leaf's bytes to leaf.
 func (p *Pager) loadVector(kind VectorKind, root VectorRoot, leaves int, leaf func(i int, payload []byte) error) (*Vector, error) {
 	v := &Vector{kind: kind, size: p.pageSize}

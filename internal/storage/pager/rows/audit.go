@@ -1,0 +1,123 @@
+package rows
+
+import (
+	"fmt"
+
+	"epochkv/internal/storage/page"
+	"epochkv/internal/storage/pager"
+	"epochkv/internal/storage/pager/bitset"
+)
+
+// Direct reads data pages from the file, past any cache, into one buffer: for checks, and where there is no cache.
+type Direct struct {
+	pager *pager.Pager
+	buf   []byte
+}
+
+// Direct returns a source whose pages are valid until its next call.
+func (s *Store) Direct() *Direct { return &Direct{pager: s.pager, buf: make([]byte, s.pageSize)} }
+
+// DataPage implements PageSource.
+func (d *Direct) DataPage(id page.ID) ([]byte, error) { return d.buf, d.pager.ReadPage(id, d.buf) }
+
+// Audit reads every row and compares what there is with the accounts: refs calls its argument once for each reference of the newest
+// root. It calls reach for every page that the rows and their table take. No batch may be open.
+func (s *Store) Audit(refs func(each func(page.Ref) error) error, reach func(page.ID) error) error {
+	a := &audit{s: s, src: s.Direct(), reach: reach}
+	if err := refs(a.ref); err != nil {
+		return err
+	}
+	if uint64(a.rows.Count()) != s.state.Rows || a.bytes != s.state.Bytes || a.bulk != s.state.BulkPages {
+		return fmt.Errorf("rows: the tree refers to %d rows of %d bytes in %d bulk pages, the accounts say %d of %d in %d",
+			a.rows.Count(), a.bytes, a.bulk, s.state.Rows, s.state.Bytes, s.state.BulkPages)
+	}
+	if err := a.table(); err != nil {
+		return err
+	}
+	return a.pages()
+}
+
+type audit struct {
+	s     *Store
+	src   *Direct
+	reach func(page.ID) error
+	rows  bitset.Set
+	live  fill // what the rows found take on each page
+	bytes uint64
+	bulk  uint64
+	value []byte
+}
+
+// ref reads one value.
+func (a *audit) ref(r page.Ref) (err error) {
+	if a.value, err = a.s.Append(a.value[:0], r, a.src); err != nil {
+		return err
+	}
+	ref, _ := decodeRef(r) // Append has decoded it
+	p := a.s.table.at(ref.id)
+	if !p.live() {
+		return fmt.Errorf("%w: row %d was dropped", ErrBadRef, ref.id)
+	}
+	if !a.rows.Add(int(ref.id)) {
+		return fmt.Errorf("%w: row %d is referred to twice", ErrBadRef, ref.id)
+	}
+	a.live.capacity = a.s.fill.capacity
+	a.live.put(p.page(), uint16(a.live.of(p.page())+p.cost()))
+	a.bytes += ref.length
+	if pages, _ := split(int(ref.length), a.s.pageSize); pages > 0 {
+		return a.reachBulk(ref.id, p)
+	}
+	return nil
+}
+
+func (a *audit) reachBulk(id uint64, p place) error {
+	row, err := a.s.rowIn(a.src.buf, id, p)
+	if err != nil {
+		return err
+	}
+	h, err := decodeHead(row.data, a.s.pageSize)
+	if err != nil {
+		return err
+	}
+	h.pages(func(at page.ID) {
+		a.bulk++
+		if err == nil {
+			err = a.reach(at)
+		}
+	})
+	return err
+}
+
+// table checks that no row lives that the tree does not know.
+func (a *audit) table() error {
+	var err error
+	for id := range a.s.state.Slots {
+		if a.s.table.at(id).live() && !a.rows.Has(int(id)) {
+			return fmt.Errorf("rows: row %d is alive and nothing refers to it", id)
+		}
+	}
+	a.s.stored.Pages(func(id page.ID) {
+		if err == nil {
+			err = a.reach(id)
+		}
+	})
+	return err
+}
+
+// pages checks the fill of every data page.
+func (a *audit) pages() error {
+	regions := max(len(a.live.regions), len(a.s.fill.regions))
+	for id := range page.ID(regions * regionPages) {
+		got, want := a.live.of(id), a.s.fill.of(id)
+		if got != want {
+			return fmt.Errorf("rows: live rows take %d bytes of page %d, accounted are %d", got, id, want)
+		}
+		if got == 0 {
+			continue
+		}
+		if err := a.reach(id); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,148 @@
+package rows
+
+import (
+	"math/bits"
+
+	"epochkv/internal/storage/page"
+)
+
+// fill knows how full each data page is, and finds pages by free space. It is the free list of partly filled pages: sixteen buckets by
+// free sixteenths, each a bitmap, so that a page changes its bucket in a few stores and the same pages are found whatever the history.
+//
+// Pages stand in regions of 4096; only regions with data pages have memory, 16 KiB each (half a byte for each KiB of file).
+type fill struct {
+	capacity int
+	regions  []*region
+	inBucket [buckets]int // pages
+	pages    int
+	live     uint64 // bytes of live rows, entries included
+
+	journal []fillChange // since begin, for undo
+}
+
+const (
+	buckets     = 16
+	regionPages = 4096
+
+	// bucketMin is the emptiest fullness that is worth filling up: a quarter free.
+	bucketMin = buckets / 4
+	// bucketSparse is where pages begin to give up their rows: half free, so that two of them make one.
+	bucketSparse = buckets / 2
+)
+
+type region struct {
+	live   [regionPages]uint16 // bytes of live rows
+	counts [buckets]uint16
+	bucket [buckets][regionPages / 64]uint64
+}
+
+type fillChange struct {
+	id  page.ID
+	old uint16
+}
+
+func (f *fill) begin() { f.journal = f.journal[:0] }
+
+// undo restores what was there at begin.
+func (f *fill) undo() {
+	for i := len(f.journal) - 1; i >= 0; i-- {
+		f.put(f.journal[i].id, f.journal[i].old)
+	}
+	f.journal = f.journal[:0]
+}
+
+// of is the bytes of live rows on page id, zero if it is no data page.
+func (f *fill) of(id page.ID) int {
+	if int(id/regionPages) >= len(f.regions) || f.regions[id/regionPages] == nil {
+		return 0
+	}
+	return int(f.regions[id/regionPages].live[id%regionPages])
+}
+
+// set notes that page id has so many bytes of live rows; zero means that it is no data page any more.
+func (f *fill) set(id page.ID, live int) {
+	f.journal = append(f.journal, fillChange{id, uint16(f.of(id))})
+	f.put(id, uint16(live))
+}
+
+func (f *fill) put(id page.ID, live uint16) {
+	for int(id/regionPages) >= len(f.regions) {
+		f.regions = append(f.regions, nil)
+	}
+	r := f.regions[id/regionPages]
+	if r == nil {
+		r = new(region)
+		f.regions[id/regionPages] = r
+	}
+	i := int(id % regionPages)
+	if old := r.live[i]; old != 0 {
+		b := f.bucketOf(int(old))
+		r.bucket[b][i/64] &^= 1 << (i % 64)
+		r.counts[b]--
+		f.inBucket[b]--
+		f.pages--
+		f.live -= uint64(old)
+	}
+	r.live[i] = live
+	if live != 0 {
+		b := f.bucketOf(int(live))
+		r.bucket[b][i/64] |= 1 << (i % 64)
+		r.counts[b]++
+		f.inBucket[b]++
+		f.pages++
+		f.live += uint64(live)
+	}
+}
+
+func (f *fill) bucketOf(live int) int { return (f.capacity - live) * buckets / f.capacity }
+
+// best is the fullest page that surely has room for cost bytes and is worth filling.
+func (f *fill) best(cost int) (page.ID, bool) {
+	for b := max(bucketMin, (cost*buckets+f.capacity-1)/f.capacity); b < buckets; b++ {
+		if id, ok := f.last(b); ok {
+			return id, true
+		}
+	}
+	return 0, false
+}
+
+// sparsest is a page of those that should give up their rows, if there are two.
+func (f *fill) sparsest() (page.ID, bool) {
+	n := 0
+	for b := bucketSparse; b < buckets; b++ {
+		n += f.inBucket[b]
+	}
+	for b := buckets - 1; n >= 2 && b >= bucketSparse; b-- {
+		if id, ok := f.last(b); ok {
+			return id, true
+		}
+	}
+	return 0, false
+}
+
+// last is the page of a bucket that lies nearest the end of the file, from where pages should go anyway.
+func (f *fill) last(b int) (page.ID, bool) {
+	if f.inBucket[b] == 0 {
+		return 0, false
+	}
+	for i := len(f.regions) - 1; i >= 0; i-- {
+		r := f.regions[i]
+		if r == nil || r.counts[b] == 0 {
+			continue
+		}
+		for w := len(r.bucket[b]) - 1; ; w-- {
+			if word := r.bucket[b][w]; word != 0 {
+				return page.ID(i*regionPages + w*64 + bits.Len64(word) - 1), true
+			}
+		}
+	}
+	return 0, false
+}
+
+// factor is the part of all data pages that live rows take; 1 without pages.
+func (f *fill) factor() float64 {
+	if f.pages == 0 {
+		return 1
+	}
+	return float64(f.live) / (float64(f.pages) * float64(f.capacity))
+}

@@ -1,0 +1,157 @@
+package rows
+
+import (
+	"fmt"
+
+	"epochkv/internal/storage/page"
+	"epochkv/internal/storage/pager"
+)
+
+const (
+	// packAt and packTo are the pages' worth of rows at which packing begins and ends while more may come. What remains lets the
+	// next page be filled to the end.
+	packAt = 8
+	packTo = 4
+
+	// packLookahead is how many waiting rows are tried for the end of a page. Rows that lie near each other in key order
+	// should lie near each other in the file, and sixty-four rows of random length leave hardly a gap.
+	packLookahead = 64
+
+	// runPages is how many neighbouring pages a batch takes at once.
+	runPages = 16
+
+	// Sparse pages give up their rows while less than fillMin of all data pages is in use, at most evacuateMin pages a checkpoint
+	// and half as many as the batch writes anyway, so that cleaning never costs more than the work that pays for it.
+	fillMin     = 2.0 / 3
+	evacuateMin = 16
+)
+
+// enqueue lets a copy of a row wait for its page.
+func (b *Batch) enqueue(id uint64, kind rowKind, data []byte) {
+	if cap(b.arena)-len(b.arena) < len(data) {
+		b.arena = make([]byte, 0, packAt*b.s.pageSize)
+	}
+	start := len(b.arena)
+	b.arena = append(b.arena, data...)
+	b.queue = append(b.queue, waiting{id, kind, b.arena[start:len(b.arena):len(b.arena)]})
+	b.queued += cost(len(data), b.s.pageSize)
+	b.changes[id] = placeQueued
+}
+
+func (b *Batch) packWhileFull() error {
+	if b.queued < packAt*b.s.fill.capacity {
+		return nil
+	}
+	for b.queued > packTo*b.s.fill.capacity {
+		if err := b.packPage(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// packPage writes one page with the first waiting row, the rows of the partly filled page that fits it best, and every
+// other waiting row that still fits.
+func (b *Batch) packPage() error {
+	id := b.takePage()
+	old, fill := b.s.fill.best(cost(len(b.queue[0].data), b.s.pageSize))
+	if fill {
+		if err := b.read(old); err != nil {
+			return err
+		}
+	}
+	buf, err := b.w.Page(id)
+	if err != nil {
+		return err
+	}
+	d := newDataPage(buf, id, b.ck.Number())
+	if fill {
+		err := b.leave(old, func(r slotRow) { b.put(&d, id, r.id, r.kind, r.data) })
+		if err != nil {
+			return err
+		}
+	}
+	b.fillUp(&d, id)
+	d.seal()
+	b.fresh[id] = d.cost
+	return nil
+}
+
+// fillUp adds waiting rows while they fit, the first in any case.
+func (b *Batch) fillUp(d *dataPage, id page.ID) {
+	kept := b.queue[:0]
+	for i := range b.queue {
+		r := &b.queue[i]
+		c := cost(len(r.data), b.s.pageSize)
+		if i >= packLookahead || c > d.room() {
+			kept = append(kept, *r)
+			continue
+		}
+		b.queued -= c
+		b.put(d, id, r.id, r.kind, r.data)
+	}
+	b.queue = kept
+}
+
+func (b *Batch) put(d *dataPage, id page.ID, row uint64, kind rowKind, data []byte) {
+	slot := d.add(row, kind, data)
+	b.changes[row] = makePlace(id, slot, cost(len(data), b.s.pageSize))
+}
+
+func (b *Batch) takePage() page.ID {
+	if b.run.Count == 0 {
+		b.run = b.ck.AllocExtent(runPages)
+	}
+	id := b.run.First
+	b.run = pager.Extent{First: id + 1, Count: b.run.Count - 1}
+	return id
+}
+
+// leave frees data page id, which scratch holds, and calls each with its live rows.
+func (b *Batch) leave(id page.ID, each func(r slotRow)) error {
+	rows, err := pageRows(b.scratch)
+	live := 0
+	for slot := 0; err == nil && slot < rows; slot++ {
+		var r slotRow
+		if r, err = rowAt(b.scratch, slot, rows); err != nil {
+			break
+		}
+		if p := b.at(r.id); p.live() && p.page() == id && p.slot() == slot {
+			live += p.cost()
+			each(r)
+		}
+	}
+	if want := b.s.fill.of(id); err == nil && live != want {
+		err = fmt.Errorf("%w: live rows take %d bytes, accounted are %d", errMalformed, live, want)
+	}
+	if err != nil {
+		return b.s.pager.Corrupt(id, err.Error())
+	}
+	b.s.fill.set(id, 0)
+	b.ck.Free(id)
+	return nil
+}
+
+// evacuate lets the rows of a data page wait.
+func (b *Batch) evacuate(id page.ID) error {
+	if err := b.read(id); err != nil {
+		return err
+	}
+	if err := b.leave(id, func(r slotRow) { b.enqueue(r.id, r.kind, r.data) }); err != nil {
+		return err
+	}
+	return b.packWhileFull()
+}
+
+func (b *Batch) evacuateSparse() error {
+	for n := evacuateMin + len(b.fresh)/2; n > 0 && b.s.fill.factor() < fillMin; n-- {
+		id, ok := b.s.fill.sparsest()
+		if !ok {
+			break
+		}
+		if err := b.evacuate(id); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,82 @@
+package rows
+
+import (
+	"epochkv/internal/storage/page"
+	"epochkv/internal/storage/pager"
+)
+
+// relocateBulkMax bounds the bulk pages that one checkpoint moves down, beyond the first value.
+const relocateBulkMax = 2048
+
+// relocate moves rows away from the pages at and behind limit: data pages give up their rows, values with bulk pages there are copied.
+func (b *Batch) relocate(limit page.ID) error {
+	budget := relocateBulkMax
+	for _, id := range b.ck.LiveFrom(limit) {
+		if b.s.fill.of(id) > 0 {
+			if err := b.evacuate(id); err != nil {
+				return err
+			}
+			continue
+		}
+		if budget <= 0 {
+			continue
+		}
+		// A page of the tree, of a vector, or bulk: only it can say. There are a handful of them.
+		if err := b.read(id); err != nil {
+			return err
+		}
+		if page.ReadHeader(b.scratch).Type != page.TypeBulk {
+			continue
+		}
+		moved, err := b.relocateBulk(bulkOwner(b.scratch), id, limit)
+		if err != nil {
+			return err
+		}
+		budget -= moved
+	}
+	return nil
+}
+
+// relocateBulk copies the bulk pages of the row that page id belongs to, if that brings them all below limit.
+func (b *Batch) relocateBulk(row uint64, id, limit page.ID) (moved int, err error) {
+	p := b.at(row)
+	if !p.live() {
+		return 0, nil // dropped, or on the move already
+	}
+	h, err := b.head(row, p)
+	if err != nil || !h.has(id) {
+		return 0, err
+	}
+	from := h.extents
+	for _, e := range from {
+		moved += e.Count
+	}
+	h.extents = b.ck.AllocPieces(moved)
+	if !h.below(limit) {
+		return 0, nil // the pieces return with the end of the checkpoint
+	}
+	moving := h.append(nil)
+	if err := b.copyBulk(row, from, h.extents); err != nil {
+		return 0, err
+	}
+	b.subtract(p)
+	b.enqueue(row, rowHead, moving)
+	return moved, b.packWhileFull()
+}
+
+func (b *Batch) copyBulk(row uint64, from, to []pager.Extent) error {
+	var targets []page.ID
+	(&head{extents: to}).pages(func(id page.ID) { targets = append(targets, id) })
+	var err error
+	(&head{extents: from}).pages(func(id page.ID) {
+		if err == nil {
+			err = b.read(id)
+		}
+		if err == nil {
+			err = b.writeBulk(targets[0], row, b.scratch[bulkPayload:])
+		}
+		b.ck.Free(id)
+		targets = targets[1:]
+	})
+	return err
+}

@@ -1,0 +1,214 @@
+package rows
+
+import (
+	"testing"
+
+	"epochkv/internal/storage/pager"
+	"epochkv/internal/vfs"
+)
+
+// TestValuesOfEveryLengthComeBack writes values around each length at which the form changes, reads them, and again after reopening.
+func TestValuesOfEveryLengthComeBack(t *testing.T) {
+	for _, size := range []int{512, 4096, 8192, 65536} {
+		c := change{}
+		add := func(n int) {
+			if n >= 0 {
+				c[len(c)] = value(len(c), size, n)
+			}
+		}
+		for d := -16; d <= 16; d++ {
+			for _, n := range []int{
+				0, size / 4, size, rowMax(size), capacity(size), bulkBytes(size), 2 * bulkBytes(size), 9 * bulkBytes(size),
+				bulkBytes(size) + rowMax(size) - headFixed - extentsMax*headExtent,
+			} {
+				add(n + d)
+			}
+		}
+		add(1<<20 + 3)
+		mem := vfs.NewMem()
+		b := mustCreate(t, mem, size)
+		must(t, b.checkpoint(c))
+		want := c.apply(nil)
+		must(t, checkContents(b, want))
+		must(t, b.audit())
+		must(t, b.p.Close())
+		b, err := openBag(mem)
+		must(t, err)
+		must(t, checkContents(b, want))
+		must(t, b.p.Close())
+	}
+}
+
+func TestSixteenMebibytes(t *testing.T) {
+	b := mustCreate(t, vfs.NewMem(), 8192)
+	c := change{0: value(0, 0, 16<<20), 1: value(1, 1, 16<<20+1)}
+	must(t, b.checkpoint(c))
+	must(t, checkContents(b, c.apply(nil)))
+	if s := b.p.Stats(); s.Submissions > s.PagesWritten/16 {
+		t.Fatalf("%d pages went out in %d pieces", s.PagesWritten, s.Submissions)
+	}
+}
+
+// TestReaderOfOldRootFindsItsRows: rows that later checkpoints dropped or moved stay readable until released.
+func TestReaderOfOldRootFindsItsRows(t *testing.T) {
+	b := mustCreate(t, vfs.NewMem(), 512)
+	first := change{}
+	for i := range 60 {
+		first[i] = value(i, 0, 100+i*29)
+	}
+	must(t, b.checkpoint(first))
+	old := &bag{p: b.p, s: b.s, refs: b.refs}
+	rootCheckpoint := b.p.Checkpoint()
+	for round := 1; round < 8; round++ {
+		c := change{}
+		for i := range 60 {
+			switch i % 3 {
+			case 0:
+				c[i] = nil
+			case 1:
+				c[i] = value(i, round, 50+(i*round*7)%400)
+			}
+		}
+		must(t, b.checkpoint(c))
+		must(t, b.audit())
+		must(t, checkContents(old, first.apply(nil)))
+	}
+	b.p.ReleaseThrough(rootCheckpoint) // nothing that the old root needs
+	must(t, b.checkpoint(change{100: value(1, 1, 300)}))
+	must(t, checkContents(old, first.apply(nil)))
+	pending := b.p.Stats().Pending
+	b.p.ReleaseThrough(b.p.Checkpoint())
+	must(t, b.checkpoint(change{101: value(1, 1, 300)}))
+	must(t, b.audit())
+	if s := b.p.Stats(); s.Pending >= pending {
+		t.Fatalf("%d pages pending before the release, %d after", pending, s.Pending)
+	}
+}
+
+// TestSparsePagesGiveUpTheirRows: deleting most values frees most data pages, although no page loses all its rows at once.
+func TestSparsePagesGiveUpTheirRows(t *testing.T) {
+	b := mustCreate(t, vfs.NewMem(), 4096)
+	c, del := change{}, change{}
+	for i := range 1000 {
+		c[i] = value(i, 0, 600)
+		if i%10 != 0 {
+			del[i] = nil
+		}
+	}
+	must(t, b.checkpoint(c))
+	full := b.s.Stats()
+	if full.FillFactor < 0.85 {
+		t.Fatalf("fill factor %.2f after one batch", full.FillFactor)
+	}
+	must(t, b.checkpoint(del))
+	for i := range 40 {
+		b.p.ReleaseThrough(b.p.Checkpoint())
+		must(t, b.p.Shrink())
+		must(t, b.checkpoint(change{-i - 1: value(i, 0, 600)}))
+		must(t, b.audit())
+	}
+	if s := b.s.Stats(); s.FillFactor < fillMin || s.DataPages > full.DataPages/4 {
+		t.Fatalf("before %+v, after %+v", full, s)
+	}
+	must(t, checkContents(b, b.model(t)))
+}
+
+func (b *bag) model(t *testing.T) map[int]string {
+	m, err := b.contents()
+	must(t, err)
+	return m
+}
+
+// TestFileReachesAPlateau puts and deletes everything again and again: the file stays within twice the peak of live bytes, and gets small
+// when the values go.
+func TestFileReachesAPlateau(t *testing.T) {
+	b := mustCreate(t, vfs.NewMem(), 4096)
+	var peakLive, peakFile int64
+	for round := range 5 {
+		for part := range 10 {
+			c := change{}
+			for i := range 100 {
+				c[part*100+i] = value(i, round, 1100+(i*(round+1)*397)%9000)
+			}
+			must(t, b.checkpoint(c))
+			peakLive = max(peakLive, int64(b.s.Stats().Bytes))
+			b.breathe(t, &peakFile)
+		}
+		for part := range 10 {
+			c := change{}
+			for i := range 100 {
+				c[part*100+i] = nil
+			}
+			must(t, b.checkpoint(c))
+			b.breathe(t, &peakFile)
+		}
+	}
+	if peakFile > 2*peakLive {
+		t.Fatalf("the file reached %d bytes for %d live ones", peakFile, peakLive)
+	}
+	for range 20 {
+		must(t, b.checkpoint(change{0: value(0, 0, 1500)}))
+		b.breathe(t, &peakFile)
+	}
+	if s := b.p.Stats(); s.FileBytes > 64*4096 {
+		t.Fatalf("%d bytes are left for one value: %+v", s.FileBytes, s)
+	}
+}
+
+func (b *bag) breathe(t *testing.T, peakFile *int64) {
+	t.Helper()
+	b.p.ReleaseThrough(b.p.Checkpoint())
+	must(t, b.p.Shrink())
+	*peakFile = max(*peakFile, b.p.Stats().FileBytes)
+}
+
+// TestBatchesAreDeterministic: the same changes give the same bytes, also when an aborted checkpoint came in between.
+func TestBatchesAreDeterministic(t *testing.T) {
+	run := func(abort bool) *vfs.Mem {
+		mem := vfs.NewMem()
+		b := mustCreate(t, mem, 512)
+		for round := range 12 {
+			c := change{}
+			for i := range 40 {
+				if (i*7+round)%3 != 0 {
+					c[i] = value(i, round, (i*131+round*977)%1800)
+				} else if round > 2 {
+					c[i] = nil
+				}
+			}
+			if abort {
+				ck, err := b.p.Begin()
+				must(t, err)
+				_, _, err = b.build(ck, c)
+				must(t, err)
+				ck.Abort()
+				must(t, b.audit())
+			}
+			must(t, b.checkpoint(c))
+			b.p.ReleaseThrough(b.p.Checkpoint() - 1)
+		}
+		return mem
+	}
+	want, got := fileBytes(t, run(false)), fileBytes(t, run(true))
+	if string(want) != string(got) {
+		t.Fatal("the files differ")
+	}
+}
+
+// fileBytes is the live pages of the data file, the superblocks (which hold a random identity) left out.
+func fileBytes(t *testing.T, mem *vfs.Mem) []byte {
+	t.Helper()
+	p, err := pager.Open(mem, bagFile, pager.Options{})
+	must(t, err)
+	ck, err := p.Begin()
+	must(t, err)
+	var all []byte
+	buf := make([]byte, p.PageSize())
+	for _, id := range ck.LiveFrom(2) {
+		must(t, p.ReadPage(id, buf))
+		all = append(all, buf...)
+	}
+	ck.Abort()
+	must(t, p.Close())
+	return all
+}
