@@ -133,7 +133,7 @@ func (b *batcher) count(op Op, n int, reads, writes *atomic.Uint64) {
 func runOne(f *osFile, op Op, req *Request, done int) {
 	var err error
 	if op == OpRead {
-		_, err = preadFull(f.fd, req.Buf[done:], req.Offset+int64(done), f.direct)
+		_, err = preadFull(f.fd, req.Buf[done:], req.Offset+int64(done))
 	} else {
 		_, err = pwriteFull(f.fd, req.Buf[done:], req.Offset+int64(done))
 	}

@@ -137,6 +137,30 @@ func TestWritesWithinASectorSurviveInOrder(t *testing.T) {
 	}
 }
 
+// The size may be on the disk before the data, which then reads as zeros, and the data without the size is gone.
+func TestUnsyncedSizeHasAMomentOfItsOwn(t *testing.T) {
+	m := NewMem()
+	f := mustCreate(t, m, "f", "")
+	mustSyncDir(t, m, ".")
+	for i := range int64(3) {
+		mustWrite(t, f, strings.Repeat("x", sectorSize), i*sectorSize)
+	}
+	seen := map[string]bool{}
+	for seed := range uint64(crashSeeds) {
+		got := contents(t, m.Crash(seed, KeepSome), "f")
+		shape := ""
+		for ; len(got) > 0; got = got[sectorSize:] {
+			shape += strings.ReplaceAll(got[:1], "\x00", "0")
+		}
+		seen[shape] = true
+	}
+	for _, shape := range []string{"", "x", "xx", "xxx", "000", "xx0", "0x", "x0x"} {
+		if !seen[shape] {
+			t.Errorf("no crash in %d left %q", crashSeeds, shape)
+		}
+	}
+}
+
 func TestUnsyncedNamesMayOrMayNotSurvive(t *testing.T) {
 	m := NewMem()
 	for _, name := range []string{"renamed", "removed", "replaced"} {
@@ -213,6 +237,27 @@ func TestSyncDirIsAboutItsDirectoryOnly(t *testing.T) {
 	}
 	_, err := disk.Size("a/b/unsynced")
 	wantError(t, "name in another directory", err, fs.ErrNotExist)
+}
+
+// A rename between directories is durable with either, and with it what made its name, which must not come back later.
+func TestSyncDirTakesAlongWhatARenameDependsOn(t *testing.T) {
+	m := NewMem()
+	mustMkdir(t, m, "a")
+	mustMkdir(t, m, "b")
+	mustClose(t, mustCreate(t, m, "a/f", ""))
+	if err := m.Rename("a/f", "b/f"); err != nil {
+		t.Fatal(err)
+	}
+	mustSyncDir(t, m, "b")
+	for seed := range uint64(crashSeeds) {
+		for _, keep := range []Keep{KeepSome, KeepNone, KeepAll} {
+			disk := m.Crash(seed, keep)
+			_, err := disk.Size("b/f")
+			if _, old := disk.Size("a/f"); err != nil || old == nil {
+				t.Fatalf("seed %d: new name: %v, old name: %v", seed, err, old)
+			}
+		}
+	}
 }
 
 func TestCrashedFileSystemRefusesEverything(t *testing.T) {

@@ -6,9 +6,11 @@ import (
 	"io"
 	"io/fs"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 )
 
 func TestErrorsNameTheFileAndMatchTheirMeaning(t *testing.T) {
@@ -25,7 +27,7 @@ func TestErrorsNameTheFileAndMatchTheirMeaning(t *testing.T) {
 	}
 }
 
-func TestDirectFileBypassesAlignmentTraps(t *testing.T) {
+func TestDirectReadOverAnUnalignedEndIsEOF(t *testing.T) {
 	direct := NewOS().Direct()
 	f, err := direct.Open(filepath.Join(t.TempDir(), "f"), Create)
 	if errors.Is(err, syscall.EINVAL) {
@@ -49,6 +51,30 @@ func TestDirectFileBypassesAlignmentTraps(t *testing.T) {
 	n, err := f.ReadAt(got, 0)
 	if n != DirectAlignment+100 || err != io.EOF || !bytes.Equal(got[:n], want[:n]) {
 		t.Fatalf("read over an unaligned end: %d bytes, %v", n, err)
+	}
+}
+
+func TestCloseWaitsForOperationsInFlight(t *testing.T) {
+	f := mustCreate(t, NewOS(), filepath.Join(t.TempDir(), "f"), "x").(*osFile)
+	if !f.enter() {
+		t.Fatal("an open file is closed")
+	}
+	closed := make(chan error)
+	go func() { closed <- f.Close() }()
+	for f.users.Load()&closedBit == 0 {
+		runtime.Gosched()
+	}
+	select {
+	case <-closed:
+		t.Error("closed under an operation")
+	case <-time.After(20 * time.Millisecond):
+	}
+	if f.enter() {
+		t.Error("an operation began after Close")
+	}
+	f.leave()
+	if err := <-closed; err != nil {
+		t.Error(err)
 	}
 }
 

@@ -77,7 +77,7 @@ func (f *osFile) ReadAt(p []byte, off int64) (int, error) {
 		return 0, f.closedError(OpRead)
 	}
 	f.fs.batches.singleReads.Add(1)
-	n, err := preadFull(f.fd, p, off, f.direct)
+	n, err := preadFull(f.fd, p, off)
 	f.leave()
 	if err != nil && err != io.EOF {
 		err = pathError(OpRead, f.name, err)
@@ -96,7 +96,7 @@ func (f *osFile) WriteAt(p []byte, off int64) (int, error) {
 }
 
 // preadFull reads until p is full, the file ends (io.EOF), or an error.
-func preadFull(fd int, p []byte, off int64, direct bool) (int, error) {
+func preadFull(fd int, p []byte, off int64) (int, error) {
 	done := 0
 	for done < len(p) {
 		n, err := unix.Pread(fd, p[done:], off+int64(done))
@@ -106,11 +106,10 @@ func preadFull(fd int, p []byte, off int64, direct bool) (int, error) {
 		if err != nil {
 			return done, err
 		}
-		done += n
-		// A direct read that ends off the alignment has met the end of the file; asking on from there is EINVAL.
-		if n == 0 || direct && done < len(p) && n%DirectAlignment != 0 {
+		if n == 0 {
 			return done, io.EOF
 		}
+		done += n
 	}
 	return done, nil
 }

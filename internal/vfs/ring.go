@@ -196,7 +196,7 @@ func (d *ringDriver) advance(i, n int) {
 		req.Err = batchError(d.file, d.op, fmt.Errorf("uring: %d bytes too many", -rest))
 	case d.op == OpWrite && n == 0:
 		req.Err = batchError(d.file, d.op, io.ErrShortWrite)
-	case n == 0, d.op == OpRead && d.file.direct && n%DirectAlignment != 0:
+	case n == 0:
 		req.Err = io.EOF
 	default:
 		d.prepare(i)

@@ -246,6 +246,24 @@ func TestCloseRefusesWhileRequestsAreInFlight(t *testing.T) {
 	r.Withdraw(nil)
 }
 
+func TestCompletionBeforeParkingIsNotSleptOver(t *testing.T) {
+	r, f := mustNew(t), blockFile(t, 1)
+	r.Prepare(Read, int(f.Fd()), make([]byte, testBlock), 0, 0)
+	if err := r.Submit(); err != nil {
+		t.Fatal(err)
+	}
+	for !r.pending() {
+		time.Sleep(time.Millisecond)
+	}
+	if err := r.wake.SetReadDeadline(time.Now().Add(time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.park(); err != nil {
+		t.Errorf("parked with a completion waiting: %v", err)
+	}
+	r.Wait(nil)
+}
+
 func TestQueuesHoldEveryRequestAndABarrier(t *testing.T) {
 	r := mustNew(t)
 	if int(r.sqMask)+1 < testDepth+1 || int(r.cqMask)+1 < 2*(testDepth+1) {
