@@ -22,8 +22,20 @@ type Writer struct {
 
 // Writer returns a new writer of the checkpoint's pages. Flush it before Commit.
 func (ck *Checkpoint) Writer() *Writer {
-	pages := max(1, writeWindowBytes/ck.p.pageSize)
-	return &Writer{ck: ck, slab: vfs.AlignedBuffer(pages * ck.p.pageSize), ids: make([]page.ID, 0, pages)}
+	return &Writer{ck: ck}
+}
+
+// widen makes the window larger, up to its bound, and reports whether it did. Most writers of small checkpoints write a few pages.
+func (w *Writer) widen() bool {
+	size := w.ck.p.pageSize
+	bytes := min(max(4*size, 4*len(w.slab)), max(size, writeWindowBytes))
+	if bytes <= len(w.slab) {
+		return false
+	}
+	slab := vfs.AlignedBuffer(bytes)
+	copy(slab, w.slab)
+	w.slab = slab
+	return true
 }
 
 // Page returns the zeroed bytes of page id, which the checkpoint must have taken. The caller completes and seals them before
@@ -51,14 +63,14 @@ func (w *Writer) Write(id page.ID, buf []byte) error {
 
 // compose is Page for pages that need no claim.
 func (w *Writer) compose(id page.ID) ([]byte, error) {
-	if len(w.ids) == cap(w.ids) {
+	size := w.ck.p.pageSize
+	if (len(w.ids)+1)*size > len(w.slab) && !w.widen() {
 		if err := w.Flush(); err != nil {
 			return nil, err
 		}
 	}
 	w.ck.unwritten.Add(1)
 	w.ids = append(w.ids, id)
-	size := w.ck.p.pageSize
 	buf := w.slab[(len(w.ids)-1)*size : len(w.ids)*size]
 	clear(buf)
 	return buf, nil
