@@ -12,7 +12,9 @@ cd "$(dirname "$0")/../.."
 work=$(mktemp -d)
 server=
 cleanup() {
-	[ -z "$server" ] || kill -9 "$server" 2>/dev/null || true
+	if [ -n "$server" ]; then
+		kill "$server" 2>/dev/null && wait "$server" || true
+	fi
 	rm -rf "$work"
 }
 trap cleanup EXIT

@@ -54,7 +54,7 @@ const (
 	ErrorReason_ERROR_REASON_BATCH_EMPTY ErrorReason = 6
 	// A batch names a key twice. Metadata: key.
 	ErrorReason_ERROR_REASON_DUPLICATE_KEY ErrorReason = 7
-	// A range has both a prefix and bounds, or its start is behind its end.
+	// A range has both a prefix and bounds, its start is behind its end, or it is missing where it must be given.
 	ErrorReason_ERROR_REASON_INVALID_RANGE ErrorReason = 8
 	// A resume token is damaged, of another server version, or belongs to another range or direction.
 	ErrorReason_ERROR_REASON_INVALID_RESUME_TOKEN ErrorReason = 9

@@ -68,7 +68,8 @@ type KVClient interface {
 	// was sent. An error answers its own request and does not end the stream. When the client closes its side, the
 	// server answers what it has received and then ends the stream.
 	//
-	// If the stream breaks, requests without an answer may or may not have been executed.
+	// If the stream breaks, requests without an answer may or may not have been executed. If it ends with SHUTTING_DOWN, the
+	// server has answered all that it executed.
 	Pipeline(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[PipelineRequest, PipelineResponse], error)
 }
 
@@ -200,7 +201,8 @@ type KVServer interface {
 	// was sent. An error answers its own request and does not end the stream. When the client closes its side, the
 	// server answers what it has received and then ends the stream.
 	//
-	// If the stream breaks, requests without an answer may or may not have been executed.
+	// If the stream breaks, requests without an answer may or may not have been executed. If it ends with SHUTTING_DOWN, the
+	// server has answered all that it executed.
 	Pipeline(grpc.BidiStreamingServer[PipelineRequest, PipelineResponse]) error
 	mustEmbedUnimplementedKVServer()
 }
