@@ -84,20 +84,19 @@ func TestDamageAtEveryByteIsDetectedOrHarmless(t *testing.T) {
 	fs, rec, want := smallLog(t, 50, true)
 	for _, s := range rec.Segments {
 		for off := range s.Bytes {
-			for _, flip := range []byte{0x01, 0x80, 0xff} {
-				var old [1]byte
-				readAt(t, fs, s.File, off, old[:])
-				undo := patch(t, fs, s.File, off, []byte{old[0] ^ flip})
-				_, got, err := replayAll(fs, 0)
-				switch {
-				case errors.Is(err, ErrCorrupt) || errors.Is(err, ErrVersion):
-				case err != nil:
-					t.Fatalf("%s byte %d: %v", s.File, off, err)
-				case !slices.EqualFunc(got.bodies, want.bodies, bytes.Equal):
-					t.Fatalf("%s byte %d, bits %#x: undetected, %d of %d records", s.File, off, flip, len(got.bodies), len(want.bodies))
-				}
-				undo()
+			flip := byte(1) << (off % 8)
+			var old [1]byte
+			readAt(t, fs, s.File, off, old[:])
+			undo := patch(t, fs, s.File, off, []byte{old[0] ^ flip})
+			_, got, err := replayAll(fs, 0)
+			switch {
+			case errors.Is(err, ErrCorrupt) || errors.Is(err, ErrVersion):
+			case err != nil:
+				t.Fatalf("%s byte %d: %v", s.File, off, err)
+			case !slices.EqualFunc(got.bodies, want.bodies, bytes.Equal):
+				t.Fatalf("%s byte %d, bit %#x: undetected, %d of %d records", s.File, off, flip, len(got.bodies), len(want.bodies))
 			}
+			undo()
 		}
 	}
 }

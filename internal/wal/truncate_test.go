@@ -63,6 +63,7 @@ func TestRecycledFileNeverYieldsItsOldRecords(t *testing.T) {
 		if i < 100 {
 			continue
 		}
+		waitForSpare(t, a.log) // no file is renamed while the log is read
 		rec, got := mustReplay(t, fs, after)
 		if rec.Last != e || rec.Torn != nil {
 			t.Fatalf("after %d records: last %d, torn %+v", e, rec.Last, rec.Torn)
