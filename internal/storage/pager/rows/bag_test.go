@@ -203,7 +203,7 @@ func checkContents(b *bag, want map[int]string) error {
 		return err
 	}
 	for name := range want {
-		if got[name] != want[name] {
+		if v, ok := got[name]; !ok || v != want[name] {
 			return fmt.Errorf("value %d has %d bytes and is not the one of %d bytes that was put", name, len(got[name]), len(want[name]))
 		}
 	}
