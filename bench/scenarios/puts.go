@@ -1,7 +1,9 @@
 package scenarios
 
 import (
+	"bytes"
 	"errors"
+	"math/rand/v2"
 	"time"
 
 	"epochkv/bench/engines"
@@ -96,4 +98,73 @@ func (p puts) batches(d *data, s engines.Session, worker, writers int) error {
 		}
 	}
 	return nil
+}
+
+// overwrites is a workload of puts to keys that exist. Worker w owns the keys i with i % writers == w, so that the last value
+// of each key is known.
+type overwrites struct {
+	open  engines.Open
+	shape shape
+}
+
+// overwriteRounds is how often each key is overwritten on average.
+const overwriteRounds = 10
+
+func (o overwrites) run(r *harness.Run) (err error) {
+	e, err := o.open(engines.Options{Dir: r.Dir})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, e.Close()) }()
+	d := newData(r.Seed, max(r.Size/overwriteRounds, r.Point), o.shape)
+	if err := d.load(e); err != nil {
+		return err
+	}
+	last := make([]uint32, d.count()) // the number that the key's value begins with
+	for i := range last {
+		last[i] = uint32(i)
+	}
+	err = r.Time(r.Size, func() error {
+		return parallel(e, r.Point, func(worker int, s engines.Session) error {
+			random := rand.New(rand.NewPCG(r.Seed, uint64(worker)))
+			value := make([]byte, d.valueBytes)
+			for n := range r.Size / r.Point {
+				i := random.IntN(d.count()/r.Point)*r.Point + worker
+				last[i] = uint32(n)
+				if err := s.Put(d.key(i), d.value(value, n)); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	})
+	if err != nil {
+		return err
+	}
+	right, err := o.check(e, d, last)
+	if err != nil {
+		return err
+	}
+	return r.Verified(right, d.count())
+}
+
+// check counts the keys that hold their last value.
+func (o overwrites) check(e engines.Engine, d *data, last []uint32) (right int, err error) {
+	s, err := e.Session()
+	if err != nil {
+		return 0, err
+	}
+	var buffer []byte
+	expected := make([]byte, d.valueBytes)
+	for i := range last {
+		got, found, err := s.Get(buffer[:0], d.key(i))
+		if err != nil {
+			return right, err
+		}
+		if found && bytes.Equal(got, d.value(expected, int(last[i]))) {
+			right++
+		}
+		buffer = got
+	}
+	return right, s.Close()
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 
 	"epochkv/bench/engines"
 	"epochkv/bench/harness"
@@ -30,6 +31,7 @@ func loadedEngine(r *harness.Run, open engines.Open, s shape) (engines.Engine, *
 type gets struct {
 	open  engines.Open
 	shape shape
+	zipf  bool // a few keys get most of the reads
 }
 
 func (g gets) run(r *harness.Run) (err error) {
@@ -38,12 +40,16 @@ func (g gets) run(r *harness.Run) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, e.Close()) }()
+	orders := make([]func() int, r.Point)
+	for worker := range orders {
+		orders[worker] = g.order(r, worker, d.count())
+	}
 	err = r.Time(r.Size, func() error {
 		return parallel(e, r.Point, func(worker int, s engines.Session) error {
-			random := rand.New(rand.NewPCG(r.Seed, uint64(worker)))
+			next := orders[worker]
 			buffer, expected := make([]byte, 0, d.valueBytes), make([]byte, d.valueBytes)
 			for range r.Size / r.Point {
-				i := random.IntN(d.count())
+				i := next()
 				got, found, err := s.Get(buffer[:0], d.key(i))
 				if err != nil {
 					return err
@@ -65,6 +71,15 @@ func (g gets) run(r *harness.Run) (err error) {
 	return r.Verified(right, want)
 }
 
+// order is the generator of the keys that one worker reads.
+func (g gets) order(r *harness.Run, worker, count int) func() int {
+	random := rand.New(rand.NewPCG(r.Seed, uint64(worker)))
+	if g.zipf {
+		return newZipf(random, count).next
+	}
+	return func() int { return random.IntN(count) }
+}
+
 // scans is a workload of short scans from random keys that exist.
 type scans struct {
 	open  engines.Open
@@ -73,6 +88,26 @@ type scans struct {
 
 // scanEntries is the length of a scan.
 const scanEntries = 100
+
+// whole has each thread visit everything once, and counts entries.
+func (g scans) whole(r *harness.Run) (err error) {
+	e, d, err := loadedEngine(r, g.open, g.shape)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, e.Close()) }()
+	counts := make([]int, r.Point)
+	err = r.Time(d.count()*r.Point, func() error {
+		return parallel(e, r.Point, func(worker int, s engines.Session) (err error) {
+			counts[worker], err = s.Scan(nil, nil, d.count()+1)
+			return err
+		})
+	})
+	if err != nil {
+		return err
+	}
+	return r.Verified(slices.Min(counts), d.count())
+}
 
 func (g scans) run(r *harness.Run) (err error) {
 	e, d, err := loadedEngine(r, g.open, g.shape)

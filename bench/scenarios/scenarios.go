@@ -60,6 +60,15 @@ func writes() []harness.Scenario {
 			Figures: []harness.Figure{{Arm: "epochkv", Against: "pebble", AtLeast: 1.3, Points: []int{64}, Source: "64 writers at least 1.3 times Pebble"}},
 		},
 		{
+			Name: "overwrite", About: "Random overwrites of 100,000 keys, ten times over: old versions pile up and have to go.",
+			Unit: "puts", Axis: harness.Axis{Name: "writers", Points: []int{1, 2}}, Size: million,
+			Arms: []harness.Arm{
+				{Name: "epochkv", Run: overwrites{open: engines.EpochKV, shape: standard}.run},
+				{Name: "pebble", Run: overwrites{open: engines.Pebble, shape: standard}.run},
+			},
+			Figures: []harness.Figure{{Arm: "epochkv", Against: "pebble", AtLeast: 1, Source: "sustained overwrites at least at Pebble's rate"}},
+		},
+		{
 			Name: "batch-async", About: "Atomic batches of 1000 random keys, acknowledged when visible; counted per key.",
 			Unit: "keys", Axis: harness.Axis{Name: "writers", Points: []int{1, 2}}, Size: million,
 			Arms: []harness.Arm{
@@ -126,12 +135,22 @@ func reads() []harness.Scenario {
 		{
 			Name: "get", About: "Random point reads of 200,000 keys that fit in memory, the value copied out.",
 			Unit: "gets", Axis: threads, Size: million,
-			Arms: arms(func(open engines.Open) func(*harness.Run) error { return gets{open, standard}.run }),
+			Arms: arms(func(open engines.Open) func(*harness.Run) error { return gets{open, standard, false}.run }),
+		},
+		{
+			Name: "get-zipf", About: "The same with YCSB's skew: one key in a hundred gets more than half of the reads.",
+			Unit: "gets", Axis: threads, Size: million,
+			Arms: arms(func(open engines.Open) func(*harness.Run) error { return gets{open, standard, true}.run }),
 		},
 		{
 			Name: "scan", About: "Scans of 100 entries from random starts, keys and values copied out.",
 			Unit: "scans", Axis: threads, Size: 50_000,
 			Arms: arms(func(open engines.Open) func(*harness.Run) error { return scans{open, standard}.run }),
+		},
+		{
+			Name: "scan-all", About: "Every thread visits every entry once, keys and values copied out.",
+			Unit: "entries", Axis: threads, Size: loaded,
+			Arms: arms(func(open engines.Open) func(*harness.Run) error { return scans{open, standard}.whole }),
 		},
 	}
 }

@@ -1,6 +1,7 @@
 package scenarios
 
 import (
+	"math/rand/v2"
 	"slices"
 	"testing"
 
@@ -38,5 +39,23 @@ func TestTheSameSeedGivesEveryArmTheSamePairs(t *testing.T) {
 	}
 	if slices.Equal(a.keys, c.keys) {
 		t.Error("another seed gave the same keys")
+	}
+}
+
+func TestZipfDrawsTheFewMostOfTheTime(t *testing.T) {
+	const n, draws = 10_000, 100_000
+	z := newZipf(rand.New(rand.NewPCG(1, 1)), n)
+	hot := 0
+	for range draws {
+		rank := z.next()
+		if rank < 0 || rank >= n {
+			t.Fatalf("rank %d of %d", rank, n)
+		}
+		if rank < n/100 {
+			hot++
+		}
+	}
+	if share := float64(hot) / draws; share < 0.45 || share > 0.65 {
+		t.Errorf("one key in a hundred got %.2f of the draws, want about half", share)
 	}
 }
