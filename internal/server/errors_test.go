@@ -22,6 +22,8 @@ import (
 
 func retaining(c *config.Config) { c.Retention = time.Hour }
 
+func withoutHTTP(c *config.Config) { c.HTTP = "" }
+
 // TestEveryReasonHasItsCodeAndDetails is the table of docs/errors.md: whoever adds a reason adds a row.
 func TestEveryReasonHasItsCodeAndDetails(t *testing.T) {
 	type row struct {

@@ -15,8 +15,9 @@ const keepBytesMax = 1 << 20
 // pipelineRequest is a PipelineRequest that is received again and again without allocating: the message of each kind is kept,
 // and the right one is put in its place before the generated decoder fills it.
 type pipelineRequest struct {
-	msg  pb.PipelineRequest
-	size int // of the encoded message
+	msg      pb.PipelineRequest
+	size     int // of the encoded message
+	received int // bytes decoded since the messages were last reset as a whole
 
 	get         pb.PipelineRequest_Get
 	put         pb.PipelineRequest_Put
@@ -35,19 +36,43 @@ func (r *pipelineRequest) init() {
 	r.deleteRange.DeleteRange = new(pb.DeleteRangeRequest)
 }
 
+// resetEvery bounds what a client can make a reused message collect: fields that this server does not know are kept by the
+// generated decoder until the message is reset as a whole, which costs a tenth of decoding a small request.
+const resetEvery = 64 << 10
+
 // UnmarshalVT is what the codec calls for a message to receive.
 func (r *pipelineRequest) UnmarshalVT(data []byte) error {
 	if r.size > keepBytesMax {
 		r.init() // the last one was huge
 	}
 	r.size = len(data)
-	r.msg.Reset()
-	switch peekKind(data) {
+	r.received += len(data)
+	whole := r.received > resetEvery
+	if whole {
+		r.received = 0
+		r.msg.Reset()
+	}
+	r.msg.Id, r.msg.Request = 0, nil
+	r.choose(peekKind(data), whole)
+	return r.msg.UnmarshalVT(data)
+}
+
+// choose empties the message of the kind that comes and puts it in its place.
+func (r *pipelineRequest) choose(kind int, whole bool) {
+	switch kind {
 	case 2:
-		r.get.Get.ResetVT()
+		if m := r.get.Get; whole {
+			m.ResetVT()
+		} else {
+			m.Key, m.SnapshotEpoch = m.Key[:0], 0
+		}
 		r.msg.Request = &r.get
 	case 3:
-		r.put.Put.ResetVT()
+		if m := r.put.Put; whole || len(m.Preconditions) > 0 {
+			m.ResetVT()
+		} else {
+			m.Key, m.Value, m.Durability = m.Key[:0], m.Value[:0], 0
+		}
 		r.msg.Request = &r.put
 	case 4:
 		r.delete.Delete.ResetVT()
@@ -62,7 +87,6 @@ func (r *pipelineRequest) UnmarshalVT(data []byte) error {
 		r.deleteRange.DeleteRange.ResetVT()
 		r.msg.Request = &r.deleteRange
 	}
-	return r.msg.UnmarshalVT(data)
 }
 
 // peekKind is the field number of the request in an encoded PipelineRequest, as encoders write it: an optional id first.

@@ -1,0 +1,65 @@
+package server
+
+import (
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	reflectionpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
+)
+
+func copyBody(w io.Writer, res *http.Response) (int64, error) { return io.Copy(w, res.Body) }
+
+func TestOperatorPagesAreThere(t *testing.T) {
+	h := mustStart(t)
+	h.put(t, "k", "v")
+	for path, want := range map[string]string{
+		"/healthz":                       "ok",
+		"/readyz":                        "ok",
+		"/metrics":                       `kvserver_requests_total{code="OK",method="Put"} 1`,
+		"/debug/pprof/":                  "goroutine",
+		"/debug/pprof/goroutine?debug=1": "goroutine profile",
+	} {
+		if code, body := httpGet(t, h, path); code != http.StatusOK || !strings.Contains(body, want) {
+			t.Errorf("%s: %d without %q", path, code, want)
+		}
+	}
+	if code, _ := httpGet(t, h, "/nothing"); code != http.StatusNotFound {
+		t.Errorf("/nothing: %d", code)
+	}
+}
+
+func TestHealthAndReflectionAnswer(t *testing.T) {
+	h := mustStart(t)
+	ctx := testContext(t)
+	for _, service := range []string{"", "epochkv.v1.KV", "epochkv.v1.Admin"} {
+		got, err := healthpb.NewHealthClient(h.conn).Check(ctx, &healthpb.HealthCheckRequest{Service: service})
+		if err != nil || got.Status != healthpb.HealthCheckResponse_SERVING {
+			t.Errorf("health of %q: %v, %v", service, got, err)
+		}
+	}
+	stream, err := reflectionpb.NewServerReflectionClient(h.conn).ServerReflectionInfo(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Send(&reflectionpb.ServerReflectionRequest{MessageRequest: &reflectionpb.ServerReflectionRequest_ListServices{}}); err != nil {
+		t.Fatal(err)
+	}
+	got, err := stream.Recv()
+	if err != nil || !strings.Contains(got.String(), "epochkv.v1.KV") {
+		t.Errorf("reflection: %v, %v", got, err)
+	}
+	if err := stream.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestNoHTTPWithoutAnAddress(t *testing.T) {
+	h := mustStart(t, withoutHTTP)
+	if a := h.HTTPAddress(); a != "" {
+		t.Errorf("served on %s", a)
+	}
+	h.put(t, "k", "v")
+}

@@ -1,0 +1,303 @@
+package server
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+
+	pb "epochkv/api/proto/epochkv/v1"
+	"epochkv/internal/config"
+	"epochkv/internal/telemetry"
+	"epochkv/internal/vfs"
+)
+
+func TestConnectionsPastTheLimitAreToldSo(t *testing.T) {
+	h := mustStart(t, func(c *config.Config) { c.Limits.Connections = 2 })
+	ctx := testContext(t)
+	h.get(t, "k")
+	second, third := h.dial(t), h.dial(t)
+	if _, err := pb.NewKVClient(second).Get(ctx, &pb.GetRequest{Key: []byte("k")}); err != nil {
+		t.Fatalf("at the limit: %v", err)
+	}
+	_, err := pb.NewKVClient(third).Get(ctx, &pb.GetRequest{Key: []byte("k")})
+	failureOf(t, err).want(t, codes.ResourceExhausted, pb.ErrorReason_ERROR_REASON_TOO_MANY_SESSIONS)
+	stream, err := pb.NewKVClient(third).Pipeline(ctx)
+	if err == nil {
+		_, err = stream.Recv()
+	}
+	failureOf(t, err).want(t, codes.ResourceExhausted, pb.ErrorReason_ERROR_REASON_TOO_MANY_SESSIONS)
+	if _, err := pb.NewAdminClient(third).Status(ctx, &pb.StatusRequest{}); err != nil {
+		t.Errorf("an operator cannot look at a full server: %v", err)
+	}
+	if err := second.Close(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "a place is free", func() bool { return h.connections.open.Load() <= 2 })
+	if err := third.Close(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "places are free", func() bool { return h.connections.open.Load() == 1 })
+	if _, err := pb.NewKVClient(h.dial(t)).Get(ctx, &pb.GetRequest{Key: []byte("k")}); err != nil {
+		t.Errorf("after others left: %v", err)
+	}
+}
+
+func TestConnectionsFarPastTheLimitAreClosed(t *testing.T) {
+	c := connections{max: 1, requests: new(telemetry.Requests)}
+	for range 1 + refusedConnectionsMax {
+		if c.admit() == nil {
+			t.Fatal("closed too early")
+		}
+	}
+	if c.admit() != nil {
+		t.Error("kept open beyond every bound")
+	}
+	if n := c.open.Load(); n != 1+refusedConnectionsMax {
+		t.Errorf("%d are counted", n)
+	}
+}
+
+func TestAdmissionIsExact(t *testing.T) {
+	var a admission
+	a.limit = admissionLimit{requests: 2, bytes: 100}
+	if !a.enter(60) || !a.enter(40) {
+		t.Fatal("refused at the limit")
+	}
+	if a.enter(0) {
+		t.Error("a third request was admitted")
+	}
+	a.leave(60)
+	if a.enter(61) {
+		t.Error("101 bytes were admitted")
+	}
+	if !a.enter(60) {
+		t.Error("refused with room for it")
+	}
+	a.leave(60)
+	a.leave(40)
+	if requests, bytes := a.inflight(); requests != 0 || bytes != 0 || a.refused.Load() != 2 {
+		t.Errorf("%d requests, %d bytes, %d refused", requests, bytes, a.refused.Load())
+	}
+}
+
+func TestOverloadIsAnsweredAtOnceAndEnds(t *testing.T) {
+	h := mustStart(t, func(c *config.Config) { c.Limits.InflightRequests = 2 })
+	slow := h.slowSyncs(300 * time.Millisecond)
+	ctx := testContext(t)
+	done := make(chan error, 2)
+	for range 2 {
+		go func() {
+			_, err := h.kv.Put(ctx, &pb.PutRequest{Key: []byte("k"), Durability: pb.Durability_DURABILITY_SYNC})
+			done <- err
+		}()
+	}
+	eventually(t, "two are in flight", func() bool { n, _ := h.admission.inflight(); return n == 2 })
+	start := time.Now()
+	_, err := h.kv.Get(ctx, &pb.GetRequest{Key: []byte("k")})
+	f := failureOf(t, err)
+	f.want(t, codes.ResourceExhausted, pb.ErrorReason_ERROR_REASON_OVERLOADED)
+	if f.retry == 0 || time.Since(start) > 200*time.Millisecond {
+		t.Errorf("refused after %v with advice %v", time.Since(start), f.retry)
+	}
+	slow.Remove()
+	for range 2 {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	h.get(t, "k")
+}
+
+func TestExpiredRequestIsNotExecuted(t *testing.T) {
+	h := mustStart(t)
+	conn := h.connections.admit()
+	defer h.connections.open.Add(-1)
+	ctx, cancel := context.WithDeadline(peer.NewContext(context.Background(), &peer.Peer{AuthInfo: conn}), time.Now().Add(-time.Second))
+	defer cancel()
+	ran := false
+	_, err := h.unary(ctx, &pb.PutRequest{Key: []byte("k")}, nil, func(context.Context, any) (any, error) {
+		ran = true
+		return nil, nil
+	})
+	failureOf(t, err).want(t, codes.DeadlineExceeded, pb.ErrorReason_ERROR_REASON_EXPIRED_BEFORE_START)
+	if ran {
+		t.Error("the request was executed")
+	}
+}
+
+func TestDeadlineEndsTheWaitForTheDisk(t *testing.T) {
+	h := mustStart(t)
+	h.slowSyncs(300 * time.Millisecond)
+	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+	defer cancel()
+	_, err := h.kv.Put(ctx, &pb.PutRequest{Key: []byte("k"), Durability: pb.Durability_DURABILITY_SYNC})
+	if st := statusOf(err); st.Code() != codes.DeadlineExceeded || len(st.Details()) != 0 {
+		t.Fatalf("got %v", st)
+	}
+	eventually(t, "the request is given back", func() bool { n, _ := h.admission.inflight(); return n == 0 })
+}
+
+func TestDrainRefusesNewAndFinishesRunningRequests(t *testing.T) {
+	h := mustStart(t)
+	h.slowSyncs(300 * time.Millisecond)
+	ctx := metadata.AppendToOutgoingContext(testContext(t), "x", "y")
+	done := make(chan error, 1)
+	go func() {
+		_, err := h.kv.Put(ctx, &pb.PutRequest{Key: []byte("k"), Value: []byte("v"), Durability: pb.Durability_DURABILITY_SYNC})
+		done <- err
+	}()
+	eventually(t, "it runs", func() bool { n, _ := h.admission.inflight(); return n == 1 })
+	stopped := make(chan error, 1)
+	go func() { stopped <- h.stop() }()
+	eventually(t, "draining", h.draining.Load)
+	if code, _ := httpGet(t, h, "/readyz"); code != http.StatusServiceUnavailable {
+		t.Errorf("/readyz says %d while draining", code)
+	}
+	if code, _ := httpGet(t, h, "/healthz"); code != http.StatusOK {
+		t.Errorf("/healthz says %d while draining", code)
+	}
+	conn := h.connections.admit()
+	_, err := h.unary(peer.NewContext(ctx, &peer.Peer{AuthInfo: conn}), &pb.GetRequest{}, nil, nil)
+	h.connections.open.Add(-1)
+	failureOf(t, err).want(t, codes.Unavailable, pb.ErrorReason_ERROR_REASON_SHUTTING_DOWN)
+	if err := <-done; err != nil {
+		t.Errorf("the running request was not finished: %v", err)
+	}
+	if err := <-stopped; err != nil {
+		t.Fatal(err)
+	}
+	if got := mustStartOn(t, h.disk).get(t, "k"); string(got.Value) != "v" {
+		t.Errorf("acknowledged and lost: %v", got)
+	}
+}
+
+func TestDrainTimeoutCutsOffWhatDoesNotEnd(t *testing.T) {
+	h := mustStart(t, func(c *config.Config) { c.DrainTimeout = 50 * time.Millisecond })
+	stream, err := h.conn.NewStream(testContext(t), &healthStreamDesc, healthpb.Health_Watch_FullMethodName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.SendMsg(&healthpb.HealthCheckRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	if err := h.stop(); err != nil {
+		t.Fatal(err)
+	}
+	if took := time.Since(start); took > 3*time.Second {
+		t.Errorf("stopping took %v", took)
+	}
+}
+
+var healthStreamDesc = healthpb.Health_ServiceDesc.Streams[0]
+
+func TestFailedLogShowsInEverythingAndReadsGoOn(t *testing.T) {
+	h := mustStart(t)
+	h.put(t, "before", "v")
+	eventually(t, "durable", func() bool { return h.store.Durable() == h.store.Visible() })
+	h.faults.Inject(vfs.Rule{Op: vfs.OpSyncData, Name: "*.log", Sticky: true, Nth: 1})
+	ctx := testContext(t)
+	_, err := h.kv.Put(ctx, &pb.PutRequest{Key: []byte("k"), Durability: pb.Durability_DURABILITY_SYNC})
+	failureOf(t, err).want(t, codes.Internal, pb.ErrorReason_ERROR_REASON_OUTCOME_UNKNOWN, "epoch", "cause")
+	_, err = h.kv.Put(ctx, &pb.PutRequest{Key: []byte("k"), Durability: pb.Durability_DURABILITY_ASYNC})
+	failureOf(t, err).want(t, codes.Unavailable, pb.ErrorReason_ERROR_REASON_READ_ONLY, "cause")
+	if got := h.get(t, "before"); string(got.Value) != "v" {
+		t.Errorf("reads do not go on: %v", got)
+	}
+	_, err = h.kv.Get(ctx, &pb.GetRequest{Key: []byte("k")}) // it would reveal what may be lost
+	failureOf(t, err).want(t, codes.Unavailable, pb.ErrorReason_ERROR_REASON_READ_ONLY, "cause")
+
+	stream := h.pipeline(t, ctx)
+	mustSend(t, stream, getRequest(1, "before"), putRequest(2, "k", "v", 0), getRequest(3, "k"))
+	for range 3 {
+		if got := mustRecv(t, stream); (got.GetError() != nil) != (got.Id != 1) {
+			t.Errorf("pipeline: %v", got)
+		}
+	}
+	status, err := h.admin.Status(ctx, &pb.StatusRequest{})
+	if err != nil || status.Health.State != pb.Health_STATE_READ_ONLY || status.Health.Cause == "" {
+		t.Errorf("status: %v, %v", status.GetHealth(), err)
+	}
+	eventually(t, "grpc.health.v1 says so", func() bool {
+		got, err := healthpb.NewHealthClient(h.conn).Check(ctx, &healthpb.HealthCheckRequest{Service: "epochkv.v1.KV"})
+		return err == nil && got.Status == healthpb.HealthCheckResponse_NOT_SERVING
+	})
+	for _, path := range []string{"/healthz", "/readyz"} {
+		if code, body := httpGet(t, h, path); code != http.StatusServiceUnavailable || body == "" {
+			t.Errorf("%s says %d %q", path, code, body)
+		}
+	}
+	if _, metrics := httpGet(t, h, "/metrics"); !strings.Contains(metrics, "\nkvserver_failed 1\n") {
+		t.Error("metrics do not say so")
+	}
+	if !strings.Contains(h.log.String(), "accepts no more writes") {
+		t.Error("the log does not say so")
+	}
+}
+
+func TestPipelineAnswersEveryWriteThatAFailedLogHolds(t *testing.T) {
+	h := mustStart(t)
+	stream := h.pipeline(t, testContext(t))
+	h.faults.Inject(vfs.Rule{Op: vfs.OpSyncData, Name: "*.log", Sticky: true, Nth: 1, Delay: 50 * time.Millisecond})
+	const n = 100
+	for i := range uint64(n) {
+		mustSend(t, stream, putRequest(i, "k", "v", pb.Durability_DURABILITY_SYNC))
+	}
+	seen := map[uint64]bool{}
+	for range n {
+		got := mustRecv(t, stream)
+		if got.GetError() == nil || seen[got.Id] {
+			t.Fatalf("got %v", got)
+		}
+		seen[got.Id] = true
+	}
+}
+
+func TestFullDiskIsToldWithAdviceAndReadsGoOn(t *testing.T) {
+	disk := vfs.NewMem()
+	h := mustStartOn(t, disk, func(c *config.Config) { c.SegmentSize, c.MemtableSize = config.MiB, 2*config.MiB })
+	h.put(t, "k", "v")
+	disk.SetCapacity(1)
+	value := make([]byte, 32<<10)
+	var err error
+	for i := 0; i < 1000 && err == nil; i++ {
+		_, err = h.kv.Put(testContext(t), &pb.PutRequest{Key: []byte{byte(i), 1}, Value: value, Durability: pb.Durability_DURABILITY_ASYNC})
+	}
+	f := failureOf(t, err)
+	if f.reason != pb.ErrorReason_ERROR_REASON_DISK_FULL.Reason() || f.retry == 0 {
+		t.Errorf("got %+v", f)
+	}
+	if got := h.get(t, "k"); string(got.Value) != "v" {
+		t.Errorf("got %v", got)
+	}
+}
+
+func httpGet(t *testing.T, h *harness, path string) (int, string) {
+	t.Helper()
+	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	res, err := client.Get("http://" + h.HTTPAddress() + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = res.Body.Close() }() // all of it has been read
+	var body strings.Builder
+	if _, err := copyBody(&body, res); err != nil {
+		t.Fatal(err)
+	}
+	return res.StatusCode, body.String()
+}
+
+func TestPlaintextCredentialsAreWhatClientsUse(t *testing.T) {
+	c := connections{max: 1, requests: new(telemetry.Requests)}
+	if got, want := c.credentials().Info().SecurityProtocol, insecure.NewCredentials().Info().SecurityProtocol; got != want {
+		t.Errorf("security protocol %q, want %q", got, want)
+	}
+}

@@ -1,0 +1,135 @@
+package telemetry
+
+import (
+	"bytes"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"google.golang.org/grpc/codes"
+
+	"epochkv/internal/config"
+	"epochkv/internal/mvcc"
+	"epochkv/internal/storage"
+	"epochkv/internal/wal"
+)
+
+func testSources() Sources {
+	requests := new(Requests)
+	for m := range methodCount {
+		requests.Shard().Observe(m, codes.OK, time.Millisecond)
+	}
+	return Sources{
+		Requests: requests,
+		Server:   func() ServerStats { return ServerStats{Connections: 3} },
+		Engine: func() mvcc.Stats {
+			s := mvcc.Stats{Visible: 7, Storage: storage.Stats{Generations: []storage.GenerationStats{{Keys: 2}, {Keys: 3}}}}
+			s.Storage.Log.SyncDurations[2], s.Storage.Log.SyncDurations[wal.SyncBuckets-1], s.Storage.Log.SyncTime = 4, 1, time.Second
+			s.Storage.Log.GroupSizes[0], s.Storage.Log.Records = 5, 5
+			return s
+		},
+		Failed: func() bool { return true },
+	}
+}
+
+// TestNamesFollowTheRules is what promtool check metrics looks at, for every metric.
+func TestNamesFollowTheRules(t *testing.T) {
+	problems, err := testutil.GatherAndLint(NewRegistry(testSources()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range problems {
+		t.Errorf("%s: %s", p.Metric, p.Text)
+	}
+}
+
+func TestEveryMetricOfOursHasThePrefixAndOursAlone(t *testing.T) {
+	families, err := NewRegistry(testSources()).Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		name := f.GetName()
+		if !strings.HasPrefix(name, "kvserver_") && !strings.HasPrefix(name, "go_") && !strings.HasPrefix(name, "process_") {
+			t.Errorf("%s", name)
+		}
+		if f.GetHelp() == "" {
+			t.Errorf("%s has no help", name)
+		}
+	}
+}
+
+func TestCountsReachTheMetrics(t *testing.T) {
+	s := testSources()
+	for range 3 {
+		s.Requests.Shard().Observe(MethodGet, codes.NotFound, 5*time.Microsecond)
+	}
+	s.Requests.Shard().Observe(MethodGet, codes.Code(99), time.Hour) // an unknown code and an absurd time must not crash
+	err := testutil.GatherAndCompare(NewRegistry(s), strings.NewReader(`
+# HELP kvserver_requests_total Requests finished, by method and status code.
+# TYPE kvserver_requests_total counter
+kvserver_requests_total{code="NotFound",method="Get"} 3
+kvserver_requests_total{code="OK",method="BatchGet"} 1
+kvserver_requests_total{code="OK",method="BatchWrite"} 1
+kvserver_requests_total{code="OK",method="Delete"} 1
+kvserver_requests_total{code="OK",method="DeleteRange"} 1
+kvserver_requests_total{code="OK",method="Get"} 1
+kvserver_requests_total{code="OK",method="Pipeline"} 1
+kvserver_requests_total{code="OK",method="Put"} 1
+kvserver_requests_total{code="OK",method="Scan"} 1
+kvserver_requests_total{code="OK",method="Status"} 1
+kvserver_requests_total{code="Unauthenticated",method="Get"} 1
+# HELP kvserver_visible_epoch Newest epoch that new snapshots see.
+# TYPE kvserver_visible_epoch gauge
+kvserver_visible_epoch 7
+# HELP kvserver_memtable_keys Keys in all memtables; one in several counts in each.
+# TYPE kvserver_memtable_keys gauge
+kvserver_memtable_keys 5
+# HELP kvserver_failed 1 once a failed write or sync has stopped the store from accepting writes, else 0.
+# TYPE kvserver_failed gauge
+kvserver_failed 1
+`), "kvserver_requests_total", "kvserver_visible_epoch", "kvserver_memtable_keys", "kvserver_failed")
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+func TestDurationsFallIntoTheBucketBelowTheirBound(t *testing.T) {
+	for took, bucket := range map[time.Duration]int{
+		-1: 0, 0: 0, 4095: 0, 4096: 1, 8191: 1, 8192: 2, 8589934591: 21, 8589934592: 22, time.Hour: 22,
+	} {
+		var s Shard
+		s.Observe(MethodGet, codes.OK, took)
+		if n := s.methods[MethodGet].buckets[bucket].Load(); n != 1 {
+			t.Errorf("%v is not in bucket %d", took, bucket)
+		}
+	}
+}
+
+func TestObservingAllocatesNothing(t *testing.T) {
+	s := new(Requests).Shard()
+	if n := testing.AllocsPerRun(100, func() { s.Observe(MethodPut, codes.OK, time.Microsecond) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+func TestLogLinesHaveTheConfiguredShapeAndLevel(t *testing.T) {
+	for format, want := range map[config.LogFormat]string{config.LogText: `msg=hello n=1`, config.LogJSON: `"msg":"hello","n":1`} {
+		var out bytes.Buffer
+		log := NewLogger(&out, slog.LevelInfo, format)
+		log.Debug("too fine")
+		log.Info("hello", "n", 1)
+		if got := out.String(); !strings.Contains(got, want) || strings.Contains(got, "too fine") {
+			t.Errorf("%s: %s", format, got)
+		}
+	}
+}
+
+func BenchmarkObserve(b *testing.B) {
+	s := new(Requests).Shard()
+	for b.Loop() {
+		s.Observe(MethodPut, codes.OK, time.Microsecond)
+	}
+}
