@@ -24,7 +24,7 @@ const (
 var ioNames = [...]string{"auto", "uring", "pread"}
 
 // String is the name that ParseIO reads.
-func (io IO) String() string { return ioNames[io] }
+func (way IO) String() string { return ioNames[way] }
 
 // ParseIO reads auto, uring or pread.
 func ParseIO(s string) (IO, error) {

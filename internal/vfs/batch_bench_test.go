@@ -106,6 +106,29 @@ func BenchmarkBatch(b *testing.B) {
 	}
 }
 
+// BenchmarkColdBufferedBatch reads scattered pages that the page cache does not have.
+func BenchmarkColdBufferedBatch(b *testing.B) {
+	const count = 64
+	for _, arm := range benchArms(b, false) {
+		b.Run("way="+arm.name, func(b *testing.B) {
+			f, reqs, rng := benchFile(b, arm.os), benchRequests(count), rand.New(rand.NewPCG(1, 2))
+			b.ReportAllocs()
+			for b.Loop() {
+				b.StopTimer()
+				scatter(rng, reqs)
+				if err := unix.Fadvise(f.(*osFile).fd, 0, 0, unix.FADV_DONTNEED); err != nil {
+					b.Fatal(err)
+				}
+				b.StartTimer()
+				if err := arm.do(f, OpRead, reqs); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(float64(b.N*count)/b.Elapsed().Seconds(), "pages/s")
+		})
+	}
+}
+
 // BenchmarkCheckpointWrites is what a checkpoint does: windows of pages, contiguous or scattered, then one sync.
 func BenchmarkCheckpointWrites(b *testing.B) {
 	const count, windows = 32, 4

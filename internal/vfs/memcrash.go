@@ -115,7 +115,6 @@ func newTear(rng *rand.Rand, changes int) *tear {
 // sectorMoment is how many of the changes the sector has seen. It is a hash, so that it costs no memory.
 func (t *tear) sectorMoment(sector int64) int {
 	h := mix(t.salt + uint64(sector)*0x9e3779b97f4a7c15)
-	any := int((h >> 8) % uint64(t.changes+1))
 	exception := h&7 == 0
 	switch {
 	case t.shape == tearPrefix:
@@ -125,7 +124,7 @@ func (t *tear) sectorMoment(sector int64) int {
 	case t.shape == tearMost && !exception:
 		return t.changes
 	}
-	return any
+	return int((h >> 8) % uint64(t.changes+1))
 }
 
 // mix is the finisher of SplitMix64.

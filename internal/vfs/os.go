@@ -26,13 +26,13 @@ func NewOS() *OS {
 }
 
 // OpenOS returns the operating system's files with batches done in the given way. Close it after its files.
-func OpenOS(io IO) (*OS, error) {
+func OpenOS(way IO) (*OS, error) {
 	o := NewOS()
-	if io == IOPread {
+	if way == IOPread {
 		return o, nil
 	}
 	rings, err := newRingPool()
-	if err != nil && io == IOUring {
+	if err != nil && way == IOUring {
 		return nil, fmt.Errorf("vfs: io_uring is not available: %w", err)
 	}
 	o.batches.rings = rings

@@ -241,7 +241,7 @@ func TestCloseWaitsForBatchesAndLeavesFilesUsable(t *testing.T) {
 	started := make(chan struct{}, 4)
 	for range 4 {
 		wg.Go(func() {
-			for round := range 50 {
+			for round := range 20 {
 				reqs := pageRequests(0, 64, 1)
 				clearBuffers(reqs)
 				if err := f.ReadBatch(reqs); err != nil {

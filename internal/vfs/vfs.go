@@ -1,7 +1,12 @@
 // Package vfs is the one way to a file: everything in the engine that touches storage goes through FS and File.
 //
-// Implementations: OS (the real one; batches go over io_uring or a pread/pwrite pool), Mem (in memory, with a
-// crash that keeps only what file and directory syncs promised), and Faulty (wraps another and injects errors).
+// Implementations: OS (the real one), Mem (in memory, with a crash that keeps only what file and directory syncs
+// promised), and Faulty (wraps another and injects errors).
+//
+// The OS does single operations and syncs as plain system calls. Batches go where they were measured to be fastest:
+//
+//	ReadBatch  ─► a ring (io_uring), or without one a few threads of preads
+//	WriteBatch ─► buffered, or long runs: pwritev on the caller's thread; scattered direct pages: as ReadBatch
 //
 // Promises a caller may rely on, and nothing else:
 //   - bytes written are durable after a later Sync or SyncData of the same file returned nil;
