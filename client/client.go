@@ -75,11 +75,13 @@ func Dial(endpoint string, options ...Option) (*Client, error) {
 	if o.tls != nil {
 		transport = credentials.NewTLS(o.tls)
 	}
-	// The service config turns gRPC's own retries off: which writes may be repeated is decided in one place, retry.go.
+	// gRPC's own retries are off: which writes may be repeated is decided in one place, retry.go.
 	grpcOptions := append([]grpc.DialOption{
 		grpc.WithTransportCredentials(transport),
 		grpc.WithDisableRetry(),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(o.maxMessage), grpc.MaxCallSendMsgSize(o.maxMessage)),
+		grpc.WithDefaultCallOptions(
+			grpc.MaxCallRecvMsgSize(o.maxMessage), grpc.MaxCallSendMsgSize(o.maxMessage), grpc.ForceCodecV2(kvpb.NewCodec()),
+		),
 	}, o.grpc...)
 	conn, err := grpc.NewClient(endpoint, grpcOptions...)
 	if err != nil {

@@ -1,0 +1,57 @@
+package epochkvv1
+
+import (
+	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/encoding/proto"
+	"google.golang.org/grpc/mem"
+)
+
+// Codec is a gRPC codec that marshals the messages of this package without reflection, and all others as gRPC's own codec does.
+// What it writes is what the standard codec writes. Both sides may use it, each without the other knowing.
+type Codec struct{ fallback encoding.CodecV2 }
+
+// NewCodec makes a Codec, for grpc.ForceCodecV2 or grpc.ForceServerCodecV2.
+func NewCodec() Codec { return Codec{fallback: encoding.GetCodecV2(proto.Name)} }
+
+type fastMarshaler interface {
+	SizeVT() int
+	MarshalToSizedBufferVT(buf []byte) (int, error)
+}
+
+type fastUnmarshaler interface{ UnmarshalVT(data []byte) error }
+
+// Name is the standard codec's name, because the bytes are.
+func (Codec) Name() string { return proto.Name }
+
+// Marshal implements encoding.CodecV2.
+func (c Codec) Marshal(v any) (mem.BufferSlice, error) {
+	m, ok := v.(fastMarshaler)
+	if !ok {
+		return c.fallback.Marshal(v)
+	}
+	size := m.SizeVT()
+	if mem.IsBelowBufferPoolingThreshold(size) {
+		buf := make([]byte, size)
+		_, err := m.MarshalToSizedBufferVT(buf)
+		return mem.BufferSlice{mem.SliceBuffer(buf)}, err
+	}
+	pool := mem.DefaultBufferPool()
+	buf := pool.Get(size)
+	if _, err := m.MarshalToSizedBufferVT((*buf)[:size]); err != nil {
+		pool.Put(buf)
+		return nil, err
+	}
+	return mem.BufferSlice{mem.NewBuffer(buf, pool)}, nil
+}
+
+// Unmarshal implements encoding.CodecV2. It copies what the message keeps, so that the transport's buffers are free at once. The message
+// must be empty: fields add to what it has.
+func (c Codec) Unmarshal(data mem.BufferSlice, v any) error {
+	m, ok := v.(fastUnmarshaler)
+	if !ok {
+		return c.fallback.Unmarshal(data, v)
+	}
+	buf := data.MaterializeToBuffer(mem.DefaultBufferPool())
+	defer buf.Free()
+	return m.UnmarshalVT(buf.ReadOnlyData())
+}

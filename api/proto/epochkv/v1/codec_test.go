@@ -1,0 +1,53 @@
+package epochkvv1
+
+import (
+	"bytes"
+	"testing"
+
+	"google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc/encoding"
+	protocodec "google.golang.org/grpc/encoding/proto"
+	"google.golang.org/protobuf/proto"
+)
+
+// A peer with the standard codec must not notice, whatever the message and however large it is.
+func TestCodecIsInterchangeableWithTheStandardOne(t *testing.T) {
+	standard, ours := encoding.GetCodecV2(protocodec.Name), NewCodec()
+	for _, m := range []proto.Message{
+		&PutRequest{Key: []byte("k"), Value: []byte("small")},
+		&PutRequest{Key: []byte("k"), Value: bytes.Repeat([]byte("large"), 1<<18)},
+		&GetRequest{},
+		&status.Status{Code: 3, Message: "not of this package"},
+	} {
+		theirs, err := standard.Marshal(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fast, err := ours.Marshal(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(theirs.Materialize(), fast.Materialize()) {
+			t.Errorf("%T: the codecs write different bytes", m)
+		}
+		back := m.ProtoReflect().New().Interface()
+		if err := ours.Unmarshal(theirs, back); err != nil {
+			t.Fatal(err)
+		}
+		theirs.Free()
+		fast.Free()
+		if !proto.Equal(m, back) {
+			t.Errorf("%T came back changed", m)
+		}
+	}
+}
+
+func TestCodecRefusesGarbage(t *testing.T) {
+	garbage, err := NewCodec().Marshal(&status.Status{Message: "a string where a message is expected"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := NewCodec().Unmarshal(garbage, &ScanResponse{}); err == nil {
+		t.Error("garbage was taken for a message")
+	}
+}
