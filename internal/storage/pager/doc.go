@@ -38,7 +38,7 @@
 // finished finds the old state untouched; the new superblock may or may not have arrived, and both are states.
 //
 // A superblock damaged after it was durable is indistinguishable from one that was being written. Open then falls back to
-// the older state and says so (Info.FellBack); the log after its epoch may have been recycled, which the log's own
+// the older state and says so (SuperblockDamage); the log after its epoch may have been recycled, which the log's own
 // recovery notices, and a page that the newer state wrote over is refused because its checkpoint number is from the future.
 //
 // Errors. A failed write or sync is final: the pager takes no further checkpoint (ErrFailed), because what is on the

@@ -33,7 +33,7 @@ type Pager struct {
 	file     vfs.File
 	pageSize int
 	onFree   func(page.ID)
-	fellBack error
+	damaged  error
 
 	// What everybody may read.
 	base     atomic.Pointer[superblock]  // the newest durable state
@@ -114,14 +114,14 @@ func Open(fsys vfs.FS, name string, opts Options) (*Pager, error) {
 }
 
 func open(f vfs.File, opts Options) (*Pager, error) {
-	sb, fellBack, err := readSuperblocks(f)
+	sb, damaged, err := readSuperblocks(f)
 	if err != nil {
 		return nil, err
 	}
 	if opts.PageSize != 0 && opts.PageSize != sb.pageSize {
 		return nil, fmt.Errorf("%s: %w: %d, not %d", f.Name(), ErrPageSize, sb.pageSize, opts.PageSize)
 	}
-	p := &Pager{file: f, pageSize: sb.pageSize, onFree: opts.OnFree, fellBack: fellBack, space: newSpace()}
+	p := &Pager{file: f, pageSize: sb.pageSize, onFree: opts.OnFree, damaged: damaged, space: newSpace()}
 	if p.onFree == nil {
 		p.onFree = func(page.ID) {}
 	}
@@ -205,9 +205,9 @@ func (p *Pager) Checkpoint() uint64 { return p.current().checkpoint }
 // StoreID is the random identity that the file was given when it was created.
 func (p *Pager) StoreID() [16]byte { return p.current().storeID }
 
-// FellBack says why Open could not use the newer superblock and took the older one; nil if both were sound. Then the newest checkpoint
-// may be lost, and the log must reach back to the state's epoch.
-func (p *Pager) FellBack() error { return p.fellBack }
+// SuperblockDamage says why Open could use only one of the two superblocks; nil if both were sound. Nobody can tell whether the damaged
+// one was the newer: then the newest checkpoint is lost, and the log must reach back to this state's epoch.
+func (p *Pager) SuperblockDamage() error { return p.damaged }
 
 // LoadVector reads a vector of the newest durable state, with so many leaves; leaf gets the bytes of each, in order.
 func (p *Pager) LoadVector(kind VectorKind, root VectorRoot, leaves int, leaf func(i int, payload []byte) error) (*Vector, error) {

@@ -25,8 +25,8 @@ func TestStateSurvivesReopen(t *testing.T) {
 		if want := map[int]uint64{1: 200, 2: 200, 5: 100}; !maps.Equal(y.contents(), want) {
 			t.Fatalf("page size %d: got %v, want %v", size, y.contents(), want)
 		}
-		if s := y.p.State(); s.Epoch != 9 || y.p.Checkpoint() != 3 || y.p.FellBack() != nil {
-			t.Fatalf("page size %d: epoch %d, checkpoint %d, fell back %v", size, s.Epoch, y.p.Checkpoint(), y.p.FellBack())
+		if s := y.p.State(); s.Epoch != 9 || y.p.Checkpoint() != 3 || y.p.SuperblockDamage() != nil {
+			t.Fatalf("page size %d: epoch %d, checkpoint %d, fell back %v", size, s.Epoch, y.p.Checkpoint(), y.p.SuperblockDamage())
 		}
 		must(t, y.p.Close())
 	}

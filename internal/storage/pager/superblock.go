@@ -207,9 +207,9 @@ func zero(p []byte) bool {
 	return true
 }
 
-// readSuperblocks finds the newest sound superblock of f. fellBack says why the other one, which should have been there, could not
-// be used; it is nil when both are sound.
-func readSuperblocks(f vfs.File) (newest superblock, fellBack, err error) {
+// readSuperblocks finds the newest sound superblock of f. damaged says why the other one could not be used; it is nil when both
+// are sound.
+func readSuperblocks(f vfs.File) (newest superblock, damaged, err error) {
 	size, err := f.Size()
 	if err != nil {
 		return superblock{}, nil, err

@@ -1,0 +1,109 @@
+package rows
+
+import (
+	"errors"
+	"testing"
+
+	"epochkv/internal/storage/page"
+	"epochkv/internal/storage/pager"
+	"epochkv/internal/vfs"
+)
+
+// TestDamageAtEveryByteIsFoundOrHarmless flips a bit in each byte of a small file. Opening it and reading all of it gives an error that says
+// what is damaged, or the right values. Only a damaged newest superblock may show the state before, and Open complains about it.
+func TestDamageAtEveryByteIsFoundOrHarmless(t *testing.T) {
+	mem := vfs.NewMem()
+	b := mustCreate(t, mem, 512)
+	first := change{0: value(0, 0, 3000), 1: value(1, 0, 200), 2: value(2, 0, 150)}
+	must(t, b.checkpoint(first))
+	second := change{1: value(1, 1, 1000), 3: value(3, 1, 0), 4: nil}
+	must(t, b.checkpoint(second))
+	before, want := first.apply(nil), second.apply(first.apply(nil))
+	ck, err := b.p.Begin()
+	must(t, err)
+	pages := append([]page.ID{0, 1}, ck.LiveFrom(2)...)
+	ck.Abort()
+	newest := page.ID(b.p.Checkpoint() % 2)
+	must(t, b.p.Close())
+
+	f, err := mem.Open(bagFile, vfs.ReadWrite)
+	must(t, err)
+	found := 0
+	for _, id := range pages {
+		for at := int64(id) * 512; at < int64(id+1)*512; at++ {
+			var old [1]byte
+			_, err := f.ReadAt(old[:], at)
+			must(t, err)
+			flip := []byte{old[0] ^ 1<<(at%8)}
+			_, err = f.WriteAt(flip, at)
+			must(t, err)
+			expect := want
+			if id == newest {
+				expect = before
+			}
+			damaged, err := readAll(mem, expect)
+			switch {
+			case err == nil && damaged != (id < 2):
+				t.Fatalf("page %d, byte %d: superblock damage %t", id, at%512, damaged)
+			case err == nil && id >= 2:
+				t.Fatalf("page %d, byte %d: not noticed", id, at%512)
+			case err != nil && !errors.Is(err, pager.ErrCorrupt):
+				t.Fatalf("page %d, byte %d: %v", id, at%512, err)
+			case err != nil:
+				var damage *pager.CorruptError
+				if errors.As(err, &damage); damage.Page != id || damage.File != bagFile || damage.Offset != int64(id)*512 {
+					t.Fatalf("page %d, byte %d: the error is about page %d: %v", id, at%512, damage.Page, err)
+				}
+				found++
+			}
+			_, err = f.WriteAt(old[:], at)
+			must(t, err)
+		}
+	}
+	if found != (len(pages)-2)*512 {
+		t.Fatalf("found %d of %d damaged bytes", found, (len(pages)-2)*512)
+	}
+	must(t, f.Close())
+}
+
+// readAll opens the file, compares all values with want, and tells whether Open complained about a superblock.
+func readAll(fs vfs.FS, want map[int]string) (damaged bool, err error) {
+	b, err := openBag(fs)
+	if err != nil {
+		return false, err
+	}
+	return b.p.SuperblockDamage() != nil, errors.Join(checkContents(b, want), b.p.Close())
+}
+
+// FuzzDataPage feeds the decoders pages whose checksums are right and whose contents are not: they answer with errors, never with a
+// panic or bytes from outside the page.
+func FuzzDataPage(f *testing.F) {
+	buf := make([]byte, 512)
+	d := newDataPage(buf, 7, 1)
+	d.add(3, rowWhole, value(3, 0, 100))
+	d.add(4, rowHead, (&head{length: 1000, extents: []pager.Extent{{First: 9, Count: 2}}, remainder: value(1, 1, 56)}).append(nil))
+	f.Add(buf[page.HeaderSize:], byte(0))
+	f.Fuzz(func(t *testing.T, contents []byte, slot byte) {
+		buf := make([]byte, 512)
+		page.PutHeader(buf, page.Header{Type: page.TypeRows, ID: 7, Checkpoint: 1})
+		copy(buf[page.HeaderSize:], contents)
+		rows, err := pageRows(buf)
+		if err != nil || int(slot) >= rows {
+			return
+		}
+		r, err := rowAt(buf, int(slot), rows)
+		if err != nil || r.kind != rowHead {
+			return
+		}
+		if h, err := decodeHead(r.data, 512); err == nil {
+			pages, remainder := split(h.length, 512)
+			n := 0
+			for _, e := range h.extents {
+				n += e.Count
+			}
+			if n != pages || len(h.remainder) != remainder {
+				t.Fatalf("%d bytes decoded as %d pages and %d bytes", h.length, n, len(h.remainder))
+			}
+		}
+	})
+}
