@@ -64,7 +64,7 @@ func (s *LeafSize) With(e *Entry) int {
 }
 
 func leafBytes(count, suffixes, bytes, prefix int) int {
-	return headsAt(count, prefix) + 4*count + 2*(count+1) + entryHeader*count + bytes - suffixes*prefix
+	return offsetsAt(count, prefix) + 2*(count+1) + 4*count + entryHeader*count + bytes - suffixes*prefix
 }
 
 // Payload is how large Bytes may be for a page of this size.
@@ -78,10 +78,10 @@ func BuildLeaf(p []byte, checkpoint uint64, entries []Entry) keys.Epoch {
 	pl := sharedPrefix(first, entries[n-1].Key)
 	clear(p[:treeHeaderSize])
 	copy(p[treeHeaderSize+n:], first[:pl])
-	heads := headsAt(n, pl)
-	clear(p[treeHeaderSize+n+pl : heads])
-	offsets := heads + 4*n
-	at := offsets + 2*(n+1)
+	offsets := offsetsAt(n, pl)
+	clear(p[treeHeaderSize+n+pl : offsets])
+	heads := offsets + 2*(n+1)
+	at := heads + 4*n
 	var newest keys.Epoch
 	var h uint32
 	var fingerprint byte

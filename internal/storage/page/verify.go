@@ -44,8 +44,8 @@ func verifyLeaf(p Leaf) error {
 	if l := p[offLevel]; l != 0 {
 		return malformed("leaf at level %d", l)
 	}
-	heads := headsAt(n, pl)
-	start := heads + 4*n + 2*(n+1)
+	heads := offsetsAt(n, pl) + 2*(n+1)
+	start := heads + 4*n
 	if start > payloadEnd(len(p)) {
 		return malformed("%d entries do not fit", n)
 	}
