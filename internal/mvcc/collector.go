@@ -2,31 +2,88 @@ package mvcc
 
 import (
 	"context"
+	"sync"
 	"time"
 
+	"epochkv/internal/pin"
+	"epochkv/internal/storage"
 	"epochkv/internal/storage/keys"
+	"epochkv/internal/storage/memtable"
 )
 
-// runCollector recomputes min-visible on a timer, never on a writer's path.
-func (s *Store) runCollector(ctx context.Context) {
-	tick := time.NewTicker(s.gcInterval)
+// pruneEvery bounds how often crowded keys make the collector refresh the horizon between its timer's ticks. At four
+// million overwrites of one key a second, a millisecond is 4000 versions.
+const pruneEvery = time.Millisecond
+
+// collector recomputes min-visible on a timer and prunes the chains that writers found crowded. It is one goroutine, and
+// idle between ticks. Where the scheduler keeps it from running, a writer that meets a chain of overdueAt versions does its
+// work once, behind its own commit.
+type collector struct {
+	store *Store
+
+	mu   sync.Mutex // guards what follows
+	slot *pin.Slot
+	past *retained
+	live []keys.Epoch
+}
+
+func newCollector(s *Store) *collector {
+	return &collector{store: s, slot: s.registry.Slot(), past: newRetained(s.retention, s.gcInterval)}
+}
+
+func (c *collector) run(ctx context.Context) {
+	defer c.slot.Free()
+	tick := time.NewTicker(c.store.gcInterval)
 	defer tick.Stop()
-	var live []keys.Epoch
-	past := newRetained(s.retention, s.gcInterval)
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			live = s.refresh(live, past)
+			c.collect(nil, true)
+		case q := <-c.store.engine.PruneRequests():
+			c.collect(&q, false)
+			time.Sleep(pruneEvery) // Stop waits for it: a millisecond
 		}
 	}
 }
 
-// refresh publishes a new frontier and min-visible, and returns the epochs that versions must be kept for.
-func (s *Store) refresh(live []keys.Epoch, past *retained) []keys.Epoch {
-	now := time.Now()
-	return s.registry.Refresh(live, past.oldest(now, s.Visible()), now)
+// collect publishes a new frontier and min-visible, and prunes what is queued; on the timer's ticks also what earlier runs
+// could not prune enough.
+func (c *collector) collect(first *storage.PruneRequest, again bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.collectLocked(first, again)
+}
+
+func (c *collector) collectLocked(first *storage.PruneRequest, again bool) {
+	start := time.Now()
+	c.refresh(start)
+	h := memtable.Horizon{MinVisible: c.live[0], Frontier: c.live[len(c.live)-1]}
+	if len(c.live) > 1 { // without a snapshot below the frontier there is no interior
+		h.Live = c.live
+	}
+	c.store.engine.Prune(c.slot, first, h, again)
+	c.store.collections.Add(1)
+	c.store.collectNanos.Add(uint64(time.Since(start)))
+}
+
+// overdueAt is the chain length at which the collector counts as late: what it prunes a thousand times a second, at
+// a million overwrites a second of one key.
+const overdueAt = 1024
+
+// help is called by a writer, behind its commit, whose key's chain has grown to length.
+func (c *collector) help(length int) {
+	if length >= overdueAt && c.mu.TryLock() {
+		c.collectLocked(nil, false)
+		c.mu.Unlock()
+	}
+}
+
+// refresh publishes the horizon.
+func (c *collector) refresh(now time.Time) {
+	s := c.store
+	c.live = s.registry.Refresh(c.live, c.past.oldest(now, s.Visible()), now)
 }
 
 // samplesMax bounds the memory of the retention rule; a longer retention is sampled more coarsely.

@@ -138,8 +138,19 @@ func (x *Session) commitLatched(w *Write, body []byte, at keys.Epoch) (keys.Epoc
 	} else {
 		x.store.engine.Abandon(&x.writer)
 	}
+	crowded := conflict == nil && x.writer.Crowded()
+	if crowded {
+		x.store.engine.HelpPrune(&x.writer, storage.HelpAt)
+	}
 	x.store.horizon.done(epoch)
+	length := 0
+	if crowded {
+		length = x.store.engine.QueueCrowded(&x.writer)
+	}
 	x.slot.Leave()
+	if crowded {
+		x.store.collector.help(length)
+	}
 	x.previous = epoch
 	x.store.commits.Add(1)
 	if conflict != nil {

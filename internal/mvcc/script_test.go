@@ -173,8 +173,8 @@ func (r *scriptRun) command(w []string) (string, error) {
 		r.open()
 		return fmt.Sprintf("epoch %d", r.store.Visible()), nil
 	case "collect":
-		live := r.store.refresh(nil, newRetained(0, 0))
-		return fmt.Sprint(live), nil
+		r.store.collector.collect(nil, true)
+		return fmt.Sprint(r.store.collector.live), nil
 	}
 	r.t.Fatalf("unknown command %q", w)
 	return "", nil

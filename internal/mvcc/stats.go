@@ -18,6 +18,8 @@ type Stats struct {
 	Conflicts     uint64 // commits refused because something they read had changed
 	Preconditions uint64 // commits refused because a precondition did not hold
 
+	Collections  uint64        // runs of the collector
+	CollectTime  time.Duration // spent in them
 	SessionsOpen int
 	Snapshots    pin.Usage
 	Limits       Limits
@@ -32,6 +34,7 @@ func (s *Store) Stats() Stats {
 	return Stats{
 		Visible: s.Visible(), Durable: s.Durable(), MinVisible: s.MinVisible(),
 		Commits: s.commits.Load(), Conflicts: s.conflicts.Load(), Preconditions: s.preconditions.Load(),
+		Collections: s.collections.Load(), CollectTime: time.Duration(s.collectNanos.Load()),
 		SessionsOpen: open, Snapshots: s.registry.Usage(time.Now()), Limits: s.limits,
 		Storage: s.engine.Stats(),
 	}

@@ -19,6 +19,7 @@ type Store struct {
 	engine       *storage.Engine
 	registry     *pin.Registry
 	latches      *latches
+	collector    *collector
 	limits       Limits
 	durability   Durability
 	syncInterval time.Duration
@@ -27,11 +28,12 @@ type Store struct {
 	serial       bool
 	recovery     storage.Recovery
 
-	horizon                  horizon
-	_                        [64]byte
-	commits                  atomic.Uint64
-	conflicts, preconditions atomic.Uint64
-	serialMu                 sync.Mutex // with Options.Storage.SerialAppend: the baseline's one mutex
+	horizon                   horizon
+	_                         [64]byte
+	commits                   atomic.Uint64
+	conflicts, preconditions  atomic.Uint64
+	collections, collectNanos atomic.Uint64
+	serialMu                  sync.Mutex // with Options.Storage.SerialAppend: the baseline's one mutex
 
 	closing  atomic.Bool
 	sessions struct {
@@ -61,8 +63,9 @@ func Open(o Options) (*Store, error) {
 	s.horizon.open(recovery.Epoch, s.limits.Sessions)
 	ctx, stop := context.WithCancel(context.Background())
 	s.stop = stop
-	s.refresh(nil, newRetained(s.retention, s.gcInterval))
-	s.done.Go(func() { s.runCollector(ctx) })
+	s.collector = newCollector(s)
+	s.collector.refresh(time.Now())
+	s.done.Go(func() { s.collector.run(ctx) })
 	s.done.Go(func() { s.runSyncer(ctx) })
 	return s, nil
 }

@@ -33,6 +33,7 @@ type Engine struct {
 	lock          io.Closer
 	memtableBytes int64 // at which a generation is rotated
 	frozenBytes   int64 // that frozen memtables may hold together
+	pruner        *pruner
 
 	view atomic.Pointer[view]
 
@@ -53,7 +54,7 @@ func Open(o Options, registry *pin.Registry) (*Engine, Recovery, error) {
 		return nil, Recovery{}, err
 	}
 	e := &Engine{
-		options: o, fs: o.FS, registry: registry, lock: lock,
+		options: o, fs: o.FS, registry: registry, lock: lock, pruner: newPruner(),
 		memtableBytes: o.MemtableBytes, frozenBytes: o.MemoryBytes - o.CacheBytes - 2*o.SegmentBytes - o.MemtableBytes,
 	}
 	recovery, err := e.recover()
@@ -144,5 +145,5 @@ func (e *Engine) newGenerationLocked(first keys.Epoch, bodyBytes int) (*generati
 }
 
 func (e *Engine) newTable() (*memtable.Table, error) {
-	return memtable.New(memtable.Config{Bytes: int(e.memtableBytes), Prefix: []byte{byte(keys.SpaceUser)}})
+	return memtable.New(memtable.Config{Bytes: int(e.memtableBytes), Prefix: []byte{byte(keys.SpaceUser)}, CrowdedAt: crowdedAt})
 }

@@ -18,6 +18,15 @@ type Stats struct {
 	Rotations     uint64
 	Refused       uint64 // writes turned away for lack of memory
 	Log           wal.Stats
+	Pruning       PruneStats
+}
+
+// PruneStats counts the garbage collection of versions in memtables since Open.
+type PruneStats struct {
+	Queued, Dropped uint64 // keys queued; requests dropped because the queue was full
+	Helped          uint64 // chains that a writer cut itself
+	Pruned          uint64 // versions taken out
+	Recycled        uint64 // interior versions whose memory waited for readers
 }
 
 // GenerationStats describes one generation.
@@ -35,6 +44,10 @@ func (e *Engine) Stats() Stats {
 	s := Stats{
 		Dir: e.options.Dir, PageSize: e.options.PageSize, MemoryBudget: e.options.MemoryBytes, CacheBytes: e.options.CacheBytes,
 		Rotations: e.rotations.Load(), Refused: e.refused.Load(), Log: e.log.Stats(), DiskFree: -1,
+		Pruning: PruneStats{
+			Queued: e.pruner.queued.Load(), Dropped: e.pruner.dropped.Load(), Helped: e.pruner.helped.Load(),
+			Pruned: e.pruner.pruned.Load(), Recycled: e.pruner.recycled.Load(),
+		},
 	}
 	if free, err := e.fs.Free(e.options.Dir); err == nil {
 		s.DiskFree = free
