@@ -61,6 +61,9 @@ func (w *Writer) Write(id page.ID, buf []byte) error {
 	return nil
 }
 
+// follows reports whether page id comes right behind the last one.
+func (w *Writer) follows(id page.ID) bool { return len(w.ids) > 0 && w.ids[len(w.ids)-1]+1 == id }
+
 // compose is Page for pages that need no claim.
 func (w *Writer) compose(id page.ID) ([]byte, error) {
 	size := w.ck.p.pageSize

@@ -1,0 +1,64 @@
+package pager
+
+import (
+	"sync"
+
+	"epochkv/internal/storage/page"
+)
+
+// Sink takes finished pages from several goroutines at once, in any order. Each call borrows one of a few writers, if it can the one that
+// the page's predecessor went to, so that neighbours still go out in one piece.
+type Sink struct {
+	ck   *Checkpoint
+	mu   sync.Mutex
+	idle []*Writer
+}
+
+// Sink returns a new sink of the checkpoint. Flush it before Commit.
+func (ck *Checkpoint) Sink() *Sink { return &Sink{ck: ck} }
+
+// AllocExtent takes at least one and at most n neighbouring pages. Pages that are not written return when the checkpoint ends.
+func (s *Sink) AllocExtent(n int) (first page.ID, count int, err error) {
+	e := s.ck.AllocExtent(n)
+	return e.First, e.Count, nil
+}
+
+// WritePage takes page id, complete and sealed. p is the caller's again when it returns.
+func (s *Sink) WritePage(id page.ID, p []byte) error {
+	w := s.borrow(id)
+	err := w.Write(id, p)
+	s.mu.Lock()
+	s.idle = append(s.idle, w)
+	s.mu.Unlock()
+	return err
+}
+
+func (s *Sink) borrow(id page.ID) *Writer {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := len(s.idle)
+	if n == 0 {
+		return s.ck.Writer()
+	}
+	take := n - 1
+	for i, w := range s.idle {
+		if w.follows(id) {
+			take = i
+			break
+		}
+	}
+	w := s.idle[take]
+	s.idle[take] = s.idle[n-1]
+	s.idle = s.idle[:n-1]
+	return w
+}
+
+// Flush writes what the writers hold. No WritePage may be under way.
+func (s *Sink) Flush() error {
+	for _, w := range s.idle {
+		if err := w.Flush(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
