@@ -6,12 +6,12 @@ import (
 	"syscall"
 )
 
-// noSpace is an out-of-space errno that matches ErrNoSpace and stays recognisable as what the kernel said.
-type noSpace struct{ errno syscall.Errno }
+// noSpaceError is an out-of-space errno that matches ErrNoSpace and stays recognisable as what the kernel said.
+type noSpaceError struct{ errno syscall.Errno }
 
-func (e noSpace) Error() string        { return e.errno.Error() }
-func (e noSpace) Unwrap() error        { return e.errno }
-func (e noSpace) Is(target error) bool { return target == ErrNoSpace }
+func (e noSpaceError) Error() string        { return e.errno.Error() }
+func (e noSpaceError) Unwrap() error        { return e.errno }
+func (e noSpaceError) Is(target error) bool { return target == ErrNoSpace }
 
 // pathError names the file and the operation in an error, and marks the errors of a full device. It returns nil for
 // nil. An error that a lower layer has already named keeps that name.
@@ -21,7 +21,7 @@ func pathError(op Op, name string, err error) error {
 	}
 	var errno syscall.Errno
 	if errors.As(err, &errno) && (errno == syscall.ENOSPC || errno == syscall.EDQUOT) {
-		err = noSpace{errno}
+		err = noSpaceError{errno}
 	}
 	var named *fs.PathError
 	if errors.As(err, &named) {

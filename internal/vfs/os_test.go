@@ -65,8 +65,8 @@ func TestCloseWaitsForOperationsInFlight(t *testing.T) {
 		runtime.Gosched()
 	}
 	select {
-	case <-closed:
-		t.Error("closed under an operation")
+	case err := <-closed:
+		t.Fatal("closed under an operation: ", err)
 	case <-time.After(20 * time.Millisecond):
 	}
 	if f.enter() {
