@@ -24,7 +24,7 @@ run: build ## Build and start kvserver on ./data (more flags: make run ARGS="--m
 	exec bin/kvserver --data-dir ./data $(ARGS)
 
 build: ## Build bin/kvserver and bin/kvctl
-	$(GO) build -trimpath -o bin/ ./cmd/...
+	$(GO) build -o bin/ ./cmd/...
 
 clean: ## Remove binaries, caches and benchmark scratch (never ./data)
 	rm -rf bin .cache bench/results/tmp

@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
-# Drives the real server from Python: stubs made from the .proto files with grpcio-tools, in a virtual environment of its own.
-# Needs python3 with venv, and a package index for the first run. Expects bin/kvserver (make build), or KVSERVER to name one.
+# Drives bin/kvserver from Python. Packages go into a virtual environment under .cache, stubs are generated from the .proto files.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-env=.cache/python
-stamp=$env/requirements.txt
-if ! cmp -s test/python/requirements.txt "$stamp"; then
-	python3 -m venv "$env"
-	"$env/bin/pip" install --quiet --disable-pip-version-check -r test/python/requirements.txt
-	cp test/python/requirements.txt "$stamp"
+venv=.cache/python
+stubs=.cache/python-stubs
+if [[ ! -x $venv/bin/python ]]; then
+	python3 -m venv "$venv"
 fi
+if ! cmp -s test/python/requirements.txt "$venv/requirements.txt"; then
+	"$venv/bin/pip" install --quiet --requirement test/python/requirements.txt
+	cp test/python/requirements.txt "$venv/"
+fi
+rm -rf "$stubs"
+mkdir -p "$stubs"
+"$venv/bin/python" -m grpc_tools.protoc -I api/proto -I api/third_party --python_out="$stubs" --grpc_python_out="$stubs" \
+	api/proto/epochkv/v1/*.proto
 
-stubs=$(mktemp -d)
-trap 'rm -rf "$stubs"' EXIT
-# The vendored google/rpc/status.proto is only compiled against: its stubs come with googleapis-common-protos.
-"$env/bin/python" -m grpc_tools.protoc -I api/proto -I api/third_party \
-	--python_out="$stubs" --grpc_python_out="$stubs" api/proto/epochkv/v1/*.proto
-
-KVSERVER=${KVSERVER:-bin/kvserver} PYTHONPATH=$stubs "$env/bin/python" -m unittest discover -v -s test/python
+KVSERVER=$PWD/bin/kvserver PYTHONPATH=$PWD/$stubs:$PWD/test/python \
+	"$venv/bin/python" -m unittest discover --start-directory test/python --pattern 'test_*.py' "$@"
