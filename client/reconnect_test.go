@@ -1,0 +1,57 @@
+package client_test
+
+import (
+	"context"
+	"net"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+
+	kvpb "epochkv/api/proto/epochkv/v1"
+	"epochkv/client"
+)
+
+// A server that was down when the first call came is used within the default retries once it is up.
+func TestARestartedServerIsFoundQuickly(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	endpoint := listener.Addr().String()
+	if err := listener.Close(); err != nil {
+		t.Fatal(err)
+	}
+	c, err := client.Dial(endpoint)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+
+	g := grpc.NewServer()
+	kvpb.RegisterAdminServer(g, statusServer{})
+	served := make(chan error, 1)
+	time.AfterFunc(100*time.Millisecond, func() {
+		listener, err := net.Listen("tcp", endpoint)
+		if err != nil {
+			served <- err
+			return
+		}
+		served <- g.Serve(listener)
+	})
+	began := time.Now()
+	_, err = c.Status(t.Context())
+	if took := time.Since(began); err != nil || took > 2*time.Second {
+		t.Errorf("%v after %v", err, took)
+	}
+	g.Stop()
+	if err := <-served; err != nil {
+		t.Error(err)
+	}
+}
+
+type statusServer struct{ kvpb.UnimplementedAdminServer }
+
+func (statusServer) Status(_ context.Context, _ *kvpb.StatusRequest) (*kvpb.StatusResponse, error) {
+	return &kvpb.StatusResponse{}, nil
+}

@@ -1,0 +1,128 @@
+// Package e2e drives the built binaries as a user does: kvserver, kvctl, the Go client over a network that breaks, and the
+// tour of the README.
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"epochkv/client"
+)
+
+const startMax = 20 * time.Second
+
+// bin has the binaries under test.
+var bin string
+
+func TestMain(m *testing.M) { os.Exit(run(m)) }
+
+func run(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "epochkv-e2e-")
+	if err != nil {
+		panic(err)
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	build := exec.Command("go", "build", "-o", dir+string(filepath.Separator), "epochkv/cmd/kvserver", "epochkv/cmd/kvctl")
+	build.Stdout, build.Stderr = os.Stderr, os.Stderr
+	if err := build.Run(); err != nil {
+		fmt.Fprintln(os.Stderr, "building the binaries:", err)
+		return 1
+	}
+	bin = dir
+	return m.Run()
+}
+
+// server is a running kvserver.
+type server struct {
+	t        *testing.T
+	dir      string
+	endpoint string
+	process  *exec.Cmd
+	log      bytes.Buffer
+}
+
+// startServer runs a server on an empty directory until the test ends.
+func startServer(t *testing.T) *server {
+	t.Helper()
+	s := &server{t: t, dir: t.TempDir(), endpoint: freeAddress(t)}
+	s.start()
+	t.Cleanup(func() {
+		s.signal(syscall.SIGKILL)
+		if t.Failed() {
+			t.Logf("the server's log:\n%s", s.log.String())
+		}
+	})
+	return s
+}
+
+// freeAddress finds a port that nobody uses. Someone may take it before the server does; the test then fails and says so.
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = listener.Close() }()
+	return listener.Addr().String()
+}
+
+func (s *server) start() {
+	s.t.Helper()
+	s.process = exec.Command(filepath.Join(bin, "kvserver"), "--data-dir", filepath.Join(s.dir, "data"),
+		"--listen", s.endpoint, "--http", "", "--memory", "256MiB")
+	s.process.Stdout, s.process.Stderr = &s.log, &s.log
+	if err := s.process.Start(); err != nil {
+		s.t.Fatal(err)
+	}
+	c := s.dial(s.endpoint)
+	for deadline := time.Now().Add(startMax); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		ctx, cancel := context.WithTimeout(s.t.Context(), time.Second)
+		serving, err := c.Healthy(ctx)
+		cancel()
+		if err == nil && serving {
+			return
+		}
+	}
+	s.signal(syscall.SIGKILL)
+	s.t.Fatalf("the server did not start:\n%s", s.log.String())
+}
+
+// signal sends a signal and waits for the end of the process. It returns the exit code, -1 if a signal ended it.
+func (s *server) signal(signal syscall.Signal) int {
+	if s.process.ProcessState == nil {
+		_ = s.process.Process.Signal(signal) // it may be gone already, which Wait finds out
+		_ = s.process.Wait()                 // the exit code tells
+	}
+	return s.process.ProcessState.ExitCode()
+}
+
+func (s *server) dial(endpoint string) *client.Client {
+	s.t.Helper()
+	c, err := client.Dial(endpoint)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// kvctl runs a command against the server.
+func (s *server) kvctl(stdin string, args ...string) (stdout, stderr string, code int) {
+	s.t.Helper()
+	cmd := exec.Command(filepath.Join(bin, "kvctl"), args...)
+	cmd.Env = append(os.Environ(), "KVCTL_ENDPOINT="+s.endpoint)
+	var out, errs bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewBufferString(stdin), &out, &errs
+	if err := cmd.Run(); err != nil && cmd.ProcessState == nil {
+		s.t.Fatal(err)
+	}
+	return out.String(), errs.String(), cmd.ProcessState.ExitCode()
+}
