@@ -13,8 +13,9 @@ const (
 	entryOverheadBytes = nodeKeyOffset + versionHeaderBytes + 2*wordBytes
 	// splitBytesMax is what one split takes: two blocks with their alignment, and a tower of full height.
 	splitBytesMax = 2*(slotsMax+1)*wordBytes + blockAlign*wordBytes + towerMaxWord*wordBytes
-	// insertsPerSplit: a block cut in the middle takes at least this many inserts until it is full again. Splits that a
-	// commit does for others may exceed the budget; they draw on the arena's margin.
+	// insertsPerSplit: a block cut in the middle takes at least this many inserts until it is full again; one cut at the end of
+	// a run may take a single one, but is cut in the middle then. Splits that a commit does for others may exceed the
+	// budget; they draw on the arena's margin.
 	insertsPerSplit = slotsMax / 2
 )
 
@@ -29,7 +30,7 @@ func MaxSize(body []byte) int {
 		return 0
 	}
 	ops := int(binary.LittleEndian.Uint32(body))
-	return ops*entryOverheadBytes + len(body) + len(body)/classesPerDoubling + (1+ops/insertsPerSplit)*splitBytesMax
+	return ops*entryOverheadBytes + len(body) + len(body)/classesPerDoubling + min(ops, 2+ops/insertsPerSplit)*splitBytesMax
 }
 
 // Inserter is one writer's hold on a table: the memory it has secured and the place where it inserted last. The zero
@@ -66,6 +67,9 @@ func (in *Inserter) Crowded() []Chain { return in.crowded[:in.crowdedN] }
 // Secure makes sure that an Apply of up to n bytes (see MaxSize) finds its memory mapped and touched, and binds in to t.
 // It belongs before the log reservation: it may take a lock and fault pages in. ErrFull means that t cannot take it.
 func (t *Table) Secure(in *Inserter, n int) error {
+	if t.guide.towers.Load() >= t.guide.next.Load() {
+		t.drawGuide()
+	}
 	words := uint64(n+wordBytes-1) / wordBytes
 	if in.table == t && uint64(in.end-in.pos) >= words {
 		return nil
@@ -208,13 +212,5 @@ func (t *Table) unmakeNode(in *Inserter, node uint32, keyBytes, valueBytes int) 
 	_, words := classOf(valueBytes)
 	if node+nodeWords(keyBytes)+words == in.pos {
 		in.pos = node
-	}
-}
-
-// keepSplice drops a splice that a split or others' splits have left behind: the keys to come would start from it and walk
-// ever further.
-func (in *Inserter) keepSplice() {
-	if in.moved {
-		in.moved, in.levels = false, 0
 	}
 }

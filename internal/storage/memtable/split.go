@@ -2,47 +2,6 @@ package memtable
 
 import "sync/atomic"
 
-// approach finds a tower at or before the one responsible for key, from the splice where that helps, and leaves the
-// splice on the way to it.
-func (t *Table) approach(in *Inserter, key []byte, head uint32) uint32 {
-	if in.levels > 0 && head > in.lowHead && head < in.highHead {
-		return in.splice[0] // the same tower again, which no memory need be touched to know
-	}
-	if in.levels > 0 && in.ascending {
-		if l, ok := t.climb(in, key, head); ok {
-			return t.descendSplice(in, in.splice[l], l, in.lowHead, key, head)
-		}
-	}
-	in.levels = int(t.height.Load())
-	return t.descendSplice(in, t.first, in.levels-1, 0, key, head)
-}
-
-// climb finds the level from which the splice leads to key, as low as the distance allows; false if it spans too little.
-func (t *Table) climb(in *Inserter, key []byte, head uint32) (level int, ok bool) {
-	l := 0
-	for l < in.levels && passes(t.arena.base, towerLink(t.arena.base, in.splice[l], l).Load(), key, head, upTo) {
-		l++
-	}
-	if l == in.levels && int(t.height.Load()) > l {
-		return 0, false
-	}
-	return max(l-1, 0), true
-}
-
-// descendSplice descends to key from tower x at level l, where low is the head of x's anchor, and stores the way.
-func (t *Table) descendSplice(in *Inserter, x uint32, l int, low uint32, key []byte, head uint32) uint32 {
-	base := t.arena.base
-	link := uint64(0)
-	for ; l >= 0; l-- {
-		for link = towerLink(base, x, l).Load(); passes(base, link, key, head, upTo); link = towerLink(base, x, l).Load() {
-			x, low = offsetIn(link), headIn(link)
-		}
-		in.splice[l] = x
-	}
-	in.lowHead, in.highHead = low, headIn(link)
-	return x
-}
-
 // split divides the full block of tower in two, or helps whoever began that. When it returns, the block is no longer the
 // tower's.
 //
@@ -66,6 +25,7 @@ func (t *Table) split(in *Inserter, tower, block uint32) {
 	if offsetIn(next) == 0 || towerAnchor(base, offsetIn(next)) != offsetIn(ordered[cut]) {
 		t.linkRight(in, link, next, ordered[cut:n])
 	}
+	in.levels = 0 // whoever comes after would start behind the new tower
 	undo := in.pos
 	left := in.alloc(blockWords(t.slots), blockAlign)
 	writeBlock(base, left, t.slots, ordered[:cut])
@@ -90,15 +50,19 @@ func (t *Table) linkRight(in *Inserter, link *atomic.Uint64, next uint64, upper 
 		return
 	}
 	t.raise(height)
-	t.linkUpper(in, word, height)
+	if height > 1 {
+		t.linkUpper(in, word, height)
+	}
+	t.guide.towers.Add(1)
 }
 
 // linkUpper links a tower into the levels above the lowest. Searches are right without them, only longer.
 func (t *Table) linkUpper(in *Inserter, word uint64, height int) {
 	base, tower, head := t.arena.base, offsetIn(word), headIn(word)
 	anchor := nodeKey(base, towerAnchor(base, tower))
+	t.descendSplice(in, t.first, int(t.height.Load())-1, 0, anchor, head)
 	for l := 1; l < height; l++ {
-		x := in.splicedAt(l)
+		x := in.splice[l]
 		for {
 			link := towerLink(base, x, l)
 			next := link.Load()
@@ -112,14 +76,6 @@ func (t *Table) linkUpper(in *Inserter, word uint64, height int) {
 			}
 		}
 	}
-}
-
-// splicedAt is where a search for keys from the splice on starts at level l.
-func (in *Inserter) splicedAt(l int) uint32 {
-	if l < in.levels {
-		return in.splice[l]
-	}
-	return in.table.first
 }
 
 // raise makes searches start at least at height levels.

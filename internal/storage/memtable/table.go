@@ -78,6 +78,7 @@ type Table struct {
 	layout    layout
 
 	height atomic.Int32 // levels in use; grows rarely
+	guide  guide
 
 	arena   arena
 	free    freeLists
@@ -154,6 +155,7 @@ func (t *Table) layOut() error {
 	writeBlock(t.arena.base, block, t.slots, nil)
 	writeTower(t.arena.base, t.first, block, 0, heightMax)
 	t.height.Store(1)
+	t.guide.next.Store(guideTowersMin)
 	return nil
 }
 

@@ -68,22 +68,28 @@ const (
 )
 
 // passes reports whether the tower that link points to has an anchor within the bound, so that a search moves on to it.
+// Hot loops compare the heads themselves, which decide nearly always, and call passesTie for the rest.
 func passes(base unsafe.Pointer, link uint64, key []byte, head uint32, b bound) bool {
 	h := headIn(link)
-	if h != head {
-		return h < head
-	}
+	return h < head || h == head && passesTie(base, link, key, b)
+}
+
+func passesTie(base unsafe.Pointer, link uint64, key []byte, b bound) bool {
 	next := offsetIn(link)
 	return next != 0 && compareNode(base, towerAnchor(base, next), key) <= int(b)
 }
 
 // descend returns the last tower whose anchor is within the bound, at the time its link was read.
 func (t *Table) descend(key []byte, head uint32, b bound) uint32 {
-	base, x := t.arena.base, t.first
-	for l := int(t.height.Load()) - 1; l >= 0; l-- {
+	base, l := t.arena.base, guideHeight-1
+	x, _ := t.guide.find(base, head)
+	if x == 0 {
+		x, l = t.first, int(t.height.Load())-1
+	}
+	for ; l >= 0; l-- {
 		for {
 			link := towerLink(base, x, l).Load()
-			if !passes(base, link, key, head, b) {
+			if h := headIn(link); h > head || h == head && !passesTie(base, link, key, b) {
 				break
 			}
 			x = offsetIn(link)

@@ -1,0 +1,100 @@
+package memtable
+
+import (
+	"math"
+	"sync/atomic"
+	"unsafe"
+)
+
+const (
+	// guideHeight is the height from which the guide knows a tower: every fourth of them.
+	guideHeight = 3
+	// guideWalkMax bounds the steps right from where the guide points. Inserts that all went to one place since it was
+	// drawn, or keys whose heads are alike, exceed it; then the descent starts from the top.
+	guideWalkMax = 8
+	// guideTowersMin is the number of towers below which a descent is short anyway.
+	guideTowersMin = 64
+)
+
+// guide is a shortcut into the towers: a sorted array of heads with their towers, drawn anew whenever the towers have doubled, and
+// never needed for an answer. A skiplist's descent guesses wrong at about every second of its branches; a search of a small dense
+// array has none to guess, and ends where only the lowest levels are left.
+//
+//	guide at cur
+//	0              count*4
+//	+-------------+-------------+
+//	| heads       | towers      |     32 bits each
+//	+-------------+-------------+
+type guide struct {
+	cur    atomic.Uint64 // offset (high half) and count of the guide to use, zero before the first
+	_      [cacheLinePair - 8]byte
+	towers atomic.Uint32 // towers linked so far
+	next   atomic.Uint32 // towers at which the next guide is due
+	_      [cacheLinePair - 8]byte
+}
+
+// find returns a tower of at least guideHeight whose anchor's head is low, which is below head, near the last such one; or
+// zero if it knows none near enough.
+func (g *guide) find(base unsafe.Pointer, head uint32) (tower, low uint32) {
+	cur := g.cur.Load()
+	n := int(uint32(cur))
+	if n == 0 {
+		return 0, 0
+	}
+	at := unsafe.Add(base, uintptr(cur>>32)*wordBytes)
+	heads, towers := unsafe.Slice((*uint32)(at), n), unsafe.Slice((*uint32)(unsafe.Add(at, n*4)), n)
+	if heads[0] >= head {
+		return 0, 0
+	}
+	lo := 0
+	for n > 1 {
+		half := n / 2
+		if mid := lo + half; heads[mid] < head {
+			lo = mid
+		}
+		n -= half
+	}
+	tower, low = towers[lo], heads[lo]
+	for range guideWalkMax {
+		link := towerLink(base, tower, guideHeight-1).Load()
+		h := headIn(link)
+		if h >= head {
+			return tower, low
+		}
+		tower, low = offsetIn(link), h
+	}
+	return 0, 0
+}
+
+// drawGuide makes a new guide if it is due and nobody else is at it. It walks a quarter of the towers, which is why Secure
+// does it and not Apply.
+func (t *Table) drawGuide() {
+	g := &t.guide
+	due := g.next.Load()
+	if g.towers.Load() < due || !g.next.CompareAndSwap(due, math.MaxUint32) {
+		return
+	}
+	base, n := t.arena.base, 0
+	for x := t.guided(t.first); x != 0; x = t.guided(x) {
+		n++
+	}
+	at, err := t.arena.grant(uint64(n), marginBytes/wordBytes)
+	if err != nil || n == 0 {
+		return // a full table is about to be rotated
+	}
+	p := unsafe.Pointer(raw64(base, at))
+	heads, towers := unsafe.Slice((*uint32)(p), n), unsafe.Slice((*uint32)(unsafe.Add(p, n*4)), n)
+	x := t.first
+	for i := range n { // towers linked meanwhile may push the last ones out
+		link := towerLink(base, x, guideHeight-1).Load()
+		x = offsetIn(link)
+		heads[i], towers[i] = headIn(link), x
+	}
+	g.cur.Store(pack(at, uint32(n)))
+	g.next.Store(2 * max(g.towers.Load(), due))
+}
+
+// guided is the next tower that a guide knows.
+func (t *Table) guided(x uint32) uint32 {
+	return offsetIn(towerLink(t.arena.base, x, guideHeight-1).Load())
+}
