@@ -174,3 +174,54 @@ func TestCancelledWaitLeavesTheLogRunning(t *testing.T) {
 		t.Fatalf("durable %d", a.log.Durable())
 	}
 }
+
+// TestOpenMakesDurableWhatReplayFound: after a kill, replay reads from the page cache what was never synced.
+func TestOpenMakesDurableWhatReplayFound(t *testing.T) {
+	mem := vfs.NewMem()
+	faulty := vfs.NewFaulty(mem)
+	a := mustStart(t, testOptions(faulty, 64<<10))
+	if _, err := a.put(bodyOf(1, 100)); err != nil {
+		t.Fatal(err)
+	}
+	waitForSpare(t, a.log)
+	faulty.Inject(vfs.Rule{Op: vfs.OpSyncData, Nth: 1})
+	if _, err := a.put(bodyOf(2, 100)); !errors.Is(err, ErrFailed) {
+		t.Fatal(err)
+	}
+	_ = a.log.Close()
+	rec, _ := mustReplay(t, mem, 0)
+	if rec.Last != 2 {
+		t.Fatalf("the written record is not there: last %d", rec.Last)
+	}
+	b, err := startLog(testOptions2(mem), rec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e, err := b.put(bodyOf(3, 100)); err != nil || e != 3 {
+		t.Fatalf("epoch %d, %v", e, err)
+	}
+	survivor := mem.Crash(1, vfs.KeepNone)
+	_ = b.log.Close()
+	if rec, _ := mustReplay(t, survivor, 0); rec.Last != 3 {
+		t.Fatalf("last %d", rec.Last)
+	}
+}
+
+func TestFailureWakesWhoeverIsQueued(t *testing.T) {
+	a := mustStart(t, testOptions(vfs.NewMem(), 64<<10))
+	w := NewWaiter()
+	a.log.waits.mu.Lock() // queued between two looks of the flusher at the queue
+	a.log.waits.push(w, 1)
+	a.log.waits.mu.Unlock()
+	if err := a.log.fail(errors.New("a spare file failed")); !errors.Is(err, ErrFailed) {
+		t.Fatal(err)
+	}
+	select {
+	case <-w.C:
+	case <-time.After(5 * time.Second):
+		t.Fatal("not woken")
+	}
+	if !a.log.Notify(w, 1) {
+		t.Fatal("queued on a failed log")
+	}
+}

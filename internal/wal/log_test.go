@@ -365,3 +365,23 @@ func TestOpenRefusesBadSegmentSizes(t *testing.T) {
 		}
 	}
 }
+
+func TestThePageBehindTheLastRecordIsZero(t *testing.T) {
+	fs := vfs.NewMem()
+	a := mustStart(t, testOptions(fs, 64<<10))
+	var end int64 = headerPage
+	for i := range 100 {
+		if _, err := a.put(bodyOf(^uint64(0), 40+i*8)); err != nil {
+			t.Fatal(err)
+		}
+		end += recordHeaderSize + 40 + int64(i)*8
+		b := make([]byte, -end&(pageSize-1))
+		if len(b) == 0 || end > 60<<10 {
+			continue
+		}
+		readAt(t, fs, Dir(testDir)+"/"+FileName(1), end, b)
+		if !allZero(b) {
+			t.Fatalf("record %d: bytes behind it", i)
+		}
+	}
+}
