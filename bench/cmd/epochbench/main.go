@@ -17,11 +17,13 @@ import (
 	"os/signal"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
 	"epochkv/bench/harness"
 	"epochkv/bench/scenarios"
+	"epochkv/bench/wire"
 )
 
 type flags struct {
@@ -78,7 +80,7 @@ func (f *flags) choose() (chosen []harness.Scenario, err error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, s := range scenarios.All() {
+	for _, s := range slices.Concat(scenarios.All(), wire.Scenarios()) {
 		if pattern.MatchString(s.Name) {
 			chosen = append(chosen, s)
 		}
