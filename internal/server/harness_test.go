@@ -58,7 +58,7 @@ func (b *logBuffer) String() string {
 func testConfig() config.Config {
 	c := config.Default()
 	c.DataDir, c.Listen, c.HTTP = "data", "127.0.0.1:0", "127.0.0.1:0"
-	c.Memory = 256 * config.MiB
+	c.Memory, c.MemtableSize, c.SegmentSize = 256*config.MiB, 2*config.MiB, config.MiB // small: each test starts a server
 	c.DrainTimeout = 5 * time.Second
 	return c
 }
