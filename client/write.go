@@ -16,7 +16,7 @@ type writeOptions struct {
 }
 
 func newWriteOptions(options []WriteOption) writeOptions {
-	var o writeOptions
+	o := writeOptions{repeat: once}
 	for _, option := range options {
 		option(&o)
 	}

@@ -49,7 +49,6 @@ func TestScripts(t *testing.T) {
 type script struct {
 	t        *testing.T
 	server   *clienttest.Server
-	app      app
 	dir      string
 	stdin    string
 	terminal bool

@@ -1,6 +1,6 @@
-// Package e2e drives the built binaries as a user does: kvserver, kvctl, the Go client over a network that breaks, and the
+// Package clients drives the built binaries as a user does: kvserver, kvctl, the Go client over a network that breaks, and the
 // tour of the README.
-package e2e
+package clients
 
 import (
 	"bytes"

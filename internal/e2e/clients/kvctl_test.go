@@ -1,4 +1,4 @@
-package e2e
+package clients
 
 import (
 	"bytes"
@@ -92,7 +92,7 @@ func TestTour(t *testing.T) {
 	if err := os.WriteFile(file, index.Bytes(), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	tour := exec.Command("../../examples/packages/tour.sh", file)
+	tour := exec.Command("../../../examples/packages/tour.sh", file)
 	tour.Env = append(os.Environ(), "BIN="+bin)
 	out, err := tour.CombinedOutput()
 	if err != nil || !bytes.Contains(out, []byte("equal: ")) {
