@@ -148,12 +148,11 @@ func batchError(f *osFile, op Op, err error) error {
 	return pathError(op, f.name, err)
 }
 
-// checkRequest refuses what a ring would misunderstand: to io_uring, offset -1 is the file's current position, and a
-// transfer of nothing looks like the end of the file. It tells whether the request is done with.
+// checkRequest refuses what a ring would misunderstand: to io_uring, offset -1 is the file's current position.
 func checkRequest(f *osFile, op Op, req *Request) bool {
 	req.Err = nil
 	if req.Offset < 0 {
 		req.Err = pathError(op, f.name, syscall.EINVAL)
 	}
-	return req.Err != nil || len(req.Buf) == 0
+	return req.Err == nil
 }

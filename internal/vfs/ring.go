@@ -126,7 +126,7 @@ func (d *ringDriver) run(f *osFile, op Op, reqs []Request) (repeated int) {
 	clear(d.done)
 	for next := 0; next < len(reqs) || d.ring.InFlight() > 0; {
 		for next < len(reqs) && d.ring.InFlight() < d.ring.Depth() {
-			if !checkRequest(f, op, &reqs[next]) {
+			if checkRequest(f, op, &reqs[next]) {
 				d.prepare(next)
 			}
 			next++

@@ -155,6 +155,32 @@ func TestRingReportsFailuresToTheirRequests(t *testing.T) {
 	}
 }
 
+// To io_uring, offset -1 is the file's own position, so it must not get there; and nothing is not the end of the file.
+func TestRingIsNotGivenWhatItWouldMisunderstand(t *testing.T) {
+	o, f := mustRingFile(t, 64)
+	writes := pageRequests(100, 8, 2)
+	writes[3].Offset = -1
+	for i := range writes {
+		if i != 3 {
+			writes[i].Buf = nil
+		}
+	}
+	wantError(t, "write at -1", f.WriteBatch(writes), syscall.EINVAL)
+	for i := range writes {
+		if i != 3 && writes[i].Err != nil {
+			t.Errorf("write of nothing: %v", writes[i].Err)
+		}
+	}
+	if s := o.Stats(); s.RingWrites != 8 {
+		t.Fatalf("the batch did not go over the ring: %+v", s)
+	}
+	reads := pageRequests(0, 64, 1)
+	if err := f.ReadBatch(reads); err != nil {
+		t.Fatal(err)
+	}
+	mustBePages(t, reads, 0, 1)
+}
+
 // A kernel that takes no requests costs speed and nothing else.
 func TestRefusedSubmissionsAreDoneByPlainCalls(t *testing.T) {
 	before := ringDescriptors(t)
