@@ -131,6 +131,7 @@ func TestTreeIsASortedMapWithVersions(t *testing.T) {
 				s.check(t, root)
 				w.compare(t, s, root, &in.Policy)
 				w.count(t, s, root, &stats)
+				w.compareFindAll(t, s, root)
 				w.compareCursor(t, s, root, in.Policy.Live)
 			}
 		})

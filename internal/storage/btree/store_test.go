@@ -22,6 +22,7 @@ type store struct {
 	values  map[page.Ref][]byte
 	nextRef uint64
 	reads   int
+	lent    [][]byte // by Pages
 }
 
 func newStore(pageSize int) *store {
@@ -68,16 +69,6 @@ func (s *store) Page(id page.ID, _ int) ([]byte, error) {
 		return nil, fmt.Errorf("no page %d", id)
 	}
 	return s.pages[id], nil
-}
-
-// Pages implements BatchSource.
-func (s *store) Pages(ids []page.ID, level int, pages [][]byte) (err error) {
-	for i, id := range ids {
-		if pages[i], err = s.Page(id, level); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 func (s *store) Place(value []byte) (r page.Ref, err error) {
@@ -149,7 +140,13 @@ func (v *volatileInput) Next(e *Entry) bool {
 // apply merges and then forgets the pages that the merge replaced.
 func (s *store) apply(t testing.TB, in *MergeInput) *Result {
 	t.Helper()
-	res, err := Merge(context.Background(), in)
+	return s.replace(t, func() (*Result, error) { return Merge(context.Background(), in) })
+}
+
+// replace takes over the result of a merge.
+func (s *store) replace(t testing.TB, merge func() (*Result, error)) *Result {
+	t.Helper()
+	res, err := merge()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -18,13 +18,6 @@ type Source interface {
 	Page(id page.ID, level int) ([]byte, error)
 }
 
-// BatchSource is a Source that can fetch many pages in one submission.
-type BatchSource interface {
-	Source
-	// Pages puts page ids[i] into pages[i], for all i. All of them must stay as they are while the caller's pin lasts.
-	Pages(ids []page.ID, level int, pages [][]byte) error
-}
-
 // Root names a tree: one immutable state of it. The zero Root is the empty tree.
 type Root struct {
 	ID    page.ID

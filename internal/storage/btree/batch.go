@@ -1,0 +1,122 @@
+package btree
+
+import (
+	"context"
+
+	"epochkv/internal/storage/keys"
+	"epochkv/internal/storage/page"
+)
+
+// PutAll merges entries, sorted by key and then newest first, instead of in's Input. Neighbours share one descent, and each page
+// is read and written once.
+func PutAll(ctx context.Context, in MergeInput, entries []Entry) (*Result, error) {
+	in.Input = func() Input { return &SliceInput{Entries: entries} }
+	return Merge(ctx, &in)
+}
+
+// RemoveAll merges a tombstone at epoch e for each of the sorted keys.
+func RemoveAll(ctx context.Context, in MergeInput, sorted [][]byte, e keys.Epoch) (*Result, error) {
+	return PutAll(ctx, in, stamped(sorted, e, keys.KindDelete))
+}
+
+// InvokeAll is read-modify-write in one descent: for each of the sorted keys fn sees the newest version in the tree, if found, and answers
+// with the key's version at epoch e. An answer of kind KindNone leaves the key as it is. The answer's epoch is ignored; its
+// value must stay as it is until fn is called again, or, if it is longer than page.InlineMax, until InvokeAll returns. Workers
+// call fn concurrently.
+func InvokeAll(ctx context.Context, in MergeInput, sorted [][]byte, e keys.Epoch, fn func(key []byte, old Version, found bool) Version) (*Result, error) {
+	in.Invoke = func(entry Entry, old Version, found bool) Entry {
+		v := fn(entry.Key, old, found)
+		return Entry{Key: entry.Key, Value: v.Value, Trailer: keys.MakeTrailer(e, v.Kind), Large: v.Large}
+	}
+	return PutAll(ctx, in, stamped(sorted, e, keys.KindSet))
+}
+
+// stamped makes entries without values of sorted keys.
+func stamped(sorted [][]byte, e keys.Epoch, kind keys.Kind) []Entry {
+	entries := make([]Entry, len(sorted))
+	for i, k := range sorted {
+		entries[i] = Entry{Key: k, Trailer: keys.MakeTrailer(e, kind)}
+	}
+	return entries
+}
+
+// BatchSource fetches many pages in one submission.
+type BatchSource interface {
+	// Pages puts page ids[i] into pages[i], for all i. The ids differ. What pages hold must stay as it is until the next call:
+	// a source may then take up another pin, so that a batch needs no more frames than findWindow.
+	Pages(ids []page.ID, level int, pages [][]byte) error
+}
+
+// findWindow is how many keys FindAll looks up at a time, and the most pages it needs at once. Rings of 64 reads kept the device
+// busier than 32, and more gained nothing.
+const findWindow = 64
+
+// Finder looks up many keys at once. It keeps its buffers: a Finder that is used again allocates nothing. The zero Finder is ready.
+type Finder struct {
+	ids   [findWindow]page.ID
+	pages [findWindow][]byte
+	slot  [findWindow]int // by key: its page among pages
+}
+
+// FindAll calls visit for each of the sorted keys, in order, with its newest version not newer than at. Each page is fetched
+// once per window of keys, all pages of a level together. The version lives until visit returns.
+func (f *Finder) FindAll(src BatchSource, root Root, sorted [][]byte, at keys.Epoch, visit func(i int, v Version, ok bool) error) error {
+	for from := 0; from < len(sorted); from += findWindow {
+		window := sorted[from:min(from+findWindow, len(sorted))]
+		if err := f.descend(src, root, window, at); err != nil {
+			return err
+		}
+		for i, key := range window {
+			var v Version
+			ok := false
+			if !root.Empty() {
+				var t keys.Trailer
+				t, v.Value, v.Large, ok = page.Leaf(f.pages[f.slot[i]]).Find(key, page.Fingerprint(key), at)
+				v.Epoch, v.Kind = t.Epoch(), t.Kind()
+			}
+			if err := visit(from+i, v, ok); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// descend fetches the leaves of the window's keys, level by level.
+func (f *Finder) descend(src BatchSource, root Root, window [][]byte, at keys.Epoch) error {
+	if root.Empty() {
+		return nil
+	}
+	count := 1
+	f.ids[0] = root.ID
+	clear(f.slot[:len(window)])
+	for level := root.Level; ; level-- {
+		if err := src.Pages(f.ids[:count], level, f.pages[:count]); err != nil {
+			return err
+		}
+		for i, p := range f.pages[:count] {
+			if !page.IsTree(p, level) {
+				return misleveled(p, f.ids[i], level)
+			}
+		}
+		if level == 0 {
+			return nil
+		}
+		count = f.fanOut(window, at)
+	}
+}
+
+// fanOut replaces each key's page by the child that it belongs to, and returns how many children there are.
+func (f *Finder) fanOut(window [][]byte, at keys.Epoch) int {
+	count := 0
+	for i, key := range window {
+		node := page.Inner(f.pages[f.slot[i]])
+		id := node.Child(node.Search(key, newestBefore(at)))
+		if count == 0 || f.ids[count-1] != id {
+			f.ids[count] = id
+			count++
+		}
+		f.slot[i] = count - 1
+	}
+	return count
+}

@@ -1,0 +1,139 @@
+package btree
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+
+	"epochkv/internal/storage/keys"
+	"epochkv/internal/storage/page"
+)
+
+// Pages implements BatchSource, and turns the pages of the call before to rubbish, as a caller must expect.
+func (s *store) Pages(ids []page.ID, level int, pages [][]byte) error {
+	for _, p := range s.lent {
+		clear(p)
+	}
+	s.lent = s.lent[:0]
+	for i, id := range ids {
+		p, err := s.Page(id, level)
+		if err != nil {
+			return err
+		}
+		pages[i] = slices.Clone(p)
+		s.lent = append(s.lent, pages[i])
+	}
+	return nil
+}
+
+// compareFindAll looks up every key at once, and some that are not there.
+func (w *workload) compareFindAll(t *testing.T, s *store, root Root) {
+	t.Helper()
+	all := slices.Sorted(maps.Keys(w.m))
+	var sorted [][]byte
+	for _, k := range all {
+		sorted = append(sorted, []byte(k), []byte(k+"\x00no"))
+	}
+	slices.SortFunc(sorted, bytes.Compare)
+	var f Finder
+	next := 0
+	err := f.FindAll(s, root, sorted, w.frontier, func(i int, v Version, ok bool) error {
+		want, has := w.m.at(string(sorted[i]), w.frontier)
+		switch {
+		case i != next:
+			return fmt.Errorf("key %d visited at %d", i, next)
+		case ok && (!has || v.Epoch != want.epoch || !bytes.Equal(s.value(t, v), want.value)),
+			!ok && has && want.kind == keys.KindSet:
+			return fmt.Errorf("%q: found %v at %d, want %d", sorted[i], ok, v.Epoch, want.epoch)
+		}
+		next++
+		return nil
+	})
+	if err != nil || next != len(sorted) {
+		t.Fatalf("%d of %d keys visited: %v", next, len(sorted), err)
+	}
+}
+
+// TestFindAllFetchesEachPageOnce counts the pages that a window of neighbouring keys needs.
+func TestFindAllFetchesEachPageOnce(t *testing.T) {
+	s := newStore(512)
+	var entries []Entry
+	var sorted [][]byte
+	for i := range 5000 {
+		entries = append(entries, set(fmt.Sprintf("key%06d", i), 1, "value"))
+	}
+	for i := range findWindow {
+		sorted = append(sorted, entries[1000+i].Key)
+	}
+	root := s.apply(t, s.mergeInput(Root{}, entries, Policy{})).Root
+	s.reads = 0
+	var f Finder
+	_ = f.FindAll(s, root, sorted, 1, func(int, Version, bool) error { return nil })
+	if most := root.Level + 8; s.reads > most {
+		t.Fatalf("%d pages read for %d neighbours, want at most %d", s.reads, findWindow, most)
+	}
+	if n := testing.AllocsPerRun(10, func() {
+		_ = f.FindAll(quiet{s}, root, sorted, 1, func(int, Version, bool) error { return nil })
+	}); n > 1 {
+		t.Fatalf("%v allocations in a used Finder", n)
+	}
+}
+
+// quiet is a BatchSource that allocates nothing.
+type quiet struct{ s *store }
+
+func (q quiet) Pages(ids []page.ID, _ int, pages [][]byte) error {
+	for i, id := range ids {
+		pages[i] = q.s.pages[id]
+	}
+	return nil
+}
+
+// TestInvokeAllReadsAndWritesInOneDescent counts a thousand counters up, some of which do not exist yet.
+func TestInvokeAllReadsAndWritesInOneDescent(t *testing.T) {
+	s := newStore(512)
+	ctx := context.Background()
+	var all [][]byte
+	for i := range 1000 {
+		all = append(all, fmt.Appendf(nil, "counter%05d", i))
+	}
+	root := Root{}
+	policy := Policy{MinVisible: keys.MaxEpoch}
+	add := func(_ []byte, old Version, found bool) Version {
+		n := uint64(1)
+		if found {
+			n += binary.BigEndian.Uint64(old.Value)
+		}
+		if n == 3 {
+			return Version{Kind: keys.KindNone}
+		}
+		return Version{Kind: keys.KindSet, Value: binary.BigEndian.AppendUint64(nil, n)}
+	}
+	for round := range 4 {
+		some := all[round*100:]
+		in := s.mergeInput(root, nil, policy)
+		in.Workers = 2
+		root = s.replace(t, func() (*Result, error) {
+			return InvokeAll(ctx, *in, some, keys.Epoch(round+1), add)
+		}).Root
+	}
+	s.check(t, root)
+	for i, k := range all {
+		v, ok, _ := Get(s, root, k, keys.MaxEpoch)
+		want := min(uint64(i/100)+1, 2)
+		if !ok || binary.BigEndian.Uint64(v.Value) != want {
+			t.Fatalf("%q counts %x, want %d", k, v.Value, want)
+		}
+	}
+	res := s.replace(t, func() (*Result, error) {
+		return RemoveAll(ctx, *s.mergeInput(root, nil, policy), all, 9)
+	})
+	if !res.Root.Empty() || res.Stats.Keys != -1000 {
+		t.Fatalf("after removing all: %+v", res)
+	}
+	s.check(t, res.Root)
+}
