@@ -63,11 +63,12 @@ var mayImport = map[string][]string{
 	"internal/e2e": nil,
 	"internal/sim": nil,
 	"bench":        nil,
+	"test":         nil,
 	"tools":        nil,
 }
 
 // rim lists the packages that know the wire: gRPC and protobuf stay out of all others.
-var rim = []string{"api", "client", "cmd", "examples", "internal/server", "internal/auth", "internal/telemetry", "internal/e2e", "bench", "tools"}
+var rim = []string{"api", "client", "cmd", "examples", "internal/server", "internal/auth", "internal/telemetry", "internal/e2e", "test", "bench", "tools"}
 
 // metered lists the packages that know the metrics library; the engine counts in plain atomics.
 var metered = []string{"internal/telemetry", "cmd", "bench", "tools"}
