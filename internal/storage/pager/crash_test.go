@@ -83,7 +83,7 @@ func TestCrashAtEveryOperationLosesAndLeaksNothing(t *testing.T) {
 			if seed < 2 {
 				keep = [...]vfs.Keep{vfs.KeepNone, vfs.KeepAll}[seed]
 			}
-			if err := afterCrash(mem.Crash(seed, keep), h); err != nil {
+			if err := afterCrash(mem.Crash(uint64(n)<<8+seed, keep), h); err != nil {
 				t.Fatalf("crash at operation %d, disk %d: %v", n, seed, err)
 			}
 		}

@@ -77,8 +77,8 @@ func TestCrashAtEveryOperationKeepsRowsWhole(t *testing.T) {
 		if len(states) == 0 {
 			continue // Create did not return; the pager's own test looks at that
 		}
-		for i, keep := range []vfs.Keep{vfs.KeepNone, vfs.KeepAll, vfs.KeepSome} {
-			if err := afterCrash(mem.Crash(uint64(i), keep), states, acked); err != nil {
+		for i, keep := range []vfs.Keep{vfs.KeepNone, vfs.KeepAll, vfs.KeepSome, vfs.KeepSome} {
+			if err := afterCrash(mem.Crash(uint64(n)<<8+uint64(i), keep), states, acked); err != nil {
 				t.Fatalf("crash at operation %d, disk %d: %v", n, i, err)
 			}
 		}
