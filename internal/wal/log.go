@@ -228,7 +228,6 @@ func (l *Log) newSegment(b *blank, first keys.Epoch) *Segment {
 		image:   b.image,
 		durable: l.durable,
 		serial:  l.serial,
-		number:  b.number,
 		path:    b.path,
 		file:    b.file,
 		pooled:  b.pooled,

@@ -52,7 +52,6 @@ type Segment struct {
 	image   []byte
 	durable *horizon
 	serial  *sync.Mutex // not nil: held from Reserve to Publish, as the baseline of the benchmark
-	number  uint64
 	path    string
 	file    vfs.File
 	pooled  bool // file and image have the standard size and are used again
@@ -89,8 +88,7 @@ func (s *Segment) Reserve(bodyLen int) (Claim, Outcome) {
 // Seal ends the segment before it is full. The outcome is Crossed, with the epoch at which the next segment starts, or Full
 // if somebody else has sealed it already.
 func (s *Segment) Seal() (Claim, Outcome) {
-	c, outcome := s.claim(0, s.limit+1)
-	return c, outcome
+	return s.claim(0, s.limit+1)
 }
 
 func (s *Segment) claim(length uint32, units uint64) (Claim, Outcome) {
