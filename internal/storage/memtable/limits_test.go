@@ -170,6 +170,26 @@ func TestHotWordsShareNoLine(t *testing.T) {
 	}
 }
 
+func TestInsertersGoFromTableToTable(t *testing.T) {
+	var in Inserter
+	var b batch.Builder
+	for round := range 3 {
+		tab := mustNew(t, tiny())
+		var it Iter
+		it.Init(tab)
+		if it.First() || it.Last() || it.SeekGE([]byte("p")) || it.SeekLT([]byte("q")) {
+			t.Fatalf("round %d starts with %q", round, it.Key())
+		}
+		for i := range 500 {
+			putOne(t, tab, &in, &b, numberedKey(i*(round+1)), make([]byte, i%50), keys.Epoch(i+1))
+		}
+		if tab.Count() != 500 {
+			t.Fatalf("round %d has %d keys", round, tab.Count())
+		}
+		checkTable(t, tab)
+	}
+}
+
 func TestRenewedTableIsEmptyAndForgetsOldInserters(t *testing.T) {
 	tab, err := New(tiny())
 	if err != nil {

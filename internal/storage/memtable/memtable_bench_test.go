@@ -1,9 +1,11 @@
 package memtable
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"testing"
 
@@ -78,57 +80,105 @@ func mustNew(tb testing.TB, c Config) *Table {
 	return t
 }
 
+// BenchmarkInsert fills tables of benchKeys entries, as many times as asked for. Mapping the memory is part of it.
 func BenchmarkInsert(b *testing.B) {
-	bodies := benchBodies(benchKeys, 100)
-	for _, memory := range []string{"new", "renewed"} {
+	for _, order := range []string{"random", "ascending"} {
+		bodies := benchBodies(benchKeys, 100)
+		if order == "ascending" {
+			slices.SortFunc(bodies, bytes.Compare) // all else is the same in each
+		}
 		for _, g := range []int{1, 2, 8} {
-			b.Run(fmt.Sprintf("memory=%s/goroutines=%d", memory, g), func(b *testing.B) {
-				benchInsert(b, bodies, g, memory == "renewed")
-			})
+			b.Run(fmt.Sprintf("order=%s/goroutines=%d", order, g), func(b *testing.B) { benchInsert(b, bodies, g) })
 		}
 	}
 }
 
-// benchInsert fills tables with all bodies, as many times as b asks for.
-func benchInsert(b *testing.B, bodies [][]byte, g int, renew bool) {
+func benchInsert(b *testing.B, bodies [][]byte, g int) {
 	b.ReportAllocs()
-	c := Config{Bytes: benchTableBytes, Prefix: []byte{byte(keys.SpaceUser)}}
-	t, err := New(c)
-	if err != nil {
-		b.Fatal(err)
-	}
-	fill := func(n int) {
-		parallel(g, n, func(_, from, to int) {
+	for done := 0; done < b.N; done += len(bodies) {
+		b.StopTimer()
+		t, err := New(Config{Bytes: benchTableBytes, Prefix: []byte{byte(keys.SpaceUser)}})
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.StartTimer()
+		parallel(g, min(len(bodies), b.N-done), func(_, from, to int) {
 			var in Inserter
 			for i := from; i < to; i++ {
 				mustPut(t, &in, bodies[i], keys.Epoch(i+1))
 			}
 		})
-	}
-	next := func() {
-		if renew {
-			t, err = t.Renew(c)
-		} else if err = t.Free(); err == nil {
-			t, err = New(c)
+		b.StopTimer()
+		if err := t.Free(); err != nil {
+			b.Fatal(err)
 		}
+		b.StartTimer()
+	}
+}
+
+// BenchmarkBatch inserts sorted batches of 100 random keys; ns/entry is the figure.
+func BenchmarkBatch(b *testing.B) {
+	const size = 100
+	ks := benchKeysOf(benchBodies(benchKeys, 0))
+	bodies := make([][]byte, 0, len(ks)/size)
+	var builder batch.Builder
+	for part := range slices.Chunk(ks, size) {
+		builder.Reset()
+		for _, k := range part {
+			builder.Set(keys.SpaceUser, keys.User(k), make([]byte, 100))
+		}
+		body, err := builder.Finish()
 		if err != nil {
 			b.Fatal(err)
 		}
+		bodies = append(bodies, bytes.Clone(body))
 	}
-	if renew {
-		fill(len(bodies))
+	for _, g := range []int{1, 2, 8} {
+		b.Run(fmt.Sprintf("goroutines=%d", g), func(b *testing.B) {
+			benchInsert(b, bodies, g)
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/size, "ns/entry")
+		})
 	}
-	next()
-	b.ResetTimer()
-	for done := 0; done < b.N; done += len(bodies) {
-		fill(min(len(bodies), b.N-done))
-		b.StopTimer()
-		next()
-		b.StartTimer()
+}
+
+// BenchmarkScan seeks to a random key and reads the 100 entries from there at a snapshot; ns/entry is the figure.
+func BenchmarkScan(b *testing.B) {
+	const length = 100
+	bodies := benchBodies(benchKeys, 100)
+	ks := benchKeysOf(bodies)
+	t := mustNew(b, Config{Bytes: benchTableBytes, Prefix: []byte{byte(keys.SpaceUser)}})
+	var in Inserter
+	for i, body := range bodies {
+		mustPut(t, &in, body, keys.Epoch(i+1))
 	}
-	b.StopTimer()
-	if err := t.Free(); err != nil {
-		b.Fatal(err)
+	for _, direction := range []string{"forward", "backward"} {
+		for _, g := range []int{1, 2} {
+			b.Run(fmt.Sprintf("direction=%s/goroutines=%d", direction, g), func(b *testing.B) {
+				b.ReportAllocs()
+				parallel(g, b.N, func(_, from, to int) {
+					var it Iter
+					it.Init(t)
+					seek, step := it.SeekGE, it.NextKey
+					if direction == "backward" {
+						seek, step = it.SeekKeyLT, it.PrevKey
+					}
+					seen := 0
+					for i := from; i < to; i++ {
+						n := 0
+						for ok := seek(ks[i%len(ks)]); ok && n < length; ok = step() {
+							if v, found := it.VersionAt(keys.MaxEpoch); found {
+								seen += len(v.Value)
+							}
+							n++
+						}
+					}
+					if seen == 0 && to > from+length {
+						panic("nothing seen")
+					}
+				})
+				b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/length, "ns/entry")
+			})
+		}
 	}
 }
 

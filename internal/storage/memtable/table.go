@@ -105,9 +105,10 @@ func New(c Config) (*Table, error) {
 	return t, nil
 }
 
-// Renew makes an empty table in the memory of t, which from then on nobody may use. The kernel clears pages at a third of
-// the speed of an insert, so a rotation that hands memory on spares every seventh of its writers' nanoseconds. What t mapped
-// beyond the size it was meant to have, for an oversized entry, is given back.
+// Renew makes an empty table in the memory of t, which from then on nobody may use: a rotation then maps nothing and asks
+// the kernel to clear nothing. What t mapped beyond the size it was meant to have, for an oversized entry, is given back.
+// It does not make inserts faster: pages that the kernel has just cleared are warm in the cache, and one inserter took
+// 0.60 us of user time per entry in renewed memory against 0.50 us in new (3 M entries, busy machine).
 func (t *Table) Renew(c Config) (*Table, error) {
 	c = c.withDefaults()
 	if c.layout.reserveBytes != t.layout.reserveBytes {
