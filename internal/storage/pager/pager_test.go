@@ -178,3 +178,34 @@ func must(t testing.TB, err error) {
 		t.Fatal(err)
 	}
 }
+
+// TestCommitCostIsProportionalToChange: a small checkpoint of a large file writes a few pages, not the whole map.
+func TestCommitCostIsProportionalToChange(t *testing.T) {
+	p, err := Create(vfs.NewMem(), toyFile, Options{PageSize: 512})
+	must(t, err)
+	const pages = 40_000 // eleven leaves of the map
+	var root page.ID
+	write := func(n int) (written uint64) {
+		before := p.Stats().PagesWritten
+		ck, err := p.Begin()
+		must(t, err)
+		w := ck.Writer()
+		for range n {
+			id := ck.AllocExtent(1).First
+			buf, err := w.Page(id)
+			must(t, err)
+			page.PutHeader(buf, page.Header{Type: page.TypeLeaf, ID: id, Checkpoint: ck.Number()})
+			page.Seal(buf)
+			root = id
+		}
+		must(t, w.Flush())
+		must(t, ck.Commit(context.Background(), State{Root: root}))
+		return p.Stats().PagesWritten - before
+	}
+	write(pages)
+	for range 10 {
+		if n := write(1); n > 1+1+2 { // itself, the map's root, the leaves of its place and of the map's own
+			t.Fatalf("a checkpoint of one page wrote %d", n)
+		}
+	}
+}

@@ -26,10 +26,9 @@ type space struct {
 	taken   bitset.Set
 	pending []pendingPages // ascending by checkpoint
 
-	// Lower bounds for searches: no free page, and no free run of runPreferred pages, begins below. They only move up between
-	// two releases, so that the searches of one checkpoint walk the bitmap once.
-	freeFrom int
-	runFrom  int
+	// from[n] is a lower bound for searches: no free run of n pages begins below it, the last standing for all longer ones. Bounds
+	// only move up between two releases, so that the searches of one checkpoint walk the bitmap once for each length.
+	from [runPreferred + 1]int
 
 	// dirtyWords is the words of live that changed since the map was last written, for the map's leaves.
 	dirtyWords bitset.Set
@@ -65,12 +64,16 @@ func (s *space) end() page.ID { return page.ID(s.busy.Last(s.busy.Len()) + 1) }
 // liveEnd is the first page behind all that is live: the page count of the state that is being built.
 func (s *space) liveEnd() page.ID { return page.ID(s.live.Last(s.live.Len()) + 1) }
 
-// takeUpTo takes the lowest free run, cut to n pages. Runs of fewer than runPreferred pages come last, the end of the file after them.
+// takeUpTo takes the lowest free run, cut to n pages. If n is large enough, runs of fewer than runPreferred pages come last. The end
+// of the file comes after all.
 func (s *space) takeUpTo(n int) Extent {
-	for _, least := range [...]int{min(n, runPreferred), 1} {
-		if e, ok := s.takeHole(n, least); ok {
+	if n >= runPreferred {
+		if e, ok := s.takeHole(n, runPreferred); ok {
 			return e
 		}
+	}
+	if e, ok := s.takeHole(n, 1); ok {
+		return e
 	}
 	return s.takeEnd(n)
 }
@@ -94,9 +97,9 @@ func (s *space) takePieces(n int) []Extent {
 
 // takeHole takes up to n pages of the lowest run of at least least pages before the end of what is in use.
 func (s *space) takeHole(n, least int) (Extent, bool) {
-	from := s.freeFrom
-	if least >= runPreferred {
-		from = max(from, s.runFrom)
+	from := 0
+	for _, f := range s.from[:min(least, runPreferred)+1] {
+		from = max(from, f) // a run of least pages is a run of fewer, too
 	}
 	end := int(s.end())
 	first, ok := s.busy.Run(from, least, end)
@@ -106,7 +109,7 @@ func (s *space) takeHole(n, least int) (Extent, bool) {
 	}
 	e := Extent{page.ID(first), min(n, s.busy.Next(first)-first)}
 	s.take(e)
-	s.advance(least, first+e.Count)
+	s.advance(least, first)
 	return e, true
 }
 
@@ -116,13 +119,11 @@ func (s *space) takeEnd(n int) Extent {
 	return e
 }
 
-// advance raises a lower bound after a search for runs of n found none below from.
+// advance raises a lower bound after a search for runs of n found none below from. Of longer runs than the last bound stands for
+// it says nothing.
 func (s *space) advance(n, from int) {
-	switch n {
-	case 1:
-		s.freeFrom = max(s.freeFrom, from)
-	case runPreferred:
-		s.runFrom = max(s.runFrom, from)
+	if n <= runPreferred {
+		s.from[n] = max(s.from[n], from)
 	}
 }
 
@@ -144,9 +145,9 @@ func (s *space) giveBack(e Extent) {
 
 func (s *space) free(i int) {
 	s.busy.Remove(i)
-	s.freeFrom = min(s.freeFrom, i)
-	// The page may complete a run that begins before it.
-	s.runFrom = min(s.runFrom, max(0, i-runPreferred))
+	for n := range s.from { // the page may complete a run that begins before it
+		s.from[n] = min(s.from[n], max(0, i-n+1))
+	}
 }
 
 // enliven makes a taken page live.

@@ -5,9 +5,15 @@
 // goroutine at a time.
 package bitset
 
-import "math/bits"
+import (
+	"math"
+	"math/bits"
+)
 
 const wordBits = 64
+
+// None is what searches for a member answer when there is none: larger than any, so that a loop up to a bound ends.
+const None = math.MaxInt
 
 // Set is a set of integers >= 0. The zero Set is empty and ready.
 type Set struct {
@@ -80,16 +86,16 @@ func (s *Set) NextAbsent(i int) int {
 	return w*wordBits + bits.TrailingZeros64(word)
 }
 
-// Next is the smallest member >= i. If there is none, it is the first integer >= i at or past Len.
+// Next is the smallest member >= i, or None.
 func (s *Set) Next(i int) int {
 	w := i / wordBits
 	if w >= len(s.words) {
-		return i
+		return None
 	}
 	word := s.words[w] &^ (1<<(i%wordBits) - 1)
 	for word == 0 {
 		if w++; w == len(s.words) {
-			return s.Len()
+			return None
 		}
 		word = s.words[w]
 	}
@@ -120,16 +126,43 @@ func (s *Set) Last(limit int) int {
 // Otherwise only runs that begin below limit count, and ok says whether there was one.
 func (s *Set) Run(from, n, limit int) (first int, ok bool) {
 	for i := from; ; {
+		if n >= skipRun {
+			i = s.skipShort(i)
+		}
 		i = s.NextAbsent(i)
 		if limit >= 0 && i >= limit {
 			return 0, false
 		}
 		end := s.Next(i)
-		if end >= s.Len() || end-i >= n {
+		if end-i >= n {
 			return i, true
 		}
 		i = end
 	}
+}
+
+// skipRun is the shortest run for which whole words can be passed over.
+const skipRun = 8
+
+// skipShort is the first place >= i from where a run of skipRun may begin, word by word: a set of millions with holes of one and
+// two is passed over in milliseconds.
+func (s *Set) skipShort(i int) int {
+	for w := i / wordBits; w < len(s.words); w++ {
+		absent := ^s.words[w] &^ (1<<(i%wordBits) - 1)
+		two := absent & (absent >> 1)
+		four := two & (two >> 2)
+		across := bits.LeadingZeros64(^absent)
+		if w+1 < len(s.words) {
+			across += bits.TrailingZeros64(s.words[w+1])
+		} else {
+			across += skipRun
+		}
+		if four&(four>>4) != 0 || across >= skipRun {
+			return i
+		}
+		i = (w + 1) * wordBits
+	}
+	return i
 }
 
 // Word is the i-th word of 64 members, zero beyond the end.

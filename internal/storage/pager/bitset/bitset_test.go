@@ -34,6 +34,12 @@ func TestSetFindsWhatAMapFinds(t *testing.T) {
 		if s.Count() != len(model) {
 			t.Fatalf("Count %d, want %d", s.Count(), len(model))
 		}
+		if rapid.Bool().Draw(t, "dense") { // so that runs are short and rare
+			for i := rapid.IntRange(0, 9).Draw(t, "first"); i < size; i += rapid.IntRange(1, 11).Draw(t, "step") {
+				s.Add(i)
+				model[i] = true
+			}
+		}
 		from, n := rapid.IntRange(0, size).Draw(t, "from"), rapid.IntRange(1, 40).Draw(t, "n")
 		checkSearches(t, &s, model, from, n)
 	})
@@ -46,6 +52,9 @@ func checkSearches(t *rapid.T, s *Set, model map[int]bool, from, n int) {
 	}
 	for present < s.Len() && !model[present] {
 		present++
+	}
+	if present >= s.Len() {
+		present = None
 	}
 	if got := s.NextAbsent(from); got != absent {
 		t.Fatalf("NextAbsent(%d) = %d, want %d", from, got, absent)
