@@ -12,6 +12,7 @@ import (
 type leafPacker struct {
 	regions    [2]leafRegion
 	second     bool // regions[1] is in use
+	tail       int  // entries at the end of the run that the old tree did not have
 	pageSize   int
 	soft       int // where a long run cuts its leaves
 	checkpoint uint64
@@ -27,7 +28,6 @@ type leafRegion struct {
 	large   []largeValue
 	size    page.LeafSize
 	buf     []byte
-	based   int // entries that the old tree already had
 }
 
 // largeValue is a value to be placed; its reference goes to entries[entry].
@@ -57,7 +57,7 @@ func (r *leafRegion) reset(bound page.Separator) {
 func (k *leafPacker) begin(bound page.Separator) {
 	if k.empty() {
 		k.regions[0].reset(bound)
-		k.second = false
+		k.second, k.tail = false, 0
 	}
 }
 
@@ -83,7 +83,10 @@ func (k *leafPacker) add(e *page.Entry, based bool) {
 	if len(r.entries) != 0 && r.size.With(e) > k.soft {
 		r = k.cut(e)
 	}
-	r.add(e, based)
+	r.add(e)
+	if k.tail++; based {
+		k.tail = 0
+	}
 	if large != nil {
 		r.large = append(r.large, largeValue{len(r.entries) - 1, large})
 	}
@@ -91,7 +94,7 @@ func (k *leafPacker) add(e *page.Entry, based bool) {
 
 var zeroRef page.Ref
 
-func (r *leafRegion) add(e *page.Entry, based bool) {
+func (r *leafRegion) add(e *page.Entry) {
 	at := len(r.buf)
 	if e.Same && len(r.entries) != 0 {
 		r.buf = append(r.buf, e.Value...)
@@ -104,9 +107,6 @@ func (r *leafRegion) add(e *page.Entry, based bool) {
 	}
 	r.size.Add(e)
 	r.entries = append(r.entries, *e)
-	if based {
-		r.based++
-	}
 }
 
 // cut opens the next region in front of e, and emits the first one if both were in use.
@@ -136,21 +136,23 @@ func (k *leafPacker) flush() {
 	k.regions[0].entries, k.second = k.regions[0].entries[:0], false
 }
 
-// balance decides how the last two leaves of a run divide its entries. One leaf takes all if they fit; an ascending run, whose end
-// the old tree had nothing of, keeps its first leaf full; otherwise both get half.
+// balance decides how the last two leaves of a run divide its entries. One leaf takes all if they fit. If the first can be filled and
+// leave to the second only entries that the old tree did not have, keys are ascending here: the first will not be touched again.
+// Otherwise a short second leaf gets half.
 func (k *leafPacker) balance() {
 	a, b := &k.regions[0], &k.regions[1]
 	payload := page.Payload(k.pageSize)
-	if b.based == 0 && b.size.Bytes() >= payload/3 || b.size.Bytes() >= payload/2 {
-		return
-	}
-	total := a.size.Bytes() + b.size.Bytes()
 	from := len(a.entries)
 	all := append(a.entries, b.entries...)
-	cut := len(all)
-	if !fits(all, payload) {
-		cut = halfway(all, from, total)
-		for cut < from && !fits(all[cut:], payload) {
+	cut := fitting(all, payload)
+	switch ascending := k.tail >= len(all)-cut; {
+	case cut == len(all) || ascending:
+	case b.size.Bytes() >= payload/2:
+		a.entries = all[:from]
+		return
+	default:
+		cut = halfway(all, from, a.size.Bytes()+b.size.Bytes())
+		for cut < from && fitting(all[cut:], payload) < len(all)-cut {
 			cut++ // entries far from the others would cost the second leaf its prefix
 		}
 	}
@@ -201,15 +203,16 @@ func entryCost(e *page.Entry) int {
 	return overhead + len(e.Key) + len(e.Value)
 }
 
-func fits(entries []page.Entry, payload int) bool {
+// fitting is how many of the entries fit into one leaf.
+func fitting(entries []page.Entry, payload int) int {
 	var s page.LeafSize
 	for i := range entries {
 		if s.With(&entries[i]) > payload {
-			return false
+			return i
 		}
 		s.Add(&entries[i])
 	}
-	return true
+	return len(entries)
 }
 
 // emit builds a leaf of the region.

@@ -47,11 +47,10 @@ func (w *worker) run(p *part) error {
 	w.in.seek(p.lo)
 	w.checkInput()
 	w.key, w.hist = w.key[:0], history{}
-	follow := false // the last leaf's last key goes on in the next leaf, where nobody sees any of it
 	for i := range p.children {
 		c := &p.children[i]
 		bound := p.boundAfter(i)
-		touched := follow || w.in.before(bound) || w.pack.underfull() ||
+		touched := w.in.before(bound) || w.m.Policy.over(&c.Separator) || w.pack.underfull() ||
 			i == 0 && p.cutFirst || i == len(p.children)-1 && p.cutLast || p.relocate && c.ID >= w.m.Relocate.From
 		if !touched {
 			w.pack.flush()
@@ -61,7 +60,6 @@ func (w *worker) run(p *part) error {
 		if err := w.mergeLeaf(p, i, bound); err != nil {
 			return err
 		}
-		follow = w.hist.done && continues(bound, w.key)
 		if err := w.m.ordered.stream(p, w); err != nil {
 			return err
 		}
@@ -336,7 +334,7 @@ func (w *worker) take(old bool, bound *page.Separator) {
 		return
 	}
 	w.stats.Versions++
-	w.stats.Bytes += int64(len(w.key) + len(e.Value))
+	w.stats.Bytes += int64(len(w.key) + w.inlineSize(e))
 	if !w.countedNew && t.Kind() != keys.KindDelete {
 		w.stats.Keys++
 	}
@@ -344,6 +342,14 @@ func (w *worker) take(old bool, bound *page.Separator) {
 	e.Key, e.Same = w.key, w.kept
 	w.kept = true
 	w.pack.add(e, old)
+}
+
+// inlineSize is how much of an entry's value a leaf holds.
+func (w *worker) inlineSize(e *page.Entry) int {
+	if len(e.Value) > page.InlineMax(w.m.PageSize) {
+		return page.RefSize
+	}
+	return len(e.Value)
 }
 
 // countOld takes a version of the old tree out of the balance; take puts it back if it stays.

@@ -86,7 +86,7 @@ func boundOf(children []page.Child, i int, behind *page.Separator) *page.Separat
 
 // touched reports whether something below c is to be rewritten.
 func (pl *planner) touched(c page.Child, level int, bound *page.Separator) bool {
-	if pl.in.before(bound) || pl.wanted(c.ID) {
+	if pl.in.before(bound) || pl.wanted(c.ID) || pl.m.Policy.over(&c.Separator) {
 		return true
 	}
 	if level == 0 || pl.budget <= 0 {

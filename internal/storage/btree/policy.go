@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"epochkv/internal/storage/keys"
+	"epochkv/internal/storage/page"
 )
 
 // Policy says which versions somebody can still see.
@@ -27,7 +28,14 @@ type history struct {
 	done  bool       // nobody sees anything older
 }
 
-// after is the history of a key whose older versions begin in a leaf with this lower bound: the bound stands directly
+// over reports whether the leaf behind s begins with versions that nobody sees any more: the version in front of s, which is
+// newer, is not newer than MinVisible. A merge that comes by takes such leaves along, or a key that once had many versions would
+// keep them, since new ones touch only its first leaf.
+func (p *Policy) over(s *page.Separator) bool {
+	return s.Trailer != page.NoTrailer && (s.Trailer+1).Epoch() <= p.MinVisible
+}
+
+// historyAfter is the history of a key whose older versions begin in a leaf with this lower bound: the bound stands directly
 // behind the version before.
 func historyAfter(t keys.Trailer) history { return history{newer: (t + 1).Epoch(), any: true} }
 

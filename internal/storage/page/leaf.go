@@ -232,3 +232,9 @@ func IsTree(p []byte, level int) bool {
 	}
 	return Type(p[offType]) == want && int(p[offLevel]) == level
 }
+
+// Used is how many bytes of the leaf hold something.
+func (p Leaf) Used() int {
+	n := p.Count()
+	return int(binary.LittleEndian.Uint16(p[offsetsAt(n, p.prefixLen())+2*n:]))
+}

@@ -1,0 +1,432 @@
+package btree
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"epochkv/internal/storage/keys"
+	"epochkv/internal/storage/page"
+)
+
+// clone copies the store, so that one merge can be done twice.
+func (s *store) clone() *store {
+	return &store{
+		size: s.size, pages: maps.Clone(s.pages), used: slices.Clone(s.used),
+		values: maps.Clone(s.values), nextRef: s.nextRef,
+	}
+}
+
+// numbered is n entries with ascending keys from first on.
+func numbered(first, n int, epoch keys.Epoch, valueSize int) []Entry {
+	out := make([]Entry, n)
+	for i := range out {
+		out[i] = set(fmt.Sprintf("key%08d", first+i), epoch, string(bytes.Repeat([]byte{byte(i)}, valueSize)))
+	}
+	return out
+}
+
+// shuffled is entries in an order that the seed decides.
+func shuffled(entries []Entry, seed uint64) []Entry {
+	out := slices.Clone(entries)
+	rand.New(rand.NewPCG(seed, 0)).Shuffle(len(out), func(i, j int) { out[i], out[j] = out[j], out[i] })
+	return out
+}
+
+func sorted(entries []Entry) []Entry {
+	slices.SortFunc(entries, func(a, b Entry) int { return keys.Compare(a.Key, a.Trailer, b.Key, b.Trailer) })
+	return entries
+}
+
+func deletes(entries []Entry, epoch keys.Epoch) []Entry {
+	out := slices.Clone(entries)
+	for i := range out {
+		out[i].Trailer, out[i].Value = keys.MakeTrailer(epoch, keys.KindDelete), nil
+	}
+	return out
+}
+
+var allVisible = Policy{MinVisible: keys.MaxEpoch}
+
+// TestWorkersDoNotChangeAByte does the same merge with one worker and with several and compares all they did.
+func TestWorkersDoNotChangeAByte(t *testing.T) {
+	base := newStore(512)
+	root := base.apply(t, base.mergeInput(Root{}, numbered(0, 20000, 1, 12), allVisible)).Root
+	for name, entries := range map[string][]Entry{
+		"scattered": sorted(shuffled(numbered(0, 30000, 2, 300), 1)[:3000]),
+		"all":       numbered(0, 25000, 2, 20),
+		"skewed":    append(numbered(5, 3, 2, 9), numbered(30000, 60000, 2, 40)...),
+		"deletes":   sorted(deletes(shuffled(numbered(0, 20000, 1, 0), 2)[:15000], 2)),
+	} {
+		t.Run(name, func(t *testing.T) {
+			var want *store
+			var wantResult *Result
+			for _, workers := range []int{1, 2, 5} {
+				s := base.clone()
+				in := s.mergeInput(root, entries, allVisible)
+				in.Workers = workers
+				in.Cuts = [][]byte{[]byte("key00000700"), []byte("key000123"), []byte("key0004"), []byte("key00086")}
+				in.Relocate = Relocation{From: 500, Max: 50}
+				res := s.apply(t, in)
+				s.check(t, res.Root)
+				if want == nil {
+					want, wantResult = s, res
+					continue
+				}
+				if !maps.EqualFunc(s.pages, want.pages, bytes.Equal) || !maps.EqualFunc(s.values, want.values, bytes.Equal) {
+					t.Fatalf("%d workers wrote other bytes than one", workers)
+				}
+				if fmt.Sprint(res) != fmt.Sprint(wantResult) {
+					t.Fatalf("%d workers: %+v, one: %+v", workers, res.Stats, wantResult.Stats)
+				}
+			}
+		})
+	}
+}
+
+// TestValuesAroundPageSizesSurvive puts values of every length around the inline limit and the page payload under the shortest and
+// the longest keys, one by one and together.
+func TestValuesAroundPageSizesSurvive(t *testing.T) {
+	for _, size := range []int{512, 8192, 65536} {
+		s := newStore(size)
+		var entries []Entry
+		for _, around := range []int{16, page.InlineMax(size), page.Payload(size)} {
+			for d := -16; d <= 16; d++ {
+				short := fmt.Sprintf("%05d", around+d)
+				long := short + string(bytes.Repeat([]byte{'k'}, page.KeySizeMax(size)-len(short)))
+				value := string(bytes.Repeat([]byte{byte(d)}, around+d))
+				entries = append(entries, set(short, 1, value), set(long, 1, value))
+			}
+		}
+		root := s.apply(t, s.mergeInput(Root{}, entries[:1], allVisible)).Root
+		for _, e := range shuffled(entries, 3)[:40] {
+			root = s.apply(t, s.mergeInput(root, []Entry{e}, allVisible)).Root
+		}
+		root = s.apply(t, s.mergeInput(root, sorted(entries), allVisible)).Root
+		s.check(t, root)
+		for _, e := range entries {
+			v, ok, err := Get(s, root, e.Key, 1)
+			if !ok || err != nil || !bytes.Equal(s.value(t, v), e.Value) || v.Large != (len(e.Value) > page.InlineMax(size)) {
+				t.Fatalf("size %d: key of %d, value of %d bytes: %v, %v", size, len(e.Key), len(e.Value), ok, err)
+			}
+		}
+	}
+}
+
+// TestKeySizesOutOfBoundsChangeNothing tries the longest key that a page takes, and one byte more, and none.
+func TestKeySizesOutOfBoundsChangeNothing(t *testing.T) {
+	s := newStore(512)
+	root := s.apply(t, s.mergeInput(Root{}, numbered(0, 100, 1, 9), allVisible)).Root
+	long := bytes.Repeat([]byte{'z'}, page.KeySizeMax(512)+1)
+	for _, key := range [][]byte{long, nil} {
+		bad := Entry{Key: key, Trailer: keys.MakeTrailer(2, keys.KindSet)}
+		if _, err := Merge(context.Background(), s.clone().mergeInput(root, []Entry{bad}, allVisible)); !errors.Is(err, ErrKeySize) {
+			t.Fatalf("key of %d bytes: %v", len(key), err)
+		}
+	}
+	good := Entry{Key: long[1:], Trailer: keys.MakeTrailer(2, keys.KindSet)}
+	root = s.apply(t, s.mergeInput(root, []Entry{good}, allVisible)).Root
+	if _, ok, _ := Get(s, root, good.Key, 2); !ok {
+		t.Fatal("longest key not found")
+	}
+}
+
+// TestTreeShrinksToNothing deletes random keys until none is left, and watches height and fill on the way.
+func TestTreeShrinksToNothing(t *testing.T) {
+	const n = 20000
+	s := newStore(512)
+	root := s.apply(t, s.mergeInput(Root{}, numbered(0, n, 1, 12), allVisible)).Root
+	full, level := len(s.pages), root.Level
+	order := shuffled(numbered(0, n, 1, 0), 4)
+	for from := 0; from < n; from += 500 {
+		root = s.apply(t, s.mergeInput(root, sorted(deletes(order[from:from+500], 2)), allVisible)).Root
+		s.check(t, root)
+		if root.Level > level {
+			t.Fatalf("height grew to %d with %d keys left", root.Level, n-from-500)
+		}
+		level = root.Level
+		left := float64(n-from-500) / n
+		if pages := float64(len(s.pages)) / float64(full); pages > 2.2*left+0.02 {
+			t.Fatalf("%.3f of the keys are left in %.3f of the pages", left, pages)
+		}
+	}
+	if !root.Empty() || len(s.pages) != 0 {
+		t.Fatalf("empty tree has root %+v and %d pages", root, len(s.pages))
+	}
+}
+
+// fill is how full the leaves are on average.
+func (s *store) fill() float64 {
+	used, n := 0, 0
+	for _, p := range s.pages {
+		if page.IsTree(p, 0) {
+			used += page.Leaf(p).Used()
+			n++
+		}
+	}
+	return float64(used) / float64(n*s.size)
+}
+
+// TestLeavesAreReasonablyFull builds trees in typical orders of keys.
+func TestLeavesAreReasonablyFull(t *testing.T) {
+	all := numbered(0, 30000, 1, 40)
+	for _, c := range []struct {
+		name  string
+		order []Entry
+		batch int
+		least float64
+	}{
+		{"ascending singles", all[:2000], 1, 0.85},
+		{"ascending batches", all, 100, 0.80},
+		{"random batches", shuffled(all, 5), 300, 0.62},
+		{"random large batches", shuffled(all, 5), 6000, 0.75},
+		{"bulk", all, len(all), 0.87},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newStore(2048)
+			var root Root
+			for b := range slices.Chunk(c.order, c.batch) {
+				root = s.apply(t, s.mergeInput(root, sorted(slices.Clone(b)), allVisible)).Root
+			}
+			s.check(t, root)
+			t.Logf("fill %.3f in %d pages", s.fill(), len(s.pages))
+			if f := s.fill(); f < c.least {
+				t.Fatalf("leaves are %.2f full, want %.2f", f, c.least)
+			}
+		})
+	}
+}
+
+// TestVersionsGoWhenNobodySeesThem checks the policy's decisions for one key.
+func TestVersionsGoWhenNobodySeesThem(t *testing.T) {
+	for _, c := range []struct {
+		name          string
+		versions      string // newest first, epoch and kind
+		min           keys.Epoch
+		live          []keys.Epoch
+		want          string
+		wantTombstone int64
+	}{
+		{"newest below the horizon stays", "5s 3s 1s", 4, nil, "5s 3s", 0},
+		{"exactly at the horizon", "5s 3s 1s", 3, nil, "5s 3s", 0},
+		{"all newer than the horizon stay", "9s 8s 7s", 2, nil, "9s 8s 7s", 0},
+		{"interior between two snapshots goes", "9s 7s 6s 2s", 2, []keys.Epoch{2, 8}, "9s 7s 2s", 0},
+		{"interior that a snapshot sees stays", "9s 7s 6s 2s", 2, []keys.Epoch{2, 6, 8}, "9s 7s 6s 2s", 0},
+		{"behind the last snapshot all stay", "9s 8s 7s", 3, []keys.Epoch{3, 5}, "9s 8s 7s", 0},
+		{"tombstone with nothing below goes", "5d 3s", 5, nil, "", 1},
+		{"tombstone that hides from a snapshot stays", "5d 3s", 4, nil, "5d 3s", 0},
+		{"value over a tombstone", "6s 5d 3s", 5, nil, "6s", 1},
+		{"tombstone above the horizon with nothing below stays", "5d", 4, nil, "5d", 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newStore(512)
+			var entries []Entry
+			for f := range bytes.FieldsSeq([]byte(c.versions)) {
+				e := set("k", keys.Epoch(f[0]-'0'), "v")
+				if f[1] == 'd' {
+					e = deletes([]Entry{e}, e.Trailer.Epoch())[0]
+				}
+				entries = append(entries, e)
+			}
+			split := len(entries) / 2 // the older half is in the tree already
+			root := s.apply(t, s.mergeInput(Root{}, entries[split:], Policy{})).Root
+			res := s.apply(t, s.mergeInput(root, entries[:split], Policy{MinVisible: c.min, Live: c.live}))
+			if got := s.versions(t, res.Root, "k"); got != c.want || res.Stats.TombstonesDropped != c.wantTombstone {
+				t.Fatalf("left %q, dropped %d tombstones, want %q, %d", got, res.Stats.TombstonesDropped, c.want, c.wantTombstone)
+			}
+		})
+	}
+}
+
+// versions lists what the tree has of key, newest first.
+func (s *store) versions(t *testing.T, root Root, key string) string {
+	t.Helper()
+	var out []string
+	err := Walk(s, root, &Visitor{Page: func(_ page.ID, level int, p []byte) error {
+		if level > 0 {
+			return nil
+		}
+		v := page.Leaf(p).View()
+		for i := range v.Count() {
+			if string(v.Prefix())+string(v.Suffix(i)) == key {
+				out = append(out, fmt.Sprintf("%d%c", v.Trailer(i).Epoch(), "ds"[v.Trailer(i).Kind()]))
+			}
+		}
+		return nil
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(bytes.Join(func() (b [][]byte) {
+		for _, o := range out {
+			b = append(b, []byte(o))
+		}
+		return b
+	}(), []byte(" ")))
+}
+
+// TestVersionsOfOneKeySpanLeaves keeps thousands of versions of one key, reads all of them both ways, and lets them go.
+func TestVersionsOfOneKeySpanLeaves(t *testing.T) {
+	s := newStore(512)
+	var root Root
+	const n = 3000
+	for e := 1; e <= n; e += 100 {
+		entries := []Entry{set("a", keys.Epoch(e), "left"), set("z", keys.Epoch(e), "right")}
+		for i := range 100 {
+			entries = append(entries, set("hot", keys.Epoch(e+i), fmt.Sprint("value", e+i)))
+		}
+		root = s.apply(t, s.mergeInput(root, sorted(entries), Policy{})).Root
+	}
+	s.check(t, root)
+	var c Cursor
+	for e := keys.Epoch(1); e <= n; e += 7 {
+		want := fmt.Sprint("value", e)
+		v, ok, err := Get(s, root, []byte("hot"), e)
+		if !ok || err != nil || string(v.Value) != want {
+			t.Fatalf("at %d: %q %v %v", e, v.Value, ok, err)
+		}
+		c.Reset(s, root, e, nil, nil)
+		var got []string
+		for ok := c.First(); ok; ok = c.Next() {
+			got = append(got, string(c.Key()), string(c.Version().Value))
+		}
+		for ok := c.Last(); ok; ok = c.Prev() {
+			got = append(got, string(c.Key()), string(c.Version().Value))
+		}
+		if w := fmt.Sprint([]string{"a", "left", "hot", want, "z", "right", "z", "right", "hot", want, "a", "left"}); fmt.Sprint(got) != w {
+			t.Fatalf("at %d: %v", e, got)
+		}
+	}
+	touch := []Entry{set("hot", n+1, "last")}
+	root = s.apply(t, s.mergeInput(root, touch, allVisible)).Root
+	s.check(t, root)
+	if v := s.versions(t, root, "hot"); v != fmt.Sprintf("%ds", n+1) {
+		t.Fatalf("%d versions are left", len(v)/6)
+	}
+}
+
+// TestRelocationEmptiesTheEndOfTheFile moves pages down until the file could be cut to little more than its live pages.
+func TestRelocationEmptiesTheEndOfTheFile(t *testing.T) {
+	s := newStore(512)
+	all := numbered(0, 20000, 1, 12)
+	root := s.apply(t, s.mergeInput(Root{}, all, allVisible)).Root
+	root = s.apply(t, s.mergeInput(root, sorted(deletes(shuffled(all, 6)[:18000], 2)), allVisible)).Root
+	for range 200 {
+		last := slices.Max(slices.Collect(maps.Keys(s.pages)))
+		if int(last) < len(s.pages)*5/4+extentMax {
+			s.check(t, root)
+			return
+		}
+		in := s.mergeInput(root, nil, allVisible)
+		in.Relocate = Relocation{From: last - 100, Max: 16}
+		res := s.apply(t, in)
+		if n := len(res.Freed); n > 16*4+partLeaves {
+			t.Fatalf("asked to move 16 pages, moved %d", n)
+		}
+		root = res.Root
+	}
+	t.Fatalf("%d pages still reach up to %d", len(s.pages), slices.Max(slices.Collect(maps.Keys(s.pages))))
+}
+
+// TestNothingToDoWritesNothing merges an empty input.
+func TestNothingToDoWritesNothing(t *testing.T) {
+	s := newStore(512)
+	root := s.apply(t, s.mergeInput(Root{}, numbered(0, 5000, 1, 12), allVisible)).Root
+	res := s.apply(t, s.mergeInput(root, nil, allVisible))
+	if res.Root != root || res.Stats != (Stats{}) || res.Freed != nil {
+		t.Fatalf("%+v", res)
+	}
+	if res = s.apply(t, s.mergeInput(Root{}, nil, allVisible)); !res.Root.Empty() {
+		t.Fatalf("%+v", res)
+	}
+}
+
+// faulty fails at the n-th call.
+type faulty struct {
+	*store
+	left int
+}
+
+var errInjected = errors.New("injected")
+
+func (f *faulty) call() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.left--; f.left < 0 {
+		return errInjected
+	}
+	return nil
+}
+
+func (f *faulty) AllocExtent(n int) (page.ID, int, error) {
+	if err := f.call(); err != nil {
+		return 0, 0, err
+	}
+	return f.store.AllocExtent(n)
+}
+
+func (f *faulty) WritePage(id page.ID, p []byte) error {
+	return errors.Join(f.call(), f.store.WritePage(id, p))
+}
+
+func (f *faulty) Page(id page.ID, level int) ([]byte, error) {
+	if err := f.call(); err != nil {
+		return nil, err
+	}
+	return f.store.Page(id, level)
+}
+
+func (f *faulty) Place(value []byte) (page.Ref, error) {
+	if err := f.call(); err != nil {
+		return page.Ref{}, err
+	}
+	return f.store.Place(value)
+}
+
+// TestFailedMergeReturnsItsError lets each call of a merge fail in turn, with one worker and with several, and cancels others. All
+// workers must come back, and the base must be what it was.
+func TestFailedMergeReturnsItsError(t *testing.T) {
+	base := newStore(512)
+	root := base.apply(t, base.mergeInput(Root{}, numbered(0, 3000, 1, 12), allVisible)).Root
+	entries := sorted(shuffled(numbered(0, 6000, 2, 150), 1)[:300])
+	for n := 0; ; n += 1 + n/8 {
+		f := &faulty{store: base.clone(), left: n}
+		in := f.mergeInput(root, entries, allVisible)
+		in.Source = func() Source { return f }
+		in.Sink, in.Values, in.Workers = f, f, 1+n%3
+		_, err := Merge(context.Background(), in)
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, errInjected) {
+			t.Fatalf("call %d: %v", n, err)
+		}
+		for id, p := range base.pages {
+			if !bytes.Equal(f.pages[id], p) {
+				t.Fatalf("call %d: page %d of the base changed", n, id)
+			}
+		}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if _, err := Merge(ctx, base.mergeInput(root, entries, allVisible)); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+}
+
+// TestRepeatedInputChangesNothing merges the same versions twice, as a replay after a crash may.
+func TestRepeatedInputChangesNothing(t *testing.T) {
+	s := newStore(512)
+	entries := sorted(append(numbered(0, 500, 1, 300), numbered(100, 300, 2, 30)...))
+	root := s.apply(t, s.mergeInput(Root{}, entries, Policy{})).Root
+	res := s.apply(t, s.mergeInput(root, entries, Policy{}))
+	s.check(t, res.Root)
+	if st := res.Stats; st.Keys != 0 || st.Versions != 0 || st.Bytes != 0 || st.Placed != st.Dropped {
+		t.Fatalf("%+v", st)
+	}
+}
