@@ -1,15 +1,9 @@
 package main
 
 import (
-	"bytes"
 	"encoding/base64"
 	"encoding/hex"
-	"encoding/json"
-	"errors"
-	"fmt"
-	"io"
 	"strconv"
-	"strings"
 	"unicode/utf8"
 
 	"epochkv/client"
@@ -100,96 +94,4 @@ func appendEscaped(dst []byte, c byte, digits string) []byte {
 		return append(dst, `\t`...)
 	}
 	return append(dst, '\\', 'u', '0', '0', digits[c>>4], digits[c&15])
-}
-
-// jsonLine is a record as encoding/json sees it.
-type jsonLine struct {
-	Key         *string `json:"key"`
-	KeyBase64   *string `json:"key_base64"`
-	KeyHex      *string `json:"key_hex"`
-	Value       *string `json:"value"`
-	ValueBase64 *string `json:"value_base64"`
-	ValueHex    *string `json:"value_hex"`
-	Epoch       uint64  `json:"epoch"` // what export wrote; import gives new ones
-}
-
-// parseJSONLine reads one line of JSON. It is strict: a field it does not know, a value given twice or not at all, and text that
-// would not come out again as it went in are errors, since an import that guesses loses data.
-func parseJSONLine(line []byte) (record, error) {
-	if !utf8.Valid(line) {
-		return record{}, errors.New("not UTF-8; bytes belong under key_base64 or value_base64")
-	}
-	decoder := json.NewDecoder(bytes.NewReader(line))
-	decoder.DisallowUnknownFields()
-	var fields jsonLine
-	if err := decoder.Decode(&fields); err != nil {
-		return record{}, jsonError(err)
-	}
-	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
-		return record{}, errors.New("something follows the JSON object")
-	}
-	key, err := oneOf("key", fields.Key, fields.KeyBase64, fields.KeyHex, line)
-	if err != nil {
-		return record{}, err
-	}
-	value, err := oneOf("value", fields.Value, fields.ValueBase64, fields.ValueHex, line)
-	if err != nil {
-		return record{}, err
-	}
-	if len(key) == 0 {
-		return record{}, errors.New("the key is empty")
-	}
-	return record{key: key, value: value, epoch: client.Epoch(fields.Epoch)}, nil
-}
-
-// jsonError rids an error of what its reader cannot know: Go's type names.
-func jsonError(err error) error {
-	var mismatch *json.UnmarshalTypeError
-	switch {
-	case errors.As(err, &mismatch) && mismatch.Field == "":
-		return fmt.Errorf("a JSON object is expected, found %s", mismatch.Value)
-	case errors.As(err, &mismatch):
-		return fmt.Errorf("field %q has the wrong type: %s", mismatch.Field, mismatch.Value)
-	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-		return errors.New("the JSON object does not end")
-	}
-	return errors.New(strings.TrimPrefix(err.Error(), "json: "))
-}
-
-// oneOf decodes the one encoding in which a field is given.
-func oneOf(name string, text, inBase64, inHex *string, line []byte) ([]byte, error) {
-	given := 0
-	for _, field := range []*string{text, inBase64, inHex} {
-		if field != nil {
-			given++
-		}
-	}
-	if given != 1 {
-		return nil, fmt.Errorf("exactly one of %s, %s_base64 and %s_hex must be given, not %d", name, name, name, given)
-	}
-	switch {
-	case inBase64 != nil:
-		b, err := base64.StdEncoding.Strict().DecodeString(*inBase64)
-		if err != nil {
-			return nil, fmt.Errorf("%s_base64: %w", name, err)
-		}
-		return b, nil
-	case inHex != nil:
-		b, err := hex.DecodeString(*inHex)
-		if err != nil {
-			return nil, fmt.Errorf("%s_hex: %w", name, err)
-		}
-		return b, nil
-	}
-	return decodedText(name, *text, line)
-}
-
-// decodedText refuses text in which the decoder had to replace half a surrogate pair: it would be stored as something else.
-func decodedText(name, text string, line []byte) ([]byte, error) {
-	const replacement = "�"
-	if strings.Contains(text, replacement) && !bytes.Contains(line, []byte(replacement)) &&
-		!bytes.Contains(bytes.ToLower(line), []byte(`\ufffd`)) {
-		return nil, fmt.Errorf("%s has half a surrogate pair; bytes belong under %s_base64", name, name)
-	}
-	return []byte(text), nil
 }

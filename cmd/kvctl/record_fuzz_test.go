@@ -53,7 +53,8 @@ func FuzzRecordSurvivesJSON(f *testing.F) {
 func FuzzParseJSONLine(f *testing.F) {
 	for _, line := range []string{
 		`{"key":"a","value":"b"}`, `{"key_base64":"/w==","value_hex":"00","epoch":7}`, `{"key":"\ud83d\ude00","value":"\ud800"}`,
-		`{"key":"a","key_hex":"61","value":""}`, `{"key":1}`, `[]`, `{`, ``, `{"key":"a","value":"b"} {}`, `{"key":"a","value":"b","x":0}`,
+		`{"key":"a","key_hex":"61","value":""}`, `{"key":1}`, `[]`, `{`, ``, `{"key":"a","value":"b"} {}`,
+		"\t{ \"value\" : \"\\\"\\\\\\/\\b\\f\\n\\r\\t\\u00e9\" , \"key\":\"k\" , \"epoch\" : 10 }\r", `{"key":"a","value":"b","epoch":01}`, `{"key":"a","value":"b","x":0}`,
 	} {
 		f.Add([]byte(line))
 	}
@@ -64,6 +65,14 @@ func FuzzParseJSONLine(f *testing.F) {
 		}
 		if len(r.key) == 0 {
 			t.Fatalf("%q gave an empty key", line)
+		}
+		// Whatever the parser takes is JSON, and text means the same to others.
+		var fields map[string]any
+		if err := json.Unmarshal(line, &fields); err != nil {
+			t.Fatalf("%q is not JSON: %v", line, err)
+		}
+		if text, ok := fields["value"].(string); ok && text != string(r.value) {
+			t.Fatalf("%q means %q to others, not %q", line, text, r.value)
 		}
 		again, err := parseJSONLine(r.appendJSON(nil, false))
 		if err != nil || !bytes.Equal(again.key, r.key) || !bytes.Equal(again.value, r.value) || again.epoch != r.epoch {
