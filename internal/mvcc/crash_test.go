@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -249,19 +250,21 @@ func TestFullDiskRefusesWritesAndRecovers(t *testing.T) {
 	}
 }
 
-// TestFullMemoryRefusesWrites: until there is a tree, frozen generations pile up; at the budget writers are told so.
+// TestFullMemoryRefusesWrites: while checkpoints cannot make room, frozen generations fill the budget; then writers are told why,
+// and go on once there is room.
 func TestFullMemoryRefusesWrites(t *testing.T) {
-	fs := vfs.NewMem()
+	fs := vfs.NewFaulty(vfs.NewMem())
 	o := tiny(fs)
 	o.Storage.MemoryBytes = 4 << 20
 	s := mustOpen(t, o)
 	x := mustSession(t, s)
 	defer x.Close()
+	full := fs.Inject(vfs.Rule{Op: vfs.OpWrite | vfs.OpPreallocate, Name: "data.ekv", Err: syscall.ENOSPC})
 	want := make(map[string]string)
 	for i := 0; ; i++ {
 		k, v := fmt.Sprintf("k%05d", i), strings.Repeat("v", 500)
 		_, err := put(x, k, v, DurabilityAsync)
-		if errors.Is(err, ErrMemoryFull) {
+		if errors.Is(err, vfs.ErrNoSpace) {
 			break
 		}
 		if err != nil || i > 100000 {
@@ -272,7 +275,19 @@ func TestFullMemoryRefusesWrites(t *testing.T) {
 	if used := s.Stats().Storage.MemtableBytes; used > o.Storage.MemoryBytes {
 		t.Fatalf("%d bytes of memtables in a budget of %d", used, o.Storage.MemoryBytes)
 	}
+	if full.Fired() == 0 {
+		t.Fatal("the fault was never met")
+	}
+	full.Remove()
 	if err := equalMaps(want, dump(t, s)); err != nil {
+		t.Fatal(err)
+	}
+	if err := waitFor(func() bool { _, err := put(x, "later", "v", DurabilitySync); return err == nil }); err != nil {
+		t.Fatalf("with room again: %v", err)
+	}
+	want["later"] = "v"
+	mustClose(t, s)
+	if err := equalMaps(want, dump(t, mustOpen(t, o))); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -54,7 +54,9 @@ type Options struct {
 	SyncInterval time.Duration // how long an async commit may stay unsynced; 50 ms
 	GCInterval   time.Duration // how often min-visible is recomputed; 100 ms
 	Retention    time.Duration // how long a past epoch stays readable with nobody holding it; 0
-	Limits       Limits
+
+	CheckpointInterval time.Duration // how often what is in memory is merged into the tree at the latest; 5 min
+	Limits             Limits
 }
 
 // Limits bound what one request may ask for. Zero fields take the default named beside them.

@@ -6,6 +6,7 @@ import "time"
 const (
 	defaultSyncInterval = 50 * time.Millisecond
 	defaultGCInterval   = 100 * time.Millisecond
+	defaultCheckpoint   = 5 * time.Minute
 	defaultValueBytes   = 16 << 20
 	defaultBatchBytes   = 64 << 20
 	defaultBatchOps     = 1_000_000
@@ -20,6 +21,7 @@ func (o *Options) setDefaults() {
 	}
 	orDefault(&o.SyncInterval, defaultSyncInterval)
 	orDefault(&o.GCInterval, defaultGCInterval)
+	orDefault(&o.CheckpointInterval, defaultCheckpoint)
 	orDefault(&o.Storage.PageSize, defaultPageSize)
 	l := &o.Limits
 	orDefault(&l.KeyBytes, o.Storage.PageSize/4)

@@ -11,22 +11,24 @@ import (
 	"epochkv/internal/pin"
 	"epochkv/internal/storage"
 	"epochkv/internal/storage/keys"
+	"epochkv/internal/vfs"
 )
 
 // Store is an open database.
 type Store struct {
 	// Constant after Open.
-	engine       *storage.Engine
-	registry     *pin.Registry
-	latches      *latches
-	collector    *collector
-	limits       Limits
-	durability   Durability
-	syncInterval time.Duration
-	gcInterval   time.Duration
-	retention    time.Duration
-	serial       bool
-	recovery     storage.Recovery
+	engine             *storage.Engine
+	registry           *pin.Registry
+	latches            *latches
+	collector          *collector
+	limits             Limits
+	durability         Durability
+	syncInterval       time.Duration
+	gcInterval         time.Duration
+	retention          time.Duration
+	checkpointInterval time.Duration
+	serial             bool
+	recovery           storage.Recovery
 
 	horizon                   horizon
 	_                         [64]byte
@@ -52,7 +54,7 @@ func Open(o Options) (*Store, error) {
 	o.setDefaults()
 	s := &Store{
 		latches: newLatches(), limits: o.Limits, durability: o.Durability, serial: o.Storage.SerialAppend,
-		syncInterval: o.SyncInterval, gcInterval: o.GCInterval, retention: o.Retention,
+		syncInterval: o.SyncInterval, gcInterval: o.GCInterval, retention: o.Retention, checkpointInterval: o.CheckpointInterval,
 	}
 	s.registry = pin.NewRegistry(&s.horizon.visible)
 	engine, recovery, err := storage.Open(o.Storage, s.registry)
@@ -67,6 +69,7 @@ func Open(o Options) (*Store, error) {
 	s.collector.refresh(time.Now())
 	s.done.Go(func() { s.collector.run(ctx) })
 	s.done.Go(func() { s.runSyncer(ctx) })
+	s.done.Go(func() { s.runCheckpoints(ctx) })
 	return s, nil
 }
 
@@ -84,7 +87,12 @@ func (s *Store) Close() error {
 	}
 	s.stop()
 	s.done.Wait()
-	return s.engine.Close()
+	// The next start then has nothing to replay. If it fails, the log has it all.
+	err := s.Checkpoint(context.Background())
+	if s.engine.Err() != nil || errors.Is(err, vfs.ErrNoSpace) {
+		err = nil // known already
+	}
+	return errors.Join(err, s.engine.Close())
 }
 
 // Err is nil, or why the store stopped accepting writes.

@@ -3,6 +3,7 @@ package storage
 import (
 	"bytes"
 
+	"epochkv/internal/storage/btree"
 	"epochkv/internal/storage/keys"
 	"epochkv/internal/storage/memtable"
 )
@@ -12,6 +13,10 @@ import (
 type Cursor struct {
 	tables  []memtable.Iter // newest first; kept for reuse, as each is large
 	open    int             // tables in use
+	tree    btree.Cursor    // the oldest source
+	inTree  bool            // tree stands on an entry
+	engine  *Engine
+	root    btree.Root
 	at      keys.Epoch
 	lower   []byte
 	upper   []byte
@@ -33,6 +38,9 @@ func (e *Engine) OpenCursor(c *Cursor, at keys.Epoch, lower, upper []byte, _ boo
 		c.tables[i+1].Init(g.mem)
 	}
 	c.open, c.at, c.lower, c.upper, c.valid, c.err = n, at, lower, upper, false, nil
+	c.engine, c.root = e, v.root
+	c.tree.Reset(e.pages, v.root, at, lower, upper)
+	c.inTree = false
 }
 
 // Close forgets what the cursor points to.
@@ -45,6 +53,7 @@ func (c *Cursor) SeekGE(key []byte) {
 	for i := range c.open {
 		c.tables[i].SeekGE(key)
 	}
+	c.inTree = c.tree.SeekGE(key)
 	c.settleForward()
 }
 
@@ -53,6 +62,7 @@ func (c *Cursor) SeekLT(key []byte) {
 	for i := range c.open {
 		c.tables[i].SeekKeyLT(key)
 	}
+	c.inTree = c.tree.SeekLT(key)
 	c.settleBackward()
 }
 
@@ -75,6 +85,9 @@ func (c *Cursor) passForward() {
 			t.NextKey()
 		}
 	}
+	if c.inTree && bytes.Equal(c.tree.Key(), c.key) {
+		c.inTree = c.tree.Next()
+	}
 }
 
 func (c *Cursor) passBackward() {
@@ -82,6 +95,9 @@ func (c *Cursor) passBackward() {
 		if t := &c.tables[i]; t.Valid() && bytes.Equal(t.Key(), c.key) {
 			t.PrevKey()
 		}
+	}
+	if c.inTree && bytes.Equal(c.tree.Key(), c.key) {
+		c.inTree = c.tree.Prev()
 	}
 }
 
@@ -124,6 +140,12 @@ func (c *Cursor) pick(sign int) bool {
 			c.key, c.valid = t.Key(), true
 		}
 	}
+	if c.inTree && (!c.valid || bytes.Compare(c.tree.Key(), c.key)*sign > 0) {
+		c.key, c.valid = c.tree.Key(), true
+	}
+	if err := c.tree.Err(); err != nil {
+		c.err, c.valid = c.engine.damage(err, c.root, c.key), false
+	}
 	return c.valid
 }
 
@@ -138,6 +160,10 @@ func (c *Cursor) resolve() bool {
 			c.version = fromMemtable(v)
 			return true
 		}
+	}
+	if c.inTree && bytes.Equal(c.tree.Key(), c.key) {
+		c.version = fromTree(c.tree.Version())
+		return true
 	}
 	return false
 }

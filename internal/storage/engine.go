@@ -7,10 +7,13 @@ import (
 	"io"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"epochkv/internal/pin"
 	"epochkv/internal/storage/keys"
 	"epochkv/internal/storage/memtable"
+	"epochkv/internal/storage/pager"
+	"epochkv/internal/storage/pager/rows"
 	"epochkv/internal/vfs"
 	"epochkv/internal/wal"
 )
@@ -35,12 +38,24 @@ type Engine struct {
 	frozenBytes   int64 // that frozen memtables may hold together
 	pruner        *pruner
 
+	pager *pager.Pager
+	rows  *rows.Store
+	pages *pages
+
 	view atomic.Pointer[view]
 
-	mu        sync.Mutex // guards rotation and the publication of views; taken by no fast path
-	spare     *memtable.Table
-	rotations atomic.Uint64
-	refused   atomic.Uint64 // writes turned away for lack of memory
+	mu    sync.Mutex    // guards rotation and the publication of views; taken by no fast path
+	room  chan struct{} // closed and replaced when a checkpoint has made room
+	spare *memtable.Table
+	due   chan struct{} // capacity 1: there is something to merge
+
+	checkpointing sync.Mutex   // one checkpoint at a time; taken before mu
+	retired       []retirement // what readers of older views may still stand on
+	retiredBytes  atomic.Int64
+
+	blocked  atomic.Pointer[error] // why checkpoints cannot make room at present: the disk is full
+	pace     atomic.Int64          // nanoseconds that a writer owes for each KiB, while checkpoints fall behind
+	counters counters
 }
 
 // Open opens or creates the store in o.Dir and recovers what its log holds.
@@ -56,6 +71,7 @@ func Open(o Options, registry *pin.Registry) (*Engine, Recovery, error) {
 	e := &Engine{
 		options: o, fs: o.FS, registry: registry, lock: lock, pruner: newPruner(),
 		memtableBytes: o.MemtableBytes, frozenBytes: o.MemoryBytes - o.CacheBytes - 2*o.SegmentBytes - o.MemtableBytes,
+		room: make(chan struct{}), due: make(chan struct{}, 1),
 	}
 	recovery, err := e.recover()
 	if err != nil {
@@ -70,17 +86,25 @@ func (e *Engine) Close() error {
 }
 
 // release frees memory and the lock file.
-func (e *Engine) release() error {
+func (e *Engine) release() (err error) {
 	if v := e.view.Load(); v != nil {
-		v.active.mem.Free()
+		e.freed(v.active.mem.Free())
 		for _, g := range v.frozen {
-			g.mem.Free()
+			e.freed(g.mem.Free())
+		}
+	}
+	for _, r := range e.retired {
+		for _, g := range r.generations {
+			e.freed(g.mem.Free())
 		}
 	}
 	if e.spare != nil {
-		e.spare.Free()
+		e.freed(e.spare.Free())
 	}
-	return e.lock.Close()
+	if e.pager != nil {
+		err = e.pager.Close()
+	}
+	return errors.Join(err, e.lock.Close())
 }
 
 // Err is nil, or why the engine takes no more writes. It wraps ErrFailed.
@@ -95,41 +119,130 @@ func (e *Engine) WaitDurable(ctx context.Context, epoch keys.Epoch) error {
 }
 
 // Advance replaces the full generation that w met, or waits for whoever does. bodyBytes is what the caller wants to write: a
-// larger record than a segment holds gets a segment of its own. Errors: ErrMemoryFull, vfs.ErrNoSpace, ErrFailed. The
-// generation stays sealed then, and the next call tries again.
+// larger record than a segment holds gets a segment of its own. While memory is full it waits for a checkpoint, up to
+// Options.StallMax. Errors: ErrMemoryFull, vfs.ErrNoSpace, ErrFailed. The generation stays sealed then, and the next call tries again.
 func (e *Engine) Advance(w *Writer, bodyBytes int) error {
+	var deadline <-chan time.Time
+	for {
+		room, err := e.advance(w.generation, bodyBytes)
+		if room == nil || err != nil {
+			return err
+		}
+		if deadline == nil {
+			e.counters.stalls.Add(1)
+			start := time.Now()
+			defer func() { e.counters.stallNanos.Add(uint64(time.Since(start))) }()
+			deadline = time.After(e.options.StallMax)
+		}
+		select {
+		case <-room:
+		case <-deadline:
+			e.counters.refused.Add(1)
+			return ErrMemoryFull
+		}
+	}
+}
+
+// advance does one attempt; a channel to wait on means that memory is full.
+func (e *Engine) advance(full *generation, bodyBytes int) (room <-chan struct{}, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	v := e.view.Load()
-	if v.active != w.generation || !v.active.sealed() {
-		return nil // somebody has done it, or is between crossing the end and writing it down
+	if v.active != full || !full.sealed() {
+		return nil, nil // somebody has done it, or is between crossing the end and writing it down
 	}
 	if err := e.log.Err(); err != nil {
-		return err
+		return nil, err
 	}
-	if e.frozenLocked(v) > e.frozenBytes {
-		e.refused.Add(1)
-		return ErrMemoryFull
+	if err := e.pager.Err(); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrFailed, err)
 	}
-	next, err := e.newGenerationLocked(keys.Epoch(v.active.end.Load()), bodyBytes)
+	if e.frozenBytesOf(v) > e.frozenBytes {
+		if blocked := e.blocked.Load(); blocked != nil {
+			return nil, *blocked
+		}
+		e.wakeCheckpoint()
+		return e.room, nil
+	}
+	next, err := e.newGenerationLocked(keys.Epoch(full.end.Load()), bodyBytes)
 	if err != nil {
-		return fmt.Errorf("rotate at epoch %d: %w", v.active.end.Load(), err)
+		return nil, fmt.Errorf("rotate at epoch %d: %w", full.end.Load(), err)
 	}
-	frozen := append([]*generation{v.active}, v.frozen...)
-	v.active.next.Store(next)
+	frozen := append([]*generation{full}, v.frozen...)
+	full.next.Store(next)
 	e.view.Store(&view{active: next, frozen: frozen, root: v.root})
-	e.rotations.Add(1)
-	return nil
+	e.counters.rotations.Add(1)
+	e.pressLocked(e.view.Load())
+	e.wakeCheckpoint()
+	return nil, nil
 }
 
-// frozenLocked is the memory that memtables would hold if the active one were frozen.
-func (e *Engine) frozenLocked(v *view) int64 {
-	total := int64(v.active.mem.Bytes())
+func (e *Engine) wakeCheckpoint() {
+	select {
+	case e.due <- struct{}{}:
+	default:
+	}
+}
+
+// Wake makes Due deliver.
+func (e *Engine) Wake() { e.wakeCheckpoint() }
+
+// Sealed is the last epoch of the newest frozen generation, or of the tree.
+func (e *Engine) Sealed() keys.Epoch {
+	if frozen := e.view.Load().frozen; len(frozen) > 0 {
+		return keys.Epoch(frozen[0].end.Load() - 1)
+	}
+	return e.pager.State().Epoch
+}
+
+// Due delivers when there is something to merge.
+func (e *Engine) Due() <-chan struct{} { return e.due }
+
+// Rotate seals the active generation if it holds anything, so that a checkpoint can take it.
+func (e *Engine) Rotate() error {
+	for {
+		v := e.view.Load()
+		if !v.active.sealed() && v.active.mem.Versions() == 0 {
+			return nil
+		}
+		if claim, outcome := v.active.segment.Seal(); outcome == wal.Crossed {
+			v.active.end.Store(uint64(claim.Epoch))
+		}
+		w := Writer{generation: v.active}
+		if err := e.Advance(&w, 0); err != nil {
+			return err
+		}
+		if e.view.Load().active != v.active {
+			return nil
+		}
+	}
+}
+
+// frozenBytesOf is the memory of tables that take no more writes, the active one included, which is about to be one of them.
+func (e *Engine) frozenBytesOf(v *view) int64 {
+	total := int64(v.active.mem.Bytes()) + e.retiredBytes.Load()
 	for _, g := range v.frozen {
 		total += int64(g.mem.Bytes())
 	}
 	return total
 }
+
+// pressLocked sets the writers' pace: none while less than half of the memory for frozen tables is used, then rising to
+// paceMax, so that writers slow down before they are stopped.
+func (e *Engine) pressLocked(v *view) {
+	used := e.retiredBytes.Load()
+	for _, g := range v.frozen {
+		used += int64(g.mem.Bytes())
+	}
+	half := e.frozenBytes / 2
+	e.pace.Store(max(0, used-half) * int64(paceMax) / max(half, 1))
+}
+
+// paceMax slows one writer to 10 MB/s when memory is nearly full, about what a checkpoint on a slow disk takes in.
+const paceMax = 100 * time.Microsecond
+
+// Pace is how long a writer should wait for each KiB that it has written, outside all locks.
+func (e *Engine) Pace() time.Duration { return time.Duration(e.pace.Load()) }
 
 func (e *Engine) newGenerationLocked(first keys.Epoch, bodyBytes int) (*generation, error) {
 	mem, err := e.newTable()
@@ -144,6 +257,33 @@ func (e *Engine) newGenerationLocked(first keys.Epoch, bodyBytes int) (*generati
 	return &generation{segment: segment, mem: mem, first: first}, nil
 }
 
+func (e *Engine) tableConfig() memtable.Config {
+	return memtable.Config{Bytes: int(e.memtableBytes), Prefix: []byte{byte(keys.SpaceUser)}, CrowdedAt: crowdedAt}
+}
+
+// newTable makes a memtable, in the memory of an old one if there is one: pages that are mapped need not be cleared by the kernel.
 func (e *Engine) newTable() (*memtable.Table, error) {
-	return memtable.New(memtable.Config{Bytes: int(e.memtableBytes), Prefix: []byte{byte(keys.SpaceUser)}, CrowdedAt: crowdedAt})
+	if spare := e.spare; spare != nil {
+		e.spare = nil
+		return spare.Renew(e.tableConfig())
+	}
+	return memtable.New(e.tableConfig())
+}
+
+// keepOrFree takes a table that nobody can reach any more.
+func (e *Engine) keepOrFree(t *memtable.Table) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.spare == nil {
+		e.spare = t
+		return
+	}
+	e.freed(t.Free())
+}
+
+// freed looks at what unmapping said. It cannot fail for a mapping of ours; if it did, memory would be lost and nothing else.
+func (e *Engine) freed(err error) {
+	if err != nil {
+		e.counters.leaks.Add(1)
+	}
 }

@@ -1,11 +1,17 @@
 package storage
 
-import "epochkv/internal/vfs"
+import (
+	"runtime"
+	"time"
+
+	"epochkv/internal/vfs"
+)
 
 const (
 	defaultPageSize    = 8192
 	defaultMemoryBytes = 1 << 30
 	memtableBytesMax   = 64 << 20
+	defaultStallMax    = 10 * time.Second
 )
 
 func (o *Options) setDefaults() {
@@ -23,6 +29,12 @@ func (o *Options) setDefaults() {
 	}
 	if o.MemtableBytes == 0 {
 		o.MemtableBytes = min(memtableBytesMax, o.MemoryBytes/16)
+	}
+	if o.StallMax == 0 {
+		o.StallMax = defaultStallMax
+	}
+	if o.CheckpointWorkers == 0 {
+		o.CheckpointWorkers = max(1, runtime.GOMAXPROCS(0)/2)
 	}
 	if o.SegmentBytes == 0 {
 		// A record is a little smaller than the node it becomes, so this fills segment and memtable together.

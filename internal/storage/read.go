@@ -3,12 +3,11 @@ package storage
 import (
 	"bytes"
 
+	"epochkv/internal/storage/btree"
 	"epochkv/internal/storage/keys"
 	"epochkv/internal/storage/memtable"
+	"epochkv/internal/storage/page"
 )
-
-// root is the tree's root. There is no tree yet: everything lives in memtables.
-type root struct{}
 
 func fromMemtable(v memtable.Version) Version {
 	return Version{Epoch: v.Epoch, Kind: v.Kind, Sync: v.Sync, value: v.Value}
@@ -26,7 +25,15 @@ func (e *Engine) Get(key []byte, at keys.Epoch) (Version, bool, error) {
 			return fromMemtable(found), true, nil
 		}
 	}
-	return Version{}, false, nil
+	found, ok, err := btree.Get(e.pages, v.root, key, at)
+	if err != nil {
+		return Version{}, false, e.damage(err, v.root, key)
+	}
+	return fromTree(&found), ok, nil
+}
+
+func fromTree(v *btree.Version) Version {
+	return Version{Epoch: v.Epoch, Kind: v.Kind, large: v.Large, value: v.Value}
 }
 
 // Newest returns the newest version of key whatever its epoch. It is stable while the caller holds the key's latch.
@@ -58,7 +65,14 @@ func (e *Engine) KeyChangedInMemory(p Pinned, key []byte, after, before keys.Epo
 
 // AppendValue appends v's value to dst. It may read pages.
 func (e *Engine) AppendValue(dst []byte, v Version) ([]byte, error) {
-	return append(dst, v.value...), nil
+	if !v.large {
+		return append(dst, v.value...), nil
+	}
+	dst, err := e.rows.Append(dst, page.Ref(v.value), e.pages)
+	if err != nil {
+		return dst, e.damage(err, btree.Root{}, nil)
+	}
+	return dst, nil
 }
 
 // Pinned is the state that one validation looks at, twice. It is valid inside the slot's protection under which it was taken.
@@ -70,8 +84,14 @@ func (e *Engine) Pin() Pinned { return Pinned{e.view.Load()} }
 // ChangedSince returns an epoch after the given one at which some key in [lower, upper) got a version, if there is one. It looks
 // at memtables and tree.
 func (e *Engine) ChangedSince(p Pinned, lower, upper []byte, after keys.Epoch) (keys.Epoch, bool, error) {
-	epoch, changed := e.ChangedInMemory(p, lower, upper, after, keys.MaxEpoch)
-	return epoch, changed, nil
+	if epoch, changed := e.ChangedInMemory(p, lower, upper, after, keys.MaxEpoch); changed {
+		return epoch, true, nil
+	}
+	changed, err := btree.ChangedSince(e.pages, p.view.root, lower, upper, after)
+	if err != nil {
+		return 0, false, e.damage(err, p.view.root, lower)
+	}
+	return e.pager.State().Epoch, changed, nil // what is in the tree is visible long since
 }
 
 // ChangedInMemory is ChangedSince for epochs in (after, before), over the pinned memtables and those that followed them.

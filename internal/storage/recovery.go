@@ -3,10 +3,14 @@ package storage
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 
 	"epochkv/internal/storage/batch"
+	"epochkv/internal/storage/btree"
 	"epochkv/internal/storage/keys"
 	"epochkv/internal/storage/memtable"
+	"epochkv/internal/storage/pager"
+	"epochkv/internal/storage/pager/rows"
 	"epochkv/internal/wal"
 )
 
@@ -14,8 +18,12 @@ import (
 //
 // Replay installs in log order, which is epoch order, so that two writers of one key end as they did before the crash.
 func (e *Engine) recover() (Recovery, error) {
+	if err := e.openTree(); err != nil {
+		return Recovery{}, err
+	}
+	state := e.pager.State()
 	r := replayer{engine: e}
-	found, err := wal.Replay(e.fs, e.options.Dir, 0, r.apply)
+	found, err := wal.Replay(e.fs, e.options.Dir, state.Epoch, r.apply)
 	if err != nil {
 		return Recovery{}, errors.Join(translate(err), r.free())
 	}
@@ -34,12 +42,38 @@ func (e *Engine) recover() (Recovery, error) {
 	if err != nil {
 		return recovery, errors.Join(err, e.log.Close(), r.free())
 	}
-	v := &view{active: active}
+	v := &view{active: active, root: rootOf(state)}
 	for i := len(r.filled) - 1; i >= 0; i-- {
 		v.frozen = append(v.frozen, r.filled[i])
 	}
 	e.view.Store(v)
+	if len(v.frozen) > 0 {
+		e.wakeCheckpoint()
+	}
 	return recovery, nil
+}
+
+// openTree opens the data file, or creates it.
+func (e *Engine) openTree() error {
+	e.pages = new(pages)
+	options := pager.Options{PageSize: e.options.PageSize, OnFree: e.pages.forget}
+	p, err := pager.Open(e.fs, e.options.dataPath(), options)
+	if errors.Is(err, fs.ErrNotExist) {
+		p, err = pager.Create(e.fs, e.options.dataPath(), options)
+	}
+	if err != nil {
+		return translate(err)
+	}
+	e.pager, e.pages.pager = p, p
+	e.rows, err = rows.Open(p)
+	return translate(err)
+}
+
+func rootOf(s pager.State) btree.Root {
+	if s.Root == 0 {
+		return btree.Root{}
+	}
+	return btree.Root{ID: s.Root, Level: int(s.Height) - 1}
 }
 
 // translate turns the log's errors into the engine's.
@@ -47,7 +81,10 @@ func translate(err error) error {
 	if damage, ok := errors.AsType[*wal.CorruptionError](err); ok {
 		return &CorruptionError{File: damage.File, Offset: damage.Offset, Reason: damage.Reason, Remedy: damage.Remedy}
 	}
-	if errors.Is(err, wal.ErrVersion) {
+	if damage, ok := errors.AsType[*pager.CorruptError](err); ok {
+		return &CorruptionError{File: damage.File, Offset: damage.Offset, Reason: damage.Reason, Remedy: pageRemedy}
+	}
+	if errors.Is(err, wal.ErrVersion) || errors.Is(err, pager.ErrNewerFormat) {
 		return fmt.Errorf("%w: %w", ErrNewerFormat, err)
 	}
 	return err

@@ -1,7 +1,11 @@
 package storage
 
 import (
+	"time"
+
 	"epochkv/internal/storage/keys"
+	"epochkv/internal/storage/pager"
+	"epochkv/internal/storage/pager/rows"
 	"epochkv/internal/wal"
 )
 
@@ -17,8 +21,30 @@ type Stats struct {
 	Generations   []GenerationStats // oldest first; the last one is active
 	Rotations     uint64
 	Refused       uint64 // writes turned away for lack of memory
+	Stalls        uint64 // writes that waited for a checkpoint to make room
+	StallTime     time.Duration
+	Pace          time.Duration // what writers wait for each KiB at present
 	Log           wal.Stats
+	Tree          TreeStats
+	Pages         pager.Stats
+	Rows          rows.Stats
 	Pruning       PruneStats
+}
+
+// TreeStats describes the tree and the checkpoints that built it.
+type TreeStats struct {
+	Epoch             keys.Epoch // every commit up to it is in the tree
+	Height            int
+	Entries           uint64 // live keys
+	EntryBytes        uint64 // of all versions
+	Checkpoint        uint64 // number of the newest state
+	Checkpoints       uint64 // since Open
+	CheckpointTime    time.Duration
+	LeafPages         uint64 // written since Open
+	InnerPages        uint64
+	VersionsDropped   uint64
+	TombstonesDropped uint64
+	Damaged           uint64 // reads that met a damaged page
 }
 
 // PruneStats counts the garbage collection of versions in memtables since Open.
@@ -43,7 +69,9 @@ func (e *Engine) Stats() Stats {
 	v := e.view.Load()
 	s := Stats{
 		Dir: e.options.Dir, PageSize: e.options.PageSize, MemoryBudget: e.options.MemoryBytes, CacheBytes: e.options.CacheBytes,
-		Rotations: e.rotations.Load(), Refused: e.refused.Load(), Log: e.log.Stats(), DiskFree: -1,
+		Rotations: e.counters.rotations.Load(), Refused: e.counters.refused.Load(), Log: e.log.Stats(), DiskFree: -1,
+		Stalls: e.counters.stalls.Load(), StallTime: time.Duration(e.counters.stallNanos.Load()), Pace: e.Pace(),
+		Tree: e.treeStats(), Pages: e.pager.Stats(), Rows: e.rows.Stats(),
 		Pruning: PruneStats{
 			Queued: e.pruner.queued.Load(), Dropped: e.pruner.dropped.Load(), Helped: e.pruner.helped.Load(),
 			Pruned: e.pruner.pruned.Load(), Recycled: e.pruner.recycled.Load(),
@@ -60,6 +88,16 @@ func (e *Engine) Stats() Stats {
 		s.MemtableBytes += g.MemtableBytes
 	}
 	return s
+}
+
+func (e *Engine) treeStats() TreeStats {
+	state, c := e.pager.State(), &e.counters
+	return TreeStats{
+		Epoch: state.Epoch, Height: int(state.Height), Entries: state.Entries, EntryBytes: state.EntryBytes,
+		Checkpoint: e.pager.Checkpoint(), Checkpoints: c.checkpoints.Load(), CheckpointTime: time.Duration(c.checkpointNanos.Load()),
+		LeafPages: c.leafPages.Load(), InnerPages: c.innerPages.Load(),
+		VersionsDropped: c.versionsDropped.Load(), TombstonesDropped: c.tombstonesDropped.Load(), Damaged: c.damaged.Load(),
+	}
 }
 
 func (g *generation) stats() GenerationStats {

@@ -4,6 +4,7 @@ package storage
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"epochkv/internal/storage/keys"
 	"epochkv/internal/vfs"
@@ -19,6 +20,9 @@ type Options struct {
 	MemtableBytes int64  // of one generation; derived
 	SegmentBytes  int64  // of one log segment; derived
 	SerialAppend  bool   // one mutex over append and insert: the benchmark's baseline
+
+	CheckpointWorkers int           // goroutines that merge; half the processors
+	StallMax          time.Duration // how long a write waits for memory before it is refused; 10 s
 }
 
 // Recovery tells what opening a store found and did.

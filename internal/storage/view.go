@@ -1,6 +1,9 @@
 package storage
 
-import "epochkv/internal/storage/keys"
+import (
+	"epochkv/internal/storage/btree"
+	"epochkv/internal/storage/keys"
+)
 
 // view is what a reader uses, immutable: the active generation, the frozen ones (newest first), and the tree's root. A reader
 // loads it inside its slot's protection; whoever replaces it retires what it no longer names.
@@ -9,13 +12,14 @@ import "epochkv/internal/storage/keys"
 type view struct {
 	active *generation
 	frozen []*generation
-	root   root
+	root   btree.Root
 }
 
 // Version is what one commit did to a key. Its value lies in the engine and lives as long as the slot's protection.
 type Version struct {
 	Epoch keys.Epoch
 	Kind  keys.Kind
-	Sync  bool // written by a SYNC commit that recovery has not yet made durable by definition
+	Sync  bool // written by a SYNC commit, and still in a memtable; what is in the tree is durable
+	large bool // value is a reference into the row store
 	value []byte
 }

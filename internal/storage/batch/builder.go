@@ -28,6 +28,7 @@ type Builder struct {
 	marks    []mark // one per operation, in the same order until Finish sorts them
 	sorted   []byte // the sorted body, when buf is not already
 	unsorted bool
+	valueMax int // longest value added
 }
 
 // mark locates an operation in buf.
@@ -43,6 +44,7 @@ func (b *Builder) Reset() {
 		b.sorted = nil
 	}
 	b.buf, b.marks, b.sorted, b.unsorted = b.buf[:0], b.marks[:0], b.sorted[:0], false
+	b.valueMax = 0
 }
 
 // Set adds "user key in space s becomes value". Key and value are copied.
@@ -76,7 +78,11 @@ func (b *Builder) add(kind keys.Kind, s keys.Space, user, value []byte) {
 		b.unsorted = bytes.Compare(b.key(b.marks[n-1]), b.key(m)) >= 0
 	}
 	b.marks = append(b.marks, m)
+	b.valueMax = max(b.valueMax, len(value))
 }
+
+// ValueBytesMax is the length of the longest value added.
+func (b *Builder) ValueBytesMax() int { return b.valueMax }
 
 func (b *Builder) key(m mark) []byte { return b.buf[m.keyStart:m.keyEnd] }
 

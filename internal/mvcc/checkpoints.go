@@ -1,0 +1,64 @@
+package mvcc
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"epochkv/internal/storage"
+	"epochkv/internal/storage/keys"
+	"epochkv/internal/vfs"
+)
+
+// checkpointRetry is how long a checkpoint that met a full disk waits before the next attempt.
+const checkpointRetry = time.Second
+
+// runCheckpoints merges frozen generations into the tree when there are any, and whatever there is at an interval.
+func (s *Store) runCheckpoints(ctx context.Context) {
+	interval := time.NewTicker(s.checkpointInterval)
+	defer interval.Stop()
+	for {
+		var err error
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.engine.Due():
+			err = s.mergeFrozen(ctx)
+		case <-interval.C:
+			err = s.Checkpoint(ctx)
+		}
+		if errors.Is(err, vfs.ErrNoSpace) {
+			// The state is as it was; the memtables hold everything, and so does the log.
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(checkpointRetry):
+				s.engine.Wake()
+			}
+		}
+	}
+}
+
+// Checkpoint merges everything committed so far into the tree and returns when it is durable there.
+func (s *Store) Checkpoint(ctx context.Context) error {
+	if err := s.engine.Rotate(); err != nil {
+		return err
+	}
+	return s.mergeFrozen(ctx)
+}
+
+// mergeFrozen waits until the frozen generations are complete and merges them.
+func (s *Store) mergeFrozen(ctx context.Context) error {
+	if err := s.horizon.waitContext(ctx, s.engine.Sealed()); err != nil {
+		return err
+	}
+	return s.engine.Checkpoint(ctx, storage.Horizon{Visible: s.Visible(), Live: s.collector.horizon()})
+}
+
+// horizon returns fresh epochs that versions must be kept for, in a slice of its own.
+func (c *collector) horizon() []keys.Epoch {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.refresh(time.Now())
+	return append([]keys.Epoch(nil), c.live...)
+}

@@ -1,0 +1,186 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"epochkv/internal/storage/btree"
+	"epochkv/internal/storage/keys"
+	"epochkv/internal/storage/page"
+	"epochkv/internal/storage/pager"
+	"epochkv/internal/vfs"
+)
+
+// relocatePagesMax is how many pages near the end of the file a checkpoint moves down: about a millisecond of work, so that
+// the file shrinks without anybody noticing.
+const relocatePagesMax = 64
+
+// smallTreePages is the tree size below which its own separators divide a merge too coarsely.
+const smallTreePages = 256
+
+// Horizon is what a checkpoint may assume about readers. Values go down: the engine asks nobody.
+type Horizon struct {
+	Visible keys.Epoch   // every commit up to it is installed
+	Live    []keys.Epoch // ascending: live snapshots, then the least epoch that a new snapshot can get
+}
+
+// Checkpoint merges every frozen generation that is complete into the tree and makes the new root durable, in this order: log,
+// data pages, sync, superblock, sync, publish, recycle. It returns without doing anything if there is nothing to merge. Checkpoints come
+// one at a time. A cancelled context or a full disk leaves the old state; any other error is final.
+func (e *Engine) Checkpoint(ctx context.Context, h Horizon) error {
+	e.checkpointing.Lock()
+	defer e.checkpointing.Unlock()
+	e.reclaim()
+	merging := e.complete(h.Visible)
+	if len(merging) == 0 && !e.shrinkable() {
+		return nil
+	}
+	start := time.Now()
+	if err := e.mergeInto(ctx, merging, h); err != nil {
+		err = fmt.Errorf("checkpoint: %w", err)
+		if errors.Is(err, vfs.ErrNoSpace) {
+			e.blocked.Store(&err)
+		}
+		return err
+	}
+	e.blocked.Store(nil)
+	e.counters.checkpoints.Add(1)
+	e.counters.checkpointNanos.Add(uint64(time.Since(start)))
+	return nil
+}
+
+// complete returns the frozen generations in which every epoch is installed, newest first. They are always the oldest ones.
+func (e *Engine) complete(visible keys.Epoch) []*generation {
+	frozen := e.view.Load().frozen
+	for len(frozen) > 0 && frozen[0].end.Load() > uint64(visible)+1 {
+		frozen = frozen[1:]
+	}
+	e.pruner.quiesce()
+	return frozen
+}
+
+func (e *Engine) mergeInto(ctx context.Context, merging []*generation, h Horizon) error {
+	v := e.view.Load()
+	cut := keys.Epoch(e.pager.State().Epoch)
+	if len(merging) > 0 {
+		cut = keys.Epoch(merging[0].end.Load() - 1)
+	}
+	// What the tree holds must not be ahead of the log: a crash would otherwise leave epochs that recovery cannot number.
+	if err := e.log.WaitDurable(ctx, cut); err != nil {
+		return err
+	}
+	ck, err := e.pager.Begin()
+	if err != nil {
+		return err
+	}
+	result, err := e.build(ctx, ck, v.root, merging, h)
+	if err != nil {
+		ck.Abort()
+		return err
+	}
+	state := e.pager.State()
+	state.Epoch, state.Root, state.Height = cut, result.Root.ID, uint32(result.Root.Level+1)
+	if result.Root.Empty() {
+		state.Height = 0
+	}
+	state.Entries = uint64(int64(state.Entries) + result.Stats.Keys)
+	state.EntryBytes = uint64(int64(state.EntryBytes) + result.Stats.Bytes)
+	if err := ck.Commit(ctx, state); err != nil {
+		return err
+	}
+	e.counters.merged(&result.Stats)
+	return e.publish(ck.Number(), result.Root, merging, cut)
+}
+
+// build writes the pages of the new state.
+func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Root, merging []*generation, h Horizon) (*btree.Result, error) {
+	limit := ck.Tail(relocatePagesMax)
+	batch, sink := e.rows.Begin(ck), ck.Sink()
+	in := &btree.MergeInput{
+		Base: base, Checkpoint: ck.Number(), PageSize: e.pager.PageSize(),
+		Policy:  btree.Policy{MinVisible: h.Live[0], Live: h.Live},
+		Input:   func() btree.Input { return newMemInput(merging) },
+		Source:  func() btree.Source { return e.pages.private() },
+		Sink:    sink,
+		Values:  values{batch},
+		Workers: e.options.CheckpointWorkers,
+	}
+	if limit > 0 {
+		in.Relocate = btree.Relocation{From: limit, Max: relocatePagesMax}
+	}
+	if len(merging) > 0 && e.pager.Stats().Live < smallTreePages {
+		in.Cuts = sample(merging)
+	}
+	result, err := btree.Merge(ctx, in)
+	if err != nil {
+		return nil, err
+	}
+	if err := sink.Flush(); err != nil {
+		return nil, err
+	}
+	ck.Free(result.Freed...)
+	return result, batch.Finish(limit)
+}
+
+// publish lets readers see the new root and gives back what the old state needed, once nobody stands on it any more.
+func (e *Engine) publish(number uint64, root btree.Root, merged []*generation, cut keys.Epoch) error {
+	e.mu.Lock()
+	v := e.view.Load()
+	frozen := v.frozen[: len(v.frozen)-len(merged) : len(v.frozen)-len(merged)]
+	e.view.Store(&view{active: v.active, frozen: frozen, root: root})
+	e.mu.Unlock()
+
+	for _, g := range merged {
+		e.retiredBytes.Add(int64(g.mem.Bytes()))
+	}
+	e.retired = append(e.retired, retirement{tick: e.registry.Retire(), checkpoint: number, generations: merged})
+	e.reclaim()
+	return errors.Join(e.log.TruncateBefore(cut+1), e.pager.Shrink())
+}
+
+// retirement is what a checkpoint made superfluous, waiting for the readers of older views.
+type retirement struct {
+	tick        uint64
+	checkpoint  uint64
+	generations []*generation
+}
+
+// reclaim frees the memtables and releases the pages that no reader can reach any more. The checkpointing mutex is held.
+func (e *Engine) reclaim() {
+	oldest := e.registry.OldestTick()
+	for len(e.retired) > 0 && e.retired[0].tick < oldest {
+		r := e.retired[0]
+		e.retired = e.retired[1:]
+		e.pager.ReleaseThrough(r.checkpoint)
+		for _, g := range r.generations {
+			e.retiredBytes.Add(-int64(g.mem.Bytes()))
+			e.keepOrFree(g.mem)
+		}
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.pressLocked(e.view.Load())
+	close(e.room)
+	e.room = make(chan struct{})
+}
+
+// shrinkable reports whether an empty checkpoint would let the file shrink.
+func (e *Engine) shrinkable() bool {
+	s := e.pager.Stats()
+	return s.Free > 2*s.Live+relocatePagesMax
+}
+
+// values lets a merge keep large values in the row store.
+type values struct{ batch valueBatch }
+
+// valueBatch is the part of rows.Batch that a merge needs.
+type valueBatch interface {
+	Place(value []byte) (page.Ref, error)
+	Drop(ref page.Ref) error
+}
+
+func (v values) Place(value []byte) (page.Ref, error) { return v.batch.Place(value) }
+func (v values) Keep(ref page.Ref) (page.Ref, error)  { return ref, nil } // rows move under their id
+func (v values) Drop(ref page.Ref) error              { return v.batch.Drop(ref) }

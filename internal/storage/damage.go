@@ -1,0 +1,57 @@
+package storage
+
+import (
+	"bytes"
+	"errors"
+
+	"epochkv/internal/storage/btree"
+	"epochkv/internal/storage/keys"
+	"epochkv/internal/storage/page"
+	"epochkv/internal/storage/pager"
+)
+
+const pageRemedy = "run kvctl verify for the extent; restore a backup, or take out what is readable with kvctl salvage"
+
+// damage turns a damaged page into the engine's error, with the range of keys that it may hide if it was met on the way to
+// key. Other errors pass.
+func (e *Engine) damage(err error, root btree.Root, key []byte) error {
+	found, ok := errors.AsType[*pager.CorruptError](err)
+	if !ok {
+		return err
+	}
+	e.counters.damaged.Add(1)
+	out := &CorruptionError{File: found.File, Offset: found.Offset, Reason: found.Reason, Remedy: pageRemedy}
+	if key != nil {
+		out.KeyLower, out.KeyUpper = e.rangeOf(root, key, found.Page)
+	}
+	return out
+}
+
+// rangeOf descends towards key until it meets page bad, and returns the client keys between which that page stands; nil where there
+// is no bound.
+func (e *Engine) rangeOf(root btree.Root, key []byte, bad page.ID) (lower, upper []byte) {
+	id := root.ID
+	for level := root.Level; level > 0 && id != bad; level-- {
+		p, err := e.pages.Page(id, level)
+		if err != nil || !page.IsTree(p, level) {
+			break
+		}
+		node := page.Inner(p)
+		i := node.Search(key, page.NoTrailer)
+		if i > 0 {
+			lower = userBound(node.Separator(nil, i).Key)
+		}
+		if i+1 < node.Count() {
+			upper = userBound(node.Separator(nil, i+1).Key)
+		}
+		id = node.Child(i)
+	}
+	return lower, upper
+}
+
+func userBound(separator []byte) []byte {
+	if len(separator) == 0 || keys.SpaceOf(separator) != keys.SpaceUser {
+		return nil
+	}
+	return bytes.Clone(keys.User(separator))
+}
