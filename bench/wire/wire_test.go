@@ -34,4 +34,13 @@ func TestEveryScenarioRunsAndVerifies(t *testing.T) {
 	if len(outcomes) != len(scenarios) {
 		t.Fatalf("%d of %d scenarios ran", len(outcomes), len(scenarios))
 	}
+	for _, o := range outcomes {
+		for _, series := range o.Series {
+			for _, p := range series.Points {
+				last := p.Samples[len(p.Samples)-1]
+				t.Logf("%-20s %s=%-3d %-8s median %9.0f %s/s, last round %6.0f ns of CPU and %5.1f allocations each",
+					o.Name, o.Axis, p.At, series.Arm, p.Rate.Median, o.Unit, last.CPUPerOp, last.AllocsPerOp)
+			}
+		}
+	}
 }
