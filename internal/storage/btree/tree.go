@@ -51,7 +51,8 @@ func fetch(src Source, id page.ID, level int) ([]byte, error) {
 }
 
 func misleveled(p []byte, id page.ID, level int) error {
-	return fmt.Errorf("%w: page %d is of type %d where level %d belongs", ErrStructure, id, page.ReadHeader(p).Type, level)
+	return fmt.Errorf("%w: page %d has type %d and level %d, where level %d belongs",
+		ErrStructure, id, page.ReadHeader(p).Type, page.Inner(p).Level(), level)
 }
 
 // leafFor descends to the leaf that holds (key, t), or would.

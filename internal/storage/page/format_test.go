@@ -1,0 +1,154 @@
+package page
+
+import (
+	"bytes"
+	"encoding/hex"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"epochkv/internal/storage/keys"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files; a format change needs docs/formats.md and a version decision too")
+
+// goldenPages are small pages that use every part of the format.
+func goldenPages() map[string][]byte {
+	at := func(e keys.Epoch) keys.Trailer { return keys.MakeTrailer(e, keys.KindSet) }
+	leaf := make([]byte, 512)
+	BuildLeaf(leaf, 7, []Entry{
+		{Key: []byte("\x10user/1"), Trailer: at(9), Value: []byte("new")},
+		{Key: []byte("\x10user/1"), Trailer: at(4), Value: []byte("old"), Same: true},
+		{Key: []byte("\x10user/22"), Trailer: keys.MakeTrailer(5, keys.KindDelete)},
+		{Key: []byte("\x10user/a longer key"), Trailer: at(3), Value: bytes.Repeat([]byte{0xab}, RefSize), Large: true},
+	})
+	SetID(leaf, 0x1234)
+	inner := make([]byte, 512)
+	BuildInner(inner, 8, 2, []Child{
+		{ID: 10, Newest: 5},
+		{ID: 11, Newest: 9, Separator: Separator{Key: []byte("\x10m"), Trailer: NoTrailer}},
+		{ID: 12, Newest: 2, Separator: Separator{Key: []byte("\x10m"), Trailer: at(4) - 1}},
+		{ID: 0x1234567890, Newest: 0, Separator: Separator{Key: []byte("\x10zebra"), Trailer: NoTrailer}},
+	})
+	SetID(inner, 0x5678)
+	return map[string][]byte{"leaf": leaf, "inner": inner}
+}
+
+// TestFormatIsWhatTheGoldenFilesSay compares pages byte for byte with those of earlier programs, and reads those.
+func TestFormatIsWhatTheGoldenFilesSay(t *testing.T) {
+	for name, p := range goldenPages() {
+		path := filepath.Join("testdata", name+".golden")
+		if *update {
+			if err := os.WriteFile(path, []byte(hex.Dump(p)), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := hex.Dump(p); got != string(want) {
+			t.Errorf("%s differs from %s:\n%s", name, path, got)
+		}
+		old := undump(t, string(want))
+		if err := errors.Join(Check(old, ReadHeader(old).ID), Verify(old)); err != nil {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+}
+
+// undump reads a hex dump back.
+func undump(t *testing.T, dump string) (out []byte) {
+	t.Helper()
+	for line := range strings.Lines(dump) {
+		b, err := hex.DecodeString(strings.ReplaceAll(line[10:58], " ", ""))
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, b...)
+	}
+	return out
+}
+
+// TestFingerprintsNeverChange pins the hash that leaves store.
+func TestFingerprintsNeverChange(t *testing.T) {
+	var got []byte
+	for _, k := range []string{"", "a", "ab", "1234567", "12345678", "123456789", "1234567812345678", "12345678123456789"} {
+		got = append(got, Fingerprint([]byte(k)))
+	}
+	if want := "00a9a35b46ac06f1"; hex.EncodeToString(got) != want {
+		t.Fatalf("fingerprints %x, want %s", got, want)
+	}
+}
+
+// TestRefusalsSayWhy breaks a page in ways that have different remedies.
+func TestRefusalsSayWhy(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		spoil func(p []byte)
+		want  error
+		text  string
+	}{
+		{"flipped bit", func(p []byte) { p[300] ^= 4 }, ErrChecksum, "computed"},
+		{"other id", func(p []byte) { SetID(p, 99) }, ErrMisplaced, "page 99 stands in the place of page 4660"},
+		{"newer version", func(p []byte) { p[offVersion] = 2; Seal(p) }, ErrUnknown, "version 2"},
+		{"compression flag", func(p []byte) { p[offFlags] = 1; Seal(p) }, ErrUnknown, "flags 0x0001"},
+		{"unknown type", func(p []byte) { p[offType] = 77; Seal(p) }, ErrUnknown, "type 77"},
+		{"no tree page", func(p []byte) { p[offType] = byte(TypeMap); Seal(p) }, ErrUnknown, "type 4"},
+		{"reserved byte", func(p []byte) { p[50] = 1; Seal(p) }, ErrMalformed, "reserved"},
+		{"too many entries", func(p []byte) { p[offCount+1] = 0xff; Seal(p) }, ErrMalformed, "do not fit"},
+		{"none", func(p []byte) { p[offCount] = 0; Seal(p) }, ErrMalformed, "empty"},
+		{"fingerprint", func(p []byte) { p[treeHeaderSize] ^= 1; Seal(p) }, ErrMalformed, "fingerprint of entry 0"},
+		{"newest epoch", func(p []byte) { p[offNewest] = 8; Seal(p) }, ErrMalformed, "has epoch 9"},
+		{"metadata", func(p []byte) { p[entryAt(p, 0)+9] |= 0x80; Seal(p) }, ErrUnknown, "metadata"},
+		{"kind", func(p []byte) { p[entryAt(p, 0)] = byte(keys.KindSetExpiry); Seal(p) }, ErrUnknown, "kind 32"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := goldenPages()["leaf"]
+			c.spoil(p)
+			err := Check(p, 0x1234)
+			if err == nil {
+				err = Verify(p)
+			}
+			if !errors.Is(err, c.want) || !strings.Contains(fmt.Sprint(err), c.text) {
+				t.Fatalf("%v, want %v with %q", err, c.want, c.text)
+			}
+		})
+	}
+}
+
+// entryAt is where entry i begins.
+func entryAt(p Leaf, i int) int {
+	v := p.View()
+	suffix, _, _, _ := v.At(i)
+	return p.ValueOffset(i) - len(suffix) - entryHeader
+}
+
+// TestSizesArePredictedExactly fills pages to the last byte that LeafSize and InnerSize allow.
+func TestSizesArePredictedExactly(t *testing.T) {
+	for n := 1; n < 40; n++ {
+		var sum LeafSize
+		var entries []Entry
+		for i := range n {
+			e := Entry{Key: fmt.Appendf(nil, "shared/%03d", i), Value: []byte("v"), Trailer: keys.MakeTrailer(1, keys.KindSet)}
+			with := sum.With(&e)
+			sum.Add(&e)
+			if sum.Bytes() != with {
+				t.Fatalf("With says %d, Bytes %d", with, sum.Bytes())
+			}
+			entries = append(entries, e)
+		}
+		if sum.Bytes() > 4096 {
+			break
+		}
+		p := Leaf(make([]byte, 4096))
+		BuildLeaf(p, 1, entries)
+		if p.Used() != sum.Bytes() {
+			t.Fatalf("%d entries use %d bytes, %d were predicted", n, p.Used(), sum.Bytes())
+		}
+	}
+}
