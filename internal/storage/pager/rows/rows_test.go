@@ -283,3 +283,14 @@ func TestVectorsAreNotMixedUp(t *testing.T) {
 		t.Fatalf("the row table loaded as the map: %v", err)
 	}
 }
+
+// TestWrongAccountsStopTheBatch: a page whose live rows are not what was counted is not given up.
+func TestWrongAccountsStopTheBatch(t *testing.T) {
+	b := mustCreate(t, vfs.NewMem(), 512)
+	must(t, b.checkpoint(change{0: value(0, 0, 140)}))
+	at := b.s.table.at(0).page()
+	b.s.fill.put(at, uint16(b.s.fill.of(at)+20))
+	if err := b.checkpoint(change{1: value(1, 0, 140)}); !errors.Is(err, pager.ErrCorrupt) {
+		t.Fatal(err)
+	}
+}

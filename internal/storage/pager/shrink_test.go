@@ -1,0 +1,123 @@
+package pager
+
+import (
+	"context"
+	"encoding/binary"
+	"testing"
+
+	"epochkv/internal/storage/page"
+	"epochkv/internal/vfs"
+)
+
+// fillPages writes n pages and commits; the last of them is the root, the others are only live.
+func fillPages(t *testing.T, p *Pager, n int, free ...page.ID) (ids []page.ID) {
+	t.Helper()
+	ck, err := p.Begin()
+	must(t, err)
+	ck.Free(free...)
+	ck.Tail(100)
+	w := ck.Writer()
+	for len(ids) < n {
+		id := ck.AllocExtent(1).First
+		buf, err := w.Page(id)
+		must(t, err)
+		page.PutHeader(buf, page.Header{Type: page.TypeLeaf, ID: id, Checkpoint: ck.Number()})
+		page.Seal(buf)
+		ids = append(ids, id)
+	}
+	must(t, w.Flush())
+	must(t, ck.Commit(context.Background(), State{Root: ids[n-1]}))
+	return ids
+}
+
+// TestMapPagesMoveDown: pages of the map that no change touches leave the end of the file, too.
+func TestMapPagesMoveDown(t *testing.T) {
+	p, err := Create(vfs.NewMem(), toyFile, Options{PageSize: 512})
+	must(t, err)
+	ids := fillPages(t, p, 24_000) // seven leaves of the map, which lie behind
+	root := fillPages(t, p, 1, ids[8000:]...)
+	for range 3 {
+		p.ReleaseThrough(p.Checkpoint())
+		root = fillPages(t, p, 1, root...)
+	}
+	if s := p.Stats(); s.PageCount > 8200 {
+		t.Fatalf("%+v", s)
+	}
+	p.ReleaseThrough(p.Checkpoint())
+	must(t, p.Shrink())
+	if s := p.Stats(); s.FileBytes > 12_000*512 {
+		t.Fatalf("%+v", s)
+	}
+}
+
+// TestLastBytesOfADiskAreUsed: where a whole step does not fit, the file grows by what is needed.
+func TestLastBytesOfADiskAreUsed(t *testing.T) {
+	mem := vfs.NewMem()
+	p, err := Create(mem, toyFile, Options{PageSize: 512})
+	must(t, err)
+	fillPages(t, p, 30)
+	size := p.Stats().FileBytes
+	mem.SetCapacity((size+4095)/4096*4096 + 4096)
+	fillPages(t, p, int(size)/512-int(p.Stats().PageCount)+2) // with its map page it needs three pages more than there are
+	if got := p.Stats().FileBytes; got <= size || got > size+4096+512 {
+		t.Fatalf("the file went from %d to %d bytes", size, got)
+	}
+}
+
+// TestFileDoesNotBreathe: a store whose size swings by less than a step cuts nothing.
+func TestFileDoesNotBreathe(t *testing.T) {
+	p, err := Create(vfs.NewMem(), toyFile, Options{PageSize: 512})
+	must(t, err)
+	fillPages(t, p, 1000)
+	swing := fillPages(t, p, 20)
+	size := p.Stats().FileBytes
+	for range 10 {
+		p.ReleaseThrough(p.Checkpoint())
+		must(t, p.Shrink())
+		root := fillPages(t, p, 1, swing...)
+		p.ReleaseThrough(p.Checkpoint())
+		must(t, p.Shrink())
+		swing = fillPages(t, p, 20, root...)
+		if got := p.Stats().FileBytes; got != size {
+			t.Fatalf("the file went from %d to %d bytes", size, got)
+		}
+	}
+}
+
+// TestEveryPageIsForgottenBeforeItIsReused: a cache that drops what OnFree names never serves old contents.
+func TestEveryPageIsForgottenBeforeItIsReused(t *testing.T) {
+	mem := vfs.NewMem()
+	p, err := Create(mem, toyFile, Options{PageSize: 512})
+	must(t, err)
+	must(t, p.Close())
+	cache := map[page.ID]string{}
+	p, err = Open(mem, toyFile, Options{OnFree: func(id page.ID) { delete(cache, id) }})
+	must(t, err)
+	y := &toy{p: p, leaves: map[int]toyLeaf{}}
+	admit := func(ids []page.ID) {
+		for _, id := range ids {
+			buf := make([]byte, 512)
+			must(t, p.ReadPage(id, buf))
+			if old, ok := cache[id]; ok && old != string(buf) {
+				t.Fatalf("page %d is cached with contents of checkpoint %d, and was written by %d",
+					id, binary.LittleEndian.Uint64([]byte(old[16:])), page.ReadHeader(buf).Checkpoint)
+			}
+			cache[id] = string(buf)
+		}
+	}
+	for round := range 40 {
+		ck, err := p.Begin()
+		must(t, err)
+		_, _, err = y.build(ck, []int{round % 20}, nil, uint64(round*2))
+		must(t, err)
+		admit(ck.written)
+		ck.Abort()
+		must(t, y.checkpoint(1, []int{round % 20, round * 7 % 20}, []int{round * 3 % 20}, uint64(round*2+1)))
+		admit([]page.ID{y.root})
+		for _, l := range y.leaves {
+			admit([]page.ID{l.id})
+		}
+		p.ReleaseThrough(p.Checkpoint() - uint64(round%2))
+		must(t, p.Shrink())
+	}
+}
