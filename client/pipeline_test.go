@@ -6,6 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -134,7 +135,10 @@ func TestFlushWaitsForAllDoneFunctions(t *testing.T) {
 	for round := range 20 {
 		// The fake holds every third answer back until something else comes: so a multiple of three and one.
 		for i := range 4 {
-			if err := p.Put(fmt.Appendf(nil, "%d-%d", round, i), nil, func(client.Epoch, error) { answered++ }); err != nil {
+			if err := p.Put(fmt.Appendf(nil, "%d-%d", round, i), nil, func(client.Epoch, error) {
+				time.Sleep(100 * time.Microsecond) // a Flush that does not wait for this function is early
+				answered++
+			}); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -122,6 +122,24 @@ func TestScanMayBeLeftEarlyAndIteratedAgain(t *testing.T) {
 	}
 }
 
+func TestPagesMayBeIteratedAgain(t *testing.T) {
+	_, c := start(t)
+	fill(t, c, 50)
+	pages := c.Pages(t.Context(), client.Range{}, client.ScanOptions{PageBytes: 100, Limit: 40})
+	for range 2 {
+		var n uint64
+		for page, err := range pages {
+			if err != nil {
+				t.Fatal(err)
+			}
+			n += page.Count
+		}
+		if n != 40 {
+			t.Errorf("%d entries, want 40", n)
+		}
+	}
+}
+
 func TestPagesCarryATokenToContinueWith(t *testing.T) {
 	_, c := start(t)
 	fill(t, c, 30)
