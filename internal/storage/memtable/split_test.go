@@ -1,0 +1,132 @@
+package memtable
+
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"epochkv/internal/storage/batch"
+	"epochkv/internal/storage/keys"
+)
+
+func keysOf(t *Table, backward bool) (ks []string) {
+	var it Iter
+	it.Init(t)
+	first, step := it.First, it.NextKey
+	if backward {
+		first, step = it.LastKey, it.PrevKey
+	}
+	for ok := first(); ok; ok = step() {
+		ks = append(ks, string(it.Key()))
+	}
+	if backward {
+		slices.Reverse(ks)
+	}
+	return ks
+}
+
+// A goroutine may be descheduled between the two steps of a split, for as long as the scheduler likes. The upper half is in
+// two towers then.
+func TestSplitLeftHalfDoneIsReadAndFinishedByOthers(t *testing.T) {
+	tab := mustNew(t, tiny())
+	var in Inserter
+	var b batch.Builder
+	want := []string{"pa", "pb", "pc", "pd"} // a full block
+	for i, k := range []string{"pc", "pa", "pd", "pb"} {
+		putOne(t, tab, &in, &b, []byte(k), nil, keys.Epoch(i+1))
+	}
+	base := tab.arena.base
+	block := towerBlock(base, tab.first).Load()
+	var words [slotsMax]uint64
+	n, sorted := loadBlock(base, block, tab.slots, &words)
+	if n != tab.slots {
+		t.Fatalf("the block has %d entries", n)
+	}
+	arrived := words
+	sortWords(base, words[:n], sorted)
+	link := towerLink(base, tab.first, 0)
+	tab.linkRight(&in, link, link.Load(), words[cutAt(base, arrived[:n], words[:n], sorted):n])
+	if towerBlock(base, tab.first).Load() != block {
+		t.Fatal("the split is finished already")
+	}
+
+	check := func(when string) {
+		t.Helper()
+		if got := keysOf(tab, false); !slices.Equal(got, want) {
+			t.Errorf("%s, forward: %q, want %q", when, got, want)
+		}
+		if got := keysOf(tab, true); !slices.Equal(got, want) {
+			t.Errorf("%s, backward: %q, want %q", when, got, want)
+		}
+		for _, k := range want {
+			if tab.search([]byte(k), headOf(tab.prefix, []byte(k))) == 0 {
+				t.Errorf("%s: the blocks lack %q", when, k)
+			}
+		}
+	}
+	check("half done")
+	var other Inserter
+	putOne(t, tab, &other, &b, []byte("pcc"), nil, 5) // into the right tower, whose keys the left one still shows
+	want = []string{"pa", "pb", "pc", "pcc", "pd"}
+	check("with a key in the right half")
+	putOne(t, tab, &other, &b, []byte("paa"), nil, 6) // into the left tower: somebody has to finish the split
+	want = []string{"pa", "paa", "pb", "pc", "pcc", "pd"}
+	check("finished")
+	if towerBlock(base, tab.first).Load() == block {
+		t.Error("the full block is still there")
+	}
+	checkTable(t, tab)
+}
+
+func TestInstallsOnAHotKeyAreAllCounted(t *testing.T) {
+	const writers, each = 4, 3000
+	c := tiny()
+	c.layout.reserveBytes = 64 << 20
+	tab := mustNew(t, c)
+	var epoch atomic.Uint64
+	var wg sync.WaitGroup
+	for range writers {
+		wg.Go(func() {
+			var in Inserter
+			var b batch.Builder
+			for range each {
+				putOne(t, tab, &in, &b, []byte("phot"), nil, keys.Epoch(epoch.Add(1)))
+			}
+		})
+	}
+	wg.Wait()
+	if n := tab.Versions(); n != writers*each {
+		t.Errorf("%d versions, want %d", n, writers*each)
+	}
+	checkTable(t, tab)
+}
+
+// A CAS on a free list must fail when what it read has been taken and put back meanwhile, for the link it read is then old.
+func TestFreeListTellsATopThatCameBack(t *testing.T) {
+	tab := mustNew(t, tiny())
+	var in Inserter
+	if err := tab.Secure(&in, 4096); err != nil {
+		t.Fatal(err)
+	}
+	base := tab.arena.base
+	class, words := classOf(10)
+	a, b := in.alloc(words, 1), in.alloc(words, 1)
+	for _, v := range []uint32{a, b} {
+		writeVersion(base, v, 0, false, make([]byte, 10))
+		tab.free.push(base, v)
+	}
+	before := tab.free[class].Load()
+	for range 2 {
+		if tab.free.pop(base, class) == 0 {
+			t.Fatal("the list is empty")
+		}
+	}
+	if tab.free.pop(base, class) != 0 {
+		t.Fatal("the list is not empty")
+	}
+	tab.free.push(base, b)
+	if after := tab.free[class].Load(); offsetIn(after) != offsetIn(before) || after == before {
+		t.Errorf("the list's head was %x and is %x", before, after)
+	}
+}
