@@ -23,7 +23,12 @@ type pruner struct {
 
 	mu      sync.Mutex     // held while chains are pruned; a checkpoint takes it to be alone with a sealed generation
 	waiting []retiredBatch // interior versions, oldest first, until their readers have moved on
-	again   []PruneRequest // chains that stayed crowded: their versions were still needed
+	// again holds chains that stayed crowded, because their versions were still needed; at most pruneQueueLength. retry is
+	// its other half, kept for reuse.
+	again, retry map[PruneRequest]struct{}
+	// round holds the chains that the present call has pruned: a hot key fills the queue with requests for itself, and each
+	// would walk the whole chain once more.
+	round map[PruneRequest]struct{}
 
 	queued, dropped, pruned, recycled, helped atomic.Uint64
 }
@@ -40,7 +45,12 @@ type retiredBatch struct {
 	tick       uint64
 }
 
-func newPruner() *pruner { return &pruner{queue: make(chan PruneRequest, pruneQueueLength)} }
+func newPruner() *pruner {
+	return &pruner{
+		queue: make(chan PruneRequest, pruneQueueLength),
+		again: map[PruneRequest]struct{}{}, retry: map[PruneRequest]struct{}{}, round: map[PruneRequest]struct{}{},
+	}
+}
 
 // QueueCrowded asks for the pruning of the chains that w's last commit made crowded. Called after the commit's mark: a full queue
 // drops the request, and nothing is waited for. It returns the longest chain's length.
@@ -86,16 +96,17 @@ func (e *Engine) Prune(slot *pin.Slot, first *PruneRequest, h memtable.Horizon, 
 	defer slot.Leave()
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	clear(p.round)
 	p.recycleLocked(e.registry)
 	if first != nil {
 		p.pruneLocked(e.registry, *first, &h)
 	}
 	if again {
-		retry := p.again
-		p.again = nil
-		for _, q := range retry {
+		p.again, p.retry = p.retry, p.again
+		for q := range p.retry {
 			p.pruneLocked(e.registry, q, &h)
 		}
+		clear(p.retry)
 	}
 	for {
 		select {
@@ -108,6 +119,10 @@ func (e *Engine) Prune(slot *pin.Slot, first *PruneRequest, h memtable.Horizon, 
 }
 
 func (p *pruner) pruneLocked(r *pin.Registry, q PruneRequest, h *memtable.Horizon) {
+	if _, done := p.round[q]; done {
+		return
+	}
+	p.round[q] = struct{}{}
 	if q.generation.sealed() {
 		return // the checkpoint drops what is not needed, and wants to be alone with it
 	}
@@ -117,7 +132,7 @@ func (p *pruner) pruneLocked(r *pin.Registry, q PruneRequest, h *memtable.Horizo
 		p.waiting = append(p.waiting, retiredBatch{q.generation, retired, r.Retire()})
 	}
 	if len(p.again) < pruneQueueLength && q.generation.mem.ChainLength(q.chain) >= crowdedAt {
-		p.again = append(p.again, q)
+		p.again[q] = struct{}{}
 	}
 }
 
