@@ -51,7 +51,6 @@ type dialOptions struct {
 	timeout    time.Duration
 	maxMessage int
 	retry      Retry
-	grpc       []grpc.DialOption
 }
 
 // WithTLS encrypts the connection. Without it the connection is plain text.
@@ -67,11 +66,6 @@ func WithMaxMessage(bytes int) Option { return func(o *dialOptions) { o.maxMessa
 // WithRetry changes how calls are repeated.
 func WithRetry(r Retry) Option { return func(o *dialOptions) { o.retry = r } }
 
-// WithGRPC adds options of the transport, such as interceptors or a dialer.
-func WithGRPC(options ...grpc.DialOption) Option {
-	return func(o *dialOptions) { o.grpc = append(o.grpc, options...) }
-}
-
 // Dial prepares a client for the server at endpoint ("host:port", or "unix:///path"). It does not wait for the connection: that is
 // made by the first call, and made again whenever it is lost.
 func Dial(endpoint string, options ...Option) (*Client, error) {
@@ -84,15 +78,14 @@ func Dial(endpoint string, options ...Option) (*Client, error) {
 		transport = credentials.NewTLS(o.tls)
 	}
 	// gRPC's own retries are off: which writes may be repeated is decided in one place, retry.go.
-	grpcOptions := append([]grpc.DialOption{
+	conn, err := grpc.NewClient(endpoint,
 		grpc.WithTransportCredentials(transport),
 		grpc.WithConnectParams(reconnect),
 		grpc.WithDisableRetry(),
 		grpc.WithDefaultCallOptions(
 			grpc.MaxCallRecvMsgSize(o.maxMessage), grpc.MaxCallSendMsgSize(o.maxMessage), grpc.ForceCodecV2(kvpb.NewCodec()),
 		),
-	}, o.grpc...)
-	conn, err := grpc.NewClient(endpoint, grpcOptions...)
+	)
 	if err != nil {
 		return nil, fmt.Errorf("client: endpoint %q: %w", endpoint, err)
 	}

@@ -72,12 +72,8 @@ func statusRows(s *kvpb.StatusResponse) [][]string {
 	row("data file", "%s, pages of %s", size(sizes.GetDataFileBytes()), size(uint64(sizes.GetPageBytes())))
 	row("cache", "%s of %s", size(sizes.GetCacheUsedBytes()), size(sizes.GetCacheBytes()))
 	for _, g := range s.GetGenerations() {
-		state := "frozen"
-		if g.GetActive() {
-			state = "active"
-		}
-		row("generation "+strconv.FormatUint(g.GetNumber(), 10), "%s, epochs %d to %d, memtable %s, log %s",
-			state, g.GetFirstEpoch(), g.GetLastEpoch(), size(g.GetMemtableBytes()), size(g.GetLogBytes()))
+		row("generation "+strconv.FormatUint(g.GetNumber(), 10), "%s, memtable %s, log %s",
+			generationText(g), size(g.GetMemtableBytes()), size(g.GetLogBytes()))
 	}
 
 	sessions, limits := s.GetSessions(), s.GetLimits()
@@ -105,6 +101,17 @@ func healthText(h *kvpb.Health) string {
 		text += " (" + h.GetCause() + ")"
 	}
 	return text
+}
+
+func generationText(g *kvpb.Generation) string {
+	state := "frozen"
+	if g.GetActive() {
+		state = "active"
+	}
+	if g.GetLastEpoch() == 0 {
+		return fmt.Sprintf("%s, epochs from %d", state, g.GetFirstEpoch())
+	}
+	return fmt.Sprintf("%s, epochs %d to %d", state, g.GetFirstEpoch(), g.GetLastEpoch())
 }
 
 func recoveryText(r *kvpb.Recovery) string {
