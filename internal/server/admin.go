@@ -69,6 +69,7 @@ func sizesMessage(e *mvcc.Stats) *pb.Sizes {
 		MemtableBytes:     uint64(st.MemtableBytes),
 		LogBufferBytes:    uint64(st.Log.ImageBytes),
 		LogSegments:       uint64(st.Log.Segments),
+		DataFileBytes:     uint64(st.Pages.FileBytes),
 		DiskFreeBytes:     uint64(max(st.DiskFree, 0)),
 		ResidentBytes:     residentBytes(),
 	}

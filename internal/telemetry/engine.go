@@ -1,6 +1,7 @@
 package telemetry
 
 import (
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -88,19 +89,20 @@ type engineCollector struct {
 }
 
 func (c *engineCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, r := range readings {
+	for _, r := range slices.Concat(readings, treeReadings) {
 		ch <- r.desc
 	}
-	for _, d := range []*prometheus.Desc{memoryDesc, diskFreeDesc, abortsDesc, fsyncDesc, groupDesc, failedDesc} {
+	for _, d := range []*prometheus.Desc{pagesDesc, memoryDesc, diskFreeDesc, abortsDesc, fsyncDesc, groupDesc, failedDesc} {
 		ch <- d
 	}
 }
 
 func (c *engineCollector) Collect(ch chan<- prometheus.Metric) {
 	s := c.stats()
-	for _, r := range readings {
+	for _, r := range slices.Concat(readings, treeReadings) {
 		ch <- prometheus.MustNewConstMetric(r.desc, r.kind, r.value(&s))
 	}
+	collectPages(ch, &s)
 	gauge(ch, memoryDesc, float64(s.Storage.CacheUsed), "cache")
 	gauge(ch, memoryDesc, float64(s.Storage.MemtableBytes), "memtables")
 	gauge(ch, memoryDesc, float64(s.Storage.Log.ImageBytes), "log_buffers")

@@ -1,0 +1,48 @@
+package telemetry
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"epochkv/internal/mvcc"
+)
+
+// treeReadings are the metrics of checkpoints, the tree, the data file and the version collector, read as those of engine.go.
+var treeReadings = []reading{
+	engineCounter("checkpoints_total", "Checkpoints finished.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.Checkpoints) }),
+	engineCounter("checkpoint_seconds_total", "Time spent in checkpoints.", func(s *mvcc.Stats) float64 { return s.Storage.Tree.CheckpointTime.Seconds() }),
+	engineGauge("checkpoint_epoch", "Every commit up to this epoch is in the data file.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.Epoch) }),
+	engineCounter("checkpoint_versions_dropped_total", "Versions that a merge found nobody needs.",
+		func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.VersionsDropped) }),
+	engineCounter("checkpoint_tombstones_dropped_total", "Deletions that a merge found nothing below.",
+		func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.TombstonesDropped) }),
+	engineCounter("write_stalls_total", "Writes that waited for a checkpoint to make room.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Stalls) }),
+	engineCounter("write_stall_seconds_total", "Time that writes waited for a checkpoint.", func(s *mvcc.Stats) float64 { return s.Storage.StallTime.Seconds() }),
+	engineGauge("write_pace_seconds", "What a writer waits for each KiB at present; zero unless checkpoints fall behind.",
+		func(s *mvcc.Stats) float64 { return s.Storage.Pace.Seconds() }),
+
+	engineGauge("tree_height", "Levels of the tree.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.Height) }),
+	engineGauge("tree_keys", "Live keys in the tree.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.Entries) }),
+	engineGauge("tree_bytes", "Bytes of all versions in the tree.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.EntryBytes) }),
+	engineGauge("data_file_bytes", "Size of the data file.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Pages.FileBytes) }),
+	engineCounter("pages_read_total", "Pages read from the data file.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Pages.PagesRead) }),
+	engineCounter("pages_written_total", "Pages written to the data file.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Pages.PagesWritten) }),
+	engineCounter("damaged_reads_total", "Reads that met a damaged page.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.Damaged) }),
+	engineGauge("rows", "Values that lie outside the leaves.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Rows.Rows) }),
+	engineGauge("row_fill_ratio", "The part of data pages that live rows take.", func(s *mvcc.Stats) float64 { return s.Storage.Rows.FillFactor }),
+
+	engineCounter("gc_pruned_versions_total", "Versions taken out of memtables.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Pruning.Pruned) }),
+	engineCounter("gc_recycled_versions_total", "Versions whose memory waited for readers before it was used again.",
+		func(s *mvcc.Stats) float64 { return float64(s.Storage.Pruning.Recycled) }),
+	engineCounter("gc_queued_keys_total", "Keys queued for pruning.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Pruning.Queued) }),
+	engineCounter("gc_dropped_requests_total", "Pruning requests dropped because the queue was full; harmless.",
+		func(s *mvcc.Stats) float64 { return float64(s.Storage.Pruning.Dropped) }),
+	engineCounter("gc_helped_chains_total", "Version chains that a writer had to cut itself.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Pruning.Helped) }),
+}
+
+var pagesDesc = desc("pages", "Pages of the data file, by state.", "state")
+
+func collectPages(ch chan<- prometheus.Metric, s *mvcc.Stats) {
+	gauge(ch, pagesDesc, float64(s.Storage.Pages.Live), "live")
+	gauge(ch, pagesDesc, float64(s.Storage.Pages.Pending), "pending")
+	gauge(ch, pagesDesc, float64(s.Storage.Pages.Free), "free")
+}
