@@ -47,8 +47,11 @@ func checkPackageComments(t *testing.T, tree fs.FS) (complaints []string) {
 	return complaints
 }
 
-// condition is what a to-do must say: when it has to be done.
-var condition = regexp.MustCompile(`\bTODO(\([^)]+\))?:? (when|once|if|before|as soon as) `)
+// leftover matches a to-do under its other names; condition is what a to-do must say: when it has to be done.
+var (
+	leftover  = regexp.MustCompile(`\b(FIXME|XXX|HACK)\b`)
+	condition = regexp.MustCompile(`\bTODO(\([^)]+\))?:? (when|once|if|before|as soon as) `)
+)
 
 func checkTodos(t *testing.T, tree fs.FS) (complaints []string) {
 	for _, s := range sources(t, tree) {
@@ -57,8 +60,7 @@ func checkTodos(t *testing.T, tree fs.FS) (complaints []string) {
 		}
 		for _, group := range s.syntax.Comments {
 			for _, c := range group.List {
-				if strings.Contains(c.Text, "FIXME") || strings.Contains(c.Text, "XXX") ||
-					strings.Contains(c.Text, "TODO") && !condition.MatchString(c.Text) {
+				if leftover.MatchString(c.Text) || strings.Contains(c.Text, "TODO") && !condition.MatchString(c.Text) {
 					complaints = append(complaints, s.line(c)+": a to-do names the condition under which it must be done")
 				}
 			}
