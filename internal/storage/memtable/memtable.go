@@ -4,7 +4,8 @@
 // chain, newest first. A block is a small array of slots, each an atomic word that holds a node's offset beside the 32-bit
 // head of its key; heads are taken after the table's common prefix, so most comparisons touch neither node nor key. A
 // tower is a skiplist node that stands for a block: it has an anchor (the smallest key its block may hold), the block, and
-// links whose words carry the head of the tower they point to.
+// links whose words carry the head of the tower they point to. The guide is a sorted array of the heads of every fourth
+// tower, a hint that spares most of a descent.
 //
 //	towers   -inf ─────────────────► "k…" ───────────► "t…" ─► end      skiplist by anchor, head in the link word
 //	           │                       │                 │
@@ -19,7 +20,8 @@
 //
 // Progress. Readers, iterators and Apply take no lock, make no system call, and allocate nothing: Apply runs between a
 // log reservation and its mark, where whoever is preempted holds up every later commit. What it needs is secured before
-// (Secure), which may grow the arena under a mutex. All steps of an insert are single CAS on words that are written
+// (Secure), which may grow the arena under a mutex and draw a new guide. Should others' splits use up what Apply has
+// secured, it takes from the arena's margin, which is the one way in which it may still meet that mutex. All steps of an insert are single CAS on words that are written
 // once, and a split that somebody began is finished by whoever meets it.
 //
 // Memory order. Every word that one goroutine writes while another may read it is accessed through sync/atomic, which is
