@@ -2,6 +2,7 @@ package mvcc
 
 import (
 	"sync/atomic"
+	"time"
 
 	"epochkv/internal/pin"
 	"epochkv/internal/storage"
@@ -24,7 +25,8 @@ type Session struct {
 	cursor   Cursor
 	txn      Txn
 	ranged   rangeDelete
-	invoked  []byte // values of InvokeAll
+	invoked  []byte        // values of InvokeAll
+	debt     time.Duration // owed for writes while checkpoints fall behind
 	closed   atomic.Bool
 }
 

@@ -1,0 +1,330 @@
+package mvcc
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"epochkv/internal/storage"
+	"epochkv/internal/storage/keys"
+	"epochkv/internal/vfs"
+)
+
+var modelSteps = flag.Int("model.steps", 60, "operations of one run of the model test")
+
+// model is the store as a map per open snapshot, beside the real one with the smallest pages, segments and memtables.
+type model struct {
+	t     *rapid.T
+	fs    *vfs.Mem
+	store *Store
+	x     *Session
+
+	now     map[string]string       // newest state
+	history []map[string]string     // state at each epoch, from 0
+	durable int                     // epochs below are acknowledged as durable
+	views   map[*Session]keys.Epoch // open snapshots
+}
+
+func modelOptions(fs vfs.FS) Options {
+	return Options{
+		Storage: storage.Options{
+			Dir: "db", FS: fs, PageSize: 512, MemoryBytes: 64 << 20, CacheBytes: 1 << 20, MemtableBytes: 32 << 10, SegmentBytes: 32 << 10,
+			CheckpointWorkers: 2,
+		},
+		SyncInterval: time.Hour, GCInterval: time.Millisecond,
+	}
+}
+
+func (m *model) open() {
+	s, err := Open(modelOptions(m.fs))
+	if err != nil {
+		m.t.Fatalf("open: %v", err)
+	}
+	m.store = s
+	if m.x, err = s.Session(); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+// TestModel compares random operations, snapshots, checkpoints, crashes and restarts with a map.
+// More: go test ./internal/mvcc -run TestModel -rapid.checks=10000 -model.steps=300
+func TestModel(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		m := &model{
+			t: rt, fs: vfs.NewMem(), now: map[string]string{}, history: []map[string]string{{}}, views: map[*Session]keys.Epoch{},
+		}
+		m.open()
+		defer func() {
+			m.closeViews()
+			m.x.Close()
+			if err := m.store.Close(); err != nil {
+				rt.Errorf("close: %v", err)
+			}
+		}()
+		for range *modelSteps {
+			m.step(rapid.IntRange(0, 99).Draw(rt, "op"))
+		}
+		m.compareAll()
+	})
+}
+
+func (m *model) step(op int) {
+	switch {
+	case op < 40:
+		m.write()
+	case op < 45:
+		m.deleteRange()
+	case op < 60:
+		m.compareGets()
+	case op < 72:
+		m.compareScan()
+	case op < 80:
+		m.openView()
+	case op < 86:
+		m.closeOneView()
+	case op < 93:
+		if err := m.store.Checkpoint(context.Background()); err != nil {
+			m.t.Fatalf("checkpoint: %v", err)
+		}
+	case op < 96:
+		m.restart()
+	default:
+		m.crash()
+	}
+}
+
+var modelKey = rapid.Custom(func(t *rapid.T) string {
+	k := fmt.Sprintf("k%02d", rapid.IntRange(0, 60).Draw(t, "n"))
+	if rapid.IntRange(0, 9).Draw(t, "long") == 0 {
+		k += strings.Repeat("x", rapid.IntRange(0, 124).Draw(t, "more")) // up to the longest key of a 512-byte page
+	}
+	return k
+})
+
+var modelValue = rapid.Custom(func(t *rapid.T) string {
+	n := rapid.IntRange(0, 60).Draw(t, "size")
+	switch rapid.IntRange(0, 7).Draw(t, "class") {
+	case 0:
+		n = rapid.IntRange(112, 144).Draw(t, "around a quarter page")
+	case 1:
+		n = rapid.IntRange(400, 1100).Draw(t, "around one and two pages")
+	}
+	return strings.Repeat(string(rune('a'+rapid.IntRange(0, 25).Draw(t, "letter"))), n)
+})
+
+func (m *model) write() {
+	w := Write{Durability: DurabilityAsync}
+	if rapid.Bool().Draw(m.t, "sync") {
+		w.Durability = DurabilitySync
+	}
+	next := maps.Clone(m.now)
+	seen := map[string]bool{}
+	for range rapid.IntRange(1, 20).Draw(m.t, "ops") {
+		k := modelKey.Draw(m.t, "key")
+		if seen[k] {
+			continue
+		}
+		seen[k] = true
+		if rapid.IntRange(0, 3).Draw(m.t, "delete") == 0 {
+			w.Delete([]byte(k))
+			delete(next, k)
+		} else {
+			v := modelValue.Draw(m.t, "value")
+			w.Set([]byte(k), []byte(v))
+			next[k] = v
+		}
+	}
+	e, err := m.x.Commit(&w)
+	m.committed(e, err, next, w.Durability)
+}
+
+func (m *model) committed(e keys.Epoch, err error, next map[string]string, d Durability) {
+	if err == nil {
+		err = m.store.Wait(context.Background(), e, d)
+	}
+	if err != nil || int(e) != len(m.history) {
+		m.t.Fatalf("commit: epoch %d, expected %d, %v", e, len(m.history), err)
+	}
+	m.now = next
+	m.history = append(m.history, next)
+	if d == DurabilitySync {
+		m.durable = len(m.history)
+	}
+}
+
+func (m *model) deleteRange() {
+	lower, upper := modelKey.Draw(m.t, "lower"), modelKey.Draw(m.t, "upper")
+	limit := rapid.IntRange(0, 5).Draw(m.t, "limit")
+	next, n := maps.Clone(m.now), 0
+	for _, k := range slices.Sorted(maps.Keys(m.now)) {
+		if k >= lower && k < upper && (limit == 0 || n < limit) {
+			delete(next, k)
+			n++
+		}
+	}
+	out, err := m.x.DeleteRange(RangeDelete{Lower: []byte(lower), Upper: []byte(upper), Limit: limit, Durability: DurabilityAsync})
+	if err != nil || out.Count != n {
+		m.t.Fatalf("delete range: %+v, want %d, %v", out, n, err)
+	}
+	if n > 0 {
+		m.committed(out.Epoch, nil, next, DurabilityAsync)
+	}
+}
+
+// views returns a session with a view, and what it must see: the newest state or an open snapshot's.
+func (m *model) view() (*Session, map[string]string) {
+	sessions := m.sortedViews()
+	i := rapid.IntRange(-1, len(sessions)-1).Draw(m.t, "view")
+	if i >= 0 {
+		return sessions[i], m.history[m.views[sessions[i]]]
+	}
+	if _, err := m.x.View(0); err != nil {
+		m.t.Fatal(err)
+	}
+	return m.x, m.now
+}
+
+func (m *model) sortedViews() []*Session {
+	sessions := slices.Collect(maps.Keys(m.views))
+	slices.SortFunc(sessions, func(a, b *Session) int { return int(m.views[a]) - int(m.views[b]) })
+	return sessions
+}
+
+func (m *model) compareGets() {
+	x, want := m.view()
+	for range 5 {
+		k := modelKey.Draw(m.t, "key")
+		v, err := x.Read(nil, []byte(k))
+		w, ok := want[k]
+		if err != nil || v.Found != ok || string(v.Data) != w {
+			m.t.Fatalf("get %q at %d: found %v %q, want %v %q, %v", k, x.at, v.Found, clip(string(v.Data)), ok, clip(w), err)
+		}
+	}
+}
+
+func (m *model) compareScan() {
+	x, want := m.view()
+	o := ScanOptions{Reverse: rapid.Bool().Draw(m.t, "reverse")}
+	lower, upper := modelKey.Draw(m.t, "lower"), modelKey.Draw(m.t, "upper")
+	if rapid.Bool().Draw(m.t, "bounded") {
+		o.Lower, o.Upper = []byte(lower), []byte(upper)
+	}
+	pause := rapid.IntRange(1, 30).Draw(m.t, "pause")
+	m.checkScan(x, o, want, pause)
+}
+
+func (m *model) checkScan(x *Session, o ScanOptions, want map[string]string, pause int) {
+	var order []string
+	for _, k := range slices.Sorted(maps.Keys(want)) {
+		if bytes.Compare([]byte(k), o.Lower) >= 0 && (o.Upper == nil || bytes.Compare([]byte(k), o.Upper) < 0) {
+			order = append(order, k)
+		}
+	}
+	if o.Reverse {
+		slices.Reverse(order)
+	}
+	c, err := x.Scan(o)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	defer c.Close()
+	n := 0
+	for ; c.Next(); n++ {
+		if n == len(order) || string(c.Key()) != order[n] || string(c.Value()) != want[order[n]] {
+			m.t.Fatalf("scan %+v at %d: entry %d is %q = %q, want %q", o, x.at, n, c.Key(), clip(string(c.Value())), order[min(n, len(order)):])
+		}
+		if n%pause == pause-1 {
+			c.Pause()
+		}
+	}
+	if c.Err() != nil || n != len(order) {
+		m.t.Fatalf("scan %+v at %d: %d entries, then %q missing, %v", o, x.at, n, order[n:], c.Err())
+	}
+}
+
+func (m *model) openView() {
+	if len(m.views) == 4 {
+		return
+	}
+	x, err := m.store.Session()
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	at, err := x.View(0)
+	if err != nil || int(at) != len(m.history)-1 {
+		m.t.Fatalf("view at %d, newest %d, %v", at, len(m.history)-1, err)
+	}
+	m.views[x] = at
+}
+
+func (m *model) closeOneView() {
+	if sessions := m.sortedViews(); len(sessions) > 0 {
+		x := sessions[rapid.IntRange(0, len(sessions)-1).Draw(m.t, "close")]
+		delete(m.views, x)
+		x.Close()
+	}
+}
+
+func (m *model) closeViews() {
+	for x := range m.views {
+		x.Close()
+	}
+	clear(m.views)
+}
+
+func (m *model) restart() {
+	m.closeViews()
+	m.x.Close()
+	if err := m.store.Close(); err != nil {
+		m.t.Fatalf("close: %v", err)
+	}
+	m.durable = len(m.history)
+	m.open()
+	m.survived()
+}
+
+// crash cuts the power: what was acknowledged as durable is there, what was not is there up to some epoch.
+func (m *model) crash() {
+	keep := rapid.SampledFrom([]vfs.Keep{vfs.KeepNone, vfs.KeepSome, vfs.KeepAll}).Draw(m.t, "keep")
+	left := m.fs.Crash(rapid.Uint64().Draw(m.t, "crash seed"), keep)
+	m.closeViews()
+	m.x.Close()
+	if err := m.store.Close(); err != nil && !errors.Is(err, vfs.ErrCrashed) {
+		m.t.Fatalf("close after the crash: %v", err)
+	}
+	m.fs = left
+	m.open()
+	m.survived()
+}
+
+func (m *model) survived() {
+	n := int(m.store.Visible()) + 1
+	if n < m.durable || n > len(m.history) {
+		m.t.Fatalf("epochs through %d survived; through %d were durable, through %d tried", n-1, m.durable-1, len(m.history)-1)
+	}
+	m.history = m.history[:n]
+	m.now = m.history[n-1]
+	m.durable = n
+	m.compareAll()
+}
+
+func (m *model) compareAll() {
+	if _, err := m.x.View(0); err != nil {
+		m.t.Fatal(err)
+	}
+	for _, reverse := range []bool{false, true} {
+		m.checkScan(m.x, ScanOptions{Reverse: reverse}, m.now, 1000)
+	}
+	for x, at := range m.views {
+		m.checkScan(x, ScanOptions{}, m.history[at], 7)
+	}
+}
