@@ -3,6 +3,7 @@ package server
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	pb "epochkv/api/proto/epochkv/v1"
 )
@@ -154,5 +155,46 @@ func TestStatusTellsWhatIsGoingOn(t *testing.T) {
 	if out.Health.State != pb.Health_STATE_SERVING || out.Epochs.Visible != epoch || out.Sessions.Open != 1 || out.Limits.KeyBytes != 2048 ||
 		out.Sizes.MemoryBudgetBytes != 256<<20 || out.Sizes.ResidentBytes == 0 || len(out.Generations) == 0 || out.Build.GoVersion == "" {
 		t.Fatalf("got %v", out)
+	}
+}
+
+func TestEveryKindOfReadWaitsForASyncWriteItReveals(t *testing.T) {
+	for name, read := range map[string]func(h *harness) (revealed uint64){
+		"get": func(h *harness) uint64 { return h.get(t, "k").Epoch },
+		"batch get": func(h *harness) uint64 {
+			out, err := h.kv.BatchGet(testContext(t), &pb.BatchGetRequest{Keys: [][]byte{[]byte("k")}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return out.Results[0].Epoch
+		},
+		"scan": func(h *harness) uint64 { return h.scan(t, &pb.ScanRequest{})[0].Entries[0].Epoch },
+		"failed precondition": func(h *harness) uint64 {
+			_, err := h.kv.Put(testContext(t), &pb.PutRequest{
+				Key: []byte("x"), Preconditions: []*pb.Precondition{{Key: []byte("k"), Condition: &pb.Precondition_Exists{}}},
+			})
+			failureOf(t, err)
+			return 1
+		},
+	} {
+		h := mustStart(t)
+		slow := h.slowSyncs(150 * time.Millisecond)
+		done := make(chan error, 1)
+		ctx := testContext(t)
+		go func() {
+			_, err := h.kv.Put(ctx, &pb.PutRequest{Key: []byte("k"), Durability: pb.Durability_DURABILITY_SYNC})
+			done <- err
+		}()
+		eventually(t, "the write is visible", func() bool { return h.store.Visible() == 1 })
+		if h.store.Durable() != 0 {
+			t.Fatal("the write is durable already: the test proves nothing")
+		}
+		if epoch := read(h); epoch != 1 || h.store.Durable() < 1 {
+			t.Errorf("%s revealed epoch %d while %d was durable", name, epoch, h.store.Durable())
+		}
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		slow.Remove()
 	}
 }
