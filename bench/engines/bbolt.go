@@ -25,7 +25,11 @@ func Bbolt(o Options) (Engine, error) {
 
 func (e *bboltEngine) Session() (Session, error)    { return &bboltSession{e}, nil }
 func (e *bboltEngine) Counters() map[string]float64 { return nil }
-func (e *bboltEngine) Close() error                 { return e.db.Close() }
+
+// Settle has nothing to do: bbolt has no write buffer.
+func (e *bboltEngine) Settle() error { return nil }
+
+func (e *bboltEngine) Close() error { return e.db.Close() }
 
 type bboltSession struct{ *bboltEngine }
 

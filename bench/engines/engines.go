@@ -33,6 +33,8 @@ func (o *Options) setDefaults() {
 type Engine interface {
 	// Session is one goroutine's way in.
 	Session() (Session, error)
+	// Settle brings what was written to where it rests: out of write buffers, into tables or trees.
+	Settle() error
 	// Counters tell which path the work took.
 	Counters() map[string]float64
 	Close() error

@@ -25,6 +25,9 @@ func TestEveryEngineReadsBackWhatItWrote(t *testing.T) {
 				if err := s.PutAll([][]byte{[]byte("b"), []byte("c")}, [][]byte{[]byte("2"), []byte("3")}); err != nil {
 					t.Fatal(err)
 				}
+				if err := e.Settle(); err != nil {
+					t.Fatal(err)
+				}
 				for i, key := range []string{"a", "b", "c"} {
 					v, found, err := s.Get([]byte("x"), []byte(key))
 					if err != nil || !found || !bytes.Equal(v, fmt.Appendf(nil, "x%d", i+1)) {

@@ -37,11 +37,18 @@ func (e *epochEngine) Session() (Session, error) {
 	return &epochSession{engine: e, session: session}, err
 }
 
+// Settle implements Engine.
+func (e *epochEngine) Settle() error { return e.store.Checkpoint(context.Background()) }
+
 func (e *epochEngine) Counters() map[string]float64 {
 	s := e.store.Stats()
+	inMemtables := 0.0
+	for _, g := range s.Storage.Generations {
+		inMemtables += float64(g.Keys)
+	}
 	return map[string]float64{
 		"commits": float64(s.Commits), "rotations": float64(s.Storage.Rotations), "log syncs": float64(s.Storage.Log.Syncs),
-		"log records": float64(s.Storage.Log.Records),
+		"log records": float64(s.Storage.Log.Records), "keys in memtables": inMemtables, "keys in tree": float64(s.Storage.Tree.Entries),
 	}
 }
 

@@ -1,6 +1,8 @@
 package engines
 
 import (
+	"bytes"
+	"context"
 	"errors"
 	"runtime"
 
@@ -49,6 +51,11 @@ func (e *pebbleEngine) Session() (Session, error) { return &pebbleSession{e}, ni
 func (e *pebbleEngine) Counters() map[string]float64 {
 	m := e.db.Metrics()
 	return map[string]float64{"flushes": float64(m.Flush.Count), "compactions": float64(m.Compact.Count)}
+}
+
+// Settle flushes and compacts everything to the last level, which is the best that Pebble can be read from.
+func (e *pebbleEngine) Settle() error {
+	return errors.Join(e.db.Flush(), e.db.Compact(context.Background(), []byte{0}, bytes.Repeat([]byte{0xff}, 32), true))
 }
 
 func (e *pebbleEngine) Close() error { return e.db.Close() }

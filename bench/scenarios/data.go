@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 
 	"epochkv/bench/engines"
@@ -78,17 +79,22 @@ func (d *data) readBack(e engines.Engine) (right, want int, err error) {
 	return right, want, s.Close()
 }
 
-// load writes all pairs in batches by one session.
+// load writes all pairs in batches by one session, in the order of their keys, which every engine takes best.
 func (d *data) load(e engines.Engine) error {
 	const batch = 1000
 	s, err := e.Session()
 	if err != nil {
 		return err
 	}
+	order := make([]int, d.count())
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortFunc(order, func(a, b int) int { return bytes.Compare(d.key(a), d.key(b)) })
 	keys, values := make([][]byte, 0, batch), make([][]byte, 0, batch)
-	for i := 0; i < d.count(); i++ {
+	for n, i := range order {
 		keys, values = append(keys, d.key(i)), append(values, d.value(make([]byte, d.valueBytes), i))
-		if len(keys) == batch || i == d.count()-1 {
+		if len(keys) == batch || n == len(order)-1 {
 			if err := s.PutAll(keys, values); err != nil {
 				return err
 			}
