@@ -10,8 +10,13 @@ import (
 	"epochkv/internal/storage/page"
 )
 
-// ErrKeySize means an input key that is empty or longer than page.KeySizeMax.
-var ErrKeySize = errors.New("btree: key size out of bounds")
+// Errors that an input earns. Nothing of it is then in any tree.
+var (
+	// ErrKeySize means a key that is empty or longer than page.KeySizeMax.
+	ErrKeySize = errors.New("btree: key size out of bounds")
+	// ErrInputOrder means entries that do not ascend by key and descend by epoch.
+	ErrInputOrder = errors.New("btree: input out of order")
+)
 
 // MergeInput says what to merge into what, and how.
 type MergeInput struct {

@@ -136,6 +136,24 @@ func TestKeySizesOutOfBoundsChangeNothing(t *testing.T) {
 	}
 }
 
+// TestInputOutOfOrderIsRefused swaps two keys, and two versions of one key.
+func TestInputOutOfOrderIsRefused(t *testing.T) {
+	s := newStore(512)
+	root := s.apply(t, s.mergeInput(Root{}, numbered(0, 1000, 1, 9), allVisible)).Root
+	for _, base := range []Root{{}, root} {
+		for _, entries := range [][]Entry{
+			{set("key00000005", 2, ""), set("key00000004", 2, "")},
+			{set("a", 2, ""), set("zzz", 2, ""), set("key00000004", 2, "")},
+			{set("key00000005", 2, ""), set("key00000005", 3, "")},
+		} {
+			in := s.clone().mergeInput(base, entries, Policy{})
+			if _, err := Merge(context.Background(), in); !errors.Is(err, ErrInputOrder) {
+				t.Errorf("%v: %v", entries, err)
+			}
+		}
+	}
+}
+
 // TestTreeShrinksToNothing deletes random keys until none is left, and watches height and fill on the way.
 func TestTreeShrinksToNothing(t *testing.T) {
 	const n = 20000

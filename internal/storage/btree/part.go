@@ -191,13 +191,21 @@ func (w *worker) resume(lower *page.Separator) {
 	w.countedOld, w.countedNew = true, true
 }
 
-// enter makes key the one in hand, unless it is already.
+// enter makes the input's key the one in hand, unless it is already.
 func (w *worker) enter(key []byte) {
-	if bytes.Equal(w.key, key) {
-		return
+	switch c := bytes.Compare(w.key, key); {
+	case c < 0:
+		w.key = append(w.key[:0], key...)
+		w.forget()
+	case c > 0:
+		w.refuse(fmt.Errorf("%w: %q behind %q", ErrInputOrder, key, w.key))
 	}
-	w.key = append(w.key[:0], key...)
-	w.forget()
+}
+
+// refuse ends the input early.
+func (w *worker) refuse(err error) {
+	w.err = cmp.Or(w.err, err)
+	w.in.ok = false
 }
 
 func (w *worker) forget() {
@@ -294,6 +302,10 @@ func (w *worker) takeInput(bound *page.Separator) {
 
 func (w *worker) takeNew(bound *page.Separator) {
 	e := &w.in.entry
+	if w.hist.any && e.Trailer.Epoch() > w.hist.newer {
+		w.refuse(fmt.Errorf("%w: %q at epoch %d behind %d", ErrInputOrder, w.key, e.Trailer.Epoch(), w.hist.newer))
+		return
+	}
 	if e.Trailer.Kind() != keys.KindNone { // an Invoke that changed nothing
 		w.entry = page.Entry{Value: e.Value, Trailer: e.Trailer, Large: e.Large}
 		w.take(false, bound)
@@ -309,8 +321,7 @@ func (w *worker) nextInput() {
 // checkInput ends the input early at an entry that no page can hold.
 func (w *worker) checkInput() {
 	if n := len(w.in.entry.Key); w.in.ok && (n == 0 || n > page.KeySizeMax(w.m.PageSize)) {
-		w.err = fmt.Errorf("%w: %d bytes in pages of %d", ErrKeySize, n, w.m.PageSize)
-		w.in.ok = false
+		w.refuse(fmt.Errorf("%w: %d bytes in pages of %d", ErrKeySize, n, w.m.PageSize))
 	}
 }
 

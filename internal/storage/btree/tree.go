@@ -65,7 +65,15 @@ func leafFor(src Source, root Root, key []byte, t keys.Trailer) (page.Leaf, erro
 		}
 		id = page.Inner(p).Child(page.Inner(p).Search(key, t))
 	}
-	return fetch(src, id, 0)
+	p, err := src.Page(id, 0)
+	if err != nil {
+		return nil, err
+	}
+	page.Prefetch(p)
+	if !page.IsTree(p, 0) {
+		return nil, misleveled(p, id, 0)
+	}
+	return p, nil
 }
 
 // Get returns the newest version of key that is not newer than at. A tombstone is a version: ok says that there is one.

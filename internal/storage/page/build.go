@@ -26,7 +26,7 @@ func (s *LeafSize) Add(e *Entry) {
 		s.prefix = e.Key
 		s.addKey(e)
 	case !e.Same:
-		s.prefix = s.prefix[:s.shared(e.Key)]
+		s.prefix = s.prefix[:shared(s.prefix, e.Key)]
 		s.addKey(e)
 	}
 	s.count++
@@ -38,12 +38,12 @@ func (s *LeafSize) addKey(e *Entry) {
 	s.bytes += len(e.Key)
 }
 
-// shared is how much of the prefix key has, quick when it has it all.
-func (s *LeafSize) shared(key []byte) int {
-	if pl := len(s.prefix); len(key) >= pl && string(key[:pl]) == string(s.prefix) {
+// shared is how much of prefix key has, quick when it has it all.
+func shared(prefix, key []byte) int {
+	if pl := len(prefix); len(key) >= pl && string(key[:pl]) == string(prefix) {
 		return pl
 	}
-	return sharedPrefix(s.prefix, key)
+	return sharedPrefix(prefix, key)
 }
 
 // Count is the number of entries counted.
@@ -60,7 +60,7 @@ func (s *LeafSize) With(e *Entry) int {
 	case e.Same:
 		return leafBytes(s.count+1, s.keys, s.bytes+len(e.Value), len(s.prefix))
 	}
-	return leafBytes(s.count+1, s.keys+1, s.bytes+len(e.Key)+len(e.Value), s.shared(e.Key))
+	return leafBytes(s.count+1, s.keys+1, s.bytes+len(e.Key)+len(e.Value), shared(s.prefix, e.Key))
 }
 
 func leafBytes(count, suffixes, bytes, prefix int) int {
@@ -147,7 +147,7 @@ func (s *InnerSize) Add(c *Child) {
 	case 1:
 		s.prefix = c.Key
 	default:
-		s.prefix = s.prefix[:sharedPrefix(s.prefix, c.Key)]
+		s.prefix = s.prefix[:shared(s.prefix, c.Key)]
 	}
 	s.count++
 	s.bytes += separatorBytes(c)
@@ -179,7 +179,7 @@ func (s *InnerSize) With(c *Child) int {
 	case 1:
 		return innerBytes(2, separatorBytes(c), len(c.Key))
 	}
-	return innerBytes(s.count+1, s.bytes+separatorBytes(c), sharedPrefix(s.prefix, c.Key))
+	return innerBytes(s.count+1, s.bytes+separatorBytes(c), shared(s.prefix, c.Key))
 }
 
 func innerBytes(count, bytes, prefix int) int {

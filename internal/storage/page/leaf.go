@@ -238,3 +238,7 @@ func (p Leaf) Used() int {
 	n := p.Count()
 	return int(binary.LittleEndian.Uint16(p[offsetsAt(n, p.prefixLen())+2*n:]))
 }
+
+// Prefetch starts loading what Find reads first of a leaf: header, fingerprints, and, with up to some hundred entries, offsets. Three misses one
+// after the other become one.
+func Prefetch(p []byte) { prefetch(&p[0]) }
