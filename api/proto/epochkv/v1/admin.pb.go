@@ -772,10 +772,16 @@ type Limits struct {
 	ScanPageBytesDefault uint64 `protobuf:"varint,10,opt,name=scan_page_bytes_default,json=scanPageBytesDefault,proto3" json:"scan_page_bytes_default,omitempty"`
 	ScanPageBytesMax     uint64 `protobuf:"varint,11,opt,name=scan_page_bytes_max,json=scanPageBytesMax,proto3" json:"scan_page_bytes_max,omitempty"`
 	// How long a resume token keeps its epoch readable after the page that brought it.
-	ScanTokenTtl  *durationpb.Duration `protobuf:"bytes,12,opt,name=scan_token_ttl,json=scanTokenTtl,proto3" json:"scan_token_ttl,omitempty"`
-	ScanTokens    uint64               `protobuf:"varint,13,opt,name=scan_tokens,json=scanTokens,proto3" json:"scan_tokens,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	ScanTokenTtl *durationpb.Duration `protobuf:"bytes,12,opt,name=scan_token_ttl,json=scanTokenTtl,proto3" json:"scan_token_ttl,omitempty"`
+	ScanTokens   uint64               `protobuf:"varint,13,opt,name=scan_tokens,json=scanTokens,proto3" json:"scan_tokens,omitempty"`
+	// Interactive transactions: how many may be open, how long one may wait for its next request and live, and how many bytes its
+	// writes and what it has read may hold.
+	Transactions           uint64               `protobuf:"varint,20,opt,name=transactions,proto3" json:"transactions,omitempty"`
+	TransactionIdleTimeout *durationpb.Duration `protobuf:"bytes,21,opt,name=transaction_idle_timeout,json=transactionIdleTimeout,proto3" json:"transaction_idle_timeout,omitempty"`
+	TransactionTimeout     *durationpb.Duration `protobuf:"bytes,22,opt,name=transaction_timeout,json=transactionTimeout,proto3" json:"transaction_timeout,omitempty"`
+	TransactionBytes       uint64               `protobuf:"varint,23,opt,name=transaction_bytes,json=transactionBytes,proto3" json:"transaction_bytes,omitempty"`
+	unknownFields          protoimpl.UnknownFields
+	sizeCache              protoimpl.SizeCache
 }
 
 func (x *Limits) Reset() {
@@ -899,6 +905,34 @@ func (x *Limits) GetScanTokens() uint64 {
 	return 0
 }
 
+func (x *Limits) GetTransactions() uint64 {
+	if x != nil {
+		return x.Transactions
+	}
+	return 0
+}
+
+func (x *Limits) GetTransactionIdleTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.TransactionIdleTimeout
+	}
+	return nil
+}
+
+func (x *Limits) GetTransactionTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.TransactionTimeout
+	}
+	return nil
+}
+
+func (x *Limits) GetTransactionBytes() uint64 {
+	if x != nil {
+		return x.TransactionBytes
+	}
+	return 0
+}
+
 // Recovery is what the server found when it started.
 type Recovery struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1000,7 +1034,7 @@ var File_epochkv_v1_admin_proto protoreflect.FileDescriptor
 const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"\x16epochkv/v1/admin.proto\x12\n" +
-	"epochkv.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x0f\n" +
+	"epochkv.v1\x1a\x1depochkv/v1/transactions.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x0f\n" +
 	"\rStatusRequest\"\xf2\x03\n" +
 	"\x0eStatusResponse\x12'\n" +
 	"\x05build\x18\x01 \x01(\v2\x11.epochkv.v1.BuildR\x05build\x129\n" +
@@ -1069,7 +1103,7 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\tsnapshots\x18\x05 \x01(\x04R\tsnapshots\x12I\n" +
 	"\x13oldest_snapshot_age\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x11oldestSnapshotAge\x12\x1f\n" +
 	"\vscan_tokens\x18\a \x01(\x04R\n" +
-	"scanTokens\"\xad\x04\n" +
+	"scanTokens\"\x9f\x06\n" +
 	"\x06Limits\x12\x1b\n" +
 	"\tkey_bytes\x18\x01 \x01(\x04R\bkeyBytes\x12\x1f\n" +
 	"\vvalue_bytes\x18\x02 \x01(\x04R\n" +
@@ -1087,7 +1121,11 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\x13scan_page_bytes_max\x18\v \x01(\x04R\x10scanPageBytesMax\x12?\n" +
 	"\x0escan_token_ttl\x18\f \x01(\v2\x19.google.protobuf.DurationR\fscanTokenTtl\x12\x1f\n" +
 	"\vscan_tokens\x18\r \x01(\x04R\n" +
-	"scanTokens\"\xe4\x01\n" +
+	"scanTokens\x12\"\n" +
+	"\ftransactions\x18\x14 \x01(\x04R\ftransactions\x12S\n" +
+	"\x18transaction_idle_timeout\x18\x15 \x01(\v2\x19.google.protobuf.DurationR\x16transactionIdleTimeout\x12J\n" +
+	"\x13transaction_timeout\x18\x16 \x01(\v2\x19.google.protobuf.DurationR\x12transactionTimeout\x12+\n" +
+	"\x11transaction_bytes\x18\x17 \x01(\x04R\x10transactionBytes\"\xe4\x01\n" +
 	"\bRecovery\x12\x18\n" +
 	"\arecords\x18\x01 \x01(\x04R\arecords\x12\x14\n" +
 	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\x12\x14\n" +
@@ -1097,9 +1135,11 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\vtorn_offset\x18\x06 \x01(\x04R\n" +
 	"tornOffset\x12\x1d\n" +
 	"\n" +
-	"torn_bytes\x18\a \x01(\x04R\ttornBytes2H\n" +
+	"torn_bytes\x18\a \x01(\x04R\ttornBytes2\x80\x02\n" +
 	"\x05Admin\x12?\n" +
-	"\x06Status\x12\x19.epochkv.v1.StatusRequest\x1a\x1a.epochkv.v1.StatusResponseB(Z&epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
+	"\x06Status\x12\x19.epochkv.v1.StatusRequest\x1a\x1a.epochkv.v1.StatusResponse\x12]\n" +
+	"\x10ListTransactions\x12#.epochkv.v1.ListTransactionsRequest\x1a$.epochkv.v1.ListTransactionsResponse\x12W\n" +
+	"\x0eEndTransaction\x12!.epochkv.v1.EndTransactionRequest\x1a\".epochkv.v1.EndTransactionResponseB(Z&epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
 
 var (
 	file_epochkv_v1_admin_proto_rawDescOnce sync.Once
@@ -1116,19 +1156,23 @@ func file_epochkv_v1_admin_proto_rawDescGZIP() []byte {
 var file_epochkv_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
 var file_epochkv_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_epochkv_v1_admin_proto_goTypes = []any{
-	(Health_State)(0),             // 0: epochkv.v1.Health.State
-	(*StatusRequest)(nil),         // 1: epochkv.v1.StatusRequest
-	(*StatusResponse)(nil),        // 2: epochkv.v1.StatusResponse
-	(*Build)(nil),                 // 3: epochkv.v1.Build
-	(*Health)(nil),                // 4: epochkv.v1.Health
-	(*Epochs)(nil),                // 5: epochkv.v1.Epochs
-	(*Sizes)(nil),                 // 6: epochkv.v1.Sizes
-	(*Generation)(nil),            // 7: epochkv.v1.Generation
-	(*Sessions)(nil),              // 8: epochkv.v1.Sessions
-	(*Limits)(nil),                // 9: epochkv.v1.Limits
-	(*Recovery)(nil),              // 10: epochkv.v1.Recovery
-	(*timestamppb.Timestamp)(nil), // 11: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 12: google.protobuf.Duration
+	(Health_State)(0),                // 0: epochkv.v1.Health.State
+	(*StatusRequest)(nil),            // 1: epochkv.v1.StatusRequest
+	(*StatusResponse)(nil),           // 2: epochkv.v1.StatusResponse
+	(*Build)(nil),                    // 3: epochkv.v1.Build
+	(*Health)(nil),                   // 4: epochkv.v1.Health
+	(*Epochs)(nil),                   // 5: epochkv.v1.Epochs
+	(*Sizes)(nil),                    // 6: epochkv.v1.Sizes
+	(*Generation)(nil),               // 7: epochkv.v1.Generation
+	(*Sessions)(nil),                 // 8: epochkv.v1.Sessions
+	(*Limits)(nil),                   // 9: epochkv.v1.Limits
+	(*Recovery)(nil),                 // 10: epochkv.v1.Recovery
+	(*timestamppb.Timestamp)(nil),    // 11: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),      // 12: google.protobuf.Duration
+	(*ListTransactionsRequest)(nil),  // 13: epochkv.v1.ListTransactionsRequest
+	(*EndTransactionRequest)(nil),    // 14: epochkv.v1.EndTransactionRequest
+	(*ListTransactionsResponse)(nil), // 15: epochkv.v1.ListTransactionsResponse
+	(*EndTransactionResponse)(nil),   // 16: epochkv.v1.EndTransactionResponse
 }
 var file_epochkv_v1_admin_proto_depIdxs = []int32{
 	3,  // 0: epochkv.v1.StatusResponse.build:type_name -> epochkv.v1.Build
@@ -1144,14 +1188,20 @@ var file_epochkv_v1_admin_proto_depIdxs = []int32{
 	0,  // 10: epochkv.v1.Health.state:type_name -> epochkv.v1.Health.State
 	12, // 11: epochkv.v1.Sessions.oldest_snapshot_age:type_name -> google.protobuf.Duration
 	12, // 12: epochkv.v1.Limits.scan_token_ttl:type_name -> google.protobuf.Duration
-	12, // 13: epochkv.v1.Recovery.duration:type_name -> google.protobuf.Duration
-	1,  // 14: epochkv.v1.Admin.Status:input_type -> epochkv.v1.StatusRequest
-	2,  // 15: epochkv.v1.Admin.Status:output_type -> epochkv.v1.StatusResponse
-	15, // [15:16] is the sub-list for method output_type
-	14, // [14:15] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	12, // 13: epochkv.v1.Limits.transaction_idle_timeout:type_name -> google.protobuf.Duration
+	12, // 14: epochkv.v1.Limits.transaction_timeout:type_name -> google.protobuf.Duration
+	12, // 15: epochkv.v1.Recovery.duration:type_name -> google.protobuf.Duration
+	1,  // 16: epochkv.v1.Admin.Status:input_type -> epochkv.v1.StatusRequest
+	13, // 17: epochkv.v1.Admin.ListTransactions:input_type -> epochkv.v1.ListTransactionsRequest
+	14, // 18: epochkv.v1.Admin.EndTransaction:input_type -> epochkv.v1.EndTransactionRequest
+	2,  // 19: epochkv.v1.Admin.Status:output_type -> epochkv.v1.StatusResponse
+	15, // 20: epochkv.v1.Admin.ListTransactions:output_type -> epochkv.v1.ListTransactionsResponse
+	16, // 21: epochkv.v1.Admin.EndTransaction:output_type -> epochkv.v1.EndTransactionResponse
+	19, // [19:22] is the sub-list for method output_type
+	16, // [16:19] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_epochkv_v1_admin_proto_init() }
@@ -1159,6 +1209,7 @@ func file_epochkv_v1_admin_proto_init() {
 	if File_epochkv_v1_admin_proto != nil {
 		return
 	}
+	file_epochkv_v1_transactions_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

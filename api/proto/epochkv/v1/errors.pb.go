@@ -92,6 +92,28 @@ const (
 	ErrorReason_ERROR_REASON_INTERNAL ErrorReason = 24
 	// UNIMPLEMENTED: not in this version of the server.
 	ErrorReason_ERROR_REASON_UNIMPLEMENTED ErrorReason = 25
+	// FAILED_PRECONDITION: an invocation met a value that it cannot work on, or its result is out of bounds. Metadata: key, index
+	// (position in the request's list).
+	ErrorReason_ERROR_REASON_TYPE_ERROR ErrorReason = 30
+	// FAILED_PRECONDITION: a write in a transaction that was begun as read-only.
+	ErrorReason_ERROR_REASON_TXN_READ_ONLY ErrorReason = 31
+	// FAILED_PRECONDITION: the savepoint does not exist, or ended with a rollback to an earlier one.
+	ErrorReason_ERROR_REASON_NO_SAVEPOINT ErrorReason = 32
+	// FAILED_PRECONDITION: no transaction is open on the stream, or one is open where none may be.
+	ErrorReason_ERROR_REASON_TXN_STATE ErrorReason = 33
+	// FAILED_PRECONDITION: an earlier operation of the transaction failed; roll back, at least to a savepoint. Metadata: cause (its
+	// reason).
+	ErrorReason_ERROR_REASON_TXN_FAILED ErrorReason = 34
+	// INVALID_ARGUMENT: the transaction holds more bytes or operations than the limit. Metadata: limit, size, unit (bytes or operations).
+	ErrorReason_ERROR_REASON_TXN_TOO_LARGE ErrorReason = 35
+	// RESOURCE_EXHAUSTED: too many transactions are open, or they hold too many bytes together.
+	ErrorReason_ERROR_REASON_TOO_MANY_TXNS ErrorReason = 36
+	// ABORTED: the transaction was rolled back because it was idle or open for too long. Metadata: limit (idle or total), timeout.
+	ErrorReason_ERROR_REASON_TXN_TIMEOUT ErrorReason = 37
+	// ABORTED: the transaction was rolled back by an operator.
+	ErrorReason_ERROR_REASON_TXN_ENDED ErrorReason = 38
+	// NOT_FOUND: no open transaction has this id.
+	ErrorReason_ERROR_REASON_TXN_NOT_FOUND ErrorReason = 39
 )
 
 // Enum value maps for ErrorReason.
@@ -123,6 +145,16 @@ var (
 		23: "ERROR_REASON_OUTCOME_UNKNOWN",
 		24: "ERROR_REASON_INTERNAL",
 		25: "ERROR_REASON_UNIMPLEMENTED",
+		30: "ERROR_REASON_TYPE_ERROR",
+		31: "ERROR_REASON_TXN_READ_ONLY",
+		32: "ERROR_REASON_NO_SAVEPOINT",
+		33: "ERROR_REASON_TXN_STATE",
+		34: "ERROR_REASON_TXN_FAILED",
+		35: "ERROR_REASON_TXN_TOO_LARGE",
+		36: "ERROR_REASON_TOO_MANY_TXNS",
+		37: "ERROR_REASON_TXN_TIMEOUT",
+		38: "ERROR_REASON_TXN_ENDED",
+		39: "ERROR_REASON_TXN_NOT_FOUND",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":          0,
@@ -151,6 +183,16 @@ var (
 		"ERROR_REASON_OUTCOME_UNKNOWN":      23,
 		"ERROR_REASON_INTERNAL":             24,
 		"ERROR_REASON_UNIMPLEMENTED":        25,
+		"ERROR_REASON_TYPE_ERROR":           30,
+		"ERROR_REASON_TXN_READ_ONLY":        31,
+		"ERROR_REASON_NO_SAVEPOINT":         32,
+		"ERROR_REASON_TXN_STATE":            33,
+		"ERROR_REASON_TXN_FAILED":           34,
+		"ERROR_REASON_TXN_TOO_LARGE":        35,
+		"ERROR_REASON_TOO_MANY_TXNS":        36,
+		"ERROR_REASON_TXN_TIMEOUT":          37,
+		"ERROR_REASON_TXN_ENDED":            38,
+		"ERROR_REASON_TXN_NOT_FOUND":        39,
 	}
 )
 
@@ -186,7 +228,7 @@ var File_epochkv_v1_errors_proto protoreflect.FileDescriptor
 const file_epochkv_v1_errors_proto_rawDesc = "" +
 	"\n" +
 	"\x17epochkv/v1/errors.proto\x12\n" +
-	"epochkv.v1*\xd1\x06\n" +
+	"epochkv.v1*\x80\t\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12 \n" +
 	"\x1cERROR_REASON_INVALID_REQUEST\x10\x01\x12\x1a\n" +
@@ -214,7 +256,17 @@ const file_epochkv_v1_errors_proto_rawDesc = "" +
 	"!ERROR_REASON_EXPIRED_BEFORE_START\x10\x16\x12 \n" +
 	"\x1cERROR_REASON_OUTCOME_UNKNOWN\x10\x17\x12\x19\n" +
 	"\x15ERROR_REASON_INTERNAL\x10\x18\x12\x1e\n" +
-	"\x1aERROR_REASON_UNIMPLEMENTED\x10\x19B(Z&epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
+	"\x1aERROR_REASON_UNIMPLEMENTED\x10\x19\x12\x1b\n" +
+	"\x17ERROR_REASON_TYPE_ERROR\x10\x1e\x12\x1e\n" +
+	"\x1aERROR_REASON_TXN_READ_ONLY\x10\x1f\x12\x1d\n" +
+	"\x19ERROR_REASON_NO_SAVEPOINT\x10 \x12\x1a\n" +
+	"\x16ERROR_REASON_TXN_STATE\x10!\x12\x1b\n" +
+	"\x17ERROR_REASON_TXN_FAILED\x10\"\x12\x1e\n" +
+	"\x1aERROR_REASON_TXN_TOO_LARGE\x10#\x12\x1e\n" +
+	"\x1aERROR_REASON_TOO_MANY_TXNS\x10$\x12\x1c\n" +
+	"\x18ERROR_REASON_TXN_TIMEOUT\x10%\x12\x1a\n" +
+	"\x16ERROR_REASON_TXN_ENDED\x10&\x12\x1e\n" +
+	"\x1aERROR_REASON_TXN_NOT_FOUND\x10'B(Z&epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
 
 var (
 	file_epochkv_v1_errors_proto_rawDescOnce sync.Once

@@ -1378,6 +1378,655 @@ func (x *Entry) GetEpoch() uint64 {
 	return 0
 }
 
+// Invocation is one read-modify-write of one key.
+//
+// Integers are signed, of 64 bits, and stored as decimal text, as a client would put them. An operation that meets a value it
+// cannot work on, or whose result is out of bounds, fails with TYPE_ERROR and changes nothing.
+type Invocation struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Key   []byte                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	// Exactly one.
+	//
+	// Types that are valid to be assigned to Operation:
+	//
+	//	*Invocation_Increment
+	//	*Invocation_Append
+	//	*Invocation_Min
+	//	*Invocation_Max
+	//	*Invocation_CompareAndSet
+	//	*Invocation_PutIfAbsent
+	//	*Invocation_GetAndSet
+	//	*Invocation_GetAndDelete
+	Operation isInvocation_Operation `protobuf_oneof:"operation"`
+	// Whether the answer has the value before and after.
+	WantOld       bool `protobuf:"varint,14,opt,name=want_old,json=wantOld,proto3" json:"want_old,omitempty"`
+	WantNew       bool `protobuf:"varint,15,opt,name=want_new,json=wantNew,proto3" json:"want_new,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Invocation) Reset() {
+	*x = Invocation{}
+	mi := &file_epochkv_v1_kv_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Invocation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Invocation) ProtoMessage() {}
+
+func (x *Invocation) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_kv_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Invocation.ProtoReflect.Descriptor instead.
+func (*Invocation) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *Invocation) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *Invocation) GetOperation() isInvocation_Operation {
+	if x != nil {
+		return x.Operation
+	}
+	return nil
+}
+
+func (x *Invocation) GetIncrement() *Increment {
+	if x != nil {
+		if x, ok := x.Operation.(*Invocation_Increment); ok {
+			return x.Increment
+		}
+	}
+	return nil
+}
+
+func (x *Invocation) GetAppend() []byte {
+	if x != nil {
+		if x, ok := x.Operation.(*Invocation_Append); ok {
+			return x.Append
+		}
+	}
+	return nil
+}
+
+func (x *Invocation) GetMin() int64 {
+	if x != nil {
+		if x, ok := x.Operation.(*Invocation_Min); ok {
+			return x.Min
+		}
+	}
+	return 0
+}
+
+func (x *Invocation) GetMax() int64 {
+	if x != nil {
+		if x, ok := x.Operation.(*Invocation_Max); ok {
+			return x.Max
+		}
+	}
+	return 0
+}
+
+func (x *Invocation) GetCompareAndSet() *CompareAndSet {
+	if x != nil {
+		if x, ok := x.Operation.(*Invocation_CompareAndSet); ok {
+			return x.CompareAndSet
+		}
+	}
+	return nil
+}
+
+func (x *Invocation) GetPutIfAbsent() []byte {
+	if x != nil {
+		if x, ok := x.Operation.(*Invocation_PutIfAbsent); ok {
+			return x.PutIfAbsent
+		}
+	}
+	return nil
+}
+
+func (x *Invocation) GetGetAndSet() []byte {
+	if x != nil {
+		if x, ok := x.Operation.(*Invocation_GetAndSet); ok {
+			return x.GetAndSet
+		}
+	}
+	return nil
+}
+
+func (x *Invocation) GetGetAndDelete() bool {
+	if x != nil {
+		if x, ok := x.Operation.(*Invocation_GetAndDelete); ok {
+			return x.GetAndDelete
+		}
+	}
+	return false
+}
+
+func (x *Invocation) GetWantOld() bool {
+	if x != nil {
+		return x.WantOld
+	}
+	return false
+}
+
+func (x *Invocation) GetWantNew() bool {
+	if x != nil {
+		return x.WantNew
+	}
+	return false
+}
+
+type isInvocation_Operation interface {
+	isInvocation_Operation()
+}
+
+type Invocation_Increment struct {
+	// value = value + delta. A missing key counts as 0.
+	Increment *Increment `protobuf:"bytes,2,opt,name=increment,proto3,oneof"`
+}
+
+type Invocation_Append struct {
+	// value = value followed by these bytes. A missing key starts empty.
+	Append []byte `protobuf:"bytes,3,opt,name=append,proto3,oneof"`
+}
+
+type Invocation_Min struct {
+	// value = the smaller of value and this. A missing key becomes this.
+	Min int64 `protobuf:"zigzag64,4,opt,name=min,proto3,oneof"`
+}
+
+type Invocation_Max struct {
+	// value = the larger of value and this. A missing key becomes this.
+	Max int64 `protobuf:"zigzag64,5,opt,name=max,proto3,oneof"`
+}
+
+type Invocation_CompareAndSet struct {
+	// value = CompareAndSet.value if it equals CompareAndSet.expect; else nothing is done and `applied` is false.
+	CompareAndSet *CompareAndSet `protobuf:"bytes,6,opt,name=compare_and_set,json=compareAndSet,proto3,oneof"`
+}
+
+type Invocation_PutIfAbsent struct {
+	// value = this if the key is missing; else nothing is done and `applied` is false.
+	PutIfAbsent []byte `protobuf:"bytes,7,opt,name=put_if_absent,json=putIfAbsent,proto3,oneof"`
+}
+
+type Invocation_GetAndSet struct {
+	// value = this.
+	GetAndSet []byte `protobuf:"bytes,8,opt,name=get_and_set,json=getAndSet,proto3,oneof"`
+}
+
+type Invocation_GetAndDelete struct {
+	// The key is removed. Must be true.
+	GetAndDelete bool `protobuf:"varint,9,opt,name=get_and_delete,json=getAndDelete,proto3,oneof"`
+}
+
+func (*Invocation_Increment) isInvocation_Operation() {}
+
+func (*Invocation_Append) isInvocation_Operation() {}
+
+func (*Invocation_Min) isInvocation_Operation() {}
+
+func (*Invocation_Max) isInvocation_Operation() {}
+
+func (*Invocation_CompareAndSet) isInvocation_Operation() {}
+
+func (*Invocation_PutIfAbsent) isInvocation_Operation() {}
+
+func (*Invocation_GetAndSet) isInvocation_Operation() {}
+
+func (*Invocation_GetAndDelete) isInvocation_Operation() {}
+
+// Increment adds a number.
+type Increment struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What is added; may be negative.
+	Delta int64 `protobuf:"zigzag64,1,opt,name=delta,proto3" json:"delta,omitempty"`
+	// Bounds of the result, themselves allowed. Outside them nothing is written and the error is TYPE_ERROR.
+	Min           *int64 `protobuf:"zigzag64,2,opt,name=min,proto3,oneof" json:"min,omitempty"`
+	Max           *int64 `protobuf:"zigzag64,3,opt,name=max,proto3,oneof" json:"max,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Increment) Reset() {
+	*x = Increment{}
+	mi := &file_epochkv_v1_kv_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Increment) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Increment) ProtoMessage() {}
+
+func (x *Increment) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_kv_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Increment.ProtoReflect.Descriptor instead.
+func (*Increment) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *Increment) GetDelta() int64 {
+	if x != nil {
+		return x.Delta
+	}
+	return 0
+}
+
+func (x *Increment) GetMin() int64 {
+	if x != nil && x.Min != nil {
+		return *x.Min
+	}
+	return 0
+}
+
+func (x *Increment) GetMax() int64 {
+	if x != nil && x.Max != nil {
+		return *x.Max
+	}
+	return 0
+}
+
+// CompareAndSet replaces a value that is as expected. A missing key equals no value.
+type CompareAndSet struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Expect        []byte                 `protobuf:"bytes,1,opt,name=expect,proto3" json:"expect,omitempty"`
+	Value         []byte                 `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CompareAndSet) Reset() {
+	*x = CompareAndSet{}
+	mi := &file_epochkv_v1_kv_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CompareAndSet) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CompareAndSet) ProtoMessage() {}
+
+func (x *CompareAndSet) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_kv_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CompareAndSet.ProtoReflect.Descriptor instead.
+func (*CompareAndSet) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *CompareAndSet) GetExpect() []byte {
+	if x != nil {
+		return x.Expect
+	}
+	return nil
+}
+
+func (x *CompareAndSet) GetValue() []byte {
+	if x != nil {
+		return x.Value
+	}
+	return nil
+}
+
+// InvokeResult is what one Invocation did.
+type InvokeResult struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whether the operation took effect; false only for comparisons that did not hold.
+	Applied bool `protobuf:"varint,1,opt,name=applied,proto3" json:"applied,omitempty"`
+	// The value before: whether there was one, its epoch, and, if wanted, itself.
+	OldFound bool   `protobuf:"varint,2,opt,name=old_found,json=oldFound,proto3" json:"old_found,omitempty"`
+	Old      []byte `protobuf:"bytes,3,opt,name=old,proto3" json:"old,omitempty"`
+	OldEpoch uint64 `protobuf:"varint,4,opt,name=old_epoch,json=oldEpoch,proto3" json:"old_epoch,omitempty"`
+	// The value after: whether there is one, and, if wanted, itself.
+	NewFound      bool   `protobuf:"varint,5,opt,name=new_found,json=newFound,proto3" json:"new_found,omitempty"`
+	New           []byte `protobuf:"bytes,6,opt,name=new,proto3" json:"new,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InvokeResult) Reset() {
+	*x = InvokeResult{}
+	mi := &file_epochkv_v1_kv_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InvokeResult) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InvokeResult) ProtoMessage() {}
+
+func (x *InvokeResult) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_kv_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InvokeResult.ProtoReflect.Descriptor instead.
+func (*InvokeResult) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *InvokeResult) GetApplied() bool {
+	if x != nil {
+		return x.Applied
+	}
+	return false
+}
+
+func (x *InvokeResult) GetOldFound() bool {
+	if x != nil {
+		return x.OldFound
+	}
+	return false
+}
+
+func (x *InvokeResult) GetOld() []byte {
+	if x != nil {
+		return x.Old
+	}
+	return nil
+}
+
+func (x *InvokeResult) GetOldEpoch() uint64 {
+	if x != nil {
+		return x.OldEpoch
+	}
+	return 0
+}
+
+func (x *InvokeResult) GetNewFound() bool {
+	if x != nil {
+		return x.NewFound
+	}
+	return false
+}
+
+func (x *InvokeResult) GetNew() []byte {
+	if x != nil {
+		return x.New
+	}
+	return nil
+}
+
+type InvokeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Invocation    *Invocation            `protobuf:"bytes,1,opt,name=invocation,proto3" json:"invocation,omitempty"`
+	Preconditions []*Precondition        `protobuf:"bytes,2,rep,name=preconditions,proto3" json:"preconditions,omitempty"`
+	Durability    Durability             `protobuf:"varint,3,opt,name=durability,proto3,enum=epochkv.v1.Durability" json:"durability,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InvokeRequest) Reset() {
+	*x = InvokeRequest{}
+	mi := &file_epochkv_v1_kv_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InvokeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InvokeRequest) ProtoMessage() {}
+
+func (x *InvokeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_kv_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InvokeRequest.ProtoReflect.Descriptor instead.
+func (*InvokeRequest) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *InvokeRequest) GetInvocation() *Invocation {
+	if x != nil {
+		return x.Invocation
+	}
+	return nil
+}
+
+func (x *InvokeRequest) GetPreconditions() []*Precondition {
+	if x != nil {
+		return x.Preconditions
+	}
+	return nil
+}
+
+func (x *InvokeRequest) GetDurability() Durability {
+	if x != nil {
+		return x.Durability
+	}
+	return Durability_DURABILITY_UNSPECIFIED
+}
+
+type InvokeResponse struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Result *InvokeResult          `protobuf:"bytes,1,opt,name=result,proto3" json:"result,omitempty"`
+	// The epoch of the write; 0 if nothing was written.
+	Epoch         uint64 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InvokeResponse) Reset() {
+	*x = InvokeResponse{}
+	mi := &file_epochkv_v1_kv_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InvokeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InvokeResponse) ProtoMessage() {}
+
+func (x *InvokeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_kv_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InvokeResponse.ProtoReflect.Descriptor instead.
+func (*InvokeResponse) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *InvokeResponse) GetResult() *InvokeResult {
+	if x != nil {
+		return x.Result
+	}
+	return nil
+}
+
+func (x *InvokeResponse) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+type InvokeAllRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// At least one. A key that is named twice fails the request with DUPLICATE_KEY.
+	Invocations   []*Invocation   `protobuf:"bytes,1,rep,name=invocations,proto3" json:"invocations,omitempty"`
+	Preconditions []*Precondition `protobuf:"bytes,2,rep,name=preconditions,proto3" json:"preconditions,omitempty"`
+	Durability    Durability      `protobuf:"varint,3,opt,name=durability,proto3,enum=epochkv.v1.Durability" json:"durability,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InvokeAllRequest) Reset() {
+	*x = InvokeAllRequest{}
+	mi := &file_epochkv_v1_kv_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InvokeAllRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InvokeAllRequest) ProtoMessage() {}
+
+func (x *InvokeAllRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_kv_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InvokeAllRequest.ProtoReflect.Descriptor instead.
+func (*InvokeAllRequest) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *InvokeAllRequest) GetInvocations() []*Invocation {
+	if x != nil {
+		return x.Invocations
+	}
+	return nil
+}
+
+func (x *InvokeAllRequest) GetPreconditions() []*Precondition {
+	if x != nil {
+		return x.Preconditions
+	}
+	return nil
+}
+
+func (x *InvokeAllRequest) GetDurability() Durability {
+	if x != nil {
+		return x.Durability
+	}
+	return Durability_DURABILITY_UNSPECIFIED
+}
+
+type InvokeAllResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One result for each invocation, in the order of the request.
+	Results []*InvokeResult `protobuf:"bytes,1,rep,name=results,proto3" json:"results,omitempty"`
+	// The epoch of the write, the same for all; 0 if nothing was written.
+	Epoch         uint64 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InvokeAllResponse) Reset() {
+	*x = InvokeAllResponse{}
+	mi := &file_epochkv_v1_kv_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InvokeAllResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InvokeAllResponse) ProtoMessage() {}
+
+func (x *InvokeAllResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_kv_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InvokeAllResponse.ProtoReflect.Descriptor instead.
+func (*InvokeAllResponse) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *InvokeAllResponse) GetResults() []*InvokeResult {
+	if x != nil {
+		return x.Results
+	}
+	return nil
+}
+
+func (x *InvokeAllResponse) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
 type PipelineRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Chosen by the client and returned with the answer. The server does not look at it.
@@ -1392,6 +2041,8 @@ type PipelineRequest struct {
 	//	*PipelineRequest_BatchGet
 	//	*PipelineRequest_BatchWrite
 	//	*PipelineRequest_DeleteRange
+	//	*PipelineRequest_Invoke
+	//	*PipelineRequest_InvokeAll
 	Request       isPipelineRequest_Request `protobuf_oneof:"request"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1399,7 +2050,7 @@ type PipelineRequest struct {
 
 func (x *PipelineRequest) Reset() {
 	*x = PipelineRequest{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[19]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1411,7 +2062,7 @@ func (x *PipelineRequest) String() string {
 func (*PipelineRequest) ProtoMessage() {}
 
 func (x *PipelineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[19]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1424,7 +2075,7 @@ func (x *PipelineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PipelineRequest.ProtoReflect.Descriptor instead.
 func (*PipelineRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{19}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *PipelineRequest) GetId() uint64 {
@@ -1495,6 +2146,24 @@ func (x *PipelineRequest) GetDeleteRange() *DeleteRangeRequest {
 	return nil
 }
 
+func (x *PipelineRequest) GetInvoke() *InvokeRequest {
+	if x != nil {
+		if x, ok := x.Request.(*PipelineRequest_Invoke); ok {
+			return x.Invoke
+		}
+	}
+	return nil
+}
+
+func (x *PipelineRequest) GetInvokeAll() *InvokeAllRequest {
+	if x != nil {
+		if x, ok := x.Request.(*PipelineRequest_InvokeAll); ok {
+			return x.InvokeAll
+		}
+	}
+	return nil
+}
+
 type isPipelineRequest_Request interface {
 	isPipelineRequest_Request()
 }
@@ -1523,6 +2192,14 @@ type PipelineRequest_DeleteRange struct {
 	DeleteRange *DeleteRangeRequest `protobuf:"bytes,7,opt,name=delete_range,json=deleteRange,proto3,oneof"`
 }
 
+type PipelineRequest_Invoke struct {
+	Invoke *InvokeRequest `protobuf:"bytes,8,opt,name=invoke,proto3,oneof"`
+}
+
+type PipelineRequest_InvokeAll struct {
+	InvokeAll *InvokeAllRequest `protobuf:"bytes,9,opt,name=invoke_all,json=invokeAll,proto3,oneof"`
+}
+
 func (*PipelineRequest_Get) isPipelineRequest_Request() {}
 
 func (*PipelineRequest_Put) isPipelineRequest_Request() {}
@@ -1534,6 +2211,10 @@ func (*PipelineRequest_BatchGet) isPipelineRequest_Request() {}
 func (*PipelineRequest_BatchWrite) isPipelineRequest_Request() {}
 
 func (*PipelineRequest_DeleteRange) isPipelineRequest_Request() {}
+
+func (*PipelineRequest_Invoke) isPipelineRequest_Request() {}
+
+func (*PipelineRequest_InvokeAll) isPipelineRequest_Request() {}
 
 type PipelineResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1549,6 +2230,8 @@ type PipelineResponse struct {
 	//	*PipelineResponse_BatchGet
 	//	*PipelineResponse_BatchWrite
 	//	*PipelineResponse_DeleteRange
+	//	*PipelineResponse_Invoke
+	//	*PipelineResponse_InvokeAll
 	//	*PipelineResponse_Error
 	Response      isPipelineResponse_Response `protobuf_oneof:"response"`
 	unknownFields protoimpl.UnknownFields
@@ -1557,7 +2240,7 @@ type PipelineResponse struct {
 
 func (x *PipelineResponse) Reset() {
 	*x = PipelineResponse{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[20]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1569,7 +2252,7 @@ func (x *PipelineResponse) String() string {
 func (*PipelineResponse) ProtoMessage() {}
 
 func (x *PipelineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[20]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1582,7 +2265,7 @@ func (x *PipelineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PipelineResponse.ProtoReflect.Descriptor instead.
 func (*PipelineResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{20}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *PipelineResponse) GetId() uint64 {
@@ -1653,6 +2336,24 @@ func (x *PipelineResponse) GetDeleteRange() *DeleteRangeResponse {
 	return nil
 }
 
+func (x *PipelineResponse) GetInvoke() *InvokeResponse {
+	if x != nil {
+		if x, ok := x.Response.(*PipelineResponse_Invoke); ok {
+			return x.Invoke
+		}
+	}
+	return nil
+}
+
+func (x *PipelineResponse) GetInvokeAll() *InvokeAllResponse {
+	if x != nil {
+		if x, ok := x.Response.(*PipelineResponse_InvokeAll); ok {
+			return x.InvokeAll
+		}
+	}
+	return nil
+}
+
 func (x *PipelineResponse) GetError() *status.Status {
 	if x != nil {
 		if x, ok := x.Response.(*PipelineResponse_Error); ok {
@@ -1690,6 +2391,14 @@ type PipelineResponse_DeleteRange struct {
 	DeleteRange *DeleteRangeResponse `protobuf:"bytes,7,opt,name=delete_range,json=deleteRange,proto3,oneof"`
 }
 
+type PipelineResponse_Invoke struct {
+	Invoke *InvokeResponse `protobuf:"bytes,8,opt,name=invoke,proto3,oneof"`
+}
+
+type PipelineResponse_InvokeAll struct {
+	InvokeAll *InvokeAllResponse `protobuf:"bytes,9,opt,name=invoke_all,json=invokeAll,proto3,oneof"`
+}
+
 type PipelineResponse_Error struct {
 	Error *status.Status `protobuf:"bytes,15,opt,name=error,proto3,oneof"`
 }
@@ -1705,6 +2414,10 @@ func (*PipelineResponse_BatchGet) isPipelineResponse_Response() {}
 func (*PipelineResponse_BatchWrite) isPipelineResponse_Response() {}
 
 func (*PipelineResponse_DeleteRange) isPipelineResponse_Response() {}
+
+func (*PipelineResponse_Invoke) isPipelineResponse_Response() {}
+
+func (*PipelineResponse_InvokeAll) isPipelineResponse_Response() {}
 
 func (*PipelineResponse_Error) isPipelineResponse_Response() {}
 
@@ -1810,7 +2523,57 @@ const file_epochkv_v1_kv_proto_rawDesc = "" +
 	"\x05Entry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\fR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\fR\x05value\x12\x14\n" +
-	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\"\xfc\x02\n" +
+	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\"\x8f\x03\n" +
+	"\n" +
+	"Invocation\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\fR\x03key\x125\n" +
+	"\tincrement\x18\x02 \x01(\v2\x15.epochkv.v1.IncrementH\x00R\tincrement\x12\x18\n" +
+	"\x06append\x18\x03 \x01(\fH\x00R\x06append\x12\x12\n" +
+	"\x03min\x18\x04 \x01(\x12H\x00R\x03min\x12\x12\n" +
+	"\x03max\x18\x05 \x01(\x12H\x00R\x03max\x12C\n" +
+	"\x0fcompare_and_set\x18\x06 \x01(\v2\x19.epochkv.v1.CompareAndSetH\x00R\rcompareAndSet\x12$\n" +
+	"\rput_if_absent\x18\a \x01(\fH\x00R\vputIfAbsent\x12 \n" +
+	"\vget_and_set\x18\b \x01(\fH\x00R\tgetAndSet\x12&\n" +
+	"\x0eget_and_delete\x18\t \x01(\bH\x00R\fgetAndDelete\x12\x19\n" +
+	"\bwant_old\x18\x0e \x01(\bR\awantOld\x12\x19\n" +
+	"\bwant_new\x18\x0f \x01(\bR\awantNewB\v\n" +
+	"\toperation\"_\n" +
+	"\tIncrement\x12\x14\n" +
+	"\x05delta\x18\x01 \x01(\x12R\x05delta\x12\x15\n" +
+	"\x03min\x18\x02 \x01(\x12H\x00R\x03min\x88\x01\x01\x12\x15\n" +
+	"\x03max\x18\x03 \x01(\x12H\x01R\x03max\x88\x01\x01B\x06\n" +
+	"\x04_minB\x06\n" +
+	"\x04_max\"=\n" +
+	"\rCompareAndSet\x12\x16\n" +
+	"\x06expect\x18\x01 \x01(\fR\x06expect\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\fR\x05value\"\xa3\x01\n" +
+	"\fInvokeResult\x12\x18\n" +
+	"\aapplied\x18\x01 \x01(\bR\aapplied\x12\x1b\n" +
+	"\told_found\x18\x02 \x01(\bR\boldFound\x12\x10\n" +
+	"\x03old\x18\x03 \x01(\fR\x03old\x12\x1b\n" +
+	"\told_epoch\x18\x04 \x01(\x04R\boldEpoch\x12\x1b\n" +
+	"\tnew_found\x18\x05 \x01(\bR\bnewFound\x12\x10\n" +
+	"\x03new\x18\x06 \x01(\fR\x03new\"\xbf\x01\n" +
+	"\rInvokeRequest\x126\n" +
+	"\n" +
+	"invocation\x18\x01 \x01(\v2\x16.epochkv.v1.InvocationR\n" +
+	"invocation\x12>\n" +
+	"\rpreconditions\x18\x02 \x03(\v2\x18.epochkv.v1.PreconditionR\rpreconditions\x126\n" +
+	"\n" +
+	"durability\x18\x03 \x01(\x0e2\x16.epochkv.v1.DurabilityR\n" +
+	"durability\"X\n" +
+	"\x0eInvokeResponse\x120\n" +
+	"\x06result\x18\x01 \x01(\v2\x18.epochkv.v1.InvokeResultR\x06result\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\"\xc4\x01\n" +
+	"\x10InvokeAllRequest\x128\n" +
+	"\vinvocations\x18\x01 \x03(\v2\x16.epochkv.v1.InvocationR\vinvocations\x12>\n" +
+	"\rpreconditions\x18\x02 \x03(\v2\x18.epochkv.v1.PreconditionR\rpreconditions\x126\n" +
+	"\n" +
+	"durability\x18\x03 \x01(\x0e2\x16.epochkv.v1.DurabilityR\n" +
+	"durability\"]\n" +
+	"\x11InvokeAllResponse\x122\n" +
+	"\aresults\x18\x01 \x03(\v2\x18.epochkv.v1.InvokeResultR\aresults\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\"\xf0\x03\n" +
 	"\x0fPipelineRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12*\n" +
 	"\x03get\x18\x02 \x01(\v2\x16.epochkv.v1.GetRequestH\x00R\x03get\x12*\n" +
@@ -1819,8 +2582,11 @@ const file_epochkv_v1_kv_proto_rawDesc = "" +
 	"\tbatch_get\x18\x05 \x01(\v2\x1b.epochkv.v1.BatchGetRequestH\x00R\bbatchGet\x12@\n" +
 	"\vbatch_write\x18\x06 \x01(\v2\x1d.epochkv.v1.BatchWriteRequestH\x00R\n" +
 	"batchWrite\x12C\n" +
-	"\fdelete_range\x18\a \x01(\v2\x1e.epochkv.v1.DeleteRangeRequestH\x00R\vdeleteRangeB\t\n" +
-	"\arequest\"\xb0\x03\n" +
+	"\fdelete_range\x18\a \x01(\v2\x1e.epochkv.v1.DeleteRangeRequestH\x00R\vdeleteRange\x123\n" +
+	"\x06invoke\x18\b \x01(\v2\x19.epochkv.v1.InvokeRequestH\x00R\x06invoke\x12=\n" +
+	"\n" +
+	"invoke_all\x18\t \x01(\v2\x1c.epochkv.v1.InvokeAllRequestH\x00R\tinvokeAllB\t\n" +
+	"\arequest\"\xa6\x04\n" +
 	"\x10PipelineResponse\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12+\n" +
 	"\x03get\x18\x02 \x01(\v2\x17.epochkv.v1.GetResponseH\x00R\x03get\x12+\n" +
@@ -1829,7 +2595,10 @@ const file_epochkv_v1_kv_proto_rawDesc = "" +
 	"\tbatch_get\x18\x05 \x01(\v2\x1c.epochkv.v1.BatchGetResponseH\x00R\bbatchGet\x12A\n" +
 	"\vbatch_write\x18\x06 \x01(\v2\x1e.epochkv.v1.BatchWriteResponseH\x00R\n" +
 	"batchWrite\x12D\n" +
-	"\fdelete_range\x18\a \x01(\v2\x1f.epochkv.v1.DeleteRangeResponseH\x00R\vdeleteRange\x12*\n" +
+	"\fdelete_range\x18\a \x01(\v2\x1f.epochkv.v1.DeleteRangeResponseH\x00R\vdeleteRange\x124\n" +
+	"\x06invoke\x18\b \x01(\v2\x1a.epochkv.v1.InvokeResponseH\x00R\x06invoke\x12>\n" +
+	"\n" +
+	"invoke_all\x18\t \x01(\v2\x1d.epochkv.v1.InvokeAllResponseH\x00R\tinvokeAll\x12*\n" +
 	"\x05error\x18\x0f \x01(\v2\x12.google.rpc.StatusH\x00R\x05errorB\n" +
 	"\n" +
 	"\bresponse*S\n" +
@@ -1837,7 +2606,7 @@ const file_epochkv_v1_kv_proto_rawDesc = "" +
 	"Durability\x12\x1a\n" +
 	"\x16DURABILITY_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fDURABILITY_SYNC\x10\x01\x12\x14\n" +
-	"\x10DURABILITY_ASYNC\x10\x022\xa1\x04\n" +
+	"\x10DURABILITY_ASYNC\x10\x022\xac\x05\n" +
 	"\x02KV\x126\n" +
 	"\x03Get\x12\x16.epochkv.v1.GetRequest\x1a\x17.epochkv.v1.GetResponse\x126\n" +
 	"\x03Put\x12\x16.epochkv.v1.PutRequest\x1a\x17.epochkv.v1.PutResponse\x12?\n" +
@@ -1846,7 +2615,9 @@ const file_epochkv_v1_kv_proto_rawDesc = "" +
 	"\n" +
 	"BatchWrite\x12\x1d.epochkv.v1.BatchWriteRequest\x1a\x1e.epochkv.v1.BatchWriteResponse\x12N\n" +
 	"\vDeleteRange\x12\x1e.epochkv.v1.DeleteRangeRequest\x1a\x1f.epochkv.v1.DeleteRangeResponse\x12;\n" +
-	"\x04Scan\x12\x17.epochkv.v1.ScanRequest\x1a\x18.epochkv.v1.ScanResponse0\x01\x12I\n" +
+	"\x04Scan\x12\x17.epochkv.v1.ScanRequest\x1a\x18.epochkv.v1.ScanResponse0\x01\x12?\n" +
+	"\x06Invoke\x12\x19.epochkv.v1.InvokeRequest\x1a\x1a.epochkv.v1.InvokeResponse\x12H\n" +
+	"\tInvokeAll\x12\x1c.epochkv.v1.InvokeAllRequest\x1a\x1d.epochkv.v1.InvokeAllResponse\x12I\n" +
 	"\bPipeline\x12\x1b.epochkv.v1.PipelineRequest\x1a\x1c.epochkv.v1.PipelineResponse(\x010\x01B(Z&epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
 
 var (
@@ -1862,7 +2633,7 @@ func file_epochkv_v1_kv_proto_rawDescGZIP() []byte {
 }
 
 var file_epochkv_v1_kv_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_epochkv_v1_kv_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_epochkv_v1_kv_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
 var file_epochkv_v1_kv_proto_goTypes = []any{
 	(Durability)(0),             // 0: epochkv.v1.Durability
 	(Mutation_Kind)(0),          // 1: epochkv.v1.Mutation.Kind
@@ -1885,9 +2656,17 @@ var file_epochkv_v1_kv_proto_goTypes = []any{
 	(*ScanRequest)(nil),         // 18: epochkv.v1.ScanRequest
 	(*ScanResponse)(nil),        // 19: epochkv.v1.ScanResponse
 	(*Entry)(nil),               // 20: epochkv.v1.Entry
-	(*PipelineRequest)(nil),     // 21: epochkv.v1.PipelineRequest
-	(*PipelineResponse)(nil),    // 22: epochkv.v1.PipelineResponse
-	(*status.Status)(nil),       // 23: google.rpc.Status
+	(*Invocation)(nil),          // 21: epochkv.v1.Invocation
+	(*Increment)(nil),           // 22: epochkv.v1.Increment
+	(*CompareAndSet)(nil),       // 23: epochkv.v1.CompareAndSet
+	(*InvokeResult)(nil),        // 24: epochkv.v1.InvokeResult
+	(*InvokeRequest)(nil),       // 25: epochkv.v1.InvokeRequest
+	(*InvokeResponse)(nil),      // 26: epochkv.v1.InvokeResponse
+	(*InvokeAllRequest)(nil),    // 27: epochkv.v1.InvokeAllRequest
+	(*InvokeAllResponse)(nil),   // 28: epochkv.v1.InvokeAllResponse
+	(*PipelineRequest)(nil),     // 29: epochkv.v1.PipelineRequest
+	(*PipelineResponse)(nil),    // 30: epochkv.v1.PipelineResponse
+	(*status.Status)(nil),       // 31: google.rpc.Status
 }
 var file_epochkv_v1_kv_proto_depIdxs = []int32{
 	3,  // 0: epochkv.v1.PutRequest.preconditions:type_name -> epochkv.v1.Precondition
@@ -1904,40 +2683,58 @@ var file_epochkv_v1_kv_proto_depIdxs = []int32{
 	0,  // 11: epochkv.v1.DeleteRangeRequest.durability:type_name -> epochkv.v1.Durability
 	2,  // 12: epochkv.v1.ScanRequest.range:type_name -> epochkv.v1.KeyRange
 	20, // 13: epochkv.v1.ScanResponse.entries:type_name -> epochkv.v1.Entry
-	4,  // 14: epochkv.v1.PipelineRequest.get:type_name -> epochkv.v1.GetRequest
-	6,  // 15: epochkv.v1.PipelineRequest.put:type_name -> epochkv.v1.PutRequest
-	8,  // 16: epochkv.v1.PipelineRequest.delete:type_name -> epochkv.v1.DeleteRequest
-	10, // 17: epochkv.v1.PipelineRequest.batch_get:type_name -> epochkv.v1.BatchGetRequest
-	14, // 18: epochkv.v1.PipelineRequest.batch_write:type_name -> epochkv.v1.BatchWriteRequest
-	16, // 19: epochkv.v1.PipelineRequest.delete_range:type_name -> epochkv.v1.DeleteRangeRequest
-	5,  // 20: epochkv.v1.PipelineResponse.get:type_name -> epochkv.v1.GetResponse
-	7,  // 21: epochkv.v1.PipelineResponse.put:type_name -> epochkv.v1.PutResponse
-	9,  // 22: epochkv.v1.PipelineResponse.delete:type_name -> epochkv.v1.DeleteResponse
-	11, // 23: epochkv.v1.PipelineResponse.batch_get:type_name -> epochkv.v1.BatchGetResponse
-	15, // 24: epochkv.v1.PipelineResponse.batch_write:type_name -> epochkv.v1.BatchWriteResponse
-	17, // 25: epochkv.v1.PipelineResponse.delete_range:type_name -> epochkv.v1.DeleteRangeResponse
-	23, // 26: epochkv.v1.PipelineResponse.error:type_name -> google.rpc.Status
-	4,  // 27: epochkv.v1.KV.Get:input_type -> epochkv.v1.GetRequest
-	6,  // 28: epochkv.v1.KV.Put:input_type -> epochkv.v1.PutRequest
-	8,  // 29: epochkv.v1.KV.Delete:input_type -> epochkv.v1.DeleteRequest
-	10, // 30: epochkv.v1.KV.BatchGet:input_type -> epochkv.v1.BatchGetRequest
-	14, // 31: epochkv.v1.KV.BatchWrite:input_type -> epochkv.v1.BatchWriteRequest
-	16, // 32: epochkv.v1.KV.DeleteRange:input_type -> epochkv.v1.DeleteRangeRequest
-	18, // 33: epochkv.v1.KV.Scan:input_type -> epochkv.v1.ScanRequest
-	21, // 34: epochkv.v1.KV.Pipeline:input_type -> epochkv.v1.PipelineRequest
-	5,  // 35: epochkv.v1.KV.Get:output_type -> epochkv.v1.GetResponse
-	7,  // 36: epochkv.v1.KV.Put:output_type -> epochkv.v1.PutResponse
-	9,  // 37: epochkv.v1.KV.Delete:output_type -> epochkv.v1.DeleteResponse
-	11, // 38: epochkv.v1.KV.BatchGet:output_type -> epochkv.v1.BatchGetResponse
-	15, // 39: epochkv.v1.KV.BatchWrite:output_type -> epochkv.v1.BatchWriteResponse
-	17, // 40: epochkv.v1.KV.DeleteRange:output_type -> epochkv.v1.DeleteRangeResponse
-	19, // 41: epochkv.v1.KV.Scan:output_type -> epochkv.v1.ScanResponse
-	22, // 42: epochkv.v1.KV.Pipeline:output_type -> epochkv.v1.PipelineResponse
-	35, // [35:43] is the sub-list for method output_type
-	27, // [27:35] is the sub-list for method input_type
-	27, // [27:27] is the sub-list for extension type_name
-	27, // [27:27] is the sub-list for extension extendee
-	0,  // [0:27] is the sub-list for field type_name
+	22, // 14: epochkv.v1.Invocation.increment:type_name -> epochkv.v1.Increment
+	23, // 15: epochkv.v1.Invocation.compare_and_set:type_name -> epochkv.v1.CompareAndSet
+	21, // 16: epochkv.v1.InvokeRequest.invocation:type_name -> epochkv.v1.Invocation
+	3,  // 17: epochkv.v1.InvokeRequest.preconditions:type_name -> epochkv.v1.Precondition
+	0,  // 18: epochkv.v1.InvokeRequest.durability:type_name -> epochkv.v1.Durability
+	24, // 19: epochkv.v1.InvokeResponse.result:type_name -> epochkv.v1.InvokeResult
+	21, // 20: epochkv.v1.InvokeAllRequest.invocations:type_name -> epochkv.v1.Invocation
+	3,  // 21: epochkv.v1.InvokeAllRequest.preconditions:type_name -> epochkv.v1.Precondition
+	0,  // 22: epochkv.v1.InvokeAllRequest.durability:type_name -> epochkv.v1.Durability
+	24, // 23: epochkv.v1.InvokeAllResponse.results:type_name -> epochkv.v1.InvokeResult
+	4,  // 24: epochkv.v1.PipelineRequest.get:type_name -> epochkv.v1.GetRequest
+	6,  // 25: epochkv.v1.PipelineRequest.put:type_name -> epochkv.v1.PutRequest
+	8,  // 26: epochkv.v1.PipelineRequest.delete:type_name -> epochkv.v1.DeleteRequest
+	10, // 27: epochkv.v1.PipelineRequest.batch_get:type_name -> epochkv.v1.BatchGetRequest
+	14, // 28: epochkv.v1.PipelineRequest.batch_write:type_name -> epochkv.v1.BatchWriteRequest
+	16, // 29: epochkv.v1.PipelineRequest.delete_range:type_name -> epochkv.v1.DeleteRangeRequest
+	25, // 30: epochkv.v1.PipelineRequest.invoke:type_name -> epochkv.v1.InvokeRequest
+	27, // 31: epochkv.v1.PipelineRequest.invoke_all:type_name -> epochkv.v1.InvokeAllRequest
+	5,  // 32: epochkv.v1.PipelineResponse.get:type_name -> epochkv.v1.GetResponse
+	7,  // 33: epochkv.v1.PipelineResponse.put:type_name -> epochkv.v1.PutResponse
+	9,  // 34: epochkv.v1.PipelineResponse.delete:type_name -> epochkv.v1.DeleteResponse
+	11, // 35: epochkv.v1.PipelineResponse.batch_get:type_name -> epochkv.v1.BatchGetResponse
+	15, // 36: epochkv.v1.PipelineResponse.batch_write:type_name -> epochkv.v1.BatchWriteResponse
+	17, // 37: epochkv.v1.PipelineResponse.delete_range:type_name -> epochkv.v1.DeleteRangeResponse
+	26, // 38: epochkv.v1.PipelineResponse.invoke:type_name -> epochkv.v1.InvokeResponse
+	28, // 39: epochkv.v1.PipelineResponse.invoke_all:type_name -> epochkv.v1.InvokeAllResponse
+	31, // 40: epochkv.v1.PipelineResponse.error:type_name -> google.rpc.Status
+	4,  // 41: epochkv.v1.KV.Get:input_type -> epochkv.v1.GetRequest
+	6,  // 42: epochkv.v1.KV.Put:input_type -> epochkv.v1.PutRequest
+	8,  // 43: epochkv.v1.KV.Delete:input_type -> epochkv.v1.DeleteRequest
+	10, // 44: epochkv.v1.KV.BatchGet:input_type -> epochkv.v1.BatchGetRequest
+	14, // 45: epochkv.v1.KV.BatchWrite:input_type -> epochkv.v1.BatchWriteRequest
+	16, // 46: epochkv.v1.KV.DeleteRange:input_type -> epochkv.v1.DeleteRangeRequest
+	18, // 47: epochkv.v1.KV.Scan:input_type -> epochkv.v1.ScanRequest
+	25, // 48: epochkv.v1.KV.Invoke:input_type -> epochkv.v1.InvokeRequest
+	27, // 49: epochkv.v1.KV.InvokeAll:input_type -> epochkv.v1.InvokeAllRequest
+	29, // 50: epochkv.v1.KV.Pipeline:input_type -> epochkv.v1.PipelineRequest
+	5,  // 51: epochkv.v1.KV.Get:output_type -> epochkv.v1.GetResponse
+	7,  // 52: epochkv.v1.KV.Put:output_type -> epochkv.v1.PutResponse
+	9,  // 53: epochkv.v1.KV.Delete:output_type -> epochkv.v1.DeleteResponse
+	11, // 54: epochkv.v1.KV.BatchGet:output_type -> epochkv.v1.BatchGetResponse
+	15, // 55: epochkv.v1.KV.BatchWrite:output_type -> epochkv.v1.BatchWriteResponse
+	17, // 56: epochkv.v1.KV.DeleteRange:output_type -> epochkv.v1.DeleteRangeResponse
+	19, // 57: epochkv.v1.KV.Scan:output_type -> epochkv.v1.ScanResponse
+	26, // 58: epochkv.v1.KV.Invoke:output_type -> epochkv.v1.InvokeResponse
+	28, // 59: epochkv.v1.KV.InvokeAll:output_type -> epochkv.v1.InvokeAllResponse
+	30, // 60: epochkv.v1.KV.Pipeline:output_type -> epochkv.v1.PipelineResponse
+	51, // [51:61] is the sub-list for method output_type
+	41, // [41:51] is the sub-list for method input_type
+	41, // [41:41] is the sub-list for extension type_name
+	41, // [41:41] is the sub-list for extension extendee
+	0,  // [0:41] is the sub-list for field type_name
 }
 
 func init() { file_epochkv_v1_kv_proto_init() }
@@ -1951,20 +2748,35 @@ func file_epochkv_v1_kv_proto_init() {
 		(*Precondition_EpochEquals)(nil),
 	}
 	file_epochkv_v1_kv_proto_msgTypes[19].OneofWrappers = []any{
+		(*Invocation_Increment)(nil),
+		(*Invocation_Append)(nil),
+		(*Invocation_Min)(nil),
+		(*Invocation_Max)(nil),
+		(*Invocation_CompareAndSet)(nil),
+		(*Invocation_PutIfAbsent)(nil),
+		(*Invocation_GetAndSet)(nil),
+		(*Invocation_GetAndDelete)(nil),
+	}
+	file_epochkv_v1_kv_proto_msgTypes[20].OneofWrappers = []any{}
+	file_epochkv_v1_kv_proto_msgTypes[27].OneofWrappers = []any{
 		(*PipelineRequest_Get)(nil),
 		(*PipelineRequest_Put)(nil),
 		(*PipelineRequest_Delete)(nil),
 		(*PipelineRequest_BatchGet)(nil),
 		(*PipelineRequest_BatchWrite)(nil),
 		(*PipelineRequest_DeleteRange)(nil),
+		(*PipelineRequest_Invoke)(nil),
+		(*PipelineRequest_InvokeAll)(nil),
 	}
-	file_epochkv_v1_kv_proto_msgTypes[20].OneofWrappers = []any{
+	file_epochkv_v1_kv_proto_msgTypes[28].OneofWrappers = []any{
 		(*PipelineResponse_Get)(nil),
 		(*PipelineResponse_Put)(nil),
 		(*PipelineResponse_Delete)(nil),
 		(*PipelineResponse_BatchGet)(nil),
 		(*PipelineResponse_BatchWrite)(nil),
 		(*PipelineResponse_DeleteRange)(nil),
+		(*PipelineResponse_Invoke)(nil),
+		(*PipelineResponse_InvokeAll)(nil),
 		(*PipelineResponse_Error)(nil),
 	}
 	type x struct{}
@@ -1973,7 +2785,7 @@ func file_epochkv_v1_kv_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_epochkv_v1_kv_proto_rawDesc), len(file_epochkv_v1_kv_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   21,
+			NumMessages:   29,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -37,6 +37,8 @@ const (
 	KV_BatchWrite_FullMethodName  = "/epochkv.v1.KV/BatchWrite"
 	KV_DeleteRange_FullMethodName = "/epochkv.v1.KV/DeleteRange"
 	KV_Scan_FullMethodName        = "/epochkv.v1.KV/Scan"
+	KV_Invoke_FullMethodName      = "/epochkv.v1.KV/Invoke"
+	KV_InvokeAll_FullMethodName   = "/epochkv.v1.KV/InvokeAll"
 	KV_Pipeline_FullMethodName    = "/epochkv.v1.KV/Pipeline"
 )
 
@@ -60,6 +62,11 @@ type KVClient interface {
 	DeleteRange(ctx context.Context, in *DeleteRangeRequest, opts ...grpc.CallOption) (*DeleteRangeResponse, error)
 	// Scan streams the entries of a range in key order, in pages, all of them read at one epoch.
 	Scan(ctx context.Context, in *ScanRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ScanResponse], error)
+	// Invoke reads, changes and writes one key in one step: increments, appends, compare-and-set and the like. It never
+	// conflicts. Unless the outcome of every attempt is wanted, repeat it only when the server has not executed it.
+	Invoke(ctx context.Context, in *InvokeRequest, opts ...grpc.CallOption) (*InvokeResponse, error)
+	// InvokeAll does the same to many keys atomically at one epoch: all of them or, after an error, none.
+	InvokeAll(ctx context.Context, in *InvokeAllRequest, opts ...grpc.CallOption) (*InvokeAllResponse, error)
 	// Pipeline carries many requests in flight over one stream: the fastest way to send small requests.
 	//
 	// Each request has an id of the client's choice and is answered by exactly one response with that id, as it
@@ -160,6 +167,26 @@ func (c *kVClient) Scan(ctx context.Context, in *ScanRequest, opts ...grpc.CallO
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type KV_ScanClient = grpc.ServerStreamingClient[ScanResponse]
 
+func (c *kVClient) Invoke(ctx context.Context, in *InvokeRequest, opts ...grpc.CallOption) (*InvokeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(InvokeResponse)
+	err := c.cc.Invoke(ctx, KV_Invoke_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *kVClient) InvokeAll(ctx context.Context, in *InvokeAllRequest, opts ...grpc.CallOption) (*InvokeAllResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(InvokeAllResponse)
+	err := c.cc.Invoke(ctx, KV_InvokeAll_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *kVClient) Pipeline(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[PipelineRequest, PipelineResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &KV_ServiceDesc.Streams[1], KV_Pipeline_FullMethodName, cOpts...)
@@ -193,6 +220,11 @@ type KVServer interface {
 	DeleteRange(context.Context, *DeleteRangeRequest) (*DeleteRangeResponse, error)
 	// Scan streams the entries of a range in key order, in pages, all of them read at one epoch.
 	Scan(*ScanRequest, grpc.ServerStreamingServer[ScanResponse]) error
+	// Invoke reads, changes and writes one key in one step: increments, appends, compare-and-set and the like. It never
+	// conflicts. Unless the outcome of every attempt is wanted, repeat it only when the server has not executed it.
+	Invoke(context.Context, *InvokeRequest) (*InvokeResponse, error)
+	// InvokeAll does the same to many keys atomically at one epoch: all of them or, after an error, none.
+	InvokeAll(context.Context, *InvokeAllRequest) (*InvokeAllResponse, error)
 	// Pipeline carries many requests in flight over one stream: the fastest way to send small requests.
 	//
 	// Each request has an id of the client's choice and is answered by exactly one response with that id, as it
@@ -234,6 +266,12 @@ func (UnimplementedKVServer) DeleteRange(context.Context, *DeleteRangeRequest) (
 }
 func (UnimplementedKVServer) Scan(*ScanRequest, grpc.ServerStreamingServer[ScanResponse]) error {
 	return status.Error(codes.Unimplemented, "method Scan not implemented")
+}
+func (UnimplementedKVServer) Invoke(context.Context, *InvokeRequest) (*InvokeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Invoke not implemented")
+}
+func (UnimplementedKVServer) InvokeAll(context.Context, *InvokeAllRequest) (*InvokeAllResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method InvokeAll not implemented")
 }
 func (UnimplementedKVServer) Pipeline(grpc.BidiStreamingServer[PipelineRequest, PipelineResponse]) error {
 	return status.Error(codes.Unimplemented, "method Pipeline not implemented")
@@ -378,6 +416,42 @@ func _KV_Scan_Handler(srv interface{}, stream grpc.ServerStream) error {
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type KV_ScanServer = grpc.ServerStreamingServer[ScanResponse]
 
+func _KV_Invoke_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(InvokeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(KVServer).Invoke(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: KV_Invoke_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(KVServer).Invoke(ctx, req.(*InvokeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _KV_InvokeAll_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(InvokeAllRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(KVServer).InvokeAll(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: KV_InvokeAll_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(KVServer).InvokeAll(ctx, req.(*InvokeAllRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _KV_Pipeline_Handler(srv interface{}, stream grpc.ServerStream) error {
 	return srv.(KVServer).Pipeline(&grpc.GenericServerStream[PipelineRequest, PipelineResponse]{ServerStream: stream})
 }
@@ -415,6 +489,14 @@ var KV_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "DeleteRange",
 			Handler:    _KV_DeleteRange_Handler,
+		},
+		{
+			MethodName: "Invoke",
+			Handler:    _KV_Invoke_Handler,
+		},
+		{
+			MethodName: "InvokeAll",
+			Handler:    _KV_InvokeAll_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
