@@ -15,8 +15,8 @@ import (
 	"epochkv/internal/vfs"
 )
 
-// maxPage bounds page ids: the row table has 40 bits for one. With the smallest pages that is half a petabyte.
-const maxPage page.ID = 1<<40 - 1
+// maxPage bounds page ids: the row table has 39 bits for one. With the smallest pages that is a quarter of a petabyte.
+const maxPage page.ID = 1<<39 - 1
 
 // Options are what Create and Open are told.
 type Options struct {

@@ -1,6 +1,7 @@
 package rows
 
 import (
+	"encoding/binary"
 	"fmt"
 
 	"epochkv/internal/storage/page"
@@ -54,28 +55,46 @@ func (a *audit) ref(r page.Ref) (err error) {
 		return err
 	}
 	ref, _ := decodeRef(r) // Append has decoded it
+	if err := a.row(ref.id); err != nil {
+		return err
+	}
 	p := a.s.table.at(ref.id)
-	if !p.live() {
-		return fmt.Errorf("%w: row %d was dropped", ErrBadRef, ref.id)
-	}
-	if !a.rows.Add(int(ref.id)) {
-		return fmt.Errorf("%w: row %d is referred to twice", ErrBadRef, ref.id)
-	}
-	a.live.capacity = a.s.fill.capacity
-	a.live.put(p.page(), uint16(a.live.of(p.page())+p.cost()))
 	a.bytes += ref.length
+	if p.continued() {
+		row, err := a.s.rowAt(ref.id, p, a.src)
+		if err != nil {
+			return err
+		}
+		if err := a.row(binary.LittleEndian.Uint64(row.data)); err != nil {
+			return err
+		}
+	}
 	if pages, _ := split(int(ref.length), a.s.pageSize); pages > 0 {
-		return a.reachBulk(ref.id, p)
+		return a.reachBulk(ref.id)
 	}
 	return nil
 }
 
-func (a *audit) reachBulk(id uint64, p place) error {
-	row, err := a.s.rowIn(a.src.buf, id, p)
+// row accounts for one row, or one part of it.
+func (a *audit) row(id uint64) error {
+	p := a.s.table.at(id)
+	if !p.live() {
+		return fmt.Errorf("%w: row %d was dropped", ErrBadRef, id)
+	}
+	if !a.rows.Add(int(id)) {
+		return fmt.Errorf("%w: row %d is referred to twice", ErrBadRef, id)
+	}
+	a.live.capacity = a.s.fill.capacity
+	a.live.put(p.page(), uint16(a.live.of(p.page())+p.cost()))
+	return nil
+}
+
+func (a *audit) reachBulk(id uint64) error {
+	row, _, err := a.s.appendRow(nil, id, a.s.table, a.src)
 	if err != nil {
 		return err
 	}
-	h, err := decodeHead(row.data, a.s.pageSize)
+	h, err := decodeHead(row, a.s.pageSize)
 	if err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package rows
 
 import (
+	"encoding/binary"
 	"fmt"
 	"hash/crc32"
 
@@ -27,6 +28,7 @@ type Batch struct {
 	queued  int    // cost of the queue
 	arena   []byte // room for the rows that will wait
 	scratch []byte // one page
+	row     []byte // one row
 
 	stored *pager.Vector // the new state's table, once Finish has written it
 }
@@ -77,19 +79,24 @@ func (b *Batch) Place(value []byte) (page.Ref, error) {
 	if len(value) > ValueMax {
 		return page.Ref{}, fmt.Errorf("rows: value of %d bytes, the limit is %d", len(value), ValueMax)
 	}
-	id := b.s.used.NextAbsent(b.nextID)
-	b.s.used.Add(id)
-	b.nextID = id + 1
-	b.placed = append(b.placed, uint64(id))
-	b.state.Rows++
-	b.state.Bytes += uint64(len(value))
-	r := ref{uint64(id), uint64(len(value)), crc32.Checksum(value, castagnoli)}
+	r := ref{b.newID(), uint64(len(value)), crc32.Checksum(value, castagnoli)}
+	b.state.Bytes += r.length
 	if pages, remainder := split(len(value), b.s.pageSize); pages == 0 {
 		b.enqueue(r.id, rowWhole, value)
 	} else if err := b.placeBulk(r.id, value, pages, remainder); err != nil {
 		return page.Ref{}, err
 	}
 	return r.encode(), b.packWhileFull()
+}
+
+// newID takes the smallest row id that is not in use.
+func (b *Batch) newID() uint64 {
+	id := b.s.used.NextAbsent(b.nextID)
+	b.s.used.Add(id)
+	b.nextID = id + 1
+	b.placed = append(b.placed, uint64(id))
+	b.state.Rows++
+	return uint64(id)
 }
 
 // placeBulk writes the bulk pages of a value, and lets its head wait.
@@ -130,20 +137,45 @@ func (b *Batch) Drop(r page.Ref) error {
 		return fmt.Errorf("%w: dropping row %d, which is not alive", ErrBadRef, ref.id)
 	}
 	if pages, _ := split(int(ref.length), b.s.pageSize); pages > 0 {
-		if err := b.dropBulk(ref.id, p); err != nil {
+		if err := b.dropBulk(ref.id); err != nil {
 			return err
 		}
 	}
-	b.subtract(p)
-	b.changes[ref.id] = 0
-	b.dropped = append(b.dropped, ref.id)
-	b.state.Rows--
+	if err := b.dropTail(ref.id, p); err != nil {
+		return err
+	}
+	b.dropRow(ref.id, p)
 	b.state.Bytes -= ref.length
 	return nil
 }
 
-func (b *Batch) dropBulk(id uint64, p place) error {
-	h, err := b.head(id, p)
+func (b *Batch) dropRow(id uint64, p place) {
+	b.subtract(p)
+	b.changes[id] = 0
+	b.dropped = append(b.dropped, id)
+	b.state.Rows--
+}
+
+// dropTail drops the second part of row id at p, if it has one.
+func (b *Batch) dropTail(id uint64, p place) error {
+	if !p.continued() {
+		return nil
+	}
+	row, err := b.s.rowAt(id, p, b)
+	if err != nil {
+		return err
+	}
+	tail := binary.LittleEndian.Uint64(row.data)
+	at := b.at(tail)
+	if !at.live() {
+		return b.s.pager.Corrupt(p.page(), fmt.Sprintf("row %d goes on in row %d, which is not alive", id, tail))
+	}
+	b.dropRow(tail, at)
+	return nil
+}
+
+func (b *Batch) dropBulk(id uint64) error {
+	h, err := b.head(id)
 	if err != nil {
 		return err
 	}
@@ -154,30 +186,26 @@ func (b *Batch) dropBulk(id uint64, p place) error {
 	return nil
 }
 
-// head reads the head row id at p.
-func (b *Batch) head(id uint64, p place) (head, error) {
-	if err := b.read(p.page()); err != nil {
+// head reads the head row id. It is valid until the next.
+func (b *Batch) head(id uint64) (h head, err error) {
+	var kind rowKind
+	if b.row, kind, err = b.s.appendRow(b.row[:0], id, b, b); err != nil {
 		return head{}, err
 	}
-	row, err := b.s.rowIn(b.scratch, id, p)
-	if err != nil {
-		return head{}, err
-	}
-	h, err := decodeHead(row.data, b.s.pageSize)
-	if err != nil || row.kind != rowHead {
-		return head{}, b.s.pager.Corrupt(p.page(), fmt.Sprintf("row %d is no head: %v", id, err))
+	if h, err = decodeHead(b.row, b.s.pageSize); err != nil || kind != rowHead {
+		return head{}, b.s.pager.Corrupt(b.at(id).page(), fmt.Sprintf("row %d is no head: %v", id, err))
 	}
 	return h, nil
 }
 
-// read reads a page into scratch, one of the batch's own too.
-func (b *Batch) read(id page.ID) error {
+// DataPage implements PageSource, for pages of the batch's own too. It is valid until the next call.
+func (b *Batch) DataPage(id page.ID) ([]byte, error) {
 	if _, ok := b.fresh[id]; ok {
 		if err := b.w.Flush(); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	return b.s.pager.ReadPage(id, b.scratch)
+	return b.scratch, b.s.pager.ReadPage(id, b.scratch)
 }
 
 // subtract takes a row off its data page, and frees the page if it was the last.
@@ -256,11 +284,16 @@ func (b *Batch) writeTable(limit page.ID) error {
 // commit makes the batch's changes the store's. The state that has them is durable, and no reader has its root yet.
 func (b *Batch) commit() {
 	s := b.s
-	for id, p := range b.changes {
-		if p == 0 {
-			p = s.table.at(id) | placeDead // readers of older roots still find it
+	// Whoever finds the first part of a row must find the second.
+	for _, continued := range [...]bool{false, true} {
+		for id, p := range b.changes {
+			if p == 0 {
+				p = s.table.at(id) | placeDead // readers of older roots still find it
+			}
+			if p.continued() == continued {
+				s.table.set(id, p)
+			}
 		}
-		s.table.set(id, p)
 	}
 	if len(b.dropped) > 0 {
 		s.dropped = append(s.dropped, droppedRows{b.ck.Number(), b.dropped})

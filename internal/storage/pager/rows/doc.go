@@ -2,7 +2,8 @@
 //
 // Terms:
 //
-//	row         one value, or the last part of one with a list of where the rest lies
+//	row         one value, or the last part of one with a list of where the rest lies; or one of two parts of such
+//	tail        the second part of a row that was cut
 //	row id      the row's name for life: an index into the row table; what a leaf's reference holds
 //	row table   row id -> (page, slot, bytes): where the row lies now; in memory, and stored as a vector of pages
 //	data page   a page of packed rows with a directory of slots
@@ -26,7 +27,8 @@
 //
 // Invariants:
 //
-//   - A row's bytes are the same wherever the table says it is. So a reader of an old root may follow the newest table.
+//   - A row's bytes are the same wherever the table says it is, and a tail is in the table before the part that names it. So a reader of an
+//     old root may follow the newest table.
 //   - A row dropped by checkpoint c stays where it is, and its id unused, until ReleaseThrough(c): a dropped row never moves, and the page
 //     that it lies on is not reused before (it becomes pending in c or later).
 //   - The stored table holds no dropped rows: after a crash their ids and places are free.
@@ -35,7 +37,9 @@
 // What a Batch does is seen by nobody until its checkpoint is durable; then the table changes before Commit returns.
 //
 // Space. A batch takes each partly filled page once and fills it to the end: the fullest that has room for the next row (best fit), and
-// of the rows that wait, each that still fits. Pages less than a quarter free are left alone, since copying three quarters of a page to
+// of the rows that wait, each that still fits. If a quarter of the page is left then, the next row is cut in two. Reading it costs a second
+// page, mostly the neighbour; without it values of 5000 bytes would fill 61 % of pages of 8 KiB instead of 92 %, and those of 3000 bytes
+// 74 %. A row is cut once, and each part moves by itself. Pages less than a quarter free are left alone, since copying three quarters of a page to
 // add a quarter costs more than it saves. When less than two thirds of all data pages is in use, the emptiest pages give up
 // their rows, which then are packed with the batch.
 //

@@ -66,7 +66,8 @@ func Length(r page.Ref) int { return int(binary.LittleEndian.Uint64(r[8:])) }
 //	entry:  row id (7 bytes) | kind (1) | offset (2) | length (2)
 //
 // Rows stand back to back from the end of the page downwards in the order of their entries, so that offsets are implied; they are
-// stored and checked all the same. A row of kind whole is a value. A row of kind head is:
+// stored and checked all the same. A row of kind whole is a value. A row that did not fit into what was left of a page is cut: the first
+// part has the kind's top bit set and begins with the row id of the second, which has kind tail. A row of kind head is:
 //
 //	0        8         10        16
 //	+--------+---------+---------+----------------------------+-- - - --+-----------+
@@ -98,7 +99,17 @@ type rowKind uint8
 const (
 	rowWhole rowKind = 1
 	rowHead  rowKind = 2
+	rowTail  rowKind = 3
+
+	// rowContinued marks a row whole or head that goes on in a tail. Its first eight bytes are the tail's row id.
+	rowContinued rowKind = 0x80
+	tailID               = 8
 )
+
+// valid reports whether k is a kind that this program knows.
+func (k rowKind) valid() bool {
+	return k == rowTail || k&^rowContinued == rowWhole || k&^rowContinued == rowHead
+}
 
 // capacity is how many bytes of entries and rows a data page takes.
 func capacity(pageSize int) int { return pageSize - dataEntries }
@@ -178,6 +189,9 @@ func pageRows(buf []byte) (int, error) {
 	if n == 0 || n > slotsMax || dataEntries+n*entrySize > len(buf) {
 		return 0, fmt.Errorf("%w: %d rows", errMalformed, n)
 	}
+	if [6]byte(buf[dataCount+2:]) != [6]byte{} {
+		return 0, fmt.Errorf("%w: reserved bytes are set", errMalformed)
+	}
 	return n, nil
 }
 
@@ -187,7 +201,7 @@ func rowAt(buf []byte, slot, rows int) (slotRow, error) {
 	word := binary.LittleEndian.Uint64(e)
 	at, n := int(binary.LittleEndian.Uint16(e[8:])), int(binary.LittleEndian.Uint16(e[10:]))
 	r := slotRow{id: word &^ (0xff << 56), kind: rowKind(word >> 56)}
-	if at < dataEntries+rows*entrySize || at+n > len(buf) || r.kind != rowWhole && r.kind != rowHead {
+	if at < dataEntries+rows*entrySize || at+n > len(buf) || !r.kind.valid() || r.kind&rowContinued != 0 && n < tailID {
 		return slotRow{}, fmt.Errorf("%w: slot %d: kind %d, %d bytes at %d", errMalformed, slot, r.kind, n, at)
 	}
 	r.data = buf[at : at+n : at+n]
@@ -217,21 +231,18 @@ func decodeHead(row []byte, pageSize int) (head, error) {
 		return head{}, fmt.Errorf("%w: head of %d bytes", errMalformed, len(row))
 	}
 	length, n := binary.LittleEndian.Uint64(row), int(binary.LittleEndian.Uint16(row[8:]))
-	if length > ValueMax || n > extentsMax || len(row) < headFixed+n*headExtent {
+	if length > ValueMax || n > extentsMax || [6]byte(row[10:]) != [6]byte{} || len(row) < headFixed+n*headExtent {
 		return head{}, fmt.Errorf("%w: head of %d bytes: length %d, %d extents", errMalformed, len(row), length, n)
 	}
 	h := head{length: int(length), remainder: row[headFixed+n*headExtent:]}
-	pages, total := 0, 0
+	pages := 0
 	for e := row[headFixed:]; n > 0; n, e = n-1, e[headExtent:] {
 		x := pager.Extent{First: page.ID(binary.LittleEndian.Uint64(e)), Count: int(binary.LittleEndian.Uint32(e[8:]))}
 		h.extents = append(h.extents, x)
 		pages += x.Count
 	}
-	if total, _ = split(h.length, pageSize); total != pages {
-		return head{}, fmt.Errorf("%w: %d bytes in %d bulk pages", errMalformed, length, pages)
-	}
-	if _, r := split(h.length, pageSize); r != len(h.remainder) {
-		return head{}, fmt.Errorf("%w: %d bytes with a remainder of %d", errMalformed, length, len(h.remainder))
+	if p, r := split(h.length, pageSize); p != pages || r != len(h.remainder) {
+		return head{}, fmt.Errorf("%w: %d bytes in %d bulk pages and a remainder of %d", errMalformed, length, pages, len(h.remainder))
 	}
 	return h, nil
 }

@@ -1,6 +1,7 @@
 package rows
 
 import (
+	"encoding/binary"
 	"fmt"
 
 	"epochkv/internal/storage/page"
@@ -13,9 +14,13 @@ const (
 	packAt = 8
 	packTo = 4
 
-	// packLookahead is how many waiting rows are tried for the end of a page. Rows that lie near each other in key order
+	// packLookahead is how many waiting rows that do not fit are passed over for one that does. Rows that lie near each other in key order
 	// should lie near each other in the file, and sixty-four rows of random length leave hardly a gap.
 	packLookahead = 64
+
+	// cutMin is the part of a page, as one over it, that is worth cutting a row for: reading the row then takes two pages.
+	// Without it values of a little more than half a page would leave the other half empty.
+	cutMin = 4
 
 	// runPages is how many neighbouring pages a batch takes at once.
 	runPages = 16
@@ -56,7 +61,7 @@ func (b *Batch) packPage() error {
 	id := b.takePage()
 	old, fill := b.s.fill.best(cost(len(b.queue[0].data), b.s.pageSize))
 	if fill {
-		if err := b.read(old); err != nil {
+		if _, err := b.DataPage(old); err != nil {
 			return err
 		}
 	}
@@ -83,7 +88,7 @@ func (b *Batch) fillUp(d *dataPage, id page.ID) {
 	for i := range b.queue {
 		r := &b.queue[i]
 		c := cost(len(r.data), b.s.pageSize)
-		if i >= packLookahead || c > d.room() {
+		if c > d.room() || len(kept) >= packLookahead {
 			kept = append(kept, *r)
 			continue
 		}
@@ -91,11 +96,28 @@ func (b *Batch) fillUp(d *dataPage, id page.ID) {
 		b.put(d, id, r.id, r.kind, r.data)
 	}
 	b.queue = kept
+	if len(kept) > 0 {
+		b.cut(d, id, &kept[0])
+	}
+}
+
+// cut puts as much of a waiting row as fits into what is left of a page, and lets the rest wait as its tail. A row is cut once.
+func (b *Batch) cut(d *dataPage, id page.ID, r *waiting) {
+	whole := cost(len(r.data), b.s.pageSize)
+	if d.room() < b.s.fill.capacity/cutMin || whole <= d.room() || r.kind != rowWhole && r.kind != rowHead {
+		return
+	}
+	tail, first := b.newID(), d.room()-entrySize-tailID
+	b.row = append(binary.LittleEndian.AppendUint64(b.row[:0], tail), r.data[:first]...)
+	b.put(d, id, r.id, r.kind|rowContinued, b.row)
+	*r = waiting{tail, rowTail, r.data[first:]}
+	b.queued += cost(len(r.data), b.s.pageSize) - whole
+	b.changes[tail] = placeQueued
 }
 
 func (b *Batch) put(d *dataPage, id page.ID, row uint64, kind rowKind, data []byte) {
 	slot := d.add(row, kind, data)
-	b.changes[row] = makePlace(id, slot, cost(len(data), b.s.pageSize))
+	b.changes[row] = makePlace(id, slot, cost(len(data), b.s.pageSize), kind)
 }
 
 func (b *Batch) takePage() page.ID {
@@ -134,7 +156,7 @@ func (b *Batch) leave(id page.ID, each func(r slotRow)) error {
 
 // evacuate lets the rows of a data page wait.
 func (b *Batch) evacuate(id page.ID) error {
-	if err := b.read(id); err != nil {
+	if _, err := b.DataPage(id); err != nil {
 		return err
 	}
 	if err := b.leave(id, func(r slotRow) { b.enqueue(r.id, r.kind, r.data) }); err != nil {

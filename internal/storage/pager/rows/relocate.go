@@ -22,7 +22,7 @@ func (b *Batch) relocate(limit page.ID) error {
 			continue
 		}
 		// A page of the tree, of a vector, or bulk: only it can say. There are a handful of them.
-		if err := b.read(id); err != nil {
+		if _, err := b.DataPage(id); err != nil {
 			return err
 		}
 		if page.ReadHeader(b.scratch).Type != page.TypeBulk {
@@ -43,7 +43,7 @@ func (b *Batch) relocateBulk(row uint64, id, limit page.ID) (moved int, err erro
 	if !p.live() {
 		return 0, nil // dropped, or on the move already
 	}
-	h, err := b.head(row, p)
+	h, err := b.head(row)
 	if err != nil || !h.has(id) {
 		return 0, err
 	}
@@ -59,6 +59,9 @@ func (b *Batch) relocateBulk(row uint64, id, limit page.ID) (moved int, err erro
 	if err := b.copyBulk(row, from, h.extents); err != nil {
 		return 0, err
 	}
+	if err := b.dropTail(row, p); err != nil {
+		return 0, err
+	}
 	b.subtract(p)
 	b.enqueue(row, rowHead, moving)
 	return moved, b.packWhileFull()
@@ -70,7 +73,7 @@ func (b *Batch) copyBulk(row uint64, from, to []pager.Extent) error {
 	var err error
 	(&head{extents: from}).pages(func(id page.ID) {
 		if err == nil {
-			err = b.read(id)
+			_, err = b.DataPage(id)
 		}
 		if err == nil {
 			err = b.writeBulk(targets[0], row, b.scratch[bulkPayload:])

@@ -294,3 +294,19 @@ func TestWrongAccountsStopTheBatch(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// TestPagesAreFilledWhateverTheLength: a batch of values of one length leaves at most a quarter of its pages unused.
+func TestPagesAreFilledWhateverTheLength(t *testing.T) {
+	for _, n := range []int{1030, 1100, 1400, 2000, 2050, 2700, 4000, 4056, 4060, 5000, 6100} {
+		b := mustCreate(t, vfs.NewMem(), 4096)
+		c := change{}
+		for i := range 400 {
+			c[i] = value(i, 0, n)
+		}
+		must(t, b.checkpoint(c))
+		must(t, b.audit())
+		if f := b.s.Stats().FillFactor; f < 0.74 {
+			t.Errorf("values of %d bytes: fill factor %.2f", n, f)
+		}
+	}
+}

@@ -1,6 +1,7 @@
 package rows
 
 import (
+	"encoding/binary"
 	"fmt"
 	"hash/crc32"
 	"sync/atomic"
@@ -113,28 +114,53 @@ func (s *Store) Append(dst []byte, r page.Ref, src PageSource) ([]byte, error) {
 	if err != nil {
 		return dst, err
 	}
-	at := s.table.at(ref.id)
-	if at == 0 {
-		return dst, fmt.Errorf("%w: row %d", ErrBadRef, ref.id)
-	}
-	buf, err := src.DataPage(at.page())
-	if err != nil {
-		return dst, err
-	}
-	row, err := s.rowIn(buf, ref.id, at)
-	if err != nil {
-		return dst, err
-	}
 	start := len(dst)
-	if row.kind == rowWhole {
-		dst = append(dst, row.data...)
-	} else if dst, err = s.appendBulk(dst, ref.id, at.page(), row.data); err != nil {
+	dst, kind, err := s.appendRow(dst, ref.id, s.table, src)
+	if err == nil && kind == rowHead {
+		row := append([]byte(nil), dst[start:]...)
+		dst, err = s.appendBulk(dst[:start], ref.id, row)
+	}
+	if err != nil {
 		return dst[:start], err
 	}
 	if value := dst[start:]; uint64(len(value)) != ref.length || crc32.Checksum(value, castagnoli) != ref.checksum {
-		return dst[:start], s.pager.Corrupt(at.page(), fmt.Sprintf("row %d is not the value of %d bytes that its leaf refers to", ref.id, ref.length))
+		at := s.table.at(ref.id).page()
+		return dst[:start], s.pager.Corrupt(at, fmt.Sprintf("row %d is not the value of %d bytes that its leaf refers to", ref.id, ref.length))
 	}
 	return dst, nil
+}
+
+// places says where rows lie: for readers the table, for a batch what it has changed, too.
+type places interface {
+	at(id uint64) place
+}
+
+// appendRow appends row id, both parts of it if it was cut. Its kind is whole or head.
+func (s *Store) appendRow(dst []byte, id uint64, places places, src PageSource) ([]byte, rowKind, error) {
+	at := places.at(id)
+	row, err := s.rowAt(id, at, src)
+	if err != nil || row.kind&rowContinued == 0 {
+		return append(dst, row.data...), row.kind, err
+	}
+	kind, tail := row.kind&^rowContinued, binary.LittleEndian.Uint64(row.data)
+	dst = append(dst, row.data[tailID:]...)
+	row, err = s.rowAt(tail, places.at(tail), src)
+	if err == nil && row.kind != rowTail {
+		err = s.pager.Corrupt(at.page(), fmt.Sprintf("row %d goes on in row %d, which is of kind %d", id, tail, row.kind))
+	}
+	return append(dst, row.data...), kind, err
+}
+
+// rowAt reads row id, or a part of it, from the page where it lies.
+func (s *Store) rowAt(id uint64, at place, src PageSource) (slotRow, error) {
+	if at.page() == 0 {
+		return slotRow{}, fmt.Errorf("%w: row %d", ErrBadRef, id)
+	}
+	buf, err := src.DataPage(at.page())
+	if err != nil {
+		return slotRow{}, err
+	}
+	return s.rowIn(buf, id, at)
 }
 
 // rowIn finds a row in the page where the table says it is.
@@ -147,7 +173,7 @@ func (s *Store) rowIn(buf []byte, id uint64, at place) (slotRow, error) {
 	if err == nil {
 		row, err = rowAt(buf, at.slot(), rows)
 	}
-	if err == nil && (row.id != id || cost(len(row.data), s.pageSize) != at.cost()) {
+	if err == nil && (row.id != id || cost(len(row.data), s.pageSize) != at.cost() || (row.kind&rowContinued != 0) != at.continued()) {
 		err = fmt.Errorf("%w: slot %d holds row %d of %d bytes, not row %d", errMalformed, at.slot(), row.id, len(row.data), id)
 	}
 	if err != nil {
@@ -160,10 +186,10 @@ func (s *Store) rowIn(buf []byte, id uint64, at place) (slotRow, error) {
 const bulkWindow = 1 << 20
 
 // appendBulk appends a value that begins in bulk pages.
-func (s *Store) appendBulk(dst []byte, id uint64, from page.ID, row []byte) ([]byte, error) {
+func (s *Store) appendBulk(dst []byte, id uint64, row []byte) ([]byte, error) {
 	h, err := decodeHead(row, s.pageSize)
 	if err != nil {
-		return dst, s.pager.Corrupt(from, err.Error())
+		return dst, s.pager.Corrupt(s.table.at(id).page(), err.Error())
 	}
 	window := max(1, bulkWindow/s.pageSize)
 	var reads []pager.Read

@@ -9,31 +9,39 @@ import (
 
 // place is a table entry: where a row lies. The zero place is nowhere.
 //
-//	63     62        56 55     40 39           0
-//	+------+-----------+---------+--------------+
-//	| dead | slot      | cost    | page         |
-//	+------+-----------+---------+--------------+
+//	63     62        56 55     40 39          38           0
+//	+------+-----------+---------+-----------+--------------+
+//	| dead | slot      | cost    | continued | page         |
+//	+------+-----------+---------+-----------+--------------+
 //
-// Dead marks a row that was dropped and waits for its readers; it is never stored.
+// Continued is what the row's kind says, so that dropping a row that is not needs no look at it. Dead marks a row that was dropped and waits for its readers; it is never stored.
 type place uint64
 
 const (
-	placeDead place = 1 << 63
-	slotShift       = 56
-	costShift       = 40
-	slotMask        = 1<<7 - 1
-	costMask        = 1<<16 - 1
-	pageMask  place = 1<<costShift - 1
+	placeDead      place = 1 << 63
+	placeContinued place = 1 << 39
+	slotShift            = 56
+	costShift            = 40
+	slotMask             = 1<<7 - 1
+	costMask             = 1<<16 - 1
+	pageMask             = placeContinued - 1
 )
 
-func makePlace(id page.ID, slot, cost int) place {
-	return place(id) | place(cost)<<costShift | place(slot)<<slotShift
+func makePlace(id page.ID, slot, cost int, kind rowKind) place {
+	p := place(id) | place(cost)<<costShift | place(slot)<<slotShift
+	if kind&rowContinued != 0 {
+		p |= placeContinued
+	}
+	return p
 }
 
 func (p place) page() page.ID { return page.ID(p & pageMask) }
 func (p place) slot() int     { return int(p>>slotShift) & slotMask }
 func (p place) cost() int     { return int(p>>costShift) & costMask }
 func (p place) live() bool    { return p != 0 && p&placeDead == 0 }
+
+// continued reports whether the row goes on in a tail.
+func (p place) continued() bool { return p&placeContinued != 0 }
 
 // chunkRows is the rows of a chunk: small enough that a small store's table is small, large enough that the directory is short.
 const chunkRows = 1024
