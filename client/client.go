@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
 
 	kvpb "epochkv/api/proto/epochkv/v1"
 )
@@ -28,6 +29,10 @@ var reconnect = grpc.ConnectParams{
 	Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 3 * time.Second},
 	MinConnectTimeout: 5 * time.Second,
 }
+
+// alive asks a silent server whether it is still there while calls wait for it: scans and pipelines have no deadline of their own, and
+// without this a network that swallows packets would hold them for ever. Servers cut off clients that ask every 10 s.
+var alive = keepalive.ClientParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}
 
 // Epoch is a commit sequence number. Zero means none, or newest.
 type Epoch uint64
@@ -81,6 +86,7 @@ func Dial(endpoint string, options ...Option) (*Client, error) {
 	conn, err := grpc.NewClient(endpoint,
 		grpc.WithTransportCredentials(transport),
 		grpc.WithConnectParams(reconnect),
+		grpc.WithKeepaliveParams(alive),
 		grpc.WithDisableRetry(),
 		grpc.WithDefaultCallOptions(
 			grpc.MaxCallRecvMsgSize(o.maxMessage), grpc.MaxCallSendMsgSize(o.maxMessage), grpc.ForceCodecV2(kvpb.NewCodec()),

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // The scripts of cmd/kvctl show every output; here it is exit codes against the real server.
@@ -75,6 +76,49 @@ func TestExportOfAnImportIsTheImport(t *testing.T) {
 	s.start()
 	if again, _, _ := s.kvctl("", "export"); again != first {
 		t.Errorf("seed %d: the export of the import of the export differs", seed)
+	}
+}
+
+// The server dies twice in the middle of an import, which goes on as if nothing had happened: of the records with one key, the last
+// one wins, although batches were repeated.
+func TestAnImportSurvivesRestarts(t *testing.T) {
+	t.Parallel()
+	const records, keys = 150_000, 20_000
+	s := startServer(t)
+	var lines bytes.Buffer
+	for i := range records {
+		fmt.Fprintf(&lines, "{\"key\":\"k%05d\",\"value\":\"%d\"}\n", i*7919%keys, i)
+	}
+	file := filepath.Join(s.dir, "records.jsonl")
+	if err := os.WriteFile(file, lines.Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	imported := make(chan string, 1)
+	go func() {
+		_, stderr, code := s.kvctl("", "import", "--batch", "100", file)
+		imported <- fmt.Sprintf("exit %d: %s", code, stderr)
+	}()
+	for range 2 {
+		time.Sleep(150 * time.Millisecond)
+		s.signal(syscall.SIGKILL)
+		s.start()
+	}
+	if result := <-imported; !strings.HasPrefix(result, fmt.Sprintf("exit 0: imported %d records", records)) {
+		t.Fatal(result)
+	}
+	found, _, _ := s.kvctl("", "scan", "-o", "raw")
+	if n := strings.Count(found, "\n"); n != keys {
+		t.Fatalf("%d keys, want %d", n, keys)
+	}
+	last := map[string]string{}
+	for i := range records {
+		last[fmt.Sprintf("k%05d", i*7919%keys)] = fmt.Sprint(i)
+	}
+	for line := range strings.Lines(found) {
+		key, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "\t")
+		if last[key] != value {
+			t.Fatalf("%s is %s, want %s", key, value, last[key])
+		}
 	}
 }
 

@@ -1,0 +1,112 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	kvpb "epochkv/api/proto/epochkv/v1"
+)
+
+// importer turns records into batches.
+type importer struct {
+	sender   *batchSender
+	limits   *kvpb.Limits
+	records  int // in a full batch
+	progress *progress
+
+	batch *pendingBatch
+	keys  map[string]struct{} // in the batch
+	file  string              // being read
+}
+
+func (im *importer) run(a *app, f *importFlags, names []string) error {
+	for _, name := range names {
+		if err := im.importFile(a, f, name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (im *importer) importFile(a *app, f *importFlags, name string) error {
+	in := a.in
+	if name == "-" {
+		name = "standard input"
+	} else {
+		file, err := os.Open(name)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = file.Close() }() // it was only read
+		in = file
+	}
+	source := newSource(f.fileFormat, name, &countingReader{r: in, advance: im.progress.advance})
+	im.file = name
+	for {
+		r, line, err := source.next()
+		if errors.Is(err, io.EOF) {
+			return im.send()
+		}
+		if err == nil {
+			err = im.checkLimits(&r)
+		}
+		if err != nil {
+			return im.brokenLine(line, err)
+		}
+		if err := im.add(&r, line); err != nil {
+			return err
+		}
+	}
+}
+
+// checkLimits finds a record that the server would refuse while its line is still known.
+func (im *importer) checkLimits(r *record) error {
+	if n, limit := uint64(len(r.key)), im.limits.GetKeyBytes(); limit > 0 && n > limit {
+		return fmt.Errorf("the key has %d bytes; the limit is %d", n, limit)
+	}
+	if n, limit := uint64(len(r.value)), im.limits.GetValueBytes(); limit > 0 && n > limit {
+		return fmt.Errorf("the value has %d bytes; the limit is %d", n, limit)
+	}
+	return nil
+}
+
+// brokenLine drops the batch that the line would have been in, and says so.
+func (im *importer) brokenLine(line int, err error) error {
+	from := line
+	if im.batch.Len() > 0 {
+		from = im.batch.first
+	}
+	return fmt.Errorf("%s:%d: %w; nothing from line %d on was imported", im.file, line, err, from)
+}
+
+// add puts a record into the batch, and sends the batch when it is full. A key that the batch has already starts a new one, since
+// no batch may name a key twice and the later record shall win.
+func (im *importer) add(r *record, line int) error {
+	if _, twice := im.keys[string(r.key)]; twice {
+		if err := im.send(); err != nil {
+			return err
+		}
+	}
+	if im.batch.Len() == 0 {
+		im.batch.file, im.batch.first = im.file, line
+	}
+	im.batch.Put(r.key, r.value)
+	im.keys[string(r.key)] = struct{}{}
+	im.batch.last = line
+	if im.batch.Len() < im.records && im.batch.Bytes() < batchBytesMax {
+		return nil
+	}
+	return im.send()
+}
+
+func (im *importer) send() error {
+	if im.batch.Len() == 0 {
+		return nil
+	}
+	batch := im.batch
+	im.batch = &pendingBatch{}
+	clear(im.keys)
+	return im.sender.send(batch)
+}
