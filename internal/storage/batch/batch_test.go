@@ -1,0 +1,179 @@
+package batch
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"epochkv/internal/storage/keys"
+)
+
+func finish(t testing.TB, b *Builder) []byte {
+	t.Helper()
+	body, err := b.Finish()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return body
+}
+
+// list reads a body as text.
+func list(t testing.TB, body []byte) string {
+	t.Helper()
+	r, err := Read(body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []string
+	for op, ok := r.Next(); ok; op, ok = r.Next() {
+		out = append(out, fmt.Sprintf("%s%d=%s", keys.User(op.Key), op.Kind, op.Value))
+	}
+	if r.Err() != nil || r.Count() != len(out) {
+		t.Fatalf("%d of %d operations, %v", len(out), r.Count(), r.Err())
+	}
+	return strings.Join(out, " ")
+}
+
+func TestBodyIsSortedWhateverTheOrderOfCalls(t *testing.T) {
+	var b Builder
+	for range 3 { // a reused builder gives the same
+		b.Reset()
+		b.Set(keys.SpaceUser, []byte("c"), []byte("3"))
+		b.Delete(keys.SpaceUser, []byte("a"))
+		b.Set(keys.SpaceUser, []byte("b"), nil)
+		if got := list(t, finish(t, &b)); got != "a0= b1= c1=3" {
+			t.Fatal(got)
+		}
+		if b.Size() != len(finish(t, &b)) || b.Count() != 3 || b.ValueBytesMax() != 1 {
+			t.Fatalf("size %d, count %d, longest value %d", b.Size(), b.Count(), b.ValueBytesMax())
+		}
+	}
+}
+
+func TestKeyNamedTwiceIsRefused(t *testing.T) {
+	var b Builder
+	b.Set(keys.SpaceUser, []byte("b"), nil)
+	b.Set(keys.SpaceUser, []byte("a"), nil)
+	b.Delete(keys.SpaceUser, []byte("b"))
+	_, err := b.Finish()
+	twice := new(DuplicateKeyError)
+	if !errors.As(err, &twice) || string(twice.Key) != "b" || !errors.Is(err, ErrDuplicateKey) {
+		t.Fatalf("error %v", err)
+	}
+	b.Reset()
+	b.Set(keys.SpaceUser, []byte("k"), nil)
+	b.Set(keys.SpaceUser, []byte("k"), nil)
+	if _, err := b.Finish(); !errors.Is(err, ErrDuplicateKey) {
+		t.Fatalf("neighbours: %v", err)
+	}
+}
+
+func TestEmptyBodyIsANoOp(t *testing.T) {
+	var b Builder
+	if got := list(t, finish(t, &b)); got != "" {
+		t.Fatal(got)
+	}
+}
+
+func TestReaderRefusesWhatItDoesNotKnow(t *testing.T) {
+	var b Builder
+	b.Set(keys.SpaceUser, []byte("k"), []byte("v"))
+	good := bytes.Clone(finish(t, &b))
+	for name, spoil := range map[string]func(p []byte) []byte{
+		"short header":   func(p []byte) []byte { return p[:HeaderSize-1] },
+		"flags":          func(p []byte) []byte { p[4] = 1; return p },
+		"reserved":       func(p []byte) []byte { p[7] = 1; return p },
+		"count too high": func(p []byte) []byte { binary.LittleEndian.PutUint32(p, 2); return p },
+		"count too low":  func(p []byte) []byte { binary.LittleEndian.PutUint32(p, 0); return p },
+		"metadata":       func(p []byte) []byte { p[HeaderSize] |= kindMeta; return p },
+		"kind":           func(p []byte) []byte { p[HeaderSize] = 7; return p },
+		"key length":     func(p []byte) []byte { p[HeaderSize+1] = 200; return p },
+		"no key":         func(p []byte) []byte { p[HeaderSize+1] = 0; return p },
+		"value length":   func(p []byte) []byte { p[HeaderSize+4] = 200; return p },
+		"cut":            func(p []byte) []byte { return p[:len(p)-1] },
+		"trailing byte":  func(p []byte) []byte { return append(p, 0) },
+	} {
+		if err := Validate(spoil(bytes.Clone(good))); !errors.Is(err, ErrCorrupt) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := Validate(good); err != nil {
+		t.Errorf("unspoiled: %v", err)
+	}
+}
+
+func TestUnsortedBodyIsInvalid(t *testing.T) {
+	var b Builder
+	b.Set(keys.SpaceUser, []byte("b"), nil)
+	b.Set(keys.SpaceUser, []byte("a"), nil)
+	finish(t, &b)
+	binary.LittleEndian.PutUint32(b.buf, 2)
+	if err := Validate(b.buf); !errors.Is(err, ErrCorrupt) {
+		t.Fatalf("error %v", err)
+	}
+}
+
+func TestBuilderAllocatesNothingOnceWarm(t *testing.T) {
+	var b Builder
+	rng := rand.New(rand.NewPCG(1, 2))
+	key, value := make([]byte, 16), make([]byte, 100)
+	fill := func() {
+		b.Reset()
+		for range 10 {
+			binary.BigEndian.PutUint64(key, rng.Uint64())
+			b.Set(keys.SpaceUser, key, value)
+		}
+		if _, err := b.Finish(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fill()
+	fill()
+	if n := testing.AllocsPerRun(100, fill); n != 0 {
+		t.Fatalf("%v allocations", n)
+	}
+}
+
+// FuzzRead decodes arbitrary bytes: no panic, and what is valid survives being built again.
+func FuzzRead(f *testing.F) {
+	var b Builder
+	b.Set(keys.SpaceUser, []byte("key"), []byte("value"))
+	b.Delete(keys.SpaceUser, []byte("gone"))
+	body, _ := b.Finish()
+	f.Add(bytes.Clone(body))
+	f.Add([]byte{})
+	f.Fuzz(func(t *testing.T, body []byte) {
+		if Validate(body) != nil {
+			return
+		}
+		r, _ := Read(body)
+		var again Builder
+		for op, ok := r.Next(); ok; op, ok = r.Next() {
+			if op.Kind == keys.KindDelete {
+				again.Delete(keys.SpaceOf(op.Key), keys.User(op.Key))
+			} else {
+				again.Set(keys.SpaceOf(op.Key), keys.User(op.Key), op.Value)
+			}
+		}
+		if list(t, body) != list(t, finish(t, &again)) {
+			t.Fatalf("%x does not survive", body)
+		}
+	})
+}
+
+func BenchmarkBuildOne(b *testing.B) {
+	var w Builder
+	key, value := make([]byte, 16), make([]byte, 100)
+	b.ReportAllocs()
+	for b.Loop() {
+		w.Reset()
+		w.Set(keys.SpaceUser, key, value)
+		if _, err := w.Finish(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
