@@ -41,6 +41,7 @@ func (c *collector) run(ctx context.Context) {
 			return
 		case <-tick.C:
 			c.collect(nil, true)
+			c.store.engine.Reclaim()
 		case q := <-c.store.engine.PruneRequests():
 			c.collect(&q, false)
 			time.Sleep(pruneEvery) // Stop waits for it: a millisecond

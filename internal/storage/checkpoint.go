@@ -147,8 +147,19 @@ type retirement struct {
 	generations []*generation
 }
 
+// Reclaim frees what readers have moved on from since the last checkpoint, unless one is under way.
+func (e *Engine) Reclaim() {
+	if e.checkpointing.TryLock() {
+		e.reclaim()
+		e.checkpointing.Unlock()
+	}
+}
+
 // reclaim frees the memtables and releases the pages that no reader can reach any more. The checkpointing mutex is held.
 func (e *Engine) reclaim() {
+	if len(e.retired) == 0 {
+		return
+	}
 	oldest := e.registry.OldestTick()
 	for len(e.retired) > 0 && e.retired[0].tick < oldest {
 		r := e.retired[0]

@@ -108,7 +108,15 @@ func (e *Engine) release() (err error) {
 }
 
 // Err is nil, or why the engine takes no more writes. It wraps ErrFailed.
-func (e *Engine) Err() error { return e.log.Err() }
+func (e *Engine) Err() error {
+	if err := e.log.Err(); err != nil {
+		return err
+	}
+	if err := e.pager.Err(); err != nil {
+		return fmt.Errorf("%w: %w", ErrFailed, err)
+	}
+	return nil
+}
 
 // Durable is the newest epoch on stable storage.
 func (e *Engine) Durable() keys.Epoch { return e.log.Durable() }
@@ -151,11 +159,8 @@ func (e *Engine) advance(full *generation, bodyBytes int) (room <-chan struct{},
 	if v.active != full || !full.sealed() {
 		return nil, nil // somebody has done it, or is between crossing the end and writing it down
 	}
-	if err := e.log.Err(); err != nil {
+	if err := e.Err(); err != nil {
 		return nil, err
-	}
-	if err := e.pager.Err(); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrFailed, err)
 	}
 	if e.frozenBytesOf(v) > e.frozenBytes {
 		if blocked := e.blocked.Load(); blocked != nil {

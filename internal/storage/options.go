@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"epochkv/internal/vfs"
+	"epochkv/internal/wal"
 )
 
 const (
@@ -40,4 +41,6 @@ func (o *Options) setDefaults() {
 		// A record is a little smaller than the node it becomes, so this fills segment and memtable together.
 		o.SegmentBytes = o.MemtableBytes
 	}
+	const segmentStep = 4096
+	o.SegmentBytes = min(max((o.SegmentBytes+segmentStep-1)/segmentStep*segmentStep, wal.SegmentBytesMin), wal.SegmentBytesMax)
 }

@@ -61,10 +61,10 @@ const (
 )
 
 const (
-	// segmentBytesMax bounds a segment so that offsets have 32 bits and a tail word cannot overflow (see Segment).
-	segmentBytesMax = 256 << 20
+	// SegmentBytesMax bounds a segment so that offsets have 32 bits and a tail word cannot overflow (see Segment).
+	SegmentBytesMax = 256 << 20
 	// BodyBytesMax is the largest body that a record can hold.
-	BodyBytesMax = segmentBytesMax - headerPage - recordHeaderSize
+	BodyBytesMax = SegmentBytesMax - headerPage - recordHeaderSize
 	// SegmentBytesMin is the smallest segment: its header page and one page of records.
 	SegmentBytesMin = 2 * pageSize
 )

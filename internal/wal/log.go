@@ -59,9 +59,9 @@ type Log struct {
 // goroutines, one that flushes and one that keeps a spare segment; Close ends both. The caller makes the first segment,
 // at rec.Last+1.
 func Open(opts Options, rec Recovery) (*Log, error) {
-	if opts.SegmentBytes < SegmentBytesMin || opts.SegmentBytes > segmentBytesMax || opts.SegmentBytes%pageSize != 0 {
+	if opts.SegmentBytes < SegmentBytesMin || opts.SegmentBytes > SegmentBytesMax || opts.SegmentBytes%pageSize != 0 {
 		return nil, fmt.Errorf("wal: segment size %d is not a multiple of %d from %d to %d",
-			opts.SegmentBytes, pageSize, SegmentBytesMin, segmentBytesMax)
+			opts.SegmentBytes, pageSize, SegmentBytesMin, SegmentBytesMax)
 	}
 	if opts.Identity == nil {
 		opts.Identity = randomIdentity

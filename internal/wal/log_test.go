@@ -359,7 +359,7 @@ func TestCloseFlushesAndEndsEveryWait(t *testing.T) {
 }
 
 func TestOpenRefusesBadSegmentSizes(t *testing.T) {
-	for _, size := range []int{0, SegmentBytesMin - 1, SegmentBytesMin + 1, segmentBytesMax + pageSize} {
+	for _, size := range []int{0, SegmentBytesMin - 1, SegmentBytesMin + 1, SegmentBytesMax + pageSize} {
 		if _, err := Open(Options{FS: vfs.NewMem(), Dir: testDir, SegmentBytes: size}, Recovery{}); err == nil {
 			t.Errorf("%d accepted", size)
 		}

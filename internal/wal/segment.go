@@ -12,7 +12,7 @@ import (
 const cacheLinePair = 128
 
 // The tail word packs the number of claims and the end of the last one, in units of recordAlign, so that one atomic
-// add orders a commit and finds its place. Neither part can overflow: a segment of segmentBytesMax holds at most
+// add orders a commit and finds its place. Neither part can overflow: a segment of SegmentBytesMax holds at most
 // 2^28/24 < 2^24 records; and past the end each goroutine adds at most once, since it sees refused afterwards, so
 // that 2^15 goroutines with the largest body stay below 2^40 units.
 const (
