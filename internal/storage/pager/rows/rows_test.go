@@ -19,12 +19,13 @@ func TestValuesOfEveryLengthComeBack(t *testing.T) {
 		}
 		for d := -16; d <= 16; d++ {
 			for _, n := range []int{
-				0, size / 4, size, rowMax(size), capacity(size), bulkBytes(size), 2 * bulkBytes(size), 9 * bulkBytes(size),
+				0, size / 4, size, rowMax(size), capacity(size), bulkBytes(size), 2 * bulkBytes(size),
 				bulkBytes(size) + rowMax(size) - headFixed - extentsMax*headExtent,
 			} {
 				add(n + d)
 			}
 		}
+		add(9*bulkBytes(size) + 1)
 		add(1<<20 + 3)
 		mem := vfs.NewMem()
 		b := mustCreate(t, mem, size)
