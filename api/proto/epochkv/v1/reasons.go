@@ -1,8 +1,8 @@
 // Package epochkvv1 is the wire contract of EpochKV: messages, services and error reasons.
 //
-// The .proto files beside this one are the reference; everything but this file is generated from them. Messages of the
-// hot paths also have MarshalVT, UnmarshalVT and pools (GetRequestFromVTPool, ReturnToVTPool), which avoid
-// reflection and garbage.
+// The .proto files beside this one are the reference; *.pb.go is generated from them. Messages also have MarshalVT and
+// UnmarshalVT, which avoid reflection and which Codec puts to use, and those of the hot paths have pools
+// (GetRequestFromVTPool, ReturnToVTPool).
 package epochkvv1
 
 import "strings"
