@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -467,3 +468,69 @@ func TestPipelineRefusesWhatIsOverTheInflightLimit(t *testing.T) {
 		t.Errorf("the stream did not go on: %v", answers[2])
 	}
 }
+
+func TestDrainWaitsForTheRequestThatIsBeingExecuted(t *testing.T) {
+	p := &pipeline{server: &Server{}}
+	p.backlog.init()
+	p.server.draining.Store(true)
+	p.executing.Store(true)
+	go func() {
+		time.Sleep(20 * time.Millisecond)
+		if err := p.backlog.push(context.Background(), &answer{id: 1}); err != nil {
+			t.Error(err)
+		}
+		p.executing.Store(false)
+	}()
+	if p.drained() {
+		t.Error("the stream would end with an answer in the backlog")
+	}
+	if waiting, _ := p.backlog.take(nil, nil); len(waiting) != 1 {
+		t.Errorf("the backlog holds %d answers", len(waiting))
+	}
+	if !p.drained() {
+		t.Error("the stream would never end")
+	}
+}
+
+// TestSmallRequestsAllocateNothing is about everything between gRPC's RecvMsg and SendMsg.
+func TestSmallRequestsAllocateNothing(t *testing.T) {
+	h := mustStart(t)
+	h.put(t, "key", "value")
+	conn := h.connections.admit()
+	defer h.connections.open.Add(-1)
+	c, err := h.callers.take()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.callers.release(c)
+	p := &pipeline{server: h.Server, shard: conn.shard, stream: discard{ctx: testContext(t)}, caller: c}
+	p.in.init()
+	p.answers.init(p.stream)
+	p.backlog.init()
+	for name, request := range map[string]*pb.PipelineRequest{
+		"get": getRequest(1, "key"), "put": putRequest(2, "key", "value", pb.Durability_DURABILITY_ASYNC),
+		"delete": {Id: 3, Request: &pb.PipelineRequest_Delete{Delete: &pb.DeleteRequest{Key: []byte("other"), Durability: pb.Durability_DURABILITY_ASYNC}}},
+	} {
+		data, err := proto.Marshal(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := testing.AllocsPerRun(2000, func() {
+			if p.in.UnmarshalVT(data) != nil || p.serve() != nil {
+				t.Fatal("failed")
+			}
+		})
+		if n != 0 {
+			t.Errorf("%s: %v allocations", name, n)
+		}
+	}
+}
+
+// discard is a stream that takes every message.
+type discard struct {
+	grpc.ServerStream
+	ctx context.Context
+}
+
+func (d discard) Context() context.Context { return d.ctx }
+func (discard) SendMsg(any) error          { return nil }
