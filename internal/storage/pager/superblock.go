@@ -187,6 +187,8 @@ func (s *superblock) validate(buf []byte, id page.ID) error {
 		return bad("another type of page")
 	case s.pageSize != len(buf):
 		return bad("page size disagrees with its place")
+	case page.ReadHeader(buf).Newest != s.state.Epoch:
+		return bad("header and state name different epochs")
 	case s.slot() != id:
 		return bad("checkpoint number belongs into the other place")
 	case s.pageCount < superblocks || s.state.Root >= s.pageCount || s.allocation.Page >= s.pageCount ||

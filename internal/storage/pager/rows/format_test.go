@@ -1,0 +1,51 @@
+package rows
+
+import (
+	"bytes"
+	"encoding/hex"
+	"flag"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"epochkv/internal/storage/page"
+	"epochkv/internal/storage/pager"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files; a format change needs docs/formats.md and a version decision too")
+
+// goldenBytes use every field of the format.
+func goldenBytes() map[string][]byte {
+	data, bulk := make([]byte, 512), make([]byte, 512)
+	d := newDataPage(data, 0x1234, 7)
+	d.add(0x0102030405, rowWhole, []byte("whole"))
+	d.add(2, rowHead, (&head{
+		length: 944 + 9, extents: []pager.Extent{{First: 0x101, Count: 1}, {First: 0x203, Count: 1}}, remainder: []byte("remainder"),
+	}).append(nil))
+	d.add(3, rowWhole|rowContinued, []byte("\x04\x00\x00\x00\x00\x00\x00\x00first part"))
+	d.add(4, rowTail, []byte("second part"))
+	d.add(5, rowWhole, nil)
+	d.seal()
+	page.PutHeader(bulk, page.Header{Type: page.TypeBulk, ID: 0x101, Checkpoint: 7})
+	putBulk(bulk, 2, bytes.Repeat([]byte("value..."), 59))
+	r := ref{id: 0x0102030405, length: 5, checksum: 0xaabbccdd}.encode()
+	table := make([]byte, 16)
+	putTableEntry(table, 0, makePlace(0x1234, 2, 0x1ff, rowHead))
+	putTableEntry(table, 1, makePlace(0x1234, 3, 0x20, rowWhole|rowContinued))
+	return map[string][]byte{"data": data, "bulk": bulk, "ref": r[:], "table": table}
+}
+
+// TestFormatIsWhatTheGoldenFilesSay compares bytes with those of earlier programs.
+func TestFormatIsWhatTheGoldenFilesSay(t *testing.T) {
+	for name, p := range goldenBytes() {
+		path := filepath.Join("testdata", name+".golden")
+		if *update {
+			must(t, os.WriteFile(path, []byte(hex.Dump(p)), 0o644))
+		}
+		want, err := os.ReadFile(path)
+		must(t, err)
+		if got := hex.Dump(p); got != string(want) {
+			t.Errorf("%s differs from %s:\n%s", name, path, got)
+		}
+	}
+}
