@@ -302,7 +302,7 @@ func countPrefix(t testing.TB, x *Session, key, value string) (n int) {
 		t.Fatal(err)
 	}
 	defer x.Done()
-	upper, _ := keys.Successor(nil, []byte(key))
+	upper, _ := keys.Successor(nil, []byte(key)) // nil for an empty prefix
 	c, err := x.Scan(ScanOptions{Lower: []byte(key), Upper: upper})
 	if err != nil {
 		t.Fatal(err)
