@@ -57,9 +57,6 @@ func (ck *Checkpoint) Number() uint64 { return ck.number }
 // Released is the checkpoint whose freed pages were the last to return before this one began.
 func (ck *Checkpoint) Released() uint64 { return ck.released }
 
-// PageSize is the size of pages.
-func (ck *Checkpoint) PageSize() int { return ck.p.pageSize }
-
 // AllocExtent takes the lowest free run of at most n pages, of n at the end of the file. Pages that are not written return when
 // the checkpoint ends.
 func (ck *Checkpoint) AllocExtent(n int) Extent {

@@ -51,7 +51,7 @@ func script(fs vfs.FS) (h history, cut bool, err error) {
 			return h, cut, err
 		}
 		h.acked = len(h.states) - 1
-		p.ReleaseThrough(p.Checkpoint() - uint64(min(p.Checkpoint(), uint64(rng.IntN(3)))))
+		p.ReleaseThrough(p.Checkpoint() - min(p.Checkpoint(), uint64(rng.IntN(3))))
 		before := p.Stats().FileBytes
 		if err := p.Shrink(); err != nil {
 			return h, cut, err

@@ -112,7 +112,7 @@ func (b *Batch) placeBulk(id uint64, value []byte, pages, remainder int) error {
 		bulk = bulk[n:]
 	})
 	b.state.BulkPages += uint64(pages)
-	b.enqueue(id, rowHead, h.append(nil))
+	b.enqueue(id, rowHead, h.encode())
 	return err
 }
 

@@ -81,7 +81,7 @@ func FuzzDataPage(f *testing.F) {
 	buf := make([]byte, 512)
 	d := newDataPage(buf, 7, 1)
 	d.add(3, rowWhole, value(3, 0, 100))
-	d.add(4, rowHead, (&head{length: 1000, extents: []pager.Extent{{First: 9, Count: 2}}, remainder: value(1, 1, 56)}).append(nil))
+	d.add(4, rowHead, (&head{length: 1000, extents: []pager.Extent{{First: 9, Count: 2}}, remainder: value(1, 1, 56)}).encode())
 	f.Add(buf[page.HeaderSize:], byte(0))
 	f.Fuzz(func(t *testing.T, contents []byte, slot byte) {
 		buf := make([]byte, 512)

@@ -53,9 +53,6 @@ func decodeRef(src page.Ref) (ref, error) {
 // ValueMax bounds a value. It is far above what the server lets in; a length beyond it is damage.
 const ValueMax = 1 << 30
 
-// Length is the length of the value that r refers to.
-func Length(r page.Ref) int { return int(binary.LittleEndian.Uint64(r[8:])) }
-
 // Data page: a page of type rows.
 //
 //	0        32       34         40
@@ -103,8 +100,10 @@ const (
 
 	// rowContinued marks a row whole or head that goes on in a tail. Its first eight bytes are the tail's row id.
 	rowContinued rowKind = 0x80
-	tailID               = 8
 )
+
+// tailID is the length of the row id that a continued row begins with.
+const tailID = 8
 
 // valid reports whether k is a kind that this program knows.
 func (k rowKind) valid() bool {
@@ -215,7 +214,9 @@ type head struct {
 	remainder []byte
 }
 
-func (h *head) append(dst []byte) []byte {
+// encode is the head row.
+func (h *head) encode() []byte {
+	dst := make([]byte, 0, headFixed+len(h.extents)*headExtent+len(h.remainder))
 	dst = binary.LittleEndian.AppendUint64(dst, uint64(h.length))
 	dst = binary.LittleEndian.AppendUint16(dst, uint16(len(h.extents)))
 	dst = append(dst, 0, 0, 0, 0, 0, 0)

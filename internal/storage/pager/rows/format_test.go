@@ -21,7 +21,7 @@ func goldenBytes() map[string][]byte {
 	d.add(0x0102030405, rowWhole, []byte("whole"))
 	d.add(2, rowHead, (&head{
 		length: 944 + 9, extents: []pager.Extent{{First: 0x101, Count: 1}, {First: 0x203, Count: 1}}, remainder: []byte("remainder"),
-	}).append(nil))
+	}).encode())
 	d.add(3, rowWhole|rowContinued, []byte("\x04\x00\x00\x00\x00\x00\x00\x00first part"))
 	d.add(4, rowTail, []byte("second part"))
 	d.add(5, rowWhole, nil)

@@ -55,7 +55,7 @@ func (b *Batch) relocateBulk(row uint64, id, limit page.ID) (moved int, err erro
 	if !h.below(limit) {
 		return 0, nil // the pieces return with the end of the checkpoint
 	}
-	moving := h.append(nil)
+	moving := h.encode()
 	if err := b.copyBulk(row, from, h.extents); err != nil {
 		return 0, err
 	}

@@ -1,0 +1,74 @@
+package pager
+
+import (
+	"errors"
+	"fmt"
+
+	"epochkv/internal/vfs"
+)
+
+// A frozen pager is one durable state of a data file, for reading only, as the file itself tells it: what the pager that keeps the file
+// up to date knows in memory has no part in it. It is what a check looks at, and what is left to read of a damaged file.
+//
+// While a frozen pager of an open file is in use, its owner must not let ReleaseThrough pass the checkpoint of the state.
+
+// Freeze returns the newest durable state, without its allocation map (see LoadMap). It also audits the space that p has in memory. No
+// checkpoint may be open.
+func (p *Pager) Freeze() (*Pager, error) {
+	if !p.open.CompareAndSwap(false, true) {
+		return nil, ErrBusy
+	}
+	defer p.open.Store(false)
+	if err := p.space.audit(); err != nil {
+		return nil, brokenf("%w", err)
+	}
+	if n := p.space.taken.Count(); n != 0 {
+		return nil, brokenf("%d pages are taken and no checkpoint is open", n)
+	}
+	return frozen(p.file, *p.current(), p.fileSize.Load()), nil
+}
+
+// OpenFrozen opens the newest durable state of a data file that no other pager has open, without its allocation map, and
+// without looking at more than the superblocks. Close closes the file. Errors are those of Open.
+func OpenFrozen(fsys vfs.FS, name string) (*Pager, error) {
+	f, err := fsys.Open(name, vfs.ReadOnly)
+	if err != nil {
+		return nil, fmt.Errorf("pager: %w", err)
+	}
+	sb, damaged, err := readSuperblocks(f)
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	size, err := f.Size()
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	p := frozen(f, sb, size)
+	p.damaged = damaged
+	return p, nil
+}
+
+func frozen(f vfs.File, sb superblock, size int64) *Pager {
+	p := &Pager{file: f, pageSize: sb.pageSize, space: newSpace(), allocation: &Vector{kind: VectorMap, size: sb.pageSize}}
+	p.base.Store(&sb)
+	p.building.Store(sb.checkpoint)
+	p.fileSize.Store(size)
+	p.failure.Store(&errFrozen)
+	p.snapshotStats()
+	return p
+}
+
+var errFrozen = fmt.Errorf("%w: the file was opened for reading only", ErrFailed)
+
+// LoadMap reads the allocation map of a frozen pager, which Audit and Live need.
+func (p *Pager) LoadMap() error {
+	sb := p.current()
+	if size, need := p.fileSize.Load(), p.offset(sb.pageCount); size < need {
+		return fmt.Errorf("%s: %w: %d bytes, %d pages need %d", p.file.Name(), ErrTruncated, size, sb.pageCount, need)
+	}
+	if err := p.loadMap(sb); err != nil {
+		return err
+	}
+	p.snapshotStats()
+	return nil
+}
