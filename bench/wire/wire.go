@@ -85,7 +85,7 @@ func (t *target) dial() ([]*grpc.ClientConn, error) {
 	for range connections {
 		conn, err := grpc.NewClient("passthrough:///"+t.address,
 			grpc.WithTransportCredentials(insecure.NewCredentials()),
-			grpc.WithDefaultCallOptions(grpc.ForceCodecV2(server.NewCodec()), grpc.MaxCallRecvMsgSize(messageBytes)),
+			grpc.WithDefaultCallOptions(grpc.ForceCodecV2(pb.NewCodec()), grpc.MaxCallRecvMsgSize(messageBytes)),
 			grpc.WithStaticStreamWindowSize(1<<20), grpc.WithStaticConnWindowSize(4<<20),
 			grpc.WithReadBufferSize(64<<10), grpc.WithWriteBufferSize(64<<10))
 		if err != nil {

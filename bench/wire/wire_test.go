@@ -3,6 +3,7 @@ package wire
 import (
 	"context"
 	"flag"
+	"slices"
 	"testing"
 	"time"
 
@@ -11,6 +12,7 @@ import (
 
 var (
 	only   = flag.String("wire.only", "", "run only the scenario of this name, at full size, and print its rates")
+	oneArm = flag.String("wire.arm", "", "with -wire.only: run this arm alone, for a profile")
 	budget = flag.Duration("wire.budget", 30*time.Second, "time for -wire.only")
 )
 
@@ -23,6 +25,7 @@ func TestEveryScenarioRunsAndVerifies(t *testing.T) {
 		scenarios = nil
 		for _, s := range Scenarios() {
 			if s.Name == *only {
+				s.Arms = slices.DeleteFunc(s.Arms, func(a harness.Arm) bool { return *oneArm != "" && a.Name != *oneArm })
 				scenarios = append(scenarios, s)
 			}
 		}

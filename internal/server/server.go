@@ -144,7 +144,7 @@ const (
 // Options are the gRPC options that decide speed. The benchmark's echo server takes the same.
 func Options() []grpc.ServerOption {
 	return []grpc.ServerOption{
-		grpc.ForceServerCodecV2(NewCodec()),
+		grpc.ForceServerCodecV2(pb.NewCodec()),
 		grpc.NumStreamWorkers(streamWorkers),
 		grpc.StaticStreamWindowSize(streamWindowBytes),
 		grpc.StaticConnWindowSize(connWindowBytes),

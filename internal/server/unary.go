@@ -147,8 +147,9 @@ func methodOf(req any) (telemetry.Method, bool) {
 	return 0, false
 }
 
+// requestSize is the encoded size of a request that methodOf knows.
 func requestSize(req any) int {
-	if m, ok := req.(fastMarshaler); ok {
+	if m, ok := req.(interface{ SizeVT() int }); ok {
 		return m.SizeVT()
 	}
 	return 0
