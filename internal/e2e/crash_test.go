@@ -101,7 +101,9 @@ func (p *process) kill(t *testing.T) {
 	if err := p.cmd.Process.Kill(); err != nil {
 		t.Error(err)
 	}
-	<-p.exited
+	if err := <-p.exited; err == nil {
+		t.Error("a killed server claims that it ended well")
+	}
 }
 
 func mustDial(t *testing.T, address string) *grpc.ClientConn {

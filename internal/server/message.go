@@ -92,7 +92,7 @@ func (r *pipelineRequest) choose(kind int, whole bool) {
 // peekKind is the field number of the request in an encoded PipelineRequest, as encoders write it: an optional id first.
 // Zero means that it is not so simple, and the decoder finds out by itself.
 func peekKind(data []byte) int {
-	const idTag = 1<<3 | 0
+	const idTag = 1 << 3 // field 1, a varint
 	i := 0
 	if len(data) > 0 && data[0] == idTag {
 		for i = 1; i < len(data) && data[i] >= 0x80; i++ {

@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"math"
-	"time"
 
 	"google.golang.org/grpc"
 
@@ -62,7 +61,6 @@ type scan struct {
 	arena     []byte      // keys and values of the page
 	last      []byte      // last key covered
 	tokenBuf  []byte
-	kept      time.Time // when the epoch was last kept for the token
 }
 
 func newScan(s *Server, req *pb.ScanRequest) (*scan, error) {
@@ -109,6 +107,9 @@ func (sc *scan) resume(text []byte, snapshot uint64) error {
 
 // run sends pages until the range or the limit is exhausted. While a page waits for the client, the scan holds its snapshot
 // and the page, and nothing else of the engine.
+//
+// Every page but the last brings a token. While the stream lives, its own snapshot keeps the token's epoch readable; only a
+// scan that ends early leaves a hold behind, so that scans which run through take none of the places there are for holds.
 func (sc *scan) run(c *caller, stream grpc.ServerStreamingServer[pb.ScanResponse]) (err error) {
 	ctx := stream.Context()
 	if sc.at, err = c.session.View(sc.at); err != nil {
@@ -119,28 +120,56 @@ func (sc *scan) run(c *caller, stream grpc.ServerStreamingServer[pb.ScanResponse
 	}
 	defer sc.cursor.Close()
 	for {
-		more, err := sc.fill(ctx)
+		more, err := sc.nextPage(ctx)
 		if err != nil {
-			return err
+			return sc.broken(err)
 		}
-		await := sc.cursor.Await()
-		sc.cursor.Pause()
-		if err := settleRead(await).wait(ctx, sc.server.store); err != nil {
-			return err
-		}
-		if err := sc.addToken(more); err != nil {
-			return err
+		atLimit := more && sc.remaining == 0
+		if atLimit {
+			if err := sc.keep(); err != nil {
+				return err
+			}
 		}
 		if err := stream.Send(&sc.page); err != nil {
-			return err
+			return sc.broken(err)
 		}
-		if !more || sc.remaining == 0 {
+		if !more || atLimit {
 			return nil
 		}
 		if sc.server.draining.Load() {
-			return errShuttingDown // the page that was sent brought a token to go on with
+			return sc.broken(errShuttingDown)
 		}
 	}
+}
+
+// keep makes the engine keep the scan's epoch for whoever comes with its token.
+func (sc *scan) keep() error { return sc.server.store.Keep(sc.at, sc.server.config.ScanTokenTTL) }
+
+// broken keeps the epoch of a scan that a client may want to go on with. If there is no place for it, the client will be told
+// that the epoch is gone; why the scan ended matters more now.
+func (sc *scan) broken(cause error) error {
+	if len(sc.page.ResumeToken) > 0 {
+		_ = sc.keep()
+	}
+	return cause
+}
+
+// nextPage fills the page and waits until what it reveals is durable.
+func (sc *scan) nextPage(ctx context.Context) (more bool, err error) {
+	if more, err = sc.fill(ctx); err != nil {
+		return false, err
+	}
+	await := sc.cursor.Await()
+	sc.cursor.Pause()
+	if err := settleRead(await).wait(ctx, sc.server.store); err != nil {
+		return false, err
+	}
+	sc.page.ResumeToken = nil
+	if more {
+		sc.tokenBuf = appendToken(sc.tokenBuf[:0], token{epoch: sc.at, reverse: sc.options.Reverse, last: sc.last, bounds: sc.bounds})
+		sc.page.ResumeToken = sc.tokenBuf
+	}
+	return more, nil
 }
 
 // fill makes the next page, and reports whether the range may go on behind it.
@@ -191,23 +220,4 @@ func (sc *scan) copy(b []byte) []byte {
 	start := len(sc.arena)
 	sc.arena = append(sc.arena, b...)
 	return sc.arena[start:len(sc.arena):len(sc.arena)]
-}
-
-// addToken gives the page a token if there is more to come, and makes the engine keep the epoch for it.
-func (sc *scan) addToken(more bool) error {
-	sc.page.ResumeToken = nil
-	if !more {
-		return nil
-	}
-	// A hold lives for the TTL; a page sent soon after the last one need not renew it, but must not promise less than half.
-	ttl := sc.server.config.ScanTokenTTL
-	if now := time.Now(); now.Sub(sc.kept) > ttl/2 || sc.remaining == 0 {
-		if err := sc.server.store.Keep(sc.at, ttl); err != nil {
-			return err
-		}
-		sc.kept = now
-	}
-	sc.tokenBuf = appendToken(sc.tokenBuf[:0], token{epoch: sc.at, reverse: sc.options.Reverse, last: sc.last, bounds: sc.bounds})
-	sc.page.ResumeToken = sc.tokenBuf
-	return nil
 }

@@ -184,6 +184,44 @@ func TestTokenIsRefusedOnceItsTimeIsOver(t *testing.T) {
 	failureOf(t, err).want(t, codes.OutOfRange, pb.ErrorReason_ERROR_REASON_SNAPSHOT_GONE, "epoch", "oldest")
 }
 
+func TestBrokenScanGoesOnWithTheTokenOfItsLastPage(t *testing.T) {
+	h := mustStart(t)
+	value := bytes.Repeat([]byte("v"), 64<<10)
+	for i := range 100 {
+		if _, err := h.kv.Put(testContext(t), &pb.PutRequest{Key: fmt.Appendf(nil, "%03d", i), Value: value, Durability: pb.Durability_DURABILITY_ASYNC}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithCancel(testContext(t))
+	stream, err := h.kv.Scan(ctx, &pb.ScanRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, err := stream.Recv()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	eventually(t, "the scan ends", func() bool { return h.streams.Load() == 0 })
+	for i := range 100 {
+		h.put(t, fmt.Sprintf("%03d", i), "later")
+	}
+	time.Sleep(250 * time.Millisecond) // the collector has run
+	got := keysOf(h.scan(t, &pb.ScanRequest{ResumeToken: first.ResumeToken}))
+	if want := numbered(len(first.Entries), 100); !slices.Equal(got, want) {
+		t.Errorf("got %v", got)
+	}
+}
+
+func TestScanThatRunsThroughLeavesNoHold(t *testing.T) {
+	h := mustStart(t)
+	h.fill(t, 50)
+	h.scan(t, &pb.ScanRequest{PageBytes: 1})
+	if n := h.store.Stats().Snapshots.Holds; n != 0 {
+		t.Errorf("%d epochs are held", n)
+	}
+}
+
 func TestSlowScanHoldsOnePageAndEndsWithItsClient(t *testing.T) {
 	h := mustStart(t)
 	value := bytes.Repeat([]byte("v"), 64<<10)
