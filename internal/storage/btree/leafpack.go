@@ -63,11 +63,14 @@ func (k *leafPacker) begin(bound page.Separator) {
 
 func (k *leafPacker) empty() bool { return len(k.regions[0].entries) == 0 }
 
-// underfull reports whether what is pending should rather share a leaf with its neighbour. A third: halves of a split leaf must
-// stand clear of it, else deletes and inserts around the mark would merge and split for ever.
+// underfull reports whether what is pending should rather share a leaf with its neighbour.
 func (k *leafPacker) underfull() bool {
-	return !k.second && !k.empty() && k.regions[0].size.Bytes() < page.Payload(k.pageSize)/3
+	return !k.second && !k.empty() && k.regions[0].size.Bytes() < leastBytes(k.pageSize)
 }
+
+// leastBytes is how much a page should hold. Two fifths: the halves of a split page stand clear of it, else deletes and inserts
+// around the mark would join and split for ever; and after random deletes pages are more than half full on average.
+func leastBytes(pageSize int) int { return page.Payload(pageSize) * 2 / 5 }
 
 // add copies e to the end of the run. Values that are too long for a leaf are not copied: they wait for their place.
 func (k *leafPacker) add(e *page.Entry, based bool) {

@@ -154,28 +154,44 @@ func TestInputOutOfOrderIsRefused(t *testing.T) {
 	}
 }
 
-// TestTreeShrinksToNothing deletes random keys until none is left, and watches height and fill on the way.
+// TestTreeShrinksToNothing deletes random keys until none is left, a few and many at a time, and watches height and fill on the way.
 func TestTreeShrinksToNothing(t *testing.T) {
-	const n = 20000
-	s := newStore(512)
-	root := s.apply(t, s.mergeInput(Root{}, numbered(0, n, 1, 12), allVisible)).Root
-	full, level := len(s.pages), root.Level
-	order := shuffled(numbered(0, n, 1, 0), 4)
-	for from := 0; from < n; from += 500 {
-		root = s.apply(t, s.mergeInput(root, sorted(deletes(order[from:from+500], 2)), allVisible)).Root
-		s.check(t, root)
-		if root.Level > level {
-			t.Fatalf("height grew to %d with %d keys left", root.Level, n-from-500)
+	for _, c := range []struct{ n, batch int }{{20000, 500}, {4000, 8}, {3000, 1}} {
+		s := newStore(512)
+		root := s.apply(t, s.mergeInput(Root{}, numbered(0, c.n, 1, 12), allVisible)).Root
+		full, level := len(s.pages), root.Level
+		order := shuffled(numbered(0, c.n, 1, 0), 4)
+		for from := 0; from < c.n; from += c.batch {
+			root = s.apply(t, s.mergeInput(root, sorted(deletes(order[from:from+c.batch], 2)), allVisible)).Root
+			if from%(50*c.batch) == 0 {
+				s.check(t, root)
+			}
+			if leaves, inner := s.kinds(); inner > root.Level+leaves/3 {
+				t.Fatalf("%d at a time: %d inner nodes above %d leaves", c.batch, inner, leaves)
+			}
+			if root.Level > level {
+				t.Fatalf("height grew to %d with %d keys left", root.Level, c.n-from-c.batch)
+			}
+			level = root.Level
+			left := float64(c.n-from-c.batch) / float64(c.n)
+			if pages := float64(len(s.pages)) / float64(full); pages > 2.2*left+0.02 {
+				t.Fatalf("%d at a time: %.3f of the keys are left in %.3f of the pages", c.batch, left, pages)
+			}
 		}
-		level = root.Level
-		left := float64(n-from-500) / n
-		if pages := float64(len(s.pages)) / float64(full); pages > 2.2*left+0.02 {
-			t.Fatalf("%.3f of the keys are left in %.3f of the pages", left, pages)
+		if !root.Empty() || len(s.pages) != 0 {
+			t.Fatalf("empty tree has root %+v and %d pages", root, len(s.pages))
 		}
 	}
-	if !root.Empty() || len(s.pages) != 0 {
-		t.Fatalf("empty tree has root %+v and %d pages", root, len(s.pages))
+}
+
+// kinds counts the pages by kind.
+func (s *store) kinds() (leaves, inner int) {
+	for _, p := range s.pages {
+		if page.IsTree(p, 0) {
+			leaves++
+		}
 	}
+	return leaves, len(s.pages) - leaves
 }
 
 // fill is how full the leaves are on average.

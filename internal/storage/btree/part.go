@@ -78,11 +78,6 @@ func (p *part) boundAfter(i int) *page.Separator {
 	return p.hi
 }
 
-// continues reports whether versions of key go on behind bound.
-func continues(bound *page.Separator, key []byte) bool {
-	return bound != nil && bound.Trailer != page.NoTrailer && bytes.Equal(bound.Key, key)
-}
-
 // finish ends the part's last run. If it is underfull and the leaf in front of it stayed as it was, the two become one run.
 // The last leaf of the tree may be underfull: that is where ascending keys go on.
 func (w *worker) finish(p *part) error {
@@ -173,7 +168,7 @@ func (w *worker) mergeLeaf(p *part, i int, bound *page.Separator) error {
 			stop = min(to, leaf.Search(w.in.entry.Key))
 		}
 		for ; from < stop; from++ {
-			w.takeOld(&v, from, bound)
+			w.takeOld(&v, from)
 		}
 		from = w.takeKey(&v, from, to, bound)
 	}
@@ -213,7 +208,7 @@ func (w *worker) forget() {
 }
 
 // takeOld takes entry i of an old leaf, of whose key the input has nothing new.
-func (w *worker) takeOld(v *page.View, i int, bound *page.Separator) {
+func (w *worker) takeOld(v *page.View, i int) {
 	suffix, t, value, large := v.At(i)
 	if i == 0 {
 		w.enterParts(v.Prefix(), suffix)
@@ -222,7 +217,7 @@ func (w *worker) takeOld(v *page.View, i int, bound *page.Separator) {
 		w.forget()
 	}
 	w.entry = page.Entry{Value: value, Trailer: t, Large: large}
-	w.take(true, bound)
+	w.take(true)
 }
 
 // enterParts is enter for a key in two parts.
@@ -251,14 +246,14 @@ func (w *worker) takeKey(v *page.View, i, to int, bound *page.Separator) int {
 		_, t, value, large := v.At(i)
 		switch {
 		case w.inputHasKey(bound) && e.Trailer > t:
-			w.takeNew(bound)
+			w.takeNew()
 		case w.inputHasKey(bound) && e.Trailer == t: // a repeated input takes the place of what it left
 			w.countOld(t, value)
 			w.dropRef(value, large)
 			i++
 		default:
 			w.entry = page.Entry{Value: value, Trailer: t, Large: large}
-			w.take(true, bound)
+			w.take(true)
 			i++
 		}
 	}
@@ -287,7 +282,7 @@ func (w *worker) inputHasKey(bound *page.Separator) bool {
 // takeInputKey takes what the input has left of the key in hand.
 func (w *worker) takeInputKey(bound *page.Separator) {
 	for w.inputHasKey(bound) {
-		w.takeNew(bound)
+		w.takeNew()
 	}
 }
 
@@ -300,7 +295,7 @@ func (w *worker) takeInput(bound *page.Separator) {
 	}
 }
 
-func (w *worker) takeNew(bound *page.Separator) {
+func (w *worker) takeNew() {
 	e := &w.in.entry
 	if w.hist.any && e.Trailer.Epoch() > w.hist.newer {
 		w.refuse(fmt.Errorf("%w: %q at epoch %d behind %d", ErrInputOrder, w.key, e.Trailer.Epoch(), w.hist.newer))
@@ -308,7 +303,7 @@ func (w *worker) takeNew(bound *page.Separator) {
 	}
 	if e.Trailer.Kind() != keys.KindNone { // an Invoke that changed nothing
 		w.entry = page.Entry{Value: e.Value, Trailer: e.Trailer, Large: e.Large}
-		w.take(false, bound)
+		w.take(false)
 	}
 	w.nextInput()
 }
@@ -326,15 +321,16 @@ func (w *worker) checkInput() {
 }
 
 // take decides about the entry in hand, a version of w.key, and adds it to the run if somebody can see it.
-func (w *worker) take(old bool, bound *page.Separator) {
+func (w *worker) take(old bool) {
 	e := &w.entry
 	t := e.Trailer
 	if old {
 		w.countOld(t, e.Value)
 	}
 	keep := w.m.Policy.keep(&w.hist, t.Epoch())
-	if keep && t.Kind() == keys.KindDelete && w.hist.done && !continues(bound, w.key) {
-		keep = false // nothing lies below, and nobody reads at an epoch before it
+	if keep && t.Kind() == keys.KindDelete && w.hist.done {
+		// Nobody reads at an epoch before it, and what lies below goes too: here, or in the leaves behind (see Policy.over).
+		keep = false
 		w.stats.TombstonesDropped++
 	}
 	if !keep {

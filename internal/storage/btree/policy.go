@@ -29,8 +29,8 @@ type history struct {
 }
 
 // over reports whether the leaf behind s begins with versions that nobody sees any more: the version in front of s, which is
-// newer, is not newer than MinVisible. A merge that comes by takes such leaves along, or a key that once had many versions would
-// keep them, since new ones touch only its first leaf.
+// newer, is not newer than MinVisible. A merge takes such leaves along wherever it opens their parents. Or else a key that once had many
+// versions would keep them, since new ones touch only its first leaf, and dropping its tombstone would bring them back.
 func (p *Policy) over(s *page.Separator) bool {
 	return s.Trailer != page.NoTrailer && (s.Trailer+1).Epoch() <= p.MinVisible
 }

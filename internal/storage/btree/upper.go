@@ -51,7 +51,7 @@ func (u *upper) put(c page.Child, level int, fresh bool) error {
 
 func (u *upper) underfull(level int) bool {
 	k := &u.levels[level]
-	return !k.second && !k.empty() && k.regions[0].size.Bytes() < page.Payload(u.m.PageSize)/3
+	return !k.second && !k.empty() && k.regions[0].size.Bytes() < leastBytes(u.m.PageSize)
 }
 
 // open dissolves an inner node of the base and puts its children.
@@ -118,7 +118,7 @@ func (u *upper) flush(level int) error {
 func (u *upper) balance(k *nodePacker) {
 	a, b := &k.regions[0], &k.regions[1]
 	payload := page.Payload(u.m.PageSize)
-	if b.size.Bytes() >= payload/3 {
+	if b.size.Bytes() >= leastBytes(u.m.PageSize) {
 		return
 	}
 	all := append(a.children, b.children...)

@@ -121,6 +121,34 @@ func TestRefusalsSayWhy(t *testing.T) {
 	}
 }
 
+// TestDisorderIsRefused builds pages of keys, versions and separators that do not ascend.
+func TestDisorderIsRefused(t *testing.T) {
+	at := func(e keys.Epoch) keys.Trailer { return keys.MakeTrailer(e, keys.KindSet) }
+	sep := func(key string, tr keys.Trailer) Child {
+		return Child{ID: 2, Separator: Separator{Key: []byte(key), Trailer: tr}}
+	}
+	leaf := func(e ...Entry) (p [512]byte) {
+		BuildLeaf(p[:], 1, e)
+		return p
+	}
+	inner := func(c ...Child) (p [512]byte) {
+		BuildInner(p[:], 1, 1, c)
+		return p
+	}
+	for name, p := range map[string][512]byte{
+		"keys":           leaf(Entry{Key: []byte("b"), Trailer: at(1)}, Entry{Key: []byte("a"), Trailer: at(1)}),
+		"long keys":      leaf(Entry{Key: []byte("abcdef"), Trailer: at(1)}, Entry{Key: []byte("abcdeb"), Trailer: at(1)}, Entry{Key: []byte("b"), Trailer: at(1)}),
+		"equal keys":     leaf(Entry{Key: []byte("a"), Trailer: at(1)}, Entry{Key: []byte("a"), Trailer: at(2)}, Entry{Key: []byte("b"), Trailer: at(2)}),
+		"versions":       leaf(Entry{Key: []byte("a"), Trailer: at(1)}, Entry{Key: []byte("a"), Trailer: at(2), Same: true}),
+		"separators":     inner(sep("", NoTrailer), sep("b", NoTrailer), sep("a", NoTrailer)),
+		"equal trailers": inner(sep("", NoTrailer), sep("b", at(3)), sep("b", at(3))),
+	} {
+		if err := Verify(p[:]); !errors.Is(err, ErrMalformed) || !strings.Contains(err.Error(), "scend") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 // entryAt is where entry i begins.
 func entryAt(p Leaf, i int) int {
 	v := p.View()
