@@ -40,6 +40,9 @@ type Config struct {
 
 	Limits Limits
 
+	TxnIdleTimeout time.Duration // how long an interactive transaction may wait for its next request
+	TxnTimeout     time.Duration // how long an interactive transaction may live
+
 	DrainTimeout time.Duration // how long running requests may go on after SIGTERM
 	ScanTokenTTL time.Duration // how long a scan's resume token keeps its epoch readable
 }
@@ -52,7 +55,9 @@ type Limits struct {
 	InflightRequests int  // requests that are being executed or await durability
 	InflightBytes    Size // bytes of requests that are being executed
 	Connections      int
-	Streams          int // requests and streams open at once on one connection
+	Streams          int  // requests and streams open at once on one connection
+	Transactions     int  // interactive transactions that are open
+	TxnSize          Size // what one transaction's writes and reads hold; 0: BatchSize, as it commits as one batch
 }
 
 // Default is the configuration of a server that was told nothing.
@@ -75,9 +80,12 @@ func Default() Config {
 			InflightBytes:    256 * MiB,
 			Connections:      1024,
 			Streams:          1024,
+			Transactions:     1024,
 		},
-		DrainTimeout: 10 * time.Second,
-		ScanTokenTTL: time.Minute,
+		TxnIdleTimeout: 30 * time.Second,
+		TxnTimeout:     5 * time.Minute,
+		DrainTimeout:   10 * time.Second,
+		ScanTokenTTL:   time.Minute,
 	}
 }
 

@@ -40,6 +40,8 @@ func (c *Config) Validate() error {
 	v.duration("retention", c.Retention, 0, 365*24*time.Hour)
 	v.duration("drain-timeout", c.DrainTimeout, 0, time.Hour)
 	v.duration("scan-token-ttl", c.ScanTokenTTL, time.Second, 24*time.Hour)
+	v.duration("txn-idle-timeout", c.TxnIdleTimeout, durationMin, 24*time.Hour)
+	v.duration("txn-timeout", c.TxnTimeout, durationMin, 24*time.Hour)
 	c.validateLimits(v)
 	return errors.Join(v.errs...)
 }
@@ -72,6 +74,9 @@ func (c *Config) validateLimits(v *validation) {
 	v.count("max-inflight-requests", l.InflightRequests)
 	v.count("max-connections", l.Connections)
 	v.count("max-streams", l.Streams)
+	v.count("max-transactions", l.Transactions)
+	v.check(l.TxnSize <= l.BatchSize, "max-txn-size",
+		fmt.Sprintf("is %v, above --max-batch-size %v; a transaction commits as one batch", l.TxnSize, l.BatchSize))
 }
 
 // validation collects complaints.

@@ -114,6 +114,11 @@ func (s *Server) limitsMessage(e *mvcc.Stats) *pb.Limits {
 		ScanPageBytesMax:     scanPageBytesMax,
 		ScanTokenTtl:         durationpb.New(s.config.ScanTokenTTL),
 		ScanTokens:           uint64(e.Limits.Holds),
+
+		Transactions:           uint64(s.transactions.countMax),
+		TransactionIdleTimeout: durationpb.New(s.transactions.idle),
+		TransactionTimeout:     durationpb.New(s.transactions.total),
+		TransactionBytes:       uint64(s.transactions.sizeMax),
 	}
 }
 

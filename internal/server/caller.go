@@ -12,6 +12,7 @@ import (
 type caller struct {
 	session *mvcc.Session
 	write   mvcc.Write
+	invoked invocations
 }
 
 // callersIdleMax bounds the pool. More sessions than this at once are a burst; theirs go back to the engine.

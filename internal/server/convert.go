@@ -24,28 +24,37 @@ func toDurability(d pb.Durability) (mvcc.Durability, error) {
 // appendConditions adds the preconditions of a request to dst. Keys and values alias the request.
 func appendConditions(dst []mvcc.Condition, preconditions []*pb.Precondition) ([]mvcc.Condition, error) {
 	for i, p := range preconditions {
-		if len(p.GetKey()) == 0 {
-			return dst, &argumentError{
-				reason: pb.ErrorReason_ERROR_REASON_KEY_EMPTY, field: fmt.Sprintf("preconditions[%d].key", i), text: "is empty",
-			}
-		}
-		c := mvcc.Condition{Key: p.GetKey()}
-		switch is := p.GetCondition().(type) {
-		case *pb.Precondition_Exists:
-			c.Kind = mvcc.KeyAbsent
-			if is.Exists {
-				c.Kind = mvcc.KeyPresent
-			}
-		case *pb.Precondition_ValueEquals:
-			c.Kind, c.Value = mvcc.ValueEquals, is.ValueEquals
-		case *pb.Precondition_EpochEquals:
-			c.Kind, c.Epoch = mvcc.EpochEquals, keys.Epoch(is.EpochEquals)
-		default:
-			return dst, invalid(fmt.Sprintf("preconditions[%d].condition", i), "is missing; give exactly one")
+		c, err := toCondition(p, "preconditions", i)
+		if err != nil {
+			return dst, err
 		}
 		dst = append(dst, c)
 	}
 	return dst, nil
+}
+
+// toCondition reads the precondition at a position of the request's list.
+func toCondition(p *pb.Precondition, list string, i int) (mvcc.Condition, error) {
+	c := mvcc.Condition{Key: p.GetKey()}
+	if len(c.Key) == 0 {
+		return c, &argumentError{
+			reason: pb.ErrorReason_ERROR_REASON_KEY_EMPTY, field: fmt.Sprintf("%s[%d].key", list, i), text: "is empty",
+		}
+	}
+	switch is := p.GetCondition().(type) {
+	case *pb.Precondition_Exists:
+		c.Kind = mvcc.KeyAbsent
+		if is.Exists {
+			c.Kind = mvcc.KeyPresent
+		}
+	case *pb.Precondition_ValueEquals:
+		c.Kind, c.Value = mvcc.ValueEquals, is.ValueEquals
+	case *pb.Precondition_EpochEquals:
+		c.Kind, c.Epoch = mvcc.EpochEquals, keys.Epoch(is.EpochEquals)
+	default:
+		return c, invalid(fmt.Sprintf("%s[%d].condition", list, i), "is missing; give exactly one")
+	}
+	return c, nil
 }
 
 // prepare sets what all writes have in common.

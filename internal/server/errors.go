@@ -125,6 +125,9 @@ func contextStatus(err error) *status.Status {
 // classify finds an error's reason. The order matters where one error wraps another: a log that failed because the disk is
 // full is a failed log.
 func classify(err error) fault {
+	if f, ok := classifyTransaction(err); ok { // first: some of them wrap the error of an earlier request
+		return f
+	}
 	if f, ok := classifyTyped(err); ok {
 		return f
 	}
@@ -210,6 +213,8 @@ func limitFault(e *mvcc.LimitError) fault {
 		f.reason, f.field = pb.ErrorReason_ERROR_REASON_KEY_TOO_LARGE, "key"
 	case "value":
 		f.reason, f.field = pb.ErrorReason_ERROR_REASON_VALUE_TOO_LARGE, "value"
+	case "transaction":
+		f.reason, f.metadata["unit"] = pb.ErrorReason_ERROR_REASON_TXN_TOO_LARGE, unit
 	default:
 		f.reason, f.field = pb.ErrorReason_ERROR_REASON_BATCH_TOO_LARGE, "mutations"
 		f.metadata["unit"] = unit

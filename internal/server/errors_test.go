@@ -62,6 +62,16 @@ func TestEveryReasonHasItsCodeAndDetails(t *testing.T) {
 		pb.ErrorReason_ERROR_REASON_OUTCOME_UNKNOWN:      {err: &outcomeUnknownError{epoch: 1, cause: mvcc.ErrFailed}, code: codes.Internal, metadata: []string{"epoch", "cause"}},
 		pb.ErrorReason_ERROR_REASON_INTERNAL:             {err: errors.New("surprise"), code: codes.Internal},
 		pb.ErrorReason_ERROR_REASON_UNIMPLEMENTED:        {err: errUnimplemented, code: codes.Unimplemented},
+		pb.ErrorReason_ERROR_REASON_TYPE_ERROR:           {err: &mvcc.TypeError{}, code: codes.FailedPrecondition, metadata: []string{"key", "index"}},
+		pb.ErrorReason_ERROR_REASON_TXN_READ_ONLY:        {err: mvcc.ErrReadOnly, code: codes.FailedPrecondition},
+		pb.ErrorReason_ERROR_REASON_NO_SAVEPOINT:         {err: mvcc.ErrNoSavepoint, code: codes.FailedPrecondition},
+		pb.ErrorReason_ERROR_REASON_TXN_STATE:            {err: errNotBegun, code: codes.FailedPrecondition},
+		pb.ErrorReason_ERROR_REASON_TXN_FAILED:           {err: &txnFailedError{cause: mvcc.ErrEmptyKey}, code: codes.FailedPrecondition, metadata: []string{"cause"}},
+		pb.ErrorReason_ERROR_REASON_TXN_TOO_LARGE:        {err: &mvcc.LimitError{What: "transaction bytes"}, code: codes.InvalidArgument, metadata: []string{"limit", "size", "unit"}},
+		pb.ErrorReason_ERROR_REASON_TOO_MANY_TXNS:        {err: errTooManyTxns, code: codes.ResourceExhausted, retry: true},
+		pb.ErrorReason_ERROR_REASON_TXN_TIMEOUT:          {err: &txnTimeoutError{}, code: codes.Aborted, metadata: []string{"limit", "timeout"}},
+		pb.ErrorReason_ERROR_REASON_TXN_ENDED:            {err: errTxnEnded, code: codes.Aborted},
+		pb.ErrorReason_ERROR_REASON_TXN_NOT_FOUND:        {err: errNoSuchTxn, code: codes.NotFound},
 	}
 	for number, name := range pb.ErrorReason_name {
 		reason := pb.ErrorReason(number)

@@ -71,19 +71,27 @@ func (c *caller) batchWrite(req *pb.BatchWriteRequest) (settle, error) {
 		return settle{}, err
 	}
 	for i, m := range req.Mutations {
-		switch m.GetKind() {
-		case pb.Mutation_KIND_PUT:
-			c.write.Set(m.Key, m.Value)
-		case pb.Mutation_KIND_DELETE:
-			if len(m.Value) > 0 {
-				return settle{}, invalid(fmt.Sprintf("mutations[%d].value", i), "a deletion has no value")
-			}
-			c.write.Delete(m.Key)
-		default:
-			return settle{}, invalid(fmt.Sprintf("mutations[%d].kind", i), fmt.Sprintf("%d is not a kind of mutation", m.GetKind()))
+		if err := c.addMutation(m, "mutations", i); err != nil {
+			return settle{}, err
 		}
 	}
 	return c.commit()
+}
+
+// addMutation adds the mutation at a position of the request's list to the write.
+func (c *caller) addMutation(m *pb.Mutation, list string, i int) error {
+	switch m.GetKind() {
+	case pb.Mutation_KIND_PUT:
+		c.write.Set(m.Key, m.Value)
+		return nil
+	case pb.Mutation_KIND_DELETE:
+		if len(m.Value) > 0 {
+			return invalid(fmt.Sprintf("%s[%d].value", list, i), "a deletion has no value")
+		}
+		c.write.Delete(m.Key)
+		return nil
+	}
+	return invalid(fmt.Sprintf("%s[%d].kind", list, i), fmt.Sprintf("%d is not a kind of mutation", m.GetKind()))
 }
 
 func (c *caller) commit() (settle, error) {

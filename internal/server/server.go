@@ -61,14 +61,16 @@ type Server struct {
 	metrics  net.Listener  // nil without --http
 	drain    chan struct{} // closed when draining begins
 
-	requests    telemetry.Requests
-	connections connections
-	admission   admission
-	callers     callers
-	receivers   sync.WaitGroup // pipelines' receivers; they end after their handlers
-	streams     atomic.Int64
-	draining    atomic.Bool
-	expired     atomic.Uint64
+	requests     telemetry.Requests
+	connections  connections
+	admission    admission
+	callers      callers
+	receivers    sync.WaitGroup // pipelines' receivers; they end after their handlers
+	transactions txnTable
+	executeTurn  chan struct{} // a token, for whoever lost too often against others
+	streams      atomic.Int64
+	draining     atomic.Bool
+	expired      atomic.Uint64
 }
 
 // limits are the engine's, as the rim needs them.
@@ -94,6 +96,8 @@ func open(c config.Config, log *slog.Logger, files vfs.FS) (*Server, error) {
 	s.connections.max, s.connections.requests = int64(c.Limits.Connections), &s.requests
 	s.admission.limit = admissionLimit{requests: uint64(c.Limits.InflightRequests), bytes: uint64(c.Limits.InflightBytes)}
 	s.callers.store = store
+	s.transactions.init(&c)
+	s.executeTurn = make(chan struct{}, 1)
 	s.newGRPC()
 	if err := s.listen(); err != nil {
 		return nil, errors.Join(err, store.Close())
@@ -175,13 +179,16 @@ func (s *Server) newGRPC() {
 	s.health = health.NewServer()
 	pb.RegisterKVServer(s.grpc, &kvService{Server: s})
 	pb.RegisterAdminServer(s.grpc, &adminService{Server: s})
+	pb.RegisterTransactionsServer(s.grpc, &txnService{Server: s})
 	healthpb.RegisterHealthServer(s.grpc, s.health)
 	reflection.Register(s.grpc)
 	s.setHealth(healthpb.HealthCheckResponse_SERVING)
 }
 
 func (s *Server) setHealth(status healthpb.HealthCheckResponse_ServingStatus) {
-	for _, service := range []string{"", pb.KV_ServiceDesc.ServiceName, pb.Admin_ServiceDesc.ServiceName} {
+	for _, service := range []string{
+		"", pb.KV_ServiceDesc.ServiceName, pb.Admin_ServiceDesc.ServiceName, pb.Transactions_ServiceDesc.ServiceName,
+	} {
 		s.health.SetServingStatus(service, status)
 	}
 }
@@ -227,6 +234,7 @@ func (s *Server) stats() telemetry.ServerStats {
 		RefusedConnections: s.connections.refused.Load(),
 		RefusedRequests:    s.admission.refused.Load(),
 		ExpiredRequests:    s.expired.Load(),
+		Transactions:       s.transactions.stats(),
 	}
 }
 

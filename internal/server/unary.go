@@ -73,6 +73,7 @@ func (s *Server) run(ctx context.Context, execute func(*caller) (settle, error))
 		return err
 	}
 	w, err := execute(c)
+	err = detached(err)
 	s.callers.release(c)
 	if err != nil {
 		return err
@@ -143,6 +144,12 @@ func methodOf(req any) (telemetry.Method, bool) {
 		return telemetry.MethodBatchWrite, true
 	case *pb.DeleteRangeRequest:
 		return telemetry.MethodDeleteRange, true
+	case *pb.InvokeRequest:
+		return telemetry.MethodInvoke, true
+	case *pb.InvokeAllRequest:
+		return telemetry.MethodInvokeAll, true
+	case *pb.ExecuteRequest:
+		return telemetry.MethodExecute, true
 	}
 	return 0, false
 }

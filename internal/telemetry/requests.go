@@ -21,13 +21,18 @@ const (
 	MethodBatchWrite
 	MethodDeleteRange
 	MethodScan
+	MethodInvoke
+	MethodInvokeAll
+	MethodExecute
+	MethodTransact // a whole stream, from opening to end
 	MethodPipeline // a whole stream, from opening to end
 	MethodStatus
 	methodCount
 )
 
 var methodNames = [methodCount]string{
-	"Get", "Put", "Delete", "BatchGet", "BatchWrite", "DeleteRange", "Scan", "Pipeline", "Status",
+	"Get", "Put", "Delete", "BatchGet", "BatchWrite", "DeleteRange", "Scan",
+	"Invoke", "InvokeAll", "Execute", "Transact", "Pipeline", "Status",
 }
 
 // String is the method's name on the wire.

@@ -14,6 +14,8 @@ type ServerStats struct {
 	RefusedConnections uint64 // over the limit of connections
 	RefusedRequests    uint64 // over the limit of requests or bytes in flight
 	ExpiredRequests    uint64 // whose deadline had passed before work began
+
+	Transactions TransactionStats
 }
 
 var (
@@ -34,6 +36,7 @@ func (c *serverCollector) Describe(ch chan<- *prometheus.Desc) {
 	} {
 		ch <- d
 	}
+	describeTransactions(ch)
 }
 
 func (c *serverCollector) Collect(ch chan<- prometheus.Metric) {
@@ -47,6 +50,7 @@ func (c *serverCollector) Collect(ch chan<- prometheus.Metric) {
 	counter(ch, rejectionsDesc, float64(s.RefusedConnections), "connections")
 	counter(ch, rejectionsDesc, float64(s.RefusedRequests), "inflight")
 	counter(ch, rejectionsDesc, float64(s.ExpiredRequests), "deadline")
+	s.Transactions.collect(ch)
 }
 
 func oneIf(b bool) float64 {

@@ -1,0 +1,292 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+
+	pb "epochkv/api/proto/epochkv/v1"
+	"epochkv/internal/mvcc"
+	"epochkv/internal/storage/batch"
+	"epochkv/internal/storage/keys"
+)
+
+// Execute takes one of two ways.
+//
+// Direct: conditions on keys, then puts and deletes. That is a write with preconditions, which the engine tests under the latches of
+// their keys: no snapshot, no validation, no retry.
+//
+// As a transaction: everything else, serializable, and tried again with a fresh snapshot when others were faster. From the
+// third attempt on the losers take turns, so that they do not defeat each other for ever.
+const (
+	executeAttempts  = 32
+	executeAttempts1 = 2 // without waiting for a turn
+)
+
+// Execute implements Transactions.
+func (s *txnService) Execute(ctx context.Context, req *pb.ExecuteRequest) (*pb.ExecuteResponse, error) {
+	out := new(pb.ExecuteResponse)
+	return out, s.run(ctx, func(c *caller) (settle, error) {
+		if isDirect(req) {
+			if w, done, err := c.executeDirect(req, out); done {
+				return w, err
+			}
+		}
+		return s.executeTransaction(ctx, c, req, out)
+	})
+}
+
+// isDirect reports whether the first way is open.
+func isDirect(req *pb.ExecuteRequest) bool {
+	for _, c := range req.Conditions {
+		if _, ok := c.GetCondition().(*pb.TxnCondition_Key); !ok {
+			return false
+		}
+	}
+	for _, o := range req.ThenOperations {
+		if _, ok := o.GetOperation().(*pb.Operation_Write); !ok {
+			return false
+		}
+	}
+	return len(req.ThenOperations) > 0
+}
+
+// executeDirect is the first way. It is not done if the other operations have to be, or if a key is written twice.
+func (c *caller) executeDirect(req *pb.ExecuteRequest, out *pb.ExecuteResponse) (w settle, done bool, err error) {
+	if err := c.prepare(nil, req.Durability); err != nil {
+		return w, true, err
+	}
+	for i, has := range req.Conditions {
+		condition, err := toCondition(has.GetKey(), "conditions", i)
+		if err != nil {
+			return w, true, err
+		}
+		c.write.Conditions = append(c.write.Conditions, condition)
+	}
+	for i, o := range req.ThenOperations {
+		if err := c.addMutation(o.GetWrite(), "then_operations", i); err != nil {
+			return w, true, err
+		}
+	}
+	w, err = c.commit()
+	var failed *mvcc.PreconditionError
+	var twice *batch.DuplicateKeyError
+	switch {
+	case errors.As(err, &twice):
+		return w, false, nil
+	case errors.As(err, &failed): // told only once what it reveals has settled
+		return settle{}, len(req.ElseOperations) == 0, nil
+	case err != nil:
+		return w, true, err
+	}
+	out.Succeeded, out.Epoch = true, uint64(w.epoch)
+	out.Results = wroteResults[:min(len(req.ThenOperations), len(wroteResults))]
+	for len(out.Results) < len(req.ThenOperations) {
+		out.Results = append(out.Results[:len(out.Results):len(out.Results)], wroteResult)
+	}
+	return w, true, nil
+}
+
+// wroteResult answers every write. It is never changed.
+var (
+	wroteResult  = &pb.OperationResult{Result: &pb.OperationResult_Write{Write: new(pb.WriteResponse)}}
+	wroteResults = []*pb.OperationResult{wroteResult, wroteResult, wroteResult, wroteResult}
+)
+
+func (s *txnService) executeTransaction(ctx context.Context, c *caller, req *pb.ExecuteRequest, out *pb.ExecuteResponse) (settle, error) {
+	s.transactions.started.Add(1)
+	w, err := s.executeUntilDone(ctx, c, req, out)
+	if err != nil {
+		s.transactions.aborted[abortReason(err)].Add(1)
+		return w, err
+	}
+	s.transactions.committed.Add(1)
+	return w, nil
+}
+
+func (s *txnService) executeUntilDone(ctx context.Context, c *caller, req *pb.ExecuteRequest, out *pb.ExecuteResponse) (settle, error) {
+	var conflict *mvcc.ConflictError
+	for attempt := 1; ; attempt++ {
+		w, err := s.executeOnce(c, req, out)
+		if !errors.As(err, &conflict) || attempt == executeAttempts {
+			return w, err
+		}
+		if attempt == executeAttempts1 {
+			select {
+			case s.executeTurn <- struct{}{}:
+				defer func() { <-s.executeTurn }()
+			case <-ctx.Done():
+			}
+		}
+		if ctx.Err() != nil {
+			return w, ctx.Err()
+		}
+	}
+}
+
+// executeOnce runs the request as one transaction.
+func (s *txnService) executeOnce(c *caller, req *pb.ExecuteRequest, out *pb.ExecuteResponse) (settle, error) {
+	durability, err := toDurability(req.Durability)
+	if err != nil {
+		return settle{}, err
+	}
+	t, err := c.session.Begin(mvcc.TxnOptions{Durability: durability})
+	if err != nil {
+		return settle{}, err
+	}
+	defer t.Rollback()
+	out.Reset()
+	if out.Succeeded, err = s.allHold(t, req.Conditions); err != nil {
+		return settle{}, err
+	}
+	list, name := req.ThenOperations, "then_operations"
+	if !out.Succeeded {
+		list, name = req.ElseOperations, "else_operations"
+	}
+	size := 0
+	for i, o := range list {
+		r, err := executeOperation(t, o, name, i)
+		if err != nil {
+			return settle{}, fmt.Errorf("%s[%d]: %w", name, i, err)
+		}
+		out.Results = append(out.Results, r)
+		if size += r.SizeVT(); size > s.limits.BatchBytes {
+			return settle{}, &mvcc.LimitError{What: "batch bytes", Limit: s.limits.BatchBytes, Got: size}
+		}
+	}
+	at, await := t.At(), t.Await()
+	epoch, err := t.Commit()
+	if err != nil {
+		return settle{}, err
+	}
+	if epoch == at {
+		epoch = 0 // nothing was written
+	}
+	out.Epoch = uint64(epoch)
+	return settleBoth(epoch, durability, await), nil
+}
+
+func executeOperation(t *mvcc.Txn, o *pb.Operation, list string, i int) (*pb.OperationResult, error) {
+	switch is := o.GetOperation().(type) {
+	case *pb.Operation_Get:
+		m, err := txnGet(t, is.Get)
+		return &pb.OperationResult{Result: &pb.OperationResult_Get{Get: m}}, err
+	case *pb.Operation_Scan:
+		m, err := txnScan(t, is.Scan)
+		return &pb.OperationResult{Result: &pb.OperationResult_Scan{Scan: m}}, err
+	case *pb.Operation_Write:
+		return wroteResult, txnWrite(t, is.Write, fmt.Sprintf("%s[%d].write", list, i))
+	case *pb.Operation_DeleteRange:
+		m, err := txnDeleteRange(t, is.DeleteRange)
+		return &pb.OperationResult{Result: &pb.OperationResult_DeleteRange{DeleteRange: m}}, err
+	case *pb.Operation_Invoke:
+		m, err := txnInvoke(t, is.Invoke)
+		return &pb.OperationResult{Result: &pb.OperationResult_Invoke{Invoke: m}}, err
+	}
+	return nil, invalid(fmt.Sprintf("%s[%d].operation", list, i), "is missing, or of a kind that this server does not know")
+}
+
+// allHold evaluates the conditions in the transaction, so that what they read is validated when it commits.
+func (s *txnService) allHold(t *mvcc.Txn, conditions []*pb.TxnCondition) (bool, error) {
+	all := true
+	for i, c := range conditions {
+		holds := false
+		var err error
+		switch is := c.GetCondition().(type) {
+		case *pb.TxnCondition_Key:
+			holds, err = keyHolds(t, is.Key, i)
+		case *pb.TxnCondition_Range:
+			holds, err = s.rangeHolds(t, is.Range, i)
+		default:
+			err = invalid(fmt.Sprintf("conditions[%d].condition", i), "is missing; give exactly one")
+		}
+		if err != nil {
+			return false, err
+		}
+		all = all && holds // bad input behind a condition that fails is bad input all the same
+	}
+	return all, nil
+}
+
+func keyHolds(t *mvcc.Txn, p *pb.Precondition, i int) (bool, error) {
+	c, err := toCondition(p, "conditions", i)
+	if err != nil {
+		return false, err
+	}
+	v, err := t.Get(nil, c.Key)
+	if err != nil {
+		return false, err
+	}
+	switch c.Kind {
+	case mvcc.KeyAbsent:
+		return !v.Found, nil
+	case mvcc.KeyPresent:
+		return v.Found, nil
+	case mvcc.ValueEquals:
+		return v.Found && bytes.Equal(v.Data, c.Value), nil
+	}
+	return v.Found && v.Epoch == c.Epoch, nil
+}
+
+func (s *txnService) rangeHolds(t *mvcc.Txn, r *pb.RangeCondition, i int) (bool, error) {
+	if r.GetRange() == nil {
+		return false, invalidRange("is missing; an empty range means all keys")
+	}
+	b, err := toBounds(r.Range)
+	if err != nil {
+		return false, err
+	}
+	switch is := r.GetCondition().(type) {
+	case *pb.RangeCondition_Empty:
+		c, err := t.Scan(mvcc.ScanOptions{Lower: b.lower, Upper: b.upper, KeysOnly: true})
+		if err != nil {
+			return false, err
+		}
+		defer c.Close()
+		return c.Next() != is.Empty, c.Err()
+	case *pb.RangeCondition_UnchangedSince:
+		return s.unchangedSince(t, b, keys.Epoch(is.UnchangedSince))
+	}
+	return false, invalid(fmt.Sprintf("conditions[%d].range.condition", i), "is missing; give exactly one")
+}
+
+// unchangedSince walks the range as it was and as it is, side by side: nothing was written if the same keys have values of the
+// same epochs. (What was written leaves its epoch, and what was deleted is missing; a tombstone alone may be long gone, which is
+// why the older state must be readable.)
+func (s *txnService) unchangedSince(t *mvcc.Txn, b bounds, since keys.Epoch) (bool, error) {
+	past, err := s.callers.take()
+	if err != nil {
+		return false, err
+	}
+	defer s.callers.release(past)
+	if since == 0 {
+		return false, invalid("unchanged_since", "is 0, which is no epoch")
+	}
+	if _, err := past.session.View(since); err != nil {
+		return false, err
+	}
+	o := mvcc.ScanOptions{Lower: b.lower, Upper: b.upper, KeysOnly: true}
+	was, err := past.session.Scan(o)
+	if err != nil {
+		return false, err
+	}
+	defer was.Close()
+	is, err := t.Scan(o)
+	if err != nil {
+		return false, err
+	}
+	defer is.Close()
+	for {
+		more := is.Next()
+		if more != was.Next() || is.Err() != nil || was.Err() != nil {
+			return false, errors.Join(is.Err(), was.Err())
+		}
+		if !more {
+			return true, nil
+		}
+		if is.Epoch() != was.Epoch() || !bytes.Equal(is.Key(), was.Key()) {
+			return false, nil
+		}
+	}
+}

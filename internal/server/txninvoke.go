@@ -1,0 +1,151 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"math"
+
+	pb "epochkv/api/proto/epochkv/v1"
+	"epochkv/internal/mvcc"
+	"epochkv/internal/storage/keys"
+)
+
+// Invoke implements KV.
+func (s *kvService) Invoke(ctx context.Context, req *pb.InvokeRequest) (*pb.InvokeResponse, error) {
+	out := new(pb.InvokeResponse)
+	return out, s.run(ctx, func(c *caller) (settle, error) { return c.invoke(req, out) })
+}
+
+// InvokeAll implements KV.
+func (s *kvService) InvokeAll(ctx context.Context, req *pb.InvokeAllRequest) (*pb.InvokeAllResponse, error) {
+	out := new(pb.InvokeAllResponse)
+	return out, s.run(ctx, func(c *caller) (settle, error) { return c.invokeAll(req, out) })
+}
+
+// invocations are a caller's buffers for Invoke and InvokeAll.
+type invocations struct {
+	ops      []mvcc.Invoke
+	outcomes []mvcc.Invoked
+}
+
+func (b *invocations) reset(n int) {
+	const keepMax = 1024
+	if cap(b.ops) > keepMax {
+		*b = invocations{}
+	}
+	clear(b.ops) // they hold on to the last request
+	clear(b.outcomes)
+	b.ops, b.outcomes = b.ops[:0], b.outcomes[:0]
+	for range n {
+		b.ops, b.outcomes = append(b.ops, mvcc.Invoke{}), append(b.outcomes, mvcc.Invoked{})
+	}
+}
+
+func (c *caller) invoke(req *pb.InvokeRequest, out *pb.InvokeResponse) (settle, error) {
+	c.invoked.reset(1)
+	if err := toInvoke(&c.invoked.ops[0], req.Invocation, "invocation"); err != nil {
+		return settle{}, err
+	}
+	w, err := c.invokeFilled(req.Preconditions, req.Durability, &out.Epoch)
+	if err != nil {
+		return settle{}, err
+	}
+	out.Result = invokeResult(&c.invoked.outcomes[0], req.Invocation)
+	return w, nil
+}
+
+func (c *caller) invokeAll(req *pb.InvokeAllRequest, out *pb.InvokeAllResponse) (settle, error) {
+	c.invoked.reset(len(req.Invocations))
+	for i, in := range req.Invocations {
+		if err := toInvoke(&c.invoked.ops[i], in, fmt.Sprintf("invocations[%d]", i)); err != nil {
+			return settle{}, err
+		}
+	}
+	w, err := c.invokeFilled(req.Preconditions, req.Durability, &out.Epoch)
+	if err != nil {
+		return settle{}, err
+	}
+	out.Results = make([]*pb.InvokeResult, len(req.Invocations))
+	for i, in := range req.Invocations {
+		out.Results[i] = invokeResult(&c.invoked.outcomes[i], in)
+	}
+	return w, nil
+}
+
+// invokeFilled applies the operations in the caller's buffers.
+func (c *caller) invokeFilled(preconditions []*pb.Precondition, d pb.Durability, epoch *uint64) (settle, error) {
+	if err := c.prepare(preconditions, d); err != nil {
+		return settle{}, err
+	}
+	at, await, err := c.session.InvokeAll(c.invoked.ops, c.write.Conditions, c.write.Durability, c.invoked.outcomes)
+	if err != nil {
+		return settle{}, err
+	}
+	*epoch = uint64(at)
+	return settleBoth(at, c.write.Durability, await), nil
+}
+
+// settleBoth is the wait of a commit that also shows what it read. What it read is older than itself, so that one wait does; zero
+// epochs are none.
+func settleBoth(epoch keys.Epoch, d mvcc.Durability, await keys.Epoch) settle {
+	switch {
+	case epoch == 0:
+		return settleRead(await)
+	case await != 0:
+		d = mvcc.DurabilitySync
+	}
+	return settle{epoch: epoch, durability: d, write: true}
+}
+
+// toInvoke reads an invocation into op, which must be zero. Bytes alias the request.
+func toInvoke(op *mvcc.Invoke, in *pb.Invocation, field string) error {
+	op.Key = in.GetKey()
+	switch is := in.GetOperation().(type) {
+	case *pb.Invocation_Increment:
+		op.Kind, op.Delta = mvcc.InvokeAdd, is.Increment.GetDelta()
+		op.Min, op.Max = math.MinInt64, math.MaxInt64
+		if is.Increment.Min != nil {
+			op.Bounded, op.Min = true, *is.Increment.Min
+		}
+		if is.Increment.Max != nil {
+			op.Bounded, op.Max = true, *is.Increment.Max
+		}
+		if op.Min > op.Max {
+			return invalid(field+".increment.min", "is larger than max")
+		}
+	case *pb.Invocation_Append:
+		op.Kind, op.Operand = mvcc.InvokeAppend, is.Append
+	case *pb.Invocation_Min:
+		op.Kind, op.Delta = mvcc.InvokeMin, is.Min
+	case *pb.Invocation_Max:
+		op.Kind, op.Delta = mvcc.InvokeMax, is.Max
+	case *pb.Invocation_CompareAndSet:
+		op.Kind, op.Expect, op.Operand = mvcc.InvokeCompareSet, is.CompareAndSet.GetExpect(), is.CompareAndSet.GetValue()
+	case *pb.Invocation_PutIfAbsent:
+		op.Kind, op.Operand = mvcc.InvokePutIfAbsent, is.PutIfAbsent
+	case *pb.Invocation_GetAndSet:
+		op.Kind, op.Operand = mvcc.InvokeGetAndSet, is.GetAndSet
+	case *pb.Invocation_GetAndDelete:
+		if !is.GetAndDelete {
+			return invalid(field+".get_and_delete", "must be true")
+		}
+		op.Kind = mvcc.InvokeGetAndDelete
+	default:
+		return invalid(field+".operation", "is missing, or of a kind that this server does not know")
+	}
+	return nil
+}
+
+// invokeResult copies an outcome, whose values live in the session.
+func invokeResult(from *mvcc.Invoked, asked *pb.Invocation) *pb.InvokeResult {
+	out := &pb.InvokeResult{
+		Applied: from.Applied, OldFound: from.OldFound, OldEpoch: uint64(from.OldEpoch), NewFound: from.NewFound,
+	}
+	if asked.WantOld && from.OldFound {
+		out.Old = append([]byte(nil), from.Old...)
+	}
+	if asked.WantNew && from.NewFound {
+		out.New = append([]byte(nil), from.New...)
+	}
+	return out
+}

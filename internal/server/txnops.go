@@ -1,0 +1,128 @@
+package server
+
+import (
+	"fmt"
+
+	pb "epochkv/api/proto/epochkv/v1"
+	"epochkv/internal/mvcc"
+)
+
+// The functions here are the operations that Transact and Execute share: each does one inside an open transaction and answers
+// with a message that aliases nothing.
+
+func txnGet(t *mvcc.Txn, req *pb.GetRequest) (*pb.GetResponse, error) {
+	if err := ownSnapshot(req.GetSnapshotEpoch()); err != nil {
+		return nil, err
+	}
+	v, err := t.Get(nil, req.GetKey())
+	if err != nil {
+		return nil, err
+	}
+	return &pb.GetResponse{Found: v.Found, Value: v.Data, Epoch: uint64(v.Epoch), ReadEpoch: uint64(v.At)}, nil
+}
+
+func ownSnapshot(epoch uint64) error {
+	if epoch != 0 {
+		return invalid("snapshot_epoch", "must be 0 in a transaction, which reads at its own")
+	}
+	return nil
+}
+
+func txnBatchGet(t *mvcc.Txn, req *pb.BatchGetRequest, limits *limits) (*pb.BatchGetResponse, error) {
+	if err := ownSnapshot(req.GetSnapshotEpoch()); err != nil {
+		return nil, err
+	}
+	if n := len(req.Keys); n > limits.BatchOps {
+		return nil, &mvcc.LimitError{What: "batch operations", Limit: limits.BatchOps, Got: n}
+	}
+	out := &pb.BatchGetResponse{ReadEpoch: uint64(t.At()), Results: make([]*pb.BatchGetResult, 0, len(req.Keys))}
+	size := 0
+	for i, key := range req.Keys {
+		v, err := t.Get(nil, key)
+		if err != nil {
+			return nil, fmt.Errorf("keys[%d]: %w", i, err)
+		}
+		if size += len(key) + len(v.Data); size > limits.BatchBytes {
+			return nil, &mvcc.LimitError{What: "batch bytes", Limit: limits.BatchBytes, Got: size}
+		}
+		out.Results = append(out.Results, &pb.BatchGetResult{Found: v.Found, Value: v.Data, Epoch: uint64(v.Epoch)})
+	}
+	return out, nil
+}
+
+// txnScan answers with one page. It looks no further than the page's last entry: what lies behind does not count as read.
+func txnScan(t *mvcc.Txn, req *pb.RangeReadRequest) (*pb.RangeReadResponse, error) {
+	b, err := toBounds(req.GetRange())
+	if err != nil {
+		return nil, err
+	}
+	pageBytes := scanPageBytesDefault
+	if req.PageBytes > 0 {
+		pageBytes = int(min(req.PageBytes, scanPageBytesMax))
+	}
+	c, err := t.Scan(mvcc.ScanOptions{Lower: b.lower, Upper: b.upper, Reverse: req.Reverse, KeysOnly: req.KeysOnly})
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	out := new(pb.RangeReadResponse)
+	for size := 0; c.Next(); {
+		e := &pb.Entry{Key: append([]byte(nil), c.Key()...), Value: append([]byte(nil), c.Value()...), Epoch: uint64(c.Epoch())}
+		out.Entries = append(out.Entries, e)
+		size += len(e.Key) + len(e.Value)
+		if size >= pageBytes || uint64(len(out.Entries)) == req.Limit {
+			out.More = true
+			break
+		}
+	}
+	return out, c.Err()
+}
+
+func txnWrite(t *mvcc.Txn, m *pb.Mutation, field string) error {
+	switch m.GetKind() {
+	case pb.Mutation_KIND_PUT:
+		return t.Set(m.Key, m.Value)
+	case pb.Mutation_KIND_DELETE:
+		if len(m.Value) > 0 {
+			return invalid(field+".value", "a deletion has no value")
+		}
+		return t.Delete(m.Key)
+	}
+	return invalid(field+".kind", fmt.Sprintf("%d is not a kind of mutation", m.GetKind()))
+}
+
+func txnWriteAll(t *mvcc.Txn, req *pb.WriteRequest) (*pb.WriteResponse, error) {
+	if len(req.GetMutations()) == 0 {
+		return nil, mvcc.ErrEmptyBatch
+	}
+	for i, m := range req.Mutations {
+		if err := txnWrite(t, m, fmt.Sprintf("mutations[%d]", i)); err != nil {
+			return nil, err
+		}
+	}
+	return new(pb.WriteResponse), nil
+}
+
+func txnDeleteRange(t *mvcc.Txn, req *pb.RangeDeleteRequest) (*pb.RangeDeleteResponse, error) {
+	if req.GetRange() == nil {
+		return nil, invalidRange("is missing; an empty range means all keys")
+	}
+	b, err := toBounds(req.Range)
+	if err != nil {
+		return nil, err
+	}
+	n, err := t.DeleteRange(b.lower, b.upper)
+	return &pb.RangeDeleteResponse{Deleted: uint64(n)}, err
+}
+
+func txnInvoke(t *mvcc.Txn, in *pb.Invocation) (*pb.InvokeResult, error) {
+	var op mvcc.Invoke
+	if err := toInvoke(&op, in, "invocation"); err != nil {
+		return nil, err
+	}
+	out, err := t.Invoke(&op)
+	if err != nil {
+		return nil, err
+	}
+	return invokeResult(&out, in), nil
+}

@@ -1,0 +1,409 @@
+package server
+
+import (
+	"errors"
+	"io"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/peer"
+
+	pb "epochkv/api/proto/epochkv/v1"
+	"epochkv/internal/mvcc"
+	"epochkv/internal/storage/keys"
+	"epochkv/internal/telemetry"
+)
+
+// txnService implements the Transactions service.
+type txnService struct {
+	pb.UnimplementedTransactionsServer
+	*Server
+}
+
+// conversation is one Transact stream: transactions, one after another.
+//
+//	receiver goroutine                                       watcher (the handler)
+//	Recv ─► lock ─► execute ─► unlock ─► settle ─► Send      ends when the receiver has, or when the transaction is ended
+//	                   ▲                                     from outside: then it returns the reason, which breaks Recv
+//	   timer, operator ┘ lock, roll back, say why
+//
+// Invariants: the session and the transaction are touched under mu only; whoever finds one open may roll it back there, so that
+// a transaction never outlives its time, whatever its client does; between transactions a stream holds nothing of the engine;
+// when the receiver ends, an open transaction is rolled back.
+type conversation struct {
+	server *Server
+	stream grpc.BidiStreamingServer[pb.TransactRequest, pb.TransactResponse]
+	peer   string
+	ended  chan error // one reason why the stream is over, from outside
+
+	mu     sync.Mutex
+	caller *caller // nil: no transaction is open
+	txn    *mvcc.Txn
+	row    *openTxn
+	timer  *time.Timer // for the transaction that is open
+	failed error       // an earlier request of the transaction failed
+	over   bool        // ended was told
+}
+
+// Transact implements Transactions.
+func (s *txnService) Transact(stream grpc.BidiStreamingServer[pb.TransactRequest, pb.TransactResponse]) error {
+	ctx := stream.Context()
+	return s.serveStream(ctx, telemetry.MethodTransact, func(conn *connection) error {
+		if err := s.admit(ctx, conn, 0); err != nil {
+			return err
+		}
+		s.admission.leave(0) // its requests are admitted one by one
+		c := &conversation{server: s.Server, stream: stream, ended: make(chan error, 1)}
+		if p, ok := peer.FromContext(ctx); ok {
+			c.peer = p.Addr.String()
+		}
+		received := make(chan error, 1)
+		s.receivers.Go(func() { received <- c.receive() })
+		return c.watch(received)
+	})
+}
+
+// watch returns when the stream is over, and why. The receiver may then still be in Recv or Send, which fail at once.
+func (c *conversation) watch(received <-chan error) error {
+	drain := c.server.drain
+	for {
+		select {
+		case err := <-received:
+			return err
+		case err := <-c.ended:
+			return err
+		case <-drain:
+			drain = nil // an open transaction may come to its end
+			c.mu.Lock()
+			if c.txn == nil {
+				c.endLocked(errShuttingDown)
+			}
+			c.mu.Unlock()
+		}
+	}
+}
+
+// endLocked ends the stream from outside.
+func (c *conversation) endLocked(why error) {
+	if !c.over {
+		c.over = true
+		c.ended <- why
+	}
+}
+
+// end rolls back the open transaction from outside, and ends the stream.
+func (c *conversation) end(row *openTxn, why error, reason telemetry.AbortReason) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.row != row || c.txn == nil {
+		return // it has ended by itself meanwhile
+	}
+	c.abortLocked(reason)
+	c.endLocked(why)
+}
+
+// expire ends the transaction if its time is up, and otherwise looks again when it may be.
+func (c *conversation) expire(row *openTxn) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.row != row || c.txn == nil {
+		return
+	}
+	table := &c.server.transactions
+	left := table.total - time.Since(row.begun)
+	if left <= 0 {
+		c.abortLocked(telemetry.AbortTimeout)
+		c.endLocked(&txnTimeoutError{limit: table.total})
+		return
+	}
+	wait := table.idle
+	if !row.busy.Load() {
+		wait = table.idle - (c.server.clock.now() - time.Duration(row.idleSince.Load()))
+	}
+	if wait <= 0 {
+		c.abortLocked(telemetry.AbortIdle)
+		c.endLocked(&txnTimeoutError{idle: true, limit: table.idle})
+		return
+	}
+	c.timer.Reset(min(wait, left))
+}
+
+// abortLocked rolls back the open transaction.
+func (c *conversation) abortLocked(reason telemetry.AbortReason) {
+	c.server.transactions.aborted[reason].Add(1)
+	c.txn.Rollback()
+	c.releaseLocked()
+}
+
+// releaseLocked lets go of the transaction that has ended.
+func (c *conversation) releaseLocked() {
+	c.timer.Stop()
+	c.server.transactions.leave(c.row)
+	c.server.callers.release(c.caller)
+	c.caller, c.txn, c.row, c.failed = nil, nil, nil, nil
+}
+
+// receive serves requests until the client closes its side (nil) or the stream breaks or is ended.
+func (c *conversation) receive() error {
+	defer func() {
+		c.mu.Lock()
+		if c.txn != nil {
+			c.abortLocked(telemetry.AbortDisconnect)
+		}
+		c.mu.Unlock()
+	}()
+	for {
+		req, err := c.stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if err := c.serve(req); err != nil {
+			return err
+		}
+	}
+}
+
+// serve executes and answers one request. An error ends the stream.
+func (c *conversation) serve(req *pb.TransactRequest) error {
+	out := new(pb.TransactResponse)
+	size := req.SizeVT()
+	if !c.server.admission.enter(size) {
+		c.mu.Lock()
+		c.failLocked(errOverloaded)
+		c.mu.Unlock()
+		return c.answer(out, errOverloaded)
+	}
+	row, w, err := c.execute(req, out)
+	c.server.admission.leave(size)
+	if errors.Is(err, errStreamOver) {
+		return err
+	}
+	if settled := w.wait(c.stream.Context(), c.server.store); err == nil { // an error tells of what was read, too
+		err = settled
+	}
+	if err := c.answer(out, err); err != nil {
+		return err
+	}
+	if row != nil {
+		row.idleSince.Store(int64(c.server.clock.now()))
+		row.busy.Store(false)
+		return nil
+	}
+	if c.server.draining.Load() {
+		return errShuttingDown
+	}
+	return nil
+}
+
+func (c *conversation) answer(out *pb.TransactResponse, err error) error {
+	if err != nil {
+		if ctx := c.stream.Context(); ctx.Err() != nil {
+			return ctx.Err()
+		}
+		out.Response = &pb.TransactResponse_Error{Error: statusOf(err).Proto()}
+	}
+	return c.stream.Send(out)
+}
+
+// errStreamOver means that the stream was ended from outside; the client is told why by the handler.
+var errStreamOver = errors.New("the stream has been ended")
+
+// execute does one request. It returns the transaction that is open after it, marked busy.
+func (c *conversation) execute(req *pb.TransactRequest, out *pb.TransactResponse) (row *openTxn, w settle, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.over {
+		return nil, w, errStreamOver
+	}
+	if begin, ok := req.Request.(*pb.TransactRequest_Begin); ok {
+		err = c.begin(begin.Begin, out)
+	} else {
+		w, err = c.within(req, out)
+	}
+	err = detached(err)
+	if c.txn != nil {
+		c.row.requests.Add(1)
+		c.row.busy.Store(true)
+		if tooLarge := c.server.transactions.resize(c.row, c.txn.Size()); err == nil {
+			err = tooLarge
+		}
+		c.failLocked(err)
+	}
+	return c.row, w, err
+}
+
+// failLocked remembers the first error of the open transaction.
+func (c *conversation) failLocked(err error) {
+	if c.txn != nil && c.failed == nil {
+		c.failed = err
+	}
+}
+
+func (c *conversation) begin(req *pb.BeginRequest, out *pb.TransactResponse) error {
+	s := c.server
+	switch {
+	case c.txn != nil:
+		return errBegunAlready
+	case s.draining.Load():
+		return errShuttingDown
+	}
+	o, err := toTxnOptions(req)
+	if err != nil {
+		return err
+	}
+	row := &openTxn{peer: c.peer, isolation: wireIsolation(o.Isolation), readOnly: o.ReadOnly, durability: o.Durability, begun: time.Now()}
+	row.end = func(why error, reason telemetry.AbortReason) { c.end(row, why, reason) }
+	row.idleSince.Store(int64(s.clock.now()))
+	caller, err := s.callers.take()
+	if err != nil {
+		return err
+	}
+	txn, err := caller.session.Begin(o)
+	if err != nil {
+		s.callers.release(caller)
+		return err
+	}
+	row.at = txn.At()
+	if err := s.transactions.enter(row); err != nil {
+		txn.Rollback()
+		s.callers.release(caller)
+		return err
+	}
+	c.caller, c.txn, c.row, c.failed = caller, txn, row, nil
+	c.timer = time.AfterFunc(min(s.transactions.idle, s.transactions.total), func() { c.expire(row) })
+	out.Response = &pb.TransactResponse_Begin{Begin: &pb.BeginResponse{Id: row.id, ReadEpoch: uint64(row.at)}}
+	return nil
+}
+
+// within executes a request of the open transaction.
+func (c *conversation) within(req *pb.TransactRequest, out *pb.TransactResponse) (settle, error) {
+	if c.txn == nil {
+		return settle{}, errNotBegun
+	}
+	switch r := req.Request.(type) {
+	case *pb.TransactRequest_Commit:
+		return c.commit(out)
+	case *pb.TransactRequest_Rollback:
+		c.abortLocked(telemetry.AbortRollback)
+		out.Response = &pb.TransactResponse_Rollback{Rollback: new(pb.RollbackResponse)}
+		return settle{}, nil
+	case *pb.TransactRequest_RollbackTo:
+		if err := c.txn.RollbackTo(int(min(r.RollbackTo.GetSavepoint(), maxSavepoint))); err != nil {
+			return settle{}, err
+		}
+		c.failed = nil
+		out.Response = &pb.TransactResponse_RollbackTo{RollbackTo: new(pb.RollbackToResponse)}
+		return settle{}, nil
+	}
+	if c.failed != nil {
+		return settle{}, &txnFailedError{cause: c.failed}
+	}
+	err := c.operate(req, out)
+	return settleRead(c.unsettled()), err
+}
+
+// maxSavepoint keeps a savepoint's number an int.
+const maxSavepoint = 1 << 31
+
+// unsettled is the epoch that must be durable before an answer may show what the transaction has read.
+func (c *conversation) unsettled() keys.Epoch {
+	if await := c.txn.Await(); await > c.server.store.Durable() {
+		return await
+	}
+	return 0
+}
+
+// operate does one read or write.
+func (c *conversation) operate(req *pb.TransactRequest, out *pb.TransactResponse) error {
+	switch r := req.Request.(type) {
+	case *pb.TransactRequest_Get:
+		m, err := txnGet(c.txn, r.Get)
+		out.Response = &pb.TransactResponse_Get{Get: m}
+		return err
+	case *pb.TransactRequest_BatchGet:
+		m, err := txnBatchGet(c.txn, r.BatchGet, &c.server.limits)
+		out.Response = &pb.TransactResponse_BatchGet{BatchGet: m}
+		return err
+	case *pb.TransactRequest_Scan:
+		m, err := txnScan(c.txn, r.Scan)
+		out.Response = &pb.TransactResponse_Scan{Scan: m}
+		return err
+	case *pb.TransactRequest_Write:
+		m, err := txnWriteAll(c.txn, r.Write)
+		out.Response = &pb.TransactResponse_Write{Write: m}
+		return err
+	case *pb.TransactRequest_DeleteRange:
+		m, err := txnDeleteRange(c.txn, r.DeleteRange)
+		out.Response = &pb.TransactResponse_DeleteRange{DeleteRange: m}
+		return err
+	case *pb.TransactRequest_Invoke:
+		m, err := txnInvoke(c.txn, r.Invoke)
+		out.Response = &pb.TransactResponse_Invoke{Invoke: m}
+		return err
+	case *pb.TransactRequest_Savepoint:
+		n, err := c.txn.Savepoint()
+		out.Response = &pb.TransactResponse_Savepoint{Savepoint: &pb.SavepointResponse{Savepoint: uint64(n)}}
+		return err
+	}
+	return invalid("request", "is missing, or of a kind that this server does not know")
+}
+
+// commit ends the transaction, one way or the other.
+func (c *conversation) commit(out *pb.TransactResponse) (settle, error) {
+	if c.failed != nil {
+		err := &txnFailedError{cause: c.failed}
+		c.abortLocked(telemetry.AbortFailed)
+		return settle{}, err
+	}
+	at, durability, await := c.txn.At(), c.row.durability, c.txn.Await()
+	epoch, err := c.txn.Commit()
+	if err != nil {
+		err = detached(err)
+		c.server.transactions.aborted[abortReason(err)].Add(1)
+		c.releaseLocked()
+		return settle{}, err
+	}
+	c.server.transactions.committed.Add(1)
+	c.releaseLocked()
+	if epoch == at {
+		epoch = 0 // nothing was written
+	}
+	out.Response = &pb.TransactResponse_Commit{Commit: &pb.CommitResponse{Epoch: uint64(epoch)}}
+	return settleBoth(epoch, durability, await), nil
+}
+
+func abortReason(err error) telemetry.AbortReason {
+	var conflict *mvcc.ConflictError
+	if errors.As(err, &conflict) {
+		return telemetry.AbortConflict
+	}
+	return telemetry.AbortFailed
+}
+
+func toTxnOptions(req *pb.BeginRequest) (o mvcc.TxnOptions, err error) {
+	o.ReadOnly, o.At = req.GetReadOnly(), keys.Epoch(req.GetSnapshotEpoch())
+	if o.At != 0 && !o.ReadOnly {
+		return o, errNoSnapshotHere
+	}
+	switch req.GetIsolation() {
+	case pb.Isolation_ISOLATION_UNSPECIFIED, pb.Isolation_ISOLATION_SERIALIZABLE:
+		o.Isolation = mvcc.IsolationSerializable
+	case pb.Isolation_ISOLATION_SNAPSHOT:
+		o.Isolation = mvcc.IsolationSnapshot
+	default:
+		return o, invalid("isolation", "is not known to this server")
+	}
+	o.Durability, err = toDurability(req.GetDurability())
+	return o, err
+}
+
+func wireIsolation(i mvcc.Isolation) pb.Isolation {
+	if i == mvcc.IsolationSnapshot {
+		return pb.Isolation_ISOLATION_SNAPSHOT
+	}
+	return pb.Isolation_ISOLATION_SERIALIZABLE
+}

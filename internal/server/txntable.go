@@ -1,0 +1,150 @@
+package server
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	pb "epochkv/api/proto/epochkv/v1"
+	"epochkv/internal/config"
+	"epochkv/internal/mvcc"
+	"epochkv/internal/storage/keys"
+	"epochkv/internal/telemetry"
+)
+
+// txnTable knows the interactive transactions that are open, bounds them, and counts how all transactions end.
+type txnTable struct {
+	// Constant after Open.
+	countMax int
+	bytesMax int64 // of all together; one alone is bounded by sizeMax
+	sizeMax  int
+	idle     time.Duration // how long one may wait for its next request
+	total    time.Duration // how long one may live
+
+	bytes     atomic.Int64
+	started   atomic.Uint64
+	committed atomic.Uint64
+	aborted   [telemetry.AbortReasons]atomic.Uint64
+
+	mu   sync.Mutex // a leaf
+	last uint64
+	open map[uint64]*openTxn
+}
+
+func (b *txnTable) init(c *config.Config) {
+	b.countMax, b.sizeMax = c.Limits.Transactions, int(cmp.Or(c.Limits.TxnSize, c.Limits.BatchSize))
+	b.bytesMax, b.idle, b.total = int64(c.Limits.InflightBytes), c.TxnIdleTimeout, c.TxnTimeout
+	b.open = map[uint64]*openTxn{}
+}
+
+// openTxn is a row of the table.
+type openTxn struct {
+	// Constant while it is in the table.
+	id         uint64
+	peer       string
+	isolation  pb.Isolation
+	readOnly   bool
+	durability mvcc.Durability
+	at         keys.Epoch
+	begun      time.Time
+	end        func(error, telemetry.AbortReason) // rolls it back from outside; not under the table's lock
+
+	requests  atomic.Uint64
+	bytes     atomic.Int64
+	busy      atomic.Bool
+	idleSince atomic.Int64 // nanoseconds of the server's clock
+}
+
+// enter adds t to the table and gives it an id.
+func (b *txnTable) enter(t *openTxn) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.open) >= b.countMax {
+		return errTooManyTxns
+	}
+	b.last++
+	t.id = b.last
+	b.open[t.id] = t
+	b.started.Add(1)
+	return nil
+}
+
+func (b *txnTable) leave(t *openTxn) {
+	b.mu.Lock()
+	delete(b.open, t.id)
+	b.mu.Unlock()
+	b.bytes.Add(-t.bytes.Swap(0))
+}
+
+// resize notes what t holds now. An error means that it holds too much, alone or with the others.
+func (b *txnTable) resize(t *openTxn, size int) error {
+	if size > b.sizeMax {
+		return &mvcc.LimitError{What: "transaction bytes", Limit: b.sizeMax, Got: size}
+	}
+	if all := b.bytes.Add(int64(size) - t.bytes.Swap(int64(size))); all > b.bytesMax {
+		return errTxnMemory
+	}
+	return nil
+}
+
+func (b *txnTable) find(id uint64) *openTxn {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.open[id]
+}
+
+// list is the table, oldest first.
+func (b *txnTable) list() []*openTxn {
+	b.mu.Lock()
+	all := make([]*openTxn, 0, len(b.open))
+	for _, t := range b.open {
+		all = append(all, t)
+	}
+	b.mu.Unlock()
+	slices.SortFunc(all, func(x, y *openTxn) int { return cmp.Compare(x.id, y.id) })
+	return all
+}
+
+func (b *txnTable) stats() telemetry.TransactionStats {
+	s := telemetry.TransactionStats{Bytes: b.bytes.Load(), Started: b.started.Load(), Committed: b.committed.Load()}
+	for i := range b.aborted {
+		s.Aborted[i] = b.aborted[i].Load()
+	}
+	all := b.list()
+	if s.Open = len(all); s.Open > 0 {
+		s.OldestAge = time.Since(all[0].begun)
+	}
+	return s
+}
+
+// ListTransactions implements Admin.
+func (s *adminService) ListTransactions(context.Context, *pb.ListTransactionsRequest) (*pb.ListTransactionsResponse, error) {
+	out := new(pb.ListTransactionsResponse)
+	for _, t := range s.transactions.list() {
+		info := &pb.TransactionInfo{
+			Id: t.id, Peer: t.peer, Isolation: t.isolation, ReadOnly: t.readOnly, ReadEpoch: uint64(t.at),
+			Age: durationpb.New(time.Since(t.begun)), Requests: t.requests.Load(), Bytes: uint64(t.bytes.Load()),
+		}
+		if !t.busy.Load() {
+			info.Idle = durationpb.New(max(0, s.clock.now()-time.Duration(t.idleSince.Load())))
+		}
+		out.Transactions = append(out.Transactions, info)
+	}
+	return out, nil
+}
+
+// EndTransaction implements Admin.
+func (s *adminService) EndTransaction(_ context.Context, req *pb.EndTransactionRequest) (*pb.EndTransactionResponse, error) {
+	t := s.transactions.find(req.Id)
+	if t == nil {
+		return nil, statusOf(errNoSuchTxn).Err()
+	}
+	s.log.Info("an operator ends a transaction", "id", t.id, "peer", t.peer, "age", time.Since(t.begun))
+	t.end(errTxnEnded, telemetry.AbortOperator)
+	return new(pb.EndTransactionResponse), nil
+}
