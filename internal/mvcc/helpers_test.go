@@ -34,7 +34,11 @@ func mustOpen(t testing.TB, o Options) *Store {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := s.Close(); err != nil && !errors.Is(err, vfs.ErrCrashed) && !errors.Is(err, ErrFailed) {
+		err := s.Close()
+		switch {
+		case err == nil:
+			verifyFiles(t, o)
+		case !errors.Is(err, vfs.ErrCrashed) && !errors.Is(err, ErrFailed):
 			t.Errorf("close: %v", err)
 		}
 	})
@@ -43,8 +47,46 @@ func mustOpen(t testing.TB, o Options) *Store {
 
 func mustClose(t testing.TB, s *Store) {
 	t.Helper()
+	mustVerify(t, s)
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// mustVerify checks the newest durable state of an open store.
+func mustVerify(t fataler, s *Store) {
+	t.Helper()
+	report, err := s.Verify(context.Background(), storage.VerifyOptions{})
+	if err != nil {
+		t.Fatalf("verify: %v", err)
+	}
+	mustBeSound(t, report)
+}
+
+// verifyFiles checks what a closed store left, unless the file system has crashed or the next store has opened it.
+func verifyFiles(t fataler, o Options) {
+	t.Helper()
+	report, err := storage.VerifyDir(context.Background(), o.Storage.FS, o.Storage.Dir, storage.VerifyOptions{})
+	if errors.Is(err, vfs.ErrCrashed) || errors.Is(err, vfs.ErrLocked) {
+		return
+	}
+	if err != nil {
+		t.Fatalf("verify the files: %v", err)
+	}
+	mustBeSound(t, report)
+}
+
+// fataler is what testing.TB and rapid.T have in common.
+type fataler interface {
+	Helper()
+	Fatalf(format string, args ...any)
+}
+
+func mustBeSound(t fataler, report *storage.VerifyReport) {
+	t.Helper()
+	if !report.OK() || !report.Accounted {
+		t.Fatalf("%d damages, accounted %v, checkpoint %d at epoch %d: %+v",
+			report.DamageTotal, report.Accounted, report.Checkpoint, report.Epoch, report.Damages)
 	}
 }
 

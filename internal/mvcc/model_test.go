@@ -69,6 +69,7 @@ func TestModel(t *testing.T) {
 			if err := m.store.Close(); err != nil {
 				rt.Errorf("close: %v", err)
 			}
+			verifyFiles(rt, modelOptions(m.fs))
 		}()
 		for range *modelSteps {
 			m.step(rapid.IntRange(0, 99).Draw(rt, "op"))
@@ -95,6 +96,7 @@ func (m *model) step(op int) {
 		if err := m.store.Checkpoint(context.Background()); err != nil {
 			m.t.Fatalf("checkpoint: %v", err)
 		}
+		mustVerify(m.t, m.store)
 	case op < 96:
 		m.restart()
 	default:
@@ -287,6 +289,7 @@ func (m *model) restart() {
 	if err := m.store.Close(); err != nil {
 		m.t.Fatalf("close: %v", err)
 	}
+	verifyFiles(m.t, modelOptions(m.fs))
 	m.durable = len(m.history)
 	m.open()
 	m.survived()
@@ -302,6 +305,7 @@ func (m *model) crash() {
 		m.t.Fatalf("close after the crash: %v", err)
 	}
 	m.fs = left
+	verifyFiles(m.t, modelOptions(m.fs)) // what the power cut left is sound before recovery has touched it
 	m.open()
 	m.survived()
 }

@@ -137,6 +137,9 @@ func (e *Engine) publish(number uint64, root btree.Root, merged []*generation, c
 	}
 	e.retired = append(e.retired, retirement{tick: e.registry.Retire(), checkpoint: number, generations: merged})
 	e.reclaim()
+	if e.pins.logHeld.Load() > 0 { // the next checkpoint cuts what this one leaves
+		return e.pager.Shrink()
+	}
 	return errors.Join(e.log.TruncateBefore(cut+1), e.pager.Shrink())
 }
 
@@ -164,7 +167,7 @@ func (e *Engine) reclaim() {
 	for len(e.retired) > 0 && e.retired[0].tick < oldest {
 		r := e.retired[0]
 		e.retired = e.retired[1:]
-		e.pager.ReleaseThrough(r.checkpoint)
+		e.pins.release(e.pager, r.checkpoint)
 		for _, g := range r.generations {
 			e.retiredBytes.Add(-int64(g.mem.Bytes()))
 			e.keepOrFree(g.mem)

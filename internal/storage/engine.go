@@ -52,6 +52,7 @@ type Engine struct {
 	checkpointing sync.Mutex   // one checkpoint at a time; taken before mu
 	retired       []retirement // what readers of older views may still stand on
 	retiredBytes  atomic.Int64
+	pins          rootPins
 
 	blocked  atomic.Pointer[error] // why checkpoints cannot make room at present: the disk is full
 	pace     atomic.Int64          // nanoseconds that a writer owes for each KiB, while checkpoints fall behind

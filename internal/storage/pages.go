@@ -35,14 +35,18 @@ func (p *pages) DataPage(id page.ID) ([]byte, error) { return p.Page(id, 0) }
 
 // load reads and verifies a page.
 func (p *pages) load(id page.ID, buf []byte) error {
-	if err := p.pager.ReadPage(id, buf); err != nil {
+	return loadPage(p.pager, id, buf)
+}
+
+func loadPage(p *pager.Pager, id page.ID, buf []byte) error {
+	if err := p.ReadPage(id, buf); err != nil {
 		return err
 	}
 	if t := page.ReadHeader(buf).Type; t != page.TypeLeaf && t != page.TypeInner {
 		return nil // rows and bulk pages are decoded with checks
 	}
 	if err := page.Verify(buf); err != nil {
-		return p.pager.Corrupt(id, err.Error())
+		return p.Corrupt(id, err.Error())
 	}
 	return nil
 }

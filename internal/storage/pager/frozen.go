@@ -72,3 +72,6 @@ func (p *Pager) LoadMap() error {
 	p.snapshotStats()
 	return nil
 }
+
+// Name is the data file's name.
+func (p *Pager) Name() string { return p.file.Name() }

@@ -2,12 +2,19 @@ package rows
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 
 	"epochkv/internal/storage/page"
 	"epochkv/internal/storage/pager"
 	"epochkv/internal/storage/pager/bitset"
 )
+
+// ErrAccounts means that rows and their accounts do not agree.
+var ErrAccounts = errors.New("rows: the accounts are wrong")
+
+// Length is the length of the value that r refers to.
+func Length(r page.Ref) int { return int(binary.LittleEndian.Uint64(r[8:])) }
 
 // Direct reads data pages from the file, past any cache, into one buffer: for checks, and where there is no cache.
 type Direct struct {
@@ -29,8 +36,8 @@ func (s *Store) Audit(refs func(each func(page.Ref) error) error, reach func(pag
 		return err
 	}
 	if uint64(a.rows.Count()) != s.state.Rows || a.bytes != s.state.Bytes || a.bulk != s.state.BulkPages {
-		return fmt.Errorf("rows: the tree refers to %d rows of %d bytes in %d bulk pages, the accounts say %d of %d in %d",
-			a.rows.Count(), a.bytes, a.bulk, s.state.Rows, s.state.Bytes, s.state.BulkPages)
+		return fmt.Errorf("%w: the tree refers to %d rows of %d bytes in %d bulk pages, the accounts say %d of %d in %d",
+			ErrAccounts, a.rows.Count(), a.bytes, a.bulk, s.state.Rows, s.state.Bytes, s.state.BulkPages)
 	}
 	if err := a.table(); err != nil {
 		return err
@@ -112,7 +119,7 @@ func (a *audit) table() error {
 	var err error
 	for id := range a.s.state.Slots {
 		if a.s.table.at(id).live() && !a.rows.Has(int(id)) {
-			return fmt.Errorf("rows: row %d is alive and nothing refers to it", id)
+			return fmt.Errorf("%w: row %d is alive and nothing refers to it", ErrAccounts, id)
 		}
 	}
 	a.s.stored.Pages(func(id page.ID) {
@@ -129,7 +136,7 @@ func (a *audit) pages() error {
 	for id := range page.ID(regions * regionPages) {
 		got, want := a.live.of(id), a.s.fill.of(id)
 		if got != want {
-			return fmt.Errorf("rows: live rows take %d bytes of page %d, accounted are %d", got, id, want)
+			return fmt.Errorf("%w: live rows take %d bytes of page %d, accounted are %d", ErrAccounts, got, id, want)
 		}
 		if got == 0 {
 			continue

@@ -1,0 +1,15 @@
+package mvcc
+
+import (
+	"context"
+
+	"epochkv/internal/storage"
+)
+
+// Verify checks the newest durable state of the files while the store works. See storage.Engine.Verify.
+func (s *Store) Verify(ctx context.Context, o storage.VerifyOptions) (*storage.VerifyReport, error) {
+	if s.closing.Load() {
+		return nil, ErrClosed
+	}
+	return s.engine.Verify(ctx, o)
+}

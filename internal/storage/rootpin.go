@@ -1,0 +1,56 @@
+package storage
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"epochkv/internal/storage/pager"
+)
+
+// rootPins keeps the pages of old roots for readers that stay for minutes, such as a check. A slot's protection would do it, too,
+// but while a reader is inside a slot no memtable is freed either, and writers would soon wait for memory.
+//
+// Invariant: the pager has been told to release pages through checkpoint n only if n is not past any pinned checkpoint.
+type rootPins struct {
+	mu     sync.Mutex
+	pinned map[uint64]int // by checkpoint: how many
+	wanted uint64         // checkpoint whose freed pages no reader in a slot can reach any more
+
+	logHeld atomic.Int32 // readers of log segments: while there are any, checkpoints leave the log as it is
+}
+
+// pin keeps every page that the state of checkpoint n reaches. The checkpointing mutex is held, so that n is the newest.
+func (r *rootPins) pin(n uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.pinned == nil {
+		r.pinned = make(map[uint64]int)
+	}
+	r.pinned[n]++
+}
+
+// unpin ends what pin began.
+func (r *rootPins) unpin(p *pager.Pager, n uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.pinned[n]--; r.pinned[n] == 0 {
+		delete(r.pinned, n)
+	}
+	r.releaseLocked(p)
+}
+
+// release says that readers in slots have moved on from what checkpoint n freed.
+func (r *rootPins) release(p *pager.Pager, n uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.wanted = max(r.wanted, n)
+	r.releaseLocked(p)
+}
+
+func (r *rootPins) releaseLocked(p *pager.Pager) {
+	through := r.wanted
+	for n := range r.pinned {
+		through = min(through, n)
+	}
+	p.ReleaseThrough(through)
+}

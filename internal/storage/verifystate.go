@@ -1,0 +1,295 @@
+package storage
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"epochkv/internal/storage/btree"
+	"epochkv/internal/storage/keys"
+	"epochkv/internal/storage/page"
+	"epochkv/internal/storage/pager"
+	"epochkv/internal/storage/pager/bitset"
+	"epochkv/internal/storage/pager/rows"
+)
+
+// verifier is one verification under way.
+type verifier struct {
+	ctx     context.Context // of the whole verification
+	options VerifyOptions
+	report  VerifyReport
+	began   time.Time
+	told    time.Time // when progress was last reported
+	total   uint64    // pages
+
+	state *pager.Pager
+	keys  keyCounter
+}
+
+func newVerifier(ctx context.Context, o VerifyOptions) *verifier {
+	return &verifier{ctx: ctx, options: o, began: time.Now()}
+}
+
+// run checks a state.
+func (v *verifier) run(state *pager.Pager) (*VerifyReport, error) {
+	v.state = state
+	s := state.State()
+	v.report.Epoch, v.report.Checkpoint, v.report.Height = s.Epoch, state.Checkpoint(), int(s.Height)
+	v.total = state.Stats().PageCount
+	err := state.LoadMap()
+	if err == nil {
+		v.total = state.Stats().Live
+		err = v.accounts(state.Audit(v.reachable))
+	} else if err = v.damageOr(err, DamageMap); err == nil {
+		err = v.reachable(v.reachOnce())
+	}
+	if err != nil {
+		return nil, err
+	}
+	v.finish()
+	return &v.report, nil
+}
+
+func (v *verifier) finish() {
+	v.report.Duration = time.Since(v.began)
+	v.tell()
+}
+
+// accounts compares the counters, if everything could be counted. err is what the audit of pages and rows said.
+func (v *verifier) accounts(err error) error {
+	if v.ctx.Err() != nil {
+		return v.ctx.Err()
+	}
+	if !v.report.OK() {
+		return nil // pages and rows that could not be reached are missing in the accounts, of course
+	}
+	v.report.Accounted = true
+	if err != nil {
+		return v.damageOr(err, DamageAccounts)
+	}
+	s := v.state.State()
+	if v.report.Keys != s.Entries || v.keys.bytes != s.EntryBytes {
+		v.damage(Damage{Kind: DamageAccounts, File: v.state.Name(), Reason: fmt.Sprintf(
+			"the tree holds %d keys and %d bytes, the superblock says %d and %d", v.report.Keys, v.keys.bytes, s.Entries, s.EntryBytes)})
+	}
+	return nil
+}
+
+// reachable calls each for every page that tree and rows reach, and checks them on the way.
+func (v *verifier) reachable(each func(page.ID) error) error {
+	reach := func(id page.ID) error {
+		v.report.Pages++
+		if err := v.pause(); err != nil {
+			return err
+		}
+		return each(id)
+	}
+	store, err := rows.Open(v.state)
+	if err != nil {
+		if err := v.damageOr(err, DamageRows); err != nil {
+			return err
+		}
+		return v.walk(reach, func(page.Ref) error { return nil })
+	}
+	return store.Audit(func(value func(page.Ref) error) error { return v.walk(reach, value) }, reach)
+}
+
+// reachOnce stands in for an allocation map that cannot be read.
+func (v *verifier) reachOnce() func(page.ID) error {
+	var reached bitset.Set
+	return func(id page.ID) error {
+		if uint64(id) >= v.state.Stats().PageCount || !reached.Add(int(id)) {
+			return fmt.Errorf("page %d is reached twice, or lies behind the last page", id)
+		}
+		return nil
+	}
+}
+
+// walk checks the tree and every value that it refers to.
+func (v *verifier) walk(reach func(page.ID) error, value func(page.Ref) error) error {
+	return btree.Walk(newDirect(v.state), rootOf(v.state.State()), &btree.Visitor{
+		Page: func(id page.ID, level int, p []byte) error {
+			if err := reach(id); err != nil {
+				return err
+			}
+			if level > 0 {
+				v.report.InnerPages++
+				return nil
+			}
+			v.report.LeafPages++
+			return v.leaf(p, value)
+		},
+		Damaged: func(id page.ID, _ int, lo, hi *page.Separator, err error) error {
+			if stop := v.stopped(err); stop != nil {
+				return stop
+			}
+			d := v.damageOf(err, DamagePage)
+			if d.Page == 0 {
+				d.Page, d.Offset = id, int64(id)*int64(v.state.PageSize())
+			}
+			d.KeyLower, d.KeyUpper = boundKey(lo), boundKey(hi)
+			v.damage(d)
+			v.keys.interrupt()
+			return nil
+		},
+	})
+}
+
+// leaf counts the entries of a leaf and checks its large values.
+func (v *verifier) leaf(p page.Leaf, value func(page.Ref) error) error {
+	view := p.View()
+	for i := range view.Count() {
+		_, t, inline, large := view.At(i)
+		if v.keys.add(&view, i) && t.Kind() != keys.KindDelete {
+			v.report.Keys++
+		}
+		v.report.Versions++
+		if !large {
+			continue
+		}
+		v.report.Values++
+		v.report.ValueBytes += uint64(rows.Length(page.Ref(inline)))
+		if err := value(page.Ref(inline)); err != nil {
+			if stop := v.stopped(err); stop != nil {
+				return stop
+			}
+			d := v.damageOf(err, DamageValue)
+			d.KeyLower = bytes.Clone(keys.User(v.keys.key))
+			d.KeyUpper = append(bytes.Clone(d.KeyLower), 0)
+			v.damage(d)
+		}
+	}
+	return nil
+}
+
+// keyCounter follows keys across leaves, so that a key whose versions fill several counts once.
+type keyCounter struct {
+	key   []byte // internal key of the last entry
+	known bool
+	bytes uint64 // keys and inline values of all versions
+}
+
+// add takes entry i of a leaf and reports whether it is its key's newest version.
+func (k *keyCounter) add(v *page.View, i int) bool {
+	suffix, _, value, _ := v.At(i)
+	newest := false
+	if i == 0 || len(suffix) > 0 {
+		n := len(v.Prefix())
+		same := k.known && len(k.key) == n+len(suffix) && string(k.key[:n]) == string(v.Prefix()) && string(k.key[n:]) == string(suffix)
+		k.key = append(append(k.key[:0], v.Prefix()...), suffix...)
+		k.known, newest = true, !same
+	}
+	k.bytes += uint64(len(k.key) + len(value))
+	return newest
+}
+
+// interrupt says that entries were left out.
+func (k *keyCounter) interrupt() { k.known = false }
+
+// stopped is the error that ends the verification, or nil if err is damage.
+func (v *verifier) stopped(err error) error {
+	if v.ctx.Err() != nil {
+		return v.ctx.Err()
+	}
+	if isDamage(err) {
+		return nil
+	}
+	return err
+}
+
+// isDamage tells what is wrong in the file from what kept it from being read.
+func isDamage(err error) bool {
+	for _, kind := range []error{pager.ErrCorrupt, pager.ErrBroken, pager.ErrTruncated, btree.ErrStructure, rows.ErrBadRef, rows.ErrAccounts} {
+		if errors.Is(err, kind) {
+			return true
+		}
+	}
+	return false
+}
+
+// damageOr notes err if it is damage, and else returns it.
+func (v *verifier) damageOr(err error, kind DamageKind) error {
+	if stop := v.stopped(err); stop != nil {
+		return stop
+	}
+	v.damage(v.damageOf(err, kind))
+	return nil
+}
+
+func (v *verifier) damageOf(err error, kind DamageKind) Damage {
+	d := Damage{Kind: kind, File: v.state.Name(), Reason: err.Error()}
+	if found, ok := errors.AsType[*pager.CorruptError](err); ok {
+		d.Page, d.Offset, d.Reason = found.Page, found.Offset, found.Reason
+	}
+	return d
+}
+
+func (v *verifier) damage(d Damage) {
+	if v.report.DamageTotal++; len(v.report.Damages) < damagesMax {
+		v.report.Damages = append(v.report.Damages, d)
+	}
+}
+
+func (v *verifier) note(format string, args ...any) {
+	v.report.Notes = append(v.report.Notes, fmt.Sprintf(format, args...))
+}
+
+// progressEvery is how often progress is told.
+const progressEvery = 200 * time.Millisecond
+
+// pause keeps to the rate that was asked for, and tells progress.
+func (v *verifier) pause() error {
+	if v.report.Pages%64 != 0 {
+		return v.ctx.Err()
+	}
+	if time.Since(v.told) >= progressEvery {
+		v.tell()
+	}
+	rate := v.options.PagesPerSecond
+	if rate <= 0 {
+		return v.ctx.Err()
+	}
+	due := v.began.Add(time.Duration(float64(v.state.Stats().PagesRead) / float64(rate) * float64(time.Second)))
+	for wait := time.Until(due); wait > 0; wait = time.Until(due) {
+		select {
+		case <-v.ctx.Done():
+			return v.ctx.Err()
+		case <-time.After(min(wait, progressEvery)):
+			v.tell()
+		}
+	}
+	return v.ctx.Err()
+}
+
+func (v *verifier) tell() {
+	v.told = time.Now()
+	if v.options.Progress != nil {
+		v.options.Progress(VerifyProgress{Pages: v.report.Pages, PagesTotal: max(v.total, v.report.Pages), Damages: v.report.DamageTotal})
+	}
+}
+
+// boundKey is the client key at which a range ends, nil for none.
+func boundKey(s *page.Separator) []byte {
+	if s == nil {
+		return nil
+	}
+	return userBound(s.Key)
+}
+
+// direct is a source of verified tree pages that reads past every cache.
+type direct struct {
+	pager *pager.Pager
+	buf   []byte
+}
+
+func newDirect(p *pager.Pager) *direct { return &direct{pager: p, buf: make([]byte, p.PageSize())} }
+
+// Page implements btree.Source; the bytes live until the next call.
+func (d *direct) Page(id page.ID, _ int) ([]byte, error) {
+	if err := loadPage(d.pager, id, d.buf); err != nil {
+		return nil, err
+	}
+	return d.buf, nil
+}
