@@ -46,9 +46,6 @@ func shared(prefix, key []byte) int {
 	return sharedPrefix(prefix, key)
 }
 
-// Count is the number of entries counted.
-func (s *LeafSize) Count() int { return s.count }
-
 // Bytes is the size of the leaf so far, header included.
 func (s *LeafSize) Bytes() int { return leafBytes(s.count, s.keys, s.bytes, len(s.prefix)) }
 
@@ -159,9 +156,6 @@ func separatorBytes(c *Child) int {
 	}
 	return 1 + len(c.Key) + trailerSize
 }
-
-// Count is the number of children counted.
-func (s *InnerSize) Count() int { return s.count }
 
 // Bytes is the size of the node so far, header included.
 func (s *InnerSize) Bytes() int {

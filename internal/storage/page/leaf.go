@@ -83,12 +83,6 @@ func (p Leaf) prefixLen() int { return int(binary.LittleEndian.Uint16(p[offPrefi
 // offsetsAt is where the offsets of a leaf of n entries with a prefix of length pl begin; its heads follow 2(n+1) later.
 func offsetsAt(n, pl int) int { return (treeHeaderSize + n + pl + 1) &^ 1 }
 
-// Prefix is what all keys of the leaf share. It aliases the page.
-func (p Leaf) Prefix() []byte {
-	at := treeHeaderSize + p.Count()
-	return p[at : at+p.prefixLen()]
-}
-
 // View is a leaf with its layout worked out, for reading many entries.
 type View struct {
 	page    []byte
