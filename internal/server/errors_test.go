@@ -103,6 +103,14 @@ func TestContextErrorsAreGRPCsOwn(t *testing.T) {
 	}
 }
 
+func TestUnknownMethodHasItsReason(t *testing.T) {
+	h := mustStart(t)
+	for _, method := range []string{"/epochkv.v1.KV/Nothing", "/nobody.Nothing/Nothing"} {
+		err := h.conn.Invoke(testContext(t), method, &pb.GetRequest{}, &pb.GetResponse{})
+		failureOf(t, err).want(t, codes.Unimplemented, pb.ErrorReason_ERROR_REASON_UNIMPLEMENTED)
+	}
+}
+
 func TestQuotedKeysUnquote(t *testing.T) {
 	all := make([]byte, 256)
 	for i := range all {

@@ -112,9 +112,10 @@ func (c *caller) batchGet(req *pb.BatchGetRequest, out *pb.BatchGetResponse, lim
 	defer c.session.Done()
 	out.ReadEpoch = uint64(at)
 	await, size := keys.Epoch(0), 0
+	var values valueArena
 	for i, key := range req.Keys {
 		r := nextResult(out)
-		v, err := c.session.Read(r.Value[:0], key)
+		v, err := values.read(c, r.Value[:0], key, len(req.Keys)-i)
 		if err != nil {
 			return settle{}, fmt.Errorf("keys[%d]: %w", i, err)
 		}
@@ -125,6 +126,34 @@ func (c *caller) batchGet(req *pb.BatchGetRequest, out *pb.BatchGetResponse, lim
 		}
 	}
 	return settleRead(await), nil
+}
+
+// valueArena lays the values of a batch side by side: one allocation for many small values.
+type valueArena struct {
+	buf  []byte // what is used of the chunk at hand
+	last int    // length of the last value, a good guess for those to come
+}
+
+// arenaChunkMax bounds what a wrong guess costs.
+const arenaChunkMax = 64 << 10
+
+// read appends the value of key to dst, or, if that has no room at all, puts it into the arena; left is how many keys are
+// still to be read.
+func (a *valueArena) read(c *caller, dst, key []byte, left int) (mvcc.Value, error) {
+	if cap(dst) > 0 {
+		return c.session.Read(dst, key)
+	}
+	if free := cap(a.buf) - len(a.buf); free < a.last && a.last <= arenaChunkMax/4 {
+		a.buf = make([]byte, 0, min(left*a.last, arenaChunkMax))
+	}
+	used := len(a.buf)
+	v, err := c.session.Read(a.buf[used:], key)
+	a.last = len(v.Data)
+	if a.last > 0 && used+a.last <= cap(a.buf) && &v.Data[0] == &a.buf[:used+1][used] { // else it did not fit and lies elsewhere
+		a.buf = a.buf[:used+a.last]
+		v.Data = v.Data[:a.last:a.last]
+	}
+	return v, err
 }
 
 // nextResult extends the results by one, taking up again one that an earlier answer has left behind.

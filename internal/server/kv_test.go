@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bytes"
 	"fmt"
 	"testing"
 	"time"
@@ -58,6 +59,48 @@ func TestBatchIsOneEpochAndAnswersInRequestOrder(t *testing.T) {
 	}
 	if len(got.Results) != len(want) || got.ReadEpoch < out.Epoch {
 		t.Errorf("%d results at %d", len(got.Results), got.ReadEpoch)
+	}
+}
+
+func TestLargeBatchOfValuesOfAnySizeIsAnsweredWhole(t *testing.T) {
+	h := mustStart(t)
+	write, read := &pb.BatchWriteRequest{}, &pb.BatchGetRequest{}
+	for i := range 500 {
+		key := fmt.Appendf(nil, "%03d", i)
+		read.Keys = append(read.Keys, key)
+		if i%7 != 0 { // each seventh is missing
+			size := []int{0, 1, 10, 100, 1000, 3000, 20_000, 70_000}[i*31%8]
+			write.Mutations = append(write.Mutations, &pb.Mutation{Kind: pb.Mutation_KIND_PUT, Key: key, Value: bytes.Repeat(key, size/3)})
+		}
+	}
+	ctx := testContext(t)
+	if _, err := h.kv.BatchWrite(ctx, write); err != nil {
+		t.Fatal(err)
+	}
+	check := func(results []*pb.BatchGetResult) {
+		t.Helper()
+		next := 0
+		for i, r := range results {
+			if r.Found != (i%7 != 0) {
+				t.Fatalf("key %d: found %v", i, r.Found)
+			}
+			if r.Found {
+				if !bytes.Equal(r.Value, write.Mutations[next].Value) {
+					t.Fatalf("key %d: %d bytes, want %d", i, len(r.Value), len(write.Mutations[next].Value))
+				}
+				next++
+			}
+		}
+	}
+	out, err := h.kv.BatchGet(ctx, read)
+	if err != nil {
+		t.Fatal(err)
+	}
+	check(out.Results)
+	stream := h.pipeline(t, ctx)
+	for range 2 { // the second time the answer's messages and buffers are those of the first
+		mustSend(t, stream, &pb.PipelineRequest{Request: &pb.PipelineRequest_BatchGet{BatchGet: read}})
+		check(mustRecv(t, stream).GetBatchGet().GetResults())
 	}
 }
 

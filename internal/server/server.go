@@ -174,6 +174,7 @@ func (s *Server) newGRPC() {
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: keepaliveIdle, Timeout: keepaliveTimeout}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: keepaliveClientMin, PermitWithoutStream: true}),
 		grpc.WaitForHandlers(true),
+		grpc.UnknownServiceHandler(func(any, grpc.ServerStream) error { return statusOf(errUnimplemented).Err() }),
 	)
 	s.grpc = grpc.NewServer(options...)
 	s.health = health.NewServer()

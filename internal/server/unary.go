@@ -45,8 +45,17 @@ func (s *kvService) Delete(ctx context.Context, req *pb.DeleteRequest) (*pb.Dele
 
 // BatchGet implements KV.
 func (s *kvService) BatchGet(ctx context.Context, req *pb.BatchGetRequest) (*pb.BatchGetResponse, error) {
-	out := &pb.BatchGetResponse{Results: make([]*pb.BatchGetResult, 0, len(req.Keys))}
+	out := &pb.BatchGetResponse{Results: newResults(min(len(req.Keys), s.limits.BatchOps))}
 	return out, s.run(ctx, func(c *caller) (settle, error) { return c.batchGet(req, out, &s.limits) })
+}
+
+// newResults makes room for n results with two allocations instead of n.
+func newResults(n int) []*pb.BatchGetResult {
+	slab, results := make([]pb.BatchGetResult, n), make([]*pb.BatchGetResult, n)
+	for i := range slab {
+		results[i] = &slab[i]
+	}
+	return results[:0]
 }
 
 // BatchWrite implements KV.
