@@ -47,6 +47,9 @@ func (x *Session) commitAt(w *Write, at keys.Epoch) (keys.Epoch, error) {
 		return 0, err
 	}
 	s := x.store
+	if s.horizonRule == HorizonScanned {
+		x.rescan()
+	}
 	if s.serial {
 		s.serialMu.Lock()
 		epoch, err := x.commitLatched(w, body, at)
@@ -158,12 +161,12 @@ func (x *Session) commitLatched(w *Write, body []byte, at keys.Epoch) (keys.Epoc
 	}
 	crowded := conflict == nil && x.writer.Crowded()
 	if crowded {
-		x.store.engine.HelpPrune(&x.writer, storage.HelpAt)
+		x.help()
 	}
 	x.store.horizon.done(epoch)
 	length := 0
 	if crowded {
-		length = x.store.engine.QueueCrowded(&x.writer)
+		length = x.prune()
 	}
 	x.slot.Leave()
 	if crowded {

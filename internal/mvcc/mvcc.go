@@ -56,7 +56,11 @@ type Options struct {
 	Retention    time.Duration // how long a past epoch stays readable with nobody holding it; 0
 
 	CheckpointInterval time.Duration // how often what is in memory is merged into the tree at the latest; 5 min
-	Limits             Limits
+
+	Collection Collection  // who prunes memtables; CollectBackground
+	Horizon    HorizonRule // how writers know min-visible; HorizonCached
+
+	Limits Limits
 }
 
 // Limits bound what one request may ask for. Zero fields take the default named beside them.

@@ -26,6 +26,7 @@ type Session struct {
 	txn      Txn
 	ranged   rangeDelete
 	invoked  []byte        // values of InvokeAll
+	live     []keys.Epoch  // scratch of rescan
 	debt     time.Duration // owed for writes while checkpoints fall behind
 	closed   atomic.Bool
 }

@@ -28,6 +28,8 @@ type Store struct {
 	retention          time.Duration
 	checkpointInterval time.Duration
 	serial             bool
+	collection         Collection
+	horizonRule        HorizonRule
 	recovery           storage.Recovery
 
 	horizon                   horizon
@@ -54,9 +56,13 @@ func Open(o Options) (*Store, error) {
 	o.setDefaults()
 	s := &Store{
 		latches: newLatches(), limits: o.Limits, durability: o.Durability, serial: o.Storage.SerialAppend,
+		collection: o.Collection, horizonRule: o.Horizon,
 		syncInterval: o.SyncInterval, gcInterval: o.GCInterval, retention: o.Retention, checkpointInterval: o.CheckpointInterval,
 	}
 	s.registry = pin.NewRegistry(&s.horizon.visible)
+	if at := o.Collection.crowdedAt(); at != 0 {
+		o.Storage.CrowdedAt = at
+	}
 	engine, recovery, err := storage.Open(o.Storage, s.registry)
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", o.Storage.Dir, err)

@@ -264,7 +264,7 @@ func (e *Engine) newGenerationLocked(first keys.Epoch, bodyBytes int) (*generati
 }
 
 func (e *Engine) tableConfig() memtable.Config {
-	return memtable.Config{Bytes: int(e.memtableBytes), Prefix: []byte{byte(keys.SpaceUser)}, CrowdedAt: crowdedAt}
+	return memtable.Config{Bytes: int(e.memtableBytes), Prefix: []byte{byte(keys.SpaceUser)}, CrowdedAt: e.options.CrowdedAt}
 }
 
 // newTable makes a memtable, in the memory of an old one if there is one: pages that are mapped need not be cleared by the kernel.

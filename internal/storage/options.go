@@ -34,6 +34,9 @@ func (o *Options) setDefaults() {
 	if o.StallMax == 0 {
 		o.StallMax = defaultStallMax
 	}
+	if o.CrowdedAt == 0 {
+		o.CrowdedAt = crowdedAt
+	}
 	if o.CheckpointWorkers == 0 {
 		o.CheckpointWorkers = max(1, runtime.GOMAXPROCS(0)/2)
 	}

@@ -20,6 +20,7 @@ type Options struct {
 	MemtableBytes int64  // of one generation; derived
 	SegmentBytes  int64  // of one log segment; derived
 	SerialAppend  bool   // one mutex over append and insert: the benchmark's baseline
+	CrowdedAt     int    // versions of a key at whose multiples a writer hears of it; 64
 
 	CheckpointWorkers int           // goroutines that merge; half the processors
 	StallMax          time.Duration // how long a write waits for memory before it is refused; 10 s
