@@ -47,6 +47,7 @@ type Scenario struct {
 type Axis struct {
 	Name   string // "writers"
 	Points []int
+	Growth bool // the question is how the cost per operation grows along the axis: a slope is fitted
 }
 
 // Arm is one way to do the work.
@@ -61,10 +62,14 @@ func (a Arm) runsAt(point int) bool { return a.Points == nil || slices.Contains(
 // Figure is a bar that an arm has to reach.
 type Figure struct {
 	Arm     string
-	Against string  // the arm it is compared with; empty: AtLeast is operations per second
+	Against string  // the arm it is compared with; empty: the bar is not a ratio
 	Points  []int   // where; nil: at every point where both arms run
 	AtLeast float64 // ratio or rate
 	Source  string  // who asked, or what the origin reached
+
+	Measure   string  // what it is about: a Measure... or the name of a counter; empty: the rate
+	AtMost    float64 // a ceiling, instead of AtLeast
+	AgainstAt int     // the point at which Against is taken; zero: the same
 }
 
 // Options say how much to run.
@@ -115,8 +120,7 @@ func (s Scenario) execute(ctx context.Context, o Options, share time.Duration, e
 			break
 		}
 	}
-	outcome.conclude(s)
-	return outcome, nil
+	return outcome, outcome.conclude(s)
 }
 
 // round runs every arm once at every point. Round 0 is the warm-up, whose samples go nowhere (into is nil).

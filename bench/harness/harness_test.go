@@ -29,7 +29,7 @@ func sleepers(t *testing.T, order *[]string) Scenario {
 		}}
 	}
 	return Scenario{
-		Name: "sleep", Unit: "naps", Axis: Axis{"beds", []int{1, 2}}, Size: 10,
+		Name: "sleep", Unit: "naps", Axis: Axis{Name: "beds", Points: []int{1, 2}}, Size: 10,
 		Arms:    []Arm{arm("fast", time.Millisecond), arm("slow", 10*time.Millisecond)},
 		Figures: []Figure{{Arm: "fast", Against: "slow", AtLeast: 2}, {Arm: "slow", Against: "fast", AtLeast: 1, Points: []int{2}}},
 	}
@@ -86,7 +86,7 @@ func TestUnverifiedAndUnprovenArmsFailTheBenchmark(t *testing.T) {
 			return errors.Join(r.Time(1, func() error { return nil }), r.Verified(1, 1), r.Prove("ring reads", 0, 1, math.Inf(1)))
 		},
 	} {
-		s := Scenario{Name: name, Axis: Axis{"n", []int{1}}, Size: 1, Arms: []Arm{{Name: "arm", Run: run}}}
+		s := Scenario{Name: name, Axis: Axis{Name: "n", Points: []int{1}}, Size: 1, Arms: []Arm{{Name: "arm", Run: run}}}
 		if _, err := execute(t, Options{Smoke: true}, s); err == nil {
 			t.Errorf("%s: the benchmark went on", name)
 		}

@@ -8,10 +8,11 @@ import (
 
 // Latency summarizes how long single operations took, in microseconds.
 type Latency struct {
-	P50  float64 `json:"p50_us"`
-	P99  float64 `json:"p99_us"`
-	P999 float64 `json:"p999_us"`
-	Max  float64 `json:"max_us"`
+	P50   float64 `json:"p50_us"`
+	P99   float64 `json:"p99_us"`
+	P999  float64 `json:"p999_us"`
+	P9999 float64 `json:"p9999_us"`
+	Max   float64 `json:"max_us"`
 }
 
 // latencyMax is the longest latency that is told apart; beyond it a benchmark has failed anyway.
@@ -39,7 +40,8 @@ func (r *Run) Latencies(recorders ...*Recorder) {
 	}
 	us := func(ns int64) float64 { return float64(ns) / 1e3 }
 	r.sample.Latency = &Latency{
-		P50: us(all.ValueAtQuantile(50)), P99: us(all.ValueAtQuantile(99)), P999: us(all.ValueAtQuantile(99.9)), Max: us(all.Max()),
+		P50: us(all.ValueAtQuantile(50)), P99: us(all.ValueAtQuantile(99)), P999: us(all.ValueAtQuantile(99.9)),
+		P9999: us(all.ValueAtQuantile(99.99)), Max: us(all.Max()),
 	}
 }
 

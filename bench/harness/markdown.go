@@ -41,14 +41,22 @@ func (r *Report) markdownFigures(b *strings.Builder) {
 }
 
 func (v Verdict) against() string {
-	if v.Against == "" {
+	switch {
+	case v.Against == "":
 		return "-"
+	case v.AgainstAt != 0:
+		return fmt.Sprintf("%s at %d", v.Against, v.AgainstAt)
 	}
 	return v.Against
 }
 
 // Bar is what the figure asks.
-func (v Verdict) Bar() string { return v.quantity(v.AtLeast) }
+func (v Verdict) Bar() string {
+	if v.AtMost != 0 {
+		return "at most " + v.quantity(v.AtMost)
+	}
+	return v.quantity(v.AtLeast)
+}
 
 // Got is what was reached, with its interval.
 func (v Verdict) Got() string {
@@ -56,21 +64,24 @@ func (v Verdict) Got() string {
 }
 
 func (v Verdict) quantity(x float64) string {
-	if v.Against == "" {
-		return rate(x) + "/s"
+	switch {
+	case v.Against != "":
+		return strings.TrimSpace(fmt.Sprintf("%.2f x %s", x, v.Measure))
+	case v.Measure != "":
+		return rate(x) + " " + v.Measure
 	}
-	return fmt.Sprintf("%.2f x", x)
+	return rate(x) + "/s"
 }
 
 func (v Verdict) verdict() string {
 	switch {
 	case !v.Judged:
 		return "not judged"
-	case v.Met && v.Reached.Low < v.AtLeast:
+	case v.Met && !(v.reaches(v.Reached.Low) && v.reaches(v.Reached.High)):
 		return "met, within noise"
 	case v.Met:
 		return "met"
-	case v.Reached.High >= v.AtLeast:
+	case v.reaches(v.Reached.Low) || v.reaches(v.Reached.High):
 		return "**missed**, within noise"
 	}
 	return "**missed**"
@@ -90,6 +101,16 @@ func (o *Outcome) markdown(b *strings.Builder) {
 				p.Rate.CV*100, p.middle(func(s Sample) float64 { return s.CPUPerOp }), p.middle(func(s Sample) float64 { return s.AllocsPerOp }),
 				p.middle(func(s Sample) float64 { return s.BytesPerOp }), p.middle(func(s Sample) float64 { return s.ResidentMiB }),
 				p.middle(func(s Sample) float64 { return s.DiskMiB }), p.latency(), p.proof())
+		}
+	}
+	o.markdownGrowth(b)
+}
+
+// markdownGrowth says how the cost per operation grows.
+func (o *Outcome) markdownGrowth(b *strings.Builder) {
+	for _, s := range o.Series {
+		if s.Growth != nil {
+			fmt.Fprintf(b, "\nThe cost of %s grows with %s to the power of %.2f (R² %.2f).\n", s.Arm, o.Axis, s.Growth.Slope, s.Growth.R2)
 		}
 	}
 }

@@ -33,6 +33,7 @@ type Outcome struct {
 type Series struct {
 	Arm    string  `json:"arm"`
 	Points []Point `json:"points"`
+	Growth *Fit    `json:"growth,omitempty"`
 }
 
 // Point is one arm at one point of the axis, over all rounds.
@@ -52,6 +53,10 @@ type Verdict struct {
 	Judged  bool    `json:"judged"` // enough rounds to say
 	Met     bool    `json:"met"`
 	Source  string  `json:"source"`
+
+	Measure   string  `json:"measure,omitempty"`
+	AtMost    float64 `json:"at_most,omitempty"`
+	AgainstAt int     `json:"against_at,omitempty"`
 }
 
 func newOutcome(s Scenario) Outcome {
@@ -101,36 +106,58 @@ func (p *Point) rates() []float64 {
 }
 
 // conclude summarizes the samples and judges the scenario's figures.
-func (o *Outcome) conclude(s Scenario) {
+func (o *Outcome) conclude(s Scenario) error {
 	for i := range o.Series {
 		for j := range o.Series[i].Points {
 			p := &o.Series[i].Points[j]
 			p.Rate = summarize(p.rates())
 		}
+		if s.Axis.Growth {
+			o.Series[i].Growth = fit(o.Series[i].Points)
+		}
 	}
 	for _, f := range s.Figures {
 		for _, point := range s.Axis.Points {
 			if f.Points == nil || slices.Contains(f.Points, point) {
-				o.judge(f, point)
+				if err := o.judge(f, point); err != nil {
+					return err
+				}
 			}
 		}
 	}
+	return nil
 }
 
-func (o *Outcome) judge(f Figure, point int) {
-	arm, against := o.series(f.Arm).at(point), o.series(f.Against).at(point)
-	if arm == nil || f.Against != "" && against == nil {
-		return
+func (o *Outcome) judge(f Figure, point int) error {
+	againstAt := point
+	if f.AgainstAt != 0 {
+		againstAt = f.AgainstAt
 	}
-	v := Verdict{Arm: f.Arm, Against: f.Against, At: point, AtLeast: f.AtLeast, Source: f.Source}
+	arm, against := o.series(f.Arm).at(point), o.series(f.Against).at(againstAt)
+	if arm == nil || f.Against != "" && against == nil {
+		return nil
+	}
+	v := Verdict{
+		Arm: f.Arm, Against: f.Against, At: point, AtLeast: f.AtLeast, Source: f.Source,
+		Measure: f.Measure, AtMost: f.AtMost, AgainstAt: f.AgainstAt,
+	}
+	values, err := arm.measured(f.Measure)
+	if err != nil {
+		return err
+	}
 	if f.Against == "" {
-		v.Reached = bootstrap(arm.rates())
+		v.Reached = bootstrap(values)
 	} else {
-		v.Reached = compare(arm.rates(), against.rates())
+		base, err := against.measured(f.Measure)
+		if err != nil {
+			return err
+		}
+		v.Reached = compare(values, base)
 	}
 	v.Judged = len(arm.Samples) >= RoundsMin
-	v.Met = v.Judged && v.Reached.Median >= f.AtLeast
+	v.Met = v.Judged && v.reaches(v.Reached.Median)
 	o.Figures = append(o.Figures, v)
+	return nil
 }
 
 // Save writes the report as indented JSON.
