@@ -8,13 +8,14 @@ import (
 
 	"epochkv/bench/engines"
 	"epochkv/bench/harness"
+	"epochkv/bench/workload"
 )
 
 // puts is a workload of writes: r.Point writers share r.Size pairs.
 type puts struct {
 	open       engines.Open
 	options    engines.Options
-	shape      shape
+	shape      workload.Shape
 	batch      int  // pairs per atomic write; 0: single puts
 	latency    bool // record each put; off where two clock readings would be a good part of it
 	unreadable bool // the engine keeps no index: its proof has to do
@@ -29,10 +30,10 @@ func (p puts) run(r *harness.Run) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, e.Close()) }()
-	d := newData(r.Seed, r.Size, p.shape)
+	d := workload.NewData(r.Seed, r.Size, p.shape)
 	recorders := make([]*harness.Recorder, r.Point)
 	err = r.Time(r.Size, func() error {
-		return parallel(e, r.Point, func(worker int, s engines.Session) error {
+		return workload.Parallel(e, r.Point, func(worker int, s engines.Session) error {
 			if p.batch > 0 {
 				return p.batches(d, s, worker, r.Point)
 			}
@@ -56,7 +57,7 @@ func (p puts) run(r *harness.Run) (err error) {
 	if p.unreadable {
 		return r.Verified(1, 1)
 	}
-	right, want, err := d.readBack(e)
+	right, want, err := d.ReadBack(e)
 	if err != nil {
 		return err
 	}
@@ -64,14 +65,14 @@ func (p puts) run(r *harness.Run) (err error) {
 }
 
 // singles writes every writers-th pair from worker on.
-func (p puts) singles(d *data, s engines.Session, worker, writers int, recorder *harness.Recorder) error {
-	value := make([]byte, d.valueBytes)
+func (p puts) singles(d *workload.Data, s engines.Session, worker, writers int, recorder *harness.Recorder) error {
+	value := make([]byte, d.ValueBytes)
 	var began time.Time
-	for i := worker; i < d.count(); i += writers {
+	for i := worker; i < d.Count(); i += writers {
 		if recorder != nil {
 			began = time.Now()
 		}
-		if err := s.Put(d.key(i), d.value(value, i)); err != nil {
+		if err := s.Put(d.Key(i), d.Value(value, i)); err != nil {
 			return err
 		}
 		if recorder != nil {
@@ -82,15 +83,15 @@ func (p puts) singles(d *data, s engines.Session, worker, writers int, recorder 
 }
 
 // batches writes the worker's part in atomic batches.
-func (p puts) batches(d *data, s engines.Session, worker, writers int) error {
+func (p puts) batches(d *workload.Data, s engines.Session, worker, writers int) error {
 	keys, values := make([][]byte, 0, p.batch), make([][]byte, p.batch)
 	for i := range values {
-		values[i] = make([]byte, d.valueBytes)
+		values[i] = make([]byte, d.ValueBytes)
 	}
-	for i := worker; i < d.count(); i += writers {
-		d.value(values[len(keys)], i)
-		keys = append(keys, d.key(i))
-		if len(keys) == p.batch || i+writers >= d.count() {
+	for i := worker; i < d.Count(); i += writers {
+		d.Value(values[len(keys)], i)
+		keys = append(keys, d.Key(i))
+		if len(keys) == p.batch || i+writers >= d.Count() {
 			if err := s.PutAll(keys, values[:len(keys)]); err != nil {
 				return err
 			}
@@ -104,7 +105,7 @@ func (p puts) batches(d *data, s engines.Session, worker, writers int) error {
 // of each key is known.
 type overwrites struct {
 	open  engines.Open
-	shape shape
+	shape workload.Shape
 }
 
 // overwriteRounds is how often each key is overwritten on average.
@@ -116,22 +117,22 @@ func (o overwrites) run(r *harness.Run) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, e.Close()) }()
-	d := newData(r.Seed, max(r.Size/overwriteRounds, r.Point), o.shape)
-	if err := d.load(e); err != nil {
+	d := workload.NewData(r.Seed, max(r.Size/overwriteRounds, r.Point), o.shape)
+	if err := d.Load(e); err != nil {
 		return err
 	}
-	last := make([]uint32, d.count()) // the number that the key's value begins with
+	last := make([]uint32, d.Count()) // the number that the key's value begins with
 	for i := range last {
 		last[i] = uint32(i)
 	}
 	err = r.Time(r.Size, func() error {
-		return parallel(e, r.Point, func(worker int, s engines.Session) error {
+		return workload.Parallel(e, r.Point, func(worker int, s engines.Session) error {
 			random := rand.New(rand.NewPCG(r.Seed, uint64(worker)))
-			value := make([]byte, d.valueBytes)
+			value := make([]byte, d.ValueBytes)
 			for n := range r.Size / r.Point {
-				i := random.IntN(d.count()/r.Point)*r.Point + worker
+				i := random.IntN(d.Count()/r.Point)*r.Point + worker
 				last[i] = uint32(n)
-				if err := s.Put(d.key(i), d.value(value, n)); err != nil {
+				if err := s.Put(d.Key(i), d.Value(value, n)); err != nil {
 					return err
 				}
 			}
@@ -145,23 +146,23 @@ func (o overwrites) run(r *harness.Run) (err error) {
 	if err != nil {
 		return err
 	}
-	return r.Verified(right, d.count())
+	return r.Verified(right, d.Count())
 }
 
 // check counts the keys that hold their last value.
-func (o overwrites) check(e engines.Engine, d *data, last []uint32) (right int, err error) {
+func (o overwrites) check(e engines.Engine, d *workload.Data, last []uint32) (right int, err error) {
 	s, err := e.Session()
 	if err != nil {
 		return 0, err
 	}
 	var buffer []byte
-	expected := make([]byte, d.valueBytes)
+	expected := make([]byte, d.ValueBytes)
 	for i := range last {
-		got, found, err := s.Get(buffer[:0], d.key(i))
+		got, found, err := s.Get(buffer[:0], d.Key(i))
 		if err != nil {
 			return right, err
 		}
-		if found && bytes.Equal(got, d.value(expected, int(last[i]))) {
+		if found && bytes.Equal(got, d.Value(expected, int(last[i]))) {
 			right++
 		}
 		buffer = got

@@ -9,24 +9,25 @@ import (
 
 	"epochkv/bench/engines"
 	"epochkv/bench/harness"
+	"epochkv/bench/workload"
 )
 
 // loaded is how many keys the read scenarios load.
 const loaded = 500_000
 
 // loadedEngine opens an engine, loads it, and lets it settle, so that reads meet tables and trees and not write buffers.
-func loadedEngine(r *harness.Run, open engines.Open, s shape) (engines.Engine, *data, error) {
+func loadedEngine(r *harness.Run, open engines.Open, s workload.Shape) (engines.Engine, *workload.Data, error) {
 	e, err := open(engines.Options{Dir: r.Dir})
 	if err != nil {
 		return nil, nil, err
 	}
-	d := newData(r.Seed, min(loaded, r.Size*10), s) // a smoke run loads less
-	err = d.load(e)
+	d := workload.NewData(r.Seed, min(loaded, r.Size*10), s) // a smoke run loads less
+	err = d.Load(e)
 	if err == nil {
 		err = e.Settle()
 	}
 	if err == nil {
-		err = proveSettled(r, e.Counters(), d.count())
+		err = proveSettled(r, e.Counters(), d.Count())
 	}
 	if err != nil {
 		return nil, nil, errors.Join(err, e.Close())
@@ -47,7 +48,7 @@ func proveSettled(r *harness.Run, counters map[string]float64, count int) error 
 // gets is a workload of point reads, every one checked against the key's number: the check is a part of what all arms pay.
 type gets struct {
 	open  engines.Open
-	shape shape
+	shape workload.Shape
 	zipf  bool // a few keys get most of the reads
 }
 
@@ -59,19 +60,19 @@ func (g gets) run(r *harness.Run) (err error) {
 	defer func() { err = errors.Join(err, e.Close()) }()
 	orders := make([]func() int, r.Point)
 	for worker := range orders {
-		orders[worker] = g.order(r, worker, d.count())
+		orders[worker] = g.order(r, worker, d.Count())
 	}
 	err = r.Time(r.Size, func() error {
-		return parallel(e, r.Point, func(worker int, s engines.Session) error {
+		return workload.Parallel(e, r.Point, func(worker int, s engines.Session) error {
 			next := orders[worker]
-			buffer, expected := make([]byte, 0, d.valueBytes), make([]byte, d.valueBytes)
+			buffer, expected := make([]byte, 0, d.ValueBytes), make([]byte, d.ValueBytes)
 			for range r.Size / r.Point {
 				i := next()
-				got, found, err := s.Get(buffer[:0], d.key(i))
+				got, found, err := s.Get(buffer[:0], d.Key(i))
 				if err != nil {
 					return err
 				}
-				if !found || !bytes.Equal(got[:8], d.value(expected, i)[:8]) {
+				if !found || !bytes.Equal(got[:8], d.Value(expected, i)[:8]) {
 					return fmt.Errorf("key %d: wrong value", i)
 				}
 			}
@@ -81,7 +82,7 @@ func (g gets) run(r *harness.Run) (err error) {
 	if err != nil {
 		return err
 	}
-	right, want, err := d.readBack(e)
+	right, want, err := d.ReadBack(e)
 	if err != nil {
 		return err
 	}
@@ -92,7 +93,7 @@ func (g gets) run(r *harness.Run) (err error) {
 func (g gets) order(r *harness.Run, worker, count int) func() int {
 	random := rand.New(rand.NewPCG(r.Seed, uint64(worker)))
 	if g.zipf {
-		return newZipf(random, count).next
+		return workload.NewZipf(random, count, workload.SkewYCSB).Next
 	}
 	return func() int { return random.IntN(count) }
 }
@@ -100,7 +101,7 @@ func (g gets) order(r *harness.Run, worker, count int) func() int {
 // scans is a workload of short scans from random keys that exist.
 type scans struct {
 	open  engines.Open
-	shape shape
+	shape workload.Shape
 }
 
 // scanEntries is the length of a scan.
@@ -114,16 +115,16 @@ func (g scans) whole(r *harness.Run) (err error) {
 	}
 	defer func() { err = errors.Join(err, e.Close()) }()
 	counts := make([]int, r.Point)
-	err = r.Time(d.count()*r.Point, func() error {
-		return parallel(e, r.Point, func(worker int, s engines.Session) (err error) {
-			counts[worker], err = s.Scan(nil, nil, d.count()+1)
+	err = r.Time(d.Count()*r.Point, func() error {
+		return workload.Parallel(e, r.Point, func(worker int, s engines.Session) (err error) {
+			counts[worker], err = s.Scan(nil, nil, d.Count()+1)
 			return err
 		})
 	})
 	if err != nil {
 		return err
 	}
-	return r.Verified(slices.Min(counts), d.count())
+	return r.Verified(slices.Min(counts), d.Count())
 }
 
 func (g scans) run(r *harness.Run) (err error) {
@@ -133,11 +134,11 @@ func (g scans) run(r *harness.Run) (err error) {
 	}
 	defer func() { err = errors.Join(err, e.Close()) }()
 	err = r.Time(r.Size, func() error {
-		return parallel(e, r.Point, func(worker int, s engines.Session) error {
+		return workload.Parallel(e, r.Point, func(worker int, s engines.Session) error {
 			random := rand.New(rand.NewPCG(r.Seed, uint64(worker)))
-			buffer := make([]byte, 0, d.keyBytes+d.valueBytes)
+			buffer := make([]byte, 0, d.KeyBytes+d.ValueBytes)
 			for range r.Size / r.Point {
-				if _, err := s.Scan(buffer, d.key(random.IntN(d.count())), scanEntries); err != nil {
+				if _, err := s.Scan(buffer, d.Key(random.IntN(d.Count())), scanEntries); err != nil {
 					return err
 				}
 			}
@@ -151,9 +152,9 @@ func (g scans) run(r *harness.Run) (err error) {
 	if err != nil {
 		return err
 	}
-	count, err := s.Scan(nil, nil, d.count()+1)
+	count, err := s.Scan(nil, nil, d.Count()+1)
 	if err := errors.Join(err, s.Close()); err != nil {
 		return err
 	}
-	return r.Verified(count, d.count())
+	return r.Verified(count, d.Count())
 }

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 
 	"epochkv/bench/harness"
+	"epochkv/bench/workload"
 	"epochkv/internal/mvcc"
 	"epochkv/internal/storage"
 )
@@ -24,7 +25,7 @@ func replay() harness.Scenario {
 
 // runReplay writes records, copies the directory while the store is open (what a crash would leave behind), and opens the copy.
 func runReplay(r *harness.Run) error {
-	d := newData(r.Seed, r.Size, shape{keyBytes: 16, valueBytes: r.Point})
+	d := workload.NewData(r.Seed, r.Size, workload.Shape{KeyBytes: 16, ValueBytes: r.Point})
 	died := filepath.Join(r.Dir, "died")
 	if err := writeAndDie(d, filepath.Join(r.Dir, "live"), died); err != nil {
 		return err
@@ -48,7 +49,7 @@ func storeOptions(dir string) mvcc.Options {
 	return mvcc.Options{Storage: storage.Options{Dir: dir, MemoryBytes: 4 << 30}}
 }
 
-func writeAndDie(d *data, live, died string) error {
+func writeAndDie(d *workload.Data, live, died string) error {
 	store, err := mvcc.Open(storeOptions(live))
 	if err != nil {
 		return err
@@ -58,11 +59,11 @@ func writeAndDie(d *data, live, died string) error {
 		return errors.Join(err, store.Close())
 	}
 	var write mvcc.Write
-	value := make([]byte, d.valueBytes)
-	for i := range d.count() {
+	value := make([]byte, d.ValueBytes)
+	for i := range d.Count() {
 		write.Reset()
 		write.Durability = mvcc.DurabilityAsync
-		write.Set(d.key(i), d.value(value, i))
+		write.Set(d.Key(i), d.Value(value, i))
 		if _, err := session.Commit(&write); err != nil {
 			return fmt.Errorf("record %d: %w", i, err)
 		}
@@ -93,21 +94,21 @@ func copyTree(from, to string) error {
 	})
 }
 
-func verifyStore(r *harness.Run, store *mvcc.Store, d *data) error {
+func verifyStore(r *harness.Run, store *mvcc.Store, d *workload.Data) error {
 	session, err := store.Session()
 	if err != nil {
 		return err
 	}
 	defer session.Close()
-	right, expected := 0, make([]byte, d.valueBytes)
-	for i := range d.count() {
-		v, err := session.Get(nil, d.key(i), 0)
+	right, expected := 0, make([]byte, d.ValueBytes)
+	for i := range d.Count() {
+		v, err := session.Get(nil, d.Key(i), 0)
 		if err != nil {
 			return err
 		}
-		if v.Found && string(v.Data) == string(d.value(expected, i)) {
+		if v.Found && string(v.Data) == string(d.Value(expected, i)) {
 			right++
 		}
 	}
-	return r.Verified(right, d.count())
+	return r.Verified(right, d.Count())
 }

@@ -11,6 +11,7 @@ import (
 
 	"epochkv/bench/engines"
 	"epochkv/bench/harness"
+	"epochkv/bench/workload"
 )
 
 // Peers are the module paths whose versions belong in a report.
@@ -26,7 +27,7 @@ const million = 1_000_000
 // writes are single and batched puts under both durabilities.
 func writes() []harness.Scenario {
 	writers := harness.Axis{Name: "writers", Points: []int{1, 2, 4, 8}}
-	standard := shape{keyBytes: 16, valueBytes: 100}
+	standard := workload.Shape{KeyBytes: 16, ValueBytes: 100}
 	return []harness.Scenario{
 		{
 			Name: "put-async", About: "Single puts, acknowledged when visible; the log is synced in the background.",
@@ -82,7 +83,7 @@ func writes() []harness.Scenario {
 
 // mutex compares the commit path with itself under one mutex over append and insert, with the origin's small records.
 func mutex(name string, segment int64, writers harness.Axis) harness.Scenario {
-	small := shape{keyBytes: 20, valueBytes: 12}
+	small := workload.Shape{KeyBytes: 20, ValueBytes: 12}
 	options := engines.Options{BufferBytes: segment}
 	serial := options
 	serial.Serial = true
@@ -122,7 +123,7 @@ func oneSyncPerPut(r *harness.Run, counters map[string]float64) error {
 // reads are point reads and short scans over what was just loaded.
 func reads() []harness.Scenario {
 	threads := harness.Axis{Name: "threads", Points: []int{1, 2}}
-	standard := shape{keyBytes: 16, valueBytes: 100}
+	standard := workload.Shape{KeyBytes: 16, ValueBytes: 100}
 	arms := func(run func(open engines.Open) func(*harness.Run) error) []harness.Arm {
 		return []harness.Arm{
 			{Name: "epochkv", Run: run(engines.EpochKV)},
