@@ -20,6 +20,7 @@ type planner struct {
 	events []event // since the last part
 	budget int     // pages still to be relocated
 	count  int     // parts so far
+	cuts   int     // of the merge, passed so far
 }
 
 // event is something in the base that lies between two parts.
@@ -148,8 +149,8 @@ func (pl *planner) chunk(run []page.Child, bound *page.Separator, yield func(*pa
 		}
 	}
 	p := &part{children: run, lo: run[0].Separator, relocate: relocate}
-	for _, cut := range pl.m.Cuts {
-		k := page.Separator{Key: cut, Trailer: page.NoTrailer}
+	for ; pl.cuts < len(pl.m.Cuts); pl.cuts++ {
+		k := page.Separator{Key: pl.m.Cuts[pl.cuts], Trailer: page.NoTrailer}
 		if p.lo.Compare(k.Key, k.Trailer) >= 0 {
 			continue
 		}
