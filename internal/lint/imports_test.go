@@ -143,7 +143,7 @@ func checkForeign(t *testing.T, tree fs.FS) (complaints []string) {
 
 // memoryCall reports whether a name of golang.org/x/sys/unix is about memory, which arenas need, and not about files.
 func memoryCall(name string) bool {
-	for _, prefix := range []string{"Mmap", "Munmap", "Mremap", "Madvise", "Mlock", "Mprotect", "PROT_", "MAP_", "MADV_", "Errno", "ENOMEM"} {
+	for _, prefix := range []string{"Mmap", "Munmap", "Mremap", "Madvise", "Mlock", "Mprotect", "Sysinfo", "PROT_", "MAP_", "MADV_", "Errno", "ENOMEM"} {
 		if strings.HasPrefix(name, prefix) {
 			return true
 		}
