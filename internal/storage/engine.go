@@ -46,13 +46,14 @@ type Engine struct {
 
 	mu    sync.Mutex    // guards rotation and the publication of views; taken by no fast path
 	room  chan struct{} // closed and replaced when a checkpoint has made room
-	spare *memtable.Table
+	spares []*memtable.Table // emptied by checkpoints, their memory still mapped
 	due   chan struct{} // capacity 1: there is something to merge
 
 	checkpointing sync.Mutex   // one checkpoint at a time; taken before mu
 	retired       []retirement // what readers of older views may still stand on
 	retiredBytes  atomic.Int64
 	pins          rootPins
+	loads         loads
 
 	blocked  atomic.Pointer[error] // why checkpoints cannot make room at present: the disk is full
 	pace     atomic.Int64          // nanoseconds that a writer owes for each KiB, while checkpoints fall behind
@@ -99,8 +100,8 @@ func (e *Engine) release() (err error) {
 			e.freed(g.mem.Free())
 		}
 	}
-	if e.spare != nil {
-		e.freed(e.spare.Free())
+	for _, t := range e.spares {
+		e.freed(t.Free())
 	}
 	if e.pager != nil {
 		err = e.pager.Close()
@@ -133,7 +134,7 @@ func (e *Engine) WaitDurable(ctx context.Context, epoch keys.Epoch) error {
 func (e *Engine) Advance(w *Writer, bodyBytes int) error {
 	var deadline <-chan time.Time
 	for {
-		room, err := e.advance(w.generation, bodyBytes)
+		room, err := e.advance(w.generation, bodyBytes, nil)
 		if room == nil || err != nil {
 			return err
 		}
@@ -152,8 +153,9 @@ func (e *Engine) Advance(w *Writer, bodyBytes int) error {
 	}
 }
 
-// advance does one attempt; a channel to wait on means that memory is full.
-func (e *Engine) advance(full *generation, bodyBytes int) (room <-chan struct{}, err error) {
+// advance does one attempt; a channel to wait on means that memory is full. If void is set, and this call makes the new
+// generation, its first record does nothing and void gets its epoch.
+func (e *Engine) advance(full *generation, bodyBytes int, void *keys.Epoch) (room <-chan struct{}, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	v := e.view.Load()
@@ -173,6 +175,11 @@ func (e *Engine) advance(full *generation, bodyBytes int) (room <-chan struct{},
 	next, err := e.newGenerationLocked(keys.Epoch(full.end.Load()), bodyBytes)
 	if err != nil {
 		return nil, fmt.Errorf("rotate at epoch %d: %w", full.end.Load(), err)
+	}
+	if void != nil {
+		claim, _ := next.segment.Reserve(0) // nobody else can reach the segment yet
+		next.segment.Fill(claim)
+		*void = claim.Epoch
 	}
 	frozen := append([]*generation{full}, v.frozen...)
 	full.next.Store(next)
@@ -267,21 +274,24 @@ func (e *Engine) tableConfig() memtable.Config {
 	return memtable.Config{Bytes: int(e.memtableBytes), Prefix: []byte{byte(keys.SpaceUser)}, CrowdedAt: e.options.CrowdedAt}
 }
 
-// newTable makes a memtable, in the memory of an old one if there is one: pages that are mapped need not be cleared by the kernel.
+// newTable makes a memtable, in the memory of an old one if there is one: taking fresh memory from the kernel, and in a virtual
+// machine from its host, cost up to half of a write's time.
 func (e *Engine) newTable() (*memtable.Table, error) {
-	if spare := e.spare; spare != nil {
-		e.spare = nil
+	if n := len(e.spares); n > 0 {
+		spare := e.spares[n-1]
+		e.spares = e.spares[:n-1]
 		return spare.Renew(e.tableConfig())
 	}
 	return memtable.New(e.tableConfig())
 }
 
-// keepOrFree takes a table that nobody can reach any more.
+// keepOrFree takes a table that nobody can reach any more. Spares, frozen and retired tables together stay in the budget for
+// frozen ones.
 func (e *Engine) keepOrFree(t *memtable.Table) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.spare == nil {
-		e.spare = t
+	if e.frozenBytesOf(e.view.Load())+int64(len(e.spares)+1)*e.memtableBytes <= e.frozenBytes {
+		e.spares = append(e.spares, t)
 		return
 	}
 	e.freed(t.Free())
