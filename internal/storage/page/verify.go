@@ -9,7 +9,7 @@ import (
 )
 
 // Verify decides whether p is a sound tree page, whatever its bytes are: after it, Leaf and Inner can read p without leaving it.
-// It repeats nothing of Check, and costs a few microseconds, which disappear beside the read that brought the page.
+// It repeats nothing of Check, and costs 2.4 us for 8 KiB, little beside the read that brought the page.
 func Verify(p []byte) error {
 	if !ValidSize(len(p)) {
 		return malformed("%d bytes is no page size", len(p))
