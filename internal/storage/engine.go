@@ -44,10 +44,10 @@ type Engine struct {
 
 	view atomic.Pointer[view]
 
-	mu    sync.Mutex    // guards rotation and the publication of views; taken by no fast path
-	room  chan struct{} // closed and replaced when a checkpoint has made room
+	mu     sync.Mutex        // guards rotation and the publication of views; taken by no fast path
+	room   chan struct{}     // closed and replaced when a checkpoint has made room
 	spares []*memtable.Table // emptied by checkpoints, their memory still mapped
-	due   chan struct{} // capacity 1: there is something to merge
+	due    chan struct{}     // capacity 1: there is something to merge
 
 	checkpointing sync.Mutex   // one checkpoint at a time; taken before mu
 	retired       []retirement // what readers of older views may still stand on
