@@ -40,12 +40,13 @@ type Epoch uint64
 // Client is a connection to a server. Its methods may be called from many goroutines.
 type Client struct {
 	// Constant after Dial.
-	conn    *grpc.ClientConn
-	kv      kvpb.KVClient
-	admin   kvpb.AdminClient
-	health  healthpb.HealthClient
-	timeout time.Duration
-	retry   Retry
+	conn         *grpc.ClientConn
+	kv           kvpb.KVClient
+	admin        kvpb.AdminClient
+	transactions kvpb.TransactionsClient
+	health       healthpb.HealthClient
+	timeout      time.Duration
+	retry        Retry
 }
 
 // Option changes how Dial sets up a client.
@@ -96,12 +97,13 @@ func Dial(endpoint string, options ...Option) (*Client, error) {
 		return nil, fmt.Errorf("client: endpoint %q: %w", endpoint, err)
 	}
 	return &Client{
-		conn:    conn,
-		kv:      kvpb.NewKVClient(conn),
-		admin:   kvpb.NewAdminClient(conn),
-		health:  healthpb.NewHealthClient(conn),
-		timeout: o.timeout,
-		retry:   o.retry,
+		conn:         conn,
+		kv:           kvpb.NewKVClient(conn),
+		admin:        kvpb.NewAdminClient(conn),
+		transactions: kvpb.NewTransactionsClient(conn),
+		health:       healthpb.NewHealthClient(conn),
+		timeout:      o.timeout,
+		retry:        o.retry,
 	}, nil
 }
 

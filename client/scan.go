@@ -169,9 +169,6 @@ func (c *Client) streamPages(
 
 func pageOf(r *kvpb.ScanResponse) Page {
 	page := Page{Count: r.GetCount(), ReadEpoch: Epoch(r.GetReadEpoch()), ResumeToken: r.GetResumeToken()}
-	page.Entries = make([]Entry, len(r.GetEntries()))
-	for i, e := range r.GetEntries() {
-		page.Entries[i] = Entry{Key: e.GetKey(), Value: e.GetValue(), Epoch: Epoch(e.GetEpoch())}
-	}
+	page.Entries = entriesOf(r.GetEntries())
 	return page
 }

@@ -1,0 +1,144 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+
+	kvpb "epochkv/api/proto/epochkv/v1"
+)
+
+// Invocation is a read-modify-write of one key that the server does in one step. It never conflicts, and needs no transaction,
+// though a transaction may hold some.
+//
+// Integers are stored as decimal text. A value that is none, and a result out of bounds, is a *Error with reason TYPE_ERROR.
+type Invocation struct{ wire *kvpb.Invocation }
+
+// Increment adds delta to the integer at key; a missing key counts as 0.
+func Increment(key []byte, delta int64) Invocation {
+	return Invocation{&kvpb.Invocation{Key: key, Operation: &kvpb.Invocation_Increment{Increment: &kvpb.Increment{Delta: delta}}}}
+}
+
+// IncrementWithin is Increment whose result must lie within [low, high].
+func IncrementWithin(key []byte, delta, low, high int64) Invocation {
+	i := Increment(key, delta)
+	n := i.wire.GetIncrement()
+	n.Min, n.Max = &low, &high
+	return i
+}
+
+// Append adds bytes to the end of the value; a missing key starts empty.
+func Append(key, suffix []byte) Invocation {
+	return Invocation{&kvpb.Invocation{Key: key, Operation: &kvpb.Invocation_Append{Append: suffix}}}
+}
+
+// Min lowers the integer at key to n if it is larger; a missing key becomes n.
+func Min(key []byte, n int64) Invocation {
+	return Invocation{&kvpb.Invocation{Key: key, Operation: &kvpb.Invocation_Min{Min: n}}}
+}
+
+// Max raises the integer at key to n if it is smaller; a missing key becomes n.
+func Max(key []byte, n int64) Invocation {
+	return Invocation{&kvpb.Invocation{Key: key, Operation: &kvpb.Invocation_Max{Max: n}}}
+}
+
+// CompareAndSet sets key to value if it has the value expect; else Outcome.Applied is false.
+func CompareAndSet(key, expect, value []byte) Invocation {
+	return Invocation{&kvpb.Invocation{Key: key, Operation: &kvpb.Invocation_CompareAndSet{
+		CompareAndSet: &kvpb.CompareAndSet{Expect: expect, Value: value},
+	}}}
+}
+
+// PutIfAbsent sets key to value if it is missing; else Outcome.Applied is false.
+func PutIfAbsent(key, value []byte) Invocation {
+	return Invocation{&kvpb.Invocation{Key: key, Operation: &kvpb.Invocation_PutIfAbsent{PutIfAbsent: value}}}
+}
+
+// GetAndSet sets key to value and tells what it was.
+func GetAndSet(key, value []byte) Invocation {
+	return Invocation{&kvpb.Invocation{Key: key, Operation: &kvpb.Invocation_GetAndSet{GetAndSet: value}, WantOld: true}}
+}
+
+// GetAndDelete removes key and tells what it was.
+func GetAndDelete(key []byte) Invocation {
+	return Invocation{&kvpb.Invocation{Key: key, Operation: &kvpb.Invocation_GetAndDelete{GetAndDelete: true}, WantOld: true}}
+}
+
+// TellOld asks for the value before.
+func (i Invocation) TellOld() Invocation {
+	i.wire.WantOld = true
+	return i
+}
+
+// TellNew asks for the value after.
+func (i Invocation) TellNew() Invocation {
+	i.wire.WantNew = true
+	return i
+}
+
+// Outcome is what an Invocation did.
+type Outcome struct {
+	// Applied is false if a comparison did not hold and nothing was done.
+	Applied bool
+	// OldFound and NewFound say whether the key had a value before and has one after; the values are there if they were asked for.
+	OldFound, NewFound bool
+	Old, New           []byte
+	// OldEpoch wrote the value before.
+	OldEpoch Epoch
+}
+
+func outcomeOf(r *kvpb.InvokeResult) Outcome {
+	return Outcome{
+		Applied: r.GetApplied(), OldFound: r.GetOldFound(), NewFound: r.GetNewFound(), Old: r.GetOld(), New: r.GetNew(),
+		OldEpoch: Epoch(r.GetOldEpoch()),
+	}
+}
+
+// Invoke does one read-modify-write. The epoch is zero if nothing was written.
+func (c *Client) Invoke(ctx context.Context, i Invocation, options ...WriteOption) (Outcome, Epoch, error) {
+	o := newWriteOptions(options)
+	response, err := call(ctx, c, o.repeat, c.kv.Invoke, &kvpb.InvokeRequest{
+		Invocation: i.wire, Preconditions: o.preconditions, Durability: o.durability,
+	})
+	if err != nil {
+		return Outcome{}, 0, err
+	}
+	return outcomeOf(response.GetResult()), Epoch(response.GetEpoch()), nil
+}
+
+// InvokeAll does several, of a key each, atomically at one epoch. The outcomes are in their order.
+func (c *Client) InvokeAll(ctx context.Context, all []Invocation, options ...WriteOption) ([]Outcome, Epoch, error) {
+	o := newWriteOptions(options)
+	request := &kvpb.InvokeAllRequest{Preconditions: o.preconditions, Durability: o.durability}
+	for _, i := range all {
+		request.Invocations = append(request.Invocations, i.wire)
+	}
+	response, err := call(ctx, c, o.repeat, c.kv.InvokeAll, request)
+	if err != nil {
+		return nil, 0, err
+	}
+	outcomes := make([]Outcome, len(response.GetResults()))
+	for n, r := range response.GetResults() {
+		outcomes[n] = outcomeOf(r)
+	}
+	return outcomes, Epoch(response.GetEpoch()), nil
+}
+
+// Increment adds delta to the integer at key and returns the sum.
+func (c *Client) Increment(ctx context.Context, key []byte, delta int64, options ...WriteOption) (int64, error) {
+	out, _, err := c.Invoke(ctx, Increment(key, delta).TellNew(), options...)
+	if err != nil {
+		return 0, err
+	}
+	n, err := strconv.ParseInt(string(out.New), 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("client: the sum at %q: %w", key, err)
+	}
+	return n, nil
+}
+
+// CompareAndSet sets key to value if it has the value expect, and reports whether it had.
+func (c *Client) CompareAndSet(ctx context.Context, key, expect, value []byte, options ...WriteOption) (bool, error) {
+	out, _, err := c.Invoke(ctx, CompareAndSet(key, expect, value), options...)
+	return out.Applied, err
+}

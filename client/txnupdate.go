@@ -1,0 +1,88 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+// conflictRetry paces repeats after conflicts: a transaction is short, and what it lost against is over already.
+var conflictRetry = Retry{Base: time.Millisecond, Max: 100 * time.Millisecond}
+
+// Update runs do in a transaction and commits it. After a conflict with a concurrent commit it runs do again, in a new
+// transaction with a fresh snapshot, until it succeeds or ctx ends; do must therefore do nothing but through tx that it
+// would mind doing twice. An error of do rolls back and is returned.
+//
+//	err := c.Update(ctx, func(tx *client.Txn) error {
+//		v, err := tx.Get(from)
+//		...
+//		return tx.Put(from, rest)
+//	})
+//
+// If the connection breaks while the commit is under way, the error's OutcomeUnknown is true.
+func (c *Client) Update(ctx context.Context, do func(tx *Txn) error, options ...TxnOption) error {
+	return c.transact(ctx, do, options)
+}
+
+// View is Update for what only reads: all of it at one epoch. It never conflicts.
+func (c *Client) View(ctx context.Context, do func(tx *Txn) error, options ...TxnOption) error {
+	return c.transact(ctx, do, append([]TxnOption{ReadOnly()}, options...))
+}
+
+func (c *Client) transact(ctx context.Context, do func(tx *Txn) error, options []TxnOption) error {
+	ctx, cancel := c.bound(ctx)
+	defer cancel() // ends the stream, whatever happened
+	var t *Txn
+	for conflicts, failures := 0, 0; ; {
+		var err error
+		if t == nil || t.broken != nil {
+			t, err = c.openTxn(ctx)
+		}
+		if err == nil {
+			err = attempt(t, do, options)
+		}
+		if err == nil {
+			return nil
+		}
+		e, safely := causeOf(t, err)
+		if e == nil {
+			return err
+		}
+		pace, tries := conflictRetry, 0
+		if errors.Is(e, ErrConflict) {
+			conflicts++
+			tries = conflicts
+		} else {
+			failures++
+			pace, tries = c.retry, failures
+			if failures >= c.retry.Attempts || !mayRepeat(e, safely) {
+				return err
+			}
+		}
+		if !pace.pause(ctx, tries, e) {
+			return err
+		}
+	}
+}
+
+// causeOf finds what made an attempt fail, and whether running it twice is safe: it is, unless a commit was sent.
+// It is nil if the transaction itself was well, which is to say that its function gave up.
+func causeOf(t *Txn, err error) (*Error, repeatability) {
+	if t != nil {
+		return t.failed, repeatability(!t.committed)
+	}
+	var e *Error
+	errors.As(err, &e) // no stream could be opened
+	return e, safe
+}
+
+// attempt runs do in one transaction of the stream.
+func attempt(t *Txn, do func(tx *Txn) error, options []TxnOption) error {
+	t.begin(options)
+	defer t.rollback() // also if do panics
+	if err := do(t); err != nil {
+		return err
+	}
+	_, err := t.commit()
+	return err
+}
