@@ -13,10 +13,13 @@ import (
 // checkpointRetry is how long a checkpoint that met a full disk waits before the next attempt.
 const checkpointRetry = time.Second
 
-// runCheckpoints merges frozen generations into the tree when there are any, and whatever there is at an interval.
+// runCheckpoints merges frozen generations into the tree when there are enough of them or no more come, and whatever there is at an
+// interval.
 func (s *Store) runCheckpoints(ctx context.Context) {
 	interval := time.NewTicker(s.checkpointInterval)
 	defer interval.Stop()
+	linger := time.NewTicker(time.Second)
+	defer linger.Stop()
 	for {
 		var err error
 		select {
@@ -24,6 +27,10 @@ func (s *Store) runCheckpoints(ctx context.Context) {
 			return
 		case <-s.engine.Due():
 			err = s.mergeFrozen(ctx)
+		case <-linger.C:
+			if s.engine.Lingering() {
+				err = s.mergeFrozen(ctx)
+			}
 		case <-interval.C:
 			err = s.Checkpoint(ctx)
 		}

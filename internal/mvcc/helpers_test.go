@@ -21,6 +21,7 @@ func tiny(fs vfs.FS) Options {
 	return Options{
 		Storage: storage.Options{
 			Dir: "db", FS: fs, MemoryBytes: 256 << 20, CacheBytes: 1 << 20, MemtableBytes: 64 << 10, SegmentBytes: 64 << 10,
+			CheckpointBytes: 128 << 10,
 		},
 		SyncInterval: time.Millisecond, GCInterval: time.Millisecond,
 	}

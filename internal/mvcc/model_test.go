@@ -38,7 +38,7 @@ func modelOptions(fs vfs.FS) Options {
 	return Options{
 		Storage: storage.Options{
 			Dir: "db", FS: fs, PageSize: 512, MemoryBytes: 64 << 20, CacheBytes: 1 << 20, MemtableBytes: 32 << 10, SegmentBytes: 32 << 10,
-			CheckpointWorkers: 2,
+			CheckpointBytes: 64 << 10, CheckpointWorkers: 2,
 		},
 		SyncInterval: time.Hour, GCInterval: time.Millisecond,
 	}

@@ -56,6 +56,7 @@ type Engine struct {
 	loads         loads
 
 	blocked  atomic.Pointer[error] // why checkpoints cannot make room at present: the disk is full
+	rotated  atomic.Int64          // unix nanoseconds of the last rotation
 	pace     atomic.Int64          // nanoseconds that a writer owes for each KiB, while checkpoints fall behind
 	counters counters
 }
@@ -186,7 +187,10 @@ func (e *Engine) advance(full *generation, bodyBytes int, void *keys.Epoch) (roo
 	e.view.Store(&view{active: next, frozen: frozen, root: v.root})
 	e.counters.rotations.Add(1)
 	e.pressLocked(e.view.Load())
-	e.wakeCheckpoint()
+	e.rotated.Store(time.Now().UnixNano())
+	if e.frozenBytesOf(e.view.Load()) >= e.options.CheckpointBytes {
+		e.wakeCheckpoint()
+	}
 	return nil, nil
 }
 
@@ -207,6 +211,14 @@ func (e *Engine) Sealed() keys.Epoch {
 	}
 	return e.pager.State().Epoch
 }
+
+// Lingering reports whether frozen generations have waited for more company for a while: readers look into each of them.
+func (e *Engine) Lingering() bool {
+	return len(e.view.Load().frozen) > 0 && time.Since(time.Unix(0, e.rotated.Load())) > lingerMax
+}
+
+// lingerMax is how long frozen generations wait to be merged together with later ones.
+const lingerMax = time.Second
 
 // Due delivers when there is something to merge.
 func (e *Engine) Due() <-chan struct{} { return e.due }

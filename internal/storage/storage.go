@@ -22,6 +22,7 @@ type Options struct {
 	SerialAppend  bool   // one mutex over append and insert: the benchmark's baseline
 	CrowdedAt     int    // versions of a key at whose multiples a writer hears of it; 64
 
+	CheckpointBytes   int64         // frozen memtables that start a checkpoint; derived
 	CheckpointWorkers int           // goroutines that merge; half the processors
 	StallMax          time.Duration // how long a write waits for memory before it is refused; 10 s
 }

@@ -65,8 +65,11 @@ func (p *images) mapZero(size int) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("wal: map a segment image of %d bytes: %w", size, err)
 	}
-	for i := 0; i < len(buf); i += pageSize {
-		buf[i] = 0
+	_ = unix.Madvise(buf, unix.MADV_HUGEPAGE) // advice only: small pages serve where there are no huge ones
+	if unix.Madvise(buf, unix.MADV_POPULATE_WRITE) != nil {
+		for i := 0; i < len(buf); i += pageSize { // kernels before 5.14 do not know the advice
+			buf[i] = 0
+		}
 	}
 	p.mu.Lock()
 	p.bytes += int64(size)
