@@ -72,6 +72,32 @@ type Figure struct {
 	AgainstAt int     // the point at which Against is taken; zero: the same
 }
 
+// Validate finds what would silently never be judged: figures about arms or points that do not exist, and names that are taken.
+func Validate(scenarios []Scenario) error {
+	taken := map[string]bool{}
+	for _, s := range scenarios {
+		if taken[s.Name] {
+			return fmt.Errorf("two scenarios are called %s", s.Name)
+		}
+		taken[s.Name] = true
+		for _, f := range s.Figures {
+			if !s.hasArm(f.Arm) || f.Against != "" && !s.hasArm(f.Against) {
+				return fmt.Errorf("%s: a figure names arms %q and %q, which are not both there", s.Name, f.Arm, f.Against)
+			}
+			for _, point := range append([]int{f.AgainstAt}, f.Points...) {
+				if point != 0 && !slices.Contains(s.Axis.Points, point) {
+					return fmt.Errorf("%s: a figure names point %d, which is not on the axis", s.Name, point)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+func (s Scenario) hasArm(name string) bool {
+	return slices.ContainsFunc(s.Arms, func(a Arm) bool { return a.Name == name })
+}
+
 // Options say how much to run.
 type Options struct {
 	Scratch string        // directory for the data of runs, on the device to be measured
@@ -139,7 +165,7 @@ func (s Scenario) round(ctx context.Context, o Options, n, size int, into *Outco
 			if err != nil {
 				return fmt.Errorf("arm %s, %s=%d, seed %d: %w", arm.Name, s.Axis.Name, point, run.Seed, err)
 			}
-			o.Log("%-16s %s=%-6d round %-2d %-24s %14.0f %s/s", s.Name, s.Axis.Name, point, n, arm.Name, sample.Rate, s.Unit)
+			o.Log("%-20s %s=%-6d round %-2d %-24s %14.0f %s/s", s.Name, s.Axis.Name, point, n, arm.Name, sample.Rate, s.Unit)
 			if into != nil {
 				into.add(point, arm.Name, sample)
 			}

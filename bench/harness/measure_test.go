@@ -66,3 +66,26 @@ func TestFitFindsTheExponentOfTheCost(t *testing.T) {
 		t.Errorf("two points gave %+v", line)
 	}
 }
+
+func TestValidateRefusesWhatWouldNeverBeJudged(t *testing.T) {
+	good := Scenario{Name: "s", Axis: Axis{Name: "n", Points: []int{1, 2}}, Arms: []Arm{{Name: "a"}, {Name: "b"}}}
+	with := func(f Figure) []Scenario {
+		s := good
+		s.Figures = []Figure{f}
+		return []Scenario{s}
+	}
+	if err := Validate(with(Figure{Arm: "a", Against: "b", AgainstAt: 2, Points: []int{1}})); err != nil {
+		t.Error(err)
+	}
+	for name, bad := range map[string][]Scenario{
+		"two of a name": {good, good},
+		"arm":           with(Figure{Arm: "c"}),
+		"against":       with(Figure{Arm: "a", Against: "c"}),
+		"point":         with(Figure{Arm: "a", Points: []int{3}}),
+		"against at":    with(Figure{Arm: "a", Against: "b", AgainstAt: 3}),
+	} {
+		if Validate(bad) == nil {
+			t.Errorf("%s: accepted", name)
+		}
+	}
+}

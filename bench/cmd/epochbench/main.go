@@ -23,12 +23,14 @@ import (
 
 	"epochkv/bench/harness"
 	"epochkv/bench/scenarios"
+	"epochkv/bench/txn"
 	"epochkv/bench/wire"
 )
 
 type flags struct {
 	run, out, scratch, render string
 	budget                    time.Duration
+	scale                     float64
 	seed                      uint64
 	smoke, list               bool
 }
@@ -41,6 +43,7 @@ func main() {
 	flag.StringVar(&f.render, "render", "", "render the report from this saved JSON and run nothing")
 	flag.DurationVar(&f.budget, "budget", 20*time.Minute, "time for all scenarios together")
 	flag.Uint64Var(&f.seed, "seed", 1, "seed of keys and values")
+	flag.Float64Var(&f.scale, "scale", 1, "times the usual sizes: small ones fit a budget, 5 and 10 fill memory and disk")
 	flag.BoolVar(&f.smoke, "smoke", false, "one small round of each scenario; nothing is judged")
 	flag.BoolVar(&f.list, "list", false, "list the scenarios and run nothing")
 	flag.Parse()
@@ -68,11 +71,16 @@ func (f *flags) main(ctx context.Context) error {
 	}
 	if f.list {
 		for _, s := range chosen {
-			fmt.Printf("%-16s %s\n", s.Name, s.About)
+			fmt.Printf("%-20s %s\n", s.Name, s.About)
 		}
 		return nil
 	}
 	return f.measure(ctx, chosen)
+}
+
+// everything is every scenario, in the order in which they run.
+func everything() []harness.Scenario {
+	return slices.Concat(scenarios.All(), txn.Scenarios(), wire.Scenarios())
 }
 
 func (f *flags) choose() (chosen []harness.Scenario, err error) {
@@ -80,8 +88,13 @@ func (f *flags) choose() (chosen []harness.Scenario, err error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, s := range slices.Concat(scenarios.All(), wire.Scenarios()) {
+	all := everything()
+	if err := harness.Validate(all); err != nil {
+		return nil, err
+	}
+	for _, s := range all {
 		if pattern.MatchString(s.Name) {
+			s.Size = int(float64(s.Size) * f.scale)
 			chosen = append(chosen, s)
 		}
 	}

@@ -1,0 +1,13 @@
+package main
+
+import (
+	"testing"
+
+	"epochkv/bench/harness"
+)
+
+func TestFiguresNameArmsAndPointsOfTheirScenario(t *testing.T) {
+	if err := harness.Validate(everything()); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,228 @@
+package txn
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+
+	"epochkv/bench/harness"
+	"epochkv/bench/workload"
+	"epochkv/internal/mvcc"
+	"epochkv/internal/storage"
+	"epochkv/internal/storage/keys"
+)
+
+// load is a workload of transactions of one operation each.
+type load struct {
+	keys     int
+	reads    int     // percent
+	skew     float64 // of the choice of keys; 0 is uniform
+	retry    bool    // until it commits; else an abort is the end of it
+	readOnly bool
+
+	collection mvcc.Collection
+	horizon    mvcc.HorizonRule
+}
+
+// open opens an empty store. Segments are zeroed when they are made, which larger ones would have every run wait for.
+func open(dir string, o mvcc.Options) (*mvcc.Store, error) {
+	o.Durability = mvcc.DurabilityAsync
+	o.Storage = storage.Options{Dir: dir, MemoryBytes: 4 << 30, CacheBytes: 16 << 20, MemtableBytes: 64 << 20, SegmentBytes: 64 << 20}
+	return mvcc.Open(o)
+}
+
+// worker is one goroutine's part of the load, and what it knows of the outcome.
+type worker struct {
+	load
+	number  uint64
+	session *mvcc.Session
+	names   [][]byte
+	pick    func() int
+	random  *rand.Rand
+	last    []written // by key
+	aborts  int
+	buffer  []byte
+}
+
+// written is the newest commit of a worker to a key.
+type written struct {
+	epoch keys.Epoch
+	value uint64
+}
+
+func (l load) run(r *harness.Run) (err error) {
+	store, err := open(r.Dir, mvcc.Options{Collection: l.collection, Horizon: l.horizon})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, store.Close()) }()
+	first, err := l.fill(store)
+	if err != nil {
+		return err
+	}
+	workers := make([]*worker, r.Point)
+	for i := range workers {
+		if workers[i], err = l.worker(r, store, i); err != nil {
+			return err
+		}
+		defer workers[i].session.Close()
+	}
+	share := max(r.Size/r.Point, 1)
+	if err := r.Time(share*r.Point, func() error { return together(workers, func(w *worker) error { return w.work(share) }) }); err != nil {
+		return err
+	}
+	lag := float64(store.Visible()) - float64(store.MinVisible())
+	aborts := 0
+	for _, w := range workers {
+		aborts += w.aborts
+	}
+	r.Count("aborts per commit", float64(aborts)/float64(share*r.Point))
+	if err := l.prove(r, store.Stats().Storage.Pruning, lag); err != nil {
+		return err
+	}
+	return l.check(r, store, workers, first)
+}
+
+// together runs work for each of the workers in a goroutine of its own.
+func together[W any](workers []W, work func(W) error) error {
+	errs := make([]error, len(workers))
+	var wait sync.WaitGroup
+	for i := range workers {
+		wait.Go(func() { errs[i] = work(workers[i]) })
+	}
+	wait.Wait()
+	return errors.Join(errs...)
+}
+
+func (l load) worker(r *harness.Run, store *mvcc.Store, number int) (*worker, error) {
+	session, err := store.Session()
+	if err != nil {
+		return nil, err
+	}
+	w := &worker{
+		load: l, number: uint64(number), session: session, random: rand.New(rand.NewPCG(r.Seed, uint64(number))), last: make([]written, l.keys),
+		buffer: make([]byte, 0, 16),
+	}
+	for i := range l.keys {
+		w.names = append(w.names, key(i))
+	}
+	w.pick = func() int { return w.random.IntN(l.keys) }
+	if l.skew > 0 {
+		w.pick = workload.NewZipf(w.random, l.keys, l.skew).Next
+	}
+	return w, nil
+}
+
+// fill writes every key once.
+func (l load) fill(store *mvcc.Store) (written, error) {
+	session, err := store.Session()
+	if err != nil {
+		return written{}, err
+	}
+	defer session.Close()
+	var w mvcc.Write
+	for i := range l.keys {
+		w.Set(key(i), make([]byte, 16))
+	}
+	epoch, err := session.Commit(&w)
+	return written{epoch: epoch}, err
+}
+
+func key(i int) []byte { return binary.BigEndian.AppendUint64(nil, uint64(i)) }
+
+func (w *worker) work(count int) error {
+	value, conflict := make([]byte, 16), new(mvcc.ConflictError)
+	for n := range count {
+		i, read := w.pick(), w.random.IntN(100) < w.reads
+		number := w.number<<40 | uint64(n)
+		binary.LittleEndian.PutUint64(value, number)
+		for {
+			epoch, err := w.transact(w.names[i], value, read)
+			if err == nil {
+				if !read {
+					w.last[i] = written{epoch, number}
+				}
+				break
+			}
+			if !errors.As(err, &conflict) {
+				return err
+			}
+			w.aborts++
+			if !w.retry {
+				break
+			}
+		}
+	}
+	return nil
+}
+
+// errMissing means that a read did not find its key.
+var errMissing = errors.New("txn: a key that was written is missing")
+
+// transact is one attempt.
+func (w *worker) transact(key, value []byte, read bool) (keys.Epoch, error) {
+	t, err := w.session.Begin(mvcc.TxnOptions{Isolation: mvcc.IsolationSnapshot, Durability: mvcc.DurabilityAsync, ReadOnly: w.readOnly})
+	if err != nil {
+		return 0, err
+	}
+	if read {
+		v, err := t.Get(w.buffer[:0], key)
+		if err != nil {
+			return 0, err
+		}
+		if !v.Found {
+			return 0, errMissing
+		}
+		w.buffer = v.Data
+	} else if err := t.Set(key, value); err != nil {
+		return 0, err
+	}
+	return t.Commit()
+}
+
+// lagMax is how far the horizon may be behind right after the last commit when every write has just refreshed it.
+const lagMax = 64
+
+// prove shows by counters who collected.
+func (l load) prove(r *harness.Run, p storage.PruneStats, lag float64) error {
+	r.Count("pruned", float64(p.Pruned))
+	r.Count("cut by writers", float64(p.Helped))
+	if l.horizon == mvcc.HorizonScanned {
+		if err := r.Prove("horizon lag", lag, 0, lagMax); err != nil {
+			return err
+		}
+	}
+	if l.collection != mvcc.CollectBackground {
+		return r.Prove("queued", float64(p.Queued), 0, 0)
+	}
+	r.Count("queued", float64(p.Queued))
+	return nil
+}
+
+// check compares every key with the newest of the workers' commits to it.
+func (l load) check(r *harness.Run, store *mvcc.Store, workers []*worker, first written) error {
+	session, err := store.Session()
+	if err != nil {
+		return err
+	}
+	defer session.Close()
+	right := 0
+	for i := range l.keys {
+		want := first
+		for _, w := range workers {
+			if w.last[i].epoch > want.epoch {
+				want = w.last[i]
+			}
+		}
+		v, err := session.Get(nil, key(i), 0)
+		if err != nil {
+			return fmt.Errorf("key %d: %w", i, err)
+		}
+		if v.Found && v.Epoch == want.epoch && binary.LittleEndian.Uint64(v.Data) == want.value {
+			right++
+		}
+	}
+	return r.Verified(right, l.keys)
+}
