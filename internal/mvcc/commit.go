@@ -58,7 +58,7 @@ func (x *Session) commitAt(w *Write, at keys.Epoch) (keys.Epoch, error) {
 	}
 	x.awaitPrevious()
 	x.latch(w)
-	s.latches.lock(&x.held)
+	x.lock(w.looks())
 	epoch, err := x.commitLatched(w, body, at)
 	s.latches.unlock(&x.held)
 	x.pay(len(body))

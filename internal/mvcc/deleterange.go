@@ -64,7 +64,7 @@ func (x *Session) deleteRangeOnce(o RangeDelete) (RangeDeleted, error) {
 			return out, nil
 		}
 		x.latch(w)
-		x.store.latches.lock(&x.held)
+		x.lock(true)
 		defer x.store.latches.unlock(&x.held)
 		return out, x.checkConditions(w)
 	}

@@ -139,7 +139,7 @@ func (x *Session) InvokeAll(ops []Invoke, conditions []Condition, d Durability, 
 	}
 	x.awaitPrevious()
 	x.latch(w)
-	s.latches.lock(&x.held)
+	x.lock(true)
 	defer s.latches.unlock(&x.held)
 	if err := x.checkConditions(w); err != nil {
 		return 0, 0, err

@@ -36,6 +36,7 @@ type Store struct {
 	_                         [64]byte
 	commits                   atomic.Uint64
 	conflicts, preconditions  atomic.Uint64
+	loading                   atomic.Uint64 // epoch of the bulk load that is being merged, zero without one
 	collections, collectNanos atomic.Uint64
 	serialMu                  sync.Mutex // with Options.Storage.SerialAppend: the baseline's one mutex
 

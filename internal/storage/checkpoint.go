@@ -38,7 +38,7 @@ func (e *Engine) Checkpoint(ctx context.Context, h Horizon) error {
 		return nil
 	}
 	start := time.Now()
-	if err := e.mergeInto(ctx, merging, h); err != nil {
+	if err := e.merge(ctx, mergeJob{frozen: merging, horizon: h}); err != nil {
 		err = fmt.Errorf("checkpoint: %w", err)
 		if errors.Is(err, vfs.ErrNoSpace) {
 			e.blocked.Store(&err)
@@ -61,12 +61,27 @@ func (e *Engine) complete(visible keys.Epoch) []*generation {
 	return frozen
 }
 
-func (e *Engine) mergeInto(ctx context.Context, merging []*generation, h Horizon) error {
-	v := e.view.Load()
-	cut := keys.Epoch(e.pager.State().Epoch)
-	if len(merging) > 0 {
-		cut = keys.Epoch(merging[0].end.Load() - 1)
+// mergeJob is what one checkpoint takes in.
+type mergeJob struct {
+	frozen  []*generation // newest first
+	load    *Load         // a bulk load right behind them, or nil
+	horizon Horizon
+}
+
+// cut is the epoch up to which the tree holds everything afterwards.
+func (j *mergeJob) cut(before keys.Epoch) keys.Epoch {
+	switch {
+	case j.load != nil:
+		return j.load.epoch
+	case len(j.frozen) > 0:
+		return keys.Epoch(j.frozen[0].end.Load() - 1)
 	}
+	return before
+}
+
+func (e *Engine) merge(ctx context.Context, job mergeJob) error {
+	v := e.view.Load()
+	cut := job.cut(e.pager.State().Epoch)
 	// What the tree holds must not be ahead of the log: a crash would otherwise leave epochs that recovery cannot number.
 	if err := e.log.WaitDurable(ctx, cut); err != nil {
 		return err
@@ -75,7 +90,7 @@ func (e *Engine) mergeInto(ctx context.Context, merging []*generation, h Horizon
 	if err != nil {
 		return err
 	}
-	result, err := e.build(ctx, ck, v.root, merging, h)
+	result, err := e.build(ctx, ck, v.root, &job)
 	if err != nil {
 		ck.Abort()
 		return err
@@ -91,17 +106,20 @@ func (e *Engine) mergeInto(ctx context.Context, merging []*generation, h Horizon
 		return err
 	}
 	e.counters.merged(&result.Stats)
-	return e.publish(ck.Number(), result.Root, merging, cut)
+	if job.load != nil {
+		job.load.durable = true
+	}
+	return e.publish(ck.Number(), result.Root, job.frozen, cut)
 }
 
 // build writes the pages of the new state.
-func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Root, merging []*generation, h Horizon) (*btree.Result, error) {
-	limit := ck.Tail(relocatePagesMax)
+func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Root, job *mergeJob) (*btree.Result, error) {
+	limit, live := ck.Tail(relocatePagesMax), job.horizon.Live
 	batch, sink := e.rows.Begin(ck), ck.Sink()
 	in := &btree.MergeInput{
 		Base: base, Checkpoint: ck.Number(), PageSize: e.pager.PageSize(),
-		Policy:  btree.Policy{MinVisible: h.Live[0], Live: h.Live},
-		Input:   func() btree.Input { return newMemInput(merging) },
+		Policy:  btree.Policy{MinVisible: live[0], Live: live},
+		Input:   func() btree.Input { return newMemInput(job.frozen) },
 		Source:  func() btree.Source { return e.pages.private() },
 		Sink:    sink,
 		Values:  values{batch},
@@ -110,8 +128,18 @@ func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Roo
 	if limit > 0 {
 		in.Relocate = btree.Relocation{From: limit, Max: relocatePagesMax}
 	}
-	if len(merging) > 0 && e.pager.Stats().Live < smallTreePages {
-		in.Cuts = sample(merging)
+	if len(job.frozen) > 0 && e.pager.Stats().Live < smallTreePages {
+		in.Cuts = sample(job.frozen)
+	}
+	if load := job.load; load != nil {
+		placed, err := load.spool.place(ctx, batch.Place)
+		if err != nil {
+			return nil, err
+		}
+		in.Input = func() btree.Input { return newLoadInput(placed, load.epoch, newMemInput(job.frozen)) }
+		if cuts := placed.cuts(); len(cuts) > len(in.Cuts) {
+			in.Cuts = cuts
+		}
 	}
 	result, err := btree.Merge(ctx, in)
 	if err != nil {

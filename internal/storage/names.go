@@ -6,6 +6,10 @@ import "path"
 const (
 	lockName = "LOCK"
 	dataName = "data.ekv"
+
+	// Temporary files of a bulk load: prefix, number, suffix. What a crash left is removed at start-up.
+	spoolPrefix = "bulk-"
+	spoolSuffix = ".tmp"
 )
 
 func (o *Options) lockPath() string { return path.Join(o.Dir, lockName) }

@@ -18,7 +18,7 @@ import (
 //
 // Replay installs in log order, which is epoch order, so that two writers of one key end as they did before the crash.
 func (e *Engine) recover() (Recovery, error) {
-	if err := e.openTree(); err != nil {
+	if err := errors.Join(removeSpools(e.fs, e.options.Dir), e.openTree()); err != nil {
 		return Recovery{}, err
 	}
 	state := e.pager.State()
