@@ -8,16 +8,13 @@ import (
 	"net/http"
 	"net/http/pprof"
 	"time"
-
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
 // newHTTP serves metrics, health and profiles to operators. It is not the data plane: it may be slow, but nobody can hold a
 // connection of it open by sending slowly.
-func newHTTP(s *Server, metrics prometheus.Gatherer, log *slog.Logger) *http.Server {
+func newHTTP(s *Server, metrics http.Handler, log *slog.Logger) *http.Server {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{MaxRequestsInFlight: 4}))
+	mux.Handle("GET /metrics", metrics)
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { answerHealth(w, s.alive()) })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { answerHealth(w, s.ready()) })
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)

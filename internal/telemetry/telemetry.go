@@ -10,8 +10,11 @@
 package telemetry
 
 import (
+	"net/http"
+
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"epochkv/internal/mvcc"
 )
@@ -36,6 +39,11 @@ func NewRegistry(s Sources) *prometheus.Registry {
 		&engineCollector{s.Engine, s.Failed},
 	)
 	return r
+}
+
+// Handler answers scrapes. A few may run at once: each takes a snapshot of the engine's counters.
+func Handler(r *prometheus.Registry) http.Handler {
+	return promhttp.HandlerFor(r, promhttp.HandlerOpts{MaxRequestsInFlight: 4})
 }
 
 // desc describes a metric of ours.
