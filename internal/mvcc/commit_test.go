@@ -144,7 +144,10 @@ func TestCompareAndSetLosesNoUpdate(t *testing.T) {
 					return
 				}
 				var n int
-				fmt.Sscan(string(v.Data), &n)
+				if _, err := fmt.Sscan(string(v.Data), &n); err != nil {
+					t.Error(err)
+					return
+				}
 				w := Write{Durability: DurabilityAsync, Conditions: []Condition{{Kind: EpochEquals, Key: []byte("n"), Epoch: v.Epoch}}}
 				w.Set([]byte("n"), fmt.Append(nil, n+1))
 				failed := new(PreconditionError)

@@ -138,7 +138,7 @@ func TestAcknowledgedCommitsSurviveACrashAtEveryOperation(t *testing.T) {
 func crashAgainWhileRecovering(t *testing.T, l *ledger, left *vfs.Mem, k int64) {
 	t.Helper()
 	disk := left.Crash(0, vfs.KeepAll)
-	*left = *disk.Crash(0, vfs.KeepAll) //nolint:govet // a fresh copy: Crash ends the one it is called on
+	*left = *disk.Crash(0, vfs.KeepAll) // a fresh copy: Crash ends the one it is called on
 	again := disk.Crash(1, vfs.KeepAll)
 	again.CrashAt(1 + k%9)
 	s, err := Open(tiny(again))

@@ -276,7 +276,7 @@ func (e *Engine) newGenerationLocked(first keys.Epoch, bodyBytes int) (*generati
 	}
 	segment, err := e.log.NewSegment(first, bodyBytes)
 	if err != nil {
-		mem.Free()
+		e.freed(mem.Free())
 		return nil, err
 	}
 	return &generation{segment: segment, mem: mem, first: first}, nil

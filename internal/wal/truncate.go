@@ -37,12 +37,6 @@ func (r *retired) takeBefore(e keys.Epoch) []retiredSegment {
 	return taken
 }
 
-func (r *retired) count() int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return len(r.segments)
-}
-
 // TruncateBefore gives up every record before e: segments wholly below it are recycled or removed. A segment that is
 // not durable yet stays until the next call.
 func (l *Log) TruncateBefore(e keys.Epoch) error {

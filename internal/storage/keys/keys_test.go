@@ -40,8 +40,13 @@ func TestSuccessorEndsAPrefix(t *testing.T) {
 		prefix, want string
 		ok           bool
 	}{
-		{"a", "b", true}, {"ab", "ac", true}, {"a\xff", "b", true}, {"a\xff\xff", "b", true},
-		{"\xff", "", false}, {"", "", false}, {"a\x00", "a\x01", true},
+		{"a", "b", true},
+		{"ab", "ac", true},
+		{"a\xff", "b", true},
+		{"a\xff\xff", "b", true},
+		{"\xff", "", false},
+		{"", "", false},
+		{"a\x00", "a\x01", true},
 	} {
 		got, ok := Successor(nil, []byte(c.prefix))
 		if ok != c.ok || string(got) != c.want {

@@ -19,11 +19,6 @@ const (
 	insertsPerSplit = slotsMax / 2
 )
 
-// MaxSizeOf bounds the bytes that one operation may take.
-func MaxSizeOf(keyBytes, valueBytes int) int {
-	return entryOverheadBytes + keyBytes + valueBytes + valueBytes/classesPerDoubling + splitBytesMax
-}
-
 // MaxSize bounds the bytes that applying body may take, from its header alone.
 func MaxSize(body []byte) int {
 	if len(body) < batch.HeaderSize {
