@@ -286,6 +286,14 @@ func (t *Txn) write(m *kvpb.Mutation) error {
 	if len(t.writes) < txnWritesMax && t.bytes < txnBytesMax {
 		return nil
 	}
+	return t.Flush()
+}
+
+// Flush sends what was written so far and returns its error, for who wants to know at once.
+func (t *Txn) Flush() error {
+	if t.done {
+		return ErrTxnDone
+	}
 	t.flush()
 	_, err := t.receive()
 	return err

@@ -73,6 +73,7 @@ Exit codes: 0 ok, 1 error, 2 usage, 3 not found, 4 conflict or precondition fail
 	flags.BoolVar(&a.hex, "hex", false, "keys and values are hexadecimal, on the command line and in the output")
 	root.AddCommand(
 		a.putCommand(), a.getCommand(), a.delCommand(), a.scanCommand(), a.importCommand(), a.exportCommand(),
+		a.incrCommand(), a.casCommand(), a.txnCommand(), a.shellCommand(),
 		a.statusCommand(), a.healthCommand(), a.versionCommand(), a.completionCommand(),
 	)
 	return root
@@ -110,7 +111,7 @@ func rejectEmptyKeys(cmd *cobra.Command) error {
 	args := cmd.Flags().Args()
 	if verb == "put" && len(args) > 0 {
 		args = args[:1]
-	} else if verb != "get" && verb != "del" {
+	} else if verb != "get" && verb != "del" && verb != "incr" {
 		return nil
 	}
 	for _, key := range args {

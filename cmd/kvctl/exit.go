@@ -37,6 +37,10 @@ func (a *app) report(err error) int {
 	if err == nil {
 		return exitOK
 	}
+	var said errSaidAlready
+	if errors.As(err, &said) {
+		return exitCode(err)
+	}
 	_, _ = fmt.Fprintf(a.err, "kvctl: %v\n", err)
 	if advice := a.advice(err); advice != "" {
 		_, _ = fmt.Fprintf(a.err, "       %s\n", advice)
@@ -56,6 +60,8 @@ func exitCode(err error) int {
 		return exitNotFound
 	case errors.Is(err, errNotServing):
 		return exitUnavailable
+	case errors.Is(err, errNotApplied):
+		return exitConflict
 	case errors.As(err, &e):
 		return exitCodeOf(e)
 	}
@@ -67,12 +73,14 @@ func exitCodeOf(e *client.Error) int {
 	case kvpb.ErrorReason_ERROR_REASON_DISK_FULL:
 		return exitDiskFull
 	case kvpb.ErrorReason_ERROR_REASON_KEY_TOO_LARGE, kvpb.ErrorReason_ERROR_REASON_VALUE_TOO_LARGE,
-		kvpb.ErrorReason_ERROR_REASON_BATCH_TOO_LARGE:
+		kvpb.ErrorReason_ERROR_REASON_BATCH_TOO_LARGE, kvpb.ErrorReason_ERROR_REASON_TXN_TOO_LARGE:
 		return exitLimit
 	}
 	switch e.Code {
 	case codes.InvalidArgument:
 		return exitUsage
+	case codes.NotFound:
+		return exitNotFound
 	case codes.Aborted, codes.FailedPrecondition:
 		return exitConflict
 	case codes.Unavailable, codes.DeadlineExceeded:
@@ -127,5 +135,10 @@ var adviceByReason = map[kvpb.ErrorReason]string{
 	kvpb.ErrorReason_ERROR_REASON_CORRUPTION:         "Stored data is damaged. Keep a copy of the data directory before you do anything to it.",
 	kvpb.ErrorReason_ERROR_REASON_SHUTTING_DOWN:      "The server is shutting down; nothing was written. Try again when it is back.",
 	kvpb.ErrorReason_ERROR_REASON_READ_ONLY:          "The server stopped writing after an I/O error: see kvctl status and its log, then restart it.",
+	kvpb.ErrorReason_ERROR_REASON_TXN_FAILED:         "Roll back, or roll back to a savepoint made before.",
+	kvpb.ErrorReason_ERROR_REASON_TXN_TOO_LARGE:      "Do it in several transactions, or raise the server's --max-txn-size.",
+	kvpb.ErrorReason_ERROR_REASON_TXN_TIMEOUT:        "The server's --txn-idle-timeout and --txn-timeout say how long a transaction may take.",
+	kvpb.ErrorReason_ERROR_REASON_TOO_MANY_TXNS:      "kvctl txn list shows them, kvctl txn end ends one.",
+	kvpb.ErrorReason_ERROR_REASON_TXN_NOT_FOUND:      "It has ended already: kvctl txn list shows those that are open.",
 	kvpb.ErrorReason_ERROR_REASON_OUTCOME_UNKNOWN:    "The write may or may not have happened. Read the key once the server is healthy again.",
 }

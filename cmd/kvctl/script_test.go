@@ -42,7 +42,7 @@ func TestScripts(t *testing.T) {
 		t.Fatalf("no scripts: %v", err)
 	}
 	for _, path := range scripts {
-		t.Run(strings.TrimSuffix(filepath.Base(path), ".txt"), func(t *testing.T) { runScript(t, path) })
+		t.Run(strings.TrimSuffix(filepath.Base(path), ".txt"), func(t *testing.T) { runScript(t, path, clienttest.Start(t)) })
 	}
 }
 
@@ -54,12 +54,12 @@ type script struct {
 	terminal bool
 }
 
-func runScript(t *testing.T, path string) {
+func runScript(t *testing.T, path string, server *clienttest.Server) {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &script{t: t, server: clienttest.Start(t), dir: t.TempDir()}
+	s := &script{t: t, server: server, dir: t.TempDir()}
 	var result strings.Builder
 	for _, step := range strings.Split(strings.TrimSuffix(string(text), "\n"), "\n\n") {
 		input, want, compared := strings.Cut(step, "\n----")

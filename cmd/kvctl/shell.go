@@ -1,0 +1,258 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/peterh/liner"
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"epochkv/client"
+)
+
+const (
+	historyEnv = "KVCTL_HISTORY"
+	// Keys offered at a press of Tab: a screen at most, and never a wait that is felt.
+	completionsMax = 64
+	completionWait = 500 * time.Millisecond
+	// typedBytesMax bounds a line that is not typed in: a value of the largest size, escaped.
+	typedBytesMax = 4*valueBytesMax + 4096
+)
+
+func (a *app) shellCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "shell",
+		Short: "Talk to the server line by line",
+		Long: `Read statements and execute each at once: outside a transaction, or inside one between "begin" and "commit". "at EPOCH" reads an earlier state.
+"help" lists the statements, Tab completes them and keys, and the arrow keys bring back former lines, which are kept in ~/.kvctl_history
+($` + historyEnv + ` names another file; empty keeps none).
+
+Standard input may also be a file or a pipe; then the first error ends the shell with its exit code.`,
+		Example: `  kvctl shell
+  printf 'begin\nincr n\ncommit\n' | kvctl shell`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.withClient(func(c *client.Client) error {
+				s := &statements{app: a, ctx: cmd.Context(), client: c}
+				defer s.abandon()
+				lines, err := a.openLines(s)
+				if err != nil {
+					return err
+				}
+				return errors.Join(s.converse(lines, func() bool { return false }), lines.close())
+			})
+		},
+	}
+}
+
+// transactByHand is a shell for one transaction.
+func (a *app) transactByHand(s *statements, options []client.TxnOption) error {
+	if err := s.open(options); err != nil {
+		return err
+	}
+	s.script = true
+	lines, err := a.openLines(s)
+	if err != nil {
+		return err
+	}
+	return errors.Join(s.converse(lines, func() bool { return s.tx == nil }), lines.close())
+}
+
+// converse executes lines until there are no more, or over says so. Who types may go on after an error; a file may not.
+func (s *statements) converse(lines lineSource, over func() bool) error {
+	for !over() {
+		line, err := lines.next(s.prompt())
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return err
+		}
+		if word := strings.TrimSpace(line); word == "exit" || word == "quit" {
+			return nil
+		}
+		err = s.execute(line)
+		if err == nil {
+			continue
+		}
+		if !lines.typed() || s.ctx.Err() != nil {
+			return err
+		}
+		_ = s.app.report(err) // the exit code is that of the last line
+		if over() {
+			return errSaidAlready{err}
+		}
+	}
+	return nil
+}
+
+// errSaidAlready is an error that has been reported.
+type errSaidAlready struct{ error }
+
+func (e errSaidAlready) Unwrap() error { return e.error }
+
+func (s *statements) prompt() string {
+	switch {
+	case s.tx != nil:
+		return "txn> "
+	case s.at != 0:
+		return fmt.Sprintf("@%d> ", s.at)
+	}
+	return "> "
+}
+
+// lineSource is where statements come from: a person or a file.
+type lineSource interface {
+	next(prompt string) (string, error) // io.EOF at the end
+	typed() bool
+	close() error
+}
+
+// interactive reports whether a person types standard input.
+func (a *app) interactive() bool {
+	return a.in == io.Reader(os.Stdin) && term.IsTerminal(int(os.Stdin.Fd()))
+}
+
+func (a *app) openLines(s *statements) (lineSource, error) {
+	if a.interactive() {
+		return newTerminal(a, s)
+	}
+	scanner := bufio.NewScanner(a.in)
+	scanner.Buffer(nil, typedBytesMax)
+	return &fileLines{scanner}, nil
+}
+
+type fileLines struct{ scanner *bufio.Scanner }
+
+func (f *fileLines) next(string) (string, error) {
+	if f.scanner.Scan() {
+		return f.scanner.Text(), nil
+	}
+	if err := f.scanner.Err(); err != nil {
+		return "", err
+	}
+	return "", io.EOF
+}
+
+func (*fileLines) typed() bool { return false }
+
+func (*fileLines) close() error { return nil }
+
+// terminal reads lines that a person edits.
+type terminal struct {
+	line    *liner.State
+	history string // file; empty for none
+}
+
+func newTerminal(a *app, s *statements) (*terminal, error) {
+	t := &terminal{line: liner.NewLiner(), history: a.historyFile()}
+	t.line.SetCtrlCAborts(true)
+	t.line.SetTabCompletionStyle(liner.TabPrints)
+	t.line.SetWordCompleter(s.complete)
+	if t.history == "" {
+		return t, nil
+	}
+	file, err := os.Open(t.history)
+	if err != nil {
+		return t, nil //nolint:nilerr // there is no history yet
+	}
+	_, err = t.line.ReadHistory(file)
+	return t, errors.Join(err, file.Close())
+}
+
+func (a *app) historyFile() string {
+	if name, ok := os.LookupEnv(historyEnv); ok {
+		return name
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return ""
+	}
+	return home + string(os.PathSeparator) + ".kvctl_history"
+}
+
+func (t *terminal) next(prompt string) (string, error) {
+	for {
+		line, err := t.line.Prompt(prompt)
+		if errors.Is(err, liner.ErrPromptAborted) { // Ctrl-C drops the line
+			continue
+		}
+		if err == nil && strings.TrimSpace(line) != "" {
+			t.line.AppendHistory(line)
+		}
+		return line, err
+	}
+}
+
+func (*terminal) typed() bool { return true }
+
+// close keeps the history, which has values in it, from others' eyes.
+func (t *terminal) close() error {
+	err := t.line.Close()
+	if t.history == "" {
+		return err
+	}
+	file, e := os.OpenFile(t.history, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+	if e != nil {
+		return errors.Join(err, e)
+	}
+	_, e = t.line.WriteHistory(file)
+	return errors.Join(err, e, file.Close())
+}
+
+// complete offers what the word before pos may become: a verb, or for verbs that take keys a key.
+func (s *statements) complete(line string, pos int) (head string, completions []string, tail string) {
+	pos = len(string([]rune(line)[:pos])) // the library counts characters
+	start := strings.LastIndexAny(line[:pos], " \t") + 1
+	head, word, tail := line[:start], line[start:pos], line[pos:]
+	before, err := splitStatement(head)
+	switch {
+	case err != nil: // inside quotes
+	case len(before) == 0:
+		for _, name := range append(s.names(), "exit") {
+			if strings.HasPrefix(name, word) {
+				completions = append(completions, name+" ")
+			}
+		}
+	case verbs[before[0]].keys && (len(before) == 1 || verbs[before[0]].max < 0):
+		completions = s.keysBeginningWith(word)
+	}
+	return head, completions, tail
+}
+
+func (s *statements) keysBeginningWith(word string) []string {
+	prefix, err := s.app.bytesArg(word)
+	if err != nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(s.ctx, completionWait)
+	defer cancel()
+	var found []string
+	for e, err := range s.client.Scan(ctx, client.Prefix(prefix), client.ScanOptions{KeysOnly: true, Limit: completionsMax, At: s.at}) {
+		if err != nil {
+			break // no help is no harm
+		}
+		found = append(found, s.quoteWord(e.Key))
+	}
+	return slices.Compact(found)
+}
+
+// quoteWord writes bytes as a word of a statement.
+func (s *statements) quoteWord(b []byte) string {
+	if s.app.hex {
+		return string(s.app.rawBytes(b))
+	}
+	if text := string(b); isPlain(b) && !strings.ContainsAny(text, " \"'#") {
+		return text
+	}
+	return strconv.Quote(string(b))
+}

@@ -1,0 +1,232 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"epochkv/client"
+)
+
+// scriptBytesMax bounds a script, which is read as a whole so that it can be run again.
+const scriptBytesMax = 64 << 20
+
+type txnFlags struct {
+	snapshot, readOnly bool
+	at                 uint64
+	durability         string
+	retries            int
+}
+
+func (f *txnFlags) options() ([]client.TxnOption, error) {
+	var options []client.TxnOption
+	if f.snapshot {
+		options = append(options, client.SnapshotIsolation())
+	}
+	if f.readOnly {
+		options = append(options, client.ReadOnly())
+	}
+	if f.at != 0 {
+		options = append(options, client.ReadAt(client.Epoch(f.at)))
+	}
+	durability, err := durabilityOption(f.durability)
+	for _, o := range durability {
+		options = append(options, client.CommitWith(o))
+	}
+	return options, err
+}
+
+func (a *app) txnCommand() *cobra.Command {
+	var f txnFlags
+	cmd := &cobra.Command{
+		Use:   "txn [FILE|-]",
+		Short: "Run a transaction from a script, or by hand",
+		Long: `Run the statements of FILE, or of standard input, in one transaction, one statement a line, and commit it at the end. A statement that
+fails, and "rollback", undo all of it. On a terminal without FILE, statements are typed in, and "commit" ends.
+
+Statements: get, put, del, scan, delrange, incr, append, cas, savepoint NAME, rollback [to NAME], commit. Words with spaces stand in
+'single' or "double" quotes, the latter with Go's escapes; # begins a comment.
+
+If a concurrent commit was faster, the exit code is 4; --retries runs the script again, with fresh reads, before that.`,
+		Example: `  kvctl txn transfer.txn --retries 10
+  printf 'incr stock/7 -1\nput order/91 "7, one piece"\n' | kvctl txn
+  kvctl txn list
+  kvctl txn end 12`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			options, err := f.options()
+			if err != nil {
+				return err
+			}
+			return a.withClient(func(c *client.Client) error {
+				s := &statements{app: a, ctx: cmd.Context(), client: c}
+				defer s.abandon()
+				if len(args) == 0 && a.interactive() {
+					return a.transactByHand(s, options)
+				}
+				name := "-"
+				if len(args) == 1 {
+					name = args[0]
+				}
+				script, err := a.readScript(name)
+				if err != nil {
+					return err
+				}
+				return s.runScript(name, script, options, f.retries)
+			})
+		},
+	}
+	flags := cmd.Flags()
+	flags.BoolVar(&f.snapshot, "snapshot", false, "snapshot isolation instead of serializable")
+	flags.BoolVar(&f.readOnly, "read-only", false, "refuse writes; such a transaction never conflicts")
+	flags.Uint64Var(&f.at, "at", 0, "read-only, at this `epoch`")
+	flags.IntVar(&f.retries, "retries", 0, "run the script again at most this `often` after conflicts")
+	addDurability(cmd, &f.durability)
+	cmd.AddCommand(a.txnListCommand(), a.txnEndCommand())
+	return cmd
+}
+
+func (a *app) readScript(name string) (string, error) {
+	in := a.in
+	if name != "-" {
+		file, err := os.Open(name)
+		if err != nil {
+			return "", err
+		}
+		defer func() { _ = file.Close() }() // only read
+		in = file
+	}
+	text, err := io.ReadAll(io.LimitReader(in, scriptBytesMax+1))
+	if err == nil && len(text) > scriptBytesMax {
+		err = fmt.Errorf("%s: longer than the 64 MiB that a script may have", name)
+	}
+	return string(text), err
+}
+
+// runScript runs a script as one transaction, and again after conflicts. What it prints is held back until it has committed or
+// failed for good, so that nobody sees the reads of an attempt that did not count.
+func (s *statements) runScript(name, script string, options []client.TxnOption, retries int) error {
+	s.script = true
+	out := s.app.out
+	defer func() { s.app.out = out }()
+	for {
+		var printed bytes.Buffer
+		s.app.out = &printed
+		err := s.runOnce(name, script, options)
+		if retries > 0 && errors.Is(err, client.ErrConflict) {
+			retries--
+			continue
+		}
+		_, written := out.Write(printed.Bytes())
+		return errors.Join(err, written)
+	}
+}
+
+func (s *statements) runOnce(name, script string, options []client.TxnOption) error {
+	if err := s.open(options); err != nil {
+		return err
+	}
+	defer s.abandon()
+	number := 0
+	for line := range strings.Lines(script) {
+		number++
+		words, _ := splitStatement(line) // execute tells of errors
+		if s.tx == nil && len(words) > 0 {
+			return usageError{fmt.Errorf("%s:%d: the transaction has ended above", name, number)}
+		}
+		if err := s.execute(line); err != nil {
+			return fmt.Errorf("%s:%d: %w", name, number, err)
+		}
+	}
+	if s.tx == nil {
+		return nil
+	}
+	return s.commit(nil)
+}
+
+func (a *app) txnListCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:     "list",
+		Short:   "List the interactive transactions that are open",
+		Example: `  kvctl txn list -o json`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.withClient(func(c *client.Client) error { return a.listTransactions(cmd, c) })
+		},
+	}
+}
+
+// txnRow is a transaction as JSON shows it.
+type txnRow struct {
+	ID        uint64 `json:"id"`
+	Peer      string `json:"peer"`
+	Isolation string `json:"isolation"`
+	ReadOnly  bool   `json:"read_only"`
+	ReadEpoch uint64 `json:"read_epoch"`
+	Age       string `json:"age"`
+	Idle      string `json:"idle"`
+	Requests  uint64 `json:"requests"`
+	Bytes     uint64 `json:"bytes"`
+}
+
+func (a *app) listTransactions(cmd *cobra.Command, c *client.Client) error {
+	all, err := c.Transactions(cmd.Context())
+	if err != nil {
+		return err
+	}
+	rows := make([]txnRow, len(all))
+	for i, t := range all {
+		rows[i] = txnRow{
+			ID: t.GetId(), Peer: t.GetPeer(), Isolation: strings.ToLower(strings.TrimPrefix(t.GetIsolation().String(), "ISOLATION_")),
+			ReadOnly: t.GetReadOnly(), ReadEpoch: t.GetReadEpoch(), Requests: t.GetRequests(), Bytes: t.GetBytes(),
+			Age: t.GetAge().AsDuration().Round(time.Millisecond).String(), Idle: t.GetIdle().AsDuration().Round(time.Millisecond).String(),
+		}
+	}
+	switch format := a.formatOr(formatJSONL); format {
+	case formatJSON:
+		return a.printJSON(format, rows)
+	case formatJSONL:
+		for _, r := range rows {
+			if err := a.printJSON(format, r); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	table := [][]string{{"ID", "PEER", "ISOLATION", "AT", "AGE", "IDLE", "REQUESTS", "BYTES"}}
+	for _, r := range rows {
+		isolation := r.Isolation
+		if r.ReadOnly {
+			isolation += ", read-only"
+		}
+		table = append(table, []string{
+			fmt.Sprint(r.ID), r.Peer, isolation, fmt.Sprint(r.ReadEpoch), r.Age, r.Idle, fmt.Sprint(r.Requests), fmt.Sprint(r.Bytes),
+		})
+	}
+	return writeRows(a.out, table, make([]int, len(table[0])))
+}
+
+func (a *app) txnEndCommand() *cobra.Command {
+	var id uint64
+	return &cobra.Command{
+		Use:     "end ID",
+		Short:   "Roll back an open interactive transaction",
+		Example: `  kvctl txn end 12`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if err := cobra.ExactArgs(1)(cmd, args); err != nil {
+				return err
+			}
+			_, err := fmt.Sscan(args[0], &id)
+			return err
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.withClient(func(c *client.Client) error { return c.EndTransaction(cmd.Context(), id) })
+		},
+	}
+}

@@ -1,0 +1,110 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"epochkv/client"
+	"epochkv/client/clienttest"
+	"epochkv/internal/config"
+	"epochkv/internal/server"
+)
+
+// TestTransactionScripts runs the scripts in testdata/real as TestScripts does, against the real server: the small one knows no
+// transactions.
+func TestTransactionScripts(t *testing.T) {
+	scripts, err := filepath.Glob("testdata/real/*.txt")
+	if err != nil || len(scripts) == 0 {
+		t.Fatalf("no scripts: %v", err)
+	}
+	for _, path := range scripts {
+		t.Run(strings.TrimSuffix(filepath.Base(path), ".txt"), func(t *testing.T) {
+			runScript(t, path, &clienttest.Server{Endpoint: startReal(t)})
+		})
+	}
+}
+
+// startReal runs a server until the test ends.
+func startReal(t *testing.T) (endpoint string) {
+	t.Helper()
+	c := config.Default()
+	c.DataDir, c.Listen, c.HTTP, c.Memory = t.TempDir(), "127.0.0.1:0", "", 64*config.MiB
+	s, err := server.Open(c, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	return s.Address()
+}
+
+func TestStatementsSplitIntoWords(t *testing.T) {
+	cases := map[string][]string{
+		``:                       nil,
+		`  # only a comment`:     nil,
+		`get a  b`:               {"get", "a", "b"},
+		`put 'a b' "c\x00d\"e"`:  {"put", "a b", "c\x00d\"e"},
+		`put k '' # the value`:   {"put", "k", ""},
+		`put k a#b`:              {"put", "k", "a#b"},
+		`put k don't`:            {"put", "k", "don't"},
+		"\tscan\tuser/ limit 10": {"scan", "user/", "limit", "10"},
+	}
+	for line, want := range cases {
+		if got, err := splitStatement(line); err != nil || !slices.Equal(got, want) {
+			t.Errorf("%s: got %q, %v", line, got, err)
+		}
+	}
+	for _, line := range []string{`put k "v`, `put k 'v`, `put k "\z"`} {
+		if words, err := splitStatement(line); err == nil {
+			t.Errorf("%s is taken as %q", line, words)
+		}
+	}
+}
+
+func TestTabCompletesVerbsAndKeys(t *testing.T) {
+	c, err := client.Dial(startReal(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	for _, key := range []string{"user/1", "user/2", "user/two words", "visits"} {
+		if _, err := c.Put(t.Context(), []byte(key), nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := &statements{app: &app{}, ctx: t.Context(), client: c}
+	cases := []struct{ line, want string }{
+		{"", "get put del scan delrange incr append cas begin savepoint rollback commit at help exit"},
+		{"s", "scan savepoint"},
+		{"get user/", `user/1|user/2|"user/two words"`},
+		{"get user/1 vi", "visits"},
+		{"put v", "visits"},
+		{"put visits v", ""},
+		{"begin v", ""},
+		{"get 'vi", ""},
+	}
+	for _, k := range cases {
+		head, got, _ := s.complete(k.line, len(k.line))
+		for i := range got {
+			got[i] = strings.TrimSpace(got[i])
+		}
+		separator := " "
+		if strings.Contains(k.line, " ") {
+			separator = "|"
+		}
+		if strings.Join(got, separator) != k.want || !strings.HasPrefix(k.line, head) {
+			t.Errorf("%q completes to %q behind %q, want %s", k.line, got, head, k.want)
+		}
+	}
+}
