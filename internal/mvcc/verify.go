@@ -13,3 +13,11 @@ func (s *Store) Verify(ctx context.Context, o storage.VerifyOptions) (*storage.V
 	}
 	return s.engine.Verify(ctx, o)
 }
+
+// Space reads the tree of the newest durable state and sums up its keys by prefix.
+func (s *Store) Space(ctx context.Context, o storage.SpaceOptions) (*storage.SpaceReport, error) {
+	if s.closing.Load() {
+		return nil, ErrClosed
+	}
+	return s.engine.Space(ctx, o)
+}

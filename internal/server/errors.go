@@ -67,6 +67,7 @@ const (
 	retrySessions   = 500 * time.Millisecond
 	retryMemory     = 500 * time.Millisecond
 	retryDisk       = 5 * time.Second
+	retryLoad       = 5 * time.Second
 	retryShutdown   = time.Second
 )
 
@@ -142,6 +143,8 @@ func classify(err error) fault {
 		return exhausted(pb.ErrorReason_ERROR_REASON_OVERLOADED, retryOverloaded)
 	case errors.Is(err, mvcc.ErrTooManySessions), errors.Is(err, errTooManyConns):
 		return exhausted(pb.ErrorReason_ERROR_REASON_TOO_MANY_SESSIONS, retrySessions)
+	case errors.Is(err, mvcc.ErrLoadBusy):
+		return exhausted(pb.ErrorReason_ERROR_REASON_LOAD_BUSY, retryLoad)
 	case errors.Is(err, mvcc.ErrTooManyHolds):
 		return exhausted(pb.ErrorReason_ERROR_REASON_TOO_MANY_SCANS, retrySessions)
 	case errors.Is(err, mvcc.ErrEmptyKey):

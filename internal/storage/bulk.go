@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync/atomic"
+	"time"
 
 	"epochkv/internal/storage/keys"
 	"epochkv/internal/storage/page"
@@ -120,9 +121,11 @@ func (e *Engine) PublishLoad(ctx context.Context, l *Load, h Horizon) error {
 	e.checkpointing.Lock()
 	defer e.checkpointing.Unlock()
 	e.reclaim()
+	start := time.Now()
 	if err := e.merge(ctx, mergeJob{frozen: e.complete(h.Visible), load: l, horizon: h}); err != nil {
 		return fmt.Errorf("bulk load: %w", e.damage(err, e.view.Load().root, nil))
 	}
+	e.counters.checkpointed(time.Since(start))
 	e.loads.finished.Add(1)
 	e.loads.keys.Add(l.run.count)
 	return nil

@@ -46,8 +46,7 @@ func (e *Engine) Checkpoint(ctx context.Context, h Horizon) error {
 		return err
 	}
 	e.blocked.Store(nil)
-	e.counters.checkpoints.Add(1)
-	e.counters.checkpointNanos.Add(uint64(time.Since(start)))
+	e.counters.checkpointed(time.Since(start))
 	return nil
 }
 
@@ -109,6 +108,7 @@ func (e *Engine) merge(ctx context.Context, job mergeJob) error {
 	if job.load != nil {
 		job.load.durable = true
 	}
+	e.warm(result.Freed, result.Root)
 	return e.publish(ck.Number(), result.Root, job.frozen, cut)
 }
 

@@ -2,6 +2,7 @@ package storage
 
 import (
 	"sync/atomic"
+	"time"
 
 	"epochkv/internal/storage/btree"
 )
@@ -10,11 +11,29 @@ import (
 type counters struct {
 	rotations, refused, stalls, stallNanos atomic.Uint64
 	checkpoints, checkpointNanos           atomic.Uint64
+	checkpointBuckets                      [CheckpointBuckets]atomic.Uint64
 	leafPages, innerPages                  atomic.Uint64 // written
 	versionsDropped, tombstonesDropped     atomic.Uint64
 	valuesPlaced, valuesDropped            atomic.Uint64
 	damaged                                atomic.Uint64 // reads that met a damaged page
 	leaks                                  atomic.Uint64
+}
+
+// CheckpointBuckets is the number of duration buckets of checkpoints: under 4 ms, 8 ms, ... 67 s, and the rest.
+const CheckpointBuckets = 16
+
+// CheckpointBound is the upper bound of bucket i but the last, which has none.
+func CheckpointBound(i int) time.Duration { return 4 * time.Millisecond << i }
+
+// checkpointed counts a checkpoint that took d.
+func (c *counters) checkpointed(d time.Duration) {
+	c.checkpoints.Add(1)
+	c.checkpointNanos.Add(uint64(d))
+	i := 0
+	for i < CheckpointBuckets-1 && d >= CheckpointBound(i) {
+		i++
+	}
+	c.checkpointBuckets[i].Add(1)
 }
 
 func (c *counters) merged(s *btree.Stats) {

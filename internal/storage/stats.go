@@ -3,6 +3,7 @@ package storage
 import (
 	"time"
 
+	"epochkv/internal/cache"
 	"epochkv/internal/storage/keys"
 	"epochkv/internal/storage/pager"
 	"epochkv/internal/storage/pager/rows"
@@ -25,6 +26,9 @@ type Stats struct {
 	StallTime     time.Duration
 	Pace          time.Duration // what writers wait for each KiB at present
 	Log           wal.Stats
+	Cache         cache.Stats
+	BatchReads    uint64 // submissions of several pages to the device
+	BatchPages    uint64 // pages in them
 	Tree          TreeStats
 	Pages         pager.Stats
 	Rows          rows.Stats
@@ -40,6 +44,9 @@ type TreeStats struct {
 	Checkpoint        uint64 // number of the newest state
 	Checkpoints       uint64 // since Open
 	CheckpointTime    time.Duration
+	CheckpointBuckets [CheckpointBuckets]uint64 // by duration, see CheckpointBound
+	Loads             uint64                    // bulk loads since Open
+	LoadedKeys        uint64
 	LeafPages         uint64 // written since Open
 	InnerPages        uint64
 	VersionsDropped   uint64
@@ -71,6 +78,7 @@ func (e *Engine) Stats() Stats {
 		Dir: e.options.Dir, PageSize: e.options.PageSize, MemoryBudget: e.options.MemoryBytes, CacheBytes: e.options.CacheBytes,
 		Rotations: e.counters.rotations.Load(), Refused: e.counters.refused.Load(), Log: e.log.Stats(), DiskFree: -1,
 		Stalls: e.counters.stalls.Load(), StallTime: time.Duration(e.counters.stallNanos.Load()), Pace: e.Pace(),
+		Cache: e.pages.cache.Stats(), BatchReads: e.pages.batchReads.Load(), BatchPages: e.pages.batchPages.Load(),
 		Tree: e.treeStats(), Pages: e.pager.Stats(), Rows: e.rows.Stats(),
 		Pruning: PruneStats{
 			Queued: e.pruner.queued.Load(), Dropped: e.pruner.dropped.Load(), Helped: e.pruner.helped.Load(),
@@ -84,6 +92,7 @@ func (e *Engine) Stats() Stats {
 		s.Generations = append(s.Generations, v.frozen[i].stats())
 	}
 	s.Generations = append(s.Generations, v.active.stats())
+	s.CacheUsed = int64(s.Cache.Resident+s.Cache.Limbo) * int64(s.PageSize)
 	for _, g := range s.Generations {
 		s.MemtableBytes += g.MemtableBytes
 	}
@@ -92,12 +101,17 @@ func (e *Engine) Stats() Stats {
 
 func (e *Engine) treeStats() TreeStats {
 	state, c := e.pager.State(), &e.counters
-	return TreeStats{
+	s := TreeStats{
 		Epoch: state.Epoch, Height: int(state.Height), Entries: state.Entries, EntryBytes: state.EntryBytes,
 		Checkpoint: e.pager.Checkpoint(), Checkpoints: c.checkpoints.Load(), CheckpointTime: time.Duration(c.checkpointNanos.Load()),
 		LeafPages: c.leafPages.Load(), InnerPages: c.innerPages.Load(),
 		VersionsDropped: c.versionsDropped.Load(), TombstonesDropped: c.tombstonesDropped.Load(), Damaged: c.damaged.Load(),
+		Loads: e.loads.finished.Load(), LoadedKeys: e.loads.keys.Load(),
 	}
+	for i := range s.CheckpointBuckets {
+		s.CheckpointBuckets[i] = c.checkpointBuckets[i].Load()
+	}
+	return s
 }
 
 func (g *generation) stats() GenerationStats {

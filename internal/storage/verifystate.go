@@ -20,7 +20,7 @@ type verifier struct {
 	ctx     context.Context // of the whole verification
 	options VerifyOptions
 	report  VerifyReport
-	began   time.Time
+	pace    pace
 	told    time.Time // when progress was last reported
 	total   uint64    // pages
 
@@ -29,7 +29,7 @@ type verifier struct {
 }
 
 func newVerifier(ctx context.Context, o VerifyOptions) *verifier {
-	return &verifier{ctx: ctx, options: o, began: time.Now()}
+	return &verifier{ctx: ctx, options: o, pace: pace{began: time.Now(), pagesPerSecond: o.PagesPerSecond}}
 }
 
 // run checks a state.
@@ -53,7 +53,7 @@ func (v *verifier) run(state *pager.Pager) (*VerifyReport, error) {
 }
 
 func (v *verifier) finish() {
-	v.report.Duration = time.Since(v.began)
+	v.report.Duration = time.Since(v.pace.began)
 	v.tell()
 }
 
@@ -241,26 +241,10 @@ const progressEvery = 200 * time.Millisecond
 
 // pause keeps to the rate that was asked for, and tells progress.
 func (v *verifier) pause() error {
-	if v.report.Pages%64 != 0 {
-		return v.ctx.Err()
-	}
-	if time.Since(v.told) >= progressEvery {
+	if v.report.Pages%64 == 0 && time.Since(v.told) >= progressEvery {
 		v.tell()
 	}
-	rate := v.options.PagesPerSecond
-	if rate <= 0 {
-		return v.ctx.Err()
-	}
-	due := v.began.Add(time.Duration(float64(v.state.Stats().PagesRead) / float64(rate) * float64(time.Second)))
-	for wait := time.Until(due); wait > 0; wait = time.Until(due) {
-		select {
-		case <-v.ctx.Done():
-			return v.ctx.Err()
-		case <-time.After(min(wait, progressEvery)):
-			v.tell()
-		}
-	}
-	return v.ctx.Err()
+	return v.pace.wait(v.ctx, v.state.Stats().PagesRead)
 }
 
 func (v *verifier) tell() {

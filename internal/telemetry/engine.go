@@ -92,7 +92,7 @@ func (c *engineCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, r := range slices.Concat(readings, treeReadings) {
 		ch <- r.desc
 	}
-	for _, d := range []*prometheus.Desc{pagesDesc, memoryDesc, diskFreeDesc, abortsDesc, fsyncDesc, groupDesc, failedDesc} {
+	for _, d := range []*prometheus.Desc{pagesDesc, kindsDesc, checkpointDesc, memoryDesc, diskFreeDesc, abortsDesc, fsyncDesc, groupDesc, failedDesc} {
 		ch <- d
 	}
 }
@@ -103,6 +103,8 @@ func (c *engineCollector) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(r.desc, r.kind, r.value(&s))
 	}
 	collectPages(ch, &s)
+	collectKinds(ch, &s)
+	ch <- checkpointHistogram(&s.Storage.Tree)
 	gauge(ch, memoryDesc, float64(s.Storage.CacheUsed), "cache")
 	gauge(ch, memoryDesc, float64(s.Storage.MemtableBytes), "memtables")
 	gauge(ch, memoryDesc, float64(s.Storage.Log.ImageBytes), "log_buffers")

@@ -26,13 +26,18 @@ const (
 	MethodExecute
 	MethodTransact // a whole stream, from opening to end
 	MethodPipeline // a whole stream, from opening to end
+	MethodBulkLoad // a whole stream, from opening to end
 	MethodStatus
+	MethodVerify
+	MethodCheckpoint
+	MethodSpace
 	methodCount
 )
 
 var methodNames = [methodCount]string{
 	"Get", "Put", "Delete", "BatchGet", "BatchWrite", "DeleteRange", "Scan",
-	"Invoke", "InvokeAll", "Execute", "Transact", "Pipeline", "Status",
+	"Invoke", "InvokeAll", "Execute", "Transact", "Pipeline", "BulkLoad", "Status",
+	"Verify", "Checkpoint", "Space",
 }
 
 // String is the method's name on the wire.

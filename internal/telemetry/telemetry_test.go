@@ -73,6 +73,8 @@ func TestCountsReachTheMetrics(t *testing.T) {
 kvserver_requests_total{code="NotFound",method="Get"} 3
 kvserver_requests_total{code="OK",method="BatchGet"} 1
 kvserver_requests_total{code="OK",method="BatchWrite"} 1
+kvserver_requests_total{code="OK",method="BulkLoad"} 1
+kvserver_requests_total{code="OK",method="Checkpoint"} 1
 kvserver_requests_total{code="OK",method="Delete"} 1
 kvserver_requests_total{code="OK",method="DeleteRange"} 1
 kvserver_requests_total{code="OK",method="Execute"} 1
@@ -82,8 +84,10 @@ kvserver_requests_total{code="OK",method="InvokeAll"} 1
 kvserver_requests_total{code="OK",method="Pipeline"} 1
 kvserver_requests_total{code="OK",method="Put"} 1
 kvserver_requests_total{code="OK",method="Scan"} 1
+kvserver_requests_total{code="OK",method="Space"} 1
 kvserver_requests_total{code="OK",method="Status"} 1
 kvserver_requests_total{code="OK",method="Transact"} 1
+kvserver_requests_total{code="OK",method="Verify"} 1
 kvserver_requests_total{code="Unauthenticated",method="Get"} 1
 # HELP kvserver_visible_epoch Newest epoch that new snapshots see.
 # TYPE kvserver_visible_epoch gauge

@@ -4,12 +4,15 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"epochkv/internal/mvcc"
+	"epochkv/internal/storage"
 )
 
 // treeReadings are the metrics of checkpoints, the tree, the data file and the version collector, read as those of engine.go.
 var treeReadings = []reading{
-	engineCounter("checkpoints_total", "Checkpoints finished.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.Checkpoints) }),
-	engineCounter("checkpoint_seconds_total", "Time spent in checkpoints.", func(s *mvcc.Stats) float64 { return s.Storage.Tree.CheckpointTime.Seconds() }),
+	engineCounter("bulk_loads_total", "Bulk loads that became visible.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.Loads) }),
+	engineCounter("bulk_loaded_keys_total", "Keys of those.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.LoadedKeys) }),
+	engineGauge("write_amplification_ratio", "Bytes written to log and data file since start, for each byte of log records; zero before the first.",
+		func(s *mvcc.Stats) float64 { return writeAmplification(s) }),
 	engineGauge("checkpoint_epoch", "Every commit up to this epoch is in the data file.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.Epoch) }),
 	engineCounter("checkpoint_versions_dropped_total", "Versions that a merge found nobody needs.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.VersionsDropped) }),
@@ -37,6 +40,40 @@ var treeReadings = []reading{
 	engineCounter("gc_dropped_requests_total", "Pruning requests dropped because the queue was full; harmless.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Pruning.Dropped) }),
 	engineCounter("gc_helped_chains_total", "Version chains that a writer had to cut itself.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Pruning.Helped) }),
+}
+
+// writeAmplification counts the log itself, and what checkpoints and bulk loads write.
+func writeAmplification(s *mvcc.Stats) float64 {
+	if s.Storage.Log.Bytes == 0 {
+		return 0
+	}
+	return 1 + float64(s.Storage.Pages.PagesWritten)*float64(s.Storage.PageSize)/float64(s.Storage.Log.Bytes)
+}
+
+var checkpointDesc = desc("checkpoint_duration_seconds", "Duration of one checkpoint, bulk loads included.")
+
+func checkpointHistogram(t *storage.TreeStats) prometheus.Metric {
+	cumulative, count := map[float64]uint64{}, uint64(0)
+	for i, n := range t.CheckpointBuckets {
+		count += n
+		if i < storage.CheckpointBuckets-1 {
+			cumulative[storage.CheckpointBound(i).Seconds()] = count
+		}
+	}
+	return prometheus.MustNewConstHistogram(checkpointDesc, count, t.CheckpointTime.Seconds(), cumulative)
+}
+
+var kindsDesc = desc("pages_in_use", "Pages of the newest state, by what they hold.", "kind")
+
+func collectKinds(ch chan<- prometheus.Metric, s *mvcc.Stats) {
+	const superblocks = 2
+	p, rows := &s.Storage.Pages, &s.Storage.Rows
+	outside := rows.DataPages + rows.BulkPages + rows.TablePages + p.MapPages + superblocks
+	gauge(ch, kindsDesc, float64(p.Live-min(p.Live, outside)), "tree")
+	gauge(ch, kindsDesc, float64(rows.DataPages), "rows")
+	gauge(ch, kindsDesc, float64(rows.BulkPages), "bulk")
+	gauge(ch, kindsDesc, float64(rows.TablePages), "row_table")
+	gauge(ch, kindsDesc, float64(p.MapPages), "map")
 }
 
 var pagesDesc = desc("pages", "Pages of the data file, by state.", "state")

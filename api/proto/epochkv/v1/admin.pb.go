@@ -77,7 +77,7 @@ func (x Health_State) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Health_State.Descriptor instead.
 func (Health_State) EnumDescriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{3, 0}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{14, 0}
 }
 
 type StatusRequest struct {
@@ -116,6 +116,959 @@ func (*StatusRequest) Descriptor() ([]byte, []int) {
 	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{0}
 }
 
+type VerifyRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Pages read per second at most, so that requests are not held up; 0: as fast as it goes.
+	PagesPerSecond uint32 `protobuf:"varint,1,opt,name=pages_per_second,json=pagesPerSecond,proto3" json:"pages_per_second,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *VerifyRequest) Reset() {
+	*x = VerifyRequest{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VerifyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VerifyRequest) ProtoMessage() {}
+
+func (x *VerifyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VerifyRequest.ProtoReflect.Descriptor instead.
+func (*VerifyRequest) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *VerifyRequest) GetPagesPerSecond() uint32 {
+	if x != nil {
+		return x.PagesPerSecond
+	}
+	return 0
+}
+
+// VerifyResponse is progress, several times a second, and at the end the report.
+type VerifyResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Event:
+	//
+	//	*VerifyResponse_Progress
+	//	*VerifyResponse_Report
+	Event         isVerifyResponse_Event `protobuf_oneof:"event"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VerifyResponse) Reset() {
+	*x = VerifyResponse{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VerifyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VerifyResponse) ProtoMessage() {}
+
+func (x *VerifyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VerifyResponse.ProtoReflect.Descriptor instead.
+func (*VerifyResponse) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *VerifyResponse) GetEvent() isVerifyResponse_Event {
+	if x != nil {
+		return x.Event
+	}
+	return nil
+}
+
+func (x *VerifyResponse) GetProgress() *VerifyProgress {
+	if x != nil {
+		if x, ok := x.Event.(*VerifyResponse_Progress); ok {
+			return x.Progress
+		}
+	}
+	return nil
+}
+
+func (x *VerifyResponse) GetReport() *VerifyReport {
+	if x != nil {
+		if x, ok := x.Event.(*VerifyResponse_Report); ok {
+			return x.Report
+		}
+	}
+	return nil
+}
+
+type isVerifyResponse_Event interface {
+	isVerifyResponse_Event()
+}
+
+type VerifyResponse_Progress struct {
+	Progress *VerifyProgress `protobuf:"bytes,1,opt,name=progress,proto3,oneof"`
+}
+
+type VerifyResponse_Report struct {
+	Report *VerifyReport `protobuf:"bytes,2,opt,name=report,proto3,oneof"`
+}
+
+func (*VerifyResponse_Progress) isVerifyResponse_Event() {}
+
+func (*VerifyResponse_Report) isVerifyResponse_Event() {}
+
+type VerifyProgress struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pages         uint64                 `protobuf:"varint,1,opt,name=pages,proto3" json:"pages,omitempty"`
+	PagesTotal    uint64                 `protobuf:"varint,2,opt,name=pages_total,json=pagesTotal,proto3" json:"pages_total,omitempty"`
+	Damages       uint64                 `protobuf:"varint,3,opt,name=damages,proto3" json:"damages,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VerifyProgress) Reset() {
+	*x = VerifyProgress{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VerifyProgress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VerifyProgress) ProtoMessage() {}
+
+func (x *VerifyProgress) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VerifyProgress.ProtoReflect.Descriptor instead.
+func (*VerifyProgress) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *VerifyProgress) GetPages() uint64 {
+	if x != nil {
+		return x.Pages
+	}
+	return 0
+}
+
+func (x *VerifyProgress) GetPagesTotal() uint64 {
+	if x != nil {
+		return x.PagesTotal
+	}
+	return 0
+}
+
+func (x *VerifyProgress) GetDamages() uint64 {
+	if x != nil {
+		return x.Damages
+	}
+	return 0
+}
+
+// VerifyReport is what a verification found. Nothing is damaged if damage_total is 0.
+type VerifyReport struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The durable state that was looked at.
+	Epoch      uint64 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Checkpoint uint64 `protobuf:"varint,2,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`
+	// Pages reached, those of the allocation map and of large values included, and of those the tree's.
+	Pages      uint64 `protobuf:"varint,3,opt,name=pages,proto3" json:"pages,omitempty"`
+	LeafPages  uint64 `protobuf:"varint,4,opt,name=leaf_pages,json=leafPages,proto3" json:"leaf_pages,omitempty"`
+	InnerPages uint64 `protobuf:"varint,5,opt,name=inner_pages,json=innerPages,proto3" json:"inner_pages,omitempty"`
+	TreeHeight uint32 `protobuf:"varint,6,opt,name=tree_height,json=treeHeight,proto3" json:"tree_height,omitempty"`
+	Keys       uint64 `protobuf:"varint,7,opt,name=keys,proto3" json:"keys,omitempty"`
+	Versions   uint64 `protobuf:"varint,8,opt,name=versions,proto3" json:"versions,omitempty"`
+	// Values that do not stand in leaves.
+	Values     uint64 `protobuf:"varint,9,opt,name=values,proto3" json:"values,omitempty"`
+	ValueBytes uint64 `protobuf:"varint,10,opt,name=value_bytes,json=valueBytes,proto3" json:"value_bytes,omitempty"`
+	LogRecords uint64 `protobuf:"varint,11,opt,name=log_records,json=logRecords,proto3" json:"log_records,omitempty"`
+	LogBytes   uint64 `protobuf:"varint,12,opt,name=log_bytes,json=logBytes,proto3" json:"log_bytes,omitempty"`
+	// Whether pages, rows, keys and bytes were compared with the accounts. They are not where damage hides some of them.
+	Accounted bool `protobuf:"varint,13,opt,name=accounted,proto3" json:"accounted,omitempty"`
+	// The first thousand damages, and how many there are.
+	Damages     []*Damage `protobuf:"bytes,14,rep,name=damages,proto3" json:"damages,omitempty"`
+	DamageTotal uint64    `protobuf:"varint,15,opt,name=damage_total,json=damageTotal,proto3" json:"damage_total,omitempty"`
+	// What is no damage, but worth knowing.
+	Notes         []string             `protobuf:"bytes,16,rep,name=notes,proto3" json:"notes,omitempty"`
+	Duration      *durationpb.Duration `protobuf:"bytes,17,opt,name=duration,proto3" json:"duration,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VerifyReport) Reset() {
+	*x = VerifyReport{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VerifyReport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VerifyReport) ProtoMessage() {}
+
+func (x *VerifyReport) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VerifyReport.ProtoReflect.Descriptor instead.
+func (*VerifyReport) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *VerifyReport) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *VerifyReport) GetCheckpoint() uint64 {
+	if x != nil {
+		return x.Checkpoint
+	}
+	return 0
+}
+
+func (x *VerifyReport) GetPages() uint64 {
+	if x != nil {
+		return x.Pages
+	}
+	return 0
+}
+
+func (x *VerifyReport) GetLeafPages() uint64 {
+	if x != nil {
+		return x.LeafPages
+	}
+	return 0
+}
+
+func (x *VerifyReport) GetInnerPages() uint64 {
+	if x != nil {
+		return x.InnerPages
+	}
+	return 0
+}
+
+func (x *VerifyReport) GetTreeHeight() uint32 {
+	if x != nil {
+		return x.TreeHeight
+	}
+	return 0
+}
+
+func (x *VerifyReport) GetKeys() uint64 {
+	if x != nil {
+		return x.Keys
+	}
+	return 0
+}
+
+func (x *VerifyReport) GetVersions() uint64 {
+	if x != nil {
+		return x.Versions
+	}
+	return 0
+}
+
+func (x *VerifyReport) GetValues() uint64 {
+	if x != nil {
+		return x.Values
+	}
+	return 0
+}
+
+func (x *VerifyReport) GetValueBytes() uint64 {
+	if x != nil {
+		return x.ValueBytes
+	}
+	return 0
+}
+
+func (x *VerifyReport) GetLogRecords() uint64 {
+	if x != nil {
+		return x.LogRecords
+	}
+	return 0
+}
+
+func (x *VerifyReport) GetLogBytes() uint64 {
+	if x != nil {
+		return x.LogBytes
+	}
+	return 0
+}
+
+func (x *VerifyReport) GetAccounted() bool {
+	if x != nil {
+		return x.Accounted
+	}
+	return false
+}
+
+func (x *VerifyReport) GetDamages() []*Damage {
+	if x != nil {
+		return x.Damages
+	}
+	return nil
+}
+
+func (x *VerifyReport) GetDamageTotal() uint64 {
+	if x != nil {
+		return x.DamageTotal
+	}
+	return 0
+}
+
+func (x *VerifyReport) GetNotes() []string {
+	if x != nil {
+		return x.Notes
+	}
+	return nil
+}
+
+func (x *VerifyReport) GetDuration() *durationpb.Duration {
+	if x != nil {
+		return x.Duration
+	}
+	return nil
+}
+
+// Damage is something in a file that is not as it should be.
+type Damage struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What is damaged: superblock, page, value, rows, map, accounts or log.
+	Kind   string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	File   string `protobuf:"bytes,2,opt,name=file,proto3" json:"file,omitempty"`
+	Offset uint64 `protobuf:"varint,3,opt,name=offset,proto3" json:"offset,omitempty"`
+	// The page of the data file; 0 if it is none.
+	Page uint64 `protobuf:"varint,4,opt,name=page,proto3" json:"page,omitempty"`
+	// The keys that it may hide: [key_lower, key_upper); empty means no bound.
+	KeyLower      []byte `protobuf:"bytes,5,opt,name=key_lower,json=keyLower,proto3" json:"key_lower,omitempty"`
+	KeyUpper      []byte `protobuf:"bytes,6,opt,name=key_upper,json=keyUpper,proto3" json:"key_upper,omitempty"`
+	Reason        string `protobuf:"bytes,7,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Damage) Reset() {
+	*x = Damage{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Damage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Damage) ProtoMessage() {}
+
+func (x *Damage) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Damage.ProtoReflect.Descriptor instead.
+func (*Damage) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Damage) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Damage) GetFile() string {
+	if x != nil {
+		return x.File
+	}
+	return ""
+}
+
+func (x *Damage) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *Damage) GetPage() uint64 {
+	if x != nil {
+		return x.Page
+	}
+	return 0
+}
+
+func (x *Damage) GetKeyLower() []byte {
+	if x != nil {
+		return x.KeyLower
+	}
+	return nil
+}
+
+func (x *Damage) GetKeyUpper() []byte {
+	if x != nil {
+		return x.KeyUpper
+	}
+	return nil
+}
+
+func (x *Damage) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+type CheckpointRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckpointRequest) Reset() {
+	*x = CheckpointRequest{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckpointRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckpointRequest) ProtoMessage() {}
+
+func (x *CheckpointRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckpointRequest.ProtoReflect.Descriptor instead.
+func (*CheckpointRequest) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{6}
+}
+
+type CheckpointResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Every commit up to here is in the data file.
+	Epoch         uint64               `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Duration      *durationpb.Duration `protobuf:"bytes,2,opt,name=duration,proto3" json:"duration,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckpointResponse) Reset() {
+	*x = CheckpointResponse{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckpointResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckpointResponse) ProtoMessage() {}
+
+func (x *CheckpointResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckpointResponse.ProtoReflect.Descriptor instead.
+func (*CheckpointResponse) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *CheckpointResponse) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *CheckpointResponse) GetDuration() *durationpb.Duration {
+	if x != nil {
+		return x.Duration
+	}
+	return nil
+}
+
+type SpaceRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whether the tree is read to count keys and bytes by prefix. Without it the answer takes no time.
+	ByPrefix bool `protobuf:"varint,1,opt,name=by_prefix,json=byPrefix,proto3" json:"by_prefix,omitempty"`
+	// How many parts of a key make a prefix; 0 counts as 1.
+	Depth uint32 `protobuf:"varint,2,opt,name=depth,proto3" json:"depth,omitempty"`
+	// What ends a part; empty means "/".
+	Delimiter []byte `protobuf:"bytes,3,opt,name=delimiter,proto3" json:"delimiter,omitempty"`
+	// Pages read per second at most; 0: as fast as it goes.
+	PagesPerSecond uint32 `protobuf:"varint,4,opt,name=pages_per_second,json=pagesPerSecond,proto3" json:"pages_per_second,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *SpaceRequest) Reset() {
+	*x = SpaceRequest{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SpaceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SpaceRequest) ProtoMessage() {}
+
+func (x *SpaceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SpaceRequest.ProtoReflect.Descriptor instead.
+func (*SpaceRequest) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *SpaceRequest) GetByPrefix() bool {
+	if x != nil {
+		return x.ByPrefix
+	}
+	return false
+}
+
+func (x *SpaceRequest) GetDepth() uint32 {
+	if x != nil {
+		return x.Depth
+	}
+	return 0
+}
+
+func (x *SpaceRequest) GetDelimiter() []byte {
+	if x != nil {
+		return x.Delimiter
+	}
+	return nil
+}
+
+func (x *SpaceRequest) GetPagesPerSecond() uint32 {
+	if x != nil {
+		return x.PagesPerSecond
+	}
+	return 0
+}
+
+// SpaceResponse says what takes the space, as of the newest checkpoint.
+type SpaceResponse struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Epoch     uint64                 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	PageBytes uint32                 `protobuf:"varint,2,opt,name=page_bytes,json=pageBytes,proto3" json:"page_bytes,omitempty"`
+	FileBytes uint64                 `protobuf:"varint,3,opt,name=file_bytes,json=fileBytes,proto3" json:"file_bytes,omitempty"`
+	// Bytes of pages in use, of those that wait for readers of older states, and of free ones. They add up to file_bytes.
+	LiveBytes    uint64 `protobuf:"varint,4,opt,name=live_bytes,json=liveBytes,proto3" json:"live_bytes,omitempty"`
+	GarbageBytes uint64 `protobuf:"varint,5,opt,name=garbage_bytes,json=garbageBytes,proto3" json:"garbage_bytes,omitempty"`
+	FreeBytes    uint64 `protobuf:"varint,6,opt,name=free_bytes,json=freeBytes,proto3" json:"free_bytes,omitempty"`
+	TreeHeight   uint32 `protobuf:"varint,7,opt,name=tree_height,json=treeHeight,proto3" json:"tree_height,omitempty"`
+	Keys         uint64 `protobuf:"varint,8,opt,name=keys,proto3" json:"keys,omitempty"`
+	// Keys and inline values of all versions.
+	EntryBytes uint64     `protobuf:"varint,9,opt,name=entry_bytes,json=entryBytes,proto3" json:"entry_bytes,omitempty"`
+	Pages      *PageKinds `protobuf:"bytes,10,opt,name=pages,proto3" json:"pages,omitempty"`
+	// Large values, and the part of the pages of packed ones that they fill.
+	Values     uint64  `protobuf:"varint,11,opt,name=values,proto3" json:"values,omitempty"`
+	ValueBytes uint64  `protobuf:"varint,12,opt,name=value_bytes,json=valueBytes,proto3" json:"value_bytes,omitempty"`
+	RowFill    float64 `protobuf:"fixed64,13,opt,name=row_fill,json=rowFill,proto3" json:"row_fill,omitempty"`
+	// What reading the tree tells; exact, since every leaf is read. Unset without by_prefix.
+	Versions uint64  `protobuf:"varint,14,opt,name=versions,proto3" json:"versions,omitempty"`
+	LeafFill float64 `protobuf:"fixed64,15,opt,name=leaf_fill,json=leafFill,proto3" json:"leaf_fill,omitempty"`
+	// Largest first, at most 1000; the rest is summed up under other_prefixes.
+	Prefixes      []*PrefixSpace       `protobuf:"bytes,16,rep,name=prefixes,proto3" json:"prefixes,omitempty"`
+	OtherPrefixes *PrefixSpace         `protobuf:"bytes,17,opt,name=other_prefixes,json=otherPrefixes,proto3" json:"other_prefixes,omitempty"`
+	Duration      *durationpb.Duration `protobuf:"bytes,18,opt,name=duration,proto3" json:"duration,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SpaceResponse) Reset() {
+	*x = SpaceResponse{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SpaceResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SpaceResponse) ProtoMessage() {}
+
+func (x *SpaceResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SpaceResponse.ProtoReflect.Descriptor instead.
+func (*SpaceResponse) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *SpaceResponse) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *SpaceResponse) GetPageBytes() uint32 {
+	if x != nil {
+		return x.PageBytes
+	}
+	return 0
+}
+
+func (x *SpaceResponse) GetFileBytes() uint64 {
+	if x != nil {
+		return x.FileBytes
+	}
+	return 0
+}
+
+func (x *SpaceResponse) GetLiveBytes() uint64 {
+	if x != nil {
+		return x.LiveBytes
+	}
+	return 0
+}
+
+func (x *SpaceResponse) GetGarbageBytes() uint64 {
+	if x != nil {
+		return x.GarbageBytes
+	}
+	return 0
+}
+
+func (x *SpaceResponse) GetFreeBytes() uint64 {
+	if x != nil {
+		return x.FreeBytes
+	}
+	return 0
+}
+
+func (x *SpaceResponse) GetTreeHeight() uint32 {
+	if x != nil {
+		return x.TreeHeight
+	}
+	return 0
+}
+
+func (x *SpaceResponse) GetKeys() uint64 {
+	if x != nil {
+		return x.Keys
+	}
+	return 0
+}
+
+func (x *SpaceResponse) GetEntryBytes() uint64 {
+	if x != nil {
+		return x.EntryBytes
+	}
+	return 0
+}
+
+func (x *SpaceResponse) GetPages() *PageKinds {
+	if x != nil {
+		return x.Pages
+	}
+	return nil
+}
+
+func (x *SpaceResponse) GetValues() uint64 {
+	if x != nil {
+		return x.Values
+	}
+	return 0
+}
+
+func (x *SpaceResponse) GetValueBytes() uint64 {
+	if x != nil {
+		return x.ValueBytes
+	}
+	return 0
+}
+
+func (x *SpaceResponse) GetRowFill() float64 {
+	if x != nil {
+		return x.RowFill
+	}
+	return 0
+}
+
+func (x *SpaceResponse) GetVersions() uint64 {
+	if x != nil {
+		return x.Versions
+	}
+	return 0
+}
+
+func (x *SpaceResponse) GetLeafFill() float64 {
+	if x != nil {
+		return x.LeafFill
+	}
+	return 0
+}
+
+func (x *SpaceResponse) GetPrefixes() []*PrefixSpace {
+	if x != nil {
+		return x.Prefixes
+	}
+	return nil
+}
+
+func (x *SpaceResponse) GetOtherPrefixes() *PrefixSpace {
+	if x != nil {
+		return x.OtherPrefixes
+	}
+	return nil
+}
+
+func (x *SpaceResponse) GetDuration() *durationpb.Duration {
+	if x != nil {
+		return x.Duration
+	}
+	return nil
+}
+
+// PageKinds counts pages in use by what they hold.
+type PageKinds struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Leaves and inner nodes.
+	Tree uint64 `protobuf:"varint,1,opt,name=tree,proto3" json:"tree,omitempty"`
+	// Packed large values.
+	Rows uint64 `protobuf:"varint,2,opt,name=rows,proto3" json:"rows,omitempty"`
+	// Whole pages of single values.
+	Bulk uint64 `protobuf:"varint,3,opt,name=bulk,proto3" json:"bulk,omitempty"`
+	// The table of large values, and the allocation map with the superblocks.
+	RowTable      uint64 `protobuf:"varint,4,opt,name=row_table,json=rowTable,proto3" json:"row_table,omitempty"`
+	Map           uint64 `protobuf:"varint,5,opt,name=map,proto3" json:"map,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PageKinds) Reset() {
+	*x = PageKinds{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PageKinds) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PageKinds) ProtoMessage() {}
+
+func (x *PageKinds) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PageKinds.ProtoReflect.Descriptor instead.
+func (*PageKinds) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *PageKinds) GetTree() uint64 {
+	if x != nil {
+		return x.Tree
+	}
+	return 0
+}
+
+func (x *PageKinds) GetRows() uint64 {
+	if x != nil {
+		return x.Rows
+	}
+	return 0
+}
+
+func (x *PageKinds) GetBulk() uint64 {
+	if x != nil {
+		return x.Bulk
+	}
+	return 0
+}
+
+func (x *PageKinds) GetRowTable() uint64 {
+	if x != nil {
+		return x.RowTable
+	}
+	return 0
+}
+
+func (x *PageKinds) GetMap() uint64 {
+	if x != nil {
+		return x.Map
+	}
+	return 0
+}
+
+// PrefixSpace is what the keys with one prefix take.
+type PrefixSpace struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Prefix []byte                 `protobuf:"bytes,1,opt,name=prefix,proto3" json:"prefix,omitempty"`
+	Keys   uint64                 `protobuf:"varint,2,opt,name=keys,proto3" json:"keys,omitempty"`
+	// Keys and values, those outside leaves included, of the newest versions.
+	Bytes         uint64 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PrefixSpace) Reset() {
+	*x = PrefixSpace{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PrefixSpace) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PrefixSpace) ProtoMessage() {}
+
+func (x *PrefixSpace) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PrefixSpace.ProtoReflect.Descriptor instead.
+func (*PrefixSpace) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *PrefixSpace) GetPrefix() []byte {
+	if x != nil {
+		return x.Prefix
+	}
+	return nil
+}
+
+func (x *PrefixSpace) GetKeys() uint64 {
+	if x != nil {
+		return x.Keys
+	}
+	return 0
+}
+
+func (x *PrefixSpace) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
 type StatusResponse struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Build     *Build                 `protobuf:"bytes,1,opt,name=build,proto3" json:"build,omitempty"`
@@ -135,7 +1088,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[1]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -147,7 +1100,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[1]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -160,7 +1113,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{1}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *StatusResponse) GetBuild() *Build {
@@ -248,7 +1201,7 @@ type Build struct {
 
 func (x *Build) Reset() {
 	*x = Build{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[2]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -260,7 +1213,7 @@ func (x *Build) String() string {
 func (*Build) ProtoMessage() {}
 
 func (x *Build) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[2]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -273,7 +1226,7 @@ func (x *Build) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Build.ProtoReflect.Descriptor instead.
 func (*Build) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{2}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Build) GetVersion() string {
@@ -316,7 +1269,7 @@ type Health struct {
 
 func (x *Health) Reset() {
 	*x = Health{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[3]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -328,7 +1281,7 @@ func (x *Health) String() string {
 func (*Health) ProtoMessage() {}
 
 func (x *Health) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[3]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -341,7 +1294,7 @@ func (x *Health) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Health.ProtoReflect.Descriptor instead.
 func (*Health) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{3}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Health) GetState() Health_State {
@@ -373,7 +1326,7 @@ type Epochs struct {
 
 func (x *Epochs) Reset() {
 	*x = Epochs{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[4]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -385,7 +1338,7 @@ func (x *Epochs) String() string {
 func (*Epochs) ProtoMessage() {}
 
 func (x *Epochs) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[4]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -398,7 +1351,7 @@ func (x *Epochs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Epochs.ProtoReflect.Descriptor instead.
 func (*Epochs) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{4}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Epochs) GetVisible() uint64 {
@@ -451,7 +1404,7 @@ type Sizes struct {
 
 func (x *Sizes) Reset() {
 	*x = Sizes{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[5]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -463,7 +1416,7 @@ func (x *Sizes) String() string {
 func (*Sizes) ProtoMessage() {}
 
 func (x *Sizes) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[5]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -476,7 +1429,7 @@ func (x *Sizes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sizes.ProtoReflect.Descriptor instead.
 func (*Sizes) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{5}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Sizes) GetDataDir() string {
@@ -588,7 +1541,7 @@ type Generation struct {
 
 func (x *Generation) Reset() {
 	*x = Generation{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[6]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -600,7 +1553,7 @@ func (x *Generation) String() string {
 func (*Generation) ProtoMessage() {}
 
 func (x *Generation) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[6]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -613,7 +1566,7 @@ func (x *Generation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Generation.ProtoReflect.Descriptor instead.
 func (*Generation) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Generation) GetNumber() uint64 {
@@ -678,7 +1631,7 @@ type Sessions struct {
 
 func (x *Sessions) Reset() {
 	*x = Sessions{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[7]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -690,7 +1643,7 @@ func (x *Sessions) String() string {
 func (*Sessions) ProtoMessage() {}
 
 func (x *Sessions) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[7]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -703,7 +1656,7 @@ func (x *Sessions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sessions.ProtoReflect.Descriptor instead.
 func (*Sessions) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Sessions) GetOpen() uint64 {
@@ -786,7 +1739,7 @@ type Limits struct {
 
 func (x *Limits) Reset() {
 	*x = Limits{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[8]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -798,7 +1751,7 @@ func (x *Limits) String() string {
 func (*Limits) ProtoMessage() {}
 
 func (x *Limits) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[8]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -811,7 +1764,7 @@ func (x *Limits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limits.ProtoReflect.Descriptor instead.
 func (*Limits) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Limits) GetKeyBytes() uint64 {
@@ -952,7 +1905,7 @@ type Recovery struct {
 
 func (x *Recovery) Reset() {
 	*x = Recovery{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[9]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -964,7 +1917,7 @@ func (x *Recovery) String() string {
 func (*Recovery) ProtoMessage() {}
 
 func (x *Recovery) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[9]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -977,7 +1930,7 @@ func (x *Recovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Recovery.ProtoReflect.Descriptor instead.
 func (*Recovery) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Recovery) GetRecords() uint64 {
@@ -1035,7 +1988,98 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"\x16epochkv/v1/admin.proto\x12\n" +
 	"epochkv.v1\x1a\x1depochkv/v1/transactions.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x0f\n" +
-	"\rStatusRequest\"\xf2\x03\n" +
+	"\rStatusRequest\"9\n" +
+	"\rVerifyRequest\x12(\n" +
+	"\x10pages_per_second\x18\x01 \x01(\rR\x0epagesPerSecond\"\x87\x01\n" +
+	"\x0eVerifyResponse\x128\n" +
+	"\bprogress\x18\x01 \x01(\v2\x1a.epochkv.v1.VerifyProgressH\x00R\bprogress\x122\n" +
+	"\x06report\x18\x02 \x01(\v2\x18.epochkv.v1.VerifyReportH\x00R\x06reportB\a\n" +
+	"\x05event\"a\n" +
+	"\x0eVerifyProgress\x12\x14\n" +
+	"\x05pages\x18\x01 \x01(\x04R\x05pages\x12\x1f\n" +
+	"\vpages_total\x18\x02 \x01(\x04R\n" +
+	"pagesTotal\x12\x18\n" +
+	"\adamages\x18\x03 \x01(\x04R\adamages\"\x9e\x04\n" +
+	"\fVerifyReport\x12\x14\n" +
+	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x1e\n" +
+	"\n" +
+	"checkpoint\x18\x02 \x01(\x04R\n" +
+	"checkpoint\x12\x14\n" +
+	"\x05pages\x18\x03 \x01(\x04R\x05pages\x12\x1d\n" +
+	"\n" +
+	"leaf_pages\x18\x04 \x01(\x04R\tleafPages\x12\x1f\n" +
+	"\vinner_pages\x18\x05 \x01(\x04R\n" +
+	"innerPages\x12\x1f\n" +
+	"\vtree_height\x18\x06 \x01(\rR\n" +
+	"treeHeight\x12\x12\n" +
+	"\x04keys\x18\a \x01(\x04R\x04keys\x12\x1a\n" +
+	"\bversions\x18\b \x01(\x04R\bversions\x12\x16\n" +
+	"\x06values\x18\t \x01(\x04R\x06values\x12\x1f\n" +
+	"\vvalue_bytes\x18\n" +
+	" \x01(\x04R\n" +
+	"valueBytes\x12\x1f\n" +
+	"\vlog_records\x18\v \x01(\x04R\n" +
+	"logRecords\x12\x1b\n" +
+	"\tlog_bytes\x18\f \x01(\x04R\blogBytes\x12\x1c\n" +
+	"\taccounted\x18\r \x01(\bR\taccounted\x12,\n" +
+	"\adamages\x18\x0e \x03(\v2\x12.epochkv.v1.DamageR\adamages\x12!\n" +
+	"\fdamage_total\x18\x0f \x01(\x04R\vdamageTotal\x12\x14\n" +
+	"\x05notes\x18\x10 \x03(\tR\x05notes\x125\n" +
+	"\bduration\x18\x11 \x01(\v2\x19.google.protobuf.DurationR\bduration\"\xae\x01\n" +
+	"\x06Damage\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
+	"\x04file\x18\x02 \x01(\tR\x04file\x12\x16\n" +
+	"\x06offset\x18\x03 \x01(\x04R\x06offset\x12\x12\n" +
+	"\x04page\x18\x04 \x01(\x04R\x04page\x12\x1b\n" +
+	"\tkey_lower\x18\x05 \x01(\fR\bkeyLower\x12\x1b\n" +
+	"\tkey_upper\x18\x06 \x01(\fR\bkeyUpper\x12\x16\n" +
+	"\x06reason\x18\a \x01(\tR\x06reason\"\x13\n" +
+	"\x11CheckpointRequest\"a\n" +
+	"\x12CheckpointResponse\x12\x14\n" +
+	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x125\n" +
+	"\bduration\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\bduration\"\x89\x01\n" +
+	"\fSpaceRequest\x12\x1b\n" +
+	"\tby_prefix\x18\x01 \x01(\bR\bbyPrefix\x12\x14\n" +
+	"\x05depth\x18\x02 \x01(\rR\x05depth\x12\x1c\n" +
+	"\tdelimiter\x18\x03 \x01(\fR\tdelimiter\x12(\n" +
+	"\x10pages_per_second\x18\x04 \x01(\rR\x0epagesPerSecond\"\x82\x05\n" +
+	"\rSpaceResponse\x12\x14\n" +
+	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x1d\n" +
+	"\n" +
+	"page_bytes\x18\x02 \x01(\rR\tpageBytes\x12\x1d\n" +
+	"\n" +
+	"file_bytes\x18\x03 \x01(\x04R\tfileBytes\x12\x1d\n" +
+	"\n" +
+	"live_bytes\x18\x04 \x01(\x04R\tliveBytes\x12#\n" +
+	"\rgarbage_bytes\x18\x05 \x01(\x04R\fgarbageBytes\x12\x1d\n" +
+	"\n" +
+	"free_bytes\x18\x06 \x01(\x04R\tfreeBytes\x12\x1f\n" +
+	"\vtree_height\x18\a \x01(\rR\n" +
+	"treeHeight\x12\x12\n" +
+	"\x04keys\x18\b \x01(\x04R\x04keys\x12\x1f\n" +
+	"\ventry_bytes\x18\t \x01(\x04R\n" +
+	"entryBytes\x12+\n" +
+	"\x05pages\x18\n" +
+	" \x01(\v2\x15.epochkv.v1.PageKindsR\x05pages\x12\x16\n" +
+	"\x06values\x18\v \x01(\x04R\x06values\x12\x1f\n" +
+	"\vvalue_bytes\x18\f \x01(\x04R\n" +
+	"valueBytes\x12\x19\n" +
+	"\brow_fill\x18\r \x01(\x01R\arowFill\x12\x1a\n" +
+	"\bversions\x18\x0e \x01(\x04R\bversions\x12\x1b\n" +
+	"\tleaf_fill\x18\x0f \x01(\x01R\bleafFill\x123\n" +
+	"\bprefixes\x18\x10 \x03(\v2\x17.epochkv.v1.PrefixSpaceR\bprefixes\x12>\n" +
+	"\x0eother_prefixes\x18\x11 \x01(\v2\x17.epochkv.v1.PrefixSpaceR\rotherPrefixes\x125\n" +
+	"\bduration\x18\x12 \x01(\v2\x19.google.protobuf.DurationR\bduration\"v\n" +
+	"\tPageKinds\x12\x12\n" +
+	"\x04tree\x18\x01 \x01(\x04R\x04tree\x12\x12\n" +
+	"\x04rows\x18\x02 \x01(\x04R\x04rows\x12\x12\n" +
+	"\x04bulk\x18\x03 \x01(\x04R\x04bulk\x12\x1b\n" +
+	"\trow_table\x18\x04 \x01(\x04R\browTable\x12\x10\n" +
+	"\x03map\x18\x05 \x01(\x04R\x03map\"O\n" +
+	"\vPrefixSpace\x12\x16\n" +
+	"\x06prefix\x18\x01 \x01(\fR\x06prefix\x12\x12\n" +
+	"\x04keys\x18\x02 \x01(\x04R\x04keys\x12\x14\n" +
+	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\"\xf2\x03\n" +
 	"\x0eStatusResponse\x12'\n" +
 	"\x05build\x18\x01 \x01(\v2\x11.epochkv.v1.BuildR\x05build\x129\n" +
 	"\n" +
@@ -1135,11 +2179,15 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\vtorn_offset\x18\x06 \x01(\x04R\n" +
 	"tornOffset\x12\x1d\n" +
 	"\n" +
-	"torn_bytes\x18\a \x01(\x04R\ttornBytes2\x80\x02\n" +
+	"torn_bytes\x18\a \x01(\x04R\ttornBytes2\xce\x03\n" +
 	"\x05Admin\x12?\n" +
 	"\x06Status\x12\x19.epochkv.v1.StatusRequest\x1a\x1a.epochkv.v1.StatusResponse\x12]\n" +
 	"\x10ListTransactions\x12#.epochkv.v1.ListTransactionsRequest\x1a$.epochkv.v1.ListTransactionsResponse\x12W\n" +
-	"\x0eEndTransaction\x12!.epochkv.v1.EndTransactionRequest\x1a\".epochkv.v1.EndTransactionResponseB(Z&epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
+	"\x0eEndTransaction\x12!.epochkv.v1.EndTransactionRequest\x1a\".epochkv.v1.EndTransactionResponse\x12A\n" +
+	"\x06Verify\x12\x19.epochkv.v1.VerifyRequest\x1a\x1a.epochkv.v1.VerifyResponse0\x01\x12K\n" +
+	"\n" +
+	"Checkpoint\x12\x1d.epochkv.v1.CheckpointRequest\x1a\x1e.epochkv.v1.CheckpointResponse\x12<\n" +
+	"\x05Space\x12\x18.epochkv.v1.SpaceRequest\x1a\x19.epochkv.v1.SpaceResponseB(Z&epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
 
 var (
 	file_epochkv_v1_admin_proto_rawDescOnce sync.Once
@@ -1154,54 +2202,80 @@ func file_epochkv_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_epochkv_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_epochkv_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_epochkv_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_epochkv_v1_admin_proto_goTypes = []any{
 	(Health_State)(0),                // 0: epochkv.v1.Health.State
 	(*StatusRequest)(nil),            // 1: epochkv.v1.StatusRequest
-	(*StatusResponse)(nil),           // 2: epochkv.v1.StatusResponse
-	(*Build)(nil),                    // 3: epochkv.v1.Build
-	(*Health)(nil),                   // 4: epochkv.v1.Health
-	(*Epochs)(nil),                   // 5: epochkv.v1.Epochs
-	(*Sizes)(nil),                    // 6: epochkv.v1.Sizes
-	(*Generation)(nil),               // 7: epochkv.v1.Generation
-	(*Sessions)(nil),                 // 8: epochkv.v1.Sessions
-	(*Limits)(nil),                   // 9: epochkv.v1.Limits
-	(*Recovery)(nil),                 // 10: epochkv.v1.Recovery
-	(*timestamppb.Timestamp)(nil),    // 11: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),      // 12: google.protobuf.Duration
-	(*ListTransactionsRequest)(nil),  // 13: epochkv.v1.ListTransactionsRequest
-	(*EndTransactionRequest)(nil),    // 14: epochkv.v1.EndTransactionRequest
-	(*ListTransactionsResponse)(nil), // 15: epochkv.v1.ListTransactionsResponse
-	(*EndTransactionResponse)(nil),   // 16: epochkv.v1.EndTransactionResponse
+	(*VerifyRequest)(nil),            // 2: epochkv.v1.VerifyRequest
+	(*VerifyResponse)(nil),           // 3: epochkv.v1.VerifyResponse
+	(*VerifyProgress)(nil),           // 4: epochkv.v1.VerifyProgress
+	(*VerifyReport)(nil),             // 5: epochkv.v1.VerifyReport
+	(*Damage)(nil),                   // 6: epochkv.v1.Damage
+	(*CheckpointRequest)(nil),        // 7: epochkv.v1.CheckpointRequest
+	(*CheckpointResponse)(nil),       // 8: epochkv.v1.CheckpointResponse
+	(*SpaceRequest)(nil),             // 9: epochkv.v1.SpaceRequest
+	(*SpaceResponse)(nil),            // 10: epochkv.v1.SpaceResponse
+	(*PageKinds)(nil),                // 11: epochkv.v1.PageKinds
+	(*PrefixSpace)(nil),              // 12: epochkv.v1.PrefixSpace
+	(*StatusResponse)(nil),           // 13: epochkv.v1.StatusResponse
+	(*Build)(nil),                    // 14: epochkv.v1.Build
+	(*Health)(nil),                   // 15: epochkv.v1.Health
+	(*Epochs)(nil),                   // 16: epochkv.v1.Epochs
+	(*Sizes)(nil),                    // 17: epochkv.v1.Sizes
+	(*Generation)(nil),               // 18: epochkv.v1.Generation
+	(*Sessions)(nil),                 // 19: epochkv.v1.Sessions
+	(*Limits)(nil),                   // 20: epochkv.v1.Limits
+	(*Recovery)(nil),                 // 21: epochkv.v1.Recovery
+	(*durationpb.Duration)(nil),      // 22: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),    // 23: google.protobuf.Timestamp
+	(*ListTransactionsRequest)(nil),  // 24: epochkv.v1.ListTransactionsRequest
+	(*EndTransactionRequest)(nil),    // 25: epochkv.v1.EndTransactionRequest
+	(*ListTransactionsResponse)(nil), // 26: epochkv.v1.ListTransactionsResponse
+	(*EndTransactionResponse)(nil),   // 27: epochkv.v1.EndTransactionResponse
 }
 var file_epochkv_v1_admin_proto_depIdxs = []int32{
-	3,  // 0: epochkv.v1.StatusResponse.build:type_name -> epochkv.v1.Build
-	11, // 1: epochkv.v1.StatusResponse.start_time:type_name -> google.protobuf.Timestamp
-	12, // 2: epochkv.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
-	4,  // 3: epochkv.v1.StatusResponse.health:type_name -> epochkv.v1.Health
-	5,  // 4: epochkv.v1.StatusResponse.epochs:type_name -> epochkv.v1.Epochs
-	6,  // 5: epochkv.v1.StatusResponse.sizes:type_name -> epochkv.v1.Sizes
-	7,  // 6: epochkv.v1.StatusResponse.generations:type_name -> epochkv.v1.Generation
-	8,  // 7: epochkv.v1.StatusResponse.sessions:type_name -> epochkv.v1.Sessions
-	9,  // 8: epochkv.v1.StatusResponse.limits:type_name -> epochkv.v1.Limits
-	10, // 9: epochkv.v1.StatusResponse.recovery:type_name -> epochkv.v1.Recovery
-	0,  // 10: epochkv.v1.Health.state:type_name -> epochkv.v1.Health.State
-	12, // 11: epochkv.v1.Sessions.oldest_snapshot_age:type_name -> google.protobuf.Duration
-	12, // 12: epochkv.v1.Limits.scan_token_ttl:type_name -> google.protobuf.Duration
-	12, // 13: epochkv.v1.Limits.transaction_idle_timeout:type_name -> google.protobuf.Duration
-	12, // 14: epochkv.v1.Limits.transaction_timeout:type_name -> google.protobuf.Duration
-	12, // 15: epochkv.v1.Recovery.duration:type_name -> google.protobuf.Duration
-	1,  // 16: epochkv.v1.Admin.Status:input_type -> epochkv.v1.StatusRequest
-	13, // 17: epochkv.v1.Admin.ListTransactions:input_type -> epochkv.v1.ListTransactionsRequest
-	14, // 18: epochkv.v1.Admin.EndTransaction:input_type -> epochkv.v1.EndTransactionRequest
-	2,  // 19: epochkv.v1.Admin.Status:output_type -> epochkv.v1.StatusResponse
-	15, // 20: epochkv.v1.Admin.ListTransactions:output_type -> epochkv.v1.ListTransactionsResponse
-	16, // 21: epochkv.v1.Admin.EndTransaction:output_type -> epochkv.v1.EndTransactionResponse
-	19, // [19:22] is the sub-list for method output_type
-	16, // [16:19] is the sub-list for method input_type
-	16, // [16:16] is the sub-list for extension type_name
-	16, // [16:16] is the sub-list for extension extendee
-	0,  // [0:16] is the sub-list for field type_name
+	4,  // 0: epochkv.v1.VerifyResponse.progress:type_name -> epochkv.v1.VerifyProgress
+	5,  // 1: epochkv.v1.VerifyResponse.report:type_name -> epochkv.v1.VerifyReport
+	6,  // 2: epochkv.v1.VerifyReport.damages:type_name -> epochkv.v1.Damage
+	22, // 3: epochkv.v1.VerifyReport.duration:type_name -> google.protobuf.Duration
+	22, // 4: epochkv.v1.CheckpointResponse.duration:type_name -> google.protobuf.Duration
+	11, // 5: epochkv.v1.SpaceResponse.pages:type_name -> epochkv.v1.PageKinds
+	12, // 6: epochkv.v1.SpaceResponse.prefixes:type_name -> epochkv.v1.PrefixSpace
+	12, // 7: epochkv.v1.SpaceResponse.other_prefixes:type_name -> epochkv.v1.PrefixSpace
+	22, // 8: epochkv.v1.SpaceResponse.duration:type_name -> google.protobuf.Duration
+	14, // 9: epochkv.v1.StatusResponse.build:type_name -> epochkv.v1.Build
+	23, // 10: epochkv.v1.StatusResponse.start_time:type_name -> google.protobuf.Timestamp
+	22, // 11: epochkv.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
+	15, // 12: epochkv.v1.StatusResponse.health:type_name -> epochkv.v1.Health
+	16, // 13: epochkv.v1.StatusResponse.epochs:type_name -> epochkv.v1.Epochs
+	17, // 14: epochkv.v1.StatusResponse.sizes:type_name -> epochkv.v1.Sizes
+	18, // 15: epochkv.v1.StatusResponse.generations:type_name -> epochkv.v1.Generation
+	19, // 16: epochkv.v1.StatusResponse.sessions:type_name -> epochkv.v1.Sessions
+	20, // 17: epochkv.v1.StatusResponse.limits:type_name -> epochkv.v1.Limits
+	21, // 18: epochkv.v1.StatusResponse.recovery:type_name -> epochkv.v1.Recovery
+	0,  // 19: epochkv.v1.Health.state:type_name -> epochkv.v1.Health.State
+	22, // 20: epochkv.v1.Sessions.oldest_snapshot_age:type_name -> google.protobuf.Duration
+	22, // 21: epochkv.v1.Limits.scan_token_ttl:type_name -> google.protobuf.Duration
+	22, // 22: epochkv.v1.Limits.transaction_idle_timeout:type_name -> google.protobuf.Duration
+	22, // 23: epochkv.v1.Limits.transaction_timeout:type_name -> google.protobuf.Duration
+	22, // 24: epochkv.v1.Recovery.duration:type_name -> google.protobuf.Duration
+	1,  // 25: epochkv.v1.Admin.Status:input_type -> epochkv.v1.StatusRequest
+	24, // 26: epochkv.v1.Admin.ListTransactions:input_type -> epochkv.v1.ListTransactionsRequest
+	25, // 27: epochkv.v1.Admin.EndTransaction:input_type -> epochkv.v1.EndTransactionRequest
+	2,  // 28: epochkv.v1.Admin.Verify:input_type -> epochkv.v1.VerifyRequest
+	7,  // 29: epochkv.v1.Admin.Checkpoint:input_type -> epochkv.v1.CheckpointRequest
+	9,  // 30: epochkv.v1.Admin.Space:input_type -> epochkv.v1.SpaceRequest
+	13, // 31: epochkv.v1.Admin.Status:output_type -> epochkv.v1.StatusResponse
+	26, // 32: epochkv.v1.Admin.ListTransactions:output_type -> epochkv.v1.ListTransactionsResponse
+	27, // 33: epochkv.v1.Admin.EndTransaction:output_type -> epochkv.v1.EndTransactionResponse
+	3,  // 34: epochkv.v1.Admin.Verify:output_type -> epochkv.v1.VerifyResponse
+	8,  // 35: epochkv.v1.Admin.Checkpoint:output_type -> epochkv.v1.CheckpointResponse
+	10, // 36: epochkv.v1.Admin.Space:output_type -> epochkv.v1.SpaceResponse
+	31, // [31:37] is the sub-list for method output_type
+	25, // [25:31] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_epochkv_v1_admin_proto_init() }
@@ -1210,13 +2284,17 @@ func file_epochkv_v1_admin_proto_init() {
 		return
 	}
 	file_epochkv_v1_transactions_proto_init()
+	file_epochkv_v1_admin_proto_msgTypes[2].OneofWrappers = []any{
+		(*VerifyResponse_Progress)(nil),
+		(*VerifyResponse_Report)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_epochkv_v1_admin_proto_rawDesc), len(file_epochkv_v1_admin_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   10,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -24,6 +24,9 @@ const (
 	Admin_Status_FullMethodName           = "/epochkv.v1.Admin/Status"
 	Admin_ListTransactions_FullMethodName = "/epochkv.v1.Admin/ListTransactions"
 	Admin_EndTransaction_FullMethodName   = "/epochkv.v1.Admin/EndTransaction"
+	Admin_Verify_FullMethodName           = "/epochkv.v1.Admin/Verify"
+	Admin_Checkpoint_FullMethodName       = "/epochkv.v1.Admin/Checkpoint"
+	Admin_Space_FullMethodName            = "/epochkv.v1.Admin/Space"
 )
 
 // AdminClient is the client API for Admin service.
@@ -38,6 +41,13 @@ type AdminClient interface {
 	ListTransactions(ctx context.Context, in *ListTransactionsRequest, opts ...grpc.CallOption) (*ListTransactionsResponse, error)
 	// EndTransaction rolls back an interactive transaction. Its client gets TXN_ENDED.
 	EndTransaction(ctx context.Context, in *EndTransactionRequest, opts ...grpc.CallOption) (*EndTransactionResponse, error)
+	// Verify checks the files while the server works: every page, every large value, the log, and the accounts. It answers with
+	// its progress and ends with a report.
+	Verify(ctx context.Context, in *VerifyRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[VerifyResponse], error)
+	// Checkpoint merges everything committed so far into the data file.
+	Checkpoint(ctx context.Context, in *CheckpointRequest, opts ...grpc.CallOption) (*CheckpointResponse, error)
+	// Space says what takes the space in the data file.
+	Space(ctx context.Context, in *SpaceRequest, opts ...grpc.CallOption) (*SpaceResponse, error)
 }
 
 type adminClient struct {
@@ -78,6 +88,45 @@ func (c *adminClient) EndTransaction(ctx context.Context, in *EndTransactionRequ
 	return out, nil
 }
 
+func (c *adminClient) Verify(ctx context.Context, in *VerifyRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[VerifyResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Admin_ServiceDesc.Streams[0], Admin_Verify_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[VerifyRequest, VerifyResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Admin_VerifyClient = grpc.ServerStreamingClient[VerifyResponse]
+
+func (c *adminClient) Checkpoint(ctx context.Context, in *CheckpointRequest, opts ...grpc.CallOption) (*CheckpointResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CheckpointResponse)
+	err := c.cc.Invoke(ctx, Admin_Checkpoint_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) Space(ctx context.Context, in *SpaceRequest, opts ...grpc.CallOption) (*SpaceResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SpaceResponse)
+	err := c.cc.Invoke(ctx, Admin_Space_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServer is the server API for Admin service.
 // All implementations must embed UnimplementedAdminServer
 // for forward compatibility.
@@ -90,6 +139,13 @@ type AdminServer interface {
 	ListTransactions(context.Context, *ListTransactionsRequest) (*ListTransactionsResponse, error)
 	// EndTransaction rolls back an interactive transaction. Its client gets TXN_ENDED.
 	EndTransaction(context.Context, *EndTransactionRequest) (*EndTransactionResponse, error)
+	// Verify checks the files while the server works: every page, every large value, the log, and the accounts. It answers with
+	// its progress and ends with a report.
+	Verify(*VerifyRequest, grpc.ServerStreamingServer[VerifyResponse]) error
+	// Checkpoint merges everything committed so far into the data file.
+	Checkpoint(context.Context, *CheckpointRequest) (*CheckpointResponse, error)
+	// Space says what takes the space in the data file.
+	Space(context.Context, *SpaceRequest) (*SpaceResponse, error)
 	mustEmbedUnimplementedAdminServer()
 }
 
@@ -108,6 +164,15 @@ func (UnimplementedAdminServer) ListTransactions(context.Context, *ListTransacti
 }
 func (UnimplementedAdminServer) EndTransaction(context.Context, *EndTransactionRequest) (*EndTransactionResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method EndTransaction not implemented")
+}
+func (UnimplementedAdminServer) Verify(*VerifyRequest, grpc.ServerStreamingServer[VerifyResponse]) error {
+	return status.Error(codes.Unimplemented, "method Verify not implemented")
+}
+func (UnimplementedAdminServer) Checkpoint(context.Context, *CheckpointRequest) (*CheckpointResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Checkpoint not implemented")
+}
+func (UnimplementedAdminServer) Space(context.Context, *SpaceRequest) (*SpaceResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Space not implemented")
 }
 func (UnimplementedAdminServer) mustEmbedUnimplementedAdminServer() {}
 func (UnimplementedAdminServer) testEmbeddedByValue()               {}
@@ -184,6 +249,53 @@ func _Admin_EndTransaction_Handler(srv interface{}, ctx context.Context, dec fun
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_Verify_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(VerifyRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(AdminServer).Verify(m, &grpc.GenericServerStream[VerifyRequest, VerifyResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Admin_VerifyServer = grpc.ServerStreamingServer[VerifyResponse]
+
+func _Admin_Checkpoint_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CheckpointRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).Checkpoint(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_Checkpoint_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).Checkpoint(ctx, req.(*CheckpointRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_Space_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SpaceRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).Space(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_Space_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).Space(ctx, req.(*SpaceRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Admin_ServiceDesc is the grpc.ServiceDesc for Admin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -203,7 +315,21 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "EndTransaction",
 			Handler:    _Admin_EndTransaction_Handler,
 		},
+		{
+			MethodName: "Checkpoint",
+			Handler:    _Admin_Checkpoint_Handler,
+		},
+		{
+			MethodName: "Space",
+			Handler:    _Admin_Space_Handler,
+		},
 	},
-	Streams:  []grpc.StreamDesc{},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "Verify",
+			Handler:       _Admin_Verify_Handler,
+			ServerStreams: true,
+		},
+	},
 	Metadata: "epochkv/v1/admin.proto",
 }

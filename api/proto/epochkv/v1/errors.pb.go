@@ -114,6 +114,8 @@ const (
 	ErrorReason_ERROR_REASON_TXN_ENDED ErrorReason = 38
 	// NOT_FOUND: no open transaction has this id.
 	ErrorReason_ERROR_REASON_TXN_NOT_FOUND ErrorReason = 39
+	// RESOURCE_EXHAUSTED: another bulk load is under way. Nothing was loaded.
+	ErrorReason_ERROR_REASON_LOAD_BUSY ErrorReason = 40
 )
 
 // Enum value maps for ErrorReason.
@@ -155,6 +157,7 @@ var (
 		37: "ERROR_REASON_TXN_TIMEOUT",
 		38: "ERROR_REASON_TXN_ENDED",
 		39: "ERROR_REASON_TXN_NOT_FOUND",
+		40: "ERROR_REASON_LOAD_BUSY",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":          0,
@@ -193,6 +196,7 @@ var (
 		"ERROR_REASON_TXN_TIMEOUT":          37,
 		"ERROR_REASON_TXN_ENDED":            38,
 		"ERROR_REASON_TXN_NOT_FOUND":        39,
+		"ERROR_REASON_LOAD_BUSY":            40,
 	}
 )
 
@@ -228,7 +232,7 @@ var File_epochkv_v1_errors_proto protoreflect.FileDescriptor
 const file_epochkv_v1_errors_proto_rawDesc = "" +
 	"\n" +
 	"\x17epochkv/v1/errors.proto\x12\n" +
-	"epochkv.v1*\x80\t\n" +
+	"epochkv.v1*\x9c\t\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12 \n" +
 	"\x1cERROR_REASON_INVALID_REQUEST\x10\x01\x12\x1a\n" +
@@ -266,7 +270,8 @@ const file_epochkv_v1_errors_proto_rawDesc = "" +
 	"\x1aERROR_REASON_TOO_MANY_TXNS\x10$\x12\x1c\n" +
 	"\x18ERROR_REASON_TXN_TIMEOUT\x10%\x12\x1a\n" +
 	"\x16ERROR_REASON_TXN_ENDED\x10&\x12\x1e\n" +
-	"\x1aERROR_REASON_TXN_NOT_FOUND\x10'B(Z&epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
+	"\x1aERROR_REASON_TXN_NOT_FOUND\x10'\x12\x1a\n" +
+	"\x16ERROR_REASON_LOAD_BUSY\x10(B(Z&epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
 
 var (
 	file_epochkv_v1_errors_proto_rawDescOnce sync.Once

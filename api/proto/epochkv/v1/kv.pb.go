@@ -2027,6 +2027,165 @@ func (x *InvokeAllResponse) GetEpoch() uint64 {
 	return 0
 }
 
+type BulkLoadRequest struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Entries []*BulkEntry           `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"`
+	// Set in the last request: everything that was sent is to be loaded.
+	Commit        bool `protobuf:"varint,2,opt,name=commit,proto3" json:"commit,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BulkLoadRequest) Reset() {
+	*x = BulkLoadRequest{}
+	mi := &file_epochkv_v1_kv_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BulkLoadRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BulkLoadRequest) ProtoMessage() {}
+
+func (x *BulkLoadRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_kv_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BulkLoadRequest.ProtoReflect.Descriptor instead.
+func (*BulkLoadRequest) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *BulkLoadRequest) GetEntries() []*BulkEntry {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
+func (x *BulkLoadRequest) GetCommit() bool {
+	if x != nil {
+		return x.Commit
+	}
+	return false
+}
+
+type BulkEntry struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Key           []byte                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	Value         []byte                 `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BulkEntry) Reset() {
+	*x = BulkEntry{}
+	mi := &file_epochkv_v1_kv_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BulkEntry) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BulkEntry) ProtoMessage() {}
+
+func (x *BulkEntry) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_kv_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BulkEntry.ProtoReflect.Descriptor instead.
+func (*BulkEntry) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *BulkEntry) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *BulkEntry) GetValue() []byte {
+	if x != nil {
+		return x.Value
+	}
+	return nil
+}
+
+type BulkLoadResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The epoch of all keys; they were put as if by one commit.
+	Epoch uint64 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// Distinct keys.
+	Keys          uint64 `protobuf:"varint,2,opt,name=keys,proto3" json:"keys,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BulkLoadResponse) Reset() {
+	*x = BulkLoadResponse{}
+	mi := &file_epochkv_v1_kv_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BulkLoadResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BulkLoadResponse) ProtoMessage() {}
+
+func (x *BulkLoadResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_kv_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BulkLoadResponse.ProtoReflect.Descriptor instead.
+func (*BulkLoadResponse) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *BulkLoadResponse) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *BulkLoadResponse) GetKeys() uint64 {
+	if x != nil {
+		return x.Keys
+	}
+	return 0
+}
+
 type PipelineRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Chosen by the client and returned with the answer. The server does not look at it.
@@ -2050,7 +2209,7 @@ type PipelineRequest struct {
 
 func (x *PipelineRequest) Reset() {
 	*x = PipelineRequest{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[27]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2062,7 +2221,7 @@ func (x *PipelineRequest) String() string {
 func (*PipelineRequest) ProtoMessage() {}
 
 func (x *PipelineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[27]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2075,7 +2234,7 @@ func (x *PipelineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PipelineRequest.ProtoReflect.Descriptor instead.
 func (*PipelineRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{27}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *PipelineRequest) GetId() uint64 {
@@ -2240,7 +2399,7 @@ type PipelineResponse struct {
 
 func (x *PipelineResponse) Reset() {
 	*x = PipelineResponse{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[28]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2252,7 +2411,7 @@ func (x *PipelineResponse) String() string {
 func (*PipelineResponse) ProtoMessage() {}
 
 func (x *PipelineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[28]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2265,7 +2424,7 @@ func (x *PipelineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PipelineResponse.ProtoReflect.Descriptor instead.
 func (*PipelineResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{28}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *PipelineResponse) GetId() uint64 {
@@ -2573,7 +2732,16 @@ const file_epochkv_v1_kv_proto_rawDesc = "" +
 	"durability\"]\n" +
 	"\x11InvokeAllResponse\x122\n" +
 	"\aresults\x18\x01 \x03(\v2\x18.epochkv.v1.InvokeResultR\aresults\x12\x14\n" +
-	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\"\xf0\x03\n" +
+	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\"Z\n" +
+	"\x0fBulkLoadRequest\x12/\n" +
+	"\aentries\x18\x01 \x03(\v2\x15.epochkv.v1.BulkEntryR\aentries\x12\x16\n" +
+	"\x06commit\x18\x02 \x01(\bR\x06commit\"3\n" +
+	"\tBulkEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\fR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\fR\x05value\"<\n" +
+	"\x10BulkLoadResponse\x12\x14\n" +
+	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x12\n" +
+	"\x04keys\x18\x02 \x01(\x04R\x04keys\"\xf0\x03\n" +
 	"\x0fPipelineRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12*\n" +
 	"\x03get\x18\x02 \x01(\v2\x16.epochkv.v1.GetRequestH\x00R\x03get\x12*\n" +
@@ -2606,7 +2774,7 @@ const file_epochkv_v1_kv_proto_rawDesc = "" +
 	"Durability\x12\x1a\n" +
 	"\x16DURABILITY_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fDURABILITY_SYNC\x10\x01\x12\x14\n" +
-	"\x10DURABILITY_ASYNC\x10\x022\xac\x05\n" +
+	"\x10DURABILITY_ASYNC\x10\x022\xf5\x05\n" +
 	"\x02KV\x126\n" +
 	"\x03Get\x12\x16.epochkv.v1.GetRequest\x1a\x17.epochkv.v1.GetResponse\x126\n" +
 	"\x03Put\x12\x16.epochkv.v1.PutRequest\x1a\x17.epochkv.v1.PutResponse\x12?\n" +
@@ -2617,7 +2785,8 @@ const file_epochkv_v1_kv_proto_rawDesc = "" +
 	"\vDeleteRange\x12\x1e.epochkv.v1.DeleteRangeRequest\x1a\x1f.epochkv.v1.DeleteRangeResponse\x12;\n" +
 	"\x04Scan\x12\x17.epochkv.v1.ScanRequest\x1a\x18.epochkv.v1.ScanResponse0\x01\x12?\n" +
 	"\x06Invoke\x12\x19.epochkv.v1.InvokeRequest\x1a\x1a.epochkv.v1.InvokeResponse\x12H\n" +
-	"\tInvokeAll\x12\x1c.epochkv.v1.InvokeAllRequest\x1a\x1d.epochkv.v1.InvokeAllResponse\x12I\n" +
+	"\tInvokeAll\x12\x1c.epochkv.v1.InvokeAllRequest\x1a\x1d.epochkv.v1.InvokeAllResponse\x12G\n" +
+	"\bBulkLoad\x12\x1b.epochkv.v1.BulkLoadRequest\x1a\x1c.epochkv.v1.BulkLoadResponse(\x01\x12I\n" +
 	"\bPipeline\x12\x1b.epochkv.v1.PipelineRequest\x1a\x1c.epochkv.v1.PipelineResponse(\x010\x01B(Z&epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
 
 var (
@@ -2633,7 +2802,7 @@ func file_epochkv_v1_kv_proto_rawDescGZIP() []byte {
 }
 
 var file_epochkv_v1_kv_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_epochkv_v1_kv_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
+var file_epochkv_v1_kv_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
 var file_epochkv_v1_kv_proto_goTypes = []any{
 	(Durability)(0),             // 0: epochkv.v1.Durability
 	(Mutation_Kind)(0),          // 1: epochkv.v1.Mutation.Kind
@@ -2664,9 +2833,12 @@ var file_epochkv_v1_kv_proto_goTypes = []any{
 	(*InvokeResponse)(nil),      // 26: epochkv.v1.InvokeResponse
 	(*InvokeAllRequest)(nil),    // 27: epochkv.v1.InvokeAllRequest
 	(*InvokeAllResponse)(nil),   // 28: epochkv.v1.InvokeAllResponse
-	(*PipelineRequest)(nil),     // 29: epochkv.v1.PipelineRequest
-	(*PipelineResponse)(nil),    // 30: epochkv.v1.PipelineResponse
-	(*status.Status)(nil),       // 31: google.rpc.Status
+	(*BulkLoadRequest)(nil),     // 29: epochkv.v1.BulkLoadRequest
+	(*BulkEntry)(nil),           // 30: epochkv.v1.BulkEntry
+	(*BulkLoadResponse)(nil),    // 31: epochkv.v1.BulkLoadResponse
+	(*PipelineRequest)(nil),     // 32: epochkv.v1.PipelineRequest
+	(*PipelineResponse)(nil),    // 33: epochkv.v1.PipelineResponse
+	(*status.Status)(nil),       // 34: google.rpc.Status
 }
 var file_epochkv_v1_kv_proto_depIdxs = []int32{
 	3,  // 0: epochkv.v1.PutRequest.preconditions:type_name -> epochkv.v1.Precondition
@@ -2693,48 +2865,51 @@ var file_epochkv_v1_kv_proto_depIdxs = []int32{
 	3,  // 21: epochkv.v1.InvokeAllRequest.preconditions:type_name -> epochkv.v1.Precondition
 	0,  // 22: epochkv.v1.InvokeAllRequest.durability:type_name -> epochkv.v1.Durability
 	24, // 23: epochkv.v1.InvokeAllResponse.results:type_name -> epochkv.v1.InvokeResult
-	4,  // 24: epochkv.v1.PipelineRequest.get:type_name -> epochkv.v1.GetRequest
-	6,  // 25: epochkv.v1.PipelineRequest.put:type_name -> epochkv.v1.PutRequest
-	8,  // 26: epochkv.v1.PipelineRequest.delete:type_name -> epochkv.v1.DeleteRequest
-	10, // 27: epochkv.v1.PipelineRequest.batch_get:type_name -> epochkv.v1.BatchGetRequest
-	14, // 28: epochkv.v1.PipelineRequest.batch_write:type_name -> epochkv.v1.BatchWriteRequest
-	16, // 29: epochkv.v1.PipelineRequest.delete_range:type_name -> epochkv.v1.DeleteRangeRequest
-	25, // 30: epochkv.v1.PipelineRequest.invoke:type_name -> epochkv.v1.InvokeRequest
-	27, // 31: epochkv.v1.PipelineRequest.invoke_all:type_name -> epochkv.v1.InvokeAllRequest
-	5,  // 32: epochkv.v1.PipelineResponse.get:type_name -> epochkv.v1.GetResponse
-	7,  // 33: epochkv.v1.PipelineResponse.put:type_name -> epochkv.v1.PutResponse
-	9,  // 34: epochkv.v1.PipelineResponse.delete:type_name -> epochkv.v1.DeleteResponse
-	11, // 35: epochkv.v1.PipelineResponse.batch_get:type_name -> epochkv.v1.BatchGetResponse
-	15, // 36: epochkv.v1.PipelineResponse.batch_write:type_name -> epochkv.v1.BatchWriteResponse
-	17, // 37: epochkv.v1.PipelineResponse.delete_range:type_name -> epochkv.v1.DeleteRangeResponse
-	26, // 38: epochkv.v1.PipelineResponse.invoke:type_name -> epochkv.v1.InvokeResponse
-	28, // 39: epochkv.v1.PipelineResponse.invoke_all:type_name -> epochkv.v1.InvokeAllResponse
-	31, // 40: epochkv.v1.PipelineResponse.error:type_name -> google.rpc.Status
-	4,  // 41: epochkv.v1.KV.Get:input_type -> epochkv.v1.GetRequest
-	6,  // 42: epochkv.v1.KV.Put:input_type -> epochkv.v1.PutRequest
-	8,  // 43: epochkv.v1.KV.Delete:input_type -> epochkv.v1.DeleteRequest
-	10, // 44: epochkv.v1.KV.BatchGet:input_type -> epochkv.v1.BatchGetRequest
-	14, // 45: epochkv.v1.KV.BatchWrite:input_type -> epochkv.v1.BatchWriteRequest
-	16, // 46: epochkv.v1.KV.DeleteRange:input_type -> epochkv.v1.DeleteRangeRequest
-	18, // 47: epochkv.v1.KV.Scan:input_type -> epochkv.v1.ScanRequest
-	25, // 48: epochkv.v1.KV.Invoke:input_type -> epochkv.v1.InvokeRequest
-	27, // 49: epochkv.v1.KV.InvokeAll:input_type -> epochkv.v1.InvokeAllRequest
-	29, // 50: epochkv.v1.KV.Pipeline:input_type -> epochkv.v1.PipelineRequest
-	5,  // 51: epochkv.v1.KV.Get:output_type -> epochkv.v1.GetResponse
-	7,  // 52: epochkv.v1.KV.Put:output_type -> epochkv.v1.PutResponse
-	9,  // 53: epochkv.v1.KV.Delete:output_type -> epochkv.v1.DeleteResponse
-	11, // 54: epochkv.v1.KV.BatchGet:output_type -> epochkv.v1.BatchGetResponse
-	15, // 55: epochkv.v1.KV.BatchWrite:output_type -> epochkv.v1.BatchWriteResponse
-	17, // 56: epochkv.v1.KV.DeleteRange:output_type -> epochkv.v1.DeleteRangeResponse
-	19, // 57: epochkv.v1.KV.Scan:output_type -> epochkv.v1.ScanResponse
-	26, // 58: epochkv.v1.KV.Invoke:output_type -> epochkv.v1.InvokeResponse
-	28, // 59: epochkv.v1.KV.InvokeAll:output_type -> epochkv.v1.InvokeAllResponse
-	30, // 60: epochkv.v1.KV.Pipeline:output_type -> epochkv.v1.PipelineResponse
-	51, // [51:61] is the sub-list for method output_type
-	41, // [41:51] is the sub-list for method input_type
-	41, // [41:41] is the sub-list for extension type_name
-	41, // [41:41] is the sub-list for extension extendee
-	0,  // [0:41] is the sub-list for field type_name
+	30, // 24: epochkv.v1.BulkLoadRequest.entries:type_name -> epochkv.v1.BulkEntry
+	4,  // 25: epochkv.v1.PipelineRequest.get:type_name -> epochkv.v1.GetRequest
+	6,  // 26: epochkv.v1.PipelineRequest.put:type_name -> epochkv.v1.PutRequest
+	8,  // 27: epochkv.v1.PipelineRequest.delete:type_name -> epochkv.v1.DeleteRequest
+	10, // 28: epochkv.v1.PipelineRequest.batch_get:type_name -> epochkv.v1.BatchGetRequest
+	14, // 29: epochkv.v1.PipelineRequest.batch_write:type_name -> epochkv.v1.BatchWriteRequest
+	16, // 30: epochkv.v1.PipelineRequest.delete_range:type_name -> epochkv.v1.DeleteRangeRequest
+	25, // 31: epochkv.v1.PipelineRequest.invoke:type_name -> epochkv.v1.InvokeRequest
+	27, // 32: epochkv.v1.PipelineRequest.invoke_all:type_name -> epochkv.v1.InvokeAllRequest
+	5,  // 33: epochkv.v1.PipelineResponse.get:type_name -> epochkv.v1.GetResponse
+	7,  // 34: epochkv.v1.PipelineResponse.put:type_name -> epochkv.v1.PutResponse
+	9,  // 35: epochkv.v1.PipelineResponse.delete:type_name -> epochkv.v1.DeleteResponse
+	11, // 36: epochkv.v1.PipelineResponse.batch_get:type_name -> epochkv.v1.BatchGetResponse
+	15, // 37: epochkv.v1.PipelineResponse.batch_write:type_name -> epochkv.v1.BatchWriteResponse
+	17, // 38: epochkv.v1.PipelineResponse.delete_range:type_name -> epochkv.v1.DeleteRangeResponse
+	26, // 39: epochkv.v1.PipelineResponse.invoke:type_name -> epochkv.v1.InvokeResponse
+	28, // 40: epochkv.v1.PipelineResponse.invoke_all:type_name -> epochkv.v1.InvokeAllResponse
+	34, // 41: epochkv.v1.PipelineResponse.error:type_name -> google.rpc.Status
+	4,  // 42: epochkv.v1.KV.Get:input_type -> epochkv.v1.GetRequest
+	6,  // 43: epochkv.v1.KV.Put:input_type -> epochkv.v1.PutRequest
+	8,  // 44: epochkv.v1.KV.Delete:input_type -> epochkv.v1.DeleteRequest
+	10, // 45: epochkv.v1.KV.BatchGet:input_type -> epochkv.v1.BatchGetRequest
+	14, // 46: epochkv.v1.KV.BatchWrite:input_type -> epochkv.v1.BatchWriteRequest
+	16, // 47: epochkv.v1.KV.DeleteRange:input_type -> epochkv.v1.DeleteRangeRequest
+	18, // 48: epochkv.v1.KV.Scan:input_type -> epochkv.v1.ScanRequest
+	25, // 49: epochkv.v1.KV.Invoke:input_type -> epochkv.v1.InvokeRequest
+	27, // 50: epochkv.v1.KV.InvokeAll:input_type -> epochkv.v1.InvokeAllRequest
+	29, // 51: epochkv.v1.KV.BulkLoad:input_type -> epochkv.v1.BulkLoadRequest
+	32, // 52: epochkv.v1.KV.Pipeline:input_type -> epochkv.v1.PipelineRequest
+	5,  // 53: epochkv.v1.KV.Get:output_type -> epochkv.v1.GetResponse
+	7,  // 54: epochkv.v1.KV.Put:output_type -> epochkv.v1.PutResponse
+	9,  // 55: epochkv.v1.KV.Delete:output_type -> epochkv.v1.DeleteResponse
+	11, // 56: epochkv.v1.KV.BatchGet:output_type -> epochkv.v1.BatchGetResponse
+	15, // 57: epochkv.v1.KV.BatchWrite:output_type -> epochkv.v1.BatchWriteResponse
+	17, // 58: epochkv.v1.KV.DeleteRange:output_type -> epochkv.v1.DeleteRangeResponse
+	19, // 59: epochkv.v1.KV.Scan:output_type -> epochkv.v1.ScanResponse
+	26, // 60: epochkv.v1.KV.Invoke:output_type -> epochkv.v1.InvokeResponse
+	28, // 61: epochkv.v1.KV.InvokeAll:output_type -> epochkv.v1.InvokeAllResponse
+	31, // 62: epochkv.v1.KV.BulkLoad:output_type -> epochkv.v1.BulkLoadResponse
+	33, // 63: epochkv.v1.KV.Pipeline:output_type -> epochkv.v1.PipelineResponse
+	53, // [53:64] is the sub-list for method output_type
+	42, // [42:53] is the sub-list for method input_type
+	42, // [42:42] is the sub-list for extension type_name
+	42, // [42:42] is the sub-list for extension extendee
+	0,  // [0:42] is the sub-list for field type_name
 }
 
 func init() { file_epochkv_v1_kv_proto_init() }
@@ -2758,7 +2933,7 @@ func file_epochkv_v1_kv_proto_init() {
 		(*Invocation_GetAndDelete)(nil),
 	}
 	file_epochkv_v1_kv_proto_msgTypes[20].OneofWrappers = []any{}
-	file_epochkv_v1_kv_proto_msgTypes[27].OneofWrappers = []any{
+	file_epochkv_v1_kv_proto_msgTypes[30].OneofWrappers = []any{
 		(*PipelineRequest_Get)(nil),
 		(*PipelineRequest_Put)(nil),
 		(*PipelineRequest_Delete)(nil),
@@ -2768,7 +2943,7 @@ func file_epochkv_v1_kv_proto_init() {
 		(*PipelineRequest_Invoke)(nil),
 		(*PipelineRequest_InvokeAll)(nil),
 	}
-	file_epochkv_v1_kv_proto_msgTypes[28].OneofWrappers = []any{
+	file_epochkv_v1_kv_proto_msgTypes[31].OneofWrappers = []any{
 		(*PipelineResponse_Get)(nil),
 		(*PipelineResponse_Put)(nil),
 		(*PipelineResponse_Delete)(nil),
@@ -2785,7 +2960,7 @@ func file_epochkv_v1_kv_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_epochkv_v1_kv_proto_rawDesc), len(file_epochkv_v1_kv_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   29,
+			NumMessages:   32,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

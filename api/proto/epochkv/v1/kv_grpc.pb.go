@@ -39,6 +39,7 @@ const (
 	KV_Scan_FullMethodName        = "/epochkv.v1.KV/Scan"
 	KV_Invoke_FullMethodName      = "/epochkv.v1.KV/Invoke"
 	KV_InvokeAll_FullMethodName   = "/epochkv.v1.KV/InvokeAll"
+	KV_BulkLoad_FullMethodName    = "/epochkv.v1.KV/BulkLoad"
 	KV_Pipeline_FullMethodName    = "/epochkv.v1.KV/Pipeline"
 )
 
@@ -67,6 +68,10 @@ type KVClient interface {
 	Invoke(ctx context.Context, in *InvokeRequest, opts ...grpc.CallOption) (*InvokeResponse, error)
 	// InvokeAll does the same to many keys atomically at one epoch: all of them or, after an error, none.
 	InvokeAll(ctx context.Context, in *InvokeAllRequest, opts ...grpc.CallOption) (*InvokeAllResponse, error)
+	// BulkLoad loads many keys past log and memtable. They become visible and durable at one epoch, or not at all: a stream that ends
+	// in any way but with commit leaves nothing behind. Keys in ascending order load fastest; of several values of one key the last one
+	// counts. One load runs at a time: LOAD_BUSY. Writes that come in while the load is merged at its end wait for it.
+	BulkLoad(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[BulkLoadRequest, BulkLoadResponse], error)
 	// Pipeline carries many requests in flight over one stream: the fastest way to send small requests.
 	//
 	// Each request has an id of the client's choice and is answered by exactly one response with that id, as it
@@ -187,9 +192,22 @@ func (c *kVClient) InvokeAll(ctx context.Context, in *InvokeAllRequest, opts ...
 	return out, nil
 }
 
+func (c *kVClient) BulkLoad(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[BulkLoadRequest, BulkLoadResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &KV_ServiceDesc.Streams[1], KV_BulkLoad_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[BulkLoadRequest, BulkLoadResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type KV_BulkLoadClient = grpc.ClientStreamingClient[BulkLoadRequest, BulkLoadResponse]
+
 func (c *kVClient) Pipeline(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[PipelineRequest, PipelineResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &KV_ServiceDesc.Streams[1], KV_Pipeline_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &KV_ServiceDesc.Streams[2], KV_Pipeline_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -225,6 +243,10 @@ type KVServer interface {
 	Invoke(context.Context, *InvokeRequest) (*InvokeResponse, error)
 	// InvokeAll does the same to many keys atomically at one epoch: all of them or, after an error, none.
 	InvokeAll(context.Context, *InvokeAllRequest) (*InvokeAllResponse, error)
+	// BulkLoad loads many keys past log and memtable. They become visible and durable at one epoch, or not at all: a stream that ends
+	// in any way but with commit leaves nothing behind. Keys in ascending order load fastest; of several values of one key the last one
+	// counts. One load runs at a time: LOAD_BUSY. Writes that come in while the load is merged at its end wait for it.
+	BulkLoad(grpc.ClientStreamingServer[BulkLoadRequest, BulkLoadResponse]) error
 	// Pipeline carries many requests in flight over one stream: the fastest way to send small requests.
 	//
 	// Each request has an id of the client's choice and is answered by exactly one response with that id, as it
@@ -272,6 +294,9 @@ func (UnimplementedKVServer) Invoke(context.Context, *InvokeRequest) (*InvokeRes
 }
 func (UnimplementedKVServer) InvokeAll(context.Context, *InvokeAllRequest) (*InvokeAllResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method InvokeAll not implemented")
+}
+func (UnimplementedKVServer) BulkLoad(grpc.ClientStreamingServer[BulkLoadRequest, BulkLoadResponse]) error {
+	return status.Error(codes.Unimplemented, "method BulkLoad not implemented")
 }
 func (UnimplementedKVServer) Pipeline(grpc.BidiStreamingServer[PipelineRequest, PipelineResponse]) error {
 	return status.Error(codes.Unimplemented, "method Pipeline not implemented")
@@ -452,6 +477,13 @@ func _KV_InvokeAll_Handler(srv interface{}, ctx context.Context, dec func(interf
 	return interceptor(ctx, in, info, handler)
 }
 
+func _KV_BulkLoad_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(KVServer).BulkLoad(&grpc.GenericServerStream[BulkLoadRequest, BulkLoadResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type KV_BulkLoadServer = grpc.ClientStreamingServer[BulkLoadRequest, BulkLoadResponse]
+
 func _KV_Pipeline_Handler(srv interface{}, stream grpc.ServerStream) error {
 	return srv.(KVServer).Pipeline(&grpc.GenericServerStream[PipelineRequest, PipelineResponse]{ServerStream: stream})
 }
@@ -504,6 +536,11 @@ var KV_ServiceDesc = grpc.ServiceDesc{
 			StreamName:    "Scan",
 			Handler:       _KV_Scan_Handler,
 			ServerStreams: true,
+		},
+		{
+			StreamName:    "BulkLoad",
+			Handler:       _KV_BulkLoad_Handler,
+			ClientStreams: true,
 		},
 		{
 			StreamName:    "Pipeline",

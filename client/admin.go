@@ -1,0 +1,48 @@
+package client
+
+import (
+	"context"
+
+	kvpb "epochkv/api/proto/epochkv/v1"
+)
+
+// Verify has the server check its files while it works, at so many pages a second at most (0: as fast as it goes). Progress, if not nil, is
+// called several times a second. It is bound by ctx only. Damage is in the report and no error.
+func (c *Client) Verify(ctx context.Context, pagesPerSecond uint32, progress func(*kvpb.VerifyProgress)) (*kvpb.VerifyReport, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := c.admin.Verify(ctx, &kvpb.VerifyRequest{PagesPerSecond: pagesPerSecond})
+	if err != nil {
+		return nil, newError(err)
+	}
+	for {
+		response, err := stream.Recv()
+		if err != nil {
+			return nil, newError(err)
+		}
+		if report := response.GetReport(); report != nil {
+			return report, nil
+		}
+		if progress != nil {
+			progress(response.GetProgress())
+		}
+	}
+}
+
+// Checkpoint has the server merge everything committed so far into its data file. It is bound by ctx only.
+func (c *Client) Checkpoint(ctx context.Context) (*kvpb.CheckpointResponse, error) {
+	response, err := c.admin.Checkpoint(ctx, &kvpb.CheckpointRequest{})
+	if err != nil {
+		return nil, newError(err)
+	}
+	return response, nil
+}
+
+// Space asks what takes the space in the data file. It is bound by ctx only.
+func (c *Client) Space(ctx context.Context, request *kvpb.SpaceRequest) (*kvpb.SpaceResponse, error) {
+	response, err := c.admin.Space(ctx, request)
+	if err != nil {
+		return nil, newError(err)
+	}
+	return response, nil
+}

@@ -1,0 +1,68 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"io"
+
+	"google.golang.org/grpc"
+
+	pb "epochkv/api/proto/epochkv/v1"
+	"epochkv/internal/mvcc"
+	"epochkv/internal/telemetry"
+)
+
+// BulkLoad implements KV.
+func (s *kvService) BulkLoad(stream grpc.ClientStreamingServer[pb.BulkLoadRequest, pb.BulkLoadResponse]) error {
+	return s.serveStream(stream.Context(), telemetry.MethodBulkLoad, func(conn *connection) error {
+		if err := s.admit(stream.Context(), conn, 0); err != nil {
+			return err
+		}
+		defer s.admission.leave(0)
+		ctx, cancel := s.untilDrain(stream.Context())
+		defer cancel()
+		loaded, err := s.bulkLoad(ctx, stream)
+		if err != nil {
+			return s.drainError(err)
+		}
+		return stream.SendAndClose(&pb.BulkLoadResponse{Epoch: uint64(loaded.Epoch), Keys: loaded.Keys})
+	})
+}
+
+// errNotCommitted ends a load whose stream ended without commit.
+var errNotCommitted = invalid("commit", "the stream ended without it; nothing was loaded")
+
+// bulkLoad takes the stream's entries and commits them. However it ends, nothing of a load that was not committed is left.
+func (s *kvService) bulkLoad(
+	ctx context.Context, stream grpc.ClientStreamingServer[pb.BulkLoadRequest, pb.BulkLoadResponse],
+) (loaded mvcc.Loaded, err error) {
+	l, err := s.store.BulkLoad()
+	if err != nil {
+		return mvcc.Loaded{}, err
+	}
+	defer func() {
+		// A file that cannot be removed takes space until the next start, and does not make the load fail.
+		if failed := l.Close(); failed != nil {
+			s.log.Warn("removing the temporary files of a bulk load", "cause", failed)
+		}
+	}()
+	for req := pb.BulkLoadRequestFromVTPool(); ; req.ResetVT() {
+		switch err := stream.RecvMsg(req); {
+		case errors.Is(err, io.EOF):
+			return mvcc.Loaded{}, errNotCommitted
+		case err != nil:
+			return mvcc.Loaded{}, err
+		case ctx.Err() != nil:
+			return mvcc.Loaded{}, context.Cause(ctx)
+		}
+		for _, e := range req.Entries {
+			if err := l.Add(e.Key, e.Value); err != nil {
+				return mvcc.Loaded{}, err
+			}
+		}
+		if req.Commit {
+			req.ReturnToVTPool()
+			return l.Commit(ctx)
+		}
+	}
+}

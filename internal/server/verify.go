@@ -1,0 +1,161 @@
+package server
+
+import (
+	"context"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	pb "epochkv/api/proto/epochkv/v1"
+	"epochkv/internal/storage"
+	"epochkv/internal/telemetry"
+)
+
+// maxPagesPerSecond keeps a rate within what the engine's arithmetic takes.
+const maxPagesPerSecond = 1 << 30
+
+// Verify implements Admin.
+func (s *adminService) Verify(req *pb.VerifyRequest, stream grpc.ServerStreamingServer[pb.VerifyResponse]) error {
+	return s.serveStream(stream.Context(), telemetry.MethodVerify, func(*connection) error {
+		ctx, cancel := s.untilDrain(stream.Context())
+		defer cancel()
+		report, err := s.store.Verify(ctx, storage.VerifyOptions{
+			PagesPerSecond: int(min(req.PagesPerSecond, maxPagesPerSecond)),
+			Progress: func(p storage.VerifyProgress) {
+				// If nobody listens any more the context ends the verification.
+				_ = stream.Send(&pb.VerifyResponse{Event: &pb.VerifyResponse_Progress{Progress: &pb.VerifyProgress{
+					Pages: p.Pages, PagesTotal: p.PagesTotal, Damages: p.Damages,
+				}}})
+			},
+		})
+		if err != nil {
+			return s.drainError(err)
+		}
+		if !report.OK() {
+			s.log.Error("verification found damage", "damages", report.DamageTotal, "first", report.Damages[0])
+		}
+		return stream.Send(&pb.VerifyResponse{Event: &pb.VerifyResponse_Report{Report: verifyMessage(report)}})
+	})
+}
+
+// untilDrain is a context that ends with the request and when the server begins to drain, for work that may take hours.
+func (s *Server) untilDrain(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := make(chan struct{})
+	go func() {
+		select {
+		case <-s.drain:
+			cancel(errShuttingDown)
+		case <-stop:
+		}
+	}()
+	return ctx, func() {
+		close(stop)
+		cancel(nil)
+	}
+}
+
+// drainError says that the server is shutting down if that is why a context ended.
+func (s *Server) drainError(err error) error {
+	if s.draining.Load() && contextStatus(err) != nil {
+		return errShuttingDown
+	}
+	return err
+}
+
+func verifyMessage(r *storage.VerifyReport) *pb.VerifyReport {
+	out := &pb.VerifyReport{
+		Epoch: uint64(r.Epoch), Checkpoint: r.Checkpoint, Pages: r.Pages, LeafPages: r.LeafPages, InnerPages: r.InnerPages,
+		TreeHeight: uint32(r.Height), Keys: r.Keys, Versions: r.Versions, Values: r.Values, ValueBytes: r.ValueBytes,
+		LogRecords: r.LogRecords, LogBytes: r.LogBytes, Accounted: r.Accounted, DamageTotal: r.DamageTotal, Notes: r.Notes,
+		Duration: durationpb.New(r.Duration),
+	}
+	for i := range r.Damages {
+		d := &r.Damages[i]
+		out.Damages = append(out.Damages, &pb.Damage{
+			Kind: string(d.Kind), File: d.File, Offset: uint64(d.Offset), Page: uint64(d.Page),
+			KeyLower: d.KeyLower, KeyUpper: d.KeyUpper, Reason: d.Reason,
+		})
+	}
+	return out
+}
+
+// Checkpoint implements Admin.
+func (s *adminService) Checkpoint(ctx context.Context, _ *pb.CheckpointRequest) (*pb.CheckpointResponse, error) {
+	var out *pb.CheckpointResponse
+	err := s.serveAdmin(ctx, telemetry.MethodCheckpoint, func() error {
+		start := time.Now()
+		if err := s.store.Checkpoint(ctx); err != nil {
+			return err
+		}
+		stats := s.store.Stats()
+		out = &pb.CheckpointResponse{Epoch: uint64(stats.Storage.Tree.Epoch), Duration: durationpb.New(time.Since(start))}
+		return nil
+	})
+	return out, err
+}
+
+// Space implements Admin.
+func (s *adminService) Space(ctx context.Context, req *pb.SpaceRequest) (*pb.SpaceResponse, error) {
+	var out *pb.SpaceResponse
+	err := s.serveAdmin(ctx, telemetry.MethodSpace, func() error {
+		stats := s.store.Stats()
+		out = spaceMessage(&stats.Storage)
+		if !req.ByPrefix {
+			return nil
+		}
+		ctx, cancel := s.untilDrain(ctx)
+		defer cancel()
+		r, err := s.store.Space(ctx, storage.SpaceOptions{
+			Depth: int(min(req.Depth, 1<<10)), Delimiter: req.Delimiter, PagesPerSecond: int(min(req.PagesPerSecond, maxPagesPerSecond)),
+		})
+		if err != nil {
+			return s.drainError(err)
+		}
+		out.Epoch, out.Versions, out.LeafFill, out.Duration = uint64(r.Epoch), r.Versions, r.LeafFill, durationpb.New(r.Duration)
+		for i := range r.Prefixes {
+			out.Prefixes = append(out.Prefixes, prefixMessage(&r.Prefixes[i]))
+		}
+		out.OtherPrefixes = prefixMessage(&r.Other)
+		return nil
+	})
+	return out, err
+}
+
+func prefixMessage(p *storage.PrefixSpace) *pb.PrefixSpace {
+	return &pb.PrefixSpace{Prefix: p.Prefix, Keys: p.Keys, Bytes: p.Bytes}
+}
+
+func spaceMessage(st *storage.Stats) *pb.SpaceResponse {
+	p, rows, size := &st.Pages, &st.Rows, uint64(st.Pages.PageSize)
+	outside := rows.DataPages + rows.BulkPages + rows.TablePages + p.MapPages + superblockPages
+	return &pb.SpaceResponse{
+		Epoch: uint64(st.Tree.Epoch), PageBytes: uint32(size), FileBytes: uint64(p.FileBytes),
+		LiveBytes: p.Live * size, GarbageBytes: p.Pending * size, FreeBytes: p.Free * size,
+		TreeHeight: uint32(st.Tree.Height), Keys: st.Tree.Entries, EntryBytes: st.Tree.EntryBytes,
+		Pages: &pb.PageKinds{
+			Tree: p.Live - min(p.Live, outside), Rows: rows.DataPages, Bulk: rows.BulkPages, RowTable: rows.TablePages,
+			Map: p.MapPages + superblockPages,
+		},
+		Values: rows.Rows, ValueBytes: rows.Bytes, RowFill: rows.FillFactor,
+	}
+}
+
+// superblockPages count as live and belong to no kind.
+const superblockPages = 2
+
+// serveAdmin surrounds an Admin request: counted, never refused for overload, its error mapped.
+func (s *Server) serveAdmin(ctx context.Context, method telemetry.Method, body func() error) error {
+	start, code := s.clock.now(), codes.OK
+	err := body()
+	if err != nil {
+		st := statusOf(err)
+		err, code = st.Err(), st.Code()
+	}
+	if conn := connectionOf(ctx); conn != nil {
+		conn.shard.Observe(method, code, s.clock.now()-start)
+	}
+	return err
+}

@@ -1,0 +1,205 @@
+package storage
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"slices"
+	"time"
+
+	"epochkv/internal/storage/btree"
+	"epochkv/internal/storage/keys"
+	"epochkv/internal/storage/page"
+	"epochkv/internal/storage/pager"
+	"epochkv/internal/storage/pager/rows"
+)
+
+// SpaceOptions say what Space counts.
+type SpaceOptions struct {
+	Depth          int    // how many parts of a key make a prefix; at least 1
+	Delimiter      []byte // what ends a part; "/" if empty
+	PagesPerSecond int    // read at most; 0: as fast as it goes
+}
+
+// SpaceReport is what reading every page of the tree tells, as of one durable state.
+type SpaceReport struct {
+	Epoch    keys.Epoch
+	Versions uint64
+	LeafFill float64 // the part of leaves that their entries take
+	Prefixes []PrefixSpace
+	Other    PrefixSpace // of all prefixes that are not listed
+	Duration time.Duration
+}
+
+// PrefixSpace is what the keys with one prefix take: the newest versions of live keys, values outside leaves included.
+type PrefixSpace struct {
+	Prefix []byte // of client keys, its delimiter included
+	Keys   uint64
+	Bytes  uint64
+}
+
+// prefixesMax bounds the list of prefixes: the largest ones stay in it.
+const prefixesMax = 1000
+
+// Space reads the tree of the newest durable state and sums up its keys by prefix. It holds up writers no more than Verify does.
+func (e *Engine) Space(ctx context.Context, o SpaceOptions) (*SpaceReport, error) {
+	frozen, err := e.freeze()
+	if err != nil {
+		return nil, err
+	}
+	e.pins.logHeld.Add(-1)
+	defer e.pins.unpin(e.pager, frozen.Checkpoint())
+	if len(o.Delimiter) == 0 {
+		o.Delimiter = []byte("/")
+	}
+	o.Depth = max(o.Depth, 1)
+	s := spaceCounter{state: frozen, options: o, pace: pace{began: time.Now(), pagesPerSecond: o.PagesPerSecond}}
+	if err := s.walk(ctx); err != nil {
+		return nil, e.damage(err, btree.Root{}, nil)
+	}
+	return s.finish(), nil
+}
+
+// spaceCounter sums up one state. Keys come in order, so that one prefix is open at a time.
+type spaceCounter struct {
+	state   *pager.Pager
+	options SpaceOptions
+	pace    pace
+	keys    keyCounter
+	used    uint64 // bytes of leaves
+	leaves  uint64
+	open    PrefixSpace
+	any     bool // a prefix is open
+	report  SpaceReport
+}
+
+func (s *spaceCounter) walk(ctx context.Context) error {
+	return btree.Walk(newDirect(s.state), rootOf(s.state.State()), &btree.Visitor{
+		Page: func(_ page.ID, level int, p []byte) error {
+			if err := s.pace.wait(ctx, s.state.Stats().PagesRead); err != nil || level > 0 {
+				return err
+			}
+			s.leaf(p)
+			return nil
+		},
+	})
+}
+
+func (s *spaceCounter) leaf(p page.Leaf) {
+	s.leaves++
+	s.used += uint64(p.Used())
+	view := p.View()
+	for i := range view.Count() {
+		_, t, value, large := view.At(i)
+		newest := s.keys.add(&view, i)
+		s.report.Versions++
+		if !newest || t.Kind() == keys.KindDelete || keys.SpaceOf(s.keys.key) != keys.SpaceUser {
+			continue
+		}
+		user, size := keys.User(s.keys.key), len(value)
+		if large {
+			size = rows.Length(page.Ref(value))
+		}
+		s.enter(user)
+		s.open.Keys++
+		s.open.Bytes += uint64(len(user) + size)
+	}
+}
+
+// enter makes the key's prefix the open one.
+func (s *spaceCounter) enter(user []byte) {
+	prefix := s.options.prefix(user)
+	if s.any && bytes.Equal(prefix, s.open.Prefix) {
+		return
+	}
+	s.end()
+	s.open, s.any = PrefixSpace{Prefix: bytes.Clone(prefix)}, true
+}
+
+// prefix is the key up to the end of its last part that counts; all of a key that has fewer delimiters.
+func (o *SpaceOptions) prefix(user []byte) []byte {
+	end := 0
+	for range o.Depth {
+		i := bytes.Index(user[end:], o.Delimiter)
+		if i < 0 {
+			return user[:end] // what has no delimiter behind it is a name, not a prefix
+		}
+		end += i + len(o.Delimiter)
+	}
+	return user[:end]
+}
+
+// end closes the open prefix. When the list is full the smaller half of it goes.
+func (s *spaceCounter) end() {
+	if !s.any {
+		return
+	}
+	s.report.Prefixes = append(s.report.Prefixes, s.open)
+	if len(s.report.Prefixes) >= 2*prefixesMax {
+		s.cut()
+	}
+}
+
+func (s *spaceCounter) cut() {
+	s.join()
+	p := s.report.Prefixes
+	slices.SortFunc(p, func(a, b PrefixSpace) int {
+		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), bytes.Compare(a.Prefix, b.Prefix))
+	})
+	keep := min(len(p), prefixesMax)
+	for _, q := range p[keep:] {
+		s.report.Other.Keys += q.Keys
+		s.report.Other.Bytes += q.Bytes
+	}
+	s.report.Prefixes = p[:keep]
+}
+
+// join makes one entry of those with the same prefix: keys without a delimiter stand between others.
+func (s *spaceCounter) join() {
+	p := s.report.Prefixes
+	slices.SortFunc(p, func(a, b PrefixSpace) int { return bytes.Compare(a.Prefix, b.Prefix) })
+	joined := p[:0]
+	for _, q := range p {
+		if n := len(joined); n > 0 && bytes.Equal(joined[n-1].Prefix, q.Prefix) {
+			joined[n-1].Keys += q.Keys
+			joined[n-1].Bytes += q.Bytes
+			continue
+		}
+		joined = append(joined, q)
+	}
+	s.report.Prefixes = joined
+}
+
+func (s *spaceCounter) finish() *SpaceReport {
+	s.end()
+	s.cut()
+	r := &s.report
+	r.Epoch, r.Duration = s.state.State().Epoch, time.Since(s.pace.began)
+	if s.leaves > 0 {
+		r.LeafFill = float64(s.used) / float64(s.leaves*uint64(s.state.PageSize()))
+	}
+	return r
+}
+
+// pace keeps a reader of pages to a rate.
+type pace struct {
+	began          time.Time
+	pagesPerSecond int
+	calls          uint
+}
+
+// wait returns when it is time to read on, having read so many pages.
+func (p *pace) wait(ctx context.Context, read uint64) error {
+	if p.calls++; p.calls%64 != 0 {
+		return nil
+	}
+	if p.pagesPerSecond <= 0 {
+		return ctx.Err()
+	}
+	due := p.began.Add(time.Duration(float64(read) / float64(p.pagesPerSecond) * float64(time.Second)))
+	select {
+	case <-ctx.Done():
+	case <-time.After(time.Until(due)):
+	}
+	return ctx.Err()
+}
