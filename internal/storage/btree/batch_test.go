@@ -93,6 +93,34 @@ func (q quiet) Pages(ids []page.ID, _ int, pages [][]byte) error {
 	return nil
 }
 
+// TestInvokeAllSeesKeysBetweenThoseOfALeafAsMissing has every second key in the tree and invokes all.
+func TestInvokeAllSeesKeysBetweenThoseOfALeafAsMissing(t *testing.T) {
+	s := newStore(512)
+	var all, odd [][]byte
+	for i := range 200 {
+		all = append(all, fmt.Appendf(nil, "key%05d", i))
+		if i%2 == 1 {
+			odd = append(odd, all[i])
+		}
+	}
+	root := Root{}
+	policy := Policy{MinVisible: keys.MaxEpoch}
+	for round, some := range [][][]byte{odd, all} {
+		root = s.replace(t, func() (*Result, error) {
+			return InvokeAll(context.Background(), *s.mergeInput(root, nil, policy), some, keys.Epoch(round+1), func(key []byte, _ Version, found bool) Version {
+				return Version{Kind: keys.KindSet, Value: fmt.Appendf(nil, "%s %v", key, found)}
+			})
+		}).Root
+	}
+	s.check(t, root)
+	for i, k := range all {
+		v, ok, _ := Get(s, root, k, keys.MaxEpoch)
+		if want := fmt.Sprintf("%s %v", k, i%2 == 1); !ok || string(v.Value) != want {
+			t.Fatalf("%q holds %q, want %q", k, v.Value, want)
+		}
+	}
+}
+
 // TestInvokeAllReadsAndWritesInOneDescent counts a thousand counters up, some of which do not exist yet.
 func TestInvokeAllReadsAndWritesInOneDescent(t *testing.T) {
 	s := newStore(512)

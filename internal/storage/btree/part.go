@@ -238,6 +238,7 @@ func (w *worker) takeKey(v *page.View, i, to int, bound *page.Separator) int {
 	e := &w.in.entry
 	w.enter(e.Key)
 	if string(v.Prefix()) != string(w.key[:min(len(w.key), len(v.Prefix()))]) || !bytes.Equal(v.Suffix(i), w.key[len(v.Prefix()):]) {
+		w.invoke(nil, 0)
 		w.takeInputKey(bound)
 		return i
 	}
