@@ -157,3 +157,6 @@ func treeBytes(dir string) (sum int64) {
 	})
 	return sum
 }
+
+// WrittenBytes is what the timed section sent to the device.
+func (r *Run) WrittenBytes() float64 { return r.sample.WrittenMiB * (1 << 20) }

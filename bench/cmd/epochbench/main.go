@@ -23,6 +23,7 @@ import (
 
 	"epochkv/bench/harness"
 	"epochkv/bench/scenarios"
+	"epochkv/bench/tree"
 	"epochkv/bench/txn"
 	"epochkv/bench/wire"
 )
@@ -80,7 +81,7 @@ func (f *flags) main(ctx context.Context) error {
 
 // everything is every scenario, in the order in which they run.
 func everything() []harness.Scenario {
-	return slices.Concat(scenarios.All(), txn.Scenarios(), wire.Scenarios())
+	return slices.Concat(scenarios.All(), tree.Scenarios(), txn.Scenarios(), wire.Scenarios())
 }
 
 func (f *flags) choose() (chosen []harness.Scenario, err error) {

@@ -1,0 +1,140 @@
+// Package tree measures the durable tree: merges, batches of rows, checkpoints under load, and space that comes back.
+package tree
+
+import (
+	"epochkv/bench/engines"
+	"epochkv/bench/harness"
+	"epochkv/bench/workload"
+	"epochkv/internal/storage/btree"
+)
+
+// Scenarios lists them in the order in which they run.
+func Scenarios() []harness.Scenario {
+	return []harness.Scenario{
+		parallelMerge(),
+		batches(),
+		threeWays(),
+		sustained(),
+		plateau(),
+		shrink(),
+		cleanOpen(),
+	}
+}
+
+func parallelMerge() harness.Scenario {
+	const one, two = "1 worker", "2 workers"
+	shared := &digests{sums: map[string]uint32{}}
+	const source = "2 workers at least 1.6 times 1 where CPU-bound; one hot tree gains too (H2's origin: parallel page serialization)"
+	return harness.Scenario{
+		Name: "w0-merge", About: "Merging random keys of 8 key spaces, or of one hot range, into a tree of 300,000, in memory. Both arms must make the same pages.",
+		Unit: "keys", Axis: harness.Axis{Name: "key spaces", Points: []int{1, 8}}, Size: 600_000,
+		Arms:    []harness.Arm{{Name: one, Run: merges{1, shared}.run}, {Name: two, Run: merges{2, shared}.run}},
+		Figures: []harness.Figure{{Arm: two, Against: one, AtLeast: 1.6, Source: source}},
+	}
+}
+
+// origin are the savings that the origin of batch updates reached, by the greatest entry of a range of lengths.
+var origin = []struct {
+	most  int
+	saved float64
+	text  string
+}{
+	{104, 0.43, "44-104 B: 43 % of the time saved"},
+	{340, 0.37, "140-340 B: 37 % saved"},
+	{740, 0.34, "340-740 B: 34 % saved"},
+	{1240, 0.28, "740-1240 B: 28 % saved"},
+	{32_000, 0, "100-32000 B: never slower"},
+}
+
+func entrySizes() harness.Axis {
+	axis := harness.Axis{Name: "entry bytes up to"}
+	for _, o := range origin {
+		axis.Points = append(axis.Points, o.most)
+	}
+	return axis
+}
+
+// saves are the figures of an arm against single inserts: a saving of s means that it is 1/(1-s) times as fast.
+func saves(arm, singles string) (figures []harness.Figure) {
+	for _, o := range origin {
+		figures = append(figures, harness.Figure{Arm: arm, Against: singles, Points: []int{o.most}, AtLeast: 1 / (1 - o.saved), Source: o.text})
+	}
+	return figures
+}
+
+func batches() harness.Scenario {
+	const batch, single = "batches of 200", "singles"
+	return harness.Scenario{
+		Name: "w1-batch", About: "Rows through the whole engine with 4 KiB pages, acknowledged when visible: commits of 200 rows against commits of one.",
+		Unit: "rows", Axis: entrySizes(), Size: 100_000,
+		Arms:    []harness.Arm{{Name: batch, Run: commits{rowsPerBatch}.run}, {Name: single, Run: commits{1}.run}},
+		Figures: saves(batch, single),
+	}
+}
+
+func threeWays() harness.Scenario {
+	const single, invoke, find = "singles", "sort + InvokeAll", "sort + FindAll + rows + PutAll"
+	arm := func(name string, insert func(*memory, btree.Root, []btree.Entry) (btree.Root, error)) harness.Arm {
+		return harness.Arm{Name: name, Run: inserts{insert}.run}
+	}
+	return harness.Scenario{
+		Name: "w1-three-ways", About: "The same rows straight into a tree of 4 KiB pages in memory, 200 at a time.",
+		Unit: "rows", Axis: entrySizes(), Size: 20_000,
+		Arms:    []harness.Arm{arm(single, singles), arm(invoke, sortInvokeAll), arm(find, sortFindPut)},
+		Figures: append(saves(invoke, single), saves(find, single)...),
+	}
+}
+
+func sustained() harness.Scenario {
+	const ours, peer = "epochkv", "pebble"
+	shape := workload.Shape{KeyBytes: 16, ValueBytes: 100}
+	return harness.Scenario{
+		Name: "overwrite-sustained", About: "Random overwrites of as many keys as there are puts, through several checkpoints (5 M at -scale 10).",
+		Unit: "puts", Axis: harness.Axis{Name: "writers", Points: []int{1}}, Size: 500_000,
+		Arms: []harness.Arm{
+			{Name: ours, Run: overwrites{engines.EpochKV, shape}.run},
+			{Name: peer, Run: overwrites{engines.Pebble, shape}.run},
+		},
+		Figures: []harness.Figure{
+			{Arm: ours, Against: peer, AtLeast: 1, Source: "at least Pebble's rate"},
+			{Arm: ours, Measure: harness.MeasureP9999, AtMost: 100, Source: "p99.99 of a put under 100 ms"},
+		},
+	}
+}
+
+func plateau() harness.Scenario {
+	const arm = "epochkv"
+	return harness.Scenario{
+		Name: "space-plateau", About: "Put all keys and delete them, five times over: file and memory must stop growing (1 M keys at -scale 10).",
+		Unit: "operations", Axis: harness.Axis{Name: "rounds", Points: []int{plateauRounds}}, Size: 100_000,
+		Arms: []harness.Arm{{Name: arm, Run: runPlateau}},
+		Figures: []harness.Figure{
+			{Arm: arm, Measure: fileOverLive, AtMost: 2, Source: "file at most 2 times the peak of live bytes"},
+			{Arm: arm, Measure: memoryOverLive, AtMost: 2, Source: "memory at most 2 times the peak of live bytes"},
+		},
+	}
+}
+
+func shrink() harness.Scenario {
+	const arm = "epochkv"
+	return harness.Scenario{
+		Name: "space-shrink", About: "Nine keys in ten are deleted; light writes go on until the file has shrunk.",
+		Unit: "puts", Axis: harness.Axis{Name: "percent deleted", Points: []int{90}}, Size: 100_000,
+		Arms: []harness.Arm{{Name: arm, Run: runShrink}},
+		Figures: []harness.Figure{
+			{Arm: arm, Measure: fileOverLive, AtMost: 2, Source: "the file at most 2 times live bytes"},
+			{Arm: arm, Measure: shrinkSeconds, AtMost: 60, Source: "within a minute"},
+			{Arm: arm, Measure: harness.MeasureMax, AtMost: 50, Source: "no put longer than 50 ms because of it"},
+		},
+	}
+}
+
+func cleanOpen() harness.Scenario {
+	const arm = "epochkv"
+	return harness.Scenario{
+		Name: "open-clean", About: "Opening a store that was closed in order (10 M keys at -scale 10).",
+		Unit: "opens", Axis: harness.Axis{Name: "stores", Points: []int{1}}, Size: 1_000_000,
+		Arms:    []harness.Arm{{Name: arm, Run: runOpen}},
+		Figures: []harness.Figure{{Arm: arm, AtLeast: 5, Source: "clean open of 10 M keys under 200 ms"}},
+	}
+}

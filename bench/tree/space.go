@@ -1,0 +1,203 @@
+package tree
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"epochkv/bench/harness"
+	"epochkv/bench/workload"
+	"epochkv/internal/mvcc"
+)
+
+// Counters that the figures are about.
+const (
+	fileOverLive   = "file over live"
+	memoryOverLive = "memtables over live"
+	shrinkSeconds  = "s to shrink"
+)
+
+const (
+	plateauRounds = 5
+	// spaceGeneration is small against the data, as a memtable is against a database.
+	spaceGeneration = 2 << 20
+	spaceBatch      = 100
+	// spaceKeysMin is the least load: less is nothing beside what an empty store takes.
+	spaceKeysMin = 50_000
+)
+
+var spaceShape = workload.Shape{KeyBytes: 16, ValueBytes: 100}
+
+// liveBytes is what keys and values take, less anything that the store adds.
+func liveBytes(keys int) int64 { return int64(keys * (spaceShape.KeyBytes + spaceShape.ValueBytes)) }
+
+// runPlateau puts and deletes all keys in rounds and looks at the largest file and the largest memtables after the first round.
+func runPlateau(r *harness.Run) (err error) {
+	store, session, err := openSpace(r.Dir, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { session.Close(); err = errors.Join(err, store.Close()) }()
+	d := workload.NewData(r.Seed, max(r.Size, spaceKeysMin), spaceShape)
+	var file, memory int64
+	right := 0
+	err = r.Time(2*d.Count()*r.Point, func() error {
+		for range r.Point {
+			for _, del := range []bool{false, true} {
+				if err := writeAll(session, d, 0, d.Count(), del); err != nil {
+					return err
+				}
+				if err := store.Checkpoint(context.Background()); err != nil {
+					return err
+				}
+				s := store.Stats().Storage
+				file, memory = max(file, s.Pages.FileBytes), max(memory, s.MemtableBytes)
+			}
+			right++
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	r.Count(fileOverLive, over(file, liveBytes(d.Count())))
+	r.Count(memoryOverLive, over(memory, liveBytes(d.Count())))
+	if err := r.Prove("entries left", float64(store.Stats().Storage.Tree.Entries), 0, 0); err != nil {
+		return err
+	}
+	return r.Verified(right, r.Point)
+}
+
+func openSpace(dir string, checkpointEvery time.Duration) (*mvcc.Store, *mvcc.Session, error) {
+	store, err := openStore(dir, spaceGeneration, 0, checkpointEvery)
+	if err != nil {
+		return nil, nil, err
+	}
+	session, err := store.Session()
+	if err != nil {
+		return nil, nil, errors.Join(err, store.Close())
+	}
+	return store, session, nil
+}
+
+// writeAll puts or deletes the pairs [from, to) in batches.
+func writeAll(session *mvcc.Session, d *workload.Data, from, to int, del bool) error {
+	var w mvcc.Write
+	value := make([]byte, d.ValueBytes)
+	for from < to {
+		w.Reset()
+		for range min(spaceBatch, to-from) {
+			if del {
+				w.Delete(d.Key(from))
+			} else {
+				w.Set(d.Key(from), d.Value(value, from))
+			}
+			from++
+		}
+		if _, err := session.Commit(&w); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+const (
+	lightEvery = 500 * time.Microsecond // between two of the light writes
+	lightPart  = 20                     // one light write for so many keys of the load
+	// shrinkCheckpoint stands for the time that memtables of full size take to fill: the data here is a hundredth.
+	shrinkCheckpoint = 100 * time.Millisecond
+	// never is what is reported of a file that did not shrink.
+	never = time.Hour
+)
+
+// runShrink deletes most keys, writes lightly, and notes when the file is at most twice as large as what is left.
+func runShrink(r *harness.Run) (err error) {
+	store, session, err := openSpace(r.Dir, shrinkCheckpoint)
+	if err != nil {
+		return err
+	}
+	defer func() { session.Close(); err = errors.Join(err, store.Close()) }()
+	d := workload.NewData(r.Seed, max(r.Size, spaceKeysMin), spaceShape)
+	cut := d.Count() * r.Point / 100
+	if err := errors.Join(writeAll(session, d, 0, d.Count(), false), store.Checkpoint(context.Background())); err != nil {
+		return err
+	}
+	r.Count("file MiB before", float64(store.Stats().Storage.Pages.FileBytes)/(1<<20))
+	if err := writeAll(session, d, 0, cut, true); err != nil {
+		return err
+	}
+	recorder, shrunk := harness.NewRecorder(), never
+	puts := d.Count() / lightPart
+	err = r.Time(puts, func() error {
+		began := time.Now()
+		for n := range puts {
+			if err := lightPut(session, d, cut+n%(d.Count()-cut), recorder); err != nil {
+				return err
+			}
+			time.Sleep(lightEvery)
+			if n%lightPart == 0 && shrunk == never && store.Stats().Storage.Pages.FileBytes <= 2*liveBytes(d.Count()-cut) {
+				shrunk = time.Since(began)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	r.Latencies(recorder)
+	after := store.Stats().Storage.Pages.FileBytes
+	r.Count("file MiB after", float64(after)/(1<<20))
+	r.Count(fileOverLive, over(after, liveBytes(d.Count()-cut)))
+	r.Count(shrinkSeconds, shrunk.Seconds())
+	right := 0
+	for i := range d.Count() {
+		v, err := session.Get(nil, d.Key(i), 0)
+		if err != nil {
+			return err
+		}
+		if v.Found == (i >= cut) {
+			right++
+		}
+	}
+	return r.Verified(right, d.Count())
+}
+
+func lightPut(session *mvcc.Session, d *workload.Data, i int, recorder *harness.Recorder) error {
+	var w mvcc.Write
+	w.Set(d.Key(i), d.Value(make([]byte, d.ValueBytes), i))
+	began := time.Now()
+	_, err := session.Commit(&w)
+	recorder.Record(time.Since(began))
+	return err
+}
+
+// runOpen opens a store that was closed.
+func runOpen(r *harness.Run) error {
+	store, err := openStore(r.Dir, 32<<20, 0, 0)
+	if err != nil {
+		return err
+	}
+	session, err := store.Session()
+	if err != nil {
+		return errors.Join(err, store.Close())
+	}
+	d := workload.NewData(r.Seed, r.Size, spaceShape)
+	err = writeAll(session, d, 0, d.Count(), false)
+	session.Close()
+	if err := errors.Join(err, store.Close()); err != nil {
+		return err
+	}
+	err = r.Time(1, func() (err error) {
+		store, err = openStore(r.Dir, 32<<20, 0, 0)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	replayed := store.Recovery().Records
+	entries := store.Stats().Storage.Tree.Entries
+	if err := errors.Join(r.Prove("records replayed", float64(replayed), 0, 0), store.Close()); err != nil {
+		return err
+	}
+	return r.Verified(int(entries), d.Count())
+}
