@@ -1,0 +1,60 @@
+package cache
+
+// Admit caches a page that its owner has just written and will not change, as if it had been read once. It does so only while there is
+// a frame to be had, and reports whether it did.
+func (c *Cache) Admit(id ID, page []byte, h Hint) bool {
+	c.mu.Lock()
+	c.forgetLocked(id)
+	fl := c.departLocked(id, h, false)
+	if fl == nil {
+		c.counters.admitDropped++
+		c.mu.Unlock()
+		return false
+	}
+	c.counters.admitted++
+	fl.handed = true
+	c.mu.Unlock()
+	copy(fl.buf, page)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_, err := c.landLocked(fl)
+	return err == nil
+}
+
+// forgetWindow bounds how long Forget holds the mutex.
+const forgetWindow = 256
+
+// Forget drops pages that were freed, so that their ids may name other contents. Readers that have their bytes keep them until they
+// leave. A read of one of them that is still on its way is not cached.
+func (c *Cache) Forget(ids ...ID) {
+	for len(ids) > 0 {
+		n := min(len(ids), forgetWindow)
+		c.mu.Lock()
+		for _, id := range ids[:n] {
+			c.forgetLocked(id)
+		}
+		c.mu.Unlock()
+		ids = ids[n:]
+	}
+}
+
+func (c *Cache) forgetLocked(id ID) {
+	if fl := c.flights[id]; fl != nil {
+		fl.forgotten = true
+		delete(c.flights, id)
+	}
+	f, ok := c.table.Load().lookup(id)
+	if !ok {
+		return
+	}
+	c.counters.forgotten++
+	c.expelLocked(f)
+}
+
+// expelLocked takes a resident frame out of the cache without a trace in the history.
+func (c *Cache) expelLocked(f uint32) {
+	c.table.Load().remove(c.ids[f])
+	c.replacer.remove(f)
+	c.resident--
+	c.retireLocked([]uint32{f})
+}

@@ -1,0 +1,118 @@
+package cache
+
+import "sync"
+
+// batch is the state of one Pages call.
+type batch struct {
+	flights []*flight
+	reads   []Read
+	at      []int // by flight: its place in the caller's slices
+	joined  []joined
+}
+
+// joined is a page of a batch that somebody else is reading.
+type joined struct {
+	flight *flight
+	done   <-chan struct{}
+	at     int
+}
+
+var batches = sync.Pool{New: func() any { return new(batch) }}
+
+func (b *batch) free() {
+	clear(b.flights)
+	clear(b.reads)
+	clear(b.joined)
+	b.flights, b.reads, b.at, b.joined = b.flights[:0], b.reads[:0], b.at[:0], b.joined[:0]
+	batches.Put(b)
+}
+
+// Pages puts page ids[i] into out[i], for all i: first what is in memory, then all the rest with one LoadBatch. Protection is as in
+// Page. The first error, in no certain order, fails the call; pages that loaded are cached all the same.
+func (c *Cache) Pages(ids []ID, h Hint, out [][]byte) error {
+	missing := 0
+	t := c.table.Load()
+	for i, id := range ids {
+		f, ok := t.lookup(id)
+		if !ok {
+			out[i] = nil
+			missing++
+			continue
+		}
+		c.touch(f, h)
+		out[i] = c.frame(f)
+	}
+	if missing == 0 {
+		return nil
+	}
+	b := batches.Get().(*batch)
+	defer b.free()
+	c.departAll(b, ids, h, out)
+	c.loadAll(b)
+	err := c.landAll(b, out)
+	for _, j := range b.joined {
+		p, e := c.await(j.flight, j.done, h)
+		if out[j.at] = p; err == nil {
+			err = e
+		}
+	}
+	return err
+}
+
+// departAll finds for each page that is missing in out a flight, of its own or somebody else's.
+func (c *Cache) departAll(b *batch, ids []ID, h Hint, out [][]byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	t := c.table.Load()
+	for i, id := range ids {
+		if out[i] != nil {
+			continue
+		}
+		if f, ok := t.lookup(id); ok {
+			c.touch(f, h)
+			out[i] = c.frame(f)
+			continue
+		}
+		if fl := c.flights[id]; fl != nil {
+			b.joined = append(b.joined, joined{fl, c.joinLocked(fl), i})
+			continue
+		}
+		c.counters.misses++
+		b.add(c.departLocked(id, h, true), i)
+	}
+}
+
+func (b *batch) add(fl *flight, at int) {
+	b.flights = append(b.flights, fl)
+	b.reads = append(b.reads, Read{ID: fl.id, Buf: fl.buf})
+	b.at = append(b.at, at)
+}
+
+func (c *Cache) loadAll(b *batch) {
+	switch len(b.reads) {
+	case 0:
+	case 1:
+		// A single read is a plain one: faster than a ring for one page.
+		b.reads[0].Err = c.config.Load(b.reads[0].ID, b.reads[0].Buf)
+	default:
+		c.config.LoadBatch(b.reads)
+	}
+}
+
+// landAll lands the batch's own flights, before any other batch is waited for: two batches that wait for each other's pages
+// both get them.
+func (c *Cache) landAll(b *batch, out [][]byte) (first error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i, fl := range b.flights {
+		fl.err = b.reads[i].Err
+		p, err := c.landLocked(fl)
+		if out != nil {
+			out[b.at[i]] = p
+		}
+		if first == nil {
+			first = err
+		}
+	}
+	return first
+}

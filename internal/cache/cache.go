@@ -1,0 +1,183 @@
+// Package cache keeps pages of the data file in memory, by id. It knows ids and bytes, neither trees nor files: what a page is,
+// and how it is read and verified, its owner says (Config.Load).
+//
+//	frame     a page's place: PageSize bytes outside the Go heap, in one mapping
+//	warmth    a word per frame that says how much its page has been wanted (clock.go)
+//	hint      how warm a page may become; given with every access
+//	limbo     where a frame waits between eviction and reuse
+//	flight    one page being read; whoever else misses it meanwhile waits for the same read
+//
+//	Page ─► table: id -> frame ─ found ─► warm enough? ─► bytes            (no lock; a warm page writes nothing)
+//	              │ not found                   └─ no: one step, a CAS on the frame's own word
+//	              ▼
+//	        mutex: flight? ─► wait        else: a free frame ─► read, unlocked ─► table ─► bytes
+//	                                             ▲
+//	        resident ─ hand ─► limbo ─ readers have moved on ─► free
+//
+// Readers hold no pins. They are inside their pin.Slot from before the look-up until they are done with the bytes. An evicted frame
+// leaves the table first and is retired then; it is reused only when no slot is older than that. So a reader may not reuse what it has
+// itself caused to be evicted: a few frames are therefore kept evicted ahead of need, more after a shortage. If none is left, because
+// a reader stays inside its slot for long or a batch is larger than the cache, the page is read into the Go heap instead,
+// where it stays valid for whoever has it, and is not cached. Nothing waits for a frame, so nothing can hang on one.
+//
+// Invariants: a frame is absent, free, loading, resident or in limbo, and of each there is one list or mark (reclaim.go). The table
+// names resident frames only. Bytes of resident and limbo frames never change. A page that failed to load is never cached, nor
+// one that was forgotten while it was read.
+package cache
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"epochkv/internal/pin"
+)
+
+// ID names a page. 0 is none, and at most 40 bits count: other ids are loaded but not cached.
+type ID uint64
+
+// Read is one page of a batch. Load callbacks fill Buf with the verified page, or set Err.
+type Read struct {
+	ID  ID
+	Buf []byte
+	Err error
+}
+
+// Config is what a cache needs. Load and LoadBatch are called without locks held, concurrently, and never twice at a time for one page.
+type Config struct {
+	Bytes    int64 // of frames; tables and words add about half a percent
+	PageSize int
+	Registry *pin.Registry
+	Policy   Policy
+	// Load reads and verifies one page.
+	Load func(id ID, buf []byte) error
+	// LoadBatch does so for several in one submission, and sets each read's Err.
+	LoadBatch func(reads []Read)
+}
+
+// framesMin is the smallest cache: a descent, and a few frames evicted ahead.
+const framesMin = 16
+
+// ErrSize is wrapped when a cache is to be smaller than framesMin frames or larger than its address space.
+var ErrSize = errors.New("cache: impossible size")
+
+// replacer decides who is evicted. admit, remove, victims and resize are called under the cache's mutex, climb by readers. Two
+// kinds: clock, with bands or without, and lru.
+type replacer interface {
+	climb(f, ceiling uint32)
+	admit(f, ceiling uint32, a arrival)
+	remove(f uint32)
+	victims(dst []uint32, n int) []uint32
+	resize(frames uint32)
+	counts() tally
+}
+
+// Cache is safe for concurrent use.
+type Cache struct {
+	// Constant after New, but for table, which Resize replaces. The hit path reads these and nothing else of Cache.
+	table    atomic.Pointer[table]
+	words    unsafe.Pointer // warmth word f
+	frames   unsafe.Pointer // frame f
+	pageSize int
+	ceilings [hints]uint32 // by hint: the warmth that an access may raise a page to
+	replacer replacer
+
+	// Constant after New.
+	config    Config
+	framesMax uint32 // that fit the address space
+	frameMem  backing
+	wordMem   backing
+
+	_  [2 * lineBytes]byte
+	mu sync.Mutex // guards all below; replacer and registry locks are inside
+	pool
+	flights  map[ID]*flight
+	spare    []*flight // without waiters, for reuse
+	history  history
+	counters counters
+}
+
+// New makes a cache. Close gives its memory back.
+func New(config Config) (*Cache, error) {
+	c := &Cache{config: config, pageSize: config.PageSize, flights: make(map[ID]*flight)}
+	n, err := c.framesFor(config.Bytes, framesMax)
+	if err != nil {
+		return nil, err
+	}
+	reserved := reservation(config.Bytes)
+	c.framesMax = uint32(min(framesMax, reserved/int64(c.pageSize)))
+	if c.frameMem, err = reserve(reserved); err != nil {
+		return nil, fmt.Errorf("cache: reserve %d bytes for frames: %w", reserved, err)
+	}
+	c.frames = c.frameMem.base
+	if c.wordMem, err = reserve(int64(c.framesMax+1) * warmthBytes &^ 7); err != nil {
+		return nil, errors.Join(fmt.Errorf("cache: reserve warmth words: %w", err), c.frameMem.release())
+	}
+	c.words = c.wordMem.base
+	c.setPolicy(config.Policy)
+	if err := c.resizeLocked(n); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return c, nil
+}
+
+func (c *Cache) setPolicy(p Policy) {
+	switch p {
+	case LRU:
+		c.replacer = &lru{words: c.words, prev: make([]uint32, 1), next: make([]uint32, 1)}
+		for i := range c.ceilings {
+			c.ceilings[i] = absent // every hit is one to tell
+		}
+	case Clock:
+		c.replacer = &clock{words: c.words}
+		for i := range c.ceilings {
+			c.ceilings[i] = coolest + 1
+		}
+	default:
+		c.replacer = &clock{words: c.words, bands: true}
+		c.ceilings = caps
+	}
+}
+
+// Close gives all memory back. Nobody may be using the cache or bytes from it.
+func (c *Cache) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	errs := []error{c.frameMem.release(), c.wordMem.release()}
+	if t := c.table.Load(); t != nil {
+		errs = append(errs, t.mem.release())
+	}
+	for _, r := range c.oldTables {
+		errs = append(errs, r.table.mem.release())
+	}
+	return errors.Join(errs...)
+}
+
+// Page returns page id. The caller is inside its slot's protection, and the bytes are valid and constant until it leaves. Each call is one
+// visit: a cursor calls it once however many entries it reads there. An error is Load's; nothing is cached then.
+func (c *Cache) Page(id ID, h Hint) ([]byte, error) {
+	if f, ok := c.table.Load().lookup(id); ok {
+		c.touch(f, h)
+		return c.frame(f), nil
+	}
+	return c.miss(id, h)
+}
+
+// Contains reports whether Page would find id in memory. It does not warm. The caller is inside its slot's protection.
+func (c *Cache) Contains(id ID) bool {
+	_, ok := c.table.Load().lookup(id)
+	return ok
+}
+
+func (c *Cache) frame(f uint32) []byte {
+	return unsafe.Slice((*byte)(unsafe.Add(c.frames, uintptr(f)*uintptr(c.pageSize))), c.pageSize)
+}
+
+// touch is a visit to a resident page: a step up, unless it is warm enough, and then no store at all.
+func (c *Cache) touch(f uint32, h Hint) {
+	if wordAt(c.words, f).Load() < c.ceilings[h] {
+		c.replacer.climb(f, c.ceilings[h])
+	}
+}

@@ -1,0 +1,338 @@
+package cache
+
+import (
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"unsafe"
+)
+
+func TestRecordsLargerThanTheCacheAreAllReadBack(t *testing.T) {
+	const pages, frames = 10_000, 1 << 20 / testPageSize
+	r := newRig(t, frames, TwoBand)
+	for id := range ID(pages) {
+		r.get(t, id+1, Default)
+	}
+	random := seeded(t)
+	for range 200_000 {
+		r.get(t, ID(random.Uint32N(pages)+1), Hint(random.IntN(int(hints))))
+	}
+	if s := r.Stats(); s.Resident+s.Limbo > frames || s.Resident < frames*9/10 || s.Uncached != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// TestEveryHintsFramesCanBeEvicted fills the cache with pages as warm as a hint makes them, and then reads others: in the end
+// nothing of the first may be left. A cap above what the hand can lower would wedge the cache here.
+func TestEveryHintsFramesCanBeEvicted(t *testing.T) {
+	for _, policy := range []Policy{TwoBand, Clock, LRU} {
+		for h := range hints {
+			t.Run(fmt.Sprintf("policy=%d/hint=%d", policy, h), func(t *testing.T) {
+				const frames = 64
+				r := newRig(t, frames, policy)
+				for range warmthMax + 2 {
+					for id := range ID(frames) {
+						r.get(t, id+1, h)
+					}
+				}
+				left := func() (n int) {
+					for id := range ID(frames) {
+						if r.has(id + 1) {
+							n++
+						}
+					}
+					return n
+				}
+				before := r.Stats().Misses
+				for range 1000 {
+					for id := range ID(frames) {
+						r.get(t, 1000+id, VeryHigh)
+					}
+					if left() == 0 {
+						break
+					}
+				}
+				// Every return cools a step or half of one, and climbing back is what costs the rest.
+				if misses := r.Stats().Misses - before; left() > 0 || misses > 20*warmthMax*frames {
+					t.Errorf("%d pages are left after %d misses: %+v", left(), misses, r.Stats())
+				}
+			})
+		}
+	}
+}
+
+// TestHotFramesCoolWhenNobodyElseIsLeft makes every frame HOT behind the back of the limit: the hand must find victims all the same,
+// within the laps it has.
+func TestHotFramesCoolWhenNobodyElseIsLeft(t *testing.T) {
+	const frames = 64
+	r := newRig(t, frames, TwoBand)
+	k := r.replacer.(*clock)
+	k.hotLimit.Store(frames)
+	for range warmthMax + 1 {
+		for id := range ID(frames - 2) {
+			r.get(t, id+1, VeryHigh)
+		}
+	}
+	before := r.Stats()
+	if before.Hot != before.Resident {
+		t.Fatalf("only %d of %d frames are HOT", before.Hot, before.Resident)
+	}
+	for id := range ID(frames) {
+		r.get(t, 1000+id, VeryLow)
+	}
+	after := r.Stats()
+	if after.Uncached > 0 || after.Cooled == 0 || after.Evicted-before.Evicted < frames {
+		t.Errorf("no victims: %+v", after)
+	}
+	evicted := after.Evicted - before.Evicted
+	if visited := after.Visited - before.Visited; visited > evicted*frames*(warmthMax+1) {
+		t.Errorf("%d frames visited for %d victims", visited, evicted)
+	}
+}
+
+// TestScanLeavesTheHotSet is the scan resistance that the bands are for, at the size the figure is asked at.
+func TestScanLeavesTheHotSet(t *testing.T) {
+	const frames, hot = 2048, 1024
+	ins := map[Policy]int64{}
+	for _, policy := range []Policy{TwoBand, Clock, LRU} {
+		r := newRig(t, frames, policy)
+		for range 4 {
+			for id := range ID(hot) {
+				r.get(t, id+1, Default)
+			}
+		}
+		for id := range ID(2 * frames) {
+			r.get(t, 1_000_000+id, Low)
+		}
+		before := r.disk.loads.Load()
+		for id := range ID(hot) {
+			r.get(t, id+1, Default)
+		}
+		ins[policy] = r.disk.loads.Load() - before
+	}
+	t.Logf("page-ins of the hot set after the scan: LRU %d, CLOCK %d, two bands %d", ins[LRU], ins[Clock], ins[TwoBand])
+	if ins[TwoBand]*20 > ins[LRU] {
+		t.Errorf("two bands read %d pages again, LRU %d", ins[TwoBand], ins[LRU])
+	}
+}
+
+func TestChangedWorkingSetTakesOverWithinBoundedMisses(t *testing.T) {
+	const frames = 1024
+	r := newRig(t, frames, TwoBand)
+	random := seeded(t)
+	visitSet := func(base ID, visits int) (misses int64) {
+		before := r.disk.loads.Load()
+		for range visits {
+			r.get(t, base+ID(random.Uint32N(frames*8/10)), Default)
+		}
+		return r.disk.loads.Load() - before
+	}
+	visitSet(1, 20*frames)
+	for phase := range ID(4) {
+		base := (phase + 1) * 100_000
+		if misses := visitSet(base, 20*frames); misses > 6*frames {
+			t.Errorf("phase %d: %d misses until a set of %d pages was in", phase, misses, frames*8/10)
+		}
+		if misses := visitSet(base, frames); misses > frames/20 {
+			t.Errorf("phase %d: still %d misses in %d visits", phase, misses, frames)
+		}
+	}
+}
+
+// TestHotReadsWriteNothing hashes everything that the cache shares before and after reads of warm pages.
+func TestHotReadsWriteNothing(t *testing.T) {
+	const frames, pages = 256, 100
+	r := newRig(t, frames, TwoBand)
+	for range warmthMax + 1 {
+		for id := range ID(pages) {
+			r.get(t, id+1, Hint(id%ID(hints)))
+		}
+	}
+	before := r.fingerprint()
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			s := r.registry.Slot()
+			defer s.Free()
+			for i := range 20_000 {
+				id := ID(i % pages)
+				if err := visit(r.Cache, s, id+1, Hint(id%ID(hints))); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if r.fingerprint() != before {
+		t.Error("hot reads have changed what is shared")
+	}
+	r.get(t, 1_000, Default)
+	if r.fingerprint() == before {
+		t.Error("the fingerprint does not see a miss")
+	}
+}
+
+// fingerprint hashes the cache itself, its words and its table.
+func (c *Cache) fingerprint() uint64 {
+	var h maphash.Hash
+	h.SetSeed(fingerprintSeed)
+	raw := func(p unsafe.Pointer, n uintptr) { _, _ = h.Write(unsafe.Slice((*byte)(p), n)) }
+	t := c.table.Load()
+	raw(unsafe.Pointer(c), unsafe.Sizeof(*c))
+	raw(unsafe.Pointer(c.replacer.(*clock)), unsafe.Sizeof(clock{}))
+	raw(c.words, uintptr(len(c.states))*warmthBytes)
+	raw(t.slots, uintptr(t.mask+1)*slotBytes)
+	return h.Sum64()
+}
+
+var fingerprintSeed = maphash.MakeSeed()
+
+func TestHotWordsStandAlone(t *testing.T) {
+	r := newRig(t, 64, TwoBand)
+	k := r.replacer.(*clock)
+	if at := uintptr(unsafe.Pointer(&r.ceilings)) + unsafe.Sizeof(r.ceilings); uintptr(unsafe.Pointer(&r.mu))-at < 2*lineBytes {
+		t.Error("the mutex shares a line with what hits read")
+	}
+	limit, hot := uintptr(unsafe.Pointer(&k.hotLimit)), uintptr(unsafe.Pointer(&k.hot))
+	if hot-limit < 2*lineBytes || uintptr(unsafe.Pointer(&k.frames))-hot < 2*lineBytes {
+		t.Error("the count of HOT frames shares a line")
+	}
+	if uintptr(r.words)%lineBytes != 0 || uintptr(r.table.Load().slots)%lineBytes != 0 {
+		t.Error("words or table do not begin on a line")
+	}
+	if hot%8 != 0 {
+		t.Error("unaligned")
+	}
+}
+
+func TestFailedReadReachesAllWaitersAndIsNotCached(t *testing.T) {
+	r := newRig(t, 64, TwoBand)
+	const readers = 8
+	entered, release := make(chan struct{}), make(chan struct{})
+	r.disk.gate = func(ID) { close(entered); <-release }
+	r.disk.fail = func(ID) error { return errDisk }
+	var failed atomic.Int64
+	var wg sync.WaitGroup
+	for range readers {
+		wg.Go(func() {
+			s := r.registry.Slot()
+			defer s.Free()
+			if errors.Is(visit(r.Cache, s, 7, Default), errDisk) {
+				failed.Add(1)
+			}
+		})
+	}
+	<-entered
+	r.waitJoined(readers - 1)
+	close(release)
+	wg.Wait()
+	if failed.Load() != readers || r.disk.loads.Load() != 1 {
+		t.Errorf("%d of %d readers failed, with %d reads", failed.Load(), readers, r.disk.loads.Load())
+	}
+	if r.has(7) {
+		t.Error("a failed read was cached")
+	}
+	r.disk.gate, r.disk.fail = nil, nil
+	r.get(t, 7, Default)
+}
+
+// waitJoined waits until so many misses wait for others' reads.
+func (c *Cache) waitJoined(n uint64) {
+	for c.Stats().Joined < n {
+		sleep()
+	}
+}
+
+func TestConcurrentMissesReadAPageOnce(t *testing.T) {
+	r := newRig(t, 64, TwoBand)
+	const readers = 8
+	release := make(chan struct{})
+	r.disk.gate = func(ID) { <-release }
+	var wg sync.WaitGroup
+	for i := range readers {
+		wg.Go(func() {
+			s := r.registry.Slot()
+			defer s.Free()
+			s.Enter()
+			defer s.Leave()
+			if i%2 == 0 {
+				if p, err := r.Page(5, Default); err != nil || pageError(p, 5) != nil {
+					t.Error(err, pageError(p, 5))
+				}
+				return
+			}
+			var out [2][]byte
+			if err := r.Pages([]ID{5, 6}, Default, out[:]); err != nil || pageError(out[0], 5) != nil || pageError(out[1], 6) != nil {
+				t.Error(err)
+			}
+		})
+	}
+	r.waitJoined(readers - 1)
+	close(release)
+	wg.Wait()
+	if n := r.disk.loads.Load(); n != 2 {
+		t.Errorf("two pages took %d reads", n)
+	}
+}
+
+func TestProbeDoesNotWarm(t *testing.T) {
+	r := newRig(t, 64, TwoBand)
+	r.get(t, 1, VeryHigh)
+	before := r.fingerprint()
+	for range 10 {
+		if !r.has(1) || r.has(2) {
+			t.Fatal("wrong answer")
+		}
+	}
+	if r.fingerprint() != before {
+		t.Error("a probe wrote something")
+	}
+}
+
+func TestUncacheableIDsAreReadAndNotCached(t *testing.T) {
+	r := newRig(t, 64, TwoBand)
+	for _, id := range []ID{0, idMax + 1, ^ID(0)} {
+		r.get(t, id, Default)
+		if r.has(id) {
+			t.Errorf("page %d is cached", id)
+		}
+	}
+	r.get(t, idMax, Default)
+	if !r.has(idMax) {
+		t.Error("the largest id is not cached")
+	}
+	if s := r.Stats(); s.Uncached != 3 {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestHitsAllocateNothing(t *testing.T) {
+	r := newRig(t, 64, TwoBand)
+	ids, out := []ID{1, 2, 3}, make([][]byte, 3)
+	op := func() {
+		r.slot.Enter()
+		_, _ = r.Page(1, Default)
+		_ = r.Pages(ids, Default, out)
+		r.slot.Leave()
+	}
+	op()
+	if n := testing.AllocsPerRun(100, op); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+func TestMissesSoonAllocateNothing(t *testing.T) {
+	r := newRig(t, 1024, TwoBand)
+	random := rand.New(rand.NewPCG(1, 1))
+	op := func() { r.get(t, ID(random.Uint32N(100_000)+1), Default) }
+	for range 10_000 {
+		op()
+	}
+	if n := testing.AllocsPerRun(1000, op); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}

@@ -1,0 +1,142 @@
+package cache
+
+// flight is one page on its way into memory. Whoever made it loads buf without the mutex, then lands it.
+type flight struct {
+	id        ID
+	frame     uint32 // or noFrame
+	ceiling   uint32 // by the hint of who made it
+	ahead     bool   // nobody asked for it yet
+	handed    bool   // written by a checkpoint rather than read: it has no past
+	forgotten bool   // guarded by mu: it left flights early, and must not be cached
+	buf       []byte
+	err       error
+	done      chan struct{} // made by the first who waits; closed by land
+}
+
+const noFrame = ^uint32(0)
+
+// spareMax bounds the flights kept for reuse: as many as the batch that is read at once, and some.
+const spareMax = 128
+
+// miss is Page when the table does not know id.
+func (c *Cache) miss(id ID, h Hint) ([]byte, error) {
+	c.mu.Lock()
+	if f, ok := c.table.Load().lookup(id); ok { // just landed, or passed over while the table moved
+		c.mu.Unlock()
+		c.touch(f, h)
+		return c.frame(f), nil
+	}
+	if fl := c.flights[id]; fl != nil {
+		done := c.joinLocked(fl)
+		c.mu.Unlock()
+		return c.await(fl, done, h)
+	}
+	c.counters.misses++
+	fl := c.departLocked(id, h, true)
+	c.mu.Unlock()
+	fl.err = c.config.Load(id, fl.buf)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.landLocked(fl)
+}
+
+// departLocked makes a flight for a page that is neither resident nor on its way. Without a free frame it is nil, or flies to the heap.
+func (c *Cache) departLocked(id ID, h Hint, heap bool) *flight {
+	f, ok := noFrame, false
+	if id != 0 && id <= idMax {
+		f, ok = c.takeLocked()
+	}
+	if !ok && !heap {
+		return nil
+	}
+	fl := c.spareFlight()
+	fl.id, fl.frame, fl.ceiling = id, noFrame, c.ceilings[h]
+	if ok {
+		fl.frame, fl.buf = f, c.frame(f)
+	} else {
+		c.counters.uncached++
+		fl.buf = heapPage(c.pageSize)
+	}
+	c.flights[id] = fl
+	return fl
+}
+
+// heapPage is a page on the heap. Pages of 4 KiB and more are aligned for direct I/O there, because the runtime's size
+// classes for powers of two are.
+func heapPage(size int) []byte { return make([]byte, size) }
+
+func (c *Cache) spareFlight() *flight {
+	if n := len(c.spare); n > 0 {
+		fl := c.spare[n-1]
+		c.spare = c.spare[:n-1]
+		*fl = flight{}
+		return fl
+	}
+	return new(flight)
+}
+
+// joinLocked makes the caller wait for somebody else's flight.
+func (c *Cache) joinLocked(fl *flight) <-chan struct{} {
+	c.counters.joined++
+	if fl.done == nil {
+		fl.done = make(chan struct{})
+	}
+	return fl.done
+}
+
+// await returns what the flight brought. Its frame cannot have been reused since: the caller has been inside its slot all along.
+func (c *Cache) await(fl *flight, done <-chan struct{}, h Hint) ([]byte, error) {
+	<-done
+	if fl.err != nil {
+		return nil, fl.err
+	}
+	if fl.frame != noFrame {
+		c.touch(fl.frame, h)
+	}
+	return fl.buf, nil
+}
+
+// landLocked caches what the flight brought, if it may be cached, and wakes who waits. The bytes are the caller's in any case.
+func (c *Cache) landLocked(fl *flight) ([]byte, error) {
+	if c.flights[fl.id] == fl {
+		delete(c.flights, fl.id)
+	}
+	switch {
+	case fl.err != nil:
+		c.counters.failed++
+		if fl.frame != noFrame {
+			c.releaseLocked(fl.frame) // nobody looks at it
+		}
+	case fl.frame == noFrame:
+	case fl.forgotten || fl.frame >= c.count:
+		c.retireLocked([]uint32{fl.frame})
+	default:
+		c.settleLocked(fl)
+	}
+	buf, err := fl.buf, fl.err
+	if err != nil {
+		buf = nil
+	}
+	if fl.done != nil {
+		close(fl.done)
+	} else if len(c.spare) < spareMax {
+		fl.buf = nil
+		c.spare = append(c.spare, fl)
+	}
+	return buf, err
+}
+
+// settleLocked makes the flight's frame resident.
+func (c *Cache) settleLocked(fl *flight) {
+	f := fl.frame
+	a := arrival{ahead: fl.ahead}
+	if !fl.ahead && !fl.handed {
+		if a.returns = c.history.returned(fl.id); a.returns > 0 {
+			c.counters.returned++
+		}
+	}
+	c.states[f], c.ids[f], c.back[f] = stateResident, fl.id, a.returns
+	c.resident++
+	c.replacer.admit(f, fl.ceiling, a)
+	c.table.Load().insert(fl.id, f)
+}

@@ -1,0 +1,125 @@
+package cache
+
+import (
+	"context"
+	"sync"
+)
+
+const (
+	// askMax is how many batches may wait. A reader that is ahead of the device gains nothing from older ones.
+	askMax = 8
+	// prefetchWindow is how many pages are read in one submission, so that a demand read never waits behind a long queue.
+	prefetchWindow = 32
+)
+
+// Prefetcher reads pages ahead of those who will want them, in the background. Everything it does is advice: it takes no frame
+// that is not free, drops its oldest work when it falls behind, and stops where it is while others are busy.
+type Prefetcher struct {
+	cache *Cache
+	busy  func() bool // constant
+	wake  chan struct{}
+
+	mu      sync.Mutex // guards asks and dropped; a leaf lock
+	asks    []ask      // oldest first, at most askMax
+	dropped uint64
+}
+
+type ask struct {
+	ids  []ID
+	hint Hint
+}
+
+// NewPrefetcher makes a prefetcher that works while Run runs. busy says that a checkpoint or the log needs the device; it is asked
+// before each window of pages.
+func NewPrefetcher(c *Cache, busy func() bool) *Prefetcher {
+	return &Prefetcher{cache: c, busy: busy, wake: make(chan struct{}, 1)}
+}
+
+// Ask queues pages to be read ahead, in order. It copies ids and never blocks.
+func (p *Prefetcher) Ask(ids []ID, h Hint) {
+	p.mu.Lock()
+	var reuse []ID
+	if len(p.asks) == askMax {
+		p.dropped += uint64(len(p.asks[0].ids))
+		reuse = p.asks[0].ids[:0]
+		p.asks = append(p.asks[:0], p.asks[1:]...)
+	}
+	p.asks = append(p.asks, ask{append(reuse, ids...), h})
+	p.mu.Unlock()
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Dropped is how many pages were asked for and then not read, because the queue was full or others were busy.
+func (p *Prefetcher) Dropped() uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.dropped
+}
+
+// Run reads what is asked for until ctx ends.
+func (p *Prefetcher) Run(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-p.wake:
+		}
+		for a, ok := p.take(); ok && ctx.Err() == nil; a, ok = p.take() {
+			p.fetch(ctx, a)
+		}
+	}
+}
+
+func (p *Prefetcher) take() (a ask, ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.asks) == 0 {
+		return a, false
+	}
+	a = p.asks[0]
+	p.asks = append(p.asks[:0], p.asks[1:]...)
+	return a, true
+}
+
+// fetch reads one ask, window by window. Once others are busy, the rest is dropped: by the time they are not, the reader has
+// read it itself.
+func (p *Prefetcher) fetch(ctx context.Context, a ask) {
+	for rest := a.ids; len(rest) > 0; {
+		if ctx.Err() != nil || p.busy() {
+			p.mu.Lock()
+			p.dropped += uint64(len(rest))
+			p.mu.Unlock()
+			return
+		}
+		n := min(len(rest), prefetchWindow)
+		p.cache.readAhead(rest[:n], a.hint)
+		rest = rest[n:]
+	}
+}
+
+// readAhead loads those pages that are neither in memory nor on their way, as far as there are frames. They arrive unvisited. An
+// error is left for the reader to find.
+func (c *Cache) readAhead(ids []ID, h Hint) {
+	b := batches.Get().(*batch)
+	defer b.free()
+	c.mu.Lock()
+	t := c.table.Load()
+	for i, id := range ids {
+		if _, ok := t.lookup(id); ok || c.flights[id] != nil {
+			continue
+		}
+		fl := c.departLocked(id, h, false)
+		if fl == nil {
+			break
+		}
+		fl.ahead = true
+		c.counters.prefetched++
+		b.add(fl, i)
+	}
+	c.mu.Unlock()
+	c.loadAll(b)
+	_ = c.landAll(b, nil)
+}

@@ -1,0 +1,314 @@
+package cache
+
+import (
+	"context"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+func sleep() { time.Sleep(100 * time.Microsecond) }
+
+// TestEvictedFrameWaitsForItsReaders stands on a page while the cache turns over many times.
+func TestEvictedFrameWaitsForItsReaders(t *testing.T) {
+	r := newRig(t, 64, TwoBand)
+	other := r.registry.Slot()
+	defer other.Free()
+	other.Enter()
+	held, err := r.Page(1, VeryLow)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for id := range ID(10_000) {
+		r.get(t, 100+id, Default)
+	}
+	if r.has(1) {
+		t.Fatal("page 1 was not evicted: the test shows nothing")
+	}
+	if err := pageError(held, 1); err != nil {
+		t.Error(err)
+	}
+	if s := r.Stats(); s.Uncached == 0 || s.Limbo > 64/reserveShareMax {
+		t.Errorf("a reader that stays inside should fill a bounded limbo: %+v", s)
+	}
+	other.Leave()
+	before := r.Stats().Uncached
+	for id := range ID(1_000) {
+		r.get(t, 100+id, Default)
+	}
+	if s := r.Stats(); s.Uncached != before {
+		t.Errorf("frames did not come back after the reader left: %+v", s)
+	}
+}
+
+// TestBatchLargerThanTheCacheDoesNotHang also checks that a batch keeps all its pages until its reader leaves.
+func TestBatchLargerThanTheCacheDoesNotHang(t *testing.T) {
+	r := newRig(t, framesMin, TwoBand)
+	ids, out := make([]ID, 10*framesMin), make([][]byte, 10*framesMin)
+	for round := range ID(5) {
+		for i := range ids {
+			ids[i] = round*3 + ID(i) + 1
+		}
+		r.slot.Enter()
+		if err := r.Pages(ids, Default, out); err != nil {
+			t.Fatal(err)
+		}
+		for i, id := range ids {
+			if err := pageError(out[i], id); err != nil {
+				t.Fatal(err)
+			}
+		}
+		r.slot.Leave()
+	}
+	if s := r.Stats(); s.Uncached == 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestBatchReadsItsMissesInOneSubmission(t *testing.T) {
+	r := newRig(t, 1024, TwoBand)
+	for id := range ID(32) {
+		r.get(t, id+1, Default)
+	}
+	ids, out := make([]ID, 64), make([][]byte, 64)
+	for i := range ids {
+		ids[i] = ID(i + 1)
+	}
+	r.slot.Enter()
+	defer r.slot.Leave()
+	if err := r.Pages(ids, Default, out); err != nil {
+		t.Fatal(err)
+	}
+	if b, n := r.disk.batches.Load(), r.disk.loads.Load(); b != 1 || n != 64 {
+		t.Errorf("%d submissions, %d reads", b, n)
+	}
+}
+
+func TestBatchWithAFailureCachesTheRest(t *testing.T) {
+	r := newRig(t, 64, TwoBand)
+	r.disk.fail = func(id ID) error {
+		if id == 2 {
+			return errDisk
+		}
+		return nil
+	}
+	out := make([][]byte, 4)
+	r.slot.Enter()
+	defer r.slot.Leave()
+	if err := r.Pages([]ID{1, 2, 3, 3}, Default, out); err != errDisk {
+		t.Errorf("error %v", err)
+	}
+	if !r.has(1) || r.has(2) || !r.has(3) || out[1] != nil {
+		t.Error("the wrong pages are cached")
+	}
+}
+
+func TestForgottenPageIsNotServedAgain(t *testing.T) {
+	r := newRig(t, 64, TwoBand)
+	r.slot.Enter()
+	old, err := r.Page(9, Default)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.disk.versions.Store(ID(9), uint64(1))
+	r.Forget(9, 10)
+	fresh, err := r.Page(9, Default)
+	if err != nil || fresh[8] != 1 || old[8] != 0 {
+		t.Errorf("error %v, old page of version %d, new one of version %d", err, old[8], fresh[8])
+	}
+	r.slot.Leave()
+}
+
+// TestForgetReachesReadsUnderWay frees a page while it is being read: whoever asked before gets what was there, nobody later.
+func TestForgetReachesReadsUnderWay(t *testing.T) {
+	r := newRig(t, 64, TwoBand)
+	entered, release := make(chan struct{}, 2), make(chan struct{})
+	r.disk.gate = func(ID) { entered <- struct{}{}; <-release }
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		s := r.registry.Slot()
+		defer s.Free()
+		if err := visit(r.Cache, s, 9, Default); err != nil {
+			t.Error(err)
+		}
+	})
+	<-entered
+	r.Forget(9)
+	close(release)
+	wg.Wait()
+	if r.has(9) {
+		t.Error("a page that was freed while it was read is cached")
+	}
+}
+
+func TestAdmittedPageReplacesWhatWasThere(t *testing.T) {
+	r := newRig(t, 64, TwoBand)
+	r.get(t, 3, Default)
+	page := make([]byte, testPageSize)
+	fill(page, 3, 5)
+	if !r.Admit(3, page, Default) {
+		t.Fatal("no frame")
+	}
+	loads := r.disk.loads.Load()
+	r.slot.Enter()
+	defer r.slot.Leave()
+	p, err := r.Page(3, Default)
+	if err != nil || p[8] != 5 || r.disk.loads.Load() != loads {
+		t.Errorf("error %v, version %d, %d reads", err, p[8], r.disk.loads.Load()-loads)
+	}
+}
+
+func TestPrefetchedPagesAreUsedOrWasted(t *testing.T) {
+	r := newRig(t, 256, TwoBand)
+	var busy atomic.Bool
+	p := NewPrefetcher(r.Cache, busy.Load)
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() { p.Run(ctx) })
+	ids := make([]ID, 100)
+	for i := range ids {
+		ids[i] = ID(i + 1)
+	}
+	p.Ask(ids, Default)
+	for r.Stats().Prefetched < 100 || r.Stats().Flights > 0 {
+		sleep()
+	}
+	for id := range ID(60) {
+		r.get(t, id+1, Default)
+	}
+	for id := range ID(1000) {
+		r.get(t, 1000+id, Default)
+	}
+	s := r.Stats()
+	if s.PrefetchedUsed != 60 || s.PrefetchedWasted != 40 || r.disk.batches.Load() != 4 {
+		t.Errorf("%d batches, %+v", r.disk.batches.Load(), s)
+	}
+	busy.Store(true)
+	p.Ask(ids, Default)
+	for p.Dropped() < 100 {
+		sleep()
+	}
+	cancel()
+	wg.Wait()
+	for range 2 * askMax {
+		p.Ask(ids, Default)
+	}
+	if got := p.Dropped(); got != 100+100*askMax {
+		t.Errorf("%d pages dropped", got)
+	}
+}
+
+func TestResizeGivesAndTakesFrames(t *testing.T) {
+	r := newRig(t, 256, TwoBand)
+	random := seeded(t)
+	sizes := []int64{64, 512, 16, 700, 256}
+	for _, frames := range sizes {
+		for range 5000 {
+			r.get(t, ID(random.Uint32N(1000)+1), Default)
+		}
+		if err := r.Resize(frames * testPageSize); err != nil {
+			t.Fatal(err)
+		}
+		for range 5000 {
+			r.get(t, ID(random.Uint32N(1000)+1), Default)
+		}
+		if s := r.Stats(); s.Frames != uint64(frames) || s.Resident+s.Limbo > uint64(frames) || s.Resident < uint64(frames)*3/4 {
+			t.Errorf("%d frames: %+v", frames, s)
+		}
+		if err := r.check(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, bytes := range []int64{0, -1, (framesMin - 1) * testPageSize, 1 << 62} {
+		if err := r.Resize(bytes); err == nil {
+			t.Errorf("resized to %d bytes", bytes)
+		}
+	}
+}
+
+// TestStorm lets readers of all kinds, writers that free and rewrite pages, prefetching and resizing at one small cache. Every
+// page's bytes are checked for as long as its reader is inside, and a page that was rewritten must never again be seen as it was.
+func TestStorm(t *testing.T) {
+	const pages, rounds = 400, 6000
+	r := newRig(t, 64, TwoBand)
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	ctx, cancel := context.WithCancel(t.Context())
+	var busy atomic.Int64
+	p := NewPrefetcher(r.Cache, func() bool { return busy.Add(1)%5 == 0 })
+	var background, readers sync.WaitGroup
+	background.Go(func() { p.Run(ctx) })
+	background.Go(func() { r.rewrite(ctx, rand.New(rand.NewPCG(seed, 1)), pages) })
+	background.Go(func() {
+		for i := 0; ctx.Err() == nil; i++ {
+			if err := r.Resize([]int64{64, 16, 200, 40}[i%4] * testPageSize); err != nil {
+				t.Error(err)
+			}
+			time.Sleep(2 * time.Millisecond)
+		}
+	})
+	for g := range uint64(4) {
+		readers.Go(func() { r.readers(t, p, rand.New(rand.NewPCG(seed, 2+g)), pages, rounds) })
+	}
+	readers.Wait()
+	cancel()
+	background.Wait()
+	t.Logf("%+v", r.Stats())
+}
+
+// rewrite frees pages and gives them new contents, as a tree does: only after nobody who knows the old contents can ask for them.
+func (r *rig) rewrite(ctx context.Context, random *rand.Rand, pages uint32) {
+	page := make([]byte, testPageSize)
+	for ctx.Err() == nil {
+		id := ID(random.Uint32N(pages) + 1)
+		version := r.disk.version(id) + 1
+		r.disk.versions.Store(id, version)
+		if random.IntN(2) == 0 {
+			r.Forget(id)
+		} else {
+			fill(page, id, version)
+			r.Admit(id, page, Default)
+		}
+		time.Sleep(20 * time.Microsecond)
+	}
+}
+
+func (r *rig) readers(t *testing.T, p *Prefetcher, random *rand.Rand, pages uint32, rounds int) {
+	s := r.registry.Slot()
+	defer s.Free()
+	ids, out := make([]ID, 0, 24), make([][]byte, 24)
+	for range rounds {
+		ids = ids[:0]
+		first := random.Uint32N(pages - 24)
+		for i := range random.IntN(23) + 1 {
+			ids = append(ids, ID(first+uint32(i)+1))
+		}
+		h := Hint(random.IntN(int(hints)))
+		s.Enter()
+		switch random.IntN(4) {
+		case 0:
+			if err := r.Pages(ids, h, out[:len(ids)]); err != nil {
+				t.Error(err)
+			}
+		case 1:
+			p.Ask(ids, h)
+			fallthrough
+		default:
+			ids = ids[:min(3, len(ids))]
+			for i, id := range ids {
+				var err error
+				if out[i], err = r.Page(id, h); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		for i, id := range ids {
+			if err := pageError(out[i], id); err != nil {
+				t.Error(err)
+			}
+		}
+		s.Leave()
+	}
+}
