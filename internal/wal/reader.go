@@ -159,6 +159,9 @@ type Record struct {
 // Mark reports whether the record is the mark at the end of a log that was closed; it holds no epoch.
 func (r Record) Mark() bool { return r.Flags&flagMark != 0 }
 
+// Void reports whether the record's epoch does nothing.
+func (r Record) Void() bool { return r.Flags&flagVoid != 0 }
+
 // Segments lists the log's files that hold records, oldest first, without reading the records. An unreadable header is in
 // the segment's Damage.
 func Segments(fs vfs.FS, dataDir string) ([]SegmentInfo, error) {

@@ -3,7 +3,9 @@ package pager
 import (
 	"errors"
 	"fmt"
+	"math"
 
+	"epochkv/internal/storage/page"
 	"epochkv/internal/vfs"
 )
 
@@ -75,3 +77,48 @@ func (p *Pager) LoadMap() error {
 
 // Name is the data file's name.
 func (p *Pager) Name() string { return p.file.Name() }
+
+// OpenRaw opens a file whose superblocks are lost, as a state of which nothing is known but the size of its pages: zero for the size in
+// which most of the file's first pages are sound. It is for reading single pages. Close closes the file.
+func OpenRaw(fsys vfs.FS, name string, pageSize int) (*Pager, error) {
+	f, err := fsys.Open(name, vfs.ReadOnly)
+	if err != nil {
+		return nil, fmt.Errorf("pager: %w", err)
+	}
+	size, err := f.Size()
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	raw := func(pageSize int) *Pager {
+		sb := superblock{checkpoint: math.MaxUint64, pageSize: pageSize, pageCount: page.ID(size / int64(pageSize))}
+		return frozen(f, sb, size)
+	}
+	if pageSize != 0 {
+		return raw(pageSize), nil
+	}
+	var best *Pager
+	most := 0
+	for n := page.SizeMin; n <= page.SizeMax; n *= 2 {
+		if p := raw(n); p.soundPages() > most {
+			best, most = p, p.soundPages()
+		}
+	}
+	if best == nil {
+		return nil, errors.Join(fmt.Errorf("%s: %w", name, ErrNotDataFile), f.Close())
+	}
+	return best, nil
+}
+
+// soundPages counts sound pages among the first thousand.
+func (p *Pager) soundPages() int {
+	buf, n := vfs.AlignedBuffer(p.pageSize), 0
+	for id := page.ID(superblocks); id < min(p.current().pageCount, 1000); id++ {
+		if p.ReadPage(id, buf) == nil {
+			n++
+		}
+	}
+	return n
+}
+
+// IsLive reports whether the allocation map, once loaded, says that page id belongs to the state.
+func (p *Pager) IsLive(id page.ID) bool { return p.space.live.Has(int(id)) }

@@ -1,0 +1,473 @@
+package storage
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"slices"
+
+	"epochkv/internal/storage/batch"
+	"epochkv/internal/storage/btree"
+	"epochkv/internal/storage/keys"
+	"epochkv/internal/storage/page"
+	"epochkv/internal/storage/pager"
+	"epochkv/internal/storage/pager/bitset"
+	"epochkv/internal/storage/pager/rows"
+	"epochkv/internal/vfs"
+	"epochkv/internal/wal"
+)
+
+// Salvage brings out what a damaged store still holds, and changes nothing.
+//
+//	superblock readable    walk the tree; beside damaged inner pages look for the leaves below them among the live pages
+//	superblock lost        every sound leaf of the file; where several cover a key, the newest checkpoint's decides
+//	row table lost         rebuilt from the data pages
+//	log                    on top of all that, every record that can be read
+//
+// With the allocation map a leaf is known to belong to the newest state or not. Without it, what stands in leaves that were freed and not
+// written over may come back: a leaf of a newer checkpoint that covers a key overrules it, but only if it is sound itself.
+
+// SalvageReport says what came out and what did not.
+type SalvageReport struct {
+	Epoch    keys.Epoch // of the state that was read; zero if no superblock was readable
+	Keys     uint64     // written out
+	Bytes    uint64     // of their keys and values
+	FromTree uint64     // keys found through the tree
+	FromScan uint64     // keys found in leaves that the tree does not lead to any more
+	FromLog  uint64
+
+	Lost      []Damage // ranges of keys, values, and parts of the log that could not be read
+	LostTotal uint64
+	Notes     []string
+}
+
+// SalvageEntry takes a live key, its newest value and the epoch that wrote it. The slices are valid during the call.
+type SalvageEntry func(key, value []byte, epoch keys.Epoch) error
+
+// Salvage hands every live client key that it can read to write, once, in no particular order. The store must not be open.
+func Salvage(ctx context.Context, fsys vfs.FS, dir string, write SalvageEntry) (report *SalvageReport, err error) {
+	options := Options{Dir: dir, FS: fsys}
+	options.setDefaults()
+	if _, err := options.FS.List(dir); err != nil {
+		return nil, err
+	}
+	lock, err := options.FS.Lock(options.lockPath())
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, lock.Close()) }()
+	s := &salvager{ctx: ctx, fs: options.FS, options: &options, write: write, log: map[string]logged{}}
+	return &s.report, s.run()
+}
+
+type salvager struct {
+	ctx     context.Context // of the whole run
+	fs      vfs.FS
+	options *Options
+	write   SalvageEntry
+	report  SalvageReport
+
+	state   *pager.Pager
+	rows    *rows.Store
+	mapped  bool              // the allocation map is readable
+	reached bitset.Set        // leaves that the walk has read
+	gaps    []gap             // what the walk could not look into
+	log     map[string]logged // newest version of each internal key in the log
+	decided []byte            // the last internal key whose newest version was met
+	value   []byte
+}
+
+// logged is a version from the log.
+type logged struct {
+	epoch keys.Epoch
+	kind  keys.Kind
+	value []byte
+}
+
+// gap is a range of internal keys, nil for no bound.
+type gap struct{ lower, upper []byte }
+
+func (s *salvager) run() error {
+	err := s.open()
+	if err != nil {
+		return err
+	}
+	if s.state != nil {
+		defer func() { _ = s.state.Close() }() // it was only read
+	}
+	if err := s.readLog(); err != nil {
+		return err
+	}
+	if s.state != nil {
+		if err := s.readTree(); err != nil {
+			return err
+		}
+	}
+	return s.writeLog()
+}
+
+// open opens the data file as well as it can be opened.
+func (s *salvager) open() error {
+	name := s.options.dataPath()
+	state, err := pager.OpenFrozen(s.fs, name)
+	switch {
+	case err == nil:
+		s.state, s.report.Epoch = state, state.State().Epoch
+	case errors.Is(err, fs.ErrNotExist):
+		s.lose(Damage{Kind: DamageSuperblock, File: name, Reason: "the data file is missing"})
+		return nil
+	case errors.Is(err, pager.ErrNewerFormat):
+		return translate(err)
+	default:
+		s.lose(Damage{Kind: DamageSuperblock, File: name, Reason: err.Error()})
+		if s.state, err = pager.OpenRaw(s.fs, name, 0); err != nil {
+			s.note("%v: nothing in it can be made out", err)
+			return nil
+		}
+		s.note("no superblock is readable: every sound leaf of the file was read, and keys that were deleted may have come back")
+	}
+	if damaged := s.state.SuperblockDamage(); damaged != nil {
+		s.note("%v: the older state was read", damaged)
+	}
+	return nil
+}
+
+// lost superblock: nothing is known of the tree.
+func (s *salvager) raw() bool { return s.state.State().Root == 0 && s.report.Epoch == 0 }
+
+// readTree walks what can be walked, and looks for the rest.
+func (s *salvager) readTree() error {
+	if err := s.state.LoadMap(); err != nil {
+		if stop := s.stopped(err); stop != nil {
+			return stop
+		}
+		s.note("the allocation map is not readable: %v", err)
+	} else {
+		s.mapped = !s.raw()
+	}
+	if err := s.openRows(); err != nil {
+		return err
+	}
+	if s.raw() {
+		s.gaps = []gap{{}}
+	} else if err := s.walk(); err != nil {
+		return err
+	}
+	if len(s.gaps) == 0 {
+		return nil
+	}
+	return s.scan()
+}
+
+// openRows opens the row store, or rebuilds it from all pages.
+func (s *salvager) openRows() (err error) {
+	if !s.raw() {
+		if s.rows, err = rows.Open(s.state); err == nil {
+			return nil
+		}
+		if stop := s.stopped(err); stop != nil {
+			return stop
+		}
+		s.note("the table of large values is not readable and was rebuilt: %v", err)
+	}
+	s.rows, err = rows.Rebuild(s.state, s.eachPage)
+	return err
+}
+
+// eachPage reads every sound page.
+func (s *salvager) eachPage(each func(id page.ID, buf []byte)) error {
+	buf := make([]byte, s.state.PageSize())
+	for id := range page.ID(s.state.Stats().PageCount) {
+		if id%64 == 0 && s.ctx.Err() != nil {
+			return s.ctx.Err()
+		}
+		if loadPage(s.state, id, buf) == nil {
+			each(id, buf)
+		}
+	}
+	return nil
+}
+
+func (s *salvager) walk() error {
+	return btree.Walk(newDirect(s.state), rootOf(s.state.State()), &btree.Visitor{
+		Page: func(id page.ID, level int, p []byte) error {
+			if level > 0 {
+				return s.ctx.Err()
+			}
+			s.reached.Add(int(id))
+			return s.leaf(p, &s.report.FromTree, nil)
+		},
+		Damaged: func(id page.ID, level int, lo, hi *page.Separator, err error) error {
+			if stop := s.stopped(err); stop != nil {
+				return stop
+			}
+			s.lose(Damage{
+				Kind: DamagePage, File: s.state.Name(), Page: id, Offset: int64(id) * int64(s.state.PageSize()),
+				KeyLower: boundKey(lo), KeyUpper: boundKey(hi), Reason: err.Error(),
+			})
+			if level > 0 {
+				s.gaps = append(s.gaps, gap{separatorKey(lo), separatorKey(hi)})
+			}
+			return nil
+		},
+	})
+}
+
+func separatorKey(s *page.Separator) []byte {
+	if s == nil {
+		return nil
+	}
+	return bytes.Clone(s.Key)
+}
+
+// leaf writes out the newest versions of a leaf's keys that wanted accepts.
+func (s *salvager) leaf(p page.Leaf, count *uint64, wanted func(key []byte) bool) error {
+	view := p.View()
+	var key []byte
+	for i := range view.Count() {
+		suffix, t, value, large := view.At(i)
+		if i == 0 || len(suffix) > 0 {
+			key = append(append(key[:0], view.Prefix()...), suffix...)
+		}
+		if bytes.Equal(key, s.decided) || wanted != nil && !wanted(key) {
+			continue
+		}
+		s.decided = append(s.decided[:0], key...)
+		if found, ok := s.log[string(key)]; ok && found.epoch > t.Epoch() {
+			continue
+		}
+		delete(s.log, string(key))
+		if t.Kind() == keys.KindDelete || keys.SpaceOf(key) != keys.SpaceUser {
+			continue
+		}
+		if large {
+			var err error
+			if s.value, err = s.rows.Append(s.value[:0], page.Ref(value), s.rows.Direct()); err != nil {
+				if stop := s.stopped(err); stop != nil {
+					return stop
+				}
+				s.loseValue(key, err)
+				continue
+			}
+			value = s.value
+		}
+		*count++
+		if err := s.emit(key, value, t.Epoch()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *salvager) emit(key, value []byte, epoch keys.Epoch) error {
+	s.report.Keys++
+	s.report.Bytes += uint64(len(key) - 1 + len(value))
+	return s.write(keys.User(key), value, epoch)
+}
+
+// foundLeaf is a leaf that no sound parent leads to.
+type foundLeaf struct {
+	id          page.ID
+	checkpoint  uint64
+	first, last []byte
+}
+
+// scan reads the leaves that may lie in the gaps.
+func (s *salvager) scan() error {
+	var found []foundLeaf
+	err := s.eachPage(func(id page.ID, buf []byte) {
+		if !page.IsTree(buf, 0) || s.reached.Has(int(id)) || s.mapped && !s.state.IsLive(id) {
+			return
+		}
+		v := page.Leaf(buf).View()
+		found = append(found, foundLeaf{
+			id: id, checkpoint: page.ReadHeader(buf).Checkpoint,
+			first: slices.Concat(v.Prefix(), v.Suffix(0)), last: slices.Concat(v.Prefix(), v.Suffix(v.Count()-1)),
+		})
+	})
+	if err != nil {
+		return err
+	}
+	slices.SortFunc(found, func(a, b foundLeaf) int { return bytes.Compare(a.first, b.first) })
+	s.decided = nil
+	var before []*foundLeaf // that reach to where the present one begins
+	buf := make([]byte, s.state.PageSize())
+	for i := range found {
+		l := &found[i]
+		before = slices.DeleteFunc(before, func(o *foundLeaf) bool { return bytes.Compare(o.last, l.first) < 0 })
+		newer := l.overruledBy(before, found[i+1:])
+		before = append(before, l)
+		if err := loadPage(s.state, l.id, buf); err != nil {
+			continue // it was sound a moment ago
+		}
+		wanted := func(key []byte) bool { return s.inGap(key) && !covered(newer, key) }
+		if err := s.leaf(buf, &s.report.FromScan, wanted); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// overruledBy returns the leaves of newer checkpoints that share keys with l: of those that begin before it, and those behind.
+func (l *foundLeaf) overruledBy(before []*foundLeaf, behind []foundLeaf) (newer []*foundLeaf) {
+	for _, o := range before {
+		if o.checkpoint > l.checkpoint {
+			newer = append(newer, o)
+		}
+	}
+	for i := range behind {
+		o := &behind[i]
+		if bytes.Compare(o.first, l.last) > 0 {
+			break
+		}
+		if o.checkpoint > l.checkpoint {
+			newer = append(newer, o)
+		}
+	}
+	return newer
+}
+
+func covered(leaves []*foundLeaf, key []byte) bool {
+	for _, l := range leaves {
+		if bytes.Compare(l.first, key) <= 0 && bytes.Compare(key, l.last) <= 0 {
+			return true
+		}
+	}
+	return false
+}
+
+func (s *salvager) inGap(key []byte) bool {
+	for _, g := range s.gaps {
+		if (g.lower == nil || bytes.Compare(g.lower, key) <= 0) && (g.upper == nil || bytes.Compare(key, g.upper) < 0) {
+			return true
+		}
+	}
+	return false
+}
+
+// readLog collects the newest version of each key in what can be read of the log. It goes on behind damage.
+func (s *salvager) readLog() error {
+	segments, err := wal.Segments(s.fs, s.options.Dir)
+	if err != nil {
+		return err
+	}
+	next := s.report.Epoch + 1
+	for _, segment := range segments {
+		if segment.Damage != nil {
+			s.lose(Damage{Kind: DamageLog, File: segment.File, Reason: segment.Damage.Error()})
+			continue
+		}
+		if segment.First > next {
+			s.lose(Damage{
+				Kind: DamageLog, File: segment.File, Reason: fmt.Sprintf("epochs %d to %d are missing before it", next, segment.First-1),
+			})
+		}
+		err := wal.ReadSegment(s.fs, segment, func(r wal.Record) error {
+			if r.Mark() {
+				return nil
+			}
+			next = max(next, r.Epoch+1)
+			return errors.Join(s.ctx.Err(), s.record(r))
+		})
+		if err != nil {
+			return err
+		}
+	}
+	// Where a segment ends early only the replay can tell an unfinished record from a lost one.
+	_, err = wal.Replay(s.fs, s.options.Dir, s.report.Epoch, func(keys.Epoch, []byte) error { return s.ctx.Err() })
+	if damage, ok := errors.AsType[*wal.CorruptionError](err); ok {
+		s.lose(Damage{
+			Kind: DamageLog, File: damage.File, Offset: damage.Offset, Reason: fmt.Sprintf("from epoch %d on: %s", damage.Epoch, damage.Reason),
+		})
+		return nil
+	}
+	return err
+}
+
+func (s *salvager) record(r wal.Record) error {
+	if r.Epoch <= s.report.Epoch || r.Void() {
+		return nil
+	}
+	body, err := batch.Read(r.Body)
+	if err != nil {
+		s.lose(Damage{Kind: DamageLog, Reason: fmt.Sprintf("epoch %d: %v", r.Epoch, err)})
+		return nil
+	}
+	for op, ok := body.Next(); ok; op, ok = body.Next() {
+		if old, known := s.log[string(op.Key)]; !known || old.epoch < r.Epoch {
+			s.log[string(op.Key)] = logged{r.Epoch, op.Kind, bytes.Clone(op.Value)}
+		}
+	}
+	return nil
+}
+
+// writeLog writes out what the log holds that is newer than the tree.
+func (s *salvager) writeLog() error {
+	for _, key := range slices.Sorted(maps.Keys(s.log)) {
+		v := s.log[key]
+		if v.kind != keys.KindSet || keys.SpaceOf([]byte(key)) != keys.SpaceUser {
+			continue
+		}
+		s.report.FromLog++
+		if err := s.emit([]byte(key), v.value, v.epoch); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// stopped is the error that ends the run, or nil if err is damage.
+func (s *salvager) stopped(err error) error {
+	if s.ctx.Err() != nil {
+		return s.ctx.Err()
+	}
+	if isDamage(err) {
+		return nil
+	}
+	return err
+}
+
+func (s *salvager) loseValue(key []byte, err error) {
+	user := bytes.Clone(keys.User(key))
+	s.lose(Damage{Kind: DamageValue, File: s.state.Name(), KeyLower: user, KeyUpper: append(bytes.Clone(user), 0), Reason: err.Error()})
+}
+
+func (s *salvager) lose(d Damage) {
+	if s.report.LostTotal++; len(s.report.Lost) < damagesMax {
+		s.report.Lost = append(s.report.Lost, d)
+	}
+}
+
+func (s *salvager) note(format string, args ...any) {
+	s.report.Notes = append(s.report.Notes, fmt.Sprintf(format, args...))
+}
+
+// RepairedLog says what RepairLog took away.
+type RepairedLog = wal.Dropped
+
+// RepairLog cuts a corrupt log at the first record that cannot be read. It loses acknowledged commits, so that only an operator may decide
+// on it. A sound log, or one that ends in a torn record, is left as it is. The store must not be open.
+func RepairLog(fsys vfs.FS, dir string) (dropped RepairedLog, err error) {
+	options := Options{Dir: dir, FS: fsys}
+	options.setDefaults()
+	if _, err := options.FS.List(dir); err != nil {
+		return RepairedLog{}, err
+	}
+	lock, err := options.FS.Lock(options.lockPath())
+	if err != nil {
+		return RepairedLog{}, err
+	}
+	defer func() { err = errors.Join(err, lock.Close()) }()
+	state, err := pager.OpenFrozen(options.FS, options.dataPath())
+	if err != nil {
+		return RepairedLog{}, translate(err)
+	}
+	after := state.State().Epoch
+	if err := state.Close(); err != nil {
+		return RepairedLog{}, err
+	}
+	return wal.Repair(options.FS, dir, after)
+}
