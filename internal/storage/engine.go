@@ -50,6 +50,7 @@ type Engine struct {
 	due    chan struct{}     // capacity 1: there is something to merge
 
 	checkpointing sync.Mutex   // one checkpoint at a time; taken before mu
+	slot          *pin.Slot    // the checkpoint's, used under checkpointing
 	retired       []retirement // what readers of older views may still stand on
 	retiredBytes  atomic.Int64
 	pins          rootPins
@@ -72,7 +73,7 @@ func Open(o Options, registry *pin.Registry) (*Engine, Recovery, error) {
 		return nil, Recovery{}, err
 	}
 	e := &Engine{
-		options: o, fs: o.FS, registry: registry, lock: lock, pruner: newPruner(),
+		options: o, fs: o.FS, registry: registry, lock: lock, pruner: newPruner(), slot: registry.Slot(),
 		memtableBytes: o.MemtableBytes, frozenBytes: o.MemoryBytes - o.CacheBytes - 2*o.SegmentBytes - o.MemtableBytes,
 		room: make(chan struct{}), due: make(chan struct{}, 1),
 	}
@@ -106,6 +107,9 @@ func (e *Engine) release() (err error) {
 	}
 	if e.pager != nil {
 		err = e.pager.Close()
+	}
+	if e.pages != nil && e.pages.cache != nil {
+		err = errors.Join(err, e.pages.cache.Close())
 	}
 	return errors.Join(err, e.lock.Close())
 }

@@ -2,8 +2,10 @@ package storage
 
 import (
 	"fmt"
-	"sync"
+	"sync/atomic"
 
+	"epochkv/internal/cache"
+	"epochkv/internal/pin"
 	"epochkv/internal/storage/page"
 	"epochkv/internal/storage/pager"
 )
@@ -12,36 +14,102 @@ import (
 // enters, so that readers may trust it.
 type pages struct {
 	pager *pager.Pager
-	cache sync.Map // page.ID -> []byte
+	cache *cache.Cache
+
+	batchReads, batchPages atomic.Uint64 // submissions of several pages, and the pages in them
 }
 
-func (p *pages) forget(id page.ID) { p.cache.Delete(id) }
+func (p *pages) open(bytes int64, registry *pin.Registry, policy cache.Policy) (err error) {
+	p.cache, err = cache.New(cache.Config{
+		Bytes: bytes, PageSize: p.pager.PageSize(), Registry: registry, Policy: policy, Load: p.loadCached, LoadBatch: p.loadBatch,
+	})
+	return err
+}
+
+// forget is told of every page before its id is used again.
+func (p *pages) forget(id page.ID) {
+	if p.cache != nil { // not while the file is being opened
+		p.cache.Forget(cache.ID(id))
+	}
+}
+
+// hintFor: an inner node serves hundreds of leaves.
+func hintFor(level int) cache.Hint {
+	if level > 0 {
+		return cache.VeryHigh
+	}
+	return cache.Default
+}
 
 // Page implements btree.Source. The bytes live as long as the caller's slot protects it.
-func (p *pages) Page(id page.ID, _ int) ([]byte, error) {
-	if buf, ok := p.cache.Load(id); ok {
-		return buf.([]byte), nil
-	}
-	buf := make([]byte, p.pager.PageSize())
-	if err := p.load(id, buf); err != nil {
-		return nil, err
-	}
-	p.cache.Store(id, buf)
-	return buf, nil
+func (p *pages) Page(id page.ID, level int) ([]byte, error) {
+	return p.cache.Page(cache.ID(id), hintFor(level))
 }
 
 // DataPage implements rows.PageSource.
-func (p *pages) DataPage(id page.ID) ([]byte, error) { return p.Page(id, 0) }
-
-// load reads and verifies a page.
-func (p *pages) load(id page.ID, buf []byte) error {
-	return loadPage(p.pager, id, buf)
+func (p *pages) DataPage(id page.ID) ([]byte, error) {
+	return p.cache.Page(cache.ID(id), cache.Default)
 }
+
+// pagesWindow is how many pages Pages passes on at a time, as many as FindAll asks for.
+const pagesWindow = 64
+
+// Pages implements btree.BatchSource: what is not in memory is read in one submission.
+func (p *pages) Pages(ids []page.ID, level int, out [][]byte) error {
+	var window [pagesWindow]cache.ID
+	for len(ids) > 0 {
+		n := min(len(ids), pagesWindow)
+		for i, id := range ids[:n] {
+			window[i] = cache.ID(id)
+		}
+		if err := p.cache.Pages(window[:n], hintFor(level), out[:n]); err != nil {
+			return err
+		}
+		ids, out = ids[n:], out[n:]
+	}
+	return nil
+}
+
+// scanned is a source whose visits make no leaf hot: for walks over everything.
+type scanned struct{ *pages }
+
+// Page implements btree.Source.
+func (s scanned) Page(id page.ID, level int) ([]byte, error) {
+	if level > 0 {
+		return s.pages.Page(id, level)
+	}
+	return s.cache.Page(cache.ID(id), cache.Low)
+}
+
+func (p *pages) loadCached(id cache.ID, buf []byte) error { return loadPage(p.pager, page.ID(id), buf) }
+
+// loadBatch reads several pages in one submission and verifies each.
+func (p *pages) loadBatch(reads []cache.Read) {
+	p.batchReads.Add(1)
+	p.batchPages.Add(uint64(len(reads)))
+	batch := make([]pager.Read, len(reads))
+	for i := range reads {
+		batch[i] = pager.Read{ID: page.ID(reads[i].ID), Buf: reads[i].Buf}
+	}
+	_ = p.pager.ReadPages(batch) // each read has its own error
+	for i := range reads {
+		if reads[i].Err = batch[i].Err; reads[i].Err == nil {
+			reads[i].Err = verifyPage(p.pager, batch[i].ID, batch[i].Buf)
+		}
+	}
+}
+
+// load reads and verifies a page past the cache.
+func (p *pages) load(id page.ID, buf []byte) error { return loadPage(p.pager, id, buf) }
 
 func loadPage(p *pager.Pager, id page.ID, buf []byte) error {
 	if err := p.ReadPage(id, buf); err != nil {
 		return err
 	}
+	return verifyPage(p, id, buf)
+}
+
+func verifyPage(p *pager.Pager, id page.ID, buf []byte) error {
 	if t := page.ReadHeader(buf).Type; t != page.TypeLeaf && t != page.TypeInner {
 		return nil // rows and bulk pages are decoded with checks
 	}

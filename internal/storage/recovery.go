@@ -65,6 +65,9 @@ func (e *Engine) openTree() error {
 		return translate(err)
 	}
 	e.pager, e.pages.pager = p, p
+	if err := e.pages.open(e.options.CacheBytes, e.registry, e.options.CachePolicy); err != nil {
+		return err
+	}
 	e.rows, err = rows.Open(p)
 	return translate(err)
 }

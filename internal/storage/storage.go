@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"epochkv/internal/cache"
 	"epochkv/internal/storage/keys"
 	"epochkv/internal/vfs"
 )
@@ -17,10 +18,11 @@ type Options struct {
 	PageSize      int    // bytes; 8192; fixed when the store is created
 	MemoryBytes   int64  // bounds cache, memtables and log buffers together; 1 GiB
 	CacheBytes    int64  // derived from MemoryBytes
-	MemtableBytes int64  // of one generation; derived
-	SegmentBytes  int64  // of one log segment; derived
-	SerialAppend  bool   // one mutex over append and insert: the benchmark's baseline
-	CrowdedAt     int    // versions of a key at whose multiples a writer hears of it; 64
+	CachePolicy   cache.Policy
+	MemtableBytes int64 // of one generation; derived
+	SegmentBytes  int64 // of one log segment; derived
+	SerialAppend  bool  // one mutex over append and insert: the benchmark's baseline
+	CrowdedAt     int   // versions of a key at whose multiples a writer hears of it; 64
 
 	CheckpointBytes   int64         // frozen memtables that start a checkpoint; derived
 	CheckpointWorkers int           // goroutines that merge; half the processors

@@ -59,12 +59,17 @@ type Read struct {
 	Err error
 }
 
-// ReadPages reads a batch of pages in one submission. Each read's Err is set; the result is the first of them.
+// ReadPages reads a batch of pages in one submission. Each read's Err is set; the result is the first of them. With an id among
+// them that no page has, nothing is read.
 func (p *Pager) ReadPages(reads []Read) error {
 	reqs := make([]vfs.Request, len(reads))
 	for i := range reads {
 		if reads[i].ID < superblocks || reads[i].ID > maxPage {
-			return p.corrupt(reads[i].ID, "no page has this id")
+			err := p.corrupt(reads[i].ID, "no page has this id")
+			for j := range reads {
+				reads[j].Err = err
+			}
+			return err
 		}
 		reqs[i] = vfs.Request{Buf: reads[i].Buf[:p.pageSize], Offset: p.offset(reads[i].ID)}
 	}

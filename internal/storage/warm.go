@@ -1,0 +1,37 @@
+package storage
+
+import (
+	"epochkv/internal/cache"
+	"epochkv/internal/storage/btree"
+	"epochkv/internal/storage/keys"
+	"epochkv/internal/storage/page"
+)
+
+// warmWindow is how many pages warm handles under one slot protection.
+const warmWindow = 64
+
+// warm brings what replaces cached leaves into the cache before readers are sent there, and drops the old ones: otherwise every
+// checkpoint would empty the cache of what it rewrote. The checkpointing mutex is held.
+func (e *Engine) warm(freed []page.ID, root btree.Root) {
+	var key []byte
+	for len(freed) > 0 && !root.Empty() {
+		n := min(len(freed), warmWindow)
+		e.slot.Enter()
+		for _, id := range freed[:n] {
+			if !e.pages.cache.Contains(cache.ID(id)) {
+				continue
+			}
+			old, err := e.pages.cache.Page(cache.ID(id), cache.VeryLow)
+			if err != nil || !page.IsTree(old, 0) {
+				continue
+			}
+			leaf := page.Leaf(old).View()
+			key = append(append(key[:0], leaf.Prefix()...), leaf.Suffix(0)...)
+			// An error is the next reader's to find; this is advice.
+			_, _, _ = btree.Get(e.pages, root, key, keys.MaxEpoch)
+			e.pages.cache.Forget(cache.ID(id))
+		}
+		e.slot.Leave()
+		freed = freed[n:]
+	}
+}
