@@ -159,7 +159,9 @@ func (c *Cache) Close() error {
 // visit: a cursor calls it once however many entries it reads there. An error is Load's; nothing is cached then.
 func (c *Cache) Page(id ID, h Hint) ([]byte, error) {
 	if f, ok := c.table.Load().lookup(id); ok {
-		c.touch(f, h)
+		if wordAt(c.words, f).Load() < c.ceilings[h] { // touch, which is too large to be inlined
+			c.replacer.climb(f, c.ceilings[h])
+		}
 		return c.frame(f), nil
 	}
 	return c.miss(id, h)

@@ -12,11 +12,21 @@ const (
 	prefetchWindow = 32
 )
 
+// Guard lets a prefetcher work, window by window.
+type Guard interface {
+	// Enter protects the pages of a state from being freed until Leave, as a reader's slot does, and reports whether it may read
+	// now: not if the state has been replaced since the pages were asked for (they may have been freed, and what is read under
+	// their ids be cached after it was forgotten), nor while a checkpoint or the log needs the device.
+	Enter(state uint64) bool
+	// Leave ends what a successful Enter began.
+	Leave()
+}
+
 // Prefetcher reads pages ahead of those who will want them, in the background. Everything it does is advice: it takes no frame
 // that is not free, drops its oldest work when it falls behind, and stops where it is while others are busy.
 type Prefetcher struct {
 	cache *Cache
-	busy  func() bool // constant
+	guard Guard // constant
 	wake  chan struct{}
 
 	mu      sync.Mutex // guards asks and dropped; a leaf lock
@@ -25,18 +35,18 @@ type Prefetcher struct {
 }
 
 type ask struct {
-	ids  []ID
-	hint Hint
+	ids   []ID
+	hint  Hint
+	state uint64
 }
 
-// NewPrefetcher makes a prefetcher that works while Run runs. busy says that a checkpoint or the log needs the device; it is asked
-// before each window of pages.
-func NewPrefetcher(c *Cache, busy func() bool) *Prefetcher {
-	return &Prefetcher{cache: c, busy: busy, wake: make(chan struct{}, 1)}
+// NewPrefetcher makes a prefetcher that works while Run runs.
+func NewPrefetcher(c *Cache, guard Guard) *Prefetcher {
+	return &Prefetcher{cache: c, guard: guard, wake: make(chan struct{}, 1)}
 }
 
-// Ask queues pages to be read ahead, in order. It copies ids and never blocks.
-func (p *Prefetcher) Ask(ids []ID, h Hint) {
+// Ask queues pages of a state to be read ahead, in order. It copies ids and never blocks.
+func (p *Prefetcher) Ask(state uint64, ids []ID, h Hint) {
 	p.mu.Lock()
 	var reuse []ID
 	if len(p.asks) == askMax {
@@ -44,7 +54,7 @@ func (p *Prefetcher) Ask(ids []ID, h Hint) {
 		reuse = p.asks[0].ids[:0]
 		p.asks = append(p.asks[:0], p.asks[1:]...)
 	}
-	p.asks = append(p.asks, ask{append(reuse, ids...), h})
+	p.asks = append(p.asks, ask{append(reuse, ids...), h, state})
 	p.mu.Unlock()
 	select {
 	case p.wake <- struct{}{}:
@@ -88,7 +98,7 @@ func (p *Prefetcher) take() (a ask, ok bool) {
 // read it itself.
 func (p *Prefetcher) fetch(ctx context.Context, a ask) {
 	for rest := a.ids; len(rest) > 0; {
-		if ctx.Err() != nil || p.busy() {
+		if ctx.Err() != nil || !p.guard.Enter(a.state) {
 			p.mu.Lock()
 			p.dropped += uint64(len(rest))
 			p.mu.Unlock()
@@ -96,6 +106,7 @@ func (p *Prefetcher) fetch(ctx context.Context, a ask) {
 		}
 		n := min(len(rest), prefetchWindow)
 		p.cache.readAhead(rest[:n], a.hint)
+		p.guard.Leave()
 		rest = rest[n:]
 	}
 }

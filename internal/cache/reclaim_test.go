@@ -163,7 +163,7 @@ func TestAdmittedPageReplacesWhatWasThere(t *testing.T) {
 func TestPrefetchedPagesAreUsedOrWasted(t *testing.T) {
 	r := newRig(t, 256, TwoBand)
 	var busy atomic.Bool
-	p := NewPrefetcher(r.Cache, busy.Load)
+	p := NewPrefetcher(r.Cache, unless(busy.Load))
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	wg.Go(func() { p.Run(ctx) })
@@ -171,7 +171,7 @@ func TestPrefetchedPagesAreUsedOrWasted(t *testing.T) {
 	for i := range ids {
 		ids[i] = ID(i + 1)
 	}
-	p.Ask(ids, Default)
+	p.Ask(0, ids, Default)
 	for r.Stats().Prefetched < 100 || r.Stats().Flights > 0 {
 		sleep()
 	}
@@ -186,14 +186,14 @@ func TestPrefetchedPagesAreUsedOrWasted(t *testing.T) {
 		t.Errorf("%d batches, %+v", r.disk.batches.Load(), s)
 	}
 	busy.Store(true)
-	p.Ask(ids, Default)
+	p.Ask(0, ids, Default)
 	for p.Dropped() < 100 {
 		sleep()
 	}
 	cancel()
 	wg.Wait()
 	for range 2 * askMax {
-		p.Ask(ids, Default)
+		p.Ask(0, ids, Default)
 	}
 	if got := p.Dropped(); got != 100+100*askMax {
 		t.Errorf("%d pages dropped", got)
@@ -237,7 +237,7 @@ func TestStorm(t *testing.T) {
 	t.Logf("seed %d", seed)
 	ctx, cancel := context.WithCancel(t.Context())
 	var busy atomic.Int64
-	p := NewPrefetcher(r.Cache, func() bool { return busy.Add(1)%5 == 0 })
+	p := NewPrefetcher(r.Cache, unless(func() bool { return busy.Add(1)%5 == 0 }))
 	var background, readers sync.WaitGroup
 	background.Go(func() { p.Run(ctx) })
 	background.Go(func() { r.rewrite(ctx, rand.New(rand.NewPCG(seed, 1)), pages) })
@@ -293,7 +293,7 @@ func (r *rig) readers(t *testing.T, p *Prefetcher, random *rand.Rand, pages uint
 				t.Error(err)
 			}
 		case 1:
-			p.Ask(ids, h)
+			p.Ask(0, ids, h)
 			fallthrough
 		default:
 			ids = ids[:min(3, len(ids))]
@@ -312,3 +312,9 @@ func (r *rig) readers(t *testing.T, p *Prefetcher, random *rand.Rand, pages uint
 		s.Leave()
 	}
 }
+
+// unless is a guard that refuses while others are busy.
+type unless func() bool
+
+func (busy unless) Enter(uint64) bool { return !busy() }
+func (busy unless) Leave()            {}
