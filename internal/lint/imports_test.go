@@ -56,7 +56,7 @@ var mayImport = map[string][]string{
 		"internal/storage/keys", "internal/storage/batch", "internal/telemetry", "internal/vfs", "internal/wal",
 	},
 	"cmd/kvserver": {"internal/config", "internal/server", "internal/telemetry"},
-	"cmd/kvctl":    {"api/proto/epochkv/v1", "client"},
+	"cmd/kvctl":    {"api/proto/epochkv/v1", "client", "internal/storage", "internal/storage/keys", "internal/vfs"}, // storage: verify and salvage of files
 	"examples":     {"api/proto/epochkv/v1", "client"},
 
 	// Tests that need the whole, and measurements, may look anywhere.

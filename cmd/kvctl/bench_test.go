@@ -1,0 +1,130 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	kvpb "epochkv/api/proto/epochkv/v1"
+	"epochkv/client"
+	"epochkv/client/clienttest"
+)
+
+// kvctl runs a command line against a server and returns the exit code and both outputs.
+func kvctl(ctx context.Context, server *clienttest.Server, args ...string) (code int, out, errs string) {
+	var stdout, stderr bytes.Buffer
+	a := &app{
+		in: strings.NewReader(""), out: &stdout, err: &stderr,
+		getenv: func(name string) string { return map[string]string{endpointEnv: server.Endpoint}[name] },
+	}
+	code = a.run(ctx, args)
+	return code, stdout.String(), stderr.String()
+}
+
+func dial(t *testing.T, server *clienttest.Server) *client.Client {
+	t.Helper()
+	c, err := client.Dial(server.Endpoint)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// mustHoldOnly fails unless the server's only key is one.
+func mustHoldOnly(t *testing.T, c *client.Client, key string) {
+	t.Helper()
+	for e, err := range c.Scan(t.Context(), client.Range{}, client.ScanOptions{KeysOnly: true}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if string(e.Key) != key {
+			t.Fatalf("%q is left behind", e.Key)
+		}
+	}
+	if v, err := c.Get(t.Context(), []byte(key)); err != nil || !v.Found {
+		t.Fatalf("%q is gone (%v)", key, err)
+	}
+}
+
+const neighbour = "kvctl-bench/mine" // begins as the benchmark's keys do
+
+func serverWithNeighbour(t *testing.T) (*clienttest.Server, *client.Client) {
+	server := clienttest.Start(t)
+	c := dial(t, server)
+	if _, err := c.Put(t.Context(), []byte(neighbour), []byte("v")); err != nil {
+		t.Fatal(err)
+	}
+	return server, c
+}
+
+func TestBenchReportsEachWorkloadAndLeavesNothingBehind(t *testing.T) {
+	server, c := serverWithNeighbour(t)
+	perRequest := map[string]int64{benchPut: 1, benchGet: 1, benchMixed: 1, benchBatch: 7, benchScan: 0}
+	for workload, keys := range perRequest {
+		code, out, errs := kvctl(t.Context(), server, "bench", workload, "--duration", "60ms", "--callers", "3", "--keys", "100",
+			"--batch", "7", "--scan", "5", "-o", "json")
+		if code != 0 {
+			t.Fatalf("%s: exit %d: %s", workload, code, errs)
+		}
+		var r benchReport
+		if err := json.Unmarshal([]byte(out), &r); err != nil {
+			t.Fatalf("%s: %v in %s", workload, err, out)
+		}
+		if r.Workload != workload || r.Loop != "closed" || r.Requests == 0 || r.Rate <= 0 || r.Latency.P50 <= 0 || r.Latency.Max < r.Latency.P50 {
+			t.Errorf("%s: %+v", workload, r)
+		}
+		if keys > 0 && r.Keys != keys*r.Requests {
+			t.Errorf("%s: %d keys in %d requests", workload, r.Keys, r.Requests)
+		}
+		mustHoldOnly(t, c, neighbour)
+	}
+}
+
+func TestAnOpenLoopSendsAtItsRate(t *testing.T) {
+	server, _ := serverWithNeighbour(t)
+	code, out, errs := kvctl(t.Context(), server, "bench", "put", "--duration", "400ms", "--callers", "4", "--rate", "100", "-o", "json")
+	var r benchReport
+	if err := json.Unmarshal([]byte(out), &r); code != 0 || err != nil {
+		t.Fatalf("exit %d, %v: %s", code, err, errs)
+	}
+	// 40 are due within the time; a machine that is slow to wake sends late, not more.
+	if r.Loop != "open" || r.Asked != 100 || r.Requests < 20 || r.Requests > 41 {
+		t.Errorf("%+v: want about 40 requests", r)
+	}
+}
+
+func TestBenchCleansUpAfterAnErrorAndAnInterrupt(t *testing.T) {
+	server, c := serverWithNeighbour(t)
+	server.FailNext(nil, nil, clienttest.NewError(codes.ResourceExhausted, kvpb.ErrorReason_ERROR_REASON_BATCH_TOO_LARGE, "the test says so"))
+	if code, _, errs := kvctl(t.Context(), server, "bench", "put", "--callers", "1"); code != exitLimit {
+		t.Errorf("exit %d: %s", code, errs)
+	}
+	mustHoldOnly(t, c, neighbour)
+
+	ctx, cancel := context.WithTimeout(t.Context(), 150*time.Millisecond)
+	defer cancel()
+	began := time.Now()
+	_, _, errs := kvctl(ctx, server, "bench", "mixed", "--duration", "1m", "--keys", "50")
+	if took := time.Since(began); took > 10*time.Second {
+		t.Errorf("it went on for %v: %s", took, errs)
+	}
+	mustHoldOnly(t, c, neighbour)
+}
+
+func TestBenchRefusesWhatMakesNoSense(t *testing.T) {
+	server := clienttest.Start(t)
+	for _, args := range []string{
+		"bench", "bench fly", "bench put --callers 0", "bench put --duration 0s", "bench put --duration 2h", "bench put --keys 0",
+		"bench batch --keys 10 --batch 11", "bench mixed --read-percent 101", "bench put --prefix=", "bench put --rate -1",
+	} {
+		if code, _, _ := kvctl(t.Context(), server, strings.Fields(args)...); code != exitUsage {
+			t.Errorf("%s: exit %d, want %d", args, code, exitUsage)
+		}
+	}
+}
