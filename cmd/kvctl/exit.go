@@ -8,6 +8,7 @@ import (
 
 	kvpb "epochkv/api/proto/epochkv/v1"
 	"epochkv/client"
+	"epochkv/internal/storage"
 )
 
 // Exit codes. They are part of the interface: scripts decide by them.
@@ -50,6 +51,7 @@ func (a *app) report(err error) int {
 
 func exitCode(err error) int {
 	var usage usageError
+	var damage *storage.CorruptionError // of files that kvctl reads itself
 	var e *client.Error
 	switch {
 	case err == nil:
@@ -58,6 +60,8 @@ func exitCode(err error) int {
 		return exitUsage
 	case errors.Is(err, errNotFound):
 		return exitNotFound
+	case errors.Is(err, errDamaged), errors.As(err, &damage):
+		return exitCorruption
 	case errors.Is(err, errNotServing):
 		return exitUnavailable
 	case errors.Is(err, errNotApplied):

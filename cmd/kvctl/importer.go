@@ -30,19 +30,27 @@ func (im *importer) run(a *app, f *importFlags, names []string) error {
 	return nil
 }
 
-func (im *importer) importFile(a *app, f *importFlags, name string) error {
-	in := a.in
+// open opens a file, or standard input, and says how to call it.
+func (im *importer) open(a *app, f *importFlags, name string) (source recordSource, called string, done func(), err error) {
+	in, done := a.in, func() {}
 	if name == "-" {
 		name = "standard input"
 	} else {
 		file, err := os.Open(name)
 		if err != nil {
-			return err
+			return nil, "", nil, err
 		}
-		defer func() { _ = file.Close() }() // it was only read
-		in = file
+		in, done = file, func() { _ = file.Close() } // it was only read
 	}
-	source := newSource(f.fileFormat, name, &countingReader{r: in, advance: im.progress.advance})
+	return newSource(f.fileFormat, name, &countingReader{r: in, advance: im.progress.advance}), name, done, nil
+}
+
+func (im *importer) importFile(a *app, f *importFlags, name string) error {
+	source, name, done, err := im.open(a, f, name)
+	if err != nil {
+		return err
+	}
+	defer done()
 	im.file = name
 	for {
 		r, line, err := source.next()

@@ -1,14 +1,11 @@
 package main
 
 import (
-	"bytes"
-	"encoding/json"
 	"fmt"
 	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/encoding/protojson"
 
 	kvpb "epochkv/api/proto/epochkv/v1"
 	"epochkv/client"
@@ -31,24 +28,10 @@ func (a *app) statusCommand() *cobra.Command {
 				if format == formatTable {
 					return writeRows(a.out, statusRows(status), make([]int, 2))
 				}
-				return a.printStatusJSON(format, status)
+				return a.printMessage(format, status)
 			})
 		},
 	}
-}
-
-// printStatusJSON prints the message by the rules of protobuf's JSON. That package varies its white space on purpose, so that
-// nobody relies on it; people rely on it all the same, so it is taken out.
-func (a *app) printStatusJSON(format string, status *kvpb.StatusResponse) error {
-	text, err := protojson.MarshalOptions{UseProtoNames: true, EmitUnpopulated: true}.Marshal(status)
-	if err != nil {
-		return err
-	}
-	var out bytes.Buffer
-	if err := json.Compact(&out, text); err != nil {
-		return err
-	}
-	return a.printJSON(format, json.RawMessage(out.Bytes()))
 }
 
 func statusRows(s *kvpb.StatusResponse) [][]string {

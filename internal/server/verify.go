@@ -34,7 +34,9 @@ func (s *adminService) Verify(req *pb.VerifyRequest, stream grpc.ServerStreaming
 			return s.drainError(err)
 		}
 		if !report.OK() {
-			s.log.Error("verification found damage", "damages", report.DamageTotal, "first", report.Damages[0])
+			first := &report.Damages[0]
+			s.log.Error("verification found damage", "damages", report.DamageTotal, "kind", first.Kind, "file", first.File, "offset", first.Offset,
+				"reason", first.Reason, "key_lower", quoteKey(first.KeyLower), "key_upper", quoteKey(first.KeyUpper))
 		}
 		return stream.Send(&pb.VerifyResponse{Event: &pb.VerifyResponse_Report{Report: verifyMessage(report)}})
 	})

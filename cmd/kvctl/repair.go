@@ -1,0 +1,73 @@
+package main
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"epochkv/internal/storage"
+)
+
+// errDeclined ends a command that its user did not confirm.
+var errDeclined = errors.New("nothing was changed")
+
+func (a *app) repairLogCommand() *cobra.Command {
+	var dataDir string
+	var yes bool
+	cmd := &cobra.Command{
+		Use:   "repair-log --data-dir DIR",
+		Short: "Cut a damaged log, so that the server starts again; loses commits",
+		Long: `Cut the log of a server that is not running at the first record that cannot be read, and remove what follows. Every commit from there on is
+lost, acknowledged or not: restore a backup instead if there is one, and keep a copy of the data directory in any case.
+
+An unfinished record at the end of the log is no damage, and needs no repair: the server cuts it by itself.`,
+		Example: `  kvctl verify --data-dir /var/lib/epochkv
+  cp -a /var/lib/epochkv /var/lib/epochkv.copy
+  kvctl repair-log --data-dir /var/lib/epochkv`,
+		Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			if dataDir == "" {
+				return usageError{errors.New("repair-log: give --data-dir")}
+			}
+			if !yes && !a.confirm("Every commit behind the damage will be lost. Go on? [y/N] ") {
+				return errDeclined
+			}
+			return a.repairLog(dataDir)
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&dataDir, "data-dir", "", "repair the log in this `directory`; no server may run on it")
+	flags.BoolVar(&yes, "yes", false, "do not ask")
+	return cmd
+}
+
+// confirm asks a question on standard error; only "y" or "yes" is yes.
+func (a *app) confirm(question string) bool {
+	_, _ = fmt.Fprint(a.err, question)
+	answer, _ := bufio.NewReader(a.in).ReadString('\n') // no answer is no
+	answer = strings.ToLower(strings.TrimSpace(answer))
+	return answer == "y" || answer == "yes"
+}
+
+func (a *app) repairLog(dir string) error {
+	dropped, err := storage.RepairLog(nil, dir)
+	if err != nil {
+		return err
+	}
+	if dropped.Cause == nil {
+		return a.print("the log is sound; nothing was changed\n")
+	}
+	if err := a.print("dropped every epoch from %d on: %s cut from %s, which was damaged at offset %d\n",
+		dropped.From, size(uint64(dropped.Bytes)), dropped.Cause.File, dropped.Cause.Offset); err != nil {
+		return err
+	}
+	for _, name := range dropped.Files {
+		if err := a.print("removed %s\n", name); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,108 @@
+package main
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"epochkv/client"
+	"epochkv/internal/storage"
+	"epochkv/internal/storage/keys"
+)
+
+func (a *app) salvageCommand() *cobra.Command {
+	var dataDir, out string
+	cmd := &cobra.Command{
+		Use:   "salvage --data-dir DIR --out FILE",
+		Short: "Bring out what a damaged data directory still holds",
+		Long: `Write the newest value of every key that can be read from the files of a server that is not running, as JSON Lines that import
+understands. Nothing is changed. What lies behind damaged pages is looked for elsewhere in the file, and what the log still holds goes on
+top. What was lost is listed, and the exit code is 8 then.
+
+If no superblock is readable, keys that had been deleted may come back: the note says so.`,
+		Example: `  kvctl salvage --data-dir /var/lib/epochkv --out rescued.jsonl
+  kvctl import --bulk rescued.jsonl`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if dataDir == "" || out == "" {
+				return usageError{errors.New("salvage: give --data-dir and --out")}
+			}
+			return a.salvage(cmd, dataDir, out)
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&dataDir, "data-dir", "", "read the files in this `directory`; no server may run on it")
+	flags.StringVar(&out, "out", "", "write to this `path`, which must not exist")
+	return cmd
+}
+
+func (a *app) salvage(cmd *cobra.Command, dir, out string) error {
+	ctx, cancel := a.longRunning(cmd)
+	defer cancel()
+	file, err := os.OpenFile(out, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	buffered := bufio.NewWriterSize(file, 256<<10)
+	sink := &jsonSink{w: buffered}
+	progress := a.newProgress("salvaged", -1)
+	report, err := storage.Salvage(ctx, nil, dir, func(key, value []byte, epoch keys.Epoch) error {
+		progress.add(1, len(key)+len(value))
+		progress.advance(len(key) + len(value))
+		return sink.write(&record{key: key, value: value, epoch: client.Epoch(epoch)})
+	})
+	if err = errors.Join(err, buffered.Flush(), file.Sync(), file.Close()); err != nil {
+		return err // what was written until then is right, and stays
+	}
+	progress.finish()
+	return a.printSalvage(report)
+}
+
+// salvageResult is what salvage prints as JSON. The names are part of the interface.
+type salvageResult struct {
+	Epoch     uint64       `json:"epoch"`
+	Keys      uint64       `json:"keys"`
+	Bytes     uint64       `json:"bytes"`
+	FromTree  uint64       `json:"from_tree"`
+	FromScan  uint64       `json:"from_scan"`
+	FromLog   uint64       `json:"from_log"`
+	LostTotal uint64       `json:"lost_total"`
+	Lost      []damageLine `json:"lost,omitempty"`
+	Notes     []string     `json:"notes,omitempty"`
+}
+
+func (a *app) printSalvage(r *storage.SalvageReport) error {
+	out := salvageResult{
+		Epoch: uint64(r.Epoch), Keys: r.Keys, Bytes: r.Bytes, FromTree: r.FromTree, FromScan: r.FromScan, FromLog: r.FromLog,
+		LostTotal: r.LostTotal, Lost: damageLines(r.Lost), Notes: r.Notes,
+	}
+	format := a.formatOr(formatJSONL)
+	if format != formatTable {
+		if err := a.printJSON(format, &out); err != nil {
+			return err
+		}
+	} else if err := writeRows(a.out, out.rows(), make([]int, 2)); err != nil {
+		return err
+	}
+	if out.LostTotal > 0 {
+		return fmt.Errorf("%w: %d ranges, values or parts of the log are lost", errDamaged, out.LostTotal)
+	}
+	return nil
+}
+
+func (r *salvageResult) rows() [][]string {
+	rows := [][]string{
+		{"keys", fmt.Sprintf("%d, %s", r.Keys, size(r.Bytes))},
+		{"found", fmt.Sprintf("%d through the tree, %d beside it, %d in the log", r.FromTree, r.FromScan, r.FromLog)},
+	}
+	for _, note := range r.Notes {
+		rows = append(rows, []string{"note", note})
+	}
+	for i := range r.Lost {
+		rows = append(rows, []string{"LOST", r.Lost[i].text()})
+	}
+	return rows
+}

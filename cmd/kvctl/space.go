@@ -1,0 +1,117 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	kvpb "epochkv/api/proto/epochkv/v1"
+	"epochkv/client"
+)
+
+func (a *app) spaceCommand() *cobra.Command {
+	var f struct {
+		byPrefix  bool
+		depth     uint32
+		delimiter string
+		rate      uint32
+	}
+	cmd := &cobra.Command{
+		Use:   "space",
+		Short: "Show what takes the space in the data file",
+		Long: `Show how the data file is used: live pages, garbage that waits for readers, free pages, pages by kind. With --by-prefix the whole tree is
+read, and keys and bytes are summed up by what their keys begin with, exactly, as of the newest checkpoint.`,
+		Example: `  kvctl space
+  kvctl space --by-prefix --depth 2
+  kvctl space --by-prefix --delimiter : -o json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if !f.byPrefix && (cmd.Flags().Changed("depth") || cmd.Flags().Changed("delimiter")) {
+				return usageError{errors.New("--depth and --delimiter go with --by-prefix")}
+			}
+			delimiter, err := a.bytesArg(f.delimiter)
+			if err != nil {
+				return err
+			}
+			ctx, cancel := a.longRunning(cmd)
+			defer cancel()
+			return a.withClient(func(c *client.Client) error {
+				space, err := c.Space(ctx, &kvpb.SpaceRequest{
+					ByPrefix: f.byPrefix, Depth: f.depth, Delimiter: delimiter, PagesPerSecond: f.rate,
+				})
+				if err != nil {
+					return err
+				}
+				if format := a.formatOr(formatJSONL); format != formatTable {
+					return a.printMessage(format, space)
+				}
+				return a.printSpace(space, f.byPrefix)
+			})
+		},
+	}
+	flags := cmd.Flags()
+	flags.BoolVar(&f.byPrefix, "by-prefix", false, "read the tree and sum up by prefix")
+	flags.Uint32Var(&f.depth, "depth", 1, "how many `parts` of a key make a prefix")
+	flags.StringVar(&f.delimiter, "delimiter", "/", "what ends a part of a key; hexadecimal with --hex")
+	flags.Uint32Var(&f.rate, "pages-per-second", 0, "read at most so many pages per `second` (default: as fast as it goes)")
+	return cmd
+}
+
+// printMessage prints a message by the rules of protobuf's JSON, without the white space that its package varies on purpose.
+func (a *app) printMessage(format string, m proto.Message) error {
+	text, err := protojson.MarshalOptions{UseProtoNames: true, EmitUnpopulated: true}.Marshal(m)
+	if err != nil {
+		return err
+	}
+	var out bytes.Buffer
+	if err := json.Compact(&out, text); err != nil {
+		return err
+	}
+	return a.printJSON(format, json.RawMessage(out.Bytes()))
+}
+
+func (a *app) printSpace(s *kvpb.SpaceResponse, byPrefix bool) error {
+	if err := writeRows(a.out, spaceRows(s), make([]int, 2)); err != nil || !byPrefix {
+		return err
+	}
+	rows := [][]string{{"PREFIX", "KEYS", "BYTES"}}
+	for _, p := range s.GetPrefixes() {
+		prefix := a.cell(p.GetPrefix())
+		if len(p.GetPrefix()) == 0 {
+			prefix = "(no prefix)"
+		}
+		rows = append(rows, []string{prefix, strconv.FormatUint(p.GetKeys(), 10), size(p.GetBytes())})
+	}
+	if other := s.GetOtherPrefixes(); other.GetKeys() > 0 {
+		rows = append(rows, []string{"(all others)", strconv.FormatUint(other.GetKeys(), 10), size(other.GetBytes())})
+	}
+	if err := a.print("\n"); err != nil {
+		return err
+	}
+	return writeRows(a.out, rows, make([]int, 3))
+}
+
+func spaceRows(s *kvpb.SpaceResponse) [][]string {
+	var rows [][]string
+	row := func(name, format string, args ...any) {
+		rows = append(rows, []string{name, fmt.Sprintf(format, args...)})
+	}
+	kinds, page := s.GetPages(), uint64(s.GetPageBytes())
+	row("file", "%s as of epoch %d: %s live, %s garbage, %s free", size(s.GetFileBytes()), s.GetEpoch(),
+		size(s.GetLiveBytes()), size(s.GetGarbageBytes()), size(s.GetFreeBytes()))
+	row("tree", "%s in %d levels, %d keys, %s of keys and values in leaves", size(kinds.GetTree()*page), s.GetTreeHeight(), s.GetKeys(),
+		size(s.GetEntryBytes()))
+	row("large values", "%d of %s, in %s packed (%.0f %% full) and %s of whole pages", s.GetValues(), size(s.GetValueBytes()),
+		size(kinds.GetRows()*page), 100*s.GetRowFill(), size(kinds.GetBulk()*page))
+	row("bookkeeping", "%s for large values, %s for the map of pages", size(kinds.GetRowTable()*page), size(kinds.GetMap()*page))
+	if s.GetLeafFill() > 0 {
+		row("leaves", "%.0f %% full, %d versions", 100*s.GetLeafFill(), s.GetVersions())
+	}
+	return rows
+}
