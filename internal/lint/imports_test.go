@@ -1,0 +1,198 @@
+package lint
+
+import (
+	"fmt"
+	"go/ast"
+	"io/fs"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// mayImport is the import direction: per package (a row covers the packages below it that have no row) the packages of
+// this module that its production code may import. A package without a row fails the test, so that a new one is placed on purpose.
+//
+//	cmd ─► server ─► mvcc ─► storage ─► wal, btree, pager, memtable ─► page, batch, keys, cache, vfs, pin
+var mayImport = map[string][]string{
+	// Leaves.
+	"internal/invariants":   {},
+	"internal/storage/keys": {},
+	"internal/lint":         {},
+
+	// What one layer of the engine knows, and nothing of its neighbours.
+	"internal/pin":           {"internal/storage/keys"},
+	"internal/storage/batch": {"internal/storage/keys"},
+	"internal/vfs":           {"internal/invariants"},
+	"internal/cache":         {"internal/pin", "internal/invariants"},
+	"internal/storage/page":  {"internal/storage/keys", "internal/invariants"},
+
+	"internal/wal": {"internal/storage/keys", "internal/vfs", "internal/invariants"},
+	"internal/storage/memtable": {
+		"internal/storage/keys", "internal/storage/batch", "internal/pin", "internal/invariants",
+	},
+	"internal/storage/btree": {"internal/storage/keys", "internal/storage/page", "internal/invariants"},
+	"internal/storage/pager": {
+		"internal/storage/keys", "internal/storage/page", "internal/vfs", "internal/invariants",
+	},
+
+	"internal/storage": {
+		"internal/storage/keys", "internal/storage/batch", "internal/storage/memtable", "internal/storage/page",
+		"internal/storage/btree", "internal/storage/pager", "internal/wal", "internal/cache", "internal/vfs",
+		"internal/pin", "internal/invariants",
+	},
+	"internal/mvcc": {
+		"internal/storage", "internal/storage/keys", "internal/storage/batch", "internal/storage/memtable", "internal/vfs", "internal/pin",
+		"internal/wal", "internal/invariants",
+	},
+
+	// The rim.
+	"api":                {},
+	"client":             {"api/proto/epochkv/v1"},
+	"internal/config":    {},
+	"internal/auth":      {},
+	"internal/telemetry": {"internal/config", "internal/mvcc", "internal/storage", "internal/wal", "internal/vfs"},
+	"internal/server": {
+		"api/proto/epochkv/v1", "internal/auth", "internal/config", "internal/mvcc", "internal/storage",
+		"internal/storage/keys", "internal/storage/batch", "internal/telemetry", "internal/vfs", "internal/wal",
+	},
+	"cmd/kvserver": {"internal/config", "internal/server", "internal/telemetry"},
+	"cmd/kvctl":    {"api/proto/epochkv/v1", "client", "internal/storage", "internal/storage/keys", "internal/vfs"}, // storage: verify and salvage of files
+	"examples":     {"api/proto/epochkv/v1", "client"},
+
+	// Tests that need the whole, and measurements, may look anywhere.
+	"internal/e2e": nil,
+	"internal/sim": nil,
+	"bench":        nil,
+	"test":         nil,
+	"tools":        nil,
+}
+
+// rim lists the packages that know the wire: gRPC and protobuf stay out of all others.
+var rim = []string{"api", "client", "cmd", "examples", "internal/server", "internal/auth", "internal/telemetry", "internal/e2e", "test", "bench", "tools"}
+
+// metered lists the packages that know the metrics library; the engine counts in plain atomics.
+var metered = []string{"internal/telemetry", "cmd", "bench", "tools"}
+
+// engine lists the packages that reach files through vfs alone.
+var engine = []string{"internal/storage", "internal/wal", "internal/mvcc", "internal/cache", "internal/pin"}
+
+// below reports whether dir is one of roots or lies under one.
+func below(dir string, roots []string) bool {
+	return slices.ContainsFunc(roots, func(root string) bool { return dir == root || strings.HasPrefix(dir, root+"/") })
+}
+
+// row finds the row of the table that covers dir: its own or that of its nearest ancestor.
+func row(dir string) (name string, allowed []string, ok bool) {
+	for name = dir; ; {
+		if allowed, ok = mayImport[name]; ok {
+			return name, allowed, true
+		}
+		cut := strings.LastIndexByte(name, '/')
+		if cut < 0 {
+			return "", nil, false
+		}
+		name = name[:cut]
+	}
+}
+
+func checkDirection(t *testing.T, tree fs.FS) (complaints []string) {
+	for _, s := range sources(t, tree) {
+		name, allowed, ok := row(s.dir())
+		if !ok {
+			complaints = append(complaints, fmt.Sprintf("%s: package has no row in the import table", s.path))
+			continue
+		}
+		if allowed == nil || s.isTest() {
+			continue
+		}
+		s.imports(func(spec *ast.ImportSpec, imported string) {
+			target, ours := strings.CutPrefix(imported, module+"/")
+			if ours && !below(target, []string{name}) && !slices.Contains(allowed, target) && !coveredBySubtree(target, allowed) {
+				complaints = append(complaints, fmt.Sprintf("%s: %s may not import %s", s.line(spec), s.dir(), target))
+			}
+		})
+	}
+	return complaints
+}
+
+// coveredBySubtree reports whether target has no row of its own and belongs to an allowed package.
+func coveredBySubtree(target string, allowed []string) bool {
+	name, _, ok := row(target)
+	return ok && name != target && slices.Contains(allowed, name)
+}
+
+func checkForeign(t *testing.T, tree fs.FS) (complaints []string) {
+	for _, s := range sources(t, tree) {
+		s.imports(func(spec *ast.ImportSpec, imported string) {
+			wire := strings.HasPrefix(imported, "google.golang.org/") || strings.HasPrefix(imported, module+"/api/")
+			metrics := strings.HasPrefix(imported, "github.com/prometheus/")
+			peer := strings.HasPrefix(imported, "github.com/cockroachdb/") || strings.HasPrefix(imported, "github.com/dgraph-io/") ||
+				strings.HasPrefix(imported, "go.etcd.io/")
+			switch {
+			case wire && !below(s.dir(), rim):
+				complaints = append(complaints, fmt.Sprintf("%s: only the rim knows the wire, not %s", s.line(spec), s.dir()))
+			case metrics && !s.isTest() && !below(s.dir(), metered):
+				complaints = append(complaints, fmt.Sprintf("%s: only telemetry knows the metrics library, not %s", s.line(spec), s.dir()))
+			case peer && !below(s.dir(), []string{"bench"}):
+				complaints = append(complaints, fmt.Sprintf("%s: peers belong in bench, not in %s", s.line(spec), s.dir()))
+			}
+		})
+	}
+	return complaints
+}
+
+// memoryCall reports whether a name of golang.org/x/sys/unix is about memory, which arenas need, and not about files.
+func memoryCall(name string) bool {
+	for _, prefix := range []string{"Mmap", "Munmap", "Mremap", "Madvise", "Mlock", "Mprotect", "Sysinfo", "PROT_", "MAP_", "MADV_", "Errno", "ENOMEM"} {
+		if strings.HasPrefix(name, prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+func checkFiles(t *testing.T, tree fs.FS) (complaints []string) {
+	for _, s := range sources(t, tree) {
+		if s.isTest() || !below(s.dir(), engine) {
+			continue
+		}
+		s.imports(func(spec *ast.ImportSpec, imported string) {
+			if imported == "os" || imported == "syscall" || imported == "io/ioutil" {
+				complaints = append(complaints, fmt.Sprintf("%s: the engine reaches files through vfs, not through %q", s.line(spec), imported))
+			}
+		})
+		ast.Inspect(s.syntax, func(n ast.Node) bool {
+			selector, ok := n.(*ast.SelectorExpr)
+			if !ok {
+				return true
+			}
+			if base, ok := selector.X.(*ast.Ident); ok && base.Name == "unix" && !memoryCall(selector.Sel.Name) {
+				complaints = append(complaints, fmt.Sprintf("%s: the engine takes memory from unix, not %s", s.line(n), selector.Sel.Name))
+			}
+			return true
+		})
+	}
+	return complaints
+}
+
+func TestImportsPointDownward(t *testing.T) {
+	report(t, checkDirection(t, repository()))
+	wantOne(t, checkDirection(t, tree("internal/wal/a.go", "package wal\nimport _ \"epochkv/internal/storage/memtable\"\n")),
+		"internal/wal may not import internal/storage/memtable")
+	wantOne(t, checkDirection(t, tree("internal/cache/a.go", "package cache\nimport _ \"epochkv/internal/storage/pager/rows\"\n")),
+		"internal/cache may not import")
+	wantOne(t, checkDirection(t, tree("internal/newcomer/a.go", "package newcomer\n")), "no row")
+}
+
+func TestWireMetricsAndPeersStayInTheirPlaces(t *testing.T) {
+	report(t, checkForeign(t, repository()))
+	wantOne(t, checkForeign(t, tree("internal/mvcc/a.go", "package mvcc\nimport _ \"google.golang.org/grpc\"\n")), "only the rim")
+	wantOne(t, checkForeign(t, tree("internal/wal/a.go", "package wal\nimport _ \"github.com/prometheus/client_golang/prometheus\"\n")), "only telemetry")
+	wantOne(t, checkForeign(t, tree("internal/storage/a_test.go", "package storage\nimport _ \"github.com/cockroachdb/pebble/v2\"\n")), "peers belong in bench")
+}
+
+func TestOnlyVFSTouchesFiles(t *testing.T) {
+	report(t, checkFiles(t, repository()))
+	wantOne(t, checkFiles(t, tree("internal/wal/a.go", "package wal\nimport _ \"os\"\n")), `"os"`)
+	wantOne(t, checkFiles(t, tree("internal/wal/a.go", "package wal\nvar _ = unix.Pwrite\n")), "Pwrite")
+}
