@@ -203,6 +203,21 @@ func (m *model) sortedViews() []*Session {
 
 func (m *model) compareGets() {
 	x, want := m.view()
+	list := make([][]byte, rapid.IntRange(0, 100).Draw(m.t, "batch"))
+	for i := range list {
+		list[i] = []byte(modelKey.Draw(m.t, "key"))
+	}
+	visits := 0
+	err := x.ReadAll(list, func(i int, v Value) error {
+		visits++
+		if w, ok := want[string(list[i])]; v.Found != ok || string(v.Data) != w {
+			m.t.Fatalf("batch get %q at %d: found %v %q, want %v %q", list[i], x.at, v.Found, clip(string(v.Data)), ok, clip(w))
+		}
+		return nil
+	})
+	if err != nil || visits != len(list) {
+		m.t.Fatalf("batch get: %d of %d keys, %v", visits, len(list), err)
+	}
 	for range 5 {
 		k := modelKey.Draw(m.t, "key")
 		v, err := x.Read(nil, []byte(k))

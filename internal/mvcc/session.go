@@ -23,6 +23,7 @@ type Session struct {
 	viewing  bool
 	previous keys.Epoch // newest epoch this session reserved; the next commit waits until it is visible
 	cursor   Cursor
+	batch    batchRead
 	txn      Txn
 	ranged   rangeDelete
 	invoked  []byte        // values of InvokeAll

@@ -77,6 +77,7 @@ func Open(o Options) (*Store, error) {
 	s.done.Go(func() { s.collector.run(ctx) })
 	s.done.Go(func() { s.runSyncer(ctx) })
 	s.done.Go(func() { s.runCheckpoints(ctx) })
+	s.done.Go(func() { s.engine.RunPrefetch(ctx) })
 	return s, nil
 }
 

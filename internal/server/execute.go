@@ -111,49 +111,43 @@ func (c *caller) batchGet(req *pb.BatchGetRequest, out *pb.BatchGetResponse, lim
 	}
 	defer c.session.Done()
 	out.ReadEpoch = uint64(at)
-	await, size := keys.Epoch(0), 0
-	var values valueArena
-	for i, key := range req.Keys {
-		r := nextResult(out)
-		v, err := values.read(c, r.Value[:0], key, len(req.Keys)-i)
-		if err != nil {
-			return settle{}, fmt.Errorf("keys[%d]: %w", i, err)
-		}
-		r.Found, r.Value, r.Epoch = v.Found, v.Data, uint64(v.Epoch)
-		await = max(await, v.Await)
-		if size += len(key) + len(v.Data); size > limits.BatchBytes {
-			return settle{}, &mvcc.LimitError{What: "batch bytes", Limit: limits.BatchBytes, Got: size}
-		}
+	n := len(req.Keys)
+	await, size, left := keys.Epoch(0), 0, n
+	for len(out.Results) < n {
+		nextResult(out)
 	}
-	return settleRead(await), nil
+	var values valueArena
+	err = c.session.ReadAll(req.Keys, func(i int, v mvcc.Value) error {
+		r := out.Results[i]
+		r.Found, r.Epoch = v.Found, uint64(v.Epoch)
+		r.Value = values.copy(r.Value[:0], v.Data, left)
+		left--
+		await = max(await, v.Await)
+		if size += len(req.Keys[i]) + len(v.Data); size > limits.BatchBytes {
+			return &mvcc.LimitError{What: "batch bytes", Limit: limits.BatchBytes, Got: size}
+		}
+		return nil
+	})
+	return settleRead(await), err
 }
 
 // valueArena lays the values of a batch side by side: one allocation for many small values.
-type valueArena struct {
-	buf  []byte // what is used of the chunk at hand
-	last int    // length of the last value, a good guess for those to come
-}
+type valueArena struct{ buf []byte }
 
 // arenaChunkMax bounds what a wrong guess costs.
 const arenaChunkMax = 64 << 10
 
-// read appends the value of key to dst, or, if that has no room at all, puts it into the arena; left is how many keys are
-// still to be read.
-func (a *valueArena) read(c *caller, dst, key []byte, left int) (mvcc.Value, error) {
-	if cap(dst) > 0 {
-		return c.session.Read(dst, key)
+// copy copies value to dst if there is room, else into the arena; left is how many values are still to come, this one included.
+func (a *valueArena) copy(dst, value []byte, left int) []byte {
+	if cap(dst) >= len(value) || len(value) > arenaChunkMax/4 {
+		return append(dst, value...)
 	}
-	if free := cap(a.buf) - len(a.buf); free < a.last && a.last <= arenaChunkMax/4 {
-		a.buf = make([]byte, 0, min(left*a.last, arenaChunkMax))
+	if cap(a.buf)-len(a.buf) < len(value) {
+		a.buf = make([]byte, 0, min(left*len(value), arenaChunkMax))
 	}
-	used := len(a.buf)
-	v, err := c.session.Read(a.buf[used:], key)
-	a.last = len(v.Data)
-	if a.last > 0 && used+a.last <= cap(a.buf) && &v.Data[0] == &a.buf[:used+1][used] { // else it did not fit and lies elsewhere
-		a.buf = a.buf[:used+a.last]
-		v.Data = v.Data[:a.last:a.last]
-	}
-	return v, err
+	from := len(a.buf)
+	a.buf = append(a.buf, value...)
+	return a.buf[from:len(a.buf):len(a.buf)]
 }
 
 // nextResult extends the results by one, taking up again one that an earlier answer has left behind.

@@ -79,6 +79,8 @@ func (j *mergeJob) cut(before keys.Epoch) keys.Epoch {
 }
 
 func (e *Engine) merge(ctx context.Context, job mergeJob) error {
+	e.merging.Store(true)
+	defer e.merging.Store(false)
 	v := e.view.Load()
 	cut := job.cut(e.pager.State().Epoch)
 	// What the tree holds must not be ahead of the log: a crash would otherwise leave epochs that recovery cannot number.
@@ -157,7 +159,7 @@ func (e *Engine) publish(number uint64, root btree.Root, merged []*generation, c
 	e.mu.Lock()
 	v := e.view.Load()
 	frozen := v.frozen[: len(v.frozen)-len(merged) : len(v.frozen)-len(merged)]
-	e.view.Store(&view{active: v.active, frozen: frozen, root: root})
+	e.view.Store(&view{active: v.active, frozen: frozen, root: root, checkpoint: number})
 	e.mu.Unlock()
 
 	for _, g := range merged {

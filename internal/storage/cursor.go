@@ -11,19 +11,21 @@ import (
 // Cursor merges the sources of one view into a sequence of user keys with their version at a snapshot, forward or in
 // reverse. It is reused by OpenCursor and valid only inside the slot's protection under which it was opened.
 type Cursor struct {
-	tables  []memtable.Iter // newest first; kept for reuse, as each is large
-	open    int             // tables in use
-	tree    btree.Cursor    // the oldest source
-	inTree  bool            // tree stands on an entry
-	engine  *Engine
-	root    btree.Root
-	at      keys.Epoch
-	lower   []byte
-	upper   []byte
-	key     []byte
-	version Version
-	valid   bool
-	err     error
+	tables []memtable.Iter // newest first; kept for reuse, as each is large
+	open   int             // tables in use
+	tree   btree.Cursor    // the oldest source
+	inTree bool            // tree stands on an entry
+	engine *Engine
+
+	checkpoint uint64 // of the view
+	root       btree.Root
+	at         keys.Epoch
+	lower      []byte
+	upper      []byte
+	key        []byte
+	version    Version
+	valid      bool
+	err        error
 }
 
 // OpenCursor prepares c over the current view, at a snapshot, within [lower, upper). It is not positioned.
@@ -38,8 +40,11 @@ func (e *Engine) OpenCursor(c *Cursor, at keys.Epoch, lower, upper []byte, _ boo
 		c.tables[i+1].Init(g.mem)
 	}
 	c.open, c.at, c.lower, c.upper, c.valid, c.err = n, at, lower, upper, false, nil
-	c.engine, c.root = e, v.root
-	c.tree.Reset(e.pages, v.root, at, lower, upper)
+	c.engine, c.root, c.checkpoint = e, v.root, v.checkpoint
+	if c.tree.EnterLeaf == nil && e.prefetch != nil {
+		c.tree.EnterLeaf = c.entered
+	}
+	c.tree.Reset(e.pages, v.root, at, treeBound(lower, keys.SpaceUser), treeBound(upper, keys.SpaceUser+1))
 	c.inTree = false
 }
 
@@ -179,3 +184,12 @@ func (c *Cursor) Version() Version { return c.version }
 
 // Err is what ended the walk early, or nil.
 func (c *Cursor) Err() error { return c.err }
+
+// treeBound is a bound as the tree wants it: none where it is only the end of the keyspace, so that a scan of everything is not taken
+// for a bounded one. The cursor checks its bounds itself.
+func treeBound(bound []byte, end keys.Space) []byte {
+	if len(bound) == 1 && bound[0] == byte(end) {
+		return nil
+	}
+	return bound
+}

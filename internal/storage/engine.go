@@ -42,7 +42,10 @@ type Engine struct {
 	rows  *rows.Store
 	pages *pages
 
-	view atomic.Pointer[view]
+	prefetch *prefetch // nil with Options.NoPrefetch
+
+	view    atomic.Pointer[view]
+	merging atomic.Bool // a checkpoint is at work: reading ahead yields to it
 
 	mu     sync.Mutex        // guards rotation and the publication of views; taken by no fast path
 	room   chan struct{}     // closed and replaced when a checkpoint has made room
@@ -188,7 +191,7 @@ func (e *Engine) advance(full *generation, bodyBytes int, void *keys.Epoch) (roo
 	}
 	frozen := append([]*generation{full}, v.frozen...)
 	full.next.Store(next)
-	e.view.Store(&view{active: next, frozen: frozen, root: v.root})
+	e.view.Store(&view{active: next, frozen: frozen, root: v.root, checkpoint: v.checkpoint})
 	e.counters.rotations.Add(1)
 	e.pressLocked(e.view.Load())
 	e.rotated.Store(time.Now().UnixNano())

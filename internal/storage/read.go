@@ -17,19 +17,61 @@ func fromMemtable(v memtable.Version) Version {
 // protection and holds the snapshot.
 func (e *Engine) Get(key []byte, at keys.Epoch) (Version, bool, error) {
 	v := e.view.Load()
-	if found, ok := v.active.mem.Get(key, at); ok {
+	if found, ok := v.inMemory(key, at); ok {
 		return fromMemtable(found), true, nil
-	}
-	for _, g := range v.frozen {
-		if found, ok := g.mem.Get(key, at); ok {
-			return fromMemtable(found), true, nil
-		}
 	}
 	found, ok, err := btree.Get(e.pages, v.root, key, at)
 	if err != nil {
 		return Version{}, false, e.damage(err, v.root, key)
 	}
 	return fromTree(&found), ok, nil
+}
+
+// Finder keeps what GetAll needs from call to call.
+type Finder struct {
+	tree    btree.Finder
+	missing [][]byte // keys that no memtable has
+	places  []int    // their places in the batch
+}
+
+// GetAll is Get for sorted keys, and calls visit with each outcome, in no certain order. Tree pages that are not in memory are read
+// together, level by level. The caller stays inside its slot's protection; a version lives until visit returns.
+func (e *Engine) GetAll(f *Finder, sorted [][]byte, at keys.Epoch, visit func(i int, v Version, ok bool) error) error {
+	v := e.view.Load()
+	f.missing, f.places = f.missing[:0], f.places[:0]
+	for i, key := range sorted {
+		found, ok := v.inMemory(key, at)
+		if !ok {
+			f.missing, f.places = append(f.missing, key), append(f.places, i)
+			continue
+		}
+		if err := visit(i, fromMemtable(found), true); err != nil {
+			return err
+		}
+	}
+	if len(f.missing) == 0 {
+		return nil
+	}
+	err := f.tree.FindAll(e.pages, v.root, f.missing, at, func(i int, v btree.Version, ok bool) error {
+		return visit(f.places[i], fromTree(&v), ok)
+	})
+	if err != nil {
+		return e.damage(err, v.root, nil)
+	}
+	return nil
+}
+
+// inMemory is Get for the memtables alone.
+func (v *view) inMemory(key []byte, at keys.Epoch) (memtable.Version, bool) {
+	if found, ok := v.active.mem.Get(key, at); ok {
+		return found, true
+	}
+	for _, g := range v.frozen {
+		if found, ok := g.mem.Get(key, at); ok {
+			return found, true
+		}
+	}
+	return memtable.Version{}, false
 }
 
 func fromTree(v *btree.Version) Version {
@@ -73,6 +115,16 @@ func (e *Engine) AppendValue(dst []byte, v Version) ([]byte, error) {
 		return dst, e.damage(err, btree.Root{}, nil)
 	}
 	return dst, nil
+}
+
+// Value is v's value: where it lies, or, if it has to be read from pages of its own, in buf, which grows.
+func (e *Engine) Value(buf *[]byte, v Version) ([]byte, error) {
+	if !v.large {
+		return v.value, nil
+	}
+	var err error
+	*buf, err = e.AppendValue((*buf)[:0], v)
+	return *buf, err
 }
 
 // Pinned is the state that one validation looks at, twice. It is valid inside the slot's protection under which it was taken.

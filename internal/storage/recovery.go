@@ -42,7 +42,7 @@ func (e *Engine) recover() (Recovery, error) {
 	if err != nil {
 		return recovery, errors.Join(err, e.log.Close(), r.free())
 	}
-	v := &view{active: active, root: rootOf(state)}
+	v := &view{active: active, root: rootOf(state), checkpoint: e.pager.Checkpoint()}
 	for i := len(r.filled) - 1; i >= 0; i-- {
 		v.frozen = append(v.frozen, r.filled[i])
 	}
@@ -67,6 +67,9 @@ func (e *Engine) openTree() error {
 	e.pager, e.pages.pager = p, p
 	if err := e.pages.open(e.options.CacheBytes, e.registry, e.options.CachePolicy); err != nil {
 		return err
+	}
+	if !e.options.NoPrefetch {
+		e.prefetch = newPrefetch(e)
 	}
 	e.rows, err = rows.Open(p)
 	return translate(err)

@@ -19,6 +19,7 @@ type Options struct {
 	MemoryBytes   int64  // bounds cache, memtables and log buffers together; 1 GiB
 	CacheBytes    int64  // derived from MemoryBytes
 	CachePolicy   cache.Policy
+	NoPrefetch    bool  // bounded scans do not read ahead: the benchmark's baseline
 	MemtableBytes int64 // of one generation; derived
 	SegmentBytes  int64 // of one log segment; derived
 	SerialAppend  bool  // one mutex over append and insert: the benchmark's baseline

@@ -13,6 +13,8 @@ type view struct {
 	active *generation
 	frozen []*generation
 	root   btree.Root
+
+	checkpoint uint64 // that wrote root
 }
 
 // Version is what one commit did to a key. Its value lies in the engine and lives as long as the slot's protection.

@@ -1,0 +1,68 @@
+package mvcc
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+
+	"epochkv/internal/storage"
+	"epochkv/internal/storage/keys"
+)
+
+// batchRead is what ReadAll keeps from call to call.
+type batchRead struct {
+	buf    []byte // the internal keys, one behind the other
+	keys   [][]byte
+	order  []int // places in the request, by key
+	sorted [][]byte
+	finder storage.Finder
+	value  []byte
+}
+
+// ReadAll reads many keys in the session's view, and calls visit once for each, in no certain order. Pages that are not in memory are
+// read together. The value's data lives until visit returns.
+func (x *Session) ReadAll(list [][]byte, visit func(i int, v Value) error) error {
+	b := &x.batch
+	if err := x.arrange(b, list); err != nil {
+		return err
+	}
+	x.slot.Enter()
+	defer x.slot.Leave()
+	return x.store.engine.GetAll(&b.finder, b.sorted, x.at, func(i int, v storage.Version, ok bool) error {
+		out := Value{At: x.at}
+		if ok {
+			out.Await = x.store.mustAwait(v)
+			if v.Kind == keys.KindSet {
+				var err error
+				out.Found, out.Epoch = true, v.Epoch
+				if out.Data, err = x.store.engine.Value(&b.value, v); err != nil {
+					return err
+				}
+			}
+		}
+		return visit(b.order[i], out)
+	})
+}
+
+// arrange builds the internal keys and sorts them.
+func (x *Session) arrange(b *batchRead, list [][]byte) error {
+	size := 0
+	for i, key := range list {
+		if err := x.store.checkKey(key); err != nil {
+			return fmt.Errorf("keys[%d]: %w", i, err)
+		}
+		size += len(key) + 1
+	}
+	b.buf = slices.Grow(b.buf[:0], size)
+	b.keys, b.order, b.sorted = b.keys[:0], b.order[:0], b.sorted[:0]
+	for i, key := range list {
+		from := len(b.buf)
+		b.buf = keys.Append(b.buf, keys.SpaceUser, key)
+		b.keys, b.order = append(b.keys, b.buf[from:]), append(b.order, i)
+	}
+	slices.SortFunc(b.order, func(i, j int) int { return bytes.Compare(b.keys[i], b.keys[j]) })
+	for _, i := range b.order {
+		b.sorted = append(b.sorted, b.keys[i])
+	}
+	return nil
+}
