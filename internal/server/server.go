@@ -207,7 +207,7 @@ func (s *Server) listen() (err error) {
 	registry := telemetry.NewRegistry(telemetry.Sources{
 		Requests: &s.requests, Server: s.stats, Engine: s.store.Stats, Failed: func() bool { return s.store.Err() != nil },
 	})
-	s.http = newHTTP(s, registry, s.log)
+	s.http = newHTTP(s, telemetry.Handler(registry), s.log)
 	return nil
 }
 
