@@ -21,6 +21,7 @@ import (
 	"strings"
 	"time"
 
+	"epochkv/bench/growth"
 	"epochkv/bench/harness"
 	"epochkv/bench/scenarios"
 	"epochkv/bench/tree"
@@ -81,7 +82,7 @@ func (f *flags) main(ctx context.Context) error {
 
 // everything is every scenario, in the order in which they run.
 func everything() []harness.Scenario {
-	return slices.Concat(scenarios.All(), tree.Scenarios(), txn.Scenarios(), wire.Scenarios())
+	return slices.Concat(scenarios.All(), tree.Scenarios(), txn.Scenarios(), growth.Scenarios(), wire.Scenarios())
 }
 
 func (f *flags) choose() (chosen []harness.Scenario, err error) {

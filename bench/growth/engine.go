@@ -1,0 +1,134 @@
+package growth
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+
+	"epochkv/bench/engines"
+	"epochkv/bench/harness"
+	"epochkv/bench/workload"
+)
+
+// random reads or overwrites random keys of a tree.
+type random struct{ puts bool }
+
+func (o random) run(r *harness.Run) (err error) {
+	e, err := engines.EpochKV(engines.Options{Dir: r.Dir})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, e.Close()) }()
+	d := workload.NewData(r.Seed, r.Size*r.Point, workload.Shape{KeyBytes: 16, ValueBytes: 100})
+	if err := errors.Join(d.Load(e), e.Settle()); err != nil {
+		return err
+	}
+	if err := r.Prove("keys in tree", e.Counters()["keys in tree"], float64(d.Count()), float64(d.Count())); err != nil {
+		return err
+	}
+	err = r.Time(r.Size, func() error {
+		return workload.Parallel(e, 1, func(_ int, s engines.Session) error {
+			if o.puts {
+				return put(s, d, r)
+			}
+			return get(s, d, r.Seed, r.Size)
+		})
+	})
+	if err != nil {
+		return err
+	}
+	return verify(r, e, d)
+}
+
+// put gives random keys the value that they have: what the pair is stays a function of the seed.
+func put(s engines.Session, d *workload.Data, r *harness.Run) error {
+	choice, value := rand.New(rand.NewPCG(r.Seed, 1)), make([]byte, d.ValueBytes)
+	for range r.Size {
+		i := choice.IntN(d.Count())
+		if err := s.Put(d.Key(i), d.Value(value, i)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// get reads random keys and checks each.
+func get(s engines.Session, d *workload.Data, seed uint64, count int) error {
+	choice := rand.New(rand.NewPCG(seed, 1))
+	buffer, expected := make([]byte, 0, d.ValueBytes), make([]byte, d.ValueBytes)
+	for range count {
+		i := choice.IntN(d.Count())
+		got, found, err := s.Get(buffer[:0], d.Key(i))
+		if err != nil {
+			return err
+		}
+		if !found || !bytes.Equal(got[:8], d.Value(expected, i)[:8]) {
+			return fmt.Errorf("key %d: wrong value", i)
+		}
+		buffer = got
+	}
+	return nil
+}
+
+func verify(r *harness.Run, e engines.Engine, d *workload.Data) error {
+	right, want, err := d.ReadBack(e)
+	if err != nil {
+		return err
+	}
+	return r.Verified(right, want)
+}
+
+// inserts puts new keys.
+type inserts struct {
+	shape   workload.Shape
+	options engines.Options
+	gets    bool // time reads of them instead
+}
+
+func (o inserts) byWriters(r *harness.Run) error { return o.run(r, r.Point) }
+
+// valueBytesMax bounds what a run writes.
+const valueBytesMax = 32 << 20
+
+// operations is how many operations on values of that size fit into a run.
+func operations(size, valueBytes int) int { return min(size, max(valueBytesMax/valueBytes, 64)) }
+
+func (o inserts) byValue(r *harness.Run) error {
+	o.shape = workload.Shape{KeyBytes: 16, ValueBytes: r.Point}
+	return o.run(r, 1)
+}
+
+func (o inserts) run(r *harness.Run, writers int) (err error) {
+	o.options.Dir = r.Dir
+	e, err := engines.EpochKV(o.options)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, e.Close()) }()
+	d := workload.NewData(r.Seed, operations(r.Size, o.shape.ValueBytes), o.shape)
+	write := func() error {
+		return workload.Parallel(e, writers, func(worker int, s engines.Session) error {
+			value := make([]byte, d.ValueBytes)
+			for i := worker; i < d.Count(); i += writers {
+				if err := s.Put(d.Key(i), d.Value(value, i)); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	section := write
+	if o.gets {
+		if err := errors.Join(write(), e.Settle()); err != nil {
+			return err
+		}
+		section = func() error {
+			return workload.Parallel(e, 1, func(_ int, s engines.Session) error { return get(s, d, r.Seed, d.Count()) })
+		}
+	}
+	if err := r.Time(d.Count(), section); err != nil {
+		return err
+	}
+	return verify(r, e, d)
+}

@@ -1,0 +1,192 @@
+package growth
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+
+	"epochkv/bench/harness"
+	"epochkv/internal/mvcc"
+	"epochkv/internal/storage"
+)
+
+func open(dir string) (*mvcc.Store, error) {
+	return mvcc.Open(mvcc.Options{
+		Durability: mvcc.DurabilityAsync,
+		Storage:    storage.Options{Dir: dir, MemoryBytes: 4 << 30, CacheBytes: 64 << 20, MemtableBytes: 256 << 20, SegmentBytes: 64 << 20},
+	})
+}
+
+// snapshotOp is what is done beside so many snapshots.
+type snapshotOp uint8
+
+const (
+	getNewest snapshotOp = iota
+	getOldest
+	putNewest
+)
+
+// snapshotted overwrites a few keys once for each snapshot, so that every version is seen by one.
+type snapshotted struct{ do snapshotOp }
+
+const snapshotKeys = 64
+
+func key(dst []byte, i int) []byte { return binary.BigEndian.AppendUint64(dst, uint64(i)) }
+
+func (o snapshotted) run(r *harness.Run) (err error) {
+	store, err := open(r.Dir)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, store.Close()) }()
+	session, err := store.Session()
+	if err != nil {
+		return err
+	}
+	defer session.Close()
+	readers := make([]*mvcc.Session, r.Point)
+	for i := range readers {
+		if err := writeEach(session, uint64(i)); err != nil {
+			return err
+		}
+		if readers[i], err = store.Session(); err != nil {
+			return err
+		}
+		defer readers[i].Close()
+		if _, err := readers[i].View(0); err != nil {
+			return err
+		}
+	}
+	versions := store.Stats().Storage.Generations[0].Versions
+	if err := r.Prove("versions a key", float64(versions)/snapshotKeys, float64(r.Point), float64(r.Point)); err != nil {
+		return err
+	}
+	if err := r.Time(r.Size, func() error { return o.work(session, readers, r) }); err != nil {
+		return err
+	}
+	right := 0
+	for i, reader := range readers {
+		v, err := reader.Read(nil, key(nil, i%snapshotKeys))
+		if err != nil {
+			return err
+		}
+		if v.Found && binary.LittleEndian.Uint64(v.Data) == uint64(i) {
+			right++
+		}
+	}
+	return r.Verified(right, len(readers))
+}
+
+// writeEach gives every key a version.
+func writeEach(session *mvcc.Session, number uint64) error {
+	var w mvcc.Write
+	for i := range snapshotKeys {
+		w.Set(key(nil, i), binary.LittleEndian.AppendUint64(nil, number))
+	}
+	_, err := session.Commit(&w)
+	return err
+}
+
+func (o snapshotted) work(session *mvcc.Session, readers []*mvcc.Session, r *harness.Run) error {
+	choice := rand.New(rand.NewPCG(r.Seed, 1))
+	var w mvcc.Write
+	var name, buffer []byte
+	for n := range r.Size {
+		name = key(name[:0], choice.IntN(snapshotKeys))
+		var v mvcc.Value
+		var err error
+		want := uint64(0)
+		switch o.do {
+		case getNewest:
+			want = uint64(len(readers) - 1)
+			v, err = session.Get(buffer[:0], name, 0)
+		case getOldest:
+			v, err = readers[0].Read(buffer[:0], name)
+		case putNewest:
+			w.Reset()
+			buffer = binary.LittleEndian.AppendUint64(buffer[:0], uint64(len(readers)+n))
+			w.Set(name, buffer)
+			_, err = session.Commit(&w)
+		}
+		if err != nil {
+			return err
+		}
+		if o.do == putNewest {
+			continue
+		}
+		if buffer = v.Data; !v.Found || binary.LittleEndian.Uint64(buffer) != want {
+			return fmt.Errorf("key %x reads %x, want number %d", name, buffer, want)
+		}
+	}
+	return nil
+}
+
+// transacted reads and writes r.Point neighbouring keys in each transaction.
+type transacted struct{ isolation mvcc.Isolation }
+
+const transactedKeys = 100_000
+
+func (o transacted) run(r *harness.Run) (err error) {
+	store, err := open(r.Dir)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, store.Close()) }()
+	session, err := store.Session()
+	if err != nil {
+		return err
+	}
+	defer session.Close()
+	count := max(r.Size/r.Point, 1)
+	last := map[int]uint64{} // by the first key of a transaction's neighbours
+	err = r.Time(count*r.Point, func() error {
+		choice := rand.New(rand.NewPCG(r.Seed, 1))
+		for n := range count {
+			first := choice.IntN(transactedKeys/r.Point) * r.Point
+			if err := o.transact(session, first, r.Point, uint64(n)); err != nil {
+				return err
+			}
+			last[first] = uint64(n)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if err := r.Prove("commits", float64(store.Stats().Commits), float64(count), float64(count)); err != nil {
+		return err
+	}
+	right := 0
+	for first, n := range last {
+		v, err := session.Get(nil, key(nil, first+r.Point-1), 0)
+		if err != nil {
+			return err
+		}
+		if v.Found && binary.LittleEndian.Uint64(v.Data) == n {
+			right++
+		}
+	}
+	return r.Verified(right, len(last))
+}
+
+func (o transacted) transact(session *mvcc.Session, first, count int, number uint64) error {
+	t, err := session.Begin(mvcc.TxnOptions{Isolation: o.isolation, Durability: mvcc.DurabilityAsync})
+	if err != nil {
+		return err
+	}
+	var name, value [8]byte
+	var buffer [16]byte
+	binary.LittleEndian.PutUint64(value[:], number)
+	for i := range count {
+		binary.BigEndian.PutUint64(name[:], uint64(first+i))
+		if _, err := t.Get(buffer[:0], name[:]); err != nil {
+			return err
+		}
+		if err := t.Set(name[:], value[:]); err != nil {
+			return err
+		}
+	}
+	_, err = t.Commit()
+	return err
+}
