@@ -16,15 +16,14 @@ import (
 // A run is a temporary file of sorted entries on their way into the tree, without their epoch, which is not known yet. Nothing reads it
 // after a restart, so that it has no header, is never synced, and may change with any version.
 //
-//	block:  checksum (4) | length (4) | entry | entry | ...
+//	block:  entry | entry | ...
 //	entry:  key length (uvarint) | value length << 1 | placed (uvarint) | key | value, or its reference if placed
 //
-// Entries do not cross blocks. The blocks' first keys and places stay in memory: with blocks of 64 KiB that is a thousandth of
-// the data.
+// Entries do not cross blocks. The blocks' first keys, places and checksums stay in memory: with blocks of 64 KiB that is a thousandth
+// of the data. What a chunk of sorted entries looks like in memory is what a run looks like, so that it is written without a copy.
 const (
 	runBlockBytes  = 64 << 10
 	runBufferBytes = 1 << 20 // what is written at once
-	runBlockHeader = 8
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -38,7 +37,6 @@ type run struct {
 	file   vfs.File
 	blocks []runBlock
 	count  uint64 // entries
-	bytes  uint64 // of keys and values
 	large  uint64 // values that belong into the row store and are not there yet
 	tier   int    // 0 for what was sorted in memory, n+1 for what was merged from runs of tier n
 }
@@ -47,6 +45,7 @@ type runBlock struct {
 	first  []byte // key of its first entry
 	offset int64
 	length int
+	sum    uint32 // CRC-32C of its bytes
 }
 
 // remove closes and removes the file.
@@ -73,16 +72,11 @@ func newRunWriter(fs vfs.FS, name string, inlineMax int) (*runWriter, error) {
 // add appends an entry, whose key is larger than all before.
 func (w *runWriter) add(key, value []byte, placed bool) error {
 	if w.open == len(w.buf) {
-		w.run.blocks = append(w.run.blocks, runBlock{first: bytes.Clone(key), offset: w.offset + int64(w.open)})
-		w.buf = append(w.buf, make([]byte, runBlockHeader)...)
+		w.begin(key, w.offset+int64(w.open))
 	}
 	w.buf = appendRunEntry(w.buf, key, value, placed)
 	w.last = append(w.last[:0], key...)
-	w.run.count++
-	w.run.bytes += uint64(len(key) + len(value))
-	if !placed && len(value) > w.inlineMax {
-		w.run.large++
-	}
+	w.count(!placed && len(value) > w.inlineMax)
 	if len(w.buf)-w.open < runBlockBytes {
 		return nil
 	}
@@ -91,6 +85,54 @@ func (w *runWriter) add(key, value []byte, placed bool) error {
 		return nil
 	}
 	return w.flush()
+}
+
+// begin starts a block at offset.
+func (w *runWriter) begin(first []byte, offset int64) {
+	w.run.blocks = append(w.run.blocks, runBlock{first: bytes.Clone(first), offset: offset})
+}
+
+func (w *runWriter) count(large bool) {
+	w.run.count++
+	if large {
+		w.run.large++
+	}
+}
+
+// end completes the newest block, which consists of these bytes.
+func (w *runWriter) end(block []byte) {
+	b := &w.run.blocks[len(w.run.blocks)-1]
+	b.length, b.sum = len(block), crc32.Checksum(block, castagnoli)
+}
+
+// addChunk appends a chunk of sorted entries, which begins behind all before. It is written as it is.
+func (w *runWriter) addChunk(chunk []byte, entries []spoolEntry, entry func(e *spoolEntry) (key, value []byte)) error {
+	w.closeBlock()
+	if err := w.flush(); err != nil {
+		return err
+	}
+	from := 0
+	for i := range entries {
+		key, value := entry(&entries[i])
+		at := int(entries[i].at)
+		if i == 0 || at-from >= runBlockBytes {
+			if i > 0 {
+				w.end(chunk[from:at])
+			}
+			from = at
+			w.begin(key, w.offset+int64(at))
+		}
+		w.count(len(value) > w.inlineMax)
+		if i == len(entries)-1 {
+			w.last = append(w.last[:0], key...)
+		}
+	}
+	w.end(chunk[from:])
+	if _, err := w.run.file.WriteAt(chunk, w.offset); err != nil {
+		return err
+	}
+	w.offset += int64(len(chunk))
+	return nil
 }
 
 func appendRunEntry(dst, key, value []byte, placed bool) []byte {
@@ -107,9 +149,7 @@ func (w *runWriter) closeBlock() {
 	if w.open == len(w.buf) {
 		return
 	}
-	block := w.buf[w.open:]
-	binary.LittleEndian.PutUint32(block, crc32.Checksum(block[4:], castagnoli)) // the length is part of the index, too
-	w.run.blocks[len(w.run.blocks)-1].length = len(block)
+	w.end(w.buf[w.open:])
 	w.open = len(w.buf)
 }
 
@@ -185,13 +225,13 @@ func (c *runCursor) load(i int) bool {
 		if _, c.err = c.run.file.ReadAt(c.buf, b.offset); c.err != nil {
 			return false
 		}
-		if crc32.Checksum(c.buf[4:], castagnoli) != binary.LittleEndian.Uint32(c.buf) {
+		if crc32.Checksum(c.buf, castagnoli) != b.sum {
 			c.err = fmt.Errorf("%w: block %d of %s", errRun, i, c.run.file.Name())
 			return false
 		}
 		c.block = i
 	}
-	c.rest = c.buf[runBlockHeader:]
+	c.rest = c.buf
 	return true
 }
 

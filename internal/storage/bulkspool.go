@@ -132,9 +132,12 @@ func (s *spool) spill() error {
 
 // writeChunk appends the sorted entries. Of equal keys, which stand in the order in which they came, the last one counts.
 func (s *spool) writeChunk() error {
+	if s.sorted {
+		return s.writer.addChunk(s.chunk, s.entries, s.entry)
+	}
 	for i := range s.entries {
 		key, value := s.entry(&s.entries[i])
-		if !s.sorted && i+1 < len(s.entries) && s.entries[i+1].head == s.entries[i].head {
+		if i+1 < len(s.entries) && s.entries[i+1].head == s.entries[i].head {
 			if next, _ := s.entry(&s.entries[i+1]); bytes.Equal(next, key) {
 				continue
 			}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"time"
 
 	"epochkv/internal/storage/btree"
@@ -139,6 +140,7 @@ func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Roo
 			return nil, err
 		}
 		in.Input = func() btree.Input { return newLoadInput(placed, load.epoch, newMemInput(job.frozen)) }
+		in.Workers = max(in.Workers, runtime.GOMAXPROCS(0)) // commits wait for it
 		if cuts := placed.cuts(); len(cuts) > len(in.Cuts) {
 			in.Cuts = cuts
 		}
