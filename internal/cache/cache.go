@@ -106,12 +106,12 @@ func New(config Config) (*Cache, error) {
 	if err != nil {
 		return nil, err
 	}
-	reserved := reservation(config.Bytes)
-	c.framesMax = uint32(min(framesMax, reserved/int64(c.pageSize)))
-	if c.frameMem, err = reserve(reserved); err != nil {
-		return nil, fmt.Errorf("cache: reserve %d bytes for frames: %w", reserved, err)
+	if err := c.reserveFrames(reservation(config.Bytes)); err != nil {
+		// Some machines count address space as memory. Such a cache can shrink, and grow back to what it was.
+		if err := c.reserveFrames(config.Bytes); err != nil {
+			return nil, err
+		}
 	}
-	c.frames = c.frameMem.base
 	if c.wordMem, err = reserve(int64(c.framesMax+1) * warmthBytes &^ 7); err != nil {
 		return nil, errors.Join(fmt.Errorf("cache: reserve warmth words: %w", err), c.frameMem.release())
 	}
@@ -121,6 +121,15 @@ func New(config Config) (*Cache, error) {
 		return nil, errors.Join(err, c.Close())
 	}
 	return c, nil
+}
+
+func (c *Cache) reserveFrames(bytes int64) (err error) {
+	if c.frameMem, err = reserve(bytes); err != nil {
+		return fmt.Errorf("cache: reserve %d bytes for frames: %w", bytes, err)
+	}
+	c.frames = c.frameMem.base
+	c.framesMax = uint32(min(framesMax, bytes/int64(c.pageSize)))
+	return nil
 }
 
 func (c *Cache) setPolicy(p Policy) {

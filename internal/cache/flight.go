@@ -1,5 +1,7 @@
 package cache
 
+import "unsafe"
+
 // flight is one page on its way into memory. Whoever made it loads buf without the mutex, then lands it.
 type flight struct {
 	id        ID
@@ -61,9 +63,14 @@ func (c *Cache) departLocked(id ID, h Hint, heap bool) *flight {
 	return fl
 }
 
-// heapPage is a page on the heap. Pages of 4 KiB and more are aligned for direct I/O there, because the runtime's size
-// classes for powers of two are.
-func heapPage(size int) []byte { return make([]byte, size) }
+// heapPage is a page outside the frames, aligned so that direct I/O may read into it.
+func heapPage(size int) []byte {
+	buf := make([]byte, size+heapAlign)
+	skip := int(-uintptr(unsafe.Pointer(unsafe.SliceData(buf))) & (heapAlign - 1))
+	return buf[skip : skip+size : skip+size]
+}
+
+const heapAlign = 4096
 
 func (c *Cache) spareFlight() *flight {
 	if n := len(c.spare); n > 0 {
@@ -134,6 +141,9 @@ func (c *Cache) settleLocked(fl *flight) {
 		if a.returns = c.history.returned(fl.id); a.returns > 0 {
 			c.counters.returned++
 		}
+	}
+	if fl.ahead {
+		c.counters.prefetched++
 	}
 	c.states[f], c.ids[f], c.back[f] = stateResident, fl.id, a.returns
 	c.resident++

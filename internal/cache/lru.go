@@ -8,7 +8,7 @@ import (
 // lru evicts who was used least recently, exactly: a list through the frames, and a lock around it that every hit takes. It is the
 // baseline that the others are measured against.
 type lru struct {
-	words unsafe.Pointer // constant; a resident frame's word is coolest, below the cap of every hit
+	words unsafe.Pointer // constant; a resident frame's word is at most coolest, below the cap of every hit
 
 	mu         sync.Mutex // a leaf lock
 	prev, next []uint32   // by frame, 1 up; 0 is the list's head: next is the newest, prev the oldest
@@ -23,7 +23,11 @@ func (l *lru) resize(frames uint32) {
 	}
 }
 
-func (l *lru) counts() tally { return l.tally }
+func (l *lru) counts() tally {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.tally
+}
 
 func (l *lru) link(n uint32) {
 	l.prev[n], l.next[n] = 0, l.next[0]
@@ -37,17 +41,27 @@ func (l *lru) unlink(n uint32) {
 func (l *lru) climb(f, _ uint32) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if wordAt(l.words, f).Load() != absent {
-		l.unlink(f + 1)
-		l.link(f + 1)
+	w := wordAt(l.words, f)
+	switch w.Load() {
+	case absent:
+		return
+	case unvisited:
+		w.Store(coolest)
+		l.tally.used++
 	}
+	l.unlink(f + 1)
+	l.link(f + 1)
 }
 
-func (l *lru) admit(f, _ uint32, _ arrival) {
+func (l *lru) admit(f, _ uint32, a arrival) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.link(f + 1)
-	wordAt(l.words, f).Store(coolest)
+	start := uint32(coolest)
+	if a.ahead {
+		start = unvisited
+	}
+	wordAt(l.words, f).Store(start)
 }
 
 func (l *lru) remove(f uint32) {
@@ -58,7 +72,9 @@ func (l *lru) remove(f uint32) {
 
 func (l *lru) removeLocked(f uint32) {
 	l.unlink(f + 1)
-	wordAt(l.words, f).Store(absent)
+	if wordAt(l.words, f).Swap(absent) == unvisited {
+		l.tally.wasted++
+	}
 }
 
 func (l *lru) victims(dst []uint32, n int) []uint32 {

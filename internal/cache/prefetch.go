@@ -22,8 +22,9 @@ type Guard interface {
 	Leave()
 }
 
-// Prefetcher reads pages ahead of those who will want them, in the background. Everything it does is advice: it takes no frame
-// that is not free, drops its oldest work when it falls behind, and stops where it is while others are busy.
+// Prefetcher reads pages ahead of those who will want them, in the background. Everything it does is advice: it drops its oldest
+// work when it falls behind, stops where it is while others are busy, and when what it has read waits unvisited in half of what is not HOT:
+// more would push out its own pages before their reader comes.
 type Prefetcher struct {
 	cache *Cache
 	guard Guard // constant
@@ -99,38 +100,56 @@ func (p *Prefetcher) take() (a ask, ok bool) {
 func (p *Prefetcher) fetch(ctx context.Context, a ask) {
 	for rest := a.ids; len(rest) > 0; {
 		if ctx.Err() != nil || !p.guard.Enter(a.state) {
-			p.mu.Lock()
-			p.dropped += uint64(len(rest))
-			p.mu.Unlock()
+			p.drop(len(rest))
 			return
 		}
 		n := min(len(rest), prefetchWindow)
-		p.cache.readAhead(rest[:n], a.hint)
+		room := p.cache.readAhead(rest[:n], a.hint)
 		p.guard.Leave()
+		if !room {
+			p.drop(len(rest))
+			return
+		}
 		rest = rest[n:]
 	}
 }
 
-// readAhead loads those pages that are neither in memory nor on their way, as far as there are frames. They arrive unvisited. An
-// error is left for the reader to find.
-func (c *Cache) readAhead(ids []ID, h Hint) {
+func (p *Prefetcher) drop(pages int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.dropped += uint64(pages)
+}
+
+// readAhead loads those pages that are neither in memory nor on their way. They arrive unvisited. It reports false once there is no
+// room for more. An error is left for the reader to find.
+func (c *Cache) readAhead(ids []ID, h Hint) (room bool) {
 	b := batches.Get().(*batch)
 	defer b.free()
+	room = c.departAhead(b, ids, h)
+	c.loadAll(b)
+	_ = c.landAll(b, nil)
+	return room
+}
+
+func (c *Cache) departAhead(b *batch, ids []ID, h Hint) (room bool) {
 	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := c.replacer.counts()
+	waiting := c.counters.prefetched - n.used - n.wasted
 	t := c.table.Load()
 	for i, id := range ids {
 		if _, ok := t.lookup(id); ok || c.flights[id] != nil {
 			continue
 		}
+		if 2*(waiting+uint64(len(b.flights))) >= uint64(c.count)-n.hot {
+			return false
+		}
 		fl := c.departLocked(id, h, false)
 		if fl == nil {
-			break
+			return false
 		}
 		fl.ahead = true
-		c.counters.prefetched++
 		b.add(fl, i)
 	}
-	c.mu.Unlock()
-	c.loadAll(b)
-	_ = c.landAll(b, nil)
+	return true
 }

@@ -172,7 +172,7 @@ func TestPrefetchedPagesAreUsedOrWasted(t *testing.T) {
 		ids[i] = ID(i + 1)
 	}
 	p.Ask(0, ids, Default)
-	for r.Stats().Prefetched < 100 || r.Stats().Flights > 0 {
+	for r.Stats().Prefetched < 100 {
 		sleep()
 	}
 	for id := range ID(60) {
@@ -197,6 +197,29 @@ func TestPrefetchedPagesAreUsedOrWasted(t *testing.T) {
 	}
 	if got := p.Dropped(); got != 100+100*askMax {
 		t.Errorf("%d pages dropped", got)
+	}
+}
+
+// TestPrefetchLeavesRoomForItsOwnPages asks for more than the cache holds: what was read must not be pushed out by what follows.
+func TestPrefetchLeavesRoomForItsOwnPages(t *testing.T) {
+	for _, policy := range []Policy{TwoBand, LRU} {
+		r := newRig(t, 128, policy)
+		ids := make([]ID, 300)
+		for i := range ids {
+			ids[i] = ID(i + 1)
+		}
+		if r.readAhead(ids, Default) {
+			t.Error("there is room for more than the cache holds")
+		}
+		s := r.Stats()
+		if s.Prefetched != 64 || s.Evicted != 0 || s.Uncached != 0 {
+			t.Errorf("policy %d: %+v", policy, s)
+		}
+		for _, id := range ids[:s.Prefetched] {
+			if !r.has(id) {
+				t.Errorf("policy %d: page %d is gone", policy, id)
+			}
+		}
 	}
 }
 
