@@ -35,6 +35,12 @@ type Config struct {
 	SyncInterval time.Duration // how long an async commit may stay unsynced
 	Retention    time.Duration // how long a past epoch stays readable with nobody holding it
 
+	CheckpointInterval time.Duration // how often what is in memory is merged into the data file at the latest
+	CheckpointWorkers  int           // goroutines that merge; 0: half the processors
+	GCInterval         time.Duration // how often the oldest readable epoch is recomputed
+	IO                 IOWay         // how several reads at once are done
+	DirectIO           bool          // the data file goes past the kernel's page cache
+
 	LogLevel  slog.Level
 	LogFormat LogFormat
 
@@ -70,8 +76,13 @@ func Default() Config {
 		PageSize:     8 * KiB,
 		Durability:   DurabilitySync,
 		SyncInterval: 50 * time.Millisecond,
-		LogLevel:     slog.LevelInfo,
-		LogFormat:    LogText,
+
+		CheckpointInterval: 5 * time.Minute,
+		GCInterval:         100 * time.Millisecond,
+		IO:                 IOAuto,
+
+		LogLevel:  slog.LevelInfo,
+		LogFormat: LogText,
 		Limits: Limits{
 			ValueSize:        16 * MiB,
 			BatchSize:        64 * MiB,
@@ -108,4 +119,14 @@ type LogFormat string
 const (
 	LogText LogFormat = "text"
 	LogJSON LogFormat = "json"
+)
+
+// IOWay is how batches of reads reach the device. It is a flag value.
+type IOWay string
+
+// Ways of I/O.
+const (
+	IOAuto  IOWay = "auto"  // io_uring where the kernel has it
+	IOUring IOWay = "uring" // io_uring, or an error at start
+	IOPread IOWay = "pread" // a pool of preads
 )

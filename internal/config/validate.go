@@ -18,6 +18,7 @@ const (
 	memtableMin = 256 * KiB        // below, the arena's fixed part outweighs what it holds
 	valueMax    = 512 * MiB        // a message, with its batch, must stay below protobuf's 2 GiB
 	batchMax    = 1 * GiB          // as above
+	workersMax  = 64               // more would only wait for each other
 	countMax    = 1 << 24          // more would overflow the packed in-flight word
 	durationMin = time.Millisecond // below, a timer costs more than what it paces
 )
@@ -38,6 +39,11 @@ func (c *Config) Validate() error {
 		fmt.Sprintf("is %q; choose text or json", c.LogFormat))
 	v.duration("sync-interval", c.SyncInterval, durationMin, time.Minute)
 	v.duration("retention", c.Retention, 0, 365*24*time.Hour)
+	v.duration("checkpoint-interval", c.CheckpointInterval, time.Second, 24*time.Hour)
+	v.duration("gc-interval", c.GCInterval, durationMin, time.Minute)
+	v.check(c.CheckpointWorkers >= 0 && c.CheckpointWorkers <= workersMax, "checkpoint-workers",
+		fmt.Sprintf("is %d; give 0 to %d", c.CheckpointWorkers, workersMax))
+	v.check(c.IO == IOAuto || c.IO == IOUring || c.IO == IOPread, "io", fmt.Sprintf("is %q; choose auto, uring or pread", c.IO))
 	v.duration("drain-timeout", c.DrainTimeout, 0, time.Hour)
 	v.duration("scan-token-ttl", c.ScanTokenTTL, time.Second, 24*time.Hour)
 	v.duration("txn-idle-timeout", c.TxnIdleTimeout, durationMin, 24*time.Hour)

@@ -73,12 +73,20 @@ func (c *collector) collectLocked(first *storage.PruneRequest, again bool) {
 // a million overwrites a second of one key.
 const overdueAt = 1024
 
+// haltAt is the chain length at which a writer waits for the collector, which the scheduler must have stopped in the middle of
+// its work: two megabytes of small versions of one key.
+const haltAt = 16 * overdueAt
+
 // help is called by a writer, behind its commit, whose key's chain has grown to length.
 func (c *collector) help(length int) {
-	if length >= overdueAt && c.mu.TryLock() {
-		c.collectLocked(nil, false)
-		c.mu.Unlock()
+	switch {
+	case length >= haltAt:
+		c.mu.Lock()
+	case length < overdueAt || !c.mu.TryLock():
+		return
 	}
+	c.collectLocked(nil, false)
+	c.mu.Unlock()
 }
 
 // refresh publishes the horizon.

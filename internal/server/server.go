@@ -68,6 +68,7 @@ type Server struct {
 	receivers    sync.WaitGroup // pipelines' receivers; they end after their handlers
 	transactions txnTable
 	executeTurn  chan struct{} // a token, for whoever lost too often against others
+	files        *vfs.OS       // nil if tests gave others
 	streams      atomic.Int64
 	draining     atomic.Bool
 	expired      atomic.Uint64
@@ -87,10 +88,15 @@ func open(c config.Config, log *slog.Logger, files vfs.FS) (*Server, error) {
 	tuneRuntime(&c, log)
 	s := &Server{config: c, log: log, clock: clock{started: time.Now()}, drain: make(chan struct{})}
 	options := storeOptions(&c, files)
+	if files == nil {
+		if err := s.openFiles(&c, &options.Storage); err != nil {
+			return nil, err
+		}
+	}
 	s.limits = options.Limits
 	store, err := mvcc.Open(options)
 	if err != nil {
-		return nil, err
+		return nil, errors.Join(err, s.closeFiles())
 	}
 	s.store, s.opening = store, time.Since(s.clock.started)
 	s.connections.max, s.connections.requests = int64(c.Limits.Connections), &s.requests
@@ -100,9 +106,32 @@ func open(c config.Config, log *slog.Logger, files vfs.FS) (*Server, error) {
 	s.executeTurn = make(chan struct{}, 1)
 	s.newGRPC()
 	if err := s.listen(); err != nil {
-		return nil, errors.Join(err, store.Close())
+		return nil, errors.Join(err, store.Close(), s.closeFiles())
 	}
 	return s, nil
+}
+
+// openFiles opens the operating system's file system in the configured way.
+func (s *Server) openFiles(c *config.Config, o *storage.Options) error {
+	way, err := vfs.ParseIO(string(c.IO))
+	if err != nil {
+		return err
+	}
+	if s.files, err = vfs.OpenOS(way); err != nil {
+		return fmt.Errorf("--io %s: %w", c.IO, err)
+	}
+	o.FS = s.files
+	if c.DirectIO {
+		o.DataFS = s.files.Direct()
+	}
+	return nil
+}
+
+func (s *Server) closeFiles() error {
+	if s.files == nil {
+		return nil
+	}
+	return s.files.Close()
 }
 
 func storeOptions(c *config.Config, files vfs.FS) mvcc.Options {
@@ -114,7 +143,9 @@ func storeOptions(c *config.Config, files vfs.FS) mvcc.Options {
 		Storage: storage.Options{
 			Dir: c.DataDir, FS: files, PageSize: int(c.PageSize), MemoryBytes: int64(c.Memory),
 			CacheBytes: int64(c.CacheSize), MemtableBytes: int64(c.MemtableSize), SegmentBytes: int64(c.SegmentSize),
+			CheckpointWorkers: c.CheckpointWorkers,
 		},
+		CheckpointInterval: c.CheckpointInterval, GCInterval: c.GCInterval,
 		Durability: durability, SyncInterval: c.SyncInterval, Retention: c.Retention,
 		Limits: mvcc.Limits{
 			KeyBytes: int(c.KeySizeMax()), ValueBytes: int(c.Limits.ValueSize), BatchBytes: int(c.Limits.BatchSize),
@@ -322,7 +353,7 @@ func (s *Server) shutDown() error {
 	}
 	s.receivers.Wait()
 	s.callers.close()
-	err := s.store.Close()
+	err := errors.Join(s.store.Close(), s.closeFiles())
 	if s.http != nil { // last, so that metrics and health can be read while the server drains
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()

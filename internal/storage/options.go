@@ -23,6 +23,9 @@ func (o *Options) setDefaults() {
 	if o.FS == nil {
 		o.FS = vfs.NewOS()
 	}
+	if o.DataFS == nil {
+		o.DataFS = o.FS
+	}
 	if o.PageSize == 0 {
 		o.PageSize = defaultPageSize
 	}

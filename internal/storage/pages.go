@@ -8,6 +8,7 @@ import (
 	"epochkv/internal/pin"
 	"epochkv/internal/storage/page"
 	"epochkv/internal/storage/pager"
+	"epochkv/internal/vfs"
 )
 
 // pages is the engine's way to tree and data pages: through the cache for readers, past it for merges. A page is verified when it
@@ -126,7 +127,9 @@ type private struct {
 	buf   []byte
 }
 
-func (p *pages) private() *private { return &private{pages: p, buf: make([]byte, p.pager.PageSize())} }
+func (p *pages) private() *private {
+	return &private{pages: p, buf: vfs.AlignedBuffer(p.pager.PageSize())}
+}
 
 // Page implements btree.Source; the bytes live until the next call.
 func (p *private) Page(id page.ID, _ int) ([]byte, error) {

@@ -57,9 +57,9 @@ func (e *Engine) recover() (Recovery, error) {
 func (e *Engine) openTree() error {
 	e.pages = new(pages)
 	options := pager.Options{PageSize: e.options.PageSize, OnFree: e.pages.forget}
-	p, err := pager.Open(e.fs, e.options.dataPath(), options)
+	p, err := pager.Open(e.options.DataFS, e.options.dataPath(), options)
 	if errors.Is(err, fs.ErrNotExist) {
-		p, err = pager.Create(e.fs, e.options.dataPath(), options)
+		p, err = pager.Create(e.options.DataFS, e.options.dataPath(), options)
 	}
 	if err != nil {
 		return translate(err)

@@ -179,7 +179,7 @@ func (s *salvager) openRows() (err error) {
 
 // eachPage reads every sound page.
 func (s *salvager) eachPage(each func(id page.ID, buf []byte)) error {
-	buf := make([]byte, s.state.PageSize())
+	buf := vfs.AlignedBuffer(s.state.PageSize())
 	for id := range page.ID(s.state.Stats().PageCount) {
 		if id%64 == 0 && s.ctx.Err() != nil {
 			return s.ctx.Err()
@@ -294,7 +294,7 @@ func (s *salvager) scan() error {
 	slices.SortFunc(found, func(a, b foundLeaf) int { return bytes.Compare(a.first, b.first) })
 	s.decided = nil
 	var before []*foundLeaf // that reach to where the present one begins
-	buf := make([]byte, s.state.PageSize())
+	buf := vfs.AlignedBuffer(s.state.PageSize())
 	for i := range found {
 		l := &found[i]
 		before = slices.DeleteFunc(before, func(o *foundLeaf) bool { return bytes.Compare(o.last, l.first) < 0 })

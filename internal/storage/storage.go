@@ -15,6 +15,7 @@ import (
 type Options struct {
 	Dir           string
 	FS            vfs.FS // the operating system's
+	DataFS        vfs.FS // the data file's, if another: past the kernel's page cache, for instance
 	PageSize      int    // bytes; 8192; fixed when the store is created
 	MemoryBytes   int64  // bounds cache, memtables and log buffers together; 1 GiB
 	CacheBytes    int64  // derived from MemoryBytes

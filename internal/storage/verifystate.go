@@ -13,6 +13,7 @@ import (
 	"epochkv/internal/storage/pager"
 	"epochkv/internal/storage/pager/bitset"
 	"epochkv/internal/storage/pager/rows"
+	"epochkv/internal/vfs"
 )
 
 // verifier is one verification under way.
@@ -268,7 +269,9 @@ type direct struct {
 	buf   []byte
 }
 
-func newDirect(p *pager.Pager) *direct { return &direct{pager: p, buf: make([]byte, p.PageSize())} }
+func newDirect(p *pager.Pager) *direct {
+	return &direct{pager: p, buf: vfs.AlignedBuffer(p.PageSize())}
+}
 
 // Page implements btree.Source; the bytes live until the next call.
 func (d *direct) Page(id page.ID, _ int) ([]byte, error) {

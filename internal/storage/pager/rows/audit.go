@@ -8,6 +8,7 @@ import (
 	"epochkv/internal/storage/page"
 	"epochkv/internal/storage/pager"
 	"epochkv/internal/storage/pager/bitset"
+	"epochkv/internal/vfs"
 )
 
 // ErrAccounts means that rows and their accounts do not agree.
@@ -23,7 +24,7 @@ type Direct struct {
 }
 
 // Direct returns a source whose pages are valid until its next call.
-func (s *Store) Direct() *Direct { return &Direct{pager: s.pager, buf: make([]byte, s.pageSize)} }
+func (s *Store) Direct() *Direct { return &Direct{pager: s.pager, buf: vfs.AlignedBuffer(s.pageSize)} }
 
 // DataPage implements PageSource.
 func (d *Direct) DataPage(id page.ID) ([]byte, error) { return d.buf, d.pager.ReadPage(id, d.buf) }

@@ -8,6 +8,7 @@ import (
 	"epochkv/internal/storage/page"
 	"epochkv/internal/storage/pager"
 	"epochkv/internal/storage/pager/bitset"
+	"epochkv/internal/vfs"
 )
 
 // Batch is what one checkpoint does to the rows. It is for one goroutine. The same calls on the same store write the same bytes
@@ -49,7 +50,7 @@ func (s *Store) Begin(ck *pager.Checkpoint) *Batch {
 	s.fill.begin()
 	b := &Batch{
 		s: s, ck: ck, w: ck.Writer(), state: s.state,
-		changes: map[uint64]place{}, fresh: map[page.ID]int{}, scratch: make([]byte, s.pageSize),
+		changes: map[uint64]place{}, fresh: map[page.ID]int{}, scratch: vfs.AlignedBuffer(s.pageSize),
 	}
 	ck.OnEnd(b.commit, b.abort)
 	return b

@@ -1,0 +1,222 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"epochkv/internal/pin"
+	"epochkv/internal/storage/batch"
+	"epochkv/internal/storage/keys"
+	"epochkv/internal/storage/pager"
+	"epochkv/internal/vfs"
+)
+
+// bench is an engine with one writer, which is all that these tests need of the layer above.
+type bench struct {
+	t       *testing.T
+	engine  *Engine
+	visible *atomic.Uint64
+	writer  Writer
+	slot    *pin.Slot
+	fs      *vfs.Mem
+}
+
+func newBench(t *testing.T) *bench {
+	t.Helper()
+	b := &bench{t: t, visible: new(atomic.Uint64), fs: vfs.NewMem()}
+	registry := pin.NewRegistry(b.visible)
+	b.slot = registry.Slot()
+	var err error
+	b.engine, _, err = Open(Options{
+		Dir: "db", FS: b.fs, PageSize: 512, MemoryBytes: 64 << 20, CacheBytes: 1 << 20, MemtableBytes: 64 << 10, SegmentBytes: 64 << 10,
+	}, registry)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// put commits keys [from, to) with values of a size.
+func (b *bench) put(from, to, size int) {
+	b.t.Helper()
+	for i := from; i < to; i++ {
+		var w batch.Builder
+		w.Set(keys.SpaceUser, fmt.Appendf(nil, "key-%05d", i), []byte(strings.Repeat("v", size)))
+		body, err := w.Finish()
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		for {
+			b.slot.Enter()
+			epoch, err := b.engine.Reserve(&b.writer, body)
+			if err == nil {
+				b.engine.Install(&b.writer, body, true)
+				b.visible.Store(uint64(epoch))
+				b.slot.Leave()
+				break
+			}
+			b.slot.Leave()
+			if !errors.Is(err, ErrRotating) {
+				b.t.Fatal(err)
+			}
+			if err := b.engine.Advance(&b.writer, len(body)); err != nil {
+				b.t.Fatal(err)
+			}
+		}
+	}
+}
+
+func (b *bench) checkpoint() {
+	b.t.Helper()
+	at := keys.Epoch(b.visible.Load())
+	if err := b.engine.Rotate(); err != nil {
+		b.t.Fatal(err)
+	}
+	if err := b.engine.Checkpoint(context.Background(), Horizon{Visible: at, Live: []keys.Epoch{at}}); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// found verifies online and offline and returns the kinds of damage, which must be the same.
+func (b *bench) found() []DamageKind {
+	b.t.Helper()
+	online, err := b.engine.Verify(context.Background(), VerifyOptions{})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	if err := b.engine.Close(); err != nil {
+		b.t.Fatal(err)
+	}
+	offline, err := VerifyDir(context.Background(), b.fs, "db", VerifyOptions{})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	if fmt.Sprint(online.Damages) != fmt.Sprint(offline.Damages) {
+		b.t.Errorf("online: %+v\noffline: %+v", online.Damages, offline.Damages)
+	}
+	var kinds []DamageKind
+	for _, d := range offline.Damages {
+		kinds = append(kinds, d.Kind)
+	}
+	return kinds
+}
+
+// TestVerifyFindsAccountsThatDoNotAddUp breaks one account at a time, as a defect of the engine would.
+func TestVerifyFindsAccountsThatDoNotAddUp(t *testing.T) {
+	for name, breakIt := range map[string]func(ck *pager.Checkpoint, state *pager.State) error{
+		"nothing": func(*pager.Checkpoint, *pager.State) error { return nil },
+		"keys": func(_ *pager.Checkpoint, s *pager.State) error {
+			s.Entries++
+			return nil
+		},
+		"bytes": func(_ *pager.Checkpoint, s *pager.State) error {
+			s.EntryBytes--
+			return nil
+		},
+		"a page that nothing reaches": func(ck *pager.Checkpoint, _ *pager.State) error {
+			w := ck.Writer()
+			_, err := w.Page(ck.AllocExtent(1).First)
+			return errors.Join(err, w.Flush())
+		},
+		"a page in use that is free": func(ck *pager.Checkpoint, _ *pager.State) error {
+			ck.Free(ck.LiveFrom(2)[0])
+			return nil
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			b.put(0, 300, 50)
+			b.put(300, 320, 2000)
+			b.checkpoint()
+			ck, err := b.engine.pager.Begin()
+			if err != nil {
+				t.Fatal(err)
+			}
+			state := b.engine.pager.State()
+			if err := breakIt(ck, &state); err != nil {
+				t.Fatal(err)
+			}
+			if err := ck.Commit(context.Background(), state); err != nil {
+				t.Fatal(err)
+			}
+			kinds := b.found()
+			if sound := name == "nothing"; sound != (len(kinds) == 0) {
+				t.Errorf("found %v", kinds)
+			}
+		})
+	}
+}
+
+// TestVerifyHoldsNobodyUp stops a verification in the middle while writers and checkpoints go on: memtables are freed, checkpoints finish,
+// and the state that it looks at stays as it was although all of it is overwritten.
+func TestVerifyHoldsNobodyUp(t *testing.T) {
+	b := newBench(t)
+	b.put(0, 2000, 60)
+	b.checkpoint()
+	type outcome struct {
+		report *VerifyReport
+		err    error
+	}
+	reached, goOn := make(chan struct{}), make(chan struct{})
+	done := make(chan outcome)
+	go func() {
+		var once sync.Once
+		report, err := b.engine.Verify(context.Background(), VerifyOptions{Progress: func(VerifyProgress) {
+			once.Do(func() {
+				close(reached)
+				<-goOn
+			})
+		}})
+		done <- outcome{report, err}
+	}()
+	<-reached
+	pinned := b.engine.pager.Checkpoint()
+	for range 5 {
+		b.put(0, 2000, 60)
+		b.checkpoint()
+	}
+	b.engine.Reclaim()
+	if n := b.engine.retiredBytes.Load(); n != 0 {
+		t.Errorf("%d bytes of memtables wait for a verification", n)
+	}
+	pending := b.engine.pager.Stats().Pending
+	close(goOn)
+	out := <-done
+	if out.err != nil || !out.report.OK() || !out.report.Accounted || out.report.Checkpoint != pinned {
+		t.Fatalf("%+v, %v", out.report, out.err)
+	}
+	b.checkpoint()
+	b.put(0, 1, 1)
+	b.checkpoint()
+	b.checkpoint()
+	if after := b.engine.pager.Stats().Pending; after >= pending/2 {
+		t.Errorf("%d pages were pending during the verification, %d are afterwards", pending, after)
+	}
+	if kinds := b.found(); len(kinds) > 0 {
+		t.Error(kinds)
+	}
+}
+
+// TestCanceledVerificationLetsGo also of the log and the pages.
+func TestCanceledVerificationLetsGo(t *testing.T) {
+	b := newBench(t)
+	b.put(0, 1000, 60)
+	b.checkpoint()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+	defer cancel()
+	if _, err := b.engine.Verify(ctx, VerifyOptions{PagesPerSecond: 10}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatal(err)
+	}
+	if len(b.engine.pins.pinned) > 0 || b.engine.pins.logHeld.Load() != 0 {
+		t.Errorf("still held: %v, %d", b.engine.pins.pinned, b.engine.pins.logHeld.Load())
+	}
+	if kinds := b.found(); len(kinds) > 0 {
+		t.Error(kinds)
+	}
+}
