@@ -23,6 +23,7 @@ import (
 
 	"epochkv/bench/growth"
 	"epochkv/bench/harness"
+	"epochkv/bench/origin"
 	"epochkv/bench/scenarios"
 	"epochkv/bench/tree"
 	"epochkv/bench/txn"
@@ -82,7 +83,7 @@ func (f *flags) main(ctx context.Context) error {
 
 // everything is every scenario, in the order in which they run.
 func everything() []harness.Scenario {
-	return slices.Concat(scenarios.All(), tree.Scenarios(), txn.Scenarios(), growth.Scenarios(), wire.Scenarios())
+	return slices.Concat(scenarios.All(), tree.Scenarios(), origin.Scenarios(), txn.Scenarios(), growth.Scenarios(), wire.Scenarios())
 }
 
 func (f *flags) choose() (chosen []harness.Scenario, err error) {

@@ -1,0 +1,260 @@
+package origin
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"epochkv/bench/harness"
+	"epochkv/bench/workload"
+	"epochkv/internal/mvcc"
+	"epochkv/internal/storage"
+	"epochkv/internal/vfs"
+)
+
+// cold reads data that is larger than the cache and that the kernel has forgotten.
+type cold struct {
+	way      vfs.IO
+	prefetch bool
+	read     func(*coldRun) error
+	writers  bool // the point is the number of writers beside
+}
+
+const (
+	coldKeys    = 300_000
+	coldKeysMin = 20_000 // of a smoke run: larger than the cache still
+	coldCache   = 1 << 20
+	scanLength  = 1000
+	putRate     = "puts per s"
+)
+
+// coldRun is a run under way.
+type coldRun struct {
+	*harness.Run
+	session *mvcc.Session
+	data    *workload.Data
+	order   []int // of the pairs, by key
+	random  *rand.Rand
+	wrong   int
+}
+
+func (o cold) run(r *harness.Run) (err error) {
+	files, err := vfs.OpenOS(o.way)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, files.Close()) }()
+	d := workload.NewData(r.Seed, keyCount(r), workload.Shape{KeyBytes: 16, ValueBytes: 100})
+	order, err := writeCold(r.Dir, files, d)
+	if err != nil {
+		return err
+	}
+	store, err := openCold(r.Dir, files, o.prefetch)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, store.Close()) }()
+	if err := workload.DropPageCache(r.Dir); err != nil {
+		return err
+	}
+	session, err := store.Session()
+	if err != nil {
+		return err
+	}
+	defer session.Close()
+	c := &coldRun{Run: r, session: session, data: d, order: order, random: rand.New(rand.NewPCG(r.Seed, 1))}
+	if err := o.time(c, store); err != nil {
+		return err
+	}
+	if err := o.prove(r, store.Stats().Storage, files.Stats()); err != nil {
+		return err
+	}
+	return r.Verified(r.Size-c.wrong, r.Size)
+}
+
+func openCold(dir string, files vfs.FS, prefetch bool) (*mvcc.Store, error) {
+	return mvcc.Open(mvcc.Options{Durability: mvcc.DurabilityAsync, Storage: storage.Options{
+		Dir: dir, FS: files, MemoryBytes: 1 << 30, CacheBytes: coldCache, MemtableBytes: 16 << 20, SegmentBytes: 16 << 20, NoPrefetch: !prefetch,
+	}})
+}
+
+// writeCold makes the store and closes it.
+func writeCold(dir string, files vfs.FS, d *workload.Data) (order []int, err error) {
+	store, err := openCold(dir, files, false)
+	if err != nil {
+		return nil, err
+	}
+	session, err := store.Session()
+	if err != nil {
+		return nil, errors.Join(err, store.Close())
+	}
+	order = make([]int, d.Count())
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortFunc(order, func(a, b int) int { return bytes.Compare(d.Key(a), d.Key(b)) })
+	var w mvcc.Write
+	value := make([]byte, d.ValueBytes)
+	for batch := range slices.Chunk(order, 1000) {
+		w.Reset()
+		for _, i := range batch {
+			w.Set(d.Key(i), d.Value(value, i))
+		}
+		if _, err = session.Commit(&w); err != nil {
+			break
+		}
+	}
+	session.Close()
+	return order, errors.Join(err, store.Close())
+}
+
+// keyCount is smaller for a smoke run, whose size is a five-hundredth and at least 64.
+func keyCount(r *harness.Run) int {
+	if r.Size <= 64 {
+		return coldKeysMin
+	}
+	return coldKeys
+}
+
+// time runs the reads, and r.Point writers beside them if the scenario has any.
+func (o cold) time(c *coldRun, store *mvcc.Store) error {
+	writers := 0
+	if o.writers {
+		writers = c.Point
+	}
+	ctx, stop := context.WithCancel(c)
+	defer stop()
+	counts, errs := make([]int, writers), make([]error, writers)
+	var wait sync.WaitGroup
+	began := time.Now()
+	for i := range writers {
+		wait.Go(func() { counts[i], errs[i] = c.write(ctx, store, i) })
+	}
+	err := c.Time(c.Size, func() error { return o.read(c) })
+	stop()
+	wait.Wait()
+	puts := 0
+	for _, n := range counts {
+		puts += n
+	}
+	if o.writers {
+		c.Count(putRate, float64(puts)/time.Since(began).Seconds())
+	}
+	return errors.Join(append(errs, err)...)
+}
+
+// write gives random keys the values that they have, until ctx ends.
+func (c *coldRun) write(ctx context.Context, store *mvcc.Store, number int) (count int, err error) {
+	session, err := store.Session()
+	if err != nil {
+		return 0, err
+	}
+	defer session.Close()
+	choice, value := rand.New(rand.NewPCG(c.Seed, uint64(number)+2)), make([]byte, c.data.ValueBytes)
+	var w mvcc.Write
+	for ; ctx.Err() == nil; count++ {
+		i := choice.IntN(c.data.Count())
+		w.Reset()
+		w.Set(c.data.Key(i), c.data.Value(value, i))
+		if _, err := session.Commit(&w); err != nil {
+			return count, err
+		}
+	}
+	return count, nil
+}
+
+// readBatches reads r.Point random keys at a time, together.
+func readBatches(c *coldRun) error {
+	keys, numbers, expected := make([][]byte, c.Point), make([]int, c.Point), make([]byte, c.data.ValueBytes)
+	for range max(c.Size/c.Point, 1) {
+		for i := range keys {
+			numbers[i] = c.random.IntN(c.data.Count())
+			keys[i] = c.data.Key(numbers[i])
+		}
+		if _, err := c.session.View(0); err != nil {
+			return err
+		}
+		err := c.session.ReadAll(keys, func(i int, v mvcc.Value) error {
+			if !v.Found || !bytes.Equal(v.Data, c.data.Value(expected, numbers[i])) {
+				c.wrong++
+			}
+			return nil
+		})
+		c.session.Done()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readSingles reads random keys one by one.
+func readSingles(c *coldRun) error {
+	buffer, expected := make([]byte, 0, c.data.ValueBytes), make([]byte, c.data.ValueBytes)
+	for range c.Size {
+		i := c.random.IntN(c.data.Count())
+		v, err := c.session.Get(buffer[:0], c.data.Key(i), 0)
+		if err != nil {
+			return err
+		}
+		if buffer = v.Data; !v.Found || !bytes.Equal(buffer, c.data.Value(expected, i)) {
+			c.wrong++
+		}
+	}
+	return nil
+}
+
+// readScans reads scanLength neighbours from random places, with the bound that tells how far to read ahead.
+func readScans(c *coldRun) error {
+	for range c.Size {
+		first := c.random.IntN(c.data.Count() - scanLength)
+		if _, err := c.session.View(0); err != nil {
+			return err
+		}
+		count, err := c.scan(c.data.Key(c.order[first]), c.data.Key(c.order[first+scanLength]))
+		c.session.Done()
+		if err != nil {
+			return err
+		}
+		if count != scanLength {
+			return fmt.Errorf("a scan from pair %d found %d entries", first, count)
+		}
+	}
+	return nil
+}
+
+func (c *coldRun) scan(lower, upper []byte) (count int, err error) {
+	cursor, err := c.session.Scan(mvcc.ScanOptions{Lower: lower, Upper: upper})
+	if err != nil {
+		return 0, err
+	}
+	defer cursor.Close()
+	for cursor.Next() {
+		count++
+	}
+	return count, cursor.Err()
+}
+
+// prove shows which way the reads went.
+func (o cold) prove(r *harness.Run, s storage.Stats, device vfs.Stats) error {
+	r.Count("pages missed", float64(s.Cache.Misses))
+	r.Count("ring reads", float64(device.RingReads))
+	r.Count("pool reads", float64(device.PoolReads))
+	r.Count("single reads", float64(device.SingleReads))
+	r.Count("pages in batches", float64(s.BatchPages))
+	most := 0.0
+	if o.prefetch {
+		most = math.Inf(1)
+	}
+	if err := r.Prove("prefetched", float64(s.Cache.Prefetched), min(most, 0), most); err != nil {
+		return err
+	}
+	r.Count("prefetched and used", float64(s.Cache.PrefetchedUsed))
+	return nil
+}

@@ -1,0 +1,118 @@
+// Package origin holds those of the origins' experiments that need a scenario of their own: cold reads (W0) and scan resistance
+// (W3). The others stand where what they measure is: W0's parallel merge and W1 in bench/tree, W2 in bench/txn, W4 in bench/scenarios.
+// All carry their number in their name.
+package origin
+
+import (
+	"epochkv/bench/engines"
+	"epochkv/bench/harness"
+	"epochkv/internal/cache"
+	"epochkv/internal/vfs"
+)
+
+// Scenarios lists them in the order in which they run.
+func Scenarios() []harness.Scenario {
+	return []harness.Scenario{deviceReads(), batchGets(), coldScans(), coldGets(), scanResistance(), hits(), coldEngines(), coldEngineScans()}
+}
+
+func deviceReads() harness.Scenario {
+	const ring, pool, serial = "ring", "pool of preads", "serial preads"
+	return harness.Scenario{
+		Name: "w0-device-reads", About: "Random pages of 8 KiB past the page cache, 64 at a time.",
+		Unit: "pages", Axis: harness.Axis{Name: "pages at a time", Points: []int{64}}, Size: 12_800,
+		Arms: []harness.Arm{
+			{Name: ring, Run: device{way: vfs.IOUring}.run},
+			{Name: pool, Run: device{way: vfs.IOPread}.run},
+			{Name: serial, Run: device{way: vfs.IOPread, serial: true}.run},
+		},
+		Figures: []harness.Figure{{Arm: ring, Against: serial, AtLeast: 3, Source: "cold reads of 64: ring at least 3 times serial pread (prototype: 68k against 16k/s)"}},
+	}
+}
+
+func batchGets() harness.Scenario {
+	const ring, pool, serial = "batch, ring", "batch, preads", "one by one"
+	return harness.Scenario{
+		Name: "w0-batch-get", About: "Random keys through the engine, 64 at a time, with a cache of 1 MiB and the OS page cache dropped before.",
+		Unit: "keys", Axis: harness.Axis{Name: "keys at a time", Points: []int{64}}, Size: 6400,
+		Arms: []harness.Arm{
+			{Name: ring, Run: cold{way: vfs.IOUring, read: readBatches}.run},
+			{Name: pool, Run: cold{way: vfs.IOPread, read: readBatches}.run},
+			{Name: serial, Run: cold{way: vfs.IOPread, read: readSingles}.run},
+		},
+		Figures: []harness.Figure{{Arm: ring, Against: serial, AtLeast: 3, Source: "cold BatchGet of 64: ring at least 3 times serial pread"}},
+	}
+}
+
+func coldScans() harness.Scenario {
+	const on, off = "prefetch", "no prefetch"
+	return harness.Scenario{
+		Name: "w0-cold-scans", About: "Scans of 1000 keys from random starts, bounded, with a cache of 1 MiB and the OS page cache dropped before; beside writers.",
+		Unit: "scans", Axis: harness.Axis{Name: "writers", Points: []int{0, 4}}, Size: 100,
+		Arms: []harness.Arm{
+			{Name: on, Run: cold{way: vfs.IOUring, read: readScans, prefetch: true, writers: true}.run},
+			{Name: off, Run: cold{way: vfs.IOUring, read: readScans, writers: true}.run},
+		},
+		Figures: []harness.Figure{
+			{Arm: on, Against: off, Points: []int{0}, AtLeast: 1.5, Source: "prefetch at least 1.5 times none (H2's origin: +5 % range scans)"},
+			{Arm: on, Against: off, Points: []int{4}, Measure: putRate, AtLeast: 0.95, Source: "puts beside a scanner at least 0.95 of prefetch off"},
+		},
+	}
+}
+
+func coldGets() harness.Scenario {
+	const on, off = "prefetch", "no prefetch"
+	return harness.Scenario{
+		Name: "w0-cold-gets", About: "Random gets with a cache of 1 MiB and the OS page cache dropped before: prefetch must not touch them.",
+		Unit: "gets", Axis: harness.Axis{Name: "readers", Points: []int{1}}, Size: 6400,
+		Arms: []harness.Arm{
+			{Name: on, Run: cold{way: vfs.IOUring, read: readSingles, prefetch: true}.run},
+			{Name: off, Run: cold{way: vfs.IOUring, read: readSingles}.run},
+		},
+		Figures: []harness.Figure{{Arm: on, Against: off, AtLeast: 0.98, Source: "random gets with prefetch on within 2 % of off, with 0 pages prefetched"}},
+	}
+}
+
+func scanResistance() harness.Scenario {
+	const bands, clock, lru = "two bands", "clock", "lru"
+	return harness.Scenario{
+		Name: "w3-scan-resistance", About: "A hot set is read again after a scan of twice the cache of 16 MiB: how much of it has to be read in again.",
+		Unit: "reads", Axis: harness.Axis{Name: "percent of the cache that is hot", Points: []int{30}}, Size: 60_000,
+		Arms: []harness.Arm{
+			{Name: bands, Run: resistance{cache.TwoBand}.run}, {Name: clock, Run: resistance{cache.Clock}.run}, {Name: lru, Run: resistance{cache.LRU}.run},
+		},
+		Figures: []harness.Figure{{Arm: bands, Against: lru, Measure: pageIns, AtMost: 0.05, Source: "two bands at most 5 % of LRU's page-ins (libdb's origin: 621, 505, 58)"}},
+	}
+}
+
+func hits() harness.Scenario {
+	const bands, clock, lru = "two bands", "clock", "lru"
+	return harness.Scenario{
+		Name: "w3-hits", About: "Reads of pages that are all in memory.",
+		Unit: "reads", Axis: harness.Axis{Name: "readers", Points: []int{1, 2, 8, 24}}, Size: 4_000_000,
+		Arms: []harness.Arm{
+			{Name: bands, Run: resident{cache.TwoBand}.run}, {Name: clock, Run: resident{cache.Clock}.run}, {Name: lru, Run: resident{cache.LRU}.run},
+		},
+		Figures: []harness.Figure{{Arm: bands, Against: lru, AtLeast: 1, Source: "no loss for reads in cache against LRU"}},
+	}
+}
+
+// coldEngines and coldEngineScans are scaled down: 5 M keys with 64 MiB take -scale 10.
+func coldEngines() harness.Scenario {
+	const ours, peer = "epochkv", "pebble"
+	return harness.Scenario{
+		Name: "cold-get", About: "Random gets of data nine times as large as the cache, the OS page cache dropped before.",
+		Unit: "gets", Axis: harness.Axis{Name: "threads", Points: []int{1, 8}}, Size: 500_000,
+		Arms:    []harness.Arm{{Name: ours, Run: engine{open: engines.EpochKV}.run}, {Name: peer, Run: engine{open: engines.Pebble}.run}},
+		Figures: []harness.Figure{{Arm: ours, Against: peer, AtLeast: 1.3, Source: "at least 1.3 times Pebble with the same block cache [13k, 31k/s]"}},
+	}
+}
+
+func coldEngineScans() harness.Scenario {
+	const ours, peer = "epochkv", "pebble"
+	return harness.Scenario{
+		Name: "cold-scan", About: "Scans of 100 from random keys, of data nine times as large as the cache, the OS page cache dropped before.",
+		Unit: "scans", Axis: harness.Axis{Name: "threads", Points: []int{1, 8}}, Size: 500_000,
+		Arms:    []harness.Arm{{Name: ours, Run: engine{open: engines.EpochKV, scan: 100}.run}, {Name: peer, Run: engine{open: engines.Pebble, scan: 100}.run}},
+		Figures: []harness.Figure{{Arm: ours, Against: peer, AtLeast: 2, Source: "at least 2 times Pebble [17k, 39k/s]"}},
+	}
+}
