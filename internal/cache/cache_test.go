@@ -305,6 +305,9 @@ func TestUncacheableIDsAreReadAndNotCached(t *testing.T) {
 	if !r.has(idMax) {
 		t.Error("the largest id is not cached")
 	}
+	if at := uintptr(unsafe.Pointer(unsafe.SliceData(heapPage(testPageSize)))); at%heapAlign != 0 {
+		t.Error("a page on the heap is not aligned for direct I/O")
+	}
 	if s := r.Stats(); s.Uncached != 3 {
 		t.Errorf("%+v", s)
 	}

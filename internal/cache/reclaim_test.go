@@ -251,6 +251,28 @@ func TestResizeGivesAndTakesFrames(t *testing.T) {
 	}
 }
 
+func TestReplacedTableStaysWhileItsReadersAreInside(t *testing.T) {
+	r := newRig(t, 256, TwoBand)
+	r.get(t, 1, Default)
+	other := r.registry.Slot()
+	defer other.Free()
+	other.Enter()
+	old := r.table.Load()
+	if err := r.Resize(1024 * testPageSize); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := old.lookup(1); !ok || len(r.oldTables) != 1 {
+		t.Errorf("%d old tables", len(r.oldTables))
+	}
+	other.Leave()
+	if err := r.Resize(256 * testPageSize); err != nil {
+		t.Fatal(err)
+	}
+	if len(r.oldTables) != 0 {
+		t.Errorf("%d old tables are left", len(r.oldTables))
+	}
+}
+
 // TestStorm lets readers of all kinds, writers that free and rewrite pages, prefetching and resizing at one small cache. Every
 // page's bytes are checked for as long as its reader is inside, and a page that was rewritten must never again be seen as it was.
 func TestStorm(t *testing.T) {
