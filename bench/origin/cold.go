@@ -18,7 +18,7 @@ import (
 	"epochkv/internal/vfs"
 )
 
-// cold reads data that is larger than the cache and that the kernel has forgotten.
+// cold reads data that is larger than the cache, past the page cache.
 type cold struct {
 	way      vfs.IO
 	prefetch bool
@@ -55,14 +55,11 @@ func (o cold) run(r *harness.Run) (err error) {
 	if err != nil {
 		return err
 	}
-	store, err := openCold(r.Dir, files, o.prefetch)
+	store, err := openCold(r.Dir, directReads{files}, o.prefetch)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, store.Close()) }()
-	if err := workload.DropPageCache(r.Dir); err != nil {
-		return err
-	}
 	session, err := store.Session()
 	if err != nil {
 		return err

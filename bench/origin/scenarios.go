@@ -32,7 +32,7 @@ func deviceReads() harness.Scenario {
 func batchGets() harness.Scenario {
 	const ring, pool, serial = "batch, ring", "batch, preads", "one by one"
 	return harness.Scenario{
-		Name: "w0-batch-get", About: "Random keys through the engine, 64 at a time, with a cache of 1 MiB and the OS page cache dropped before.",
+		Name: "w0-batch-get", About: "Random keys through the engine, 64 at a time, with a cache of 1 MiB and direct reads.",
 		Unit: "keys", Axis: harness.Axis{Name: "keys at a time", Points: []int{64}}, Size: 6400,
 		Arms: []harness.Arm{
 			{Name: ring, Run: cold{way: vfs.IOUring, read: readBatches}.run},
@@ -46,7 +46,7 @@ func batchGets() harness.Scenario {
 func coldScans() harness.Scenario {
 	const on, off = "prefetch", "no prefetch"
 	return harness.Scenario{
-		Name: "w0-cold-scans", About: "Scans of 1000 keys from random starts, bounded, with a cache of 1 MiB and the OS page cache dropped before; beside writers.",
+		Name: "w0-cold-scans", About: "Scans of 1000 keys from random starts, bounded, with a cache of 1 MiB and direct reads; beside writers.",
 		Unit: "scans", Axis: harness.Axis{Name: "writers", Points: []int{0, 4}}, Size: 100,
 		Arms: []harness.Arm{
 			{Name: on, Run: cold{way: vfs.IOUring, read: readScans, prefetch: true, writers: true}.run},
@@ -62,7 +62,7 @@ func coldScans() harness.Scenario {
 func coldGets() harness.Scenario {
 	const on, off = "prefetch", "no prefetch"
 	return harness.Scenario{
-		Name: "w0-cold-gets", About: "Random gets with a cache of 1 MiB and the OS page cache dropped before: prefetch must not touch them.",
+		Name: "w0-cold-gets", About: "Random gets with a cache of 1 MiB and direct reads: prefetch must not touch them.",
 		Unit: "gets", Axis: harness.Axis{Name: "readers", Points: []int{1}}, Size: 6400,
 		Arms: []harness.Arm{
 			{Name: on, Run: cold{way: vfs.IOUring, read: readSingles, prefetch: true}.run},
