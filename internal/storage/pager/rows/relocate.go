@@ -1,6 +1,8 @@
 package rows
 
 import (
+	"encoding/binary"
+
 	"epochkv/internal/storage/page"
 	"epochkv/internal/storage/pager"
 )
@@ -43,6 +45,9 @@ func (b *Batch) relocateBulk(row uint64, id, limit page.ID) (moved int, err erro
 	if !p.live() {
 		return 0, nil // dropped, or on the move already
 	}
+	if whole, err := b.whole(row, p); err != nil || !whole {
+		return 0, err
+	}
 	h, err := b.head(row)
 	if err != nil || !h.has(id) {
 		return 0, err
@@ -65,6 +70,19 @@ func (b *Batch) relocateBulk(row uint64, id, limit page.ID) (moved int, err erro
 	b.subtract(p)
 	b.enqueue(row, rowHead, moving)
 	return moved, b.packWhileFull()
+}
+
+// whole reports whether row id at p can be read: the second part of a row that was cut may be on the move, and has no page then. Such a row
+// moves with a later checkpoint.
+func (b *Batch) whole(id uint64, p place) (bool, error) {
+	if !p.continued() {
+		return true, nil
+	}
+	row, err := b.s.rowAt(id, p, b)
+	if err != nil {
+		return false, err
+	}
+	return b.at(binary.LittleEndian.Uint64(row.data)).live(), nil
 }
 
 func (b *Batch) copyBulk(row uint64, from, to []pager.Extent) error {
