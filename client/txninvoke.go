@@ -142,3 +142,14 @@ func (c *Client) CompareAndSet(ctx context.Context, key, expect, value []byte, o
 	out, _, err := c.Invoke(ctx, CompareAndSet(key, expect, value), options...)
 	return out.Applied, err
 }
+
+// Invoke does one read-modify-write.
+func (p *Pipeline) Invoke(i Invocation, done func(Outcome, Epoch, error), options ...WriteOption) error {
+	o := newWriteOptions(options)
+	request := &kvpb.PipelineRequest{Request: &kvpb.PipelineRequest_Invoke{
+		Invoke: &kvpb.InvokeRequest{Invocation: i.wire, Preconditions: o.preconditions, Durability: o.durability},
+	}}
+	return p.send(request, func(r *kvpb.PipelineResponse, err error) {
+		done(outcomeOf(r.GetInvoke().GetResult()), Epoch(r.GetInvoke().GetEpoch()), err)
+	})
+}

@@ -27,6 +27,8 @@ type answer struct {
 
 	batchGet    *pb.BatchGetResponse
 	deleteRange *pb.DeleteRangeResponse
+	invoke      *pb.InvokeResponse
+	invokeAll   *pb.InvokeAllResponse
 }
 
 // backlogMax bounds the answers of one pipeline that wait for durability. A sync takes some 100 us, in which a stream at full

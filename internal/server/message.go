@@ -155,6 +155,10 @@ func (s *sender) fill(a *answer) {
 		s.msg.Response = &pb.PipelineResponse_BatchGet{BatchGet: a.batchGet}
 	case a.deleteRange != nil:
 		s.msg.Response = &pb.PipelineResponse_DeleteRange{DeleteRange: a.deleteRange}
+	case a.invoke != nil:
+		s.msg.Response = &pb.PipelineResponse_Invoke{Invoke: a.invoke}
+	case a.invokeAll != nil:
+		s.msg.Response = &pb.PipelineResponse_InvokeAll{InvokeAll: a.invokeAll}
 	default:
 		s.fillWrite(a)
 	}

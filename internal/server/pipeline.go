@@ -173,6 +173,14 @@ func (p *pipeline) execute(a *answer) (settle, error) {
 		w, err := p.caller.deleteRange(r.DeleteRange, out)
 		a.deleteRange = out
 		return w, err
+	case *pb.PipelineRequest_Invoke:
+		a.method = telemetry.MethodInvoke
+		a.invoke = new(pb.InvokeResponse)
+		return p.caller.invoke(r.Invoke, a.invoke)
+	case *pb.PipelineRequest_InvokeAll:
+		a.method = telemetry.MethodInvokeAll
+		a.invokeAll = new(pb.InvokeAllResponse)
+		return p.caller.invokeAll(r.InvokeAll, a.invokeAll)
 	}
 	a.method = telemetry.MethodPipeline
 	return settle{}, invalid("request", "is missing, or of a kind that this server does not know")

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	pb "epochkv/api/proto/epochkv/v1"
 )
@@ -331,4 +332,39 @@ func TestInvokeAllIsAllOrNothing(t *testing.T) {
 	if got := h.get(t, "a"); string(got.Value) != "1" {
 		t.Errorf("a is %q", got.Value)
 	}
+}
+
+func TestInvocationsGoThroughAPipeline(t *testing.T) {
+	h := mustStart(t)
+	stream := h.pipeline(t, testContext(t))
+	const each = 50
+	for i := range uint64(each) {
+		mustSend(t, stream,
+			&pb.PipelineRequest{Id: 3 * i, Request: &pb.PipelineRequest_Invoke{Invoke: &pb.InvokeRequest{Invocation: increment("n", 1)}}},
+			&pb.PipelineRequest{Id: 3*i + 1, Request: &pb.PipelineRequest_InvokeAll{InvokeAll: &pb.InvokeAllRequest{
+				Invocations: []*pb.Invocation{increment("n", 1), increment("m", 1)},
+			}}},
+			getRequest(3*i+2, "n"))
+	}
+	seen := map[string]bool{}
+	for range 3 * each {
+		out := mustRecv(t, stream)
+		switch out.Id % 3 {
+		case 0:
+			seen[string(out.GetInvoke().GetResult().GetNew())] = true
+		case 1:
+			if r := out.GetInvokeAll().GetResults(); len(r) == 2 {
+				seen[string(r[0].New)] = true
+			}
+		case 2: // a read sees the writes sent before it
+			if got, want := string(out.GetGet().GetValue()), strconv.FormatUint(2*(out.Id/3)+2, 10); got != want {
+				t.Errorf("get %d sees %q, want %s", out.Id, got, want)
+			}
+		}
+	}
+	if len(seen) != 2*each || !seen[strconv.Itoa(2*each)] {
+		t.Errorf("%d different sums of %d increments", len(seen), 2*each)
+	}
+	mustSend(t, stream, &pb.PipelineRequest{Id: 1, Request: &pb.PipelineRequest_Invoke{Invoke: new(pb.InvokeRequest)}})
+	failureOf(t, status.FromProto(mustRecv(t, stream).GetError()).Err()).want(t, codes.InvalidArgument, pb.ErrorReason_ERROR_REASON_INVALID_REQUEST)
 }
