@@ -39,8 +39,9 @@ func writes() []harness.Scenario {
 			},
 			Figures: []harness.Figure{{Arm: "epochkv", Against: "pebble", AtLeast: 2, Source: "at least 2 times Pebble v2 without sync"}},
 		},
-		mutex("mutex-4MiB", 4<<20, writers),
-		mutex("mutex-64MiB", 64<<20, writers),
+		mutex("w4-append-4MiB", 4<<20, writers),
+		mutex("w4-append-64MiB", 64<<20, writers),
+		mutexSync(),
 		{
 			Name: "put-sync-lone", About: "Durable puts by one writer, against the floor: one pwrite and one fdatasync each.",
 			Unit: "puts", Axis: harness.Axis{Name: "writers", Points: []int{1}}, Size: 15_000,
@@ -104,6 +105,21 @@ func mutex(name string, segment int64, writers harness.Axis) harness.Scenario {
 	}
 }
 
+// mutexSync is the same comparison with every put durable: what the mutex costs beside a sync.
+func mutexSync() harness.Scenario {
+	small := workload.Shape{KeyBytes: 20, ValueBytes: 12}
+	arm := func(name string, serial bool) harness.Arm {
+		return harness.Arm{Name: name, Run: puts{
+			open: engines.EpochKV, options: engines.Options{Sync: true, Serial: serial}, shape: small, proof: oneCommitPerPut, latency: true,
+		}.run}
+	}
+	return harness.Scenario{
+		Name: "w4-append-sync", About: "The same with every put durable: group commit behind either path.",
+		Unit: "puts", Axis: harness.Axis{Name: "writers", Points: []int{8, 64}}, Size: 100_000,
+		Arms: []harness.Arm{arm("mutex-free", false), arm("one mutex", true)},
+	}
+}
+
 // oneCommitPerPut proves that no put shared a commit with another or was lost.
 func oneCommitPerPut(r *harness.Run, counters map[string]float64) error {
 	r.Count("rotations", counters["rotations"])
@@ -140,6 +156,10 @@ func reads() []harness.Scenario {
 			Figures: []harness.Figure{
 				{Arm: "epochkv", Against: "bbolt", AtLeast: 2, Source: "cached point reads at least 2 times bbolt"},
 				{Arm: "epochkv", Against: "pebble", AtLeast: 3, Source: "and 3 times Pebble"},
+				{Arm: "epochkv", Points: []int{1}, AtLeast: 1_190_000, Source: "not below LMDB in C with 1"},
+				{Arm: "epochkv", Points: []int{2}, AtLeast: 2_650_000, Source: "not below LMDB in C with 2"},
+				{Arm: "epochkv", Against: "epochkv", AgainstAt: 1, Points: []int{2}, AtLeast: 1.9, Source: "2 threads at least 1.9 times 1"},
+				{Arm: "epochkv", Measure: harness.MeasureAllocated, AtMost: 1, Source: "0 allocations per read"},
 			},
 		},
 		{
@@ -150,8 +170,13 @@ func reads() []harness.Scenario {
 		{
 			Name: "scan", About: "Scans of 100 entries from random starts, keys and values copied out.",
 			Unit: "scans", Axis: threads, Size: 50_000,
-			Arms:    arms(func(open engines.Open) func(*harness.Run) error { return scans{open, standard}.run }),
-			Figures: []harness.Figure{{Arm: "epochkv", Against: "pebble", AtLeast: 2, Source: "scans of 100 at least 2 times Pebble"}},
+			Arms: arms(func(open engines.Open) func(*harness.Run) error { return scans{open, standard}.run }),
+			Figures: []harness.Figure{
+				{Arm: "epochkv", Against: "pebble", AtLeast: 2, Source: "scans of 100 at least 2 times Pebble"},
+				{Arm: "epochkv", Points: []int{1}, AtLeast: 198_000, Source: "not below LMDB's copying with 1"},
+				{Arm: "epochkv", Points: []int{2}, AtLeast: 434_000, Source: "not below LMDB's copying with 2"},
+				{Arm: "epochkv", Against: "epochkv", AgainstAt: 1, Points: []int{2}, AtLeast: 1.9, Source: "2 threads at least 1.9 times 1"},
+			},
 		},
 		{
 			Name: "scan-all", About: "Every thread visits every entry once, keys and values copied out.",
