@@ -142,7 +142,7 @@ func TestDamageOfAnyByteIsFoundOrHarmless(t *testing.T) {
 	files, want := damageable(t)
 	clean := files[dataFile]
 	found := 0
-	for at := 0; at < len(clean); at += *damageEvery {
+	for at := 0; at < len(clean); at += *damageEvery * exhaustiveStep {
 		damaged := slices.Clone(clean)
 		damaged[at] ^= 0x41
 		files[dataFile] = damaged

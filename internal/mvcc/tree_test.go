@@ -240,7 +240,7 @@ func TestShrinkingSurvivesACrashAtEveryOperation(t *testing.T) {
 		t.Errorf("the file has %d bytes in the end: it did not shrink", full)
 	}
 	ops := whole.Mutations()
-	step := int64(3)
+	step := int64(3 * exhaustiveStep)
 	if testing.Short() {
 		step = 17
 	}
