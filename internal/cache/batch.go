@@ -61,7 +61,7 @@ func (c *Cache) Pages(ids []ID, h Hint, out [][]byte) error {
 
 // departAll finds for each page that is missing in out a flight, of its own or somebody else's.
 func (c *Cache) departAll(b *batch, ids []ID, h Hint, out [][]byte) {
-	c.mu.Lock()
+	c.lockForFrames()
 	defer c.mu.Unlock()
 	t := c.table.Load()
 	for i, id := range ids {

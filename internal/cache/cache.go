@@ -18,7 +18,7 @@
 // leaves the table first and is retired then; it is reused only when no slot is older than that. So a reader may not reuse what it has
 // itself caused to be evicted: a few frames are therefore kept evicted ahead of need, more after a shortage. If none is left, because
 // a reader stays inside its slot for long or a batch is larger than the cache, the page is read into the Go heap instead,
-// where it stays valid for whoever has it, and is not cached. Nothing waits for a frame, so nothing can hang on one.
+// where it stays valid for whoever has it, and is not cached. Nobody waits until there is a frame, so nothing can hang on one.
 //
 // Invariants: a frame is absent, free, loading, resident or in limbo, and of each there is one list or mark (reclaim.go). The table
 // names resident frames only. Bytes of resident and limbo frames never change. A page that failed to load is never cached, nor

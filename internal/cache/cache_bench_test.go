@@ -3,6 +3,9 @@ package cache
 import (
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"sync"
 	"testing"
 )
 
@@ -40,5 +43,59 @@ func BenchmarkHit(b *testing.B) {
 				b.Fatal("missed")
 			}
 		})
+	}
+}
+
+// BenchmarkMiss is a read that the cache mostly does not hold: one page in eleven is found. The pages come from a file that the operating system
+// has in memory, so that what the cache adds (a victim, its grace, a flight, the table) is not lost beside a device. The arm without
+// a cache is a plain pread.
+func BenchmarkMiss(b *testing.B) {
+	const frames, pages, pageSize = 2048, 11 * 2048, 8192
+	file, err := os.Create(filepath.Join(b.TempDir(), "pages"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer file.Close()
+	if err := file.Truncate(pages * pageSize); err != nil {
+		b.Fatal(err)
+	}
+	load := func(id ID, buf []byte) error { _, err := file.ReadAt(buf, int64(id-1)*pageSize); return err }
+	registry := newRegistry()
+	for name, policy := range map[string]Policy{"none": 0, "twoband": TwoBand, "lru": LRU} {
+		c, err := New(Config{Bytes: frames * pageSize, PageSize: pageSize, Registry: registry, Policy: policy, Load: load})
+		if err != nil {
+			b.Fatal(err)
+		}
+		for _, readers := range []int{1, 2, 8} {
+			b.Run(fmt.Sprintf("cache=%s/readers=%d", name, readers), func(b *testing.B) {
+				before := c.Stats()
+				var wg sync.WaitGroup
+				for g := range readers {
+					wg.Go(func() {
+						s := registry.Slot()
+						defer s.Free()
+						buf := make([]byte, pageSize)
+						random := rand.New(rand.NewPCG(1, uint64(g)))
+						for range b.N / readers {
+							id := ID(random.Uint32N(pages) + 1)
+							if name == "none" {
+								_ = load(id, buf)
+								continue
+							}
+							s.Enter()
+							if _, err := c.Page(id, Default); err != nil {
+								panic(err)
+							}
+							s.Leave()
+						}
+					})
+				}
+				wg.Wait()
+				after := c.Stats()
+				b.ReportMetric(float64(after.Visited-before.Visited)/float64(max(1, after.Evicted-before.Evicted)), "visits/victim")
+				b.ReportMetric(float64(after.Uncached-before.Uncached)/float64(b.N)*100, "uncached%")
+			})
+		}
+		_ = c.Close()
 	}
 }

@@ -22,7 +22,7 @@ const spareMax = 128
 
 // miss is Page when the table does not know id.
 func (c *Cache) miss(id ID, h Hint) ([]byte, error) {
-	c.mu.Lock()
+	c.lockForFrames()
 	if f, ok := c.table.Load().lookup(id); ok { // just landed, or passed over while the table moved
 		c.mu.Unlock()
 		c.touch(f, h)
@@ -63,9 +63,14 @@ func (c *Cache) departLocked(id ID, h Hint, heap bool) *flight {
 	return fl
 }
 
-// heapPage is a page outside the frames, aligned so that direct I/O may read into it.
+// heapPage is a page outside the frames, aligned so that direct I/O may read into it. The runtime's size classes for powers of two
+// mostly are.
 func heapPage(size int) []byte {
-	buf := make([]byte, size+heapAlign)
+	buf := make([]byte, size)
+	if uintptr(unsafe.Pointer(unsafe.SliceData(buf)))&(heapAlign-1) == 0 {
+		return buf
+	}
+	buf = make([]byte, size+heapAlign)
 	skip := int(-uintptr(unsafe.Pointer(unsafe.SliceData(buf))) & (heapAlign - 1))
 	return buf[skip : skip+size : skip+size]
 }

@@ -276,7 +276,7 @@ func TestReplacedTableStaysWhileItsReadersAreInside(t *testing.T) {
 // TestStorm lets readers of all kinds, writers that free and rewrite pages, prefetching and resizing at one small cache. Every
 // page's bytes are checked for as long as its reader is inside, and a page that was rewritten must never again be seen as it was.
 func TestStorm(t *testing.T) {
-	const pages, rounds = 400, 6000
+	const pages, rounds = 400, 3000
 	r := newRig(t, 64, TwoBand)
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
