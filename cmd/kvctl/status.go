@@ -53,6 +53,15 @@ func statusRows(s *kvpb.StatusResponse) [][]string {
 	row("memtables", "%s", size(sizes.GetMemtableBytes()))
 	row("log", "%s in %d segments, buffers %s", size(sizes.GetLogBytes()), sizes.GetLogSegments(), size(sizes.GetLogBufferBytes()))
 	row("data file", "%s, pages of %s", size(sizes.GetDataFileBytes()), size(uint64(sizes.GetPageBytes())))
+	tree := s.GetTree()
+	row("", "%s live, %s garbage, %s free; %d keys in %d levels up to epoch %d", size(tree.GetLiveBytes()), size(tree.GetGarbageBytes()),
+		size(tree.GetFreeBytes()), tree.GetKeys(), tree.GetHeight(), tree.GetEpoch())
+	row("checkpoints", "%d in %s, %d bulk loads, write amplification %.1f, %d writes stalled for %s", tree.GetCheckpoints(),
+		tree.GetCheckpointTime().AsDuration().Round(time.Millisecond), tree.GetBulkLoads(), tree.GetWriteAmplification(),
+		tree.GetWriteStalls(), tree.GetWriteStallTime().AsDuration().Round(time.Millisecond))
+	if n := tree.GetDamagedReads(); n > 0 {
+		row("DAMAGE", "%d reads met a damaged page: kvctl verify says where", n)
+	}
 	row("cache", "%s of %s", size(sizes.GetCacheUsedBytes()), size(sizes.GetCacheBytes()))
 	for _, g := range s.GetGenerations() {
 		row("generation "+strconv.FormatUint(g.GetNumber(), 10), "%s, memtable %s, log %s",

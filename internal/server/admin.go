@@ -35,6 +35,7 @@ func (s *adminService) Status(ctx context.Context, _ *pb.StatusRequest) (*pb.Sta
 		Sessions:    s.sessionsMessage(&e),
 		Limits:      s.limitsMessage(&e),
 		Recovery:    s.recoveryMessage(),
+		Tree:        treeMessage(&e),
 	}
 	if conn := connectionOf(ctx); conn != nil {
 		conn.shard.Observe(telemetry.MethodStatus, codes.OK, s.clock.now()-start)

@@ -46,23 +46,59 @@ func (s *kvService) bulkLoad(
 			s.log.Warn("removing the temporary files of a bulk load", "cause", failed)
 		}
 	}()
-	for req := pb.BulkLoadRequestFromVTPool(); ; req.ResetVT() {
-		switch err := stream.RecvMsg(req); {
-		case errors.Is(err, io.EOF):
-			return mvcc.Loaded{}, errNotCommitted
-		case err != nil:
-			return mvcc.Loaded{}, err
-		case ctx.Err() != nil:
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	messages := s.receiveBulk(ctx, stream)
+	for {
+		var m bulkMessage
+		select {
+		case m = <-messages:
+		case <-ctx.Done():
 			return mvcc.Loaded{}, context.Cause(ctx)
 		}
-		for _, e := range req.Entries {
+		if errors.Is(m.err, io.EOF) {
+			return mvcc.Loaded{}, errNotCommitted
+		}
+		if m.err != nil {
+			return mvcc.Loaded{}, m.err
+		}
+		for _, e := range m.request.Entries {
 			if err := l.Add(e.Key, e.Value); err != nil {
 				return mvcc.Loaded{}, err
 			}
 		}
-		if req.Commit {
-			req.ReturnToVTPool()
+		commit := m.request.Commit
+		m.request.ReturnToVTPool()
+		if commit {
 			return l.Commit(ctx)
 		}
 	}
+}
+
+// bulkMessage is a message of a load, or why there is none.
+type bulkMessage struct {
+	request *pb.BulkLoadRequest
+	err     error
+}
+
+// receiveBulk receives in a goroutine of its own, so that a drain need not wait for the client's next word. It ends with ctx and the stream.
+func (s *kvService) receiveBulk(
+	ctx context.Context, stream grpc.ClientStreamingServer[pb.BulkLoadRequest, pb.BulkLoadResponse],
+) <-chan bulkMessage {
+	messages := make(chan bulkMessage, 1)
+	s.receivers.Go(func() {
+		for {
+			m := bulkMessage{request: pb.BulkLoadRequestFromVTPool()}
+			m.err = stream.RecvMsg(m.request)
+			select {
+			case messages <- m:
+			case <-ctx.Done():
+				return
+			}
+			if m.err != nil {
+				return
+			}
+		}
+	})
+	return messages
 }

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	pb "epochkv/api/proto/epochkv/v1"
+	"epochkv/internal/mvcc"
 	"epochkv/internal/storage"
 	"epochkv/internal/telemetry"
 )
@@ -132,21 +133,32 @@ func prefixMessage(p *storage.PrefixSpace) *pb.PrefixSpace {
 
 func spaceMessage(st *storage.Stats) *pb.SpaceResponse {
 	p, rows, size := &st.Pages, &st.Rows, uint64(st.Pages.PageSize)
-	outside := rows.DataPages + rows.BulkPages + rows.TablePages + p.MapPages + superblockPages
 	return &pb.SpaceResponse{
 		Epoch: uint64(st.Tree.Epoch), PageBytes: uint32(size), FileBytes: uint64(p.FileBytes),
 		LiveBytes: p.Live * size, GarbageBytes: p.Pending * size, FreeBytes: p.Free * size,
 		TreeHeight: uint32(st.Tree.Height), Keys: st.Tree.Entries, EntryBytes: st.Tree.EntryBytes,
-		Pages: &pb.PageKinds{
-			Tree: p.Live - min(p.Live, outside), Rows: rows.DataPages, Bulk: rows.BulkPages, RowTable: rows.TablePages,
-			Map: p.MapPages + superblockPages,
-		},
-		Values: rows.Rows, ValueBytes: rows.Bytes, RowFill: rows.FillFactor,
+		Pages: kindsMessage(st), Values: rows.Rows, ValueBytes: rows.Bytes, RowFill: rows.FillFactor,
 	}
 }
 
-// superblockPages count as live and belong to no kind.
-const superblockPages = 2
+func kindsMessage(st *storage.Stats) *pb.PageKinds {
+	k := st.Kinds()
+	return &pb.PageKinds{Tree: k.Tree, Rows: k.Rows, Bulk: k.Bulk, RowTable: k.RowTable, Map: k.Map}
+}
+
+// treeMessage is the data file's part of the status.
+func treeMessage(e *mvcc.Stats) *pb.Tree {
+	st := &e.Storage
+	size := uint64(st.PageSize)
+	return &pb.Tree{
+		Epoch: uint64(st.Tree.Epoch), Height: uint32(st.Tree.Height), Keys: st.Tree.Entries, EntryBytes: st.Tree.EntryBytes,
+		LiveBytes: st.Pages.Live * size, GarbageBytes: st.Pages.Pending * size, FreeBytes: st.Pages.Free * size,
+		Pages: kindsMessage(st), RowFill: st.Rows.FillFactor,
+		Checkpoints: st.Tree.Checkpoints, CheckpointTime: durationpb.New(st.Tree.CheckpointTime), PagesWritten: st.Pages.PagesWritten,
+		BulkLoads: st.Tree.Loads, WriteAmplification: st.WriteAmplification(),
+		WriteStalls: st.Stalls, WriteStallTime: durationpb.New(st.StallTime), WritePace: durationpb.New(st.Pace), DamagedReads: st.Tree.Damaged,
+	}
+}
 
 // serveAdmin surrounds an Admin request: counted, never refused for overload, its error mapped.
 func (s *Server) serveAdmin(ctx context.Context, method telemetry.Method, body func() error) error {

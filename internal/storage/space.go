@@ -14,6 +14,31 @@ import (
 	"epochkv/internal/storage/pager/rows"
 )
 
+// PageKinds counts the pages of the newest state by what they hold. They add up to what Pages.Live says.
+type PageKinds struct {
+	Tree     uint64 // leaves and inner nodes
+	Rows     uint64 // packed large values
+	Bulk     uint64 // whole pages of single values
+	RowTable uint64
+	Map      uint64 // the allocation map, and the superblocks
+}
+
+// Kinds tells the pages in use apart, at no cost.
+func (s *Stats) Kinds() PageKinds {
+	const superblocks = 2
+	k := PageKinds{Rows: s.Rows.DataPages, Bulk: s.Rows.BulkPages, RowTable: s.Rows.TablePages, Map: s.Pages.MapPages + superblocks}
+	k.Tree = s.Pages.Live - min(s.Pages.Live, k.Rows+k.Bulk+k.RowTable+k.Map) // read a moment apart
+	return k
+}
+
+// WriteAmplification is how many bytes were written to log and data file since Open for each byte of log records. Bulk loads count, too.
+func (s *Stats) WriteAmplification() float64 {
+	if s.Log.Bytes == 0 {
+		return 0
+	}
+	return 1 + float64(s.Pages.PagesWritten)*float64(s.PageSize)/float64(s.Log.Bytes)
+}
+
 // SpaceOptions say what Space counts.
 type SpaceOptions struct {
 	Depth          int    // how many parts of a key make a prefix; at least 1

@@ -12,7 +12,7 @@ var treeReadings = []reading{
 	engineCounter("bulk_loads_total", "Bulk loads that became visible.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.Loads) }),
 	engineCounter("bulk_loaded_keys_total", "Keys of those.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.LoadedKeys) }),
 	engineGauge("write_amplification_ratio", "Bytes written to log and data file since start, for each byte of log records; zero before the first.",
-		func(s *mvcc.Stats) float64 { return writeAmplification(s) }),
+		func(s *mvcc.Stats) float64 { return s.Storage.WriteAmplification() }),
 	engineGauge("checkpoint_epoch", "Every commit up to this epoch is in the data file.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.Epoch) }),
 	engineCounter("checkpoint_versions_dropped_total", "Versions that a merge found nobody needs.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.VersionsDropped) }),
@@ -42,14 +42,6 @@ var treeReadings = []reading{
 	engineCounter("gc_helped_chains_total", "Version chains that a writer had to cut itself.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Pruning.Helped) }),
 }
 
-// writeAmplification counts the log itself, and what checkpoints and bulk loads write.
-func writeAmplification(s *mvcc.Stats) float64 {
-	if s.Storage.Log.Bytes == 0 {
-		return 0
-	}
-	return 1 + float64(s.Storage.Pages.PagesWritten)*float64(s.Storage.PageSize)/float64(s.Storage.Log.Bytes)
-}
-
 var checkpointDesc = desc("checkpoint_duration_seconds", "Duration of one checkpoint, bulk loads included.")
 
 func checkpointHistogram(t *storage.TreeStats) prometheus.Metric {
@@ -66,14 +58,12 @@ func checkpointHistogram(t *storage.TreeStats) prometheus.Metric {
 var kindsDesc = desc("pages_in_use", "Pages of the newest state, by what they hold.", "kind")
 
 func collectKinds(ch chan<- prometheus.Metric, s *mvcc.Stats) {
-	const superblocks = 2
-	p, rows := &s.Storage.Pages, &s.Storage.Rows
-	outside := rows.DataPages + rows.BulkPages + rows.TablePages + p.MapPages + superblocks
-	gauge(ch, kindsDesc, float64(p.Live-min(p.Live, outside)), "tree")
-	gauge(ch, kindsDesc, float64(rows.DataPages), "rows")
-	gauge(ch, kindsDesc, float64(rows.BulkPages), "bulk")
-	gauge(ch, kindsDesc, float64(rows.TablePages), "row_table")
-	gauge(ch, kindsDesc, float64(p.MapPages), "map")
+	k := s.Storage.Kinds()
+	gauge(ch, kindsDesc, float64(k.Tree), "tree")
+	gauge(ch, kindsDesc, float64(k.Rows), "rows")
+	gauge(ch, kindsDesc, float64(k.Bulk), "bulk")
+	gauge(ch, kindsDesc, float64(k.RowTable), "row_table")
+	gauge(ch, kindsDesc, float64(k.Map), "map")
 }
 
 var pagesDesc = desc("pages", "Pages of the data file, by state.", "state")

@@ -77,7 +77,7 @@ func (x Health_State) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Health_State.Descriptor instead.
 func (Health_State) EnumDescriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{14, 0}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{15, 0}
 }
 
 type StatusRequest struct {
@@ -1082,6 +1082,7 @@ type StatusResponse struct {
 	Sessions      *Sessions     `protobuf:"bytes,8,opt,name=sessions,proto3" json:"sessions,omitempty"`
 	Limits        *Limits       `protobuf:"bytes,9,opt,name=limits,proto3" json:"limits,omitempty"`
 	Recovery      *Recovery     `protobuf:"bytes,10,opt,name=recovery,proto3" json:"recovery,omitempty"`
+	Tree          *Tree         `protobuf:"bytes,11,opt,name=tree,proto3" json:"tree,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1186,6 +1187,203 @@ func (x *StatusResponse) GetRecovery() *Recovery {
 	return nil
 }
 
+func (x *StatusResponse) GetTree() *Tree {
+	if x != nil {
+		return x.Tree
+	}
+	return nil
+}
+
+// Tree says how the data file is, and how the checkpoints do that build it.
+type Tree struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Every commit up to here is in the data file.
+	Epoch  uint64 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Height uint32 `protobuf:"varint,2,opt,name=height,proto3" json:"height,omitempty"`
+	Keys   uint64 `protobuf:"varint,3,opt,name=keys,proto3" json:"keys,omitempty"`
+	// Keys and inline values of all versions.
+	EntryBytes uint64 `protobuf:"varint,4,opt,name=entry_bytes,json=entryBytes,proto3" json:"entry_bytes,omitempty"`
+	// Bytes of pages in use, of those that wait for readers of older states, and of free ones. They add up to the file's size.
+	LiveBytes    uint64     `protobuf:"varint,5,opt,name=live_bytes,json=liveBytes,proto3" json:"live_bytes,omitempty"`
+	GarbageBytes uint64     `protobuf:"varint,6,opt,name=garbage_bytes,json=garbageBytes,proto3" json:"garbage_bytes,omitempty"`
+	FreeBytes    uint64     `protobuf:"varint,7,opt,name=free_bytes,json=freeBytes,proto3" json:"free_bytes,omitempty"`
+	Pages        *PageKinds `protobuf:"bytes,8,opt,name=pages,proto3" json:"pages,omitempty"`
+	// The part of the pages of packed large values that they fill.
+	RowFill float64 `protobuf:"fixed64,9,opt,name=row_fill,json=rowFill,proto3" json:"row_fill,omitempty"`
+	// Since the start: checkpoints (bulk loads are among them), the time they took together, and pages written.
+	Checkpoints    uint64               `protobuf:"varint,10,opt,name=checkpoints,proto3" json:"checkpoints,omitempty"`
+	CheckpointTime *durationpb.Duration `protobuf:"bytes,11,opt,name=checkpoint_time,json=checkpointTime,proto3" json:"checkpoint_time,omitempty"`
+	PagesWritten   uint64               `protobuf:"varint,12,opt,name=pages_written,json=pagesWritten,proto3" json:"pages_written,omitempty"`
+	BulkLoads      uint64               `protobuf:"varint,13,opt,name=bulk_loads,json=bulkLoads,proto3" json:"bulk_loads,omitempty"`
+	// Bytes written to log and data file for each byte of log records; 0 before the first.
+	WriteAmplification float64 `protobuf:"fixed64,14,opt,name=write_amplification,json=writeAmplification,proto3" json:"write_amplification,omitempty"`
+	// Writes that waited for a checkpoint to make room, and for how long together.
+	WriteStalls    uint64               `protobuf:"varint,15,opt,name=write_stalls,json=writeStalls,proto3" json:"write_stalls,omitempty"`
+	WriteStallTime *durationpb.Duration `protobuf:"bytes,16,opt,name=write_stall_time,json=writeStallTime,proto3" json:"write_stall_time,omitempty"`
+	// What a writer waits for each KiB at present: above zero, checkpoints fall behind.
+	WritePace *durationpb.Duration `protobuf:"bytes,17,opt,name=write_pace,json=writePace,proto3" json:"write_pace,omitempty"`
+	// Reads that met a damaged page.
+	DamagedReads  uint64 `protobuf:"varint,18,opt,name=damaged_reads,json=damagedReads,proto3" json:"damaged_reads,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Tree) Reset() {
+	*x = Tree{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Tree) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Tree) ProtoMessage() {}
+
+func (x *Tree) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Tree.ProtoReflect.Descriptor instead.
+func (*Tree) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *Tree) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *Tree) GetHeight() uint32 {
+	if x != nil {
+		return x.Height
+	}
+	return 0
+}
+
+func (x *Tree) GetKeys() uint64 {
+	if x != nil {
+		return x.Keys
+	}
+	return 0
+}
+
+func (x *Tree) GetEntryBytes() uint64 {
+	if x != nil {
+		return x.EntryBytes
+	}
+	return 0
+}
+
+func (x *Tree) GetLiveBytes() uint64 {
+	if x != nil {
+		return x.LiveBytes
+	}
+	return 0
+}
+
+func (x *Tree) GetGarbageBytes() uint64 {
+	if x != nil {
+		return x.GarbageBytes
+	}
+	return 0
+}
+
+func (x *Tree) GetFreeBytes() uint64 {
+	if x != nil {
+		return x.FreeBytes
+	}
+	return 0
+}
+
+func (x *Tree) GetPages() *PageKinds {
+	if x != nil {
+		return x.Pages
+	}
+	return nil
+}
+
+func (x *Tree) GetRowFill() float64 {
+	if x != nil {
+		return x.RowFill
+	}
+	return 0
+}
+
+func (x *Tree) GetCheckpoints() uint64 {
+	if x != nil {
+		return x.Checkpoints
+	}
+	return 0
+}
+
+func (x *Tree) GetCheckpointTime() *durationpb.Duration {
+	if x != nil {
+		return x.CheckpointTime
+	}
+	return nil
+}
+
+func (x *Tree) GetPagesWritten() uint64 {
+	if x != nil {
+		return x.PagesWritten
+	}
+	return 0
+}
+
+func (x *Tree) GetBulkLoads() uint64 {
+	if x != nil {
+		return x.BulkLoads
+	}
+	return 0
+}
+
+func (x *Tree) GetWriteAmplification() float64 {
+	if x != nil {
+		return x.WriteAmplification
+	}
+	return 0
+}
+
+func (x *Tree) GetWriteStalls() uint64 {
+	if x != nil {
+		return x.WriteStalls
+	}
+	return 0
+}
+
+func (x *Tree) GetWriteStallTime() *durationpb.Duration {
+	if x != nil {
+		return x.WriteStallTime
+	}
+	return nil
+}
+
+func (x *Tree) GetWritePace() *durationpb.Duration {
+	if x != nil {
+		return x.WritePace
+	}
+	return nil
+}
+
+func (x *Tree) GetDamagedReads() uint64 {
+	if x != nil {
+		return x.DamagedReads
+	}
+	return 0
+}
+
 // Build says which program is running.
 type Build struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
@@ -1201,7 +1399,7 @@ type Build struct {
 
 func (x *Build) Reset() {
 	*x = Build{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[13]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1213,7 +1411,7 @@ func (x *Build) String() string {
 func (*Build) ProtoMessage() {}
 
 func (x *Build) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[13]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1226,7 +1424,7 @@ func (x *Build) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Build.ProtoReflect.Descriptor instead.
 func (*Build) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Build) GetVersion() string {
@@ -1269,7 +1467,7 @@ type Health struct {
 
 func (x *Health) Reset() {
 	*x = Health{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[14]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1281,7 +1479,7 @@ func (x *Health) String() string {
 func (*Health) ProtoMessage() {}
 
 func (x *Health) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[14]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1294,7 +1492,7 @@ func (x *Health) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Health.ProtoReflect.Descriptor instead.
 func (*Health) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Health) GetState() Health_State {
@@ -1326,7 +1524,7 @@ type Epochs struct {
 
 func (x *Epochs) Reset() {
 	*x = Epochs{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[15]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1338,7 +1536,7 @@ func (x *Epochs) String() string {
 func (*Epochs) ProtoMessage() {}
 
 func (x *Epochs) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[15]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1351,7 +1549,7 @@ func (x *Epochs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Epochs.ProtoReflect.Descriptor instead.
 func (*Epochs) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Epochs) GetVisible() uint64 {
@@ -1404,7 +1602,7 @@ type Sizes struct {
 
 func (x *Sizes) Reset() {
 	*x = Sizes{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[16]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1416,7 +1614,7 @@ func (x *Sizes) String() string {
 func (*Sizes) ProtoMessage() {}
 
 func (x *Sizes) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[16]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1429,7 +1627,7 @@ func (x *Sizes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sizes.ProtoReflect.Descriptor instead.
 func (*Sizes) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Sizes) GetDataDir() string {
@@ -1541,7 +1739,7 @@ type Generation struct {
 
 func (x *Generation) Reset() {
 	*x = Generation{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[17]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1553,7 +1751,7 @@ func (x *Generation) String() string {
 func (*Generation) ProtoMessage() {}
 
 func (x *Generation) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[17]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1566,7 +1764,7 @@ func (x *Generation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Generation.ProtoReflect.Descriptor instead.
 func (*Generation) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Generation) GetNumber() uint64 {
@@ -1631,7 +1829,7 @@ type Sessions struct {
 
 func (x *Sessions) Reset() {
 	*x = Sessions{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[18]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1643,7 +1841,7 @@ func (x *Sessions) String() string {
 func (*Sessions) ProtoMessage() {}
 
 func (x *Sessions) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[18]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1656,7 +1854,7 @@ func (x *Sessions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sessions.ProtoReflect.Descriptor instead.
 func (*Sessions) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Sessions) GetOpen() uint64 {
@@ -1739,7 +1937,7 @@ type Limits struct {
 
 func (x *Limits) Reset() {
 	*x = Limits{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[19]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1751,7 +1949,7 @@ func (x *Limits) String() string {
 func (*Limits) ProtoMessage() {}
 
 func (x *Limits) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[19]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1764,7 +1962,7 @@ func (x *Limits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limits.ProtoReflect.Descriptor instead.
 func (*Limits) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Limits) GetKeyBytes() uint64 {
@@ -1905,7 +2103,7 @@ type Recovery struct {
 
 func (x *Recovery) Reset() {
 	*x = Recovery{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[20]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1917,7 +2115,7 @@ func (x *Recovery) String() string {
 func (*Recovery) ProtoMessage() {}
 
 func (x *Recovery) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[20]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1930,7 +2128,7 @@ func (x *Recovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Recovery.ProtoReflect.Descriptor instead.
 func (*Recovery) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Recovery) GetRecords() uint64 {
@@ -2079,7 +2277,7 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\vPrefixSpace\x12\x16\n" +
 	"\x06prefix\x18\x01 \x01(\fR\x06prefix\x12\x12\n" +
 	"\x04keys\x18\x02 \x01(\x04R\x04keys\x12\x14\n" +
-	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\"\xf2\x03\n" +
+	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\"\x98\x04\n" +
 	"\x0eStatusResponse\x12'\n" +
 	"\x05build\x18\x01 \x01(\v2\x11.epochkv.v1.BuildR\x05build\x129\n" +
 	"\n" +
@@ -2092,7 +2290,33 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\bsessions\x18\b \x01(\v2\x14.epochkv.v1.SessionsR\bsessions\x12*\n" +
 	"\x06limits\x18\t \x01(\v2\x12.epochkv.v1.LimitsR\x06limits\x120\n" +
 	"\brecovery\x18\n" +
-	" \x01(\v2\x14.epochkv.v1.RecoveryR\brecovery\"x\n" +
+	" \x01(\v2\x14.epochkv.v1.RecoveryR\brecovery\x12$\n" +
+	"\x04tree\x18\v \x01(\v2\x10.epochkv.v1.TreeR\x04tree\"\xb6\x05\n" +
+	"\x04Tree\x12\x14\n" +
+	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x16\n" +
+	"\x06height\x18\x02 \x01(\rR\x06height\x12\x12\n" +
+	"\x04keys\x18\x03 \x01(\x04R\x04keys\x12\x1f\n" +
+	"\ventry_bytes\x18\x04 \x01(\x04R\n" +
+	"entryBytes\x12\x1d\n" +
+	"\n" +
+	"live_bytes\x18\x05 \x01(\x04R\tliveBytes\x12#\n" +
+	"\rgarbage_bytes\x18\x06 \x01(\x04R\fgarbageBytes\x12\x1d\n" +
+	"\n" +
+	"free_bytes\x18\a \x01(\x04R\tfreeBytes\x12+\n" +
+	"\x05pages\x18\b \x01(\v2\x15.epochkv.v1.PageKindsR\x05pages\x12\x19\n" +
+	"\brow_fill\x18\t \x01(\x01R\arowFill\x12 \n" +
+	"\vcheckpoints\x18\n" +
+	" \x01(\x04R\vcheckpoints\x12B\n" +
+	"\x0fcheckpoint_time\x18\v \x01(\v2\x19.google.protobuf.DurationR\x0echeckpointTime\x12#\n" +
+	"\rpages_written\x18\f \x01(\x04R\fpagesWritten\x12\x1d\n" +
+	"\n" +
+	"bulk_loads\x18\r \x01(\x04R\tbulkLoads\x12/\n" +
+	"\x13write_amplification\x18\x0e \x01(\x01R\x12writeAmplification\x12!\n" +
+	"\fwrite_stalls\x18\x0f \x01(\x04R\vwriteStalls\x12C\n" +
+	"\x10write_stall_time\x18\x10 \x01(\v2\x19.google.protobuf.DurationR\x0ewriteStallTime\x128\n" +
+	"\n" +
+	"write_pace\x18\x11 \x01(\v2\x19.google.protobuf.DurationR\twritePace\x12#\n" +
+	"\rdamaged_reads\x18\x12 \x01(\x04R\fdamagedReads\"x\n" +
 	"\x05Build\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\tR\brevision\x12\x1d\n" +
@@ -2202,7 +2426,7 @@ func file_epochkv_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_epochkv_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_epochkv_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_epochkv_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_epochkv_v1_admin_proto_goTypes = []any{
 	(Health_State)(0),                // 0: epochkv.v1.Health.State
 	(*StatusRequest)(nil),            // 1: epochkv.v1.StatusRequest
@@ -2218,64 +2442,70 @@ var file_epochkv_v1_admin_proto_goTypes = []any{
 	(*PageKinds)(nil),                // 11: epochkv.v1.PageKinds
 	(*PrefixSpace)(nil),              // 12: epochkv.v1.PrefixSpace
 	(*StatusResponse)(nil),           // 13: epochkv.v1.StatusResponse
-	(*Build)(nil),                    // 14: epochkv.v1.Build
-	(*Health)(nil),                   // 15: epochkv.v1.Health
-	(*Epochs)(nil),                   // 16: epochkv.v1.Epochs
-	(*Sizes)(nil),                    // 17: epochkv.v1.Sizes
-	(*Generation)(nil),               // 18: epochkv.v1.Generation
-	(*Sessions)(nil),                 // 19: epochkv.v1.Sessions
-	(*Limits)(nil),                   // 20: epochkv.v1.Limits
-	(*Recovery)(nil),                 // 21: epochkv.v1.Recovery
-	(*durationpb.Duration)(nil),      // 22: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),    // 23: google.protobuf.Timestamp
-	(*ListTransactionsRequest)(nil),  // 24: epochkv.v1.ListTransactionsRequest
-	(*EndTransactionRequest)(nil),    // 25: epochkv.v1.EndTransactionRequest
-	(*ListTransactionsResponse)(nil), // 26: epochkv.v1.ListTransactionsResponse
-	(*EndTransactionResponse)(nil),   // 27: epochkv.v1.EndTransactionResponse
+	(*Tree)(nil),                     // 14: epochkv.v1.Tree
+	(*Build)(nil),                    // 15: epochkv.v1.Build
+	(*Health)(nil),                   // 16: epochkv.v1.Health
+	(*Epochs)(nil),                   // 17: epochkv.v1.Epochs
+	(*Sizes)(nil),                    // 18: epochkv.v1.Sizes
+	(*Generation)(nil),               // 19: epochkv.v1.Generation
+	(*Sessions)(nil),                 // 20: epochkv.v1.Sessions
+	(*Limits)(nil),                   // 21: epochkv.v1.Limits
+	(*Recovery)(nil),                 // 22: epochkv.v1.Recovery
+	(*durationpb.Duration)(nil),      // 23: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),    // 24: google.protobuf.Timestamp
+	(*ListTransactionsRequest)(nil),  // 25: epochkv.v1.ListTransactionsRequest
+	(*EndTransactionRequest)(nil),    // 26: epochkv.v1.EndTransactionRequest
+	(*ListTransactionsResponse)(nil), // 27: epochkv.v1.ListTransactionsResponse
+	(*EndTransactionResponse)(nil),   // 28: epochkv.v1.EndTransactionResponse
 }
 var file_epochkv_v1_admin_proto_depIdxs = []int32{
 	4,  // 0: epochkv.v1.VerifyResponse.progress:type_name -> epochkv.v1.VerifyProgress
 	5,  // 1: epochkv.v1.VerifyResponse.report:type_name -> epochkv.v1.VerifyReport
 	6,  // 2: epochkv.v1.VerifyReport.damages:type_name -> epochkv.v1.Damage
-	22, // 3: epochkv.v1.VerifyReport.duration:type_name -> google.protobuf.Duration
-	22, // 4: epochkv.v1.CheckpointResponse.duration:type_name -> google.protobuf.Duration
+	23, // 3: epochkv.v1.VerifyReport.duration:type_name -> google.protobuf.Duration
+	23, // 4: epochkv.v1.CheckpointResponse.duration:type_name -> google.protobuf.Duration
 	11, // 5: epochkv.v1.SpaceResponse.pages:type_name -> epochkv.v1.PageKinds
 	12, // 6: epochkv.v1.SpaceResponse.prefixes:type_name -> epochkv.v1.PrefixSpace
 	12, // 7: epochkv.v1.SpaceResponse.other_prefixes:type_name -> epochkv.v1.PrefixSpace
-	22, // 8: epochkv.v1.SpaceResponse.duration:type_name -> google.protobuf.Duration
-	14, // 9: epochkv.v1.StatusResponse.build:type_name -> epochkv.v1.Build
-	23, // 10: epochkv.v1.StatusResponse.start_time:type_name -> google.protobuf.Timestamp
-	22, // 11: epochkv.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
-	15, // 12: epochkv.v1.StatusResponse.health:type_name -> epochkv.v1.Health
-	16, // 13: epochkv.v1.StatusResponse.epochs:type_name -> epochkv.v1.Epochs
-	17, // 14: epochkv.v1.StatusResponse.sizes:type_name -> epochkv.v1.Sizes
-	18, // 15: epochkv.v1.StatusResponse.generations:type_name -> epochkv.v1.Generation
-	19, // 16: epochkv.v1.StatusResponse.sessions:type_name -> epochkv.v1.Sessions
-	20, // 17: epochkv.v1.StatusResponse.limits:type_name -> epochkv.v1.Limits
-	21, // 18: epochkv.v1.StatusResponse.recovery:type_name -> epochkv.v1.Recovery
-	0,  // 19: epochkv.v1.Health.state:type_name -> epochkv.v1.Health.State
-	22, // 20: epochkv.v1.Sessions.oldest_snapshot_age:type_name -> google.protobuf.Duration
-	22, // 21: epochkv.v1.Limits.scan_token_ttl:type_name -> google.protobuf.Duration
-	22, // 22: epochkv.v1.Limits.transaction_idle_timeout:type_name -> google.protobuf.Duration
-	22, // 23: epochkv.v1.Limits.transaction_timeout:type_name -> google.protobuf.Duration
-	22, // 24: epochkv.v1.Recovery.duration:type_name -> google.protobuf.Duration
-	1,  // 25: epochkv.v1.Admin.Status:input_type -> epochkv.v1.StatusRequest
-	24, // 26: epochkv.v1.Admin.ListTransactions:input_type -> epochkv.v1.ListTransactionsRequest
-	25, // 27: epochkv.v1.Admin.EndTransaction:input_type -> epochkv.v1.EndTransactionRequest
-	2,  // 28: epochkv.v1.Admin.Verify:input_type -> epochkv.v1.VerifyRequest
-	7,  // 29: epochkv.v1.Admin.Checkpoint:input_type -> epochkv.v1.CheckpointRequest
-	9,  // 30: epochkv.v1.Admin.Space:input_type -> epochkv.v1.SpaceRequest
-	13, // 31: epochkv.v1.Admin.Status:output_type -> epochkv.v1.StatusResponse
-	26, // 32: epochkv.v1.Admin.ListTransactions:output_type -> epochkv.v1.ListTransactionsResponse
-	27, // 33: epochkv.v1.Admin.EndTransaction:output_type -> epochkv.v1.EndTransactionResponse
-	3,  // 34: epochkv.v1.Admin.Verify:output_type -> epochkv.v1.VerifyResponse
-	8,  // 35: epochkv.v1.Admin.Checkpoint:output_type -> epochkv.v1.CheckpointResponse
-	10, // 36: epochkv.v1.Admin.Space:output_type -> epochkv.v1.SpaceResponse
-	31, // [31:37] is the sub-list for method output_type
-	25, // [25:31] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	23, // 8: epochkv.v1.SpaceResponse.duration:type_name -> google.protobuf.Duration
+	15, // 9: epochkv.v1.StatusResponse.build:type_name -> epochkv.v1.Build
+	24, // 10: epochkv.v1.StatusResponse.start_time:type_name -> google.protobuf.Timestamp
+	23, // 11: epochkv.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
+	16, // 12: epochkv.v1.StatusResponse.health:type_name -> epochkv.v1.Health
+	17, // 13: epochkv.v1.StatusResponse.epochs:type_name -> epochkv.v1.Epochs
+	18, // 14: epochkv.v1.StatusResponse.sizes:type_name -> epochkv.v1.Sizes
+	19, // 15: epochkv.v1.StatusResponse.generations:type_name -> epochkv.v1.Generation
+	20, // 16: epochkv.v1.StatusResponse.sessions:type_name -> epochkv.v1.Sessions
+	21, // 17: epochkv.v1.StatusResponse.limits:type_name -> epochkv.v1.Limits
+	22, // 18: epochkv.v1.StatusResponse.recovery:type_name -> epochkv.v1.Recovery
+	14, // 19: epochkv.v1.StatusResponse.tree:type_name -> epochkv.v1.Tree
+	11, // 20: epochkv.v1.Tree.pages:type_name -> epochkv.v1.PageKinds
+	23, // 21: epochkv.v1.Tree.checkpoint_time:type_name -> google.protobuf.Duration
+	23, // 22: epochkv.v1.Tree.write_stall_time:type_name -> google.protobuf.Duration
+	23, // 23: epochkv.v1.Tree.write_pace:type_name -> google.protobuf.Duration
+	0,  // 24: epochkv.v1.Health.state:type_name -> epochkv.v1.Health.State
+	23, // 25: epochkv.v1.Sessions.oldest_snapshot_age:type_name -> google.protobuf.Duration
+	23, // 26: epochkv.v1.Limits.scan_token_ttl:type_name -> google.protobuf.Duration
+	23, // 27: epochkv.v1.Limits.transaction_idle_timeout:type_name -> google.protobuf.Duration
+	23, // 28: epochkv.v1.Limits.transaction_timeout:type_name -> google.protobuf.Duration
+	23, // 29: epochkv.v1.Recovery.duration:type_name -> google.protobuf.Duration
+	1,  // 30: epochkv.v1.Admin.Status:input_type -> epochkv.v1.StatusRequest
+	25, // 31: epochkv.v1.Admin.ListTransactions:input_type -> epochkv.v1.ListTransactionsRequest
+	26, // 32: epochkv.v1.Admin.EndTransaction:input_type -> epochkv.v1.EndTransactionRequest
+	2,  // 33: epochkv.v1.Admin.Verify:input_type -> epochkv.v1.VerifyRequest
+	7,  // 34: epochkv.v1.Admin.Checkpoint:input_type -> epochkv.v1.CheckpointRequest
+	9,  // 35: epochkv.v1.Admin.Space:input_type -> epochkv.v1.SpaceRequest
+	13, // 36: epochkv.v1.Admin.Status:output_type -> epochkv.v1.StatusResponse
+	27, // 37: epochkv.v1.Admin.ListTransactions:output_type -> epochkv.v1.ListTransactionsResponse
+	28, // 38: epochkv.v1.Admin.EndTransaction:output_type -> epochkv.v1.EndTransactionResponse
+	3,  // 39: epochkv.v1.Admin.Verify:output_type -> epochkv.v1.VerifyResponse
+	8,  // 40: epochkv.v1.Admin.Checkpoint:output_type -> epochkv.v1.CheckpointResponse
+	10, // 41: epochkv.v1.Admin.Space:output_type -> epochkv.v1.SpaceResponse
+	36, // [36:42] is the sub-list for method output_type
+	30, // [30:36] is the sub-list for method input_type
+	30, // [30:30] is the sub-list for extension type_name
+	30, // [30:30] is the sub-list for extension extendee
+	0,  // [0:30] is the sub-list for field type_name
 }
 
 func init() { file_epochkv_v1_admin_proto_init() }
@@ -2294,7 +2524,7 @@ func file_epochkv_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_epochkv_v1_admin_proto_rawDesc), len(file_epochkv_v1_admin_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   21,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
