@@ -77,7 +77,7 @@ func Open(o Options, registry *pin.Registry) (*Engine, Recovery, error) {
 	}
 	e := &Engine{
 		options: o, fs: o.FS, registry: registry, lock: lock, pruner: newPruner(), slot: registry.Slot(),
-		memtableBytes: o.MemtableBytes, frozenBytes: o.MemoryBytes - o.CacheBytes - 2*o.SegmentBytes - o.MemtableBytes,
+		memtableBytes: o.MemtableBytes, frozenBytes: o.frozenBytes(),
 		room: make(chan struct{}), due: make(chan struct{}, 1),
 	}
 	recovery, err := e.recover()

@@ -53,7 +53,20 @@ func (o *Options) setDefaults() {
 	}
 	const segmentStep = 4096
 	if o.CheckpointBytes == 0 {
-		o.CheckpointBytes = min(checkpointBytesMax, (o.MemoryBytes-o.CacheBytes)/4)
+		o.CheckpointBytes = min(checkpointBytesMax, (o.MemoryBytes-o.CacheBytes)/2)
 	}
 	o.SegmentBytes = min(max((o.SegmentBytes+segmentStep-1)/segmentStep*segmentStep, wal.SegmentBytesMin), wal.SegmentBytesMax)
+}
+
+// logImages is how many log segments may be in memory: enough for writers not to notice a device that pauses for a moment.
+func (o *Options) logImages() int {
+	const imagesMax, bytesMax = 8, 64 << 20
+	return max(wal.ImagesMin, min(imagesMax, int(min(o.MemoryBytes/8, bytesMax)/o.SegmentBytes)))
+}
+
+// frozenBytes is what cache, log and the active memtable leave for frozen ones. Two is the least: one that is merged while the
+// next fills up.
+func (o *Options) frozenBytes() int64 {
+	left := o.MemoryBytes - o.CacheBytes - int64(o.logImages())*o.SegmentBytes - o.MemtableBytes
+	return max(left, 2*o.MemtableBytes)
 }

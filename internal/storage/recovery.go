@@ -32,7 +32,7 @@ func (e *Engine) recover() (Recovery, error) {
 		recovery.TornFile, recovery.TornAt, recovery.TornSize = torn.File, torn.Offset, torn.Bytes
 	}
 	e.log, err = wal.Open(wal.Options{
-		FS: e.fs, Dir: e.options.Dir, SegmentBytes: int(e.options.SegmentBytes),
+		FS: e.fs, Dir: e.options.Dir, SegmentBytes: int(e.options.SegmentBytes), Images: e.options.logImages(),
 	}, found)
 	if err != nil {
 		return recovery, errors.Join(err, r.free())

@@ -83,7 +83,7 @@ func waitForSpare(t *testing.T, l *Log) {
 	t.Helper()
 	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(100 * time.Microsecond) {
 		l.spares.mu.Lock()
-		ready := l.spares.ready != nil
+		ready := len(l.spares.ready) > 0
 		l.spares.mu.Unlock()
 		if ready {
 			return

@@ -7,18 +7,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// imagesMax bounds the standard images: one that writers fill, one that the flusher empties, one spare. Who needs a
-// fourth waits for the flusher.
-const imagesMax = 3
+// ImagesMin is the least number of standard images: one that writers fill, one that the flusher empties, one spare. Who needs
+// more than there are waits for the flusher.
+const ImagesMin = 3
 
 // images hands out the buffers of segments: anonymous mappings, zero, with every page touched, so that no page fault
 // falls between a reservation and its publication.
 type images struct {
 	size int // of a standard image; constant
+	max  int // number of standard images; constant
 
 	mu     sync.Mutex
 	mapped int         // standard images that exist
-	idle   []usedImage // at most imagesMax; dirty up to used
+	idle   []usedImage // at most max; dirty up to used
 	bytes  int64       // all mappings, oversized ones included
 }
 
@@ -37,7 +38,7 @@ func (p *images) take() ([]byte, error) {
 		clear(img.buf[:img.used])
 		return img.buf, nil
 	}
-	if p.mapped == imagesMax {
+	if p.mapped == p.max {
 		p.mu.Unlock()
 		return nil, nil
 	}

@@ -19,6 +19,8 @@ type Options struct {
 	Dir string
 	// SegmentBytes is the size of a segment's file and image, from SegmentBytesMin to 256 MiB, in whole pages.
 	SegmentBytes int
+	// Images is how many standard images there may be, and so how far writers may run ahead of the device; at least ImagesMin.
+	Images int
 	// Serial puts each append, from Reserve to Publish, under one mutex: the baseline that the benchmark compares with.
 	Serial bool
 	// Identity yields a segment's random identity. Nil means crypto/rand; tests pass a seeded source.
@@ -73,7 +75,7 @@ func Open(opts Options, rec Recovery) (*Log, error) {
 	l := &Log{
 		opts:    opts,
 		dir:     dir,
-		images:  &images{size: opts.SegmentBytes},
+		images:  &images{size: opts.SegmentBytes, max: max(opts.Images, ImagesMin)},
 		durable: new(horizon),
 		next:    rec.Last + 1,
 		stop:    make(chan struct{}),

@@ -328,7 +328,7 @@ func TestASealedSegmentIsFlushedThoughNobodyWaits(t *testing.T) {
 	for i := range 1000 { // many times more than the images hold
 		a.mustAppend(t, bodyOf(uint64(i), 200))
 	}
-	if s := a.log.Stats(); s.ImageBytes > imagesMax*SegmentBytesMin {
+	if s := a.log.Stats(); s.ImageBytes > ImagesMin*SegmentBytesMin {
 		t.Fatalf("%d bytes of images", s.ImageBytes)
 	}
 }

@@ -13,7 +13,8 @@ import (
 // a time. More would hold disk space for nothing.
 const recyclableMax = 2
 
-// spares keeps one segment prepared, so that a rotation neither creates a file nor touches a page. Old files are used
+// spares keeps segments prepared, so that a rotation neither creates a file nor touches a page, and goes on while a slow device
+// holds up the preparation of the next. Old files are used
 // again where possible: their blocks are allocated and written, which is what makes overwriting them cheap, and
 // recycling costs a rename instead of writing zeros.
 //
@@ -25,7 +26,7 @@ type spares struct {
 	images *images
 
 	mu     sync.Mutex
-	ready  *blank
+	ready  []*blank // prepared, by number; at most images.max - 2, so that one can be filled and one flushed
 	old    []string // recyclable files of standard size
 	number uint64   // last segment number used
 }
@@ -39,42 +40,47 @@ type blank struct {
 	pooled bool
 }
 
-// take returns the prepared blank, or makes one if there is none (ready is false then), which somebody waits for: a new file is
-// then allocated and not zeroed, a millisecond instead of some fifty. It returns nil if all images are in use.
+// take returns the first prepared blank, or makes one if there is none (ready is false then), which somebody waits for: a new file
+// is then allocated and not zeroed, a millisecond instead of some fifty. It returns nil if all images are in use.
 func (p *spares) take() (b *blank, ready bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	ready = p.ready != nil
-	if err := p.prepareLocked(vfs.File.Preallocate); err != nil {
-		return nil, false, err
+	if len(p.ready) == 0 {
+		b, err := p.prepareLocked(vfs.File.Preallocate)
+		return b, false, err
 	}
-	b, p.ready = p.ready, nil
-	return b, ready, nil
+	b = p.ready[0]
+	p.ready = append(p.ready[:0], p.ready[1:]...)
+	return b, true, nil
 }
 
-// prepare makes the spare if there is none, and an image for it.
-func (p *spares) prepare() error {
+// prepare makes one spare if one is missing, and reports whether it did.
+func (p *spares) prepare() (made bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.prepareLocked(vfs.PreallocateZeroed)
+	if len(p.ready) >= p.images.max-2 {
+		return false, nil
+	}
+	b, err := p.prepareLocked(vfs.PreallocateZeroed)
+	if b != nil {
+		p.ready = append(p.ready, b)
+	}
+	return b != nil, err
 }
 
-func (p *spares) prepareLocked(allocate func(f vfs.File, size int64) error) error {
-	if p.ready != nil {
-		return nil
-	}
+// prepareLocked makes a blank of standard size, or returns nil if all images are in use.
+func (p *spares) prepareLocked(allocate func(f vfs.File, size int64) error) (*blank, error) {
 	image, err := p.images.take()
 	if image == nil || err != nil {
-		return err
+		return nil, err
 	}
 	b, err := p.fileLocked(p.images.size, allocate)
 	if err != nil {
 		p.images.give(image, 0)
-		return err
+		return nil, err
 	}
 	b.image, b.pooled = image, true
-	p.ready = b
-	return nil
+	return b, nil
 }
 
 // oversized makes a blank of its own size for one large record. The spare, whose number is lower, must not be used after
@@ -97,18 +103,21 @@ func (p *spares) oversized(size int) (*blank, error) {
 	return b, nil
 }
 
+// discardLocked gives up what is prepared: its numbers are too low after an oversized segment.
 func (p *spares) discardLocked() error {
-	b := p.ready
-	if b == nil {
-		return nil
-	}
+	ready := p.ready
 	p.ready = nil
-	p.images.give(b.image, 0)
-	if err := b.file.Close(); err != nil {
-		return err
+	var errs []error
+	for _, b := range ready {
+		p.images.give(b.image, 0)
+		if err := b.file.Close(); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		_, err := p.recycleLocked(b.path, int64(p.images.size))
+		errs = append(errs, err)
 	}
-	_, err := p.recycleLocked(b.path, int64(p.images.size))
-	return err
+	return errors.Join(errs...)
 }
 
 // fileLocked makes a file of standard size, from an old one if there is one.
@@ -202,7 +211,10 @@ func (l *Log) runSpares() {
 		case <-l.stop:
 			return
 		case <-l.refill:
-			_ = l.preparing(l.spares.prepare())
+			made, err := l.spares.prepare()
+			if l.preparing(err) == nil && made {
+				l.wantSpare() // until there are enough
+			}
 		}
 	}
 }

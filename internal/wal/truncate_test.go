@@ -155,7 +155,7 @@ func TestStalledRotationsAreCounted(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if s := a.log.Stats(); s.Rotations < 50 || s.ImageBytes > (imagesMax+2)*6*pageSize {
+	if s := a.log.Stats(); s.Rotations < 50 || s.ImageBytes > (ImagesMin+2)*6*pageSize {
 		t.Fatalf("%+v", s)
 	}
 }
