@@ -114,13 +114,8 @@ var traces = []trace{
 	{"zipf", func(c subject, n int) float64 { return zipfBeside(c, n, 0) }},
 	{"zipf beside a scan, 1:1", func(c subject, n int) float64 { return zipfBeside(c, n, 1) }},
 	{"zipf beside a scan, 4:1", func(c subject, n int) float64 { return zipfBeside(c, n, 4) }},
-	{"loop", func(c subject, n int) float64 {
-		var t tally
-		for i := range visitsPerEntry * n {
-			t.add(c.visit(uint64(i%(n*11/10)), false), i >= visitsPerEntry*n/2)
-		}
-		return t.percent()
-	}},
+	{"loop over 1.1 times the cache", func(c subject, n int) float64 { return loop(c, n, n*11/10) }},
+	{"loop over twice the cache", func(c subject, n int) float64 { return loop(c, n, 2*n) }},
 	{"working set changes, zipf", func(c subject, n int) float64 {
 		z := newZipf(rand.New(rand.NewPCG(1, 2)), 10*n)
 		var t tally
@@ -149,6 +144,15 @@ var traces = []trace{
 		}
 		return t.percent()
 	}},
+}
+
+// loop visits the same pages in order, over and over.
+func loop(c subject, n, pages int) float64 {
+	var t tally
+	for i := range visitsPerEntry * n {
+		t.add(c.visit(uint64(i%pages), false), i >= visitsPerEntry*n/2)
+	}
+	return t.percent()
 }
 
 // zipfBeside visits ten times as many pages as fit, after each so many of them one of a scan of twice the cache that repeats for ever.

@@ -17,14 +17,14 @@ const (
 )
 
 // caps is how far each hint lets a page climb. Every cap is at most warmthMax, and the hand takes one step at a time down to
-// coolest: whatever a hint can produce, it can reach. Fewer steps for Default lost half a point on Zipf mixes; more made a new working
-// set wait.
+// coolest: whatever a hint can produce, it can reach. Two steps fewer for Default lose half a point on Zipf and more
+// beside a scan; one more makes a new working set wait.
 var caps = [hints]uint32{Default: hotAt + 3, VeryLow: coolest, Low: hotAt - 1, High: hotAt + 4, VeryHigh: warmthMax}
 
 // warmthMax bounds the laps that it takes to cool the warmest page.
 const warmthMax = hotAt + 5
 
-// What cooling a HOT frame by one step costs, and what pages pay for it by arriving. Figures for other prices: docs/adr/0009.
+// What cooling a HOT frame by one step costs, and what pages pay for it by arriving. Figures for other prices: docs/adr/0012.
 const (
 	stepCosts    = 16
 	returnPays   = 10 // for the first return, twice as much for each further one
@@ -34,7 +34,7 @@ const (
 // Shares of the frames, in percent.
 const (
 	// hotPercentMax of the frames may be HOT; a page that would cross waits in COOL. The rest is where new pages prove themselves and
-	// where victims are found, so it also bounds how far the hand looks: some 20 frames for a victim.
+	// where victims are found, so it also bounds how far the hand looks: 20 frames for a victim on Zipf, 37 on a loop.
 	hotPercentMax = 96
 	// coolFramesMin is that rest in a small cache.
 	coolFramesMin = 4

@@ -4,7 +4,7 @@ import "math/bits"
 
 // history remembers pages that were evicted a while ago, and how often each has come back. A page that returns has shown that it is
 // wanted at intervals longer than COOL pages are kept, which its frame alone could never learn: without a history a loop over a little
-// more than the cache hits nothing, and a Zipf mix loses one to two points (docs/adr/0009).
+// more than the cache hits nothing, and a Zipf mix loses one to two points (docs/adr/0012).
 //
 // It is a table of tags, direct-mapped by hash: a newer eviction overwrites an older one that shares its slot, so entries fade with
 // age and nothing has to be swept. Guarded by the cache's mutex.
@@ -14,8 +14,8 @@ type history struct {
 }
 
 const (
-	// historyPerFrame is the number of slots for each frame: with 1 a loop and a change of working set were forgotten too early,
-	// 4 gained nothing.
+	// historyPerFrame is the number of slots for each frame. With 1 Zipf mixes and a new working set lose up to 4 points; with 4 so much
+	// returns that a loop pays its own HOT pages away and hits nothing.
 	historyPerFrame = 2
 	returnsMax      = 3 // two bits
 )
