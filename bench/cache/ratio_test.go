@@ -114,8 +114,7 @@ var traces = []trace{
 	{"zipf", func(c subject, n int) float64 { return zipfBeside(c, n, 0) }},
 	{"zipf beside a scan, 1:1", func(c subject, n int) float64 { return zipfBeside(c, n, 1) }},
 	{"zipf beside a scan, 4:1", func(c subject, n int) float64 { return zipfBeside(c, n, 4) }},
-	{"loop over 1.1 times the cache", func(c subject, n int) float64 { return loop(c, n, n*11/10) }},
-	{"loop over twice the cache", func(c subject, n int) float64 { return loop(c, n, 2*n) }},
+	{"loop over 1.1 times the cache", loop},
 	{"working set changes, zipf", func(c subject, n int) float64 {
 		z := newZipf(rand.New(rand.NewPCG(1, 2)), 10*n)
 		var t tally
@@ -147,10 +146,10 @@ var traces = []trace{
 }
 
 // loop visits the same pages in order, over and over.
-func loop(c subject, n, pages int) float64 {
+func loop(c subject, n int) float64 {
 	var t tally
 	for i := range visitsPerEntry * n {
-		t.add(c.visit(uint64(i%pages), false), i >= visitsPerEntry*n/2)
+		t.add(c.visit(uint64(i%(n*11/10)), false), i >= visitsPerEntry*n/2)
 	}
 	return t.percent()
 }

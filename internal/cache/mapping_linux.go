@@ -42,6 +42,9 @@ func (m mapping) discard(from, to int64) error {
 
 func (m mapping) release() error { return unix.MunmapPtr(m.start, m.bytes) }
 
+// machinePageBytes is the unit in which memory can be given back.
+func machinePageBytes() int { return unix.Getpagesize() }
+
 // machineBytes is how much memory the machine has. No cache can use more, so address space for that many frames is reserved and
 // a cache can grow in place.
 func machineBytes() int64 {

@@ -1,7 +1,6 @@
 package cache
 
 import (
-	"os"
 	"runtime"
 
 	"epochkv/internal/invariants"
@@ -172,7 +171,7 @@ func (c *Cache) releaseLocked(f uint32) {
 // discard gives a frame's memory back. It is advice: should it fail, the memory comes back with Close. Pages smaller than the
 // machine's keep theirs, for a neighbour may be in use.
 func (c *Cache) discard(f uint32) {
-	if c.pageSize%os.Getpagesize() != 0 {
+	if c.pageSize%machinePageBytes() != 0 {
 		return
 	}
 	from := int64(f) * int64(c.pageSize)
