@@ -18,11 +18,11 @@ func axis(name string, points ...int) harness.Axis {
 	return harness.Axis{Name: name, Points: points, Growth: true}
 }
 
-// keys grows by multiples, so that -scale sets the base: 1 M, 4 M and 16 M keys take -scale 20.
+// keys grows by multiples, so that -scale sets the base: 1 M, 4 M and 16 M keys take -scale 40.
 func keys() harness.Scenario {
 	return harness.Scenario{
 		Name: "growth-keys", About: "Random gets and overwrites of 1, 4 and 16 times as many keys as there are operations; the keys rest in the tree.",
-		Unit: "operations", Axis: axis("keys over operations", 1, 4, 16), Size: 50_000,
+		Unit: "operations", Axis: axis("keys over operations", 1, 4, 16), Size: 25_000,
 		Arms: []harness.Arm{
 			{Name: "get", Run: random{}.run},
 			{Name: "put", Run: random{puts: true}.run},
@@ -34,7 +34,7 @@ func writers() harness.Scenario {
 	shape := workload.Shape{KeyBytes: 16, ValueBytes: 100}
 	return harness.Scenario{
 		Name: "growth-writers", About: "Single puts, acknowledged when visible, by more and more writers.",
-		Unit: "puts", Axis: axis("writers", 1, 2, 4, 8), Size: 400_000,
+		Unit: "puts", Axis: axis("writers", 1, 2, 4, 8), Size: 200_000,
 		Arms: []harness.Arm{
 			{Name: "epochkv", Run: inserts{shape: shape}.byWriters},
 			{Name: "one mutex", Run: inserts{shape: shape, options: engines.Options{Serial: true}}.byWriters},
@@ -45,7 +45,7 @@ func writers() harness.Scenario {
 func values() harness.Scenario {
 	return harness.Scenario{
 		Name: "growth-values", About: "Single puts and random gets by size of the value; long values lie in pages of their own.",
-		Unit: "operations", Axis: axis("value bytes", 16, 256, 4096, 65_536), Size: 100_000,
+		Unit: "operations", Axis: axis("value bytes", 16, 256, 4096, 65_536), Size: 50_000,
 		Arms: []harness.Arm{{Name: "put", Run: inserts{}.byValue}, {Name: "get", Run: inserts{gets: true}.byValue}},
 	}
 }
@@ -62,7 +62,7 @@ func snapshots() harness.Scenario {
 func transactions() harness.Scenario {
 	return harness.Scenario{
 		Name: "growth-transactions", About: "Transactions of reads and writes of neighbouring keys, counted per key.",
-		Unit: "keys", Axis: axis("keys of a transaction", 1, 10, 100, 1000), Size: 200_000,
+		Unit: "keys", Axis: axis("keys of a transaction", 1, 10, 100, 1000), Size: 100_000,
 		Arms: []harness.Arm{
 			{Name: "snapshot", Run: transacted{mvcc.IsolationSnapshot}.run},
 			{Name: "serializable", Run: transacted{mvcc.IsolationSerializable}.run},

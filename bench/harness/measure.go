@@ -6,8 +6,8 @@ import "fmt"
 const (
 	// MeasureCV is the coefficient of variation of the rate over rounds.
 	MeasureCV = "variation"
-	// MeasureAllocated is heap bytes allocated per operation.
-	MeasureAllocated = "bytes allocated per op"
+	// MeasureAllocs is allocations on the heap per operation, those of background work included.
+	MeasureAllocs = "allocations per op"
 	// MeasureP9999 and MeasureMax are latencies in milliseconds.
 	MeasureP9999 = "p99.99 ms"
 	MeasureMax   = "max ms"
@@ -18,8 +18,8 @@ func (s *Sample) measure(name string) (value float64, ok bool) {
 	switch {
 	case name == "":
 		return s.Rate, true
-	case name == MeasureAllocated:
-		return s.BytesPerOp, true
+	case name == MeasureAllocs:
+		return s.AllocsPerOp, true
 	case name == MeasureP9999 && s.Latency != nil:
 		return s.Latency.P9999 / 1e3, true
 	case name == MeasureMax && s.Latency != nil:

@@ -127,9 +127,12 @@ func (b inserts) run(r *harness.Run) (err error) {
 	return r.Verified(right, count)
 }
 
-// rowCount is how many rows a run inserts: a whole number of batches, and no more than about 100 MB.
+// rowBytesMax keeps a run within one generation: rotating it would measure how fast the disk makes log segments.
+const rowBytesMax = 24 << 20
+
+// rowCount is how many rows a run inserts: a whole number of batches.
 func rowCount(r *harness.Run) int {
-	count := min(r.Size, 100<<20/r.Point)
+	count := min(r.Size, rowBytesMax/r.Point)
 	return max(count/rowsPerBatch, 1) * rowsPerBatch
 }
 

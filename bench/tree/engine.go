@@ -30,7 +30,7 @@ func openStore(dir string, generation int64, pageSize int, checkpointEvery time.
 type commits struct{ rows int }
 
 func (c commits) run(r *harness.Run) (err error) {
-	store, err := openStore(r.Dir, 32<<20, batchPageSize, 0)
+	store, err := openStore(r.Dir, 2*rowBytesMax, batchPageSize, 0)
 	if err != nil {
 		return err
 	}

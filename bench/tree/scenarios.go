@@ -94,7 +94,7 @@ func threeWays() harness.Scenario {
 	}
 	return harness.Scenario{
 		Name: "w1-three-ways", About: "The same rows straight into a tree of 4 KiB pages in memory, 200 at a time.",
-		Unit: "rows", Axis: entrySizes(), Size: 20_000,
+		Unit: "rows", Axis: entrySizes(), Size: 5_000,
 		Arms:    []harness.Arm{arm(single, singles), arm(invoke, sortInvokeAll), arm(find, sortFindPut)},
 		Figures: append(saves(invoke, single), saves(find, single)...),
 	}
@@ -104,8 +104,8 @@ func sustained() harness.Scenario {
 	const ours, peer = "epochkv", "pebble"
 	shape := workload.Shape{KeyBytes: 16, ValueBytes: 100}
 	return harness.Scenario{
-		Name: "overwrite-sustained", About: "Random overwrites of as many keys as there are puts, through several checkpoints (5 M at -scale 10).",
-		Unit: "puts", Axis: harness.Axis{Name: "writers", Points: []int{1}}, Size: 500_000,
+		Name: "overwrite-sustained", About: "Random overwrites of as many keys as there are puts, through several checkpoints (5 M at -scale 17).",
+		Unit: "puts", Axis: harness.Axis{Name: "writers", Points: []int{1}}, Size: 300_000,
 		Arms: []harness.Arm{
 			{Name: ours, Run: overwrites{engines.EpochKV, shape}.run},
 			{Name: peer, Run: overwrites{engines.Pebble, shape}.run},
@@ -120,8 +120,8 @@ func sustained() harness.Scenario {
 func plateau() harness.Scenario {
 	const arm = "epochkv"
 	return harness.Scenario{
-		Name: "space-plateau", About: "Put all keys and delete them, five times over: file and memory must stop growing (1 M keys at -scale 10).",
-		Unit: "operations", Axis: harness.Axis{Name: "rounds", Points: []int{plateauRounds}}, Size: 100_000,
+		Name: "space-plateau", About: "Put all keys and delete them, five times over: file and memory must stop growing (1 M keys at -scale 20).",
+		Unit: "operations", Axis: harness.Axis{Name: "rounds", Points: []int{plateauRounds}}, Size: 50_000,
 		Arms: []harness.Arm{{Name: arm, Run: runPlateau}},
 		Figures: []harness.Figure{
 			{Arm: arm, Measure: fileOverLive, AtMost: 2, Source: "file at most 2 times the peak of live bytes"},
@@ -147,8 +147,8 @@ func shrink() harness.Scenario {
 func cleanOpen() harness.Scenario {
 	const arm = "epochkv"
 	return harness.Scenario{
-		Name: "open-clean", About: "Opening a store that was closed in order (10 M keys at -scale 10).",
-		Unit: "opens", Axis: harness.Axis{Name: "stores", Points: []int{1}}, Size: 1_000_000,
+		Name: "open-clean", About: "Opening a store that was closed in order (10 M keys at -scale 20).",
+		Unit: "opens", Axis: harness.Axis{Name: "stores", Points: []int{1}}, Size: 500_000,
 		Arms:    []harness.Arm{{Name: arm, Run: runOpen}},
 		Figures: []harness.Figure{{Arm: arm, AtLeast: 5, Source: "clean open of 10 M keys under 200 ms"}},
 	}

@@ -103,7 +103,7 @@ func writeAll(session *mvcc.Session, d *workload.Data, from, to int, del bool) e
 
 const (
 	lightEvery = 500 * time.Microsecond // between two of the light writes
-	lightPart  = 20                     // one light write for so many keys of the load
+	lightPart  = 40                     // one light write for so many keys of the load
 	// shrinkCheckpoint stands for the time that memtables of full size take to fill: the data here is a hundredth.
 	shrinkCheckpoint = 100 * time.Millisecond
 	// never is what is reported of a file that did not shrink.
