@@ -216,3 +216,22 @@ func BenchmarkSnapshot(b *testing.B) {
 		}
 	})
 }
+
+// TestReaderThatIsRefusedVouchesForNobody: an epoch that nothing holds stays gone though another reader asks for it at the same
+// moment, or is about to notice that its snapshot came too late.
+func TestReaderThatIsRefusedVouchesForNobody(t *testing.T) {
+	r, v := newTestRegistry(5)
+	late, s := r.Slot(), r.Slot()
+	defer late.Free()
+	defer s.Free()
+	v.Store(9)
+	r.Refresh(nil, forever, time.Now())
+	late.epoch.Store(5) // stored, and not yet compared with the frontier
+	if s.SnapshotAt(5) {
+		t.Fatal("epoch 5 was collected, and is readable again because somebody else is being refused")
+	}
+	r.Refresh(nil, forever, time.Now()) // sees the late one's word, and still does not bring the epoch back
+	if s.SnapshotAt(5) {
+		t.Fatal("a later collection believed the one who came too late")
+	}
+}

@@ -26,9 +26,10 @@ type Registry struct {
 	// slots is replaced, never changed, so that scans need no lock.
 	slots atomic.Pointer[[]*Slot]
 
-	mu    sync.Mutex // guards free, holds, and growth; Refresh and late SnapshotAt exclude each other with it
+	mu    sync.Mutex // guards what follows, and growth; Refresh and late SnapshotAt exclude each other with it
 	free  []*Slot
 	holds map[keys.Epoch]time.Time
+	kept  []keys.Epoch // below the frontier, ascending: what every Refresh so far has kept readable
 }
 
 // NewRegistry makes a registry over the commit pipeline's visible word.
@@ -99,17 +100,21 @@ func (r *Registry) OldestTick() uint64 {
 	return oldest
 }
 
-// readable reports whether e may be read now that self holds it. See the package comment.
+// readable reports whether e may be read now that a slot holds it. See the package comment.
+//
+// That another slot holds e is not enough: its owner may have stored it too late, and be about to find out. So every Refresh must have
+// kept e, too; none can go past it any more without seeing self.
 func (r *Registry) readable(e keys.Epoch, self *Slot) bool {
 	if uint64(e) >= r.frontier.Load() {
 		return true
 	}
-	// Somebody else's hold may end while a collector is between our slot and theirs; excluding the collector makes
-	// "they hold it" and "we hold it" overlap in every scan.
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if _, held := r.holds[e]; held {
 		return true
+	}
+	if _, kept := slices.BinarySearch(r.kept, e); !kept {
+		return false
 	}
 	for _, s := range *r.slots.Load() {
 		if s != self && s.epoch.Load() == uint64(e) {
@@ -141,10 +146,11 @@ func (r *Registry) Hold(e keys.Epoch, until time.Time, holdsMax int) bool {
 func (r *Registry) Refresh(dst []keys.Epoch, retained keys.Epoch, now time.Time) []keys.Epoch {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	frontier := min(r.visible.Load(), uint64(retained))
-	frontier = max(frontier, r.frontier.Load()) // never back: what was unreadable stays so
+	before := r.frontier.Load()
+	frontier := max(min(r.visible.Load(), uint64(retained)), before) // never back: what was unreadable stays so
 	r.frontier.Store(frontier)
 	dst = r.liveLocked(dst, frontier, now)
+	r.keepLocked(dst[:len(dst)-1], keys.Epoch(before))
 	r.minimum.Store(uint64(dst[0]))
 	return dst
 }
@@ -167,6 +173,27 @@ func (r *Registry) liveLocked(dst []keys.Epoch, frontier uint64, now time.Time) 
 	slices.Sort(dst)
 	dst = slices.Compact(dst)
 	return append(dst, keys.Epoch(frontier))
+}
+
+// keepLocked notes which of the live epochs below the frontier may be named: those that were readable until now. The others are
+// in the slots of readers that came too late for an earlier Refresh and will give them up.
+func (r *Registry) keepLocked(live []keys.Epoch, before keys.Epoch) {
+	n := 0
+	for _, e := range r.kept {
+		if _, still := slices.BinarySearch(live, e); still {
+			r.kept[n] = e
+			n++
+		}
+	}
+	r.kept = r.kept[:n]
+	for _, e := range live {
+		_, held := r.holds[e]
+		if e >= before || held {
+			r.kept = append(r.kept, e)
+		}
+	}
+	slices.Sort(r.kept)
+	r.kept = slices.Compact(r.kept)
 }
 
 // MinVisible is the smallest epoch that a live snapshot, hold, or retention may still read, as of the last Refresh. Stale
