@@ -44,7 +44,7 @@ func (e *Engine) OpenCursor(c *Cursor, at keys.Epoch, lower, upper []byte, _ boo
 	if c.tree.EnterLeaf == nil && e.prefetch != nil {
 		c.tree.EnterLeaf = c.entered
 	}
-	c.tree.Reset(e.pages, v.root, at, treeBound(lower, keys.SpaceUser), treeBound(upper, keys.SpaceUser+1))
+	c.tree.Reset(scanned{e.pages}, v.root, at, treeBound(lower, keys.SpaceUser), treeBound(upper, keys.SpaceUser+1))
 	c.inTree = false
 }
 

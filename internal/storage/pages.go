@@ -71,7 +71,7 @@ func (p *pages) Pages(ids []page.ID, level int, out [][]byte) error {
 	return nil
 }
 
-// scanned is a source whose visits make no leaf hot: for walks over everything.
+// scanned is a source whose visits make no leaf hot: a scan of any length leaves point reads their pages.
 type scanned struct{ *pages }
 
 // Page implements btree.Source.
