@@ -135,6 +135,10 @@ func (w *Write) looks() bool { return len(w.Conditions) > 0 || w.firstWins || w.
 // and the commit.
 func (x *Session) lock(looks bool) {
 	s := x.store
+	if s.serial {
+		s.serialMu.Lock()
+		return // there are no loads
+	}
 	s.latches.lock(&x.held)
 	for looks {
 		epoch := s.loading.Load()
@@ -145,4 +149,13 @@ func (x *Session) lock(looks bool) {
 		s.horizon.wait(keys.Epoch(epoch), x.parker)
 		s.latches.lock(&x.held)
 	}
+}
+
+// unlock ends what lock began.
+func (x *Session) unlock() {
+	if x.store.serial {
+		x.store.serialMu.Unlock()
+		return
+	}
+	x.store.latches.unlock(&x.held)
 }

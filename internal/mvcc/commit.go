@@ -50,17 +50,11 @@ func (x *Session) commitAt(w *Write, at keys.Epoch) (keys.Epoch, error) {
 	if s.horizonRule == HorizonScanned {
 		x.rescan()
 	}
-	if s.serial {
-		s.serialMu.Lock()
-		epoch, err := x.commitLatched(w, body, at)
-		s.serialMu.Unlock()
-		return epoch, err
-	}
 	x.awaitPrevious()
 	x.latch(w)
 	x.lock(w.looks())
 	epoch, err := x.commitLatched(w, body, at)
-	s.latches.unlock(&x.held)
+	x.unlock()
 	x.pay(len(body))
 	return epoch, err
 }
@@ -126,6 +120,9 @@ func (x *Session) awaitPrevious() {
 // latch collects the stripes of everything that w writes or tests.
 func (x *Session) latch(w *Write) {
 	x.held.reset()
+	if x.store.serial {
+		return // one mutex stands for all of them
+	}
 	for i := range w.Batch.Count() {
 		x.held.add(x.store.latches, w.Batch.Key(i))
 	}

@@ -140,7 +140,7 @@ func (x *Session) InvokeAll(ops []Invoke, conditions []Condition, d Durability, 
 	x.awaitPrevious()
 	x.latch(w)
 	x.lock(true)
-	defer s.latches.unlock(&x.held)
+	defer x.unlock()
 	if err := x.checkConditions(w); err != nil {
 		return 0, 0, err
 	}

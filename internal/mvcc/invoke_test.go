@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strconv"
 	"sync"
 	"testing"
 
@@ -142,5 +143,53 @@ func TestConcurrentIncrementsLoseNothing(t *testing.T) {
 	wg.Wait()
 	if got := get(t, s, "n", 0); got != fmt.Sprint(workers*each) {
 		t.Fatalf("n = %s, want %d", got, workers*each)
+	}
+}
+
+// TestSerialAppendKeepsInvocationsApart: the baseline's one mutex takes the place of the latches for invocations, too.
+func TestSerialAppendKeepsInvocationsApart(t *testing.T) {
+	o := tiny(vfs.NewMem())
+	o.Storage.SerialAppend = true
+	s := mustOpen(t, o)
+	x, y := mustSession(t, s), mustSession(t, s)
+	defer x.Close()
+	defer y.Close()
+	const rounds = 3000
+	key := []byte("k")
+	var done sync.WaitGroup
+	done.Go(func() {
+		var out [1]Invoked
+		for range rounds {
+			if _, _, err := y.InvokeAll([]Invoke{{Kind: InvokeAdd, Key: key, Delta: 1}}, nil, DurabilityAsync, out[:]); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	for range rounds {
+		// The same increment as a compare-and-set, which takes the path of plain commits.
+		for {
+			v, err := x.Get(nil, key, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			n, _ := strconv.Atoi(string(v.Data))
+			w := Write{Durability: DurabilityAsync, Conditions: []Condition{{Kind: ValueEquals, Key: key, Value: v.Data}}}
+			if !v.Found {
+				w.Conditions[0] = Condition{Kind: KeyAbsent, Key: key}
+			}
+			w.Set(key, strconv.AppendInt(nil, int64(n+1), 10))
+			_, err = commitAndWait(x, &w)
+			var refused *PreconditionError
+			if err == nil {
+				break
+			}
+			if !errors.As(err, &refused) {
+				t.Fatal(err)
+			}
+		}
+	}
+	done.Wait()
+	if got := get(t, s, "k", 0); got != strconv.Itoa(2*rounds) {
+		t.Fatalf("%s increments are left of %d", got, 2*rounds)
 	}
 }
