@@ -1,6 +1,7 @@
 package mvcc
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -455,5 +456,38 @@ func TestDeleteRangeLimitLeavesTheRest(t *testing.T) {
 	out, err = x.DeleteRange(RangeDelete{Lower: []byte("a"), Upper: []byte("b")})
 	if err != nil || out.Count != 0 || out.Epoch != s.Visible() {
 		t.Fatalf("empty range: %+v, %v", out, err)
+	}
+}
+
+// TestEmptyRangeDeleteAndItsConditionsHoldAtOnePoint: a batch puts a key into the range together with the one that the condition wants. A
+// range delete whose condition held must have deleted it.
+func TestEmptyRangeDeleteAndItsConditionsHoldAtOnePoint(t *testing.T) {
+	s := mustOpen(t, tiny(vfs.NewMem()))
+	x, y := mustSession(t, s), mustSession(t, s)
+	defer x.Close()
+	defer y.Close()
+	rounds := 3000
+	if testing.Short() {
+		rounds = 300
+	}
+	for n := range rounds {
+		flag, row := fmt.Appendf(nil, "flag-%d", n), fmt.Appendf(nil, "row-%d", n)
+		var done sync.WaitGroup
+		done.Go(func() {
+			w := Write{Durability: DurabilityAsync}
+			w.Set(flag, []byte("1"))
+			w.Set(row, []byte("1"))
+			if _, err := commitAndWait(y, &w); err != nil {
+				t.Error(err)
+			}
+		})
+		out, err := x.DeleteRange(RangeDelete{
+			Lower: row, Upper: append(bytes.Clone(row), 0), Durability: DurabilityAsync,
+			Conditions: []Condition{{Kind: KeyPresent, Key: flag}},
+		})
+		done.Wait()
+		if err == nil && out.Count == 0 {
+			t.Fatalf("round %d: the flag was there, and the row that came with it was not deleted", n)
+		}
 	}
 }

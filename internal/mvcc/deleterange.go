@@ -58,21 +58,33 @@ func (x *Session) deleteRangeOnce(o RangeDelete) (RangeDeleted, error) {
 	if err != nil {
 		return out, err
 	}
-	if out.Count == 0 {
+	if out.Count == 0 && len(w.Conditions) == 0 {
 		out.Epoch = at
-		if len(w.Conditions) == 0 {
-			return out, nil
-		}
-		x.latch(w)
-		x.lock(true)
-		defer x.store.latches.unlock(&x.held)
-		return out, x.checkConditions(w)
+		return out, nil
 	}
 	reads.reset(at)
 	reads.addRange(readRange(o, w, out.More))
+	if out.Count == 0 {
+		out.Epoch = at
+		return out, x.checkOnly(w, reads)
+	}
 	w.reads = reads
 	out.Epoch, err = x.Commit(w)
 	return out, err
+}
+
+// checkOnly tests the conditions of a range delete that found nothing, and that the range is still empty: both at one point, since the
+// latches keep what the conditions look at still.
+func (x *Session) checkOnly(w *Write, reads *readSet) error {
+	x.latch(w)
+	x.lock(true)
+	defer x.unlock()
+	if err := x.checkConditions(w); err != nil {
+		return err
+	}
+	x.slot.Enter()
+	defer x.slot.Leave()
+	return x.validate(reads)
 }
 
 // collect fills w with a deletion for each key of the range at the view.
