@@ -6,7 +6,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const hugePageBytes = 2 << 20
+const (
+	hugePageBytes = 2 << 20
+	// machinePageBytesMax is the largest unit in which a machine gives memory back.
+	machinePageBytesMax = 64 << 10
+)
 
 // mapping is a reserved range of addresses. It is accessible at once and takes memory page by page as it is touched, so that
 // a cache costs what it holds.
@@ -41,9 +45,6 @@ func (m mapping) discard(from, to int64) error {
 }
 
 func (m mapping) release() error { return unix.MunmapPtr(m.start, m.bytes) }
-
-// machinePageBytes is the unit in which memory can be given back.
-func machinePageBytes() int { return unix.Getpagesize() }
 
 // machineBytes is how much memory the machine has. No cache can use more, so address space for that many frames is reserved and
 // a cache can grow in place.

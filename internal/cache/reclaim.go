@@ -27,6 +27,7 @@ type pool struct {
 	limbo    []retired
 	resident uint64   // frames in stateResident
 	victim   []uint32 // scratch
+	beyond   int      // frames at count and behind that are still in limbo or loading
 
 	// reserve is how many frames are to be free or in limbo. It doubles when there was none, and shrinks lap by lap.
 	reserve    int
@@ -165,17 +166,19 @@ func (c *Cache) releaseLocked(f uint32) {
 		return
 	}
 	c.states[f] = stateAbsent
-	c.discard(f)
+	if c.beyond--; c.beyond == 0 {
+		c.discardLocked()
+	}
 }
 
-// discard gives a frame's memory back. It is advice: should it fail, the memory comes back with Close. Pages smaller than the
-// machine's keep theirs, for a neighbour may be in use.
-func (c *Cache) discard(f uint32) {
-	if c.pageSize%machinePageBytes() != 0 {
-		return
+// discardLocked gives the memory behind the cache's size back, once nobody is there any more. It is advice: should it fail, the
+// memory comes back with Close.
+func (c *Cache) discardLocked() {
+	const unit = machinePageBytesMax
+	from := (int64(c.count)*int64(c.pageSize) + unit - 1) &^ (unit - 1)
+	if to := int64(len(c.states)) * int64(c.pageSize) &^ (unit - 1); from < to {
+		_ = c.frameMem.discard(from, to)
 	}
-	from := int64(f) * int64(c.pageSize)
-	_ = c.frameMem.discard(from, from+int64(c.pageSize))
 }
 
 // scribble makes a reader that is where it must not be read rubbish.

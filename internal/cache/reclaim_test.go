@@ -251,6 +251,32 @@ func TestResizeGivesAndTakesFrames(t *testing.T) {
 	}
 }
 
+// TestShrinkingGivesMemoryBackOnceItsReadersHaveLeft looks at a page behind the new size, which reads as zeros when it is given back.
+func TestShrinkingGivesMemoryBackOnceItsReadersHaveLeft(t *testing.T) {
+	const frames = 2 * machinePageBytesMax / testPageSize
+	r := newRig(t, frames, TwoBand)
+	for id := range ID(frames) {
+		r.get(t, id+1, Default)
+	}
+	other := r.registry.Slot()
+	defer other.Free()
+	other.Enter()
+	behind := r.frame(frames - 2)
+	if err := r.Resize(framesMin * testPageSize); err != nil {
+		t.Fatal(err)
+	}
+	if behind[0] == 0 {
+		t.Error("memory was given back under a reader")
+	}
+	other.Leave()
+	for id := range ID(10) {
+		r.get(t, 1000+id, Default)
+	}
+	if behind[0] != 0 {
+		t.Error("memory was not given back")
+	}
+}
+
 func TestReplacedTableStaysWhileItsReadersAreInside(t *testing.T) {
 	r := newRig(t, 256, TwoBand)
 	r.get(t, 1, Default)

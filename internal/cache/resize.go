@@ -40,6 +40,7 @@ func (c *Cache) resizeLocked(n uint32) error {
 	if n < old {
 		c.shrinkLocked(n)
 	}
+	c.countBeyondLocked()
 	c.replacer.resize(n)
 	c.history = newHistory(int(n))
 	c.sizeReserve()
@@ -98,7 +99,19 @@ func (c *Cache) shrinkLocked(n uint32) {
 			continue
 		}
 		c.states[f] = stateAbsent
-		c.discard(f)
 	}
 	c.free = kept
+}
+
+// countBeyondLocked finds out who is left behind the cache's size.
+func (c *Cache) countBeyondLocked() {
+	c.beyond = 0
+	for f := c.count; int(f) < len(c.states); f++ {
+		if c.states[f] != stateAbsent {
+			c.beyond++
+		}
+	}
+	if c.beyond == 0 {
+		c.discardLocked()
+	}
 }
