@@ -1,6 +1,7 @@
 package mvcc
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 
@@ -82,4 +83,15 @@ type LimitError struct {
 
 func (e *LimitError) Error() string {
 	return fmt.Sprintf("mvcc: %s: %d exceeds the limit of %d", e.What, e.Got, e.Limit)
+}
+
+// ofKey names the key whose large value is damaged. Damage in the tree names the range that a page may hold already.
+func ofKey(err error, internal []byte) error {
+	damage, ok := errors.AsType[*storage.CorruptionError](err)
+	if !ok || damage.KeyLower != nil || damage.KeyUpper != nil {
+		return err
+	}
+	damage.KeyLower = bytes.Clone(keys.User(internal))
+	damage.KeyUpper = append(bytes.Clone(damage.KeyLower), 0)
+	return err
 }

@@ -120,6 +120,9 @@ func (c *Cursor) load() bool {
 		return true
 	}
 	c.value, c.err = c.session.store.engine.AppendValue(c.value, c.version)
+	if c.err != nil {
+		c.err = ofKey(c.err, c.inner.Key())
+	}
 	return c.err == nil
 }
 

@@ -116,7 +116,9 @@ func (x *Session) Read(dst, key []byte) (Value, error) {
 		out.Await = x.store.mustAwait(v)
 		if v.Kind == keys.KindSet {
 			out.Found, out.Epoch = true, v.Epoch
-			out.Data, err = x.store.engine.AppendValue(dst, v)
+			if out.Data, err = x.store.engine.AppendValue(dst, v); err != nil {
+				err = ofKey(err, x.key)
+			}
 		}
 	}
 	x.slot.Leave()

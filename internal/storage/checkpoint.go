@@ -29,7 +29,7 @@ type Horizon struct {
 
 // Checkpoint merges every frozen generation that is complete into the tree and makes the new root durable, in this order: log,
 // data pages, sync, superblock, sync, publish, recycle. It returns without doing anything if there is nothing to merge. Checkpoints come
-// one at a time. A cancelled context or a full disk leaves the old state; any other error is final.
+// one at a time. A cancelled context, a full disk or a damaged page leaves the old state; any other error is final.
 func (e *Engine) Checkpoint(ctx context.Context, h Horizon) error {
 	e.checkpointing.Lock()
 	defer e.checkpointing.Unlock()
@@ -40,8 +40,8 @@ func (e *Engine) Checkpoint(ctx context.Context, h Horizon) error {
 	}
 	start := time.Now()
 	if err := e.merge(ctx, mergeJob{frozen: merging, horizon: h}); err != nil {
-		err = fmt.Errorf("checkpoint: %w", err)
-		if errors.Is(err, vfs.ErrNoSpace) {
+		err = fmt.Errorf("checkpoint: %w", e.damage(err, btree.Root{}, nil))
+		if errors.Is(err, vfs.ErrNoSpace) || errors.Is(err, ErrDamaged) {
 			e.blocked.Store(&err)
 		}
 		return err

@@ -59,7 +59,7 @@ type Engine struct {
 	pins          rootPins
 	loads         loads
 
-	blocked  atomic.Pointer[error] // why checkpoints cannot make room at present: the disk is full
+	blocked  atomic.Pointer[error] // why checkpoints cannot make room at present: the disk is full, or a page is damaged
 	rotated  atomic.Int64          // unix nanoseconds of the last rotation
 	pace     atomic.Int64          // nanoseconds that a writer owes for each KiB, while checkpoints fall behind
 	counters counters

@@ -54,6 +54,12 @@ type CorruptionError struct {
 	KeyUpper []byte
 }
 
+// ErrDamaged matches every CorruptionError.
+var ErrDamaged = errors.New("storage: damaged")
+
+// Is makes errors.Is(err, ErrDamaged) true.
+func (e *CorruptionError) Is(target error) bool { return target == ErrDamaged }
+
 func (e *CorruptionError) Error() string {
 	return fmt.Sprintf("storage: %s is damaged at offset %d: %s; %s", e.File, e.Offset, e.Reason, e.Remedy)
 }
