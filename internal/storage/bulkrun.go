@@ -208,7 +208,10 @@ func (c *runCursor) seekGE(key []byte) {
 	if !c.load(max(i, 0)) {
 		return
 	}
-	for c.next() && bytes.Compare(c.key, key) < 0 { //nolint:revive // the loop is the search
+	for c.next() {
+		if bytes.Compare(c.key, key) >= 0 {
+			return
+		}
 	}
 }
 

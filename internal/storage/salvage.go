@@ -370,7 +370,8 @@ func (s *salvager) readLog() error {
 				return nil
 			}
 			next = max(next, r.Epoch+1)
-			return errors.Join(s.ctx.Err(), s.record(r))
+			s.record(r)
+			return s.ctx.Err()
 		})
 		if err != nil {
 			return err
@@ -387,21 +388,20 @@ func (s *salvager) readLog() error {
 	return err
 }
 
-func (s *salvager) record(r wal.Record) error {
+func (s *salvager) record(r wal.Record) {
 	if r.Epoch <= s.report.Epoch || r.Void() {
-		return nil
+		return
 	}
 	body, err := batch.Read(r.Body)
 	if err != nil {
 		s.lose(Damage{Kind: DamageLog, Reason: fmt.Sprintf("epoch %d: %v", r.Epoch, err)})
-		return nil
+		return
 	}
 	for op, ok := body.Next(); ok; op, ok = body.Next() {
 		if old, known := s.log[string(op.Key)]; !known || old.epoch < r.Epoch {
 			s.log[string(op.Key)] = logged{r.Epoch, op.Kind, bytes.Clone(op.Value)}
 		}
 	}
-	return nil
 }
 
 // writeLog writes out what the log holds that is newer than the tree.
