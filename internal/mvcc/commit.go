@@ -213,8 +213,16 @@ func (x *Session) reserve(w *Write, body []byte) (keys.Epoch, error) {
 		if err != storage.ErrRotating { //nolint:errorlint // a bare sentinel on the hot path
 			return 0, err
 		}
-		if err := x.store.engine.Advance(&x.writer, len(body)); err != nil {
+		claimed, err := x.store.engine.Advance(&x.writer, body)
+		if err != nil {
 			return 0, err
+		}
+		if claimed {
+			x.slot.Enter() // the epoch, which is not done, has protected the memtable so far
+			if w.reads != nil {
+				w.reads.pinned = storage.Pinned{} // see validateSince
+			}
+			return x.writer.Epoch(), nil
 		}
 	}
 }

@@ -59,26 +59,32 @@ func (r *readSet) conflict(internal []byte, epoch keys.Epoch) error {
 // its slot's protection and stays there until validateSince.
 func (x *Session) validate(r *readSet) error {
 	r.pinned = x.store.engine.Pin()
+	err := x.unchanged(r, keys.MaxEpoch)
+	if err == error(&r.err) {
+		x.store.conflicts.Add(1)
+		x.store.horizon.wait(r.err.Epoch, x.parker)
+	}
+	return err
+}
+
+// unchanged looks for a version of something in the read set that came after the snapshot and before an epoch.
+func (x *Session) unchanged(r *readSet, before keys.Epoch) error {
 	for _, p := range r.points {
 		key := r.key(p)
-		epoch, err := x.store.engine.NewestEpoch(key)
+		v, _, err := x.store.engine.Get(key, before-1)
 		if err != nil {
 			return err
 		}
-		if epoch > r.at {
-			x.store.conflicts.Add(1)
-			x.store.horizon.wait(epoch, x.parker)
-			return r.conflict(key, epoch)
+		if v.Epoch > r.at {
+			return r.conflict(key, v.Epoch)
 		}
 	}
 	for _, b := range r.ranges {
-		epoch, changed, err := x.store.engine.ChangedSince(r.pinned, r.key(b.lower), r.key(b.upper), r.at)
+		epoch, changed, err := x.store.engine.ChangedSince(r.pinned, r.key(b.lower), r.key(b.upper), r.at, before)
 		if err != nil {
 			return err
 		}
 		if changed {
-			x.store.conflicts.Add(1)
-			x.store.horizon.wait(epoch, x.parker)
 			return r.conflict(r.key(b.lower), epoch)
 		}
 	}
@@ -90,6 +96,12 @@ func (x *Session) validate(r *readSet) error {
 // that followed them, so there is no I/O, even if a checkpoint has merged some of them meanwhile.
 func (x *Session) validateSince(r *readSet, epoch keys.Epoch) error {
 	x.store.horizon.wait(epoch-1, x.parker)
+	if r.pinned == (storage.Pinned{}) {
+		// The record was so large that its place came first, and nothing has been validated. This may read pages while later
+		// commits wait: rare, and short beside copying the record.
+		r.pinned = x.store.engine.Pin()
+		return x.unchanged(r, epoch)
+	}
 	for _, p := range r.points {
 		key := r.key(p)
 		if newer, changed := x.store.engine.KeyChangedInMemory(r.pinned, key, r.at, epoch); changed {

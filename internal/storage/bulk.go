@@ -11,7 +11,6 @@ import (
 	"epochkv/internal/storage/page"
 	"epochkv/internal/storage/pager/rows"
 	"epochkv/internal/vfs"
-	"epochkv/internal/wal"
 )
 
 // A bulk load goes into the tree past log and memtable, in one checkpoint, at one epoch.
@@ -101,18 +100,12 @@ func (l *Load) Published() bool { return l.durable }
 // ReserveLoad gives the load its epoch. No commit may be between its check and its install. It does not wait: a channel says that
 // memory is full, and delivers when to try again.
 func (e *Engine) ReserveLoad(l *Load) (epoch keys.Epoch, room <-chan struct{}, err error) {
-	for {
-		v := e.view.Load()
-		if claim, outcome := v.active.segment.Seal(); outcome == wal.Crossed {
-			v.active.end.Store(uint64(claim.Epoch))
-		}
-		if room, err := e.advance(v.active, 0, &l.epoch); room != nil || err != nil {
-			return 0, room, err
-		}
-		if l.epoch != 0 {
-			return l.epoch, nil, nil
-		}
-	}
+	room, err = e.advance(nil, 0, func(next *generation) {
+		claim, _ := next.segment.Reserve(0)
+		next.segment.Fill(claim)
+		l.epoch = claim.Epoch
+	})
+	return l.epoch, room, err
 }
 
 // PublishLoad merges the load into the tree and publishes it. Every epoch before the load's is installed. If Published says so the load

@@ -164,10 +164,12 @@ func (e *Engine) publish(number uint64, root btree.Root, merged []*generation, c
 	e.view.Store(&view{active: v.active, frozen: frozen, root: root, checkpoint: number})
 	e.mu.Unlock()
 
+	bytes := int64(0)
 	for _, g := range merged {
-		e.retiredBytes.Add(int64(g.mem.Bytes()))
+		bytes += int64(g.mem.Bytes())
 	}
-	e.retired = append(e.retired, retirement{tick: e.registry.Retire(), checkpoint: number, generations: merged})
+	e.retiredBytes.Add(bytes)
+	e.retired = append(e.retired, retirement{tick: e.registry.Retire(), checkpoint: number, generations: merged, bytes: bytes})
 	e.reclaim()
 	if e.pins.logHeld.Load() > 0 { // the next checkpoint cuts what this one leaves
 		return e.pager.Shrink()
@@ -180,6 +182,7 @@ type retirement struct {
 	tick        uint64
 	checkpoint  uint64
 	generations []*generation
+	bytes       int64 // of their tables then: a writer that comes too late may still make one grow
 }
 
 // Reclaim frees what readers have moved on from since the last checkpoint, unless one is under way.
@@ -200,8 +203,8 @@ func (e *Engine) reclaim() {
 		r := e.retired[0]
 		e.retired = e.retired[1:]
 		e.pins.release(e.pager, r.checkpoint)
+		e.retiredBytes.Add(-r.bytes)
 		for _, g := range r.generations {
-			e.retiredBytes.Add(-int64(g.mem.Bytes()))
 			e.keepOrFree(g.mem)
 		}
 	}

@@ -136,13 +136,27 @@ func (e *Engine) WaitDurable(ctx context.Context, epoch keys.Epoch) error {
 	return e.log.WaitDurable(ctx, epoch)
 }
 
-// Advance replaces the full generation that w met, or waits for whoever does. bodyBytes is what the caller wants to write: a
-// larger record than a segment holds gets a segment of its own. While memory is full it waits for a checkpoint, up to
+// Advance replaces the full generation that w met, or waits for whoever does. For a record that shares its segment with few others it
+// makes a generation at once and claims its place there before others see it, which it reports: small records would fill the segment
+// first, again and again. While memory is full it waits for a checkpoint, up to
 // Options.StallMax. Errors: ErrMemoryFull, vfs.ErrNoSpace, ErrFailed. The generation stays sealed then, and the next call tries again.
-func (e *Engine) Advance(w *Writer, bodyBytes int) error {
+func (e *Engine) Advance(w *Writer, body []byte) (claimed bool, err error) {
+	var claim func(*generation)
+	if e.oversized(body) {
+		claim = func(next *generation) { claimed = next.reserve(w, body) }
+	}
+	err = e.await(func() (<-chan struct{}, error) { return e.advance(w.generation, len(body), claim) })
+	return claimed, err
+}
+
+// oversized reports whether a record takes more than half of a segment.
+func (e *Engine) oversized(body []byte) bool { return int64(len(body)) > e.options.SegmentBytes/2 }
+
+// await makes attempts until memory is not full.
+func (e *Engine) await(attempt func() (room <-chan struct{}, err error)) error {
 	var deadline <-chan time.Time
 	for {
-		room, err := e.advance(w.generation, bodyBytes, nil)
+		room, err := attempt()
 		if room == nil || err != nil {
 			return err
 		}
@@ -161,33 +175,34 @@ func (e *Engine) Advance(w *Writer, bodyBytes int) error {
 	}
 }
 
-// advance does one attempt; a channel to wait on means that memory is full. If void is set, and this call makes the new
-// generation, its first record does nothing and void gets its epoch.
-func (e *Engine) advance(full *generation, bodyBytes int, void *keys.Epoch) (room <-chan struct{}, err error) {
+// advance does one attempt; a channel to wait on means that memory is full. With first it replaces the active generation whatever it
+// is, and passes the new one to first before others see it.
+func (e *Engine) advance(full *generation, bodyBytes int, first func(*generation)) (room <-chan struct{}, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	v := e.view.Load()
-	if v.active != full || !full.sealed() {
+	if first == nil && (v.active != full || !full.sealed()) {
 		return nil, nil // somebody has done it, or is between crossing the end and writing it down
 	}
 	if err := e.Err(); err != nil {
 		return nil, err
 	}
-	if e.frozenBytesOf(v) > e.frozenBytes {
+	// With nothing to wait for, a generation of any size is frozen: only then can it be merged.
+	if e.frozenBytesOf(v) > e.frozenBytes && (len(v.frozen) > 0 || e.retiredBytes.Load() > 0) {
 		if blocked := e.blocked.Load(); blocked != nil {
 			return nil, *blocked
 		}
 		e.wakeCheckpoint()
 		return e.room, nil
 	}
+	full = v.active
+	full.seal()
 	next, err := e.newGenerationLocked(keys.Epoch(full.end.Load()), bodyBytes)
 	if err != nil {
 		return nil, fmt.Errorf("rotate at epoch %d: %w", full.end.Load(), err)
 	}
-	if void != nil {
-		claim, _ := next.segment.Reserve(0) // nobody else can reach the segment yet
-		next.segment.Fill(claim)
-		*void = claim.Epoch
+	if first != nil {
+		first(next)
 	}
 	frozen := append([]*generation{full}, v.frozen...)
 	full.next.Store(next)
@@ -232,22 +247,17 @@ func (e *Engine) Due() <-chan struct{} { return e.due }
 
 // Rotate seals the active generation if it holds anything, so that a checkpoint can take it.
 func (e *Engine) Rotate() error {
-	for {
-		v := e.view.Load()
-		if !v.active.sealed() && v.active.mem.Versions() == 0 {
-			return nil
-		}
-		if claim, outcome := v.active.segment.Seal(); outcome == wal.Crossed {
-			v.active.end.Store(uint64(claim.Epoch))
-		}
-		w := Writer{generation: v.active}
-		if err := e.Advance(&w, 0); err != nil {
-			return err
-		}
-		if e.view.Load().active != v.active {
-			return nil
-		}
+	v := e.view.Load()
+	if !v.active.sealed() && v.active.mem.Versions() == 0 {
+		return nil
 	}
+	return e.await(func() (<-chan struct{}, error) {
+		if e.view.Load().active != v.active {
+			return nil, nil
+		}
+		v.active.seal()
+		return e.advance(v.active, 0, nil)
+	})
 }
 
 // frozenBytesOf is the memory of tables that take no more writes, the active one included, which is about to be one of them.

@@ -2,6 +2,7 @@ package storage
 
 import (
 	"errors"
+	"runtime"
 	"sync/atomic"
 
 	"epochkv/internal/storage/keys"
@@ -25,6 +26,35 @@ type generation struct {
 
 func (g *generation) sealed() bool { return g.end.Load() != 0 }
 
+// seal ends the generation, unless that has happened.
+func (g *generation) seal() {
+	if g.sealed() {
+		return
+	}
+	if claim, outcome := g.segment.Seal(); outcome == wal.Crossed {
+		g.end.Store(uint64(claim.Epoch))
+	}
+	for !g.sealed() {
+		runtime.Gosched() // somebody has crossed the end, and is about to write it down
+	}
+}
+
+// reserve is Engine.Reserve in a generation that nobody else sees yet.
+func (g *generation) reserve(w *Writer, body []byte) bool {
+	if err := g.mem.Secure(&w.inserter, memtable.MaxSize(body)); err != nil {
+		return false // the next attempt tells
+	}
+	claim, outcome := g.segment.Reserve(len(body))
+	if outcome != wal.Reserved {
+		return false
+	}
+	w.generation, w.claim = g, claim
+	return true
+}
+
+// Epoch is the epoch that w has claimed last.
+func (w *Writer) Epoch() keys.Epoch { return w.claim.Epoch }
+
 // Writer is one session's state on the commit path. It is not for concurrent use.
 type Writer struct {
 	inserter   memtable.Inserter
@@ -34,13 +64,13 @@ type Writer struct {
 }
 
 // Reserve claims the next epoch and the place of body in the log, with the memtable's space secured before. It returns
-// ErrRotating when the active generation is full. The caller is inside its slot's protection, and stays there until Install.
+// ErrRotating when the active generation is full, or the record needs one of its own. The caller is inside its slot's protection, and stays there until Install.
 func (e *Engine) Reserve(w *Writer, body []byte) (keys.Epoch, error) {
 	g := e.view.Load().active
 	w.generation = g
 	claim, outcome := wal.Claim{}, wal.Full
 	switch {
-	case g.sealed():
+	case g.sealed() || e.oversized(body):
 	case int64(g.mem.Bytes()) >= e.memtableBytes: // asked before Secure, which may add one large value to an empty table
 		claim, outcome = g.segment.Seal()
 	default:

@@ -133,10 +133,10 @@ type Pinned struct{ view *view }
 // Pin takes the current state.
 func (e *Engine) Pin() Pinned { return Pinned{e.view.Load()} }
 
-// ChangedSince returns an epoch after the given one at which some key in [lower, upper) got a version, if there is one. It looks
-// at memtables and tree.
-func (e *Engine) ChangedSince(p Pinned, lower, upper []byte, after keys.Epoch) (keys.Epoch, bool, error) {
-	if epoch, changed := e.ChangedInMemory(p, lower, upper, after, keys.MaxEpoch); changed {
+// ChangedSince returns an epoch in (after, before) at which some key in [lower, upper) got a version, if there is one. It looks
+// at memtables and tree; all that is in the tree comes before.
+func (e *Engine) ChangedSince(p Pinned, lower, upper []byte, after, before keys.Epoch) (keys.Epoch, bool, error) {
+	if epoch, changed := e.ChangedInMemory(p, lower, upper, after, before); changed {
 		return epoch, true, nil
 	}
 	changed, err := btree.ChangedSince(e.pages, p.view.root, lower, upper, after)

@@ -55,19 +55,20 @@ func (b *bench) put(from, to, size int) {
 		for {
 			b.slot.Enter()
 			epoch, err := b.engine.Reserve(&b.writer, body)
-			if err == nil {
-				b.engine.Install(&b.writer, body, true)
-				b.visible.Store(uint64(epoch))
-				b.slot.Leave()
-				break
+			b.slot.Leave() // nobody else is there
+			if errors.Is(err, ErrRotating) {
+				var claimed bool
+				if claimed, err = b.engine.Advance(&b.writer, body); err == nil && !claimed {
+					continue
+				}
+				epoch = b.writer.Epoch()
 			}
-			b.slot.Leave()
-			if !errors.Is(err, ErrRotating) {
+			if err != nil {
 				b.t.Fatal(err)
 			}
-			if err := b.engine.Advance(&b.writer, len(body)); err != nil {
-				b.t.Fatal(err)
-			}
+			b.engine.Install(&b.writer, body, true)
+			b.visible.Store(uint64(epoch))
+			break
 		}
 	}
 }
