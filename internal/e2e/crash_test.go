@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	pb "epochkv/api/proto/epochkv/v1"
+	"epochkv/internal/storage"
 )
 
 // process is a kvserver binary at work.
@@ -271,6 +272,11 @@ func TestKillMinusNineLosesNothingAcknowledged(t *testing.T) {
 		}
 		if err := conn.Close(); err != nil {
 			t.Fatal(err)
+		}
+		// What lies on the disk is sound before any recovery, and every page is accounted for.
+		report, err := storage.VerifyDir(ctx, nil, dir, storage.VerifyOptions{})
+		if err != nil || !report.OK() || !report.Accounted {
+			t.Fatalf("after %d kills: %+v, %v", round+1, report, err)
 		}
 	}
 	t.Logf("%d kills, %d writes sent", rounds, acknowledged)

@@ -409,3 +409,43 @@ func TestVisibleDoesNotPassALoadUnderWay(t *testing.T) {
 	}
 	mustVerify(t, s)
 }
+
+// TestFullDiskEndsABulkLoadAndNothingElse lets the disk fill up at many points of a load: the error says so, nothing of the load is there,
+// the temporary files are gone, and with room again everything goes on.
+func TestFullDiskEndsABulkLoadAndNothingElse(t *testing.T) {
+	entries := entriesFor("x", 2000, 1, rand.New(rand.NewPCG(6, 6)))
+	refused, loaded := 0, 0
+	for room := int64(10 << 10); loaded == 0; room += 211 << 10 {
+		fs := vfs.NewMem()
+		s := mustOpen(t, tiny(fs))
+		mustPut(t, s, "before", "1")
+		used := int64(0)
+		for _, bytes := range mustRead(t, fs) {
+			used += int64(len(bytes))
+		}
+		fs.SetCapacity(used + room)
+		_, err := load(s, entries)
+		switch {
+		case err == nil:
+			loaded++
+		case errors.Is(err, vfs.ErrNoSpace):
+			refused++
+			mustHold(t, s, map[string]string{"before": "1"})
+		default:
+			t.Fatalf("with %d bytes of room: %v", room, err)
+		}
+		noSpoolsLeft(t, fs)
+		fs.SetCapacity(1 << 40)
+		mustPut(t, s, "after", "1")
+		if err == nil {
+			entries["before"], entries["after"] = "1", "1"
+			mustHold(t, s, entries)
+		} else {
+			mustHold(t, s, map[string]string{"before": "1", "after": "1"})
+		}
+		mustClose(t, s)
+	}
+	if refused < 5 {
+		t.Errorf("the disk was full %d times only", refused)
+	}
+}
