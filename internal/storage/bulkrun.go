@@ -38,6 +38,7 @@ type run struct {
 	blocks []runBlock
 	count  uint64 // entries
 	large  uint64 // values that belong into the row store and are not there yet
+	block  int    // length of the longest one
 	tier   int    // 0 for what was sorted in memory, n+1 for what was merged from runs of tier n
 }
 
@@ -103,6 +104,7 @@ func (w *runWriter) count(large bool) {
 func (w *runWriter) end(block []byte) {
 	b := &w.run.blocks[len(w.run.blocks)-1]
 	b.length, b.sum = len(block), crc32.Checksum(block, castagnoli)
+	w.run.block = max(w.run.block, len(block))
 }
 
 // addChunk appends a chunk of sorted entries, which begins behind all before. It is written as it is.

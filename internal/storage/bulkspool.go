@@ -20,8 +20,8 @@ const (
 	// already goes to the end of the last run and makes none.
 	chunkBytesMax = 32 << 20
 	chunkBytesMin = 1 << 20
-	// fanIn is how many runs are merged at once: each takes a block of memory, and an entry a handful of comparisons.
-	fanIn = 32
+	// fanInMax is how many runs are merged at once: each takes a block of memory, and an entry a handful of comparisons.
+	fanInMax = 32
 )
 
 // spool sorts what comes in with bounded memory: a chunk at a time in memory, chunks as runs in temporary files, runs into
@@ -48,13 +48,15 @@ type spoolEntry struct {
 	size uint32 // of the key
 }
 
+const spoolEntryBytes = 16
+
 func newSpool(fs vfs.FS, dir string, pageSize, chunkBytes int) *spool {
 	return &spool{fs: fs, dir: dir, inlineMax: page.InlineMax(pageSize), chunkBytes: chunkBytes, sorted: true}
 }
 
 // add takes an entry. It keeps neither slice.
 func (s *spool) add(key, value []byte) error {
-	if len(s.chunk) > 0 && len(s.chunk)+len(key)+len(value) > s.chunkBytes {
+	if len(s.chunk) > 0 && len(s.chunk)+len(key)+len(value)+spoolEntryBytes*len(s.entries) > s.chunkBytes {
 		if err := s.spill(); err != nil {
 			return err
 		}
@@ -161,7 +163,7 @@ func (s *spool) endRun() error {
 		return err
 	}
 	for {
-		n := len(s.runs)
+		n, fanIn := len(s.runs), s.fanIn()
 		if n < fanIn || s.runs[n-fanIn].tier != s.runs[n-1].tier {
 			return nil
 		}
@@ -169,6 +171,15 @@ func (s *spool) endRun() error {
 			return err
 		}
 	}
+}
+
+// fanIn is how many runs are merged at once, so that their blocks, each of which holds at least one value, take no more memory than two chunks.
+func (s *spool) fanIn() int {
+	longest := runBlockBytes
+	for _, r := range s.runs {
+		longest = max(longest, r.block)
+	}
+	return max(2, min(fanInMax, max(2*s.chunkBytes, fanInMax*runBlockBytes)/longest))
 }
 
 // mergeNewest replaces the newest n runs by one.
@@ -194,7 +205,7 @@ func (s *spool) finish(ctx context.Context) (*run, error) {
 	}
 	s.chunk, s.entries = nil, nil
 	for err == nil && len(s.runs) > 1 {
-		err = s.mergeNewest(ctx, min(len(s.runs), fanIn))
+		err = s.mergeNewest(ctx, min(len(s.runs), s.fanIn()))
 	}
 	if err != nil || len(s.runs) == 0 {
 		return nil, err

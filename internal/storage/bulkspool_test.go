@@ -54,7 +54,7 @@ func TestSpoolSortsWhateverComesIn(t *testing.T) {
 			if err := fs.MkdirAll("db"); err != nil {
 				t.Fatal(err)
 			}
-			want := filled(t, s, 20_000, key, rng)
+			want := filled(t, s, 6000, key, rng)
 			r, err := s.finish(context.Background())
 			if err != nil {
 				t.Fatal(err)
@@ -156,5 +156,30 @@ func TestDamagedRunEndsTheLoad(t *testing.T) {
 		if _, err := r.file.WriteAt(b[:], at); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// TestLongValuesAreMergedAFewAtATime: what a merge holds in memory does not grow with the length of values.
+func TestLongValuesAreMergedAFewAtATime(t *testing.T) {
+	fs := vfs.NewMem()
+	if err := fs.MkdirAll("db"); err != nil {
+		t.Fatal(err)
+	}
+	s := newSpool(fs, "db", 512, 1<<20)
+	value := make([]byte, 1<<20)
+	for i := range 40 {
+		if err := s.add(fmt.Appendf(nil, "%03d", 100-i), value); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := s.fanIn(); n != 2 {
+		t.Errorf("%d runs with blocks of a chunk's size are merged at once", n)
+	}
+	r, err := s.finish(context.Background())
+	if err != nil || r.count != 40 {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	if err := s.close(); err != nil {
+		t.Fatal(err)
 	}
 }
