@@ -47,7 +47,10 @@ An unfinished record at the end of the log is no damage, and needs no repair: th
 // confirm asks a question on standard error; only "y" or "yes" is yes.
 func (a *app) confirm(question string) bool {
 	_, _ = fmt.Fprint(a.err, question)
-	answer, _ := bufio.NewReader(a.in).ReadString('\n') // no answer is no
+	answer, err := bufio.NewReader(a.in).ReadString('\n')
+	if err != nil { // no answer is no
+		_, _ = fmt.Fprintln(a.err)
+	}
 	answer = strings.ToLower(strings.TrimSpace(answer))
 	return answer == "y" || answer == "yes"
 }

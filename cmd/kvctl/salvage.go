@@ -55,6 +55,9 @@ func (a *app) salvage(cmd *cobra.Command, dir, out string) error {
 		return sink.write(&record{key: key, value: value, epoch: client.Epoch(epoch)})
 	})
 	if err = errors.Join(err, buffered.Flush(), file.Sync(), file.Close()); err != nil {
+		if progress.records == 0 {
+			err = errors.Join(err, os.Remove(out))
+		}
 		return err // what was written until then is right, and stays
 	}
 	progress.finish()
