@@ -128,7 +128,7 @@ func (b inserts) run(r *harness.Run) (err error) {
 }
 
 // rowBytesMax keeps a run within one generation: rotating it would measure how fast the disk makes log segments.
-const rowBytesMax = 24 << 20
+const rowBytesMax = 32 << 20
 
 // rowCount is how many rows a run inserts: a whole number of batches.
 func rowCount(r *harness.Run) int {

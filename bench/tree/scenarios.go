@@ -134,7 +134,7 @@ func shrink() harness.Scenario {
 	const arm = "epochkv"
 	return harness.Scenario{
 		Name: "space-shrink", About: "Nine keys in ten are deleted; light writes go on until the file has shrunk.",
-		Unit: "puts", Axis: harness.Axis{Name: "percent deleted", Points: []int{90}}, Size: 100_000,
+		Unit: "puts", Axis: harness.Axis{Name: "percent deleted", Points: []int{90}}, Size: 200_000,
 		Arms: []harness.Arm{{Name: arm, Run: runShrink}},
 		Figures: []harness.Figure{
 			{Arm: arm, Measure: fileOverLive, AtMost: 2, Source: "the file at most 2 times live bytes"},

@@ -103,7 +103,8 @@ func writeAll(session *mvcc.Session, d *workload.Data, from, to int, del bool) e
 
 const (
 	lightEvery = 500 * time.Microsecond // between two of the light writes
-	lightPart  = 40                     // one light write for so many keys of the load
+	lightPart  = 100                    // one light write for so many keys of the load
+	lightLook  = 20                     // light writes between two looks at the file
 	// shrinkCheckpoint stands for the time that memtables of full size take to fill: the data here is a hundredth.
 	shrinkCheckpoint = 100 * time.Millisecond
 	// never is what is reported of a file that did not shrink.
@@ -135,7 +136,7 @@ func runShrink(r *harness.Run) (err error) {
 				return err
 			}
 			time.Sleep(lightEvery)
-			if n%lightPart == 0 && shrunk == never && store.Stats().Storage.Pages.FileBytes <= 2*liveBytes(d.Count()-cut) {
+			if n%lightLook == 0 && shrunk == never && store.Stats().Storage.Pages.FileBytes <= 2*liveBytes(d.Count()-cut) {
 				shrunk = time.Since(began)
 			}
 		}
