@@ -42,11 +42,12 @@ func (c commits) run(r *harness.Run) (err error) {
 	defer session.Close()
 	count := rowCount(r)
 	fresh := rows(r.Seed, count, shortest[r.Point], r.Point, 1)
-	// The first batch makes the session's buffers as large as they get.
-	if err := c.write(session, rows(r.Seed+1, rowsPerBatch, shortest[r.Point], r.Point, 1)); err != nil {
+	// The first batch makes the buffers nearly as large as they get.
+	var w mvcc.Write
+	if err := c.write(session, &w, rows(r.Seed+1, rowsPerBatch, shortest[r.Point], r.Point, 1)); err != nil {
 		return err
 	}
-	err = r.Time(count, func() error { return c.write(session, fresh) })
+	err = r.Time(count, func() error { return c.write(session, &w, fresh) })
 	if err != nil {
 		return err
 	}
@@ -70,14 +71,13 @@ func (c commits) run(r *harness.Run) (err error) {
 }
 
 // write commits the rows. Their keys begin with the byte of the key space, which is a part of a client's key here.
-func (c commits) write(session *mvcc.Session, fresh []btree.Entry) error {
-	var w mvcc.Write
+func (c commits) write(session *mvcc.Session, w *mvcc.Write, fresh []btree.Entry) error {
 	for len(fresh) > 0 {
 		w.Reset()
 		for _, e := range fresh[:c.rows] {
 			w.Set(e.Key, e.Value)
 		}
-		if _, err := session.Commit(&w); err != nil {
+		if _, err := session.Commit(w); err != nil {
 			return err
 		}
 		fresh = fresh[c.rows:]
