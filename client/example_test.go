@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"strconv"
 
 	"epochkv/client"
 )
@@ -90,6 +91,33 @@ func ExampleClient_Pipeline() {
 		}
 	}
 	if err := p.Close(); err != nil { // the first error of all the puts
+		log.Fatal(err)
+	}
+}
+
+// Money moves between two accounts, or not at all. After a conflict the function runs again, with fresh reads.
+func ExampleClient_Update() {
+	ctx := context.Background()
+	c, err := client.Dial("127.0.0.1:7400")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	err = c.Update(ctx, func(tx *client.Txn) error {
+		from, err := tx.Get([]byte("account/1"))
+		if err != nil {
+			return err
+		}
+		balance, err := strconv.Atoi(string(from.Data))
+		if err != nil || balance < 10 {
+			return fmt.Errorf("account 1 has only %q", from.Data)
+		}
+		if _, err := tx.Invoke(client.Increment([]byte("account/2"), 10)); err != nil {
+			return err
+		}
+		return tx.Put([]byte("account/1"), []byte(strconv.Itoa(balance-10)))
+	})
+	if err != nil {
 		log.Fatal(err)
 	}
 }

@@ -33,7 +33,8 @@ func (c *Client) transact(ctx context.Context, do func(tx *Txn) error, options [
 	ctx, cancel := c.bound(ctx)
 	defer cancel() // ends the stream, whatever happened
 	var t *Txn
-	for conflicts, failures := 0, 0; ; {
+	var made attempts
+	for {
 		var err error
 		if t == nil || t.broken != nil {
 			t, err = c.openTxn(ctx)
@@ -44,25 +45,24 @@ func (c *Client) transact(ctx context.Context, do func(tx *Txn) error, options [
 		if err == nil {
 			return nil
 		}
-		e, safely := causeOf(t, err)
-		if e == nil {
-			return err
-		}
-		pace, tries := conflictRetry, 0
-		if errors.Is(e, ErrConflict) {
-			conflicts++
-			tries = conflicts
-		} else {
-			failures++
-			pace, tries = c.retry, failures
-			if failures >= c.retry.Attempts || !mayRepeat(e, safely) {
-				return err
-			}
-		}
-		if !pace.pause(ctx, tries, e) {
+		if e, safely := causeOf(t, err); e == nil || !c.mayAttempt(ctx, &made, e, safely) {
 			return err
 		}
 	}
+}
+
+// attempts counts what a transaction has met.
+type attempts struct{ conflicts, failures int }
+
+// mayAttempt waits until the next attempt is due. It is false if there is none: conflicts are run again for as long as ctx lasts, other
+// failures as often as any call.
+func (c *Client) mayAttempt(ctx context.Context, made *attempts, e *Error, safely repeatability) bool {
+	if errors.Is(e, ErrConflict) {
+		made.conflicts++
+		return conflictRetry.pause(ctx, made.conflicts, e)
+	}
+	made.failures++
+	return made.failures < c.retry.Attempts && mayRepeat(e, safely) && c.retry.pause(ctx, made.failures, e)
 }
 
 // causeOf finds what made an attempt fail, and whether running it twice is safe: it is, unless a commit was sent.

@@ -38,7 +38,7 @@ func (a *app) report(err error) int {
 	if err == nil {
 		return exitOK
 	}
-	var said errSaidAlready
+	var said saidError
 	if errors.As(err, &said) {
 		return exitCode(err)
 	}

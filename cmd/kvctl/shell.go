@@ -89,16 +89,16 @@ func (s *statements) converse(lines lineSource, over func() bool) error {
 		}
 		_ = s.app.report(err) // the exit code is that of the last line
 		if over() {
-			return errSaidAlready{err}
+			return saidError{err}
 		}
 	}
 	return nil
 }
 
-// errSaidAlready is an error that has been reported.
-type errSaidAlready struct{ error }
+// saidError is an error that has been reported already.
+type saidError struct{ error }
 
-func (e errSaidAlready) Unwrap() error { return e.error }
+func (e saidError) Unwrap() error { return e.error }
 
 func (s *statements) prompt() string {
 	switch {
