@@ -91,6 +91,31 @@ func (l *Log) writeAndSync(records int) error {
 	}
 	l.counts.flushed(records, int(f.pos-max(f.written, headerPage)), written.Sub(start), time.Since(written))
 	f.written = f.pos
+	l.headed.Store(f.segment.number)
+	return nil
+}
+
+// writeHeader makes the header of the flusher's segment durable before there are records. The caller has the flush role.
+func (l *Log) writeHeader() error {
+	if err := l.Err(); err != nil {
+		return err
+	}
+	f := &l.flusher
+	if f.segment == nil && !f.start(l.head.Load()) {
+		return fmt.Errorf("wal: truncated before the first segment: %w", ErrClosed)
+	}
+	if f.written > 0 {
+		return nil
+	}
+	err := f.write()
+	if err == nil {
+		err = f.segment.file.SyncData()
+	}
+	if err != nil {
+		return l.fail(fmt.Errorf("header: %w", err))
+	}
+	f.written = headerPage
+	l.headed.Store(f.segment.number)
 	return nil
 }
 
@@ -131,7 +156,7 @@ func (l *Log) leaveSealed() (left bool, err error) {
 	if err := s.file.Close(); err != nil {
 		return false, err
 	}
-	l.retired.add(retiredSegment{path: s.path, end: epoch - 1, size: int64(len(s.image))})
+	l.retired.add(retiredSegment{path: s.path, number: s.number, end: epoch - 1, size: int64(len(s.image))})
 	if s.pooled {
 		l.images.give(s.image, int(f.pos))
 		l.wantSpare()

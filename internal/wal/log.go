@@ -46,6 +46,7 @@ type Log struct {
 	last   *Segment                // newest, guarded by rotate
 	next   keys.Epoch              // first epoch of the first segment, guarded by rotate
 	head   atomic.Pointer[Segment] // first segment of this run, where the flusher starts
+	headed atomic.Uint64           // number of the newest segment whose header is durable; its one writer has the flush role
 
 	flusher flusher // owned by the holder of the flush role
 	waits   waits
@@ -132,7 +133,7 @@ func (l *Log) adopt(rec Recovery) error {
 		if i+1 < len(rec.Segments) {
 			end = rec.Segments[i+1].First - 1
 		}
-		l.retired.add(retiredSegment{path: s.File, end: end, size: s.Bytes})
+		l.retired.add(retiredSegment{path: s.File, number: s.number, end: end, size: s.Bytes})
 	}
 	l.counts.segments.Store(int64(len(rec.Segments)))
 	for _, b := range rec.blank {
@@ -231,6 +232,7 @@ func (l *Log) newSegment(b *blank, first keys.Epoch) *Segment {
 		durable: l.durable,
 		serial:  l.serial,
 		path:    b.path,
+		number:  b.number,
 		file:    b.file,
 		pooled:  b.pooled,
 	}

@@ -53,6 +53,7 @@ type Segment struct {
 	durable *horizon
 	serial  *sync.Mutex // not nil: held from Reserve to Publish, as the baseline of the benchmark
 	path    string
+	number  uint64
 	file    vfs.File
 	pooled  bool // file and image have the standard size and are used again
 

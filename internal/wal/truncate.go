@@ -13,9 +13,10 @@ type retired struct {
 }
 
 type retiredSegment struct {
-	path string
-	end  keys.Epoch // its last epoch
-	size int64
+	path   string
+	number uint64
+	end    keys.Epoch // its last epoch
+	size   int64
 }
 
 func (r *retired) add(s retiredSegment) {
@@ -39,8 +40,18 @@ func (r *retired) takeBefore(e keys.Epoch) []retiredSegment {
 
 // TruncateBefore gives up every record before e: segments wholly below it are recycled or removed. A segment that is
 // not durable yet stays until the next call.
+//
+// A newer segment's header is durable first. It testifies that there were records before it: without it, a replay that starts
+// too early, because what it starts from is damaged, would find no log at all and take that for its end.
 func (l *Log) TruncateBefore(e keys.Epoch) error {
-	for _, s := range l.retired.takeBefore(e) {
+	taken := l.retired.takeBefore(e)
+	if len(taken) == 0 {
+		return nil
+	}
+	if err := l.awaitHeader(taken[len(taken)-1].number); err != nil {
+		return err
+	}
+	for _, s := range taken {
 		kept, err := l.spares.recycle(s.path, s.size)
 		if err != nil {
 			return err
@@ -49,6 +60,24 @@ func (l *Log) TruncateBefore(e keys.Epoch) error {
 			l.counts.recycled.Add(1)
 		}
 		l.counts.segments.Add(-1)
+	}
+	return nil
+}
+
+// awaitHeader returns when a segment behind the numbered one, which is complete, has a durable header: the flusher's present one, written
+// by the flusher together with records, or here.
+func (l *Log) awaitHeader(number uint64) error {
+	var idle backoff
+	for l.headed.Load() <= number {
+		if !l.tryRole() {
+			idle.wait()
+			continue
+		}
+		err := l.writeHeader()
+		l.resign()
+		if err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -2,6 +2,7 @@ package wal
 
 import (
 	"bytes"
+	"errors"
 	"testing"
 
 	"epochkv/internal/storage/keys"
@@ -158,4 +159,48 @@ func TestStalledRotationsAreCounted(t *testing.T) {
 	if s := a.log.Stats(); s.Rotations < 50 || s.ImageBytes > (ImagesMin+2)*6*pageSize {
 		t.Fatalf("%+v", s)
 	}
+}
+
+// TestTruncatedLogSaysSoBeforeItsNextRecord: whoever replays from too early is told that records are missing, even if nothing was
+// written since the truncation, and in an earlier run.
+func TestTruncatedLogSaysSoBeforeItsNextRecord(t *testing.T) {
+	fs := vfs.NewMem()
+	a := mustStart(t, testOptions2(fs))
+	for i := range 100 {
+		if _, err := a.append(bodyOf(uint64(i), 200)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	claim, outcome := a.cur.Load().Seal()
+	if outcome != Crossed {
+		t.Fatal(outcome)
+	}
+	next, err := a.log.NewSegment(claim.Epoch, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.cur.Store(next)
+	refused := func(when string) {
+		t.Helper()
+		var damage *CorruptionError
+		if rec, _, err := replayAll(fs, 50); !errors.As(err, &damage) {
+			t.Fatalf("%s: replay after 50 of a log truncated before 101 ends at %d: %v", when, rec.Last, err)
+		}
+	}
+	if err := errors.Join(a.log.Flush(100), a.log.TruncateBefore(101)); err != nil {
+		t.Fatal(err)
+	}
+	refused("truncated")
+	mustClose(t, a.log)
+	refused("closed")
+	rec, _ := mustReplay(t, fs, 100)
+	b, err := startLog(testOptions2(fs), rec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.log.TruncateBefore(101); err != nil {
+		t.Fatal(err)
+	}
+	refused("truncated by the next run")
+	mustClose(t, b.log)
 }

@@ -202,16 +202,17 @@ func (l *Log) flushOnce() error {
 // acquireRole waits for the role. One that is handed over but not yet taken is as good as free.
 func (l *Log) acquireRole() {
 	var idle backoff
-	for {
-		l.waits.mu.Lock()
-		free := !l.waits.flushing || l.waits.handed
-		l.waits.flushing, l.waits.handed = true, false
-		l.waits.mu.Unlock()
-		if free {
-			return
-		}
+	for !l.tryRole() {
 		idle.wait()
 	}
+}
+
+func (l *Log) tryRole() bool {
+	l.waits.mu.Lock()
+	defer l.waits.mu.Unlock()
+	free := !l.waits.flushing || l.waits.handed
+	l.waits.flushing, l.waits.handed = true, false
+	return free
 }
 
 // resign gives up the role: to the background goroutine if there is more to do, else to nobody.
