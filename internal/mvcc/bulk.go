@@ -84,7 +84,7 @@ func (l *Load) Commit(ctx context.Context) (Loaded, error) {
 	if err != nil && !l.load.Published() {
 		return Loaded{}, err
 	}
-	return Loaded{Epoch: epoch, Keys: n}, l.store.horizon.waitContext(ctx, epoch)
+	return Loaded{Epoch: epoch, Keys: n}, nil // visible: everything before it was, and done has moved visible over it
 }
 
 // publish merges the load. Its epoch is reserved.

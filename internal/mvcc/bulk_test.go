@@ -449,3 +449,62 @@ func TestFullDiskEndsABulkLoadAndNothingElse(t *testing.T) {
 		t.Errorf("the disk was full %d times only", refused)
 	}
 }
+
+// TestCanceledBulkLoadIsWholeOrNotAtAll cancels at many points of the commit. A load that fails is a void epoch: commits go on behind it.
+func TestCanceledBulkLoadIsWholeOrNotAtAll(t *testing.T) {
+	entries := entriesFor("x", 300, 1, rand.New(rand.NewPCG(8, 8)))
+	canceled := 0
+	for k := int64(1); ; k++ {
+		fs := vfs.NewMem()
+		s := mustOpen(t, tiny(fs))
+		mustPut(t, s, "before", "1")
+		l, err := s.BulkLoad()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for key, value := range entries {
+			if err := l.Add([]byte(key), []byte(value)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		var ops atomic.Int64
+		fs.SetHook(func(vfs.Op, string) {
+			if ops.Add(1) == k {
+				cancel()
+			}
+		})
+		out, err := l.Commit(ctx)
+		fs.SetHook(nil)
+		ended := ctx.Err() == nil
+		cancel()
+		if closed := l.Close(); closed != nil {
+			t.Fatal(closed)
+		}
+		want := map[string]string{"before": "1", "after": "1"}
+		after := mustPut(t, s, "after", "1")
+		switch {
+		case err == nil:
+			maps.Copy(want, entries)
+			if after != out.Epoch+1 {
+				t.Errorf("put at %d behind a load at %d", after, out.Epoch)
+			}
+		case errors.Is(err, context.Canceled):
+			canceled++
+		default:
+			t.Fatalf("canceled at %d: %v", k, err)
+		}
+		got := dump(t, s)
+		if err := equalMaps(want, got); err != nil {
+			t.Fatalf("canceled at operation %d: %v", k, err)
+		}
+		noSpoolsLeft(t, fs)
+		mustClose(t, s)
+		if ended {
+			break
+		}
+	}
+	if canceled < 10 {
+		t.Errorf("canceled %d times only", canceled)
+	}
+}
