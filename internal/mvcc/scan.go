@@ -1,8 +1,6 @@
 package mvcc
 
 import (
-	"bytes"
-
 	"epochkv/internal/storage"
 	"epochkv/internal/storage/keys"
 )
@@ -22,8 +20,8 @@ type Cursor struct {
 	lower   []byte // internal bounds
 	upper   []byte
 	last    []byte // internal key last returned, to go on from after a pause
-	value   []byte
-	version storage.Version
+	value   []byte // lies in the engine, or in long
+	long    []byte // a value that had to be put together
 	await   keys.Epoch
 	err     error
 	started bool
@@ -61,17 +59,13 @@ func (c *Cursor) Next() bool {
 		c.step()
 	}
 	for ; c.inner.Valid(); c.step() {
-		if c.pastEnd() {
-			return false
-		}
 		v := c.inner.Version()
-		if at := c.session.store.mustAwait(v); at > c.await {
-			c.await = at
+		if v.Sync {
+			c.await = max(c.await, c.session.store.mustAwait(*v))
 		}
 		if v.Kind != keys.KindSet {
 			continue
 		}
-		c.version = v
 		return c.load()
 	}
 	c.err = c.inner.Err()
@@ -106,20 +100,17 @@ func (c *Cursor) step() {
 	}
 }
 
-func (c *Cursor) pastEnd() bool {
-	if c.options.Reverse {
-		return bytes.Compare(c.inner.Key(), c.lower) < 0
-	}
-	return bytes.Compare(c.inner.Key(), c.upper) >= 0
-}
-
 // load takes the value of the current key. The key is copied only by Pause; until then it lies in the engine.
 func (c *Cursor) load() bool {
-	c.value = c.value[:0]
 	if c.options.KeysOnly {
+		c.value = nil
 		return true
 	}
-	c.value, c.err = c.session.store.engine.AppendValue(c.value, c.version)
+	v := c.inner.Version()
+	if c.value = v.Inline(); c.value != nil {
+		return true
+	}
+	c.value, c.err = c.session.store.engine.Value(&c.long, *v)
 	if c.err != nil {
 		c.err = ofKey(c.err, c.inner.Key())
 	}
@@ -133,7 +124,7 @@ func (c *Cursor) Key() []byte { return keys.User(c.inner.Key()) }
 func (c *Cursor) Value() []byte { return c.value }
 
 // Epoch is the commit that wrote the value.
-func (c *Cursor) Epoch() keys.Epoch { return c.version.Epoch }
+func (c *Cursor) Epoch() keys.Epoch { return c.inner.Version().Epoch }
 
 // Await is the newest epoch that must be durable before what was returned since the last call may be shown; zero if none.
 func (c *Cursor) Await() keys.Epoch {

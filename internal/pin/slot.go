@@ -31,7 +31,7 @@ func (s *Slot) Enter() {
 // Leave ends the protection that Enter began.
 func (s *Slot) Leave() {
 	if s.depth--; s.depth == 0 {
-		s.tick.Store(0)
+		clearWord(&s.tick)
 	}
 }
 
@@ -63,8 +63,10 @@ func (s *Slot) SnapshotAt(e keys.Epoch) bool {
 // Release ends the slot's snapshot, if it has one.
 func (s *Slot) Release() {
 	if s.epoch.Load() != 0 {
-		s.epoch.Store(0)
-		s.since.Store(0)
+		if s.since.Load() != 0 {
+			s.since.Store(0)
+		}
+		clearWord(&s.epoch)
 	}
 }
 

@@ -31,21 +31,29 @@ type Cursor struct {
 // OpenCursor prepares c over the current view, at a snapshot, within [lower, upper). It is not positioned.
 func (e *Engine) OpenCursor(c *Cursor, at keys.Epoch, lower, upper []byte, _ bool) {
 	v := e.view.Load()
-	n := 1 + len(v.frozen)
-	for len(c.tables) < n {
-		c.tables = append(c.tables, memtable.Iter{})
+	c.open, c.at, c.lower, c.upper, c.valid, c.err = 0, at, lower, upper, false, nil
+	c.addTable(v.active)
+	for _, g := range v.frozen {
+		c.addTable(g)
 	}
-	c.tables[0].Init(v.active.mem)
-	for i, g := range v.frozen {
-		c.tables[i+1].Init(g.mem)
-	}
-	c.open, c.at, c.lower, c.upper, c.valid, c.err = n, at, lower, upper, false, nil
 	c.engine, c.root, c.checkpoint = e, v.root, v.checkpoint
 	if c.tree.EnterLeaf == nil && e.prefetch != nil {
 		c.tree.EnterLeaf = c.entered
 	}
 	c.tree.Reset(scanned{e.pages}, v.root, at, treeBound(lower, keys.SpaceUser), treeBound(upper, keys.SpaceUser+1))
 	c.inTree = false
+}
+
+// addTable adds a source, unless it is empty: the caller's snapshot is older than what comes into it.
+func (c *Cursor) addTable(g *generation) {
+	if g.mem.Empty() {
+		return
+	}
+	if c.open == len(c.tables) {
+		c.tables = append(c.tables, memtable.Iter{})
+	}
+	c.tables[c.open].Init(g.mem)
+	c.open++
 }
 
 // Close forgets what the cursor points to.
@@ -73,12 +81,22 @@ func (c *Cursor) SeekLT(key []byte) {
 
 // Next moves on to the next key. It continues a forward walk.
 func (c *Cursor) Next() {
+	if c.open == 0 {
+		c.inTree = c.tree.Next()
+		c.settleTree()
+		return
+	}
 	c.passForward()
 	c.settleForward()
 }
 
 // Prev moves back to the key before. It continues a backward walk.
 func (c *Cursor) Prev() {
+	if c.open == 0 {
+		c.inTree = c.tree.Prev()
+		c.settleTree()
+		return
+	}
 	c.passBackward()
 	c.settleBackward()
 }
@@ -108,6 +126,10 @@ func (c *Cursor) passBackward() {
 
 // settleForward picks the smallest key among the sources, and goes on while it has no version at the snapshot.
 func (c *Cursor) settleForward() {
+	if c.open == 0 {
+		c.settleTree()
+		return
+	}
 	for c.pick(-1) {
 		if bytes.Compare(c.key, c.upper) >= 0 {
 			c.valid = false
@@ -121,6 +143,10 @@ func (c *Cursor) settleForward() {
 }
 
 func (c *Cursor) settleBackward() {
+	if c.open == 0 {
+		c.settleTree()
+		return
+	}
 	for c.pick(+1) {
 		if bytes.Compare(c.key, c.lower) < 0 {
 			c.valid = false
@@ -130,6 +156,21 @@ func (c *Cursor) settleBackward() {
 			return
 		}
 		c.passBackward()
+	}
+}
+
+// settleTree takes over where the tree stands, while it is the only source. It keeps the bounds itself but for the end of the
+// keyspace (treeBound).
+func (c *Cursor) settleTree() {
+	c.valid = c.inTree
+	if c.inTree {
+		v := c.tree.Version()
+		c.version.Epoch, c.version.Kind, c.version.large, c.version.value = v.Epoch, v.Kind, v.Large, v.Value
+		c.version.Sync = false
+		c.key = c.tree.Key()
+		c.valid = c.key[0] == c.lower[0]
+	} else if err := c.tree.Err(); err != nil {
+		c.err = c.engine.damage(err, c.root, c.key)
 	}
 }
 
@@ -179,8 +220,8 @@ func (c *Cursor) Valid() bool { return c.valid }
 // Key is the internal key. It lives until the cursor moves.
 func (c *Cursor) Key() []byte { return c.key }
 
-// Version is the key's version at the snapshot, which may be a deletion.
-func (c *Cursor) Version() Version { return c.version }
+// Version is the key's version at the snapshot, which may be a deletion. It lives until the cursor moves.
+func (c *Cursor) Version() *Version { return &c.version }
 
 // Err is what ended the walk early, or nil.
 func (c *Cursor) Err() error { return c.err }

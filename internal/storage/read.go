@@ -63,8 +63,10 @@ func (e *Engine) GetAll(f *Finder, sorted [][]byte, at keys.Epoch, visit func(i 
 
 // inMemory is Get for the memtables alone.
 func (v *view) inMemory(key []byte, at keys.Epoch) (memtable.Version, bool) {
-	if found, ok := v.active.mem.Get(key, at); ok {
-		return found, true
+	if !v.active.mem.Empty() {
+		if found, ok := v.active.mem.Get(key, at); ok {
+			return found, true
+		}
 	}
 	for _, g := range v.frozen {
 		if found, ok := g.mem.Get(key, at); ok {

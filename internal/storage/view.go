@@ -25,3 +25,11 @@ type Version struct {
 	large bool // value is a reference into the row store
 	value []byte
 }
+
+// Inline is v's value where it lies, or nil if it has to be read from pages of its own, or is empty.
+func (v *Version) Inline() []byte {
+	if v.large {
+		return nil
+	}
+	return v.value
+}

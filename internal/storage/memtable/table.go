@@ -68,6 +68,7 @@ func (c Config) withDefaults() Config {
 // Table is one memtable. Its methods may be called from any goroutine until Free.
 type Table struct {
 	// Constant after New.
+	start     uint64 // tail of the arena behind index and first tower
 	prefix    []byte
 	seed      maphash.Seed
 	first     uint32 // the tower whose anchor is below every key
@@ -157,6 +158,7 @@ func (t *Table) layOut() error {
 	writeTower(t.arena.base, t.first, block, 0, heightMax)
 	t.height.Store(1)
 	t.guide.next.Store(guideTowersMin)
+	t.start = t.arena.tail.Load()
 	return nil
 }
 
@@ -168,6 +170,10 @@ func (t *Table) Free() error {
 
 // Bytes is the memory that the table has taken: index, entries, and what inserters have secured but not used yet.
 func (t *Table) Bytes() int { return t.arena.bytes() }
+
+// Empty reports whether nothing has been inserted nor is about to be: no Secure has taken memory yet. A reader whose snapshot was
+// taken before misses nothing by leaving an empty table out.
+func (t *Table) Empty() bool { return t.arena.tail.Load() == t.start }
 
 // Count is the number of keys.
 func (t *Table) Count() int { return int(t.counters() >> 32) }
