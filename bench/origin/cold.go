@@ -143,7 +143,7 @@ func (o cold) time(c *coldRun, store *mvcc.Store) error {
 	if o.writers {
 		c.Count(putRate, float64(puts)/time.Since(began).Seconds())
 	}
-	return errors.Join(append(errs, err)...)
+	return errors.Join(err, errors.Join(errs...))
 }
 
 // write gives random keys the values that they have, until ctx ends.

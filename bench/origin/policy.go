@@ -29,28 +29,28 @@ type pageCache struct {
 func openCache(frames int, policy cache.Policy) (*pageCache, error) {
 	visible := new(atomic.Uint64)
 	c := &pageCache{registry: pin.NewRegistry(visible)}
-	load := func(id cache.ID, page []byte) error {
+	load := func(id cache.ID, page []byte) {
 		c.loads.Add(1)
 		binary.LittleEndian.PutUint64(page, uint64(id))
-		return nil
 	}
 	var err error
 	c.Cache, err = cache.New(cache.Config{
-		Bytes: int64(frames) * policyPage, PageSize: policyPage, Registry: c.registry, Policy: policy, Load: load,
+		Bytes: int64(frames) * policyPage, PageSize: policyPage, Registry: c.registry, Policy: policy,
+		Load: func(id cache.ID, page []byte) error { load(id, page); return nil },
 		LoadBatch: func(reads []cache.Read) {
 			for i := range reads {
-				reads[i].Err = load(reads[i].ID, reads[i].Buf)
+				load(reads[i].ID, reads[i].Buf)
 			}
 		},
 	})
 	return c, err
 }
 
-// visit reads a page and reports whether it is the right one.
-func (c *pageCache) visit(slot *pin.Slot, id cache.ID, hint cache.Hint) error {
+// visit reads a page, hot or scanned with the same hint, and makes sure that it is the right one.
+func (c *pageCache) visit(slot *pin.Slot, id cache.ID) error {
 	slot.Enter()
 	defer slot.Leave()
-	page, err := c.Page(id, hint)
+	page, err := c.Page(id, cache.Default)
 	if err == nil && binary.LittleEndian.Uint64(page) != uint64(id) {
 		err = fmt.Errorf("page %d holds number %d", id, binary.LittleEndian.Uint64(page))
 	}
@@ -74,18 +74,18 @@ func (o resistance) run(r *harness.Run) (err error) {
 	again := int64(0)
 	err = r.Time(warm+2*policyFrames+hot, func() error {
 		for range warm {
-			if err := c.visit(slot, cache.ID(1+random.IntN(hot)), cache.Default); err != nil {
+			if err := c.visit(slot, cache.ID(1+random.IntN(hot))); err != nil {
 				return err
 			}
 		}
 		for i := range 2 * policyFrames {
-			if err := c.visit(slot, cache.ID(1+hot+i), cache.Default); err != nil {
+			if err := c.visit(slot, cache.ID(1+hot+i)); err != nil {
 				return err
 			}
 		}
 		before := c.loads.Load()
 		for i := range hot {
-			if err := c.visit(slot, cache.ID(1+i), cache.Default); err != nil {
+			if err := c.visit(slot, cache.ID(1+i)); err != nil {
 				return err
 			}
 		}
@@ -114,7 +114,7 @@ func (o resident) run(r *harness.Run) (err error) {
 	slot := c.registry.Slot()
 	for range 3 { // admitted, and as warm as they get
 		for id := range cache.ID(residentFrames) {
-			if err := c.visit(slot, id+1, cache.Default); err != nil {
+			if err := c.visit(slot, id+1); err != nil {
 				return err
 			}
 		}
@@ -142,7 +142,7 @@ func (c *pageCache) reads(seed uint64, reader, count int) error {
 	defer slot.Free()
 	random := rand.New(rand.NewPCG(seed, uint64(reader)))
 	for range count {
-		if err := c.visit(slot, cache.ID(1+random.IntN(residentFrames)), cache.Default); err != nil {
+		if err := c.visit(slot, cache.ID(1+random.IntN(residentFrames))); err != nil {
 			return err
 		}
 	}

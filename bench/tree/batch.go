@@ -31,7 +31,7 @@ type inserts struct {
 // singles inserts row after row: one descent and one rewritten path each.
 func singles(m *memory, root btree.Root, rows []btree.Entry) (_ btree.Root, err error) {
 	for i := range rows {
-		if root, err = m.put(root, rows[i:i+1], 1); err != nil {
+		if root, err = m.put(root, rows[i:i+1]); err != nil {
 			return root, err
 		}
 	}
@@ -77,7 +77,7 @@ func sortFindPut(m *memory, root btree.Root, rows []btree.Entry) (btree.Root, er
 			batch[i].Value, batch[i].Large = ref[:], true
 		}
 	}
-	return m.put(root, batch, 1)
+	return m.put(root, batch)
 }
 
 // sorted copies the batch's order, which the caller's rows keep.
@@ -103,7 +103,7 @@ func (b inserts) run(r *harness.Run) (err error) {
 	defer func() { err = errors.Join(err, store.close()) }()
 	base := rows(r.Seed, min(batchBase, 10*count), 44, 104, 1)
 	slices.SortFunc(base, func(a, b btree.Entry) int { return bytes.Compare(a.Key, b.Key) })
-	root, err := store.put(btree.Root{}, base, 1)
+	root, err := store.put(btree.Root{}, base)
 	if err != nil {
 		return err
 	}

@@ -89,8 +89,8 @@ func (m *memory) input(base btree.Root, workers int) btree.MergeInput {
 }
 
 // put merges sorted entries and settles the outcome.
-func (m *memory) put(base btree.Root, entries []btree.Entry, workers int) (btree.Root, error) {
-	return m.settle(btree.PutAll(context.Background(), m.input(base, workers), entries))
+func (m *memory) put(base btree.Root, entries []btree.Entry) (btree.Root, error) {
+	return m.settle(btree.PutAll(context.Background(), m.input(base, 1), entries))
 }
 
 // settle takes back what the merge reserved and did not write, and what its result does without.

@@ -36,7 +36,7 @@ func (m merges) run(r *harness.Run) (err error) {
 	}
 	defer func() { err = errors.Join(err, store.close()) }()
 	base := entries(r.Seed, mergeBase, 8, 100, 256, 1)
-	root, err := store.put(btree.Root{}, base, 1)
+	root, err := store.put(btree.Root{}, base)
 	if err != nil {
 		return err
 	}

@@ -44,7 +44,7 @@ func runPlateau(r *harness.Run) (err error) {
 	err = r.Time(2*d.Count()*r.Point, func() error {
 		for range r.Point {
 			for _, del := range []bool{false, true} {
-				if err := writeAll(session, d, 0, d.Count(), del); err != nil {
+				if err := writeAll(session, d, d.Count(), del); err != nil {
 					return err
 				}
 				if err := store.Checkpoint(context.Background()); err != nil {
@@ -80,19 +80,18 @@ func openSpace(dir string, checkpointEvery time.Duration) (*mvcc.Store, *mvcc.Se
 	return store, session, nil
 }
 
-// writeAll puts or deletes the pairs [from, to) in batches.
-func writeAll(session *mvcc.Session, d *workload.Data, from, to int, del bool) error {
+// writeAll puts or deletes the first so many pairs in batches.
+func writeAll(session *mvcc.Session, d *workload.Data, count int, del bool) error {
 	var w mvcc.Write
 	value := make([]byte, d.ValueBytes)
-	for from < to {
+	for from := 0; from < count; from += spaceBatch {
 		w.Reset()
-		for range min(spaceBatch, to-from) {
+		for i := from; i < min(from+spaceBatch, count); i++ {
 			if del {
-				w.Delete(d.Key(from))
+				w.Delete(d.Key(i))
 			} else {
-				w.Set(d.Key(from), d.Value(value, from))
+				w.Set(d.Key(i), d.Value(value, i))
 			}
-			from++
 		}
 		if _, err := session.Commit(&w); err != nil {
 			return err
@@ -120,11 +119,11 @@ func runShrink(r *harness.Run) (err error) {
 	defer func() { session.Close(); err = errors.Join(err, store.Close()) }()
 	d := workload.NewData(r.Seed, max(r.Size, spaceKeysMin), spaceShape)
 	cut := d.Count() * r.Point / 100
-	if err := errors.Join(writeAll(session, d, 0, d.Count(), false), store.Checkpoint(context.Background())); err != nil {
+	if err := errors.Join(writeAll(session, d, d.Count(), false), store.Checkpoint(context.Background())); err != nil {
 		return err
 	}
 	r.Count("file MiB before", float64(store.Stats().Storage.Pages.FileBytes)/(1<<20))
-	if err := writeAll(session, d, 0, cut, true); err != nil {
+	if err := writeAll(session, d, cut, true); err != nil {
 		return err
 	}
 	recorder, shrunk := harness.NewRecorder(), never
@@ -183,7 +182,7 @@ func runOpen(r *harness.Run) error {
 		return errors.Join(err, store.Close())
 	}
 	d := workload.NewData(r.Seed, r.Size, spaceShape)
-	err = writeAll(session, d, 0, d.Count(), false)
+	err = writeAll(session, d, d.Count(), false)
 	session.Close()
 	if err := errors.Join(err, store.Close()); err != nil {
 		return err

@@ -136,7 +136,7 @@ func watch(store *mvcc.Store) func() sizes {
 // rest waits until the collector has nothing left to do with the active memtable, and counts how long that took and what remained.
 func rest(r *harness.Run, store *mvcc.Store) error {
 	began := time.Now()
-	left := int64(0)
+	var left int64
 	for {
 		generations := store.Stats().Storage.Generations
 		left = generations[len(generations)-1].Versions // the frozen ones are a checkpoint's business

@@ -134,7 +134,7 @@ func (c *caller) loop(ctx context.Context, number int, began time.Time) error {
 		keys, err := run(ctx)
 		switch {
 		case err != nil && ctx.Err() != nil:
-			return nil // another caller's error, or the user's interrupt, ended it
+			return nil //nolint:nilerr // another caller's error, or the user's interrupt, ended it
 		case err != nil:
 			return err
 		}

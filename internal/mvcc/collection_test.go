@@ -10,7 +10,7 @@ import (
 // TestEveryWayOfCollectingBoundsAHotKeyAndKeepsWhatASnapshotSees overwrites one key under each of the alternatives: without a
 // snapshot its chain stays short, and an old snapshot goes on reading its value.
 func TestEveryWayOfCollectingBoundsAHotKeyAndKeepsWhatASnapshotSees(t *testing.T) {
-	const overwrites = 5_000
+	const overwrites = 2_000
 	for _, c := range []struct {
 		collection Collection
 		horizon    HorizonRule
