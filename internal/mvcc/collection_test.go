@@ -25,7 +25,7 @@ func TestEveryWayOfCollectingBoundsAHotKeyAndKeepsWhatASnapshotSees(t *testing.T
 	} {
 		t.Run(fmt.Sprintf("collection=%d/horizon=%d", c.collection, c.horizon), func(t *testing.T) {
 			o := tiny(vfs.NewMem())
-			o.Storage.MemtableBytes, o.Storage.SegmentBytes = 64<<20, 64<<20
+			o.Storage.MemtableBytes, o.Storage.SegmentBytes = 8<<20, 8<<20
 			o.GCInterval, o.Collection, o.Horizon = 0, c.collection, c.horizon
 			s := mustOpen(t, o)
 			x := mustSession(t, s)
