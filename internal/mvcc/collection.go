@@ -57,7 +57,7 @@ func (x *Session) prune() (longest int) {
 	if s.collection == CollectByWriter {
 		x.rescan()
 	}
-	s.engine.HelpPrune(&x.writer, 1)
+	s.engine.PruneCrowded(&x.writer)
 	return 0
 }
 

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"epochkv/internal/storage/batch"
 	"epochkv/internal/storage/keys"
@@ -40,4 +41,29 @@ func TestOversizedRecordIsTheFirstOfItsGeneration(t *testing.T) {
 		b.put(10, 20, 100)
 		b.checkpoint()
 	}
+}
+
+// TestWriterPrunesNoSealedGeneration: a checkpoint walks the chains of a sealed generation, whose versions must stay where they are.
+func TestWriterPrunesNoSealedGeneration(t *testing.T) {
+	b := newBench(t)
+	defer func() {
+		if err := b.engine.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}()
+	for range crowdedAt {
+		b.put(0, 1, 8)
+	}
+	g := b.writer.generation
+	b.engine.registry.Refresh(nil, keys.MaxEpoch, time.Time{})
+	before := g.mem.Versions()
+	g.seal()
+	if b.engine.PruneCrowded(&b.writer); g.mem.Versions() != before {
+		t.Fatalf("%d versions of %d are left", g.mem.Versions(), before)
+	}
+	g.end.Store(0)
+	if b.engine.PruneCrowded(&b.writer); g.mem.Versions() != 1 {
+		t.Fatalf("%d versions are left in an open generation", g.mem.Versions())
+	}
+	g.end.Store(uint64(b.visible.Load() + 1))
 }

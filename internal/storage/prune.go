@@ -79,6 +79,18 @@ func (e *Engine) HelpPrune(w *Writer, minLength int) {
 	}
 }
 
+// PruneCrowded cuts the tails of all chains that w's last commit made crowded, behind the commit's mark. From then on a checkpoint may
+// walk the generation, if it is sealed, and wants to be alone with it. Where somebody else prunes it does nothing: the next one will.
+func (e *Engine) PruneCrowded(w *Writer) {
+	if !e.pruner.mu.TryLock() {
+		return
+	}
+	defer e.pruner.mu.Unlock()
+	if !w.generation.sealed() {
+		e.HelpPrune(w, 1)
+	}
+}
+
 // HelpAt is the chain length from which writers help.
 const HelpAt = 2 * crowdedAt
 
