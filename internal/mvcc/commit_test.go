@@ -491,3 +491,108 @@ func TestEmptyRangeDeleteAndItsConditionsHoldAtOnePoint(t *testing.T) {
 		}
 	}
 }
+
+// hole takes an epoch and keeps every later one invisible until the function it returns is called.
+func hole(t *testing.T, s *Store) (fill func()) {
+	t.Helper()
+	x := mustSession(t, s)
+	w := Write{Durability: DurabilityAsync}
+	w.Set([]byte("hole"), []byte("v"))
+	body, err := x.prepare(&w)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x.slot.Enter()
+	epoch, err := s.engine.Reserve(&x.writer, body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		s.engine.Install(&x.writer, body, false)
+		s.horizon.done(epoch)
+		x.slot.Leave()
+		x.Close()
+	}
+}
+
+// behindHole runs commit, which must not come to its end before the hole is filled; meanwhile runs in between.
+func behindHole(t *testing.T, s *Store, commit func() error, meanwhile func()) {
+	t.Helper()
+	fill := hole(t, s)
+	result := make(chan error)
+	go func() { result <- commit() }()
+	select {
+	case err := <-result:
+		fill()
+		t.Fatalf("did not wait for a smaller epoch: %v", err)
+	case <-time.After(20 * time.Millisecond):
+	}
+	meanwhile()
+	fill()
+	if err := <-result; err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestASessionHasOneEpochBeyondVisible: the ring over which visible is ratcheted has room for no more.
+func TestASessionHasOneEpochBeyondVisible(t *testing.T) {
+	s := mustOpen(t, tiny(vfs.NewMem()))
+	x := mustSession(t, s)
+	defer x.Close()
+	behindHole(t, s, func() error {
+		for _, key := range []string{"first", "second"} {
+			w := Write{Durability: DurabilityAsync}
+			w.Set([]byte(key), []byte("v"))
+			if _, err := x.Commit(&w); err != nil {
+				return err
+			}
+		}
+		return nil
+	}, func() {})
+}
+
+// TestLatchesAreHeldFromTheCheckToTheInstall: a transaction that waits for a smaller epoch, behind its checks, keeps others from its
+// keys; so does a refused condition, until it is told.
+func TestLatchesAreHeldFromTheCheckToTheInstall(t *testing.T) {
+	s := mustOpen(t, tiny(vfs.NewMem()))
+	x := mustSession(t, s)
+	defer x.Close()
+	latched := func() {
+		t.Helper()
+		var set latchSet
+		set.add(s.latches, keys.Append(nil, keys.SpaceUser, []byte("k")))
+		if latch := &s.latches.table[set.only]; latch.TryLock() {
+			latch.Unlock()
+			t.Error("the key's latch is free between check and install")
+		}
+	}
+	behindHole(t, s, func() error {
+		tx, err := x.Begin(TxnOptions{Durability: DurabilityAsync})
+		if err != nil {
+			return err
+		}
+		if _, err := tx.Get(nil, []byte("r")); err != nil {
+			return err
+		}
+		if err := tx.Set([]byte("k"), []byte("v")); err != nil {
+			return err
+		}
+		_, err = tx.Commit()
+		return err
+	}, latched)
+	behindHole(t, s, func() error {
+		w := Write{Durability: DurabilityAsync}
+		w.Set([]byte("k"), []byte("w"))
+		if _, err := x.Commit(&w); err != nil {
+			return err
+		}
+		y := mustSession(t, s)
+		defer y.Close()
+		w.Conditions = []Condition{{Kind: KeyAbsent, Key: []byte("k")}}
+		var refused *PreconditionError
+		if _, err := y.Commit(&w); !errors.As(err, &refused) {
+			return fmt.Errorf("not refused: %w", err)
+		}
+		return nil
+	}, latched)
+}

@@ -235,3 +235,23 @@ func TestReaderThatIsRefusedVouchesForNobody(t *testing.T) {
 		t.Fatal("a later collection believed the one who came too late")
 	}
 }
+
+// TestSnapshotBelowTheFrontierIsTakenAgain: a reader that loaded visible, and stored it after the collector had published its frontier
+// and looked at the slots, must notice.
+func TestSnapshotBelowTheFrontierIsTakenAgain(t *testing.T) {
+	r, v := newTestRegistry(5)
+	s := r.Slot()
+	defer s.Free()
+	r.frontier.Store(6) // as it looks to a reader whose load of visible is old
+	taken := make(chan keys.Epoch)
+	go func() { taken <- s.Snapshot() }()
+	select {
+	case e := <-taken:
+		t.Fatalf("snapshot at %d, behind a frontier of 6", e)
+	case <-time.After(10 * time.Millisecond):
+	}
+	v.Store(6)
+	if e := <-taken; e != 6 {
+		t.Fatalf("snapshot at %d, want 6", e)
+	}
+}
