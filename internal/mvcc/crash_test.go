@@ -115,7 +115,7 @@ func TestAcknowledgedCommitsSurviveACrashAtEveryOperation(t *testing.T) {
 	if ops < 50 {
 		t.Fatalf("the script has only %d operations", ops)
 	}
-	step := int64(1)
+	step := int64(exhaustiveStep)
 	if testing.Short() {
 		step = 7
 	}
