@@ -338,3 +338,23 @@ func TestReadNeverRevealsWhatACrashCouldTakeBack(t *testing.T) {
 		t.Fatalf("durable, and still to be awaited: %+v", v)
 	}
 }
+
+// TestTreeIsNeverAheadOfTheLog: the log's durable epoch, which every record carries and replies wait for, covers what checkpoints
+// have made durable.
+func TestTreeIsNeverAheadOfTheLog(t *testing.T) {
+	o := tiny(vfs.NewMem())
+	o.SyncInterval = time.Hour
+	s := mustOpen(t, o)
+	x := mustSession(t, s)
+	defer x.Close()
+	e, err := put(x, "k", "v", DurabilityAsync)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Checkpoint(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	if tree := s.Stats().Storage.Tree.Epoch; tree < e || s.Durable() < tree {
+		t.Fatalf("commit %d, tree at %d, log durable through %d", e, tree, s.Durable())
+	}
+}

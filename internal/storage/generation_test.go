@@ -67,3 +67,25 @@ func TestWriterPrunesNoSealedGeneration(t *testing.T) {
 	}
 	g.end.Store(uint64(b.visible.Load() + 1))
 }
+
+// TestCheckpointWaitsForWhoeverPrunes: from the moment that a checkpoint looks at a generation nobody changes its chains.
+func TestCheckpointWaitsForWhoeverPrunes(t *testing.T) {
+	b := newBench(t)
+	b.put(0, 100, 8)
+	b.engine.pruner.mu.Lock()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		b.engine.complete(0)
+	}()
+	select {
+	case <-done:
+		t.Error("a checkpoint did not wait for a prune under way")
+	case <-time.After(20 * time.Millisecond):
+	}
+	b.engine.pruner.mu.Unlock()
+	<-done
+	if err := b.engine.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
