@@ -323,7 +323,7 @@ func TestFallingBackBehindATruncatedLogIsRefused(t *testing.T) {
 		}
 		files := mustRead(t, o.Storage.FS)
 		for slot := range 2 {
-			damaged := image(maps.Clone(files))
+			damaged := maps.Clone(files)
 			page := slices.Clone(damaged[dataFile])
 			page[slot*o.Storage.PageSize+20] ^= 1
 			damaged[dataFile] = page
