@@ -8,6 +8,7 @@ import (
 
 	"epochkv/internal/storage/batch"
 	"epochkv/internal/storage/keys"
+	"epochkv/internal/storage/memtable"
 )
 
 // TestOversizedRecordIsTheFirstOfItsGeneration: nobody can fill a segment that was made for a large record before it.
@@ -87,5 +88,60 @@ func TestCheckpointWaitsForWhoeverPrunes(t *testing.T) {
 	<-done
 	if err := b.engine.Close(); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestInteriorVersionsAreReusedOnlyBehindTheirReaders: a reader may stand on a version that was taken out of the middle of its chain.
+func TestInteriorVersionsAreReusedOnlyBehindTheirReaders(t *testing.T) {
+	b := newBench(t)
+	defer func() {
+		if err := b.engine.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}()
+	for range crowdedAt {
+		b.put(0, 1, 8)
+	}
+	b.engine.QueueCrowded(&b.writer)
+	reader, collector := b.engine.registry.Slot(), b.engine.registry.Slot()
+	h := memtable.Horizon{MinVisible: 10, Frontier: crowdedAt, Live: []keys.Epoch{10, crowdedAt}}
+	prune := func() uint64 {
+		b.engine.Prune(collector, nil, h, false)
+		return b.engine.pruner.recycled.Load()
+	}
+	reader.Enter()
+	if prune(); b.engine.pruner.pruned.Load() != crowdedAt-2 {
+		t.Fatalf("%d versions pruned", b.engine.pruner.pruned.Load())
+	}
+	if n := prune(); n != 0 {
+		t.Errorf("%d versions are used again under a reader", n)
+	}
+	reader.Leave()
+	if n := prune(); n != crowdedAt-2-9 { // the tail behind epoch 10 needs no wait
+		t.Errorf("%d interior versions are used again once it has left", n)
+	}
+}
+
+// TestOnlyCompleteGenerationsAreMerged: one in which an epoch is still to be installed stays, and all behind it.
+func TestOnlyCompleteGenerationsAreMerged(t *testing.T) {
+	b := newBench(t)
+	defer func() {
+		if err := b.engine.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}()
+	for i := range 2 {
+		b.put(10*i, 10*i+10, 8) // epochs 1 to 10, and 11 to 20
+		if err := b.engine.Rotate(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range []struct {
+		visible keys.Epoch
+		want    int
+	}{{9, 0}, {10, 1}, {19, 1}, {20, 2}} {
+		if got := len(b.engine.complete(c.visible)); got != c.want {
+			t.Errorf("%d generations are complete at %d, want %d", got, c.visible, c.want)
+		}
 	}
 }
