@@ -121,7 +121,9 @@ func (e *Engine) PublishLoad(ctx context.Context, l *Load, h Horizon) error {
 	e.counters.checkpointed(time.Since(start))
 	e.loads.finished.Add(1)
 	e.loads.keys.Add(l.run.count)
-	return nil
+	// The older superblock does not know the load, and the log cannot bring it back: should the newer one be damaged, the store would open
+	// without it. A second, empty checkpoint makes both know.
+	return e.merge(context.WithoutCancel(ctx), mergeJob{horizon: h})
 }
 
 // loadCutBlocks is the distance of the keys at which a load is cut: thirty leaves or so of work.
