@@ -103,3 +103,83 @@ func conflictBehindRotations(t *testing.T, rotations int, merged, ranged bool) {
 	}
 	x.slot.Leave()
 }
+
+// TestScanThatEndsEarlyReadsUpToItsLastKey: what was walked over counts as read, gaps and both ends included, and nothing else does.
+func TestScanThatEndsEarlyReadsUpToItsLastKey(t *testing.T) {
+	for _, c := range []struct {
+		reverse  bool
+		changed  string
+		conflict bool
+	}{
+		{false, "0", true}, {false, "a", true}, {false, "aa", true}, {false, "b", true}, {false, "bb", false}, {false, "c", false},
+		{true, "dd", true}, {true, "d", true}, {true, "cc", true}, {true, "c", true}, {true, "bb", false}, {true, "b", false},
+	} {
+		t.Run(fmt.Sprintf("reverse=%v/changed=%s", c.reverse, c.changed), func(t *testing.T) {
+			s := mustOpen(t, tiny(vfs.NewMem()))
+			for _, k := range []string{"a", "b", "c", "d"} {
+				mustPut(t, s, k, "old")
+			}
+			x := mustSession(t, s)
+			defer x.Close()
+			tx, err := x.Begin(TxnOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			cursor, err := tx.Scan(ScanOptions{Reverse: c.reverse})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !cursor.Next() || !cursor.Next() {
+				t.Fatal(cursor.Err())
+			}
+			mustPut(t, s, c.changed, "new")
+			if err := tx.Set([]byte("elsewhere"), []byte("v")); err != nil {
+				t.Fatal(err)
+			}
+			var conflict *ConflictError
+			if _, err := tx.Commit(); errors.As(err, &conflict) != c.conflict {
+				t.Fatalf("commit: %v", err) // with the cursor still open
+			}
+		})
+	}
+}
+
+// TestConflictIsToldOnceARetrySeesIt: what beat the transaction is installed, and hidden by a smaller epoch that is not.
+func TestConflictIsToldOnceARetrySeesIt(t *testing.T) {
+	for _, read := range []bool{false, true} { // found among the writes, or among the reads
+		s := mustOpen(t, tiny(vfs.NewMem()))
+		x, y := mustSession(t, s), mustSession(t, s)
+		behindHole(t, s, func() error {
+			tx, err := x.Begin(TxnOptions{})
+			if err != nil {
+				return err
+			}
+			mine := "k"
+			if read {
+				mine = "mine"
+				if _, err := tx.Get(nil, []byte("k")); err != nil {
+					return err
+				}
+			}
+			if err := tx.Set([]byte(mine), []byte("x")); err != nil {
+				return err
+			}
+			w := Write{Durability: DurabilityAsync}
+			w.Set([]byte("k"), []byte("y"))
+			newer, err := y.Commit(&w)
+			if err != nil {
+				return err
+			}
+			var conflict *ConflictError
+			if _, err := tx.Commit(); !errors.As(err, &conflict) {
+				return fmt.Errorf("no conflict: %w", err)
+			}
+			if at := s.Visible(); at < newer {
+				return fmt.Errorf("told at %d that %d is in the way", at, newer)
+			}
+			return nil
+		}, func() {})
+		x.Close()
+		y.Close()
+	}
+}
