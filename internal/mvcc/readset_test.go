@@ -111,8 +111,18 @@ func TestScanThatEndsEarlyReadsUpToItsLastKey(t *testing.T) {
 		changed  string
 		conflict bool
 	}{
-		{false, "0", true}, {false, "a", true}, {false, "aa", true}, {false, "b", true}, {false, "bb", false}, {false, "c", false},
-		{true, "dd", true}, {true, "d", true}, {true, "cc", true}, {true, "c", true}, {true, "bb", false}, {true, "b", false},
+		{false, "0", true},
+		{false, "a", true},
+		{false, "aa", true},
+		{false, "b", true},
+		{false, "bb", false},
+		{false, "c", false},
+		{true, "dd", true},
+		{true, "d", true},
+		{true, "cc", true},
+		{true, "c", true},
+		{true, "bb", false},
+		{true, "b", false},
 	} {
 		t.Run(fmt.Sprintf("reverse=%v/changed=%s", c.reverse, c.changed), func(t *testing.T) {
 			s := mustOpen(t, tiny(vfs.NewMem()))
