@@ -38,6 +38,15 @@ func (c *Client) Checkpoint(ctx context.Context) (*kvpb.CheckpointResponse, erro
 	return response, nil
 }
 
+// ResizeCache changes the size of the server's page cache until it restarts, and returns the size before.
+func (c *Client) ResizeCache(ctx context.Context, bytes uint64) (before uint64, err error) {
+	response, err := c.admin.ResizeCache(ctx, &kvpb.ResizeCacheRequest{CacheBytes: bytes})
+	if err != nil {
+		return 0, newError(err)
+	}
+	return response.GetPreviousBytes(), nil
+}
+
 // Space asks what takes the space in the data file. It is bound by ctx only.
 func (c *Client) Space(ctx context.Context, request *kvpb.SpaceRequest) (*kvpb.SpaceResponse, error) {
 	response, err := c.admin.Space(ctx, request)

@@ -28,7 +28,10 @@ func (s *Store) runCheckpoints(ctx context.Context) {
 		case <-s.engine.Due():
 			err = s.mergeFrozen(ctx)
 		case <-linger.C:
-			if s.engine.Lingering() {
+			switch {
+			case s.engine.Shrinkable():
+				err = s.Checkpoint(ctx)
+			case s.engine.Lingering():
 				err = s.mergeFrozen(ctx)
 			}
 		case <-interval.C:

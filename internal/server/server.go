@@ -127,6 +127,13 @@ func (s *Server) openFiles(c *config.Config, o *storage.Options) error {
 	return nil
 }
 
+func (s *Server) ioStats() vfs.Stats {
+	if s.files == nil {
+		return vfs.Stats{}
+	}
+	return s.files.Stats()
+}
+
 func (s *Server) closeFiles() error {
 	if s.files == nil {
 		return nil
@@ -237,6 +244,7 @@ func (s *Server) listen() (err error) {
 	}
 	registry := telemetry.NewRegistry(telemetry.Sources{
 		Requests: &s.requests, Server: s.stats, Engine: s.store.Stats, Failed: func() bool { return s.store.Err() != nil },
+		IO: s.ioStats,
 	})
 	s.http = newHTTP(s, telemetry.Handler(registry), s.log)
 	return nil

@@ -330,11 +330,11 @@ func TestALostConnectionFreesItsTransaction(t *testing.T) {
 }
 
 func TestAnIdleTransactionIsRolledBack(t *testing.T) {
-	h := mustStart(t, func(c *config.Config) { c.TxnIdleTimeout = 50 * time.Millisecond })
+	h := mustStart(t, func(c *config.Config) { c.TxnIdleTimeout = 500 * time.Millisecond })
 	k := h.talk(t)
 	k.begin()
 	for range 4 { // requests keep it alive
-		time.Sleep(20 * time.Millisecond)
+		time.Sleep(200 * time.Millisecond)
 		k.must(txnPutRequest("k", "v"))
 	}
 	_, err := k.hear()

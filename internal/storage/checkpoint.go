@@ -14,9 +14,12 @@ import (
 	"epochkv/internal/vfs"
 )
 
-// relocatePagesMax is how many pages near the end of the file a checkpoint moves down: about a millisecond of work, so that
-// the file shrinks without anybody noticing.
-const relocatePagesMax = 64
+// relocatePagesMin is how many pages near the end of the file a checkpoint moves down: about a millisecond of work, so that the
+// file shrinks without anybody noticing. Of a large file it is a part, as one over relocateShare, so that some thirty checkpoints do.
+const (
+	relocatePagesMin = 64
+	relocateShare    = 32
+)
 
 // smallTreePages is the tree size below which its own separators divide a merge too coarsely.
 const smallTreePages = 256
@@ -35,7 +38,7 @@ func (e *Engine) Checkpoint(ctx context.Context, h Horizon) error {
 	defer e.checkpointing.Unlock()
 	e.reclaim()
 	merging := e.complete(h.Visible)
-	if len(merging) == 0 && !e.shrinkable() {
+	if len(merging) == 0 && !e.Shrinkable() {
 		return nil
 	}
 	start := time.Now()
@@ -117,7 +120,8 @@ func (e *Engine) merge(ctx context.Context, job mergeJob) error {
 
 // build writes the pages of the new state.
 func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Root, job *mergeJob) (*btree.Result, error) {
-	limit, live := ck.Tail(relocatePagesMax), job.horizon.Live
+	relocate := max(relocatePagesMin, int(e.pager.Stats().Live/relocateShare))
+	limit, live := ck.Tail(relocate), job.horizon.Live
 	batch, sink := e.rows.Begin(ck), ck.Sink()
 	in := &btree.MergeInput{
 		Base: base, Checkpoint: ck.Number(), PageSize: e.pager.PageSize(),
@@ -129,7 +133,7 @@ func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Roo
 		Workers: e.options.CheckpointWorkers,
 	}
 	if limit > 0 {
-		in.Relocate = btree.Relocation{From: limit, Max: relocatePagesMax}
+		in.Relocate = btree.Relocation{From: limit, Max: relocate}
 	}
 	if len(job.frozen) > 0 && e.pager.Stats().Live < smallTreePages {
 		in.Cuts = sample(job.frozen)
@@ -215,10 +219,11 @@ func (e *Engine) reclaim() {
 	e.room = make(chan struct{})
 }
 
-// shrinkable reports whether an empty checkpoint would let the file shrink.
-func (e *Engine) shrinkable() bool {
+// Shrinkable reports whether the file is more than twice as large as what lives in it, so that checkpoints should move pages down
+// though nothing fills the memtables.
+func (e *Engine) Shrinkable() bool {
 	s := e.pager.Stats()
-	return s.Free > 2*s.Live+relocatePagesMax
+	return s.FileBytes/int64(s.PageSize) > 2*int64(s.Live)+relocatePagesMin
 }
 
 // values lets a merge keep large values in the row store.

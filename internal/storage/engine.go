@@ -35,7 +35,6 @@ type Engine struct {
 	registry      *pin.Registry
 	lock          io.Closer
 	memtableBytes int64 // at which a generation is rotated
-	frozenBytes   int64 // that frozen memtables may hold together
 	pruner        *pruner
 
 	pager *pager.Pager
@@ -59,10 +58,12 @@ type Engine struct {
 	pins          rootPins
 	loads         loads
 
-	blocked  atomic.Pointer[error] // why checkpoints cannot make room at present: the disk is full, or a page is damaged
-	rotated  atomic.Int64          // unix nanoseconds of the last rotation
-	pace     atomic.Int64          // nanoseconds that a writer owes for each KiB, while checkpoints fall behind
-	counters counters
+	blocked     atomic.Pointer[error] // why checkpoints cannot make room at present: the disk is full, or a page is damaged
+	cacheBytes  atomic.Int64          // of the page cache at present
+	frozenBytes atomic.Int64          // that frozen memtables may hold together
+	rotated     atomic.Int64          // unix nanoseconds of the last rotation
+	pace        atomic.Int64          // nanoseconds that a writer owes for each KiB, while checkpoints fall behind
+	counters    counters
 }
 
 // Open opens or creates the store in o.Dir and recovers what its log holds.
@@ -77,8 +78,8 @@ func Open(o Options, registry *pin.Registry) (*Engine, Recovery, error) {
 	}
 	e := &Engine{
 		options: o, fs: o.FS, registry: registry, lock: lock, pruner: newPruner(), slot: registry.Slot(),
-		memtableBytes: o.MemtableBytes, frozenBytes: o.frozenBytes(),
-		room: make(chan struct{}), due: make(chan struct{}, 1),
+		memtableBytes: o.MemtableBytes,
+		room:          make(chan struct{}), due: make(chan struct{}, 1),
 	}
 	recovery, err := e.recover()
 	if err != nil {
@@ -188,7 +189,7 @@ func (e *Engine) advance(full *generation, bodyBytes int, first func(*generation
 		return nil, err
 	}
 	// With nothing to wait for, a generation of any size is frozen: only then can it be merged.
-	if e.frozenBytesOf(v) > e.frozenBytes && (len(v.frozen) > 0 || e.retiredBytes.Load() > 0) {
+	if e.frozenBytesOf(v) > e.frozenBytes.Load() && (len(v.frozen) > 0 || e.retiredBytes.Load() > 0) {
 		if blocked := e.blocked.Load(); blocked != nil {
 			return nil, *blocked
 		}
@@ -276,7 +277,7 @@ func (e *Engine) pressLocked(v *view) {
 	for _, g := range v.frozen {
 		used += int64(g.mem.Bytes())
 	}
-	half := e.frozenBytes / 2
+	half := e.frozenBytes.Load() / 2
 	e.pace.Store(max(0, used-half) * int64(paceMax) / max(half, 1))
 }
 
@@ -319,7 +320,7 @@ func (e *Engine) newTable() (*memtable.Table, error) {
 func (e *Engine) keepOrFree(t *memtable.Table) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.frozenBytesOf(e.view.Load())+int64(len(e.spares)+1)*e.memtableBytes <= e.frozenBytes {
+	if e.frozenBytesOf(e.view.Load())+int64(len(e.spares)+1)*e.memtableBytes <= e.frozenBytes.Load() {
 		e.spares = append(e.spares, t)
 		return
 	}

@@ -68,6 +68,8 @@ func (e *Engine) openTree() error {
 	if err := e.pages.open(e.options.CacheBytes, e.registry, e.options.CachePolicy); err != nil {
 		return err
 	}
+	e.cacheBytes.Store(e.options.CacheBytes)
+	e.frozenBytes.Store(e.options.frozenBytes())
 	if !e.options.NoPrefetch {
 		e.prefetch = newPrefetch(e)
 	}

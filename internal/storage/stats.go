@@ -15,7 +15,7 @@ type Stats struct {
 	Dir           string
 	PageSize      int
 	MemoryBudget  int64
-	CacheBytes    int64 // configured
+	CacheBytes    int64 // that the page cache may have
 	CacheUsed     int64
 	MemtableBytes int64             // all memtables together
 	DiskFree      int64             // -1 if it cannot be told
@@ -75,7 +75,7 @@ type GenerationStats struct {
 func (e *Engine) Stats() Stats {
 	v := e.view.Load()
 	s := Stats{
-		Dir: e.options.Dir, PageSize: e.options.PageSize, MemoryBudget: e.options.MemoryBytes, CacheBytes: e.options.CacheBytes,
+		Dir: e.options.Dir, PageSize: e.options.PageSize, MemoryBudget: e.options.MemoryBytes, CacheBytes: e.cacheBytes.Load(),
 		Rotations: e.counters.rotations.Load(), Refused: e.counters.refused.Load(), Log: e.log.Stats(), DiskFree: -1,
 		Stalls: e.counters.stalls.Load(), StallTime: time.Duration(e.counters.stallNanos.Load()), Pace: e.Pace(),
 		Cache: e.pages.cache.Stats(), BatchReads: e.pages.batchReads.Load(), BatchPages: e.pages.batchPages.Load(),

@@ -89,7 +89,7 @@ type engineCollector struct {
 }
 
 func (c *engineCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, r := range slices.Concat(readings, treeReadings) {
+	for _, r := range slices.Concat(readings, treeReadings, cacheReadings) {
 		ch <- r.desc
 	}
 	for _, d := range []*prometheus.Desc{pagesDesc, kindsDesc, checkpointDesc, memoryDesc, diskFreeDesc, abortsDesc, fsyncDesc, groupDesc, failedDesc} {
@@ -99,7 +99,7 @@ func (c *engineCollector) Describe(ch chan<- *prometheus.Desc) {
 
 func (c *engineCollector) Collect(ch chan<- prometheus.Metric) {
 	s := c.stats()
-	for _, r := range slices.Concat(readings, treeReadings) {
+	for _, r := range slices.Concat(readings, treeReadings, cacheReadings) {
 		ch <- prometheus.MustNewConstMetric(r.desc, r.kind, r.value(&s))
 	}
 	collectPages(ch, &s)

@@ -30,6 +30,7 @@ const (
 	MethodStatus
 	MethodVerify
 	MethodCheckpoint
+	MethodResizeCache
 	MethodSpace
 	methodCount
 )
@@ -37,7 +38,7 @@ const (
 var methodNames = [methodCount]string{
 	"Get", "Put", "Delete", "BatchGet", "BatchWrite", "DeleteRange", "Scan",
 	"Invoke", "InvokeAll", "Execute", "Transact", "Pipeline", "BulkLoad", "Status",
-	"Verify", "Checkpoint", "Space",
+	"Verify", "Checkpoint", "ResizeCache", "Space",
 }
 
 // String is the method's name on the wire.

@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"epochkv/internal/mvcc"
+	"epochkv/internal/vfs"
 )
 
 // Sources are what the metrics are read from at each scrape.
@@ -25,6 +26,7 @@ type Sources struct {
 	Server   func() ServerStats
 	Engine   func() mvcc.Stats
 	Failed   func() bool // the store has stopped accepting writes
+	IO       func() vfs.Stats
 }
 
 // NewRegistry is a registry of its own (not the library's global one) that holds every metric of this process.
@@ -37,6 +39,7 @@ func NewRegistry(s Sources) *prometheus.Registry {
 		&requestCollector{s.Requests},
 		&serverCollector{s.Server},
 		&engineCollector{s.Engine, s.Failed},
+		&ioCollector{s.IO},
 	)
 	return r
 }

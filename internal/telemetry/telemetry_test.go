@@ -13,6 +13,7 @@ import (
 	"epochkv/internal/config"
 	"epochkv/internal/mvcc"
 	"epochkv/internal/storage"
+	"epochkv/internal/vfs"
 	"epochkv/internal/wal"
 )
 
@@ -31,6 +32,7 @@ func testSources() Sources {
 			return s
 		},
 		Failed: func() bool { return true },
+		IO:     func() vfs.Stats { return vfs.Stats{RingReads: 6} },
 	}
 }
 
@@ -83,6 +85,7 @@ kvserver_requests_total{code="OK",method="Invoke"} 1
 kvserver_requests_total{code="OK",method="InvokeAll"} 1
 kvserver_requests_total{code="OK",method="Pipeline"} 1
 kvserver_requests_total{code="OK",method="Put"} 1
+kvserver_requests_total{code="OK",method="ResizeCache"} 1
 kvserver_requests_total{code="OK",method="Scan"} 1
 kvserver_requests_total{code="OK",method="Space"} 1
 kvserver_requests_total{code="OK",method="Status"} 1

@@ -36,7 +36,7 @@ type mark struct{ opStart, keyStart, keyEnd, opEnd int }
 
 // Reset empties the builder. Buffers larger than keepBytesMax are given back to the runtime.
 func (b *Builder) Reset() {
-	const keepBytesMax = 1 << 20 // a rare huge batch must not stay pinned by every pooled session
+	const keepBytesMax = 8 << 20 // a rare huge batch must not stay pinned by every pooled session
 	if cap(b.buf) > keepBytesMax {
 		b.buf = nil
 	}
@@ -105,7 +105,7 @@ func (b *Builder) Finish() ([]byte, error) {
 			return nil, &DuplicateKeyError{Key: bytes.Clone(keys.User(b.Key(i)))}
 		}
 	}
-	b.sorted = appendHeader(b.sorted[:0], len(b.marks))
+	b.sorted = appendHeader(slices.Grow(b.sorted[:0], len(b.buf)), len(b.marks))
 	for _, m := range b.marks {
 		b.sorted = append(b.sorted, b.buf[m.opStart:m.opEnd]...)
 	}

@@ -151,6 +151,17 @@ func (p *Pager) mapLeaves(pages page.ID) int {
 	return (int(pages) + perLeaf - 1) / perLeaf
 }
 
+// pageCountFor is the page count of a state whose map has so many leaves. Moving the map's own pages down may leave the last live
+// page in front of what its last leaf is about; the count then says that the leaf is there all the same, for that is how the
+// map is found again.
+func (p *Pager) pageCountFor(leaves int) page.ID {
+	count := p.space.liveEnd()
+	if p.mapLeaves(count) < leaves {
+		count = page.ID((leaves-1)*VectorLeafBytes(p.pageSize)*8 + 1)
+	}
+	return count
+}
+
 // encodeMapLeaf fills leaf i of the allocation map: one bit for each page, in words of 64.
 func (p *Pager) encodeMapLeaf(i int, payload []byte) {
 	words := len(payload) / 8
@@ -174,7 +185,7 @@ func (p *Pager) loadMap(sb *superblock) error {
 	if err != nil {
 		return err
 	}
-	if end := p.space.liveEnd(); end != sb.pageCount {
+	if end := p.pageCountFor(p.allocation.leaves()); end != sb.pageCount {
 		return p.corrupt(sb.allocation.Page, fmt.Sprintf("the map ends at page %d, the superblock says %d", end, sb.pageCount))
 	}
 	return nil

@@ -67,7 +67,7 @@ func (p *Pager) Shrink() error {
 	}
 	defer p.open.Store(false)
 	p.applyReleases()
-	need := p.offset(p.space.end())
+	need := p.offset(max(p.space.end(), p.current().pageCount))
 	step := p.growStep(need)
 	if p.fileSize.Load() > need+2*step {
 		if err := p.file.Truncate(need + step); err != nil {

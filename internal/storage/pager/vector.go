@@ -68,6 +68,14 @@ func (v *Vector) Pages(each func(page.ID)) {
 	}
 }
 
+// leaves is the number of leaves of the vector.
+func (v *Vector) leaves() int {
+	if len(v.levels) == 0 {
+		return 0
+	}
+	return len(v.levels[0])
+}
+
 // PageCount is the number of pages of the vector.
 func (v *Vector) PageCount() int {
 	n := 0

@@ -2180,6 +2180,105 @@ func (x *Recovery) GetTornBytes() uint64 {
 	return 0
 }
 
+// ResizeCacheRequest asks for another size of the page cache.
+type ResizeCacheRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// At least 16 pages, and at most what --memory leaves beside memtables and log buffers.
+	CacheBytes    uint64 `protobuf:"varint,1,opt,name=cache_bytes,json=cacheBytes,proto3" json:"cache_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResizeCacheRequest) Reset() {
+	*x = ResizeCacheRequest{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResizeCacheRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResizeCacheRequest) ProtoMessage() {}
+
+func (x *ResizeCacheRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResizeCacheRequest.ProtoReflect.Descriptor instead.
+func (*ResizeCacheRequest) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *ResizeCacheRequest) GetCacheBytes() uint64 {
+	if x != nil {
+		return x.CacheBytes
+	}
+	return 0
+}
+
+// ResizeCacheResponse tells the sizes.
+type ResizeCacheResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	CacheBytes    uint64                 `protobuf:"varint,1,opt,name=cache_bytes,json=cacheBytes,proto3" json:"cache_bytes,omitempty"`
+	PreviousBytes uint64                 `protobuf:"varint,2,opt,name=previous_bytes,json=previousBytes,proto3" json:"previous_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResizeCacheResponse) Reset() {
+	*x = ResizeCacheResponse{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResizeCacheResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResizeCacheResponse) ProtoMessage() {}
+
+func (x *ResizeCacheResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResizeCacheResponse.ProtoReflect.Descriptor instead.
+func (*ResizeCacheResponse) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *ResizeCacheResponse) GetCacheBytes() uint64 {
+	if x != nil {
+		return x.CacheBytes
+	}
+	return 0
+}
+
+func (x *ResizeCacheResponse) GetPreviousBytes() uint64 {
+	if x != nil {
+		return x.PreviousBytes
+	}
+	return 0
+}
+
 var File_epochkv_v1_admin_proto protoreflect.FileDescriptor
 
 const file_epochkv_v1_admin_proto_rawDesc = "" +
@@ -2403,14 +2502,22 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\vtorn_offset\x18\x06 \x01(\x04R\n" +
 	"tornOffset\x12\x1d\n" +
 	"\n" +
-	"torn_bytes\x18\a \x01(\x04R\ttornBytes2\xce\x03\n" +
+	"torn_bytes\x18\a \x01(\x04R\ttornBytes\"5\n" +
+	"\x12ResizeCacheRequest\x12\x1f\n" +
+	"\vcache_bytes\x18\x01 \x01(\x04R\n" +
+	"cacheBytes\"]\n" +
+	"\x13ResizeCacheResponse\x12\x1f\n" +
+	"\vcache_bytes\x18\x01 \x01(\x04R\n" +
+	"cacheBytes\x12%\n" +
+	"\x0eprevious_bytes\x18\x02 \x01(\x04R\rpreviousBytes2\x9e\x04\n" +
 	"\x05Admin\x12?\n" +
 	"\x06Status\x12\x19.epochkv.v1.StatusRequest\x1a\x1a.epochkv.v1.StatusResponse\x12]\n" +
 	"\x10ListTransactions\x12#.epochkv.v1.ListTransactionsRequest\x1a$.epochkv.v1.ListTransactionsResponse\x12W\n" +
 	"\x0eEndTransaction\x12!.epochkv.v1.EndTransactionRequest\x1a\".epochkv.v1.EndTransactionResponse\x12A\n" +
 	"\x06Verify\x12\x19.epochkv.v1.VerifyRequest\x1a\x1a.epochkv.v1.VerifyResponse0\x01\x12K\n" +
 	"\n" +
-	"Checkpoint\x12\x1d.epochkv.v1.CheckpointRequest\x1a\x1e.epochkv.v1.CheckpointResponse\x12<\n" +
+	"Checkpoint\x12\x1d.epochkv.v1.CheckpointRequest\x1a\x1e.epochkv.v1.CheckpointResponse\x12N\n" +
+	"\vResizeCache\x12\x1e.epochkv.v1.ResizeCacheRequest\x1a\x1f.epochkv.v1.ResizeCacheResponse\x12<\n" +
 	"\x05Space\x12\x18.epochkv.v1.SpaceRequest\x1a\x19.epochkv.v1.SpaceResponseB(Z&epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
 
 var (
@@ -2426,7 +2533,7 @@ func file_epochkv_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_epochkv_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_epochkv_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
+var file_epochkv_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
 var file_epochkv_v1_admin_proto_goTypes = []any{
 	(Health_State)(0),                // 0: epochkv.v1.Health.State
 	(*StatusRequest)(nil),            // 1: epochkv.v1.StatusRequest
@@ -2451,26 +2558,28 @@ var file_epochkv_v1_admin_proto_goTypes = []any{
 	(*Sessions)(nil),                 // 20: epochkv.v1.Sessions
 	(*Limits)(nil),                   // 21: epochkv.v1.Limits
 	(*Recovery)(nil),                 // 22: epochkv.v1.Recovery
-	(*durationpb.Duration)(nil),      // 23: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),    // 24: google.protobuf.Timestamp
-	(*ListTransactionsRequest)(nil),  // 25: epochkv.v1.ListTransactionsRequest
-	(*EndTransactionRequest)(nil),    // 26: epochkv.v1.EndTransactionRequest
-	(*ListTransactionsResponse)(nil), // 27: epochkv.v1.ListTransactionsResponse
-	(*EndTransactionResponse)(nil),   // 28: epochkv.v1.EndTransactionResponse
+	(*ResizeCacheRequest)(nil),       // 23: epochkv.v1.ResizeCacheRequest
+	(*ResizeCacheResponse)(nil),      // 24: epochkv.v1.ResizeCacheResponse
+	(*durationpb.Duration)(nil),      // 25: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),    // 26: google.protobuf.Timestamp
+	(*ListTransactionsRequest)(nil),  // 27: epochkv.v1.ListTransactionsRequest
+	(*EndTransactionRequest)(nil),    // 28: epochkv.v1.EndTransactionRequest
+	(*ListTransactionsResponse)(nil), // 29: epochkv.v1.ListTransactionsResponse
+	(*EndTransactionResponse)(nil),   // 30: epochkv.v1.EndTransactionResponse
 }
 var file_epochkv_v1_admin_proto_depIdxs = []int32{
 	4,  // 0: epochkv.v1.VerifyResponse.progress:type_name -> epochkv.v1.VerifyProgress
 	5,  // 1: epochkv.v1.VerifyResponse.report:type_name -> epochkv.v1.VerifyReport
 	6,  // 2: epochkv.v1.VerifyReport.damages:type_name -> epochkv.v1.Damage
-	23, // 3: epochkv.v1.VerifyReport.duration:type_name -> google.protobuf.Duration
-	23, // 4: epochkv.v1.CheckpointResponse.duration:type_name -> google.protobuf.Duration
+	25, // 3: epochkv.v1.VerifyReport.duration:type_name -> google.protobuf.Duration
+	25, // 4: epochkv.v1.CheckpointResponse.duration:type_name -> google.protobuf.Duration
 	11, // 5: epochkv.v1.SpaceResponse.pages:type_name -> epochkv.v1.PageKinds
 	12, // 6: epochkv.v1.SpaceResponse.prefixes:type_name -> epochkv.v1.PrefixSpace
 	12, // 7: epochkv.v1.SpaceResponse.other_prefixes:type_name -> epochkv.v1.PrefixSpace
-	23, // 8: epochkv.v1.SpaceResponse.duration:type_name -> google.protobuf.Duration
+	25, // 8: epochkv.v1.SpaceResponse.duration:type_name -> google.protobuf.Duration
 	15, // 9: epochkv.v1.StatusResponse.build:type_name -> epochkv.v1.Build
-	24, // 10: epochkv.v1.StatusResponse.start_time:type_name -> google.protobuf.Timestamp
-	23, // 11: epochkv.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
+	26, // 10: epochkv.v1.StatusResponse.start_time:type_name -> google.protobuf.Timestamp
+	25, // 11: epochkv.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
 	16, // 12: epochkv.v1.StatusResponse.health:type_name -> epochkv.v1.Health
 	17, // 13: epochkv.v1.StatusResponse.epochs:type_name -> epochkv.v1.Epochs
 	18, // 14: epochkv.v1.StatusResponse.sizes:type_name -> epochkv.v1.Sizes
@@ -2480,29 +2589,31 @@ var file_epochkv_v1_admin_proto_depIdxs = []int32{
 	22, // 18: epochkv.v1.StatusResponse.recovery:type_name -> epochkv.v1.Recovery
 	14, // 19: epochkv.v1.StatusResponse.tree:type_name -> epochkv.v1.Tree
 	11, // 20: epochkv.v1.Tree.pages:type_name -> epochkv.v1.PageKinds
-	23, // 21: epochkv.v1.Tree.checkpoint_time:type_name -> google.protobuf.Duration
-	23, // 22: epochkv.v1.Tree.write_stall_time:type_name -> google.protobuf.Duration
-	23, // 23: epochkv.v1.Tree.write_pace:type_name -> google.protobuf.Duration
+	25, // 21: epochkv.v1.Tree.checkpoint_time:type_name -> google.protobuf.Duration
+	25, // 22: epochkv.v1.Tree.write_stall_time:type_name -> google.protobuf.Duration
+	25, // 23: epochkv.v1.Tree.write_pace:type_name -> google.protobuf.Duration
 	0,  // 24: epochkv.v1.Health.state:type_name -> epochkv.v1.Health.State
-	23, // 25: epochkv.v1.Sessions.oldest_snapshot_age:type_name -> google.protobuf.Duration
-	23, // 26: epochkv.v1.Limits.scan_token_ttl:type_name -> google.protobuf.Duration
-	23, // 27: epochkv.v1.Limits.transaction_idle_timeout:type_name -> google.protobuf.Duration
-	23, // 28: epochkv.v1.Limits.transaction_timeout:type_name -> google.protobuf.Duration
-	23, // 29: epochkv.v1.Recovery.duration:type_name -> google.protobuf.Duration
+	25, // 25: epochkv.v1.Sessions.oldest_snapshot_age:type_name -> google.protobuf.Duration
+	25, // 26: epochkv.v1.Limits.scan_token_ttl:type_name -> google.protobuf.Duration
+	25, // 27: epochkv.v1.Limits.transaction_idle_timeout:type_name -> google.protobuf.Duration
+	25, // 28: epochkv.v1.Limits.transaction_timeout:type_name -> google.protobuf.Duration
+	25, // 29: epochkv.v1.Recovery.duration:type_name -> google.protobuf.Duration
 	1,  // 30: epochkv.v1.Admin.Status:input_type -> epochkv.v1.StatusRequest
-	25, // 31: epochkv.v1.Admin.ListTransactions:input_type -> epochkv.v1.ListTransactionsRequest
-	26, // 32: epochkv.v1.Admin.EndTransaction:input_type -> epochkv.v1.EndTransactionRequest
+	27, // 31: epochkv.v1.Admin.ListTransactions:input_type -> epochkv.v1.ListTransactionsRequest
+	28, // 32: epochkv.v1.Admin.EndTransaction:input_type -> epochkv.v1.EndTransactionRequest
 	2,  // 33: epochkv.v1.Admin.Verify:input_type -> epochkv.v1.VerifyRequest
 	7,  // 34: epochkv.v1.Admin.Checkpoint:input_type -> epochkv.v1.CheckpointRequest
-	9,  // 35: epochkv.v1.Admin.Space:input_type -> epochkv.v1.SpaceRequest
-	13, // 36: epochkv.v1.Admin.Status:output_type -> epochkv.v1.StatusResponse
-	27, // 37: epochkv.v1.Admin.ListTransactions:output_type -> epochkv.v1.ListTransactionsResponse
-	28, // 38: epochkv.v1.Admin.EndTransaction:output_type -> epochkv.v1.EndTransactionResponse
-	3,  // 39: epochkv.v1.Admin.Verify:output_type -> epochkv.v1.VerifyResponse
-	8,  // 40: epochkv.v1.Admin.Checkpoint:output_type -> epochkv.v1.CheckpointResponse
-	10, // 41: epochkv.v1.Admin.Space:output_type -> epochkv.v1.SpaceResponse
-	36, // [36:42] is the sub-list for method output_type
-	30, // [30:36] is the sub-list for method input_type
+	23, // 35: epochkv.v1.Admin.ResizeCache:input_type -> epochkv.v1.ResizeCacheRequest
+	9,  // 36: epochkv.v1.Admin.Space:input_type -> epochkv.v1.SpaceRequest
+	13, // 37: epochkv.v1.Admin.Status:output_type -> epochkv.v1.StatusResponse
+	29, // 38: epochkv.v1.Admin.ListTransactions:output_type -> epochkv.v1.ListTransactionsResponse
+	30, // 39: epochkv.v1.Admin.EndTransaction:output_type -> epochkv.v1.EndTransactionResponse
+	3,  // 40: epochkv.v1.Admin.Verify:output_type -> epochkv.v1.VerifyResponse
+	8,  // 41: epochkv.v1.Admin.Checkpoint:output_type -> epochkv.v1.CheckpointResponse
+	24, // 42: epochkv.v1.Admin.ResizeCache:output_type -> epochkv.v1.ResizeCacheResponse
+	10, // 43: epochkv.v1.Admin.Space:output_type -> epochkv.v1.SpaceResponse
+	37, // [37:44] is the sub-list for method output_type
+	30, // [30:37] is the sub-list for method input_type
 	30, // [30:30] is the sub-list for extension type_name
 	30, // [30:30] is the sub-list for extension extendee
 	0,  // [0:30] is the sub-list for field type_name
@@ -2524,7 +2635,7 @@ func file_epochkv_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_epochkv_v1_admin_proto_rawDesc), len(file_epochkv_v1_admin_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   22,
+			NumMessages:   24,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -26,6 +26,7 @@ const (
 	Admin_EndTransaction_FullMethodName   = "/epochkv.v1.Admin/EndTransaction"
 	Admin_Verify_FullMethodName           = "/epochkv.v1.Admin/Verify"
 	Admin_Checkpoint_FullMethodName       = "/epochkv.v1.Admin/Checkpoint"
+	Admin_ResizeCache_FullMethodName      = "/epochkv.v1.Admin/ResizeCache"
 	Admin_Space_FullMethodName            = "/epochkv.v1.Admin/Space"
 )
 
@@ -46,6 +47,8 @@ type AdminClient interface {
 	Verify(ctx context.Context, in *VerifyRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[VerifyResponse], error)
 	// Checkpoint merges everything committed so far into the data file.
 	Checkpoint(ctx context.Context, in *CheckpointRequest, opts ...grpc.CallOption) (*CheckpointResponse, error)
+	// ResizeCache changes the size of the page cache while the server works. It lasts until the server is restarted.
+	ResizeCache(ctx context.Context, in *ResizeCacheRequest, opts ...grpc.CallOption) (*ResizeCacheResponse, error)
 	// Space says what takes the space in the data file.
 	Space(ctx context.Context, in *SpaceRequest, opts ...grpc.CallOption) (*SpaceResponse, error)
 }
@@ -117,6 +120,16 @@ func (c *adminClient) Checkpoint(ctx context.Context, in *CheckpointRequest, opt
 	return out, nil
 }
 
+func (c *adminClient) ResizeCache(ctx context.Context, in *ResizeCacheRequest, opts ...grpc.CallOption) (*ResizeCacheResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ResizeCacheResponse)
+	err := c.cc.Invoke(ctx, Admin_ResizeCache_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *adminClient) Space(ctx context.Context, in *SpaceRequest, opts ...grpc.CallOption) (*SpaceResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(SpaceResponse)
@@ -144,6 +157,8 @@ type AdminServer interface {
 	Verify(*VerifyRequest, grpc.ServerStreamingServer[VerifyResponse]) error
 	// Checkpoint merges everything committed so far into the data file.
 	Checkpoint(context.Context, *CheckpointRequest) (*CheckpointResponse, error)
+	// ResizeCache changes the size of the page cache while the server works. It lasts until the server is restarted.
+	ResizeCache(context.Context, *ResizeCacheRequest) (*ResizeCacheResponse, error)
 	// Space says what takes the space in the data file.
 	Space(context.Context, *SpaceRequest) (*SpaceResponse, error)
 	mustEmbedUnimplementedAdminServer()
@@ -170,6 +185,9 @@ func (UnimplementedAdminServer) Verify(*VerifyRequest, grpc.ServerStreamingServe
 }
 func (UnimplementedAdminServer) Checkpoint(context.Context, *CheckpointRequest) (*CheckpointResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Checkpoint not implemented")
+}
+func (UnimplementedAdminServer) ResizeCache(context.Context, *ResizeCacheRequest) (*ResizeCacheResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ResizeCache not implemented")
 }
 func (UnimplementedAdminServer) Space(context.Context, *SpaceRequest) (*SpaceResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Space not implemented")
@@ -278,6 +296,24 @@ func _Admin_Checkpoint_Handler(srv interface{}, ctx context.Context, dec func(in
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_ResizeCache_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ResizeCacheRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).ResizeCache(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_ResizeCache_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).ResizeCache(ctx, req.(*ResizeCacheRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Admin_Space_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(SpaceRequest)
 	if err := dec(in); err != nil {
@@ -318,6 +354,10 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Checkpoint",
 			Handler:    _Admin_Checkpoint_Handler,
+		},
+		{
+			MethodName: "ResizeCache",
+			Handler:    _Admin_ResizeCache_Handler,
 		},
 		{
 			MethodName: "Space",

@@ -1,0 +1,30 @@
+package storage
+
+import "fmt"
+
+// CacheSizeError means that the page cache cannot have the size asked for.
+type CacheSizeError struct{ Bytes, Min, Max int64 }
+
+func (e *CacheSizeError) Error() string {
+	return fmt.Sprintf("storage: a page cache of %d bytes: choose from %d to %d", e.Bytes, e.Min, e.Max)
+}
+
+// cachePagesMin is the smallest page cache: a few descents.
+const cachePagesMin = 16
+
+// ResizeCache changes the size of the page cache while readers use it, and returns the size before. What it takes or gives is the frozen
+// memtables', so that the memory budget stays. The error is *CacheSizeError.
+func (e *Engine) ResizeCache(bytes int64) (before int64, err error) {
+	o := e.options // a copy
+	lowest := int64(cachePagesMin * o.PageSize)
+	most := o.MemoryBytes - int64(o.logImages())*o.SegmentBytes - 3*o.MemtableBytes // one active, two frozen
+	if bytes < lowest || bytes > most {
+		return 0, &CacheSizeError{Bytes: bytes, Min: lowest, Max: most}
+	}
+	if err := e.pages.cache.Resize(bytes); err != nil {
+		return 0, err
+	}
+	o.CacheBytes = bytes
+	e.frozenBytes.Store(o.frozenBytes())
+	return e.cacheBytes.Swap(bytes), nil
+}

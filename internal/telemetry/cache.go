@@ -1,0 +1,55 @@
+package telemetry
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"epochkv/internal/mvcc"
+	"epochkv/internal/vfs"
+)
+
+// cacheReadings are the page cache's metrics, in the order of docs/operations.md. Hits are not among them: counting them would make
+// a hot read write shared memory.
+var cacheReadings = []reading{
+	engineGauge("cache_pages", "Pages in the cache.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Resident) }),
+	engineGauge("cache_hot_pages", "Of them, in the HOT band.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Hot) }),
+	engineGauge("cache_frames", "Pages that the cache may hold.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Frames) }),
+	engineCounter("cache_misses_total", "Pages read because somebody asked.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Misses) }),
+	engineCounter("cache_refaults_total", "Misses of pages evicted not long ago.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Returned) }),
+	engineCounter("cache_uncached_reads_total", "Pages read past the cache for want of a frame.",
+		func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Uncached) }),
+	engineCounter("cache_evictions_total", "Pages evicted, all from the COOL band.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Evicted) }),
+	engineCounter("cache_cooled_total", "Steps by which HOT pages were cooled.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Cooled) }),
+	engineCounter("cache_laps_total", "Laps of the clock's hand.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Laps) }),
+	engineCounter("cache_visited_frames_total", "Frames that the clock's hand looked at.",
+		func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Visited) }),
+	engineCounter("cache_prefetched_total", "Pages read ahead of scans.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Prefetched) }),
+	engineCounter("cache_prefetched_used_total", "Of them, pages that were then visited.",
+		func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.PrefetchedUsed) }),
+	engineCounter("cache_prefetched_wasted_total", "Of them, pages evicted without a visit.",
+		func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.PrefetchedWasted) }),
+}
+
+var (
+	ioDesc     = desc("io_requests_total", "Requests to the device by the way they took.", "way")
+	ioRingDesc = desc("io_ring_requests_in_flight", "Requests in io_uring rings at this moment.")
+)
+
+// ioCollector reads which way I/O took.
+type ioCollector struct{ stats func() vfs.Stats }
+
+func (c *ioCollector) Describe(ch chan<- *prometheus.Desc) {
+	ch <- ioDesc
+	ch <- ioRingDesc
+}
+
+func (c *ioCollector) Collect(ch chan<- prometheus.Metric) {
+	s := c.stats()
+	counter(ch, ioDesc, float64(s.SingleReads), "single_read")
+	counter(ch, ioDesc, float64(s.RingReads), "ring_read")
+	counter(ch, ioDesc, float64(s.RingWrites), "ring_write")
+	counter(ch, ioDesc, float64(s.PoolReads), "pool_read")
+	counter(ch, ioDesc, float64(s.PoolWrites), "pool_write")
+	counter(ch, ioDesc, float64(s.VectorWrites), "vector_write")
+	counter(ch, ioDesc, float64(s.Repeated), "repeated")
+	gauge(ch, ioRingDesc, float64(s.InFlight))
+}
