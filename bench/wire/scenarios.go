@@ -8,9 +8,8 @@ import (
 
 	"google.golang.org/grpc"
 
-	"epochkv/bench/harness"
-
 	pb "epochkv/api/proto/epochkv/v1"
+	"epochkv/bench/harness"
 )
 
 // Scenarios are the figures over the wire that the project has promised.
