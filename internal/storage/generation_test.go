@@ -44,8 +44,8 @@ func TestOversizedRecordIsTheFirstOfItsGeneration(t *testing.T) {
 	}
 }
 
-// TestWriterPrunesNoSealedGeneration: a checkpoint walks the chains of a sealed generation, whose versions must stay where they are.
-func TestWriterPrunesNoSealedGeneration(t *testing.T) {
+// TestNobodyPrunesASealedGeneration: a checkpoint walks the chains of a sealed generation, whose versions must stay where they are.
+func TestNobodyPrunesASealedGeneration(t *testing.T) {
 	b := newBench(t)
 	defer func() {
 		if err := b.engine.Close(); err != nil {
@@ -61,6 +61,11 @@ func TestWriterPrunesNoSealedGeneration(t *testing.T) {
 	g.seal()
 	if b.engine.PruneCrowded(&b.writer); g.mem.Versions() != before {
 		t.Fatalf("%d versions of %d are left", g.mem.Versions(), before)
+	}
+	b.engine.QueueCrowded(&b.writer)
+	b.engine.Prune(b.engine.registry.Slot(), nil, memtable.Horizon{MinVisible: crowdedAt, Frontier: crowdedAt}, false)
+	if g.mem.Versions() != before {
+		t.Fatalf("the collector left %d versions of %d", g.mem.Versions(), before)
 	}
 	g.end.Store(0)
 	if b.engine.PruneCrowded(&b.writer); g.mem.Versions() != 1 {
