@@ -56,7 +56,20 @@ func (x *Session) commitAt(w *Write, at keys.Epoch) (keys.Epoch, error) {
 	epoch, err := x.commitLatched(w, body, at)
 	x.unlock()
 	x.pay(len(body))
-	return epoch, err
+	return epoch, x.reveal(err)
+}
+
+// reveal waits until a refused precondition may be told: what it reveals must survive a crash. The latches are given up before, so
+// that a failed compare-and-set of a hot key holds up nobody.
+func (x *Session) reveal(err error) error {
+	refused, ok := err.(*PreconditionError) //nolint:errorlint // made by checkConditions, and returned as it is
+	if !ok || refused.await == 0 {
+		return err
+	}
+	if failed := x.store.engine.WaitDurable(context.Background(), refused.await); failed != nil {
+		return failed
+	}
+	return err
 }
 
 // payAt is the debt at which a writer waits: less than that, the timer would cost more than it slows.
@@ -237,7 +250,8 @@ func (x *Session) validateAndReserve(w *Write, body []byte) (keys.Epoch, error) 
 }
 
 // checkConditions tests the preconditions against the newest versions, straight from memtables and tree and not through
-// visible: the latches keep them still. A failure is told only once what it reveals is visible, and durable if it has to be.
+// visible: the latches keep them still. A failure is told only once what it reveals is visible,
+// and durable if it has to be (reveal).
 func (x *Session) checkConditions(w *Write) error {
 	for i := range w.Conditions {
 		c := &w.Conditions[i]
@@ -248,7 +262,7 @@ func (x *Session) checkConditions(w *Write) error {
 		if err == nil {
 			holds, err = x.holds(c, v, ok)
 		}
-		epoch, sync := v.Epoch, v.Sync
+		epoch, await := v.Epoch, x.store.mustAwait(v)
 		x.slot.Leave()
 		if err != nil {
 			return err
@@ -257,13 +271,8 @@ func (x *Session) checkConditions(w *Write) error {
 			continue
 		}
 		x.store.horizon.wait(epoch, x.parker)
-		if sync {
-			if err := x.store.engine.WaitDurable(context.Background(), epoch); err != nil {
-				return err
-			}
-		}
 		x.store.preconditions.Add(1)
-		return &PreconditionError{Index: i, Condition: *c, Found: ok && v.Kind == keys.KindSet, Epoch: epoch}
+		return &PreconditionError{Index: i, Condition: *c, Found: ok && v.Kind == keys.KindSet, Epoch: epoch, await: await}
 	}
 	return nil
 }

@@ -359,3 +359,44 @@ func TestTreeIsNeverAheadOfTheLog(t *testing.T) {
 		t.Fatalf("commit %d, tree at %d, log durable through %d", e, tree, s.Durable())
 	}
 }
+
+// TestRefusedPreconditionNeverRevealsWhatACrashCouldTakeBack: the error of a failed compare-and-set waits for the SYNC commit that
+// it met, and holds no latch meanwhile.
+func TestRefusedPreconditionNeverRevealsWhatACrashCouldTakeBack(t *testing.T) {
+	o := tiny(vfs.NewMem())
+	o.SyncInterval = time.Hour
+	s := mustOpen(t, o)
+	x := mustSession(t, s)
+	defer x.Close()
+	refused := new(PreconditionError)
+	for name, attempt := range map[string]func(key []byte, c []Condition) error{
+		"commit": func(key []byte, c []Condition) error {
+			w := Write{Conditions: c}
+			w.Set(key, nil)
+			_, err := x.Commit(&w)
+			return err
+		},
+		"invoke": func(key []byte, c []Condition) error {
+			_, _, err := x.InvokeAll([]Invoke{{Kind: InvokeAdd, Key: key, Delta: 1}}, c, DurabilitySync, make([]Invoked, 1))
+			return err
+		},
+		"delete range": func(key []byte, c []Condition) error {
+			_, err := x.DeleteRange(RangeDelete{Lower: key, Conditions: c})
+			return err
+		},
+	} {
+		w := Write{Durability: DurabilitySync}
+		w.Set([]byte(name), []byte("1"))
+		e, err := x.Commit(&w) // and no Wait
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s.Durable() >= e {
+			t.Fatal("durable by itself: the test tests nothing")
+		}
+		err = attempt([]byte(name), []Condition{{Kind: KeyAbsent, Key: []byte(name)}})
+		if !errors.As(err, &refused) || s.Durable() < e {
+			t.Errorf("%s: %v, told while durable is %d of %d", name, err, s.Durable(), e)
+		}
+	}
+}

@@ -39,7 +39,7 @@ func (x *Session) DeleteRange(o RangeDelete) (RangeDeleted, error) {
 	for range rangeAttempts {
 		out, err := x.deleteRangeOnce(o)
 		if !errors.As(err, &conflict) {
-			return out, err
+			return out, x.reveal(err)
 		}
 	}
 	return RangeDeleted{}, conflict

@@ -125,6 +125,11 @@ func (op *Invoke) number(old []byte, found bool) (n int64, reason string) {
 //
 // Errors change nothing: *TypeError, and those of Commit.
 func (x *Session) InvokeAll(ops []Invoke, conditions []Condition, d Durability, out []Invoked) (epoch, await keys.Epoch, err error) {
+	epoch, await, err = x.invokeLatched(ops, conditions, d, out)
+	return epoch, await, x.reveal(err)
+}
+
+func (x *Session) invokeLatched(ops []Invoke, conditions []Condition, d Durability, out []Invoked) (epoch, await keys.Epoch, err error) {
 	s, w := x.store, &x.ranged.write
 	w.Reset()
 	w.Conditions, w.Durability = append(w.Conditions, conditions...), d
