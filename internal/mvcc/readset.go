@@ -60,7 +60,7 @@ func (r *readSet) conflict(internal []byte, epoch keys.Epoch) error {
 func (x *Session) validate(r *readSet) error {
 	r.pinned = x.store.engine.Pin()
 	err := x.unchanged(r, keys.MaxEpoch)
-	if err == error(&r.err) {
+	if err == error(&r.err) { //nolint:errorlint // identity: is it the one that is reused
 		x.store.conflicts.Add(1)
 		x.store.horizon.wait(r.err.Epoch, x.parker)
 	}

@@ -139,7 +139,7 @@ func TestScanThatEndsEarlyReadsUpToItsLastKey(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if !cursor.Next() || !cursor.Next() {
+			if first, second := cursor.Next(), cursor.Next(); !first || !second {
 				t.Fatal(cursor.Err())
 			}
 			mustPut(t, s, c.changed, "new")

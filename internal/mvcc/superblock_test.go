@@ -36,7 +36,7 @@ func TestDamagedSuperblockDoesNotTakeALoadAway(t *testing.T) {
 		t.Fatal(err)
 	}
 	for slot := range 2 {
-		damaged := image(maps.Clone(files))
+		damaged := maps.Clone(files)
 		damaged[dataFile] = slices.Clone(files[dataFile])
 		damaged[dataFile][slot*o.Storage.PageSize+20] ^= 1
 		o.Storage.FS = damaged.files(t)

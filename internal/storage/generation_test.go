@@ -71,7 +71,7 @@ func TestNobodyPrunesASealedGeneration(t *testing.T) {
 	if b.engine.PruneCrowded(&b.writer); g.mem.Versions() != 1 {
 		t.Fatalf("%d versions are left in an open generation", g.mem.Versions())
 	}
-	g.end.Store(uint64(b.visible.Load() + 1))
+	g.end.Store(b.visible.Load() + 1)
 }
 
 // TestCheckpointWaitsForWhoeverPrunes: from the moment that a checkpoint looks at a generation nobody changes its chains.
