@@ -166,7 +166,7 @@ func TestSnapshotsReadAsPebblesDo(t *testing.T) {
 // seekAndStep seeks to a random key in a random direction, then goes forth and back.
 func (p *pair) seekAndStep(it *pebble.Iterator, c *cursor) {
 	k := p.key()
-	ok := false
+	var ok bool
 	if p.rnd.IntN(2) == 0 {
 		it.SeekGE(k)
 		ok = c.settle(c.SeekGE(k), c.NextKey)
