@@ -7,11 +7,13 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 
 	"epochkv/bench/harness"
 	"epochkv/bench/workload"
 	"epochkv/internal/mvcc"
 	"epochkv/internal/storage"
+	"epochkv/internal/vfs"
 )
 
 func replay() harness.Scenario {
@@ -50,10 +52,15 @@ func storeOptions(dir string) mvcc.Options {
 }
 
 func writeAndDie(d *workload.Data, live, died string) error {
-	store, err := mvcc.Open(storeOptions(live))
+	// Checkpoints would go on while the directory is copied, which no crash does: the data file's disk is full for them.
+	files := vfs.NewFaulty(vfs.NewOS())
+	options := storeOptions(live)
+	options.Storage.FS = files
+	store, err := mvcc.Open(options)
 	if err != nil {
 		return err
 	}
+	files.Inject(vfs.Rule{Op: vfs.OpWrite | vfs.OpPreallocate, Name: "data.ekv", Err: syscall.ENOSPC})
 	session, err := store.Session()
 	if err != nil {
 		return errors.Join(err, store.Close())
