@@ -128,7 +128,7 @@ func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Roo
 		Policy:  btree.Policy{MinVisible: live[0], Live: live},
 		Input:   func() btree.Input { return newMemInput(job.frozen) },
 		Source:  func() btree.Source { return e.pages.private() },
-		Sink:    sink,
+		Sink:    admitting{sink, e.pages.cache},
 		Values:  values{batch},
 		Workers: e.options.CheckpointWorkers,
 	}

@@ -5,6 +5,7 @@ import (
 	"epochkv/internal/storage/btree"
 	"epochkv/internal/storage/keys"
 	"epochkv/internal/storage/page"
+	"epochkv/internal/storage/pager"
 )
 
 // warmWindow is how many pages warm handles under one slot protection.
@@ -34,4 +35,20 @@ func (e *Engine) warm(freed []page.ID, root btree.Root) {
 		e.slot.Leave()
 		freed = freed[n:]
 	}
+}
+
+// admitting hands the pages of a merge to the cache, too, as far as it has frames that nobody uses. Nobody can ask for them before
+// the new root is published; should the checkpoint be given up, the pager has them forgotten.
+type admitting struct {
+	*pager.Sink
+	cache *cache.Cache
+}
+
+// WritePage implements btree.Sink.
+func (a admitting) WritePage(id page.ID, p []byte) error {
+	if err := a.Sink.WritePage(id, p); err != nil {
+		return err
+	}
+	a.cache.Admit(cache.ID(id), p, cache.Default)
+	return nil
 }
