@@ -87,7 +87,7 @@ func (h *horizon) wakeThrough(epoch uint64) {
 	h.mu.Unlock()
 }
 
-// spins bounds the busy wait at about 2 microseconds: a commit in the window takes less than one, unless its goroutine
+// spins bounds the busy wait at a few microseconds: a commit in the window takes less than one, unless its goroutine
 // was descheduled, and then only parking helps.
 const (
 	spins         = 24

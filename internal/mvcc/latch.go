@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// stripes is the number of latches. A collision only makes one writer wait for another, for the time of an insert; with
-// 64 writers and 1024 stripes a put meets one in 6 % of cases. 64 KiB of padded mutexes stay in the second-level cache.
+// stripes is the number of latches. A collision only makes one writer wait for another, for the time of an insert; among
+// 64 writers at once a put would meet one in 6 % of cases. 64 KiB of padded mutexes stay in the second-level cache.
 const stripes = 1024
 
 // latches is the striped table of key latches. Every writer takes the latches of its whole write set, in stripe order, so

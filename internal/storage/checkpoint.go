@@ -14,8 +14,8 @@ import (
 	"epochkv/internal/vfs"
 )
 
-// relocatePagesMin is how many pages near the end of the file a checkpoint moves down: about a millisecond of work, so that the
-// file shrinks without anybody noticing. Of a large file it is a part, as one over relocateShare, so that some thirty checkpoints do.
+// relocatePagesMin is how many pages near the end of the file a checkpoint moves down: half a megabyte of default pages, so that
+// the file shrinks without anybody noticing. Of a large file it is a part, as one over relocateShare, so that some thirty checkpoints do.
 const (
 	relocatePagesMin = 64
 	relocateShare    = 32

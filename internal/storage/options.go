@@ -11,8 +11,8 @@ import (
 const (
 	defaultPageSize    = 8192
 	defaultMemoryBytes = 1 << 30
-	// memtableBytesMax: tables of 16 MiB took 24 to 70 % more puts than tables of 64 MiB, whose index and towers leave the
-	// processor's second-level cache. Several are merged at once.
+	// memtableBytesMax: in the design's prototype tables of 16 MiB took 24 to 70 % more puts than tables of 64 MiB, whose
+	// index and towers leave the processor's second-level cache. Several are merged at once.
 	memtableBytesMax   = 16 << 20
 	memtableBytesMin   = 1 << 20
 	checkpointBytesMax = 64 << 20
