@@ -49,17 +49,12 @@ type SalvageEntry func(key, value []byte, epoch keys.Epoch) error
 
 // Salvage hands every live client key that it can read to write, once, in no particular order. The store must not be open.
 func Salvage(ctx context.Context, fsys vfs.FS, dir string, write SalvageEntry) (report *SalvageReport, err error) {
-	options := Options{Dir: dir, FS: fsys}
-	options.setDefaults()
-	if _, err := options.FS.List(dir); err != nil {
-		return nil, err
-	}
-	lock, err := options.FS.Lock(options.lockPath())
+	options, lock, err := lockOffline(fsys, dir)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, lock.Close()) }()
-	s := &salvager{ctx: ctx, fs: options.FS, options: &options, write: write, log: map[string]logged{}}
+	s := &salvager{ctx: ctx, fs: options.FS, options: options, write: write, log: map[string]logged{}}
 	return &s.report, s.run()
 }
 
@@ -141,7 +136,7 @@ func (s *salvager) raw() bool { return s.state.State().Root == 0 && s.report.Epo
 // readTree walks what can be walked, and looks for the rest.
 func (s *salvager) readTree() error {
 	if err := s.state.LoadMap(); err != nil {
-		if stop := s.stopped(err); stop != nil {
+		if stop := unlessDamage(s.ctx, err); stop != nil {
 			return stop
 		}
 		s.note("the allocation map is not readable: %v", err)
@@ -168,7 +163,7 @@ func (s *salvager) openRows() (err error) {
 		if s.rows, err = rows.Open(s.state); err == nil {
 			return nil
 		}
-		if stop := s.stopped(err); stop != nil {
+		if stop := unlessDamage(s.ctx, err); stop != nil {
 			return stop
 		}
 		s.note("the table of large values is not readable and was rebuilt: %v", err)
@@ -201,7 +196,7 @@ func (s *salvager) walk() error {
 			return s.leaf(p, &s.report.FromTree, nil)
 		},
 		Damaged: func(id page.ID, level int, lo, hi *page.Separator, err error) error {
-			if stop := s.stopped(err); stop != nil {
+			if stop := unlessDamage(s.ctx, err); stop != nil {
 				return stop
 			}
 			s.lose(Damage{
@@ -246,7 +241,7 @@ func (s *salvager) leaf(p page.Leaf, count *uint64, wanted func(key []byte) bool
 		if large {
 			var err error
 			if s.value, err = s.rows.Append(s.value[:0], page.Ref(value), s.rows.Direct()); err != nil {
-				if stop := s.stopped(err); stop != nil {
+				if stop := unlessDamage(s.ctx, err); stop != nil {
 					return stop
 				}
 				s.loseValue(key, err)
@@ -419,17 +414,6 @@ func (s *salvager) writeLog() error {
 	return nil
 }
 
-// stopped is the error that ends the run, or nil if err is damage.
-func (s *salvager) stopped(err error) error {
-	if s.ctx.Err() != nil {
-		return s.ctx.Err()
-	}
-	if isDamage(err) {
-		return nil
-	}
-	return err
-}
-
 func (s *salvager) loseValue(key []byte, err error) {
 	user := bytes.Clone(keys.User(key))
 	s.lose(Damage{Kind: DamageValue, File: s.state.Name(), KeyLower: user, KeyUpper: append(bytes.Clone(user), 0), Reason: err.Error()})
@@ -451,12 +435,7 @@ type RepairedLog = wal.Dropped
 // RepairLog cuts a corrupt log at the first record that cannot be read. It loses acknowledged commits, so that only an operator may decide
 // on it. A sound log, or one that ends in a torn record, is left as it is. The store must not be open.
 func RepairLog(fsys vfs.FS, dir string) (dropped RepairedLog, err error) {
-	options := Options{Dir: dir, FS: fsys}
-	options.setDefaults()
-	if _, err := options.FS.List(dir); err != nil {
-		return RepairedLog{}, err
-	}
-	lock, err := options.FS.Lock(options.lockPath())
+	options, lock, err := lockOffline(fsys, dir)
 	if err != nil {
 		return RepairedLog{}, err
 	}

@@ -126,12 +126,7 @@ func (e *Engine) freeze() (*pager.Pager, error) {
 // VerifyDir checks the files of a store that is not open. Errors: vfs.ErrLocked if it is, ErrNewerFormat, and those of the file
 // system.
 func VerifyDir(ctx context.Context, fsys vfs.FS, dir string, o VerifyOptions) (report *VerifyReport, err error) {
-	options := Options{Dir: dir, FS: fsys}
-	options.setDefaults()
-	if _, err := options.FS.List(dir); err != nil {
-		return nil, err
-	}
-	lock, err := options.FS.Lock(options.lockPath())
+	options, lock, err := lockOffline(fsys, dir)
 	if err != nil {
 		return nil, err
 	}
@@ -139,7 +134,7 @@ func VerifyDir(ctx context.Context, fsys vfs.FS, dir string, o VerifyOptions) (r
 	v := newVerifier(ctx, o)
 	frozen, err := pager.OpenFrozen(options.FS, options.dataPath())
 	if err != nil {
-		return v.withoutState(&options, err)
+		return v.withoutState(options, err)
 	}
 	defer func() { err = errors.Join(err, frozen.Close()) }()
 	if damaged := frozen.SuperblockDamage(); damaged != nil {

@@ -123,7 +123,7 @@ func (v *verifier) walk(reach func(page.ID) error, value func(page.Ref) error) e
 			return v.leaf(p, value)
 		},
 		Damaged: func(id page.ID, _ int, lo, hi *page.Separator, err error) error {
-			if stop := v.stopped(err); stop != nil {
+			if stop := unlessDamage(v.ctx, err); stop != nil {
 				return stop
 			}
 			d := v.damageOf(err, DamagePage)
@@ -153,7 +153,7 @@ func (v *verifier) leaf(p page.Leaf, value func(page.Ref) error) error {
 		v.report.Values++
 		v.report.ValueBytes += uint64(rows.Length(page.Ref(inline)))
 		if err := value(page.Ref(inline)); err != nil {
-			if stop := v.stopped(err); stop != nil {
+			if stop := unlessDamage(v.ctx, err); stop != nil {
 				return stop
 			}
 			d := v.damageOf(err, DamageValue)
@@ -189,17 +189,6 @@ func (k *keyCounter) add(v *page.View, i int) bool {
 // interrupt says that entries were left out.
 func (k *keyCounter) interrupt() { k.known = false }
 
-// stopped is the error that ends the verification, or nil if err is damage.
-func (v *verifier) stopped(err error) error {
-	if v.ctx.Err() != nil {
-		return v.ctx.Err()
-	}
-	if isDamage(err) {
-		return nil
-	}
-	return err
-}
-
 // isDamage tells what is wrong in the file from what kept it from being read.
 func isDamage(err error) bool {
 	for _, kind := range []error{pager.ErrCorrupt, pager.ErrBroken, pager.ErrTruncated, btree.ErrStructure, rows.ErrBadRef, rows.ErrAccounts} {
@@ -212,7 +201,7 @@ func isDamage(err error) bool {
 
 // damageOr notes err if it is damage, and else returns it.
 func (v *verifier) damageOr(err error, kind DamageKind) error {
-	if stop := v.stopped(err); stop != nil {
+	if stop := unlessDamage(v.ctx, err); stop != nil {
 		return stop
 	}
 	v.damage(v.damageOf(err, kind))
