@@ -47,9 +47,9 @@ func TestArmsAlternateAndFiguresAreJudged(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The warm-up and every second round begin with the other arm, so that neither always comes first.
-	if want := []string{"fast", "slow", "fast", "slow", "slow", "fast", "slow", "fast"}; !slices.Equal(order[:8], want) {
-		t.Errorf("order %v, want %v", order[:8], want)
+	// Behind the two warm-ups every second round begins with the other arm, so that neither always comes first.
+	if want := []string{"slow", "fast", "slow", "fast", "fast", "slow", "fast", "slow"}; !slices.Equal(order[8:16], want) {
+		t.Errorf("order %v, want %v", order[8:16], want)
 	}
 	o := outcomes[0]
 	if len(o.Figures) != 3 {
@@ -147,21 +147,5 @@ func TestReportSurvivesItsFileAndRenders(t *testing.T) {
 		if kind == "html" && (strings.Contains(b.String(), "src=") || strings.Contains(b.String(), "<link")) {
 			t.Error("the page needs other files")
 		}
-	}
-}
-
-func TestOpenLoopChargesAStallToEveryCallItDelays(t *testing.T) {
-	recorder := NewRecorder()
-	err := OpenLoop(1000, 50, recorder, func(i int) error {
-		if i == 0 {
-			time.Sleep(40 * time.Millisecond)
-		}
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if p50 := time.Duration(recorder.histogram.ValueAtQuantile(50)); p50 < 5*time.Millisecond {
-		t.Errorf("median %v: calls that were due during the stall must show it", p50)
 	}
 }

@@ -44,21 +44,3 @@ func (r *Run) Latencies(recorders ...*Recorder) {
 		P9999: us(all.ValueAtQuantile(99.99)), Max: us(all.Max()),
 	}
 }
-
-// OpenLoop calls op at a fixed arrival rate from this goroutine until count calls are made, and records each latency from
-// the moment at which the call was due. So a stall counts for every call that it delayed, and not once, as in a closed loop.
-func OpenLoop(rate float64, count int, into *Recorder, op func(i int) error) error {
-	interval := time.Duration(float64(time.Second) / rate)
-	began := time.Now()
-	for i := range count {
-		due := began.Add(time.Duration(i) * interval)
-		if wait := time.Until(due); wait > 0 {
-			time.Sleep(wait)
-		}
-		if err := op(i); err != nil {
-			return err
-		}
-		into.Record(time.Since(due))
-	}
-	return nil
-}

@@ -88,7 +88,7 @@ func (v Verdict) verdict() string {
 }
 
 func (o *Outcome) markdown(b *strings.Builder) {
-	fmt.Fprintf(b, "\n## %s\n\n%s %d %s a run.\n\n", o.Name, o.About, o.Size, o.Unit)
+	fmt.Fprintf(b, "\n## %s\n\n%s %s.\n\n", o.Name, o.About, o.Extent())
 	fmt.Fprintf(b, "| %s | arm | %s/s | ± | CPU ns/op | allocs/op | B/op | RSS MiB | disk MiB | p50 / p99 / p99.9 us | proof |\n", o.Axis, o.Unit)
 	b.WriteString("|---|---|---|---|---|---|---|---|---|---|---|\n")
 	for _, at := range o.points() {
@@ -97,13 +97,35 @@ func (o *Outcome) markdown(b *strings.Builder) {
 			if p == nil {
 				continue
 			}
-			fmt.Fprintf(b, "| %d | %s | %s | %.1f %% | %.0f | %.2f | %.0f | %.0f | %.0f | %s | %s |\n", at, o.Series[i].Arm, rate(p.Rate.Median),
-				p.Rate.CV*100, p.middle(func(s Sample) float64 { return s.CPUPerOp }), p.middle(func(s Sample) float64 { return s.AllocsPerOp }),
-				p.middle(func(s Sample) float64 { return s.BytesPerOp }), p.middle(func(s Sample) float64 { return s.ResidentMiB }),
+			fmt.Fprintf(b, "| %d | %s | %s | %.1f %% | %.0f | %s | %.0f | %.0f | %s | %s |\n", at, o.Series[i].Arm, rate(p.Rate.Median),
+				p.Rate.CV*100, p.middle(func(s Sample) float64 { return s.CPUPerOp }), p.allocations(),
+				p.middle(func(s Sample) float64 { return s.ResidentMiB }),
 				p.middle(func(s Sample) float64 { return s.DiskMiB }), p.latency(), p.proof())
 		}
 	}
+	for _, arm := range sortedKeys(o.Absent) {
+		fmt.Fprintf(b, "\n%s did not run: %s.\n", arm, o.Absent[arm])
+	}
 	o.markdownGrowth(b)
+}
+
+// Extent says how much a run is.
+func (o Outcome) Extent() string {
+	if o.Seconds > 0 {
+		return fmt.Sprintf("%d records, %.2g s a run", o.Size, o.Seconds)
+	}
+	if o.Size < o.Full {
+		return fmt.Sprintf("%d %s a run, %d with more time", o.Size, o.Unit, o.Full)
+	}
+	return fmt.Sprintf("%d %s a run", o.Size, o.Unit)
+}
+
+// allocations are the two columns of them, which a server in a process of its own does not tell.
+func (p *Point) allocations() string {
+	if len(p.Samples) > 0 && p.Samples[0].Apart {
+		return "- | -"
+	}
+	return fmt.Sprintf("%.2f | %.0f", p.middle(func(s Sample) float64 { return s.AllocsPerOp }), p.middle(func(s Sample) float64 { return s.BytesPerOp }))
 }
 
 // markdownGrowth says how the cost per operation grows.

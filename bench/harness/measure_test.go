@@ -68,7 +68,7 @@ func TestFitFindsTheExponentOfTheCost(t *testing.T) {
 }
 
 func TestValidateRefusesWhatWouldNeverBeJudged(t *testing.T) {
-	good := Scenario{Name: "s", Axis: Axis{Name: "n", Points: []int{1, 2}}, Arms: []Arm{{Name: "a"}, {Name: "b"}}}
+	good := Scenario{Name: "s", Size: 1, Axis: Axis{Name: "n", Points: []int{1, 2}}, Arms: []Arm{{Name: "a"}, {Name: "b"}}}
 	with := func(f Figure) []Scenario {
 		s := good
 		s.Figures = []Figure{f}
@@ -79,6 +79,8 @@ func TestValidateRefusesWhatWouldNeverBeJudged(t *testing.T) {
 	}
 	for name, bad := range map[string][]Scenario{
 		"two of a name": {good, good},
+		"no size":       {{Name: "s", Axis: good.Axis}},
+		"labels":        {{Name: "s", Size: 1, Axis: Axis{Points: []int{1, 2}, Labels: []string{"one"}}}},
 		"arm":           with(Figure{Arm: "c"}),
 		"against":       with(Figure{Arm: "a", Against: "c"}),
 		"point":         with(Figure{Arm: "a", Points: []int{3}}),

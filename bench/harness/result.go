@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
 	"time"
 )
 
@@ -20,11 +21,19 @@ type Report struct {
 
 // Outcome is what one scenario measured.
 type Outcome struct {
-	Name    string    `json:"name"`
-	About   string    `json:"about"`
-	Unit    string    `json:"unit"`
-	Axis    string    `json:"axis"`
-	Size    int       `json:"size"`
+	Name    string         `json:"name"`
+	About   string         `json:"about"`
+	Origin  string         `json:"origin,omitempty"`
+	Unit    string         `json:"unit"`
+	Axis    string         `json:"axis"`
+	Labels  map[int]string `json:"labels,omitempty"` // of points that have one
+	Size    int            `json:"size"`
+	Full    int            `json:"full_size"`                // what Size would have been, had there been more time
+	Load    int            `json:"load,omitempty"`           // records that were there before
+	Seconds float64        `json:"window_seconds,omitempty"` // how long a run takes, if time ends it
+
+	Absent map[string]string `json:"absent,omitempty"` // arms that could not run here, and why
+
 	Series  []Series  `json:"series"`
 	Figures []Verdict `json:"figures,omitempty"`
 }
@@ -59,8 +68,14 @@ type Verdict struct {
 	AgainstAt int     `json:"against_at,omitempty"`
 }
 
-func newOutcome(s Scenario) Outcome {
-	o := Outcome{Name: s.Name, About: s.About, Unit: s.Unit, Axis: s.Axis.Name, Size: s.Size}
+func newOutcome(s Scenario, p plan) Outcome {
+	o := Outcome{
+		Name: s.Name, About: s.About, Origin: s.Origin, Unit: s.Unit, Axis: s.Axis.Name, Size: p.size, Full: max(s.Size, p.size),
+		Load: p.load, Seconds: p.window.Seconds(), Absent: map[string]string{}, Labels: map[int]string{},
+	}
+	for i, label := range s.Axis.Labels {
+		o.Labels[s.Axis.Points[i]] = label
+	}
 	for _, arm := range s.Arms {
 		o.Series = append(o.Series, Series{Arm: arm.Name})
 	}
@@ -95,6 +110,41 @@ func (o *Outcome) add(point int, arm string, sample Sample) {
 		p = &series.Points[len(series.Points)-1]
 	}
 	p.Samples = append(p.Samples, sample)
+}
+
+// At names a point of the axis.
+func (o *Outcome) At(point int) string {
+	if label, ok := o.Labels[point]; ok {
+		return label
+	}
+	return strconv.Itoa(point)
+}
+
+// rounds is how many rounds were run.
+func (o *Outcome) rounds() (most int) {
+	for _, s := range o.Series {
+		for _, p := range s.Points {
+			most = max(most, len(p.Samples))
+		}
+	}
+	return most
+}
+
+// score says how many of the figures were met.
+func (o *Outcome) score() string {
+	met, judged := 0, 0
+	for _, v := range o.Figures {
+		if v.Judged {
+			judged++
+		}
+		if v.Met {
+			met++
+		}
+	}
+	if judged == 0 {
+		return ""
+	}
+	return fmt.Sprintf(", %d of %d figures met", met, judged)
 }
 
 func (p *Point) rates() []float64 {

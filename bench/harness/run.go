@@ -18,14 +18,22 @@ import (
 // Run is one run of one arm: what it is asked, and where it reports.
 type Run struct {
 	context.Context
-	Point int    // on the scenario's axis
-	Size  int    // operations of the timed section
-	Seed  uint64 // the same for every arm of the round
-	Dir   string // empty, the run's own
+	Point    int    // on the scenario's axis
+	Size     int    // operations of the timed section, or whatever the scenario's Size is
+	Load     int    // records that are there before
+	Seed     uint64 // the same for every arm of the round
+	LoadSeed uint64 // the same in all rounds, for what they share
+	Dir      string // empty, the run's own
 
-	sample  Sample
-	timed   bool
-	checked bool
+	Window time.Duration // how long the timed section lasts, if the scenario has a window
+	Smoke  bool          // only whether it works is asked
+
+	scratch   string
+	shared    *shared
+	sharedDir string // of what was shared with other runs
+	sample    Sample
+	timed     bool
+	checked   bool
 }
 
 // Sample is what one run measured.
@@ -35,9 +43,10 @@ type Sample struct {
 	CPUPerOp    float64            `json:"cpu_ns_per_op"`
 	AllocsPerOp float64            `json:"allocs_per_op"`
 	BytesPerOp  float64            `json:"alloc_bytes_per_op"`
-	ResidentMiB float64            `json:"resident_mib"` // of the process, at the end of the timed section
-	WrittenMiB  float64            `json:"written_mib"`  // to the device during the timed section
-	DiskMiB     float64            `json:"disk_mib"`     // in the run's directory, when it ended
+	ResidentMiB float64            `json:"resident_mib"`           // the most that the process had, if it was the arm's own
+	WrittenMiB  float64            `json:"written_mib"`            // to the device during the timed section
+	DiskMiB     float64            `json:"disk_mib"`               // of the run's files, and of the shared ones that it used, when it ended
+	Apart       bool               `json:"server_apart,omitempty"` // CPU, memory and bytes are a server's; allocations are not counted
 	Counters    map[string]float64 `json:"counters,omitempty"`
 	Latency     *Latency           `json:"latency,omitempty"`
 }
@@ -45,8 +54,11 @@ type Sample struct {
 // errUnverified fails an arm that forgot a part of its duty.
 var errUnverified = errors.New("the arm timed nothing or did not check its data")
 
-func (r *Run) execute(arm Arm, scratch string) (Sample, error) {
-	dir, err := os.MkdirTemp(scratch, "run-")
+func (r *Run) execute(scenario string, arm Arm, isolate []string) (Sample, error) {
+	if arm.Isolated && isolate != nil {
+		return r.isolate(scenario, arm, isolate)
+	}
+	dir, err := os.MkdirTemp(r.scratch, "run-")
 	if err != nil {
 		return Sample{}, err
 	}
@@ -59,7 +71,12 @@ func (r *Run) execute(arm Arm, scratch string) (Sample, error) {
 	if !r.timed || !r.checked {
 		return Sample{}, errUnverified
 	}
-	r.sample.DiskMiB = mib(treeBytes(dir))
+	if !r.sample.Apart {
+		r.sample.DiskMiB = mib(treeBytes(dir))
+	}
+	if r.sharedDir != "" {
+		r.sample.DiskMiB += mib(treeBytes(r.sharedDir))
+	}
 	return r.sample, nil
 }
 
@@ -67,12 +84,12 @@ func (r *Run) execute(arm Arm, scratch string) (Sample, error) {
 func (r *Run) Time(ops int, section func() error) error {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	cpu, written, began := processCPU(), processWritten(), time.Now()
+	cpu, written, began := processCPU(), processWritten("self"), time.Now()
 	if err := section(); err != nil {
 		return err
 	}
 	elapsed := time.Since(began)
-	cpu, written = processCPU()-cpu, processWritten()-written
+	cpu, written = processCPU()-cpu, processWritten("self")-written
 	runtime.ReadMemStats(&after)
 	n := float64(ops)
 	r.sample.Rate = n / elapsed.Seconds()
@@ -80,7 +97,7 @@ func (r *Run) Time(ops int, section func() error) error {
 	r.sample.CPUPerOp = float64(cpu.Nanoseconds()) / n
 	r.sample.AllocsPerOp = float64(after.Mallocs-before.Mallocs) / n
 	r.sample.BytesPerOp = float64(after.TotalAlloc-before.TotalAlloc) / n
-	r.sample.WrittenMiB, r.sample.ResidentMiB = mib(written), mib(processResident())
+	r.sample.WrittenMiB = mib(written)
 	r.timed = true
 	return nil
 }
@@ -121,9 +138,9 @@ func processCPU() time.Duration {
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }
 
-// processWritten is what this process has sent to devices; 0 where the kernel does not count it.
-func processWritten() int64 {
-	text, err := os.ReadFile("/proc/self/io")
+// processWritten is what a process has sent to devices; 0 where the kernel does not count it.
+func processWritten(pid string) int64 {
+	text, err := os.ReadFile("/proc/" + pid + "/io")
 	if err != nil {
 		return 0
 	}
@@ -131,19 +148,6 @@ func processWritten() int64 {
 	number, _, _ := strings.Cut(after, "\n")
 	n, _ := strconv.ParseInt(number, 10, 64)
 	return n
-}
-
-func processResident() int64 {
-	text, err := os.ReadFile("/proc/self/statm")
-	if err != nil {
-		return 0
-	}
-	fields := strings.Fields(string(text))
-	if len(fields) < 2 {
-		return 0
-	}
-	pages, _ := strconv.ParseInt(fields[1], 10, 64)
-	return pages * int64(os.Getpagesize())
 }
 
 // treeBytes is the space that the files below dir take on the device, holes and preallocation counted as the device does.

@@ -1,0 +1,92 @@
+package harness
+
+import "time"
+
+// A warm-up brings caches, files and the runtime into the state in which the rounds find them, and tells how long a round
+// takes. It is done at two sizes, so that what a run costs whatever its size (opening a store, preallocating a log) can be
+// told from what grows with it.
+const (
+	warmupSmall = 32 // the full size over that of the first warm-up
+	warmupLarge = 6
+	// smokeDivisor shrinks a scenario for a smoke run.
+	smokeDivisor = 500
+	smokeSizeMin = 64
+	// smokeLoadDivisor shrinks what is there before.
+	smokeLoadDivisor = 100
+	smokeWindow      = 50 * time.Millisecond
+	// roundsAim is how many rounds the size is chosen for: one more than must be, as no round takes as long as the last.
+	roundsAim = RoundsMin + 1
+	// shrinkMax is how much smaller than declared a scenario becomes at most; beyond, its share is too small and is exceeded.
+	shrinkMax = 64
+)
+
+// plan is how a scenario is run. With a window it is the window that becomes shorter, and the size stays.
+type plan struct {
+	size, load, rounds int
+	window             time.Duration
+}
+
+// plan warms the scenario up and chooses the extent at which its rounds fit into the share.
+func (x *execution) plan(s Scenario, share time.Duration) (plan, error) {
+	p := plan{size: s.Size, load: s.Load, window: s.Window, rounds: roundsMax}
+	switch {
+	case x.Smoke:
+		return plan{
+			rounds: 1, size: max(s.Size/smokeDivisor, min(smokeSizeMin, s.Size)), load: (s.Load + smokeLoadDivisor - 1) / smokeLoadDivisor,
+			window: min(s.Window, smokeWindow),
+		}, nil
+	case x.Large:
+		p.rounds = RoundsMin
+		if s.Large.Size > 0 {
+			p.size = s.Large.Size
+		}
+		if s.Large.Load > 0 {
+			p.load = s.Large.Load
+		}
+		return p, nil
+	}
+	began := time.Now()
+	small, err := x.warmup(s, p, warmupSmall)
+	if err != nil {
+		return p, err
+	}
+	large, err := x.warmup(s, p, warmupLarge)
+	if err != nil {
+		return p, err
+	}
+	return p.part(fitting(small, large, (share-time.Since(began))/roundsAim)), nil
+}
+
+// part is the plan with less to do. A size keeps two digits, since it is quoted beside results.
+func (p plan) part(part float64) plan {
+	if p.window > 0 {
+		p.window = max(time.Duration(float64(p.window)*part), 1)
+		return p
+	}
+	p.size = max(int(float64(p.size)*part), 1)
+	unit := 1
+	for p.size/unit >= 100 {
+		unit *= 10
+	}
+	p.size -= p.size % unit
+	return p
+}
+
+// warmup runs a round at a part of the extent and returns how long it took, less what was made for later runs, too.
+func (x *execution) warmup(s Scenario, p plan, divisor float64) (time.Duration, error) {
+	began := time.Now()
+	x.shared.spent = 0
+	err := x.round(s, 0, p.part(1/divisor), nil)
+	return time.Since(began) - x.shared.spent, err
+}
+
+// fitting is the part of the full extent at which a round takes at most the given time, by a line through the two warm-ups.
+func fitting(small, large, round time.Duration) float64 {
+	const at, to = 1.0 / warmupSmall, 1.0 / warmupLarge
+	slope := max(float64(large-small)/(to-at), 0)
+	fixed := max(float64(small)-slope*at, 0)
+	if fixed+slope <= float64(round) {
+		return 1
+	}
+	return max((float64(round)-fixed)/max(slope, 1), 1.0/shrinkMax)
+}

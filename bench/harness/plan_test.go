@@ -1,0 +1,135 @@
+package harness
+
+import (
+	"context"
+	"errors"
+	"io"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+func TestTheFittingSizeFollowsALineThroughTheWarmUps(t *testing.T) {
+	cost := func(fixed, full time.Duration, part float64) time.Duration {
+		return fixed + time.Duration(float64(full)*part)
+	}
+	for _, c := range []struct{ fixed, full, round, want float64 }{
+		{0, 1000, 2000, 1},                // fits as it is
+		{0, 1000, 500, 0.5},               // half the time, half the size
+		{100, 1000, 600, 0.5},             // the fixed part does not shrink
+		{500, 1000, 400, 1.0 / shrinkMax}, // not even the fixed part fits
+	} {
+		f, full := time.Duration(c.fixed)*time.Millisecond, time.Duration(c.full)*time.Millisecond
+		got := fitting(cost(f, full, 1.0/warmupSmall), cost(f, full, 1.0/warmupLarge), time.Duration(c.round)*time.Millisecond)
+		if got < c.want*0.99 || got > c.want*1.01 {
+			t.Errorf("fixed %v, full %v, round %v: part %.3f, want %.3f", f, full, c.round, got, c.want)
+		}
+	}
+}
+
+func TestAllScenariosKeepTheBudgetTogether(t *testing.T) {
+	slow := func(name string, weight float64) Scenario {
+		return Scenario{
+			Name: name, Unit: "naps", Axis: Axis{Name: "n", Points: []int{1}}, Size: 2000, Weight: weight,
+			Arms: []Arm{{Name: "arm", Run: func(r *Run) error {
+				if err := r.Time(r.Size, func() error { time.Sleep(time.Duration(r.Size) * time.Millisecond); return nil }); err != nil {
+					return err
+				}
+				return r.Verified(1, 1)
+			}}},
+		}
+	}
+	began := time.Now()
+	outcomes, err := execute(t, Options{Budget: 3 * time.Second}, slow("light", 1), slow("heavy", 3))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The warm-ups of both alone take a second; 48 s would be their full size.
+	if took := time.Since(began); took > 4*time.Second {
+		t.Errorf("a budget of 3 s took %v", took)
+	}
+	light, heavy := outcomes[0], outcomes[1]
+	if light.rounds() < RoundsMin || heavy.rounds() < RoundsMin {
+		t.Errorf("%d and %d rounds", light.rounds(), heavy.rounds())
+	}
+	if heavy.Size < light.Size || heavy.Size >= heavy.Full {
+		t.Errorf("sizes %d and %d of %d: the heavier may do more, and both less than all", light.Size, heavy.Size, heavy.Full)
+	}
+}
+
+// vault counts how often it is opened and closed.
+type vault struct{ closed *atomic.Int32 }
+
+func (v vault) Close() error { v.closed.Add(1); return nil }
+
+func TestWhatIsSharedIsMadeOncePerStageAndClosed(t *testing.T) {
+	var opened, closed atomic.Int32
+	user := func(name, stage string) Scenario {
+		return Scenario{
+			Name: name, Unit: "naps", Axis: Axis{Name: "n", Points: []int{1}}, Size: 1, Stage: stage,
+			Arms: []Arm{{Name: "arm", Run: func(r *Run) error {
+				_, err := Shared(r, "vault", func(string) (vault, error) { opened.Add(1); return vault{&closed}, nil })
+				return errors.Join(err, r.Time(1, func() error { return nil }), r.Verified(1, 1))
+			}}},
+		}
+	}
+	scenarios := []Scenario{user("a", "one"), user("b", "one"), user("c", "two"), user("d", ""), user("e", "")}
+	if _, err := execute(t, Options{Smoke: true, Budget: time.Minute}, scenarios...); err != nil {
+		t.Fatal(err)
+	}
+	if opened.Load() != 4 || closed.Load() != 4 {
+		t.Errorf("opened %d times, closed %d times; want one for the first two, and one for each other", opened.Load(), closed.Load())
+	}
+}
+
+func TestTimeSpentOnSharedThingsIsNoPartOfARound(t *testing.T) {
+	s := Scenario{
+		Name: "s", Unit: "naps", Axis: Axis{Name: "n", Points: []int{1}}, Size: 1000,
+		Arms: []Arm{{Name: "arm", Run: func(r *Run) error {
+			_, err := Shared(r, "vault", func(string) (vault, error) { time.Sleep(300 * time.Millisecond); return vault{new(atomic.Int32)}, nil })
+			return errors.Join(err, r.Time(1, func() error { return nil }), r.Verified(1, 1))
+		}}},
+	}
+	outcomes, err := execute(t, Options{Budget: time.Second}, s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if outcomes[0].Size != 1000 {
+		t.Errorf("size %d: the shared thing was taken for a cost of each round", outcomes[0].Size)
+	}
+}
+
+func TestAnIsolatedRunAnswersWithItsSample(t *testing.T) {
+	scenarios := []Scenario{{Name: "s", Axis: Axis{Name: "n", Points: []int{1}}, Size: 1, Arms: []Arm{{Name: "arm", Run: func(r *Run) error {
+		r.Count("size", float64(r.Size))
+		return errors.Join(r.Time(r.Size, func() error { return nil }), r.Verified(1, 1))
+	}}}}}
+	var out strings.Builder
+	in := strings.NewReader(`{"Scenario":"s","Arm":"arm","Point":1,"Size":7,"Scratch":"` + t.TempDir() + `"}`)
+	if err := RunIsolated(context.Background(), scenarios, in, &out); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(out.String(), `"size":7`) || strings.Contains(out.String(), `"resident_mib":0,`) {
+		t.Errorf("answer %s", out.String())
+	}
+	for _, unknown := range []string{`{"Scenario":"t"}`, `{"Scenario":"s","Arm":"t"}`, `?`} {
+		if RunIsolated(context.Background(), scenarios, strings.NewReader(unknown), io.Discard) == nil {
+			t.Errorf("%s was run", unknown)
+		}
+	}
+}
+
+func TestAnArmThatCannotRunHereIsLeftOut(t *testing.T) {
+	var order []string
+	s := sleepers(t, &order)
+	s.Arms = append(s.Arms, Arm{Name: "peer", Run: func(*Run) error { return Absent{"not installed"} }})
+	s.Figures = append(s.Figures, Figure{Arm: "fast", Against: "peer", AtLeast: 1})
+	outcomes, err := execute(t, Options{Smoke: true}, s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if o := outcomes[0]; o.Absent["peer"] != "not installed" || len(o.Figures) != 3 {
+		t.Errorf("absent %v, %d verdicts; want the reason, and no figure about the peer", o.Absent, len(o.Figures))
+	}
+}
