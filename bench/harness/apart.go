@@ -9,36 +9,30 @@ import (
 	"time"
 )
 
-// Server is a process of its own that does the work of a run.
-type Server struct {
-	PID int
-	Dir string // its data
-}
-
-// TimeServer is Time for work that a server in another process does: processor time, memory (the peak since the server's start), and
-// bytes are the server's. The section says how many operations it did. What the load generator costs becomes a counter.
-func (r *Run) TimeServer(s Server, section func() (ops int, err error)) error {
-	pid := strconv.Itoa(s.PID)
-	cpu, err := serverCPU(pid)
+// TimeServer is Time for work that a server in a process of its own does: processor time, peak memory and bytes written are that
+// process's. The section says how many operations it did. What the load generator costs becomes a counter.
+func (r *Run) TimeServer(pid int, section func() (ops int, err error)) error {
+	process := strconv.Itoa(pid)
+	forgetPeak(process)
+	cpu, err := serverCPU(process)
 	if err != nil {
 		return err
 	}
-	own, written, began := processCPU(), processWritten(pid), time.Now()
+	own, written, began := processCPU(), processWritten(process), time.Now()
 	ops, err := section()
 	if err != nil {
 		return err
 	}
 	elapsed, n := time.Since(began), float64(max(ops, 1))
-	after, err := serverCPU(pid)
+	after, err := serverCPU(process)
 	if err != nil {
 		return err
 	}
 	r.sample.Rate = float64(ops) / elapsed.Seconds()
 	r.sample.Seconds = elapsed.Seconds()
 	r.sample.CPUPerOp = float64((after - cpu).Nanoseconds()) / n
-	r.sample.WrittenMiB = mib(processWritten(pid) - written)
-	r.sample.ResidentMiB = mib(peakResident(pid))
-	r.sample.DiskMiB = mib(treeBytes(s.Dir))
+	r.sample.WrittenMiB = mib(processWritten(process) - written)
+	r.sample.ResidentMiB = mib(peakResident(process))
 	r.sample.Apart = true
 	r.Count("client CPU ns/op", float64((processCPU()-own).Nanoseconds())/n)
 	r.timed = true
@@ -49,28 +43,34 @@ func (r *Run) TimeServer(s Server, section func() (ops int, err error)) error {
 const tick = time.Second / 100
 
 // serverCPU is the time that all threads of a process, those that have ended too, spent on processors.
-func serverCPU(pid string) (time.Duration, error) {
-	text, err := os.ReadFile(filepath.Join("/proc", pid, "stat"))
+func serverCPU(process string) (time.Duration, error) {
+	text, err := os.ReadFile(filepath.Join("/proc", process, "stat"))
 	if err != nil {
 		return 0, err
 	}
 	// The name stands in brackets and may hold anything; what follows begins with field 3, and times are 14 and 15.
-	_, rest, _ := strings.Cut(string(text), ") ")
+	rest := string(text)[strings.LastIndexByte(string(text), ')')+1:]
 	fields := strings.Fields(rest)
 	if len(fields) < 13 {
-		return 0, fmt.Errorf("/proc/%s/stat: %q", pid, text)
+		return 0, fmt.Errorf("/proc/%s/stat: %q", process, text)
 	}
 	user, userErr := strconv.ParseInt(fields[11], 10, 64)
 	system, systemErr := strconv.ParseInt(fields[12], 10, 64)
 	if userErr != nil || systemErr != nil {
-		return 0, fmt.Errorf("/proc/%s/stat: %q", pid, text)
+		return 0, fmt.Errorf("/proc/%s/stat: %q", process, text)
 	}
 	return time.Duration(user+system) * tick, nil
 }
 
+// forgetPeak makes the kernel count a process's peak memory from now on. Where it may not, the peak is that since the start.
+func forgetPeak(process string) {
+	const resetPeak = "5"
+	_ = os.WriteFile(filepath.Join("/proc", process, "clear_refs"), []byte(resetPeak), 0)
+}
+
 // peakResident is the most memory that a process has had resident; 0 where the kernel does not tell.
-func peakResident(pid string) int64 {
-	kb, err := strconv.ParseInt(strings.TrimSuffix(field(filepath.Join("/proc", pid, "status"), "VmHWM"), " kB"), 10, 64)
+func peakResident(process string) int64 {
+	kb, err := strconv.ParseInt(strings.TrimSuffix(field(filepath.Join("/proc", process, "status"), "VmHWM"), " kB"), 10, 64)
 	if err != nil {
 		return 0
 	}

@@ -1,0 +1,32 @@
+package harness
+
+import (
+	"errors"
+	"os"
+	"testing"
+	"time"
+)
+
+func TestAServersOwnCostsAreReported(t *testing.T) {
+	var sample Sample
+	burn := func() (int, error) {
+		for began := time.Now(); time.Since(began) < 60*time.Millisecond; {
+		}
+		return 6, nil
+	}
+	_, err := execute(t, Options{Smoke: true}, Scenario{
+		Name: "apart", Unit: "burns", Axis: Axis{Name: "n", Points: []int{1}}, Size: 1, Window: time.Second,
+		Arms: []Arm{{Name: "arm", Run: func(r *Run) error {
+			err := r.TimeServer(os.Getpid(), burn)
+			sample = r.sample
+			return errors.Join(err, r.Verified(1, 1))
+		}}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The clock ticks a hundred times a second: 60 ms are about 6 ticks, and fewer where others want the processor too.
+	if sample.CPUPerOp < 1e6 || sample.ResidentMiB <= 0 || sample.Rate <= 0 || !sample.Apart {
+		t.Errorf("sample %+v: six operations of 10 ms", sample)
+	}
+}
