@@ -90,14 +90,16 @@ func (x *execution) end() time.Time { return x.began.Add(x.Budget) }
 // scenario runs rounds until the share is used up; below RoundsMin rounds only the end of the whole budget stops it.
 func (x *execution) scenario(s Scenario, share time.Duration) (Outcome, error) {
 	began := time.Now()
-	p, err := x.plan(s, share)
+	absent := map[string]string{} // arms that cannot run here, and why
+	p, err := x.plan(s, share, absent)
 	if err != nil {
 		return newOutcome(s, p), fmt.Errorf("warm-up: %w", err)
 	}
 	outcome := newOutcome(s, p)
+	outcome.Absent = absent
 	for n := 1; n <= p.rounds; n++ {
 		roundBegan := time.Now()
-		if err := x.round(s, n, p, &outcome); err != nil {
+		if err := x.round(s, n, p, &outcome, absent); err != nil {
 			return outcome, fmt.Errorf("round %d: %w", n, err)
 		}
 		// A round that would end behind the share is not begun; nor any, once the whole budget is used up.
@@ -114,11 +116,11 @@ func (x *execution) scenario(s Scenario, share time.Duration) (Outcome, error) {
 }
 
 // round runs every arm once at every point. Round 0 is a warm-up, whose samples go nowhere (into is nil).
-func (x *execution) round(s Scenario, n int, p plan, into *Outcome) error {
+func (x *execution) round(s Scenario, n int, p plan, into *Outcome, absent map[string]string) error {
 	for _, point := range s.Axis.Points {
 		for i := range s.Arms {
 			arm := s.Arms[(i+n)%len(s.Arms)]
-			if !arm.runsAt(point) || into != nil && into.Absent[arm.Name] != "" {
+			if !arm.runsAt(point) || absent[arm.Name] != "" {
 				continue
 			}
 			if err := x.Err(); err != nil {
@@ -126,10 +128,8 @@ func (x *execution) round(s Scenario, n int, p plan, into *Outcome) error {
 			}
 			r := x.run(s, arm, n, point, p)
 			sample, err := r.execute(s.Name, arm, x.Isolate)
-			if absent := (Absent{}); errors.As(err, &absent) {
-				if into != nil {
-					into.Absent[arm.Name] = absent.Why
-				}
+			if errors.Is(err, ErrAbsent) {
+				absent[arm.Name] = err.Error()
 				continue
 			}
 			if err != nil {

@@ -27,7 +27,7 @@ type plan struct {
 }
 
 // plan warms the scenario up and chooses the extent at which its rounds fit into the share.
-func (x *execution) plan(s Scenario, share time.Duration) (plan, error) {
+func (x *execution) plan(s Scenario, share time.Duration, absent map[string]string) (plan, error) {
 	p := plan{size: s.Size, load: s.Load, window: s.Window, rounds: roundsMax}
 	switch {
 	case x.Smoke:
@@ -46,11 +46,11 @@ func (x *execution) plan(s Scenario, share time.Duration) (plan, error) {
 		return p, nil
 	}
 	began := time.Now()
-	small, err := x.warmup(s, p, warmupSmall)
+	small, err := x.warmup(s, p, warmupSmall, absent)
 	if err != nil {
 		return p, err
 	}
-	large, err := x.warmup(s, p, warmupLarge)
+	large, err := x.warmup(s, p, warmupLarge, absent)
 	if err != nil {
 		return p, err
 	}
@@ -73,10 +73,10 @@ func (p plan) part(part float64) plan {
 }
 
 // warmup runs a round at a part of the extent and returns how long it took, less what was made for later runs, too.
-func (x *execution) warmup(s Scenario, p plan, divisor float64) (time.Duration, error) {
+func (x *execution) warmup(s Scenario, p plan, divisor float64, absent map[string]string) (time.Duration, error) {
 	began := time.Now()
 	x.shared.spent = 0
-	err := x.round(s, 0, p.part(1/divisor), nil)
+	err := x.round(s, 0, p.part(1/divisor), nil, absent)
 	return time.Since(began) - x.shared.spent, err
 }
 

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -58,48 +57,6 @@ func TestAllScenariosKeepTheBudgetTogether(t *testing.T) {
 	}
 }
 
-// vault counts how often it is opened and closed.
-type vault struct{ closed *atomic.Int32 }
-
-func (v vault) Close() error { v.closed.Add(1); return nil }
-
-func TestWhatIsSharedIsMadeOncePerStageAndClosed(t *testing.T) {
-	var opened, closed atomic.Int32
-	user := func(name, stage string) Scenario {
-		return Scenario{
-			Name: name, Unit: "naps", Axis: Axis{Name: "n", Points: []int{1}}, Size: 1, Stage: stage,
-			Arms: []Arm{{Name: "arm", Run: func(r *Run) error {
-				_, err := Shared(r, "vault", func(string) (vault, error) { opened.Add(1); return vault{&closed}, nil })
-				return errors.Join(err, r.Time(1, func() error { return nil }), r.Verified(1, 1))
-			}}},
-		}
-	}
-	scenarios := []Scenario{user("a", "one"), user("b", "one"), user("c", "two"), user("d", ""), user("e", "")}
-	if _, err := execute(t, Options{Smoke: true, Budget: time.Minute}, scenarios...); err != nil {
-		t.Fatal(err)
-	}
-	if opened.Load() != 4 || closed.Load() != 4 {
-		t.Errorf("opened %d times, closed %d times; want one for the first two, and one for each other", opened.Load(), closed.Load())
-	}
-}
-
-func TestTimeSpentOnSharedThingsIsNoPartOfARound(t *testing.T) {
-	s := Scenario{
-		Name: "s", Unit: "naps", Axis: Axis{Name: "n", Points: []int{1}}, Size: 1000,
-		Arms: []Arm{{Name: "arm", Run: func(r *Run) error {
-			_, err := Shared(r, "vault", func(string) (vault, error) { time.Sleep(300 * time.Millisecond); return vault{new(atomic.Int32)}, nil })
-			return errors.Join(err, r.Time(1, func() error { return nil }), r.Verified(1, 1))
-		}}},
-	}
-	outcomes, err := execute(t, Options{Budget: time.Second}, s)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if outcomes[0].Size != 1000 {
-		t.Errorf("size %d: the shared thing was taken for a cost of each round", outcomes[0].Size)
-	}
-}
-
 func TestAnIsolatedRunAnswersWithItsSample(t *testing.T) {
 	scenarios := []Scenario{{Name: "s", Axis: Axis{Name: "n", Points: []int{1}}, Size: 1, Arms: []Arm{{Name: "arm", Run: func(r *Run) error {
 		r.Count("size", float64(r.Size))
@@ -117,19 +74,5 @@ func TestAnIsolatedRunAnswersWithItsSample(t *testing.T) {
 		if RunIsolated(context.Background(), scenarios, strings.NewReader(unknown), io.Discard) == nil {
 			t.Errorf("%s was run", unknown)
 		}
-	}
-}
-
-func TestAnArmThatCannotRunHereIsLeftOut(t *testing.T) {
-	var order []string
-	s := sleepers(t, &order)
-	s.Arms = append(s.Arms, Arm{Name: "peer", Run: func(*Run) error { return Absent{"not installed"} }})
-	s.Figures = append(s.Figures, Figure{Arm: "fast", Against: "peer", AtLeast: 1})
-	outcomes, err := execute(t, Options{Smoke: true}, s)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if o := outcomes[0]; o.Absent["peer"] != "not installed" || len(o.Figures) != 3 {
-		t.Errorf("absent %v, %d verdicts; want the reason, and no figure about the peer", o.Absent, len(o.Figures))
 	}
 }

@@ -71,7 +71,7 @@ type Verdict struct {
 func newOutcome(s Scenario, p plan) Outcome {
 	o := Outcome{
 		Name: s.Name, About: s.About, Origin: s.Origin, Unit: s.Unit, Axis: s.Axis.Name, Size: p.size, Full: max(s.Size, p.size),
-		Load: p.load, Seconds: p.window.Seconds(), Absent: map[string]string{}, Labels: map[int]string{},
+		Load: p.load, Seconds: p.window.Seconds(), Labels: map[int]string{},
 	}
 	for i, label := range s.Axis.Labels {
 		o.Labels[s.Axis.Points[i]] = label

@@ -1,6 +1,7 @@
 package harness
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -46,10 +47,9 @@ type Arm struct {
 	Run      func(*Run) error
 }
 
-// Absent is the error of an arm that cannot run here at all, as a peer that is not installed: the scenario goes on without it.
-type Absent struct{ Why string }
-
-func (a Absent) Error() string { return a.Why }
+// ErrAbsent, wrapped with the reason, is the error of an arm that cannot run here at all, as a peer that is not installed: the
+// scenario goes on without it.
+var ErrAbsent = errors.New("absent")
 
 func (a Arm) runsAt(point int) bool { return a.Points == nil || slices.Contains(a.Points, point) }
 
