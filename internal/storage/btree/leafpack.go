@@ -222,7 +222,7 @@ func fitting(entries []page.Entry, payload int) int {
 func (k *leafPacker) emit(r *leafRegion) {
 	p := k.pages.get()
 	newest := page.BuildLeaf(p, k.checkpoint, r.entries)
-	it := item{Child: page.Child{Separator: r.bound, Newest: newest}, page: p}
+	it := item{Child: page.Child{Separator: r.bound, Newest: newest, Stale: shareOf(p, 0, &r.bound)}, page: p}
 	for _, l := range r.large {
 		it.large = append(it.large, placement{page.Leaf(p).ValueOffset(l.entry), l.value})
 	}

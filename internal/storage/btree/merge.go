@@ -42,6 +42,8 @@ type MergeInput struct {
 	Cuts [][]byte
 	// Relocate moves pages towards the start of the file.
 	Relocate Relocation
+	// Sweep names leaves to be rewritten though no input falls on them, for what they can be rid of; may be nil.
+	Sweep *Garbage
 	// Invoke, if set, sees every entry of the input with the newest version that the tree has of its key, and returns the entry
 	// to take in its place, under the same key and a trailer of kind KindNone for none. Workers call it concurrently.
 	Invoke func(e Entry, old Version, found bool) Entry

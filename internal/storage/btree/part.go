@@ -50,7 +50,7 @@ func (w *worker) run(p *part) error {
 	for i := range p.children {
 		c := &p.children[i]
 		bound := p.boundAfter(i)
-		touched := w.in.before(bound) || w.m.Policy.over(&c.Separator) || w.pack.underfull() ||
+		touched := w.in.before(bound) || w.m.Policy.over(&c.Separator) || w.m.Sweep.Has(c.ID) || w.pack.underfull() ||
 			i == 0 && p.cutFirst || i == len(p.children)-1 && p.cutLast || p.relocate && c.ID >= w.m.Relocate.From
 		if !touched {
 			w.pack.flush()
@@ -176,9 +176,14 @@ func (w *worker) mergeLeaf(p *part, i int, bound *page.Separator) error {
 	return nil
 }
 
-// resume restores what is known of a key whose newer versions stand in front of the leaf's lower bound.
+// resume restores what is known of a key whose newer versions stand in front of the leaf's lower bound. The bound may remember a
+// version that is gone.
 func (w *worker) resume(lower *page.Separator) {
-	if lower.Trailer == page.NoTrailer || bytes.Equal(w.key, lower.Key) {
+	if lower.Trailer == page.NoTrailer {
+		return
+	}
+	if bytes.Equal(w.key, lower.Key) {
+		w.hist.newer = min(w.hist.newer, (lower.Trailer + 1).Epoch())
 		return
 	}
 	w.key = append(w.key[:0], lower.Key...)

@@ -87,7 +87,7 @@ func boundOf(children []page.Child, i int, behind *page.Separator) *page.Separat
 
 // touched reports whether something below c is to be rewritten.
 func (pl *planner) touched(c page.Child, level int, bound *page.Separator) bool {
-	if pl.in.before(bound) || pl.wanted(c.ID) || pl.m.Policy.over(&c.Separator) {
+	if pl.in.before(bound) || pl.wanted(c.ID) || pl.m.Policy.over(&c.Separator) || pl.m.Sweep.Has(c.ID) {
 		return true
 	}
 	if level == 0 || pl.budget <= 0 {
@@ -206,7 +206,7 @@ func readChildren(src Source, c page.Child, level int) ([]page.Child, error) {
 	var seps arena
 	var buf []byte
 	for i := range n {
-		children[i] = page.Child{Separator: c.Separator, ID: node.Child(i), Newest: node.Newest(i)}
+		children[i] = page.Child{Separator: c.Separator, ID: node.Child(i), Newest: node.Newest(i), Stale: node.Stale(i)}
 		if i > 0 {
 			s := node.Separator(buf[:0], i)
 			buf = s.Key

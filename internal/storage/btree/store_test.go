@@ -188,6 +188,7 @@ func (s *store) check(t testing.TB, root Root) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	s.checkStale(t, page.Child{Separator: page.Separator{Trailer: page.NoTrailer}, ID: root.ID}, root.Level)
 	if len(seen) != len(s.pages) {
 		t.Fatalf("%d pages reachable, %d in the store", len(seen), len(s.pages))
 	}

@@ -68,6 +68,18 @@ func TestWalkFindsBrokenStructure(t *testing.T) {
 				return c
 			})
 		},
+		"stale share of a leaf": func(t *testing.T, s *store, root Root) {
+			s.rebuild(t, s.levelOne(root), func(c []page.Child) []page.Child {
+				c[1].Stale = 9
+				return c
+			})
+		},
+		"stale share of a node": func(t *testing.T, s *store, root Root) {
+			s.rebuild(t, root.ID, func(c []page.Child) []page.Child {
+				c[1].Stale = 9
+				return c
+			})
+		},
 		"page missing": func(_ *testing.T, s *store, root Root) {
 			delete(s.pages, page.Inner(s.pages[s.levelOne(root)]).Child(3))
 		},

@@ -204,7 +204,7 @@ func BuildInner(p []byte, checkpoint uint64, level int, children []Child) keys.E
 			at = putSeparator(p, at, suffix, c.Trailer)
 		}
 		binary.LittleEndian.PutUint64(p[l.children+8*i:], uint64(c.ID))
-		binary.LittleEndian.PutUint64(p[l.newest+8*i:], uint64(c.Newest))
+		binary.LittleEndian.PutUint64(p[l.newest+8*i:], uint64(c.Newest)|uint64(c.Stale)<<staleShift)
 		newest = max(newest, c.Newest)
 	}
 	binary.LittleEndian.PutUint16(p[l.offsets+2*(n-1):], uint16(at))

@@ -14,6 +14,7 @@
 //	suffix       a key without the page's prefix
 //	head         the first four bytes of a suffix, big-endian, zero padded, so that integers compare as keys do
 //	fingerprint  one byte of a hash of the whole key, so that a point read compares eight keys at a time
+//	stale        said of a version that another of its key has superseded, and of a tombstone: it stays until nobody can see it
 //	separator    the lower bound of a child: a shortened key, with a trailer only between versions of one key
 //
 // Invariants of a leaf: entries ascend by (key, trailer descending); a key's versions stand side by side, and all but

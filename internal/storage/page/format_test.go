@@ -30,9 +30,9 @@ func goldenPages() map[string][]byte {
 	inner := make([]byte, 512)
 	BuildInner(inner, 8, 2, []Child{
 		{ID: 10, Newest: 5},
-		{ID: 11, Newest: 9, Separator: Separator{Key: []byte("\x10m"), Trailer: NoTrailer}},
+		{ID: 11, Newest: 9, Stale: 3, Separator: Separator{Key: []byte("\x10m"), Trailer: NoTrailer}},
 		{ID: 12, Newest: 2, Separator: Separator{Key: []byte("\x10m"), Trailer: at(4) - 1}},
-		{ID: 0x1234567890, Newest: 0, Separator: Separator{Key: []byte("\x10zebra"), Trailer: NoTrailer}},
+		{ID: 0x1234567890, Newest: 0, Stale: shareWhole, Separator: Separator{Key: []byte("\x10zebra"), Trailer: NoTrailer}},
 	})
 	SetID(inner, 0x5678)
 	return map[string][]byte{"leaf": leaf, "inner": inner}
@@ -58,6 +58,27 @@ func TestFormatIsWhatTheGoldenFilesSay(t *testing.T) {
 		if err := errors.Join(Check(old, ReadHeader(old).ID), Verify(old)); err != nil {
 			t.Errorf("%s: %v", path, err)
 		}
+	}
+}
+
+// TestInnerNodesOfFormat1ClaimNothingStale reads a node that was written before nodes told their children's stale shares.
+func TestInnerNodesOfFormat1ClaimNothingStale(t *testing.T) {
+	dump, err := os.ReadFile(filepath.Join("testdata", "inner-1.golden"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := Inner(undump(t, string(dump)))
+	if err := errors.Join(Check(old, ReadHeader(old).ID), Verify(old)); err != nil {
+		t.Fatal(err)
+	}
+	want := []keys.Epoch{5, 9, 2, 0}
+	for i, newest := range want {
+		if old.Newest(i) != newest || old.Stale(i) != 0 {
+			t.Errorf("child %d: newest %d, stale %d", i, old.Newest(i), old.Stale(i))
+		}
+	}
+	if old.Count() != len(want) || old.StaleShare() != 0 {
+		t.Errorf("%d children, stale share %d", old.Count(), old.StaleShare())
 	}
 }
 

@@ -12,11 +12,13 @@ import (
 //	64       align 4     + 4(n-1)  align 8    + 8n            + 8n
 //	+--------+-----------+---------+----------+---------------+-------------+---
 //	| prefix | heads     | offsets | children | newest epochs | separator 1 | ...
-//	| p      | 4(n-1)    | 2n      | 8n       | 8n            |
+//	| p      | 4(n-1)    | 2n      | 8n       | and stale     |
+//	|        |           |         |          | shares, 8n    |
 //	+--------+-----------+---------+----------+---------------+-------------+---
 //
 // Offsets are of the n-1 separators, and of the end behind the last. The newest epoch of each child stands here too, so that
-// validating a range need not read the pages that nothing recent touched.
+// validating a range need not read the pages that nothing recent touched. An epoch takes seven bytes; the eighth is the child's stale
+// share, so that a sweep need not read the pages that hold nothing to sweep.
 //
 //	separator
 //	+-----------------+--------+---------+
@@ -46,6 +48,7 @@ type Child struct {
 	Separator
 	ID     ID
 	Newest keys.Epoch
+	Stale  Share
 }
 
 // Inner reads a verified inner page.
@@ -83,8 +86,15 @@ func (p Inner) Child(i int) ID {
 
 // Newest bounds the epochs below child i.
 func (p Inner) Newest(i int) keys.Epoch {
+	return keys.Epoch(p.newestAndStale(i)) & keys.MaxEpoch
+}
+
+// Stale is the stale share of child i.
+func (p Inner) Stale(i int) Share { return Share(p.newestAndStale(i) >> staleShift) }
+
+func (p Inner) newestAndStale(i int) uint64 {
 	l := layoutInner(p.Count(), p.prefixLen())
-	return keys.Epoch(binary.LittleEndian.Uint64(p[l.newest+8*i:]))
+	return binary.LittleEndian.Uint64(p[l.newest+8*i:])
 }
 
 // separator returns the suffix and trailer of separator i, which is at least 1.

@@ -22,17 +22,18 @@ func exercise(p []byte, probe []byte) {
 		}
 		_, _, _, _ = l.Find(probe, Fingerprint(probe), keys.MaxEpoch)
 		_, _ = l.Search(probe), l.Used()
+		_, _ = l.StaleShare(false), l.StaleShare(true)
 		return
 	}
 	n := Inner(p)
 	for i := range n.Count() {
-		_, _ = n.Child(i), n.Newest(i)
+		_, _, _ = n.Child(i), n.Newest(i), n.Stale(i)
 		if i > 0 {
 			s := n.Separator(nil, i)
 			_ = n.Search(s.Key, s.Trailer)
 		}
 	}
-	_ = n.Search(probe, NoTrailer)
+	_, _ = n.Search(probe, NoTrailer), n.StaleShare()
 }
 
 // FuzzVerify feeds arbitrary bytes: either Verify refuses them, or every accessor stays inside the page.

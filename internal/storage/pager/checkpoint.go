@@ -153,7 +153,7 @@ func (ck *Checkpoint) build(ctx context.Context, state State) (*superblock, *Vec
 	}
 	old := ck.p.current()
 	next := &superblock{
-		checkpoint: ck.number, pageSize: old.pageSize, storeID: old.storeID,
+		version: formatVersion, checkpoint: ck.number, pageSize: old.pageSize, storeID: old.storeID,
 		pageCount: ck.p.pageCountFor(update.next.leaves()), allocation: update.next.Root(),
 		state: state, rows: ck.rows,
 	}

@@ -79,7 +79,7 @@ func writeEmpty(fsys vfs.FS, name string, pageSize int) error {
 	if err != nil {
 		return err
 	}
-	sb := superblock{pageSize: pageSize, pageCount: superblocks}
+	sb := superblock{version: formatVersion, pageSize: pageSize, pageCount: superblocks}
 	if _, err := rand.Read(sb.storeID[:]); err != nil {
 		return errors.Join(err, f.Close())
 	}

@@ -48,8 +48,10 @@ const (
 	sbEngine     = sbBulkPages + 8
 	sbReserved   = sbEngine + EngineAreaSize
 
-	magic         = "EpochKV\n"
-	formatVersion = 1
+	magic = "EpochKV\n"
+	// formatVersion is what new states carry. Since version 2 inner nodes tell their children's stale shares; an older file has zeros
+	// there, which claim nothing.
+	formatVersion = 2
 
 	superblocks = 2 // pages 0 and 1
 
@@ -95,6 +97,7 @@ type RowState struct {
 
 // superblock is the decoded form of a superblock page.
 type superblock struct {
+	version    uint32
 	checkpoint uint64
 	pageSize   int
 	storeID    [16]byte
@@ -115,7 +118,7 @@ func (s *superblock) encode(buf []byte) {
 	})
 	le := binary.LittleEndian
 	copy(buf[sbMagic:], magic)
-	le.PutUint32(buf[sbVersion:], formatVersion)
+	le.PutUint32(buf[sbVersion:], s.version)
 	le.PutUint32(buf[sbPageSize:], uint32(s.pageSize))
 	copy(buf[sbStoreID:], s.storeID[:])
 	le.PutUint64(buf[sbEpoch:], uint64(s.state.Epoch))
@@ -152,6 +155,7 @@ func decodeSuperblock(buf []byte, id page.ID) (superblock, error) {
 		return superblock{}, fmt.Errorf("%w: %d, this program knows up to %d", ErrNewerFormat, v, formatVersion)
 	}
 	s := superblock{
+		version:    le.Uint32(buf[sbVersion:]),
 		checkpoint: page.ReadHeader(buf).Checkpoint,
 		pageSize:   int(le.Uint32(buf[sbPageSize:])),
 		pageCount:  page.ID(le.Uint64(buf[sbPageCount:])),
@@ -181,7 +185,7 @@ func decodeSuperblock(buf []byte, id page.ID) (superblock, error) {
 func (s *superblock) validate(buf []byte, id page.ID) error {
 	bad := func(what string) error { return fmt.Errorf("%w: %s", errTornSuperblock, what) }
 	switch {
-	case binary.LittleEndian.Uint32(buf[sbVersion:]) == 0:
+	case s.version == 0:
 		return bad("format version 0")
 	case page.ReadHeader(buf).Type != page.TypeSuperblock:
 		return bad("another type of page")

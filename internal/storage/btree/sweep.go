@@ -1,0 +1,161 @@
+package btree
+
+import (
+	"bytes"
+
+	"epochkv/internal/storage/keys"
+	"epochkv/internal/storage/page"
+)
+
+// A merge drops what nobody sees from the leaves that it rewrites anyway. What a snapshot held when a leaf was last rewritten stays there when
+// the snapshot is gone, and so do the versions that a bulk load replaced: a sweep finds them. Every inner node tells how much of each
+// child is stale, so that a sweep descends only where there may be something, and reads the leaves that it finds there. Leaves of which
+// something can be dropped are then named to a merge.
+
+// Search asks for leaves of which something can be dropped.
+type Search struct {
+	Policy Policy
+	From   page.Separator // where to begin; the zero Separator is the first leaf
+	Max    int            // leaves to be read
+	// Damaged is called with what kept a page from being read; if it returns nil the search goes on beside it.
+	Damaged func(error) error
+}
+
+// Garbage is what a search found.
+type Garbage struct {
+	Leaves   int             // of which something can be dropped
+	Versions int             // that can be
+	Read     int             // leaves looked into
+	Next     *page.Separator // where the next search begins; nil if this one came to the end
+
+	pages map[page.ID]struct{} // those leaves, and the inner nodes above them
+}
+
+// Has reports whether page id is to be rewritten.
+func (g *Garbage) Has(id page.ID) bool {
+	if g == nil {
+		return false
+	}
+	_, ok := g.pages[id]
+	return ok
+}
+
+// Find looks through the stale leaves of a tree, in key order.
+func (s *Search) Find(src Source, root Root) (*Garbage, error) {
+	f := finder{Search: s, src: src, found: &Garbage{pages: map[page.ID]struct{}{}}}
+	if root.Empty() {
+		return f.found, nil
+	}
+	top := page.Child{Separator: page.Separator{Trailer: page.NoTrailer}, ID: root.ID}
+	_, err := f.visit(&top, root.Level)
+	return f.found, err
+}
+
+// StaleShare is the stale share of a whole tree.
+func StaleShare(src Source, root Root) (page.Share, error) {
+	if root.Empty() {
+		return 0, nil
+	}
+	p, err := fetch(src, root.ID, root.Level)
+	if err != nil {
+		return 0, err
+	}
+	return shareOf(p, root.Level, &page.Separator{Trailer: page.NoTrailer}), nil
+}
+
+// shareOf works out the stale share of a page whose lower bound is s.
+func shareOf(p []byte, level int, s *page.Separator) page.Share {
+	if level > 0 {
+		return page.Inner(p).StaleShare()
+	}
+	return page.Leaf(p).StaleShare(begunBefore(p, s))
+}
+
+// begunBefore reports whether a leaf begins with an older version of a key that the leaf in front of it has, too. A separator with a trailer
+// says so, unless all that it once divided is gone.
+func begunBefore(p page.Leaf, s *page.Separator) bool {
+	if s.Trailer == page.NoTrailer {
+		return false
+	}
+	v := p.View()
+	prefix, suffix := v.Prefix(), v.Suffix(0)
+	return len(s.Key) == len(prefix)+len(suffix) && bytes.HasPrefix(s.Key, prefix) && bytes.HasSuffix(s.Key, suffix)
+}
+
+type finder struct {
+	*Search
+	src   Source
+	found *Garbage
+}
+
+// visit looks into the subtree of c and reports whether it is to be rewritten.
+func (f *finder) visit(c *page.Child, level int) (hit bool, err error) {
+	if level == 0 {
+		hit, err = f.leaf(c)
+	} else {
+		hit, err = f.node(c, level)
+	}
+	if hit {
+		f.found.pages[c.ID] = struct{}{}
+	}
+	return hit, err
+}
+
+func (f *finder) node(c *page.Child, level int) (hit bool, err error) {
+	children, err := readChildren(f.src, *c, level)
+	if err != nil {
+		return false, f.Damaged(err)
+	}
+	for i := range children {
+		g := &children[i]
+		if g.Stale == 0 || i+1 < len(children) && children[i+1].Compare(f.From.Key, f.From.Trailer) <= 0 {
+			continue
+		}
+		if f.found.Next != nil {
+			break
+		}
+		below, err := f.visit(g, level-1)
+		if err != nil {
+			return false, err
+		}
+		hit = hit || below
+	}
+	return hit, nil
+}
+
+func (f *finder) leaf(c *page.Child) (hit bool, err error) {
+	if f.found.Read == f.Max {
+		f.found.Next = &page.Separator{Key: bytes.Clone(c.Key), Trailer: c.Trailer}
+		return false, nil
+	}
+	p, err := fetch(f.src, c.ID, 0)
+	if err != nil {
+		return false, f.Damaged(err)
+	}
+	f.found.Read++
+	n := f.Policy.droppable(p, &c.Separator)
+	if n > 0 {
+		f.found.Leaves++
+		f.found.Versions += n
+	}
+	return n > 0, nil
+}
+
+// droppable is how many entries of a leaf a merge would leave out: worker.take decides the same way.
+func (p *Policy) droppable(leaf page.Leaf, lower *page.Separator) (n int) {
+	var h history
+	if begunBefore(leaf, lower) {
+		h = historyAfter(lower.Trailer)
+	}
+	v := leaf.View()
+	for i := range v.Count() {
+		if i > 0 && !v.Same(i) {
+			h = history{}
+		}
+		t := v.Trailer(i)
+		if !p.keep(&h, t.Epoch()) || t.Kind() == keys.KindDelete && h.done {
+			n++
+		}
+	}
+	return n
+}
