@@ -111,7 +111,7 @@ type cursor struct {
 
 func (c *cursor) settle(ok bool, step func() bool) bool {
 	for ; ok; ok = step() {
-		if v, found := c.VersionAt(c.at); found && v.Kind != keys.KindDelete {
+		if r := c.VersionAt(c.at); r.Found() && r.Kind() != keys.KindDelete {
 			return true
 		}
 	}
@@ -126,9 +126,9 @@ func (p *pair) compare(what string, it *pebble.Iterator, c *cursor, valid bool) 
 	if !valid {
 		return
 	}
-	v, _ := c.VersionAt(c.at)
-	if !bytes.Equal(it.Key(), c.Key()) || !bytes.Equal(it.Value(), v.Value) {
-		p.t.Fatalf("at epoch %d, %s: Pebble %q=%q, the table %q=%q", c.at, what, it.Key(), it.Value(), c.Key(), v.Value)
+	r := c.VersionAt(c.at)
+	if !bytes.Equal(it.Key(), c.Key()) || !bytes.Equal(it.Value(), r.Value()) {
+		p.t.Fatalf("at epoch %d, %s: Pebble %q=%q, the table %q=%q", c.at, what, it.Key(), it.Value(), c.Key(), r.Value())
 	}
 }
 

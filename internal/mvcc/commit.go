@@ -262,7 +262,7 @@ func (x *Session) checkConditions(w *Write) error {
 		if err == nil {
 			holds, err = x.holds(c, v, ok)
 		}
-		epoch, await := v.Epoch, x.store.mustAwait(v)
+		epoch, await := v.Epoch, x.store.mustAwait(v.Sync, v.Epoch)
 		x.slot.Leave()
 		if err != nil {
 			return err

@@ -196,7 +196,7 @@ func (x *Session) newestValue(buf *[]byte) (value []byte, found bool, epoch, awa
 	if err != nil || !ok {
 		return nil, false, 0, 0, err
 	}
-	await = x.store.mustAwait(v)
+	await = x.store.mustAwait(v.Sync, v.Epoch)
 	if v.Kind != keys.KindSet {
 		return nil, false, 0, await, nil
 	}

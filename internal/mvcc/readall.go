@@ -31,7 +31,7 @@ func (x *Session) ReadAll(list [][]byte, visit func(i int, v Value) error) error
 	return x.store.engine.GetAll(&b.finder, b.sorted, x.at, func(i int, v storage.Version, ok bool) error {
 		out := Value{At: x.at}
 		if ok {
-			out.Await = x.store.mustAwait(v)
+			out.Await = x.store.mustAwait(v.Sync, v.Epoch)
 			if v.Kind == keys.KindSet {
 				var err error
 				out.Found, out.Epoch = true, v.Epoch

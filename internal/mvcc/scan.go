@@ -61,7 +61,7 @@ func (c *Cursor) Next() bool {
 	for ; c.inner.Valid(); c.step() {
 		v := c.inner.Version()
 		if v.Sync {
-			c.await = max(c.await, c.session.store.mustAwait(*v))
+			c.await = max(c.await, c.session.store.mustAwait(v.Sync, v.Epoch))
 		}
 		if v.Kind != keys.KindSet {
 			continue

@@ -88,7 +88,7 @@ func (t *Txn) hash(key []byte) uint32 {
 
 // Get reads key: the transaction's own write, or the version at its snapshot. The value is appended to dst. Own writes have
 // epoch 0.
-func (t *Txn) Get(dst, key []byte) (Value, error) {
+func (t *Txn) Get(dst, key []byte) (v Value, err error) {
 	if !t.open {
 		return Value{Data: dst}, ErrNoTransaction
 	}
@@ -101,16 +101,15 @@ func (t *Txn) Get(dst, key []byte) (Value, error) {
 			return Value{Found: true, Data: append(dst, t.own.bytes(e.value)...), At: t.at}, nil
 		}
 	}
-	v, err := t.session.Read(dst, key)
-	if err != nil {
+	if err = t.session.read(&v, dst, key); err != nil {
 		return v, err
 	}
 	t.await = max(t.await, v.Await)
 	if t.validated() {
-		t.reads.addPoint(t.session.key) // Read left the internal key there
-		return v, t.checkSize()
+		t.reads.addPoint(t.session.key) // read left the internal key there
+		err = t.checkSize()
 	}
-	return v, nil
+	return v, err
 }
 
 // Set writes key.

@@ -202,8 +202,8 @@ func (c *Cursor) resolve() bool {
 		if !t.Valid() || !bytes.Equal(t.Key(), c.key) {
 			continue
 		}
-		if v, ok := t.VersionAt(c.at); ok {
-			c.version = fromMemtable(v)
+		if r := t.VersionAt(c.at); r.Found() {
+			c.version = fromMemtable(r)
 			return true
 		}
 	}

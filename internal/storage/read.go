@@ -9,20 +9,25 @@ import (
 	"epochkv/internal/storage/page"
 )
 
-func fromMemtable(v memtable.Version) Version {
-	return Version{Epoch: v.Epoch, Kind: v.Kind, Sync: v.Sync, value: v.Value}
+func fromMemtable(r memtable.Ref) Version {
+	return Version{Epoch: r.Epoch(), Kind: r.Kind(), Sync: r.Sync(), value: r.Value()}
 }
 
 // Get returns the newest version of key at or before a snapshot; a deletion is a version too. The caller is inside its slot's
 // protection and holds the snapshot.
 func (e *Engine) Get(key []byte, at keys.Epoch) (Version, bool, error) {
-	v := e.view.Load()
-	if found, ok := v.inMemory(key, at); ok {
-		return fromMemtable(found), true, nil
+	p := e.Pin()
+	if r := p.Find(key, at); r.Found() {
+		return fromMemtable(r), true, nil
 	}
-	found, ok, err := btree.Get(e.pages, v.root, key, at)
+	return e.FindInTree(p, key, at)
+}
+
+// FindInTree is Get for what p.Find does not find. It may read pages.
+func (e *Engine) FindInTree(p Pinned, key []byte, at keys.Epoch) (Version, bool, error) {
+	found, ok, err := btree.Get(e.pages, p.view.root, key, at)
 	if err != nil {
-		return Version{}, false, e.damage(err, v.root, key)
+		return Version{}, false, e.damage(err, p.view.root, key)
 	}
 	return fromTree(&found), ok, nil
 }
@@ -37,43 +42,49 @@ type Finder struct {
 // GetAll is Get for sorted keys, and calls visit with each outcome, in no certain order. Tree pages that are not in memory are read
 // together, level by level. The caller stays inside its slot's protection; a version lives until visit returns.
 func (e *Engine) GetAll(f *Finder, sorted [][]byte, at keys.Epoch, visit func(i int, v Version, ok bool) error) error {
-	v := e.view.Load()
+	p := e.Pin()
 	f.missing, f.places = f.missing[:0], f.places[:0]
 	for i, key := range sorted {
-		found, ok := v.inMemory(key, at)
-		if !ok {
+		r := p.Find(key, at)
+		if !r.Found() {
 			f.missing, f.places = append(f.missing, key), append(f.places, i)
 			continue
 		}
-		if err := visit(i, fromMemtable(found), true); err != nil {
+		if err := visit(i, fromMemtable(r), true); err != nil {
 			return err
 		}
 	}
 	if len(f.missing) == 0 {
 		return nil
 	}
-	err := f.tree.FindAll(e.pages, v.root, f.missing, at, func(i int, v btree.Version, ok bool) error {
+	err := f.tree.FindAll(e.pages, p.view.root, f.missing, at, func(i int, v btree.Version, ok bool) error {
 		return visit(f.places[i], fromTree(&v), ok)
 	})
 	if err != nil {
-		return e.damage(err, v.root, nil)
+		return e.damage(err, p.view.root, nil)
 	}
 	return nil
 }
 
-// inMemory is Get for the memtables alone.
-func (v *view) inMemory(key []byte, at keys.Epoch) (memtable.Version, bool) {
-	if !v.active.mem.Empty() {
-		if found, ok := v.active.mem.Get(key, at); ok {
-			return found, true
+// Pinned is the state that one read, or both looks of one validation, see. It is valid inside the slot's protection under which it was taken.
+type Pinned struct{ view *view }
+
+// Pin takes the current state.
+func (e *Engine) Pin() Pinned { return Pinned{e.view.Load()} }
+
+// Find is Get for the memtables alone.
+func (p Pinned) Find(key []byte, at keys.Epoch) memtable.Ref {
+	if !p.view.active.mem.Empty() {
+		if r := p.view.active.mem.Find(key, at); r.Found() {
+			return r
 		}
 	}
-	for _, g := range v.frozen {
-		if found, ok := g.mem.Get(key, at); ok {
-			return found, true
+	for _, g := range p.view.frozen {
+		if r := g.mem.Find(key, at); r.Found() {
+			return r
 		}
 	}
-	return memtable.Version{}, false
+	return memtable.Ref{}
 }
 
 func fromTree(v *btree.Version) Version {
@@ -85,23 +96,27 @@ func (e *Engine) Newest(key []byte) (Version, bool, error) { return e.Get(key, k
 
 // NewestEpoch is the epoch of key's newest version, zero without one.
 func (e *Engine) NewestEpoch(key []byte) (keys.Epoch, error) {
-	v, _, err := e.Newest(key)
+	p := e.Pin()
+	if r := p.Find(key, keys.MaxEpoch); r.Found() {
+		return r.Epoch(), nil
+	}
+	v, _, err := e.FindInTree(p, key, keys.MaxEpoch)
 	return v.Epoch, err
 }
 
 // KeyChangedInMemory is ChangedInMemory for a single key.
 func (e *Engine) KeyChangedInMemory(p Pinned, key []byte, after, before keys.Epoch) (keys.Epoch, bool) {
 	for g := p.view.active; g != nil; g = g.next.Load() {
-		if v, ok := g.mem.Get(key, before-1); ok && v.Epoch > after {
-			return v.Epoch, true
+		if r := g.mem.Find(key, before-1); r.Found() && r.Epoch() > after {
+			return r.Epoch(), true
 		}
 	}
 	for _, g := range p.view.frozen {
 		if g.end.Load() <= uint64(after)+1 {
 			break
 		}
-		if v, ok := g.mem.Get(key, before-1); ok && v.Epoch > after {
-			return v.Epoch, true
+		if r := g.mem.Find(key, before-1); r.Found() && r.Epoch() > after {
+			return r.Epoch(), true
 		}
 	}
 	return 0, false
@@ -128,12 +143,6 @@ func (e *Engine) Value(buf *[]byte, v Version) ([]byte, error) {
 	*buf, err = e.AppendValue((*buf)[:0], v)
 	return *buf, err
 }
-
-// Pinned is the state that one validation looks at, twice. It is valid inside the slot's protection under which it was taken.
-type Pinned struct{ view *view }
-
-// Pin takes the current state.
-func (e *Engine) Pin() Pinned { return Pinned{e.view.Load()} }
 
 // ChangedSince returns an epoch in (after, before) at which some key in [lower, upper) got a version, if there is one. It looks
 // at memtables and tree; all that is in the tree comes before.
@@ -172,8 +181,8 @@ func (e *Engine) ChangedInMemory(p Pinned, lower, upper []byte, after, before ke
 func changedIn(it *memtable.Iter, t *memtable.Table, lower, upper []byte, after, before keys.Epoch) (keys.Epoch, bool) {
 	it.Init(t)
 	for ok := it.SeekGE(lower); ok && bytes.Compare(it.Key(), upper) < 0; ok = it.NextKey() {
-		if v, found := it.VersionAt(before - 1); found && v.Epoch > after {
-			return v.Epoch, true
+		if r := it.VersionAt(before - 1); r.Found() && r.Epoch() > after {
+			return r.Epoch(), true
 		}
 	}
 	return 0, false

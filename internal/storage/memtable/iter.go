@@ -137,18 +137,18 @@ func (it *Iter) Key() []byte { return nodeKey(it.table.arena.base, it.node()) }
 func (it *Iter) Trailer() keys.Trailer { return versionTrailer(it.table.arena.base, it.current()) }
 
 // Value is the value of the version stood on, empty for a tombstone. It aliases the table.
-func (it *Iter) Value() []byte { return versionValue(it.table.arena.base, it.current()) }
+func (it *Iter) Value() []byte { return refAt(it.table.arena.base, it.current()).Value() }
 
 // Version is the version stood on.
-func (it *Iter) Version() Version { return versionAt(it.table.arena.base, it.current()) }
+func (it *Iter) Version() Version { return refAt(it.table.arena.base, it.current()).Version() }
 
 // VersionAt is the newest version of the key that is <= at. It does not move the iterator.
-func (it *Iter) VersionAt(at keys.Epoch) (Version, bool) {
+func (it *Iter) VersionAt(at keys.Epoch) Ref {
 	v := newestAt(it.table.arena.base, it.node(), at)
 	if v == 0 {
-		return Version{}, false
+		return Ref{}
 	}
-	return versionAt(it.table.arena.base, v), true
+	return refAt(it.table.arena.base, v)
 }
 
 // Chain names the chain of the key stood on, for Prune.

@@ -166,8 +166,8 @@ func BenchmarkScan(b *testing.B) {
 					for i := from; i < to; i++ {
 						n := 0
 						for ok := seek(ks[i%len(ks)]); ok && n < length; ok = step() {
-							if v, found := it.VersionAt(keys.MaxEpoch); found {
-								seen += len(v.Value)
+							if v := it.VersionAt(keys.MaxEpoch); v.Found() {
+								seen += len(v.Value())
 							}
 							n++
 						}

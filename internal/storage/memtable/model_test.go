@@ -205,10 +205,10 @@ func checkSeeks(t *rapid.T, it *Iter, m model, k string, at keys.Epoch) {
 	it.SeekLT([]byte(k))
 	check(t, it, m, i-1, "SeekLT "+k)
 	if it.SeekGE([]byte(k)) {
-		v, ok := it.VersionAt(at)
+		r := it.VersionAt(at)
 		want, found := m.at(m[i].key, at)
-		if ok != found || ok && v.Epoch != want.trailer.Epoch() {
-			t.Fatalf("VersionAt(%d) of %q: %+v, want %+v", at, it.Key(), v, want)
+		if r.Found() != found || found && r.Epoch() != want.trailer.Epoch() {
+			t.Fatalf("VersionAt(%d) of %q: %v, want %+v", at, it.Key(), r, want)
 		}
 	}
 }

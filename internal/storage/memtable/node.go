@@ -103,25 +103,6 @@ func versionValueLen(base unsafe.Pointer, off uint32) int {
 	return int(n &^ (versionSync | versionMeta))
 }
 
-func versionValue(base unsafe.Pointer, off uint32) []byte {
-	p := unsafe.Add(base, uintptr(off)*wordBytes+versionHeaderBytes)
-	return unsafe.Slice((*byte)(p), versionValueLen(base, off))
-}
-
-func versionIsSync(base unsafe.Pointer, off uint32) bool {
-	return *(*uint32)(unsafe.Add(base, uintptr(off)*wordBytes+versionLenOffset))&versionSync != 0
-}
-
-// versionAt is the version at off as a reader gets it.
-func versionAt(base unsafe.Pointer, off uint32) Version {
-	t := versionTrailer(base, off)
-	v := Version{Epoch: t.Epoch(), Kind: t.Kind(), Sync: versionIsSync(base, off)}
-	if v.Kind != keys.KindDelete {
-		v.Value = versionValue(base, off)
-	}
-	return v
-}
-
 // newestAt walks the chain of node to the newest version that is <= at, and returns its offset, or zero.
 func newestAt(base unsafe.Pointer, node uint32, at keys.Epoch) uint32 {
 	v := offsetIn(word64(base, node).Load())

@@ -199,17 +199,26 @@ func (t *Table) node(key []byte) uint32 {
 	return n
 }
 
-// Get returns the newest version of key that is <= at. The caller's snapshot must keep that version from being pruned.
-func (t *Table) Get(key []byte, at keys.Epoch) (Version, bool) {
+// Find returns the newest version of key that is <= at. The caller's snapshot must keep that version from being pruned.
+func (t *Table) Find(key []byte, at keys.Epoch) Ref {
 	n := t.node(key)
 	if n == 0 {
-		return Version{}, false
+		return Ref{}
 	}
 	v := newestAt(t.arena.base, n, at)
 	if v == 0 {
+		return Ref{}
+	}
+	return refAt(t.arena.base, v)
+}
+
+// Get is Find, unpacked.
+func (t *Table) Get(key []byte, at keys.Epoch) (Version, bool) {
+	r := t.Find(key, at)
+	if !r.Found() {
 		return Version{}, false
 	}
-	return versionAt(t.arena.base, v), true
+	return r.Version(), true
 }
 
 // Newest returns the newest version of key, whatever its epoch: what a conflict check reads under the key's latch.
