@@ -4,6 +4,7 @@
 //	epochbench                       everything, into results/
 //	epochbench -run 'put-sync|get'   the scenarios whose names match
 //	epochbench -smoke                each for a moment: do they run and verify?
+//	epochbench -large                those that are scaled down otherwise, at the size that their figures ask for (an hour)
 //	epochbench -render results/x.json   the tables and the page again from a saved run
 package main
 
@@ -35,7 +36,8 @@ type flags struct {
 	budget                    time.Duration
 	scale                     float64
 	seed                      uint64
-	smoke, list               bool
+	smoke, list, large        bool
+	verbose, isolated         bool
 }
 
 func main() {
@@ -46,8 +48,11 @@ func main() {
 	flag.StringVar(&f.render, "render", "", "render the report from this saved JSON and run nothing")
 	flag.DurationVar(&f.budget, "budget", 20*time.Minute, "time for all scenarios together")
 	flag.Uint64Var(&f.seed, "seed", 1, "seed of keys and values")
-	flag.Float64Var(&f.scale, "scale", 1, "times the usual sizes: small ones fit a budget, 5 and 10 fill memory and disk")
+	flag.Float64Var(&f.scale, "scale", 1, "times the usual sizes")
 	flag.BoolVar(&f.smoke, "smoke", false, "one small round of each scenario; nothing is judged")
+	flag.BoolVar(&f.large, "large", false, "only the scenarios that are scaled down otherwise, at full size and without regard to the budget")
+	flag.BoolVar(&f.verbose, "v", false, "print a line for every run")
+	flag.BoolVar(&f.isolated, "isolated", false, "for epochbench itself: run one arm once, as standard input says")
 	flag.BoolVar(&f.list, "list", false, "list the scenarios and run nothing")
 	flag.Parse()
 
@@ -67,6 +72,9 @@ func (f *flags) main(ctx context.Context) error {
 			return err
 		}
 		return write(report, strings.TrimSuffix(f.render, ".json"))
+	}
+	if f.isolated {
+		return harness.RunIsolated(ctx, everything(), os.Stdin, os.Stdout)
 	}
 	chosen, err := f.choose()
 	if err != nil {
@@ -96,8 +104,8 @@ func (f *flags) choose() (chosen []harness.Scenario, err error) {
 		return nil, err
 	}
 	for _, s := range all {
-		if pattern.MatchString(s.Name) {
-			s.Size = int(float64(s.Size) * f.scale)
+		if pattern.MatchString(s.Name) && (!f.large || s.Large != harness.Sizes{}) {
+			s.Size = max(int(float64(s.Size)*f.scale), 1)
 			chosen = append(chosen, s)
 		}
 	}
@@ -115,8 +123,12 @@ func (f *flags) measure(ctx context.Context, chosen []harness.Scenario) error {
 		Began: time.Now().UTC(), Machine: harness.Describe(scenarios.Peers...), Command: "epochbench " + strings.Join(os.Args[1:], " "),
 		Seed: f.seed, Smoke: f.smoke,
 	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
 	outcomes, err := harness.Execute(ctx, chosen, harness.Options{
-		Scratch: f.scratch, Budget: f.budget, Smoke: f.smoke, Seed: f.seed,
+		Scratch: f.scratch, Budget: f.budget, Smoke: f.smoke, Large: f.large, Seed: f.seed, Isolate: []string{self, "-isolated"}, Verbose: f.verbose,
 		Log: func(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) },
 	})
 	if err != nil {
