@@ -95,8 +95,12 @@ func (s *Store) Close() error {
 	}
 	s.stop()
 	s.done.Wait()
-	// The next start then has nothing to replay. If it fails, the log has it all.
-	err := s.Checkpoint(context.Background())
+	// The next start then has nothing to replay. If it fails, the log has it all. What is frozen goes first: with memory full a rotation
+	// waits for room, which nobody else makes any more.
+	err := s.mergeFrozen(context.Background())
+	if err == nil {
+		err = s.Checkpoint(context.Background())
+	}
 	if s.engine.Err() != nil || errors.Is(err, vfs.ErrNoSpace) {
 		err = nil // known already
 	}

@@ -93,6 +93,9 @@ func open(c config.Config, log *slog.Logger, files vfs.FS) (*Server, error) {
 			return nil, err
 		}
 	}
+	options.Storage.OnReplay = func(p storage.ReplayProgress) {
+		log.Info("replaying the log", "bytes", p.Bytes, "of", p.BytesTotal, "epoch", uint64(p.Epoch), "checkpoints", p.Checkpoints)
+	}
 	s.limits = options.Limits
 	store, err := mvcc.Open(options)
 	if err != nil {

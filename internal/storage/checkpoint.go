@@ -91,14 +91,24 @@ func (e *Engine) merge(ctx context.Context, job mergeJob) error {
 	if err := e.log.WaitDurable(ctx, cut); err != nil {
 		return err
 	}
-	ck, err := e.pager.Begin()
+	number, result, err := e.mergeTree(ctx, v.root, &job, cut)
 	if err != nil {
 		return err
 	}
-	result, err := e.build(ctx, ck, v.root, &job)
+	e.warm(result.Freed, result.Root)
+	return e.publish(number, result.Root, job.frozen, cut)
+}
+
+// mergeTree makes a new state durable in the data file, and returns the number of its checkpoint. Nobody sees its root yet.
+func (e *Engine) mergeTree(ctx context.Context, base btree.Root, job *mergeJob, cut keys.Epoch) (number uint64, result *btree.Result, err error) {
+	ck, err := e.pager.Begin()
+	if err != nil {
+		return 0, nil, err
+	}
+	result, err = e.build(ctx, ck, base, job)
 	if err != nil {
 		ck.Abort()
-		return err
+		return 0, nil, err
 	}
 	state := e.pager.State()
 	state.Epoch, state.Root, state.Height = cut, result.Root.ID, uint32(result.Root.Level+1)
@@ -108,14 +118,13 @@ func (e *Engine) merge(ctx context.Context, job mergeJob) error {
 	state.Entries = uint64(int64(state.Entries) + result.Stats.Keys)
 	state.EntryBytes = uint64(int64(state.EntryBytes) + result.Stats.Bytes)
 	if err := ck.Commit(ctx, state); err != nil {
-		return err
+		return 0, nil, err
 	}
 	e.counters.merged(&result.Stats)
 	if job.load != nil {
 		job.load.durable = true
 	}
-	e.warm(result.Freed, result.Root)
-	return e.publish(ck.Number(), result.Root, job.frozen, cut)
+	return ck.Number(), result, nil
 }
 
 // build writes the pages of the new state.

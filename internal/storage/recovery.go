@@ -4,30 +4,28 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"time"
 
-	"epochkv/internal/storage/batch"
 	"epochkv/internal/storage/btree"
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/storage/memtable"
 	"epochkv/internal/storage/pager"
 	"epochkv/internal/storage/pager/rows"
 	"epochkv/internal/wal"
 )
 
-// recover replays the log behind what the tree holds into memtables, and opens a new segment behind it.
-//
-// Replay installs in log order, which is epoch order, so that two writers of one key end as they did before the crash.
+// recover replays the log behind what the tree holds into memtables (see replayer), and opens a new segment behind it.
 func (e *Engine) recover() (Recovery, error) {
 	if err := errors.Join(removeSpools(e.fs, e.options.Dir), e.openTree()); err != nil {
 		return Recovery{}, err
 	}
 	state := e.pager.State()
-	r := replayer{engine: e}
+	r := replayer{engine: e, root: rootOf(state), after: state.Epoch, told: time.Now()}
 	found, err := wal.Replay(e.fs, e.options.Dir, state.Epoch, r.apply)
 	if err != nil {
 		return Recovery{}, errors.Join(translate(err), r.free())
 	}
-	recovery := Recovery{Records: found.Records, Bytes: found.Bytes, Epoch: found.Last}
+	recovery := Recovery{
+		Records: found.Records, Bytes: found.Bytes, Epoch: found.Last, Checkpoints: r.merges, MemtablePeak: r.peak,
+	}
 	if torn := found.Torn; torn != nil {
 		recovery.TornFile, recovery.TornAt, recovery.TornSize = torn.File, torn.Offset, torn.Bytes
 	}
@@ -42,7 +40,7 @@ func (e *Engine) recover() (Recovery, error) {
 	if err != nil {
 		return recovery, errors.Join(err, e.log.Close(), r.free())
 	}
-	v := &view{active: active, root: rootOf(state), checkpoint: e.pager.Checkpoint()}
+	v := &view{active: active, root: r.root, checkpoint: e.pager.Checkpoint()}
 	for i := len(r.filled) - 1; i >= 0; i-- {
 		v.frozen = append(v.frozen, r.filled[i])
 	}
@@ -94,58 +92,6 @@ func translate(err error) error {
 	}
 	if errors.Is(err, wal.ErrVersion) || errors.Is(err, pager.ErrNewerFormat) {
 		return fmt.Errorf("%w: %w", ErrNewerFormat, err)
-	}
-	return err
-}
-
-// replayer fills generations with what the log holds.
-type replayer struct {
-	engine   *Engine
-	inserter memtable.Inserter
-	filled   []*generation // oldest first; the last one is being filled
-}
-
-func (r *replayer) apply(epoch keys.Epoch, body []byte) error {
-	if len(body) == 0 {
-		return nil // an abandoned epoch
-	}
-	if err := batch.Validate(body); err != nil {
-		return fmt.Errorf("replay of epoch %d: %w", epoch, err)
-	}
-	mem, err := r.table(epoch)
-	if err != nil {
-		return err
-	}
-	if err := mem.Secure(&r.inserter, memtable.MaxSize(body)); err != nil {
-		return err
-	}
-	return mem.Apply(&r.inserter, body, epoch, true)
-}
-
-// table is the memtable to fill, a new one when the last is full.
-func (r *replayer) table(epoch keys.Epoch) (*memtable.Table, error) {
-	if n := len(r.filled); n > 0 && int64(r.filled[n-1].mem.Bytes()) < r.engine.memtableBytes {
-		return r.filled[n-1].mem, nil
-	}
-	mem, err := r.engine.newTable()
-	if err != nil {
-		return nil, err
-	}
-	r.seal(epoch)
-	r.filled = append(r.filled, &generation{mem: mem, first: epoch})
-	return mem, nil
-}
-
-// seal ends the last generation before epoch.
-func (r *replayer) seal(epoch keys.Epoch) {
-	if n := len(r.filled); n > 0 && !r.filled[n-1].sealed() {
-		r.filled[n-1].end.Store(uint64(epoch))
-	}
-}
-
-func (r *replayer) free() (err error) {
-	for _, g := range r.filled {
-		err = errors.Join(err, g.mem.Free())
 	}
 	return err
 }

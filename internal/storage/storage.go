@@ -29,6 +29,8 @@ type Options struct {
 	CheckpointBytes   int64         // frozen memtables that start a checkpoint; derived
 	CheckpointWorkers int           // goroutines that merge; half the processors
 	StallMax          time.Duration // how long a write waits for memory before it is refused; 10 s
+
+	OnReplay func(ReplayProgress) // hears every few seconds how far the replay of a long log is; may be nil
 }
 
 // Recovery tells what opening a store found and did.
@@ -39,6 +41,9 @@ type Recovery struct {
 	TornFile string     // the segment with a torn tail, or empty
 	TornAt   int64      // where it was cut
 	TornSize int64      // bytes that were cut
+
+	Checkpoints  int   // made during the replay, because the log held more than memory
+	MemtablePeak int64 // most bytes that memtables took meanwhile
 }
 
 // ErrNewerFormat means a file was written by a newer version.

@@ -1,0 +1,191 @@
+package mvcc
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"epochkv/internal/storage"
+	"epochkv/internal/vfs"
+)
+
+// longLog is what a kill leaves of a store whose checkpoints had stopped: everything is in the log, many times what small memory holds.
+func longLog(t testing.TB, commits int) (*vfs.Mem, map[string]string) {
+	t.Helper()
+	disk := vfs.NewMem()
+	fs := vfs.NewFaulty(disk)
+	s, err := Open(tiny(fs))
+	if err != nil {
+		t.Fatal(err)
+	}
+	fs.Inject(vfs.Rule{Op: vfs.OpWrite | vfs.OpPreallocate, Name: "data.ekv", Err: syscall.ENOSPC})
+	want := map[string]string{}
+	x := mustSession(t, s)
+	for i := range commits {
+		k, v := fmt.Sprintf("key-%03d", i*7%500), fmt.Sprintf("%d-%s", i, strings.Repeat("v", i*37%900))
+		d := DurabilityAsync
+		if i%50 == 49 || i == commits-1 {
+			d = DurabilitySync
+		}
+		w := Write{Durability: d}
+		if i%11 == 10 {
+			w.Delete([]byte(k))
+			delete(want, k)
+		} else {
+			w.Set([]byte(k), []byte(v))
+			want[k] = v
+		}
+		if _, err := commitAndWait(x, &w); err != nil {
+			t.Fatal(err)
+		}
+	}
+	x.Close()
+	left := disk.Crash(1, vfs.KeepAll)
+	_ = s.Close() // on a disk that is gone
+	return left, want
+}
+
+// small is tiny with the least memory: two frozen tables.
+func small(fs vfs.FS) Options {
+	o := tiny(fs)
+	o.Storage.MemoryBytes = 1 << 20
+	return o
+}
+
+const smallFrozenBytes = 128 << 10
+
+// TestReplayOfALongLogStaysWithinMemory: a log that is many times as long as memory is merged while it is replayed.
+func TestReplayOfALongLogStaysWithinMemory(t *testing.T) {
+	fs, want := longLog(t, 4000)
+	s := mustOpen(t, small(fs))
+	r := s.Recovery()
+	if r.Bytes < 10*smallFrozenBytes {
+		t.Fatalf("only %d bytes of log: the test tests nothing", r.Bytes)
+	}
+	const slack = 16 << 10 // the record that fills a table
+	if r.Checkpoints < 5 || r.MemtablePeak > smallFrozenBytes+slack {
+		t.Errorf("%d checkpoints, memtables took %d bytes, %d are allowed", r.Checkpoints, r.MemtablePeak, smallFrozenBytes)
+	}
+	if r.Records != 4000 || int(s.Visible()) != 4000 {
+		t.Errorf("replayed %d records, at epoch %d", r.Records, s.Visible())
+	}
+	if err := equalMaps(want, dump(t, s)); err != nil {
+		t.Error(err)
+	}
+	mustPut(t, s, "later", "v")
+	want["later"] = "v"
+	mustClose(t, s)
+	if err := equalMaps(want, dump(t, mustOpen(t, small(fs)))); err != nil {
+		t.Errorf("after a restart: %v", err)
+	}
+}
+
+// TestRecoveryThatMergesSurvivesACrashAtEveryOperation cuts the power at each operation of such a recovery, and again in the one that
+// follows, until one comes through.
+func TestRecoveryThatMergesSurvivesACrashAtEveryOperation(t *testing.T) {
+	disk, want := longLog(t, 900)
+	files := mustRead(t, disk)
+	whole := files.files(t)
+	before := whole.Mutations()
+	s, err := Open(small(whole))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.Recovery().Checkpoints < 2 {
+		t.Fatalf("%+v: the test tests nothing", s.Recovery())
+	}
+	ops := whole.Mutations() - before
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	step := int64(exhaustiveStep)
+	if testing.Short() {
+		step = 7
+	}
+	for k := int64(1); k <= ops; k += step {
+		for _, keep := range []vfs.Keep{vfs.KeepNone, vfs.KeepSome, vfs.KeepAll} {
+			fs := files.files(t)
+			for try := range int64(3) { // three crashes, each a little later than the one before
+				fs.CrashAt(fs.Mutations() + k + try*5)
+				if s, err := Open(small(fs)); err == nil {
+					_ = s.Close()
+				} else if !errors.Is(err, vfs.ErrCrashed) {
+					t.Fatalf("crash at operation %d of %d, keep %d, try %d: %v", k, ops, keep, try, err)
+				}
+				fs = fs.Crash(uint64(k+try), keep)
+			}
+			s := mustOpen(t, small(fs))
+			if err := equalMaps(want, dump(t, s)); err != nil {
+				t.Fatalf("crash at operation %d of %d, keep %d: %v", k, ops, keep, err)
+			}
+			mustClose(t, s)
+		}
+	}
+}
+
+// TestDamageFarBackInALongLogIsRefusedAsEver: what was merged before the damage was met is right, nothing is given up, and the log can be repaired.
+func TestDamageFarBackInALongLogIsRefusedAsEver(t *testing.T) {
+	fs, _ := longLog(t, 2000)
+	files := mustRead(t, fs)
+	names := segmentNames(files)
+	name := names[len(names)/2]
+	files[name][5000] ^= 1
+	var refused [2]*storage.CorruptionError
+	for i, o := range []Options{tiny(files.files(t)), small(files.files(t))} {
+		_, err := Open(o)
+		if !errors.As(err, &refused[i]) || refused[i].File != name {
+			t.Fatalf("damage in %s: %v", name, err)
+		}
+		if i == 1 {
+			fs = o.Storage.FS.(*vfs.Mem)
+		}
+	}
+	if !reflect.DeepEqual(refused[0], refused[1]) {
+		t.Errorf("with much memory: %v; with little: %v", refused[0], refused[1])
+	}
+	if got := segmentNames(mustRead(t, fs)); len(got) != len(names) {
+		t.Errorf("of %d segments %d are left", len(names), len(got))
+	}
+	dropped, err := storage.RepairLog(fs, "db")
+	if err != nil || dropped.Cause == nil {
+		t.Fatalf("repair: %+v, %v", dropped, err)
+	}
+	s := mustOpen(t, small(fs))
+	if s.Visible() != dropped.From-1 || len(dump(t, s)) == 0 {
+		t.Errorf("repaired at epoch %d; dropped from %d", s.Visible(), dropped.From)
+	}
+}
+
+func segmentNames(files image) (names []string) {
+	for name := range files {
+		if strings.HasSuffix(name, ".log") {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// TestReplayGoesOnInMemoryOnAFullDisk: a store whose disk is full opens with all it has, as it did when memory was larger.
+func TestReplayGoesOnInMemoryOnAFullDisk(t *testing.T) {
+	disk, want := longLog(t, 1500)
+	fs := vfs.NewFaulty(disk)
+	full := fs.Inject(vfs.Rule{Op: vfs.OpWrite | vfs.OpPreallocate, Name: "data.ekv", Err: syscall.ENOSPC})
+	s := mustOpen(t, small(fs))
+	if r := s.Recovery(); full.Fired() == 0 || r.Checkpoints != 0 || r.MemtablePeak < 3*smallFrozenBytes {
+		t.Errorf("%+v", r)
+	}
+	if err := equalMaps(want, dump(t, s)); err != nil {
+		t.Error(err)
+	}
+	full.Remove()
+	x := mustSession(t, s)
+	defer x.Close()
+	if err := waitFor(func() bool { _, err := put(x, "later", "v", DurabilitySync); return err == nil }); err != nil {
+		t.Errorf("with room again: %v", err)
+	}
+}

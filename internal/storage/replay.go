@@ -1,0 +1,189 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"epochkv/internal/storage/batch"
+	"epochkv/internal/storage/btree"
+	"epochkv/internal/storage/keys"
+	"epochkv/internal/storage/memtable"
+	"epochkv/internal/vfs"
+	"epochkv/internal/wal"
+)
+
+// replayer fills generations with what the log holds, in log order, which is epoch order, so that two writers of one key end as they did
+// before the crash.
+//
+// A log may be far longer than memory: checkpoints may have been stopped for hours. So when the generations have used up the memory for
+// frozen ones, they are merged into the tree and their tables filled again. Merging before the end of the log is known to be sound changes
+// nothing about what recovery may decide: what is merged are consecutive epochs, all of them read whole. If a later record turns out to be
+// damaged the store refuses to start as it would have, with a tree that holds more of what was right before the damage; if the log ends
+// in a torn record, that lies behind everything merged. No segment is given up before the whole log was read, so that the older
+// superblock still has all it needs. A crash meanwhile costs nothing: the next recovery goes on behind the last superblock.
+type replayer struct {
+	engine   *Engine
+	inserter memtable.Inserter
+	filled   []*generation // oldest first; the last one is being filled
+	root     btree.Root    // of the tree, with all that came before them
+	blocked  bool          // a merge met a full disk or damage: everything else stays in memory, and checkpoints try again
+	merges   int
+	peak     int64 // most that tables have taken
+
+	// Progress is told by whole segments: nothing else of the log's size is known beforehand.
+	after    keys.Epoch
+	segments []wal.SegmentInfo
+	passed   int // segments that replay has begun with
+	told     time.Time
+}
+
+// ReplayProgress is how far the replay of a long log is.
+type ReplayProgress struct {
+	Bytes, BytesTotal int64 // of log files
+	Epoch             keys.Epoch
+	Checkpoints       int // made to keep memory bounded
+}
+
+// replayToldEvery is how often progress is told: a replay that takes less says nothing.
+const replayToldEvery = 2 * time.Second
+
+func (r *replayer) apply(epoch keys.Epoch, body []byte) error {
+	if err := r.progress(epoch); err != nil {
+		return err
+	}
+	if len(body) == 0 {
+		return nil // an abandoned epoch
+	}
+	if err := batch.Validate(body); err != nil {
+		return fmt.Errorf("replay of epoch %d: %w", epoch, err)
+	}
+	mem, err := r.table(epoch)
+	if err != nil {
+		return err
+	}
+	if err := mem.Secure(&r.inserter, memtable.MaxSize(body)); err != nil {
+		return err
+	}
+	return mem.Apply(&r.inserter, body, epoch, true)
+}
+
+// table is the memtable to fill, a new one when the last is full.
+func (r *replayer) table(epoch keys.Epoch) (*memtable.Table, error) {
+	if n := len(r.filled); n > 0 && int64(r.filled[n-1].mem.Bytes()) < r.engine.memtableBytes {
+		return r.filled[n-1].mem, nil
+	}
+	r.seal(epoch)
+	if err := r.makeRoom(); err != nil {
+		return nil, err
+	}
+	mem, err := r.engine.newTable()
+	if err != nil {
+		return nil, err
+	}
+	r.filled = append(r.filled, &generation{mem: mem, first: epoch})
+	return mem, nil
+}
+
+// seal ends the last generation before epoch.
+func (r *replayer) seal(epoch keys.Epoch) {
+	if n := len(r.filled); n > 0 && !r.filled[n-1].sealed() {
+		r.filled[n-1].end.Store(uint64(epoch))
+	}
+}
+
+// makeRoom merges what is filled, if one more table would not fit into the budget.
+func (r *replayer) makeRoom() error {
+	used := int64(0)
+	for _, g := range r.filled {
+		used += int64(g.mem.Bytes())
+	}
+	r.peak = max(r.peak, used)
+	if len(r.filled) == 0 || r.blocked || used+r.engine.memtableBytes <= r.engine.frozenBytes.Load() {
+		return nil
+	}
+	err := r.merge()
+	if errors.Is(err, vfs.ErrNoSpace) || errors.Is(err, ErrDamaged) {
+		r.blocked = true
+		return nil
+	}
+	return err
+}
+
+// merge makes what is filled durable in the tree. Nobody reads yet: of each key only the newest version matters.
+func (r *replayer) merge() error {
+	e := r.engine
+	// Replay may have read what only the kernel's cache held, and the tree must not get ahead of the log.
+	if err := syncLog(e.fs, e.options.Dir); err != nil {
+		return err
+	}
+	job := mergeJob{}
+	for i := len(r.filled) - 1; i >= 0; i-- {
+		job.frozen = append(job.frozen, r.filled[i])
+	}
+	cut := job.cut(0)
+	job.horizon = Horizon{Visible: cut, Live: []keys.Epoch{cut}}
+	number, result, err := e.mergeTree(context.Background(), r.root, &job, cut)
+	if err != nil {
+		return fmt.Errorf("checkpoint while the log is replayed: %w", e.damage(err, btree.Root{}, nil))
+	}
+	r.root = result.Root
+	e.pins.release(e.pager, number)
+	for _, g := range r.filled {
+		e.spares = append(e.spares, g.mem) // the next tables take their memory
+	}
+	r.filled = r.filled[:0]
+	r.merges++
+	return nil
+}
+
+// syncLog makes durable what can be read of the log: its newest segment, since that one testifies for those before it.
+func syncLog(fsys vfs.FS, dir string) error {
+	segments, err := wal.Segments(fsys, dir)
+	if err != nil || len(segments) == 0 {
+		return err
+	}
+	f, err := fsys.Open(segments[len(segments)-1].File, vfs.ReadWrite)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+
+// progress notes that replay has reached epoch.
+func (r *replayer) progress(epoch keys.Epoch) (err error) {
+	if r.segments == nil {
+		if r.segments, err = wal.Segments(r.engine.fs, r.engine.options.Dir); err != nil {
+			return err
+		}
+	}
+	if r.passed == len(r.segments) || r.segments[r.passed].First > epoch {
+		return nil
+	}
+	p := ReplayProgress{Epoch: epoch, Checkpoints: r.merges}
+	for r.passed < len(r.segments) && r.segments[r.passed].First <= epoch {
+		r.passed++
+	}
+	if r.engine.options.OnReplay == nil || time.Since(r.told) < replayToldEvery {
+		return nil
+	}
+	r.told = time.Now()
+	for i, s := range r.segments {
+		if i+1 < len(r.segments) && r.segments[i+1].First <= r.after+1 {
+			continue // replay began behind it
+		}
+		if p.BytesTotal += s.Bytes; i+1 < r.passed {
+			p.Bytes += s.Bytes
+		}
+	}
+	r.engine.options.OnReplay(p)
+	return nil
+}
+
+func (r *replayer) free() (err error) {
+	for _, g := range r.filled {
+		err = errors.Join(err, g.mem.Free())
+	}
+	return err
+}
