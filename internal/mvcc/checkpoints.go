@@ -14,7 +14,7 @@ import (
 const checkpointRetry = time.Second
 
 // runCheckpoints merges frozen generations into the tree when there are enough of them or no more come, and whatever there is at an
-// interval.
+// interval. With nothing to merge it lets checkpoints shrink the file and sweep the tree, as long as that is of use.
 func (s *Store) runCheckpoints(ctx context.Context) {
 	interval := time.NewTicker(s.checkpointInterval)
 	defer interval.Stop()
@@ -31,7 +31,7 @@ func (s *Store) runCheckpoints(ctx context.Context) {
 			switch {
 			case s.engine.Shrinkable():
 				err = s.Checkpoint(ctx)
-			case s.engine.Lingering():
+			case s.engine.Lingering(), s.engine.Sweepable(s.collector.horizon()):
 				err = s.mergeFrozen(ctx)
 			}
 		case <-interval.C:

@@ -30,19 +30,22 @@ type Horizon struct {
 	Live    []keys.Epoch // ascending: live snapshots, then the least epoch that a new snapshot can get
 }
 
-// Checkpoint merges every frozen generation that is complete into the tree and makes the new root durable, in this order: log,
-// data pages, sync, superblock, sync, publish, recycle. It returns without doing anything if there is nothing to merge. Checkpoints come
-// one at a time. A cancelled context, a full disk or a damaged page leaves the old state; any other error is final.
+func (h *Horizon) policy() btree.Policy { return btree.Policy{MinVisible: h.Live[0], Live: h.Live} }
+
+// Checkpoint merges every frozen generation that is complete into the tree, sweeps some of what is stale there, and makes the new root
+// durable, in this order: log, data pages, sync, superblock, sync, publish, recycle. It returns without doing anything if there is nothing to
+// merge, to sweep, or to move. Checkpoints come one at a time. A cancelled context, a full disk or a damaged page leaves the old state; any other error is final.
 func (e *Engine) Checkpoint(ctx context.Context, h Horizon) error {
 	e.checkpointing.Lock()
 	defer e.checkpointing.Unlock()
 	e.reclaim()
-	merging := e.complete(h.Visible)
-	if len(merging) == 0 && !e.Shrinkable() {
+	merging, garbage := e.complete(h.Visible), e.findGarbage(&h)
+	if len(merging) == 0 && garbage.Empty() && !e.Shrinkable() {
+		e.sweeper.advance(garbage)
 		return nil
 	}
 	start := time.Now()
-	if err := e.merge(ctx, mergeJob{frozen: merging, horizon: h}); err != nil {
+	if err := e.merge(ctx, mergeJob{frozen: merging, garbage: garbage, horizon: h}); err != nil {
 		err = fmt.Errorf("checkpoint: %w", e.damage(err, btree.Root{}, nil))
 		if errors.Is(err, vfs.ErrNoSpace) || errors.Is(err, ErrDamaged) {
 			e.blocked.Store(&err)
@@ -50,6 +53,7 @@ func (e *Engine) Checkpoint(ctx context.Context, h Horizon) error {
 		return err
 	}
 	e.blocked.Store(nil)
+	e.sweeper.advance(garbage)
 	e.counters.checkpointed(time.Since(start))
 	return nil
 }
@@ -68,6 +72,7 @@ func (e *Engine) complete(visible keys.Epoch) []*generation {
 type mergeJob struct {
 	frozen  []*generation // newest first
 	load    *Load         // a bulk load right behind them, or nil
+	garbage *btree.Garbage // to be swept, or nil
 	horizon Horizon
 }
 
@@ -85,6 +90,7 @@ func (j *mergeJob) cut(before keys.Epoch) keys.Epoch {
 func (e *Engine) merge(ctx context.Context, job mergeJob) error {
 	e.merging.Store(true)
 	defer e.merging.Store(false)
+	e.sweeper.observe(job.horizon.Live)
 	v := e.view.Load()
 	cut := job.cut(e.pager.State().Epoch)
 	// What the tree holds must not be ahead of the log: a crash would otherwise leave epochs that recovery cannot number.
@@ -95,6 +101,7 @@ func (e *Engine) merge(ctx context.Context, job mergeJob) error {
 	if err != nil {
 		return err
 	}
+	e.readStaleShare(result.Root)
 	e.warm(result.Freed, result.Root)
 	return e.publish(number, result.Root, job.frozen, cut)
 }
@@ -130,15 +137,16 @@ func (e *Engine) mergeTree(ctx context.Context, base btree.Root, job *mergeJob, 
 // build writes the pages of the new state.
 func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Root, job *mergeJob) (*btree.Result, error) {
 	relocate := max(relocatePagesMin, int(e.pager.Stats().Live/relocateShare))
-	limit, live := ck.Tail(relocate), job.horizon.Live
+	limit := ck.Tail(relocate)
 	batch, sink := e.rows.Begin(ck), ck.Sink()
 	in := &btree.MergeInput{
 		Base: base, Checkpoint: ck.Number(), PageSize: e.pager.PageSize(),
-		Policy:  btree.Policy{MinVisible: live[0], Live: live},
+		Policy:  job.horizon.policy(),
 		Input:   func() btree.Input { return newMemInput(job.frozen) },
 		Source:  func() btree.Source { return e.pages.private() },
 		Sink:    admitting{sink, e.pages.cache},
 		Values:  values{batch},
+		Sweep:   job.garbage,
 		Workers: e.options.CheckpointWorkers,
 	}
 	if limit > 0 {
@@ -229,10 +237,11 @@ func (e *Engine) reclaim() {
 }
 
 // Shrinkable reports whether the file is more than twice as large as what lives in it, so that checkpoints should move pages down
-// though nothing fills the memtables.
+// though nothing fills the memtables. The rest is what moving and cutting may leave of a small file: up to relocatePagesMin pages of holes,
+// and two steps of growth behind them.
 func (e *Engine) Shrinkable() bool {
 	s := e.pager.Stats()
-	return s.FileBytes/int64(s.PageSize) > 2*int64(s.Live)+relocatePagesMin
+	return s.FileBytes/int64(s.PageSize) > 2*int64(s.Live)+2*relocatePagesMin
 }
 
 // values lets a merge keep large values in the row store.

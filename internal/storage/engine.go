@@ -56,6 +56,7 @@ type Engine struct {
 	retired       []retirement // what readers of older views may still stand on
 	retiredBytes  atomic.Int64
 	pins          rootPins
+	sweeper       sweeper
 	loads         loads
 
 	blocked     atomic.Pointer[error] // why checkpoints cannot make room at present: the disk is full, or a page is damaged

@@ -5,6 +5,7 @@ import (
 
 	"epochkv/internal/cache"
 	"epochkv/internal/storage/keys"
+	"epochkv/internal/storage/page"
 	"epochkv/internal/storage/pager"
 	"epochkv/internal/storage/pager/rows"
 	"epochkv/internal/wal"
@@ -51,7 +52,12 @@ type TreeStats struct {
 	InnerPages        uint64
 	VersionsDropped   uint64
 	TombstonesDropped uint64
-	Damaged           uint64 // reads that met a damaged page
+	Damaged           uint64  // reads that met a damaged page
+	StaleShare        float64 // the part of the tree that superseded versions and tombstones take
+	LeavesSwept       uint64  // rewritten for what they could be rid of, though nothing new fell on them; since Open, as all that follow
+	VersionsSwept     uint64  // what they were rid of
+	SweepReads        uint64  // leaves that were looked into for that
+	SweepLaps         uint64  // times that all stale leaves were looked into
 }
 
 // PruneStats counts the garbage collection of versions in memtables since Open.
@@ -106,6 +112,8 @@ func (e *Engine) treeStats() TreeStats {
 		Checkpoint: e.pager.Checkpoint(), Checkpoints: c.checkpoints.Load(), CheckpointTime: time.Duration(c.checkpointNanos.Load()),
 		LeafPages: c.leafPages.Load(), InnerPages: c.innerPages.Load(),
 		VersionsDropped: c.versionsDropped.Load(), TombstonesDropped: c.tombstonesDropped.Load(), Damaged: c.damaged.Load(),
+		StaleShare: page.Share(e.sweeper.share.Load()).Ratio(), SweepReads: e.sweeper.read.Load(),
+		LeavesSwept: c.leavesSwept.Load(), VersionsSwept: c.versionsSwept.Load(), SweepLaps: e.sweeper.laps.Load(),
 		Loads: e.loads.finished.Load(), LoadedKeys: e.loads.keys.Load(),
 	}
 	for i := range s.CheckpointBuckets {

@@ -92,6 +92,8 @@ type Stats struct {
 	Bytes                 int64 // keys and inline values of all versions
 	VersionsDropped       int64 // old and new ones that nobody can see
 	TombstonesDropped     int64 // of those
+	LeavesSwept           int   // that no input fell on, and that were rid of something
+	VersionsSwept         int64 // what they were rid of
 	Placed, Dropped       int64 // large values
 }
 
@@ -103,6 +105,8 @@ func (s *Stats) add(o *Stats) {
 	s.Bytes += o.Bytes
 	s.VersionsDropped += o.VersionsDropped
 	s.TombstonesDropped += o.TombstonesDropped
+	s.LeavesSwept += o.LeavesSwept
+	s.VersionsSwept += o.VersionsSwept
 	s.Placed += o.Placed
 	s.Dropped += o.Dropped
 }

@@ -57,7 +57,7 @@ func (w *worker) run(p *part) error {
 			w.pack.out = append(w.pack.out, item{Child: *c})
 			continue
 		}
-		if err := w.mergeLeaf(p, i, bound); err != nil {
+		if err := w.sweepOrMerge(p, i, bound); err != nil {
 			return err
 		}
 		if err := w.m.ordered.stream(p, w); err != nil {
@@ -132,6 +132,22 @@ func (w *worker) loadOld(v *page.View, i int) {
 		w.key = append(append(w.key[:0], v.Prefix()...), suffix...)
 	}
 	w.entry = page.Entry{Key: w.key, Value: value, Trailer: t, Same: same, Large: large}
+}
+
+// sweepOrMerge rewrites leaf i and counts what it was rid of if no input falls on it.
+func (w *worker) sweepOrMerge(p *part, i int, bound *page.Separator) error {
+	if w.in.before(bound) {
+		return w.mergeLeaf(p, i, bound)
+	}
+	before := w.stats.VersionsDropped
+	if err := w.mergeLeaf(p, i, bound); err != nil {
+		return err
+	}
+	if n := w.stats.VersionsDropped - before; n > 0 {
+		w.stats.LeavesSwept++
+		w.stats.VersionsSwept += n
+	}
+	return nil
 }
 
 // mergeLeaf replaces leaf i of the part by the run of its entries and the input in front of bound.

@@ -31,6 +31,9 @@ type Garbage struct {
 	pages map[page.ID]struct{} // those leaves, and the inner nodes above them
 }
 
+// Empty reports whether there is nothing to be rewritten.
+func (g *Garbage) Empty() bool { return g == nil || g.Leaves == 0 }
+
 // Has reports whether page id is to be rewritten.
 func (g *Garbage) Has(id page.ID) bool {
 	if g == nil {

@@ -1,0 +1,428 @@
+package mvcc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"epochkv/internal/storage"
+	"epochkv/internal/vfs"
+)
+
+// sweepOptions are those of a store with small pages that checkpoints only when it is told to.
+func sweepOptions(fs vfs.FS) Options {
+	o := modelOptions(fs)
+	o.Storage.MemtableBytes, o.Storage.SegmentBytes = 1<<20, 1<<20
+	return o
+}
+
+func mustCheckpoint(t testing.TB, s *Store) {
+	t.Helper()
+	if err := s.Checkpoint(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// commitAll puts or deletes many keys in one commit.
+func commitAll(t testing.TB, s *Store, fill func(w *Write)) {
+	t.Helper()
+	x := mustSession(t, s)
+	defer x.Close()
+	w := Write{Durability: DurabilityAsync}
+	fill(&w)
+	if _, err := commitAndWait(x, &w); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// versions is how many versions the newest durable tree holds, and of how many keys.
+func versions(t testing.TB, s *Store) (n, live uint64) {
+	t.Helper()
+	report, err := s.Verify(context.Background(), storage.VerifyOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustBeSound(t, report)
+	return report.Versions, report.Keys
+}
+
+// mustConverge calls for checkpoints, which have nothing to merge, until the tree holds one version of each key.
+func mustConverge(t testing.TB, s *Store, atMost int) {
+	t.Helper()
+	for n := 1; ; n++ {
+		mustCheckpoint(t, s)
+		st := s.Stats().Storage.Tree
+		if st.StaleShare == 0 {
+			t.Logf("%d checkpoints: %d leaves read, %d written, %d versions dropped", n, st.SweepReads, st.LeavesSwept, st.VersionsSwept)
+			break
+		}
+		if n == atMost {
+			t.Fatalf("after %d checkpoints: %+v", n, st)
+		}
+	}
+	if n, live := versions(t, s); n != live {
+		t.Fatalf("%d versions of %d keys, and no share is told", n, live)
+	}
+}
+
+// TestWhatALongReaderHeldComesBack overwrites and deletes under an old snapshot, merges, ends the snapshot, and writes nothing more to those keys.
+func TestWhatALongReaderHeldComesBack(t *testing.T) {
+	s := mustOpen(t, sweepOptions(vfs.NewMem()))
+	want := map[string]string{}
+	write := func(round, from, to int, del bool) {
+		commitAll(t, s, func(w *Write) {
+			for i := from; i < to; i++ {
+				k := fmt.Sprintf("key-%05d", i)
+				if del {
+					w.Delete([]byte(k))
+					delete(want, k)
+					continue
+				}
+				want[k] = fmt.Sprintf("round %d %s", round, strings.Repeat("v", i%40))
+				if i%50 == 0 {
+					want[k] = strings.Repeat(want[k], 60) // outside the leaf
+				}
+				w.Set([]byte(k), []byte(want[k]))
+			}
+		})
+		mustCheckpoint(t, s)
+	}
+	write(1, 0, 4000, false)
+	reader := mustSession(t, s)
+	defer reader.Close()
+	if _, err := reader.View(0); err != nil {
+		t.Fatal(err)
+	}
+	old := maps.Clone(want)
+	live := s.Stats().Storage.Pages.Live
+	write(2, 0, 3000, false)
+	write(3, 2000, 4000, true)
+	write(4, 2500, 2600, false)
+
+	for range 10 {
+		mustCheckpoint(t, s)
+	}
+	st := s.Stats().Storage.Tree
+	if st.StaleShare < 0.4 || st.VersionsSwept != 0 {
+		t.Fatalf("held: %+v", st)
+	}
+	if err := equalMaps(old, dumpAt(t, reader)); err != nil {
+		t.Fatalf("the old snapshot: %v", err)
+	}
+	reader.Close()
+	mustConverge(t, s, 60)
+	mustHold(t, s, want)
+	// Its pages wait for the next checkpoint to be counted as free.
+	if now := s.Stats().Storage.Pages.Live; now > live {
+		t.Errorf("%d pages are live, %d before anything was superseded", now, live)
+	}
+}
+
+// TestSweepRestsWhileNothingCanGo: with a snapshot that holds all that is stale, and nothing else changing, leaves are looked into once.
+func TestSweepRestsWhileNothingCanGo(t *testing.T) {
+	s := mustOpen(t, sweepOptions(vfs.NewMem()))
+	fill := func(value string) {
+		commitAll(t, s, func(w *Write) {
+			for i := range 2000 {
+				w.Set(fmt.Appendf(nil, "key-%05d", i), []byte(value))
+			}
+		})
+		mustCheckpoint(t, s)
+	}
+	fill("old")
+	first, second := mustSession(t, s), mustSession(t, s)
+	defer first.Close()
+	defer second.Close()
+	if _, err := first.View(0); err != nil {
+		t.Fatal(err)
+	}
+	fill("middle")
+	if _, err := second.View(0); err != nil {
+		t.Fatal(err)
+	}
+	fill("new")
+	rest := func() storage.TreeStats {
+		for range 100 {
+			mustCheckpoint(t, s)
+		}
+		return s.Stats().Storage.Tree
+	}
+	before := rest()
+	after := rest()
+	if before.SweepReads == 0 || after.SweepReads != before.SweepReads || after.Checkpoint != before.Checkpoint || after.LeavesSwept != 0 {
+		t.Fatalf("it went on: %+v, then %+v", before, after)
+	}
+	second.Close()
+	middle := rest()
+	if n, live := versions(t, s); n != 2*live || middle.VersionsSwept != live {
+		t.Fatalf("%d versions of %d keys: what only the newer snapshot held must go: %+v", n, live, middle)
+	}
+	if v, err := first.Read(nil, []byte("key-00100")); err != nil || string(v.Data) != "old" {
+		t.Fatalf("the older snapshot reads %q, %v", v.Data, err)
+	}
+	first.Done()
+	first.Close()
+	mustConverge(t, s, 100)
+}
+
+// TestIdleStoreSweepsItself: nobody writes, nobody asks for checkpoints, and the garbage goes all the same; then nothing happens any more.
+func TestIdleStoreSweepsItself(t *testing.T) {
+	t.Parallel()
+	o := sweepOptions(vfs.NewMem())
+	o.CheckpointInterval = time.Hour
+	s := mustOpen(t, o)
+	commitAll(t, s, func(w *Write) {
+		for i := range 500 {
+			w.Set(fmt.Appendf(nil, "key-%05d", i), []byte("old"))
+		}
+	})
+	reader := mustSession(t, s)
+	defer reader.Close()
+	if _, err := reader.View(0); err != nil {
+		t.Fatal(err)
+	}
+	commitAll(t, s, func(w *Write) {
+		for i := range 500 {
+			w.Delete(fmt.Appendf(nil, "key-%05d", i))
+		}
+	})
+	mustCheckpoint(t, s)
+	if share := s.Stats().Storage.Tree.StaleShare; share < 0.9 {
+		t.Fatalf("stale share %.2f", share)
+	}
+	reader.Close()
+	swept := func() bool { return s.Stats().Storage.Tree.StaleShare == 0 }
+	for until := time.Now().Add(20 * time.Second); !swept(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(until) {
+			t.Fatalf("%+v", s.Stats().Storage.Tree)
+		}
+	}
+	quiet := func() bool { // the file shrinks, too
+		before := s.Stats().Storage
+		time.Sleep(2500 * time.Millisecond)
+		after := s.Stats().Storage
+		return before.Tree.Checkpoint == after.Tree.Checkpoint && before.Pages.PagesRead == after.Pages.PagesRead
+	}
+	if !quiet() && !quiet() {
+		t.Fatalf("not at rest: %+v", s.Stats().Storage.Pages)
+	}
+	if n, _ := versions(t, s); n != 0 {
+		t.Fatalf("%d versions are left", n)
+	}
+}
+
+// TestValuesThatALoadReplacedAreSwept loads over a full tree, and again.
+func TestValuesThatALoadReplacedAreSwept(t *testing.T) {
+	s := mustOpen(t, sweepOptions(vfs.NewMem()))
+	want := entriesFor("a", 3000, 1, rand.New(rand.NewPCG(1, 1)))
+	mustLoad(t, s, want)
+	for k, v := range entriesFor("b", 3000, 1, rand.New(rand.NewPCG(2, 1))) {
+		want[k] = v
+	}
+	mustLoad(t, s, want)
+	if n, live := versions(t, s); n != 2*live {
+		t.Fatalf("%d versions of %d keys: the test tests nothing", n, live)
+	}
+	mustConverge(t, s, 60)
+	mustHold(t, s, want)
+}
+
+// TestRetainedVersionsAreSweptWhenTheirTimeIsOver overwrites with a retention, and reads the past for as long as it is promised.
+func TestRetainedVersionsAreSweptWhenTheirTimeIsOver(t *testing.T) {
+	o := sweepOptions(vfs.NewMem())
+	o.Retention = 400 * time.Millisecond
+	s := mustOpen(t, o)
+	old := mustPut(t, s, "key", "old")
+	began := time.Now()
+	mustPut(t, s, "key", "new")
+	mustCheckpoint(t, s)
+	for reads := 0; ; reads++ {
+		mustCheckpoint(t, s)
+		x := mustSession(t, s)
+		v, err := x.Get(nil, []byte("key"), old)
+		x.Close()
+		if time.Since(began) > o.Retention {
+			if reads == 0 {
+				t.Skip("the machine is too slow for this test")
+			}
+			break
+		}
+		if err != nil || string(v.Data) != "old" {
+			t.Fatalf("%v after it was overwritten: %q, %v", time.Since(began), v.Data, err)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	if err := waitFor(func() bool { mustCheckpoint(t, s); return s.Stats().Storage.Tree.StaleShare == 0 }); err != nil {
+		t.Fatalf("%v: %+v", err, s.Stats().Storage.Tree)
+	}
+}
+
+// TestSnapshotsSeeTheirStateWhileOthersAreSwept opens and ends snapshots at random over overwrites, deletions, loads and restarts, with sweeping
+// checkpoints in between, and in the end nothing is left that nobody can see.
+func TestSnapshotsSeeTheirStateWhileOthersAreSwept(t *testing.T) {
+	for seed := range uint64(4) {
+		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
+			t.Parallel()
+			rng := rand.New(rand.NewPCG(seed, 31))
+			o := sweepOptions(vfs.NewMem())
+			s := mustOpen(t, o)
+			now := map[string]string{}
+			snapshots := map[*Session]map[string]string{}
+			for round := range 40 {
+				commitAll(t, s, func(w *Write) {
+					for i := range 600 {
+						k := fmt.Sprintf("k%04d", i)
+						switch rng.IntN(12) {
+						case 0:
+							w.Delete([]byte(k))
+							delete(now, k)
+						case 1, 2:
+							now[k] = fmt.Sprintf("round %d %s", round, strings.Repeat("v", rng.IntN(160)))
+							w.Set([]byte(k), []byte(now[k]))
+						}
+					}
+				})
+				if rng.IntN(3) == 0 {
+					x := mustSession(t, s)
+					if _, err := x.View(0); err != nil {
+						t.Fatal(err)
+					}
+					snapshots[x] = maps.Clone(now)
+				}
+				for range rng.IntN(4) {
+					mustCheckpoint(t, s)
+				}
+				for x, state := range snapshots {
+					if err := equalMaps(state, dumpAt(t, x)); err != nil {
+						t.Fatalf("round %d, snapshot at %d: %v", round, x.at, err)
+					}
+					if rng.IntN(4) == 0 {
+						x.Close()
+						delete(snapshots, x)
+					}
+				}
+				if len(snapshots) == 0 && rng.IntN(4) == 0 {
+					mustClose(t, s)
+					s = mustOpen(t, o)
+				}
+			}
+			for x := range snapshots {
+				x.Close()
+			}
+			mustConverge(t, s, 60)
+			mustHold(t, s, now)
+		})
+	}
+}
+
+const sweepRounds = 3
+
+// sweepRound is what round n writes: values of many sizes, and in the last round deletions among them.
+func sweepRound(n int, set func(k, v []byte), del func(k []byte)) {
+	for i := range 80 {
+		k := fmt.Appendf(nil, "k%03d", i)
+		if n == sweepRounds-1 && i%3 == 0 {
+			del(k)
+			continue
+		}
+		set(k, []byte(strings.Repeat(fmt.Sprint(n), 10+i%30*8)))
+	}
+}
+
+func sweepState(rounds int) map[string]string {
+	m := map[string]string{}
+	for n := range rounds {
+		sweepRound(n, func(k, v []byte) { m[string(k)] = string(v) }, func(k []byte) { delete(m, string(k)) })
+	}
+	return m
+}
+
+// sweepScript writes rounds, each of them one epoch, under a snapshot of the first, ends it, and sweeps. acked counts the rounds that were
+// acknowledged; swept says that nothing is left to sweep.
+func sweepScript(fs vfs.FS, acked *int, swept *bool) error {
+	s, err := Open(sweepOptions(fs))
+	if err != nil {
+		return err
+	}
+	return errors.Join(sweepRun(s, acked, swept), s.Close())
+}
+
+func sweepRun(s *Store, acked *int, swept *bool) error {
+	x, err := s.Session()
+	if err != nil {
+		return err
+	}
+	defer x.Close()
+	reader, err := s.Session()
+	if err != nil {
+		return err
+	}
+	defer reader.Close()
+	for round := range sweepRounds {
+		w := Write{Durability: DurabilitySync}
+		sweepRound(round, w.Set, w.Delete)
+		if _, err := commitAndWait(x, &w); err != nil {
+			return err
+		}
+		*acked = round + 1
+		if round == 0 {
+			if _, err := reader.View(0); err != nil {
+				return err
+			}
+		}
+		if err := s.Checkpoint(context.Background()); err != nil {
+			return err
+		}
+	}
+	reader.Done()
+	for range 4 {
+		if err := s.Checkpoint(context.Background()); err != nil {
+			return err
+		}
+	}
+	st := s.Stats().Storage.Tree
+	*swept = st.StaleShare == 0 && st.VersionsSwept > 0
+	return nil
+}
+
+// TestSweepSurvivesACrashAtEveryOperation cuts the power at each file operation of a store that sweeps.
+func TestSweepSurvivesACrashAtEveryOperation(t *testing.T) {
+	whole, acked, swept := vfs.NewMem(), 0, false
+	if err := sweepScript(whole, &acked, &swept); err != nil || !swept {
+		t.Fatalf("swept %v, %v: the test tests nothing", swept, err)
+	}
+	ops := whole.Mutations()
+	step := int64(exhaustiveStep)
+	if testing.Short() {
+		step = 7
+	}
+	for k := int64(1); k <= ops; k += step {
+		keep := []vfs.Keep{vfs.KeepNone, vfs.KeepSome, vfs.KeepAll}[k/step%3]
+		fs := vfs.NewMem()
+		fs.CrashAt(k)
+		acked = 0
+		_ = sweepScript(fs, &acked, &swept) // it ends where the power was cut
+		left := fs.Crash(uint64(k), keep)
+		verifyUnlessNew(t, left)
+		s, err := Open(sweepOptions(left))
+		if err != nil {
+			t.Fatalf("crash at %d of %d: %v", k, ops, err)
+		}
+		survived := int(s.Visible())
+		if survived < acked {
+			t.Fatalf("crash at %d of %d, keep %v: %d rounds survived, %d were acknowledged", k, ops, keep, survived, acked)
+		}
+		for range 2 { // before and after the rest is swept
+			if err := equalMaps(sweepState(survived), dump(t, s)); err != nil {
+				t.Fatalf("crash at %d of %d, keep %v, round %d: %v", k, ops, keep, survived, err)
+			}
+			mustConverge(t, s, 20)
+		}
+		mustClose(t, s)
+	}
+}

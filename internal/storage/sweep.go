@@ -1,0 +1,134 @@
+package storage
+
+import (
+	"slices"
+	"sync/atomic"
+
+	"epochkv/internal/storage/btree"
+	"epochkv/internal/storage/keys"
+	"epochkv/internal/storage/page"
+)
+
+const (
+	// sweepLeavesMin is how many leaves a checkpoint may look into for garbage whatever it costs: under a millisecond of work.
+	sweepLeavesMin = 64
+	// sweepLeavesMax bounds what a sweep adds to a checkpoint: 16 MiB of default pages to read, and as much to write.
+	sweepLeavesMax = 2048
+	// sweepParts is in how many checkpoints a tree would be swept that holds nothing but stale versions; the smaller their share, the more.
+	sweepParts = 16
+	// sweepWorth is how many leaves may be read for each that something can be dropped from, before the sweep slows down.
+	sweepWorth = 8
+)
+
+// sweeper lets checkpoints find the versions in the tree that nobody needs any more and that no new version of a key brings a merge to: those
+// that a snapshot held when their leaf was last written, those that retention held, and those that a bulk load replaced.
+//
+// It goes round and round through the stale leaves, some at each checkpoint. A whole lap under one and the same set of live epochs
+// leaves nothing that can be dropped under that set, so the sweeper rests until the set changes. It needs no memory of what it saw
+// or of what merges left: the pages themselves tell how much below them is stale.
+//
+// Invariant: while it rests, every merge since the last lap began had live as its live epochs.
+type sweeper struct {
+	// Owned by the checkpoint.
+	next    page.Separator // where the lap goes on; the zero Separator is the tree's begin
+	live    []keys.Epoch   // of the last merge or search
+	even    bool           // live has not changed since the lap began
+	resting bool
+	leaves  int  // to be read at the next checkpoint
+	known   bool // share was read
+
+	share      atomic.Uint32 // page.Share of the newest root
+	read, laps atomic.Uint64 // leaves looked into; laps ended
+}
+
+// observe notes under which live epochs a merge or a search works.
+func (s *sweeper) observe(live []keys.Epoch) {
+	if !slices.Equal(live, s.live) {
+		s.live = append(s.live[:0], live...)
+		s.even, s.resting = false, false
+	}
+}
+
+// idle reports whether there is nothing to look for under these live epochs.
+func (s *sweeper) idle(live []keys.Epoch) bool {
+	return s.share.Load() == 0 || s.resting && slices.Equal(live, s.live)
+}
+
+// budget is how many leaves the next search may read: in proportion to the share of garbage, and few where few of them were worth it.
+func (s *sweeper) budget(treePages uint64) int {
+	most := int(page.Share(s.share.Load()).Ratio() * float64(treePages) / sweepParts)
+	s.leaves = max(min(s.leaves, most, sweepLeavesMax), sweepLeavesMin)
+	return s.leaves
+}
+
+// advance moves on behind what a search has found, once that is gone from the tree.
+func (s *sweeper) advance(found *btree.Garbage) {
+	if found == nil {
+		return
+	}
+	s.read.Add(uint64(found.Read))
+	if found.Leaves*sweepWorth < found.Read {
+		s.leaves /= 2
+	} else {
+		s.leaves *= 2
+	}
+	if found.Next != nil {
+		s.next = *found.Next
+		return
+	}
+	s.next = page.Separator{}
+	s.resting = s.even
+	s.laps.Add(1)
+}
+
+// Sweepable reports whether a checkpoint may find garbage in the tree though nothing is frozen: checkpoints that merge look for it anyway.
+func (e *Engine) Sweepable(live []keys.Epoch) bool {
+	if len(e.view.Load().frozen) > 0 || !e.checkpointing.TryLock() {
+		return false
+	}
+	defer e.checkpointing.Unlock()
+	if !e.sweeper.known {
+		e.readStaleShare(e.view.Load().root)
+	}
+	return !e.sweeper.idle(live)
+}
+
+// readStaleShare notes how much of the tree is stale. An error is for those to report who read the tree for its data.
+func (e *Engine) readStaleShare(root btree.Root) {
+	e.sweeper.known = true
+	if share, err := btree.StaleShare(e.pages.private(), root); err == nil {
+		e.sweeper.share.Store(uint32(share))
+	}
+}
+
+// findGarbage looks into the next few stale leaves. Nil means that it did not. While checkpoints fall behind writers it is left to later ones.
+// The checkpointing mutex is held.
+func (e *Engine) findGarbage(h *Horizon) *btree.Garbage {
+	s := &e.sweeper
+	root := e.view.Load().root
+	if !s.known {
+		e.readStaleShare(root)
+	}
+	s.observe(h.Live)
+	if s.idle(h.Live) || e.Pace() > 0 {
+		return nil
+	}
+	if s.next.Key == nil {
+		s.even = true
+	}
+	search := btree.Search{
+		Policy: h.policy(), From: s.next, Max: s.budget(e.pager.Stats().Live),
+		Damaged: func(err error) error {
+			if !isDamage(err) {
+				return err
+			}
+			e.counters.damaged.Add(1)
+			return nil
+		},
+	}
+	found, err := search.Find(e.pages.private(), root)
+	if err != nil {
+		return nil // a device that cannot be read will be heard of; nothing is lost but time
+	}
+	return found
+}
