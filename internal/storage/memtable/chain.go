@@ -9,13 +9,31 @@ import (
 
 // newVersion writes a version into a recycled or new piece of memory.
 func (t *Table) newVersion(in *Inserter, trailer keys.Trailer, sync bool, value []byte) uint32 {
+	base := t.arena.base
 	class, words := classOf(len(value))
-	v := t.free.pop(t.arena.base, class)
-	if v == 0 {
+	v := uint32(0)
+	if in.spare != 0 && in.spareClass == class || t.takeRun(in, class) {
+		v = in.spare
+		in.spare = versionOlder(base, v).Load()
+	} else {
 		v = in.alloc(words, 1)
 	}
-	writeVersion(t.arena.base, v, trailer, sync, value)
+	writeVersion(base, v, trailer, sync, value)
 	return v
+}
+
+// takeRun gets in a run of free versions of a class, if there is one, in exchange for what it has of another.
+func (t *Table) takeRun(in *Inserter, class int) bool {
+	base := t.arena.base
+	run := t.free.pop(base, class)
+	if run == 0 {
+		return false
+	}
+	if in.spare != 0 {
+		t.free.push(base, in.spareClass, in.spare, versionOlder(base, in.spare).Load())
+	}
+	in.spare, in.spareClass = run, class
+	return true
 }
 
 // install puts a version into the chain of node: at the head, when commits of one key come in their order.
@@ -30,7 +48,7 @@ func (t *Table) install(in *Inserter, node, version uint32) {
 			installLate(base, chain, head, version)
 			return
 		}
-		versionOlder(base, version).Store(head)
+		setOlder(base, version, head)
 		length := headIn(old) + 1
 		if !chain.CompareAndSwap(old, pack(length, version)) {
 			continue
@@ -52,7 +70,7 @@ func installLate(base unsafe.Pointer, chain *atomic.Uint64, head, version uint32
 		for older != 0 && versionTrailer(base, older).Epoch() > epoch {
 			newer, older = older, versionOlder(base, older).Load()
 		}
-		versionOlder(base, version).Store(older)
+		setOlder(base, version, older)
 		if versionOlder(base, newer).CompareAndSwap(older, version) {
 			break
 		}

@@ -29,11 +29,26 @@ func classOf(valueBytes int) (class int, words uint32) {
 	return smallWordsMax + (e-6)*classesPerDoubling + int(steps), 1<<e + steps*unit
 }
 
-// freeLists are stacks of free versions by class, linked through their older links. A head is a counter (high half)
-// beside the offset: it changes with every pop and push, so that a CAS cannot mistake a block that came back for one that never left.
+const (
+	// runLengthMax and runWordsMax bound a run, and with it what one writer keeps to itself: 4 KiB, less than its region.
+	runLengthMax = 64
+	runWordsMax  = 512
+)
+
+// freeLists are stacks of runs by class. A run is a few free versions of one class, which are freed together and taken together, so
+// that most of them cost no atomic operation and no miss on the stack's head: with one version to an entry, pushing and popping took a
+// fifth of an overwrite.
+//
+//	stack ─► head of a run ──older──► head of the next run ──► ...
+//	             │ trailer word
+//	             ▼
+//	          version ──older──► version ──► 0
+//
+// A stack's word is a counter (high half) beside the offset: it changes with every pop and push, so that a CAS cannot mistake a run that
+// came back for one that never left.
 type freeLists [classCount]atomic.Uint64
 
-// pop takes a free version of a class, or returns zero.
+// pop takes a run of a class, linked through the older links from its first version to 0. It returns that version, or zero.
 func (f *freeLists) pop(base unsafe.Pointer, class int) uint32 {
 	for {
 		head := f[class].Load()
@@ -44,19 +59,44 @@ func (f *freeLists) pop(base unsafe.Pointer, class int) uint32 {
 		// Another goroutine may have taken v by now and be writing it; then the counter has moved and the CAS fails.
 		next := versionOlder(base, v).Load()
 		if f[class].CompareAndSwap(head, pack(headIn(head)+1, next)) {
+			setOlder(base, v, uint32(*raw64(base, v)))
 			return v
 		}
 	}
 }
 
-// push gives a version back. No reader may be standing on it or come to it.
-func (f *freeLists) push(base unsafe.Pointer, v uint32) {
-	class, _ := classOf(versionValueLen(base, v))
+// push gives back the run of a class that starts with v and goes on with second. No reader may be standing on it or come to it.
+func (f *freeLists) push(base unsafe.Pointer, class int, v, second uint32) {
+	*raw64(base, v) = uint64(second)
 	for {
 		head := f[class].Load()
-		versionOlder(base, v).Store(offsetIn(head))
+		setOlder(base, v, offsetIn(head))
 		if f[class].CompareAndSwap(head, pack(headIn(head)+1, v)) {
 			return
 		}
 	}
+}
+
+// pushChain gives back every version from v to the end of its chain, in runs, and returns their number.
+func (f *freeLists) pushChain(base unsafe.Pointer, v uint32) (freed int) {
+	for v != 0 {
+		class, words := classOf(versionValueLen(base, v))
+		first, second := v, uint32(0)
+		length, last := uint32(1), v
+		for v = versionOlder(base, v).Load(); v != 0 && length < runLengthMax && (length+1)*words <= runWordsMax; length++ {
+			if c, _ := classOf(versionValueLen(base, v)); c != class {
+				break
+			}
+			if last == first {
+				second = v
+			}
+			last, v = v, versionOlder(base, v).Load()
+		}
+		if last != first {
+			setOlder(base, last, 0)
+		}
+		f.push(base, class, first, second)
+		freed += int(length)
+	}
+	return freed
 }

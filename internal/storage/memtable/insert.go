@@ -45,6 +45,9 @@ type Inserter struct {
 	ascending bool   // the next key is not smaller than the one the splice was left for
 	moved     bool   // the latest insert ended right of splice[0], so the splice is too far behind to be kept
 
+	spare      uint32 // free versions of spareClass, linked; zero without any
+	spareClass int
+
 	crowded  [crowdedMax]Chain
 	crowdedN int
 }
@@ -97,6 +100,7 @@ func (t *Table) bind(in *Inserter) {
 	in.stripe = &t.stripes[n%stripeCount]
 	in.rnd = uint64(n)*0x9e3779b97f4a7c15 | 1
 	in.levels, in.moved = 0, false
+	in.spare = 0
 	in.crowdedN = 0
 }
 

@@ -31,8 +31,8 @@ const (
 //	| trailer  | older | value len|flg | value |
 //	+----------+-------+---------------+-------+
 //
-// The trailer is keys.Trailer. older is the offset of the next older version, zero at the end; a free version links its free
-// list there. The top two bits of the length are flags.
+// The trailer is keys.Trailer. older is the offset of the next older version, zero at the end; free versions are linked there, too (see
+// freeLists). The top two bits of the length are flags.
 const (
 	versionOlderOffset = 8
 	versionLenOffset   = 12
@@ -79,7 +79,7 @@ func nodeHasKey(base unsafe.Pointer, off uint32, key []byte) bool {
 func writeVersion(base unsafe.Pointer, off uint32, t keys.Trailer, sync bool, value []byte) {
 	p := unsafe.Add(base, uintptr(off)*wordBytes)
 	*(*keys.Trailer)(p) = t
-	(*atomic.Uint32)(unsafe.Add(p, versionOlderOffset)).Store(0)
+	setOlder(base, off, 0)
 	n := uint32(len(value))
 	if sync {
 		n |= versionSync

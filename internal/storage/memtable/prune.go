@@ -1,8 +1,6 @@
 package memtable
 
 import (
-	"unsafe"
-
 	"epochkv/internal/storage/keys"
 )
 
@@ -38,9 +36,12 @@ func (r *Retired) Count() int { return len(r.versions) }
 
 // Recycle makes the memory of retired versions available again and empties r.
 func (t *Table) Recycle(r *Retired) {
+	base, chain := t.arena.base, uint32(0)
 	for _, v := range r.versions {
-		t.free.push(t.arena.base, v)
+		setOlder(base, v, chain)
+		chain = v
 	}
+	t.free.pushChain(base, chain)
 	r.versions = r.versions[:0]
 }
 
@@ -115,16 +116,5 @@ func (t *Table) cutTail(c Chain, minVisible keys.Epoch) (freed int, next keys.Ep
 		next = versionTrailer(base, v).Epoch()
 		v = older
 	}
-	return t.freeFrom(base, versionOlder(base, v).Swap(0)), next
-}
-
-// freeFrom puts v and everything older on the free lists.
-func (t *Table) freeFrom(base unsafe.Pointer, v uint32) (freed int) {
-	for v != 0 {
-		older := versionOlder(base, v).Load()
-		t.free.push(base, v)
-		v = older
-		freed++
-	}
-	return freed
+	return t.free.pushChain(base, versionOlder(base, v).Swap(0)), next
 }

@@ -114,7 +114,7 @@ func TestFreeListTellsATopThatCameBack(t *testing.T) {
 	a, b := in.alloc(words, 1), in.alloc(words, 1)
 	for _, v := range []uint32{a, b} {
 		writeVersion(base, v, 0, false, make([]byte, 10))
-		tab.free.push(base, v)
+		tab.free.push(base, class, v, 0)
 	}
 	before := tab.free[class].Load()
 	for range 2 {
@@ -125,7 +125,7 @@ func TestFreeListTellsATopThatCameBack(t *testing.T) {
 	if tab.free.pop(base, class) != 0 {
 		t.Fatal("the list is not empty")
 	}
-	tab.free.push(base, b)
+	tab.free.push(base, class, b, 0)
 	if after := tab.free[class].Load(); offsetIn(after) != offsetIn(before) || after == before {
 		t.Errorf("the list's head was %x and is %x", before, after)
 	}
