@@ -103,6 +103,9 @@ func (l *Load) reserve(ctx context.Context) (keys.Epoch, error) {
 		s.lockAll()
 		epoch, room, err := s.engine.ReserveLoad(l.load)
 		s.loading.Store(uint64(epoch))
+		if epoch != 0 {
+			s.voids.Add(1)
+		}
 		s.unlockAll()
 		if err != nil || room == nil {
 			return epoch, err

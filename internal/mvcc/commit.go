@@ -147,16 +147,10 @@ func (x *Session) latch(w *Write) {
 
 // commitLatched is steps 2 to 6 of the protocol, under the latches of the write set.
 func (x *Session) commitLatched(w *Write, body []byte, at keys.Epoch) (keys.Epoch, error) {
-	if err := x.checkConditions(w); err != nil {
-		return 0, err
-	}
-	if w.firstWins {
-		if err := x.checkFirst(w, at); err != nil {
-			return 0, err
-		}
-	}
-	epoch, err := x.reserve(w, body)
+	x.slot.Enter()
+	epoch, err := x.check(w, body, at)
 	if err != nil {
+		x.slot.Leave()
 		return 0, err
 	}
 	// From here to done: no allocation, no lock, no log line. Whoever is held up here holds up every later commit.
@@ -168,6 +162,7 @@ func (x *Session) commitLatched(w *Write, body []byte, at keys.Epoch) (keys.Epoc
 		x.store.engine.Install(&x.writer, body, x.store.isSync(w.Durability))
 	} else {
 		x.store.engine.Abandon(&x.writer)
+		x.store.voids.Add(1)
 	}
 	crowded := conflict == nil && x.writer.Crowded()
 	if crowded {
@@ -183,7 +178,6 @@ func (x *Session) commitLatched(w *Write, body []byte, at keys.Epoch) (keys.Epoc
 		x.store.collector.help(length)
 	}
 	x.previous = epoch
-	x.store.commits.Add(1)
 	if conflict != nil {
 		x.store.conflicts.Add(1)
 		x.store.horizon.wait(epoch, x.parker) // a retry must get a snapshot that sees what beat it
@@ -192,14 +186,27 @@ func (x *Session) commitLatched(w *Write, body []byte, at keys.Epoch) (keys.Epoc
 	return epoch, nil
 }
 
+// check is steps 2 and 3: it returns the reserved epoch, inside the slot's protection as it came.
+func (x *Session) check(w *Write, body []byte, at keys.Epoch) (keys.Epoch, error) {
+	if len(w.Conditions) > 0 {
+		if err := x.checkConditions(w); err != nil {
+			return 0, err
+		}
+	}
+	if w.firstWins {
+		if err := x.checkFirst(w, at); err != nil {
+			return 0, err
+		}
+	}
+	return x.reserve(w, body)
+}
+
 // checkFirst lets the first committer win: no key of the write set may have a version newer than the snapshot. It reads
 // straight from memtables and tree, not through visible. The error is told once a retry's snapshot would see that version.
 func (x *Session) checkFirst(w *Write, at keys.Epoch) error {
 	for i := range w.Batch.Count() {
 		key := w.Batch.Key(i)
-		x.slot.Enter()
 		newest, err := x.store.engine.NewestEpoch(key)
-		x.slot.Leave()
 		if err != nil {
 			return err
 		}
@@ -212,26 +219,22 @@ func (x *Session) checkFirst(w *Write, at keys.Epoch) error {
 	return nil
 }
 
-// reserve validates what w read and claims an epoch, and returns inside the slot's protection, so that the memtables that
-// validation saw stay. The slow path, in which the log and the memtable rotate or memory has to be waited for, runs
-// outside it, so that what it waits for can be reclaimed; after it, validation starts anew.
+// reserve validates what w read and claims an epoch, all inside the slot's protection, so that the memtables that validation saw
+// stay. The slow path, in which the log and the memtable rotate or memory has to be waited for, runs outside it, so that what it
+// waits for can be reclaimed; after it, validation starts anew.
 func (x *Session) reserve(w *Write, body []byte) (keys.Epoch, error) {
 	for {
-		x.slot.Enter()
 		epoch, err := x.validateAndReserve(w, body)
-		if err == nil {
-			return epoch, nil
+		if err != storage.ErrRotating { //nolint:errorlint // a bare sentinel on the hot path
+			return epoch, err
 		}
 		x.slot.Leave()
-		if err != storage.ErrRotating { //nolint:errorlint // a bare sentinel on the hot path
-			return 0, err
-		}
 		claimed, err := x.store.engine.Advance(&x.writer, body)
+		x.slot.Enter() // an epoch that is claimed and not done has protected its memtable so far
 		if err != nil {
 			return 0, err
 		}
 		if claimed {
-			x.slot.Enter() // the epoch, which is not done, has protected the memtable so far
 			if w.reads != nil {
 				w.reads.pinned = storage.Pinned{} // see validateSince
 			}

@@ -29,13 +29,21 @@ type Stats struct {
 // Stats reads the counters. It takes no lock that a commit takes.
 func (s *Store) Stats() Stats {
 	s.sessions.mu.Lock()
-	open := s.sessions.open
+	open, committed := s.sessions.open, s.committedLocked()
 	s.sessions.mu.Unlock()
 	return Stats{
 		Visible: s.Visible(), Durable: s.Durable(), MinVisible: s.MinVisible(),
-		Commits: s.commits.Load(), Conflicts: s.conflicts.Load(), Preconditions: s.preconditions.Load(),
+		Commits: committed, Conflicts: s.conflicts.Load(), Preconditions: s.preconditions.Load(),
 		Collections: s.collections.Load(), CollectTime: time.Duration(s.collectNanos.Load()),
 		SessionsOpen: open, Snapshots: s.registry.Usage(time.Now()), Limits: s.limits,
 		Storage: s.engine.Stats(),
 	}
+}
+
+// committedLocked counts commits by their epochs, so that no commit has to write to a counter that all share. Visible is read first: an
+// epoch without a commit may then be subtracted too early, but never too late, and the larger of two counts is the better one.
+func (s *Store) committedLocked() uint64 {
+	epochs := uint64(s.Visible() - s.recovery.Epoch)
+	s.sessions.committed = max(s.sessions.committed, epochs-min(epochs, s.voids.Load()))
+	return s.sessions.committed
 }

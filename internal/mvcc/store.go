@@ -34,7 +34,7 @@ type Store struct {
 
 	horizon                   horizon
 	_                         [64]byte
-	commits                   atomic.Uint64
+	voids                     atomic.Uint64 // epochs without a commit: given up, or of bulk loads; counted before they are visible
 	conflicts, preconditions  atomic.Uint64
 	loading                   atomic.Uint64 // epoch of the bulk load that is being merged, zero without one
 	collections, collectNanos atomic.Uint64
@@ -42,9 +42,10 @@ type Store struct {
 
 	closing  atomic.Bool
 	sessions struct {
-		mu   sync.Mutex
-		idle []*Session
-		open int
+		mu        sync.Mutex
+		idle      []*Session
+		open      int
+		committed uint64 // as told last; see Stats
 	}
 
 	stop context.CancelFunc
@@ -142,6 +143,9 @@ func (s *Store) Wait(ctx context.Context, e keys.Epoch, d Durability) error {
 func (s *Store) Settled(e keys.Epoch, d Durability) bool {
 	return e <= s.Visible() && (!s.isSync(d) || e <= s.engine.Durable())
 }
+
+// RequestDurable starts what Wait waits for, and does not wait.
+func (s *Store) RequestDurable(e keys.Epoch) { s.engine.RequestDurable(e) }
 
 // AwaitDurable returns when e is on stable storage.
 func (s *Store) AwaitDurable(ctx context.Context, e keys.Epoch) error {
