@@ -18,6 +18,8 @@ const (
 	roundsAim = RoundsMin + 1
 	// shrinkMax is how much smaller than declared a scenario becomes at most; beyond, its share is too small and is exceeded.
 	shrinkMax = 64
+	// windowShrinkMax does so for windows: in less than a tenth a slow server has too few answers to speak of their tail.
+	windowShrinkMax = 10
 )
 
 // plan is how a scenario is run. With a window it is the window that becomes shorter, and the size stays.
@@ -54,7 +56,11 @@ func (x *execution) plan(s Scenario, share time.Duration, absent map[string]stri
 	if err != nil {
 		return p, err
 	}
-	return p.part(fitting(small, large, (share-time.Since(began))/roundsAim)), nil
+	part := fitting(small, large, (share-time.Since(began))/roundsAim)
+	if p.window > 0 {
+		part = max(part, 1.0/windowShrinkMax)
+	}
+	return p.part(part), nil
 }
 
 // part is the plan with less to do. A size keeps two digits, since it is quoted beside results.
