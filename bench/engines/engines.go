@@ -13,6 +13,7 @@ type Options struct {
 	BufferBytes int64 // of one write buffer (memtable); 64 MiB
 	CacheBytes  int64 // of the page or block cache; 512 MiB
 	Serial      bool  // EpochKV only: the commit path under one mutex
+	Direct      bool  // EpochKV only: the data file past the OS page cache
 }
 
 const (

@@ -2,27 +2,38 @@ package engines
 
 import (
 	"context"
+	"errors"
 
 	"epochkv/internal/mvcc"
 	"epochkv/internal/storage"
+	"epochkv/internal/vfs"
 )
 
 type epochEngine struct {
 	store      *mvcc.Store
+	files      *vfs.OS
 	durability mvcc.Durability
 }
 
 // EpochKV opens our engine, without the server around it.
 func EpochKV(o Options) (Engine, error) {
 	o.setDefaults()
-	store, err := mvcc.Open(mvcc.Options{Storage: storage.Options{
-		Dir: o.Dir, MemoryBytes: o.CacheBytes + memoryBeside, CacheBytes: o.CacheBytes, MemtableBytes: o.BufferBytes, SegmentBytes: o.BufferBytes,
-		SerialAppend: o.Serial,
-	}})
+	files, err := vfs.OpenOS(vfs.IOAuto)
 	if err != nil {
 		return nil, err
 	}
-	e := &epochEngine{store: store, durability: mvcc.DurabilityAsync}
+	options := storage.Options{
+		Dir: o.Dir, FS: files, MemoryBytes: o.CacheBytes + memoryBeside, CacheBytes: o.CacheBytes, MemtableBytes: o.BufferBytes, SegmentBytes: o.BufferBytes,
+		SerialAppend: o.Serial,
+	}
+	if o.Direct {
+		options.DataFS = files.Direct()
+	}
+	store, err := mvcc.Open(mvcc.Options{Storage: options})
+	if err != nil {
+		return nil, errors.Join(err, files.Close())
+	}
+	e := &epochEngine{store: store, files: files, durability: mvcc.DurabilityAsync}
 	if o.Sync {
 		e.durability = mvcc.DurabilitySync
 	}
@@ -52,7 +63,7 @@ func (e *epochEngine) Counters() map[string]float64 {
 	}
 }
 
-func (e *epochEngine) Close() error { return e.store.Close() }
+func (e *epochEngine) Close() error { return errors.Join(e.store.Close(), e.files.Close()) }
 
 type epochSession struct {
 	engine  *epochEngine

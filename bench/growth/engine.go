@@ -11,19 +11,44 @@ import (
 	"epochkv/bench/workload"
 )
 
-// random reads or overwrites random keys of a tree.
+// random reads or overwrites random keys of a tree of r.Load times r.Point keys.
 type random struct{ puts bool }
 
-func (o random) run(r *harness.Run) (err error) {
-	e, err := engines.EpochKV(engines.Options{Dir: r.Dir})
+// grown is an engine whose tree holds the keys, and whose cache holds the tree.
+type grown struct {
+	engines.Engine
+	data *workload.Data
+}
+
+func makeGrown(r *harness.Run, dir string) (*grown, error) {
+	d := workload.NewSorted(r.LoadSeed, r.Load*r.Point, workload.Shape{KeyBytes: 16, ValueBytes: 100})
+	store, err := open(dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(store.Bulk(r, d, d.Order()), store.Close()); err != nil {
+		return nil, err
+	}
+	e, err := engines.EpochKV(engines.Options{Dir: dir, CacheBytes: 4 << 30})
+	if err != nil {
+		return nil, err
+	}
+	err = workload.Parallel(e, 1, func(_ int, s engines.Session) error {
+		_, err := s.Scan(nil, nil, d.Count())
+		return err
+	})
+	if err != nil {
+		return nil, errors.Join(err, e.Close())
+	}
+	return &grown{e, d}, nil
+}
+
+func (o random) run(r *harness.Run) error {
+	e, err := harness.Shared(r, fmt.Sprint(r.Point), func(dir string) (*grown, error) { return makeGrown(r, dir) })
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, e.Close()) }()
-	d := workload.NewData(r.Seed, r.Size*r.Point, workload.Shape{KeyBytes: 16, ValueBytes: 100})
-	if err := errors.Join(d.Load(e), e.Settle()); err != nil {
-		return err
-	}
+	d := e.data
 	if err := r.Prove("keys in tree", e.Counters()["keys in tree"], float64(d.Count()), float64(d.Count())); err != nil {
 		return err
 	}
@@ -38,7 +63,7 @@ func (o random) run(r *harness.Run) (err error) {
 	if err != nil {
 		return err
 	}
-	return verify(r, e, d)
+	return errors.Join(verify(r, e, d), e.Settle())
 }
 
 // put gives random keys the value that they have: what the pair is stays a function of the seed.

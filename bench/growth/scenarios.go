@@ -18,11 +18,11 @@ func axis(name string, points ...int) harness.Axis {
 	return harness.Axis{Name: name, Points: points, Growth: true}
 }
 
-// keys grows by multiples, so that -scale sets the base: 1 M, 4 M and 16 M keys take -scale 40.
 func keys() harness.Scenario {
 	return harness.Scenario{
-		Name: "growth-keys", About: "Random gets and overwrites of 1, 4 and 16 times as many keys as there are operations; the keys rest in the tree.",
-		Unit: "operations", Axis: axis("keys over operations", 1, 4, 16), Size: 25_000,
+		Name: "growth-keys", About: "Random gets and overwrites of keys that rest in the tree, all of it cached: 1, 4 and 16 times a quarter of a million keys (a million with -large).",
+		Unit: "operations", Axis: axis("times the least number of keys", 1, 4, 16), Size: 200_000, Load: 250_000, Weight: 2,
+		Large: harness.Sizes{Load: 1_000_000},
 		Arms: []harness.Arm{
 			{Name: "get", Run: random{}.run},
 			{Name: "put", Run: random{puts: true}.run},

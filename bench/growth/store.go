@@ -7,12 +7,13 @@ import (
 	"math/rand/v2"
 
 	"epochkv/bench/harness"
+	"epochkv/bench/workload"
 	"epochkv/internal/mvcc"
 	"epochkv/internal/storage"
 )
 
-func open(dir string) (*mvcc.Store, error) {
-	return mvcc.Open(mvcc.Options{
+func open(dir string) (*workload.Store, error) {
+	return workload.OpenStore(mvcc.Options{
 		Durability: mvcc.DurabilityAsync,
 		Storage:    storage.Options{Dir: dir, MemoryBytes: 4 << 30, CacheBytes: 64 << 20, MemtableBytes: 256 << 20, SegmentBytes: 64 << 20},
 	})
@@ -40,14 +41,9 @@ func (o snapshotted) run(r *harness.Run) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, store.Close()) }()
-	session, err := store.Session()
-	if err != nil {
-		return err
-	}
-	defer session.Close()
 	readers := make([]*mvcc.Session, r.Point)
 	for i := range readers {
-		if err := writeEach(session, uint64(i)); err != nil {
+		if err := writeEach(store.Own, uint64(i)); err != nil {
 			return err
 		}
 		if readers[i], err = store.Session(); err != nil {
@@ -62,7 +58,7 @@ func (o snapshotted) run(r *harness.Run) (err error) {
 	if err := r.Prove("versions a key", float64(versions)/snapshotKeys, float64(r.Point), float64(r.Point)); err != nil {
 		return err
 	}
-	if err := r.Time(r.Size, func() error { return o.work(session, readers, r) }); err != nil {
+	if err := r.Time(r.Size, func() error { return o.work(store.Own, readers, r) }); err != nil {
 		return err
 	}
 	right := 0
@@ -133,18 +129,13 @@ func (o transacted) run(r *harness.Run) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, store.Close()) }()
-	session, err := store.Session()
-	if err != nil {
-		return err
-	}
-	defer session.Close()
 	count := max(r.Size/r.Point, 1)
 	last := map[int]uint64{} // by the first key of a transaction's neighbours
 	err = r.Time(count*r.Point, func() error {
 		choice := rand.New(rand.NewPCG(r.Seed, 1))
 		for n := range count {
 			first := choice.IntN(transactedKeys/r.Point) * r.Point
-			if err := o.transact(session, first, r.Point, uint64(n)); err != nil {
+			if err := o.transact(store.Own, first, r.Point, uint64(n)); err != nil {
 				return err
 			}
 			last[first] = uint64(n)
@@ -159,7 +150,7 @@ func (o transacted) run(r *harness.Run) (err error) {
 	}
 	right := 0
 	for first, n := range last {
-		v, err := session.Get(nil, key(nil, first+r.Point-1), 0)
+		v, err := store.Own.Get(nil, key(nil, first+r.Point-1), 0)
 		if err != nil {
 			return err
 		}

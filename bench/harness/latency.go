@@ -44,3 +44,8 @@ func (r *Run) Latencies(recorders ...*Recorder) {
 		P9999: us(all.ValueAtQuantile(99.99)), Max: us(all.Max()),
 	}
 }
+
+// Lateness records how late an open loop's own arrivals were: the load generator's part in the latencies.
+func (r *Run) Lateness(recorder *Recorder) {
+	r.Count("arrivals late by, p99 us", float64(recorder.histogram.ValueAtQuantile(99))/1e3)
+}

@@ -11,6 +11,8 @@ const (
 	// MeasureP9999 and MeasureMax are latencies in milliseconds.
 	MeasureP9999 = "p99.99 ms"
 	MeasureMax   = "max ms"
+	// MeasureResident is the most memory that an isolated arm's process had.
+	MeasureResident = "MiB resident"
 )
 
 // measure is one of the sample's numbers, by the name that a figure gives it. Without a name it is the rate.
@@ -20,6 +22,8 @@ func (s *Sample) measure(name string) (value float64, ok bool) {
 		return s.Rate, true
 	case name == MeasureAllocs:
 		return s.AllocsPerOp, true
+	case name == MeasureResident:
+		return s.ResidentMiB, true
 	case name == MeasureP9999 && s.Latency != nil:
 		return s.Latency.P9999 / 1e3, true
 	case name == MeasureMax && s.Latency != nil:

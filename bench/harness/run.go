@@ -32,6 +32,7 @@ type Run struct {
 	shared    *shared
 	sharedDir string // of what was shared with other runs
 	sample    Sample
+	cpu       time.Duration
 	timed     bool
 	checked   bool
 }
@@ -94,7 +95,7 @@ func (r *Run) Time(ops int, section func() error) error {
 	n := float64(ops)
 	r.sample.Rate = n / elapsed.Seconds()
 	r.sample.Seconds = elapsed.Seconds()
-	r.sample.CPUPerOp = float64(cpu.Nanoseconds()) / n
+	r.sample.CPUPerOp, r.cpu = float64(cpu.Nanoseconds())/n, cpu
 	r.sample.AllocsPerOp = float64(after.Mallocs-before.Mallocs) / n
 	r.sample.BytesPerOp = float64(after.TotalAlloc-before.TotalAlloc) / n
 	r.sample.WrittenMiB = mib(written)
@@ -164,3 +165,9 @@ func treeBytes(dir string) (sum int64) {
 
 // WrittenBytes is what the timed section sent to the device.
 func (r *Run) WrittenBytes() float64 { return r.sample.WrittenMiB * (1 << 20) }
+
+// Seconds is how long the timed section took.
+func (r *Run) Seconds() float64 { return r.sample.Seconds }
+
+// CPUSeconds is the processor time that the process used meanwhile.
+func (r *Run) CPUSeconds() float64 { return r.cpu.Seconds() }

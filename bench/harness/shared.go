@@ -71,3 +71,6 @@ func (s *shared) close() (err error) {
 	s.items, s.order = nil, nil
 	return err
 }
+
+// SharedDir is the directory of what the run shares with others: the last that it asked for.
+func (r *Run) SharedDir() string { return r.sharedDir }

@@ -60,12 +60,7 @@ func (o cold) run(r *harness.Run) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, store.Close()) }()
-	session, err := store.Session()
-	if err != nil {
-		return err
-	}
-	defer session.Close()
-	c := &coldRun{Run: r, session: session, data: d, order: order, random: rand.New(rand.NewPCG(r.Seed, 1))}
+	c := &coldRun{Run: r, session: store.Own, data: d, order: order, random: rand.New(rand.NewPCG(r.Seed, 1))}
 	if err := o.time(c, store); err != nil {
 		return err
 	}
@@ -75,8 +70,8 @@ func (o cold) run(r *harness.Run) (err error) {
 	return r.Verified(r.Size-c.wrong, r.Size)
 }
 
-func openCold(dir string, files vfs.FS, prefetch bool) (*mvcc.Store, error) {
-	return mvcc.Open(mvcc.Options{Durability: mvcc.DurabilityAsync, Storage: storage.Options{
+func openCold(dir string, files vfs.FS, prefetch bool) (*workload.Store, error) {
+	return workload.OpenStore(mvcc.Options{Durability: mvcc.DurabilityAsync, Storage: storage.Options{
 		Dir: dir, FS: files, MemoryBytes: 1 << 30, CacheBytes: coldCache, MemtableBytes: 16 << 20, SegmentBytes: 16 << 20, NoPrefetch: !prefetch,
 	}})
 }
@@ -87,15 +82,7 @@ func writeCold(dir string, files vfs.FS, d *workload.Data) (order []int, err err
 	if err != nil {
 		return nil, err
 	}
-	session, err := store.Session()
-	if err != nil {
-		return nil, errors.Join(err, store.Close())
-	}
-	order = make([]int, d.Count())
-	for i := range order {
-		order[i] = i
-	}
-	slices.SortFunc(order, func(a, b int) int { return bytes.Compare(d.Key(a), d.Key(b)) })
+	order = d.Order()
 	var w mvcc.Write
 	value := make([]byte, d.ValueBytes)
 	for batch := range slices.Chunk(order, 1000) {
@@ -103,11 +90,10 @@ func writeCold(dir string, files vfs.FS, d *workload.Data) (order []int, err err
 		for _, i := range batch {
 			w.Set(d.Key(i), d.Value(value, i))
 		}
-		if _, err = session.Commit(&w); err != nil {
+		if _, err = store.Own.Commit(&w); err != nil {
 			break
 		}
 	}
-	session.Close()
 	return order, errors.Join(err, store.Close())
 }
 
@@ -120,7 +106,7 @@ func keyCount(r *harness.Run) int {
 }
 
 // time runs the reads, and r.Point writers beside them if the scenario has any.
-func (o cold) time(c *coldRun, store *mvcc.Store) error {
+func (o cold) time(c *coldRun, store *workload.Store) error {
 	writers := 0
 	if o.writers {
 		writers = c.Point
@@ -147,7 +133,7 @@ func (o cold) time(c *coldRun, store *mvcc.Store) error {
 }
 
 // write gives random keys the values that they have, until ctx ends.
-func (c *coldRun) write(ctx context.Context, store *mvcc.Store, number int) (count int, err error) {
+func (c *coldRun) write(ctx context.Context, store *workload.Store, number int) (count int, err error) {
 	session, err := store.Session()
 	if err != nil {
 		return 0, err

@@ -4,7 +4,6 @@
 package origin
 
 import (
-	"epochkv/bench/engines"
 	"epochkv/bench/harness"
 	"epochkv/internal/cache"
 	"epochkv/internal/vfs"
@@ -12,7 +11,7 @@ import (
 
 // Scenarios lists them in the order in which they run.
 func Scenarios() []harness.Scenario {
-	return []harness.Scenario{deviceReads(), batchGets(), coldScans(), coldGets(), scanResistance(), hits(), coldEngines(), coldEngineScans()}
+	return []harness.Scenario{deviceReads(), batchGets(), coldScans(), coldGets(), scanResistance(), hits()}
 }
 
 func deviceReads() harness.Scenario {
@@ -93,26 +92,5 @@ func hits() harness.Scenario {
 			{Name: bands, Run: resident{cache.TwoBand}.run}, {Name: clock, Run: resident{cache.Clock}.run}, {Name: lru, Run: resident{cache.LRU}.run},
 		},
 		Figures: []harness.Figure{{Arm: bands, Against: lru, AtLeast: 1, Source: "no loss for reads in cache against LRU"}},
-	}
-}
-
-// coldEngines and coldEngineScans are scaled down: 5 M keys with 64 MiB take -scale 10.
-func coldEngines() harness.Scenario {
-	const ours, peer = "epochkv", "pebble"
-	return harness.Scenario{
-		Name: "cold-get", About: "Random gets of data nine times as large as the cache, the OS page cache dropped before.",
-		Unit: "gets", Axis: harness.Axis{Name: "threads", Points: []int{1, 8}}, Size: 500_000,
-		Arms:    []harness.Arm{{Name: ours, Run: engine{open: engines.EpochKV}.run}, {Name: peer, Run: engine{open: engines.Pebble}.run}},
-		Figures: []harness.Figure{{Arm: ours, Against: peer, AtLeast: 1.3, Source: "at least 1.3 times Pebble with the same block cache [13k, 31k/s]"}},
-	}
-}
-
-func coldEngineScans() harness.Scenario {
-	const ours, peer = "epochkv", "pebble"
-	return harness.Scenario{
-		Name: "cold-scan", About: "Scans of 100 from random keys, of data nine times as large as the cache, the OS page cache dropped before.",
-		Unit: "scans", Axis: harness.Axis{Name: "threads", Points: []int{1, 8}}, Size: 500_000,
-		Arms:    []harness.Arm{{Name: ours, Run: engine{open: engines.EpochKV, scan: 100}.run}, {Name: peer, Run: engine{open: engines.Pebble, scan: 100}.run}},
-		Figures: []harness.Figure{{Arm: ours, Against: peer, AtLeast: 2, Source: "at least 2 times Pebble [17k, 39k/s]"}},
 	}
 }

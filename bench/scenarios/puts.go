@@ -1,8 +1,9 @@
 package scenarios
 
 import (
-	"bytes"
+	"encoding/binary"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"time"
 
@@ -13,7 +14,7 @@ import (
 
 // puts is a workload of writes: r.Point writers share r.Size pairs.
 type puts struct {
-	open       engines.Open
+	contender
 	options    engines.Options
 	shape      workload.Shape
 	batch      int  // pairs per atomic write; 0: single puts
@@ -101,71 +102,112 @@ func (p puts) batches(d *workload.Data, s engines.Session, worker, writers int) 
 	return nil
 }
 
-// overwrites is a workload of puts to keys that exist. Worker w owns the keys i with i % writers == w, so that the last value
-// of each key is known.
-type overwrites struct {
-	open  engines.Open
-	shape workload.Shape
-}
+// overwrites is a workload of puts to random keys of those that are loaded, which round after round goes on where the last
+// ended. Worker w owns the keys i with i % writers == w, so that the last value of each key is known.
+type overwrites struct{ contender }
 
-// overwriteRounds is how often each key is overwritten on average.
-const overwriteRounds = 10
+// overwriteBuffer is so small that a run goes through several checkpoints, or compactions.
+const overwriteBuffer = 16 << 20
 
-func (o overwrites) run(r *harness.Run) (err error) {
-	e, err := o.open(engines.Options{Dir: r.Dir})
+func (o overwrites) run(r *harness.Run) error {
+	l, err := loadedEngine(r, o.contender, engines.Options{BufferBytes: overwriteBuffer}, standard)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, e.Close()) }()
-	d := workload.NewData(r.Seed, max(r.Size/overwriteRounds, r.Point), o.shape)
-	if err := d.Load(e); err != nil {
-		return err
-	}
-	last := make([]uint32, d.Count()) // the number that the key's value begins with
-	for i := range last {
-		last[i] = uint32(i)
-	}
-	err = r.Time(r.Size, func() error {
-		return workload.Parallel(e, r.Point, func(worker int, s engines.Session) error {
-			random := rand.New(rand.NewPCG(r.Seed, uint64(worker)))
-			value := make([]byte, d.ValueBytes)
-			for n := range r.Size / r.Point {
-				i := random.IntN(d.Count()/r.Point)*r.Point + worker
-				last[i] = uint32(n)
-				if err := s.Put(d.Key(i), d.Value(value, n)); err != nil {
-					return err
-				}
-			}
-			return nil
+	before := l.Counters()["rotations"]
+	share := max(r.Size/r.Point, 1)
+	recorders := make([]*harness.Recorder, r.Point)
+	err = r.Time(share*r.Point, func() error {
+		return workload.Parallel(l, r.Point, func(worker int, s engines.Session) error {
+			recorders[worker] = harness.NewRecorder()
+			return l.overwrite(s, l.owned(r, worker), share, recorders[worker])
 		})
 	})
 	if err != nil {
 		return err
 	}
-	right, err := o.check(e, d, last)
+	r.Latencies(recorders...)
+	r.Count("write amplification", r.WrittenBytes()/float64(share*r.Point*(l.data.KeyBytes+l.data.ValueBytes)))
+	r.Count("rotations", l.Counters()["rotations"]-before)
+	return l.verify(r)
+}
+
+// owned draws from the keys of one worker.
+func (l *loaded) owned(r *harness.Run, worker int) func() int {
+	random := rand.New(rand.NewPCG(r.Seed, uint64(worker)))
+	return func() int { return random.IntN(l.data.Count()/r.Point)*r.Point + worker }
+}
+
+func (l *loaded) overwrite(s engines.Session, next func() int, count int, recorder *harness.Recorder) error {
+	value := make([]byte, l.data.ValueBytes)
+	for n := range count {
+		i := next()
+		l.last[i] = uint32(n)
+		began := time.Now()
+		if err := s.Put(l.data.Key(i), l.data.Value(value, n)); err != nil {
+			return fmt.Errorf("put %d: %w", n, err)
+		}
+		recorder.Record(time.Since(began))
+	}
+	return nil
+}
+
+// arrivals is a workload of puts and gets that arrive at a fixed rate whatever the engine does: an open loop.
+type arrivals struct{ contender }
+
+// arrivingCallers take the arrivals from one queue.
+const arrivingCallers = 4
+
+// run has r.Size operations arrive in each second for the run's window, nine gets in ten.
+func (o arrivals) run(r *harness.Run) error {
+	l, err := loadedEngine(r, o.contender, engines.Options{BufferBytes: overwriteBuffer}, standard)
 	if err != nil {
 		return err
 	}
-	return r.Verified(right, d.Count())
+	callers := make([]*caller, arrivingCallers)
+	for i := range callers {
+		s, err := l.Session()
+		if err != nil {
+			return err
+		}
+		defer func() { _ = s.Close() }() // its work is done
+		callers[i] = &caller{loaded: l, session: s, random: rand.New(rand.NewPCG(r.Seed, uint64(i))), number: i, value: make([]byte, l.data.ValueBytes)}
+	}
+	var latencies []*harness.Recorder
+	var late *harness.Recorder
+	rate := float64(r.Point) * 1000
+	err = r.Time(max(int(rate*r.Window.Seconds()), 1), func() (err error) {
+		latencies, late, err = harness.OpenLoop(rate, r.Window, arrivingCallers, func(i int) error { return callers[i].call() })
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	r.Latencies(latencies...)
+	r.Lateness(late)
+	return l.verify(r)
 }
 
-// check counts the keys that hold their last value.
-func (o overwrites) check(e engines.Engine, d *workload.Data, last []uint32) (right int, err error) {
-	s, err := e.Session()
-	if err != nil {
-		return 0, err
+// caller does one of nine gets and a put after the other.
+type caller struct {
+	*loaded
+	session engines.Session
+	random  *rand.Rand
+	number  int
+	calls   int
+	value   []byte
+}
+
+func (c *caller) call() error {
+	c.calls++
+	i := c.random.IntN(c.data.Count()/arrivingCallers)*arrivingCallers + c.number // its own keys: what they hold is known
+	if c.calls%10 == 0 {
+		c.last[i] = uint32(c.calls)
+		return c.session.Put(c.data.Key(i), c.data.Value(c.value, c.calls))
 	}
-	var buffer []byte
-	expected := make([]byte, d.ValueBytes)
-	for i := range last {
-		got, found, err := s.Get(buffer[:0], d.Key(i))
-		if err != nil {
-			return right, err
-		}
-		if found && bytes.Equal(got, d.Value(expected, int(last[i]))) {
-			right++
-		}
-		buffer = got
+	got, found, err := c.session.Get(c.value[:0], c.data.Key(i))
+	if err == nil && (!found || binary.LittleEndian.Uint64(got) != uint64(c.last[i])) {
+		err = fmt.Errorf("key %d: wrong value", i)
 	}
-	return right, s.Close()
+	return err
 }

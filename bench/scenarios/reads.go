@@ -2,9 +2,7 @@ package scenarios
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 
 	"epochkv/bench/engines"
@@ -12,68 +10,51 @@ import (
 	"epochkv/bench/workload"
 )
 
-// loaded is how many keys the read scenarios load.
-const loaded = 500_000
-
-// loadedEngine opens an engine, loads it, and lets it settle, so that reads meet tables and trees and not write buffers.
-func loadedEngine(r *harness.Run, open engines.Open, s workload.Shape) (engines.Engine, *workload.Data, error) {
-	e, err := open(engines.Options{Dir: r.Dir})
-	if err != nil {
-		return nil, nil, err
-	}
-	d := workload.NewData(r.Seed, min(loaded, r.Size*10), s) // a smoke run loads less
-	err = d.Load(e)
-	if err == nil {
-		err = e.Settle()
-	}
-	if err == nil {
-		err = proveSettled(r, e.Counters(), d.Count())
-	}
-	if err != nil {
-		return nil, nil, errors.Join(err, e.Close())
-	}
-	return e, d, nil
+// reading is a workload that leaves what is loaded as it is.
+type reading struct {
+	contender
+	options engines.Options
+	cold    bool // the data is larger than the cache, and the OS page cache is dropped before
+	zipf    bool // a few keys get most of the reads
+	scan    int  // entries of a scan; 0 reads single keys
 }
 
-// proveSettled proves, for our engine, that every key is read from the tree.
-func proveSettled(r *harness.Run, counters map[string]float64, count int) error {
-	inTree, ours := counters["keys in tree"]
-	if !ours {
-		return nil
-	}
-	return errors.Join(r.Prove("keys in tree", inTree, float64(count), float64(count)),
-		r.Prove("keys in memtables", counters["keys in memtables"], 0, 0))
-}
-
-// gets is a workload of point reads, every one checked against the key's number: the check is a part of what all arms pay.
-type gets struct {
-	open  engines.Open
-	shape workload.Shape
-	zipf  bool // a few keys get most of the reads
-}
-
-func (g gets) run(r *harness.Run) (err error) {
-	e, d, err := loadedEngine(r, g.open, g.shape)
+func (g reading) run(r *harness.Run) error {
+	l, err := g.prepare(r)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, e.Close()) }()
-	orders := make([]func() int, r.Point)
-	for worker := range orders {
-		orders[worker] = g.order(r, worker, d.Count())
+	share := max(r.Size/r.Point, 1)
+	draws := make([]func() int, r.Point)
+	for worker := range draws {
+		draws[worker] = l.draw(r, worker, g.zipf)
 	}
-	err = r.Time(r.Size, func() error {
-		return workload.Parallel(e, r.Point, func(worker int, s engines.Session) error {
-			next := orders[worker]
-			buffer, expected := make([]byte, 0, d.ValueBytes), make([]byte, d.ValueBytes)
-			for range r.Size / r.Point {
-				i := next()
-				got, found, err := s.Get(buffer[:0], d.Key(i))
-				if err != nil {
+	err = r.Time(share*r.Point, func() error {
+		return workload.Parallel(l, r.Point, func(worker int, s engines.Session) error {
+			if g.scan > 0 {
+				return l.scans(s, draws[worker], share, g.scan)
+			}
+			return l.gets(s, draws[worker], share)
+		})
+	})
+	if err != nil {
+		return err
+	}
+	return l.verify(r)
+}
+
+// whole has each thread visit everything once.
+func (g reading) whole(r *harness.Run) error {
+	l, err := g.prepare(r)
+	if err != nil {
+		return err
+	}
+	counts, rounds := make([]int, r.Point), max(r.Size/l.data.Count(), 1)
+	err = r.Time(rounds*l.data.Count()*r.Point, func() error {
+		return workload.Parallel(l, r.Point, func(worker int, s engines.Session) (err error) {
+			for range rounds {
+				if counts[worker], err = s.Scan(nil, nil, l.data.Count()+1); err != nil {
 					return err
-				}
-				if !found || !bytes.Equal(got[:8], d.Value(expected, i)[:8]) {
-					return fmt.Errorf("key %d: wrong value", i)
 				}
 			}
 			return nil
@@ -82,79 +63,126 @@ func (g gets) run(r *harness.Run) (err error) {
 	if err != nil {
 		return err
 	}
-	right, want, err := d.ReadBack(e)
+	return r.Verified(slices.Min(counts), l.data.Count())
+}
+
+func (g reading) prepare(r *harness.Run) (*loaded, error) {
+	o := g.options
+	if g.cold {
+		o.CacheBytes = max(int64(r.Load)*coldCache/coldLoad, coldCacheMin)
+	}
+	l, err := loadedEngine(r, g.contender, o, standard)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return r.Verified(right, want)
+	if g.cold {
+		return l, workload.DropPageCache(r.SharedDir())
+	}
+	return l, l.proveSettled(r)
 }
 
-// order is the generator of the keys that one worker reads.
-func (g gets) order(r *harness.Run, worker, count int) func() int {
-	random := rand.New(rand.NewPCG(r.Seed, uint64(worker)))
-	if g.zipf {
-		return workload.NewZipf(random, count, workload.SkewYCSB).Next
-	}
-	return func() int { return random.IntN(count) }
-}
-
-// scans is a workload of short scans from random keys that exist.
-type scans struct {
-	open  engines.Open
-	shape workload.Shape
-}
-
-// scanEntries is the length of a scan.
-const scanEntries = 100
-
-// whole has each thread visit everything once, and counts entries.
-func (g scans) whole(r *harness.Run) (err error) {
-	e, d, err := loadedEngine(r, g.open, g.shape)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, e.Close()) }()
-	counts := make([]int, r.Point)
-	err = r.Time(d.Count()*r.Point, func() error {
-		return workload.Parallel(e, r.Point, func(worker int, s engines.Session) (err error) {
-			counts[worker], err = s.Scan(nil, nil, d.Count()+1)
+// gets checks each value against its key's number: the check is a part of what all arms pay.
+func (l *loaded) gets(s engines.Session, next func() int, count int) error {
+	buffer, expected := make([]byte, 0, l.data.ValueBytes), make([]byte, l.data.ValueBytes)
+	for range count {
+		i := next()
+		got, found, err := s.Get(buffer[:0], l.data.Key(i))
+		if err != nil {
 			return err
-		})
-	})
-	if err != nil {
-		return err
+		}
+		if !found || !bytes.Equal(got[:8], l.data.Value(expected, int(l.last[i]))[:8]) {
+			return fmt.Errorf("key %d: wrong value", i)
+		}
 	}
-	return r.Verified(slices.Min(counts), d.Count())
+	return nil
 }
 
-func (g scans) run(r *harness.Run) (err error) {
-	e, d, err := loadedEngine(r, g.open, g.shape)
-	if err != nil {
-		return err
+// scans visits so many entries from each of the keys.
+func (l *loaded) scans(s engines.Session, next func() int, count, entries int) error {
+	buffer := make([]byte, 0, l.data.KeyBytes+l.data.ValueBytes)
+	for range count {
+		i := next()
+		n, err := s.Scan(buffer, l.data.Key(i), entries)
+		if err != nil {
+			return err
+		}
+		if want := min(entries, l.data.Count()-i); n != want { // the pairs come in the order of their keys
+			return fmt.Errorf("a scan of %d from key %d visited %d", entries, i, n)
+		}
 	}
-	defer func() { err = errors.Join(err, e.Close()) }()
-	err = r.Time(r.Size, func() error {
-		return workload.Parallel(e, r.Point, func(worker int, s engines.Session) error {
-			random := rand.New(rand.NewPCG(r.Seed, uint64(worker)))
-			buffer := make([]byte, 0, d.KeyBytes+d.ValueBytes)
-			for range r.Size / r.Point {
-				if _, err := s.Scan(buffer, d.Key(random.IntN(d.Count())), scanEntries); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
-	})
-	if err != nil {
-		return err
+	return nil
+}
+
+// The data of cold reads and the cache it is read through, which shrink together.
+const (
+	coldLoad     = 5_000_000
+	coldCache    = 64 << 20
+	coldCacheMin = 4 << 20 // below, engines round up
+)
+
+// cachedLoad is how many keys the cached reads have.
+const cachedLoad = 1_000_000
+
+// reads are point reads, short scans and whole scans over data that is all cached.
+func reads() []harness.Scenario {
+	threads := harness.Axis{Name: "threads", Points: []int{1, 2}}
+	four := func(g reading) []harness.Arm {
+		return arms(func(c contender) func(*harness.Run) error { g.contender = c; return g.run }, ours, pebble, badger, bbolt)
 	}
-	s, err := e.Session()
-	if err != nil {
-		return err
+	twice := harness.Figure{Arm: ours.name, Against: ours.name, AgainstAt: 1, Points: []int{2}, AtLeast: 1.9, Source: "2 threads at least 1.9 times 1"}
+	scenario := func(name, about, unit string, size int, weight float64, arms []harness.Arm, figures ...harness.Figure) harness.Scenario {
+		return harness.Scenario{
+			Name: name, About: about, Unit: unit, Axis: threads, Size: size, Load: cachedLoad, Stage: "cached reads", Weight: weight, Arms: arms, Figures: figures,
+		}
 	}
-	count, err := s.Scan(nil, nil, d.Count()+1)
-	if err := errors.Join(err, s.Close()); err != nil {
-		return err
+	return []harness.Scenario{
+		scenario("get", "Random point reads of a million keys that are all cached, from tables and trees, the value copied out.", "gets", 2_000_000, 3,
+			four(reading{}),
+			harness.Figure{Arm: ours.name, Against: bbolt.name, AtLeast: 2, Source: "cached point reads at least 2 times bbolt [615k, 949k/s]"},
+			harness.Figure{Arm: ours.name, Against: pebble.name, AtLeast: 3, Source: "and 3 times Pebble [430k, 740k/s]"},
+			harness.Figure{Arm: ours.name, Points: []int{1}, AtLeast: 1_190_000, Source: "not below LMDB in C with 1 [1.19 M/s]"},
+			harness.Figure{Arm: ours.name, Points: []int{2}, AtLeast: 2_650_000, Source: "not below LMDB in C with 2 [2.65 M/s]"},
+			twice,
+			harness.Figure{Arm: ours.name, Measure: harness.MeasureAllocs, AtMost: allocsMax, Source: "0 allocations per read"}),
+		scenario("get-zipf", "The same with YCSB's skew: one key in a hundred gets more than half of the reads.", "gets", 2_000_000, 1.5,
+			four(reading{zipf: true})),
+		scenario("scan", "Scans of 100 entries from random starts, keys and values copied out.", "scans", 200_000, 2,
+			four(reading{scan: 100}),
+			harness.Figure{Arm: ours.name, Against: pebble.name, AtLeast: 2, Source: "scans of 100 at least 2 times Pebble [100k/s]"},
+			harness.Figure{Arm: ours.name, Points: []int{1}, AtLeast: 198_000, Source: "not below LMDB's copying with 1 [198k/s]"},
+			harness.Figure{Arm: ours.name, Points: []int{2}, AtLeast: 434_000, Source: "not below LMDB's copying with 2 [434k/s]"},
+			twice),
+		scenario("scan-all", "Every thread visits every entry, keys and values copied out.", "entries", 3*cachedLoad, 2,
+			arms(func(c contender) func(*harness.Run) error { return reading{contender: c}.whole }, ours, pebble, badger, bbolt),
+			harness.Figure{Arm: ours.name, Points: []int{1}, AtLeast: 28_000_000, Source: "full scan at least 28 M entries/s, LMDB's copying"}),
 	}
-	return r.Verified(count, d.Count())
+}
+
+// coldReads are reads of data nine times as large as the cache. Badger and bbolt map their files, and what is mapped the kernel
+// does not forget: they have no part in it.
+func coldReads() []harness.Scenario {
+	direct := ours
+	direct.name = "epochkv, direct I/O"
+	contenders := func(g reading) (out []harness.Arm) {
+		for _, c := range []contender{ours, direct, pebble} {
+			g.contender, g.cold, g.options.Direct = c, true, c.name == direct.name
+			out = append(out, harness.Arm{Name: c.name, Run: g.run})
+		}
+		return out
+	}
+	scenario := func(name, about, unit string, size int, arms []harness.Arm, atLeast float64, source string) harness.Scenario {
+		s := harness.Scenario{
+			Name: name, About: about + " of data nine times as large as the cache, the OS page cache dropped before each run (half of it in fact: all 5 M keys and 64 MiB with -large).", Unit: unit,
+			Axis: harness.Axis{Name: "threads", Points: []int{1, 8}}, Size: size, Load: coldLoad / 2, Stage: "cold reads", Weight: 2, Arms: arms,
+			Large: harness.Sizes{Size: 2 * size, Load: coldLoad},
+		}
+		for _, arm := range []string{ours.name, direct.name} {
+			s.Figures = append(s.Figures, harness.Figure{Arm: arm, Against: pebble.name, AtLeast: atLeast, Source: source})
+		}
+		return s
+	}
+	return []harness.Scenario{
+		scenario("cold-get", "Random gets", "gets", 10_000, contenders(reading{}), 1.3, "at least 1.3 times Pebble with the same block cache [13k, 31k/s]"),
+		scenario("cold-scan", "Scans of 100 from random keys", "scans", 5_000, contenders(reading{scan: 100}), 2, "at least 2 times Pebble [17k, 39k/s]"),
+	}
 }

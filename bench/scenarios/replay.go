@@ -56,26 +56,21 @@ func writeAndDie(d *workload.Data, live, died string) error {
 	files := vfs.NewFaulty(vfs.NewOS())
 	options := storeOptions(live)
 	options.Storage.FS = files
-	store, err := mvcc.Open(options)
+	store, err := workload.OpenStore(options)
 	if err != nil {
 		return err
 	}
 	files.Inject(vfs.Rule{Op: vfs.OpWrite | vfs.OpPreallocate, Name: "data.ekv", Err: syscall.ENOSPC})
-	session, err := store.Session()
-	if err != nil {
-		return errors.Join(err, store.Close())
-	}
 	var write mvcc.Write
 	value := make([]byte, d.ValueBytes)
 	for i := range d.Count() {
 		write.Reset()
 		write.Durability = mvcc.DurabilityAsync
 		write.Set(d.Key(i), d.Value(value, i))
-		if _, err := session.Commit(&write); err != nil {
-			return fmt.Errorf("record %d: %w", i, err)
+		if _, err := store.Own.Commit(&write); err != nil {
+			return fmt.Errorf("record %d: %w", i, errors.Join(err, store.Close()))
 		}
 	}
-	session.Close()
 	err = store.Wait(context.Background(), store.Visible(), mvcc.DurabilitySync)
 	if err == nil {
 		err = copyTree(live, died)

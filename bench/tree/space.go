@@ -33,18 +33,18 @@ func liveBytes(keys int) int64 { return int64(keys * (spaceShape.KeyBytes + spac
 
 // runPlateau puts and deletes all keys in rounds and looks at the largest file and the largest memtables after the first round.
 func runPlateau(r *harness.Run) (err error) {
-	store, session, err := openSpace(r.Dir, 0)
+	store, err := openSpace(r.Dir, 0)
 	if err != nil {
 		return err
 	}
-	defer func() { session.Close(); err = errors.Join(err, store.Close()) }()
+	defer func() { err = errors.Join(err, store.Close()) }()
 	d := workload.NewData(r.Seed, max(r.Size, spaceKeysMin), spaceShape)
 	var file, memory int64
 	right := 0
 	err = r.Time(2*d.Count()*r.Point, func() error {
 		for range r.Point {
 			for _, del := range []bool{false, true} {
-				if err := writeAll(session, d, d.Count(), del); err != nil {
+				if err := writeAll(store.Own, d, d.Count(), del); err != nil {
 					return err
 				}
 				if err := store.Checkpoint(context.Background()); err != nil {
@@ -68,16 +68,8 @@ func runPlateau(r *harness.Run) (err error) {
 	return r.Verified(right, r.Point)
 }
 
-func openSpace(dir string, checkpointEvery time.Duration) (*mvcc.Store, *mvcc.Session, error) {
-	store, err := openStore(dir, spaceGeneration, 0, checkpointEvery)
-	if err != nil {
-		return nil, nil, err
-	}
-	session, err := store.Session()
-	if err != nil {
-		return nil, nil, errors.Join(err, store.Close())
-	}
-	return store, session, nil
+func openSpace(dir string, checkpointEvery time.Duration) (*workload.Store, error) {
+	return openStore(dir, spaceGeneration, 0, checkpointEvery)
 }
 
 // writeAll puts or deletes the first so many pairs in batches.
@@ -112,18 +104,18 @@ const (
 
 // runShrink deletes most keys, writes lightly, and notes when the file is at most twice as large as what is left.
 func runShrink(r *harness.Run) (err error) {
-	store, session, err := openSpace(r.Dir, shrinkCheckpoint)
+	store, err := openSpace(r.Dir, shrinkCheckpoint)
 	if err != nil {
 		return err
 	}
-	defer func() { session.Close(); err = errors.Join(err, store.Close()) }()
+	defer func() { err = errors.Join(err, store.Close()) }()
 	d := workload.NewData(r.Seed, max(r.Size, spaceKeysMin), spaceShape)
 	cut := d.Count() * r.Point / 100
-	if err := errors.Join(writeAll(session, d, d.Count(), false), store.Checkpoint(context.Background())); err != nil {
+	if err := errors.Join(writeAll(store.Own, d, d.Count(), false), store.Checkpoint(context.Background())); err != nil {
 		return err
 	}
 	r.Count("file MiB before", float64(store.Stats().Storage.Pages.FileBytes)/(1<<20))
-	if err := writeAll(session, d, cut, true); err != nil {
+	if err := writeAll(store.Own, d, cut, true); err != nil {
 		return err
 	}
 	recorder, shrunk := harness.NewRecorder(), never
@@ -131,7 +123,7 @@ func runShrink(r *harness.Run) (err error) {
 	err = r.Time(puts, func() error {
 		began := time.Now()
 		for n := range puts {
-			if err := lightPut(session, d, cut+n%(d.Count()-cut), recorder); err != nil {
+			if err := lightPut(store.Own, d, cut+n%(d.Count()-cut), recorder); err != nil {
 				return err
 			}
 			time.Sleep(lightEvery)
@@ -151,7 +143,7 @@ func runShrink(r *harness.Run) (err error) {
 	r.Count(shrinkSeconds, shrunk.Seconds())
 	right := 0
 	for i := range d.Count() {
-		v, err := session.Get(nil, d.Key(i), 0)
+		v, err := store.Own.Get(nil, d.Key(i), 0)
 		if err != nil {
 			return err
 		}
@@ -169,35 +161,4 @@ func lightPut(session *mvcc.Session, d *workload.Data, i int, recorder *harness.
 	_, err := session.Commit(&w)
 	recorder.Record(time.Since(began))
 	return err
-}
-
-// runOpen opens a store that was closed.
-func runOpen(r *harness.Run) error {
-	store, err := openStore(r.Dir, 32<<20, 0, 0)
-	if err != nil {
-		return err
-	}
-	session, err := store.Session()
-	if err != nil {
-		return errors.Join(err, store.Close())
-	}
-	d := workload.NewData(r.Seed, r.Size, spaceShape)
-	err = writeAll(session, d, d.Count(), false)
-	session.Close()
-	if err := errors.Join(err, store.Close()); err != nil {
-		return err
-	}
-	err = r.Time(1, func() (err error) {
-		store, err = openStore(r.Dir, 32<<20, 0, 0)
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	replayed := store.Recovery().Records
-	entries := store.Stats().Storage.Tree.Entries
-	if err := errors.Join(r.Prove("records replayed", float64(replayed), 0, 0), store.Close()); err != nil {
-		return err
-	}
-	return r.Verified(int(entries), d.Count())
 }

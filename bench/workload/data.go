@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -21,6 +22,7 @@ type Data struct {
 	Shape
 	keys   []byte // all keys, end to end
 	filler []byte // what follows the key's number in a value
+	sorted bool   // keys come in order
 }
 
 // NewData makes count pairs.
@@ -29,6 +31,21 @@ func NewData(seed uint64, count int, s Shape) *Data {
 	d := &Data{Shape: s, keys: make([]byte, count*s.KeyBytes), filler: make([]byte, s.ValueBytes)}
 	fill(random, d.keys)
 	fill(random, d.filler)
+	return d
+}
+
+// NewSorted makes count pairs whose keys are as random as those of NewData and come in order, so that loading many needs no sorting.
+func NewSorted(seed uint64, count int, s Shape) *Data {
+	d := NewData(seed, count, s)
+	if count < 2 {
+		return d
+	}
+	step := math.MaxUint64/uint64(count) + 1
+	for i := range count {
+		k := d.Key(i)
+		binary.BigEndian.PutUint64(k, uint64(i)*step+binary.BigEndian.Uint64(k)%step)
+	}
+	d.sorted = true
 	return d
 }
 
@@ -84,6 +101,18 @@ func (d *Data) ReadBack(e engines.Engine) (right, want int, err error) {
 	return right, want, s.Close()
 }
 
+// Order lists the numbers of all pairs in the order of their keys.
+func (d *Data) Order() []int {
+	order := make([]int, d.Count())
+	for i := range order {
+		order[i] = i
+	}
+	if !d.sorted {
+		slices.SortFunc(order, func(a, b int) int { return bytes.Compare(d.Key(a), d.Key(b)) })
+	}
+	return order
+}
+
 // Load writes all pairs in batches by one session, in the order of their keys, which every engine takes best.
 func (d *Data) Load(e engines.Engine) error {
 	const batch = 1000
@@ -91,19 +120,19 @@ func (d *Data) Load(e engines.Engine) error {
 	if err != nil {
 		return err
 	}
-	order := make([]int, d.Count())
-	for i := range order {
-		order[i] = i
+	order := d.Order()
+	keys, values := make([][]byte, 0, batch), make([][]byte, batch)
+	for i := range values {
+		values[i] = make([]byte, d.ValueBytes)
 	}
-	slices.SortFunc(order, func(a, b int) int { return bytes.Compare(d.Key(a), d.Key(b)) })
-	keys, values := make([][]byte, 0, batch), make([][]byte, 0, batch)
 	for n, i := range order {
-		keys, values = append(keys, d.Key(i)), append(values, d.Value(make([]byte, d.ValueBytes), i))
+		d.Value(values[len(keys)], i)
+		keys = append(keys, d.Key(i))
 		if len(keys) == batch || n == len(order)-1 {
-			if err := s.PutAll(keys, values); err != nil {
+			if err := s.PutAll(keys, values[:len(keys)]); err != nil {
 				return err
 			}
-			keys, values = keys[:0], values[:0]
+			keys = keys[:0]
 		}
 	}
 	return s.Close()

@@ -1,6 +1,7 @@
 package workload
 
 import (
+	"bytes"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -13,6 +14,26 @@ func TestTheSameSeedGivesEveryArmTheSamePairs(t *testing.T) {
 	}
 	if slices.Equal(a.keys, c.keys) {
 		t.Error("another seed gave the same keys")
+	}
+}
+
+func TestSortedPairsAreInOrderAndSpread(t *testing.T) {
+	d := NewSorted(7, 10_000, Shape{16, 100})
+	quarters := [4]int{}
+	for i := range d.Count() {
+		if i > 0 && bytes.Compare(d.Key(i-1), d.Key(i)) >= 0 {
+			t.Fatalf("key %d is not above the one before", i)
+		}
+		quarters[d.Key(i)[0]>>6]++
+	}
+	if slices.Min(quarters[:]) < 2400 {
+		t.Errorf("keys by quarter of the key space: %v", quarters)
+	}
+	if order := d.Order(); !slices.IsSorted(order) {
+		t.Error("the order of sorted pairs is not theirs")
+	}
+	if order := NewData(7, 10, Shape{16, 100}).Order(); slices.IsSorted(order) {
+		t.Error("random pairs come in order")
 	}
 }
 
