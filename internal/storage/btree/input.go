@@ -69,6 +69,15 @@ func (p *peeker) seek(s page.Separator) {
 	}
 }
 
+// skip passes all entries in front of bound.
+func (p *peeker) skip(bound *page.Separator) {
+	if bound != nil {
+		p.seek(*bound)
+	} else {
+		p.ok = false
+	}
+}
+
 func (p *peeker) next() { p.ok = p.in.Next(&p.entry) }
 
 // before reports whether there is an entry in front of bound.

@@ -40,6 +40,12 @@ type MergeInput struct {
 	// Cuts are keys at which the work is divided in addition to the tree's own separators: a sample of the input's keys
 	// lets many workers share a merge into a small tree. Sorted, and part of the input: other cuts give other pages.
 	Cuts [][]byte
+	// Unreadable reports whether an error of a Source concerns one page alone, so that the merge goes round it; see LostError. Nil
+	// stands for a function that denies it.
+	Unreadable func(error) bool
+	// Avoid names pages of the base that the merge leaves where they are, unread, with all that is below them: the input should have nothing for
+	// them.
+	Avoid map[page.ID]struct{}
 	// Relocate moves pages towards the start of the file.
 	Relocate Relocation
 	// Sweep names leaves to be rewritten though no input falls on them, for what they can be rid of; may be nil.
@@ -115,7 +121,10 @@ func (s *Stats) add(o *Stats) {
 type merge struct {
 	*MergeInput
 	soft    int // bytes at which a long run cuts a page
+	cuts    [][]byte
 	ordered ordered
+
+	lost lost
 
 	planMu sync.Mutex // guards next and plan; taken before nothing
 	plan   planner
@@ -125,7 +134,10 @@ type merge struct {
 // Merge writes a new tree that holds the base and the input, less what the policy drops, and shares with the base the
 // pages that nothing touched. On an error the pages allocated so far are the sink's to take back; the base is as it was.
 func Merge(ctx context.Context, in *MergeInput) (*Result, error) {
-	m := &merge{MergeInput: in}
+	m := &merge{MergeInput: in, cuts: in.Cuts}
+	if len(in.Avoid) > 0 {
+		m.cuts = nil // a leaf that two parts share is read by both
+	}
 	fill := in.FillPercent
 	if fill == 0 {
 		fill = FillDefault
@@ -136,7 +148,11 @@ func Merge(ctx context.Context, in *MergeInput) (*Result, error) {
 	next, stop := iter.Pull(m.plan.parts)
 	defer stop()
 	m.next = next
-	if err := m.work(ctx); err != nil {
+	err := m.work(ctx)
+	if err == nil {
+		err = m.lost.err()
+	}
+	if err != nil {
 		return nil, fmt.Errorf("merge into the tree: %w", err)
 	}
 	return m.ordered.finish(m.plan.events)

@@ -48,13 +48,9 @@ func (w *worker) run(p *part) error {
 	w.checkInput()
 	w.key, w.hist = w.key[:0], history{}
 	for i := range p.children {
-		c := &p.children[i]
-		bound := p.boundAfter(i)
-		touched := w.in.before(bound) || w.m.Policy.over(&c.Separator) || w.m.Sweep.Has(c.ID) || w.pack.underfull() ||
-			i == 0 && p.cutFirst || i == len(p.children)-1 && p.cutLast || p.relocate && c.ID >= w.m.Relocate.From
-		if !touched {
-			w.pack.flush()
-			w.pack.out = append(w.pack.out, item{Child: *c})
+		c, bound := &p.children[i], p.boundAfter(i)
+		if !w.touched(p, i, bound) {
+			w.keep(c)
 			continue
 		}
 		if err := w.sweepOrMerge(p, i, bound); err != nil {
@@ -68,6 +64,27 @@ func (w *worker) run(p *part) error {
 		return err
 	}
 	return w.finish(p)
+}
+
+// touched reports whether child i of the part is to be rewritten.
+func (w *worker) touched(p *part, i int, bound *page.Separator) bool {
+	c := &p.children[i]
+	if w.m.avoids(c.ID) {
+		return w.in.before(bound)
+	}
+	return w.in.before(bound) || w.m.Policy.over(&c.Separator) || w.m.Sweep.Has(c.ID) || w.pack.underfull() ||
+		p.divides(i) || p.relocate && c.ID >= w.m.Relocate.From
+}
+
+// divides reports whether child i of the part belongs to its neighbour, too.
+func (p *part) divides(i int) bool {
+	return i == 0 && p.cutFirst || i == len(p.children)-1 && p.cutLast
+}
+
+// keep leaves a leaf as it is.
+func (w *worker) keep(c *page.Child) {
+	w.pack.flush()
+	w.pack.out = append(w.pack.out, item{Child: *c})
 }
 
 // boundAfter is where child i of the part ends.
@@ -87,14 +104,18 @@ func (w *worker) finish(p *part) error {
 		return nil
 	}
 	prev := w.pack.out[n-1].Child
+	old, err := w.neighbour(&prev)
+	if old == nil {
+		w.pack.flush()
+		return err
+	}
 	w.pack.out = w.pack.out[:n-1]
 	r := &w.pack.regions[0]
 	tail, large := slices.Clone(r.entries), slices.Clone(r.large)
 	r.entries, r.large, r.buf = r.entries[:0], nil, nil // the tail goes on pointing into the old buffer
 	w.pack.begin(prev.Separator)
-	if err := w.copyLeaf(prev); err != nil {
-		return err
-	}
+	w.freed = append(w.freed, prev.ID)
+	w.copyLeaf(old)
 	for i := range tail {
 		e := tail[i]
 		if i == 0 {
@@ -109,19 +130,25 @@ func (w *worker) finish(p *part) error {
 	return nil
 }
 
-// copyLeaf adds all of an old leaf to the run as it is.
-func (w *worker) copyLeaf(c page.Child) error {
-	p, err := fetch(w.src, c.ID, 0)
-	if err != nil {
-		return err
+// neighbour reads a leaf that nothing but company is wanted of; nil if it must stay or cannot be read.
+func (w *worker) neighbour(c *page.Child) (page.Leaf, error) {
+	if w.m.avoids(c.ID) {
+		return nil, nil
 	}
-	w.freed = append(w.freed, c.ID)
-	v := page.Leaf(p).View()
+	p, err := fetch(w.src, c.ID, 0)
+	if w.m.unreadable(err) {
+		return nil, nil
+	}
+	return p, err
+}
+
+// copyLeaf adds all of an old leaf to the run as it is.
+func (w *worker) copyLeaf(p page.Leaf) {
+	v := p.View()
 	for i := range v.Count() {
 		w.loadOld(&v, i)
 		w.pack.add(&w.entry, true)
 	}
-	return nil
 }
 
 // loadOld makes entry i of an old leaf the one in hand.
@@ -157,15 +184,16 @@ func (w *worker) mergeLeaf(p *part, i int, bound *page.Separator) error {
 	if i == 0 {
 		lower = p.lo
 	}
-	w.pack.begin(lower)
 	if c.ID == 0 {
+		w.pack.begin(lower)
 		w.takeInput(bound)
 		return nil
 	}
-	b, err := fetch(w.src, c.ID, 0)
+	b, err := w.fetch(c)
 	if err != nil {
-		return err
+		return w.goRound(p, i, bound, err)
 	}
+	w.pack.begin(lower)
 	leaf := page.Leaf(b)
 	v := leaf.View()
 	from, to := 0, v.Count()
@@ -189,6 +217,31 @@ func (w *worker) mergeLeaf(p *part, i int, bound *page.Separator) error {
 		from = w.takeKey(&v, from, to, bound)
 	}
 	w.takeInput(bound)
+	return nil
+}
+
+// fetch reads a leaf that is to be rewritten.
+func (w *worker) fetch(c *page.Child) ([]byte, error) {
+	if w.m.avoids(c.ID) {
+		return nil, errAvoided
+	}
+	return fetch(w.src, c.ID, 0)
+}
+
+// goRound leaves child i of the part, which cannot be read, where it is.
+func (w *worker) goRound(p *part, i int, bound *page.Separator, err error) error {
+	if !w.m.unreadable(err) {
+		return err
+	}
+	c := p.children[i]
+	if i == 0 {
+		c.Separator = p.lo
+	}
+	if w.in.before(bound) || w.m.Policy.over(&c.Separator) || p.divides(i) {
+		w.m.lost.add(LostPage{ID: c.ID, Lower: c.Separator, Upper: bound, Err: err})
+		w.in.skip(bound)
+	}
+	w.keep(&c)
 	return nil
 }
 
@@ -350,7 +403,7 @@ func (w *worker) take(old bool) {
 		w.countOld(t, e.Value)
 	}
 	keep := w.m.Policy.keep(&w.hist, t.Epoch())
-	if keep && t.Kind() == keys.KindDelete && w.hist.done {
+	if keep && t.Kind() == keys.KindDelete && w.hist.done && !w.m.Policy.KeepDeletes {
 		// Nobody reads at an epoch before it, and what lies below goes too: here, or in the leaves behind (see Policy.over).
 		keep = false
 		w.stats.TombstonesDropped++

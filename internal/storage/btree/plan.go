@@ -54,10 +54,9 @@ func (pl *planner) parts(yield func(*part) bool) {
 
 // node plans the subtree of an inner node whose keys lie in front of bound.
 func (pl *planner) node(c page.Child, level int, bound *page.Separator, yield func(*part) bool) bool {
-	children, err := readChildren(pl.src, c, level)
+	children, err := pl.children(c, level)
 	if err != nil {
-		pl.err = err
-		return false
+		return pl.goRound(c, level, bound, err)
 	}
 	if pl.wanted(c.ID) {
 		pl.budget--
@@ -77,6 +76,28 @@ func (pl *planner) node(c page.Child, level int, bound *page.Separator, yield fu
 	return pl.err == nil
 }
 
+// children reads an inner node that is to be rewritten.
+func (pl *planner) children(c page.Child, level int) ([]page.Child, error) {
+	if pl.m.avoids(c.ID) {
+		return nil, errAvoided
+	}
+	return readChildren(pl.src, c, level)
+}
+
+// goRound leaves the inner node c, which cannot be read, where it is, and reports whether that was possible.
+func (pl *planner) goRound(c page.Child, level int, bound *page.Separator, err error) bool {
+	if !pl.m.unreadable(err) {
+		pl.err = err
+		return false
+	}
+	if pl.in.before(bound) || pl.m.Policy.over(&c.Separator) {
+		pl.m.lost.add(LostPage{ID: c.ID, Level: level, Lower: c.Separator, Upper: bound, Err: err})
+		pl.in.skip(bound)
+	}
+	pl.events = append(pl.events, event{child: c, level: level})
+	return true
+}
+
 // boundOf is the separator of child i, or what lies behind the last.
 func boundOf(children []page.Child, i int, behind *page.Separator) *page.Separator {
 	if i < len(children) {
@@ -87,6 +108,9 @@ func boundOf(children []page.Child, i int, behind *page.Separator) *page.Separat
 
 // touched reports whether something below c is to be rewritten.
 func (pl *planner) touched(c page.Child, level int, bound *page.Separator) bool {
+	if pl.m.avoids(c.ID) {
+		return pl.in.before(bound)
+	}
 	if pl.in.before(bound) || pl.wanted(c.ID) || pl.m.Policy.over(&c.Separator) || pl.m.Sweep.Has(c.ID) {
 		return true
 	}
@@ -95,8 +119,10 @@ func (pl *planner) touched(c page.Child, level int, bound *page.Separator) bool 
 	}
 	children, err := readChildren(pl.src, c, level)
 	if err != nil {
-		pl.err = err
-		return false
+		if !pl.m.unreadable(err) {
+			pl.err = err
+		}
+		return false // there was no need to look
 	}
 	for _, g := range children {
 		if pl.wanted(g.ID) || level > 1 && pl.relocates(g, level-1) {
@@ -149,8 +175,8 @@ func (pl *planner) chunk(run []page.Child, bound *page.Separator, yield func(*pa
 		}
 	}
 	p := &part{children: run, lo: run[0].Separator, relocate: relocate}
-	for ; pl.cuts < len(pl.m.Cuts); pl.cuts++ {
-		k := page.Separator{Key: pl.m.Cuts[pl.cuts], Trailer: page.NoTrailer}
+	for ; pl.cuts < len(pl.m.cuts); pl.cuts++ {
+		k := page.Separator{Key: pl.m.cuts[pl.cuts], Trailer: page.NoTrailer}
 		if p.lo.Compare(k.Key, k.Trailer) >= 0 {
 			continue
 		}
@@ -164,11 +190,7 @@ func (pl *planner) chunk(run []page.Child, bound *page.Separator, yield func(*pa
 		p = next
 	}
 	p.hi = bound
-	if bound != nil {
-		pl.in.seek(*bound)
-	} else {
-		pl.in.ok = false
-	}
+	pl.in.skip(bound)
 	return pl.yield(p, yield)
 }
 

@@ -19,6 +19,8 @@ type Policy struct {
 	// Live holds the epochs of live snapshots, ascending, all >= MinVisible. To have interior versions dropped up to the
 	// frontier (the least epoch that a new snapshot can get), the caller makes it the last element.
 	Live []keys.Epoch
+	// KeepDeletes keeps the newest version of every key, also if it is a tombstone: older ones may lie elsewhere.
+	KeepDeletes bool
 }
 
 // history follows the versions of one key, newest first.

@@ -40,7 +40,9 @@ func (k *nodePacker) empty() bool { return len(k.regions[0].children) == 0 }
 func (u *upper) put(c page.Child, level int, fresh bool) error {
 	for j := 1; j <= level; j++ {
 		if u.underfull(j) {
-			return u.open(c, level)
+			if children, err := u.children(c, level); children != nil || err != nil {
+				return u.open(c, level, children, err)
+			}
 		}
 		if err := u.flush(j); err != nil {
 			return err
@@ -55,8 +57,7 @@ func (u *upper) underfull(level int) bool {
 }
 
 // open dissolves an inner node of the base and puts its children.
-func (u *upper) open(c page.Child, level int) error {
-	children, err := readChildren(u.src, c, level)
+func (u *upper) open(c page.Child, level int, children []page.Child, err error) error {
 	if err != nil {
 		return err
 	}
@@ -67,6 +68,18 @@ func (u *upper) open(c page.Child, level int) error {
 		}
 	}
 	return nil
+}
+
+// children reads an inner node of the base that is to keep others company; nil if it must stay or cannot be read.
+func (u *upper) children(c page.Child, level int) ([]page.Child, error) {
+	if u.m.avoids(c.ID) {
+		return nil, nil
+	}
+	children, err := readChildren(u.src, c, level)
+	if u.m.unreadable(err) {
+		return nil, nil
+	}
+	return children, err
 }
 
 // add gives the node in the making at level another child.
@@ -197,8 +210,8 @@ func (u *upper) joinPrevious(level int) error {
 		r = &parent.regions[1]
 	}
 	prev := r.children[len(r.children)-1]
-	children, err := readChildren(u.src, prev, level)
-	if err != nil {
+	children, err := u.children(prev, level)
+	if children == nil {
 		return err
 	}
 	u.o.result.Freed = append(u.o.result.Freed, prev.ID)

@@ -1,0 +1,245 @@
+package btree
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"testing"
+
+	"epochkv/internal/storage/keys"
+	"epochkv/internal/storage/page"
+)
+
+var errBad = errors.New("bad page")
+
+// badSource cannot read some pages.
+type badSource struct {
+	Source
+	bad map[page.ID]struct{}
+}
+
+func (b badSource) Page(id page.ID, level int) ([]byte, error) {
+	if _, bad := b.bad[id]; bad {
+		return nil, fmt.Errorf("page %d: %w", id, errBad)
+	}
+	return b.Source.Page(id, level)
+}
+
+// damaged is a workload over a tree of which some pages cannot be read, and what is merged beside them.
+type damaged struct {
+	*workload
+	s          *store
+	root, side Root
+	bad        map[page.ID]struct{}
+	lost       []LostPage
+	avoid      map[page.ID]struct{}
+}
+
+// in is a merge that meets the bad pages.
+func (d *damaged) in(base Root, entries []Entry, p Policy) *MergeInput {
+	in := d.s.mergeInput(base, entries, p)
+	in.Source = func() Source { return badSource{&scribbler{s: d.s}, d.bad} }
+	in.Unreadable = func(err error) bool { return errors.Is(err, errBad) }
+	in.Avoid = d.avoid
+	return in
+}
+
+func (d *damaged) covers(key []byte, t keys.Trailer) bool {
+	return slices.ContainsFunc(d.lost, func(p LostPage) bool {
+		return p.Lower.Compare(key, t) <= 0 && (p.Upper == nil || p.Upper.Compare(key, t) > 0)
+	})
+}
+
+// attempt merges, and leaves no trace if that fails.
+func (d *damaged) attempt(t *testing.T, in *MergeInput) (*Result, error) {
+	t.Helper()
+	pages, used, values, ref := maps.Clone(d.s.pages), slices.Clone(d.s.used), maps.Clone(d.s.values), d.s.nextRef
+	res, err := Merge(context.Background(), in)
+	if err != nil {
+		d.s.pages, d.s.used, d.s.values, d.s.nextRef = pages, used, values, ref
+		return nil, err
+	}
+	return d.s.replace(t, func() (*Result, error) { return res, nil }), nil
+}
+
+// step merges entries: where nothing is lost into the tree, and else beside it.
+func (d *damaged) step(t *testing.T, entries []Entry, configure func(*MergeInput)) {
+	t.Helper()
+	policy := d.policy()
+	prepare := func(entries []Entry) *MergeInput {
+		in := d.in(d.root, entries, policy)
+		configure(in)
+		return in
+	}
+	known := slices.Clone(d.lost)
+	outside := func() []Entry {
+		return slices.DeleteFunc(slices.Clone(entries), func(e Entry) bool { return d.covers(e.Key, e.Trailer) })
+	}
+	res, err := d.attempt(t, prepare(outside()))
+	var found *LostError
+	if errors.As(err, &found) {
+		d.checkLost(t, found, prepare(outside()))
+		d.lost = slices.DeleteFunc(d.lost, func(p LostPage) bool {
+			return slices.ContainsFunc(found.Pages, func(q LostPage) bool { return q.ID == p.ID })
+		})
+		d.lost = append(d.lost, found.Pages...)
+		d.avoid = maps.Clone(d.avoid)
+		for _, p := range found.Pages {
+			d.avoid[p.ID] = struct{}{}
+		}
+		res, err = d.attempt(t, prepare(outside()))
+	}
+	if err != nil {
+		t.Fatalf("with %d pages lost, %d before: %v", len(d.lost), len(known), err)
+	}
+	d.root = res.Root
+	inside := slices.DeleteFunc(slices.Clone(entries), func(e Entry) bool { return !d.covers(e.Key, e.Trailer) })
+	in := d.s.mergeInput(d.side, inside, policy)
+	in.Policy.KeepDeletes = true
+	d.side = d.s.apply(t, in).Root
+}
+
+// checkLost: what a merge could not read is bad indeed, and any number of workers finds the same.
+func (d *damaged) checkLost(t *testing.T, found *LostError, in *MergeInput) {
+	t.Helper()
+	for _, p := range found.Pages {
+		if _, bad := d.bad[p.ID]; !bad {
+			t.Fatalf("page %d is sound", p.ID)
+		}
+	}
+	in.Workers = 3 - in.Workers%2
+	var again *LostError
+	if _, err := d.attempt(t, in); !errors.As(err, &again) || !reflect.DeepEqual(found.Pages, again.Pages) {
+		t.Fatalf("with %d workers: %v; before: %v", in.Workers, err, found)
+	}
+}
+
+// compare reads every key at every live epoch: beside the tree first, where something is lost, and then in it. With the pages readable again
+// every answer is right; with them bad it is right or an error.
+func (d *damaged) compare(t *testing.T, live []keys.Epoch) (refused int) {
+	t.Helper()
+	for k := range d.m {
+		for _, e := range append([]keys.Epoch{d.frontier, d.epoch, keys.MaxEpoch}, live...) {
+			want, ok := d.m.at(k, e)
+			alive := ok && want.kind == keys.KindSet
+			for _, src := range []Source{d.s, badSource{d.s, d.bad}} {
+				got, found, err := d.get(src, []byte(k), e)
+				if errors.Is(err, errBad) && src != Source(d.s) {
+					refused++
+					continue
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				if found && (got.Epoch != want.epoch || got.Kind != want.kind || string(d.s.value(t, got)) != string(want.value)) || !found && alive {
+					t.Fatalf("get(%q, %d) = %d %v, want %d %v", k, e, got.Epoch, found, want.epoch, ok)
+				}
+			}
+		}
+	}
+	return refused
+}
+
+func (d *damaged) get(src Source, key []byte, at keys.Epoch) (Version, bool, error) {
+	if d.covers(key, newestBefore(at)) {
+		if v, ok, err := Get(d.s, d.side, key, at); ok || err != nil {
+			return v, ok, err
+		}
+	}
+	return Get(src, d.root, key, at)
+}
+
+// checkPlaces: lost pages stand where they stood, behind the same separators. They may have come to stand for more.
+func (d *damaged) checkPlaces(t *testing.T) {
+	t.Helper()
+	found := 0
+	root := page.Child{Separator: page.Separator{Trailer: page.NoTrailer}, ID: d.root.ID}
+	d.places(t, root, d.root.Level, nil, &found)
+	if found != len(d.lost) {
+		t.Fatalf("of %d lost pages %d are in the tree", len(d.lost), found)
+	}
+}
+
+func (d *damaged) places(t *testing.T, c page.Child, level int, upper *page.Separator, found *int) {
+	t.Helper()
+	i := slices.IndexFunc(d.lost, func(p LostPage) bool { return p.ID == c.ID })
+	if i >= 0 {
+		*found++
+		if p := d.lost[i]; p.Level != level || p.Lower.String() != c.Separator.String() ||
+			upper != nil && (p.Upper == nil || p.Upper.Compare(upper.Key, upper.Trailer) > 0) {
+			t.Fatalf("%+v stands at level %d from %v to %v", p, level, c.Separator, upper)
+		}
+	}
+	if level == 0 {
+		return
+	}
+	children, err := readChildren(d.s, c, level)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range children {
+		d.places(t, children[i], level-1, boundOf(children, i+1, upper), found)
+	}
+}
+
+// TestMergesGoRoundPagesThatCannotBeRead: whatever pages turn bad, of whatever level, a merge that has nothing for them succeeds; one that has names them
+// all, succeeds when what belongs there goes beside the tree, and nobody ever reads a wrong version.
+func TestMergesGoRoundPagesThatCannotBeRead(t *testing.T) {
+	lostAny, refusedAny, levels := 0, 0, map[int]int{}
+	for seed := range uint64(30) {
+		rng := rand.New(rand.NewPCG(seed, 11))
+		size := []int{512, 1024}[seed%2]
+		d := &damaged{
+			workload: &workload{rng: rng, m: model{}, pageSize: size, keySpace: 40 << (seed % 6), deletes: int(seed * 7 % 60)},
+			s:        newStore(size), bad: map[page.ID]struct{}{}, avoid: map[page.ID]struct{}{},
+		}
+		configure := func(in *MergeInput) {
+			r := rand.New(rand.NewPCG(seed, uint64(d.epoch))) // the same for each attempt
+			in.Workers = 1 + r.IntN(3)
+			for range r.IntN(4) {
+				in.Cuts = append(in.Cuts, fmt.Appendf(nil, "%c%03d", 'a'+r.IntN(3), r.IntN(100)))
+			}
+			slices.SortFunc(in.Cuts, func(a, b []byte) int { return slices.Compare(a, b) })
+			if r.IntN(2) == 0 {
+				in.Relocate = Relocation{From: page.ID(len(d.s.used) / 2), Max: r.IntN(20)}
+			}
+		}
+		for round := range 10 {
+			d.step(t, d.entries(rng.IntN(300)), configure)
+			refusedAny += d.compare(t, d.live)
+			d.checkPlaces(t)
+			if t.Failed() {
+				t.Fatalf("seed %d, round %d", seed, round)
+			}
+			if round < 3 {
+				continue
+			}
+			for _, id := range slices.Sorted(maps.Keys(d.s.pages)) {
+				if rng.IntN(80) == 0 && !d.inSide(id) {
+					d.bad[id] = struct{}{}
+				}
+			}
+		}
+		lostAny += len(d.lost)
+		for _, p := range d.lost {
+			levels[p.Level]++
+		}
+	}
+	if lostAny < 50 || refusedAny == 0 || levels[1] == 0 || levels[2] == 0 {
+		t.Fatalf("%d pages were lost, by level %v, and %d reads refused: the test tests little", lostAny, levels, refusedAny)
+	}
+	t.Logf("%d pages lost, by level %v, %d reads refused", lostAny, levels, refusedAny)
+}
+
+// inSide reports whether a page belongs to what lies beside the tree.
+func (d *damaged) inSide(id page.ID) (in bool) {
+	_ = Walk(d.s, d.side, &Visitor{Page: func(p page.ID, _ int, _ []byte) error {
+		in = in || p == id
+		return nil
+	}})
+	return in
+}
