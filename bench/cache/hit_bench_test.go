@@ -92,9 +92,10 @@ func hitOurs(b *testing.B, order []uint64, readers int, policy cache.Policy) {
 	share(b, readers, func(reader, n int) {
 		s := registry.Slot()
 		defer s.Free()
+		hits := new(pin.Counter)
 		for i := range n {
 			s.Enter()
-			if _, err := c.Page(cache.ID(order[(i+reader*7919)&(1<<16-1)]+1), cache.Default); err != nil {
+			if _, err := c.Visit(cache.ID(order[(i+reader*7919)&(1<<16-1)]+1), cache.Default, hits); err != nil {
 				panic(err)
 			}
 			s.Leave()

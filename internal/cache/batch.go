@@ -1,6 +1,10 @@
 package cache
 
-import "sync"
+import (
+	"sync"
+
+	"epochkv/internal/pin"
+)
 
 // batch is the state of one Pages call.
 type batch struct {
@@ -29,7 +33,7 @@ func (b *batch) free() {
 
 // Pages puts page ids[i] into out[i], for all i: first what is in memory, then all the rest with one LoadBatch. Protection is as in
 // Page. The first error, in no certain order, fails the call; pages that loaded are cached all the same.
-func (c *Cache) Pages(ids []ID, h Hint, out [][]byte) error {
+func (c *Cache) Pages(ids []ID, h Hint, out [][]byte, hits *pin.Counter) error {
 	missing := 0
 	t := c.table.Load()
 	for i, id := range ids {
@@ -42,6 +46,7 @@ func (c *Cache) Pages(ids []ID, h Hint, out [][]byte) error {
 		c.touch(f, h)
 		out[i] = c.frame(f)
 	}
+	hits.Add(uint64(len(ids) - missing))
 	if missing == 0 {
 		return nil
 	}

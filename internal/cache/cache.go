@@ -164,16 +164,24 @@ func (c *Cache) Close() error {
 	return errors.Join(errs...)
 }
 
-// Page returns page id. The caller is inside its slot's protection, and the bytes are valid and constant until it leaves. Each call is one
-// visit: a cursor calls it once however many entries it reads there. An error is Load's; nothing is cached then.
-func (c *Cache) Page(id ID, h Hint) ([]byte, error) {
+// Visit returns page id. The caller is inside its slot's protection, and the bytes are valid and constant until it leaves. A cursor calls it
+// once however many entries it reads there. An error is Load's; nothing is cached then. What was in memory counts as a hit with the
+// caller, in the caller's own memory.
+func (c *Cache) Visit(id ID, h Hint, hits *pin.Counter) ([]byte, error) {
 	if f, ok := c.table.Load().lookup(id); ok {
 		if wordAt(c.words, f).Load() < c.ceilings[h] { // touch, which is too large to be inlined
 			c.replacer.climb(f, c.ceilings[h])
 		}
+		hits.Add(1)
 		return c.frame(f), nil
 	}
 	return c.miss(id, h)
+}
+
+// Page is Visit for those whose hits nobody counts.
+func (c *Cache) Page(id ID, h Hint) ([]byte, error) {
+	var hits pin.Counter
+	return c.Visit(id, h, &hits)
 }
 
 // Contains reports whether Page would find id in memory. It does not warm. The caller is inside its slot's protection.

@@ -33,7 +33,7 @@ func BenchmarkHit(b *testing.B) {
 				defer s.Free()
 				for i := 0; pb.Next(); i++ {
 					s.Enter()
-					if _, err := r.Page(order[i&(1<<16-1)], Default); err != nil {
+					if _, err := r.Visit(order[i&(1<<16-1)], Default, &r.hits); err != nil {
 						panic(err)
 					}
 					s.Leave()

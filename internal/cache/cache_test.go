@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"unsafe"
+
+	"epochkv/internal/pin"
 )
 
 func TestRecordsLargerThanTheCacheAreAllReadBack(t *testing.T) {
@@ -266,7 +268,7 @@ func TestConcurrentMissesReadAPageOnce(t *testing.T) {
 				return
 			}
 			var out [2][]byte
-			if err := r.Pages([]ID{5, 6}, Default, out[:]); err != nil || pageError(out[0], 5) != nil || pageError(out[1], 6) != nil {
+			if err := r.Pages([]ID{5, 6}, Default, out[:], new(pin.Counter)); err != nil || pageError(out[0], 5) != nil || pageError(out[1], 6) != nil {
 				t.Error(err)
 			}
 		})
@@ -319,7 +321,7 @@ func TestHitsAllocateNothing(t *testing.T) {
 	op := func() {
 		r.slot.Enter()
 		_, _ = r.Page(1, Default)
-		_ = r.Pages(ids, Default, out)
+		_ = r.Pages(ids, Default, out, new(pin.Counter))
 		r.slot.Leave()
 	}
 	op()
@@ -337,5 +339,27 @@ func TestMissesSoonAllocateNothing(t *testing.T) {
 	}
 	if n := testing.AllocsPerRun(1000, op); n != 0 {
 		t.Errorf("%v allocations", n)
+	}
+}
+
+// TestEveryVisitIsAHitOrAMiss: hits count with the visitor, misses with the cache.
+func TestEveryVisitIsAHitOrAMiss(t *testing.T) {
+	r := newRig(t, 64, TwoBand)
+	for range 3 {
+		for id := range ID(10) {
+			r.get(t, id+1, Default)
+		}
+	}
+	if hits, misses := r.hits.Count(), r.Stats().Misses; hits != 20 || misses != 10 {
+		t.Fatalf("%d hits and %d misses, want 20 and 10", hits, misses)
+	}
+	r.slot.Enter()
+	defer r.slot.Leave()
+	out := make([][]byte, 4)
+	if err := r.Pages([]ID{9, 10, 11, 12}, Default, out, &r.hits); err != nil {
+		t.Fatal(err)
+	}
+	if hits, misses := r.hits.Count(), r.Stats().Misses; hits != 22 || misses != 12 {
+		t.Fatalf("%d hits and %d misses after a batch, want 22 and 12", hits, misses)
 	}
 }

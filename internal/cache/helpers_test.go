@@ -80,6 +80,7 @@ type rig struct {
 	disk     *disk
 	registry *pin.Registry
 	slot     *pin.Slot
+	hits     pin.Counter
 }
 
 func newRig(t testing.TB, frames int, policy Policy) *rig {
@@ -115,7 +116,13 @@ func newRegistry() *pin.Registry {
 // get is one operation that visits one page.
 func (r *rig) get(t testing.TB, id ID, h Hint) {
 	t.Helper()
-	if err := visit(r.Cache, r.slot, id, h); err != nil {
+	r.slot.Enter()
+	defer r.slot.Leave()
+	p, err := r.Visit(id, h, &r.hits)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := pageError(p, id); err != nil {
 		t.Fatal(err)
 	}
 }

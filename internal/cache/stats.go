@@ -1,7 +1,7 @@
 package cache
 
-// counters are guarded by the cache's mutex. Hits are not among them: counting them would make a hot read write shared memory.
-// Whoever calls Page knows how often.
+// counters are guarded by the cache's mutex. Hits are not among them: counting them here would make a hot read write shared memory, so
+// each reader counts its own (Visit).
 type counters struct {
 	misses, joined, failed, uncached, shortages uint64
 	returned                                    uint64

@@ -193,12 +193,16 @@ func (x *Session) check(w *Write, body []byte, at keys.Epoch) (keys.Epoch, error
 			return 0, err
 		}
 	}
-	if w.firstWins {
+	if w.firstWins && (x.store.serial || x.store.latches.newest(&x.held) > at) {
 		if err := x.checkFirst(w, at); err != nil {
 			return 0, err
 		}
 	}
-	return x.reserve(w, body)
+	epoch, err := x.reserve(w, body)
+	if err == nil && !x.store.serial {
+		x.store.latches.wrote(&x.held, epoch)
+	}
+	return epoch, err
 }
 
 // checkFirst lets the first committer win: no key of the write set may have a version newer than the snapshot. It reads
@@ -206,7 +210,7 @@ func (x *Session) check(w *Write, body []byte, at keys.Epoch) (keys.Epoch, error
 func (x *Session) checkFirst(w *Write, at keys.Epoch) error {
 	for i := range w.Batch.Count() {
 		key := w.Batch.Key(i)
-		newest, err := x.store.engine.NewestEpoch(key)
+		newest, err := x.reader.NewestEpoch(key)
 		if err != nil {
 			return err
 		}
@@ -260,7 +264,7 @@ func (x *Session) checkConditions(w *Write) error {
 		c := &w.Conditions[i]
 		x.key = keys.Append(x.key[:0], keys.SpaceUser, c.Key)
 		x.slot.Enter()
-		v, ok, err := x.store.engine.Newest(x.key)
+		v, ok, err := x.reader.Newest(x.key)
 		holds := false
 		if err == nil {
 			holds, err = x.holds(c, v, ok)
@@ -294,6 +298,6 @@ func (x *Session) holds(c *Condition, v storage.Version, ok bool) (bool, error) 
 		return false, nil
 	}
 	var err error
-	x.writer.Scratch, err = x.store.engine.AppendValue(x.writer.Scratch[:0], v)
+	x.writer.Scratch, err = x.reader.AppendValue(x.writer.Scratch[:0], v)
 	return bytes.Equal(x.writer.Scratch, c.Value), err
 }

@@ -192,7 +192,7 @@ func (x *Session) applyAll(ops []Invoke, w *Write, out []Invoked) (await keys.Ep
 func (x *Session) newestValue(buf *[]byte) (value []byte, found bool, epoch, await keys.Epoch, err error) {
 	x.slot.Enter()
 	defer x.slot.Leave()
-	v, ok, err := x.store.engine.Newest(x.key)
+	v, ok, err := x.reader.Newest(x.key)
 	if err != nil || !ok {
 		return nil, false, 0, 0, err
 	}
@@ -201,7 +201,7 @@ func (x *Session) newestValue(buf *[]byte) (value []byte, found bool, epoch, awa
 		return nil, false, 0, await, nil
 	}
 	from := len(*buf)
-	*buf, err = x.store.engine.AppendValue(*buf, v)
+	*buf, err = x.reader.AppendValue(*buf, v)
 	return (*buf)[from:len(*buf):len(*buf)], true, v.Epoch, await, err
 }
 

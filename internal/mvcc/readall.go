@@ -28,14 +28,14 @@ func (x *Session) ReadAll(list [][]byte, visit func(i int, v Value) error) error
 	}
 	x.slot.Enter()
 	defer x.slot.Leave()
-	return x.store.engine.GetAll(&b.finder, b.sorted, x.at, func(i int, v storage.Version, ok bool) error {
+	return x.reader.GetAll(&b.finder, b.sorted, x.at, func(i int, v storage.Version, ok bool) error {
 		out := Value{At: x.at}
 		if ok {
 			out.Await = x.store.mustAwait(v.Sync, v.Epoch)
 			if v.Kind == keys.KindSet {
 				var err error
 				out.Found, out.Epoch = true, v.Epoch
-				if out.Data, err = x.store.engine.Value(&b.value, v); err != nil {
+				if out.Data, err = x.reader.Value(&b.value, v); err != nil {
 					return err
 				}
 			}

@@ -71,7 +71,7 @@ func (x *Session) validate(r *readSet) error {
 func (x *Session) unchanged(r *readSet, before keys.Epoch) error {
 	for _, p := range r.points {
 		key := r.key(p)
-		v, _, err := x.store.engine.Get(key, before-1)
+		v, _, err := x.reader.Get(key, before-1)
 		if err != nil {
 			return err
 		}
@@ -80,7 +80,7 @@ func (x *Session) unchanged(r *readSet, before keys.Epoch) error {
 		}
 	}
 	for _, b := range r.ranges {
-		epoch, changed, err := x.store.engine.ChangedSince(r.pinned, r.key(b.lower), r.key(b.upper), r.at, before)
+		epoch, changed, err := x.reader.ChangedSince(r.pinned, r.key(b.lower), r.key(b.upper), r.at, before)
 		if err != nil {
 			return err
 		}

@@ -77,7 +77,7 @@ func (c *Cursor) enter() {
 	s := c.session
 	s.slot.Enter()
 	c.inside = true
-	s.store.engine.OpenCursor(&c.inner, s.at, c.lower, c.upper, c.options.Reverse)
+	s.reader.OpenCursor(&c.inner, s.at, c.lower, c.upper)
 	switch {
 	case !c.started && !c.options.Reverse:
 		c.inner.SeekGE(c.lower)
@@ -110,7 +110,7 @@ func (c *Cursor) load() bool {
 	if c.value = v.Inline(); c.value != nil {
 		return true
 	}
-	c.value, c.err = c.session.store.engine.Value(&c.long, *v)
+	c.value, c.err = c.session.reader.Value(&c.long, *v)
 	if c.err != nil {
 		c.err = ofKey(c.err, c.inner.Key())
 	}

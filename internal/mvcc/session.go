@@ -14,6 +14,7 @@ import (
 type Session struct {
 	store  *Store
 	slot   *pin.Slot
+	reader *storage.Reader
 	writer storage.Writer
 	held   latchSet
 	parker *waiter
@@ -50,7 +51,7 @@ func (s *Store) Session() (*Session, error) {
 		return nil, ErrTooManySessions
 	}
 	s.sessions.open++
-	return &Session{store: s, slot: s.registry.Slot(), parker: newWaiter()}, nil
+	return &Session{store: s, slot: s.registry.Slot(), reader: s.engine.NewReader(), parker: newWaiter()}, nil
 }
 
 // Close ends the session's snapshot and returns it to the pool. Closing twice is harmless.
@@ -134,12 +135,12 @@ func (x *Session) read(v *Value, dst, key []byte) error {
 
 // readTree is read for what is in no memtable.
 func (x *Session) readTree(v *Value, p storage.Pinned) error {
-	found, ok, err := x.store.engine.FindInTree(p, x.key, x.at)
+	found, ok, err := x.reader.FindInTree(p, x.key, x.at)
 	if err != nil || !ok || found.Kind != keys.KindSet {
 		return err
 	}
 	v.Found, v.Epoch = true, found.Epoch
-	if v.Data, err = x.store.engine.AppendValue(v.Data, found); err != nil {
+	if v.Data, err = x.reader.AppendValue(v.Data, found); err != nil {
 		return ofKey(err, x.key)
 	}
 	return nil

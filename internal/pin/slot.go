@@ -31,7 +31,7 @@ func (s *Slot) Enter() {
 // Leave ends the protection that Enter began.
 func (s *Slot) Leave() {
 	if s.depth--; s.depth == 0 {
-		clearWord(&s.tick)
+		storeWord(&s.tick, 0)
 	}
 }
 
@@ -66,7 +66,7 @@ func (s *Slot) Release() {
 		if s.since.Load() != 0 {
 			s.since.Store(0)
 		}
-		clearWord(&s.epoch)
+		storeWord(&s.epoch, 0)
 	}
 }
 

@@ -29,7 +29,8 @@ type Cursor struct {
 }
 
 // OpenCursor prepares c over the current view, at a snapshot, within [lower, upper). It is not positioned.
-func (e *Engine) OpenCursor(c *Cursor, at keys.Epoch, lower, upper []byte, _ bool) {
+func (r *Reader) OpenCursor(c *Cursor, at keys.Epoch, lower, upper []byte) {
+	e := r.engine
 	v := e.view.Load()
 	c.open, c.at, c.lower, c.upper, c.valid, c.err = 0, at, lower, upper, false, nil
 	c.addTable(v.active)
@@ -40,7 +41,7 @@ func (e *Engine) OpenCursor(c *Cursor, at keys.Epoch, lower, upper []byte, _ boo
 	if c.tree.EnterLeaf == nil && e.prefetch != nil {
 		c.tree.EnterLeaf = c.entered
 	}
-	c.tree.Reset(scanned{e.pages}, v.root, at, treeBound(lower, keys.SpaceUser), treeBound(upper, keys.SpaceUser+1))
+	c.tree.Reset((*scanning)(r), v.root, at, treeBound(lower, keys.SpaceUser), treeBound(upper, keys.SpaceUser+1))
 	c.inTree = false
 }
 

@@ -56,6 +56,7 @@ type Engine struct {
 	retired       []retirement // what readers of older views may still stand on
 	retiredBytes  atomic.Int64
 	pins          rootPins
+	readers       readers
 	sweeper       sweeper
 	loads         loads
 

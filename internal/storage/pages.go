@@ -47,39 +47,23 @@ func (p *pages) Page(id page.ID, level int) ([]byte, error) {
 	return p.cache.Page(cache.ID(id), hintFor(level))
 }
 
-// DataPage implements rows.PageSource.
-func (p *pages) DataPage(id page.ID) ([]byte, error) {
-	return p.cache.Page(cache.ID(id), cache.Default)
-}
-
-// pagesWindow is how many pages Pages passes on at a time, as many as FindAll asks for.
+// pagesWindow is how many pages batch passes on at a time, as many as FindAll asks for.
 const pagesWindow = 64
 
-// Pages implements btree.BatchSource: what is not in memory is read in one submission.
-func (p *pages) Pages(ids []page.ID, level int, out [][]byte) error {
+// batch puts page ids[i] into out[i]: what is not in memory is read in one submission, what is adds to hits.
+func (p *pages) batch(ids []page.ID, level int, out [][]byte, hits *pin.Counter) error {
 	var window [pagesWindow]cache.ID
 	for len(ids) > 0 {
 		n := min(len(ids), pagesWindow)
 		for i, id := range ids[:n] {
 			window[i] = cache.ID(id)
 		}
-		if err := p.cache.Pages(window[:n], hintFor(level), out[:n]); err != nil {
+		if err := p.cache.Pages(window[:n], hintFor(level), out[:n], hits); err != nil {
 			return err
 		}
 		ids, out = ids[n:], out[n:]
 	}
 	return nil
-}
-
-// scanned is a source whose visits make no leaf hot: a scan of any length leaves point reads their pages.
-type scanned struct{ *pages }
-
-// Page implements btree.Source.
-func (s scanned) Page(id page.ID, level int) ([]byte, error) {
-	if level > 0 {
-		return s.pages.Page(id, level)
-	}
-	return s.cache.Page(cache.ID(id), cache.Low)
 }
 
 func (p *pages) loadCached(id cache.ID, buf []byte) error { return loadPage(p.pager, page.ID(id), buf) }

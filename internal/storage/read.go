@@ -15,19 +15,19 @@ func fromMemtable(r memtable.Ref) Version {
 
 // Get returns the newest version of key at or before a snapshot; a deletion is a version too. The caller is inside its slot's
 // protection and holds the snapshot.
-func (e *Engine) Get(key []byte, at keys.Epoch) (Version, bool, error) {
-	p := e.Pin()
-	if r := p.Find(key, at); r.Found() {
-		return fromMemtable(r), true, nil
+func (r *Reader) Get(key []byte, at keys.Epoch) (Version, bool, error) {
+	p := r.engine.Pin()
+	if v := p.Find(key, at); v.Found() {
+		return fromMemtable(v), true, nil
 	}
-	return e.FindInTree(p, key, at)
+	return r.FindInTree(p, key, at)
 }
 
 // FindInTree is Get for what p.Find does not find. It may read pages.
-func (e *Engine) FindInTree(p Pinned, key []byte, at keys.Epoch) (Version, bool, error) {
-	found, ok, err := btree.Get(e.pages, p.view.root, key, at)
+func (r *Reader) FindInTree(p Pinned, key []byte, at keys.Epoch) (Version, bool, error) {
+	found, ok, err := btree.Get(r, p.view.root, key, at)
 	if err != nil {
-		return Version{}, false, e.damage(err, p.view.root, key)
+		return Version{}, false, r.engine.damage(err, p.view.root, key)
 	}
 	return fromTree(&found), ok, nil
 }
@@ -41,27 +41,27 @@ type Finder struct {
 
 // GetAll is Get for sorted keys, and calls visit with each outcome, in no certain order. Tree pages that are not in memory are read
 // together, level by level. The caller stays inside its slot's protection; a version lives until visit returns.
-func (e *Engine) GetAll(f *Finder, sorted [][]byte, at keys.Epoch, visit func(i int, v Version, ok bool) error) error {
-	p := e.Pin()
+func (r *Reader) GetAll(f *Finder, sorted [][]byte, at keys.Epoch, visit func(i int, v Version, ok bool) error) error {
+	p := r.engine.Pin()
 	f.missing, f.places = f.missing[:0], f.places[:0]
 	for i, key := range sorted {
-		r := p.Find(key, at)
-		if !r.Found() {
+		found := p.Find(key, at)
+		if !found.Found() {
 			f.missing, f.places = append(f.missing, key), append(f.places, i)
 			continue
 		}
-		if err := visit(i, fromMemtable(r), true); err != nil {
+		if err := visit(i, fromMemtable(found), true); err != nil {
 			return err
 		}
 	}
 	if len(f.missing) == 0 {
 		return nil
 	}
-	err := f.tree.FindAll(e.pages, p.view.root, f.missing, at, func(i int, v btree.Version, ok bool) error {
+	err := f.tree.FindAll(r, p.view.root, f.missing, at, func(i int, v btree.Version, ok bool) error {
 		return visit(f.places[i], fromTree(&v), ok)
 	})
 	if err != nil {
-		return e.damage(err, p.view.root, nil)
+		return r.engine.damage(err, p.view.root, nil)
 	}
 	return nil
 }
@@ -92,15 +92,15 @@ func fromTree(v *btree.Version) Version {
 }
 
 // Newest returns the newest version of key whatever its epoch. It is stable while the caller holds the key's latch.
-func (e *Engine) Newest(key []byte) (Version, bool, error) { return e.Get(key, keys.MaxEpoch) }
+func (r *Reader) Newest(key []byte) (Version, bool, error) { return r.Get(key, keys.MaxEpoch) }
 
 // NewestEpoch is the epoch of key's newest version, zero without one.
-func (e *Engine) NewestEpoch(key []byte) (keys.Epoch, error) {
-	p := e.Pin()
-	if r := p.Find(key, keys.MaxEpoch); r.Found() {
-		return r.Epoch(), nil
+func (r *Reader) NewestEpoch(key []byte) (keys.Epoch, error) {
+	p := r.engine.Pin()
+	if v := p.Find(key, keys.MaxEpoch); v.Found() {
+		return v.Epoch(), nil
 	}
-	v, _, err := e.FindInTree(p, key, keys.MaxEpoch)
+	v, _, err := r.FindInTree(p, key, keys.MaxEpoch)
 	return v.Epoch, err
 }
 
@@ -123,38 +123,38 @@ func (e *Engine) KeyChangedInMemory(p Pinned, key []byte, after, before keys.Epo
 }
 
 // AppendValue appends v's value to dst. It may read pages.
-func (e *Engine) AppendValue(dst []byte, v Version) ([]byte, error) {
+func (r *Reader) AppendValue(dst []byte, v Version) ([]byte, error) {
 	if !v.large {
 		return append(dst, v.value...), nil
 	}
-	dst, err := e.rows.Append(dst, page.Ref(v.value), e.pages)
+	dst, err := r.engine.rows.Append(dst, page.Ref(v.value), r)
 	if err != nil {
-		return dst, e.damage(err, btree.Root{}, nil)
+		return dst, r.engine.damage(err, btree.Root{}, nil)
 	}
 	return dst, nil
 }
 
 // Value is v's value: where it lies, or, if it has to be read from pages of its own, in buf, which grows.
-func (e *Engine) Value(buf *[]byte, v Version) ([]byte, error) {
+func (r *Reader) Value(buf *[]byte, v Version) ([]byte, error) {
 	if !v.large {
 		return v.value, nil
 	}
 	var err error
-	*buf, err = e.AppendValue((*buf)[:0], v)
+	*buf, err = r.AppendValue((*buf)[:0], v)
 	return *buf, err
 }
 
 // ChangedSince returns an epoch in (after, before) at which some key in [lower, upper) got a version, if there is one. It looks
 // at memtables and tree; all that is in the tree comes before.
-func (e *Engine) ChangedSince(p Pinned, lower, upper []byte, after, before keys.Epoch) (keys.Epoch, bool, error) {
-	if epoch, changed := e.ChangedInMemory(p, lower, upper, after, before); changed {
+func (r *Reader) ChangedSince(p Pinned, lower, upper []byte, after, before keys.Epoch) (keys.Epoch, bool, error) {
+	if epoch, changed := r.engine.ChangedInMemory(p, lower, upper, after, before); changed {
 		return epoch, true, nil
 	}
-	changed, err := btree.ChangedSince(e.pages, p.view.root, lower, upper, after)
+	changed, err := btree.ChangedSince(r, p.view.root, lower, upper, after)
 	if err != nil {
-		return 0, false, e.damage(err, p.view.root, lower)
+		return 0, false, r.engine.damage(err, p.view.root, lower)
 	}
-	return e.pager.State().Epoch, changed, nil // what is in the tree is visible long since
+	return r.engine.pager.State().Epoch, changed, nil // what is in the tree is visible long since
 }
 
 // ChangedInMemory is ChangedSince for epochs in (after, before), over the pinned memtables and those that followed them.

@@ -28,6 +28,7 @@ type Stats struct {
 	Pace          time.Duration // what writers wait for each KiB at present
 	Log           wal.Stats
 	Cache         cache.Stats
+	CacheHits     uint64 // pages that readers found in memory
 	BatchReads    uint64 // submissions of several pages to the device
 	BatchPages    uint64 // pages in them
 	Tree          TreeStats
@@ -84,7 +85,7 @@ func (e *Engine) Stats() Stats {
 		Dir: e.options.Dir, PageSize: e.options.PageSize, MemoryBudget: e.options.MemoryBytes, CacheBytes: e.cacheBytes.Load(),
 		Rotations: e.counters.rotations.Load(), Refused: e.counters.refused.Load(), Log: e.log.Stats(), DiskFree: -1,
 		Stalls: e.counters.stalls.Load(), StallTime: time.Duration(e.counters.stallNanos.Load()), Pace: e.Pace(),
-		Cache: e.pages.cache.Stats(), BatchReads: e.pages.batchReads.Load(), BatchPages: e.pages.batchPages.Load(),
+		Cache: e.pages.cache.Stats(), CacheHits: e.readers.hits(), BatchReads: e.pages.batchReads.Load(), BatchPages: e.pages.batchPages.Load(),
 		Tree: e.treeStats(), Pages: e.pager.Stats(), Rows: e.rows.Stats(),
 		Pruning: PruneStats{
 			Queued: e.pruner.queued.Load(), Dropped: e.pruner.dropped.Load(), Helped: e.pruner.helped.Load(),

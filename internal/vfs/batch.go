@@ -5,6 +5,7 @@ import (
 	"io"
 	"sync/atomic"
 	"syscall"
+	"time"
 )
 
 // IO says how an OS does batches that several requests in flight make faster: reads, and scattered direct writes. All
@@ -42,6 +43,8 @@ type batcher struct {
 	pool  pool
 
 	singleReads, ringReads, ringWrites, poolReads, poolWrites, vectorWrites, repeated atomic.Uint64
+
+	watches [Paths]stopwatch
 }
 
 // Stats says which paths requests took. It exists so that no benchmark compares a ring that was silently off.
@@ -60,6 +63,8 @@ type Stats struct {
 	Wakeups     uint64 // times a batch was parked and woken
 	Strays      uint64 // completions that matched no request
 	Lost        uint64 // requests whose completion never came
+
+	Latencies [Paths]Latency
 }
 
 func (b *batcher) stats() Stats {
@@ -71,6 +76,9 @@ func (b *batcher) stats() Stats {
 		PoolWrites:   b.poolWrites.Load(),
 		VectorWrites: b.vectorWrites.Load(),
 		Repeated:     b.repeated.Load(),
+	}
+	for i := range s.Latencies {
+		s.Latencies[i] = b.watches[i].latency()
 	}
 	if b.rings != nil {
 		b.rings.addStats(&s)
@@ -84,15 +92,14 @@ func (b *batcher) run(f *osFile, op Op, reqs []Request) {
 	case 0:
 		return
 	case 1:
-		if op == OpRead {
-			b.singleReads.Add(1)
-		}
-		runOne(f, op, &reqs[0], 0)
+		b.runSingle(f, op, &reqs[0])
 		return
 	}
+	start := time.Now()
 	if op == OpWrite && writesInPlace(f, reqs) {
 		b.vectorWrites.Add(uint64(len(reqs)))
 		writeRuns(f, reqs)
+		b.watches[PathVector].since(start)
 		return
 	}
 	if b.rings != nil {
@@ -100,11 +107,22 @@ func (b *batcher) run(f *osFile, op Op, reqs []Request) {
 			b.count(op, len(reqs), &b.ringReads, &b.ringWrites)
 			b.repeated.Add(uint64(driver.run(f, op, reqs)))
 			b.rings.put(driver)
+			b.watches[PathRing].since(start)
 			return
 		}
 	}
 	b.count(op, len(reqs), &b.poolReads, &b.poolWrites)
 	b.pool.run(f, op, reqs)
+	b.watches[PathPool].since(start)
+}
+
+func (b *batcher) runSingle(f *osFile, op Op, req *Request) {
+	start := time.Now()
+	runOne(f, op, req, 0)
+	if op == OpRead {
+		b.singleReads.Add(1)
+		b.watches[PathSingleRead].since(start)
+	}
 }
 
 // runLengthMin is the average length of runs from which one pwritev a run beats a ring.

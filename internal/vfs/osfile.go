@@ -4,6 +4,7 @@ import (
 	"io"
 	"io/fs"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -76,8 +77,10 @@ func (f *osFile) ReadAt(p []byte, off int64) (int, error) {
 	if !f.enter() {
 		return 0, f.closedError(OpRead)
 	}
-	f.fs.batches.singleReads.Add(1)
+	start := time.Now()
 	n, err := preadFull(f.fd, p, off)
+	f.fs.batches.singleReads.Add(1)
+	f.fs.batches.watches[PathSingleRead].since(start)
 	f.leave()
 	if err != nil && err != io.EOF {
 		err = pathError(OpRead, f.name, err)
