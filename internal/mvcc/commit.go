@@ -193,16 +193,12 @@ func (x *Session) check(w *Write, body []byte, at keys.Epoch) (keys.Epoch, error
 			return 0, err
 		}
 	}
-	if w.firstWins && (x.store.serial || x.store.latches.newest(&x.held) > at) {
+	if w.firstWins {
 		if err := x.checkFirst(w, at); err != nil {
 			return 0, err
 		}
 	}
-	epoch, err := x.reserve(w, body)
-	if err == nil && !x.store.serial {
-		x.store.latches.wrote(&x.held, epoch)
-	}
-	return epoch, err
+	return x.reserve(w, body)
 }
 
 // checkFirst lets the first committer win: no key of the write set may have a version newer than the snapshot. It reads
