@@ -8,6 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/maypok86/otter/v2"
+
 	"epochkv/bench/harness"
 	"epochkv/internal/cache"
 	"epochkv/internal/pin"
@@ -120,21 +122,46 @@ func (o resident) run(r *harness.Run) (err error) {
 		}
 	}
 	slot.Free()
-	share := max(r.Size/r.Point, 1)
 	before := c.loads.Load()
-	errs := make([]error, r.Point)
-	err = r.Time(share*r.Point, func() error {
+	if err := readEach(r, func(reader, share int) error { return c.reads(r.Seed, reader, share) }); err != nil {
+		return err
+	}
+	return errors.Join(r.Prove("misses", float64(c.loads.Load()-before), 0, 0), r.Verified(1, 1))
+}
+
+// readEach times r.Point readers at once.
+func readEach(r *harness.Run, read func(reader, share int) error) error {
+	share, errs := max(r.Size/r.Point, 1), make([]error, r.Point)
+	return r.Time(share*r.Point, func() error {
 		var wait sync.WaitGroup
 		for reader := range r.Point {
-			wait.Go(func() { errs[reader] = c.reads(r.Seed, reader, share) })
+			wait.Go(func() { errs[reader] = read(reader, share) })
 		}
 		wait.Wait()
 		return errors.Join(errs...)
 	})
+}
+
+// residentOtter reads as many entries of the same size from otter.
+func residentOtter(r *harness.Run) error {
+	c, err := otter.New(&otter.Options[uint64, []byte]{MaximumSize: 2 * residentFrames})
 	if err != nil {
 		return err
 	}
-	return errors.Join(r.Prove("misses", float64(c.loads.Load()-before), 0, 0), r.Verified(1, 1))
+	for id := range uint64(residentFrames) {
+		c.Set(id, binary.LittleEndian.AppendUint64(make([]byte, 0, policyPage), id))
+	}
+	err = readEach(r, func(reader, share int) error {
+		random := rand.New(rand.NewPCG(r.Seed, uint64(reader)))
+		for range share {
+			id := random.Uint64N(residentFrames)
+			if page, ok := c.GetIfPresent(id); !ok || binary.LittleEndian.Uint64(page) != id {
+				return fmt.Errorf("entry %d is missing or wrong", id)
+			}
+		}
+		return nil
+	})
+	return errors.Join(err, r.Verified(1, 1))
 }
 
 func (c *pageCache) reads(seed uint64, reader, count int) error {

@@ -1,0 +1,84 @@
+// Package cache sets the page cache beside otter, an implementation of W-TinyLFU: hit ratios at equal entries, and what a hit costs.
+package cache
+
+import (
+	"errors"
+	"math"
+
+	"epochkv/bench/harness"
+)
+
+// Counters that the figures are about.
+const (
+	hitPercent = "percent hits"
+	readsAgain = "misses over working set"
+)
+
+// Scenarios lists them in the order in which they run.
+func Scenarios() []harness.Scenario {
+	return []harness.Scenario{ratios(), phaseChange()}
+}
+
+// ratioTraces are the traces that figures ask for, and the axis of the scenario; the test runs all of them.
+var ratioTraces = traces[:6]
+
+func ratios() harness.Scenario {
+	s := harness.Scenario{
+		Name: "w3-hit-ratio", About: "Which share of visits finds its page, by trace, at equal entries. Page ids are the keys; a scan's own visits do not count.",
+		Origin: "Rates on this kind of machine, Zipf: otter 79.9 %, LRU 77.0 %; the Zipf part of Zipf with a repeated scan: otter 77.3 %, LRU 72.9 %.",
+		Unit:   "visits", Axis: harness.Axis{Name: "trace"}, Size: 4000 * visitsPerEntry,
+		Figures: []harness.Figure{{Arm: bandsArm, Against: otterArm, Measure: hitPercent, AtLeast: 1, Source: "hit ratio at equal entries not below otter v2 (W-TinyLFU)"}},
+	}
+	for i, t := range ratioTraces {
+		s.Axis.Points, s.Axis.Labels = append(s.Axis.Points, i+1), append(s.Axis.Labels, t.name)
+	}
+	for _, a := range arms {
+		s.Arms = append(s.Arms, harness.Arm{Name: a.name, Run: a.ratio})
+	}
+	return s
+}
+
+func (a arm) ratio(r *harness.Run) (err error) {
+	n := max(r.Size/visitsPerEntry, 64)
+	c, err := a.open(n)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, c.close()) }()
+	var t tally
+	err = r.Time(n*visitsPerEntry, func() error {
+		t = ratioTraces[r.Point-1].run(c, n, r.Seed)
+		return nil
+	})
+	r.Count(hitPercent, t.percent())
+	// On every trace somebody misses: a cache that holds it all is not what is meant.
+	return errors.Join(err, r.Prove("misses", float64(t.visits-t.hits), 1, math.Inf(1)), r.Verified(1, 1))
+}
+
+func phaseChange() harness.Scenario {
+	s := harness.Scenario{
+		Name: "w3-phase-change", About: "A working set of four fifths of the cache gives way to another of the same size, twenty visits for each entry: how much is read in until it is at home.",
+		Unit: "visits", Axis: harness.Axis{Name: "working sets", Points: []int{2}}, Size: 400_000, Weight: 0.3,
+		Figures: []harness.Figure{{Arm: bandsArm, Measure: readsAgain, AtMost: 2, Source: "a changed working set takes over within a bounded number of misses"}},
+	}
+	for _, a := range arms {
+		s.Arms = append(s.Arms, harness.Arm{Name: a.name, Run: a.phases})
+	}
+	return s
+}
+
+func (a arm) phases(r *harness.Run) (err error) {
+	const visits = 40 // of each entry
+	n := max(r.Size/visits, 64)
+	c, err := a.open(n)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, c.close()) }()
+	again := 0.0
+	err = r.Time(n*visits, func() error {
+		again = takeover(c, n, r.Seed)
+		return nil
+	})
+	return errors.Join(err, r.Prove(readsAgain, again, 0.99, math.Inf(1)), r.Verified(1, 1))
+}
