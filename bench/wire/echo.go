@@ -4,11 +4,41 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
+	"runtime/debug"
 
 	"google.golang.org/grpc"
 
 	pb "epochkv/api/proto/epochkv/v1"
+	"epochkv/internal/server"
 )
+
+// tune gives the echo server the garbage collector settings that kvserver gives itself.
+func tune() {
+	debug.SetGCPercent(1600)
+	debug.SetMemoryLimit(2 << 30)
+}
+
+// ServeEcho answers every request from constants until ctx ends, with kvserver's gRPC settings and garbage collector.
+func ServeEcho(ctx context.Context, listener net.Listener) error {
+	tune()
+	s := grpc.NewServer(append(server.Options(), grpc.MaxRecvMsgSize(messageBytes))...)
+	pb.RegisterKVServer(s, newEcho())
+	pb.RegisterTransactionsServer(s, echoTransactions{})
+	stop := context.AfterFunc(ctx, s.Stop)
+	defer stop()
+	return s.Serve(listener)
+}
+
+// echoTransactions answers every plan with "done".
+type echoTransactions struct {
+	pb.UnimplementedTransactionsServer
+}
+
+// Execute implements Transactions.
+func (echoTransactions) Execute(context.Context, *pb.ExecuteRequest) (*pb.ExecuteResponse, error) {
+	return &pb.ExecuteResponse{Succeeded: true, Epoch: 1_000_000, Results: []*pb.OperationResult{{}}}, nil
+}
 
 // echo answers every request with a message like the one that kvserver would send.
 type echo struct {
@@ -44,6 +74,15 @@ func (e *echo) BatchWrite(context.Context, *pb.BatchWriteRequest) (*pb.BatchWrit
 	return &pb.BatchWriteResponse{Epoch: 1_000_000}, nil
 }
 
+// Scan implements KV: one page of as many entries as the request allows.
+func (e *echo) Scan(r *pb.ScanRequest, stream grpc.ServerStreamingServer[pb.ScanResponse]) error {
+	page := &pb.ScanResponse{Count: r.Limit, ReadEpoch: 1_000_001, Entries: make([]*pb.Entry, r.Limit)}
+	for i := range page.Entries {
+		page.Entries[i] = &pb.Entry{Key: r.GetRange().GetStart(), Value: e.value, Epoch: 1_000_000}
+	}
+	return stream.Send(page)
+}
+
 // Pipeline implements KV. One loop, no allocation of its own: faster than anything that has work to do.
 func (e *echo) Pipeline(stream grpc.BidiStreamingServer[pb.PipelineRequest, pb.PipelineResponse]) error {
 	var in pb.PipelineRequest
@@ -73,6 +112,7 @@ func (e *echo) Pipeline(stream grpc.BidiStreamingServer[pb.PipelineRequest, pb.P
 
 // resetRequest keeps the message of the kind at hand, which the decoder then fills again.
 func resetRequest(in *pb.PipelineRequest) {
+	in.Id = 0 // zero is not on the wire
 	switch r := in.Request.(type) {
 	case *pb.PipelineRequest_Get:
 		r.Get.ResetVT()

@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"runtime/debug"
 	"time"
 
 	"google.golang.org/grpc"
@@ -39,12 +38,6 @@ type target struct {
 
 type startTarget func(dir string) (*target, error)
 
-// tune gives the echo server the garbage collector settings that kvserver gives itself.
-func tune() {
-	debug.SetGCPercent(1600)
-	debug.SetMemoryLimit(2 << 30)
-}
-
 // startKV runs a whole kvserver on dir.
 func startKV(dir string) (*target, error) {
 	c := config.Default()
@@ -64,17 +57,15 @@ func startKV(dir string) (*target, error) {
 
 // startEcho runs a server that answers from constants.
 func startEcho(string) (*target, error) {
-	tune()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, err
 	}
-	s := grpc.NewServer(append(server.Options(), grpc.MaxRecvMsgSize(messageBytes))...)
-	pb.RegisterKVServer(s, newEcho())
+	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	go func() { ended <- s.Serve(listener) }()
+	go func() { ended <- ServeEcho(ctx, listener) }()
 	return &target{address: listener.Addr().String(), stop: func() error {
-		s.Stop()
+		cancel()
 		return <-ended
 	}}, nil
 }

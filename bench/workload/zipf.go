@@ -41,3 +41,10 @@ func (z *Zipf) Next() int {
 	}
 	return min(int(z.n*math.Pow(z.eta*u-z.eta+1, z.alpha)), int(z.n)-1)
 }
+
+// With is the same distribution drawn from another source of randomness. It shares nothing that draws change.
+func (z *Zipf) With(random *rand.Rand) *Zipf {
+	with := *z
+	with.random = random
+	return &with
+}

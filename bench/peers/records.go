@@ -1,0 +1,103 @@
+package peers
+
+import (
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"sync/atomic"
+)
+
+const (
+	keyBytes   = 16
+	valueBytes = 100
+	// insertsMax bounds the records that a stage's workloads may add. The versions of all of them take 8 MiB for each server.
+	insertsMax = 1 << 20
+)
+
+// records are what a server must hold. Record i exists once its version is not zero.
+//
+// A version has a generation in its upper half, which is the number of the run that put the record; all puts of a run write the same value
+// to a record, so that it does not matter which of two came last. Swaps count in the lower half.
+//
+// Invariant: versions[i] is a version that was acknowledged, and the newest unless a write is under way.
+type records struct {
+	seed     uint64
+	versions []atomic.Uint64
+	claimed  atomic.Int64 // numbers given to records, those of inserts that are under way included
+	present  atomic.Int64 // every record below exists
+}
+
+func newRecords(seed uint64, loaded int) *records {
+	r := &records{seed: seed, versions: make([]atomic.Uint64, loaded+insertsMax)}
+	r.claimed.Store(int64(loaded))
+	r.present.Store(int64(loaded))
+	return r
+}
+
+// generation is the first version of a run.
+func generation(run int) uint64 { return uint64(run) << 32 }
+
+// key is the key of record i: keys of neighbours are no neighbours.
+func (r *records) key(i int) []byte {
+	x := r.seed + uint64(i)*0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	key := binary.BigEndian.AppendUint64(make([]byte, 0, keyBytes), x^x>>31)
+	return binary.BigEndian.AppendUint64(key, uint64(i))
+}
+
+// number is the record that a key belongs to.
+func number(key []byte) int { return int(binary.BigEndian.Uint64(key[keyBytes-8:])) }
+
+// value is what record i holds at a version.
+func value(i int, version uint64) []byte {
+	v := make([]byte, valueBytes)
+	binary.BigEndian.PutUint64(v, uint64(i))
+	binary.BigEndian.PutUint64(v[8:], version)
+	for j := 16; j < len(v); j++ {
+		v[j] = byte(i + j)
+	}
+	return v
+}
+
+// check looks at an answer: it must be a whole value of record i, of version least or newer.
+func check(i int, got []byte, least uint64) (version uint64, err error) {
+	if len(got) != valueBytes || binary.BigEndian.Uint64(got) != uint64(i) || got[valueBytes-1] != byte(i+valueBytes-1) {
+		return 0, fmt.Errorf("record %d: wrong value, %d bytes: %.16x", i, len(got), got)
+	}
+	if version = binary.BigEndian.Uint64(got[8:]); version < least {
+		return version, fmt.Errorf("record %d: version %x is stale, %x had been acknowledged", i, version, least)
+	}
+	return version, nil
+}
+
+// claim gives out the number of a new record.
+func (r *records) claim() (int, error) {
+	i := int(r.claimed.Add(1)) - 1
+	if i >= len(r.versions) {
+		return 0, fmt.Errorf("more than %d inserts", insertsMax)
+	}
+	return i, nil
+}
+
+// acknowledge records that record i has a version, and moves present over all records that exist.
+func (r *records) acknowledge(i int, version uint64) {
+	r.versions[i].Store(version)
+	for {
+		n := r.present.Load()
+		if int64(i) < n || n == int64(len(r.versions)) || r.versions[n].Load() == 0 {
+			return
+		}
+		r.present.CompareAndSwap(n, n+1)
+	}
+}
+
+// ordered are the keys of the first n records, sorted.
+func (r *records) ordered(n int) [][]byte {
+	keys := make([][]byte, n)
+	for i := range keys {
+		keys[i] = r.key(i)
+	}
+	slices.SortFunc(keys, slices.Compare)
+	return keys
+}

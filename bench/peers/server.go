@@ -1,0 +1,152 @@
+package peers
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+
+	"epochkv/bench/harness"
+)
+
+// server is a running server, loaded, and the load generator's connections to it.
+type server struct {
+	*process
+	kind    kind
+	place   place
+	stores  []store
+	records *records
+	keys    [][]byte // of the loaded records, in order
+	runs    int      // so far
+}
+
+// shared returns the server of a kind, which is started and loaded when it is asked for the first time. It is stopped.
+func shared(r *harness.Run, k kind) (*server, error) {
+	binary, err := k.binary(r)
+	if err != nil {
+		return nil, err
+	}
+	return harness.Shared(r, k.name, func(dir string) (*server, error) { return open(r, k, binary, dir, r.Size) })
+}
+
+func open(ctx context.Context, k kind, binary, dir string, load int) (_ *server, err error) {
+	s := &server{kind: k, place: place{dir: dir}, records: newRecords(1, load)}
+	if s.place.address, err = freeAddress(); err != nil {
+		return nil, err
+	}
+	if s.place.second, err = freeAddress(); err != nil {
+		return nil, err
+	}
+	if s.process, err = start(dir, binary, k.arguments(s.place)...); err != nil {
+		return nil, err
+	}
+	err = s.prepare(ctx, load)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("%s: %w", k.name, err), s.Close())
+	}
+	return s, nil
+}
+
+func (s *server) prepare(ctx context.Context, load int) error {
+	if err := s.ready(ctx, s.place.address); err != nil {
+		return err
+	}
+	for range s.kind.connections {
+		c, err := s.kind.dial(s.place.address)
+		if err != nil {
+			return err
+		}
+		s.stores = append(s.stores, c)
+	}
+	if s.kind.check != nil {
+		if err := s.kind.check(ctx, s); err != nil {
+			return err
+		}
+	}
+	s.keys = s.records.ordered(load)
+	if err := s.load(ctx, load); err != nil {
+		return fmt.Errorf("load: %w", err)
+	}
+	return s.pause()
+}
+
+const (
+	batchSize = 100 // etcd takes 128 operations in a transaction
+	loaders   = 8
+)
+
+// load puts the first records.
+func (s *server) load(ctx context.Context, count int) error {
+	group, ctx := errgroup.WithContext(ctx)
+	for l := range loaders {
+		group.Go(func() error {
+			for from := l * batchSize; from < count; from += loaders * batchSize {
+				keys, values := s.batch(from, min(from+batchSize, count), generation(1))
+				if err := s.stores[l%len(s.stores)].putAll(ctx, keys, values); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	for i := range count {
+		s.records.versions[i].Store(generation(1))
+	}
+	s.runs = 1
+	return group.Wait()
+}
+
+// batch are the pairs of records [from, to).
+func (s *server) batch(from, to int, version uint64) (keys, values [][]byte) {
+	for i := from; i < to; i++ {
+		keys, values = append(keys, s.records.key(i)), append(values, value(i, version))
+	}
+	return keys, values
+}
+
+// Close ends the server.
+func (s *server) Close() (err error) {
+	if s.resume() == nil { // a server that hangs up needs nobody to answer
+		for _, c := range s.stores {
+			err = errors.Join(err, c.close())
+		}
+	}
+	return errors.Join(err, s.end())
+}
+
+// counted is how many syncs the server has done so far; ok is false where it does not count them.
+func (s *server) counted(ctx context.Context) (syncs float64, ok bool, err error) {
+	if s.kind.syncs == nil {
+		return 0, false, nil
+	}
+	address, counter := s.kind.syncs(s.place)
+	syncs, err = metric(ctx, address, counter)
+	return syncs, true, err
+}
+
+// scraper asks over a new connection each time: the server may have been stopped for long.
+var scraper = http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+
+// metric reads a number from a server's metrics page.
+func metric(ctx context.Context, address, name string) (value float64, err error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/metrics", http.NoBody)
+	if err != nil {
+		return 0, err
+	}
+	response, err := scraper.Do(request)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, response.Body.Close()) }()
+	for lines := bufio.NewScanner(response.Body); lines.Scan(); {
+		if number, ok := strings.CutPrefix(lines.Text(), name+" "); ok {
+			return strconv.ParseFloat(number, 64)
+		}
+	}
+	return 0, fmt.Errorf("%s has no metric %s", address, name)
+}

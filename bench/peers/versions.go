@@ -1,0 +1,34 @@
+package peers
+
+import (
+	"debug/buildinfo"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+)
+
+// Modules are the clients, whose versions belong in a report.
+var Modules = []string{"go.etcd.io/etcd/client/v3", "github.com/redis/go-redis/v9"}
+
+// Prefix begins the names of all scenarios here.
+const Prefix = "peers-"
+
+var redisVersion = regexp.MustCompile(`v=([0-9.]+)`)
+
+// Versions are those of the servers, as far as they are there.
+func Versions(scratch string) map[string]string {
+	found := map[string]string{}
+	if out, err := exec.Command("redis-server", "--version").Output(); err == nil {
+		if match := redisVersion.FindSubmatch(out); match != nil {
+			found["redis-server"] = string(match[1])
+		}
+	}
+	if info, err := buildinfo.ReadFile(filepath.Join(scratch, "bin", "etcdserver")); err == nil {
+		for _, module := range info.Deps {
+			if module.Path == "go.etcd.io/etcd/server/v3" {
+				found[module.Path] = module.Version
+			}
+		}
+	}
+	return found
+}

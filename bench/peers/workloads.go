@@ -1,0 +1,121 @@
+package peers
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+)
+
+// any draws one of the loaded records, all equally often.
+func (c *caller) any() int { return c.random.IntN(len(c.keys)) }
+
+// read gets record i and checks what comes.
+func (c *caller) read(ctx context.Context, i int) (version uint64, err error) {
+	least := c.records.versions[i].Load()
+	got, err := c.store.get(ctx, c.records.key(i))
+	if err != nil {
+		return 0, err
+	}
+	return c.look(i, got, least)
+}
+
+// look checks a value that was read.
+func (c *caller) look(i int, got []byte, least uint64) (version uint64, err error) {
+	if c.kind.hollow {
+		return 0, wantBytes(got)
+	}
+	return check(i, got, least)
+}
+
+func wantBytes(got []byte) error {
+	if len(got) != valueBytes {
+		return fmt.Errorf("the echo has %d bytes, want %d", len(got), valueBytes)
+	}
+	return nil
+}
+
+// write puts record i at the run's version.
+func (c *caller) write(ctx context.Context, i int) error {
+	if err := c.store.put(ctx, c.records.key(i), value(i, c.version)); err != nil {
+		return err
+	}
+	c.records.versions[i].Store(c.version)
+	c.committed(i)
+	return nil
+}
+
+// committed remembers a commit that was acknowledged, and records that it wrote.
+func (c *caller) committed(records ...int) {
+	c.commits++
+	c.wrote = append(c.wrote, records...)
+}
+
+func getAny(ctx context.Context, c *caller) error {
+	_, err := c.read(ctx, c.any())
+	return err
+}
+
+func putAny(ctx context.Context, c *caller) error { return c.write(ctx, c.any()) }
+
+// putBatch puts a run of records at once, which are no neighbours in the order of keys.
+func putBatch(ctx context.Context, c *caller) error {
+	size := min(batchSize, len(c.keys))
+	from := c.random.IntN(len(c.keys) - size + 1)
+	keys, values := c.batch(from, from+size, c.version)
+	if err := c.store.putAll(ctx, keys, values); err != nil {
+		return err
+	}
+	for i := from; i < from+size; i++ {
+		c.records.versions[i].Store(c.version)
+	}
+	c.committed(from, from+size/2, from+size-1)
+	return nil
+}
+
+// rangeSize is how many records a range has.
+const rangeSize = 100
+
+// scanRange reads a range and compares its keys with those that must be there.
+func scanRange(ctx context.Context, c *caller) error {
+	size := min(rangeSize, len(c.keys))
+	from := c.random.IntN(len(c.keys) - size + 1)
+	keys, values, err := c.store.scan(ctx, c.keys[from], size)
+	if err != nil {
+		return err
+	}
+	if len(keys) != size {
+		return fmt.Errorf("range of %d: got %d", size, len(keys))
+	}
+	for j, key := range keys {
+		if c.kind.hollow {
+			continue
+		}
+		if !bytes.Equal(key, c.keys[from+j]) {
+			return fmt.Errorf("range from %x: entry %d is %x, want %x", c.keys[from], j, key, c.keys[from+j])
+		}
+		if _, err := check(number(key), values[j], generation(1)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// counters is how many records the swaps work on; each belongs to one caller, who knows what it holds.
+const counters = 2048
+
+// swapOwn swaps one of the caller's records for its next version: one condition, one put, no conflict.
+func swapOwn(ctx context.Context, c *caller) error {
+	own := min(counters, len(c.keys)) / c.of
+	i := c.random.IntN(own)*c.of + c.id
+	version := c.records.versions[i].Load()
+	swapped, err := c.store.swap(ctx, c.records.key(i), value(i, version), value(i, version+1))
+	if err != nil {
+		return err
+	}
+	if !swapped {
+		return fmt.Errorf("record %d: version %x is not there, though nobody else writes it", i, version)
+	}
+	c.records.versions[i].Add(1)
+	c.committed(i)
+	return nil
+}
