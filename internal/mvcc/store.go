@@ -144,6 +144,9 @@ func (s *Store) Settled(e keys.Epoch, d Durability) bool {
 	return e <= s.Visible() && (!s.isSync(d) || e <= s.engine.Durable())
 }
 
+// RequestDurable starts what Wait waits for, and does not wait.
+func (s *Store) RequestDurable(e keys.Epoch) { s.engine.RequestDurable(e) }
+
 // AwaitDurable returns when e is on stable storage.
 func (s *Store) AwaitDurable(ctx context.Context, e keys.Epoch) error {
 	return s.engine.WaitDurable(ctx, e)

@@ -219,6 +219,7 @@ func (p *pipeline) acknowledge(ctx context.Context, received <-chan error) error
 			}
 			continue
 		}
+		p.syncMeanwhile(waiting)
 		var err error
 		if waiting, err = p.sendSettled(waiting); err != nil {
 			return err
@@ -228,6 +229,15 @@ func (p *pipeline) acknowledge(ctx context.Context, received <-chan error) error
 				return err
 			}
 		}
+	}
+}
+
+// syncMeanwhile lets the log sync what cannot be answered yet while the answers before it are sent. If there are none, the
+// acker will wait, and then syncs by itself.
+func (p *pipeline) syncMeanwhile(waiting []answer) {
+	last := &waiting[len(waiting)-1]
+	if !last.settle.ready(p.server.store) && waiting[0].settle.ready(p.server.store) {
+		p.server.store.RequestDurable(last.settle.epoch)
 	}
 }
 

@@ -139,6 +139,9 @@ func (e *Engine) WaitDurable(ctx context.Context, epoch keys.Epoch) error {
 	return e.log.WaitDurable(ctx, epoch)
 }
 
+// RequestDurable asks for epoch to become durable soon, and does not wait.
+func (e *Engine) RequestDurable(epoch keys.Epoch) { e.log.RequestFlush(epoch) }
+
 // Advance replaces the full generation that w met, or waits for whoever does. For a record that shares its segment with few others it
 // makes a generation at once and claims its place there before others see it, which it reports: small records would fill the segment
 // first, again and again. While memory is full it waits for a checkpoint, up to

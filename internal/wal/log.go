@@ -87,7 +87,7 @@ func Open(opts Options, rec Recovery) (*Log, error) {
 		l.serial = new(sync.Mutex)
 	}
 	l.durable.epoch.Store(uint64(rec.Last))
-	l.waits.kick = make(chan struct{}, 1)
+	l.waits.kick, l.waits.company = make(chan struct{}, 1), make(chan struct{}, 1)
 	if err := l.adopt(rec); err != nil {
 		return nil, err
 	}

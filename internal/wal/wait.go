@@ -18,9 +18,12 @@ type waits struct {
 	handed   bool       // the role is the background goroutine's, which has not noticed yet
 	queue    *Waiter    // in no order
 	want     keys.Epoch // flush up to here though nobody waits
+	newest   keys.Epoch // the largest epoch that was ever waited or asked for
+	gathered keys.Epoch // not zero: the flusher sleeps until newest is as large as this; see gather
 	ended    bool       // the log is closed and flushed: nobody's wait will be granted any more
 
-	kick chan struct{} // capacity 1: wakes the background goroutine
+	kick    chan struct{} // capacity 1: wakes the background goroutine
+	company chan struct{} // capacity 1: newest has reached gathered
 }
 
 // Waiter is told when an epoch has become durable, or never will. It is for one registration at a time, and may be
@@ -83,6 +86,7 @@ func (l *Log) RequestFlush(e keys.Epoch) {
 	w := &l.waits
 	w.mu.Lock()
 	w.want = max(w.want, e)
+	w.ask(e)
 	idle := !w.flushing
 	w.mu.Unlock()
 	if idle {
@@ -150,6 +154,16 @@ func (l *Log) refusal(e keys.Epoch) error {
 func (w *waits) push(waiter *Waiter, e keys.Epoch) {
 	waiter.epoch, waiter.next = e, w.queue
 	w.queue = waiter
+	w.ask(e)
+}
+
+// ask notes that somebody wants e, and wakes the flusher if it has slept for that.
+func (w *waits) ask(e keys.Epoch) {
+	w.newest = max(w.newest, e)
+	if w.gathered > 0 && e >= w.gathered {
+		w.gathered = 0
+		w.company <- struct{}{}
+	}
 }
 
 func (w *waits) wakeBackground() {
@@ -308,13 +322,17 @@ func (w *waits) takeOver(l *Log) bool {
 // fastest of 64 writers sync alone every second time.
 func (l *Log) flushForAll() {
 	var idle backoff
+	var group gather
 	w := &l.waits
 	for {
+		from, start := l.Durable(), time.Now()
 		moved, _ := l.flushStep() // waiters read the failure from Err
-		l.wakeSettled()
 		if moved {
 			idle.reset()
+			group.settle(l, from, time.Since(start))
 			runtime.Gosched()
+		} else {
+			l.wakeSettled()
 		}
 		w.mu.Lock()
 		more := w.busy(l)
