@@ -11,12 +11,13 @@ GO    ?= go
 TOOL  := $(GO) tool -modfile=$(CURDIR)/tools/go.mod
 LINT  := $(GO) tool -modfile=$(CURDIR)/tools/lint/go.mod golangci-lint
 # Modules of this repository: the server, and what must stay out of its go.mod.
-MODULES := . bench tools tools/lint
+MODULES := . bench bench/peers/etcdserver tools tools/lint
 
 ARGS         ?=
 FUZZTIME     ?= 3s
 TEST_TIMEOUT ?= 8m
 BENCH_BUDGET ?= 20m
+PEERS_BUDGET ?= 10m
 
 ##@ Use
 
@@ -52,7 +53,11 @@ test-python: build ## Drive the real server from Python (grpcio; needs python3 a
 ##@ Measure
 
 bench: ## Compare EpochKV with its peers; results, tables and charts go to bench/results
-	cd bench && $(GO) run ./cmd/epochbench -budget $(BENCH_BUDGET) -out results $(ARGS)
+	cd bench && $(GO) run ./cmd/epochbench -skip '^peers-' -budget $(BENCH_BUDGET) -out results $(ARGS)
+
+bench-peers: ## Compare the server with etcd and Redis (when installed) over the wire, a process each; results as above
+	$(GO) build -C bench/peers/etcdserver -o $(CURDIR)/bench/results/tmp/bin/etcdserver .
+	cd bench && $(GO) run ./cmd/epochbench -run '^peers-' -budget $(PEERS_BUDGET) -out results $(ARGS)
 
 bench-smoke: ## Run every benchmark scenario for a moment: they must run and verify, speed is not judged
 	cd bench && $(GO) vet ./... && $(GO) test -timeout $(TEST_TIMEOUT) ./...
@@ -110,5 +115,5 @@ help: ## This list
 		/^##@/ {printf "\n%s\n", substr($$0, 5)} \
 		/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.PHONY: run build clean test race test-invariants crash fuzz-smoke test-python bench bench-smoke fmt fmt-check vet lint \
+.PHONY: run build clean test race test-invariants crash fuzz-smoke test-python bench bench-peers bench-smoke fmt fmt-check vet lint \
 	lint-advice deadcode vulncheck tidy-check generate generate-check buf-lint buf-breaking ci help

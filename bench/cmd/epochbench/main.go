@@ -3,6 +3,7 @@
 //
 //	epochbench                       everything, into results/
 //	epochbench -run 'put-sync|get'   the scenarios whose names match
+//	epochbench -run '^peers-'        EpochKV, etcd and Redis over the wire, a process each
 //	epochbench -smoke                each for a moment: do they run and verify?
 //	epochbench -large                those that are scaled down otherwise, at the size that their figures ask for (an hour)
 //	epochbench -render results/x.json   the tables and the page again from a saved run
@@ -14,17 +15,22 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/signal"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
+	"epochkv/bench/cache"
 	"epochkv/bench/growth"
 	"epochkv/bench/harness"
+	"epochkv/bench/memtable"
 	"epochkv/bench/origin"
+	"epochkv/bench/peers"
 	"epochkv/bench/scenarios"
 	"epochkv/bench/tree"
 	"epochkv/bench/txn"
@@ -32,17 +38,19 @@ import (
 )
 
 type flags struct {
-	run, out, scratch, render string
-	budget                    time.Duration
-	scale                     float64
-	seed                      uint64
-	smoke, list, large        bool
-	verbose, isolated         bool
+	run, skip            string
+	out, scratch, render string
+	budget               time.Duration
+	scale                float64
+	seed                 uint64
+	smoke, list, large   bool
+	verbose, isolated    bool
 }
 
 func main() {
 	var f flags
 	flag.StringVar(&f.run, "run", ".", "run the scenarios whose names match this regular expression")
+	flag.StringVar(&f.skip, "skip", "^$", "but not those whose names match this one")
 	flag.StringVar(&f.out, "out", "results", "directory for the results")
 	flag.StringVar(&f.scratch, "scratch", "results/tmp", "directory for the data, on the device to be measured")
 	flag.StringVar(&f.render, "render", "", "render the report from this saved JSON and run nothing")
@@ -56,7 +64,7 @@ func main() {
 	flag.BoolVar(&f.list, "list", false, "list the scenarios and run nothing")
 	flag.Parse()
 
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if err := f.main(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "epochbench:", err)
@@ -91,11 +99,18 @@ func (f *flags) main(ctx context.Context) error {
 
 // everything is every scenario, in the order in which they run.
 func everything() []harness.Scenario {
-	return slices.Concat(scenarios.All(), tree.Scenarios(), origin.Scenarios(), txn.Scenarios(), growth.Scenarios(), wire.Scenarios())
+	return slices.Concat(
+		scenarios.All(), memtable.Scenarios(), tree.Scenarios(), origin.Scenarios(), cache.Scenarios(), txn.Scenarios(), growth.Scenarios(),
+		wire.Scenarios(), peers.Scenarios(),
+	)
 }
 
 func (f *flags) choose() (chosen []harness.Scenario, err error) {
 	pattern, err := regexp.Compile(f.run)
+	if err != nil {
+		return nil, err
+	}
+	skipped, err := regexp.Compile(f.skip)
 	if err != nil {
 		return nil, err
 	}
@@ -104,7 +119,7 @@ func (f *flags) choose() (chosen []harness.Scenario, err error) {
 		return nil, err
 	}
 	for _, s := range all {
-		if pattern.MatchString(s.Name) && (!f.large || s.Large != harness.Sizes{}) {
+		if pattern.MatchString(s.Name) && !skipped.MatchString(s.Name) && (!f.large || s.Large != harness.Sizes{}) {
 			s.Size = max(int(float64(s.Size)*f.scale), 1)
 			chosen = append(chosen, s)
 		}
@@ -120,7 +135,7 @@ func (f *flags) measure(ctx context.Context, chosen []harness.Scenario) error {
 		return err
 	}
 	report := &harness.Report{
-		Began: time.Now().UTC(), Machine: harness.Describe(scenarios.Peers...), Command: "epochbench " + strings.Join(os.Args[1:], " "),
+		Began: time.Now().UTC(), Machine: harness.Describe(slices.Concat(scenarios.Peers, peers.Modules)...), Command: "epochbench " + strings.Join(os.Args[1:], " "),
 		Seed: f.seed, Smoke: f.smoke,
 	}
 	self, err := os.Executable()
@@ -135,6 +150,9 @@ func (f *flags) measure(ctx context.Context, chosen []harness.Scenario) error {
 		return err
 	}
 	report.Outcomes = outcomes
+	if slices.ContainsFunc(chosen, func(s harness.Scenario) bool { return strings.HasPrefix(s.Name, peers.Prefix) }) {
+		maps.Copy(report.Machine.Versions, peers.Versions(f.scratch))
+	}
 	name := filepath.Join(f.out, report.Began.Format("20060102-150405-")+report.Machine.Commit)
 	if err := report.Save(name + ".json"); err != nil {
 		return err
