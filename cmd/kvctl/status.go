@@ -56,6 +56,8 @@ func statusRows(s *kvpb.StatusResponse) [][]string {
 	tree := s.GetTree()
 	row("", "%s live, %s garbage, %s free; %d keys in %d levels up to epoch %d", size(tree.GetLiveBytes()), size(tree.GetGarbageBytes()),
 		size(tree.GetFreeBytes()), tree.GetKeys(), tree.GetHeight(), tree.GetEpoch())
+	row("", "%.1f%% of the tree is superseded or deleted; swept %d versions from %d pages",
+		100*tree.GetStaleShare(), tree.GetSweptVersions(), tree.GetSweptPages())
 	row("checkpoints", "%d in %s, %d bulk loads, write amplification %.1f, %d writes stalled for %s", tree.GetCheckpoints(),
 		tree.GetCheckpointTime().AsDuration().Round(time.Millisecond), tree.GetBulkLoads(), tree.GetWriteAmplification(),
 		tree.GetWriteStalls(), tree.GetWriteStallTime().AsDuration().Round(time.Millisecond))

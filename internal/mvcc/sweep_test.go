@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"path"
 	"strings"
 	"testing"
 	"time"
@@ -214,6 +215,35 @@ func TestIdleStoreSweepsItself(t *testing.T) {
 	if n, _ := versions(t, s); n != 0 {
 		t.Fatalf("%d versions are left", n)
 	}
+}
+
+// TestSweepThatFindsNoRoomIsRepeated: a checkpoint that fails on a full disk has swept nothing, and a later one does it though nothing has changed.
+func TestSweepThatFindsNoRoomIsRepeated(t *testing.T) {
+	mem := vfs.NewMem()
+	faulty := vfs.NewFaulty(mem)
+	s := mustOpen(t, sweepOptions(faulty))
+	reader := mustSession(t, s)
+	defer reader.Close()
+	for round := range 2 {
+		commitAll(t, s, func(w *Write) {
+			for i := range 300 {
+				w.Set(fmt.Appendf(nil, "key-%05d", i), fmt.Appendf(nil, "round %d", round))
+			}
+		})
+		mustCheckpoint(t, s)
+		if round == 0 {
+			if _, err := reader.View(0); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	full := faulty.Inject(vfs.Rule{Op: vfs.OpWrite, Name: path.Base(dataFile), Err: vfs.ErrNoSpace})
+	reader.Close()
+	if err := s.Checkpoint(context.Background()); !errors.Is(err, vfs.ErrNoSpace) || full.Fired() == 0 {
+		t.Fatalf("%v after %d faults", err, full.Fired())
+	}
+	full.Remove()
+	mustConverge(t, s, 20)
 }
 
 // TestValuesThatALoadReplacedAreSwept loads over a full tree, and again.

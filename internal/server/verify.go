@@ -178,6 +178,7 @@ func treeMessage(e *mvcc.Stats) *pb.Tree {
 		Checkpoints: st.Tree.Checkpoints, CheckpointTime: durationpb.New(st.Tree.CheckpointTime), PagesWritten: st.Pages.PagesWritten,
 		BulkLoads: st.Tree.Loads, WriteAmplification: st.WriteAmplification(),
 		WriteStalls: st.Stalls, WriteStallTime: durationpb.New(st.StallTime), WritePace: durationpb.New(st.Pace), DamagedReads: st.Tree.Damaged,
+		StaleShare: st.Tree.StaleShare, SweptPages: st.Tree.LeavesSwept, SweptVersions: st.Tree.VersionsSwept,
 	}
 }
 

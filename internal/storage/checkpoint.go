@@ -70,8 +70,8 @@ func (e *Engine) complete(visible keys.Epoch) []*generation {
 
 // mergeJob is what one checkpoint takes in.
 type mergeJob struct {
-	frozen  []*generation // newest first
-	load    *Load         // a bulk load right behind them, or nil
+	frozen  []*generation  // newest first
+	load    *Load          // a bulk load right behind them, or nil
 	garbage *btree.Garbage // to be swept, or nil
 	horizon Horizon
 }
@@ -90,7 +90,6 @@ func (j *mergeJob) cut(before keys.Epoch) keys.Epoch {
 func (e *Engine) merge(ctx context.Context, job mergeJob) error {
 	e.merging.Store(true)
 	defer e.merging.Store(false)
-	e.sweeper.observe(job.horizon.Live)
 	v := e.view.Load()
 	cut := job.cut(e.pager.State().Epoch)
 	// What the tree holds must not be ahead of the log: a crash would otherwise leave epochs that recovery cannot number.

@@ -54,11 +54,11 @@ type TreeStats struct {
 	VersionsDropped   uint64
 	TombstonesDropped uint64
 	Damaged           uint64  // reads that met a damaged page
-	StaleShare        float64 // the part of the tree that superseded versions and tombstones take
-	LeavesSwept       uint64  // rewritten for what they could be rid of, though nothing new fell on them; since Open, as all that follow
-	VersionsSwept     uint64  // what they were rid of
+	StaleShare        float64 // the part of the tree that superseded versions and tombstones take, rounded up
+	LeavesSwept       uint64  // since Open: rewritten for what they could be rid of, though nothing new fell on them
+	VersionsSwept     uint64  // that they were rid of
 	SweepReads        uint64  // leaves that were looked into for that
-	SweepLaps         uint64  // times that all stale leaves were looked into
+	SweepLaps         uint64  // times that all stale leaves were
 }
 
 // PruneStats counts the garbage collection of versions in memtables since Open.

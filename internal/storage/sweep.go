@@ -27,11 +27,12 @@ const (
 // leaves nothing that can be dropped under that set, so the sweeper rests until the set changes. It needs no memory of what it saw
 // or of what merges left: the pages themselves tell how much below them is stale.
 //
-// Invariant: while it rests, every merge since the last lap began had live as its live epochs.
+// Invariant: while it rests, every merge since the last lap began had live as its live epochs, or was a bulk load; behind a load visible moves
+// on, and with it the set.
 type sweeper struct {
 	// Owned by the checkpoint.
 	next    page.Separator // where the lap goes on; the zero Separator is the tree's begin
-	live    []keys.Epoch   // of the last merge or search
+	live    []keys.Epoch   // of the last checkpoint
 	even    bool           // live has not changed since the lap began
 	resting bool
 	leaves  int  // to be read at the next checkpoint
@@ -41,7 +42,7 @@ type sweeper struct {
 	read, laps atomic.Uint64 // leaves looked into; laps ended
 }
 
-// observe notes under which live epochs a merge or a search works.
+// observe notes under which live epochs a checkpoint works.
 func (s *sweeper) observe(live []keys.Epoch) {
 	if !slices.Equal(live, s.live) {
 		s.live = append(s.live[:0], live...)

@@ -3,6 +3,7 @@ package btree
 import (
 	"bytes"
 
+	"epochkv/internal/storage/keys"
 	"epochkv/internal/storage/page"
 )
 
@@ -13,6 +14,7 @@ type leafPacker struct {
 	regions    [2]leafRegion
 	second     bool // regions[1] is in use
 	tail       int  // entries at the end of the run that the old tree did not have
+	stale      bool // the run has a stale entry
 	pageSize   int
 	soft       int // where a long run cuts its leaves
 	checkpoint uint64
@@ -57,7 +59,7 @@ func (r *leafRegion) reset(bound page.Separator) {
 func (k *leafPacker) begin(bound page.Separator) {
 	if k.empty() {
 		k.regions[0].reset(bound)
-		k.second, k.tail = false, 0
+		k.second, k.tail, k.stale = false, 0, false
 	}
 }
 
@@ -90,6 +92,7 @@ func (k *leafPacker) add(e *page.Entry, based bool) {
 	if k.tail++; based {
 		k.tail = 0
 	}
+	k.stale = k.stale || e.Same || e.Trailer.Kind() == keys.KindDelete
 	if large != nil {
 		r.large = append(r.large, largeValue{len(r.entries) - 1, large})
 	}
@@ -222,7 +225,10 @@ func fitting(entries []page.Entry, payload int) int {
 func (k *leafPacker) emit(r *leafRegion) {
 	p := k.pages.get()
 	newest := page.BuildLeaf(p, k.checkpoint, r.entries)
-	it := item{Child: page.Child{Separator: r.bound, Newest: newest, Stale: shareOf(p, 0, &r.bound)}, page: p}
+	it := item{Child: page.Child{Separator: r.bound, Newest: newest}, page: p}
+	if k.stale || r.bound.Trailer != page.NoTrailer { // looking over every leaf again cost 3 % of a merge
+		it.Stale = shareOf(p, 0, &r.bound)
+	}
 	for _, l := range r.large {
 		it.large = append(it.large, placement{page.Leaf(p).ValueOffset(l.entry), l.value})
 	}

@@ -156,7 +156,7 @@ func (p *Policy) droppable(leaf page.Leaf, lower *page.Separator) (n int) {
 			h = history{}
 		}
 		t := v.Trailer(i)
-		if !p.keep(&h, t.Epoch()) || t.Kind() == keys.KindDelete && h.done {
+		if !p.keep(&h, t.Epoch()) || t.Kind() == keys.KindDelete && h.done && !p.KeepDeletes {
 			n++
 		}
 	}

@@ -1223,7 +1223,13 @@ type Tree struct {
 	// What a writer waits for each KiB at present: above zero, checkpoints fall behind.
 	WritePace *durationpb.Duration `protobuf:"bytes,17,opt,name=write_pace,json=writePace,proto3" json:"write_pace,omitempty"`
 	// Reads that met a damaged page.
-	DamagedReads  uint64 `protobuf:"varint,18,opt,name=damaged_reads,json=damagedReads,proto3" json:"damaged_reads,omitempty"`
+	DamagedReads uint64 `protobuf:"varint,18,opt,name=damaged_reads,json=damagedReads,proto3" json:"damaged_reads,omitempty"`
+	// The part of the tree that superseded versions and tombstones take, whether somebody still needs them or not; rounded up.
+	StaleShare float64 `protobuf:"fixed64,19,opt,name=stale_share,json=staleShare,proto3" json:"stale_share,omitempty"`
+	// Since the start: leaves that checkpoints rewrote for what they could be rid of though nothing new fell on them, and the versions that they
+	// were rid of.
+	SweptPages    uint64 `protobuf:"varint,20,opt,name=swept_pages,json=sweptPages,proto3" json:"swept_pages,omitempty"`
+	SweptVersions uint64 `protobuf:"varint,21,opt,name=swept_versions,json=sweptVersions,proto3" json:"swept_versions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1380,6 +1386,27 @@ func (x *Tree) GetWritePace() *durationpb.Duration {
 func (x *Tree) GetDamagedReads() uint64 {
 	if x != nil {
 		return x.DamagedReads
+	}
+	return 0
+}
+
+func (x *Tree) GetStaleShare() float64 {
+	if x != nil {
+		return x.StaleShare
+	}
+	return 0
+}
+
+func (x *Tree) GetSweptPages() uint64 {
+	if x != nil {
+		return x.SweptPages
+	}
+	return 0
+}
+
+func (x *Tree) GetSweptVersions() uint64 {
+	if x != nil {
+		return x.SweptVersions
 	}
 	return 0
 }
@@ -2390,7 +2417,7 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\x06limits\x18\t \x01(\v2\x12.epochkv.v1.LimitsR\x06limits\x120\n" +
 	"\brecovery\x18\n" +
 	" \x01(\v2\x14.epochkv.v1.RecoveryR\brecovery\x12$\n" +
-	"\x04tree\x18\v \x01(\v2\x10.epochkv.v1.TreeR\x04tree\"\xb6\x05\n" +
+	"\x04tree\x18\v \x01(\v2\x10.epochkv.v1.TreeR\x04tree\"\x9f\x06\n" +
 	"\x04Tree\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x16\n" +
 	"\x06height\x18\x02 \x01(\rR\x06height\x12\x12\n" +
@@ -2415,7 +2442,12 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\x10write_stall_time\x18\x10 \x01(\v2\x19.google.protobuf.DurationR\x0ewriteStallTime\x128\n" +
 	"\n" +
 	"write_pace\x18\x11 \x01(\v2\x19.google.protobuf.DurationR\twritePace\x12#\n" +
-	"\rdamaged_reads\x18\x12 \x01(\x04R\fdamagedReads\"x\n" +
+	"\rdamaged_reads\x18\x12 \x01(\x04R\fdamagedReads\x12\x1f\n" +
+	"\vstale_share\x18\x13 \x01(\x01R\n" +
+	"staleShare\x12\x1f\n" +
+	"\vswept_pages\x18\x14 \x01(\x04R\n" +
+	"sweptPages\x12%\n" +
+	"\x0eswept_versions\x18\x15 \x01(\x04R\rsweptVersions\"x\n" +
 	"\x05Build\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\tR\brevision\x12\x1d\n" +

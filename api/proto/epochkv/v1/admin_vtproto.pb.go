@@ -1029,6 +1029,28 @@ func (m *Tree) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if m.SweptVersions != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.SweptVersions))
+		i--
+		dAtA[i] = 0x1
+		i--
+		dAtA[i] = 0xa8
+	}
+	if m.SweptPages != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.SweptPages))
+		i--
+		dAtA[i] = 0x1
+		i--
+		dAtA[i] = 0xa0
+	}
+	if m.StaleShare != 0 {
+		i -= 8
+		binary.LittleEndian.PutUint64(dAtA[i:], uint64(math.Float64bits(float64(m.StaleShare))))
+		i--
+		dAtA[i] = 0x1
+		i--
+		dAtA[i] = 0x99
+	}
 	if m.DamagedReads != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.DamagedReads))
 		i--
@@ -2313,6 +2335,15 @@ func (m *Tree) SizeVT() (n int) {
 	}
 	if m.DamagedReads != 0 {
 		n += 2 + protohelpers.SizeOfVarint(uint64(m.DamagedReads))
+	}
+	if m.StaleShare != 0 {
+		n += 10
+	}
+	if m.SweptPages != 0 {
+		n += 2 + protohelpers.SizeOfVarint(uint64(m.SweptPages))
+	}
+	if m.SweptVersions != 0 {
+		n += 2 + protohelpers.SizeOfVarint(uint64(m.SweptVersions))
 	}
 	n += len(m.unknownFields)
 	return n
@@ -5527,6 +5558,55 @@ func (m *Tree) UnmarshalVT(dAtA []byte) error {
 				b := dAtA[iNdEx]
 				iNdEx++
 				m.DamagedReads |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 19:
+			if wireType != 1 {
+				return fmt.Errorf("proto: wrong wireType = %d for field StaleShare", wireType)
+			}
+			var v uint64
+			if (iNdEx + 8) > l {
+				return io.ErrUnexpectedEOF
+			}
+			v = uint64(binary.LittleEndian.Uint64(dAtA[iNdEx:]))
+			iNdEx += 8
+			m.StaleShare = float64(math.Float64frombits(v))
+		case 20:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field SweptPages", wireType)
+			}
+			m.SweptPages = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.SweptPages |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 21:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field SweptVersions", wireType)
+			}
+			m.SweptVersions = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.SweptVersions |= uint64(b&0x7F) << shift
 				if b < 0x80 {
 					break
 				}
