@@ -106,7 +106,7 @@ func (l *Load) reserve(ctx context.Context) (keys.Epoch, error) {
 		if epoch != 0 {
 			s.voids.Add(1)
 		}
-		s.unlockAll()
+		s.unlockAll(epoch)
 		if err != nil || room == nil {
 			return epoch, err
 		}
@@ -124,9 +124,12 @@ func (s *Store) lockAll() {
 	}
 }
 
-func (s *Store) unlockAll() {
+// unlockAll gives the latches back, under which a load wrote at an epoch; zero if it did not.
+func (s *Store) unlockAll(wrote keys.Epoch) {
 	for i := range s.latches.table {
-		s.latches.table[i].Unlock()
+		stripe := &s.latches.table[i]
+		stripe.newest = max(stripe.newest, wrote)
+		stripe.Unlock()
 	}
 }
 

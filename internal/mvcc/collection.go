@@ -40,24 +40,20 @@ func (c Collection) crowdedAt() int {
 	return 0
 }
 
-// help has chains cut that are so long that the collector must be late. It runs inside the commit window.
-func (x *Session) help() {
-	if x.store.collection == CollectBackground {
-		x.store.engine.HelpPrune(&x.writer, storage.HelpAt)
-	}
-}
-
 // prune has the chains that the last commit made crowded pruned, by whoever Options.Collection names, and returns the longest
 // one's length if that is the collector. It runs behind the commit's mark, inside the slot's protection.
 func (x *Session) prune() (longest int) {
 	s := x.store
 	if s.collection == CollectBackground {
-		return s.engine.QueueCrowded(&x.writer)
+		if longest = s.engine.QueueCrowded(&x.writer); longest >= storage.HelpAt {
+			s.engine.PruneCrowded(&x.writer, storage.HelpAt)
+		}
+		return longest
 	}
 	if s.collection == CollectByWriter {
 		x.rescan()
 	}
-	s.engine.PruneCrowded(&x.writer)
+	s.engine.PruneCrowded(&x.writer, 1)
 	return 0
 }
 

@@ -164,11 +164,8 @@ func (x *Session) commitLatched(w *Write, body []byte, at keys.Epoch) (keys.Epoc
 		x.store.engine.Abandon(&x.writer)
 		x.store.voids.Add(1)
 	}
-	crowded := conflict == nil && x.writer.Crowded()
-	if crowded {
-		x.help()
-	}
 	x.store.horizon.done(epoch)
+	crowded := conflict == nil && x.writer.Crowded()
 	length := 0
 	if crowded {
 		length = x.prune()
@@ -193,12 +190,16 @@ func (x *Session) check(w *Write, body []byte, at keys.Epoch) (keys.Epoch, error
 			return 0, err
 		}
 	}
-	if w.firstWins {
+	if w.firstWins && (x.store.serial || x.store.latches.newest(&x.held) > at) {
 		if err := x.checkFirst(w, at); err != nil {
 			return 0, err
 		}
 	}
-	return x.reserve(w, body)
+	epoch, err := x.reserve(w, body)
+	if err == nil && !x.store.serial {
+		x.store.latches.wrote(&x.held, epoch)
+	}
+	return epoch, err
 }
 
 // checkFirst lets the first committer win: no key of the write set may have a version newer than the snapshot. It reads

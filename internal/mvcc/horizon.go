@@ -61,10 +61,8 @@ func (h *horizon) slot(e uint64) *atomic.Uint64 {
 // visible looks for a mark afterwards: one of two neighbours sees the other.
 func (h *horizon) done(e keys.Epoch) {
 	own := uint64(e)
-	moved := h.visible.Load() == own-1
-	if moved {
-		h.visible.Store(own)
-	} else {
+	moved := h.visible.CompareAndSwap(own-1, own) // not a load first: that would fetch a contended line twice
+	if !moved {
 		h.slot(own).Store(own)
 	}
 	for {

@@ -94,7 +94,9 @@ func (o *overlay) set(key, value []byte, kind keys.Kind, hash uint32) {
 		return
 	}
 	o.order = append(o.order, int32(len(o.entries)))
-	o.entries = append(o.entries, overlayEntry{key: o.keep(key), value: o.keep(value), kind: kind, hash: hash})
+	o.entries = append(o.entries, overlayEntry{})
+	e := &o.entries[len(o.entries)-1]
+	e.key, e.value, e.kind, e.hash = o.keep(key), o.keep(value), kind, hash
 	if len(o.entries) > linearMax {
 		o.index()
 	}

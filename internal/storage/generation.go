@@ -67,7 +67,7 @@ type Writer struct {
 // ErrRotating when the active generation is full, or the record needs one of its own. The caller is inside its slot's protection, and stays there until Install.
 func (e *Engine) Reserve(w *Writer, body []byte) (keys.Epoch, error) {
 	g := e.view.Load().active
-	w.generation = g
+	w.generation, w.inserter.Ordered = g, true
 	claim, outcome := wal.Claim{}, wal.Full
 	switch {
 	case g.sealed() || e.oversized(body):

@@ -59,7 +59,7 @@ func TestNobodyPrunesASealedGeneration(t *testing.T) {
 	b.engine.registry.Refresh(nil, keys.MaxEpoch, time.Time{})
 	before := g.mem.Versions()
 	g.seal()
-	if b.engine.PruneCrowded(&b.writer); g.mem.Versions() != before {
+	if b.engine.PruneCrowded(&b.writer, 1); g.mem.Versions() != before {
 		t.Fatalf("%d versions of %d are left", g.mem.Versions(), before)
 	}
 	b.engine.QueueCrowded(&b.writer)
@@ -68,7 +68,7 @@ func TestNobodyPrunesASealedGeneration(t *testing.T) {
 		t.Fatalf("the collector left %d versions of %d", g.mem.Versions(), before)
 	}
 	g.end.Store(0)
-	if b.engine.PruneCrowded(&b.writer); g.mem.Versions() != 1 {
+	if b.engine.PruneCrowded(&b.writer, 1); g.mem.Versions() != 1 {
 		t.Fatalf("%d versions are left in an open generation", g.mem.Versions())
 	}
 	g.end.Store(b.visible.Load() + 1)

@@ -67,31 +67,28 @@ func (e *Engine) QueueCrowded(w *Writer) (longest int) {
 	return longest
 }
 
-// HelpPrune cuts the tails of chains that w's last commit found at twice the threshold or more, so that a late collector
-// cannot let a hot chain run away. Called inside the commit window: it takes no lock and allocates nothing.
-func (e *Engine) HelpPrune(w *Writer, minLength int) {
+// PruneCrowded cuts the tails of chains that w's last commit made crowded and that have minLength versions or more, behind the commit's
+// mark: before it, every later commit would wait for the walk. From then on a checkpoint may walk the generation, if it is sealed, and wants
+// to be alone with it. Where somebody else prunes it does nothing: the next one will.
+func (e *Engine) PruneCrowded(w *Writer, minLength int) {
+	p := e.pruner
+	if !p.mu.TryLock() {
+		return
+	}
+	defer p.mu.Unlock()
+	if w.generation.sealed() {
+		return
+	}
 	h := memtable.Horizon{MinVisible: e.registry.MinVisible()}
 	for _, c := range w.inserter.Crowded() {
 		if w.generation.mem.ChainLength(c) >= minLength {
-			e.pruner.helped.Add(1)
-			e.pruner.pruned.Add(uint64(w.generation.mem.Prune(c, &h, nil)))
+			p.helped.Add(1)
+			p.pruned.Add(uint64(w.generation.mem.Prune(c, &h, nil)))
 		}
 	}
 }
 
-// PruneCrowded cuts the tails of all chains that w's last commit made crowded, behind the commit's mark. From then on a checkpoint may
-// walk the generation, if it is sealed, and wants to be alone with it. Where somebody else prunes it does nothing: the next one will.
-func (e *Engine) PruneCrowded(w *Writer) {
-	if !e.pruner.mu.TryLock() {
-		return
-	}
-	defer e.pruner.mu.Unlock()
-	if !w.generation.sealed() {
-		e.HelpPrune(w, 1)
-	}
-}
-
-// HelpAt is the chain length from which writers help.
+// HelpAt is the chain length from which writers help the collector, so that a late one cannot let a hot chain run away.
 const HelpAt = 2 * crowdedAt
 
 // Crowded reports whether w's last commit made a chain crowded.

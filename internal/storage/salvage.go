@@ -387,14 +387,14 @@ func (s *salvager) record(r wal.Record) {
 	if r.Epoch <= s.report.Epoch || r.Void() {
 		return
 	}
-	body, err := batch.Read(r.Body)
-	if err != nil {
+	var body batch.Reader
+	if err := body.Read(r.Body); err != nil {
 		s.lose(Damage{Kind: DamageLog, Reason: fmt.Sprintf("epoch %d: %v", r.Epoch, err)})
 		return
 	}
-	for op, ok := body.Next(); ok; op, ok = body.Next() {
-		if old, known := s.log[string(op.Key)]; !known || old.epoch < r.Epoch {
-			s.log[string(op.Key)] = logged{r.Epoch, op.Kind, bytes.Clone(op.Value)}
+	for body.Next() {
+		if old, known := s.log[string(body.Key)]; !known || old.epoch < r.Epoch {
+			s.log[string(body.Key)] = logged{r.Epoch, body.Kind, bytes.Clone(body.Value)}
 		}
 	}
 }

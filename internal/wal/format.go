@@ -7,7 +7,6 @@ import (
 	"path"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"unsafe"
 
 	"epochkv/internal/storage/keys"
@@ -169,7 +168,7 @@ func sealRecord(rec []byte, seed, length uint32, epoch keys.Epoch, flags uint8, 
 	binary.LittleEndian.PutUint64(rec[epochOffset:], uint64(epoch)|uint64(flags)<<flagsShift)
 	binary.LittleEndian.PutUint64(rec[durableOffset:], uint64(durable))
 	word := uint64(recordSum(seed, length, rec)) | uint64(length)<<32
-	atomic.StoreUint64(firstWord(rec), littleEndian(word))
+	storeWord(firstWord(rec), littleEndian(word))
 }
 
 // firstWord is the word with crc and length; rec is 8-byte aligned, because images are mappings.

@@ -24,13 +24,13 @@ func finish(t testing.TB, b *Builder) []byte {
 // list reads a body as text.
 func list(t testing.TB, body []byte) string {
 	t.Helper()
-	r, err := Read(body)
-	if err != nil {
+	var r Reader
+	if err := r.Read(body); err != nil {
 		t.Fatal(err)
 	}
 	var out []string
-	for op, ok := r.Next(); ok; op, ok = r.Next() {
-		out = append(out, fmt.Sprintf("%s%d=%s", keys.User(op.Key), op.Kind, op.Value))
+	for r.Next() {
+		out = append(out, fmt.Sprintf("%s%d=%s", keys.User(r.Key), r.Kind, r.Value))
 	}
 	if r.Err() != nil || r.Count() != len(out) {
 		t.Fatalf("%d of %d operations, %v", len(out), r.Count(), r.Err())
@@ -150,13 +150,14 @@ func FuzzRead(f *testing.F) {
 		if Validate(body) != nil {
 			return
 		}
-		r, _ := Read(body)
+		var r Reader
+		_ = r.Read(body) // it is valid
 		var again Builder
-		for op, ok := r.Next(); ok; op, ok = r.Next() {
-			if op.Kind == keys.KindDelete {
-				again.Delete(keys.SpaceOf(op.Key), keys.User(op.Key))
+		for r.Next() {
+			if r.Kind == keys.KindDelete {
+				again.Delete(keys.SpaceOf(r.Key), keys.User(r.Key))
 			} else {
-				again.Set(keys.SpaceOf(op.Key), keys.User(op.Key), op.Value)
+				again.Set(keys.SpaceOf(r.Key), keys.User(r.Key), r.Value)
 			}
 		}
 		if list(t, body) != list(t, finish(t, &again)) {

@@ -63,7 +63,9 @@ func (b *Builder) add(kind keys.Kind, s keys.Space, user, value []byte) {
 	if len(b.buf) == 0 {
 		b.buf = appendHeader(b.buf, 0)
 	}
-	m := mark{opStart: len(b.buf)}
+	b.marks = append(b.marks, mark{})
+	m := &b.marks[len(b.marks)-1]
+	m.opStart = len(b.buf)
 	b.buf = append(b.buf, byte(kind))
 	b.buf = binary.AppendUvarint(b.buf, uint64(len(user)+1))
 	m.keyStart = len(b.buf)
@@ -74,20 +76,20 @@ func (b *Builder) add(kind keys.Kind, s keys.Space, user, value []byte) {
 		b.buf = append(b.buf, value...)
 	}
 	m.opEnd = len(b.buf)
-	if n := len(b.marks); n > 0 && !b.unsorted {
-		b.unsorted = bytes.Compare(b.key(b.marks[n-1]), b.key(m)) >= 0
+	if n := len(b.marks) - 1; n > 0 && !b.unsorted {
+		b.unsorted = bytes.Compare(b.Key(n-1), b.Key(n)) >= 0
 	}
-	b.marks = append(b.marks, m)
 	b.valueMax = max(b.valueMax, len(value))
 }
 
 // ValueBytesMax is the length of the longest value added.
 func (b *Builder) ValueBytesMax() int { return b.valueMax }
 
-func (b *Builder) key(m mark) []byte { return b.buf[m.keyStart:m.keyEnd] }
-
 // Key is the internal key of operation i; after Finish, in sorted order. It aliases the builder's buffer.
-func (b *Builder) Key(i int) []byte { return b.key(b.marks[i]) }
+func (b *Builder) Key(i int) []byte {
+	m := &b.marks[i]
+	return b.buf[m.keyStart:m.keyEnd]
+}
 
 // Finish sorts the operations and returns the body, which aliases the builder and lives until Reset. A key named twice is
 // a *DuplicateKeyError.
@@ -99,7 +101,9 @@ func (b *Builder) Finish() ([]byte, error) {
 	if !b.unsorted {
 		return b.buf, nil
 	}
-	slices.SortFunc(b.marks, func(x, y mark) int { return bytes.Compare(b.key(x), b.key(y)) })
+	slices.SortFunc(b.marks, func(x, y mark) int {
+		return bytes.Compare(b.buf[x.keyStart:x.keyEnd], b.buf[y.keyStart:y.keyEnd])
+	})
 	for i := 1; i < len(b.marks); i++ {
 		if bytes.Equal(b.Key(i-1), b.Key(i)) {
 			return nil, &DuplicateKeyError{Key: bytes.Clone(keys.User(b.Key(i)))}

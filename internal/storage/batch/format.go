@@ -53,8 +53,10 @@ func appendHeader(dst []byte, count int) []byte {
 	return append(dst, 0, 0, 0, 0)
 }
 
-// Reader iterates a body. The zero Reader is at the end. It trusts nothing: a malformed body ends with Err set.
+// Reader iterates a body. The zero Reader is at the end. It trusts nothing: a malformed body ends with Err set. The operation that Next has
+// read stays in the Reader: handing it up took longer than reading it.
 type Reader struct {
+	Op
 	rest  []byte
 	left  int
 	count int
@@ -62,15 +64,17 @@ type Reader struct {
 }
 
 // Read starts reading body.
-func Read(body []byte) (Reader, error) {
+func (r *Reader) Read(body []byte) error {
+	r.left, r.count, r.err = 0, 0, nil
 	if len(body) < HeaderSize {
-		return Reader{}, fmt.Errorf("%w: %d bytes, header needs %d", ErrCorrupt, len(body), HeaderSize)
+		return fmt.Errorf("%w: %d bytes, header needs %d", ErrCorrupt, len(body), HeaderSize)
 	}
 	if f := binary.LittleEndian.Uint32(body[flagsOffset:]); f != 0 {
-		return Reader{}, fmt.Errorf("%w: unknown flags or reserved bytes %#x", ErrCorrupt, f)
+		return fmt.Errorf("%w: unknown flags or reserved bytes %#x", ErrCorrupt, f)
 	}
-	n := int(binary.LittleEndian.Uint32(body))
-	return Reader{rest: body[HeaderSize:], left: n, count: n}, nil
+	r.count = int(binary.LittleEndian.Uint32(body))
+	r.rest, r.left = body[HeaderSize:], r.count
+	return nil
 }
 
 // Count is the number of operations that the header announces.
@@ -79,37 +83,44 @@ func (r *Reader) Count() int { return r.count }
 // Err is what ended the iteration early, or nil.
 func (r *Reader) Err() error { return r.err }
 
-// Next returns the next operation, or false at the end or on a malformed body (see Err).
-func (r *Reader) Next() (op Op, ok bool) {
+// Next reads the next operation. It reports false at the end, or on a malformed body (see Err).
+func (r *Reader) Next() bool {
 	if r.left == 0 {
 		if len(r.rest) != 0 && r.err == nil {
 			r.err = fmt.Errorf("%w: %d bytes after the last operation", ErrCorrupt, len(r.rest))
 		}
-		return Op{}, false
+		return false
 	}
 	if len(r.rest) == 0 {
 		return r.fail("ends before operation %d", r.count-r.left)
 	}
-	op.Kind = keys.Kind(r.rest[0])
+	r.Kind = keys.Kind(r.rest[0])
 	r.rest = r.rest[1:]
-	if op.Kind != keys.KindSet && op.Kind != keys.KindDelete {
-		return r.fail("unknown kind %#x", byte(op.Kind))
+	if r.Kind != keys.KindSet && r.Kind != keys.KindDelete {
+		return r.fail("unknown kind %#x", byte(r.Kind))
 	}
-	if op.Key, ok = r.bytes(); !ok || len(op.Key) == 0 {
+	ok := false
+	if r.Key, ok = r.bytes(); !ok || len(r.Key) == 0 {
 		return r.fail("bad key in operation %d", r.count-r.left)
 	}
-	if op.Kind == keys.KindSet {
-		if op.Value, ok = r.bytes(); !ok {
+	r.Value = nil
+	if r.Kind == keys.KindSet {
+		if r.Value, ok = r.bytes(); !ok {
 			return r.fail("bad value in operation %d", r.count-r.left)
 		}
 	}
 	r.left--
-	return op, true
+	return true
 }
 
 func (r *Reader) bytes() ([]byte, bool) {
-	n, w := binary.Uvarint(r.rest)
-	if w <= 0 || n > uint64(len(r.rest)-w) {
+	n, w := uint64(0), 1
+	if len(r.rest) > 0 && r.rest[0] < 0x80 { // nearly always, and no call
+		n = uint64(r.rest[0])
+	} else if n, w = binary.Uvarint(r.rest); w <= 0 {
+		return nil, false
+	}
+	if n > uint64(len(r.rest)-w) {
 		return nil, false
 	}
 	b := r.rest[w : w+int(n) : w+int(n)]
@@ -117,24 +128,24 @@ func (r *Reader) bytes() ([]byte, bool) {
 	return b, true
 }
 
-func (r *Reader) fail(format string, arg any) (Op, bool) {
+func (r *Reader) fail(format string, arg any) bool {
 	r.err = fmt.Errorf("%w: "+format, ErrCorrupt, arg)
 	r.left, r.rest = 0, nil
-	return Op{}, false
+	return false
 }
 
 // Validate decodes the whole body and checks that its keys ascend strictly.
 func Validate(body []byte) error {
-	r, err := Read(body)
-	if err != nil {
+	var r Reader
+	if err := r.Read(body); err != nil {
 		return err
 	}
 	var last []byte
-	for op, ok := r.Next(); ok; op, ok = r.Next() {
-		if last != nil && string(last) >= string(op.Key) {
+	for r.Next() {
+		if last != nil && string(last) >= string(r.Key) {
 			return fmt.Errorf("%w: keys do not ascend", ErrCorrupt)
 		}
-		last = op.Key
+		last = r.Key
 	}
 	return r.Err()
 }

@@ -4,6 +4,7 @@ import (
 	"sync/atomic"
 	"unsafe"
 
+	"epochkv/internal/invariants"
 	"epochkv/internal/storage/keys"
 )
 
@@ -44,7 +45,10 @@ func (t *Table) install(in *Inserter, node, version uint32) {
 	for {
 		old := chain.Load()
 		head := offsetIn(old)
-		if versionTrailer(base, head).Epoch() > epoch {
+		if (!in.Ordered || invariants.Enabled) && versionTrailer(base, head).Epoch() > epoch {
+			if in.Ordered {
+				panic("memtable: a version came after a newer one of its key")
+			}
 			installLate(base, chain, head, version)
 			return
 		}

@@ -31,6 +31,10 @@ func MaxSize(body []byte) int {
 // Inserter is one writer's hold on a table: the memory it has secured and the place where it inserted last. The zero
 // value is ready, and it may go from table to table, but only one goroutine may use it at a time.
 type Inserter struct {
+	// Ordered says that versions of one key come in the order of their epochs, as they do under its latch: nobody has to look at the newest
+	// one, which is another writer's line.
+	Ordered bool
+
 	table    *Table
 	pos, end uint32 // secured words, not used yet
 	stripe   *stripe
@@ -128,13 +132,13 @@ func (in *Inserter) allocMargin(words, align uint32) uint32 {
 // operations before the damage are in the table: bodies that come from a file are validated first.
 func (t *Table) Apply(in *Inserter, body []byte, epoch keys.Epoch, sync bool) error {
 	in.crowdedN, in.ascending = 0, false
-	r, err := batch.Read(body)
-	if err != nil {
+	var r batch.Reader
+	if err := r.Read(body); err != nil {
 		return err
 	}
 	fresh, ops := uint64(0), uint64(0)
-	for op, ok := r.Next(); ok; op, ok = r.Next() {
-		if t.applyOne(in, op.Key, op.Value, keys.MakeTrailer(epoch, op.Kind), sync) {
+	for r.Next() {
+		if t.applyOne(in, r.Key, r.Value, keys.MakeTrailer(epoch, r.Kind), sync) {
 			fresh++
 		}
 		ops++

@@ -41,8 +41,9 @@ func benchBodies(n, valueBytes int) [][]byte {
 func benchKeysOf(bodies [][]byte) [][]byte {
 	ks := make([][]byte, len(bodies))
 	for i, body := range bodies {
-		r, _ := batch.Read(body)
-		op, _ := r.Next()
+		var op batch.Reader
+		_ = op.Read(body)
+		op.Next()
 		ks[i] = op.Key
 	}
 	return ks
