@@ -26,7 +26,7 @@ func ratios() harness.Scenario {
 	s := harness.Scenario{
 		Name: "w3-hit-ratio", About: "Which share of visits finds its page, by trace, at equal entries. Page ids are the keys; a scan's own visits do not count.",
 		Origin: "Rates on this kind of machine, Zipf: otter 79.9 %, LRU 77.0 %; the Zipf part of Zipf with a repeated scan: otter 77.3 %, LRU 72.9 %.",
-		Unit:   "visits", Axis: harness.Axis{Name: "trace"}, Size: 4000 * visitsPerEntry,
+		Unit:   "visits", Axis: harness.Axis{Name: "trace"}, Show: hitPercent, Size: 4000 * visitsPerEntry,
 		Figures: []harness.Figure{{Arm: bandsArm, Against: otterArm, Measure: hitPercent, AtLeast: 1, Source: "hit ratio at equal entries not below otter v2 (W-TinyLFU)"}},
 	}
 	for i, t := range ratioTraces {
@@ -58,7 +58,7 @@ func (a arm) ratio(r *harness.Run) (err error) {
 func phaseChange() harness.Scenario {
 	s := harness.Scenario{
 		Name: "w3-phase-change", About: "A working set of four fifths of the cache gives way to another of the same size, twenty visits for each entry: how much is read in until it is at home.",
-		Unit: "visits", Axis: harness.Axis{Name: "working sets", Points: []int{2}}, Size: 400_000, Weight: 0.3,
+		Unit: "visits", Axis: harness.Axis{Name: "working sets", Points: []int{2}}, Size: 400_000, Weight: 0.3, Show: readsAgain,
 		Figures: []harness.Figure{{Arm: bandsArm, Measure: readsAgain, AtMost: 2, Source: "a changed working set takes over within a bounded number of misses"}},
 	}
 	for _, a := range arms {

@@ -20,16 +20,24 @@ type grown struct {
 	data *workload.Data
 }
 
+func grownOptions(r *harness.Run, dir string) engines.Options {
+	o := engines.Options{Dir: dir, CacheBytes: 4 << 30}
+	if r.Smoke {
+		o.CacheBytes, o.BufferBytes = 32<<20, 8<<20
+	}
+	return o
+}
+
 func makeGrown(r *harness.Run, dir string) (*grown, error) {
 	d := workload.NewSorted(r.LoadSeed, r.Load*r.Point, workload.Shape{KeyBytes: 16, ValueBytes: 100})
-	store, err := open(dir)
+	store, err := open(r, dir)
 	if err != nil {
 		return nil, err
 	}
 	if err := errors.Join(store.Bulk(r, d, d.Order()), store.Close()); err != nil {
 		return nil, err
 	}
-	e, err := engines.EpochKV(engines.Options{Dir: dir, CacheBytes: 4 << 30})
+	e, err := engines.EpochKV(grownOptions(r, dir))
 	if err != nil {
 		return nil, err
 	}
@@ -126,6 +134,9 @@ func (o inserts) byValue(r *harness.Run) error {
 
 func (o inserts) run(r *harness.Run, writers int) (err error) {
 	o.options.Dir = r.Dir
+	if r.Smoke {
+		o.options.BufferBytes = 8 << 20
+	}
 	e, err := engines.EpochKV(o.options)
 	if err != nil {
 		return err

@@ -6,8 +6,12 @@ import "math"
 // proportion, and the logarithm of a tree or a skiplist shows as something above 0.
 type Fit struct {
 	Slope float64 `json:"slope"`
-	R2    float64 `json:"r2"` // the share of the variation that the fit explains
+	Base  float64 `json:"ns_at_one"` // where the line is at 1, in nanoseconds
+	R2    float64 `json:"r2"`        // the share of the variation that the fit explains
 }
+
+// cost is where the line is.
+func (f *Fit) cost(at int) float64 { return f.Base * math.Pow(float64(at), f.Slope) }
 
 // fit lays a line through the logarithms of the median cost per operation, by least squares. It needs three points: a line
 // through two fits always.
@@ -32,6 +36,7 @@ func fit(points []Point) *Fit {
 		syy += (ys[i] - my) * (ys[i] - my)
 	}
 	f := &Fit{Slope: sxy / sxx, R2: 1}
+	f.Base = 1e9 * math.Exp(my-f.Slope*mx)
 	if syy > 0 {
 		f.R2 = sxy * sxy / (sxx * syy)
 	}

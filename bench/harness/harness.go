@@ -87,9 +87,11 @@ type execution struct {
 
 func (x *execution) end() time.Time { return x.began.Add(x.Budget) }
 
-// scenario runs rounds until the share is used up; below RoundsMin rounds only the end of the whole budget stops it.
+// scenario runs rounds until the share is used up; below RoundsMin rounds only the end of the whole budget stops it. What is made
+// for several scenarios is paid for by all that are left, and not by the share of the first.
 func (x *execution) scenario(s Scenario, share time.Duration) (Outcome, error) {
 	began := time.Now()
+	x.shared.made = 0
 	absent := map[string]string{} // arms that cannot run here, and why
 	p, err := x.plan(s, share, absent)
 	if err != nil {
@@ -104,7 +106,7 @@ func (x *execution) scenario(s Scenario, share time.Duration) (Outcome, error) {
 		}
 		// A round that would end behind the share is not begun; nor any, once the whole budget is used up.
 		next := time.Now().Add(time.Since(roundBegan))
-		if !x.Large && (n >= RoundsMin && next.Sub(began) > share || time.Now().After(x.end())) {
+		if !x.Large && (n >= RoundsMin && next.Sub(began)-x.shared.made > share || time.Now().After(x.end())) {
 			break
 		}
 	}
@@ -150,6 +152,6 @@ func (x *execution) round(s Scenario, n int, p plan, into *Outcome, absent map[s
 func (x *execution) run(s Scenario, arm Arm, n, point int, p plan) *Run {
 	return &Run{
 		Context: x.Context, Point: point, Size: max(p.size/max(arm.Part, 1), 1), Load: p.load, Window: p.window, Smoke: x.Smoke,
-		Seed: x.Seed + uint64(n)*1_000_003 + uint64(point), LoadSeed: x.Seed, scratch: x.Scratch, shared: &x.shared,
+		Seed: x.Seed + uint64(n)*1_000_003 + uint64(point), LoadSeed: x.Seed, scratch: x.Scratch, shared: &x.shared, log: x.Log,
 	}
 }

@@ -18,73 +18,167 @@ var (
 	chartLicence string
 	//go:embed assets/report.html
 	pageText string
+	//go:embed assets/report.css
+	pageStyle string
+	//go:embed assets/report.js
+	pageScript string
 )
 
 var page = template.Must(template.New("report").Funcs(template.FuncMap{
 	"rate":    rate,
 	"percent": func(x float64) float64 { return x * 100 },
+	"bound":   func(x float64) float64 { return min(x, 100) },
+	"modulo":  func(i int) int { return i % colours },
 }).Parse(pageText))
+
+// colours is how many the page has for arms.
+const colours = 6
 
 // pageData is what the page shows.
 type pageData struct {
 	*Report
-	Script  template.JS
-	Style   template.CSS
-	Licence string
-	Charts  []chart
+	Script, PageScript template.JS
+	Style, PageStyle   template.CSS
+	Licence            string
+	Tally              []tallied
+	Charts             []chart
 }
 
 // chart is one scenario as the page draws it.
 type chart struct {
 	Outcome
-	At    []int
-	Lines []line
-	Rows  []row
+	Kind   string // "bars": the arms of a single point; "lines": along the axis; "growth": cost along the axis, both logarithmic
+	Shows  string // what is drawn
+	Labels []string
+	Points []int
+	Lines  []line
+	Rows   []row
+	Has    columns
 }
 
-// line is one arm: medians, and the slowest and the fastest round. Nil where the arm did not run.
+// line is one arm: medians, and the least and the most of all rounds. Nil where the arm did not run.
 type line struct {
 	Arm               string
 	Median, Low, High []*float64
+	Fit               []*float64 // where the fitted line is
 }
 
 // row is one arm at one point, for the table under the chart.
 type row struct {
-	At, Rounds              int
-	Arm                     string
+	At, Arm, Latency, Proof string
+	Rounds                  int
 	Median, CV, CPU, Allocs float64
+	Resident, Disk, Written float64
+	Shown                   float64
 }
+
+// columns are those that not every table needs.
+type columns struct{ Resident, Written, Latency, Shown bool }
 
 // WriteHTML writes the report as one page that needs nothing else.
 func (r *Report) WriteHTML(w io.Writer) error {
-	data := pageData{Report: r, Script: template.JS(chartScript), Style: template.CSS(chartStyle), Licence: chartLicence}
+	data := pageData{
+		Report: r, Script: template.JS(chartScript), PageScript: template.JS(pageScript), Style: template.CSS(chartStyle), PageStyle: template.CSS(pageStyle),
+		Licence: chartLicence, Tally: r.tally(),
+	}
 	for _, o := range r.Outcomes {
-		data.Charts = append(data.Charts, o.chart())
+		c, err := o.chart()
+		if err != nil {
+			return err
+		}
+		data.Charts = append(data.Charts, c)
 	}
 	return page.Execute(w, data)
 }
 
-func (o Outcome) chart() chart {
-	c := chart{Outcome: o, At: o.points(), Lines: make([]line, len(o.Series))}
+func (o *Outcome) chart() (chart, error) {
+	c := chart{Outcome: *o, Kind: "lines", Shows: o.Unit + "/s", Points: o.points(), Lines: make([]line, len(o.Series))}
+	switch {
+	case o.Growth:
+		c.Kind, c.Shows = "growth", "ns per operation"
+	case len(c.Points) == 1:
+		c.Kind = "bars"
+	}
+	if o.Show != "" {
+		c.Shows, c.Has.Shown = o.Show, true
+	}
 	for i := range o.Series {
 		c.Lines[i].Arm = o.Series[i].Arm
 	}
-	for _, at := range c.At {
+	for _, at := range c.Points {
+		c.Labels = append(c.Labels, o.At(at))
 		for i := range o.Series {
-			l, p := &c.Lines[i], o.Series[i].at(at)
-			if p == nil {
-				l.Median, l.Low, l.High = append(l.Median, nil), append(l.Low, nil), append(l.High, nil)
-				continue
+			s, err := o.shown(o.Series[i].at(at))
+			if err != nil {
+				return c, err
 			}
-			l.Median, l.Low, l.High = append(l.Median, &p.Rate.Median), append(l.Low, &p.Rate.Min), append(l.High, &p.Rate.Max)
-			c.Rows = append(c.Rows, row{
-				At: at, Arm: l.Arm, Rounds: p.Rate.Count, Median: p.Rate.Median, CV: p.Rate.CV,
-				CPU:    p.middle(func(s Sample) float64 { return s.CPUPerOp }),
-				Allocs: p.middle(func(s Sample) float64 { return s.AllocsPerOp }),
-			})
+			c.Lines[i].add(s, o.Series[i].Growth, at)
+			if p := o.Series[i].at(at); p != nil {
+				c.add(o.row(at, o.Series[i].Arm, p, s.Median))
+			}
 		}
 	}
-	return c
+	return c, nil
+}
+
+// shown summarizes what the chart is about.
+func (o *Outcome) shown(p *Point) (Summary, error) {
+	switch {
+	case p == nil:
+		return Summary{}, nil
+	case o.Growth:
+		return Summary{Median: 1e9 / p.Rate.Median, Min: 1e9 / p.Rate.Max, Max: 1e9 / p.Rate.Min, Count: p.Rate.Count}, nil
+	}
+	values, err := p.measured(o.Show)
+	return summarize(values), err
+}
+
+// add draws the next point.
+func (l *line) add(s Summary, fit *Fit, at int) {
+	if s.Count == 0 {
+		l.Median, l.Low, l.High = append(l.Median, nil), append(l.Low, nil), append(l.High, nil)
+	} else {
+		l.Median, l.Low, l.High = append(l.Median, &s.Median), append(l.Low, &s.Min), append(l.High, &s.Max)
+	}
+	if fit != nil {
+		cost := fit.cost(at)
+		l.Fit = append(l.Fit, &cost)
+	}
+}
+
+func (o *Outcome) row(at int, arm string, p *Point, shown float64) row {
+	return row{
+		At: o.At(at), Arm: arm, Rounds: p.Rate.Count, Median: p.Rate.Median, CV: p.Rate.CV, Shown: shown,
+		Latency: p.latency(), Proof: p.proof(),
+		CPU:      p.middle(func(s Sample) float64 { return s.CPUPerOp }),
+		Allocs:   p.middle(func(s Sample) float64 { return s.AllocsPerOp }),
+		Resident: p.middle(func(s Sample) float64 { return s.ResidentMiB }),
+		Disk:     p.middle(func(s Sample) float64 { return s.DiskMiB }),
+		Written:  p.middle(func(s Sample) float64 { return s.WrittenMiB }),
+	}
+}
+
+func (c *chart) add(r row) {
+	c.Rows = append(c.Rows, r)
+	c.Has.Resident = c.Has.Resident || r.Resident > 0
+	c.Has.Written = c.Has.Written || r.Written >= 1 || r.Disk >= 1
+	c.Has.Latency = c.Has.Latency || r.Latency != ""
+}
+
+// Width is how long a bar of the value is, in percent of the longest.
+func (c chart) Width(value *float64) float64 {
+	most := 0.0
+	for _, l := range c.Lines {
+		for _, high := range l.High {
+			if high != nil {
+				most = max(most, *high)
+			}
+		}
+	}
+	if value == nil || most == 0 {
+		return 0
+	}
+	return 100 * *value / most
 }
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

@@ -61,7 +61,7 @@ func RunIsolated(ctx context.Context, scenarios []Scenario, in io.Reader, out io
 	defer func() { err = errors.Join(err, own.close()) }()
 	r := &Run{
 		Context: ctx, Point: q.Point, Size: q.Size, Load: q.Load, Window: q.Window, Smoke: q.Smoke,
-		Seed: q.Seed, LoadSeed: q.LoadSeed, scratch: q.Scratch, shared: &own,
+		Seed: q.Seed, LoadSeed: q.LoadSeed, scratch: q.Scratch, shared: &own, log: func(string, ...any) {},
 	}
 	sample, err := r.execute(q.Scenario, arms[j], nil)
 	if err != nil {

@@ -30,65 +30,12 @@ func (r *Report) WriteMarkdown(w io.Writer) error {
 	return err
 }
 
-func (r *Report) markdownFigures(b *strings.Builder) {
-	b.WriteString("\n## Figures\n\n| scenario | at | arm | against | bar | reached | | source |\n|---|---|---|---|---|---|---|---|\n")
-	for _, o := range r.Outcomes {
-		for _, v := range o.Figures {
-			fmt.Fprintf(b, "| %s | %s=%d | %s | %s | %s | %s | %s | %s |\n", o.Name, o.Axis, v.At, v.Arm, v.against(), v.Bar(), v.Got(),
-				v.verdict(), v.Source)
-		}
-	}
-}
-
-func (v Verdict) against() string {
-	switch {
-	case v.Against == "":
-		return "-"
-	case v.AgainstAt != 0:
-		return fmt.Sprintf("%s at %d", v.Against, v.AgainstAt)
-	}
-	return v.Against
-}
-
-// Bar is what the figure asks.
-func (v Verdict) Bar() string {
-	if v.AtMost != 0 {
-		return "at most " + v.quantity(v.AtMost)
-	}
-	return v.quantity(v.AtLeast)
-}
-
-// Got is what was reached, with its interval.
-func (v Verdict) Got() string {
-	return fmt.Sprintf("%s [%s, %s]", v.quantity(v.Reached.Median), v.quantity(v.Reached.Low), v.quantity(v.Reached.High))
-}
-
-func (v Verdict) quantity(x float64) string {
-	switch {
-	case v.Against != "":
-		return strings.TrimSpace(fmt.Sprintf("%.2f x %s", x, v.Measure))
-	case v.Measure != "":
-		return rate(x) + " " + v.Measure
-	}
-	return rate(x) + "/s"
-}
-
-func (v Verdict) verdict() string {
-	switch {
-	case !v.Judged:
-		return "not judged"
-	case v.Met && !(v.reaches(v.Reached.Low) && v.reaches(v.Reached.High)):
-		return "met, within noise"
-	case v.Met:
-		return "met"
-	case v.reaches(v.Reached.Low) || v.reaches(v.Reached.High):
-		return "**missed**, within noise"
-	}
-	return "**missed**"
-}
-
 func (o *Outcome) markdown(b *strings.Builder) {
-	fmt.Fprintf(b, "\n## %s\n\n%s %s.\n\n", o.Name, o.About, o.Extent())
+	fmt.Fprintf(b, "\n## %s\n\n%s %s.\n", o.Name, o.About, o.Extent())
+	if o.Origin != "" {
+		fmt.Fprintf(b, "Origin: %s\n", o.Origin)
+	}
+	b.WriteString("\n")
 	fmt.Fprintf(b, "| %s | arm | %s/s | ± | CPU ns/op | allocs/op | B/op | RSS MiB | disk MiB | p50 / p99 / p99.9 us | proof |\n", o.Axis, o.Unit)
 	b.WriteString("|---|---|---|---|---|---|---|---|---|---|---|\n")
 	for _, at := range o.points() {
@@ -97,7 +44,7 @@ func (o *Outcome) markdown(b *strings.Builder) {
 			if p == nil {
 				continue
 			}
-			fmt.Fprintf(b, "| %d | %s | %s | %.1f %% | %.0f | %s | %.0f | %.0f | %s | %s |\n", at, o.Series[i].Arm, rate(p.Rate.Median),
+			fmt.Fprintf(b, "| %s | %s | %s | %.1f %% | %.0f | %s | %.0f | %.0f | %s | %s |\n", o.At(at), o.Series[i].Arm, rate(p.Rate.Median),
 				p.Rate.CV*100, p.middle(func(s Sample) float64 { return s.CPUPerOp }), p.allocations(),
 				p.middle(func(s Sample) float64 { return s.ResidentMiB }),
 				p.middle(func(s Sample) float64 { return s.DiskMiB }), p.latency(), p.proof())

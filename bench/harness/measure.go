@@ -11,6 +11,8 @@ const (
 	// MeasureP9999 and MeasureMax are latencies in milliseconds.
 	MeasureP9999 = "p99.99 ms"
 	MeasureMax   = "max ms"
+	// MeasureP99 is the latency that one operation in a hundred exceeds, in microseconds.
+	MeasureP99 = "p99 µs"
 	// MeasureResident is the most memory that an isolated arm's process had.
 	MeasureResident = "MiB resident"
 )
@@ -26,6 +28,8 @@ func (s *Sample) measure(name string) (value float64, ok bool) {
 		return s.ResidentMiB, true
 	case name == MeasureP9999 && s.Latency != nil:
 		return s.Latency.P9999 / 1e3, true
+	case name == MeasureP99 && s.Latency != nil:
+		return s.Latency.P99, true
 	case name == MeasureMax && s.Latency != nil:
 		return s.Latency.Max / 1e3, true
 	}

@@ -25,29 +25,29 @@ const (
 // plan is how a scenario is run. With a window it is the window that becomes shorter, and the size stays.
 type plan struct {
 	size, load, rounds int
+	full               int // the size with more time
 	window             time.Duration
 }
 
 // plan warms the scenario up and chooses the extent at which its rounds fit into the share.
 func (x *execution) plan(s Scenario, share time.Duration, absent map[string]string) (plan, error) {
-	p := plan{size: s.Size, load: s.Load, window: s.Window, rounds: roundsMax}
+	p := plan{size: s.Size, full: s.Size, load: s.Load, window: s.Window, rounds: roundsMax}
 	switch {
 	case x.Smoke:
-		return plan{
-			rounds: 1, size: max(s.Size/smokeDivisor, min(smokeSizeMin, s.Size)), load: (s.Load + smokeLoadDivisor - 1) / smokeLoadDivisor,
-			window: min(s.Window, smokeWindow),
-		}, nil
+		p.rounds = 1
+		p.size = max(s.Size/smokeDivisor, min(smokeSizeMin, s.Size))
+		p.full, p.load, p.window = p.size, (s.Load+smokeLoadDivisor-1)/smokeLoadDivisor, min(s.Window, smokeWindow)
+		return p, nil
 	case x.Large:
 		p.rounds = RoundsMin
 		if s.Large.Size > 0 {
-			p.size = s.Large.Size
+			p.size, p.full = s.Large.Size, s.Large.Size
 		}
 		if s.Large.Load > 0 {
 			p.load = s.Large.Load
 		}
 		return p, nil
 	}
-	began := time.Now()
 	small, err := x.warmup(s, p, warmupSmall, absent)
 	if err != nil {
 		return p, err
@@ -56,7 +56,7 @@ func (x *execution) plan(s Scenario, share time.Duration, absent map[string]stri
 	if err != nil {
 		return p, err
 	}
-	part := fitting(small, large, (share-time.Since(began))/roundsAim)
+	part := fitting(small, large, (share-small-large)/roundsAim)
 	if p.window > 0 {
 		part = max(part, 1.0/windowShrinkMax)
 	}
@@ -80,10 +80,9 @@ func (p plan) part(part float64) plan {
 
 // warmup runs a round at a part of the extent and returns how long it took, less what was made for later runs, too.
 func (x *execution) warmup(s Scenario, p plan, divisor float64, absent map[string]string) (time.Duration, error) {
-	began := time.Now()
-	x.shared.spent = 0
+	began, made := time.Now(), x.shared.made
 	err := x.round(s, 0, p.part(1/divisor), nil, absent)
-	return time.Since(began) - x.shared.spent, err
+	return time.Since(began) - (x.shared.made - made), err
 }
 
 // fitting is the part of the full extent at which a round takes at most the given time, by a line through the two warm-ups.

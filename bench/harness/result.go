@@ -27,6 +27,8 @@ type Outcome struct {
 	Unit    string         `json:"unit"`
 	Axis    string         `json:"axis"`
 	Labels  map[int]string `json:"labels,omitempty"` // of points that have one
+	Growth  bool           `json:"growth,omitempty"`
+	Show    string         `json:"show,omitempty"` // what the chart shows, if not the rate
 	Size    int            `json:"size"`
 	Full    int            `json:"full_size"`                // what Size would have been, had there been more time
 	Load    int            `json:"load,omitempty"`           // records that were there before
@@ -70,8 +72,8 @@ type Verdict struct {
 
 func newOutcome(s Scenario, p plan) Outcome {
 	o := Outcome{
-		Name: s.Name, About: s.About, Origin: s.Origin, Unit: s.Unit, Axis: s.Axis.Name, Size: p.size, Full: max(s.Size, p.size),
-		Load: p.load, Seconds: p.window.Seconds(), Labels: map[int]string{},
+		Name: s.Name, About: s.About, Origin: s.Origin, Unit: s.Unit, Axis: s.Axis.Name, Size: p.size, Full: p.full,
+		Growth: s.Axis.Growth, Show: s.Show, Load: p.load, Seconds: p.window.Seconds(), Labels: map[int]string{},
 	}
 	for i, label := range s.Axis.Labels {
 		o.Labels[s.Axis.Points[i]] = label

@@ -30,6 +30,7 @@ type Run struct {
 
 	scratch   string
 	shared    *shared
+	log       func(format string, args ...any)
 	sharedDir string // of what was shared with other runs
 	sample    Sample
 	cpu       time.Duration

@@ -16,6 +16,7 @@ type Scenario struct {
 	Axis    Axis
 	Arms    []Arm
 	Figures []Figure
+	Show    string // what the chart shows: a Measure... or a counter, where the rate is not the point
 
 	Size   int           // operations of one timed section at full size; with a Window whatever the scenario counts
 	Window time.Duration // how long the timed section lasts, where not the number of operations ends it

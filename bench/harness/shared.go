@@ -13,7 +13,7 @@ type shared struct {
 	stage string
 	items map[string]sharedItem
 	order []string
-	spent time.Duration // on making them
+	made  time.Duration // what making them took during this scenario
 }
 
 type sharedItem struct {
@@ -30,7 +30,7 @@ func Shared[T io.Closer](r *Run, key string, make func(dir string) (T, error)) (
 		return item.value.(T), nil
 	}
 	began := time.Now()
-	defer func() { r.shared.spent += time.Since(began) }()
+	defer func() { r.shared.made += time.Since(began) }()
 	var none T
 	dir, err := os.MkdirTemp(r.scratch, "shared-")
 	if err != nil {
@@ -41,6 +41,7 @@ func Shared[T io.Closer](r *Run, key string, make func(dir string) (T, error)) (
 		return none, errors.Join(fmt.Errorf("make %s: %w", key, err), os.RemoveAll(dir))
 	}
 	r.shared.add(key, sharedItem{value: value, dir: dir})
+	r.log("        made %s in %v", key, time.Since(began).Round(time.Millisecond))
 	r.sharedDir = dir
 	return value, nil
 }

@@ -21,7 +21,7 @@ func footprint() harness.Scenario {
 	}
 	return harness.Scenario{
 		Name: "footprint", About: "Random keys put in batches of 100 and each read once, with 64 MiB of cache and buffers of 16 MiB: memory, files and bytes written.",
-		Unit: "keys", Axis: harness.Axis{Name: "processes", Points: []int{1}}, Size: million, Weight: 2,
+		Unit: "keys", Axis: harness.Axis{Name: "processes", Points: []int{1}}, Size: million, Weight: 2, Show: harness.MeasureResident,
 		Arms: []harness.Arm{arm(ours), arm(pebble), arm(badger), arm(bbolt)},
 	}
 }
@@ -73,7 +73,7 @@ func budget() harness.Scenario {
 	const arm = "epochkv"
 	return harness.Scenario{
 		Name: "memory-budget", About: fmt.Sprintf("Random keys loaded, all read back, scanned, and the store opened again, with memory bounded to %d MiB (10 M keys with -large).", budgetMiB),
-		Unit: "keys", Axis: harness.Axis{Name: "MiB", Points: []int{budgetMiB}}, Size: 2 * million, Weight: 4,
+		Unit: "keys", Axis: harness.Axis{Name: "MiB", Points: []int{budgetMiB}}, Size: 2 * million, Weight: 4, Show: harness.MeasureResident,
 		Large: harness.Sizes{Size: 10 * million},
 		Arms:  []harness.Arm{{Name: arm, Isolated: true, Run: runBudget}},
 		Figures: []harness.Figure{

@@ -38,12 +38,22 @@ func arms(run func(contender) func(*harness.Run) error, contenders ...contender)
 type loaded struct {
 	engines.Engine
 	data *workload.Data
-	last []uint32 // the number that each key's value begins with
+	last []uint32       // the number that each key's value begins with
+	zipf *workload.Zipf // draws of the keys with YCSB's skew
 }
+
+// smokeBuffer is less to lay out than the buffers are that a measurement needs.
+const smokeBuffer = 4 << 20
 
 // loadedEngine opens an engine, loads r.Load pairs, and lets it settle, so that reads meet tables and trees and not write buffers.
 func loadedEngine(r *harness.Run, c contender, o engines.Options, s workload.Shape) (*loaded, error) {
-	key := fmt.Sprintf("%s %+v %+v %d", c.name, o, s, r.Load)
+	if r.Smoke {
+		o.BufferBytes = smokeBuffer
+	}
+	key := fmt.Sprintf("%s with %d keys", c.name, r.Load)
+	if o.CacheBytes+o.BufferBytes > 0 {
+		key += fmt.Sprintf(", cache %d MiB, buffers %d MiB", o.CacheBytes>>20, o.BufferBytes>>20)
+	}
 	return harness.Shared(r, key, func(dir string) (*loaded, error) {
 		o.Dir = dir
 		e, err := c.open(o)
@@ -51,6 +61,7 @@ func loadedEngine(r *harness.Run, c contender, o engines.Options, s workload.Sha
 			return nil, err
 		}
 		l := &loaded{Engine: e, data: workload.NewSorted(r.LoadSeed, r.Load, s), last: make([]uint32, r.Load)}
+		l.zipf = workload.NewZipf(nil, r.Load, workload.SkewYCSB) // the sum that it takes is long
 		for i := range l.last {
 			l.last[i] = uint32(i)
 		}
@@ -79,7 +90,7 @@ func (l *loaded) verify(r *harness.Run) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
-	const sampled = 20_000
+	const sampled = 5000
 	buffer, expected := make([]byte, 0, l.data.ValueBytes), make([]byte, l.data.ValueBytes)
 	right, want := 0, 0
 	for i := 0; i < len(l.last); i += max(len(l.last)/sampled, 1) {
@@ -100,7 +111,7 @@ func (l *loaded) verify(r *harness.Run) (err error) {
 func (l *loaded) draw(r *harness.Run, worker int, zipf bool) func() int {
 	random := rand.New(rand.NewPCG(r.Seed, uint64(worker)))
 	if zipf {
-		return workload.NewZipf(random, l.data.Count(), workload.SkewYCSB).Next
+		return l.zipf.With(random).Next
 	}
 	return func() int { return random.IntN(l.data.Count()) }
 }

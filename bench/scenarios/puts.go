@@ -26,6 +26,9 @@ type puts struct {
 func (p puts) run(r *harness.Run) (err error) {
 	o := p.options
 	o.Dir = r.Dir
+	if r.Smoke {
+		o.BufferBytes = smokeBuffer
+	}
 	e, err := p.open(o)
 	if err != nil {
 		return err

@@ -29,12 +29,12 @@ func replay() harness.Scenario {
 func runReplay(r *harness.Run) error {
 	d := workload.NewData(r.Seed, r.Size, workload.Shape{KeyBytes: 16, ValueBytes: r.Point})
 	died := filepath.Join(r.Dir, "died")
-	if err := writeAndDie(d, filepath.Join(r.Dir, "live"), died); err != nil {
+	if err := writeAndDie(r, d, filepath.Join(r.Dir, "live"), died); err != nil {
 		return err
 	}
 	var store *mvcc.Store
 	err := r.Time(r.Size, func() (err error) {
-		store, err = mvcc.Open(storeOptions(died))
+		store, err = mvcc.Open(storeOptions(r, died))
 		return err
 	})
 	if err != nil {
@@ -47,14 +47,18 @@ func runReplay(r *harness.Run) error {
 	return verifyStore(r, store, d)
 }
 
-func storeOptions(dir string) mvcc.Options {
-	return mvcc.Options{Storage: storage.Options{Dir: dir, MemoryBytes: 4 << 30}}
+func storeOptions(r *harness.Run, dir string) mvcc.Options {
+	o := storage.Options{Dir: dir, MemoryBytes: 4 << 30}
+	if r.Smoke {
+		o.MemtableBytes, o.SegmentBytes = smokeBuffer, smokeBuffer
+	}
+	return mvcc.Options{Storage: o}
 }
 
-func writeAndDie(d *workload.Data, live, died string) error {
+func writeAndDie(r *harness.Run, d *workload.Data, live, died string) error {
 	// Checkpoints would go on while the directory is copied, which no crash does: the data file's disk is full for them.
 	files := vfs.NewFaulty(vfs.NewOS())
-	options := storeOptions(live)
+	options := storeOptions(r, live)
 	options.Storage.FS = files
 	store, err := workload.OpenStore(options)
 	if err != nil {

@@ -131,7 +131,7 @@ func sustained() []harness.Scenario {
 		},
 		{
 			Name: "open-loop", About: "Nine gets and one put in ten operations, which arrive at a fixed rate; latencies count from the moment at which each was due.",
-			Unit: "operations", Axis: harness.Axis{Name: "thousand arrivals a second", Points: []int{20, 100}}, Size: 1, Window: 2 * time.Second, Load: million, Stage: stage,
+			Unit: "operations", Axis: harness.Axis{Name: "thousand arrivals a second", Points: []int{20, 100}}, Size: 1, Window: 2 * time.Second, Load: million, Stage: stage, Show: harness.MeasureP99,
 			Arms: arms(func(c contender) func(*harness.Run) error { return arrivals{c}.run }, ours, pebble),
 		},
 	}

@@ -37,7 +37,7 @@ func startServer(dir string) (stop func() error, err error) {
 func idle() harness.Scenario {
 	return harness.Scenario{
 		Name: "idle", About: "A server that nobody asks anything: what its background work takes of the processor.",
-		Unit: "seconds", Axis: harness.Axis{Name: "servers", Points: []int{1}}, Size: 1, Window: 2 * time.Second,
+		Unit: "seconds", Axis: harness.Axis{Name: "servers", Points: []int{1}}, Size: 1, Window: 2 * time.Second, Show: idleShare,
 		Arms:    []harness.Arm{{Name: ours.name, Isolated: true, Run: runIdle}},
 		Figures: []harness.Figure{{Arm: ours.name, Measure: idleShare, AtMost: 1, Source: "idle server under 1 % of a core"}},
 	}
@@ -60,7 +60,7 @@ func runIdle(r *harness.Run) error {
 func startEmpty() harness.Scenario {
 	return harness.Scenario{
 		Name: "start-empty", About: "Starting a server on an empty directory, until it accepts requests.",
-		Unit: "starts", Axis: harness.Axis{Name: "servers", Points: []int{1}}, Size: 1, Weight: 0.2,
+		Unit: "starts", Axis: harness.Axis{Name: "servers", Points: []int{1}}, Size: 1, Weight: 0.2, Show: startTime,
 		Arms:    []harness.Arm{{Name: ours.name, Isolated: true, Run: runStartEmpty}},
 		Figures: []harness.Figure{{Arm: ours.name, Measure: startTime, AtMost: 100, Source: "start-up with an empty directory under 100 ms"}},
 	}

@@ -27,7 +27,11 @@ func openStore(dir string, generation int64, pageSize int, checkpointEvery time.
 type commits struct{ rows int }
 
 func (c commits) run(r *harness.Run) (err error) {
-	store, err := openStore(r.Dir, 2*rowBytesMax, batchPageSize, 0)
+	generation := int64(2 * rowBytesMax)
+	if r.Smoke {
+		generation /= 8
+	}
+	store, err := openStore(r.Dir, generation, batchPageSize, 0)
 	if err != nil {
 		return err
 	}

@@ -109,7 +109,7 @@ func plateau() harness.Scenario {
 	const arm = "epochkv"
 	return harness.Scenario{
 		Name: "space-plateau", About: "Put all keys and delete them, five times over: file and memory must stop growing (1 M keys with -large).",
-		Unit: "keys", Axis: harness.Axis{Name: "rounds", Points: []int{plateauRounds}}, Size: 200_000, Weight: 1.5, Large: harness.Sizes{Size: 1_000_000},
+		Unit: "keys", Axis: harness.Axis{Name: "rounds", Points: []int{plateauRounds}}, Size: 200_000, Weight: 1.5, Large: harness.Sizes{Size: 1_000_000}, Show: fileOverLive,
 		Arms: []harness.Arm{{Name: arm, Run: runPlateau}},
 		Figures: []harness.Figure{
 			{Arm: arm, Measure: fileOverLive, AtMost: 2, Source: "file at most 2 times the peak of live bytes"},
@@ -122,7 +122,7 @@ func shrink() harness.Scenario {
 	const arm = "epochkv"
 	return harness.Scenario{
 		Name: "space-shrink", About: "Nine keys in ten are deleted; light writes go on until the file has shrunk (1 M keys with -large).",
-		Unit: "keys", Axis: harness.Axis{Name: "percent deleted", Points: []int{90}}, Size: 200_000, Weight: 1.5, Large: harness.Sizes{Size: 1_000_000},
+		Unit: "keys", Axis: harness.Axis{Name: "percent deleted", Points: []int{90}}, Size: 200_000, Weight: 1.5, Large: harness.Sizes{Size: 1_000_000}, Show: fileOverLive,
 		Arms: []harness.Arm{{Name: arm, Run: runShrink}},
 		Figures: []harness.Figure{
 			{Arm: arm, Measure: fileOverLive, AtMost: 2, Source: "the file at most 2 times live bytes"},
@@ -136,7 +136,7 @@ func cleanOpen() harness.Scenario {
 	const arm = "epochkv"
 	return harness.Scenario{
 		Name: "open-clean", About: "Opening a store of 10 M keys that was closed in order.",
-		Unit: "opens", Axis: harness.Axis{Name: "stores", Points: []int{1}}, Size: 1, Load: 10_000_000, Weight: 0.5,
+		Unit: "opens", Axis: harness.Axis{Name: "stores", Points: []int{1}}, Size: 1, Load: 10_000_000, Weight: 0.5, Show: msToOpen,
 		Arms:    []harness.Arm{{Name: arm, Run: runOpen}},
 		Figures: []harness.Figure{{Arm: arm, Measure: msToOpen, AtMost: 200, Source: "clean open of 10 M keys under 200 ms"}},
 	}

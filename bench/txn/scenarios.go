@@ -107,8 +107,8 @@ func hotKey() harness.Scenario {
 		)
 	}
 	return harness.Scenario{
-		Name: "txn-hot-key", About: "One key overwritten again and again (ten million times at -scale 10), its versions collected meanwhile.",
-		Unit: "puts", Axis: harness.Axis{Name: "writers", Points: []int{1}}, Size: million,
+		Name: "txn-hot-key", About: "One key overwritten again and again (ten million times with -large), its versions collected meanwhile.",
+		Unit: "puts", Axis: harness.Axis{Name: "writers", Points: []int{1}}, Size: million, Show: grownMiB, Large: harness.Sizes{Size: 10 * million},
 		Arms:    []harness.Arm{{Name: free, Run: hot{}.run}, {Name: held, Run: hot{held: true}.run}},
 		Figures: figures,
 	}
