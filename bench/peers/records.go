@@ -16,8 +16,8 @@ const (
 
 // records are what a server must hold. Record i exists once its version is not zero.
 //
-// A version has a generation in its upper half, which is the number of the run that put the record; all puts of a run write the same value
-// to a record, so that it does not matter which of two came last. Swaps count in the lower half.
+// A version has a generation in its upper half, the number of a run. Where several callers put a record, all of them put the run's
+// first version, so that it does not matter who came last. Puts by a record's only writer, and swaps, count in the lower half.
 //
 // Invariant: versions[i] is a version that was acknowledged, and the newest unless a write is under way.
 type records struct {

@@ -39,13 +39,13 @@ func Scenarios() []harness.Scenario {
 	}}
 	all := []harness.Scenario{
 		closedLoop("peers-get", "Gets of one record.", "gets", stagePoints, reading, getAny),
-		closedLoop("peers-put", "Puts over one record.", "puts", stagePoints, writing, putAny),
+		closedLoop("peers-put", "Puts over one record.", "puts", stagePoints, writing, putOwn),
 		closedLoop("peers-batch", fmt.Sprintf("Atomic batches of %d puts.", batchSize), "batches", stagePoints, writing, putBatch),
 		swaps,
 		streams("peers-stream-get", "Gets, streamed on one connection.", "gets", reading, false),
 		streams("peers-stream-put", "Puts, streamed on one connection.", "puts", writing, true),
 		openLoop("peers-open-get", "Gets that arrive at a fixed rate.", "gets", getAny),
-		openLoop("peers-open-put", "Puts that arrive at a fixed rate.", "puts", putAny),
+		openLoop("peers-open-put", "Puts that arrive at a fixed rate.", "puts", putOwn),
 		closedLoop("peers-range", fmt.Sprintf("Ranges of %d records.", rangeSize), "ranges", stageRanges, readers(true), scanRange),
 	}
 	for _, m := range mixes {

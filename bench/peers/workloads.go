@@ -34,12 +34,15 @@ func wantBytes(got []byte) error {
 	return nil
 }
 
-// write puts record i at the run's version.
-func (c *caller) write(ctx context.Context, i int) error {
-	if err := c.store.put(ctx, c.records.key(i), value(i, c.version)); err != nil {
+// own draws one of the first n records that belong to the caller: nobody else writes them, so that it knows what they hold.
+func (c *caller) own(n int) int { return c.random.IntN(n/c.of)*c.of + c.id }
+
+// write puts record i at a version.
+func (c *caller) write(ctx context.Context, i int, version uint64) error {
+	if err := c.store.put(ctx, c.records.key(i), value(i, version)); err != nil {
 		return err
 	}
-	c.records.versions[i].Store(c.version)
+	c.records.versions[i].Store(version)
 	c.committed(i)
 	return nil
 }
@@ -55,18 +58,21 @@ func getAny(ctx context.Context, c *caller) error {
 	return err
 }
 
-func putAny(ctx context.Context, c *caller) error { return c.write(ctx, c.any()) }
+func putOwn(ctx context.Context, c *caller) error {
+	i := c.own(len(c.keys))
+	return c.write(ctx, i, c.records.versions[i].Load()+1)
+}
 
-// putBatch puts a run of records at once, which are no neighbours in the order of keys.
+// putBatch puts one of the caller's blocks of records, which are no neighbours in the order of keys.
 func putBatch(ctx context.Context, c *caller) error {
-	size := min(batchSize, len(c.keys))
-	from := c.random.IntN(len(c.keys) - size + 1)
-	keys, values := c.batch(from, from+size, c.version)
+	size := min(batchSize, len(c.keys)/c.of)
+	from, version := c.own(len(c.keys)/size)*size, c.version+uint64(c.commits)+1
+	keys, values := c.batch(from, from+size, version)
 	if err := c.store.putAll(ctx, keys, values); err != nil {
 		return err
 	}
 	for i := from; i < from+size; i++ {
-		c.records.versions[i].Store(c.version)
+		c.records.versions[i].Store(version)
 	}
 	c.committed(from, from+size/2, from+size-1)
 	return nil
@@ -100,13 +106,12 @@ func scanRange(ctx context.Context, c *caller) error {
 	return nil
 }
 
-// counters is how many records the swaps work on; each belongs to one caller, who knows what it holds.
+// counters is how many records the swaps work on: so few that all of them can be read back.
 const counters = 2048
 
 // swapOwn swaps one of the caller's records for its next version: one condition, one put, no conflict.
 func swapOwn(ctx context.Context, c *caller) error {
-	own := min(counters, len(c.keys)) / c.of
-	i := c.random.IntN(own)*c.of + c.id
+	i := c.own(min(counters, len(c.keys)))
 	version := c.records.versions[i].Load()
 	swapped, err := c.store.swap(ctx, c.records.key(i), value(i, version), value(i, version+1))
 	if err != nil {

@@ -33,7 +33,7 @@ func (m mix) do(ctx context.Context, c *caller) error {
 		do    func() error
 	}{
 		{m.read, func() error { _, err := c.read(ctx, m.draw(c)); return err }},
-		{m.update, func() error { return c.write(ctx, m.draw(c)) }},
+		{m.update, func() error { return c.write(ctx, m.draw(c), c.version) }},
 		{m.insert, func() error { return c.insert(ctx) }},
 		{m.scan, func() error { return c.scanFrom(ctx, m.draw(c), 1+c.random.IntN(rangeSize)) }},
 		{m.modify, func() error { return c.modify(ctx, m.draw(c)) }},

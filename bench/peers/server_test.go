@@ -1,0 +1,268 @@
+package peers
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"epochkv/bench/harness"
+)
+
+// mustOpen starts a server of the kind with some records, or skips the test where there is none.
+func mustOpen(t *testing.T, k kind, load int) *server {
+	t.Helper()
+	binary, err := k.binary(&harness.Run{Context: t.Context(), Dir: filepath.Join(programs, "run"), Smoke: true})
+	if errors.Is(err, harness.ErrAbsent) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := open(t.Context(), k, binary, t.TempDir(), load)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+		gone(t, s.pid)
+	})
+	if err := s.resume(); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func TestEveryServerDoesWhatTheLoadsExpect(t *testing.T) {
+	for _, k := range writers(true) {
+		t.Run(k.name, func(t *testing.T) {
+			s := mustOpen(t, k, 300)
+			if k.hollow {
+				return // it is enough that it starts; the loads look at its answers
+			}
+			ctx, c := t.Context(), s.stores[0]
+			key, before, after := s.records.key(7), value(7, generation(1)), value(7, generation(1)+1)
+			wantValue(t, c, key, before)
+			wantValue(t, c, []byte("no such key 1234"), nil)
+			if swapped, err := c.swap(ctx, key, after, after); swapped || err != nil {
+				t.Errorf("swap of what is not there: %v, %v", swapped, err)
+			}
+			if swapped, err := c.swap(ctx, key, before, after); !swapped || err != nil {
+				t.Errorf("swap: %v, %v", swapped, err)
+			}
+			wantValue(t, c, key, after)
+			if err := c.put(ctx, key, before); err != nil {
+				t.Error(err)
+			}
+			wantValue(t, c, key, before)
+			wantOrder(t, s, c)
+			wantStream(t, s, c)
+		})
+	}
+}
+
+func wantValue(t *testing.T, c store, key, want []byte) {
+	t.Helper()
+	got, err := c.get(t.Context(), key)
+	if err != nil || !bytes.Equal(got, want) {
+		t.Errorf("got %x, %v; want %x", got, err, want)
+	}
+}
+
+// wantOrder reads ranges, which must have what was inserted.
+func wantOrder(t *testing.T, s *server, c store) {
+	t.Helper()
+	i, err := s.records.claim()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.insert(t.Context(), s.records.key(i), value(i, 1)); err != nil {
+		t.Fatal(err)
+	}
+	want := s.records.ordered(i + 1)
+	keys, values, err := c.scan(t.Context(), want[10], rangeSize)
+	if err != nil || len(keys) != rangeSize || len(values) != rangeSize {
+		t.Fatalf("range: %d keys, %d values, %v", len(keys), len(values), err)
+	}
+	for j := range keys {
+		if _, err := check(number(keys[j]), values[j], 1); err != nil || !bytes.Equal(keys[j], want[10+j]) {
+			t.Fatalf("entry %d: %x, want %x; %v", j, keys[j], want[10+j], err)
+		}
+	}
+	if keys, _, err = c.scan(t.Context(), want[len(want)-2], rangeSize); err != nil || len(keys) != 2 {
+		t.Errorf("range at the end: %d keys, %v; want 2", len(keys), err)
+	}
+}
+
+// wantStream streams puts and then gets of them.
+func wantStream(t *testing.T, s *server, c store) {
+	t.Helper()
+	const requests, depth = 200, 16
+	for _, put := range []bool{true, false} {
+		var mu sync.Mutex
+		made, answered := 0, 0
+		next := func(r *request) bool {
+			mu.Lock()
+			defer mu.Unlock()
+			if made == requests {
+				return false
+			}
+			r.key, r.value, r.tag.record = s.records.key(made), nil, made
+			if put {
+				r.value = value(made, generation(9))
+			}
+			made++
+			return true
+		}
+		err := c.stream(t.Context(), depth, next, func(r *request, got []byte) error {
+			mu.Lock()
+			defer mu.Unlock()
+			answered++
+			if put {
+				return nil
+			}
+			_, err := check(r.tag.record, got, generation(9))
+			return err
+		})
+		if err != nil || answered != requests {
+			t.Errorf("put %v: %d of %d answered, %v", put, answered, requests, err)
+		}
+		refused := errors.New("refused")
+		made = 0
+		if err := c.stream(t.Context(), depth, next, func(*request, []byte) error { return refused }); !errors.Is(err, refused) {
+			t.Errorf("a stream whose answers are wrong ended with %v", err)
+		}
+	}
+}
+
+// faulty is a store in memory with one fault.
+type faulty struct {
+	mu     sync.Mutex
+	values map[string][]byte
+	calls  int
+
+	losesPuts, staleReads, swapsTwice bool
+}
+
+func (f *faulty) get(_ context.Context, key []byte) ([]byte, error) {
+	f.mu.Lock()
+	v := f.values[string(key)]
+	f.calls++
+	if f.staleReads && f.calls%100 == 0 {
+		v = value(number(key), 1)
+	}
+	f.mu.Unlock()
+	runtime.Gosched() // so that others come between a read and what follows
+	return v, nil
+}
+
+func (f *faulty) put(_ context.Context, key, value []byte) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.calls++; !f.losesPuts || f.calls%10 != 0 {
+		f.values[string(key)] = value
+	}
+	return nil
+}
+
+func (f *faulty) swap(_ context.Context, key, old, value []byte) (bool, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.swapsTwice && !bytes.Equal(f.values[string(key)], old) {
+		return false, nil
+	}
+	f.values[string(key)] = value
+	return true, nil
+}
+
+func (f *faulty) putAll(ctx context.Context, keys, values [][]byte) error {
+	for i := range keys {
+		if err := f.put(ctx, keys[i], values[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (f *faulty) insert(ctx context.Context, key, value []byte) error { return f.put(ctx, key, value) }
+func (*faulty) close() error                                          { return nil }
+
+func (*faulty) scan(context.Context, []byte, int) (keys, values [][]byte, err error) {
+	return nil, nil, errors.New("no ranges")
+}
+
+func (f *faulty) stream(ctx context.Context, depth int, next func(*request) bool, done func(*request, []byte) error) error {
+	return concurrently(ctx, f, depth, next, done)
+}
+
+// judge runs a load against a store with 200 records and returns what the checks say.
+func judge(t *testing.T, f *faulty, do work) error {
+	t.Helper()
+	const load = 200
+	f.values = map[string][]byte{}
+	s := &server{kind: kind{name: "faulty"}, stores: []store{f}, records: newRecords(1, load)}
+	s.keys = s.records.ordered(load)
+	losesPuts := f.losesPuts
+	f.losesPuts = false
+	if err := s.load(t.Context(), load); err != nil {
+		t.Fatal(err)
+	}
+	f.losesPuts = losesPuts
+	callers := s.callers(1, 8)
+	run := func(section func() (int, error)) error { _, err := section(); return err }
+	if err := closed(t.Context(), callers, do, 20*time.Millisecond, run); err != nil {
+		return err
+	}
+	return s.verify(t.Context(), &harness.Run{Context: t.Context()}, callers)
+}
+
+func TestLostStaleAndDoubledWritesFailTheRun(t *testing.T) {
+	byName := map[string]mix{}
+	for _, m := range mixes {
+		byName[m.name] = m
+	}
+	for name, c := range map[string]struct {
+		store *faulty
+		do    work
+		wrong bool
+	}{
+		"updates":            {&faulty{}, byName["a"].do, false},
+		"inserts":            {&faulty{}, byName["d"].do, false},
+		"swaps":              {&faulty{}, byName["f"].do, false},
+		"own swaps":          {&faulty{}, swapOwn, false},
+		"batches":            {&faulty{}, putBatch, false},
+		"lost puts":          {&faulty{losesPuts: true}, putOwn, true},
+		"lost batches":       {&faulty{losesPuts: true}, putBatch, true},
+		"lost inserts":       {&faulty{losesPuts: true}, byName["d"].do, true},
+		"stale reads":        {&faulty{staleReads: true}, byName["b"].do, true},
+		"swaps that overrun": {&faulty{swapsTwice: true}, byName["f"].do, true},
+	} {
+		if err := judge(t, c.store, c.do); (err != nil) != c.wrong {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestMixesAddUp(t *testing.T) {
+	for _, m := range mixes {
+		if sum := m.read + m.update + m.insert + m.scan + m.modify; sum != 100 {
+			t.Errorf("workload %s: %d in a hundred", m.name, sum)
+		}
+	}
+}
+
+func TestStagesStandTogether(t *testing.T) {
+	seen, last := map[string]bool{}, ""
+	for _, s := range Scenarios() {
+		if s.Stage != last && seen[s.Stage] {
+			t.Errorf("%s: stage %s comes back, and its servers would be started anew", s.Name, s.Stage)
+		}
+		seen[s.Stage], last = true, s.Stage
+	}
+}
