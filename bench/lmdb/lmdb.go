@@ -1,0 +1,108 @@
+// Package lmdb reads LMDB through its C interface, in a process of its own that is compiled when it is first asked for: the
+// project's reads are held against the C library and not against a binding. It needs a C compiler and the library's header
+// (Debian: liblmdb-dev); without them the arm is absent.
+package lmdb
+
+import (
+	"bufio"
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"epochkv/bench/harness"
+)
+
+//go:embed program/reader.c
+var source []byte
+
+// Kinds of work.
+const (
+	Get  = "get"  // point reads, each at the newest state
+	Scan = "scan" // of 100 entries from random keys
+	All  = "all"  // whole scans, counted by entry
+)
+
+// reader is a process with a loaded environment.
+type reader struct {
+	process *exec.Cmd
+	in      io.WriteCloser
+	out     *bufio.Reader
+}
+
+// Arm is LMDB doing kind: each of r.Point threads its share of r.Size operations. Keys of 16 random bytes, values of 100.
+func Arm(kind string) harness.Arm {
+	return harness.Arm{Name: "lmdb in C", Run: func(r *harness.Run) error {
+		l, err := harness.Shared(r, fmt.Sprintf("lmdb with %d keys", r.Load), func(dir string) (*reader, error) { return start(r.Load, dir) })
+		if err != nil {
+			return err
+		}
+		share := max(r.Size/r.Point, 1)
+		if kind == All {
+			share = r.Size
+		}
+		var done int
+		err = r.TimeServer(l.process.Process.Pid, func() (int, error) {
+			done, err = l.ask(kind, r.Point, share)
+			return done, err
+		})
+		if err != nil {
+			return err
+		}
+		return r.Verified(done, r.Point*share) // the process compares each value that it gets by key
+	}}
+}
+
+// start compiles the program and has it load keys into dir.
+func start(keys int, dir string) (*reader, error) {
+	program := filepath.Join(dir, "reader")
+	file := program + ".c"
+	if err := os.WriteFile(file, source, 0o600); err != nil {
+		return nil, err
+	}
+	if out, err := exec.Command("cc", "-O2", "-o", program, file, "-llmdb", "-lpthread").CombinedOutput(); err != nil { //nolint:gosec // our own source
+		first, _, _ := strings.Cut(string(out), "\n")
+		return nil, fmt.Errorf("%w: cc with liblmdb-dev: %w %s", harness.ErrAbsent, err, first)
+	}
+	process := exec.CommandContext(context.Background(), program, dir, strconv.Itoa(keys)) //nolint:gosec // our own program
+	process.Stderr = os.Stderr
+	in, err := process.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	out, err := process.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := process.Start(); err != nil {
+		return nil, err
+	}
+	l := &reader{process: process, in: in, out: bufio.NewReader(out)}
+	if line, err := l.out.ReadString('\n'); err != nil || line != "ready\n" {
+		return nil, errors.Join(fmt.Errorf("lmdb: %q instead of ready: %w", line, err), l.Close())
+	}
+	return l, nil
+}
+
+// ask has the process do count operations in each thread and returns how many it did.
+func (l *reader) ask(kind string, threads, count int) (int, error) {
+	if _, err := fmt.Fprintln(l.in, kind, threads, count); err != nil {
+		return 0, err
+	}
+	line, err := l.out.ReadString('\n')
+	if err != nil {
+		return 0, fmt.Errorf("lmdb: %w", err)
+	}
+	return strconv.Atoi(strings.TrimSpace(line))
+}
+
+// Close ends the process.
+func (l *reader) Close() error {
+	return errors.Join(l.in.Close(), l.process.Wait())
+}
