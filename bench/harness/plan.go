@@ -56,11 +56,23 @@ func (x *execution) plan(s Scenario, share time.Duration, absent map[string]stri
 	if err != nil {
 		return p, err
 	}
-	part := fitting(small, large, (share-small-large)/roundsAim)
+	round := (share - small - large) / roundsAim
 	if p.window > 0 {
-		part = max(part, 1.0/windowShrinkMax)
+		return p.part(fittingWindows(small, large, round, time.Duration(s.runs(absent))*p.window)), nil
 	}
-	return p.part(part), nil
+	return p.part(fitting(small, large, round)), nil
+}
+
+// runs is how many runs a round has.
+func (s Scenario) runs(absent map[string]string) (n int) {
+	for _, point := range s.Axis.Points {
+		for _, arm := range s.Arms {
+			if arm.runsAt(point) && absent[arm.Name] == "" {
+				n++
+			}
+		}
+	}
+	return n
 }
 
 // part is the plan with less to do. A size keeps two digits, since it is quoted beside results.
@@ -94,4 +106,12 @@ func fitting(small, large, round time.Duration) float64 {
 		return 1
 	}
 	return max((float64(round)-fixed)/max(slope, 1), 1.0/shrinkMax)
+}
+
+// fittingWindows is fitting for scenarios whose windows together are known, so that a noisy warm-up says little wrong: it only
+// tells what comes on top.
+func fittingWindows(small, large, round, windows time.Duration) float64 {
+	const at, to = 1.0 / warmupSmall, 1.0 / warmupLarge
+	fixed := max((float64(small+large)-float64(windows)*(at+to))/2, 0)
+	return min(max((float64(round)-fixed)/float64(windows), 1.0/windowShrinkMax), 1)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -73,6 +74,16 @@ func TestAnIsolatedRunAnswersWithItsSample(t *testing.T) {
 	for _, unknown := range []string{`{"Scenario":"t"}`, `{"Scenario":"s","Arm":"t"}`, `?`} {
 		if RunIsolated(context.Background(), scenarios, strings.NewReader(unknown), io.Discard) == nil {
 			t.Errorf("%s was run", unknown)
+		}
+	}
+}
+
+func TestWindowsShrinkUntilTheirRoundsFit(t *testing.T) {
+	const windows = 12 * time.Second
+	for round, want := range map[time.Duration]float64{14 * time.Second: 1, 8 * time.Second: 0.5, time.Second: 1.0 / windowShrinkMax} {
+		// Each round takes two seconds on top; the warm-ups are noisy, and the smaller one took longer.
+		if got := fittingWindows(windows/warmupSmall+2500*time.Millisecond, windows/warmupLarge+1500*time.Millisecond, round, windows); math.Abs(got-want) > 0.01 {
+			t.Errorf("rounds of %v: %.2f of the window, want %.2f", round, got, want)
 		}
 	}
 }
