@@ -1,7 +1,6 @@
 package mvcc
 
 import (
-	"bytes"
 	"fmt"
 	"slices"
 
@@ -13,8 +12,6 @@ import (
 type batchRead struct {
 	buf    []byte // the internal keys, one behind the other
 	keys   [][]byte
-	order  []int // places in the request, by key
-	sorted [][]byte
 	finder storage.Finder
 	value  []byte
 }
@@ -28,7 +25,7 @@ func (x *Session) ReadAll(list [][]byte, visit func(i int, v Value) error) error
 	}
 	x.slot.Enter()
 	defer x.slot.Leave()
-	return x.reader.GetAll(&b.finder, b.sorted, x.at, func(i int, v storage.Version, ok bool) error {
+	return x.reader.GetAll(&b.finder, b.keys, x.at, func(i int, v storage.Version, ok bool) error {
 		out := Value{At: x.at}
 		if ok {
 			out.Await = x.store.mustAwait(v.Sync, v.Epoch)
@@ -40,11 +37,11 @@ func (x *Session) ReadAll(list [][]byte, visit func(i int, v Value) error) error
 				}
 			}
 		}
-		return visit(b.order[i], out)
+		return visit(i, out)
 	})
 }
 
-// arrange builds the internal keys and sorts them.
+// arrange builds the internal keys.
 func (x *Session) arrange(b *batchRead, list [][]byte) error {
 	size := 0
 	for i, key := range list {
@@ -54,15 +51,11 @@ func (x *Session) arrange(b *batchRead, list [][]byte) error {
 		size += len(key) + 1
 	}
 	b.buf = slices.Grow(b.buf[:0], size)
-	b.keys, b.order, b.sorted = b.keys[:0], b.order[:0], b.sorted[:0]
-	for i, key := range list {
+	b.keys = b.keys[:0]
+	for _, key := range list {
 		from := len(b.buf)
 		b.buf = keys.Append(b.buf, keys.SpaceUser, key)
-		b.keys, b.order = append(b.keys, b.buf[from:]), append(b.order, i)
-	}
-	slices.SortFunc(b.order, func(i, j int) int { return bytes.Compare(b.keys[i], b.keys[j]) })
-	for _, i := range b.order {
-		b.sorted = append(b.sorted, b.keys[i])
+		b.keys = append(b.keys, b.buf[from:])
 	}
 	return nil
 }

@@ -32,40 +32,6 @@ func (r *Reader) FindInTree(p Pinned, key []byte, at keys.Epoch) (Version, bool,
 	return fromTree(&found), ok, nil
 }
 
-// Finder keeps what GetAll needs from call to call.
-type Finder struct {
-	tree    btree.Finder
-	missing [][]byte // keys that no memtable has
-	places  []int    // their places in the batch
-}
-
-// GetAll is Get for sorted keys, and calls visit with each outcome, in no certain order. Tree pages that are not in memory are read
-// together, level by level. The caller stays inside its slot's protection; a version lives until visit returns.
-func (r *Reader) GetAll(f *Finder, sorted [][]byte, at keys.Epoch, visit func(i int, v Version, ok bool) error) error {
-	p := r.engine.Pin()
-	f.missing, f.places = f.missing[:0], f.places[:0]
-	for i, key := range sorted {
-		found := p.Find(key, at)
-		if !found.Found() {
-			f.missing, f.places = append(f.missing, key), append(f.places, i)
-			continue
-		}
-		if err := visit(i, fromMemtable(found), true); err != nil {
-			return err
-		}
-	}
-	if len(f.missing) == 0 {
-		return nil
-	}
-	err := f.tree.FindAll(r, p.view.root, f.missing, at, func(i int, v btree.Version, ok bool) error {
-		return visit(f.places[i], fromTree(&v), ok)
-	})
-	if err != nil {
-		return r.engine.damage(err, p.view.root, nil)
-	}
-	return nil
-}
-
 // Pinned is the state that one read, or both looks of one validation, see. It is valid inside the slot's protection under which it was taken.
 type Pinned struct{ view *view }
 

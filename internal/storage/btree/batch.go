@@ -56,6 +56,8 @@ type Finder struct {
 	ids   [findWindow]page.ID
 	pages [findWindow][]byte
 	slot  [findWindow]int // by key: its page among pages
+
+	touched byte // what touchLeaves loads, so that no compiler finds it unused
 }
 
 // FindAll calls visit for each of the sorted keys, in order, with its newest version not newer than at. Each page is fetched
@@ -65,6 +67,9 @@ func (f *Finder) FindAll(src BatchSource, root Root, sorted [][]byte, at keys.Ep
 		window := sorted[from:min(from+findWindow, len(sorted))]
 		if err := f.descend(src, root, window, at); err != nil {
 			return err
+		}
+		if !root.Empty() {
+			f.touchLeaves(len(window))
 		}
 		for i, key := range window {
 			var v Version
@@ -80,6 +85,13 @@ func (f *Finder) FindAll(src BatchSource, root Root, sorted [][]byte, at keys.Ep
 		}
 	}
 	return nil
+}
+
+// touchLeaves loads the lines with which a search of a leaf begins, for all of the window's keys before the first one is waited for.
+func (f *Finder) touchLeaves(keys int) {
+	for _, p := range f.pages[:f.slot[keys-1]+1] {
+		f.touched += page.Leaf(p).Touch()
+	}
 }
 
 // descend fetches the leaves of the window's keys, level by level.

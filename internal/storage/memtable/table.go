@@ -212,6 +212,42 @@ func (t *Table) Find(key []byte, at keys.Epoch) Ref {
 	return refAt(t.arena.base, v)
 }
 
+// FindWindow is how many keys FindAll looks up together.
+const FindWindow = 32
+
+// FindAll is Find for up to FindWindow keys, those of them whose ref is not found yet. The lines that the keys need are loaded for all of them
+// before any is waited for: one look-up's misses then hide behind the others'.
+func (t *Table) FindAll(window [][]byte, at keys.Epoch, refs []Ref) {
+	var hashes [FindWindow]uint64
+	base, end := t.arena.base, t.arena.mapped.Load()
+	for i, key := range window {
+		if !refs[i].Found() {
+			hashes[i] = t.hash(key)
+			t.index.touch(hashes[i])
+		}
+	}
+	for i := range window {
+		if !refs[i].Found() {
+			t.index.touchNode(base, hashes[i], end)
+		}
+	}
+	for i, key := range window {
+		if refs[i].Found() {
+			continue
+		}
+		node, sure := t.index.find(base, hashes[i], key)
+		if !sure {
+			node = t.search(key, headOf(t.prefix, key))
+		}
+		if node == 0 {
+			continue
+		}
+		if v := newestAt(base, node, at); v != 0 {
+			refs[i] = refAt(base, v)
+		}
+	}
+}
+
 // Get is Find, unpacked.
 func (t *Table) Get(key []byte, at keys.Epoch) (Version, bool) {
 	r := t.Find(key, at)
