@@ -110,7 +110,7 @@ func (s *epochSession) Scan(dst, start []byte, limit int) (int, error) {
 		return 0, err
 	}
 	defer s.session.Done()
-	cursor, err := s.session.Scan(mvcc.ScanOptions{Lower: start})
+	cursor, err := s.session.Scan(mvcc.ScanOptions{Lower: start, Limit: limit})
 	if err != nil {
 		return 0, err
 	}

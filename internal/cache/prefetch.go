@@ -104,7 +104,7 @@ func (p *Prefetcher) fetch(ctx context.Context, a ask) {
 			return
 		}
 		n := min(len(rest), prefetchWindow)
-		room := p.cache.readAhead(rest[:n], a.hint)
+		room := p.cache.ReadAhead(rest[:n], a.hint)
 		p.guard.Leave()
 		if !room {
 			p.drop(len(rest))
@@ -120,9 +120,9 @@ func (p *Prefetcher) drop(pages int) {
 	p.dropped += uint64(pages)
 }
 
-// readAhead loads those pages that are neither in memory nor on their way. They arrive unvisited. It reports false once there is no
-// room for more. An error is left for the reader to find.
-func (c *Cache) readAhead(ids []ID, h Hint) (room bool) {
+// ReadAhead loads those pages that are neither in memory nor on their way, in one submission. They arrive unvisited. It reports false once
+// there is no room for more. An error is left for the reader to find. The caller is inside its slot's protection.
+func (c *Cache) ReadAhead(ids []ID, h Hint) (room bool) {
 	b := batches.Get().(*batch)
 	defer b.free()
 	room = c.departAhead(b, ids, h)

@@ -210,7 +210,7 @@ func TestPrefetchLeavesRoomForItsOwnPages(t *testing.T) {
 		for i := range ids {
 			ids[i] = ID(i + 1)
 		}
-		if r.readAhead(ids, Default) {
+		if r.ReadAhead(ids, Default) {
 			t.Error("there is room for more than the cache holds")
 		}
 		s := r.Stats()

@@ -10,23 +10,25 @@ type ScanOptions struct {
 	Lower, Upper []byte // [Lower, Upper); a nil Upper means to the end
 	Reverse      bool   // from the largest key down
 	KeysOnly     bool   // Value stays nil, and large values are not read
+	Limit        int    // entries that the caller will look at; 0 if it cannot tell. Next goes on behind it all the same
 }
 
 // Cursor walks a range of keys in a session's view. It belongs to its session, which has one; it is not for concurrent use.
 type Cursor struct {
-	session *Session
-	inner   storage.Cursor
-	options ScanOptions
-	lower   []byte // internal bounds
-	upper   []byte
-	last    []byte // internal key last returned, to go on from after a pause
-	value   []byte // lies in the engine, or in long
-	long    []byte // a value that had to be put together
-	await   keys.Epoch
-	err     error
-	started bool
-	inside  bool // physical protection is held and inner is positioned on last
-	open    bool
+	session  *Session
+	inner    storage.Cursor
+	options  ScanOptions
+	lower    []byte // internal bounds
+	upper    []byte
+	returned int    // entries, since Scan
+	last     []byte // internal key last returned, to go on from after a pause
+	value    []byte // lies in the engine, or in long
+	long     []byte // a value that had to be put together
+	await    keys.Epoch
+	err      error
+	started  bool
+	inside   bool // physical protection is held and inner is positioned on last
+	open     bool
 }
 
 // Scan opens the session's cursor in its view. The bounds are copied. A previous cursor of the session ends.
@@ -43,7 +45,8 @@ func (x *Session) Scan(o ScanOptions) (*Cursor, error) {
 	} else {
 		c.upper = append(c.upper[:0], byte(keys.SpaceUser)+1)
 	}
-	c.last, c.await, c.err = c.last[:0], 0, nil
+	c.last, c.await, c.err, c.returned = c.last[:0], 0, nil, 0
+	c.inner.Restart()
 	c.started, c.inside, c.open = false, false, true
 	return c, nil
 }
@@ -53,9 +56,13 @@ func (c *Cursor) Next() bool {
 	if c.err != nil || !c.open {
 		return false
 	}
-	if !c.inside {
+	switch {
+	case !c.inside:
 		c.enter()
-	} else {
+	case c.inner.Leaves() >= leavesInside:
+		c.Pause()
+		c.enter()
+	default:
 		c.step()
 	}
 	for ; c.inner.Valid(); c.step() {
@@ -66,18 +73,23 @@ func (c *Cursor) Next() bool {
 		if v.Kind != keys.KindSet {
 			continue
 		}
+		c.returned++
 		return c.load()
 	}
 	c.err = c.inner.Err()
 	return false
 }
 
+// leavesInside is how many leaves a scan visits before it gives up its protection for a moment. Until then no frame is used again that was
+// evicted since it began: a scan of more than the cache in one go read nine pages in ten past the cache, and so did others meanwhile.
+const leavesInside = 16
+
 // enter takes physical protection and positions on the first key not yet returned.
 func (c *Cursor) enter() {
 	s := c.session
 	s.slot.Enter()
 	c.inside = true
-	s.reader.OpenCursor(&c.inner, s.at, c.lower, c.upper)
+	s.reader.OpenCursor(&c.inner, s.at, c.lower, c.upper, max(c.options.Limit-c.returned, 0))
 	switch {
 	case !c.started && !c.options.Reverse:
 		c.inner.SeekGE(c.lower)

@@ -70,7 +70,7 @@ func newScan(s *Server, req *pb.ScanRequest) (*scan, error) {
 	}
 	sc := &scan{
 		server: s, at: keys.Epoch(req.SnapshotEpoch), bounds: hashBounds(b), countOnly: req.CountOnly, remaining: req.Limit,
-		options:   mvcc.ScanOptions{Lower: b.lower, Upper: b.upper, Reverse: req.Reverse, KeysOnly: req.KeysOnly || req.CountOnly},
+		options:   mvcc.ScanOptions{Lower: b.lower, Upper: b.upper, Reverse: req.Reverse, KeysOnly: req.KeysOnly || req.CountOnly, Limit: scanLimit(req.Limit)},
 		pageBytes: scanPageBytesDefault,
 	}
 	if req.PageBytes > 0 {
@@ -84,6 +84,9 @@ func newScan(s *Server, req *pb.ScanRequest) (*scan, error) {
 	}
 	return sc, nil
 }
+
+// scanLimit is a request's limit as a hint for reading pages together, which looks no further than a few dozen.
+func scanLimit(entries uint64) int { return int(min(entries, math.MaxInt32)) }
 
 // resume narrows the range to what lies behind the token.
 func (sc *scan) resume(text []byte, snapshot uint64) error {

@@ -60,7 +60,7 @@ func txnScan(t *mvcc.Txn, req *pb.RangeReadRequest) (*pb.RangeReadResponse, erro
 	if req.PageBytes > 0 {
 		pageBytes = int(min(req.PageBytes, scanPageBytesMax))
 	}
-	c, err := t.Scan(mvcc.ScanOptions{Lower: b.lower, Upper: b.upper, Reverse: req.Reverse, KeysOnly: req.KeysOnly})
+	c, err := t.Scan(mvcc.ScanOptions{Lower: b.lower, Upper: b.upper, Reverse: req.Reverse, KeysOnly: req.KeysOnly, Limit: scanLimit(req.Limit)})
 	if err != nil {
 		return nil, err
 	}

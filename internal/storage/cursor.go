@@ -19,6 +19,8 @@ type Cursor struct {
 
 	checkpoint uint64 // of the view
 	root       btree.Root
+	leaves     int // of the tree, entered since OpenCursor
+	stretch    stretch
 	at         keys.Epoch
 	lower      []byte
 	upper      []byte
@@ -28,8 +30,9 @@ type Cursor struct {
 	err        error
 }
 
-// OpenCursor prepares c over the current view, at a snapshot, within [lower, upper). It is not positioned.
-func (r *Reader) OpenCursor(c *Cursor, at keys.Epoch, lower, upper []byte) {
+// OpenCursor prepares c over the current view, at a snapshot, within [lower, upper). It is not positioned. limit is how many entries its user
+// will look at, or 0 if that is not known: it says how many pages to read at once.
+func (r *Reader) OpenCursor(c *Cursor, at keys.Epoch, lower, upper []byte, limit int) {
 	e := r.engine
 	v := e.view.Load()
 	c.open, c.at, c.lower, c.upper, c.valid, c.err = 0, at, lower, upper, false, nil
@@ -38,8 +41,12 @@ func (r *Reader) OpenCursor(c *Cursor, at keys.Epoch, lower, upper []byte) {
 		c.addTable(g)
 	}
 	c.engine, c.root, c.checkpoint = e, v.root, v.checkpoint
-	if c.tree.EnterLeaf == nil && e.prefetch != nil {
-		c.tree.EnterLeaf = c.entered
+	c.leaves = 0
+	if e.prefetch != nil {
+		c.stretch.wanted = e.leavesOf(limit)
+	}
+	if c.tree.BeforeLeaf == nil {
+		c.tree.BeforeLeaf = c.beforeLeaf
 	}
 	c.tree.Reset((*scanning)(r), v.root, at, treeBound(lower, keys.SpaceUser), treeBound(upper, keys.SpaceUser+1))
 	c.inTree = false
@@ -214,6 +221,12 @@ func (c *Cursor) resolve() bool {
 	}
 	return false
 }
+
+// Leaves is how many of the tree's leaves were visited since OpenCursor.
+func (c *Cursor) Leaves() int { return c.leaves }
+
+// Restart forgets what the last scan told about reading ahead. OpenCursor alone goes on with the scan before.
+func (c *Cursor) Restart() { c.stretch = stretch{length: stretchMin} }
 
 // Valid reports whether the cursor stands on a key.
 func (c *Cursor) Valid() bool { return c.valid }

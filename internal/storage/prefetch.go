@@ -2,6 +2,7 @@ package storage
 
 import (
 	"context"
+	"slices"
 
 	"epochkv/internal/cache"
 	"epochkv/internal/pin"
@@ -10,15 +11,15 @@ import (
 )
 
 const (
-	// siblingsMin is how many leaves a bounded scan must have before it for reading ahead to pay.
+	// siblingsMin is how many leaves a bounded scan must have before it for reading in the background to pay.
 	siblingsMin = 8
 	// siblingsMax is how far a scan reads ahead: one submission.
 	siblingsMax = 32
+	// stretchMin is how many leaves a scan reads at once that has met two missing ones in a row; each time it has used them up, twice as many.
+	stretchMin = 2
 )
 
-// prefetch reads leaves ahead of bounded scans: when a cursor has stepped into a leaf, its parent's separators tell which
-// siblings lie inside the scan's bound. There is none on seeks, on point reads, for unbounded scans, or while the next sibling is in
-// memory, which also says that the last window has not been used up.
+// prefetch reads leaves ahead of bounded scans, in the background.
 type prefetch struct {
 	engine *Engine
 	ahead  *cache.Prefetcher
@@ -47,26 +48,74 @@ func (p *prefetch) Enter(state uint64) bool {
 // Leave implements cache.Guard.
 func (p *prefetch) Leave() { p.slot.Leave() }
 
-// entered is called by a cursor's tree when it has stepped into another leaf.
-func (c *Cursor) entered(t *btree.Cursor, forward bool) {
-	if !t.Bounded(forward) {
-		return
-	}
-	var ids [siblingsMax]page.ID
-	n := t.Siblings(ids[:], forward)
-	if n < siblingsMin || c.engine.pages.cache.Contains(cache.ID(ids[0])) {
-		return
-	}
-	var ask [siblingsMax]cache.ID
-	for i, id := range ids[:n] {
-		ask[i] = cache.ID(id)
-	}
-	c.engine.prefetch.ahead.Ask(c.checkpoint, ask[:n], cache.Default)
-}
-
 // RunPrefetch reads ahead for scans until ctx ends.
 func (e *Engine) RunPrefetch(ctx context.Context) {
 	if e.prefetch != nil {
 		e.prefetch.ahead.Run(ctx)
 	}
 }
+
+// stretch is how far one scan reads ahead by itself.
+type stretch struct {
+	wanted int // leaves that it still has to visit, as far as its limit tells; 0: nobody knows
+	length int // leaves to read at the next miss, when nobody knows
+}
+
+// beforeLeaf is called when the tree's cursor is about to enter a leaf. If the leaf is in memory, nothing is read: the last stretch has not been
+// used up. If it is not, the scan must wait for the device in any case, and what it will want next is read in the same breath:
+//
+//	the limit tells how many leaves    those, even on the seek: neighbours in one request cost little more than one page
+//	a bound with siblings enough       this one; the others meanwhile in the background, window by window
+//	a nearer bound                     what lies inside it
+//	neither                            after two misses in a row 2 leaves, then 4, 8 ... siblingsMax
+//
+// A seek without a limit reads one leaf, as a point read does.
+func (c *Cursor) beforeLeaf(t *btree.Cursor, id page.ID, forward, seek bool) {
+	if c.leaves++; c.engine.prefetch == nil {
+		return
+	}
+	wanted := c.stretch.wanted
+	if wanted > 0 {
+		c.stretch.wanted--
+	}
+	if c.engine.pages.cache.Contains(cache.ID(id)) || seek && wanted < 2 {
+		return
+	}
+	var near [siblingsMax + 1]page.ID
+	n := t.Ahead(near[:], forward)
+	var ids [siblingsMax + 1]cache.ID
+	for i, id := range near[:n] {
+		ids[i] = cache.ID(id)
+	}
+	switch bounded := t.Bounded(forward); {
+	case wanted > 0:
+		n = min(n, wanted)
+	case bounded && n > siblingsMin:
+		c.engine.prefetch.ahead.Ask(c.checkpoint, ids[1:n], cache.Default)
+		return
+	case !bounded:
+		n = min(n, c.stretch.length)
+		c.stretch.length = min(2*c.stretch.length, siblingsMax)
+	}
+	if n = min(n, siblingsMax); n > 1 {
+		slices.Sort(ids[:n]) // neighbours in the file become one request
+		c.engine.pages.cache.ReadAhead(ids[:n], cache.Low)
+	}
+}
+
+// leavesOf is about how many leaves so many entries in a row touch, 0 for an unknown number. The first one begins anywhere in a leaf; a last
+// leaf counts if it is more likely needed than not.
+func (e *Engine) leavesOf(entries int) int {
+	if entries == 0 {
+		return 0
+	}
+	state, space, r := e.pager.State(), e.pager.Stats(), e.rows.Stats()
+	leaves := space.Live - min(space.Live, r.DataPages+r.BulkPages+r.TablePages+space.MapPages)
+	if state.Entries == 0 || leaves == 0 {
+		return 0
+	}
+	return 1 + int((uint64(min(entries, entriesMax)-1)*leaves+state.Entries/2)/state.Entries)
+}
+
+// entriesMax keeps the arithmetic of leavesOf in range, far above what a scan reads ahead.
+const entriesMax = 1 << 20

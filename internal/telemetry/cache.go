@@ -54,6 +54,7 @@ func (c *ioCollector) Collect(ch chan<- prometheus.Metric) {
 	counter(ch, ioDesc, float64(s.RingWrites), "ring_write")
 	counter(ch, ioDesc, float64(s.PoolReads), "pool_read")
 	counter(ch, ioDesc, float64(s.PoolWrites), "pool_write")
+	counter(ch, ioDesc, float64(s.VectorReads), "vector_read")
 	counter(ch, ioDesc, float64(s.VectorWrites), "vector_write")
 	counter(ch, ioDesc, float64(s.Repeated), "repeated")
 	gauge(ch, ioRingDesc, float64(s.InFlight))

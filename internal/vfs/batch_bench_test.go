@@ -135,7 +135,7 @@ func BenchmarkCheckpointWrites(b *testing.B) {
 	for _, direct := range []bool{true, false} {
 		for _, contiguous := range []bool{true, false} {
 			arms := append(benchArms(b, direct), benchArm{"vectors", benchArms(b, direct)[0].os, func(f File, _ Op, reqs []Request) error {
-				writeRuns(f.(*osFile), reqs)
+				doRuns(f.(*osFile), OpWrite, reqs)
 				return firstError(reqs)
 			}})
 			for _, arm := range arms {

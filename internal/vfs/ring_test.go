@@ -62,11 +62,17 @@ func clearBuffers(reqs []Request) {
 }
 
 func TestBatchTakesTheWayThatPays(t *testing.T) {
-	o, f := mustRingFile(t, 64)
-	if s := o.Stats(); s.VectorWrites != 64 {
-		t.Errorf("contiguous writes did not go in place: %+v", s)
+	o, f := mustRingFile(t, 128)
+	neighbours := pageRequests(0, 40, 1)
+	clearBuffers(neighbours)
+	if err := f.ReadBatch(neighbours); err != nil {
+		t.Fatal(err)
 	}
-	if err := errors.Join(f.WriteBatch(pageRequests(0, 32, 2)), f.ReadBatch(pageRequests(0, 40, 1))); err != nil {
+	mustBePages(t, neighbours, 0, 1)
+	if s := o.Stats(); s.VectorWrites != 128 || s.VectorReads != 40 {
+		t.Errorf("neighbours did not go in place: %+v", s)
+	}
+	if err := errors.Join(f.WriteBatch(pageRequests(0, 32, 2)), f.ReadBatch(pageRequests(0, 40, 2))); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := f.ReadAt(AlignedBuffer(DirectAlignment), 0); err != nil {
@@ -105,21 +111,21 @@ func TestRingNeverTakesAPartForTheWhole(t *testing.T) {
 			o := mustOpenOS(t, IOUring)
 			f := mustCreate(t, o, filepath.Join(t.TempDir(), "f"), "")
 			defer mustClose(t, f)
-			if err := f.WriteBatch(pageRequests(0, count, 1)); err != nil {
+			if err := f.WriteBatch(pageRequests(0, 2*count, 1)); err != nil {
 				t.Fatal(err)
 			}
 			driver := o.batches.rings.all[0]
 			driver.tap = c.change
 			for salt := range 3 {
 				// Straight to the driver, since buffered writes do not choose the ring by themselves.
-				writes := pageRequests(salt, count, 1)
+				writes := pageRequests(salt, count, 2)
 				driver.run(f.(*osFile), OpWrite, writes)
-				mustBePages(t, writes, salt, 1)
+				mustBePages(t, writes, salt, 2)
 				clearBuffers(writes)
 				if err := f.ReadBatch(writes); err != nil {
 					t.Fatal(err)
 				}
-				mustBePages(t, writes, salt, 1)
+				mustBePages(t, writes, salt, 2)
 			}
 			if got := o.Stats().Repeated > 0; got != c.repeated {
 				t.Errorf("repeated by plain calls: %v", got)
@@ -262,18 +268,18 @@ func TestManyBatchesAtOnceShareTheRings(t *testing.T) {
 }
 
 func TestCloseWaitsForBatchesAndLeavesFilesUsable(t *testing.T) {
-	o, f := mustRingFile(t, 64)
+	o, f := mustRingFile(t, 128)
 	var wg sync.WaitGroup
 	started := make(chan struct{}, 4)
 	for range 4 {
 		wg.Go(func() {
 			for round := range 20 {
-				reqs := pageRequests(0, 64, 1)
+				reqs := pageRequests(0, 64, 2)
 				clearBuffers(reqs)
 				if err := f.ReadBatch(reqs); err != nil {
 					t.Error(err)
 				}
-				mustBePages(t, reqs, 0, 1)
+				mustBePages(t, reqs, 0, 2)
 				if round == 5 {
 					started <- struct{}{}
 				}
@@ -291,8 +297,8 @@ func TestCloseWaitsForBatchesAndLeavesFilesUsable(t *testing.T) {
 }
 
 func TestRingBatchesDoNotAllocate(t *testing.T) {
-	_, f := mustRingFile(t, 64)
-	reqs := pageRequests(0, 64, 1)
+	_, f := mustRingFile(t, 128)
+	reqs := pageRequests(0, 64, 2)
 	if n := testing.AllocsPerRun(20, func() {
 		if err := f.ReadBatch(reqs); err != nil {
 			t.Fatal(err)
@@ -346,9 +352,24 @@ func TestPartOfARunIsContinued(t *testing.T) {
 	if n := countRuns(reqs); n != 1 {
 		t.Fatalf("%d runs", n)
 	}
-	settleRun(f.(*osFile), reqs, 6)
+	settleRun(f.(*osFile), OpWrite, reqs, 6)
 	buf := make([]byte, 12)
 	if _, err := f.ReadAt(buf, 0); err != nil || firstError(reqs) != nil || string(buf) != "\x00\x00\x00\x00\x00\x00bbcccc" {
 		t.Errorf("%q, %v, %v", buf, err, firstError(reqs))
+	}
+}
+
+// A run that ends behind the end of the file gives each request its own outcome.
+func TestRunBehindTheEndOfTheFileIsReadAsFarAsItGoes(t *testing.T) {
+	for _, way := range []IO{IOUring, IOPread} {
+		f := mustCreate(t, mustOpenOS(t, way), filepath.Join(t.TempDir(), "f"), "aaaabb")
+		reqs := []Request{{Buf: make([]byte, 4)}, {Buf: make([]byte, 4), Offset: 4}, {Buf: make([]byte, 4), Offset: 8}}
+		if err := f.ReadBatch(reqs); err != io.EOF {
+			t.Errorf("%v", err)
+		}
+		if reqs[0].Err != nil || string(reqs[0].Buf) != "aaaa" || reqs[1].Err != io.EOF || reqs[2].Err != io.EOF {
+			t.Errorf("%q %v, %v, %v", reqs[0].Buf, reqs[0].Err, reqs[1].Err, reqs[2].Err)
+		}
+		mustClose(t, f)
 	}
 }

@@ -5,7 +5,7 @@
 //
 // The OS does single operations and syncs as plain system calls. Batches go where they were measured to be fastest:
 //
-//	ReadBatch  ─► a ring (io_uring), or without one a few threads of preads
+//	ReadBatch  ─► neighbours: preadv on the caller's thread; others: a ring (io_uring), or without one a few threads of preads
 //	WriteBatch ─► buffered, or long runs: pwritev on the caller's thread; scattered direct pages: as ReadBatch
 //
 // Promises a caller may rely on, and nothing else:

@@ -14,9 +14,8 @@ import (
 // What the cursor shows, and all pages it stands on, live as long as the pin under which it moves. To go on under another pin, Reset
 // and seek to the last key.
 type Cursor struct {
-	// EnterLeaf, if set, is called when Next or Prev (never a seek) has stepped into another leaf, so that a prefetcher
-	// may ask for the Siblings that follow.
-	EnterLeaf func(c *Cursor, forward bool)
+	// BeforeLeaf, if set, is called before the cursor enters leaf id, by a seek or by a step, so that somebody may read what is Ahead.
+	BeforeLeaf func(c *Cursor, id page.ID, forward, seek bool)
 
 	src    Source
 	root   Root
@@ -73,7 +72,7 @@ func (c *Cursor) SeekGE(key []byte) bool {
 		key = c.lo
 	}
 	c.key = c.key[:0]
-	if !c.descend(key) {
+	if !c.seek(key, true) {
 		return false
 	}
 	c.pos = max(c.page.Search(key), c.first)
@@ -87,12 +86,12 @@ func (c *Cursor) SeekLT(key []byte) bool {
 	}
 	c.key, c.valid = c.key[:0], false
 	if len(key) == 0 {
-		if !c.descendEdge(c.root.ID, c.root.Level, true) {
+		if !c.descendEdge(c.root.ID, c.root.Level, true, true) {
 			return false
 		}
 		c.pos = c.end
 	} else {
-		if !c.descend(key) {
+		if !c.seek(key, false) {
 			return false
 		}
 		c.pos = min(c.page.Search(key), c.end)
@@ -231,28 +230,50 @@ func (c *Cursor) fail(err error) bool {
 	return false
 }
 
-// descend takes the path to the leaf where key begins, or would.
+// seek descends on behalf of who goes on in a direction from there.
+func (c *Cursor) seek(key []byte, forward bool) bool {
+	id, ok := c.pathTo(key)
+	if !ok {
+		return false
+	}
+	c.before(id, forward, true)
+	return c.enter(id)
+}
+
+// descend enters the leaf where key begins, or would.
 func (c *Cursor) descend(key []byte) bool {
+	id, ok := c.pathTo(key)
+	return ok && c.enter(id)
+}
+
+// pathTo takes the path to that leaf.
+func (c *Cursor) pathTo(key []byte) (leaf page.ID, ok bool) {
 	c.valid = false
 	id := c.root.ID
 	if id == 0 {
-		return false
+		return 0, false
 	}
 	for level := c.root.Level; level > 0; level-- {
 		p, err := fetch(c.src, id, level)
 		if err != nil {
-			return c.fail(err)
+			return 0, c.fail(err)
 		}
 		s := &c.path[level]
 		s.node = p
 		s.index = s.node.Search(key, page.NoTrailer)
 		id = s.node.Child(s.index)
 	}
-	return c.enter(id)
+	return id, true
 }
 
-// descendEdge takes the path to the first or last leaf below page id.
-func (c *Cursor) descendEdge(id page.ID, level int, last bool) bool {
+func (c *Cursor) before(id page.ID, forward, seek bool) {
+	if c.BeforeLeaf != nil && c.root.Level > 0 {
+		c.BeforeLeaf(c, id, forward, seek)
+	}
+}
+
+// descendEdge enters the first or last leaf below page id.
+func (c *Cursor) descendEdge(id page.ID, level int, last, seek bool) bool {
 	if id == 0 {
 		return false
 	}
@@ -268,6 +289,7 @@ func (c *Cursor) descendEdge(id page.ID, level int, last bool) bool {
 		}
 		id = s.node.Child(s.index)
 	}
+	c.before(id, !last, seek)
 	return c.enter(id)
 }
 
@@ -308,14 +330,11 @@ func (c *Cursor) nextLeaf() bool {
 		return false
 	}
 	s.index++
-	if !c.descendEdge(s.node.Child(s.index), level-1, false) {
+	if !c.descendEdge(s.node.Child(s.index), level-1, false, false) {
 		return false
 	}
 	if c.pos = 0; c.firstIs(c.key) {
 		c.pos = c.groupEnd(0)
-	}
-	if c.EnterLeaf != nil {
-		c.EnterLeaf(c, true)
 	}
 	return true
 }
@@ -335,13 +354,10 @@ func (c *Cursor) prevLeaf() bool {
 		return false
 	}
 	s.index--
-	if !c.descendEdge(s.node.Child(s.index), level-1, true) {
+	if !c.descendEdge(s.node.Child(s.index), level-1, true, false) {
 		return false
 	}
 	c.pos = c.end
-	if c.EnterLeaf != nil {
-		c.EnterLeaf(c, false)
-	}
 	return true
 }
 
@@ -387,12 +403,9 @@ func (c *Cursor) Bounded(forward bool) bool {
 	return len(c.lo) != 0
 }
 
-// Siblings fills ids with the leaves that the cursor will enter next, as far as they have the same parent and can hold keys inside the
-// bounds, and returns how many there are.
-func (c *Cursor) Siblings(ids []page.ID, forward bool) int {
-	if c.root.Level == 0 {
-		return 0
-	}
+// Ahead fills ids with the leaf that the cursor is about to enter and those behind it in its direction, as far as they have the same
+// parent and can hold keys inside the bounds, and returns how many there are. It is for BeforeLeaf.
+func (c *Cursor) Ahead(ids []page.ID, forward bool) int {
 	s := &c.path[1]
 	n := 0
 	if forward {
@@ -400,7 +413,7 @@ func (c *Cursor) Siblings(ids []page.ID, forward bool) int {
 		if len(c.hi) != 0 {
 			last = s.node.Search(c.hi, page.NoTrailer)
 		}
-		for i := s.index + 1; i <= last && n < len(ids); i++ {
+		for i := s.index; i <= last && n < len(ids); i++ {
 			ids[n] = s.node.Child(i)
 			n++
 		}
@@ -410,7 +423,7 @@ func (c *Cursor) Siblings(ids []page.ID, forward bool) int {
 	if len(c.lo) != 0 {
 		first = s.node.Search(c.lo, page.NoTrailer)
 	}
-	for i := s.index - 1; i >= first && n < len(ids); i-- {
+	for i := s.index; i >= first && n < len(ids); i-- {
 		ids[n] = s.node.Child(i)
 		n++
 	}

@@ -224,34 +224,46 @@ func TestUsedCursorsAllocateNothing(t *testing.T) {
 	}
 }
 
-// TestEnterLeafTellsTheSiblingsAhead checks what a prefetcher would learn.
-func TestEnterLeafTellsTheSiblingsAhead(t *testing.T) {
+// TestEveryLeafIsForetold: before it enters a leaf, by a seek or by a step, a cursor tells its id and those that follow inside the bounds.
+func TestEveryLeafIsForetold(t *testing.T) {
 	s, root := threeLevels(t)
 	for _, forward := range []bool{true, false} {
 		var c Cursor
 		ids := make([]page.ID, 8)
 		foretold := map[page.ID]bool{}
 		entered := 0
-		c.EnterLeaf = func(c *Cursor, f bool) {
+		read := map[page.ID]bool{}
+		seeks := 0
+		c.BeforeLeaf = func(c *Cursor, id page.ID, f, seek bool) {
 			if f != forward || !c.Bounded(f) {
 				t.Fatal("direction or bound wrong")
 			}
+			if read[id] {
+				t.Fatalf("leaf %d was told after it had been read", id)
+			}
 			entered++
-			for _, id := range ids[:c.Siblings(ids, f)] {
+			if seek {
+				seeks++
+			}
+			n := c.Ahead(ids, f)
+			if n == 0 || ids[0] != id {
+				t.Fatalf("leaf %d is entered, and %v lie ahead", id, ids[:n])
+			}
+			for _, id := range ids[:n] {
 				foretold[id] = true
 			}
 		}
 		c.Reset(s, root, 9, []byte("key000010"), []byte("key000020"))
-		read := map[page.ID]bool{}
 		c.src = recorder{s, read}
 		step := c.Next
-		c.First()
-		if !forward {
+		if forward {
+			c.First()
+		} else {
 			step = c.Prev
 			c.Last()
 		}
-		if entered != 0 {
-			t.Fatal("a seek counted as entering")
+		if entered != 1 || seeks != 1 {
+			t.Fatalf("a seek told of %d leaves, %d of them by a seek", entered, seeks)
 		}
 		for step() {
 		}
@@ -260,8 +272,8 @@ func TestEnterLeafTellsTheSiblingsAhead(t *testing.T) {
 				t.Fatalf("page %d was foretold and not read", id)
 			}
 		}
-		if len(foretold) < entered/2 {
-			t.Fatalf("%d leaves entered, %d foretold", entered, len(foretold))
+		if seeks != 1 || entered < 2 || len(foretold) != entered {
+			t.Fatalf("%d leaves entered, %d by a seek, %d foretold", entered, seeks, len(foretold))
 		}
 	}
 }

@@ -1,0 +1,104 @@
+package mvcc
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"testing"
+
+	"epochkv/internal/storage"
+	"epochkv/internal/vfs"
+)
+
+// coldStore is a store whose keys are all in a tree of many leaves, and none of them in memory.
+func coldStore(t *testing.T, count int, cacheBytes int64) *Session {
+	t.Helper()
+	o := Options{Storage: storage.Options{
+		Dir: "db", FS: vfs.NewMem(), MemoryBytes: 64 << 20, CacheBytes: cacheBytes, PageSize: 4096,
+	}}
+	s := mustOpen(t, o)
+	var w Write
+	for i := range count {
+		w.Set(coldKey(i), fmt.Appendf(nil, "%090d", i))
+	}
+	if _, err := commitAndWait(mustSession(t, s), &w); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Checkpoint(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	mustClose(t, s)
+	return mustSession(t, mustOpen(t, o))
+}
+
+func coldKey(i int) []byte { return binary.BigEndian.AppendUint32(nil, uint32(i)) }
+
+// scanCold scans from a key, looks at so many entries, and says which pages were read for that: one by one, and in so many batches.
+func scanCold(t *testing.T, x *Session, o ScanOptions, entries int) (single, batches, batched uint64) {
+	t.Helper()
+	before := x.store.Stats().Storage
+	if _, err := x.View(0); err != nil {
+		t.Fatal(err)
+	}
+	defer x.Done()
+	c, err := x.Scan(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, step := int(binary.BigEndian.Uint32(append(o.Lower, 0, 0, 0, 0))), 1
+	if o.Reverse {
+		first, step = int(binary.BigEndian.Uint32(o.Upper))-1, -1
+	}
+	for i := range entries {
+		if !c.Next() || string(c.Key()) != string(coldKey(first+step*i)) || string(c.Value()) != fmt.Sprintf("%090d", first+step*i) {
+			t.Fatalf("entry %d from %d: %x %q %v", i, first, c.Key(), c.Value(), c.Err())
+		}
+	}
+	after := x.store.Stats().Storage
+	return after.Cache.Misses - before.Cache.Misses, after.BatchReads - before.BatchReads, after.BatchPages - before.BatchPages
+}
+
+// TestScanReadsTheLeavesOfItsLimitTogether: what a limit needs is one submission, on the seek, in both directions.
+func TestScanReadsTheLeavesOfItsLimitTogether(t *testing.T) {
+	x := coldStore(t, 30_000, 4<<20)
+	scanCold(t, x, ScanOptions{Lower: coldKey(29_000)}, 1) // the inner nodes
+	for i, o := range []ScanOptions{
+		{Lower: coldKey(1000), Limit: 100}, {Upper: coldKey(5000), Limit: 100, Reverse: true}, {Lower: coldKey(9000), Upper: coldKey(9500), Limit: 100},
+	} {
+		single, batches, pages := scanCold(t, x, o, o.Limit)
+		if single > 1 || batches != 1 || pages < 3 || pages > 6 { // 28 entries to a leaf; another inner node, perhaps
+			t.Errorf("scan %d: %d pages one by one, %d in %d batches", i, single, pages, batches)
+		}
+	}
+}
+
+// TestSeekReadsOneLeafUnlessALimitTells: who looks at the first entry of a range pays for no more.
+func TestSeekReadsOneLeafUnlessALimitTells(t *testing.T) {
+	x := coldStore(t, 30_000, 4<<20)
+	for i, o := range []ScanOptions{{Lower: coldKey(1000)}, {Lower: coldKey(6000), Upper: coldKey(9000)}, {Lower: coldKey(12000), Limit: 1}} {
+		if _, batches, pages := scanCold(t, x, o, 1); batches != 0 {
+			t.Errorf("scan %d: %d pages in %d batches for its first entry", i, pages, batches)
+		}
+	}
+}
+
+// TestScanWithoutAnEndReadsTwiceAsFarEachTime: 2, 4, 8, 16, 32 leaves and then 32 again, so that it never reads more ahead than it has read.
+func TestScanWithoutAnEndReadsTwiceAsFarEachTime(t *testing.T) {
+	const entries, perLeaf = 10_000, 28
+	x := coldStore(t, 30_000, 4<<20)
+	single, batches, pages := scanCold(t, x, ScanOptions{}, entries)
+	if leaves := uint64(entries / perLeaf); batches > 8+leaves/16 || pages < leaves/2 || pages > 2*leaves || single > 8+leaves/16 {
+		t.Errorf("%d entries: %d pages one by one, %d in %d batches", entries, single, pages, batches)
+	}
+}
+
+// TestLongScanGivesFramesBack reads ten times the cache in one go, and hardly a page past it.
+func TestLongScanGivesFramesBack(t *testing.T) {
+	const count = 100_000
+	x := coldStore(t, count, 1<<20)
+	scanCold(t, x, ScanOptions{}, count)
+	scanCold(t, x, ScanOptions{Upper: coldKey(count), Reverse: true}, count)
+	if s := x.store.Stats().Storage.Cache; s.Uncached > s.Prefetched/40 || s.PrefetchedWasted > s.Prefetched/20 {
+		t.Errorf("%d pages read past the cache, %d of %d read ahead for nothing", s.Uncached, s.PrefetchedWasted, s.Prefetched)
+	}
+}

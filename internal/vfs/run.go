@@ -1,0 +1,78 @@
+package vfs
+
+import (
+	"golang.org/x/sys/unix"
+)
+
+// vectorMax is how many buffers one preadv or pwritev takes (IOV_MAX).
+const vectorMax = 1024
+
+// requestRun is a stretch of requests, in the batch's order, whose places are neighbours, so that one preadv or pwritev does them.
+type requestRun struct{ from, to int }
+
+// nextRun is the run that begins at request from.
+func nextRun(reqs []Request, from int) requestRun {
+	to := from + 1
+	end := reqs[from].Offset + int64(len(reqs[from].Buf))
+	for to < len(reqs) && to-from < vectorMax && reqs[to].Offset == end {
+		end += int64(len(reqs[to].Buf))
+		to++
+	}
+	return requestRun{from, to}
+}
+
+// countRuns is how many runs a batch falls into.
+func countRuns(reqs []Request) int {
+	runs := 0
+	for from := 0; from < len(reqs); runs++ {
+		from = nextRun(reqs, from).to
+	}
+	return runs
+}
+
+// doRuns does a batch on the caller's thread, one system call a run.
+func doRuns(f *osFile, op Op, reqs []Request) {
+	buffers := make([][]byte, 0, min(len(reqs), vectorMax))
+	for from := 0; from < len(reqs); {
+		run := nextRun(reqs, from)
+		from = run.to
+		if run.to-run.from == 1 {
+			runOne(f, op, &reqs[run.from], 0)
+			continue
+		}
+		buffers = buffers[:0]
+		for i := run.from; i < run.to; i++ {
+			buffers = append(buffers, reqs[i].Buf)
+		}
+		settleRun(f, op, reqs[run.from:run.to], vectorOnce(f.fd, op, buffers, reqs[run.from].Offset))
+	}
+}
+
+// vectorOnce is how many bytes one preadv(2) or pwritev(2) moved. Its error is not asked for: settleRun meets it again where it belongs.
+func vectorOnce(fd int, op Op, buffers [][]byte, off int64) int {
+	call := unix.Preadv
+	if op == OpWrite {
+		call = unix.Pwritev
+	}
+	for {
+		n, err := call(fd, buffers, off)
+		if err != unix.EINTR {
+			return max(n, 0)
+		}
+	}
+}
+
+// settleRun sets the errors of a run of which the first done bytes were moved. The request at which it stopped, and each
+// behind it, is done by itself, which gives each the error that is its own.
+func settleRun(f *osFile, op Op, reqs []Request, done int) {
+	for i := range reqs {
+		req := &reqs[i]
+		if done >= len(req.Buf) {
+			done -= len(req.Buf)
+			req.Err = nil
+			continue
+		}
+		runOne(f, op, req, done)
+		done = 0
+	}
+}
