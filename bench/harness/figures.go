@@ -18,7 +18,7 @@ var verdicts = []string{verdictMet, verdictMetNoise, verdictMissedNoise, verdict
 
 // classes are the styles of verdicts on the page.
 var classes = map[string]string{
-	verdictMet: "met", verdictMetNoise: "met", verdictMissed: "missed", verdictMissedNoise: "missed", verdictNotJudged: "soft",
+	verdictMet: "met", verdictMetNoise: "met noise", verdictMissed: "missed", verdictMissedNoise: "missed noise", verdictNotJudged: "soft",
 }
 
 // Verdict says how the figure came out.
@@ -101,25 +101,25 @@ func (v Verdict) quantity(x float64) string {
 	return rate(x) + "/s"
 }
 
-// asked is one figure at all of its points, the first of which stands for what they have in common.
+// asked is what one demand asks of an arm at several points.
 type asked struct {
-	Verdict
-	Points []Verdict
+	What, Source string
+	Bar          string // empty: each point has its own
+	Points       []Verdict
 }
 
-// same reports whether both are the same figure at different points.
-func (v Verdict) same(other Verdict) bool {
-	return v.What() == other.What() && v.Bar() == other.Bar() && v.Source == other.Source
-}
-
-// Asked groups the verdicts by figure.
+// Asked groups the verdicts by what was asked for.
 func (o *Outcome) Asked() (out []asked) {
 	for _, v := range o.Figures {
-		if last := len(out) - 1; last >= 0 && out[last].same(v) {
-			out[last].Points = append(out[last].Points, v)
-		} else {
-			out = append(out, asked{v, []Verdict{v}})
+		last := len(out) - 1
+		if last < 0 || out[last].What != v.What() || out[last].Source != v.Source {
+			out = append(out, asked{What: v.What(), Source: v.Source, Bar: v.Bar()})
+			last++
 		}
+		if out[last].Bar != v.Bar() {
+			out[last].Bar = ""
+		}
+		out[last].Points = append(out[last].Points, v)
 	}
 	return out
 }

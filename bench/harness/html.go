@@ -47,7 +47,7 @@ type pageData struct {
 // chart is one scenario as the page draws it.
 type chart struct {
 	Outcome
-	Kind   string // "bars": the arms of a single point; "lines": along the axis; "growth": cost along the axis, both logarithmic
+	Kind   string // "bars": the arms of points that are no numbers; "lines": along the axis; "growth": cost along it, both logarithmic
 	Shows  string // what is drawn
 	Labels []string
 	Points []int
@@ -96,7 +96,7 @@ func (o *Outcome) chart() (chart, error) {
 	switch {
 	case o.Growth:
 		c.Kind, c.Shows = "growth", "ns per operation"
-	case len(c.Points) == 1:
+	case len(c.Points) == 1 || len(o.Labels) > 0 && !o.ordered():
 		c.Kind = "bars"
 	}
 	if o.Show != "" {
@@ -119,6 +119,16 @@ func (o *Outcome) chart() (chart, error) {
 		}
 	}
 	return c, nil
+}
+
+// ordered reports whether points are numbers to the reader, between which a line makes sense.
+func (o *Outcome) ordered() bool {
+	for _, label := range o.Labels {
+		if label == "" || label[0] < '0' || label[0] > '9' {
+			return false
+		}
+	}
+	return true
 }
 
 // shown summarizes what the chart is about.

@@ -3,6 +3,7 @@ package harness
 import (
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 )
@@ -58,13 +59,24 @@ func (o *Outcome) markdown(b *strings.Builder) {
 
 // Extent says how much a run is.
 func (o Outcome) Extent() string {
-	if o.Seconds > 0 {
-		return fmt.Sprintf("%d records, %.2g s a run", o.Size, o.Seconds)
+	switch {
+	case o.Seconds > 0 && max(o.Load, o.Size) > 1:
+		return fmt.Sprintf("%s records, %.2g s a run", thousands(max(o.Load, o.Size)), o.Seconds)
+	case o.Seconds > 0:
+		return fmt.Sprintf("%.2g s a run", o.Seconds)
+	case o.Size < o.Full:
+		return fmt.Sprintf("%s %s a run, %s with more time", thousands(o.Size), o.Unit, thousands(o.Full))
 	}
-	if o.Size < o.Full {
-		return fmt.Sprintf("%d %s a run, %d with more time", o.Size, o.Unit, o.Full)
+	return fmt.Sprintf("%s %s a run", thousands(o.Size), o.Unit)
+}
+
+// thousands sets off groups of three digits.
+func thousands(n int) string {
+	digits := strconv.Itoa(n)
+	for i := len(digits) - 3; i > 0; i -= 3 {
+		digits = digits[:i] + "," + digits[i:]
 	}
-	return fmt.Sprintf("%d %s a run", o.Size, o.Unit)
+	return digits
 }
 
 // allocations are the two columns of them, which a server in a process of its own does not tell.

@@ -47,6 +47,8 @@ func (x *execution) plan(s Scenario, share time.Duration, absent map[string]stri
 			p.load = s.Large.Load
 		}
 		return p, nil
+	case share <= 0: // the budget is used up: one round that shows that it works
+		return p.part(1.0 / shrinkMax), nil
 	}
 	small, err := x.warmup(s, p, warmupSmall, absent)
 	if err != nil {

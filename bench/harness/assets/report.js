@@ -38,6 +38,12 @@ function draw(c, element) {
 	const narrow = element.clientWidth < 520;
 	const label = i => narrow && c.labels[i].length > 9 ? c.labels[i].slice(0, 8) + "…" : c.labels[i];
 	const lows = c.lines.flatMap(line => line.Low).filter(some), highs = c.lines.flatMap(line => line.High).filter(some);
+	// 1, 2 and 5 of each power of ten.
+	const steps = (low, high) => {
+		const out = [];
+		for (let power = 10 ** Math.floor(Math.log10(low)); power <= high; power *= 10) for (const m of [1, 2, 5]) if (m * power >= low && m * power <= high) out.push(m * power);
+		return out;
+	};
 	const pad = growth ? Math.pow(xs.at(-1) / xs[0], 0.06) : 0;
 	return new uPlot({
 		width: element.clientWidth, height: narrow ? 260 : 320,
@@ -55,7 +61,7 @@ function draw(c, element) {
 		],
 		axes: [
 			{...axis, label: c.axis, splits: () => xs, values: (_, ticks) => ticks.map(v => label(xs.indexOf(v))), filter: (_, ticks) => ticks, space: 0},
-			{...axis, label: c.shows, size: 62, values: (_, ticks) => ticks.map(v => some(v) ? short(v) : "")},
+			{...axis, label: c.shows, size: 62, ...(growth ? {splits: (_, __, low, high) => steps(low, high), filter: (_, ticks) => ticks} : {}), values: (_, ticks) => ticks.map(v => some(v) ? short(v) : "")},
 		],
 		cursor: {points: {show: false}, drag: {x: false, y: false}},
 		hooks: {draw: [whiskers]},
