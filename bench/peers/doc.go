@@ -15,7 +15,7 @@
 // proxy, Redis from Debian), with default settings but these: etcd may grow to 8 GiB; Redis has its append-only file on and its
 // snapshots off. Every client is the official one with default settings; the gRPC clients use two connections, Redis' pool one for
 // each caller, because a caller keeps a connection to itself there. The load generator takes its share of the same
-// processors ("client CPU ns/op"), which flatters the slower server.
+// processors ("client CPU ns/op"), which flatters the slower server; it collects its garbage rarely.
 //
 // Durability is compared like with like: epochkv, etcd and redis-always answer a write once it is synced, and counters show that
 // they did sync; epochkv-async and redis-everysec answer before, and sync every 50 ms and every second. Reads are linearizable, by

@@ -37,7 +37,7 @@ type work func(ctx context.Context, c *caller) error
 // callers makes the callers of a run.
 func (s *server) callers(seed uint64, n int) []*caller {
 	s.runs++
-	zipf := workload.NewZipf(nil, len(s.keys), workload.SkewYCSB)
+	zipf := workload.NewZipf(nil, len(s.order), workload.SkewYCSB)
 	all := make([]*caller, n)
 	for i := range all {
 		random := rand.New(rand.NewPCG(seed, uint64(i)))

@@ -38,7 +38,7 @@ func runTests(m *testing.M) int {
 		fmt.Println(err)
 		return 1
 	}
-	defer os.RemoveAll(programs)
+	defer func() { _ = os.RemoveAll(programs) }()
 	return m.Run()
 }
 

@@ -21,8 +21,8 @@ type server struct {
 	place   place
 	stores  []store
 	records *records
-	keys    [][]byte // of the loaded records, in order
-	runs    int      // so far
+	order   []int32 // the loaded records by their keys
+	runs    int     // so far
 }
 
 // shared returns the server of a kind, which is started and loaded when it is asked for the first time. It is stopped.
@@ -68,7 +68,7 @@ func (s *server) prepare(ctx context.Context, load int) error {
 			return err
 		}
 	}
-	s.keys = s.records.ordered(load)
+	s.order = s.records.order(load)
 	if err := s.load(ctx, load); err != nil {
 		return fmt.Errorf("load: %w", err)
 	}

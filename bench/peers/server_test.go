@@ -85,17 +85,18 @@ func wantOrder(t *testing.T, s *server, c store) {
 	if err := c.insert(t.Context(), s.records.key(i), value(i, 1)); err != nil {
 		t.Fatal(err)
 	}
-	want := s.records.ordered(i + 1)
-	keys, values, err := c.scan(t.Context(), want[10], rangeSize)
+	want := s.records.order(i + 1)
+	key := func(rank int) []byte { return s.records.key(int(want[rank])) }
+	keys, values, err := c.scan(t.Context(), key(10), rangeSize)
 	if err != nil || len(keys) != rangeSize || len(values) != rangeSize {
 		t.Fatalf("range: %d keys, %d values, %v", len(keys), len(values), err)
 	}
 	for j := range keys {
-		if _, err := check(number(keys[j]), values[j], 1); err != nil || !bytes.Equal(keys[j], want[10+j]) {
-			t.Fatalf("entry %d: %x, want %x; %v", j, keys[j], want[10+j], err)
+		if _, err := check(number(keys[j]), values[j], 1); err != nil || !bytes.Equal(keys[j], key(10+j)) {
+			t.Fatalf("entry %d: %x, want %x; %v", j, keys[j], key(10+j), err)
 		}
 	}
-	if keys, _, err = c.scan(t.Context(), want[len(want)-2], rangeSize); err != nil || len(keys) != 2 {
+	if keys, _, err = c.scan(t.Context(), key(len(want)-2), rangeSize); err != nil || len(keys) != 2 {
 		t.Errorf("range at the end: %d keys, %v; want 2", len(keys), err)
 	}
 }
@@ -207,7 +208,7 @@ func judge(t *testing.T, f *faulty, do work) error {
 	const load = 200
 	f.values = map[string][]byte{}
 	s := &server{kind: kind{name: "faulty"}, stores: []store{f}, records: newRecords(1, load)}
-	s.keys = s.records.ordered(load)
+	s.order = s.records.order(load)
 	losesPuts := f.losesPuts
 	f.losesPuts = false
 	if err := s.load(t.Context(), load); err != nil {
