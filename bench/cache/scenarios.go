@@ -22,11 +22,14 @@ func Scenarios() []harness.Scenario {
 // ratioTraces are the traces that figures ask for, and the axis of the scenario; the test runs all of them.
 var ratioTraces = traces[:6]
 
+// ratioEntries is the size of each cache, whatever the time there is: with less, other ratios come out.
+const ratioEntries = 2000
+
 func ratios() harness.Scenario {
 	s := harness.Scenario{
 		Name: "w3-hit-ratio", About: "Which share of visits finds its page, by trace, at equal entries. Page ids are the keys; a scan's own visits do not count.",
 		Origin: "Rates on this kind of machine, Zipf: otter 79.9 %, LRU 77.0 %; the Zipf part of Zipf with a repeated scan: otter 77.3 %, LRU 72.9 %.",
-		Unit:   "visits", Axis: harness.Axis{Name: "trace"}, Show: hitPercent, Size: 4000 * visitsPerEntry,
+		Unit:   "visits", Axis: harness.Axis{Name: "trace"}, Show: hitPercent, Size: ratioEntries * visitsPerEntry, Load: ratioEntries, Weight: 2,
 		Figures: []harness.Figure{{Arm: bandsArm, Against: otterArm, Measure: hitPercent, AtLeast: 1, Source: "hit ratio at equal entries not below otter v2 (W-TinyLFU)"}},
 	}
 	for i, t := range ratioTraces {
@@ -39,7 +42,7 @@ func ratios() harness.Scenario {
 }
 
 func (a arm) ratio(r *harness.Run) (err error) {
-	n := max(r.Size/visitsPerEntry, 64)
+	n := max(r.Load, 64)
 	c, err := a.open(n)
 	if err != nil {
 		return err
@@ -55,10 +58,13 @@ func (a arm) ratio(r *harness.Run) (err error) {
 	return errors.Join(err, r.Prove("misses", float64(t.visits-t.hits), 1, math.Inf(1)), r.Verified(1, 1))
 }
 
+// changeVisits are the visits for each entry, half of them of the first working set.
+const changeVisits = 40
+
 func phaseChange() harness.Scenario {
 	s := harness.Scenario{
 		Name: "w3-phase-change", About: "A working set of four fifths of the cache gives way to another of the same size, twenty visits for each entry: how much is read in until it is at home.",
-		Unit: "visits", Axis: harness.Axis{Name: "working sets", Points: []int{2}}, Size: 400_000, Weight: 0.3, Show: readsAgain,
+		Unit: "visits", Axis: harness.Axis{Name: "working sets", Points: []int{2}}, Size: ratioEntries * changeVisits, Load: ratioEntries, Weight: 0.5, Show: readsAgain,
 		Figures: []harness.Figure{{Arm: bandsArm, Measure: readsAgain, AtMost: 2, Source: "a changed working set takes over within a bounded number of misses"}},
 	}
 	for _, a := range arms {
@@ -68,15 +74,14 @@ func phaseChange() harness.Scenario {
 }
 
 func (a arm) phases(r *harness.Run) (err error) {
-	const visits = 40 // of each entry
-	n := max(r.Size/visits, 64)
+	n := max(r.Load, 64)
 	c, err := a.open(n)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, c.close()) }()
 	again := 0.0
-	err = r.Time(n*visits, func() error {
+	err = r.Time(n*changeVisits, func() error {
 		again = takeover(c, n, r.Seed)
 		return nil
 	})

@@ -149,3 +149,17 @@ func TestReportSurvivesItsFileAndRenders(t *testing.T) {
 		}
 	}
 }
+
+func TestEverySampleIsOneLineThatBenchstatReads(t *testing.T) {
+	o := Outcome{Name: "w1-three-ways", Axis: "entry bytes", Labels: map[int]string{1: "44-104 B"}, Size: 7, Show: "row fill"}
+	o.Series = []Series{{Arm: "sort, then put"}}
+	o.add(1, "sort, then put", Sample{Rate: 100, Counters: map[string]float64{"row fill": 0.5}})
+	var b strings.Builder
+	if err := (&Report{Outcomes: []Outcome{o}}).WriteBenchstat(&b); err != nil {
+		t.Fatal(err)
+	}
+	const want = "BenchmarkW1ThreeWays/EntryBytes=44-104-B/arm=sort--then-put\t7\t10000000.00 ns/op\t100 ops/s\t0.000 allocs/op\t0.0 B/op\t0.5 row-fill\n"
+	if !strings.HasSuffix(b.String(), want) {
+		t.Errorf("got %q", b.String())
+	}
+}

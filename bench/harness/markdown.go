@@ -5,7 +5,6 @@ import (
 	"io"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 )
 
 // WriteMarkdown writes the report as tables: the figures first, then every scenario.
@@ -151,32 +150,4 @@ func rate(x float64) string {
 		return fmt.Sprintf("%.0f", x)
 	}
 	return fmt.Sprintf("%.3g", x)
-}
-
-// WriteBenchstat writes every sample as a line that benchstat reads, one configuration per arm:
-//
-//	benchstat -col /arm results.txt
-func (r *Report) WriteBenchstat(w io.Writer) error {
-	out := tabwriter.NewWriter(w, 0, 8, 1, ' ', 0)
-	fmt.Fprintf(out, "goos: linux\npkg: epochkv/bench\ncpu: %s\n", r.Machine.CPU)
-	for _, o := range r.Outcomes {
-		for _, series := range o.Series {
-			for _, p := range series.Points {
-				for _, s := range p.Samples {
-					fmt.Fprintf(out, "Benchmark%s/%s=%d/arm=%s\t%d\t%.2f ns/op\t%.0f ops/s\t%.3f allocs/op\t%.1f B/op\n", camel(o.Name), camel(o.Axis),
-						p.At, series.Arm, o.Size, 1e9/s.Rate, s.Rate, s.AllocsPerOp, s.BytesPerOp)
-				}
-			}
-		}
-	}
-	return out.Flush()
-}
-
-// camel turns "put-async" into "PutAsync", as benchmark names are written.
-func camel(name string) string {
-	var b strings.Builder
-	for part := range strings.FieldsFuncSeq(name, func(r rune) bool { return r == '-' || r == ' ' }) {
-		b.WriteString(strings.ToUpper(part[:1]) + part[1:])
-	}
-	return b.String()
 }

@@ -17,7 +17,7 @@ const (
 	// roundsAim is how many rounds the size is chosen for: one more than must be, as no round takes as long as the last.
 	roundsAim = RoundsMin + 1
 	// shrinkMax is how much smaller than declared a scenario becomes at most; beyond, its share is too small and is exceeded.
-	shrinkMax = 64
+	shrinkMax = 16
 	// windowShrinkMax does so for windows: in less than a tenth a slow server has too few answers to speak of their tail.
 	windowShrinkMax = 10
 )

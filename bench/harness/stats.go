@@ -69,8 +69,9 @@ func compare(arm, against []float64) Ratio {
 	return bootstrap(ratios)
 }
 
-// bootstrap is the median of values with the interval in which it lies in 95 % of resamples. Its randomness is fixed, so
-// that the same samples always give the same interval.
+// bootstrap is the median of values with the interval in which it lies in 95 % of resamples. Of five values that is all of their
+// range, which holds the true median with 94 %; with six or more it is narrower than the range, or better. Its randomness is
+// fixed, so that the same samples always give the same interval.
 func bootstrap(values []float64) Ratio {
 	random := rand.New(rand.NewPCG(1, uint64(len(values))))
 	medians := make([]float64, resamples)
