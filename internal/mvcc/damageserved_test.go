@@ -3,10 +3,8 @@ package mvcc
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"epochkv/internal/storage"
 	"epochkv/internal/vfs"
@@ -67,39 +65,5 @@ func TestDamagedLargeValueNamesItsKey(t *testing.T) {
 	defer c.Close()
 	if c.Next() || !errors.As(c.Err(), &damage) || string(damage.KeyLower) != "large" {
 		t.Errorf("scan: %v", c.Err())
-	}
-}
-
-// TestWritersAreToldOfTheDamageThatKeepsCheckpointsFromMakingRoom, at once and not as lack of memory, and reads of what is in memory go on.
-func TestWritersAreToldOfTheDamageThatKeepsCheckpointsFromMakingRoom(t *testing.T) {
-	o := tiny(vfs.NewMem())
-	o.Storage.MemoryBytes, o.Storage.StallMax = 4<<20, time.Minute
-	s, err := Open(o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i := range 200 {
-		mustPut(t, s, fmt.Sprintf("k%03d", i), strings.Repeat("v", 100))
-	}
-	mustClose(t, s)
-	damageLeaves(t, o.Storage.FS, 8192, 1)
-	if s, err = Open(o); err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = s.Close() }() // its checkpoint meets the damage, too
-	x := mustSession(t, s)
-	defer x.Close()
-	var damage *storage.CorruptionError
-	for i := 0; ; i++ {
-		_, err = put(x, fmt.Sprintf("k%03d", i%200), strings.Repeat("w", 1000), DurabilityAsync)
-		if errors.As(err, &damage) {
-			break
-		}
-		if err != nil || i > 20_000 {
-			t.Fatalf("write %d: %v", i, err)
-		}
-	}
-	if got := get(t, s, "k000", 0); got != strings.Repeat("w", 1000) {
-		t.Errorf("k000 is %.20q", got)
 	}
 }

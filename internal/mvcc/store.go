@@ -111,6 +111,9 @@ func (s *Store) Close() error {
 // Err is nil, or why the store stopped accepting writes.
 func (s *Store) Err() error { return s.engine.Err() }
 
+// Damage is nil, or damage that checkpoints have met. The store goes on beside it.
+func (s *Store) Damage() error { return s.engine.Damage() }
+
 // Visible is the newest epoch that new snapshots see.
 func (s *Store) Visible() keys.Epoch { return keys.Epoch(s.horizon.visible.Load()) }
 

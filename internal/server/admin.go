@@ -55,7 +55,11 @@ func (s *Server) healthMessage() *pb.Health {
 	if s.draining.Load() {
 		return &pb.Health{State: pb.Health_STATE_DRAINING, Cause: errShuttingDown.Error()}
 	}
-	return &pb.Health{State: pb.Health_STATE_SERVING}
+	health := &pb.Health{State: pb.Health_STATE_SERVING}
+	if damage := s.store.Damage(); damage != nil {
+		health.Cause = damage.Error()
+	}
+	return health
 }
 
 func sizesMessage(e *mvcc.Stats) *pb.Sizes {

@@ -326,15 +326,20 @@ func (s *Server) serveGRPC() error {
 	return nil
 }
 
-// watchHealth shows in grpc.health.v1 that the store has failed.
+// watchHealth shows in grpc.health.v1 that the store has failed, and says once that something is damaged.
 func (s *Server) watchHealth(ctx context.Context) {
 	tick := time.NewTicker(healthInterval)
 	defer tick.Stop()
+	told := false
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
+		}
+		if damage := s.store.Damage(); damage != nil && !told {
+			told = true
+			s.log.Error("checkpoints have met damage; its keys answer DATA_LOSS, but for what was written since", "damage", damage)
 		}
 		if err := s.store.Err(); err != nil {
 			s.log.Error("the store accepts no more writes; cure the cause and restart", "cause", err)

@@ -105,13 +105,37 @@ func (e *Engine) merge(ctx context.Context, job mergeJob) error {
 	return e.publish(number, result.Root, job.frozen, cut)
 }
 
-// mergeTree makes a new state durable in the data file, and returns the number of its checkpoint. Nobody sees its root yet.
+// mergeTree makes a new state durable in the data file, and returns the number of its checkpoint. Nobody sees its root yet. Pages that
+// cannot be read are gone round, by all but a bulk load: that can be tried again, and then goes round them, too.
 func (e *Engine) mergeTree(ctx context.Context, base btree.Root, job *mergeJob, cut keys.Epoch) (number uint64, result *btree.Result, err error) {
+	for {
+		number, result, err = e.tryMerge(ctx, base, job, cut)
+		if !e.lose(err) || job.load != nil {
+			return number, result, err
+		}
+	}
+}
+
+// lose takes note of pages that a merge needed in vain, and reports whether another attempt will fare better.
+func (e *Engine) lose(err error) bool {
+	found, ok := errors.AsType[*btree.LostError](err)
+	if !ok {
+		return false
+	}
+	known, changed := e.known.with(found.Pages, e.pager.Checkpoint()+1)
+	if changed {
+		e.known = known
+		e.counters.damaged.Add(uint64(len(found.Pages)))
+	}
+	return changed
+}
+
+func (e *Engine) tryMerge(ctx context.Context, base btree.Root, job *mergeJob, cut keys.Epoch) (number uint64, result *btree.Result, err error) {
 	ck, err := e.pager.Begin()
 	if err != nil {
 		return 0, nil, err
 	}
-	result, err = e.build(ctx, ck, base, job)
+	result, known, err := e.build(ctx, ck, base, job, cut)
 	if err != nil {
 		ck.Abort()
 		return 0, nil, err
@@ -123,9 +147,11 @@ func (e *Engine) mergeTree(ctx context.Context, base btree.Root, job *mergeJob, 
 	}
 	state.Entries = uint64(int64(state.Entries) + result.Stats.Keys)
 	state.EntryBytes = uint64(int64(state.EntryBytes) + result.Stats.Bytes)
+	encodeSideRoot(&state, known.tree())
 	if err := ck.Commit(ctx, state); err != nil {
 		return 0, nil, err
 	}
+	e.known = known
 	e.counters.merged(&result.Stats)
 	if job.load != nil {
 		job.load.durable = true
@@ -133,8 +159,8 @@ func (e *Engine) mergeTree(ctx context.Context, base btree.Root, job *mergeJob, 
 	return ck.Number(), result, nil
 }
 
-// build writes the pages of the new state.
-func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Root, job *mergeJob) (*btree.Result, error) {
+// build writes the pages of the new state. The statistics are of both trees.
+func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Root, job *mergeJob, cut keys.Epoch) (*btree.Result, *side, error) {
 	relocate := max(relocatePagesMin, int(e.pager.Stats().Live/relocateShare))
 	limit := ck.Tail(relocate)
 	batch, sink := e.rows.Begin(ck), ck.Sink()
@@ -146,7 +172,7 @@ func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Roo
 		Sink:    admitting{sink, e.pages.cache},
 		Values:  values{batch},
 		Sweep:   job.garbage,
-		Workers: e.options.CheckpointWorkers,
+		Workers: e.options.CheckpointWorkers, Unreadable: isDamage,
 	}
 	if limit > 0 {
 		in.Relocate = btree.Relocation{From: limit, Max: relocate}
@@ -157,7 +183,7 @@ func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Roo
 	if load := job.load; load != nil {
 		placed, err := load.spool.place(ctx, batch.Place)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		in.Input = func() btree.Input { return newLoadInput(placed, load.epoch, newMemInput(job.frozen)) }
 		in.Workers = max(in.Workers, runtime.GOMAXPROCS(0)) // commits wait for it
@@ -165,15 +191,21 @@ func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Roo
 			in.Cuts = cuts
 		}
 	}
-	result, err := btree.Merge(ctx, in)
+	result, err := btree.Merge(ctx, e.known.outside(in))
 	if err != nil {
-		return nil, err
+		return nil, nil, err
+	}
+	known, beside, err := e.known.merge(ctx, in, cut)
+	if err != nil {
+		return nil, nil, err
 	}
 	if err := sink.Flush(); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	ck.Free(result.Freed...)
-	return result, batch.Finish(limit)
+	ck.Free(beside.Freed...)
+	result.Stats.Add(&beside.Stats)
+	return result, known, batch.Finish(limit)
 }
 
 // publish lets readers see the new root and gives back what the old state needed, once nobody stands on it any more.
@@ -181,7 +213,7 @@ func (e *Engine) publish(number uint64, root btree.Root, merged []*generation, c
 	e.mu.Lock()
 	v := e.view.Load()
 	frozen := v.frozen[: len(v.frozen)-len(merged) : len(v.frozen)-len(merged)]
-	e.view.Store(&view{active: v.active, frozen: frozen, root: root, checkpoint: number})
+	e.view.Store(&view{active: v.active, frozen: frozen, root: root, side: e.known, checkpoint: number})
 	e.mu.Unlock()
 
 	bytes := int64(0)
@@ -239,6 +271,9 @@ func (e *Engine) reclaim() {
 // though nothing fills the memtables. The rest is what moving and cutting may leave of a small file: up to relocatePagesMin pages of holes,
 // and two steps of growth behind them.
 func (e *Engine) Shrinkable() bool {
+	if e.view.Load().side != nil {
+		return false // lost pages do not move, and may keep the file as long as it is
+	}
 	s := e.pager.Stats()
 	return s.FileBytes/int64(s.PageSize) > 2*int64(s.Live)+2*relocatePagesMin
 }

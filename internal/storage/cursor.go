@@ -48,7 +48,11 @@ func (r *Reader) OpenCursor(c *Cursor, at keys.Epoch, lower, upper []byte, limit
 	if c.tree.BeforeLeaf == nil {
 		c.tree.BeforeLeaf = c.beforeLeaf
 	}
-	c.tree.Reset((*scanning)(r), v.root, at, treeBound(lower, keys.SpaceUser), treeBound(upper, keys.SpaceUser+1))
+	var source btree.Source = (*scanning)(r)
+	if v.side != nil {
+		source = refusing{source, v.side, e.pager}
+	}
+	c.tree.Reset(source, v.root, at, treeBound(lower, keys.SpaceUser), treeBound(upper, keys.SpaceUser+1))
 	c.inTree = false
 }
 

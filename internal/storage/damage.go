@@ -16,7 +16,11 @@ const pageRemedy = "run kvctl verify for the extent; restore a backup, or take o
 // key. Other errors pass.
 func (e *Engine) damage(err error, root btree.Root, key []byte) error {
 	found, ok := errors.AsType[*pager.CorruptError](err)
-	if !ok {
+	switch {
+	case ok:
+	case errors.Is(err, btree.ErrStructure): // pages that are sound, each by itself
+		found = &pager.CorruptError{File: e.options.dataPath(), Reason: err.Error()}
+	default:
 		return err
 	}
 	e.counters.damaged.Add(1)
@@ -25,6 +29,23 @@ func (e *Engine) damage(err error, root btree.Root, key []byte) error {
 		out.KeyLower, out.KeyUpper = e.rangeOf(root, key, found.Page)
 	}
 	return out
+}
+
+// Damage is nil, or the first thing that is known to be damaged and should not wait: what keeps checkpoints from being made, or else a page
+// that they go round. Errors of reads are told to those who read.
+func (e *Engine) Damage() error {
+	if blocked := e.blocked.Load(); blocked != nil && errors.Is(*blocked, ErrDamaged) {
+		return *blocked
+	}
+	side := e.view.Load().side
+	if side == nil {
+		return nil
+	}
+	p := &side.lost[0]
+	return &CorruptionError{
+		File: e.options.dataPath(), Offset: int64(p.id) * int64(e.pager.PageSize()), Reason: p.reason, Remedy: pageRemedy,
+		KeyLower: boundKey(&p.lower), KeyUpper: boundKey(p.upper),
+	}
 }
 
 // rangeOf descends towards key until it meets page bad, and returns the client keys between which that page stands; nil where there

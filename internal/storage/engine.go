@@ -55,6 +55,7 @@ type Engine struct {
 	slot          *pin.Slot    // the checkpoint's, used under checkpointing
 	retired       []retirement // what readers of older views may still stand on
 	retiredBytes  atomic.Int64
+	known         *side // what merges go round: what the view names, and what was found since; under checkpointing
 	pins          rootPins
 	readers       readers
 	sweeper       sweeper
@@ -212,7 +213,7 @@ func (e *Engine) advance(full *generation, bodyBytes int, first func(*generation
 	}
 	frozen := append([]*generation{full}, v.frozen...)
 	full.next.Store(next)
-	e.view.Store(&view{active: next, frozen: frozen, root: v.root, checkpoint: v.checkpoint})
+	e.view.Store(&view{active: next, frozen: frozen, root: v.root, side: v.side, checkpoint: v.checkpoint})
 	e.counters.rotations.Add(1)
 	e.pressLocked(e.view.Load())
 	e.rotated.Store(time.Now().UnixNano())

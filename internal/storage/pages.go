@@ -104,6 +104,9 @@ func verifyPage(p *pager.Pager, id page.ID, buf []byte) error {
 	return nil
 }
 
+// mergeReads is how often a merge tries to read a page before it goes round it for good: a bit may have turned on the way.
+const mergeReads = 3
+
 // private is a source that reads past the cache into one buffer of its own: a merge touches each page once, and must neither
 // hold frames for seconds nor push out what readers need.
 type private struct {
@@ -117,7 +120,11 @@ func (p *pages) private() *private {
 
 // Page implements btree.Source; the bytes live until the next call.
 func (p *private) Page(id page.ID, _ int) ([]byte, error) {
-	if err := p.pages.load(id, p.buf); err != nil {
+	err := p.pages.load(id, p.buf)
+	for try := 1; err != nil && try < mergeReads; try++ {
+		err = p.pages.load(id, p.buf)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("merge: %w", err)
 	}
 	return p.buf, nil

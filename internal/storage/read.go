@@ -25,9 +25,23 @@ func (r *Reader) Get(key []byte, at keys.Epoch) (Version, bool, error) {
 
 // FindInTree is Get for what p.Find does not find. It may read pages.
 func (r *Reader) FindInTree(p Pinned, key []byte, at keys.Epoch) (Version, bool, error) {
+	if p.view.side != nil {
+		if v, ok, err := r.beside(p, key, at); ok || err != nil {
+			return v, ok, err
+		}
+	}
 	found, ok, err := btree.Get(r, p.view.root, key, at)
 	if err != nil {
 		return Version{}, false, r.engine.damage(err, p.view.root, key)
+	}
+	return fromTree(&found), ok, nil
+}
+
+// beside is FindInTree for keys of lost pages, and what was written to them since.
+func (r *Reader) beside(p Pinned, key []byte, at keys.Epoch) (Version, bool, error) {
+	found, ok, err := p.view.side.get(r, key, at)
+	if err != nil {
+		return Version{}, false, r.engine.damage(err, p.view.side.root, key)
 	}
 	return fromTree(&found), ok, nil
 }
@@ -116,7 +130,10 @@ func (r *Reader) ChangedSince(p Pinned, lower, upper []byte, after, before keys.
 	if epoch, changed := r.engine.ChangedInMemory(p, lower, upper, after, before); changed {
 		return epoch, true, nil
 	}
-	changed, err := btree.ChangedSince(r, p.view.root, lower, upper, after)
+	changed, err := btree.ChangedSince(r, p.view.side.tree(), lower, upper, after)
+	if err == nil && !changed {
+		changed, err = btree.ChangedSince(r, p.view.root, lower, upper, after)
+	}
 	if err != nil {
 		return 0, false, r.engine.damage(err, p.view.root, lower)
 	}

@@ -38,6 +38,11 @@ func (r *Reader) GetAll(f *Finder, list [][]byte, at keys.Epoch, visit func(i in
 			}
 		}
 	}
+	if p.view.side != nil {
+		if err := r.besideAll(f, p, at, visit); err != nil {
+			return err
+		}
+	}
 	if len(f.missing) == 0 {
 		return nil
 	}
@@ -48,6 +53,26 @@ func (r *Reader) GetAll(f *Finder, list [][]byte, at keys.Epoch, visit func(i in
 	if err != nil {
 		return r.engine.damage(err, p.view.root, nil)
 	}
+	return nil
+}
+
+// besideAll visits those of the missing keys that the side tree has, and keeps the others.
+func (r *Reader) besideAll(f *Finder, p Pinned, at keys.Epoch, visit func(i int, v Version, ok bool) error) error {
+	n := 0
+	for i, key := range f.missing {
+		v, ok, err := r.beside(p, key, at)
+		if err == nil && ok {
+			err = visit(f.places[i], v, true)
+		}
+		if err != nil {
+			return err
+		}
+		if !ok {
+			f.missing[n], f.places[n] = key, f.places[i]
+			n++
+		}
+	}
+	f.missing, f.places = f.missing[:n], f.places[:n]
 	return nil
 }
 

@@ -40,7 +40,7 @@ func (e *Engine) recover() (Recovery, error) {
 	if err != nil {
 		return recovery, errors.Join(err, e.log.Close(), r.free())
 	}
-	v := &view{active: active, root: r.root, checkpoint: e.pager.Checkpoint()}
+	v := &view{active: active, root: r.root, side: e.known, checkpoint: e.pager.Checkpoint()}
 	for i := len(r.filled) - 1; i >= 0; i-- {
 		v.frozen = append(v.frozen, r.filled[i])
 	}
@@ -71,7 +71,10 @@ func (e *Engine) openTree() error {
 	if !e.options.NoPrefetch {
 		e.prefetch = newPrefetch(e)
 	}
-	e.rows, err = rows.Open(p)
+	if e.rows, err = rows.Open(p); err != nil {
+		return translate(err)
+	}
+	e.known, err = loadSide(p, e.rows)
 	return translate(err)
 }
 

@@ -25,6 +25,7 @@ import (
 //	superblock readable    walk the tree; beside damaged inner pages look for the leaves below them among the live pages
 //	superblock lost        every sound leaf of the file; where several cover a key, the newest checkpoint's decides
 //	row table lost         rebuilt from the data pages
+//	side tree              on top of that, what was written to the keys of pages that were lost while the server ran
 //	log                    on top of all that, every record that can be read
 //
 // With the allocation map a leaf is known to belong to the newest state or not. Without it, what stands in leaves that were freed and not
@@ -70,16 +71,18 @@ type salvager struct {
 	mapped  bool              // the allocation map is readable
 	reached bitset.Set        // leaves that the walk has read
 	gaps    []gap             // what the walk could not look into
-	log     map[string]logged // newest version of each internal key in the log
+	log     map[string]logged // newest version of each internal key in the log, and in the side tree
+	unsure  []gap             // what could not be looked into of the side tree
 	decided []byte            // the last internal key whose newest version was met
 	value   []byte
 }
 
-// logged is a version from the log.
+// logged is a version from the log, or from the side tree.
 type logged struct {
 	epoch keys.Epoch
 	kind  keys.Kind
 	value []byte
+	side  bool
 }
 
 // gap is a range of internal keys, nil for no bound.
@@ -148,7 +151,7 @@ func (s *salvager) readTree() error {
 	}
 	if s.raw() {
 		s.gaps = []gap{{}}
-	} else if err := s.walk(); err != nil {
+	} else if err := errors.Join(s.readSide(), s.walk()); err != nil {
 		return err
 	}
 	if len(s.gaps) == 0 {
@@ -187,13 +190,19 @@ func (s *salvager) eachPage(each func(id page.ID, buf []byte)) error {
 }
 
 func (s *salvager) walk() error {
-	return btree.Walk(newDirect(s.state), rootOf(s.state.State()), &btree.Visitor{
+	s.decided = nil
+	return s.walkTree(rootOf(s.state.State()), &s.gaps, func(p page.Leaf) error { return s.leaf(p, &s.report.FromTree, nil) })
+}
+
+// walkTree calls leaf for each leaf that can be read, and notes what the rest may hide. Inner pages leave gaps.
+func (s *salvager) walkTree(root btree.Root, gaps *[]gap, leaf func(p page.Leaf) error) error {
+	return btree.Walk(newDirect(s.state), root, &btree.Visitor{
 		Page: func(id page.ID, level int, p []byte) error {
 			if level > 0 {
 				return s.ctx.Err()
 			}
 			s.reached.Add(int(id))
-			return s.leaf(p, &s.report.FromTree, nil)
+			return leaf(p)
 		},
 		Damaged: func(id page.ID, level int, lo, hi *page.Separator, err error) error {
 			if stop := unlessDamage(s.ctx, err); stop != nil {
@@ -203,8 +212,8 @@ func (s *salvager) walk() error {
 				Kind: DamagePage, File: s.state.Name(), Page: id, Offset: int64(id) * int64(s.state.PageSize()),
 				KeyLower: boundKey(lo), KeyUpper: boundKey(hi), Reason: err.Error(),
 			})
-			if level > 0 {
-				s.gaps = append(s.gaps, gap{separatorKey(lo), separatorKey(hi)})
+			if level > 0 || gaps != &s.gaps {
+				*gaps = append(*gaps, gap{separatorKey(lo), separatorKey(hi)})
 			}
 			return nil
 		},
@@ -220,6 +229,33 @@ func separatorKey(s *page.Separator) []byte {
 
 // leaf writes out the newest versions of a leaf's keys that wanted accepts.
 func (s *salvager) leaf(p page.Leaf, count *uint64, wanted func(key []byte) bool) error {
+	return s.eachNewest(p, wanted, func(key []byte, v *found) error {
+		if other, ok := s.log[string(key)]; ok && other.epoch > v.epoch || inGap(s.unsure, key) {
+			return nil
+		}
+		delete(s.log, string(key))
+		if v.kind == keys.KindDelete || keys.SpaceOf(key) != keys.SpaceUser {
+			return nil
+		}
+		value, ok, err := s.valueOf(key, v)
+		if !ok {
+			return err
+		}
+		*count++
+		return s.emit(key, value, v.epoch)
+	})
+}
+
+// found is a version in a leaf.
+type found struct {
+	epoch keys.Epoch
+	kind  keys.Kind
+	large bool
+	bytes []byte
+}
+
+// eachNewest calls each for the newest version of every key of a leaf that wanted accepts. Leaves come in key order.
+func (s *salvager) eachNewest(p page.Leaf, wanted func(key []byte) bool, each func(key []byte, v *found) error) error {
 	view := p.View()
 	var key []byte
 	for i := range view.Count() {
@@ -231,30 +267,27 @@ func (s *salvager) leaf(p page.Leaf, count *uint64, wanted func(key []byte) bool
 			continue
 		}
 		s.decided = append(s.decided[:0], key...)
-		if found, ok := s.log[string(key)]; ok && found.epoch > t.Epoch() {
-			continue
-		}
-		delete(s.log, string(key))
-		if t.Kind() == keys.KindDelete || keys.SpaceOf(key) != keys.SpaceUser {
-			continue
-		}
-		if large {
-			var err error
-			if s.value, err = s.rows.Append(s.value[:0], page.Ref(value), s.rows.Direct()); err != nil {
-				if stop := unlessDamage(s.ctx, err); stop != nil {
-					return stop
-				}
-				s.loseValue(key, err)
-				continue
-			}
-			value = s.value
-		}
-		*count++
-		if err := s.emit(key, value, t.Epoch()); err != nil {
+		if err := each(key, &found{t.Epoch(), t.Kind(), large, value}); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// valueOf is a version's value, unless that is lost.
+func (s *salvager) valueOf(key []byte, v *found) (value []byte, ok bool, err error) {
+	if !v.large {
+		return v.bytes, true, nil
+	}
+	s.value, err = s.rows.Append(s.value[:0], page.Ref(v.bytes), s.rows.Direct())
+	if err == nil {
+		return s.value, true, nil
+	}
+	if stop := unlessDamage(s.ctx, err); stop != nil {
+		return nil, false, stop
+	}
+	s.loseValue(key, err)
+	return nil, false, nil
 }
 
 func (s *salvager) emit(key, value []byte, epoch keys.Epoch) error {
@@ -298,7 +331,7 @@ func (s *salvager) scan() error {
 		if err := loadPage(s.state, l.id, buf); err != nil {
 			continue // it was sound a moment ago
 		}
-		wanted := func(key []byte) bool { return s.inGap(key) && !covered(newer, key) }
+		wanted := func(key []byte) bool { return inGap(s.gaps, key) && !covered(newer, key) }
 		if err := s.leaf(buf, &s.report.FromScan, wanted); err != nil {
 			return err
 		}
@@ -334,8 +367,8 @@ func covered(leaves []*foundLeaf, key []byte) bool {
 	return false
 }
 
-func (s *salvager) inGap(key []byte) bool {
-	for _, g := range s.gaps {
+func inGap(gaps []gap, key []byte) bool {
+	for _, g := range gaps {
 		if (g.lower == nil || bytes.Compare(g.lower, key) <= 0) && (g.upper == nil || bytes.Compare(key, g.upper) < 0) {
 			return true
 		}
@@ -394,7 +427,7 @@ func (s *salvager) record(r wal.Record) {
 	}
 	for body.Next() {
 		if old, known := s.log[string(body.Key)]; !known || old.epoch < r.Epoch {
-			s.log[string(body.Key)] = logged{r.Epoch, body.Kind, bytes.Clone(body.Value)}
+			s.log[string(body.Key)] = logged{epoch: r.Epoch, kind: body.Kind, value: bytes.Clone(body.Value)}
 		}
 	}
 }
@@ -406,7 +439,11 @@ func (s *salvager) writeLog() error {
 		if v.kind != keys.KindSet || keys.SpaceOf([]byte(key)) != keys.SpaceUser {
 			continue
 		}
-		s.report.FromLog++
+		if v.side {
+			s.report.FromTree++
+		} else {
+			s.report.FromLog++
+		}
 		if err := s.emit([]byte(key), v.value, v.epoch); err != nil {
 			return err
 		}

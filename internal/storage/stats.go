@@ -54,6 +54,7 @@ type TreeStats struct {
 	VersionsDropped   uint64
 	TombstonesDropped uint64
 	Damaged           uint64  // reads that met a damaged page
+	LostPages         int     // damaged pages that checkpoints go round
 	StaleShare        float64 // the part of the tree that superseded versions and tombstones take, rounded up
 	LeavesSwept       uint64  // since Open: rewritten for what they could be rid of, though nothing new fell on them
 	VersionsSwept     uint64  // that they were rid of
@@ -116,6 +117,9 @@ func (e *Engine) treeStats() TreeStats {
 		StaleShare: page.Share(e.sweeper.share.Load()).Ratio(), SweepReads: e.sweeper.read.Load(),
 		LeavesSwept: c.leavesSwept.Load(), VersionsSwept: c.versionsSwept.Load(), SweepLaps: e.sweeper.laps.Load(),
 		Loads: e.loads.finished.Load(), LoadedKeys: e.loads.keys.Load(),
+	}
+	if side := e.view.Load().side; side != nil {
+		s.LostPages = len(side.lost)
 	}
 	for i := range s.CheckpointBuckets {
 		s.CheckpointBuckets[i] = c.checkpointBuckets[i].Load()

@@ -94,7 +94,29 @@ func (v *verifier) reachable(each func(page.ID) error) error {
 		}
 		return v.walk(reach, func(page.Ref) error { return nil })
 	}
+	if err := v.noteLost(store); err != nil {
+		return err
+	}
 	return store.Audit(func(value func(page.Ref) error) error { return v.walk(reach, value) }, reach)
+}
+
+// lostNotesMax bounds the notes about pages that checkpoints go round.
+const lostNotesMax = 20
+
+// noteLost says which pages checkpoints go round. Those that cannot be read are found as damage, too.
+func (v *verifier) noteLost(store *rows.Store) error {
+	s, err := loadSide(v.state, store)
+	if err != nil || s == nil {
+		return v.damageOr(err, DamagePage)
+	}
+	for i := range s.lost[:min(len(s.lost), lostNotesMax)] {
+		p := &s.lost[i]
+		v.note("page %d could not be read at checkpoint %d (%s): what was written to its keys since lies in the side tree", p.id, p.checkpoint, p.reason)
+	}
+	if more := len(s.lost) - lostNotesMax; more > 0 {
+		v.note("and %d more such pages", more)
+	}
+	return nil
 }
 
 // reachOnce stands in for an allocation map that cannot be read.
@@ -108,9 +130,23 @@ func (v *verifier) reachOnce() func(page.ID) error {
 	}
 }
 
-// walk checks the tree and every value that it refers to.
+// walk checks the tree, the side tree, and every value that they refer to.
 func (v *verifier) walk(reach func(page.ID) error, value func(page.Ref) error) error {
-	return btree.Walk(newDirect(v.state), rootOf(v.state.State()), &btree.Visitor{
+	state := v.state.State()
+	if err := v.walkTree(rootOf(state), reach, value); err != nil {
+		return err
+	}
+	root, err := decodeSideRoot(&state)
+	if err != nil {
+		v.damage(Damage{Kind: DamageSuperblock, File: v.state.Name(), Reason: err.Error()})
+		return nil
+	}
+	v.keys.interrupt()
+	return v.walkTree(root, reach, value)
+}
+
+func (v *verifier) walkTree(root btree.Root, reach func(page.ID) error, value func(page.Ref) error) error {
+	return btree.Walk(newDirect(v.state), root, &btree.Visitor{
 		Page: func(id page.ID, level int, p []byte) error {
 			if err := reach(id); err != nil {
 				return err
@@ -201,6 +237,9 @@ func isDamage(err error) bool {
 
 // damageOr notes err if it is damage, and else returns it.
 func (v *verifier) damageOr(err error, kind DamageKind) error {
+	if err == nil {
+		return nil
+	}
 	if stop := unlessDamage(v.ctx, err); stop != nil {
 		return stop
 	}

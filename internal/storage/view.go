@@ -13,6 +13,7 @@ type view struct {
 	active *generation
 	frozen []*generation
 	root   btree.Root
+	side   *side // nil unless pages of the tree are lost
 
 	checkpoint uint64 // that wrote root
 }

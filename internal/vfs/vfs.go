@@ -21,6 +21,7 @@ package vfs
 import (
 	"errors"
 	"io"
+	"syscall"
 )
 
 // Errors that callers test with errors.Is. Others come from the operating system, wrapped with the file's name.
@@ -29,6 +30,8 @@ var (
 	ErrLocked = errors.New("vfs: locked by another process")
 	// ErrNoSpace means the device or quota is full. OS errors ENOSPC and EDQUOT match it.
 	ErrNoSpace = errors.New("vfs: no space left on device")
+	// ErrDevice is what the kernel says of a place that the device cannot read or write.
+	ErrDevice error = syscall.EIO
 	// ErrCrashed is what every operation of a crashed in-memory file system returns.
 	ErrCrashed = errors.New("vfs: file system crashed")
 )

@@ -103,7 +103,8 @@ type Stats struct {
 	Placed, Dropped       int64 // large values
 }
 
-func (s *Stats) add(o *Stats) {
+// Add adds up two merges.
+func (s *Stats) Add(o *Stats) {
 	s.LeafPages += o.LeafPages
 	s.InnerPages += o.InnerPages
 	s.Keys += o.Keys

@@ -127,7 +127,7 @@ func TestTreeIsASortedMapWithVersions(t *testing.T) {
 				}
 				res := s.apply(t, in)
 				root = res.Root
-				stats.add(&res.Stats)
+				stats.Add(&res.Stats)
 				s.check(t, root)
 				w.compare(t, s, root, &in.Policy)
 				w.count(t, s, root, &stats)

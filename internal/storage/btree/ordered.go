@@ -162,7 +162,7 @@ func (o *ordered) placeLocked(it *item) error {
 // accountLocked takes over what the worker noted about a part.
 func (o *ordered) accountLocked(w *worker) error {
 	o.result.Freed = append(o.result.Freed, w.freed...)
-	o.result.Stats.add(&w.stats)
+	o.result.Stats.Add(&w.stats)
 	for _, r := range w.dropped {
 		o.result.Stats.Dropped++
 		if err := o.m.Values.Drop(r); err != nil {

@@ -51,7 +51,7 @@ func (s *store) sweepAll(t testing.TB, root Root, find *Search, stats *Stats) (R
 			t.Fatal("nothing was found, and something was written")
 		}
 		root = res.Root
-		stats.add(&res.Stats)
+		stats.Add(&res.Stats)
 		s.check(t, root)
 		if found.Next == nil {
 			return root, rounds

@@ -89,10 +89,13 @@ func (p *Pager) ReadPages(reads []Read) error {
 	return first
 }
 
-// readFailed tells a page behind the end of the file, which is damage, from a device that cannot be read.
+// readFailed tells a page that the device has lost, or that lies behind the end of the file, which is damage, from other failures.
 func (p *Pager) readFailed(id page.ID, n int, err error) error {
 	if size, e := p.file.Size(); e == nil && size < p.offset(id+1) {
 		return p.corrupt(id, fmt.Sprintf("the file ends at %d", size))
+	}
+	if errors.Is(err, vfs.ErrDevice) {
+		return p.corrupt(id, fmt.Sprintf("the device cannot read it: %v", err))
 	}
 	return fmt.Errorf("pager: reading page %d (%d bytes read): %w", id, n, err)
 }

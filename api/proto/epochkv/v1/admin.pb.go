@@ -1486,7 +1486,7 @@ func (x *Build) GetPlatform() string {
 type Health struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	State Health_State           `protobuf:"varint,1,opt,name=state,proto3,enum=epochkv.v1.Health_State" json:"state,omitempty"`
-	// Why, unless serving.
+	// Why, unless serving; while serving, damage that checkpoints have met and go round.
 	Cause         string `protobuf:"bytes,2,opt,name=cause,proto3" json:"cause,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

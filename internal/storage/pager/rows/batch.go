@@ -2,6 +2,7 @@ package rows
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"hash/crc32"
 
@@ -127,7 +128,8 @@ func (b *Batch) writeBulk(at page.ID, owner uint64, value []byte) error {
 	return nil
 }
 
-// Drop says that the state under construction does not refer to r any more. Rows placed by this batch cannot be dropped by it.
+// Drop says that the state under construction does not refer to r any more. Rows placed by this batch cannot be dropped by it. Of a row
+// that cannot be read nobody knows what else belongs to it: it keeps its place, and an audit will say that nothing refers to it.
 func (b *Batch) Drop(r page.Ref) error {
 	ref, err := decodeRef(r)
 	if err != nil {
@@ -137,13 +139,27 @@ func (b *Batch) Drop(r page.Ref) error {
 	if !p.live() {
 		return fmt.Errorf("%w: dropping row %d, which is not alive", ErrBadRef, ref.id)
 	}
+	var h head
 	if pages, _ := split(int(ref.length), b.s.pageSize); pages > 0 {
-		if err := b.dropBulk(ref.id); err != nil {
-			return err
-		}
+		h, err = b.head(ref.id)
 	}
-	if err := b.dropTail(ref.id, p); err != nil {
+	var tail uint64
+	var at place
+	if err == nil {
+		tail, at, err = b.tail(ref.id, p)
+	}
+	if errors.Is(err, pager.ErrCorrupt) {
+		return nil
+	}
+	if err != nil {
 		return err
+	}
+	h.pages(func(id page.ID) {
+		b.ck.Free(id)
+		b.state.BulkPages--
+	})
+	if at != 0 {
+		b.dropRow(tail, at)
 	}
 	b.dropRow(ref.id, p)
 	b.state.Bytes -= ref.length
@@ -157,34 +173,20 @@ func (b *Batch) dropRow(id uint64, p place) {
 	b.state.Rows--
 }
 
-// dropTail drops the second part of row id at p, if it has one.
-func (b *Batch) dropTail(id uint64, p place) error {
+// tail finds the second part of row id at p, if it has one: its place is not zero then.
+func (b *Batch) tail(id uint64, p place) (tail uint64, at place, err error) {
 	if !p.continued() {
-		return nil
+		return 0, 0, nil
 	}
 	row, err := b.s.rowAt(id, p, b)
 	if err != nil {
-		return err
+		return 0, 0, err
 	}
-	tail := binary.LittleEndian.Uint64(row.data)
-	at := b.at(tail)
-	if !at.live() {
-		return b.s.pager.Corrupt(p.page(), fmt.Sprintf("row %d goes on in row %d, which is not alive", id, tail))
+	tail = binary.LittleEndian.Uint64(row.data)
+	if at = b.at(tail); !at.live() {
+		return 0, 0, b.s.pager.Corrupt(p.page(), fmt.Sprintf("row %d goes on in row %d, which is not alive", id, tail))
 	}
-	b.dropRow(tail, at)
-	return nil
-}
-
-func (b *Batch) dropBulk(id uint64) error {
-	h, err := b.head(id)
-	if err != nil {
-		return err
-	}
-	h.pages(func(at page.ID) {
-		b.ck.Free(at)
-		b.state.BulkPages--
-	})
-	return nil
+	return tail, at, nil
 }
 
 // head reads the head row id. It is valid until the next.

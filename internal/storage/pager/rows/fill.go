@@ -4,6 +4,7 @@ import (
 	"math/bits"
 
 	"epochkv/internal/storage/page"
+	"epochkv/internal/storage/pager/bitset"
 )
 
 // fill knows how full each data page is, and finds pages by free space. It is the free list of partly filled pages: sixteen buckets by
@@ -16,6 +17,8 @@ type fill struct {
 	inBucket [buckets]int // pages
 	pages    int
 	live     uint64 // bytes of live rows, entries included
+
+	shunned bitset.Set // pages that cannot be read: in no bucket
 
 	journal []fillChange // since begin, for undo
 }
@@ -75,23 +78,38 @@ func (f *fill) put(id page.ID, live uint16) {
 		f.regions[id/regionPages] = r
 	}
 	i := int(id % regionPages)
+	shunned := f.shunned.Has(int(id))
 	if old := r.live[i]; old != 0 {
-		b := f.bucketOf(int(old))
-		r.bucket[b][i/64] &^= 1 << (i % 64)
-		r.counts[b]--
-		f.inBucket[b]--
+		if !shunned {
+			b := f.bucketOf(int(old))
+			r.bucket[b][i/64] &^= 1 << (i % 64)
+			r.counts[b]--
+			f.inBucket[b]--
+		}
 		f.pages--
 		f.live -= uint64(old)
 	}
 	r.live[i] = live
 	if live != 0 {
-		b := f.bucketOf(int(live))
-		r.bucket[b][i/64] |= 1 << (i % 64)
-		r.counts[b]++
-		f.inBucket[b]++
+		if !shunned {
+			b := f.bucketOf(int(live))
+			r.bucket[b][i/64] |= 1 << (i % 64)
+			r.counts[b]++
+			f.inBucket[b]++
+		}
 		f.pages++
 		f.live += uint64(live)
+	} else if shunned {
+		f.shunned.Remove(int(id)) // what is written there next is another page
 	}
+}
+
+// shun keeps a data page that cannot be read from being found, until its rows are gone.
+func (f *fill) shun(id page.ID) {
+	live := f.of(id)
+	f.put(id, 0)
+	f.shunned.Add(int(id))
+	f.put(id, uint16(live))
 }
 
 func (f *fill) bucketOf(live int) int { return (f.capacity - live) * buckets / f.capacity }

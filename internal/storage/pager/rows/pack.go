@@ -2,6 +2,7 @@ package rows
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 
 	"epochkv/internal/storage/page"
@@ -59,11 +60,9 @@ func (b *Batch) packWhileFull() error {
 // other waiting row that still fits.
 func (b *Batch) packPage() error {
 	id := b.takePage()
-	old, fill := b.s.fill.best(cost(len(b.queue[0].data), b.s.pageSize))
-	if fill {
-		if _, err := b.DataPage(old); err != nil {
-			return err
-		}
+	old, fill, err := b.pageToFill(cost(len(b.queue[0].data), b.s.pageSize))
+	if err != nil {
+		return err
 	}
 	buf, err := b.w.Page(id)
 	if err != nil {
@@ -71,14 +70,59 @@ func (b *Batch) packPage() error {
 	}
 	d := newDataPage(buf, id, b.ck.Number())
 	if fill {
-		err := b.leave(old, func(r slotRow) { b.put(&d, id, r.id, r.kind, r.data) })
-		if err != nil {
-			return err
-		}
+		b.leave(old, func(r slotRow) { b.put(&d, id, r.id, r.kind, r.data) })
 	}
 	b.fillUp(&d, id)
 	d.seal()
 	b.fresh[id] = d.cost
+	return nil
+}
+
+// pageToFill reads the partly filled page that fits best. Those that cannot be read are left alone.
+func (b *Batch) pageToFill(cost int) (page.ID, bool, error) {
+	for {
+		id, ok := b.s.fill.best(cost)
+		if !ok {
+			return 0, false, nil
+		}
+		if readable, err := b.open(id); readable || err != nil {
+			return id, readable, err
+		}
+	}
+}
+
+// open reads data page id into scratch and makes sure that it holds the rows that it should. It reports false if the page cannot be read: its
+// rows stay where they are, which is damage for who reads them and no reason to stop a checkpoint.
+func (b *Batch) open(id page.ID) (readable bool, err error) {
+	if _, err := b.DataPage(id); errors.Is(err, pager.ErrCorrupt) {
+		b.s.fill.shun(id)
+		return false, nil
+	} else if err != nil {
+		return false, err
+	}
+	err = b.checkRows(id)
+	return err == nil, err
+}
+
+// checkRows compares the live rows of data page id, which scratch holds, with the accounts.
+func (b *Batch) checkRows(id page.ID) error {
+	rows, err := pageRows(b.scratch)
+	live := 0
+	for slot := 0; err == nil && slot < rows; slot++ {
+		var r slotRow
+		if r, err = rowAt(b.scratch, slot, rows); err != nil {
+			break
+		}
+		if p := b.at(r.id); p.live() && p.page() == id && p.slot() == slot {
+			live += p.cost()
+		}
+	}
+	if want := b.s.fill.of(id); err == nil && live != want {
+		err = fmt.Errorf("%w: live rows take %d bytes, accounted are %d", errMalformed, live, want)
+	}
+	if err != nil {
+		return b.s.pager.Corrupt(id, err.Error())
+	}
 	return nil
 }
 
@@ -129,39 +173,25 @@ func (b *Batch) takePage() page.ID {
 	return id
 }
 
-// leave frees data page id, which scratch holds, and calls each with its live rows.
-func (b *Batch) leave(id page.ID, each func(r slotRow)) error {
-	rows, err := pageRows(b.scratch)
-	live := 0
-	for slot := 0; err == nil && slot < rows; slot++ {
-		var r slotRow
-		if r, err = rowAt(b.scratch, slot, rows); err != nil {
-			break
-		}
+// leave frees data page id, which open has read, and calls each with its live rows.
+func (b *Batch) leave(id page.ID, each func(r slotRow)) {
+	rows, _ := pageRows(b.scratch) // open has looked at all of it
+	for slot := range rows {
+		r, _ := rowAt(b.scratch, slot, rows)
 		if p := b.at(r.id); p.live() && p.page() == id && p.slot() == slot {
-			live += p.cost()
 			each(r)
 		}
 	}
-	if want := b.s.fill.of(id); err == nil && live != want {
-		err = fmt.Errorf("%w: live rows take %d bytes, accounted are %d", errMalformed, live, want)
-	}
-	if err != nil {
-		return b.s.pager.Corrupt(id, err.Error())
-	}
 	b.s.fill.set(id, 0)
 	b.ck.Free(id)
-	return nil
 }
 
-// evacuate lets the rows of a data page wait.
+// evacuate lets the rows of a data page wait, if it can be read.
 func (b *Batch) evacuate(id page.ID) error {
-	if _, err := b.DataPage(id); err != nil {
+	if readable, err := b.open(id); !readable {
 		return err
 	}
-	if err := b.leave(id, func(r slotRow) { b.enqueue(r.id, r.kind, r.data) }); err != nil {
-		return err
-	}
+	b.leave(id, func(r slotRow) { b.enqueue(r.id, r.kind, r.data) })
 	return b.packWhileFull()
 }
 

@@ -2,6 +2,7 @@ package rows
 
 import (
 	"encoding/binary"
+	"errors"
 
 	"epochkv/internal/storage/page"
 	"epochkv/internal/storage/pager"
@@ -10,7 +11,8 @@ import (
 // relocateBulkMax bounds the bulk pages that one checkpoint moves down, beyond the first value.
 const relocateBulkMax = 2048
 
-// relocate moves rows away from the pages at and behind limit: data pages give up their rows, values with bulk pages there are copied.
+// relocate moves rows away from the pages at and behind limit: data pages give up their rows, values with bulk pages there are copied. What
+// cannot be read stays.
 func (b *Batch) relocate(limit page.ID) error {
 	budget := relocateBulkMax
 	for _, id := range b.ck.LiveFrom(limit) {
@@ -24,14 +26,16 @@ func (b *Batch) relocate(limit page.ID) error {
 			continue
 		}
 		// A page of the tree, of a vector, or bulk: only it can say. There are a handful of them.
-		if _, err := b.DataPage(id); err != nil {
+		if _, err := b.DataPage(id); errors.Is(err, pager.ErrCorrupt) {
+			continue
+		} else if err != nil {
 			return err
 		}
 		if page.ReadHeader(b.scratch).Type != page.TypeBulk {
 			continue
 		}
 		moved, err := b.relocateBulk(bulkOwner(b.scratch), id, limit)
-		if err != nil {
+		if err != nil && !errors.Is(err, pager.ErrCorrupt) {
 			return err
 		}
 		budget -= moved
@@ -62,10 +66,16 @@ func (b *Batch) relocateBulk(row uint64, id, limit page.ID) (moved int, err erro
 	}
 	moving := h.encode()
 	if err := b.copyBulk(row, from, h.extents); err != nil {
-		return 0, err
+		return moved, err
 	}
-	if err := b.dropTail(row, p); err != nil {
-		return 0, err
+	tail, at, err := b.tail(row, p)
+	if err != nil {
+		b.free(h.extents)
+		return moved, err
+	}
+	b.free(from)
+	if at != 0 {
+		b.dropRow(tail, at)
 	}
 	b.subtract(p)
 	b.enqueue(row, rowHead, moving)
@@ -85,19 +95,28 @@ func (b *Batch) whole(id uint64, p place) (bool, error) {
 	return b.at(binary.LittleEndian.Uint64(row.data)).live(), nil
 }
 
+// copyBulk copies bulk pages. After an error the copies are given up again.
 func (b *Batch) copyBulk(row uint64, from, to []pager.Extent) error {
 	var targets []page.ID
 	(&head{extents: to}).pages(func(id page.ID) { targets = append(targets, id) })
 	var err error
+	n := 0 // written
 	(&head{extents: from}).pages(func(id page.ID) {
 		if err == nil {
 			_, err = b.DataPage(id)
 		}
 		if err == nil {
-			err = b.writeBulk(targets[0], row, b.scratch[bulkPayload:])
+			if err = b.writeBulk(targets[n], row, b.scratch[bulkPayload:]); err == nil {
+				n++
+			}
 		}
-		b.ck.Free(id)
-		targets = targets[1:]
 	})
+	if err != nil {
+		b.ck.Free(targets[:n]...)
+	}
 	return err
+}
+
+func (b *Batch) free(extents []pager.Extent) {
+	(&head{extents: extents}).pages(func(id page.ID) { b.ck.Free(id) })
 }

@@ -1,0 +1,624 @@
+package mvcc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"epochkv/internal/storage"
+	"epochkv/internal/storage/btree"
+	"epochkv/internal/storage/keys"
+	"epochkv/internal/storage/page"
+	"epochkv/internal/storage/pager"
+	"epochkv/internal/vfs"
+)
+
+// TestWritesGoOnThoughEveryLeafIsDamaged: checkpoints go round damaged pages. What is written since is read, deletions included, before and after
+// a restart; the rest is DATA_LOSS; and salvage brings out what can be read.
+func TestWritesGoOnThoughEveryLeafIsDamaged(t *testing.T) {
+	o := tiny(vfs.NewMem())
+	o.Storage.MemoryBytes = 4 << 20
+	s, err := Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 400 {
+		mustPut(t, s, fmt.Sprintf("k%03d", i), strings.Repeat("v", 100))
+	}
+	mustClose(t, s)
+	damageLeaves(t, o.Storage.FS, 8192, 1)
+	if s, err = Open(o); err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{}
+	x := mustSession(t, s)
+	for i := range 20_000 { // many times what memory holds
+		k, v := fmt.Sprintf("k%03d", i%200), fmt.Sprintf("%d-%s", i, strings.Repeat("w", 1000))
+		if _, err := put(x, k, v, DurabilityAsync); err != nil {
+			t.Fatalf("write %d: %v", i, err)
+		}
+		want[k] = v
+	}
+	for i := 0; i < 200; i += 10 {
+		k := fmt.Sprintf("k%03d", i)
+		w := Write{Durability: DurabilitySync}
+		w.Delete([]byte(k))
+		if _, err := commitAndWait(x, &w); err != nil {
+			t.Fatal(err)
+		}
+		want[k] = ""
+	}
+	check := func() {
+		t.Helper()
+		for i := range 400 {
+			k := fmt.Sprintf("k%03d", i)
+			v, err := x.Get(nil, []byte(k), 0)
+			switch {
+			case i >= 200 && !asDamage(err):
+				t.Fatalf("%s, which nobody can know: %v %.20q, %v", k, v.Found, v.Data, err)
+			case i < 200 && (err != nil || v.Found != (want[k] != "") || string(v.Data) != want[k]):
+				t.Fatalf("%s: %v %.20q, %v; want %.20q", k, v.Found, v.Data, err, want[k])
+			}
+		}
+		checkRefusedScan(t, x)
+	}
+	if err := s.Checkpoint(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	check()
+	if st := s.Stats().Storage; st.Tree.LostPages == 0 || len(st.Generations) != 1 {
+		t.Errorf("%d lost pages, %d generations", st.Tree.LostPages, len(st.Generations))
+	}
+	x.Close()
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	report, err := storage.VerifyDir(context.Background(), o.Storage.FS, "db", storage.VerifyOptions{})
+	if err != nil || report.OK() || report.Damages[0].Kind != storage.DamagePage || len(report.Notes) == 0 {
+		t.Errorf("verify: %v, %+v", err, report)
+	}
+	got, _ := mustSalvage(t, o.Storage.FS)
+	maps.DeleteFunc(want, func(_, v string) bool { return v == "" })
+	if err := equalMaps(want, got); err != nil {
+		t.Errorf("salvage: %v", err)
+	}
+	for i := 0; i < 200; i += 10 {
+		want[fmt.Sprintf("k%03d", i)] = ""
+	}
+	if s, err = Open(o); err != nil {
+		t.Fatal(err)
+	}
+	x = mustSession(t, s)
+	check()
+	x.Close()
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func checkRefusedScan(t *testing.T, x *Session) {
+	t.Helper()
+	for _, reverse := range []bool{false, true} {
+		if _, err := x.View(0); err != nil {
+			t.Fatal(err)
+		}
+		c, err := x.Scan(ScanOptions{Reverse: reverse})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for c.Next() {
+		}
+		if !asDamage(c.Err()) {
+			t.Fatalf("a scan over damage, reverse %v: %v", reverse, c.Err())
+		}
+		c.Close()
+		x.Done()
+	}
+}
+
+func mustSalvage(t testing.TB, fs vfs.FS) (map[string]string, *storage.SalvageReport) {
+	t.Helper()
+	got := map[string]string{}
+	report, err := storage.Salvage(context.Background(), fs, "db", func(k, v []byte, _ keys.Epoch) error {
+		if _, twice := got[string(k)]; twice {
+			return fmt.Errorf("%q comes out twice", k)
+		}
+		got[string(k)] = string(v)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got, report
+}
+
+// damageUserLeaves turns every sound leaf bad that begins with a client's key, and says where.
+func damageUserLeaves(t testing.TB, fs vfs.FS, pageSize int) (flipped []int64) {
+	t.Helper()
+	file := readFile(t, fs, dataFile)
+	for id := 2; (id+1)*pageSize <= len(file); id++ {
+		p := file[id*pageSize : (id+1)*pageSize]
+		if page.Check(p, page.ID(id)) != nil || !page.IsTree(p, 0) {
+			continue
+		}
+		v := page.Leaf(p).View()
+		if key := slices.Concat(v.Prefix(), v.Suffix(0)); keys.SpaceOf(key) == keys.SpaceUser {
+			flipped = append(flipped, int64(id*pageSize+100))
+			flip(t, fs, flipped[len(flipped)-1])
+		}
+	}
+	return flipped
+}
+
+// treePages lists the pages of the newest state's tree, but for those that cannot be read, and none of the side tree.
+func treePages(t testing.TB, fs vfs.FS) (ids []page.ID) {
+	t.Helper()
+	p, err := pager.OpenFrozen(fs, dataFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	state := p.State()
+	err = btree.Walk(pageReader{p}, btree.Root{ID: state.Root, Level: int(state.Height) - 1}, &btree.Visitor{
+		Page:    func(id page.ID, _ int, _ []byte) error { ids = append(ids, id); return nil },
+		Damaged: func(page.ID, int, *page.Separator, *page.Separator, error) error { return nil },
+	})
+	if err := errors.Join(err, p.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return ids
+}
+
+// valuePages lists the pages of large values, those that nothing refers to any more among them.
+func valuePages(t testing.TB, fs vfs.FS, pageSize int) (ids []page.ID) {
+	t.Helper()
+	file := readFile(t, fs, dataFile)
+	for id := 2; (id+1)*pageSize <= len(file); id++ {
+		p := file[id*pageSize : (id+1)*pageSize]
+		if h := page.ReadHeader(p); page.Check(p, page.ID(id)) == nil && (h.Type == page.TypeRows || h.Type == page.TypeBulk) {
+			ids = append(ids, page.ID(id))
+		}
+	}
+	return ids
+}
+
+type pageReader struct{ *pager.Pager }
+
+func (r pageReader) Page(id page.ID, _ int) ([]byte, error) {
+	p := make([]byte, r.PageSize())
+	return p, r.ReadPage(id, p)
+}
+
+func flip(t testing.TB, fs vfs.FS, at int64) {
+	t.Helper()
+	f, err := fs.Open(dataFile, vfs.ReadWrite)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b [1]byte
+	if _, err := f.ReadAt(b[:], at); err != nil {
+		t.Fatal(err)
+	}
+	b[0] ^= 1
+	if _, err := f.WriteAt(b[:], at); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(f.Sync(), f.Close()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestPagesThatCanBeReadAgainTellTheTruth: a device that comes to its senses gives back what was lost, and what was written in between stays.
+func TestPagesThatCanBeReadAgainTellTheTruth(t *testing.T) {
+	o := modelOptions(vfs.NewMem())
+	s, err := Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{}
+	for i := range 200 {
+		k, v := fmt.Sprintf("k%03d", i), fmt.Sprintf("%d-%s", i, strings.Repeat("v", i%90))
+		mustPut(t, s, k, v)
+		want[k] = v
+	}
+	mustClose(t, s)
+	flipped := damageUserLeaves(t, o.Storage.FS, o.Storage.PageSize)
+	if s, err = Open(o); err != nil {
+		t.Fatal(err)
+	}
+	x := mustSession(t, s)
+	for i := 0; i < 200; i += 3 {
+		k := fmt.Sprintf("k%03d", i)
+		w := Write{Durability: DurabilitySync}
+		if delete(want, k); i%2 == 0 {
+			w.Delete([]byte(k))
+		} else {
+			w.Set([]byte(k), []byte("new"))
+			want[k] = "new"
+		}
+		if _, err := commitAndWait(x, &w); err != nil {
+			t.Fatal(err)
+		}
+	}
+	x.Close()
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for _, at := range flipped {
+		flip(t, o.Storage.FS, at)
+	}
+	if s, err = Open(o); err != nil {
+		t.Fatal(err)
+	}
+	x = mustSession(t, s)
+	for i := range 200 {
+		k := fmt.Sprintf("k%03d", i)
+		if v, err := x.Get(nil, []byte(k), 0); err != nil || v.Found != (want[k] != "") || string(v.Data) != want[k] {
+			t.Fatalf("%s: %v %q, %v; want %q", k, v.Found, v.Data, err, want[k])
+		}
+	}
+	checkRefusedScan(t, x)
+	x.Close()
+	mustClose(t, s) // sound, and the accounts add up
+	got, report := mustSalvage(t, o.Storage.FS)
+	if err := equalMaps(want, got); err != nil || report.LostTotal != 0 {
+		t.Errorf("salvage: %v, %d lost", err, report.LostTotal)
+	}
+}
+
+// TestNothingIsWrongBesideDamage writes at random while pages of the tree turn bad one after the other, restarts and crashes. A read is right or
+// DATA_LOSS; what was set since the last page turned bad is read; no write is refused; salvage brings out nothing wrong, and everything
+// that can be read.
+func TestNothingIsWrongBesideDamage(t *testing.T) {
+	lost, refused := 0, 0
+	for seed := range uint64(20 / exhaustiveStep) {
+		rng := rand.New(rand.NewPCG(seed, 5))
+		d := &besideDamage{t: t, rng: rng, o: modelOptions(vfs.NewMem()), want: map[string]string{}, since: map[string]bool{}}
+		d.open()
+		for round := range 12 {
+			d.write(20 + rng.IntN(100))
+			d.check()
+			switch rng.IntN(4) {
+			case 0:
+				d.crash()
+			case 1:
+				d.restart()
+			default:
+				if err := d.s.Checkpoint(context.Background()); err != nil {
+					t.Fatalf("seed %d, round %d: checkpoint: %v", seed, round, err)
+				}
+			}
+			d.check()
+			if round >= 2 && rng.IntN(2) == 0 {
+				d.damage()
+			}
+			if t.Failed() {
+				t.Fatalf("seed %d, round %d", seed, round)
+			}
+		}
+		lost += d.s.Stats().Storage.Tree.LostPages
+		refused += d.refused
+		d.salvage()
+		if t.Failed() {
+			t.Fatalf("seed %d", seed)
+		}
+	}
+	if lost == 0 || refused == 0 {
+		t.Fatalf("%d pages were lost and %d reads refused: the test tests nothing", lost, refused)
+	}
+	t.Logf("%d pages lost, %d reads refused", lost, refused)
+}
+
+type besideDamage struct {
+	t       *testing.T
+	rng     *rand.Rand
+	o       Options
+	s       *Store
+	x       *Session
+	want    map[string]string // "" was deleted
+	since   map[string]bool   // written since the last damage
+	refused int
+}
+
+func (d *besideDamage) open() {
+	s, err := Open(d.o)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	d.s, d.x = s, mustSession(d.t, s)
+}
+
+func (d *besideDamage) write(n int) {
+	for range n {
+		k, v := fmt.Sprintf("key-%03d", d.rng.IntN(150)), ""
+		w := Write{Durability: DurabilitySync}
+		switch d.rng.IntN(8) {
+		case 0, 1:
+			w.Delete([]byte(k))
+		case 2:
+			v = strings.Repeat("L", 200+d.rng.IntN(2500))
+		default:
+			v = fmt.Sprint(d.rng.Uint64()) + strings.Repeat("v", d.rng.IntN(60))
+		}
+		if v != "" {
+			w.Set([]byte(k), []byte(v))
+		}
+		if _, err := commitAndWait(d.x, &w); err != nil {
+			d.t.Fatalf("a write was refused: %v", err)
+		}
+		d.want[k], d.since[k] = v, true
+	}
+}
+
+// readable is what is read: whatever is not DATA_LOSS.
+func (d *besideDamage) check() (readable map[string]string) {
+	d.t.Helper()
+	readable = map[string]string{}
+	for k, want := range d.want {
+		v, err := d.x.Get(nil, []byte(k), 0)
+		if err == nil && v.Found == (want != "") && string(v.Data) == want {
+			if want != "" {
+				readable[k] = want
+			}
+			continue
+		}
+		// What stood next to a page that has turned bad may have come to it when it was deleted: then nobody can tell that it is gone.
+		if d.refused++; !asDamage(err) || d.since[k] && want != "" {
+			d.t.Fatalf("%q: %v %.20q, %v; want %.20q, written since the damage: %v", k, v.Found, v.Data, err, want, d.since[k])
+		}
+	}
+	d.checkScan()
+	return readable
+}
+
+func (d *besideDamage) checkScan() {
+	d.t.Helper()
+	if _, err := d.x.View(0); err != nil {
+		d.t.Fatal(err)
+	}
+	defer d.x.Done()
+	var order []string
+	for k, v := range d.want {
+		if v != "" {
+			order = append(order, k)
+		}
+	}
+	slices.Sort(order)
+	reverse := d.rng.IntN(2) == 0
+	if reverse {
+		slices.Reverse(order)
+	}
+	c, err := d.x.Scan(ScanOptions{Reverse: reverse})
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	defer c.Close()
+	n := 0
+	for ; c.Next(); n++ {
+		if n == len(order) || string(c.Key()) != order[n] || string(c.Value()) != d.want[order[n]] {
+			d.t.Fatalf("scan, reverse %v: entry %d is %q", reverse, n, c.Key())
+		}
+	}
+	if err := c.Err(); err != nil && !asDamage(err) || err == nil && n != len(order) {
+		d.t.Fatalf("scan, reverse %v: ended after %d of %d: %v", reverse, n, len(order), err)
+	}
+}
+
+// damage turns a tree page bad that a walk reaches, but none of the side tree, or a page of large values, and reopens: what is in the cache
+// would hide it.
+func (d *besideDamage) damage() {
+	d.close()
+	ids := treePages(d.t, d.o.Storage.FS)
+	if d.rng.IntN(3) == 0 {
+		ids = valuePages(d.t, d.o.Storage.FS, d.o.Storage.PageSize)
+	}
+	if len(ids) > 1 {
+		size := d.o.Storage.PageSize
+		flip(d.t, d.o.Storage.FS, int64(int(ids[d.rng.IntN(len(ids))])*size+d.rng.IntN(size)))
+		clear(d.since)
+	}
+	d.open()
+}
+
+func (d *besideDamage) close() {
+	d.x.Close()
+	if err := d.s.Close(); err != nil {
+		d.t.Fatalf("close: %v", err)
+	}
+}
+
+func (d *besideDamage) restart() {
+	d.close()
+	d.open()
+}
+
+func (d *besideDamage) crash() {
+	left := d.o.Storage.FS.(*vfs.Mem).Crash(d.rng.Uint64(), vfs.KeepSome)
+	d.x.Close()
+	_ = d.s.Close() // on a disk that is gone
+	d.o.Storage.FS = left
+	d.open()
+}
+
+func (d *besideDamage) salvage() {
+	readable := d.check()
+	d.close()
+	got, _ := mustSalvage(d.t, d.o.Storage.FS)
+	for k, v := range got {
+		if d.want[k] != v {
+			d.t.Fatalf("salvaged %q = %.20q, want %.20q", k, v, d.want[k])
+		}
+	}
+	for k := range readable {
+		if _, ok := got[k]; !ok {
+			d.t.Fatalf("%q can be read, and was not salvaged", k)
+		}
+	}
+}
+
+// TestGoingRoundDamageSurvivesACrashAtEveryOperation cuts the power at each operation of checkpoints that go round damaged pages for the first time,
+// and of those that follow.
+func TestGoingRoundDamageSurvivesACrashAtEveryOperation(t *testing.T) {
+	o := modelOptions(vfs.NewMem())
+	s, err := Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 60 {
+		mustPut(t, s, fmt.Sprintf("k%03d", i), strings.Repeat("v", i%60))
+	}
+	mustClose(t, s)
+	damageUserLeaves(t, o.Storage.FS, o.Storage.PageSize)
+	files := mustRead(t, o.Storage.FS)
+
+	// script writes and checkpoints twice, and says what was acknowledged.
+	script := func(fs *vfs.Mem) (acked map[string]string, ops int64) {
+		acked = map[string]string{}
+		before := fs.Mutations()
+		o.Storage.FS, o.SyncInterval = fs, time.Hour
+		s, err := Open(o)
+		if err != nil {
+			return acked, 0
+		}
+		x := mustSession(t, s)
+		for round := range 2 {
+			for i := round; i < 60; i += 5 {
+				k, v := fmt.Sprintf("k%03d", i), fmt.Sprintf("%d-%s", round, strings.Repeat("w", i))
+				if _, err := put(x, k, v, DurabilitySync); err == nil {
+					acked[k] = v
+				}
+			}
+			_ = s.Checkpoint(context.Background())
+		}
+		x.Close()
+		_ = s.Close()
+		return acked, fs.Mutations() - before
+	}
+	_, ops := script(files.files(t))
+	for k := int64(1); k <= ops; k += exhaustiveStep {
+		fs := files.files(t)
+		fs.CrashAt(fs.Mutations() + k)
+		acked, _ := script(fs)
+		o.Storage.FS = fs.Crash(uint64(k), []vfs.Keep{vfs.KeepNone, vfs.KeepSome, vfs.KeepAll}[k%3])
+		s, err := Open(o)
+		if err != nil {
+			t.Fatalf("crash at operation %d of %d: %v", k, ops, err)
+		}
+		for i := range 60 {
+			key := fmt.Sprintf("k%03d", i)
+			x := mustSession(t, s)
+			v, err := x.Get(nil, []byte(key), 0)
+			if want, ok := acked[key]; ok && (err != nil || string(v.Data) != want) {
+				t.Fatalf("crash at operation %d of %d: %s = %q, %v; acknowledged was %q", k, ops, key, v.Data, err, want)
+			}
+			if err != nil && !asDamage(err) {
+				t.Fatalf("crash at operation %d of %d: %s: %v", k, ops, key, err)
+			}
+			x.Close()
+		}
+		if err := s.Close(); err != nil {
+			t.Fatalf("crash at operation %d of %d: close: %v", k, ops, err)
+		}
+	}
+}
+
+// TestBulkLoadGoesRoundDamageAtTheSecondAttempt: the first one that falls on a damaged page is refused, and nothing of it happened.
+func TestBulkLoadGoesRoundDamageAtTheSecondAttempt(t *testing.T) {
+	o := modelOptions(vfs.NewMem())
+	s, err := Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 100 {
+		mustPut(t, s, fmt.Sprintf("k%03d", i), "v")
+	}
+	mustClose(t, s)
+	damageUserLeaves(t, o.Storage.FS, o.Storage.PageSize)
+	if s, err = Open(o); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = s.Close() }()
+	load := func() error {
+		l, err := s.BulkLoad()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = l.Close() }()
+		for i := 0; i < 100; i += 2 {
+			if err := l.Add(fmt.Appendf(nil, "k%03d", i), fmt.Appendf(nil, "loaded-%s", strings.Repeat("l", 20*i))); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_, err = l.Commit(context.Background())
+		return err
+	}
+	if err := load(); !asDamage(err) {
+		t.Fatalf("a load on damaged pages: %v", err)
+	}
+	x := mustSession(t, s)
+	defer x.Close()
+	if v, err := x.Get(nil, []byte("k000"), 0); !asDamage(err) {
+		t.Fatalf("after the refused load: %+v, %v", v, err)
+	}
+	if err := load(); err != nil {
+		t.Fatalf("once more: %v", err)
+	}
+	for i := range 100 {
+		v, err := x.Get(nil, fmt.Appendf(nil, "k%03d", i), 0)
+		if i%2 == 1 && !asDamage(err) || i%2 == 0 && (err != nil || string(v.Data) != "loaded-"+strings.Repeat("l", 20*i)) {
+			t.Fatalf("k%03d: %q, %v", i, v.Data, err)
+		}
+	}
+}
+
+// TestWritersAreToldOfTheDamageThatKeepsCheckpointsFromMakingRoom: there is nothing to go to when the side tree is damaged, too. Then writers are told
+// at once, and not of lack of memory, and reads of what is in memory go on.
+func TestWritersAreToldOfTheDamageThatKeepsCheckpointsFromMakingRoom(t *testing.T) {
+	o := tiny(vfs.NewMem())
+	o.Storage.MemoryBytes, o.Storage.StallMax = 4<<20, time.Minute
+	write := func(x *Session, i int) error {
+		_, err := put(x, fmt.Sprintf("k%03d", i%200), strings.Repeat("w", 1000), DurabilityAsync)
+		return err
+	}
+	for range 2 { // the tree, and then what lies beside it
+		s, err := Open(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		x := mustSession(t, s)
+		for i := range 200 {
+			if err := write(x, i); err != nil {
+				t.Fatal(err)
+			}
+		}
+		x.Close()
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+		damageUserLeaves(t, o.Storage.FS, 8192)
+	}
+	s, err := Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = s.Close() }() // its checkpoint meets the damage, too
+	x := mustSession(t, s)
+	defer x.Close()
+	for i := 0; ; i++ {
+		err := write(x, i)
+		if asDamage(err) {
+			break
+		}
+		if err != nil || i > 20_000 {
+			t.Fatalf("write %d: %v", i, err)
+		}
+	}
+	if got := get(t, s, "k000", 0); got != strings.Repeat("w", 1000) {
+		t.Errorf("k000 is %.20q", got)
+	}
+}

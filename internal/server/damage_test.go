@@ -1,0 +1,59 @@
+package server
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+
+	pb "epochkv/api/proto/epochkv/v1"
+	"epochkv/internal/vfs"
+)
+
+// TestWritesGoOnBesideADamagedPageAndEverybodyIsTold: what is written to its keys is read, the others stay lost, checkpoints are made, and log,
+// status and metrics say what is the matter.
+func TestWritesGoOnBesideADamagedPageAndEverybodyIsTold(t *testing.T) {
+	disk := vfs.NewMem()
+	h := mustStartOn(t, disk)
+	if _, err := h.bulk(t, 3000, 100, true); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.stop(); err != nil {
+		t.Fatal(err)
+	}
+	flip(t, disk, "data/data.ekv", 10)
+	h = mustStartOn(t, disk)
+	for i := 0; i < 3000; i += 2 {
+		h.put(t, fmt.Sprintf("key-%05d", i), "new")
+	}
+	if _, err := h.admin.Checkpoint(testContext(t), &pb.CheckpointRequest{}); err != nil {
+		t.Fatalf("checkpoint: %v", err)
+	}
+	lost := 0
+	for i := range 3000 {
+		got, err := h.kv.Get(testContext(t), &pb.GetRequest{Key: fmt.Appendf(nil, "key-%05d", i)})
+		switch {
+		case err != nil && i%2 == 1:
+			lost++
+			failureOf(t, err).want(t, codes.DataLoss, pb.ErrorReason_ERROR_REASON_CORRUPTION, "file", "offset", "key_lower", "key_upper")
+		case err != nil || !got.Found || i%2 == 0 && string(got.Value) != "new":
+			t.Fatalf("key %d: %v, %v", i, got, err)
+		}
+	}
+	if lost == 0 || lost > 100 {
+		t.Errorf("%d keys are lost", lost)
+	}
+	status, err := h.admin.Status(testContext(t), &pb.StatusRequest{})
+	if err != nil || status.Health.State != pb.Health_STATE_SERVING || !strings.Contains(status.Health.Cause, "data.ekv is damaged") ||
+		!strings.Contains(status.Health.Cause, "salvage") {
+		t.Errorf("health: %v, %v", status.GetHealth(), err)
+	}
+	if _, metrics := httpGet(t, h, "/metrics"); !strings.Contains(metrics, "\nkvserver_lost_pages 1\n") {
+		t.Error("metrics do not say so")
+	}
+	eventually(t, "the log says so", func() bool { return strings.Contains(h.log.String(), "checkpoints have met damage") })
+	if report := h.verify(t); report.DamageTotal != 1 || len(report.Notes) != 1 {
+		t.Errorf("report: %v", report)
+	}
+}

@@ -1,0 +1,30 @@
+package pager
+
+import (
+	"errors"
+	"testing"
+
+	"epochkv/internal/vfs"
+)
+
+// TestUnreadableSectorIsDamage: of a page that the device cannot read anybody may say the same as of one that was read wrong: that it is
+// damaged, and where. Alone and in a batch.
+func TestUnreadableSectorIsDamage(t *testing.T) {
+	fs := vfs.NewFaulty(vfs.NewMem())
+	p, err := Create(fs, toyFile, Options{PageSize: 512})
+	must(t, err)
+	y := &toy{p: p}
+	must(t, y.checkpoint(7, []int{0, 1, 5}, nil, 100))
+	root := y.p.State().Root
+	fs.Inject(vfs.Rule{Op: vfs.OpRead, Name: toyFile})
+	buf := make([]byte, 512)
+	reads := []Read{{ID: root, Buf: buf}}
+	_ = y.p.ReadPages(reads)
+	for _, err := range []error{y.p.ReadPage(root, buf), reads[0].Err} {
+		var damage *CorruptError
+		if !errors.As(err, &damage) || damage.Page != root || damage.Offset != int64(root)*512 {
+			t.Errorf("%v", err)
+		}
+	}
+	must(t, y.p.Close())
+}

@@ -1,0 +1,70 @@
+package storage
+
+import (
+	"bytes"
+
+	"epochkv/internal/storage/keys"
+	"epochkv/internal/storage/page"
+)
+
+// readSide collects what lies in the side tree: of its keys it is newer than what the tree has, and older than the log. What cannot be read
+// of it may have been newer than the tree, too: keys there that stood for lost pages are not brought out at all.
+func (s *salvager) readSide() error {
+	state := s.state.State()
+	root, err := decodeSideRoot(&state)
+	if err != nil {
+		s.lose(Damage{Kind: DamageSuperblock, File: s.state.Name(), Reason: err.Error()})
+		return nil
+	}
+	var gaps []gap
+	err = s.walkTree(root, &gaps, func(p page.Leaf) error {
+		return s.eachNewest(p, nil, func(key []byte, v *found) error {
+			if other, ok := s.log[string(key)]; ok && other.epoch > v.epoch || keys.SpaceOf(key) == keys.SpaceLost {
+				return nil
+			}
+			value, ok, err := s.valueOf(key, v)
+			if !ok {
+				gaps = append(gaps, gap{bytes.Clone(key), append(bytes.Clone(key), 0)})
+				return err
+			}
+			s.log[string(key)] = logged{epoch: v.epoch, kind: v.kind, value: bytes.Clone(value), side: true}
+			return nil
+		})
+	})
+	if len(gaps) == 0 || err != nil {
+		return err
+	}
+	lost, err := loadSide(s.state, s.rows)
+	if stop := unlessDamage(s.ctx, err); err != nil && stop != nil {
+		return stop
+	}
+	for _, g := range gaps {
+		s.unsure = append(s.unsure, lost.within(g)...)
+	}
+	return nil
+}
+
+// within is the part of a gap in the side tree that lost ranges cover, to whole keys. Without the records, which are in the side tree
+// themselves, it is all of it.
+func (s *side) within(g gap) (parts []gap) {
+	if s == nil {
+		return []gap{g}
+	}
+	for i := range s.ranges {
+		r := &s.ranges[i]
+		part := gap{r.lower.Key, nil}
+		if bytes.Compare(part.lower, g.lower) < 0 {
+			part.lower = g.lower
+		}
+		if r.upper != nil {
+			part.upper = append(bytes.Clone(r.upper.Key), 0)
+		}
+		if g.upper != nil && (part.upper == nil || bytes.Compare(g.upper, part.upper) < 0) {
+			part.upper = g.upper
+		}
+		if part.upper == nil || bytes.Compare(part.lower, part.upper) < 0 {
+			parts = append(parts, part)
+		}
+	}
+	return parts
+}

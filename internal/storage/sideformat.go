@@ -1,0 +1,134 @@
+package storage
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"epochkv/internal/storage/btree"
+	"epochkv/internal/storage/keys"
+	"epochkv/internal/storage/page"
+	"epochkv/internal/storage/pager"
+)
+
+// The engine's area of the superblock:
+//
+//	0           8             12
+//	+-----------+-------------+----------+
+//	| side root | side height | zero ... |
+//	+-----------+-------------+----------+
+const (
+	areaSideRoot   = 0
+	areaSideHeight = 8
+	areaReserved   = 12
+)
+
+// The record of a lost page. Its key is keyspace SpaceLost and the page id, 8 bytes, big endian.
+//
+//	0       1            9              17             25      26          28          30           32
+//	+-------+------------+--------------+--------------+-------+-----------+-----------+------------+-------+-------+--------+
+//	| level | checkpoint | lower        | upper        | flags | lower key | upper key | reason     | lower | upper | reason |
+//	|       |            | trailer      | trailer      |       | len       | len       | len        | key   | key   |        |
+//	+-------+------------+--------------+--------------+-------+-----------+-----------+------------+-------+-------+--------+
+//
+// Flag 1: there is an upper bound. Without it upper key and trailer are zero.
+const (
+	lostCheckpoint = 1
+	lostLower      = 9
+	lostUpper      = 17
+	lostFlags      = 25
+	lostLowerLen   = 26
+	lostUpperLen   = 28
+	lostReasonLen  = 30
+	lostKeys       = 32
+
+	lostFlagUpper = 1
+
+	// lostReasonMax bounds the reason: it is for people.
+	lostReasonMax = 200
+)
+
+var errLostRecord = errors.New("malformed record of a lost page")
+
+// encodeSideRoot writes the root of the side tree into the state.
+func encodeSideRoot(s *pager.State, root btree.Root) {
+	clear(s.Engine[:])
+	if root.Empty() {
+		return
+	}
+	binary.LittleEndian.PutUint64(s.Engine[areaSideRoot:], uint64(root.ID))
+	binary.LittleEndian.PutUint32(s.Engine[areaSideHeight:], uint32(root.Level+1))
+}
+
+func decodeSideRoot(s *pager.State) (btree.Root, error) {
+	id, height := binary.LittleEndian.Uint64(s.Engine[areaSideRoot:]), binary.LittleEndian.Uint32(s.Engine[areaSideHeight:])
+	if (id == 0) != (height == 0) || height > page.LevelMax+1 || !allZero(s.Engine[areaReserved:]) {
+		return btree.Root{}, fmt.Errorf("the engine's area of the superblock is malformed: % x", s.Engine[:areaReserved])
+	}
+	if id == 0 {
+		return btree.Root{}, nil
+	}
+	return btree.Root{ID: page.ID(id), Level: int(height) - 1}, nil
+}
+
+func allZero(p []byte) bool { return len(bytes.TrimLeft(p, "\x00")) == 0 }
+
+func lostKey(id page.ID) []byte {
+	return binary.BigEndian.AppendUint64([]byte{byte(keys.SpaceLost)}, uint64(id))
+}
+
+func (p *lostPage) encode() []byte {
+	b := make([]byte, lostKeys, lostKeys+len(p.lower.Key)+len(p.reason)+64)
+	b[0] = byte(p.level)
+	binary.LittleEndian.PutUint64(b[lostCheckpoint:], p.checkpoint)
+	binary.LittleEndian.PutUint64(b[lostLower:], uint64(p.lower.Trailer))
+	binary.LittleEndian.PutUint16(b[lostLowerLen:], uint16(len(p.lower.Key)))
+	binary.LittleEndian.PutUint16(b[lostReasonLen:], uint16(len(p.reason)))
+	b = append(b, p.lower.Key...)
+	if p.upper != nil {
+		b[lostFlags] = lostFlagUpper
+		binary.LittleEndian.PutUint64(b[lostUpper:], uint64(p.upper.Trailer))
+		binary.LittleEndian.PutUint16(b[lostUpperLen:], uint16(len(p.upper.Key)))
+		b = append(b, p.upper.Key...)
+	}
+	return append(b, p.reason...)
+}
+
+// decodeLost reads a record. It keeps neither slice.
+func decodeLost(key, value []byte) (lostPage, error) {
+	if len(key) != 9 || keys.SpaceOf(key) != keys.SpaceLost || len(value) < lostKeys {
+		return lostPage{}, fmt.Errorf("%w: %d bytes under a key of %d", errLostRecord, len(value), len(key))
+	}
+	p := lostPage{
+		id: page.ID(binary.BigEndian.Uint64(key[1:])), level: int(value[0]),
+		checkpoint: binary.LittleEndian.Uint64(value[lostCheckpoint:]),
+		lower:      page.Separator{Trailer: keys.Trailer(binary.LittleEndian.Uint64(value[lostLower:]))},
+	}
+	lower, upper := int(binary.LittleEndian.Uint16(value[lostLowerLen:])), int(binary.LittleEndian.Uint16(value[lostUpperLen:]))
+	reason, flags := int(binary.LittleEndian.Uint16(value[lostReasonLen:])), value[lostFlags]
+	rest := value[lostKeys:]
+	if p.level > page.LevelMax || flags&^lostFlagUpper != 0 || len(rest) != lower+upper+reason ||
+		flags == 0 && (upper != 0 || binary.LittleEndian.Uint64(value[lostUpper:]) != 0) {
+		return lostPage{}, fmt.Errorf("%w: level %d, flags %#x, %d+%d+%d bytes in %d", errLostRecord, p.level, flags, lower, upper, reason, len(rest))
+	}
+	p.lower.Key = bytes.Clone(rest[:lower])
+	if flags&lostFlagUpper != 0 {
+		p.upper = &page.Separator{
+			Key: bytes.Clone(rest[lower : lower+upper]), Trailer: keys.Trailer(binary.LittleEndian.Uint64(value[lostUpper:])),
+		}
+		if compareLower(p.lower, *p.upper) >= 0 {
+			return lostPage{}, fmt.Errorf("%w: from %v to %v", errLostRecord, p.lower, p.upper)
+		}
+	}
+	p.reason = string(rest[lower+upper:])
+	return p, nil
+}
+
+func (p *lostPage) String() string {
+	upper := "the end"
+	if p.upper != nil {
+		upper = p.upper.String()
+	}
+	return fmt.Sprintf("page %d at level %d, from %v to %s", p.id, p.level, p.lower, upper)
+}
