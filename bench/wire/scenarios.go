@@ -18,23 +18,28 @@ func Scenarios() []harness.Scenario {
 	streams := harness.Axis{Name: "streams", Points: []int{1, 4}}
 	return []harness.Scenario{
 		scenario("wire-unary-get", "Unary gets of 100,000 keys.", "gets", callers, 100_000, 0.85, unaryGet),
-		scenario("wire-unary-put", "Unary durable puts.", "puts", callers, 100_000, 0.85, unaryPut),
 		scenario("wire-pipelined-get", "Gets, 1024 in flight on each stream.", "gets", streams, 1_000_000, 0.75, pipelinedGet),
-		scenario("wire-pipelined-put", "Durable puts, 1024 in flight on each stream.", "puts", streams, 1_000_000, 0.75, pipelinedPut),
 		scenario("wire-batch-get", "Unary batches of 100 gets, counted per key.", "gets", callers, 1_500_000, 0.6, batchGet),
+		scenario("wire-unary-put", "Unary durable puts.", "puts", callers, 100_000, 0.85, unaryPut),
+		scenario("wire-pipelined-put", "Durable puts, 1024 in flight on each stream.", "puts", streams, 1_000_000, 0.75, pipelinedPut),
 		scenario("wire-batch-write", "Unary durable batches of 100 puts, counted per key.", "puts", callers, 1_500_000, 0.6, batchWrite),
 	}
 }
 
 func scenario(name, about, unit string, axis harness.Axis, size int, atLeast float64, work workload) harness.Scenario {
-	return harness.Scenario{
+	s := harness.Scenario{
 		Name: name, About: about + " Against a gRPC echo server with the same messages, settings and codec.", Unit: unit, Axis: axis, Size: size,
+		Weight: float64(1 + len(axis.Points)),
 		Arms: []harness.Arm{
 			{Name: "epochkv", Run: arm{start: startKV, work: work}.run},
 			{Name: "echo", Run: arm{start: startEcho, work: work, echo: true}.run},
 		},
 		Figures: []harness.Figure{{Arm: "epochkv", Against: "echo", AtLeast: atLeast, Source: fmt.Sprintf("at least %v of the echo server", atLeast)}},
 	}
+	if !work.writes {
+		s.Load, s.Stage = loaded, "wire reads"
+	}
+	return s
 }
 
 // arm is one target under one workload.
@@ -44,60 +49,83 @@ type arm struct {
 	echo  bool
 }
 
-// workload is a load and how many keys it needs loaded before, given its size.
+// workload is a load of requests.
 type workload struct {
-	loaded int  // keys to load; zero: the load writes them itself
-	writes bool // the load writes key i for each i below its size
+	writes bool // it writes key i for each i below its size; else it reads keys that are loaded
 	run    func(ctx context.Context, conns []*grpc.ClientConn, n, size int, keys keyspace, echo bool) error
 }
 
 func (a arm) run(r *harness.Run) (err error) {
 	ctx, cancel := within(r)
 	defer cancel()
-	t, err := a.start(r.Dir)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, t.stop()) }()
-	conns, err := t.dial()
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, hangUp(conns)) }()
-	kv := pb.NewKVClient(conns[0])
-	keys := keyspace{seed: r.Seed, count: r.Size}
-	if !a.work.writes {
-		keys.count = min(a.work.loaded, r.Size)
-		if err := keys.load(ctx, kv); err != nil {
+	var s *served
+	if a.work.writes {
+		if s, err = a.serve(ctx, r.Dir, keyspace{seed: r.Seed, count: r.Size}); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, s.Close()) }()
+	} else {
+		s, err = harness.Shared(r, fmt.Sprintf("server with %d keys, echo %t", r.Load, a.echo), func(dir string) (*served, error) {
+			return a.serve(ctx, dir, keyspace{seed: r.LoadSeed, count: r.Load})
+		})
+		if err != nil {
 			return err
 		}
 	}
 	// Connections, stacks and the log's spare segment are made once in a server's life: not what is asked here.
-	if err := a.work.run(ctx, conns, r.Point, max(r.Size/warmUpDivisor, 1), keys, a.echo); err != nil {
+	if err := a.work.run(ctx, s.conns, r.Point, max(r.Size/warmUpDivisor, 1), s.keys, a.echo); err != nil {
 		return err
 	}
 	time.Sleep(settleFor)
-	err = r.Time(r.Size, func() error { return a.work.run(ctx, conns, r.Point, r.Size, keys, a.echo) })
+	err = r.Time(r.Size, func() error { return a.work.run(ctx, s.conns, r.Point, r.Size, s.keys, a.echo) })
 	if err != nil {
 		return err
 	}
 	if a.echo {
 		return r.Verified(0, 0) // it answers from constants, and each answer was looked at
 	}
-	right, want, err := keys.verify(ctx, kv, max(keys.count/2000, 1))
+	right, want, err := s.keys.verify(ctx, pb.NewKVClient(s.conns[0]), max(s.keys.count/2000, 1))
 	if err != nil {
 		return err
 	}
 	return r.Verified(right, want)
 }
 
+// served is a server with connections to it. For reads it holds the keys.
+type served struct {
+	*target
+	conns []*grpc.ClientConn
+	keys  keyspace
+}
+
+func (a arm) serve(ctx context.Context, dir string, keys keyspace) (*served, error) {
+	t, err := a.start(dir)
+	if err != nil {
+		return nil, err
+	}
+	s := &served{target: t, keys: keys}
+	if s.conns, err = t.dial(); err != nil {
+		return nil, errors.Join(err, t.stop())
+	}
+	if a.work.writes {
+		return s, nil
+	}
+	if err := keys.load(ctx, pb.NewKVClient(s.conns[0])); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	return s, nil
+}
+
+// Close hangs up and ends the server.
+func (s *served) Close() error { return errors.Join(hangUp(s.conns), s.stop()) }
+
 const (
 	loaded        = 100_000
 	warmUpDivisor = 20
-	settleFor     = 500 * time.Millisecond
+	settleFor     = 200 * time.Millisecond
 )
 
-var unaryGet = workload{loaded: loaded, run: func(ctx context.Context, conns []*grpc.ClientConn, n, size int, keys keyspace, echo bool) error {
+var unaryGet = workload{run: func(ctx context.Context, conns []*grpc.ClientConn, n, size int, keys keyspace, echo bool) error {
 	return callers(ctx, conns, n, size, func(ctx context.Context, kv pb.KVClient, i int) error {
 		k := keys.pick(i)
 		out, err := kv.Get(ctx, &pb.GetRequest{Key: keys.key(make([]byte, 0, keyBytes), k)})
@@ -117,7 +145,7 @@ var unaryPut = workload{writes: true, run: func(ctx context.Context, conns []*gr
 	})
 }}
 
-var pipelinedGet = workload{loaded: loaded, run: func(ctx context.Context, conns []*grpc.ClientConn, n, size int, keys keyspace, echo bool) error {
+var pipelinedGet = workload{run: func(ctx context.Context, conns []*grpc.ClientConn, n, size int, keys keyspace, echo bool) error {
 	fill := func() func(*pb.PipelineRequest, int) {
 		get := &pb.PipelineRequest_Get{Get: &pb.GetRequest{Key: make([]byte, 0, keyBytes)}}
 		return func(m *pb.PipelineRequest, i int) {
@@ -148,7 +176,7 @@ var pipelinedPut = workload{writes: true, run: func(ctx context.Context, conns [
 
 const batchSize = 100
 
-var batchGet = workload{loaded: loaded, run: func(ctx context.Context, conns []*grpc.ClientConn, n, size int, keys keyspace, echo bool) error {
+var batchGet = workload{run: func(ctx context.Context, conns []*grpc.ClientConn, n, size int, keys keyspace, echo bool) error {
 	return callers(ctx, conns, n, size/batchSize, func(ctx context.Context, kv pb.KVClient, b int) error {
 		r := &pb.BatchGetRequest{Keys: make([][]byte, batchSize)}
 		buf := make([]byte, 0, batchSize*keyBytes)
