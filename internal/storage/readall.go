@@ -1,10 +1,6 @@
 package storage
 
 import (
-	"bytes"
-	"encoding/binary"
-	"slices"
-
 	"epochkv/internal/storage/btree"
 	"epochkv/internal/storage/keys"
 	"epochkv/internal/storage/memtable"
@@ -16,7 +12,7 @@ type Finder struct {
 	missing [][]byte // keys that no memtable has
 	places  []int    // their places in the batch
 	sorted  [][]byte // missing, in order
-	order   []uint64 // what missing is sorted by
+	sorter  keys.Sorter
 }
 
 // GetAll is Get for many keys, and calls visit with each outcome, in no certain order. Tree pages that are not in memory are read
@@ -46,9 +42,13 @@ func (r *Reader) GetAll(f *Finder, list [][]byte, at keys.Epoch, visit func(i in
 	if len(f.missing) == 0 {
 		return nil
 	}
-	f.sort()
+	order := f.sorter.Sort(len(f.missing), func(i int) []byte { return f.missing[i] })
+	f.sorted = f.sorted[:0]
+	for _, i := range order {
+		f.sorted = append(f.sorted, f.missing[i])
+	}
 	err := f.tree.FindAll(r, p.view.root, f.sorted, at, func(i int, v btree.Version, ok bool) error {
-		return visit(f.places[f.order[i]], fromTree(&v), ok)
+		return visit(f.places[order[i]], fromTree(&v), ok)
 	})
 	if err != nil {
 		return r.engine.damage(err, p.view.root, nil)
@@ -84,80 +84,4 @@ func (p Pinned) findAll(window [][]byte, at keys.Epoch, refs []memtable.Ref) {
 	for _, g := range p.view.frozen {
 		g.mem.FindAll(window, at, refs)
 	}
-}
-
-// placeBits are the low bits of a word to sort by, which say where the key stands; the rest is the beginning of what tells the
-// keys apart. Sorting such words takes a third of the time of sorting the keys.
-const placeBits = 16
-
-// sort orders the missing keys: order becomes their places among missing, sorted the keys themselves.
-func (f *Finder) sort() {
-	f.order, f.sorted = f.order[:0], f.sorted[:0]
-	skip := 0
-	if len(f.missing) <= 1<<placeBits {
-		skip = commonPrefix(f.missing)
-	}
-	for i, key := range f.missing {
-		f.order = append(f.order, headAfter(key, skip)>>placeBits<<placeBits|uint64(i)&(1<<placeBits-1))
-	}
-	if len(f.missing) > 1<<placeBits {
-		f.sortWhole()
-	} else {
-		f.sortHeads()
-	}
-	for _, i := range f.order {
-		f.sorted = append(f.sorted, f.missing[i])
-	}
-}
-
-// sortHeads sorts by heads, and then by key where heads are equal.
-func (f *Finder) sortHeads() {
-	slices.Sort(f.order)
-	for from := 0; from < len(f.order); {
-		head, to := f.order[from]>>placeBits, from
-		for ; to < len(f.order) && f.order[to]>>placeBits == head; to++ {
-			f.order[to] &= 1<<placeBits - 1
-		}
-		f.byKey(f.order[from:to])
-		from = to
-	}
-}
-
-// sortWhole sorts more keys than a word can number.
-func (f *Finder) sortWhole() {
-	for i := range f.order {
-		f.order[i] = uint64(i)
-	}
-	f.byKey(f.order)
-}
-
-func (f *Finder) byKey(places []uint64) {
-	if len(places) > 1 {
-		slices.SortFunc(places, func(i, j uint64) int { return bytes.Compare(f.missing[i], f.missing[j]) })
-	}
-}
-
-// commonPrefix is how many bytes all keys begin with alike.
-func commonPrefix(list [][]byte) int {
-	first, n := list[0], len(list[0])
-	for _, key := range list[1:] {
-		n = min(n, len(key))
-		i := 0
-		for i < n && key[i] == first[i] {
-			i++
-		}
-		n = i
-	}
-	return n
-}
-
-// headAfter is the eight bytes of key behind its first skip ones, as a number that orders as they do; zeros stand for what it has not.
-func headAfter(key []byte, skip int) uint64 {
-	rest := key[skip:]
-	if len(rest) >= 8 {
-		return binary.BigEndian.Uint64(rest)
-	}
-	var padded [8]byte
-	copy(padded[:], rest)
-	return binary.BigEndian.Uint64(padded[:])
 }

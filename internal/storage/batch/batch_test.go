@@ -178,3 +178,26 @@ func BenchmarkBuildOne(b *testing.B) {
 		}
 	}
 }
+
+// BenchmarkBuildMany builds batches of 1000 random keys; ns/key is the figure.
+func BenchmarkBuildMany(b *testing.B) {
+	const size = 1000
+	rng := rand.New(rand.NewPCG(1, 2))
+	list := make([][]byte, size)
+	for i := range list {
+		list[i] = binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, rng.Uint64()), rng.Uint64())
+	}
+	value := make([]byte, 100)
+	var builder Builder
+	b.ReportAllocs()
+	for b.Loop() {
+		builder.Reset()
+		for _, key := range list {
+			builder.Set(keys.SpaceUser, key, value)
+		}
+		if _, err := builder.Finish(); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/size, "ns/key")
+}

@@ -27,6 +27,8 @@ type Builder struct {
 	buf      []byte // header, then operations in the order in which they came
 	marks    []mark // one per operation, in the same order until Finish sorts them
 	sorted   []byte // the sorted body, when buf is not already
+	inOrder  []mark // where Finish puts the marks in order
+	sorter   keys.Sorter
 	unsorted bool
 	valueMax int // longest value added
 }
@@ -101,17 +103,17 @@ func (b *Builder) Finish() ([]byte, error) {
 	if !b.unsorted {
 		return b.buf, nil
 	}
-	slices.SortFunc(b.marks, func(x, y mark) int {
-		return bytes.Compare(b.buf[x.keyStart:x.keyEnd], b.buf[y.keyStart:y.keyEnd])
-	})
-	for i := 1; i < len(b.marks); i++ {
-		if bytes.Equal(b.Key(i-1), b.Key(i)) {
-			return nil, &DuplicateKeyError{Key: bytes.Clone(keys.User(b.Key(i)))}
-		}
-	}
+	order := b.sorter.Sort(len(b.marks), b.Key)
+	b.inOrder = b.inOrder[:0]
 	b.sorted = appendHeader(slices.Grow(b.sorted[:0], len(b.buf)), len(b.marks))
-	for _, m := range b.marks {
+	for _, place := range order {
+		m := b.marks[place]
+		if n := len(b.inOrder); n > 0 && bytes.Equal(b.buf[m.keyStart:m.keyEnd], b.buf[b.inOrder[n-1].keyStart:b.inOrder[n-1].keyEnd]) {
+			return nil, &DuplicateKeyError{Key: bytes.Clone(keys.User(b.Key(int(place))))}
+		}
+		b.inOrder = append(b.inOrder, m)
 		b.sorted = append(b.sorted, b.buf[m.opStart:m.opEnd]...)
 	}
+	b.marks, b.inOrder = b.inOrder, b.marks
 	return b.sorted, nil
 }

@@ -1,4 +1,4 @@
-package storage
+package keys
 
 import (
 	"bytes"
@@ -8,9 +8,9 @@ import (
 	"testing"
 )
 
-// TestMissingKeysAreSortedHoweverAlikeTheyAre sorts keys with long common beginnings, keys that are beginnings of others, keys that
+// TestKeysAreSortedHoweverAlikeTheyAre sorts keys with long common beginnings, keys that are beginnings of others, keys that
 // differ in a zero byte only, equal ones, and more than a word can number.
-func TestMissingKeysAreSortedHoweverAlikeTheyAre(t *testing.T) {
+func TestKeysAreSortedHoweverAlikeTheyAre(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	shapes := map[string]func(i int) []byte{
 		"one":      func(int) []byte { return []byte("only") },
@@ -21,20 +21,24 @@ func TestMissingKeysAreSortedHoweverAlikeTheyAre(t *testing.T) {
 	}
 	for name, shape := range shapes {
 		for _, n := range []int{1, 2, 100, 1<<placeBits + 1} {
-			var f Finder
-			for i := range n {
-				f.missing = append(f.missing, shape(i))
+			list := make([][]byte, n)
+			for i := range list {
+				list[i] = shape(i)
 			}
-			f.sort()
-			if !slices.IsSortedFunc(f.sorted, bytes.Compare) {
+			var s Sorter
+			order := s.Sort(n, func(i int) []byte { return list[i] })
+			if !slices.IsSortedFunc(order, func(i, j uint64) int { return bytes.Compare(list[i], list[j]) }) {
 				t.Errorf("%s, %d keys: not in order", name, n)
 			}
 			seen := make([]bool, n)
-			for i, place := range f.order {
-				if seen[place] || !bytes.Equal(f.sorted[i], f.missing[place]) {
-					t.Fatalf("%s, %d keys: place %d stands for %q", name, n, place, f.sorted[i])
+			for _, place := range order {
+				if seen[place] {
+					t.Fatalf("%s, %d keys: place %d comes twice", name, n, place)
 				}
 				seen[place] = true
+			}
+			if len(order) != n {
+				t.Errorf("%s: %d places of %d", name, len(order), n)
 			}
 		}
 	}
