@@ -163,3 +163,18 @@ func TestEverySampleIsOneLineThatBenchstatReads(t *testing.T) {
 		t.Errorf("got %q", b.String())
 	}
 }
+
+func TestQuietWaitsForTheBackground(t *testing.T) {
+	busy := make(chan time.Time, 1)
+	go func() {
+		for began := time.Now(); time.Since(began) < 150*time.Millisecond; {
+		}
+		busy <- time.Now()
+	}()
+	(&Run{}).Quiet()
+	select {
+	case <-busy:
+	default:
+		t.Error("it did not wait for a loop that burns a processor")
+	}
+}

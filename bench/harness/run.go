@@ -104,6 +104,28 @@ func (r *Run) Time(ops int, section func() error) error {
 	return nil
 }
 
+// quietMax bounds Quiet for processes that never rest.
+const (
+	quietMax   = time.Second
+	quietCPU   = time.Millisecond // in a window
+	quietEvery = 10 * time.Millisecond
+)
+
+// Quiet waits until this process has done next to nothing for two windows: what opening a store leaves to its background, as laying
+// out the next segment of a log, is done once in a server's life and not what is asked.
+func (r *Run) Quiet() {
+	if r.Smoke {
+		return
+	}
+	for began, windows := time.Now(), 0; windows < 2 && time.Since(began) < quietMax; {
+		cpu, written := processCPU(), processWritten("self")
+		time.Sleep(quietEvery)
+		if windows++; processCPU()-cpu > quietCPU || processWritten("self") != written {
+			windows = 0
+		}
+	}
+}
+
 // Verified records that the arm's data was checked: got of want items were right.
 func (r *Run) Verified(got, want int) error {
 	if got != want {

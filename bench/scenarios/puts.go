@@ -36,6 +36,7 @@ func (p puts) run(r *harness.Run) (err error) {
 	defer func() { err = errors.Join(err, e.Close()) }()
 	d := workload.NewData(r.Seed, r.Size, p.shape)
 	recorders := make([]*harness.Recorder, r.Point)
+	r.Quiet()
 	err = r.Time(r.Size, func() error {
 		return workload.Parallel(e, r.Point, func(worker int, s engines.Session) error {
 			if p.batch > 0 {

@@ -47,7 +47,7 @@ func putAsync() harness.Scenario {
 			{Name: ours.name, Run: puts{contender: ours, shape: standard, proof: oneCommitPerPut}.run},
 			{Name: pebble.name, Run: puts{contender: pebble, shape: standard}.run},
 			{Name: badger.name, Points: []int{1}, Part: 4, Run: puts{contender: badger, shape: standard}.run},
-			{Name: bbolt.name, Points: []int{1}, Part: 20, Run: puts{contender: bbolt, shape: standard}.run},
+			{Name: bbolt.name, Points: []int{1}, Part: 100, Run: puts{contender: bbolt, shape: standard}.run},
 		},
 		Figures: []harness.Figure{
 			{Arm: ours.name, Against: pebble.name, AtLeast: 2, Source: "at least 2 times Pebble v2 without sync [586k, 561k, 464k, 483k/s]"},
