@@ -26,9 +26,10 @@
 //	put         Put                        Put                          SET
 //	batch       BatchWrite of 100 puts     Txn of 100 puts              MSET of 100
 //	stream      Pipeline                   calls on one connection      pipelines, one after the other
-//	range       Scan, limit 100            Range, limit 100             ZRANGE BYLEX of an index, then MGET; not one snapshot
+//	range       Scan of 100                Range of 100                 ZRANGE BYLEX of an index, then MGET; not one snapshot
 //	swap        Execute: value is, put     Txn: value is, put           a Lua script: value is, SET
 //
+// Ranges have an end, but those of YCSB E, which have only a limit: there etcd counts all keys that follow, for each answer.
 // Redis has no ordered keys. Where ranges are read, a sorted set of all keys stands beside the records, and inserts add to it. Nor
 // does MSET tell whether a key was there; none of the workloads asks.
 //

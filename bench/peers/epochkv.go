@@ -45,8 +45,8 @@ func (e epochKV) putAll(ctx context.Context, keys, values [][]byte) error {
 	return err
 }
 
-func (e epochKV) scan(ctx context.Context, from []byte, limit int) (keys, values [][]byte, err error) {
-	for page, err := range e.Pages(ctx, client.Range{Start: from}, client.ScanOptions{Limit: uint64(limit)}) {
+func (e epochKV) scan(ctx context.Context, from, to []byte, limit int) (keys, values [][]byte, err error) {
+	for page, err := range e.Pages(ctx, client.Between(from, to), client.ScanOptions{Limit: uint64(limit)}) {
 		if err != nil {
 			return nil, nil, err
 		}

@@ -42,8 +42,13 @@ func (e etcd) putAll(ctx context.Context, keys, values [][]byte) error {
 	return err
 }
 
-func (e etcd) scan(ctx context.Context, from []byte, limit int) (keys, values [][]byte, err error) {
-	r, err := e.Get(ctx, string(from), clientv3.WithFromKey(), clientv3.WithLimit(int64(limit)))
+// scan reads a range. etcd counts what the whole range has, whatever the limit: one without an end costs as much as all that follows.
+func (e etcd) scan(ctx context.Context, from, to []byte, limit int) (keys, values [][]byte, err error) {
+	end := clientv3.WithFromKey()
+	if to != nil {
+		end = clientv3.WithRange(string(to))
+	}
+	r, err := e.Get(ctx, string(from), end, clientv3.WithLimit(int64(limit)))
 	if err != nil {
 		return nil, nil, err
 	}

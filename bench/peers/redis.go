@@ -69,9 +69,13 @@ func (s redisStore) putAll(ctx context.Context, keys, values [][]byte) error {
 	return err
 }
 
-func (s redisStore) scan(ctx context.Context, from []byte, limit int) (keys, values [][]byte, err error) {
+func (s redisStore) scan(ctx context.Context, from, to []byte, limit int) (keys, values [][]byte, err error) {
+	stop := "+"
+	if to != nil {
+		stop = "(" + string(to)
+	}
 	names, err := s.ZRangeArgs(ctx, redis.ZRangeArgs{
-		Key: redisIndex, Start: "[" + string(from), Stop: "+", ByLex: true, Count: int64(limit),
+		Key: redisIndex, Start: "[" + string(from), Stop: stop, ByLex: true, Count: int64(limit),
 	}).Result()
 	if err != nil || len(names) == 0 {
 		return nil, nil, err

@@ -87,7 +87,7 @@ func wantOrder(t *testing.T, s *server, c store) {
 	}
 	want := s.records.order(i + 1)
 	key := func(rank int) []byte { return s.records.key(int(want[rank])) }
-	keys, values, err := c.scan(t.Context(), key(10), rangeSize)
+	keys, values, err := c.scan(t.Context(), key(10), key(50+rangeSize), rangeSize)
 	if err != nil || len(keys) != rangeSize || len(values) != rangeSize {
 		t.Fatalf("range: %d keys, %d values, %v", len(keys), len(values), err)
 	}
@@ -96,7 +96,10 @@ func wantOrder(t *testing.T, s *server, c store) {
 			t.Fatalf("entry %d: %x, want %x; %v", j, keys[j], key(10+j), err)
 		}
 	}
-	if keys, _, err = c.scan(t.Context(), key(len(want)-2), rangeSize); err != nil || len(keys) != 2 {
+	if keys, _, err = c.scan(t.Context(), key(10), key(12), rangeSize); err != nil || len(keys) != 2 {
+		t.Errorf("range of two: %d keys, %v", len(keys), err)
+	}
+	if keys, _, err = c.scan(t.Context(), key(len(want)-2), nil, rangeSize); err != nil || len(keys) != 2 {
 		t.Errorf("range at the end: %d keys, %v; want 2", len(keys), err)
 	}
 }
@@ -194,7 +197,7 @@ func (f *faulty) putAll(ctx context.Context, keys, values [][]byte) error {
 func (f *faulty) insert(ctx context.Context, key, value []byte) error { return f.put(ctx, key, value) }
 func (*faulty) close() error                                          { return nil }
 
-func (*faulty) scan(context.Context, []byte, int) (keys, values [][]byte, err error) {
+func (*faulty) scan(context.Context, []byte, []byte, int) (keys, values [][]byte, err error) {
 	return nil, nil, errors.New("no ranges")
 }
 

@@ -12,8 +12,8 @@ type store interface {
 	putAll(ctx context.Context, keys, values [][]byte) error // atomically
 	// insert is a put of a new key that ranges must find.
 	insert(ctx context.Context, key, value []byte) error
-	// scan reads the first records from a key on.
-	scan(ctx context.Context, from []byte, limit int) (keys, values [][]byte, err error)
+	// scan reads the first records from one key to before another, or to the end if that is nil.
+	scan(ctx context.Context, from, to []byte, limit int) (keys, values [][]byte, err error)
 	// swap sets key to value if it holds old, and reports whether it did.
 	swap(ctx context.Context, key, old, value []byte) (bool, error)
 	// stream keeps depth requests in flight on one connection, until next has no more.

@@ -81,11 +81,15 @@ func putBatch(ctx context.Context, c *caller) error {
 // rangeSize is how many records a range has.
 const rangeSize = 100
 
-// scanRange reads a range and compares its keys with those that must be there.
+// scanRange reads a range between two keys and compares its keys with those that must be there.
 func scanRange(ctx context.Context, c *caller) error {
 	size := min(rangeSize, len(c.order))
 	from := c.random.IntN(len(c.order) - size + 1)
-	keys, values, err := c.store.scan(ctx, c.records.key(int(c.order[from])), size)
+	var to []byte
+	if from+size < len(c.order) {
+		to = c.records.key(int(c.order[from+size]))
+	}
+	keys, values, err := c.store.scan(ctx, c.records.key(int(c.order[from])), to, size)
 	if err != nil {
 		return err
 	}

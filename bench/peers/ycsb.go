@@ -71,7 +71,7 @@ func (c *caller) insert(ctx context.Context) error {
 // scanFrom reads a range that begins at record i. Others insert meanwhile, so that only the first key and the order are sure.
 func (c *caller) scanFrom(ctx context.Context, i, limit int) error {
 	from := c.records.key(i)
-	keys, values, err := c.store.scan(ctx, from, limit)
+	keys, values, err := c.store.scan(ctx, from, nil, limit)
 	if err != nil {
 		return err
 	}
