@@ -576,6 +576,52 @@ func TestBulkLoadGoesRoundDamageAtTheSecondAttempt(t *testing.T) {
 	}
 }
 
+// TestDamagedPageAtTheEndOfTheFileKeepsNobodyBusy: it cannot be moved, so that the file stays as long as it is. Checkpoints that look for something
+// to move come to an end.
+func TestDamagedPageAtTheEndOfTheFileKeepsNobodyBusy(t *testing.T) {
+	o := modelOptions(vfs.NewMem())
+	o.CheckpointInterval = time.Hour
+	s, err := Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 3000 {
+		mustPut(t, s, fmt.Sprintf("k%04d", i), strings.Repeat("v", 50))
+	}
+	mustClose(t, s)
+	file := readFile(t, o.Storage.FS, dataFile)
+	last := slices.Max(slices.DeleteFunc(treePages(t, o.Storage.FS), func(id page.ID) bool {
+		return !page.IsTree(file[int(id)*o.Storage.PageSize:], 0)
+	}))
+	flip(t, o.Storage.FS, int64(last)*int64(o.Storage.PageSize)+100)
+	if s, err = Open(o); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = s.Close() }()
+	x := mustSession(t, s)
+	defer x.Close()
+	for i := range 3000 {
+		w := Write{Durability: DurabilityAsync}
+		w.Delete(fmt.Appendf(nil, "k%04d", i))
+		if _, err := commitAndWait(x, &w); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before := s.Stats().Storage.Pages.FileBytes
+	for range 100 {
+		if err := s.Checkpoint(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	st := s.Stats().Storage
+	if st.Pages.FileBytes <= int64(last)*int64(o.Storage.PageSize) || st.Tree.LostPages != 1 {
+		t.Errorf("%d bytes of %d, %d pages lost: the test tests nothing", st.Pages.FileBytes, before, st.Tree.LostPages)
+	}
+	if pages := st.Pages; pages.FileBytes/int64(st.PageSize) <= 2*int64(pages.Live)+128 || s.engine.Shrinkable() {
+		t.Errorf("%+v, to be shrunk: %v", pages, s.engine.Shrinkable())
+	}
+}
+
 // TestWritersAreToldOfTheDamageThatKeepsCheckpointsFromMakingRoom: there is nothing to go to when the side tree is damaged, too. Then writers are told
 // at once, and not of lack of memory, and reads of what is in memory go on.
 func TestWritersAreToldOfTheDamageThatKeepsCheckpointsFromMakingRoom(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"sync/atomic"
 	"time"
 
 	"epochkv/internal/storage/btree"
@@ -152,6 +153,7 @@ func (e *Engine) tryMerge(ctx context.Context, base btree.Root, job *mergeJob, c
 		return 0, nil, err
 	}
 	e.known = known
+	e.tail.end()
 	e.counters.merged(&result.Stats)
 	if job.load != nil {
 		job.load.durable = true
@@ -162,7 +164,7 @@ func (e *Engine) tryMerge(ctx context.Context, base btree.Root, job *mergeJob, c
 // build writes the pages of the new state. The statistics are of both trees.
 func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Root, job *mergeJob, cut keys.Epoch) (*btree.Result, *side, error) {
 	relocate := max(relocatePagesMin, int(e.pager.Stats().Live/relocateShare))
-	limit := ck.Tail(relocate)
+	limit := e.tail.begin(ck, relocate)
 	batch, sink := e.rows.Begin(ck), ck.Sink()
 	in := &btree.MergeInput{
 		Base: base, Checkpoint: ck.Number(), PageSize: e.pager.PageSize(),
@@ -271,11 +273,41 @@ func (e *Engine) reclaim() {
 // though nothing fills the memtables. The rest is what moving and cutting may leave of a small file: up to relocatePagesMin pages of holes,
 // and two steps of growth behind them.
 func (e *Engine) Shrinkable() bool {
-	if e.view.Load().side != nil {
-		return false // lost pages do not move, and may keep the file as long as it is
+	if e.tail.stuck.Load() {
+		return false
 	}
 	s := e.pager.Stats()
 	return s.FileBytes/int64(s.PageSize) > 2*int64(s.Live)+2*relocatePagesMin
+}
+
+// tail is what checkpoints try to move down from the end of the file. What is damaged does not move: a tail that stays as it was is left alone
+// until it changes, or else every second would bring a checkpoint that looks for it in vain.
+type tail struct {
+	before, now tailState
+	stuck       atomic.Bool
+}
+
+type tailState struct {
+	limit page.ID
+	pages int
+}
+
+// begin returns the page at and behind which pages should move in this checkpoint, zero for none.
+func (t *tail) begin(ck *pager.Checkpoint, relocate int) page.ID {
+	t.now = tailState{limit: ck.Tail(relocate)}
+	if t.now.limit > 0 {
+		t.now.pages = len(ck.LiveFrom(t.now.limit))
+	}
+	if t.now == t.before {
+		return 0
+	}
+	return t.now.limit
+}
+
+// end says that the checkpoint is durable.
+func (t *tail) end() {
+	t.stuck.Store(t.now.limit > 0 && t.now == t.before)
+	t.before = t.now
 }
 
 // values lets a merge keep large values in the row store.

@@ -55,6 +55,7 @@ type Engine struct {
 	slot          *pin.Slot    // the checkpoint's, used under checkpointing
 	retired       []retirement // what readers of older views may still stand on
 	retiredBytes  atomic.Int64
+	tail          tail
 	known         *side // what merges go round: what the view names, and what was found since; under checkpointing
 	pins          rootPins
 	readers       readers

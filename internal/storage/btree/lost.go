@@ -10,15 +10,15 @@ import (
 	"epochkv/internal/storage/page"
 )
 
-// A page that cannot be read stops no merge that has nothing to do with it. Where a merge wants it for company only (an underfull neighbour, a
-// page to be moved down), it does without. Where the input falls on it the merge has to give up, since what the page holds decides what becomes
-// of the input; it goes on to the end all the same, so that the LostError names every such page. Whoever started it then keeps that
-// input out, lets the merge avoid those pages, and tries again.
+// A page that cannot be read stops no merge that has nothing to do with it. Where a merge wants it for company only, for an underfull neighbour, it
+// does without. Where it would have rewritten the page the merge has to give up: most often the input falls on it, and what the page holds
+// decides what becomes of the input. It goes on to the end all the same, so that the LostError names every such page. Whoever started it
+// then keeps that input out, lets the merge avoid those pages, and tries again.
 //
 // A page that is avoided for long may come to stand for more keys than when it was lost: what stood behind it went when nobody saw it any
 // more. Input for such keys makes a LostError of the page again, with its new bounds.
 
-// LostPage is a page of the base that the merge needed and could not read.
+// LostPage is a page of the base that the merge would have rewritten and could not read.
 type LostPage struct {
 	ID    page.ID
 	Level int

@@ -237,10 +237,8 @@ func (w *worker) goRound(p *part, i int, bound *page.Separator, err error) error
 	if i == 0 {
 		c.Separator = p.lo
 	}
-	if w.in.before(bound) || w.m.Policy.over(&c.Separator) || p.divides(i) {
-		w.m.lost.add(LostPage{ID: c.ID, Lower: c.Separator, Upper: bound, Err: err})
-		w.in.skip(bound)
-	}
+	w.m.lost.add(LostPage{ID: c.ID, Lower: c.Separator, Upper: bound, Err: err})
+	w.in.skip(bound)
 	w.keep(&c)
 	return nil
 }

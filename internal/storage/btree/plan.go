@@ -90,10 +90,8 @@ func (pl *planner) goRound(c page.Child, level int, bound *page.Separator, err e
 		pl.err = err
 		return false
 	}
-	if pl.in.before(bound) || pl.m.Policy.over(&c.Separator) {
-		pl.m.lost.add(LostPage{ID: c.ID, Level: level, Lower: c.Separator, Upper: bound, Err: err})
-		pl.in.skip(bound)
-	}
+	pl.m.lost.add(LostPage{ID: c.ID, Level: level, Lower: c.Separator, Upper: bound, Err: err})
+	pl.in.skip(bound)
 	pl.events = append(pl.events, event{child: c, level: level})
 	return true
 }
@@ -122,7 +120,7 @@ func (pl *planner) touched(c page.Child, level int, bound *page.Separator) bool 
 		if !pl.m.unreadable(err) {
 			pl.err = err
 		}
-		return false // there was no need to look
+		return false // this was only to see what might be moved
 	}
 	for _, g := range children {
 		if pl.wanted(g.ID) || level > 1 && pl.relocates(g, level-1) {
