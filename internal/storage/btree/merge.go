@@ -27,6 +27,9 @@ type MergeInput struct {
 
 	// Input returns a stream over all of the new versions. It is called once for each worker, and once for the planner.
 	Input func() Input
+	// Look, if set, returns one more stream like Input, for each worker whose source is a Foreseer: with it the worker finds out which leaves
+	// of a part it is going to read. Seeks on it should be cheap, a leaf's worth apart.
+	Look func() Input
 	// Source returns a source of base pages. It is called once for each worker, once for the planner, and once for the
 	// upper levels. A page that it hands out must stay as it is until the next call of the same source.
 	Source func() Source
@@ -205,6 +208,9 @@ func (m *merge) nextPart() (*part, error) {
 
 func (m *merge) newWorker() *worker {
 	w := &worker{m: m, src: m.Source(), in: peeker{in: m.Input()}}
+	if f, ok := w.src.(Foreseer); ok && m.Look != nil {
+		w.foreseer, w.look = f, peeker{in: m.Look()}
+	}
 	w.pages.size = m.PageSize
 	w.pack = leafPacker{pageSize: m.PageSize, soft: m.soft, checkpoint: m.Checkpoint, pages: &w.pages}
 	return w

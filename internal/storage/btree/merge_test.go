@@ -464,3 +464,54 @@ func TestRepeatedInputChangesNothing(t *testing.T) {
 		t.Fatalf("%+v", st)
 	}
 }
+
+// foreseer notes what a merge tells it, and what it then asks for.
+type foreseer struct {
+	*store
+	told, read map[page.ID]bool
+}
+
+func (f *foreseer) Foresee(leaves []page.ID) {
+	for _, id := range leaves {
+		f.told[id] = true
+	}
+}
+
+func (f *foreseer) Page(id page.ID, level int) ([]byte, error) {
+	if level == 0 {
+		f.read[id] = true
+	}
+	return f.store.Page(id, level)
+}
+
+// TestMergeForeseesTheLeavesThatItReads: only then can they be read together. A leaf that is read for company is the exception.
+func TestMergeForeseesTheLeavesThatItReads(t *testing.T) {
+	s := newStore(512)
+	var all, some []Entry
+	for i := range 5000 {
+		all = append(all, set(fmt.Sprintf("key%06d", i), 1, "value"))
+		if i%97 == 0 || i > 3000 && i < 3100 {
+			some = append(some, set(fmt.Sprintf("key%06d", i), 2, "changed"))
+		}
+	}
+	root := s.apply(t, s.mergeInput(Root{}, all, Policy{})).Root
+	f := &foreseer{s, map[page.ID]bool{}, map[page.ID]bool{}}
+	in := s.mergeInput(root, some, Policy{MinVisible: keys.MaxEpoch})
+	in.Source, in.Look = func() Source { return f }, in.Input
+	root = s.apply(t, in).Root
+	s.check(t, root)
+	surprised := 0
+	for id := range f.read {
+		if !f.told[id] {
+			surprised++
+		}
+	}
+	for id := range f.told {
+		if !f.read[id] {
+			t.Errorf("leaf %d was told and not read", id)
+		}
+	}
+	if len(f.read) < 50 || surprised > len(f.read)/10 {
+		t.Errorf("%d leaves read, %d of them not foreseen", len(f.read), surprised)
+	}
+}

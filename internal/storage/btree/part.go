@@ -24,17 +24,20 @@ type part struct {
 
 // worker merges parts. Its buffers serve one part after another.
 type worker struct {
-	m     *merge
-	src   Source
-	in    peeker
-	pack  leafPacker
-	pages pagePool
-	key   []byte // of the version in hand
-	hist  history
-	kept  bool // a version of key went into the run
+	m        *merge
+	src      Source
+	foreseer Foreseer // src, if it is one; else nil
+	in       peeker
+	look     peeker // ahead of in, for foreseer
+	pack     leafPacker
+	pages    pagePool
+	key      []byte // of the version in hand
+	hist     history
+	kept     bool // a version of key went into the run
 	// counted says that a key's newest version was seen on that side, so that older ones do not count as live.
 	countedOld, countedNew bool
 	entry                  page.Entry
+	leaves                 []page.ID // scratch of foretell
 	freed                  []page.ID
 	dropped                []page.Ref
 	stats                  Stats
@@ -44,6 +47,7 @@ type worker struct {
 // run merges p. It leaves the part's children in pack.out.
 func (w *worker) run(p *part) error {
 	w.pack.out, w.freed, w.dropped, w.stats = nil, nil, nil, Stats{}
+	w.foretell(p)
 	w.in.seek(p.lo)
 	w.checkInput()
 	w.key, w.hist = w.key[:0], history{}
@@ -64,6 +68,26 @@ func (w *worker) run(p *part) error {
 		return err
 	}
 	return w.finish(p)
+}
+
+// foretell tells the source which of the part's leaves it will be asked for. It need not be exact.
+func (w *worker) foretell(p *part) {
+	if w.foreseer == nil {
+		return
+	}
+	w.leaves = w.leaves[:0]
+	w.look.seek(p.lo)
+	for i := range p.children {
+		id, bound := p.children[i].ID, p.boundAfter(i)
+		input := w.look.before(bound)
+		if id != 0 && !w.m.avoids(id) && (input || w.m.Sweep.Has(id) || p.divides(i) || p.relocate && id >= w.m.Relocate.From) {
+			w.leaves = append(w.leaves, id)
+		}
+		if input {
+			w.look.skip(bound)
+		}
+	}
+	w.foreseer.Foresee(w.leaves)
 }
 
 // touched reports whether child i of the part is to be rewritten.

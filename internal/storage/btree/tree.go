@@ -18,6 +18,13 @@ type Source interface {
 	Page(id page.ID, level int) ([]byte, error)
 }
 
+// Foreseer is a Source that wants to know which leaves a merge will ask it for next, so that it can read them in one submission: one by
+// one, a merge of random keys into a tree that is larger than memory spends its time waiting for the device.
+type Foreseer interface {
+	Source
+	Foresee(leaves []page.ID)
+}
+
 // Root names a tree: one immutable state of it. The zero Root is the empty tree.
 type Root struct {
 	ID    page.ID
