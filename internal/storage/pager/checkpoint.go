@@ -220,18 +220,19 @@ func (ck *Checkpoint) placeMap() (*vectorUpdate, error) {
 		if err := update.place(places); err != nil {
 			return nil, err
 		}
-		if len(ck.enlivened) == before {
-			return update, nil
-		}
 		if need := p.mapLeaves(p.space.liveEnd()); need > leaves {
 			leaves = need
 			if err := update.resize(places, leaves); err != nil {
 				return nil, err
 			}
 		}
+		more := false // a map that lost leaves has freed their pages, whether it has placed any or not
 		dirty := ck.dirtyLeaves()
 		for i := dirty.Next(0); i < leaves; i = dirty.Next(i + 1) {
-			update.dirty[0].Add(i)
+			more = update.dirty[0].Add(i) || more
+		}
+		if !more && len(ck.enlivened) == before {
+			return update, nil
 		}
 	}
 }

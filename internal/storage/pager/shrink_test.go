@@ -50,6 +50,48 @@ func TestMapPagesMoveDown(t *testing.T) {
 	}
 }
 
+// TestMapForgetsThePagesOfItsLostLeaves: the only change is that the last leaf of the map is not needed any more. The pages of that leaf and
+// of the node above it are spoken of in the leaf that stays.
+func TestMapForgetsThePagesOfItsLostLeaves(t *testing.T) {
+	mem := vfs.NewMem()
+	p, err := Create(mem, toyFile, Options{PageSize: 512})
+	must(t, err)
+	const perLeaf = (512 - 40) * 8
+	commit := func(root page.ID, free ...page.ID) {
+		ck, err := p.Begin()
+		must(t, err)
+		ck.Free(free...)
+		must(t, ck.Commit(context.Background(), State{Root: root}))
+		p.ReleaseThrough(p.Checkpoint())
+	}
+	ids := fillPages(t, p, perLeaf+100)
+	root, low, high := ids[50], ids[:40], ids[perLeaf-2:] // ids begin at page 2
+	commit(root, low[:20]...)
+	commit(root, append(low[20:21:21], high[0])...) // both leaves of the map move into the holes
+	for _, nodes := range p.allocation.levels {
+		for _, id := range nodes {
+			if id >= perLeaf {
+				t.Fatalf("a page of the map is %d: the test tests nothing", id)
+			}
+		}
+	}
+	commit(root, high[1:]...)
+	if n := p.allocation.leaves(); n != 1 {
+		t.Fatalf("%d leaves", n)
+	}
+	must(t, p.Close())
+	p, err = Open(mem, toyFile, Options{})
+	must(t, err)
+	must(t, p.Audit(func(each func(page.ID) error) error {
+		for _, id := range ids[21 : perLeaf-2] {
+			if err := each(id); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+}
+
 // TestLastBytesOfADiskAreUsed: where a whole step does not fit, the file grows by what is needed.
 func TestLastBytesOfADiskAreUsed(t *testing.T) {
 	mem := vfs.NewMem()
