@@ -52,16 +52,25 @@ type written struct {
 	value uint64
 }
 
-func (l load) run(r *harness.Run) (err error) {
-	store, err := open(r.Dir, mvcc.Options{Collection: l.collection, Horizon: l.horizon})
+// run is one section on the arm's store. The runs of an arm share it: a new one spends its first half second with making the segments
+// that it keeps in reserve, and a section in memory is shorter than that.
+func (l load) run(r *harness.Run) error {
+	name := fmt.Sprintf("%d keys, collection %d, horizon %d", l.keys, l.collection, l.horizon)
+	store, err := harness.Shared(r, name, func(dir string) (*mvcc.Store, error) {
+		store, err := open(dir, mvcc.Options{Collection: l.collection, Horizon: l.horizon})
+		if err == nil {
+			err = l.fill(store)
+		}
+		return store, err
+	})
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, store.Close()) }()
-	first, err := l.fill(store)
+	before, err := l.state(store)
 	if err != nil {
 		return err
 	}
+	pruning := store.Stats().Storage.Pruning
 	workers := make([]*worker, r.Point)
 	for i := range workers {
 		if workers[i], err = l.worker(r, store, i); err != nil {
@@ -79,10 +88,17 @@ func (l load) run(r *harness.Run) (err error) {
 		aborts += w.aborts
 	}
 	r.Count("aborts per commit", float64(aborts)/float64(share*r.Point))
-	if err := l.prove(r, store.Stats().Storage.Pruning, lag); err != nil {
+	if err := l.prove(r, pruning, store.Stats().Storage.Pruning, lag); err != nil {
 		return err
 	}
-	return l.check(r, store, workers, first)
+	for i := range before {
+		for _, w := range workers {
+			if w.last[i].epoch > before[i].epoch {
+				before[i] = w.last[i]
+			}
+		}
+	}
+	return l.check(r, store, before)
 }
 
 // together runs work for each of the workers in a goroutine of its own.
@@ -116,18 +132,38 @@ func (l load) worker(r *harness.Run, store *mvcc.Store, number int) (*worker, er
 }
 
 // fill writes every key once.
-func (l load) fill(store *mvcc.Store) (written, error) {
+func (l load) fill(store *mvcc.Store) error {
 	session, err := store.Session()
 	if err != nil {
-		return written{}, err
+		return err
 	}
 	defer session.Close()
 	var w mvcc.Write
 	for i := range l.keys {
 		w.Set(key(i), make([]byte, 16))
 	}
-	epoch, err := session.Commit(&w)
-	return written{epoch: epoch}, err
+	_, err = session.Commit(&w)
+	return err
+}
+
+// state is what each key holds.
+func (l load) state(store *mvcc.Store) ([]written, error) {
+	session, err := store.Session()
+	if err != nil {
+		return nil, err
+	}
+	defer session.Close()
+	state := make([]written, l.keys)
+	for i := range state {
+		v, err := session.Get(nil, key(i), 0)
+		if err != nil {
+			return nil, fmt.Errorf("key %d: %w", i, err)
+		}
+		if v.Found {
+			state[i] = written{v.Epoch, binary.LittleEndian.Uint64(v.Data)}
+		}
+	}
+	return state, nil
 }
 
 func key(i int) []byte { return binary.BigEndian.AppendUint64(nil, uint64(i)) }
@@ -186,41 +222,31 @@ func (w *worker) transact(key, value []byte, read bool) (keys.Epoch, error) {
 const lagMax = 64
 
 // prove shows by counters who collected.
-func (l load) prove(r *harness.Run, p storage.PruneStats, lag float64) error {
-	r.Count("pruned", float64(p.Pruned))
-	r.Count("cut by writers", float64(p.Helped))
+func (l load) prove(r *harness.Run, before, after storage.PruneStats, lag float64) error {
+	r.Count("pruned", float64(after.Pruned-before.Pruned))
+	r.Count("cut by writers", float64(after.Helped-before.Helped))
+	queued := float64(after.Queued - before.Queued)
 	if l.horizon == mvcc.HorizonScanned {
 		if err := r.Prove("horizon lag", lag, 0, lagMax); err != nil {
 			return err
 		}
 	}
 	if l.collection != mvcc.CollectBackground {
-		return r.Prove("queued", float64(p.Queued), 0, 0)
+		return r.Prove("queued", queued, 0, 0)
 	}
-	r.Count("queued", float64(p.Queued))
+	r.Count("queued", queued)
 	return nil
 }
 
-// check compares every key with the newest of the workers' commits to it.
-func (l load) check(r *harness.Run, store *mvcc.Store, workers []*worker, first written) error {
-	session, err := store.Session()
+// check compares what every key holds with the newest of the commits to it.
+func (l load) check(r *harness.Run, store *mvcc.Store, want []written) error {
+	got, err := l.state(store)
 	if err != nil {
 		return err
 	}
-	defer session.Close()
 	right := 0
-	for i := range l.keys {
-		want := first
-		for _, w := range workers {
-			if w.last[i].epoch > want.epoch {
-				want = w.last[i]
-			}
-		}
-		v, err := session.Get(nil, key(i), 0)
-		if err != nil {
-			return fmt.Errorf("key %d: %w", i, err)
-		}
-		if v.Found && v.Epoch == want.epoch && binary.LittleEndian.Uint64(v.Data) == want.value {
+	for i := range got {
+		if got[i] == want[i] {
 			right++
 		}
 	}

@@ -50,11 +50,12 @@ func (x *Session) commitAt(w *Write, at keys.Epoch) (keys.Epoch, error) {
 	if s.horizonRule == HorizonScanned {
 		x.rescan()
 	}
-	x.awaitPrevious()
+	x.awaitPrevious(at)
 	x.latch(w)
 	x.lock(w.looks())
 	epoch, err := x.commitLatched(w, body, at)
 	x.unlock()
+	x.finish()
 	x.pay(len(body))
 	return epoch, x.reveal(err)
 }
@@ -123,9 +124,10 @@ func (x *Session) prepare(w *Write) ([]byte, error) {
 	return w.Batch.Finish()
 }
 
-// awaitPrevious bounds the epochs beyond visible to one per session; see horizon.
-func (x *Session) awaitPrevious() {
-	if uint64(x.previous) > x.store.horizon.visible.Load() {
+// awaitPrevious bounds the epochs beyond visible to one per session; see horizon. The snapshot of the commit, if it has one, has been
+// visible.
+func (x *Session) awaitPrevious(at keys.Epoch) {
+	if x.previous > at && x.previous > x.store.Visible() {
 		x.store.horizon.wait(x.previous, x.parker)
 	}
 }
@@ -145,7 +147,7 @@ func (x *Session) latch(w *Write) {
 	}
 }
 
-// commitLatched is steps 2 to 6 of the protocol, under the latches of the write set.
+// commitLatched is steps 2 to 6 of the protocol, under the latches of the write set. When they are given back, finish has the rest to do.
 func (x *Session) commitLatched(w *Write, body []byte, at keys.Epoch) (keys.Epoch, error) {
 	x.slot.Enter()
 	epoch, err := x.check(w, body, at)
@@ -165,22 +167,34 @@ func (x *Session) commitLatched(w *Write, body []byte, at keys.Epoch) (keys.Epoc
 		x.store.voids.Add(1)
 	}
 	x.store.horizon.done(epoch)
-	crowded := conflict == nil && x.writer.Crowded()
-	length := 0
-	if crowded {
-		length = x.prune()
-	}
-	x.slot.Leave()
-	if crowded {
-		x.store.collector.help(length)
-	}
 	x.previous = epoch
 	if conflict != nil {
+		x.slot.Leave()
 		x.store.conflicts.Add(1)
-		x.store.horizon.wait(epoch, x.parker) // a retry must get a snapshot that sees what beat it
+		x.told = epoch
 		return 0, conflict
 	}
+	if x.writer.Crowded() {
+		x.crowded = true // and inside the slot's protection, for finish
+	} else {
+		x.slot.Leave()
+	}
 	return epoch, nil
+}
+
+// finish does what nobody else has to wait for, so it comes when the latches have been given back. An error is told only when visible has
+// reached what it reveals, and with it a retry's snapshot; and long version chains are pruned.
+func (x *Session) finish() {
+	if x.told != 0 {
+		x.store.horizon.wait(x.told, x.parker)
+		x.told = 0
+	}
+	if x.crowded {
+		x.crowded = false
+		length := x.prune()
+		x.slot.Leave()
+		x.store.collector.help(length)
+	}
 }
 
 // check is steps 2 and 3: it returns the reserved epoch, inside the slot's protection as it came.
@@ -213,7 +227,7 @@ func (x *Session) checkFirst(w *Write, at keys.Epoch) error {
 		}
 		if newest > at {
 			x.store.conflicts.Add(1)
-			x.store.horizon.wait(newest, x.parker)
+			x.told = newest
 			return x.txn.reads.conflict(key, newest)
 		}
 	}
@@ -274,7 +288,7 @@ func (x *Session) checkConditions(w *Write) error {
 		if holds {
 			continue
 		}
-		x.store.horizon.wait(epoch, x.parker)
+		x.told = epoch
 		x.store.preconditions.Add(1)
 		return &PreconditionError{Index: i, Condition: *c, Found: ok && v.Kind == keys.KindSet, Epoch: epoch, await: await}
 	}

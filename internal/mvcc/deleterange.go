@@ -78,6 +78,7 @@ func (x *Session) deleteRangeOnce(o RangeDelete) (RangeDeleted, error) {
 func (x *Session) checkOnly(w *Write, reads *readSet) error {
 	x.latch(w)
 	x.lock(true)
+	defer x.finish()
 	defer x.unlock()
 	if err := x.checkConditions(w); err != nil {
 		return err

@@ -142,9 +142,10 @@ func (x *Session) invokeLatched(ops []Invoke, conditions []Condition, d Durabili
 	if _, err := x.prepare(w); err != nil {
 		return 0, 0, err
 	}
-	x.awaitPrevious()
+	x.awaitPrevious(0)
 	x.latch(w)
 	x.lock(true)
+	defer x.finish()
 	defer x.unlock()
 	if err := x.checkConditions(w); err != nil {
 		return 0, 0, err

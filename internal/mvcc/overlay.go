@@ -2,6 +2,7 @@ package mvcc
 
 import (
 	"bytes"
+	"hash/maphash"
 	"slices"
 
 	"epochkv/internal/storage/batch"
@@ -24,7 +25,6 @@ type overlayEntry struct {
 	key   span
 	value span
 	kind  keys.Kind
-	hash  uint32
 }
 
 // overlayUndo restores an entry's former operation.
@@ -37,8 +37,11 @@ type overlayUndo struct {
 // overlayMark is what a savepoint remembers.
 type overlayMark struct{ buf, entries, undo int }
 
-// linearMax entries are searched one by one: comparing hashes of neighbours beats a table until about here.
+// linearMax entries are searched one by one, without hashing: most transactions write few keys.
 const linearMax = 16
+
+// overlaySeed keeps clients from choosing keys that collide.
+var overlaySeed = maphash.MakeSeed()
 
 func (o *overlay) reset() {
 	const keepBytesMax = 1 << 20
@@ -62,30 +65,30 @@ func (o *overlay) keep(b []byte) span {
 }
 
 // find returns the entry of key, or -1.
-func (o *overlay) find(key []byte, hash uint32) int {
+func (o *overlay) find(key []byte) int {
 	if len(o.entries) <= linearMax {
 		for i := range o.entries {
-			if e := &o.entries[i]; e.hash == hash && bytes.Equal(o.bytes(e.key), key) {
+			if bytes.Equal(o.bytes(o.entries[i].key), key) {
 				return i
 			}
 		}
 		return -1
 	}
-	mask := uint32(len(o.table) - 1)
-	for at := hash & mask; ; at = (at + 1) & mask {
+	mask := uint64(len(o.table) - 1)
+	for at := maphash.Bytes(overlaySeed, key) & mask; ; at = (at + 1) & mask {
 		i := o.table[at] - 1
 		if i < 0 {
 			return -1
 		}
-		if e := &o.entries[i]; e.hash == hash && bytes.Equal(o.bytes(e.key), key) {
+		if bytes.Equal(o.bytes(o.entries[i].key), key) {
 			return int(i)
 		}
 	}
 }
 
 // set makes kind and value the last operation on key.
-func (o *overlay) set(key, value []byte, kind keys.Kind, hash uint32) {
-	if i := o.find(key, hash); i >= 0 {
+func (o *overlay) set(key, value []byte, kind keys.Kind) {
+	if i := o.find(key); i >= 0 {
 		e := &o.entries[i]
 		if len(o.marks) > 0 {
 			o.undo = append(o.undo, overlayUndo{int32(i), e.value, e.kind})
@@ -96,7 +99,7 @@ func (o *overlay) set(key, value []byte, kind keys.Kind, hash uint32) {
 	o.order = append(o.order, int32(len(o.entries)))
 	o.entries = append(o.entries, overlayEntry{})
 	e := &o.entries[len(o.entries)-1]
-	e.key, e.value, e.kind, e.hash = o.keep(key), o.keep(value), kind, hash
+	e.key, e.value, e.kind = o.keep(key), o.keep(value), kind
 	if len(o.entries) > linearMax {
 		o.index()
 	}
@@ -118,8 +121,8 @@ func (o *overlay) index() {
 }
 
 func (o *overlay) insert(i int) {
-	mask := uint32(len(o.table) - 1)
-	at := o.entries[i].hash & mask
+	mask := uint64(len(o.table) - 1)
+	at := maphash.Bytes(overlaySeed, o.bytes(o.entries[i].key)) & mask
 	for o.table[at] != 0 {
 		at = (at + 1) & mask
 	}

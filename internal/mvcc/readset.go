@@ -62,7 +62,7 @@ func (x *Session) validate(r *readSet) error {
 	err := x.unchanged(r, keys.MaxEpoch)
 	if err == error(&r.err) { //nolint:errorlint // identity: is it the one that is reused
 		x.store.conflicts.Add(1)
-		x.store.horizon.wait(r.err.Epoch, x.parker)
+		x.told = r.err.Epoch
 	}
 	return err
 }

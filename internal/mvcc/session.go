@@ -23,6 +23,8 @@ type Session struct {
 	at       keys.Epoch // snapshot of View, while viewing
 	viewing  bool
 	previous keys.Epoch // newest epoch this session reserved; the next commit waits until it is visible
+	told     keys.Epoch // what has to be visible before the error at hand is told; see finish
+	crowded  bool       // the commit at hand has made chains long; see finish
 	cursor   Cursor
 	batch    batchRead
 	txn      Txn

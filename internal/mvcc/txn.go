@@ -2,7 +2,6 @@ package mvcc
 
 import (
 	"errors"
-	"hash/maphash"
 
 	"epochkv/internal/storage/keys"
 )
@@ -82,10 +81,6 @@ func (t *Txn) validated() bool {
 	return t.options.Isolation == IsolationSerializable && !t.options.ReadOnly
 }
 
-func (t *Txn) hash(key []byte) uint32 {
-	return uint32(maphash.Bytes(t.session.store.latches.seed, key))
-}
-
 // Get reads key: the transaction's own write, or the version at its snapshot. The value is appended to dst. Own writes have
 // epoch 0.
 func (t *Txn) Get(dst, key []byte) (v Value, err error) {
@@ -93,7 +88,7 @@ func (t *Txn) Get(dst, key []byte) (v Value, err error) {
 		return Value{Data: dst}, ErrNoTransaction
 	}
 	if t.own.count() > 0 {
-		if i := t.own.find(key, t.hash(key)); i >= 0 {
+		if i := t.own.find(key); i >= 0 {
 			e := &t.own.entries[i]
 			if e.kind == keys.KindDelete {
 				return Value{Data: dst, At: t.at}, nil
@@ -133,7 +128,7 @@ func (t *Txn) put(key, value []byte, kind keys.Kind) error {
 	if err := t.session.store.checkKey(key); err != nil {
 		return err
 	}
-	t.own.set(key, value, kind, t.hash(key))
+	t.own.set(key, value, kind)
 	return t.checkSize()
 }
 
