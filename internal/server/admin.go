@@ -73,6 +73,7 @@ func sizesMessage(e *mvcc.Stats) *pb.Sizes {
 		CacheUsedBytes:    uint64(st.CacheUsed),
 		MemtableBytes:     uint64(st.MemtableBytes),
 		LogBufferBytes:    uint64(st.Log.ImageBytes),
+		LogBytes:          uint64(st.Log.SegmentBytes),
 		LogSegments:       uint64(st.Log.Segments),
 		DataFileBytes:     uint64(st.Pages.FileBytes),
 		DiskFreeBytes:     uint64(max(st.DiskFree, 0)),
@@ -82,9 +83,10 @@ func sizesMessage(e *mvcc.Stats) *pb.Sizes {
 
 func generationMessages(e *mvcc.Stats) []*pb.Generation {
 	out := make([]*pb.Generation, 0, len(e.Storage.Generations))
-	for i, g := range e.Storage.Generations {
+	for _, g := range e.Storage.Generations {
 		out = append(out, &pb.Generation{
-			Number: uint64(i + 1), Active: g.Active, FirstEpoch: uint64(g.First), LastEpoch: uint64(g.Last), MemtableBytes: uint64(g.MemtableBytes),
+			Number: g.Segment, Active: g.Active, FirstEpoch: uint64(g.First), LastEpoch: uint64(g.Last), MemtableBytes: uint64(g.MemtableBytes),
+			LogBytes: uint64(g.LogBytes),
 		})
 	}
 	return out

@@ -3,8 +3,12 @@ package server
 import (
 	"bytes"
 	"fmt"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
+
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	pb "epochkv/api/proto/epochkv/v1"
 )
@@ -199,6 +203,60 @@ func TestStatusTellsWhatIsGoingOn(t *testing.T) {
 		out.Sizes.MemoryBudgetBytes != 256<<20 || out.Sizes.ResidentBytes == 0 || len(out.Generations) == 0 || out.Build.GoVersion == "" {
 		t.Fatalf("got %v", out)
 	}
+}
+
+// TestStatusFillsEveryField looks for fields that nobody sets: after some work, none is zero but those that stand for trouble that
+// this server did not have.
+func TestStatusFillsEveryField(t *testing.T) {
+	quiet := map[string]bool{
+		"health.cause": true, "health.state": true, "build.version": true, "build.revision": true,
+		"recovery.records": true, "recovery.bytes": true, "recovery.epoch": true, "recovery.torn_file": true, "recovery.torn_offset": true, "recovery.torn_bytes": true,
+		"sessions.requests_in_flight": true, "sessions.bytes_in_flight": true,
+		"tree.garbage_bytes": true, "tree.free_bytes": true, "tree.pages.rows": true, "tree.pages.row_table": true, "tree.bulk_loads": true,
+		"tree.write_stalls": true, "tree.damaged_reads": true, "tree.stale_share": true, "tree.swept_pages": true, "tree.swept_versions": true,
+	}
+	h := mustStart(t)
+	for i := range 100 {
+		h.put(t, strconv.Itoa(i), strings.Repeat("v", 4000))
+	}
+	h.put(t, "large", strings.Repeat("v", 100_000))
+	h.scan(t, &pb.ScanRequest{Limit: 3}) // its token keeps an epoch readable
+	h.talk(t).begin()
+	if _, err := h.admin.Checkpoint(testContext(t), &pb.CheckpointRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	h.put(t, "k", "v")
+	h.get(t, "1")
+	out, err := h.admin.Status(testContext(t), &pb.StatusRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range unset("", out.ProtoReflect()) {
+		if !quiet[name] {
+			t.Errorf("%s is not set", name)
+		}
+	}
+}
+
+// unset are the names of the fields of a message, and of those in it, that have their zero value. Durations count by what they are.
+func unset(path string, m protoreflect.Message) (names []string) {
+	fields := m.Descriptor().Fields()
+	for i := range fields.Len() {
+		f := fields.Get(i)
+		name := path + string(f.Name())
+		switch {
+		case f.Message() != nil && f.Message().FullName() == "google.protobuf.Duration":
+		case !m.Has(f):
+			names = append(names, name)
+		case f.IsList():
+			for j := range m.Get(f).List().Len() {
+				names = append(names, unset(name+".", m.Get(f).List().Get(j).Message())...)
+			}
+		case f.Message() != nil:
+			names = append(names, unset(name+".", m.Get(f).Message())...)
+		}
+	}
+	return names
 }
 
 func TestEveryKindOfReadWaitsForASyncWriteItReveals(t *testing.T) {

@@ -72,7 +72,9 @@ type PruneStats struct {
 
 // GenerationStats describes one generation.
 type GenerationStats struct {
-	First, Last   keys.Epoch // Last is zero while the generation is active
+	Segment       uint64     // number of its log segment; zero if recovery filled it from several
+	First, Last   keys.Epoch // Last is zero while it is empty
+	LogBytes      int64      // of its segment that are used
 	MemtableBytes int64
 	Keys          int64
 	Versions      int64
@@ -131,8 +133,10 @@ func (g *generation) stats() GenerationStats {
 	s := GenerationStats{
 		First: g.first, Active: !g.sealed(), MemtableBytes: int64(g.mem.Bytes()), Keys: int64(g.mem.Count()), Versions: int64(g.mem.Versions()),
 	}
-	if end := g.end.Load(); end != 0 {
-		s.Last = keys.Epoch(end - 1)
+	if g.segment != nil {
+		s.Segment, s.Last, s.LogBytes = g.segment.Extent()
+	} else if end := keys.Epoch(g.end.Load()); end > g.first {
+		s.Last = end - 1
 	}
 	return s
 }

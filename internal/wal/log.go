@@ -134,6 +134,7 @@ func (l *Log) adopt(rec Recovery) error {
 			end = rec.Segments[i+1].First - 1
 		}
 		l.retired.add(retiredSegment{path: s.File, number: s.number, end: end, size: s.Bytes})
+		l.counts.segmentBytes.Add(s.Bytes)
 	}
 	l.counts.segments.Store(int64(len(rec.Segments)))
 	for _, b := range rec.blank {
@@ -201,6 +202,7 @@ func (l *Log) NewSegment(first keys.Epoch, bodyLen int) (*Segment, error) {
 	}
 	l.last = s
 	l.counts.segments.Add(1)
+	l.counts.segmentBytes.Add(int64(len(b.image)))
 	l.wantSpare()
 	return s, nil
 }

@@ -142,6 +142,20 @@ func (s *Segment) sealedAt() (offset uint32, next keys.Epoch, sealed bool) {
 	return uint32(headerPage + word&offsetMask*recordAlign), s.first + keys.Epoch(word>>offsetBits), true
 }
 
+// Extent tells what has been claimed in the segment: the file's number, the newest epoch, zero without any, and the bytes up to the end of
+// the last record.
+func (s *Segment) Extent() (number uint64, last keys.Epoch, bytes int64) {
+	word := s.tail.Load()
+	if sealed := s.sealed.Load(); sealed != 0 {
+		word = sealed - 1
+	}
+	count, end := word>>offsetBits, min(word&offsetMask, s.limit)
+	if count > 0 {
+		last = s.first + keys.Epoch(count-1)
+	}
+	return s.number, last, int64(headerPage + end*recordAlign)
+}
+
 // Body is the claim's place for its body, to be filled before Publish and not touched after.
 func (s *Segment) Body(c Claim) []byte {
 	end := c.offset + c.length

@@ -10,7 +10,7 @@ import (
 type counters struct {
 	bytes, records, syncs       atomic.Uint64
 	rotations, stalls, recycled atomic.Uint64
-	segments                    atomic.Int64
+	segments, segmentBytes      atomic.Int64
 	writeNanos                  atomic.Uint64
 	syncNanos                   atomic.Uint64
 	syncBuckets                 [SyncBuckets]atomic.Uint64
@@ -51,6 +51,7 @@ type Stats struct {
 	Stalls                uint64 // rotations that had to wait for a file or an image
 	Recycled              uint64 // old files kept for use as new ones
 	Segments              int    // that hold records a replay may need, and the open one
+	SegmentBytes          int64  // of their files
 	ImageBytes            int64  // memory of all images
 }
 
@@ -58,15 +59,15 @@ type Stats struct {
 func (l *Log) Stats() Stats {
 	c := &l.counts
 	s := Stats{
-		Bytes:      c.bytes.Load(),
-		Records:    c.records.Load(),
-		Syncs:      c.syncs.Load(),
-		WriteTime:  time.Duration(c.writeNanos.Load()),
-		SyncTime:   time.Duration(c.syncNanos.Load()),
-		Rotations:  c.rotations.Load(),
-		Stalls:     c.stalls.Load(),
-		Recycled:   c.recycled.Load(),
-		Segments:   int(c.segments.Load()),
+		Bytes:     c.bytes.Load(),
+		Records:   c.records.Load(),
+		Syncs:     c.syncs.Load(),
+		WriteTime: time.Duration(c.writeNanos.Load()),
+		SyncTime:  time.Duration(c.syncNanos.Load()),
+		Rotations: c.rotations.Load(),
+		Stalls:    c.stalls.Load(),
+		Recycled:  c.recycled.Load(),
+		Segments:  int(c.segments.Load()), SegmentBytes: c.segmentBytes.Load(),
 		ImageBytes: l.images.mappedBytes(),
 	}
 	for i := range s.SyncDurations {

@@ -60,6 +60,7 @@ func (l *Log) TruncateBefore(e keys.Epoch) error {
 			l.counts.recycled.Add(1)
 		}
 		l.counts.segments.Add(-1)
+		l.counts.segmentBytes.Add(-s.size)
 	}
 	return nil
 }
