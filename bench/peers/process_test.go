@@ -61,8 +61,8 @@ func TestServersEndHoweverTheyStand(t *testing.T) {
 		command []string
 		pause   bool
 	}{
-		"running":  {[]string{"sleep", "60"}, false},
-		"stopped":  {[]string{"sleep", "60"}, true},
+		"running":  {[]string{"sh", "-c", "echo ready; exec sleep 60"}, false},
+		"stopped":  {[]string{"sh", "-c", "echo ready; exec sleep 60"}, true},
 		"stubborn": {[]string{"sh", "-c", "trap '' TERM; echo ready; while :; do sleep 1; done"}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -70,6 +70,9 @@ func TestServersEndHoweverTheyStand(t *testing.T) {
 			p, err := start(t.TempDir(), c.command[0], c.command[1:]...)
 			if err != nil {
 				t.Fatal(err)
+			}
+			for text, err := os.ReadFile(p.log); err != nil || len(text) == 0; text, err = os.ReadFile(p.log) {
+				time.Sleep(time.Millisecond)
 			}
 			if c.pause {
 				if err := p.pause(); err != nil {

@@ -140,10 +140,11 @@ func arriving(rate float64, do work) runLoad {
 	return func(ctx context.Context, r *harness.Run, s *server, callers []*caller) error {
 		r.Count("arrivals/s", rate)
 		var latencies []*harness.Recorder
+		var late *harness.Recorder
 		err := byServer(r, s)(func() (int, error) {
 			var ended atomic.Int64
 			var err error
-			latencies, _, err = harness.OpenLoop(rate, r.Window, len(callers), func(c int) error {
+			latencies, late, err = harness.OpenLoop(rate, r.Window, len(callers), func(c int) error {
 				ended.Add(1)
 				return do(ctx, callers[c])
 			})
@@ -153,6 +154,7 @@ func arriving(rate float64, do work) runLoad {
 			return err
 		}
 		r.Latencies(latencies...)
+		r.Lateness(late)
 		return nil
 	}
 }

@@ -6,11 +6,13 @@ import (
 	"errors"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"epochkv/bench/harness"
+	"epochkv/client"
 )
 
 // mustOpen starts a server of the kind with some records, or skips the test where there is none.
@@ -44,7 +46,8 @@ func TestEveryServerDoesWhatTheLoadsExpect(t *testing.T) {
 		t.Run(k.name, func(t *testing.T) {
 			s := mustOpen(t, k, 300)
 			if k.hollow {
-				return // it is enough that it starts; the loads look at its answers
+				wantStream(t, s, s.stores[0])
+				return
 			}
 			ctx, c := t.Context(), s.stores[0]
 			key, before, after := s.records.key(7), value(7, generation(1)), value(7, generation(1)+1)
@@ -128,7 +131,7 @@ func wantStream(t *testing.T, s *server, c store) {
 			mu.Lock()
 			defer mu.Unlock()
 			answered++
-			if put {
+			if put || s.kind.hollow {
 				return nil
 			}
 			_, err := check(r.tag.record, got, generation(9))
@@ -250,6 +253,32 @@ func TestLostStaleAndDoubledWritesFailTheRun(t *testing.T) {
 		if err := judge(t, c.store, c.do); (err != nil) != c.wrong {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+func TestAServerThatDoesNotSyncIsFoundOut(t *testing.T) {
+	liar := epochKVKind()
+	liar.dial = dialEpochKV(client.Async())
+	s := closedLoop("liar", "Says sync and means async.", "puts", "", []kind{liar}, putOwn)
+	s.Axis.Points = []int{1}
+	_, err := harness.Execute(t.Context(), []harness.Scenario{s}, harness.Options{Scratch: t.TempDir(), Smoke: true, Log: t.Logf})
+	if err == nil || !strings.Contains(err.Error(), "proof: syncs") {
+		t.Errorf("got %v, want the missing syncs", err)
+	}
+}
+
+func TestARedisThatSyncsOtherwiseIsFoundOut(t *testing.T) {
+	liar := redisKind("everysec", durable, false)
+	liar.check = redisSyncsAs("always")
+	binary, err := redisBinary(nil)
+	if err != nil {
+		t.Skip(err)
+	}
+	if s, err := open(t.Context(), liar, binary, t.TempDir(), 100); err == nil {
+		t.Error("it was believed")
+		_ = s.Close()
+	} else if !strings.Contains(err.Error(), "appendfsync") {
+		t.Error(err)
 	}
 }
 
