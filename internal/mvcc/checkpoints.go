@@ -13,8 +13,12 @@ import (
 // checkpointRetry is how long a checkpoint that met a full disk waits before the next attempt.
 const checkpointRetry = time.Second
 
+// weightyPart is the part of the interval, as one over it, for which a memtable waits that holds much against the tree: ten seconds by default.
+const weightyPart = 30
+
 // runCheckpoints merges frozen generations into the tree when there are enough of them or no more come, and whatever there is at an
 // interval. With nothing to merge it lets checkpoints shrink the file and sweep the tree, as long as that is of use.
+// What is in the active memtable is no part of that, unless it is much.
 func (s *Store) runCheckpoints(ctx context.Context) {
 	interval := time.NewTicker(s.checkpointInterval)
 	defer interval.Stop()
@@ -29,9 +33,9 @@ func (s *Store) runCheckpoints(ctx context.Context) {
 			err = s.mergeFrozen(ctx)
 		case <-linger.C:
 			switch {
-			case s.engine.Shrinkable():
+			case s.engine.Weighty(s.checkpointInterval / weightyPart):
 				err = s.Checkpoint(ctx)
-			case s.engine.Lingering(), s.engine.Sweepable(s.collector.horizon()):
+			case s.engine.Lingering(), s.engine.Shrinkable(), s.engine.Sweepable(s.collector.horizon()):
 				err = s.mergeFrozen(ctx)
 			}
 		case <-interval.C:

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"epochkv/internal/storage"
+	"epochkv/internal/storage/pager"
 	"epochkv/internal/vfs"
 )
 
@@ -246,6 +247,35 @@ func TestSweepThatFindsNoRoomIsRepeated(t *testing.T) {
 	mustConverge(t, s, 20)
 }
 
+// TestSpaceOfDeletedKeysDoesNotWaitForTheInterval deletes most keys in a memtable that is far from full.
+func TestSpaceOfDeletedKeysDoesNotWaitForTheInterval(t *testing.T) {
+	t.Parallel()
+	o := sweepOptions(vfs.NewMem())
+	o.CheckpointInterval = 30 * time.Second
+	s := mustOpen(t, o)
+	commitAll(t, s, func(w *Write) {
+		for i := range 5000 {
+			w.Set(fmt.Appendf(nil, "key-%05d", i), make([]byte, 100))
+		}
+	})
+	mustCheckpoint(t, s)
+	before := s.Stats().Storage.Pages.FileBytes
+	commitAll(t, s, func(w *Write) {
+		for i := range 4500 {
+			w.Delete(fmt.Appendf(nil, "key-%05d", i))
+		}
+	})
+	var p pager.Stats
+	for until := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		if p = s.Stats().Storage.Pages; p.FileBytes <= 2*500*(9+100) {
+			break
+		}
+		if time.Now().After(until) {
+			t.Fatalf("the file has %d bytes, %d before: %+v", p.FileBytes, before, p)
+		}
+	}
+}
+
 // TestValuesThatALoadReplacedAreSwept loads over a full tree, and again.
 func TestValuesThatALoadReplacedAreSwept(t *testing.T) {
 	s := mustOpen(t, sweepOptions(vfs.NewMem()))
@@ -427,7 +457,7 @@ func TestSweepSurvivesACrashAtEveryOperation(t *testing.T) {
 		t.Fatalf("swept %v, %v: the test tests nothing", swept, err)
 	}
 	ops := whole.Mutations()
-	step := int64(exhaustiveStep)
+	step := int64(3 * exhaustiveStep)
 	if testing.Short() {
 		step = 7
 	}

@@ -171,7 +171,6 @@ func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Roo
 		Policy:  job.horizon.policy(),
 		Input:   func() btree.Input { return newMemInput(job.frozen) },
 		Source:  func() btree.Source { return e.pages.private() },
-		Look:    func() btree.Input { return newMemInput(job.frozen) },
 		Sink:    admitting{sink, e.pages.cache},
 		Values:  values{batch},
 		Sweep:   job.garbage,
@@ -189,7 +188,6 @@ func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Roo
 			return nil, nil, err
 		}
 		in.Input = func() btree.Input { return newLoadInput(placed, load.epoch, newMemInput(job.frozen)) }
-		in.Look = nil // its seeks read files
 		in.Workers = max(in.Workers, runtime.GOMAXPROCS(0)) // commits wait for it
 		if cuts := placed.cuts(); len(cuts) > len(in.Cuts) {
 			in.Cuts = cuts
@@ -271,15 +269,22 @@ func (e *Engine) reclaim() {
 	e.room = make(chan struct{})
 }
 
-// Shrinkable reports whether the file is more than twice as large as what lives in it, so that checkpoints should move pages down
-// though nothing fills the memtables. The rest is what moving and cutting may leave of a small file: up to relocatePagesMin pages of holes,
-// and two steps of growth behind them.
+// Shrinkable reports whether the file is more than half as large again as what lives in it, so that checkpoints should move pages down though
+// nothing fills the memtables: twice what the user stored would be too much, and pages are not full. Moving and cutting end below that: they
+// leave holes of an eighth and two growth steps of a sixteenth, in a small file relocatePagesMin pages and two steps of sixteen.
 func (e *Engine) Shrinkable() bool {
 	if e.tail.stuck.Load() {
 		return false
 	}
 	s := e.pager.Stats()
-	return s.FileBytes/int64(s.PageSize) > 2*int64(s.Live)+2*relocatePagesMin
+	return s.FileBytes/int64(s.PageSize) > int64(s.Live)*3/2+2*relocatePagesMin
+}
+
+// Weighty reports whether the active memtable has waited for so long and holds so much against what the tree does, an eighth of its keys, that it
+// should be merged before it is full: else the space of what was deleted or overwritten would have to wait for the interval.
+func (e *Engine) Weighty(waited time.Duration) bool {
+	return time.Since(time.Unix(0, e.rotated.Load())) > waited && e.pager.Stats().Live >= smallTreePages &&
+		uint64(e.view.Load().active.mem.Versions())*8 > e.pager.State().Entries
 }
 
 // tail is what checkpoints try to move down from the end of the file. What is damaged does not move: a tail that stays as it was is left alone

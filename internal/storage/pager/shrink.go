@@ -13,7 +13,7 @@ import (
 // page that is live or pending, so that whether the cut survives a crash does not matter.
 
 // tailShareMin is the part of the file, as one over it, that must lie in holes before pages move. An eighth is what growing
-// in steps wastes anyway.
+// and cutting in steps waste anyway.
 const tailShareMin = 8
 
 // Tail is the page at and behind which live pages should move to lower addresses: at most k of them are there. It is zero when the

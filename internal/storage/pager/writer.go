@@ -110,15 +110,16 @@ func (w *Writer) Flush() error {
 	return nil
 }
 
-// Steps in which the file grows: an eighth of it, within these bounds. Large enough that appends rarely change
+// Steps in which the file grows: a sixteenth of it, within these bounds. Large enough that appends rarely change
 // metadata, small enough that a small store stays small.
 const (
+	growShare    = 16
 	growPagesMin = 16
 	growBytesMax = 64 << 20
 )
 
 func (p *Pager) growStep(size int64) int64 {
-	step := min(max(size/8, growPagesMin*int64(p.pageSize)), growBytesMax)
+	step := min(max(size/growShare, growPagesMin*int64(p.pageSize)), growBytesMax)
 	return step / int64(p.pageSize) * int64(p.pageSize)
 }
 
