@@ -110,7 +110,7 @@ func (x *execution) scenario(s Scenario, share time.Duration) (Outcome, error) {
 			break
 		}
 	}
-	if err := outcome.conclude(s); err != nil {
+	if err := outcome.conclude(s, p.judged); err != nil {
 		return outcome, err
 	}
 	x.Log("        %d rounds in %s; %s%s", outcome.rounds(), seconds(time.Since(began)), outcome.Extent(), outcome.score())

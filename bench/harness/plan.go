@@ -1,6 +1,9 @@
 package harness
 
-import "time"
+import (
+	"cmp"
+	"time"
+)
 
 // A warm-up brings caches, files and the runtime into the state in which the rounds find them, and tells how long a round
 // takes. It is done at two sizes, so that what a run costs whatever its size (opening a store, preallocating a log) can be
@@ -27,11 +30,20 @@ type plan struct {
 	size, load, rounds int
 	full               int // the size with more time
 	window             time.Duration
+	judged             int // rounds that are enough to judge
+}
+
+// large is the plan at full size.
+func (p plan) large(s Sizes) plan {
+	p.size, p.load, p.window = cmp.Or(s.Size, p.size), cmp.Or(s.Load, p.load), cmp.Or(s.Window, p.window)
+	p.full, p.rounds = p.size, cmp.Or(s.Rounds, RoundsMin)
+	p.judged = p.rounds
+	return p
 }
 
 // plan warms the scenario up and chooses the extent at which its rounds fit into the share.
 func (x *execution) plan(s Scenario, share time.Duration, absent map[string]string) (plan, error) {
-	p := plan{size: s.Size, full: s.Size, load: s.Load, window: s.Window, rounds: roundsMax}
+	p := plan{size: s.Size, full: s.Size, load: s.Load, window: s.Window, rounds: roundsMax, judged: RoundsMin}
 	switch {
 	case x.Smoke:
 		p.rounds = 1
@@ -39,14 +51,7 @@ func (x *execution) plan(s Scenario, share time.Duration, absent map[string]stri
 		p.full, p.load, p.window = p.size, (s.Load+smokeLoadDivisor-1)/smokeLoadDivisor, min(s.Window, smokeWindow)
 		return p, nil
 	case x.Large:
-		p.rounds = RoundsMin
-		if s.Large.Size > 0 {
-			p.size, p.full = s.Large.Size, s.Large.Size
-		}
-		if s.Large.Load > 0 {
-			p.load = s.Large.Load
-		}
-		return p, nil
+		return p.large(s.Large), nil
 	case share <= 0: // the budget is used up: one round that shows that it works
 		return p.part(1.0 / shrinkMax), nil
 	}

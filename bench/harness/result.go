@@ -157,8 +157,8 @@ func (p *Point) rates() []float64 {
 	return rates
 }
 
-// conclude summarizes the samples and judges the scenario's figures.
-func (o *Outcome) conclude(s Scenario) error {
+// conclude summarizes the samples and judges the scenario's figures where there are so many of them.
+func (o *Outcome) conclude(s Scenario, judged int) error {
 	for i := range o.Series {
 		for j := range o.Series[i].Points {
 			p := &o.Series[i].Points[j]
@@ -171,7 +171,7 @@ func (o *Outcome) conclude(s Scenario) error {
 	for _, f := range s.Figures {
 		for _, point := range s.Axis.Points {
 			if f.Points == nil || slices.Contains(f.Points, point) {
-				if err := o.judge(f, point); err != nil {
+				if err := o.judge(f, point, judged); err != nil {
 					return err
 				}
 			}
@@ -180,7 +180,7 @@ func (o *Outcome) conclude(s Scenario) error {
 	return nil
 }
 
-func (o *Outcome) judge(f Figure, point int) error {
+func (o *Outcome) judge(f Figure, point, judged int) error {
 	againstAt := point
 	if f.AgainstAt != 0 {
 		againstAt = f.AgainstAt
@@ -206,7 +206,7 @@ func (o *Outcome) judge(f Figure, point int) error {
 		}
 		v.Reached = compare(values, base)
 	}
-	v.Judged = len(arm.Samples) >= RoundsMin
+	v.Judged = len(arm.Samples) >= judged
 	v.Met = v.Judged && v.reaches(v.Reached.Median)
 	o.Figures = append(o.Figures, v)
 	return nil

@@ -84,16 +84,22 @@ func (r *Run) execute(scenario string, arm Arm, isolate []string) (Sample, error
 
 // Time runs the section that the sample is about; ops is how many operations it does. An arm calls it once.
 func (r *Run) Time(ops int, section func() error) error {
+	return r.TimeCounted(func() (int, error) { return ops, section() })
+}
+
+// TimeCounted is Time for a section that learns only meanwhile how many operations it does.
+func (r *Run) TimeCounted(section func() (ops int, err error)) error {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	cpu, written, began := processCPU(), processWritten("self"), time.Now()
-	if err := section(); err != nil {
+	ops, err := section()
+	if err != nil {
 		return err
 	}
 	elapsed := time.Since(began)
 	cpu, written = processCPU()-cpu, processWritten("self")-written
 	runtime.ReadMemStats(&after)
-	n := float64(ops)
+	n := float64(max(ops, 1))
 	r.sample.Rate = n / elapsed.Seconds()
 	r.sample.Seconds = elapsed.Seconds()
 	r.sample.CPUPerOp, r.cpu = float64(cpu.Nanoseconds())/n, cpu

@@ -29,7 +29,11 @@ type Scenario struct {
 }
 
 // Sizes are the sizes of a scenario. Zero fields stand for those that it has anyway.
-type Sizes struct{ Size, Load int }
+type Sizes struct {
+	Size, Load int
+	Window     time.Duration
+	Rounds     int // fewer than RoundsMin, where a run is so long that fewer say enough
+}
 
 // Axis is the parameter that a scenario varies.
 type Axis struct {
