@@ -171,6 +171,7 @@ func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Roo
 		Policy:  job.horizon.policy(),
 		Input:   func() btree.Input { return newMemInput(job.frozen) },
 		Source:  func() btree.Source { return e.pages.private() },
+		Look:    func() btree.Input { return newMemInput(job.frozen) },
 		Sink:    admitting{sink, e.pages.cache},
 		Values:  values{batch},
 		Sweep:   job.garbage,
@@ -188,6 +189,7 @@ func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Roo
 			return nil, nil, err
 		}
 		in.Input = func() btree.Input { return newLoadInput(placed, load.epoch, newMemInput(job.frozen)) }
+		in.Look = nil // its seeks read files
 		in.Workers = max(in.Workers, runtime.GOMAXPROCS(0)) // commits wait for it
 		if cuts := placed.cuts(); len(cuts) > len(in.Cuts) {
 			in.Cuts = cuts

@@ -17,6 +17,8 @@ type pages struct {
 	pager *pager.Pager
 	cache *cache.Cache
 
+	extents *extents // nil without Options.ExtentReadahead
+
 	batchReads, batchPages atomic.Uint64 // submissions of several pages, and the pages in them
 }
 
@@ -107,19 +109,47 @@ func verifyPage(p *pager.Pager, id page.ID, buf []byte) error {
 // mergeReads is how often a merge tries to read a page before it goes round it for good: a bit may have turned on the way.
 const mergeReads = 3
 
-// private is a source that reads past the cache into one buffer of its own: a merge touches each page once, and must neither
+// private is a source that reads past the cache into buffers of its own: a merge touches each page once, and must neither
 // hold frames for seconds nor push out what readers need.
 type private struct {
-	pages *pages
-	buf   []byte
+	pages    *pages
+	buf      []byte
+	foreseen []pager.Read // in the order in which they will be asked for
+	slab     []byte       // their buffers
 }
 
 func (p *pages) private() *private {
 	return &private{pages: p, buf: vfs.AlignedBuffer(p.pager.PageSize())}
 }
 
+// foreseenMax bounds the memory of what was foreseen: as many leaves as a merge plans at a time.
+const foreseenMax = 32
+
+// Foresee implements btree.Foreseer: it reads the leaves in one submission. What cannot be read so is read again when it is asked for,
+// and fails then.
+func (p *private) Foresee(leaves []page.ID) {
+	p.foreseen = p.foreseen[:0]
+	if len(leaves) < 2 {
+		return
+	}
+	size := p.pages.pager.PageSize()
+	if p.slab == nil {
+		p.slab = vfs.AlignedBuffer(foreseenMax * size)
+	}
+	for i, id := range leaves[:min(len(leaves), foreseenMax)] {
+		p.foreseen = append(p.foreseen, pager.Read{ID: id, Buf: p.slab[i*size : (i+1)*size]})
+	}
+	_ = p.pages.pager.ReadPages(p.foreseen)
+}
+
 // Page implements btree.Source; the bytes live until the next call.
 func (p *private) Page(id page.ID, _ int) ([]byte, error) {
+	for i := range p.foreseen {
+		if r := &p.foreseen[i]; r.ID == id && r.Err == nil && verifyPage(p.pages.pager, id, r.Buf) == nil {
+			p.foreseen = p.foreseen[i:]
+			return r.Buf, nil
+		}
+	}
 	err := p.pages.load(id, p.buf)
 	for try := 1; err != nil && try < mergeReads; try++ {
 		err = p.pages.load(id, p.buf)
