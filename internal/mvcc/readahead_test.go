@@ -13,9 +13,13 @@ import (
 // coldStore is a store whose keys are all in a tree of many leaves, and none of them in memory.
 func coldStore(t *testing.T, count int, cacheBytes int64) *Session {
 	t.Helper()
-	o := Options{Storage: storage.Options{
-		Dir: "db", FS: vfs.NewMem(), MemoryBytes: 64 << 20, CacheBytes: cacheBytes, PageSize: 4096,
-	}}
+	return coldStoreOf(t, count, storage.Options{CacheBytes: cacheBytes})
+}
+
+func coldStoreOf(t *testing.T, count int, so storage.Options) *Session {
+	t.Helper()
+	so.Dir, so.FS, so.MemoryBytes, so.PageSize = "db", vfs.NewMem(), 64<<20, 4096
+	o := Options{Storage: so}
 	s := mustOpen(t, o)
 	var w Write
 	for i := range count {
@@ -100,5 +104,24 @@ func TestLongScanGivesFramesBack(t *testing.T) {
 	scanCold(t, x, ScanOptions{Upper: coldKey(count), Reverse: true}, count)
 	if s := x.store.Stats().Storage.Cache; s.Uncached > s.Prefetched/40 || s.PrefetchedWasted > s.Prefetched/20 {
 		t.Errorf("%d pages read past the cache, %d of %d read ahead for nothing", s.Uncached, s.PrefetchedWasted, s.Prefetched)
+	}
+}
+
+// TestSecondMissReadsItsExtent: with ExtentReadahead, two point reads bring in the leaves around them, and without it each brings its own.
+func TestSecondMissReadsItsExtent(t *testing.T) {
+	for _, on := range []bool{false, true} {
+		x := coldStoreOf(t, 30_000, storage.Options{CacheBytes: 4 << 20, ExtentReadahead: on})
+		before := x.store.Stats().Storage
+		for i := range 400 {
+			v, err := x.Get(nil, coldKey(15_000+i), 0)
+			if err != nil || !v.Found || string(v.Data) != fmt.Sprintf("%090d", 15_000+i) {
+				t.Fatalf("key %d: %v %q", i, err, v.Data)
+			}
+		}
+		after := x.store.Stats().Storage
+		batches, misses := after.BatchReads-before.BatchReads, after.Cache.Misses-before.Cache.Misses
+		if on && (batches == 0 || batches > 3 || misses > 8) || !on && (batches != 0 || misses < 12) {
+			t.Errorf("extents %v: %d misses and %d batches for 15 leaves", on, misses, batches)
+		}
 	}
 }

@@ -153,7 +153,7 @@ func storeOptions(c *config.Config, files vfs.FS) mvcc.Options {
 		Storage: storage.Options{
 			Dir: c.DataDir, FS: files, PageSize: int(c.PageSize), MemoryBytes: int64(c.Memory),
 			CacheBytes: int64(c.CacheSize), MemtableBytes: int64(c.MemtableSize), SegmentBytes: int64(c.SegmentSize),
-			CheckpointWorkers: c.CheckpointWorkers,
+			CheckpointWorkers: c.CheckpointWorkers, ExtentReadahead: c.ExtentReadahead,
 		},
 		CheckpointInterval: c.CheckpointInterval, GCInterval: c.GCInterval,
 		Durability: durability, SyncInterval: c.SyncInterval, Retention: c.Retention,

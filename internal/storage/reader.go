@@ -14,6 +14,7 @@ import (
 type Reader struct {
 	engine *Engine
 	pages  *pages
+	parent page.Inner // of the leaf that a point read visits next; nil unless extents are read ahead
 	hits   pin.Counter
 }
 
@@ -44,7 +45,23 @@ func (r *readers) hits() (n uint64) {
 
 // Page implements btree.Source. The bytes live as long as the caller's slot protects it.
 func (r *Reader) Page(id page.ID, level int) ([]byte, error) {
+	if r.pages.extents != nil {
+		return r.pageInExtent(id, level)
+	}
 	return r.pages.cache.Visit(cache.ID(id), hintFor(level), &r.hits)
+}
+
+// pageInExtent is Page with reading ahead. The parent is remembered for one descent only: later its bytes may be another page's.
+func (r *Reader) pageInExtent(id page.ID, level int) ([]byte, error) {
+	if level == 0 && r.parent != nil {
+		r.extendMiss(id, r.parent)
+	}
+	p, err := r.pages.cache.Visit(cache.ID(id), hintFor(level), &r.hits)
+	r.parent = nil
+	if level == 1 {
+		r.parent = p
+	}
+	return p, err
 }
 
 // DataPage implements rows.PageSource.

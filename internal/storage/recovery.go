@@ -54,6 +54,9 @@ func (e *Engine) recover() (Recovery, error) {
 // openTree opens the data file, or creates it.
 func (e *Engine) openTree() error {
 	e.pages = new(pages)
+	if e.options.ExtentReadahead {
+		e.pages.extents = new(extents)
+	}
 	options := pager.Options{PageSize: e.options.PageSize, OnFree: e.pages.forget}
 	p, err := pager.Open(e.options.DataFS, e.options.dataPath(), options)
 	if errors.Is(err, fs.ErrNotExist) {
