@@ -56,7 +56,7 @@ func (x *Session) commitAt(w *Write, at keys.Epoch) (keys.Epoch, error) {
 	epoch, err := x.commitLatched(w, body, at)
 	x.unlock()
 	x.finish()
-	x.pay(len(body))
+	x.pay(w.Batch.Count(), len(body))
 	return epoch, x.reveal(err)
 }
 
@@ -73,19 +73,10 @@ func (x *Session) reveal(err error) error {
 	return err
 }
 
-// payAt is the debt at which a writer waits: less than that, the timer would cost more than it slows.
-const payAt = 500 * time.Microsecond
-
-// pay slows a writer down in proportion to what it wrote, while checkpoints fall behind. It holds nothing meanwhile.
-func (x *Session) pay(bodyBytes int) {
-	pace := x.store.engine.Pace()
-	if pace == 0 {
-		return
-	}
-	x.debt += pace * time.Duration(bodyBytes) / 1024
-	if x.debt >= payAt {
-		time.Sleep(x.debt)
-		x.debt = 0
+// pay slows a writer down for what it wrote, while checkpoints fall behind. It holds nothing meanwhile.
+func (x *Session) pay(operations, bodyBytes int) {
+	if wait := x.store.engine.Owed(operations, bodyBytes); wait > 0 {
+		time.Sleep(wait)
 	}
 }
 
@@ -149,6 +140,7 @@ func (x *Session) latch(w *Write) {
 
 // commitLatched is steps 2 to 6 of the protocol, under the latches of the write set. When they are given back, finish has the rest to do.
 func (x *Session) commitLatched(w *Write, body []byte, at keys.Epoch) (keys.Epoch, error) {
+	x.reached(stepLatched)
 	x.slot.Enter()
 	epoch, err := x.check(w, body, at)
 	if err != nil {
@@ -156,17 +148,22 @@ func (x *Session) commitLatched(w *Write, body []byte, at keys.Epoch) (keys.Epoc
 		return 0, err
 	}
 	// From here to done: no allocation, no lock, no log line. Whoever is held up here holds up every later commit.
+	x.reached(stepReserved)
 	var conflict error
 	if w.reads != nil {
 		conflict = x.validateSince(w.reads, epoch)
 	}
 	if conflict == nil {
+		x.store.engine.Record(&x.writer, body)
+		x.reached(stepCopied)
 		x.store.engine.Install(&x.writer, body, x.store.isSync(w.Durability))
 	} else {
 		x.store.engine.Abandon(&x.writer)
 		x.store.voids.Add(1)
 	}
+	x.reached(stepInserted)
 	x.store.horizon.done(epoch)
+	x.reached(stepMarked)
 	x.previous = epoch
 	if conflict != nil {
 		x.slot.Leave()
@@ -185,6 +182,7 @@ func (x *Session) commitLatched(w *Write, body []byte, at keys.Epoch) (keys.Epoc
 // finish does what nobody else has to wait for, so it comes when the latches have been given back. An error is told only when visible has
 // reached what it reveals, and with it a retry's snapshot; and long version chains are pruned.
 func (x *Session) finish() {
+	x.reached(stepReleased)
 	if x.told != 0 {
 		x.store.horizon.wait(x.told, x.parker)
 		x.told = 0
@@ -264,6 +262,7 @@ func (x *Session) validateAndReserve(w *Write, body []byte) (keys.Epoch, error) 
 			return 0, err
 		}
 	}
+	x.reached(stepChecked)
 	return x.store.engine.Reserve(&x.writer, body)
 }
 

@@ -508,6 +508,7 @@ func hole(t *testing.T, s *Store) (fill func()) {
 		t.Fatal(err)
 	}
 	return func() {
+		s.engine.Record(&x.writer, body)
 		s.engine.Install(&x.writer, body, false)
 		s.horizon.done(epoch)
 		x.slot.Leave()

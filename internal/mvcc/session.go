@@ -31,8 +31,8 @@ type Session struct {
 	ranged   rangeDelete
 	invoked  []byte        // values of InvokeAll
 	live     []keys.Epoch  // scratch of rescan
-	debt     time.Duration // owed for writes while checkpoints fall behind
 	closed   atomic.Bool
+	atStep   func(commitStep) // of tests
 }
 
 // Session takes a session from the pool. The caller closes it. The error is ErrTooManySessions or ErrClosed.

@@ -93,13 +93,16 @@ func (e *Engine) Reserve(w *Writer, body []byte) (keys.Epoch, error) {
 
 var errTooLarge = errors.New("storage: commit is larger than a log record can be")
 
-// Install copies body into the log at the place that Reserve claimed, and its versions into the memtable. It neither
-// allocates nor blocks.
+// Record copies body into the log at the place that Reserve claimed. From then on it may become durable.
+func (e *Engine) Record(w *Writer, body []byte) {
+	segment := w.generation.segment
+	copy(segment.Body(w.claim), body)
+	segment.Publish(w.claim)
+}
+
+// Install puts the versions of body into the memtable. Neither it nor Record allocates or blocks.
 func (e *Engine) Install(w *Writer, body []byte, sync bool) {
-	g := w.generation
-	copy(g.segment.Body(w.claim), body)
-	g.segment.Publish(w.claim)
-	if err := g.mem.Apply(&w.inserter, body, w.claim.Epoch, sync); err != nil {
+	if err := w.generation.mem.Apply(&w.inserter, body, w.claim.Epoch, sync); err != nil {
 		panic("storage: a body that this process built is malformed: " + err.Error())
 	}
 }

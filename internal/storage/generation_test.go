@@ -37,6 +37,7 @@ func TestOversizedRecordIsTheFirstOfItsGeneration(t *testing.T) {
 		if active := b.engine.view.Load().active; err != nil || !claimed || b.writer.Epoch() != active.first {
 			t.Fatalf("%d bytes: claimed %v at epoch %d of a generation from %d: %v", size, claimed, b.writer.Epoch(), active.first, err)
 		}
+		b.engine.Record(&b.writer, body)
 		b.engine.Install(&b.writer, body, true)
 		b.visible.Store(uint64(b.writer.Epoch()))
 		b.put(10, 20, 100)

@@ -66,6 +66,7 @@ func (b *bench) put(from, to, size int) {
 			if err != nil {
 				b.t.Fatal(err)
 			}
+			b.engine.Record(&b.writer, body)
 			b.engine.Install(&b.writer, body, true)
 			b.visible.Store(uint64(epoch))
 			break

@@ -1,0 +1,23 @@
+package mvcc
+
+import "epochkv/internal/invariants"
+
+// commitStep is a point between two steps of a commit, at which tests stop it to see what everybody else sees.
+type commitStep uint8
+
+const (
+	stepLatched  commitStep = iota // the latches are held
+	stepChecked                    // nothing conflicts, nothing that was read has changed
+	stepReserved                   // epoch and place in the log are claimed
+	stepCopied                     // the record is whole in the log's image
+	stepInserted                   // the versions are in the memtable
+	stepMarked                     // visible may have passed the epoch
+	stepReleased                   // the latches are given back
+)
+
+// reached calls the session's hook in builds with the tag `invariants`, and is nothing in others.
+func (x *Session) reached(step commitStep) {
+	if invariants.Enabled && x.atStep != nil {
+		x.atStep(step)
+	}
+}
