@@ -37,10 +37,13 @@ func (s *Store) runCheckpoints(ctx context.Context) {
 				err = s.Checkpoint(ctx)
 			case s.engine.Lingering(), s.engine.Shrinkable(), s.engine.Sweepable(s.collector.horizon()):
 				err = s.mergeFrozen(ctx)
+			default:
+				continue
 			}
 		case <-interval.C:
 			err = s.Checkpoint(ctx)
 		}
+		s.noteCheckpoint(err)
 		if errors.Is(err, vfs.ErrNoSpace) {
 			// The state is as it was; the memtables hold everything, and so does the log.
 			select {
@@ -51,6 +54,23 @@ func (s *Store) runCheckpoints(ctx context.Context) {
 			}
 		}
 	}
+}
+
+// noteCheckpoint keeps what a background checkpoint ended with, for whoever asks how the store is. One that was told to end is no failure.
+func (s *Store) noteCheckpoint(err error) {
+	if err == nil || s.closing.Load() {
+		s.checkpointErr.Store(nil)
+		return
+	}
+	s.checkpointErr.Store(&err)
+}
+
+// CheckpointErr is nil, or why the last background checkpoint failed. It is tried again by itself unless Err says that the store has failed.
+func (s *Store) CheckpointErr() error {
+	if p := s.checkpointErr.Load(); p != nil {
+		return *p
+	}
+	return nil
 }
 
 // Checkpoint merges everything committed so far into the tree and returns when it is durable there.

@@ -18,6 +18,8 @@ type Stats struct {
 	Conflicts     uint64 // commits refused because something they read had changed
 	Preconditions uint64 // commits refused because a precondition did not hold
 
+	CheckpointErr error // why the last background checkpoint failed; nil if it did not
+
 	Collections  uint64        // runs of the collector
 	CollectTime  time.Duration // spent in them
 	SessionsOpen int
@@ -35,7 +37,7 @@ func (s *Store) Stats() Stats {
 		Visible: s.Visible(), Durable: s.Durable(), MinVisible: s.MinVisible(),
 		Commits: committed, Conflicts: s.conflicts.Load(), Preconditions: s.preconditions.Load(),
 		Collections: s.collections.Load(), CollectTime: time.Duration(s.collectNanos.Load()),
-		SessionsOpen: open, Snapshots: s.registry.Usage(time.Now()), Limits: s.limits,
+		CheckpointErr: s.CheckpointErr(), SessionsOpen: open, Snapshots: s.registry.Usage(time.Now()), Limits: s.limits,
 		Storage: s.engine.Stats(),
 	}
 }

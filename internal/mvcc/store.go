@@ -40,7 +40,8 @@ type Store struct {
 	collections, collectNanos atomic.Uint64
 	serialMu                  sync.Mutex // with Options.Storage.SerialAppend: the baseline's one mutex
 
-	closing  atomic.Bool
+	closing       atomic.Bool
+	checkpointErr atomic.Pointer[error] // of the last background checkpoint
 	sessions struct {
 		mu        sync.Mutex
 		idle      []*Session

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"runtime"
 	"time"
 
@@ -56,8 +57,8 @@ func (s *Server) healthMessage() *pb.Health {
 		return &pb.Health{State: pb.Health_STATE_DRAINING, Cause: errShuttingDown.Error()}
 	}
 	health := &pb.Health{State: pb.Health_STATE_SERVING}
-	if damage := s.store.Damage(); damage != nil {
-		health.Cause = damage.Error()
+	if err := errors.Join(s.store.CheckpointErr(), s.store.Damage()); err != nil {
+		health.Cause = err.Error()
 	}
 	return health
 }

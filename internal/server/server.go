@@ -307,7 +307,7 @@ func (s *Server) Run(ctx context.Context) error {
 	if s.http != nil {
 		serving.Go(func() { failed <- serveHTTP(s.http, s.metrics) })
 	}
-	serving.Go(func() { s.watchHealth(ctx) })
+	serving.Go(func() { s.watchConditions(ctx) })
 	var err error
 	select {
 	case <-ctx.Done():
@@ -324,29 +324,6 @@ func (s *Server) serveGRPC() error {
 		return fmt.Errorf("serve %s: %w", s.listener.Addr(), err)
 	}
 	return nil
-}
-
-// watchHealth shows in grpc.health.v1 that the store has failed, and says once that something is damaged.
-func (s *Server) watchHealth(ctx context.Context) {
-	tick := time.NewTicker(healthInterval)
-	defer tick.Stop()
-	told := false
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-		if damage := s.store.Damage(); damage != nil && !told {
-			told = true
-			s.log.Error("checkpoints have met damage; its keys answer DATA_LOSS, but for what was written since", "damage", damage)
-		}
-		if err := s.store.Err(); err != nil {
-			s.log.Error("the store accepts no more writes; cure the cause and restart", "cause", err)
-			s.setHealth(healthpb.HealthCheckResponse_NOT_SERVING)
-			return
-		}
-	}
 }
 
 // shutDown drains: first it is said, then it is done. Requests that do not end in time are cut off.

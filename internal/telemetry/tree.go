@@ -13,6 +13,12 @@ var treeReadings = []reading{
 	engineCounter("bulk_loaded_keys_total", "Keys of those.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.LoadedKeys) }),
 	engineGauge("write_amplification_ratio", "Bytes written to log and data file since start, for each byte of log records; zero before the first.",
 		func(s *mvcc.Stats) float64 { return s.Storage.WriteAmplification() }),
+	engineGauge("checkpoint_failing", "1 if the last background checkpoint failed; it is tried again.", func(s *mvcc.Stats) float64 {
+		if s.CheckpointErr != nil {
+			return 1
+		}
+		return 0
+	}),
 	engineGauge("checkpoint_epoch", "Every commit up to this epoch is in the data file.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.Epoch) }),
 	engineCounter("checkpoint_versions_dropped_total", "Versions that a merge found nobody needs.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.VersionsDropped) }),
