@@ -13,7 +13,7 @@
 //
 // Each run of an arm gets an empty directory and its own seed (the same for all arms of a round), times one section
 // of its work, and must then check its data and prove by counters that it ran the way its name says. A run that fails either
-// fails the whole benchmark: there are no figures for wrong answers. Where the data that is there before is large, runs and
+// fails its scenario, and the benchmark in the end: there are no figures for wrong answers. Where the data that is there before is large, runs and
 // scenarios share it (Shared): it is made once and is not part of what is timed.
 //
 // All scenarios together keep a time budget: each has a share by its weight, and is made smaller until its rounds fit.
@@ -48,22 +48,25 @@ type Options struct {
 }
 
 // Execute runs the scenarios one after the other, each with its share of the time that is left, and returns what they
-// measured. It stops at the first arm that fails.
+// measured. A scenario of which an arm fails has no results but the reason; the others are run all the same.
 func Execute(ctx context.Context, scenarios []Scenario, o Options) (outcomes []Outcome, err error) {
 	x := &execution{Options: o, Context: ctx, began: time.Now()}
 	defer func() { err = errors.Join(err, x.shared.close()) }()
+	var failures []error
 	for i, s := range scenarios {
-		if err := x.shared.enter(s.Stage); err != nil {
-			return outcomes, err
+		if err := errors.Join(ctx.Err(), x.shared.enter(s.Stage)); err != nil {
+			return outcomes, errors.Join(append(failures, err)...)
 		}
 		x.Log("[%d/%d] %s: %s elapsed, %s left", i+1, len(scenarios), s.Name, seconds(time.Since(x.began)), seconds(time.Until(x.end())))
 		outcome, err := x.scenario(s, share(scenarios[i:], time.Until(x.end())))
 		if err != nil {
-			return outcomes, fmt.Errorf("scenario %s: %w", s.Name, err)
+			x.Log("        failed: %v", err)
+			failures = append(failures, fmt.Errorf("scenario %s: %w", s.Name, err))
+			outcome = Outcome{Name: s.Name, About: s.About, Failed: err.Error()}
 		}
 		outcomes = append(outcomes, outcome)
 	}
-	return outcomes, nil
+	return outcomes, errors.Join(failures...)
 }
 
 func seconds(d time.Duration) time.Duration { return d.Round(time.Second) }

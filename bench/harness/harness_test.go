@@ -3,7 +3,9 @@ package harness
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
+	"io"
 	"math"
 	"os"
 	"path/filepath"
@@ -90,6 +92,34 @@ func TestUnverifiedAndUnprovenArmsFailTheBenchmark(t *testing.T) {
 		if _, err := execute(t, Options{Smoke: true}, s); err == nil {
 			t.Errorf("%s: the benchmark went on", name)
 		}
+	}
+}
+
+func TestAFailedScenarioLeavesTheOthersTheirResults(t *testing.T) {
+	var order []string
+	bad := sleepers(t, &order)
+	bad.Name, bad.Arms[1].Run = "bad", func(*Run) error { return errors.New("lost a key") }
+	outcomes, err := execute(t, Options{Smoke: true}, bad, sleepers(t, &order))
+	if err == nil || len(outcomes) != 2 || !strings.Contains(outcomes[0].Failed, "lost a key") || len(outcomes[1].Series) != 2 {
+		t.Fatalf("error %v, outcomes %+v", err, outcomes)
+	}
+	if outcomes[0].Series != nil || outcomes[0].Figures != nil {
+		t.Error("there are figures for a wrong answer")
+	}
+	for kind, write := range map[string]func(io.Writer) error{
+		"markdown": (&Report{Outcomes: outcomes}).WriteMarkdown, "html": (&Report{Outcomes: outcomes}).WriteHTML,
+	} {
+		var b bytes.Buffer
+		if err := write(&b); err != nil || !strings.Contains(b.String(), "lost a key") {
+			t.Errorf("%s does not say why: %v", kind, err)
+		}
+	}
+}
+
+func TestRatiosOfNothingCanBeSaved(t *testing.T) {
+	r := compare([]float64{0, 1}, []float64{0, 0}).finite()
+	if _, err := json.Marshal(r); err != nil {
+		t.Errorf("%+v: %v", r, err)
 	}
 }
 

@@ -31,6 +31,10 @@ func (r *Report) WriteMarkdown(w io.Writer) error {
 }
 
 func (o *Outcome) markdown(b *strings.Builder) {
+	if o.Failed != "" {
+		fmt.Fprintf(b, "\n## %s\n\n%s **Failed**: %s.\n", o.Name, o.About, o.Failed)
+		return
+	}
 	fmt.Fprintf(b, "\n## %s\n\n%s %s.\n", o.Name, o.About, o.Extent())
 	if o.Origin != "" {
 		fmt.Fprintf(b, "Origin: %s\n", o.Origin)

@@ -23,6 +23,7 @@ type Report struct {
 type Outcome struct {
 	Name    string         `json:"name"`
 	About   string         `json:"about"`
+	Failed  string         `json:"failed,omitempty"` // why there are no results
 	Origin  string         `json:"origin,omitempty"`
 	Unit    string         `json:"unit"`
 	Axis    string         `json:"axis"`
@@ -206,6 +207,7 @@ func (o *Outcome) judge(f Figure, point, judged int) error {
 		}
 		v.Reached = compare(values, base)
 	}
+	v.Reached = v.Reached.finite()
 	v.Judged = len(arm.Samples) >= judged
 	v.Met = v.Judged && v.reaches(v.Reached.Median)
 	o.Figures = append(o.Figures, v)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -141,8 +142,11 @@ func (r *Run) Verified(got, want int) error {
 	return nil
 }
 
-// Count records a counter that belongs to the sample.
+// Count records a counter that belongs to the sample. What is no number, as a share of nothing, is not recorded.
 func (r *Run) Count(name string, value float64) {
+	if math.IsNaN(value) || math.IsInf(value, 0) {
+		return
+	}
 	if r.sample.Counters == nil {
 		r.sample.Counters = map[string]float64{}
 	}

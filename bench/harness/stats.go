@@ -22,6 +22,19 @@ type Ratio struct {
 	High   float64 `json:"high"`
 }
 
+// finite replaces what JSON cannot hold: a ratio to nothing is as large as can be, and of nothing to nothing is 1.
+func (r Ratio) finite() Ratio {
+	for _, x := range []*float64{&r.Median, &r.Low, &r.High} {
+		switch {
+		case math.IsNaN(*x):
+			*x = 1
+		case math.IsInf(*x, 0):
+			*x = math.Copysign(math.MaxFloat64, *x)
+		}
+	}
+	return r
+}
+
 func median(values []float64) float64 {
 	if len(values) == 0 {
 		return math.NaN()

@@ -146,21 +146,13 @@ func (f *flags) measure(ctx context.Context, chosen []harness.Scenario) error {
 		Scratch: f.scratch, Budget: f.budget, Smoke: f.smoke, Large: f.large, Seed: f.seed, Isolate: []string{self, "-isolated"}, Verbose: f.verbose,
 		Log: func(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) },
 	})
-	if err != nil {
-		return err
-	}
+	// What was measured is kept, even if a scenario failed or somebody interrupted the rest.
 	report.Outcomes = outcomes
 	if slices.ContainsFunc(chosen, func(s harness.Scenario) bool { return strings.HasPrefix(s.Name, peers.Prefix) }) {
 		maps.Copy(report.Machine.Versions, peers.Versions(f.scratch))
 	}
 	name := filepath.Join(f.out, report.Began.Format("20060102-150405-")+report.Machine.Commit)
-	if err := report.Save(name + ".json"); err != nil {
-		return err
-	}
-	if err := write(report, name); err != nil {
-		return err
-	}
-	return report.WriteMarkdown(os.Stdout)
+	return errors.Join(err, report.Save(name+".json"), write(report, name), report.WriteMarkdown(os.Stdout))
 }
 
 // write renders the report beside its JSON.
