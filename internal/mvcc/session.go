@@ -31,6 +31,7 @@ type Session struct {
 	ranged   rangeDelete
 	invoked  []byte        // values of InvokeAll
 	live     []keys.Epoch  // scratch of rescan
+	debt     time.Duration // owed for writes while checkpoints fall behind
 	closed   atomic.Bool
 	atStep   func(commitStep) // of tests
 }
