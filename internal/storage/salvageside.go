@@ -10,11 +10,10 @@ import (
 // readSide collects what lies in the side tree: of its keys it is newer than what the tree has, and older than the log. What cannot be read
 // of it may have been newer than the tree, too: keys there that stood for lost pages are not brought out at all.
 func (s *salvager) readSide() error {
-	state := s.state.State()
-	root, err := decodeSideRoot(&state)
+	root, err := sideRoot(s.state)
 	if err != nil {
 		s.lose(Damage{Kind: DamageSuperblock, File: s.state.Name(), Reason: err.Error()})
-		return nil
+		return unlessDamage(s.ctx, err)
 	}
 	var gaps []gap
 	err = s.walkTree(root, &gaps, func(p page.Leaf) error {

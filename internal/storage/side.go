@@ -197,15 +197,21 @@ func (s *side) records(epoch keys.Epoch) (entries []btree.Entry) {
 	return entries
 }
 
-// loadSide reads the lost pages of a state.
-func loadSide(p *pager.Pager, store *rows.Store) (*side, error) {
+// sideRoot is the root of a state's side tree.
+func sideRoot(p *pager.Pager) (btree.Root, error) {
 	state := p.State()
 	root, err := decodeSideRoot(&state)
 	if err != nil {
-		return nil, p.Corrupt(0, err.Error())
+		return btree.Root{}, p.Corrupt(page.ID(p.Checkpoint()%2), err.Error())
 	}
-	if root.Empty() {
-		return nil, nil
+	return root, nil
+}
+
+// loadSide reads the lost pages of a state.
+func loadSide(p *pager.Pager, store *rows.Store) (*side, error) {
+	root, err := sideRoot(p)
+	if root.Empty() || err != nil {
+		return nil, err
 	}
 	s := &side{root: root}
 	var c btree.Cursor

@@ -124,11 +124,3 @@ func decodeLost(key, value []byte) (lostPage, error) {
 	p.reason = string(rest[lower+upper:])
 	return p, nil
 }
-
-func (p *lostPage) String() string {
-	upper := "the end"
-	if p.upper != nil {
-		upper = p.upper.String()
-	}
-	return fmt.Sprintf("page %d at level %d, from %v to %s", p.id, p.level, p.lower, upper)
-}

@@ -132,14 +132,12 @@ func (v *verifier) reachOnce() func(page.ID) error {
 
 // walk checks the tree, the side tree, and every value that they refer to.
 func (v *verifier) walk(reach func(page.ID) error, value func(page.Ref) error) error {
-	state := v.state.State()
-	if err := v.walkTree(rootOf(state), reach, value); err != nil {
+	if err := v.walkTree(rootOf(v.state.State()), reach, value); err != nil {
 		return err
 	}
-	root, err := decodeSideRoot(&state)
+	root, err := sideRoot(v.state)
 	if err != nil {
-		v.damage(Damage{Kind: DamageSuperblock, File: v.state.Name(), Reason: err.Error()})
-		return nil
+		return v.damageOr(err, DamageSuperblock)
 	}
 	v.keys.interrupt()
 	return v.walkTree(root, reach, value)

@@ -81,7 +81,7 @@ func (l *lost) err() error {
 var errAvoided = errors.New("the merge is to avoid this page, and has something for it")
 
 func (m *merge) unreadable(err error) bool {
-	return err != nil && (err == errAvoided || m.Unreadable != nil && m.Unreadable(err))
+	return err != nil && (errors.Is(err, errAvoided) || m.Unreadable != nil && m.Unreadable(err))
 }
 
 func (m *merge) avoids(id page.ID) bool {
