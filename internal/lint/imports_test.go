@@ -127,7 +127,7 @@ func checkForeign(t *testing.T, tree fs.FS) (complaints []string) {
 			wire := strings.HasPrefix(imported, "google.golang.org/") || strings.HasPrefix(imported, module+"/api/")
 			metrics := strings.HasPrefix(imported, "github.com/prometheus/")
 			peer := strings.HasPrefix(imported, "github.com/cockroachdb/") || strings.HasPrefix(imported, "github.com/dgraph-io/") ||
-				strings.HasPrefix(imported, "go.etcd.io/")
+				strings.HasPrefix(imported, "go.etcd.io/") || strings.HasPrefix(imported, "github.com/redis/")
 			switch {
 			case wire && !below(s.dir(), rim):
 				complaints = append(complaints, fmt.Sprintf("%s: only the rim knows the wire, not %s", s.line(spec), s.dir()))
