@@ -101,19 +101,19 @@ func (v Verdict) quantity(x float64) string {
 	return rate(x) + "/s"
 }
 
-// asked is what one demand asks of an arm at several points.
-type asked struct {
+// Demand is what was asked of an arm, at all of its points.
+type Demand struct {
 	What, Source string
 	Bar          string // empty: each point has its own
 	Points       []Verdict
 }
 
-// Asked groups the verdicts by what was asked for.
-func (o *Outcome) Asked() (out []asked) {
+// Demands groups the verdicts by what was asked for.
+func (o *Outcome) Demands() (out []Demand) {
 	for _, v := range o.Figures {
 		last := len(out) - 1
 		if last < 0 || out[last].What != v.What() || out[last].Source != v.Source {
-			out = append(out, asked{What: v.What(), Source: v.Source, Bar: v.Bar()})
+			out = append(out, Demand{What: v.What(), Source: v.Source, Bar: v.Bar()})
 			last++
 		}
 		if out[last].Bar != v.Bar() {

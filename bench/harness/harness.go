@@ -131,7 +131,7 @@ func (x *execution) round(s Scenario, n int, p plan, into *Outcome, absent map[s
 			if err := x.Err(); err != nil {
 				return err
 			}
-			r := x.run(s, arm, n, point, p)
+			r := x.run(arm, n, point, p)
 			sample, err := r.execute(s.Name, arm, x.Isolate)
 			if errors.Is(err, ErrAbsent) {
 				absent[arm.Name] = err.Error()
@@ -152,7 +152,7 @@ func (x *execution) round(s Scenario, n int, p plan, into *Outcome, absent map[s
 }
 
 // run prepares one run of an arm.
-func (x *execution) run(s Scenario, arm Arm, n, point int, p plan) *Run {
+func (x *execution) run(arm Arm, n, point int, p plan) *Run {
 	return &Run{
 		Context: x.Context, Point: point, Size: max(p.size/max(arm.Part, 1), 1), Load: p.load, Window: p.window, Smoke: x.Smoke,
 		Seed: x.Seed + uint64(n)*1_000_003 + uint64(point), LoadSeed: x.Seed, scratch: x.Scratch, shared: &x.shared, log: x.Log,

@@ -52,7 +52,7 @@ type Arm struct {
 	Run      func(*Run) error
 }
 
-// ErrAbsent, wrapped with the reason, is the error of an arm that cannot run here at all, as a peer that is not installed: the
+// ErrAbsent is the error, wrapped with the reason, of an arm that cannot run here at all, as a peer that is not installed: the
 // scenario goes on without it.
 var ErrAbsent = errors.New("absent")
 

@@ -21,10 +21,10 @@ type sharedItem struct {
 	dir   string
 }
 
-// Shared returns what key stands for, and has make make it in an empty directory when it is asked for the first time. It lasts
+// Shared returns what key stands for, and has build make it in an empty directory when it is asked for the first time. It lasts
 // while scenarios of the same stage follow each other, or for one scenario that names none. Who changes what is shared must
 // leave it as good for the next run as it was, and check it all the same.
-func Shared[T io.Closer](r *Run, key string, make func(dir string) (T, error)) (T, error) {
+func Shared[T io.Closer](r *Run, key string, build func(dir string) (T, error)) (T, error) {
 	if item, ok := r.shared.items[key]; ok {
 		r.sharedDir = item.dir
 		return item.value.(T), nil
@@ -36,7 +36,7 @@ func Shared[T io.Closer](r *Run, key string, make func(dir string) (T, error)) (
 	if err != nil {
 		return none, err
 	}
-	value, err := make(dir)
+	value, err := build(dir)
 	if err != nil {
 		return none, errors.Join(fmt.Errorf("make %s: %w", key, err), os.RemoveAll(dir))
 	}

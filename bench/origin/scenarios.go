@@ -106,7 +106,9 @@ func hits() harness.Scenario {
 		Origin: "libdb mpool, stage 0.5: no loss against LRU from 1 to 24 threads.",
 		Unit:   "reads", Axis: harness.Axis{Name: "readers", Points: []int{1, 2, 8, 24}}, Size: 4_000_000, Weight: 1.5,
 		Arms: []harness.Arm{
-			{Name: bands, Run: resident{cache.TwoBand}.run}, {Name: clock, Run: resident{cache.Clock}.run}, {Name: lru, Run: resident{cache.LRU}.run},
+			{Name: bands, Run: resident{cache.TwoBand}.run},
+			{Name: clock, Run: resident{cache.Clock}.run},
+			{Name: lru, Run: resident{cache.LRU}.run},
 			{Name: otter, Run: residentOtter},
 		},
 		Figures: []harness.Figure{
