@@ -210,8 +210,10 @@ func TestIdleStoreSweepsItself(t *testing.T) {
 		after := s.Stats().Storage
 		return before.Tree.Checkpoint == after.Tree.Checkpoint && before.Pages.PagesRead == after.Pages.PagesRead
 	}
-	if !quiet() && !quiet() {
-		t.Fatalf("not at rest: %+v", s.Stats().Storage.Pages)
+	for tries := 0; !quiet(); tries++ {
+		if tries == 2 {
+			t.Fatalf("not at rest: %+v", s.Stats().Storage.Pages)
+		}
 	}
 	if n, _ := versions(t, s); n != 0 {
 		t.Fatalf("%d versions are left", n)
@@ -285,10 +287,10 @@ func TestValuesThatALoadReplacedAreSwept(t *testing.T) {
 		want[k] = v
 	}
 	mustLoad(t, s, want)
-	if n, live := versions(t, s); n != 2*live {
-		t.Fatalf("%d versions of %d keys: the test tests nothing", n, live)
-	}
 	mustConverge(t, s, 60)
+	if n := s.Stats().Storage.Tree.VersionsSwept; n != 3000 {
+		t.Fatalf("%d versions were swept", n)
+	}
 	mustHold(t, s, want)
 }
 

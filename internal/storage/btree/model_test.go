@@ -133,7 +133,7 @@ func TestTreeIsASortedMapWithVersions(t *testing.T) {
 				w.count(t, s, root, &stats)
 				w.compareFindAll(t, s, root)
 				w.compareCursor(t, s, root, in.Policy.Live)
-				if rng.IntN(2) == 0 {
+				if rng.IntN(3) == 0 {
 					root = w.sweep(t, s, root, &in.Policy, &stats)
 				}
 			}
