@@ -56,7 +56,7 @@ func (x *Session) commitAt(w *Write, at keys.Epoch) (keys.Epoch, error) {
 	epoch, err := x.commitLatched(w, body, at)
 	x.unlock()
 	x.finish()
-	x.pay(len(body))
+	x.pay(w.Batch.Count(), len(body))
 	return epoch, x.reveal(err)
 }
 
@@ -73,19 +73,10 @@ func (x *Session) reveal(err error) error {
 	return err
 }
 
-// payAt is the debt at which a writer waits: less than that, the timer would cost more than it slows.
-const payAt = 500 * time.Microsecond
-
-// pay slows a writer down in proportion to what it wrote, while checkpoints fall behind. It holds nothing meanwhile.
-func (x *Session) pay(bodyBytes int) {
-	pace := x.store.engine.Pace()
-	if pace == 0 {
-		return
-	}
-	x.debt += pace * time.Duration(bodyBytes) / 1024
-	if x.debt >= payAt {
-		time.Sleep(x.debt)
-		x.debt = 0
+// pay slows a writer down for what it wrote, while checkpoints fall behind. It holds nothing meanwhile.
+func (x *Session) pay(operations, bodyBytes int) {
+	if wait := x.store.engine.Owed(operations, bodyBytes); wait > 0 {
+		time.Sleep(wait)
 	}
 }
 

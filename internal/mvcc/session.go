@@ -2,7 +2,6 @@ package mvcc
 
 import (
 	"sync/atomic"
-	"time"
 
 	"epochkv/internal/pin"
 	"epochkv/internal/storage"
@@ -29,9 +28,8 @@ type Session struct {
 	batch    batchRead
 	txn      Txn
 	ranged   rangeDelete
-	invoked  []byte        // values of InvokeAll
-	live     []keys.Epoch  // scratch of rescan
-	debt     time.Duration // owed for writes while checkpoints fall behind
+	invoked  []byte       // values of InvokeAll
+	live     []keys.Epoch // scratch of rescan
 	closed   atomic.Bool
 	atStep   func(commitStep) // of tests
 }

@@ -97,7 +97,9 @@ func (e *Engine) merge(ctx context.Context, job mergeJob) error {
 	if err := e.log.WaitDurable(ctx, cut); err != nil {
 		return err
 	}
+	e.flowBegins(&job)
 	number, result, err := e.mergeTree(ctx, v.root, &job, cut)
+	e.flowEnds(err)
 	if err != nil {
 		return err
 	}

@@ -66,7 +66,7 @@ type Engine struct {
 	cacheBytes  atomic.Int64          // of the page cache at present
 	frozenBytes atomic.Int64          // that frozen memtables may hold together
 	rotated     atomic.Int64          // unix nanoseconds of the last rotation
-	pace        atomic.Int64          // nanoseconds that a writer owes for each KiB, while checkpoints fall behind
+	flow        flow                  // what writers owe while checkpoints fall behind
 	counters    counters
 }
 
@@ -276,23 +276,6 @@ func (e *Engine) frozenBytesOf(v *view) int64 {
 	}
 	return total
 }
-
-// pressLocked sets the writers' pace: none while less than half of the memory for frozen tables is used, then rising to
-// paceMax, so that writers slow down before they are stopped.
-func (e *Engine) pressLocked(v *view) {
-	used := e.retiredBytes.Load()
-	for _, g := range v.frozen {
-		used += int64(g.mem.Bytes())
-	}
-	half := e.frozenBytes.Load() / 2
-	e.pace.Store(max(0, used-half) * int64(paceMax) / max(half, 1))
-}
-
-// paceMax slows one writer to 10 MB/s when memory is nearly full, about what a checkpoint on a slow disk takes in.
-const paceMax = 100 * time.Microsecond
-
-// Pace is how long a writer should wait for each KiB that it has written, outside all locks.
-func (e *Engine) Pace() time.Duration { return time.Duration(e.pace.Load()) }
 
 func (e *Engine) newGenerationLocked(first keys.Epoch, bodyBytes int) (*generation, error) {
 	mem, err := e.newTable()
