@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"runtime/debug"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -51,55 +50,54 @@ func (a arm) run(r *harness.Run) (err error) {
 	defer cancel()
 
 	defer debug.SetGCPercent(debug.SetGCPercent(clientGCPercent))
-	before, counts, err := s.counted(ctx)
+	proof, err := a.watch(ctx, s)
 	if err != nil {
 		return err
 	}
-	began := time.Now()
 	callers := s.callers(r.Seed, a.load.callers(r.Point))
 	if err := a.load.run(ctx, r, s, callers); err != nil {
 		return err
 	}
-	commits := 0
-	for _, c := range callers {
-		commits += c.commits
-	}
-	if counts {
-		after, _, err := s.counted(ctx)
-		if err != nil {
-			return err
-		}
-		err = a.proveSyncs(r, after-before, commits, time.Since(began))
-		if err != nil {
-			return err
-		}
-	} else if err := a.proveWritten(r, commits); err != nil {
+	if err := proof(r, commits(callers)); err != nil {
 		return err
 	}
 	return s.verify(ctx, r, callers)
 }
 
+// watch looks at what the server counts before a run. The proof that it returns looks again, after so many commits, and fails the run
+// if the server did not sync as the arm's name says.
+func (a arm) watch(ctx context.Context, s *server) (proof func(r *harness.Run, commits int) error, err error) {
+	if a.kind.hollow() {
+		return func(*harness.Run, int) error { return nil }, nil
+	}
+	if a.kind.syncs == nil {
+		return a.proveWritten, nil
+	}
+	began := time.Now()
+	before, err := s.syncs(ctx)
+	return func(r *harness.Run, commits int) error {
+		after, err := s.syncs(ctx)
+		if err != nil {
+			return err
+		}
+		return a.proveSyncs(r, after-before, commits, time.Since(began))
+	}, err
+}
+
 // asyncSyncsMax is far above the twenty syncs a second that asynchronous commits ask for.
 const asyncSyncsMax = 100
 
-// proveSyncs checks that a durable server has synced for its commits: one sync serves those in flight and no more. And that the
-// other did not.
+// proveSyncs holds that a durable server has synced for its commits, since one sync serves those in flight and no more, and that
+// the other did not.
 func (a arm) proveSyncs(r *harness.Run, syncs float64, commits int, took time.Duration) error {
-	low, high := 0.0, math.Inf(1)
-	switch a.kind.durability {
-	case durable:
-		low = float64(commits / a.load.inFlight(r.Point))
-	case deferred:
-		high = asyncSyncsMax * (took.Seconds() + 1)
+	if a.kind.durability == durable {
+		return r.Prove("syncs", syncs, float64(commits/a.load.inFlight(r.Point)), math.Inf(1))
 	}
-	return r.Prove("syncs", syncs, low, high)
+	return r.Prove("syncs", syncs, 0, asyncSyncsMax*(took.Seconds()+1))
 }
 
 // proveWritten is for servers that count no syncs: after each one, the next append makes a page of the file dirty anew.
 func (a arm) proveWritten(r *harness.Run, commits int) error {
-	if a.kind.hollow {
-		return nil
-	}
 	const page = 4096
 	low := 0.0
 	if a.kind.durability == durable && !r.Smoke { // where scratch lies in memory nothing is written, which a smoke run need not mind
@@ -116,15 +114,10 @@ const (
 
 // verify reads back what the run wrote. What it read has been looked at already.
 func (s *server) verify(ctx context.Context, r *harness.Run, callers []*caller) error {
-	if s.kind.hollow {
+	if s.kind.hollow() {
 		return r.Verified(0, 0)
 	}
-	var wrote []int
-	for _, c := range callers {
-		wrote = append(wrote, c.wrote...)
-	}
-	slices.Sort(wrote)
-	wrote = slices.Compact(wrote)
+	wrote := s.written(callers)
 	step := max(len(wrote)/sampled, 1)
 	var right, want atomic.Int64
 	group, ctx := errgroup.WithContext(ctx)
@@ -153,4 +146,18 @@ func (s *server) verify(ctx context.Context, r *harness.Run, callers []*caller) 
 		return fmt.Errorf("read back: %w", err)
 	}
 	return r.Verified(int(right.Load()), int(want.Load()))
+}
+
+// written lists each record that the callers wrote once.
+func (s *server) written(callers []*caller) (records []int) {
+	seen := make([]bool, s.records.claimed.Load())
+	for _, c := range callers {
+		for _, i := range c.wrote {
+			if !seen[i] {
+				seen[i] = true
+				records = append(records, i)
+			}
+		}
+	}
+	return records
 }

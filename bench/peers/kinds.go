@@ -21,7 +21,6 @@ type kind struct {
 	dial        dialer
 	connections int
 
-	hollow     bool                                 // answers from constants: nothing can be read back
 	durability durability                           // of a write that is answered
 	syncs      func(at place) (url, counter string) // where it counts the syncs of its log; nil: nowhere
 	check      func(context.Context, *server) error // that it runs as it was told
@@ -31,6 +30,9 @@ type kind struct {
 type place struct{ dir, address, second string }
 
 type dialer func(address string) (store, error)
+
+// hollow says that the server answers from constants: nothing can be read back.
+func (k kind) hollow() bool { return k.durability == none }
 
 type durability int
 
@@ -96,7 +98,7 @@ func echoKind() kind {
 	return kind{
 		name: "echo", binary: build("echoserver", "epochkv/bench/peers/echoserver", ""),
 		arguments: func(at place) []string { return []string{at.address} },
-		dial:      dialEpochKV(client.Sync()), connections: grpcConnections, hollow: true,
+		dial:      dialEpochKV(client.Sync()), connections: grpcConnections, durability: none,
 	}
 }
 

@@ -25,7 +25,7 @@ type caller struct {
 	zipf    *workload.Zipf
 
 	commits   int   // that were acknowledged
-	wrote     []int // records, some of each commit
+	wrote     []int // records
 	latencies []time.Duration
 	done      atomic.Int64 // operations in the timed section
 	_         [64]byte     // callers do not share a line
@@ -120,6 +120,13 @@ func (c *caller) loop(ctx context.Context, phase *atomic.Int32, do work) error {
 func sum(callers []*caller) (n int) {
 	for _, c := range callers {
 		n += int(c.done.Load())
+	}
+	return n
+}
+
+func commits(callers []*caller) (n int) {
+	for _, c := range callers {
+		n += c.commits
 	}
 	return n
 }

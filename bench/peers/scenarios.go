@@ -30,7 +30,7 @@ var (
 	shareAxis   = harness.Axis{Name: "% of the slowest", Points: []int{50, 80}}
 )
 
-// Scenarios are the comparisons over the wire.
+// Scenarios are the comparisons over the wire, stage by stage, since servers end with their stage.
 func Scenarios() []harness.Scenario {
 	reading, writing := readers(false), writers(false)
 	swaps := closedLoop("peers-swap", "Compare-and-swap: one condition, one put.", "swaps", stagePoints, writing, swapOwn)
@@ -46,28 +46,18 @@ func Scenarios() []harness.Scenario {
 		streams("peers-stream-put", "Puts, streamed on one connection.", "puts", writing, true),
 		openLoop("peers-open-get", "Gets that arrive at a fixed rate.", "gets", getAny),
 		openLoop("peers-open-put", "Puts that arrive at a fixed rate.", "puts", putOwn),
+
 		closedLoop("peers-range", fmt.Sprintf("Ranges of %d records.", rangeSize), "ranges", stageRanges, readers(true), scanRange),
+		ycsbE.scenario(stageRanges, durables(true)),
 	}
-	for _, m := range mixes {
-		stage, kinds := stageMixed, durables(false)
-		if m.scan > 0 {
-			stage, kinds = stageRanges, durables(true)
-		}
-		all = append(all, closedLoop("peers-ycsb-"+m.name, "YCSB "+m.name+": "+m.about+".", "operations", stage, kinds, m.do))
+	for _, m := range []mix{ycsbA, ycsbB, ycsbC, ycsbD, ycsbF} {
+		all = append(all, m.scenario(stageMixed, durables(false)))
 	}
-	return inStages(all)
+	return all
 }
 
-// inStages brings the scenarios of a stage together, since servers end with their stage.
-func inStages(all []harness.Scenario) (ordered []harness.Scenario) {
-	for _, stage := range []string{stagePoints, stageRanges, stageMixed} {
-		for _, s := range all {
-			if s.Stage == stage {
-				ordered = append(ordered, s)
-			}
-		}
-	}
-	return ordered
+func (m mix) scenario(stage string, kinds []kind) harness.Scenario {
+	return closedLoop("peers-ycsb-"+m.name, "YCSB "+m.name+": "+m.about+".", "operations", stage, kinds, m.do)
 }
 
 // durables are the servers that answer a write once it is synced.

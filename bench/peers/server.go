@@ -119,14 +119,10 @@ func (s *server) Close() (err error) {
 	return errors.Join(err, s.end())
 }
 
-// counted is how many syncs the server has done so far; ok is false where it does not count them.
-func (s *server) counted(ctx context.Context) (syncs float64, ok bool, err error) {
-	if s.kind.syncs == nil {
-		return 0, false, nil
-	}
+// syncs is how many syncs the server has done so far.
+func (s *server) syncs(ctx context.Context) (float64, error) {
 	address, counter := s.kind.syncs(s.place)
-	syncs, err = metric(ctx, address, counter)
-	return syncs, true, err
+	return metric(ctx, address, counter)
 }
 
 // scraper asks over a new connection each time: the server may have been stopped for long.

@@ -45,7 +45,7 @@ func TestEveryServerDoesWhatTheLoadsExpect(t *testing.T) {
 	for _, k := range writers(true) {
 		t.Run(k.name, func(t *testing.T) {
 			s := mustOpen(t, k, 300)
-			if k.hollow {
+			if k.hollow() {
 				wantStream(t, s, s.stores[0])
 				return
 			}
@@ -131,7 +131,7 @@ func wantStream(t *testing.T, s *server, c store) {
 			mu.Lock()
 			defer mu.Unlock()
 			answered++
-			if put || s.kind.hollow {
+			if put || s.kind.hollow() {
 				return nil
 			}
 			_, err := check(r.tag.record, got, generation(9))
@@ -213,7 +213,7 @@ func judge(t *testing.T, f *faulty, do work) error {
 	t.Helper()
 	const load = 200
 	f.values = map[string][]byte{}
-	s := &server{kind: kind{name: "faulty"}, stores: []store{f}, records: newRecords(1, load)}
+	s := &server{kind: kind{name: "faulty", durability: durable}, stores: []store{f}, records: newRecords(1, load)}
 	s.order = s.records.order(load)
 	losesPuts := f.losesPuts
 	f.losesPuts = false
@@ -230,25 +230,21 @@ func judge(t *testing.T, f *faulty, do work) error {
 }
 
 func TestLostStaleAndDoubledWritesFailTheRun(t *testing.T) {
-	byName := map[string]mix{}
-	for _, m := range mixes {
-		byName[m.name] = m
-	}
 	for name, c := range map[string]struct {
 		store *faulty
 		do    work
 		wrong bool
 	}{
-		"updates":            {&faulty{}, byName["a"].do, false},
-		"inserts":            {&faulty{}, byName["d"].do, false},
-		"swaps":              {&faulty{}, byName["f"].do, false},
+		"updates":            {&faulty{}, ycsbA.do, false},
+		"inserts":            {&faulty{}, ycsbD.do, false},
+		"swaps":              {&faulty{}, ycsbF.do, false},
 		"own swaps":          {&faulty{}, swapOwn, false},
 		"batches":            {&faulty{}, putBatch, false},
 		"lost puts":          {&faulty{losesPuts: true}, putOwn, true},
 		"lost batches":       {&faulty{losesPuts: true}, putBatch, true},
-		"lost inserts":       {&faulty{losesPuts: true}, byName["d"].do, true},
-		"stale reads":        {&faulty{staleReads: true}, byName["b"].do, true},
-		"swaps that overrun": {&faulty{swapsTwice: true}, byName["f"].do, true},
+		"lost inserts":       {&faulty{losesPuts: true}, ycsbD.do, true},
+		"stale reads":        {&faulty{staleReads: true}, ycsbB.do, true},
+		"swaps that overrun": {&faulty{swapsTwice: true}, ycsbF.do, true},
 	} {
 		if err := judge(t, c.store, c.do); (err != nil) != c.wrong {
 			t.Errorf("%s: %v", name, err)
@@ -283,7 +279,7 @@ func TestARedisThatSyncsOtherwiseIsFoundOut(t *testing.T) {
 }
 
 func TestMixesAddUp(t *testing.T) {
-	for _, m := range mixes {
+	for _, m := range []mix{ycsbA, ycsbB, ycsbC, ycsbD, ycsbE, ycsbF} {
 		if sum := m.read + m.update + m.insert + m.scan + m.modify; sum != 100 {
 			t.Errorf("workload %s: %d in a hundred", m.name, sum)
 		}

@@ -15,15 +15,15 @@ type mix struct {
 	latest                             bool
 }
 
-// mixes are the core workloads.
-var mixes = []mix{
-	{name: "a", about: "half reads, half updates", read: 50, update: 50},
-	{name: "b", about: "95 % reads, 5 % updates", read: 95, update: 5},
-	{name: "c", about: "reads only", read: 100},
-	{name: "d", about: "95 % reads of the newest, 5 % inserts", read: 95, insert: 5, latest: true},
-	{name: "e", about: "95 % ranges of 1 to 100, 5 % inserts", scan: 95, insert: 5},
-	{name: "f", about: "half reads, half read-modify-writes by compare-and-swap", read: 50, modify: 50},
-}
+// The core workloads.
+var (
+	ycsbA = mix{name: "a", about: "half reads, half updates", read: 50, update: 50}
+	ycsbB = mix{name: "b", about: "95 % reads, 5 % updates", read: 95, update: 5}
+	ycsbC = mix{name: "c", about: "reads only", read: 100}
+	ycsbD = mix{name: "d", about: "95 % reads of the newest, 5 % inserts", read: 95, insert: 5, latest: true}
+	ycsbE = mix{name: "e", about: "95 % ranges of 1 to 100, 5 % inserts", scan: 95, insert: 5}
+	ycsbF = mix{name: "f", about: "half reads, half read-modify-writes by compare-and-swap", read: 50, modify: 50}
+)
 
 // do does one operation of the mix.
 func (m mix) do(ctx context.Context, c *caller) error {
