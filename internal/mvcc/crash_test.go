@@ -3,6 +3,7 @@ package mvcc
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"strings"
@@ -12,6 +13,8 @@ import (
 
 	"epochkv/internal/vfs"
 )
+
+var crashSeed = flag.Uint64("crash.seed", 7, "seed of the script of the crash test")
 
 // ledger is what a client was told, in the order of its writes.
 type ledger struct {
@@ -107,7 +110,7 @@ func crashScript(l *ledger, fs *vfs.Mem, seed uint64) error {
 // TestAcknowledgedCommitsSurviveACrashAtEveryOperation cuts the power at each mutating file operation of a script, keeps
 // nothing, everything, or a random part of what was not synced, and reopens; then again with the power cut during recovery.
 func TestAcknowledgedCommitsSurviveACrashAtEveryOperation(t *testing.T) {
-	const seed = 7
+	seed := *crashSeed
 	whole := vfs.NewMem()
 	if err := crashScript(new(ledger), whole, seed); err != nil {
 		t.Fatal(err)

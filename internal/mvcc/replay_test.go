@@ -16,7 +16,11 @@ import (
 // longLog is what a kill leaves of a store whose checkpoints had stopped: everything is in the log, many times what small memory holds.
 func longLog(t testing.TB, commits int) (*vfs.Mem, map[string]string) {
 	t.Helper()
-	disk := vfs.NewMem()
+	return longLogOn(t, vfs.NewMem(), commits)
+}
+
+func longLogOn(t testing.TB, disk *vfs.Mem, commits int) (*vfs.Mem, map[string]string) {
+	t.Helper()
 	fs := vfs.NewFaulty(disk)
 	s, err := Open(tiny(fs))
 	if err != nil {
@@ -167,6 +171,37 @@ func segmentNames(files image) (names []string) {
 	}
 	slices.Sort(names)
 	return names
+}
+
+// TestReplayGoesRoundDamage: recovery that merges is stopped by damaged pages as little as checkpoints are.
+func TestReplayGoesRoundDamage(t *testing.T) {
+	disk := vfs.NewMem()
+	s, err := Open(tiny(disk))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 600 {
+		mustPut(t, s, fmt.Sprintf("key-%03d", i), "before")
+	}
+	mustClose(t, s)
+	damageUserLeaves(t, disk, 8192)
+	fs, want := longLogOn(t, disk, 3000)
+	if s, err = Open(small(fs)); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = s.Close() }()
+	if r := s.Recovery(); r.Checkpoints < 2 || r.MemtablePeak > smallFrozenBytes+(16<<10) || s.Stats().Storage.Tree.LostPages == 0 {
+		t.Errorf("%+v, %d lost pages", r, s.Stats().Storage.Tree.LostPages)
+	}
+	x := mustSession(t, s)
+	defer x.Close()
+	for i := range 600 {
+		k := fmt.Sprintf("key-%03d", i)
+		v, err := x.Get(nil, []byte(k), 0)
+		if i >= 500 && !asDamage(err) || i < 500 && (err != nil || v.Found != (want[k] != "") || string(v.Data) != want[k]) {
+			t.Fatalf("%s: %v %.20q, %v; want %.20q", k, v.Found, v.Data, err, want[k])
+		}
+	}
 }
 
 // TestReplayGoesOnInMemoryOnAFullDisk: a store whose disk is full opens with all it has, as it did when memory was larger.

@@ -3,6 +3,7 @@ package mvcc
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -18,6 +19,8 @@ import (
 	"epochkv/internal/storage/pager"
 	"epochkv/internal/vfs"
 )
+
+var sideSeeds = flag.Int("side.seeds", 12, "runs of the test with random damage")
 
 // TestWritesGoOnThoughEveryLeafIsDamaged: checkpoints go round damaged pages. What is written since is read, deletions included, before and after
 // a restart; the rest is DATA_LOSS; and salvage brings out what can be read.
@@ -276,7 +279,7 @@ func TestPagesThatCanBeReadAgainTellTheTruth(t *testing.T) {
 // that can be read.
 func TestNothingIsWrongBesideDamage(t *testing.T) {
 	lost, refused := 0, 0
-	for seed := range uint64(20 / exhaustiveStep) {
+	for seed := range uint64(*sideSeeds / exhaustiveStep) {
 		rng := rand.New(rand.NewPCG(seed, 5))
 		d := &besideDamage{t: t, rng: rng, o: modelOptions(vfs.NewMem()), want: map[string]string{}, since: map[string]bool{}}
 		d.open()
@@ -323,6 +326,9 @@ type besideDamage struct {
 	want    map[string]string // "" was deleted
 	since   map[string]bool   // written since the last damage
 	refused int
+
+	view *Session // reads what was, as long as nothing is restarted
+	was  map[string]string
 }
 
 func (d *besideDamage) open() {
@@ -331,6 +337,16 @@ func (d *besideDamage) open() {
 		d.t.Fatal(err)
 	}
 	d.s, d.x = s, mustSession(d.t, s)
+	d.view, d.was = mustSession(d.t, s), maps.Clone(d.want)
+	if _, err := d.view.View(0); err != nil {
+		d.t.Fatal(err)
+	}
+}
+
+// endSessions makes way for Close.
+func (d *besideDamage) endSessions() {
+	d.x.Close()
+	d.view.Close()
 }
 
 func (d *besideDamage) write(n int) {
@@ -372,8 +388,48 @@ func (d *besideDamage) check() (readable map[string]string) {
 			d.t.Fatalf("%q: %v %.20q, %v; want %.20q, written since the damage: %v", k, v.Found, v.Data, err, want, d.since[k])
 		}
 	}
+	d.checkView()
+	d.checkBatch(readable)
 	d.checkScan()
 	return readable
+}
+
+// checkView reads at an older snapshot.
+func (d *besideDamage) checkView() {
+	d.t.Helper()
+	for k := range d.want {
+		err := d.view.ReadAll([][]byte{[]byte(k)}, func(_ int, v Value) error {
+			if want := d.was[k]; v.Found != (want != "") || string(v.Data) != want {
+				return fmt.Errorf("%v %.20q, want %.20q", v.Found, v.Data, want)
+			}
+			return nil
+		})
+		if err != nil && !asDamage(err) {
+			d.t.Fatalf("%q in an older view: %v", k, err)
+		}
+	}
+}
+
+// checkBatch reads what can be read in one batch.
+func (d *besideDamage) checkBatch(readable map[string]string) {
+	d.t.Helper()
+	var list [][]byte
+	for k := range readable {
+		list = append(list, []byte(k))
+	}
+	if _, err := d.x.View(0); err != nil {
+		d.t.Fatal(err)
+	}
+	defer d.x.Done()
+	err := d.x.ReadAll(list, func(i int, v Value) error {
+		if want := readable[string(list[i])]; !v.Found || string(v.Data) != want {
+			return fmt.Errorf("%q in a batch: %v %.20q, want %.20q", list[i], v.Found, v.Data, want)
+		}
+		return nil
+	})
+	if err != nil {
+		d.t.Fatal(err)
+	}
 }
 
 func (d *besideDamage) checkScan() {
@@ -426,7 +482,7 @@ func (d *besideDamage) damage() {
 }
 
 func (d *besideDamage) close() {
-	d.x.Close()
+	d.endSessions()
 	if err := d.s.Close(); err != nil {
 		d.t.Fatalf("close: %v", err)
 	}
@@ -439,7 +495,7 @@ func (d *besideDamage) restart() {
 
 func (d *besideDamage) crash() {
 	left := d.o.Storage.FS.(*vfs.Mem).Crash(d.rng.Uint64(), vfs.KeepSome)
-	d.x.Close()
+	d.endSessions()
 	_ = d.s.Close() // on a disk that is gone
 	d.o.Storage.FS = left
 	d.open()
@@ -524,6 +580,53 @@ func TestGoingRoundDamageSurvivesACrashAtEveryOperation(t *testing.T) {
 		if err := s.Close(); err != nil {
 			t.Fatalf("crash at operation %d of %d: close: %v", k, ops, err)
 		}
+	}
+}
+
+// TestConflictsAreFoundBesideDamage: the version that a transaction conflicts with was merged into the side tree meanwhile.
+func TestConflictsAreFoundBesideDamage(t *testing.T) {
+	o := modelOptions(vfs.NewMem())
+	s, err := Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 100 {
+		mustPut(t, s, fmt.Sprintf("k%03d", i), "v")
+	}
+	mustClose(t, s)
+	damageUserLeaves(t, o.Storage.FS, o.Storage.PageSize)
+	if s, err = Open(o); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = s.Close() }()
+	mustPut(t, s, "k050", "since")
+	x := mustSession(t, s)
+	defer x.Close()
+	for name, use := range map[string]func(tx *Txn) error{
+		"read": func(tx *Txn) error {
+			_, err := tx.Get(nil, []byte("k050"))
+			return errors.Join(err, tx.Set([]byte("k070"), nil))
+		},
+		"write": func(tx *Txn) error { return tx.Set([]byte("k050"), []byte("mine")) },
+	} {
+		tx, err := x.Begin(TxnOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := use(tx); err != nil {
+			t.Fatal(err)
+		}
+		mustPut(t, s, "k050", "theirs")
+		if err := s.Checkpoint(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		var conflict *ConflictError
+		if _, err := tx.Commit(); !errors.As(err, &conflict) || string(conflict.Key) != "k050" {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if got := get(t, s, "k050", 0); got != "theirs" {
+		t.Errorf("k050 is %q", got)
 	}
 }
 

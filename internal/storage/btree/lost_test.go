@@ -3,6 +3,7 @@ package btree
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -12,6 +13,8 @@ import (
 	"epochkv/internal/storage/keys"
 	"epochkv/internal/storage/page"
 )
+
+var lostSeeds = flag.Int("lost.seeds", 16, "runs of the test of merges that meet damage")
 
 var errBad = errors.New("bad page")
 
@@ -193,7 +196,7 @@ func (d *damaged) places(t *testing.T, c page.Child, level int, upper *page.Sepa
 // all, succeeds when what belongs there goes beside the tree, and nobody ever reads a wrong version.
 func TestMergesGoRoundPagesThatCannotBeRead(t *testing.T) {
 	lostAny, refusedAny, levels := 0, 0, map[int]int{}
-	for seed := range uint64(16) {
+	for seed := range uint64(*lostSeeds) {
 		rng := rand.New(rand.NewPCG(seed, 11))
 		size := []int{512, 1024}[seed%2]
 		d := &damaged{
