@@ -80,6 +80,7 @@ func Open(o Options) (*Store, error) {
 	s.done.Go(func() { s.runSyncer(ctx) })
 	s.done.Go(func() { s.runCheckpoints(ctx) })
 	s.done.Go(func() { s.engine.RunPrefetch(ctx) })
+	s.done.Go(func() { s.engine.RunTables(ctx) })
 	return s, nil
 }
 

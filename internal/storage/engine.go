@@ -11,7 +11,6 @@ import (
 
 	"epochkv/internal/pin"
 	"epochkv/internal/storage/keys"
-	"epochkv/internal/storage/memtable"
 	"epochkv/internal/storage/pager"
 	"epochkv/internal/storage/pager/rows"
 	"epochkv/internal/vfs"
@@ -48,7 +47,7 @@ type Engine struct {
 
 	mu     sync.Mutex        // guards rotation and the publication of views; taken by no fast path
 	room   chan struct{}     // closed and replaced when a checkpoint has made room
-	spares []*memtable.Table // emptied by checkpoints, their memory still mapped
+	tables tables
 	due    chan struct{}     // capacity 1: there is something to merge
 
 	checkpointing sync.Mutex   // one checkpoint at a time; taken before mu
@@ -83,7 +82,7 @@ func Open(o Options, registry *pin.Registry) (*Engine, Recovery, error) {
 	e := &Engine{
 		options: o, fs: o.FS, registry: registry, lock: lock, pruner: newPruner(), slot: registry.Slot(),
 		memtableBytes: o.MemtableBytes,
-		room:          make(chan struct{}), due: make(chan struct{}, 1),
+		room:          make(chan struct{}), due: make(chan struct{}, 1), tables: tables{wanted: make(chan struct{}, 1)},
 	}
 	recovery, err := e.recover()
 	if err != nil {
@@ -110,9 +109,7 @@ func (e *Engine) release() (err error) {
 			e.freed(g.mem.Free())
 		}
 	}
-	for _, t := range e.spares {
-		e.freed(t.Free())
-	}
+	e.tables.free(e)
 	if e.pager != nil {
 		err = e.pager.Close()
 	}
@@ -288,33 +285,6 @@ func (e *Engine) newGenerationLocked(first keys.Epoch, bodyBytes int) (*generati
 		return nil, err
 	}
 	return &generation{segment: segment, mem: mem, first: first}, nil
-}
-
-func (e *Engine) tableConfig() memtable.Config {
-	return memtable.Config{Bytes: int(e.memtableBytes), Prefix: []byte{byte(keys.SpaceUser)}, CrowdedAt: e.options.CrowdedAt}
-}
-
-// newTable makes a memtable, in the memory of an old one if there is one: taking fresh memory from the kernel, and in a virtual
-// machine from its host, cost 22 to 40 % of a commit in profiles.
-func (e *Engine) newTable() (*memtable.Table, error) {
-	if n := len(e.spares); n > 0 {
-		spare := e.spares[n-1]
-		e.spares = e.spares[:n-1]
-		return spare.Renew(e.tableConfig())
-	}
-	return memtable.New(e.tableConfig())
-}
-
-// keepOrFree takes a table that nobody can reach any more. Spares, frozen and retired tables together stay in the budget for
-// frozen ones.
-func (e *Engine) keepOrFree(t *memtable.Table) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.frozenBytesOf(e.view.Load())+int64(len(e.spares)+1)*e.memtableBytes <= e.frozenBytes.Load() {
-		e.spares = append(e.spares, t)
-		return
-	}
-	e.freed(t.Free())
 }
 
 // freed looks at what unmapping said. It cannot fail for a mapping of ours; if it did, memory would be lost and nothing else.

@@ -131,7 +131,7 @@ func (r *replayer) merge() error {
 	r.root = result.Root
 	e.pins.release(e.pager, number)
 	for _, g := range r.filled {
-		e.spares = append(e.spares, g.mem) // the next tables take their memory
+		e.tables.spares = append(e.tables.spares, g.mem) // the next tables take their memory
 	}
 	r.filled = r.filled[:0]
 	r.merges++

@@ -22,6 +22,7 @@ type Stats struct {
 	DiskFree      int64             // -1 if it cannot be told
 	Generations   []GenerationStats // oldest first; the last one is active
 	Rotations     uint64
+	TablesReady   uint64 // rotations that found their memtable ready
 	Refused       uint64 // writes turned away for lack of memory
 	Stalls        uint64 // writes that waited for a checkpoint to make room
 	StallTime     time.Duration
@@ -86,7 +87,7 @@ func (e *Engine) Stats() Stats {
 	v := e.view.Load()
 	s := Stats{
 		Dir: e.options.Dir, PageSize: e.options.PageSize, MemoryBudget: e.options.MemoryBytes, CacheBytes: e.cacheBytes.Load(),
-		Rotations: e.counters.rotations.Load(), Refused: e.counters.refused.Load(), Log: e.log.Stats(), DiskFree: -1,
+		Rotations: e.counters.rotations.Load(), TablesReady: e.readyTables(), Refused: e.counters.refused.Load(), Log: e.log.Stats(), DiskFree: -1,
 		Stalls: e.counters.stalls.Load(), StallTime: time.Duration(e.counters.stallNanos.Load()), Pace: e.Pace(),
 		Cache: e.pages.cache.Stats(), CacheHits: e.readers.hits(), BatchReads: e.pages.batchReads.Load(), BatchPages: e.pages.batchPages.Load(),
 		Tree: e.treeStats(), Pages: e.pager.Stats(), Rows: e.rows.Stats(),

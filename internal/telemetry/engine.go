@@ -45,6 +45,8 @@ var readings = []reading{
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Log.Segments) }),
 	engineGauge("log_size_bytes", "Size of those segments' files.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Log.SegmentBytes) }),
 	engineCounter("log_rotations_total", "Segments begun because another was full.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Log.Rotations) }),
+	engineCounter("memtables_ready_total", "Rotations that found the next memtable made ready in the background.",
+		func(s *mvcc.Stats) float64 { return float64(s.Storage.TablesReady) }),
 	engineCounter("log_stalls_total", "Rotations that had to wait for a file or a buffer.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Log.Stalls) }),
 	engineCounter("log_recycled_segments_total", "Old segment files kept for use as new ones.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Log.Recycled) }),

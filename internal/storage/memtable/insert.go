@@ -85,6 +85,12 @@ func (t *Table) Secure(in *Inserter, n int) error {
 	if err != nil {
 		return err
 	}
+	if uint64(at) < t.half && uint64(at)+grab >= t.half && t.halfFull != nil {
+		select {
+		case t.halfFull <- struct{}{}:
+		default:
+		}
+	}
 	if in.table != t {
 		t.bind(in)
 	}

@@ -260,3 +260,41 @@ func TestMalformedBodiesAreRefused(t *testing.T) {
 		t.Errorf("%d keys of damaged bodies", tab.Count())
 	}
 }
+
+// TestHalfFullIsToldOnceAndTouchLeavesNothingToMap fills a table past its half after all of its memory was touched.
+func TestHalfFullIsToldOnceAndTouchLeavesNothingToMap(t *testing.T) {
+	half := make(chan struct{}, 1)
+	table := mustNew(t, Config{Bytes: 4 << 20, Prefix: []byte{byte(keys.SpaceUser)}, HalfFull: half})
+	if err := table.Touch(); err != nil {
+		t.Fatal(err)
+	}
+	mapped := table.arena.mapped.Load()
+	if mapped*wordBytes < 4<<20 {
+		t.Fatalf("%d bytes are mapped of %d", mapped*wordBytes, 4<<20)
+	}
+	var in Inserter
+	told := 0
+	for i := 0; table.Bytes() < 4<<20; i++ {
+		var b batch.Builder
+		b.Set(keys.SpaceUser, fmt.Appendf(nil, "%08d", i), make([]byte, 1000))
+		body, err := b.Finish()
+		if err != nil {
+			t.Fatal(err)
+		}
+		before := table.Bytes()
+		mustPut(table, &in, body, keys.Epoch(i+1))
+		select {
+		case <-half:
+			if told++; before >= 2<<20 || table.Bytes() < 2<<20 {
+				t.Errorf("told when the table went from %d to %d bytes of %d", before, table.Bytes(), 4<<20)
+			}
+		default:
+		}
+	}
+	if told != 1 {
+		t.Errorf("told %d times", told)
+	}
+	if after := table.arena.mapped.Load(); after > mapped+uint64(table.layout.stepBytes)/wordBytes {
+		t.Errorf("%d words were mapped, and then %d", mapped, after)
+	}
+}

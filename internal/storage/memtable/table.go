@@ -17,6 +17,8 @@ type Config struct {
 	// Prefix is what most keys are expected to start with. It is not stored with the key heads, which then tell more keys
 	// apart. Keys without it are just as welcome, only slower.
 	Prefix []byte
+	// HalfFull, if set, gets a token when the table has taken half of Bytes; one that is still there will do. Its capacity is one.
+	HalfFull chan<- struct{}
 	// CrowdedAt is the chain length at whose multiples Apply reports a key to Inserter.Crowded; zero reports none.
 	CrowdedAt int
 
@@ -77,6 +79,8 @@ type Table struct {
 	crowdedAt uint32
 	index     index
 	layout    layout
+	half      uint64 // words, at which halfFull gets its token
+	halfFull  chan<- struct{}
 
 	height atomic.Int32 // levels in use; grows rarely
 	guide  guide
@@ -133,6 +137,22 @@ func newTable(c Config) *Table {
 		region:    uint64(c.layout.regionBytes) / wordBytes,
 		crowdedAt: uint32(c.CrowdedAt),
 		layout:    c.layout,
+		half:      uint64(c.Bytes) / 2 / wordBytes,
+		halfFull:  c.HalfFull,
+	}
+}
+
+// Touch takes the memory that the table is meant to need, so that no Secure has to. Pages that the kernel has to clear take a millisecond
+// for two megabytes, and several times that in a virtual machine whose host has to find them first.
+func (t *Table) Touch() error {
+	for end := uint64(t.half * 2); ; {
+		mapped := t.arena.mapped.Load()
+		if mapped >= end {
+			return nil
+		}
+		if err := t.arena.grow(mapped + 1); err != nil {
+			return err
+		}
 	}
 }
 
