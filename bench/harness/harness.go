@@ -90,7 +90,7 @@ type execution struct {
 
 func (x *execution) end() time.Time { return x.began.Add(x.Budget) }
 
-// scenario runs rounds until the share is used up; below RoundsMin rounds only the end of the whole budget stops it. What is made
+// scenario runs rounds until the share is used up. What is made
 // for several scenarios is paid for by all that are left, and not by the share of the first.
 func (x *execution) scenario(s Scenario, share time.Duration) (Outcome, error) {
 	began := time.Now()
@@ -107,9 +107,10 @@ func (x *execution) scenario(s Scenario, share time.Duration) (Outcome, error) {
 		if err := x.round(s, n, p, &outcome, absent); err != nil {
 			return outcome, fmt.Errorf("round %d: %w", n, err)
 		}
-		// A round that would end behind the share is not begun; nor any, once the whole budget is used up.
-		next := time.Now().Add(time.Since(roundBegan))
-		if !x.Large && (n >= RoundsMin && next.Sub(began)-x.shared.made > share || time.Now().After(x.end())) {
+		// A round that would end behind the share is not begun, as long as there are enough; nor any, once much more is used up.
+		next := time.Since(began) - x.shared.made + time.Since(roundBegan)
+		enough := n >= RoundsMin && next > share || next > overrunMax*share || time.Now().After(x.end())
+		if enough && !x.Large {
 			break
 		}
 	}

@@ -21,6 +21,9 @@ const (
 	roundsAim = RoundsMin + 1
 	// shrinkMax is how much smaller than declared a scenario becomes at most; beyond, its share is too small and is exceeded.
 	shrinkMax = 16
+	// overrunMax is how many shares a scenario may take whose rounds are too slow all the same, on a machine that is busy with
+	// something else, say. It then ends with fewer rounds, and is not judged.
+	overrunMax = 3
 	// windowShrinkMax does so for windows: in less than a tenth a slow server has too few answers to speak of their tail.
 	windowShrinkMax = 10
 )
@@ -53,11 +56,14 @@ func (x *execution) plan(s Scenario, share time.Duration, absent map[string]stri
 	case x.Large:
 		return p.large(s.Large), nil
 	case share <= 0: // the budget is used up: one round that shows that it works
-		return p.part(1.0 / shrinkMax), nil
+		return p.part(p.least()), nil
 	}
 	small, err := x.warmup(s, p, warmupSmall, absent)
 	if err != nil {
 		return p, err
+	}
+	if small > share/roundsAim { // not even this size fits: more of a warm-up would only make it worse
+		return p.part(p.least()), nil
 	}
 	large, err := x.warmup(s, p, warmupLarge, absent)
 	if err != nil {
@@ -80,6 +86,14 @@ func (s Scenario) runs(absent map[string]string) (n int) {
 		}
 	}
 	return n
+}
+
+// least is the part below which no scenario goes.
+func (p plan) least() float64 {
+	if p.window > 0 {
+		return 1.0 / windowShrinkMax
+	}
+	return 1.0 / shrinkMax
 }
 
 // part is the plan with less to do. A size keeps two digits, since it is quoted beside results.

@@ -20,7 +20,7 @@ type device struct {
 
 const (
 	devicePage  = 8192
-	devicePages = 128 << 20 / devicePage
+	devicePages = 128 << 20 / devicePage // the scenario's load
 )
 
 func (o device) run(r *harness.Run) (err error) {
@@ -30,7 +30,7 @@ func (o device) run(r *harness.Run) (err error) {
 	}
 	defer func() { err = errors.Join(err, files.Close()) }()
 	name := filepath.Join(r.Dir, "pages")
-	if err := writePages(files, name); err != nil {
+	if err := writePages(files, name, r.Load); err != nil {
 		return err
 	}
 	file, err := files.Direct().Open(name, vfs.ReadOnly)
@@ -47,7 +47,7 @@ func (o device) run(r *harness.Run) (err error) {
 	err = r.Time(batches*r.Point, func() error {
 		for range batches {
 			for i := range requests {
-				requests[i].Offset = random.Int64N(devicePages) * devicePage
+				requests[i].Offset = random.Int64N(int64(r.Load)) * devicePage
 			}
 			if err := o.read(file, requests); err != nil {
 				return err
@@ -104,14 +104,14 @@ func (o device) prove(r *harness.Run, s vfs.Stats, pages float64) error {
 }
 
 // writePages makes the file; each page begins with its number.
-func writePages(files *vfs.OS, name string) error {
+func writePages(files *vfs.OS, name string, pages int) error {
 	file, err := files.Open(name, vfs.Create)
 	if err != nil {
 		return err
 	}
 	const together = 128
 	buffer := make([]byte, together*devicePage)
-	for first := 0; first < devicePages && err == nil; first += together {
+	for first := 0; first < pages && err == nil; first += together {
 		for i := range together {
 			binary.LittleEndian.PutUint64(buffer[i*devicePage:], uint64(first+i))
 		}

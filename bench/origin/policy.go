@@ -108,14 +108,14 @@ type resident struct{ policy cache.Policy }
 const residentFrames = 20_000
 
 func (o resident) run(r *harness.Run) (err error) {
-	c, err := openCache(residentFrames*11/10, o.policy)
+	c, err := openCache(max(r.Load*11/10, r.Load+100), o.policy)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, c.Close()) }()
 	slot := c.registry.Slot()
 	for range 3 { // admitted, and as warm as they get
-		for id := range cache.ID(residentFrames) {
+		for id := range cache.ID(r.Load) {
 			if err := c.visit(slot, id+1); err != nil {
 				return err
 			}
@@ -123,7 +123,7 @@ func (o resident) run(r *harness.Run) (err error) {
 	}
 	slot.Free()
 	before := c.loads.Load()
-	if err := readEach(r, func(reader, share int) error { return c.reads(r.Seed, reader, share) }); err != nil {
+	if err := readEach(r, func(reader, share int) error { return c.reads(r, reader, share) }); err != nil {
 		return err
 	}
 	return errors.Join(r.Prove("misses", float64(c.loads.Load()-before), 0, 0), r.Verified(1, 1))
@@ -144,17 +144,17 @@ func readEach(r *harness.Run, read func(reader, share int) error) error {
 
 // residentOtter reads as many entries of the same size from otter.
 func residentOtter(r *harness.Run) error {
-	c, err := otter.New(&otter.Options[uint64, []byte]{MaximumSize: 2 * residentFrames})
+	c, err := otter.New(&otter.Options[uint64, []byte]{MaximumSize: 2 * r.Load})
 	if err != nil {
 		return err
 	}
-	for id := range uint64(residentFrames) {
+	for id := range uint64(r.Load) {
 		c.Set(id, binary.LittleEndian.AppendUint64(make([]byte, 0, policyPage), id))
 	}
 	err = readEach(r, func(reader, share int) error {
 		random := rand.New(rand.NewPCG(r.Seed, uint64(reader)))
 		for range share {
-			id := random.Uint64N(residentFrames)
+			id := random.Uint64N(uint64(r.Load))
 			if page, ok := c.GetIfPresent(id); !ok || binary.LittleEndian.Uint64(page) != id {
 				return fmt.Errorf("entry %d is missing or wrong", id)
 			}
@@ -164,12 +164,12 @@ func residentOtter(r *harness.Run) error {
 	return errors.Join(err, r.Verified(1, 1))
 }
 
-func (c *pageCache) reads(seed uint64, reader, count int) error {
+func (c *pageCache) reads(r *harness.Run, reader, count int) error {
 	slot := c.registry.Slot()
 	defer slot.Free()
-	random := rand.New(rand.NewPCG(seed, uint64(reader)))
+	random := rand.New(rand.NewPCG(r.Seed, uint64(reader)))
 	for range count {
-		if err := c.visit(slot, cache.ID(1+random.IntN(residentFrames))); err != nil {
+		if err := c.visit(slot, cache.ID(1+random.IntN(r.Load))); err != nil {
 			return err
 		}
 	}

@@ -18,7 +18,7 @@ func deviceReads() harness.Scenario {
 	const ring, pool, serial = "ring", "pool of preads", "serial preads"
 	return harness.Scenario{
 		Name: "w0-device-reads", About: "Random pages of 8 KiB past the page cache, 64 at a time.",
-		Unit: "pages", Axis: harness.Axis{Name: "pages at a time", Points: []int{64}}, Size: 12_800,
+		Unit: "pages", Axis: harness.Axis{Name: "pages at a time", Points: []int{64}}, Size: 12_800, Load: devicePages,
 		Arms: []harness.Arm{
 			{Name: ring, Run: device{way: vfs.IOUring}.run},
 			{Name: pool, Run: device{way: vfs.IOPread}.run},
@@ -76,10 +76,10 @@ func coldGets() harness.Scenario {
 func coldScanAll() harness.Scenario {
 	const on, off = "prefetch", "no prefetch"
 	return harness.Scenario{
-		Name: "w0-cold-scan-all", About: "One scan of everything with a cache of 1 MiB and direct reads: without a bound nothing tells how far to read ahead.",
+		Name: "w0-cold-scan-all", About: "One scan of everything with a cache of 1 MiB and direct reads.",
 		Unit: "scans", Axis: harness.Axis{Name: "readers", Points: []int{1}}, Size: 1, Load: coldKeys, Stage: "w0 cold",
 		Arms: []harness.Arm{
-			{Name: on, Run: cold{way: vfs.IOUring, read: readAll, prefetch: true}.run},
+			{Name: on, Run: cold{way: vfs.IOUring, read: readAll, prefetch: true, ahead: true}.run},
 			{Name: off, Run: cold{way: vfs.IOUring, read: readAll}.run},
 		},
 		Figures: []harness.Figure{{Arm: on, Against: off, AtLeast: 0.98, Source: "full scan with prefetch on not slower"}},
@@ -104,7 +104,7 @@ func hits() harness.Scenario {
 	return harness.Scenario{
 		Name: "w3-hits", About: "Reads of pages that are all in memory: how a hit scales with readers.",
 		Origin: "libdb mpool, stage 0.5: no loss against LRU from 1 to 24 threads.",
-		Unit:   "reads", Axis: harness.Axis{Name: "readers", Points: []int{1, 2, 8, 24}}, Size: 4_000_000, Weight: 1.5,
+		Unit:   "reads", Axis: harness.Axis{Name: "readers", Points: []int{1, 2, 8, 24}}, Size: 4_000_000, Load: residentFrames, Weight: 1.5,
 		Arms: []harness.Arm{
 			{Name: bands, Run: resident{cache.TwoBand}.run},
 			{Name: clock, Run: resident{cache.Clock}.run},

@@ -43,7 +43,7 @@ type loaded struct {
 }
 
 // smokeBuffer is less to lay out than the buffers are that a measurement needs.
-const smokeBuffer = 4 << 20
+const smokeBuffer = 8 << 20
 
 // loadedEngine opens an engine, loads r.Load pairs, and lets it settle, so that reads meet tables and trees and not write buffers.
 func loadedEngine(r *harness.Run, c contender, o engines.Options, s workload.Shape) (*loaded, error) {

@@ -22,20 +22,19 @@ type merges struct {
 }
 
 const (
-	mergeBase   = 300_000 // keys in the tree before
-	mergeRounds = 3       // the same merge again, so that a run lasts long enough to be timed
+	mergeRounds = 3 // the same merge again, so that a run lasts long enough to be timed
 )
 
 // run merges r.Size random keys into a tree of r.Point key spaces. With one space the keys fall on a tenth of the tree, as a hot
 // one's do.
 func (m merges) run(r *harness.Run) (err error) {
 	batch := max(r.Size/mergeRounds, 1)
-	store, err := openMemory(page.SizeDefault, (mergeBase+8*batch)/16+4096)
+	store, err := openMemory(page.SizeDefault, (r.Load+8*batch)/16+4096)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, store.close()) }()
-	base := entries(r.Seed, mergeBase, 8, 100, 256, 1)
+	base := entries(r.Seed, r.Load, 8, 100, 256, 1)
 	root, err := store.put(btree.Root{}, base)
 	if err != nil {
 		return err

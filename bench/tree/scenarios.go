@@ -42,7 +42,7 @@ func parallelMerge() harness.Scenario {
 	return harness.Scenario{
 		Name: "w0-merge", About: "Merging random keys of 8 key spaces, or of one hot range, into a tree of 300,000, in memory. Both arms must make the same pages.",
 		Origin: "H2 MVStore #4331, parallel page serialization: +13 % random misses, writes on par.",
-		Unit:   "keys", Axis: harness.Axis{Name: "key spaces", Points: []int{1, 8}}, Size: 600_000,
+		Unit:   "keys", Axis: harness.Axis{Name: "key spaces", Points: []int{1, 8}}, Size: 600_000, Load: 300_000,
 		Arms:    []harness.Arm{{Name: one, Run: merges{1, shared}.run}, {Name: two, Run: merges{2, shared}.run}},
 		Figures: []harness.Figure{{Arm: two, Against: one, AtLeast: 1.6, Source: source}},
 	}

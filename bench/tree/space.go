@@ -31,6 +31,14 @@ var spaceShape = workload.Shape{KeyBytes: 16, ValueBytes: 100}
 // liveBytes is what keys and values take, less anything that the store adds.
 func liveBytes(keys int) int64 { return int64(keys * (spaceShape.KeyBytes + spaceShape.ValueBytes)) }
 
+// spaceKeys is how many keys a run loads.
+func spaceKeys(r *harness.Run) int {
+	if r.Smoke {
+		return spaceKeysMin / 10
+	}
+	return max(r.Size, spaceKeysMin)
+}
+
 // runPlateau puts and deletes all keys in rounds and looks at the largest file and the largest memtables after the first round.
 func runPlateau(r *harness.Run) (err error) {
 	store, err := openSpace(r.Dir, 0)
@@ -38,7 +46,7 @@ func runPlateau(r *harness.Run) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, store.Close()) }()
-	d := workload.NewData(r.Seed, max(r.Size, spaceKeysMin), spaceShape)
+	d := workload.NewData(r.Seed, spaceKeys(r), spaceShape)
 	var file, memory int64
 	right := 0
 	err = r.Time(2*d.Count()*r.Point, func() error {
@@ -109,7 +117,7 @@ func runShrink(r *harness.Run) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, store.Close()) }()
-	d := workload.NewData(r.Seed, max(r.Size, spaceKeysMin), spaceShape)
+	d := workload.NewData(r.Seed, spaceKeys(r), spaceShape)
 	cut := d.Count() * r.Point / 100
 	if err := errors.Join(writeAll(store.Own, d, d.Count(), false), store.Checkpoint(context.Background())); err != nil {
 		return err
