@@ -75,7 +75,35 @@ func TestModel(t *testing.T) {
 			m.step(rapid.IntRange(0, 99).Draw(rt, "op"))
 		}
 		m.compareAll()
+		m.sweep()
+		m.compareAll()
 	})
+}
+
+// sweep ends all snapshots and lets checkpoints find what they held: in the end the tree has one version of each key.
+func (m *model) sweep() {
+	m.closeViews()
+	m.x.Done()
+	for n := 0; ; n++ {
+		if err := m.store.Checkpoint(context.Background()); err != nil {
+			m.t.Fatalf("checkpoint: %v", err)
+		}
+		tree := m.store.Stats().Storage.Tree
+		if tree.StaleShare == 0 {
+			break
+		}
+		if n == 20 {
+			m.t.Fatalf("not swept after %d checkpoints: %+v", n, tree)
+		}
+	}
+	report, err := m.store.Verify(context.Background(), storage.VerifyOptions{})
+	if err != nil {
+		m.t.Fatalf("verify: %v", err)
+	}
+	mustBeSound(m.t, report)
+	if live := uint64(len(m.now)); report.Versions != live || report.Keys != live {
+		m.t.Fatalf("%d versions of %d keys, %d are live", report.Versions, report.Keys, live)
+	}
 }
 
 func (m *model) step(op int) {
