@@ -42,7 +42,7 @@ type Invoked struct {
 	OldFound bool
 	NewFound bool
 	Old, New []byte
-	OldEpoch keys.Epoch
+	OldEpoch keys.Epoch // the commit that wrote Old, whether the operation is applied or not; zero for a transaction's own write
 }
 
 // TypeError means that a value is not what the operation works on, or that its result is not allowed. Nothing was written.
@@ -217,11 +217,10 @@ func (t *Txn) Invoke(op *Invoke) (Invoked, error) {
 	}
 	t.old = v.Data
 	out, grown, err := op.apply(0, v.Data, v.Found, t.fresh[:0])
-	t.fresh = grown
+	t.fresh, out.OldEpoch = grown, v.Epoch
 	if err != nil || !out.Applied {
 		return out, err
 	}
-	out.OldEpoch = v.Epoch
 	if out.NewFound {
 		return out, t.Set(op.Key, out.New)
 	}

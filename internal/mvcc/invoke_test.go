@@ -193,3 +193,25 @@ func TestSerialAppendKeepsInvocationsApart(t *testing.T) {
 		t.Fatalf("%s increments are left of %d", got, 2*rounds)
 	}
 }
+
+// TestRefusedInvocationTellsTheEpochOfWhatItFound: a comparison that fails says what is there and since when, in a transaction as outside.
+func TestRefusedInvocationTellsTheEpochOfWhatItFound(t *testing.T) {
+	s := mustOpen(t, tiny(vfs.NewMem()))
+	epoch := mustPut(t, s, "k", "there")
+	x := mustSession(t, s)
+	defer x.Close()
+	op := Invoke{Kind: InvokeCompareSet, Key: []byte("k"), Expect: []byte("something else"), Operand: []byte("new")}
+	tx, err := x.Begin(TxnOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	inside, err := tx.Invoke(&op)
+	if err != nil || inside.Applied || string(inside.Old) != "there" || inside.OldEpoch != epoch {
+		t.Errorf("in a transaction: %+v, %v; want epoch %d", inside, err, epoch)
+	}
+	tx.Rollback()
+	out := make([]Invoked, 1)
+	if _, _, err := x.InvokeAll([]Invoke{op}, nil, DurabilityAsync, out); err != nil || out[0].Applied || out[0].OldEpoch != epoch {
+		t.Errorf("outside: %+v, %v; want epoch %d", out[0], err, epoch)
+	}
+}

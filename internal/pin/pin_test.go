@@ -1,6 +1,7 @@
 package pin
 
 import (
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -143,8 +144,7 @@ func TestRetiredObjectWaitsForReadersInside(t *testing.T) {
 }
 
 // TestReaderNeverLosesTheRaceWithTheCollector lets readers register while minima are computed: the minimum in force
-// after a snapshot was granted must never exceed it. Removing the frontier check in Snapshot, or publishing the frontier after the
-// scan, makes it fail.
+// after a snapshot was granted must never exceed it. The two tests of the frontier below are surer to meet the moment.
 func TestReaderNeverLosesTheRaceWithTheCollector(t *testing.T) {
 	r, v := newTestRegistry(1)
 	var pruned atomic.Uint64 // everything below is gone
@@ -188,7 +188,7 @@ func TestSlotWordsStandAloneOnTheirLines(t *testing.T) {
 	if d := max(pa, pb) - min(pa, pb); d < cacheLinePair {
 		t.Fatalf("hot words of two slots are %d bytes apart", d)
 	}
-	if last := uintptr(unsafe.Pointer(&a.since)); pa/64 != last/64 || pa%8 != 0 {
+	if last := uintptr(unsafe.Pointer(&a.depth)); pa/64 != last/64 || pa%8 != 0 {
 		t.Fatalf("hot words at %#x to %#x straddle lines", pa, last)
 	}
 }
@@ -253,5 +253,80 @@ func TestSnapshotBelowTheFrontierIsTakenAgain(t *testing.T) {
 	v.Store(6)
 	if e := <-taken; e != 6 {
 		t.Fatalf("snapshot at %d, want 6", e)
+	}
+}
+
+// TestUsageNamesWhoHoldsVersionsBack: a snapshot has an age from the first collection on that found it behind, until it ends. One that is as
+// new as can be has none, however often it is taken.
+func TestUsageNamesWhoHoldsVersionsBack(t *testing.T) {
+	r, v := newTestRegistry(5)
+	first, second, fresh := r.Slot(), r.Slot(), r.Slot()
+	for _, s := range []*Slot{first, second, fresh} {
+		defer s.Free()
+	}
+	now := time.Unix(1000, 0)
+	r.Refresh(nil, forever, now)
+	first.Snapshot()
+	r.Refresh(nil, forever, now)
+	if u := r.Usage(now.Add(time.Hour)); u.OldestAge != 0 || u.Longest != nil {
+		t.Fatalf("a snapshot of the newest epoch holds back: %+v", u)
+	}
+	v.Store(7)
+	second.Snapshot()
+	r.Refresh(nil, forever, now)
+	v.Store(9)
+	fresh.Snapshot()
+	r.Refresh(nil, forever, now.Add(time.Minute))
+	u := r.Usage(now.Add(2 * time.Minute))
+	want := []Snapshot{{first.place, 5, 2 * time.Minute}, {second.place, 7, time.Minute}}
+	if !slices.Equal(u.Longest, want) || u.OldestAge != 2*time.Minute || u.Oldest != 5 || u.Snapshots != 3 {
+		t.Fatalf("usage %+v, want %+v of 3", u, want)
+	}
+	first.Release()
+	if u := r.Usage(now.Add(3 * time.Minute)); u.OldestAge != 2*time.Minute || u.Longest[0].Slot != second.place {
+		t.Fatalf("after the first has ended: %+v", u)
+	}
+	first.Snapshot() // another one in the same slot
+	v.Store(10)
+	r.Refresh(nil, forever, now.Add(3*time.Minute))
+	if u := r.Usage(now.Add(4 * time.Minute)); len(u.Longest) != 3 || u.Longest[1] != (Snapshot{first.place, 9, time.Minute}) {
+		if u.Longest[2] != (Snapshot{first.place, 9, time.Minute}) {
+			t.Fatalf("a new snapshot has the age of the old one: %+v", u)
+		}
+	}
+}
+
+// TestFrontierIsPublishedBeforeTheSlotsAreSeen: a reader that has loaded visible long ago, and stores it where the scan has passed already,
+// must find the new frontier. The scan is made long, and the reader's slot is the first that it looks at.
+func TestFrontierIsPublishedBeforeTheSlotsAreSeen(t *testing.T) {
+	const rounds, slots = 500, 64 * chunkSlots
+	r, v := newTestRegistry(1)
+	var reader *Slot
+	for range slots {
+		s := r.Slot()
+		defer s.Free()
+		if s.place == 0 {
+			reader = s
+		}
+	}
+	var live []keys.Epoch
+	for n := range uint64(rounds) {
+		live = r.Refresh(live, forever, time.Time{})
+		late := v.Add(1) - 1
+		granted, start := make(chan bool), make(chan struct{})
+		go func() {
+			<-start
+			for range n * 4 {
+				_ = r.visible.Load() // some time
+			}
+			reader.epoch.Store(late)
+			granted <- late >= r.frontier.Load()
+		}()
+		close(start)
+		live = r.Refresh(live, forever, time.Time{})
+		if <-granted && uint64(live[0]) > late {
+			t.Fatalf("round %d: a snapshot at %d was granted, and the minimum is %d", n, late, live[0])
+		}
+		reader.Release()
 	}
 }

@@ -1,6 +1,7 @@
 package pin
 
 import (
+	"cmp"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -30,6 +31,14 @@ type Registry struct {
 	free  []*Slot
 	holds map[keys.Epoch]time.Time
 	kept  []keys.Epoch // below the frontier, ascending: what every Refresh so far has kept readable
+	long  []long       // by slot: what it held back at the last Refresh
+}
+
+// long is a snapshot below the frontier, and when a Refresh saw it there first. Readers themselves note no time: most are gone before anybody
+// asks, and the clock would take as long as their read.
+type long struct {
+	epoch uint64 // zero without one
+	since time.Time
 }
 
 // NewRegistry makes a registry over the commit pipeline's visible word.
@@ -58,8 +67,9 @@ func (r *Registry) growLocked() {
 	grown := make([]*Slot, len(old), len(old)+chunkSlots)
 	copy(grown, old)
 	for i := range chunk {
-		chunk[i].reg = r
+		chunk[i].reg, chunk[i].place = r, len(grown)
 		grown = append(grown, &chunk[i])
+		r.long = append(r.long, long{})
 		r.free = append(r.free, &chunk[i])
 	}
 	r.slots.Store(&grown)
@@ -157,9 +167,15 @@ func (r *Registry) Refresh(dst []keys.Epoch, retained keys.Epoch, now time.Time)
 
 func (r *Registry) liveLocked(dst []keys.Epoch, frontier uint64, now time.Time) []keys.Epoch {
 	dst = dst[:0]
-	for _, s := range *r.slots.Load() {
-		if e := s.epoch.Load(); e != 0 && e < frontier {
-			dst = append(dst, keys.Epoch(e))
+	for i, s := range *r.slots.Load() {
+		e := s.epoch.Load()
+		if e == 0 || e >= frontier {
+			r.long[i].epoch = 0
+			continue
+		}
+		dst = append(dst, keys.Epoch(e))
+		if r.long[i].epoch != e {
+			r.long[i] = long{e, now}
 		}
 	}
 	for e, until := range r.holds {
@@ -209,8 +225,19 @@ type Usage struct {
 	Snapshots int
 	Holds     int
 	Oldest    keys.Epoch    // oldest live snapshot, zero without one
-	OldestAge time.Duration // how long it has been open
+	OldestAge time.Duration // how long the one that has done so longest has held versions back
+	Longest   []Snapshot    // the longestMax that have held versions back longest, the longest first
 }
+
+// Snapshot is one that keeps versions which others need no more.
+type Snapshot struct {
+	Slot  int // the session's
+	Epoch keys.Epoch
+	Age   time.Duration // since the first Refresh that found it behind
+}
+
+// longestMax bounds what Usage names: enough to find out who holds things up.
+const longestMax = 5
 
 // Usage scans the slots.
 func (r *Registry) Usage(now time.Time) Usage {
@@ -218,18 +245,23 @@ func (r *Registry) Usage(now time.Time) Usage {
 	defer r.mu.Unlock()
 	slots := *r.slots.Load()
 	u := Usage{Slots: len(slots) - len(r.free), Holds: len(r.holds)}
-	for _, s := range slots {
-		e := keys.Epoch(s.epoch.Load())
+	for i, s := range slots {
+		e := s.epoch.Load()
 		if e == 0 {
 			continue
 		}
 		u.Snapshots++
-		if u.Oldest == 0 || e < u.Oldest {
-			u.Oldest = e
+		if u.Oldest == 0 || keys.Epoch(e) < u.Oldest {
+			u.Oldest = keys.Epoch(e)
 		}
-		if since := s.since.Load(); since != 0 {
-			u.OldestAge = max(u.OldestAge, now.Sub(time.Unix(0, since)))
+		if r.long[i].epoch == e {
+			u.Longest = append(u.Longest, Snapshot{s.place, keys.Epoch(e), now.Sub(r.long[i].since)})
 		}
+	}
+	slices.SortFunc(u.Longest, func(a, b Snapshot) int { return cmp.Compare(b.Age, a.Age) })
+	u.Longest = u.Longest[:min(len(u.Longest), longestMax)]
+	if len(u.Longest) > 0 {
+		u.OldestAge = u.Longest[0].Age
 	}
 	return u
 }

@@ -2,7 +2,6 @@ package pin
 
 import (
 	"sync/atomic"
-	"time"
 
 	"epochkv/internal/storage/keys"
 )
@@ -15,8 +14,8 @@ type Slot struct {
 	_     [cacheLinePair]byte
 	tick  atomic.Uint64 // tick at Enter, zero when outside an operation
 	epoch atomic.Uint64 // snapshot epoch, zero without a snapshot
-	since atomic.Int64  // unix nanoseconds of Mark, zero for a snapshot of one operation
 	reg   *Registry
+	place int // in the registry
 	depth int // nested Enters, touched by the owner alone
 	_     [cacheLinePair - 5*8]byte
 }
@@ -63,15 +62,9 @@ func (s *Slot) SnapshotAt(e keys.Epoch) bool {
 // Release ends the slot's snapshot, if it has one.
 func (s *Slot) Release() {
 	if s.epoch.Load() != 0 {
-		if s.since.Load() != 0 {
-			s.since.Store(0)
-		}
 		storeWord(&s.epoch, 0)
 	}
 }
-
-// Mark notes when a snapshot that will stay open longer than one operation was taken, for its age in metrics.
-func (s *Slot) Mark(now time.Time) { s.since.Store(now.UnixNano()) }
 
 // Epoch is the snapshot epoch that the slot holds, or zero.
 func (s *Slot) Epoch() keys.Epoch { return keys.Epoch(s.epoch.Load()) }

@@ -1,6 +1,7 @@
 package storage
 
 import (
+	"math/bits"
 	"sync"
 	"sync/atomic"
 
@@ -31,6 +32,24 @@ type pruner struct {
 	round map[PruneRequest]struct{}
 
 	queued, dropped, pruned, recycled, helped atomic.Uint64
+
+	chainLengths  [ChainBuckets]atomic.Uint64 // see ChainBound
+	chainVersions atomic.Uint64
+}
+
+// ChainBuckets is the number of buckets for the length of a chain that is about to be pruned: bucket i counts those of at most ChainBound(i)
+// versions, the last one all longer ones.
+const ChainBuckets = 12
+
+// ChainBound is the upper bound of bucket i: 64, 128, ... The last bucket has none.
+func ChainBound(i int) int { return crowdedAt << i }
+
+// prune prunes one chain and counts its length.
+func (p *pruner) prune(t *memtable.Table, c memtable.Chain, h *memtable.Horizon, retired *memtable.Retired) {
+	length := t.ChainLength(c)
+	p.chainLengths[min(bits.Len(uint((length-1)/crowdedAt)), ChainBuckets-1)].Add(1)
+	p.chainVersions.Add(uint64(length))
+	p.pruned.Add(uint64(t.Prune(c, h, retired)))
 }
 
 // PruneRequest names a crowded chain.
@@ -83,7 +102,7 @@ func (e *Engine) PruneCrowded(w *Writer, minLength int) {
 	for _, c := range w.inserter.Crowded() {
 		if w.generation.mem.ChainLength(c) >= minLength {
 			p.helped.Add(1)
-			p.pruned.Add(uint64(w.generation.mem.Prune(c, &h, nil)))
+			p.prune(w.generation.mem, c, &h, nil)
 		}
 	}
 }
@@ -136,7 +155,7 @@ func (p *pruner) pruneLocked(r *pin.Registry, q PruneRequest, h *memtable.Horizo
 		return // the checkpoint drops what is not needed, and wants to be alone with it
 	}
 	var retired memtable.Retired
-	p.pruned.Add(uint64(q.generation.mem.Prune(q.chain, h, &retired)))
+	p.prune(q.generation.mem, q.chain, h, &retired)
 	if retired.Count() > 0 {
 		p.waiting = append(p.waiting, retiredBatch{q.generation, retired, r.Retire()})
 	}

@@ -69,6 +69,9 @@ type PruneStats struct {
 	Helped          uint64 // chains that a writer cut itself
 	Pruned          uint64 // versions taken out
 	Recycled        uint64 // interior versions whose memory waited for readers
+
+	ChainLengths  [ChainBuckets]uint64 // of chains about to be pruned, see ChainBound
+	ChainVersions uint64               // their sum
 }
 
 // GenerationStats describes one generation.
@@ -93,8 +96,11 @@ func (e *Engine) Stats() Stats {
 		Tree: e.treeStats(), Pages: e.pager.Stats(), Rows: e.rows.Stats(),
 		Pruning: PruneStats{
 			Queued: e.pruner.queued.Load(), Dropped: e.pruner.dropped.Load(), Helped: e.pruner.helped.Load(),
-			Pruned: e.pruner.pruned.Load(), Recycled: e.pruner.recycled.Load(),
+			Pruned: e.pruner.pruned.Load(), Recycled: e.pruner.recycled.Load(), ChainVersions: e.pruner.chainVersions.Load(),
 		},
+	}
+	for i := range s.Pruning.ChainLengths {
+		s.Pruning.ChainLengths[i] = e.pruner.chainLengths[i].Load()
 	}
 	if free, err := e.fs.Free(e.options.Dir); err == nil {
 		s.DiskFree = free

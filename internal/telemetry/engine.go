@@ -2,6 +2,7 @@ package telemetry
 
 import (
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -33,7 +34,7 @@ var readings = []reading{
 	engineCounter("commits_total", "Transactions committed.", func(s *mvcc.Stats) float64 { return float64(s.Commits) }),
 
 	engineGauge("snapshots", "Snapshots that readers hold.", func(s *mvcc.Stats) float64 { return float64(s.Snapshots.Snapshots) }),
-	engineGauge("oldest_snapshot_age_seconds", "Age of the oldest snapshot that a reader holds.",
+	engineGauge("oldest_snapshot_age_seconds", "How long the snapshot that does so longest has held versions back.",
 		func(s *mvcc.Stats) float64 { return snapshotAge(s).Seconds() }),
 	engineGauge("scan_tokens", "Epochs kept readable for resume tokens.", func(s *mvcc.Stats) float64 { return float64(s.Snapshots.Holds) }),
 
@@ -82,6 +83,7 @@ var (
 	abortsDesc   = desc("commit_aborts_total", "Commits refused because of the data's state.", "reason")
 	fsyncDesc    = desc("log_fsync_duration_seconds", "Duration of one sync of the log.")
 	groupDesc    = desc("log_group_records", "Records that one sync made durable.")
+	sessionDesc  = desc("session_snapshot_age_seconds", "How long the sessions that do so longest have held versions back with a snapshot.", "session")
 	failedDesc   = desc("failed", "1 once a failed write or sync has stopped the store from accepting writes, else 0.")
 )
 
@@ -95,7 +97,7 @@ func (c *engineCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, r := range slices.Concat(readings, treeReadings, cacheReadings) {
 		ch <- r.desc
 	}
-	for _, d := range []*prometheus.Desc{pagesDesc, kindsDesc, checkpointDesc, memoryDesc, diskFreeDesc, abortsDesc, fsyncDesc, groupDesc, failedDesc} {
+	for _, d := range []*prometheus.Desc{pagesDesc, kindsDesc, checkpointDesc, chainDesc, memoryDesc, diskFreeDesc, abortsDesc, fsyncDesc, groupDesc, sessionDesc, failedDesc} {
 		ch <- d
 	}
 }
@@ -116,7 +118,11 @@ func (c *engineCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	counter(ch, abortsDesc, float64(s.Conflicts), "conflict")
 	counter(ch, abortsDesc, float64(s.Preconditions), "precondition")
+	for _, x := range s.Snapshots.Longest {
+		gauge(ch, sessionDesc, x.Age.Seconds(), strconv.Itoa(x.Slot))
+	}
 	gauge(ch, failedDesc, oneIf(c.failed()))
+	ch <- chainHistogram(&s.Storage.Pruning)
 	ch <- syncHistogram(&s.Storage.Log)
 	ch <- groupHistogram(&s.Storage.Log)
 }

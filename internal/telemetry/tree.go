@@ -70,6 +70,19 @@ func checkpointHistogram(t *storage.TreeStats) prometheus.Metric {
 	return prometheus.MustNewConstHistogram(checkpointDesc, count, t.CheckpointTime.Seconds(), cumulative)
 }
 
+var chainDesc = desc("gc_chain_length_versions", "Length of a key's version chain in a memtable when it was about to be pruned.")
+
+func chainHistogram(p *storage.PruneStats) prometheus.Metric {
+	cumulative, count := map[float64]uint64{}, uint64(0)
+	for i, n := range p.ChainLengths {
+		count += n
+		if i < storage.ChainBuckets-1 {
+			cumulative[float64(storage.ChainBound(i))] = count
+		}
+	}
+	return prometheus.MustNewConstHistogram(chainDesc, count, float64(p.ChainVersions), cumulative)
+}
+
 var kindsDesc = desc("pages_in_use", "Pages of the newest state, by what they hold.", "kind")
 
 func collectKinds(ch chan<- prometheus.Metric, s *mvcc.Stats) {
