@@ -58,6 +58,10 @@ func (x *execution) plan(s Scenario, share time.Duration, absent map[string]stri
 	case share <= 0: // the budget is used up: one round that shows that it works
 		return p.part(p.least()), nil
 	}
+	if s.Fixed {
+		_, err := x.warmup(s, p, 1, absent)
+		return p, err
+	}
 	small, err := x.warmup(s, p, warmupSmall, absent)
 	if err != nil {
 		return p, err

@@ -87,3 +87,20 @@ func TestWindowsShrinkUntilTheirRoundsFit(t *testing.T) {
 		}
 	}
 }
+
+func TestAFixedSizeIsNotReduced(t *testing.T) {
+	sizes := map[int]int{}
+	s := Scenario{
+		Name: "fixed", Unit: "naps", Axis: Axis{Name: "n", Points: []int{1}}, Size: 20, Fixed: true,
+		Arms: []Arm{{Name: "arm", Run: func(r *Run) error {
+			sizes[r.Size]++
+			return errors.Join(r.Time(1, func() error { time.Sleep(time.Duration(r.Size) * time.Millisecond); return nil }), r.Verified(1, 1))
+		}}},
+	}
+	if _, err := execute(t, Options{Budget: 50 * time.Millisecond}, s); err != nil {
+		t.Fatal(err)
+	}
+	if len(sizes) != 1 || sizes[20] < 2 {
+		t.Errorf("runs by size %v, want all of them at 20", sizes)
+	}
+}

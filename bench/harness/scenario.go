@@ -20,6 +20,7 @@ type Scenario struct {
 
 	Size   int           // operations of one timed section at full size; with a Window whatever the scenario counts
 	Window time.Duration // how long the timed section lasts, where not the number of operations ends it
+	Fixed  bool          // the size is a part of the question, and not made smaller to fit: there are fewer rounds instead
 	Load   int           // records that are there before (Run.Load); what it counts is the scenario's business
 	Weight float64       // its share of the time budget beside the others'; zero means 1
 	Stage  string        // neighbours with the same stage use what Shared made together

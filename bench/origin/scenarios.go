@@ -77,7 +77,7 @@ func coldScanAll() harness.Scenario {
 	const on, off = "prefetch", "no prefetch"
 	return harness.Scenario{
 		Name: "w0-cold-scan-all", About: "One scan of everything with a cache of 1 MiB and direct reads.",
-		Unit: "scans", Axis: harness.Axis{Name: "readers", Points: []int{1}}, Size: 1, Load: coldKeys, Stage: "w0 cold",
+		Unit: "scans", Axis: harness.Axis{Name: "readers", Points: []int{1}}, Size: 1, Fixed: true, Load: coldKeys, Stage: "w0 cold",
 		Arms: []harness.Arm{
 			{Name: on, Run: cold{way: vfs.IOUring, read: readAll, prefetch: true, ahead: true}.run},
 			{Name: off, Run: cold{way: vfs.IOUring, read: readAll}.run},
@@ -91,7 +91,7 @@ func scanResistance() harness.Scenario {
 	return harness.Scenario{
 		Name: "w3-scan-resistance", About: "A hot set is read again after a scan of twice the cache of 16 MiB: how much of it has to be read in again.",
 		Origin: "libdb mpool, stage 0.5: 621, 505 and 58 page-ins with LRU, CLOCK and two bands.",
-		Unit:   "reads", Axis: harness.Axis{Name: "percent of the cache that is hot", Points: []int{30}}, Size: 60_000, Weight: 0.5, Show: pageIns,
+		Unit:   "reads", Axis: harness.Axis{Name: "percent of the cache that is hot", Points: []int{30}}, Size: 60_000, Fixed: true, Weight: 0.5, Show: pageIns,
 		Arms: []harness.Arm{
 			{Name: bands, Run: resistance{cache.TwoBand}.run}, {Name: clock, Run: resistance{cache.Clock}.run}, {Name: lru, Run: resistance{cache.LRU}.run},
 		},
