@@ -515,3 +515,57 @@ func TestMergeForeseesTheLeavesThatItReads(t *testing.T) {
 		t.Errorf("%d leaves read, %d of them not foreseen", len(f.read), surprised)
 	}
 }
+
+// TestNodesOfLongAndShortSeparatorsFitTheirPages evens out two nodes, the first with few long separators, the second with many short ones, and
+// the other way round.
+func TestNodesOfLongAndShortSeparatorsFitTheirPages(t *testing.T) {
+	const size = 1024
+	child := func(i, length int) page.Child {
+		key := append([]byte{byte(i)}, bytes.Repeat([]byte{'x'}, length-1)...)
+		return page.Child{ID: 2, Separator: page.Separator{Key: key, Trailer: page.NoTrailer}}
+	}
+	for _, c := range []struct{ few, many int }{{3, 11}, {4, 12}, {4, 3}, {2, 12}} {
+		for _, longFirst := range []bool{true, false} {
+			var k nodePacker
+			var all []page.Child
+			for i := range c.few + c.many {
+				long := i < c.few
+				if !longFirst {
+					long = i >= c.many
+				}
+				length := 4
+				if long {
+					length = 255
+				}
+				all = append(all, child(i+1, length))
+			}
+			first := c.few
+			if !longFirst {
+				first = c.many
+			}
+			for i, n := range all {
+				r := &k.regions[0]
+				if i >= first {
+					r = &k.regions[1]
+				}
+				r.add(n)
+			}
+			k.second = true
+			u := upper{m: &merge{MergeInput: &MergeInput{PageSize: size}}}
+			u.balance(&k)
+			got := slices.Clone(k.regions[0].children)
+			if !nodeFits(got, page.Payload(size)) {
+				t.Errorf("%+v: %d children do not fit", c, len(got))
+			}
+			if k.second {
+				if !nodeFits(k.regions[1].children, page.Payload(size)) {
+					t.Errorf("%+v: %d children do not fit", c, len(k.regions[1].children))
+				}
+				got = append(got, k.regions[1].children...)
+			}
+			if len(got) != len(all) {
+				t.Errorf("%+v: %d children of %d", c, len(got), len(all))
+			}
+		}
+	}
+}

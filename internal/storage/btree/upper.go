@@ -137,7 +137,8 @@ func (u *upper) balance(k *nodePacker) {
 	all := append(a.children, b.children...)
 	cut := len(all)
 	if !nodeFits(all, payload) {
-		for cut = len(all) / 2; cut < len(a.children) && !nodeFits(all[cut:], payload); {
+		// Not behind the first node's end: it may have few children with long separators and the second many with short ones.
+		for cut = min(len(all)/2, len(a.children)); cut < len(a.children) && !nodeFits(all[cut:], payload); {
 			cut++
 		}
 	}
