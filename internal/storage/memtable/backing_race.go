@@ -14,6 +14,9 @@ type backing struct {
 	heap []uint64
 }
 
+// watched says that the race detector may see the arena.
+const watched = true
+
 func reserve(bytes uint64, huge bool) (backing, unsafe.Pointer, error) {
 	if bytes <= heapBackingBytesMax {
 		heap := make([]uint64, bytes/wordBytes)

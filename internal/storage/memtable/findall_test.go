@@ -3,6 +3,8 @@ package memtable
 import (
 	"encoding/binary"
 	"math/rand/v2"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"epochkv/internal/storage/batch"
@@ -53,4 +55,42 @@ func TestFindAllFindsWhatFindFinds(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestFindAllBesideInserts looks up the newest keys while others come in behind them. Under the race detector it shows that a look-up minds
+// its own keys' memory.
+func TestFindAllBesideInserts(t *testing.T) {
+	const count = 5000
+	table := mustNew(t, Config{Bytes: 1 << 20, layout: layout{reserveBytes: 16 << 20}})
+	key := func(i uint64) []byte { return binary.BigEndian.AppendUint64(nil, i) }
+	var inserted atomic.Uint64
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		var in Inserter
+		for i := range uint64(count) {
+			var b batch.Builder
+			b.Set(keys.SpaceUser, key(i), []byte("v"))
+			body, err := b.Finish()
+			if err != nil {
+				t.Error(err)
+			}
+			mustPut(table, &in, body, keys.Epoch(i+1))
+			inserted.Store(i + 1)
+		}
+	})
+	for last := uint64(0); last < count; {
+		last = inserted.Load()
+		var window [][]byte
+		for i := last - min(last, FindWindow); i < last; i++ {
+			window = append(window, keys.Append(nil, keys.SpaceUser, key(i)))
+		}
+		refs := make([]Ref, len(window))
+		table.FindAll(window, keys.MaxEpoch, refs)
+		for i := range refs {
+			if !refs[i].Found() {
+				t.Fatalf("key %x of %d is not found", window[i], last)
+			}
+		}
+	}
+	wg.Wait()
 }

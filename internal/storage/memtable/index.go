@@ -64,14 +64,15 @@ func (x *index) find(base unsafe.Pointer, hash uint64, key []byte) (node uint32,
 // touch loads the first line that find will look at. An atomic load is never dropped as unused.
 func (x *index) touch(hash uint64) { (*atomic.Uint64)(x.bucket(hash)).Load() }
 
-// touchNode loads the lines of the node that find will probably return, and of its first version; memory ends at end.
+// touchNode loads the lines of the node that find will probably return, and of its first version; memory ends at end. The second line may be a
+// neighbour's, which somebody is just writing: nobody looks at what was loaded.
 func (x *index) touchNode(base unsafe.Pointer, hash, end uint64) {
 	const line = 64 / wordBytes
 	p, tag := x.bucket(hash), tagOf(hash)
 	for range bucketSlots {
 		if w := (*atomic.Uint64)(p).Load(); headIn(w) == tag {
 			word64(base, offsetIn(w)).Load()
-			if uint64(offsetIn(w))+line < end {
+			if !watched && uint64(offsetIn(w))+line < end {
 				word64(base, offsetIn(w)+line).Load()
 			}
 			return
