@@ -46,7 +46,7 @@ type Sample struct {
 	CPUPerOp    float64            `json:"cpu_ns_per_op"`
 	AllocsPerOp float64            `json:"allocs_per_op"`
 	BytesPerOp  float64            `json:"alloc_bytes_per_op"`
-	ResidentMiB float64            `json:"resident_mib"` // the most that the process had; of an isolated arm less its program
+	ResidentMiB float64            `json:"resident_mib"`           // the most that the process had; of an isolated arm less its program
 	WrittenMiB  float64            `json:"written_mib"`            // to the device during the timed section
 	DiskMiB     float64            `json:"disk_mib"`               // of the run's files, and of the shared ones that it used, when it ended
 	Apart       bool               `json:"server_apart,omitempty"` // CPU, memory and bytes are a server's; allocations are not counted
