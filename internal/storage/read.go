@@ -30,6 +30,7 @@ func (r *Reader) FindInTree(p Pinned, key []byte, at keys.Epoch) (Version, bool,
 			return v, ok, err
 		}
 	}
+	r.begin()
 	found, ok, err := btree.Get(r, p.view.root, key, at)
 	if err != nil {
 		return Version{}, false, r.engine.damage(err, p.view.root, key)
@@ -39,6 +40,7 @@ func (r *Reader) FindInTree(p Pinned, key []byte, at keys.Epoch) (Version, bool,
 
 // beside is FindInTree for keys of lost pages, and what was written to them since.
 func (r *Reader) beside(p Pinned, key []byte, at keys.Epoch) (Version, bool, error) {
+	r.begin()
 	found, ok, err := p.view.side.get(r, key, at)
 	if err != nil {
 		return Version{}, false, r.engine.damage(err, p.view.side.root, key)
@@ -130,6 +132,7 @@ func (r *Reader) ChangedSince(p Pinned, lower, upper []byte, after, before keys.
 	if epoch, changed := r.engine.ChangedInMemory(p, lower, upper, after, before); changed {
 		return epoch, true, nil
 	}
+	r.begin()
 	changed, err := btree.ChangedSince(r, p.view.side.tree(), lower, upper, after)
 	if err == nil && !changed {
 		changed, err = btree.ChangedSince(r, p.view.root, lower, upper, after)

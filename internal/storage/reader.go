@@ -14,7 +14,7 @@ import (
 type Reader struct {
 	engine *Engine
 	pages  *pages
-	parent page.Inner // of the leaf that a point read visits next; nil unless extents are read ahead
+	parent page.Inner // of the leaf that the descent at hand visits next, see begin; nil unless extents are read ahead
 	hits   pin.Counter
 }
 
@@ -51,7 +51,11 @@ func (r *Reader) Page(id page.ID, level int) ([]byte, error) {
 	return r.pages.cache.Visit(cache.ID(id), hintFor(level), &r.hits)
 }
 
-// pageInExtent is Page with reading ahead. The parent is remembered for one descent only: later its bytes may be another page's.
+// begin forgets the inner node that an earlier descent ended at: its frame may hold another page by now, and what were its children may be
+// free pages, which must not come into the cache. Everything that goes through Page begins so.
+func (r *Reader) begin() { r.parent = nil }
+
+// pageInExtent is Page with reading ahead.
 func (r *Reader) pageInExtent(id page.ID, level int) ([]byte, error) {
 	if level == 0 && r.parent != nil {
 		r.extendMiss(id, r.parent)

@@ -48,29 +48,44 @@ func (b *bench) put(from, to, size int) {
 	for i := from; i < to; i++ {
 		var w batch.Builder
 		w.Set(keys.SpaceUser, fmt.Appendf(nil, "key-%05d", i), []byte(strings.Repeat("v", size)))
-		body, err := w.Finish()
+		b.commit(&w)
+	}
+}
+
+// delete commits the deletion of keys [from, to).
+func (b *bench) delete(from, to int) {
+	b.t.Helper()
+	for i := from; i < to; i++ {
+		var w batch.Builder
+		w.Delete(keys.SpaceUser, fmt.Appendf(nil, "key-%05d", i))
+		b.commit(&w)
+	}
+}
+
+func (b *bench) commit(w *batch.Builder) {
+	b.t.Helper()
+	body, err := w.Finish()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	for {
+		b.slot.Enter()
+		epoch, err := b.engine.Reserve(&b.writer, body)
+		b.slot.Leave() // nobody else is there
+		if errors.Is(err, ErrRotating) {
+			var claimed bool
+			if claimed, err = b.engine.Advance(&b.writer, body); err == nil && !claimed {
+				continue
+			}
+			epoch = b.writer.Epoch()
+		}
 		if err != nil {
 			b.t.Fatal(err)
 		}
-		for {
-			b.slot.Enter()
-			epoch, err := b.engine.Reserve(&b.writer, body)
-			b.slot.Leave() // nobody else is there
-			if errors.Is(err, ErrRotating) {
-				var claimed bool
-				if claimed, err = b.engine.Advance(&b.writer, body); err == nil && !claimed {
-					continue
-				}
-				epoch = b.writer.Epoch()
-			}
-			if err != nil {
-				b.t.Fatal(err)
-			}
-			b.engine.Record(&b.writer, body)
-			b.engine.Install(&b.writer, body, true)
-			b.visible.Store(uint64(epoch))
-			break
-		}
+		b.engine.Record(&b.writer, body)
+		b.engine.Install(&b.writer, body, true)
+		b.visible.Store(uint64(epoch))
+		return
 	}
 }
 
