@@ -75,6 +75,8 @@ type mergeJob struct {
 	load    *Load          // a bulk load right behind them, or nil
 	garbage *btree.Garbage // to be swept, or nil
 	horizon Horizon
+
+	recovering bool // nobody waits but for this
 }
 
 // cut is the epoch up to which the tree holds everything afterwards.
@@ -179,6 +181,9 @@ func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Roo
 		Sweep:   job.garbage,
 		Workers: e.options.CheckpointWorkers, Unreadable: isDamage,
 	}
+	if job.recovering {
+		in.Sink, in.Workers = sink, runtime.GOMAXPROCS(0) // replay has the memory of the cache, too
+	}
 	if limit > 0 {
 		in.Relocate = btree.Relocation{From: limit, Max: relocate}
 	}
@@ -191,7 +196,7 @@ func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Roo
 			return nil, nil, err
 		}
 		in.Input = func() btree.Input { return newLoadInput(placed, load.epoch, newMemInput(job.frozen)) }
-		in.Look = nil // its seeks read files
+		in.Look = nil                                       // its seeks read files
 		in.Workers = max(in.Workers, runtime.GOMAXPROCS(0)) // commits wait for it
 		if cuts := placed.cuts(); len(cuts) > len(in.Cuts) {
 			in.Cuts = cuts

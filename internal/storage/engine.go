@@ -45,10 +45,10 @@ type Engine struct {
 	view    atomic.Pointer[view]
 	merging atomic.Bool // a checkpoint is at work: reading ahead yields to it
 
-	mu     sync.Mutex        // guards rotation and the publication of views; taken by no fast path
-	room   chan struct{}     // closed and replaced when a checkpoint has made room
+	mu     sync.Mutex    // guards rotation and the publication of views; taken by no fast path
+	room   chan struct{} // closed and replaced when a checkpoint has made room
 	tables tables
-	due    chan struct{}     // capacity 1: there is something to merge
+	due    chan struct{} // capacity 1: there is something to merge
 
 	checkpointing sync.Mutex   // one checkpoint at a time; taken before mu
 	slot          *pin.Slot    // the checkpoint's, used under checkpointing

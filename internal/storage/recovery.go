@@ -23,9 +23,7 @@ func (e *Engine) recover() (Recovery, error) {
 	if err != nil {
 		return Recovery{}, errors.Join(translate(err), r.free())
 	}
-	recovery := Recovery{
-		Records: found.Records, Bytes: found.Bytes, Epoch: found.Last, Checkpoints: r.merges, MemtablePeak: r.peak,
-	}
+	recovery := Recovery{Records: found.Records, Bytes: found.Bytes, Epoch: found.Last}
 	if torn := found.Torn; torn != nil {
 		recovery.TornFile, recovery.TornAt, recovery.TornSize = torn.File, torn.Offset, torn.Bytes
 	}
@@ -36,6 +34,10 @@ func (e *Engine) recover() (Recovery, error) {
 		return recovery, errors.Join(err, r.free())
 	}
 	r.seal(found.Last + 1)
+	if err := r.settle(); err != nil {
+		return recovery, errors.Join(err, e.log.Close(), r.free())
+	}
+	recovery.Checkpoints, recovery.MemtablePeak = r.merges, r.peak
 	active, err := e.newGenerationLocked(found.Last+1, 0)
 	if err != nil {
 		return recovery, errors.Join(err, e.log.Close(), r.free())

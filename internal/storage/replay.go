@@ -18,7 +18,7 @@ import (
 // before the crash.
 //
 // A log may be far longer than memory: checkpoints may have been stopped for hours. So when the generations have used up the memory for
-// frozen ones, they are merged into the tree and their tables filled again. Merging before the end of the log is known to be sound changes
+// frozen ones and that of the cache, which nobody needs yet, they are merged into the tree and their tables filled again. Merging before the end of the log is known to be sound changes
 // nothing about what recovery may decide: what is merged are consecutive epochs, all of them read whole. If a later record turns out to be
 // damaged the store refuses to start as it would have, with a tree that holds more of what was right before the damage; if the log ends
 // in a torn record, that lies behind everything merged. No segment is given up before the whole log was read, so that the older
@@ -93,14 +93,43 @@ func (r *replayer) seal(epoch keys.Epoch) {
 	}
 }
 
+// used is the memory of what is filled.
+func (r *replayer) used() (bytes int64) {
+	for _, g := range r.filled {
+		bytes += int64(g.mem.Bytes())
+	}
+	r.peak = max(r.peak, bytes)
+	return bytes
+}
+
 // makeRoom merges what is filled, if one more table would not fit into the budget.
 func (r *replayer) makeRoom() error {
-	used := int64(0)
-	for _, g := range r.filled {
-		used += int64(g.mem.Bytes())
+	used := r.used()
+	if used+r.engine.memtableBytes <= r.engine.frozenBytes.Load()+r.engine.options.CacheBytes {
+		return nil
 	}
-	r.peak = max(r.peak, used)
-	if len(r.filled) == 0 || r.blocked || used+r.engine.memtableBytes <= r.engine.frozenBytes.Load() {
+	return r.mergeIfPossible()
+}
+
+// settle leaves to the cache its memory.
+func (r *replayer) settle() error {
+	e := r.engine
+	used := r.used()
+	if used > e.frozenBytes.Load() {
+		if err := r.mergeIfPossible(); err != nil {
+			return err
+		}
+		used = r.used()
+	}
+	for n := int64(len(e.tables.spares)); n > 0 && used+n*e.memtableBytes > e.frozenBytes.Load(); n-- {
+		e.freed(e.tables.take().Free())
+	}
+	return nil
+}
+
+// mergeIfPossible merges what is filled. If that is not possible now it stays in memory, whatever the budget is.
+func (r *replayer) mergeIfPossible() error {
+	if len(r.filled) == 0 || r.blocked {
 		return nil
 	}
 	err := r.merge()
@@ -118,7 +147,7 @@ func (r *replayer) merge() error {
 	if err := syncLog(e.fs, e.options.Dir); err != nil {
 		return err
 	}
-	job := mergeJob{}
+	job := mergeJob{recovering: true}
 	for i := len(r.filled) - 1; i >= 0; i-- {
 		job.frozen = append(job.frozen, r.filled[i])
 	}
