@@ -125,3 +125,40 @@ func TestSecondMissReadsItsExtent(t *testing.T) {
 		}
 	}
 }
+
+// TestScanThatHasEndedStaysAtItsEnd: also if the last step went over so many leaves that the next one would give up the protection first.
+func TestScanThatHasEndedStaysAtItsEnd(t *testing.T) {
+	const old, count = 1000, 3000
+	x := coldStore(t, old, 4<<20)
+	s := x.store
+	at, err := x.View(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var w Write
+	for i := old; i < count; i++ {
+		w.Set(coldKey(i), make([]byte, 90))
+	}
+	if _, err := commitAndWait(mustSession(t, s), &w); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Checkpoint(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	c, err := x.Scan(ScanOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for c.Next() {
+		n++
+	}
+	if n != old || c.Next() || c.Next() || c.Err() != nil {
+		t.Errorf("at epoch %d: %d entries of %d, and behind the end %x, %v", at, n, old, c.Key(), c.Err())
+	}
+	c.Pause()
+	if c.Next() {
+		t.Errorf("behind the end and a pause: %x", c.Key())
+	}
+	x.Done()
+}

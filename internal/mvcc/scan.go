@@ -28,6 +28,7 @@ type Cursor struct {
 	err      error
 	started  bool
 	inside   bool // physical protection is held and inner is positioned on last
+	ended    bool   // there is nothing more
 	open     bool
 }
 
@@ -47,13 +48,13 @@ func (x *Session) Scan(o ScanOptions) (*Cursor, error) {
 	}
 	c.last, c.await, c.err, c.returned = c.last[:0], 0, nil, 0
 	c.inner.Restart()
-	c.started, c.inside, c.open = false, false, true
+	c.started, c.inside, c.ended, c.open = false, false, false, true
 	return c, nil
 }
 
 // Next moves to the next key that has a value in the view, and reports whether there is one. After false, Err tells why.
 func (c *Cursor) Next() bool {
-	if c.err != nil || !c.open {
+	if c.ended || !c.open {
 		return false
 	}
 	switch {
@@ -76,7 +77,7 @@ func (c *Cursor) Next() bool {
 		c.returned++
 		return c.load()
 	}
-	c.err = c.inner.Err()
+	c.ended, c.err = true, c.inner.Err()
 	return false
 }
 
@@ -124,7 +125,7 @@ func (c *Cursor) load() bool {
 	}
 	c.value, c.err = c.session.reader.Value(&c.long, *v)
 	if c.err != nil {
-		c.err = ofKey(c.err, c.inner.Key())
+		c.ended, c.err = true, ofKey(c.err, c.inner.Key())
 	}
 	return c.err == nil
 }
