@@ -28,7 +28,7 @@ type Cursor struct {
 	err      error
 	started  bool
 	inside   bool // physical protection is held and inner is positioned on last
-	ended    bool   // there is nothing more
+	ended    bool // there is nothing more
 	open     bool
 }
 

@@ -42,7 +42,7 @@ type Store struct {
 
 	closing       atomic.Bool
 	checkpointErr atomic.Pointer[error] // of the last background checkpoint
-	sessions struct {
+	sessions      struct {
 		mu        sync.Mutex
 		idle      []*Session
 		open      int
