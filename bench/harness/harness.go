@@ -90,8 +90,8 @@ type execution struct {
 
 func (x *execution) end() time.Time { return x.began.Add(x.Budget) }
 
-// scenario runs rounds until the share is used up. What is made
-// for several scenarios is paid for by all that are left, and not by the share of the first.
+// scenario runs rounds until the share is used up. What is made for several scenarios is paid for by all that are left, and not
+// by the share of the first.
 func (x *execution) scenario(s Scenario, share time.Duration) (Outcome, error) {
 	began := time.Now()
 	x.shared.made = 0

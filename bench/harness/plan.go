@@ -54,7 +54,9 @@ func (x *execution) plan(s Scenario, share time.Duration, absent map[string]stri
 		p.full, p.load, p.window = p.size, (s.Load+smokeLoadDivisor-1)/smokeLoadDivisor, min(s.Window, smokeWindow)
 		return p, nil
 	case x.Large:
-		return p.large(s.Large), nil
+		p = p.large(s.Large)
+		_, err := x.warmup(s, p, warmupSmall, absent)
+		return p, err
 	case share <= 0: // the budget is used up: one round that shows that it works
 		return p.part(p.least()), nil
 	}
