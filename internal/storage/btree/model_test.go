@@ -2,6 +2,7 @@ package btree
 
 import (
 	"bytes"
+	"flag"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -102,10 +103,12 @@ func (w *workload) policy() Policy {
 	return Policy{MinVisible: w.live[0], Live: slices.Clone(w.live)}
 }
 
+var modelSeeds = flag.Uint64("model.seeds", 28, "runs of the model test")
+
 // TestTreeIsASortedMapWithVersions merges random versions and compares every read at every live snapshot with the model, after each
 // merge, under random policies, fills, cuts, worker counts and relocations.
 func TestTreeIsASortedMapWithVersions(t *testing.T) {
-	for seed := range uint64(28) {
+	for seed := range *modelSeeds {
 		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
 			t.Parallel()
 			rng := rand.New(rand.NewPCG(seed, 3))
