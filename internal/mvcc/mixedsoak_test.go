@@ -103,6 +103,7 @@ func TestMixedLoadStaysInItsBudget(t *testing.T) {
 	m := &mixed{T: t, store: mustOpen(t, o), count: int(*soakMemory) * *soakTimes / (soakValueBytes + 16)}
 	before := residentBytes()
 	m.load()
+	laid := slowReads(files.Stats())
 	peak := m.run()
 	var stalls int
 	for i := range m.kinds {
@@ -116,6 +117,8 @@ func TestMixedLoadStaysInItsBudget(t *testing.T) {
 	s := m.store.Stats().Storage
 	t.Logf("%d keys, file %d MiB; resident before %d, peak %d MiB of %d; stalls in the engine %d (%v), refused %d", m.count, s.Pages.FileBytes>>20,
 		before>>20, peak>>20, *soakMemory>>20, s.Stalls, s.StallTime, s.Refused)
+	slow := slowReads(files.Stats()) - laid
+	t.Logf("single reads of the device longer than %v: %d", stallMax/2, slow)
 	if *soakMixed < stallJudged {
 		return
 	}
@@ -125,6 +128,16 @@ func TestMixedLoadStaysInItsBudget(t *testing.T) {
 	if peak > *soakMemory*5/4 {
 		t.Errorf("%d MiB were resident, of a budget of %d", peak>>20, *soakMemory>>20)
 	}
+}
+
+// slowReads counts single reads that by themselves took about half of what an operation may. They tell a stall of the device from one of ours.
+func slowReads(s vfs.Stats) (n uint64) {
+	for i, count := range s.Latencies[vfs.PathSingleRead].Buckets {
+		if i > 0 && vfs.LatencyBound(i-1) >= stallMax/2 {
+			n += count
+		}
+	}
+	return n
 }
 
 // load fills the store through a bulk load.

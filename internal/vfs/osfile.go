@@ -18,6 +18,7 @@ type osFile struct {
 	fd     int
 	fs     *OS
 	direct bool
+	gather gatherer
 
 	// users is the number of operations in flight, plus closedBit once Close was called. Nobody enters after that.
 	users   atomic.Int64
@@ -77,14 +78,28 @@ func (f *osFile) ReadAt(p []byte, off int64) (int, error) {
 	if !f.enter() {
 		return 0, f.closedError(OpRead)
 	}
-	start := time.Now()
-	n, err := preadFull(f.fd, p, off)
-	f.fs.batches.singleReads.Add(1)
-	f.fs.batches.watches[PathSingleRead].since(start)
+	n, err := f.readAt(p, off)
 	f.leave()
 	if err != nil && err != io.EOF {
 		err = pathError(OpRead, f.name, err)
 	}
+	return n, err
+}
+
+// readAt reads alone if nobody else does.
+func (f *osFile) readAt(p []byte, off int64) (n int, err error) {
+	others := f.gather.reading.Add(1) > 1
+	defer f.gather.reading.Add(-1)
+	if others && f.fs.batches.rings != nil {
+		if f.gather.readAt(f, p, off) == nil {
+			return len(p), nil
+		}
+		// How far it came, and why no further, a plain call tells.
+	}
+	start := time.Now()
+	n, err = preadFull(f.fd, p, off)
+	f.fs.batches.singleReads.Add(1)
+	f.fs.batches.watches[PathSingleRead].since(start)
 	return n, err
 }
 

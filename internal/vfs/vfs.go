@@ -5,6 +5,7 @@
 //
 // The OS does single operations and syncs as plain system calls. Batches go where they were measured to be fastest:
 //
+//	ReadAt     ─► pread; while others read the same file, together with them, as ReadBatch
 //	ReadBatch  ─► neighbours: preadv on the caller's thread; others: a ring (io_uring), or without one a few threads of preads
 //	WriteBatch ─► buffered, or long runs: pwritev on the caller's thread; scattered direct pages: as ReadBatch
 //
