@@ -105,10 +105,9 @@ func (e *Engine) readStaleShare(root btree.Root) {
 // findGarbage looks into the next few stale leaves. Nil means that it did not. While checkpoints fall behind writers it is left to later ones.
 // The checkpointing mutex is held.
 func (e *Engine) findGarbage(h *Horizon) *btree.Garbage {
-	s := &e.sweeper
-	root := e.view.Load().root
+	s, v := &e.sweeper, e.view.Load()
 	if !s.known {
-		e.readStaleShare(root)
+		e.readStaleShare(v.root)
 	}
 	s.observe(h.Live)
 	if s.idle(h.Live) || e.Pace() > 0 {
@@ -127,7 +126,10 @@ func (e *Engine) findGarbage(h *Horizon) *btree.Garbage {
 			return nil
 		},
 	}
-	found, err := search.Find(e.pages.private(), root)
+	if v.side != nil {
+		search.Avoid = v.side.avoid
+	}
+	found, err := search.Find(e.pages.private(), v.root)
 	if err != nil {
 		return nil // a device that cannot be read will be heard of; nothing is lost but time
 	}

@@ -15,8 +15,9 @@ import (
 // Search asks for leaves of which something can be dropped.
 type Search struct {
 	Policy Policy
-	From   page.Separator // where to begin; the zero Separator is the first leaf
-	Max    int            // leaves to be read
+	From   page.Separator       // where to begin; the zero Separator is the first leaf
+	Max    int                  // leaves to be read
+	Avoid  map[page.ID]struct{} // pages that a merge leaves alone, with all that is below them
 	// Damaged is called with what kept a page from being read; if it returns nil the search goes on beside it.
 	Damaged func(error) error
 }
@@ -112,6 +113,9 @@ func (f *finder) node(c *page.Child, level int) (hit bool, err error) {
 	for i := range children {
 		g := &children[i]
 		if g.Stale == 0 || i+1 < len(children) && children[i+1].Compare(f.From.Key, f.From.Trailer) <= 0 {
+			continue
+		}
+		if _, avoid := f.Avoid[g.ID]; avoid {
 			continue
 		}
 		if f.found.Next != nil {

@@ -227,4 +227,9 @@ func TestSearchGoesOnBesideDamage(t *testing.T) {
 	if err != nil || damaged != 1 || found.Leaves != whole.Leaves-below {
 		t.Fatalf("%d leaves found, %d without damage, %d lost, %d damages: %v", found.Leaves, whole.Leaves, below, damaged, err)
 	}
+	find.Avoid = map[page.ID]struct{}{lost: {}}
+	found, err = find.Find(s, root)
+	if err != nil || damaged != 1 || found.Leaves != whole.Leaves-below {
+		t.Fatalf("%d leaves found beside a page that is known to be lost, %d damages: %v", found.Leaves, damaged, err)
+	}
 }
