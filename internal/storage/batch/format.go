@@ -99,7 +99,7 @@ func (r *Reader) Next() bool {
 	if r.Kind != keys.KindSet && r.Kind != keys.KindDelete {
 		return r.fail("unknown kind %#x", byte(r.Kind))
 	}
-	ok := false
+	var ok bool
 	if r.Key, ok = r.bytes(); !ok || len(r.Key) == 0 {
 		return r.fail("bad key in operation %d", r.count-r.left)
 	}
@@ -114,9 +114,10 @@ func (r *Reader) Next() bool {
 }
 
 func (r *Reader) bytes() ([]byte, bool) {
-	n, w := uint64(0), 1
+	var n uint64
+	var w int
 	if len(r.rest) > 0 && r.rest[0] < 0x80 { // nearly always, and no call
-		n = uint64(r.rest[0])
+		n, w = uint64(r.rest[0]), 1
 	} else if n, w = binary.Uvarint(r.rest); w <= 0 {
 		return nil, false
 	}

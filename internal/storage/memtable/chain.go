@@ -12,7 +12,7 @@ import (
 func (t *Table) newVersion(in *Inserter, trailer keys.Trailer, sync bool, value []byte) uint32 {
 	base := t.arena.base
 	class, words := classOf(len(value))
-	v := uint32(0)
+	var v uint32
 	if in.spare != 0 && in.spareClass == class || t.takeRun(in, class) {
 		v = in.spare
 		in.spare = versionOlder(base, v).Load()
