@@ -274,6 +274,47 @@ func TestPagesThatCanBeReadAgainTellTheTruth(t *testing.T) {
 	}
 }
 
+// TestSalvageBringsOutNothingStaleWhenTheSideTreeIsDamaged: what the tree says of keys that the side tree knew better is not true any more, even
+// if it can be read again.
+func TestSalvageBringsOutNothingStaleWhenTheSideTreeIsDamaged(t *testing.T) {
+	o := modelOptions(vfs.NewMem())
+	key := func(i int) string { return fmt.Sprintf("k%03d", i) }
+	session := func(write func(x *Session, i int) error) {
+		t.Helper()
+		s, err := Open(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		x := mustSession(t, s)
+		for i := range 200 {
+			if err := write(x, i); err != nil {
+				t.Fatal(err)
+			}
+		}
+		x.Close()
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	session(func(x *Session, i int) error { _, err := put(x, key(i), "old", DurabilitySync); return err })
+	tree := damageUserLeaves(t, o.Storage.FS, o.Storage.PageSize)
+	session(func(x *Session, i int) error { _, err := put(x, key(i), "new", DurabilitySync); return err })
+	beside := damageUserLeaves(t, o.Storage.FS, o.Storage.PageSize) // the side tree's, but for the one with the records
+	for _, at := range slices.Concat(tree, beside[:len(beside)/2]) {
+		flip(t, o.Storage.FS, at)
+	}
+	beside = beside[len(beside)/2:]
+	got, report := mustSalvage(t, o.Storage.FS)
+	for k, v := range got {
+		if v != "new" {
+			t.Fatalf("%s = %q", k, v)
+		}
+	}
+	if len(beside) == 0 || len(got) == 0 || len(got) == 200 || report.LostTotal < uint64(len(beside)) {
+		t.Errorf("%d pages damaged beside the tree, %d keys, %d lost", len(beside), len(got), report.LostTotal)
+	}
+}
+
 // TestNothingIsWrongBesideDamage writes at random while pages of the tree turn bad one after the other, restarts and crashes. A read is right or
 // DATA_LOSS; what was set since the last page turned bad is read; no write is refused; salvage brings out nothing wrong, and everything
 // that can be read.
