@@ -23,12 +23,13 @@ func (r *Run) TimeServer(pid int, section func() (ops int, err error)) error {
 	if err != nil {
 		return err
 	}
+	// Whoever ended nothing was under way with one: ratios are taken of rates, and none may be zero.
 	elapsed, n := time.Since(began), float64(max(ops, 1))
 	after, err := serverCPU(process)
 	if err != nil {
 		return err
 	}
-	r.sample.Rate = float64(ops) / elapsed.Seconds()
+	r.sample.Rate = n / elapsed.Seconds()
 	r.sample.Seconds = elapsed.Seconds()
 	r.sample.CPUPerOp = float64((after - cpu).Nanoseconds()) / n
 	r.sample.WrittenMiB = mib(processWritten(process) - written)

@@ -30,3 +30,13 @@ func TestAServersOwnCostsAreReported(t *testing.T) {
 		t.Errorf("sample %+v: six operations of 10 ms", sample)
 	}
 }
+
+func TestAServerThatEndsNothingHasARate(t *testing.T) {
+	r := Run{Context: t.Context()}
+	if err := r.TimeServer(os.Getpid(), func() (int, error) { time.Sleep(time.Millisecond); return 0, nil }); err != nil {
+		t.Fatal(err)
+	}
+	if rate := r.sample.Rate; rate <= 0 || rate > 1000 {
+		t.Errorf("rate %v: nothing ended within a millisecond", rate)
+	}
+}
