@@ -15,7 +15,7 @@ const (
 	siblingsMin = 8
 	// siblingsMax is how far a scan reads ahead: one submission.
 	siblingsMax = 32
-	// stretchMin is how many leaves a scan reads at once that has met two missing ones in a row; each time it has used them up, twice as many.
+	// stretchMin is how many leaves a scan without a limit reads at once at first; each time it has used them up, twice as many.
 	stretchMin = 2
 )
 
@@ -67,7 +67,9 @@ type stretch struct {
 //	the limit tells how many leaves    those, even on the seek: neighbours in one request cost little more than one page
 //	a bound with siblings enough       this one; the others meanwhile in the background, window by window
 //	a nearer bound                     what lies inside it
-//	neither                            after two misses in a row 2 leaves, then 4, 8 ... siblingsMax
+//	neither                            at the first step that misses 2 leaves, then 4, 8 ... siblingsMax
+//
+// While a checkpoint is at work, which the background yields to, a far bound is none.
 //
 // A seek without a limit reads one leaf, as a point read does.
 func (c *Cursor) beforeLeaf(t *btree.Cursor, id page.ID, forward, seek bool) {
@@ -87,13 +89,13 @@ func (c *Cursor) beforeLeaf(t *btree.Cursor, id page.ID, forward, seek bool) {
 	for i, id := range near[:n] {
 		ids[i] = cache.ID(id)
 	}
-	switch bounded := t.Bounded(forward); {
+	switch bounded, far := t.Bounded(forward), n > siblingsMin; {
 	case wanted > 0:
 		n = min(n, wanted)
-	case bounded && n > siblingsMin:
+	case bounded && far && !c.engine.merging.Load():
 		c.engine.prefetch.ahead.Ask(c.checkpoint, ids[1:n], cache.Default)
 		return
-	case !bounded:
+	case !bounded || far:
 		n = min(n, c.stretch.length)
 		c.stretch.length = min(2*c.stretch.length, siblingsMax)
 	}
