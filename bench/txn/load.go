@@ -169,7 +169,7 @@ func (l load) state(store *mvcc.Store) ([]written, error) {
 func key(i int) []byte { return binary.BigEndian.AppendUint64(nil, uint64(i)) }
 
 func (w *worker) work(count int) error {
-	value, conflict := make([]byte, 16), new(mvcc.ConflictError)
+	value := make([]byte, 16)
 	for n := range count {
 		i, read := w.pick(), w.random.IntN(100) < w.reads
 		number := w.number<<40 | uint64(n)
@@ -182,7 +182,7 @@ func (w *worker) work(count int) error {
 				}
 				break
 			}
-			if !errors.As(err, &conflict) {
+			if _, lost := errors.AsType[*mvcc.ConflictError](err); !lost {
 				return err
 			}
 			w.aborts++

@@ -1,6 +1,7 @@
 package memtable
 
 import (
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -128,5 +129,51 @@ func TestFreeListTellsATopThatCameBack(t *testing.T) {
 	tab.free.push(base, class, b, 0)
 	if after := tab.free[class].Load(); offsetIn(after) != offsetIn(before) || after == before {
 		t.Errorf("the list's head was %x and is %x", before, after)
+	}
+}
+
+// TestRunsGiveBackEveryVersionOnce: a chain of versions of several sizes is freed in runs, and what is taken afterwards is each of them
+// once, by size, and no more than a run may hold at a time.
+func TestRunsGiveBackEveryVersionOnce(t *testing.T) {
+	tab := mustNew(t, tiny())
+	rng := rand.New(rand.NewPCG(1, 2))
+	var in Inserter
+	base, chain := tab.arena.base, uint32(0)
+	free := map[uint32]int{} // class of each
+	for range 1000 {
+		size := 10 + 20*rng.IntN(2)*rng.IntN(2) // stretches of one class, and changes
+		if rng.IntN(100) == 0 {
+			size = 3000 // larger than half a run
+		}
+		class, words := classOf(size)
+		if err := tab.Secure(&in, int(words)*wordBytes); err != nil {
+			t.Fatal(err)
+		}
+		v := in.alloc(words, 1)
+		writeVersion(base, v, 0, false, make([]byte, size))
+		setOlder(base, v, chain)
+		chain, free[v] = v, class
+	}
+	if n := tab.free.pushChain(base, chain); n != len(free) {
+		t.Fatalf("%d of %d versions are freed", n, len(free))
+	}
+	for _, size := range []int{10, 30, 3000} {
+		class, words := classOf(size)
+		for run := tab.free.pop(base, class); run != 0; run = tab.free.pop(base, class) {
+			length := uint32(0)
+			for v := run; v != 0; v = versionOlder(base, v).Load() {
+				if got, ok := free[v]; !ok || got != class {
+					t.Fatalf("version %d of class %d came out of class %d, or twice", v, got, class)
+				}
+				delete(free, v)
+				length++
+			}
+			if length > runLengthMax || length > 1 && length*words > runWordsMax {
+				t.Errorf("a run of %d versions of %d words", length, words)
+			}
+		}
+	}
+	if len(free) > 0 {
+		t.Errorf("%d versions are lost", len(free))
 	}
 }
