@@ -812,3 +812,83 @@ func TestWritersAreToldOfTheDamageThatKeepsCheckpointsFromMakingRoom(t *testing.
 		t.Errorf("k000 is %.20q", got)
 	}
 }
+
+// TestDeletionHidesVersionsOnALostPage: the versions of one key fill several leaves, one of which cannot be read when nobody needs them any more.
+// The key's deletion stays as long as that page does, or what is there would come back with it.
+func TestDeletionHidesVersionsOnALostPage(t *testing.T) {
+	o := modelOptions(vfs.NewMem())
+	s, err := Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustPut(t, s, "a", "first")
+	mustPut(t, s, "z", "last")
+	var snapshots []*Session
+	for i := range 30 {
+		mustPut(t, s, "k", fmt.Sprintf("%d-%s", i, strings.Repeat("v", 90)))
+		x := mustSession(t, s)
+		if _, err := x.View(0); err != nil {
+			t.Fatal(err)
+		}
+		snapshots = append(snapshots, x)
+	}
+	if err := s.Checkpoint(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	var inside []int64 // places on leaves that hold nothing but older versions of k
+	file := readFile(t, o.Storage.FS, dataFile)
+	for _, id := range treePages(t, o.Storage.FS) {
+		p := file[int(id)*o.Storage.PageSize : (int(id)+1)*o.Storage.PageSize]
+		if !page.IsTree(p, 0) {
+			continue
+		}
+		v := page.Leaf(p).View()
+		if key := string(v.Prefix()) + string(v.Suffix(0)); key == string(keys.Append(nil, keys.SpaceUser, []byte("k"))) {
+			inside = append(inside, int64(int(id)*o.Storage.PageSize+100))
+		}
+	}
+	if len(inside) < 3 {
+		t.Fatalf("%d leaves hold older versions alone", len(inside))
+	}
+	bad := inside[len(inside)/2]
+	flip(t, o.Storage.FS, bad)
+	for _, x := range snapshots {
+		x.Close()
+	}
+	x := mustSession(t, s)
+	w := Write{Durability: DurabilitySync}
+	w.Delete([]byte("k"))
+	if _, err := commitAndWait(x, &w); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		mustPut(t, s, "a", "again")
+		if err := s.Checkpoint(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := s.Stats().Storage.Tree.LostPages; n != 1 {
+		t.Fatalf("%d lost pages", n)
+	}
+	if v, err := x.Get(nil, []byte("k"), 0); v.Found || err != nil {
+		t.Errorf("%v %.20q %v", v.Found, v.Data, err)
+	}
+	x.Close()
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	flip(t, o.Storage.FS, bad)
+	got, _ := mustSalvage(t, o.Storage.FS)
+	if v, found := got["k"]; found {
+		t.Errorf("salvage brings out %.20q, which was deleted", v)
+	}
+	if s, err = Open(o); err != nil {
+		t.Fatal(err)
+	}
+	x = mustSession(t, s)
+	if v, err := x.Get(nil, []byte("k"), 0); v.Found || err != nil {
+		t.Errorf("%v %.20q %v", v.Found, v.Data, err)
+	}
+	x.Close()
+	mustClose(t, s)
+}

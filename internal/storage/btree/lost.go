@@ -15,6 +15,9 @@ import (
 // decides what becomes of the input. It goes on to the end all the same, so that the LostError names every such page. Whoever started it
 // then keeps that input out, lets the merge avoid those pages, and tries again.
 //
+// Older versions of a key may be on a page that is avoided, behind the leaf with its newer ones. They stay, and so its deletion stays, too: the
+// page may be read again.
+//
 // A page that is avoided for long may come to stand for more keys than when it was lost: what stood behind it went when nobody saw it any
 // more. Input for such keys makes a LostError of the page again, with its new bounds.
 

@@ -14,7 +14,7 @@ import (
 	"epochkv/internal/storage/page"
 )
 
-var lostSeeds = flag.Int("lost.seeds", 16, "runs of the test of merges that meet damage")
+var lostSeeds = flag.Int("lost.seeds", 40, "runs of the test of merges that meet damage")
 
 var errBad = errors.New("bad page")
 

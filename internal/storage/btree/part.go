@@ -31,7 +31,8 @@ type worker struct {
 	look     peeker // ahead of in, for foreseer
 	pack     leafPacker
 	pages    pagePool
-	key      []byte // of the version in hand
+	key      []byte          // of the version in hand
+	bound    *page.Separator // of the leaf in hand; nil if there is none
 	hist     history
 	kept     bool // a version of key went into the run
 	// counted says that a key's newest version was seen on that side, so that older ones do not count as live.
@@ -208,6 +209,7 @@ func (w *worker) mergeLeaf(p *part, i int, bound *page.Separator) error {
 	if i == 0 {
 		lower = p.lo
 	}
+	w.bound = bound
 	if c.ID == 0 {
 		w.pack.begin(lower)
 		w.takeInput(bound)
@@ -425,7 +427,7 @@ func (w *worker) take(old bool) {
 		w.countOld(t, e.Value)
 	}
 	keep := w.m.Policy.keep(&w.hist, t.Epoch())
-	if keep && t.Kind() == keys.KindDelete && w.hist.done && !w.m.Policy.KeepDeletes {
+	if keep && t.Kind() == keys.KindDelete && w.hist.done && !w.m.Policy.KeepDeletes && !w.goesOn() {
 		// Nobody reads at an epoch before it, and what lies below goes too: here, or in the leaves behind (see Policy.over).
 		keep = false
 		w.stats.TombstonesDropped++
@@ -446,6 +448,12 @@ func (w *worker) take(old bool) {
 	e.Key, e.Same = w.key, w.kept
 	w.kept = true
 	w.pack.add(e, old)
+}
+
+// goesOn reports whether older versions of the key in hand may be on a page behind this leaf that the merge avoids. They would stay there, and
+// come back with the page if there were no deletion to hide them.
+func (w *worker) goesOn() bool {
+	return len(w.m.Avoid) > 0 && w.bound != nil && w.bound.Trailer != page.NoTrailer && bytes.Equal(w.bound.Key, w.key)
 }
 
 // inlineSize is how much of an entry's value a leaf holds.
