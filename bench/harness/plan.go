@@ -23,7 +23,7 @@ const (
 	shrinkMax = 16
 	// overrunMax is how many shares a scenario may take whose rounds are too slow all the same, on a machine that is busy with
 	// something else, say. It then ends with fewer rounds, and is not judged.
-	overrunMax = 3
+	overrunMax = 2
 	// windowShrinkMax does so for windows: in less than a tenth a slow server has too few answers to speak of their tail.
 	windowShrinkMax = 10
 )
