@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"runtime/debug"
 	"sync/atomic"
 	"time"
@@ -62,49 +61,6 @@ func (a arm) run(r *harness.Run) (err error) {
 		return err
 	}
 	return s.verify(ctx, r, callers)
-}
-
-// watch looks at what the server counts before a run. The proof that it returns looks again, after so many commits, and fails the run
-// if the server did not sync as the arm's name says.
-func (a arm) watch(ctx context.Context, s *server) (proof func(r *harness.Run, commits int) error, err error) {
-	if a.kind.hollow() {
-		return func(*harness.Run, int) error { return nil }, nil
-	}
-	if a.kind.syncs == nil {
-		return a.proveWritten, nil
-	}
-	began := time.Now()
-	before, err := s.syncs(ctx)
-	return func(r *harness.Run, commits int) error {
-		after, err := s.syncs(ctx)
-		if err != nil {
-			return err
-		}
-		return a.proveSyncs(r, after-before, commits, time.Since(began))
-	}, err
-}
-
-// asyncSyncsMax is far above the twenty syncs a second that asynchronous commits ask for.
-const asyncSyncsMax = 100
-
-// proveSyncs holds that a durable server has synced for its commits, since one sync serves those in flight and no more, and that
-// the other did not.
-func (a arm) proveSyncs(r *harness.Run, syncs float64, commits int, took time.Duration) error {
-	if a.kind.durability == durable {
-		return r.Prove("syncs", syncs, float64(commits/a.load.inFlight(r.Point)), math.Inf(1))
-	}
-	return r.Prove("syncs", syncs, 0, asyncSyncsMax*(took.Seconds()+1))
-}
-
-// proveWritten is for servers that count no syncs: after each one, the next append makes a page of the file dirty anew.
-func (a arm) proveWritten(r *harness.Run, commits int) error {
-	const page = 4096
-	low := 0.0
-	if a.kind.durability == durable && !r.Smoke { // where scratch lies in memory nothing is written, which a smoke run need not mind
-		// Half, less a few, as commits include those before the section that the bytes are of.
-		low = float64(commits/a.load.inFlight(r.Point)/2-10) * page
-	}
-	return r.Prove("bytes written", r.WrittenBytes(), low, math.Inf(1))
 }
 
 const (

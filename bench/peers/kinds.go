@@ -22,7 +22,7 @@ type kind struct {
 	connections int
 
 	durability durability                           // of a write that is answered
-	syncs      func(at place) (url, counter string) // where it counts the syncs of its log; nil: nowhere
+	witness    *witness                             // of its syncs; nil where nothing is stored
 	check      func(context.Context, *server) error // that it runs as it was told
 }
 
@@ -52,7 +52,7 @@ func epochKVKind() kind {
 			return []string{"--data-dir", filepath.Join(at.dir, "data"), "--listen", at.address, "--http", at.second}
 		},
 		dial: dialEpochKV(client.Sync()), connections: grpcConnections, durability: durable,
-		syncs: func(at place) (url, counter string) { return at.second, "kvserver_log_fsync_duration_seconds_count" },
+		witness: syncsByMetric(func(at place) string { return at.second }, "kvserver_log_fsync_duration_seconds_count"),
 	}
 }
 
@@ -75,7 +75,7 @@ func etcdKind() kind {
 			}
 		},
 		dial: dialEtcd, connections: grpcConnections, durability: durable,
-		syncs: func(at place) (url, counter string) { return at.address, "etcd_disk_wal_fsync_duration_seconds_count" },
+		witness: syncsByMetric(func(at place) string { return at.address }, "etcd_disk_wal_fsync_duration_seconds_count"),
 	}
 }
 
@@ -90,7 +90,7 @@ func redisKind(policy string, d durability, indexed bool) kind {
 				"--save", "", // snapshots beside the file would be a second copy, which no other server writes
 			}
 		},
-		dial: dialRedis(indexed), connections: 1, durability: d, check: redisSyncsAs(policy),
+		dial: dialRedis(indexed), connections: 1, durability: d, witness: &pagesWritten, check: redisSyncsAs(policy),
 	}
 }
 

@@ -1,13 +1,10 @@
 package peers
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
-	"strconv"
-	"strings"
+	"path/filepath"
 
 	"golang.org/x/sync/errgroup"
 
@@ -35,6 +32,9 @@ func shared(r *harness.Run, k kind) (*server, error) {
 }
 
 func open(ctx context.Context, k kind, binary, dir string, load int) (_ *server, err error) {
+	if dir, err = filepath.Abs(dir); err != nil { // the server's working directory is another
+		return nil, err
+	}
 	s := &server{kind: k, place: place{dir: dir}, records: newRecords(1, load)}
 	if s.place.address, err = freeAddress(); err != nil {
 		return nil, err
@@ -45,9 +45,9 @@ func open(ctx context.Context, k kind, binary, dir string, load int) (_ *server,
 	if s.process, err = start(dir, binary, k.arguments(s.place)...); err != nil {
 		return nil, err
 	}
-	err = s.prepare(ctx, load)
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("%s: %w", k.name, err), s.Close())
+	if err = s.prepare(ctx, load); err != nil {
+		_ = s.Close() // if it died, err says so
+		return nil, fmt.Errorf("%s: %w", k.name, err)
 	}
 	return s, nil
 }
@@ -117,32 +117,4 @@ func (s *server) Close() (err error) {
 		}
 	}
 	return errors.Join(err, s.end())
-}
-
-// syncs is how many syncs the server has done so far.
-func (s *server) syncs(ctx context.Context) (float64, error) {
-	address, counter := s.kind.syncs(s.place)
-	return metric(ctx, address, counter)
-}
-
-// scraper asks over a new connection each time: the server may have been stopped for long.
-var scraper = http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-
-// metric reads a number from a server's metrics page.
-func metric(ctx context.Context, address, name string) (value float64, err error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/metrics", http.NoBody)
-	if err != nil {
-		return 0, err
-	}
-	response, err := scraper.Do(request)
-	if err != nil {
-		return 0, err
-	}
-	defer func() { err = errors.Join(err, response.Body.Close()) }()
-	for lines := bufio.NewScanner(response.Body); lines.Scan(); {
-		if number, ok := strings.CutPrefix(lines.Text(), name+" "); ok {
-			return strconv.ParseFloat(number, 64)
-		}
-	}
-	return 0, fmt.Errorf("%s has no metric %s", address, name)
 }
