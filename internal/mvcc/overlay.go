@@ -44,7 +44,6 @@ const linearMax = 16
 var overlaySeed = maphash.MakeSeed()
 
 func (o *overlay) reset() {
-	const keepBytesMax = 1 << 20
 	if cap(o.buf) > keepBytesMax {
 		*o = overlay{}
 		return

@@ -48,6 +48,9 @@ func (r *readSet) key(s span) []byte { return r.buf[s.from:s.to] }
 
 func (r *readSet) size() int { return len(r.buf) + 32*len(r.ranges) + 16*len(r.points) }
 
+// held is the memory that the read set keeps.
+func (r *readSet) held() int { return cap(r.buf) + 32*cap(r.ranges) + 16*cap(r.points) }
+
 // conflict fills the read set's error.
 func (r *readSet) conflict(internal []byte, epoch keys.Epoch) error {
 	r.err.Key = append(r.err.Key[:0], keys.User(internal)...)

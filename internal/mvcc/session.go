@@ -62,11 +62,30 @@ func (x *Session) Close() {
 	}
 	x.txn.Rollback()
 	x.Done()
+	x.shed()
 	s := x.store
 	s.sessions.mu.Lock()
 	defer s.sessions.mu.Unlock()
 	s.sessions.open--
 	s.sessions.idle = append(s.sessions.idle, x)
+}
+
+// keepBytesMax bounds the buffers that a session keeps in the pool. There may be thousands of sessions, and what one huge request needed is
+// not for any of them to hold on to.
+const keepBytesMax = 1 << 20
+
+// shed gives up the session's buffers if they have become large. It has no transaction, view or cursor any more.
+func (x *Session) shed() {
+	if x.heldBytes() > keepBytesMax {
+		x.cursor, x.batch, x.txn, x.ranged, x.invoked, x.writer.Scratch = Cursor{}, batchRead{}, Txn{session: x}, rangeDelete{}, nil, nil
+	}
+}
+
+// heldBytes is about how much memory the session's buffers take.
+func (x *Session) heldBytes() int {
+	return x.txn.write.Batch.Held() + x.txn.reads.held() + cap(x.txn.old) + cap(x.txn.fresh) +
+		x.ranged.write.Batch.Held() + x.ranged.reads.held() + cap(x.invoked) + cap(x.writer.Scratch) +
+		cap(x.cursor.long) + cap(x.batch.buf) + cap(x.batch.value)
 }
 
 // View registers a snapshot: at a named epoch, or at the newest for zero. It returns the epoch that reads will see, or

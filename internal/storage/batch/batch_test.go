@@ -201,3 +201,18 @@ func BenchmarkBuildMany(b *testing.B) {
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/size, "ns/key")
 }
+
+// TestBuilderKeepsNoHugeBuffers: a pooled builder does not hold on to what one batch of very many operations needed.
+func TestBuilderKeepsNoHugeBuffers(t *testing.T) {
+	var b Builder
+	for i := range 300_000 {
+		b.Delete(keys.SpaceUser, []byte{byte(i), byte(i >> 8), byte(i >> 16)})
+	}
+	if _, err := b.Finish(); err != nil {
+		t.Fatal(err)
+	}
+	before := b.Held()
+	if b.Reset(); b.Held() > before/2 {
+		t.Errorf("%d bytes are held behind a batch that took %d", b.Held(), before)
+	}
+}

@@ -36,6 +36,8 @@ type Builder struct {
 // mark locates an operation in buf.
 type mark struct{ opStart, keyStart, keyEnd, opEnd int }
 
+const markBytes = 4 * 8
+
 // Reset empties the builder. Buffers larger than keepBytesMax are given back to the runtime.
 func (b *Builder) Reset() {
 	const keepBytesMax = 8 << 20 // a rare huge batch must not stay pinned by every pooled session
@@ -45,8 +47,16 @@ func (b *Builder) Reset() {
 	if cap(b.sorted) > keepBytesMax {
 		b.sorted = nil
 	}
+	if (cap(b.marks)+cap(b.inOrder))*markBytes > keepBytesMax {
+		b.marks, b.inOrder, b.sorter = nil, nil, keys.Sorter{}
+	}
 	b.buf, b.marks, b.sorted, b.unsorted = b.buf[:0], b.marks[:0], b.sorted[:0], false
 	b.valueMax = 0
+}
+
+// Held is about how many bytes of memory the builder keeps.
+func (b *Builder) Held() int {
+	return cap(b.buf) + cap(b.sorted) + (cap(b.marks)+cap(b.inOrder))*markBytes
 }
 
 // Set adds "user key in space s becomes value". Key and value are copied.

@@ -1,0 +1,80 @@
+package mvcc
+
+import (
+	"fmt"
+	"testing"
+
+	"epochkv/internal/vfs"
+)
+
+// TestPooledSessionKeepsNoHugeBuffers: whatever its largest request was, a session in the pool holds little, and works as before.
+func TestPooledSessionKeepsNoHugeBuffers(t *testing.T) {
+	const size = 4 * keepBytesMax
+	s := mustOpen(t, tiny(vfs.NewMem()))
+	huge := string(make([]byte, size))
+	for name, request := range map[string]func(x *Session) error{
+		"transaction": func(x *Session) error {
+			tx, err := x.Begin(TxnOptions{Durability: DurabilityAsync})
+			if err == nil {
+				err = tx.Set([]byte("huge"), []byte(huge))
+			}
+			if err == nil {
+				_, err = tx.Commit()
+			}
+			return err
+		},
+		"validated reads": func(x *Session) error {
+			tx, err := x.Begin(TxnOptions{})
+			for i := 0; err == nil && i < 200_000; i++ {
+				_, err = tx.Get(nil, fmt.Appendf(nil, "%010d", i))
+			}
+			return err
+		},
+		"range delete": func(x *Session) error {
+			var w Write
+			for i := range 30_000 {
+				w.Set(fmt.Appendf(nil, "many-%06d", i), nil)
+			}
+			if _, err := x.Commit(&w); err != nil {
+				return err
+			}
+			_, err := x.DeleteRange(RangeDelete{Lower: []byte("many-"), Upper: []byte("many."), Durability: DurabilityAsync})
+			return err
+		},
+		"operations": func(x *Session) error {
+			op := Invoke{Kind: InvokeGetAndSet, Key: []byte("huge"), Operand: []byte(huge)}
+			for range 2 {
+				if _, _, err := x.InvokeAll([]Invoke{op}, nil, DurabilityAsync, make([]Invoked, 1)); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	} {
+		x := mustSession(t, s)
+		if err := request(x); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if held := x.heldBytes(); held <= keepBytesMax {
+			t.Errorf("%s: a session holds %d bytes behind it: this tests nothing", name, held)
+		}
+		x.Close()
+		if held := x.heldBytes(); held > keepBytesMax {
+			t.Errorf("%s: a session in the pool holds %d bytes", name, held)
+		}
+		again := mustSession(t, s)
+		if _, err := put(again, "small", "v", DurabilityAsync); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := again.View(0); err != nil {
+			t.Fatal(err)
+		}
+		if v, err := again.Read(nil, []byte("small")); err != nil || string(v.Data) != "v" {
+			t.Errorf("behind %s: %q, %v", name, v.Data, err)
+		}
+		again.Close()
+	}
+	if got := get(t, s, "huge", 0); got != huge {
+		t.Errorf("the value has %d bytes", len(got))
+	}
+}
