@@ -62,7 +62,7 @@ func (x *Session) Close() {
 	}
 	x.txn.Rollback()
 	x.Done()
-	x.shed()
+	x.Trim()
 	s := x.store
 	s.sessions.mu.Lock()
 	defer s.sessions.mu.Unlock()
@@ -70,13 +70,14 @@ func (x *Session) Close() {
 	s.sessions.idle = append(s.sessions.idle, x)
 }
 
-// keepBytesMax bounds the buffers that a session keeps in the pool. There may be thousands of sessions, and what one huge request needed is
-// not for any of them to hold on to.
+// keepBytesMax bounds the buffers that a session keeps from one request to the next. There may be thousands of sessions, and what one huge
+// request needed is not for any of them to hold on to.
 const keepBytesMax = 1 << 20
 
-// shed gives up the session's buffers if they have become large. It has no transaction, view or cursor any more.
-func (x *Session) shed() {
-	if x.heldBytes() > keepBytesMax {
+// Trim gives up the session's buffers if they have become large and nothing is open in it. Close does so, too: it is for those who keep
+// sessions by themselves.
+func (x *Session) Trim() {
+	if x.heldBytes() > keepBytesMax && !x.txn.open && !x.cursor.open {
 		x.cursor, x.batch, x.txn, x.ranged, x.invoked, x.writer.Scratch = Cursor{}, batchRead{}, Txn{session: x}, rangeDelete{}, nil, nil
 	}
 }

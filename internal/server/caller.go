@@ -48,7 +48,7 @@ func (p *callers) take() (*caller, error) {
 // release takes the caller back, whatever state its request left it in.
 func (p *callers) release(c *caller) {
 	c.session.Done()
-	c.write.Reset()
+	c.trim()
 	p.mu.Lock()
 	if !p.closed && len(p.idle) < callersIdleMax {
 		p.idle = append(p.idle, c)
@@ -57,6 +57,14 @@ func (p *callers) release(c *caller) {
 	}
 	p.mu.Unlock()
 	p.end(c)
+}
+
+// trim keeps the pool from holding what a few huge requests needed.
+func (c *caller) trim() {
+	c.session.Trim()
+	if c.write.Reset(); c.write.Batch.Held() > keepBytesMax {
+		c.write = mvcc.Write{}
+	}
 }
 
 func (p *callers) end(c *caller) {

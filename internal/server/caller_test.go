@@ -1,0 +1,23 @@
+package server
+
+import "testing"
+
+// TestPooledCallersKeepNoHugeBuffers: what one huge request needed does not stay with the pool.
+func TestPooledCallersKeepNoHugeBuffers(t *testing.T) {
+	h := mustStart(t)
+	c, err := h.callers.take()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.write.Set([]byte("k"), make([]byte, 4*keepBytesMax))
+	if _, err := c.session.Commit(&c.write); err != nil {
+		t.Fatal(err)
+	}
+	if held := c.write.Batch.Held(); held <= keepBytesMax {
+		t.Fatalf("%d bytes are held during the request: this tests nothing", held)
+	}
+	h.callers.release(c)
+	if held := c.write.Batch.Held(); held > keepBytesMax {
+		t.Errorf("the pool holds %d bytes of one caller", held)
+	}
+}
