@@ -294,7 +294,7 @@ func TestHalfFullIsToldOnceAndTouchLeavesNothingToMap(t *testing.T) {
 	if told != 1 {
 		t.Errorf("told %d times", told)
 	}
-	if after := table.arena.mapped.Load(); after > mapped+uint64(table.layout.stepBytes)/wordBytes {
+	if after := table.arena.mapped.Load(); after > mapped+table.layout.stepBytes/wordBytes {
 		t.Errorf("%d words were mapped, and then %d", mapped, after)
 	}
 }

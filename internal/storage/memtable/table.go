@@ -145,7 +145,7 @@ func newTable(c Config) *Table {
 // Touch takes the memory that the table is meant to need, so that no Secure has to. Pages that the kernel has to clear take a millisecond
 // for two megabytes, and several times that in a virtual machine whose host has to find them first.
 func (t *Table) Touch() error {
-	for end := uint64(t.half * 2); ; {
+	for end := t.half * 2; ; {
 		mapped := t.arena.mapped.Load()
 		if mapped >= end {
 			return nil
