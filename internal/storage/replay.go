@@ -143,9 +143,12 @@ func (r *replayer) mergeIfPossible() error {
 // merge makes what is filled durable in the tree. Nobody reads yet: of each key only the newest version matters.
 func (r *replayer) merge() error {
 	e := r.engine
-	// Replay may have read what only the kernel's cache held, and the tree must not get ahead of the log.
-	if err := syncLog(e.fs, e.options.Dir); err != nil {
-		return err
+	// Replay may have read what only the kernel's cache held, and the tree must not get ahead of the log. Once the log is open that is
+	// done, and its files are its own: it renames old ones in the background.
+	if e.log == nil {
+		if err := syncLog(e.fs, e.options.Dir); err != nil {
+			return err
+		}
 	}
 	job := mergeJob{recovering: true}
 	for i := len(r.filled) - 1; i >= 0; i-- {
