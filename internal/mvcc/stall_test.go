@@ -120,7 +120,7 @@ func TestLargeTransactionsAreValidatedBehindTheirPlace(t *testing.T) {
 // frozen nevertheless, since nothing else can make room.
 func TestOneCommitLargerThanTheBudgetDoesNotWedgeTheStore(t *testing.T) {
 	o := tiny(vfs.NewMem())
-	o.Storage.MemoryBytes, o.Storage.StallMax = 4<<20, 500*time.Millisecond
+	o.Storage.MemoryBytes, o.Storage.StallMax = 4<<20, 20*time.Second // a wedge would last
 	s := mustOpen(t, o)
 	x := mustSession(t, s)
 	defer x.Close()
