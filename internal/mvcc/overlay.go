@@ -21,6 +21,11 @@ type overlay struct {
 	marks   []overlayMark // savepoints
 }
 
+// init makes the first buffers, which share no cache line with those of other sessions (see keys.LineBytes).
+func (o *overlay) init() {
+	o.buf, o.entries, o.order = keys.Scratch(), make([]overlayEntry, 0, linearMax), make([]int32, 0, keys.LineBytes/4)
+}
+
 type overlayEntry struct {
 	key   span
 	value span

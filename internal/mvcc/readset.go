@@ -21,6 +21,11 @@ type span struct{ from, to int }
 
 type bounds struct{ lower, upper span }
 
+// init makes the first buffers, which share no cache line with those of other sessions (see keys.LineBytes).
+func (r *readSet) init() {
+	r.buf, r.points = keys.Scratch(), make([]span, 0, keys.LineBytes/16)
+}
+
 func (r *readSet) reset(at keys.Epoch) {
 	r.at = at
 	r.buf, r.points, r.ranges = r.buf[:0], r.points[:0], r.ranges[:0]

@@ -52,7 +52,11 @@ func (s *Store) Session() (*Session, error) {
 		return nil, ErrTooManySessions
 	}
 	s.sessions.open++
-	return &Session{store: s, slot: s.registry.Slot(), reader: s.engine.NewReader(), parker: newWaiter()}, nil
+	x := &Session{store: s, slot: s.registry.Slot(), reader: s.engine.NewReader(), parker: newWaiter(), key: keys.Scratch()}
+	x.cursor.lower, x.cursor.upper, x.cursor.last = keys.Scratch(), keys.Scratch(), keys.Scratch()
+	x.txn.own.init()
+	x.txn.reads.init()
+	return x, nil
 }
 
 // Close ends the session's snapshot and returns it to the pool. Closing twice is harmless.

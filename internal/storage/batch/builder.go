@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"unsafe"
 
 	"epochkv/internal/storage/keys"
 )
@@ -32,6 +33,12 @@ type Builder struct {
 	unsorted bool
 	valueMax int // longest value added
 }
+
+// The first buffers share no cache line with those of other builders (see keys.LineBytes).
+const (
+	bufBytesMin = 2 * keys.LineBytes
+	marksMin    = keys.LineBytes / int(unsafe.Sizeof(mark{}))
+)
 
 // mark locates an operation in buf.
 type mark struct{ opStart, keyStart, keyEnd, opEnd int }
@@ -73,6 +80,9 @@ func (b *Builder) Size() int { return max(len(b.buf), HeaderSize) }
 
 func (b *Builder) add(kind keys.Kind, s keys.Space, user, value []byte) {
 	if len(b.buf) == 0 {
+		if b.buf == nil {
+			b.buf, b.marks = make([]byte, 0, bufBytesMin), make([]mark, 0, marksMin)
+		}
 		b.buf = appendHeader(b.buf, 0)
 	}
 	b.marks = append(b.marks, mark{})

@@ -45,6 +45,9 @@ type step struct {
 // The bounds must stay as they are while the cursor is used.
 func (c *Cursor) Reset(src Source, root Root, at keys.Epoch, lo, hi []byte) {
 	c.src, c.root, c.at, c.lo, c.hi = src, root, at, lo, hi
+	if c.key == nil { // it is written for each entry
+		c.key, c.scratch = keys.Scratch(), keys.Scratch()
+	}
 	c.err, c.valid = nil, false
 }
 

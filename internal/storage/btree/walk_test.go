@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"testing"
+	"unsafe"
 
 	"epochkv/internal/storage/keys"
 	"epochkv/internal/storage/page"
@@ -328,4 +329,18 @@ func FuzzTree(f *testing.F) {
 			t.Fatalf("%d keys, want %d: %v", len(got), len(want), c.Err())
 		}
 	})
+}
+
+// TestCursorsWriteLinesOfTheirOwn: a cursor writes its key for every entry, and on a line that another one writes, too, that takes three
+// times as long.
+func TestCursorsWriteLinesOfTheirOwn(t *testing.T) {
+	for range 100 {
+		var c Cursor
+		c.Reset(nil, Root{}, 0, nil, nil)
+		for _, b := range [][]byte{c.key, c.scratch} {
+			if at := uintptr(unsafe.Pointer(unsafe.SliceData(b))); at%keys.LineBytes != 0 || cap(b) < keys.LineBytes {
+				t.Fatalf("a buffer of %d bytes at %#x", cap(b), at)
+			}
+		}
+	}
 }
