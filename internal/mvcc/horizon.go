@@ -105,32 +105,41 @@ const (
 
 // wait returns once visible has reached e. Waiting cannot fail: whoever holds a smaller epoch finishes it.
 func (h *horizon) wait(e keys.Epoch, w *waiter) {
+	if !h.spin(e) && h.enlist(uint64(e), w) {
+		<-w.wake
+	}
+}
+
+// spin waits busily, for a few microseconds at most, and reports whether visible has reached e.
+func (h *horizon) spin(e keys.Epoch) bool {
 	for range spins {
 		if h.visible.Load() >= uint64(e) {
-			return
+			return true
 		}
 		pause(pausesPerSpin)
 	}
-	if !h.enlist(uint64(e), w) {
-		return
-	}
-	<-w.wake
+	return false
 }
+
+// waiters are of those who wait without a session.
+var waiters = sync.Pool{New: func() any { return newWaiter() }}
 
 // waitContext is wait for callers with a deadline.
 func (h *horizon) waitContext(ctx context.Context, e keys.Epoch) error {
-	if h.visible.Load() >= uint64(e) {
+	if h.spin(e) {
 		return nil
 	}
-	w := newWaiter()
+	w := waiters.Get().(*waiter)
 	if !h.enlist(uint64(e), w) {
+		waiters.Put(w)
 		return nil
 	}
 	select {
 	case <-w.wake:
+		waiters.Put(w)
 		return nil
 	case <-ctx.Done():
-		h.delist(w)
+		h.delist(w) // w is left to the collector: it may have been woken at the same moment
 		return context.Cause(ctx)
 	}
 }
