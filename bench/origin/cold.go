@@ -229,15 +229,7 @@ func readAll(c *coldRun) error {
 }
 
 func (c *coldRun) scan(lower, upper []byte) (count int, err error) {
-	cursor, err := c.session.Scan(mvcc.ScanOptions{Lower: lower, Upper: upper})
-	if err != nil {
-		return 0, err
-	}
-	defer cursor.Close()
-	for cursor.Next() {
-		count++
-	}
-	return count, cursor.Err()
+	return workload.CountScan(c.session, mvcc.ScanOptions{Lower: lower, Upper: upper})
 }
 
 // prove shows which way the reads went.

@@ -124,15 +124,7 @@ func scanAll(store *workload.Store) (count int, err error) {
 		return 0, err
 	}
 	defer store.Own.Done()
-	cursor, err := store.Own.Scan(mvcc.ScanOptions{})
-	if err != nil {
-		return 0, err
-	}
-	defer cursor.Close()
-	for cursor.Next() {
-		count++
-	}
-	return count, cursor.Err()
+	return workload.CountScan(store.Own, mvcc.ScanOptions{})
 }
 
 const (

@@ -1,14 +1,12 @@
 package scenarios
 
 import (
-	"context"
 	"errors"
-	"log/slog"
 	"time"
 
 	"epochkv/bench/harness"
+	"epochkv/bench/workload"
 	"epochkv/internal/config"
-	"epochkv/internal/server"
 )
 
 // A server that nobody asks anything.
@@ -21,17 +19,8 @@ const (
 func startServer(dir string) (stop func() error, err error) {
 	c := config.Default()
 	c.DataDir, c.Listen, c.HTTP = dir, "127.0.0.1:0", "127.0.0.1:0"
-	s, err := server.Open(c, slog.New(slog.DiscardHandler))
-	if err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- s.Run(ctx) }()
-	return func() error {
-		cancel()
-		return <-ended
-	}, nil
+	_, stop, err = workload.StartServer(c)
+	return stop, err
 }
 
 func idle() harness.Scenario {

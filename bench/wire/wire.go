@@ -9,7 +9,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"time"
 
@@ -17,8 +16,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	pb "epochkv/api/proto/epochkv/v1"
+	bench "epochkv/bench/workload"
 	"epochkv/internal/config"
-	"epochkv/internal/server"
 )
 
 const (
@@ -42,17 +41,11 @@ type startTarget func(dir string) (*target, error)
 func startKV(dir string) (*target, error) {
 	c := config.Default()
 	c.DataDir, c.Listen, c.HTTP, c.Memory = dir, "127.0.0.1:0", "", 8*config.GiB
-	s, err := server.Open(c, slog.New(slog.DiscardHandler))
+	address, stop, err := bench.StartServer(c)
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- s.Run(ctx) }()
-	return &target{address: s.Address(), stop: func() error {
-		cancel()
-		return <-ended
-	}}, nil
+	return &target{address: address, stop: stop}, nil
 }
 
 // startEcho runs a server that answers from constants.

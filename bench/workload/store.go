@@ -47,3 +47,16 @@ func (s *Store) Close() error {
 	s.Own.Close()
 	return s.Store.Close()
 }
+
+// CountScan visits what a scan finds in the session's view, and counts it.
+func CountScan(x *mvcc.Session, o mvcc.ScanOptions) (count int, err error) {
+	cursor, err := x.Scan(o)
+	if err != nil {
+		return 0, err
+	}
+	defer cursor.Close()
+	for cursor.Next() {
+		count++
+	}
+	return count, cursor.Err()
+}

@@ -624,8 +624,9 @@ func TestGoingRoundDamageSurvivesACrashAtEveryOperation(t *testing.T) {
 	}
 }
 
-// TestConflictsAreFoundBesideDamage: the version that a transaction conflicts with was merged into the side tree meanwhile.
-func TestConflictsAreFoundBesideDamage(t *testing.T) {
+// mustOpenDamaged is a store of 100 keys whose leaves were all damaged while it was closed. It is closed when the test ends.
+func mustOpenDamaged(t *testing.T) *Store {
+	t.Helper()
 	o := modelOptions(vfs.NewMem())
 	s, err := Open(o)
 	if err != nil {
@@ -639,7 +640,13 @@ func TestConflictsAreFoundBesideDamage(t *testing.T) {
 	if s, err = Open(o); err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = s.Close() }()
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+// TestConflictsAreFoundBesideDamage: the version that a transaction conflicts with was merged into the side tree meanwhile.
+func TestConflictsAreFoundBesideDamage(t *testing.T) {
+	s := mustOpenDamaged(t)
 	mustPut(t, s, "k050", "since")
 	x := mustSession(t, s)
 	defer x.Close()
@@ -673,20 +680,7 @@ func TestConflictsAreFoundBesideDamage(t *testing.T) {
 
 // TestBulkLoadGoesRoundDamageAtTheSecondAttempt: the first one that falls on a damaged page is refused, and nothing of it happened.
 func TestBulkLoadGoesRoundDamageAtTheSecondAttempt(t *testing.T) {
-	o := modelOptions(vfs.NewMem())
-	s, err := Open(o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i := range 100 {
-		mustPut(t, s, fmt.Sprintf("k%03d", i), "v")
-	}
-	mustClose(t, s)
-	damageUserLeaves(t, o.Storage.FS, o.Storage.PageSize)
-	if s, err = Open(o); err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = s.Close() }()
+	s := mustOpenDamaged(t)
 	load := func() error {
 		l, err := s.BulkLoad()
 		if err != nil {

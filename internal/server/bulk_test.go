@@ -149,8 +149,9 @@ func (h *harness) verify(t testing.TB) *pb.VerifyReport {
 	}
 }
 
-// TestDamagedPageIsServedAsDataLossAndCounted damages one leaf while the server runs on a cold cache.
-func TestDamagedPageIsServedAsDataLossAndCounted(t *testing.T) {
+// mustStartDamaged starts a server with 3000 keys of which one leaf was damaged while it was down.
+func mustStartDamaged(t *testing.T) *harness {
+	t.Helper()
 	disk := vfs.NewMem()
 	h := mustStartOn(t, disk)
 	if _, err := h.bulk(t, 3000, 100, true); err != nil {
@@ -160,7 +161,12 @@ func TestDamagedPageIsServedAsDataLossAndCounted(t *testing.T) {
 		t.Fatal(err)
 	}
 	flip(t, disk, "data/data.ekv", 10)
-	h = mustStartOn(t, disk)
+	return mustStartOn(t, disk)
+}
+
+// TestDamagedPageIsServedAsDataLossAndCounted damages one leaf while the server runs on a cold cache.
+func TestDamagedPageIsServedAsDataLossAndCounted(t *testing.T) {
+	h := mustStartDamaged(t)
 	lost := 0
 	for i := range 3000 {
 		got, err := h.kv.Get(testContext(t), &pb.GetRequest{Key: fmt.Appendf(nil, "key-%05d", i)})

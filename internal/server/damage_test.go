@@ -8,22 +8,12 @@ import (
 	"google.golang.org/grpc/codes"
 
 	pb "epochkv/api/proto/epochkv/v1"
-	"epochkv/internal/vfs"
 )
 
 // TestWritesGoOnBesideADamagedPageAndEverybodyIsTold: what is written to its keys is read, the others stay lost, checkpoints are made, and log,
 // status and metrics say what is the matter.
 func TestWritesGoOnBesideADamagedPageAndEverybodyIsTold(t *testing.T) {
-	disk := vfs.NewMem()
-	h := mustStartOn(t, disk)
-	if _, err := h.bulk(t, 3000, 100, true); err != nil {
-		t.Fatal(err)
-	}
-	if err := h.stop(); err != nil {
-		t.Fatal(err)
-	}
-	flip(t, disk, "data/data.ekv", 10)
-	h = mustStartOn(t, disk)
+	h := mustStartDamaged(t)
 	for i := 0; i < 3000; i += 2 {
 		h.put(t, fmt.Sprintf("key-%05d", i), "new")
 	}

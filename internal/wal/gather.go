@@ -51,11 +51,7 @@ func (g *gather) settle(l *Log, from keys.Epoch, took time.Duration) {
 	w.mu.Lock()
 	woken := w.takeSettled(l)
 	durable := l.Durable()
-	came := 0
-	if w.newest > durable {
-		came = int(w.newest - durable)
-	}
-	aim := g.aim(int(durable-from), came)
+	aim := g.aim(int(durable-from), w.beyond(durable))
 	if aim > 0 {
 		w.gathered = durable + keys.Epoch(aim)
 	}
@@ -85,6 +81,6 @@ func (g *gather) await(l *Log, limit time.Duration) {
 		<-w.company // it was reached at the same moment
 	}
 	w.gathered = 0
-	g.goal = int(max(w.newest, l.Durable()) - l.Durable())
+	g.goal = w.beyond(l.Durable())
 	w.mu.Unlock()
 }

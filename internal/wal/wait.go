@@ -166,6 +166,9 @@ func (w *waits) ask(e keys.Epoch) {
 	}
 }
 
+// beyond is the number of records behind an epoch that somebody wants.
+func (w *waits) beyond(e keys.Epoch) int { return int(max(w.newest, e) - e) }
+
 func (w *waits) wakeBackground() {
 	select {
 	case w.kick <- struct{}{}:

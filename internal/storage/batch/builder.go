@@ -37,13 +37,13 @@ type Builder struct {
 // The first buffers share no cache line with those of other builders (see keys.LineBytes).
 const (
 	bufBytesMin = 2 * keys.LineBytes
-	marksMin    = keys.LineBytes / int(unsafe.Sizeof(mark{}))
+	marksMin    = keys.LineBytes / markBytes
 )
 
 // mark locates an operation in buf.
 type mark struct{ opStart, keyStart, keyEnd, opEnd int }
 
-const markBytes = 4 * 8
+const markBytes = int(unsafe.Sizeof(mark{}))
 
 // Reset empties the builder. Buffers larger than keepBytesMax are given back to the runtime.
 func (b *Builder) Reset() {
