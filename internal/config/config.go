@@ -36,7 +36,7 @@ type Config struct {
 	Retention    time.Duration // how long a past epoch stays readable with nobody holding it
 
 	CheckpointInterval time.Duration // how often what is in memory is merged into the data file at the latest
-	CheckpointWorkers  int           // goroutines that merge; 0: half the processors
+	CheckpointWorkers  int           // goroutines that merge; 0: half the processors, all while writers wait
 	GCInterval         time.Duration // how often the oldest readable epoch is recomputed
 	IO                 IOWay         // how several reads at once are done
 	DirectIO           bool          // the data file goes past the kernel's page cache

@@ -84,7 +84,7 @@ func newOptions() *options {
 	f.DurationVar(&c.SyncInterval, "sync-interval", c.SyncInterval, "longest time that an async write stays unsynced")
 	f.DurationVar(&c.Retention, "retention", c.Retention, "how long past epochs stay readable with nobody holding them")
 	f.DurationVar(&c.CheckpointInterval, "checkpoint-interval", c.CheckpointInterval, "longest time between checkpoints while there are writes")
-	f.IntVar(&c.CheckpointWorkers, "checkpoint-workers", c.CheckpointWorkers, "goroutines that merge a checkpoint; 0 is half the processors")
+	f.IntVar(&c.CheckpointWorkers, "checkpoint-workers", c.CheckpointWorkers, "goroutines that merge a checkpoint; 0 is half the processors, and all while writers wait for it")
 	f.DurationVar(&c.GCInterval, "gc-interval", c.GCInterval, "how often the oldest readable epoch is recomputed")
 	f.Var((*choice)(&c.IO), "io", "reads of several pages: auto, uring (io_uring) or pread")
 	f.BoolVar(&c.ExtentReadahead, "extent-readahead", c.ExtentReadahead, "on the second miss among 16 neighbouring pages of the data file read them all")

@@ -3,7 +3,6 @@ package mvcc
 import (
 	"bytes"
 	"context"
-	"time"
 
 	"epochkv/internal/storage"
 	"epochkv/internal/storage/batch"
@@ -56,7 +55,9 @@ func (x *Session) commitAt(w *Write, at keys.Epoch) (keys.Epoch, error) {
 	epoch, err := x.commitLatched(w, body, at)
 	x.unlock()
 	x.finish()
-	x.pay(w.Batch.Count(), len(body))
+	if err == nil {
+		s.engine.Pay(w.Batch.Count(), len(body))
+	}
 	return epoch, x.reveal(err)
 }
 
@@ -71,13 +72,6 @@ func (x *Session) reveal(err error) error {
 		return failed
 	}
 	return err
-}
-
-// pay slows a writer down for what it wrote, while checkpoints fall behind. It holds nothing meanwhile.
-func (x *Session) pay(operations, bodyBytes int) {
-	if wait := x.store.engine.Owed(operations, bodyBytes); wait > 0 {
-		time.Sleep(wait)
-	}
 }
 
 // prepare checks w against the limits and sorts its operations.

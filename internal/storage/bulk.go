@@ -113,7 +113,7 @@ func (e *Engine) ReserveLoad(l *Load) (epoch keys.Epoch, room <-chan struct{}, e
 func (e *Engine) PublishLoad(ctx context.Context, l *Load, h Horizon) error {
 	e.checkpointing.Lock()
 	defer e.checkpointing.Unlock()
-	e.reclaim()
+	e.Reclaim()
 	start := time.Now()
 	if err := e.merge(ctx, mergeJob{frozen: e.complete(h.Visible), load: l, horizon: h}); err != nil {
 		return fmt.Errorf("bulk load: %w", e.damage(err, e.view.Load().root, nil))

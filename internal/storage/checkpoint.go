@@ -35,28 +35,57 @@ func (h *Horizon) policy() btree.Policy { return btree.Policy{MinVisible: h.Live
 
 // Checkpoint merges every frozen generation that is complete into the tree, sweeps some of what is stale there, and makes the new root
 // durable, in this order: log, data pages, sync, superblock, sync, publish, recycle. It returns without doing anything if there is nothing to
-// merge, to sweep, or to move. Checkpoints come one at a time. A cancelled context, a full disk or a damaged page leaves the old state; any other error is final.
+// merge, to sweep, or to move. Much is merged in several such steps, so that memory comes free between them. Steps come one at a time.
+// A cancelled context, a full disk or a damaged page leaves the last state; any other error is final.
 func (e *Engine) Checkpoint(ctx context.Context, h Horizon) error {
+	for {
+		left, err := e.checkpoint(ctx, &h)
+		if left == 0 || err != nil {
+			return err
+		}
+	}
+}
+
+// checkpoint does one step, and returns how many generations it leaves to the next ones.
+func (e *Engine) checkpoint(ctx context.Context, h *Horizon) (left int, err error) {
 	e.checkpointing.Lock()
 	defer e.checkpointing.Unlock()
-	e.reclaim()
-	merging, garbage := e.complete(h.Visible), e.findGarbage(&h)
+	e.Reclaim()
+	complete, garbage := e.complete(h.Visible), e.findGarbage(h)
+	merging := atOnce(complete, e.frozenBytes.Load()/mergeShare)
 	if len(merging) == 0 && garbage.Empty() && !e.Shrinkable() {
 		e.sweeper.advance(garbage)
-		return nil
+		return 0, nil
 	}
 	start := time.Now()
-	if err := e.merge(ctx, mergeJob{frozen: merging, garbage: garbage, horizon: h}); err != nil {
+	if err := e.merge(ctx, mergeJob{frozen: merging, garbage: garbage, horizon: *h}); err != nil {
 		err = fmt.Errorf("checkpoint: %w", e.damage(err, btree.Root{}, nil))
 		if errors.Is(err, vfs.ErrNoSpace) || errors.Is(err, ErrDamaged) {
 			e.blocked.Store(&err)
+			e.roomMade() // there is none, as those who wait for it are to hear
 		}
-		return err
+		return 0, err
 	}
 	e.blocked.Store(nil)
 	e.sweeper.advance(garbage)
 	e.counters.checkpointed(time.Since(start))
-	return nil
+	return len(complete) - len(merging), nil
+}
+
+// mergeShare is the part, as one over it, of the memory for frozen generations that one merge takes in at most. What it takes in comes free only
+// when it ends; with all of it in one merge, writers would have nothing to go on with until then.
+const mergeShare = 2
+
+// atOnce is as many of these generations as one merge should take, the oldest ones, and at least one.
+func atOnce(complete []*generation, most int64) []*generation {
+	bytes := int64(0)
+	for i := len(complete) - 1; i >= 0; i-- {
+		bytes += int64(complete[i].mem.Bytes())
+		if bytes > most && i < len(complete)-1 {
+			return complete[i+1:]
+		}
+	}
+	return complete
 }
 
 // complete returns the frozen generations in which every epoch is installed, newest first. They are always the oldest ones.
@@ -101,7 +130,7 @@ func (e *Engine) merge(ctx context.Context, job mergeJob) error {
 	}
 	e.flowBegins(&job)
 	number, result, err := e.mergeTree(ctx, v.root, &job, cut)
-	e.flowEnds(err)
+	e.flowEnds(err == nil && job.load == nil)
 	if err != nil {
 		return err
 	}
@@ -167,7 +196,10 @@ func (e *Engine) tryMerge(ctx context.Context, base btree.Root, job *mergeJob, c
 
 // build writes the pages of the new state. The statistics are of both trees.
 func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Root, job *mergeJob, cut keys.Epoch) (*btree.Result, *side, error) {
-	relocate := max(relocatePagesMin, int(e.pager.Stats().Live/relocateShare))
+	relocate := relocatePagesMin
+	if !e.behind() { // else moving a part of a large file would take longer than the merge
+		relocate = max(relocate, int(e.pager.Stats().Live/relocateShare))
+	}
 	limit := e.tail.begin(ck, relocate)
 	batch, sink := e.rows.Begin(ck), ck.Sink()
 	in := &btree.MergeInput{
@@ -179,10 +211,11 @@ func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Roo
 		Sink:    admitting{sink, e.pages.cache},
 		Values:  values{batch},
 		Sweep:   job.garbage,
-		Workers: e.options.CheckpointWorkers, Unreadable: isDamage,
+		Workers: e.mergeWorkers(), Unreadable: isDamage, Progress: e.flowGoesOn,
 	}
 	if job.recovering {
 		in.Sink, in.Workers = sink, runtime.GOMAXPROCS(0) // replay has the memory of the cache, too
+		in.Progress = nil
 	}
 	if limit > 0 {
 		in.Relocate = btree.Relocation{From: limit, Max: relocate}
@@ -219,6 +252,18 @@ func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Roo
 	return result, known, batch.Finish(limit)
 }
 
+// mergeWorkers is how many goroutines the next merge should have.
+func (e *Engine) mergeWorkers() int {
+	switch {
+	case e.options.CheckpointWorkers > 0:
+		return e.options.CheckpointWorkers
+	case e.behind(): // writers wait, who would else be at work
+		return runtime.GOMAXPROCS(0)
+	default:
+		return max(1, runtime.GOMAXPROCS(0)/2)
+	}
+}
+
 // publish lets readers see the new root and gives back what the old state needed, once nobody stands on it any more.
 func (e *Engine) publish(number uint64, root btree.Root, merged []*generation, cut keys.Epoch) error {
 	e.mu.Lock()
@@ -227,55 +272,11 @@ func (e *Engine) publish(number uint64, root btree.Root, merged []*generation, c
 	e.view.Store(&view{active: v.active, frozen: frozen, root: root, side: e.known, checkpoint: number})
 	e.mu.Unlock()
 
-	bytes := int64(0)
-	for _, g := range merged {
-		bytes += int64(g.mem.Bytes())
-	}
-	e.retiredBytes.Add(bytes)
-	e.retired = append(e.retired, retirement{tick: e.registry.Retire(), checkpoint: number, generations: merged, bytes: bytes})
-	e.reclaim()
+	e.retire(number, merged)
 	if e.pins.logHeld.Load() > 0 { // the next checkpoint cuts what this one leaves
 		return e.pager.Shrink()
 	}
 	return errors.Join(e.log.TruncateBefore(cut+1), e.pager.Shrink())
-}
-
-// retirement is what a checkpoint made superfluous, waiting for the readers of older views.
-type retirement struct {
-	tick        uint64
-	checkpoint  uint64
-	generations []*generation
-	bytes       int64 // of their tables then: a writer that comes too late may still make one grow
-}
-
-// Reclaim frees what readers have moved on from since the last checkpoint, unless one is under way.
-func (e *Engine) Reclaim() {
-	if e.checkpointing.TryLock() {
-		e.reclaim()
-		e.checkpointing.Unlock()
-	}
-}
-
-// reclaim frees the memtables and releases the pages that no reader can reach any more. The checkpointing mutex is held.
-func (e *Engine) reclaim() {
-	if len(e.retired) == 0 {
-		return
-	}
-	oldest := e.registry.OldestTick()
-	for len(e.retired) > 0 && e.retired[0].tick < oldest {
-		r := e.retired[0]
-		e.retired = e.retired[1:]
-		e.pins.release(e.pager, r.checkpoint)
-		e.retiredBytes.Add(-r.bytes)
-		for _, g := range r.generations {
-			e.keepOrFree(g.mem)
-		}
-	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.pressLocked(e.view.Load())
-	close(e.room)
-	e.room = make(chan struct{})
 }
 
 // Shrinkable reports whether the file is more than half as large again as what lives in it, so that checkpoints should move pages down though

@@ -46,14 +46,13 @@ type Engine struct {
 	merging atomic.Bool // a checkpoint is at work: reading ahead yields to it
 
 	mu     sync.Mutex    // guards rotation and the publication of views; taken by no fast path
-	room   chan struct{} // closed and replaced when a checkpoint has made room
+	room   chan struct{} // closed and replaced when memory has come free
 	tables tables
 	due    chan struct{} // capacity 1: there is something to merge
 
-	checkpointing sync.Mutex   // one checkpoint at a time; taken before mu
-	slot          *pin.Slot    // the checkpoint's, used under checkpointing
-	retired       []retirement // what readers of older views may still stand on
-	retiredBytes  atomic.Int64
+	checkpointing sync.Mutex // one checkpoint at a time; taken before mu
+	slot          *pin.Slot  // the checkpoint's, used under checkpointing
+	retired       retired    // what readers of older views may still stand on
 	tail          tail
 	known         *side // what merges go round: what the view names, and what was found since; under checkpointing
 	pins          rootPins
@@ -104,11 +103,7 @@ func (e *Engine) release() (err error) {
 			e.freed(g.mem.Free())
 		}
 	}
-	for _, r := range e.retired {
-		for _, g := range r.generations {
-			e.freed(g.mem.Free())
-		}
-	}
+	e.retired.free(e)
 	e.tables.free(e)
 	if e.pager != nil {
 		err = e.pager.Close()
@@ -193,7 +188,7 @@ func (e *Engine) advance(full *generation, bodyBytes int, first func(*generation
 		return nil, err
 	}
 	// With nothing to wait for, a generation of any size is frozen: only then can it be merged.
-	if e.frozenBytesOf(v) > e.frozenBytes.Load() && (len(v.frozen) > 0 || e.retiredBytes.Load() > 0) {
+	if e.frozenBytesOf(v) > e.frozenBytes.Load() && (len(v.frozen) > 0 || e.retired.bytes.Load() > 0) {
 		if blocked := e.blocked.Load(); blocked != nil {
 			return nil, *blocked
 		}
@@ -213,12 +208,21 @@ func (e *Engine) advance(full *generation, bodyBytes int, first func(*generation
 	full.next.Store(next)
 	e.view.Store(&view{active: next, frozen: frozen, root: v.root, side: v.side, checkpoint: v.checkpoint})
 	e.counters.rotations.Add(1)
-	e.pressLocked(e.view.Load())
+	e.pressLocked(e.view.Load(), time.Now())
 	e.rotated.Store(time.Now().UnixNano())
-	if e.frozenBytesOf(e.view.Load()) >= e.options.CheckpointBytes {
+	if e.frozenBytesOf(e.view.Load()) >= e.checkpointAt() {
 		e.wakeCheckpoint()
 	}
 	return nil, nil
+}
+
+// roomMade sets the pace anew, and lets those try again who wait for memory.
+func (e *Engine) roomMade() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.pressLocked(e.view.Load(), time.Now())
+	close(e.room)
+	e.room = make(chan struct{})
 }
 
 func (e *Engine) wakeCheckpoint() {
@@ -267,7 +271,7 @@ func (e *Engine) Rotate() error {
 
 // frozenBytesOf is the memory of tables that take no more writes, the active one included, which is about to be one of them.
 func (e *Engine) frozenBytesOf(v *view) int64 {
-	total := int64(v.active.mem.Bytes()) + e.retiredBytes.Load()
+	total := int64(v.active.mem.Bytes()) + e.retired.bytes.Load()
 	for _, g := range v.frozen {
 		total += int64(g.mem.Bytes())
 	}

@@ -1,7 +1,6 @@
 package storage
 
 import (
-	"runtime"
 	"time"
 
 	"epochkv/internal/vfs"
@@ -44,16 +43,13 @@ func (o *Options) setDefaults() {
 	if o.CrowdedAt == 0 {
 		o.CrowdedAt = crowdedAt
 	}
-	if o.CheckpointWorkers == 0 {
-		o.CheckpointWorkers = max(1, runtime.GOMAXPROCS(0)/2)
-	}
 	if o.SegmentBytes == 0 {
 		// A record is a little smaller than the node it becomes, so this fills segment and memtable together.
 		o.SegmentBytes = o.MemtableBytes
 	}
 	const segmentStep = 4096
 	if o.CheckpointBytes == 0 {
-		o.CheckpointBytes = min(checkpointBytesMax, (o.MemoryBytes-o.CacheBytes)/2)
+		o.CheckpointBytes = checkpointBytesMax
 	}
 	o.SegmentBytes = min(max((o.SegmentBytes+segmentStep-1)/segmentStep*segmentStep, wal.SegmentBytesMin), wal.SegmentBytesMax)
 }

@@ -5,69 +5,110 @@ import (
 	"time"
 )
 
-// flow slows writers in time, so that they need not be stopped. Memory comes free only when a checkpoint ends, and that takes as long as the
+// flow slows writers in time, so that they need not be stopped. Memory comes free only when a merge ends, and that takes as long as the
 // tree makes it: keys that lie close together are merged at hundreds of MB/s, random ones into a tree larger than memory at a few, because
-// each of them rewrites a page. So the pace is measured, not set:
+// each of them rewrites a page. So the pace is measured, not set, and two things decide it:
 //
-//	pace = time until the checkpoint ends, by what the last ones took ÷ memory that is free until then
+//	backlog   memory in use, less the share of it that the merge under way has got through. It changes smoothly, while memory falls in steps.
+//	          Up to slack nobody waits. From there on a KiB costs writers more and more; at slack + paceBand of memory it costs what it
+//	          costs a merge, so that there the two keep step, with merges of that size and memory for as much again.
+//	deadline  time that the merge will yet take ÷ memory that is free until then: the least that a KiB may cost. In step it is less than the
+//	          above; it counts where a merge takes longer than those before.
 //
-// All writers share one account: whatever their number, together they write no faster than that. Nobody waits longer than paceWaitMax for one
-// commit, however short memory is; what that lets through is little against what is free.
+// All writers share one account: whatever their number, together they write no faster than the pace. Nobody waits longer than waitMax for one
+// commit; what that lets through is little against what is free, and the less is free the longer it is.
 type flow struct {
-	pace atomic.Int64 // nanoseconds that a KiB costs at present; 0: nothing
-	paid atomic.Int64 // unix nanoseconds up to which the writes so far have used up the time
+	pace    atomic.Int64 // nanoseconds that a KiB costs at present; 0: nothing
+	paid    atomic.Int64 // unix nanoseconds up to which the writes so far have used up the time
+	waitMax atomic.Int64 // nanoseconds that a commit waits at most, unless it is large
+
+	merged  atomic.Int64 // versions that the merge under way has got through
+	pressed atomic.Int64 // unix nanoseconds when it last changed the pace
 
 	// Guarded by Engine.mu.
-	perKiB int64     // nanoseconds that checkpoints took for a KiB lately; 0: not known yet
-	began  time.Time // of the checkpoint under way; zero without one
-	taking int64     // bytes of memtables that it takes in
+	took     float64   // nanoseconds that merges took, and
+	tookIn   float64   // KiB that they took in, both with the later ones weighing more
+	began    time.Time // of the merge under way; zero without one
+	taking   int64     // bytes of memtables that it takes in
+	versions int64     // in those
 }
 
 const (
-	// paceUnknown is the pace at which memory is nearly full while no checkpoint has told how long it takes: 10 MB/s.
-	paceUnknown = 100 * time.Microsecond
+	// slack is the part of the memory for frozen generations that may be used before writers wait; then a checkpoint is under way in any case.
+	slack = 5.0 / 16
+	// paceBand is how much further the backlog goes until writers are no faster than merges.
+	paceBand = 1.0 / 16
+	// paceUnknown is the pace there while no merge has told how long it takes: 10 MB/s.
+	paceUnknown = float64(100 * time.Microsecond)
 	// paceMax keeps the arithmetic in range.
-	paceMax = int64(time.Second)
-	// paceWaitMax bounds what one commit waits for the pace.
-	paceWaitMax = 50 * time.Millisecond
+	paceMax = float64(time.Second)
+	// A commit waits at most for paceWaitMax while a paceRoomy part of memory is free, and up to paceWaitLast where none is. Both are
+	// for paceWaitBytes; larger commits wait in proportion, up to paceWaitLarge.
+	paceWaitMax   = 50 * time.Millisecond
+	paceWaitLast  = 2 * time.Second
+	paceWaitLarge = 5 * time.Second
+	paceWaitBytes = 64 << 10
+	paceRoomy     = 3.0 / 16
 	// paceWaitMin is the least that is waited for: less stays on the account, since a timer would take longer.
 	paceWaitMin = 500 * time.Microsecond
 	// nodeBytes is about what a version takes in a memtable beside key and value.
 	nodeBytes = 64
-	// measuredMin is how much a checkpoint must take in for its time to tell anything.
+	// measuredMin is how much a merge must take in for its time to tell anything.
 	measuredMin = 256 << 10
+	// pressEvery is how often a merge's progress changes the pace.
+	pressEvery = 20 * time.Millisecond
 )
 
-// beginLocked notes that a checkpoint takes in so many bytes.
-func (f *flow) beginLocked(bytes int64, now time.Time) { f.began, f.taking = now, bytes }
+// beginLocked notes that a merge takes in so many bytes, in so many versions.
+func (f *flow) beginLocked(bytes, versions int64, now time.Time) {
+	f.began, f.taking, f.versions = now, bytes, versions
+	f.merged.Store(0)
+}
 
-// endLocked notes that it is through, or that it failed.
-func (f *flow) endLocked(done bool, now time.Time) {
-	if done && f.taking >= measuredMin {
-		last := int64(now.Sub(f.began)) * 1024 / f.taking
-		if f.perKiB == 0 {
-			f.perKiB = last
-		}
-		f.perKiB = (f.perKiB + last) / 2
+// endLocked notes that it is through. Its time tells nothing if it failed, or had a bulk load to take in, too.
+func (f *flow) endLocked(telling bool, now time.Time) {
+	if telling && f.taking >= measuredMin {
+		f.took, f.tookIn = f.took/2+float64(now.Sub(f.began)), f.tookIn/2+float64(f.taking)/1024
 	}
 	f.began = time.Time{}
 }
 
-// pressLocked sets the pace for so much memory in use of a limit. Below half of it nobody waits.
-func (f *flow) pressLocked(used, limit int64, now time.Time) {
-	free := max(limit-used, limit/256, 1024)
-	switch {
-	case used < limit/2:
-		f.pace.Store(0)
-	case f.perKiB == 0:
-		f.pace.Store((used - limit/2) * int64(paceUnknown) / max(limit/2, 1))
-	case f.began.IsZero(): // one is about to begin, and will take what there is
-		f.pace.Store(min(f.perKiB*(used/1024)/(free/1024), paceMax))
-	default:
-		elapsed := int64(now.Sub(f.began))
-		left := max(f.perKiB*(f.taking/1024)-elapsed, elapsed/4) // late already: by a quarter more, then
-		f.pace.Store(min(left/(free/1024), paceMax))
+// perKiB is the nanoseconds that merges took for a KiB lately.
+func (f *flow) perKiB() float64 {
+	if f.tookIn == 0 {
+		return paceUnknown
 	}
+	return f.took / f.tookIn
+}
+
+// pressLocked sets the pace for so much memory in use of a limit.
+func (f *flow) pressLocked(used, limit int64, now time.Time) {
+	done, left := f.progress(now)
+	backlog := float64(used) - done*float64(f.taking)
+	over := min(backlog/float64(limit), 1) - slack
+	if over <= 0 {
+		f.pace.Store(0)
+		return
+	}
+	free := float64(max(limit-used, limit/256, 1024))
+	f.waitMax.Store(int64(paceWaitMax) + int64(float64(paceWaitLast-paceWaitMax)*max(0, 1-free/float64(limit)/paceRoomy)))
+	f.pace.Store(int64(min(max(f.perKiB()*over/paceBand, left/(free/1024)), paceMax)))
+}
+
+// progress is the share of its work that the merge under way has done, and how many nanoseconds the rest will take, by what it did so far
+// and by those before; zeros without one. Once all versions are merged there is the rest of the pages to write, and two syncs.
+func (f *flow) progress(now time.Time) (done, left float64) {
+	if f.began.IsZero() {
+		return 0, 0
+	}
+	elapsed := float64(now.Sub(f.began))
+	done = min(float64(f.merged.Load())/float64(max(f.versions, 1)), 1)
+	before := max(f.perKiB()*float64(f.taking)/1024-elapsed, 0)
+	left = (1 - done) * before
+	if done > 0 {
+		left += elapsed * (1 - done) // done × what it would take at the speed so far: elapsed × (1-done)/done
+	}
+	return done, max(left, elapsed/16)
 }
 
 // owed charges a write to the account, and says how long its writer should wait.
@@ -76,10 +117,11 @@ func (f *flow) owed(bytes int64, now int64) time.Duration {
 	if pace == 0 {
 		return 0
 	}
+	most := min(f.waitMax.Load()*max(bytes, paceWaitBytes)/paceWaitBytes, int64(paceWaitLarge))
 	for {
 		paid := f.paid.Load()
-		due := max(paid, now-int64(paceWaitMin)) + min(pace*bytes/1024, int64(paceWaitMax))
-		due = min(due, now+int64(paceWaitMax))
+		due := max(paid, now-int64(paceWaitMin)) + min(pace*bytes/1024, most)
+		due = min(due, now+most)
 		if f.paid.CompareAndSwap(paid, due) {
 			if wait := time.Duration(due - now); wait >= paceWaitMin {
 				return wait
@@ -89,37 +131,74 @@ func (f *flow) owed(bytes int64, now int64) time.Duration {
 	}
 }
 
-// Owed is how long a writer should wait after a commit of so many operations and bytes, outside all locks, because checkpoints fall behind.
-func (e *Engine) Owed(operations, bytes int) time.Duration {
-	if e.flow.pace.Load() == 0 {
-		return 0
+// Pay lets a writer wait after a commit of so many operations and bytes, if checkpoints fall behind. He holds nothing meanwhile. When the pace
+// gets better, so does what is left of his wait.
+func (e *Engine) Pay(operations, bytes int) {
+	if !e.behind() {
+		return
 	}
-	return e.flow.owed(int64(bytes+nodeBytes*operations), time.Now().UnixNano())
+	pace := e.flow.pace.Load()
+	for wait := e.flow.owed(int64(bytes+nodeBytes*operations), time.Now().UnixNano()); wait > 0; {
+		step := min(wait, paceWaitMax)
+		time.Sleep(step)
+		if wait -= step; !e.merging.Load() {
+			return // nothing is under way that it would be worth waiting for
+		}
+		if now := e.flow.pace.Load(); now < pace {
+			wait, pace = time.Duration(float64(wait)*float64(now)/float64(pace)), now
+		}
+	}
 }
 
 // Pace is what each KiB costs the writers at present.
 func (e *Engine) Pace() time.Duration { return time.Duration(e.flow.pace.Load()) }
 
-// pressLocked is called whenever there is more memory in use, or less.
-func (e *Engine) pressLocked(v *view) {
-	e.flow.pressLocked(e.frozenBytesOf(v), e.frozenBytes.Load(), time.Now())
+// behind reports whether writers wait for checkpoints, which then do nothing but what makes room.
+func (e *Engine) behind() bool { return e.flow.pace.Load() > 0 }
+
+// checkpointAt is how many bytes in frozen generations start a checkpoint: before anybody waits.
+func (e *Engine) checkpointAt() int64 {
+	return min(e.options.CheckpointBytes, int64(slack*float64(e.frozenBytes.Load())))
 }
 
-// flowBegins and flowEnds enclose a merge.
+// pressLocked is called whenever there is more memory in use, or less.
+func (e *Engine) pressLocked(v *view, now time.Time) {
+	e.flow.pressLocked(e.frozenBytesOf(v), e.frozenBytes.Load(), now)
+}
+
+// flowBegins and flowEnds enclose a merge in the background.
 func (e *Engine) flowBegins(job *mergeJob) {
-	bytes := int64(0)
+	bytes, versions := int64(0), int64(0)
 	for _, g := range job.frozen {
 		bytes += int64(g.mem.Bytes())
+		versions += int64(g.mem.Versions())
+	}
+	now := time.Now()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.flow.beginLocked(bytes, versions, now)
+	e.pressLocked(e.view.Load(), now)
+}
+
+// flowGoesOn notes that the merge under way has got through so many versions.
+func (e *Engine) flowGoesOn(versions int) {
+	f := &e.flow
+	f.merged.Add(int64(versions))
+	now := time.Now()
+	last := f.pressed.Load()
+	if now.UnixNano()-last < int64(pressEvery) || !f.pressed.CompareAndSwap(last, now.UnixNano()) {
+		return
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.flow.beginLocked(bytes, time.Now())
-	e.pressLocked(e.view.Load())
+	e.pressLocked(e.view.Load(), now)
 }
 
-func (e *Engine) flowEnds(err error) {
+// flowEnds is told whether the time it took tells about merges to come.
+func (e *Engine) flowEnds(telling bool) {
+	now := time.Now()
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.flow.endLocked(err == nil, time.Now())
-	e.pressLocked(e.view.Load())
+	e.flow.endLocked(telling, now)
+	e.pressLocked(e.view.Load(), now)
 }

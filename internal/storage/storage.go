@@ -27,8 +27,8 @@ type Options struct {
 	SerialAppend    bool  // one mutex over append and insert: the benchmark's baseline
 	CrowdedAt       int   // versions of a key at whose multiples a writer hears of it; 64
 
-	CheckpointBytes   int64         // frozen memtables that start a checkpoint; derived
-	CheckpointWorkers int           // goroutines that merge; half the processors
+	CheckpointBytes   int64         // frozen memtables that start a checkpoint, if writers do not wait before; 64 MiB
+	CheckpointWorkers int           // goroutines that merge; half the processors, all while writers wait
 	StallMax          time.Duration // how long a write waits for memory before it is refused; 10 s
 
 	OnReplay func(ReplayProgress) // hears every few seconds how far the replay of a long log is; may be nil

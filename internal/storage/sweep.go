@@ -110,7 +110,7 @@ func (e *Engine) findGarbage(h *Horizon) *btree.Garbage {
 		e.readStaleShare(v.root)
 	}
 	s.observe(h.Live)
-	if s.idle(h.Live) || e.Pace() > 0 {
+	if s.idle(h.Live) || e.behind() {
 		return nil
 	}
 	if s.next.Key == nil {

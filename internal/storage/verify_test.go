@@ -199,7 +199,7 @@ func TestVerifyHoldsNobodyUp(t *testing.T) {
 		b.checkpoint()
 	}
 	b.engine.Reclaim()
-	if n := b.engine.retiredBytes.Load(); n != 0 {
+	if n := b.engine.retired.bytes.Load(); n != 0 {
 		t.Errorf("%d bytes of memtables wait for a verification", n)
 	}
 	pending := b.engine.pager.Stats().Pending

@@ -56,9 +56,10 @@ func (s *SliceInput) Err() error { return nil }
 
 // peeker is an Input with its next entry in sight.
 type peeker struct {
-	in    Input
-	entry Entry
-	ok    bool
+	in     Input
+	entry  Entry
+	ok     bool
+	passed int // calls of next that found one
 }
 
 // seek makes the first entry at or behind s the current one.
@@ -78,7 +79,11 @@ func (p *peeker) skip(bound *page.Separator) {
 	}
 }
 
-func (p *peeker) next() { p.ok = p.in.Next(&p.entry) }
+func (p *peeker) next() {
+	if p.ok = p.in.Next(&p.entry); p.ok {
+		p.passed++
+	}
+}
 
 // before reports whether there is an entry in front of bound.
 func (p *peeker) before(bound *page.Separator) bool {

@@ -53,6 +53,8 @@ type MergeInput struct {
 	Relocate Relocation
 	// Sweep names leaves to be rewritten though no input falls on them, for what they can be rid of; may be nil.
 	Sweep *Garbage
+	// Progress, if set, is told after each part how many entries of the input it took in, or passed. Workers call it concurrently.
+	Progress func(entries int)
 	// Invoke, if set, sees every entry of the input with the newest version that the tree has of its key, and returns the entry
 	// to take in its place, under the same key and a trailer of kind KindNone for none. Workers call it concurrently.
 	Invoke func(e Entry, old Version, found bool) Entry
@@ -195,6 +197,10 @@ func (m *merge) workParts(ctx context.Context) error {
 		}
 		if err := m.ordered.commit(p, w); err != nil {
 			return err
+		}
+		if m.Progress != nil {
+			m.Progress(w.in.passed)
+			w.in.passed = 0
 		}
 	}
 }

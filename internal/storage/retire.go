@@ -1,0 +1,67 @@
+package storage
+
+import (
+	"sync"
+	"sync/atomic"
+)
+
+// retired is what checkpoints have made superfluous: memtables, and pages of the tree. It goes when the readers of the views before have moved
+// on, which a merge that is under way need not end for: it has a lock of its own.
+type retired struct {
+	bytes atomic.Int64 // of the memtables
+
+	mu   sync.Mutex // taken before Engine.mu
+	list []retirement
+}
+
+// retirement is what one checkpoint made superfluous.
+type retirement struct {
+	tick        uint64
+	checkpoint  uint64
+	generations []*generation
+	bytes       int64 // of their tables then: a writer that comes too late may still make one grow
+}
+
+// retire leaves what checkpoint number merged, and the pages that it freed, to Reclaim. No new reader finds them any more.
+func (e *Engine) retire(number uint64, merged []*generation) {
+	r := retirement{checkpoint: number, generations: merged}
+	for _, g := range merged {
+		r.bytes += int64(g.mem.Bytes())
+	}
+	e.retired.mu.Lock()
+	e.retired.bytes.Add(r.bytes)
+	r.tick = e.registry.Retire()
+	e.retired.list = append(e.retired.list, r)
+	e.retired.mu.Unlock()
+	e.Reclaim()
+}
+
+// Reclaim frees the memtables and releases the pages that no reader can reach any more, and lets those go on who wait for memory.
+func (e *Engine) Reclaim() {
+	old := &e.retired
+	old.mu.Lock()
+	defer old.mu.Unlock()
+	if len(old.list) == 0 {
+		return
+	}
+	oldest := e.registry.OldestTick()
+	for len(old.list) > 0 && old.list[0].tick < oldest {
+		r := old.list[0]
+		old.list = old.list[1:]
+		e.pins.release(e.pager, r.checkpoint)
+		old.bytes.Add(-r.bytes)
+		for _, g := range r.generations {
+			e.keepOrFree(g.mem)
+		}
+	}
+	e.roomMade()
+}
+
+// free frees all memtables; nobody reads any more.
+func (r *retired) free(e *Engine) {
+	for _, old := range r.list {
+		for _, g := range old.generations {
+			e.freed(g.mem.Free())
+		}
+	}
+}
