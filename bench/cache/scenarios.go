@@ -16,7 +16,7 @@ const (
 
 // Scenarios lists them in the order in which they run.
 func Scenarios() []harness.Scenario {
-	return []harness.Scenario{ratios(), phaseChange()}
+	return []harness.Scenario{hitCost(), ratios(), phaseChange()}
 }
 
 // ratioTraces are the traces that figures ask for, and the axis of the scenario; the test runs all of them.

@@ -186,7 +186,6 @@ func BenchmarkTreeGet(b *testing.B) {
 }
 
 func (t *tree) gets(b *testing.B, threads int, get func([]byte) bool) {
-	defer cpuPer(b)()
 	var wg sync.WaitGroup
 	for g := range threads {
 		wg.Go(func() {

@@ -15,15 +15,25 @@ type Slot struct {
 	tick  atomic.Uint64 // tick at Enter, zero when outside an operation
 	epoch atomic.Uint64 // snapshot epoch, zero without a snapshot
 	reg   *Registry
-	place int // in the registry
-	depth int // nested Enters, touched by the owner alone
-	_     [cacheLinePair - 5*8]byte
+	place int  // in the registry
+	depth int  // nested Enters, touched by the owner alone
+	bare  bool // stores need no fence: collectors fence (Registry.fence)
+	_     [cacheLinePair - 6*8]byte
 }
 
 // Enter protects every shared object reached from now until Leave. Calls nest.
 func (s *Slot) Enter() {
 	if s.depth++; s.depth == 1 {
-		s.tick.Store(s.reg.tick.Load())
+		s.store(&s.tick, s.reg.tick.Load())
+	}
+}
+
+// store writes a word that collectors must see if they do not see what its owner loads next.
+func (s *Slot) store(w *atomic.Uint64, v uint64) {
+	if s.bare {
+		storeWord(w, v)
+	} else {
+		w.Store(v)
 	}
 }
 
@@ -41,7 +51,7 @@ func (s *Slot) Entered() bool { return s.depth > 0 }
 func (s *Slot) Snapshot() keys.Epoch {
 	for {
 		e := s.reg.visible.Load()
-		s.epoch.Store(max(e, 1)) // epoch 0 would read as "no snapshot"; before the first commit both see nothing
+		s.store(&s.epoch, max(e, 1)) // epoch 0 would read as "no snapshot"; before the first commit both see nothing
 		if e >= s.reg.frontier.Load() {
 			return keys.Epoch(e)
 		}

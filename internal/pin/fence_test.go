@@ -1,0 +1,80 @@
+package pin
+
+import (
+	"runtime"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// TestReaderWhoseStoreIsLateIsSeen: a processor may keep the store of a tick to itself while its reader has gone on to the pointer. The reader here
+// makes that likely, with stores to memory that is far away in front of it, and looks at the object a while later. What it reached must not
+// have been reused by then.
+func TestReaderWhoseStoreIsLateIsSeen(t *testing.T) {
+	if runtime.GOMAXPROCS(0) < 2 {
+		t.Skip("one processor sees its own stores in order")
+	}
+	const objects, far = 1 << 10, 64 << 20
+	r, _ := newTestRegistry(1)
+	s := r.Slot()
+	defer s.Free()
+	var current atomic.Uint64
+	var gone [objects]atomic.Uint64 // the round in which the object was reused last
+	var stop atomic.Bool
+	broken := make(chan uint64, 1)
+	go func() {
+		defer close(broken)
+		away := make([]byte, far)
+		at := uint64(1)
+		for !stop.Load() {
+			for range 8 {
+				at = at*6364136223846793005 + 1442695040888963407
+				away[at>>38&(far-1)]++
+			}
+			s.Enter()
+			i := current.Load()
+			before := gone[i%objects].Load()
+			for range 4 {
+				if now := gone[i%objects].Load(); now == i+1 || before == i+1 {
+					broken <- i
+					s.Leave()
+					return
+				}
+			}
+			s.Leave()
+		}
+	}()
+	rounds := uint64(0)
+	for end := time.Now().Add(500 * time.Millisecond); time.Now().Before(end); rounds++ {
+		old := current.Load()
+		current.Store(old + 1)
+		for tick := r.Retire(); !r.Quiesced(tick); {
+		}
+		gone[old%objects].Store(old + 1)
+	}
+	stop.Store(true)
+	if i, bad := <-broken; bad {
+		t.Fatalf("object %d was reused under its reader", i)
+	}
+	t.Logf("%d objects reused", rounds)
+}
+
+// TestEveryRetirementIsFencedOnce: and not every look at the slots.
+func TestEveryRetirementIsFencedOnce(t *testing.T) {
+	r, v := newTestRegistry(1)
+	if !r.bare {
+		t.Skip("readers fence for themselves here")
+	}
+	tick := r.Retire()
+	if r.fenced.Load() > tick {
+		t.Fatal("fenced before anybody looked")
+	}
+	r.OldestTick()
+	if r.fenced.Load() != tick+1 {
+		t.Fatalf("fenced up to %d behind retirement %d", r.fenced.Load(), tick)
+	}
+	v.Store(2)
+	if s := NewScannedRegistry(v).Slot(); s.bare {
+		t.Fatal("a reader of a registry that is scanned all the time does not fence")
+	}
+}
