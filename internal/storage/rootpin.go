@@ -10,7 +10,8 @@ import (
 // rootPins keeps the pages of old roots for readers that stay for minutes, such as a check. A slot's protection would do it, too,
 // but while a reader is inside a slot no memtable is freed either, and writers would soon wait for memory.
 //
-// Invariant: the pager has been told to release pages through checkpoint n only if n is not past any pinned checkpoint.
+// Invariant: the pager has been told to release pages through checkpoint n only if n is not past any pinned checkpoint. What no pinned state
+// reaches, because it was written after the last pin, goes nevertheless (pager.ReleaseYoung).
 type rootPins struct {
 	mu     sync.Mutex
 	pinned map[uint64]int // by checkpoint: how many
@@ -53,4 +54,5 @@ func (r *rootPins) releaseLocked(p *pager.Pager) {
 		through = min(through, n)
 	}
 	p.ReleaseThrough(through)
+	p.ReleaseYoung(r.wanted)
 }

@@ -202,7 +202,10 @@ func TestVerifyHoldsNobodyUp(t *testing.T) {
 	if n := b.engine.retired.bytes.Load(); n != 0 {
 		t.Errorf("%d bytes of memtables wait for a verification", n)
 	}
-	pending := b.engine.pager.Stats().Pending
+	pending, live := b.engine.pager.Stats().Pending, b.engine.pager.Stats().Live
+	if pending > live*5/2 { // the state's own pages, and what the last checkpoint freed
+		t.Errorf("%d pages are kept for a state of about %d", pending, live)
+	}
 	close(goOn)
 	out := <-done
 	if out.err != nil || !out.report.OK() || !out.report.Accounted || out.report.Checkpoint != pinned {

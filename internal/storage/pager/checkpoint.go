@@ -272,7 +272,7 @@ func (ck *Checkpoint) publish(next *superblock, allocation *Vector) {
 	p.base.Store(next)
 	p.allocation = allocation
 	p.space.dirtyWords = bitset.Set{}
-	p.space.pending = append(p.space.pending, pendingPages{ck.number, ck.deadened})
+	p.space.settle(ck.number, ck.deadened)
 	for _, f := range ck.onCommit {
 		f()
 	}

@@ -39,6 +39,7 @@ type Pager struct {
 	base     atomic.Pointer[superblock]  // the newest durable state
 	building atomic.Uint64               // newest checkpoint number that a page in the file may carry
 	released atomic.Uint64               // argument of the largest ReleaseThrough
+	young    atomic.Uint64               // and of the largest ReleaseYoung
 	failure  atomic.Pointer[error]       // what stopped the pager
 	fileSize atomic.Int64                // bytes, written under growMu or by who holds open
 	open     atomic.Bool                 // a checkpoint, or Shrink, is under way
@@ -257,10 +258,16 @@ func (p *Pager) failed(err error) error {
 
 // ReleaseThrough says that no reader is left that holds a root older than checkpoint n, so that what checkpoints through n freed may be
 // used again. It takes effect with the next Begin or Shrink.
-func (p *Pager) ReleaseThrough(n uint64) {
+func (p *Pager) ReleaseThrough(n uint64) { raise(&p.released, n) }
+
+// ReleaseYoung says the same but for frozen states, which may be older: what became live since the last Freeze, and checkpoints through n
+// freed, may be used again.
+func (p *Pager) ReleaseYoung(n uint64) { raise(&p.young, n) }
+
+func raise(w *atomic.Uint64, n uint64) {
 	for {
-		old := p.released.Load()
-		if n <= old || p.released.CompareAndSwap(old, n) {
+		old := w.Load()
+		if n <= old || w.CompareAndSwap(old, n) {
 			return
 		}
 	}
@@ -269,6 +276,6 @@ func (p *Pager) ReleaseThrough(n uint64) {
 // applyReleases frees what may be freed. Only durable checkpoints have pending pages.
 func (p *Pager) applyReleases() uint64 {
 	n := p.released.Load()
-	p.space.release(n, p.onFree)
+	p.space.release(n, p.young.Load(), p.onFree)
 	return n
 }

@@ -19,12 +19,14 @@ const runPreferred = 8
 
 // space knows which pages are live, pending, taken and free. It does no I/O.
 //
-// Invariant: busy is the disjoint union of live, pending, taken, and the superblocks (which count as live).
+// Invariant: busy is the disjoint union of live, pending, passing, taken, and the superblocks (which count as live); young is part of live.
 type space struct {
 	busy    bitset.Set
 	live    bitset.Set
 	taken   bitset.Set
+	young   bitset.Set     // live since the last Freeze: no frozen state reaches them
 	pending []pendingPages // ascending by checkpoint
+	passing []pendingPages // those that were young: they wait for readers of older roots, and not for frozen states
 
 	// from[n] is a lower bound for searches: no free run of n pages begins below it, the last standing for all longer ones. Bounds
 	// only move up between two releases, so that the searches of one checkpoint walk the bitmap once for each length.
@@ -156,6 +158,7 @@ func (s *space) enliven(id page.ID) error {
 	if !s.taken.Remove(i) || !s.live.Add(i) {
 		return fmt.Errorf("page %d becomes live without having been taken", id)
 	}
+	s.young.Add(i)
 	s.dirtyWords.Add(i / 64)
 	return nil
 }
@@ -177,16 +180,37 @@ func (s *space) revive(id page.ID) {
 }
 
 func (s *space) drop(id page.ID) {
+	s.young.Remove(int(id))
 	if s.live.Remove(int(id)) {
 		s.dirtyWords.Add(int(id) / 64)
 	}
 	s.free(int(id))
 }
 
-// release frees what checkpoints through n freed, and calls each for every page.
-func (s *space) release(n uint64, each func(page.ID)) {
+// settle lets the pages that a checkpoint freed wait for those who may still read them.
+func (s *space) settle(checkpoint uint64, freed []page.ID) {
+	old, young := pendingPages{checkpoint: checkpoint}, pendingPages{checkpoint: checkpoint}
+	for _, id := range freed {
+		if s.young.Remove(int(id)) {
+			young.pages = append(young.pages, id)
+		} else {
+			old.pages = append(old.pages, id)
+		}
+	}
+	s.pending, s.passing = append(s.pending, old), append(s.passing, young)
+}
+
+// release frees what checkpoints through n freed, and those of the young pages that checkpoints through young freed, and calls each for every page.
+func (s *space) release(n, young uint64, each func(page.ID)) {
+	s.pending = s.releaseFrom(s.pending, n, each)
+	s.passing = s.releaseFrom(s.passing, max(n, young), each)
+	s.busy.Trim()
+	s.live.Trim()
+}
+
+func (s *space) releaseFrom(list []pendingPages, n uint64, each func(page.ID)) []pendingPages {
 	done := 0
-	for _, p := range s.pending {
+	for _, p := range list {
 		if p.checkpoint > n {
 			break
 		}
@@ -198,15 +222,14 @@ func (s *space) release(n uint64, each func(page.ID)) {
 		}
 		done++
 	}
-	s.pending = append(s.pending[:0], s.pending[done:]...)
-	s.busy.Trim()
-	s.live.Trim()
+	return append(list[:0], list[done:]...)
 }
 
-func (s *space) pendingCount() int {
-	n := 0
-	for _, p := range s.pending {
-		n += len(p.pages)
+func (s *space) pendingCount() (n int) {
+	for _, list := range [][]pendingPages{s.pending, s.passing} {
+		for _, p := range list {
+			n += len(p.pages)
+		}
 	}
 	return n
 }
@@ -214,16 +237,21 @@ func (s *space) pendingCount() int {
 // audit checks the invariant.
 func (s *space) audit() error {
 	var pending bitset.Set
-	for _, p := range s.pending {
-		for _, id := range p.pages {
-			if !pending.Add(int(id)) {
-				return fmt.Errorf("page %d is pending twice", id)
+	for _, list := range [][]pendingPages{s.pending, s.passing} {
+		for _, p := range list {
+			for _, id := range p.pages {
+				if !pending.Add(int(id)) {
+					return fmt.Errorf("page %d is pending twice", id)
+				}
 			}
 		}
 	}
-	n := max(s.busy.Len(), s.live.Len(), s.taken.Len(), pending.Len()) / 64
+	n := max(s.busy.Len(), s.live.Len(), s.taken.Len(), s.young.Len(), pending.Len()) / 64
 	for i := range n {
 		b, l, t, p := s.busy.Word(i), s.live.Word(i), s.taken.Word(i), pending.Word(i)
+		if dead := s.young.Word(i) &^ l; dead != 0 {
+			return fmt.Errorf("pages %d.. are young and not live: %#x", i*64, dead)
+		}
 		if l&t|l&p|t&p != 0 {
 			return fmt.Errorf("pages %d.. are in two sets: live %#x, taken %#x, pending %#x", i*64, l, t, p)
 		}
