@@ -37,9 +37,21 @@ func (w *Write) Delete(key []byte) { w.Batch.Delete(keys.SpaceUser, key) }
 //
 // Errors change nothing: *LimitError, ErrEmptyKey, ErrEmptyBatch, *batch.DuplicateKeyError for bad input,
 // *PreconditionError, *ConflictError, ErrMemoryFull, vfs.ErrNoSpace, ErrFailed, ErrClosed.
-func (x *Session) Commit(w *Write) (keys.Epoch, error) { return x.commitAt(w, 0) }
+func (x *Session) Commit(w *Write) (keys.Epoch, error) {
+	epoch, err := x.commitAt(w, 0)
+	x.pay(w, err)
+	return epoch, err
+}
 
-// commitAt is Commit for a transaction with a snapshot.
+// pay slows a writer down for what it wrote, while checkpoints fall behind. It holds nothing meanwhile: a snapshot would keep versions that
+// checkpoints could drop.
+func (x *Session) pay(w *Write, err error) {
+	if err == nil {
+		x.store.engine.Pay(&x.writer, w.Batch.Count(), w.Batch.Size())
+	}
+}
+
+// commitAt is Commit for a transaction with a snapshot. Its caller pays.
 func (x *Session) commitAt(w *Write, at keys.Epoch) (keys.Epoch, error) {
 	body, err := x.prepare(w)
 	if err != nil {
@@ -55,9 +67,6 @@ func (x *Session) commitAt(w *Write, at keys.Epoch) (keys.Epoch, error) {
 	epoch, err := x.commitLatched(w, body, at)
 	x.unlock()
 	x.finish()
-	if err == nil {
-		s.engine.Pay(w.Batch.Count(), len(body))
-	}
 	return epoch, x.reveal(err)
 }
 

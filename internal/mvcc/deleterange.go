@@ -39,6 +39,7 @@ func (x *Session) DeleteRange(o RangeDelete) (RangeDeleted, error) {
 	for range rangeAttempts {
 		out, err := x.deleteRangeOnce(o)
 		if !errors.As(err, &conflict) {
+			x.pay(&x.ranged.write, err)
 			return out, x.reveal(err)
 		}
 	}
@@ -69,7 +70,7 @@ func (x *Session) deleteRangeOnce(o RangeDelete) (RangeDeleted, error) {
 		return out, x.checkOnly(w, reads)
 	}
 	w.reads = reads
-	out.Epoch, err = x.Commit(w)
+	out.Epoch, err = x.commitAt(w, 0)
 	return out, err
 }
 

@@ -127,7 +127,7 @@ func (op *Invoke) number(old []byte, found bool) (n int64, reason string) {
 func (x *Session) InvokeAll(ops []Invoke, conditions []Condition, d Durability, out []Invoked) (epoch, await keys.Epoch, err error) {
 	epoch, await, err = x.invokeLatched(ops, conditions, d, out)
 	if epoch != 0 {
-		x.store.engine.Pay(x.ranged.write.Batch.Count(), x.ranged.write.Batch.Size())
+		x.pay(&x.ranged.write, err)
 	}
 	return epoch, await, x.reveal(err)
 }

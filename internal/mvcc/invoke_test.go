@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"strconv"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -219,23 +220,30 @@ func TestRefusedInvocationTellsTheEpochOfWhatItFound(t *testing.T) {
 	}
 }
 
-// TestInvocationsArePacedToo: while checkpoints fall behind, whoever writes waits for what he writes, in whatever way he does.
-func TestInvocationsArePacedToo(t *testing.T) {
+// pacedStore is a store in which a KiB costs at least pace, because checkpoints meet a full disk.
+func pacedStore(t *testing.T, pace time.Duration) (*Store, *Session) {
+	t.Helper()
 	fs := vfs.NewFaulty(vfs.NewMem())
 	o := tiny(fs)
 	o.Storage.MemoryBytes = 16 << 20
 	s := mustOpen(t, o)
 	x := mustSession(t, s)
-	defer x.Close()
+	t.Cleanup(x.Close)
 	full := fs.Inject(vfs.Rule{Op: vfs.OpWrite | vfs.OpPreallocate, Name: "data.ekv", Err: syscall.ENOSPC})
-	defer full.Remove()
-	const pace = 20 * time.Microsecond
+	t.Cleanup(full.Remove)
 	value := strings.Repeat("v", 10_000)
 	for i := 0; s.engine.Pace() < pace; i++ {
 		if _, err := put(x, fmt.Sprintf("k%d", i), value, DurabilityAsync); err != nil {
 			t.Fatalf("put %d: %v", i, err)
 		}
 	}
+	return s, x
+}
+
+// TestInvocationsArePacedToo: while checkpoints fall behind, whoever writes waits for what he writes, in whatever way he does.
+func TestInvocationsArePacedToo(t *testing.T) {
+	const pace = 20 * time.Microsecond
+	s, x := pacedStore(t, pace)
 	op := Invoke{Kind: InvokeGetAndSet, Key: []byte("k"), Operand: make([]byte, 400_000)}
 	fastest := time.Hour
 	for range 5 {
@@ -247,5 +255,49 @@ func TestInvocationsArePacedToo(t *testing.T) {
 	}
 	if fastest < 400*pace*3/4 {
 		t.Errorf("400 KB took %v at %v a KiB", fastest, s.engine.Pace())
+	}
+}
+
+// TestWhoPaysHoldsNoSnapshot: a transaction and a range delete that wait because checkpoints fall behind do not keep the versions that these could drop.
+func TestWhoPaysHoldsNoSnapshot(t *testing.T) {
+	s, x := pacedStore(t, 50*time.Microsecond)
+	for name, write := range map[string]func() error{
+		"transaction": func() error {
+			tx, err := x.Begin(TxnOptions{Durability: DurabilityAsync})
+			if err == nil {
+				err = tx.Set([]byte("k"), make([]byte, 400_000))
+			}
+			if err == nil {
+				_, err = tx.Commit()
+			}
+			return err
+		},
+		"range delete": func() error {
+			_, err := x.DeleteRange(RangeDelete{Lower: []byte("k1"), Upper: []byte("l"), Durability: DurabilityAsync})
+			return err
+		},
+	} {
+		before, held := s.Visible(), false
+		done := make(chan error)
+		go func() { done <- write() }()
+		for s.Visible() == before {
+			runtime.Gosched()
+		}
+		time.Sleep(time.Millisecond)
+		for paying := true; paying; {
+			select {
+			case err := <-done:
+				if err != nil {
+					t.Fatal(err)
+				}
+				paying = false
+			default:
+				held = held || x.slot.Epoch() != 0
+				time.Sleep(100 * time.Microsecond)
+			}
+		}
+		if held {
+			t.Errorf("a %s that waits holds its snapshot", name)
+		}
 	}
 }

@@ -205,7 +205,10 @@ func (t *Txn) Commit() (keys.Epoch, error) {
 		w.reads = &t.reads
 	}
 	t.own.fill(&w.Batch)
-	return t.session.commitAt(w, t.at)
+	epoch, err := t.session.commitAt(w, t.at)
+	t.Rollback()
+	t.session.pay(w, err)
+	return epoch, err
 }
 
 // Rollback ends the transaction without a trace. Without one it does nothing.

@@ -20,14 +20,23 @@ var canFence = membarrier(membarrierRegisterExpedited) == nil
 // fenceReaders makes every thread of the process execute a full barrier: what a reader has stored before a load that is over is seen from
 // here on, and what it loads later sees what was stored before. It took 0.2 to 0.5 us on two processors.
 func fenceReaders() {
-	if err := membarrier(membarrierExpedited); err != nil {
-		// The process has registered, so it cannot fail; going on could give memory away that is being read.
-		panic(fmt.Sprintf("pin: membarrier: %v", err))
+	for try := 0; ; try++ {
+		err := membarrier(membarrierExpedited)
+		if err == nil {
+			return
+		}
+		if try == fenceTries {
+			panic(fmt.Sprintf("pin: membarrier: %v", err)) // going on could give memory away that is being read
+		}
+		_ = membarrier(membarrierRegisterExpedited) // a process that was frozen and brought back may have to
 	}
 }
 
+// fenceTries bounds how often a fence is tried again: the kernel may be short of memory for a moment.
+const fenceTries = 3
+
 func membarrier(command uintptr) error {
-	if _, _, errno := unix.RawSyscall(unix.SYS_MEMBARRIER, command, 0, 0); errno != 0 {
+	if _, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, command, 0, 0); errno != 0 {
 		return errno
 	}
 	return nil

@@ -62,8 +62,8 @@ func (e *Engine) checkpoint(ctx context.Context, h *Horizon) (left int, err erro
 		err = fmt.Errorf("checkpoint: %w", e.damage(err, btree.Root{}, nil))
 		if errors.Is(err, vfs.ErrNoSpace) || errors.Is(err, ErrDamaged) {
 			e.blocked.Store(&err)
-			e.roomMade() // there is none, as those who wait for it are to hear
 		}
+		e.roomMade() // who waits for room is to hear that there is none
 		return 0, err
 	}
 	e.blocked.Store(nil)
@@ -130,9 +130,12 @@ func (e *Engine) merge(ctx context.Context, job mergeJob) error {
 	}
 	e.flowBegins(&job)
 	number, result, err := e.mergeTree(ctx, v.root, &job, cut)
-	e.flowEnds(err == nil && job.load == nil)
 	if err != nil {
+		e.flowFails()
 		return err
+	}
+	if job.load == nil {
+		e.flowMeasured()
 	}
 	e.readStaleShare(result.Root)
 	e.warm(result.Freed, result.Root)
@@ -147,6 +150,7 @@ func (e *Engine) mergeTree(ctx context.Context, base btree.Root, job *mergeJob, 
 		if !e.lose(err) || job.load != nil {
 			return number, result, err
 		}
+		e.flow.merged.Store(0)
 	}
 }
 
@@ -229,7 +233,7 @@ func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Roo
 			return nil, nil, err
 		}
 		in.Input = func() btree.Input { return newLoadInput(placed, load.epoch, newMemInput(job.frozen)) }
-		in.Look = nil                                       // its seeks read files
+		in.Look, in.Progress = nil, nil                     // its seeks read files; what it takes in is not in memory
 		in.Workers = max(in.Workers, runtime.GOMAXPROCS(0)) // commits wait for it
 		if cuts := placed.cuts(); len(cuts) > len(in.Cuts) {
 			in.Cuts = cuts
@@ -269,10 +273,17 @@ func (e *Engine) publish(number uint64, root btree.Root, merged []*generation, c
 	e.mu.Lock()
 	v := e.view.Load()
 	frozen := v.frozen[: len(v.frozen)-len(merged) : len(v.frozen)-len(merged)]
+	bytes := int64(0)
+	for _, g := range merged {
+		bytes += int64(g.mem.Bytes())
+	}
+	e.retired.bytes.Add(bytes)
 	e.view.Store(&view{active: v.active, frozen: frozen, root: root, side: e.known, checkpoint: number})
+	e.flow.endLocked()
+	e.pressLocked(e.view.Load(), time.Now())
 	e.mu.Unlock()
 
-	e.retire(number, merged)
+	e.retire(number, merged, bytes)
 	if e.pins.logHeld.Load() > 0 { // the next checkpoint cuts what this one leaves
 		return e.pager.Shrink()
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"runtime"
 	"sync/atomic"
+	"time"
 
 	"epochkv/internal/storage/keys"
 	"epochkv/internal/storage/memtable"
@@ -60,7 +61,8 @@ type Writer struct {
 	inserter   memtable.Inserter
 	generation *generation
 	claim      wal.Claim
-	Scratch    []byte // for the session: a value to compare with
+	debt       time.Duration // that Pay has not let it wait for yet
+	Scratch    []byte        // for the session: a value to compare with
 }
 
 // Reserve claims the next epoch and the place of body in the log, with the memtable's space secured before. It returns

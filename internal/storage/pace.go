@@ -15,12 +15,11 @@ import (
 //	deadline  time that the merge will yet take ÷ memory that is free until then: the least that a KiB may cost. In step it is less than the
 //	          above; it counts where a merge takes longer than those before.
 //
-// All writers share one account: whatever their number, together they write no faster than the pace. Nobody waits longer than waitMax for one
-// commit; what that lets through is little against what is free, and the less is free the longer it is.
+// A writer waits for his own KiB, times the writers who wait: so together they write no faster than the pace, each gets the same share whatever the
+// size of his commits, and nobody waits in a line behind a large one.
 type flow struct {
 	pace    atomic.Int64 // nanoseconds that a KiB costs at present; 0: nothing
-	paid    atomic.Int64 // unix nanoseconds up to which the writes so far have used up the time
-	waitMax atomic.Int64 // nanoseconds that a commit waits at most, unless it is large
+	waiting atomic.Int64 // writers who do
 
 	merged  atomic.Int64 // versions that the merge under way has got through
 	pressed atomic.Int64 // unix nanoseconds when it last changed the pace
@@ -42,14 +41,11 @@ const (
 	paceUnknown = float64(100 * time.Microsecond)
 	// paceMax keeps the arithmetic in range.
 	paceMax = float64(time.Second)
-	// A commit waits at most for paceWaitMax while a paceRoomy part of memory is free, and up to paceWaitLast where none is. Both are
-	// for paceWaitBytes; larger commits wait in proportion, up to paceWaitLarge.
-	paceWaitMax   = 50 * time.Millisecond
-	paceWaitLast  = 2 * time.Second
-	paceWaitLarge = 5 * time.Second
-	paceWaitBytes = 64 << 10
-	paceRoomy     = 3.0 / 16
-	// paceWaitMin is the least that is waited for: less stays on the account, since a timer would take longer.
+	// paceWaitMax is the longest wait for one commit. A megabyte, or a thousand writers, may take that.
+	paceWaitMax = 5 * time.Second
+	// paceStep is how long nobody looks whether the pace has become better meanwhile.
+	paceStep = 50 * time.Millisecond
+	// paceWaitMin is the least that is waited for: less is owed until the next commit, since a timer would take longer.
 	paceWaitMin = 500 * time.Microsecond
 	// nodeBytes is about what a version takes in a memtable beside key and value.
 	nodeBytes = 64
@@ -65,13 +61,15 @@ func (f *flow) beginLocked(bytes, versions int64, now time.Time) {
 	f.merged.Store(0)
 }
 
-// endLocked notes that it is through. Its time tells nothing if it failed, or had a bulk load to take in, too.
-func (f *flow) endLocked(telling bool, now time.Time) {
-	if telling && f.taking >= measuredMin {
+// measureLocked notes that the merge under way has done its work.
+func (f *flow) measureLocked(now time.Time) {
+	if f.taking >= measuredMin {
 		f.took, f.tookIn = f.took/2+float64(now.Sub(f.began)), f.tookIn/2+float64(f.taking)/1024
 	}
-	f.began = time.Time{}
 }
+
+// endLocked notes that what the merge took in counts no more, or that it failed.
+func (f *flow) endLocked() { f.began = time.Time{} }
 
 // perKiB is the nanoseconds that merges took for a KiB lately.
 func (f *flow) perKiB() float64 {
@@ -91,7 +89,6 @@ func (f *flow) pressLocked(used, limit int64, now time.Time) {
 		return
 	}
 	free := float64(max(limit-used, limit/256, 1024))
-	f.waitMax.Store(int64(paceWaitMax) + int64(float64(paceWaitLast-paceWaitMax)*max(0, 1-free/float64(limit)/paceRoomy)))
 	f.pace.Store(int64(min(max(f.perKiB()*over/paceBand, left/(free/1024)), paceMax)))
 }
 
@@ -111,41 +108,35 @@ func (f *flow) progress(now time.Time) (done, left float64) {
 	return done, max(left, elapsed/16)
 }
 
-// owed charges a write to the account, and says how long its writer should wait.
-func (f *flow) owed(bytes int64, now int64) time.Duration {
-	pace := f.pace.Load()
-	if pace == 0 {
-		return 0
-	}
-	most := min(f.waitMax.Load()*max(bytes, paceWaitBytes)/paceWaitBytes, int64(paceWaitLarge))
-	for {
-		paid := f.paid.Load()
-		due := max(paid, now-int64(paceWaitMin)) + min(pace*bytes/1024, most)
-		due = min(due, now+most)
-		if f.paid.CompareAndSwap(paid, due) {
-			if wait := time.Duration(due - now); wait >= paceWaitMin {
-				return wait
-			}
-			return 0
-		}
-	}
+// owes is what a writer owes who owed debt, after so many bytes, while so many wait.
+func (f *flow) owes(debt time.Duration, bytes, waiting int64) time.Duration {
+	cost := float64(f.pace.Load()) * float64(bytes) / 1024 * float64(waiting+1)
+	return debt + time.Duration(min(cost, float64(paceWaitMax)))
 }
 
-// Pay lets a writer wait after a commit of so many operations and bytes, if checkpoints fall behind. He holds nothing meanwhile. When the pace
-// gets better, so does what is left of his wait.
-func (e *Engine) Pay(operations, bytes int) {
-	if !e.behind() {
+// Pay lets a writer wait after a commit of so many operations and bytes, if checkpoints fall behind. He should hold nothing meanwhile. When the
+// pace becomes better, so does what is left of his wait.
+func (e *Engine) Pay(w *Writer, operations, bytes int) {
+	f := &e.flow
+	pace := f.pace.Load()
+	if pace == 0 {
 		return
 	}
-	pace := e.flow.pace.Load()
-	for wait := e.flow.owed(int64(bytes+nodeBytes*operations), time.Now().UnixNano()); wait > 0; {
-		step := min(wait, paceWaitMax)
-		time.Sleep(step)
-		if wait -= step; !e.merging.Load() {
-			return // nothing is under way that it would be worth waiting for
+	w.debt = f.owes(w.debt, int64(bytes+nodeBytes*operations), f.waiting.Load())
+	if w.debt < paceWaitMin {
+		return
+	}
+	f.waiting.Add(1)
+	defer f.waiting.Add(-1)
+	for w.debt >= paceWaitMin {
+		start := time.Now()
+		time.Sleep(min(w.debt, paceStep))
+		w.debt = max(w.debt-time.Since(start), -paceWaitMin)
+		if now := f.pace.Load(); now < pace {
+			w.debt, pace = time.Duration(float64(w.debt)*float64(now)/float64(pace)), now
 		}
-		if now := e.flow.pace.Load(); now < pace {
-			wait, pace = time.Duration(float64(wait)*float64(now)/float64(pace)), now
+		if !e.merging.Load() {
+			w.debt = min(w.debt, 0) // nothing is under way that it would be worth waiting for
 		}
 	}
 }
@@ -166,7 +157,7 @@ func (e *Engine) pressLocked(v *view, now time.Time) {
 	e.flow.pressLocked(e.frozenBytesOf(v), e.frozenBytes.Load(), now)
 }
 
-// flowBegins and flowEnds enclose a merge in the background.
+// flowBegins notes that a merge begins. publish, or flowFails, ends it.
 func (e *Engine) flowBegins(job *mergeJob) {
 	bytes, versions := int64(0), int64(0)
 	for _, g := range job.frozen {
@@ -194,11 +185,17 @@ func (e *Engine) flowGoesOn(versions int) {
 	e.pressLocked(e.view.Load(), now)
 }
 
-// flowEnds is told whether the time it took tells about merges to come.
-func (e *Engine) flowEnds(telling bool) {
-	now := time.Now()
+// flowMeasured notes that the merge under way has done its work, whose time tells about those to come.
+func (e *Engine) flowMeasured() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.flow.endLocked(telling, now)
-	e.pressLocked(e.view.Load(), now)
+	e.flow.measureLocked(time.Now())
+}
+
+// flowFails notes that the merge under way has come to nothing.
+func (e *Engine) flowFails() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.flow.endLocked()
+	e.pressLocked(e.view.Load(), time.Now())
 }

@@ -26,5 +26,6 @@ func (e *Engine) ResizeCache(bytes int64) (before int64, err error) {
 	}
 	o.CacheBytes = bytes
 	e.frozenBytes.Store(o.frozenBytes())
+	e.roomMade()
 	return e.cacheBytes.Swap(bytes), nil
 }

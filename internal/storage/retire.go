@@ -22,16 +22,11 @@ type retirement struct {
 	bytes       int64 // of their tables then: a writer that comes too late may still make one grow
 }
 
-// retire leaves what checkpoint number merged, and the pages that it freed, to Reclaim. No new reader finds them any more.
-func (e *Engine) retire(number uint64, merged []*generation) {
-	r := retirement{checkpoint: number, generations: merged}
-	for _, g := range merged {
-		r.bytes += int64(g.mem.Bytes())
-	}
+// retire leaves what checkpoint number merged, and the pages that it freed, to Reclaim. No new reader finds them any more, and their bytes count as
+// retired already.
+func (e *Engine) retire(number uint64, merged []*generation, bytes int64) {
 	e.retired.mu.Lock()
-	e.retired.bytes.Add(r.bytes)
-	r.tick = e.registry.Retire()
-	e.retired.list = append(e.retired.list, r)
+	e.retired.list = append(e.retired.list, retirement{e.registry.Retire(), number, merged, bytes})
 	e.retired.mu.Unlock()
 	e.Reclaim()
 }
@@ -45,6 +40,9 @@ func (e *Engine) Reclaim() {
 		return
 	}
 	oldest := e.registry.OldestTick()
+	if old.list[0].tick >= oldest {
+		return // nobody is to try again for nothing: he would have a checkpoint made, which would come back here
+	}
 	for len(old.list) > 0 && old.list[0].tick < oldest {
 		r := old.list[0]
 		old.list = old.list[1:]

@@ -25,16 +25,18 @@ type bench struct {
 	writer  Writer
 	slot    *pin.Slot
 	fs      *vfs.Mem
+	faults  *vfs.Faulty // over fs
 }
 
 func newBench(t *testing.T) *bench {
 	t.Helper()
 	b := &bench{t: t, visible: new(atomic.Uint64), fs: vfs.NewMem()}
+	b.faults = vfs.NewFaulty(b.fs)
 	registry := pin.NewRegistry(b.visible)
 	b.slot = registry.Slot()
 	var err error
 	b.engine, _, err = Open(Options{
-		Dir: "db", FS: b.fs, PageSize: 512, MemoryBytes: 64 << 20, CacheBytes: 1 << 20, MemtableBytes: 64 << 10, SegmentBytes: 64 << 10,
+		Dir: "db", FS: b.faults, PageSize: 512, MemoryBytes: 64 << 20, CacheBytes: 1 << 20, MemtableBytes: 64 << 10, SegmentBytes: 64 << 10,
 	}, registry)
 	if err != nil {
 		t.Fatal(err)

@@ -56,10 +56,9 @@ func (s *SliceInput) Err() error { return nil }
 
 // peeker is an Input with its next entry in sight.
 type peeker struct {
-	in     Input
-	entry  Entry
-	ok     bool
-	passed int // calls of next that found one
+	in    Input
+	entry Entry
+	ok    bool
 }
 
 // seek makes the first entry at or behind s the current one.
@@ -79,11 +78,7 @@ func (p *peeker) skip(bound *page.Separator) {
 	}
 }
 
-func (p *peeker) next() {
-	if p.ok = p.in.Next(&p.entry); p.ok {
-		p.passed++
-	}
-}
+func (p *peeker) next() { p.ok = p.in.Next(&p.entry) }
 
 // before reports whether there is an entry in front of bound.
 func (p *peeker) before(bound *page.Separator) bool {

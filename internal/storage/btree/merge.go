@@ -53,7 +53,7 @@ type MergeInput struct {
 	Relocate Relocation
 	// Sweep names leaves to be rewritten though no input falls on them, for what they can be rid of; may be nil.
 	Sweep *Garbage
-	// Progress, if set, is told after each part how many entries of the input it took in, or passed. Workers call it concurrently.
+	// Progress, if set, is told after each part how many entries of the input it took in. Workers call it concurrently.
 	Progress func(entries int)
 	// Invoke, if set, sees every entry of the input with the newest version that the tree has of its key, and returns the entry
 	// to take in its place, under the same key and a trailer of kind KindNone for none. Workers call it concurrently.
@@ -199,8 +199,8 @@ func (m *merge) workParts(ctx context.Context) error {
 			return err
 		}
 		if m.Progress != nil {
-			m.Progress(w.in.passed)
-			w.in.passed = 0
+			m.Progress(w.taken)
+			w.taken = 0
 		}
 	}
 }

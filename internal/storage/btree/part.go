@@ -42,6 +42,7 @@ type worker struct {
 	freed                  []page.ID
 	dropped                []page.Ref
 	stats                  Stats
+	taken                  int   // entries of the input, since Progress was told
 	err                    error // what the input had that no tree takes
 }
 
@@ -408,6 +409,7 @@ func (w *worker) takeNew() {
 }
 
 func (w *worker) nextInput() {
+	w.taken++
 	w.in.next()
 	w.checkInput()
 }
