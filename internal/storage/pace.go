@@ -51,6 +51,8 @@ const (
 	nodeBytes = 64
 	// measuredMin is how much a merge must take in for its time to tell anything.
 	measuredMin = 256 << 10
+	// knownShare is the part of a merge, as one over it, from which on its own speed tells alone when it will end.
+	knownShare = 16
 	// pressEvery is how often a merge's progress changes the pace.
 	pressEvery = 20 * time.Millisecond
 )
@@ -101,11 +103,12 @@ func (f *flow) progress(now time.Time) (done, left float64) {
 	elapsed := float64(now.Sub(f.began))
 	done = min(float64(f.merged.Load())/float64(max(f.versions, 1)), 1)
 	before := max(f.perKiB()*float64(f.taking)/1024-elapsed, 0)
-	left = (1 - done) * before
+	left = before
 	if done > 0 {
-		left += elapsed * (1 - done) // done × what it would take at the speed so far: elapsed × (1-done)/done
+		known := min(done*knownShare, 1)
+		left = known*elapsed*(1-done)/done + (1-known)*before
 	}
-	return done, max(left, elapsed/16)
+	return done, max(left, elapsed/8)
 }
 
 // owes is what a writer owes who owed debt, after so many bytes, while so many wait.
