@@ -83,6 +83,7 @@ const sampleStep = 16
 // bulkPebble writes one sorted table and ingests it, which is Pebble's way past log and memtable.
 func bulkPebble(r *harness.Run, d *workload.Data, order []int) (func() (int, error), error) {
 	options := &pebble.Options{}
+	options.ApplyCompressionSettings(func() pebble.DBCompressionSettings { return pebble.DBCompressionNone }) // as engines.Pebble
 	options.EnsureDefaults()
 	db, err := pebble.Open(filepath.Join(r.Dir, "db"), options)
 	if err != nil {

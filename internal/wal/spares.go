@@ -14,7 +14,8 @@ import (
 const recyclableMax = 2
 
 // spares keeps segments prepared, so that a rotation neither creates a file nor touches a page, and goes on while a slow device
-// holds up the preparation of the next. Old files are used
+// holds up the preparation of the next. There is one until that was too few for somebody: a log that is seldom written to takes no memory and no blocks for
+// more. Old files are used
 // again where possible: their blocks are allocated and written, which is what makes overwriting them cheap, and
 // recycling costs a rename instead of writing zeros.
 //
@@ -26,7 +27,8 @@ type spares struct {
 	images *images
 
 	mu     sync.Mutex
-	ready  []*blank // prepared, by number; at most images.max - 2, so that one can be filled and one flushed
+	ready  []*blank // prepared, by number
+	want   int      // how many are to be; at most images.max - 2, so that one can be filled and one flushed
 	old    []string // recyclable files of standard size
 	number uint64   // last segment number used
 }
@@ -46,6 +48,7 @@ func (p *spares) take() (b *blank, ready bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(p.ready) == 0 {
+		p.want = min(max(1, 2*p.want), p.images.max-2) // the first segment of all finds none
 		b, err := p.prepareLocked(vfs.File.Preallocate)
 		return b, false, err
 	}
@@ -58,7 +61,7 @@ func (p *spares) take() (b *blank, ready bool, err error) {
 func (p *spares) prepare() (made bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if len(p.ready) >= p.images.max-2 {
+	if len(p.ready) >= p.want {
 		return false, nil
 	}
 	b, err := p.prepareLocked(vfs.PreallocateZeroed)
@@ -194,8 +197,9 @@ func (p *spares) close() error {
 	return p.discardLocked()
 }
 
-// wantSpare wakes the goroutine that prepares spares.
-func (l *Log) wantSpare() {
+// Prepare has the next segment prepared in the background, if it is not. Rotations do, for the one after; the first rotation is whose appends call
+// for it to foresee.
+func (l *Log) Prepare() {
 	select {
 	case l.refill <- struct{}{}:
 	default:
@@ -213,7 +217,7 @@ func (l *Log) runSpares() {
 		case <-l.refill:
 			made, err := l.spares.prepare()
 			if l.preparing(err) == nil && made {
-				l.wantSpare() // until there are enough
+				l.Prepare() // until there are enough
 			}
 		}
 	}

@@ -85,9 +85,9 @@ func (t *Table) Secure(in *Inserter, n int) error {
 	if err != nil {
 		return err
 	}
-	if uint64(at) < t.half && uint64(at)+grab >= t.half && t.halfFull != nil {
+	if (uint64(at) == t.start || uint64(at) < t.half && uint64(at)+grab >= t.half) && t.filling != nil {
 		select {
-		case t.halfFull <- struct{}{}:
+		case t.filling <- struct{}{}:
 		default:
 		}
 	}

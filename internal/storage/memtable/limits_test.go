@@ -261,10 +261,10 @@ func TestMalformedBodiesAreRefused(t *testing.T) {
 	}
 }
 
-// TestHalfFullIsToldOnceAndTouchLeavesNothingToMap fills a table past its half after all of its memory was touched.
-func TestHalfFullIsToldOnceAndTouchLeavesNothingToMap(t *testing.T) {
-	half := make(chan struct{}, 1)
-	table := mustNew(t, Config{Bytes: 4 << 20, Prefix: []byte{byte(keys.SpaceUser)}, HalfFull: half})
+// TestFillingIsToldTwiceAndTouchLeavesNothingToMap fills a table past its half after all of its memory was touched.
+func TestFillingIsToldTwiceAndTouchLeavesNothingToMap(t *testing.T) {
+	filling := make(chan struct{}, 1)
+	table := mustNew(t, Config{Bytes: 4 << 20, Prefix: []byte{byte(keys.SpaceUser)}, Filling: filling})
 	if err := table.Touch(); err != nil {
 		t.Fatal(err)
 	}
@@ -284,14 +284,15 @@ func TestHalfFullIsToldOnceAndTouchLeavesNothingToMap(t *testing.T) {
 		before := table.Bytes()
 		mustPut(table, &in, body, keys.Epoch(i+1))
 		select {
-		case <-half:
-			if told++; before >= 2<<20 || table.Bytes() < 2<<20 {
-				t.Errorf("told when the table went from %d to %d bytes of %d", before, table.Bytes(), 4<<20)
+		case <-filling:
+			told++
+			if half := before < 2<<20 && table.Bytes() >= 2<<20; half != (told == 2) || half != table.HalfFull() || !half && i > 0 {
+				t.Errorf("told when entry %d took the table from %d to %d bytes of %d", i, before, table.Bytes(), 4<<20)
 			}
 		default:
 		}
 	}
-	if told != 1 {
+	if told != 2 {
 		t.Errorf("told %d times", told)
 	}
 	if after := table.arena.mapped.Load(); after > mapped+table.layout.stepBytes/wordBytes {

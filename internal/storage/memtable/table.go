@@ -17,8 +17,9 @@ type Config struct {
 	// Prefix is what most keys are expected to start with. It is not stored with the key heads, which then tell more keys
 	// apart. Keys without it are just as welcome, only slower.
 	Prefix []byte
-	// HalfFull, if set, gets a token when the table has taken half of Bytes; one that is still there will do. Its capacity is one.
-	HalfFull chan<- struct{}
+	// Filling, if set, gets a token when the first entry takes memory, and when half of Bytes is taken; one that is still there will do. Its
+	// capacity is one.
+	Filling chan<- struct{}
 	// CrowdedAt is the chain length at whose multiples Apply reports a key to Inserter.Crowded; zero reports none.
 	CrowdedAt int
 
@@ -79,8 +80,8 @@ type Table struct {
 	crowdedAt uint32
 	index     index
 	layout    layout
-	half      uint64 // words, at which halfFull gets its token
-	halfFull  chan<- struct{}
+	half      uint64 // words, at which filling gets its second token
+	filling   chan<- struct{}
 
 	height atomic.Int32 // levels in use; grows rarely
 	guide  guide
@@ -138,23 +139,31 @@ func newTable(c Config) *Table {
 		crowdedAt: uint32(c.CrowdedAt),
 		layout:    c.layout,
 		half:      uint64(c.Bytes) / 2 / wordBytes,
-		halfFull:  c.HalfFull,
+		filling:   c.Filling,
 	}
 }
 
 // Touch takes the memory that the table is meant to need, so that no Secure has to. Pages that the kernel has to clear take a millisecond
 // for two megabytes, and several times that in a virtual machine whose host has to find them first.
 func (t *Table) Touch() error {
-	for end := t.half * 2; ; {
-		mapped := t.arena.mapped.Load()
-		if mapped >= end {
-			return nil
-		}
-		if err := t.arena.grow(mapped + 1); err != nil {
+	for {
+		if more, err := t.TouchStep(); !more || err != nil {
 			return err
 		}
 	}
 }
+
+// TouchStep takes some of that memory, and reports whether there is more to take. Others may fill the table meanwhile.
+func (t *Table) TouchStep() (more bool, err error) {
+	mapped := t.arena.mapped.Load()
+	if mapped >= t.half*2 {
+		return false, nil
+	}
+	return true, t.arena.grow(mapped + 1)
+}
+
+// HalfFull reports whether half of the memory that the table is meant to have is taken.
+func (t *Table) HalfFull() bool { return t.arena.tail.Load() >= t.half }
 
 // layOut places the index, the first tower with its empty block, and the free lists.
 func (t *Table) layOut() error {
