@@ -4,6 +4,9 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"epochkv/internal/storage"
@@ -161,4 +164,78 @@ func TestScanThatHasEndedStaysAtItsEnd(t *testing.T) {
 		t.Errorf("behind the end and a pause: %x", c.Key())
 	}
 	x.Done()
+}
+
+// TestScansReadAheadWhilePagesMove: checkpoints move the leaves of a shrinking file down, page by page, and overwrite some, while scans read them ahead
+// through a cache that holds a few of them. Everybody sees what is there.
+func TestScansReadAheadWhilePagesMove(t *testing.T) {
+	const count, kept = 60_000, 20_000 // the last ones stay
+	x := coldStore(t, count, 512<<10)
+	s := x.store
+	var w Write
+	for i := range count - kept {
+		w.Delete(coldKey(i))
+	}
+	if _, err := commitAndWait(x, &w); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Checkpoint(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	before := s.Stats().Storage
+
+	var stop atomic.Bool
+	var scanners sync.WaitGroup
+	for n := range 3 {
+		own := mustSession(t, s)
+		scanners.Go(func() {
+			defer own.Close()
+			random := rand.New(rand.NewPCG(uint64(n), 1))
+			for scans := 0; !stop.Load() || scans == 0; scans++ {
+				const limit = 500
+				from := count - kept + random.IntN(kept-limit)
+				o := ScanOptions{Lower: coldKey(from), Upper: coldKey(from + limit), Limit: limit, Reverse: scans%3 == 0}
+				if _, err := own.View(0); err != nil {
+					t.Error(err)
+					return
+				}
+				c, err := own.Scan(o)
+				for i := 0; err == nil && i < limit; i++ {
+					at := from + i
+					if o.Reverse {
+						at = from + limit - 1 - i
+					}
+					if !c.Next() || string(c.Key()) != string(coldKey(at)) || string(c.Value()) != fmt.Sprintf("%090d", at) {
+						err = fmt.Errorf("entry %d of the scan from %d: %x %q %v", i, from, c.Key(), c.Value(), c.Err())
+					}
+				}
+				own.Done()
+				if err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	random := rand.New(rand.NewPCG(9, 9))
+	for range 40 {
+		w.Reset()
+		i := count - kept + random.IntN(kept)
+		w.Set(coldKey(i), fmt.Appendf(nil, "%090d", i))
+		if _, err := commitAndWait(x, &w); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Checkpoint(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	stop.Store(true)
+	scanners.Wait()
+	after := s.Stats().Storage
+	if after.Pages.FileBytes > before.Pages.FileBytes/2 {
+		t.Errorf("the file went from %d to %d bytes: too little was moved to tell", before.Pages.FileBytes, after.Pages.FileBytes)
+	}
+	if after.Cache.Prefetched == before.Cache.Prefetched {
+		t.Error("nothing was read ahead")
+	}
 }
