@@ -78,10 +78,9 @@ func TestFailedWriteOrSyncIsFinal(t *testing.T) {
 	}
 }
 
-// waitForSpare has a spare made, and waits until the background goroutine has nothing to do.
+// waitForSpare waits until the background goroutine has nothing to do.
 func waitForSpare(t *testing.T, l *Log) {
 	t.Helper()
-	l.Prepare()
 	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(100 * time.Microsecond) {
 		l.spares.mu.Lock()
 		ready := len(l.spares.ready) > 0

@@ -159,7 +159,7 @@ func (l *Log) leaveSealed() (left bool, err error) {
 	l.retired.add(retiredSegment{path: s.path, number: s.number, end: epoch - 1, size: int64(len(s.image))})
 	if s.pooled {
 		l.images.give(s.image, int(f.pos))
-		l.Prepare()
+		l.wantSpare()
 	} else if err := l.images.unmap(s.image); err != nil {
 		return false, err
 	}

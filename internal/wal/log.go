@@ -198,11 +198,11 @@ func (l *Log) NewSegment(first keys.Epoch, bodyLen int) (*Segment, error) {
 		l.last.next.Store(s)
 		l.counts.rotations.Add(1)
 		l.RequestFlush(first - 1) // its image is needed again, whoever waits for its epochs or not
-		l.Prepare()
 	}
 	l.last = s
 	l.counts.segments.Add(1)
 	l.counts.segmentBytes.Add(int64(len(b.image)))
+	l.wantSpare()
 	return s, nil
 }
 

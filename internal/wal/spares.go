@@ -42,13 +42,18 @@ type blank struct {
 	pooled bool
 }
 
-// take returns the first prepared blank, or makes one if there is none (ready is false then), which somebody waits for: a new file
-// is then allocated and not zeroed, a millisecond instead of some fifty. It returns nil if all images are in use.
+// take returns the first prepared blank, or makes one if there is none (ready is false then), which somebody waits for: but for the first, a new file
+// is then allocated and not zeroed, a millisecond instead of some fifty; each of its syncs takes longer, as it changes what the file system knows of the blocks. It returns nil if all images are in use.
 func (p *spares) take() (b *blank, ready bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if len(p.ready) == 0 {
-		p.want = min(max(1, 2*p.want), p.images.max-2) // the first segment of all finds none
+	switch {
+	case p.want == 0: // the log is being opened; as good a segment as those to come
+		p.want = 1
+		b, err := p.prepareLocked(vfs.PreallocateZeroed)
+		return b, false, err
+	case len(p.ready) == 0:
+		p.want = min(2*p.want, p.images.max-2)
 		b, err := p.prepareLocked(vfs.File.Preallocate)
 		return b, false, err
 	}
@@ -197,9 +202,8 @@ func (p *spares) close() error {
 	return p.discardLocked()
 }
 
-// Prepare has the next segment prepared in the background, if it is not. Rotations do, for the one after; the first rotation is whose appends call
-// for it to foresee.
-func (l *Log) Prepare() {
+// wantSpare wakes the goroutine that prepares spares.
+func (l *Log) wantSpare() {
 	select {
 	case l.refill <- struct{}{}:
 	default:
@@ -217,7 +221,7 @@ func (l *Log) runSpares() {
 		case <-l.refill:
 			made, err := l.spares.prepare()
 			if l.preparing(err) == nil && made {
-				l.Prepare() // until there are enough
+				l.wantSpare() // until there are enough
 			}
 		}
 	}

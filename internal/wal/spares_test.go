@@ -7,15 +7,15 @@ import (
 	"epochkv/internal/vfs"
 )
 
-// TestSparesComeAsTheyAreNeeded: a log that nobody writes to has one segment and its image. One spare is made when it is asked for, and more when a
-// rotation has found none.
+// TestSparesComeAsTheyAreNeeded: a log that nobody writes to has a segment and a spare. More are made when somebody has found none.
 func TestSparesComeAsTheyAreNeeded(t *testing.T) {
 	const segment = 64 << 10
 	options := testOptions(vfs.NewMem(), segment)
 	options.Images = 8
 	l := mustStart(t, options).log
+	waitForSpare(t, l)
 	time.Sleep(20 * time.Millisecond) // for whatever a background goroutine might do
-	if n := l.images.mappedBytes(); n != segment {
+	if n := l.images.mappedBytes(); n != 2*segment {
 		t.Fatalf("%d bytes of images before the first append, of segments of %d", n, segment)
 	}
 	ready := func() int {
@@ -25,9 +25,9 @@ func TestSparesComeAsTheyAreNeeded(t *testing.T) {
 	}
 	for _, want := range []int{1, 2, 4, 6} {
 		for deadline := time.Now().Add(5 * time.Second); ready() < want && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-			l.Prepare()
+			l.wantSpare()
 		}
-		l.Prepare()
+		l.wantSpare()
 		time.Sleep(5 * time.Millisecond)
 		if got := ready(); got != want {
 			t.Fatalf("%d spares are ready, want %d", got, want)
