@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -134,5 +135,36 @@ func TestOneCommitLargerThanTheBudgetDoesNotWedgeTheStore(t *testing.T) {
 	}
 	if err := s.Checkpoint(context.Background()); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestFailingCheckpointIsNotTriedInALoop: a checkpoint that fails for a reason that may pass is tried again in time, and not by each writer who waits for
+// memory at once.
+func TestFailingCheckpointIsNotTriedInALoop(t *testing.T) {
+	faults := vfs.NewFaulty(vfs.NewMem())
+	o := tiny(faults)
+	o.Storage.MemoryBytes, o.Storage.StallMax = 4<<20, 500*time.Millisecond
+	s := mustOpen(t, o)
+	x := mustSession(t, s)
+	defer x.Close()
+	value := string(make([]byte, 500))
+	for i := range 3000 {
+		mustPut(t, s, fmt.Sprintf("%06d", i), value)
+	}
+	if err := s.Checkpoint(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	rule := faults.Inject(vfs.Rule{Op: vfs.OpRead, Name: "data.ekv", Err: syscall.ENOMEM})
+	defer rule.Remove()
+	for i := 0; ; i++ {
+		before := rule.Fired()
+		_, err := put(x, fmt.Sprintf("%06d", i%3000), value, DurabilityAsync)
+		if err == nil && i < 100_000 {
+			continue
+		}
+		if tries := rule.Fired() - before; !errors.Is(err, ErrMemoryFull) || tries > 100 {
+			t.Fatalf("write %d: %v, and %d reads failed meanwhile", i, err, tries)
+		}
+		return
 	}
 }

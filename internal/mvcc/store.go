@@ -113,6 +113,9 @@ func (s *Store) Close() error {
 	return errors.Join(err, s.engine.Close())
 }
 
+// Hurry ends the waits of writers whom checkpoints slow down, now and later: whoever is about to close the store waits for them.
+func (s *Store) Hurry() { s.engine.Hurry() }
+
 // Err is nil, or why the store stopped accepting writes.
 func (s *Store) Err() error { return s.engine.Err() }
 

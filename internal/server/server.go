@@ -331,6 +331,7 @@ func (s *Server) shutDown() error {
 	s.log.Info("draining", "timeout", s.config.DrainTimeout)
 	s.health.Shutdown()
 	s.draining.Store(true)
+	s.store.Hurry()
 	close(s.drain)
 	drained := make(chan struct{})
 	go func() {

@@ -116,7 +116,7 @@ func (e *Engine) PublishLoad(ctx context.Context, l *Load, h Horizon) error {
 	e.Reclaim()
 	start := time.Now()
 	if err := e.merge(ctx, mergeJob{frozen: e.complete(h.Visible), load: l, horizon: h}); err != nil {
-		e.roomMade()
+		e.refuseWaiters()
 		return fmt.Errorf("bulk load: %w", e.damage(err, e.view.Load().root, nil))
 	}
 	e.counters.checkpointed(time.Since(start))

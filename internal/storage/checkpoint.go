@@ -63,13 +63,21 @@ func (e *Engine) checkpoint(ctx context.Context, h *Horizon) (left int, err erro
 		if errors.Is(err, vfs.ErrNoSpace) || errors.Is(err, ErrDamaged) {
 			e.blocked.Store(&err)
 		}
-		e.roomMade() // who waits for room is to hear that there is none
+		e.refuseWaiters()
 		return 0, err
 	}
 	e.blocked.Store(nil)
 	e.sweeper.advance(garbage)
 	e.counters.checkpointed(time.Since(start))
 	return len(complete) - len(merging), nil
+}
+
+// refuseWaiters lets those who wait for memory hear why there will be none. After an error that may pass nobody is woken: a checkpoint is asked
+// for by each who tries again, and would fail again at once.
+func (e *Engine) refuseWaiters() {
+	if e.blocked.Load() != nil || e.Err() != nil {
+		e.roomMade()
+	}
 }
 
 // mergeShare is the part, as one over it, of the memory for frozen generations that one merge takes in at most. What it takes in comes free only
@@ -80,7 +88,7 @@ const mergeShare = 2
 func atOnce(complete []*generation, most int64) []*generation {
 	bytes := int64(0)
 	for i := len(complete) - 1; i >= 0; i-- {
-		bytes += int64(complete[i].mem.Bytes())
+		bytes += int64(complete[i].mem.Resident())
 		if bytes > most && i < len(complete)-1 {
 			return complete[i+1:]
 		}
@@ -150,7 +158,9 @@ func (e *Engine) mergeTree(ctx context.Context, base btree.Root, job *mergeJob, 
 		if !e.lose(err) || job.load != nil {
 			return number, result, err
 		}
-		e.flow.merged.Store(0)
+		if !job.recovering {
+			e.flowBegins(job) // from the start, with as much to do
+		}
 	}
 }
 
@@ -275,7 +285,7 @@ func (e *Engine) publish(number uint64, root btree.Root, merged []*generation, c
 	frozen := v.frozen[: len(v.frozen)-len(merged) : len(v.frozen)-len(merged)]
 	bytes := int64(0)
 	for _, g := range merged {
-		bytes += int64(g.mem.Bytes())
+		bytes += int64(g.mem.Resident())
 	}
 	e.retired.bytes.Add(bytes)
 	e.view.Store(&view{active: v.active, frozen: frozen, root: root, side: e.known, checkpoint: number})

@@ -271,9 +271,9 @@ func (e *Engine) Rotate() error {
 
 // frozenBytesOf is the memory of tables that take no more writes, the active one included, which is about to be one of them.
 func (e *Engine) frozenBytesOf(v *view) int64 {
-	total := int64(v.active.mem.Bytes()) + e.retired.bytes.Load()
+	total := int64(v.active.mem.Resident()) + e.retired.bytes.Load()
 	for _, g := range v.frozen {
-		total += int64(g.mem.Bytes())
+		total += int64(g.mem.Resident())
 	}
 	return total
 }

@@ -20,6 +20,7 @@ import (
 type flow struct {
 	pace    atomic.Int64 // nanoseconds that a KiB costs at present; 0: nothing
 	waiting atomic.Int64 // writers who do
+	hurry   atomic.Bool  // nobody is to wait any more
 
 	merged  atomic.Int64 // versions that the merge under way has got through
 	pressed atomic.Int64 // unix nanoseconds when it last changed the pace
@@ -122,7 +123,7 @@ func (f *flow) owes(debt time.Duration, bytes, waiting int64) time.Duration {
 func (e *Engine) Pay(w *Writer, operations, bytes int) {
 	f := &e.flow
 	pace := f.pace.Load()
-	if pace == 0 {
+	if pace == 0 || f.hurry.Load() {
 		return
 	}
 	w.debt = f.owes(w.debt, int64(bytes+nodeBytes*operations), f.waiting.Load())
@@ -138,11 +139,14 @@ func (e *Engine) Pay(w *Writer, operations, bytes int) {
 		if now := f.pace.Load(); now < pace {
 			w.debt, pace = time.Duration(float64(w.debt)*float64(now)/float64(pace)), now
 		}
-		if !e.merging.Load() {
+		if !e.merging.Load() || f.hurry.Load() {
 			w.debt = min(w.debt, 0) // nothing is under way that it would be worth waiting for
 		}
 	}
 }
+
+// Hurry ends all waits for the pace: no new work comes, and what is there is to end.
+func (e *Engine) Hurry() { e.flow.hurry.Store(true) }
 
 // Pace is what each KiB costs the writers at present.
 func (e *Engine) Pace() time.Duration { return time.Duration(e.flow.pace.Load()) }
@@ -164,7 +168,7 @@ func (e *Engine) pressLocked(v *view, now time.Time) {
 func (e *Engine) flowBegins(job *mergeJob) {
 	bytes, versions := int64(0), int64(0)
 	for _, g := range job.frozen {
-		bytes += int64(g.mem.Bytes())
+		bytes += int64(g.mem.Resident())
 		versions += int64(g.mem.Versions())
 	}
 	now := time.Now()

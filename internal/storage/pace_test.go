@@ -285,7 +285,7 @@ func TestMergeTakesTheOldestThatFit(t *testing.T) {
 		}
 	}
 	frozen = b.engine.view.Load().frozen
-	one := int64(frozen[len(frozen)-1].mem.Bytes())
+	one := int64(frozen[len(frozen)-1].mem.Resident())
 	for _, c := range []struct {
 		most int64
 		want int
@@ -425,5 +425,42 @@ func TestMergesThatSlowDownStopNobody(t *testing.T) {
 		if p.stops > 0 {
 			t.Errorf("%d writers were stopped %d times", writers, p.stops)
 		}
+	}
+}
+
+// TestHurryEndsWaits: a server that drains does not wait for writers who wait for the pace.
+func TestHurryEndsWaits(t *testing.T) {
+	b := newBench(t)
+	b.engine.flow.pace.Store(int64(time.Second))
+	b.engine.merging.Store(true)
+	done := make(chan struct{})
+	go func() {
+		b.engine.Pay(&b.writer, 1, 1<<20)
+		close(done)
+	}()
+	for b.engine.flow.waiting.Load() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	b.engine.Hurry()
+	select {
+	case <-done:
+	case <-time.After(paceWaitMax / 2):
+		t.Fatal("a writer goes on waiting")
+	}
+}
+
+// TestMemoryTouchedAheadIsCounted: what a table has beyond what entries have taken is memory in use, too.
+func TestMemoryTouchedAheadIsCounted(t *testing.T) {
+	b := newBench(t)
+	b.engine.memtableBytes = 32 << 20 // of the tables to come
+	b.put(0, 1, 10)
+	if err := b.engine.Rotate(); err != nil {
+		t.Fatal(err)
+	}
+	before := b.engine.frozenBytesOf(b.engine.view.Load())
+	b.engine.touchActive(b.slot)
+	active := b.engine.view.Load().active.mem
+	if got := b.engine.frozenBytesOf(b.engine.view.Load()); got-before < 4<<20 || active.Resident()-active.Bytes() < 4<<20 {
+		t.Errorf("%d bytes in use, %d before %d were touched ahead", got, before, active.Resident()-active.Bytes())
 	}
 }

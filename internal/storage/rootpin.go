@@ -11,7 +11,8 @@ import (
 // but while a reader is inside a slot no memtable is freed either, and writers would soon wait for memory.
 //
 // Invariant: the pager has been told to release pages through checkpoint n only if n is not past any pinned checkpoint. What no pinned state
-// reaches, because it was written after the last pin, goes nevertheless (pager.ReleaseYoung).
+// reaches, because it was written after the last pin, goes nevertheless (pager.ReleaseYoung). What was written between two pins waits for both: who pins
+// again and again beside one who stays keeps all that is written meanwhile.
 type rootPins struct {
 	mu     sync.Mutex
 	pinned map[uint64]int // by checkpoint: how many

@@ -2,6 +2,8 @@ package storage
 
 import (
 	"context"
+	"sync"
+	"sync/atomic"
 
 	"epochkv/internal/pin"
 	"epochkv/internal/storage/keys"
@@ -13,7 +15,10 @@ import (
 // are used again; the memory of the active one is touched in the background, ahead of its writers; and when it is half full the next one is
 // made ready: laid out, all of its memory touched.
 type tables struct {
-	wanted chan struct{} // capacity 1: the active table has got its first entry, or is half full
+	wanted chan struct{} // capacity 1: the active table has taken another step of memory, or is half full
+
+	touch    sync.Mutex                     // held while memory of touching is taken
+	touching atomic.Pointer[memtable.Table] // set inside the slot's protection under which it was found
 
 	// Guarded by Engine.mu.
 	spares []*memtable.Table // emptied by checkpoints, their memory still mapped
@@ -72,18 +77,31 @@ func (e *Engine) RunTables(ctx context.Context) {
 	}
 }
 
-// touchActive takes the memory of the active table, ahead of its writers. It ends early and reports true when the table is half full: then the next
-// one matters more. An error is left to who needs the memory.
+// touchActive takes memory of the active table, a little ahead of its writers, and reports whether the table is half full. An error is left to who
+// needs the memory. The slot's protection ends before the kernel is asked, which may take tens of milliseconds: nothing could be reused meanwhile.
 func (e *Engine) touchActive(slot *pin.Slot) (halfFull bool) {
+	t := &e.tables
 	for {
 		slot.Enter()
 		active := e.view.Load().active.mem
-		more, err := active.TouchStep()
-		halfFull = active.HalfFull()
+		t.touch.Lock()
+		t.touching.Store(active)
 		slot.Leave()
-		if halfFull || !more || err != nil {
+		more, err := active.TouchAhead()
+		halfFull = active.HalfFull()
+		t.touching.Store(nil)
+		t.touch.Unlock()
+		if !more || err != nil {
 			return halfFull
 		}
+	}
+}
+
+// awaitTouch returns when nobody takes memory of table any more, which no view names and no reader reaches.
+func (t *tables) awaitTouch(table *memtable.Table) {
+	if t.touching.Load() == table {
+		t.touch.Lock()
+		t.touch.Unlock() //nolint:staticcheck // the empty critical section is the point
 	}
 }
 
@@ -127,6 +145,7 @@ func (e *Engine) affordsTableLocked() bool {
 
 // keepOrFree takes a table that nobody can reach any more.
 func (e *Engine) keepOrFree(t *memtable.Table) {
+	e.tables.awaitTouch(t)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.affordsTableLocked() {

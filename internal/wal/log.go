@@ -29,7 +29,7 @@ type Options struct {
 
 // Log is an open log. All methods are for any number of goroutines.
 //
-// Locks: rotate before spares.mu before images.mu; waits.mu and retired.mu are leaves. The flush role (see waits) is not a
+// Locks: rotate before spares.making before spares.mu, and before images.mu; waits.mu and retired.mu are leaves. The flush role (see waits) is not a
 // lock but excludes like one; its holder takes retired.mu and images.mu.
 type Log struct {
 	opts    Options

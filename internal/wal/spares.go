@@ -26,11 +26,13 @@ type spares struct {
 	dir    string
 	images *images
 
-	mu     sync.Mutex
-	ready  []*blank // prepared, by number
-	want   int      // how many are to be; at most images.max - 2, so that one can be filled and one flushed
-	old    []string // recyclable files of standard size
-	number uint64   // last segment number used
+	making sync.Mutex // held while a segment is made, which a slow device draws out; taken before mu
+	number uint64     // last segment number used; guarded by making
+
+	mu    sync.Mutex
+	ready []*blank // prepared, by number
+	want  int      // how many are to be; at most images.max - 2, so that one can be filled and one flushed
+	old   []string // recyclable files of standard size
 }
 
 // blank is a prepared segment: a durable name, allocated blocks, a zero image.
@@ -43,46 +45,71 @@ type blank struct {
 }
 
 // take returns the first prepared blank, or makes one if there is none (ready is false then), which somebody waits for: but for the first, a new file
-// is then allocated and not zeroed, a millisecond instead of some fifty; each of its syncs takes longer, as it changes what the file system knows of the blocks. It returns nil if all images are in use.
+// is then allocated and not zeroed, a millisecond instead of some fifty; each of its syncs takes longer, as it changes what the file system knows
+// of the blocks. It returns nil if all images are in use.
 func (p *spares) take() (b *blank, ready bool, err error) {
+	if b := p.pop(); b != nil {
+		return b, true, nil
+	}
+	allocate := vfs.File.Preallocate
+	if p.wantMore() { // the log is being opened; as good a segment as those to come
+		allocate = vfs.PreallocateZeroed
+	}
+	p.making.Lock()
+	defer p.making.Unlock()
+	if b := p.pop(); b != nil { // what was being made
+		return b, false, nil
+	}
+	b, err = p.make(allocate)
+	return b, false, err
+}
+
+// pop takes a prepared blank, or returns nil.
+func (p *spares) pop() (b *blank) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	switch {
-	case p.want == 0: // the log is being opened; as good a segment as those to come
-		p.want = 1
-		b, err := p.prepareLocked(vfs.PreallocateZeroed)
-		return b, false, err
-	case len(p.ready) == 0:
-		p.want = min(2*p.want, p.images.max-2)
-		b, err := p.prepareLocked(vfs.File.Preallocate)
-		return b, false, err
+	if len(p.ready) > 0 {
+		b = p.ready[0]
+		p.ready = append(p.ready[:0], p.ready[1:]...)
 	}
-	b = p.ready[0]
-	p.ready = append(p.ready[:0], p.ready[1:]...)
-	return b, true, nil
+	return b
+}
+
+// wantMore raises the number of spares, because somebody has found none, and reports whether that is the first time.
+func (p *spares) wantMore() (first bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	first = p.want == 0
+	p.want = min(max(1, 2*p.want), p.images.max-2)
+	return first
 }
 
 // prepare makes one spare if one is missing, and reports whether it did.
 func (p *spares) prepare() (made bool, err error) {
+	p.making.Lock()
+	defer p.making.Unlock()
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	if len(p.ready) >= p.want {
+	enough := len(p.ready) >= p.want
+	p.mu.Unlock()
+	if enough {
 		return false, nil
 	}
-	b, err := p.prepareLocked(vfs.PreallocateZeroed)
+	b, err := p.make(vfs.PreallocateZeroed)
 	if b != nil {
+		p.mu.Lock()
 		p.ready = append(p.ready, b)
+		p.mu.Unlock()
 	}
 	return b != nil, err
 }
 
-// prepareLocked makes a blank of standard size, or returns nil if all images are in use.
-func (p *spares) prepareLocked(allocate func(f vfs.File, size int64) error) (*blank, error) {
+// make makes a blank of standard size, or returns nil if all images are in use. The caller holds making.
+func (p *spares) make(allocate func(f vfs.File, size int64) error) (*blank, error) {
 	image, err := p.images.take()
 	if image == nil || err != nil {
 		return nil, err
 	}
-	b, err := p.fileLocked(p.images.size, allocate)
+	b, err := p.file(p.images.size, allocate)
 	if err != nil {
 		p.images.give(image, 0)
 		return nil, err
@@ -94,16 +121,16 @@ func (p *spares) prepareLocked(allocate func(f vfs.File, size int64) error) (*bl
 // oversized makes a blank of its own size for one large record. The spare, whose number is lower, must not be used after
 // it as it is: its file is recycled under a higher number.
 func (p *spares) oversized(size int) (*blank, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if err := p.discardLocked(); err != nil {
+	p.making.Lock()
+	defer p.making.Unlock()
+	if err := p.discard(); err != nil {
 		return nil, err
 	}
 	image, err := p.images.mapZero(size)
 	if err != nil {
 		return nil, err
 	}
-	b, err := p.createLocked(size, vfs.File.Preallocate)
+	b, err := p.create(size, vfs.File.Preallocate)
 	if err != nil {
 		return nil, errors.Join(err, p.images.unmap(image))
 	}
@@ -111,10 +138,12 @@ func (p *spares) oversized(size int) (*blank, error) {
 	return b, nil
 }
 
-// discardLocked gives up what is prepared: its numbers are too low after an oversized segment.
-func (p *spares) discardLocked() error {
+// discard gives up what is prepared: its numbers are too low after an oversized segment. The caller holds making.
+func (p *spares) discard() error {
+	p.mu.Lock()
 	ready := p.ready
 	p.ready = nil
+	p.mu.Unlock()
 	var errs []error
 	for _, b := range ready {
 		p.images.give(b.image, 0)
@@ -122,21 +151,19 @@ func (p *spares) discardLocked() error {
 			errs = append(errs, err)
 			continue
 		}
-		_, err := p.recycleLocked(b.path, int64(p.images.size))
+		_, err := p.recycle(b.path, int64(p.images.size))
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
 
-// fileLocked makes a file of standard size, from an old one if there is one.
-func (p *spares) fileLocked(size int, allocate func(f vfs.File, size int64) error) (*blank, error) {
-	n := len(p.old)
-	if n == 0 {
-		return p.createLocked(size, allocate)
+// file makes a file of standard size, from an old one if there is one. The caller holds making.
+func (p *spares) file(size int, allocate func(f vfs.File, size int64) error) (*blank, error) {
+	from := p.popOld()
+	if from == "" {
+		return p.create(size, allocate)
 	}
-	from := p.old[n-1]
-	p.old = p.old[:n-1]
-	b := p.nextLocked()
+	b := p.next()
 	if err := p.fs.Rename(from, b.path); err != nil {
 		return nil, fmt.Errorf("wal: recycle a segment: %w", err)
 	}
@@ -151,9 +178,20 @@ func (p *spares) fileLocked(size int, allocate func(f vfs.File, size int64) erro
 	return b, nil
 }
 
-// createLocked makes a new file. What an error leaves behind is removed.
-func (p *spares) createLocked(size int, allocate func(f vfs.File, size int64) error) (*blank, error) {
-	b := p.nextLocked()
+// popOld takes a recyclable file, or returns "".
+func (p *spares) popOld() (name string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if n := len(p.old); n > 0 {
+		name = p.old[n-1]
+		p.old = p.old[:n-1]
+	}
+	return name
+}
+
+// create makes a new file. What an error leaves behind is removed. The caller holds making.
+func (p *spares) create(size int, allocate func(f vfs.File, size int64) error) (*blank, error) {
+	b := p.next()
 	f, err := p.fs.Open(b.path, vfs.Create)
 	if err != nil {
 		return nil, fmt.Errorf("wal: create a segment: %w", err)
@@ -172,7 +210,7 @@ func (p *spares) createLocked(size int, allocate func(f vfs.File, size int64) er
 	return b, nil
 }
 
-func (p *spares) nextLocked() *blank {
+func (p *spares) next() *blank {
 	p.number++
 	return &blank{number: p.number, path: path.Join(p.dir, FileName(p.number))}
 }
@@ -182,10 +220,6 @@ func (p *spares) nextLocked() *blank {
 func (p *spares) recycle(name string, size int64) (kept bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.recycleLocked(name, size)
-}
-
-func (p *spares) recycleLocked(name string, size int64) (kept bool, err error) {
 	if size == int64(p.images.size) && len(p.old) < recyclableMax {
 		p.old = append(p.old, name)
 		return true, nil
@@ -197,9 +231,9 @@ func (p *spares) recycleLocked(name string, size int64) (kept bool, err error) {
 }
 
 func (p *spares) close() error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.discardLocked()
+	p.making.Lock()
+	defer p.making.Unlock()
+	return p.discard()
 }
 
 // wantSpare wakes the goroutine that prepares spares.

@@ -48,3 +48,68 @@ func TestSparesComeAsTheyAreNeeded(t *testing.T) {
 		}
 	}
 }
+
+// gatedFS is a file system on which each write needs a token.
+type gatedFS struct {
+	vfs.FS
+	gate chan struct{}
+}
+
+type gatedFile struct {
+	vfs.File
+	gate chan struct{}
+}
+
+func (f gatedFS) Open(name string, mode vfs.Mode) (vfs.File, error) {
+	file, err := f.FS.Open(name, mode)
+	if err != nil {
+		return nil, err
+	}
+	return gatedFile{file, f.gate}, nil
+}
+
+func (f gatedFile) WriteAt(p []byte, off int64) (int, error) {
+	<-f.gate
+	return f.File.WriteAt(p, off)
+}
+
+// TestSpareIsTakenWhileAnotherIsMade: a device that holds up the making of a segment holds up no rotation that has one.
+func TestSpareIsTakenWhileAnotherIsMade(t *testing.T) {
+	gate := make(chan struct{}, 100)
+	for range cap(gate) {
+		gate <- struct{}{}
+	}
+	options := testOptions(gatedFS{vfs.NewMem(), gate}, 64<<10)
+	options.Images = 8
+	l := mustStart(t, options).log
+	waitForSpare(t, l)
+	for len(gate) > 0 {
+		<-gate
+	}
+	defer close(gate)
+	l.spares.mu.Lock()
+	l.spares.want = 2
+	l.spares.mu.Unlock()
+	l.wantSpare() // its maker now waits for the device
+	taken := make(chan bool, 1)
+	go func() {
+		for l.spares.making.TryLock() { // until the maker has begun
+			l.spares.making.Unlock()
+			time.Sleep(time.Millisecond)
+		}
+		b, ready, err := l.spares.take()
+		if err == nil {
+			l.images.give(b.image, 0)
+			err = b.file.Close()
+		}
+		taken <- ready && err == nil
+	}()
+	select {
+	case ok := <-taken:
+		if !ok {
+			t.Error("the spare that was ready was not taken")
+		}
+	case <-time.After(5 * time.Second):
+		t.Error("who takes a spare waits for the one that is being made")
+	}
+}

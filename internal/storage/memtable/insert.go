@@ -85,7 +85,7 @@ func (t *Table) Secure(in *Inserter, n int) error {
 	if err != nil {
 		return err
 	}
-	if (uint64(at) == t.start || uint64(at) < t.half && uint64(at)+grab >= t.half) && t.filling != nil {
+	if t.filling != nil && t.tells(uint64(at), uint64(at)+grab) {
 		select {
 		case t.filling <- struct{}{}:
 		default:
@@ -100,6 +100,11 @@ func (t *Table) Secure(in *Inserter, n int) error {
 	}
 	in.pos, in.end = at, at+uint32(grab)
 	return nil
+}
+
+// tells reports whether words [from, to) begin another step, or the second half.
+func (t *Table) tells(from, to uint64) bool {
+	return from/t.arena.step != to/t.arena.step || from < t.half && to >= t.half
 }
 
 // bind makes in forget its former table.

@@ -17,8 +17,8 @@ type Config struct {
 	// Prefix is what most keys are expected to start with. It is not stored with the key heads, which then tell more keys
 	// apart. Keys without it are just as welcome, only slower.
 	Prefix []byte
-	// Filling, if set, gets a token when the first entry takes memory, and when half of Bytes is taken; one that is still there will do. Its
-	// capacity is one.
+	// Filling, if set, gets a token whenever another step of memory is begun, and when half of Bytes is taken; one that is still there will do.
+	// Its capacity is one.
 	Filling chan<- struct{}
 	// CrowdedAt is the chain length at whose multiples Apply reports a key to Inserter.Crowded; zero reports none.
 	CrowdedAt int
@@ -80,7 +80,7 @@ type Table struct {
 	crowdedAt uint32
 	index     index
 	layout    layout
-	half      uint64 // words, at which filling gets its second token
+	half      uint64 // words
 	filling   chan<- struct{}
 
 	height atomic.Int32 // levels in use; grows rarely
@@ -147,20 +147,30 @@ func newTable(c Config) *Table {
 // for two megabytes, and several times that in a virtual machine whose host has to find them first.
 func (t *Table) Touch() error {
 	for {
-		if more, err := t.TouchStep(); !more || err != nil {
+		if more, err := t.touchTo(t.half * 2); !more || err != nil {
 			return err
 		}
 	}
 }
 
-// TouchStep takes some of that memory, and reports whether there is more to take. Others may fill the table meanwhile.
-func (t *Table) TouchStep() (more bool, err error) {
+// aheadSteps is how many steps of memory TouchAhead keeps ready: what the fastest writers take while the slowest host finds a step.
+const aheadSteps = 4
+
+// TouchAhead takes a step of the memory that writers will need next, and reports whether there may be more to take. They may fill the table meanwhile.
+func (t *Table) TouchAhead() (more bool, err error) {
+	return t.touchTo(min(t.arena.tail.Load()+aheadSteps*t.arena.step, t.half*2))
+}
+
+func (t *Table) touchTo(end uint64) (more bool, err error) {
 	mapped := t.arena.mapped.Load()
-	if mapped >= t.half*2 {
+	if mapped >= end {
 		return false, nil
 	}
 	return true, t.arena.grow(mapped + 1)
 }
+
+// Resident is the memory that the table has, in bytes: what entries have taken, and what was touched ahead of them.
+func (t *Table) Resident() int { return int(t.arena.mapped.Load() * wordBytes) }
 
 // HalfFull reports whether half of the memory that the table is meant to have is taken.
 func (t *Table) HalfFull() bool { return t.arena.tail.Load() >= t.half }
