@@ -1,6 +1,8 @@
 package storage
 
 import (
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -11,8 +13,7 @@ import (
 // but while a reader is inside a slot no memtable is freed either, and writers would soon wait for memory.
 //
 // Invariant: the pager has been told to release pages through checkpoint n only if n is not past any pinned checkpoint. What no pinned state
-// reaches, because it was written after the last pin, goes nevertheless (pager.ReleaseYoung). What was written between two pins waits for both: who pins
-// again and again beside one who stays keeps all that is written meanwhile.
+// reaches goes nevertheless (pager.ReleaseBeside).
 type rootPins struct {
 	mu     sync.Mutex
 	pinned map[uint64]int // by checkpoint: how many
@@ -22,13 +23,14 @@ type rootPins struct {
 }
 
 // pin keeps every page that the state of checkpoint n reaches. The checkpointing mutex is held, so that n is the newest.
-func (r *rootPins) pin(n uint64) {
+func (r *rootPins) pin(p *pager.Pager, n uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.pinned == nil {
 		r.pinned = make(map[uint64]int)
 	}
 	r.pinned[n]++
+	r.releaseLocked(p)
 }
 
 // unpin ends what pin began.
@@ -55,5 +57,5 @@ func (r *rootPins) releaseLocked(p *pager.Pager) {
 		through = min(through, n)
 	}
 	p.ReleaseThrough(through)
-	p.ReleaseYoung(r.wanted)
+	p.ReleaseBeside(r.wanted, slices.Collect(maps.Keys(r.pinned)))
 }

@@ -118,7 +118,7 @@ func (e *Engine) freeze() (*pager.Pager, error) {
 	if err != nil {
 		return nil, err
 	}
-	e.pins.pin(frozen.Checkpoint())
+	e.pins.pin(e.pager, frozen.Checkpoint())
 	e.pins.logHeld.Add(1)
 	return frozen, nil
 }

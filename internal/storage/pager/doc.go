@@ -9,7 +9,7 @@
 //	superblock  the root of a state: where the tree, the rows and the allocation map begin, and how many pages there are
 //	live        reachable from the state that is being built
 //	pending     freed by checkpoint c and perhaps still read through a root older than c
-//	young       live since the last Freeze: no frozen state reaches it
+//	frozen      a state that somebody looks at for long: a check, for instance
 //	free        to be handed out
 //	taken       handed out by the checkpoint that is being built, and not yet part of a state
 //	vector      a copy-on-write array of pages below one root; the allocation map is one, the row table another
@@ -27,7 +27,7 @@
 //   - Only taken pages are written. So nothing that a durable superblock reaches is overwritten, and neither is anything
 //     that a reader of an older root may still want.
 //   - A page freed by checkpoint c is handed out again only after the superblock c is durable and ReleaseThrough(c) said
-//     that every reader of an older root is gone; for one that was young, ReleaseYoung(c). Releases take effect between checkpoints, so that
+//     that every reader of an older root is gone, or ReleaseBeside(c) did, and no frozen state reaches it. Releases take effect between checkpoints, so that
 //     where a checkpoint puts its pages depends on the states before it and not on the moment at which a reader leaves.
 //   - The stored map holds the live pages and nothing else: what was pending or taken when the process died is free
 //     when the file is opened again. Nothing leaks and nothing needs to be searched for.

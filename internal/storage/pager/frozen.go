@@ -6,15 +6,15 @@ import (
 	"math"
 
 	"epochkv/internal/storage/page"
-	"epochkv/internal/storage/pager/bitset"
 	"epochkv/internal/vfs"
 )
 
 // A frozen pager is one durable state of a data file, for reading only, as the file itself tells it: what the pager that keeps the file
 // up to date knows in memory has no part in it. It is what a check looks at, and what is left to read of a damaged file.
 //
-// While a frozen pager of an open file is in use, its owner must not let ReleaseThrough pass the checkpoint of the state. ReleaseYoung may: what became
-// live after the state was taken is no part of it, so that a file grows by what is left of the state at most, however long it is looked at.
+// While a frozen pager of an open file is in use, its owner must not let ReleaseThrough pass the checkpoint of the state, and must name it in
+// ReleaseBeside, before the next checkpoint and from then on. What became live after the state was taken, or was freed before, is no part of it, so
+// that a file grows by what is left of the state at most, however long it is looked at.
 
 // Freeze returns the newest durable state, without its allocation map (see LoadMap). It also audits the space that p has in memory. No
 // checkpoint may be open.
@@ -29,7 +29,7 @@ func (p *Pager) Freeze() (*Pager, error) {
 	if n := p.space.taken.Count(); n != 0 {
 		return nil, brokenf("%d pages are taken and no checkpoint is open", n)
 	}
-	p.space.young = bitset.Set{}
+	p.space.freeze(p.Checkpoint())
 	return frozen(p.file, *p.current(), p.fileSize.Load()), nil
 }
 

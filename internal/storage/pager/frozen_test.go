@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"maps"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"epochkv/internal/storage/page"
@@ -20,12 +21,13 @@ func TestFrozenStateHoldsItsOwnPagesOnly(t *testing.T) {
 		all = append(all, i)
 	}
 	value := uint64(1)
+	var frozen []uint64
 	rewrite := func(times int) {
 		t.Helper()
 		for range times {
 			value++
 			must(t, y.checkpoint(value, all, nil, value))
-			y.p.ReleaseYoung(y.p.Checkpoint()) // nobody but who looks at frozen states
+			y.p.ReleaseBeside(y.p.Checkpoint(), slices.Clone(frozen)) // nobody but who looks at frozen states
 			must(t, y.audit())
 		}
 	}
@@ -41,6 +43,8 @@ func TestFrozenStateHoldsItsOwnPagesOnly(t *testing.T) {
 		t.Helper()
 		p, err := y.p.Freeze()
 		must(t, err)
+		frozen = append(frozen, p.Checkpoint())
+		y.p.ReleaseBeside(y.p.Checkpoint(), slices.Clone(frozen))
 		return p, y.contents()
 	}
 
@@ -66,13 +70,28 @@ func TestFrozenStateHoldsItsOwnPagesOnly(t *testing.T) {
 	if after := y.p.Stats().FileBytes; after > size {
 		t.Errorf("the file grew from %d to %d bytes", size, after)
 	}
+	for range 20 { // short looks beside long ones
+		freeze()
+		rewrite(1)
+		frozen = frozen[:2]
+	}
+	look(first, was)
+	look(second, then)
+	if after := y.p.Stats().FileBytes; after > size+int64(2*own)*512 {
+		t.Errorf("beside short looks, the file grew from %d to %d bytes", size, after)
+	}
+	frozen = frozen[1:]
 	y.p.ReleaseThrough(first.Checkpoint())
 	rewrite(1)
 	look(second, then)
+	frozen = nil
 	y.p.ReleaseThrough(y.p.Checkpoint())
 	rewrite(2)
 	if n := y.p.Stats().Pending; n > own {
 		t.Errorf("%d pages wait for nobody", n)
+	}
+	if n := len(y.p.space.cohorts); n > 1 {
+		t.Errorf("%d cohorts are kept apart for nobody", n)
 	}
 }
 
@@ -163,7 +182,11 @@ func TestFrozenModel(t *testing.T) {
 				through = min(through, x.at)
 			}
 			y.p.ReleaseThrough(through)
-			y.p.ReleaseYoung(wanted)
+			var frozen []uint64
+			for _, x := range pins {
+				frozen = append(frozen, x.at)
+			}
+			y.p.ReleaseBeside(wanted, frozen)
 			must(t, y.audit())
 			for _, x := range pins {
 				look(x)

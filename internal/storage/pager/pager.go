@@ -39,7 +39,7 @@ type Pager struct {
 	base     atomic.Pointer[superblock]  // the newest durable state
 	building atomic.Uint64               // newest checkpoint number that a page in the file may carry
 	released atomic.Uint64               // argument of the largest ReleaseThrough
-	young    atomic.Uint64               // and of the largest ReleaseYoung
+	beside   atomic.Pointer[releases]    // argument of the last ReleaseBeside
 	failure  atomic.Pointer[error]       // what stopped the pager
 	fileSize atomic.Int64                // bytes, written under growMu or by who holds open
 	open     atomic.Bool                 // a checkpoint, or Shrink, is under way
@@ -127,6 +127,7 @@ func open(f vfs.File, opts Options) (*Pager, error) {
 		p.onFree = func(page.ID) {}
 	}
 	p.base.Store(&sb)
+	p.beside.Store(new(releases))
 	p.building.Store(sb.checkpoint)
 	size, err := f.Size()
 	if err != nil {
@@ -258,24 +259,22 @@ func (p *Pager) failed(err error) error {
 
 // ReleaseThrough says that no reader is left that holds a root older than checkpoint n, so that what checkpoints through n freed may be
 // used again. It takes effect with the next Begin or Shrink.
-func (p *Pager) ReleaseThrough(n uint64) { raise(&p.released, n) }
-
-// ReleaseYoung says the same but for frozen states, which may be older: what became live since the last Freeze, and checkpoints through n
-// freed, may be used again.
-func (p *Pager) ReleaseYoung(n uint64) { raise(&p.young, n) }
-
-func raise(w *atomic.Uint64, n uint64) {
+func (p *Pager) ReleaseThrough(n uint64) {
 	for {
-		old := w.Load()
-		if n <= old || w.CompareAndSwap(old, n) {
+		old := p.released.Load()
+		if n <= old || p.released.CompareAndSwap(old, n) {
 			return
 		}
 	}
 }
 
+// ReleaseBeside says the same but for who looks at the frozen states of some checkpoints, which may be older: what checkpoints through n freed, and none
+// of these states reaches, may be used again. The slice is the pager's from then on. Of several calls the last one counts.
+func (p *Pager) ReleaseBeside(n uint64, frozen []uint64) { p.beside.Store(&releases{n, frozen}) }
+
 // applyReleases frees what may be freed. Only durable checkpoints have pending pages.
 func (p *Pager) applyReleases() uint64 {
 	n := p.released.Load()
-	p.space.release(n, p.young.Load(), p.onFree)
+	p.space.release(n, p.beside.Load(), p.onFree)
 	return n
 }

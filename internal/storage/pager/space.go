@@ -2,6 +2,7 @@ package pager
 
 import (
 	"fmt"
+	"slices"
 
 	"epochkv/internal/storage/page"
 	"epochkv/internal/storage/pager/bitset"
@@ -19,14 +20,13 @@ const runPreferred = 8
 
 // space knows which pages are live, pending, taken and free. It does no I/O.
 //
-// Invariant: busy is the disjoint union of live, pending, passing, taken, and the superblocks (which count as live); young is part of live.
+// Invariant: busy is the disjoint union of live, pending, taken, and the superblocks (which count as live); cohorts are disjoint parts of live.
 type space struct {
 	busy    bitset.Set
 	live    bitset.Set
 	taken   bitset.Set
-	young   bitset.Set     // live since the last Freeze: no frozen state reaches them
+	cohorts []cohort       // ascending; one more than frozen states at most
 	pending []pendingPages // ascending by checkpoint
-	passing []pendingPages // those that were young: they wait for readers of older roots, and not for frozen states
 
 	// from[n] is a lower bound for searches: no free run of n pages begins below it, the last standing for all longer ones. Bounds
 	// only move up between two releases, so that the searches of one checkpoint walk the bitmap once for each length.
@@ -36,10 +36,17 @@ type space struct {
 	dirtyWords bitset.Set
 }
 
-// pendingPages is what one checkpoint freed.
+// pendingPages is what one checkpoint freed of one cohort. States from behind bornAfter to before checkpoint reach it.
 type pendingPages struct {
-	checkpoint uint64
-	pages      []page.ID
+	bornAfter, checkpoint uint64
+	pages                 []page.ID
+}
+
+// cohort is the live pages that were written between two freezes, the first of them at checkpoint after. What is in none was there before all, as
+// far as anybody remembers.
+type cohort struct {
+	after uint64
+	pages bitset.Set
 }
 
 func newSpace() *space {
@@ -158,7 +165,7 @@ func (s *space) enliven(id page.ID) error {
 	if !s.taken.Remove(i) || !s.live.Add(i) {
 		return fmt.Errorf("page %d becomes live without having been taken", id)
 	}
-	s.young.Add(i)
+	s.born(i)
 	s.dirtyWords.Add(i / 64)
 	return nil
 }
@@ -180,39 +187,56 @@ func (s *space) revive(id page.ID) {
 }
 
 func (s *space) drop(id page.ID) {
-	s.young.Remove(int(id))
+	s.forget(int(id))
 	if s.live.Remove(int(id)) {
 		s.dirtyWords.Add(int(id) / 64)
 	}
 	s.free(int(id))
 }
 
-// settle lets the pages that a checkpoint freed wait for those who may still read them.
-func (s *space) settle(checkpoint uint64, freed []page.ID) {
-	old, young := pendingPages{checkpoint: checkpoint}, pendingPages{checkpoint: checkpoint}
-	for _, id := range freed {
-		if s.young.Remove(int(id)) {
-			young.pages = append(young.pages, id)
-		} else {
-			old.pages = append(old.pages, id)
+// freeze begins a cohort: what is written from here on is no part of the state at checkpoint n.
+func (s *space) freeze(n uint64) { s.cohorts = append(s.cohorts, cohort{after: n}) }
+
+func (s *space) born(i int) {
+	if n := len(s.cohorts); n > 0 {
+		s.cohorts[n-1].pages.Add(i)
+	}
+}
+
+// forget takes a page out of its cohort, and returns since when it can have been there.
+func (s *space) forget(i int) (bornAfter uint64) {
+	for n := len(s.cohorts) - 1; n >= 0; n-- {
+		if s.cohorts[n].pages.Remove(i) {
+			return s.cohorts[n].after
 		}
 	}
-	s.pending, s.passing = append(s.pending, old), append(s.passing, young)
+	return 0
 }
 
-// release frees what checkpoints through n freed, and those of the young pages that checkpoints through young freed, and calls each for every page.
-func (s *space) release(n, young uint64, each func(page.ID)) {
-	s.pending = s.releaseFrom(s.pending, n, each)
-	s.passing = s.releaseFrom(s.passing, max(n, young), each)
-	s.busy.Trim()
-	s.live.Trim()
+// settle lets the pages that a checkpoint freed wait for those who may still read them.
+func (s *space) settle(checkpoint uint64, freed []page.ID) {
+	first := len(s.pending)
+	for _, id := range freed {
+		after := s.forget(int(id))
+		at := first
+		for at < len(s.pending) && s.pending[at].bornAfter != after {
+			at++
+		}
+		if at == len(s.pending) {
+			s.pending = append(s.pending, pendingPages{bornAfter: after, checkpoint: checkpoint})
+		}
+		s.pending[at].pages = append(s.pending[at].pages, id)
+	}
 }
 
-func (s *space) releaseFrom(list []pendingPages, n uint64, each func(page.ID)) []pendingPages {
-	done := 0
-	for _, p := range list {
-		if p.checkpoint > n {
-			break
+// release frees what checkpoints through n freed, and what those through r.readers freed and none of the frozen states reaches. It calls each for
+// every page.
+func (s *space) release(n uint64, r *releases, each func(page.ID)) {
+	kept := s.pending[:0]
+	for _, p := range s.pending {
+		if p.checkpoint > n && (p.checkpoint > r.readers || r.reach(&p)) {
+			kept = append(kept, p)
+			continue
 		}
 		for _, id := range p.pages {
 			s.free(int(id))
@@ -220,37 +244,74 @@ func (s *space) releaseFrom(list []pendingPages, n uint64, each func(page.ID)) [
 				each(id)
 			}
 		}
-		done++
 	}
-	return append(list[:0], list[done:]...)
+	clear(s.pending[len(kept):])
+	s.pending = kept
+	s.mergeCohorts(r)
+	s.busy.Trim()
+	s.live.Trim()
+}
+
+// mergeCohorts forgets at which freezes states were taken that nobody looks at any more.
+func (s *space) mergeCohorts(r *releases) {
+	for i := len(s.cohorts) - 1; i >= 0; i-- {
+		c := &s.cohorts[i]
+		if slices.Contains(r.frozen, c.after) {
+			continue
+		}
+		if i > 0 { // else they were there before all that anybody looks at
+			into := &s.cohorts[i-1].pages
+			for m := c.pages.Next(0); m < c.pages.Len(); m = c.pages.Next(m + 1) {
+				into.Add(m)
+			}
+		}
+		s.cohorts = slices.Delete(s.cohorts, i, i+1)
+	}
 }
 
 func (s *space) pendingCount() (n int) {
-	for _, list := range [][]pendingPages{s.pending, s.passing} {
-		for _, p := range list {
-			n += len(p.pages)
-		}
+	for _, p := range s.pending {
+		n += len(p.pages)
 	}
 	return n
+}
+
+// releases is who may still read what.
+type releases struct {
+	readers uint64   // no reader is left that holds a root older than this checkpoint
+	frozen  []uint64 // checkpoints of the frozen states that somebody looks at
+}
+
+// reach reports whether a frozen state may reach these pages.
+func (r *releases) reach(p *pendingPages) bool {
+	return slices.ContainsFunc(r.frozen, func(n uint64) bool { return p.bornAfter < n && n < p.checkpoint })
 }
 
 // audit checks the invariant.
 func (s *space) audit() error {
 	var pending bitset.Set
-	for _, list := range [][]pendingPages{s.pending, s.passing} {
-		for _, p := range list {
-			for _, id := range p.pages {
-				if !pending.Add(int(id)) {
-					return fmt.Errorf("page %d is pending twice", id)
-				}
+	for _, p := range s.pending {
+		for _, id := range p.pages {
+			if !pending.Add(int(id)) {
+				return fmt.Errorf("page %d is pending twice", id)
 			}
 		}
 	}
-	n := max(s.busy.Len(), s.live.Len(), s.taken.Len(), s.young.Len(), pending.Len()) / 64
+	n, young := max(s.busy.Len(), s.live.Len(), s.taken.Len(), pending.Len()), bitset.Set{}
+	for i := range s.cohorts {
+		c := &s.cohorts[i].pages
+		n = max(n, c.Len())
+		for m := c.Next(0); m < c.Len(); m = c.Next(m + 1) {
+			if !young.Add(m) {
+				return fmt.Errorf("page %d is in two cohorts", m)
+			}
+		}
+	}
+	n /= 64
 	for i := range n {
 		b, l, t, p := s.busy.Word(i), s.live.Word(i), s.taken.Word(i), pending.Word(i)
-		if dead := s.young.Word(i) &^ l; dead != 0 {
-			return fmt.Errorf("pages %d.. are young and not live: %#x", i*64, dead)
+		if dead := young.Word(i) &^ l; dead != 0 {
+			return fmt.Errorf("pages %d.. are in a cohort and not live: %#x", i*64, dead)
 		}
 		if l&t|l&p|t&p != 0 {
 			return fmt.Errorf("pages %d.. are in two sets: live %#x, taken %#x, pending %#x", i*64, l, t, p)
