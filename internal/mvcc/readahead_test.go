@@ -206,7 +206,7 @@ func TestScansReadAheadWhilePagesMove(t *testing.T) {
 						at = from + limit - 1 - i
 					}
 					if !c.Next() || string(c.Key()) != string(coldKey(at)) || string(c.Value()) != fmt.Sprintf("%090d", at) {
-						err = fmt.Errorf("entry %d of the scan from %d: %x %q %v", i, from, c.Key(), c.Value(), c.Err())
+						err = fmt.Errorf("entry %d of the scan from %d: %x %q %w", i, from, c.Key(), c.Value(), c.Err())
 					}
 				}
 				own.Done()
