@@ -62,9 +62,10 @@ func Open(o Options) (*Store, error) {
 		collection: o.Collection, horizonRule: o.Horizon,
 		syncInterval: o.SyncInterval, gcInterval: o.GCInterval, retention: o.Retention, checkpointInterval: o.CheckpointInterval,
 	}
-	s.registry = pin.NewRegistry(&s.horizon.visible)
 	if o.Horizon == HorizonScanned {
 		s.registry = pin.NewScannedRegistry(&s.horizon.visible)
+	} else {
+		s.registry = pin.NewRegistry(&s.horizon.visible)
 	}
 	if at := o.Collection.crowdedAt(); at != 0 {
 		o.Storage.CrowdedAt = at

@@ -283,14 +283,11 @@ func (e *Engine) publish(number uint64, root btree.Root, merged []*generation, c
 	e.mu.Lock()
 	v := e.view.Load()
 	frozen := v.frozen[: len(v.frozen)-len(merged) : len(v.frozen)-len(merged)]
-	bytes := int64(0)
-	for _, g := range merged {
-		bytes += int64(g.mem.Resident())
-	}
+	bytes := residentBytes(merged)
 	e.retired.bytes.Add(bytes)
 	e.view.Store(&view{active: v.active, frozen: frozen, root: root, side: e.known, checkpoint: number})
 	e.flow.endLocked()
-	e.pressLocked(e.view.Load(), time.Now())
+	e.pressLocked(time.Now())
 	e.mu.Unlock()
 
 	e.retire(number, merged, bytes)

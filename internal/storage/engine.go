@@ -208,7 +208,7 @@ func (e *Engine) advance(full *generation, bodyBytes int, first func(*generation
 	full.next.Store(next)
 	e.view.Store(&view{active: next, frozen: frozen, root: v.root, side: v.side, checkpoint: v.checkpoint})
 	e.counters.rotations.Add(1)
-	e.pressLocked(e.view.Load(), time.Now())
+	e.pressLocked(time.Now())
 	e.rotated.Store(time.Now().UnixNano())
 	if e.frozenBytesOf(e.view.Load()) >= e.checkpointAt() {
 		e.wakeCheckpoint()
@@ -220,7 +220,7 @@ func (e *Engine) advance(full *generation, bodyBytes int, first func(*generation
 func (e *Engine) roomMade() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.pressLocked(e.view.Load(), time.Now())
+	e.pressLocked(time.Now())
 	close(e.room)
 	e.room = make(chan struct{})
 }
@@ -271,11 +271,7 @@ func (e *Engine) Rotate() error {
 
 // frozenBytesOf is the memory of tables that take no more writes, the active one included, which is about to be one of them.
 func (e *Engine) frozenBytesOf(v *view) int64 {
-	total := int64(v.active.mem.Resident()) + e.retired.bytes.Load()
-	for _, g := range v.frozen {
-		total += int64(g.mem.Resident())
-	}
-	return total
+	return int64(v.active.mem.Resident()) + residentBytes(v.frozen) + e.retired.bytes.Load()
 }
 
 func (e *Engine) newGenerationLocked(first keys.Epoch, bodyBytes int) (*generation, error) {

@@ -40,6 +40,14 @@ func (g *generation) seal() {
 	}
 }
 
+// residentBytes is the memory of the generations' memtables.
+func residentBytes(generations []*generation) (bytes int64) {
+	for _, g := range generations {
+		bytes += int64(g.mem.Resident())
+	}
+	return bytes
+}
+
 // reserve is Engine.Reserve in a generation that nobody else sees yet.
 func (g *generation) reserve(w *Writer, body []byte) bool {
 	if err := g.mem.Secure(&w.inserter, memtable.MaxSize(body)); err != nil {

@@ -160,22 +160,21 @@ func (e *Engine) checkpointAt() int64 {
 }
 
 // pressLocked is called whenever there is more memory in use, or less.
-func (e *Engine) pressLocked(v *view, now time.Time) {
-	e.flow.pressLocked(e.frozenBytesOf(v), e.frozenBytes.Load(), now)
+func (e *Engine) pressLocked(now time.Time) {
+	e.flow.pressLocked(e.frozenBytesOf(e.view.Load()), e.frozenBytes.Load(), now)
 }
 
 // flowBegins notes that a merge begins. publish, or flowFails, ends it.
 func (e *Engine) flowBegins(job *mergeJob) {
-	bytes, versions := int64(0), int64(0)
+	versions := int64(0)
 	for _, g := range job.frozen {
-		bytes += int64(g.mem.Resident())
 		versions += int64(g.mem.Versions())
 	}
 	now := time.Now()
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.flow.beginLocked(bytes, versions, now)
-	e.pressLocked(e.view.Load(), now)
+	e.flow.beginLocked(residentBytes(job.frozen), versions, now)
+	e.pressLocked(now)
 }
 
 // flowGoesOn notes that the merge under way has got through so many versions.
@@ -189,7 +188,7 @@ func (e *Engine) flowGoesOn(versions int) {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.pressLocked(e.view.Load(), now)
+	e.pressLocked(now)
 }
 
 // flowMeasured notes that the merge under way has done its work, whose time tells about those to come.
@@ -204,5 +203,5 @@ func (e *Engine) flowFails() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.flow.endLocked()
-	e.pressLocked(e.view.Load(), time.Now())
+	e.pressLocked(time.Now())
 }
