@@ -101,9 +101,6 @@ func Default() Config {
 	}
 }
 
-// KeySizeMax is the longest key: a quarter page, so that an inner page always holds several separators.
-func (c *Config) KeySizeMax() Size { return c.PageSize / 4 }
-
 // Durability is when a write is acknowledged. It is a flag value.
 type Durability string
 

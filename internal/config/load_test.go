@@ -33,7 +33,7 @@ func TestNothingSaidGivesTheDocumentedDefaults(t *testing.T) {
 	if c != Default() {
 		t.Fatalf("got %+v, want the defaults", c)
 	}
-	if c.DataDir != "./data" || c.Listen != "127.0.0.1:7400" || c.HTTP != "127.0.0.1:7401" || c.Durability != DurabilitySync || c.KeySizeMax() != 2*KiB {
+	if c.DataDir != "./data" || c.Listen != "127.0.0.1:7400" || c.HTTP != "127.0.0.1:7401" || c.Durability != DurabilitySync || c.PageSize != 8*KiB {
 		t.Fatalf("defaults moved: %+v", c)
 	}
 }

@@ -65,7 +65,7 @@ type Options struct {
 
 // Limits bound what one request may ask for. Zero fields take the default named beside them.
 type Limits struct {
-	KeyBytes   int // a quarter of the page: 2 KiB
+	KeyBytes   int // storage.KeyBytesMax, which is also the most: 2 KiB
 	ValueBytes int // 16 MiB
 	BatchBytes int // 64 MiB
 	BatchOps   int // 1,000,000

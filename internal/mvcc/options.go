@@ -1,6 +1,10 @@
 package mvcc
 
-import "time"
+import (
+	"time"
+
+	"epochkv/internal/storage"
+)
 
 // Defaults, as documented at Options and Limits.
 const (
@@ -24,12 +28,20 @@ func (o *Options) setDefaults() {
 	orDefault(&o.CheckpointInterval, defaultCheckpoint)
 	orDefault(&o.Storage.PageSize, defaultPageSize)
 	l := &o.Limits
-	orDefault(&l.KeyBytes, o.Storage.PageSize/4)
+	orDefault(&l.KeyBytes, storage.KeyBytesMax(o.Storage.PageSize))
 	orDefault(&l.ValueBytes, defaultValueBytes)
 	orDefault(&l.BatchBytes, defaultBatchBytes)
 	orDefault(&l.BatchOps, defaultBatchOps)
 	orDefault(&l.Sessions, defaultSessions)
 	orDefault(&l.Holds, defaultHolds)
+}
+
+// check refuses limits that the layers below cannot keep: what is acknowledged must fit into the tree.
+func (l *Limits) check(pageSize int) error {
+	if limit := storage.KeyBytesMax(pageSize); l.KeyBytes > limit {
+		return &LimitError{What: "key bytes", Limit: limit, Got: l.KeyBytes}
+	}
+	return nil
 }
 
 func orDefault[T comparable](field *T, value T) {

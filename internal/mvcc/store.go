@@ -57,6 +57,9 @@ type Store struct {
 // storage.ErrNewerFormat, vfs.ErrLocked, and those of the file system.
 func Open(o Options) (*Store, error) {
 	o.setDefaults()
+	if err := o.Limits.check(o.Storage.PageSize); err != nil {
+		return nil, fmt.Errorf("open %s: %w", o.Storage.Dir, err)
+	}
 	s := &Store{
 		latches: newLatches(), limits: o.Limits, durability: o.Durability, serial: o.Storage.SerialAppend,
 		collection: o.Collection, horizonRule: o.Horizon,

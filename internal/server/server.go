@@ -158,7 +158,7 @@ func storeOptions(c *config.Config, files vfs.FS) mvcc.Options {
 		CheckpointInterval: c.CheckpointInterval, GCInterval: c.GCInterval,
 		Durability: durability, SyncInterval: c.SyncInterval, Retention: c.Retention,
 		Limits: mvcc.Limits{
-			KeyBytes: int(c.KeySizeMax()), ValueBytes: int(c.Limits.ValueSize), BatchBytes: int(c.Limits.BatchSize),
+			KeyBytes: storage.KeyBytesMax(int(c.PageSize)), ValueBytes: int(c.Limits.ValueSize), BatchBytes: int(c.Limits.BatchSize),
 			BatchOps: c.Limits.BatchOps, Sessions: c.Limits.InflightRequests,
 		},
 	}

@@ -3,6 +3,7 @@ package storage
 import (
 	"time"
 
+	"epochkv/internal/storage/page"
 	"epochkv/internal/vfs"
 	"epochkv/internal/wal"
 )
@@ -17,6 +18,9 @@ const (
 	checkpointBytesMax = 64 << 20
 	defaultStallMax    = 10 * time.Second
 )
+
+// KeyBytesMax is the longest client's key that a store with pages of this size takes.
+func KeyBytesMax(pageSize int) int { return page.UserKeyMax(pageSize) }
 
 func (o *Options) setDefaults() {
 	if o.FS == nil {
