@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -44,6 +45,9 @@ func statusRows(s *kvpb.StatusResponse) [][]string {
 	row("version", "%s %s %s", build.GetVersion(), build.GetGoVersion(), build.GetPlatform())
 	row("uptime", "%s", s.GetUptime().AsDuration().Round(time.Second))
 	row("health", "%s", healthText(health))
+	for _, c := range health.GetConditions() {
+		row("", "%s", conditionText(c))
+	}
 	row("epochs", "visible %d, durable %d, min visible %d", epochs.GetVisible(), epochs.GetDurable(), epochs.GetMinVisible())
 
 	sizes := s.GetSizes()
@@ -84,15 +88,25 @@ func statusRows(s *kvpb.StatusResponse) [][]string {
 
 func healthText(h *kvpb.Health) string {
 	text := map[kvpb.Health_State]string{
-		kvpb.Health_STATE_SERVING:   "serving",
-		kvpb.Health_STATE_DRAINING:  "shutting down",
-		kvpb.Health_STATE_READ_ONLY: "READ ONLY: no writes are accepted",
+		kvpb.Health_STATE_SERVING:     "serving",
+		kvpb.Health_STATE_DRAINING:    "shutting down",
+		kvpb.Health_STATE_READ_ONLY:   "READ ONLY: no writes are accepted",
+		kvpb.Health_STATE_UNAVAILABLE: "UNAVAILABLE",
 	}[h.GetState()]
 	if text == "" {
 		text = "unknown"
 	}
-	if h.GetCause() != "" {
+	if h.GetCause() != "" && len(h.GetConditions()) == 0 { // each condition has a row of its own
 		text += " (" + h.GetCause() + ")"
+	}
+	return text
+}
+
+func conditionText(c *kvpb.Condition) string {
+	severity := strings.ToLower(strings.TrimPrefix(c.GetSeverity().String(), "SEVERITY_"))
+	text := fmt.Sprintf("%s since %s: %s: %s", severity, c.GetSince().AsTime().Format(time.RFC3339), c.GetName(), c.GetMessage())
+	if c.GetCause() != "" {
+		text += ": " + c.GetCause()
 	}
 	return text
 }

@@ -49,10 +49,11 @@ var mayImport = map[string][]string{
 	"api":                {},
 	"client":             {"api/proto/epochkv/v1"},
 	"internal/config":    {},
+	"internal/health":    {},
 	"internal/auth":      {},
-	"internal/telemetry": {"internal/config", "internal/mvcc", "internal/storage", "internal/wal", "internal/vfs"},
+	"internal/telemetry": {"internal/config", "internal/health", "internal/mvcc", "internal/storage", "internal/wal", "internal/vfs"},
 	"internal/server": {
-		"api/proto/epochkv/v1", "internal/auth", "internal/config", "internal/mvcc", "internal/storage",
+		"api/proto/epochkv/v1", "internal/auth", "internal/config", "internal/health", "internal/mvcc", "internal/storage",
 		"internal/storage/keys", "internal/storage/batch", "internal/telemetry", "internal/vfs", "internal/wal",
 	},
 	"cmd/kvserver": {"internal/config", "internal/server", "internal/telemetry"},

@@ -2,7 +2,6 @@ package server
 
 import (
 	"context"
-	"errors"
 	"runtime"
 	"time"
 
@@ -47,20 +46,6 @@ func (s *adminService) Status(ctx context.Context, _ *pb.StatusRequest) (*pb.Sta
 func buildMessage() *pb.Build {
 	b := telemetry.Build()
 	return &pb.Build{Version: b.Version, Revision: b.Revision, GoVersion: b.Go, Platform: runtime.GOOS + "/" + runtime.GOARCH}
-}
-
-func (s *Server) healthMessage() *pb.Health {
-	if err := s.store.Err(); err != nil {
-		return &pb.Health{State: pb.Health_STATE_READ_ONLY, Cause: err.Error()}
-	}
-	if s.draining.Load() {
-		return &pb.Health{State: pb.Health_STATE_DRAINING, Cause: errShuttingDown.Error()}
-	}
-	health := &pb.Health{State: pb.Health_STATE_SERVING}
-	if err := errors.Join(s.store.CheckpointErr(), s.store.Damage()); err != nil {
-		health.Cause = err.Error()
-	}
-	return health
 }
 
 func sizesMessage(e *mvcc.Stats) *pb.Sizes {

@@ -2,107 +2,168 @@ package server
 
 import (
 	"context"
-	"log/slog"
+	"fmt"
+	"strings"
+	"sync"
 	"time"
 
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
+	pb "epochkv/api/proto/epochkv/v1"
+	"epochkv/internal/health"
 	"epochkv/internal/mvcc"
 )
 
-// condition is something that an operator should know while it lasts. It is logged when it begins, every conditionRepeat while it goes
-// on, and when it is over.
-type condition struct {
-	level   slog.Level
-	what    string // always the same words for the same condition
-	details []any
-}
-
 const (
-	conditionInterval = time.Second
-	conditionRepeat   = 10 * time.Minute
+	// healthInterval is how soon a condition shows in grpc.health.v1. /healthz, /readyz and Status observe when they are asked.
+	healthInterval = 250 * time.Millisecond
+	// countersInterval is how often the engine's counters are compared with the ones before.
+	countersInterval = time.Second
 	// oldSnapshot is the age at which a snapshot is worth a word: the versions that it holds can be neither pruned nor dropped.
 	oldSnapshot = 10 * time.Minute
 )
 
-// conditionsOf are the conditions that hold now, told from the counters and those of the look before.
-func conditionsOf(before, now *mvcc.Stats, damage error) (found []condition) {
-	add := func(level slog.Level, what string, details ...any) {
-		found = append(found, condition{level, what, details})
+// healthConditions observes the store and keeps the list of what holds. Every way to ask for health goes through it.
+type healthConditions struct {
+	list *health.List
+
+	mu       sync.Mutex
+	counted  []health.Condition // what the last comparison of counters found
+	counters mvcc.Stats         // of the last comparison
+}
+
+// countedConditions are those that only a comparison of two snapshots of the engine's counters, or an expensive look, shows.
+func countedConditions(before, now *mvcc.Stats) (found []health.Condition) {
+	add := func(name string, severity health.Severity, message, cause string) {
+		found = append(found, health.Condition{Name: name, Severity: severity, Message: message, Cause: cause})
 	}
 	st := &now.Storage
-	if err := now.CheckpointErr; err != nil {
-		add(slog.LevelError, "checkpoints fail; writes go on until memory is full", "cause", err)
-	}
-	if damage != nil {
-		add(slog.LevelError, "checkpoints have met damage; its keys answer DATA_LOSS, but for what was written since", "damage", damage)
-	}
 	if n := st.Refused - before.Storage.Refused; n > 0 {
-		add(slog.LevelError, "writes are refused because memory is full", "since_last_look", n)
+		add("memory-full", health.Degraded, "writes are refused because memory is full", fmt.Sprintf("%d in the last second", n))
 	}
 	if waited := st.StallTime - before.Storage.StallTime; waited > 0 {
-		add(slog.LevelWarn, "writes wait for a checkpoint to make room", "waited", waited)
+		add("writes-stalled", health.Warning, "writes wait for a checkpoint to make room", fmt.Sprintf("waited %v in the last second", waited))
 	}
 	// A checkpoint may need as much again as it merges before it can give anything back.
 	if free := st.DiskFree; free >= 0 && free < st.MemoryBudget {
-		add(slog.LevelWarn, "the disk is nearly full", "free_bytes", free, "dir", st.Dir)
+		add("disk-low", health.Warning, "the disk is nearly full", fmt.Sprintf("%d bytes free below %s", free, st.Dir))
 	}
 	if age := now.Snapshots.OldestAge; age > oldSnapshot {
-		add(slog.LevelWarn, "an old snapshot keeps old versions; kvctl txn list shows transactions", "age", age.Round(time.Second))
+		add("old-snapshot", health.Warning, "an old snapshot keeps old versions; kvctl txn list shows transactions", fmt.Sprintf("held for %v", age.Round(time.Second)))
 	}
 	return found
 }
 
-// conditionLog turns conditions that last into lines of a log.
-type conditionLog struct {
-	log   *slog.Logger
-	lasts map[string]*lasting
-}
-
-type lasting struct{ since, told, seen time.Time }
-
-// update tells what has begun, goes on, or is over at the time of a look.
-func (c *conditionLog) update(now time.Time, found []condition) {
-	for _, f := range found {
-		l := c.lasts[f.what]
-		if l == nil {
-			l = &lasting{since: now}
-			c.lasts[f.what] = l
-		}
-		l.seen = now
-		if now.Sub(l.told) >= conditionRepeat {
-			l.told = now
-			c.log.Log(context.Background(), f.level, f.what, f.details...)
+// errorConditions are those that the store's own errors show, at the cost of a few atomic loads.
+func errorConditions(failed, checkpoint, damage error) (found []health.Condition) {
+	add := func(name string, severity health.Severity, message string, err error) {
+		if err != nil {
+			found = append(found, health.Condition{Name: name, Severity: severity, Message: message, Cause: err.Error()})
 		}
 	}
-	for what, l := range c.lasts {
-		if l.seen.Before(now) {
-			delete(c.lasts, what)
-			c.log.Info("over: "+what, "lasted", now.Sub(l.since).Round(time.Millisecond))
-		}
-	}
+	add("store-failed", health.Unavailable, "the store accepts no more writes; cure the cause and restart", failed)
+	add("checkpoints-failing", health.Degraded, "checkpoints fail; writes go on until memory is full", checkpoint)
+	add("data-damaged", health.Degraded, "checkpoints have met damage; its keys answer DATA_LOSS, but for what was written since", damage)
+	return found
 }
 
-// watchConditions logs conditions, and shows in grpc.health.v1 that the store has failed, until ctx ends.
+// observe brings the list up to date and returns it, the worst first.
+func (s *Server) observe() []health.Condition {
+	c := &s.conditions
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	found := errorConditions(s.store.Err(), s.store.CheckpointErr(), s.store.Damage())
+	c.list.Update(time.Now(), append(found, c.counted...))
+	return c.list.Snapshot()
+}
+
+// compareCounters renews the conditions that only counters show.
+func (s *Server) compareCounters() {
+	now, c := s.store.Stats(), &s.conditions
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.counted = countedConditions(&c.counters, &now)
+	c.counters = now
+}
+
+// watchConditions logs conditions, and shows them in grpc.health.v1, until ctx ends.
 func (s *Server) watchConditions(ctx context.Context) {
-	health, look := time.NewTicker(healthInterval), time.NewTicker(conditionInterval)
-	defer health.Stop()
-	defer look.Stop()
-	log, before := conditionLog{log: s.log, lasts: map[string]*lasting{}}, s.store.Stats()
+	quick, slow := time.NewTicker(healthInterval), time.NewTicker(countersInterval)
+	defer quick.Stop()
+	defer slow.Stop()
+	serving := true
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-health.C:
-			if err := s.store.Err(); err != nil {
-				s.log.Error("the store accepts no more writes; cure the cause and restart", "cause", err)
-				s.setHealth(healthpb.HealthCheckResponse_NOT_SERVING)
-				return
-			}
-		case at := <-look.C:
-			now := s.store.Stats()
-			log.update(at, conditionsOf(&before, &now, s.store.Damage()))
-			before = now
+		case <-slow.C:
+			s.compareCounters()
+		case <-quick.C:
+		}
+		if now := unavailable(s.observe()) == nil; now != serving {
+			serving = now
+			s.setHealth(servingStatus(serving)) // without effect once the server drains
 		}
 	}
+}
+
+func servingStatus(serving bool) healthpb.HealthCheckResponse_ServingStatus {
+	if serving {
+		return healthpb.HealthCheckResponse_SERVING
+	}
+	return healthpb.HealthCheckResponse_NOT_SERVING
+}
+
+// unavailableError says why health checks fail.
+type unavailableError struct{ condition health.Condition }
+
+func (e *unavailableError) Error() string { return e.condition.Text() }
+
+// unavailable is nil unless a condition makes health checks fail.
+func unavailable(found []health.Condition) error {
+	if len(found) > 0 && found[0].Severity == health.Unavailable {
+		return &unavailableError{found[0]}
+	}
+	return nil
+}
+
+// healthMessage is what Status tells of the conditions.
+func (s *Server) healthMessage() *pb.Health {
+	found := s.observe()
+	out := &pb.Health{State: pb.Health_STATE_SERVING}
+	switch {
+	case s.store.Err() != nil:
+		out.State = pb.Health_STATE_READ_ONLY
+	case s.draining.Load():
+		out.State = pb.Health_STATE_DRAINING
+	case unavailable(found) != nil:
+		out.State = pb.Health_STATE_UNAVAILABLE
+	}
+	var causes []string
+	for _, c := range found {
+		out.Conditions = append(out.Conditions, &pb.Condition{
+			Name: c.Name, Severity: severityMessage(c.Severity), Message: c.Message, Cause: c.Cause, Since: timestamppb.New(c.Since),
+		})
+		if c.Severity > health.Warning {
+			causes = append(causes, c.Text())
+		}
+	}
+	if out.State == pb.Health_STATE_DRAINING {
+		causes = append(causes, errShuttingDown.Error())
+	}
+	out.Cause = strings.Join(causes, "; ")
+	return out
+}
+
+func severityMessage(s health.Severity) pb.Condition_Severity {
+	switch s {
+	case health.Warning:
+		return pb.Condition_SEVERITY_WARNING
+	case health.Degraded:
+		return pb.Condition_SEVERITY_DEGRADED
+	case health.Unavailable:
+		return pb.Condition_SEVERITY_UNAVAILABLE
+	}
+	return pb.Condition_SEVERITY_UNSPECIFIED
 }

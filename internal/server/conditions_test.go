@@ -2,43 +2,17 @@ package server
 
 import (
 	"errors"
-	"log/slog"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
 
 	pb "epochkv/api/proto/epochkv/v1"
 	"epochkv/internal/config"
+	"epochkv/internal/health"
 	"epochkv/internal/mvcc"
 	"epochkv/internal/vfs"
 )
-
-func TestAConditionIsToldWhenItBeginsNowAndThenAndWhenItIsOver(t *testing.T) {
-	var out logBuffer
-	c := conditionLog{log: slog.New(slog.NewTextHandler(&out, nil)), lasts: map[string]*lasting{}}
-	at := time.Unix(1000, 0)
-	here := []condition{{slog.LevelWarn, "it rains", []any{"inches", 3}}}
-	lines := func() int { return strings.Count(out.String(), "it rains") }
-	for range 100 { // a hundred seconds
-		c.update(at, here)
-		at = at.Add(time.Second)
-	}
-	if lines() != 1 || !strings.Contains(out.String(), "level=WARN") || !strings.Contains(out.String(), "inches=3") {
-		t.Fatalf("after its beginning: %s", out.String())
-	}
-	for range int(conditionRepeat / time.Second) {
-		c.update(at, here)
-		at = at.Add(time.Second)
-	}
-	if lines() != 2 {
-		t.Fatalf("after it went on for %v: %s", conditionRepeat, out.String())
-	}
-	c.update(at, nil)
-	c.update(at.Add(time.Second), nil)
-	if lines() != 3 || !strings.Contains(out.String(), "over: it rains") || !strings.Contains(out.String(), "lasted=11m40s") {
-		t.Fatalf("after its end: %s", out.String())
-	}
-}
 
 func TestEachTroubleIsACondition(t *testing.T) {
 	healthy := func() mvcc.Stats {
@@ -47,25 +21,50 @@ func TestEachTroubleIsACondition(t *testing.T) {
 		return s
 	}
 	before, fine := healthy(), healthy()
-	if found := conditionsOf(&before, &fine, nil); len(found) != 0 {
+	if found := countedConditions(&before, &fine); len(found) != 0 {
 		t.Fatalf("a healthy server has %v", found)
 	}
-	for words, ail := range map[string]func(s *mvcc.Stats){
-		"checkpoints fail": func(s *mvcc.Stats) { s.CheckpointErr = errors.New("disk") },
-		"refused":          func(s *mvcc.Stats) { s.Storage.Refused++ },
-		"wait":             func(s *mvcc.Stats) { s.Storage.StallTime++ },
-		"nearly full":      func(s *mvcc.Stats) { s.Storage.DiskFree = 1 << 20 },
-		"old snapshot":     func(s *mvcc.Stats) { s.Snapshots.OldestAge = time.Hour },
+	for name, ail := range map[string]func(s *mvcc.Stats){
+		"memory-full":    func(s *mvcc.Stats) { s.Storage.Refused++ },
+		"writes-stalled": func(s *mvcc.Stats) { s.Storage.StallTime++ },
+		"disk-low":       func(s *mvcc.Stats) { s.Storage.DiskFree = 1 << 20 },
+		"old-snapshot":   func(s *mvcc.Stats) { s.Snapshots.OldestAge = time.Hour },
 	} {
 		now := healthy()
 		ail(&now)
-		found := conditionsOf(&before, &now, nil)
-		if len(found) != 1 || !strings.Contains(found[0].what, words) {
-			t.Errorf("%s: %v", words, found)
+		if found := countedConditions(&before, &now); len(found) != 1 || found[0].Name != name {
+			t.Errorf("%s: %v", name, found)
 		}
 	}
-	if found := conditionsOf(&before, &fine, errors.New("page 7")); len(found) != 1 || found[0].level != slog.LevelError {
-		t.Errorf("damage: %v", found)
+	found := errorConditions(errors.New("log"), errors.New("disk"), errors.New("page 7"))
+	if len(found) != 3 || found[0].Severity != health.Unavailable || found[1].Severity != health.Degraded || found[2].Cause != "page 7" {
+		t.Errorf("errors of the store: %v", found)
+	}
+	if found := errorConditions(nil, nil, nil); len(found) != 0 {
+		t.Errorf("a healthy store has %v", found)
+	}
+}
+
+// TestConditionShowsEverywhere fails a checkpoint and looks at every place that tells of health.
+func TestConditionShowsEverywhere(t *testing.T) {
+	h := mustStart(t, func(c *config.Config) { c.CheckpointInterval = time.Second })
+	full := h.faults.Inject(vfs.Rule{Op: vfs.OpPreallocate, Name: "data.ekv", Err: vfs.ErrNoSpace})
+	defer full.Remove()
+	h.put(t, "k", "v")
+	eventually(t, "the condition shows", func() bool { return len(h.observe()) > 0 })
+	status, err := h.admin.Status(testContext(t), &pb.StatusRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := status.Health.Conditions
+	if len(c) != 1 || c[0].Name != "checkpoints-failing" || c[0].Severity != pb.Condition_SEVERITY_DEGRADED || c[0].Since == nil || c[0].Cause == "" {
+		t.Errorf("status: %v", status.Health)
+	}
+	if code, body := httpGet(t, h, "/healthz"); code != http.StatusOK || !strings.HasPrefix(body, "ok\ndegraded: checkpoints-failing: ") {
+		t.Errorf("/healthz: %d %q", code, body)
+	}
+	if _, body := httpGet(t, h, "/metrics"); !strings.Contains(body, `kvserver_condition{name="checkpoints-failing",severity="degraded"} 1`) {
+		t.Error("/metrics does not show the condition")
 	}
 }
 

@@ -3,11 +3,15 @@ package server
 import (
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"net/http/pprof"
+	"strings"
 	"time"
+
+	"epochkv/internal/health"
 )
 
 // newHTTP serves metrics, health and profiles to operators. It is not the data plane: it may be slow, but nobody can hold a
@@ -15,8 +19,8 @@ import (
 func newHTTP(s *Server, metrics http.Handler, log *slog.Logger) *http.Server {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", metrics)
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { answerHealth(w, s.alive()) })
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { answerHealth(w, s.ready()) })
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { answerHealth(w, s.observe(), nil) })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { answerHealth(w, s.observe(), s.ready()) })
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
@@ -34,25 +38,30 @@ func newHTTP(s *Server, metrics http.Handler, log *slog.Logger) *http.Server {
 	}
 }
 
-// alive is nil while a restart would not help: a store that has stopped accepting writes stays so until it is opened again.
-func (s *Server) alive() error { return s.store.Err() }
-
-// ready is nil while new requests are served.
+// ready is nil unless the server is going away.
 func (s *Server) ready() error {
 	if s.draining.Load() {
 		return errShuttingDown
 	}
-	return s.store.Err()
+	return nil
 }
 
-func answerHealth(w http.ResponseWriter, err error) {
+// answerHealth answers 503 if err is not nil or a condition makes health checks fail. The body lists every condition.
+func answerHealth(w http.ResponseWriter, found []health.Condition, err error) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	if err != nil {
+	var body strings.Builder
+	if err == nil && unavailable(found) == nil {
+		body.WriteString("ok\n")
+	} else {
 		w.WriteHeader(http.StatusServiceUnavailable)
-		_, _ = fmt.Fprintln(w, err) // the client is gone: nobody to tell
-		return
 	}
-	_, _ = fmt.Fprintln(w, "ok")
+	if err != nil {
+		fmt.Fprintln(&body, err)
+	}
+	for _, c := range found {
+		fmt.Fprintf(&body, "%v: %s: %s\n", c.Severity, c.Name, c.Text())
+	}
+	_, _ = io.WriteString(w, body.String()) // an error here means that the client is gone
 }
 
 // serveHTTP serves until h is shut down.

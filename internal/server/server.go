@@ -32,13 +32,14 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/health"
+	grpchealth "google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/reflection"
 
 	pb "epochkv/api/proto/epochkv/v1"
 	"epochkv/internal/config"
+	"epochkv/internal/health"
 	"epochkv/internal/mvcc"
 	"epochkv/internal/storage"
 	"epochkv/internal/telemetry"
@@ -55,11 +56,13 @@ type Server struct {
 	opening  time.Duration // how long recovery took
 	clock    clock
 	grpc     *grpc.Server
-	health   *health.Server
+	health   *grpchealth.Server
 	http     *http.Server // nil without --http
 	listener net.Listener
 	metrics  net.Listener  // nil without --http
 	drain    chan struct{} // closed when draining begins
+
+	conditions healthConditions
 
 	requests     telemetry.Requests
 	connections  connections
@@ -76,9 +79,6 @@ type Server struct {
 
 // limits are the engine's, as the rim needs them.
 type limits = mvcc.Limits
-
-// healthInterval is how soon a store that has failed shows in grpc.health.v1.
-const healthInterval = 250 * time.Millisecond
 
 // Open recovers the store in the configured directory and binds the addresses. Nothing is served before Run.
 func Open(c config.Config, log *slog.Logger) (*Server, error) { return open(c, log, nil) }
@@ -105,6 +105,7 @@ func open(c config.Config, log *slog.Logger, files vfs.FS) (*Server, error) {
 	s.connections.max, s.connections.requests = int64(c.Limits.Connections), &s.requests
 	s.admission.limit = admissionLimit{requests: uint64(c.Limits.InflightRequests), bytes: uint64(c.Limits.InflightBytes)}
 	s.callers.store = store
+	s.conditions.list, s.conditions.counters = health.NewList(log), store.Stats()
 	s.transactions.init(&c)
 	s.executeTurn = make(chan struct{}, 1)
 	s.newGRPC()
@@ -218,7 +219,7 @@ func (s *Server) newGRPC() {
 		grpc.UnknownServiceHandler(func(any, grpc.ServerStream) error { return statusOf(errUnimplemented).Err() }),
 	)
 	s.grpc = grpc.NewServer(options...)
-	s.health = health.NewServer()
+	s.health = grpchealth.NewServer()
 	pb.RegisterKVServer(s.grpc, &kvService{Server: s})
 	pb.RegisterAdminServer(s.grpc, &adminService{Server: s})
 	pb.RegisterTransactionsServer(s.grpc, &txnService{Server: s})
@@ -247,7 +248,7 @@ func (s *Server) listen() (err error) {
 	}
 	registry := telemetry.NewRegistry(telemetry.Sources{
 		Requests: &s.requests, Server: s.stats, Engine: s.store.Stats, Failed: func() bool { return s.store.Err() != nil },
-		IO: s.ioStats,
+		IO: s.ioStats, Conditions: s.observe,
 	})
 	s.http = newHTTP(s, telemetry.Handler(registry), s.log)
 	return nil

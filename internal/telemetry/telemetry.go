@@ -16,17 +16,19 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"epochkv/internal/health"
 	"epochkv/internal/mvcc"
 	"epochkv/internal/vfs"
 )
 
 // Sources are what the metrics are read from at each scrape.
 type Sources struct {
-	Requests *Requests
-	Server   func() ServerStats
-	Engine   func() mvcc.Stats
-	Failed   func() bool // the store has stopped accepting writes
-	IO       func() vfs.Stats
+	Requests   *Requests
+	Server     func() ServerStats
+	Engine     func() mvcc.Stats
+	Failed     func() bool // the store has stopped accepting writes
+	IO         func() vfs.Stats
+	Conditions func() []health.Condition
 }
 
 // NewRegistry is a registry of its own (not the library's global one) that holds every metric of this process.
@@ -40,6 +42,7 @@ func NewRegistry(s Sources) *prometheus.Registry {
 		&serverCollector{s.Server},
 		&engineCollector{s.Engine, s.Failed},
 		&ioCollector{s.IO},
+		&conditionCollector{s.Conditions},
 	)
 	return r
 }

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"epochkv/internal/config"
+	"epochkv/internal/health"
 	"epochkv/internal/mvcc"
 	"epochkv/internal/storage"
 	"epochkv/internal/vfs"
@@ -33,6 +34,9 @@ func testSources() Sources {
 		},
 		Failed: func() bool { return true },
 		IO:     func() vfs.Stats { return vfs.Stats{RingReads: 6} },
+		Conditions: func() []health.Condition {
+			return []health.Condition{{Name: "checkpoints-failing", Severity: health.Degraded}}
+		},
 	}
 }
 

@@ -35,6 +35,8 @@ const (
 	Health_STATE_DRAINING Health_State = 2
 	// An I/O error ended writing (fail-stop); reads may go on. Restart after curing the cause.
 	Health_STATE_READ_ONLY Health_State = 3
+	// A condition of severity UNAVAILABLE holds: health checks fail until it is over, which may happen by itself.
+	Health_STATE_UNAVAILABLE Health_State = 4
 )
 
 // Enum value maps for Health_State.
@@ -44,12 +46,14 @@ var (
 		1: "STATE_SERVING",
 		2: "STATE_DRAINING",
 		3: "STATE_READ_ONLY",
+		4: "STATE_UNAVAILABLE",
 	}
 	Health_State_value = map[string]int32{
 		"STATE_UNSPECIFIED": 0,
 		"STATE_SERVING":     1,
 		"STATE_DRAINING":    2,
 		"STATE_READ_ONLY":   3,
+		"STATE_UNAVAILABLE": 4,
 	}
 )
 
@@ -78,6 +82,61 @@ func (x Health_State) Number() protoreflect.EnumNumber {
 // Deprecated: Use Health_State.Descriptor instead.
 func (Health_State) EnumDescriptor() ([]byte, []int) {
 	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{15, 0}
+}
+
+type Condition_Severity int32
+
+const (
+	Condition_SEVERITY_UNSPECIFIED Condition_Severity = 0
+	// Nothing is refused yet.
+	Condition_SEVERITY_WARNING Condition_Severity = 1
+	// Some requests fail, or soon will.
+	Condition_SEVERITY_DEGRADED Condition_Severity = 2
+	// Health checks fail.
+	Condition_SEVERITY_UNAVAILABLE Condition_Severity = 3
+)
+
+// Enum value maps for Condition_Severity.
+var (
+	Condition_Severity_name = map[int32]string{
+		0: "SEVERITY_UNSPECIFIED",
+		1: "SEVERITY_WARNING",
+		2: "SEVERITY_DEGRADED",
+		3: "SEVERITY_UNAVAILABLE",
+	}
+	Condition_Severity_value = map[string]int32{
+		"SEVERITY_UNSPECIFIED": 0,
+		"SEVERITY_WARNING":     1,
+		"SEVERITY_DEGRADED":    2,
+		"SEVERITY_UNAVAILABLE": 3,
+	}
+)
+
+func (x Condition_Severity) Enum() *Condition_Severity {
+	p := new(Condition_Severity)
+	*p = x
+	return p
+}
+
+func (x Condition_Severity) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Condition_Severity) Descriptor() protoreflect.EnumDescriptor {
+	return file_epochkv_v1_admin_proto_enumTypes[1].Descriptor()
+}
+
+func (Condition_Severity) Type() protoreflect.EnumType {
+	return &file_epochkv_v1_admin_proto_enumTypes[1]
+}
+
+func (x Condition_Severity) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Condition_Severity.Descriptor instead.
+func (Condition_Severity) EnumDescriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{16, 0}
 }
 
 type StatusRequest struct {
@@ -1486,8 +1545,10 @@ func (x *Build) GetPlatform() string {
 type Health struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	State Health_State           `protobuf:"varint,1,opt,name=state,proto3,enum=epochkv.v1.Health_State" json:"state,omitempty"`
-	// Why, unless serving; while serving, damage that checkpoints have met and go round.
-	Cause         string `protobuf:"bytes,2,opt,name=cause,proto3" json:"cause,omitempty"`
+	// Why, unless serving; while serving, the conditions of severity DEGRADED in one line.
+	Cause string `protobuf:"bytes,2,opt,name=cause,proto3" json:"cause,omitempty"`
+	// What holds now, the worst first.
+	Conditions    []*Condition `protobuf:"bytes,3,rep,name=conditions,proto3" json:"conditions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1536,6 +1597,93 @@ func (x *Health) GetCause() string {
 	return ""
 }
 
+func (x *Health) GetConditions() []*Condition {
+	if x != nil {
+		return x.Conditions
+	}
+	return nil
+}
+
+// Condition is something that an operator should know while it lasts.
+type Condition struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Stable and in kebab-case, such as "checkpoints-failing". docs/operations.md lists all names.
+	Name     string             `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Severity Condition_Severity `protobuf:"varint,2,opt,name=severity,proto3,enum=epochkv.v1.Condition_Severity" json:"severity,omitempty"`
+	// What holds, and what it means for requests; the same words for every condition of this name.
+	Message string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
+	// What is known about it now: an error, an amount. May be empty.
+	Cause         string                 `protobuf:"bytes,4,opt,name=cause,proto3" json:"cause,omitempty"`
+	Since         *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=since,proto3" json:"since,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Condition) Reset() {
+	*x = Condition{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Condition) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Condition) ProtoMessage() {}
+
+func (x *Condition) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Condition.ProtoReflect.Descriptor instead.
+func (*Condition) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *Condition) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Condition) GetSeverity() Condition_Severity {
+	if x != nil {
+		return x.Severity
+	}
+	return Condition_SEVERITY_UNSPECIFIED
+}
+
+func (x *Condition) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *Condition) GetCause() string {
+	if x != nil {
+		return x.Cause
+	}
+	return ""
+}
+
+func (x *Condition) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
 // Epochs are the horizons of the commit sequence. min_visible <= visible, and durable <= visible once waiters are served.
 type Epochs struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1551,7 +1699,7 @@ type Epochs struct {
 
 func (x *Epochs) Reset() {
 	*x = Epochs{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[16]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1563,7 +1711,7 @@ func (x *Epochs) String() string {
 func (*Epochs) ProtoMessage() {}
 
 func (x *Epochs) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[16]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1576,7 +1724,7 @@ func (x *Epochs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Epochs.ProtoReflect.Descriptor instead.
 func (*Epochs) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Epochs) GetVisible() uint64 {
@@ -1629,7 +1777,7 @@ type Sizes struct {
 
 func (x *Sizes) Reset() {
 	*x = Sizes{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[17]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1641,7 +1789,7 @@ func (x *Sizes) String() string {
 func (*Sizes) ProtoMessage() {}
 
 func (x *Sizes) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[17]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1654,7 +1802,7 @@ func (x *Sizes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sizes.ProtoReflect.Descriptor instead.
 func (*Sizes) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Sizes) GetDataDir() string {
@@ -1766,7 +1914,7 @@ type Generation struct {
 
 func (x *Generation) Reset() {
 	*x = Generation{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[18]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1778,7 +1926,7 @@ func (x *Generation) String() string {
 func (*Generation) ProtoMessage() {}
 
 func (x *Generation) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[18]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1791,7 +1939,7 @@ func (x *Generation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Generation.ProtoReflect.Descriptor instead.
 func (*Generation) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Generation) GetNumber() uint64 {
@@ -1856,7 +2004,7 @@ type Sessions struct {
 
 func (x *Sessions) Reset() {
 	*x = Sessions{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[19]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1868,7 +2016,7 @@ func (x *Sessions) String() string {
 func (*Sessions) ProtoMessage() {}
 
 func (x *Sessions) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[19]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1881,7 +2029,7 @@ func (x *Sessions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sessions.ProtoReflect.Descriptor instead.
 func (*Sessions) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Sessions) GetOpen() uint64 {
@@ -1964,7 +2112,7 @@ type Limits struct {
 
 func (x *Limits) Reset() {
 	*x = Limits{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[20]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1976,7 +2124,7 @@ func (x *Limits) String() string {
 func (*Limits) ProtoMessage() {}
 
 func (x *Limits) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[20]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1989,7 +2137,7 @@ func (x *Limits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limits.ProtoReflect.Descriptor instead.
 func (*Limits) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Limits) GetKeyBytes() uint64 {
@@ -2130,7 +2278,7 @@ type Recovery struct {
 
 func (x *Recovery) Reset() {
 	*x = Recovery{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[21]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2142,7 +2290,7 @@ func (x *Recovery) String() string {
 func (*Recovery) ProtoMessage() {}
 
 func (x *Recovery) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[21]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2155,7 +2303,7 @@ func (x *Recovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Recovery.ProtoReflect.Descriptor instead.
 func (*Recovery) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Recovery) GetRecords() uint64 {
@@ -2218,7 +2366,7 @@ type ResizeCacheRequest struct {
 
 func (x *ResizeCacheRequest) Reset() {
 	*x = ResizeCacheRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[22]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2230,7 +2378,7 @@ func (x *ResizeCacheRequest) String() string {
 func (*ResizeCacheRequest) ProtoMessage() {}
 
 func (x *ResizeCacheRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[22]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2243,7 +2391,7 @@ func (x *ResizeCacheRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeCacheRequest.ProtoReflect.Descriptor instead.
 func (*ResizeCacheRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ResizeCacheRequest) GetCacheBytes() uint64 {
@@ -2264,7 +2412,7 @@ type ResizeCacheResponse struct {
 
 func (x *ResizeCacheResponse) Reset() {
 	*x = ResizeCacheResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[23]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2276,7 +2424,7 @@ func (x *ResizeCacheResponse) String() string {
 func (*ResizeCacheResponse) ProtoMessage() {}
 
 func (x *ResizeCacheResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[23]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2289,7 +2437,7 @@ func (x *ResizeCacheResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeCacheResponse.ProtoReflect.Descriptor instead.
 func (*ResizeCacheResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ResizeCacheResponse) GetCacheBytes() uint64 {
@@ -2453,15 +2601,30 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\brevision\x18\x02 \x01(\tR\brevision\x12\x1d\n" +
 	"\n" +
 	"go_version\x18\x03 \x01(\tR\tgoVersion\x12\x1a\n" +
-	"\bplatform\x18\x04 \x01(\tR\bplatform\"\xaa\x01\n" +
+	"\bplatform\x18\x04 \x01(\tR\bplatform\"\xf8\x01\n" +
 	"\x06Health\x12.\n" +
 	"\x05state\x18\x01 \x01(\x0e2\x18.epochkv.v1.Health.StateR\x05state\x12\x14\n" +
-	"\x05cause\x18\x02 \x01(\tR\x05cause\"Z\n" +
+	"\x05cause\x18\x02 \x01(\tR\x05cause\x125\n" +
+	"\n" +
+	"conditions\x18\x03 \x03(\v2\x15.epochkv.v1.ConditionR\n" +
+	"conditions\"q\n" +
 	"\x05State\x12\x15\n" +
 	"\x11STATE_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rSTATE_SERVING\x10\x01\x12\x12\n" +
 	"\x0eSTATE_DRAINING\x10\x02\x12\x13\n" +
-	"\x0fSTATE_READ_ONLY\x10\x03\"]\n" +
+	"\x0fSTATE_READ_ONLY\x10\x03\x12\x15\n" +
+	"\x11STATE_UNAVAILABLE\x10\x04\"\xaa\x02\n" +
+	"\tCondition\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12:\n" +
+	"\bseverity\x18\x02 \x01(\x0e2\x1e.epochkv.v1.Condition.SeverityR\bseverity\x12\x18\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage\x12\x14\n" +
+	"\x05cause\x18\x04 \x01(\tR\x05cause\x120\n" +
+	"\x05since\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"k\n" +
+	"\bSeverity\x12\x18\n" +
+	"\x14SEVERITY_UNSPECIFIED\x10\x00\x12\x14\n" +
+	"\x10SEVERITY_WARNING\x10\x01\x12\x15\n" +
+	"\x11SEVERITY_DEGRADED\x10\x02\x12\x18\n" +
+	"\x14SEVERITY_UNAVAILABLE\x10\x03\"]\n" +
 	"\x06Epochs\x12\x18\n" +
 	"\avisible\x18\x01 \x01(\x04R\avisible\x12\x18\n" +
 	"\adurable\x18\x02 \x01(\x04R\adurable\x12\x1f\n" +
@@ -2564,91 +2727,96 @@ func file_epochkv_v1_admin_proto_rawDescGZIP() []byte {
 	return file_epochkv_v1_admin_proto_rawDescData
 }
 
-var file_epochkv_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_epochkv_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
+var file_epochkv_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_epochkv_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_epochkv_v1_admin_proto_goTypes = []any{
 	(Health_State)(0),                // 0: epochkv.v1.Health.State
-	(*StatusRequest)(nil),            // 1: epochkv.v1.StatusRequest
-	(*VerifyRequest)(nil),            // 2: epochkv.v1.VerifyRequest
-	(*VerifyResponse)(nil),           // 3: epochkv.v1.VerifyResponse
-	(*VerifyProgress)(nil),           // 4: epochkv.v1.VerifyProgress
-	(*VerifyReport)(nil),             // 5: epochkv.v1.VerifyReport
-	(*Damage)(nil),                   // 6: epochkv.v1.Damage
-	(*CheckpointRequest)(nil),        // 7: epochkv.v1.CheckpointRequest
-	(*CheckpointResponse)(nil),       // 8: epochkv.v1.CheckpointResponse
-	(*SpaceRequest)(nil),             // 9: epochkv.v1.SpaceRequest
-	(*SpaceResponse)(nil),            // 10: epochkv.v1.SpaceResponse
-	(*PageKinds)(nil),                // 11: epochkv.v1.PageKinds
-	(*PrefixSpace)(nil),              // 12: epochkv.v1.PrefixSpace
-	(*StatusResponse)(nil),           // 13: epochkv.v1.StatusResponse
-	(*Tree)(nil),                     // 14: epochkv.v1.Tree
-	(*Build)(nil),                    // 15: epochkv.v1.Build
-	(*Health)(nil),                   // 16: epochkv.v1.Health
-	(*Epochs)(nil),                   // 17: epochkv.v1.Epochs
-	(*Sizes)(nil),                    // 18: epochkv.v1.Sizes
-	(*Generation)(nil),               // 19: epochkv.v1.Generation
-	(*Sessions)(nil),                 // 20: epochkv.v1.Sessions
-	(*Limits)(nil),                   // 21: epochkv.v1.Limits
-	(*Recovery)(nil),                 // 22: epochkv.v1.Recovery
-	(*ResizeCacheRequest)(nil),       // 23: epochkv.v1.ResizeCacheRequest
-	(*ResizeCacheResponse)(nil),      // 24: epochkv.v1.ResizeCacheResponse
-	(*durationpb.Duration)(nil),      // 25: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),    // 26: google.protobuf.Timestamp
-	(*ListTransactionsRequest)(nil),  // 27: epochkv.v1.ListTransactionsRequest
-	(*EndTransactionRequest)(nil),    // 28: epochkv.v1.EndTransactionRequest
-	(*ListTransactionsResponse)(nil), // 29: epochkv.v1.ListTransactionsResponse
-	(*EndTransactionResponse)(nil),   // 30: epochkv.v1.EndTransactionResponse
+	(Condition_Severity)(0),          // 1: epochkv.v1.Condition.Severity
+	(*StatusRequest)(nil),            // 2: epochkv.v1.StatusRequest
+	(*VerifyRequest)(nil),            // 3: epochkv.v1.VerifyRequest
+	(*VerifyResponse)(nil),           // 4: epochkv.v1.VerifyResponse
+	(*VerifyProgress)(nil),           // 5: epochkv.v1.VerifyProgress
+	(*VerifyReport)(nil),             // 6: epochkv.v1.VerifyReport
+	(*Damage)(nil),                   // 7: epochkv.v1.Damage
+	(*CheckpointRequest)(nil),        // 8: epochkv.v1.CheckpointRequest
+	(*CheckpointResponse)(nil),       // 9: epochkv.v1.CheckpointResponse
+	(*SpaceRequest)(nil),             // 10: epochkv.v1.SpaceRequest
+	(*SpaceResponse)(nil),            // 11: epochkv.v1.SpaceResponse
+	(*PageKinds)(nil),                // 12: epochkv.v1.PageKinds
+	(*PrefixSpace)(nil),              // 13: epochkv.v1.PrefixSpace
+	(*StatusResponse)(nil),           // 14: epochkv.v1.StatusResponse
+	(*Tree)(nil),                     // 15: epochkv.v1.Tree
+	(*Build)(nil),                    // 16: epochkv.v1.Build
+	(*Health)(nil),                   // 17: epochkv.v1.Health
+	(*Condition)(nil),                // 18: epochkv.v1.Condition
+	(*Epochs)(nil),                   // 19: epochkv.v1.Epochs
+	(*Sizes)(nil),                    // 20: epochkv.v1.Sizes
+	(*Generation)(nil),               // 21: epochkv.v1.Generation
+	(*Sessions)(nil),                 // 22: epochkv.v1.Sessions
+	(*Limits)(nil),                   // 23: epochkv.v1.Limits
+	(*Recovery)(nil),                 // 24: epochkv.v1.Recovery
+	(*ResizeCacheRequest)(nil),       // 25: epochkv.v1.ResizeCacheRequest
+	(*ResizeCacheResponse)(nil),      // 26: epochkv.v1.ResizeCacheResponse
+	(*durationpb.Duration)(nil),      // 27: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),    // 28: google.protobuf.Timestamp
+	(*ListTransactionsRequest)(nil),  // 29: epochkv.v1.ListTransactionsRequest
+	(*EndTransactionRequest)(nil),    // 30: epochkv.v1.EndTransactionRequest
+	(*ListTransactionsResponse)(nil), // 31: epochkv.v1.ListTransactionsResponse
+	(*EndTransactionResponse)(nil),   // 32: epochkv.v1.EndTransactionResponse
 }
 var file_epochkv_v1_admin_proto_depIdxs = []int32{
-	4,  // 0: epochkv.v1.VerifyResponse.progress:type_name -> epochkv.v1.VerifyProgress
-	5,  // 1: epochkv.v1.VerifyResponse.report:type_name -> epochkv.v1.VerifyReport
-	6,  // 2: epochkv.v1.VerifyReport.damages:type_name -> epochkv.v1.Damage
-	25, // 3: epochkv.v1.VerifyReport.duration:type_name -> google.protobuf.Duration
-	25, // 4: epochkv.v1.CheckpointResponse.duration:type_name -> google.protobuf.Duration
-	11, // 5: epochkv.v1.SpaceResponse.pages:type_name -> epochkv.v1.PageKinds
-	12, // 6: epochkv.v1.SpaceResponse.prefixes:type_name -> epochkv.v1.PrefixSpace
-	12, // 7: epochkv.v1.SpaceResponse.other_prefixes:type_name -> epochkv.v1.PrefixSpace
-	25, // 8: epochkv.v1.SpaceResponse.duration:type_name -> google.protobuf.Duration
-	15, // 9: epochkv.v1.StatusResponse.build:type_name -> epochkv.v1.Build
-	26, // 10: epochkv.v1.StatusResponse.start_time:type_name -> google.protobuf.Timestamp
-	25, // 11: epochkv.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
-	16, // 12: epochkv.v1.StatusResponse.health:type_name -> epochkv.v1.Health
-	17, // 13: epochkv.v1.StatusResponse.epochs:type_name -> epochkv.v1.Epochs
-	18, // 14: epochkv.v1.StatusResponse.sizes:type_name -> epochkv.v1.Sizes
-	19, // 15: epochkv.v1.StatusResponse.generations:type_name -> epochkv.v1.Generation
-	20, // 16: epochkv.v1.StatusResponse.sessions:type_name -> epochkv.v1.Sessions
-	21, // 17: epochkv.v1.StatusResponse.limits:type_name -> epochkv.v1.Limits
-	22, // 18: epochkv.v1.StatusResponse.recovery:type_name -> epochkv.v1.Recovery
-	14, // 19: epochkv.v1.StatusResponse.tree:type_name -> epochkv.v1.Tree
-	11, // 20: epochkv.v1.Tree.pages:type_name -> epochkv.v1.PageKinds
-	25, // 21: epochkv.v1.Tree.checkpoint_time:type_name -> google.protobuf.Duration
-	25, // 22: epochkv.v1.Tree.write_stall_time:type_name -> google.protobuf.Duration
-	25, // 23: epochkv.v1.Tree.write_pace:type_name -> google.protobuf.Duration
+	5,  // 0: epochkv.v1.VerifyResponse.progress:type_name -> epochkv.v1.VerifyProgress
+	6,  // 1: epochkv.v1.VerifyResponse.report:type_name -> epochkv.v1.VerifyReport
+	7,  // 2: epochkv.v1.VerifyReport.damages:type_name -> epochkv.v1.Damage
+	27, // 3: epochkv.v1.VerifyReport.duration:type_name -> google.protobuf.Duration
+	27, // 4: epochkv.v1.CheckpointResponse.duration:type_name -> google.protobuf.Duration
+	12, // 5: epochkv.v1.SpaceResponse.pages:type_name -> epochkv.v1.PageKinds
+	13, // 6: epochkv.v1.SpaceResponse.prefixes:type_name -> epochkv.v1.PrefixSpace
+	13, // 7: epochkv.v1.SpaceResponse.other_prefixes:type_name -> epochkv.v1.PrefixSpace
+	27, // 8: epochkv.v1.SpaceResponse.duration:type_name -> google.protobuf.Duration
+	16, // 9: epochkv.v1.StatusResponse.build:type_name -> epochkv.v1.Build
+	28, // 10: epochkv.v1.StatusResponse.start_time:type_name -> google.protobuf.Timestamp
+	27, // 11: epochkv.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
+	17, // 12: epochkv.v1.StatusResponse.health:type_name -> epochkv.v1.Health
+	19, // 13: epochkv.v1.StatusResponse.epochs:type_name -> epochkv.v1.Epochs
+	20, // 14: epochkv.v1.StatusResponse.sizes:type_name -> epochkv.v1.Sizes
+	21, // 15: epochkv.v1.StatusResponse.generations:type_name -> epochkv.v1.Generation
+	22, // 16: epochkv.v1.StatusResponse.sessions:type_name -> epochkv.v1.Sessions
+	23, // 17: epochkv.v1.StatusResponse.limits:type_name -> epochkv.v1.Limits
+	24, // 18: epochkv.v1.StatusResponse.recovery:type_name -> epochkv.v1.Recovery
+	15, // 19: epochkv.v1.StatusResponse.tree:type_name -> epochkv.v1.Tree
+	12, // 20: epochkv.v1.Tree.pages:type_name -> epochkv.v1.PageKinds
+	27, // 21: epochkv.v1.Tree.checkpoint_time:type_name -> google.protobuf.Duration
+	27, // 22: epochkv.v1.Tree.write_stall_time:type_name -> google.protobuf.Duration
+	27, // 23: epochkv.v1.Tree.write_pace:type_name -> google.protobuf.Duration
 	0,  // 24: epochkv.v1.Health.state:type_name -> epochkv.v1.Health.State
-	25, // 25: epochkv.v1.Sessions.oldest_snapshot_age:type_name -> google.protobuf.Duration
-	25, // 26: epochkv.v1.Limits.scan_token_ttl:type_name -> google.protobuf.Duration
-	25, // 27: epochkv.v1.Limits.transaction_idle_timeout:type_name -> google.protobuf.Duration
-	25, // 28: epochkv.v1.Limits.transaction_timeout:type_name -> google.protobuf.Duration
-	25, // 29: epochkv.v1.Recovery.duration:type_name -> google.protobuf.Duration
-	1,  // 30: epochkv.v1.Admin.Status:input_type -> epochkv.v1.StatusRequest
-	27, // 31: epochkv.v1.Admin.ListTransactions:input_type -> epochkv.v1.ListTransactionsRequest
-	28, // 32: epochkv.v1.Admin.EndTransaction:input_type -> epochkv.v1.EndTransactionRequest
-	2,  // 33: epochkv.v1.Admin.Verify:input_type -> epochkv.v1.VerifyRequest
-	7,  // 34: epochkv.v1.Admin.Checkpoint:input_type -> epochkv.v1.CheckpointRequest
-	23, // 35: epochkv.v1.Admin.ResizeCache:input_type -> epochkv.v1.ResizeCacheRequest
-	9,  // 36: epochkv.v1.Admin.Space:input_type -> epochkv.v1.SpaceRequest
-	13, // 37: epochkv.v1.Admin.Status:output_type -> epochkv.v1.StatusResponse
-	29, // 38: epochkv.v1.Admin.ListTransactions:output_type -> epochkv.v1.ListTransactionsResponse
-	30, // 39: epochkv.v1.Admin.EndTransaction:output_type -> epochkv.v1.EndTransactionResponse
-	3,  // 40: epochkv.v1.Admin.Verify:output_type -> epochkv.v1.VerifyResponse
-	8,  // 41: epochkv.v1.Admin.Checkpoint:output_type -> epochkv.v1.CheckpointResponse
-	24, // 42: epochkv.v1.Admin.ResizeCache:output_type -> epochkv.v1.ResizeCacheResponse
-	10, // 43: epochkv.v1.Admin.Space:output_type -> epochkv.v1.SpaceResponse
-	37, // [37:44] is the sub-list for method output_type
-	30, // [30:37] is the sub-list for method input_type
-	30, // [30:30] is the sub-list for extension type_name
-	30, // [30:30] is the sub-list for extension extendee
-	0,  // [0:30] is the sub-list for field type_name
+	18, // 25: epochkv.v1.Health.conditions:type_name -> epochkv.v1.Condition
+	1,  // 26: epochkv.v1.Condition.severity:type_name -> epochkv.v1.Condition.Severity
+	28, // 27: epochkv.v1.Condition.since:type_name -> google.protobuf.Timestamp
+	27, // 28: epochkv.v1.Sessions.oldest_snapshot_age:type_name -> google.protobuf.Duration
+	27, // 29: epochkv.v1.Limits.scan_token_ttl:type_name -> google.protobuf.Duration
+	27, // 30: epochkv.v1.Limits.transaction_idle_timeout:type_name -> google.protobuf.Duration
+	27, // 31: epochkv.v1.Limits.transaction_timeout:type_name -> google.protobuf.Duration
+	27, // 32: epochkv.v1.Recovery.duration:type_name -> google.protobuf.Duration
+	2,  // 33: epochkv.v1.Admin.Status:input_type -> epochkv.v1.StatusRequest
+	29, // 34: epochkv.v1.Admin.ListTransactions:input_type -> epochkv.v1.ListTransactionsRequest
+	30, // 35: epochkv.v1.Admin.EndTransaction:input_type -> epochkv.v1.EndTransactionRequest
+	3,  // 36: epochkv.v1.Admin.Verify:input_type -> epochkv.v1.VerifyRequest
+	8,  // 37: epochkv.v1.Admin.Checkpoint:input_type -> epochkv.v1.CheckpointRequest
+	25, // 38: epochkv.v1.Admin.ResizeCache:input_type -> epochkv.v1.ResizeCacheRequest
+	10, // 39: epochkv.v1.Admin.Space:input_type -> epochkv.v1.SpaceRequest
+	14, // 40: epochkv.v1.Admin.Status:output_type -> epochkv.v1.StatusResponse
+	31, // 41: epochkv.v1.Admin.ListTransactions:output_type -> epochkv.v1.ListTransactionsResponse
+	32, // 42: epochkv.v1.Admin.EndTransaction:output_type -> epochkv.v1.EndTransactionResponse
+	4,  // 43: epochkv.v1.Admin.Verify:output_type -> epochkv.v1.VerifyResponse
+	9,  // 44: epochkv.v1.Admin.Checkpoint:output_type -> epochkv.v1.CheckpointResponse
+	26, // 45: epochkv.v1.Admin.ResizeCache:output_type -> epochkv.v1.ResizeCacheResponse
+	11, // 46: epochkv.v1.Admin.Space:output_type -> epochkv.v1.SpaceResponse
+	40, // [40:47] is the sub-list for method output_type
+	33, // [33:40] is the sub-list for method input_type
+	33, // [33:33] is the sub-list for extension type_name
+	33, // [33:33] is the sub-list for extension extendee
+	0,  // [0:33] is the sub-list for field type_name
 }
 
 func init() { file_epochkv_v1_admin_proto_init() }
@@ -2666,8 +2834,8 @@ func file_epochkv_v1_admin_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_epochkv_v1_admin_proto_rawDesc), len(file_epochkv_v1_admin_proto_rawDesc)),
-			NumEnums:      1,
-			NumMessages:   24,
+			NumEnums:      2,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
