@@ -245,7 +245,7 @@ func TestCommitsThatLookSeeEveryLoad(t *testing.T) {
 func incrementSomehow(x *Session, key []byte, how int) error {
 	if how == 0 {
 		out := make([]Invoked, 1)
-		_, _, err := x.InvokeAll([]Invoke{{Kind: InvokeAdd, Key: key, Delta: 1}}, nil, DurabilityAsync, out)
+		_, err := x.InvokeAll([]Invoke{{Kind: InvokeAdd, Key: key, Delta: 1}}, nil, DurabilityAsync, out)
 		return err
 	}
 	level := IsolationSnapshot

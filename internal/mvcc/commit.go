@@ -2,7 +2,6 @@ package mvcc
 
 import (
 	"bytes"
-	"context"
 
 	"epochkv/internal/storage"
 	"epochkv/internal/storage/batch"
@@ -43,6 +42,20 @@ func (x *Session) Commit(w *Write) (keys.Epoch, error) {
 	return epoch, err
 }
 
+// Await is the newest epoch that must be durable before the outcomes of the session's calls since the last Await may be told, answers and
+// errors alike: a refused precondition, a conflict, or a value of the wrong type reveals a commit as much as reading it does. Zero if there
+// is none. It is of Commit, InvokeAll, DeleteRange and Txn.Commit; what reads reveal is told beside what they return.
+func (x *Session) Await() keys.Epoch {
+	e := x.await
+	x.await = 0
+	return e
+}
+
+// reveals notes that the outcome of the call at hand shows a version, or that it is missing.
+func (x *Session) reveals(sync bool, e keys.Epoch) {
+	x.await = max(x.await, x.store.mustAwait(sync, e))
+}
+
 // pay slows a writer down for what it wrote, while checkpoints fall behind. It holds nothing meanwhile: a snapshot would keep versions that
 // checkpoints could drop.
 func (x *Session) pay(w *Write, err error) {
@@ -67,20 +80,7 @@ func (x *Session) commitAt(w *Write, at keys.Epoch) (keys.Epoch, error) {
 	epoch, err := x.commitLatched(w, body, at)
 	x.unlock()
 	x.finish()
-	return epoch, x.reveal(err)
-}
-
-// reveal waits until a refused precondition may be told: what it reveals must survive a crash. The latches are given up before, so
-// that a failed compare-and-set of a hot key holds up nobody.
-func (x *Session) reveal(err error) error {
-	refused, ok := err.(*PreconditionError) //nolint:errorlint // made by checkConditions, and returned as it is
-	if !ok || refused.await == 0 {
-		return err
-	}
-	if failed := x.store.engine.WaitDurable(context.Background(), refused.await); failed != nil {
-		return failed
-	}
-	return err
+	return epoch, err
 }
 
 // prepare checks w against the limits and sorts its operations.
@@ -229,6 +229,11 @@ func (x *Session) checkFirst(w *Write, at keys.Epoch) error {
 		if newest > at {
 			x.store.conflicts.Add(1)
 			x.told = newest
+			v, _, err := x.reader.Newest(key) // the latches keep it the same
+			if err != nil {
+				return err
+			}
+			x.reveals(v.Sync, v.Epoch)
 			return x.txn.reads.conflict(key, newest)
 		}
 	}
@@ -270,8 +275,8 @@ func (x *Session) validateAndReserve(w *Write, body []byte) (keys.Epoch, error) 
 }
 
 // checkConditions tests the preconditions against the newest versions, straight from memtables and tree and not through
-// visible: the latches keep them still. A failure is told only once what it reveals is visible,
-// and durable if it has to be (reveal).
+// visible: the latches keep them still. A failure is told only once what it reveals is visible. Whether a condition holds or not reveals
+// the version (Await).
 func (x *Session) checkConditions(w *Write) error {
 	for i := range w.Conditions {
 		c := &w.Conditions[i]
@@ -282,7 +287,8 @@ func (x *Session) checkConditions(w *Write) error {
 		if err == nil {
 			holds, err = x.holds(c, v, ok)
 		}
-		epoch, await := v.Epoch, x.store.mustAwait(v.Sync, v.Epoch)
+		epoch := v.Epoch
+		x.reveals(v.Sync, epoch)
 		x.slot.Leave()
 		if err != nil {
 			return err
@@ -292,7 +298,7 @@ func (x *Session) checkConditions(w *Write) error {
 		}
 		x.told = epoch
 		x.store.preconditions.Add(1)
-		return &PreconditionError{Index: i, Condition: *c, Found: ok && v.Kind == keys.KindSet, Epoch: epoch, await: await}
+		return &PreconditionError{Index: i, Condition: *c, Found: ok && v.Kind == keys.KindSet, Epoch: epoch}
 	}
 	return nil
 }

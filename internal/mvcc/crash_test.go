@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"epochkv/internal/storage/keys"
 	"epochkv/internal/vfs"
 )
 
@@ -363,15 +364,15 @@ func TestTreeIsNeverAheadOfTheLog(t *testing.T) {
 	}
 }
 
-// TestRefusedPreconditionNeverRevealsWhatACrashCouldTakeBack: the error of a failed compare-and-set waits for the SYNC commit that
-// it met, and holds no latch meanwhile.
+// TestRefusedPreconditionNeverRevealsWhatACrashCouldTakeBack: nor does any other outcome of a write. Each names the SYNC commit that it has
+// met, for its teller to await; the session itself waits for no disk.
 func TestRefusedPreconditionNeverRevealsWhatACrashCouldTakeBack(t *testing.T) {
 	o := tiny(vfs.NewMem())
 	o.SyncInterval = time.Hour
 	s := mustOpen(t, o)
 	x := mustSession(t, s)
 	defer x.Close()
-	refused := new(PreconditionError)
+	one := make([]Invoked, 1)
 	for name, attempt := range map[string]func(key []byte, c []Condition) error{
 		"commit": func(key []byte, c []Condition) error {
 			w := Write{Conditions: c}
@@ -379,27 +380,100 @@ func TestRefusedPreconditionNeverRevealsWhatACrashCouldTakeBack(t *testing.T) {
 			_, err := x.Commit(&w)
 			return err
 		},
+		"condition that holds": func(key []byte, c []Condition) error {
+			c[0].Kind = KeyPresent
+			w := Write{Conditions: c, Durability: DurabilityAsync}
+			w.Set([]byte("other"), nil)
+			_, err := x.Commit(&w)
+			return err
+		},
 		"invoke": func(key []byte, c []Condition) error {
-			_, _, err := x.InvokeAll([]Invoke{{Kind: InvokeAdd, Key: key, Delta: 1}}, c, DurabilitySync, make([]Invoked, 1))
+			_, err := x.InvokeAll([]Invoke{{Kind: InvokeAdd, Key: key, Delta: 1}}, c, DurabilitySync, one)
+			return err
+		},
+		"type": func(key []byte, _ []Condition) error {
+			_, err := x.InvokeAll([]Invoke{{Kind: InvokeAdd, Key: key, Delta: 1}}, nil, DurabilitySync, one)
+			return err
+		},
+		"length": func(key []byte, _ []Condition) error {
+			_, err := x.InvokeAll([]Invoke{{Kind: InvokeAppend, Key: key, Operand: make([]byte, s.limits.ValueBytes)}}, nil, DurabilitySync, one)
+			return err
+		},
+		"comparison": func(key []byte, _ []Condition) error {
+			_, err := x.InvokeAll([]Invoke{{Kind: InvokeCompareSet, Key: key, Expect: []byte("no")}}, nil, DurabilitySync, one)
 			return err
 		},
 		"delete range": func(key []byte, c []Condition) error {
 			_, err := x.DeleteRange(RangeDelete{Lower: key, Conditions: c})
 			return err
 		},
+		"deleted range": func(key []byte, _ []Condition) error {
+			_, err := x.DeleteRange(RangeDelete{Lower: key, Limit: 1, Durability: DurabilityAsync})
+			return err
+		},
 	} {
 		w := Write{Durability: DurabilitySync}
-		w.Set([]byte(name), []byte("1"))
+		w.Set([]byte(name), []byte("text"))
 		e, err := x.Commit(&w) // and no Wait
 		if err != nil {
 			t.Fatal(err)
 		}
-		if s.Durable() >= e {
-			t.Fatal("durable by itself: the test tests nothing")
+		if got := x.Await(); got != 0 {
+			t.Fatalf("a blind commit awaits %d beside itself", got)
 		}
 		err = attempt([]byte(name), []Condition{{Kind: KeyAbsent, Key: []byte(name)}})
-		if !errors.As(err, &refused) || s.Durable() < e {
-			t.Errorf("%s: %v, told while durable is %d of %d", name, err, s.Durable(), e)
+		if got := x.Await(); got != e || s.Durable() >= e {
+			t.Errorf("%s: %v, awaits %d, durable is %d of %d", name, err, got, s.Durable(), e)
+		}
+	}
+}
+
+// TestConflictNeverRevealsWhatACrashCouldTakeBack: the error of a transaction names the commit that it met.
+func TestConflictNeverRevealsWhatACrashCouldTakeBack(t *testing.T) {
+	o := tiny(vfs.NewMem())
+	o.SyncInterval = time.Hour
+	s := mustOpen(t, o)
+	x, y := mustSession(t, s), mustSession(t, s)
+	defer x.Close()
+	defer y.Close()
+	conflict := new(ConflictError)
+	for name, read := range map[string]func(*Txn) error{
+		"write": func(t *Txn) error { return t.Set([]byte("k"), nil) },
+		"point": func(t *Txn) error {
+			_, err := t.Get(nil, []byte("k"))
+			return err
+		},
+		"range": func(t *Txn) error {
+			c, err := t.Scan(ScanOptions{})
+			if err == nil {
+				c.Next()
+				c.Close()
+			}
+			return err
+		},
+	} {
+		for _, d := range []Durability{DurabilitySync, DurabilityAsync} {
+			txn, err := x.Begin(TxnOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := errors.Join(read(txn), txn.Set([]byte("other"), nil)); err != nil {
+				t.Fatal(err)
+			}
+			w := Write{Durability: d}
+			w.Set([]byte("k"), nil)
+			e, err := y.Commit(&w) // and no Wait
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = txn.Commit()
+			got := x.Await()
+			if name == "range" && d == DurabilityAsync {
+				got = 0 // it may await for nothing: the range does not tell whose commit it was
+			}
+			if want := map[Durability]keys.Epoch{DurabilitySync: e}[d]; !errors.As(err, &conflict) || got != want {
+				t.Errorf("%s: %v, awaits %d, want %d", name, err, got, want)
+			}
 		}
 	}
 }

@@ -18,8 +18,7 @@ type RangeDelete struct {
 type RangeDeleted struct {
 	Epoch keys.Epoch
 	Count int
-	More  bool       // the limit was reached and keys remain
-	Await keys.Epoch // as in Value
+	More  bool // the limit was reached and keys remain
 }
 
 // rangeDelete is what a session keeps for the next one.
@@ -40,7 +39,7 @@ func (x *Session) DeleteRange(o RangeDelete) (RangeDeleted, error) {
 		out, err := x.deleteRangeOnce(o)
 		if !errors.As(err, &conflict) {
 			x.pay(&x.ranged.write, err)
-			return out, x.reveal(err)
+			return out, err
 		}
 	}
 	return RangeDeleted{}, conflict
@@ -96,6 +95,7 @@ func (x *Session) collect(o RangeDelete, w *Write) (out RangeDeleted, err error)
 		return out, err
 	}
 	defer c.Close()
+	defer func() { x.reveals(true, c.Await()) }() // however it ends: that there are too many keys tells of them, too
 	for c.Next() {
 		if o.Limit > 0 && out.Count == o.Limit {
 			out.More = true
@@ -110,7 +110,6 @@ func (x *Session) collect(o RangeDelete, w *Write) (out RangeDeleted, err error)
 		}
 		out.Count++
 	}
-	out.Await = c.Await()
 	return out, c.Err()
 }
 

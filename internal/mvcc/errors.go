@@ -43,8 +43,6 @@ type PreconditionError struct {
 	Condition Condition
 	Found     bool       // whether the key exists
 	Epoch     keys.Epoch // epoch of the key's newest version, zero if it never existed
-
-	await keys.Epoch // must be durable before the error is told; zero: need not
 }
 
 func (e *PreconditionError) Error() string {

@@ -121,29 +121,29 @@ func (op *Invoke) number(old []byte, found bool) (n int64, reason string) {
 }
 
 // InvokeAll applies every operation in one commit, reading and writing under the keys' latches, so that it never conflicts. A
-// key may be named once. out must be as long as ops. The epoch is zero if nothing was written; await is as in Value.
+// key may be named once. out must be as long as ops. The epoch is zero if nothing was written.
 //
-// Errors change nothing: *TypeError, and those of Commit.
-func (x *Session) InvokeAll(ops []Invoke, conditions []Condition, d Durability, out []Invoked) (epoch, await keys.Epoch, err error) {
-	epoch, await, err = x.invokeLatched(ops, conditions, d, out)
+// Errors change nothing: *TypeError, and those of Commit. Await tells what the outcome reveals.
+func (x *Session) InvokeAll(ops []Invoke, conditions []Condition, d Durability, out []Invoked) (keys.Epoch, error) {
+	epoch, err := x.invokeLatched(ops, conditions, d, out)
 	if epoch != 0 {
 		x.pay(&x.ranged.write, err)
 	}
-	return epoch, await, x.reveal(err)
+	return epoch, err
 }
 
-func (x *Session) invokeLatched(ops []Invoke, conditions []Condition, d Durability, out []Invoked) (epoch, await keys.Epoch, err error) {
+func (x *Session) invokeLatched(ops []Invoke, conditions []Condition, d Durability, out []Invoked) (keys.Epoch, error) {
 	s, w := x.store, &x.ranged.write
 	w.Reset()
 	w.Conditions, w.Durability = append(w.Conditions, conditions...), d
 	for i := range ops {
 		if err := s.checkKey(ops[i].Key); err != nil {
-			return 0, 0, err
+			return 0, err
 		}
 		w.Batch.Delete(keys.SpaceUser, ops[i].Key) // stands for the key, for the limits and latches
 	}
 	if _, err := x.prepare(w); err != nil {
-		return 0, 0, err
+		return 0, err
 	}
 	x.awaitPrevious(0)
 	x.latch(w)
@@ -151,33 +151,31 @@ func (x *Session) invokeLatched(ops []Invoke, conditions []Condition, d Durabili
 	defer x.finish()
 	defer x.unlock()
 	if err := x.checkConditions(w); err != nil {
-		return 0, 0, err
+		return 0, err
 	}
 	w.Conditions = w.Conditions[:0]
-	if await, err = x.applyAll(ops, w, out); err != nil || w.Batch.Count() == 0 {
-		return 0, await, err
+	if err := x.applyAll(ops, w, out); err != nil || w.Batch.Count() == 0 {
+		return 0, err
 	}
 	body, err := x.prepare(w)
 	if err != nil {
-		return 0, 0, err
+		return 0, err
 	}
-	epoch, err = x.commitLatched(w, body, 0)
-	return epoch, await, err
+	return x.commitLatched(w, body, 0)
 }
 
 // applyAll computes every outcome from the newest versions and fills the batch.
-func (x *Session) applyAll(ops []Invoke, w *Write, out []Invoked) (await keys.Epoch, err error) {
+func (x *Session) applyAll(ops []Invoke, w *Write, out []Invoked) error {
 	w.Batch.Reset()
 	buf := x.invoked[:0]
 	for i := range ops {
 		x.key = keys.Append(x.key[:0], keys.SpaceUser, ops[i].Key)
-		old, found, epoch, must, err := x.newestValue(&buf)
+		old, found, epoch, err := x.newestValue(&buf)
 		if err != nil {
-			return 0, err
+			return err
 		}
-		await = max(await, must)
 		if out[i], buf, err = ops[i].apply(i, old, found, buf); err != nil {
-			return 0, err
+			return err
 		}
 		out[i].OldEpoch = epoch
 		switch {
@@ -189,24 +187,24 @@ func (x *Session) applyAll(ops []Invoke, w *Write, out []Invoked) (await keys.Ep
 		}
 	}
 	x.invoked = buf
-	return await, nil
+	return nil
 }
 
 // newestValue reads the newest version of the key in x.key, and appends its value to buf.
-func (x *Session) newestValue(buf *[]byte) (value []byte, found bool, epoch, await keys.Epoch, err error) {
+func (x *Session) newestValue(buf *[]byte) (value []byte, found bool, epoch keys.Epoch, err error) {
 	x.slot.Enter()
 	defer x.slot.Leave()
 	v, ok, err := x.reader.Newest(x.key)
 	if err != nil || !ok {
-		return nil, false, 0, 0, err
+		return nil, false, 0, err
 	}
-	await = x.store.mustAwait(v.Sync, v.Epoch)
+	x.reveals(v.Sync, v.Epoch)
 	if v.Kind != keys.KindSet {
-		return nil, false, 0, await, nil
+		return nil, false, 0, nil
 	}
 	from := len(*buf)
 	*buf, err = x.reader.AppendValue(*buf, v)
-	return (*buf)[from:len(*buf):len(*buf)], true, v.Epoch, await, err
+	return (*buf)[from:len(*buf):len(*buf)], true, v.Epoch, err
 }
 
 // Invoke applies one operation inside the transaction.

@@ -58,7 +58,7 @@ func TestInvokeOperations(t *testing.T) {
 				txn.Rollback()
 			} else {
 				outs := make([]Invoked, 1)
-				_, _, err = x.InvokeAll([]Invoke{c.op}, nil, DurabilitySync, outs)
+				_, err = x.InvokeAll([]Invoke{c.op}, nil, DurabilitySync, outs)
 				out = outs[0]
 			}
 			wrong := new(TypeError)
@@ -95,7 +95,7 @@ func TestInvokeAllIsAtomic(t *testing.T) {
 	mustPut(t, s, "text", "abc")
 	out := make([]Invoked, 2)
 	wrong := new(TypeError)
-	_, _, err := x.InvokeAll([]Invoke{
+	_, err := x.InvokeAll([]Invoke{
 		{Kind: InvokeAdd, Key: []byte("n"), Delta: 1}, {Kind: InvokeAdd, Key: []byte("text"), Delta: 1},
 	}, nil, DurabilitySync, out)
 	if !errors.As(err, &wrong) || wrong.Index != 1 {
@@ -119,7 +119,7 @@ func TestConcurrentIncrementsLoseNothing(t *testing.T) {
 			out := make([]Invoked, 1)
 			for range each {
 				if i%2 == 0 {
-					if _, _, err := x.InvokeAll([]Invoke{op}, nil, DurabilityAsync, out); err != nil {
+					if _, err := x.InvokeAll([]Invoke{op}, nil, DurabilityAsync, out); err != nil {
 						t.Error(err)
 					}
 					continue
@@ -164,7 +164,7 @@ func TestSerialAppendKeepsInvocationsApart(t *testing.T) {
 	done.Go(func() {
 		var out [1]Invoked
 		for range rounds {
-			if _, _, err := y.InvokeAll([]Invoke{{Kind: InvokeAdd, Key: key, Delta: 1}}, nil, DurabilityAsync, out[:]); err != nil {
+			if _, err := y.InvokeAll([]Invoke{{Kind: InvokeAdd, Key: key, Delta: 1}}, nil, DurabilityAsync, out[:]); err != nil {
 				t.Error(err)
 			}
 		}
@@ -215,7 +215,7 @@ func TestRefusedInvocationTellsTheEpochOfWhatItFound(t *testing.T) {
 	}
 	tx.Rollback()
 	out := make([]Invoked, 1)
-	if _, _, err := x.InvokeAll([]Invoke{op}, nil, DurabilityAsync, out); err != nil || out[0].Applied || out[0].OldEpoch != epoch {
+	if _, err := x.InvokeAll([]Invoke{op}, nil, DurabilityAsync, out); err != nil || out[0].Applied || out[0].OldEpoch != epoch {
 		t.Errorf("outside: %+v, %v; want epoch %d", out[0], err, epoch)
 	}
 }
@@ -248,7 +248,7 @@ func TestInvocationsArePacedToo(t *testing.T) {
 	fastest := time.Hour
 	for range 5 {
 		start := time.Now()
-		if _, _, err := x.InvokeAll([]Invoke{op}, nil, DurabilityAsync, make([]Invoked, 1)); err != nil {
+		if _, err := x.InvokeAll([]Invoke{op}, nil, DurabilityAsync, make([]Invoked, 1)); err != nil {
 			t.Fatal(err)
 		}
 		fastest = min(fastest, time.Since(start))

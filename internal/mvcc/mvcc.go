@@ -20,8 +20,8 @@
 //     reservation, and what came in between is checked after every smaller epoch has finished.
 //   - Between the reservation and the mark nothing allocates, logs, takes a lock or faults a page in; whoever is held up there
 //     holds up every later commit. Space in the memtable is secured before.
-//   - A reply never reveals a SYNC commit that a crash could still take back: reads and refused preconditions name the epoch
-//     that has to be durable first (Await), or wait for it.
+//   - A reply never reveals a SYNC commit that a crash could still take back: reads and the outcomes of writes, errors included, name
+//     the epoch that has to be durable first (Await).
 //   - At most one epoch per session lies beyond visible, which bounds the ring that visible is ratcheted over.
 //
 // Locks: latches in stripe order, then nothing. The engine's rotation mutex is taken outside the slot's protection, under

@@ -84,6 +84,7 @@ func (x *Session) unchanged(r *readSet, before keys.Epoch) error {
 			return err
 		}
 		if v.Epoch > r.at {
+			x.reveals(v.Sync, v.Epoch)
 			return r.conflict(key, v.Epoch)
 		}
 	}
@@ -93,6 +94,7 @@ func (x *Session) unchanged(r *readSet, before keys.Epoch) error {
 			return err
 		}
 		if changed {
+			x.reveals(true, epoch) // it may be: nothing tells
 			return r.conflict(r.key(b.lower), epoch)
 		}
 	}
@@ -113,11 +115,13 @@ func (x *Session) validateSince(r *readSet, epoch keys.Epoch) error {
 	for _, p := range r.points {
 		key := r.key(p)
 		if newer, changed := x.store.engine.KeyChangedInMemory(r.pinned, key, r.at, epoch); changed {
+			x.reveals(true, newer) // as above
 			return r.conflict(key, newer)
 		}
 	}
 	for _, b := range r.ranges {
 		if newer, changed := x.store.engine.ChangedInMemory(r.pinned, r.key(b.lower), r.key(b.upper), r.at, epoch); changed {
+			x.reveals(true, newer)
 			return r.conflict(r.key(b.lower), newer)
 		}
 	}

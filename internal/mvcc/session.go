@@ -23,6 +23,7 @@ type Session struct {
 	viewing  bool
 	previous keys.Epoch // newest epoch this session reserved; the next commit waits until it is visible
 	told     keys.Epoch // what has to be visible before the error at hand is told; see finish
+	await    keys.Epoch // what has to be durable before outcomes since the last Await are told
 	crowded  bool       // the commit at hand has made chains long; see finish
 	cursor   Cursor
 	batch    batchRead

@@ -44,7 +44,7 @@ func TestPooledSessionKeepsNoHugeBuffers(t *testing.T) {
 		"operations": func(x *Session) error {
 			op := Invoke{Kind: InvokeGetAndSet, Key: []byte("huge"), Operand: []byte(huge)}
 			for range 2 {
-				if _, _, err := x.InvokeAll([]Invoke{op}, nil, DurabilityAsync, make([]Invoked, 1)); err != nil {
+				if _, err := x.InvokeAll([]Invoke{op}, nil, DurabilityAsync, make([]Invoked, 1)); err != nil {
 					return err
 				}
 			}

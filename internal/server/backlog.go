@@ -17,8 +17,8 @@ type answer struct {
 	settle settle
 	start  time.Duration
 	method telemetry.Method
-	err    error          // if set, the answer is an error
-	status *status.Status // of err, once it is sent
+	err    error          // of the wait: if set, it is what is told
+	status *status.Status // if set, the answer is an error
 
 	found     bool
 	value     []byte // nil unless a get

@@ -11,7 +11,8 @@ import (
 )
 
 // The functions here execute one request each with a caller, alone or from a pipeline. None waits for durability: each
-// returns the epoch that must settle before its answer may be sent, zero if it may be sent at once.
+// returns the epoch that must settle before its answer may be sent, zero if it may be sent at once. An error has to settle like an
+// answer: it may tell of commits that a crash could still take back.
 
 // settle is what an answer waits for.
 type settle struct {
@@ -38,6 +39,28 @@ func (w settle) wait(ctx context.Context, s *mvcc.Store) error {
 // settleRead is the wait of a read that saw a commit which a crash could still take back.
 func settleRead(await keys.Epoch) settle {
 	return settle{epoch: await, durability: mvcc.DurabilitySync}
+}
+
+// revealing is w for an outcome that also shows what was read up to an epoch, zero for nothing. What a commit has read is older than
+// itself, so that one wait does.
+func (w settle) revealing(await keys.Epoch) settle {
+	switch {
+	case await == 0:
+		return w
+	case w.epoch == 0:
+		return settleRead(await)
+	}
+	w.epoch, w.durability = max(w.epoch, await), mvcc.DurabilitySync
+	return w
+}
+
+// outcome completes what a request has returned: with what its writes have revealed, and with an error that keeps nothing of the session.
+// Each request passes here before its session does anything else.
+func (c *caller) outcome(w settle, err error) (settle, error) {
+	if err != nil {
+		w.write, err = false, detached(err) // nothing was written whose outcome could be unknown
+	}
+	return w.revealing(c.session.Await()), err
 }
 
 // get answers into out. The value is appended to buf and aliases it.
@@ -96,7 +119,10 @@ func (c *caller) addMutation(m *pb.Mutation, list string, i int) error {
 
 func (c *caller) commit() (settle, error) {
 	epoch, err := c.session.Commit(&c.write)
-	return settle{epoch: epoch, durability: c.write.Durability, write: true}, err
+	if err != nil {
+		return settle{}, err
+	}
+	return settle{epoch: epoch, durability: c.write.Durability, write: true}, nil
 }
 
 // batchGet answers into out, whose results it reuses. The answer is bounded like a batch, so that a list of keys cannot
@@ -191,7 +217,7 @@ func (c *caller) deleteRange(req *pb.DeleteRangeRequest, out *pb.DeleteRangeResp
 	}
 	out.Deleted, out.More = uint64(done.Count), done.More
 	if done.Count == 0 {
-		return settleRead(done.Await), nil
+		return settle{}, nil
 	}
 	out.Epoch = uint64(done.Epoch)
 	return settle{epoch: done.Epoch, durability: durability, write: true}, nil

@@ -26,8 +26,8 @@ import (
 // The receiver executes each request at once and never waits for the disk; what must wait goes to the backlog, and one sync
 // settles many. There is no goroutine per request and, for single gets, puts and deletes, no allocation beyond gRPC's own.
 //
-// Invariants: a request that was executed is answered, unless the connection is lost; writes are executed in the order
-// of arrival, and a read sees the writes received before it; the backlog is bounded, and when it is full the receiver stops receiving, which gRPC's flow control carries to
+// Invariants: a request that was executed is answered, unless the connection is lost; requests are executed in the order
+// of arrival, and each sees those received before it; the backlog is bounded, and when it is full the receiver stops receiving, which gRPC's flow control carries to
 // the client. When the server drains, the stream ends with SHUTTING_DOWN after everything executed was answered, so that
 // what has no answer was not executed.
 type pipeline struct {
@@ -103,15 +103,14 @@ func (p *pipeline) serve() error {
 	var w settle
 	err := errOverloaded
 	if size := p.in.size; p.server.admission.enter(size) {
-		w, err = p.execute(&a)
+		w, err = p.caller.outcome(p.execute(&a))
 		p.server.admission.leave(size)
 	}
 	if w.write {
 		p.written = w.epoch
 	}
 	if err != nil {
-		a.err = err
-		return p.send(&a)
+		a.status = statusOf(err) // now: what the error names may lie in the request
 	}
 	if w.ready(p.server.store) {
 		return p.send(&a)
@@ -130,63 +129,75 @@ func (p *pipeline) serve() error {
 	return p.backlog.push(p.stream.Context(), &a)
 }
 
-// execute runs the request. What the answer holds is either in a, or in a message of its own.
+// execute runs the request, which sees those before it. What the answer holds is either in a, or in a message of its own.
 func (p *pipeline) execute(a *answer) (settle, error) {
+	a.method = methodOfPipelined(&p.in.msg)
+	if err := p.awaitOwnWrites(); err != nil {
+		return settle{}, err
+	}
 	switch r := p.in.msg.Request.(type) {
 	case *pb.PipelineRequest_Get:
-		a.method = telemetry.MethodGet
-		if err := p.awaitOwnWrites(); err != nil {
-			return settle{}, err
-		}
 		var out pb.GetResponse
 		w, err := p.caller.get(r.Get, &out, p.valueBuffer())
 		p.value = out.Value
 		a.found, a.value, a.epoch, a.readEpoch = out.Found, out.Value, out.Epoch, out.ReadEpoch
 		return w, err
 	case *pb.PipelineRequest_Put:
-		a.method = telemetry.MethodPut
 		w, err := p.caller.put(r.Put)
 		a.epoch = uint64(w.epoch)
 		return w, err
 	case *pb.PipelineRequest_Delete:
-		a.method = telemetry.MethodDelete
 		w, err := p.caller.delete(r.Delete)
 		a.epoch = uint64(w.epoch)
 		return w, err
 	case *pb.PipelineRequest_BatchWrite:
-		a.method = telemetry.MethodBatchWrite
 		w, err := p.caller.batchWrite(r.BatchWrite)
 		a.epoch = uint64(w.epoch)
 		return w, err
 	case *pb.PipelineRequest_BatchGet:
-		a.method = telemetry.MethodBatchGet
-		if err := p.awaitOwnWrites(); err != nil {
-			return settle{}, err
-		}
 		out := pb.BatchGetResponseFromVTPool()
 		w, err := p.caller.batchGet(r.BatchGet, out, &p.server.limits)
 		a.batchGet = out
 		return w, err
 	case *pb.PipelineRequest_DeleteRange:
-		a.method = telemetry.MethodDeleteRange
 		out := new(pb.DeleteRangeResponse)
 		w, err := p.caller.deleteRange(r.DeleteRange, out)
 		a.deleteRange = out
 		return w, err
 	case *pb.PipelineRequest_Invoke:
-		a.method = telemetry.MethodInvoke
 		a.invoke = new(pb.InvokeResponse)
 		return p.caller.invoke(r.Invoke, a.invoke)
 	case *pb.PipelineRequest_InvokeAll:
-		a.method = telemetry.MethodInvokeAll
 		a.invokeAll = new(pb.InvokeAllResponse)
 		return p.caller.invokeAll(r.InvokeAll, a.invokeAll)
 	}
-	a.method = telemetry.MethodPipeline
 	return settle{}, invalid("request", "is missing, or of a kind that this server does not know")
 }
 
-// awaitOwnWrites lets a read see the writes that its own stream sent before it. A commit that returned is visible but for
+// methodOfPipelined is the method that a request counts as.
+func methodOfPipelined(m *pb.PipelineRequest) telemetry.Method {
+	switch m.Request.(type) {
+	case *pb.PipelineRequest_Get:
+		return telemetry.MethodGet
+	case *pb.PipelineRequest_Put:
+		return telemetry.MethodPut
+	case *pb.PipelineRequest_Delete:
+		return telemetry.MethodDelete
+	case *pb.PipelineRequest_BatchGet:
+		return telemetry.MethodBatchGet
+	case *pb.PipelineRequest_BatchWrite:
+		return telemetry.MethodBatchWrite
+	case *pb.PipelineRequest_DeleteRange:
+		return telemetry.MethodDeleteRange
+	case *pb.PipelineRequest_Invoke:
+		return telemetry.MethodInvoke
+	case *pb.PipelineRequest_InvokeAll:
+		return telemetry.MethodInvokeAll
+	}
+	return telemetry.MethodPipeline
+}
+
+// awaitOwnWrites lets a request see the writes that its own stream sent before it. A commit that returned is visible but for
 // those before it that are being installed at this moment, so this is one comparison, and rarely a microsecond.
 func (p *pipeline) awaitOwnWrites() error {
 	if p.written <= p.server.store.Visible() {
@@ -298,6 +309,8 @@ func (p *pipeline) send(a *answer) error {
 	code := codes.OK
 	if a.err != nil {
 		a.status = statusOf(a.err)
+	}
+	if a.status != nil {
 		code = a.status.Code()
 	}
 	err := p.answers.send(a)

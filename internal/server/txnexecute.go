@@ -75,7 +75,7 @@ func (c *caller) executeDirect(req *pb.ExecuteRequest, out *pb.ExecuteResponse) 
 	switch {
 	case errors.As(err, &twice):
 		return w, false, nil
-	case errors.As(err, &failed): // told only once what it reveals has settled
+	case errors.As(err, &failed):
 		return settle{}, len(req.ElseOperations) == 0, nil
 	case err != nil:
 		return w, true, err
@@ -126,7 +126,7 @@ func (s *txnService) executeUntilDone(ctx context.Context, c *caller, req *pb.Ex
 }
 
 // executeOnce runs the request as one transaction.
-func (s *txnService) executeOnce(c *caller, req *pb.ExecuteRequest, out *pb.ExecuteResponse) (settle, error) {
+func (s *txnService) executeOnce(c *caller, req *pb.ExecuteRequest, out *pb.ExecuteResponse) (w settle, err error) {
 	durability, err := toDurability(req.Durability)
 	if err != nil {
 		return settle{}, err
@@ -135,7 +135,10 @@ func (s *txnService) executeOnce(c *caller, req *pb.ExecuteRequest, out *pb.Exec
 	if err != nil {
 		return settle{}, err
 	}
-	defer t.Rollback()
+	defer func() {
+		w = w.revealing(t.Await()) // however it ends
+		t.Rollback()
+	}()
 	out.Reset()
 	if out.Succeeded, err = s.allHold(t, req.Conditions); err != nil {
 		return settle{}, err
@@ -155,7 +158,7 @@ func (s *txnService) executeOnce(c *caller, req *pb.ExecuteRequest, out *pb.Exec
 			return settle{}, &mvcc.LimitError{What: "batch bytes", Limit: s.limits.BatchBytes, Got: size}
 		}
 	}
-	at, await := t.At(), t.Await()
+	at := t.At()
 	epoch, err := t.Commit()
 	if err != nil {
 		return settle{}, err
@@ -164,7 +167,7 @@ func (s *txnService) executeOnce(c *caller, req *pb.ExecuteRequest, out *pb.Exec
 		epoch = 0 // nothing was written
 	}
 	out.Epoch = uint64(epoch)
-	return settleBoth(epoch, durability, await), nil
+	return settleCommit(epoch, durability), nil
 }
 
 func executeOperation(t *mvcc.Txn, o *pb.Operation, list string, i int) (*pb.OperationResult, error) {

@@ -77,22 +77,18 @@ func (c *caller) invokeFilled(preconditions []*pb.Precondition, d pb.Durability,
 	if err := c.prepare(preconditions, d); err != nil {
 		return settle{}, err
 	}
-	at, await, err := c.session.InvokeAll(c.invoked.ops, c.write.Conditions, c.write.Durability, c.invoked.outcomes)
+	at, err := c.session.InvokeAll(c.invoked.ops, c.write.Conditions, c.write.Durability, c.invoked.outcomes)
 	if err != nil {
 		return settle{}, err
 	}
 	*epoch = uint64(at)
-	return settleBoth(at, c.write.Durability, await), nil
+	return settleCommit(at, c.write.Durability), nil
 }
 
-// settleBoth is the wait of a commit that also shows what it read. What it read is older than itself, so that one wait does; zero
-// epochs are none.
-func settleBoth(epoch keys.Epoch, d mvcc.Durability, await keys.Epoch) settle {
-	switch {
-	case epoch == 0:
-		return settleRead(await)
-	case await != 0:
-		d = mvcc.DurabilitySync
+// settleCommit is the wait of a commit; a zero epoch is none.
+func settleCommit(epoch keys.Epoch, d mvcc.Durability) settle {
+	if epoch == 0 {
+		return settle{}
 	}
 	return settle{epoch: epoch, durability: d, write: true}
 }

@@ -182,8 +182,8 @@ func (c *conversation) serve(req *pb.TransactRequest) error {
 	if errors.Is(err, errStreamOver) {
 		return err
 	}
-	if settled := w.wait(c.stream.Context(), c.server.store); err == nil { // an error tells of what was read, too
-		err = settled
+	if failed := w.wait(c.stream.Context(), c.server.store); failed != nil {
+		err = failed // and not what an answer or an error would reveal
 	}
 	if err := c.answer(out, err); err != nil {
 		return err
@@ -359,13 +359,13 @@ func (c *conversation) commit(out *pb.TransactResponse) (settle, error) {
 		c.abortLocked(telemetry.AbortFailed)
 		return settle{}, err
 	}
-	at, durability, await := c.txn.At(), c.row.durability, c.txn.Await()
+	at, durability := c.txn.At(), c.row.durability
 	epoch, err := c.txn.Commit()
+	w, err := c.caller.outcome(settle{}.revealing(c.txn.Await()), err)
 	if err != nil {
-		err = detached(err)
 		c.server.transactions.aborted[abortReason(err)].Add(1)
 		c.releaseLocked()
-		return settle{}, err
+		return w, err
 	}
 	c.server.transactions.committed.Add(1)
 	c.releaseLocked()
@@ -373,7 +373,7 @@ func (c *conversation) commit(out *pb.TransactResponse) (settle, error) {
 		epoch = 0 // nothing was written
 	}
 	out.Response = &pb.TransactResponse_Commit{Commit: &pb.CommitResponse{Epoch: uint64(epoch)}}
-	return settleBoth(epoch, durability, await), nil
+	return settleCommit(epoch, durability).revealing(w.epoch), nil
 }
 
 func abortReason(err error) telemetry.AbortReason {

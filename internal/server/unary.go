@@ -81,13 +81,12 @@ func (s *Server) run(ctx context.Context, execute func(*caller) (settle, error))
 	if err != nil {
 		return err
 	}
-	w, err := execute(c)
-	err = detached(err)
+	w, err := c.outcome(execute(c))
 	s.callers.release(c)
-	if err != nil {
-		return err
+	if failed := w.wait(ctx, s.store); failed != nil {
+		return failed // and not what err would reveal
 	}
-	return w.wait(ctx, s.store)
+	return err
 }
 
 // unary surrounds every unary request: it is admitted or refused before work begins, counted, and its error mapped.

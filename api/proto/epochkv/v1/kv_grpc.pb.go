@@ -75,10 +75,9 @@ type KVClient interface {
 	// Pipeline carries many requests in flight over one stream: the fastest way to send small requests.
 	//
 	// Each request has an id of the client's choice and is answered by exactly one response with that id, as it
-	// completes: not in the order of sending. Writes take effect in the order in which they were sent, so that the later
-	// of two puts of one key wins. Reads may overtake writes: a read is sure to see the writes that were answered before it
-	// was sent. An error answers its own request and does not end the stream. When the client closes its side, the
-	// server answers what it has received and then ends the stream.
+	// completes: not in the order of sending. Requests take effect in the order in which they were sent: each sees the writes
+	// sent before it on the same stream, and the later of two puts of one key wins. An error answers its own request and does
+	// not end the stream. When the client closes its side, the server answers what it has received and then ends the stream.
 	//
 	// If the stream breaks, requests without an answer may or may not have been executed. If it ends with SHUTTING_DOWN, the
 	// server has answered all that it executed.
@@ -250,10 +249,9 @@ type KVServer interface {
 	// Pipeline carries many requests in flight over one stream: the fastest way to send small requests.
 	//
 	// Each request has an id of the client's choice and is answered by exactly one response with that id, as it
-	// completes: not in the order of sending. Writes take effect in the order in which they were sent, so that the later
-	// of two puts of one key wins. Reads may overtake writes: a read is sure to see the writes that were answered before it
-	// was sent. An error answers its own request and does not end the stream. When the client closes its side, the
-	// server answers what it has received and then ends the stream.
+	// completes: not in the order of sending. Requests take effect in the order in which they were sent: each sees the writes
+	// sent before it on the same stream, and the later of two puts of one key wins. An error answers its own request and does
+	// not end the stream. When the client closes its side, the server answers what it has received and then ends the stream.
 	//
 	// If the stream breaks, requests without an answer may or may not have been executed. If it ends with SHUTTING_DOWN, the
 	// server has answered all that it executed.

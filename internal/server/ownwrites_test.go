@@ -1,0 +1,138 @@
+//go:build invariants
+
+package server
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	pb "epochkv/api/proto/epochkv/v1"
+	"epochkv/internal/mvcc"
+)
+
+// TestEveryRequestOfAPipelineSeesTheOnesBeforeIt: also while a commit of another session, older than the pipeline's own, is held up before it
+// is installed, so that the pipeline's writes are in the memtable and not visible.
+func TestEveryRequestOfAPipelineSeesTheOnesBeforeIt(t *testing.T) {
+	h := mustStart(t)
+	present := func(key string) []*pb.Precondition {
+		return []*pb.Precondition{{Key: []byte(key), Condition: &pb.Precondition_Exists{Exists: true}}}
+	}
+	for name, row := range map[string]struct {
+		request func(key string) *pb.PipelineRequest
+		saw     func(*pb.PipelineResponse) bool
+	}{
+		"get": {
+			func(key string) *pb.PipelineRequest { return getRequest(2, key) },
+			func(r *pb.PipelineResponse) bool { return string(r.GetGet().GetValue()) == "1" },
+		},
+		"batch get": {
+			func(key string) *pb.PipelineRequest {
+				return &pb.PipelineRequest{Id: 2, Request: &pb.PipelineRequest_BatchGet{BatchGet: &pb.BatchGetRequest{Keys: [][]byte{[]byte(key)}}}}
+			},
+			func(r *pb.PipelineResponse) bool {
+				return len(r.GetBatchGet().GetResults()) == 1 && r.GetBatchGet().Results[0].Found
+			},
+		},
+		"delete range": {
+			func(key string) *pb.PipelineRequest {
+				return &pb.PipelineRequest{Id: 2, Request: &pb.PipelineRequest_DeleteRange{DeleteRange: &pb.DeleteRangeRequest{
+					Range: &pb.KeyRange{Start: []byte(key), End: []byte(key + "\x00")},
+				}}}
+			},
+			func(r *pb.PipelineResponse) bool { return r.GetDeleteRange().GetDeleted() == 1 },
+		},
+		"delete range with a condition": {
+			func(key string) *pb.PipelineRequest {
+				return &pb.PipelineRequest{Id: 2, Request: &pb.PipelineRequest_DeleteRange{DeleteRange: &pb.DeleteRangeRequest{
+					Range: &pb.KeyRange{Prefix: []byte("nothing")}, Preconditions: present(key),
+				}}}
+			},
+			func(r *pb.PipelineResponse) bool { return r.GetDeleteRange() != nil },
+		},
+		"put with a condition": {
+			func(key string) *pb.PipelineRequest {
+				return &pb.PipelineRequest{Id: 2, Request: &pb.PipelineRequest_Put{Put: &pb.PutRequest{Key: []byte(key), Preconditions: present(key)}}}
+			},
+			func(r *pb.PipelineResponse) bool { return r.GetPut() != nil },
+		},
+		"delete with a condition": {
+			func(key string) *pb.PipelineRequest {
+				return &pb.PipelineRequest{Id: 2, Request: &pb.PipelineRequest_Delete{Delete: &pb.DeleteRequest{Key: []byte(key), Preconditions: present(key)}}}
+			},
+			func(r *pb.PipelineResponse) bool { return r.GetDelete() != nil },
+		},
+		"batch write with a condition": {
+			func(key string) *pb.PipelineRequest {
+				return &pb.PipelineRequest{Id: 2, Request: &pb.PipelineRequest_BatchWrite{BatchWrite: &pb.BatchWriteRequest{
+					Mutations: []*pb.Mutation{{Kind: pb.Mutation_KIND_PUT, Key: []byte(key)}}, Preconditions: present(key),
+				}}}
+			},
+			func(r *pb.PipelineResponse) bool { return r.GetBatchWrite() != nil },
+		},
+		"refused condition": {
+			func(key string) *pb.PipelineRequest {
+				return &pb.PipelineRequest{Id: 2, Request: &pb.PipelineRequest_Put{Put: &pb.PutRequest{Key: []byte(key), Preconditions: []*pb.Precondition{
+					{Key: []byte(key), Condition: &pb.Precondition_Exists{Exists: false}},
+				}}}}
+			},
+			func(r *pb.PipelineResponse) bool { return r.GetError().GetCode() == int32(codes.FailedPrecondition) },
+		},
+		"invoke": {
+			func(key string) *pb.PipelineRequest {
+				return &pb.PipelineRequest{Id: 2, Request: &pb.PipelineRequest_Invoke{Invoke: &pb.InvokeRequest{Invocation: increment(key, 1)}}}
+			},
+			func(r *pb.PipelineResponse) bool { return r.GetInvoke().GetResult().GetOldFound() },
+		},
+		"invoke all": {
+			func(key string) *pb.PipelineRequest {
+				return &pb.PipelineRequest{Id: 2, Request: &pb.PipelineRequest_InvokeAll{InvokeAll: &pb.InvokeAllRequest{
+					Invocations: []*pb.Invocation{increment(key, 1), increment(key+"/other", 1)},
+				}}}
+			},
+			func(r *pb.PipelineResponse) bool {
+				return len(r.GetInvokeAll().GetResults()) == 2 && r.GetInvokeAll().Results[0].OldFound
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			other, err := h.store.Session()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer other.Close()
+			stream := h.pipeline(t, testContext(t))
+			mustSend(t, stream, getRequest(0, "warm"))
+			mustRecv(t, stream)
+
+			held, release, done := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+			other.HoldReserved(func() {
+				close(held)
+				<-release
+			})
+			go func() {
+				w := mvcc.Write{Durability: mvcc.DurabilityAsync}
+				w.Set(fmt.Append(nil, "of another/", name), nil)
+				_, err := other.Commit(&w)
+				done <- err
+			}()
+			<-held
+			mustSend(t, stream, putRequest(1, name, "1", pb.Durability_DURABILITY_SYNC), row.request(name))
+			time.Sleep(20 * time.Millisecond) // the server would have executed both by now
+			close(release)
+			if err := <-done; err != nil {
+				t.Fatal(err)
+			}
+			for range 2 {
+				if got := mustRecv(t, stream); got.Id == 2 && !row.saw(got) || got.Id == 1 && got.GetPut() == nil {
+					t.Errorf("got %v", got)
+				}
+			}
+			if err := stream.CloseSend(); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
