@@ -39,10 +39,6 @@ func TestFailedWriteOrSyncIsFinal(t *testing.T) {
 					}
 				})
 			}
-			w := NewWaiter()
-			if !a.log.Notify(w, 9) {
-				<-w.C
-			}
 			wg.Wait()
 			if injected.Fired() != 1 {
 				t.Fatal("the fault was not met")
@@ -209,19 +205,18 @@ func TestOpenMakesDurableWhatReplayFound(t *testing.T) {
 
 func TestFailureWakesWhoeverIsQueued(t *testing.T) {
 	a := mustStart(t, testOptions(vfs.NewMem(), 64<<10))
-	w := NewWaiter()
 	a.log.waits.mu.Lock() // queued between two looks of the flusher at the queue
-	a.log.waits.push(w, 1)
+	w := a.log.waits.push(1)
 	a.log.waits.mu.Unlock()
 	if err := a.log.fail(errors.New("a spare file failed")); !errors.Is(err, ErrFailed) {
 		t.Fatal(err)
 	}
 	select {
-	case <-w.C:
+	case <-w.signal:
 	case <-time.After(5 * time.Second):
 		t.Fatal("not woken")
 	}
-	if !a.log.Notify(w, 1) {
-		t.Fatal("queued on a failed log")
+	if err := a.log.WaitDurable(context.Background(), 1); !errors.Is(err, ErrFailed) {
+		t.Fatalf("a wait on a failed log: %v", err)
 	}
 }

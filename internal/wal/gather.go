@@ -49,14 +49,13 @@ func (g *gather) aim(settled, came int) int {
 func (g *gather) settle(l *Log, from keys.Epoch, took time.Duration) {
 	w := &l.waits
 	w.mu.Lock()
-	woken := w.takeSettled(l)
+	w.settleLocked(l)
 	durable := l.Durable()
 	aim := g.aim(int(durable-from), w.beyond(durable))
 	if aim > 0 {
 		w.gathered = durable + keys.Epoch(aim)
 	}
 	w.mu.Unlock()
-	wake(woken)
 	if aim > 0 {
 		g.await(l, min(2*took, gatherMax))
 	}

@@ -1,6 +1,7 @@
 package wal
 
 import (
+	"context"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -38,13 +39,12 @@ func closedLoop(t *testing.T, callers, rounds int, work time.Duration) (group fl
 		go func() {
 			time.Sleep(work * time.Duration(c) / time.Duration(callers))
 			var err error
-			w := NewWaiter() // pooled ones would belong to another test's clock
 			for r := 0; r < rounds && err == nil; r++ {
 				var e keys.Epoch
 				e, err = a.append([]byte("body"))
 				start := time.Now()
-				if err == nil && !a.log.Notify(w, e) {
-					<-w.C
+				if err == nil {
+					err = a.log.WaitDurable(context.Background(), e)
 				}
 				most.Store(max(most.Load(), int64(time.Since(start))))
 				time.Sleep(work)

@@ -166,7 +166,7 @@ func (l *Log) Err() error {
 func (l *Log) fail(err error) error {
 	err = fmt.Errorf("%w: %w", ErrFailed, err)
 	l.failure.CompareAndSwap(nil, &err)
-	l.wakeSettled()
+	l.settleAll()
 	return l.Err()
 }
 

@@ -284,34 +284,6 @@ func TestClosingTheHoleReleasesEverybody(t *testing.T) {
 	}
 }
 
-func TestNotifyWakesWithoutBlocking(t *testing.T) {
-	a := mustStart(t, testOptions(vfs.NewMem(), 64<<10))
-	w := NewWaiter()
-	for i := range 50 {
-		e := a.mustAppend(t, bodyOf(uint64(i), 40))
-		if !a.log.Notify(w, e) {
-			<-w.C
-		}
-		if err := a.log.Result(e); err != nil || a.log.Durable() < e {
-			t.Fatalf("woken for %d at durable %d: %v", e, a.log.Durable(), err)
-		}
-	}
-	hole, _ := a.cur.Load().Reserve(8)
-	if a.log.Notify(w, hole.Epoch) {
-		t.Fatal("durable before it is published")
-	}
-	a.log.Forget(w)
-	a.cur.Load().Publish(hole)
-	if err := a.log.Flush(hole.Epoch); err != nil {
-		t.Fatal(err)
-	}
-	select {
-	case <-w.C:
-		t.Fatal("woken after it was taken back")
-	default:
-	}
-}
-
 func TestRequestFlushMakesDurableWithoutWaiting(t *testing.T) {
 	a := mustStart(t, testOptions(vfs.NewMem(), 64<<10))
 	e := a.mustAppend(t, bodyOf(1, 40))
@@ -339,14 +311,11 @@ func TestCloseFlushesAndEndsEveryWait(t *testing.T) {
 	a.mustAppend(t, bodyOf(1, 10))
 	waited := make(chan error)
 	go func() { waited <- a.log.WaitDurable(context.Background(), 7) }() // never reserved
-	w := NewWaiter()
-	a.log.Notify(w, 7)
 	time.Sleep(2 * time.Millisecond)
 	mustClose(t, a.log)
 	if err := <-waited; !errors.Is(err, ErrClosed) {
 		t.Fatal(err)
 	}
-	<-w.C
 	if err := a.log.Result(1); err != nil {
 		t.Fatal(err)
 	}

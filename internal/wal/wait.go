@@ -9,42 +9,46 @@ import (
 	"epochkv/internal/storage/keys"
 )
 
-// waits is the queue of who waits for durable, and the flush role: at any time at most one goroutine writes and syncs. A
-// waiter that finds the role free takes it and flushes by itself, so that a lone writer pays no switch. When it has
-// what it wanted and others wait, the background goroutine takes the role over and flushes until the queue is empty.
+// waits is the queue of the goroutines that wait for durable, and the flush role: at any time at most one goroutine writes
+// and syncs. A waiter that finds the role free takes it and flushes by itself, so that a lone writer pays no switch. When it
+// has what it wanted and others wait, the background goroutine takes the role over and flushes until the queue is empty.
+//
+// Invariant: every access to a queued waiter, its signal included, happens under mu. A waiter leaves the queue in exactly
+// one of two ways: it is settled, which puts one signal into its channel, or its owner takes it out. So when its owner knows
+// which of the two happened, nothing else refers to the waiter, and it may be used again.
 type waits struct {
 	mu       sync.Mutex
-	flushing bool       // somebody has the role
+	flushing bool       // the role is taken
 	handed   bool       // the role is the background goroutine's, which has not noticed yet
-	queue    *Waiter    // in no order
-	want     keys.Epoch // flush up to here though nobody waits
+	queue    []*waiter  // in no order; queue[i].place == i
+	want     keys.Epoch // flush up to here though no goroutine waits
 	newest   keys.Epoch // the largest epoch that was ever waited or asked for
 	gathered keys.Epoch // not zero: the flusher sleeps until newest is as large as this; see gather
-	ended    bool       // the log is closed and flushed: nobody's wait will be granted any more
+	ended    bool       // the log is closed and flushed: no wait will be granted any more
 
 	kick    chan struct{} // capacity 1: wakes the background goroutine
 	company chan struct{} // capacity 1: newest has reached gathered
+	pool    sync.Pool     // of *waiter that are in no queue and have no signal
 }
 
-// Waiter is told when an epoch has become durable, or never will. It is for one registration at a time, and may be
-// used again after it was woken.
-type Waiter struct {
-	// C receives once for every registration that Notify accepted.
-	C     chan struct{}
-	epoch keys.Epoch
-	next  *Waiter
+// waiter is a goroutine that waits for an epoch to become durable.
+type waiter struct {
+	signal chan struct{} // capacity 1: the waiter was settled
+	epoch  keys.Epoch
+	place  int // index in the queue, or unqueued
 }
 
-// NewWaiter makes a waiter.
-func NewWaiter() *Waiter { return &Waiter{C: make(chan struct{}, 1)} }
-
-var waiterPool = sync.Pool{New: func() any { return NewWaiter() }}
+const unqueued = -1
 
 // WaitDurable returns nil when e is durable, ErrFailed when it never will be, or the context's error. e must have been
-// reserved by somebody who will publish it.
+// reserved by a writer that will publish it. A waiter that flushes by itself looks at its context between two syncs; every
+// other one returns as soon as its context ends.
 func (l *Log) WaitDurable(ctx context.Context, e keys.Epoch) error {
 	if l.Durable() >= e {
 		return nil
+	}
+	if err := ctx.Err(); err != nil {
+		return err // it must not start a sync for which it will not wait
 	}
 	w := &l.waits
 	w.mu.Lock()
@@ -57,22 +61,24 @@ func (l *Log) WaitDurable(ctx context.Context, e keys.Epoch) error {
 		w.mu.Unlock()
 		return l.lead(ctx, e)
 	}
-	waiter := waiterPool.Get().(*Waiter)
-	w.push(waiter, e)
+	waiter := w.push(e)
 	w.mu.Unlock()
 	return l.await(ctx, waiter, e)
 }
 
-func (l *Log) await(ctx context.Context, waiter *Waiter, e keys.Epoch) error {
+func (l *Log) await(ctx context.Context, waiter *waiter, e keys.Epoch) error {
+	w := &l.waits
 	select {
-	case <-waiter.C:
-		waiterPool.Put(waiter)
-		return l.Result(e)
+	case <-waiter.signal:
 	case <-ctx.Done():
-		l.Forget(waiter)
-		waiterPool.Put(waiter)
-		return ctx.Err()
+		if w.leave(waiter) {
+			w.pool.Put(waiter)
+			return ctx.Err()
+		}
+		<-waiter.signal // is there already
 	}
+	w.pool.Put(waiter)
+	return l.Result(e)
 }
 
 // Flush makes durable everything that is published up to e. It is WaitDurable without a way out.
@@ -94,27 +100,6 @@ func (l *Log) RequestFlush(e keys.Epoch) {
 	}
 }
 
-// Notify registers waiter for e, or reports true if there is nothing to wait for: see Result. The background goroutine
-// flushes; nothing blocks and nothing is allocated.
-func (l *Log) Notify(waiter *Waiter, e keys.Epoch) (settled bool) {
-	if l.Durable() >= e {
-		return true
-	}
-	w := &l.waits
-	w.mu.Lock()
-	if l.refusal(e) != nil || l.Durable() >= e {
-		w.mu.Unlock()
-		return true
-	}
-	w.push(waiter, e)
-	idle := !w.flushing
-	w.mu.Unlock()
-	if idle {
-		w.wakeBackground()
-	}
-	return false
-}
-
 // Result says what became of an epoch that was waited for: nil if it is durable, else why it will not be.
 func (l *Log) Result(e keys.Epoch) error {
 	if l.Durable() >= e {
@@ -126,23 +111,6 @@ func (l *Log) Result(e keys.Epoch) error {
 	return ErrClosed
 }
 
-// Forget takes waiter back, whether or not it was woken meanwhile. Its channel is empty afterwards.
-func (l *Log) Forget(waiter *Waiter) {
-	l.waits.mu.Lock()
-	for p := &l.waits.queue; *p != nil; p = &(*p).next {
-		if *p == waiter {
-			*p = waiter.next
-			waiter.next = nil
-			break
-		}
-	}
-	l.waits.mu.Unlock()
-	select {
-	case <-waiter.C:
-	default:
-	}
-}
-
 // refusal is why nobody should start waiting. The caller holds waits.mu.
 func (l *Log) refusal(e keys.Epoch) error {
 	if l.closed.Load() || l.Err() != nil {
@@ -151,10 +119,47 @@ func (l *Log) refusal(e keys.Epoch) error {
 	return nil
 }
 
-func (w *waits) push(waiter *Waiter, e keys.Epoch) {
-	waiter.epoch, waiter.next = e, w.queue
-	w.queue = waiter
+// push queues a waiter for e. The caller holds mu.
+func (w *waits) push(e keys.Epoch) *waiter {
+	one, ok := w.pool.Get().(*waiter)
+	if !ok {
+		one = &waiter{signal: make(chan struct{}, 1)}
+	}
+	one.epoch, one.place = e, len(w.queue)
+	w.queue = append(w.queue, one)
 	w.ask(e)
+	return one
+}
+
+// leave takes a waiter out of the queue, in constant time, or reports false if it was settled before.
+func (w *waits) leave(one *waiter) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if one.place == unqueued {
+		return false
+	}
+	w.removeLocked(one)
+	return true
+}
+
+func (w *waits) removeLocked(one *waiter) {
+	last := len(w.queue) - 1
+	moved := w.queue[last]
+	w.queue[one.place], moved.place = moved, one.place
+	w.queue[last], one.place = nil, unqueued
+	w.queue = w.queue[:last]
+}
+
+// settleLocked signals the waiters whose wait is over, for better or worse. A signal never blocks: its channel was empty.
+func (w *waits) settleLocked(l *Log) {
+	durable := l.Durable()
+	over := l.Err() != nil || w.ended
+	for i := len(w.queue) - 1; i >= 0; i-- { // what takes the place of a removed one has been looked at
+		if one := w.queue[i]; over || one.epoch <= durable {
+			w.removeLocked(one)
+			one.signal <- struct{}{}
+		}
+	}
 }
 
 // ask notes that somebody wants e, and wakes the flusher if it has slept for that.
@@ -176,28 +181,22 @@ func (w *waits) wakeBackground() {
 	}
 }
 
-// lead flushes until e is durable. The caller has the flush role, which lead gives up.
+// lead flushes until e is durable or ctx ends. The caller has the flush role, which lead gives up.
 func (l *Log) lead(ctx context.Context, e keys.Epoch) error {
 	var idle backoff
-	for l.Durable() < e {
+	for {
 		moved, err := l.flushStep()
-		if err != nil {
-			break
-		}
-		if l.Durable() >= e {
-			break
-		}
-		if moved {
-			idle.reset()
-			l.wakeSettled()
-			continue
-		}
-		if l.closed.Load() {
+		if err != nil || l.Durable() >= e || !moved && l.closed.Load() {
 			break
 		}
 		if ctx.Err() != nil {
 			l.resign()
 			return ctx.Err()
+		}
+		if moved {
+			idle.reset()
+			l.settleAll()
+			continue
 		}
 		idle.wait() // an earlier epoch is reserved but not yet published
 	}
@@ -236,7 +235,7 @@ func (l *Log) tryRole() bool {
 func (l *Log) resign() {
 	w := &l.waits
 	w.mu.Lock()
-	woken := w.takeSettled(l)
+	w.settleLocked(l)
 	if w.busy(l) {
 		w.handed = true
 		w.wakeBackground()
@@ -244,42 +243,13 @@ func (l *Log) resign() {
 		w.flushing = false
 	}
 	w.mu.Unlock()
-	wake(woken)
 }
 
-// wakeSettled wakes whoever has what it waited for. The caller keeps the role.
-func (l *Log) wakeSettled() {
+// settleAll signals every waiter whose wait is over.
+func (l *Log) settleAll() {
 	l.waits.mu.Lock()
-	woken := l.waits.takeSettled(l)
+	l.waits.settleLocked(l)
 	l.waits.mu.Unlock()
-	wake(woken)
-}
-
-// takeSettled unlinks the waiters whose wait is over, for better or worse.
-func (w *waits) takeSettled(l *Log) (woken *Waiter) {
-	durable := l.Durable()
-	over := l.Err() != nil || w.ended
-	for p := &w.queue; *p != nil; {
-		waiter := *p
-		if !over && waiter.epoch > durable {
-			p = &waiter.next
-			continue
-		}
-		*p = waiter.next
-		waiter.next = woken
-		woken = waiter
-	}
-	return woken
-}
-
-// wake signals a list of waiters. A waiter may be used again, and linked elsewhere, as soon as it is signalled.
-func wake(list *Waiter) {
-	for list != nil {
-		waiter := list
-		list = waiter.next
-		waiter.next = nil
-		waiter.C <- struct{}{}
-	}
 }
 
 // busy reports whether there is reason to flush further.
@@ -287,7 +257,7 @@ func (w *waits) busy(l *Log) bool {
 	if l.Err() != nil || l.closed.Load() {
 		return false
 	}
-	return w.queue != nil || w.want > l.Durable()
+	return len(w.queue) > 0 || w.want > l.Durable()
 }
 
 // runFlusher flushes for those who wait in the queue, or asked without waiting, until Close.
@@ -335,7 +305,7 @@ func (l *Log) flushForAll() {
 			group.settle(l, from, time.Since(start))
 			runtime.Gosched()
 		} else {
-			l.wakeSettled()
+			l.settleAll()
 		}
 		w.mu.Lock()
 		more := w.busy(l)

@@ -177,13 +177,12 @@ func BenchmarkLoneWriter(b *testing.B) {
 	b.ReportMetric(bareMedian.Seconds()/logMedian.Seconds(), "log/bare")
 }
 
-// BenchmarkPipeline waits for durable in the form without blocking: each of a few streams keeps many records in flight.
+// BenchmarkPipeline lets each of a few streams keep many records in flight.
 func BenchmarkPipeline(b *testing.B) {
 	const streams, inFlight = 8, 32
 	a := benchAppender(b, vfs.NewOS(), benchDir(b), 64<<20, false)
 	body := bodyOf(1, 116)
 	split(b, streams, func(ops int) {
-		w := NewWaiter()
 		for ops > 0 {
 			n := min(ops, inFlight)
 			ops -= n
@@ -191,8 +190,9 @@ func BenchmarkPipeline(b *testing.B) {
 			for range n {
 				e, _ = a.append(body)
 			}
-			if !a.log.Notify(w, e) {
-				<-w.C
+			if err := a.log.WaitDurable(context.Background(), e); err != nil {
+				b.Error(err)
+				return
 			}
 		}
 	})
