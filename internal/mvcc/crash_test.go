@@ -15,7 +15,18 @@ import (
 	"epochkv/internal/vfs"
 )
 
-var crashSeed = flag.Uint64("crash.seed", 7, "seed of the script of the crash test")
+var crashSeed = flag.Uint64("crash.seed", 0, "seed of the crash tests; 0 draws one")
+
+// crashTestSeed is the seed of one run, and tells how to run it again.
+func crashTestSeed(t *testing.T) uint64 {
+	t.Helper()
+	seed := *crashSeed
+	if seed == 0 {
+		seed = rand.Uint64()
+	}
+	t.Logf("replay with: go test ./internal/mvcc -run '^%s$' -crash.seed %d", t.Name(), seed)
+	return seed
+}
 
 // ledger is what a client was told, in the order of its writes.
 type ledger struct {
@@ -111,7 +122,7 @@ func crashScript(l *ledger, fs *vfs.Mem, seed uint64) error {
 // TestAcknowledgedCommitsSurviveACrashAtEveryOperation cuts the power at each mutating file operation of a script, keeps
 // nothing, everything, or a random part of what was not synced, and reopens; then again with the power cut during recovery.
 func TestAcknowledgedCommitsSurviveACrashAtEveryOperation(t *testing.T) {
-	seed := *crashSeed
+	seed := crashTestSeed(t)
 	whole := vfs.NewMem()
 	if err := crashScript(new(ledger), whole, seed); err != nil {
 		t.Fatal(err)
@@ -129,7 +140,7 @@ func TestAcknowledgedCommitsSurviveACrashAtEveryOperation(t *testing.T) {
 		fs.CrashAt(k)
 		_ = crashScript(l, fs, seed) // how the script noticed is not the point; what is left is
 		for _, keep := range []vfs.Keep{vfs.KeepNone, vfs.KeepSome, vfs.KeepAll} {
-			left := fs.Crash(uint64(k), keep)
+			left := fs.Crash(seed+uint64(k), keep)
 			crashAgainWhileRecovering(t, l, left, k)
 			l.check(t, left)
 			if t.Failed() {

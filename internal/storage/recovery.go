@@ -19,7 +19,7 @@ func (e *Engine) recover() (Recovery, error) {
 	}
 	state := e.pager.State()
 	r := replayer{engine: e, root: rootOf(state), after: state.Epoch, told: time.Now()}
-	found, err := wal.Replay(e.fs, e.options.Dir, state.Epoch, r.apply)
+	found, err := wal.Recover(e.fs, e.options.Dir, state.Epoch, r.apply)
 	if err != nil {
 		return Recovery{}, errors.Join(translate(err), r.free())
 	}

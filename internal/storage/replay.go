@@ -140,16 +140,10 @@ func (r *replayer) mergeIfPossible() error {
 	return err
 }
 
-// merge makes what is filled durable in the tree. Nobody reads yet: of each key only the newest version matters.
+// merge makes what is filled durable in the tree, which does not get ahead of the log: what Recover passes on is durable there. Nobody
+// reads yet: of each key only the newest version matters.
 func (r *replayer) merge() error {
 	e := r.engine
-	// Replay may have read what only the kernel's cache held, and the tree must not get ahead of the log. Once the log is open that is
-	// done, and its files are its own: it renames old ones in the background.
-	if e.log == nil {
-		if err := syncLog(e.fs, e.options.Dir); err != nil {
-			return err
-		}
-	}
 	job := mergeJob{recovering: true}
 	for i := len(r.filled) - 1; i >= 0; i-- {
 		job.frozen = append(job.frozen, r.filled[i])
@@ -168,19 +162,6 @@ func (r *replayer) merge() error {
 	r.filled = r.filled[:0]
 	r.merges++
 	return nil
-}
-
-// syncLog makes durable what can be read of the log: its newest segment, since that one testifies for those before it.
-func syncLog(fsys vfs.FS, dir string) error {
-	segments, err := wal.Segments(fsys, dir)
-	if err != nil || len(segments) == 0 {
-		return err
-	}
-	f, err := fsys.Open(segments[len(segments)-1].File, vfs.ReadWrite)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
 }
 
 // progress notes that replay has reached epoch.

@@ -60,6 +60,10 @@ const (
 	FlipBit
 	// Slow only waits for Delay.
 	Slow
+	// Forget fails a sync as Linux does after an error of the device: the pages that were dirty count as clean. Reads still return
+	// what was written, a later sync reports success without writing it, and a crash loses it; a page that is written
+	// again is dirty again. Over a file system other than Mem it is Fail.
+	Forget
 )
 
 // Injected is a rule at work.
@@ -152,6 +156,8 @@ func (f Fault) appliesTo(op Op) bool {
 		return op&(OpWrite|OpAnySync) != 0
 	case FlipBit:
 		return op == OpRead
+	case Forget:
+		return op&(OpSync|OpSyncData) != 0
 	}
 	return true
 }

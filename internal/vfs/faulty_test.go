@@ -168,3 +168,59 @@ func TestBatchFaultStrikesItsRequestOnly(t *testing.T) {
 		t.Errorf("after the batch: %q, %v", buf, err)
 	}
 }
+
+// TestForgottenPagesReadAsWrittenAndAreLostInACrash: what a failed sync gave up is not written by a later one, unless it is
+// written again.
+func TestForgottenPagesReadAsWrittenAndAreLostInACrash(t *testing.T) {
+	for _, again := range []bool{false, true} {
+		mem := NewMem()
+		fs := NewFaulty(mem)
+		f, err := fs.Open("file", Create)
+		if err != nil {
+			t.Fatal(err)
+		}
+		write := func(text string, off int64) {
+			t.Helper()
+			if _, err := f.WriteAt([]byte(text), off); err != nil {
+				t.Fatal(err)
+			}
+		}
+		write("one", 0)
+		if err := errors.Join(f.Sync(), fs.SyncDir(".")); err != nil {
+			t.Fatal(err)
+		}
+		rule := fs.Inject(Rule{Op: OpSyncData, Fault: Forget, Nth: 1})
+		write("two", 0)
+		write("far", 3*memBlockSize)
+		if err := f.SyncData(); !errors.Is(err, syscall.EIO) || rule.Fired() != 1 {
+			t.Fatal(err)
+		}
+		if again {
+			write("t", 0) // a page is dirty as a whole
+		}
+		write("new", 5*memBlockSize)
+		if err := f.SyncData(); err != nil {
+			t.Fatal(err)
+		}
+		read := func(fs FS, off int64) string {
+			t.Helper()
+			f, err := fs.Open("file", ReadOnly)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b := make([]byte, 3)
+			if _, err := f.ReadAt(b, off); err != nil {
+				t.Fatal(err)
+			}
+			return string(b)
+		}
+		if got := read(mem, 0) + read(mem, 3*memBlockSize); got != "twofar" {
+			t.Fatalf("before the crash: %q", got)
+		}
+		after := mem.Crash(1, KeepAll)
+		want := map[bool]string{false: "one", true: "two"}[again] + "\x00\x00\x00" + "new"
+		if got := read(after, 0) + read(after, 3*memBlockSize) + read(after, 5*memBlockSize); got != want {
+			t.Fatalf("after the crash: %q, want %q", got, want)
+		}
+	}
+}

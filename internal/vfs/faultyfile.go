@@ -110,10 +110,29 @@ func (f *faultyFile) Preallocate(size int64) error {
 }
 
 // Sync makes the file durable.
-func (f *faultyFile) Sync() error { return f.do(OpSync, f.File.Sync) }
+func (f *faultyFile) Sync() error { return f.sync(OpSync, f.File.Sync) }
 
 // SyncData makes the contents durable.
-func (f *faultyFile) SyncData() error { return f.do(OpSyncData, f.File.SyncData) }
+func (f *faultyFile) SyncData() error { return f.sync(OpSyncData, f.File.SyncData) }
+
+func (f *faultyFile) sync(op Op, call func() error) error {
+	rule := f.fs.strike(op, f.Name())
+	if rule == nil {
+		return call()
+	}
+	switch rule.Fault {
+	case Lost:
+		return nil
+	case Forget:
+		if m, ok := f.File.(*memFile); ok {
+			m.forget()
+		}
+		return pathError(op, f.Name(), rule.Err)
+	case Fail:
+		return pathError(op, f.Name(), rule.Err)
+	}
+	return call()
+}
 
 // ReadBatch passes on the requests that no rule strikes as one batch, so that the inner file's batch path is tested
 // and not replaced.

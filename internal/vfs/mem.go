@@ -41,8 +41,10 @@ type memNode struct {
 	now     *memImage
 	durable *memImage
 	pending []contentChange // from durable to now, oldest first
-	links   int
-	handles int
+	// forgotten are blocks of now whose last writes a failed sync gave up: no sync writes them until they are written again.
+	forgotten map[int]bool
+	links     int
+	handles   int
 }
 
 // nameChange is a change of the name table since its directories were synced. A creation has only to, a removal only from.

@@ -15,8 +15,10 @@ const (
 	KeepSome Keep = iota
 	// KeepNone keeps nothing that was not synced.
 	KeepNone
-	// KeepAll keeps everything, as when only the process died.
+	// KeepAll keeps everything but what a failed sync gave up.
 	KeepAll
+	// KeepProcess is no crash of the machine: the process died, and what the kernel holds, dirty or forgotten, is as it was.
+	KeepProcess
 )
 
 // Crash stops the file system (every operation on it and its files returns ErrCrashed from now on) and returns what
@@ -30,6 +32,10 @@ func (m *Mem) Crash(seed uint64, keep Keep) *Mem {
 	survivor := NewMem()
 	survivor.capacity = m.capacity
 	survivor.dirs = maps.Clone(m.dirs)
+	if keep == KeepProcess {
+		survivor.restart(m)
+		return survivor
+	}
 	names := m.survivingNames(rng, keep)
 	for _, name := range slices.Sorted(maps.Keys(names)) { // sorted: the order of draws must not depend on the map
 		node := names[name].afterCrash(rng, keep)
@@ -37,6 +43,31 @@ func (m *Mem) Crash(seed uint64, keep Keep) *Mem {
 		survivor.used += int64(node.now.used) * memBlockSize
 	}
 	return survivor
+}
+
+// restart takes over what the kernel holds of m, as another process finds it.
+func (m *Mem) restart(old *Mem) {
+	nodes := map[*memNode]*memNode{nil: nil}
+	node := func(n *memNode) *memNode {
+		if _, known := nodes[n]; !known {
+			nodes[n] = &memNode{
+				now: n.now.clone(), durable: n.durable.clone(), pending: slices.Clone(n.pending), forgotten: maps.Clone(n.forgotten),
+				links: n.links,
+			}
+		}
+		return nodes[n]
+	}
+	for name, n := range old.names {
+		m.names[name] = node(n)
+		m.used += int64(n.now.used) * memBlockSize
+	}
+	for name, n := range old.durable {
+		m.durable[name] = node(n)
+	}
+	for _, change := range old.pending {
+		change.node = node(change.node)
+		m.pending = append(m.pending, change)
+	}
 }
 
 // survivingNames applies a random subset of the pending name changes to the durable names. A change survives only if

@@ -175,15 +175,66 @@ func (n *memNode) sync() {
 		resized = resized || change.kind != OpWrite
 	}
 	from.truncate(to.size)
-	if resized {
+	n.remember()
+	switch {
+	case len(n.forgotten) > 0:
+		for i := range to.blocks {
+			if !n.forgotten[i] {
+				from.adopt(to, i, i+1)
+			}
+		}
+	case resized:
 		from.adopt(to, 0, len(to.blocks))
-	} else {
+	default:
 		for _, change := range n.pending {
 			from.adopt(to, int(change.off/memBlockSize), blocksFor(change.off+int64(len(change.data))))
 		}
 	}
 	from.used = to.used
 	n.pending = n.pending[:0]
+}
+
+// forget is a sync that fails after the kernel gave up what was dirty: see Forget. Changes of size are the journal's, and stay pending.
+func (f *memFile) forget() {
+	f.fs.mu.Lock()
+	defer f.fs.mu.Unlock()
+	n := f.node
+	n.remember()
+	var kept []contentChange
+	for _, change := range n.pending {
+		if change.kind != OpWrite {
+			kept = append(kept, change)
+			continue
+		}
+		if n.forgotten == nil {
+			n.forgotten = map[int]bool{}
+		}
+		for i := int(change.off / memBlockSize); i < blocksFor(change.off+int64(len(change.data))); i++ {
+			n.forgotten[i] = true
+		}
+	}
+	n.pending = kept
+}
+
+// remember takes the blocks out of what is forgotten that were written again, or cut off.
+func (n *memNode) remember() {
+	if len(n.forgotten) == 0 {
+		return
+	}
+	for _, change := range n.pending {
+		switch change.kind {
+		case OpWrite:
+			for i := int(change.off / memBlockSize); i < blocksFor(change.off+int64(len(change.data))); i++ {
+				delete(n.forgotten, i)
+			}
+		case OpTruncate:
+			for i := range n.forgotten {
+				if i >= blocksFor(change.size) {
+					delete(n.forgotten, i)
+				}
+			}
+		}
+	}
 }
 
 // ReadBatch reads the requests in order.

@@ -58,7 +58,7 @@ type Log struct {
 	background sync.WaitGroup
 }
 
-// Open continues the log that Replay has read: it makes durable what was replayed, cuts a torn tail, and starts two
+// Open continues the log that Recover has read: it cuts a torn tail, and starts two
 // goroutines, one that flushes and one that keeps a spare segment; Close ends both. The caller makes the first segment,
 // at rec.Last+1.
 func Open(opts Options, rec Recovery) (*Log, error) {
@@ -97,8 +97,7 @@ func Open(opts Options, rec Recovery) (*Log, error) {
 	return l, nil
 }
 
-// settle brings the directory to what rec says of it. Replay may have read what only the page cache held: it is synced
-// here, since the header of the next segment will testify that everything before it is durable.
+// settle brings the directory to what rec says of it.
 func settle(fs vfs.FS, dataDir string, rec Recovery) error {
 	if err := fs.MkdirAll(Dir(dataDir)); err != nil {
 		return fmt.Errorf("wal: %w", err)
@@ -106,21 +105,23 @@ func settle(fs vfs.FS, dataDir string, rec Recovery) error {
 	if err := fs.SyncDir(dataDir); err != nil {
 		return fmt.Errorf("wal: %w", err)
 	}
-	if len(rec.Segments) == 0 {
+	if !rec.secured {
+		if err := secure(fs, dataDir); err != nil {
+			return err
+		}
+	}
+	if rec.Torn == nil {
 		return nil
 	}
-	f, err := fs.Open(rec.Segments[len(rec.Segments)-1].File, vfs.ReadWrite)
+	f, err := fs.Open(rec.Torn.File, vfs.ReadWrite)
 	if err != nil {
 		return fmt.Errorf("wal: %w", err)
 	}
-	if rec.Torn != nil {
-		err = f.Truncate(rec.Torn.Offset)
-	}
-	if err == nil {
+	if err = f.Truncate(rec.Torn.Offset); err == nil {
 		err = f.Sync()
 	}
 	if err = errors.Join(err, f.Close()); err != nil {
-		return fmt.Errorf("wal: settle the tail: %w", err)
+		return fmt.Errorf("wal: cut the torn tail: %w", err)
 	}
 	return nil
 }

@@ -22,6 +22,7 @@ type Recovery struct {
 	// Torn is the unfinished end of the log, or nil. Nothing in it was ever acknowledged as durable.
 	Torn *TornTail
 
+	secured    bool // what was replayed is on the device: see Recover
 	lastNumber uint64
 	blank      []blankFile
 }

@@ -46,6 +46,10 @@ func (p *Pager) Begin() (*Checkpoint, error) {
 	if !p.open.CompareAndSwap(false, true) {
 		return nil, ErrBusy
 	}
+	if err := p.settle(); err != nil {
+		p.open.Store(false)
+		return nil, err
+	}
 	ck := &Checkpoint{p: p, released: p.applyReleases(), number: p.current().checkpoint + 1, rows: p.current().rows}
 	p.building.Store(ck.number)
 	return ck, nil

@@ -53,6 +53,7 @@ type Pager struct {
 	// Owned by the open checkpoint, or by who holds open.
 	space      *space
 	allocation *Vector
+	settled    bool // the newest superblock is known to be on the device
 }
 
 // Create makes a data file with an empty state, which is checkpoint 1. An existing file is an error (fs.ErrExist).

@@ -66,6 +66,9 @@ func (p *Pager) Shrink() error {
 		return nil
 	}
 	defer p.open.Store(false)
+	if err := p.settle(); err != nil {
+		return err
+	}
 	p.applyReleases()
 	need := p.offset(max(p.space.end(), p.current().pageCount))
 	step := p.growStep(need)

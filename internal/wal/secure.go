@@ -1,0 +1,97 @@
+package wal
+
+import (
+	"errors"
+	"fmt"
+	"io"
+
+	"epochkv/internal/storage/keys"
+	"epochkv/internal/vfs"
+)
+
+// Recover is Replay for whoever goes on with the log: what it passes to fn is on the device, and not only in the kernel's page cache.
+func Recover(fs vfs.FS, dataDir string, after keys.Epoch, fn func(e keys.Epoch, body []byte) error) (Recovery, error) {
+	if err := secure(fs, dataDir); err != nil {
+		return Recovery{}, err
+	}
+	rec, err := Replay(fs, dataDir, after, fn)
+	rec.secured = true
+	return rec, err
+}
+
+// secure writes again, and syncs, what the log's files themselves do not prove to be on the device.
+//
+// A sync is not enough. After a failed one the kernel may count the pages as clean: they read as they were written, a later sync
+// reports success without writing them, and a crash loses them. A process that was started anew cannot tell such pages
+// from others. Rewriting makes them dirty again.
+//
+// What was durable the records themselves say: each states the durable epoch of the moment when it was published, and that
+// is true wherever the record is read from. A segment's header was written when everything in earlier segments was durable. So what is left are
+// the records of the newest segment past the largest durable epoch that it states, and its header if it states
+// none of its own epochs. Nothing is cut: bytes are replaced by the same bytes.
+func secure(fs vfs.FS, dataDir string) error {
+	_, files, err := list(fs, Dir(dataDir))
+	if err != nil || len(files) == 0 {
+		return err
+	}
+	if err := errors.Join(fs.SyncDir(dataDir), fs.SyncDir(Dir(dataDir))); err != nil {
+		return fmt.Errorf("wal: %w", err)
+	}
+	newest := files[len(files)-1]
+	if newest.Damage != nil {
+		return nil // replay refuses it
+	}
+	from, to, err := unproven(fs, newest)
+	if err != nil {
+		return err
+	}
+	if err := rewrite(fs, newest.File, from, to); err != nil {
+		return fmt.Errorf("wal: write the tail again: %w", err)
+	}
+	return nil
+}
+
+// unproven is the part of a segment that nothing in it proves to be durable, up to the first record that is not whole.
+func unproven(fs vfs.FS, s SegmentInfo) (from, to int64, err error) {
+	proven := keys.Epoch(0)
+	err = ReadSegment(fs, s, func(r Record) error {
+		proven = max(proven, r.Durable)
+		return nil
+	})
+	if err != nil {
+		return 0, 0, err
+	}
+	from, to = headerPage, headerPage
+	if proven < s.First {
+		from = 0
+	}
+	err = ReadSegment(fs, s, func(r Record) error {
+		end := r.Offset + int64(recordSpace(uint32(recordHeaderSize+len(r.Body))))
+		if r.Epoch <= proven {
+			from = end
+		}
+		to = end
+		return nil
+	})
+	return from, to, err
+}
+
+// rewrite replaces [from, to) of a file, in whole pages, by what it reads there, and syncs it.
+func rewrite(fs vfs.FS, name string, from, to int64) error {
+	f, err := fs.Open(name, vfs.ReadWrite)
+	if err != nil {
+		return err
+	}
+	buf := make([]byte, min(windowBytes, to-from&^(pageSize-1)))
+	for at := from &^ (pageSize - 1); at < to && err == nil; at += int64(len(buf)) {
+		var n int
+		n, err = f.ReadAt(buf[:min(int64(len(buf)), to-at)], at)
+		if err == nil || errors.Is(err, io.EOF) {
+			_, err = f.WriteAt(buf[:n], at)
+		}
+	}
+	if err == nil {
+		err = f.Sync()
+	}
+	return errors.Join(err, f.Close())
+}
