@@ -138,7 +138,7 @@ func (c *Client) streamPages(
 	ctx context.Context, request *kvpb.ScanRequest, yield func(Page, error) bool,
 ) (progress bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel() // ends the stream when the consumer stops early
+	defer cancel() // ends the stream when the consumer stops early, which the server takes for the end of the scan and not for an error
 	stream, err := c.kv.Scan(ctx, request)
 	if err != nil {
 		return false, err
@@ -154,6 +154,9 @@ func (c *Client) streamPages(
 		}
 		progress = true
 		if !yield(pageOf(response), nil) {
+			if len(response.GetResumeToken()) == 0 {
+				_, _ = stream.Recv() // this was the last page: let the stream end in order
+			}
 			return true, nil
 		}
 		if limited {

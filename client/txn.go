@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"iter"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -59,6 +60,9 @@ type Txn struct {
 	broken    *Error // the stream is of no more use
 	failed    *Error // first error since begin
 	committed bool   // commit was sent
+	// halfClosed: no further request can be sent. It is set with the commit, so that the end of the stream comes right after the answer
+	// and costs no round trip.
+	halfClosed bool
 }
 
 // Writes are sent at the latest when so many have come together.
@@ -103,10 +107,30 @@ func (t *Txn) begin(options []TxnOption) {
 	t.send(&kvpb.TransactRequest{Request: &kvpb.TransactRequest_Begin{Begin: request}})
 }
 
-// close ends the stream, and with it a transaction that is open.
+// endMax bounds how long the client waits for the server to end a stream from which it wants nothing more.
+const endMax = time.Second
+
+// close ends the stream in order, and with it a transaction that is open: the client half-closes, and the server ends the stream with
+// OK. Cancelling instead would count as a failed request on the server. A server that does not answer is cancelled after endMax.
 func (t *Txn) close() {
 	t.done = true
-	t.cancel()
+	timer := time.AfterFunc(endMax, t.cancel)
+	defer t.cancel()
+	defer timer.Stop()
+	t.halfClose()
+	for t.broken == nil {
+		if _, err := t.stream.Recv(); err != nil {
+			t.broken = newError(err)
+		}
+	}
+}
+
+// halfClose says that nothing more is sent.
+func (t *Txn) halfClose() {
+	if !t.halfClosed {
+		t.halfClosed = true
+		_ = t.stream.CloseSend() // never fails; a broken stream shows in Recv
+	}
 }
 
 // ID is the transaction's number in Client.Transactions.
@@ -354,22 +378,28 @@ func (t *Txn) Commit() (Epoch, error) {
 	return epoch, err
 }
 
-// commit is Commit that leaves the stream for another transaction.
+// commit is Commit that leaves the stream to close.
 func (t *Txn) commit() (Epoch, error) {
-	if t.failed != nil && !t.done {
+	if t.done {
+		return 0, ErrTxnDone
+	}
+	if t.failed != nil {
 		t.rollback()
 		return 0, t.failed
 	}
-	t.committed = true
-	response, err := t.call(&kvpb.TransactRequest{Request: &kvpb.TransactRequest_Commit{Commit: new(kvpb.CommitRequest)}})
-	t.done = true
+	t.committed, t.done = true, true
+	t.flush()
+	t.send(&kvpb.TransactRequest{Request: &kvpb.TransactRequest_Commit{Commit: new(kvpb.CommitRequest)}})
+	t.halfClose()
+	response, err := t.receive()
 	return Epoch(response.GetCommit().GetEpoch()), err
 }
 
 // Rollback ends the transaction without a trace. After Commit it does nothing, so that it may be deferred.
 func (t *Txn) Rollback() {
 	if !t.done {
-		t.close() // the server rolls back when the stream ends
+		t.sendRollback()
+		t.close()
 	}
 }
 
@@ -378,11 +408,15 @@ func (t *Txn) rollback() {
 	if t.done {
 		return
 	}
+	t.sendRollback()
+	_, _ = t.receive() // the transaction is over in any case
+}
+
+func (t *Txn) sendRollback() {
 	t.done = true
 	clear(t.writes)
 	t.writes, t.bytes = t.writes[:0], 0
 	t.send(&kvpb.TransactRequest{Request: &kvpb.TransactRequest_Rollback{Rollback: new(kvpb.RollbackRequest)}})
-	_, _ = t.receive() // the transaction is over in any case
 }
 
 // Transactions lists the interactive transactions that are open on the server, oldest first.

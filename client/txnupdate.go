@@ -31,12 +31,21 @@ func (c *Client) View(ctx context.Context, do func(tx *Txn) error, options ...Tx
 
 func (c *Client) transact(ctx context.Context, do func(tx *Txn) error, options []TxnOption) error {
 	ctx, cancel := c.bound(ctx)
-	defer cancel() // ends the stream, whatever happened
+	defer cancel()
 	var t *Txn
+	defer func() {
+		if t != nil {
+			t.close()
+		}
+	}()
 	var made attempts
 	for {
 		var err error
-		if t == nil || t.broken != nil {
+		if t != nil && (t.broken != nil || t.halfClosed) {
+			t.close()
+			t = nil
+		}
+		if t == nil {
 			t, err = c.openTxn(ctx)
 		}
 		if err == nil {

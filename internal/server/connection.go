@@ -20,6 +20,7 @@ type connection struct {
 	credentials.CommonAuthInfo
 	shard   *telemetry.Shard
 	refused bool // over the limit: its requests are told so, instead of being cut off without a word
+	closed  atomic.Bool
 }
 
 // AuthType implements credentials.AuthInfo.
@@ -75,7 +76,7 @@ func (r *registering) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthI
 	if info == nil {
 		return nil, nil, errTooManyConnections
 	}
-	return &countedConn{Conn: conn, connections: r.connections}, info, nil
+	return &countedConn{Conn: conn, connections: r.connections, info: info}, info, nil
 }
 
 // Clone implements credentials.TransportCredentials.
@@ -87,11 +88,15 @@ func (r *registering) Clone() credentials.TransportCredentials {
 type countedConn struct {
 	net.Conn
 	connections *connections
+	info        *connection
 	once        sync.Once
 }
 
 func (c *countedConn) Close() error {
-	c.once.Do(func() { c.connections.open.Add(-1) })
+	c.once.Do(func() {
+		c.info.closed.Store(true)
+		c.connections.open.Add(-1)
+	})
 	return c.Conn.Close()
 }
 

@@ -370,6 +370,9 @@ func (s *Server) serveStream(ctx context.Context, method telemetry.Method, body 
 		st := statusOf(err)
 		err, code = st.Err(), st.Code()
 	}
+	if method == telemetry.MethodScan && code == codes.Canceled && !conn.closed.Load() {
+		code = codes.OK // a reader that has enough has no other way to say so
+	}
 	conn.shard.Observe(method, code, s.clock.now()-start)
 	return err
 }

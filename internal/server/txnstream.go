@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/peer"
 
 	pb "epochkv/api/proto/epochkv/v1"
@@ -34,8 +35,10 @@ type txnService struct {
 type conversation struct {
 	server *Server
 	stream grpc.BidiStreamingServer[pb.TransactRequest, pb.TransactResponse]
+	shard  *telemetry.Shard
 	peer   string
 	ended  chan error // one reason why the stream is over, from outside
+	code   codes.Code // of the last answer; the receiver's own
 
 	mu     sync.Mutex
 	caller *caller // nil: no transaction is open
@@ -54,7 +57,7 @@ func (s *txnService) Transact(stream grpc.BidiStreamingServer[pb.TransactRequest
 			return err
 		}
 		s.admission.leave(0) // its requests are admitted one by one
-		c := &conversation{server: s.Server, stream: stream, ended: make(chan error, 1)}
+		c := &conversation{server: s.Server, stream: stream, shard: conn.shard, ended: make(chan error, 1)}
 		if p, ok := peer.FromContext(ctx); ok {
 			c.peer = p.Addr.String()
 		}
@@ -161,7 +164,12 @@ func (c *conversation) receive() error {
 		if err != nil {
 			return err
 		}
-		if err := c.serve(req); err != nil {
+		start := c.server.clock.now()
+		err = c.serve(req)
+		if _, ok := req.Request.(*pb.TransactRequest_Commit); ok {
+			c.shard.Observe(telemetry.MethodCommit, c.code, c.server.clock.now()-start)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -200,7 +208,9 @@ func (c *conversation) serve(req *pb.TransactRequest) error {
 }
 
 func (c *conversation) answer(out *pb.TransactResponse, err error) error {
+	c.code = codes.OK
 	if err != nil {
+		c.code = statusOf(err).Code()
 		if ctx := c.stream.Context(); ctx.Err() != nil {
 			return ctx.Err()
 		}

@@ -24,6 +24,7 @@ const (
 	MethodInvoke
 	MethodInvokeAll
 	MethodExecute
+	MethodCommit   // of an interactive transaction: from its commit request to the answer
 	MethodTransact // a whole stream, from opening to end
 	MethodPipeline // a whole stream, from opening to end
 	MethodBulkLoad // a whole stream, from opening to end
@@ -37,7 +38,7 @@ const (
 
 var methodNames = [methodCount]string{
 	"Get", "Put", "Delete", "BatchGet", "BatchWrite", "DeleteRange", "Scan",
-	"Invoke", "InvokeAll", "Execute", "Transact", "Pipeline", "BulkLoad", "Status",
+	"Invoke", "InvokeAll", "Execute", "Commit", "Transact", "Pipeline", "BulkLoad", "Status",
 	"Verify", "Checkpoint", "ResizeCache", "Space",
 }
 
