@@ -93,7 +93,7 @@ func (s *epochSession) PutAll(keys, values [][]byte) error {
 // commit returns when the commit may be acknowledged.
 func (s *epochSession) commit() error {
 	s.write.Durability = s.engine.durability
-	epoch, err := s.session.Commit(&s.write)
+	epoch, err := s.session.Commit(context.Background(), &s.write)
 	if err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package growth
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -84,7 +85,7 @@ func writeEach(session *mvcc.Session, number uint64) error {
 	for i := range snapshotKeys {
 		w.Set(key(nil, i), binary.LittleEndian.AppendUint64(nil, number))
 	}
-	_, err := session.Commit(&w)
+	_, err := session.Commit(context.Background(), &w)
 	return err
 }
 
@@ -107,7 +108,7 @@ func (o snapshotted) work(session *mvcc.Session, readers []*mvcc.Session, r *har
 			w.Reset()
 			buffer = binary.LittleEndian.AppendUint64(buffer[:0], uint64(len(readers)+n))
 			w.Set(name, buffer)
-			_, err = session.Commit(&w)
+			_, err = session.Commit(context.Background(), &w)
 		}
 		if err != nil {
 			return err
@@ -182,6 +183,6 @@ func (o transacted) transact(session *mvcc.Session, first, count int, number uin
 			return err
 		}
 	}
-	_, err = t.Commit()
+	_, err = t.Commit(context.Background())
 	return err
 }

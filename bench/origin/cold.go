@@ -101,7 +101,7 @@ func writeCold(r *harness.Run, dir string) (*coldStore, error) {
 		for _, i := range batch {
 			w.Set(d.Key(i), d.Value(value, i))
 		}
-		if _, err = store.Own.Commit(&w); err != nil {
+		if _, err = store.Own.Commit(context.Background(), &w); err != nil {
 			break
 		}
 	}
@@ -148,7 +148,7 @@ func (c *coldRun) write(ctx context.Context, store *workload.Store, number int) 
 		i := choice.IntN(c.data.Count())
 		w.Reset()
 		w.Set(c.data.Key(i), c.data.Value(value, i))
-		if _, err := session.Commit(&w); err != nil {
+		if _, err := session.Commit(context.Background(), &w); err != nil {
 			return count, err
 		}
 	}

@@ -97,7 +97,7 @@ func fillBudget(store *workload.Store, r *harness.Run) error {
 			binary.LittleEndian.PutUint64(value, uint64(i))
 			w.Set(name, value)
 		}
-		if _, err := store.Own.Commit(&w); err != nil {
+		if _, err := store.Own.Commit(context.Background(), &w); err != nil {
 			return err
 		}
 	}
@@ -260,7 +260,7 @@ func (m *mixer) putAll(from, to int) error {
 		binary.LittleEndian.PutUint64(m.value, uint64(i))
 		m.write.Set(m.name, m.value)
 	}
-	_, err := m.session.Commit(&m.write)
+	_, err := m.session.Commit(context.Background(), &m.write)
 	return err
 }
 

@@ -71,7 +71,7 @@ func writeAndDie(r *harness.Run, d *workload.Data, live, died string) error {
 		write.Reset()
 		write.Durability = mvcc.DurabilityAsync
 		write.Set(d.Key(i), d.Value(value, i))
-		if _, err := store.Own.Commit(&write); err != nil {
+		if _, err := store.Own.Commit(context.Background(), &write); err != nil {
 			return fmt.Errorf("record %d: %w", i, errors.Join(err, store.Close()))
 		}
 	}

@@ -73,7 +73,7 @@ func (c commits) write(session *mvcc.Session, w *mvcc.Write, fresh []btree.Entry
 		for _, e := range fresh[:c.rows] {
 			w.Set(e.Key, e.Value)
 		}
-		if _, err := session.Commit(w); err != nil {
+		if _, err := session.Commit(context.Background(), w); err != nil {
 			return err
 		}
 		fresh = fresh[c.rows:]

@@ -93,7 +93,7 @@ func writeAll(session *mvcc.Session, d *workload.Data, count int, del bool) erro
 				w.Set(d.Key(i), d.Value(value, i))
 			}
 		}
-		if _, err := session.Commit(&w); err != nil {
+		if _, err := session.Commit(context.Background(), &w); err != nil {
 			return err
 		}
 	}
@@ -166,7 +166,7 @@ func lightPut(session *mvcc.Session, d *workload.Data, i int, recorder *harness.
 	var w mvcc.Write
 	w.Set(d.Key(i), d.Value(make([]byte, d.ValueBytes), i))
 	began := time.Now()
-	_, err := session.Commit(&w)
+	_, err := session.Commit(context.Background(), &w)
 	recorder.Record(time.Since(began))
 	return err
 }

@@ -1,6 +1,7 @@
 package txn
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 
@@ -75,7 +76,7 @@ func (o *owner) work() error {
 				return err
 			}
 		}
-		if _, err := t.Commit(); err != nil {
+		if _, err := t.Commit(context.Background()); err != nil {
 			return err
 		}
 	}

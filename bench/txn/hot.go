@@ -2,6 +2,7 @@ package txn
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -88,7 +89,7 @@ func put(x *mvcc.Session, value []byte) error {
 		err = t.Set(hotKeyName, value)
 	}
 	if err == nil {
-		_, err = t.Commit()
+		_, err = t.Commit(context.Background())
 	}
 	return err
 }

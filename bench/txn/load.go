@@ -1,6 +1,7 @@
 package txn
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -142,7 +143,7 @@ func (l load) fill(store *mvcc.Store) error {
 	for i := range l.keys {
 		w.Set(key(i), make([]byte, 16))
 	}
-	_, err = session.Commit(&w)
+	_, err = session.Commit(context.Background(), &w)
 	return err
 }
 
@@ -215,7 +216,7 @@ func (w *worker) transact(key, value []byte, read bool) (keys.Epoch, error) {
 	} else if err := t.Set(key, value); err != nil {
 		return 0, err
 	}
-	return t.Commit()
+	return t.Commit(context.Background())
 }
 
 // lagMax is how far the horizon may be behind right after the last commit when every write has just refreshed it.

@@ -90,7 +90,7 @@ func (l *Load) Commit(ctx context.Context) (Loaded, error) {
 // publish merges the load. Its epoch is reserved.
 func (l *Load) publish(ctx context.Context, epoch keys.Epoch) error {
 	s := l.store
-	if err := s.horizon.waitContext(ctx, epoch-1); err != nil {
+	if err := s.horizon.waitAlone(ctx, epoch-1); err != nil {
 		return err
 	}
 	return s.engine.PublishLoad(ctx, l.load, storage.Horizon{Visible: epoch - 1, Live: s.collector.horizon()})
@@ -100,7 +100,9 @@ func (l *Load) publish(ctx context.Context, epoch keys.Epoch) error {
 func (l *Load) reserve(ctx context.Context) (keys.Epoch, error) {
 	s := l.store
 	for {
-		s.lockAll()
+		if err := s.lockAll(ctx); err != nil {
+			return 0, err
+		}
 		epoch, room, err := s.engine.ReserveLoad(l.load)
 		s.loading.Store(uint64(epoch))
 		if epoch != 0 {
@@ -118,10 +120,18 @@ func (l *Load) reserve(ctx context.Context) (keys.Epoch, error) {
 	}
 }
 
-func (s *Store) lockAll() {
+// lockAll takes every latch, or none if the context ends before.
+func (s *Store) lockAll(ctx context.Context) error {
+	w := newWaiter()
 	for i := range s.latches.table {
-		s.latches.table[i].Lock()
+		if err := s.latches.table[i].lock(ctx, w); err != nil {
+			for j := range i {
+				s.latches.table[j].unlock()
+			}
+			return err
+		}
 	}
+	return nil
 }
 
 // unlockAll gives the latches back, under which a load wrote at an epoch; zero if it did not.
@@ -129,31 +139,34 @@ func (s *Store) unlockAll(wrote keys.Epoch) {
 	for i := range s.latches.table {
 		stripe := &s.latches.table[i]
 		stripe.newest = max(stripe.newest, wrote)
-		stripe.Unlock()
+		stripe.unlock()
 	}
 }
 
 // looks reports whether the commit reads before it writes.
 func (w *Write) looks() bool { return len(w.Conditions) > 0 || w.firstWins || w.reads != nil }
 
-// lock takes the latches of x.held. Whoever will look at what is there before he writes, and will get an epoch behind a load's,
+// lock takes the latches of x.held, or none if the context ends before. Whoever will look at what is there before he writes, and will get an epoch behind a load's,
 // must see the load: he waits for it, without latches. A load takes its epoch under every latch, so that none can start between this test
 // and the commit.
-func (x *Session) lock(looks bool) {
+func (x *Session) lock(ctx context.Context, looks bool) error {
 	s := x.store
 	if s.serial {
 		s.serialMu.Lock()
-		return // there are no loads
+		return nil // there are no loads
 	}
-	s.latches.lock(&x.held)
-	for looks {
+	for {
+		if err := s.latches.lock(ctx, &x.held, x.parker); err != nil || !looks {
+			return err
+		}
 		epoch := s.loading.Load()
 		if epoch == 0 {
-			return
+			return nil
 		}
 		s.latches.unlock(&x.held)
-		s.horizon.wait(keys.Epoch(epoch), x.parker)
-		s.latches.lock(&x.held)
+		if err := s.horizon.wait(ctx, keys.Epoch(epoch), x.parker); err != nil {
+			return err
+		}
 	}
 }
 

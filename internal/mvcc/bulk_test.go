@@ -245,7 +245,7 @@ func TestCommitsThatLookSeeEveryLoad(t *testing.T) {
 func incrementSomehow(x *Session, key []byte, how int) error {
 	if how == 0 {
 		out := make([]Invoked, 1)
-		_, err := x.InvokeAll([]Invoke{{Kind: InvokeAdd, Key: key, Delta: 1}}, nil, DurabilityAsync, out)
+		_, err := x.InvokeAll(context.Background(), []Invoke{{Kind: InvokeAdd, Key: key, Delta: 1}}, nil, DurabilityAsync, out)
 		return err
 	}
 	level := IsolationSnapshot
@@ -261,7 +261,7 @@ func incrementSomehow(x *Session, key []byte, how int) error {
 		txn.Rollback()
 		return err
 	}
-	_, err = txn.Commit()
+	_, err = txn.Commit(context.Background())
 	var conflict *ConflictError
 	if errors.As(err, &conflict) {
 		return nil

@@ -75,7 +75,7 @@ func (s *Store) CheckpointErr() error {
 
 // Checkpoint merges everything committed so far into the tree and returns when it is durable there.
 func (s *Store) Checkpoint(ctx context.Context) error {
-	if err := s.engine.Rotate(); err != nil {
+	if err := s.engine.Rotate(ctx); err != nil {
 		return err
 	}
 	return s.mergeFrozen(ctx)
@@ -83,7 +83,7 @@ func (s *Store) Checkpoint(ctx context.Context) error {
 
 // mergeFrozen waits until the frozen generations are complete and merges them.
 func (s *Store) mergeFrozen(ctx context.Context) error {
-	if err := s.horizon.waitContext(ctx, s.engine.Sealed()); err != nil {
+	if err := s.horizon.waitAlone(ctx, s.engine.Sealed()); err != nil {
 		return err
 	}
 	return s.engine.Checkpoint(ctx, storage.Horizon{Visible: s.Visible(), Live: s.collector.horizon()})

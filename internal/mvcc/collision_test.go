@@ -1,6 +1,7 @@
 package mvcc
 
 import (
+	"context"
 	"strconv"
 	"sync"
 	"testing"
@@ -50,7 +51,7 @@ func TestCommitOfAKeyWithTheSameLatchIsNoConflict(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if _, err := tx.Commit(); err != nil {
+			if _, err := tx.Commit(context.Background()); err != nil {
 				t.Errorf("isolation %d, the other key in the %s: %v", isolation, where, err)
 			}
 		}
@@ -98,7 +99,7 @@ func incrementBoth(x *Session, a, b string) error {
 		}
 	}
 	if err == nil {
-		_, err = tx.Commit()
+		_, err = tx.Commit(context.Background())
 	}
 	return err
 }

@@ -2,6 +2,7 @@ package mvcc
 
 import (
 	"bytes"
+	"context"
 
 	"epochkv/internal/storage"
 	"epochkv/internal/storage/batch"
@@ -35,10 +36,11 @@ func (w *Write) Delete(key []byte) { w.Batch.Delete(keys.SpaceUser, key) }
 // Commit logs and installs w under one epoch and returns it. The commit may be acknowledged after Store.Wait.
 //
 // Errors change nothing: *LimitError, ErrEmptyKey, ErrEmptyBatch, *batch.DuplicateKeyError for bad input,
-// *PreconditionError, *ConflictError, ErrMemoryFull, vfs.ErrNoSpace, ErrFailed, ErrClosed.
-func (x *Session) Commit(w *Write) (keys.Epoch, error) {
-	epoch, err := x.commitAt(w, 0)
-	x.pay(w, err)
+// *PreconditionError, *ConflictError, ErrMemoryFull, vfs.ErrNoSpace, ErrFailed, ErrClosed, and why the context ended. Once the epoch is
+// reserved the context ends nothing but waits: a commit that returns an epoch has happened.
+func (x *Session) Commit(ctx context.Context, w *Write) (keys.Epoch, error) {
+	epoch, err := x.commitAt(ctx, w, 0)
+	x.pay(ctx, w, err)
 	return epoch, err
 }
 
@@ -58,14 +60,14 @@ func (x *Session) reveals(sync bool, e keys.Epoch) {
 
 // pay slows a writer down for what it wrote, while checkpoints fall behind. It holds nothing meanwhile: a snapshot would keep versions that
 // checkpoints could drop.
-func (x *Session) pay(w *Write, err error) {
+func (x *Session) pay(ctx context.Context, w *Write, err error) {
 	if err == nil {
-		x.store.engine.Pay(&x.writer, w.Batch.Count(), w.Batch.Size())
+		x.store.engine.Pay(ctx, &x.writer, w.Batch.Count(), w.Batch.Size())
 	}
 }
 
 // commitAt is Commit for a transaction with a snapshot. Its caller pays.
-func (x *Session) commitAt(w *Write, at keys.Epoch) (keys.Epoch, error) {
+func (x *Session) commitAt(ctx context.Context, w *Write, at keys.Epoch) (keys.Epoch, error) {
 	body, err := x.prepare(w)
 	if err != nil {
 		return 0, err
@@ -74,13 +76,16 @@ func (x *Session) commitAt(w *Write, at keys.Epoch) (keys.Epoch, error) {
 	if s.horizonRule == HorizonScanned {
 		x.rescan()
 	}
-	x.awaitPrevious(at)
+	if err := x.awaitPrevious(ctx, at); err != nil {
+		return 0, err
+	}
 	x.latch(w)
-	x.lock(w.looks())
-	epoch, err := x.commitLatched(w, body, at)
+	if err := x.lock(ctx, w.looks()); err != nil {
+		return 0, err
+	}
+	epoch, err := x.commitLatched(ctx, w, body, at)
 	x.unlock()
-	x.finish()
-	return epoch, err
+	return epoch, x.finish(ctx, err)
 }
 
 // prepare checks w against the limits and sorts its operations.
@@ -120,10 +125,11 @@ func (x *Session) prepare(w *Write) ([]byte, error) {
 
 // awaitPrevious bounds the epochs beyond visible to one per session; see horizon. The snapshot of the commit, if it has one, has been
 // visible.
-func (x *Session) awaitPrevious(at keys.Epoch) {
+func (x *Session) awaitPrevious(ctx context.Context, at keys.Epoch) error {
 	if x.previous > at && x.previous > x.store.Visible() {
-		x.store.horizon.wait(x.previous, x.parker)
+		return x.store.horizon.wait(ctx, x.previous, x.parker)
 	}
+	return nil
 }
 
 // latch collects the stripes of everything that w writes or tests.
@@ -142,21 +148,22 @@ func (x *Session) latch(w *Write) {
 }
 
 // commitLatched is steps 2 to 6 of the protocol, under the latches of the write set. When they are given back, finish has the rest to do.
-func (x *Session) commitLatched(w *Write, body []byte, at keys.Epoch) (keys.Epoch, error) {
+// An epoch that is reserved is always finished, whatever the context says: with the commit, or without one if it may not happen.
+func (x *Session) commitLatched(ctx context.Context, w *Write, body []byte, at keys.Epoch) (keys.Epoch, error) {
 	x.reached(stepLatched)
 	x.slot.Enter()
-	epoch, err := x.check(w, body, at)
+	epoch, err := x.check(ctx, w, body, at)
 	if err != nil {
 		x.slot.Leave()
 		return 0, err
 	}
 	// From here to done: no allocation, no lock, no log line. Whoever is held up here holds up every later commit.
 	x.reached(stepReserved)
-	var conflict error
+	var refused error
 	if w.reads != nil {
-		conflict = x.validateSince(w.reads, epoch)
+		refused = x.validateSince(ctx, w.reads, epoch)
 	}
-	if conflict == nil {
+	if refused == nil {
 		x.store.engine.Record(&x.writer, body)
 		x.reached(stepCopied)
 		x.store.engine.Install(&x.writer, body, x.store.isSync(w.Durability))
@@ -168,11 +175,13 @@ func (x *Session) commitLatched(w *Write, body []byte, at keys.Epoch) (keys.Epoc
 	x.store.horizon.done(epoch)
 	x.reached(stepMarked)
 	x.previous = epoch
-	if conflict != nil {
+	if refused != nil {
 		x.slot.Leave()
-		x.store.conflicts.Add(1)
-		x.told = epoch
-		return 0, conflict
+		if w.reads.refused(refused) {
+			x.store.conflicts.Add(1)
+			x.told = epoch
+		}
+		return 0, refused
 	}
 	if x.writer.Crowded() {
 		x.crowded = true // and inside the slot's protection, for finish
@@ -184,11 +193,14 @@ func (x *Session) commitLatched(w *Write, body []byte, at keys.Epoch) (keys.Epoc
 
 // finish does what nobody else has to wait for, so it comes when the latches have been given back. An error is told only when visible has
 // reached what it reveals, and with it a retry's snapshot; and long version chains are pruned.
-func (x *Session) finish() {
+func (x *Session) finish(ctx context.Context, err error) error {
 	x.reached(stepReleased)
 	if x.told != 0 {
-		x.store.horizon.wait(x.told, x.parker)
+		told := x.told
 		x.told = 0
+		if ended := x.store.horizon.wait(ctx, told, x.parker); ended != nil {
+			err = ended // and not what it would reveal
+		}
 	}
 	if x.crowded {
 		x.crowded = false
@@ -196,10 +208,11 @@ func (x *Session) finish() {
 		x.slot.Leave()
 		x.store.collector.help(length)
 	}
+	return err
 }
 
 // check is steps 2 and 3: it returns the reserved epoch, inside the slot's protection as it came.
-func (x *Session) check(w *Write, body []byte, at keys.Epoch) (keys.Epoch, error) {
+func (x *Session) check(ctx context.Context, w *Write, body []byte, at keys.Epoch) (keys.Epoch, error) {
 	if len(w.Conditions) > 0 {
 		if err := x.checkConditions(w); err != nil {
 			return 0, err
@@ -210,7 +223,7 @@ func (x *Session) check(w *Write, body []byte, at keys.Epoch) (keys.Epoch, error
 			return 0, err
 		}
 	}
-	epoch, err := x.reserve(w, body)
+	epoch, err := x.reserve(ctx, w, body)
 	if err == nil && !x.store.serial {
 		x.store.latches.wrote(&x.held, epoch)
 	}
@@ -243,14 +256,14 @@ func (x *Session) checkFirst(w *Write, at keys.Epoch) error {
 // reserve validates what w read and claims an epoch, all inside the slot's protection, so that the memtables that validation saw
 // stay. The slow path, in which the log and the memtable rotate or memory has to be waited for, runs outside it, so that what it
 // waits for can be reclaimed; after it, validation starts anew.
-func (x *Session) reserve(w *Write, body []byte) (keys.Epoch, error) {
+func (x *Session) reserve(ctx context.Context, w *Write, body []byte) (keys.Epoch, error) {
 	for {
 		epoch, err := x.validateAndReserve(w, body)
 		if err != storage.ErrRotating { //nolint:errorlint // a bare sentinel on the hot path
 			return epoch, err
 		}
 		x.slot.Leave()
-		claimed, err := x.store.engine.Advance(&x.writer, body)
+		claimed, err := x.store.engine.Advance(ctx, &x.writer, body)
 		x.slot.Enter() // an epoch that is claimed and not done has protected its memtable so far
 		if err != nil {
 			return 0, err

@@ -2,6 +2,7 @@ package mvcc
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -67,7 +68,7 @@ func TestBadInputChangesNothing(t *testing.T) {
 	} {
 		var w Write
 		c.fill(&w)
-		if _, err := x.Commit(&w); err == nil || !c.is(err) {
+		if _, err := x.Commit(context.Background(), &w); err == nil || !c.is(err) {
 			t.Errorf("%s: error %v", c.name, err)
 		}
 	}
@@ -402,7 +403,7 @@ func TestDeleteRangeIsAtomicAmongWriters(t *testing.T) {
 	x := mustSession(t, s)
 	deleted := 0
 	for until := time.Now().Add(300 * time.Millisecond); time.Now().Before(until); {
-		out, err := x.DeleteRange(RangeDelete{Lower: []byte("r/"), Upper: []byte("r0"), Durability: DurabilityAsync})
+		out, err := x.DeleteRange(context.Background(), RangeDelete{Lower: []byte("r/"), Upper: []byte("r0"), Durability: DurabilityAsync})
 		conflict := new(ConflictError)
 		if errors.As(err, &conflict) {
 			continue
@@ -443,7 +444,7 @@ func TestDeleteRangeLimitLeavesTheRest(t *testing.T) {
 	}
 	x := mustSession(t, s)
 	defer x.Close()
-	out, err := x.DeleteRange(RangeDelete{Lower: []byte("2"), Limit: 3})
+	out, err := x.DeleteRange(context.Background(), RangeDelete{Lower: []byte("2"), Limit: 3})
 	if err != nil || out.Count != 3 || !out.More {
 		t.Fatalf("%+v, %v", out, err)
 	}
@@ -453,7 +454,7 @@ func TestDeleteRangeLimitLeavesTheRest(t *testing.T) {
 	if got := len(dump(t, s)); got != 7 || get(t, s, "5", 0) != "v" || get(t, s, "4", 0) != "-" {
 		t.Fatalf("%d keys left", got)
 	}
-	out, err = x.DeleteRange(RangeDelete{Lower: []byte("a"), Upper: []byte("b")})
+	out, err = x.DeleteRange(context.Background(), RangeDelete{Lower: []byte("a"), Upper: []byte("b")})
 	if err != nil || out.Count != 0 || out.Epoch != s.Visible() {
 		t.Fatalf("empty range: %+v, %v", out, err)
 	}
@@ -481,7 +482,7 @@ func TestEmptyRangeDeleteAndItsConditionsHoldAtOnePoint(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		out, err := x.DeleteRange(RangeDelete{
+		out, err := x.DeleteRange(context.Background(), RangeDelete{
 			Lower: row, Upper: append(bytes.Clone(row), 0), Durability: DurabilityAsync,
 			Conditions: []Condition{{Kind: KeyPresent, Key: flag}},
 		})
@@ -544,7 +545,7 @@ func TestASessionHasOneEpochBeyondVisible(t *testing.T) {
 		for _, key := range []string{"first", "second"} {
 			w := Write{Durability: DurabilityAsync}
 			w.Set([]byte(key), []byte("v"))
-			if _, err := x.Commit(&w); err != nil {
+			if _, err := x.Commit(context.Background(), &w); err != nil {
 				return err
 			}
 		}
@@ -562,10 +563,10 @@ func TestLatchesAreHeldFromTheCheckToTheInstall(t *testing.T) {
 		var set latchSet
 		set.add(s.latches, keys.Append(nil, keys.SpaceUser, []byte("k")))
 		latch := &s.latches.table[set.only]
-		if !latch.TryLock() {
+		if !latch.tryLock() {
 			return false
 		}
-		latch.Unlock()
+		latch.unlock()
 		return true
 	}
 	behindHole(t, s, func() error {
@@ -579,7 +580,7 @@ func TestLatchesAreHeldFromTheCheckToTheInstall(t *testing.T) {
 		if err := tx.Set([]byte("k"), []byte("v")); err != nil {
 			return err
 		}
-		_, err = tx.Commit()
+		_, err = tx.Commit(context.Background())
 		return err
 	}, func() {
 		if free() {
@@ -589,14 +590,14 @@ func TestLatchesAreHeldFromTheCheckToTheInstall(t *testing.T) {
 	behindHole(t, s, func() error {
 		w := Write{Durability: DurabilityAsync}
 		w.Set([]byte("k"), []byte("w"))
-		if _, err := x.Commit(&w); err != nil {
+		if _, err := x.Commit(context.Background(), &w); err != nil {
 			return err
 		}
 		y := mustSession(t, s)
 		defer y.Close()
 		w.Conditions = []Condition{{Kind: KeyAbsent, Key: []byte("k")}}
 		var refused *PreconditionError
-		if _, err := y.Commit(&w); !errors.As(err, &refused) {
+		if _, err := y.Commit(context.Background(), &w); !errors.As(err, &refused) {
 			return fmt.Errorf("not refused: %w", err)
 		}
 		return nil

@@ -171,7 +171,7 @@ func TestTornTailIsCutAndReported(t *testing.T) {
 	x := mustSession(t, s)
 	w := Write{Durability: DurabilityAsync}
 	w.Set([]byte("b"), []byte("2"))
-	if _, err := x.Commit(&w); err != nil {
+	if _, err := x.Commit(context.Background(), &w); err != nil {
 		t.Fatal(err)
 	}
 	x.Close()
@@ -317,7 +317,7 @@ func TestReadNeverRevealsWhatACrashCouldTakeBack(t *testing.T) {
 	commit := func(key string, d Durability, fill func(*Write)) {
 		w := Write{Durability: d}
 		fill(&w)
-		if _, err := x.Commit(&w); err != nil { // and no Wait: the flusher does not know of it yet
+		if _, err := x.Commit(context.Background(), &w); err != nil { // and no Wait: the flusher does not know of it yet
 			t.Fatal(key, err)
 		}
 	}
@@ -388,44 +388,44 @@ func TestRefusedPreconditionNeverRevealsWhatACrashCouldTakeBack(t *testing.T) {
 		"commit": func(key []byte, c []Condition) error {
 			w := Write{Conditions: c}
 			w.Set(key, nil)
-			_, err := x.Commit(&w)
+			_, err := x.Commit(context.Background(), &w)
 			return err
 		},
 		"condition that holds": func(key []byte, c []Condition) error {
 			c[0].Kind = KeyPresent
 			w := Write{Conditions: c, Durability: DurabilityAsync}
 			w.Set([]byte("other"), nil)
-			_, err := x.Commit(&w)
+			_, err := x.Commit(context.Background(), &w)
 			return err
 		},
 		"invoke": func(key []byte, c []Condition) error {
-			_, err := x.InvokeAll([]Invoke{{Kind: InvokeAdd, Key: key, Delta: 1}}, c, DurabilitySync, one)
+			_, err := x.InvokeAll(context.Background(), []Invoke{{Kind: InvokeAdd, Key: key, Delta: 1}}, c, DurabilitySync, one)
 			return err
 		},
 		"type": func(key []byte, _ []Condition) error {
-			_, err := x.InvokeAll([]Invoke{{Kind: InvokeAdd, Key: key, Delta: 1}}, nil, DurabilitySync, one)
+			_, err := x.InvokeAll(context.Background(), []Invoke{{Kind: InvokeAdd, Key: key, Delta: 1}}, nil, DurabilitySync, one)
 			return err
 		},
 		"length": func(key []byte, _ []Condition) error {
-			_, err := x.InvokeAll([]Invoke{{Kind: InvokeAppend, Key: key, Operand: make([]byte, s.limits.ValueBytes)}}, nil, DurabilitySync, one)
+			_, err := x.InvokeAll(context.Background(), []Invoke{{Kind: InvokeAppend, Key: key, Operand: make([]byte, s.limits.ValueBytes)}}, nil, DurabilitySync, one)
 			return err
 		},
 		"comparison": func(key []byte, _ []Condition) error {
-			_, err := x.InvokeAll([]Invoke{{Kind: InvokeCompareSet, Key: key, Expect: []byte("no")}}, nil, DurabilitySync, one)
+			_, err := x.InvokeAll(context.Background(), []Invoke{{Kind: InvokeCompareSet, Key: key, Expect: []byte("no")}}, nil, DurabilitySync, one)
 			return err
 		},
 		"delete range": func(key []byte, c []Condition) error {
-			_, err := x.DeleteRange(RangeDelete{Lower: key, Conditions: c})
+			_, err := x.DeleteRange(context.Background(), RangeDelete{Lower: key, Conditions: c})
 			return err
 		},
 		"deleted range": func(key []byte, _ []Condition) error {
-			_, err := x.DeleteRange(RangeDelete{Lower: key, Limit: 1, Durability: DurabilityAsync})
+			_, err := x.DeleteRange(context.Background(), RangeDelete{Lower: key, Limit: 1, Durability: DurabilityAsync})
 			return err
 		},
 	} {
 		w := Write{Durability: DurabilitySync}
 		w.Set([]byte(name), []byte("text"))
-		e, err := x.Commit(&w) // and no Wait
+		e, err := x.Commit(context.Background(), &w) // and no Wait
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -473,11 +473,11 @@ func TestConflictNeverRevealsWhatACrashCouldTakeBack(t *testing.T) {
 			}
 			w := Write{Durability: d}
 			w.Set([]byte("k"), nil)
-			e, err := y.Commit(&w) // and no Wait
+			e, err := y.Commit(context.Background(), &w) // and no Wait
 			if err != nil {
 				t.Fatal(err)
 			}
-			_, err = txn.Commit()
+			_, err = txn.Commit(context.Background())
 			got := x.Await()
 			if name == "range" && d == DurabilityAsync {
 				got = 0 // it may await for nothing: the range does not tell whose commit it was

@@ -1,6 +1,7 @@
 package mvcc
 
 import (
+	"context"
 	"errors"
 
 	"epochkv/internal/storage/keys"
@@ -33,19 +34,19 @@ const rangeAttempts = 16
 // DeleteRange deletes the keys of a range atomically, as one commit. It reads the range at a snapshot and commits only if
 // the range did not change until its own epoch; otherwise it starts again, and after some attempts gives up with
 // *ConflictError. A range whose deletion exceeds the batch limits is a *LimitError: delete it in parts, with Limit.
-func (x *Session) DeleteRange(o RangeDelete) (RangeDeleted, error) {
+func (x *Session) DeleteRange(ctx context.Context, o RangeDelete) (RangeDeleted, error) {
 	var conflict *ConflictError
 	for range rangeAttempts {
-		out, err := x.deleteRangeOnce(o)
+		out, err := x.deleteRangeOnce(ctx, o)
 		if !errors.As(err, &conflict) {
-			x.pay(&x.ranged.write, err)
+			x.pay(ctx, &x.ranged.write, err)
 			return out, err
 		}
 	}
 	return RangeDeleted{}, conflict
 }
 
-func (x *Session) deleteRangeOnce(o RangeDelete) (RangeDeleted, error) {
+func (x *Session) deleteRangeOnce(ctx context.Context, o RangeDelete) (RangeDeleted, error) {
 	w, reads := &x.ranged.write, &x.ranged.reads
 	w.Reset()
 	w.Conditions, w.Durability = append(w.Conditions, o.Conditions...), o.Durability
@@ -54,7 +55,7 @@ func (x *Session) deleteRangeOnce(o RangeDelete) (RangeDeleted, error) {
 		return RangeDeleted{}, err
 	}
 	defer x.Done()
-	out, err := x.collect(o, w)
+	out, err := x.collect(ctx, o, w)
 	if err != nil {
 		return out, err
 	}
@@ -66,20 +67,26 @@ func (x *Session) deleteRangeOnce(o RangeDelete) (RangeDeleted, error) {
 	reads.addRange(readRange(o, w, out.More))
 	if out.Count == 0 {
 		out.Epoch = at
-		return out, x.checkOnly(w, reads)
+		return out, x.checkOnly(ctx, w, reads)
 	}
 	w.reads = reads
-	out.Epoch, err = x.commitAt(w, 0)
+	out.Epoch, err = x.commitAt(ctx, w, 0)
 	return out, err
 }
 
 // checkOnly tests the conditions of a range delete that found nothing, and that the range is still empty: both at one point, since the
 // latches keep what the conditions look at still.
-func (x *Session) checkOnly(w *Write, reads *readSet) error {
+func (x *Session) checkOnly(ctx context.Context, w *Write, reads *readSet) error {
 	x.latch(w)
-	x.lock(true)
-	defer x.finish()
-	defer x.unlock()
+	if err := x.lock(ctx, true); err != nil {
+		return err
+	}
+	err := x.checkLatched(w, reads)
+	x.unlock()
+	return x.finish(ctx, err)
+}
+
+func (x *Session) checkLatched(w *Write, reads *readSet) error {
 	if err := x.checkConditions(w); err != nil {
 		return err
 	}
@@ -88,8 +95,11 @@ func (x *Session) checkOnly(w *Write, reads *readSet) error {
 	return x.validate(reads)
 }
 
+// checkContextEvery is how many keys a range delete collects between two looks at its context.
+const checkContextEvery = 256
+
 // collect fills w with a deletion for each key of the range at the view.
-func (x *Session) collect(o RangeDelete, w *Write) (out RangeDeleted, err error) {
+func (x *Session) collect(ctx context.Context, o RangeDelete, w *Write) (out RangeDeleted, err error) {
 	c, err := x.Scan(ScanOptions{Lower: o.Lower, Upper: o.Upper, KeysOnly: true})
 	if err != nil {
 		return out, err
@@ -103,6 +113,9 @@ func (x *Session) collect(o RangeDelete, w *Write) (out RangeDeleted, err error)
 		}
 		if out.Count == x.store.limits.BatchOps {
 			return out, &LimitError{What: "batch operations", Limit: x.store.limits.BatchOps, Got: out.Count + 1}
+		}
+		if out.Count%checkContextEvery == 0 && ctx.Err() != nil {
+			return out, context.Cause(ctx)
 		}
 		w.Delete(c.Key())
 		if size := w.Batch.Size(); size > x.store.limits.BatchBytes {

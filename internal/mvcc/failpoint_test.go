@@ -86,7 +86,7 @@ func asyncPut(x *Session, key, value string) func() (keys.Epoch, error) {
 	return func() (keys.Epoch, error) {
 		w := Write{Durability: DurabilityAsync}
 		w.Set([]byte(key), []byte(value))
-		return x.Commit(&w)
+		return x.Commit(context.Background(), &w)
 	}
 }
 
@@ -126,7 +126,7 @@ func TestReadersSeeAStoppedCommitWholeOrNotAtAll(t *testing.T) {
 				w := Write{Durability: DurabilityAsync}
 				w.Set([]byte("a"), []byte("new"))
 				w.Set([]byte("b"), []byte("new"))
-				return x.Commit(&w)
+				return x.Commit(context.Background(), &w)
 			})
 			want := newest(stop.visible)
 			for _, key := range []string{"a", "b"} {
@@ -200,7 +200,7 @@ func TestWritersBesideAStoppedCommit(t *testing.T) {
 				}
 			}
 			go func() {
-				e, err := tx.Commit()
+				e, err := tx.Commit(context.Background())
 				txn <- outcome{e, err}
 			}()
 			first := h.end()
@@ -365,7 +365,7 @@ func TestValidationSeesACommitThatIsStopped(t *testing.T) {
 			h := haltAtStep(t, x, step, asyncPut(x, "read", "new"))
 			result := make(chan outcome, 1)
 			go func() {
-				e, err := tx.Commit()
+				e, err := tx.Commit(context.Background())
 				result <- outcome{e, err}
 			}()
 			select {
@@ -393,7 +393,7 @@ func TestValidationSeesWhatCameBehindIt(t *testing.T) {
 	x := mustSession(t, s)
 	defer x.Close()
 	tx := mustReadAndWrite(t, x)
-	h := haltAtStep(t, x, stepChecked, tx.Commit)
+	h := haltAtStep(t, x, stepChecked, func() (keys.Epoch, error) { return tx.Commit(context.Background()) })
 	between := mustPut(t, s, "read", "new")
 	if end := h.end(); !errors.As(end.err, new(*ConflictError)) {
 		t.Fatalf("ended with %+v", end)

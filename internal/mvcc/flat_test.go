@@ -1,6 +1,7 @@
 package mvcc
 
 import (
+	"context"
 	"runtime"
 	"strconv"
 	"testing"
@@ -37,7 +38,7 @@ func TestReadOnlyTransactionsLeaveMemoryFlat(t *testing.T) {
 				t.Fatalf("%s: found %v, %v", key, v.Found, err)
 			}
 			value = v.Data
-			if _, err := tx.Commit(); err != nil {
+			if _, err := tx.Commit(context.Background()); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -1,6 +1,7 @@
 package mvcc
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"time"
@@ -33,7 +34,7 @@ func TestHotKeyDoesNotGrowTheMemtable(t *testing.T) {
 				w.Reset()
 				w.Durability = DurabilityAsync
 				w.Set([]byte("hot"), value)
-				if _, err := x.Commit(&w); err != nil {
+				if _, err := x.Commit(context.Background(), &w); err != nil {
 					t.Fatal(err)
 				}
 			}

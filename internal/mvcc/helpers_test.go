@@ -108,7 +108,7 @@ func put(x *Session, key, value string, d Durability) (keys.Epoch, error) {
 }
 
 func commitAndWait(x *Session, w *Write) (keys.Epoch, error) {
-	e, err := x.Commit(w)
+	e, err := x.Commit(context.Background(), w)
 	if err != nil {
 		return 0, err
 	}

@@ -32,10 +32,14 @@ type horizon struct {
 	waiting []*waiter
 }
 
-// waiter is what a session parks on. Its channel holds one token, so that waking never blocks.
+// waiter is what a session parks on, in one queue at a time. Its channel holds one token, so that waking never blocks.
 type waiter struct {
-	epoch uint64
 	wake  chan struct{}
+	epoch uint64 // in the horizon's list
+
+	next     *waiter // in a latch's queue
+	starving bool    // overtaken for too long: the latch is to be handed over
+	granted  bool    // it has been; guarded by the latch's queue
 }
 
 func newWaiter() *waiter { return &waiter{wake: make(chan struct{}, 1)} }
@@ -103,11 +107,21 @@ const (
 	pausesPerSpin = 2
 )
 
-// wait returns once visible has reached e. Waiting cannot fail: whoever holds a smaller epoch finishes it.
-func (h *horizon) wait(e keys.Epoch, w *waiter) {
-	if !h.spin(e) && h.enlist(uint64(e), w) {
-		<-w.wake
+// wait returns once visible has reached e, or the context has ended. Every smaller epoch is finished by the commit that holds it.
+func (h *horizon) wait(ctx context.Context, e keys.Epoch, w *waiter) error {
+	if h.spin(e) || !h.enlist(uint64(e), w) {
+		return nil
 	}
+	select {
+	case <-w.wake:
+		return nil
+	case <-ctx.Done():
+	}
+	if h.delist(w) {
+		return context.Cause(ctx)
+	}
+	<-w.wake // it was sent before the list was unlocked
+	return nil
 }
 
 // spin waits busily, for a few microseconds at most, and reports whether visible has reached e.
@@ -124,24 +138,14 @@ func (h *horizon) spin(e keys.Epoch) bool {
 // waiters are of those who wait without a session.
 var waiters = sync.Pool{New: func() any { return newWaiter() }}
 
-// waitContext is wait for callers with a deadline.
-func (h *horizon) waitContext(ctx context.Context, e keys.Epoch) error {
-	if h.spin(e) {
+// waitAlone is wait for those without a session.
+func (h *horizon) waitAlone(ctx context.Context, e keys.Epoch) error {
+	if h.visible.Load() >= uint64(e) {
 		return nil
 	}
 	w := waiters.Get().(*waiter)
-	if !h.enlist(uint64(e), w) {
-		waiters.Put(w)
-		return nil
-	}
-	select {
-	case <-w.wake:
-		waiters.Put(w)
-		return nil
-	case <-ctx.Done():
-		h.delist(w) // w is left to the collector: it may have been woken at the same moment
-		return context.Cause(ctx)
-	}
+	defer waiters.Put(w)
+	return h.wait(ctx, e, w)
 }
 
 // enlist parks w, unless visible has reached e. The counter rises before visible is read again, and a ratchet moves visible
@@ -159,14 +163,16 @@ func (h *horizon) enlist(e uint64, w *waiter) bool {
 	return true
 }
 
-func (h *horizon) delist(w *waiter) {
+// delist takes w from the list, and reports false if it was woken before.
+func (h *horizon) delist(w *waiter) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for i, x := range h.waiting {
 		if x == w {
 			h.waiting = append(h.waiting[:i], h.waiting[i+1:]...)
 			h.parked.Add(-1)
-			return
+			return true
 		}
 	}
+	return false
 }

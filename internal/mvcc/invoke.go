@@ -2,6 +2,7 @@ package mvcc
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"math"
 	"strconv"
@@ -124,15 +125,15 @@ func (op *Invoke) number(old []byte, found bool) (n int64, reason string) {
 // key may be named once. out must be as long as ops. The epoch is zero if nothing was written.
 //
 // Errors change nothing: *TypeError, and those of Commit. Await tells what the outcome reveals.
-func (x *Session) InvokeAll(ops []Invoke, conditions []Condition, d Durability, out []Invoked) (keys.Epoch, error) {
-	epoch, err := x.invokeLatched(ops, conditions, d, out)
+func (x *Session) InvokeAll(ctx context.Context, ops []Invoke, conditions []Condition, d Durability, out []Invoked) (keys.Epoch, error) {
+	epoch, err := x.invokeOnce(ctx, ops, conditions, d, out)
 	if epoch != 0 {
-		x.pay(&x.ranged.write, err)
+		x.pay(ctx, &x.ranged.write, err)
 	}
 	return epoch, err
 }
 
-func (x *Session) invokeLatched(ops []Invoke, conditions []Condition, d Durability, out []Invoked) (keys.Epoch, error) {
+func (x *Session) invokeOnce(ctx context.Context, ops []Invoke, conditions []Condition, d Durability, out []Invoked) (keys.Epoch, error) {
 	s, w := x.store, &x.ranged.write
 	w.Reset()
 	w.Conditions, w.Durability = append(w.Conditions, conditions...), d
@@ -145,11 +146,20 @@ func (x *Session) invokeLatched(ops []Invoke, conditions []Condition, d Durabili
 	if _, err := x.prepare(w); err != nil {
 		return 0, err
 	}
-	x.awaitPrevious(0)
+	if err := x.awaitPrevious(ctx, 0); err != nil {
+		return 0, err
+	}
 	x.latch(w)
-	x.lock(true)
-	defer x.finish()
-	defer x.unlock()
+	if err := x.lock(ctx, true); err != nil {
+		return 0, err
+	}
+	epoch, err := x.invokeLatched(ctx, w, ops, out)
+	x.unlock()
+	return epoch, x.finish(ctx, err)
+}
+
+// invokeLatched reads, computes and commits under the latches of w, which names the keys.
+func (x *Session) invokeLatched(ctx context.Context, w *Write, ops []Invoke, out []Invoked) (keys.Epoch, error) {
 	if err := x.checkConditions(w); err != nil {
 		return 0, err
 	}
@@ -161,7 +171,7 @@ func (x *Session) invokeLatched(ops []Invoke, conditions []Condition, d Durabili
 	if err != nil {
 		return 0, err
 	}
-	return x.commitLatched(w, body, 0)
+	return x.commitLatched(ctx, w, body, 0)
 }
 
 // applyAll computes every outcome from the newest versions and fills the batch.

@@ -1,6 +1,7 @@
 package mvcc
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -58,7 +59,7 @@ func TestInvokeOperations(t *testing.T) {
 				txn.Rollback()
 			} else {
 				outs := make([]Invoked, 1)
-				_, err = x.InvokeAll([]Invoke{c.op}, nil, DurabilitySync, outs)
+				_, err = x.InvokeAll(context.Background(), []Invoke{c.op}, nil, DurabilitySync, outs)
 				out = outs[0]
 			}
 			wrong := new(TypeError)
@@ -95,7 +96,7 @@ func TestInvokeAllIsAtomic(t *testing.T) {
 	mustPut(t, s, "text", "abc")
 	out := make([]Invoked, 2)
 	wrong := new(TypeError)
-	_, err := x.InvokeAll([]Invoke{
+	_, err := x.InvokeAll(context.Background(), []Invoke{
 		{Kind: InvokeAdd, Key: []byte("n"), Delta: 1}, {Kind: InvokeAdd, Key: []byte("text"), Delta: 1},
 	}, nil, DurabilitySync, out)
 	if !errors.As(err, &wrong) || wrong.Index != 1 {
@@ -119,7 +120,7 @@ func TestConcurrentIncrementsLoseNothing(t *testing.T) {
 			out := make([]Invoked, 1)
 			for range each {
 				if i%2 == 0 {
-					if _, err := x.InvokeAll([]Invoke{op}, nil, DurabilityAsync, out); err != nil {
+					if _, err := x.InvokeAll(context.Background(), []Invoke{op}, nil, DurabilityAsync, out); err != nil {
 						t.Error(err)
 					}
 					continue
@@ -130,7 +131,7 @@ func TestConcurrentIncrementsLoseNothing(t *testing.T) {
 						_, err = txn.Invoke(&op)
 					}
 					if err == nil {
-						_, err = txn.Commit()
+						_, err = txn.Commit(context.Background())
 					}
 					conflict := new(ConflictError)
 					if err == nil {
@@ -164,7 +165,7 @@ func TestSerialAppendKeepsInvocationsApart(t *testing.T) {
 	done.Go(func() {
 		var out [1]Invoked
 		for range rounds {
-			if _, err := y.InvokeAll([]Invoke{{Kind: InvokeAdd, Key: key, Delta: 1}}, nil, DurabilityAsync, out[:]); err != nil {
+			if _, err := y.InvokeAll(context.Background(), []Invoke{{Kind: InvokeAdd, Key: key, Delta: 1}}, nil, DurabilityAsync, out[:]); err != nil {
 				t.Error(err)
 			}
 		}
@@ -215,7 +216,7 @@ func TestRefusedInvocationTellsTheEpochOfWhatItFound(t *testing.T) {
 	}
 	tx.Rollback()
 	out := make([]Invoked, 1)
-	if _, err := x.InvokeAll([]Invoke{op}, nil, DurabilityAsync, out); err != nil || out[0].Applied || out[0].OldEpoch != epoch {
+	if _, err := x.InvokeAll(context.Background(), []Invoke{op}, nil, DurabilityAsync, out); err != nil || out[0].Applied || out[0].OldEpoch != epoch {
 		t.Errorf("outside: %+v, %v; want epoch %d", out[0], err, epoch)
 	}
 }
@@ -248,7 +249,7 @@ func TestInvocationsArePacedToo(t *testing.T) {
 	fastest := time.Hour
 	for range 5 {
 		start := time.Now()
-		if _, err := x.InvokeAll([]Invoke{op}, nil, DurabilityAsync, make([]Invoked, 1)); err != nil {
+		if _, err := x.InvokeAll(context.Background(), []Invoke{op}, nil, DurabilityAsync, make([]Invoked, 1)); err != nil {
 			t.Fatal(err)
 		}
 		fastest = min(fastest, time.Since(start))
@@ -268,12 +269,12 @@ func TestWhoPaysHoldsNoSnapshot(t *testing.T) {
 				err = tx.Set([]byte("k"), make([]byte, 400_000))
 			}
 			if err == nil {
-				_, err = tx.Commit()
+				_, err = tx.Commit(context.Background())
 			}
 			return err
 		},
 		"range delete": func() error {
-			_, err := x.DeleteRange(RangeDelete{Lower: []byte("k1"), Upper: []byte("l"), Durability: DurabilityAsync})
+			_, err := x.DeleteRange(context.Background(), RangeDelete{Lower: []byte("k1"), Upper: []byte("l"), Durability: DurabilityAsync})
 			return err
 		},
 	} {

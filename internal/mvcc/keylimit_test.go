@@ -75,7 +75,7 @@ func TestLongestKeyIsCheckpointedAtEveryPageSize(t *testing.T) {
 			w := Write{}
 			w.Set([]byte(strings.Repeat("k", limit+1)), nil)
 			var refused *LimitError
-			if _, err := x.Commit(&w); !errors.As(err, &refused) || refused.Limit != limit || refused.Got != limit+1 {
+			if _, err := x.Commit(context.Background(), &w); !errors.As(err, &refused) || refused.Limit != limit || refused.Got != limit+1 {
 				t.Fatalf("a key of %d bytes: %v, want a LimitError of %d", limit+1, err, limit)
 			}
 			x.Close()

@@ -1,15 +1,15 @@
 package mvcc
 
 import (
+	"context"
 	"hash/maphash"
 	"math/bits"
-	"sync"
 
 	"epochkv/internal/storage/keys"
 )
 
 // stripes is the number of latches. A collision only makes one writer wait for another, for the time of an insert; among
-// 64 writers at once a put would meet one in 6 % of cases. 64 KiB of padded mutexes stay in the second-level cache.
+// 64 writers at once a put would meet one in 6 % of cases. 64 KiB of padded latches stay in the second-level cache.
 const stripes = 1024
 
 // latches is the striped table of key latches. Every writer takes the latches of its whole write set, in stripe order, so
@@ -22,11 +22,7 @@ const stripes = 1024
 // recovery found, which are older than every snapshot.
 type latches struct {
 	seed  maphash.Seed
-	table [stripes]struct {
-		sync.Mutex
-		newest keys.Epoch // guarded by the mutex
-		_      [48]byte
-	}
+	table [stripes]latch
 }
 
 func newLatches() *latches { return &latches{seed: maphash.MakeSeed()} }
@@ -59,46 +55,45 @@ func (s *latchSet) add(l *latches, key []byte) {
 	s.count++
 }
 
-// lock takes every latch of the set, in ascending stripe order.
-func (l *latches) lock(s *latchSet) {
+// lock takes every latch of the set, in ascending stripe order, or none of them if the context ends before.
+func (l *latches) lock(ctx context.Context, s *latchSet, w *waiter) error {
 	if s.count == 1 {
-		l.lockOne(s.only)
-		return
+		return l.table[s.only].lock(ctx, w)
 	}
 	if s.count == 0 {
-		return
+		return nil
 	}
 	for i, word := range s.bits {
 		for ; word != 0; word &= word - 1 {
-			l.lockOne(i*64 + bits.TrailingZeros64(word))
+			stripe := i*64 + bits.TrailingZeros64(word)
+			if err := l.table[stripe].lock(ctx, w); err != nil {
+				l.unlockBelow(s, stripe)
+				return err
+			}
 		}
 	}
-}
-
-// lockOne looks again after some 40 ns while the latch is busy, as it is for the time of a commit, a few hundred. A Mutex alone looks
-// again after 30 pauses, more than half a microsecond here, and parks after four of these.
-func (l *latches) lockOne(stripe int) {
-	m := &l.table[stripe].Mutex
-	for range spins {
-		if m.TryLock() {
-			return
-		}
-		pause(pausesPerSpin)
-	}
-	m.Lock()
+	return nil
 }
 
 func (l *latches) unlock(s *latchSet) {
 	if s.count == 1 {
-		l.table[s.only].Unlock()
+		l.table[s.only].unlock()
 		return
 	}
-	if s.count == 0 {
-		return
+	if s.count > 0 {
+		l.unlockBelow(s, stripes)
 	}
+}
+
+// unlockBelow gives back the latches of a set of several with stripes below one.
+func (l *latches) unlockBelow(s *latchSet, below int) {
 	for i, word := range s.bits {
 		for ; word != 0; word &= word - 1 {
-			l.table[i*64+bits.TrailingZeros64(word)].Unlock()
+			stripe := i*64 + bits.TrailingZeros64(word)
+			if stripe >= below {
+				return
+			}
+			l.table[stripe].unlock()
 		}
 	}
 }

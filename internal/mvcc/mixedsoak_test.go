@@ -243,7 +243,7 @@ func (m *mixed) put(x *Session, random *rand.Rand, kind *waits) error {
 	w := Write{Durability: durability}
 	w.Set(soakKey(nil, i), soakValue(nil, i))
 	began := time.Now()
-	epoch, err := x.Commit(&w)
+	epoch, err := x.Commit(context.Background(), &w)
 	if err == nil {
 		err = m.store.Wait(context.Background(), epoch, durability)
 	}

@@ -173,7 +173,7 @@ func (m *model) write() {
 			next[k] = v
 		}
 	}
-	e, err := m.x.Commit(&w)
+	e, err := m.x.Commit(context.Background(), &w)
 	m.committed(e, err, next, w.Durability)
 }
 
@@ -201,7 +201,7 @@ func (m *model) deleteRange() {
 			n++
 		}
 	}
-	out, err := m.x.DeleteRange(RangeDelete{Lower: []byte(lower), Upper: []byte(upper), Limit: limit, Durability: DurabilityAsync})
+	out, err := m.x.DeleteRange(context.Background(), RangeDelete{Lower: []byte(lower), Upper: []byte(upper), Limit: limit, Durability: DurabilityAsync})
 	if err != nil || out.Count != n {
 		m.t.Fatalf("delete range: %+v, want %d, %v", out, n, err)
 	}

@@ -1,6 +1,7 @@
 package mvcc
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
@@ -28,7 +29,7 @@ func benchTree(b *testing.B, n int) (*Store, []byte) {
 		w.Reset()
 		w.Durability = DurabilityAsync
 		w.Set(key, value)
-		if _, err := x.Commit(&w); err != nil {
+		if _, err := x.Commit(context.Background(), &w); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -1,6 +1,8 @@
 package mvcc
 
 import (
+	"context"
+
 	"epochkv/internal/storage"
 	"epochkv/internal/storage/keys"
 )
@@ -68,7 +70,7 @@ func (r *readSet) conflict(internal []byte, epoch keys.Epoch) error {
 func (x *Session) validate(r *readSet) error {
 	r.pinned = x.store.engine.Pin()
 	err := x.unchanged(r, keys.MaxEpoch)
-	if err == error(&r.err) { //nolint:errorlint // identity: is it the one that is reused
+	if r.refused(err) {
 		x.store.conflicts.Add(1)
 		x.told = r.err.Epoch
 	}
@@ -101,11 +103,18 @@ func (x *Session) unchanged(r *readSet, before keys.Epoch) error {
 	return nil
 }
 
+// refused reports whether err is the conflict that this read set has told.
+func (r *readSet) refused(err error) bool {
+	return err == error(&r.err) //nolint:errorlint // identity: is it the one that is reused
+}
+
 // validateSince checks what came between validate and the reservation of epoch. It waits for every smaller epoch, which
-// cannot deadlock: they hold all their latches already. What came lies in the memtables that were pinned and in those
+// cannot deadlock: they hold all their latches already. If the context ends the wait, the commit cannot happen, and its epoch is given up. What came lies in the memtables that were pinned and in those
 // that followed them, so there is no I/O, even if a checkpoint has merged some of them meanwhile.
-func (x *Session) validateSince(r *readSet, epoch keys.Epoch) error {
-	x.store.horizon.wait(epoch-1, x.parker)
+func (x *Session) validateSince(ctx context.Context, r *readSet, epoch keys.Epoch) error {
+	if err := x.store.horizon.wait(ctx, epoch-1, x.parker); err != nil {
+		return err
+	}
 	if r.pinned == (storage.Pinned{}) {
 		// The record was so large that its place came first, and nothing has been validated. This may read pages while later
 		// commits wait: rare, and short beside copying the record.

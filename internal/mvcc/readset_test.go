@@ -28,7 +28,7 @@ func TestCommitBetweenValidationAndEpochIsAConflict(t *testing.T) {
 				return err
 			}
 			var conflict *ConflictError
-			if _, err := tx.Commit(); !errors.As(err, &conflict) {
+			if _, err := tx.Commit(context.Background()); !errors.As(err, &conflict) {
 				return fmt.Errorf("no conflict: %w", err)
 			}
 			return nil
@@ -84,7 +84,7 @@ func conflictBehindRotations(t *testing.T, rotations int, merged, ranged bool) {
 	rotate := func(times int) {
 		for i := range times {
 			mustPut(t, s, fmt.Sprintf("other-%d", i), "v")
-			if err := s.engine.Rotate(); err != nil {
+			if err := s.engine.Rotate(context.Background()); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -98,7 +98,7 @@ func conflictBehindRotations(t *testing.T, rotations int, merged, ranged bool) {
 		}
 	}
 	var conflict *ConflictError
-	if err := x.validateSince(&tx.reads, s.Visible()+1); !errors.As(err, &conflict) {
+	if err := x.validateSince(context.Background(), &tx.reads, s.Visible()+1); !errors.As(err, &conflict) {
 		t.Fatalf("the change was not seen: %v", err)
 	}
 	x.slot.Leave()
@@ -147,7 +147,7 @@ func TestScanThatEndsEarlyReadsUpToItsLastKey(t *testing.T) {
 				t.Fatal(err)
 			}
 			var conflict *ConflictError
-			if _, err := tx.Commit(); errors.As(err, &conflict) != c.conflict {
+			if _, err := tx.Commit(context.Background()); errors.As(err, &conflict) != c.conflict {
 				t.Fatalf("commit: %v", err) // with the cursor still open
 			}
 		})
@@ -176,12 +176,12 @@ func TestConflictIsToldOnceARetrySeesIt(t *testing.T) {
 			}
 			w := Write{Durability: DurabilityAsync}
 			w.Set([]byte("k"), []byte("y"))
-			newer, err := y.Commit(&w)
+			newer, err := y.Commit(context.Background(), &w)
 			if err != nil {
 				return err
 			}
 			var conflict *ConflictError
-			if _, err := tx.Commit(); !errors.As(err, &conflict) {
+			if _, err := tx.Commit(context.Background()); !errors.As(err, &conflict) {
 				return fmt.Errorf("no conflict: %w", err)
 			}
 			if at := s.Visible(); at < newer {

@@ -145,7 +145,7 @@ func (r *scriptRun) command(w []string) (string, error) {
 	case "delrange":
 		o := RangeDelete{Lower: []byte(w[1]), Upper: []byte(w[2])}
 		o.Limit = int(option(w, "limit"))
-		out, err := r.plain.DeleteRange(o)
+		out, err := r.plain.DeleteRange(context.Background(), o)
 		if err == nil {
 			err = r.store.Wait(context.Background(), out.Epoch, DurabilitySync)
 		}
@@ -210,7 +210,7 @@ func (r *scriptRun) inTxn(name string, x *Txn, w []string) (string, error) {
 		x.session.Close()
 		return "rolled back", nil
 	case "commit":
-		e, err := x.Commit()
+		e, err := x.Commit(context.Background())
 		if err == nil {
 			err = r.store.Wait(context.Background(), e, DurabilitySync)
 		}

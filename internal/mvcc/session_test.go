@@ -1,6 +1,7 @@
 package mvcc
 
 import (
+	"context"
 	"fmt"
 	"testing"
 
@@ -19,7 +20,7 @@ func TestPooledSessionKeepsNoHugeBuffers(t *testing.T) {
 				err = tx.Set([]byte("huge"), []byte(huge))
 			}
 			if err == nil {
-				_, err = tx.Commit()
+				_, err = tx.Commit(context.Background())
 			}
 			return err
 		},
@@ -35,16 +36,16 @@ func TestPooledSessionKeepsNoHugeBuffers(t *testing.T) {
 			for i := range 30_000 {
 				w.Set(fmt.Appendf(nil, "many-%06d", i), nil)
 			}
-			if _, err := x.Commit(&w); err != nil {
+			if _, err := x.Commit(context.Background(), &w); err != nil {
 				return err
 			}
-			_, err := x.DeleteRange(RangeDelete{Lower: []byte("many-"), Upper: []byte("many."), Durability: DurabilityAsync})
+			_, err := x.DeleteRange(context.Background(), RangeDelete{Lower: []byte("many-"), Upper: []byte("many."), Durability: DurabilityAsync})
 			return err
 		},
 		"operations": func(x *Session) error {
 			op := Invoke{Kind: InvokeGetAndSet, Key: []byte("huge"), Operand: []byte(huge)}
 			for range 2 {
-				if _, err := x.InvokeAll([]Invoke{op}, nil, DurabilityAsync, make([]Invoked, 1)); err != nil {
+				if _, err := x.InvokeAll(context.Background(), []Invoke{op}, nil, DurabilityAsync, make([]Invoked, 1)); err != nil {
 					return err
 				}
 			}

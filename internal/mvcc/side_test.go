@@ -669,7 +669,7 @@ func TestConflictsAreFoundBesideDamage(t *testing.T) {
 			t.Fatal(err)
 		}
 		var conflict *ConflictError
-		if _, err := tx.Commit(); !errors.As(err, &conflict) || string(conflict.Key) != "k050" {
+		if _, err := tx.Commit(context.Background()); !errors.As(err, &conflict) || string(conflict.Key) != "k050" {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

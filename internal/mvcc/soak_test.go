@@ -1,6 +1,7 @@
 package mvcc
 
 import (
+	"context"
 	"encoding/binary"
 	"flag"
 	"math/rand/v2"
@@ -53,7 +54,7 @@ func TestSoak(t *testing.T) {
 			w.Durability = DurabilityAsync
 			w.Set(key, value)
 			begin := time.Now()
-			if _, err := x.Commit(&w); err != nil {
+			if _, err := x.Commit(context.Background(), &w); err != nil {
 				t.Fatal(err)
 			}
 			worst = max(worst, time.Since(begin))

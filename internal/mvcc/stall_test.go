@@ -56,7 +56,7 @@ func TestOversizedRecordIsNotStarved(t *testing.T) {
 		if err := tx.Set([]byte("big-txn"), []byte(body)); err != nil {
 			t.Fatal(err)
 		}
-		e, err := tx.Commit()
+		e, err := tx.Commit(context.Background())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -93,7 +93,7 @@ func TestLargeTransactionsAreValidatedBehindTheirPlace(t *testing.T) {
 				}
 				<-start
 				var conflict *ConflictError
-				switch _, err := tx.Commit(); {
+				switch _, err := tx.Commit(context.Background()); {
 				case err == nil:
 					commits.Add(1)
 				case !errors.As(err, &conflict):

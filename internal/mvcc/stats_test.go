@@ -1,6 +1,7 @@
 package mvcc
 
 import (
+	"context"
 	"errors"
 	"strconv"
 	"testing"
@@ -43,12 +44,12 @@ func TestCountersOfTransactionsAndCollectionMove(t *testing.T) {
 		t.Fatal(err)
 	}
 	mustPut(t, s, "hot", "first committer")
-	if _, err := tx.Commit(); !errors.As(err, new(*ConflictError)) {
+	if _, err := tx.Commit(context.Background()); !errors.As(err, new(*ConflictError)) {
 		t.Fatal(err)
 	}
 	w := Write{Durability: DurabilityAsync, Conditions: []Condition{{Kind: KeyAbsent, Key: []byte("hot")}}}
 	w.Set([]byte("hot"), nil)
-	if _, err := x.Commit(&w); !errors.As(err, new(*PreconditionError)) {
+	if _, err := x.Commit(context.Background(), &w); !errors.As(err, new(*PreconditionError)) {
 		t.Fatal(err)
 	}
 

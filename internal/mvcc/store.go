@@ -145,7 +145,7 @@ func (s *Store) isSync(d Durability) bool {
 // Wait returns when a commit with this epoch and durability may be acknowledged: it is visible, and durable if it has to be. An
 // error means that its fate is unknown (the context ended) or that it may be lost (ErrFailed).
 func (s *Store) Wait(ctx context.Context, e keys.Epoch, d Durability) error {
-	if err := s.horizon.waitContext(ctx, e); err != nil {
+	if err := s.horizon.waitAlone(ctx, e); err != nil {
 		return err
 	}
 	if !s.isSync(d) {

@@ -288,7 +288,7 @@ func TestFileShrinksAfterDeletions(t *testing.T) {
 	x := mustSession(t, s)
 	defer x.Close()
 	for i := 0; i < 20_000; i += 1000 {
-		if _, err := x.DeleteRange(RangeDelete{
+		if _, err := x.DeleteRange(context.Background(), RangeDelete{
 			Lower: fmt.Appendf(nil, "key-%05d", i), Upper: fmt.Appendf(nil, "key-%05d", i+900),
 		}); err != nil {
 			t.Fatal(err)

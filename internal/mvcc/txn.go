@@ -1,6 +1,7 @@
 package mvcc
 
 import (
+	"context"
 	"errors"
 
 	"epochkv/internal/storage/keys"
@@ -188,7 +189,7 @@ func (t *Txn) RollbackTo(savepoint int) error {
 // Commit ends the transaction. The epoch is that of its commit, or its snapshot if it wrote nothing; Store.Wait comes before
 // the acknowledgement, and for a transaction that wrote nothing Store.AwaitDurable with Await. *ConflictError means that
 // it is rolled back and may be run again with Begin; it is valid until the session's next call.
-func (t *Txn) Commit() (keys.Epoch, error) {
+func (t *Txn) Commit(ctx context.Context) (keys.Epoch, error) {
 	if !t.open {
 		return 0, ErrNoTransaction
 	}
@@ -205,9 +206,9 @@ func (t *Txn) Commit() (keys.Epoch, error) {
 		w.reads = &t.reads
 	}
 	t.own.fill(&w.Batch)
-	epoch, err := t.session.commitAt(w, t.at)
+	epoch, err := t.session.commitAt(ctx, w, t.at)
 	t.Rollback()
-	t.session.pay(w, err)
+	t.session.pay(ctx, w, err)
 	return epoch, err
 }
 

@@ -1,6 +1,7 @@
 package mvcc
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -62,7 +63,7 @@ func runTxns(b *testing.B, s *Store, seed uint64, reads, n int) {
 				err = t.Set(key, value)
 			}
 			if err == nil {
-				_, err = t.Commit()
+				_, err = t.Commit(context.Background())
 			}
 			if err == nil {
 				break

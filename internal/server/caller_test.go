@@ -1,6 +1,9 @@
 package server
 
-import "testing"
+import (
+	"context"
+	"testing"
+)
 
 // TestPooledCallersKeepNoHugeBuffers: what one huge request needed does not stay with the pool.
 func TestPooledCallersKeepNoHugeBuffers(t *testing.T) {
@@ -10,7 +13,7 @@ func TestPooledCallersKeepNoHugeBuffers(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.write.Set([]byte("k"), make([]byte, 4*keepBytesMax))
-	if _, err := c.session.Commit(&c.write); err != nil {
+	if _, err := c.session.Commit(context.Background(), &c.write); err != nil {
 		t.Fatal(err)
 	}
 	if held := c.write.Batch.Held(); held <= keepBytesMax {

@@ -73,23 +73,23 @@ func (c *caller) get(req *pb.GetRequest, out *pb.GetResponse, buf []byte) (settl
 	return settleRead(v.Await), nil
 }
 
-func (c *caller) put(req *pb.PutRequest) (settle, error) {
+func (c *caller) put(ctx context.Context, req *pb.PutRequest) (settle, error) {
 	if err := c.prepare(req.Preconditions, req.Durability); err != nil {
 		return settle{}, err
 	}
 	c.write.Set(req.Key, req.Value)
-	return c.commit()
+	return c.commit(ctx)
 }
 
-func (c *caller) delete(req *pb.DeleteRequest) (settle, error) {
+func (c *caller) delete(ctx context.Context, req *pb.DeleteRequest) (settle, error) {
 	if err := c.prepare(req.Preconditions, req.Durability); err != nil {
 		return settle{}, err
 	}
 	c.write.Delete(req.Key)
-	return c.commit()
+	return c.commit(ctx)
 }
 
-func (c *caller) batchWrite(req *pb.BatchWriteRequest) (settle, error) {
+func (c *caller) batchWrite(ctx context.Context, req *pb.BatchWriteRequest) (settle, error) {
 	if err := c.prepare(req.Preconditions, req.Durability); err != nil {
 		return settle{}, err
 	}
@@ -98,7 +98,7 @@ func (c *caller) batchWrite(req *pb.BatchWriteRequest) (settle, error) {
 			return settle{}, err
 		}
 	}
-	return c.commit()
+	return c.commit(ctx)
 }
 
 // addMutation adds the mutation at a position of the request's list to the write.
@@ -117,8 +117,8 @@ func (c *caller) addMutation(m *pb.Mutation, list string, i int) error {
 	return invalid(fmt.Sprintf("%s[%d].kind", list, i), fmt.Sprintf("%d is not a kind of mutation", m.GetKind()))
 }
 
-func (c *caller) commit() (settle, error) {
-	epoch, err := c.session.Commit(&c.write)
+func (c *caller) commit(ctx context.Context) (settle, error) {
+	epoch, err := c.session.Commit(ctx, &c.write)
 	if err != nil {
 		return settle{}, err
 	}
@@ -190,7 +190,7 @@ func nextResult(out *pb.BatchGetResponse) *pb.BatchGetResult {
 	return r
 }
 
-func (c *caller) deleteRange(req *pb.DeleteRangeRequest, out *pb.DeleteRangeResponse) (settle, error) {
+func (c *caller) deleteRange(ctx context.Context, req *pb.DeleteRangeRequest, out *pb.DeleteRangeResponse) (settle, error) {
 	if req.Range == nil {
 		return settle{}, invalidRange("is missing; an empty range means all keys")
 	}
@@ -209,7 +209,7 @@ func (c *caller) deleteRange(req *pb.DeleteRangeRequest, out *pb.DeleteRangeResp
 	if err != nil {
 		return settle{}, err
 	}
-	done, err := c.session.DeleteRange(mvcc.RangeDelete{
+	done, err := c.session.DeleteRange(ctx, mvcc.RangeDelete{
 		Lower: b.lower, Upper: b.upper, Limit: int(req.Limit), Conditions: conditions, Durability: durability,
 	})
 	if err != nil {

@@ -3,6 +3,7 @@
 package server
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"time"
@@ -115,7 +116,7 @@ func TestEveryRequestOfAPipelineSeesTheOnesBeforeIt(t *testing.T) {
 			go func() {
 				w := mvcc.Write{Durability: mvcc.DurabilityAsync}
 				w.Set(fmt.Append(nil, "of another/", name), nil)
-				_, err := other.Commit(&w)
+				_, err := other.Commit(context.Background(), &w)
 				done <- err
 			}()
 			<-held

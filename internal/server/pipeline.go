@@ -143,15 +143,15 @@ func (p *pipeline) execute(a *answer) (settle, error) {
 		a.found, a.value, a.epoch, a.readEpoch = out.Found, out.Value, out.Epoch, out.ReadEpoch
 		return w, err
 	case *pb.PipelineRequest_Put:
-		w, err := p.caller.put(r.Put)
+		w, err := p.caller.put(p.stream.Context(), r.Put)
 		a.epoch = uint64(w.epoch)
 		return w, err
 	case *pb.PipelineRequest_Delete:
-		w, err := p.caller.delete(r.Delete)
+		w, err := p.caller.delete(p.stream.Context(), r.Delete)
 		a.epoch = uint64(w.epoch)
 		return w, err
 	case *pb.PipelineRequest_BatchWrite:
-		w, err := p.caller.batchWrite(r.BatchWrite)
+		w, err := p.caller.batchWrite(p.stream.Context(), r.BatchWrite)
 		a.epoch = uint64(w.epoch)
 		return w, err
 	case *pb.PipelineRequest_BatchGet:
@@ -161,15 +161,15 @@ func (p *pipeline) execute(a *answer) (settle, error) {
 		return w, err
 	case *pb.PipelineRequest_DeleteRange:
 		out := new(pb.DeleteRangeResponse)
-		w, err := p.caller.deleteRange(r.DeleteRange, out)
+		w, err := p.caller.deleteRange(p.stream.Context(), r.DeleteRange, out)
 		a.deleteRange = out
 		return w, err
 	case *pb.PipelineRequest_Invoke:
 		a.invoke = new(pb.InvokeResponse)
-		return p.caller.invoke(r.Invoke, a.invoke)
+		return p.caller.invoke(p.stream.Context(), r.Invoke, a.invoke)
 	case *pb.PipelineRequest_InvokeAll:
 		a.invokeAll = new(pb.InvokeAllResponse)
-		return p.caller.invokeAll(r.InvokeAll, a.invokeAll)
+		return p.caller.invokeAll(p.stream.Context(), r.InvokeAll, a.invokeAll)
 	}
 	return settle{}, invalid("request", "is missing, or of a kind that this server does not know")
 }

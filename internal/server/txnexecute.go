@@ -29,7 +29,7 @@ func (s *txnService) Execute(ctx context.Context, req *pb.ExecuteRequest) (*pb.E
 	out := new(pb.ExecuteResponse)
 	return out, s.run(ctx, func(c *caller) (settle, error) {
 		if isDirect(req) {
-			if w, done, err := c.executeDirect(req, out); done {
+			if w, done, err := c.executeDirect(ctx, req, out); done {
 				return w, err
 			}
 		}
@@ -53,7 +53,7 @@ func isDirect(req *pb.ExecuteRequest) bool {
 }
 
 // executeDirect is the first way. It is not done if the other operations have to be, or if a key is written twice.
-func (c *caller) executeDirect(req *pb.ExecuteRequest, out *pb.ExecuteResponse) (w settle, done bool, err error) {
+func (c *caller) executeDirect(ctx context.Context, req *pb.ExecuteRequest, out *pb.ExecuteResponse) (w settle, done bool, err error) {
 	if err := c.prepare(nil, req.Durability); err != nil {
 		return w, true, err
 	}
@@ -69,7 +69,7 @@ func (c *caller) executeDirect(req *pb.ExecuteRequest, out *pb.ExecuteResponse) 
 			return w, true, err
 		}
 	}
-	w, err = c.commit()
+	w, err = c.commit(ctx)
 	var failed *mvcc.PreconditionError
 	var twice *batch.DuplicateKeyError
 	switch {
@@ -108,7 +108,7 @@ func (s *txnService) executeTransaction(ctx context.Context, c *caller, req *pb.
 func (s *txnService) executeUntilDone(ctx context.Context, c *caller, req *pb.ExecuteRequest, out *pb.ExecuteResponse) (settle, error) {
 	var conflict *mvcc.ConflictError
 	for attempt := 1; ; attempt++ {
-		w, err := s.executeOnce(c, req, out)
+		w, err := s.executeOnce(ctx, c, req, out)
 		if !errors.As(err, &conflict) || attempt == executeAttempts {
 			return w, err
 		}
@@ -126,7 +126,7 @@ func (s *txnService) executeUntilDone(ctx context.Context, c *caller, req *pb.Ex
 }
 
 // executeOnce runs the request as one transaction.
-func (s *txnService) executeOnce(c *caller, req *pb.ExecuteRequest, out *pb.ExecuteResponse) (w settle, err error) {
+func (s *txnService) executeOnce(ctx context.Context, c *caller, req *pb.ExecuteRequest, out *pb.ExecuteResponse) (w settle, err error) {
 	durability, err := toDurability(req.Durability)
 	if err != nil {
 		return settle{}, err
@@ -159,7 +159,7 @@ func (s *txnService) executeOnce(c *caller, req *pb.ExecuteRequest, out *pb.Exec
 		}
 	}
 	at := t.At()
-	epoch, err := t.Commit()
+	epoch, err := t.Commit(ctx)
 	if err != nil {
 		return settle{}, err
 	}

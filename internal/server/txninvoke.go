@@ -13,13 +13,13 @@ import (
 // Invoke implements KV.
 func (s *kvService) Invoke(ctx context.Context, req *pb.InvokeRequest) (*pb.InvokeResponse, error) {
 	out := new(pb.InvokeResponse)
-	return out, s.run(ctx, func(c *caller) (settle, error) { return c.invoke(req, out) })
+	return out, s.run(ctx, func(c *caller) (settle, error) { return c.invoke(ctx, req, out) })
 }
 
 // InvokeAll implements KV.
 func (s *kvService) InvokeAll(ctx context.Context, req *pb.InvokeAllRequest) (*pb.InvokeAllResponse, error) {
 	out := new(pb.InvokeAllResponse)
-	return out, s.run(ctx, func(c *caller) (settle, error) { return c.invokeAll(req, out) })
+	return out, s.run(ctx, func(c *caller) (settle, error) { return c.invokeAll(ctx, req, out) })
 }
 
 // invocations are a caller's buffers for Invoke and InvokeAll.
@@ -41,12 +41,12 @@ func (b *invocations) reset(n int) {
 	}
 }
 
-func (c *caller) invoke(req *pb.InvokeRequest, out *pb.InvokeResponse) (settle, error) {
+func (c *caller) invoke(ctx context.Context, req *pb.InvokeRequest, out *pb.InvokeResponse) (settle, error) {
 	c.invoked.reset(1)
 	if err := toInvoke(&c.invoked.ops[0], req.Invocation, "invocation"); err != nil {
 		return settle{}, err
 	}
-	w, err := c.invokeFilled(req.Preconditions, req.Durability, &out.Epoch)
+	w, err := c.invokeFilled(ctx, req.Preconditions, req.Durability, &out.Epoch)
 	if err != nil {
 		return settle{}, err
 	}
@@ -54,14 +54,14 @@ func (c *caller) invoke(req *pb.InvokeRequest, out *pb.InvokeResponse) (settle, 
 	return w, nil
 }
 
-func (c *caller) invokeAll(req *pb.InvokeAllRequest, out *pb.InvokeAllResponse) (settle, error) {
+func (c *caller) invokeAll(ctx context.Context, req *pb.InvokeAllRequest, out *pb.InvokeAllResponse) (settle, error) {
 	c.invoked.reset(len(req.Invocations))
 	for i, in := range req.Invocations {
 		if err := toInvoke(&c.invoked.ops[i], in, fmt.Sprintf("invocations[%d]", i)); err != nil {
 			return settle{}, err
 		}
 	}
-	w, err := c.invokeFilled(req.Preconditions, req.Durability, &out.Epoch)
+	w, err := c.invokeFilled(ctx, req.Preconditions, req.Durability, &out.Epoch)
 	if err != nil {
 		return settle{}, err
 	}
@@ -73,11 +73,13 @@ func (c *caller) invokeAll(req *pb.InvokeAllRequest, out *pb.InvokeAllResponse) 
 }
 
 // invokeFilled applies the operations in the caller's buffers.
-func (c *caller) invokeFilled(preconditions []*pb.Precondition, d pb.Durability, epoch *uint64) (settle, error) {
+func (c *caller) invokeFilled(
+	ctx context.Context, preconditions []*pb.Precondition, d pb.Durability, epoch *uint64,
+) (settle, error) {
 	if err := c.prepare(preconditions, d); err != nil {
 		return settle{}, err
 	}
-	at, err := c.session.InvokeAll(c.invoked.ops, c.write.Conditions, c.write.Durability, c.invoked.outcomes)
+	at, err := c.session.InvokeAll(ctx, c.invoked.ops, c.write.Conditions, c.write.Durability, c.invoked.outcomes)
 	if err != nil {
 		return settle{}, err
 	}

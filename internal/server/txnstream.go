@@ -370,7 +370,7 @@ func (c *conversation) commit(out *pb.TransactResponse) (settle, error) {
 		return settle{}, err
 	}
 	at, durability := c.txn.At(), c.row.durability
-	epoch, err := c.txn.Commit()
+	epoch, err := c.txn.Commit(c.stream.Context())
 	w, err := c.caller.outcome(settle{}.revealing(c.txn.Await()), err)
 	if err != nil {
 		c.server.transactions.aborted[abortReason(err)].Add(1)

@@ -27,7 +27,7 @@ func (s *kvService) Get(ctx context.Context, req *pb.GetRequest) (*pb.GetRespons
 func (s *kvService) Put(ctx context.Context, req *pb.PutRequest) (*pb.PutResponse, error) {
 	out := new(pb.PutResponse)
 	return out, s.run(ctx, func(c *caller) (settle, error) {
-		w, err := c.put(req)
+		w, err := c.put(ctx, req)
 		out.Epoch = uint64(w.epoch)
 		return w, err
 	})
@@ -37,7 +37,7 @@ func (s *kvService) Put(ctx context.Context, req *pb.PutRequest) (*pb.PutRespons
 func (s *kvService) Delete(ctx context.Context, req *pb.DeleteRequest) (*pb.DeleteResponse, error) {
 	out := new(pb.DeleteResponse)
 	return out, s.run(ctx, func(c *caller) (settle, error) {
-		w, err := c.delete(req)
+		w, err := c.delete(ctx, req)
 		out.Epoch = uint64(w.epoch)
 		return w, err
 	})
@@ -62,7 +62,7 @@ func newResults(n int) []*pb.BatchGetResult {
 func (s *kvService) BatchWrite(ctx context.Context, req *pb.BatchWriteRequest) (*pb.BatchWriteResponse, error) {
 	out := new(pb.BatchWriteResponse)
 	return out, s.run(ctx, func(c *caller) (settle, error) {
-		w, err := c.batchWrite(req)
+		w, err := c.batchWrite(ctx, req)
 		out.Epoch = uint64(w.epoch)
 		return w, err
 	})
@@ -71,7 +71,7 @@ func (s *kvService) BatchWrite(ctx context.Context, req *pb.BatchWriteRequest) (
 // DeleteRange implements KV.
 func (s *kvService) DeleteRange(ctx context.Context, req *pb.DeleteRangeRequest) (*pb.DeleteRangeResponse, error) {
 	out := new(pb.DeleteRangeResponse)
-	return out, s.run(ctx, func(c *caller) (settle, error) { return c.deleteRange(req, out) })
+	return out, s.run(ctx, func(c *caller) (settle, error) { return c.deleteRange(ctx, req, out) })
 }
 
 // run executes one request with a caller, gives the caller back, and waits until the answer may be sent: who waits for the

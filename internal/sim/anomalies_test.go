@@ -54,7 +54,7 @@ func (b *bench) put(key, value string) keys.Epoch {
 		w.Reset()
 		w.Delete([]byte(key))
 	}
-	epoch, err := b.plain.Commit(&w)
+	epoch, err := b.plain.Commit(context.Background(), &w)
 	if err == nil {
 		err = b.store.Wait(context.Background(), epoch, mvcc.DurabilityAsync)
 	}
@@ -184,7 +184,7 @@ func TestConflictsAreFoundWhereverTheVersionLies(t *testing.T) {
 						if err := s.after(tx); err != nil {
 							t.Fatal(err)
 						}
-						_, err = tx.Commit()
+						_, err = tx.Commit(context.Background())
 						want := level == mvcc.IsolationSnapshot && s.snapshot || level == mvcc.IsolationSerializable && s.strict
 						var conflict *mvcc.ConflictError
 						if errors.As(err, &conflict) != want || err != nil && !want {

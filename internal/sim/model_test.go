@@ -167,7 +167,7 @@ func (m *model) plainWrite() {
 		w.Set([]byte(k), []byte(v))
 		writes[k] = &v
 	}
-	epoch, err := x.Commit(&w)
+	epoch, err := x.Commit(context.Background(), &w)
 	if err != nil {
 		m.t.Fatal(err)
 	}
@@ -401,7 +401,7 @@ func (m *model) end() {
 	}
 	d := mvcc.DurabilitySync // Wait may always be asked for more than the commit was
 	must := m.mustConflict(x)
-	epoch, err := x.txn.Commit()
+	epoch, err := x.txn.Commit(context.Background())
 	var conflict *mvcc.ConflictError
 	switch {
 	case errors.As(err, &conflict) != must:

@@ -174,7 +174,7 @@ func (s *StoreSession) Scan(prefix string) (map[string]string, error) {
 // Commit implements Session. What was read counts only once it is durable, as it would before a server answers.
 func (s *StoreSession) Commit() error {
 	at, await := s.txn.At(), s.txn.Await()
-	epoch, err := s.txn.Commit()
+	epoch, err := s.txn.Commit(context.Background())
 	var conflict *mvcc.ConflictError
 	switch {
 	case errors.As(err, &conflict):

@@ -139,13 +139,13 @@ func (e *Engine) RequestDurable(epoch keys.Epoch) { e.log.RequestFlush(epoch) }
 // Advance replaces the full generation that w met, or waits for whoever does. For a record that shares its segment with few others it
 // makes a generation at once and claims its place there before others see it, which it reports: small records would fill the segment
 // first, again and again. While memory is full it waits for a checkpoint, up to
-// Options.StallMax. Errors: ErrMemoryFull, vfs.ErrNoSpace, ErrFailed. The generation stays sealed then, and the next call tries again.
-func (e *Engine) Advance(w *Writer, body []byte) (claimed bool, err error) {
+// Options.StallMax. Errors: ErrMemoryFull, vfs.ErrNoSpace, ErrFailed, and why the context ended. The generation stays sealed then, and the next call tries again.
+func (e *Engine) Advance(ctx context.Context, w *Writer, body []byte) (claimed bool, err error) {
 	var claim func(*generation)
 	if e.oversized(body) {
 		claim = func(next *generation) { claimed = next.reserve(w, body) }
 	}
-	err = e.await(func() (<-chan struct{}, error) { return e.advance(w.generation, len(body), claim) })
+	err = e.await(ctx, func() (<-chan struct{}, error) { return e.advance(w.generation, len(body), claim) })
 	return claimed, err
 }
 
@@ -153,7 +153,7 @@ func (e *Engine) Advance(w *Writer, body []byte) (claimed bool, err error) {
 func (e *Engine) oversized(body []byte) bool { return int64(len(body)) > e.options.SegmentBytes/2 }
 
 // await makes attempts until memory is not full.
-func (e *Engine) await(attempt func() (room <-chan struct{}, err error)) error {
+func (e *Engine) await(ctx context.Context, attempt func() (room <-chan struct{}, err error)) error {
 	var deadline <-chan time.Time
 	for {
 		room, err := attempt()
@@ -171,6 +171,8 @@ func (e *Engine) await(attempt func() (room <-chan struct{}, err error)) error {
 		case <-deadline:
 			e.counters.refused.Add(1)
 			return ErrMemoryFull
+		case <-ctx.Done():
+			return context.Cause(ctx)
 		}
 	}
 }
@@ -255,12 +257,12 @@ const lingerMax = time.Second
 func (e *Engine) Due() <-chan struct{} { return e.due }
 
 // Rotate seals the active generation if it holds anything, so that a checkpoint can take it.
-func (e *Engine) Rotate() error {
+func (e *Engine) Rotate(ctx context.Context) error {
 	v := e.view.Load()
 	if !v.active.sealed() && v.active.mem.Versions() == 0 {
 		return nil
 	}
-	return e.await(func() (<-chan struct{}, error) {
+	return e.await(ctx, func() (<-chan struct{}, error) {
 		if e.view.Load().active != v.active {
 			return nil, nil
 		}

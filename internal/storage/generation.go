@@ -70,6 +70,7 @@ type Writer struct {
 	generation *generation
 	claim      wal.Claim
 	debt       time.Duration // that Pay has not let it wait for yet
+	timer      *time.Timer   // of Pay, once it has waited with a deadline
 	Scratch    []byte        // for the session: a value to compare with
 }
 

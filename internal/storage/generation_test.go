@@ -1,6 +1,7 @@
 package storage
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"testing"
@@ -33,7 +34,7 @@ func TestOversizedRecordIsTheFirstOfItsGeneration(t *testing.T) {
 		if b.engine.view.Load().active.sealed() {
 			t.Fatalf("asking for %d bytes ended a segment that has room for small records", size)
 		}
-		claimed, err := b.engine.Advance(&b.writer, body)
+		claimed, err := b.engine.Advance(context.Background(), &b.writer, body)
 		if active := b.engine.view.Load().active; err != nil || !claimed || b.writer.Epoch() != active.first {
 			t.Fatalf("%d bytes: claimed %v at epoch %d of a generation from %d: %v", size, claimed, b.writer.Epoch(), active.first, err)
 		}
@@ -138,7 +139,7 @@ func TestOnlyCompleteGenerationsAreMerged(t *testing.T) {
 	}()
 	for i := range 2 {
 		b.put(10*i, 10*i+10, 8) // epochs 1 to 10, and 11 to 20
-		if err := b.engine.Rotate(); err != nil {
+		if err := b.engine.Rotate(context.Background()); err != nil {
 			t.Fatal(err)
 		}
 	}

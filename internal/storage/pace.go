@@ -1,6 +1,7 @@
 package storage
 
 import (
+	"context"
 	"sync/atomic"
 	"time"
 )
@@ -119,8 +120,9 @@ func (f *flow) owes(debt time.Duration, bytes, waiting int64) time.Duration {
 }
 
 // Pay lets a writer wait after a commit of so many operations and bytes, if checkpoints fall behind. He should hold nothing meanwhile. When the
-// pace becomes better, so does what is left of his wait.
-func (e *Engine) Pay(w *Writer, operations, bytes int) {
+// pace becomes better, so does what is left of his wait. A context that ends, ends it too: the next commit of w, which may be another client's,
+// then owes no more than a step of it.
+func (e *Engine) Pay(ctx context.Context, w *Writer, operations, bytes int) {
 	f := &e.flow
 	pace := f.pace.Load()
 	if pace == 0 || f.hurry.Load() {
@@ -134,7 +136,10 @@ func (e *Engine) Pay(w *Writer, operations, bytes int) {
 	defer f.waiting.Add(-1)
 	for w.debt >= paceWaitMin {
 		start := time.Now()
-		time.Sleep(min(w.debt, paceStep))
+		if !w.sleep(ctx, min(w.debt, paceStep)) {
+			w.debt = min(w.debt-time.Since(start), paceStep)
+			return
+		}
 		w.debt = max(w.debt-time.Since(start), -paceWaitMin)
 		if now := f.pace.Load(); now < pace {
 			w.debt, pace = time.Duration(float64(w.debt)*float64(now)/float64(pace)), now
@@ -142,6 +147,26 @@ func (e *Engine) Pay(w *Writer, operations, bytes int) {
 		if !e.merging.Load() || f.hurry.Load() {
 			w.debt = min(w.debt, 0) // nothing is under way that it would be worth waiting for
 		}
+	}
+}
+
+// sleep returns after a time, or with false when the context has ended.
+func (w *Writer) sleep(ctx context.Context, d time.Duration) bool {
+	if ctx.Done() == nil {
+		time.Sleep(d)
+		return true
+	}
+	if w.timer == nil {
+		w.timer = time.NewTimer(d)
+	} else {
+		w.timer.Reset(d)
+	}
+	select {
+	case <-w.timer.C:
+		return true
+	case <-ctx.Done():
+		w.timer.Stop()
+		return false
 	}
 }
 

@@ -2,6 +2,7 @@ package storage
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -198,7 +199,7 @@ func TestPaceIsSmoothAcrossAMerge(t *testing.T) {
 	b := newBench(t)
 	e := b.engine
 	b.put(0, 2000, 60)
-	if err := e.Rotate(); err != nil {
+	if err := e.Rotate(context.Background()); err != nil {
 		t.Fatal(err)
 	}
 	e.frozenBytes.Store(e.frozenBytesOf(e.view.Load()) * 10 / 9)
@@ -280,7 +281,7 @@ func TestMergeTakesTheOldestThatFit(t *testing.T) {
 	var frozen []*generation
 	for range 5 {
 		b.put(0, 100, 50)
-		if err := b.engine.Rotate(); err != nil {
+		if err := b.engine.Rotate(context.Background()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -362,13 +363,13 @@ func TestWhoWaitsForRoomHearsWhatIsWrong(t *testing.T) {
 	}{{syscall.ENOSPC, vfs.ErrNoSpace}, {syscall.EIO, ErrFailed}} {
 		b := newBench(t)
 		b.put(0, 100, 50)
-		if err := b.engine.Rotate(); err != nil {
+		if err := b.engine.Rotate(context.Background()); err != nil {
 			t.Fatal(err)
 		}
 		b.put(0, 100, 50)
 		b.engine.frozenBytes.Store(1)
 		waited := make(chan error, 1)
-		go func() { waited <- b.engine.Rotate() }()
+		go func() { waited <- b.engine.Rotate(context.Background()) }()
 		for b.engine.counters.stalls.Load() == 0 {
 			time.Sleep(time.Millisecond)
 		}
@@ -435,7 +436,7 @@ func TestHurryEndsWaits(t *testing.T) {
 	b.engine.merging.Store(true)
 	done := make(chan struct{})
 	go func() {
-		b.engine.Pay(&b.writer, 1, 1<<20)
+		b.engine.Pay(context.Background(), &b.writer, 1, 1<<20)
 		close(done)
 	}()
 	for b.engine.flow.waiting.Load() == 0 {
@@ -454,7 +455,7 @@ func TestMemoryTouchedAheadIsCounted(t *testing.T) {
 	b := newBench(t)
 	b.engine.memtableBytes = 32 << 20 // of the tables to come
 	b.put(0, 1, 10)
-	if err := b.engine.Rotate(); err != nil {
+	if err := b.engine.Rotate(context.Background()); err != nil {
 		t.Fatal(err)
 	}
 	before := b.engine.frozenBytesOf(b.engine.view.Load())

@@ -76,7 +76,7 @@ func (b *bench) commit(w *batch.Builder) {
 		b.slot.Leave() // nobody else is there
 		if errors.Is(err, ErrRotating) {
 			var claimed bool
-			if claimed, err = b.engine.Advance(&b.writer, body); err == nil && !claimed {
+			if claimed, err = b.engine.Advance(context.Background(), &b.writer, body); err == nil && !claimed {
 				continue
 			}
 			epoch = b.writer.Epoch()
@@ -94,7 +94,7 @@ func (b *bench) commit(w *batch.Builder) {
 func (b *bench) checkpoint() {
 	b.t.Helper()
 	at := keys.Epoch(b.visible.Load())
-	if err := b.engine.Rotate(); err != nil {
+	if err := b.engine.Rotate(context.Background()); err != nil {
 		b.t.Fatal(err)
 	}
 	if err := b.engine.Checkpoint(context.Background(), Horizon{Visible: at, Live: []keys.Epoch{at}}); err != nil {

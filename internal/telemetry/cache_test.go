@@ -38,7 +38,7 @@ func TestCacheMetricsMoveWithTheReads(t *testing.T) {
 	for i := range count {
 		w.Set(key(i), make([]byte, 100))
 	}
-	if _, err := session.Commit(&w); err != nil {
+	if _, err := session.Commit(context.Background(), &w); err != nil {
 		t.Fatal(err)
 	}
 	if err := store.Checkpoint(context.Background()); err != nil {

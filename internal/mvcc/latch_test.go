@@ -1,0 +1,83 @@
+package mvcc
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+)
+
+// TestWaitersWhoGiveUpLeaveTheLatchToOthers: with many waiters of which most give up at random moments, also just when they are woken or
+// handed the latch, each of the others gets it, one at a time, and in the end it is free and its queue empty.
+func TestWaitersWhoGiveUpLeaveTheLatchToOthers(t *testing.T) {
+	var l latch
+	var inside, got, gaveUp int // guarded by the latch, and by mu
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for g := range 16 {
+		wg.Go(func() {
+			random, w := rand.New(rand.NewPCG(1, uint64(g))), newWaiter()
+			for range 400 {
+				ctx, cancel := context.Background(), func() {}
+				if g%4 != 0 { // the others wait as long as it takes
+					ctx, cancel = context.WithTimeout(ctx, time.Duration(random.IntN(300))*time.Microsecond)
+				}
+				err := l.lock(ctx, w)
+				cancel()
+				if err != nil {
+					mu.Lock()
+					gaveUp++
+					mu.Unlock()
+					continue
+				}
+				if inside++; inside != 1 {
+					t.Error("two hold the latch")
+				}
+				got++
+				if random.IntN(8) == 0 {
+					time.Sleep(time.Duration(random.IntN(2000)) * time.Microsecond) // long enough that it has to be handed over
+				}
+				inside--
+				l.unlock()
+			}
+		})
+	}
+	wg.Wait()
+	if gaveUp == 0 || got < 4*400 {
+		t.Errorf("%d got the latch and %d gave up: this tests nothing", got, gaveUp)
+	}
+	if state := l.state.Load(); state != 0 || l.first != nil || l.last != nil {
+		t.Errorf("nobody wants the latch any more, and its state is %b, its queue %v to %v", state, l.first, l.last)
+	}
+}
+
+// TestExpiredWaiterTakesNoLatch: a set whose last latch is held gives up all of them.
+func TestExpiredWaiterTakesNoLatch(t *testing.T) {
+	l := newLatches()
+	var all latchSet
+	for i := range 8 {
+		all.add(l, []byte{byte(i)})
+	}
+	var held latchSet
+	held.add(l, []byte{7})
+	if err := l.lock(context.Background(), &held, newWaiter()); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
+	defer cancel()
+	if err := l.lock(ctx, &all, newWaiter()); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("%v, although one latch is held", err)
+	}
+	l.unlock(&held)
+	for i := range l.table {
+		if l.table[i].state.Load() != 0 {
+			t.Errorf("latch %d is still held", i)
+		}
+	}
+	if err := l.lock(context.Background(), &all, newWaiter()); err != nil {
+		t.Error(err)
+	}
+	l.unlock(&all)
+}
