@@ -3,6 +3,7 @@ package mvcc
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -65,5 +66,59 @@ func TestDamagedLargeValueNamesItsKey(t *testing.T) {
 	defer c.Close()
 	if c.Next() || !errors.As(c.Err(), &damage) || string(damage.KeyLower) != "large" {
 		t.Errorf("scan: %v", c.Err())
+	}
+}
+
+// TestDamagedPageIsNamedByABatchGet: the error tells which keys the page hides, and a batch without them is answered.
+func TestDamagedPageIsNamedByABatchGet(t *testing.T) {
+	fs := vfs.NewMem()
+	s, err := Open(tiny(fs)) // not mustOpen, which would verify in the end
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := mustSession(t, s)
+	putMany(t, x, 2000, func(w *Write, key []byte) { w.Set(key, bytes.Repeat([]byte("v"), 100)) })
+	x.Close()
+	mustClose(t, s)
+	file := readFile(t, fs, dataFile)
+	f, err := fs.Open(dataFile, vfs.ReadWrite)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := bytes.Index(file, []byte("1000")) // a suffix in one leaf
+	if _, err := f.WriteAt([]byte{file[at] ^ 1}, int64(at)); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if s, err = Open(tiny(fs)); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = s.Close() }()
+	x = mustSession(t, s)
+	defer x.Close()
+	if _, err := x.View(0); err != nil {
+		t.Fatal(err)
+	}
+	var list, sound [][]byte
+	for i := range 2000 {
+		list = append(list, fmt.Appendf(nil, "key-%07d", i))
+	}
+	nothing := func(int, Value) error { return nil }
+	var damage *storage.CorruptionError
+	if err := x.ReadAll(t.Context(), list, nothing); !errors.As(err, &damage) || damage.KeyLower == nil || damage.KeyUpper == nil {
+		t.Fatalf("%v: %+v", err, damage)
+	}
+	for _, key := range list {
+		if bytes.Compare(key, damage.KeyLower) < 0 || bytes.Compare(key, damage.KeyUpper) >= 0 {
+			sound = append(sound, key)
+		}
+	}
+	if n := len(list) - len(sound); n == 0 || n > 200 {
+		t.Errorf("%d keys between %q and %q", n, damage.KeyLower, damage.KeyUpper)
+	}
+	if err := x.ReadAll(t.Context(), sound, nothing); err != nil {
+		t.Errorf("the others: %v", err)
 	}
 }

@@ -262,7 +262,7 @@ func (m *mixed) batch(x *Session, random *rand.Rand, kind *waits) error {
 		return err
 	}
 	defer x.Done()
-	return x.ReadAll(list, func(_ int, v Value) error {
+	return x.ReadAll(context.Background(), list, func(_ int, v Value) error {
 		if !v.Found {
 			return errors.New("a key is not found")
 		}

@@ -236,7 +236,7 @@ func (m *model) compareGets() {
 		list[i] = []byte(modelKey.Draw(m.t, "key"))
 	}
 	visits := 0
-	err := x.ReadAll(list, func(i int, v Value) error {
+	err := x.ReadAll(context.Background(), list, func(i int, v Value) error {
 		visits++
 		if w, ok := want[string(list[i])]; v.Found != ok || string(v.Data) != w {
 			m.t.Fatalf("batch get %q at %d: found %v %q, want %v %q", list[i], x.at, v.Found, clip(string(v.Data)), ok, clip(w))

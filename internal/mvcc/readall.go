@@ -1,6 +1,7 @@
 package mvcc
 
 import (
+	"context"
 	"fmt"
 	"slices"
 
@@ -14,18 +15,24 @@ type batchRead struct {
 	keys   [][]byte
 	finder storage.Finder
 	value  []byte
+	stays  int // times that the slot's protection was taken by the last ReadAll
 }
 
 // ReadAll reads many keys in the session's view, and calls visit once for each, in no certain order. Pages that are not in memory are
-// read together. The value's data lives until visit returns.
-func (x *Session) ReadAll(list [][]byte, visit func(i int, v Value) error) error {
+// read together. The value's data lives until visit returns. However many keys there are, the slot's protection is given up every few of them,
+// and ctx is looked at then. Of keys that a damaged page hides, the error names the range.
+func (x *Session) ReadAll(ctx context.Context, list [][]byte, visit func(i int, v Value) error) error {
 	b := &x.batch
 	if err := x.arrange(b, list); err != nil {
 		return err
 	}
+	if err := ctx.Err(); err != nil {
+		return context.Cause(ctx)
+	}
+	b.stays = 1
 	x.slot.Enter()
 	defer x.slot.Leave()
-	return x.reader.GetAll(&b.finder, b.keys, x.at, func(i int, v storage.Version, ok bool) error {
+	each := func(i int, v storage.Version, ok bool) error {
 		out := Value{At: x.at}
 		if ok {
 			out.Await = x.store.mustAwait(v.Sync, v.Epoch)
@@ -33,12 +40,22 @@ func (x *Session) ReadAll(list [][]byte, visit func(i int, v Value) error) error
 				var err error
 				out.Found, out.Epoch = true, v.Epoch
 				if out.Data, err = x.reader.Value(&b.value, v); err != nil {
-					return err
+					return ofKey(err, b.keys[i])
 				}
 			}
 		}
 		return visit(i, out)
-	})
+	}
+	pause := func() error {
+		x.slot.Leave()
+		x.slot.Enter()
+		b.stays++
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		return nil
+	}
+	return x.reader.GetAll(&b.finder, b.keys, x.at, storage.Visits{Each: each, Pause: pause})
 }
 
 // arrange builds the internal keys.

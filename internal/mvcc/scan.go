@@ -1,6 +1,8 @@
 package mvcc
 
 import (
+	"context"
+
 	"epochkv/internal/storage"
 	"epochkv/internal/storage/keys"
 )
@@ -11,6 +13,10 @@ type ScanOptions struct {
 	Reverse      bool   // from the largest key down
 	KeysOnly     bool   // Value stays nil, and large values are not read
 	Limit        int    // entries that the caller will look at; 0 if it cannot tell. Next goes on behind it all the same
+
+	// Context ends a walk, however many deleted keys one step has to pass; nil for one that nothing ends. It is looked at each time the cursor
+	// takes up the slot's protection.
+	Context context.Context
 }
 
 // Cursor walks a range of keys in a session's view. It belongs to its session, which has one; it is not for concurrent use.
@@ -21,13 +27,14 @@ type Cursor struct {
 	lower    []byte // internal bounds
 	upper    []byte
 	returned int    // entries, since Scan
-	last     []byte // internal key last returned, to go on from after a pause
+	from     []byte // internal key to seek to after a pause
 	value    []byte // lies in the engine, or in long
 	long     []byte // a value that had to be put together
 	await    keys.Epoch
 	err      error
-	started  bool
-	inside   bool // physical protection is held and inner is positioned on last
+	inside   bool // physical protection is held
+	steps    int  // since it was taken
+	stays    int  // times that it was taken, since Scan
 	ended    bool // there is nothing more
 	open     bool
 }
@@ -46,9 +53,13 @@ func (x *Session) Scan(o ScanOptions) (*Cursor, error) {
 	} else {
 		c.upper = append(c.upper[:0], byte(keys.SpaceUser)+1)
 	}
-	c.last, c.await, c.err, c.returned = c.last[:0], 0, nil, 0
+	c.from = append(c.from[:0], c.lower...)
+	if o.Reverse {
+		c.from = append(c.from[:0], c.upper...)
+	}
+	c.await, c.err, c.returned, c.stays = 0, nil, 0, 0
 	c.inner.Restart()
-	c.started, c.inside, c.ended, c.open = false, false, false, true
+	c.inside, c.ended, c.open = false, false, true
 	return c, nil
 }
 
@@ -57,55 +68,65 @@ func (c *Cursor) Next() bool {
 	if c.ended || !c.open {
 		return false
 	}
-	switch {
-	case !c.inside:
-		c.enter()
-	case c.inner.Leaves() >= leavesInside:
-		c.Pause()
-		c.enter()
-	default:
+	if c.inside && !c.full() {
 		c.step()
+	} else if !c.enter() {
+		return false
 	}
-	for ; c.inner.Valid(); c.step() {
-		v := c.inner.Version()
-		if v.Sync {
-			c.await = max(c.await, c.session.store.mustAwait(v.Sync, v.Epoch))
+	for {
+		for ; c.inner.Valid(); c.step() {
+			v := c.inner.Version()
+			if v.Sync {
+				c.await = max(c.await, c.session.store.mustAwait(v.Sync, v.Epoch))
+			}
+			if v.Kind == keys.KindSet {
+				c.returned++
+				return c.load()
+			}
+			if c.full() {
+				break
+			}
 		}
-		if v.Kind != keys.KindSet {
-			continue
+		if !c.inner.Valid() && !c.inner.Halted() {
+			c.ended, c.err = true, c.inner.Err()
+			return false
 		}
-		c.returned++
-		return c.load()
+		if !c.enter() {
+			return false
+		}
 	}
-	c.ended, c.err = true, c.inner.Err()
-	return false
 }
 
-// leavesInside is how many leaves a scan visits before it gives up its protection for a moment. Until then no frame is used again that was
-// evicted since it began: a scan of more than the cache in one go read nine pages in ten past the cache, and so did others meanwhile.
-const leavesInside = 16
+// stepsInside is how many keys a scan visits before it leaves its protection for a moment: some tenths of a millisecond where all of them are in
+// memtables, which could not be freed meanwhile. A few seeks for so many steps do not show.
+const stepsInside = 4096
 
-// enter takes physical protection and positions on the first key not yet returned.
-func (c *Cursor) enter() {
+// full reports whether the cursor has done enough for one stay inside the protection.
+func (c *Cursor) full() bool { return c.inner.Leaves() >= storage.LeavesMax || c.steps >= stepsInside }
+
+// enter takes physical protection, after leaving it if it is held, and positions on the first key not yet returned or passed. It reports false, and
+// ends the scan, if the scan's context has ended.
+func (c *Cursor) enter() bool {
+	c.Pause()
+	if ctx := c.options.Context; ctx != nil && ctx.Err() != nil {
+		c.ended, c.err = true, context.Cause(ctx)
+		return false
+	}
 	s := c.session
 	s.slot.Enter()
-	c.inside = true
+	c.inside, c.steps = true, 0
+	c.stays++
 	s.reader.OpenCursor(&c.inner, s.at, c.lower, c.upper, max(c.options.Limit-c.returned, 0))
-	switch {
-	case !c.started && !c.options.Reverse:
-		c.inner.SeekGE(c.lower)
-	case !c.started:
-		c.inner.SeekLT(c.upper)
-	case !c.options.Reverse:
-		c.last = append(c.last, 0) // the smallest key behind last
-		c.inner.SeekGE(c.last)
-	default:
-		c.inner.SeekLT(c.last)
+	if c.options.Reverse {
+		c.inner.SeekLT(c.from)
+	} else {
+		c.inner.SeekGE(c.from)
 	}
-	c.started = true
+	return true
 }
 
 func (c *Cursor) step() {
+	c.steps++
 	if c.options.Reverse {
 		c.inner.Prev()
 	} else {
@@ -155,8 +176,14 @@ func (c *Cursor) Pause() {
 	if !c.inside {
 		return
 	}
-	if c.inner.Valid() {
-		c.last = append(c.last[:0], c.inner.Key()...)
+	switch {
+	case c.inner.Halted():
+		c.from = append(c.from[:0], c.inner.Resume()...)
+	case !c.inner.Valid():
+	case c.options.Reverse:
+		c.from = append(c.from[:0], c.inner.Key()...)
+	default:
+		c.from = append(append(c.from[:0], c.inner.Key()...), 0) // the smallest key behind it
 	}
 	c.inner.Close()
 	c.inside = false

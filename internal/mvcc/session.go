@@ -54,7 +54,7 @@ func (s *Store) Session() (*Session, error) {
 	}
 	s.sessions.open++
 	x := &Session{store: s, slot: s.registry.Slot(), reader: s.engine.NewReader(), parker: newWaiter(), key: keys.Scratch()}
-	x.cursor.lower, x.cursor.upper, x.cursor.last = keys.Scratch(), keys.Scratch(), keys.Scratch()
+	x.cursor.lower, x.cursor.upper, x.cursor.from = keys.Scratch(), keys.Scratch(), keys.Scratch()
 	x.txn.own.init()
 	x.txn.reads.init()
 	return x, nil

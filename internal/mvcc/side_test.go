@@ -439,7 +439,7 @@ func (d *besideDamage) check() (readable map[string]string) {
 func (d *besideDamage) checkView() {
 	d.t.Helper()
 	for k := range d.want {
-		err := d.view.ReadAll([][]byte{[]byte(k)}, func(_ int, v Value) error {
+		err := d.view.ReadAll(context.Background(), [][]byte{[]byte(k)}, func(_ int, v Value) error {
 			if want := d.was[k]; v.Found != (want != "") || string(v.Data) != want {
 				return fmt.Errorf("%v %.20q, want %.20q", v.Found, v.Data, want)
 			}
@@ -462,7 +462,7 @@ func (d *besideDamage) checkBatch(readable map[string]string) {
 		d.t.Fatal(err)
 	}
 	defer d.x.Done()
-	err := d.x.ReadAll(list, func(i int, v Value) error {
+	err := d.x.ReadAll(context.Background(), list, func(i int, v Value) error {
 		if want := readable[string(list[i])]; !v.Found || string(v.Data) != want {
 			return fmt.Errorf("%q in a batch: %v %.20q, want %.20q", list[i], v.Found, v.Data, want)
 		}

@@ -127,7 +127,7 @@ func (c *caller) commit(ctx context.Context) (settle, error) {
 
 // batchGet answers into out, whose results it reuses. The answer is bounded like a batch, so that a list of keys cannot
 // ask for more memory than a write may bring.
-func (c *caller) batchGet(req *pb.BatchGetRequest, out *pb.BatchGetResponse, limits *limits) (settle, error) {
+func (c *caller) batchGet(ctx context.Context, req *pb.BatchGetRequest, out *pb.BatchGetResponse, limits *limits) (settle, error) {
 	if n := len(req.Keys); n > limits.BatchOps {
 		return settle{}, &mvcc.LimitError{What: "batch operations", Limit: limits.BatchOps, Got: n}
 	}
@@ -143,7 +143,7 @@ func (c *caller) batchGet(req *pb.BatchGetRequest, out *pb.BatchGetResponse, lim
 		nextResult(out)
 	}
 	var values valueArena
-	err = c.session.ReadAll(req.Keys, func(i int, v mvcc.Value) error {
+	err = c.session.ReadAll(ctx, req.Keys, func(i int, v mvcc.Value) error {
 		r := out.Results[i]
 		r.Found, r.Epoch = v.Found, uint64(v.Epoch)
 		r.Value = values.copy(r.Value[:0], v.Data, left)

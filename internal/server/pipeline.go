@@ -156,7 +156,7 @@ func (p *pipeline) execute(a *answer) (settle, error) {
 		return w, err
 	case *pb.PipelineRequest_BatchGet:
 		out := pb.BatchGetResponseFromVTPool()
-		w, err := p.caller.batchGet(r.BatchGet, out, &p.server.limits)
+		w, err := p.caller.batchGet(p.stream.Context(), r.BatchGet, out, &p.server.limits)
 		a.batchGet = out
 		return w, err
 	case *pb.PipelineRequest_DeleteRange:

@@ -118,6 +118,7 @@ func (sc *scan) run(c *caller, stream grpc.ServerStreamingServer[pb.ScanResponse
 	if sc.at, err = c.session.View(sc.at); err != nil {
 		return err
 	}
+	sc.options.Context = ctx
 	if sc.cursor, err = c.session.Scan(sc.options); err != nil {
 		return err
 	}

@@ -46,7 +46,7 @@ func (s *kvService) Delete(ctx context.Context, req *pb.DeleteRequest) (*pb.Dele
 // BatchGet implements KV.
 func (s *kvService) BatchGet(ctx context.Context, req *pb.BatchGetRequest) (*pb.BatchGetResponse, error) {
 	out := &pb.BatchGetResponse{Results: newResults(min(len(req.Keys), s.limits.BatchOps))}
-	return out, s.run(ctx, func(c *caller) (settle, error) { return c.batchGet(req, out, &s.limits) })
+	return out, s.run(ctx, func(c *caller) (settle, error) { return c.batchGet(ctx, req, out, &s.limits) })
 }
 
 // newResults makes room for n results with two allocations instead of n.

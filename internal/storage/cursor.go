@@ -20,6 +20,9 @@ type Cursor struct {
 	checkpoint uint64 // of the view
 	root       btree.Root
 	leaves     int // of the tree, entered since OpenCursor
+	passed     int // keys without a version at the snapshot, since OpenCursor
+	halted     bool
+	resume     []byte // where a halted walk goes on
 	stretch    stretch
 	at         keys.Epoch
 	lower      []byte
@@ -29,6 +32,15 @@ type Cursor struct {
 	valid      bool
 	err        error
 }
+
+// What a cursor does between OpenCursor and the moment at which its user may want to leave the slot's protection is bounded.
+const (
+	// LeavesMax is how many of the tree's leaves a cursor enters before it halts. Until its user leaves the slot no frame is used again that was
+	// evicted since: a scan of more than the cache in one go read nine pages in ten past the cache, and so did others meanwhile.
+	LeavesMax = 16
+	// passedMax is how many keys in memtables it passes that have no version at its snapshot: some tenths of a millisecond.
+	passedMax = 2048
+)
 
 // OpenCursor prepares c over the current view, at a snapshot, within [lower, upper). It is not positioned. limit is how many entries its user
 // will look at, or 0 if that is not known: it says how many pages to read at once.
@@ -41,7 +53,8 @@ func (r *Reader) OpenCursor(c *Cursor, at keys.Epoch, lower, upper []byte, limit
 		c.addTable(g)
 	}
 	c.engine, c.root, c.checkpoint = e, v.root, v.checkpoint
-	c.leaves = 0
+	c.leaves, c.passed, c.halted = 0, 0, false
+	c.tree.LeavesMax = LeavesMax
 	if e.prefetch != nil {
 		c.stretch.wanted = e.leavesOf(limit)
 	}
@@ -150,6 +163,10 @@ func (c *Cursor) settleForward() {
 		if c.resolve() {
 			return
 		}
+		if c.passed++; c.passed >= passedMax {
+			c.halt(append(append(c.resume[:0], c.key...), 0))
+			return
+		}
 		c.passForward()
 	}
 }
@@ -167,6 +184,10 @@ func (c *Cursor) settleBackward() {
 		if c.resolve() {
 			return
 		}
+		if c.passed++; c.passed >= passedMax {
+			c.halt(append(c.resume[:0], c.key...))
+			return
+		}
 		c.passBackward()
 	}
 }
@@ -181,9 +202,36 @@ func (c *Cursor) settleTree() {
 		c.version.Sync = false
 		c.key = c.tree.Key()
 		c.valid = c.key[0] == c.lower[0]
-	} else if err := c.tree.Err(); err != nil {
-		c.err = c.engine.damage(err, c.root, c.key)
+		return
 	}
+	if err := c.tree.Err(); err != nil {
+		c.err = c.engine.damage(err, c.root, c.key)
+	} else if c.tree.Halted() {
+		c.halt(append(c.resume[:0], c.tree.Resume()...))
+	}
+}
+
+// halt ends the walk for now.
+func (c *Cursor) halt(resume []byte) { c.halted, c.valid, c.resume = true, false, resume }
+
+// Halted reports whether the cursor stands nowhere because it has done enough for one stay inside the slot's protection: the walk goes on, under a
+// new one, with SeekGE(Resume()) or, in reverse, with SeekLT(Resume()).
+func (c *Cursor) Halted() bool { return c.halted }
+
+// Resume is where a halted walk goes on. It lives until the next OpenCursor.
+func (c *Cursor) Resume() []byte { return c.resume }
+
+// haltWithTree halts where the tree's cursor did, or at the key in hand if that comes first.
+func (c *Cursor) haltWithTree(sign int) {
+	resume := append(c.resume[:0], c.tree.Resume()...)
+	switch {
+	case !c.valid:
+	case sign < 0 && bytes.Compare(c.key, resume) < 0:
+		resume = append(resume[:0], c.key...)
+	case sign > 0 && bytes.Compare(c.key, resume) >= 0:
+		resume = append(append(resume[:0], c.key...), 0)
+	}
+	c.halt(resume)
 }
 
 // pick sets key to the smallest (sign -1) or largest (+1) among the sources.
@@ -203,6 +251,8 @@ func (c *Cursor) pick(sign int) bool {
 	}
 	if err := c.tree.Err(); err != nil {
 		c.err, c.valid = c.engine.damage(err, c.root, c.key), false
+	} else if c.tree.Halted() {
+		c.haltWithTree(sign)
 	}
 	return c.valid
 }

@@ -4,6 +4,7 @@ import (
 	"epochkv/internal/storage/btree"
 	"epochkv/internal/storage/keys"
 	"epochkv/internal/storage/memtable"
+	"epochkv/internal/storage/page"
 )
 
 // Finder keeps what GetAll needs from call to call.
@@ -13,14 +14,44 @@ type Finder struct {
 	places  []int    // their places in the batch
 	sorted  [][]byte // missing, in order
 	sorter  keys.Sorter
+	large   []largeValue
 }
 
-// GetAll is Get for many keys, and calls visit with each outcome, in no certain order. Tree pages that are not in memory are read
-// together, level by level. The caller stays inside its slot's protection; a version lives until visit returns.
-func (r *Reader) GetAll(f *Finder, list [][]byte, at keys.Epoch, visit func(i int, v Version, ok bool) error) error {
+// largeValue is a version that was found, and whose value is read once its neighbours have been visited.
+type largeValue struct {
+	place   int
+	version Version
+	ref     page.Ref
+}
+
+// Visits is what GetAll calls back.
+type Visits struct {
+	// Each is called with each outcome, in no certain order. The version lives until it returns.
+	Each func(i int, v Version, ok bool) error
+	// Pause, if set, is called between windows of keys, so that no more than one submission of reads is waited for without it: it may leave the slot's protection and take it up again. An error ends the batch.
+	Pause func() error
+}
+
+func (v *Visits) pause() error {
+	if v.Pause == nil {
+		return nil
+	}
+	return v.Pause()
+}
+
+// GetAll is Get for many keys. Tree pages that are not in memory are read together, level by level. The caller is inside its slot's protection,
+// and may leave it for a moment in each pause: the snapshot keeps what is to be found, in a memtable or, later, in the tree, and the state that
+// is looked at is taken anew.
+func (r *Reader) GetAll(f *Finder, list [][]byte, at keys.Epoch, visit Visits) error {
 	p := r.engine.Pin()
 	f.missing, f.places = f.missing[:0], f.places[:0]
 	for from := 0; from < len(list); from += memtable.FindWindow {
+		if from > 0 {
+			if err := visit.pause(); err != nil {
+				return err
+			}
+			p = r.engine.Pin()
+		}
 		window := list[from:min(from+memtable.FindWindow, len(list))]
 		var refs [memtable.FindWindow]memtable.Ref
 		p.findAll(window, at, refs[:len(window)])
@@ -29,40 +60,99 @@ func (r *Reader) GetAll(f *Finder, list [][]byte, at keys.Epoch, visit func(i in
 				f.missing, f.places = append(f.missing, key), append(f.places, from+i)
 				continue
 			}
-			if err := visit(from+i, fromMemtable(refs[i]), true); err != nil {
+			if err := visit.Each(from+i, fromMemtable(refs[i]), true); err != nil {
 				return err
 			}
 		}
 	}
-	if p.view.side != nil {
-		if err := r.besideAll(f, p, at, visit); err != nil {
-			return err
-		}
+	if err := r.besideAll(f, at, visit); err != nil || len(f.missing) == 0 {
+		return err
 	}
-	if len(f.missing) == 0 {
-		return nil
-	}
+	return r.treeAll(f, at, visit)
+}
+
+// treeAll visits the missing keys, which only the tree can have, window by window.
+func (r *Reader) treeAll(f *Finder, at keys.Epoch, visit Visits) error {
 	order := f.sorter.Sort(len(f.missing), func(i int) []byte { return f.missing[i] })
 	f.sorted = f.sorted[:0]
 	for _, i := range order {
 		f.sorted = append(f.sorted, f.missing[i])
 	}
-	err := f.tree.FindAll(r, p.view.root, f.sorted, at, func(i int, v btree.Version, ok bool) error {
-		return visit(f.places[order[i]], fromTree(&v), ok)
-	})
-	if err != nil {
-		return r.engine.damage(err, p.view.root, nil)
+	for from := 0; from < len(f.sorted); from += btree.FindWindow {
+		if from > 0 {
+			if err := visit.pause(); err != nil {
+				return err
+			}
+		}
+		window := f.sorted[from:min(from+btree.FindWindow, len(f.sorted))]
+		if err := r.treeWindow(f, window, order[from:], at, visit); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
+// treeWindow looks up a window of keys. Values that lie outside of leaves are read last, each behind a pause: they may have megabytes.
+func (r *Reader) treeWindow(f *Finder, window [][]byte, order []uint64, at keys.Epoch, visit Visits) error {
+	root, large := r.engine.view.Load().root, f.large[:0]
+	var visited error
+	err := f.tree.FindAll(r, root, window, at, func(i int, found btree.Version, ok bool) error {
+		place, v := f.places[order[i]], fromTree(&found)
+		if ok && v.large {
+			large = append(large, largeValue{place: place, version: v, ref: page.Ref(v.value)})
+			return nil
+		}
+		visited = visit.Each(place, v, ok)
+		return visited
+	})
+	f.large = large
+	switch {
+	case visited != nil:
+		return visited
+	case err != nil:
+		return r.blame(err, root, window, at)
+	}
+	for i := range large {
+		if err := visit.pause(); err != nil {
+			return err
+		}
+		l := &large[i]
+		l.version.value = l.ref[:]
+		if err := visit.Each(l.place, l.version, true); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// blame finds out which keys of a window a damaged page hides, so that the error names them.
+func (r *Reader) blame(err error, root btree.Root, window [][]byte, at keys.Epoch) error {
+	for _, key := range window {
+		r.begin()
+		if _, _, found := btree.Get(r, root, key, at); found != nil {
+			return r.engine.damage(found, root, key)
+		}
+	}
+	return r.engine.damage(err, root, nil)
+}
+
 // besideAll visits those of the missing keys that the side tree has, and keeps the others.
-func (r *Reader) besideAll(f *Finder, p Pinned, at keys.Epoch, visit func(i int, v Version, ok bool) error) error {
+func (r *Reader) besideAll(f *Finder, at keys.Epoch, visit Visits) error {
+	p := r.engine.Pin()
+	if p.view.side == nil {
+		return nil
+	}
 	n := 0
 	for i, key := range f.missing {
+		if i > 0 && i%btree.FindWindow == 0 {
+			if err := visit.pause(); err != nil {
+				return err
+			}
+			p = r.engine.Pin()
+		}
 		v, ok, err := r.beside(p, key, at)
 		if err == nil && ok {
-			err = visit(f.places[i], v, true)
+			err = visit.Each(f.places[i], v, true)
 		}
 		if err != nil {
 			return err

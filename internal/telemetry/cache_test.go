@@ -57,7 +57,7 @@ func TestCacheMetricsMoveWithTheReads(t *testing.T) {
 	if _, err := session.View(0); err != nil {
 		t.Fatal(err)
 	}
-	if err := session.ReadAll(batch, func(int, mvcc.Value) error { return nil }); err != nil {
+	if err := session.ReadAll(t.Context(), batch, func(int, mvcc.Value) error { return nil }); err != nil {
 		t.Fatal(err)
 	}
 	for i := range scans {

@@ -43,19 +43,19 @@ func stamped(sorted [][]byte, e keys.Epoch, kind keys.Kind) []Entry {
 // BatchSource fetches many pages in one submission.
 type BatchSource interface {
 	// Pages puts page ids[i] into pages[i], for all i. The ids differ. What pages hold must stay as it is until the next call:
-	// a source may then take up another pin, so that a batch needs no more frames than findWindow.
+	// a source may then take up another pin, so that a batch needs no more frames than FindWindow.
 	Pages(ids []page.ID, level int, pages [][]byte) error
 }
 
-// findWindow is how many keys FindAll looks up at a time, and the most pages it needs at once. Rings of 64 reads kept the device
+// FindWindow is how many keys FindAll looks up at a time, and the most pages it needs at once. Rings of 64 reads kept the device
 // busier than 32, and more gained nothing.
-const findWindow = 64
+const FindWindow = 64
 
 // Finder looks up many keys at once. It keeps its buffers: a Finder that is used again allocates nothing. The zero Finder is ready.
 type Finder struct {
-	ids   [findWindow]page.ID
-	pages [findWindow][]byte
-	slot  [findWindow]int // by key: its page among pages
+	ids   [FindWindow]page.ID
+	pages [FindWindow][]byte
+	slot  [FindWindow]int // by key: its page among pages
 
 	touched byte // what touchLeaves loads, so that no compiler finds it unused
 }
@@ -63,8 +63,8 @@ type Finder struct {
 // FindAll calls visit for each of the sorted keys, in order, with its newest version not newer than at. Each page is fetched
 // once per window of keys, all pages of a level together. The version lives until visit returns.
 func (f *Finder) FindAll(src BatchSource, root Root, sorted [][]byte, at keys.Epoch, visit func(i int, v Version, ok bool) error) error {
-	for from := 0; from < len(sorted); from += findWindow {
-		window := sorted[from:min(from+findWindow, len(sorted))]
+	for from := 0; from < len(sorted); from += FindWindow {
+		window := sorted[from:min(from+FindWindow, len(sorted))]
 		if err := f.descend(src, root, window, at); err != nil {
 			return err
 		}

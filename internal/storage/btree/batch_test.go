@@ -66,7 +66,7 @@ func TestFindAllFetchesEachPageOnce(t *testing.T) {
 	for i := range 5000 {
 		entries = append(entries, set(fmt.Sprintf("key%06d", i), 1, "value"))
 	}
-	for i := range findWindow {
+	for i := range FindWindow {
 		sorted = append(sorted, entries[1000+i].Key)
 	}
 	root := s.apply(t, s.mergeInput(Root{}, entries, Policy{})).Root
@@ -74,7 +74,7 @@ func TestFindAllFetchesEachPageOnce(t *testing.T) {
 	var f Finder
 	_ = f.FindAll(s, root, sorted, 1, func(int, Version, bool) error { return nil })
 	if most := root.Level + 8; s.reads > most {
-		t.Fatalf("%d pages read for %d neighbours, want at most %d", s.reads, findWindow, most)
+		t.Fatalf("%d pages read for %d neighbours, want at most %d", s.reads, FindWindow, most)
 	}
 	if n := testing.AllocsPerRun(10, func() {
 		_ = f.FindAll(quiet{s}, root, sorted, 1, func(int, Version, bool) error { return nil })

@@ -16,6 +16,9 @@ import (
 type Cursor struct {
 	// BeforeLeaf, if set, is called before the cursor enters leaf id, by a seek or by a step, so that somebody may read what is Ahead.
 	BeforeLeaf func(c *Cursor, id page.ID, forward, seek bool)
+	// LeavesMax, if not zero, is how many leaves the cursor enters after Reset before it halts instead of stepping into another one: however many
+	// deleted keys stand side by side, one step does a bounded amount of work. At least two, so that each halt is further than the one before.
+	LeavesMax int
 
 	src    Source
 	root   Root
@@ -31,6 +34,9 @@ type Cursor struct {
 	pos        int       // the entry shown, or the newest version of its key
 	key        []byte    // shown, or last known not to exist; empty after a seek until then
 	entered    bool      // key is not from this leaf
+	visited    int       // leaves entered since Reset
+	halted     bool
+	resume     []byte // where a halted cursor's walk goes on
 	scratch    []byte
 	version    Version
 }
@@ -48,7 +54,39 @@ func (c *Cursor) Reset(src Source, root Root, at keys.Epoch, lo, hi []byte) {
 	if c.key == nil { // it is written for each entry
 		c.key, c.scratch = keys.Scratch(), keys.Scratch()
 	}
-	c.err, c.valid = nil, false
+	c.err, c.valid, c.halted, c.visited = nil, false, false, 0
+}
+
+// Halted reports whether the walk stopped for LeavesMax. It goes on, after a Reset, with SeekGE(Resume()) or, backward, with SeekLT(Resume()).
+func (c *Cursor) Halted() bool { return c.halted }
+
+// Resume is where a halted walk goes on. It lives until the next Reset.
+func (c *Cursor) Resume() []byte { return c.resume }
+
+// exhausted reports whether the cursor must not enter another leaf.
+func (c *Cursor) exhausted() bool { return c.LeavesMax > 0 && c.visited >= c.LeavesMax }
+
+// haltForward stops in front of the leaf whose lower bound is sep. All keys before the bound are decided. If the versions of one key continue
+// behind it, that key may be undecided, and a seek finds its place among them; or it is the one in hand, which is decided.
+func (c *Cursor) haltForward(sep page.Separator) bool {
+	decided := bytes.Equal(sep.Key, c.key)
+	c.resume = append(c.resume[:0], sep.Key...)
+	if decided {
+		c.resume = append(c.resume, 0)
+	}
+	c.halted = true
+	return false
+}
+
+// haltBackward stops behind the leaf that ends at sep, the lower bound of the leaf in hand. A key whose versions are said to continue there and do
+// not is still undecided.
+func (c *Cursor) haltBackward(sep page.Separator) bool {
+	c.resume = append(c.resume[:0], sep.Key...)
+	if sep.Trailer != page.NoTrailer {
+		c.resume = append(c.resume, 0)
+	}
+	c.halted = true
+	return false
 }
 
 // Valid reports whether the cursor stands on a key.
@@ -75,7 +113,7 @@ func (c *Cursor) SeekGE(key []byte) bool {
 		key = c.lo
 	}
 	c.key = c.key[:0]
-	if !c.seek(key, true) {
+	if !c.seek(key, newestBefore(c.at), true) {
 		return false
 	}
 	c.pos = max(c.page.Search(key), c.first)
@@ -94,7 +132,7 @@ func (c *Cursor) SeekLT(key []byte) bool {
 		}
 		c.pos = c.end
 	} else {
-		if !c.seek(key, false) {
+		if !c.seek(key, page.NoTrailer, false) {
 			return false
 		}
 		c.pos = min(c.page.Search(key), c.end)
@@ -233,9 +271,9 @@ func (c *Cursor) fail(err error) bool {
 	return false
 }
 
-// seek descends on behalf of who goes on in a direction from there.
-func (c *Cursor) seek(key []byte, forward bool) bool {
-	id, ok := c.pathTo(key)
+// seek descends on behalf of who goes on in a direction from there. The trailer chooses among leaves with versions of key.
+func (c *Cursor) seek(key []byte, t keys.Trailer, forward bool) bool {
+	id, ok := c.pathTo(key, t)
 	if !ok {
 		return false
 	}
@@ -245,12 +283,12 @@ func (c *Cursor) seek(key []byte, forward bool) bool {
 
 // descend enters the leaf where key begins, or would.
 func (c *Cursor) descend(key []byte) bool {
-	id, ok := c.pathTo(key)
+	id, ok := c.pathTo(key, page.NoTrailer)
 	return ok && c.enter(id)
 }
 
-// pathTo takes the path to that leaf.
-func (c *Cursor) pathTo(key []byte) (leaf page.ID, ok bool) {
+// pathTo takes the path to the leaf with (key, t).
+func (c *Cursor) pathTo(key []byte, t keys.Trailer) (leaf page.ID, ok bool) {
 	c.valid = false
 	id := c.root.ID
 	if id == 0 {
@@ -263,7 +301,7 @@ func (c *Cursor) pathTo(key []byte) (leaf page.ID, ok bool) {
 		}
 		s := &c.path[level]
 		s.node = p
-		s.index = s.node.Search(key, page.NoTrailer)
+		s.index = s.node.Search(key, t)
 		id = s.node.Child(s.index)
 	}
 	return id, true
@@ -302,6 +340,7 @@ func (c *Cursor) enter(id page.ID) bool {
 	if err != nil {
 		return c.fail(err)
 	}
+	c.visited++
 	c.page = p
 	c.leaf = c.page.View()
 	c.entered = true
@@ -332,6 +371,9 @@ func (c *Cursor) nextLeaf() bool {
 	if len(c.hi) != 0 && c.separator(s, s.index+1).Compare(c.hi, page.NoTrailer) >= 0 {
 		return false
 	}
+	if c.exhausted() {
+		return c.haltForward(c.separator(s, s.index+1))
+	}
 	s.index++
 	if !c.descendEdge(s.node.Child(s.index), level-1, false, false) {
 		return false
@@ -355,6 +397,9 @@ func (c *Cursor) prevLeaf() bool {
 	s := &c.path[level]
 	if len(c.lo) != 0 && c.separator(s, s.index).Compare(c.lo, page.NoTrailer) <= 0 {
 		return false
+	}
+	if c.exhausted() {
+		return c.haltBackward(c.separator(s, s.index))
 	}
 	s.index--
 	if !c.descendEdge(s.node.Child(s.index), level-1, true, false) {

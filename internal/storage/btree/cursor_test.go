@@ -32,6 +32,7 @@ func (w *workload) compareCursor(t *testing.T, s *store, root Root, live []keys.
 		}
 		c.Reset(s, root, at, []byte(lo), []byte(hi))
 		w.walk(t, s, &c, at, want)
+		haltingWalks(t, s, root, at, lo, hi, want)
 	}
 }
 
@@ -80,6 +81,46 @@ func (w *workload) walk(t *testing.T, s *store, c *Cursor, at keys.Epoch, want [
 		default:
 			i--
 			check("Prev", c.Prev())
+		}
+	}
+}
+
+// haltingWalks finds the same keys in steps of two leaves, going on where each halts.
+func haltingWalks(t *testing.T, s *store, root Root, at keys.Epoch, lo, hi string, want []string) {
+	t.Helper()
+	c := Cursor{LeavesMax: 2}
+	reset := func() { c.Reset(s, root, at, []byte(lo), []byte(hi)) }
+	for _, forward := range []bool{true, false} {
+		next, from := c.Next, slices.Clone(want)
+		reset()
+		ok := c.First
+		if !forward {
+			next, ok = c.Prev, c.Last
+			slices.Reverse(from)
+		}
+		n, halts := 0, 0
+		for ok(); c.Valid() || c.Halted(); {
+			if !c.Valid() {
+				if halts++; halts > 4*len(s.used)+4 {
+					t.Fatalf("forward %v: halted %d times", forward, halts)
+				}
+				resume := bytes.Clone(c.Resume())
+				reset()
+				if forward {
+					c.SeekGE(resume)
+				} else {
+					c.SeekLT(resume)
+				}
+				continue
+			}
+			if n == len(from) || string(c.Key()) != from[n] {
+				t.Fatalf("forward %v at %d: key %d is %q", forward, at, n, c.Key())
+			}
+			n++
+			next()
+		}
+		if c.Err() != nil || n != len(from) {
+			t.Fatalf("forward %v at %d: %d of %d keys, %v", forward, at, n, len(from), c.Err())
 		}
 	}
 }

@@ -1,0 +1,213 @@
+package mvcc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"epochkv/internal/storage"
+	"epochkv/internal/vfs"
+)
+
+// endingContext ends when it was looked at so many times.
+type endingContext struct {
+	context.Context
+	left int
+}
+
+func (c *endingContext) Err() error {
+	if c.left--; c.left < 0 {
+		return context.Canceled
+	}
+	return nil
+}
+
+// putMany commits n keys in batches.
+func putMany(t testing.TB, x *Session, n int, set func(w *Write, key []byte)) {
+	t.Helper()
+	w := Write{Durability: DurabilityAsync}
+	for i := range n {
+		set(&w, fmt.Appendf(nil, "key-%07d", i))
+		if w.Batch.Count() == 500 || i == n-1 {
+			if _, err := commitAndWait(x, &w); err != nil {
+				t.Fatal(err)
+			}
+			w.Reset()
+			w.Durability = DurabilityAsync
+		}
+	}
+}
+
+// deletedStore has n keys, all of them deleted but for a reader's snapshot, so that every tombstone is kept: in the tree, or in memtables.
+func deletedStore(t testing.TB, n int, inTree bool) *Store {
+	t.Helper()
+	o := tiny(vfs.NewMem())
+	o.Storage.PageSize = 512
+	if !inTree {
+		o.Storage.MemtableBytes, o.Storage.SegmentBytes, o.Storage.CheckpointBytes = 64<<20, 64<<20, 1<<30
+		o.Storage.MemoryBytes = 1 << 30
+	}
+	s := mustOpen(t, o)
+	x, reader := mustSession(t, s), mustSession(t, s)
+	t.Cleanup(func() { x.Close(); reader.Close() })
+	putMany(t, x, n, func(w *Write, key []byte) { w.Set(key, []byte("value")) })
+	if _, err := reader.View(0); err != nil {
+		t.Fatal(err)
+	}
+	putMany(t, x, n, func(w *Write, key []byte) { w.Delete(key) })
+	if inTree {
+		if err := s.Checkpoint(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return s
+}
+
+// TestScanOverDeletionsLeavesItsProtectionEveryFewLeaves: the one Next of an empty result does not hold up what waits for readers to leave.
+func TestScanOverDeletionsLeavesItsProtectionEveryFewLeaves(t *testing.T) {
+	const n = 30_000
+	for _, inTree := range []bool{true, false} {
+		s := deletedStore(t, n, inTree)
+		x := mustSession(t, s)
+		for _, reverse := range []bool{false, true} {
+			o := ScanOptions{Reverse: reverse}
+			if _, err := x.View(0); err != nil {
+				t.Fatal(err)
+			}
+			c, err := x.Scan(o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if c.Next() || c.Err() != nil {
+				t.Fatalf("found %q, %v", c.Key(), c.Err())
+			}
+			least := n / stepsInside
+			if inTree {
+				least = n / 10 / storage.LeavesMax // a leaf of 512 bytes has about 15 tombstones, and the versions below them
+			}
+			if c.stays < least {
+				t.Errorf("in the tree %v, reverse %v: %d deletions passed in %d stays, want at least %d", inTree, reverse, n, c.stays, least)
+			}
+			// A context that ends in the middle of the one Next ends it at the next look.
+			ctx := &endingContext{Context: t.Context(), left: least / 2}
+			o.Context = ctx
+			if c, err = x.Scan(o); err != nil {
+				t.Fatal(err)
+			}
+			if c.Next() || !errors.Is(c.Err(), context.Canceled) || c.stays != least/2 {
+				t.Errorf("in the tree %v, reverse %v: %v after %d stays, want %d", inTree, reverse, c.Err(), c.stays, least/2)
+			}
+			x.Done()
+		}
+		x.Close()
+	}
+}
+
+// TestScanPassesKeysNewerThanItsSnapshotInShortStays, which only the storage cursor sees.
+func TestScanPassesKeysNewerThanItsSnapshotInShortStays(t *testing.T) {
+	const n = 30_000
+	o := tiny(vfs.NewMem())
+	o.Storage.MemtableBytes, o.Storage.SegmentBytes, o.Storage.CheckpointBytes = 64<<20, 64<<20, 1<<30
+	o.Storage.MemoryBytes = 1 << 30
+	s := mustOpen(t, o)
+	mustPut(t, s, "aaa", "first")
+	mustPut(t, s, "zzz", "last")
+	x, reader := mustSession(t, s), mustSession(t, s)
+	defer x.Close()
+	defer reader.Close()
+	if _, err := reader.View(0); err != nil {
+		t.Fatal(err)
+	}
+	putMany(t, x, n, func(w *Write, key []byte) { w.Set(key, []byte("value")) })
+	for _, reverse := range []bool{false, true} {
+		c, err := reader.Scan(ScanOptions{Reverse: reverse})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for c.Next() {
+			got = append(got, string(c.Value()))
+		}
+		if c.Err() != nil || len(got) != 2 || c.stays < n/4096 {
+			t.Errorf("reverse %v: %v, %v in %d stays", reverse, got, c.Err(), c.stays)
+		}
+		if want := map[bool]string{false: "first last", true: "last first"}[reverse]; strings.Join(got, " ") != want {
+			t.Errorf("reverse %v: %v", reverse, got)
+		}
+	}
+}
+
+// TestLongBatchGetHoldsUpNoWriter reads many keys from a slow device, beside a writer whose memory is soon full if what checkpoints have merged
+// cannot be freed before the batch is through.
+func TestLongBatchGetHoldsUpNoWriter(t *testing.T) {
+	const n = 20_000
+	faulty := vfs.NewFaulty(vfs.NewMem())
+	o := tiny(faulty)
+	o.Storage.PageSize, o.Storage.MemoryBytes, o.Storage.CacheBytes = 512, 2<<20, 1<<19
+	o.Storage.StallMax = 200 * time.Millisecond
+	s := mustOpen(t, o)
+	x := mustSession(t, s)
+	defer x.Close()
+	putMany(t, x, n, func(w *Write, key []byte) { w.Set(key, []byte("value")) })
+	if err := s.Checkpoint(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	list := make([][]byte, n)
+	for i := range list {
+		list[i] = fmt.Appendf(nil, "key-%07d", (i*7919)%n) // in no order
+	}
+	if _, err := x.View(0); err != nil {
+		t.Fatal(err)
+	}
+	var reading atomic.Bool
+	reading.Store(true)
+	var done sync.WaitGroup
+	defer done.Wait()
+	defer reading.Store(false)
+	wrote := 0
+	done.Go(func() {
+		y := mustSession(t, s)
+		defer y.Close()
+		value := strings.Repeat("x", 1000)
+		for reading.Load() {
+			if _, err := put(y, fmt.Sprintf("other-%d", wrote%5000), value, DurabilityAsync); err != nil {
+				t.Errorf("put %d: %v", wrote, err)
+				return
+			}
+			wrote++
+		}
+	})
+	// Submissions are slow, and a merge reads few pages compared with the batch.
+	slow := faulty.Inject(vfs.Rule{Op: vfs.OpRead, Name: "*.ekv", Fault: vfs.Slow, Delay: time.Millisecond})
+	start, found := time.Now(), 0
+	err := x.ReadAll(t.Context(), list, func(i int, v Value) error {
+		if !v.Found || string(v.Data) != "value" {
+			return fmt.Errorf("key %d: %q, found %v", i, v.Data, v.Found)
+		}
+		found++
+		return nil
+	})
+	slow.Remove()
+	t.Logf("%d keys in %v and %d stays", found, time.Since(start), x.batch.stays)
+	if err != nil || found != n {
+		t.Fatalf("%d of %d keys: %v", found, n, err)
+	}
+	if x.batch.stays < n/64 {
+		t.Errorf("%d keys in %d stays", n, x.batch.stays)
+	}
+	reading.Store(false)
+	done.Wait()
+	if wrote < 100 {
+		t.Errorf("%d puts beside the batch", wrote)
+	}
+	ctx := &endingContext{Context: t.Context(), left: 10}
+	if err := x.ReadAll(ctx, list, func(int, Value) error { return nil }); !errors.Is(err, context.Canceled) || x.batch.stays > 11 {
+		t.Errorf("%v after %d stays", err, x.batch.stays)
+	}
+	x.Done()
+}
