@@ -166,7 +166,7 @@ func readBatches(c *coldRun) error {
 		if _, err := c.session.View(0); err != nil {
 			return err
 		}
-		err := c.session.ReadAll(keys, func(i int, v mvcc.Value) error {
+		err := c.session.ReadAll(context.Background(), keys, func(i int, v mvcc.Value) error {
 			if !v.Found || !bytes.Equal(v.Data, c.data.Value(expected, numbers[i])) {
 				c.wrong++
 			}
