@@ -1,0 +1,430 @@
+package storm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	pb "epochkv/api/proto/epochkv/v1"
+	"epochkv/client"
+)
+
+const (
+	patience   = 10 * time.Second // the deadline of a healthy request
+	stallMax   = 5 * time.Second  // the longest that a healthy request may take
+	accounts   = 16
+	balance    = 1000
+	counters   = 8
+	loadKeys   = 20_000
+	hostileFor = 4 * time.Second // how long a slow reader holds its stream
+)
+
+// storm is the load of a whole test: what was written, and what went wrong.
+type storm struct {
+	t    *testing.T
+	seed uint64
+
+	healthy, expiring, canceled, batches, piped *journal
+	loads                                       []int // rounds and numbers of loads that were acknowledged, as one number
+	loadsMu                                     sync.Mutex
+	increments, incremented                     [counters]atomic.Int64 // sent, acknowledged
+
+	refused, gaveUp, transfers, scans, bulkLoads, slowReaders atomic.Int64
+	longest                                                   [2]atomic.Int64 // nanoseconds: healthy put, healthy get
+}
+
+func newStorm(t *testing.T, seed uint64) *storm {
+	return &storm{
+		t: t, seed: seed, healthy: &journal{name: "healthy"}, expiring: &journal{name: "expiring"}, canceled: &journal{name: "canceled"},
+		batches: &journal{name: "batches", twin: true}, piped: &journal{name: "piped"},
+	}
+}
+
+func (s *storm) journals() []*journal {
+	return []*journal{s.healthy, s.expiring, s.canceled, s.batches, s.piped}
+}
+
+// round is the load between two restarts.
+type round struct {
+	*storm
+	number int
+	server *process
+	kv     pb.KVClient
+	client *client.Client
+	ctx    context.Context // ends just before the server is ended
+}
+
+func dial(t *testing.T, address string) *grpc.ClientConn {
+	t.Helper()
+	conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return conn
+}
+
+// run starts every kind of load and returns a function that waits until all of it has ended.
+func (r *round) run() (wait func()) {
+	var workers sync.WaitGroup
+	begin := func(count int, work func(rng *rand.Rand)) {
+		for i := range count {
+			rng := rand.New(rand.NewPCG(r.seed, uint64(r.number)<<16|uint64(i)))
+			workers.Go(func() {
+				for r.ctx.Err() == nil {
+					work(rng)
+				}
+			})
+		}
+	}
+	begin(8, r.putAndGet)
+	begin(24, r.putWithShortDeadline)
+	begin(8, r.putAndCancel)
+	begin(4, r.writeBatch)
+	begin(2, r.pipeline)
+	begin(4, r.transfer)
+	begin(4, r.increment)
+	begin(2, r.limitedScan)
+	begin(8, r.readSlowly)
+	begin(4, r.leaveAnswersUnread)
+	begin(1, r.bulkLoad)
+	return workers.Wait
+}
+
+// failed reports an error of a healthy request, unless the test ended the server or the server asked for patience.
+func (r *round) failed(what string, err error) {
+	if r.server.planned.Load() || r.ctx.Err() != nil {
+		return
+	}
+	if status.Code(err) == codes.ResourceExhausted {
+		r.refused.Add(1)
+		return
+	}
+	r.t.Errorf("round %d: %s: %v", r.number, what, err)
+}
+
+func (r *round) took(which int, since time.Time) {
+	took := int64(time.Since(since))
+	for {
+		longest := r.longest[which].Load()
+		if took <= longest || r.longest[which].CompareAndSwap(longest, took) {
+			return
+		}
+	}
+}
+
+func request(key []byte) *pb.PutRequest {
+	return &pb.PutRequest{Key: key, Value: valueOf(key), Durability: pb.Durability_DURABILITY_SYNC}
+}
+
+// putAndGet is the client that must not notice the others: its writes are acknowledged in time, and it reads what it wrote.
+func (r *round) putAndGet(*rand.Rand) {
+	at, key := r.healthy.next(r.number)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	began := time.Now()
+	if _, err := r.kv.Put(ctx, request(key)); err != nil {
+		r.failed("a healthy put", err)
+		return
+	}
+	r.took(0, began)
+	r.healthy.acknowledge(at)
+	began = time.Now()
+	got, err := r.kv.Get(ctx, &pb.GetRequest{Key: key})
+	if err != nil {
+		r.failed("a healthy get", err)
+		return
+	}
+	r.took(1, began)
+	if !got.Found || string(got.Value) != string(valueOf(key)) {
+		r.t.Errorf("round %d: %s was acknowledged and is not readable", r.number, key)
+	}
+}
+
+func (r *round) putWithShortDeadline(rng *rand.Rand) {
+	at, key := r.expiring.next(r.number)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(1+rng.IntN(14))*time.Millisecond)
+	defer cancel()
+	if _, err := r.kv.Put(ctx, request(key)); err == nil {
+		r.expiring.acknowledge(at)
+	} else {
+		r.gaveUp.Add(1)
+	}
+}
+
+func (r *round) putAndCancel(rng *rand.Rand) {
+	at, key := r.canceled.next(r.number)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	timer := time.AfterFunc(time.Duration(rng.IntN(5000))*time.Microsecond, cancel)
+	defer timer.Stop()
+	defer cancel()
+	if _, err := r.kv.Put(ctx, request(key)); err == nil {
+		r.canceled.acknowledge(at)
+	} else {
+		r.gaveUp.Add(1)
+	}
+}
+
+func (r *round) writeBatch(*rand.Rand) {
+	at, key := r.batches.next(r.number)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	_, err := r.kv.BatchWrite(ctx, &pb.BatchWriteRequest{Durability: pb.Durability_DURABILITY_SYNC, Mutations: []*pb.Mutation{
+		{Kind: pb.Mutation_KIND_PUT, Key: key, Value: valueOf(key)},
+		{Kind: pb.Mutation_KIND_PUT, Key: twinOf(key), Value: valueOf(key)},
+	}})
+	if err != nil {
+		r.failed("a batch", err)
+		return
+	}
+	r.batches.acknowledge(at)
+}
+
+// pipeline sends a few hundred writes over one stream and takes their acknowledgements.
+func (r *round) pipeline(rng *rand.Rand) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	p, err := r.client.Pipeline(ctx, client.PipelineOptions{InFlight: 64})
+	if err != nil {
+		r.failed("a pipeline", err)
+		return
+	}
+	for range 200 + rng.IntN(400) {
+		at, key := r.piped.next(r.number)
+		err := p.Put(key, valueOf(key), func(_ client.Epoch, err error) {
+			if err == nil {
+				r.piped.acknowledge(at)
+			}
+		}, client.Sync())
+		if err != nil {
+			break // Close says why
+		}
+	}
+	if err := p.Close(); err != nil {
+		r.failed("a pipeline", err)
+	}
+}
+
+func account(i int) []byte { return fmt.Appendf(nil, "bank/%03d", i) }
+
+// transfer moves money between two accounts under a deadline that is often too short.
+func (r *round) transfer(rng *rand.Rand) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(2+rng.IntN(200))*time.Millisecond)
+	defer cancel()
+	from, to, amount := rng.IntN(accounts), rng.IntN(accounts), 1+rng.IntN(10)
+	err := r.client.Update(ctx, func(tx *client.Txn) error {
+		a, err := readInt(tx, account(from))
+		if err != nil {
+			return err
+		}
+		if err := tx.Put(account(from), strconv.AppendInt(nil, a-int64(amount), 10)); err != nil {
+			return err
+		}
+		b, err := readInt(tx, account(to))
+		if err != nil {
+			return err
+		}
+		return tx.Put(account(to), strconv.AppendInt(nil, b+int64(amount), 10))
+	})
+	if err == nil {
+		r.transfers.Add(1)
+	}
+}
+
+func readInt(tx *client.Txn, key []byte) (int64, error) {
+	v, err := tx.Get(key)
+	if err != nil || !v.Found {
+		return balance, err
+	}
+	return strconv.ParseInt(string(v.Data), 10, 64)
+}
+
+func counter(i int) []byte { return fmt.Appendf(nil, "counter/%03d", i) }
+
+func (r *round) increment(rng *rand.Rand) {
+	which := rng.IntN(counters)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	r.increments[which].Add(1)
+	if _, err := r.client.Increment(ctx, counter(which), 1, client.Sync()); err != nil {
+		r.failed("an increment", err)
+		return
+	}
+	r.incremented[which].Add(1)
+}
+
+// limitedScan is the query of a page: some entries, and never again.
+func (r *round) limitedScan(*rand.Rand) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	for _, err := range r.client.Scan(ctx, client.Prefix([]byte("healthy/")), client.ScanOptions{Limit: 5}) {
+		if err != nil {
+			r.failed("a limited scan", err)
+			return
+		}
+	}
+	r.scans.Add(1)
+}
+
+// readSlowly opens a scan of everything, takes one page, and then nothing more.
+func (r *round) readSlowly(rng *rand.Rand) {
+	ctx, cancel := context.WithCancel(r.ctx)
+	defer cancel()
+	stream, err := r.kv.Scan(ctx, &pb.ScanRequest{Range: &pb.KeyRange{}, Reverse: rng.IntN(2) == 0})
+	if err == nil {
+		_, err = stream.Recv()
+	}
+	if err != nil {
+		r.pause(100 * time.Millisecond) // refused, or nothing to read yet
+		return
+	}
+	r.slowReaders.Add(1)
+	r.pause(time.Duration(rng.Int64N(int64(hostileFor))))
+}
+
+// leaveAnswersUnread asks over a pipeline for large values and reads none of them.
+func (r *round) leaveAnswersUnread(rng *rand.Rand) {
+	ctx, cancel := context.WithCancel(r.ctx)
+	defer cancel()
+	large := fmt.Appendf(nil, "large/%d", rng.IntN(4))
+	if _, err := r.kv.Put(ctx, &pb.PutRequest{Key: large, Value: make([]byte, 1<<20), Durability: pb.Durability_DURABILITY_ASYNC}); err != nil {
+		r.pause(100 * time.Millisecond)
+		return
+	}
+	stream, err := r.kv.Pipeline(ctx)
+	if err != nil {
+		r.pause(100 * time.Millisecond)
+		return
+	}
+	stop := time.AfterFunc(time.Duration(rng.Int64N(int64(hostileFor))), cancel)
+	defer stop.Stop()
+	for id := uint64(1); id <= 200; id++ {
+		get := &pb.PipelineRequest{Id: id, Request: &pb.PipelineRequest_Get{Get: &pb.GetRequest{Key: large}}}
+		if stream.Send(get) != nil {
+			break
+		}
+	}
+	r.slowReaders.Add(1)
+	<-ctx.Done()
+}
+
+func (r *round) pause(d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-r.ctx.Done():
+	}
+}
+
+func loadPrefix(number int) []byte { return fmt.Appendf(nil, "load/%06d/", number) }
+
+// bulkLoad loads a range that is new, and gives up every fourth load half-way.
+func (r *round) bulkLoad(rng *rand.Rand) {
+	defer r.pause(time.Duration(rng.IntN(2000)) * time.Millisecond)
+	number := r.number<<12 | int(r.bulkLoads.Add(1))&0xfff
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	load, err := r.client.BulkLoad(ctx)
+	if err != nil {
+		r.failed("a bulk load", err)
+		return
+	}
+	defer load.Close()
+	giveUp := rng.IntN(4) == 0
+	for i := range loadKeys {
+		key := fmt.Appendf(loadPrefix(number), "%08d", i)
+		if err := load.Put(key, key); err != nil {
+			r.failed("a bulk load", err)
+			return
+		}
+		if giveUp && i == loadKeys/2 {
+			return
+		}
+	}
+	if _, err := load.Commit(); err != nil {
+		r.failed("a bulk load", err)
+		return
+	}
+	r.loadsMu.Lock()
+	defer r.loadsMu.Unlock()
+	r.loads = append(r.loads, number)
+}
+
+// check verifies what the store holds at a moment without other load.
+func (s *storm) check(ctx context.Context, c *client.Client, kv pb.KVClient, choose func(w *write) bool) error {
+	for _, j := range s.journals() {
+		if _, err := j.check(ctx, kv, choose); err != nil {
+			return err
+		}
+	}
+	return errors.Join(s.checkBank(ctx, c), s.checkCounters(ctx, c), s.checkLoads(ctx, c))
+}
+
+func (s *storm) checkBank(ctx context.Context, c *client.Client) error {
+	sum := int64(0)
+	err := c.View(ctx, func(tx *client.Txn) error {
+		sum = 0
+		for i := range accounts {
+			n, err := readInt(tx, account(i))
+			if err != nil {
+				return err
+			}
+			sum += n
+		}
+		return nil
+	})
+	if err == nil && sum != accounts*balance {
+		err = fmt.Errorf("the accounts hold %d together, not %d", sum, accounts*balance)
+	}
+	return err
+}
+
+func (s *storm) checkCounters(ctx context.Context, c *client.Client) error {
+	for i := range counters {
+		v, err := c.Get(ctx, counter(i))
+		if err != nil {
+			return err
+		}
+		n := int64(0)
+		if v.Found {
+			if n, err = strconv.ParseInt(string(v.Data), 10, 64); err != nil {
+				return err
+			}
+		}
+		if low, high := s.incremented[i].Load(), s.increments[i].Load(); n < low || n > high {
+			return fmt.Errorf("counter %d is %d; %d increments were acknowledged and %d sent", i, n, low, high)
+		}
+	}
+	return nil
+}
+
+// checkLoads counts the keys of every load: all or none, and all if it was acknowledged.
+func (s *storm) checkLoads(ctx context.Context, c *client.Client) error {
+	s.loadsMu.Lock()
+	defer s.loadsMu.Unlock()
+	for _, number := range s.loads {
+		n, _, err := c.Count(ctx, client.Prefix(loadPrefix(number)), client.ScanOptions{})
+		if err != nil {
+			return err
+		}
+		if n != loadKeys {
+			return fmt.Errorf("load %d was acknowledged with %d keys, and %d are there", number, loadKeys, n)
+		}
+	}
+	total, _, err := c.Count(ctx, client.Prefix([]byte("load/")), client.ScanOptions{})
+	if err == nil && total%loadKeys != 0 {
+		err = fmt.Errorf("%d keys of loads: %d belong to half of a load", total, total%loadKeys)
+	}
+	return err
+}
