@@ -24,7 +24,7 @@ import (
 )
 
 var (
-	duration = flag.Duration("storm.duration", 6*time.Second, "how long the storm lasts, kills and checks not counted")
+	duration = flag.Duration("storm.duration", 4*time.Second, "how long the storm lasts, kills and checks not counted")
 	longest  = flag.Duration("storm.round", 0, "the longest time between two kills; 0: a tenth of the duration, 40 s at most")
 	seedFlag = flag.Uint64("storm.seed", 0, "replays a schedule, not the races; 0: from the clock")
 )
