@@ -3,6 +3,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -36,9 +37,17 @@ func run() int {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	// A terminal that is closed must not take the server along. There is nothing to reload: options are read at start.
+	signal.Ignore(syscall.SIGHUP)
 	log := telemetry.NewLogger(os.Stderr, in.Config.LogLevel, in.Config.LogFormat)
+	if len(in.Ignored) > 0 {
+		log.Info("ignoring environment variables that Kubernetes injects for a Service", "variables", in.Ignored)
+	}
 	if err := server.Run(ctx, in.Config, log); err != nil {
 		log.Error("stopped with an error", "error", err)
+		if errors.Is(err, server.ErrConfiguration) {
+			return exitUsage
+		}
 		return exitFailure
 	}
 	return 0

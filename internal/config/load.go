@@ -20,8 +20,9 @@ const envPrefix = "KVSERVER_"
 // Invocation is what a command line asks for: to run with Config, or to print something and leave.
 type Invocation struct {
 	Config  Config
-	Help    string // not empty: print it and exit
-	Version bool   // print the version and exit
+	Help    string   // not empty: print it and exit
+	Version bool     // print the version and exit
+	Ignored []string // environment variables with the server's prefix that Kubernetes injects, and that say nothing to the server
 }
 
 // Load reads the sources in their order and validates the result. args are without the program's name; environ is as from
@@ -55,7 +56,7 @@ func Load(args, environ []string) (Invocation, error) {
 	if err := o.flags.Parse(args); err != nil {
 		return Invocation{}, err
 	}
-	return Invocation{Config: o.config}, o.config.Validate()
+	return Invocation{Config: o.config, Ignored: o.ignored}, o.config.Validate()
 }
 
 // options binds every option's name to its field. The flag set is the one table of names for all three sources.
@@ -64,6 +65,7 @@ type options struct {
 	file    string
 	help    bool
 	version bool
+	ignored []string
 	flags   *pflag.FlagSet
 }
 
@@ -146,6 +148,10 @@ func (o *options) fromEnviron(environ []string, only string) error {
 		}
 		name = strings.ReplaceAll(strings.ToLower(name), "_", "-")
 		if only != "" && name != only {
+			continue
+		}
+		if o.flags.Lookup(name) == nil && injected(variable, value) {
+			o.ignored = append(o.ignored, variable)
 			continue
 		}
 		if err := o.set(name, value); err != nil {

@@ -85,6 +85,13 @@ func Open(c config.Config, log *slog.Logger) (*Server, error) { return open(c, l
 
 // open takes a file system for tests; nil is the operating system's.
 func open(c config.Config, log *slog.Logger, files vfs.FS) (*Server, error) {
+	openFilesMax, err := raiseFileLimit()
+	if err != nil {
+		return nil, err
+	}
+	if err := checkFileLimit(c.Limits.Connections, openFilesMax); err != nil {
+		return nil, err
+	}
 	tuneRuntime(&c, log)
 	s := &Server{config: c, log: log, clock: clock{started: time.Now()}, drain: make(chan struct{})}
 	options := storeOptions(&c, files)
@@ -289,6 +296,7 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
+	warnAtStart(&c, log)
 	r := s.store.Recovery()
 	if r.TornFile != "" {
 		log.Warn("cut a torn tail that a crash had left", "file", r.TornFile, "offset", r.TornAt, "bytes", r.TornSize)

@@ -2,6 +2,7 @@ package vfs
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"syscall"
 )
@@ -29,6 +30,19 @@ func pathError(op Op, name string, err error) error {
 	}
 	return &fs.PathError{Op: op.String(), Path: name, Err: err}
 }
+
+// LockedError is ErrLocked with the process that has the lock.
+type LockedError struct{ PID int } // zero: not known
+
+func (e *LockedError) Error() string {
+	if e.PID == 0 {
+		return ErrLocked.Error()
+	}
+	return fmt.Sprintf("vfs: locked by process %d", e.PID)
+}
+
+// Is makes it match ErrLocked.
+func (e *LockedError) Is(target error) bool { return target == ErrLocked }
 
 // firstError is the result of a batch: the first failed request's error.
 func firstError(reqs []Request) error {

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 )
@@ -87,10 +88,16 @@ func (o *OS) Open(name string, mode Mode) (File, error) {
 	return newOSFile(name, fd, o), nil
 }
 
+// Permissions of what is created: what a store holds is for its own account alone, whatever the umask permits.
+const (
+	fileMode = 0o600
+	dirMode  = 0o700
+)
+
 // openRetry is open(2); file systems that can be interrupted (FUSE, NFS) need the loop.
 func openRetry(name string, flags int) (int, error) {
 	for {
-		fd, err := unix.Open(name, flags, 0o644)
+		fd, err := unix.Open(name, flags, fileMode)
 		if err != unix.EINTR {
 			return fd, err
 		}
@@ -124,7 +131,7 @@ func (o *OS) MkdirAll(dir string) error {
 			return err
 		}
 	}
-	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := os.Mkdir(dir, dirMode); err != nil && !errors.Is(err, fs.ErrExist) {
 		return pathError(OpMkdir, dir, err)
 	}
 	return o.SyncDir(parent)
@@ -173,11 +180,37 @@ func (o *OS) Lock(name string) (io.Closer, error) {
 	err = retry(func() error { return unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) })
 	if err != nil {
 		if err == unix.EWOULDBLOCK {
-			err = ErrLocked
+			err = &LockedError{PID: readHolder(fd)}
 		}
 		return nil, pathError(OpLock, name, errors.Join(err, unix.Close(fd)))
 	}
+	writeHolder(fd)
 	return newOSFile(name, fd, o), nil
+}
+
+// holderBytesMax is more than a process id and its newline take.
+const holderBytesMax = 32
+
+// writeHolder writes the id of this process into its lock file, for the error of the next one. It may fail, on a full disk for
+// example: the lock is held without it.
+func writeHolder(fd int) {
+	if unix.Ftruncate(fd, 0) == nil {
+		_, _ = unix.Pwrite(fd, strconv.AppendInt(nil, int64(os.Getpid()), 10), 0)
+	}
+}
+
+// readHolder is the id of the process that has the lock file; zero if it is not known.
+func readHolder(fd int) int {
+	text := make([]byte, holderBytesMax)
+	n, err := unix.Pread(fd, text, 0)
+	if err != nil || n < 0 {
+		return 0
+	}
+	pid, err := strconv.Atoi(string(text[:n]))
+	if err != nil {
+		return 0
+	}
+	return pid
 }
 
 // Free is the space that an unprivileged writer to dir may use.

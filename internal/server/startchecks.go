@@ -1,0 +1,201 @@
+package server
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"math"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"epochkv/internal/config"
+)
+
+// ErrConfiguration marks errors of a configuration that this machine cannot carry: starting again does not help.
+var ErrConfiguration = errors.New("server: the configuration does not fit this machine")
+
+// machine is what the start checks know of the machine. A zero means that it is not known.
+type machine struct {
+	memory     int64  // the smaller of physical memory and the limit of the control group
+	fileSystem string // of the data directory, if it is one of those that do not keep data or promises
+}
+
+// startWarnings are sentences about a configuration that works, and that an operator may regret.
+func startWarnings(c *config.Config, m machine) (warnings []string) {
+	warn := func(format string, args ...any) { warnings = append(warnings, fmt.Sprintf(format, args...)) }
+	// The heap may take a quarter of the budget beside it: see tuneRuntime.
+	if need := int64(c.Memory) + int64(c.Memory)/4; m.memory > 0 && need > m.memory {
+		warn("--memory %v and a quarter of it for requests are more than the %d MiB of this machine or its control group; the kernel may kill the server: lower --memory to %d MiB",
+			c.Memory, m.memory>>20, m.memory/5*4>>20)
+	}
+	for _, listener := range []struct{ option, address string }{{"--listen", c.Listen}, {"--http", c.HTTP}} {
+		if listener.address != "" && !isLoopback(listener.address) {
+			warn("%s %s accepts connections from other machines, without authentication or encryption; put a proxy or firewall in between", listener.option, listener.address)
+		}
+	}
+	if m.fileSystem != "" {
+		warn("--data-dir %s is on %s", c.DataDir, m.fileSystem)
+	}
+	return warnings
+}
+
+// isLoopback reports whether an address can be reached from this machine only. A name other than localhost may be anything.
+func isLoopback(address string) bool {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return false
+	}
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+// thisMachine looks at the machine. The data directory need not exist yet.
+func thisMachine(dataDir string) machine {
+	return machine{memory: memoryLimit(os.ReadFile), fileSystem: weakFileSystem(dataDir)}
+}
+
+// memoryLimit is the smallest of physical memory and the limits of the control groups above this process.
+func memoryLimit(read func(string) ([]byte, error)) int64 {
+	var info unix.Sysinfo_t
+	limit := int64(math.MaxInt64)
+	if unix.Sysinfo(&info) == nil {
+		limit = min(limit, int64(info.Totalram*uint64(info.Unit)))
+	}
+	for _, name := range controlGroupLimits(read) {
+		text, err := read(name)
+		if err != nil {
+			continue
+		}
+		// "max" is no limit; so is, in version 1, a number near the largest.
+		if n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64); err == nil && n > 0 {
+			limit = min(limit, n)
+		}
+	}
+	if limit == math.MaxInt64 {
+		return 0
+	}
+	return limit
+}
+
+// controlGroupLimits are the files that may hold a memory limit of this process, in both versions of control groups.
+func controlGroupLimits(read func(string) ([]byte, error)) (names []string) {
+	text, err := read("/proc/self/cgroup")
+	if err != nil {
+		return nil
+	}
+	for line := range strings.Lines(string(text)) {
+		fields := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		if len(fields) != 3 {
+			continue
+		}
+		var root, file string
+		switch {
+		case fields[0] == "0":
+			root, file = "/sys/fs/cgroup", "memory.max"
+		case strings.Contains(fields[1], "memory"):
+			root, file = "/sys/fs/cgroup/memory", "memory.limit_in_bytes"
+		default:
+			continue
+		}
+		for group := filepath.Join("/", fields[2]); ; group = filepath.Dir(group) {
+			names = append(names, filepath.Join(root, group, file))
+			if group == "/" {
+				break
+			}
+		}
+	}
+	return names
+}
+
+// weakFileSystem describes the file system of the nearest directory that exists, if it does not keep data or its promises.
+func weakFileSystem(dir string) string {
+	for dir = filepath.Clean(dir); ; dir = filepath.Dir(dir) {
+		var st unix.Statfs_t
+		err := unix.Statfs(dir, &st)
+		if err == nil {
+			return weakFileSystemType(st.Type)
+		}
+		if !errors.Is(err, fs.ErrNotExist) || dir == filepath.Dir(dir) {
+			return ""
+		}
+	}
+}
+
+func weakFileSystemType(magic int64) string {
+	const network = ", a network or user-space file system; whether fdatasync and locks keep their promises is up to it"
+	switch magic {
+	case unix.TMPFS_MAGIC, unix.RAMFS_MAGIC:
+		return "a file system in memory: a restart of the machine loses everything"
+	case unix.OVERLAYFS_SUPER_MAGIC:
+		return "an overlay file system, as containers have: removing the container loses everything; mount a volume"
+	case unix.NFS_SUPER_MAGIC:
+		return "NFS" + network
+	case unix.SMB_SUPER_MAGIC, unix.SMB2_SUPER_MAGIC, unix.CIFS_SUPER_MAGIC:
+		return "SMB" + network
+	case unix.FUSE_SUPER_MAGIC:
+		return "FUSE" + network
+	case unix.V9FS_MAGIC:
+		return "9P" + network
+	case unix.CEPH_SUPER_MAGIC:
+		return "CephFS" + network
+	}
+	return ""
+}
+
+// widePermissions lists the data directory and what is in it with permissions for others than the owner.
+func widePermissions(dir string) (wide []string) {
+	_ = filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err // ends the walk; the store says what is wrong
+		}
+		if info, err := d.Info(); err == nil && info.Mode().Perm()&0o077 != 0 {
+			wide = append(wide, fmt.Sprintf("%s %v", name, info.Mode().Perm()))
+		}
+		return nil
+	})
+	return wide
+}
+
+// warnAtStart logs what an operator may regret.
+func warnAtStart(c *config.Config, log *slog.Logger) {
+	for _, warning := range startWarnings(c, thisMachine(c.DataDir)) {
+		log.Warn(warning)
+	}
+	if wide := widePermissions(c.DataDir); len(wide) > 0 {
+		log.Warn("other accounts of this machine may reach the data; chmod -R go= "+c.DataDir+" takes that away", "first", wide[0], "files", len(wide))
+	}
+}
+
+// filesReserved is what the process opens besides connections: the store's files, log segments, bulk loads, the listeners and rings.
+const filesReserved = 256
+
+// raiseFileLimit raises the soft limit of open files to the hard one, and returns it.
+func raiseFileLimit() (uint64, error) {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return 0, fmt.Errorf("getrlimit: %w", err)
+	}
+	if limit.Cur < limit.Max {
+		limit.Cur = limit.Max
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+			return 0, fmt.Errorf("setrlimit: %w", err)
+		}
+	}
+	return limit.Cur, nil
+}
+
+// checkFileLimit refuses a number of connections that the process cannot hold open beside its files.
+func checkFileLimit(connections int, limit uint64) error {
+	need := uint64(connections) + refusedConnectionsMax + filesReserved
+	if need <= limit {
+		return nil
+	}
+	return fmt.Errorf("%w: --max-connections %d needs %d open files, and this process may open %d; lower --max-connections to %d or raise the limit (ulimit -n, LimitNOFILE= of systemd)",
+		ErrConfiguration, connections, need, limit, max(int64(limit)-refusedConnectionsMax-filesReserved, 0))
+}

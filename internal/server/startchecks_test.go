@@ -1,0 +1,124 @@
+package server
+
+import (
+	"errors"
+	"io/fs"
+	"log/slog"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"epochkv/internal/config"
+)
+
+func TestRegrettableConfigurationsAreWarnedOf(t *testing.T) {
+	for name, test := range map[string]struct {
+		adjust func(*config.Config)
+		on     machine
+		want   string // empty: no warning
+	}{
+		"default":               {func(*config.Config) {}, machine{memory: 4 << 30}, ""},
+		"just fits":             {func(c *config.Config) { c.Memory = config.GiB }, machine{memory: 5 << 28}, ""},
+		"memory":                {func(c *config.Config) { c.Memory = config.GiB }, machine{memory: 5<<28 - 1}, "--memory"},
+		"unknown memory":        {func(c *config.Config) { c.Memory = 8 * config.TiB }, machine{}, ""},
+		"any address":           {func(c *config.Config) { c.Listen = "0.0.0.0:7400" }, machine{}, "--listen 0.0.0.0:7400"},
+		"any address, v6":       {func(c *config.Config) { c.Listen = "[::]:7400" }, machine{}, "--listen"},
+		"no host":               {func(c *config.Config) { c.HTTP = ":7401" }, machine{}, "--http :7401"},
+		"another loopback":      {func(c *config.Config) { c.Listen = "127.0.0.2:7400" }, machine{}, ""},
+		"loopback v6":           {func(c *config.Config) { c.Listen = "[::1]:7400" }, machine{}, ""},
+		"localhost":             {func(c *config.Config) { c.Listen = "localhost:7400" }, machine{}, ""},
+		"a name":                {func(c *config.Config) { c.Listen = "db1:7400" }, machine{}, "--listen db1"},
+		"no http":               {func(c *config.Config) { c.HTTP = "" }, machine{}, ""},
+		"file system in memory": {func(*config.Config) {}, machine{fileSystem: weakFileSystemType(unix.TMPFS_MAGIC)}, "in memory"},
+		"nfs":                   {func(*config.Config) {}, machine{fileSystem: weakFileSystemType(unix.NFS_SUPER_MAGIC)}, "NFS"},
+		"ext4":                  {func(*config.Config) {}, machine{fileSystem: weakFileSystemType(unix.EXT4_SUPER_MAGIC)}, ""},
+	} {
+		c := config.Default()
+		test.adjust(&c)
+		got := strings.Join(startWarnings(&c, test.on), "\n")
+		if test.want == "" && got != "" || !strings.Contains(got, test.want) {
+			t.Errorf("%s: %q", name, got)
+		}
+	}
+}
+
+func TestMemoryLimitIsTheSmallestAboveTheProcess(t *testing.T) {
+	files := map[string]string{
+		"/proc/self/cgroup": "12:memory,x:/a/b\n1:name=systemd:/\n0::/c\n",
+		"/sys/fs/cgroup/memory/a/b/memory.limit_in_bytes": "9223372036854771712\n",
+		"/sys/fs/cgroup/memory/a/memory.limit_in_bytes":   "4096\n",
+		"/sys/fs/cgroup/c/memory.max":                     "max\n",
+		"/sys/fs/cgroup/memory.max":                       "8192\n",
+	}
+	read := func(name string) ([]byte, error) {
+		if text, ok := files[name]; ok {
+			return []byte(text), nil
+		}
+		return nil, fs.ErrNotExist
+	}
+	if got := memoryLimit(read); got != 4096 {
+		t.Errorf("version 1: %d", got)
+	}
+	delete(files, "/sys/fs/cgroup/memory/a/memory.limit_in_bytes")
+	if got := memoryLimit(read); got != 8192 {
+		t.Errorf("version 2: %d", got)
+	}
+	clear(files)
+	if got := memoryLimit(read); got < 1<<20 || got == math.MaxInt64 {
+		t.Errorf("no groups: %d", got)
+	}
+}
+
+func TestConnectionsThatTheProcessCannotCarryAreRefused(t *testing.T) {
+	for _, test := range []struct {
+		connections int
+		limit       uint64
+		ok          bool
+	}{{1024, 1344, true}, {1024, 1343, false}, {1, 100, false}, {1 << 24, 1 << 20, false}} {
+		err := checkFileLimit(test.connections, test.limit)
+		if (err == nil) != test.ok || err != nil && (!errors.Is(err, ErrConfiguration) || !strings.Contains(err.Error(), "--max-connections")) {
+			t.Errorf("%d connections of %d files: %v", test.connections, test.limit, err)
+		}
+	}
+	c := testConfig()
+	c.Limits.Connections = 1 << 24
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	if limit.Max < 1<<24 {
+		if _, err := open(c, slog.New(slog.DiscardHandler), nil); !errors.Is(err, ErrConfiguration) {
+			t.Errorf("open: %v", err)
+		}
+	}
+	if got, err := raiseFileLimit(); err != nil || got != limit.Max {
+		t.Errorf("raised to %d of %d, %v", got, limit.Max, err)
+	}
+}
+
+func TestWidePermissionsAreFound(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "data")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(dir, "data.ekv")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if wide := widePermissions(dir); len(wide) != 0 {
+		t.Errorf("private: %v", wide)
+	}
+	if err := os.Chmod(file, 0o640); err != nil {
+		t.Fatal(err)
+	}
+	if wide := widePermissions(dir); len(wide) != 1 || !strings.HasPrefix(wide[0], file) {
+		t.Errorf("%v", wide)
+	}
+	if wide := widePermissions(filepath.Join(dir, "missing")); len(wide) != 0 {
+		t.Errorf("missing: %v", wide)
+	}
+}
