@@ -50,6 +50,9 @@ type Config struct {
 	TxnIdleTimeout time.Duration // how long an interactive transaction may wait for its next request
 	TxnTimeout     time.Duration // how long an interactive transaction may live
 
+	ProbeInterval time.Duration // how often the server checks that a write of its own becomes durable; 0: never
+	ProbeTimeout  time.Duration // how long such a write may take before health checks fail
+
 	DrainTimeout time.Duration // how long running requests may go on after SIGTERM
 	ScanTokenTTL time.Duration // how long a scan's resume token keeps its epoch readable
 }
@@ -96,6 +99,8 @@ func Default() Config {
 		},
 		TxnIdleTimeout: 30 * time.Second,
 		TxnTimeout:     5 * time.Minute,
+		ProbeInterval:  5 * time.Second,
+		ProbeTimeout:   10 * time.Second,
 		DrainTimeout:   10 * time.Second,
 		ScanTokenTTL:   time.Minute,
 	}

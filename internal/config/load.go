@@ -103,6 +103,8 @@ func newOptions() *options {
 	f.DurationVar(&c.TxnIdleTimeout, "txn-idle-timeout", c.TxnIdleTimeout, "how long an interactive transaction may wait for its next request")
 	f.DurationVar(&c.TxnTimeout, "txn-timeout", c.TxnTimeout, "how long an interactive transaction may live")
 	f.DurationVar(&c.ScanTokenTTL, "scan-token-ttl", c.ScanTokenTTL, "how long a scan's resume token keeps its snapshot readable")
+	f.DurationVar(&c.ProbeInterval, "probe-interval", c.ProbeInterval, "how often the server checks that a write of its own becomes durable, every twelfth time while idle; 0 is never")
+	f.DurationVar(&c.ProbeTimeout, "probe-timeout", c.ProbeTimeout, "how long such a write may take before health checks fail")
 	f.DurationVar(&c.DrainTimeout, "drain-timeout", c.DrainTimeout, "how long running requests may finish after SIGTERM")
 	f.TextVar(&levelText{&c.LogLevel}, "log-level", &levelText{&c.LogLevel}, "debug, info, warn or error")
 	f.Var((*choice)(&c.LogFormat), "log-format", "text or json")

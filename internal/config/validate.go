@@ -44,6 +44,10 @@ func (c *Config) Validate() error {
 	v.check(c.CheckpointWorkers >= 0 && c.CheckpointWorkers <= workersMax, "checkpoint-workers",
 		fmt.Sprintf("is %d; give 0 to %d", c.CheckpointWorkers, workersMax))
 	v.check(c.IO == IOAuto || c.IO == IOUring || c.IO == IOPread, "io", fmt.Sprintf("is %q; choose auto, uring or pread", c.IO))
+	if c.ProbeInterval != 0 {
+		v.duration("probe-interval", c.ProbeInterval, 10*durationMin, time.Hour)
+	}
+	v.duration("probe-timeout", c.ProbeTimeout, 10*durationMin, time.Hour)
 	v.duration("drain-timeout", c.DrainTimeout, 0, time.Hour)
 	v.duration("scan-token-ttl", c.ScanTokenTTL, time.Second, 24*time.Hour)
 	v.duration("txn-idle-timeout", c.TxnIdleTimeout, durationMin, 24*time.Hour)

@@ -53,11 +53,15 @@ func (s *Store) Session() (*Session, error) {
 		return nil, ErrTooManySessions
 	}
 	s.sessions.open++
+	return s.newSession(), nil
+}
+
+func (s *Store) newSession() *Session {
 	x := &Session{store: s, slot: s.registry.Slot(), reader: s.engine.NewReader(), parker: newWaiter(), key: keys.Scratch()}
 	x.cursor.lower, x.cursor.upper, x.cursor.from = keys.Scratch(), keys.Scratch(), keys.Scratch()
 	x.txn.own.init()
 	x.txn.reads.init()
-	return x, nil
+	return x
 }
 
 // Close ends the session's snapshot and returns it to the pool. Closing twice is harmless.

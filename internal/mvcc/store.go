@@ -49,6 +49,8 @@ type Store struct {
 		committed uint64 // as told last; see Stats
 	}
 
+	probe *Session // of Probe alone; outside the limit of sessions, so that a probe needs no place among requests
+
 	stop context.CancelFunc
 	done sync.WaitGroup
 }
@@ -78,7 +80,7 @@ func Open(o Options) (*Store, error) {
 		return nil, fmt.Errorf("open %s: %w", o.Storage.Dir, err)
 	}
 	s.engine, s.recovery = engine, recovery
-	s.horizon.open(recovery.Epoch, s.limits.Sessions)
+	s.horizon.open(recovery.Epoch, s.limits.Sessions+1) // and the probe's
 	ctx, stop := context.WithCancel(context.Background())
 	s.stop = stop
 	s.collector = newCollector(s)

@@ -74,7 +74,9 @@ func (s *Server) observe() []health.Condition {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	found := errorConditions(s.store.Err(), s.store.CheckpointErr(), s.store.Damage())
-	c.list.Update(time.Now(), append(found, c.counted...))
+	now := time.Now()
+	found = append(found, s.probe.conditions(now, s.config.ProbeTimeout)...)
+	c.list.Update(now, append(found, c.counted...))
 	return c.list.Snapshot()
 }
 

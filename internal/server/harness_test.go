@@ -60,6 +60,7 @@ func testConfig() config.Config {
 	c.DataDir, c.Listen, c.HTTP = "data", "127.0.0.1:0", "127.0.0.1:0"
 	c.Memory, c.MemtableSize, c.SegmentSize = 256*config.MiB, 2*config.MiB, config.MiB // small: each test starts a server
 	c.DrainTimeout = 5 * time.Second
+	c.ProbeInterval = 0 // tests count epochs
 	return c
 }
 

@@ -63,12 +63,13 @@ type Server struct {
 	drain    chan struct{} // closed when draining begins
 
 	conditions healthConditions
+	probe      probe
 
 	requests     telemetry.Requests
 	connections  connections
 	admission    admission
 	callers      callers
-	receivers    sync.WaitGroup // pipelines' receivers; they end after their handlers
+	receivers    sync.WaitGroup // pipelines' receivers, which end after their handlers, and the probe: before the store is closed
 	transactions txnTable
 	executeTurn  chan struct{} // a token, for whoever lost too often against others
 	files        *vfs.OS       // nil if tests gave others
@@ -317,6 +318,9 @@ func (s *Server) Run(ctx context.Context) error {
 		serving.Go(func() { failed <- serveHTTP(s.http, s.metrics) })
 	}
 	serving.Go(func() { s.watchConditions(ctx) })
+	if s.config.ProbeInterval > 0 {
+		s.receivers.Go(func() { s.runProbe(ctx) })
+	}
 	var err error
 	select {
 	case <-ctx.Done():

@@ -41,6 +41,8 @@ type Rule struct {
 	Bytes int
 	// Delay is how long the operation waits before anything else.
 	Delay time.Duration
+	// Until, if not nil, holds the operation back until it is closed: a device that does not answer.
+	Until <-chan struct{}
 }
 
 // Fault is what goes wrong.
@@ -58,7 +60,7 @@ const (
 	Lost
 	// FlipBit flips the lowest bit of a byte in what a read returns, and reports success.
 	FlipBit
-	// Slow only waits for Delay.
+	// Slow only waits for Delay and Until.
 	Slow
 	// Forget fails a sync as Linux does after an error of the device: the pages that were dirty count as clean. Reads still return
 	// what was written, a later sync reports success without writing it, and a crash loses it; a page that is written
@@ -128,6 +130,9 @@ func (f *Faulty) strike(op Op, name string) *Rule {
 		return nil
 	}
 	time.Sleep(struck.rule.Delay)
+	if struck.rule.Until != nil {
+		<-struck.rule.Until
+	}
 	return &struck.rule
 }
 

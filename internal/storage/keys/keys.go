@@ -74,6 +74,10 @@ const (
 	SpaceUser Space = 0x10
 )
 
+// SystemProbe is the key in SpaceSystem that the liveness probe deletes, and that never exists. Other first bytes of system keys are
+// reserved for records that do.
+const SystemProbe = "p"
+
 // Append appends the internal key of user in space s to dst.
 func Append(dst []byte, s Space, user []byte) []byte {
 	dst = append(dst, byte(s))
