@@ -83,7 +83,11 @@ func statusRows(s *kvpb.StatusResponse) [][]string {
 		size(limits.GetBatchBytes()), limits.GetBatchOperations())
 	row("", "%d connections, %d streams each, %d requests and %s in flight", limits.GetConnections(),
 		limits.GetStreamsPerConnection(), limits.GetRequestsInFlight(), size(limits.GetBytesInFlight()))
-	return append(rows, []string{"recovery", recoveryText(s.GetRecovery())})
+	rows = append(rows, []string{"recovery", recoveryText(s.GetRecovery())})
+	for _, what := range s.GetRecovery().GetRepaired() {
+		rows = append(rows, []string{"REPAIRED", what + ". Nothing is lost; distrust the device"})
+	}
+	return rows
 }
 
 func healthText(h *kvpb.Health) string {

@@ -120,5 +120,6 @@ func (s *Server) recoveryMessage() *pb.Recovery {
 	return &pb.Recovery{
 		Records: r.Records, Bytes: r.Bytes, Epoch: uint64(r.Epoch), Duration: durationpb.New(s.opening),
 		TornFile: r.TornFile, TornOffset: uint64(r.TornAt), TornBytes: uint64(r.TornSize),
+		Repaired: r.Repaired,
 	}
 }

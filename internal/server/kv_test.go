@@ -210,7 +210,7 @@ func TestStatusTellsWhatIsGoingOn(t *testing.T) {
 func TestStatusFillsEveryField(t *testing.T) {
 	quiet := map[string]bool{
 		"health.cause": true, "health.conditions": true, "health.state": true, "build.version": true, "build.revision": true,
-		"recovery.records": true, "recovery.bytes": true, "recovery.epoch": true, "recovery.torn_file": true, "recovery.torn_offset": true, "recovery.torn_bytes": true,
+		"recovery.records": true, "recovery.bytes": true, "recovery.epoch": true, "recovery.torn_file": true, "recovery.torn_offset": true, "recovery.torn_bytes": true, "recovery.repaired": true,
 		"sessions.requests_in_flight": true, "sessions.bytes_in_flight": true,
 		"tree.garbage_bytes": true, "tree.free_bytes": true, "tree.pages.rows": true, "tree.pages.row_table": true, "tree.bulk_loads": true,
 		"tree.write_stalls": true, "tree.damaged_reads": true, "tree.stale_share": true, "tree.swept_pages": true, "tree.swept_versions": true,

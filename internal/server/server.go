@@ -302,6 +302,9 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) error {
 	if r.TornFile != "" {
 		log.Warn("cut a torn tail that a crash had left", "file", r.TornFile, "offset", r.TornAt, "bytes", r.TornSize)
 	}
+	for _, what := range r.Repaired {
+		log.Error("repaired damage of the data file; nothing is lost, but distrust the device", "repair", what)
+	}
 	log.Info("serving", "listen", s.Address(), "http", s.HTTPAddress(),
 		"recovered_records", r.Records, "epoch", uint64(r.Epoch), "took", s.opening)
 	return s.Run(ctx)

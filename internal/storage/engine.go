@@ -40,6 +40,8 @@ type Engine struct {
 	rows  *rows.Store
 	pages *pages
 
+	repaired []string // what Open found damaged and made anew
+
 	prefetch *prefetch // nil with Options.NoPrefetch
 
 	view    atomic.Pointer[view]

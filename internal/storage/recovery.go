@@ -3,12 +3,10 @@ package storage
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"time"
 
 	"epochkv/internal/storage/btree"
 	"epochkv/internal/storage/pager"
-	"epochkv/internal/storage/pager/rows"
 	"epochkv/internal/wal"
 )
 
@@ -21,9 +19,9 @@ func (e *Engine) recover() (Recovery, error) {
 	r := replayer{engine: e, root: rootOf(state), after: state.Epoch, told: time.Now()}
 	found, err := wal.Recover(e.fs, e.options.Dir, state.Epoch, r.apply)
 	if err != nil {
-		return Recovery{}, errors.Join(translate(err), r.free())
+		return Recovery{}, errors.Join(blameSuperblock(e.pager, err), r.free())
 	}
-	recovery := Recovery{Records: found.Records, Bytes: found.Bytes, Epoch: found.Last}
+	recovery := Recovery{Repaired: e.repaired, Records: found.Records, Bytes: found.Bytes, Epoch: found.Last}
 	if torn := found.Torn; torn != nil {
 		recovery.TornFile, recovery.TornAt, recovery.TornSize = torn.File, torn.Offset, torn.Bytes
 	}
@@ -59,11 +57,7 @@ func (e *Engine) openTree() error {
 	if e.options.ExtentReadahead {
 		e.pages.extents = new(extents)
 	}
-	options := pager.Options{PageSize: e.options.PageSize, OnFree: e.pages.forget}
-	p, err := pager.Open(e.options.DataFS, e.options.dataPath(), options)
-	if errors.Is(err, fs.ErrNotExist) {
-		p, err = pager.Create(e.options.DataFS, e.options.dataPath(), options)
-	}
+	p, err := openOrCreate(&e.options, pager.Options{PageSize: e.options.PageSize, OnFree: e.pages.forget, RebuildMap: true})
 	if err != nil {
 		return translate(err)
 	}
@@ -76,11 +70,30 @@ func (e *Engine) openTree() error {
 	if !e.options.NoPrefetch {
 		e.prefetch = newPrefetch(e)
 	}
-	if e.rows, err = rows.Open(p); err != nil {
-		return translate(err)
+	return translate(e.openTables())
+}
+
+// openTables opens what the data file holds beside the tree, and repairs what can be repaired.
+func (e *Engine) openTables() (err error) {
+	for _, fault := range e.pager.SuperblockFaults() {
+		if e.pager.SuperblocksRepaired() > 0 {
+			e.repaired = append(e.repaired, fmt.Sprintf("a superblock was written anew from its copy: %v", fault))
+		}
 	}
-	e.known, err = loadSide(p, e.rows)
-	return translate(err)
+	tables := len(e.repaired)
+	if e.rows, err = e.openRows(); err != nil {
+		return err
+	}
+	if err := e.rebuildMap(); err != nil {
+		return err
+	}
+	if e.known, err = loadSide(e.pager, e.rows); err != nil {
+		return err
+	}
+	if len(e.repaired) > tables {
+		return e.writeRepaired()
+	}
+	return nil
 }
 
 func rootOf(s pager.State) btree.Root {
@@ -94,6 +107,11 @@ func rootOf(s pager.State) btree.Root {
 func translate(err error) error {
 	if damage, ok := errors.AsType[*wal.CorruptionError](err); ok {
 		return &CorruptionError{File: damage.File, Offset: damage.Offset, Reason: damage.Reason, Remedy: damage.Remedy}
+	}
+	for _, whole := range []error{pager.ErrTruncated, pager.ErrNotDataFile, pager.ErrSuperblocks, pager.ErrSuperblockLost} {
+		if errors.Is(err, whole) {
+			return &CorruptionError{File: dataName, Reason: err.Error(), Remedy: fileRemedy}
+		}
 	}
 	if damage, ok := errors.AsType[*pager.CorruptError](err); ok {
 		return &CorruptionError{File: damage.File, Offset: damage.Offset, Reason: damage.Reason, Remedy: pageRemedy}

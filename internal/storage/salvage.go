@@ -111,6 +111,9 @@ func (s *salvager) run() error {
 func (s *salvager) open() error {
 	name := s.options.dataPath()
 	state, err := pager.OpenFrozen(s.fs, name)
+	if err == nil && state.SuperblockLost() {
+		err = s.refuseOlder(state)
+	}
 	switch {
 	case err == nil:
 		s.state, s.report.Epoch = state, state.State().Epoch
@@ -128,9 +131,19 @@ func (s *salvager) open() error {
 		s.note("no superblock is readable: every sound leaf of the file was read, and keys that were deleted may have come back")
 	}
 	if damaged := s.state.SuperblockDamage(); damaged != nil {
-		s.note("%v: the older state was read", damaged)
+		s.note("%v", damaged)
 	}
 	return nil
+}
+
+// refuseOlder closes a state whose successor was durable, which the log says by not reaching back to it, and whose superblock is lost: what the pages
+// of both say, with the newer ones first, is more.
+func (s *salvager) refuseOlder(state *pager.Pager) error {
+	_, err := wal.Replay(s.fs, s.options.Dir, state.State().Epoch, func(keys.Epoch, []byte) error { return s.ctx.Err() })
+	if _, gap := errors.AsType[*wal.CorruptionError](err); !gap {
+		return s.ctx.Err()
+	}
+	return errors.Join(blameSuperblock(state, err), state.Close())
 }
 
 // lost superblock: nothing is known of the tree.
@@ -482,6 +495,11 @@ func RepairLog(fsys vfs.FS, dir string) (dropped RepairedLog, err error) {
 		return RepairedLog{}, translate(err)
 	}
 	after := state.State().Epoch
+	if state.SuperblockLost() {
+		if _, err := wal.Replay(options.FS, dir, after, func(keys.Epoch, []byte) error { return nil }); err != nil {
+			return RepairedLog{}, errors.Join(blameSuperblock(state, err), state.Close())
+		}
+	}
 	if err := state.Close(); err != nil {
 		return RepairedLog{}, err
 	}

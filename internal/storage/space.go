@@ -20,13 +20,12 @@ type PageKinds struct {
 	Rows     uint64 // packed large values
 	Bulk     uint64 // whole pages of single values
 	RowTable uint64
-	Map      uint64 // the allocation map, and the superblocks
+	Map      uint64 // the allocation map, the superblocks and their copies
 }
 
 // Kinds tells the pages in use apart, at no cost.
 func (s *Stats) Kinds() PageKinds {
-	const superblocks = 2
-	k := PageKinds{Rows: s.Rows.DataPages, Bulk: s.Rows.BulkPages, RowTable: s.Rows.TablePages, Map: s.Pages.MapPages + superblocks}
+	k := PageKinds{Rows: s.Rows.DataPages, Bulk: s.Rows.BulkPages, RowTable: s.Rows.TablePages, Map: s.Pages.MapPages + s.Pages.SuperPages}
 	k.Tree = s.Pages.Live - min(s.Pages.Live, k.Rows+k.Bulk+k.RowTable+k.Map) // read a moment apart
 	return k
 }

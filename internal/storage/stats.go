@@ -55,6 +55,7 @@ type TreeStats struct {
 	VersionsDropped   uint64
 	TombstonesDropped uint64
 	Damaged           uint64  // reads that met a damaged page
+	Repaired          int     // superblocks and tables that Open found damaged and made anew
 	LostPages         int     // damaged pages that checkpoints go round
 	StaleShare        float64 // the part of the tree that superseded versions and tombstones take, rounded up
 	LeavesSwept       uint64  // since Open: rewritten for what they could be rid of, though nothing new fell on them
@@ -119,7 +120,8 @@ func (e *Engine) Stats() Stats {
 func (e *Engine) treeStats() TreeStats {
 	state, c := e.pager.State(), &e.counters
 	s := TreeStats{
-		Epoch: state.Epoch, Height: int(state.Height), Entries: state.Entries, EntryBytes: state.EntryBytes,
+		Repaired: len(e.repaired),
+		Epoch:    state.Epoch, Height: int(state.Height), Entries: state.Entries, EntryBytes: state.EntryBytes,
 		Checkpoint: e.pager.Checkpoint(), Checkpoints: c.checkpoints.Load(), CheckpointTime: time.Duration(c.checkpointNanos.Load()),
 		LeafPages: c.leafPages.Load(), InnerPages: c.innerPages.Load(),
 		VersionsDropped: c.versionsDropped.Load(), TombstonesDropped: c.tombstonesDropped.Load(), Damaged: c.damaged.Load(),

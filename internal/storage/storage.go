@@ -43,6 +43,8 @@ type Recovery struct {
 	TornAt   int64      // where it was cut
 	TornSize int64      // bytes that were cut
 
+	Repaired []string // what was damaged and could be made anew, with the reason
+
 	Checkpoints  int   // made during the replay, because the log held more than memory
 	MemtablePeak int64 // most bytes that memtables took meanwhile
 }

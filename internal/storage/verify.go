@@ -55,7 +55,7 @@ type DamageKind string
 
 // What can be damaged.
 const (
-	DamageSuperblock DamageKind = "superblock" // the data file has no usable root
+	DamageSuperblock DamageKind = "superblock" // a superblock, or a copy of one; alone it costs nothing, and the next start repairs it
 	DamagePage       DamageKind = "page"       // a page of the tree
 	DamageValue      DamageKind = "value"      // a large value; the range is its key
 	DamageRows       DamageKind = "rows"       // the row table
@@ -137,11 +137,12 @@ func VerifyDir(ctx context.Context, fsys vfs.FS, dir string, o VerifyOptions) (r
 		return v.withoutState(options, err)
 	}
 	defer func() { err = errors.Join(err, frozen.Close()) }()
-	if damaged := frozen.SuperblockDamage(); damaged != nil {
-		v.note("%v: the older state was checked; a crash while a checkpoint ended looks the same", damaged)
-	}
 	if err := v.checkLog(options.FS, dir, frozen.State().Epoch, keys.MaxEpoch); err != nil {
 		return nil, err
+	}
+	if frozen.SuperblockLost() && v.report.DamageTotal > 0 { // of the log, which has been cut behind the state that is lost
+		v.report.Damages, v.report.DamageTotal = nil, 0
+		v.note("the log does not reach back to checkpoint %d: a newer one was durable, whose superblock is damaged together with its copy", frozen.Checkpoint())
 	}
 	return v.run(frozen)
 }
@@ -155,7 +156,7 @@ func (v *verifier) withoutState(o *Options, cause error) (*VerifyReport, error) 
 		if segments, err := wal.Segments(o.FS, o.Dir); err != nil || len(segments) == 0 {
 			return nil, fmt.Errorf("%s holds no store: %w", o.Dir, cause)
 		}
-	case !errors.Is(cause, pager.ErrNotDataFile) && !errors.Is(cause, pager.ErrSuperblocks):
+	case !errors.Is(cause, pager.ErrNotDataFile) && !errors.Is(cause, pager.ErrSuperblocks) && !errors.Is(cause, pager.ErrSuperblockLost):
 		return nil, cause
 	}
 	v.damage(Damage{Kind: DamageSuperblock, File: o.dataPath(), Reason: cause.Error()})

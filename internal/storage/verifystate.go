@@ -49,6 +49,9 @@ func (v *verifier) run(state *pager.Pager) (*VerifyReport, error) {
 	if err != nil {
 		return nil, err
 	}
+	for _, fault := range state.SuperblockFaults() {
+		v.damage(Damage{Kind: DamageSuperblock, File: fault.File, Offset: fault.Offset, Page: fault.Page, Reason: fault.Reason})
+	}
 	v.finish()
 	return &v.report, nil
 }

@@ -44,6 +44,8 @@ var treeReadings = []reading{
 	engineCounter("pages_read_total", "Pages read from the data file.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Pages.PagesRead) }),
 	engineCounter("pages_written_total", "Pages written to the data file.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Pages.PagesWritten) }),
 	engineGauge("lost_pages", "Damaged pages of the tree that checkpoints go round.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.LostPages) }),
+	engineGauge("repaired_at_start", "Superblocks, allocation maps and row tables that the last start found damaged and repaired without loss.",
+		func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.Repaired) }),
 	engineCounter("damaged_reads_total", "Reads that met a damaged page.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.Damaged) }),
 	engineGauge("rows", "Values that lie outside the leaves.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Rows.Rows) }),
 	engineGauge("row_fill_ratio", "The part of data pages that live rows take.", func(s *mvcc.Stats) float64 { return s.Storage.Rows.FillFactor }),

@@ -40,7 +40,7 @@ type Checkpoint struct {
 
 // Begin starts the next checkpoint. Releases that came in since the last one take effect now.
 func (p *Pager) Begin() (*Checkpoint, error) {
-	if err := p.Err(); err != nil {
+	if err := errors.Join(p.Err(), p.MapDamage()); err != nil {
 		return nil, err
 	}
 	if !p.open.CompareAndSwap(false, true) {
@@ -139,6 +139,10 @@ func (ck *Checkpoint) build(ctx context.Context, state State) (*superblock, *Vec
 	if err := ck.settle(); err != nil {
 		return nil, nil, err
 	}
+	own, following, err := ck.placeCopies()
+	if err != nil {
+		return nil, nil, err
+	}
 	update, err := ck.placeMap()
 	if err != nil {
 		return nil, nil, err
@@ -159,9 +163,32 @@ func (ck *Checkpoint) build(ctx context.Context, state State) (*superblock, *Vec
 	next := &superblock{
 		version: formatVersion, checkpoint: ck.number, pageSize: old.pageSize, storeID: old.storeID,
 		pageCount: ck.p.pageCountFor(update.next.leaves()), allocation: update.next.Root(),
-		state: state, rows: ck.rows,
+		state: state, rows: ck.rows, copy: own, nextCopy: following,
 	}
 	return next, &update.next, nil
+}
+
+// placeCopies says where the copy of the new superblock goes, which its predecessor has announced, and where its successor's will go: to the
+// place of the predecessor's copy, or to a lower one, so that copies do not keep the file long.
+func (ck *Checkpoint) placeCopies() (own, following page.ID, err error) {
+	old, space, home := ck.p.current(), ck.p.space, copyHome(ck.p.pageSize)
+	take := func() page.ID {
+		id := space.takeFrom(home)
+		err = errors.Join(err, ck.enliven(id))
+		return id
+	}
+	if own, following = old.nextCopy, old.copy; own == 0 {
+		own = take()
+	}
+	if following == 0 || following > space.freeFrom(home) {
+		if following = take(); old.copy != 0 {
+			err = errors.Join(err, ck.deaden(old.copy))
+		}
+	}
+	if err != nil {
+		return 0, 0, err
+	}
+	return own, following, ck.p.growTo(ck.p.offset(max(own, following) + 1))
 }
 
 // settle turns what was written live and what was freed dead, and gives back what was taken in vain.
@@ -260,14 +287,35 @@ func (ck *Checkpoint) writeMap(update *vectorUpdate) error {
 	return w.Flush()
 }
 
-// flip makes the superblock durable. Until it returns nil the old state is the one that counts; if it fails, nobody knows which.
+// flip makes the superblock durable, in its slot and in its copy, with one sync: whichever of them a crash leaves is a whole state. Until it
+// returns nil the old state is the one that counts; if it fails, nobody knows which.
 func (ck *Checkpoint) flip(next *superblock) error {
-	buf := vfs.AlignedBuffer(ck.p.pageSize)
-	next.encode(buf)
-	if _, err := ck.p.file.WriteAt(buf, ck.p.offset(next.slot())); err != nil {
+	places := []page.ID{next.slot(), next.copy}
+	if next.nextCopy != ck.p.current().copy { // from now on the place holds an intact superblock, whatever was there before
+		places = append(places, next.nextCopy)
+	}
+	if err := ck.p.writeSuperblock(next, places...); err != nil {
 		return err
 	}
 	return ck.p.file.SyncData()
+}
+
+// writeSuperblock writes sb to these places, and does not sync.
+func (p *Pager) writeSuperblock(sb *superblock, places ...page.ID) error {
+	buf, writes := vfs.AlignedBuffer(len(places)*p.pageSize), make([]vfs.Request, len(places))
+	for i, at := range places {
+		writes[i] = vfs.Request{Buf: buf[i*p.pageSize : (i+1)*p.pageSize], Offset: p.offset(at)}
+		sb.encode(writes[i].Buf, at)
+	}
+	return p.file.WriteBatch(writes)
+}
+
+// places are the slot and the copy, if there is one.
+func (s *superblock) places() []page.ID {
+	if s.copy == 0 {
+		return []page.ID{s.slot()}
+	}
+	return []page.ID{s.slot(), s.copy}
 }
 
 // publish makes the new state the pager's own.

@@ -7,6 +7,8 @@
 //	extent      a run of neighbouring pages allocated together
 //	checkpoint  the step from one durable state to the next, numbered 1, 2, 3, ...; one is built at a time
 //	superblock  the root of a state: where the tree, the rows and the allocation map begin, and how many pages there are
+//	slot        page 0 or 1, where the superblocks of even and odd checkpoints are
+//	copy        a live page that holds a superblock a second time
 //	live        reachable from the state that is being built
 //	pending     freed by checkpoint c and perhaps still read through a root older than c
 //	frozen      a state that somebody looks at for long: a check, for instance
@@ -34,13 +36,13 @@
 //   - Extents come from the lowest free addresses, so that the end of the file falls free and can be cut.
 //
 // Crash order of Commit: data pages (written as they are built), map pages, SyncData, superblock in the slot that does
-// not hold the current one, SyncData. Only then does the new state exist: readers may be given its root, the pages it
+// not hold the current one and in its copy, SyncData. Only then does the new state exist: readers may be given its root, the pages it
 // replaced become pending, and the file may be cut behind its last page. A process that dies before the second sync
 // finished finds the old state untouched; the new superblock may or may not have arrived, and both are states.
 //
-// A superblock damaged after it was durable is indistinguishable from one that was being written. Open then falls back to
-// the older state and says so (SuperblockDamage); the log after its epoch may have been recycled, which the log's own
-// recovery notices, and a page that the newer state wrote over is refused because its checkpoint number is from the future.
+// One damaged superblock or copy costs nothing: Open takes the other one and writes it anew (SuperblockDamage). If both places of a superblock are
+// damaged Open goes back to the state before only if that is whole (superblocks.go); the log after its epoch may have been recycled, which the
+// log's own recovery notices, and SuperblockLost then says why. A damaged allocation map is made anew from what is reachable (RebuildMap).
 //
 // Errors. A failed write or sync is final: the pager takes no further checkpoint (ErrFailed), because what is on the
 // device is unknown. A full device is not: the checkpoint is given up, nothing that was durable is touched, and a later

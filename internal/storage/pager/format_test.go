@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -27,7 +28,8 @@ func goldenPages() map[string][]byte {
 		rows: RowState{
 			Table: VectorRoot{Page: 0x1005, Depth: 1}, Slots: 0x1006, Rows: 0x1007, Bytes: 0x1008, DataPages: 0x1009, BulkPages: 0x100a,
 		},
-	}).encode(sb)
+		copy: 0x1010, nextCopy: 0x1011,
+	}).encode(sb, 1)
 	v := Vector{kind: VectorRows, size: 512, levels: [][]page.ID{make([]page.ID, 61), {0x2000, 0x2001}, {0x3000}}}
 	for i := range v.levels[0] {
 		v.levels[0][i] = page.ID(0x100 + i)
@@ -53,23 +55,27 @@ func TestFormatIsWhatTheGoldenFilesSay(t *testing.T) {
 	}
 }
 
-// TestStatesOfFormat1AreRead opens what was written before inner nodes told stale shares: the superblock differs in its version alone.
-func TestStatesOfFormat1AreRead(t *testing.T) {
-	dump, err := os.ReadFile(filepath.Join("testdata", "superblock-1.golden"))
-	must(t, err)
-	now := goldenPages()["superblock"]
-	old := bytes.Clone(now)
-	binary.LittleEndian.PutUint32(old[sbVersion:], 1)
-	page.Seal(old)
-	if hex.Dump(old) != string(dump) {
-		t.Fatalf("not what version 1 wrote:\n%s", hex.Dump(old))
-	}
-	was, err := decodeSuperblock(old, page.ReadHeader(old).ID)
-	must(t, err)
-	is, err := decodeSuperblock(now, page.ReadHeader(now).ID)
-	must(t, err)
-	if was.version = formatVersion; was != is {
-		t.Fatalf("%+v, and in version 2 %+v", was, is)
+// TestStatesOfEarlierFormatsAreRead opens what was written before inner nodes told stale shares (1), and before superblocks had copies (2).
+func TestStatesOfEarlierFormatsAreRead(t *testing.T) {
+	for version := uint32(1); version < formatVersion; version++ {
+		dump, err := os.ReadFile(filepath.Join("testdata", fmt.Sprintf("superblock-%d.golden", version)))
+		must(t, err)
+		now := goldenPages()["superblock"]
+		old := bytes.Clone(now)
+		binary.LittleEndian.PutUint32(old[sbVersion:], version)
+		clear(old[sbCopy:sbReserved])
+		page.Seal(old)
+		if hex.Dump(old) != string(dump) {
+			t.Fatalf("not what version %d wrote:\n%s", version, hex.Dump(old))
+		}
+		was, err := decodeSuperblock(old, page.ReadHeader(old).ID)
+		must(t, err)
+		is, err := decodeSuperblock(now, page.ReadHeader(now).ID)
+		must(t, err)
+		was.version, was.copy, was.nextCopy = is.version, is.copy, is.nextCopy
+		if was != is {
+			t.Fatalf("%+v, and in version %d %+v", was, formatVersion, is)
+		}
 	}
 }
 
@@ -85,7 +91,7 @@ func FuzzSuperblock(f *testing.F) {
 			return
 		}
 		again := make([]byte, 512)
-		if s.encode(again); !bytes.Equal(again, buf) {
+		if s.encode(again, page.ReadHeader(buf).ID); !bytes.Equal(again, buf) {
 			t.Fatalf("decoded\n%s, encoded\n%s", hex.Dump(buf), hex.Dump(again))
 		}
 	})

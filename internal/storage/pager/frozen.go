@@ -30,7 +30,17 @@ func (p *Pager) Freeze() (*Pager, error) {
 		return nil, brokenf("%d pages are taken and no checkpoint is open", n)
 	}
 	p.space.freeze(p.Checkpoint())
-	return frozen(p.file, *p.current(), p.fileSize.Load()), nil
+	state := frozen(p.file, *p.current(), p.fileSize.Load())
+	switch survey, err := surveySuperblocks(p.file); { // no checkpoint writes one now
+	case errors.Is(err, ErrSuperblocks), errors.Is(err, ErrSuperblockLost), errors.Is(err, ErrNotDataFile):
+		slot := p.current().slot()
+		state.faults = []*CorruptError{{File: p.file.Name(), Page: slot, Offset: p.offset(slot), Reason: err.Error()}}
+	case err != nil:
+		return nil, err
+	default:
+		state.surveyed(survey)
+	}
+	return state, nil
 }
 
 // OpenFrozen opens the newest durable state of a data file that no other pager has open, without its allocation map, and
@@ -40,16 +50,13 @@ func OpenFrozen(fsys vfs.FS, name string) (*Pager, error) {
 	if err != nil {
 		return nil, fmt.Errorf("pager: %w", err)
 	}
-	sb, damaged, err := readSuperblocks(f)
+	survey, err := surveySuperblocks(f)
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	size, err := f.Size()
-	if err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	p := frozen(f, sb, size)
-	p.damaged = damaged
+	p := frozen(f, survey.newest, survey.size)
+	p.surveyed(survey)
+	p.repaired = 0
 	return p, nil
 }
 

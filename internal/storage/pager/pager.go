@@ -25,6 +25,8 @@ type Options struct {
 	// OnFree, if set, is called for every page that may be handed out again, before it is: a cache drops it. It is called
 	// from Begin, Shrink and Abort.
 	OnFree func(page.ID)
+	// RebuildMap opens a file whose allocation map is damaged, too: see MapDamage and RebuildMap.
+	RebuildMap bool
 }
 
 // Pager is an open data file.
@@ -34,6 +36,9 @@ type Pager struct {
 	pageSize int
 	onFree   func(page.ID)
 	damaged  error
+	lost     bool            // the newest superblock may be lost: damaged says why
+	repaired int             // superblocks that Open wrote anew
+	faults   []*CorruptError // places of superblocks that Open found damaged
 
 	// What everybody may read.
 	base     atomic.Pointer[superblock]  // the newest durable state
@@ -47,6 +52,8 @@ type Pager struct {
 	counters struct {
 		reads, writes, submissions, damaged atomic.Uint64
 	}
+
+	mapDamage atomic.Pointer[error] // why the allocation map cannot be read; nil once it was rebuilt
 
 	growMu sync.Mutex
 
@@ -88,7 +95,7 @@ func writeEmpty(fsys vfs.FS, name string, pageSize int) error {
 	buf := vfs.AlignedBuffer(superblocks * pageSize)
 	for sb.checkpoint = range uint64(superblocks) {
 		id := int(sb.slot())
-		sb.encode(buf[id*pageSize : (id+1)*pageSize])
+		sb.encode(buf[id*pageSize:(id+1)*pageSize], sb.slot())
 	}
 	if _, err := f.WriteAt(buf, 0); err != nil {
 		return errors.Join(err, f.Close())
@@ -116,14 +123,15 @@ func Open(fsys vfs.FS, name string, opts Options) (*Pager, error) {
 }
 
 func open(f vfs.File, opts Options) (*Pager, error) {
-	sb, damaged, err := readSuperblocks(f)
+	survey, err := surveySuperblocks(f)
 	if err != nil {
 		return nil, err
 	}
+	sb := survey.newest
 	if opts.PageSize != 0 && opts.PageSize != sb.pageSize {
 		return nil, fmt.Errorf("%s: %w: %d, not %d", f.Name(), ErrPageSize, sb.pageSize, opts.PageSize)
 	}
-	p := &Pager{file: f, pageSize: sb.pageSize, onFree: opts.OnFree, damaged: damaged, space: newSpace()}
+	p := &Pager{file: f, pageSize: sb.pageSize, onFree: opts.OnFree, space: newSpace()}
 	if p.onFree == nil {
 		p.onFree = func(page.ID) {}
 	}
@@ -138,11 +146,30 @@ func open(f vfs.File, opts Options) (*Pager, error) {
 		return nil, fmt.Errorf("%s: %w: %d bytes, %d pages need %d", f.Name(), ErrTruncated, size, sb.pageCount, need)
 	}
 	p.fileSize.Store(size)
-	if err := p.loadMap(&sb); err != nil {
+	if err := survey.repair(); err != nil {
 		return nil, err
+	}
+	p.surveyed(survey)
+	if err := p.loadMap(&sb); err != nil {
+		if !opts.RebuildMap || !errors.Is(err, ErrCorrupt) {
+			return nil, err
+		}
+		p.mapDamage.Store(&err)
+		p.space, p.allocation = newSpace(), &Vector{kind: VectorMap, size: p.pageSize}
 	}
 	p.snapshotStats()
 	return p, nil
+}
+
+// surveyed notes what was found at the places of superblocks.
+func (p *Pager) surveyed(s *superblockSurvey) {
+	p.damaged, p.lost = s.damage(), !s.certain
+	if s.certain {
+		p.repaired = len(s.faults)
+	}
+	for _, f := range s.faults {
+		p.faults = append(p.faults, &CorruptError{File: p.file.Name(), Page: f.at, Offset: p.offset(f.at), Reason: "superblock: " + f.err.Error()})
+	}
 }
 
 // mapLeaves is the number of leaves of an allocation map for so many pages. A file without pages needs none.
@@ -219,9 +246,18 @@ func (p *Pager) Checkpoint() uint64 { return p.current().checkpoint }
 // StoreID is the random identity that the file was given when it was created.
 func (p *Pager) StoreID() [16]byte { return p.current().storeID }
 
-// SuperblockDamage says why Open could use only one of the two superblocks; nil if both were sound. Nobody can tell whether the damaged
-// one was the newer: then the newest checkpoint is lost, and the log must reach back to this state's epoch.
+// SuperblockDamage says which superblocks, or copies of superblocks, Open found damaged; nil if all were intact.
 func (p *Pager) SuperblockDamage() error { return p.damaged }
+
+// SuperblockFaults are the same places, one by one.
+func (p *Pager) SuperblockFaults() []*CorruptError { return p.faults }
+
+// SuperblocksRepaired is how many of them Open wrote anew.
+func (p *Pager) SuperblocksRepaired() int { return p.repaired }
+
+// SuperblockLost reports whether the superblock of a checkpoint newer than the open one may be lost, with its copy. Everything that the open
+// state reaches is in place then, but the log must reach back to its epoch: if it does not, the newer state was durable.
+func (p *Pager) SuperblockLost() bool { return p.lost }
 
 // LoadVector reads a vector of the newest durable state, with so many leaves; leaf gets the bytes of each, in order.
 func (p *Pager) LoadVector(kind VectorKind, root VectorRoot, leaves int, leaf func(i int, payload []byte) error) (*Vector, error) {

@@ -28,7 +28,8 @@ func (ck *Checkpoint) Tail(k int) page.ID {
 		return 0
 	}
 	// Behind the place where the file would end without holes, and a little more: a page that moves is in two places for a while.
-	floor := space.busy.Count() + k
+	// The copies of the superblocks are no part of it: they move by themselves.
+	floor := max(space.busy.Count()+k, int(copyHome(ck.p.pageSize))+superblocks)
 	limit := end
 	for range k {
 		last := space.live.Last(limit)

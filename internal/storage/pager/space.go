@@ -122,6 +122,21 @@ func (s *space) takeHole(n, least int) (Extent, bool) {
 	return e, true
 }
 
+// freeFrom is the lowest free page at or behind home.
+func (s *space) freeFrom(home page.ID) page.ID {
+	for s.busy.Has(int(home)) {
+		home++
+	}
+	return home
+}
+
+// takeFrom takes that page.
+func (s *space) takeFrom(home page.ID) page.ID {
+	id := s.freeFrom(home)
+	s.take(Extent{id, 1})
+	return id
+}
+
 func (s *space) takeEnd(n int) Extent {
 	e := Extent{s.end(), n}
 	s.take(e)

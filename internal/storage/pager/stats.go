@@ -8,14 +8,15 @@ import (
 // Stats tells how the file's space is used and what I/O the pager did. Live, pending and free pages, the superblocks
 // included among the live ones, add up to what the file's bytes hold.
 type Stats struct {
-	PageSize  int
-	FileBytes int64
-	Live      uint64 // pages that the newest state reaches
-	Pending   uint64 // pages that wait for readers
-	Free      uint64 // pages within the file to be handed out, those behind the page count included
-	PageCount uint64 // pages up to the last live one
-	MapPages  uint64 // of the allocation map
-	Rows      RowState
+	PageSize   int
+	FileBytes  int64
+	Live       uint64 // pages that the newest state reaches
+	Pending    uint64 // pages that wait for readers
+	Free       uint64 // pages within the file to be handed out, those behind the page count included
+	PageCount  uint64 // pages up to the last live one
+	MapPages   uint64 // of the allocation map
+	SuperPages uint64 // of superblocks and their copies
+	Rows       RowState
 
 	PagesRead    uint64
 	PagesWritten uint64
@@ -48,12 +49,20 @@ func (p *Pager) Stats() Stats {
 		Free:         uint64(size/int64(p.pageSize)) - min(counts.busy, uint64(size/int64(p.pageSize))),
 		PageCount:    uint64(p.current().pageCount),
 		MapPages:     counts.mapPages,
+		SuperPages:   p.superPages(),
 		Rows:         p.current().rows,
 		PagesRead:    p.counters.reads.Load(),
 		PagesWritten: p.counters.writes.Load(),
 		Submissions:  p.counters.submissions.Load(),
 		Damaged:      p.counters.damaged.Load(),
 	}
+}
+
+func (p *Pager) superPages() uint64 {
+	if p.current().copy == 0 {
+		return superblocks
+	}
+	return 2 * superblocks
 }
 
 // Audit compares the allocation map with what is really reachable: reachable calls its argument once for every page that
@@ -87,6 +96,11 @@ func (p *Pager) Audit(reachable func(each func(page.ID) error) error) error {
 	})
 	for id := range page.ID(superblocks) {
 		reached.Add(int(id))
+	}
+	for _, id := range []page.ID{p.current().copy, p.current().nextCopy} {
+		if id != 0 && err == nil {
+			err = reach(id)
+		}
 	}
 	if err == nil {
 		err = reachable(reach)

@@ -7,7 +7,6 @@ import (
 
 	"epochkv/internal/storage/keys"
 	"epochkv/internal/storage/page"
-	"epochkv/internal/vfs"
 )
 
 // Superblock layout. It is a page like others: its header carries checksum, type, id and checkpoint number. Header, magic, version
@@ -22,10 +21,14 @@ import (
 //	+------------+----------+-----------+-------------+---------+------------+---------+--
 //	| page count | map root | rows root | row slots   | entries | entry bytes| rows    | ...
 //	+------------+----------+-----------+-------------+---------+------------+---------+--
-//	144         152          160          168          296                 page size
-//	+-----------+------------+------------+------------+-- - - - - - - - --+
-//	| row bytes | data pages | bulk pages | engine area| reserved, zero    |
-//	+-----------+------------+------------+------------+-- - - - - - - - --+
+//	144         152          160          168          296
+//	+-----------+------------+------------+------------+-- - - -
+//	| row bytes | data pages | bulk pages | engine area|
+//	+-----------+------------+------------+------------+-- - - -
+//	296    304         312                 page size
+//	+------+-----------+-- - - - - - - - --+
+//	| copy | next copy | reserved, zero    |
+//	+------+-----------+-- - - - - - - - --+
 const (
 	sbMagic      = page.HeaderSize
 	sbVersion    = sbMagic + 8
@@ -46,12 +49,15 @@ const (
 	sbDataPages  = sbRowBytes + 8
 	sbBulkPages  = sbDataPages + 8
 	sbEngine     = sbBulkPages + 8
-	sbReserved   = sbEngine + EngineAreaSize
+	sbCopy       = sbEngine + EngineAreaSize
+	sbNextCopy   = sbCopy + 8
+	sbReserved   = sbNextCopy + 8
 
 	magic = "EpochKV\n"
 	// formatVersion is what new states carry. Since version 2 inner nodes tell their children's stale shares; an older file has zeros
-	// there, which claim nothing.
-	formatVersion = 2
+	// there, which claim nothing. Since version 3 a superblock has a copy.
+	formatVersion = 3
+	copiesVersion = 3
 
 	superblocks = 2 // pages 0 and 1
 
@@ -65,8 +71,11 @@ var (
 	ErrNewerFormat = errors.New("pager: data file has a newer format version")
 	// ErrNotDataFile means that neither superblock place holds anything like one.
 	ErrNotDataFile = errors.New("pager: not a data file")
-	// ErrSuperblocks means that both superblocks are damaged.
+	// ErrSuperblocks means that both superblocks are damaged, and their copies.
 	ErrSuperblocks = errors.New("pager: both superblocks are damaged")
+	// ErrSuperblockLost means that the newest superblock is damaged together with its copy, and that what the state before it needs has been
+	// given back since.
+	ErrSuperblockLost = errors.New("pager: the newest superblock and its copy are damaged, and the state before it is gone")
 	// ErrPageSize means that the file has another page size than was asked for.
 	ErrPageSize = errors.New("pager: data file has another page size")
 	// ErrTruncated means that the file is shorter than its superblock says.
@@ -105,16 +114,21 @@ type superblock struct {
 	allocation VectorRoot
 	state      State
 	rows       RowState
+
+	// Where this superblock is written a second time, and where its successor will be. Both are zero in a file without live pages, in which
+	// both superblocks say the same, and in files of earlier versions. The successor's place is known beforehand, so that it is found when
+	// the successor's page is damaged.
+	copy, nextCopy page.ID
 }
 
 // slot is the page that holds the superblock of a checkpoint: the two alternate.
 func (s *superblock) slot() page.ID { return page.ID(s.checkpoint % superblocks) }
 
-// encode fills buf, a whole page.
-func (s *superblock) encode(buf []byte) {
+// encode fills buf, a whole page, for the place at: the slot, that of the copy, or that of the successor's copy until that is written.
+func (s *superblock) encode(buf []byte, at page.ID) {
 	clear(buf)
 	page.PutHeader(buf, page.Header{
-		Type: page.TypeSuperblock, ID: s.slot(), Checkpoint: s.checkpoint, Newest: s.state.Epoch,
+		Type: page.TypeSuperblock, ID: at, Checkpoint: s.checkpoint, Newest: s.state.Epoch,
 	})
 	le := binary.LittleEndian
 	copy(buf[sbMagic:], magic)
@@ -136,6 +150,8 @@ func (s *superblock) encode(buf []byte) {
 	le.PutUint64(buf[sbDataPages:], s.rows.DataPages)
 	le.PutUint64(buf[sbBulkPages:], s.rows.BulkPages)
 	copy(buf[sbEngine:], s.state.Engine[:])
+	le.PutUint64(buf[sbCopy:], uint64(s.copy))
+	le.PutUint64(buf[sbNextCopy:], uint64(s.nextCopy))
 	page.Seal(buf)
 }
 
@@ -175,6 +191,8 @@ func decodeSuperblock(buf []byte, id page.ID) (superblock, error) {
 			DataPages: le.Uint64(buf[sbDataPages:]),
 			BulkPages: le.Uint64(buf[sbBulkPages:]),
 		},
+		copy:     page.ID(le.Uint64(buf[sbCopy:])),
+		nextCopy: page.ID(le.Uint64(buf[sbNextCopy:])),
 	}
 	copy(s.storeID[:], buf[sbStoreID:])
 	copy(s.state.Engine[:], buf[sbEngine:])
@@ -193,15 +211,23 @@ func (s *superblock) validate(buf []byte, id page.ID) error {
 		return bad("page size disagrees with its place")
 	case page.ReadHeader(buf).Newest != s.state.Epoch:
 		return bad("header and state name different epochs")
-	case s.slot() != id:
+	case s.slot() != id && (id < superblocks || s.copy != id && s.nextCopy != id):
 		return bad("checkpoint number belongs into the other place")
 	case s.pageCount < superblocks || s.state.Root >= s.pageCount || s.allocation.Page >= s.pageCount ||
 		s.rows.Table.Page >= s.pageCount:
 		return bad("a root lies behind the last page")
+	case s.version < copiesVersion && (s.copy != 0 || s.nextCopy != 0):
+		return bad("reserved bytes are set")
+	case (s.copy == 0) != (s.nextCopy == 0) || s.copy != 0 && !s.soundCopies():
+		return bad("the copies have impossible places")
 	case !zero(buf[sbDepths+2:sbPageCount]) || !zero(buf[sbReserved:]):
 		return bad("reserved bytes are set")
 	}
 	return nil
+}
+
+func (s *superblock) soundCopies() bool {
+	return s.copy != s.nextCopy && min(s.copy, s.nextCopy) >= superblocks && max(s.copy, s.nextCopy) < s.pageCount
 }
 
 func zero(p []byte) bool {
@@ -211,98 +237,4 @@ func zero(p []byte) bool {
 		}
 	}
 	return true
-}
-
-// readSuperblocks finds the newest sound superblock of f. damaged says why the other one could not be used; it is nil when both
-// are sound.
-func readSuperblocks(f vfs.File) (newest superblock, damaged, err error) {
-	size, err := f.Size()
-	if err != nil {
-		return superblock{}, nil, err
-	}
-	var found [superblocks]superblock
-	var errs [superblocks]error
-	found[0], errs[0] = readFirst(f, size)
-	if errs[0] == nil {
-		found[1], errs[1] = readSuperblock(f, size, 1, found[0].pageSize)
-	} else {
-		found[1], errs[1] = searchSecond(f, size)
-	}
-	for i, err := range errs {
-		// A newer program wrote here last or will have converted both: never go back behind it.
-		if errors.Is(err, ErrNewerFormat) {
-			return superblock{}, nil, fmt.Errorf("%s: superblock %d: %w", f.Name(), i, err)
-		}
-		// A device that cannot be read says nothing about what was written.
-		if err != nil && !errors.Is(err, errTornSuperblock) && !errors.Is(err, ErrNotDataFile) {
-			return superblock{}, nil, fmt.Errorf("superblock %d: %w", i, err)
-		}
-	}
-	switch {
-	case errs[0] != nil && errs[1] != nil:
-		if errors.Is(errs[0], ErrNotDataFile) && errors.Is(errs[1], ErrNotDataFile) {
-			return superblock{}, nil, fmt.Errorf("%s: %w", f.Name(), ErrNotDataFile)
-		}
-		return superblock{}, nil, fmt.Errorf("%s: %w: 0: %w; 1: %w", f.Name(), ErrSuperblocks, errs[0], errs[1])
-	case errs[0] != nil:
-		return found[1], fmt.Errorf("superblock 0: %w", errs[0]), nil
-	case errs[1] != nil:
-		return found[0], fmt.Errorf("superblock 1: %w", errs[1]), nil
-	case found[0].storeID != found[1].storeID:
-		return superblock{}, nil, fmt.Errorf("%s: %w: they belong to different stores", f.Name(), ErrSuperblocks)
-	case found[0].checkpoint > found[1].checkpoint:
-		return found[0], nil, nil
-	}
-	return found[1], nil, nil
-}
-
-// readFirst reads superblock 0, whose place does not depend on the page size.
-func readFirst(f vfs.File, size int64) (superblock, error) {
-	head := vfs.AlignedBuffer(max(page.SizeMin, vfs.DirectAlignment))
-	if size < page.SizeMin {
-		return superblock{}, ErrNotDataFile
-	}
-	if err := readUpTo(f, head, size, 0); err != nil {
-		return superblock{}, err
-	}
-	if string(head[sbMagic:sbMagic+len(magic)]) != magic {
-		return superblock{}, ErrNotDataFile
-	}
-	pageSize := int(binary.LittleEndian.Uint32(head[sbPageSize:]))
-	if !page.ValidSize(pageSize) {
-		return superblock{}, fmt.Errorf("%w: page size %d", errTornSuperblock, pageSize)
-	}
-	return readSuperblock(f, size, 0, pageSize)
-}
-
-// searchSecond looks for superblock 1 at the place that each page size would give it.
-func searchSecond(f vfs.File, size int64) (superblock, error) {
-	err := ErrNotDataFile
-	for pageSize := page.SizeMin; pageSize <= page.SizeMax; pageSize *= 2 {
-		s, e := readSuperblock(f, size, 1, pageSize)
-		if e == nil {
-			return s, nil
-		}
-		if !errors.Is(e, ErrNotDataFile) && !errors.Is(err, ErrNewerFormat) {
-			err = e
-		}
-	}
-	return superblock{}, err
-}
-
-func readSuperblock(f vfs.File, size int64, id page.ID, pageSize int) (superblock, error) {
-	if size < int64(id+1)*int64(pageSize) {
-		return superblock{}, ErrNotDataFile
-	}
-	buf := vfs.AlignedBuffer(pageSize)
-	if _, err := f.ReadAt(buf, int64(id)*int64(pageSize)); err != nil {
-		return superblock{}, err
-	}
-	return decodeSuperblock(buf, id)
-}
-
-// readUpTo fills as much of buf as the file has.
-func readUpTo(f vfs.File, buf []byte, size, off int64) error {
-	_, err := f.ReadAt(buf[:min(int64(len(buf)), size-off)], off)
-	return err
 }

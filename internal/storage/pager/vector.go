@@ -63,7 +63,9 @@ func (v *Vector) Root() VectorRoot {
 func (v *Vector) Pages(each func(page.ID)) {
 	for _, ids := range v.levels {
 		for _, id := range ids {
-			each(id)
+			if id != 0 { // else damage hides it
+				each(id)
+			}
 		}
 	}
 }

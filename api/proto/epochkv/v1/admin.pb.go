@@ -2269,9 +2269,12 @@ type Recovery struct {
 	Epoch    uint64               `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	Duration *durationpb.Duration `protobuf:"bytes,4,opt,name=duration,proto3" json:"duration,omitempty"`
 	// A torn tail, which is what a crash in the middle of a write leaves: where the log was cut. Empty if it ended cleanly.
-	TornFile      string `protobuf:"bytes,5,opt,name=torn_file,json=tornFile,proto3" json:"torn_file,omitempty"`
-	TornOffset    uint64 `protobuf:"varint,6,opt,name=torn_offset,json=tornOffset,proto3" json:"torn_offset,omitempty"`
-	TornBytes     uint64 `protobuf:"varint,7,opt,name=torn_bytes,json=tornBytes,proto3" json:"torn_bytes,omitempty"`
+	TornFile   string `protobuf:"bytes,5,opt,name=torn_file,json=tornFile,proto3" json:"torn_file,omitempty"`
+	TornOffset uint64 `protobuf:"varint,6,opt,name=torn_offset,json=tornOffset,proto3" json:"torn_offset,omitempty"`
+	TornBytes  uint64 `protobuf:"varint,7,opt,name=torn_bytes,json=tornBytes,proto3" json:"torn_bytes,omitempty"`
+	// What was damaged in the data file and could be made anew without loss, each with where and why: superblocks from their copies, the allocation
+	// map and the row table from what they describe. Distrust the device.
+	Repaired      []string `protobuf:"bytes,8,rep,name=repaired,proto3" json:"repaired,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2353,6 +2356,13 @@ func (x *Recovery) GetTornBytes() uint64 {
 		return x.TornBytes
 	}
 	return 0
+}
+
+func (x *Recovery) GetRepaired() []string {
+	if x != nil {
+		return x.Repaired
+	}
+	return nil
 }
 
 // ResizeCacheRequest asks for another size of the page cache.
@@ -2687,7 +2697,7 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\ftransactions\x18\x14 \x01(\x04R\ftransactions\x12S\n" +
 	"\x18transaction_idle_timeout\x18\x15 \x01(\v2\x19.google.protobuf.DurationR\x16transactionIdleTimeout\x12J\n" +
 	"\x13transaction_timeout\x18\x16 \x01(\v2\x19.google.protobuf.DurationR\x12transactionTimeout\x12+\n" +
-	"\x11transaction_bytes\x18\x17 \x01(\x04R\x10transactionBytes\"\xe4\x01\n" +
+	"\x11transaction_bytes\x18\x17 \x01(\x04R\x10transactionBytes\"\x80\x02\n" +
 	"\bRecovery\x12\x18\n" +
 	"\arecords\x18\x01 \x01(\x04R\arecords\x12\x14\n" +
 	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\x12\x14\n" +
@@ -2697,7 +2707,8 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\vtorn_offset\x18\x06 \x01(\x04R\n" +
 	"tornOffset\x12\x1d\n" +
 	"\n" +
-	"torn_bytes\x18\a \x01(\x04R\ttornBytes\"5\n" +
+	"torn_bytes\x18\a \x01(\x04R\ttornBytes\x12\x1a\n" +
+	"\brepaired\x18\b \x03(\tR\brepaired\"5\n" +
 	"\x12ResizeCacheRequest\x12\x1f\n" +
 	"\vcache_bytes\x18\x01 \x01(\x04R\n" +
 	"cacheBytes\"]\n" +

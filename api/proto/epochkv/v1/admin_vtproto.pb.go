@@ -1819,6 +1819,15 @@ func (m *Recovery) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if len(m.Repaired) > 0 {
+		for iNdEx := len(m.Repaired) - 1; iNdEx >= 0; iNdEx-- {
+			i -= len(m.Repaired[iNdEx])
+			copy(dAtA[i:], m.Repaired[iNdEx])
+			i = protohelpers.EncodeVarint(dAtA, i, uint64(len(m.Repaired[iNdEx])))
+			i--
+			dAtA[i] = 0x42
+		}
+	}
 	if m.TornBytes != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.TornBytes))
 		i--
@@ -2729,6 +2738,12 @@ func (m *Recovery) SizeVT() (n int) {
 	}
 	if m.TornBytes != 0 {
 		n += 1 + protohelpers.SizeOfVarint(uint64(m.TornBytes))
+	}
+	if len(m.Repaired) > 0 {
+		for _, s := range m.Repaired {
+			l = len(s)
+			n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
+		}
 	}
 	n += len(m.unknownFields)
 	return n
@@ -7669,6 +7684,38 @@ func (m *Recovery) UnmarshalVT(dAtA []byte) error {
 					break
 				}
 			}
+		case 8:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Repaired", wireType)
+			}
+			var stringLen uint64
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				stringLen |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			intStringLen := int(stringLen)
+			if intStringLen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + intStringLen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Repaired = append(m.Repaired, string(dAtA[iNdEx:postIndex]))
+			iNdEx = postIndex
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])

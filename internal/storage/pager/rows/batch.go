@@ -270,6 +270,9 @@ func (b *Batch) writeTable(limit page.ID) error {
 		dirty.Add(leaf)
 		byLeaf[leaf] = append(byLeaf[leaf], id)
 	}
+	for i := 0; b.s.rebuilt && i < b.s.leaves(b.state.Slots); i++ {
+		dirty.Add(i)
+	}
 	leaf := func(i int, payload []byte) {
 		b.s.table.encodeLeaf(i, payload)
 		for _, id := range byLeaf[i] {
@@ -302,7 +305,7 @@ func (b *Batch) commit() {
 		s.dropped = append(s.dropped, droppedRows{b.ck.Number(), b.dropped})
 	}
 	if b.stored != nil {
-		s.stored, s.state = b.stored, b.state
+		s.stored, s.state, s.rebuilt = b.stored, b.state, false
 	}
 	s.snapshotStats()
 }

@@ -1,8 +1,11 @@
 package rows
 
 import (
+	"encoding/binary"
+
 	"epochkv/internal/storage/page"
 	"epochkv/internal/storage/pager"
+	"epochkv/internal/storage/pager/bitset"
 )
 
 // Rebuild makes a store for reading only from the data pages themselves, for a file whose row table cannot be read. pages calls its
@@ -30,4 +33,131 @@ func Rebuild(p *pager.Pager, pages func(each func(id page.ID, buf []byte)) error
 	})
 	s.snapshotStats()
 	return s, err
+}
+
+// Repair opens the rows of a state whose row table is damaged, to go on with them. pages calls its argument for the live pages of the state, refs
+// for each reference of its trees, and reports whether it could look into all of them: if not, every row that a live page holds is kept. The next
+// batch writes the table, in whole.
+func Repair(p *pager.Pager, pages func(each func(id page.ID, buf []byte)) error,
+	refs func(each func(page.Ref) error) (complete bool, err error),
+) (*Store, error) {
+	s, err := Rebuild(p, pages)
+	if err != nil {
+		return nil, err
+	}
+	s.state = p.Rows()
+	s.rebuilt = true
+	s.stored = p.KnownVector(pager.VectorRows, s.state.Table, s.leaves(s.state.Slots))
+	used := &repair{s: s, src: s.Direct()}
+	complete, err := refs(used.ref)
+	if err != nil {
+		return nil, err
+	}
+	s.state.Rows = 0
+	for id := range uint64(len(*s.table.chunks.Load())) * chunkRows {
+		at := s.table.at(id)
+		if at == 0 {
+			continue
+		}
+		if id >= s.state.Slots || complete && !used.rows.Has(int(id)) {
+			s.table.set(id, 0)
+			continue
+		}
+		s.used.Add(int(id))
+		s.fill.put(at.page(), uint16(s.fill.of(at.page())+at.cost()))
+		s.state.Rows++
+	}
+	if complete {
+		s.state.Bytes, s.state.BulkPages = used.bytes, used.bulk
+	}
+	s.state.DataPages = uint64(s.fill.pages)
+	s.fill.begin()
+	s.snapshotStats()
+	return s, nil
+}
+
+// repair collects the rows that a state refers to.
+type repair struct {
+	s     *Store
+	src   *Direct
+	rows  bitset.Set
+	bytes uint64
+	bulk  uint64
+}
+
+func (r *repair) ref(to page.Ref) error {
+	ref, err := decodeRef(to)
+	if err != nil {
+		return err
+	}
+	r.rows.Add(int(ref.id))
+	r.bytes += ref.length
+	pages, _ := split(int(ref.length), r.s.pageSize)
+	r.bulk += uint64(pages)
+	at := r.s.table.at(ref.id)
+	if !at.continued() {
+		return nil
+	}
+	row, err := r.s.rowAt(ref.id, at, r.src)
+	if err != nil {
+		return err
+	}
+	r.rows.Add(int(binary.LittleEndian.Uint64(row.data)))
+	return nil
+}
+
+// Reach calls each for every page that the rows and their table take, as far as they can be read, and reports whether all of them could.
+func (s *Store) Reach(each func(page.ID) error) (complete bool, err error) {
+	s.stored.Pages(func(id page.ID) {
+		if err == nil {
+			err = each(id)
+		}
+	})
+	complete = true
+	src := s.Direct()
+	for id := page.ID(0); err == nil && id < page.ID(len(s.fill.regions)*regionPages); id++ {
+		if s.fill.of(id) == 0 {
+			continue
+		}
+		if err = each(id); err != nil {
+			break
+		}
+		buf, unreadable := src.DataPage(id)
+		if unreadable != nil {
+			complete = false
+			continue
+		}
+		if unreadable = s.reachBulk(id, append([]byte(nil), buf...), each); unreadable != nil {
+			complete = false
+		}
+	}
+	return complete, err
+}
+
+// reachBulk calls each for the bulk pages of the values whose heads are in a data page.
+func (s *Store) reachBulk(id page.ID, buf []byte, each func(page.ID) error) error {
+	n, err := pageRows(buf)
+	for slot := 0; slot < n && err == nil; slot++ {
+		var row slotRow
+		if row, err = rowAt(buf, slot, n); err != nil || row.kind&^rowContinued != rowHead {
+			continue
+		}
+		if at := s.table.at(row.id); at.page() != id || at.slot() != slot {
+			continue // garbage
+		}
+		var whole []byte
+		var h head
+		if whole, _, err = s.appendRow(nil, row.id, s.table, s.Direct()); err != nil {
+			continue
+		}
+		if h, err = decodeHead(whole, s.pageSize); err != nil {
+			continue
+		}
+		h.pages(func(at page.ID) {
+			if err == nil {
+				err = each(at)
+			}
+		})
+	}
+	return err
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"testing"
 
+	"epochkv/internal/storage/page"
 	"epochkv/internal/storage/pager"
 	"epochkv/internal/vfs"
 )
@@ -208,7 +209,9 @@ func fileBytes(t *testing.T, mem *vfs.Mem) []byte {
 	buf := make([]byte, p.PageSize())
 	for _, id := range ck.LiveFrom(2) {
 		must(t, p.ReadPage(id, buf))
-		all = append(all, buf...)
+		if page.ReadHeader(buf).Type != page.TypeSuperblock {
+			all = append(all, buf...)
+		}
 	}
 	ck.Abort()
 	must(t, p.Close())

@@ -25,6 +25,7 @@ type Store struct {
 	dropped []droppedRows // ascending by checkpoint
 	fill    fill
 	state   pager.RowState
+	rebuilt bool // the stored table is damaged: the next batch writes all of it
 }
 
 // droppedRows is what one checkpoint dropped.

@@ -1,0 +1,99 @@
+package pager
+
+import (
+	"encoding/binary"
+
+	"epochkv/internal/storage/page"
+	"epochkv/internal/vfs"
+)
+
+// The allocation map and the row table can be made out from what they describe, so that damage to one of their pages costs no data. Their
+// owners do so when the file is opened; the next checkpoint writes them anew, in whole.
+
+// MapDamage is why the allocation map cannot be read, or nil. No checkpoint begins before RebuildMap.
+func (p *Pager) MapDamage() error {
+	if err := p.mapDamage.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+// RebuildMap replaces an allocation map that cannot be read. reachable calls its argument for every page that the tree and the row store reach,
+// any number of times, and reports whether it could look into all of them: if not, every page of the file counts as live, since some of those
+// that seem free may be reachable. The next checkpoint writes the map.
+func (p *Pager) RebuildMap(reachable func(each func(page.ID) error) (complete bool, err error)) error {
+	if !p.open.CompareAndSwap(false, true) {
+		return ErrBusy
+	}
+	defer p.open.Store(false)
+	sb := p.current()
+	space := newSpace()
+	add := func(id page.ID) error {
+		if id < superblocks || id >= sb.pageCount {
+			return brokenf("page %d of %d is reachable", id, sb.pageCount)
+		}
+		space.busy.Add(int(id))
+		space.live.Add(int(id))
+		return nil
+	}
+	complete, err := reachable(add)
+	if err != nil {
+		return err
+	}
+	allocation := p.KnownVector(VectorMap, sb.allocation, p.mapLeaves(sb.pageCount))
+	allocation.Pages(func(id page.ID) { _ = add(id) }) // they were checked when they were read
+	if sb.copy != 0 {
+		if err := add(sb.copy); err != nil {
+			return err
+		}
+		if err := add(sb.nextCopy); err != nil {
+			return err
+		}
+	}
+	for id := page.ID(superblocks); !complete && id < sb.pageCount; id++ {
+		if err := add(id); err != nil {
+			return err
+		}
+	}
+	for leaf := range allocation.leaves() {
+		space.dirtyWords.Add(leaf * VectorLeafBytes(p.pageSize) / 8)
+	}
+	p.space, p.allocation = space, allocation
+	p.mapDamage.Store(nil)
+	p.snapshotStats()
+	return nil
+}
+
+// KnownVector is a stored vector's page ids as far as they can be read. All leaves of it must be written by the next update.
+func (p *Pager) KnownVector(kind VectorKind, root VectorRoot, leaves int) *Vector {
+	v := &Vector{kind: kind, size: p.pageSize}
+	for _, n := range v.shape(leaves) {
+		v.levels = append(v.levels, make([]page.ID, n))
+	}
+	top := len(v.levels) - 1
+	if top < 0 || root.Page < superblocks || root.Page >= p.current().pageCount {
+		return v
+	}
+	v.levels[top][0] = root.Page
+	buf := vfs.AlignedBuffer(p.pageSize)
+	for level := top; level > 0; level-- {
+		for i, id := range v.levels[level] {
+			if id == 0 || p.ReadPage(id, buf) != nil || v.checkNode(buf, level, i) != nil {
+				continue
+			}
+			v.knowChildren(p, level, i, buf[vecPayload:])
+		}
+	}
+	return v
+}
+
+// knowChildren takes the ids of a node's children.
+func (v *Vector) knowChildren(p *Pager, level, index int, payload []byte) {
+	below := v.levels[level-1]
+	for c := index * v.fanout(); c < min((index+1)*v.fanout(), len(below)); c++ {
+		if id := page.ID(binary.LittleEndian.Uint64(payload)); id >= superblocks && id < p.current().pageCount {
+			below[c] = id
+		}
+		payload = payload[8:]
+	}
+}

@@ -1,0 +1,201 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"epochkv/internal/storage/btree"
+	"epochkv/internal/storage/page"
+	"epochkv/internal/storage/pager"
+	"epochkv/internal/storage/pager/rows"
+	"epochkv/internal/vfs"
+	"epochkv/internal/wal"
+)
+
+// Some pages of the data file hold nothing that is not somewhere else, too: a superblock has a copy, the allocation map follows from what is
+// reachable, and the row table from data pages and references. Damage to one of them is repaired when the store is opened, and reported in
+// Recovery.Repaired.
+
+const (
+	missingRemedy = "put the data file back in its place, or restore a backup; kvctl salvage brings out what the log still holds"
+	fileRemedy    = "restore a backup, or bring out what is readable with kvctl salvage; leave the log as it is"
+)
+
+// openRows opens the rows, and makes the row table anew if it is damaged.
+func (e *Engine) openRows() (*rows.Store, error) {
+	store, err := rows.Open(e.pager)
+	if !errors.Is(err, pager.ErrCorrupt) {
+		return store, err
+	}
+	e.repaired = append(e.repaired, fmt.Sprintf("the row table was made anew from data pages and references: %v", err))
+	return rows.Repair(e.pager, e.eachLivePage, e.eachRef)
+}
+
+// eachLivePage reads the intact pages of the state; all of the file if the allocation map is damaged, too.
+func (e *Engine) eachLivePage(each func(id page.ID, buf []byte)) error {
+	buf := vfs.AlignedBuffer(e.pager.PageSize())
+	mapped := e.pager.MapDamage() == nil
+	for id := range page.ID(e.pager.Stats().PageCount) {
+		if mapped && !e.pager.IsLive(id) {
+			continue
+		}
+		switch err := loadPage(e.pager, id, buf); {
+		case err == nil:
+			each(id, buf)
+		case !isDamage(err):
+			return err
+		}
+	}
+	return nil
+}
+
+// eachRef calls each for every reference in the tree and in the side tree, and reports whether all leaves could be read.
+func (e *Engine) eachRef(each func(page.Ref) error) (complete bool, err error) {
+	complete = true
+	roots, err := e.roots()
+	if err != nil {
+		return false, err
+	}
+	for _, root := range roots {
+		err := btree.Walk(newDirect(e.pager), root, &btree.Visitor{
+			Page: func(_ page.ID, level int, p []byte) error {
+				if level > 0 {
+					return nil
+				}
+				view := page.Leaf(p).View()
+				for i := range view.Count() {
+					if _, _, inline, large := view.At(i); large {
+						if err := each(page.Ref(inline)); err != nil && !isDamage(err) {
+							return err
+						} else if err != nil {
+							complete = false
+						}
+					}
+				}
+				return nil
+			},
+			Damaged: func(_ page.ID, _ int, _, _ *page.Separator, err error) error {
+				if !isDamage(err) {
+					return err
+				}
+				complete = false
+				return nil
+			},
+		})
+		if err != nil {
+			return false, err
+		}
+	}
+	return complete, nil
+}
+
+// roots are the roots of the tree and of the side tree.
+func (e *Engine) roots() ([]btree.Root, error) {
+	beside, err := sideRoot(e.pager)
+	return []btree.Root{rootOf(e.pager.State()), beside}, err
+}
+
+// rebuildMap makes the allocation map anew, if it is damaged.
+func (e *Engine) rebuildMap() error {
+	damage := e.pager.MapDamage()
+	if damage == nil {
+		return nil
+	}
+	e.repaired = append(e.repaired, fmt.Sprintf("the allocation map was made anew from the tree: %v", damage))
+	return e.pager.RebuildMap(func(each func(page.ID) error) (complete bool, err error) {
+		complete, err = e.rows.Reach(each)
+		if err != nil {
+			return false, err
+		}
+		roots, err := e.roots()
+		if err != nil {
+			return false, err
+		}
+		for _, root := range roots {
+			if root.Empty() {
+				continue
+			}
+			whole, err := e.reach(root.ID, root.Level, each)
+			if err != nil {
+				return false, err
+			}
+			complete = complete && whole
+		}
+		return complete, nil
+	})
+}
+
+// reach calls each for every page of a subtree. It reads inner nodes only: what they name is reachable whether it can be read or not.
+func (e *Engine) reach(id page.ID, level int, each func(page.ID) error) (complete bool, err error) {
+	if err := each(id); err != nil || level == 0 {
+		return err == nil, err
+	}
+	p, err := newDirect(e.pager).Page(id, level)
+	if err != nil && !isDamage(err) {
+		return false, err
+	}
+	if isDamage(err) || !page.IsTree(p, level) {
+		return false, nil
+	}
+	node := page.Inner(p)
+	complete = true
+	for i := range node.Count() {
+		whole, err := e.reach(node.Child(i), level-1, each)
+		if err != nil {
+			return false, err
+		}
+		complete = complete && whole
+	}
+	return complete, nil
+}
+
+// writeRepaired makes a checkpoint of the same state, with the tables that were made anew. On a full disk the next checkpoint does it.
+func (e *Engine) writeRepaired() error {
+	ck, err := e.pager.Begin()
+	if err != nil {
+		return err
+	}
+	defer ck.Abort()
+	err = e.rows.Begin(ck).Finish(0)
+	if err == nil {
+		err = ck.Commit(context.Background(), e.pager.State())
+	}
+	if errors.Is(err, vfs.ErrNoSpace) {
+		return nil
+	}
+	return err
+}
+
+// openOrCreate opens the data file, or creates it if there is no store yet: a log that begins later than a store's does says that there was one.
+func openOrCreate(o *Options, options pager.Options) (*pager.Pager, error) {
+	p, err := pager.Open(o.DataFS, o.dataPath(), options)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return p, err
+	}
+	segments, err := wal.Segments(o.FS, o.Dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	if len(segments) > 0 && segments[0].Damage == nil && segments[0].First > 1 {
+		return nil, &CorruptionError{
+			File: o.dataPath(), Reason: fmt.Sprintf("the data file is missing, and the log begins at epoch %d", segments[0].First), Remedy: missingRemedy,
+		}
+	}
+	return pager.Create(o.DataFS, o.dataPath(), options)
+}
+
+// blameSuperblock names the right culprit of a log that does not reach back to the state that was opened: if the newest superblock may be lost, the log
+// is sound, and was cut behind the state that is lost with it.
+func blameSuperblock(p *pager.Pager, err error) error {
+	if _, gap := errors.AsType[*wal.CorruptionError](err); !gap || !p.SuperblockLost() {
+		return translate(err)
+	}
+	slot := int64(p.Checkpoint()+1) % 2
+	return &CorruptionError{
+		File: p.Name(), Offset: slot * int64(p.PageSize()), Remedy: fileRemedy,
+		Reason: fmt.Sprintf("the superblock behind checkpoint %d is damaged, and so is its copy (%v); the log does not reach back to that checkpoint",
+			p.Checkpoint(), p.SuperblockDamage()),
+	}
+}
