@@ -39,8 +39,13 @@ type ScanOptions struct {
 	At Epoch
 	// PageBytes is about how much the server sends at once; 0 leaves it to the server.
 	PageBytes uint32
+	// Tokens lets the page that Limit ended bring a token, to go on later. The server keeps versions for it, for as long as its
+	// option --scan-token-ttl says.
+	Tokens bool
 	// ResumeToken continues behind the page that brought it.
 	ResumeToken []byte
+	// ResumeAtNewest continues behind ResumeToken's page at the newest epoch instead of the token's own.
+	ResumeAtNewest bool
 }
 
 // Entry is a key with its value.
@@ -57,7 +62,8 @@ type Page struct {
 	Count uint64
 	// ReadEpoch is the epoch at which the whole scan reads.
 	ReadEpoch Epoch
-	// ResumeToken continues behind this page, while the server keeps it. Empty at the end of the range.
+	// ResumeToken continues behind this page, while the server keeps its epoch, and later with ResumeAtNewest. Empty at the end of the range,
+	// and in the page that Limit ended unless ScanOptions.Tokens is set.
 	ResumeToken []byte
 }
 
@@ -103,9 +109,13 @@ func (c *Client) Count(ctx context.Context, r Range, o ScanOptions) (uint64, Epo
 }
 
 func scanRequest(r Range, o ScanOptions) *kvpb.ScanRequest {
+	tokens := kvpb.ScanTokens_SCAN_TOKENS_INNER // to go on after a lost connection
+	if o.Tokens {
+		tokens = kvpb.ScanTokens_SCAN_TOKENS_ALL
+	}
 	return &kvpb.ScanRequest{
 		Range: r.wire(), Reverse: o.Reverse, Limit: o.Limit, KeysOnly: o.KeysOnly, PageBytes: o.PageBytes,
-		SnapshotEpoch: uint64(o.At), ResumeToken: o.ResumeToken,
+		SnapshotEpoch: uint64(o.At), ResumeToken: o.ResumeToken, Tokens: tokens, ResumeAtNewest: o.ResumeAtNewest,
 	}
 }
 
@@ -166,7 +176,7 @@ func (c *Client) streamPages(
 			_, _ = stream.Recv() // let the stream end in order; all that was asked for is here, so no error matters
 			return true, nil
 		}
-		request.ResumeToken, request.SnapshotEpoch = response.GetResumeToken(), 0
+		request.ResumeToken, request.SnapshotEpoch, request.ResumeAtNewest = response.GetResumeToken(), 0, false
 	}
 }
 

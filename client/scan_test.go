@@ -145,7 +145,7 @@ func TestPagesCarryATokenToContinueWith(t *testing.T) {
 	fill(t, c, 30)
 	var token []byte
 	var at client.Epoch
-	for page, err := range c.Pages(t.Context(), client.Range{}, client.ScanOptions{Limit: 10}) {
+	for page, err := range c.Pages(t.Context(), client.Range{}, client.ScanOptions{Limit: 10, Tokens: true}) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -164,6 +164,19 @@ func TestPagesCarryATokenToContinueWith(t *testing.T) {
 	}
 	if rest != 20 {
 		t.Errorf("%d entries after the token, want 20", rest)
+	}
+	rest = 0
+	for page, err := range c.Pages(t.Context(), client.Range{}, client.ScanOptions{ResumeToken: token, ResumeAtNewest: true}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		rest += len(page.Entries)
+		if page.ReadEpoch <= at {
+			t.Errorf("page at %d; the scan began at %d", page.ReadEpoch, at)
+		}
+	}
+	if rest != 20 {
+		t.Errorf("%d entries after the token at the newest epoch, want 20", rest)
 	}
 }
 

@@ -163,11 +163,13 @@ func (s *Server) scanPages(r *kvpb.ScanRequest) ([]*kvpb.ScanResponse, error) {
 			}
 			page.Count++
 			size += len(entry.GetKey()) + len(entry.GetValue())
-			page.ResumeToken = append(binary.BigEndian.AppendUint64(nil, at), keys[0]...)
+			if r.GetTokens() != kvpb.ScanTokens_SCAN_TOKENS_UNSPECIFIED {
+				page.ResumeToken = append(binary.BigEndian.AppendUint64(nil, at), keys[0]...)
+			}
 		}
 		pages = append(pages, page)
 		if len(keys) == 0 {
-			if !limited {
+			if !limited || r.GetTokens() != kvpb.ScanTokens_SCAN_TOKENS_ALL {
 				page.ResumeToken = nil
 			}
 			return pages, nil
@@ -190,7 +192,9 @@ func (s *Server) scanKeysLocked(r *kvpb.ScanRequest) (at uint64, keys [][]byte, 
 		if len(token) < 8 {
 			return 0, nil, NewError(codes.InvalidArgument, kvpb.ErrorReason_ERROR_REASON_INVALID_RESUME_TOKEN, "bad resume token")
 		}
-		at = binary.BigEndian.Uint64(token)
+		if !r.GetResumeAtNewest() {
+			at = binary.BigEndian.Uint64(token)
+		}
 	}
 	keys = s.keysLocked(r.GetRange(), at)
 	if r.GetReverse() {

@@ -23,6 +23,8 @@ const (
 func main() { os.Exit(run()) }
 
 func run() int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM) // first: a signal during the start ends it in order
+	defer stop()
 	in, err := config.Load(os.Args[1:], os.Environ())
 	switch {
 	case err != nil:
@@ -35,8 +37,6 @@ func run() int {
 		fmt.Println(telemetry.Build())
 		return 0
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
 	// A terminal that is closed must not take the server along. There is nothing to reload: options are read at start.
 	signal.Ignore(syscall.SIGHUP)
 	log := telemetry.NewLogger(os.Stderr, in.Config.LogLevel, in.Config.LogFormat)

@@ -104,7 +104,7 @@ func (x *Session) prepare(w *Write) ([]byte, error) {
 	if n > s.limits.BatchOps {
 		return nil, &LimitError{What: "batch operations", Limit: s.limits.BatchOps, Got: n}
 	}
-	if size := w.Batch.Size(); size > s.limits.BatchBytes {
+	if size := w.Batch.PayloadBytes(); size > s.limits.BatchBytes {
 		return nil, &LimitError{What: "batch bytes", Limit: s.limits.BatchBytes, Got: size}
 	}
 	for i := range n {

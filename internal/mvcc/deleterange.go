@@ -118,7 +118,7 @@ func (x *Session) collect(ctx context.Context, o RangeDelete, w *Write) (out Ran
 			return out, context.Cause(ctx)
 		}
 		w.Delete(c.Key())
-		if size := w.Batch.Size(); size > x.store.limits.BatchBytes {
+		if size := w.Batch.PayloadBytes(); size > x.store.limits.BatchBytes {
 			return out, &LimitError{What: "batch bytes", Limit: x.store.limits.BatchBytes, Got: size}
 		}
 		out.Count++

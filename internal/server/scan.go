@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"fmt"
 	"math"
 
 	"google.golang.org/grpc"
@@ -53,6 +54,7 @@ type scan struct {
 	bounds    uint32     // hash of the range, for tokens
 	pageBytes int
 	countOnly bool
+	tokens    pb.ScanTokens
 
 	remaining uint64 // entries that may still be returned
 	cursor    *mvcc.Cursor
@@ -61,6 +63,7 @@ type scan struct {
 	arena     []byte      // keys and values of the page
 	last      []byte      // last key covered
 	tokenBuf  []byte
+	handedOut bool // the client may have a token
 }
 
 func newScan(s *Server, req *pb.ScanRequest) (*scan, error) {
@@ -69,7 +72,7 @@ func newScan(s *Server, req *pb.ScanRequest) (*scan, error) {
 		return nil, err
 	}
 	sc := &scan{
-		server: s, at: keys.Epoch(req.SnapshotEpoch), bounds: hashBounds(b), countOnly: req.CountOnly, remaining: req.Limit,
+		server: s, at: keys.Epoch(req.SnapshotEpoch), bounds: hashBounds(b), countOnly: req.CountOnly, remaining: req.Limit, tokens: req.Tokens,
 		options:   mvcc.ScanOptions{Lower: b.lower, Upper: b.upper, Reverse: req.Reverse, KeysOnly: req.KeysOnly || req.CountOnly, Limit: scanLimit(req.Limit)},
 		pageBytes: scanPageBytesDefault,
 	}
@@ -79,8 +82,13 @@ func newScan(s *Server, req *pb.ScanRequest) (*scan, error) {
 	if sc.remaining == 0 {
 		sc.remaining = math.MaxUint64
 	}
-	if len(req.ResumeToken) > 0 {
-		return sc, sc.resume(req.ResumeToken, req.SnapshotEpoch)
+	switch {
+	case req.Tokens < pb.ScanTokens_SCAN_TOKENS_UNSPECIFIED || req.Tokens > pb.ScanTokens_SCAN_TOKENS_ALL:
+		return nil, invalid("tokens", fmt.Sprintf("%d is not known to this server", req.Tokens))
+	case len(req.ResumeToken) > 0:
+		return sc, sc.resume(req)
+	case req.ResumeAtNewest:
+		return nil, invalid("resume_at_newest", "needs a resume token")
 	}
 	return sc, nil
 }
@@ -89,17 +97,19 @@ func newScan(s *Server, req *pb.ScanRequest) (*scan, error) {
 func scanLimit(entries uint64) int { return int(min(entries, math.MaxInt32)) }
 
 // resume narrows the range to what lies behind the token.
-func (sc *scan) resume(text []byte, snapshot uint64) error {
-	t, err := decodeToken(text, sc.server.limits.KeyBytes)
+func (sc *scan) resume(req *pb.ScanRequest) error {
+	t, err := decodeToken(req.ResumeToken, sc.server.limits.KeyBytes)
 	switch {
 	case err != nil:
 		return err
-	case snapshot != 0:
+	case req.SnapshotEpoch != 0:
 		return invalid("snapshot_epoch", "must be 0 with a resume token, which brings its own")
 	case t.bounds != sc.bounds || t.reverse != sc.options.Reverse:
 		return invalidToken("belongs to another range or direction")
 	}
-	sc.at = t.epoch
+	if !req.ResumeAtNewest {
+		sc.at = t.epoch
+	}
 	if sc.options.Reverse {
 		sc.options.Upper = t.last
 	} else {
@@ -111,8 +121,9 @@ func (sc *scan) resume(text []byte, snapshot uint64) error {
 // run sends pages until the range or the limit is exhausted. While a page waits for the client, the scan holds its snapshot
 // and the page, and nothing else of the engine.
 //
-// Every page but the last brings a token. While the stream lives, its own snapshot keeps the token's epoch readable; only a
-// scan that ends early leaves a hold behind, so that scans which run through take none of the places there are for holds.
+// While the stream lives, its own snapshot keeps the epoch of its tokens readable; a scan that has handed out one leaves a hold when it
+// ends, however it ends: that the last page was sent does not say that the client has read more than the first. Scans of one epoch share a
+// hold.
 func (sc *scan) run(c *caller, stream grpc.ServerStreamingServer[pb.ScanResponse]) (err error) {
 	ctx := stream.Context()
 	if sc.at, err = c.session.View(sc.at); err != nil {
@@ -123,39 +134,41 @@ func (sc *scan) run(c *caller, stream grpc.ServerStreamingServer[pb.ScanResponse
 		return err
 	}
 	defer sc.cursor.Close()
+	defer sc.keep()
 	for {
 		more, err := sc.nextPage(ctx)
 		if err != nil {
-			return sc.broken(err)
-		}
-		atLimit := more && sc.remaining == 0
-		if atLimit {
-			if err := sc.keep(); err != nil {
-				return err
-			}
+			return err
 		}
 		if err := stream.Send(&sc.page); err != nil {
-			return sc.broken(err)
+			return err
 		}
-		if !more || atLimit {
+		if !more || sc.remaining == 0 {
 			return nil
 		}
 		if sc.server.draining.Load() {
-			return sc.broken(errShuttingDown)
+			return errShuttingDown
 		}
 	}
 }
 
-// keep makes the engine keep the scan's epoch for whoever comes with its token.
-func (sc *scan) keep() error { return sc.server.store.Keep(sc.at, sc.server.config.ScanTokenTTL) }
-
-// broken keeps the epoch of a scan that a client may want to go on with. If there is no place for it, the client will be told
-// that the epoch is gone; why the scan ended matters more now.
-func (sc *scan) broken(cause error) error {
-	if len(sc.page.ResumeToken) > 0 {
-		_ = sc.keep()
+// keep makes the engine keep the scan's epoch for a client that comes with a token of it. Without a place for it the client will be told
+// that the epoch is gone, and may go on at the newest: no scan fails because others have left too many tokens.
+func (sc *scan) keep() {
+	if sc.handedOut {
+		_ = sc.server.store.Keep(sc.at, sc.server.config.ScanTokenTTL)
 	}
-	return cause
+}
+
+// bringsToken reports whether the page has a token to go on with.
+func (sc *scan) bringsToken(more bool) bool {
+	switch sc.tokens {
+	case pb.ScanTokens_SCAN_TOKENS_INNER:
+		return more && sc.remaining > 0
+	case pb.ScanTokens_SCAN_TOKENS_ALL:
+		return more
+	}
+	return false
 }
 
 // nextPage fills the page and waits until what it reveals is durable.
@@ -169,7 +182,8 @@ func (sc *scan) nextPage(ctx context.Context) (more bool, err error) {
 		return false, err
 	}
 	sc.page.ResumeToken = nil
-	if more {
+	if sc.bringsToken(more) {
+		sc.handedOut = true
 		sc.tokenBuf = appendToken(sc.tokenBuf[:0], token{epoch: sc.at, reverse: sc.options.Reverse, last: sc.last, bounds: sc.bounds})
 		sc.page.ResumeToken = sc.tokenBuf
 	}
@@ -182,6 +196,9 @@ func (sc *scan) fill(ctx context.Context) (more bool, err error) {
 	sc.arena = sc.arena[:0]
 	for size := 0; ; {
 		if sc.remaining == 0 {
+			if sc.tokens != pb.ScanTokens_SCAN_TOKENS_ALL {
+				return false, nil
+			}
 			return sc.cursor.Next(), sc.cursor.Err() // is there anything left to resume?
 		}
 		if size >= sc.pageBytes || sc.page.Count == scanCountPage && sc.countOnly {

@@ -92,9 +92,18 @@ func TestScanReturnsTheRangeInOrder(t *testing.T) {
 				}
 			}
 		}
-		last := pages[len(pages)-1]
-		if more := row.request.Limit != 0; (len(last.ResumeToken) > 0) != more {
-			t.Errorf("%s: the last page has a token: %v", name, !more)
+		for tokens, wanted := range []func(last, limited bool) bool{
+			func(bool, bool) bool { return false },
+			func(last, _ bool) bool { return !last },
+			func(last, limited bool) bool { return !last || limited },
+		} {
+			row.request.Tokens = pb.ScanTokens(tokens)
+			pages := h.scan(t, row.request)
+			for i, p := range pages {
+				if want := wanted(i == len(pages)-1, row.request.Limit != 0); (len(p.ResumeToken) > 0) != want {
+					t.Errorf("%s: with tokens %v page %d of %d should have one: %v", name, row.request.Tokens, i, len(pages), want)
+				}
+			}
 		}
 	}
 }
@@ -142,7 +151,7 @@ func TestTokenGoesOnBehindItsPageAtTheSameEpoch(t *testing.T) {
 		if reverse {
 			slices.Reverse(want)
 		}
-		r := &pb.ScanRequest{Range: &pb.KeyRange{Start: []byte("020"), End: []byte("090")}, Reverse: reverse, Limit: 11, PageBytes: 30}
+		r := &pb.ScanRequest{Range: &pb.KeyRange{Start: []byte("020"), End: []byte("090")}, Reverse: reverse, Limit: 11, PageBytes: 30, Tokens: pb.ScanTokens_SCAN_TOKENS_ALL}
 		var got []string
 		for rounds := 0; ; rounds++ {
 			pages := h.scan(t, r)
@@ -170,7 +179,7 @@ func TestTokenGoesOnBehindItsPageAtTheSameEpoch(t *testing.T) {
 func TestTokenIsRefusedOnceItsTimeIsOver(t *testing.T) {
 	h := mustStart(t, func(c *config.Config) { c.ScanTokenTTL = time.Second })
 	h.fill(t, 10)
-	tok := h.scan(t, &pb.ScanRequest{Limit: 5})[0].ResumeToken
+	tok := h.scan(t, &pb.ScanRequest{Limit: 5, Tokens: pb.ScanTokens_SCAN_TOKENS_ALL})[0].ResumeToken
 	h.put(t, "000", "later")
 	time.Sleep(500 * time.Millisecond)
 	if got := keysOf(h.scan(t, &pb.ScanRequest{ResumeToken: tok, Limit: 2})); !slices.Equal(got, numbered(5, 7)) {
@@ -182,6 +191,81 @@ func TestTokenIsRefusedOnceItsTimeIsOver(t *testing.T) {
 		_, err = stream.Recv()
 	}
 	failureOf(t, err).want(t, codes.OutOfRange, pb.ErrorReason_ERROR_REASON_SNAPSHOT_GONE, "epoch", "oldest")
+	newest := h.put(t, "005", "later")
+	pages := h.scan(t, &pb.ScanRequest{ResumeToken: tok, ResumeAtNewest: true})
+	if got := keysOf(pages); !slices.Equal(got, numbered(5, 10)) || pages[0].ReadEpoch != newest || string(pages[0].Entries[0].Value) != "later" {
+		t.Errorf("at the newest epoch: %v at %d", got, pages[0].ReadEpoch)
+	}
+}
+
+// TestTokenOutlivesAScanThatWasReadToItsFirstPageOnly: the server has sent everything and ended the stream in order, which does not say that
+// the client has read it.
+func TestTokenOutlivesAScanThatWasReadToItsFirstPageOnly(t *testing.T) {
+	h := mustStart(t)
+	h.fill(t, 20)
+	for name, pageBytes := range map[string]uint32{"two pages": 150, "many pages": 30} {
+		ctx, cancel := context.WithCancel(testContext(t))
+		stream, err := h.kv.Scan(ctx, &pb.ScanRequest{PageBytes: pageBytes, Tokens: pb.ScanTokens_SCAN_TOKENS_INNER})
+		if err != nil {
+			t.Fatal(err)
+		}
+		first, err := stream.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the server is done", func() bool { return h.streams.Load() == 0 })
+		cancel()
+		for i := range 20 {
+			h.put(t, fmt.Sprintf("%03d", i), "later")
+		}
+		time.Sleep(300 * time.Millisecond) // the collector has run
+		got := h.scan(t, &pb.ScanRequest{ResumeToken: first.ResumeToken})
+		if want := numbered(len(first.Entries), 20); !slices.Equal(keysOf(got), want) || got[0].ReadEpoch != first.ReadEpoch {
+			t.Errorf("%s: got %v", name, keysOf(got))
+		}
+	}
+}
+
+// TestLimitedScansNeverRunOutOfTokens: scans that ask for no token leave nothing behind, those that do share a hold if they read at one
+// epoch, and with every place for holds taken they are answered all the same.
+func TestLimitedScansNeverRunOutOfTokens(t *testing.T) {
+	h := mustStart(t)
+	h.fill(t, 10)
+	for i := range 50 {
+		h.put(t, "000", fmt.Sprint(i)) // an epoch for each
+		h.scan(t, &pb.ScanRequest{Limit: 5})
+	}
+	if n := h.store.Stats().Snapshots.Holds; n != 0 {
+		t.Errorf("%d epochs are held by scans that asked for no token", n)
+	}
+	for range 50 {
+		h.scan(t, &pb.ScanRequest{Limit: 5, Tokens: pb.ScanTokens_SCAN_TOKENS_ALL})
+	}
+	eventually(t, "one epoch is held", func() bool { return h.streams.Load() == 0 && h.store.Stats().Snapshots.Holds == 1 })
+
+	session, err := h.store.Session()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer session.Close()
+	for i := 0; ; i++ {
+		h.put(t, "000", fmt.Sprint(i))
+		at, err := session.View(0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := h.store.Keep(at, time.Minute); err != nil {
+			break
+		}
+	}
+	h.put(t, "000", "after")
+	pages := h.scan(t, &pb.ScanRequest{Limit: 5, Tokens: pb.ScanTokens_SCAN_TOKENS_ALL})
+	if got := keysOf(pages); !slices.Equal(got, numbered(0, 5)) || len(pages[0].ResumeToken) == 0 {
+		t.Errorf("with no place for a hold: %v", pages)
+	}
+	if got := keysOf(h.scan(t, &pb.ScanRequest{ResumeToken: pages[0].ResumeToken, ResumeAtNewest: true})); !slices.Equal(got, numbered(5, 10)) {
+		t.Errorf("at the newest epoch: %v", got)
+	}
 }
 
 func TestBrokenScanGoesOnWithTheTokenOfItsLastPage(t *testing.T) {
@@ -193,7 +277,7 @@ func TestBrokenScanGoesOnWithTheTokenOfItsLastPage(t *testing.T) {
 		}
 	}
 	ctx, cancel := context.WithCancel(testContext(t))
-	stream, err := h.kv.Scan(ctx, &pb.ScanRequest{})
+	stream, err := h.kv.Scan(ctx, &pb.ScanRequest{Tokens: pb.ScanTokens_SCAN_TOKENS_INNER})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -213,7 +297,7 @@ func TestBrokenScanGoesOnWithTheTokenOfItsLastPage(t *testing.T) {
 	}
 }
 
-func TestScanThatRunsThroughLeavesNoHold(t *testing.T) {
+func TestScanWithoutTokensLeavesNoHold(t *testing.T) {
 	h := mustStart(t)
 	h.fill(t, 50)
 	h.scan(t, &pb.ScanRequest{PageBytes: 1})

@@ -336,7 +336,7 @@ func (s *Server) Run(ctx context.Context) error {
 }
 
 func (s *Server) serveGRPC() error {
-	if err := s.grpc.Serve(s.listener); err != nil {
+	if err := s.grpc.Serve(s.listener); err != nil && !errors.Is(err, grpc.ErrServerStopped) { // stopped before it began: no failure
 		return fmt.Errorf("serve %s: %w", s.listener.Addr(), err)
 	}
 	return nil

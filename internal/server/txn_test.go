@@ -236,7 +236,10 @@ func TestACommitBehindAFailedRequestCommitsNothing(t *testing.T) {
 	if h.get(t, "a").Found || h.get(t, "b").Found {
 		t.Error("a part of a failed transaction was committed")
 	}
-	k.begin() // the failed commit has ended it
+	k.must(rollbackRequest) // the failed commit has left it open, for the rollback that clients send
+	_, err := k.say(rollbackRequest)
+	failureOf(t, err).want(t, codes.FailedPrecondition, pb.ErrorReason_ERROR_REASON_TXN_STATE)
+	k.begin()
 	k.must(rollbackRequest)
 }
 

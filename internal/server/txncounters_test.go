@@ -24,6 +24,7 @@ func TestHowTransactionsEndIsCounted(t *testing.T) {
 	if _, err := k.say(commitRequest); err == nil {
 		t.Error("committed behind a failed request")
 	}
+	k.must(rollbackRequest)
 	s := h.transactionStats()
 	if s.Started != 2 || s.Committed != 0 || s.Open != 0 || s.Aborted[telemetry.AbortRollback] != 1 || s.Aborted[telemetry.AbortFailed] != 1 {
 		t.Errorf("counted %+v", s)

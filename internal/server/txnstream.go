@@ -298,7 +298,11 @@ func (c *conversation) within(req *pb.TransactRequest, out *pb.TransactResponse)
 	case *pb.TransactRequest_Commit:
 		return c.commit(out)
 	case *pb.TransactRequest_Rollback:
-		c.abortLocked(telemetry.AbortRollback)
+		reason := telemetry.AbortRollback
+		if c.failed != nil {
+			reason = telemetry.AbortFailed
+		}
+		c.abortLocked(reason)
 		out.Response = &pb.TransactResponse_Rollback{Rollback: new(pb.RollbackResponse)}
 		return settle{}, nil
 	case *pb.TransactRequest_RollbackTo:
@@ -362,12 +366,11 @@ func (c *conversation) operate(req *pb.TransactRequest, out *pb.TransactResponse
 	return invalid("request", "is missing, or of a kind that this server does not know")
 }
 
-// commit ends the transaction, one way or the other.
+// commit ends the transaction, one way or the other. One that has failed stays open until its client rolls it back, as every other request
+// of it is told.
 func (c *conversation) commit(out *pb.TransactResponse) (settle, error) {
 	if c.failed != nil {
-		err := &txnFailedError{cause: c.failed}
-		c.abortLocked(telemetry.AbortFailed)
-		return settle{}, err
+		return settle{}, &txnFailedError{cause: c.failed}
 	}
 	at, durability := c.txn.At(), c.row.durability
 	epoch, err := c.txn.Commit(c.stream.Context())

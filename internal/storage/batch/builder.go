@@ -32,6 +32,7 @@ type Builder struct {
 	sorter   keys.Sorter
 	unsorted bool
 	valueMax int // longest value added
+	payload  int // bytes of the user's keys and values
 }
 
 // The first buffers share no cache line with those of other builders (see keys.LineBytes).
@@ -58,7 +59,7 @@ func (b *Builder) Reset() {
 		b.marks, b.inOrder, b.sorter = nil, nil, keys.Sorter{}
 	}
 	b.buf, b.marks, b.sorted, b.unsorted = b.buf[:0], b.marks[:0], b.sorted[:0], false
-	b.valueMax = 0
+	b.valueMax, b.payload = 0, 0
 }
 
 // Held is about how many bytes of memory the builder keeps.
@@ -102,7 +103,11 @@ func (b *Builder) add(kind keys.Kind, s keys.Space, user, value []byte) {
 		b.unsorted = bytes.Compare(b.Key(n-1), b.Key(n)) >= 0
 	}
 	b.valueMax = max(b.valueMax, len(value))
+	b.payload += len(user) + len(value)
 }
+
+// PayloadBytes is the size of the keys and values added, as their writer counts them: without the encoding and the keyspace.
+func (b *Builder) PayloadBytes() int { return b.payload }
 
 // ValueBytesMax is the length of the longest value added.
 func (b *Builder) ValueBytesMax() int { return b.valueMax }

@@ -87,6 +87,60 @@ func (Durability) EnumDescriptor() ([]byte, []int) {
 	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{0}
 }
 
+// ScanTokens says which pages of a scan bring a resume token. A token costs: once a scan that has handed out one is over, the server keeps
+// its epoch readable for Limits.scan_token_ttl, and with it the versions of that epoch.
+type ScanTokens int32
+
+const (
+	// None.
+	ScanTokens_SCAN_TOKENS_UNSPECIFIED ScanTokens = 0
+	// Every page but the last of the request: to go on after a lost connection.
+	ScanTokens_SCAN_TOKENS_INNER ScanTokens = 1
+	// The last page too, if the limit ended the scan before the end of the range: to go on later.
+	ScanTokens_SCAN_TOKENS_ALL ScanTokens = 2
+)
+
+// Enum value maps for ScanTokens.
+var (
+	ScanTokens_name = map[int32]string{
+		0: "SCAN_TOKENS_UNSPECIFIED",
+		1: "SCAN_TOKENS_INNER",
+		2: "SCAN_TOKENS_ALL",
+	}
+	ScanTokens_value = map[string]int32{
+		"SCAN_TOKENS_UNSPECIFIED": 0,
+		"SCAN_TOKENS_INNER":       1,
+		"SCAN_TOKENS_ALL":         2,
+	}
+)
+
+func (x ScanTokens) Enum() *ScanTokens {
+	p := new(ScanTokens)
+	*p = x
+	return p
+}
+
+func (x ScanTokens) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ScanTokens) Descriptor() protoreflect.EnumDescriptor {
+	return file_epochkv_v1_kv_proto_enumTypes[1].Descriptor()
+}
+
+func (ScanTokens) Type() protoreflect.EnumType {
+	return &file_epochkv_v1_kv_proto_enumTypes[1]
+}
+
+func (x ScanTokens) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ScanTokens.Descriptor instead.
+func (ScanTokens) EnumDescriptor() ([]byte, []int) {
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{1}
+}
+
 // Kind says what happens to the key.
 type Mutation_Kind int32
 
@@ -124,11 +178,11 @@ func (x Mutation_Kind) String() string {
 }
 
 func (Mutation_Kind) Descriptor() protoreflect.EnumDescriptor {
-	return file_epochkv_v1_kv_proto_enumTypes[1].Descriptor()
+	return file_epochkv_v1_kv_proto_enumTypes[2].Descriptor()
 }
 
 func (Mutation_Kind) Type() protoreflect.EnumType {
-	return &file_epochkv_v1_kv_proto_enumTypes[1]
+	return &file_epochkv_v1_kv_proto_enumTypes[2]
 }
 
 func (x Mutation_Kind) Number() protoreflect.EnumNumber {
@@ -1149,9 +1203,13 @@ type ScanRequest struct {
 	SnapshotEpoch uint64 `protobuf:"varint,7,opt,name=snapshot_epoch,json=snapshotEpoch,proto3" json:"snapshot_epoch,omitempty"`
 	// Continue behind the page that brought this token, at the same epoch. Range and direction must be those of the request that
 	// the token came from; limit, keys_only, count_only and page_bytes may differ.
-	ResumeToken   []byte `protobuf:"bytes,8,opt,name=resume_token,json=resumeToken,proto3" json:"resume_token,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	ResumeToken []byte `protobuf:"bytes,8,opt,name=resume_token,json=resumeToken,proto3" json:"resume_token,omitempty"`
+	// Which pages bring a resume token.
+	Tokens ScanTokens `protobuf:"varint,9,opt,name=tokens,proto3,enum=epochkv.v1.ScanTokens" json:"tokens,omitempty"`
+	// With a resume token: continue behind its page at the newest epoch instead of the token's own, which need not be readable any more.
+	ResumeAtNewest bool `protobuf:"varint,10,opt,name=resume_at_newest,json=resumeAtNewest,proto3" json:"resume_at_newest,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *ScanRequest) Reset() {
@@ -1240,6 +1298,20 @@ func (x *ScanRequest) GetResumeToken() []byte {
 	return nil
 }
 
+func (x *ScanRequest) GetTokens() ScanTokens {
+	if x != nil {
+		return x.Tokens
+	}
+	return ScanTokens_SCAN_TOKENS_UNSPECIFIED
+}
+
+func (x *ScanRequest) GetResumeAtNewest() bool {
+	if x != nil {
+		return x.ResumeAtNewest
+	}
+	return false
+}
+
 // ScanResponse is one page.
 type ScanResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1249,9 +1321,10 @@ type ScanResponse struct {
 	Count uint64 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
 	// The epoch at which the scan reads, the same in all pages.
 	ReadEpoch uint64 `protobuf:"varint,3,opt,name=read_epoch,json=readEpoch,proto3" json:"read_epoch,omitempty"`
-	// Continues the scan behind this page in another request, on any connection, while the server keeps its epoch readable
-	// (Limits.scan_token_ttl in Admin.Status). Opaque. Empty once the range is exhausted; a scan that its limit ended early
-	// therefore ends with a token.
+	// Continues the scan behind this page in another request, on any connection, while the server keeps its epoch readable: as
+	// long as the scan runs, and Limits.scan_token_ttl (Admin.Status) longer. When too many epochs are kept already, it may be gone
+	// sooner: then, as later, ScanRequest.resume_at_newest goes on at another epoch. Opaque. Empty unless ScanRequest.tokens asks for it, and
+	// at the end of the range.
 	ResumeToken   []byte `protobuf:"bytes,4,opt,name=resume_token,json=resumeToken,proto3" json:"resume_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2661,7 +2734,7 @@ const file_epochkv_v1_kv_proto_rawDesc = "" +
 	"\x13DeleteRangeResponse\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x18\n" +
 	"\adeleted\x18\x02 \x01(\x04R\adeleted\x12\x12\n" +
-	"\x04more\x18\x03 \x01(\bR\x04more\"\x8e\x02\n" +
+	"\x04more\x18\x03 \x01(\bR\x04more\"\xe8\x02\n" +
 	"\vScanRequest\x12*\n" +
 	"\x05range\x18\x01 \x01(\v2\x14.epochkv.v1.KeyRangeR\x05range\x12\x18\n" +
 	"\areverse\x18\x02 \x01(\bR\areverse\x12\x14\n" +
@@ -2672,7 +2745,10 @@ const file_epochkv_v1_kv_proto_rawDesc = "" +
 	"\n" +
 	"page_bytes\x18\x06 \x01(\rR\tpageBytes\x12%\n" +
 	"\x0esnapshot_epoch\x18\a \x01(\x04R\rsnapshotEpoch\x12!\n" +
-	"\fresume_token\x18\b \x01(\fR\vresumeToken\"\x93\x01\n" +
+	"\fresume_token\x18\b \x01(\fR\vresumeToken\x12.\n" +
+	"\x06tokens\x18\t \x01(\x0e2\x16.epochkv.v1.ScanTokensR\x06tokens\x12(\n" +
+	"\x10resume_at_newest\x18\n" +
+	" \x01(\bR\x0eresumeAtNewest\"\x93\x01\n" +
 	"\fScanResponse\x12+\n" +
 	"\aentries\x18\x01 \x03(\v2\x11.epochkv.v1.EntryR\aentries\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\x04R\x05count\x12\x1d\n" +
@@ -2774,7 +2850,12 @@ const file_epochkv_v1_kv_proto_rawDesc = "" +
 	"Durability\x12\x1a\n" +
 	"\x16DURABILITY_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fDURABILITY_SYNC\x10\x01\x12\x14\n" +
-	"\x10DURABILITY_ASYNC\x10\x022\xf5\x05\n" +
+	"\x10DURABILITY_ASYNC\x10\x02*U\n" +
+	"\n" +
+	"ScanTokens\x12\x1b\n" +
+	"\x17SCAN_TOKENS_UNSPECIFIED\x10\x00\x12\x15\n" +
+	"\x11SCAN_TOKENS_INNER\x10\x01\x12\x13\n" +
+	"\x0fSCAN_TOKENS_ALL\x10\x022\xf5\x05\n" +
 	"\x02KV\x126\n" +
 	"\x03Get\x12\x16.epochkv.v1.GetRequest\x1a\x17.epochkv.v1.GetResponse\x126\n" +
 	"\x03Put\x12\x16.epochkv.v1.PutRequest\x1a\x17.epochkv.v1.PutResponse\x12?\n" +
@@ -2801,115 +2882,117 @@ func file_epochkv_v1_kv_proto_rawDescGZIP() []byte {
 	return file_epochkv_v1_kv_proto_rawDescData
 }
 
-var file_epochkv_v1_kv_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_epochkv_v1_kv_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
 var file_epochkv_v1_kv_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
 var file_epochkv_v1_kv_proto_goTypes = []any{
 	(Durability)(0),             // 0: epochkv.v1.Durability
-	(Mutation_Kind)(0),          // 1: epochkv.v1.Mutation.Kind
-	(*KeyRange)(nil),            // 2: epochkv.v1.KeyRange
-	(*Precondition)(nil),        // 3: epochkv.v1.Precondition
-	(*GetRequest)(nil),          // 4: epochkv.v1.GetRequest
-	(*GetResponse)(nil),         // 5: epochkv.v1.GetResponse
-	(*PutRequest)(nil),          // 6: epochkv.v1.PutRequest
-	(*PutResponse)(nil),         // 7: epochkv.v1.PutResponse
-	(*DeleteRequest)(nil),       // 8: epochkv.v1.DeleteRequest
-	(*DeleteResponse)(nil),      // 9: epochkv.v1.DeleteResponse
-	(*BatchGetRequest)(nil),     // 10: epochkv.v1.BatchGetRequest
-	(*BatchGetResponse)(nil),    // 11: epochkv.v1.BatchGetResponse
-	(*BatchGetResult)(nil),      // 12: epochkv.v1.BatchGetResult
-	(*Mutation)(nil),            // 13: epochkv.v1.Mutation
-	(*BatchWriteRequest)(nil),   // 14: epochkv.v1.BatchWriteRequest
-	(*BatchWriteResponse)(nil),  // 15: epochkv.v1.BatchWriteResponse
-	(*DeleteRangeRequest)(nil),  // 16: epochkv.v1.DeleteRangeRequest
-	(*DeleteRangeResponse)(nil), // 17: epochkv.v1.DeleteRangeResponse
-	(*ScanRequest)(nil),         // 18: epochkv.v1.ScanRequest
-	(*ScanResponse)(nil),        // 19: epochkv.v1.ScanResponse
-	(*Entry)(nil),               // 20: epochkv.v1.Entry
-	(*Invocation)(nil),          // 21: epochkv.v1.Invocation
-	(*Increment)(nil),           // 22: epochkv.v1.Increment
-	(*CompareAndSet)(nil),       // 23: epochkv.v1.CompareAndSet
-	(*InvokeResult)(nil),        // 24: epochkv.v1.InvokeResult
-	(*InvokeRequest)(nil),       // 25: epochkv.v1.InvokeRequest
-	(*InvokeResponse)(nil),      // 26: epochkv.v1.InvokeResponse
-	(*InvokeAllRequest)(nil),    // 27: epochkv.v1.InvokeAllRequest
-	(*InvokeAllResponse)(nil),   // 28: epochkv.v1.InvokeAllResponse
-	(*BulkLoadRequest)(nil),     // 29: epochkv.v1.BulkLoadRequest
-	(*BulkEntry)(nil),           // 30: epochkv.v1.BulkEntry
-	(*BulkLoadResponse)(nil),    // 31: epochkv.v1.BulkLoadResponse
-	(*PipelineRequest)(nil),     // 32: epochkv.v1.PipelineRequest
-	(*PipelineResponse)(nil),    // 33: epochkv.v1.PipelineResponse
-	(*status.Status)(nil),       // 34: google.rpc.Status
+	(ScanTokens)(0),             // 1: epochkv.v1.ScanTokens
+	(Mutation_Kind)(0),          // 2: epochkv.v1.Mutation.Kind
+	(*KeyRange)(nil),            // 3: epochkv.v1.KeyRange
+	(*Precondition)(nil),        // 4: epochkv.v1.Precondition
+	(*GetRequest)(nil),          // 5: epochkv.v1.GetRequest
+	(*GetResponse)(nil),         // 6: epochkv.v1.GetResponse
+	(*PutRequest)(nil),          // 7: epochkv.v1.PutRequest
+	(*PutResponse)(nil),         // 8: epochkv.v1.PutResponse
+	(*DeleteRequest)(nil),       // 9: epochkv.v1.DeleteRequest
+	(*DeleteResponse)(nil),      // 10: epochkv.v1.DeleteResponse
+	(*BatchGetRequest)(nil),     // 11: epochkv.v1.BatchGetRequest
+	(*BatchGetResponse)(nil),    // 12: epochkv.v1.BatchGetResponse
+	(*BatchGetResult)(nil),      // 13: epochkv.v1.BatchGetResult
+	(*Mutation)(nil),            // 14: epochkv.v1.Mutation
+	(*BatchWriteRequest)(nil),   // 15: epochkv.v1.BatchWriteRequest
+	(*BatchWriteResponse)(nil),  // 16: epochkv.v1.BatchWriteResponse
+	(*DeleteRangeRequest)(nil),  // 17: epochkv.v1.DeleteRangeRequest
+	(*DeleteRangeResponse)(nil), // 18: epochkv.v1.DeleteRangeResponse
+	(*ScanRequest)(nil),         // 19: epochkv.v1.ScanRequest
+	(*ScanResponse)(nil),        // 20: epochkv.v1.ScanResponse
+	(*Entry)(nil),               // 21: epochkv.v1.Entry
+	(*Invocation)(nil),          // 22: epochkv.v1.Invocation
+	(*Increment)(nil),           // 23: epochkv.v1.Increment
+	(*CompareAndSet)(nil),       // 24: epochkv.v1.CompareAndSet
+	(*InvokeResult)(nil),        // 25: epochkv.v1.InvokeResult
+	(*InvokeRequest)(nil),       // 26: epochkv.v1.InvokeRequest
+	(*InvokeResponse)(nil),      // 27: epochkv.v1.InvokeResponse
+	(*InvokeAllRequest)(nil),    // 28: epochkv.v1.InvokeAllRequest
+	(*InvokeAllResponse)(nil),   // 29: epochkv.v1.InvokeAllResponse
+	(*BulkLoadRequest)(nil),     // 30: epochkv.v1.BulkLoadRequest
+	(*BulkEntry)(nil),           // 31: epochkv.v1.BulkEntry
+	(*BulkLoadResponse)(nil),    // 32: epochkv.v1.BulkLoadResponse
+	(*PipelineRequest)(nil),     // 33: epochkv.v1.PipelineRequest
+	(*PipelineResponse)(nil),    // 34: epochkv.v1.PipelineResponse
+	(*status.Status)(nil),       // 35: google.rpc.Status
 }
 var file_epochkv_v1_kv_proto_depIdxs = []int32{
-	3,  // 0: epochkv.v1.PutRequest.preconditions:type_name -> epochkv.v1.Precondition
+	4,  // 0: epochkv.v1.PutRequest.preconditions:type_name -> epochkv.v1.Precondition
 	0,  // 1: epochkv.v1.PutRequest.durability:type_name -> epochkv.v1.Durability
-	3,  // 2: epochkv.v1.DeleteRequest.preconditions:type_name -> epochkv.v1.Precondition
+	4,  // 2: epochkv.v1.DeleteRequest.preconditions:type_name -> epochkv.v1.Precondition
 	0,  // 3: epochkv.v1.DeleteRequest.durability:type_name -> epochkv.v1.Durability
-	12, // 4: epochkv.v1.BatchGetResponse.results:type_name -> epochkv.v1.BatchGetResult
-	1,  // 5: epochkv.v1.Mutation.kind:type_name -> epochkv.v1.Mutation.Kind
-	13, // 6: epochkv.v1.BatchWriteRequest.mutations:type_name -> epochkv.v1.Mutation
-	3,  // 7: epochkv.v1.BatchWriteRequest.preconditions:type_name -> epochkv.v1.Precondition
+	13, // 4: epochkv.v1.BatchGetResponse.results:type_name -> epochkv.v1.BatchGetResult
+	2,  // 5: epochkv.v1.Mutation.kind:type_name -> epochkv.v1.Mutation.Kind
+	14, // 6: epochkv.v1.BatchWriteRequest.mutations:type_name -> epochkv.v1.Mutation
+	4,  // 7: epochkv.v1.BatchWriteRequest.preconditions:type_name -> epochkv.v1.Precondition
 	0,  // 8: epochkv.v1.BatchWriteRequest.durability:type_name -> epochkv.v1.Durability
-	2,  // 9: epochkv.v1.DeleteRangeRequest.range:type_name -> epochkv.v1.KeyRange
-	3,  // 10: epochkv.v1.DeleteRangeRequest.preconditions:type_name -> epochkv.v1.Precondition
+	3,  // 9: epochkv.v1.DeleteRangeRequest.range:type_name -> epochkv.v1.KeyRange
+	4,  // 10: epochkv.v1.DeleteRangeRequest.preconditions:type_name -> epochkv.v1.Precondition
 	0,  // 11: epochkv.v1.DeleteRangeRequest.durability:type_name -> epochkv.v1.Durability
-	2,  // 12: epochkv.v1.ScanRequest.range:type_name -> epochkv.v1.KeyRange
-	20, // 13: epochkv.v1.ScanResponse.entries:type_name -> epochkv.v1.Entry
-	22, // 14: epochkv.v1.Invocation.increment:type_name -> epochkv.v1.Increment
-	23, // 15: epochkv.v1.Invocation.compare_and_set:type_name -> epochkv.v1.CompareAndSet
-	21, // 16: epochkv.v1.InvokeRequest.invocation:type_name -> epochkv.v1.Invocation
-	3,  // 17: epochkv.v1.InvokeRequest.preconditions:type_name -> epochkv.v1.Precondition
-	0,  // 18: epochkv.v1.InvokeRequest.durability:type_name -> epochkv.v1.Durability
-	24, // 19: epochkv.v1.InvokeResponse.result:type_name -> epochkv.v1.InvokeResult
-	21, // 20: epochkv.v1.InvokeAllRequest.invocations:type_name -> epochkv.v1.Invocation
-	3,  // 21: epochkv.v1.InvokeAllRequest.preconditions:type_name -> epochkv.v1.Precondition
-	0,  // 22: epochkv.v1.InvokeAllRequest.durability:type_name -> epochkv.v1.Durability
-	24, // 23: epochkv.v1.InvokeAllResponse.results:type_name -> epochkv.v1.InvokeResult
-	30, // 24: epochkv.v1.BulkLoadRequest.entries:type_name -> epochkv.v1.BulkEntry
-	4,  // 25: epochkv.v1.PipelineRequest.get:type_name -> epochkv.v1.GetRequest
-	6,  // 26: epochkv.v1.PipelineRequest.put:type_name -> epochkv.v1.PutRequest
-	8,  // 27: epochkv.v1.PipelineRequest.delete:type_name -> epochkv.v1.DeleteRequest
-	10, // 28: epochkv.v1.PipelineRequest.batch_get:type_name -> epochkv.v1.BatchGetRequest
-	14, // 29: epochkv.v1.PipelineRequest.batch_write:type_name -> epochkv.v1.BatchWriteRequest
-	16, // 30: epochkv.v1.PipelineRequest.delete_range:type_name -> epochkv.v1.DeleteRangeRequest
-	25, // 31: epochkv.v1.PipelineRequest.invoke:type_name -> epochkv.v1.InvokeRequest
-	27, // 32: epochkv.v1.PipelineRequest.invoke_all:type_name -> epochkv.v1.InvokeAllRequest
-	5,  // 33: epochkv.v1.PipelineResponse.get:type_name -> epochkv.v1.GetResponse
-	7,  // 34: epochkv.v1.PipelineResponse.put:type_name -> epochkv.v1.PutResponse
-	9,  // 35: epochkv.v1.PipelineResponse.delete:type_name -> epochkv.v1.DeleteResponse
-	11, // 36: epochkv.v1.PipelineResponse.batch_get:type_name -> epochkv.v1.BatchGetResponse
-	15, // 37: epochkv.v1.PipelineResponse.batch_write:type_name -> epochkv.v1.BatchWriteResponse
-	17, // 38: epochkv.v1.PipelineResponse.delete_range:type_name -> epochkv.v1.DeleteRangeResponse
-	26, // 39: epochkv.v1.PipelineResponse.invoke:type_name -> epochkv.v1.InvokeResponse
-	28, // 40: epochkv.v1.PipelineResponse.invoke_all:type_name -> epochkv.v1.InvokeAllResponse
-	34, // 41: epochkv.v1.PipelineResponse.error:type_name -> google.rpc.Status
-	4,  // 42: epochkv.v1.KV.Get:input_type -> epochkv.v1.GetRequest
-	6,  // 43: epochkv.v1.KV.Put:input_type -> epochkv.v1.PutRequest
-	8,  // 44: epochkv.v1.KV.Delete:input_type -> epochkv.v1.DeleteRequest
-	10, // 45: epochkv.v1.KV.BatchGet:input_type -> epochkv.v1.BatchGetRequest
-	14, // 46: epochkv.v1.KV.BatchWrite:input_type -> epochkv.v1.BatchWriteRequest
-	16, // 47: epochkv.v1.KV.DeleteRange:input_type -> epochkv.v1.DeleteRangeRequest
-	18, // 48: epochkv.v1.KV.Scan:input_type -> epochkv.v1.ScanRequest
-	25, // 49: epochkv.v1.KV.Invoke:input_type -> epochkv.v1.InvokeRequest
-	27, // 50: epochkv.v1.KV.InvokeAll:input_type -> epochkv.v1.InvokeAllRequest
-	29, // 51: epochkv.v1.KV.BulkLoad:input_type -> epochkv.v1.BulkLoadRequest
-	32, // 52: epochkv.v1.KV.Pipeline:input_type -> epochkv.v1.PipelineRequest
-	5,  // 53: epochkv.v1.KV.Get:output_type -> epochkv.v1.GetResponse
-	7,  // 54: epochkv.v1.KV.Put:output_type -> epochkv.v1.PutResponse
-	9,  // 55: epochkv.v1.KV.Delete:output_type -> epochkv.v1.DeleteResponse
-	11, // 56: epochkv.v1.KV.BatchGet:output_type -> epochkv.v1.BatchGetResponse
-	15, // 57: epochkv.v1.KV.BatchWrite:output_type -> epochkv.v1.BatchWriteResponse
-	17, // 58: epochkv.v1.KV.DeleteRange:output_type -> epochkv.v1.DeleteRangeResponse
-	19, // 59: epochkv.v1.KV.Scan:output_type -> epochkv.v1.ScanResponse
-	26, // 60: epochkv.v1.KV.Invoke:output_type -> epochkv.v1.InvokeResponse
-	28, // 61: epochkv.v1.KV.InvokeAll:output_type -> epochkv.v1.InvokeAllResponse
-	31, // 62: epochkv.v1.KV.BulkLoad:output_type -> epochkv.v1.BulkLoadResponse
-	33, // 63: epochkv.v1.KV.Pipeline:output_type -> epochkv.v1.PipelineResponse
-	53, // [53:64] is the sub-list for method output_type
-	42, // [42:53] is the sub-list for method input_type
-	42, // [42:42] is the sub-list for extension type_name
-	42, // [42:42] is the sub-list for extension extendee
-	0,  // [0:42] is the sub-list for field type_name
+	3,  // 12: epochkv.v1.ScanRequest.range:type_name -> epochkv.v1.KeyRange
+	1,  // 13: epochkv.v1.ScanRequest.tokens:type_name -> epochkv.v1.ScanTokens
+	21, // 14: epochkv.v1.ScanResponse.entries:type_name -> epochkv.v1.Entry
+	23, // 15: epochkv.v1.Invocation.increment:type_name -> epochkv.v1.Increment
+	24, // 16: epochkv.v1.Invocation.compare_and_set:type_name -> epochkv.v1.CompareAndSet
+	22, // 17: epochkv.v1.InvokeRequest.invocation:type_name -> epochkv.v1.Invocation
+	4,  // 18: epochkv.v1.InvokeRequest.preconditions:type_name -> epochkv.v1.Precondition
+	0,  // 19: epochkv.v1.InvokeRequest.durability:type_name -> epochkv.v1.Durability
+	25, // 20: epochkv.v1.InvokeResponse.result:type_name -> epochkv.v1.InvokeResult
+	22, // 21: epochkv.v1.InvokeAllRequest.invocations:type_name -> epochkv.v1.Invocation
+	4,  // 22: epochkv.v1.InvokeAllRequest.preconditions:type_name -> epochkv.v1.Precondition
+	0,  // 23: epochkv.v1.InvokeAllRequest.durability:type_name -> epochkv.v1.Durability
+	25, // 24: epochkv.v1.InvokeAllResponse.results:type_name -> epochkv.v1.InvokeResult
+	31, // 25: epochkv.v1.BulkLoadRequest.entries:type_name -> epochkv.v1.BulkEntry
+	5,  // 26: epochkv.v1.PipelineRequest.get:type_name -> epochkv.v1.GetRequest
+	7,  // 27: epochkv.v1.PipelineRequest.put:type_name -> epochkv.v1.PutRequest
+	9,  // 28: epochkv.v1.PipelineRequest.delete:type_name -> epochkv.v1.DeleteRequest
+	11, // 29: epochkv.v1.PipelineRequest.batch_get:type_name -> epochkv.v1.BatchGetRequest
+	15, // 30: epochkv.v1.PipelineRequest.batch_write:type_name -> epochkv.v1.BatchWriteRequest
+	17, // 31: epochkv.v1.PipelineRequest.delete_range:type_name -> epochkv.v1.DeleteRangeRequest
+	26, // 32: epochkv.v1.PipelineRequest.invoke:type_name -> epochkv.v1.InvokeRequest
+	28, // 33: epochkv.v1.PipelineRequest.invoke_all:type_name -> epochkv.v1.InvokeAllRequest
+	6,  // 34: epochkv.v1.PipelineResponse.get:type_name -> epochkv.v1.GetResponse
+	8,  // 35: epochkv.v1.PipelineResponse.put:type_name -> epochkv.v1.PutResponse
+	10, // 36: epochkv.v1.PipelineResponse.delete:type_name -> epochkv.v1.DeleteResponse
+	12, // 37: epochkv.v1.PipelineResponse.batch_get:type_name -> epochkv.v1.BatchGetResponse
+	16, // 38: epochkv.v1.PipelineResponse.batch_write:type_name -> epochkv.v1.BatchWriteResponse
+	18, // 39: epochkv.v1.PipelineResponse.delete_range:type_name -> epochkv.v1.DeleteRangeResponse
+	27, // 40: epochkv.v1.PipelineResponse.invoke:type_name -> epochkv.v1.InvokeResponse
+	29, // 41: epochkv.v1.PipelineResponse.invoke_all:type_name -> epochkv.v1.InvokeAllResponse
+	35, // 42: epochkv.v1.PipelineResponse.error:type_name -> google.rpc.Status
+	5,  // 43: epochkv.v1.KV.Get:input_type -> epochkv.v1.GetRequest
+	7,  // 44: epochkv.v1.KV.Put:input_type -> epochkv.v1.PutRequest
+	9,  // 45: epochkv.v1.KV.Delete:input_type -> epochkv.v1.DeleteRequest
+	11, // 46: epochkv.v1.KV.BatchGet:input_type -> epochkv.v1.BatchGetRequest
+	15, // 47: epochkv.v1.KV.BatchWrite:input_type -> epochkv.v1.BatchWriteRequest
+	17, // 48: epochkv.v1.KV.DeleteRange:input_type -> epochkv.v1.DeleteRangeRequest
+	19, // 49: epochkv.v1.KV.Scan:input_type -> epochkv.v1.ScanRequest
+	26, // 50: epochkv.v1.KV.Invoke:input_type -> epochkv.v1.InvokeRequest
+	28, // 51: epochkv.v1.KV.InvokeAll:input_type -> epochkv.v1.InvokeAllRequest
+	30, // 52: epochkv.v1.KV.BulkLoad:input_type -> epochkv.v1.BulkLoadRequest
+	33, // 53: epochkv.v1.KV.Pipeline:input_type -> epochkv.v1.PipelineRequest
+	6,  // 54: epochkv.v1.KV.Get:output_type -> epochkv.v1.GetResponse
+	8,  // 55: epochkv.v1.KV.Put:output_type -> epochkv.v1.PutResponse
+	10, // 56: epochkv.v1.KV.Delete:output_type -> epochkv.v1.DeleteResponse
+	12, // 57: epochkv.v1.KV.BatchGet:output_type -> epochkv.v1.BatchGetResponse
+	16, // 58: epochkv.v1.KV.BatchWrite:output_type -> epochkv.v1.BatchWriteResponse
+	18, // 59: epochkv.v1.KV.DeleteRange:output_type -> epochkv.v1.DeleteRangeResponse
+	20, // 60: epochkv.v1.KV.Scan:output_type -> epochkv.v1.ScanResponse
+	27, // 61: epochkv.v1.KV.Invoke:output_type -> epochkv.v1.InvokeResponse
+	29, // 62: epochkv.v1.KV.InvokeAll:output_type -> epochkv.v1.InvokeAllResponse
+	32, // 63: epochkv.v1.KV.BulkLoad:output_type -> epochkv.v1.BulkLoadResponse
+	34, // 64: epochkv.v1.KV.Pipeline:output_type -> epochkv.v1.PipelineResponse
+	54, // [54:65] is the sub-list for method output_type
+	43, // [43:54] is the sub-list for method input_type
+	43, // [43:43] is the sub-list for extension type_name
+	43, // [43:43] is the sub-list for extension extendee
+	0,  // [0:43] is the sub-list for field type_name
 }
 
 func init() { file_epochkv_v1_kv_proto_init() }
@@ -2959,7 +3042,7 @@ func file_epochkv_v1_kv_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_epochkv_v1_kv_proto_rawDesc), len(file_epochkv_v1_kv_proto_rawDesc)),
-			NumEnums:      2,
+			NumEnums:      3,
 			NumMessages:   32,
 			NumExtensions: 0,
 			NumServices:   1,

@@ -921,6 +921,21 @@ func (m *ScanRequest) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if m.ResumeAtNewest {
+		i--
+		if m.ResumeAtNewest {
+			dAtA[i] = 1
+		} else {
+			dAtA[i] = 0
+		}
+		i--
+		dAtA[i] = 0x50
+	}
+	if m.Tokens != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Tokens))
+		i--
+		dAtA[i] = 0x48
+	}
 	if len(m.ResumeToken) > 0 {
 		i -= len(m.ResumeToken)
 		copy(dAtA[i:], m.ResumeToken)
@@ -3238,6 +3253,12 @@ func (m *ScanRequest) SizeVT() (n int) {
 	l = len(m.ResumeToken)
 	if l > 0 {
 		n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
+	}
+	if m.Tokens != 0 {
+		n += 1 + protohelpers.SizeOfVarint(uint64(m.Tokens))
+	}
+	if m.ResumeAtNewest {
+		n += 2
 	}
 	n += len(m.unknownFields)
 	return n
@@ -6089,6 +6110,45 @@ func (m *ScanRequest) UnmarshalVT(dAtA []byte) error {
 				m.ResumeToken = []byte{}
 			}
 			iNdEx = postIndex
+		case 9:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Tokens", wireType)
+			}
+			m.Tokens = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.Tokens |= ScanTokens(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 10:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field ResumeAtNewest", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.ResumeAtNewest = bool(v != 0)
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
