@@ -220,7 +220,7 @@ func TestStatusFillsEveryField(t *testing.T) {
 		h.put(t, strconv.Itoa(i), strings.Repeat("v", 4000))
 	}
 	h.put(t, "large", strings.Repeat("v", 100_000))
-	h.scan(t, &pb.ScanRequest{Limit: 3}) // its token keeps an epoch readable
+	h.scan(t, &pb.ScanRequest{Limit: 3, Tokens: pb.ScanTokens_SCAN_TOKENS_ALL}) // its token keeps an epoch readable
 	h.talk(t).begin()
 	if _, err := h.admin.Checkpoint(testContext(t), &pb.CheckpointRequest{}); err != nil {
 		t.Fatal(err)
