@@ -42,7 +42,7 @@ func (im *importer) open(a *app, f *importFlags, name string) (source recordSour
 		}
 		in, done = file, func() { _ = file.Close() } // it was only read
 	}
-	return newSource(f.fileFormat, name, &countingReader{r: in, advance: im.progress.advance}), name, done, nil
+	return newSource(f.fileFormat, name, lineBytesMax(im.limits), &countingReader{r: in, advance: im.progress.advance}), name, done, nil
 }
 
 func (im *importer) importFile(a *app, f *importFlags, name string) error {

@@ -1,17 +1,28 @@
 package main
 
 import (
-	"errors"
+	"context"
 	"fmt"
 	"io"
+	"math"
 
 	"github.com/spf13/cobra"
 
+	kvpb "epochkv/api/proto/epochkv/v1"
 	"epochkv/client"
 )
 
-// valueBytesMax is the largest value that any server takes: reading more from standard input would be in vain.
-const valueBytesMax = 16 << 20
+// valueBytesDefault is the longest value that a server with default options takes. It bounds what is read where the server's own
+// limit is not known.
+const valueBytesDefault = 16 << 20
+
+// valueBytesMax is the longest value that the server takes: reading more from standard input or a file would be in vain.
+func valueBytesMax(limits *kvpb.Limits) int {
+	if n := limits.GetValueBytes(); n > 0 {
+		return int(min(n, math.MaxInt32))
+	}
+	return valueBytesDefault
+}
 
 // writeFlags are the flags of single writes.
 type writeFlags struct {
@@ -89,15 +100,15 @@ With a condition that does not hold, nothing is written and the exit code is 4.`
 			if err != nil {
 				return err
 			}
-			value, err := a.valueArg(args[1])
-			if err != nil {
-				return err
-			}
 			options, err := f.options(a, cmd, key)
 			if err != nil {
 				return err
 			}
 			return a.withClient(func(c *client.Client) error {
+				value, err := a.valueArg(cmd.Context(), c, args[1])
+				if err != nil {
+					return err
+				}
 				epoch, err := c.Put(cmd.Context(), key, value, options...)
 				if err != nil {
 					return err
@@ -111,18 +122,21 @@ With a condition that does not hold, nothing is written and the exit code is 4.`
 }
 
 // valueArg is the value itself, or for "-" what standard input has. Standard input is taken as it is, --hex or not.
-func (a *app) valueArg(arg string) ([]byte, error) {
+func (a *app) valueArg(ctx context.Context, c *client.Client, arg string) ([]byte, error) {
 	if arg != "-" {
 		return a.bytesArg(arg)
 	}
-	value, err := io.ReadAll(io.LimitReader(a.in, valueBytesMax+1))
+	status, err := c.Status(ctx) // for its limits
+	if err != nil {
+		return nil, err
+	}
+	limit := valueBytesMax(status.GetLimits())
+	value, err := io.ReadAll(io.LimitReader(a.in, int64(limit)+1))
 	if err != nil {
 		return nil, fmt.Errorf("reading the value: %w", err)
 	}
-	if len(value) > valueBytesMax {
-		return nil, errTooMuchInput
+	if len(value) > limit {
+		return nil, fmt.Errorf("standard input has more than the %s that the server takes as a value (its --max-value-size)", size(uint64(limit)))
 	}
 	return value, nil
 }
-
-var errTooMuchInput = errors.New("standard input has more than the 16 MiB that a value may have")

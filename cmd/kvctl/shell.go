@@ -25,7 +25,7 @@ const (
 	completionsMax = 64
 	completionWait = 500 * time.Millisecond
 	// typedBytesMax bounds a line that is not typed in: a value of the largest size, escaped.
-	typedBytesMax = 4*valueBytesMax + 4096
+	typedBytesMax = 4*valueBytesDefault + 4096
 )
 
 func (a *app) shellCommand() *cobra.Command {

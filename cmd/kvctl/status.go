@@ -58,8 +58,7 @@ func statusRows(s *kvpb.StatusResponse) [][]string {
 	row("log", "%s in %d segments, buffers %s", size(sizes.GetLogBytes()), sizes.GetLogSegments(), size(sizes.GetLogBufferBytes()))
 	row("data file", "%s, pages of %s", size(sizes.GetDataFileBytes()), size(uint64(sizes.GetPageBytes())))
 	tree := s.GetTree()
-	row("", "%s live, %s garbage, %s free; %d keys in %d levels up to epoch %d", size(tree.GetLiveBytes()), size(tree.GetGarbageBytes()),
-		size(tree.GetFreeBytes()), tree.GetKeys(), tree.GetHeight(), tree.GetEpoch())
+	row("", "%s live, %s garbage, %s free; %s", size(tree.GetLiveBytes()), size(tree.GetGarbageBytes()), size(tree.GetFreeBytes()), treeText(tree))
 	row("", "%.1f%% of the tree is superseded or deleted; swept %d versions from %d pages",
 		100*tree.GetStaleShare(), tree.GetSweptVersions(), tree.GetSweptPages())
 	row("checkpoints", "%d in %s, %d bulk loads, write amplification %.1f, %d writes stalled for %s", tree.GetCheckpoints(),
@@ -104,6 +103,14 @@ func healthText(h *kvpb.Health) string {
 		text += " (" + h.GetCause() + ")"
 	}
 	return text
+}
+
+// treeText says what the data file holds. What was committed after its checkpoint is in memtables and log, and not lost.
+func treeText(t *kvpb.Tree) string {
+	if t.GetEpoch() == 0 {
+		return "no checkpoint yet: everything is in memtables and log"
+	}
+	return fmt.Sprintf("%d keys in %d levels as of the checkpoint at epoch %d", t.GetKeys(), t.GetHeight(), t.GetEpoch())
 }
 
 func conditionText(c *kvpb.Condition) string {

@@ -40,6 +40,7 @@ type Load struct {
 	engine *Engine
 	spool  *spool
 	closed bool
+	bytes  uint64 // keys and values that were added
 
 	run     *run // all entries, once prepared
 	epoch   keys.Epoch
@@ -51,6 +52,7 @@ type loads struct {
 	open     atomic.Bool // there is one
 	finished atomic.Uint64
 	keys     atomic.Uint64
+	bytes    atomic.Uint64
 }
 
 // NewLoad begins a bulk load. It ends with Close. There is one at a time: ErrLoadBusy.
@@ -67,6 +69,7 @@ func (l *Load) Add(key, value []byte) error {
 	if n := len(key); n == 0 || n > page.KeySizeMax(l.engine.pager.PageSize()) || len(value) > rows.ValueMax {
 		return fmt.Errorf("storage: bulk load: key of %d and value of %d bytes", n, len(value))
 	}
+	l.bytes += uint64(len(key) + len(value))
 	return l.spool.add(key, value)
 }
 
@@ -122,6 +125,7 @@ func (e *Engine) PublishLoad(ctx context.Context, l *Load, h Horizon) error {
 	e.counters.checkpointed(time.Since(start))
 	e.loads.finished.Add(1)
 	e.loads.keys.Add(l.run.count)
+	e.loads.bytes.Add(l.bytes)
 	// The older superblock does not know the load, and the log cannot bring it back: should the newer one be damaged, the store would open
 	// without it. A second, empty checkpoint makes both know.
 	return e.merge(context.WithoutCancel(ctx), mergeJob{horizon: h})

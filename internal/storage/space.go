@@ -30,12 +30,14 @@ func (s *Stats) Kinds() PageKinds {
 	return k
 }
 
-// WriteAmplification is how many bytes were written to log and data file since Open for each byte of log records. Bulk loads count, too.
+// WriteAmplification is how many bytes were written to log and data file since Open for each byte that came in: of log records, and of bulk
+// loads, which are in no record. Zero before the first.
 func (s *Stats) WriteAmplification() float64 {
-	if s.Log.Bytes == 0 {
+	in := float64(s.Log.Bytes) + float64(s.Tree.LoadedBytes)
+	if in == 0 {
 		return 0
 	}
-	return 1 + float64(s.Pages.PagesWritten)*float64(s.PageSize)/float64(s.Log.Bytes)
+	return (float64(s.Log.Bytes) + float64(s.Pages.PagesWritten)*float64(s.PageSize)) / in
 }
 
 // SpaceOptions say what Space counts.

@@ -50,6 +50,7 @@ type TreeStats struct {
 	CheckpointBuckets [CheckpointBuckets]uint64 // by duration, see CheckpointBound
 	Loads             uint64                    // bulk loads since Open
 	LoadedKeys        uint64
+	LoadedBytes       uint64 // keys and values
 	LeafPages         uint64 // written since Open
 	InnerPages        uint64
 	VersionsDropped   uint64
@@ -127,7 +128,7 @@ func (e *Engine) treeStats() TreeStats {
 		VersionsDropped: c.versionsDropped.Load(), TombstonesDropped: c.tombstonesDropped.Load(), Damaged: c.damaged.Load(),
 		StaleShare: page.Share(e.sweeper.share.Load()).Ratio(), SweepReads: e.sweeper.read.Load(),
 		LeavesSwept: c.leavesSwept.Load(), VersionsSwept: c.versionsSwept.Load(), SweepLaps: e.sweeper.laps.Load(),
-		Loads: e.loads.finished.Load(), LoadedKeys: e.loads.keys.Load(),
+		Loads: e.loads.finished.Load(), LoadedKeys: e.loads.keys.Load(), LoadedBytes: e.loads.bytes.Load(),
 	}
 	if side := e.view.Load().side; side != nil {
 		s.LostPages = len(side.lost)

@@ -11,7 +11,7 @@ import (
 var treeReadings = []reading{
 	engineCounter("bulk_loads_total", "Bulk loads that became visible.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.Loads) }),
 	engineCounter("bulk_loaded_keys_total", "Keys of those.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.LoadedKeys) }),
-	engineGauge("write_amplification_ratio", "Bytes written to log and data file since start, for each byte of log records; zero before the first.",
+	engineGauge("write_amplification_ratio", "Bytes written to log and data file since start, for each byte of log records and bulk loads; zero before the first.",
 		func(s *mvcc.Stats) float64 { return s.Storage.WriteAmplification() }),
 	engineGauge("checkpoint_failing", "1 if the last background checkpoint failed; it is tried again.", func(s *mvcc.Stats) float64 {
 		if s.CheckpointErr != nil {

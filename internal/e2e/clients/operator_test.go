@@ -110,3 +110,25 @@ func TestServerStartsBesideAKubernetesServiceOfItsName(t *testing.T) {
 		t.Errorf("the log: %s", log.String())
 	}
 }
+
+// What the server takes as a value, kvctl sends: the limit is the server's and not one of kvctl's own.
+func TestKvctlTakesTheServersLimitOfValues(t *testing.T) {
+	t.Parallel()
+	s := startServer(t, "--max-value-size", "17MiB")
+	value := strings.Repeat("v", 17<<20)
+	if _, stderr, code := s.kvctl(value, "put", "large", "-"); code != 0 {
+		t.Fatal(stderr)
+	}
+	if _, stderr, code := s.kvctl(value+"v", "put", "larger", "-"); code == 0 || !strings.Contains(stderr, "17.0 MiB") {
+		t.Errorf("exit %d: %s", code, stderr)
+	}
+	exported, stderr, code := s.kvctl("", "export")
+	if code != 0 {
+		t.Fatal(stderr)
+	}
+	for _, flags := range [][]string{nil, {"--bulk"}} {
+		if _, stderr, code := s.kvctl(exported, append([]string{"import", "-"}, flags...)...); code != 0 {
+			t.Errorf("import %v: %s", flags, stderr)
+		}
+	}
+}

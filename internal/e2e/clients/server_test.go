@@ -45,14 +45,15 @@ type server struct {
 	t        *testing.T
 	dir      string
 	endpoint string
+	args     []string // besides those that every server gets
 	process  *exec.Cmd
 	log      bytes.Buffer
 }
 
 // startServer runs a server on an empty directory until the test ends.
-func startServer(t *testing.T) *server {
+func startServer(t *testing.T, args ...string) *server {
 	t.Helper()
-	s := &server{t: t, dir: t.TempDir(), endpoint: freeAddress(t)}
+	s := &server{t: t, dir: t.TempDir(), endpoint: freeAddress(t), args: args}
 	s.start()
 	t.Cleanup(func() {
 		s.signal(syscall.SIGKILL)
@@ -78,6 +79,7 @@ func (s *server) start() {
 	s.t.Helper()
 	s.process = exec.Command(filepath.Join(bin, "kvserver"), "--data-dir", filepath.Join(s.dir, "data"),
 		"--listen", s.endpoint, "--http", "", "--memory", "256MiB")
+	s.process.Args = append(s.process.Args, s.args...)
 	s.process.Stdout, s.process.Stderr = &s.log, &s.log
 	if err := s.process.Start(); err != nil {
 		s.t.Fatal(err)
