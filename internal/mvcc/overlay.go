@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"hash/maphash"
 	"slices"
+	"unsafe"
 
 	"epochkv/internal/storage/batch"
 	"epochkv/internal/storage/keys"
@@ -30,11 +31,14 @@ type overlayEntry struct {
 	key   span
 	value span
 	kind  keys.Kind
+	level int32 // savepoints there were when the operation was written
 }
 
-// overlayUndo restores an entry's former operation.
+// overlayUndo restores an entry's former operation. There is one per entry and savepoint at most: further overwrites before the next
+// savepoint have nothing to restore.
 type overlayUndo struct {
 	entry int32
+	level int32
 	value span
 	kind  keys.Kind
 }
@@ -48,8 +52,25 @@ const linearMax = 16
 // overlaySeed keeps clients from choosing keys that collide.
 var overlaySeed = maphash.MakeSeed()
 
+// size is what the write set holds, in bytes: everything that grows with what the client sends, so that it can be charged. Slices may have
+// grown to up to twice their length.
+func (o *overlay) size() int {
+	return len(o.buf) + entryBytes*len(o.entries) + 4*(len(o.order)+len(o.table)) + undoBytes*len(o.undo) + markBytes*len(o.marks)
+}
+
+// held is the memory of the buffers, in use or not.
+func (o *overlay) held() int {
+	return cap(o.buf) + entryBytes*cap(o.entries) + 4*(cap(o.order)+cap(o.table)) + undoBytes*cap(o.undo) + markBytes*cap(o.marks)
+}
+
+const (
+	entryBytes = int(unsafe.Sizeof(overlayEntry{}))
+	undoBytes  = int(unsafe.Sizeof(overlayUndo{}))
+	markBytes  = int(unsafe.Sizeof(overlayMark{}))
+)
+
 func (o *overlay) reset() {
-	if cap(o.buf) > keepBytesMax {
+	if o.held() > keepBytesMax {
 		*o = overlay{}
 		return
 	}
@@ -94,8 +115,9 @@ func (o *overlay) find(key []byte) int {
 func (o *overlay) set(key, value []byte, kind keys.Kind) {
 	if i := o.find(key); i >= 0 {
 		e := &o.entries[i]
-		if len(o.marks) > 0 {
-			o.undo = append(o.undo, overlayUndo{int32(i), e.value, e.kind})
+		if level := int32(len(o.marks)); e.level < level {
+			o.undo = append(o.undo, overlayUndo{int32(i), e.level, e.value, e.kind})
+			e.level = level
 		}
 		e.value, e.kind = o.keep(value), kind
 		return
@@ -103,7 +125,7 @@ func (o *overlay) set(key, value []byte, kind keys.Kind) {
 	o.order = append(o.order, int32(len(o.entries)))
 	o.entries = append(o.entries, overlayEntry{})
 	e := &o.entries[len(o.entries)-1]
-	e.key, e.value, e.kind = o.keep(key), o.keep(value), kind
+	e.key, e.value, e.kind, e.level = o.keep(key), o.keep(value), kind, int32(len(o.marks))
 	if len(o.entries) > linearMax {
 		o.index()
 	}
@@ -183,18 +205,47 @@ func (o *overlay) rollback(savepoint int) {
 	m := o.marks[savepoint-1]
 	for i := len(o.undo) - 1; i >= m.undo; i-- {
 		u := o.undo[i]
-		o.entries[u.entry].value, o.entries[u.entry].kind = u.value, u.kind
+		e := &o.entries[u.entry]
+		e.value, e.kind, e.level = u.value, u.kind, u.level
 	}
-	o.undo, o.marks = o.undo[:m.undo], o.marks[:savepoint]
-	o.buf, o.entries = o.buf[:m.buf], o.entries[:m.entries]
-	o.order, o.sorted = o.order[:0], 0
+	o.undo, o.marks = shrink(o.undo[:m.undo]), shrink(o.marks[:savepoint])
+	o.buf, o.entries = shrink(o.buf[:m.buf]), shrink(o.entries[:m.entries])
+	o.order, o.sorted = shrink(o.order[:0]), 0
 	for i := range o.entries {
 		o.order = append(o.order, int32(i))
 	}
+	o.indexAll()
+}
+
+// indexAll makes the table anew, no larger than it has to be.
+func (o *overlay) indexAll() {
+	size := 0
+	if n := len(o.entries); n > linearMax {
+		for size = 4 * linearMax; size < 2*n; {
+			size *= 2
+		}
+	}
+	if size < len(o.table) {
+		o.table = nil
+		if size > 0 {
+			o.table = make([]int32, size)
+		}
+	}
 	clear(o.table)
-	if len(o.entries) > linearMax {
+	if size > 0 {
 		for i := range o.entries {
 			o.insert(i)
 		}
 	}
 }
+
+// shrink gives up a buffer of which a rollback has left little: what is charged no more must not stay.
+func shrink[T any](s []T) []T {
+	if cap(s) < 2*len(s)+shrinkMin {
+		return s
+	}
+	return append(make([]T, 0, len(s)+shrinkMin/2), s...)
+}
+
+// shrinkMin is how many elements of a buffer may lie idle.
+const shrinkMin = 1024

@@ -29,6 +29,9 @@ func (r *readSet) init() {
 }
 
 func (r *readSet) reset(at keys.Epoch) {
+	if r.held() > keepBytesMax {
+		*r = readSet{err: r.err} // which may just be told
+	}
 	r.at = at
 	r.buf, r.points, r.ranges = r.buf[:0], r.points[:0], r.ranges[:0]
 }

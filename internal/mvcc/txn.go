@@ -74,8 +74,8 @@ func (t *Txn) At() keys.Epoch { return t.at }
 // Await is the newest epoch that must be durable before what the transaction has read may be shown; zero if none.
 func (t *Txn) Await() keys.Epoch { return t.await }
 
-// Size is the memory that the transaction's writes and reads hold, in bytes.
-func (t *Txn) Size() int { return len(t.own.buf) + t.reads.size() }
+// Size is the memory that the transaction's writes and reads hold, in bytes, with what they need beside keys and values.
+func (t *Txn) Size() int { return t.own.size() + t.reads.size() + 4*len(t.cursor.own) }
 
 // validated reports whether reads have to be remembered.
 func (t *Txn) validated() bool {
@@ -133,7 +133,7 @@ func (t *Txn) put(key, value []byte, kind keys.Kind) error {
 	return t.checkSize()
 }
 
-// checkSize bounds what a transaction may hold; past the limit only Rollback helps.
+// checkSize bounds what a transaction may hold. Past the limit a rollback helps, or one to a savepoint, but for what was read.
 func (t *Txn) checkSize() error {
 	limits := &t.session.store.limits
 	if size := t.Size(); size > limits.BatchBytes {
@@ -165,12 +165,13 @@ func (t *Txn) DeleteRange(lower, upper []byte) (int, error) {
 	return n, c.Err()
 }
 
-// Savepoint remembers the writes so far and returns its number, from 1.
+// Savepoint remembers the writes so far and returns its number, from 1. It exists even if the error says that the transaction is too large.
 func (t *Txn) Savepoint() (int, error) {
 	if !t.open {
 		return 0, ErrNoTransaction
 	}
-	return t.own.savepoint(), nil
+	n := t.own.savepoint()
+	return n, t.checkSize()
 }
 
 // RollbackTo undoes every write since the savepoint, which stays; later ones end. What was read stays read.
@@ -220,5 +221,6 @@ func (t *Txn) Rollback() {
 	t.cursor.Close()
 	t.open = false
 	t.own.reset()
+	t.reads.reset(0)
 	t.session.Done()
 }

@@ -31,6 +31,9 @@ func (t *Txn) Scan(o ScanOptions) (*TxnCursor, error) {
 	}
 	c := &t.cursor
 	c.Close()
+	if err := t.checkSize(); err != nil { // the ranges of the scans before count
+		return nil, err
+	}
 	base, err := t.session.Scan(o)
 	if err != nil {
 		return nil, err
@@ -131,7 +134,7 @@ func (c *TxnCursor) Close() {
 	if !c.open {
 		return
 	}
-	c.open = false
+	c.open, c.own = false, c.own[:0]
 	c.txn.await = max(c.txn.await, c.base.Await())
 	if c.txn.validated() && c.started {
 		c.rememberRange()

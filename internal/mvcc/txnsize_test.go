@@ -1,0 +1,178 @@
+package mvcc
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"testing"
+
+	"epochkv/internal/vfs"
+)
+
+// heapBytes is what is reachable on the heap.
+func heapBytes() int {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return int(m.HeapAlloc)
+}
+
+// TestTransactionIsChargedForTheMemoryThatItHolds: whatever a client does in a transaction, what the transaction says it holds is within a
+// factor of what it does hold, so that the limit of a transaction bounds memory.
+func TestTransactionIsChargedForTheMemoryThatItHolds(t *testing.T) {
+	put := func(tx *Txn, n int) error { return tx.Set(fmt.Appendf(nil, "%08d", n), nil) }
+	for name, grow := range map[string]func(tx *Txn) error{
+		"many small keys": func(tx *Txn) error {
+			for i := range 100_000 {
+				if err := put(tx, i); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+		"one key overwritten behind a savepoint": func(tx *Txn) error {
+			if err := put(tx, 0); err != nil {
+				return err
+			}
+			if _, err := tx.Savepoint(); err != nil {
+				return err
+			}
+			for range 1_000_000 {
+				if err := put(tx, 0); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+		"all keys overwritten behind many savepoints": func(tx *Txn) error {
+			for range 200 {
+				for i := range 500 {
+					if err := put(tx, i); err != nil {
+						return err
+					}
+				}
+				if _, err := tx.Savepoint(); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+		"savepoints alone": func(tx *Txn) error {
+			for range 200_000 {
+				if _, err := tx.Savepoint(); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+		"many keys read": func(tx *Txn) error {
+			for i := range 100_000 {
+				if _, err := tx.Get(nil, fmt.Appendf(nil, "%d", i)); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+		"many ranges read": func(tx *Txn) error {
+			for i := range 50_000 {
+				c, err := tx.Scan(ScanOptions{Lower: fmt.Appendf(nil, "%d", i), Upper: fmt.Appendf(nil, "%d0", i)})
+				if err != nil {
+					return err
+				}
+				c.Next()
+				c.Close()
+			}
+			return nil
+		},
+		"written and rolled back": func(tx *Txn) error {
+			n, err := tx.Savepoint()
+			for i := 0; i < 100_000 && err == nil; i++ {
+				err = put(tx, i)
+			}
+			return errors.Join(err, tx.RollbackTo(n))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := mustOpen(t, tiny(vfs.NewMem()))
+			x := mustSession(t, s)
+			defer x.Close()
+			tx, err := x.Begin(TxnOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			before, charged := heapBytes(), tx.Size()
+			if err := grow(tx); err != nil {
+				t.Fatal(err)
+			}
+			held, charged := heapBytes()-before, tx.Size()-charged
+			const slack = 256 << 10
+			if held > 2*charged+slack {
+				t.Errorf("it holds %d bytes and is charged for %d", held, charged)
+			}
+			if charged > 2*held+slack {
+				t.Errorf("it is charged for %d bytes and holds %d", charged, held)
+			}
+			tx.Rollback()
+			if left := heapBytes() - before; left > keepBytesMax+slack {
+				t.Errorf("the session keeps %d bytes of it", left)
+			}
+		})
+	}
+}
+
+// TestTransactionThatIsTooLargeGoesOnFromItsSavepoint: the limit refuses whatever it is that makes a transaction large, and a rollback to a
+// savepoint makes it small again: it goes on, and commits what the savepoint had.
+func TestTransactionThatIsTooLargeGoesOnFromItsSavepoint(t *testing.T) {
+	o := tiny(vfs.NewMem())
+	o.Limits.BatchBytes = 64 << 10
+	s := mustOpen(t, o)
+	for name, step := range map[string]func(tx *Txn, i int) error{
+		"keys":       func(tx *Txn, i int) error { return tx.Set(fmt.Appendf(nil, "%d", i), nil) },
+		"values":     func(tx *Txn, i int) error { return tx.Set([]byte("k"), make([]byte, 100)) },
+		"savepoints": func(tx *Txn, i int) error { _, err := tx.Savepoint(); return err },
+		"undo": func(tx *Txn, i int) error {
+			_, err := tx.Savepoint()
+			return errors.Join(err, tx.Delete([]byte("first")))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			x := mustSession(t, s)
+			defer x.Close()
+			tx, err := x.Begin(TxnOptions{Durability: DurabilityAsync})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := tx.Set([]byte("first"), []byte(name)); err != nil {
+				t.Fatal(err)
+			}
+			n, err := tx.Savepoint()
+			for i := 0; err == nil; i++ {
+				if i > 100_000 {
+					t.Fatal("nothing is refused")
+				}
+				err = step(tx, i)
+			}
+			var limit *LimitError
+			if !errors.As(err, &limit) || limit.What != "transaction bytes" {
+				t.Fatal(err)
+			}
+			if err := errors.Join(tx.RollbackTo(n), tx.Set([]byte("second"), nil)); err != nil {
+				t.Fatal(err)
+			}
+			if size := tx.Size(); size > 1<<10 {
+				t.Errorf("after the rollback it is charged for %d bytes", size)
+			}
+			epoch, err := tx.Commit(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := s.Wait(t.Context(), epoch, DurabilityAsync); err != nil {
+				t.Fatal(err)
+			}
+			if v, err := x.Get(nil, []byte("first"), 0); err != nil || string(v.Data) != name {
+				t.Errorf("%q, %v", v.Data, err)
+			}
+		})
+	}
+}
