@@ -258,7 +258,7 @@ func (x *Session) checkFirst(w *Write, at keys.Epoch) error {
 // waits for can be reclaimed; after it, validation starts anew.
 func (x *Session) reserve(ctx context.Context, w *Write, body []byte) (keys.Epoch, error) {
 	for {
-		epoch, err := x.validateAndReserve(w, body)
+		epoch, err := x.validateAndReserve(ctx, w, body)
 		if err != storage.ErrRotating { //nolint:errorlint // a bare sentinel on the hot path
 			return epoch, err
 		}
@@ -270,18 +270,20 @@ func (x *Session) reserve(ctx context.Context, w *Write, body []byte) (keys.Epoc
 		}
 		if claimed {
 			if w.reads != nil {
-				w.reads.pinned = storage.Pinned{} // see validateSince
+				w.reads.seen = storage.Validation{} // see validateSince
 			}
 			return x.writer.Epoch(), nil
 		}
 	}
 }
 
-func (x *Session) validateAndReserve(w *Write, body []byte) (keys.Epoch, error) {
+func (x *Session) validateAndReserve(ctx context.Context, w *Write, body []byte) (keys.Epoch, error) {
 	if w.reads != nil {
-		if err := x.validate(w.reads); err != nil {
+		if err := x.validate(ctx, w.reads); err != nil {
 			return 0, err
 		}
+		x.reached(stepChecked)
+		return x.store.engine.ReserveValidated(&w.reads.seen, &x.writer, body)
 	}
 	x.reached(stepChecked)
 	return x.store.engine.Reserve(&x.writer, body)

@@ -81,18 +81,18 @@ func (x *Session) checkOnly(ctx context.Context, w *Write, reads *readSet) error
 	if err := x.lock(ctx, true); err != nil {
 		return err
 	}
-	err := x.checkLatched(w, reads)
+	err := x.checkLatched(ctx, w, reads)
 	x.unlock()
 	return x.finish(ctx, err)
 }
 
-func (x *Session) checkLatched(w *Write, reads *readSet) error {
+func (x *Session) checkLatched(ctx context.Context, w *Write, reads *readSet) error {
 	if err := x.checkConditions(w); err != nil {
 		return err
 	}
 	x.slot.Enter()
 	defer x.slot.Leave()
-	return x.validate(reads)
+	return x.validate(ctx, reads)
 }
 
 // checkContextEvery is how many keys a range delete collects between two looks at its context.

@@ -4,8 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"testing"
 
+	"epochkv/internal/storage"
+	"epochkv/internal/storage/batch"
+	"epochkv/internal/storage/keys"
 	"epochkv/internal/vfs"
 )
 
@@ -51,14 +55,16 @@ func TestConflictIsFoundInWhateverGenerationItLies(t *testing.T) {
 		for _, merged := range []bool{false, true} {
 			for _, ranged := range []bool{false, true} {
 				t.Run(fmt.Sprintf("rotations=%d/merged=%v/range=%v", at, merged, ranged), func(t *testing.T) {
-					conflictBehindRotations(t, at, merged, ranged)
+					conflictBehindRotations(t, at, 3, merged, ranged)
+					conflictBehindRotations(t, 0, 0, merged, ranged)
 				})
 			}
 		}
 	}
 }
 
-func conflictBehindRotations(t *testing.T, rotations int, merged, ranged bool) {
+// conflictBehindRotations lets a key change after so many rotations of as many as last.
+func conflictBehindRotations(t *testing.T, rotations, last int, merged, ranged bool) {
 	t.Helper()
 	s := mustOpen(t, tiny(vfs.NewMem()))
 	mustPut(t, s, "p", "old")
@@ -78,7 +84,8 @@ func conflictBehindRotations(t *testing.T, rotations int, merged, ranged bool) {
 	}
 	tx.cursor.Close()
 	x.slot.Enter()
-	if err := x.validate(&tx.reads); err != nil {
+	ctx := context.Background()
+	if err := x.validate(ctx, &tx.reads); err != nil {
 		t.Fatal(err)
 	}
 	rotate := func(times int) {
@@ -91,17 +98,40 @@ func conflictBehindRotations(t *testing.T, rotations int, merged, ranged bool) {
 	}
 	rotate(rotations)
 	mustPut(t, s, "p", "new")
-	rotate(3 - rotations)
+	rotate(last - rotations)
 	if merged {
 		if err := s.Checkpoint(context.Background()); err != nil {
 			t.Fatal(err)
 		}
 	}
+	defer x.slot.Leave()
+	var own batch.Builder
+	own.Set(keys.SpaceUser, []byte("own"), nil)
+	body, err := own.Finish()
+	if err != nil {
+		t.Fatal(err)
+	}
 	var conflict *ConflictError
-	if err := x.validateSince(context.Background(), &tx.reads, s.Visible()+1); !errors.As(err, &conflict) {
+	epoch, err := x.store.engine.ReserveValidated(&tx.reads.seen, &x.writer, body)
+	if last > 0 || merged {
+		if !errors.Is(err, storage.ErrRotating) {
+			t.Fatalf("epoch %d, %v: reserved in a generation that the validation has not seen", epoch, err)
+		}
+		if err := x.validate(ctx, &tx.reads); !errors.As(err, &conflict) {
+			t.Fatalf("the change was not seen: %v", err)
+		}
+		return
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = x.validateSince(ctx, &tx.reads, epoch)
+	x.store.engine.Abandon(&x.writer)
+	s.voids.Add(1)
+	s.horizon.done(epoch)
+	if !errors.As(err, &conflict) {
 		t.Fatalf("the change was not seen: %v", err)
 	}
-	x.slot.Leave()
 }
 
 // TestScanThatEndsEarlyReadsUpToItsLastKey: what was walked over counts as read, gaps and both ends included, and nothing else does.
@@ -191,5 +221,111 @@ func TestConflictIsToldOnceARetrySeesIt(t *testing.T) {
 		}, func() {})
 		x.Close()
 		y.Close()
+	}
+}
+
+// TestWindowLooksAtCommitsAndNotAtTheRange: what a range delete or a transaction does between its reservation and its install, while all later
+// commits wait, depends on how many keys were written since it was validated, and not on how much it read.
+func TestWindowLooksAtCommitsAndNotAtTheRange(t *testing.T) {
+	o := tiny(vfs.NewMem())
+	o.Storage.MemtableBytes, o.Storage.SegmentBytes = 16<<20, 16<<20 // no rotation between validation and reservation
+	s := mustOpen(t, o)
+	const keysInRange, keysSince = 20_000, 5
+	x := mustSession(t, s)
+	defer x.Close()
+	w := Write{Durability: DurabilityAsync}
+	for i := range keysInRange {
+		w.Set(fmt.Appendf(nil, "r/%06d", i), nil)
+	}
+	if _, err := commitAndWait(x, &w); err != nil {
+		t.Fatal(err)
+	}
+	for name, read := range map[string]func(tx *Txn) error{
+		"range": func(tx *Txn) error {
+			c, err := tx.Scan(ScanOptions{Lower: []byte("r/"), Upper: []byte("r0")})
+			for err == nil && c.Next() {
+				continue
+			}
+			return errors.Join(err, c.Err())
+		},
+		"points": func(tx *Txn) error {
+			for i := range keysInRange {
+				if _, err := tx.Get(nil, fmt.Appendf(nil, "r/%06d", i)); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tx, err := x.Begin(TxnOptions{Durability: DurabilityAsync})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := errors.Join(read(tx), tx.Set([]byte("own"), nil)); err != nil {
+				t.Fatal(err)
+			}
+			tx.cursor.Close()
+			body, err := func() ([]byte, error) {
+				var b batch.Builder
+				b.Set(keys.SpaceUser, []byte("own"), nil)
+				return b.Finish()
+			}()
+			if err != nil {
+				t.Fatal(err)
+			}
+			x.slot.Enter()
+			if err := x.validate(t.Context(), &tx.reads); err != nil {
+				t.Fatal(err)
+			}
+			for i := range keysSince {
+				mustPut(t, s, fmt.Sprintf("other/%d", i), "v")
+			}
+			epoch, err := s.engine.ReserveValidated(&tx.reads.seen, &x.writer, body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = x.validateSince(t.Context(), &tx.reads, epoch)
+			s.engine.Abandon(&x.writer)
+			s.voids.Add(1)
+			s.horizon.done(epoch)
+			x.slot.Leave()
+			if err != nil {
+				t.Error(err)
+			}
+			if tx.reads.looked != keysSince {
+				t.Errorf("it has looked at %d keys; %d were written since", tx.reads.looked, keysSince)
+			}
+			tx.Rollback()
+		})
+	}
+}
+
+// TestReadSetFindsWhatWasRead: sorted and joined, a read set has the keys and ranges that went into it, and no others.
+func TestReadSetFindsWhatWasRead(t *testing.T) {
+	for seed := range uint64(200) {
+		random := rand.New(rand.NewPCG(seed, 1))
+		var r readSet
+		var read [64]bool // by the key's one byte behind the keyspace
+		key := func(i int) []byte { return []byte{byte(keys.SpaceUser), byte(i)} }
+		for range random.IntN(8) {
+			i := random.IntN(64)
+			r.addPoint(key(i))
+			read[i] = true
+		}
+		for range random.IntN(8) {
+			from := random.IntN(64)
+			to := from + random.IntN(10)
+			r.addRange(key(from), key(to))
+			for i := from; i < min(to, 64); i++ {
+				read[i] = true
+			}
+		}
+		r.sort()
+		for i := range read {
+			if r.has(key(i)) != read[i] {
+				t.Fatalf("seed %d: key %d: %v, read: %v", seed, i, !read[i], read[i])
+			}
+		}
 	}
 }

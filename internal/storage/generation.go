@@ -77,7 +77,16 @@ type Writer struct {
 // Reserve claims the next epoch and the place of body in the log, with the memtable's space secured before. It returns
 // ErrRotating when the active generation is full, or the record needs one of its own. The caller is inside its slot's protection, and stays there until Install.
 func (e *Engine) Reserve(w *Writer, body []byte) (keys.Epoch, error) {
-	g := e.view.Load().active
+	return e.reserveIn(e.view.Load().active, w, body)
+}
+
+// ReserveValidated is Reserve for a commit whose validation has begun. If another generation has become the active one meanwhile it returns
+// ErrRotating, and the validation has to begin anew: what was written since must stand in one segment (WrittenSince).
+func (e *Engine) ReserveValidated(v *Validation, w *Writer, body []byte) (keys.Epoch, error) {
+	return e.reserveIn(v.view.active, w, body)
+}
+
+func (e *Engine) reserveIn(g *generation, w *Writer, body []byte) (keys.Epoch, error) {
 	w.generation, w.inserter.Ordered = g, true
 	claim, outcome := wal.Claim{}, wal.Full
 	switch {

@@ -3,10 +3,12 @@ package storage
 import (
 	"bytes"
 
+	"epochkv/internal/storage/batch"
 	"epochkv/internal/storage/btree"
 	"epochkv/internal/storage/keys"
 	"epochkv/internal/storage/memtable"
 	"epochkv/internal/storage/page"
+	"epochkv/internal/wal"
 )
 
 func fromMemtable(r memtable.Ref) Version {
@@ -48,8 +50,46 @@ func (r *Reader) beside(p Pinned, key []byte, at keys.Epoch) (Version, bool, err
 	return fromTree(&found), ok, nil
 }
 
-// Pinned is the state that one read, or both looks of one validation, see. It is valid inside the slot's protection under which it was taken.
+// Pinned is the state that one read, or the first look of a validation, sees. It is valid inside the slot's protection under which it was taken.
 type Pinned struct{ view *view }
+
+// Validation is the state that the first look of a validation sees, and where in the log the second one has to go on. It is valid like Pinned.
+type Validation struct {
+	Pinned
+	from wal.Position
+}
+
+// BeginValidation takes the current state for a validation: it sees every epoch before the one that is returned, once they are all installed.
+func (e *Engine) BeginValidation() (Validation, keys.Epoch) {
+	p := e.Pin()
+	from := p.view.active.segment.Position()
+	return Validation{p, from}, from.Epoch
+}
+
+// WrittenSince calls visit with the internal keys of all commits from a validation's position to the epoch that w has reserved since in the
+// same generation (ReserveValidated), in the order of their epochs, until it returns false. All of them are installed, and w's record is not
+// published yet: it keeps the log's image.
+func (e *Engine) WrittenSince(v *Validation, w *Writer, visit func(key []byte, epoch keys.Epoch) bool) {
+	var ops batch.Reader
+	segment, at := w.generation.segment, v.from
+	for {
+		body, epoch, ok := segment.Written(&at, w.claim)
+		if !ok {
+			return
+		}
+		if body == nil {
+			continue
+		}
+		if err := ops.Read(body); err != nil {
+			panic("storage: a record that this process wrote is malformed: " + err.Error())
+		}
+		for ops.Next() {
+			if !visit(ops.Key, epoch) {
+				return
+			}
+		}
+	}
+}
 
 // Pin takes the current state.
 func (e *Engine) Pin() Pinned { return Pinned{e.view.Load()} }
@@ -86,24 +126,6 @@ func (r *Reader) NewestEpoch(key []byte) (keys.Epoch, error) {
 	return v.Epoch, err
 }
 
-// KeyChangedInMemory is ChangedInMemory for a single key.
-func (e *Engine) KeyChangedInMemory(p Pinned, key []byte, after, before keys.Epoch) (keys.Epoch, bool) {
-	for g := p.view.active; g != nil; g = g.next.Load() {
-		if r := g.mem.Find(key, before-1); r.Found() && r.Epoch() > after {
-			return r.Epoch(), true
-		}
-	}
-	for _, g := range p.view.frozen {
-		if g.end.Load() <= uint64(after)+1 {
-			break
-		}
-		if r := g.mem.Find(key, before-1); r.Found() && r.Epoch() > after {
-			return r.Epoch(), true
-		}
-	}
-	return 0, false
-}
-
 // AppendValue appends v's value to dst. It may read pages.
 func (r *Reader) AppendValue(dst []byte, v Version) ([]byte, error) {
 	if !v.large {
@@ -129,7 +151,7 @@ func (r *Reader) Value(buf *[]byte, v Version) ([]byte, error) {
 // ChangedSince returns an epoch in (after, before) at which some key in [lower, upper) got a version, if there is one. It looks
 // at memtables and tree; all that is in the tree comes before.
 func (r *Reader) ChangedSince(p Pinned, lower, upper []byte, after, before keys.Epoch) (keys.Epoch, bool, error) {
-	if epoch, changed := r.engine.ChangedInMemory(p, lower, upper, after, before); changed {
+	if epoch, changed := changedInMemory(p, lower, upper, after, before); changed {
 		return epoch, true, nil
 	}
 	r.begin()
@@ -143,8 +165,8 @@ func (r *Reader) ChangedSince(p Pinned, lower, upper []byte, after, before keys.
 	return r.engine.pager.State().Epoch, changed, nil // what is in the tree is visible long since
 }
 
-// ChangedInMemory is ChangedSince for epochs in (after, before), over the pinned memtables and those that followed them.
-func (e *Engine) ChangedInMemory(p Pinned, lower, upper []byte, after, before keys.Epoch) (keys.Epoch, bool) {
+// changedInMemory is ChangedSince for epochs in (after, before), over the pinned memtables and those that followed them.
+func changedInMemory(p Pinned, lower, upper []byte, after, before keys.Epoch) (keys.Epoch, bool) {
 	var it memtable.Iter
 	for g := p.view.active; g != nil; g = g.next.Load() {
 		if epoch, ok := changedIn(&it, g.mem, lower, upper, after, before); ok {
