@@ -165,11 +165,19 @@ func TestSnapshotsReadAsPebblesDo(t *testing.T) {
 	}
 }
 
-// seekAndStep seeks to a random key in a random direction, then goes forth and back.
+// seekAndStep seeks to a random key in a random direction, then goes forth and back, also off both ends and back again. Only a step further
+// out is left out: Pebble does not allow it.
 func (p *pair) seekAndStep(it *pebble.Iterator, c *cursor) {
 	k := p.key()
+	switch p.rnd.IntN(8) { // often beyond all keys, or close to an end
+	case 0:
+		k = []byte{0}
+	case 1:
+		k = []byte{255, 255}
+	}
 	var ok bool
-	if p.rnd.IntN(2) == 0 {
+	forward := p.rnd.IntN(2) == 0
+	if forward {
 		it.SeekGE(k)
 		ok = c.settle(c.SeekGE(k), c.NextKey)
 	} else {
@@ -177,8 +185,13 @@ func (p *pair) seekAndStep(it *pebble.Iterator, c *cursor) {
 		ok = c.settle(c.SeekKeyLT(k), c.PrevKey)
 	}
 	p.compare(fmt.Sprintf("seek %q", k), it, c, ok)
-	for n := 0; ok && n < 6; n++ {
-		if p.rnd.IntN(2) == 0 {
+	for n := range 12 {
+		if ok {
+			forward = p.rnd.IntN(2) == 0
+		} else {
+			forward = !forward
+		}
+		if forward {
 			it.Next()
 			ok = c.settle(c.NextKey(), c.NextKey)
 		} else {

@@ -7,8 +7,8 @@ import (
 )
 
 // Iter walks a table in the order of its internal keys: user key ascending, and per key the newest version first. The
-// positioning and stepping methods report whether they ended on an entry; stepping off an end leaves the iterator
-// invalid until it is positioned again.
+// positioning and stepping methods report whether they ended on an entry. Stepping off an end, and a search that finds nothing, leave the
+// iterator behind that end, as in Pebble: steps further out find nothing, and a step back finds the entry at the end.
 //
 // An iterator takes a sorted copy of one block at a time. Everything that was applied before it was positioned is in it; what is applied
 // later may or may not be. Keys never come out of order or twice.
@@ -23,15 +23,25 @@ type Iter struct {
 	count   int    // zero while the iterator is invalid
 	next    uint32 // the tower right of the copied block
 	version uint32 // the version stood on, zero if the newest has not been looked up
+	off     side   // where it is while it is invalid
 	warm    int    // words below it have had their nodes touched
 	words   [slotsMax]uint64
 }
+
+// side is an end of the table.
+type side uint8
+
+const (
+	nowhere side = iota // not positioned
+	atStart             // before the first entry
+	atEnd               // behind the last one
+)
 
 // warmAhead is how many nodes a step touches ahead of itself: the misses then overlap instead of following each other.
 const warmAhead = 8
 
 // Init makes it iterate t, unpositioned.
-func (it *Iter) Init(t *Table) { it.table, it.count, it.version = t, 0, 0 }
+func (it *Iter) Init(t *Table) { it.table, it.count, it.version, it.off = t, 0, 0, nowhere }
 
 // Valid reports whether the iterator stands on an entry.
 func (it *Iter) Valid() bool { return it.count > 0 }
@@ -51,7 +61,7 @@ func (it *Iter) SeekLT(key []byte) bool { return it.SeekKeyLT(key) && it.toOldes
 // Next moves to the next older version of the key, or to the newest of the next key.
 func (it *Iter) Next() bool {
 	if it.count == 0 {
-		return false
+		return it.off == atStart && it.First()
 	}
 	if older := versionOlder(it.table.arena.base, it.current()).Load(); older != 0 {
 		it.version = older
@@ -64,7 +74,7 @@ func (it *Iter) Next() bool {
 // step costs a walk of the chain.
 func (it *Iter) Prev() bool {
 	if it.count == 0 {
-		return false
+		return it.off == atEnd && it.Last()
 	}
 	base, here := it.table.arena.base, it.current()
 	newer := uint32(0)
@@ -81,7 +91,7 @@ func (it *Iter) Prev() bool {
 // NextKey moves to the newest version of the next key.
 func (it *Iter) NextKey() bool {
 	if it.count == 0 {
-		return false
+		return it.off == atStart && it.First()
 	}
 	it.version = 0
 	if it.at++; it.at < it.count {
@@ -92,8 +102,7 @@ func (it *Iter) NextKey() bool {
 	}
 	last := it.words[it.count-1]
 	if it.next == 0 {
-		it.count = 0
-		return false
+		return it.leave(atEnd)
 	}
 	return it.enter(it.next, nodeKey(it.table.arena.base, offsetIn(last)), headIn(last), false)
 }
@@ -101,7 +110,7 @@ func (it *Iter) NextKey() bool {
 // PrevKey moves to the newest version of the key before.
 func (it *Iter) PrevKey() bool {
 	if it.count == 0 {
-		return false
+		return it.off == atEnd && it.LastKey()
 	}
 	it.version = 0
 	if it.at > 0 {
@@ -123,8 +132,11 @@ func (it *Iter) LastKey() bool {
 		}
 		x = it.next
 	}
-	it.at = it.count - 1 // only the first tower's block can be empty
-	return it.count > 0
+	if it.count == 0 { // only the first tower's block can be
+		return it.leave(atStart)
+	}
+	it.at = it.count - 1
+	return true
 }
 
 // SeekKeyLT moves to the newest version of the last key that is < key.
@@ -195,7 +207,12 @@ func (it *Iter) enter(x uint32, key []byte, head uint32, orEqual bool) bool {
 			return true
 		}
 	}
-	it.count = 0
+	return it.leave(atEnd)
+}
+
+// leave makes the iterator invalid.
+func (it *Iter) leave(off side) bool {
+	it.count, it.off = 0, off
 	return false
 }
 
@@ -212,7 +229,7 @@ func (it *Iter) seekLT(key []byte, head uint32) bool {
 		x = it.next
 	}
 	if it.at < 0 { // the first tower, for all others hold their anchor
-		it.count = 0
+		return it.leave(atStart)
 	}
 	return it.count > 0
 }
