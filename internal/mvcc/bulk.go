@@ -3,6 +3,8 @@ package mvcc
 import (
 	"context"
 	"errors"
+	"math"
+	"time"
 
 	"epochkv/internal/storage"
 	"epochkv/internal/storage/keys"
@@ -25,7 +27,13 @@ type Load struct {
 // Loaded is the outcome of a load.
 type Loaded struct {
 	Epoch keys.Epoch
-	Keys  uint64 // distinct ones
+	Keys  uint64        // distinct ones
+	Held  time.Duration // how long commits were held off
+}
+
+// loadSwitch is the moment in which a load takes its place.
+type loadSwitch struct {
+	done chan struct{} // closed when it is over
 }
 
 // BulkLoad begins a load. It ends with Close, which comes before the store's. There is one at a time: ErrLoadBusy.
@@ -63,109 +71,143 @@ func (l *Load) Add(key, value []byte) error {
 func (l *Load) Close() error { return l.load.Close() }
 
 // Commit makes everything that was added visible and durable. An error means that nothing happened, unless it is ErrFailed: then only the
-// next start knows. Commits that come in meanwhile wait for the merge.
+// next start knows. Commits go on beside it, and are held off for the switch at its end, for some milliseconds and two syncs of the device.
 func (l *Load) Commit(ctx context.Context) (Loaded, error) {
+	s := l.store
 	n, err := l.load.Prepare(ctx)
 	if err != nil || n == 0 {
-		return Loaded{Epoch: l.store.Visible()}, err
+		return Loaded{Epoch: s.Visible()}, err
 	}
-	// What is in memtables would be merged anyway; before the epoch is taken nobody has to wait for it.
-	if err := l.store.Checkpoint(ctx); err != nil {
+	// What is in memtables is merged first, so that the memory for what is committed beside the load is free.
+	if err := s.Checkpoint(ctx); err != nil {
 		return Loaded{}, err
 	}
-	epoch, err := l.reserve(ctx)
-	if err != nil {
+	if err := s.engine.BuildLoad(ctx, l.load, s.now()); err != nil {
 		return Loaded{}, err
 	}
-	err = l.publish(ctx, epoch)
-	// In this order: who finds that no load is under way finds its outcome in the tree.
-	l.store.loading.Store(0)
-	l.store.horizon.done(epoch)
-	if err != nil && !l.load.Published() {
+	var held time.Duration
+	if err = l.follow(ctx); err == nil {
+		held, err = l.switchOver(ctx)
+	}
+	if !l.load.Published() {
+		s.engine.AbandonLoad(l.load)
 		return Loaded{}, err
 	}
-	return Loaded{Epoch: epoch, Keys: n}, nil // visible: everything before it was, and done has moved visible over it
+	// An error of what comes after is the store's own: the load has happened.
+	_ = s.engine.SettleLoad(ctx, l.load)
+	return Loaded{Epoch: l.load.Epoch(), Keys: n, Held: held}, nil
 }
 
-// publish merges the load. Its epoch is reserved.
-func (l *Load) publish(ctx context.Context, epoch keys.Epoch) error {
-	s := l.store
-	if err := s.horizon.waitAlone(ctx, epoch-1); err != nil {
-		return err
-	}
-	return s.engine.PublishLoad(ctx, l.load, storage.Horizon{Visible: epoch - 1, Live: s.collector.horizon()})
-}
+const (
+	// behindMax is how many versions may be left to the switch: each of them may rewrite a page.
+	behindMax = 256
+	// followsMax bounds the rounds that try to get there. Each has at most three quarters of the work of the one before, or is the last: commits come
+	// about as fast as they are merged then, and more rounds would not help.
+	followsMax = 16
+)
 
-// reserve takes the load's epoch in a moment in which nobody holds a latch: no commit is between its check and its install.
-func (l *Load) reserve(ctx context.Context) (keys.Epoch, error) {
-	s := l.store
-	for {
-		if err := s.lockAll(ctx); err != nil {
-			return 0, err
+// follow merges what is committed beside the load until little of it is left.
+func (l *Load) follow(ctx context.Context) error {
+	e := l.store.engine
+	before := math.MaxInt
+	for range followsMax {
+		behind := e.LoadBehind(l.load)
+		if behind <= behindMax || behind > before-before/4 {
+			return nil
 		}
-		epoch, room, err := s.engine.ReserveLoad(l.load)
-		s.loading.Store(uint64(epoch))
-		if epoch != 0 {
-			s.voids.Add(1)
+		before = behind
+		if ok, err := e.RotateForLoad(); err != nil || !ok { // memory is full: commits wait for the switch in any case
+			return err
 		}
-		s.unlockAll(epoch)
-		if err != nil || room == nil {
-			return epoch, err
+		if err := l.store.horizon.waitAlone(ctx, e.Sealed()); err != nil {
+			return err
 		}
-		select {
-		case <-room:
-		case <-ctx.Done():
-			return 0, context.Cause(ctx)
-		}
-	}
-}
-
-// lockAll takes every latch, or none if the context ends before.
-func (s *Store) lockAll(ctx context.Context) error {
-	w := newWaiter()
-	for i := range s.latches.table {
-		if err := s.latches.table[i].lock(ctx, w); err != nil {
-			for j := range i {
-				s.latches.table[j].unlock()
-			}
+		if err := e.FollowLoad(ctx, l.load, l.store.now()); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// unlockAll gives the latches back, under which a load wrote at an epoch; zero if it did not.
-func (s *Store) unlockAll(wrote keys.Epoch) {
+// switchOver holds off commits until the load is published and visible, and returns for how long.
+func (l *Load) switchOver(ctx context.Context) (time.Duration, error) {
+	s, start := l.store, time.Now()
+	s.engine.BeginSwitch()
+	now := &loadSwitch{done: make(chan struct{})}
+	s.loading.Store(now)
+	defer func() {
+		s.loading.Store(nil)
+		close(now.done)
+	}()
+	if err := s.drain(ctx); err != nil {
+		return 0, err
+	}
+	last := s.engine.SealLoad()
+	if err := s.horizon.waitAlone(ctx, last); err != nil {
+		return 0, err
+	}
+	if err := l.finish(ctx); err != nil {
+		return 0, err
+	}
+	epoch := l.load.Epoch()
+	s.voids.Add(uint64(epoch - last))
 	for i := range s.latches.table {
 		stripe := &s.latches.table[i]
-		stripe.newest = max(stripe.newest, wrote)
+		_ = stripe.lock(context.Background(), s.loader)
+		stripe.newest = epoch
 		stripe.unlock()
 	}
+	s.horizon.jump(epoch)
+	return time.Since(start), nil
 }
 
-// looks reports whether the commit reads before it writes.
-func (w *Write) looks() bool { return len(w.Conditions) > 0 || w.firstWins || w.reads != nil }
+// now is what a merge may assume of readers at present.
+func (s *Store) now() storage.Horizon {
+	return storage.Horizon{Visible: s.Visible(), Live: s.collector.horizon()}
+}
 
-// lock takes the latches of x.held, or none if the context ends before. Whoever will look at what is there before he writes, and will get an epoch behind a load's,
-// must see the load: he waits for it, without latches. A load takes its epoch under every latch, so that none can start between this test
-// and the commit.
-func (x *Session) lock(ctx context.Context, looks bool) error {
+// finish publishes the load. Its error counts only if it did not.
+func (l *Load) finish(ctx context.Context) error {
+	err := l.store.engine.FinishLoad(ctx, l.load, l.store.now())
+	if l.load.Published() {
+		return nil
+	}
+	return err
+}
+
+// drain returns when every commit that had its latches before loading was set has given them back: its versions are installed.
+func (s *Store) drain(ctx context.Context) error {
+	for i := range s.latches.table {
+		if err := s.latches.table[i].lock(ctx, s.loader); err != nil {
+			return err
+		}
+		s.latches.table[i].unlock()
+	}
+	return nil
+}
+
+// lock takes the latches of x.held, or none if the context ends before. While a load takes its place no commit begins: it waits, without
+// latches. A load looks at every latch once after it has said so, and a commit looks whether one has, under its latches: one of the two
+// sees the other.
+func (x *Session) lock(ctx context.Context) error {
 	s := x.store
 	if s.serial {
 		s.serialMu.Lock()
 		return nil // there are no loads
 	}
 	for {
-		if err := s.latches.lock(ctx, &x.held, x.parker); err != nil || !looks {
+		if err := s.latches.lock(ctx, &x.held, x.parker); err != nil {
 			return err
 		}
-		epoch := s.loading.Load()
-		if epoch == 0 {
+		load := s.loading.Load()
+		if load == nil {
 			return nil
 		}
 		s.latches.unlock(&x.held)
-		if err := s.horizon.wait(ctx, keys.Epoch(epoch), x.parker); err != nil {
-			return err
+		select {
+		case <-load.done:
+		case <-ctx.Done():
+			return context.Cause(ctx)
 		}
 	}
 }

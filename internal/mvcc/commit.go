@@ -80,7 +80,7 @@ func (x *Session) commitAt(ctx context.Context, w *Write, at keys.Epoch) (keys.E
 		return 0, err
 	}
 	x.latch(w)
-	if err := x.lock(ctx, w.looks()); err != nil {
+	if err := x.lock(ctx); err != nil {
 		return 0, err
 	}
 	epoch, err := x.commitLatched(ctx, w, body, at)

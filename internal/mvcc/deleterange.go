@@ -78,7 +78,7 @@ func (x *Session) deleteRangeOnce(ctx context.Context, o RangeDelete) (RangeDele
 // latches keep what the conditions look at still.
 func (x *Session) checkOnly(ctx context.Context, w *Write, reads *readSet) error {
 	x.latch(w)
-	if err := x.lock(ctx, true); err != nil {
+	if err := x.lock(ctx); err != nil {
 		return err
 	}
 	err := x.checkLatched(ctx, w, reads)

@@ -69,6 +69,16 @@ func (h *horizon) done(e keys.Epoch) {
 	if !moved {
 		h.slot(own).Store(own)
 	}
+	h.ratchet(moved)
+}
+
+// jump moves visible to e, past epochs that no commit has or will get. Every epoch that was given out is visible already.
+func (h *horizon) jump(e keys.Epoch) {
+	h.visible.Store(uint64(e))
+	h.ratchet(true)
+}
+
+func (h *horizon) ratchet(moved bool) {
 	for {
 		from := h.visible.Load()
 		to := from

@@ -150,7 +150,7 @@ func (x *Session) invokeOnce(ctx context.Context, ops []Invoke, conditions []Con
 		return 0, err
 	}
 	x.latch(w)
-	if err := x.lock(ctx, true); err != nil {
+	if err := x.lock(ctx); err != nil {
 		return 0, err
 	}
 	epoch, err := x.invokeLatched(ctx, w, ops, out)

@@ -36,7 +36,8 @@ type Store struct {
 	_                         [64]byte
 	voids                     atomic.Uint64 // epochs without a commit: given up, or of bulk loads; counted before they are visible
 	conflicts, preconditions  atomic.Uint64
-	loading                   atomic.Uint64 // epoch of the bulk load that is being merged, zero without one
+	loading                   atomic.Pointer[loadSwitch] // the bulk load that is taking its place; nil without one
+	loader                    *waiter                    // of that load
 	collections, collectNanos atomic.Uint64
 	serialMu                  sync.Mutex // with Options.Storage.SerialAppend: the baseline's one mutex
 
@@ -63,7 +64,7 @@ func Open(o Options) (*Store, error) {
 		return nil, fmt.Errorf("open %s: %w", o.Storage.Dir, err)
 	}
 	s := &Store{
-		latches: newLatches(), limits: o.Limits, durability: o.Durability, serial: o.Storage.SerialAppend,
+		latches: newLatches(), loader: newWaiter(), limits: o.Limits, durability: o.Durability, serial: o.Storage.SerialAppend,
 		collection: o.Collection, horizonRule: o.Horizon,
 		syncInterval: o.SyncInterval, gcInterval: o.GCInterval, retention: o.Retention, checkpointInterval: o.CheckpointInterval,
 	}

@@ -4,36 +4,52 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync/atomic"
 	"time"
 
+	"epochkv/internal/storage/btree"
 	"epochkv/internal/storage/keys"
 	"epochkv/internal/storage/page"
+	"epochkv/internal/storage/pager"
 	"epochkv/internal/storage/pager/rows"
 	"epochkv/internal/vfs"
 )
 
-// A bulk load goes into the tree past log and memtable, in one checkpoint, at one epoch.
+// A bulk load goes into the tree past log and memtable, in one checkpoint, at one epoch E. The next state is built beside the one that readers
+// and writers use; commits wait for the moment in which the one takes the place of the other (ADR 0027).
 //
-//  1. Add: entries are sorted into a run, in temporary files (spool). Nobody is held up.
-//  2. ReserveLoad: under every key latch, so that no commit is between its check and its install, the active generation is sealed,
-//     and the first record of the next one becomes the load's, void. So its epoch E is newer than everything frozen, and older than everything
-//     that the new generation takes.
-//  3. E is not marked as done. Visible stands at E-1 from now on: readers do not miss the load, they are in front of it. Commits
-//     behind it are installed and wait; those that must look before they write wait before they look.
-//  4. PublishLoad: one checkpoint merges the frozen generations and the run, whose versions carry E. Its superblock says that every
-//     commit up to E is in the tree. When it is durable the new root is published, as after any checkpoint.
-//  5. E is marked as done: readers from E on find the load in the tree.
+//  1. Add: entries are sorted into a run, in temporary files (spool).
+//  2. BuildLoad: E is chosen far ahead of every commit to come, and run and frozen generations are merged into a state that nobody sees. Nothing is
+//     reserved: E is a number in the versions of that state.
+//  3. FollowLoad, again and again: what was committed and frozen meanwhile is merged into the same state, at its own epochs, below E.
+//     Each round has less to do than the one before. Its pages are synced, too.
+//  4. BeginSwitch: the caller holds off commits. Those that are between check and install go on to their end. SealLoad: the active generation ends,
+//     at an epoch L < E.
+//  5. FinishLoad: what is left in memory, a few hundred versions, is merged, and the superblock says that every commit up to E is in the tree: the
+//     epochs between L and E have no commits. When it is durable the new state is published, with a generation that begins at E+1.
+//  6. The caller moves visible from L to E, and lets commits go on. SettleLoad gives back what the old state needed.
 //
-// A crash before the superblock is durable leaves the old state and a void record: the load never happened. A crash after it leaves the
-// new state, and replay starts behind E. Nothing in between can be seen. A load that fails is a void epoch.
+// Readers from E on find the load in the tree; older snapshots find versions below E in the same tree. A crash before the superblock is durable
+// leaves the old state and its log, to which nothing was added; a crash after it leaves the new state, and replay starts behind E. A load that
+// fails, or whose context ends, gives its pages back and has used no epoch.
 //
-// What commits wait for in step 3 is the merge alone: intake and sorting are over, and the memtables were merged just before. The other way,
-// letting visible pass E and the load appear to later snapshots only, needs two roots and two sets of memtables for as long as an older
-// snapshot lives, and a second test in each conflict check.
+// While a load is built the memory of frozen generations does not come free. Writers are slowed as beside any long merge (flow).
 
-// ErrLoadBusy means that another bulk load is under way.
-var ErrLoadBusy = errors.New("storage: another bulk load is under way")
+// Errors of bulk loads.
+var (
+	// ErrLoadBusy means that another bulk load is under way.
+	ErrLoadBusy = errors.New("storage: another bulk load is under way")
+	// ErrLoadOvertaken means that more was committed beside the load than epochs were left for.
+	ErrLoadOvertaken = errors.New("storage: commits have overtaken the bulk load's epoch")
+)
+
+const (
+	// loadAhead and loadAheadPerKey are how far the epoch of a load is ahead: more than can be committed meanwhile. Of 2^56 epochs, 2^28 loads use
+	// them up.
+	loadAhead       = 1 << 28
+	loadAheadPerKey = 64
+)
 
 // Load is a bulk load under way. It is for one goroutine.
 type Load struct {
@@ -44,7 +60,24 @@ type Load struct {
 
 	run     *run // all entries, once prepared
 	epoch   keys.Epoch
+	build   *loadBuild // from BuildLoad until SettleLoad or AbandonLoad
 	durable bool
+}
+
+// loadBuild is the state that is built for a load.
+type loadBuild struct {
+	horizon Horizon
+	ck      *pager.Checkpoint
+	batch   *rows.Batch
+	sink    *pager.Sink
+	root    btree.Root
+	known   *side
+	freed   []page.ID
+	stats   btree.Stats
+	taken   int           // of the frozen generations, the oldest ones, that are in it
+	merged  []*generation // all that it took in, once published
+	bytes   int64         // of their tables
+	began   time.Time
 }
 
 // loads is the engine's part of bulk loads.
@@ -53,6 +86,10 @@ type loads struct {
 	finished atomic.Uint64
 	keys     atomic.Uint64
 	bytes    atomic.Uint64
+
+	// Guarded by Engine.mu.
+	switching bool // commits are held off: those under way need not wait for memory, which only the load can make
+	sealed    bool // the active generation is the last one before the load: no other follows until that is published or given up
 }
 
 // NewLoad begins a bulk load. It ends with Close. There is one at a time: ErrLoadBusy.
@@ -100,35 +137,218 @@ func (l *Load) Close() error {
 // Published reports whether the load is durable and can be read.
 func (l *Load) Published() bool { return l.durable }
 
-// ReserveLoad gives the load its epoch. No commit may be between its check and its install. It does not wait: a channel says that
-// memory is full, and delivers when to try again.
-func (e *Engine) ReserveLoad(l *Load) (epoch keys.Epoch, room <-chan struct{}, err error) {
-	room, err = e.advance(nil, 0, func(next *generation) {
-		claim, _ := next.segment.Reserve(0)
-		next.segment.Fill(claim)
-		l.epoch = claim.Epoch
-	})
-	return l.epoch, room, err
-}
+// Epoch is the load's epoch, from BuildLoad on.
+func (l *Load) Epoch() keys.Epoch { return l.epoch }
 
-// PublishLoad merges the load into the tree and publishes it. Every epoch before the load's is installed. If Published says so the load
-// has happened, even if an error is returned; and after ErrFailed nobody knows until the next start.
-func (e *Engine) PublishLoad(ctx context.Context, l *Load, h Horizon) error {
+// BuildLoad merges the load into a state that nobody sees, at an epoch far ahead of visible. From here to SettleLoad or AbandonLoad, one of which
+// must follow unless it returns an error, no checkpoint is made.
+func (e *Engine) BuildLoad(ctx context.Context, l *Load, h Horizon) error {
 	e.checkpointing.Lock()
-	defer e.checkpointing.Unlock()
 	e.Reclaim()
-	start := time.Now()
-	if err := e.merge(ctx, mergeJob{frozen: e.complete(h.Visible), load: l, horizon: h}); err != nil {
-		e.refuseWaiters()
+	e.merging.Store(true)
+	frozen := e.complete(h.Visible)
+	l.epoch = h.Visible + loadAhead + loadAheadPerKey*keys.Epoch(l.run.count)
+	l.build = &loadBuild{horizon: h, root: e.view.Load().root, known: e.known, began: time.Now()}
+	e.flowBegins(&mergeJob{frozen: frozen, entries: l.run.count})
+	err := e.buildLoad(ctx, l, frozen)
+	if err != nil {
+		e.AbandonLoad(l)
 		return fmt.Errorf("bulk load: %w", e.damage(err, e.view.Load().root, nil))
 	}
-	e.counters.checkpointed(time.Since(start))
+	return nil
+}
+
+func (e *Engine) buildLoad(ctx context.Context, l *Load, frozen []*generation) (err error) {
+	b := l.build
+	if b.ck, err = e.pager.Begin(); err != nil {
+		return err
+	}
+	b.batch, b.sink = e.rows.Begin(b.ck), b.ck.Sink()
+	placed, err := l.spool.place(ctx, b.batch.Place)
+	if err != nil {
+		return err
+	}
+	in := e.mergeInput(b.ck, b.batch, b.sink, b.root, frozen, b.horizon.policy())
+	in.Input = func() btree.Input { return newLoadInput(placed, l.epoch, newMemInput(frozen)) }
+	in.Look = nil // its seeks read files
+	if cuts := placed.cuts(); len(cuts) > len(in.Cuts) {
+		in.Cuts = cuts
+	}
+	if err := e.mergeForLoad(ctx, l, in); err != nil {
+		return err
+	}
+	b.taken = len(frozen)
+	return b.ck.Sync(ctx)
+}
+
+// mergeForLoad makes a merge part of the load's state.
+func (e *Engine) mergeForLoad(ctx context.Context, l *Load, in *btree.MergeInput) error {
+	b := l.build
+	in.Workers = max(in.Workers, runtime.GOMAXPROCS(0))
+	result, known, err := mergeBoth(ctx, in, b.known, l.epoch)
+	if err != nil {
+		e.lose(err) // another attempt goes round the page
+		return err
+	}
+	b.root, b.known, b.freed = result.Root, known, append(b.freed, result.Freed...)
+	b.stats.Add(&result.Stats)
+	return b.sink.Flush() // the next merge reads it
+}
+
+// RotateForLoad freezes what was committed meanwhile. It reports false if there is no memory for another generation.
+func (e *Engine) RotateForLoad() (bool, error) {
+	v := e.view.Load()
+	if !v.active.sealed() && v.active.mem.Versions() == 0 {
+		return true, nil
+	}
+	v.active.seal()
+	room, err := e.advance(v.active, 0, nil)
+	return room == nil, err
+}
+
+// FollowLoad merges the generations that were frozen meanwhile, all of whose epochs are installed, and makes the load's pages durable.
+func (e *Engine) FollowLoad(ctx context.Context, l *Load, h Horizon) error {
+	b := l.build
+	b.horizon = h // what nobody sees any more is dropped, so that a key that is written all the time does not fill the tree
+	frozen := e.complete(h.Visible)
+	fresh := frozen[:len(frozen)-b.taken]
+	if len(fresh) == 0 {
+		return nil
+	}
+	in := e.mergeInput(b.ck, b.batch, b.sink, b.root, fresh, b.horizon.policy())
+	if err := e.mergeForLoad(ctx, l, in); err != nil {
+		return err
+	}
+	b.taken = len(frozen)
+	return b.ck.Sync(ctx)
+}
+
+// LoadBehind is how many versions FollowLoad, or FinishLoad, has yet to merge.
+func (e *Engine) LoadBehind(l *Load) (versions int) {
+	v := e.view.Load()
+	for _, g := range v.frozen[:len(v.frozen)-l.build.taken] {
+		versions += g.mem.Versions()
+	}
+	return versions + v.active.mem.Versions()
+}
+
+// BeginSwitch lets commits that are under way come to their end, though memory may be full.
+func (e *Engine) BeginSwitch() {
+	e.mu.Lock()
+	e.loads.switching = true
+	e.mu.Unlock()
+	e.roomMade()
+}
+
+// SealLoad ends the active generation, and returns its last epoch. No commit is between its check and its install, and none comes until
+// the load is published or given up.
+func (e *Engine) SealLoad() keys.Epoch {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.loads.sealed = true
+	active := e.view.Load().active
+	active.seal()
+	return keys.Epoch(active.end.Load() - 1)
+}
+
+// FinishLoad makes the load durable, with all that was committed, and publishes it. If Published says so the load has happened, even if an error is
+// returned; and after ErrFailed nobody knows until the next start.
+func (e *Engine) FinishLoad(ctx context.Context, l *Load, h Horizon) error {
+	b, v := l.build, e.view.Load()
+	b.horizon = h
+	last := keys.Epoch(v.active.end.Load() - 1)
+	if last >= l.epoch {
+		return ErrLoadOvertaken
+	}
+	if err := e.log.WaitDurable(ctx, last); err != nil {
+		return err
+	}
+	e.mu.Lock()
+	table, err := e.newTable()
+	e.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	if err := e.commitLoad(ctx, l, v); err != nil {
+		e.freed(table.Free())
+		return fmt.Errorf("bulk load: %w", e.damage(err, v.root, nil))
+	}
+	l.durable, e.known = true, b.known
+	e.counters.merged(&b.stats)
+	e.log.Skip(l.epoch + 1)
+	e.publishLoad(l, &generation{mem: table, first: l.epoch + 1})
+	return nil
+}
+
+// commitLoad merges what is left and makes the state durable.
+func (e *Engine) commitLoad(ctx context.Context, l *Load, v *view) error {
+	b := l.build
+	rest := append([]*generation{v.active}, v.frozen[:len(v.frozen)-b.taken]...)
+	e.pruner.quiesce()
+	if err := e.mergeForLoad(ctx, l, e.mergeInput(b.ck, b.batch, b.sink, b.root, rest, b.horizon.policy())); err != nil {
+		return err
+	}
+	if err := b.batch.Finish(0); err != nil {
+		return err
+	}
+	b.ck.Free(b.freed...)
+	return b.ck.Commit(ctx, e.nextState(b.root, b.known, &b.stats, l.epoch))
+}
+
+// publishLoad lets readers see the load. The generation that takes the place of the active one is sealed and empty, so that the first commit makes
+// the one to write to, as it would after any other: should that fail, it can be tried again.
+func (e *Engine) publishLoad(l *Load, next *generation) {
+	b := l.build
+	next.end.Store(uint64(next.first))
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	v := e.view.Load()
+	b.merged = append([]*generation{v.active}, v.frozen...)
+	b.bytes = residentBytes(b.merged)
+	e.retired.bytes.Add(b.bytes)
+	v.active.next.Store(next)
+	e.view.Store(&view{active: next, root: b.root, side: e.known, checkpoint: b.ck.Number()})
+	e.loads.switching, e.loads.sealed = false, false
+	e.flow.endLocked()
+	e.pressLocked(time.Now())
+}
+
+// SettleLoad gives back what the state before a published load needed.
+func (e *Engine) SettleLoad(ctx context.Context, l *Load) error {
+	defer e.checkpointing.Unlock()
+	b := l.build
+	l.build = nil
+	e.readStaleShare(b.root)
+	e.warm(b.freed, b.root)
+	e.retire(b.ck.Number(), b.merged, b.bytes)
+	e.roomMade()
+	err := e.shrink(l.epoch)
+	e.counters.checkpointed(time.Since(b.began))
 	e.loads.finished.Add(1)
 	e.loads.keys.Add(l.run.count)
 	e.loads.bytes.Add(l.bytes)
 	// The older superblock does not know the load, and the log cannot bring it back: should the newer one be damaged, the store would open
 	// without it. A second, empty checkpoint makes both know.
-	return e.merge(context.WithoutCancel(ctx), mergeJob{horizon: h})
+	return errors.Join(err, e.merge(context.WithoutCancel(ctx), mergeJob{horizon: b.horizon}))
+}
+
+// AbandonLoad gives up what BuildLoad began: everything is as if it had never been.
+func (e *Engine) AbandonLoad(l *Load) {
+	if l.build == nil {
+		return
+	}
+	if l.build.ck != nil {
+		l.build.ck.Abort()
+	}
+	l.build = nil
+	e.mu.Lock()
+	e.loads.switching, e.loads.sealed = false, false
+	e.mu.Unlock()
+	e.flowFails()
+	e.merging.Store(false)
+	e.checkpointing.Unlock()
+	e.roomMade()
+	e.wakeCheckpoint()
 }
 
 // loadCutBlocks is the distance of the keys at which a load is cut: thirty leaves or so of work.

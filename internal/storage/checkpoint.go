@@ -12,6 +12,7 @@ import (
 	"epochkv/internal/storage/keys"
 	"epochkv/internal/storage/page"
 	"epochkv/internal/storage/pager"
+	"epochkv/internal/storage/pager/rows"
 	"epochkv/internal/vfs"
 )
 
@@ -109,7 +110,7 @@ func (e *Engine) complete(visible keys.Epoch) []*generation {
 // mergeJob is what one checkpoint takes in.
 type mergeJob struct {
 	frozen  []*generation  // newest first
-	load    *Load          // a bulk load right behind them, or nil
+	entries uint64         // of a bulk load beside them
 	garbage *btree.Garbage // to be swept, or nil
 	horizon Horizon
 
@@ -118,10 +119,7 @@ type mergeJob struct {
 
 // cut is the epoch up to which the tree holds everything afterwards.
 func (j *mergeJob) cut(before keys.Epoch) keys.Epoch {
-	switch {
-	case j.load != nil:
-		return j.load.epoch
-	case len(j.frozen) > 0:
+	if len(j.frozen) > 0 {
 		return keys.Epoch(j.frozen[0].end.Load() - 1)
 	}
 	return before
@@ -142,20 +140,18 @@ func (e *Engine) merge(ctx context.Context, job mergeJob) error {
 		e.flowFails()
 		return err
 	}
-	if job.load == nil {
-		e.flowMeasured()
-	}
+	e.flowMeasured()
 	e.readStaleShare(result.Root)
 	e.warm(result.Freed, result.Root)
 	return e.publish(number, result.Root, job.frozen, cut)
 }
 
 // mergeTree makes a new state durable in the data file, and returns the number of its checkpoint. Nobody sees its root yet. Pages that
-// cannot be read are gone round, by all but a bulk load: that can be tried again, and then goes round them, too.
+// cannot be read are gone round.
 func (e *Engine) mergeTree(ctx context.Context, base btree.Root, job *mergeJob, cut keys.Epoch) (number uint64, result *btree.Result, err error) {
 	for {
 		number, result, err = e.tryMerge(ctx, base, job, cut)
-		if !e.lose(err) || job.load != nil {
+		if !e.lose(err) {
 			return number, result, err
 		}
 		if !job.recovering {
@@ -188,24 +184,27 @@ func (e *Engine) tryMerge(ctx context.Context, base btree.Root, job *mergeJob, c
 		ck.Abort()
 		return 0, nil, err
 	}
-	state := e.pager.State()
-	state.Epoch, state.Root, state.Height = cut, result.Root.ID, uint32(result.Root.Level+1)
-	if result.Root.Empty() {
-		state.Height = 0
-	}
-	state.Entries = uint64(int64(state.Entries) + result.Stats.Keys)
-	state.EntryBytes = uint64(int64(state.EntryBytes) + result.Stats.Bytes)
-	encodeSideRoot(&state, known.tree())
+	state := e.nextState(result.Root, known, &result.Stats, cut)
 	if err := ck.Commit(ctx, state); err != nil {
 		return 0, nil, err
 	}
 	e.known = known
 	e.tail.end()
 	e.counters.merged(&result.Stats)
-	if job.load != nil {
-		job.load.durable = true
-	}
 	return ck.Number(), result, nil
+}
+
+// nextState is the state behind the pager's newest one, with another tree.
+func (e *Engine) nextState(root btree.Root, known *side, change *btree.Stats, cut keys.Epoch) pager.State {
+	state := e.pager.State()
+	state.Epoch, state.Root, state.Height = cut, root.ID, uint32(root.Level+1)
+	if root.Empty() {
+		state.Height = 0
+	}
+	state.Entries = uint64(int64(state.Entries) + change.Keys)
+	state.EntryBytes = uint64(int64(state.EntryBytes) + change.Bytes)
+	encodeSideRoot(&state, known.tree())
+	return state
 }
 
 // build writes the pages of the new state. The statistics are of both trees.
@@ -216,17 +215,8 @@ func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Roo
 	}
 	limit := e.tail.begin(ck, relocate)
 	batch, sink := e.rows.Begin(ck), ck.Sink()
-	in := &btree.MergeInput{
-		Base: base, Checkpoint: ck.Number(), PageSize: e.pager.PageSize(),
-		Policy:  job.horizon.policy(),
-		Input:   func() btree.Input { return newMemInput(job.frozen) },
-		Source:  func() btree.Source { return e.pages.private() },
-		Look:    func() btree.Input { return newMemInput(job.frozen) },
-		Sink:    admitting{sink, e.pages.cache},
-		Values:  values{batch},
-		Sweep:   job.garbage,
-		Workers: e.mergeWorkers(), Unreadable: isDamage, Progress: e.flowGoesOn,
-	}
+	in := e.mergeInput(ck, batch, sink, base, job.frozen, job.horizon.policy())
+	in.Sweep = job.garbage
 	if job.recovering {
 		in.Sink, in.Workers = sink, runtime.GOMAXPROCS(0) // replay has the memory of the cache, too
 		in.Progress = nil
@@ -234,26 +224,7 @@ func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Roo
 	if limit > 0 {
 		in.Relocate = btree.Relocation{From: limit, Max: relocate}
 	}
-	if len(job.frozen) > 0 && e.pager.Stats().Live < smallTreePages {
-		in.Cuts = sample(job.frozen)
-	}
-	if load := job.load; load != nil {
-		placed, err := load.spool.place(ctx, batch.Place)
-		if err != nil {
-			return nil, nil, err
-		}
-		in.Input = func() btree.Input { return newLoadInput(placed, load.epoch, newMemInput(job.frozen)) }
-		in.Look, in.Progress = nil, nil                     // its seeks read files; what it takes in is not in memory
-		in.Workers = max(in.Workers, runtime.GOMAXPROCS(0)) // commits wait for it
-		if cuts := placed.cuts(); len(cuts) > len(in.Cuts) {
-			in.Cuts = cuts
-		}
-	}
-	result, err := btree.Merge(ctx, e.known.outside(in))
-	if err != nil {
-		return nil, nil, err
-	}
-	known, beside, err := e.known.merge(ctx, in, cut)
+	result, known, err := mergeBoth(ctx, in, e.known, cut)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -261,9 +232,42 @@ func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Roo
 		return nil, nil, err
 	}
 	ck.Free(result.Freed...)
-	ck.Free(beside.Freed...)
-	result.Stats.Add(&beside.Stats)
 	return result, known, batch.Finish(limit)
+}
+
+// mergeInput is a merge of generations into base.
+func (e *Engine) mergeInput(
+	ck *pager.Checkpoint, batch *rows.Batch, sink *pager.Sink, base btree.Root, frozen []*generation, policy btree.Policy,
+) *btree.MergeInput {
+	in := &btree.MergeInput{
+		Base: base, Checkpoint: ck.Number(), PageSize: e.pager.PageSize(),
+		Policy:  policy,
+		Input:   func() btree.Input { return newMemInput(frozen) },
+		Source:  func() btree.Source { return e.pages.private() },
+		Look:    func() btree.Input { return newMemInput(frozen) },
+		Sink:    admitting{sink, e.pages.cache},
+		Values:  values{batch},
+		Workers: e.mergeWorkers(), Unreadable: isDamage, Progress: e.flowGoesOn,
+	}
+	if len(frozen) > 0 && e.pager.Stats().Live < smallTreePages {
+		in.Cuts = sample(frozen)
+	}
+	return in
+}
+
+// mergeBoth merges into the tree, and into the side tree what belongs to lost pages. The result counts what was done to both.
+func mergeBoth(ctx context.Context, in *btree.MergeInput, known *side, cut keys.Epoch) (*btree.Result, *side, error) {
+	result, err := btree.Merge(ctx, known.outside(in))
+	if err != nil {
+		return nil, nil, err
+	}
+	next, beside, err := known.merge(ctx, in, cut)
+	if err != nil {
+		return nil, nil, err
+	}
+	result.Freed = append(result.Freed, beside.Freed...)
+	result.Stats.Add(&beside.Stats)
+	return result, next, nil
 }
 
 // mergeWorkers is how many goroutines the next merge should have.
@@ -291,6 +295,11 @@ func (e *Engine) publish(number uint64, root btree.Root, merged []*generation, c
 	e.mu.Unlock()
 
 	e.retire(number, merged, bytes)
+	return e.shrink(cut)
+}
+
+// shrink gives back log and pages behind a checkpoint.
+func (e *Engine) shrink(cut keys.Epoch) error {
 	if e.pins.logHeld.Load() > 0 { // the next checkpoint cuts what this one leaves
 		return e.pager.Shrink()
 	}

@@ -191,8 +191,11 @@ func (e *Engine) advance(full *generation, bodyBytes int, first func(*generation
 	if err := e.Err(); err != nil {
 		return nil, err
 	}
+	if e.loads.sealed {
+		return e.room, nil // the next generation begins behind the load's epoch
+	}
 	// With nothing to wait for, a generation of any size is frozen: only then can it be merged.
-	if e.frozenBytesOf(v) > e.frozenBytes.Load() && (len(v.frozen) > 0 || e.retired.bytes.Load() > 0) {
+	if !e.loads.switching && e.frozenBytesOf(v) > e.frozenBytes.Load() && (len(v.frozen) > 0 || e.retired.bytes.Load() > 0) {
 		if blocked := e.blocked.Load(); blocked != nil {
 			return nil, *blocked
 		}

@@ -191,7 +191,7 @@ func (e *Engine) pressLocked(now time.Time) {
 
 // flowBegins notes that a merge begins. publish, or flowFails, ends it.
 func (e *Engine) flowBegins(job *mergeJob) {
-	versions := int64(0)
+	versions := int64(job.entries)
 	for _, g := range job.frozen {
 		versions += int64(g.mem.Versions())
 	}

@@ -42,11 +42,12 @@ type Log struct {
 
 	failure atomic.Pointer[error] // set once, then final
 
-	rotate sync.Mutex
-	last   *Segment                // newest, guarded by rotate
-	next   keys.Epoch              // first epoch of the first segment, guarded by rotate
-	head   atomic.Pointer[Segment] // first segment of this run, where the flusher starts
-	headed atomic.Uint64           // number of the newest segment whose header is durable; its one writer has the flush role
+	rotate  sync.Mutex
+	last    *Segment                // newest, guarded by rotate
+	next    keys.Epoch              // first epoch of the first segment, guarded by rotate
+	skipped keys.Epoch              // see Skip; guarded by rotate
+	head    atomic.Pointer[Segment] // first segment of this run, where the flusher starts
+	headed  atomic.Uint64           // number of the newest segment whose header is durable; its one writer has the flush role
 
 	flusher flusher // owned by the holder of the flush role
 	waits   waits
@@ -214,13 +215,22 @@ func (l *Log) usable() error {
 	return l.Err()
 }
 
+// Skip says that every epoch before next is accounted for elsewhere, and as durable as it will get: there are no commits between the end of the last
+// segment, which is sealed and durable, and next. The next segment starts there.
+func (l *Log) Skip(next keys.Epoch) {
+	l.rotate.Lock()
+	defer l.rotate.Unlock()
+	l.skipped = next
+	l.durable.epoch.Store(uint64(next - 1))
+}
+
 // nextFirst is the epoch at which the next segment has to start; false while the last one is open.
 func (l *Log) nextFirst() (keys.Epoch, bool) {
 	if l.last == nil {
 		return l.next, true
 	}
 	_, next, sealed := l.last.sealedAt()
-	return next, sealed
+	return max(next, l.skipped), sealed
 }
 
 func (l *Log) newSegment(b *blank, first keys.Epoch) *Segment {

@@ -109,6 +109,17 @@ func (ck *Checkpoint) claim(id page.ID) error {
 	return nil
 }
 
+// Sync makes durable what has been written so far, so that Commit has less to wait for.
+func (ck *Checkpoint) Sync(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := ck.p.file.SyncData(); err != nil {
+		return ck.p.fail(err)
+	}
+	return nil
+}
+
 // Commit makes the state durable, in crash order. On a full device and on a cancelled context the checkpoint is given up and the old
 // state stands; after any other error the pager takes no more checkpoints.
 func (ck *Checkpoint) Commit(ctx context.Context, state State) error {

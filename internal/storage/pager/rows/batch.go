@@ -128,12 +128,17 @@ func (b *Batch) writeBulk(at page.ID, owner uint64, value []byte) error {
 	return nil
 }
 
-// Drop says that the state under construction does not refer to r any more. Rows placed by this batch cannot be dropped by it. Of a row
+// Drop says that the state under construction does not refer to r any more. Of a row
 // that cannot be read nobody knows what else belongs to it: it keeps its place, and an audit will say that nothing refers to it.
 func (b *Batch) Drop(r page.Ref) error {
 	ref, err := decodeRef(r)
 	if err != nil {
 		return err
+	}
+	if b.at(ref.id) == placeQueued { // placed by this batch
+		if err := b.packQueue(); err != nil {
+			return err
+		}
 	}
 	p := b.at(ref.id)
 	if !p.live() {
@@ -240,10 +245,8 @@ func (b *Batch) Finish(limit page.ID) error {
 	if err := b.evacuateSparse(); err != nil {
 		return err
 	}
-	for len(b.queue) > 0 {
-		if err := b.packPage(); err != nil {
-			return err
-		}
+	if err := b.packQueue(); err != nil {
+		return err
 	}
 	if err := b.w.Flush(); err != nil {
 		return err
@@ -256,6 +259,16 @@ func (b *Batch) Finish(limit page.ID) error {
 		return err
 	}
 	b.ck.SetRows(b.state)
+	return nil
+}
+
+// packQueue gives each row that waits its page.
+func (b *Batch) packQueue() error {
+	for len(b.queue) > 0 {
+		if err := b.packPage(); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 

@@ -1,0 +1,171 @@
+package mvcc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"epochkv/internal/vfs"
+)
+
+// TestCommitsGoOnWhileALoadIsMerged stops the merge of a load in its first write to the data file, and commits in every way before it lets it go
+// on: nothing waits for the merge, and the load then takes in what was committed.
+func TestCommitsGoOnWhileALoadIsMerged(t *testing.T) {
+	fs := vfs.NewMem()
+	s := mustOpen(t, tiny(fs))
+	mustPut(t, s, "n", "0")
+	want := entriesFor("x", 3000, 1, rand.New(rand.NewPCG(4, 4)))
+	l, err := s.BulkLoad()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for k, v := range want {
+		if err := l.Add([]byte(k), []byte(v)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Checkpoint(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	met, goOn := make(chan struct{}), make(chan struct{})
+	var stopped atomic.Bool
+	fs.SetHook(func(op vfs.Op, name string) {
+		if op == vfs.OpWrite && strings.HasSuffix(name, ".ekv") && !stopped.Swap(true) {
+			close(met)
+			<-goOn
+		}
+	})
+	done := make(chan error, 1)
+	var out Loaded
+	go func() {
+		var err error
+		out, err = l.Commit(context.Background())
+		done <- err
+	}()
+	<-met
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	x := mustSession(t, s)
+	defer x.Close()
+	large := strings.Repeat("L", 20_000)
+	for i := range 30 {
+		for j, value := range []string{"put beside", large} { // over what is loaded, and beside it
+			w := Write{Durability: DurabilitySync}
+			key := fmt.Sprintf("key-%05d%s", i, []string{"", "-beside"}[j])
+			w.Set([]byte(key), []byte(value))
+			e, err := x.Commit(ctx, &w)
+			if err == nil {
+				err = s.Wait(ctx, e, DurabilitySync)
+			}
+			if err != nil {
+				close(goOn)
+				t.Fatalf("put %d beside a load: %v", i, err)
+			}
+			if j == 1 {
+				want[key] = value
+			}
+		}
+		if err := incrementSomehow(x, []byte("n"), i%3); err != nil {
+			close(goOn)
+			t.Fatal(err)
+		}
+		want["n"] = fmt.Sprint(i + 1)
+	}
+	before, err := x.View(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	close(goOn)
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	fs.SetHook(nil)
+	if v, err := x.Read(nil, []byte("key-00003")); err != nil || string(v.Data) != "put beside" {
+		t.Errorf("a snapshot at %d from before the switch reads %.20q, %v", before, v.Data, err)
+	}
+	x.Done()
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if v := get(t, s, "key-00003", 0); v != want["key-00003"] {
+		t.Errorf("behind the load at %d: %.20q", out.Epoch, v)
+	}
+	mustHold(t, s, want)
+	mustPut(t, s, "after", "1")
+	want["after"] = "1"
+	mustClose(t, s)
+	s = mustOpen(t, tiny(fs))
+	mustHold(t, s, want)
+}
+
+// TestContextEndsTheWaitForALoadsSwitch stops a load where it is about to take its place. A commit whose context ends is gone without a trace; the
+// others follow when the load is there, and so they do if it is given up.
+func TestContextEndsTheWaitForALoadsSwitch(t *testing.T) {
+	for _, cancelled := range []bool{false, true} {
+		fs := vfs.NewMem()
+		s := mustOpen(t, tiny(fs))
+		l, err := s.BulkLoad()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Add([]byte("k"), []byte("loaded")); err != nil {
+			t.Fatal(err)
+		}
+		met, goOn := make(chan struct{}), make(chan struct{})
+		var stopped atomic.Bool
+		fs.SetHook(func(op vfs.Op, name string) {
+			if op == vfs.OpWrite && strings.HasSuffix(name, ".ekv") && s.loading.Load() != nil && !stopped.Swap(true) {
+				close(met)
+				<-goOn
+			}
+		})
+		loading, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() {
+			_, err := l.Commit(loading)
+			done <- err
+		}()
+		<-met
+		x, y := mustSession(t, s), mustSession(t, s)
+		ctx, stop := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		var w Write
+		w.Set([]byte("gone"), []byte("1"))
+		if _, err := x.Commit(ctx, &w); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("while a load takes its place: %v", err)
+		}
+		stop()
+		other := make(chan error, 1)
+		go func() {
+			_, err := put(y, "other", "1", DurabilitySync)
+			other <- err
+		}()
+		if cancelled {
+			cancel()
+		}
+		close(goOn)
+		want := map[string]string{"other": "1"}
+		if err := <-done; cancelled != errors.Is(err, context.Canceled) {
+			t.Errorf("the load: %v", err)
+		} else if !cancelled {
+			want["k"] = "loaded"
+		}
+		if err := <-other; err != nil {
+			t.Error(err)
+		}
+		cancel()
+		fs.SetHook(nil)
+		x.Close()
+		y.Close()
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+		mustHold(t, s, want)
+		noSpoolsLeft(t, fs)
+		mustClose(t, s)
+	}
+}
