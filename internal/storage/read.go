@@ -62,7 +62,11 @@ type Validation struct {
 // BeginValidation takes the current state for a validation: it sees every epoch before the one that is returned, once they are all installed.
 func (e *Engine) BeginValidation() (Validation, keys.Epoch) {
 	p := e.Pin()
-	from := p.view.active.segment.Position()
+	active := p.view.active
+	if active.segment == nil { // the one that a bulk load leaves takes no commits: ReserveValidated will say so
+		return Validation{Pinned: p}, keys.Epoch(active.end.Load())
+	}
+	from := active.segment.Position()
 	return Validation{p, from}, from.Epoch
 }
 
