@@ -187,7 +187,10 @@ func (e *Engine) mergeForLoad(ctx context.Context, l *Load, in *btree.MergeInput
 	in.Workers = max(in.Workers, runtime.GOMAXPROCS(0))
 	result, known, err := mergeBoth(ctx, in, b.known, l.epoch)
 	if err != nil {
-		e.lose(err) // another attempt goes round the page
+		_ = e.lose(err) || e.loseBeside(err) // another attempt goes round the page
+		return err
+	}
+	if err := e.freeUnused(b.ck, b.batch, b.known); err != nil {
 		return err
 	}
 	b.root, b.known, b.freed = result.Root, known, append(b.freed, result.Freed...)

@@ -151,7 +151,7 @@ func (e *Engine) merge(ctx context.Context, job mergeJob) error {
 func (e *Engine) mergeTree(ctx context.Context, base btree.Root, job *mergeJob, cut keys.Epoch) (number uint64, result *btree.Result, err error) {
 	for {
 		number, result, err = e.tryMerge(ctx, base, job, cut)
-		if !e.lose(err) {
+		if !e.lose(err) && !e.loseBeside(err) {
 			return number, result, err
 		}
 		if !job.recovering {
@@ -203,7 +203,8 @@ func (e *Engine) nextState(root btree.Root, known *side, change *btree.Stats, cu
 	}
 	state.Entries = uint64(int64(state.Entries) + change.Keys)
 	state.EntryBytes = uint64(int64(state.EntryBytes) + change.Bytes)
-	encodeSideRoot(&state, known.tree())
+	side, mirror := known.trees()
+	encodeSideRoots(&state, side, mirror)
 	return state
 }
 
@@ -226,6 +227,9 @@ func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Roo
 	}
 	result, known, err := mergeBoth(ctx, in, e.known, cut)
 	if err != nil {
+		return nil, nil, err
+	}
+	if err := e.freeUnused(ck, batch, e.known); err != nil {
 		return nil, nil, err
 	}
 	if err := sink.Flush(); err != nil {

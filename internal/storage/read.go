@@ -159,7 +159,7 @@ func (r *Reader) ChangedSince(p Pinned, lower, upper []byte, after, before keys.
 		return epoch, true, nil
 	}
 	r.begin()
-	changed, err := btree.ChangedSince(r, p.view.side.tree(), lower, upper, after)
+	changed, err := p.view.side.changedSince(r, lower, upper, after)
 	if err == nil && !changed {
 		changed, err = btree.ChangedSince(r, p.view.root, lower, upper, after)
 	}

@@ -91,10 +91,10 @@ func (e *Engine) eachRef(each func(page.Ref) error) (complete bool, err error) {
 	return complete, nil
 }
 
-// roots are the roots of the tree and of the side tree.
+// roots are the roots of the tree, of the side tree and of its mirror.
 func (e *Engine) roots() ([]btree.Root, error) {
-	beside, err := sideRoot(e.pager)
-	return []btree.Root{rootOf(e.pager.State()), beside}, err
+	beside, mirror, err := sideRoots(e.pager)
+	return []btree.Root{rootOf(e.pager.State()), beside, mirror}, err
 }
 
 // rebuildMap makes the allocation map anew, if it is damaged.

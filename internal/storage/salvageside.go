@@ -3,6 +3,7 @@ package storage
 import (
 	"bytes"
 
+	"epochkv/internal/storage/btree"
 	"epochkv/internal/storage/keys"
 	"epochkv/internal/storage/page"
 )
@@ -10,26 +11,18 @@ import (
 // readSide collects what lies in the side tree: of its keys it is newer than what the tree has, and older than the log. What cannot be read
 // of it may have been newer than the tree, too: keys there that stood for lost pages are not brought out at all.
 func (s *salvager) readSide() error {
-	root, err := sideRoot(s.state)
+	root, mirror, err := sideRoots(s.state)
 	if err != nil {
 		s.lose(Damage{Kind: DamageSuperblock, File: s.state.Name(), Reason: err.Error()})
 		return unlessDamage(s.ctx, err)
 	}
-	var gaps []gap
-	err = s.walkTree(root, &gaps, func(p page.Leaf) error {
-		return s.eachNewest(p, nil, func(key []byte, v *found) error {
-			if other, ok := s.log[string(key)]; ok && other.epoch > v.epoch || keys.SpaceOf(key) == keys.SpaceLost {
-				return nil
-			}
-			value, ok, err := s.valueOf(key, v)
-			if !ok {
-				gaps = append(gaps, gap{bytes.Clone(key), append(bytes.Clone(key), 0)})
-				return err
-			}
-			s.log[string(key)] = logged{epoch: v.epoch, kind: v.kind, value: bytes.Clone(value), side: true}
-			return nil
-		})
-	})
+	gaps, err := s.walkSide(root)
+	if len(gaps) > 0 && err == nil && !mirror.Empty() {
+		s.note("a page of the side tree is damaged, and its mirror was read, too")
+		var again []gap
+		again, err = s.walkSide(mirror)
+		gaps = inBoth(gaps, again)
+	}
 	if len(gaps) == 0 || err != nil {
 		return err
 	}
@@ -41,6 +34,45 @@ func (s *salvager) readSide() error {
 		s.unsure = append(s.unsure, lost.within(g)...)
 	}
 	return nil
+}
+
+// inBoth is what two lists of gaps have in common.
+func inBoth(a, b []gap) (both []gap) {
+	for _, g := range a {
+		for _, h := range b {
+			c := gap{g.lower, g.upper}
+			if bytes.Compare(c.lower, h.lower) < 0 {
+				c.lower = h.lower
+			}
+			if c.upper == nil || h.upper != nil && bytes.Compare(h.upper, c.upper) < 0 {
+				c.upper = h.upper
+			}
+			if c.upper == nil || bytes.Compare(c.lower, c.upper) < 0 {
+				both = append(both, c)
+			}
+		}
+	}
+	return both
+}
+
+// walkSide collects what can be read of the side tree, or of its mirror, and returns what cannot.
+func (s *salvager) walkSide(root btree.Root) (gaps []gap, err error) {
+	s.decided = nil
+	err = s.walkTree(root, &gaps, func(p page.Leaf) error {
+		return s.eachNewest(p, nil, func(key []byte, v *found) error {
+			if other, ok := s.log[string(key)]; ok && other.epoch >= v.epoch || keys.SpaceOf(key) == keys.SpaceLost {
+				return nil
+			}
+			value, ok, err := s.valueOf(key, v)
+			if !ok {
+				gaps = append(gaps, gap{bytes.Clone(key), append(bytes.Clone(key), 0)})
+				return err
+			}
+			s.log[string(key)] = logged{epoch: v.epoch, kind: v.kind, value: bytes.Clone(value), side: true}
+			return nil
+		})
+	})
+	return gaps, err
 }
 
 // within is the part of a gap in the side tree that lost ranges cover, to whole keys. Without the records, which are in the side tree

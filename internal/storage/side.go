@@ -38,7 +38,9 @@ import (
 // A side is immutable; nil stands for a store without lost pages.
 type side struct {
 	root   btree.Root
-	lost   []lostPage // by lower bound
+	mirror btree.Root   // a second tree with the same contents in pages of its own, for when one of the first is damaged; empty if there is none
+	unused []btree.Root // of the two, what was given up because of damage: the next merge frees its pages
+	lost   []lostPage   // by lower bound
 	avoid  map[page.ID]struct{}
 	ranges []lostRange // of all lost pages: disjoint, ascending
 }
@@ -90,14 +92,47 @@ func (s *side) get(src btree.Source, key []byte, at keys.Epoch) (btree.Version, 
 	if !s.covers(key, keys.MakeTrailer(at, 0xff)) {
 		return btree.Version{}, false, nil
 	}
-	return btree.Get(src, s.root, key, at)
+	v, ok, err := btree.Get(src, s.root, key, at)
+	if err != nil && isDamage(err) && !s.mirror.Empty() {
+		return btree.Get(src, s.mirror, key, at)
+	}
+	return v, ok, err
 }
+
+// changedSince is btree.ChangedSince for what the side tree has.
+func (s *side) changedSince(src btree.Source, lower, upper []byte, after keys.Epoch) (bool, error) {
+	if s == nil {
+		return false, nil
+	}
+	changed, err := btree.ChangedSince(src, s.root, lower, upper, after)
+	if err != nil && isDamage(err) && !s.mirror.Empty() {
+		return btree.ChangedSince(src, s.mirror, lower, upper, after)
+	}
+	return changed, err
+}
+
+// without gives up the side tree or its mirror, whichever root is, if the other one is left.
+func (s *side) without(root btree.Root) (next *side, ok bool) {
+	if s == nil || s.mirror.Empty() || root != s.root && root != s.mirror {
+		return s, false
+	}
+	c := *s
+	next = &c
+	if next.mirror = (btree.Root{}); root == s.root {
+		next.root = s.mirror
+	}
+	next.unused = append(slices.Clone(s.unused), root)
+	return next, true
+}
+
+// mirrored reports whether a merge builds a mirror: it is there from the beginning or not at all.
+func (s *side) mirrored() bool { return s.root.Empty() || !s.mirror.Empty() }
 
 // with adds pages that a merge has found to be lost, or with wider bounds than before. It reports false if there is nothing new in that.
 func (s *side) with(found []btree.LostPage, checkpoint uint64) (*side, bool) {
 	next := &side{}
 	if s != nil {
-		next.root, next.lost = s.root, slices.Clone(s.lost)
+		next.root, next.mirror, next.unused, next.lost = s.root, s.mirror, s.unused, slices.Clone(s.lost)
 	}
 	changed := false
 	for i := range found {
@@ -169,21 +204,21 @@ func (s *side) index() {
 	}
 }
 
-// durable is the side after its records were merged into the tree at root.
-func (s *side) durable(root btree.Root) *side {
-	next := &side{root: root, lost: slices.Clone(s.lost), avoid: maps.Clone(s.avoid), ranges: s.ranges}
+// durable is the side after its records were merged into the trees at root and mirror.
+func (s *side) durable(root, mirror btree.Root) *side {
+	next := &side{root: root, mirror: mirror, lost: slices.Clone(s.lost), avoid: maps.Clone(s.avoid), ranges: s.ranges}
 	for i := range next.lost {
 		next.lost[i].unrecorded = false
 	}
 	return next
 }
 
-// tree is the root of the side tree.
-func (s *side) tree() btree.Root {
+// trees are the roots of the side tree and of its mirror.
+func (s *side) trees() (root, mirror btree.Root) {
 	if s == nil {
-		return btree.Root{}
+		return btree.Root{}, btree.Root{}
 	}
-	return s.root
+	return s.root, s.mirror
 }
 
 // records are the entries of lost pages that the side tree lacks.
@@ -197,28 +232,45 @@ func (s *side) records(epoch keys.Epoch) (entries []btree.Entry) {
 	return entries
 }
 
-// sideRoot is the root of a state's side tree.
-func sideRoot(p *pager.Pager) (btree.Root, error) {
+// sideRoots are the roots of a state's side tree and of its mirror.
+func sideRoots(p *pager.Pager) (root, mirror btree.Root, err error) {
 	state := p.State()
-	root, err := decodeSideRoot(&state)
-	if err != nil {
-		return btree.Root{}, p.Corrupt(page.ID(p.Checkpoint()%2), err.Error())
+	if root, mirror, err = decodeSideRoots(&state); err != nil {
+		return btree.Root{}, btree.Root{}, p.Corrupt(page.ID(p.Checkpoint()%2), err.Error())
 	}
-	return root, nil
+	return root, mirror, nil
 }
 
 // loadSide reads the lost pages of a state.
 func loadSide(p *pager.Pager, store *rows.Store) (*side, error) {
-	root, err := sideRoot(p)
+	root, mirror, err := sideRoots(p)
 	if root.Empty() || err != nil {
 		return nil, err
 	}
+	s, err := loadRecords(p, store, root)
+	if err == nil {
+		s.mirror = mirror
+		return s, nil
+	}
+	if mirror.Empty() || !isDamage(err) {
+		return nil, err
+	}
+	if s, again := loadRecords(p, store, mirror); again == nil {
+		s.unused = []btree.Root{root}
+		return s, nil
+	}
+	return nil, err
+}
+
+// loadRecords reads them from the side tree or from its mirror.
+func loadRecords(p *pager.Pager, store *rows.Store, root btree.Root) (*side, error) {
 	s := &side{root: root}
 	var c btree.Cursor
 	c.Reset(keeping{p}, root, keys.MaxEpoch, []byte{byte(keys.SpaceLost)}, []byte{byte(keys.SpaceLost) + 1})
 	for ok := c.First(); ok; ok = c.Next() {
 		value := c.Version().Value
 		if c.Version().Large {
+			var err error
 			if value, err = store.Append(nil, page.Ref(value), store.Direct()); err != nil {
 				return nil, err
 			}

@@ -14,14 +14,16 @@ import (
 
 // The engine's area of the superblock:
 //
-//	0           8             12
-//	+-----------+-------------+----------+
-//	| side root | side height | zero ... |
-//	+-----------+-------------+----------+
+//	0           8             12            20              24
+//	+-----------+-------------+-------------+---------------+----------+
+//	| side root | side height | mirror root | mirror height | zero ... |
+//	+-----------+-------------+-------------+---------------+----------+
 const (
-	areaSideRoot   = 0
-	areaSideHeight = 8
-	areaReserved   = 12
+	areaSide     = 0
+	areaMirror   = 12
+	areaReserved = 24
+
+	areaHeight = 8 // within a root
 )
 
 // The record of a lost page. Its key is keyspace SpaceLost and the page id, 8 bytes, big endian.
@@ -51,25 +53,32 @@ const (
 
 var errLostRecord = errors.New("malformed record of a lost page")
 
-// encodeSideRoot writes the root of the side tree into the state.
-func encodeSideRoot(s *pager.State, root btree.Root) {
+// encodeSideRoots writes the roots of the side tree and of its mirror into the state.
+func encodeSideRoots(s *pager.State, root, mirror btree.Root) {
 	clear(s.Engine[:])
-	if root.Empty() {
-		return
+	for at, r := range map[int]btree.Root{areaSide: root, areaMirror: mirror} {
+		if !r.Empty() {
+			binary.LittleEndian.PutUint64(s.Engine[at:], uint64(r.ID))
+			binary.LittleEndian.PutUint32(s.Engine[at+areaHeight:], uint32(r.Level+1))
+		}
 	}
-	binary.LittleEndian.PutUint64(s.Engine[areaSideRoot:], uint64(root.ID))
-	binary.LittleEndian.PutUint32(s.Engine[areaSideHeight:], uint32(root.Level+1))
 }
 
-func decodeSideRoot(s *pager.State) (btree.Root, error) {
-	id, height := binary.LittleEndian.Uint64(s.Engine[areaSideRoot:]), binary.LittleEndian.Uint32(s.Engine[areaSideHeight:])
-	if (id == 0) != (height == 0) || height > page.LevelMax+1 || !allZero(s.Engine[areaReserved:]) {
-		return btree.Root{}, fmt.Errorf("the engine's area of the superblock is malformed: % x", s.Engine[:areaReserved])
+func decodeSideRoots(s *pager.State) (root, mirror btree.Root, err error) {
+	root, ok := decodeRoot(s.Engine[areaSide:])
+	mirror, mirrored := decodeRoot(s.Engine[areaMirror:])
+	if !ok || !mirrored || root.Empty() && !mirror.Empty() || !allZero(s.Engine[areaReserved:]) {
+		return btree.Root{}, btree.Root{}, fmt.Errorf("the engine's area of the superblock is malformed: % x", s.Engine[:areaReserved])
 	}
-	if id == 0 {
-		return btree.Root{}, nil
+	return root, mirror, nil
+}
+
+func decodeRoot(b []byte) (root btree.Root, ok bool) {
+	id, height := binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint32(b[areaHeight:])
+	if id == 0 || height == 0 || height > page.LevelMax+1 {
+		return btree.Root{}, id == 0 && height == 0
 	}
-	return btree.Root{ID: page.ID(id), Level: int(height) - 1}, nil
+	return btree.Root{ID: page.ID(id), Level: int(height) - 1}, true
 }
 
 func allZero(p []byte) bool { return len(bytes.TrimLeft(p, "\x00")) == 0 }

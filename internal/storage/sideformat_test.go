@@ -37,15 +37,15 @@ func TestRecordsOfLostPagesKeepTheirBytes(t *testing.T) {
 		}
 	}
 	var state pager.State
-	encodeSideRoot(&state, btree.Root{ID: 0x1234, Level: 2})
-	if got := hex.EncodeToString(state.Engine[:12]); got != "3412000000000000"+"03000000" {
-		t.Errorf("root: %s", got)
+	encodeSideRoots(&state, btree.Root{ID: 0x1234, Level: 2}, btree.Root{ID: 0x5678, Level: 1})
+	if got := hex.EncodeToString(state.Engine[:24]); got != "3412000000000000"+"03000000"+"7856000000000000"+"02000000" {
+		t.Errorf("roots: %s", got)
 	}
-	if root, err := decodeSideRoot(&state); err != nil || root != (btree.Root{ID: 0x1234, Level: 2}) {
-		t.Errorf("root reads as %v, %v", root, err)
+	if root, mirror, err := decodeSideRoots(&state); err != nil || root != (btree.Root{ID: 0x1234, Level: 2}) || mirror != (btree.Root{ID: 0x5678, Level: 1}) {
+		t.Errorf("roots read as %v, %v, %v", root, mirror, err)
 	}
 	state.Engine[100] = 1
-	if _, err := decodeSideRoot(&state); err == nil {
+	if _, _, err := decodeSideRoots(&state); err == nil {
 		t.Error("reserved bytes are not looked at")
 	}
 }
@@ -92,7 +92,7 @@ func TestOverlappingRangesOfLostPagesAreJoined(t *testing.T) {
 			t.Errorf("covers(%q) = %v", key, got)
 		}
 	}
-	if kept := s.durable(btree.Root{ID: 9}); len(kept.records(1)) != 0 || !reflect.DeepEqual(kept.ranges, s.ranges) || kept.tree().ID != 9 {
+	if kept := s.durable(btree.Root{ID: 9}, btree.Root{}); len(kept.records(1)) != 0 || !reflect.DeepEqual(kept.ranges, s.ranges) || kept.root.ID != 9 {
 		t.Errorf("after a checkpoint: %+v", kept)
 	}
 }

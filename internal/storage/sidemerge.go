@@ -2,10 +2,12 @@ package storage
 
 import (
 	"context"
+	"errors"
 
 	"epochkv/internal/storage/btree"
 	"epochkv/internal/storage/keys"
 	"epochkv/internal/storage/page"
+	"epochkv/internal/storage/pager"
 )
 
 // rangeInput passes on what an input has inside lost ranges, or outside of them. The two together pass on everything once.
@@ -88,21 +90,105 @@ func (s *side) outside(all *btree.MergeInput) *btree.MergeInput {
 	return &in
 }
 
-// merge does the rest: it brings the records of lost pages, and the versions in their ranges, into the side tree, and returns what follows
-// it. A damaged page of the side tree ends the checkpoint: there is no third tree.
+// sideError is damage of the side tree or of its mirror that a merge has met.
+type sideError struct {
+	tree  btree.Root
+	cause error
+}
+
+func (d *sideError) Error() string { return "beside the tree: " + d.cause.Error() }
+func (d *sideError) Unwrap() error { return d.cause }
+
+// merge does the rest: it brings the records of lost pages, and the versions in their ranges, into the side tree and its mirror, and returns what follows
+// them. The statistics are those of one of the two. A damaged page in one of them ends the attempt, and the next goes on without that tree; in
+// the last one it ends the checkpoint.
 func (s *side) merge(ctx context.Context, all *btree.MergeInput, cut keys.Epoch) (*side, *btree.Result, error) {
 	if s == nil {
 		return nil, &btree.Result{}, nil
 	}
+	result, err := s.mergeInto(ctx, s.root, all, cut)
+	if err != nil {
+		return nil, nil, err
+	}
+	var mirror btree.Root
+	if s.mirrored() {
+		again := *all
+		again.Progress = nil // it was counted with the first
+		second, err := s.mergeInto(ctx, s.mirror, &again, cut)
+		if err != nil {
+			return nil, nil, err
+		}
+		mirror, result.Freed = second.Root, append(result.Freed, second.Freed...)
+	}
+	return s.durable(result.Root, mirror), result, nil
+}
+
+func (s *side) mergeInto(ctx context.Context, base btree.Root, all *btree.MergeInput, cut keys.Epoch) (*btree.Result, error) {
 	in, records := *all, s.records(cut)
-	in.Base, in.Cuts, in.Sweep, in.Unreadable, in.Workers = s.root, nil, nil, nil, 1
+	in.Base, in.Cuts, in.Sweep, in.Unreadable, in.Workers = base, nil, nil, nil, 1
 	in.Policy.KeepDeletes = true
 	in.Input = func() btree.Input {
 		return &recordInput{btree.SliceInput{Entries: records}, newRangeInput(all.Input(), s, true)}
 	}
 	result, err := btree.Merge(ctx, &in)
-	if err != nil {
-		return nil, nil, err
+	if err != nil && isDamage(err) {
+		return nil, &sideError{base, err}
 	}
-	return s.durable(result.Root), result, nil
+	return result, err
+}
+
+// loseBeside gives up the side tree or its mirror, if a merge needed a damaged page of it, and reports whether the other one is left.
+func (e *Engine) loseBeside(err error) bool {
+	found, ok := errors.AsType[*sideError](err)
+	if !ok {
+		return false
+	}
+	known, ok := e.known.without(found.tree)
+	if ok {
+		e.known = known
+		e.counters.damaged.Add(1)
+	}
+	return ok
+}
+
+// freeUnused frees the trees that were given up before a merge.
+func (e *Engine) freeUnused(ck *pager.Checkpoint, batch valueBatch, before *side) error {
+	if before == nil {
+		return nil
+	}
+	for _, root := range before.unused {
+		if err := e.freeTree(ck, batch, root); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// freeTree frees what can be found of a tree that was given up. Pages below an inner node that cannot be read, and large values that a leaf like
+// that refers to, stay in use.
+func (e *Engine) freeTree(ck *pager.Checkpoint, batch valueBatch, root btree.Root) error {
+	return btree.Walk(newDirect(e.pager), root, &btree.Visitor{
+		Page: func(id page.ID, level int, p []byte) error {
+			ck.Free(id)
+			if level > 0 {
+				return nil
+			}
+			view := page.Leaf(p).View()
+			for i := range view.Count() {
+				if _, _, inline, large := view.At(i); large {
+					if err := batch.Drop(page.Ref(inline)); err != nil {
+						return err
+					}
+				}
+			}
+			return nil
+		},
+		Damaged: func(id page.ID, _ int, _, _ *page.Separator, err error) error {
+			if !isDamage(err) {
+				return err
+			}
+			ck.Free(id)
+			return nil
+		},
+	})
 }

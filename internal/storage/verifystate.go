@@ -138,12 +138,20 @@ func (v *verifier) walk(reach func(page.ID) error, value func(page.Ref) error) e
 	if err := v.walkTree(rootOf(v.state.State()), reach, value); err != nil {
 		return err
 	}
-	root, err := sideRoot(v.state)
+	root, mirror, err := sideRoots(v.state)
 	if err != nil {
 		return v.damageOr(err, DamageSuperblock)
 	}
 	v.keys.interrupt()
-	return v.walkTree(root, reach, value)
+	if err := v.walkTree(root, reach, value); err != nil {
+		return err
+	}
+	v.keys.interrupt()
+	counted, bytes := v.report, v.keys.bytes
+	err = v.walkTree(mirror, reach, value)
+	v.report.Keys, v.report.Versions, v.report.Values, v.report.ValueBytes = counted.Keys, counted.Versions, counted.Values, counted.ValueBytes
+	v.keys.bytes = bytes
+	return err
 }
 
 func (v *verifier) walkTree(root btree.Root, reach func(page.ID) error, value func(page.Ref) error) error {
