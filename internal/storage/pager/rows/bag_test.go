@@ -16,6 +16,8 @@ import (
 
 // bag is the smallest index over rows that survives: a chain of pages with (name, reference), all rewritten by each checkpoint.
 type bag struct {
+	wasteful bool // every value is placed twice, and one of the two is dropped by the batch that placed it
+
 	p     *pager.Pager
 	s     *Store
 	refs  map[int]page.Ref
@@ -143,6 +145,9 @@ func (b *bag) build(ck *pager.Checkpoint, c change) (map[int]page.Ref, []page.ID
 			delete(refs, name)
 		}
 		if c[name] != nil {
+			if err := b.waste(batch, c[name]); err != nil {
+				return nil, nil, err
+			}
 			r, err := batch.Place(c[name])
 			if err != nil {
 				return nil, nil, err
@@ -155,6 +160,18 @@ func (b *bag) build(ck *pager.Checkpoint, c change) (map[int]page.Ref, []page.ID
 	}
 	index, err := b.writeIndex(ck, refs)
 	return refs, index, err
+}
+
+// waste places a value and drops it.
+func (b *bag) waste(batch *Batch, value []byte) error {
+	if !b.wasteful {
+		return nil
+	}
+	r, err := batch.Place(value)
+	if err != nil {
+		return err
+	}
+	return batch.Drop(r)
 }
 
 func (b *bag) writeIndex(ck *pager.Checkpoint, refs map[int]page.Ref) ([]page.ID, error) {

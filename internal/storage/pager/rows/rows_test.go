@@ -314,3 +314,35 @@ func TestPagesAreFilledWhateverTheLength(t *testing.T) {
 		}
 	}
 }
+
+// TestBatchDropsWhatItPlaced: several merges may share a checkpoint, and a later one drops what an earlier one placed.
+func TestBatchDropsWhatItPlaced(t *testing.T) {
+	for _, size := range []int{512, 8192} {
+		mem := vfs.NewMem()
+		b := mustCreate(t, mem, size)
+		b.wasteful = true
+		var want map[int]string
+		for round := range 6 {
+			c := change{}
+			for i := range 60 {
+				switch n := (i*7 + round*13) % 60; {
+				case i%5 == round:
+					c[n] = nil
+				default:
+					c[n] = value(n, round, 20+n*n*size/512)
+				}
+			}
+			must(t, b.checkpoint(c))
+			must(t, b.audit())
+			want = c.apply(want)
+			must(t, checkContents(b, want))
+			b.p.ReleaseThrough(b.p.Checkpoint() - 1)
+		}
+		must(t, b.p.Close())
+		b, err := openBag(mem)
+		must(t, err)
+		must(t, b.audit())
+		must(t, checkContents(b, want))
+		must(t, b.p.Close())
+	}
+}
