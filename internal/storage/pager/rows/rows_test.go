@@ -325,11 +325,9 @@ func TestBatchDropsWhatItPlaced(t *testing.T) {
 		for round := range 6 {
 			c := change{}
 			for i := range 60 {
-				switch n := (i*7 + round*13) % 60; {
-				case i%5 == round:
+				n := (i*7 + round*13) % 60
+				if c[n] = value(n, round, 20+n*n*size/512); i%5 == round {
 					c[n] = nil
-				default:
-					c[n] = value(n, round, 20+n*n*size/512)
 				}
 			}
 			must(t, b.checkpoint(c))
