@@ -10,7 +10,7 @@
 // default is found in the incident; Validate accepts exactly what the server can start with, and each of its errors names
 // the option and says what to write instead.
 //
-// The package opens no socket and no data file, and knows nothing of gRPC or of the engine.
+// The package opens no socket and no data file, and knows nothing of gRPC. Of the engine it knows the limits, which stand there.
 package config
 
 import (

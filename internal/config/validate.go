@@ -6,18 +6,18 @@ import (
 	"math/bits"
 	"net"
 	"time"
+
+	"epochkv/internal/storage"
 )
 
 // Bounds of what Validate accepts. The reasons stand beside them; tests try each at the bound and one past it.
 const (
-	memoryMin   = 32 * MiB         // two memtables, the log's buffers and a cache worth its name
-	pageMin     = 4 * KiB          // one device block
-	pageMax     = 64 * KiB         // offsets inside a page are 16 bits
-	segmentMin  = 64 * KiB         // below, every few records rotate
-	segmentMax  = 1 * GiB          // offsets inside a segment are 32 bits with room for flags
+	memoryMin   = 32 * MiB // two memtables, the log's buffers and a cache worth its name
+	pageMin     = 4 * KiB  // one device block
+	pageMax     = 64 * KiB // offsets inside a page are 16 bits
+	segmentMin  = 64 * KiB // below, every few records rotate
+	segmentMax  = Size(storage.SegmentBytesMax)
 	memtableMin = 256 * KiB        // below, the arena's fixed part outweighs what it holds
-	valueMax    = 512 * MiB        // a message, with its batch, must stay below protobuf's 2 GiB
-	batchMax    = 1 * GiB          // as above
 	workersMax  = 64               // more would only wait for each other
 	countMax    = 1 << 24          // more would overflow the packed in-flight word
 	durationMin = time.Millisecond // below, a timer costs more than what it paces
@@ -74,8 +74,13 @@ func (c *Config) validateMemory(v *validation) {
 
 func (c *Config) validateLimits(v *validation) {
 	l := &c.Limits
-	v.size("max-value-size", l.ValueSize, 1, valueMax)
-	v.size("max-batch-size", l.BatchSize, 1, batchMax)
+	v.size("max-value-size", l.ValueSize, 1, batchMax(1))
+	v.size("max-batch-size", l.BatchSize, 1, batchMax(1))
+	if l.BatchSize <= batchMax(1) && l.BatchOps >= 1 && l.BatchOps <= countMax {
+		v.check(l.BatchSize <= batchMax(l.BatchOps), "max-batch-size", fmt.Sprintf(
+			"is %v; a commit of --max-batch-ops %d operations fits into a log record up to %d bytes of keys and values; lower one of them",
+			l.BatchSize, l.BatchOps, int64(batchMax(l.BatchOps))))
+	}
 	v.check(l.BatchSize >= l.ValueSize, "max-batch-size",
 		fmt.Sprintf("is %v, below --max-value-size %v; a value must fit into a batch", l.BatchSize, l.ValueSize))
 	v.check(l.InflightBytes >= l.BatchSize, "max-inflight-bytes",
@@ -88,6 +93,9 @@ func (c *Config) validateLimits(v *validation) {
 	v.check(l.TxnSize <= l.BatchSize, "max-txn-size",
 		fmt.Sprintf("is %v, above --max-batch-size %v; a transaction commits as one batch", l.TxnSize, l.BatchSize))
 }
+
+// batchMax is how many bytes of keys and values a batch of so many operations may have.
+func batchMax(operations int) Size { return Size(storage.BatchBytesMax(operations)) }
 
 // validation collects complaints.
 type validation struct{ errs []error }

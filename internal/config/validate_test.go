@@ -1,8 +1,11 @@
 package config
 
 import (
+	"fmt"
 	"strings"
 	"testing"
+
+	"epochkv/internal/storage"
 )
 
 func TestBoundsAreExact(t *testing.T) {
@@ -12,12 +15,13 @@ func TestBoundsAreExact(t *testing.T) {
 		{"page-size", "64KiB", "128KiB"},
 		{"page-size", "16KiB", "12KiB"},
 		{"segment-size", "64KiB", "65535"},
-		{"segment-size", "1GiB", "1073741825"},
+		{"segment-size", "256MiB", "268435457"},
 		{"memtable-size", "256KiB", "262143"},
 		{"cache-size", "1GiB", "1073741825"},
 		{"max-value-size", "1", "0"},
-		{"max-value-size", "64MiB", "67108865"},   // a value must fit into a batch
-		{"max-batch-size", "16MiB", "16777215"},   // the same from the other side
+		{"max-value-size", "64MiB", "67108865"}, // a value must fit into a batch
+		{"max-batch-size", "16MiB", "16777215"}, // the same from the other side
+		{"max-batch-size", fmt.Sprint(storage.BatchBytesMax(1_000_000)), fmt.Sprint(storage.BatchBytesMax(1_000_000) + 1)}, // a record of the log
 		{"max-inflight-bytes", "64MiB", "64MiB0"}, // not a size
 		{"max-inflight-bytes", "64MiB", "67108863"},
 		{"max-connections", "1", "0"},

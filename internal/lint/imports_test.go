@@ -48,7 +48,7 @@ var mayImport = map[string][]string{
 	// The rim.
 	"api":                {},
 	"client":             {"api/proto/epochkv/v1"},
-	"internal/config":    {},
+	"internal/config":    {"internal/storage"}, // for its limits
 	"internal/health":    {},
 	"internal/auth":      {},
 	"internal/telemetry": {"internal/config", "internal/health", "internal/mvcc", "internal/storage", "internal/wal", "internal/vfs"},

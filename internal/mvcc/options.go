@@ -29,8 +29,8 @@ func (o *Options) setDefaults() {
 	orDefault(&o.Storage.PageSize, defaultPageSize)
 	l := &o.Limits
 	orDefault(&l.KeyBytes, storage.KeyBytesMax(o.Storage.PageSize))
-	orDefault(&l.ValueBytes, defaultValueBytes)
 	orDefault(&l.BatchBytes, defaultBatchBytes)
+	orDefault(&l.ValueBytes, min(defaultValueBytes, l.BatchBytes))
 	orDefault(&l.BatchOps, defaultBatchOps)
 	orDefault(&l.Sessions, defaultSessions)
 	orDefault(&l.Holds, defaultHolds)
@@ -40,6 +40,12 @@ func (o *Options) setDefaults() {
 func (l *Limits) check(pageSize int) error {
 	if limit := storage.KeyBytesMax(pageSize); l.KeyBytes > limit {
 		return &LimitError{What: "key bytes", Limit: limit, Got: l.KeyBytes}
+	}
+	if limit := storage.BatchBytesMax(l.BatchOps); l.BatchBytes > limit {
+		return &LimitError{What: "batch bytes", Limit: limit, Got: l.BatchBytes}
+	}
+	if l.ValueBytes > l.BatchBytes {
+		return &LimitError{What: "value bytes", Limit: l.BatchBytes, Got: l.ValueBytes}
 	}
 	return nil
 }

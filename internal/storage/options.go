@@ -3,6 +3,7 @@ package storage
 import (
 	"time"
 
+	"epochkv/internal/storage/batch"
 	"epochkv/internal/storage/page"
 	"epochkv/internal/vfs"
 	"epochkv/internal/wal"
@@ -21,6 +22,15 @@ const (
 
 // KeyBytesMax is the longest client's key that a store with pages of this size takes.
 func KeyBytesMax(pageSize int) int { return page.UserKeyMax(pageSize) }
+
+// BatchBytesMax is how many bytes of keys and values a commit of at most so many operations can have: a commit is one log record. Every limit
+// above storage, on batches, on values, on what a transaction writes, is derived from it.
+func BatchBytesMax(operations int) int {
+	return wal.BodyBytesMax - batch.HeaderSize - operations*batch.OperationOverheadMax
+}
+
+// SegmentBytesMax is the most that Options.SegmentBytes can be.
+const SegmentBytesMax = wal.SegmentBytesMax
 
 func (o *Options) setDefaults() {
 	if o.FS == nil {

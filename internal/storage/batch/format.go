@@ -32,6 +32,9 @@ import (
 // HeaderSize is the length of a body's header in bytes.
 const HeaderSize = 8
 
+// OperationOverheadMax is how many bytes an operation takes at most besides its key and value: kind, both lengths, keyspace.
+const OperationOverheadMax = 1 + 3 + 5 + 1
+
 const (
 	flagsOffset = 4
 	kindMeta    = 0x80 // announces a metadata section behind the kind byte; reserved
