@@ -16,6 +16,7 @@ MODULES := . bench bench/peers/etcdserver tools tools/lint
 ARGS         ?=
 FUZZTIME     ?= 3s
 TEST_TIMEOUT ?= 8m
+SEED         := $(or $(SEED),$(shell date +%s%N))
 BENCH_BUDGET ?= 20m
 PEERS_BUDGET ?= 10m
 
@@ -41,8 +42,9 @@ race: ## Run every test under the race detector
 test-invariants: ## Run every test with the expensive assertions compiled in
 	$(GO) test -tags invariants -timeout $(TEST_TIMEOUT) ./...
 
-crash: ## Run the crash, damage and full-disk tests again, uncached, with fresh seeds
-	$(GO) test -count=1 -timeout $(TEST_TIMEOUT) -run '(?i)crash|kill|torn|damage|corrupt|nospace|failstop' ./...
+crash: ## Run the crash, damage and full-disk tests again, uncached, with fresh seeds (SEED=N repeats a run)
+	@echo "seeds begin at EPOCHKV_SEED=$(SEED)"
+	EPOCHKV_SEED=$(SEED) $(GO) test -count=1 -timeout $(TEST_TIMEOUT) -run '(?i)crash|kill|torn|damage|corrupt|nospace|failstop' ./...
 
 fuzz-smoke: ## Fuzz every fuzz target for FUZZTIME (3s)
 	tools/fuzz-smoke.sh $(FUZZTIME)

@@ -48,6 +48,7 @@ var mayImport = map[string][]string{
 	// The rim.
 	"api":                {},
 	"client":             {"api/proto/epochkv/v1"},
+	"internal/testseed":  {},
 	"internal/config":    {"internal/storage"}, // for its limits
 	"internal/health":    {},
 	"internal/auth":      {},

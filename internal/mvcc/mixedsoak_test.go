@@ -28,10 +28,11 @@ var (
 
 const (
 	soakValueBytes = 400
-	// stallMax is what no operation may take in the long form, on a machine that does nothing else. A short run beside other tests is
-	// held to nothing.
-	stallMax    = 200 * time.Millisecond
-	stallJudged = time.Minute
+	// stallMax is what no operation may take in the long form, on a machine that does nothing else. Beside other tests on a busy machine the
+	// short form is held to less than the ten seconds for which a writer waits for memory.
+	stallMax      = 200 * time.Millisecond
+	stallMaxShort = 8 * time.Second
+	longForm      = time.Minute
 )
 
 // mixed is a store under every kind of load at once.
@@ -40,6 +41,7 @@ type mixed struct {
 	store *Store
 	count int // keys
 	stop  atomic.Bool
+	loads int // beside the other work; of reload, until the workers have ended
 	kinds [mixedKinds]waits
 }
 
@@ -119,14 +121,23 @@ func TestMixedLoadStaysInItsBudget(t *testing.T) {
 		before>>20, peak>>20, *soakMemory>>20, s.Stalls, s.StallTime, s.Refused)
 	slow := slowReads(files.Stats()) - laid
 	t.Logf("single reads of the device longer than %v: %d", stallMax/2, slow)
-	if *soakMixed < stallJudged {
-		return
-	}
-	if stalls > 0 {
+	if *soakMixed >= longForm && stalls > 0 {
 		t.Errorf("%d operations took longer than %v", stalls, stallMax)
 	}
-	if peak > *soakMemory*5/4 {
-		t.Errorf("%d MiB were resident, of a budget of %d", peak>>20, *soakMemory>>20)
+	for i := range m.kinds {
+		if worst := m.kinds[i].worst; worst > stallMaxShort {
+			t.Errorf("a %s took %v", mixedNames[i], worst)
+		}
+	}
+	bound := *soakMemory * 5 / 4
+	if *soakMixed < longForm {
+		bound += before + shortOverhead // what earlier tests of the process have left, and what the race detector shadows
+	}
+	if peak > bound {
+		t.Errorf("%d MiB were resident, of a budget of %d; the bound is %d", peak>>20, *soakMemory>>20, bound>>20)
+	}
+	if m.loads == 0 {
+		t.Error("not a single bulk load beside the others")
 	}
 }
 
@@ -181,9 +192,7 @@ func (m *mixed) run() (peak int64) {
 	wg.Go(func() { m.each(mixedScan, 0, m.scan) })
 	wg.Go(func() { m.each(mixedSync, 0, m.put) })
 	wg.Go(m.verify)
-	if *soakMixed < stallJudged { // writers wait for a bulk load's merge (ADR 0014)
-		wg.Go(m.reload)
-	}
+	wg.Go(m.reload)
 	for end := time.Now().Add(*soakMixed); time.Now().Before(end) && !m.Failed(); time.Sleep(20 * time.Millisecond) {
 		peak = max(peak, residentBytes())
 		s := m.store.Stats().Storage
@@ -321,6 +330,7 @@ func (m *mixed) verify() {
 func (m *mixed) reload() {
 	for part := 0; !m.stop.Load() && !m.Failed(); part = (part + 1) % 50 {
 		m.bulk(m.count/50*part, m.count/50*(part+1))
+		m.loads++
 		time.Sleep(*soakMixed / 20)
 	}
 }

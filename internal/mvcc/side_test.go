@@ -17,6 +17,7 @@ import (
 	"epochkv/internal/storage/keys"
 	"epochkv/internal/storage/page"
 	"epochkv/internal/storage/pager"
+	"epochkv/internal/testseed"
 	"epochkv/internal/vfs"
 )
 
@@ -327,7 +328,9 @@ func TestSalvageBringsOutNothingStaleWhenTheSideTreeIsDamaged(t *testing.T) {
 // that can be read.
 func TestNothingIsWrongBesideDamage(t *testing.T) {
 	lost, refused := 0, 0
-	for seed := range uint64(*sideSeeds / exhaustiveStep) {
+	base := testseed.Base(t)
+	for run := range uint64(*sideSeeds / exhaustiveStep) {
+		seed := base + run
 		rng := rand.New(rand.NewPCG(seed, 5))
 		d := &besideDamage{t: t, rng: rng, o: modelOptions(vfs.NewMem()), want: map[string]string{}, since: map[string]bool{}}
 		d.open()

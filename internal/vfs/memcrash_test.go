@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"epochkv/internal/testseed"
 )
 
 func mustSync(t testing.TB, f File) {
@@ -28,6 +30,7 @@ func mustSyncDir(t testing.TB, fsys FS, dir string) {
 const crashSeeds = 300
 
 func TestSyncedContentsAndNamesSurviveEveryCrash(t *testing.T) {
+	base := testseed.Base(t)
 	m := NewMem()
 	f := mustCreate(t, m, "f", strings.Repeat("durable.", 2000))
 	mustSync(t, f)
@@ -43,7 +46,8 @@ func TestSyncedContentsAndNamesSurviveEveryCrash(t *testing.T) {
 		t.Fatal(err)
 	}
 	mustSyncDir(t, m, ".")
-	for seed := range uint64(crashSeeds) {
+	for round := range uint64(crashSeeds) {
+		seed := base + round
 		for _, keep := range []Keep{KeepSome, KeepNone, KeepAll} {
 			disk := m.Crash(seed, keep)
 			if got := contents(t, disk, "f"); got != strings.Repeat("durable.", 2000) {
@@ -77,6 +81,7 @@ func TestKeepNoneLosesAndKeepAllKeepsWhatWasNotSynced(t *testing.T) {
 
 // Each sector after a crash is as it was before or after one of the writes; across sectors, every order occurs.
 func TestCrashTearsAtSectorsAndReordersAcrossThem(t *testing.T) {
+	base := testseed.Base(t)
 	m := NewMem()
 	const sectors = 4
 	f := mustCreate(t, m, "f", strings.Repeat("0", sectors*sectorSize))
@@ -85,7 +90,8 @@ func TestCrashTearsAtSectorsAndReordersAcrossThem(t *testing.T) {
 	mustWrite(t, f, strings.Repeat("1", sectors*sectorSize), 0)
 	mustWrite(t, f, strings.Repeat("2", 2*sectorSize), sectorSize)
 	seen := map[string]bool{}
-	for seed := range uint64(crashSeeds * 10) {
+	for round := range uint64(crashSeeds * 10) {
+		seed := base + round
 		got := contents(t, m.Crash(seed, KeepSome), "f")
 		var shape []byte
 		for s := range sectors {
@@ -116,6 +122,7 @@ func TestCrashTearsAtSectorsAndReordersAcrossThem(t *testing.T) {
 
 // Two unsynced writes to one sector never survive in the wrong order: the device writes the sector, not the change.
 func TestWritesWithinASectorSurviveInOrder(t *testing.T) {
+	base := testseed.Base(t)
 	m := NewMem()
 	f := mustCreate(t, m, "f", strings.Repeat(".", sectorSize))
 	mustSync(t, f)
@@ -124,7 +131,8 @@ func TestWritesWithinASectorSurviveInOrder(t *testing.T) {
 		mustWrite(t, f, "x", int64(i))
 	}
 	lengths := map[int]bool{}
-	for seed := range uint64(crashSeeds) {
+	for round := range uint64(crashSeeds) {
+		seed := base + round
 		got := contents(t, m.Crash(seed, KeepSome), "f")
 		n := strings.Count(got, "x")
 		if got[:n] != strings.Repeat("x", n) {
@@ -139,6 +147,7 @@ func TestWritesWithinASectorSurviveInOrder(t *testing.T) {
 
 // The size may be on the disk before the data, which then reads as zeros, and the data without the size is gone.
 func TestUnsyncedSizeHasAMomentOfItsOwn(t *testing.T) {
+	base := testseed.Base(t)
 	m := NewMem()
 	f := mustCreate(t, m, "f", "")
 	mustSyncDir(t, m, ".")
@@ -146,7 +155,8 @@ func TestUnsyncedSizeHasAMomentOfItsOwn(t *testing.T) {
 		mustWrite(t, f, strings.Repeat("x", sectorSize), i*sectorSize)
 	}
 	seen := map[string]bool{}
-	for seed := range uint64(crashSeeds) {
+	for round := range uint64(crashSeeds) {
+		seed := base + round
 		got := contents(t, m.Crash(seed, KeepSome), "f")
 		shape := ""
 		for ; len(got) > 0; got = got[sectorSize:] {
@@ -162,6 +172,7 @@ func TestUnsyncedSizeHasAMomentOfItsOwn(t *testing.T) {
 }
 
 func TestUnsyncedNamesMayOrMayNotSurvive(t *testing.T) {
+	base := testseed.Base(t)
 	m := NewMem()
 	for _, name := range []string{"renamed", "removed", "replaced"} {
 		f := mustCreate(t, m, name, name)
@@ -176,7 +187,8 @@ func TestUnsyncedNamesMayOrMayNotSurvive(t *testing.T) {
 		t.Fatal(err)
 	}
 	outcomes := map[string]int{}
-	for seed := range uint64(crashSeeds) {
+	for round := range uint64(crashSeeds) {
+		seed := base + round
 		disk := m.Crash(seed, KeepSome)
 		names, _ := disk.List(".")
 		present := map[string]bool{}
@@ -205,6 +217,7 @@ func TestUnsyncedNamesMayOrMayNotSurvive(t *testing.T) {
 
 // What stood at a name is not lost because something later took the name and the step between was forgotten.
 func TestNameChangesSurviveInOrderPerName(t *testing.T) {
+	base := testseed.Base(t)
 	m := NewMem()
 	f := mustCreate(t, m, "log", "precious")
 	mustSync(t, f)
@@ -213,7 +226,8 @@ func TestNameChangesSurviveInOrderPerName(t *testing.T) {
 		t.Fatal(err)
 	}
 	mustClose(t, mustCreate(t, m, "log", ""))
-	for seed := range uint64(crashSeeds) {
+	for round := range uint64(crashSeeds) {
+		seed := base + round
 		disk := m.Crash(seed, KeepSome)
 		name := "archive"
 		if _, err := disk.Size(name); err != nil {
@@ -241,6 +255,7 @@ func TestSyncDirIsAboutItsDirectoryOnly(t *testing.T) {
 
 // A rename between directories is durable with either, and with it what made its name, which must not come back later.
 func TestSyncDirTakesAlongWhatARenameDependsOn(t *testing.T) {
+	base := testseed.Base(t)
 	m := NewMem()
 	mustMkdir(t, m, "a")
 	mustMkdir(t, m, "b")
@@ -249,7 +264,8 @@ func TestSyncDirTakesAlongWhatARenameDependsOn(t *testing.T) {
 		t.Fatal(err)
 	}
 	mustSyncDir(t, m, "b")
-	for seed := range uint64(crashSeeds) {
+	for round := range uint64(crashSeeds) {
+		seed := base + round
 		for _, keep := range []Keep{KeepSome, KeepNone, KeepAll} {
 			disk := m.Crash(seed, keep)
 			_, err := disk.Size("b/f")
@@ -328,6 +344,7 @@ func script(m *Mem) (acknowledged int, err error) {
 
 // The pattern every user of Mem follows: crash at each mutating operation, look at several possible disks.
 func TestReplacedFileIsWholeAfterACrashAtEveryOperation(t *testing.T) {
+	base := testseed.Base(t)
 	whole := NewMem()
 	if _, err := script(whole); err != nil {
 		t.Fatal(err)
@@ -340,7 +357,8 @@ func TestReplacedFileIsWholeAfterACrashAtEveryOperation(t *testing.T) {
 		if m.Mutations() != k || !m.Crashed() {
 			t.Fatalf("crash at operation %d came at %d", k, m.Mutations())
 		}
-		for seed := range uint64(30) {
+		for round := range uint64(30) {
+			seed := base + round
 			disk := m.Crash(seed, KeepSome)
 			names, err := disk.List("d")
 			if acknowledged == 0 && (err != nil || len(names) == 0 || names[0] == "tmp") {

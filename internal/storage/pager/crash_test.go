@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"testing"
 
+	"epochkv/internal/testseed"
 	"epochkv/internal/vfs"
 )
 
@@ -65,6 +66,7 @@ func script(fs vfs.FS) (h history, cut bool, err error) {
 // several disks could hold then: an acknowledged state or the one that was on its way, whole, with every page accounted for; and the
 // store goes on from there.
 func TestCrashAtEveryOperationLosesAndLeaksNothing(t *testing.T) {
+	base := testseed.Base(t)
 	whole := vfs.NewMem()
 	_, cut, err := script(whole)
 	must(t, err)
@@ -83,7 +85,7 @@ func TestCrashAtEveryOperationLosesAndLeaksNothing(t *testing.T) {
 			if seed < 2 {
 				keep = [...]vfs.Keep{vfs.KeepNone, vfs.KeepAll}[seed]
 			}
-			if err := afterCrash(mem.Crash(uint64(n)<<8+seed, keep), h); err != nil {
+			if err := afterCrash(mem.Crash(base+uint64(n)<<8+seed, keep), h); err != nil {
 				t.Fatalf("crash at operation %d, disk %d: %v", n, seed, err)
 			}
 		}
