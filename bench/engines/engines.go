@@ -2,7 +2,8 @@
 // that a workload is written once.
 //
 // What is compared is what a user of each gets: a put returns once it may be acknowledged under the durability asked
-// for (for EpochKV: visible, and durable if Sync), values are copied out once, and memory for write buffers is the same.
+// for (for EpochKV: visible, and durable if Sync), values are copied out once, and memory is the same: a cache of CacheBytes, and WriteBuffers
+// buffers of BufferBytes each for what has been written and not yet merged. EpochKV pays its log's buffers out of the latter.
 // Each adapter's file says which settings of its engine differ from the default and why.
 package engines
 
@@ -11,10 +12,14 @@ type Options struct {
 	Dir         string
 	Sync        bool  // puts are on stable storage when they return
 	BufferBytes int64 // of one write buffer (memtable); 64 MiB
+	Buffers     int64 // write buffers before writers are stopped; WriteBuffers
 	CacheBytes  int64 // of the page or block cache; 512 MiB
 	Serial      bool  // EpochKV only: the commit path under one mutex
 	Direct      bool  // EpochKV only: the data file past the OS page cache
 }
+
+// WriteBuffers is how many write buffers an engine may fill before it stops writers.
+const WriteBuffers = 8
 
 const (
 	defaultBufferBytes = 64 << 20
@@ -24,6 +29,9 @@ const (
 func (o *Options) setDefaults() {
 	if o.BufferBytes == 0 {
 		o.BufferBytes = defaultBufferBytes
+	}
+	if o.Buffers == 0 {
+		o.Buffers = WriteBuffers
 	}
 	if o.CacheBytes == 0 {
 		o.CacheBytes = defaultCacheBytes

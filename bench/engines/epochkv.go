@@ -23,7 +23,7 @@ func EpochKV(o Options) (Engine, error) {
 		return nil, err
 	}
 	options := storage.Options{
-		Dir: o.Dir, FS: files, MemoryBytes: o.CacheBytes + memoryBeside, CacheBytes: o.CacheBytes, MemtableBytes: o.BufferBytes, SegmentBytes: o.BufferBytes,
+		Dir: o.Dir, FS: files, MemoryBytes: o.CacheBytes + o.Buffers*o.BufferBytes, CacheBytes: o.CacheBytes, MemtableBytes: o.BufferBytes, SegmentBytes: o.BufferBytes,
 		SerialAppend: o.Serial,
 	}
 	if o.Direct {
@@ -39,9 +39,6 @@ func EpochKV(o Options) (Engine, error) {
 	}
 	return e, nil
 }
-
-// memoryBeside is room for generations beside the cache, so that writers are not turned away in the middle of a load.
-const memoryBeside = 4 << 30
 
 func (e *epochEngine) Session() (Session, error) {
 	session, err := e.store.Session()

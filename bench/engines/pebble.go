@@ -22,7 +22,7 @@ func Pebble(o Options) (Engine, error) {
 	cache := pebble.NewCache(o.CacheBytes)
 	defer cache.Unref()
 	options := &pebble.Options{
-		Cache: cache, MemTableSize: uint64(o.BufferBytes), MemTableStopWritesThreshold: 4,
+		Cache: cache, MemTableSize: uint64(o.BufferBytes), MemTableStopWritesThreshold: int(o.Buffers),
 		L0CompactionThreshold: 4, L0StopWritesThreshold: 24,
 		CompactionConcurrencyRange: func() (lower, upper int) { return 1, runtime.GOMAXPROCS(0) },
 		Logger:                     quiet{},

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"time"
 
@@ -21,12 +22,43 @@ type puts struct {
 	latency    bool // record each put; off where two clock readings would be a good part of it
 	unreadable bool // the engine keeps no index: its proof has to do
 	proof      func(*harness.Run, map[string]float64) error
+	merges     string // the counter of merges of write buffers, of which a run must have some; empty: what merges is not in question
+}
+
+// fills is how many write buffers a run fills: what a put costs includes what becomes of it.
+const fills = 8
+
+const bufferStep = 1 << 20
+
+func (p puts) bytes(r *harness.Run) int64 {
+	return int64(r.Size) * int64(p.shape.KeyBytes+p.shape.ValueBytes)
+}
+
+// buffer is the size of write buffers of which a run of r.Size pairs fills so many.
+func (p puts) buffer(r *harness.Run) int64 {
+	return min(max(p.bytes(r)/fills/bufferStep, 1)*bufferStep, 64*bufferStep)
+}
+
+// proveMerges fails a run in which too little was merged. Runs of a few megabytes, to warm up, need not merge; Pebble flushes several buffers at once.
+func (p puts) proveMerges(r *harness.Run, counters map[string]float64) error {
+	if p.merges == "" || p.bytes(r) < fills*bufferStep {
+		return nil
+	}
+	r.Count("write buffers, MiB", float64(p.buffer(r)*engines.WriteBuffers>>20))
+	least := 2.0
+	if p.merges == "rotations" {
+		least = fills / 2
+	}
+	return r.Prove(p.merges, counters[p.merges], least, math.MaxFloat64)
 }
 
 func (p puts) run(r *harness.Run) (err error) {
 	o := p.options
 	o.Dir = r.Dir
-	if r.Smoke {
+	switch {
+	case p.merges != "":
+		o.BufferBytes = p.buffer(r)
+	case r.Smoke:
 		o.BufferBytes = smokeBuffer
 	}
 	e, err := p.open(o)
@@ -58,6 +90,9 @@ func (p puts) run(r *harness.Run) (err error) {
 		if err := p.proof(r, e.Counters()); err != nil {
 			return err
 		}
+	}
+	if err := p.proveMerges(r, e.Counters()); err != nil {
+		return err
 	}
 	if p.unreadable {
 		return r.Verified(1, 1)
