@@ -90,7 +90,7 @@ func (p *Pipeline) Get(key []byte, done func(Value, error), options ...ReadOptio
 	return p.send(request, func(r *kvpb.PipelineResponse, err error) { done(valueOf(r.GetGet()), err) })
 }
 
-// BatchGet reads keys at one epoch.
+// BatchGet reads keys at one epoch, as many as fit into an answer; see Value.Unread.
 func (p *Pipeline) BatchGet(keys [][]byte, done func([]Value, error), options ...ReadOption) error {
 	o := newReadOptions(options)
 	request := &kvpb.PipelineRequest{Request: &kvpb.PipelineRequest_BatchGet{

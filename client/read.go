@@ -15,6 +15,8 @@ type Value struct {
 	Epoch Epoch
 	// ReadEpoch is the epoch at which the key was read.
 	ReadEpoch Epoch
+	// Unread says that the key was not read, because the answer of a Pipeline.BatchGet was full. Ask for it again, At(ReadEpoch).
+	Unread bool
 }
 
 // ReadOption changes one read.
@@ -46,11 +48,38 @@ func (c *Client) Get(ctx context.Context, key []byte, options ...ReadOption) (Va
 // BatchGet reads keys at one epoch and answers in their order.
 func (c *Client) BatchGet(ctx context.Context, keys [][]byte, options ...ReadOption) ([]Value, error) {
 	o := newReadOptions(options)
-	response, err := call(ctx, c, safe, c.kv.BatchGet, &kvpb.BatchGetRequest{Keys: keys, SnapshotEpoch: uint64(o.at)})
+	return inParts(keys, func(rest [][]byte) (*kvpb.BatchGetResponse, error) {
+		response, err := call(ctx, c, safe, c.kv.BatchGet, &kvpb.BatchGetRequest{Keys: rest, SnapshotEpoch: uint64(o.at)})
+		o.at = Epoch(response.GetReadEpoch()) // the parts that follow read the same state
+		return response, err
+	})
+}
+
+// inParts reads keys as often as the server leaves some of them unread.
+func inParts(keys [][]byte, read func([][]byte) (*kvpb.BatchGetResponse, error)) ([]Value, error) {
+	response, err := read(keys)
 	if err != nil {
 		return nil, err
 	}
-	return valuesOf(response), nil
+	values := valuesOf(response)
+	for {
+		var rest [][]byte
+		var places []int
+		for i := range values {
+			if values[i].Unread {
+				rest, places = append(rest, keys[i]), append(places, i)
+			}
+		}
+		if len(rest) == 0 {
+			return values, nil
+		}
+		if response, err = read(rest); err != nil {
+			return nil, err
+		}
+		for i, v := range valuesOf(response) {
+			values[places[i]] = v
+		}
+	}
 }
 
 func valueOf(r *kvpb.GetResponse) Value {
@@ -64,6 +93,7 @@ func valuesOf(r *kvpb.BatchGetResponse) []Value {
 	for i, v := range r.GetResults() {
 		values[i] = Value{
 			Found: v.GetFound(), Data: v.GetValue(), Epoch: Epoch(v.GetEpoch()), ReadEpoch: Epoch(r.GetReadEpoch()),
+			Unread: v.GetUnread(),
 		}
 	}
 	return values

@@ -220,13 +220,12 @@ func (t *Txn) Get(key []byte) (Value, error) {
 
 // BatchGet reads keys and answers in their order.
 func (t *Txn) BatchGet(keys [][]byte) ([]Value, error) {
-	response, err := t.call(&kvpb.TransactRequest{
-		Request: &kvpb.TransactRequest_BatchGet{BatchGet: &kvpb.BatchGetRequest{Keys: keys}},
+	return inParts(keys, func(rest [][]byte) (*kvpb.BatchGetResponse, error) {
+		response, err := t.call(&kvpb.TransactRequest{
+			Request: &kvpb.TransactRequest_BatchGet{BatchGet: &kvpb.BatchGetRequest{Keys: rest}},
+		})
+		return response.GetBatchGet(), err
 	})
-	if err != nil {
-		return nil, err
-	}
-	return valuesOf(response.GetBatchGet()), nil
 }
 
 // Scan iterates over the entries of r. Of the options, At and ResumeToken do not apply. What was not iterated over does not count as

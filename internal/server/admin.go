@@ -79,7 +79,7 @@ func generationMessages(e *mvcc.Stats) []*pb.Generation {
 }
 
 func (s *Server) sessionsMessage(e *mvcc.Stats) *pb.Sessions {
-	requests, bytes := s.admission.inflight()
+	requests, bytes, _ := s.admission.inflight()
 	return &pb.Sessions{
 		Open:              uint64(s.connections.open.Load()),
 		Streams:           uint64(s.streams.Load()),

@@ -1,11 +1,59 @@
 package server
 
-import "sync/atomic"
+import (
+	"runtime"
+	"sync/atomic"
 
-// admission bounds the requests that are executed at once, and their bytes. Beyond either bound a request is refused at
+	"google.golang.org/grpc/mem"
+)
+
+// admission bounds the requests that are executed at once, their bytes, and those of their answers. Beyond a bound a request is refused at
 // once with advice to retry: a queue would only turn overload into latency and memory.
 //
-// Both counts share one word, so that admitting is one atomic add:
+// Reads and writes, small and large, scans and answers have shares of their own, so that none of them starves another; and one connection
+// gets at most half of a share's bytes. What is alone in its share is admitted whatever its size, which other limits bound.
+type admission struct {
+	words   [shareCount]admissionWord
+	refused atomic.Uint64
+}
+
+// share is what a request or an answer is counted in.
+type share uint8
+
+const (
+	shareSmallReads  share = iota // until they are answered
+	shareSmallWrites              // until they are durable
+	shareLargeReads
+	shareLargeWrites
+	shareScans   // from begin to end of the stream: twice a page, the one that is filled and the one that is sent
+	shareAnswers // from execution until the transport has sent them
+	shareCount
+)
+
+// sixteenths of --max-inflight-bytes for each share.
+var sixteenths = [shareCount]uint64{1, 1, 2, 4, 4, 4}
+
+const (
+	// smallRequestMax is the largest request in the small shares.
+	smallRequestMax = 16 << 10
+	// countedBytesMin is the size from which on a connection's part of a share is counted. Less than that is bounded by the number of
+	// streams, and is not worth a shared write.
+	countedBytesMin = 4 << 10
+)
+
+// shareOf is the share of a request.
+func shareOf(write bool, size int) share {
+	sh := shareSmallReads
+	if size > smallRequestMax {
+		sh = shareLargeReads
+	}
+	if write {
+		sh++
+	}
+	return sh
+}
+
+// admissionWord is one share. Both its counts are in one word, so that admitting is one atomic add:
 //
 //	63            40 39             0
 //	+---------------+----------------+
@@ -13,12 +61,11 @@ import "sync/atomic"
 //	+---------------+----------------+
 //
 // Invariant: neither half overflows, because the limits stay below half its range and a refused add is taken back.
-type admission struct {
-	_       [128]byte // the word alone on its lines: every request writes it
-	word    atomic.Uint64
-	_       [120]byte
-	limit   admissionLimit
-	refused atomic.Uint64
+type admissionWord struct {
+	_     [128]byte // the word alone on its lines: every request writes it
+	word  atomic.Uint64
+	_     [120]byte
+	limit admissionLimit
 }
 
 type admissionLimit struct{ requests, bytes uint64 }
@@ -29,22 +76,146 @@ const (
 	admissionBytes = admissionOne - 1
 )
 
-// enter admits a request of so many bytes, or refuses it. An admitted one must leave with the same number.
-func (a *admission) enter(bytes int) bool {
-	delta := uint64(admissionOne) + uint64(bytes)
-	word := a.word.Add(delta)
-	if word>>admissionShift <= a.limit.requests && word&admissionBytes <= a.limit.bytes {
-		return true
+// init sets the limits. Scans hold a session for as long as their client reads, so they get a quarter of the requests.
+func (a *admission) init(requests int, bytes uint64) {
+	for sh := range a.words {
+		a.words[sh].limit = admissionLimit{requests: uint64(requests), bytes: bytes * sixteenths[sh] / 16}
 	}
-	a.word.Add(-delta)
+	a.words[shareScans].limit.requests = uint64(max(1, requests/4))
+	a.words[shareAnswers].limit.requests = admissionBytes >> 17 // bytes are their bound
+}
+
+func (l *admissionLimit) allows(word uint64) bool {
+	n := word >> admissionShift
+	return n <= l.requests && (word&admissionBytes <= l.bytes || n == 1)
+}
+
+// enter admits a request of so many bytes, or refuses it. An admitted one must leave with the same arguments.
+func (a *admission) enter(conn *connection, sh share, bytes int) bool {
+	w, delta := &a.words[sh], uint64(admissionOne)+uint64(bytes)
+	if w.limit.allows(w.word.Add(delta)) {
+		if bytes < countedBytesMin || conn.enter(sh, int64(bytes), int64(w.limit.bytes/2)) {
+			return true
+		}
+	}
+	w.word.Add(-delta)
 	a.refused.Add(1)
 	return false
 }
 
-func (a *admission) leave(bytes int) { a.word.Add(-(uint64(admissionOne) + uint64(bytes))) }
+func (a *admission) leave(conn *connection, sh share, bytes int) {
+	if bytes >= countedBytesMin {
+		conn.leave(sh, int64(bytes))
+	}
+	a.words[sh].word.Add(-(uint64(admissionOne) + uint64(bytes)))
+}
 
-// inflight is the number of requests and bytes admitted at the moment.
-func (a *admission) inflight() (requests int, bytes int64) {
-	word := a.word.Load()
-	return int(word >> admissionShift), int64(word & admissionBytes)
+// must admits a request of no bytes, whatever the limits: one that is on its way out.
+func (a *admission) must(sh share) { a.words[sh].word.Add(admissionOne) }
+
+// inflight is the number of requests, their bytes, and those of their answers at the moment.
+func (a *admission) inflight() (requests int, bytes, answers int64) {
+	for sh := range a.words {
+		word := a.words[sh].word.Load()
+		if share(sh) == shareAnswers {
+			answers = int64(word & admissionBytes)
+			continue
+		}
+		requests += int(word >> admissionShift)
+		bytes += int64(word & admissionBytes)
+	}
+	return requests, bytes, answers
+}
+
+// answersFull reports whether an answer of any size would be refused, to a connection or to all. Requests with an answer that cannot be
+// refused once it exists are refused then.
+func (a *admission) answersFull(conn *connection) bool {
+	w := &a.words[shareAnswers]
+	if w.word.Load()&admissionBytes >= w.limit.bytes || conn.answerBytes() >= int64(w.limit.bytes/2) {
+		a.refused.Add(1)
+		return true
+	}
+	return false
+}
+
+// charge counts an answer of so many bytes until it is released. It is refused like a request, unless it must be: what a write answers has
+// happened. A small answer is not counted; nil and nil then, and releasing nil is nothing.
+func (a *admission) charge(conn *connection, bytes int, must bool) (*charge, error) {
+	if bytes < countedBytesMin || conn == nil {
+		return nil, nil
+	}
+	if !conn.charge(a, int64(bytes), must) {
+		a.refused.Add(1)
+		return nil, errOverloaded
+	}
+	c := &charge{debt: &debt{admission: a, conn: conn, bytes: int64(bytes)}}
+	runtime.AddCleanup(c, (*debt).release, c.debt)
+	return c, nil
+}
+
+// charge is what an answer counts. It is the pool of the buffer that the answer is encoded in, which the transport gives back when it has
+// sent it. gRPC loses some buffers of streams that break; the collector finds their charges.
+type charge struct{ debt *debt }
+
+type debt struct {
+	admission *admission
+	conn      *connection
+	bytes     int64
+	paid      atomic.Bool
+}
+
+// release ends the count, at the first call.
+func (c *charge) release() {
+	if c != nil {
+		c.debt.release()
+	}
+}
+
+func (d *debt) release() {
+	if !d.paid.Swap(true) {
+		d.conn.uncharge(d.admission, d.bytes)
+	}
+}
+
+// pooledAnswerMax is the largest buffer that is used again. Pools of larger ones would hold on to more than the answers themselves.
+const pooledAnswerMax = 1 << 20
+
+// Get implements mem.BufferPool.
+func (c *charge) Get(length int) *[]byte {
+	if length <= pooledAnswerMax {
+		return mem.DefaultBufferPool().Get(length)
+	}
+	b := make([]byte, length)
+	return &b
+}
+
+// Put implements mem.BufferPool.
+func (c *charge) Put(b *[]byte) {
+	if cap(*b) <= pooledAnswerMax {
+		mem.DefaultBufferPool().Put(b)
+	}
+	c.release()
+}
+
+// encoder is a message of the generated code.
+type encoder interface {
+	SizeVT() int
+	MarshalToSizedBufferVT(buf []byte) (int, error)
+}
+
+// charged is a message whose encoding is counted.
+type charged struct {
+	encoder
+	charge *charge
+}
+
+// BufferPool is where the codec gets the message's buffer.
+func (c *charged) BufferPool() mem.BufferPool { return c.charge }
+
+// of is the message to send instead of m.
+func (c *charge) of(m encoder) any {
+	if c == nil {
+		return m
+	}
+	return &charged{encoder: m, charge: c}
 }

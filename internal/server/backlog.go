@@ -29,11 +29,35 @@ type answer struct {
 	deleteRange *pb.DeleteRangeResponse
 	invoke      *pb.InvokeResponse
 	invokeAll   *pb.InvokeAllResponse
+
+	charge *charge // what it counts; nil if little
+}
+
+// bytes is about the size of what the answer holds.
+func (a *answer) bytes() int {
+	switch {
+	case a.batchGet != nil:
+		return a.batchGet.SizeVT()
+	case a.invoke != nil:
+		return a.invoke.SizeVT()
+	case a.invokeAll != nil:
+		return a.invokeAll.SizeVT()
+	}
+	return len(a.value)
+}
+
+func releaseAll(answers []answer) {
+	for i := range answers {
+		answers[i].charge.release()
+	}
 }
 
 // backlogMax bounds the answers of one pipeline that wait for durability. A sync takes some 100 us, in which a stream at full
 // speed sends fewer than 100 requests; a slow disk may make it a hundred times that before the client is held back.
 const backlogMax = 4096
+
+// backlogBytesMax bounds the bytes of the same answers. A single larger one has its turn when it is alone.
+const backlogBytesMax = 1 << 20
 
 // backlog hands answers from a pipeline's receiver to its acker, in order. It is a list that is swapped out whole.
 type backlog struct {
@@ -42,6 +66,7 @@ type backlog struct {
 
 	mu       sync.Mutex
 	list     []answer
+	bytes    int  // of the answers that were pushed and not sent
 	sleeping bool // the acker waits for wake
 	blocked  bool // the receiver waits for space
 	closed   bool
@@ -53,8 +78,9 @@ func (b *backlog) init() {
 
 // push adds an answer, waiting for room if need be.
 func (b *backlog) push(ctx context.Context, a *answer) error {
+	size := a.bytes()
 	b.mu.Lock()
-	for len(b.list) >= backlogMax {
+	for len(b.list) >= backlogMax || b.bytes > 0 && b.bytes+size > backlogBytesMax {
 		b.blocked = true
 		b.mu.Unlock()
 		select {
@@ -65,6 +91,7 @@ func (b *backlog) push(ctx context.Context, a *answer) error {
 		b.mu.Lock()
 	}
 	b.list = append(b.list, *a)
+	b.bytes += size
 	b.wakeLocked()
 	b.mu.Unlock()
 	return nil
@@ -114,13 +141,36 @@ func (b *backlog) take(waiting []answer, stop <-chan struct{}) (_ []answer, open
 		clear(b.list)
 		b.list = b.list[:0]
 	}
+	b.roomLocked()
+	open = !b.closed
+	b.mu.Unlock()
+	return waiting, open
+}
+
+// roomLocked lets a receiver that waits for room look again.
+func (b *backlog) roomLocked() {
 	if b.blocked && len(b.list) < backlogMax {
 		b.blocked = false
 		b.space <- struct{}{}
 	}
-	open = !b.closed
+}
+
+// sent tells that an answer of so many bytes is gone.
+func (b *backlog) sent(size int) {
+	if size == 0 {
+		return
+	}
+	b.mu.Lock()
+	b.bytes -= size
+	b.roomLocked()
 	b.mu.Unlock()
-	return waiting, open
+}
+
+// release ends what the answers count that will not be sent any more.
+func (b *backlog) release() {
+	b.mu.Lock()
+	releaseAll(b.list)
+	b.mu.Unlock()
 }
 
 func (b *backlog) empty() bool {

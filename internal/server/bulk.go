@@ -15,10 +15,10 @@ import (
 // BulkLoad implements KV.
 func (s *kvService) BulkLoad(stream grpc.ClientStreamingServer[pb.BulkLoadRequest, pb.BulkLoadResponse]) error {
 	return s.serveStream(stream.Context(), telemetry.MethodBulkLoad, func(conn *connection) error {
-		if err := s.admit(stream.Context(), conn, 0); err != nil {
+		if err := s.admit(stream.Context(), conn, shareSmallWrites, 0); err != nil {
 			return err
 		}
-		defer s.admission.leave(0)
+		defer s.admission.leave(conn, shareSmallWrites, 0)
 		ctx, cancel := s.untilDrain(stream.Context())
 		defer cancel()
 		loaded, err := s.bulkLoad(ctx, stream)

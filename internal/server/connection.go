@@ -21,6 +21,77 @@ type connection struct {
 	shard   *telemetry.Shard
 	refused bool // over the limit: its requests are told so, instead of being cut off without a word
 	closed  atomic.Bool
+
+	held [shareAnswers]atomic.Int64 // bytes in each share, of requests of countedBytesMin and more
+
+	mu      sync.Mutex // a leaf; guards what answers hold
+	answers int64
+	charges uint64
+	ended   bool // nothing is counted any more
+}
+
+// enter counts bytes of a share, unless the connection has others in it and comes to more than limit with them.
+func (c *connection) enter(sh share, bytes, limit int64) bool {
+	if c == nil {
+		return true
+	}
+	if all := c.held[sh].Add(bytes); all > limit && all != bytes {
+		c.held[sh].Add(-bytes)
+		return false
+	}
+	return true
+}
+
+func (c *connection) leave(sh share, bytes int64) {
+	if c != nil {
+		c.held[sh].Add(-bytes)
+	}
+}
+
+// charge counts an answer for the connection and in its share. What a closed connection is answered goes nowhere.
+func (c *connection) charge(a *admission, bytes int64, must bool) bool {
+	w, delta := &a.words[shareAnswers], admissionOne+uint64(bytes)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended {
+		return must
+	}
+	fits := w.limit.allows(w.word.Add(delta)) && (c.answers == 0 || c.answers+bytes <= int64(w.limit.bytes/2))
+	if !fits && !must {
+		w.word.Add(-delta)
+		return false
+	}
+	c.answers += bytes
+	c.charges++
+	return true
+}
+
+func (c *connection) uncharge(a *admission, bytes int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.ended {
+		c.answers -= bytes
+		c.charges--
+		a.words[shareAnswers].word.Add(-(admissionOne + uint64(bytes)))
+	}
+}
+
+func (c *connection) answerBytes() int64 {
+	if c == nil {
+		return 0
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.answers
+}
+
+// end ends all that the connection's answers count: the transport lets go of them without a word.
+func (c *connection) end(a *admission) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ended = true
+	a.words[shareAnswers].word.Add(-(c.charges<<admissionShift + uint64(c.answers)))
+	c.answers, c.charges = 0, 0
 }
 
 // AuthType implements credentials.AuthInfo.
@@ -31,10 +102,11 @@ const refusedConnectionsMax = 64
 
 // connections counts the open connections and bounds them.
 type connections struct {
-	max      int64
-	requests *telemetry.Requests
-	open     atomic.Int64
-	refused  atomic.Uint64
+	max       int64
+	requests  *telemetry.Requests
+	admission *admission
+	open      atomic.Int64
+	refused   atomic.Uint64
 }
 
 // admit counts a new connection; nil means that it is closed at once.
@@ -96,6 +168,7 @@ func (c *countedConn) Close() error {
 	c.once.Do(func() {
 		c.info.closed.Store(true)
 		c.connections.open.Add(-1)
+		c.info.end(c.connections.admission)
 	})
 	return c.Conn.Close()
 }

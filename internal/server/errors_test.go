@@ -220,8 +220,9 @@ func TestSizesAtTheLimitAndOnePastIt(t *testing.T) {
 	}
 	_, err = h.kv.BatchGet(ctx, &pb.BatchGetRequest{Keys: repeated("0", 11)})
 	failureOf(t, err).want(t, codes.InvalidArgument, pb.ErrorReason_ERROR_REASON_BATCH_TOO_LARGE, "limit", "size", "unit")
-	_, err = h.kv.BatchGet(ctx, &pb.BatchGetRequest{Keys: repeated(string(key(2048)), 5)})
-	failureOf(t, err).want(t, codes.InvalidArgument, pb.ErrorReason_ERROR_REASON_BATCH_TOO_LARGE, "limit", "size", "unit")
+	if _, err = h.kv.BatchGet(ctx, &pb.BatchGetRequest{Keys: repeated(string(key(2048)), 5)}); err != nil {
+		t.Errorf("an answer longer than a batch: %v", err)
+	}
 }
 
 func repeated(key string, n int) (out [][]byte) {

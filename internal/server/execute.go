@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 
@@ -125,11 +126,17 @@ func (c *caller) commit(ctx context.Context) (settle, error) {
 	return settle{epoch: epoch, durability: c.write.Durability, write: true}, nil
 }
 
-// batchGet answers into out, whose results it reuses. The answer is bounded like a batch, so that a list of keys cannot
-// ask for more memory than a write may bring.
-func (c *caller) batchGet(ctx context.Context, req *pb.BatchGetRequest, out *pb.BatchGetResponse, limits *limits) (settle, error) {
-	if n := len(req.Keys); n > limits.BatchOps {
-		return settle{}, &mvcc.LimitError{What: "batch operations", Limit: limits.BatchOps, Got: n}
+// batchGetBytesMax bounds the keys and values that a BatchGet reads; it reads at least one. What does not fit is left unread, and asked for
+// again.
+const batchGetBytesMax = 4 << 20
+
+// errAnswerFull ends the reading of a batch whose answer is full.
+var errAnswerFull = errors.New("the answer is full")
+
+// batchGet answers into out, whose results it reuses.
+func (c *caller) batchGet(ctx context.Context, req *pb.BatchGetRequest, out *pb.BatchGetResponse, s *Server) (settle, error) {
+	if n := len(req.Keys); n > s.limits.BatchOps {
+		return settle{}, &mvcc.LimitError{What: "batch operations", Limit: s.limits.BatchOps, Got: n}
 	}
 	at, err := c.session.View(keys.Epoch(req.SnapshotEpoch))
 	if err != nil {
@@ -142,18 +149,25 @@ func (c *caller) batchGet(ctx context.Context, req *pb.BatchGetRequest, out *pb.
 	for len(out.Results) < n {
 		nextResult(out)
 	}
+	for _, r := range out.Results {
+		r.Unread, r.Found, r.Epoch, r.Value = true, false, 0, r.Value[:0]
+	}
 	var values valueArena
 	err = c.session.ReadAll(ctx, req.Keys, func(i int, v mvcc.Value) error {
+		if size += len(req.Keys[i]) + len(v.Data); size > batchGetBytesMax && left < n {
+			return errAnswerFull
+		}
 		r := out.Results[i]
-		r.Found, r.Epoch = v.Found, uint64(v.Epoch)
+		r.Unread, r.Found, r.Epoch = false, v.Found, uint64(v.Epoch)
 		r.Value = values.copy(r.Value[:0], v.Data, left)
 		left--
 		await = max(await, v.Await)
-		if size += len(req.Keys[i]) + len(v.Data); size > limits.BatchBytes {
-			return &mvcc.LimitError{What: "batch bytes", Limit: limits.BatchBytes, Got: size}
-		}
 		return nil
 	})
+	if errors.Is(err, errAnswerFull) {
+		err = nil
+		_ = s.store.Keep(at, s.config.ScanTokenTTL) // without a place for it the rest may have to be read at another epoch
+	}
 	return settleRead(await), err
 }
 

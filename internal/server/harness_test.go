@@ -99,8 +99,8 @@ func mustStartOn(t testing.TB, disk *vfs.Mem, adjust ...func(*config.Config)) *h
 		if s.store.Err() == nil && err != nil {
 			t.Errorf("the server ended with %v", err)
 		}
-		if requests, bytes := s.admission.inflight(); requests != 0 || bytes != 0 {
-			t.Errorf("%d requests of %d bytes were never given back", requests, bytes)
+		if requests, bytes, answers := s.admission.inflight(); requests != 0 || bytes != 0 || answers != 0 {
+			t.Errorf("%d requests of %d bytes and answers of %d bytes were never given back", requests, bytes, answers)
 		}
 		if n := s.callers.open.Load(); n != 0 {
 			t.Errorf("%d callers were never given back", n)

@@ -73,7 +73,7 @@ func TestLargeBatchOfValuesOfAnySizeIsAnsweredWhole(t *testing.T) {
 		key := fmt.Appendf(nil, "%03d", i)
 		read.Keys = append(read.Keys, key)
 		if i%7 != 0 { // each seventh is missing
-			size := []int{0, 1, 10, 100, 1000, 3000, 20_000, 70_000}[i*31%8]
+			size := []int{0, 1, 10, 100, 1000, 3000, 20_000, 30_000}[i*31%8]
 			write.Mutations = append(write.Mutations, &pb.Mutation{Kind: pb.Mutation_KIND_PUT, Key: key, Value: bytes.Repeat(key, size/3)})
 		}
 	}

@@ -67,24 +67,72 @@ func TestConnectionsFarPastTheLimitAreClosed(t *testing.T) {
 
 func TestAdmissionIsExact(t *testing.T) {
 	var a admission
-	a.limit = admissionLimit{requests: 2, bytes: 100}
-	if !a.enter(60) || !a.enter(40) {
+	a.init(2, 1600) // 100 bytes of small reads
+	one, other := new(connection), new(connection)
+	if !a.enter(one, shareSmallReads, 60) || !a.enter(other, shareSmallReads, 40) {
 		t.Fatal("refused at the limit")
 	}
-	if a.enter(0) {
+	if a.enter(one, shareSmallReads, 0) {
 		t.Error("a third request was admitted")
 	}
-	a.leave(60)
-	if a.enter(61) {
+	if !a.enter(one, shareSmallWrites, 100) {
+		t.Error("reads starve writes")
+	}
+	a.leave(one, shareSmallWrites, 100)
+	a.leave(one, shareSmallReads, 60)
+	if a.enter(one, shareSmallReads, 61) {
 		t.Error("101 bytes were admitted")
 	}
-	if !a.enter(60) {
+	if !a.enter(one, shareSmallReads, 60) {
 		t.Error("refused with room for it")
 	}
-	a.leave(60)
-	a.leave(40)
-	if requests, bytes := a.inflight(); requests != 0 || bytes != 0 || a.refused.Load() != 2 {
+	a.leave(one, shareSmallReads, 60)
+	a.leave(other, shareSmallReads, 40)
+	if !a.enter(one, shareSmallReads, 1000) {
+		t.Error("what is alone in its share was refused")
+	}
+	a.leave(one, shareSmallReads, 1000)
+	if requests, bytes, _ := a.inflight(); requests != 0 || bytes != 0 || a.refused.Load() != 2 {
 		t.Errorf("%d requests, %d bytes, %d refused", requests, bytes, a.refused.Load())
+	}
+}
+
+// TestNoConnectionTakesAWholeShare: half of its bytes are the most, of requests and of answers; what answers held ends with the connection.
+func TestNoConnectionTakesAWholeShare(t *testing.T) {
+	var a admission
+	a.init(100, 4<<20) // 1 MiB each of large writes and of answers
+	one, other := new(connection), new(connection)
+	const part = 256 << 10
+	for i, want := range []bool{true, true, false} {
+		if got := a.enter(one, shareLargeWrites, part); got != want {
+			t.Errorf("request %d of one connection was admitted: %v", i, got)
+		}
+		if _, err := a.charge(one, part, false); (err == nil) != want {
+			t.Errorf("answer %d of one connection: %v", i, err)
+		}
+	}
+	if !a.enter(other, shareLargeWrites, part) {
+		t.Error("one connection starves another")
+	}
+	held, err := a.charge(other, part, false)
+	if err != nil || held == nil {
+		t.Fatal("one connection's answers starve another's")
+	}
+	if !a.answersFull(one) || a.answersFull(other) {
+		t.Error("the wrong connection is full")
+	}
+	if _, err := a.charge(one, part, true); err != nil {
+		t.Error("the answer to a write was refused")
+	}
+	one.end(&a)
+	held.release()
+	held.release()
+	for range 2 {
+		a.leave(one, shareLargeWrites, part)
+	}
+	a.leave(other, shareLargeWrites, part)
+	if requests, bytes, answers := a.inflight(); requests != 0 || bytes != 0 || answers != 0 {
+		t.Errorf("%d requests, %d bytes, answers of %d", requests, bytes, answers)
 	}
 }
 
@@ -99,13 +147,16 @@ func TestOverloadIsAnsweredAtOnceAndEnds(t *testing.T) {
 			done <- err
 		}()
 	}
-	eventually(t, "two are in flight", func() bool { n, _ := h.admission.inflight(); return n == 2 })
+	eventually(t, "two are in flight", func() bool { n, _, _ := h.admission.inflight(); return n == 2 })
 	start := time.Now()
-	_, err := h.kv.Get(ctx, &pb.GetRequest{Key: []byte("k")})
+	_, err := h.kv.Put(ctx, &pb.PutRequest{Key: []byte("k")})
 	f := failureOf(t, err)
 	f.want(t, codes.ResourceExhausted, pb.ErrorReason_ERROR_REASON_OVERLOADED)
 	if f.retry == 0 || time.Since(start) > 200*time.Millisecond {
 		t.Errorf("refused after %v with advice %v", time.Since(start), f.retry)
+	}
+	if _, err := h.kv.Get(ctx, &pb.GetRequest{Key: []byte("other")}); err != nil {
+		t.Errorf("writes starve reads: %v", err)
 	}
 	slow.Remove()
 	for range 2 {
@@ -142,7 +193,7 @@ func TestDeadlineEndsTheWaitForTheDisk(t *testing.T) {
 	if st := statusOf(err); st.Code() != codes.DeadlineExceeded || len(st.Details()) != 0 {
 		t.Fatalf("got %v", st)
 	}
-	eventually(t, "the request is given back", func() bool { n, _ := h.admission.inflight(); return n == 0 })
+	eventually(t, "the request is given back", func() bool { n, _, _ := h.admission.inflight(); return n == 0 })
 }
 
 func TestDrainRefusesNewAndFinishesRunningRequests(t *testing.T) {
@@ -154,7 +205,7 @@ func TestDrainRefusesNewAndFinishesRunningRequests(t *testing.T) {
 		_, err := h.kv.Put(ctx, &pb.PutRequest{Key: []byte("k"), Value: []byte("v"), Durability: pb.Durability_DURABILITY_SYNC})
 		done <- err
 	}()
-	eventually(t, "it runs", func() bool { n, _ := h.admission.inflight(); return n == 1 })
+	eventually(t, "it runs", func() bool { n, _, _ := h.admission.inflight(); return n == 1 })
 	stopped := make(chan error, 1)
 	go func() { stopped <- h.stop() }()
 	eventually(t, "draining", h.draining.Load)

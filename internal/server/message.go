@@ -130,8 +130,15 @@ func (s *sender) init(stream grpc.ServerStream) {
 func (s *sender) send(a *answer) error {
 	s.mu.Lock()
 	s.fill(a)
-	err := s.stream.SendMsg(&s.msg)
+	if a.status != nil { // instead of an answer
+		a.charge.release()
+		a.charge = nil
+	}
+	err := s.stream.SendMsg(a.charge.of(&s.msg))
 	s.mu.Unlock()
+	if err != nil {
+		a.charge.release()
+	}
 	if a.batchGet != nil {
 		a.batchGet.ReturnToVTPool()
 		a.batchGet = nil

@@ -32,6 +32,7 @@ import (
 // what has no answer was not executed.
 type pipeline struct {
 	server *Server
+	conn   *connection
 	shard  *telemetry.Shard
 	stream grpc.ServerStream
 	caller *caller
@@ -50,15 +51,15 @@ type pipeline struct {
 // Pipeline implements KV.
 func (s *kvService) Pipeline(stream grpc.BidiStreamingServer[pb.PipelineRequest, pb.PipelineResponse]) error {
 	return s.serveStream(stream.Context(), telemetry.MethodPipeline, func(conn *connection) error {
-		if err := s.admit(stream.Context(), conn, 0); err != nil {
+		if err := s.admit(stream.Context(), conn, shareSmallReads, 0); err != nil {
 			return err
 		}
-		s.admission.leave(0) // its requests are admitted one by one
+		s.admission.leave(conn, shareSmallReads, 0) // its requests are admitted one by one
 		c, err := s.callers.take()
 		if err != nil {
 			return err
 		}
-		p := &pipeline{server: s.Server, shard: conn.shard, stream: stream, caller: c}
+		p := &pipeline{server: s.Server, conn: conn, shard: conn.shard, stream: stream, caller: c}
 		p.in.init()
 		p.answers.init(stream)
 		p.backlog.init()
@@ -102,9 +103,17 @@ func (p *pipeline) serve() error {
 	a := answer{id: p.in.msg.Id, start: start}
 	var w settle
 	err := errOverloaded
-	if size := p.in.size; p.server.admission.enter(size) {
-		w, err = p.caller.outcome(p.execute(&a))
-		p.server.admission.leave(size)
+	method, kind := methodOfPipelined(&p.in.msg)
+	size, sh, admission := p.in.size, shareOf(kind.writes(), p.in.size), &p.server.admission
+	a.method = method
+	if admission.enter(p.conn, sh, size) {
+		if !kind.answers() || !admission.answersFull(p.conn) {
+			w, err = p.caller.outcome(p.execute(&a))
+		}
+		admission.leave(p.conn, sh, size)
+	}
+	if err == nil && kind.answers() {
+		a.charge, err = admission.charge(p.conn, a.bytes(), kind.writes())
 	}
 	if w.write {
 		p.written = w.epoch
@@ -131,7 +140,6 @@ func (p *pipeline) serve() error {
 
 // execute runs the request, which sees those before it. What the answer holds is either in a, or in a message of its own.
 func (p *pipeline) execute(a *answer) (settle, error) {
-	a.method = methodOfPipelined(&p.in.msg)
 	if err := p.awaitOwnWrites(); err != nil {
 		return settle{}, err
 	}
@@ -156,7 +164,7 @@ func (p *pipeline) execute(a *answer) (settle, error) {
 		return w, err
 	case *pb.PipelineRequest_BatchGet:
 		out := pb.BatchGetResponseFromVTPool()
-		w, err := p.caller.batchGet(p.stream.Context(), r.BatchGet, out, &p.server.limits)
+		w, err := p.caller.batchGet(p.stream.Context(), r.BatchGet, out, p.server)
 		a.batchGet = out
 		return w, err
 	case *pb.PipelineRequest_DeleteRange:
@@ -175,26 +183,26 @@ func (p *pipeline) execute(a *answer) (settle, error) {
 }
 
 // methodOfPipelined is the method that a request counts as.
-func methodOfPipelined(m *pb.PipelineRequest) telemetry.Method {
+func methodOfPipelined(m *pb.PipelineRequest) (telemetry.Method, kind) {
 	switch m.Request.(type) {
 	case *pb.PipelineRequest_Get:
-		return telemetry.MethodGet
+		return telemetry.MethodGet, kindRead
 	case *pb.PipelineRequest_Put:
-		return telemetry.MethodPut
+		return telemetry.MethodPut, kindWrite
 	case *pb.PipelineRequest_Delete:
-		return telemetry.MethodDelete
+		return telemetry.MethodDelete, kindWrite
 	case *pb.PipelineRequest_BatchGet:
-		return telemetry.MethodBatchGet
+		return telemetry.MethodBatchGet, kindRead
 	case *pb.PipelineRequest_BatchWrite:
-		return telemetry.MethodBatchWrite
+		return telemetry.MethodBatchWrite, kindWrite
 	case *pb.PipelineRequest_DeleteRange:
-		return telemetry.MethodDeleteRange
+		return telemetry.MethodDeleteRange, kindWrite
 	case *pb.PipelineRequest_Invoke:
-		return telemetry.MethodInvoke
+		return telemetry.MethodInvoke, kindWriteAndRead
 	case *pb.PipelineRequest_InvokeAll:
-		return telemetry.MethodInvokeAll
+		return telemetry.MethodInvokeAll, kindWriteAndRead
 	}
-	return telemetry.MethodPipeline
+	return telemetry.MethodPipeline, kindWrite
 }
 
 // awaitOwnWrites lets a request see the writes that its own stream sent before it. A commit that returned is visible but for
@@ -218,6 +226,10 @@ func (p *pipeline) valueBuffer() []byte {
 // the server drains.
 func (p *pipeline) acknowledge(ctx context.Context, received <-chan error) error {
 	var waiting []answer
+	defer func() {
+		releaseAll(waiting)
+		p.backlog.release()
+	}()
 	for {
 		var open bool
 		waiting, open = p.backlog.take(waiting, p.server.drain)
@@ -266,7 +278,10 @@ func (p *pipeline) awaitOldest(ctx context.Context, oldest settle, waiting *[]an
 		if a.err = a.settle.wait(ctx, p.server.store); ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if err := p.send(a); err != nil {
+		size := a.bytes()
+		err := p.send(a)
+		p.backlog.sent(size)
+		if err != nil {
 			return err
 		}
 	}
@@ -283,8 +298,11 @@ func (p *pipeline) sendSettled(waiting []answer) ([]answer, error) {
 			kept++
 			continue
 		}
-		if err := p.send(&waiting[i]); err != nil {
-			return nil, err
+		size := waiting[i].bytes()
+		err := p.send(&waiting[i])
+		p.backlog.sent(size)
+		if err != nil {
+			return waiting, err
 		}
 	}
 	clear(waiting[kept:])

@@ -33,7 +33,7 @@ func (s *Server) runProbe(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		requests, _ := s.admission.inflight()
+		requests, _, _ := s.admission.inflight()
 		if quiet := s.store.Visible() == visible && requests == 0 && s.probe.failed.Load() == nil; quiet && idle < probeIdleEvery-1 {
 			idle++
 			continue

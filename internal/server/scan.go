@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	// scanPageBytesDefault keeps the stream busy (a page takes about a millisecond) and the memory of a scan small.
-	scanPageBytesDefault = 1 << 20
+	// scanPageBytesDefault keeps the stream busy (a page takes a fraction of a millisecond) and the memory of a scan small.
+	scanPageBytesDefault = 256 << 10
 	// scanPageBytesMax is the largest page that a client may ask for; more than that only delays the first entry.
 	scanPageBytesMax = 4 << 20
 	// scanCountPage is how many entries a count-only scan covers between two pages, which keep the stream alive.
@@ -31,11 +31,12 @@ func (s *kvService) Scan(req *pb.ScanRequest, stream grpc.ServerStreamingServer[
 		if err != nil {
 			return err
 		}
-		// A scan holds a page in memory until the client has taken it, however long that is.
-		if err := s.admit(stream.Context(), conn, sc.pageBytes); err != nil {
+		// A scan holds two pages in memory until the client has taken them, however long that is.
+		sc.conn, sc.held = conn, 2*sc.pageBytes
+		if err := s.admit(stream.Context(), conn, shareScans, sc.held); err != nil {
 			return err
 		}
-		defer s.admission.leave(sc.pageBytes)
+		defer func() { s.admission.leave(conn, shareScans, sc.held) }()
 		c, err := s.callers.take()
 		if err != nil {
 			return err
@@ -55,7 +56,9 @@ type scan struct {
 	pageBytes int
 	countOnly bool
 	tokens    pb.ScanTokens
+	conn      *connection
 
+	held      int    // bytes that it is admitted with
 	remaining uint64 // entries that may still be returned
 	cursor    *mvcc.Cursor
 	page      pb.ScanResponse
@@ -176,6 +179,9 @@ func (sc *scan) nextPage(ctx context.Context) (more bool, err error) {
 	if more, err = sc.fill(ctx); err != nil {
 		return false, err
 	}
+	if err := sc.grow(2 * cap(sc.arena)); err != nil {
+		return false, err
+	}
 	await := sc.cursor.Await()
 	sc.cursor.Pause()
 	if err := settleRead(await).wait(ctx, sc.server.store); err != nil {
@@ -188,6 +194,22 @@ func (sc *scan) nextPage(ctx context.Context) (more bool, err error) {
 		sc.page.ResumeToken = sc.tokenBuf
 	}
 	return more, nil
+}
+
+// grow admits the scan with so many bytes, if it is with less: a page holds at least one entry, however large its value.
+func (sc *scan) grow(bytes int) error {
+	if bytes <= sc.held {
+		return nil
+	}
+	a := &sc.server.admission
+	a.leave(sc.conn, shareScans, sc.held)
+	if !a.enter(sc.conn, shareScans, bytes) {
+		sc.held = 0
+		a.must(shareScans)
+		return errOverloaded
+	}
+	sc.held = bytes
+	return nil
 }
 
 // fill makes the next page, and reports whether the range may go on behind it.

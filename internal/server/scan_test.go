@@ -322,7 +322,7 @@ func TestSlowScanHoldsOnePageAndEndsWithItsClient(t *testing.T) {
 	if _, err := stream.Recv(); err != nil {
 		t.Fatal(err)
 	}
-	if requests, size := h.admission.inflight(); requests != 1 || size != scanPageBytesDefault {
+	if requests, size, _ := h.admission.inflight(); requests != 1 || size != 2*scanPageBytesDefault {
 		t.Errorf("a scan counts as %d requests of %d bytes", requests, size)
 	}
 	if n := h.store.Stats().Snapshots.Snapshots; n != 1 {

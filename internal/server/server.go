@@ -110,8 +110,8 @@ func open(c config.Config, log *slog.Logger, files vfs.FS) (*Server, error) {
 		return nil, errors.Join(err, s.closeFiles())
 	}
 	s.store, s.opening = store, time.Since(s.clock.started)
-	s.connections.max, s.connections.requests = int64(c.Limits.Connections), &s.requests
-	s.admission.limit = admissionLimit{requests: uint64(c.Limits.InflightRequests), bytes: uint64(c.Limits.InflightBytes)}
+	s.connections.max, s.connections.requests, s.connections.admission = int64(c.Limits.Connections), &s.requests, &s.admission
+	s.admission.init(c.Limits.InflightRequests, uint64(c.Limits.InflightBytes))
 	s.callers.store = store
 	s.conditions.list, s.conditions.counters = health.NewList(log), store.Stats()
 	s.transactions.init(&c)
@@ -275,12 +275,13 @@ func (s *Server) HTTPAddress() string {
 
 // stats is the rim's own part of the metrics.
 func (s *Server) stats() telemetry.ServerStats {
-	requests, bytes := s.admission.inflight()
+	requests, bytes, answers := s.admission.inflight()
 	return telemetry.ServerStats{
 		Connections:        int(s.connections.open.Load()),
 		Streams:            int(s.streams.Load()),
 		InflightRequests:   requests,
 		InflightBytes:      bytes,
+		AnswerBytes:        answers,
 		Sessions:           int(s.callers.open.Load()),
 		Draining:           s.draining.Load(),
 		RefusedConnections: s.connections.refused.Load(),

@@ -436,10 +436,11 @@ func TestTransactionLimitsAtTheLimitAndPastIt(t *testing.T) {
 	if f.retry == 0 {
 		t.Error("no advice to retry")
 	}
-	first.must(txnPutRequest("k", string(make([]byte, 1023))))
+	const entry = 44 // what a write holds beside its key and value
+	first.must(txnPutRequest("k", string(make([]byte, 1023-entry))))
 	first.must(commitRequest)
 	third.begin()
-	_, err = second.say(txnPutRequest("k", string(make([]byte, 1024))))
+	_, err = second.say(txnPutRequest("k", string(make([]byte, 1024-entry))))
 	failureOf(t, err).want(t, codes.InvalidArgument, pb.ErrorReason_ERROR_REASON_TXN_TOO_LARGE, "limit", "size", "unit")
 	second.must(rollbackRequest)
 }

@@ -38,13 +38,15 @@ func txnBatchGet(t *mvcc.Txn, req *pb.BatchGetRequest, limits *limits) (*pb.Batc
 	out := &pb.BatchGetResponse{ReadEpoch: uint64(t.At()), Results: make([]*pb.BatchGetResult, 0, len(req.Keys))}
 	size := 0
 	for i, key := range req.Keys {
+		if size >= batchGetBytesMax {
+			out.Results = append(out.Results, &pb.BatchGetResult{Unread: true})
+			continue
+		}
 		v, err := t.Get(nil, key)
 		if err != nil {
 			return nil, fmt.Errorf("keys[%d]: %w", i, err)
 		}
-		if size += len(key) + len(v.Data); size > limits.BatchBytes {
-			return nil, &mvcc.LimitError{What: "batch bytes", Limit: limits.BatchBytes, Got: size}
-		}
+		size += len(key) + len(v.Data)
 		out.Results = append(out.Results, &pb.BatchGetResult{Found: v.Found, Value: v.Data, Epoch: uint64(v.Epoch)})
 	}
 	return out, nil

@@ -34,6 +34,7 @@ type txnService struct {
 // when the receiver ends, an open transaction is rolled back.
 type conversation struct {
 	server *Server
+	conn   *connection
 	stream grpc.BidiStreamingServer[pb.TransactRequest, pb.TransactResponse]
 	shard  *telemetry.Shard
 	peer   string
@@ -53,11 +54,11 @@ type conversation struct {
 func (s *txnService) Transact(stream grpc.BidiStreamingServer[pb.TransactRequest, pb.TransactResponse]) error {
 	ctx := stream.Context()
 	return s.serveStream(ctx, telemetry.MethodTransact, func(conn *connection) error {
-		if err := s.admit(ctx, conn, 0); err != nil {
+		if err := s.admit(ctx, conn, shareSmallReads, 0); err != nil {
 			return err
 		}
-		s.admission.leave(0) // its requests are admitted one by one
-		c := &conversation{server: s.Server, stream: stream, shard: conn.shard, ended: make(chan error, 1)}
+		s.admission.leave(conn, shareSmallReads, 0) // its requests are admitted one by one
+		c := &conversation{server: s.Server, conn: conn, stream: stream, shard: conn.shard, ended: make(chan error, 1)}
 		if p, ok := peer.FromContext(ctx); ok {
 			c.peer = p.Addr.String()
 		}
@@ -178,22 +179,24 @@ func (c *conversation) receive() error {
 // serve executes and answers one request. An error ends the stream.
 func (c *conversation) serve(req *pb.TransactRequest) error {
 	out := new(pb.TransactResponse)
-	size := req.SizeVT()
-	if !c.server.admission.enter(size) {
+	size, admission := req.SizeVT(), &c.server.admission
+	sh := shareOf(transactWrites(req), size)
+	if transactReads(req) && admission.answersFull(c.conn) || !admission.enter(c.conn, sh, size) {
 		c.mu.Lock()
 		c.failLocked(errOverloaded)
 		c.mu.Unlock()
-		return c.answer(out, errOverloaded)
+		return c.answer(out, nil, errOverloaded)
 	}
 	row, w, err := c.execute(req, out)
-	c.server.admission.leave(size)
+	admission.leave(c.conn, sh, size)
 	if errors.Is(err, errStreamOver) {
 		return err
 	}
+	held, _ := admission.charge(c.conn, out.SizeVT(), true)
 	if failed := w.wait(c.stream.Context(), c.server.store); failed != nil {
 		err = failed // and not what an answer or an error would reveal
 	}
-	if err := c.answer(out, err); err != nil {
+	if err := c.answer(out, held, err); err != nil {
 		return err
 	}
 	if row != nil {
@@ -207,16 +210,40 @@ func (c *conversation) serve(req *pb.TransactRequest) error {
 	return nil
 }
 
-func (c *conversation) answer(out *pb.TransactResponse, err error) error {
+// transactWrites and transactReads say how a request counts; what it reads is bounded by a page, so that its answer is never refused once
+// it exists.
+func transactWrites(req *pb.TransactRequest) bool {
+	switch req.Request.(type) {
+	case *pb.TransactRequest_Write, *pb.TransactRequest_DeleteRange, *pb.TransactRequest_Invoke:
+		return true
+	}
+	return false
+}
+
+func transactReads(req *pb.TransactRequest) bool {
+	switch req.Request.(type) {
+	case *pb.TransactRequest_Get, *pb.TransactRequest_BatchGet, *pb.TransactRequest_Scan, *pb.TransactRequest_Invoke:
+		return true
+	}
+	return false
+}
+
+func (c *conversation) answer(out *pb.TransactResponse, held *charge, err error) error {
 	c.code = codes.OK
 	if err != nil {
+		held.release()
+		held = nil
 		c.code = statusOf(err).Code()
 		if ctx := c.stream.Context(); ctx.Err() != nil {
 			return ctx.Err()
 		}
 		out.Response = &pb.TransactResponse_Error{Error: statusOf(err).Proto()}
 	}
-	return c.stream.Send(out)
+	if err := c.stream.SendMsg(held.of(out)); err != nil {
+		held.release()
+		return err
+	}
+	return nil
 }
 
 // errStreamOver means that the stream was ended from outside; the client is told why by the handler.

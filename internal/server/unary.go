@@ -46,7 +46,7 @@ func (s *kvService) Delete(ctx context.Context, req *pb.DeleteRequest) (*pb.Dele
 // BatchGet implements KV.
 func (s *kvService) BatchGet(ctx context.Context, req *pb.BatchGetRequest) (*pb.BatchGetResponse, error) {
 	out := &pb.BatchGetResponse{Results: newResults(min(len(req.Keys), s.limits.BatchOps))}
-	return out, s.run(ctx, func(c *caller) (settle, error) { return c.batchGet(ctx, req, out, &s.limits) })
+	return out, s.run(ctx, func(c *caller) (settle, error) { return c.batchGet(ctx, req, out, s.Server) })
 }
 
 // newResults makes room for n results with two allocations instead of n.
@@ -74,8 +74,16 @@ func (s *kvService) DeleteRange(ctx context.Context, req *pb.DeleteRangeRequest)
 	return out, s.run(ctx, func(c *caller) (settle, error) { return c.deleteRange(ctx, req, out) })
 }
 
-// run executes one request with a caller, gives the caller back, and waits until the answer may be sent: who waits for the
-// disk holds no session.
+// pending is the outcome of a request that must not be told yet. A handler returns it as its error, so that what surrounds all of them waits,
+// and counts the answer meanwhile.
+type pending struct {
+	settle settle
+	err    error // to tell then; nil: the answer
+}
+
+func (*pending) Error() string { return "not settled yet" }
+
+// run executes one request with a caller and gives the caller back: who waits for the disk holds no session.
 func (s *Server) run(ctx context.Context, execute func(*caller) (settle, error)) error {
 	c, err := s.callers.take()
 	if err != nil {
@@ -83,26 +91,59 @@ func (s *Server) run(ctx context.Context, execute func(*caller) (settle, error))
 	}
 	w, err := c.outcome(execute(c))
 	s.callers.release(c)
-	if failed := w.wait(ctx, s.store); failed != nil {
-		return failed // and not what err would reveal
+	if !w.ready(s.store) {
+		return &pending{settle: w, err: err}
 	}
 	return err
 }
 
+// finish waits until the outcome of a handler may be told, and counts an answer until it is sent. An answer of what has been written is never
+// refused.
+func (s *Server) finish(ctx context.Context, conn *connection, write bool, out any, err error) (any, error) {
+	p, waits := err.(*pending) //nolint:errorlint // made by run, and returned as it is
+	if waits {
+		err = p.err
+	}
+	m, ours := out.(encoder)
+	var held *charge
+	if err == nil && ours {
+		held, err = s.admission.charge(conn, m.SizeVT(), write)
+	}
+	if waits {
+		if failed := p.settle.wait(ctx, s.store); failed != nil {
+			err = failed // and not what another error would reveal
+		}
+	}
+	if err != nil {
+		held.release()
+		return nil, err
+	}
+	if held == nil {
+		return out, nil
+	}
+	return held.of(m), nil
+}
+
 // unary surrounds every unary request: it is admitted or refused before work begins, counted, and its error mapped.
 func (s *Server) unary(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-	method, ours := methodOf(req)
+	method, kind, ours := methodOf(req)
 	if !ours {
 		return handler(ctx, req) // health and reflection must answer when nothing else does
 	}
 	start := s.clock.now()
 	conn := connectionOf(ctx)
 	size := requestSize(req)
-	err := s.admit(ctx, conn, size)
+	sh := shareOf(kind.writes(), size)
+	err := s.admit(ctx, conn, sh, size)
+	if err == nil && kind.answers() && s.admission.answersFull(conn) {
+		s.admission.leave(conn, sh, size)
+		err = errOverloaded
+	}
 	if err == nil {
 		var out any
 		out, err = handler(ctx, req)
-		s.admission.leave(size)
+		out, err = s.finish(ctx, conn, kind.writes(), out, err)
+		s.admission.leave(conn, sh, size)
 		if err == nil {
 			conn.shard.Observe(method, codes.OK, s.clock.now()-start)
 			return out, nil
@@ -114,7 +155,7 @@ func (s *Server) unary(ctx context.Context, req any, _ *grpc.UnaryServerInfo, ha
 }
 
 // admit checks everything that can be known before work begins. After nil the caller must leave the admission.
-func (s *Server) admit(ctx context.Context, conn *connection, size int) error {
+func (s *Server) admit(ctx context.Context, conn *connection, sh share, size int) error {
 	switch {
 	case conn.refused:
 		return errTooManyConns
@@ -130,36 +171,48 @@ func (s *Server) admit(ctx context.Context, conn *connection, size int) error {
 		s.expired.Add(1)
 		return errExpired
 	}
-	if !s.admission.enter(size) {
+	if !s.admission.enter(conn, sh, size) {
 		return errOverloaded
 	}
 	return nil
 }
 
+// kind says how a request counts: whether it writes, and whether its answer may be large.
+type kind uint8
+
+const (
+	kindWrite kind = iota
+	kindRead
+	kindWriteAndRead
+)
+
+func (k kind) writes() bool  { return k != kindRead }
+func (k kind) answers() bool { return k != kindWrite }
+
 // methodOf finds the method by the request's type, which is cheaper than by its name. Status is counted but never refused,
 // so it is not here.
-func methodOf(req any) (telemetry.Method, bool) {
+func methodOf(req any) (telemetry.Method, kind, bool) {
 	switch req.(type) {
 	case *pb.GetRequest:
-		return telemetry.MethodGet, true
+		return telemetry.MethodGet, kindRead, true
 	case *pb.PutRequest:
-		return telemetry.MethodPut, true
+		return telemetry.MethodPut, kindWrite, true
 	case *pb.DeleteRequest:
-		return telemetry.MethodDelete, true
+		return telemetry.MethodDelete, kindWrite, true
 	case *pb.BatchGetRequest:
-		return telemetry.MethodBatchGet, true
+		return telemetry.MethodBatchGet, kindRead, true
 	case *pb.BatchWriteRequest:
-		return telemetry.MethodBatchWrite, true
+		return telemetry.MethodBatchWrite, kindWrite, true
 	case *pb.DeleteRangeRequest:
-		return telemetry.MethodDeleteRange, true
+		return telemetry.MethodDeleteRange, kindWrite, true
 	case *pb.InvokeRequest:
-		return telemetry.MethodInvoke, true
+		return telemetry.MethodInvoke, kindWriteAndRead, true
 	case *pb.InvokeAllRequest:
-		return telemetry.MethodInvokeAll, true
+		return telemetry.MethodInvokeAll, kindWriteAndRead, true
 	case *pb.ExecuteRequest:
-		return telemetry.MethodExecute, true
+		return telemetry.MethodExecute, kindWriteAndRead, true
 	}
-	return 0, false
+	return 0, 0, false
 }
 
 // requestSize is the encoded size of a request that methodOf knows.

@@ -8,6 +8,7 @@ type ServerStats struct {
 	Streams          int   // pipelines and scans that are open
 	InflightRequests int   // being executed or awaiting durability
 	InflightBytes    int64 // of requests being executed
+	AnswerBytes      int64 // of answers that the transport has not sent yet
 	Sessions         int   // engine sessions that requests hold or that are pooled for them
 	Draining         bool
 
@@ -23,6 +24,7 @@ var (
 	streamsDesc          = desc("streams", "Pipelines and scans that are open.")
 	inflightRequestsDesc = desc("inflight_requests", "Requests being executed or awaiting durability.")
 	inflightBytesDesc    = desc("inflight_bytes", "Bytes of requests being executed.")
+	answerBytesDesc      = desc("answer_bytes", "Bytes of answers of 4 KiB and more that are not sent yet.")
 	sessionsDesc         = desc("sessions", "Engine sessions that the server holds, in use or pooled.")
 	drainingDesc         = desc("draining", "1 once the server was told to stop, else 0.")
 	rejectionsDesc       = desc("rejections_total", "Work refused before it began, by the limit that was reached.", "limit")
@@ -32,7 +34,7 @@ type serverCollector struct{ stats func() ServerStats }
 
 func (c *serverCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		connectionsDesc, streamsDesc, inflightRequestsDesc, inflightBytesDesc, sessionsDesc, drainingDesc, rejectionsDesc,
+		connectionsDesc, streamsDesc, inflightRequestsDesc, inflightBytesDesc, answerBytesDesc, sessionsDesc, drainingDesc, rejectionsDesc,
 	} {
 		ch <- d
 	}
@@ -45,6 +47,7 @@ func (c *serverCollector) Collect(ch chan<- prometheus.Metric) {
 	gauge(ch, streamsDesc, float64(s.Streams))
 	gauge(ch, inflightRequestsDesc, float64(s.InflightRequests))
 	gauge(ch, inflightBytesDesc, float64(s.InflightBytes))
+	gauge(ch, answerBytesDesc, float64(s.AnswerBytes))
 	gauge(ch, sessionsDesc, float64(s.Sessions))
 	gauge(ch, drainingDesc, oneIf(s.Draining))
 	counter(ch, rejectionsDesc, float64(s.RefusedConnections), "connections")

@@ -18,6 +18,10 @@ type fastMarshaler interface {
 	MarshalToSizedBufferVT(buf []byte) (int, error)
 }
 
+// pooled is a message that brings the pool for the buffer of its encoding, and so learns when the transport is done with it. The pool is not
+// used for an encoding below gRPC's threshold for pooling.
+type pooled interface{ BufferPool() mem.BufferPool }
+
 type fastUnmarshaler interface{ UnmarshalVT(data []byte) error }
 
 // Name is the standard codec's name, because the bytes are.
@@ -36,6 +40,9 @@ func (c Codec) Marshal(v any) (mem.BufferSlice, error) {
 		return mem.BufferSlice{mem.SliceBuffer(buf)}, err
 	}
 	pool := mem.DefaultBufferPool()
+	if p, ok := v.(pooled); ok {
+		pool = p.BufferPool()
+	}
 	buf := pool.Get(size)
 	if _, err := m.MarshalToSizedBufferVT((*buf)[:size]); err != nil {
 		pool.Put(buf)

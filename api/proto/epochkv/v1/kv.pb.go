@@ -828,7 +828,10 @@ type BatchGetResult struct {
 	Found bool   `protobuf:"varint,1,opt,name=found,proto3" json:"found,omitempty"`
 	Value []byte `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
 	// The epoch that wrote the value.
-	Epoch         uint64 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Epoch uint64 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// The key was not read, because the answer was full (4 MiB of keys and values); found says nothing. Ask for it again, with
+	// snapshot_epoch set to read_epoch for the same state, which the server keeps readable for Limits.scan_token_ttl.
+	Unread        bool `protobuf:"varint,4,opt,name=unread,proto3" json:"unread,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -882,6 +885,13 @@ func (x *BatchGetResult) GetEpoch() uint64 {
 		return x.Epoch
 	}
 	return 0
+}
+
+func (x *BatchGetResult) GetUnread() bool {
+	if x != nil {
+		return x.Unread
+	}
+	return false
 }
 
 // Mutation is one operation of a batch.
@@ -2703,11 +2713,12 @@ const file_epochkv_v1_kv_proto_rawDesc = "" +
 	"\x10BatchGetResponse\x124\n" +
 	"\aresults\x18\x01 \x03(\v2\x1a.epochkv.v1.BatchGetResultR\aresults\x12\x1d\n" +
 	"\n" +
-	"read_epoch\x18\x02 \x01(\x04R\treadEpoch\"R\n" +
+	"read_epoch\x18\x02 \x01(\x04R\treadEpoch\"j\n" +
 	"\x0eBatchGetResult\x12\x14\n" +
 	"\x05found\x18\x01 \x01(\bR\x05found\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\fR\x05value\x12\x14\n" +
-	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\"\x9e\x01\n" +
+	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12\x16\n" +
+	"\x06unread\x18\x04 \x01(\bR\x06unread\"\x9e\x01\n" +
 	"\bMutation\x12-\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x19.epochkv.v1.Mutation.KindR\x04kind\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\fR\x03key\x12\x14\n" +

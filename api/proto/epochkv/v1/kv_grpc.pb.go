@@ -55,7 +55,8 @@ type KVClient interface {
 	Put(ctx context.Context, in *PutRequest, opts ...grpc.CallOption) (*PutResponse, error)
 	// Delete removes one key. Removing a key that is not there succeeds, and takes an epoch like every write.
 	Delete(ctx context.Context, in *DeleteRequest, opts ...grpc.CallOption) (*DeleteResponse, error)
-	// BatchGet reads many keys at one epoch and answers in the order of the request.
+	// BatchGet reads many keys at one epoch and answers in the order of the request. The answer is bounded in bytes: keys beyond are
+	// `unread`. At least one key is read.
 	BatchGet(ctx context.Context, in *BatchGetRequest, opts ...grpc.CallOption) (*BatchGetResponse, error)
 	// BatchWrite applies puts and deletes atomically at one epoch: all of them or none.
 	BatchWrite(ctx context.Context, in *BatchWriteRequest, opts ...grpc.CallOption) (*BatchWriteResponse, error)
@@ -229,7 +230,8 @@ type KVServer interface {
 	Put(context.Context, *PutRequest) (*PutResponse, error)
 	// Delete removes one key. Removing a key that is not there succeeds, and takes an epoch like every write.
 	Delete(context.Context, *DeleteRequest) (*DeleteResponse, error)
-	// BatchGet reads many keys at one epoch and answers in the order of the request.
+	// BatchGet reads many keys at one epoch and answers in the order of the request. The answer is bounded in bytes: keys beyond are
+	// `unread`. At least one key is read.
 	BatchGet(context.Context, *BatchGetRequest) (*BatchGetResponse, error)
 	// BatchWrite applies puts and deletes atomically at one epoch: all of them or none.
 	BatchWrite(context.Context, *BatchWriteRequest) (*BatchWriteResponse, error)
