@@ -105,6 +105,7 @@ type connections struct {
 	max       int64
 	requests  *telemetry.Requests
 	admission *admission
+	receiving *receiving
 	open      atomic.Int64
 	refused   atomic.Uint64
 }
@@ -148,7 +149,7 @@ func (r *registering) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthI
 	if info == nil {
 		return nil, nil, errTooManyConnections
 	}
-	return &countedConn{Conn: conn, connections: r.connections, info: info}, info, nil
+	return &countedConn{Conn: conn, connections: r.connections, info: info, inbound: newInbound(r.connections.receiving)}, info, nil
 }
 
 // Clone implements credentials.TransportCredentials.
@@ -162,6 +163,23 @@ type countedConn struct {
 	connections *connections
 	info        *connection
 	once        sync.Once
+
+	mu      sync.Mutex // guards inbound: the reader follows, and whatever closes the connection ends
+	inbound *inbound   // nil once closed
+}
+
+// Read follows the messages that come in; see receiving.
+func (c *countedConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.inbound == nil || n == 0 {
+		return n, err
+	}
+	if refused := c.inbound.follow(b[:n]); refused != nil {
+		return 0, refused
+	}
+	return n, err
 }
 
 func (c *countedConn) Close() error {
@@ -169,6 +187,10 @@ func (c *countedConn) Close() error {
 		c.info.closed.Store(true)
 		c.connections.open.Add(-1)
 		c.info.end(c.connections.admission)
+		c.mu.Lock()
+		c.inbound.end()
+		c.inbound = nil
+		c.mu.Unlock()
 	})
 	return c.Conn.Close()
 }

@@ -68,6 +68,7 @@ type Server struct {
 	requests     telemetry.Requests
 	connections  connections
 	admission    admission
+	receiving    receiving
 	callers      callers
 	receivers    sync.WaitGroup // pipelines' receivers, which end after their handlers, and the probe: before the store is closed
 	transactions txnTable
@@ -111,6 +112,7 @@ func open(c config.Config, log *slog.Logger, files vfs.FS) (*Server, error) {
 	}
 	s.store, s.opening = store, time.Since(s.clock.started)
 	s.connections.max, s.connections.requests, s.connections.admission = int64(c.Limits.Connections), &s.requests, &s.admission
+	s.connections.receiving, s.receiving.limit = &s.receiving, int64(c.Limits.InflightBytes)/4
 	s.admission.init(c.Limits.InflightRequests, uint64(c.Limits.InflightBytes))
 	s.callers.store = store
 	s.conditions.list, s.conditions.counters = health.NewList(log), store.Stats()
@@ -285,7 +287,7 @@ func (s *Server) stats() telemetry.ServerStats {
 		Sessions:           int(s.callers.open.Load()),
 		Draining:           s.draining.Load(),
 		RefusedConnections: s.connections.refused.Load(),
-		RefusedRequests:    s.admission.refused.Load(),
+		RefusedRequests:    s.admission.refused.Load() + s.receiving.refused.Load(),
 		ExpiredRequests:    s.expired.Load(),
 		Transactions:       s.transactions.stats(),
 	}
