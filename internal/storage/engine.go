@@ -61,6 +61,7 @@ type Engine struct {
 	readers       readers
 	sweeper       sweeper
 	loads         loads
+	rotations     rotations
 
 	blocked     atomic.Pointer[error] // why checkpoints cannot make room at present: the disk is full, or a page is damaged
 	cacheBytes  atomic.Int64          // of the page cache at present
@@ -84,6 +85,7 @@ func Open(o Options, registry *pin.Registry) (*Engine, Recovery, error) {
 		options: o, fs: o.FS, registry: registry, lock: lock, pruner: newPruner(), slot: registry.Slot(),
 		memtableBytes: o.MemtableBytes,
 		room:          make(chan struct{}), due: make(chan struct{}, 1), tables: tables{wanted: make(chan struct{}, 1)},
+		rotations: rotations{turn: make(chan struct{}, 1)},
 	}
 	recovery, err := e.recover()
 	if err != nil {
@@ -94,6 +96,7 @@ func Open(o Options, registry *pin.Registry) (*Engine, Recovery, error) {
 
 // Close makes every commit durable and closes the files. No reader or writer may be inside.
 func (e *Engine) Close() error {
+	e.rotations.running.Wait()
 	return errors.Join(e.log.Close(), e.release())
 }
 
@@ -147,7 +150,7 @@ func (e *Engine) Advance(ctx context.Context, w *Writer, body []byte) (claimed b
 	if e.oversized(body) {
 		claim = func(next *generation) { claimed = next.reserve(w, body) }
 	}
-	err = e.await(ctx, func() (<-chan struct{}, error) { return e.advance(w.generation, len(body), claim) })
+	err = e.await(ctx, func() (<-chan struct{}, error) { return e.attempt(ctx, w.generation, len(body), claim) })
 	return claimed, err
 }
 
@@ -272,7 +275,7 @@ func (e *Engine) Rotate(ctx context.Context) error {
 			return nil, nil
 		}
 		v.active.seal()
-		return e.advance(v.active, 0, nil)
+		return e.attempt(ctx, v.active, 0, nil)
 	})
 }
 

@@ -465,3 +465,30 @@ func TestMemoryTouchedAheadIsCounted(t *testing.T) {
 		t.Errorf("%d bytes in use, %d before %d were touched ahead", got, before, active.Resident()-active.Bytes())
 	}
 }
+
+// TestDeadlineEndsTheThrottle: a writer who is slowed down leaves when the context ends, and what is left of the wait is not the next one's.
+func TestDeadlineEndsTheThrottle(t *testing.T) {
+	var e Engine
+	e.merging.Store(true)
+	e.flow.pace.Store(int64(time.Hour))
+	var w Writer
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
+	defer cancel()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		e.Pay(ctx, &w, 1, 1<<20)
+	}()
+	select {
+	case <-done:
+	case <-time.After(paceWaitMax - time.Second):
+		t.Error("the deadline ended nothing")
+		<-done
+	}
+	if w.debt > paceStep {
+		t.Errorf("%v of the wait are left to the next commit", w.debt)
+	}
+	if waiting := e.flow.waiting.Load(); waiting != 0 {
+		t.Errorf("%d writers count as waiting", waiting)
+	}
+}
