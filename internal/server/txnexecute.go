@@ -249,47 +249,10 @@ func (s *txnService) rangeHolds(t *mvcc.Txn, r *pb.RangeCondition, i int) (bool,
 		defer c.Close()
 		return c.Next() != is.Empty, c.Err()
 	case *pb.RangeCondition_UnchangedSince:
-		return s.unchangedSince(t, b, keys.Epoch(is.UnchangedSince))
+		if is.UnchangedSince == 0 {
+			return false, invalid("unchanged_since", "is 0, which is no epoch")
+		}
+		return t.UnchangedSince(b.lower, b.upper, keys.Epoch(is.UnchangedSince))
 	}
 	return false, invalid(fmt.Sprintf("conditions[%d].range.condition", i), "is missing; give exactly one")
-}
-
-// unchangedSince walks the range as it was and as it is, side by side: nothing was written if the same keys have values of the
-// same epochs. (What was written leaves its epoch, and what was deleted is missing; a tombstone alone may be long gone, which is
-// why the older state must be readable.)
-func (s *txnService) unchangedSince(t *mvcc.Txn, b bounds, since keys.Epoch) (bool, error) {
-	past, err := s.callers.take()
-	if err != nil {
-		return false, err
-	}
-	defer s.callers.release(past)
-	if since == 0 {
-		return false, invalid("unchanged_since", "is 0, which is no epoch")
-	}
-	if _, err := past.session.View(since); err != nil {
-		return false, err
-	}
-	o := mvcc.ScanOptions{Lower: b.lower, Upper: b.upper, KeysOnly: true}
-	was, err := past.session.Scan(o)
-	if err != nil {
-		return false, err
-	}
-	defer was.Close()
-	is, err := t.Scan(o)
-	if err != nil {
-		return false, err
-	}
-	defer is.Close()
-	for {
-		more := is.Next()
-		if more != was.Next() || is.Err() != nil || was.Err() != nil {
-			return false, errors.Join(is.Err(), was.Err())
-		}
-		if !more {
-			return true, nil
-		}
-		if is.Epoch() != was.Epoch() || !bytes.Equal(is.Key(), was.Key()) {
-			return false, nil
-		}
-	}
 }

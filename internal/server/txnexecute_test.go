@@ -103,8 +103,8 @@ func TestConditionsDecideWhatIsExecuted(t *testing.T) {
 		{emptyCondition("q/", true), true},
 		{unchangedCondition("p/", mid), true},
 		{unchangedCondition("p/", mid-1), false},
-		{unchangedCondition("q/", gone), false}, // deleted since
-		{unchangedCondition("q/", gone-1), true},
+		{unchangedCondition("q/", gone), false},   // deleted since
+		{unchangedCondition("q/", gone-1), false}, // put and deleted since
 		{unchangedCondition("", gone), false},
 	}
 	for i, c := range cases {

@@ -1553,7 +1553,7 @@ type RangeCondition_Empty struct {
 
 type RangeCondition_UnchangedSince struct {
 	// Nothing in the range was written or deleted after this epoch, which must still be readable; else the error is SNAPSHOT_GONE.
-	// Cost: both states of the range are read.
+	// A key that was put and deleted again counts, too. Cost: what changed in the tree since, and the range in memory.
 	UnchangedSince uint64 `protobuf:"varint,3,opt,name=unchanged_since,json=unchangedSince,proto3,oneof"`
 }
 
