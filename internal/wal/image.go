@@ -3,8 +3,6 @@ package wal
 import (
 	"fmt"
 	"sync"
-
-	"golang.org/x/sys/unix"
 )
 
 // ImagesMin is the least number of standard images: one that writers fill, one that the flusher empties, one spare. Who needs
@@ -62,15 +60,9 @@ func (p *images) give(buf []byte, used int) {
 
 // mapZero maps size bytes and touches them.
 func (p *images) mapZero(size int) ([]byte, error) {
-	buf, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+	buf, err := reserveImage(size)
 	if err != nil {
 		return nil, fmt.Errorf("wal: map a segment image of %d bytes: %w", size, err)
-	}
-	_ = unix.Madvise(buf, unix.MADV_HUGEPAGE) // advice only: small pages serve where there are no huge ones
-	if unix.Madvise(buf, unix.MADV_POPULATE_WRITE) != nil {
-		for i := 0; i < len(buf); i += pageSize { // kernels before 5.14 do not know the advice
-			buf[i] = 0
-		}
 	}
 	p.mu.Lock()
 	p.bytes += int64(size)
@@ -82,7 +74,7 @@ func (p *images) unmap(buf []byte) error {
 	p.mu.Lock()
 	p.bytes -= int64(len(buf))
 	p.mu.Unlock()
-	return unix.Munmap(buf)
+	return releaseImage(buf)
 }
 
 // mappedBytes is the memory that images hold.
