@@ -239,7 +239,7 @@ func TestTinySegmentsWithManyWriters(t *testing.T) {
 	if err := equalMaps(want, dump(t, s)); err != nil {
 		t.Fatalf("after a crash: %v", err)
 	}
-	if s.Visible() != 16*400 || s.Recovery().Records == 0 {
+	if s.Recovery().Epoch != 16*400 || s.Recovery().Records == 0 {
 		t.Fatalf("at epoch %d, %+v", s.Visible(), s.Recovery())
 	}
 	mustClose(t, s)

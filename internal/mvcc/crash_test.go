@@ -97,7 +97,7 @@ func (l *ledger) check(t *testing.T, fs vfs.FS) int {
 	}
 	defer mustClose(t, s)
 	got := dump(t, s)
-	n := int(s.Visible()) // one client: epoch n is commit n
+	n := int(s.Recovery().Epoch) // one client: epoch n is commit n
 	if n < l.acked || n > len(l.tried) {
 		t.Fatalf("%d commits survived; %d were acknowledged, %d tried", n, l.acked, len(l.tried))
 	}

@@ -29,7 +29,8 @@ type model struct {
 	x     *Session
 
 	now     map[string]string       // newest state
-	history []map[string]string     // state at each epoch, from 0
+	history []map[string]string     // state after each commit that survived, from none
+	offset  keys.Epoch              // of an epoch of this run less its index in history: a crash skips epochs
 	durable int                     // epochs below are acknowledged as durable
 	views   map[*Session]keys.Epoch // open snapshots
 }
@@ -181,7 +182,7 @@ func (m *model) committed(e keys.Epoch, err error, next map[string]string, d Dur
 	if err == nil {
 		err = m.store.Wait(context.Background(), e, d)
 	}
-	if err != nil || int(e) != len(m.history) {
+	if err != nil || int(e-m.offset) != len(m.history) {
 		m.t.Fatalf("commit: epoch %d, expected %d, %v", e, len(m.history), err)
 	}
 	m.now = next
@@ -215,7 +216,7 @@ func (m *model) view() (*Session, map[string]string) {
 	sessions := m.sortedViews()
 	i := rapid.IntRange(-1, len(sessions)-1).Draw(m.t, "view")
 	if i >= 0 {
-		return sessions[i], m.history[m.views[sessions[i]]]
+		return sessions[i], m.history[m.views[sessions[i]]-m.offset]
 	}
 	if _, err := m.x.View(0); err != nil {
 		m.t.Fatal(err)
@@ -305,7 +306,7 @@ func (m *model) openView() {
 		m.t.Fatal(err)
 	}
 	at, err := x.View(0)
-	if err != nil || int(at) != len(m.history)-1 {
+	if err != nil || int(at-m.offset) != len(m.history)-1 {
 		m.t.Fatalf("view at %d, newest %d, %v", at, len(m.history)-1, err)
 	}
 	m.views[x] = at
@@ -354,11 +355,13 @@ func (m *model) crash() {
 }
 
 func (m *model) survived() {
-	n := int(m.store.Visible()) + 1
+	recovery := m.store.Recovery()
+	n := int(recovery.Epoch-m.offset) + 1
 	if n < m.durable || n > len(m.history) {
 		m.t.Fatalf("epochs through %d survived; through %d were durable, through %d tried", n-1, m.durable-1, len(m.history)-1)
 	}
 	m.history = m.history[:n]
+	m.offset = recovery.Next - keys.Epoch(n)
 	m.now = m.history[n-1]
 	m.durable = n
 	m.compareAll()
@@ -372,6 +375,6 @@ func (m *model) compareAll() {
 		m.checkScan(m.x, ScanOptions{Reverse: reverse}, m.now, 1000)
 	}
 	for x, at := range m.views {
-		m.checkScan(x, ScanOptions{}, m.history[at], 7)
+		m.checkScan(x, ScanOptions{}, m.history[at-m.offset], 7)
 	}
 }

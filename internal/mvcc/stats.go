@@ -45,7 +45,7 @@ func (s *Store) Stats() Stats {
 // committedLocked counts commits by their epochs, so that no commit has to write to a counter that all share. Visible is read first: an
 // epoch without a commit may then be subtracted too early, but never too late, and the larger of two counts is the better one.
 func (s *Store) committedLocked() uint64 {
-	epochs := uint64(s.Visible() - s.recovery.Epoch)
+	epochs := uint64(s.Visible() + 1 - s.recovery.Next)
 	s.sessions.committed = max(s.sessions.committed, epochs-min(epochs, s.voids.Load()))
 	return s.sessions.committed
 }

@@ -81,7 +81,7 @@ func Open(o Options) (*Store, error) {
 		return nil, fmt.Errorf("open %s: %w", o.Storage.Dir, err)
 	}
 	s.engine, s.recovery = engine, recovery
-	s.horizon.open(recovery.Epoch, s.limits.Sessions+1) // and the probe's
+	s.horizon.open(recovery.Next-1, s.limits.Sessions+1) // and the probe's
 	ctx, stop := context.WithCancel(context.Background())
 	s.stop = stop
 	s.collector = newCollector(s)

@@ -483,7 +483,7 @@ func TestSweepSurvivesACrashAtEveryOperation(t *testing.T) {
 		if err != nil {
 			t.Fatalf("crash at %d of %d: %v", k, ops, err)
 		}
-		survived := int(s.Visible())
+		survived := int(s.Recovery().Epoch)
 		if survived < acked {
 			t.Fatalf("crash at %d of %d, keep %v: %d rounds survived, %d were acknowledged", k, ops, keep, survived, acked)
 		}

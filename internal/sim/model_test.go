@@ -26,7 +26,8 @@ type model struct {
 	disk  *vfs.Mem
 	store *mvcc.Store
 
-	states  []map[string]string  // by epoch
+	states  []map[string]string  // after each commit that survived; see index
+	offset  keys.Epoch           // of an epoch of this run less its index: a crash skips epochs
 	changed map[string]int       // epoch of each key's newest version, a deletion too
 	synced  int                  // epochs up to here are acknowledged as durable
 	open    map[string]*modelTxn // by name
@@ -124,9 +125,13 @@ var (
 
 func (m *model) newest() map[string]string { return m.states[len(m.states)-1] }
 
+// index is the place in states of an epoch of this run.
+func (m *model) index(epoch keys.Epoch) int { return int(epoch - m.offset) }
+
 // committed notes a commit's writes.
 func (m *model) committed(epoch keys.Epoch, writes map[string]*string, d mvcc.Durability) {
-	if int(epoch) != len(m.states) {
+	index := m.index(epoch)
+	if index != len(m.states) {
 		m.t.Fatalf("the commit has epoch %d, want %d", epoch, len(m.states))
 	}
 	if err := m.store.Wait(context.Background(), epoch, d); err != nil {
@@ -134,7 +139,7 @@ func (m *model) committed(epoch keys.Epoch, writes map[string]*string, d mvcc.Du
 	}
 	next := maps.Clone(m.newest())
 	for k, v := range writes {
-		m.changed[k] = int(epoch)
+		m.changed[k] = index
 		if v == nil {
 			delete(next, k)
 		} else {
@@ -143,7 +148,7 @@ func (m *model) committed(epoch keys.Epoch, writes map[string]*string, d mvcc.Du
 	}
 	m.states = append(m.states, next)
 	if d == mvcc.DurabilitySync {
-		m.synced = int(epoch)
+		m.synced = index
 	}
 }
 
@@ -190,7 +195,7 @@ func (m *model) begin() {
 	if x.txn, err = x.session.Begin(o); err != nil {
 		m.t.Fatal(err)
 	}
-	if x.at = int(x.txn.At()); x.at != len(m.states)-1 {
+	if x.at = m.index(x.txn.At()); x.at != len(m.states)-1 {
 		m.t.Fatalf("begun at %d, the newest epoch is %d", x.at, len(m.states)-1)
 	}
 	m.open[fmt.Sprintf("%06d-%d", x.at, rapid.Uint32().Draw(m.t, "name"))] = x
@@ -412,7 +417,7 @@ func (m *model) end() {
 		m.t.Fatal(err)
 	case len(x.own) > 0:
 		m.committed(epoch, x.own, d)
-	case int(epoch) != x.at:
+	case m.index(epoch) != x.at:
 		m.t.Fatalf("a commit without writes has epoch %d, begun at %d", epoch, x.at)
 	}
 }
@@ -427,10 +432,10 @@ func (m *model) view() {
 	}
 	x := m.session()
 	at, err := x.View(0)
-	if err != nil || int(at) != len(m.states)-1 {
+	if err != nil || m.index(at) != len(m.states)-1 {
 		m.t.Fatalf("view at %d, %v", at, err)
 	}
-	m.views[x] = int(at)
+	m.views[x] = m.index(at)
 }
 
 func (m *model) compareView() {
@@ -497,11 +502,13 @@ func (m *model) crash() {
 	_ = m.store.Close() // it cannot close well without a disk
 	m.disk = left
 	m.reopen()
-	n := int(m.store.Visible())
+	recovery := m.store.Recovery()
+	n := m.index(recovery.Epoch)
 	if n < m.synced || n >= len(m.states) {
 		m.t.Fatalf("epoch %d came back; %d was durable, %d the newest", n, m.synced, len(m.states)-1)
 	}
 	m.states = m.states[:n+1]
+	m.offset = recovery.Next - keys.Epoch(n+1)
 	m.synced = n
 	maps.DeleteFunc(m.changed, func(_ string, epoch int) bool { return epoch > n }) // nobody has an older snapshot
 	m.compareAll()

@@ -21,7 +21,7 @@ func (e *Engine) recover() (Recovery, error) {
 	if err != nil {
 		return Recovery{}, errors.Join(blameSuperblock(e.pager, err), r.free())
 	}
-	recovery := Recovery{Repaired: e.repaired, Records: found.Records, Bytes: found.Bytes, Epoch: found.Last}
+	recovery := Recovery{Repaired: e.repaired, Records: found.Records, Bytes: found.Bytes, Epoch: found.Last, Next: found.Next()}
 	if torn := found.Torn; torn != nil {
 		recovery.TornFile, recovery.TornAt, recovery.TornSize = torn.File, torn.Offset, torn.Bytes
 	}
@@ -36,7 +36,7 @@ func (e *Engine) recover() (Recovery, error) {
 		return recovery, errors.Join(err, e.log.Close(), r.free())
 	}
 	recovery.Checkpoints, recovery.MemtablePeak = r.merges, r.peak
-	active, err := e.newGenerationLocked(found.Last+1, 0)
+	active, err := e.newGenerationLocked(found.Next(), 0)
 	if err != nil {
 		return recovery, errors.Join(err, e.log.Close(), r.free())
 	}

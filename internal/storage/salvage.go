@@ -410,6 +410,10 @@ func (s *salvager) readLog() error {
 			if r.Mark() {
 				return nil
 			}
+			if r.Skip() != 0 {
+				next = max(next, r.Skip())
+				return nil
+			}
 			next = max(next, r.Epoch+1)
 			s.record(r)
 			return s.ctx.Err()

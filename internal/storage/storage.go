@@ -39,6 +39,7 @@ type Recovery struct {
 	Records  uint64     // log records replayed
 	Bytes    uint64     // log bytes replayed
 	Epoch    keys.Epoch // newest epoch recovered
+	Next     keys.Epoch // at which commits go on; not Epoch+1 after an unclean end, in which epochs may have been seen and lost
 	TornFile string     // the segment with a torn tail, or empty
 	TornAt   int64      // where it was cut
 	TornSize int64      // bytes that were cut

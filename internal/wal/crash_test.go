@@ -3,6 +3,8 @@ package wal
 import (
 	"errors"
 	"flag"
+	"fmt"
+	"maps"
 	"math/rand/v2"
 	"testing"
 
@@ -27,11 +29,15 @@ type ledger struct {
 	run   uint64
 	acked keys.Epoch // durable, by WaitDurable
 	after keys.Epoch // truncated: a checkpoint holds it
+	twice error
+	seen  map[keys.Epoch]uint64 // every epoch that was given out, and the run that gave it out
 }
 
-// bodyFor differs between runs, since epochs that a crash took back are given again.
+func tagOf(run uint64, e keys.Epoch) uint64 { return run<<48 | uint64(e) }
+
+// bodyFor differs between runs, so that what one run wrote is not taken for another's.
 func bodyFor(run uint64, e keys.Epoch) []byte {
-	return bodyOf(run<<32|uint64(e), int(uint64(e)*uint64(e)%900))
+	return bodyOf(tagOf(run, e), int(uint64(e)*uint64(e)%900))
 }
 
 // work writes a scripted mix of single and grouped records, a large one, and truncations, until done or crashed.
@@ -40,7 +46,7 @@ func (l *ledger) work(a *appender, from keys.Epoch, records int) error {
 		e := from + keys.Epoch(i)
 		body := bodyFor(l.run, e)
 		if i == records/2 {
-			body = bodyOf(l.run<<32|uint64(e), 3*pageSize)
+			body = bodyOf(tagOf(l.run, e), 3*pageSize)
 		}
 		got, err := a.append(body)
 		if err != nil {
@@ -49,6 +55,10 @@ func (l *ledger) work(a *appender, from keys.Epoch, records int) error {
 		if got != e {
 			return errors.New("epochs are not consecutive")
 		}
+		if run, ok := l.seen[e]; ok {
+			l.twice = fmt.Errorf("run %d was given epoch %d, which run %d had been given", l.run, e, run)
+		}
+		l.seen[e] = l.run
 		if i%3 == 0 {
 			if err := a.log.Flush(e); err != nil {
 				return err
@@ -66,7 +76,7 @@ func (l *ledger) work(a *appender, from keys.Epoch, records int) error {
 }
 
 // check replays what a crash left: everything acknowledged, and nothing that was not written.
-func (l *ledger) check(t *testing.T, fs vfs.FS, known map[keys.Epoch]uint64) Recovery {
+func (l *ledger) check(t *testing.T, fs vfs.FS) Recovery {
 	t.Helper()
 	rec, got, err := replayAll(fs, l.after)
 	if err != nil {
@@ -75,14 +85,13 @@ func (l *ledger) check(t *testing.T, fs vfs.FS, known map[keys.Epoch]uint64) Rec
 	if rec.Last < l.acked {
 		t.Fatalf("acknowledged %d, replayed up to %d", l.acked, rec.Last)
 	}
+	if l.twice != nil {
+		t.Fatal(l.twice)
+	}
 	for i, body := range got.bodies {
-		e := got.first + keys.Epoch(i)
-		run, ok := known[e]
-		if !ok {
-			run = l.run
-		}
-		if tag, whole := isBody(body); !whole || tag != run<<32|uint64(e) {
-			t.Fatalf("epoch %d: body of run %d epoch %d, want run %d", e, tag>>32, uint32(tag), run)
+		e := got.epochs[i]
+		if tag, whole := isBody(body); !whole || tag != tagOf(l.seen[e], e) {
+			t.Fatalf("epoch %d: body %x, want run %d", e, tag, l.seen[e])
 		}
 	}
 	return rec
@@ -95,7 +104,7 @@ func TestWhatWasAcknowledgedSurvivesACrashAtEveryOperation(t *testing.T) {
 	const records = 90
 	whole := vfs.NewMem()
 	a := mustStart(t, testOptions(whole, SegmentBytesMin))
-	if err := (&ledger{run: 1}).work(a, 1, records); err != nil {
+	if err := (&ledger{run: 1, seen: map[keys.Epoch]uint64{}}).work(a, 1, records); err != nil {
 		t.Fatal(err)
 	}
 	mustClose(t, a.log)
@@ -107,7 +116,7 @@ func TestWhatWasAcknowledgedSurvivesACrashAtEveryOperation(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, uint64(k)))
 		fs := vfs.NewMem()
 		fs.CrashAt(k)
-		first := &ledger{run: 1}
+		first := &ledger{run: 1, seen: map[keys.Epoch]uint64{}}
 		first.until(fs, 1, records, Recovery{})
 		for _, keep := range []vfs.Keep{vfs.KeepSome, vfs.KeepSome, vfs.KeepNone, vfs.KeepAll} {
 			first.recoverTwice(t, fs.Crash(rng.Uint64(), keep), rng)
@@ -127,17 +136,13 @@ func (l *ledger) until(fs vfs.FS, from keys.Epoch, records int, rec Recovery) {
 
 func (l *ledger) recoverTwice(t *testing.T, fs *vfs.Mem, rng *rand.Rand) {
 	t.Helper()
-	rec := l.check(t, fs, nil)
-	known := map[keys.Epoch]uint64{}
-	for e := l.after + 1; e <= rec.Last; e++ {
-		known[e] = l.run
-	}
+	rec := l.check(t, fs)
 	fs.CrashAt(fs.Mutations() + 1 + rng.Int64N(40))
-	second := &ledger{run: l.run + 1, acked: l.acked, after: l.after}
+	second := &ledger{run: l.run + 1, acked: l.acked, after: l.after, seen: maps.Clone(l.seen)}
 	a, err := startLog(testOptions2(fs), rec)
 	if err == nil {
 		second.acked = rec.Last // Open made durable what it continues from
-		_ = second.work(a, rec.Last+1, 40)
+		_ = second.work(a, rec.Next(), 40)
 		_ = a.log.Close()
 	}
 	if !fs.Crashed() {
@@ -145,23 +150,18 @@ func (l *ledger) recoverTwice(t *testing.T, fs *vfs.Mem, rng *rand.Rand) {
 	} else {
 		fs = fs.Crash(rng.Uint64(), vfs.Keep(rng.IntN(3)))
 	}
-	rec = second.check(t, fs, known)
-	third := &ledger{run: l.run + 2, acked: rec.Last, after: second.after}
+	rec = second.check(t, fs)
+	third := &ledger{run: l.run + 2, acked: rec.Last, after: second.after, seen: second.seen}
 	a, err = startLog(testOptions2(fs), rec)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for e := l.after + 1; e <= rec.Last; e++ {
-		if _, ok := known[e]; !ok {
-			known[e] = second.run
-		}
-	}
-	if err := third.work(a, rec.Last+1, 10); err != nil {
+	if err := third.work(a, rec.Next(), 10); err != nil {
 		t.Fatal(err)
 	}
 	mustClose(t, a.log)
-	if end := third.check(t, fs, known); end.Last != rec.Last+10 {
-		t.Fatalf("after the last run: %d, want %d", end.Last, rec.Last+10)
+	if end := third.check(t, fs); end.Last != rec.Next()+9 || end.Unclean {
+		t.Fatalf("after the last run: %d, want %d; unclean %v", end.Last, rec.Next()+9, end.Unclean)
 	}
 }
 

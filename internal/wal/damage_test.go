@@ -178,7 +178,7 @@ func TestRepairCutsAtTheDamageAndSaysWhatIsGone(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if e, err := a.put(bodyOf(1, 10)); err != nil || e != p.epoch {
+		if e, err := a.put(bodyOf(1, 10)); err != nil || e <= 50+EpochWindow {
 			t.Fatalf("after the repair: epoch %d, %v", e, err)
 		}
 		mustClose(t, a.log)
@@ -198,8 +198,8 @@ func TestDamagedHeaderIsCorruptionAndRepairDropsItsFile(t *testing.T) {
 	if err != nil || d.From != last.First || len(d.Files) != 1 || d.Files[0] != last.File {
 		t.Fatalf("%+v, %v", d, err)
 	}
-	if rec, _ := mustReplay(t, fs, 0); rec.Last != last.First-1 {
-		t.Fatalf("last %d", rec.Last)
+	if _, got := mustReplay(t, fs, 0); got.last() != last.First-1 {
+		t.Fatalf("last %d", got.last())
 	}
 }
 

@@ -193,12 +193,13 @@ func TestOpenMakesDurableWhatReplayFound(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if e, err := b.put(bodyOf(3, 100)); err != nil || e != 3 {
+	e, err := b.put(bodyOf(3, 100))
+	if err != nil || e != rec.Next() {
 		t.Fatalf("epoch %d, %v", e, err)
 	}
 	survivor := mem.Crash(1, vfs.KeepNone)
 	_ = b.log.Close()
-	if rec, _ := mustReplay(t, survivor, 0); rec.Last != 3 {
+	if rec, _ := mustReplay(t, survivor, 0); rec.Last != e {
 		t.Fatalf("last %d", rec.Last)
 	}
 }

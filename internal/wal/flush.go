@@ -55,7 +55,7 @@ func (f *flusher) start(s *Segment) bool {
 	if s == nil {
 		return false
 	}
-	f.segment, f.pos, f.written, f.next = s, headerPage, 0, s.first
+	f.segment, f.pos, f.written, f.next = s, s.begin, 0, s.first
 	return true
 }
 
@@ -89,7 +89,7 @@ func (l *Log) writeAndSync(records int) error {
 	if err := f.segment.file.SyncData(); err != nil {
 		return fmt.Errorf("sync: %w", err)
 	}
-	l.counts.flushed(records, int(f.pos-max(f.written, headerPage)), written.Sub(start), time.Since(written))
+	l.counts.flushed(records, int(f.pos-max(f.written, f.segment.begin)), written.Sub(start), time.Since(written))
 	f.written = f.pos
 	l.headed.Store(f.segment.number)
 	return nil
@@ -114,7 +114,7 @@ func (l *Log) writeHeader() error {
 	if err != nil {
 		return l.fail(fmt.Errorf("header: %w", err))
 	}
-	f.written = headerPage
+	f.written = f.pos
 	l.headed.Store(f.segment.number)
 	return nil
 }
@@ -173,7 +173,7 @@ func (l *Log) finish() error {
 	for moved := true; moved && err == nil; {
 		moved, err = l.flushStep()
 	}
-	if err == nil && l.flusher.written > 0 {
+	if err == nil && l.flusher.segment != nil {
 		err = l.mark()
 	}
 	l.waits.mu.Lock()
@@ -183,12 +183,12 @@ func (l *Log) finish() error {
 	return err
 }
 
-// mark writes a record that holds no epoch behind the last one, if there is room. It testifies for the last group of
-// records, behind which nothing else may follow, and spares the next replay the search for later records.
+// mark writes a record that holds no epoch behind the last one. It testifies for the last group of records, behind which nothing
+// else may follow, spares the next replay the search for later records, and says that no epoch was given out that is not in the log.
 func (l *Log) mark() error {
 	f := &l.flusher
 	f.segment.Seal()
-	if offset, _, _ := f.segment.sealedAt(); f.pos != offset || int(f.pos)+recordHeaderSize > len(f.segment.image) {
+	if offset, _, _ := f.segment.sealedAt(); f.pos != offset {
 		return nil
 	}
 	rec := f.segment.image[f.pos : f.pos+recordHeaderSize]

@@ -56,14 +56,25 @@ const (
 const (
 	flagVoid   = 1 << 0 // the epoch does nothing; the body is filler
 	flagMark   = 1 << 1 // the end of a log that was closed: holds no epoch, testifies for all before it
-	flagsKnown = flagVoid | flagMark
+	flagSkip   = 1 << 5 // holds no epoch: the next record has the epoch in the body
+	flagsKnown = flagVoid | flagMark | flagSkip
 )
 
 const (
 	// SegmentBytesMax bounds a segment so that offsets have 32 bits and a tail word cannot overflow (see Segment).
 	SegmentBytesMax = 256 << 20
-	// BodyBytesMax is the largest body that a record can hold.
-	BodyBytesMax = SegmentBytesMax - headerPage - recordHeaderSize
+	// BodyBytesMax is the largest body that a record can hold, in the first segment of a run, too.
+	BodyBytesMax = SegmentBytesMax - headerPage - recordHeaderSize - skipSpace - endSpace
+
+	// EpochWindow bounds how far epochs run ahead of durable: every epoch that is given out is less than durable + EpochWindow, and
+	// each start after an unclean end skips as many. It is more than the records of the largest segment, so that a rotation
+	// waits for the device only if that is several segments of tiny records behind; and of 2^56 epochs, 2^32 such starts use them up.
+	EpochWindow = 1 << 24
+
+	// skipSpace is the room of a skip record.
+	skipSpace = recordHeaderSize + 8
+	// endSpace is the room that each segment keeps for the record behind its last epoch.
+	endSpace = recordHeaderSize + 8
 	// SegmentBytesMin is the smallest segment: its header page and one page of records.
 	SegmentBytesMin = 2 * pageSize
 )
@@ -169,6 +180,12 @@ func sealRecord(rec []byte, seed, length uint32, epoch keys.Epoch, flags uint8, 
 	binary.LittleEndian.PutUint64(rec[durableOffset:], uint64(durable))
 	word := uint64(recordSum(seed, length, rec)) | uint64(length)<<32
 	storeWord(firstWord(rec), littleEndian(word))
+}
+
+// putSkip writes a record that stands at an epoch and says that the next record has another one. Everything before it is durable.
+func putSkip(rec []byte, seed uint32, at, next keys.Epoch) {
+	binary.LittleEndian.PutUint64(rec[recordHeaderSize:], uint64(next))
+	sealRecord(rec, seed, skipSpace, at, flagSkip, at-1)
 }
 
 // firstWord is the word with crc and length; rec is 8-byte aligned, because images are mappings.

@@ -46,6 +46,7 @@ type Log struct {
 	last    *Segment                // newest, guarded by rotate
 	next    keys.Epoch              // first epoch of the first segment, guarded by rotate
 	skipped keys.Epoch              // see Skip; guarded by rotate
+	after   keys.Epoch              // last epoch of the log before this run; next goes on behind it, or skips some; constant
 	head    atomic.Pointer[Segment] // first segment of this run, where the flusher starts
 	headed  atomic.Uint64           // number of the newest segment whose header is durable; its one writer has the flush role
 
@@ -61,7 +62,7 @@ type Log struct {
 
 // Open continues the log that Recover has read: it cuts a torn tail, and starts two
 // goroutines, one that flushes and one that keeps a spare segment; Close ends both. The caller makes the first segment,
-// at rec.Last+1.
+// at rec.Next().
 func Open(opts Options, rec Recovery) (*Log, error) {
 	if opts.SegmentBytes < SegmentBytesMin || opts.SegmentBytes > SegmentBytesMax || opts.SegmentBytes%pageSize != 0 {
 		return nil, fmt.Errorf("wal: segment size %d is not a multiple of %d from %d to %d",
@@ -79,7 +80,8 @@ func Open(opts Options, rec Recovery) (*Log, error) {
 		dir:     dir,
 		images:  &images{size: opts.SegmentBytes, max: max(opts.Images, ImagesMin)},
 		durable: new(horizon),
-		next:    rec.Last + 1,
+		next:    rec.Next(),
+		after:   rec.Last,
 		stop:    make(chan struct{}),
 		refill:  make(chan struct{}, 1),
 	}
@@ -87,7 +89,7 @@ func Open(opts Options, rec Recovery) (*Log, error) {
 	if opts.Serial {
 		l.serial = new(sync.Mutex)
 	}
-	l.durable.epoch.Store(uint64(rec.Last))
+	l.durable.epoch.Store(uint64(l.next - 1))
 	l.waits.kick, l.waits.company = make(chan struct{}, 1), make(chan struct{}, 1)
 	if err := l.adopt(rec); err != nil {
 		return nil, err
@@ -176,6 +178,9 @@ func (l *Log) fail(err error) error {
 // that crossed the end of the last one. The record that did not fit should be reserved before others see the
 // segment, lest they fill it first.
 //
+// The first segment of a run is durable when NewSegment returns: that there is a run, which may give out epochs, and
+// which epochs it skips.
+//
 // An error that matches vfs.ErrNoSpace may be tried again when there is space; nothing was lost. Others are final.
 func (l *Log) NewSegment(first keys.Epoch, bodyLen int) (*Segment, error) {
 	if uint(bodyLen) > BodyBytesMax {
@@ -189,13 +194,20 @@ func (l *Log) NewSegment(first keys.Epoch, bodyLen int) (*Segment, error) {
 	if expected, ok := l.nextFirst(); !ok || first != expected {
 		return nil, fmt.Errorf("wal: segment at epoch %d, but the log continues at %d", first, expected)
 	}
-	b, err := l.blankFor(headerPage + int(recordSpace(uint32(bodyLen)+recordHeaderSize)))
+	size := headerPage + l.skipSpace(first) + int(recordSpace(uint32(bodyLen)+recordHeaderSize)) + endSpace
+	if err := l.keepWindow(first, size); err != nil {
+		return nil, err
+	}
+	b, err := l.blankFor(size)
 	if err != nil {
 		return nil, err
 	}
 	s := l.newSegment(b, first)
 	if l.last == nil {
 		l.head.Store(s)
+		if err := l.awaitHeader(s.number - 1); err != nil {
+			return nil, err
+		}
 	} else {
 		l.last.next.Store(s)
 		l.counts.rotations.Add(1)
@@ -233,12 +245,36 @@ func (l *Log) nextFirst() (keys.Epoch, bool) {
 	return max(next, l.skipped), sealed
 }
 
+// skipSpace is the room of the skip record at the front of a segment whose first claim is at an epoch.
+func (l *Log) skipSpace(first keys.Epoch) int {
+	if l.last == nil && first > l.after+1 {
+		return skipSpace
+	}
+	return 0
+}
+
+// keepWindow waits until no epoch of the next segment, of at least size bytes, can be EpochWindow past durable.
+func (l *Log) keepWindow(first keys.Epoch, size int) error {
+	most := keys.Epoch(max(size+pageSize, l.opts.SegmentBytes) / recordHeaderSize)
+	if first+most <= EpochWindow {
+		return nil
+	}
+	return l.Flush(first + most - EpochWindow)
+}
+
 func (l *Log) newSegment(b *blank, first keys.Epoch) *Segment {
 	identity := l.opts.Identity()
-	putHeader(b.image, header{identity: identity, number: b.number, first: first})
-	return &Segment{
+	h := header{identity: identity, number: b.number, first: first}
+	begin := headerPage + l.skipSpace(first)
+	if begin > headerPage {
+		h.first = l.after + 1
+		putSkip(b.image[headerPage:begin], seedOf(identity), h.first, first)
+	}
+	putHeader(b.image, h)
+	s := &Segment{
 		first:   first,
-		limit:   uint64(len(b.image)-headerPage) / recordAlign,
+		begin:   uint32(begin),
+		limit:   uint64(len(b.image)-headerPage-endSpace) / recordAlign,
 		seed:    seedOf(identity),
 		image:   b.image,
 		durable: l.durable,
@@ -248,6 +284,8 @@ func (l *Log) newSegment(b *blank, first keys.Epoch) *Segment {
 		file:    b.file,
 		pooled:  b.pooled,
 	}
+	s.tail.Store(uint64(begin-headerPage) / recordAlign)
+	return s
 }
 
 // blankFor finds a file and an image of size bytes or more. With every image in use it flushes until one comes back.

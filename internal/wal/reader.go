@@ -127,6 +127,9 @@ func (r *segmentReader) testify(bad keys.Epoch) (testimony, error) {
 			return t, err
 		}
 		farthest := bad + keys.Epoch((off-r.pos+recordHeaderSize-1)/recordHeaderSize)
+		if r.pos == headerPage {
+			farthest = keys.MaxEpoch // the bad record may be a skip
+		}
 		if e := epochAt(head); e <= bad || e > farthest {
 			continue
 		}
@@ -158,6 +161,14 @@ type Record struct {
 
 // Mark reports whether the record is the mark at the end of a log that was closed; it holds no epoch.
 func (r Record) Mark() bool { return r.Flags&flagMark != 0 }
+
+// Skip is the epoch of the next record if this one says so; it holds no epoch itself. Else it is zero.
+func (r Record) Skip() keys.Epoch {
+	if r.Flags&flagSkip == 0 || len(r.Body) != skipSpace-recordHeaderSize {
+		return 0
+	}
+	return keys.Epoch(binary.LittleEndian.Uint64(r.Body))
+}
 
 // Void reports whether the record's epoch does nothing.
 func (r Record) Void() bool { return r.Flags&flagVoid != 0 }

@@ -3,6 +3,8 @@ package wal
 import (
 	"errors"
 	"fmt"
+	iofs "io/fs"
+	"path"
 
 	"epochkv/internal/storage/keys"
 	"epochkv/internal/vfs"
@@ -19,60 +21,141 @@ type Dropped struct {
 // Repair cuts a corrupt log at the first record that cannot be read, and removes the segments after it. It loses
 // commits that were acknowledged as durable, so that only an operator may decide on it. A log that Replay accepts is left as it is,
 // and so is one of a newer version.
+//
+// A new segment takes the place of what is dropped. It skips every epoch that can have been in there, so that none is given out again.
+// The damage comes last: a repair that is interrupted leaves a log that is still seen to be corrupt, or one that is repaired.
 func Repair(fs vfs.FS, dataDir string, after keys.Epoch) (Dropped, error) {
 	_, err := Replay(fs, dataDir, after, func(keys.Epoch, []byte) error { return nil })
 	var cause *CorruptionError
 	if !errors.As(err, &cause) {
 		return Dropped{}, err
 	}
-	d := Dropped{Cause: cause, From: cause.Epoch}
-	if err := d.removeFrom(fs, dataDir); err != nil {
-		return d, err
+	r := repair{fs: fs, dir: Dir(dataDir), Dropped: Dropped{Cause: cause, From: cause.Epoch}}
+	if err := r.run(after); err != nil {
+		return r.Dropped, fmt.Errorf("wal: repair: %w", err)
 	}
-	if cause.Offset == 0 {
-		return d, nil
-	}
-	return d, d.cut(fs)
+	return r.Dropped, nil
 }
 
-// removeFrom removes the files behind the damage, and the damaged one if its header is what is damaged. The newest goes first
-// and the cut comes last, so that a repair that is interrupted leaves a log that is still seen to be corrupt.
-func (d *Dropped) removeFrom(fs vfs.FS, dataDir string) error {
-	_, files, err := list(fs, Dir(dataDir))
+type repair struct {
+	Dropped
+	fs  vfs.FS
+	dir string
+}
+
+func (r *repair) run(after keys.Epoch) error {
+	rec, files, err := list(r.fs, r.dir)
 	if err != nil {
 		return err
 	}
-	for i := len(files) - 1; i >= 0; i-- {
-		name := files[i].File
-		if name < d.Cause.File || name == d.Cause.File && d.Cause.Offset > 0 {
-			break
+	next, err := r.beyond(files, after)
+	if err != nil {
+		return err
+	}
+	if r.Cause.Offset == 0 { // the file is missing, or cannot be read from its header on
+		number, ok := parseFileName(path.Base(r.Cause.File))
+		if !ok {
+			return fmt.Errorf("%s is not a segment", r.Cause.File)
 		}
-		if err := fs.Remove(name); err != nil {
-			return fmt.Errorf("wal: repair: %w", err)
+		if err := r.removeBehind(files); err != nil {
+			return err
 		}
-		if err := fs.SyncDir(Dir(dataDir)); err != nil {
-			return fmt.Errorf("wal: repair: %w", err)
+		return r.writeSkip(number, next)
+	}
+	if err := r.writeSkip(rec.lastNumber+1, next); err != nil {
+		return err
+	}
+	if err := r.removeBehind(files); err != nil {
+		return err
+	}
+	return r.cut()
+}
+
+// beyond is an epoch past all that these segments can have held.
+func (r *repair) beyond(files []SegmentInfo, after keys.Epoch) (keys.Epoch, error) {
+	next := max(after, r.From) + 1
+	for _, s := range files {
+		from := next // where the segment can have begun, if its header does not tell
+		if s.Damage == nil {
+			from = s.First
+			err := ReadSegment(r.fs, s, func(one Record) error {
+				from = max(from, one.Epoch+1, one.Skip())
+				return nil
+			})
+			if err != nil {
+				return 0, err
+			}
 		}
-		d.Files = append(d.Files, name)
+		// What cannot be read may be a skip, and as many records as have room.
+		next = max(next, from+EpochWindow+keys.Epoch(s.Bytes/recordHeaderSize))
+	}
+	return next, nil
+}
+
+// removeBehind removes the files behind the damage, the newest first. One whose header is damaged is replaced and not removed.
+func (r *repair) removeBehind(files []SegmentInfo) error {
+	if r.Cause.Offset == 0 {
+		for _, s := range files {
+			if s.File == r.Cause.File {
+				r.Files = append(r.Files, s.File)
+			}
+		}
+	}
+	for i := len(files) - 1; i >= 0 && files[i].File > r.Cause.File; i-- {
+		if err := r.fs.Remove(files[i].File); err != nil {
+			return err
+		}
+		if err := r.fs.SyncDir(r.dir); err != nil {
+			return err
+		}
+		r.Files = append(r.Files, files[i].File)
 	}
 	return nil
 }
 
-func (d *Dropped) cut(fs vfs.FS) error {
-	f, err := fs.Open(d.Cause.File, vfs.ReadWrite)
+// writeSkip puts a segment in place, whole or not at all, that goes on where the log is cut and holds nothing but a skip.
+func (r *repair) writeSkip(number uint64, next keys.Epoch) error {
+	image := make([]byte, SegmentBytesMin)
+	h := header{identity: randomIdentity(), number: number, first: r.From}
+	putHeader(image, h)
+	putSkip(image[headerPage:headerPage+skipSpace], seedOf(h.identity), h.first, next)
+	name := path.Join(r.dir, FileName(number))
+	building := name + ".new"
+	if err := r.fs.Remove(building); err != nil && !errors.Is(err, iofs.ErrNotExist) {
+		return err
+	}
+	f, err := r.fs.Open(building, vfs.Create)
 	if err != nil {
-		return fmt.Errorf("wal: repair: %w", err)
+		return err
+	}
+	_, err = f.WriteAt(image, 0)
+	if err == nil {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	if err := r.fs.Rename(building, name); err != nil {
+		return err
+	}
+	return r.fs.SyncDir(r.dir)
+}
+
+func (r *repair) cut() error {
+	f, err := r.fs.Open(r.Cause.File, vfs.ReadWrite)
+	if err != nil {
+		return err
 	}
 	size, err := f.Size()
 	if err == nil {
-		err = f.Truncate(d.Cause.Offset)
+		err = f.Truncate(r.Cause.Offset)
 	}
 	if err == nil {
 		err = f.Sync()
 	}
 	if err = errors.Join(err, f.Close()); err != nil {
-		return fmt.Errorf("wal: repair: %w", err)
+		return err
 	}
-	d.Bytes = size - d.Cause.Offset
+	r.Bytes = size - r.Cause.Offset
 	return nil
 }

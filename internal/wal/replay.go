@@ -1,6 +1,7 @@
 package wal
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -21,10 +22,21 @@ type Recovery struct {
 	Segments []SegmentInfo
 	// Torn is the unfinished end of the log, or nil. Nothing in it was ever acknowledged as durable.
 	Torn *TornTail
+	// Unclean means that the log was not closed: epochs behind Last may have been given out and lost.
+	Unclean bool
 
 	secured    bool // what was replayed is on the device: see Recover
 	lastNumber uint64
 	blank      []blankFile
+}
+
+// Next is the epoch at which the log goes on. After an unclean end it skips all that can have been given out: a client may have seen
+// the epochs of commits that were never durable, and no number may name two commits.
+func (rec *Recovery) Next() keys.Epoch {
+	if rec.Unclean {
+		return rec.Last + 1 + EpochWindow
+	}
+	return rec.Last + 1
 }
 
 // SegmentInfo is a segment file.
@@ -62,7 +74,7 @@ func Replay(fs vfs.FS, dataDir string, after keys.Epoch, fn func(e keys.Epoch, b
 	if err != nil {
 		return Recovery{}, err
 	}
-	rec.Last = after
+	rec.Last, rec.Unclean = after, after > 0 || len(files) > 0
 	start, err := startOf(files, after)
 	if err != nil || start == len(files) {
 		return rec, err
@@ -97,8 +109,12 @@ func (rec *Recovery) segment(r *segmentReader, fs vfs.FS, s SegmentInfo, last bo
 	}
 	defer func() { err = errors.Join(err, r.file.Close()) }()
 	next, marked, err := rec.records(r, s, after, fn)
-	if err != nil || marked || !last {
+	if err != nil || !last {
 		return next, err
+	}
+	rec.Unclean = !marked
+	if marked {
+		return next, nil
 	}
 	t, err := r.testify(next)
 	if err != nil {
@@ -134,6 +150,13 @@ func (rec *Recovery) records(r *segmentReader, s SegmentInfo, after keys.Epoch,
 		if one.flags&flagMark != 0 {
 			return next, true, nil
 		}
+		if one.flags&flagSkip != 0 {
+			if next, err = skipTo(s, at, one); err != nil {
+				return 0, false, err
+			}
+			rec.Last = max(rec.Last, next-1)
+			continue
+		}
 		if next > after {
 			body := one.body
 			if one.flags&flagVoid != 0 {
@@ -148,6 +171,18 @@ func (rec *Recovery) records(r *segmentReader, s SegmentInfo, after keys.Epoch,
 		}
 		next++
 	}
+}
+
+// skipTo is the epoch at which a log goes on behind a skip record.
+func skipTo(s SegmentInfo, at int64, r record) (keys.Epoch, error) {
+	if len(r.body) != skipSpace-recordHeaderSize {
+		return 0, &VersionError{File: s.File, Offset: at, What: fmt.Sprintf("a skip record of %d bytes", len(r.body))}
+	}
+	next := keys.Epoch(binary.LittleEndian.Uint64(r.body))
+	if next <= r.epoch || next > keys.MaxEpoch {
+		return 0, corruption(s.File, at, r.epoch, fmt.Sprintf("a skip record leads to epoch %d", next))
+	}
+	return next, nil
 }
 
 // startOf is the index of the newest segment that begins at or before the epoch to start with. Older ones do not

@@ -46,8 +46,9 @@ type Claim struct {
 // Segment is a file of the log and its image. Reserve, Body, Publish and Fill are for any number of goroutines.
 type Segment struct {
 	// Constant.
-	first   keys.Epoch
-	limit   uint64 // end of the record area in units, counted from the header page
+	first   keys.Epoch // of the first claim
+	begin   uint32     // offset of the first claim: behind the header page, and a skip record if there is one
+	limit   uint64     // end of the record area in units, counted from the header page
 	seed    uint32
 	image   []byte
 	durable *horizon

@@ -24,6 +24,10 @@
 //   - nothing behind a hole is written, and nothing of a segment (its header included) is written before everything in
 //     earlier segments is durable. So a segment with a valid header testifies that its predecessors were complete;
 //   - a segment's first epoch is the epoch at which its predecessor was sealed;
+//   - every epoch that was given out is less than durable + EpochWindow; a log that was not closed goes on that far behind its last
+//     epoch, so that no epoch names two commits;
+//   - before a run gives out an epoch, the header of its first segment is durable: a log that was closed ends in a mark, and one
+//     that was opened since does not;
 //   - a record is decoded only with the identity of the segment that it was written for, so that what a recycled file
 //     still holds is never taken for a record;
 //   - after a failed write or sync durable never moves again, and every waiter gets the error.

@@ -15,7 +15,7 @@ package keys
 
 import "bytes"
 
-// Epoch is a commit sequence number: dense, starting at 1, one per committed transaction. Zero means "none".
+// Epoch is a commit sequence number: starting at 1, one per committed transaction, dense while the store is open. Zero means "none".
 type Epoch uint64
 
 // MaxEpoch is the largest epoch a trailer can carry (56 bits).
