@@ -205,8 +205,21 @@ func (e *Engine) RotateForLoad() (bool, error) {
 		return true, nil
 	}
 	v.active.seal()
-	room, err := e.advance(v.active, 0, nil)
-	return room == nil, err
+	deadline := time.After(e.options.StallMax)
+	for {
+		o, err := e.advance(v.active, 0, nil)
+		if err != nil || o.segment == nil {
+			return o.gone == nil, err
+		}
+		select {
+		case <-o.gone:
+		case <-deadline:
+			return false, o.late(e)
+		}
+		if err := o.final(); err != nil {
+			return false, err
+		}
+	}
 }
 
 // FollowLoad merges the generations that were frozen meanwhile, all of whose epochs are installed, and makes the load's pages durable.

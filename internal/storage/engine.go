@@ -21,6 +21,8 @@ import (
 var (
 	// ErrMemoryFull means that frozen generations fill the memory budget.
 	ErrMemoryFull = errors.New("storage: the memory budget is used up")
+	// ErrNoSegment means that no log segment could be prepared in time. Nothing was written.
+	ErrNoSegment = wal.ErrNoSegment
 	// ErrFailed means that a write or sync of the log failed; no write is accepted any more.
 	ErrFailed = wal.ErrFailed
 )
@@ -61,7 +63,6 @@ type Engine struct {
 	readers       readers
 	sweeper       sweeper
 	loads         loads
-	rotations     rotations
 
 	blocked     atomic.Pointer[error] // why checkpoints cannot make room at present: the disk is full, or a page is damaged
 	cacheBytes  atomic.Int64          // of the page cache at present
@@ -85,7 +86,6 @@ func Open(o Options, registry *pin.Registry) (*Engine, Recovery, error) {
 		options: o, fs: o.FS, registry: registry, lock: lock, pruner: newPruner(), slot: registry.Slot(),
 		memtableBytes: o.MemtableBytes,
 		room:          make(chan struct{}), due: make(chan struct{}, 1), tables: tables{wanted: make(chan struct{}, 1)},
-		rotations: rotations{turn: make(chan struct{}, 1)},
 	}
 	recovery, err := e.recover()
 	if err != nil {
@@ -96,7 +96,6 @@ func Open(o Options, registry *pin.Registry) (*Engine, Recovery, error) {
 
 // Close makes every commit durable and closes the files. No reader or writer may be inside.
 func (e *Engine) Close() error {
-	e.rotations.running.Wait()
 	return errors.Join(e.log.Close(), e.release())
 }
 
@@ -144,72 +143,108 @@ func (e *Engine) RequestDurable(epoch keys.Epoch) { e.log.RequestFlush(epoch) }
 // Advance replaces the full generation that w met, or waits for whoever does. For a record that shares its segment with few others it
 // makes a generation at once and claims its place there before others see it, which it reports: small records would fill the segment
 // first, again and again. While memory is full it waits for a checkpoint, up to
-// Options.StallMax. Errors: ErrMemoryFull, vfs.ErrNoSpace, ErrFailed, and why the context ended. The generation stays sealed then, and the next call tries again.
+// Options.StallMax, and as long for a log segment that cannot be prepared. Errors: ErrMemoryFull, ErrNoSegment, vfs.ErrNoSpace, ErrFailed, and why the context ended. The generation stays sealed then, and the next call tries again.
 func (e *Engine) Advance(ctx context.Context, w *Writer, body []byte) (claimed bool, err error) {
 	var claim func(*generation)
 	if e.oversized(body) {
 		claim = func(next *generation) { claimed = next.reserve(w, body) }
 	}
-	err = e.await(ctx, func() (<-chan struct{}, error) { return e.attempt(ctx, w.generation, len(body), claim) })
+	err = e.await(ctx, func() (obstacle, error) { return e.advance(w.generation, len(body), claim) })
 	return claimed, err
 }
 
 // oversized reports whether a record takes more than half of a segment.
 func (e *Engine) oversized(body []byte) bool { return int64(len(body)) > e.options.SegmentBytes/2 }
 
-// await makes attempts until memory is not full.
-func (e *Engine) await(ctx context.Context, attempt func() (room <-chan struct{}, err error)) error {
+// obstacle is what a rotation has to wait for. The zero value is none.
+type obstacle struct {
+	gone    <-chan struct{}  // delivers when to try again
+	segment *wal.Preparation // of the log segment that is not ready; nil if memory is full
+}
+
+// final is why it is no use to try again now.
+func (o obstacle) final() error {
+	if o.segment == nil {
+		return nil
+	}
+	err := o.segment.Err()
+	if errors.Is(err, vfs.ErrNoSpace) || errors.Is(err, ErrFailed) || errors.Is(err, wal.ErrClosed) {
+		return fmt.Errorf("rotate: %w", err)
+	}
+	return nil
+}
+
+// late is the error of a writer that has waited long enough.
+func (o obstacle) late(e *Engine) error {
+	if o.segment == nil {
+		e.counters.refused.Add(1)
+		return ErrMemoryFull
+	}
+	return fmt.Errorf("%w: %w", ErrNoSegment, e.log.Stats().Preparing)
+}
+
+// await makes attempts until memory is not full and a log segment is ready.
+func (e *Engine) await(ctx context.Context, attempt func() (obstacle, error)) error {
 	var deadline <-chan time.Time
+	stalled := false
 	for {
-		room, err := attempt()
-		if room == nil || err != nil {
+		o, err := attempt()
+		if o.gone == nil || err != nil {
 			return err
 		}
 		if deadline == nil {
+			deadline = time.After(e.options.StallMax)
+		}
+		if o.segment == nil && !stalled {
+			stalled = true
 			e.counters.stalls.Add(1)
 			start := time.Now()
 			defer func() { e.counters.stallNanos.Add(uint64(time.Since(start))) }()
-			deadline = time.After(e.options.StallMax)
 		}
 		select {
-		case <-room:
+		case <-o.gone:
 		case <-deadline:
-			e.counters.refused.Add(1)
-			return ErrMemoryFull
+			return o.late(e)
 		case <-ctx.Done():
 			return context.Cause(ctx)
+		}
+		if err := o.final(); err != nil {
+			return err
 		}
 	}
 }
 
-// advance does one attempt; a channel to wait on means that memory is full. With first it replaces the active generation whatever it
+// advance does one attempt, or tells what is in its way; it waits for no device. With first it replaces the active generation whatever it
 // is, and passes the new one to first before others see it.
-func (e *Engine) advance(full *generation, bodyBytes int, first func(*generation)) (room <-chan struct{}, err error) {
+func (e *Engine) advance(full *generation, bodyBytes int, first func(*generation)) (obstacle, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	v := e.view.Load()
 	if first == nil && (v.active != full || !full.sealed()) {
-		return nil, nil // somebody has done it, or is between crossing the end and writing it down
+		return obstacle{}, nil // somebody has done it, or is between crossing the end and writing it down
 	}
 	if err := e.Err(); err != nil {
-		return nil, err
+		return obstacle{}, err
 	}
 	if e.loads.sealed {
-		return e.room, nil // the next generation begins behind the load's epoch
+		return obstacle{gone: e.room}, nil // the next generation begins behind the load's epoch
 	}
 	// With nothing to wait for, a generation of any size is frozen: only then can it be merged.
 	if !e.loads.switching && e.frozenBytesOf(v) > e.frozenBytes.Load() && (len(v.frozen) > 0 || e.retired.bytes.Load() > 0) {
 		if blocked := e.blocked.Load(); blocked != nil {
-			return nil, *blocked
+			return obstacle{}, *blocked
 		}
 		e.wakeCheckpoint()
-		return e.room, nil
+		return obstacle{gone: e.room}, nil
 	}
 	full = v.active
 	full.seal()
+	if attempt := e.log.Prepare(bodyBytes); attempt != nil {
+		return obstacle{gone: attempt.Done(), segment: attempt}, nil
+	}
 	next, err := e.newGenerationLocked(keys.Epoch(full.end.Load()), bodyBytes)
 	if err != nil {
-		return nil, fmt.Errorf("rotate at epoch %d: %w", full.end.Load(), err)
+		return obstacle{}, fmt.Errorf("rotate at epoch %d: %w", full.end.Load(), err)
 	}
 	if first != nil {
 		first(next)
@@ -223,7 +258,7 @@ func (e *Engine) advance(full *generation, bodyBytes int, first func(*generation
 	if e.frozenBytesOf(e.view.Load()) >= e.checkpointAt() {
 		e.wakeCheckpoint()
 	}
-	return nil, nil
+	return obstacle{}, nil
 }
 
 // roomMade sets the pace anew, and lets those try again who wait for memory.
@@ -270,12 +305,12 @@ func (e *Engine) Rotate(ctx context.Context) error {
 	if !v.active.sealed() && v.active.mem.Versions() == 0 {
 		return nil
 	}
-	return e.await(ctx, func() (<-chan struct{}, error) {
+	return e.await(ctx, func() (obstacle, error) {
 		if e.view.Load().active != v.active {
-			return nil, nil
+			return obstacle{}, nil
 		}
 		v.active.seal()
-		return e.attempt(ctx, v.active, 0, nil)
+		return e.advance(v.active, 0, nil)
 	})
 }
 
@@ -289,7 +324,7 @@ func (e *Engine) newGenerationLocked(first keys.Epoch, bodyBytes int) (*generati
 	if err != nil {
 		return nil, err
 	}
-	segment, err := e.log.NewSegment(first, bodyBytes)
+	segment, err := e.log.NewSegment(context.Background(), first, bodyBytes) // it waits at Open only; see advance
 	if err != nil {
 		e.freed(mem.Free())
 		return nil, err

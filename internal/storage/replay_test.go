@@ -1,6 +1,7 @@
 package storage
 
 import (
+	"context"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -20,7 +21,7 @@ func writeLog(t *testing.T, fs vfs.FS, puts int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := l.NewSegment(1, 0)
+	s, err := l.NewSegment(context.Background(), 1, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,7 +39,7 @@ func writeLog(t *testing.T, fs vfs.FS, puts int) {
 		b := body(i)
 		claim, outcome := s.Reserve(len(b))
 		if outcome != wal.Reserved {
-			if s, err = l.NewSegment(claim.Epoch, 0); err != nil {
+			if s, err = l.NewSegment(context.Background(), claim.Epoch, 0); err != nil {
 				t.Fatal(err)
 			}
 			continue

@@ -49,6 +49,8 @@ var readings = []reading{
 	engineCounter("memtables_ready_total", "Rotations that found the next memtable made ready in the background.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.TablesReady) }),
 	engineCounter("log_stalls_total", "Rotations that had to wait for a file or a buffer.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Log.Stalls) }),
+	engineCounter("log_prepare_failures_total", "Failed attempts to prepare, close or remove a log file that holds no needed record. They are repeated.",
+		func(s *mvcc.Stats) float64 { return float64(s.Storage.Log.PrepareFailures) }),
 	engineCounter("log_recycled_segments_total", "Old segment files kept for use as new ones.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Log.Recycled) }),
 

@@ -1,7 +1,9 @@
 package vfs
 
 import (
+	"errors"
 	"fmt"
+	"syscall"
 	"unsafe"
 )
 
@@ -35,14 +37,42 @@ func PreallocateZeroed(f File, size int64) error {
 	if old != 0 {
 		return pathError(OpPreallocate, f.Name(), fmt.Errorf("file has %d bytes; only an empty one may be zeroed", old))
 	}
-	if err := f.Preallocate(size); err != nil {
+	if err := f.Preallocate(size); err != nil && !errors.Is(err, syscall.EOPNOTSUPP) {
 		return err
 	}
-	zeros := AlignedBuffer(int(min(size, zeroFillChunk)))
-	for off := int64(0); off < size; off += zeroFillChunk {
-		if _, err := f.WriteAt(zeros[:min(size-off, zeroFillChunk)], off); err != nil {
+	if err := writeZeros(f, 0, size); err != nil {
+		return err
+	}
+	return f.Sync()
+}
+
+// Preallocate is f.Preallocate, but on a file system that cannot allocate without writing it extends the file by writing zeros. After an error
+// the file has its old length again if the file system lets it.
+func Preallocate(f File, size int64) error {
+	err := f.Preallocate(size)
+	if !errors.Is(err, syscall.EOPNOTSUPP) {
+		return err
+	}
+	old, err := f.Size()
+	if err != nil {
+		return err
+	}
+	if err := writeZeros(f, old, size); err != nil {
+		return errors.Join(err, f.Truncate(old))
+	}
+	return nil
+}
+
+// writeZeros writes zeros over [from, to).
+func writeZeros(f File, from, to int64) error {
+	if from >= to {
+		return nil
+	}
+	zeros := AlignedBuffer(int(min(to-from, zeroFillChunk)))
+	for off := from; off < to; off += zeroFillChunk {
+		if _, err := f.WriteAt(zeros[:min(to-off, zeroFillChunk)], off); err != nil {
 			return err
 		}
 	}
-	return f.Sync()
+	return nil
 }

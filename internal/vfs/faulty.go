@@ -76,6 +76,14 @@ type Injected struct {
 	fired   int // guarded by owner.mu
 }
 
+// Errnos are what a file system says of an operation that it does not do. EINTR is among them although the OS repeats what a signal
+// interrupted: no caller may depend on that.
+func Errnos() []syscall.Errno {
+	return []syscall.Errno{
+		syscall.EIO, syscall.ENOSPC, syscall.EDQUOT, syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.EINTR, syscall.EROFS,
+	}
+}
+
 // NewFaulty wraps inner.
 func NewFaulty(inner FS) *Faulty { return &Faulty{inner: inner} }
 

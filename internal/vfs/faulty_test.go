@@ -224,3 +224,43 @@ func TestForgottenPagesReadAsWrittenAndAreLostInACrash(t *testing.T) {
 		}
 	}
 }
+
+func TestEveryErrnoReachesTheCaller(t *testing.T) {
+	for _, errno := range Errnos() {
+		faulty := NewFaulty(NewMem())
+		faulty.Inject(Rule{Op: OpCreate, Err: errno})
+		_, err := faulty.Open("a", Create)
+		full := errno == syscall.ENOSPC || errno == syscall.EDQUOT
+		if !errors.Is(err, errno) || errors.Is(err, ErrNoSpace) != full {
+			t.Errorf("%v: %v", errno, err)
+		}
+	}
+}
+
+// TestPreallocateWithoutFallocateWritesZeros: a file system that cannot allocate gets the same files, and after an error the old length.
+func TestPreallocateWithoutFallocateWritesZeros(t *testing.T) {
+	for name, allocate := range map[string]func(File, int64) error{"plain": Preallocate, "zeroed": PreallocateZeroed} {
+		mem := NewMem()
+		faulty := NewFaulty(mem)
+		faulty.Inject(Rule{Op: OpPreallocate, Err: syscall.EOPNOTSUPP})
+		f, err := faulty.Open("a", Create)
+		if err != nil {
+			t.Fatal(err)
+		}
+		const size = 3<<20 + 4096
+		mem.SetCapacity(1 << 20)
+		if err := allocate(f, size); !errors.Is(err, ErrNoSpace) {
+			t.Fatalf("%s on a full device: %v", name, err)
+		}
+		mem.SetCapacity(0)
+		if err := f.Truncate(0); err != nil {
+			t.Fatal(err)
+		}
+		if err := allocate(f, size); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if n, err := f.Size(); err != nil || n != size {
+			t.Fatalf("%s: %d bytes, %v", name, n, err)
+		}
+	}
+}

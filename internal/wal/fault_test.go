@@ -55,7 +55,7 @@ func TestFailedWriteOrSyncIsFinal(t *testing.T) {
 				t.Fatal(err)
 			}
 			c, _ := a.cur.Load().Seal()
-			if _, err := a.log.NewSegment(c.Epoch, 0); !errors.Is(err, ErrFailed) {
+			if _, err := a.log.NewSegment(context.Background(), c.Epoch, 0); !errors.Is(err, ErrFailed) {
 				t.Fatal(err)
 			}
 			if a.log.Durable() != 1 || mem.Mutations() != mutations {
@@ -109,11 +109,11 @@ func TestFullDeviceAtRotationMayPass(t *testing.T) {
 	if d := a.log.Durable(); d != e || e < 100 {
 		t.Fatalf("durable %d of %d", d, e)
 	}
-	if _, err := a.log.NewSegment(e+1, 0); !errors.Is(err, vfs.ErrNoSpace) {
+	if _, err := a.log.NewSegment(context.Background(), e+1, 0); !errors.Is(err, vfs.ErrNoSpace) {
 		t.Fatalf("still full: %v", err)
 	}
 	fs.SetCapacity(0)
-	s, err := a.log.NewSegment(e+1, 0)
+	s, err := a.log.NewSegment(context.Background(), e+1, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,20 +125,6 @@ func TestFullDeviceAtRotationMayPass(t *testing.T) {
 	mustClose(t, a.log)
 	if rec, _ := mustReplay(t, fs, 0); rec.Last != e+1 {
 		t.Fatalf("last %d", rec.Last)
-	}
-}
-
-func TestFailedPreparationOfASegmentIsFinal(t *testing.T) {
-	faulty := vfs.NewFaulty(vfs.NewMem())
-	a := mustStart(t, testOptions(faulty, SegmentBytesMin))
-	waitForSpare(t, a.log)
-	faulty.Inject(vfs.Rule{Op: vfs.OpSync, Nth: 1})
-	var err error
-	for i := 0; err == nil; i++ {
-		_, err = a.put(bodyOf(uint64(i), 1000))
-	}
-	if !errors.Is(err, ErrFailed) {
-		t.Fatal(err)
 	}
 }
 

@@ -41,10 +41,7 @@ func (l *Log) flushStep() (moved bool, err error) {
 		moved = true
 	}
 	durable := f.next - 1
-	left, err := l.leaveSealed()
-	if err != nil {
-		return false, l.fail(err)
-	}
+	left := l.leaveSealed()
 	if moved {
 		l.durable.epoch.Store(uint64(durable))
 	}
@@ -112,7 +109,7 @@ func (l *Log) writeHeader() error {
 		err = f.segment.file.SyncData()
 	}
 	if err != nil {
-		return l.fail(fmt.Errorf("header: %w", err))
+		return fmt.Errorf("wal: write the header of %s: %w", f.segment.path, err) // it is written anew with the first records
 	}
 	f.written = f.pos
 	l.headed.Store(f.segment.number)
@@ -142,28 +139,26 @@ func (f *flusher) write() error {
 }
 
 // leaveSealed goes on to the next segment when this one is sealed and written to its end, and gives its image back.
-func (l *Log) leaveSealed() (left bool, err error) {
+func (l *Log) leaveSealed() (left bool) {
 	f := &l.flusher
 	s := f.segment
 	next := s.next.Load()
 	if next == nil {
-		return false, nil
+		return false
 	}
 	offset, epoch, _ := s.sealedAt()
 	if f.pos != offset {
-		return false, nil
+		return false
 	}
-	if err := s.file.Close(); err != nil {
-		return false, err
-	}
+	l.tolerate(s.file.Close()) // all of it is durable
 	l.retired.add(retiredSegment{path: s.path, number: s.number, end: epoch - 1, size: int64(len(s.image))})
 	if s.pooled {
 		l.images.give(s.image, int(f.pos))
 		l.wantSpare()
-	} else if err := l.images.unmap(s.image); err != nil {
-		return false, err
+	} else {
+		l.tolerate(l.images.unmap(s.image))
 	}
-	return f.start(next), nil
+	return f.start(next)
 }
 
 // finish flushes at Close, when the goroutines are gone, marks the end, and ends every wait.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"runtime"
@@ -25,6 +26,8 @@ type appender struct {
 	log *Log
 	cur atomic.Pointer[Segment]
 	err atomic.Pointer[error] // why there is no next segment
+
+	patient bool // tries again what may pass
 }
 
 func testOptions(fs vfs.FS, segmentBytes int) Options {
@@ -45,7 +48,7 @@ func startLog(opts Options, rec Recovery) (*appender, error) {
 		return nil, err
 	}
 	a := &appender{log: l}
-	s, err := l.NewSegment(rec.Next(), 0)
+	s, err := l.NewSegment(context.Background(), rec.Next(), 0)
 	if err != nil {
 		_ = l.Close()
 		return nil, err
@@ -94,7 +97,10 @@ func (a *appender) append(body []byte) (keys.Epoch, error) {
 }
 
 func (a *appender) rotate(first keys.Epoch, body []byte) (keys.Epoch, error) {
-	s, err := a.log.NewSegment(first, len(body))
+	s, err := a.log.NewSegment(context.Background(), first, len(body))
+	for a.patient && err != nil && !errors.Is(err, ErrFailed) {
+		s, err = a.log.NewSegment(context.Background(), first, len(body))
+	}
 	if err != nil {
 		a.err.Store(&err)
 		return 0, err

@@ -1,6 +1,7 @@
 package wal
 
 import (
+	"context"
 	"crypto/rand"
 	"encoding/binary"
 	"errors"
@@ -29,7 +30,7 @@ type Options struct {
 
 // Log is an open log. All methods are for any number of goroutines.
 //
-// Locks: rotate before spares.making before spares.mu, and before images.mu; waits.mu and retired.mu are leaves. The flush role (see waits) is not a
+// Locks: rotate before spares.mu; images.mu, waits.mu and retired.mu are leaves. The flush role (see waits) is not a
 // lock but excludes like one; its holder takes retired.mu and images.mu.
 type Log struct {
 	opts    Options
@@ -50,9 +51,10 @@ type Log struct {
 	head    atomic.Pointer[Segment] // first segment of this run, where the flusher starts
 	headed  atomic.Uint64           // number of the newest segment whose header is durable; its one writer has the flush role
 
-	flusher flusher // owned by the holder of the flush role
-	waits   waits
-	retired retired
+	flusher  flusher // owned by the holder of the flush role
+	waits    waits
+	retired  retired
+	preparer preparer
 
 	closed     atomic.Bool
 	stop       chan struct{}
@@ -91,9 +93,7 @@ func Open(opts Options, rec Recovery) (*Log, error) {
 	}
 	l.durable.epoch.Store(uint64(l.next - 1))
 	l.waits.kick, l.waits.company = make(chan struct{}, 1), make(chan struct{}, 1)
-	if err := l.adopt(rec); err != nil {
-		return nil, err
-	}
+	l.adopt(rec)
 	l.background.Add(2)
 	go l.runFlusher()
 	go l.runSpares()
@@ -130,7 +130,7 @@ func settle(fs vfs.FS, dataDir string, rec Recovery) error {
 }
 
 // adopt takes over the files that Replay found: segments to be truncated later, and blank ones to be used.
-func (l *Log) adopt(rec Recovery) error {
+func (l *Log) adopt(rec Recovery) {
 	for i, s := range rec.Segments {
 		end := rec.Last
 		if i+1 < len(rec.Segments) {
@@ -141,11 +141,9 @@ func (l *Log) adopt(rec Recovery) error {
 	}
 	l.counts.segments.Store(int64(len(rec.Segments)))
 	for _, b := range rec.blank {
-		if _, err := l.spares.recycle(b.path, b.size); err != nil {
-			return err
-		}
+		l.spares.recycle(b.path, b.size)
 	}
-	return nil
+	l.tolerate(l.spares.removeDoomed())
 }
 
 func randomIdentity() uint64 {
@@ -172,52 +170,6 @@ func (l *Log) fail(err error) error {
 	l.failure.CompareAndSwap(nil, &err)
 	l.settleAll()
 	return l.Err()
-}
-
-// NewSegment makes the next segment, with room for a body of bodyLen bytes at least. first must be the epoch of the claim
-// that crossed the end of the last one. The record that did not fit should be reserved before others see the
-// segment, lest they fill it first.
-//
-// The first segment of a run is durable when NewSegment returns: that there is a run, which may give out epochs, and
-// which epochs it skips.
-//
-// An error that matches vfs.ErrNoSpace may be tried again when there is space; nothing was lost. Others are final.
-func (l *Log) NewSegment(first keys.Epoch, bodyLen int) (*Segment, error) {
-	if uint(bodyLen) > BodyBytesMax {
-		return nil, fmt.Errorf("wal: a body of %d bytes exceeds %d", bodyLen, BodyBytesMax)
-	}
-	l.rotate.Lock()
-	defer l.rotate.Unlock()
-	if err := l.usable(); err != nil {
-		return nil, err
-	}
-	if expected, ok := l.nextFirst(); !ok || first != expected {
-		return nil, fmt.Errorf("wal: segment at epoch %d, but the log continues at %d", first, expected)
-	}
-	size := headerPage + l.skipSpace(first) + int(recordSpace(uint32(bodyLen)+recordHeaderSize)) + endSpace
-	if err := l.keepWindow(first, size); err != nil {
-		return nil, err
-	}
-	b, err := l.blankFor(size)
-	if err != nil {
-		return nil, err
-	}
-	s := l.newSegment(b, first)
-	if l.last == nil {
-		l.head.Store(s)
-		if err := l.awaitHeader(s.number - 1); err != nil {
-			return nil, err
-		}
-	} else {
-		l.last.next.Store(s)
-		l.counts.rotations.Add(1)
-		l.RequestFlush(first - 1) // its image is needed again, whoever waits for its epochs or not
-	}
-	l.last = s
-	l.counts.segments.Add(1)
-	l.counts.segmentBytes.Add(int64(len(b.image)))
-	l.wantSpare()
-	return s, nil
 }
 
 func (l *Log) usable() error {
@@ -254,12 +206,12 @@ func (l *Log) skipSpace(first keys.Epoch) int {
 }
 
 // keepWindow waits until no epoch of the next segment, of at least size bytes, can be EpochWindow past durable.
-func (l *Log) keepWindow(first keys.Epoch, size int) error {
+func (l *Log) keepWindow(ctx context.Context, first keys.Epoch, size int) error {
 	most := keys.Epoch(max(size+pageSize, l.opts.SegmentBytes) / recordHeaderSize)
 	if first+most <= EpochWindow {
 		return nil
 	}
-	return l.Flush(first + most - EpochWindow)
+	return l.WaitDurable(ctx, first+most-EpochWindow)
 }
 
 func (l *Log) newSegment(b *blank, first keys.Epoch) *Segment {
@@ -286,38 +238,6 @@ func (l *Log) newSegment(b *blank, first keys.Epoch) *Segment {
 	}
 	s.tail.Store(uint64(begin-headerPage) / recordAlign)
 	return s
-}
-
-// blankFor finds a file and an image of size bytes or more. With every image in use it flushes until one comes back.
-func (l *Log) blankFor(size int) (*blank, error) {
-	if size > l.opts.SegmentBytes {
-		b, err := l.spares.oversized((size + pageSize - 1) &^ (pageSize - 1))
-		return b, l.preparing(err)
-	}
-	for waited := false; ; waited = true {
-		b, ready, err := l.spares.take()
-		if err != nil {
-			return nil, l.preparing(err)
-		}
-		if b != nil {
-			if waited || !ready {
-				l.counts.stalls.Add(1)
-			}
-			return b, nil
-		}
-		if err := l.flushOnce(); err != nil {
-			return nil, err
-		}
-	}
-}
-
-// preparing decides about an error met while preparing a segment. A full device is the one that may pass; after any
-// other, what the device holds is unknown.
-func (l *Log) preparing(err error) error {
-	if err == nil || errors.Is(err, vfs.ErrNoSpace) {
-		return err
-	}
-	return l.fail(err)
 }
 
 // Close flushes what is published, joins the goroutines, and frees everything. Nobody may reserve any more, and what was

@@ -158,7 +158,7 @@ func TestBodyLimit(t *testing.T) {
 	if outcome != Crossed || c.Epoch != 1 {
 		t.Fatalf("at the limit: %d, epoch %d", outcome, c.Epoch)
 	}
-	if _, err := a.log.NewSegment(c.Epoch, BodyBytesMax+1); err == nil {
+	if _, err := a.log.NewSegment(context.Background(), c.Epoch, BodyBytesMax+1); err == nil {
 		t.Fatal("a segment past the limit")
 	}
 }
@@ -195,10 +195,10 @@ func TestExactlyOneClaimCrossesTheEnd(t *testing.T) {
 	if _, outcome := s.Seal(); outcome != Full {
 		t.Fatalf("sealed twice: %d", outcome)
 	}
-	if _, err := a.log.NewSegment(crossed[0]+1, 0); err == nil {
+	if _, err := a.log.NewSegment(context.Background(), crossed[0]+1, 0); err == nil {
 		t.Fatal("a segment that leaves out an epoch")
 	}
-	if _, err := a.log.NewSegment(crossed[0], 0); err != nil {
+	if _, err := a.log.NewSegment(context.Background(), crossed[0], 0); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -211,7 +211,7 @@ func TestSealedEmptySegmentIsPassedOver(t *testing.T) {
 		if outcome != Crossed || c.Epoch != 1 {
 			t.Fatalf("%d, epoch %d", outcome, c.Epoch)
 		}
-		s, err := a.log.NewSegment(c.Epoch, 0)
+		s, err := a.log.NewSegment(context.Background(), c.Epoch, 0)
 		if err != nil {
 			t.Fatal(err)
 		}

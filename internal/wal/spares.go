@@ -3,7 +3,10 @@ package wal
 import (
 	"errors"
 	"fmt"
+	iofs "io/fs"
+	"math"
 	"path"
+	"slices"
 	"sync"
 
 	"epochkv/internal/vfs"
@@ -19,20 +22,24 @@ const recyclableMax = 2
 // again where possible: their blocks are allocated and written, which is what makes overwriting them cheap, and
 // recycling costs a rename instead of writing zeros.
 //
-// A recycled file needs no wiping. It has a new number, which its old header does not match, so that it counts as
-// blank until its new header is written; and its old records do not match its new identity.
+// Of a recycled file only the header is wiped; its old records do not match its new identity.
+//
+// No file here holds a record that is needed. Nothing that goes wrong with one is final, and none is forgotten.
 type spares struct {
 	fs     vfs.FS
 	dir    string
 	images *images
 
-	making sync.Mutex // held while a segment is made, which a slow device draws out; taken before mu
-	number uint64     // last segment number used; guarded by making
+	number uint64 // last segment number used; owned by the goroutine that prepares
 
-	mu    sync.Mutex
-	ready []*blank // prepared, by number
-	want  int      // how many are to be; at most images.max - 2, so that one can be filled and one flushed
-	old   []string // recyclable files of standard size
+	mu     sync.Mutex // never held during an operation of the file system
+	ready  []*blank   // prepared, by number; the first may be oversized, made for a writer that waited
+	held   *blank     // set aside for a rotation: the preparing goroutine leaves it alone
+	want   int        // how many are to be ready; at most images.max - 2, so that one can be filled and one flushed
+	old    []string   // recyclable files of standard size
+	doomed []string   // files to be removed
+
+	zeros [headerPage]byte // constant
 }
 
 // blank is a prepared segment: a durable name, allocated blocks, a zero image.
@@ -44,66 +51,52 @@ type blank struct {
 	pooled bool
 }
 
-// take returns the first prepared blank, or makes one if there is none (ready is false then), which somebody waits for: but for the first, a new file
-// is then allocated and not zeroed, a millisecond instead of some fifty; each of its syncs takes longer, as it changes what the file system knows
-// of the blocks. It returns nil if all images are in use.
-func (p *spares) take() (b *blank, ready bool, err error) {
-	if b := p.pop(); b != nil {
-		return b, true, nil
+// holdLocked sets the next segment aside for a rotation that is about to come, if it has at least size bytes.
+func (p *spares) holdLocked(size int) bool {
+	if p.held != nil {
+		p.ready = slices.Insert(p.ready, 0, p.held)
+		p.held = nil
 	}
-	allocate := vfs.File.Preallocate
-	if p.wantMore() { // the log is being opened; as good a segment as those to come
-		allocate = vfs.PreallocateZeroed
+	if len(p.ready) == 0 || len(p.ready[0].image) < size {
+		return false
 	}
-	p.making.Lock()
-	defer p.making.Unlock()
-	if b := p.pop(); b != nil { // what was being made
-		return b, false, nil
-	}
-	b, err = p.make(allocate)
-	return b, false, err
+	p.held = p.ready[0]
+	p.ready = slices.Delete(p.ready, 0, 1)
+	return true
 }
 
-// pop takes a prepared blank, or returns nil.
-func (p *spares) pop() (b *blank) {
+// takeHeld returns what was set aside, or nil.
+func (p *spares) takeHeld() (b *blank) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if len(p.ready) > 0 {
-		b = p.ready[0]
-		p.ready = append(p.ready[:0], p.ready[1:]...)
-	}
+	b, p.held = p.held, nil
 	return b
 }
 
-// wantMore raises the number of spares, because somebody has found none, and reports whether that is the first time.
-func (p *spares) wantMore() (first bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+// wantMoreLocked raises the number of spares, because a writer has found none, and reports whether that is the first time.
+func (p *spares) wantMoreLocked() (first bool) {
 	first = p.want == 0
 	p.want = min(max(1, 2*p.want), p.images.max-2)
 	return first
 }
 
-// prepare makes one spare if one is missing, and reports whether it did.
-func (p *spares) prepare() (made bool, err error) {
-	p.making.Lock()
-	defer p.making.Unlock()
-	p.mu.Lock()
-	enough := len(p.ready) >= p.want
-	p.mu.Unlock()
-	if enough {
-		return false, nil
+// prepare makes one spare, unless all images are in use, and reports whether it did.
+func (p *spares) prepare(allocate func(f vfs.File, size int64) error) (made bool, err error) {
+	b, err := p.make(allocate)
+	if b == nil {
+		return false, err
 	}
-	b, err := p.make(vfs.PreallocateZeroed)
-	if b != nil {
-		p.mu.Lock()
-		p.ready = append(p.ready, b)
-		p.mu.Unlock()
-	}
-	return b != nil, err
+	p.add(b)
+	return true, nil
 }
 
-// make makes a blank of standard size, or returns nil if all images are in use. The caller holds making.
+func (p *spares) add(b *blank) {
+	p.mu.Lock()
+	p.ready = append(p.ready, b)
+	p.mu.Unlock()
+}
+
+// make makes a blank of standard size, or returns nil if all images are in use.
 func (p *spares) make(allocate func(f vfs.File, size int64) error) (*blank, error) {
 	image, err := p.images.take()
 	if image == nil || err != nil {
@@ -118,27 +111,26 @@ func (p *spares) make(allocate func(f vfs.File, size int64) error) (*blank, erro
 	return b, nil
 }
 
-// oversized makes a blank of its own size for one large record. The spare, whose number is lower, must not be used after
-// it as it is: its file is recycled under a higher number.
-func (p *spares) oversized(size int) (*blank, error) {
-	p.making.Lock()
-	defer p.making.Unlock()
+// oversized makes a segment of its own size for one large record. The spares, whose numbers are lower, must not be used after
+// it as they are: their files are recycled under higher numbers.
+func (p *spares) oversized(size int) error {
 	if err := p.discard(); err != nil {
-		return nil, err
+		return err
 	}
 	image, err := p.images.mapZero(size)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	b, err := p.create(size, vfs.File.Preallocate)
+	b, err := p.create(size, vfs.Preallocate)
 	if err != nil {
-		return nil, errors.Join(err, p.images.unmap(image))
+		return errors.Join(err, p.images.unmap(image))
 	}
 	b.image = image
-	return b, nil
+	p.add(b)
+	return nil
 }
 
-// discard gives up what is prepared: its numbers are too low after an oversized segment. The caller holds making.
+// discard gives up what is prepared: its numbers are too low after an oversized segment.
 func (p *spares) discard() error {
 	p.mu.Lock()
 	ready := p.ready
@@ -146,32 +138,59 @@ func (p *spares) discard() error {
 	p.mu.Unlock()
 	var errs []error
 	for _, b := range ready {
-		p.images.give(b.image, 0)
-		if err := b.file.Close(); err != nil {
-			errs = append(errs, err)
-			continue
+		errs = append(errs, b.file.Close())
+		p.recycle(b.path, int64(len(b.image)))
+		if b.pooled {
+			p.images.give(b.image, 0)
+		} else {
+			errs = append(errs, p.images.unmap(b.image))
 		}
-		_, err := p.recycle(b.path, int64(p.images.size))
-		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
 
-// file makes a file of standard size, from an old one if there is one. The caller holds making.
+// file makes a file of standard size, from an old one if there is one that is fit.
 func (p *spares) file(size int, allocate func(f vfs.File, size int64) error) (*blank, error) {
-	from := p.popOld()
-	if from == "" {
-		return p.create(size, allocate)
+	if from := p.popOld(); from != "" {
+		b, err := p.reuse(from, size)
+		if b != nil || err != nil {
+			return b, err
+		}
 	}
-	b := p.next()
-	if err := p.fs.Rename(from, b.path); err != nil {
-		return nil, fmt.Errorf("wal: recycle a segment: %w", err)
-	}
-	f, err := p.fs.Open(b.path, vfs.ReadWrite)
+	return p.create(size, allocate)
+}
+
+// reuse makes a new file from an old one. It returns nil for one that is shorter than it should be, which a crash may have left: its blocks are
+// not all there. The old header is wiped before the file gets its new name: were it damaged, a replay could not tell that the file holds
+// nothing. After an error the file is kept for another attempt, under the name that it has then.
+func (p *spares) reuse(from string, size int) (*blank, error) {
+	f, err := p.fs.Open(from, vfs.ReadWrite)
 	if err != nil {
+		p.keepOld(from)
 		return nil, fmt.Errorf("wal: recycle a segment: %w", err)
 	}
-	if err := p.fs.SyncDir(p.dir); err != nil {
+	actual, err := f.Size()
+	if err == nil && actual != int64(size) {
+		p.doom(from)
+		return nil, f.Close()
+	}
+	if err == nil {
+		_, err = f.WriteAt(p.zeros[:], 0)
+	}
+	if err == nil {
+		err = f.SyncData()
+	}
+	b, name, keep := p.next(), from, p.keepOld
+	if err == nil {
+		if err = p.fs.Rename(from, b.path); err == nil {
+			name = b.path
+			err = p.fs.SyncDir(p.dir)
+		}
+	} else if !errors.Is(err, vfs.ErrNoSpace) {
+		keep = p.doom // a new file may be in a better place
+	}
+	if err != nil {
+		keep(name)
 		return nil, errors.Join(fmt.Errorf("wal: recycle a segment: %w", err), f.Close())
 	}
 	b.file = f
@@ -189,7 +208,14 @@ func (p *spares) popOld() (name string) {
 	return name
 }
 
-// create makes a new file. What an error leaves behind is removed. The caller holds making.
+// keepOld takes a recyclable file back.
+func (p *spares) keepOld(name string) {
+	p.mu.Lock()
+	p.old = append(p.old, name)
+	p.mu.Unlock()
+}
+
+// create makes a new file. What an error leaves behind is removed.
 func (p *spares) create(size int, allocate func(f vfs.File, size int64) error) (*blank, error) {
 	b := p.next()
 	f, err := p.fs.Open(b.path, vfs.Create)
@@ -204,10 +230,34 @@ func (p *spares) create(size int, allocate func(f vfs.File, size int64) error) (
 		err = p.fs.SyncDir(p.dir)
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("wal: create a segment: %w", err), f.Close(), p.fs.Remove(b.path))
+		p.doom(b.path)
+		return nil, errors.Join(fmt.Errorf("wal: create a segment: %w", err), f.Close(), p.removeDoomed())
 	}
 	b.file = f
 	return b, nil
+}
+
+// doom remembers a file that is to be removed.
+func (p *spares) doom(name string) {
+	p.mu.Lock()
+	p.doomed = append(p.doomed, name)
+	p.mu.Unlock()
+}
+
+// removeDoomed removes the files that nothing needs. One that cannot be removed is remembered for the next time.
+func (p *spares) removeDoomed() error {
+	p.mu.Lock()
+	doomed := p.doomed
+	p.doomed = nil
+	p.mu.Unlock()
+	var errs []error
+	for _, name := range doomed {
+		if err := p.fs.Remove(name); err != nil && !errors.Is(err, iofs.ErrNotExist) {
+			p.doom(name)
+			errs = append(errs, fmt.Errorf("wal: remove an old segment: %w", err))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 func (p *spares) next() *blank {
@@ -215,48 +265,22 @@ func (p *spares) next() *blank {
 	return &blank{number: p.number, path: path.Join(p.dir, FileName(p.number))}
 }
 
-// recycle keeps an old file for use as a new one, or removes it, and reports whether it was kept. The names need no
-// directory sync: an old segment that comes back after a crash is older than what replay starts from.
-func (p *spares) recycle(name string, size int64) (kept bool, err error) {
+// recycle keeps an old file for use as a new one, or has it removed by the next removeDoomed, and reports whether it was kept. The names
+// need no directory sync: an old segment that comes back after a crash is older than what replay starts from.
+func (p *spares) recycle(name string, size int64) (kept bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if size == int64(p.images.size) && len(p.old) < recyclableMax {
 		p.old = append(p.old, name)
-		return true, nil
+		return true
 	}
-	if err := p.fs.Remove(name); err != nil {
-		return false, fmt.Errorf("wal: remove an old segment: %w", err)
-	}
-	return false, nil
+	p.doomed = append(p.doomed, name)
+	return false
 }
 
 func (p *spares) close() error {
-	p.making.Lock()
-	defer p.making.Unlock()
-	return p.discard()
-}
-
-// wantSpare wakes the goroutine that prepares spares.
-func (l *Log) wantSpare() {
-	select {
-	case l.refill <- struct{}{}:
-	default:
-	}
-}
-
-// runSpares prepares spares until Close. It is best effort on a full device: the next rotation meets the error itself
-// and can report it.
-func (l *Log) runSpares() {
-	defer l.background.Done()
-	for {
-		select {
-		case <-l.stop:
-			return
-		case <-l.refill:
-			made, err := l.spares.prepare()
-			if l.preparing(err) == nil && made {
-				l.wantSpare() // until there are enough
-			}
-		}
-	}
+	p.mu.Lock()
+	p.holdLocked(math.MaxInt) // nothing is
+	p.mu.Unlock()
+	return errors.Join(p.discard(), p.removeDoomed())
 }

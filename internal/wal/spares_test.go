@@ -34,11 +34,16 @@ func TestSparesComeAsTheyAreNeeded(t *testing.T) {
 		}
 		var taken []*blank
 		for range want + 1 { // one more than there are
-			b, ok, err := l.spares.take()
-			if err != nil || ok != (len(taken) < want) {
-				t.Fatalf("spare %d of %d: ready %v, %v", len(taken)+1, want, ok, err)
+			attempt := l.Prepare(0)
+			if (attempt == nil) != (len(taken) < want) {
+				t.Fatalf("spare %d of %d: ready %v", len(taken)+1, want, attempt == nil)
 			}
-			taken = append(taken, b)
+			if attempt != nil {
+				<-attempt.Done()
+			}
+			if b := l.spares.takeHeld(); b != nil {
+				taken = append(taken, b)
+			}
 		}
 		for _, b := range taken {
 			l.images.give(b.image, 0)
@@ -75,6 +80,7 @@ func (f gatedFile) WriteAt(p []byte, off int64) (int, error) {
 
 // TestSpareIsTakenWhileAnotherIsMade: a device that holds up the making of a segment holds up no rotation that has one.
 func TestSpareIsTakenWhileAnotherIsMade(t *testing.T) {
+	const segment = 64 << 10
 	gate := make(chan struct{}, 100)
 	for range cap(gate) {
 		gate <- struct{}{}
@@ -93,12 +99,13 @@ func TestSpareIsTakenWhileAnotherIsMade(t *testing.T) {
 	l.wantSpare() // its maker now waits for the device
 	taken := make(chan bool, 1)
 	go func() {
-		for l.spares.making.TryLock() { // until the maker has begun
-			l.spares.making.Unlock()
+		for l.images.mappedBytes() < 3*segment { // until the maker has begun
 			time.Sleep(time.Millisecond)
 		}
-		b, ready, err := l.spares.take()
-		if err == nil {
+		var err error
+		ready := l.Prepare(0) == nil
+		if ready {
+			b := l.spares.takeHeld()
 			l.images.give(b.image, 0)
 			err = b.file.Close()
 		}

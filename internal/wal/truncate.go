@@ -1,6 +1,7 @@
 package wal
 
 import (
+	"slices"
 	"sync"
 
 	"epochkv/internal/storage/keys"
@@ -38,8 +39,15 @@ func (r *retired) takeBefore(e keys.Epoch) []retiredSegment {
 	return taken
 }
 
+// putBack returns the segments that takeBefore took.
+func (r *retired) putBack(taken []retiredSegment) {
+	r.mu.Lock()
+	r.segments = slices.Concat(taken, r.segments)
+	r.mu.Unlock()
+}
+
 // TruncateBefore gives up every record before e: segments wholly below it are recycled or removed. A segment that is
-// not durable yet stays until the next call.
+// not durable yet stays until the next call, and so do all of them after an error. A file that cannot be removed is tried again later.
 //
 // A newer segment's header is durable first. It testifies that there were records before it: without it, a replay that starts
 // too early, because what it starts from is damaged, would find no log at all and take that for its end.
@@ -49,19 +57,17 @@ func (l *Log) TruncateBefore(e keys.Epoch) error {
 		return nil
 	}
 	if err := l.awaitHeader(taken[len(taken)-1].number); err != nil {
+		l.retired.putBack(taken)
 		return err
 	}
 	for _, s := range taken {
-		kept, err := l.spares.recycle(s.path, s.size)
-		if err != nil {
-			return err
-		}
-		if kept {
+		if l.spares.recycle(s.path, s.size) {
 			l.counts.recycled.Add(1)
 		}
 		l.counts.segments.Add(-1)
 		l.counts.segmentBytes.Add(-s.size)
 	}
+	l.tolerate(l.spares.removeDoomed())
 	return nil
 }
 

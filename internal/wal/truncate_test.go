@@ -2,6 +2,7 @@ package wal
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"os"
 	"testing"
@@ -176,7 +177,7 @@ func TestTruncatedLogSaysSoBeforeItsNextRecord(t *testing.T) {
 	if outcome != Crossed {
 		t.Fatal(outcome)
 	}
-	next, err := a.log.NewSegment(claim.Epoch, 0)
+	next, err := a.log.NewSegment(context.Background(), claim.Epoch, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

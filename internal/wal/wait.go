@@ -205,14 +205,11 @@ func (l *Log) lead(ctx context.Context, e keys.Epoch) error {
 }
 
 // flushOnce takes the role as soon as it is free, flushes what is copied, and gives it up.
-func (l *Log) flushOnce() error {
+func (l *Log) flushOnce() (moved bool, err error) {
 	l.acquireRole()
-	moved, err := l.flushStep()
+	moved, err = l.flushStep()
 	l.resign()
-	if !moved && err == nil {
-		runtime.Gosched()
-	}
-	return err
+	return moved, err
 }
 
 // acquireRole waits for the role. One that is handed over but not yet taken is as good as free.

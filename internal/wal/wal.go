@@ -30,7 +30,8 @@
 //     that was opened since does not;
 //   - a record is decoded only with the identity of the segment that it was written for, so that what a recycled file
 //     still holds is never taken for a record;
-//   - after a failed write or sync durable never moves again, and every waiter gets the error.
+//   - after a failed write or sync of a file with records durable never moves again, and every waiter gets the error. Anything else that
+//     fails, about files that hold no needed record, is counted and tried again, and writers that need a segment wait meanwhile.
 //
 // The package knows bytes and epochs. It does not know what a body means, nor memtables, nor when to rotate.
 package wal

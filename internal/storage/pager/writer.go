@@ -133,10 +133,10 @@ func (p *Pager) growTo(need int64) error {
 		return nil
 	}
 	target := max(need, size+p.growStep(size))
-	err := p.file.Preallocate(target)
+	err := vfs.Preallocate(p.file, target)
 	if errors.Is(err, vfs.ErrNoSpace) && target > need {
 		target = need
-		err = p.file.Preallocate(target)
+		err = vfs.Preallocate(p.file, target)
 	}
 	if err != nil {
 		return fmt.Errorf("pager: growing the file to %d bytes: %w", target, err)
