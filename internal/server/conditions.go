@@ -49,6 +49,9 @@ func countedConditions(before, now *mvcc.Stats) (found []health.Condition) {
 	if free := st.DiskFree; free >= 0 && free < st.MemoryBudget {
 		add("disk-low", health.Warning, "the disk is nearly full", fmt.Sprintf("%d bytes free below %s", free, st.Dir))
 	}
+	if err := st.Log.Preparing; err != nil {
+		add("log-segment", health.Warning, "log segments cannot be prepared or removed; writes stop when the prepared ones are used up, and go on by themselves", err.Error())
+	}
 	if age := now.Snapshots.OldestAge; age > oldSnapshot {
 		add("old-snapshot", health.Warning, "an old snapshot keeps old versions; kvctl txn list shows transactions", fmt.Sprintf("held for %v", age.Round(time.Second)))
 	}
