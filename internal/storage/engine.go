@@ -85,7 +85,7 @@ func Open(o Options, registry *pin.Registry) (*Engine, Recovery, error) {
 	e := &Engine{
 		options: o, fs: o.FS, registry: registry, lock: lock, pruner: newPruner(), slot: registry.Slot(),
 		memtableBytes: o.MemtableBytes,
-		room:          make(chan struct{}), due: make(chan struct{}, 1), tables: tables{wanted: make(chan struct{}, 1)},
+		room:          make(chan struct{}), due: make(chan struct{}, 1), tables: tables{wanted: make(chan struct{}, 1), slot: registry.Slot()},
 	}
 	recovery, err := e.recover()
 	if err != nil {

@@ -16,6 +16,7 @@ import (
 // made ready: laid out, all of its memory touched.
 type tables struct {
 	wanted chan struct{} // capacity 1: the active table has taken another step of memory, or is half full
+	slot   *pin.Slot     // of RunTables
 
 	touch    sync.Mutex                     // held while memory of touching is taken
 	touching atomic.Pointer[memtable.Table] // set inside the slot's protection under which it was found
@@ -63,10 +64,9 @@ func (t *tables) take() *memtable.Table {
 
 // RunTables makes tables ready until ctx ends, the first one before anybody comes. Without it, rotations make their own.
 func (e *Engine) RunTables(ctx context.Context) {
-	slot := e.registry.Slot()
-	defer slot.Free()
+	defer e.tables.slot.Free()
 	for {
-		if e.touchActive(slot) {
+		if e.touchActive(e.tables.slot) {
 			e.prepareTable()
 		}
 		select {
