@@ -1,6 +1,7 @@
 package mvcc
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"flag"
@@ -169,20 +170,66 @@ func TestTornTailIsCutAndReported(t *testing.T) {
 	s := mustOpen(t, tiny(fs))
 	mustPut(t, s, "a", "1")
 	x := mustSession(t, s)
-	w := Write{Durability: DurabilityAsync}
-	w.Set([]byte("b"), []byte("2"))
-	if _, err := x.Commit(context.Background(), &w); err != nil {
+	w := Write{Durability: DurabilitySync}
+	w.Set([]byte("b"), bytes.Repeat([]byte("torn"), 100))
+	epoch, err := x.Commit(context.Background(), &w)
+	if err = errors.Join(err, s.Wait(context.Background(), epoch, DurabilitySync)); err != nil {
 		t.Fatal(err)
 	}
 	x.Close()
 	left := fs.Crash(1, vfs.KeepNone)
+	file, at := tear(t, left, []byte("torntorn"))
 	s2 := mustOpen(t, tiny(left))
-	if got := dump(t, s2); got["a"] != "1" {
+	if got := dump(t, s2); len(got) != 1 || got["a"] != "1" {
 		t.Fatalf("%v", got)
 	}
-	if got := s2.Recovery().Epoch; got != 1 && got != 2 {
-		t.Fatalf("recovered epoch %d", got)
+	r := s2.Recovery()
+	if r.Epoch != 1 || r.TornFile != file || r.TornAt <= 0 || r.TornAt >= at || r.TornSize <= at-r.TornAt {
+		t.Fatalf("%s was torn at %d; reported: %+v", file, at, r)
 	}
+	if size, err := left.Size(file); err != nil || size != r.TornAt {
+		t.Fatalf("the file has %d bytes after a cut at %d: %v", size, r.TornAt, err)
+	}
+	s3 := mustOpen(t, tiny(left.Crash(1, vfs.KeepNone)))
+	if got, r := dump(t, s3), s3.Recovery(); r.TornFile != "" || len(got) != 1 || got["a"] != "1" {
+		t.Fatalf("after the cut: %v, %+v", got, r)
+	}
+}
+
+// tear overwrites with zeros what comes after content in the log's file that has it, as if a crash had come between its sectors.
+func tear(t *testing.T, fs *vfs.Mem, content []byte) (file string, at int64) {
+	t.Helper()
+	names, err := fs.List("db/wal")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		name = "db/wal/" + name
+		f, err := fs.Open(name, vfs.ReadWrite)
+		if err != nil {
+			t.Fatal(err)
+		}
+		size, err := f.Size()
+		if err != nil {
+			t.Fatal(err)
+		}
+		all := make([]byte, size)
+		if _, err := f.ReadAt(all, 0); err != nil {
+			t.Fatal(err)
+		}
+		i := bytes.Index(all, content)
+		if i >= 0 {
+			file, at = name, int64(i+len(content))
+			_, err = f.WriteAt(make([]byte, size-at), at)
+		}
+		if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if file == "" {
+		t.Fatal("no file of the log has the record")
+	}
+	return file, at
 }
 
 func TestSecondServerIsKeptOut(t *testing.T) {
