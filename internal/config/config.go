@@ -18,7 +18,7 @@ import (
 	"time"
 )
 
-// Config is the whole configuration of a server. A zero sub-limit (CacheSize, MemtableSize, SegmentSize) is derived from
+// Config is the whole configuration of a server. A zero sub-limit (CacheSize, MemtableSize, SegmentSize, DiskReserve) is derived from
 // Memory by the engine.
 type Config struct {
 	DataDir string // where the log and the data file live
@@ -29,6 +29,7 @@ type Config struct {
 	CacheSize    Size // of it, the page cache
 	MemtableSize Size // of it, one memtable
 	SegmentSize  Size // one log segment
+	DiskReserve  Size // disk space kept for deletions and checkpoints; 0: derived
 	PageSize     Size // of the data file; fixed when the store is created
 
 	Durability   Durability    // what a write that names none gets

@@ -81,6 +81,7 @@ func newOptions() *options {
 	f.Var(&c.CacheSize, "cache-size", "page cache; 0 derives it from --memory")
 	f.Var(&c.MemtableSize, "memtable-size", "one memtable; 0 derives it from --memory")
 	f.Var(&c.SegmentSize, "segment-size", "one log segment; 0 derives it from --memory")
+	f.Var(&c.DiskReserve, "disk-reserve", "disk space kept for deletions and checkpoints when the disk is full; 0 derives it from --memory")
 	f.Var(&c.PageSize, "page-size", "page of the data file, a power of two; fixed when the store is created")
 	f.Var((*choice)(&c.Durability), "durability", "sync: writes are acknowledged on stable storage; async: when visible")
 	f.DurationVar(&c.SyncInterval, "sync-interval", c.SyncInterval, "longest time that an async write stays unsynced")

@@ -18,6 +18,7 @@ const (
 	segmentMin  = 64 * KiB // below, every few records rotate
 	segmentMax  = Size(storage.SegmentBytesMax)
 	memtableMin = 256 * KiB        // below, the arena's fixed part outweighs what it holds
+	reserveMin  = 1 * MiB          // below, a checkpoint of a few deletions would not fit
 	workersMax  = 64               // more would only wait for each other
 	countMax    = 1 << 24          // more would overflow the packed in-flight word
 	durationMin = time.Millisecond // below, a timer costs more than what it paces
@@ -62,6 +63,9 @@ func (c *Config) validateMemory(v *validation) {
 	v.check(bits.OnesCount64(uint64(c.PageSize)) == 1, "page-size", fmt.Sprintf("is %v; it must be a power of two", c.PageSize))
 	if c.SegmentSize != 0 {
 		v.size("segment-size", c.SegmentSize, segmentMin, segmentMax)
+	}
+	if c.DiskReserve != 0 {
+		v.check(c.DiskReserve >= reserveMin, "disk-reserve", fmt.Sprintf("is %v; give at least %v, or 0 to derive it", c.DiskReserve, reserveMin))
 	}
 	if c.MemtableSize != 0 {
 		v.check(c.MemtableSize >= memtableMin, "memtable-size", fmt.Sprintf("is %v; give at least %v, or 0 to derive it", c.MemtableSize, memtableMin))

@@ -17,6 +17,7 @@ func TestBoundsAreExact(t *testing.T) {
 		{"segment-size", "64KiB", "65535"},
 		{"segment-size", "256MiB", "268435457"},
 		{"memtable-size", "256KiB", "262143"},
+		{"disk-reserve", "1MiB", "1048575"},
 		{"cache-size", "1GiB", "1073741825"},
 		{"max-value-size", "1", "0"},
 		{"max-value-size", "64MiB", "67108865"}, // a value must fit into a batch

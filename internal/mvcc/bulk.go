@@ -47,6 +47,9 @@ func (s *Store) BulkLoad() (*Load, error) {
 	if s.serial {
 		return nil, errSerialLoad
 	}
+	if short := s.engine.Shortage(); short != nil {
+		return nil, short
+	}
 	load, err := s.engine.NewLoad()
 	if err != nil {
 		return nil, err

@@ -33,6 +33,8 @@ func (s *Store) runCheckpoints(ctx context.Context) {
 			err = s.mergeFrozen(ctx)
 		case <-linger.C:
 			switch {
+			case s.engine.Shortage() != nil && !s.engine.Blocked():
+				err = s.Checkpoint(ctx)
 			case s.engine.Weighty(s.checkpointInterval / weightyPart):
 				err = s.Checkpoint(ctx)
 			case s.engine.Lingering(), s.engine.Shrinkable(), s.engine.Sweepable(s.collector.horizon()):
@@ -75,10 +77,11 @@ func (s *Store) CheckpointErr() error {
 
 // Checkpoint merges everything committed so far into the tree and returns when it is durable there.
 func (s *Store) Checkpoint(ctx context.Context) error {
-	if err := s.engine.Rotate(ctx); err != nil {
-		return err
+	rotated := s.engine.Rotate(ctx)
+	if rotated != nil && !errors.Is(rotated, vfs.ErrNoSpace) {
+		return rotated
 	}
-	return s.mergeFrozen(ctx)
+	return errors.Join(rotated, s.mergeFrozen(ctx)) // what is frozen may hold the log files that the rotation lacks
 }
 
 // mergeFrozen waits until the frozen generations are complete and merges them.

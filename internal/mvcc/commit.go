@@ -73,6 +73,9 @@ func (x *Session) commitAt(ctx context.Context, w *Write, at keys.Epoch) (keys.E
 		return 0, err
 	}
 	s := x.store
+	if err := s.relieve(ctx); err != nil {
+		return 0, err
+	}
 	if s.horizonRule == HorizonScanned {
 		x.rescan()
 	}
@@ -100,6 +103,9 @@ func (x *Session) prepare(w *Write) ([]byte, error) {
 	n := w.Batch.Count()
 	if n == 0 {
 		return nil, ErrEmptyBatch
+	}
+	if err := s.admit(w); err != nil {
+		return nil, err
 	}
 	if n > s.limits.BatchOps {
 		return nil, &LimitError{What: "batch operations", Limit: s.limits.BatchOps, Got: n}
@@ -263,6 +269,10 @@ func (x *Session) reserve(ctx context.Context, w *Write, body []byte) (keys.Epoc
 			return epoch, err
 		}
 		x.slot.Leave()
+		if err := x.store.admit(w); err != nil { // the disk may have become full since prepare
+			x.slot.Enter()
+			return 0, err
+		}
 		claimed, err := x.store.engine.Advance(ctx, &x.writer, body)
 		x.slot.Enter() // an epoch that is claimed and not done has protected its memtable so far
 		if err != nil {

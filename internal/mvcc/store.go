@@ -91,6 +91,7 @@ func Open(o Options) (*Store, error) {
 	s.done.Go(func() { s.runCheckpoints(ctx) })
 	s.done.Go(func() { s.engine.RunPrefetch(ctx) })
 	s.done.Go(func() { s.engine.RunTables(ctx) })
+	s.done.Go(func() { s.engine.RunSpace(ctx) })
 	return s, nil
 }
 

@@ -59,14 +59,15 @@ func countedConditions(before, now *mvcc.Stats) (found []health.Condition) {
 }
 
 // errorConditions are those that the store's own errors show, at the cost of a few atomic loads.
-func errorConditions(failed, checkpoint, damage error) (found []health.Condition) {
+func errorConditions(failed, full, checkpoint, damage error) (found []health.Condition) {
 	add := func(name string, severity health.Severity, message string, err error) {
 		if err != nil {
 			found = append(found, health.Condition{Name: name, Severity: severity, Message: message, Cause: err.Error()})
 		}
 	}
 	add("store-failed", health.Unavailable, "the store accepts no more writes; cure the cause and restart", failed)
-	add("checkpoints-failing", health.Degraded, "checkpoints fail; writes go on until memory is full", checkpoint)
+	add("disk-full", health.Degraded, "the disk is full: writes are refused; reads and deletions are served", full)
+	add("checkpoints-failing", health.Degraded, "checkpoints fail and are tried again; until then what is written takes memory", checkpoint)
 	add("data-damaged", health.Degraded, "checkpoints have met damage; its keys answer DATA_LOSS, but for what was written since", damage)
 	return found
 }
@@ -76,7 +77,7 @@ func (s *Server) observe() []health.Condition {
 	c := &s.conditions
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	found := errorConditions(s.store.Err(), s.store.CheckpointErr(), s.store.Damage())
+	found := errorConditions(s.store.Err(), s.store.DiskFull(), s.store.CheckpointErr(), s.store.Damage())
 	now := time.Now()
 	found = append(found, s.probe.conditions(now, s.config.ProbeTimeout)...)
 	c.list.Update(now, append(found, c.counted...))

@@ -36,11 +36,11 @@ func TestEachTroubleIsACondition(t *testing.T) {
 			t.Errorf("%s: %v", name, found)
 		}
 	}
-	found := errorConditions(errors.New("log"), errors.New("disk"), errors.New("page 7"))
+	found := errorConditions(errors.New("log"), nil, errors.New("disk"), errors.New("page 7"))
 	if len(found) != 3 || found[0].Severity != health.Unavailable || found[1].Severity != health.Degraded || found[2].Cause != "page 7" {
 		t.Errorf("errors of the store: %v", found)
 	}
-	if found := errorConditions(nil, nil, nil); len(found) != 0 {
+	if found := errorConditions(nil, nil, nil, nil); len(found) != 0 {
 		t.Errorf("a healthy store has %v", found)
 	}
 }
@@ -48,30 +48,35 @@ func TestEachTroubleIsACondition(t *testing.T) {
 // TestConditionShowsEverywhere fails a checkpoint and looks at every place that tells of health.
 func TestConditionShowsEverywhere(t *testing.T) {
 	h := mustStart(t, func(c *config.Config) { c.CheckpointInterval = time.Second })
-	full := h.faults.Inject(vfs.Rule{Op: vfs.OpPreallocate, Name: "data.ekv", Err: vfs.ErrNoSpace})
+	full := h.faults.Inject(vfs.Rule{Op: vfs.OpPreallocate | vfs.OpWrite, Name: "data.ekv", Err: vfs.ErrNoSpace})
 	defer full.Remove()
 	h.put(t, "k", "v")
-	eventually(t, "the condition shows", func() bool { return len(h.observe()) > 0 })
+	eventually(t, "the condition shows", func() bool { return len(h.observe()) > 1 })
 	status, err := h.admin.Status(testContext(t), &pb.StatusRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	c := status.Health.Conditions
-	if len(c) != 1 || c[0].Name != "checkpoints-failing" || c[0].Severity != pb.Condition_SEVERITY_DEGRADED || c[0].Since == nil || c[0].Cause == "" {
-		t.Errorf("status: %v", status.Health)
+	if len(c) != 2 {
+		t.Fatalf("status: %v", status.Health)
 	}
-	if code, body := httpGet(t, h, "/healthz"); code != http.StatusOK || !strings.HasPrefix(body, "ok\ndegraded: checkpoints-failing: ") {
-		t.Errorf("/healthz: %d %q", code, body)
-	}
-	if _, body := httpGet(t, h, "/metrics"); !strings.Contains(body, `kvserver_condition{name="checkpoints-failing",severity="degraded"} 1`) {
-		t.Error("/metrics does not show the condition")
+	for i, name := range []string{"checkpoints-failing", "disk-full"} {
+		if c[i].Name != name || c[i].Severity != pb.Condition_SEVERITY_DEGRADED || c[i].Since == nil || c[i].Cause == "" {
+			t.Errorf("status: %v", status.Health)
+		}
+		if code, body := httpGet(t, h, "/healthz"); code != http.StatusOK || !strings.HasPrefix(body, "ok\n") || !strings.Contains(body, "\ndegraded: "+name+": ") {
+			t.Errorf("/healthz: %d %q", code, body)
+		}
+		if _, body := httpGet(t, h, "/metrics"); !strings.Contains(body, `kvserver_condition{name="`+name+`",severity="degraded"} 1`) {
+			t.Errorf("/metrics does not show %s", name)
+		}
 	}
 }
 
 // TestAFullDiskIsLoggedShownAndForgotten fills the disk, and makes room again.
 func TestAFullDiskIsLoggedShownAndForgotten(t *testing.T) {
 	h := mustStart(t, func(c *config.Config) { c.CheckpointInterval = time.Second })
-	full := h.faults.Inject(vfs.Rule{Op: vfs.OpPreallocate, Name: "data.ekv", Err: vfs.ErrNoSpace})
+	full := h.faults.Inject(vfs.Rule{Op: vfs.OpPreallocate | vfs.OpWrite, Name: "data.ekv", Err: vfs.ErrNoSpace})
 	eventually := func(what string, ok func() bool) {
 		t.Helper()
 		for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(10 * time.Millisecond) {
@@ -87,15 +92,15 @@ func TestAFullDiskIsLoggedShownAndForgotten(t *testing.T) {
 		}
 		return out.Health.Cause
 	}
-	for i := range 50 {
-		h.put(t, string(rune('a'+i%26)), strings.Repeat("v", 10_000))
-	}
+	h.put(t, "k", strings.Repeat("v", 10_000))
+	eventually("the refusal is not logged", func() bool { return strings.Contains(h.log.String(), "the disk is full: writes are refused") })
 	eventually("the failing checkpoint is not logged", func() bool { return strings.Contains(h.log.String(), "checkpoints fail") })
 	if !strings.Contains(cause(), "no space") {
 		t.Errorf("status says %q", cause())
 	}
 	full.Remove()
 	eventually("its end is not logged", func() bool { return strings.Contains(h.log.String(), "over: checkpoints fail") })
+	eventually("the end of the refusal is not logged", func() bool { return strings.Contains(h.log.String(), "over: the disk is full") })
 	if cause() != "" {
 		t.Errorf("status still says %q", cause())
 	}

@@ -329,6 +329,17 @@ func TestFullDiskIsToldWithAdviceAndReadsGoOn(t *testing.T) {
 	if got := h.get(t, "k"); string(got.Value) != "v" {
 		t.Errorf("got %v", got)
 	}
+	if _, err := h.kv.Delete(testContext(t), &pb.DeleteRequest{Key: []byte("k")}); err != nil {
+		t.Errorf("a deletion: %v", err)
+	}
+	deleted, err := h.kv.DeleteRange(testContext(t), &pb.DeleteRangeRequest{Range: new(pb.KeyRange)})
+	if err != nil || deleted.Deleted == 0 {
+		t.Errorf("a range deletion: %v, %v", deleted, err)
+	}
+	status, err := h.admin.Status(testContext(t), &pb.StatusRequest{})
+	if err != nil || status.Health.State != pb.Health_STATE_SERVING || !strings.Contains(status.Health.Cause, "reads and deletions are served") {
+		t.Errorf("status: %v, %v", status.GetHealth(), err)
+	}
 }
 
 func httpGet(t *testing.T, h *harness, path string) (int, string) {

@@ -20,6 +20,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -164,6 +165,7 @@ func storeOptions(c *config.Config, files vfs.FS) mvcc.Options {
 		Storage: storage.Options{
 			Dir: c.DataDir, FS: files, PageSize: int(c.PageSize), MemoryBytes: int64(c.Memory),
 			CacheBytes: int64(c.CacheSize), MemtableBytes: int64(c.MemtableSize), SegmentBytes: int64(c.SegmentSize),
+			DiskReserve:       cmp.Or(int64(c.DiskReserve), storage.DiskReserveDerived),
 			CheckpointWorkers: c.CheckpointWorkers, ExtentReadahead: c.ExtentReadahead,
 		},
 		CheckpointInterval: c.CheckpointInterval, GCInterval: c.GCInterval,

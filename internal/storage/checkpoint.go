@@ -53,7 +53,11 @@ func (e *Engine) checkpoint(ctx context.Context, h *Horizon) (left int, err erro
 	defer e.checkpointing.Unlock()
 	e.Reclaim()
 	complete, garbage := e.complete(h.Visible), e.findGarbage(h)
-	merging := atOnce(complete, e.frozenBytes.Load()/mergeShare)
+	most, short := e.frozenBytes.Load()/mergeShare, e.Shortage() != nil
+	if short {
+		most = 0 // one at a time: what the first frees helps the next
+	}
+	merging := atOnce(complete, most)
 	if len(merging) == 0 && garbage.Empty() && !e.Shrinkable() {
 		e.sweeper.advance(garbage)
 		return 0, nil
@@ -63,11 +67,16 @@ func (e *Engine) checkpoint(ctx context.Context, h *Horizon) (left int, err erro
 		err = fmt.Errorf("checkpoint: %w", e.damage(err, btree.Root{}, nil))
 		if errors.Is(err, vfs.ErrNoSpace) || errors.Is(err, ErrDamaged) {
 			e.blocked.Store(&err)
+			e.CheckSpace()
 		}
 		e.refuseWaiters()
 		return 0, err
 	}
 	e.blocked.Store(nil)
+	e.CheckSpace()
+	if short {
+		e.roomMade() // for those who wait for a segment
+	}
 	e.sweeper.advance(garbage)
 	e.counters.checkpointed(time.Since(start))
 	return len(complete) - len(merging), nil
@@ -318,7 +327,7 @@ func (e *Engine) Shrinkable() bool {
 		return false
 	}
 	s := e.pager.Stats()
-	return s.FileBytes/int64(s.PageSize) > int64(s.Live)*3/2+2*relocatePagesMin
+	return (s.FileBytes-e.reservedPages())/int64(s.PageSize) > int64(s.Live)*3/2+2*relocatePagesMin
 }
 
 // Weighty reports whether the active memtable has waited for so long and holds so much against what the tree does, an eighth of its keys, that it

@@ -64,12 +64,16 @@ type Engine struct {
 	sweeper       sweeper
 	loads         loads
 
-	blocked     atomic.Pointer[error] // why checkpoints cannot make room at present: the disk is full, or a page is damaged
-	cacheBytes  atomic.Int64          // of the page cache at present
-	frozenBytes atomic.Int64          // that frozen memtables may hold together
-	rotated     atomic.Int64          // unix nanoseconds of the last rotation
-	flow        flow                  // what writers owe while checkpoints fall behind
-	counters    counters
+	blocked      atomic.Pointer[error] // why checkpoints cannot make room at present: the disk is full, or a page is damaged
+	shortage     atomic.Pointer[ShortageError]
+	spaceMu      sync.Mutex    // one at a time fills the reserve; taken after checkpointing, before retired.mu and mu
+	reserveTaken int           // files of the log's reserve that became segments, as seen last; guarded by mu
+	spaceDue     chan struct{} // capacity 1: the reserve should be looked at
+	cacheBytes   atomic.Int64  // of the page cache at present
+	frozenBytes  atomic.Int64  // that frozen memtables may hold together
+	rotated      atomic.Int64  // unix nanoseconds of the last rotation
+	flow         flow          // what writers owe while checkpoints fall behind
+	counters     counters
 }
 
 // Open opens or creates the store in o.Dir and recovers what its log holds.
@@ -85,7 +89,7 @@ func Open(o Options, registry *pin.Registry) (*Engine, Recovery, error) {
 	e := &Engine{
 		options: o, fs: o.FS, registry: registry, lock: lock, pruner: newPruner(), slot: registry.Slot(),
 		memtableBytes: o.MemtableBytes,
-		room:          make(chan struct{}), due: make(chan struct{}, 1), tables: tables{wanted: make(chan struct{}, 1), slot: registry.Slot()},
+		room:          make(chan struct{}), due: make(chan struct{}, 1), spaceDue: make(chan struct{}, 1), tables: tables{wanted: make(chan struct{}, 1), slot: registry.Slot()},
 	}
 	recovery, err := e.recover()
 	if err != nil {
@@ -209,7 +213,17 @@ func (e *Engine) await(ctx context.Context, attempt func() (obstacle, error)) er
 			return context.Cause(ctx)
 		}
 		if err := o.final(); err != nil {
-			return err
+			room := e.segmentToCome(err)
+			if room == nil {
+				return err
+			}
+			select {
+			case <-room:
+			case <-deadline:
+				return err
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
 		}
 	}
 }
@@ -255,6 +269,7 @@ func (e *Engine) advance(full *generation, bodyBytes int, first func(*generation
 	e.counters.rotations.Add(1)
 	e.pressLocked(time.Now())
 	e.rotated.Store(time.Now().UnixNano())
+	e.reserveFor(e.frozenBytesOf(e.view.Load()))
 	if e.frozenBytesOf(e.view.Load()) >= e.checkpointAt() {
 		e.wakeCheckpoint()
 	}
@@ -324,7 +339,7 @@ func (e *Engine) newGenerationLocked(first keys.Epoch, bodyBytes int) (*generati
 	if err != nil {
 		return nil, err
 	}
-	segment, err := e.log.NewSegment(context.Background(), first, bodyBytes) // it waits at Open only; see advance
+	segment, err := e.newSegment(first, bodyBytes) // it waits at Open only; see advance
 	if err != nil {
 		e.freed(mem.Free())
 		return nil, err

@@ -66,6 +66,35 @@ func (o *Options) setDefaults() {
 		o.CheckpointBytes = checkpointBytesMax
 	}
 	o.SegmentBytes = min(max((o.SegmentBytes+segmentStep-1)/segmentStep*segmentStep, wal.SegmentBytesMin), wal.SegmentBytesMax)
+	o.setReserve()
+}
+
+// DiskReserveDerived lets Options.DiskReserve follow from the sizes of memtables and segments.
+const DiskReserveDerived = -1
+
+// reserveSegments is how many log segments are in the reserve: one that deletions go to, one for the next.
+const reserveSegments = 2
+
+// setReserve derives the reserve: what two checkpoints may add to the data file, since ordinary writes are refused only when the first has done
+// so, and a memtable of deletions.
+func (o *Options) setReserve() {
+	if o.DiskReserve == DiskReserveDerived {
+		o.DiskReserve = reserveSegments*o.SegmentBytes + 2*min(o.CheckpointBytes, o.frozenBytes()) + o.MemtableBytes
+	}
+}
+
+// logReserve is how many segments the log keeps in reserve.
+func (o *Options) logReserve() int {
+	if o.DiskReserve == 0 {
+		return 0
+	}
+	return reserveSegments
+}
+
+// pagesReserve is the part of the reserve that the data file holds. Less than a few pages would be none.
+func (o *Options) pagesReserve() int64 {
+	const pagesMin = 64
+	return max(o.DiskReserve-reserveSegments*o.SegmentBytes, pagesMin*int64(o.PageSize))
 }
 
 // logImages is how many log segments may be in memory: enough for writers not to notice a device that pauses for a moment.

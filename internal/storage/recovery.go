@@ -27,6 +27,7 @@ func (e *Engine) recover() (Recovery, error) {
 	}
 	e.log, err = wal.Open(wal.Options{
 		FS: e.fs, Dir: e.options.Dir, SegmentBytes: int(e.options.SegmentBytes), Images: e.options.logImages(),
+		Reserve: e.options.logReserve(),
 	}, found)
 	if err != nil {
 		return recovery, errors.Join(err, r.free())
@@ -36,7 +37,7 @@ func (e *Engine) recover() (Recovery, error) {
 		return recovery, errors.Join(err, e.log.Close(), r.free())
 	}
 	recovery.Checkpoints, recovery.MemtablePeak = r.merges, r.peak
-	active, err := e.newGenerationLocked(found.Next(), 0)
+	active, err := e.firstGeneration(found.Next())
 	if err != nil {
 		return recovery, errors.Join(err, e.log.Close(), r.free())
 	}
@@ -45,6 +46,7 @@ func (e *Engine) recover() (Recovery, error) {
 		v.frozen = append(v.frozen, r.filled[i])
 	}
 	e.view.Store(v)
+	e.openReserve()
 	if len(v.frozen) > 0 {
 		e.wakeCheckpoint()
 	}

@@ -20,6 +20,8 @@ type Stats struct {
 	CacheUsed     int64
 	MemtableBytes int64             // all memtables together
 	DiskFree      int64             // -1 if it cannot be told
+	DiskFull      bool              // there is a ShortageError
+	DiskReserve   int64             // what is kept for it, really allocated
 	Generations   []GenerationStats // oldest first; the last one is active
 	Rotations     uint64
 	TablesReady   uint64 // rotations that found their memtable ready
@@ -104,6 +106,7 @@ func (e *Engine) Stats() Stats {
 	for i := range s.Pruning.ChainLengths {
 		s.Pruning.ChainLengths[i] = e.pruner.chainLengths[i].Load()
 	}
+	s.DiskFull, s.DiskReserve = e.Shortage() != nil, e.reserved()
 	if free, err := e.fs.Free(e.options.Dir); err == nil {
 		s.DiskFree = free
 	}

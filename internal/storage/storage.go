@@ -29,6 +29,7 @@ type Options struct {
 
 	CheckpointBytes   int64         // frozen memtables that start a checkpoint, if writers do not wait before; 64 MiB
 	CheckpointWorkers int           // goroutines that merge; half the processors, all while writers wait
+	DiskReserve       int64         // disk space that is kept for deletions and checkpoints; 0: none; DiskReserveDerived
 	StallMax          time.Duration // how long a write waits for memory before it is refused; 10 s
 
 	OnReplay func(ReplayProgress) // hears every few seconds how far the replay of a long log is; may be nil

@@ -59,6 +59,10 @@ var readings = []reading{
 	engineGauge("memtable_versions", "Versions in all memtables.", func(s *mvcc.Stats) float64 { return float64(sumVersions(s)) }),
 	engineCounter("memory_refusals_total", "Writes turned away because the memory budget was used up.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Refused) }),
+	engineGauge("disk_full", "1 while writes other than deletions are refused because the disk is full.",
+		func(s *mvcc.Stats) float64 { return oneIf(s.Storage.DiskFull) }),
+	engineGauge("disk_reserve_bytes", "Disk space that is allocated for deletions and checkpoints on a full disk.",
+		func(s *mvcc.Stats) float64 { return float64(s.Storage.DiskReserve) }),
 	engineGauge("memory_budget_bytes", "What --memory allows for cache, memtables and log buffers together.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.MemoryBudget) }),
 }

@@ -22,6 +22,8 @@ type Options struct {
 	SegmentBytes int
 	// Images is how many standard images there may be, and so how far writers may run ahead of the device; at least ImagesMin.
 	Images int
+	// Reserve is how many files of a segment's size are kept back for a full device; see Log.Reserve.
+	Reserve int
 	// Serial puts each append, from Reserve to Publish, under one mutex: the baseline that the benchmark compares with.
 	Serial bool
 	// Identity yields a segment's random identity. Nil means crypto/rand; tests pass a seeded source.
@@ -93,6 +95,9 @@ func Open(opts Options, rec Recovery) (*Log, error) {
 	}
 	l.durable.epoch.Store(uint64(l.next - 1))
 	l.waits.kick, l.waits.company = make(chan struct{}, 1), make(chan struct{}, 1)
+	if err := l.spares.adoptReserve(opts.Reserve); err != nil {
+		return nil, err
+	}
 	l.adopt(rec)
 	l.background.Add(2)
 	go l.runFlusher()
@@ -141,7 +146,9 @@ func (l *Log) adopt(rec Recovery) {
 	}
 	l.counts.segments.Store(int64(len(rec.Segments)))
 	for _, b := range rec.blank {
-		l.spares.recycle(b.path, b.size)
+		if !l.spares.keepInReserve(b.path, b.size) {
+			l.spares.recycle(b.path, b.size)
+		}
 	}
 	l.tolerate(l.spares.removeDoomed())
 }

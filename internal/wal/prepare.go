@@ -190,7 +190,11 @@ func (l *Log) makeBlank(large int, brief, awaited bool) (made bool, err error) {
 	}
 	var idle backoff
 	for {
-		if made, err = l.spares.prepare(allocate); made || err != nil || !awaited || l.closed.Load() {
+		made, err = l.spares.prepare(allocate)
+		if awaited && errors.Is(err, vfs.ErrNoSpace) {
+			made, err = l.spares.prepareReserved(err)
+		}
+		if made || err != nil || !awaited || l.closed.Load() {
 			return made, err
 		}
 		moved, err := l.flushOnce()

@@ -39,6 +39,8 @@ type spares struct {
 	old    []string   // recyclable files of standard size
 	doomed []string   // files to be removed
 
+	reserve reserve
+
 	zeros [headerPage]byte // constant
 }
 

@@ -34,6 +34,21 @@ func (r *retired) takeBefore(e keys.Epoch) []retiredSegment {
 	for n < len(r.segments) && r.segments[n].end < e {
 		n++
 	}
+	return r.takeLocked(n)
+}
+
+// takeButLast is takeBefore without the newest of all segments.
+func (r *retired) takeButLast(e keys.Epoch) []retiredSegment {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	n := 0
+	for n+1 < len(r.segments) && r.segments[n].end < e {
+		n++
+	}
+	return r.takeLocked(n)
+}
+
+func (r *retired) takeLocked(n int) []retiredSegment {
 	taken := r.segments[:n:n]
 	r.segments = r.segments[n:]
 	return taken
@@ -52,6 +67,9 @@ func (r *retired) putBack(taken []retiredSegment) {
 // A newer segment's header is durable first. It testifies that there were records before it: without it, a replay that starts
 // too early, because what it starts from is damaged, would find no log at all and take that for its end.
 func (l *Log) TruncateBefore(e keys.Epoch) error {
+	if l.head.Load() == nil { // no file for a first segment yet: the newest that was replayed stays, and testifies
+		return l.giveBack(l.retired.takeButLast(e))
+	}
 	taken := l.retired.takeBefore(e)
 	if len(taken) == 0 {
 		return nil
@@ -60,8 +78,12 @@ func (l *Log) TruncateBefore(e keys.Epoch) error {
 		l.retired.putBack(taken)
 		return err
 	}
+	return l.giveBack(taken)
+}
+
+func (l *Log) giveBack(taken []retiredSegment) error {
 	for _, s := range taken {
-		if l.spares.recycle(s.path, s.size) {
+		if l.spares.keepInReserve(s.path, s.size) || l.spares.recycle(s.path, s.size) {
 			l.counts.recycled.Add(1)
 		}
 		l.counts.segments.Add(-1)

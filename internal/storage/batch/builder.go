@@ -33,6 +33,7 @@ type Builder struct {
 	unsorted bool
 	valueMax int // longest value added
 	payload  int // bytes of the user's keys and values
+	sets     int // operations that are no deletions
 }
 
 // The first buffers share no cache line with those of other builders (see keys.LineBytes).
@@ -59,7 +60,7 @@ func (b *Builder) Reset() {
 		b.marks, b.inOrder, b.sorter = nil, nil, keys.Sorter{}
 	}
 	b.buf, b.marks, b.sorted, b.unsorted = b.buf[:0], b.marks[:0], b.sorted[:0], false
-	b.valueMax, b.payload = 0, 0
+	b.valueMax, b.payload, b.sets = 0, 0, 0
 }
 
 // Held is about how many bytes of memory the builder keeps.
@@ -73,6 +74,9 @@ func (b *Builder) Set(s keys.Space, user, value []byte) { b.add(keys.KindSet, s,
 // Delete adds a tombstone for user key in space s.
 func (b *Builder) Delete(s keys.Space, user []byte) { b.add(keys.KindDelete, s, user, nil) }
 
+// OnlyDeletes reports whether the batch holds nothing but deletions.
+func (b *Builder) OnlyDeletes() bool { return b.sets == 0 }
+
 // Count is the number of operations added.
 func (b *Builder) Count() int { return len(b.marks) }
 
@@ -85,6 +89,9 @@ func (b *Builder) add(kind keys.Kind, s keys.Space, user, value []byte) {
 			b.buf, b.marks = make([]byte, 0, bufBytesMin), make([]mark, 0, marksMin)
 		}
 		b.buf = appendHeader(b.buf, 0)
+	}
+	if kind != keys.KindDelete {
+		b.sets++
 	}
 	b.marks = append(b.marks, mark{})
 	m := &b.marks[len(b.marks)-1]

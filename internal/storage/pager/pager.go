@@ -49,6 +49,7 @@ type Pager struct {
 	fileSize atomic.Int64                // bytes, written under growMu or by who holds open
 	open     atomic.Bool                 // a checkpoint, or Shrink, is under way
 	stats    atomic.Pointer[spaceCounts] // as of the last checkpoint's end
+	reserve  atomic.Int64                // bytes of free pages that the file should hold
 	counters struct {
 		reads, writes, submissions, damaged atomic.Uint64
 	}

@@ -71,14 +71,17 @@ func (p *Pager) Shrink() error {
 		return err
 	}
 	p.applyReleases()
+	defer p.snapshotStats()
 	need := p.offset(max(p.space.end(), p.current().pageCount))
 	step := p.growStep(need)
-	if p.fileSize.Load() > need+2*step {
-		if err := p.file.Truncate(need + step); err != nil {
-			return p.fail(fmt.Errorf("cutting the file to %d bytes: %w", need+step, err))
+	p.growMu.Lock()
+	defer p.growMu.Unlock()
+	to := max(need+step, p.offset(page.ID(p.space.busy.Count()))+p.reserve.Load())
+	if p.fileSize.Load() > to+step {
+		if err := p.file.Truncate(to); err != nil {
+			return p.fail(fmt.Errorf("cutting the file to %d bytes: %w", to, err))
 		}
-		p.fileSize.Store(need + step)
+		p.fileSize.Store(to)
 	}
-	p.snapshotStats()
 	return nil
 }

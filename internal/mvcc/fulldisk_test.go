@@ -1,0 +1,217 @@
+package mvcc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+	"testing"
+	"time"
+
+	"epochkv/internal/storage"
+	"epochkv/internal/vfs"
+)
+
+// reserving is tiny with a reserve of disk space.
+func reserving(fs vfs.FS) Options {
+	o := tiny(fs)
+	o.Storage.DiskReserve = storage.DiskReserveDerived
+	return o
+}
+
+const fullDiskBytes = 4 << 20
+
+func numbered(i int) string { return fmt.Sprintf("k%05d", i) }
+
+// fillDisk puts until the store refuses, and returns what it holds.
+func fillDisk(t *testing.T, s *Store, want map[string]string) {
+	t.Helper()
+	x := mustSession(t, s)
+	defer x.Close()
+	value := strings.Repeat("v", 1000)
+	for i := 0; ; i++ {
+		_, err := put(x, numbered(i), value, DurabilityAsync)
+		if errors.Is(err, vfs.ErrNoSpace) {
+			return
+		}
+		if err != nil || i > 4*fullDiskBytes/len(value) {
+			t.Fatalf("put %d on a disk of %d bytes: %v", i, fullDiskBytes, err)
+		}
+		want[numbered(i)] = value
+	}
+}
+
+func mustDelete(t *testing.T, s *Store, key string) {
+	t.Helper()
+	x := mustSession(t, s)
+	defer x.Close()
+	w := Write{}
+	w.Delete([]byte(key))
+	if _, err := commitAndWait(x, &w); err != nil {
+		t.Fatalf("a deletion on a full disk: %v", err)
+	}
+}
+
+func mustDeleteRange(t *testing.T, s *Store, want map[string]string, lower, upper string) {
+	t.Helper()
+	x := mustSession(t, s)
+	defer x.Close()
+	d, err := x.DeleteRange(context.Background(), RangeDelete{Lower: []byte(lower), Upper: []byte(upper)})
+	if err == nil {
+		err = s.Wait(context.Background(), d.Epoch, DurabilitySync)
+	}
+	if err != nil {
+		t.Fatalf("a range deletion on a full disk: %v", err)
+	}
+	for key := range want {
+		if key >= lower && key < upper {
+			delete(want, key)
+		}
+	}
+}
+
+// awaitSpace puts until that is accepted again.
+func awaitSpace(t *testing.T, s *Store, key string) {
+	t.Helper()
+	x := mustSession(t, s)
+	defer x.Close()
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		_, err := put(x, key, "v", DurabilitySync)
+		if err == nil {
+			return
+		}
+		if !errors.Is(err, vfs.ErrNoSpace) || time.Now().After(deadline) {
+			t.Fatalf("after the deletions: %v, shortage %v, checkpoints %v, pages %+v", err, s.Shortage(), s.CheckpointErr(), s.Stats().Storage.Pages)
+		}
+	}
+}
+
+// TestFullDiskTakesDeletionsAndEndsByItself is the promise of the reserve: when ordinary writes are refused because the disk is full, deletions
+// and checkpoints go on, the pages that they free are used again, and the refusal ends without anybody making space elsewhere. More than once, and
+// after restarts on the full disk.
+func TestFullDiskTakesDeletionsAndEndsByItself(t *testing.T) {
+	fs := vfs.NewMem()
+	fs.SetCapacity(fullDiskBytes)
+	o := reserving(fs)
+	start := time.Now()
+	s := mustOpen(t, o)
+	want := map[string]string{}
+	for round := range 3 {
+		fillDisk(t, s, want)
+		short := s.Shortage()
+		if short == nil || short.Since.Before(start) || short.Since.After(time.Now()) || !errors.Is(short, vfs.ErrNoSpace) {
+			t.Fatalf("round %d: writes are refused, and the shortage is %v", round, short)
+		}
+		for i := range 40 { // one of every few leaves: pages are written before any are free
+			mustDelete(t, s, numbered(i*17))
+			delete(want, numbered(i*17))
+		}
+		mustHold(t, s, want)
+		if round == 1 {
+			mustClose(t, s)
+			s = mustOpen(t, o)
+			mustHold(t, s, want)
+		}
+		mustDeleteRange(t, s, want, numbered(100+round), numbered(1500))
+		awaitSpace(t, s, "later")
+		want["later"] = "v"
+		if short := s.Shortage(); short != nil {
+			t.Fatalf("writes are accepted, and the shortage is %v", short)
+		}
+		mustHold(t, s, want)
+	}
+	mustClose(t, s)
+	mustHold(t, mustOpen(t, o), want)
+}
+
+// TestKillOnAFullDiskAnywhereLeavesAStoreThatStarts crashes at each operation of deletions, checkpoints and restarts on a full disk, again and again on what
+// the crash before left. Each time the store starts, reads what was durable, and takes deletions until there is space.
+func TestKillOnAFullDiskAnywhereLeavesAStoreThatStarts(t *testing.T) {
+	full := vfs.NewMem()
+	full.SetCapacity(fullDiskBytes)
+	filled := map[string]string{}
+	s := mustOpen(t, reserving(full))
+	fillDisk(t, s, filled)
+	if err := s.AwaitDurable(context.Background(), s.Visible()); err != nil {
+		t.Fatal(err)
+	}
+	disk := full.Crash(1, vfs.KeepAll)
+	_ = s.Close()
+	for seed := range uint64(6) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			t.Parallel()
+			fs, want := disk.Crash(seed, vfs.KeepAll), maps.Clone(filled)
+			r := killedStore{want: want}
+			for kill := range 40 {
+				r.run(t, fs, int64(1+(kill*7+int(seed)*3)%60), kill%2 == 0)
+				fs = fs.Crash(seed+uint64(kill), []vfs.Keep{vfs.KeepAll, vfs.KeepNone, vfs.KeepSome}[kill%3])
+			}
+			s := mustOpen(t, reserving(fs))
+			r.settle(t, s)
+			mustDeleteRange(t, s, want, numbered(0), numbered(1500))
+			awaitSpace(t, s, "later")
+			want["later"] = "v"
+			mustHold(t, s, want)
+			mustClose(t, s)
+			mustHold(t, mustOpen(t, reserving(fs)), want)
+		})
+	}
+}
+
+// killedStore is what a store on a full disk should hold after some kills.
+type killedStore struct {
+	want  map[string]string
+	maybe []string // keys whose deletions were under way
+}
+
+// run opens the store and deletes key after key, each with SYNC, until the file system crashes: after that many operations of opening and
+// deleting, or of deleting alone, in which case what it found is compared before.
+func (r *killedStore) run(t *testing.T, fs *vfs.Mem, after int64, opening bool) {
+	t.Helper()
+	if opening {
+		fs.CrashAt(fs.Mutations() + after)
+	}
+	s, err := Open(reserving(fs))
+	if err != nil {
+		if !fs.Crashed() {
+			t.Fatalf("the store does not start on the full disk: %v", err)
+		}
+		return
+	}
+	defer func() { _ = s.Close() }() // the file system has crashed
+	if !opening {
+		r.settle(t, s)
+		fs.CrashAt(fs.Mutations() + after)
+	}
+	x := mustSession(t, s)
+	defer x.Close()
+	for key := range r.want {
+		w := Write{Durability: DurabilitySync}
+		w.Delete([]byte(key))
+		_, err := commitAndWait(x, &w)
+		if err == nil {
+			delete(r.want, key)
+			continue
+		}
+		if !fs.Crashed() {
+			names, _ := fs.List("db/wal")
+			st := s.Stats().Storage
+			t.Fatalf("a deletion on a full disk: %v; log %v, shortage %v, checkpoints %v, generations %+v, log %+v", err, names, s.Shortage(), s.CheckpointErr(), st.Generations, st.Log.Segments)
+		}
+		r.maybe = append(r.maybe, key)
+		return
+	}
+}
+
+// settle compares the store with what it should hold. Deletions that were under way may have been durable or not.
+func (r *killedStore) settle(t *testing.T, s *Store) {
+	t.Helper()
+	for _, key := range r.maybe {
+		if get(t, s, key, 0) == "-" {
+			delete(r.want, key)
+		}
+	}
+	r.maybe = nil
+	mustHold(t, s, r.want)
+}

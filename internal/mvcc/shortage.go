@@ -1,0 +1,43 @@
+package mvcc
+
+import (
+	"context"
+
+	"epochkv/internal/storage"
+)
+
+// Shortage is nil, or says that the disk is full, since when, and that only deletions are accepted.
+func (s *Store) Shortage() *storage.ShortageError { return s.engine.Shortage() }
+
+// DiskFull is Shortage as an error.
+func (s *Store) DiskFull() error {
+	if short := s.engine.Shortage(); short != nil {
+		return short
+	}
+	return nil
+}
+
+// admit refuses a commit that would need space that there is not. Deletions have a reserve.
+func (s *Store) admit(w *Write) error {
+	if short := s.engine.Shortage(); short != nil && !w.Batch.OnlyDeletes() {
+		return short
+	}
+	return nil
+}
+
+// relieve merges deletions that were made on a full disk before there are too many of them for the pages in reserve, whatever happens to the process
+// meanwhile. The caller holds no latch.
+func (s *Store) relieve(ctx context.Context) error {
+	if !s.engine.Crammed() {
+		return nil
+	}
+	err := s.Checkpoint(ctx)
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	s.noteCheckpoint(err)
+	if short := s.engine.Shortage(); short != nil && s.engine.Crammed() {
+		return short
+	}
+	return nil
+}

@@ -1,0 +1,225 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"epochkv/internal/storage/keys"
+	"epochkv/internal/vfs"
+	"epochkv/internal/wal"
+)
+
+// Deletions write before they free anything: a log record, and the pages of a checkpoint. So the store keeps a reserve of disk space, really
+// allocated: log files (wal.Log.Reserve) and free pages in the data file (pager.FreeBytes). Anything may take from it; but once it is not
+// whole and cannot be filled up, there is a shortage, and ordinary writes are refused until it is whole again. Pages that a checkpoint frees and
+// segments that it gives up count, so that deleting ends the shortage although other files go on filling the disk.
+
+// ShortageError says that the disk has no space for ordinary writes. Reads, deletions and checkpoints go on.
+type ShortageError struct {
+	Since time.Time
+	cause error
+}
+
+// Error implements error.
+func (s *ShortageError) Error() string {
+	return fmt.Sprintf("writes are refused since %s because the disk is full; reads and deletions are served (%v)",
+		s.Since.UTC().Format(time.RFC3339), s.cause)
+}
+
+// Unwrap makes the error match vfs.ErrNoSpace.
+func (s *ShortageError) Unwrap() error { return s.cause }
+
+// Shortage is nil, or why only deletions are accepted.
+func (e *Engine) Shortage() *ShortageError { return e.shortage.Load() }
+
+// CheckSpace fills the reserve, and finds out whether there is a shortage. It writes to the disk.
+func (e *Engine) CheckSpace() {
+	if e.options.DiskReserve == 0 {
+		return
+	}
+	e.spaceMu.Lock()
+	defer e.spaceMu.Unlock()
+	e.judgeSpace(errors.Join(e.log.FillReserve(), e.fillPages(), e.fullAtMerge()))
+}
+
+// fillPages fills the data file's part: the reserve, and what is in memory and will need pages. A quarter of the reserve may be missing before that
+// counts, or a shortage would begin and end with every checkpoint.
+func (e *Engine) fillPages() error {
+	unmerged := e.unmerged()
+	err := e.pager.FillReserve(unmerged)
+	if free, want := e.pager.FreeBytes(); e.Shortage() == nil && free >= want-want/4+unmerged {
+		return nil
+	}
+	return err
+}
+
+// fullAtMerge is the full disk that stopped the last checkpoint, or nil: some file systems need space to write where there was something before.
+func (e *Engine) fullAtMerge() error {
+	if blocked := e.blocked.Load(); blocked != nil && errors.Is(*blocked, vfs.ErrNoSpace) {
+		return *blocked
+	}
+	return nil
+}
+
+// unmerged is the memory of the generations that no checkpoint has taken in: about as much as their versions will take in pages, or more.
+func (e *Engine) unmerged() int64 {
+	v := e.view.Load()
+	return int64(v.active.mem.Resident()) + residentBytes(v.frozen)
+}
+
+// reserveFor has RunSpace look at the reserve when it no longer covers what is in memory.
+func (e *Engine) reserveFor(unmerged int64) {
+	if e.options.DiskReserve == 0 {
+		return
+	}
+	if free, want := e.pager.FreeBytes(); free < want+unmerged {
+		e.wantSpace()
+	}
+}
+
+func (e *Engine) wantSpace() {
+	select {
+	case e.spaceDue <- struct{}{}:
+	default:
+	}
+}
+
+// RunSpace keeps the reserve, and during a shortage tries to fill it again, until ctx ends.
+func (e *Engine) RunSpace(ctx context.Context) {
+	retry := time.NewTicker(spaceRetry)
+	defer retry.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-e.spaceDue:
+			e.CheckSpace()
+		case <-retry.C:
+			if e.Shortage() != nil {
+				e.releasePages()
+				e.CheckSpace()
+				e.roomMade() // for those who wait for a segment
+			}
+		}
+	}
+}
+
+// releasePages makes pages free that the last checkpoints gave up and no reader reaches any more. A checkpoint under way does it by itself.
+func (e *Engine) releasePages() {
+	e.Reclaim()
+	if e.checkpointing.TryLock() {
+		_ = e.pager.Shrink() // a failure stops the pager, which keeps it
+		e.checkpointing.Unlock()
+	}
+}
+
+// spaceRetry is how often a store that refuses writes looks whether the disk has space again.
+const spaceRetry = 500 * time.Millisecond
+
+// judgeSpace notes what filling the reserve ended with. Only a full device makes a shortage: after other errors files and pages are made when they are
+// needed, and tell then.
+func (e *Engine) judgeSpace(err error) {
+	if !errors.Is(err, vfs.ErrNoSpace) || e.options.DiskReserve == 0 {
+		e.shortage.Store(nil)
+		return
+	}
+	s := &ShortageError{Since: time.Now(), cause: err}
+	if old := e.shortage.Load(); old != nil {
+		s.Since = old.Since
+	}
+	e.shortage.Store(s)
+}
+
+// newSegment is a segment of the log, and notes a shortage if one came from the reserve. It waits at Open only; see advance.
+func (e *Engine) newSegment(first keys.Epoch, bodyBytes int) (*wal.Segment, error) {
+	segment, err := e.log.NewSegment(context.Background(), first, bodyBytes)
+	if _, taken := e.log.Reserve(); taken > e.reserveTaken {
+		e.reserveTaken = taken
+		e.judgeSpace(fmt.Errorf("the log has taken a file from the reserve: %w", vfs.ErrNoSpace))
+		e.wakeCheckpoint() // what is frozen should be merged while the reserve is there
+	}
+	return segment, err
+}
+
+// Crammed reports whether there is a shortage and memory holds as many versions as the pages in reserve are sure to suffice for: each may fall on a
+// leaf of its own. They should be merged before more come, or a store that is killed again and again could not merge what it replays.
+func (e *Engine) Crammed() bool {
+	if e.Shortage() == nil {
+		return false
+	}
+	v := e.view.Load()
+	versions := v.active.mem.Versions()
+	for _, g := range v.frozen {
+		versions += g.mem.Versions()
+	}
+	return int64(versions) > e.reservedPages()/int64(e.options.PageSize)/2
+}
+
+// Blocked reports whether the last checkpoint failed because the disk is full or a page is damaged: to rotate again would not help.
+func (e *Engine) Blocked() bool { return e.blocked.Load() != nil }
+
+// openReserve sets the reserve up, when the log is open.
+func (e *Engine) openReserve() {
+	if e.options.DiskReserve == 0 {
+		return
+	}
+	e.pager.SetReserve(e.options.pagesReserve())
+	e.CheckSpace()
+}
+
+// firstGeneration is the active generation of a store that was just opened. If the disk is so full that there is no segment for it, the generation
+// is sealed and has none: the first write that is accepted asks for one again. Segments that the tree has covered may be what is left of short runs: no
+// checkpoint would give them back, as there is nothing to merge.
+func (e *Engine) firstGeneration(first keys.Epoch) (*generation, error) {
+	g, err := e.newGenerationLocked(first, 0)
+	if errors.Is(err, vfs.ErrNoSpace) {
+		if err := e.log.TruncateBefore(e.pager.State().Epoch + 1); err != nil {
+			return nil, err
+		}
+		g, err = e.newGenerationLocked(first, 0)
+	}
+	if !errors.Is(err, vfs.ErrNoSpace) {
+		return g, err
+	}
+	e.judgeSpace(err)
+	mem, err := e.newTable()
+	if err != nil {
+		return nil, err
+	}
+	g = &generation{segment: e.log.Unopened(first), mem: mem, first: first}
+	g.end.Store(uint64(first))
+	return g, nil
+}
+
+// reservedPages is how many bytes of free pages the data file is meant to hold.
+func (e *Engine) reservedPages() int64 {
+	_, want := e.pager.FreeBytes()
+	return want
+}
+
+// segmentToCome returns what to wait for, if a segment could not be made because the disk is full, and a checkpoint is to give one back.
+func (e *Engine) segmentToCome(err error) (room <-chan struct{}) {
+	if !errors.Is(err, vfs.ErrNoSpace) || e.options.DiskReserve == 0 {
+		return nil
+	}
+	e.judgeSpace(err)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if len(e.view.Load().frozen) == 0 || e.Blocked() {
+		return nil
+	}
+	e.wakeCheckpoint()
+	return e.room
+}
+
+// reserved is how many bytes the reserve holds.
+func (e *Engine) reserved() int64 {
+	if e.options.DiskReserve == 0 {
+		return 0
+	}
+	kept, _ := e.log.Reserve()
+	free, want := e.pager.FreeBytes()
+	return int64(kept)*e.options.SegmentBytes + max(0, min(free, want))
+}
