@@ -26,7 +26,8 @@ func (a *app) spaceCommand() *cobra.Command {
 		Use:   "space",
 		Short: "Show what takes the space in the data file",
 		Long: `Show how the data file is used: live pages, garbage that waits for readers, free pages, pages by kind. With --by-prefix the whole tree is
-read, and keys and bytes are summed up by what their keys begin with, exactly, as of the newest checkpoint.`,
+read, and keys and bytes are summed up by what their keys begin with, exactly, as of the newest checkpoint. Pages that cannot be read are listed
+with the keys that they may hold, which the sums lack; the exit code is 8 then.`,
 		Example: `  kvctl space
   kvctl space --by-prefix --depth 2
   kvctl space --by-prefix --delimiter : -o json`,
@@ -48,10 +49,7 @@ read, and keys and bytes are summed up by what their keys begin with, exactly, a
 				if err != nil {
 					return err
 				}
-				if format := a.formatOr(formatJSONL); format != formatTable {
-					return a.printMessage(format, space)
-				}
-				return a.printSpace(space, f.byPrefix)
+				return a.tellSpace(space, f.byPrefix)
 			})
 		},
 	}
@@ -74,6 +72,19 @@ func (a *app) printMessage(format string, m proto.Message) error {
 		return err
 	}
 	return a.printJSON(format, json.RawMessage(out.Bytes()))
+}
+
+// tellSpace prints the answer; sums that lack something end in errDamaged.
+func (a *app) tellSpace(s *kvpb.SpaceResponse, byPrefix bool) (err error) {
+	if format := a.formatOr(formatJSONL); format != formatTable {
+		err = a.printMessage(format, s)
+	} else {
+		err = a.printSpace(s, byPrefix)
+	}
+	if n := s.GetUnreadableTotal(); err == nil && n > 0 {
+		err = fmt.Errorf("%w in %d places: the sums are incomplete", errDamaged, n)
+	}
+	return err
 }
 
 func (a *app) printSpace(s *kvpb.SpaceResponse, byPrefix bool) error {
@@ -112,6 +123,10 @@ func spaceRows(s *kvpb.SpaceResponse) [][]string {
 	row("bookkeeping", "%s for large values, %s for the map of pages", size(kinds.GetRowTable()*page), size(kinds.GetMap()*page))
 	if s.GetLeafFill() > 0 {
 		row("leaves", "%.0f %% full, %d versions", 100*s.GetLeafFill(), s.GetVersions())
+	}
+	for _, d := range s.GetUnreadable() {
+		line := damageLineOf(d)
+		row("INCOMPLETE", "%s", line.text())
 	}
 	return rows
 }

@@ -91,10 +91,7 @@ func (a *app) verifyServer(ctx context.Context, c *client.Client, rate uint32) e
 		Notes: r.GetNotes(), Seconds: r.GetDuration().AsDuration().Seconds(),
 	}
 	for _, d := range r.GetDamages() {
-		out.Damages = append(out.Damages, damageLine{
-			Kind: d.GetKind(), File: d.GetFile(), Offset: d.GetOffset(), Page: d.GetPage(),
-			KeyLower: keyText(d.GetKeyLower()), KeyUpper: keyText(d.GetKeyUpper()), Reason: d.GetReason(),
-		})
+		out.Damages = append(out.Damages, damageLineOf(d))
 	}
 	return a.printVerify(&out)
 }
@@ -146,6 +143,13 @@ type damageLine struct {
 	KeyLower string `json:"key_lower,omitempty"`
 	KeyUpper string `json:"key_upper,omitempty"`
 	Reason   string `json:"reason"`
+}
+
+func damageLineOf(d *kvpb.Damage) damageLine {
+	return damageLine{
+		Kind: d.GetKind(), File: d.GetFile(), Offset: d.GetOffset(), Page: d.GetPage(),
+		KeyLower: keyText(d.GetKeyLower()), KeyUpper: keyText(d.GetKeyUpper()), Reason: d.GetReason(),
+	}
 }
 
 func damageLines(damages []storage.Damage) []damageLine {

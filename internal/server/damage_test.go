@@ -43,6 +43,17 @@ func TestWritesGoOnBesideADamagedPageAndEverybodyIsTold(t *testing.T) {
 		t.Error("metrics do not say so")
 	}
 	eventually(t, "the log says so", func() bool { return strings.Contains(h.log.String(), "checkpoints have met damage") })
+	space, err := h.admin.Space(testContext(t), &pb.SpaceRequest{ByPrefix: true})
+	if err != nil || space.UnreadableTotal != 1 || len(space.Unreadable) != 1 || len(space.Unreadable[0].KeyLower) == 0 {
+		t.Errorf("space: %v, %v", space, err)
+	}
+	keys := space.GetOtherPrefixes().GetKeys()
+	for _, p := range space.GetPrefixes() {
+		keys += p.Keys
+	}
+	if keys != uint64(3000-lost) {
+		t.Errorf("space counts %d keys of 3000, %d of which are lost", keys, lost)
+	}
 	if report := h.verify(t); report.DamageTotal != 1 || len(report.Notes) != 1 {
 		t.Errorf("report: %v", report)
 	}

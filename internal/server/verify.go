@@ -78,9 +78,14 @@ func verifyMessage(r *storage.VerifyReport) *pb.VerifyReport {
 		LogRecords: r.LogRecords, LogBytes: r.LogBytes, Accounted: r.Accounted, DamageTotal: r.DamageTotal, Notes: r.Notes,
 		Duration: durationpb.New(r.Duration),
 	}
-	for i := range r.Damages {
-		d := &r.Damages[i]
-		out.Damages = append(out.Damages, &pb.Damage{
+	out.Damages = damageMessages(r.Damages)
+	return out
+}
+
+func damageMessages(damages []storage.Damage) (out []*pb.Damage) {
+	for i := range damages {
+		d := &damages[i]
+		out = append(out, &pb.Damage{
 			Kind: string(d.Kind), File: d.File, Offset: uint64(d.Offset), Page: uint64(d.Page),
 			KeyLower: d.KeyLower, KeyUpper: d.KeyUpper, Reason: d.Reason,
 		})
@@ -143,6 +148,7 @@ func (s *adminService) Space(ctx context.Context, req *pb.SpaceRequest) (*pb.Spa
 			out.Prefixes = append(out.Prefixes, prefixMessage(&r.Prefixes[i]))
 		}
 		out.OtherPrefixes = prefixMessage(&r.Other)
+		out.Unreadable, out.UnreadableTotal = damageMessages(r.Unreadable), r.UnreadableTotal
 		return nil
 	})
 	return out, err

@@ -44,7 +44,7 @@ func (e *Engine) Damage() error {
 	p := &side.lost[0]
 	return &CorruptionError{
 		File: e.options.dataPath(), Offset: int64(p.id) * int64(e.pager.PageSize()), Reason: p.reason, Remedy: pageRemedy,
-		KeyLower: boundKey(&p.lower), KeyUpper: boundKey(p.upper),
+		KeyLower: boundKey(&p.lower), KeyUpper: boundAbove(p.upper),
 	}
 }
 
@@ -63,7 +63,8 @@ func (e *Engine) rangeOf(root btree.Root, key []byte, bad page.ID) (lower, upper
 			lower = userBound(node.Separator(nil, i).Key)
 		}
 		if i+1 < node.Count() {
-			upper = userBound(node.Separator(nil, i+1).Key)
+			next := node.Separator(nil, i+1)
+			upper = boundAbove(&next)
 		}
 		id = node.Child(i)
 	}

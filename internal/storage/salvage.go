@@ -2,6 +2,7 @@ package storage
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -223,21 +224,29 @@ func (s *salvager) walkTree(root btree.Root, gaps *[]gap, leaf func(p page.Leaf)
 			}
 			s.lose(Damage{
 				Kind: DamagePage, File: s.state.Name(), Page: id, Offset: int64(id) * int64(s.state.PageSize()),
-				KeyLower: boundKey(lo), KeyUpper: boundKey(hi), Reason: err.Error(),
+				KeyLower: boundKey(lo), KeyUpper: boundAbove(hi), Reason: err.Error(),
 			})
 			if level > 0 || gaps != &s.gaps {
-				*gaps = append(*gaps, gap{separatorKey(lo), separatorKey(hi)})
+				*gaps = append(*gaps, gap{behindKey(lo), behindKey(hi)})
+			}
+			if hi != nil && hi.Trailer != page.NoTrailer {
+				s.decided = append(s.decided[:0], hi.Key...) // its newest version is on the page: what follows is older
 			}
 			return nil
 		},
 	})
 }
 
-func separatorKey(s *page.Separator) []byte {
+// behindKey is a bound of a gap. Of a key whose versions lie on both sides of the separator the newest lies in front of it.
+func behindKey(s *page.Separator) []byte {
 	if s == nil {
 		return nil
 	}
-	return bytes.Clone(s.Key)
+	key := bytes.Clone(s.Key)
+	if s.Trailer != page.NoTrailer {
+		key = append(key, 0)
+	}
+	return key
 }
 
 // leaf writes out the newest versions of a leaf's keys that wanted accepts.
@@ -314,6 +323,7 @@ type foundLeaf struct {
 	id          page.ID
 	checkpoint  uint64
 	first, last []byte
+	at          keys.Trailer // of first
 }
 
 // scan reads the leaves that may lie in the gaps.
@@ -326,13 +336,13 @@ func (s *salvager) scan() error {
 		v := page.Leaf(buf).View()
 		found = append(found, foundLeaf{
 			id: id, checkpoint: page.ReadHeader(buf).Checkpoint,
-			first: slices.Concat(v.Prefix(), v.Suffix(0)), last: slices.Concat(v.Prefix(), v.Suffix(v.Count()-1)),
+			first: slices.Concat(v.Prefix(), v.Suffix(0)), at: v.Trailer(0), last: slices.Concat(v.Prefix(), v.Suffix(v.Count()-1)),
 		})
 	})
 	if err != nil {
 		return err
 	}
-	slices.SortFunc(found, func(a, b foundLeaf) int { return bytes.Compare(a.first, b.first) })
+	slices.SortFunc(found, func(a, b foundLeaf) int { return cmp.Or(bytes.Compare(a.first, b.first), cmp.Compare(b.at, a.at)) })
 	s.decided = nil
 	var before []*foundLeaf // that reach to where the present one begins
 	buf := vfs.AlignedBuffer(s.state.PageSize())

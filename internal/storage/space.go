@@ -55,6 +55,10 @@ type SpaceReport struct {
 	Prefixes []PrefixSpace
 	Other    PrefixSpace // of all prefixes that are not listed
 	Duration time.Duration
+
+	// Pages that could not be read, with the keys that they may hold: those are counted only as far as they were written since the page was lost.
+	Unreadable      []Damage // at most damagesMax
+	UnreadableTotal uint64
 }
 
 // PrefixSpace is what the keys with one prefix take: the newest versions of live keys, values outside leaves included.
@@ -67,9 +71,10 @@ type PrefixSpace struct {
 // prefixesMax bounds the list of prefixes: the largest ones stay in it.
 const prefixesMax = 1000
 
-// Space reads the tree of the newest durable state and sums up its keys by prefix. It holds up writers no more than Verify does.
+// Space reads the tree of the newest durable state and sums up its keys by prefix. It holds up writers no more than Verify does, and goes on beside
+// pages that cannot be read.
 func (e *Engine) Space(ctx context.Context, o SpaceOptions) (*SpaceReport, error) {
-	frozen, err := e.freeze()
+	frozen, beside, err := e.freeze()
 	if err != nil {
 		return nil, err
 	}
@@ -79,9 +84,9 @@ func (e *Engine) Space(ctx context.Context, o SpaceOptions) (*SpaceReport, error
 		o.Delimiter = []byte("/")
 	}
 	o.Depth = max(o.Depth, 1)
-	s := spaceCounter{state: frozen, options: o, pace: pace{began: time.Now(), pagesPerSecond: o.PagesPerSecond}}
-	if err := s.walk(ctx); err != nil {
-		return nil, e.damage(err, btree.Root{}, nil)
+	s := spaceCounter{state: frozen, side: beside, options: o, pace: pace{began: time.Now(), pagesPerSecond: o.PagesPerSecond}}
+	if err := s.count(ctx); err != nil {
+		return nil, err
 	}
 	return s.finish(), nil
 }
@@ -89,6 +94,7 @@ func (e *Engine) Space(ctx context.Context, o SpaceOptions) (*SpaceReport, error
 // spaceCounter sums up one state. Keys come in order, so that one prefix is open at a time.
 type spaceCounter struct {
 	state   *pager.Pager
+	side    *side // of that state
 	options SpaceOptions
 	pace    pace
 	keys    keyCounter
@@ -99,8 +105,32 @@ type spaceCounter struct {
 	report  SpaceReport
 }
 
-func (s *spaceCounter) walk(ctx context.Context) error {
-	return btree.Walk(newDirect(s.state), rootOf(s.state.State()), &btree.Visitor{
+// count reads the tree, and what was written since to the ranges of lost pages: from the side tree, or from its mirror if a page of the first cannot be
+// read. A lost page is not read, as in every walk, for the side tree knows better what is newest of its keys.
+func (s *spaceCounter) count(ctx context.Context) error {
+	if s.side == nil {
+		return s.walk(ctx, newDirect(s.state), rootOf(s.state.State()))
+	}
+	if err := s.walk(ctx, refusing{newDirect(s.state), s.side, s.state}, rootOf(s.state.State())); err != nil {
+		return err
+	}
+	s.keys.interrupt()
+	root := s.side.root
+	if !s.side.mirror.Empty() {
+		err := btree.Walk(newDirect(s.state), root, &btree.Visitor{})
+		if stop := unlessDamage(ctx, err); err != nil && stop != nil {
+			return stop
+		}
+		if err != nil {
+			root = s.side.mirror
+		}
+	}
+	return s.walk(ctx, newDirect(s.state), root)
+}
+
+// walk counts what a tree has.
+func (s *spaceCounter) walk(ctx context.Context, src btree.Source, root btree.Root) error {
+	return btree.Walk(src, root, &btree.Visitor{
 		Page: func(_ page.ID, level int, p []byte) error {
 			if err := s.pace.wait(ctx, s.state.Stats().PagesRead); err != nil || level > 0 {
 				return err
@@ -108,7 +138,26 @@ func (s *spaceCounter) walk(ctx context.Context) error {
 			s.leaf(p)
 			return nil
 		},
+		Damaged: func(id page.ID, _ int, lo, hi *page.Separator, err error) error {
+			if stop := unlessDamage(ctx, err); stop != nil {
+				return stop
+			}
+			s.unreadable(id, lo, hi, err)
+			return nil
+		},
 	})
+}
+
+// unreadable notes a page that is missing in the account. Behind it the older versions of a key whose newer ones it has are not taken for that
+// key's newest.
+func (s *spaceCounter) unreadable(id page.ID, lo, hi *page.Separator, err error) {
+	s.keys.interrupt()
+	if hi != nil && hi.Trailer != page.NoTrailer {
+		s.keys.skip(hi.Key)
+	}
+	if s.report.UnreadableTotal++; len(s.report.Unreadable) < damagesMax {
+		s.report.Unreadable = append(s.report.Unreadable, damageOfPage(s.state, id, lo, hi, err))
+	}
 }
 
 func (s *spaceCounter) leaf(p page.Leaf) {

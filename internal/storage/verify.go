@@ -97,7 +97,7 @@ func (r *VerifyReport) OK() bool { return r.DamageTotal == 0 }
 // report.
 func (e *Engine) Verify(ctx context.Context, o VerifyOptions) (*VerifyReport, error) {
 	v := newVerifier(ctx, o)
-	frozen, err := e.freeze()
+	frozen, _, err := e.freeze()
 	if err != nil {
 		return nil, err
 	}
@@ -110,17 +110,17 @@ func (e *Engine) Verify(ctx context.Context, o VerifyOptions) (*VerifyReport, er
 	return v.run(frozen)
 }
 
-// freeze takes the newest state and keeps its pages, and the log behind it.
-func (e *Engine) freeze() (*pager.Pager, error) {
+// freeze takes the newest state, with the side tree that belongs to it, and keeps its pages, and the log behind it.
+func (e *Engine) freeze() (*pager.Pager, *side, error) {
 	e.checkpointing.Lock()
 	defer e.checkpointing.Unlock()
 	frozen, err := e.pager.Freeze()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	e.pins.pin(e.pager, frozen.Checkpoint())
 	e.pins.logHeld.Add(1)
-	return frozen, nil
+	return frozen, e.view.Load().side, nil
 }
 
 // VerifyDir checks the files of a store that is not open. Errors: vfs.ErrLocked if it is, ErrNewerFormat, and those of the file

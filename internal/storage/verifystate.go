@@ -171,12 +171,7 @@ func (v *verifier) walkTree(root btree.Root, reach func(page.ID) error, value fu
 			if stop := unlessDamage(v.ctx, err); stop != nil {
 				return stop
 			}
-			d := v.damageOf(err, DamagePage)
-			if d.Page == 0 {
-				d.Page, d.Offset = id, int64(id)*int64(v.state.PageSize())
-			}
-			d.KeyLower, d.KeyUpper = boundKey(lo), boundKey(hi)
-			v.damage(d)
+			v.damage(damageOfPage(v.state, id, lo, hi, err))
 			v.keys.interrupt()
 			return nil
 		},
@@ -234,6 +229,9 @@ func (k *keyCounter) add(v *page.View, i int) bool {
 // interrupt says that entries were left out.
 func (k *keyCounter) interrupt() { k.known = false }
 
+// skip says that newer versions of key were left out.
+func (k *keyCounter) skip(key []byte) { k.key, k.known = append(k.key[:0], key...), true }
+
 // isDamage tells what is wrong in the file from what kept it from being read.
 func isDamage(err error) bool {
 	for _, kind := range []error{pager.ErrCorrupt, pager.ErrBroken, pager.ErrTruncated, btree.ErrStructure, rows.ErrBadRef, rows.ErrAccounts} {
@@ -256,11 +254,23 @@ func (v *verifier) damageOr(err error, kind DamageKind) error {
 	return nil
 }
 
-func (v *verifier) damageOf(err error, kind DamageKind) Damage {
-	d := Damage{Kind: kind, File: v.state.Name(), Reason: err.Error()}
+func (v *verifier) damageOf(err error, kind DamageKind) Damage { return damageOf(v.state, err, kind) }
+
+func damageOf(state *pager.Pager, err error, kind DamageKind) Damage {
+	d := Damage{Kind: kind, File: state.Name(), Reason: err.Error()}
 	if found, ok := errors.AsType[*pager.CorruptError](err); ok {
 		d.Page, d.Offset, d.Reason = found.Page, found.Offset, found.Reason
 	}
+	return d
+}
+
+// damageOfPage is what a walk has met at page id, which may hold keys from lo up to hi.
+func damageOfPage(state *pager.Pager, id page.ID, lo, hi *page.Separator, err error) Damage {
+	d := damageOf(state, err, DamagePage)
+	if d.Page == 0 {
+		d.Page, d.Offset = id, int64(id)*int64(state.PageSize())
+	}
+	d.KeyLower, d.KeyUpper = boundKey(lo), boundAbove(hi)
 	return d
 }
 
@@ -298,6 +308,15 @@ func boundKey(s *page.Separator) []byte {
 		return nil
 	}
 	return userBound(s.Key)
+}
+
+// boundAbove is boundKey for an upper bound. Versions of one key may fill several pages: a page that ends between two of them holds some of the key.
+func boundAbove(s *page.Separator) []byte {
+	bound := boundKey(s)
+	if bound != nil && s.Trailer != page.NoTrailer {
+		bound = append(bound, 0)
+	}
+	return bound
 }
 
 // direct is a source of verified tree pages that reads past every cache.

@@ -818,15 +818,19 @@ type SpaceResponse struct {
 	Values     uint64  `protobuf:"varint,11,opt,name=values,proto3" json:"values,omitempty"`
 	ValueBytes uint64  `protobuf:"varint,12,opt,name=value_bytes,json=valueBytes,proto3" json:"value_bytes,omitempty"`
 	RowFill    float64 `protobuf:"fixed64,13,opt,name=row_fill,json=rowFill,proto3" json:"row_fill,omitempty"`
-	// What reading the tree tells; exact, since every leaf is read. Unset without by_prefix.
+	// What reading the tree tells; exact if unreadable_total is 0, since every leaf is read. Unset without by_prefix.
 	Versions uint64  `protobuf:"varint,14,opt,name=versions,proto3" json:"versions,omitempty"`
 	LeafFill float64 `protobuf:"fixed64,15,opt,name=leaf_fill,json=leafFill,proto3" json:"leaf_fill,omitempty"`
 	// Largest first, at most 1000; the rest is summed up under other_prefixes.
 	Prefixes      []*PrefixSpace       `protobuf:"bytes,16,rep,name=prefixes,proto3" json:"prefixes,omitempty"`
 	OtherPrefixes *PrefixSpace         `protobuf:"bytes,17,opt,name=other_prefixes,json=otherPrefixes,proto3" json:"other_prefixes,omitempty"`
 	Duration      *durationpb.Duration `protobuf:"bytes,18,opt,name=duration,proto3" json:"duration,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// Pages that could not be read, at most 1000 of unreadable_total. With any the counts are incomplete: the keys that such a page may hold are
+	// counted only if they were written since checkpoints go round it. Unset without by_prefix.
+	Unreadable      []*Damage `protobuf:"bytes,19,rep,name=unreadable,proto3" json:"unreadable,omitempty"`
+	UnreadableTotal uint64    `protobuf:"varint,20,opt,name=unreadable_total,json=unreadableTotal,proto3" json:"unreadable_total,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *SpaceResponse) Reset() {
@@ -983,6 +987,20 @@ func (x *SpaceResponse) GetDuration() *durationpb.Duration {
 		return x.Duration
 	}
 	return nil
+}
+
+func (x *SpaceResponse) GetUnreadable() []*Damage {
+	if x != nil {
+		return x.Unreadable
+	}
+	return nil
+}
+
+func (x *SpaceResponse) GetUnreadableTotal() uint64 {
+	if x != nil {
+		return x.UnreadableTotal
+	}
+	return 0
 }
 
 // PageKinds counts pages in use by what they hold.
@@ -2524,7 +2542,7 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\tby_prefix\x18\x01 \x01(\bR\bbyPrefix\x12\x14\n" +
 	"\x05depth\x18\x02 \x01(\rR\x05depth\x12\x1c\n" +
 	"\tdelimiter\x18\x03 \x01(\fR\tdelimiter\x12(\n" +
-	"\x10pages_per_second\x18\x04 \x01(\rR\x0epagesPerSecond\"\x82\x05\n" +
+	"\x10pages_per_second\x18\x04 \x01(\rR\x0epagesPerSecond\"\xe1\x05\n" +
 	"\rSpaceResponse\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x1d\n" +
 	"\n" +
@@ -2551,7 +2569,11 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\tleaf_fill\x18\x0f \x01(\x01R\bleafFill\x123\n" +
 	"\bprefixes\x18\x10 \x03(\v2\x17.epochkv.v1.PrefixSpaceR\bprefixes\x12>\n" +
 	"\x0eother_prefixes\x18\x11 \x01(\v2\x17.epochkv.v1.PrefixSpaceR\rotherPrefixes\x125\n" +
-	"\bduration\x18\x12 \x01(\v2\x19.google.protobuf.DurationR\bduration\"v\n" +
+	"\bduration\x18\x12 \x01(\v2\x19.google.protobuf.DurationR\bduration\x122\n" +
+	"\n" +
+	"unreadable\x18\x13 \x03(\v2\x12.epochkv.v1.DamageR\n" +
+	"unreadable\x12)\n" +
+	"\x10unreadable_total\x18\x14 \x01(\x04R\x0funreadableTotal\"v\n" +
 	"\tPageKinds\x12\x12\n" +
 	"\x04tree\x18\x01 \x01(\x04R\x04tree\x12\x12\n" +
 	"\x04rows\x18\x02 \x01(\x04R\x04rows\x12\x12\n" +
@@ -2785,49 +2807,50 @@ var file_epochkv_v1_admin_proto_depIdxs = []int32{
 	13, // 6: epochkv.v1.SpaceResponse.prefixes:type_name -> epochkv.v1.PrefixSpace
 	13, // 7: epochkv.v1.SpaceResponse.other_prefixes:type_name -> epochkv.v1.PrefixSpace
 	27, // 8: epochkv.v1.SpaceResponse.duration:type_name -> google.protobuf.Duration
-	16, // 9: epochkv.v1.StatusResponse.build:type_name -> epochkv.v1.Build
-	28, // 10: epochkv.v1.StatusResponse.start_time:type_name -> google.protobuf.Timestamp
-	27, // 11: epochkv.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
-	17, // 12: epochkv.v1.StatusResponse.health:type_name -> epochkv.v1.Health
-	19, // 13: epochkv.v1.StatusResponse.epochs:type_name -> epochkv.v1.Epochs
-	20, // 14: epochkv.v1.StatusResponse.sizes:type_name -> epochkv.v1.Sizes
-	21, // 15: epochkv.v1.StatusResponse.generations:type_name -> epochkv.v1.Generation
-	22, // 16: epochkv.v1.StatusResponse.sessions:type_name -> epochkv.v1.Sessions
-	23, // 17: epochkv.v1.StatusResponse.limits:type_name -> epochkv.v1.Limits
-	24, // 18: epochkv.v1.StatusResponse.recovery:type_name -> epochkv.v1.Recovery
-	15, // 19: epochkv.v1.StatusResponse.tree:type_name -> epochkv.v1.Tree
-	12, // 20: epochkv.v1.Tree.pages:type_name -> epochkv.v1.PageKinds
-	27, // 21: epochkv.v1.Tree.checkpoint_time:type_name -> google.protobuf.Duration
-	27, // 22: epochkv.v1.Tree.write_stall_time:type_name -> google.protobuf.Duration
-	27, // 23: epochkv.v1.Tree.write_pace:type_name -> google.protobuf.Duration
-	0,  // 24: epochkv.v1.Health.state:type_name -> epochkv.v1.Health.State
-	18, // 25: epochkv.v1.Health.conditions:type_name -> epochkv.v1.Condition
-	1,  // 26: epochkv.v1.Condition.severity:type_name -> epochkv.v1.Condition.Severity
-	28, // 27: epochkv.v1.Condition.since:type_name -> google.protobuf.Timestamp
-	27, // 28: epochkv.v1.Sessions.oldest_snapshot_age:type_name -> google.protobuf.Duration
-	27, // 29: epochkv.v1.Limits.scan_token_ttl:type_name -> google.protobuf.Duration
-	27, // 30: epochkv.v1.Limits.transaction_idle_timeout:type_name -> google.protobuf.Duration
-	27, // 31: epochkv.v1.Limits.transaction_timeout:type_name -> google.protobuf.Duration
-	27, // 32: epochkv.v1.Recovery.duration:type_name -> google.protobuf.Duration
-	2,  // 33: epochkv.v1.Admin.Status:input_type -> epochkv.v1.StatusRequest
-	29, // 34: epochkv.v1.Admin.ListTransactions:input_type -> epochkv.v1.ListTransactionsRequest
-	30, // 35: epochkv.v1.Admin.EndTransaction:input_type -> epochkv.v1.EndTransactionRequest
-	3,  // 36: epochkv.v1.Admin.Verify:input_type -> epochkv.v1.VerifyRequest
-	8,  // 37: epochkv.v1.Admin.Checkpoint:input_type -> epochkv.v1.CheckpointRequest
-	25, // 38: epochkv.v1.Admin.ResizeCache:input_type -> epochkv.v1.ResizeCacheRequest
-	10, // 39: epochkv.v1.Admin.Space:input_type -> epochkv.v1.SpaceRequest
-	14, // 40: epochkv.v1.Admin.Status:output_type -> epochkv.v1.StatusResponse
-	31, // 41: epochkv.v1.Admin.ListTransactions:output_type -> epochkv.v1.ListTransactionsResponse
-	32, // 42: epochkv.v1.Admin.EndTransaction:output_type -> epochkv.v1.EndTransactionResponse
-	4,  // 43: epochkv.v1.Admin.Verify:output_type -> epochkv.v1.VerifyResponse
-	9,  // 44: epochkv.v1.Admin.Checkpoint:output_type -> epochkv.v1.CheckpointResponse
-	26, // 45: epochkv.v1.Admin.ResizeCache:output_type -> epochkv.v1.ResizeCacheResponse
-	11, // 46: epochkv.v1.Admin.Space:output_type -> epochkv.v1.SpaceResponse
-	40, // [40:47] is the sub-list for method output_type
-	33, // [33:40] is the sub-list for method input_type
-	33, // [33:33] is the sub-list for extension type_name
-	33, // [33:33] is the sub-list for extension extendee
-	0,  // [0:33] is the sub-list for field type_name
+	7,  // 9: epochkv.v1.SpaceResponse.unreadable:type_name -> epochkv.v1.Damage
+	16, // 10: epochkv.v1.StatusResponse.build:type_name -> epochkv.v1.Build
+	28, // 11: epochkv.v1.StatusResponse.start_time:type_name -> google.protobuf.Timestamp
+	27, // 12: epochkv.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
+	17, // 13: epochkv.v1.StatusResponse.health:type_name -> epochkv.v1.Health
+	19, // 14: epochkv.v1.StatusResponse.epochs:type_name -> epochkv.v1.Epochs
+	20, // 15: epochkv.v1.StatusResponse.sizes:type_name -> epochkv.v1.Sizes
+	21, // 16: epochkv.v1.StatusResponse.generations:type_name -> epochkv.v1.Generation
+	22, // 17: epochkv.v1.StatusResponse.sessions:type_name -> epochkv.v1.Sessions
+	23, // 18: epochkv.v1.StatusResponse.limits:type_name -> epochkv.v1.Limits
+	24, // 19: epochkv.v1.StatusResponse.recovery:type_name -> epochkv.v1.Recovery
+	15, // 20: epochkv.v1.StatusResponse.tree:type_name -> epochkv.v1.Tree
+	12, // 21: epochkv.v1.Tree.pages:type_name -> epochkv.v1.PageKinds
+	27, // 22: epochkv.v1.Tree.checkpoint_time:type_name -> google.protobuf.Duration
+	27, // 23: epochkv.v1.Tree.write_stall_time:type_name -> google.protobuf.Duration
+	27, // 24: epochkv.v1.Tree.write_pace:type_name -> google.protobuf.Duration
+	0,  // 25: epochkv.v1.Health.state:type_name -> epochkv.v1.Health.State
+	18, // 26: epochkv.v1.Health.conditions:type_name -> epochkv.v1.Condition
+	1,  // 27: epochkv.v1.Condition.severity:type_name -> epochkv.v1.Condition.Severity
+	28, // 28: epochkv.v1.Condition.since:type_name -> google.protobuf.Timestamp
+	27, // 29: epochkv.v1.Sessions.oldest_snapshot_age:type_name -> google.protobuf.Duration
+	27, // 30: epochkv.v1.Limits.scan_token_ttl:type_name -> google.protobuf.Duration
+	27, // 31: epochkv.v1.Limits.transaction_idle_timeout:type_name -> google.protobuf.Duration
+	27, // 32: epochkv.v1.Limits.transaction_timeout:type_name -> google.protobuf.Duration
+	27, // 33: epochkv.v1.Recovery.duration:type_name -> google.protobuf.Duration
+	2,  // 34: epochkv.v1.Admin.Status:input_type -> epochkv.v1.StatusRequest
+	29, // 35: epochkv.v1.Admin.ListTransactions:input_type -> epochkv.v1.ListTransactionsRequest
+	30, // 36: epochkv.v1.Admin.EndTransaction:input_type -> epochkv.v1.EndTransactionRequest
+	3,  // 37: epochkv.v1.Admin.Verify:input_type -> epochkv.v1.VerifyRequest
+	8,  // 38: epochkv.v1.Admin.Checkpoint:input_type -> epochkv.v1.CheckpointRequest
+	25, // 39: epochkv.v1.Admin.ResizeCache:input_type -> epochkv.v1.ResizeCacheRequest
+	10, // 40: epochkv.v1.Admin.Space:input_type -> epochkv.v1.SpaceRequest
+	14, // 41: epochkv.v1.Admin.Status:output_type -> epochkv.v1.StatusResponse
+	31, // 42: epochkv.v1.Admin.ListTransactions:output_type -> epochkv.v1.ListTransactionsResponse
+	32, // 43: epochkv.v1.Admin.EndTransaction:output_type -> epochkv.v1.EndTransactionResponse
+	4,  // 44: epochkv.v1.Admin.Verify:output_type -> epochkv.v1.VerifyResponse
+	9,  // 45: epochkv.v1.Admin.Checkpoint:output_type -> epochkv.v1.CheckpointResponse
+	26, // 46: epochkv.v1.Admin.ResizeCache:output_type -> epochkv.v1.ResizeCacheResponse
+	11, // 47: epochkv.v1.Admin.Space:output_type -> epochkv.v1.SpaceResponse
+	41, // [41:48] is the sub-list for method output_type
+	34, // [34:41] is the sub-list for method input_type
+	34, // [34:34] is the sub-list for extension type_name
+	34, // [34:34] is the sub-list for extension extendee
+	0,  // [0:34] is the sub-list for field type_name
 }
 
 func init() { file_epochkv_v1_admin_proto_init() }
