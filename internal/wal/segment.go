@@ -1,6 +1,7 @@
 package wal
 
 import (
+	"runtime"
 	"sync"
 	"sync/atomic"
 
@@ -143,14 +144,26 @@ func (s *Segment) sealedAt() (offset uint32, next keys.Epoch, sealed bool) {
 	return uint32(headerPage + word&offsetMask*recordAlign), s.first + keys.Epoch(word>>offsetBits), true
 }
 
+// end is the tail word at the end of the last record that was claimed. A tail past the limit counts claims that got nothing; the one that
+// crossed is about to write down where it did.
+func (s *Segment) end() uint64 {
+	word := s.tail.Load()
+	if word&offsetMask <= s.limit {
+		return word
+	}
+	for {
+		if sealed := s.sealed.Load(); sealed != 0 {
+			return sealed - 1
+		}
+		runtime.Gosched()
+	}
+}
+
 // Extent tells what has been claimed in the segment: the file's number, the newest epoch, zero without any, and the bytes up to the end of
 // the last record.
 func (s *Segment) Extent() (number uint64, last keys.Epoch, bytes int64) {
-	word := s.tail.Load()
-	if sealed := s.sealed.Load(); sealed != 0 {
-		word = sealed - 1
-	}
-	count, end := word>>offsetBits, min(word&offsetMask, s.limit)
+	word := s.end()
+	count, end := word>>offsetBits, word&offsetMask
 	if count > 0 {
 		last = s.first + keys.Epoch(count-1)
 	}

@@ -15,11 +15,8 @@ type Position struct {
 
 // Position is where the segment's next record will be claimed. Once the segment is sealed it is the end.
 func (s *Segment) Position() Position {
-	word := s.tail.Load()
-	if sealed := s.sealed.Load(); sealed != 0 {
-		word = sealed - 1
-	}
-	return Position{s.first + keys.Epoch(word>>offsetBits), uint32(headerPage + min(word&offsetMask, s.limit)*recordAlign)}
+	word := s.end()
+	return Position{s.first + keys.Epoch(word>>offsetBits), uint32(headerPage + word&offsetMask*recordAlign)}
 }
 
 // Written reads the record at p, which the caller knows to be published, and moves p behind it: body is nil for a record that does nothing.
