@@ -193,6 +193,8 @@ func (x *Session) validateSince(ctx context.Context, r *readSet, epoch keys.Epoc
 	x.store.engine.WrittenSince(&r.seen, &x.writer, func(key []byte, newer keys.Epoch) bool {
 		r.looked++
 		if r.has(key) {
+			v := x.store.engine.Pin().Find(key, newer)
+			x.reveals(!v.Found() || v.Epoch() != newer || v.Sync(), newer)
 			conflict = r.conflict(key, newer)
 		}
 		return conflict == nil
