@@ -164,7 +164,7 @@ type countedConn struct {
 	info        *connection
 	once        sync.Once
 
-	mu      sync.Mutex // guards inbound: the reader follows, and whatever closes the connection ends
+	mu      sync.Mutex // guards inbound: reader and writer follow, and whatever closes the connection ends
 	inbound *inbound   // nil once closed
 }
 
@@ -180,6 +180,16 @@ func (c *countedConn) Read(b []byte) (int, error) {
 		return 0, refused
 	}
 	return n, err
+}
+
+// Write follows the ends of streams that go out.
+func (c *countedConn) Write(b []byte) (int, error) {
+	c.mu.Lock()
+	if c.inbound != nil {
+		c.inbound.answered(b)
+	}
+	c.mu.Unlock()
+	return c.Conn.Write(b)
 }
 
 func (c *countedConn) Close() error {

@@ -21,32 +21,68 @@ type receiving struct {
 // receivedBytesMin is the size from which on messages count. Smaller ones are bounded by the number of streams.
 const receivedBytesMin = 64 << 10
 
-// HTTP/2, as much of it as has to be known: connection preface, frame header, two types of frames and two flags.
+// HTTP/2, as much of it as has to be known: connection preface, frame header, three types of frames and two flags.
 const (
 	prefaceBytes     = 24
 	frameHeaderBytes = 9
 	frameData        = 0
+	frameHeaders     = 1
 	frameReset       = 3
 	flagEndStream    = 1
 	flagPadded       = 8
 	grpcPrefixBytes  = 5
 )
 
-// inbound follows the messages in what one connection receives. It is not for concurrent use.
+// inbound follows the messages in what one connection receives, and in what it sends the end of streams: a stream ends for the server when it
+// says so, and its client need not answer. It is not for concurrent use.
+//
+// Invariant: open has the streams that neither side has ended. What comes for another carries no message: nothing will read it.
 type inbound struct {
 	receiving *receiving
-	skip      int // bytes to go by, of the preface or of frames that carry no message
-	header    [frameHeaderBytes]byte
-	headerLen int
+	received  frames
+	sent      frames
 	payload   int // bytes of the data frame at hand that are to come, its padding excluded
 	padding   int // and of its padding
 	padded    bool
 	flags     byte
 	stream    uint32
 	current   message
-	open      map[uint32]message // messages that are not complete at the end of a frame
+	fresh     bool               // current began in the frame at hand
+	open      map[uint32]message // with what is not complete at the end of a frame
 	reserved  int64              // of the connection
 }
+
+// frames cuts a stream of bytes into frames.
+type frames struct {
+	skip      int // bytes to go by, of the preface or of frames of no interest
+	header    [frameHeaderBytes]byte
+	headerLen int
+}
+
+// next takes what it can from b and returns the rest. It reports true when a header is complete.
+func (f *frames) next(b []byte) (rest []byte, begins bool) {
+	if f.skip > 0 {
+		n := min(f.skip, len(b))
+		f.skip -= n
+		return b[n:], false
+	}
+	n := copy(f.header[f.headerLen:], b)
+	if f.headerLen += n; f.headerLen < frameHeaderBytes {
+		return b[n:], false
+	}
+	f.headerLen = 0
+	return b[n:], true
+}
+
+func (f *frames) length() int {
+	return int(f.header[0])<<16 | int(f.header[1])<<8 | int(f.header[2])
+}
+
+func (f *frames) kind() byte { return f.header[3] }
+
+func (f *frames) flags() byte { return f.header[4] }
+
+func (f *frames) stream() uint32 { return binary.BigEndian.Uint32(f.header[5:]) &^ (1 << 31) }
 
 // message is one that is being received.
 type message struct {
@@ -57,7 +93,7 @@ type message struct {
 }
 
 func newInbound(r *receiving) *inbound {
-	return &inbound{receiving: r, skip: prefaceBytes, open: map[uint32]message{}}
+	return &inbound{receiving: r, received: frames{skip: prefaceBytes}, open: map[uint32]message{}}
 }
 
 // errRefusedSplit closes a connection whose message is refused too late to tell: its length has been handed on already.
@@ -67,10 +103,7 @@ var errRefusedSplit = errors.New("server: too many bytes are being received")
 func (in *inbound) follow(b []byte) error {
 	for len(b) > 0 {
 		switch {
-		case in.skip > 0:
-			n := min(in.skip, len(b))
-			in.skip, b = in.skip-n, b[n:]
-		case in.padded:
+		case in.received.skip == 0 && in.padded:
 			in.padded, in.padding = false, int(b[0])
 			in.payload -= 1 + in.padding
 			b = b[1:]
@@ -78,7 +111,7 @@ func (in *inbound) follow(b []byte) error {
 				return errRefusedSplit // no HTTP/2: gRPC would say so, too
 			}
 			in.endOfPayload()
-		case in.payload > 0:
+		case in.received.skip == 0 && in.payload > 0:
 			n := min(in.payload, len(b))
 			if err := in.data(b[:n]); err != nil {
 				return err
@@ -86,10 +119,8 @@ func (in *inbound) follow(b []byte) error {
 			in.payload, b = in.payload-n, b[n:]
 			in.endOfPayload()
 		default:
-			n := copy(in.header[in.headerLen:], b)
-			in.headerLen, b = in.headerLen+n, b[n:]
-			if in.headerLen == frameHeaderBytes {
-				in.headerLen = 0
+			var begins bool
+			if b, begins = in.received.next(b); begins {
 				in.begin()
 			}
 		}
@@ -99,27 +130,52 @@ func (in *inbound) follow(b []byte) error {
 
 // begin takes in a frame's header.
 func (in *inbound) begin() {
-	h := &in.header
-	length := int(h[0])<<16 | int(h[1])<<8 | int(h[2])
-	in.stream, in.flags = binary.BigEndian.Uint32(h[5:])&^(1<<31), h[4]
-	switch h[3] {
-	case frameData:
-		in.current = message{}
-		if len(in.open) > 0 {
-			in.current = in.open[in.stream]
-			delete(in.open, in.stream)
-		}
-		in.payload, in.padded = length, in.flags&flagPadded != 0 && length > 0
+	f := &in.received
+	in.stream, in.flags = f.stream(), f.flags()
+	m, open := in.open[in.stream]
+	switch kind := f.kind(); {
+	case kind == frameData && open:
+		in.current, in.fresh = m, m.prefixLen == 0
+		in.payload, in.padded = f.length(), in.flags&flagPadded != 0 && f.length() > 0
 		in.endOfPayload()
-	case frameReset:
-		in.skip = length
-		if m, ok := in.open[in.stream]; ok {
-			in.forget(&m)
-			delete(in.open, in.stream)
+		return
+	case kind == frameHeaders && in.flags&flagEndStream == 0:
+		if !open {
+			in.open[in.stream] = message{}
 		}
-	default:
-		in.skip = length
+	case kind == frameHeaders, kind == frameReset:
+		in.ended(in.stream)
 	}
+	f.skip = f.length()
+}
+
+// answered looks at what is sent next, for streams that the server ends.
+func (in *inbound) answered(b []byte) {
+	for f := &in.sent; len(b) > 0; {
+		var begins bool
+		if b, begins = f.next(b); !begins {
+			continue
+		}
+		f.skip = f.length()
+		if f.kind() == frameReset || f.flags()&flagEndStream != 0 && f.kind() == frameHeaders {
+			in.ended(f.stream())
+		}
+	}
+}
+
+// ended forgets a stream, and what is to come of its message.
+func (in *inbound) ended(stream uint32) {
+	m, ok := in.open[stream]
+	if !ok {
+		return
+	}
+	delete(in.open, stream)
+	if in.stream == stream && (in.payload > 0 || in.padded) { // within a frame
+		m, in.current = in.current, message{}
+		in.received.skip = in.payload + in.padding
+		in.payload, in.padding, in.padded = 0, 0, false
+	}
+	in.forget(&m)
 }
 
 // endOfPayload keeps a message that goes on in another frame.
@@ -127,15 +183,16 @@ func (in *inbound) endOfPayload() {
 	if in.payload > 0 || in.padded {
 		return
 	}
-	in.skip, in.padding = in.padding, 0
+	in.received.skip, in.padding = in.padding, 0
 	m := &in.current
 	switch {
 	case in.flags&flagEndStream != 0:
 		in.forget(m)
-	case m.prefixLen > 0:
+		delete(in.open, in.stream)
+	case m.prefixLen > 0 || !in.fresh:
 		in.open[in.stream] = *m
-		*m = message{}
 	}
+	*m = message{}
 }
 
 // data takes in a part of a message, or of several.
@@ -196,9 +253,7 @@ func (in *inbound) forget(m *message) {
 
 // end drops all of them.
 func (in *inbound) end() {
-	for id, m := range in.open {
-		in.forget(&m)
-		delete(in.open, id)
+	for id := range in.open {
+		in.ended(id)
 	}
-	in.forget(&in.current)
 }

@@ -3,6 +3,7 @@ package server
 import (
 	"encoding/binary"
 	"math/rand/v2"
+	"net"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -52,6 +53,9 @@ func TestHalfSentMessagesAreReservedByTheirLength(t *testing.T) {
 	}
 	feed([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"))
 	feed(frame(4, 0, 0, make([]byte, 18))) // SETTINGS
+	for _, stream := range []uint32{1, 3, 5, 7} {
+		feed(frame(frameHeaders, 4, stream, make([]byte, 30)))
+	}
 	m := prefixed(size)
 	feed(frame(frameData, 0, 1, m[:3]))
 	want(0)
@@ -77,10 +81,13 @@ func TestMessagesBeyondTheShareAreGivenAnImpossibleLength(t *testing.T) {
 	const size = 200 << 10
 	r := &receiving{limit: 500 << 10}
 	one, other := newInbound(r), newInbound(r)
-	one.skip, other.skip = 0, 0
+	one.received.skip, other.received.skip = 0, 0
 	m := prefixed(size)
 	start := func(in *inbound, stream uint32) (admitted bool) {
 		t.Helper()
+		if err := in.follow(frame(frameHeaders, 4, stream, nil)); err != nil {
+			t.Fatal(err)
+		}
 		b := frame(frameData, 0, stream, m[:10])
 		if err := in.follow(b); err != nil {
 			t.Fatal(err)
@@ -97,7 +104,7 @@ func TestMessagesBeyondTheShareAreGivenAnImpossibleLength(t *testing.T) {
 		t.Error("another connection was refused")
 	}
 	third := newInbound(r)
-	third.skip = 0
+	third.received.skip = 0
 	if start(third, 1) || r.refused.Load() != 2 {
 		t.Error("admitted beyond the limit")
 	}
@@ -164,4 +171,190 @@ func TestManyLargeMessagesAtOnceAreReceivedInTheirShare(t *testing.T) {
 		}
 	}
 	eventually(t, "nothing is reserved", func() bool { return h.receiving.reserved.Load() == 0 })
+}
+
+// rawClient speaks HTTP/2 by itself: it does only what it is told to.
+type rawClient struct {
+	net.Conn
+	t      testing.TB
+	frames frames
+}
+
+func (h *harness) dialRaw(t testing.TB) *rawClient {
+	t.Helper()
+	conn, err := net.Dial("tcp", h.Address())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	c := &rawClient{Conn: conn, t: t}
+	c.send([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"))
+	c.send(frame(4, 0, 0, nil))
+	return c
+}
+
+func (c *rawClient) send(b []byte) {
+	c.t.Helper()
+	if _, err := c.Write(b); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// begin opens a stream with a deadline.
+func (c *rawClient) begin(stream uint32, method, timeout string) {
+	c.t.Helper()
+	var block []byte
+	for _, s := range []string{
+		":method", "POST", ":scheme", "http", ":path", method, ":authority", "test", "content-type", "application/grpc",
+		"te", "trailers", "grpc-timeout", timeout,
+	} {
+		if s[0] == ':' && len(s) > 1 || s == "content-type" || s == "te" || s == "grpc-timeout" {
+			block = append(block, 0) // a literal field that is not indexed
+		}
+		block = append(append(block, byte(len(s))), s...)
+	}
+	c.send(frame(frameHeaders, 4, stream, block))
+}
+
+// awaitEnd reads until the server has ended the stream.
+func (c *rawClient) awaitEnd(stream uint32) {
+	c.t.Helper()
+	_ = c.SetReadDeadline(time.Now().Add(10 * time.Second))
+	b := make([]byte, 1)
+	for {
+		if _, err := c.Read(b); err != nil {
+			c.t.Fatal(err)
+		}
+		if _, begins := c.frames.next(b); !begins {
+			continue
+		}
+		f := &c.frames
+		f.skip = f.length()
+		if f.stream() == stream && (f.kind() == frameReset || f.flags()&flagEndStream != 0) {
+			return
+		}
+	}
+}
+
+// TestMessagesOfStreamsThatTheServerEndsAreForgotten: a client need not reset a stream that the server has ended, and what it did not send of a
+// message is not reserved any more; nor is what was on its way then.
+func TestMessagesOfStreamsThatTheServerEndsAreForgotten(t *testing.T) {
+	h := mustStart(t)
+	c := h.dialRaw(t)
+	m := prefixed(200 << 10)
+	c.begin(1, "/epochkv.v1.KV/Put", "100m")
+	c.send(frame(frameData, 0, 1, m[:1000]))
+	eventually(t, "the message is being received", func() bool { return h.receiving.reserved.Load() > 0 })
+	c.awaitEnd(1)
+	eventually(t, "nothing is reserved", func() bool { return h.receiving.reserved.Load() == 0 })
+	c.begin(3, "/epochkv.v1.KV/None", "10S")
+	c.awaitEnd(3)
+	c.send(frame(frameData, 0, 3, m[:1000]))
+	c.send(frame(6, 0, 0, make([]byte, 8))) // PING
+	c.begin(5, "/epochkv.v1.KV/None", "10S")
+	c.awaitEnd(5)
+	if n := h.receiving.reserved.Load(); n != 0 {
+		t.Errorf("%d bytes of a stream that the server has ended are reserved", n)
+	}
+}
+
+// TestInboundAgreesWithAModel: whatever is sent, in frames cut and padded anywhere, read in pieces of any size, with streams ended by either side
+// at any moment, what is reserved is what is to come of the large messages of open streams.
+func TestInboundAgreesWithAModel(t *testing.T) {
+	type stream struct {
+		data []byte // to be sent
+		sent int
+		ends []int // of its messages in data
+		size []int // of each of them, without prefix
+	}
+	for seed := range uint64(300) {
+		random := rand.New(rand.NewPCG(seed, 1))
+		r := &receiving{limit: 1 << 40}
+		in := newInbound(r)
+		model := map[uint32]*stream{}
+		next := uint32(1)
+		reserved := func() (n int64) {
+			for _, s := range model {
+				for i, end := range s.ends {
+					if begin := end - s.size[i] - grpcPrefixBytes; s.size[i] >= receivedBytesMin && s.sent >= begin+grpcPrefixBytes && s.sent < end {
+						n += int64(end - s.sent)
+					}
+				}
+			}
+			return n
+		}
+		feed := func(b []byte) {
+			for len(b) > 0 {
+				n := min(len(b), 1+random.IntN(1+random.IntN(40_000)))
+				if err := in.follow(b[:n:n]); err != nil {
+					t.Fatal(err)
+				}
+				b = b[n:]
+			}
+		}
+		feed([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"))
+		for step := range 60 {
+			var id uint32
+			for id = range model {
+				break
+			}
+			s := model[id]
+			switch what := random.IntN(12); {
+			case s == nil || what == 0:
+				s = new(stream)
+				for range 1 + random.IntN(4) {
+					size := []int{0, 1, 100, receivedBytesMin - 1, receivedBytesMin, 100_000}[random.IntN(6)]
+					s.data = append(s.data, prefixed(size)...)
+					s.ends, s.size = append(s.ends, len(s.data)), append(s.size, size)
+				}
+				feed(frame(frameHeaders, 0, next, make([]byte, random.IntN(50))))
+				feed(frame(9, 4, next, make([]byte, random.IntN(50)))) // CONTINUATION
+				model[next] = s
+				next += 2
+			case what == 1: // the client resets
+				feed(frame(frameReset, 0, id, make([]byte, 4)))
+				delete(model, id)
+			case what == 2: // the server ends
+				b := append(frame(frameData, 0, id, make([]byte, random.IntN(20))), frame(frameHeaders, 5, id, make([]byte, random.IntN(20)))...)
+				for len(b) > 0 {
+					n := 1 + random.IntN(len(b))
+					in.answered(b[:n])
+					b = b[n:]
+				}
+				delete(model, id)
+			case what == 3: // trailers of the client
+				feed(frame(frameHeaders, 5, id, make([]byte, 10)))
+				delete(model, id)
+			default:
+				part := s.data[s.sent:min(len(s.data), s.sent+random.IntN(1+random.IntN(70_000)))]
+				flags, payload := byte(0), part
+				if random.IntN(3) == 0 {
+					pad := random.IntN(256)
+					flags, payload = flagPadded, append(append([]byte{byte(pad)}, part...), make([]byte, pad)...)
+				}
+				if random.IntN(10) == 0 {
+					flags |= flagEndStream
+				}
+				b := frame(frameData, flags, id, payload)
+				if random.IntN(6) == 0 { // the server ends within the frame, whose rest comes all the same
+					n := random.IntN(len(b))
+					feed(b[:n])
+					in.answered(frame(frameReset, 0, id, make([]byte, 4)))
+					feed(b[n:])
+					delete(model, id)
+					break
+				}
+				feed(b)
+				if s.sent += len(part); flags&flagEndStream != 0 {
+					delete(model, id)
+				}
+			}
+			if got, want := r.reserved.Load(), reserved(); got != want || in.reserved != want || len(in.open) != len(model) {
+				t.Fatalf("seed %d, step %d: %d bytes are reserved, %d of them by the connection, in %d streams; want %d in %d", seed, step, got, in.reserved, len(in.open), want, len(model))
+			}
+		}
+		if in.end(); r.reserved.Load() != 0 || in.reserved != 0 || len(in.open) != 0 {
+			t.Fatalf("seed %d: %d bytes are reserved by a closed connection", seed, r.reserved.Load())
+		}
+	}
 }
