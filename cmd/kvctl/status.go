@@ -139,6 +139,9 @@ func recoveryText(r *kvpb.Recovery) string {
 	if r.GetTornFile() != "" {
 		text += fmt.Sprintf("; cut a torn tail of %s at %d in %s", size(r.GetTornBytes()), r.GetTornOffset(), r.GetTornFile())
 	}
+	if next, newest := r.GetNextEpoch(), r.GetEpoch(); next > newest+1 {
+		text += fmt.Sprintf("; skipped %d epochs after an unclean end, continues at %d", next-newest-1, next)
+	}
 	return text
 }
 

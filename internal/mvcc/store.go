@@ -95,6 +95,9 @@ func Open(o Options) (*Store, error) {
 	return s, nil
 }
 
+// ID is the random identity that the store was given when it was created.
+func (s *Store) ID() [16]byte { return s.engine.StoreID() }
+
 // Recovery tells what opening found.
 func (s *Store) Recovery() storage.Recovery { return s.recovery }
 

@@ -43,6 +43,7 @@ func TestEveryReasonHasItsCodeAndDetails(t *testing.T) {
 		pb.ErrorReason_ERROR_REASON_DUPLICATE_KEY:        {err: &batch.DuplicateKeyError{}, code: codes.InvalidArgument, metadata: []string{"key"}, field: true},
 		pb.ErrorReason_ERROR_REASON_INVALID_RANGE:        {err: invalidRange("x"), code: codes.InvalidArgument, field: true},
 		pb.ErrorReason_ERROR_REASON_INVALID_RESUME_TOKEN: {err: invalidToken("x"), code: codes.InvalidArgument, field: true},
+		pb.ErrorReason_ERROR_REASON_FOREIGN_RESUME_TOKEN: {err: foreignToken(), code: codes.InvalidArgument, field: true},
 		pb.ErrorReason_ERROR_REASON_CONFLICT:             {err: &mvcc.ConflictError{}, code: codes.Aborted, metadata: []string{"key", "epoch"}, retry: true},
 		pb.ErrorReason_ERROR_REASON_PRECONDITION_FAILED:  {err: &mvcc.PreconditionError{}, code: codes.FailedPrecondition, metadata: []string{"key", "index", "condition"}},
 		pb.ErrorReason_ERROR_REASON_OVERLOADED:           {err: errOverloaded, code: codes.ResourceExhausted, retry: true},
@@ -162,8 +163,9 @@ func TestBadInputIsRefusedAndChangesNothing(t *testing.T) {
 		"start behind end":   {scan(&pb.ScanRequest{Range: &pb.KeyRange{Start: []byte("b"), End: []byte("a")}}), pb.ErrorReason_ERROR_REASON_INVALID_RANGE, "range"},
 		"range missing":      {deleteRange(&pb.DeleteRangeRequest{}), pb.ErrorReason_ERROR_REASON_INVALID_RANGE, "range"},
 		"token":              {scan(&pb.ScanRequest{ResumeToken: x}), pb.ErrorReason_ERROR_REASON_INVALID_RESUME_TOKEN, "resume_token"},
-		"token and epoch":    {scan(&pb.ScanRequest{ResumeToken: appendToken(nil, token{epoch: 1, last: x, bounds: hashBounds(bounds{})}), SnapshotEpoch: 1}), pb.ErrorReason_ERROR_REASON_INVALID_REQUEST, "snapshot_epoch"},
-		"token, other range": {scan(&pb.ScanRequest{ResumeToken: appendToken(nil, token{epoch: 1, last: x})}), pb.ErrorReason_ERROR_REASON_INVALID_RESUME_TOKEN, "resume_token"},
+		"token and epoch":    {scan(&pb.ScanRequest{ResumeToken: appendToken(nil, token{epoch: 1, last: x, bounds: hashBounds(bounds{}), store: h.storeID}), SnapshotEpoch: 1}), pb.ErrorReason_ERROR_REASON_INVALID_REQUEST, "snapshot_epoch"},
+		"token, other store": {scan(&pb.ScanRequest{ResumeToken: appendToken(nil, token{epoch: 1, last: x, bounds: hashBounds(bounds{}), store: h.storeID + 1})}), pb.ErrorReason_ERROR_REASON_FOREIGN_RESUME_TOKEN, "resume_token"},
+		"token, other range": {scan(&pb.ScanRequest{ResumeToken: appendToken(nil, token{epoch: 1, last: x, store: h.storeID})}), pb.ErrorReason_ERROR_REASON_INVALID_RESUME_TOKEN, "resume_token"},
 	} {
 		f := failureOf(t, row.err)
 		if f.code != codes.InvalidArgument || f.reason != row.reason.Reason() || f.field != row.field {

@@ -101,7 +101,7 @@ func scanLimit(entries uint64) int { return int(min(entries, math.MaxInt32)) }
 
 // resume narrows the range to what lies behind the token.
 func (sc *scan) resume(req *pb.ScanRequest) error {
-	t, err := decodeToken(req.ResumeToken, sc.server.limits.KeyBytes)
+	t, err := decodeToken(req.ResumeToken, sc.server.storeID, sc.server.limits.KeyBytes)
 	switch {
 	case err != nil:
 		return err
@@ -190,7 +190,7 @@ func (sc *scan) nextPage(ctx context.Context) (more bool, err error) {
 	sc.page.ResumeToken = nil
 	if sc.bringsToken(more) {
 		sc.handedOut = true
-		sc.tokenBuf = appendToken(sc.tokenBuf[:0], token{epoch: sc.at, reverse: sc.options.Reverse, last: sc.last, bounds: sc.bounds})
+		sc.tokenBuf = appendToken(sc.tokenBuf[:0], token{epoch: sc.at, reverse: sc.options.Reverse, last: sc.last, bounds: sc.bounds, store: sc.server.storeID})
 		sc.page.ResumeToken = sc.tokenBuf
 	}
 	return more, nil

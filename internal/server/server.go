@@ -22,6 +22,7 @@ package server
 import (
 	"cmp"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -54,6 +55,7 @@ type Server struct {
 	limits   limits
 	log      *slog.Logger
 	store    *mvcc.Store
+	storeID  uint64        // the first half of the store's random identity, for tokens
 	opening  time.Duration // how long recovery took
 	clock    clock
 	grpc     *grpc.Server
@@ -116,6 +118,8 @@ func open(c config.Config, log *slog.Logger, files vfs.FS) (*Server, error) {
 	s.connections.receiving, s.receiving.limit = &s.receiving, int64(c.Limits.InflightBytes)/4
 	s.admission.init(c.Limits.InflightRequests, uint64(c.Limits.InflightBytes))
 	s.callers.store = store
+	id := store.ID()
+	s.storeID = binary.LittleEndian.Uint64(id[:])
 	s.conditions.list, s.conditions.counters = health.NewList(log), store.Stats()
 	s.transactions.init(&c)
 	s.executeTurn = make(chan struct{}, 1)
@@ -311,7 +315,7 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) error {
 		log.Error("repaired damage of the data file; nothing is lost, but distrust the device", "repair", what)
 	}
 	log.Info("serving", "listen", s.Address(), "http", s.HTTPAddress(),
-		"recovered_records", r.Records, "epoch", uint64(r.Epoch), "took", s.opening)
+		"recovered_records", r.Records, "epoch", uint64(r.Epoch), "next_epoch", uint64(r.Next), "took", s.opening)
 	return s.Run(ctx)
 }
 

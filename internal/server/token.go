@@ -8,13 +8,14 @@ import (
 	"epochkv/internal/storage/keys"
 )
 
-// A resume token says where a scan stopped, at which epoch, and for which range and direction it holds. Clients
-// treat it as opaque; nothing in it is trusted before the checksum fits, and what it says is checked again after.
+// A resume token says where a scan stopped, in which store and at which epoch, and for which range and direction it holds. Clients
+// treat it as opaque; nothing in it is trusted before the checksum fits, and what it says is checked again after. The epochs of another
+// store count another history, so that its tokens are refused.
 //
-//	0         1       2       10           14        ...     n-4
-//	+---------+-------+-------+------------+---------+--------+
-//	| version | flags | epoch | range hash | last key| crc32c |
-//	+---------+-------+-------+------------+---------+--------+
+//	0         1       2       10           14      22         ...     n-4
+//	+---------+-------+-------+------------+-------+----------+--------+
+//	| version | flags | epoch | range hash | store | last key | crc32c |
+//	+---------+-------+-------+------------+-------+----------+--------+
 //
 // The checksum covers everything before it. It keeps out accidents, not forgers: a forged token reads nothing that the same
 // client could not read by asking for it.
@@ -23,12 +24,13 @@ type token struct {
 	reverse bool
 	last    []byte // the last key that the client has; the scan goes on behind it
 	bounds  uint32 // hash of the request's range
+	store   uint64 // see Server.storeID
 }
 
 const (
-	tokenVersion    = 1
+	tokenVersion    = 2
 	tokenReverse    = 1 << 0
-	tokenHeaderSize = 14
+	tokenHeaderSize = 22
 	tokenSizeMin    = tokenHeaderSize + 4
 )
 
@@ -44,12 +46,13 @@ func appendToken(dst []byte, t token) []byte {
 	dst = append(dst, tokenVersion, flags)
 	dst = binary.LittleEndian.AppendUint64(dst, uint64(t.epoch))
 	dst = binary.LittleEndian.AppendUint32(dst, t.bounds)
+	dst = binary.LittleEndian.AppendUint64(dst, t.store)
 	dst = append(dst, t.last...)
 	return binary.LittleEndian.AppendUint32(dst, crc32.Checksum(dst[start:], castagnoli))
 }
 
-// decodeToken reads a token. The key aliases src.
-func decodeToken(src []byte, keyBytesMax int) (token, error) {
+// decodeToken reads a token of the given store. The key aliases src.
+func decodeToken(src []byte, store uint64, keyBytesMax int) (token, error) {
 	if len(src) < tokenSizeMin || len(src) > tokenSizeMin+keyBytesMax {
 		return token{}, invalidToken("has an impossible length")
 	}
@@ -64,10 +67,14 @@ func decodeToken(src []byte, keyBytesMax int) (token, error) {
 		reverse: body[1]&tokenReverse != 0,
 		epoch:   keys.Epoch(binary.LittleEndian.Uint64(body[2:])),
 		bounds:  binary.LittleEndian.Uint32(body[10:]),
+		store:   binary.LittleEndian.Uint64(body[14:]),
 		last:    body[tokenHeaderSize:],
 	}
 	if body[1]&^tokenReverse != 0 || t.epoch == 0 || t.epoch > keys.MaxEpoch || len(t.last) == 0 {
 		return token{}, invalidToken("is damaged")
+	}
+	if t.store != store {
+		return token{}, foreignToken()
 	}
 	return t, nil
 }
@@ -87,4 +94,11 @@ func hashBounds(b bounds) uint32 {
 
 func invalidToken(text string) error {
 	return &argumentError{reason: pb.ErrorReason_ERROR_REASON_INVALID_RESUME_TOKEN, field: "resume_token", text: text}
+}
+
+func foreignToken() error {
+	return &argumentError{
+		reason: pb.ErrorReason_ERROR_REASON_FOREIGN_RESUME_TOKEN, field: "resume_token",
+		text: "is of another store, whose epochs count another history; start the scan again",
+	}
 }

@@ -8,21 +8,21 @@ import (
 )
 
 func TestTokenReadsBackAndEveryFlippedBitIsFound(t *testing.T) {
-	want := token{epoch: 77, reverse: true, last: []byte("some key"), bounds: 0xabcdef01}
+	want := token{epoch: 77, reverse: true, last: []byte("some key"), bounds: 0xabcdef01, store: 9}
 	text := appendToken(nil, want)
-	got, err := decodeToken(text, 100)
-	if err != nil || got.epoch != want.epoch || got.reverse != want.reverse || got.bounds != want.bounds || !bytes.Equal(got.last, want.last) {
+	got, err := decodeToken(text, 9, 100)
+	if err != nil || got.epoch != want.epoch || got.reverse != want.reverse || got.bounds != want.bounds || got.store != want.store || !bytes.Equal(got.last, want.last) {
 		t.Fatalf("got %+v, %v", got, err)
 	}
 	for bit := range len(text) * 8 {
 		damaged := bytes.Clone(text)
 		damaged[bit/8] ^= 1 << (bit % 8)
-		if _, err := decodeToken(damaged, 100); err == nil {
+		if _, err := decodeToken(damaged, 9, 100); err == nil {
 			t.Errorf("bit %d flipped and not found", bit)
 		}
 	}
 	for n := range text {
-		if _, err := decodeToken(text[:n], 100); err == nil {
+		if _, err := decodeToken(text[:n], 9, 100); err == nil {
 			t.Errorf("accepted when cut to %d bytes", n)
 		}
 	}
@@ -35,11 +35,11 @@ func TestTokenOfImpossibleContentIsRefused(t *testing.T) {
 		"long key":   {epoch: 1, last: make([]byte, 101)},
 		"late epoch": {epoch: keys.MaxEpoch + 1, last: []byte("k")},
 	} {
-		if _, err := decodeToken(appendToken(nil, bad), 100); err == nil {
+		if _, err := decodeToken(appendToken(nil, bad), 0, 100); err == nil {
 			t.Errorf("%s: accepted", name)
 		}
 	}
-	if _, err := decodeToken(appendToken(nil, token{epoch: 1, last: make([]byte, 100)}), 100); err != nil {
+	if _, err := decodeToken(appendToken(nil, token{epoch: 1, last: make([]byte, 100)}), 0, 100); err != nil {
 		t.Errorf("key at the limit: %v", err)
 	}
 }
@@ -62,7 +62,7 @@ func FuzzToken(f *testing.F) {
 	f.Add(appendToken(nil, token{epoch: keys.MaxEpoch, last: make([]byte, 2048), reverse: true}))
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, text []byte) {
-		got, err := decodeToken(text, 2048)
+		got, err := decodeToken(text, 0, 2048)
 		if err == nil && !bytes.Equal(appendToken(nil, got), text) {
 			t.Fatalf("%x reads as %+v, which writes differently", text, got)
 		}

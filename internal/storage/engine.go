@@ -353,3 +353,6 @@ func (e *Engine) freed(err error) {
 		e.counters.leaks.Add(1)
 	}
 }
+
+// StoreID is the random identity that the data file was given when it was created.
+func (e *Engine) StoreID() [16]byte { return e.pager.StoreID() }

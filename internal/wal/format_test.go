@@ -3,6 +3,7 @@ package wal
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"flag"
 	"os"
 	"testing"
@@ -15,6 +16,9 @@ import (
 var update = flag.Bool("update", false, "rewrite golden files; goes with docs/formats.md and a decision about the version")
 
 const golden = "testdata/segment-v1.golden"
+
+// goldenSkip is the first segment of a run after an unclean end.
+const goldenSkip = "testdata/segment-v1-skip.golden"
 
 // goldenLog writes the log that the golden file holds.
 func goldenLog(t *testing.T) *vfs.Mem {
@@ -35,21 +39,73 @@ func goldenLog(t *testing.T) *vfs.Mem {
 	return fs
 }
 
-func TestSegmentBytesAreTheGoldenOnes(t *testing.T) {
-	fs := goldenLog(t)
-	got := make([]byte, SegmentBytesMin)
-	readAt(t, fs, Dir(testDir)+"/"+FileName(1), 0, got)
-	if *update {
-		if err := os.WriteFile(golden, got, 0o644); err != nil {
+// goldenSkipLog writes a log of which only the second segment is left, which follows an unclean end at epoch 2.
+func goldenSkipLog(t *testing.T) *vfs.Mem {
+	t.Helper()
+	fs := vfs.NewMem()
+	opts := testOptions(fs, SegmentBytesMin)
+	opts.Identity = func() uint64 { return 0x1122334455667788 }
+	a := mustStart(t, opts)
+	for range 2 {
+		if _, err := a.put([]byte("lost")); err != nil {
 			t.Fatal(err)
 		}
 	}
-	want, err := os.ReadFile(golden)
+	fs = fs.Crash(1, vfs.KeepNone)
+	opts.FS = fs
+	a = mustStart(t, opts)
+	if _, err := a.put([]byte("behind a skip")); err != nil {
+		t.Fatal(err)
+	}
+	mustClose(t, a.log)
+	return fs
+}
+
+func TestSegmentBytesAreTheGoldenOnes(t *testing.T) {
+	t.Run("plain", func(t *testing.T) { wantGolden(t, goldenLog(t), 1, golden) })
+	t.Run("skip", func(t *testing.T) {
+		fs := goldenSkipLog(t)
+		segments, err := Segments(fs, testDir)
+		if err != nil || len(segments) != 2 {
+			t.Fatalf("%v, %v", segments, err)
+		}
+		wantGolden(t, fs, segments[1].number, goldenSkip)
+	})
+}
+
+// wantGolden compares the first bytes of a segment with a golden file.
+func wantGolden(t *testing.T, fs vfs.FS, number uint64, name string) {
+	t.Helper()
+	got := make([]byte, SegmentBytesMin)
+	readAt(t, fs, Dir(testDir)+"/"+FileName(number), 0, got)
+	if *update {
+		if err := os.WriteFile(name, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(name)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(got, want) {
 		t.Fatal("the format has changed")
+	}
+}
+
+func TestGoldenSkipReplays(t *testing.T) {
+	b, err := os.ReadFile(goldenSkip)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const epoch = 2 + EpochWindow + 1
+	rec, err := Replay(logOf(t, b), testDir, 2, func(e keys.Epoch, body []byte) error {
+		if e != epoch || string(body) != "behind a skip" {
+			t.Errorf("epoch %d: %q", e, body)
+		}
+		return nil
+	})
+	if err != nil || rec.Last != epoch || rec.Records != 1 || rec.Torn != nil || rec.Unclean {
+		t.Fatalf("%+v, %v", rec, err)
 	}
 }
 
@@ -71,14 +127,14 @@ func TestGoldenSegmentReplays(t *testing.T) {
 	}
 }
 
-// logOf is a log whose only file holds b.
+// logOf is a log whose only file holds b, under the number that its header has.
 func logOf(t *testing.T, b []byte) *vfs.Mem {
 	t.Helper()
 	fs := vfs.NewMem()
 	if err := fs.MkdirAll(Dir(testDir)); err != nil {
 		t.Fatal(err)
 	}
-	f, err := fs.Open(Dir(testDir)+"/"+FileName(1), vfs.Create)
+	f, err := fs.Open(Dir(testDir)+"/"+FileName(binary.LittleEndian.Uint64(b[24:])), vfs.Create)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2292,7 +2292,10 @@ type Recovery struct {
 	TornBytes  uint64 `protobuf:"varint,7,opt,name=torn_bytes,json=tornBytes,proto3" json:"torn_bytes,omitempty"`
 	// What was damaged in the data file and could be made anew without loss, each with where and why: superblocks from their copies, the allocation
 	// map and the row table from what they describe. Distrust the device.
-	Repaired      []string `protobuf:"bytes,8,rep,name=repaired,proto3" json:"repaired,omitempty"`
+	Repaired []string `protobuf:"bytes,8,rep,name=repaired,proto3" json:"repaired,omitempty"`
+	// The first epoch of this run. It is epoch + 1 unless the server was not shut down before: then epochs whose commits may have been seen and
+	// are lost are skipped.
+	NextEpoch     uint64 `protobuf:"varint,9,opt,name=next_epoch,json=nextEpoch,proto3" json:"next_epoch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2381,6 +2384,13 @@ func (x *Recovery) GetRepaired() []string {
 		return x.Repaired
 	}
 	return nil
+}
+
+func (x *Recovery) GetNextEpoch() uint64 {
+	if x != nil {
+		return x.NextEpoch
+	}
+	return 0
 }
 
 // ResizeCacheRequest asks for another size of the page cache.
@@ -2719,7 +2729,7 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\ftransactions\x18\x14 \x01(\x04R\ftransactions\x12S\n" +
 	"\x18transaction_idle_timeout\x18\x15 \x01(\v2\x19.google.protobuf.DurationR\x16transactionIdleTimeout\x12J\n" +
 	"\x13transaction_timeout\x18\x16 \x01(\v2\x19.google.protobuf.DurationR\x12transactionTimeout\x12+\n" +
-	"\x11transaction_bytes\x18\x17 \x01(\x04R\x10transactionBytes\"\x80\x02\n" +
+	"\x11transaction_bytes\x18\x17 \x01(\x04R\x10transactionBytes\"\x9f\x02\n" +
 	"\bRecovery\x12\x18\n" +
 	"\arecords\x18\x01 \x01(\x04R\arecords\x12\x14\n" +
 	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\x12\x14\n" +
@@ -2730,7 +2740,9 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"tornOffset\x12\x1d\n" +
 	"\n" +
 	"torn_bytes\x18\a \x01(\x04R\ttornBytes\x12\x1a\n" +
-	"\brepaired\x18\b \x03(\tR\brepaired\"5\n" +
+	"\brepaired\x18\b \x03(\tR\brepaired\x12\x1d\n" +
+	"\n" +
+	"next_epoch\x18\t \x01(\x04R\tnextEpoch\"5\n" +
 	"\x12ResizeCacheRequest\x12\x1f\n" +
 	"\vcache_bytes\x18\x01 \x01(\x04R\n" +
 	"cacheBytes\"]\n" +

@@ -1840,6 +1840,11 @@ func (m *Recovery) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if m.NextEpoch != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.NextEpoch))
+		i--
+		dAtA[i] = 0x48
+	}
 	if len(m.Repaired) > 0 {
 		for iNdEx := len(m.Repaired) - 1; iNdEx >= 0; iNdEx-- {
 			i -= len(m.Repaired[iNdEx])
@@ -2774,6 +2779,9 @@ func (m *Recovery) SizeVT() (n int) {
 			l = len(s)
 			n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
 		}
+	}
+	if m.NextEpoch != 0 {
+		n += 1 + protohelpers.SizeOfVarint(uint64(m.NextEpoch))
 	}
 	n += len(m.unknownFields)
 	return n
@@ -7799,6 +7807,25 @@ func (m *Recovery) UnmarshalVT(dAtA []byte) error {
 			}
 			m.Repaired = append(m.Repaired, string(dAtA[iNdEx:postIndex]))
 			iNdEx = postIndex
+		case 9:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field NextEpoch", wireType)
+			}
+			m.NextEpoch = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.NextEpoch |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
