@@ -85,13 +85,10 @@ func (l *Load) Commit(ctx context.Context) (Loaded, error) {
 	if err := s.Checkpoint(ctx); err != nil {
 		return Loaded{}, err
 	}
-	if err := s.engine.BuildLoad(ctx, l.load, s.now()); err != nil {
+	if err := l.build(ctx); err != nil {
 		return Loaded{}, err
 	}
-	var held time.Duration
-	if err = l.follow(ctx); err == nil {
-		held, err = l.switchOver(ctx)
-	}
+	held, err := l.switchOver(ctx)
 	if !l.load.Published() {
 		s.engine.AbandonLoad(l.load)
 		return Loaded{}, err
@@ -99,6 +96,23 @@ func (l *Load) Commit(ctx context.Context) (Loaded, error) {
 	// An error of what comes after is the store's own: the load has happened.
 	_ = s.engine.SettleLoad(ctx, l.load)
 	return Loaded{Epoch: l.load.Epoch(), Keys: n, Held: held}, nil
+}
+
+// build makes the state that is to be switched to. It gives way to commits that find no memory because of it: storage.ErrLoadYielded.
+func (l *Load) build(ctx context.Context) error {
+	e := l.store.engine
+	yielding, release := e.YieldingLoad(ctx)
+	defer release()
+	err := e.BuildLoad(yielding, l.load, l.store.now())
+	if err == nil {
+		if err = l.follow(yielding); err != nil {
+			e.AbandonLoad(l.load)
+		}
+	}
+	if cause := context.Cause(yielding); err != nil && errors.Is(cause, storage.ErrLoadYielded) {
+		return cause
+	}
+	return err
 }
 
 const (

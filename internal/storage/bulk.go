@@ -34,7 +34,8 @@ import (
 // leaves the old state and its log, to which nothing was added; a crash after it leaves the new state, and replay starts behind E. A load that
 // fails, or whose context ends, gives its pages back and has used no epoch.
 //
-// While a load is built the memory of frozen generations does not come free. Writers are slowed as beside any long merge (flow).
+// While a load is built the memory of frozen generations does not come free. Writers are slowed as beside any long merge (flow). If memory is full
+// nevertheless, because the device has become slower, say, the load is given up before a writer is refused (YieldingLoad).
 
 // Errors of bulk loads.
 var (
@@ -42,6 +43,10 @@ var (
 	ErrLoadBusy = errors.New("storage: another bulk load is under way")
 	// ErrLoadOvertaken means that more was committed beside the load than epochs were left for.
 	ErrLoadOvertaken = errors.New("storage: commits have overtaken the bulk load's epoch")
+	// ErrLoadYielded means that commits filled the memory that comes free only with the load: it was given up, and they go on. It wraps ErrMemoryFull.
+	ErrLoadYielded = fmt.Errorf("%w: the bulk load was given up, so that commits go on beside it", ErrMemoryFull)
+	// ErrEpochsUsedUp means that so many epochs have been used that the rest is for commits.
+	ErrEpochsUsedUp = errors.New("storage: no epochs are left for bulk loads")
 )
 
 const (
@@ -49,6 +54,8 @@ const (
 	// them up.
 	loadAhead       = 1 << 28
 	loadAheadPerKey = 64
+	// loadEpochMax leaves half of all epochs to commits.
+	loadEpochMax = keys.MaxEpoch / 2
 )
 
 // Load is a bulk load under way. It is for one goroutine.
@@ -86,6 +93,7 @@ type loads struct {
 	finished atomic.Uint64
 	keys     atomic.Uint64
 	bytes    atomic.Uint64
+	yield    atomic.Pointer[context.CancelCauseFunc] // gives up the load that is built; nil without one
 
 	// Guarded by Engine.mu.
 	switching bool // commits are held off: those under way need not wait for memory, which only the load can make
@@ -140,16 +148,40 @@ func (l *Load) Published() bool { return l.durable }
 // Epoch is the load's epoch, from BuildLoad on.
 func (l *Load) Epoch() keys.Epoch { return l.epoch }
 
+// YieldingLoad returns a context for BuildLoad and FollowLoad that ends, with ErrLoadYielded, when a writer has waited for memory for half of
+// Options.StallMax. The caller releases it before BeginSwitch: from then on nobody waits for memory.
+func (e *Engine) YieldingLoad(ctx context.Context) (yielding context.Context, release func()) {
+	yielding, cancel := context.WithCancelCause(ctx)
+	e.loads.yield.Store(&cancel)
+	return yielding, func() {
+		e.loads.yield.Store(nil)
+		cancel(nil)
+	}
+}
+
+// yieldLoad gives up the load that is being built, if there is one.
+func (e *Engine) yieldLoad() {
+	if cancel := e.loads.yield.Load(); cancel != nil {
+		(*cancel)(ErrLoadYielded)
+	}
+}
+
 // BuildLoad merges the load into a state that nobody sees, at an epoch far ahead of visible. From here to SettleLoad or AbandonLoad, one of which
 // must follow unless it returns an error, no checkpoint is made.
 func (e *Engine) BuildLoad(ctx context.Context, l *Load, h Horizon) error {
-	e.checkpointing.Lock()
+	epoch := h.Visible + loadAhead + loadAheadPerKey*keys.Epoch(l.run.count)
+	if epoch > loadEpochMax {
+		return ErrEpochsUsedUp
+	}
+	if err := e.checkpointing.LockOrEnd(ctx); err != nil {
+		return err
+	}
 	e.Reclaim()
 	e.merging.Store(true)
 	frozen := e.complete(h.Visible)
-	l.epoch = h.Visible + loadAhead + loadAheadPerKey*keys.Epoch(l.run.count)
+	l.epoch = epoch
 	l.build = &loadBuild{horizon: h, root: e.view.Load().root, known: e.known, began: time.Now()}
-	e.flowBegins(&mergeJob{frozen: frozen, entries: l.run.count})
+	e.flowBegins(&mergeJob{frozen: frozen, entries: l.run.count + uint64(l.run.work)})
 	err := e.buildLoad(ctx, l, frozen)
 	if err != nil {
 		e.AbandonLoad(l)
@@ -164,7 +196,11 @@ func (e *Engine) buildLoad(ctx context.Context, l *Load, frozen []*generation) (
 		return err
 	}
 	b.batch, b.sink = e.rows.Begin(b.ck), b.ck.Sink()
-	placed, err := l.spool.place(ctx, b.batch.Place)
+	placed, err := l.spool.place(ctx, func(value []byte) (page.Ref, error) {
+		ref, err := b.batch.Place(value)
+		e.flowGoesOn(int(placeWork(value)))
+		return ref, err
+	})
 	if err != nil {
 		return err
 	}
@@ -233,7 +269,7 @@ func (e *Engine) FollowLoad(ctx context.Context, l *Load, h Horizon) error {
 	}
 	in := e.mergeInput(b.ck, b.batch, b.sink, b.root, fresh, b.horizon.policy())
 	if err := e.mergeForLoad(ctx, l, in); err != nil {
-		return err
+		return fmt.Errorf("bulk load: %w", e.damage(err, e.view.Load().root, nil))
 	}
 	b.taken = len(frozen)
 	return b.ck.Sync(ctx)

@@ -38,6 +38,7 @@ type run struct {
 	blocks []runBlock
 	count  uint64 // entries
 	large  uint64 // values that belong into the row store and are not there yet
+	work   int64  // that placing them is, as flow counts it
 	block  int    // length of the longest one
 	tier   int    // 0 for what was sorted in memory, n+1 for what was merged from runs of tier n
 }
@@ -77,7 +78,7 @@ func (w *runWriter) add(key, value []byte, placed bool) error {
 	}
 	w.buf = appendRunEntry(w.buf, key, value, placed)
 	w.last = append(w.last[:0], key...)
-	w.count(!placed && len(value) > w.inlineMax)
+	w.count(value, placed)
 	if len(w.buf)-w.open < runBlockBytes {
 		return nil
 	}
@@ -93,12 +94,16 @@ func (w *runWriter) begin(first []byte, offset int64) {
 	w.run.blocks = append(w.run.blocks, runBlock{first: bytes.Clone(first), offset: offset})
 }
 
-func (w *runWriter) count(large bool) {
+func (w *runWriter) count(value []byte, placed bool) {
 	w.run.count++
-	if large {
+	if !placed && len(value) > w.inlineMax {
 		w.run.large++
+		w.run.work += placeWork(value)
 	}
 }
+
+// placeWork is how many versions could be merged in the time that it takes to write a large value, by and large.
+func placeWork(value []byte) int64 { return 1 + int64(len(value))/1024 }
 
 // end completes the newest block, which consists of these bytes.
 func (w *runWriter) end(block []byte) {
@@ -124,7 +129,7 @@ func (w *runWriter) addChunk(chunk []byte, entries []spoolEntry, entry func(e *s
 			from = at
 			w.begin(key, w.offset+int64(at))
 		}
-		w.count(len(value) > w.inlineMax)
+		w.count(value, false)
 		if i == len(entries)-1 {
 			w.last = append(w.last[:0], key...)
 		}

@@ -237,7 +237,7 @@ func (s *spool) merge(ctx context.Context, runs []*run, place func(value []byte)
 	for n := 0; err == nil && m.next(); n++ {
 		c := m.at
 		switch {
-		case n%1024 == 0 && ctx.Err() != nil:
+		case (place != nil || n%1024 == 0) && ctx.Err() != nil: // placed values may be large
 			err = ctx.Err()
 		case place != nil && !c.placed && len(c.value) > s.inlineMax:
 			var ref page.Ref

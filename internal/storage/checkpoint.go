@@ -49,7 +49,9 @@ func (e *Engine) Checkpoint(ctx context.Context, h Horizon) error {
 
 // checkpoint does one step, and returns how many generations it leaves to the next ones.
 func (e *Engine) checkpoint(ctx context.Context, h *Horizon) (left int, err error) {
-	e.checkpointing.Lock()
+	if err := e.checkpointing.LockOrEnd(ctx); err != nil {
+		return 0, err
+	}
 	defer e.checkpointing.Unlock()
 	e.Reclaim()
 	complete, garbage := e.complete(h.Visible), e.findGarbage(h)

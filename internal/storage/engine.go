@@ -54,9 +54,9 @@ type Engine struct {
 	tables tables
 	due    chan struct{} // capacity 1: there is something to merge
 
-	checkpointing sync.Mutex // one checkpoint at a time; taken before mu
-	slot          *pin.Slot  // the checkpoint's, used under checkpointing
-	retired       retired    // what readers of older views may still stand on
+	checkpointing patientMutex // one checkpoint at a time; taken before mu
+	slot          *pin.Slot    // the checkpoint's, used under checkpointing
+	retired       retired      // what readers of older views may still stand on
 	tail          tail
 	known         *side // what merges go round: what the view names, and what was found since; under checkpointing
 	pins          rootPins
@@ -89,6 +89,7 @@ func Open(o Options, registry *pin.Registry) (*Engine, Recovery, error) {
 	e := &Engine{
 		options: o, fs: o.FS, registry: registry, lock: lock, pruner: newPruner(), slot: registry.Slot(),
 		memtableBytes: o.MemtableBytes,
+		checkpointing: newPatientMutex(),
 		room:          make(chan struct{}), due: make(chan struct{}, 1), spaceDue: make(chan struct{}, 1), tables: tables{wanted: make(chan struct{}, 1), slot: registry.Slot()},
 	}
 	recovery, err := e.recover()
@@ -189,7 +190,7 @@ func (o obstacle) late(e *Engine) error {
 
 // await makes attempts until memory is not full and a log segment is ready.
 func (e *Engine) await(ctx context.Context, attempt func() (obstacle, error)) error {
-	var deadline <-chan time.Time
+	var deadline, yield <-chan time.Time
 	stalled := false
 	for {
 		o, err := attempt()
@@ -204,9 +205,13 @@ func (e *Engine) await(ctx context.Context, attempt func() (obstacle, error)) er
 			e.counters.stalls.Add(1)
 			start := time.Now()
 			defer func() { e.counters.stallNanos.Add(uint64(time.Since(start))) }()
+			yield = time.After(e.options.StallMax / 2)
 		}
 		select {
 		case <-o.gone:
+		case <-yield: // memory comes free with a checkpoint, which a load that is built keeps off
+			e.yieldLoad()
+			continue
 		case <-deadline:
 			return o.late(e)
 		case <-ctx.Done():

@@ -310,7 +310,9 @@ func TestMemoryComesFreeDuringAMerge(t *testing.T) {
 	if b.engine.retired.bytes.Load() == 0 {
 		t.Fatal("a memtable was freed under its reader")
 	}
-	b.engine.checkpointing.Lock() // as the next merge does
+	if err := b.engine.checkpointing.LockOrEnd(t.Context()); err != nil { // as the next merge does
+		t.Fatal(err)
+	}
 	defer b.engine.checkpointing.Unlock()
 	reader.Leave()
 	b.engine.Reclaim()

@@ -74,7 +74,7 @@ const prefixesMax = 1000
 // Space reads the tree of the newest durable state and sums up its keys by prefix. It holds up writers no more than Verify does, and goes on beside
 // pages that cannot be read.
 func (e *Engine) Space(ctx context.Context, o SpaceOptions) (*SpaceReport, error) {
-	frozen, beside, err := e.freeze()
+	frozen, beside, err := e.freeze(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -97,7 +97,7 @@ func (r *VerifyReport) OK() bool { return r.DamageTotal == 0 }
 // report.
 func (e *Engine) Verify(ctx context.Context, o VerifyOptions) (*VerifyReport, error) {
 	v := newVerifier(ctx, o)
-	frozen, _, err := e.freeze()
+	frozen, _, err := e.freeze(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -110,9 +110,12 @@ func (e *Engine) Verify(ctx context.Context, o VerifyOptions) (*VerifyReport, er
 	return v.run(frozen)
 }
 
-// freeze takes the newest state, with the side tree that belongs to it, and keeps its pages, and the log behind it.
-func (e *Engine) freeze() (*pager.Pager, *side, error) {
-	e.checkpointing.Lock()
+// freeze takes the newest state, with the side tree that belongs to it, and keeps its pages, and the log behind it. It waits for the checkpoint that is
+// under way, or the context's end.
+func (e *Engine) freeze(ctx context.Context) (*pager.Pager, *side, error) {
+	if err := e.checkpointing.LockOrEnd(ctx); err != nil {
+		return nil, nil, err
+	}
 	defer e.checkpointing.Unlock()
 	frozen, err := e.pager.Freeze()
 	if err != nil {

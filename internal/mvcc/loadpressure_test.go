@@ -1,0 +1,149 @@
+package mvcc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"epochkv/internal/storage"
+	"epochkv/internal/storage/keys"
+	"epochkv/internal/vfs"
+)
+
+// TestNoCommitIsRefusedForALoad slows the device down while a load places its large values, for longer than writers wait for memory, beside writers that fill memory many
+// times over. The load is given up, without a trace, and no writer is refused.
+func TestNoCommitIsRefusedForALoad(t *testing.T) {
+	fs := vfs.NewMem()
+	o := tiny(fs)
+	o.Storage.MemoryBytes, o.Storage.StallMax = 2<<20, 2*time.Second
+	s := mustOpen(t, o)
+	l, err := s.BulkLoad()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 2000 {
+		if err := l.Add(fmt.Appendf(nil, "load-%05d", i), make([]byte, 20_000)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var slow, stop atomic.Bool
+	slow.Store(true)
+	fs.SetHook(func(op vfs.Op, name string) {
+		if op == vfs.OpWrite && strings.HasSuffix(name, ".ekv") && slow.Load() {
+			time.Sleep(50 * time.Millisecond)
+		}
+	})
+	var writers sync.WaitGroup
+	var refused atomic.Int64
+	for g := range 8 {
+		x := mustSession(t, s)
+		writers.Go(func() {
+			defer x.Close()
+			for i := 0; !stop.Load(); i++ {
+				_, err := put(x, fmt.Sprintf("k-%d-%d", g, i%5000), strings.Repeat("w", 4000), DurabilityAsync)
+				if errors.Is(err, ErrMemoryFull) {
+					refused.Add(1)
+				} else if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	_, err = l.Commit(t.Context())
+	slow.Store(false)
+	if err != nil && !errors.Is(err, storage.ErrLoadYielded) {
+		t.Errorf("the load: %v", err)
+	}
+	time.Sleep(50 * time.Millisecond)
+	stop.Store(true)
+	s.Hurry()
+	writers.Wait()
+	if n := refused.Load(); n > 0 {
+		t.Errorf("%d commits were refused while a load was built", n)
+	}
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+	noSpoolsLeft(t, fs)
+	mustClose(t, s)
+}
+
+// TestContextEndsTheWaitForALoadUnderWay of those who want to look at one state of the tree, or to make a checkpoint.
+func TestContextEndsTheWaitForALoadUnderWay(t *testing.T) {
+	fs := vfs.NewMem()
+	s := mustOpen(t, tiny(fs))
+	mustPut(t, s, "a", "1")
+	l, err := s.BulkLoad()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Add([]byte("k"), []byte("loaded")); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Checkpoint(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	met, goOn := make(chan struct{}), make(chan struct{})
+	var stopped atomic.Bool
+	fs.SetHook(func(op vfs.Op, name string) {
+		if op == vfs.OpWrite && strings.HasSuffix(name, ".ekv") && !stopped.Swap(true) {
+			close(met)
+			<-goOn
+		}
+	})
+	loaded := make(chan error, 1)
+	go func() {
+		_, err := l.Commit(context.Background())
+		loaded <- err
+	}()
+	<-met
+	looked := make(chan error, 3)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	go func() {
+		_, err := s.Verify(ctx, storage.VerifyOptions{})
+		looked <- err
+	}()
+	go func() {
+		_, err := s.Space(ctx, storage.SpaceOptions{})
+		looked <- err
+	}()
+	go func() { looked <- s.Checkpoint(ctx) }()
+	late := time.After(10 * time.Second)
+	for range cap(looked) {
+		select {
+		case err := <-looked:
+			if !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("beside a load: %v", err)
+			}
+		case <-late:
+			t.Error("a call waits for the load, whatever its context says")
+		}
+	}
+	close(goOn)
+	if err := <-loaded; err != nil {
+		t.Fatal(err)
+	}
+	fs.SetHook(nil)
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	mustHold(t, s, map[string]string{"a": "1", "k": "loaded"})
+}
+
+// TestLoadLeavesEpochsToCommits: one that comes near the end of all epochs is refused, and changes nothing.
+func TestLoadLeavesEpochsToCommits(t *testing.T) {
+	s := mustOpen(t, tiny(vfs.NewMem()))
+	s.horizon.jump(keys.MaxEpoch - 10)
+	if _, err := load(s, map[string]string{"a": "1"}); !errors.Is(err, storage.ErrEpochsUsedUp) {
+		t.Errorf("a load at epoch %d: %v", s.Visible(), err)
+	}
+	if got := get(t, s, "a", 0); got != "-" {
+		t.Errorf("a is %q", got)
+	}
+}
