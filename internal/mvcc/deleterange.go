@@ -100,7 +100,7 @@ const checkContextEvery = 256
 
 // collect fills w with a deletion for each key of the range at the view.
 func (x *Session) collect(ctx context.Context, o RangeDelete, w *Write) (out RangeDeleted, err error) {
-	c, err := x.Scan(ScanOptions{Lower: o.Lower, Upper: o.Upper, KeysOnly: true})
+	c, err := x.Scan(ScanOptions{Lower: o.Lower, Upper: o.Upper, KeysOnly: true, Context: ctx})
 	if err != nil {
 		return out, err
 	}

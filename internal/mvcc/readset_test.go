@@ -21,7 +21,10 @@ func TestCommitBetweenValidationAndEpochIsAConflict(t *testing.T) {
 	defer x.Close()
 	for _, read := range []func(tx *Txn) error{
 		func(tx *Txn) error { _, err := tx.Get(nil, []byte("hole")); return err },
-		func(tx *Txn) error { _, err := tx.DeleteRange([]byte("h"), []byte("i")); return err },
+		func(tx *Txn) error {
+			_, err := tx.DeleteRange(context.Background(), []byte("h"), []byte("i"))
+			return err
+		},
 	} {
 		behindHole(t, s, func() error {
 			tx, err := x.Begin(TxnOptions{Durability: DurabilityAsync})
@@ -75,7 +78,7 @@ func conflictBehindRotations(t *testing.T, rotations, last int, merged, ranged b
 		t.Fatal(err)
 	}
 	if ranged {
-		_, err = tx.DeleteRange([]byte("p"), []byte("q"))
+		_, err = tx.DeleteRange(context.Background(), []byte("p"), []byte("q"))
 	} else {
 		_, err = tx.Get(nil, []byte("p"))
 	}

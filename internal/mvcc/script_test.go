@@ -190,7 +190,7 @@ func (r *scriptRun) inTxn(name string, x *Txn, w []string) (string, error) {
 	case "del":
 		return "", x.Delete([]byte(w[1]))
 	case "delrange":
-		n, err := x.DeleteRange([]byte(w[1]), []byte(w[2]))
+		n, err := x.DeleteRange(context.Background(), []byte(w[1]), []byte(w[2]))
 		return fmt.Sprintf("%d deleted", n), err
 	case "scan":
 		c, err := x.Scan(scanWords(w[1:]))

@@ -85,7 +85,7 @@ func TestLargeTransactionsAreValidatedBehindTheirPlace(t *testing.T) {
 				defer x.Close()
 				if i == 0 {
 					_, _ = tx.Get(nil, []byte("b"))
-				} else if _, err := tx.DeleteRange([]byte("a"), []byte("a0")); err != nil { // a range, for the other one
+				} else if _, err := tx.DeleteRange(context.Background(), []byte("a"), []byte("a0")); err != nil { // a range, for the other one
 					t.Error(err)
 				}
 				if err := tx.Set([]byte(names[i]), []byte(patterned(40<<10, names[i]))); err != nil {

@@ -108,6 +108,52 @@ func TestScanOverDeletionsLeavesItsProtectionEveryFewLeaves(t *testing.T) {
 	}
 }
 
+// TestContextEndsEveryWalkOverDeletions: range deletes and scans of transactions look at it in the middle of the one step over many deleted keys.
+func TestContextEndsEveryWalkOverDeletions(t *testing.T) {
+	s := deletedStore(t, 30_000, true)
+	x := mustSession(t, s)
+	defer x.Close()
+	transaction := func(do func(tx *Txn) error) error {
+		tx, err := x.Begin(TxnOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback()
+		return do(tx)
+	}
+	for name, walk := range map[string]func(ctx context.Context) error{
+		"range delete": func(ctx context.Context) error {
+			_, err := x.DeleteRange(ctx, RangeDelete{})
+			return err
+		},
+		"range delete of a transaction": func(ctx context.Context) error {
+			return transaction(func(tx *Txn) error {
+				_, err := tx.DeleteRange(ctx, nil, nil)
+				return err
+			})
+		},
+		"scan of a transaction": func(ctx context.Context) error {
+			return transaction(func(tx *Txn) error {
+				c, err := tx.Scan(ScanOptions{Context: ctx})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if c.Next() {
+					t.Errorf("found %q", c.Key())
+				}
+				return c.Err()
+			})
+		},
+	} {
+		if err := walk(t.Context()); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err := walk(&endingContext{Context: t.Context(), left: 10}); !errors.Is(err, context.Canceled) || x.cursor.stays != 10 {
+			t.Errorf("%s: %v after %d stays, want 10", name, err, x.cursor.stays)
+		}
+	}
+}
+
 // TestScanPassesKeysNewerThanItsSnapshotInShortStays, which only the storage cursor sees.
 func TestScanPassesKeysNewerThanItsSnapshotInShortStays(t *testing.T) {
 	const n = 30_000

@@ -146,11 +146,11 @@ func (t *Txn) checkSize() error {
 }
 
 // DeleteRange deletes every key in [lower, upper) that the transaction sees, and returns how many.
-func (t *Txn) DeleteRange(lower, upper []byte) (int, error) {
+func (t *Txn) DeleteRange(ctx context.Context, lower, upper []byte) (int, error) {
 	if t.open && t.options.ReadOnly {
 		return 0, ErrReadOnly
 	}
-	c, err := t.Scan(ScanOptions{Lower: lower, Upper: upper, KeysOnly: true})
+	c, err := t.Scan(ScanOptions{Lower: lower, Upper: upper, KeysOnly: true, Context: ctx})
 	if err != nil {
 		return 0, err
 	}

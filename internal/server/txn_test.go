@@ -18,6 +18,7 @@ import (
 	pb "epochkv/api/proto/epochkv/v1"
 	"epochkv/internal/config"
 	"epochkv/internal/telemetry"
+	"epochkv/internal/vfs"
 )
 
 // talk is a Transact stream, one request and one answer at a time.
@@ -422,6 +423,51 @@ func TestAnOperatorSeesAndEndsTransactions(t *testing.T) {
 	failureOf(t, err).want(t, codes.NotFound, pb.ErrorReason_ERROR_REASON_TXN_NOT_FOUND)
 	if s := h.transactionStats(); s.Aborted[telemetry.AbortOperator] != 1 {
 		t.Errorf("counted %+v", s)
+	}
+}
+
+// TestEndingATransactionEndsItsWalk: a range delete that reads for long from a slow device ends with its transaction, by an operator or by its time,
+// and not the other way round.
+func TestEndingATransactionEndsItsWalk(t *testing.T) {
+	disk := vfs.NewMem()
+	h := mustStartOn(t, disk)
+	if _, err := h.bulk(t, 10_000, 1000, true); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.stop(); err != nil {
+		t.Fatal(err)
+	}
+	for name, timeout := range map[string]time.Duration{"operator": time.Minute, "time": 500 * time.Millisecond} {
+		h := mustStartOn(t, disk, func(c *config.Config) { c.TxnTimeout = timeout })
+		slow := h.faults.Inject(vfs.Rule{Op: vfs.OpRead, Name: "*.ekv", Fault: vfs.Slow, Delay: 50 * time.Millisecond}) // many seconds for all of it
+		k := h.talk(t)
+		id := k.must(beginRequest(new(pb.BeginRequest))).GetBegin().Id
+		ended := make(chan error, 1)
+		go func() {
+			_, err := k.say(&pb.TransactRequest{Request: &pb.TransactRequest_DeleteRange{DeleteRange: &pb.RangeDeleteRequest{Range: new(pb.KeyRange)}}})
+			ended <- err
+		}()
+		before := h.store.Stats().Storage.Pages.PagesRead
+		eventually(t, "the walk reads", func() bool { return h.store.Stats().Storage.Pages.PagesRead > before })
+		want := pb.ErrorReason_ERROR_REASON_TXN_TIMEOUT
+		if name == "operator" {
+			want = pb.ErrorReason_ERROR_REASON_TXN_ENDED
+			if _, err := h.admin.EndTransaction(testContext(t), &pb.EndTransactionRequest{Id: id}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		err := <-ended
+		read := h.store.Stats().Storage.Pages.PagesRead - before
+		slow.Remove()
+		if f := failureOf(t, err); f.reason != want.Reason() {
+			t.Errorf("%s: %v", name, err)
+		}
+		if read > 1000 {
+			t.Errorf("%s: the walk went on for %d pages", name, read)
+		}
+		if err := h.stop(); err != nil {
+			t.Error(err)
+		}
 	}
 }
 

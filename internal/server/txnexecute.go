@@ -140,7 +140,7 @@ func (s *txnService) executeOnce(ctx context.Context, c *caller, req *pb.Execute
 		t.Rollback()
 	}()
 	out.Reset()
-	if out.Succeeded, err = s.allHold(t, req.Conditions); err != nil {
+	if out.Succeeded, err = s.allHold(ctx, t, req.Conditions); err != nil {
 		return settle{}, err
 	}
 	list, name := req.ThenOperations, "then_operations"
@@ -149,7 +149,7 @@ func (s *txnService) executeOnce(ctx context.Context, c *caller, req *pb.Execute
 	}
 	size := 0
 	for i, o := range list {
-		r, err := executeOperation(t, o, name, i)
+		r, err := executeOperation(ctx, t, o, name, i)
 		if err != nil {
 			return settle{}, fmt.Errorf("%s[%d]: %w", name, i, err)
 		}
@@ -170,18 +170,18 @@ func (s *txnService) executeOnce(ctx context.Context, c *caller, req *pb.Execute
 	return settleCommit(epoch, durability), nil
 }
 
-func executeOperation(t *mvcc.Txn, o *pb.Operation, list string, i int) (*pb.OperationResult, error) {
+func executeOperation(ctx context.Context, t *mvcc.Txn, o *pb.Operation, list string, i int) (*pb.OperationResult, error) {
 	switch is := o.GetOperation().(type) {
 	case *pb.Operation_Get:
 		m, err := txnGet(t, is.Get)
 		return &pb.OperationResult{Result: &pb.OperationResult_Get{Get: m}}, err
 	case *pb.Operation_Scan:
-		m, err := txnScan(t, is.Scan)
+		m, err := txnScan(ctx, t, is.Scan)
 		return &pb.OperationResult{Result: &pb.OperationResult_Scan{Scan: m}}, err
 	case *pb.Operation_Write:
 		return wroteResult, txnWrite(t, is.Write, fmt.Sprintf("%s[%d].write", list, i))
 	case *pb.Operation_DeleteRange:
-		m, err := txnDeleteRange(t, is.DeleteRange)
+		m, err := txnDeleteRange(ctx, t, is.DeleteRange)
 		return &pb.OperationResult{Result: &pb.OperationResult_DeleteRange{DeleteRange: m}}, err
 	case *pb.Operation_Invoke:
 		m, err := txnInvoke(t, is.Invoke)
@@ -191,7 +191,7 @@ func executeOperation(t *mvcc.Txn, o *pb.Operation, list string, i int) (*pb.Ope
 }
 
 // allHold evaluates the conditions in the transaction, so that what they read is validated when it commits.
-func (s *txnService) allHold(t *mvcc.Txn, conditions []*pb.TxnCondition) (bool, error) {
+func (s *txnService) allHold(ctx context.Context, t *mvcc.Txn, conditions []*pb.TxnCondition) (bool, error) {
 	all := true
 	for i, c := range conditions {
 		holds := false
@@ -200,7 +200,7 @@ func (s *txnService) allHold(t *mvcc.Txn, conditions []*pb.TxnCondition) (bool, 
 		case *pb.TxnCondition_Key:
 			holds, err = keyHolds(t, is.Key, i)
 		case *pb.TxnCondition_Range:
-			holds, err = s.rangeHolds(t, is.Range, i)
+			holds, err = s.rangeHolds(ctx, t, is.Range, i)
 		default:
 			err = invalid(fmt.Sprintf("conditions[%d].condition", i), "is missing; give exactly one")
 		}
@@ -232,7 +232,7 @@ func keyHolds(t *mvcc.Txn, p *pb.Precondition, i int) (bool, error) {
 	return v.Found && v.Epoch == c.Epoch, nil
 }
 
-func (s *txnService) rangeHolds(t *mvcc.Txn, r *pb.RangeCondition, i int) (bool, error) {
+func (s *txnService) rangeHolds(ctx context.Context, t *mvcc.Txn, r *pb.RangeCondition, i int) (bool, error) {
 	if r.GetRange() == nil {
 		return false, invalidRange("is missing; an empty range means all keys")
 	}
@@ -242,7 +242,7 @@ func (s *txnService) rangeHolds(t *mvcc.Txn, r *pb.RangeCondition, i int) (bool,
 	}
 	switch is := r.GetCondition().(type) {
 	case *pb.RangeCondition_Empty:
-		c, err := t.Scan(mvcc.ScanOptions{Lower: b.lower, Upper: b.upper, KeysOnly: true})
+		c, err := t.Scan(mvcc.ScanOptions{Lower: b.lower, Upper: b.upper, KeysOnly: true, Context: ctx})
 		if err != nil {
 			return false, err
 		}

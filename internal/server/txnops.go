@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"fmt"
 
 	pb "epochkv/api/proto/epochkv/v1"
@@ -53,7 +54,7 @@ func txnBatchGet(t *mvcc.Txn, req *pb.BatchGetRequest, limits *limits) (*pb.Batc
 }
 
 // txnScan answers with one page. It looks no further than the page's last entry: what lies behind does not count as read.
-func txnScan(t *mvcc.Txn, req *pb.RangeReadRequest) (*pb.RangeReadResponse, error) {
+func txnScan(ctx context.Context, t *mvcc.Txn, req *pb.RangeReadRequest) (*pb.RangeReadResponse, error) {
 	b, err := toBounds(req.GetRange())
 	if err != nil {
 		return nil, err
@@ -62,7 +63,9 @@ func txnScan(t *mvcc.Txn, req *pb.RangeReadRequest) (*pb.RangeReadResponse, erro
 	if req.PageBytes > 0 {
 		pageBytes = int(min(req.PageBytes, scanPageBytesMax))
 	}
-	c, err := t.Scan(mvcc.ScanOptions{Lower: b.lower, Upper: b.upper, Reverse: req.Reverse, KeysOnly: req.KeysOnly, Limit: scanLimit(req.Limit)})
+	c, err := t.Scan(mvcc.ScanOptions{
+		Lower: b.lower, Upper: b.upper, Reverse: req.Reverse, KeysOnly: req.KeysOnly, Limit: scanLimit(req.Limit), Context: ctx,
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -105,7 +108,7 @@ func txnWriteAll(t *mvcc.Txn, req *pb.WriteRequest) (*pb.WriteResponse, error) {
 	return new(pb.WriteResponse), nil
 }
 
-func txnDeleteRange(t *mvcc.Txn, req *pb.RangeDeleteRequest) (*pb.RangeDeleteResponse, error) {
+func txnDeleteRange(ctx context.Context, t *mvcc.Txn, req *pb.RangeDeleteRequest) (*pb.RangeDeleteResponse, error) {
 	if req.GetRange() == nil {
 		return nil, invalidRange("is missing; an empty range means all keys")
 	}
@@ -113,7 +116,7 @@ func txnDeleteRange(t *mvcc.Txn, req *pb.RangeDeleteRequest) (*pb.RangeDeleteRes
 	if err != nil {
 		return nil, err
 	}
-	n, err := t.DeleteRange(b.lower, b.upper)
+	n, err := t.DeleteRange(ctx, b.lower, b.upper)
 	return &pb.RangeDeleteResponse{Deleted: uint64(n)}, err
 }
 

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"errors"
 	"io"
 	"sync"
@@ -98,6 +99,7 @@ func (c *conversation) endLocked(why error) {
 
 // end rolls back the open transaction from outside, and ends the stream.
 func (c *conversation) end(row *openTxn, why error, reason telemetry.AbortReason) {
+	row.stop(why)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.row != row || c.txn == nil {
@@ -109,6 +111,9 @@ func (c *conversation) end(row *openTxn, why error, reason telemetry.AbortReason
 
 // expire ends the transaction if its time is up, and otherwise looks again when it may be.
 func (c *conversation) expire(row *openTxn) {
+	if total := c.server.transactions.total; time.Since(row.begun) >= total {
+		row.stop(&txnTimeoutError{limit: total})
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.row != row || c.txn == nil {
@@ -143,6 +148,7 @@ func (c *conversation) abortLocked(reason telemetry.AbortReason) {
 // releaseLocked lets go of the transaction that has ended.
 func (c *conversation) releaseLocked() {
 	c.timer.Stop()
+	c.row.stop(nil)
 	c.server.transactions.leave(c.row)
 	c.server.callers.release(c.caller)
 	c.caller, c.txn, c.row, c.failed = nil, nil, nil, nil
@@ -305,7 +311,9 @@ func (c *conversation) begin(req *pb.BeginRequest, out *pb.TransactResponse) err
 		return err
 	}
 	row.at = txn.At()
+	row.ctx, row.stop = context.WithCancelCause(c.stream.Context())
 	if err := s.transactions.enter(row); err != nil {
+		row.stop(nil)
 		txn.Rollback()
 		s.callers.release(caller)
 		return err
@@ -370,7 +378,7 @@ func (c *conversation) operate(req *pb.TransactRequest, out *pb.TransactResponse
 		out.Response = &pb.TransactResponse_BatchGet{BatchGet: m}
 		return err
 	case *pb.TransactRequest_Scan:
-		m, err := txnScan(c.txn, r.Scan)
+		m, err := txnScan(c.row.ctx, c.txn, r.Scan)
 		out.Response = &pb.TransactResponse_Scan{Scan: m}
 		return err
 	case *pb.TransactRequest_Write:
@@ -378,7 +386,7 @@ func (c *conversation) operate(req *pb.TransactRequest, out *pb.TransactResponse
 		out.Response = &pb.TransactResponse_Write{Write: m}
 		return err
 	case *pb.TransactRequest_DeleteRange:
-		m, err := txnDeleteRange(c.txn, r.DeleteRange)
+		m, err := txnDeleteRange(c.row.ctx, c.txn, r.DeleteRange)
 		out.Response = &pb.TransactResponse_DeleteRange{DeleteRange: m}
 		return err
 	case *pb.TransactRequest_Invoke:

@@ -53,6 +53,8 @@ type openTxn struct {
 	at         keys.Epoch
 	begun      time.Time
 	end        func(error, telemetry.AbortReason) // rolls it back from outside; not under the table's lock
+	ctx        context.Context                    // of its reads: of the stream, and ended by stop
+	stop       context.CancelCauseFunc            // before the conversation's mutex is taken, which a long walk holds
 
 	requests  atomic.Uint64
 	bytes     atomic.Int64

@@ -216,7 +216,7 @@ func setting(key, value string) func(*mvcc.Txn) error {
 
 func deleting(lower, upper string) func(*mvcc.Txn) error {
 	return func(tx *mvcc.Txn) error {
-		_, err := tx.DeleteRange([]byte(lower), []byte(upper))
+		_, err := tx.DeleteRange(context.Background(), []byte(lower), []byte(upper))
 		return err
 	}
 }

@@ -356,7 +356,7 @@ func (m *model) deleteRangeIn(x *modelTxn) {
 	}
 	lower, upper := m.bounds()
 	want := within(m.sees(x), lower, upper, false)
-	n, err := x.txn.DeleteRange([]byte(lower), []byte(upper))
+	n, err := x.txn.DeleteRange(context.Background(), []byte(lower), []byte(upper))
 	if err != nil || n != len(want) {
 		m.t.Fatalf("delete [%s, %s): %d, want %v, %v", lower, upper, n, want, err)
 	}
