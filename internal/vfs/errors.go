@@ -31,6 +31,11 @@ func pathError(op Op, name string, err error) error {
 	return &fs.PathError{Op: op.String(), Path: name, Err: err}
 }
 
+// Exhausted reports whether an operation failed because the process or the machine is out of descriptors or memory: its file has no part in that.
+func Exhausted(err error) bool {
+	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) || errors.Is(err, syscall.ENOMEM)
+}
+
 // LockedError is ErrLocked with the process that has the lock.
 type LockedError struct{ PID int } // zero: not known
 

@@ -321,3 +321,25 @@ func TestTruncationThatFailsIsRepeated(t *testing.T) {
 	e.mustPut(t, 100)
 	e.mustKeep(t, claim.Epoch-1)
 }
+
+// TestOldFileThatCannotBeOpenedIsNotTriedForever: one bad file costs itself, and not the rotation.
+func TestOldFileThatCannotBeOpenedIsNotTriedForever(t *testing.T) {
+	e := mustStartErrnoLog(t)
+	e.mustRotate(t, 6)
+	waitForSpare(t, e.log)
+	rule := e.faulty.Inject(vfs.Rule{Op: vfs.OpOpen, Name: FileName(1)})
+	truncated := e.acknowledged - 4
+	if err := e.log.TruncateBefore(truncated + 1); err != nil {
+		t.Fatal(err)
+	}
+	rotated := make(chan struct{})
+	go func() {
+		defer close(rotated)
+		e.mustRotate(t, 6)
+	}()
+	within(t, rotated, "rotations beside a file that cannot be opened")
+	if rule.Fired() == 0 {
+		t.Fatal("the fault was never met")
+	}
+	e.mustKeep(t, truncated)
+}

@@ -136,14 +136,17 @@ func settle(fs vfs.FS, dataDir string, rec Recovery) error {
 
 // adopt takes over the files that Replay found: segments to be truncated later, and blank ones to be used.
 func (l *Log) adopt(rec Recovery) {
-	for i, s := range rec.Segments {
-		end := rec.Last
-		if i+1 < len(rec.Segments) {
-			end = rec.Segments[i+1].First - 1
+	old := make([]retiredSegment, len(rec.Segments))
+	end := rec.Last
+	for i := len(old) - 1; i >= 0; i-- {
+		s := &rec.Segments[i]
+		old[i] = retiredSegment{path: s.File, number: s.number, end: end, size: s.Bytes}
+		if s.Damage == nil { // else the one before it ends before the next whose beginning is known
+			end = s.First - 1
 		}
-		l.retired.add(retiredSegment{path: s.File, number: s.number, end: end, size: s.Bytes})
 		l.counts.segmentBytes.Add(s.Bytes)
 	}
+	l.retired.segments = old
 	l.counts.segments.Store(int64(len(rec.Segments)))
 	for _, b := range rec.blank {
 		if !l.spares.keepInReserve(b.path, b.size) {

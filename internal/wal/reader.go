@@ -126,11 +126,10 @@ func (r *segmentReader) testify(bad keys.Epoch) (testimony, error) {
 		if err != nil || len(head) < recordHeaderSize {
 			return t, err
 		}
-		farthest := bad + keys.Epoch((off-r.pos+recordHeaderSize-1)/recordHeaderSize)
-		if r.pos == headerPage {
-			farthest = keys.MaxEpoch // the bad record may be a skip
-		}
-		if e := epochAt(head); e <= bad || e > farthest {
+		reach := keys.Epoch((off - r.pos + recordHeaderSize - 1) / recordHeaderSize)
+		e := epochAt(head)
+		skipped := r.pos == headerPage && e >= bad+EpochWindow && e-bad-EpochWindow <= reach // the bad record may be a skip
+		if (e <= bad || e-bad > reach) && !skipped {
 			continue
 		}
 		rec, ok, err := r.record(off)

@@ -168,7 +168,11 @@ func (p *spares) file(size int, allocate func(f vfs.File, size int64) error) (*b
 func (p *spares) reuse(from string, size int) (*blank, error) {
 	f, err := p.fs.Open(from, vfs.ReadWrite)
 	if err != nil {
-		p.keepOld(from)
+		if vfs.Exhausted(err) {
+			p.keepOld(from)
+		} else {
+			p.doom(from)
+		}
 		return nil, fmt.Errorf("wal: recycle a segment: %w", err)
 	}
 	actual, err := f.Size()

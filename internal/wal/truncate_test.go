@@ -210,3 +210,37 @@ func TestTruncatedLogSaysSoBeforeItsNextRecord(t *testing.T) {
 	refused("truncated by the next run")
 	mustClose(t, b.log)
 }
+
+// TestDamagedHeaderBeforeTheReplayDoesNotKeepTheLog: a header that replay does not need, and cannot be read, must not keep the segments before it.
+func TestDamagedHeaderBeforeTheReplayDoesNotKeepTheLog(t *testing.T) {
+	fs := vfs.NewMem()
+	a := mustStart(t, testOptions2(fs))
+	for i := range uint64(200) {
+		if _, err := a.put(bodyOf(i, 200)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mustClose(t, a.log)
+	rec, _ := mustReplay(t, fs, 0)
+	if len(rec.Segments) < 5 {
+		t.Fatal(len(rec.Segments))
+	}
+	patch(t, fs, rec.Segments[1].File, 20, []byte{0xff})
+	after := rec.Segments[3].First
+	rec, _ = mustReplay(t, fs, after)
+	b, err := startLog(testOptions2(fs), rec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := b.put(bodyOf(1, 200))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.log.TruncateBefore(e); err != nil {
+		t.Fatal(err)
+	}
+	if n := b.log.Stats().Segments; n != 1 {
+		t.Errorf("%d segments are kept, one is needed", n)
+	}
+	mustClose(t, b.log)
+}
