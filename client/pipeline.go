@@ -87,6 +87,9 @@ func (p *Pipeline) Get(key []byte, done func(Value, error), options ...ReadOptio
 	request := &kvpb.PipelineRequest{Request: &kvpb.PipelineRequest_Get{
 		Get: &kvpb.GetRequest{Key: key, SnapshotEpoch: uint64(o.at)},
 	}}
+	if done == nil {
+		return p.send(request, nil)
+	}
 	return p.send(request, func(r *kvpb.PipelineResponse, err error) { done(valueOf(r.GetGet()), err) })
 }
 
@@ -96,6 +99,9 @@ func (p *Pipeline) BatchGet(keys [][]byte, done func([]Value, error), options ..
 	request := &kvpb.PipelineRequest{Request: &kvpb.PipelineRequest_BatchGet{
 		BatchGet: &kvpb.BatchGetRequest{Keys: keys, SnapshotEpoch: uint64(o.at)},
 	}}
+	if done == nil {
+		return p.send(request, nil)
+	}
 	return p.send(request, func(r *kvpb.PipelineResponse, err error) { done(valuesOf(r.GetBatchGet()), err) })
 }
 

@@ -206,3 +206,18 @@ func TestPipelineNeverExceedsItsBound(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// TestPipelineReadWithoutDoneFunction: like a write without one it leaves the pipeline at its error, and at nothing else.
+func TestPipelineReadWithoutDoneFunction(t *testing.T) {
+	_, c := start(t)
+	p := mustPipeline(t, c, 4)
+	if err := errors.Join(p.Get([]byte("k"), nil), p.BatchGet([][]byte{[]byte("k")}, nil), p.Flush(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Get(nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Close(); err == nil {
+		t.Error("the error of a read without a key is lost")
+	}
+}
