@@ -70,6 +70,7 @@ type backlog struct {
 	sleeping bool // the acker waits for wake
 	blocked  bool // the receiver waits for space
 	closed   bool
+	over     bool // nothing will be sent any more
 }
 
 func (b *backlog) init() {
@@ -89,6 +90,9 @@ func (b *backlog) push(ctx context.Context, a *answer) error {
 			return ctx.Err()
 		}
 		b.mu.Lock()
+	}
+	if b.over {
+		a.charge.release()
 	}
 	b.list = append(b.list, *a)
 	b.bytes += size
@@ -166,9 +170,10 @@ func (b *backlog) sent(size int) {
 	b.mu.Unlock()
 }
 
-// release ends what the answers count that will not be sent any more.
+// release ends what the answers count that will not be sent any more, those to come among them.
 func (b *backlog) release() {
 	b.mu.Lock()
+	b.over = true
 	releaseAll(b.list)
 	b.mu.Unlock()
 }

@@ -127,6 +127,7 @@ func (p *pipeline) serve() error {
 	if !p.server.isSync(w.durability) {
 		// Visibility is a matter of microseconds, and this session's next write would wait for it anyway.
 		if err := w.wait(p.stream.Context(), p.server.store); err != nil {
+			a.charge.release()
 			return err
 		}
 		return p.send(&a)
@@ -135,7 +136,11 @@ func (p *pipeline) serve() error {
 	if a.value != nil {
 		a.value, p.value = p.value, nil // the answer keeps the buffer until it is sent
 	}
-	return p.backlog.push(p.stream.Context(), &a)
+	if err := p.backlog.push(p.stream.Context(), &a); err != nil {
+		a.charge.release()
+		return err
+	}
+	return nil
 }
 
 // execute runs the request, which sees those before it. What the answer holds is either in a, or in a message of its own.
@@ -314,11 +319,16 @@ func (p *pipeline) drained() bool {
 	if !p.server.draining.Load() {
 		return false
 	}
-	for p.executing.Load() {
+	const yields = 100 // longer than that it is held up: by a client that does not read, by a commit that waits
+	for round := 0; p.executing.Load(); round++ {
 		if !p.backlog.empty() {
 			return false // the receiver may be waiting for room
 		}
-		runtime.Gosched()
+		if round < yields {
+			runtime.Gosched()
+		} else {
+			time.Sleep(time.Millisecond)
+		}
 	}
 	return p.backlog.empty()
 }
