@@ -1,0 +1,298 @@
+package mvcc
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"epochkv/internal/storage/keys"
+	"epochkv/internal/testseed"
+	"epochkv/internal/vfs"
+)
+
+var historyTime = flag.Duration("history.time", 1500*time.Millisecond, "duration of the test that replays what was committed in the order of epochs")
+
+// step is one commit: what it changes, given all that was committed before it, and an error if that is not what it has seen.
+type historyStep struct {
+	epoch keys.Epoch
+	what  string
+	apply func(state map[string]uint64) error
+}
+
+func historyKey(i int) string { return fmt.Sprintf("h%02d", i) }
+
+// historyValue is a number in a value of any size: most are small, a few fill a segment by half.
+func historyValue(random *rand.Rand, n uint64) []byte {
+	size := random.IntN(400)
+	switch random.IntN(60) {
+	case 0:
+		size = 40_000 // a record of more than half of a segment
+	case 1, 2, 3:
+		size = 3_000
+	}
+	return binary.BigEndian.AppendUint64(make([]byte, 0, 8+size), n)[:8+size]
+}
+
+func historyNumber(v []byte) uint64 { return binary.BigEndian.Uint64(v) }
+
+func sumOf(state map[string]uint64, lower, upper string) (sum uint64, n int) {
+	for k, v := range state {
+		if k >= lower && k < upper {
+			sum, n = sum+v, n+1
+		}
+	}
+	return sum, n
+}
+
+// TestCommitsTakePlaceInTheOrderOfTheirEpochs: transactions that read ranges and keys and write what they have read elsewhere, conditional puts,
+// invocations, range deletes and bulk loads, all of them on few keys, with segments that rotate all the time and contexts that end at any
+// moment. Everything that was told to have happened happened at its epoch, having seen what all smaller epochs had left; and what was told not
+// to have happened did not.
+func TestCommitsTakePlaceInTheOrderOfTheirEpochs(t *testing.T) {
+	const all, writers = 12, 6
+	seed := testseed.Base(t)
+	o := tiny(vfs.NewMem())
+	s := mustOpen(t, o)
+	var mu sync.Mutex
+	var history []historyStep
+	add := func(epoch keys.Epoch, what string, apply func(map[string]uint64) error) {
+		mu.Lock()
+		history = append(history, historyStep{epoch, what, apply})
+		mu.Unlock()
+	}
+	var conflicts, ended, number atomic.Uint64
+	failed := func(err error) {
+		switch {
+		case errors.As(err, new(*ConflictError)), errors.As(err, new(*PreconditionError)):
+			conflicts.Add(1)
+		case errors.Is(err, context.DeadlineExceeded):
+			ended.Add(1)
+		case errors.Is(err, ErrLoadBusy):
+		default:
+			t.Error(err)
+		}
+	}
+	bounds := func(random *rand.Rand) (string, string) {
+		from := random.IntN(all)
+		return historyKey(from), historyKey(from + 1 + random.IntN(4))
+	}
+	kinds := []func(ctx context.Context, x *Session, random *rand.Rand) error{
+		func(ctx context.Context, x *Session, random *rand.Rand) error { // a transaction: the sum of a range and of a key goes to a third place
+			tx, err := x.Begin(TxnOptions{Durability: Durability(1 + random.IntN(2))})
+			if err != nil {
+				return err
+			}
+			defer tx.Rollback()
+			lower, upper := bounds(random)
+			key, to := historyKey(random.IntN(all)), historyKey(random.IntN(all))
+			c, err := tx.Scan(ScanOptions{Lower: []byte(lower), Upper: []byte(upper)})
+			if err != nil {
+				return err
+			}
+			var sum uint64
+			n := 0
+			for c.Next() {
+				sum, n = sum+historyNumber(c.Value()), n+1
+			}
+			if err := c.Err(); err != nil {
+				return err
+			}
+			c.Close()
+			v, err := tx.Get(nil, []byte(key))
+			if err != nil {
+				return err
+			}
+			if v.Found {
+				sum += historyNumber(v.Data)
+			}
+			sum += uint64(n)
+			if err := tx.Set([]byte(to), historyValue(random, sum)); err != nil {
+				return err
+			}
+			epoch, err := tx.Commit(ctx)
+			if err != nil {
+				return err
+			}
+			add(epoch, "transaction", func(state map[string]uint64) error {
+				want, n := sumOf(state, lower, upper)
+				if want += state[key] + uint64(n); want != sum {
+					return fmt.Errorf("[%s, %s) and %s made %d, and it has written %d", lower, upper, key, want, sum)
+				}
+				state[to] = sum
+				return nil
+			})
+			return nil
+		},
+		func(ctx context.Context, x *Session, random *rand.Rand) error { // a blind put
+			key, n := historyKey(random.IntN(all)), number.Add(1)
+			var w Write
+			w.Durability = Durability(1 + random.IntN(2))
+			w.Set([]byte(key), historyValue(random, n))
+			epoch, err := x.Commit(ctx, &w)
+			if err == nil {
+				add(epoch, "put", func(state map[string]uint64) error { state[key] = n; return nil })
+			}
+			return err
+		},
+		func(ctx context.Context, x *Session, random *rand.Rand) error { // a conditional put
+			key, other := historyKey(random.IntN(all)), historyKey(random.IntN(all))
+			present, n := random.IntN(2) == 0, number.Add(1)
+			w := Write{Durability: DurabilityAsync, Conditions: []Condition{{Kind: KeyAbsent, Key: []byte(other)}}}
+			if present {
+				w.Conditions[0].Kind = KeyPresent
+			}
+			w.Set([]byte(key), historyValue(random, n))
+			epoch, err := x.Commit(ctx, &w)
+			if err == nil {
+				add(epoch, "conditional put", func(state map[string]uint64) error {
+					if _, ok := state[other]; ok != present {
+						return fmt.Errorf("%s is there: %v", other, ok)
+					}
+					state[key] = n
+					return nil
+				})
+			}
+			return err
+		},
+		func(ctx context.Context, x *Session, random *rand.Rand) error { // an invocation
+			key, n := historyKey(random.IntN(all)), number.Add(1)
+			out := make([]Invoked, 1)
+			epoch, err := x.InvokeAll(ctx, []Invoke{{Kind: InvokeGetAndSet, Key: []byte(key), Operand: historyValue(random, n)}}, nil, DurabilityAsync, out)
+			if err != nil {
+				return err
+			}
+			var old uint64
+			found := out[0].OldFound
+			if found {
+				old = historyNumber(out[0].Old)
+			}
+			add(epoch, "invocation", func(state map[string]uint64) error {
+				if was, ok := state[key]; ok != found || was != old {
+					return fmt.Errorf("%s was %d, %v; it has seen %d, %v", key, was, ok, old, found)
+				}
+				state[key] = n
+				return nil
+			})
+			return nil
+		},
+		func(ctx context.Context, x *Session, random *rand.Rand) error { // a range delete
+			lower, upper := bounds(random)
+			out, err := x.DeleteRange(ctx, RangeDelete{Lower: []byte(lower), Upper: []byte(upper), Limit: random.IntN(3), Durability: DurabilityAsync})
+			if err != nil || out.Count == 0 {
+				return err
+			}
+			add(out.Epoch, "range delete", func(state map[string]uint64) error {
+				n := 0
+				for _, k := range slices.Sorted(maps.Keys(state)) {
+					if k < lower || k >= upper {
+						continue
+					}
+					if n == out.Count {
+						if !out.More {
+							return fmt.Errorf("%s is in [%s, %s) and was not deleted", k, lower, upper)
+						}
+						break
+					}
+					delete(state, k)
+					n++
+				}
+				if n != out.Count {
+					return fmt.Errorf("%d keys were in [%s, %s), and %d were deleted", n, lower, upper, out.Count)
+				}
+				return nil
+			})
+			return nil
+		},
+	}
+	deadline := time.Now().Add(*historyTime)
+	var wg sync.WaitGroup
+	for i := range writers {
+		wg.Go(func() {
+			random := rand.New(rand.NewPCG(seed, uint64(i)))
+			x := mustSession(t, s)
+			defer x.Close()
+			for time.Now().Before(deadline) && !t.Failed() {
+				ctx, cancel := context.Background(), func() {}
+				if random.IntN(4) == 0 {
+					ctx, cancel = context.WithTimeout(ctx, time.Duration(random.IntN(400))*time.Microsecond)
+				}
+				kind := 0
+				if random.IntN(2) == 0 {
+					kind = random.IntN(len(kinds))
+				}
+				if err := kinds[kind](ctx, x, random); err != nil {
+					failed(err)
+				}
+				cancel()
+			}
+		})
+	}
+	wg.Go(func() { // bulk loads
+		random := rand.New(rand.NewPCG(seed, 1000))
+		for time.Now().Before(deadline) && !t.Failed() {
+			if err := historyLoad(s, random, all, &number, add); err != nil {
+				failed(err)
+			}
+			time.Sleep(time.Duration(random.IntN(30)) * time.Millisecond)
+		}
+	})
+	wg.Go(func() { // checkpoints
+		for time.Now().Before(deadline) && !t.Failed() {
+			if err := s.Checkpoint(context.Background()); err != nil {
+				t.Error(err)
+			}
+			time.Sleep(5 * time.Millisecond)
+		}
+	})
+	wg.Wait()
+	slices.SortFunc(history, func(a, b historyStep) int { return int(a.epoch) - int(b.epoch) })
+	state, counts := map[string]uint64{}, map[string]int{}
+	for i, step := range history {
+		if i > 0 && history[i-1].epoch == step.epoch {
+			t.Fatalf("epoch %d was given to a %s and a %s", step.epoch, history[i-1].what, step.what)
+		}
+		if err := step.apply(state); err != nil {
+			t.Fatalf("the %s of epoch %d, after the %s of epoch %d: %v", step.what, step.epoch, history[max(0, i-1)].what, history[max(0, i-1)].epoch, err)
+		}
+		counts[step.what]++
+	}
+	t.Logf("%v; %d conflicts, %d contexts that ended; %d rotations", counts, conflicts.Load(), ended.Load(), s.engine.Stats().Rotations)
+	final := map[string]uint64{}
+	for k, v := range dump(t, s) {
+		final[k] = historyNumber([]byte(v))
+	}
+	if !maps.Equal(final, state) {
+		t.Fatalf("the store holds %v\nand what was committed makes %v", final, state)
+	}
+}
+
+// historyLoad loads a few of the keys.
+func historyLoad(s *Store, random *rand.Rand, all int, number *atomic.Uint64, add func(keys.Epoch, string, func(map[string]uint64) error)) error {
+	load, err := s.BulkLoad()
+	if err != nil {
+		return err
+	}
+	entries := map[string]uint64{}
+	for range 1 + random.IntN(3) {
+		entries[historyKey(random.IntN(all))] = number.Add(1)
+	}
+	for k, n := range entries {
+		if err := load.Add([]byte(k), historyValue(random, n)); err != nil {
+			return errors.Join(err, load.Close())
+		}
+	}
+	loaded, err := load.Commit(context.Background())
+	if err == nil {
+		add(loaded.Epoch, "bulk load", func(state map[string]uint64) error { maps.Copy(state, entries); return nil })
+	}
+	return errors.Join(err, load.Close())
+}
