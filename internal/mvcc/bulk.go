@@ -133,7 +133,7 @@ func (l *Load) follow(ctx context.Context) error {
 			return nil
 		}
 		before = behind
-		if ok, err := e.RotateForLoad(); err != nil || !ok { // memory is full: commits wait for the switch in any case
+		if ok, err := e.RotateForLoad(ctx); err != nil || !ok { // memory is full: commits wait for the switch in any case
 			return err
 		}
 		if err := l.store.horizon.waitAlone(ctx, e.Sealed()); err != nil {

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"epochkv/internal/storage"
 	"epochkv/internal/vfs"
 )
 
@@ -161,7 +162,7 @@ func TestDeadlineEndsEveryWaitOfTheCommitPath(t *testing.T) {
 			fillUp(t, s)
 			return release
 		}, skip: "delete range"},
-		"sync": {suffix: ".wal", stick: func(t *testing.T, s *Store, fs *stuckFS, _ *Session) func() {
+		"sync": {suffix: ".log", stick: func(t *testing.T, s *Store, fs *stuckFS, _ *Session) func() {
 			release := fs.hold()
 			fillUp(t, s)
 			return release
@@ -219,4 +220,33 @@ func fillUp(t *testing.T, s *Store) {
 	x := mustSession(t, s)
 	defer x.Close()
 	untilExpired(t, s, x, operations["commit"])
+}
+
+// TestStuckSegmentEndsWithTheContextOfALoad: a bulk load that needs a log segment while the device makes none ends with its context, and
+// a writer that has waited its time is told of the cause.
+func TestStuckSegmentEndsWithTheContextOfALoad(t *testing.T) {
+	fs := vfs.NewFaulty(vfs.NewMem())
+	o := tiny(fs)
+	o.Storage.StallMax = 300 * time.Millisecond
+	s := mustOpen(t, o)
+	x := mustSession(t, s)
+	defer x.Close()
+	until := make(chan struct{})
+	release := sync.OnceFunc(func() { close(until) })
+	defer release()
+	fs.Inject(vfs.Rule{Op: vfs.OpCreate, Name: "*.log", Fault: vfs.Slow, Until: until})
+	var err error
+	for i := 0; err == nil && i < 10_000; i++ {
+		_, err = put(x, "k", strings.Repeat("v", 4000), DurabilityAsync)
+	}
+	if !errors.Is(err, storage.ErrNoSegment) || strings.Contains(err.Error(), "%!") {
+		t.Errorf("a writer that has waited long enough: %v", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if ok, err := s.engine.RotateForLoad(ctx); ok || !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a load: %v, %v", ok, err)
+	}
+	release()
+	mustPut(t, s, "k", "w")
 }

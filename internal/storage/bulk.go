@@ -235,7 +235,7 @@ func (e *Engine) mergeForLoad(ctx context.Context, l *Load, in *btree.MergeInput
 }
 
 // RotateForLoad freezes what was committed meanwhile. It reports false if there is no memory for another generation.
-func (e *Engine) RotateForLoad() (bool, error) {
+func (e *Engine) RotateForLoad(ctx context.Context) (bool, error) {
 	v := e.view.Load()
 	if !v.active.sealed() && v.active.mem.Versions() == 0 {
 		return true, nil
@@ -251,6 +251,8 @@ func (e *Engine) RotateForLoad() (bool, error) {
 		case <-o.gone:
 		case <-deadline:
 			return false, o.late(e)
+		case <-ctx.Done():
+			return false, context.Cause(ctx)
 		}
 		if err := o.final(); err != nil {
 			return false, err

@@ -185,7 +185,10 @@ func (o obstacle) late(e *Engine) error {
 		e.counters.refused.Add(1)
 		return ErrMemoryFull
 	}
-	return fmt.Errorf("%w: %w", ErrNoSegment, e.log.Stats().Preparing)
+	if cause := e.log.Stats().Preparing; cause != nil {
+		return fmt.Errorf("%w: %w", ErrNoSegment, cause)
+	}
+	return fmt.Errorf("%w: the device does not answer", ErrNoSegment)
 }
 
 // await makes attempts until memory is not full and a log segment is ready.

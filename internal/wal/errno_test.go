@@ -343,3 +343,45 @@ func TestOldFileThatCannotBeOpenedIsNotTriedForever(t *testing.T) {
 	}
 	e.mustKeep(t, truncated)
 }
+
+// TestWindowIsKeptByThePreparation: a rotation that has to wait until durable comes nearer waits for an attempt, with its context, and not in
+// NewSegment, which the engine calls under its mutex.
+func TestWindowIsKeptByThePreparation(t *testing.T) {
+	faulty := vfs.NewFaulty(vfs.NewMem())
+	options := testOptions(faulty, 64<<10)
+	options.Images = 16
+	a := mustStart(t, options)
+	const most = 64 << 10 / recordHeaderSize
+	a.log.window = most + 4000
+	waitForSpare(t, a.log)
+	release := make(chan struct{})
+	faulty.Inject(vfs.Rule{Op: vfs.OpSyncData, Name: FileName(1), Fault: vfs.Slow, Until: release})
+	blocked := 0
+	for e := keys.Epoch(0); blocked == 0 || e < 20_000; {
+		for range 1500 {
+			e = a.mustAppend(t, bodyOf(uint64(e), 8))
+		}
+		claim, outcome := a.cur.Load().Seal()
+		if outcome != Crossed {
+			t.Fatal(outcome)
+		}
+		for attempt := a.log.Prepare(0); attempt != nil; attempt = a.log.Prepare(0) {
+			if blocked == 0 && claim.Epoch+most > a.log.Durable()+a.log.window {
+				blocked++
+				close(release)
+			}
+			within(t, attempt.Done(), "an attempt to prepare")
+			if err := attempt.Err(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if past := claim.Epoch + most - a.log.window; claim.Epoch+most > a.log.window && a.log.Durable() < past {
+			t.Fatalf("a segment may begin at %d while %d is durable", claim.Epoch, a.log.Durable())
+		}
+		s, err := a.log.NewSegment(t.Context(), claim.Epoch, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.cur.Store(s)
+	}
+}

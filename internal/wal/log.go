@@ -1,7 +1,6 @@
 package wal
 
 import (
-	"context"
 	"crypto/rand"
 	"encoding/binary"
 	"errors"
@@ -42,6 +41,8 @@ type Log struct {
 	serial  *sync.Mutex
 	durable *horizon
 	counts  counters
+
+	window keys.Epoch // EpochWindow; smaller in tests
 
 	failure atomic.Pointer[error] // set once, then final
 
@@ -84,6 +85,7 @@ func Open(opts Options, rec Recovery) (*Log, error) {
 		dir:     dir,
 		images:  &images{size: opts.SegmentBytes, max: max(opts.Images, ImagesMin)},
 		durable: new(horizon),
+		window:  EpochWindow,
 		next:    rec.Next(),
 		after:   rec.Last,
 		stop:    make(chan struct{}),
@@ -215,13 +217,12 @@ func (l *Log) skipSpace(first keys.Epoch) int {
 	return 0
 }
 
-// keepWindow waits until no epoch of the next segment, of at least size bytes, can be EpochWindow past durable.
-func (l *Log) keepWindow(ctx context.Context, first keys.Epoch, size int) error {
+// windowStart is the epoch that must be durable so that none of the next segment, of at least size bytes, can be past the window; zero if
+// none has to be. The caller holds rotate.
+func (l *Log) windowStart(size int) keys.Epoch {
+	first, _ := l.nextFirst()
 	most := keys.Epoch(max(size+pageSize, l.opts.SegmentBytes) / recordHeaderSize)
-	if first+most <= EpochWindow {
-		return nil
-	}
-	return l.WaitDurable(ctx, first+most-EpochWindow)
+	return max(first+most, l.window) - l.window
 }
 
 func (l *Log) newSegment(b *blank, first keys.Epoch) *Segment {

@@ -50,6 +50,7 @@ type preparer struct {
 	next  *Preparation // a writer waits for it
 	large int          // size of the oversized segment that a writer waits for; zero without
 	brief bool         // a writer waits that should not wait for a file to be zeroed
+	flush keys.Epoch   // must be durable before the segment that a writer waits for begins
 	ended bool         // the goroutine is gone
 
 	// Owned by the goroutine.
@@ -59,18 +60,32 @@ type preparer struct {
 
 // Prepare returns nil if it has set a segment aside for a body of bodyLen bytes, which NewSegment takes without waiting. Else it asks for one and returns the attempt to wait
 // for, after which the caller asks again. Only the owner of the log may take segments.
+//
+// The segment before must be sealed. While an epoch of the next one could be EpochWindow past durable the attempt includes a flush.
 func (l *Log) Prepare(bodyLen int) *Preparation {
+	l.rotate.Lock()
+	defer l.rotate.Unlock()
+	return l.prepareLocked(bodyLen)
+}
+
+// prepareLocked is Prepare. The caller holds rotate.
+func (l *Log) prepareLocked(bodyLen int) *Preparation {
 	size := spaceFor(bodyLen)
+	flush := l.windowStart(size)
+	kept := l.Durable() >= flush
 	s, p := l.spares, &l.preparer
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if p.ended || s.holdLocked(size) {
+	if p.ended || kept && s.holdLocked(size) {
 		return nil // NewSegment says that the log is closed
 	}
-	if size > s.images.size {
+	switch {
+	case !kept:
+		p.flush = max(p.flush, flush)
+	case size > s.images.size:
 		p.large = max(p.large, size)
-	} else if first := s.wantMoreLocked(); !first { // the first is as good as those to come: the log is being opened
-		p.brief = true
+	default:
+		p.brief = !s.wantMoreLocked() || p.brief // the first is as good as those to come: the log is being opened
 	}
 	if p.next == nil {
 		l.counts.stalls.Add(1)
@@ -86,10 +101,10 @@ func spaceFor(bodyLen int) int {
 	return (size + pageSize - 1) &^ (pageSize - 1)
 }
 
-// blankFor waits for a file and an image for a body.
+// blankFor waits for a file and an image for a body. The caller holds rotate.
 func (l *Log) blankFor(ctx context.Context, bodyLen int) (*blank, error) {
 	for {
-		attempt := l.Prepare(bodyLen)
+		attempt := l.prepareLocked(bodyLen)
 		if attempt == nil {
 			b := l.spares.takeHeld()
 			if b == nil {
@@ -159,11 +174,11 @@ func (p *preparer) pause(s *spares) time.Duration {
 func (l *Log) prepareOne() (made bool, err error) {
 	s, p := l.spares, &l.preparer
 	s.mu.Lock()
-	attempt, large, brief := p.next, p.large, p.brief
-	p.next, p.large, p.brief = nil, 0, false
+	attempt, large, brief, flush := p.next, p.large, p.brief, p.flush
+	p.next, p.large, p.brief, p.flush = nil, 0, false, 0
 	enough := len(s.ready) >= s.want && large == 0
 	s.mu.Unlock()
-	if err = l.Err(); err == nil && !enough {
+	if err = l.flushThrough(flush); err == nil && !enough {
 		made, err = l.makeBlank(large, brief, attempt != nil)
 	}
 	if errors.Is(err, vfs.ErrCrashed) {
@@ -176,6 +191,21 @@ func (l *Log) prepareOne() (made bool, err error) {
 		close(attempt.done)
 	}
 	return made, all
+}
+
+// flushThrough flushes until e is durable, or the log is being closed.
+func (l *Log) flushThrough(e keys.Epoch) error {
+	var idle backoff
+	for l.Durable() < e && !l.closed.Load() {
+		moved, err := l.flushOnce()
+		if err != nil {
+			return err
+		}
+		if !moved {
+			idle.wait()
+		}
+	}
+	return l.Err()
 }
 
 // makeBlank makes an oversized segment or a standard one. While every image is in use and a writer waits, it flushes until one comes back.
@@ -259,9 +289,6 @@ func (l *Log) NewSegment(ctx context.Context, first keys.Epoch, bodyLen int) (*S
 	}
 	if expected, ok := l.nextFirst(); !ok || first != expected {
 		return nil, fmt.Errorf("wal: segment at epoch %d, but the log continues at %d", first, expected)
-	}
-	if err := l.keepWindow(ctx, first, spaceFor(bodyLen)); err != nil {
-		return nil, err
 	}
 	b, err := l.blankFor(ctx, bodyLen)
 	if err != nil {
