@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"sync/atomic"
 	"time"
 
 	"epochkv/internal/storage"
@@ -12,6 +13,9 @@ import (
 
 // ErrLoadBusy means that another bulk load is under way.
 var ErrLoadBusy = storage.ErrLoadBusy
+
+// ErrLoadOvertaken means that more was committed beside a load than there were epochs before its own.
+var ErrLoadOvertaken = storage.ErrLoadOvertaken
 
 // errSerialLoad: the benchmark's baseline takes no latches, which a load relies on.
 var errSerialLoad = errors.New("mvcc: no bulk load with SerialAppend")
@@ -155,6 +159,7 @@ func (l *Load) switchOver(ctx context.Context) (time.Duration, error) {
 	defer func() {
 		s.loading.Store(nil)
 		close(now.done)
+		s.held.add(time.Since(start))
 	}()
 	if err := s.drain(ctx); err != nil {
 		return 0, err
@@ -176,6 +181,14 @@ func (l *Load) switchOver(ctx context.Context) (time.Duration, error) {
 	}
 	s.horizon.jump(epoch)
 	return time.Since(start), nil
+}
+
+// heldOff is how long switches have held commits off, those of loads that failed in it among them. There is one load at a time.
+type heldOff struct{ total, longest atomic.Int64 }
+
+func (h *heldOff) add(d time.Duration) {
+	h.total.Add(int64(d))
+	h.longest.Store(max(h.longest.Load(), int64(d)))
 }
 
 // now is what a merge may assume of readers at present.

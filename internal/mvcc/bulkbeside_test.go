@@ -85,6 +85,9 @@ func TestCommitsGoOnWhileALoadIsMerged(t *testing.T) {
 		t.Fatal(err)
 	}
 	fs.SetHook(nil)
+	if st := s.Stats(); out.Held <= 0 || st.LoadHeld < out.Held || st.LoadHeldMax != st.LoadHeld {
+		t.Errorf("the load held commits off for %v; the statistics say %v, and %v at most", out.Held, st.LoadHeld, st.LoadHeldMax)
+	}
 	if v, err := x.Read(nil, []byte("key-00003")); err != nil || string(v.Data) != "put beside" {
 		t.Errorf("a snapshot at %d from before the switch reads %.20q, %v", before, v.Data, err)
 	}

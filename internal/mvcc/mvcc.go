@@ -1,6 +1,6 @@
 // Package mvcc is the transactional store: epochs, snapshots, conflicts, and the commit protocol over the storage engine.
 //
-//	epoch     one per commit: 1, 2, 3 ..., with a gap before each bulk load; all of a commit's versions carry it
+//	epoch     one per commit: 1, 2, 3 ..., with gaps before bulk loads and after an unclean end; all of a commit's versions carry it
 //	visible   the largest epoch such that every commit <= it is installed in a memtable
 //	durable   the largest epoch such that every commit <= it is on stable storage
 //	snapshot  an epoch at which a session reads; it sees per key the newest version <= it

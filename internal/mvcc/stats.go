@@ -24,6 +24,8 @@ type Stats struct {
 	CollectTime  time.Duration // spent in them
 	SessionsOpen int
 	Snapshots    pin.Usage
+	LoadHeld     time.Duration // commits were held off by the switches of bulk loads, together
+	LoadHeldMax  time.Duration // by the longest of them
 	Limits       Limits
 	Storage      storage.Stats
 }
@@ -38,6 +40,7 @@ func (s *Store) Stats() Stats {
 		Commits: committed, Conflicts: s.conflicts.Load(), Preconditions: s.preconditions.Load(),
 		Collections: s.collections.Load(), CollectTime: time.Duration(s.collectNanos.Load()),
 		CheckpointErr: s.CheckpointErr(), SessionsOpen: open, Snapshots: s.registry.Usage(time.Now()), Limits: s.limits,
+		LoadHeld: time.Duration(s.held.total.Load()), LoadHeldMax: time.Duration(s.held.longest.Load()),
 		Storage: s.engine.Stats(),
 	}
 }

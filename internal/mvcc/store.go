@@ -37,7 +37,8 @@ type Store struct {
 	voids                     atomic.Uint64 // epochs without a commit: given up, or of bulk loads; counted before they are visible
 	conflicts, preconditions  atomic.Uint64
 	loading                   atomic.Pointer[loadSwitch] // the bulk load that is taking its place; nil without one
-	loader                    *waiter                    // of that load
+	held                      heldOff
+	loader                    *waiter // of that load
 	collections, collectNanos atomic.Uint64
 	serialMu                  sync.Mutex // with Options.Storage.SerialAppend: the baseline's one mutex
 

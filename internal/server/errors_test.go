@@ -44,6 +44,8 @@ func TestEveryReasonHasItsCodeAndDetails(t *testing.T) {
 		pb.ErrorReason_ERROR_REASON_INVALID_RANGE:        {err: invalidRange("x"), code: codes.InvalidArgument, field: true},
 		pb.ErrorReason_ERROR_REASON_INVALID_RESUME_TOKEN: {err: invalidToken("x"), code: codes.InvalidArgument, field: true},
 		pb.ErrorReason_ERROR_REASON_FOREIGN_RESUME_TOKEN: {err: foreignToken(), code: codes.InvalidArgument, field: true},
+		pb.ErrorReason_ERROR_REASON_LOAD_BUSY:            {err: mvcc.ErrLoadBusy, code: codes.ResourceExhausted, retry: true},
+		pb.ErrorReason_ERROR_REASON_LOAD_OVERTAKEN:       {err: mvcc.ErrLoadOvertaken, code: codes.Aborted, retry: true},
 		pb.ErrorReason_ERROR_REASON_CONFLICT:             {err: &mvcc.ConflictError{}, code: codes.Aborted, metadata: []string{"key", "epoch"}, retry: true},
 		pb.ErrorReason_ERROR_REASON_PRECONDITION_FAILED:  {err: &mvcc.PreconditionError{}, code: codes.FailedPrecondition, metadata: []string{"key", "index", "condition"}},
 		pb.ErrorReason_ERROR_REASON_OVERLOADED:           {err: errOverloaded, code: codes.ResourceExhausted, retry: true},
@@ -76,7 +78,7 @@ func TestEveryReasonHasItsCodeAndDetails(t *testing.T) {
 	}
 	for number, name := range pb.ErrorReason_name {
 		reason := pb.ErrorReason(number)
-		if reason == pb.ErrorReason_ERROR_REASON_UNSPECIFIED || reason >= pb.ErrorReason_ERROR_REASON_TYPE_ERROR {
+		if reason == pb.ErrorReason_ERROR_REASON_UNSPECIFIED || reason >= pb.ErrorReason_ERROR_REASON_TYPE_ERROR && reason < pb.ErrorReason_ERROR_REASON_LOAD_BUSY {
 			continue // those of transactions are tested with them
 		}
 		r, ok := rows[reason]

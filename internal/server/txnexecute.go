@@ -27,7 +27,7 @@ const (
 // Execute implements Transactions.
 func (s *txnService) Execute(ctx context.Context, req *pb.ExecuteRequest) (*pb.ExecuteResponse, error) {
 	out := new(pb.ExecuteResponse)
-	return out, s.run(ctx, func(c *caller) (settle, error) {
+	return out, s.run(func(c *caller) (settle, error) {
 		if isDirect(req) {
 			if w, done, err := c.executeDirect(ctx, req, out); done {
 				return w, err

@@ -126,6 +126,47 @@ func (b *bench) found() []DamageKind {
 	return kinds
 }
 
+// TestContextEndsTheWaitForACheckpoint: whatever takes the checkpointing mutex waits for a merge, or a bulk load, no longer than its context.
+func TestContextEndsTheWaitForACheckpoint(t *testing.T) {
+	b := newBench(t)
+	b.put(0, 100, 50)
+	b.checkpoint()
+	load, err := b.engine.NewLoad()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := load.Add([]byte{byte(keys.SpaceUser), 'k'}, []byte("v")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := load.Prepare(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	at := keys.Epoch(b.visible.Load())
+	horizon := Horizon{Visible: at, Live: []keys.Epoch{at}}
+	if err := b.engine.checkpointing.LockOrEnd(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for name, wait := range map[string]func(ctx context.Context) error{
+		"checkpoint": func(ctx context.Context) error { return b.engine.Checkpoint(ctx, horizon) },
+		"verify":     func(ctx context.Context) error { _, err := b.engine.Verify(ctx, VerifyOptions{}); return err },
+		"space":      func(ctx context.Context) error { _, err := b.engine.Space(ctx, SpaceOptions{}); return err },
+		"bulk load":  func(ctx context.Context) error { return b.engine.BuildLoad(ctx, load, horizon) },
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		if err := wait(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%s: %v", name, err)
+		}
+		cancel()
+	}
+	b.engine.checkpointing.Unlock()
+	if err := load.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if damages := b.found(); len(damages) != 0 {
+		t.Errorf("damages: %v", damages)
+	}
+}
+
 // TestVerifyFindsAccountsThatDoNotAddUp breaks one account at a time, as a defect of the engine would.
 func TestVerifyFindsAccountsThatDoNotAddUp(t *testing.T) {
 	for name, breakIt := range map[string]func(ck *pager.Checkpoint, state *pager.State) error{

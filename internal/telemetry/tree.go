@@ -11,6 +11,10 @@ import (
 var treeReadings = []reading{
 	engineCounter("bulk_loads_total", "Bulk loads that became visible.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.Loads) }),
 	engineCounter("bulk_loaded_keys_total", "Keys of those.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.LoadedKeys) }),
+	engineCounter("bulk_load_switch_seconds_total", "Time for which bulk loads held commits off, to take their place.",
+		func(s *mvcc.Stats) float64 { return s.LoadHeld.Seconds() }),
+	engineGauge("bulk_load_switch_longest_seconds", "The longest that one bulk load since start has held commits off.",
+		func(s *mvcc.Stats) float64 { return s.LoadHeldMax.Seconds() }),
 	engineGauge("write_amplification_ratio", "Bytes written to log and data file since start, for each byte of log records and bulk loads; zero before the first.",
 		func(s *mvcc.Stats) float64 { return s.Storage.WriteAmplification() }),
 	engineGauge("checkpoint_failing", "1 if the last background checkpoint failed; it is tried again.", func(s *mvcc.Stats) float64 {

@@ -15,7 +15,8 @@ package keys
 
 import "bytes"
 
-// Epoch is a commit sequence number: starting at 1, one per committed transaction, dense while the store is open. Zero means "none".
+// Epoch is a commit sequence number: starting at 1, ascending, one per committed transaction, and never given out twice. There are gaps before bulk
+// loads and after an unclean end. Zero means "none".
 type Epoch uint64
 
 // MaxEpoch is the largest epoch a trailer can carry (56 bits).

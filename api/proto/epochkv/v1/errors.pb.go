@@ -118,6 +118,8 @@ const (
 	ErrorReason_ERROR_REASON_LOAD_BUSY ErrorReason = 40
 	// INVALID_ARGUMENT: a resume token is of another store: the data directory was replaced, or the token went to another server.
 	ErrorReason_ERROR_REASON_FOREIGN_RESUME_TOKEN ErrorReason = 41
+	// ABORTED: more was committed beside a bulk load than there were epochs before its own. Nothing was loaded.
+	ErrorReason_ERROR_REASON_LOAD_OVERTAKEN ErrorReason = 42
 )
 
 // Enum value maps for ErrorReason.
@@ -161,6 +163,7 @@ var (
 		39: "ERROR_REASON_TXN_NOT_FOUND",
 		40: "ERROR_REASON_LOAD_BUSY",
 		41: "ERROR_REASON_FOREIGN_RESUME_TOKEN",
+		42: "ERROR_REASON_LOAD_OVERTAKEN",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":          0,
@@ -201,6 +204,7 @@ var (
 		"ERROR_REASON_TXN_NOT_FOUND":        39,
 		"ERROR_REASON_LOAD_BUSY":            40,
 		"ERROR_REASON_FOREIGN_RESUME_TOKEN": 41,
+		"ERROR_REASON_LOAD_OVERTAKEN":       42,
 	}
 )
 
@@ -236,7 +240,7 @@ var File_epochkv_v1_errors_proto protoreflect.FileDescriptor
 const file_epochkv_v1_errors_proto_rawDesc = "" +
 	"\n" +
 	"\x17epochkv/v1/errors.proto\x12\n" +
-	"epochkv.v1*\xc3\t\n" +
+	"epochkv.v1*\xe4\t\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12 \n" +
 	"\x1cERROR_REASON_INVALID_REQUEST\x10\x01\x12\x1a\n" +
@@ -276,7 +280,8 @@ const file_epochkv_v1_errors_proto_rawDesc = "" +
 	"\x16ERROR_REASON_TXN_ENDED\x10&\x12\x1e\n" +
 	"\x1aERROR_REASON_TXN_NOT_FOUND\x10'\x12\x1a\n" +
 	"\x16ERROR_REASON_LOAD_BUSY\x10(\x12%\n" +
-	"!ERROR_REASON_FOREIGN_RESUME_TOKEN\x10)B(Z&epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
+	"!ERROR_REASON_FOREIGN_RESUME_TOKEN\x10)\x12\x1f\n" +
+	"\x1bERROR_REASON_LOAD_OVERTAKEN\x10*B(Z&epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
 
 var (
 	file_epochkv_v1_errors_proto_rawDescOnce sync.Once

@@ -1,7 +1,8 @@
 // The data plane of EpochKV: an ordered map from keys to values whose every version carries the epoch that wrote it.
 //
-// Epochs. Each committed write, single or batch, gets the next number of one dense sequence 1, 2, 3, ...: its epoch.
-// A read happens at an epoch and sees, per key, the newest version written at or before it. Zero means "none" wherever
+// Epochs. Each committed write, single or batch, gets a number of one ascending sequence, starting at 1: its epoch. A later commit has a
+// larger one, and no number is given out twice. There are gaps: before a bulk load, after a crash (the numbers that the lost asynchronous
+// commits may have had, and more), and for transactions that failed their validation. Do not count commits by epochs. A read happens at an epoch and sees, per key, the newest version written at or before it. Zero means "none" wherever
 // an epoch is optional.
 //
 // Keys are 1 to 2048 bytes (a quarter of the server's page, at most 16382) and order as unsigned bytes do; values are 0 bytes to 16 MiB.
