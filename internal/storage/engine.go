@@ -11,6 +11,7 @@ import (
 
 	"epochkv/internal/pin"
 	"epochkv/internal/storage/keys"
+	"epochkv/internal/storage/memtable"
 	"epochkv/internal/storage/pager"
 	"epochkv/internal/storage/pager/rows"
 	"epochkv/internal/vfs"
@@ -150,12 +151,23 @@ func (e *Engine) RequestDurable(epoch keys.Epoch) { e.log.RequestFlush(epoch) }
 // first, again and again. While memory is full it waits for a checkpoint, up to
 // Options.StallMax, and as long for a log segment that cannot be prepared. Errors: ErrMemoryFull, ErrNoSegment, vfs.ErrNoSpace, ErrFailed, and why the context ended. The generation stays sealed then, and the next call tries again.
 func (e *Engine) Advance(ctx context.Context, w *Writer, body []byte) (claimed bool, err error) {
-	var claim func(*generation)
-	if e.oversized(body) {
-		claim = func(next *generation) { claimed = next.reserve(w, body) }
+	if !e.oversized(body) {
+		return false, e.await(ctx, func() (obstacle, error) { return e.advance(w.generation, len(body), nil) })
 	}
-	err = e.await(ctx, func() (obstacle, error) { return e.advance(w.generation, len(body), claim) })
+	first := &opening{secure: func(mem *memtable.Table) error { return e.secure(mem, w, body) }}
+	first.reserve = func(next *generation) error {
+		err := next.reserve(w, body)
+		claimed = err == nil
+		return err
+	}
+	err = e.await(ctx, func() (obstacle, error) { return e.advance(w.generation, len(body), first) })
 	return claimed, err
+}
+
+// opening is what a large record does in a generation before others see it.
+type opening struct {
+	secure  func(*memtable.Table) error // an error leaves things as they were
+	reserve func(*generation) error
 }
 
 // oversized reports whether a record takes more than half of a segment.
@@ -237,8 +249,8 @@ func (e *Engine) await(ctx context.Context, attempt func() (obstacle, error)) er
 }
 
 // advance does one attempt, or tells what is in its way; it waits for no device. With first it replaces the active generation whatever it
-// is, and passes the new one to first before others see it.
-func (e *Engine) advance(full *generation, bodyBytes int, first func(*generation)) (obstacle, error) {
+// is, and lets first use the new one before others see it.
+func (e *Engine) advance(full *generation, bodyBytes int, first *opening) (obstacle, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	v := e.view.Load()
@@ -264,12 +276,13 @@ func (e *Engine) advance(full *generation, bodyBytes int, first func(*generation
 	if attempt := e.log.Prepare(bodyBytes); attempt != nil {
 		return obstacle{gone: attempt.Done(), segment: attempt}, nil
 	}
-	next, err := e.newGenerationLocked(keys.Epoch(full.end.Load()), bodyBytes)
+	next, err := e.newGenerationLocked(keys.Epoch(full.end.Load()), bodyBytes, first)
 	if err != nil {
 		return obstacle{}, fmt.Errorf("rotate at epoch %d: %w", full.end.Load(), err)
 	}
+	var refused error
 	if first != nil {
-		first(next)
+		refused = first.reserve(next)
 	}
 	frozen := append([]*generation{full}, v.frozen...)
 	full.next.Store(next)
@@ -281,7 +294,7 @@ func (e *Engine) advance(full *generation, bodyBytes int, first func(*generation
 	if e.frozenBytesOf(e.view.Load()) >= e.checkpointAt() {
 		e.wakeCheckpoint()
 	}
-	return obstacle{}, nil
+	return obstacle{}, refused
 }
 
 // roomMade sets the pace anew, and lets those try again who wait for memory.
@@ -342,10 +355,16 @@ func (e *Engine) frozenBytesOf(v *view) int64 {
 	return int64(v.active.mem.Resident()) + residentBytes(v.frozen) + e.retired.bytes.Load()
 }
 
-func (e *Engine) newGenerationLocked(first keys.Epoch, bodyBytes int) (*generation, error) {
+func (e *Engine) newGenerationLocked(first keys.Epoch, bodyBytes int, opening *opening) (*generation, error) {
 	mem, err := e.newTable()
 	if err != nil {
-		return nil, err
+		return nil, e.noMemory(err)
+	}
+	if opening != nil {
+		if err := opening.secure(mem); err != nil {
+			e.freed(mem.Free())
+			return nil, err
+		}
 	}
 	segment, err := e.newSegment(first, bodyBytes) // it waits at Open only; see advance
 	if err != nil {

@@ -2,6 +2,7 @@ package storage
 
 import (
 	"errors"
+	"fmt"
 	"runtime"
 	"sync/atomic"
 	"time"
@@ -48,17 +49,33 @@ func residentBytes(generations []*generation) (bytes int64) {
 	return bytes
 }
 
-// reserve is Engine.Reserve in a generation that nobody else sees yet.
-func (g *generation) reserve(w *Writer, body []byte) bool {
-	if err := g.mem.Secure(&w.inserter, memtable.MaxSize(body)); err != nil {
-		return false // the next attempt tells
-	}
+// reserve is Engine.Reserve in a generation that no other goroutine sees yet, with the memtable's space secured before.
+func (g *generation) reserve(w *Writer, body []byte) error {
 	claim, outcome := g.segment.Reserve(len(body))
+	if outcome == wal.Crossed {
+		g.end.Store(uint64(claim.Epoch))
+	}
 	if outcome != wal.Reserved {
-		return false
+		return errTooLarge // the segment was made for a record of this size
 	}
 	w.generation, w.claim = g, claim
-	return true
+	return nil
+}
+
+// secure is Secure with the error that a client is told: nothing was written, and another attempt may fare better.
+func (e *Engine) secure(mem *memtable.Table, w *Writer, body []byte) error {
+	err := mem.Secure(&w.inserter, memtable.MaxSize(body))
+	if err == nil {
+		return nil
+	}
+	return e.noMemory(err)
+}
+
+// noMemory is the error for a client when the system has no memory for a memtable.
+func (e *Engine) noMemory(err error) error {
+	e.counters.refused.Add(1)
+	e.wakeCheckpoint() // frozen memtables that it empties serve again
+	return fmt.Errorf("%w: %w", ErrMemoryFull, err)
 }
 
 // Epoch is the epoch that w has claimed last.
@@ -94,7 +111,7 @@ func (e *Engine) reserveIn(g *generation, w *Writer, body []byte) (keys.Epoch, e
 	case int64(g.mem.Bytes()) >= e.memtableBytes: // asked before Secure, which may add one large value to an empty table
 		claim, outcome = g.segment.Seal()
 	default:
-		if err := g.mem.Secure(&w.inserter, memtable.MaxSize(body)); err != nil {
+		if err := e.secure(g.mem, w, body); err != nil {
 			return 0, err
 		}
 		claim, outcome = g.segment.Reserve(len(body))

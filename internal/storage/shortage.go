@@ -173,12 +173,12 @@ func (e *Engine) openReserve() {
 // is sealed and has none: the first write that is accepted asks for one again. Segments that the tree has covered may be what is left of short runs: no
 // checkpoint would give them back, as there is nothing to merge.
 func (e *Engine) firstGeneration(first keys.Epoch) (*generation, error) {
-	g, err := e.newGenerationLocked(first, 0)
+	g, err := e.newGenerationLocked(first, 0, nil)
 	if errors.Is(err, vfs.ErrNoSpace) {
 		if err := e.log.TruncateBefore(e.pager.State().Epoch + 1); err != nil {
 			return nil, err
 		}
-		g, err = e.newGenerationLocked(first, 0)
+		g, err = e.newGenerationLocked(first, 0, nil)
 	}
 	if !errors.Is(err, vfs.ErrNoSpace) {
 		return g, err

@@ -32,7 +32,8 @@ type Options struct {
 	DiskReserve       int64         // disk space that is kept for deletions and checkpoints; 0: none; DiskReserveDerived
 	StallMax          time.Duration // how long a write waits for memory before it is refused; 10 s
 
-	OnReplay func(ReplayProgress) // hears every few seconds how far the replay of a long log is; may be nil
+	Obtain   func(bytes uint64) error // asked before a memtable takes memory from the system; for tests, which refuse it; may be nil
+	OnReplay func(ReplayProgress)     // hears every few seconds how far the replay of a long log is; may be nil
 }
 
 // Recovery tells what opening a store found and did.

@@ -30,6 +30,7 @@ type tables struct {
 func (e *Engine) tableConfig() memtable.Config {
 	return memtable.Config{
 		Bytes: int(e.memtableBytes), Prefix: []byte{byte(keys.SpaceUser)}, CrowdedAt: e.options.CrowdedAt, Filling: e.tables.wanted,
+		Obtain: e.options.Obtain,
 	}
 }
 

@@ -19,6 +19,9 @@ const (
 	pageBytes           = 4 << 10
 	// marginBytes of the reservation are kept back for Apply, should others' splits cost it more than Secure foresaw.
 	marginBytes = 1 << 20
+	// aheadBytes of that margin are mapped before every Secure returns: some sixty splits, drawn by the writers that are then between
+	// Secure and the end of Apply. The next Secure maps as much again, so that Apply does not depend on what the system can give.
+	aheadBytes = 64 << 10
 )
 
 // arena is one reserved range of addresses whose front part is mapped. Offsets count 8-byte words from base; offset 0 is
@@ -29,8 +32,10 @@ type arena struct {
 	step  uint64         // words mapped at a time; constant
 	mem   backing        // constant
 
+	obtain func(bytes uint64) error // constant; see Config.Obtain
+
 	_      [cacheLinePair]byte
-	tail   atomic.Uint64 // words granted. Invariant: tail <= mapped once the grant has returned
+	tail   atomic.Uint64 // words granted. Invariant: tail <= mapped
 	mapped atomic.Uint64 // words that are accessible and touched; grows under mu
 	mu     sync.Mutex    // serialises growth; a leaf lock
 	_      [cacheLinePair]byte
@@ -68,7 +73,7 @@ func (a *arena) takeOver(old *arena, stepBytes, keepBytes uint64) error {
 }
 
 // grant hands out words, mapped and touched. It leaves keepBack words of the reservation alone, and fails with ErrFull
-// when the rest does not suffice.
+// when the rest does not suffice. A grant that fails has taken nothing.
 func (a *arena) grant(words, keepBack uint64) (uint32, error) {
 	for {
 		at := a.tail.Load()
@@ -76,16 +81,24 @@ func (a *arena) grant(words, keepBack uint64) (uint32, error) {
 		if end+keepBack > a.limit {
 			return 0, ErrFull
 		}
-		if !a.tail.CompareAndSwap(at, end) {
-			continue
-		}
-		if end > a.mapped.Load() {
-			if err := a.grow(end); err != nil {
+		if need := end + min(keepBack, aheadBytes/wordBytes); need > a.mapped.Load() {
+			if err := a.grow(need); err != nil {
 				return 0, err
 			}
 		}
-		return uint32(at), nil
+		if a.tail.CompareAndSwap(at, end) {
+			return uint32(at), nil
+		}
 	}
+}
+
+// mapAhead keeps the next aheadBytes behind what was granted mapped.
+func (a *arena) mapAhead() error {
+	want := min(a.tail.Load()+aheadBytes/wordBytes, a.limit)
+	if want <= a.mapped.Load() {
+		return nil
+	}
+	return a.grow(want)
 }
 
 // grow maps and touches the arena up to end, rounded up to steps.
@@ -97,6 +110,11 @@ func (a *arena) grow(end uint64) error {
 		return nil
 	}
 	to := min((end+a.step-1)/a.step*a.step, a.limit)
+	if a.obtain != nil {
+		if err := a.obtain((to - from) * wordBytes); err != nil {
+			return fmt.Errorf("memtable: grow to %d bytes: %w", to*wordBytes, err)
+		}
+	}
 	if err := a.mem.populate(from*wordBytes, to*wordBytes); err != nil {
 		return fmt.Errorf("memtable: grow to %d bytes: %w", to*wordBytes, err)
 	}

@@ -1,6 +1,7 @@
 package memtable
 
 import (
+	"errors"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -34,8 +35,11 @@ func (m mapping) populate(from, to uint64) error {
 	if err := unix.Mprotect(b, unix.PROT_READ|unix.PROT_WRITE); err != nil {
 		return err
 	}
-	if unix.Madvise(b, unix.MADV_POPULATE_WRITE) == nil {
+	switch err := unix.Madvise(b, unix.MADV_POPULATE_WRITE); {
+	case err == nil:
 		return nil
+	case errors.Is(err, unix.ENOMEM):
+		return err // to touch the pages would end the process
 	}
 	for i := 0; i < len(b); i += pageBytes { // kernels before 5.14 do not know the advice
 		b[i] = 0

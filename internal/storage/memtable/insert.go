@@ -67,14 +67,15 @@ type Chain struct{ node uint32 }
 func (in *Inserter) Crowded() []Chain { return in.crowded[:in.crowdedN] }
 
 // Secure makes sure that an Apply of up to n bytes (see MaxSize) finds its memory mapped and touched, and binds in to t.
-// It belongs before the log reservation: it may take a lock and fault pages in. ErrFull means that t cannot take it.
+// It belongs before the log reservation: it may take a lock and fault pages in. It maps some memory beyond n, for splits that others'
+// inserts cause. ErrFull means that t cannot take it; other errors, that the system has no memory. They change nothing.
 func (t *Table) Secure(in *Inserter, n int) error {
 	if t.guide.towers.Load() >= t.guide.next.Load() {
 		t.drawGuide()
 	}
 	words := uint64(n+wordBytes-1) / wordBytes
 	if in.table == t && uint64(in.end-in.pos) >= words {
-		return nil
+		return t.arena.mapAhead()
 	}
 	grab := max(words, t.region)
 	at, err := t.arena.grant(grab, marginBytes/wordBytes)

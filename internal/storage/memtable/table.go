@@ -22,6 +22,8 @@ type Config struct {
 	Filling chan<- struct{}
 	// CrowdedAt is the chain length at whose multiples Apply reports a key to Inserter.Crowded; zero reports none.
 	CrowdedAt int
+	// Obtain, if set, is asked before memory is taken from the system. Tests refuse it.
+	Obtain func(bytes uint64) error
 
 	layout layout // zero means the defaults; tests make everything tiny
 }
@@ -102,6 +104,7 @@ type stripe struct {
 // New makes an empty table. Free must be called once no reader is left.
 func New(c Config) (*Table, error) {
 	t := newTable(c.withDefaults())
+	t.arena.obtain = c.Obtain
 	if err := t.arena.open(t.layout.reserveBytes, t.layout.stepBytes); err != nil {
 		return nil, err
 	}
@@ -121,6 +124,7 @@ func (t *Table) Renew(c Config) (*Table, error) {
 		return nil, errors.Join(errors.New("memtable: renew with another reservation"), t.Free())
 	}
 	n := newTable(c)
+	n.arena.obtain = c.Obtain
 	if err := n.arena.takeOver(&t.arena, t.layout.stepBytes, uint64(c.Bytes)); err != nil {
 		return nil, errors.Join(err, t.Free())
 	}

@@ -1,0 +1,56 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"epochkv/internal/storage/batch"
+	"epochkv/internal/storage/keys"
+)
+
+// TestRecordThatNoMemoryIsThereForIsRefused: a large record that a fresh memtable cannot take either gets an error, and not rotation after
+// rotation; when there is memory again it is taken. The same is true of a small one.
+func TestRecordThatNoMemoryIsThereForIsRefused(t *testing.T) {
+	b := newBench(t)
+	defer func() {
+		if err := b.engine.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}()
+	b.put(0, 10, 100)
+	errNone := errors.New("no memory")
+	limit, refusing := uint64(0), true
+	b.engine.options.Obtain = func(bytes uint64) error {
+		if refusing && bytes > limit {
+			return errNone
+		}
+		return nil
+	}
+	var w batch.Builder
+	w.Set(keys.SpaceUser, []byte("large"), []byte(strings.Repeat("v", 1<<20)))
+	body, err := w.Finish()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, limit = range []uint64{0, 256 << 10} { // not even an empty table; a table, and not the record
+		before := b.engine.counters.rotations.Load()
+		for range 3 {
+			if _, err := b.engine.Reserve(&b.writer, body); !errors.Is(err, ErrRotating) {
+				t.Fatal(err)
+			}
+			claimed, err := b.engine.Advance(context.Background(), &b.writer, body)
+			if claimed || !errors.Is(err, ErrMemoryFull) || !errors.Is(err, errNone) {
+				t.Fatalf("claimed %v, %v, want an error for the client that says why", claimed, err)
+			}
+		}
+		if n := b.engine.counters.rotations.Load() - before; n != 0 {
+			t.Errorf("%d rotations for a record that was refused", n)
+		}
+	}
+	refusing = false
+	b.commit(&w)
+	b.put(10, 20, 100)
+	b.checkpoint()
+}
