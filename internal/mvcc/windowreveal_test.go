@@ -15,7 +15,10 @@ import (
 // conflict as much as one that came before, and a crash could still take it back. An asynchronous one promises nothing.
 func TestConflictInTheWindowAwaitsWhatItReveals(t *testing.T) {
 	get := func(tx *Txn) error { _, err := tx.Get(nil, []byte("r")); return err }
-	scan := func(tx *Txn) error { _, err := tx.DeleteRange(context.Background(), []byte("r"), []byte("s")); return err }
+	scan := func(tx *Txn) error {
+		_, err := tx.DeleteRange(context.Background(), []byte("r"), []byte("s"))
+		return err
+	}
 	for name, test := range map[string]struct {
 		durability Durability
 		read       func(tx *Txn) error

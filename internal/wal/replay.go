@@ -50,6 +50,9 @@ type SegmentInfo struct {
 	Damage   error // the header cannot be read, so that First is unknown; nil if it can
 }
 
+// readable reports whether the header could be read.
+func (s *SegmentInfo) readable() bool { return s.Damage == nil }
+
 // TornTail is where the log ends in a record that a crash left unfinished.
 type TornTail struct {
 	File   string

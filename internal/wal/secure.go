@@ -38,7 +38,7 @@ func secure(fs vfs.FS, dataDir string) error {
 		return fmt.Errorf("wal: %w", err)
 	}
 	newest := files[len(files)-1]
-	if newest.Damage != nil {
+	if !newest.readable() {
 		return nil // replay refuses it
 	}
 	from, to, err := unproven(fs, newest)
