@@ -22,9 +22,24 @@ const (
 
 func main() { os.Exit(run()) }
 
+// signals returns a context that the first SIGINT or SIGTERM ends, so that the server drains, and a channel that the second one closes, so that it
+// drains no longer. A third one ends the process.
+func signals() (first context.Context, second <-chan struct{}) {
+	first, stop := context.WithCancel(context.Background())
+	cutOff, received := make(chan struct{}), make(chan os.Signal, 2)
+	signal.Notify(received, os.Interrupt, syscall.SIGTERM)
+	go func() {
+		<-received
+		stop()
+		<-received
+		close(cutOff)
+		signal.Stop(received)
+	}()
+	return first, cutOff
+}
+
 func run() int {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM) // first: a signal during the start ends it in order
-	defer stop()
+	ctx, second := signals() // first: a signal during the start ends it in order
 	in, err := config.Load(os.Args[1:], os.Environ())
 	switch {
 	case err != nil:
@@ -43,7 +58,7 @@ func run() int {
 	if len(in.Ignored) > 0 {
 		log.Info("ignoring environment variables that Kubernetes injects for a Service", "variables", in.Ignored)
 	}
-	if err := server.Run(ctx, in.Config, log); err != nil {
+	if err := server.Run(ctx, second, in.Config, log); err != nil {
 		log.Error("stopped with an error", "error", err)
 		if errors.Is(err, server.ErrConfiguration) {
 			return exitUsage

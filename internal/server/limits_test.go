@@ -231,7 +231,25 @@ func TestDrainRefusesNewAndFinishesRunningRequests(t *testing.T) {
 }
 
 func TestDrainTimeoutCutsOffWhatDoesNotEnd(t *testing.T) {
-	h := mustStart(t, func(c *config.Config) { c.DrainTimeout = 50 * time.Millisecond })
+	stopBesideAStream(t, mustStart(t, func(c *config.Config) { c.DrainTimeout = 50 * time.Millisecond }))
+}
+
+// TestSecondSignalEndsTheDrain: an operator who cannot wait loses nothing that was written.
+func TestSecondSignalEndsTheDrain(t *testing.T) {
+	h := mustStart(t, func(c *config.Config) { c.DrainTimeout = time.Minute })
+	second := make(chan struct{})
+	h.cutOff = second
+	h.put(t, "k", "v")
+	time.AfterFunc(50*time.Millisecond, func() { close(second) })
+	stopBesideAStream(t, h)
+	if got := mustStartOn(t, h.disk).get(t, "k"); string(got.Value) != "v" {
+		t.Errorf("lost: %v", got)
+	}
+}
+
+// stopBesideAStream stops a server on which a stream goes on for as long as it is let.
+func stopBesideAStream(t *testing.T, h *harness) {
+	t.Helper()
 	stream, err := h.conn.NewStream(testContext(t), &healthStreamDesc, healthpb.Health_Watch_FullMethodName)
 	if err != nil {
 		t.Fatal(err)

@@ -62,8 +62,9 @@ type Server struct {
 	health   *grpchealth.Server
 	http     *http.Server // nil without --http
 	listener net.Listener
-	metrics  net.Listener  // nil without --http
-	drain    chan struct{} // closed when draining begins
+	metrics  net.Listener    // nil without --http
+	cutOff   <-chan struct{} // closed when draining has gone on for long enough; nil: it has its timeout
+	drain    chan struct{}   // closed when draining begins
 
 	conditions healthConditions
 	probe      probe
@@ -300,12 +301,13 @@ func (s *Server) stats() telemetry.ServerStats {
 }
 
 // Run opens a server and serves until ctx ends. It is what the program does.
-func Run(ctx context.Context, c config.Config, log *slog.Logger) error {
+func Run(ctx context.Context, cutOff <-chan struct{}, c config.Config, log *slog.Logger) error {
 	log.Info("starting", "build", telemetry.Build().String(), "config", c)
 	s, err := Open(c, log)
 	if err != nil {
 		return err
 	}
+	s.cutOff = cutOff
 	warnAtStart(&c, log)
 	r := s.store.Recovery()
 	if r.TornFile != "" {
@@ -363,10 +365,16 @@ func (s *Server) shutDown() error {
 		s.grpc.GracefulStop()
 		close(drained)
 	}()
+	cut := ""
 	select {
 	case <-drained:
 	case <-time.After(s.config.DrainTimeout):
-		s.log.Warn("the drain timeout passed; cutting off what still runs")
+		cut = "the drain timeout passed"
+	case <-s.cutOff:
+		cut = "a second signal"
+	}
+	if cut != "" {
+		s.log.Warn("cutting off what still runs", "cause", cut)
 		s.grpc.Stop()
 		<-drained
 	}
