@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -223,7 +224,9 @@ func (e *Engine) mergeForLoad(ctx context.Context, l *Load, in *btree.MergeInput
 	in.Workers = max(in.Workers, runtime.GOMAXPROCS(0))
 	result, known, err := mergeBoth(ctx, in, b.known, l.epoch)
 	if err != nil {
-		_ = e.lose(err) || e.loseBeside(err) // another attempt goes round the page
+		if !ofLoad(b.ck, err) {
+			_ = e.lose(err) || e.loseBeside(err) // another attempt goes round the page
+		}
 		return err
 	}
 	if err := e.freeUnused(b.ck, b.batch, b.known); err != nil {
@@ -232,6 +235,12 @@ func (e *Engine) mergeForLoad(ctx context.Context, l *Load, in *btree.MergeInput
 	b.root, b.known, b.freed = result.Root, known, append(b.freed, result.Freed...)
 	b.stats.Add(&result.Stats)
 	return b.sink.Flush() // the next merge reads it
+}
+
+// ofLoad reports whether a merge has met damage in pages that an earlier round wrote. They go with the load: no tree that is in use has them.
+func ofLoad(ck *pager.Checkpoint, err error) bool {
+	found, ok := errors.AsType[*btree.LostError](err)
+	return ok && slices.ContainsFunc(found.Pages, func(p btree.LostPage) bool { return ck.Took(p.ID) })
 }
 
 // RotateForLoad freezes what was committed meanwhile. It reports false if there is no memory for another generation.

@@ -98,6 +98,13 @@ func (ck *Checkpoint) OnEnd(commit, abort func()) {
 	ck.onAbort = append(ck.onAbort, abort)
 }
 
+// Took reports whether the checkpoint has taken page id, which then is no part of the state before.
+func (ck *Checkpoint) Took(id page.ID) bool {
+	ck.mu.Lock()
+	defer ck.mu.Unlock()
+	return ck.p.space.taken.Has(int(id))
+}
+
 // claim notes that page id is written, which only pages taken by this checkpoint may be.
 func (ck *Checkpoint) claim(id page.ID) error {
 	ck.mu.Lock()
