@@ -126,3 +126,52 @@ func damageNewestPages(t *testing.T, fs vfs.FS, name string, pageSize int) (n in
 	})
 	return n
 }
+
+// TestLoadOutlivesTheSuperblockThatBroughtIt: the log cannot bring a load back, so that the superblock before the newest has to know of it, too. If the newest is lost in both
+// places a load that was acknowledged is there nevertheless, or the start is refused.
+func TestLoadOutlivesTheSuperblockThatBroughtIt(t *testing.T) {
+	fs := vfs.NewMem()
+	o := tiny(fs)
+	s := mustOpen(t, o)
+	mustPut(t, s, "before", "1")
+	if _, err := load(s, map[string]string{"a": "loaded", "b": "loaded"}); err != nil {
+		t.Fatal(err)
+	}
+	pageSize := s.engine.Stats().PageSize
+	left := fs.Crash(1, vfs.KeepAll)
+	damageNewestSuperblock(t, left, pageSize)
+	o = tiny(left)
+	s, err := Open(o)
+	if err != nil {
+		if !asDamage(err) {
+			t.Fatal(err)
+		}
+		return
+	}
+	defer func() { _ = s.Close() }()
+	mustHold(t, s, map[string]string{"before": "1", "a": "loaded", "b": "loaded"})
+}
+
+// damageNewestSuperblock turns a bit in every place of it.
+func damageNewestSuperblock(t *testing.T, fs vfs.FS, pageSize int) {
+	t.Helper()
+	file, newest := readFile(t, fs, dataFile), uint64(0)
+	var at []int64
+	for id := 0; (id+1)*pageSize <= len(file); id++ {
+		p := file[id*pageSize : (id+1)*pageSize]
+		h := page.ReadHeader(p)
+		if page.Check(p, page.ID(id)) != nil || h.Type != page.TypeSuperblock || h.Checkpoint < newest {
+			continue
+		}
+		if h.Checkpoint > newest {
+			newest, at = h.Checkpoint, nil
+		}
+		at = append(at, int64(id*pageSize+100))
+	}
+	if len(at) < 2 {
+		t.Fatalf("superblock of checkpoint %d stands at %v alone", newest, at)
+	}
+	for _, offset := range at {
+		flip(t, fs, offset)
+	}
+}

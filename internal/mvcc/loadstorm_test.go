@@ -168,3 +168,29 @@ func TestLoadsBesideCommitsSurviveCrashesInARow(t *testing.T) {
 		}
 	}
 }
+
+// TestSnapshotsKeepTheirVersionsThroughALoad: what a load merges is dropped only if no snapshot sees it.
+func TestSnapshotsKeepTheirVersionsThroughALoad(t *testing.T) {
+	s := mustOpen(t, tiny(vfs.NewMem()))
+	var sessions []*Session
+	for i := range 5 {
+		mustPut(t, s, "a", fmt.Sprint("put ", i))
+		mustPut(t, s, "beside", fmt.Sprint("put ", i))
+		x := mustSession(t, s)
+		defer x.Close()
+		if _, err := x.View(0); err != nil {
+			t.Fatal(err)
+		}
+		sessions = append(sessions, x)
+		mustPut(t, s, "a", "seen by nobody")
+		mustPut(t, s, "beside", "seen by nobody")
+	}
+	mustLoad(t, s, map[string]string{"a": "loaded", "b": "loaded"})
+	for i, x := range sessions {
+		for _, key := range []string{"a", "beside"} {
+			if v, err := x.Read(nil, []byte(key)); err != nil || string(v.Data) != fmt.Sprint("put ", i) {
+				t.Errorf("snapshot %d: %s is %q, %v", i, key, v.Data, err)
+			}
+		}
+	}
+}
