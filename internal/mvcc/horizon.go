@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"epochkv/internal/storage/keys"
 )
@@ -37,9 +38,10 @@ type waiter struct {
 	wake  chan struct{}
 	epoch uint64 // in the horizon's list
 
-	next     *waiter // in a latch's queue
-	starving bool    // overtaken for too long: the latch is to be handed over
-	granted  bool    // it has been; guarded by the latch's queue
+	next     *waiter   // in a latch's queue
+	since    time.Time // when it came there first
+	starving bool      // it was woken, and overtaken for too long
+	granted  bool      // the latch has been handed over; guarded by the latch's queue
 }
 
 func newWaiter() *waiter { return &waiter{wake: make(chan struct{}, 1)} }

@@ -53,6 +53,46 @@ func TestWaitersWhoGiveUpLeaveTheLatchToOthers(t *testing.T) {
 	}
 }
 
+// TestOvertakenWaitersAreHandedTheLatchInTurn: once they have waited for queuedMax, no goroutine that runs comes between them.
+func TestOvertakenWaitersAreHandedTheLatchInTurn(t *testing.T) {
+	var l latch
+	if !l.tryLock() {
+		t.Fatal("held")
+	}
+	const waiters = 8
+	got, next := make(chan int), make(chan struct{})
+	for i := range waiters {
+		go func() {
+			if err := l.lock(context.Background(), newWaiter()); err != nil {
+				t.Error(err)
+			}
+			got <- i
+			<-next
+			l.unlock()
+		}()
+		for queued := 0; queued <= i; { // in this order
+			l.mu.Lock()
+			queued = 0
+			for w := l.first; w != nil; w = w.next {
+				queued++
+			}
+			l.mu.Unlock()
+			time.Sleep(100 * time.Microsecond)
+		}
+	}
+	time.Sleep(2 * queuedMax)
+	l.unlock()
+	for want := range waiters {
+		if l.tryLock() {
+			t.Fatalf("waiter %d is overtaken", want)
+		}
+		if i := <-got; i != want {
+			t.Fatalf("waiter %d came before %d", i, want)
+		}
+		next <- struct{}{}
+	}
+}
+
 // TestExpiredWaiterTakesNoLatch: a set whose last latch is held gives up all of them.
 func TestExpiredWaiterTakesNoLatch(t *testing.T) {
 	l := newLatches()
