@@ -241,11 +241,11 @@ func (x *Session) check(ctx context.Context, w *Write, body []byte, at keys.Epoc
 func (x *Session) checkFirst(w *Write, at keys.Epoch) error {
 	for i := range w.Batch.Count() {
 		key := w.Batch.Key(i)
-		newest, err := x.reader.NewestEpoch(key)
+		newest, err := x.reader.NewestSince(key, at)
 		if err != nil {
 			return err
 		}
-		if newest > at {
+		if newest != 0 {
 			x.store.conflicts.Add(1)
 			x.told = newest
 			v, _, err := x.reader.Newest(key) // the latches keep it the same

@@ -120,14 +120,31 @@ func fromTree(v *btree.Version) Version {
 // Newest returns the newest version of key whatever its epoch. It is stable while the caller holds the key's latch.
 func (r *Reader) Newest(key []byte) (Version, bool, error) { return r.Get(key, keys.MaxEpoch) }
 
-// NewestEpoch is the epoch of key's newest version, zero without one.
-func (r *Reader) NewestEpoch(key []byte) (keys.Epoch, error) {
+// NewestSince is the epoch of key's newest version if it is newer than since, and else zero. Inner nodes say how new each of their children
+// is, so that a leaf is read only if something in it is newer.
+func (r *Reader) NewestSince(key []byte, since keys.Epoch) (keys.Epoch, error) {
 	p := r.engine.Pin()
 	if v := p.Find(key, keys.MaxEpoch); v.Found() {
-		return v.Epoch(), nil
+		return ifNewer(v.Epoch(), since), nil
 	}
-	v, _, err := r.FindInTree(p, key, keys.MaxEpoch)
-	return v.Epoch, err
+	if p.view.side != nil {
+		if v, ok, err := r.beside(p, key, keys.MaxEpoch); ok || err != nil {
+			return ifNewer(v.Epoch, since), err
+		}
+	}
+	r.begin()
+	epoch, err := btree.NewestEpoch(r, p.view.root, key, since)
+	if err != nil {
+		return 0, r.engine.damage(err, p.view.root, key)
+	}
+	return epoch, nil
+}
+
+func ifNewer(epoch, since keys.Epoch) keys.Epoch {
+	if epoch > since {
+		return epoch
+	}
+	return 0
 }
 
 // AppendValue appends v's value to dst. It may read pages.
