@@ -114,13 +114,18 @@ func treeText(t *kvpb.Tree) string {
 }
 
 func conditionText(c *kvpb.Condition) string {
-	severity := strings.ToLower(strings.TrimPrefix(c.GetSeverity().String(), "SEVERITY_"))
-	text := fmt.Sprintf("%s since %s: %s: %s", severity, c.GetSince().AsTime().Format(time.RFC3339), c.GetName(), c.GetMessage())
+	text := fmt.Sprintf("%s since %s: %s: %s", severityText(c), sinceText(c), c.GetName(), c.GetMessage())
 	if c.GetCause() != "" {
 		text += ": " + c.GetCause()
 	}
 	return text
 }
+
+func severityText(c *kvpb.Condition) string {
+	return strings.ToLower(strings.TrimPrefix(c.GetSeverity().String(), "SEVERITY_"))
+}
+
+func sinceText(c *kvpb.Condition) string { return c.GetSince().AsTime().Format(time.RFC3339) }
 
 func generationText(g *kvpb.Generation) string {
 	state := "frozen"
