@@ -99,12 +99,49 @@ func TestUnreadScansHarmNoOther(t *testing.T) {
 	}
 }
 
+// mustReadSmall reads a small value in every way that reads one.
+func mustReadSmall(ctx context.Context, t testing.TB, conn *grpc.ClientConn) {
+	t.Helper()
+	get := &pb.GetRequest{Key: []byte("small")}
+	got, err := pb.NewKVClient(conn).Get(ctx, get)
+	if err != nil || string(got.Value) != "v" {
+		t.Fatalf("get: %v, %v", got, err)
+	}
+	pipeline, err := pb.NewKVClient(conn).Pipeline(ctx)
+	if err == nil {
+		err = pipeline.Send(&pb.PipelineRequest{Id: 1, Request: &pb.PipelineRequest_Get{Get: get}})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r, err := pipeline.Recv(); err != nil || string(r.GetGet().GetValue()) != "v" {
+		t.Fatalf("pipelined get: %v, %v", r, err)
+	}
+	transaction, err := pb.NewTransactionsClient(conn).Transact(ctx)
+	if err == nil {
+		err = transaction.Send(&pb.TransactRequest{Request: &pb.TransactRequest_Begin{Begin: &pb.BeginRequest{ReadOnly: true}}})
+	}
+	if err == nil {
+		_, err = transaction.Recv()
+	}
+	if err == nil {
+		err = transaction.Send(&pb.TransactRequest{Request: &pb.TransactRequest_Get{Get: get}})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r, err := transaction.Recv(); err != nil || string(r.GetGet().GetValue()) != "v" {
+		t.Fatalf("get in a transaction: %v, %v", r, err)
+	}
+}
+
 // TestUnreadAnswersStayInTheirShare: answers count until they are sent, and when the share is used up further reads are refused, so that the heap
 // grows by about the share however many of them are asked for. Other requests go on, and all is given back when the client is gone.
 func TestUnreadAnswersStayInTheirShare(t *testing.T) {
 	const inflight, share = 64 << 20, 16 << 20
 	h := mustStart(t, func(c *config.Config) { c.Limits.InflightBytes = inflight })
 	h.putLarge(t, 2, 4<<20)
+	h.put(t, "small", "v")
 	before := liveHeap()
 	ctx, cancel := context.WithCancel(testContext(t))
 	defer cancel()
@@ -123,6 +160,9 @@ func TestUnreadAnswersStayInTheirShare(t *testing.T) {
 		n, _, answers := h.admission.inflight()
 		return n == 0 && answers > share/2 && h.admission.refused.Load() > 100
 	})
+	for _, conn := range append(conns, h.conn) {
+		mustReadSmall(ctx, t, conn)
+	}
 	_, _, answers := h.admission.inflight()
 	grown := liveHeap() - before
 	t.Logf("answers of %d MiB are held, the heap grew by %d MiB", answers>>20, grown>>20)

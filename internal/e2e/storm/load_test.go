@@ -40,13 +40,16 @@ type storm struct {
 	loadsMu                                     sync.Mutex
 	increments, incremented                     [counters]atomic.Int64 // sent, acknowledged
 
-	refused, gaveUp, transfers, scans, bulkLoads, slowReaders atomic.Int64
-	longest                                                   [2]atomic.Int64 // nanoseconds: healthy put, healthy get
+	refusedMu sync.Mutex
+	refused   map[string]int
+
+	gaveUp, transfers, scans, bulkLoads, slowReaders atomic.Int64
+	longest                                          [2]atomic.Int64 // nanoseconds: healthy put, healthy get
 }
 
 func newStorm(t *testing.T, seed uint64) *storm {
 	return &storm{
-		t: t, seed: seed, healthy: &journal{name: "healthy"}, expiring: &journal{name: "expiring"}, canceled: &journal{name: "canceled"},
+		t: t, seed: seed, refused: map[string]int{}, healthy: &journal{name: "healthy"}, expiring: &journal{name: "expiring"}, canceled: &journal{name: "canceled"},
 		batches: &journal{name: "batches", twin: true}, piped: &journal{name: "piped"},
 	}
 }
@@ -107,10 +110,19 @@ func (r *round) failed(what string, err error) {
 		return
 	}
 	if status.Code(err) == codes.ResourceExhausted {
-		r.refused.Add(1)
+		r.refuse(what, err)
 		return
 	}
 	r.t.Errorf("round %d: %s: %v", r.number, what, err)
+}
+
+// refuse notes that the server asked a healthy client to come back later, by kind of request, with one of the messages.
+func (r *round) refuse(what string, err error) {
+	r.refusedMu.Lock()
+	defer r.refusedMu.Unlock()
+	if r.refused[what]++; r.refused[what] == 1 {
+		r.t.Logf("round %d: %s was refused: %v", r.number, what, err)
+	}
 }
 
 func (r *round) took(which int, since time.Time) {

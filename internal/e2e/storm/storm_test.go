@@ -171,9 +171,9 @@ func (s *storm) mustCheck(c *client.Client, kv pb.KVClient, number int, all bool
 func (s *storm) judge(peak int64) {
 	t := s.t
 	put, get := time.Duration(s.longest[0].Load()), time.Duration(s.longest[1].Load())
-	t.Logf("acknowledged: %d healthy, %d expiring, %d canceled, %d batches, %d piped, %d transfers; given up %d, refused %d",
+	t.Logf("acknowledged: %d healthy, %d expiring, %d canceled, %d batches, %d piped, %d transfers; given up %d, refused %v",
 		s.healthy.count(acknowledged), s.expiring.count(acknowledged), s.canceled.count(acknowledged), s.batches.count(acknowledged),
-		s.piped.count(acknowledged), s.transfers.Load(), s.gaveUp.Load(), s.refused.Load())
+		s.piped.count(acknowledged), s.transfers.Load(), s.gaveUp.Load(), s.refused)
 	t.Logf("%d limited scans, %d slow readers, %d bulk loads committed; longest healthy put %v, get %v; resident memory at most %d MiB",
 		s.scans.Load(), s.slowReaders.Load(), len(s.loads), put, get, peak>>20)
 	if bound := int64(memory*5/4 + overhead); peak > bound {
