@@ -93,6 +93,39 @@ func TestOvertakenWaitersAreHandedTheLatchInTurn(t *testing.T) {
 	}
 }
 
+// TestWaiterWhoGivesUpPassesOnWhatItGot: its context may end in the moment in which it is woken or handed the latch.
+func TestWaiterWhoGivesUpPassesOnWhatItGot(t *testing.T) {
+	for _, handed := range []bool{false, true} {
+		var l latch
+		first, second := newWaiter(), newWaiter()
+		if !l.tryLock() {
+			t.Fatal("held")
+		}
+		for _, w := range []*waiter{first, second} {
+			if w.since = time.Now(); handed {
+				w.since = w.since.Add(-2 * queuedMax)
+			}
+			if !l.enqueue(w, false) {
+				t.Fatal("not queued")
+			}
+		}
+		l.unlock()
+		if len(first.wake) != 1 || first.granted != handed {
+			t.Fatalf("handed=%v: the first waiter was not woken, or granted is %v", handed, first.granted)
+		}
+		l.giveUp(first)
+		if len(first.wake) != 0 {
+			t.Errorf("handed=%v: a token is left for the waiter's next wait", handed)
+		}
+		if len(second.wake) != 1 || second.granted != handed {
+			t.Errorf("handed=%v: the second waiter was left behind", handed)
+		}
+		if l.giveUp(second); l.state.Load() != 0 {
+			t.Errorf("handed=%v: all have given up, and the state is %b", handed, l.state.Load())
+		}
+	}
+}
+
 // TestExpiredWaiterTakesNoLatch: a set whose last latch is held gives up all of them.
 func TestExpiredWaiterTakesNoLatch(t *testing.T) {
 	l := newLatches()
