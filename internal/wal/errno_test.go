@@ -354,8 +354,10 @@ func TestWindowIsKeptByThePreparation(t *testing.T) {
 	const most = 64 << 10 / recordHeaderSize
 	a.log.window = most + 4000
 	waitForSpare(t, a.log)
-	release := make(chan struct{})
-	faulty.Inject(vfs.Rule{Op: vfs.OpSyncData, Name: FileName(1), Fault: vfs.Slow, Until: release})
+	until := make(chan struct{})
+	release := sync.OnceFunc(func() { close(until) })
+	t.Cleanup(release)
+	faulty.Inject(vfs.Rule{Op: vfs.OpSyncData, Name: FileName(1), Fault: vfs.Slow, Until: until})
 	blocked := 0
 	for e := keys.Epoch(0); blocked == 0 || e < 20_000; {
 		for range 1500 {
@@ -368,7 +370,7 @@ func TestWindowIsKeptByThePreparation(t *testing.T) {
 		for attempt := a.log.Prepare(0); attempt != nil; attempt = a.log.Prepare(0) {
 			if blocked == 0 && claim.Epoch+most > a.log.Durable()+a.log.window {
 				blocked++
-				close(release)
+				release()
 			}
 			within(t, attempt.Done(), "an attempt to prepare")
 			if err := attempt.Err(); err != nil {

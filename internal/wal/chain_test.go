@@ -1,0 +1,91 @@
+package wal
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"epochkv/internal/storage/keys"
+	"epochkv/internal/vfs"
+)
+
+var soakChains = flag.Int("soak.chains", 150, "chains of runs in TestChainOfDeathsLosesNothing")
+
+// TestChainOfDeathsLosesNothing lets one log go through many runs. Each ends in its own way: closed, killed while the machine goes on, or by a
+// crash of the machine; in most of them a write or a sync fails before, by which the kernel may forget that pages are dirty, and that, or the
+// crash, may fall into recovery. What a run acknowledged or recovered is there in all later ones, and no epoch is given out twice.
+func TestChainOfDeathsLosesNothing(t *testing.T) {
+	seed := testSeed(t)
+	for chain := range uint64(*soakChains) {
+		if err := runChain(rand.New(rand.NewPCG(seed, chain))); err != nil {
+			t.Fatalf("chain %d: %v", chain, err)
+		}
+	}
+}
+
+// chained is a log that goes through many runs.
+type chained struct {
+	ledger
+	mem *vfs.Mem
+	rng *rand.Rand
+}
+
+func runChain(rng *rand.Rand) error {
+	c := &chained{mem: vfs.NewMem(), rng: rng}
+	c.seen = map[keys.Epoch]uint64{}
+	for c.run = 1; c.run <= 12; c.run++ {
+		if err := c.live(); err != nil {
+			return fmt.Errorf("run %d, acknowledged %d, after %d: %w", c.run, c.acked, c.after, err)
+		}
+		if c.mem.Crashed() || rng.IntN(3) == 0 {
+			c.mem = c.mem.Crash(rng.Uint64(), vfs.Keep(rng.IntN(3)))
+		}
+	}
+	return nil
+}
+
+// live is one run, from recovery to death.
+func (c *chained) live() error {
+	faulty := vfs.NewFaulty(c.mem)
+	if c.rng.IntN(2) == 0 {
+		c.mem.CrashAt(c.mem.Mutations() + 1 + c.rng.Int64N(80))
+	}
+	switch c.rng.IntN(4) {
+	case 0, 1:
+		faulty.Inject(vfs.Rule{Op: vfs.OpSyncData | vfs.OpSync, Nth: 1 + c.rng.IntN(30), Fault: vfs.Forget})
+	case 2:
+		faulty.Inject(vfs.Rule{Op: vfs.OpWrite, Nth: 1 + c.rng.IntN(30), Fault: vfs.Torn})
+	}
+	rec, err := Recover(faulty, testDir, c.after, c.recovered)
+	if err != nil {
+		if errors.Is(err, ErrCorrupt) || errors.Is(err, errWrongBody) {
+			return err
+		}
+		return nil // it died in recovery
+	}
+	if rec.Last < c.acked {
+		return fmt.Errorf("the log ends at %d", rec.Last)
+	}
+	c.acked = rec.Last
+	a, err := startLog(testOptions2(faulty), rec)
+	if err != nil {
+		return nil
+	}
+	_ = c.work(a, rec.Next(), 5+c.rng.IntN(60))
+	if c.rng.IntN(3) > 0 {
+		faulty.Inject(vfs.Rule{Op: vfs.OpWrite | vfs.OpSync | vfs.OpSyncData | vfs.OpRename | vfs.OpRemove | vfs.OpCreate | vfs.OpTruncate}) // killed
+	}
+	_ = a.log.Close()
+	return c.twice
+}
+
+var errWrongBody = errors.New("another body than was written")
+
+func (c *chained) recovered(e keys.Epoch, body []byte) error {
+	if tag, whole := isBody(body); !whole || tag != tagOf(c.seen[e], e) {
+		return fmt.Errorf("epoch %d: %w", e, errWrongBody)
+	}
+	return nil
+}
