@@ -370,3 +370,50 @@ func TestErrorOfTheCallbackEndsTheReplay(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// TestCrashInRepairLeavesItToBeRepeated: after a crash at any operation of a repair the log is either repaired or corrupt as before, and
+// another repair ends as the first one would have.
+func TestCrashInRepairLeavesItToBeRepeated(t *testing.T) {
+	for _, header := range []bool{false, true} {
+		for k := int64(1); ; k++ {
+			fs, rec, want := smallLog(t, 120, false)
+			if len(rec.Segments) < 4 {
+				t.Fatal(len(rec.Segments))
+			}
+			second := rec.Segments[1]
+			kept, name, off := 0, second.File, int64(headerPage+200)
+			if header {
+				off = 20
+			}
+			_ = patch(t, fs, name, off, []byte{0xa5, 0x5a, 0xa5, 0x5a})
+			if d, err := Repair(fs.Crash(1, vfs.KeepAll), testDir, 0); err != nil || d.Cause == nil {
+				t.Fatal(d, err)
+			} else {
+				kept = int(d.From) - 1
+			}
+			fs = fs.Crash(1, vfs.KeepAll)
+			fs.CrashAt(fs.Mutations() + k)
+			_, err := Repair(fs, testDir, 0)
+			done := !fs.Crashed()
+			if done && err != nil {
+				t.Fatal(err)
+			}
+			for seed, keep := range []vfs.Keep{vfs.KeepNone, vfs.KeepSome, vfs.KeepSome, vfs.KeepAll} {
+				left := fs.Crash(uint64(seed)+uint64(k), keep)
+				if _, err := Repair(left, testDir, 0); err != nil {
+					t.Fatalf("header %v, operation %d: a second repair: %v", header, k, err)
+				}
+				again, got := mustReplay(t, left, 0)
+				if again.Torn != nil || !slices.EqualFunc(got.bodies, want.bodies[:kept], bytes.Equal) {
+					t.Fatalf("header %v, operation %d: %d records, want %d", header, k, len(got.bodies), kept)
+				}
+				if again.Next() <= 120+EpochWindow {
+					t.Fatalf("header %v, operation %d: goes on at %d", header, k, again.Next())
+				}
+			}
+			if done {
+				break
+			}
+		}
+	}
+}

@@ -354,3 +354,36 @@ func TestThePageBehindTheLastRecordIsZero(t *testing.T) {
 		}
 	}
 }
+
+// TestAHoleHoldsBackLaterSegments: a sealed segment is not left before all of it is published, and a log that is closed with a hole has no mark.
+func TestAHoleHoldsBackLaterSegments(t *testing.T) {
+	fs := vfs.NewMem()
+	a := mustStart(t, testOptions(fs, 64<<10))
+	before, err := a.put(bodyOf(1, 40))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, outcome := a.cur.Load().Reserve(8) // and never published
+	if outcome != Reserved {
+		t.Fatal(outcome)
+	}
+	claim, _ := a.cur.Load().Seal()
+	s, err := a.log.NewSegment(t.Context(), claim.Epoch, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.cur.Store(s)
+	a.mustAppend(t, bodyOf(2, 40))
+	for range 3 {
+		if _, err := a.log.flushOnce(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if d := a.log.Durable(); d != before {
+		t.Fatalf("durable is %d; epoch %d was never published", d, before+1)
+	}
+	mustClose(t, a.log)
+	if rec, _ := mustReplay(t, fs, 0); rec.Last != before || !rec.Unclean {
+		t.Fatalf("the log ends at %d, want %d; unclean: %v", rec.Last, before, rec.Unclean)
+	}
+}
