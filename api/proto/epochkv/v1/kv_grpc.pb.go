@@ -72,7 +72,8 @@ type KVClient interface {
 	InvokeAll(ctx context.Context, in *InvokeAllRequest, opts ...grpc.CallOption) (*InvokeAllResponse, error)
 	// BulkLoad loads many keys past log and memtable. They become visible and durable at one epoch, or not at all: a stream that ends
 	// in any way but with commit leaves nothing behind. Keys in ascending order load fastest; of several values of one key the last one
-	// counts. One load runs at a time: LOAD_BUSY. Writes that come in while the load is merged at its end wait for it.
+	// counts. One load runs at a time: LOAD_BUSY. Writes go on beside it; at its end they wait for some milliseconds and two syncs of the device,
+	// until it has taken its place. If they need the memory that comes free only with the load, the load is given up: MEMORY_FULL.
 	BulkLoad(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[BulkLoadRequest, BulkLoadResponse], error)
 	// Pipeline carries many requests in flight over one stream: the fastest way to send small requests.
 	//
@@ -247,7 +248,8 @@ type KVServer interface {
 	InvokeAll(context.Context, *InvokeAllRequest) (*InvokeAllResponse, error)
 	// BulkLoad loads many keys past log and memtable. They become visible and durable at one epoch, or not at all: a stream that ends
 	// in any way but with commit leaves nothing behind. Keys in ascending order load fastest; of several values of one key the last one
-	// counts. One load runs at a time: LOAD_BUSY. Writes that come in while the load is merged at its end wait for it.
+	// counts. One load runs at a time: LOAD_BUSY. Writes go on beside it; at its end they wait for some milliseconds and two syncs of the device,
+	// until it has taken its place. If they need the memory that comes free only with the load, the load is given up: MEMORY_FULL.
 	BulkLoad(grpc.ClientStreamingServer[BulkLoadRequest, BulkLoadResponse]) error
 	// Pipeline carries many requests in flight over one stream: the fastest way to send small requests.
 	//
