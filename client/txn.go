@@ -429,3 +429,15 @@ func (c *Client) EndTransaction(ctx context.Context, id uint64) error {
 	_, err := call(ctx, c, safe, c.admin.EndTransaction, &kvpb.EndTransactionRequest{Id: id})
 	return err
 }
+
+// Snapshots lists what keeps old versions on the server, the smallest epoch first.
+func (c *Client) Snapshots(ctx context.Context) ([]*kvpb.SnapshotInfo, error) {
+	response, err := call(ctx, c, safe, c.admin.ListSnapshots, &kvpb.ListSnapshotsRequest{})
+	return response.GetSnapshots(), err
+}
+
+// EndSnapshot ends the snapshot with this id and the request that uses it, whoever runs it.
+func (c *Client) EndSnapshot(ctx context.Context, id uint64) error {
+	_, err := call(ctx, c, safe, c.admin.EndSnapshot, &kvpb.EndSnapshotRequest{Id: id})
+	return err
+}

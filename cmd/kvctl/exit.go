@@ -144,5 +144,6 @@ var adviceByReason = map[kvpb.ErrorReason]string{
 	kvpb.ErrorReason_ERROR_REASON_TXN_TIMEOUT:        "The server's --txn-idle-timeout and --txn-timeout say how long a transaction may take.",
 	kvpb.ErrorReason_ERROR_REASON_TOO_MANY_TXNS:      "kvctl txn list shows them, kvctl txn end ends one.",
 	kvpb.ErrorReason_ERROR_REASON_TXN_NOT_FOUND:      "It has ended already: kvctl txn list shows those that are open.",
+	kvpb.ErrorReason_ERROR_REASON_SNAPSHOT_NOT_FOUND: "It has ended already: kvctl snapshots list shows those that are held.",
 	kvpb.ErrorReason_ERROR_REASON_OUTCOME_UNKNOWN:    "The write may or may not have happened. Read the key once the server is healthy again.",
 }

@@ -56,6 +56,8 @@ type Config struct {
 
 	DrainTimeout time.Duration // how long running requests may go on after SIGTERM
 	ScanTokenTTL time.Duration // how long a scan's resume token keeps its epoch readable
+
+	SnapshotTimeout time.Duration // how long a scan may wait for its client before it loses its snapshot; 0: for ever
 }
 
 // Limits bound what clients may ask for, one request and all together.
@@ -104,6 +106,8 @@ func Default() Config {
 		ProbeTimeout:   10 * time.Second,
 		DrainTimeout:   10 * time.Second,
 		ScanTokenTTL:   time.Minute,
+
+		SnapshotTimeout: 10 * time.Minute,
 	}
 }
 

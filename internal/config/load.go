@@ -104,6 +104,7 @@ func newOptions() *options {
 	f.DurationVar(&c.TxnIdleTimeout, "txn-idle-timeout", c.TxnIdleTimeout, "how long an interactive transaction may wait for its next request")
 	f.DurationVar(&c.TxnTimeout, "txn-timeout", c.TxnTimeout, "how long an interactive transaction may live")
 	f.DurationVar(&c.ScanTokenTTL, "scan-token-ttl", c.ScanTokenTTL, "how long a scan's resume token keeps its snapshot readable")
+	f.DurationVar(&c.SnapshotTimeout, "snapshot-timeout", c.SnapshotTimeout, "how long a scan may wait for its client to take a page before it loses its snapshot; 0 is never")
 	f.DurationVar(&c.ProbeInterval, "probe-interval", c.ProbeInterval, "how often the server checks that a write of its own becomes durable, every twelfth time while idle; 0 is never")
 	f.DurationVar(&c.ProbeTimeout, "probe-timeout", c.ProbeTimeout, "how long such a write may take before health checks fail")
 	f.DurationVar(&c.DrainTimeout, "drain-timeout", c.DrainTimeout, "how long running requests may finish after SIGTERM")

@@ -38,6 +38,8 @@ func TestBoundsAreExact(t *testing.T) {
 		{"probe-timeout", "1h", "1h1ns"},
 		{"drain-timeout", "1h", "1h1ns"},
 		{"scan-token-ttl", "1s", "999ms"},
+		{"snapshot-timeout", "10ms", "9ms"},
+		{"snapshot-timeout", "0s", "-1s"},
 		{"durability", "async", "maybe"},
 		{"log-format", "json", "xml"},
 		{"log-level", "warn", "loud"},

@@ -183,6 +183,19 @@ func (s *Store) Keep(at keys.Epoch, ttl time.Duration) error {
 	return nil
 }
 
+// NextSnapshotID is a number for a snapshot, or anything else that keeps versions, so that an operator can name it. No number is given out
+// twice, and none is that of what Keep keeps.
+func (s *Store) NextSnapshotID() uint64 { return s.registry.NextID() }
+
+// Kept is what Keep keeps.
+func (s *Store) Kept() []pin.Hold { return s.registry.Holds() }
+
+// EndKept ends what Keep keeps, before its time. It reports false if nothing has this id.
+func (s *Store) EndKept(id uint64) (pin.Hold, bool) { return s.registry.EndHold(id) }
+
+// Readable is the epoch from which on every epoch is readable.
+func (s *Store) Readable() keys.Epoch { return s.registry.Frontier() }
+
 // runSyncer makes async commits durable at the configured interval.
 func (s *Store) runSyncer(ctx context.Context) {
 	tick := time.NewTicker(s.syncInterval)

@@ -2,6 +2,7 @@ package pin
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -30,9 +31,11 @@ type Registry struct {
 	// slots is replaced, never changed, so that scans need no lock.
 	slots atomic.Pointer[[]*Slot]
 
+	ids atomic.Uint64 // the newest id; see NextID
+
 	mu    sync.Mutex // guards what follows, and growth; Refresh and late SnapshotAt exclude each other with it
 	free  []*Slot
-	holds map[keys.Epoch]time.Time
+	holds map[keys.Epoch]Hold
 	kept  []keys.Epoch // below the frontier, ascending: what every Refresh so far has kept readable
 	long  []long       // by slot: what it held back at the last Refresh
 }
@@ -51,7 +54,7 @@ func NewRegistry(visible *atomic.Uint64) *Registry { return newRegistry(visible,
 func NewScannedRegistry(visible *atomic.Uint64) *Registry { return newRegistry(visible, false) }
 
 func newRegistry(visible *atomic.Uint64, bare bool) *Registry {
-	r := &Registry{visible: visible, holds: make(map[keys.Epoch]time.Time), bare: bare}
+	r := &Registry{visible: visible, holds: make(map[keys.Epoch]Hold), bare: bare}
 	r.tick.Store(1)
 	r.slots.Store(new([]*Slot))
 	return r
@@ -160,19 +163,53 @@ func (r *Registry) readable(e keys.Epoch, self *Slot) bool {
 	return false
 }
 
+// Hold is an epoch that stays readable without a slot.
+type Hold struct {
+	ID           uint64
+	Epoch        keys.Epoch
+	Since, Until time.Time
+}
+
+// NextID is a number for something that keeps versions, so that it can be named. No number is given out twice; holds have one, too.
+func (r *Registry) NextID() uint64 { return r.ids.Add(1) }
+
 // Hold keeps a readable epoch readable until the given time, for a reader that will come back (a scan's token). holdsMax
 // bounds the number of epochs held; it reports false when the bound is reached. The caller holds e in a slot.
 func (r *Registry) Hold(e keys.Epoch, until time.Time, holdsMax int) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	old, ok := r.holds[e]
+	h, ok := r.holds[e]
 	if !ok && len(r.holds) >= holdsMax {
 		return false
 	}
-	if until.After(old) {
-		r.holds[e] = until
+	if !ok {
+		h = Hold{ID: r.NextID(), Epoch: e, Since: time.Now()}
 	}
+	if until.After(h.Until) {
+		h.Until = until
+	}
+	r.holds[e] = h
 	return true
+}
+
+// Holds are the holds there are, in no order.
+func (r *Registry) Holds() []Hold {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Collect(maps.Values(r.holds))
+}
+
+// EndHold ends a hold before its time. It reports false if there is no such hold.
+func (r *Registry) EndHold(id uint64) (Hold, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for e, h := range r.holds {
+		if h.ID == id {
+			delete(r.holds, e)
+			return h, true
+		}
+	}
+	return Hold{}, false
 }
 
 // Refresh recomputes min-visible: it publishes the frontier (the smaller of visible and retained; retained keeps past epochs
@@ -207,9 +244,9 @@ func (r *Registry) liveLocked(dst []keys.Epoch, frontier uint64, now time.Time) 
 			r.long[i] = long{e, now}
 		}
 	}
-	for e, until := range r.holds {
+	for e, h := range r.holds {
 		switch {
-		case now.After(until):
+		case now.After(h.Until):
 			delete(r.holds, e)
 		case uint64(e) < frontier:
 			dst = append(dst, e)

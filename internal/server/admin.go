@@ -112,6 +112,7 @@ func (s *Server) limitsMessage(e *mvcc.Stats) *pb.Limits {
 		TransactionIdleTimeout: durationpb.New(s.transactions.idle),
 		TransactionTimeout:     durationpb.New(s.transactions.total),
 		TransactionBytes:       uint64(s.transactions.sizeMax),
+		SnapshotTimeout:        durationpb.New(s.snapshots.timeout),
 	}
 }
 

@@ -19,11 +19,13 @@ func (s *kvService) BulkLoad(stream grpc.ClientStreamingServer[pb.BulkLoadReques
 			return err
 		}
 		defer s.admission.leave(conn, shareSmallWrites, 0)
-		ctx, cancel := s.untilDrain(stream.Context())
+		o := s.openSnapshot(stream.Context(), pb.SnapshotInfo_KIND_BULK_LOAD, s.store.Visible(), nil)
+		defer o.close()
+		ctx, cancel := s.untilDrain(o.ctx)
 		defer cancel()
-		loaded, err := s.bulkLoad(ctx, stream)
+		loaded, err := s.bulkLoad(ctx, o, stream)
 		if err != nil {
-			return s.drainError(err)
+			return o.reason(s.drainError(err))
 		}
 		return stream.SendAndClose(&pb.BulkLoadResponse{Epoch: uint64(loaded.Epoch), Keys: loaded.Keys})
 	})
@@ -34,7 +36,7 @@ var errNotCommitted = invalid("commit", "the stream ended without it; nothing wa
 
 // bulkLoad takes the stream's entries and commits them. However it ends, nothing of a load that was not committed is left.
 func (s *kvService) bulkLoad(
-	ctx context.Context, stream grpc.ClientStreamingServer[pb.BulkLoadRequest, pb.BulkLoadResponse],
+	ctx context.Context, o *openSnapshot, stream grpc.ClientStreamingServer[pb.BulkLoadRequest, pb.BulkLoadResponse],
 ) (loaded mvcc.Loaded, err error) {
 	l, err := s.store.BulkLoad()
 	if err != nil {
@@ -51,10 +53,14 @@ func (s *kvService) bulkLoad(
 	messages := s.receiveBulk(ctx, stream)
 	for {
 		var m bulkMessage
+		o.wait()
 		select {
 		case m = <-messages:
 		case <-ctx.Done():
 			return mvcc.Loaded{}, context.Cause(ctx)
+		}
+		if err := o.resume(); err != nil {
+			return mvcc.Loaded{}, err
 		}
 		if errors.Is(m.err, io.EOF) {
 			return mvcc.Loaded{}, errNotCommitted

@@ -53,7 +53,7 @@ func countedConditions(before, now *mvcc.Stats) (found []health.Condition) {
 		add("log-segment", health.Warning, "log segments cannot be prepared or removed; writes stop when the prepared ones are used up, and go on by themselves", err.Error())
 	}
 	if age := now.Snapshots.OldestAge; age > oldSnapshot {
-		add("old-snapshot", health.Warning, "an old snapshot keeps old versions; kvctl txn list shows transactions", fmt.Sprintf("held for %v", age.Round(time.Second)))
+		add("old-snapshot", health.Warning, "an old snapshot keeps old versions; kvctl snapshots list shows what does, and kvctl snapshots end ends it", fmt.Sprintf("held for %v", age.Round(time.Second)))
 	}
 	return found
 }

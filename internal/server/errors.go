@@ -161,6 +161,8 @@ func classify(err error) fault {
 		return fault{code: codes.Unavailable, reason: pb.ErrorReason_ERROR_REASON_SHUTTING_DOWN, retry: retryShutdown}
 	case errors.Is(err, errExpired):
 		return fault{code: codes.DeadlineExceeded, reason: pb.ErrorReason_ERROR_REASON_EXPIRED_BEFORE_START}
+	case errors.Is(err, errNoSuchSnapshot):
+		return fault{code: codes.NotFound, reason: pb.ErrorReason_ERROR_REASON_SNAPSHOT_NOT_FOUND}
 	case errors.Is(err, errUnimplemented):
 		return fault{code: codes.Unimplemented, reason: pb.ErrorReason_ERROR_REASON_UNIMPLEMENTED}
 	}
@@ -177,6 +179,7 @@ func classifyTyped(err error) (fault, bool) {
 		precondition *mvcc.PreconditionError
 		conflict     *mvcc.ConflictError
 		gone         *mvcc.SnapshotGoneError
+		ended        *snapshotEndedError
 		corruption   *storage.CorruptionError
 	)
 	switch {
@@ -202,6 +205,10 @@ func classifyTyped(err error) (fault, bool) {
 		}, true
 	case errors.As(err, &gone):
 		return goneFault(gone), true
+	case errors.As(err, &ended):
+		f := goneFault(&mvcc.SnapshotGoneError{Epoch: ended.epoch, Oldest: ended.oldest, Newest: ended.epoch})
+		f.metadata["cause"] = ended.cause.String()
+		return f, true
 	case errors.As(err, &corruption):
 		return corruptionFault(corruption), true
 	}

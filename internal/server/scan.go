@@ -31,18 +31,16 @@ func (s *kvService) Scan(req *pb.ScanRequest, stream grpc.ServerStreamingServer[
 		if err != nil {
 			return err
 		}
-		// A scan holds two pages in memory until the client has taken them, however long that is.
+		// A scan holds two pages in memory until the client has taken them, or its snapshot is ended.
 		sc.conn, sc.held = conn, 2*sc.pageBytes
 		if err := s.admit(stream.Context(), conn, shareScans, sc.held); err != nil {
 			return err
 		}
-		defer func() { s.admission.leave(conn, shareScans, sc.held) }()
-		c, err := s.callers.take()
-		if err != nil {
+		if sc.caller, err = s.callers.take(); err != nil {
+			s.admission.leave(conn, shareScans, sc.held)
 			return err
 		}
-		defer s.callers.release(c)
-		return sc.run(c, stream)
+		return sc.run(stream)
 	})
 }
 
@@ -57,6 +55,8 @@ type scan struct {
 	countOnly bool
 	tokens    pb.ScanTokens
 	conn      *connection
+	caller    *caller
+	snapshot  *openSnapshot
 
 	held      int    // bytes that it is admitted with
 	remaining uint64 // entries that may still be returned
@@ -125,34 +125,65 @@ func (sc *scan) resume(req *pb.ScanRequest) error {
 // and the page, and nothing else of the engine.
 //
 // While the stream lives, its own snapshot keeps the epoch of its tokens readable; a scan that has handed out one leaves a hold when it
-// ends, however it ends: that the last page was sent does not say that the client has read more than the first. Scans of one epoch share a
-// hold.
-func (sc *scan) run(c *caller, stream grpc.ServerStreamingServer[pb.ScanResponse]) (err error) {
-	ctx := stream.Context()
-	if sc.at, err = c.session.View(sc.at); err != nil {
+// ends, however it ends unless its snapshot was ended: that the last page was sent does not say that the client has read more than the
+// first. Scans of one epoch share a hold.
+//
+// Sending the first page does not wait for the client, since the transport takes at least one message; so most scans need no second goroutine.
+func (sc *scan) run(stream grpc.ServerStreamingServer[pb.ScanResponse]) error {
+	if err := sc.begin(stream.Context()); err != nil {
+		sc.end()
 		return err
 	}
-	sc.options.Context = ctx
-	if sc.cursor, err = c.session.Scan(sc.options); err != nil {
+	more, err := sc.sendPage(stream)
+	if !more || err != nil {
+		sc.end()
+		return sc.snapshot.reason(err)
+	}
+	return sc.snapshot.serve(func() error {
+		defer sc.end()
+		for more && err == nil {
+			more, err = sc.sendPage(stream)
+		}
+		return err
+	})
+}
+
+// begin opens the snapshot and the cursor.
+func (sc *scan) begin(ctx context.Context) (err error) {
+	x := sc.caller.session
+	if sc.at, err = x.View(sc.at); err != nil {
 		return err
 	}
-	defer sc.cursor.Close()
-	defer sc.keep()
-	for {
-		more, err := sc.nextPage(ctx)
-		if err != nil {
-			return err
-		}
-		if err := stream.Send(&sc.page); err != nil {
-			return err
-		}
-		if !more || sc.remaining == 0 {
-			return nil
-		}
-		if sc.server.draining.Load() {
-			return errShuttingDown
-		}
+	sc.snapshot = sc.server.openSnapshot(ctx, pb.SnapshotInfo_KIND_SCAN, sc.at, x.Done)
+	sc.options.Context = sc.snapshot.ctx
+	sc.cursor, err = x.Scan(sc.options)
+	return err
+}
+
+// end gives back everything that the scan has taken.
+func (sc *scan) end() {
+	if sc.snapshot != nil && sc.snapshot.close() {
+		sc.keep()
 	}
+	sc.server.callers.release(sc.caller)
+	sc.server.admission.leave(sc.conn, shareScans, sc.held)
+}
+
+// sendPage sends the next page, and reports whether there are more to send.
+func (sc *scan) sendPage(stream grpc.ServerStreamingServer[pb.ScanResponse]) (more bool, err error) {
+	if more, err = sc.nextPage(sc.snapshot.ctx); err != nil {
+		return false, err
+	}
+	sc.snapshot.wait()
+	err = stream.Send(&sc.page)
+	if ended := sc.snapshot.resume(); err == nil {
+		err = ended
+	}
+	more = more && sc.remaining > 0
+	if err == nil && more && sc.server.draining.Load() {
+		err = errShuttingDown
+	}
+	return more, err
 }
 
 // keep makes the engine keep the scan's epoch for a client that comes with a token of it. Without a place for it the client will be told

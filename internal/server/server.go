@@ -74,8 +74,9 @@ type Server struct {
 	admission    admission
 	receiving    receiving
 	callers      callers
-	receivers    sync.WaitGroup // pipelines' receivers, which end after their handlers, and the probe: before the store is closed
+	receivers    sync.WaitGroup // streams' goroutines, which end after their handlers, and the probe: before the store is closed
 	transactions txnTable
+	snapshots    snapshotTable
 	executeTurn  chan struct{} // a token, for whoever lost too often against others
 	files        *vfs.OS       // nil if tests gave others
 	streams      atomic.Int64
@@ -123,6 +124,7 @@ func open(c config.Config, log *slog.Logger, files vfs.FS) (*Server, error) {
 	s.storeID = binary.LittleEndian.Uint64(id[:])
 	s.conditions.list, s.conditions.counters = health.NewList(log), store.Stats()
 	s.transactions.init(&c)
+	s.snapshots.timeout, s.snapshots.open = c.SnapshotTimeout, map[uint64]*openSnapshot{}
 	s.executeTurn = make(chan struct{}, 1)
 	s.newGRPC()
 	if err := s.listen(); err != nil {
@@ -296,6 +298,7 @@ func (s *Server) stats() telemetry.ServerStats {
 		RefusedConnections: s.connections.refused.Load(),
 		RefusedRequests:    s.admission.refused.Load() + s.receiving.refused.Load(),
 		ExpiredRequests:    s.expired.Load(),
+		SnapshotsEnded:     s.snapshots.stats(),
 		Transactions:       s.transactions.stats(),
 	}
 }
@@ -334,6 +337,9 @@ func (s *Server) Run(ctx context.Context) error {
 	serving.Go(func() { s.watchConditions(ctx) })
 	if s.config.ProbeInterval > 0 {
 		s.receivers.Go(func() { s.runProbe(ctx) })
+	}
+	if s.snapshots.timeout > 0 {
+		serving.Go(func() { s.watchSnapshots(ctx) })
 	}
 	var err error
 	select {

@@ -298,7 +298,9 @@ func (c *conversation) begin(req *pb.BeginRequest, out *pb.TransactResponse) err
 	if err != nil {
 		return err
 	}
-	row := &openTxn{peer: c.peer, isolation: wireIsolation(o.Isolation), readOnly: o.ReadOnly, durability: o.Durability, begun: time.Now()}
+	row := &openTxn{
+		id: s.store.NextSnapshotID(), peer: c.peer, isolation: wireIsolation(o.Isolation), readOnly: o.ReadOnly, durability: o.Durability, begun: time.Now(),
+	}
 	row.end = func(why error, reason telemetry.AbortReason) { c.end(row, why, reason) }
 	row.idleSince.Store(int64(s.clock.now()))
 	caller, err := s.callers.take()

@@ -32,7 +32,6 @@ type txnTable struct {
 	aborted   [telemetry.AbortReasons]atomic.Uint64
 
 	mu   sync.Mutex // a leaf
-	last uint64
 	open map[uint64]*openTxn
 }
 
@@ -62,15 +61,13 @@ type openTxn struct {
 	idleSince atomic.Int64 // nanoseconds of the server's clock
 }
 
-// enter adds t to the table and gives it an id.
+// enter adds t to the table.
 func (b *txnTable) enter(t *openTxn) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if len(b.open) >= b.countMax {
 		return errTooManyTxns
 	}
-	b.last++
-	t.id = b.last
 	b.open[t.id] = t
 	b.started.Add(1)
 	return nil
@@ -146,7 +143,11 @@ func (s *adminService) EndTransaction(_ context.Context, req *pb.EndTransactionR
 	if t == nil {
 		return nil, statusOf(errNoSuchTxn).Err()
 	}
+	s.endTransaction(t)
+	return new(pb.EndTransactionResponse), nil
+}
+
+func (s *adminService) endTransaction(t *openTxn) {
 	s.log.Info("an operator ends a transaction", "id", t.id, "peer", t.peer, "age", time.Since(t.begun))
 	t.end(errTxnEnded, telemetry.AbortOperator)
-	return new(pb.EndTransactionResponse), nil
 }

@@ -14,6 +14,7 @@ import (
 	pb "epochkv/api/proto/epochkv/v1"
 	"epochkv/internal/mvcc"
 	"epochkv/internal/storage"
+	"epochkv/internal/storage/keys"
 	"epochkv/internal/telemetry"
 )
 
@@ -23,27 +24,43 @@ const maxPagesPerSecond = 1 << 30
 // Verify implements Admin.
 func (s *adminService) Verify(req *pb.VerifyRequest, stream grpc.ServerStreamingServer[pb.VerifyResponse]) error {
 	return s.serveStream(stream.Context(), telemetry.MethodVerify, func(*connection) error {
-		ctx, cancel := s.untilDrain(stream.Context())
-		defer cancel()
-		report, err := s.store.Verify(ctx, storage.VerifyOptions{
-			PagesPerSecond: int(min(req.PagesPerSecond, maxPagesPerSecond)),
-			Progress: func(p storage.VerifyProgress) {
-				// If nobody listens any more the context ends the verification.
-				_ = stream.Send(&pb.VerifyResponse{Event: &pb.VerifyResponse_Progress{Progress: &pb.VerifyProgress{
-					Pages: p.Pages, PagesTotal: p.PagesTotal, Damages: p.Damages,
-				}}})
-			},
+		o := s.openSnapshot(stream.Context(), pb.SnapshotInfo_KIND_VERIFICATION, s.checkpointEpoch(), nil)
+		return o.serve(func() error {
+			defer o.close()
+			return s.verify(o, req, stream)
 		})
-		if err != nil {
-			return s.drainError(err)
-		}
-		if !report.OK() {
-			first := &report.Damages[0]
-			s.log.Error("verification found damage", "damages", report.DamageTotal, "kind", first.Kind, "file", first.File, "offset", first.Offset,
-				"reason", first.Reason, "key_lower", quoteKey(first.KeyLower), "key_upper", quoteKey(first.KeyUpper))
-		}
-		return stream.Send(&pb.VerifyResponse{Event: &pb.VerifyResponse_Report{Report: verifyMessage(report)}})
 	})
+}
+
+// checkpointEpoch is that of the newest checkpoint.
+func (s *Server) checkpointEpoch() keys.Epoch {
+	stats := s.store.Stats()
+	return stats.Storage.Tree.Epoch
+}
+
+func (s *adminService) verify(o *openSnapshot, req *pb.VerifyRequest, stream grpc.ServerStreamingServer[pb.VerifyResponse]) error {
+	ctx, cancel := s.untilDrain(o.ctx)
+	defer cancel()
+	report, err := s.store.Verify(ctx, storage.VerifyOptions{
+		PagesPerSecond: int(min(req.PagesPerSecond, maxPagesPerSecond)),
+		Progress: func(p storage.VerifyProgress) {
+			// A client that does not listen any more, or is stuck, ends the verification through the context.
+			o.wait()
+			_ = stream.Send(&pb.VerifyResponse{Event: &pb.VerifyResponse_Progress{Progress: &pb.VerifyProgress{
+				Pages: p.Pages, PagesTotal: p.PagesTotal, Damages: p.Damages,
+			}}})
+			_ = o.resume()
+		},
+	})
+	if err != nil {
+		return s.drainError(err)
+	}
+	if !report.OK() {
+		first := &report.Damages[0]
+		s.log.Error("verification found damage", "damages", report.DamageTotal, "kind", first.Kind, "file", first.File, "offset", first.Offset,
+			"reason", first.Reason, "key_lower", quoteKey(first.KeyLower), "key_upper", quoteKey(first.KeyUpper))
+	}
+	return stream.Send(&pb.VerifyResponse{Event: &pb.VerifyResponse_Report{Report: verifyMessage(report)}})
 }
 
 // untilDrain is a context that ends with the request and when the server begins to drain, for work that may take hours.
@@ -135,13 +152,15 @@ func (s *adminService) Space(ctx context.Context, req *pb.SpaceRequest) (*pb.Spa
 		if !req.ByPrefix {
 			return nil
 		}
-		ctx, cancel := s.untilDrain(ctx)
+		o := s.openSnapshot(ctx, pb.SnapshotInfo_KIND_SPACE, s.checkpointEpoch(), nil)
+		defer o.close()
+		ctx, cancel := s.untilDrain(o.ctx)
 		defer cancel()
 		r, err := s.store.Space(ctx, storage.SpaceOptions{
 			Depth: int(min(req.Depth, 1<<10)), Delimiter: req.Delimiter, PagesPerSecond: int(min(req.PagesPerSecond, maxPagesPerSecond)),
 		})
 		if err != nil {
-			return s.drainError(err)
+			return o.reason(s.drainError(err))
 		}
 		out.Epoch, out.Versions, out.LeafFill, out.Duration = uint64(r.Epoch), r.Versions, r.LeafFill, durationpb.New(r.Duration)
 		for i := range r.Prefixes {

@@ -16,6 +16,8 @@ type ServerStats struct {
 	RefusedRequests    uint64 // over the limit of requests or bytes in flight
 	ExpiredRequests    uint64 // whose deadline had passed before work began
 
+	SnapshotsEnded [SnapshotEnds]uint64
+
 	Transactions TransactionStats
 }
 
@@ -35,6 +37,7 @@ type serverCollector struct{ stats func() ServerStats }
 func (c *serverCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		connectionsDesc, streamsDesc, inflightRequestsDesc, inflightBytesDesc, answerBytesDesc, sessionsDesc, drainingDesc, rejectionsDesc,
+		snapshotsEndedDesc,
 	} {
 		ch <- d
 	}
@@ -53,6 +56,7 @@ func (c *serverCollector) Collect(ch chan<- prometheus.Metric) {
 	counter(ch, rejectionsDesc, float64(s.RefusedConnections), "connections")
 	counter(ch, rejectionsDesc, float64(s.RefusedRequests), "inflight")
 	counter(ch, rejectionsDesc, float64(s.ExpiredRequests), "deadline")
+	collectSnapshotEnds(ch, &s.SnapshotsEnded)
 	s.Transactions.collect(ch)
 }
 

@@ -25,6 +25,73 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type SnapshotInfo_Kind int32
+
+const (
+	SnapshotInfo_KIND_UNSPECIFIED SnapshotInfo_Kind = 0
+	// A stream of KV.Scan.
+	SnapshotInfo_KIND_SCAN SnapshotInfo_Kind = 1
+	// An interactive transaction; the id is the transaction's.
+	SnapshotInfo_KIND_TRANSACTION SnapshotInfo_Kind = 2
+	// The resume tokens of one epoch, after the scans or batch reads that handed them out.
+	SnapshotInfo_KIND_RESUME_TOKEN SnapshotInfo_Kind = 3
+	// Admin.Verify. It keeps the pages of one checkpoint.
+	SnapshotInfo_KIND_VERIFICATION SnapshotInfo_Kind = 4
+	// Admin.Space with by_prefix. It keeps the pages of one checkpoint.
+	SnapshotInfo_KIND_SPACE SnapshotInfo_Kind = 5
+	// A stream of KV.BulkLoad.
+	SnapshotInfo_KIND_BULK_LOAD SnapshotInfo_Kind = 6
+)
+
+// Enum value maps for SnapshotInfo_Kind.
+var (
+	SnapshotInfo_Kind_name = map[int32]string{
+		0: "KIND_UNSPECIFIED",
+		1: "KIND_SCAN",
+		2: "KIND_TRANSACTION",
+		3: "KIND_RESUME_TOKEN",
+		4: "KIND_VERIFICATION",
+		5: "KIND_SPACE",
+		6: "KIND_BULK_LOAD",
+	}
+	SnapshotInfo_Kind_value = map[string]int32{
+		"KIND_UNSPECIFIED":  0,
+		"KIND_SCAN":         1,
+		"KIND_TRANSACTION":  2,
+		"KIND_RESUME_TOKEN": 3,
+		"KIND_VERIFICATION": 4,
+		"KIND_SPACE":        5,
+		"KIND_BULK_LOAD":    6,
+	}
+)
+
+func (x SnapshotInfo_Kind) Enum() *SnapshotInfo_Kind {
+	p := new(SnapshotInfo_Kind)
+	*p = x
+	return p
+}
+
+func (x SnapshotInfo_Kind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (SnapshotInfo_Kind) Descriptor() protoreflect.EnumDescriptor {
+	return file_epochkv_v1_admin_proto_enumTypes[0].Descriptor()
+}
+
+func (SnapshotInfo_Kind) Type() protoreflect.EnumType {
+	return &file_epochkv_v1_admin_proto_enumTypes[0]
+}
+
+func (x SnapshotInfo_Kind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use SnapshotInfo_Kind.Descriptor instead.
+func (SnapshotInfo_Kind) EnumDescriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{3, 0}
+}
+
 type Health_State int32
 
 const (
@@ -68,11 +135,11 @@ func (x Health_State) String() string {
 }
 
 func (Health_State) Descriptor() protoreflect.EnumDescriptor {
-	return file_epochkv_v1_admin_proto_enumTypes[0].Descriptor()
+	return file_epochkv_v1_admin_proto_enumTypes[1].Descriptor()
 }
 
 func (Health_State) Type() protoreflect.EnumType {
-	return &file_epochkv_v1_admin_proto_enumTypes[0]
+	return &file_epochkv_v1_admin_proto_enumTypes[1]
 }
 
 func (x Health_State) Number() protoreflect.EnumNumber {
@@ -81,7 +148,7 @@ func (x Health_State) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Health_State.Descriptor instead.
 func (Health_State) EnumDescriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{15, 0}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{20, 0}
 }
 
 type Condition_Severity int32
@@ -123,11 +190,11 @@ func (x Condition_Severity) String() string {
 }
 
 func (Condition_Severity) Descriptor() protoreflect.EnumDescriptor {
-	return file_epochkv_v1_admin_proto_enumTypes[1].Descriptor()
+	return file_epochkv_v1_admin_proto_enumTypes[2].Descriptor()
 }
 
 func (Condition_Severity) Type() protoreflect.EnumType {
-	return &file_epochkv_v1_admin_proto_enumTypes[1]
+	return &file_epochkv_v1_admin_proto_enumTypes[2]
 }
 
 func (x Condition_Severity) Number() protoreflect.EnumNumber {
@@ -136,7 +203,7 @@ func (x Condition_Severity) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Condition_Severity.Descriptor instead.
 func (Condition_Severity) EnumDescriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{16, 0}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{21, 0}
 }
 
 type StatusRequest struct {
@@ -175,6 +242,266 @@ func (*StatusRequest) Descriptor() ([]byte, []int) {
 	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{0}
 }
 
+type ListSnapshotsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListSnapshotsRequest) Reset() {
+	*x = ListSnapshotsRequest{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListSnapshotsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListSnapshotsRequest) ProtoMessage() {}
+
+func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListSnapshotsRequest.ProtoReflect.Descriptor instead.
+func (*ListSnapshotsRequest) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{1}
+}
+
+type ListSnapshotsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The smallest epoch first.
+	Snapshots     []*SnapshotInfo `protobuf:"bytes,1,rep,name=snapshots,proto3" json:"snapshots,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListSnapshotsResponse) Reset() {
+	*x = ListSnapshotsResponse{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListSnapshotsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListSnapshotsResponse) ProtoMessage() {}
+
+func (x *ListSnapshotsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListSnapshotsResponse.ProtoReflect.Descriptor instead.
+func (*ListSnapshotsResponse) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ListSnapshotsResponse) GetSnapshots() []*SnapshotInfo {
+	if x != nil {
+		return x.Snapshots
+	}
+	return nil
+}
+
+// SnapshotInfo describes what keeps old versions.
+type SnapshotInfo struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Never used again while the server runs.
+	Id   uint64            `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Kind SnapshotInfo_Kind `protobuf:"varint,2,opt,name=kind,proto3,enum=epochkv.v1.SnapshotInfo_Kind" json:"kind,omitempty"`
+	// The epoch that stays readable; of what keeps the pages of a checkpoint, the epoch of the checkpoint.
+	Epoch uint64               `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Age   *durationpb.Duration `protobuf:"bytes,4,opt,name=age,proto3" json:"age,omitempty"`
+	// How long the server has been waiting for the client: to take the page that is being sent, or to send the next request. Unset while
+	// the server itself works.
+	Idle *durationpb.Duration `protobuf:"bytes,5,opt,name=idle,proto3" json:"idle,omitempty"`
+	// The client's address; empty for resume tokens, which outlive their connection.
+	Peer string `protobuf:"bytes,6,opt,name=peer,proto3" json:"peer,omitempty"`
+	// When resume tokens end by themselves; unset for the other kinds.
+	ExpiresIn     *durationpb.Duration `protobuf:"bytes,7,opt,name=expires_in,json=expiresIn,proto3" json:"expires_in,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SnapshotInfo) Reset() {
+	*x = SnapshotInfo{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SnapshotInfo) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SnapshotInfo) ProtoMessage() {}
+
+func (x *SnapshotInfo) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SnapshotInfo.ProtoReflect.Descriptor instead.
+func (*SnapshotInfo) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *SnapshotInfo) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *SnapshotInfo) GetKind() SnapshotInfo_Kind {
+	if x != nil {
+		return x.Kind
+	}
+	return SnapshotInfo_KIND_UNSPECIFIED
+}
+
+func (x *SnapshotInfo) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *SnapshotInfo) GetAge() *durationpb.Duration {
+	if x != nil {
+		return x.Age
+	}
+	return nil
+}
+
+func (x *SnapshotInfo) GetIdle() *durationpb.Duration {
+	if x != nil {
+		return x.Idle
+	}
+	return nil
+}
+
+func (x *SnapshotInfo) GetPeer() string {
+	if x != nil {
+		return x.Peer
+	}
+	return ""
+}
+
+func (x *SnapshotInfo) GetExpiresIn() *durationpb.Duration {
+	if x != nil {
+		return x.ExpiresIn
+	}
+	return nil
+}
+
+type EndSnapshotRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndSnapshotRequest) Reset() {
+	*x = EndSnapshotRequest{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndSnapshotRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndSnapshotRequest) ProtoMessage() {}
+
+func (x *EndSnapshotRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndSnapshotRequest.ProtoReflect.Descriptor instead.
+func (*EndSnapshotRequest) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *EndSnapshotRequest) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+type EndSnapshotResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndSnapshotResponse) Reset() {
+	*x = EndSnapshotResponse{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndSnapshotResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndSnapshotResponse) ProtoMessage() {}
+
+func (x *EndSnapshotResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndSnapshotResponse.ProtoReflect.Descriptor instead.
+func (*EndSnapshotResponse) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{5}
+}
+
 type VerifyRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Pages read per second at most, so that requests are not held up; 0: as fast as it goes.
@@ -185,7 +512,7 @@ type VerifyRequest struct {
 
 func (x *VerifyRequest) Reset() {
 	*x = VerifyRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[1]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -197,7 +524,7 @@ func (x *VerifyRequest) String() string {
 func (*VerifyRequest) ProtoMessage() {}
 
 func (x *VerifyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[1]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -210,7 +537,7 @@ func (x *VerifyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyRequest.ProtoReflect.Descriptor instead.
 func (*VerifyRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{1}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *VerifyRequest) GetPagesPerSecond() uint32 {
@@ -234,7 +561,7 @@ type VerifyResponse struct {
 
 func (x *VerifyResponse) Reset() {
 	*x = VerifyResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[2]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -246,7 +573,7 @@ func (x *VerifyResponse) String() string {
 func (*VerifyResponse) ProtoMessage() {}
 
 func (x *VerifyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[2]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -259,7 +586,7 @@ func (x *VerifyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyResponse.ProtoReflect.Descriptor instead.
 func (*VerifyResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{2}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *VerifyResponse) GetEvent() isVerifyResponse_Event {
@@ -314,7 +641,7 @@ type VerifyProgress struct {
 
 func (x *VerifyProgress) Reset() {
 	*x = VerifyProgress{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[3]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -326,7 +653,7 @@ func (x *VerifyProgress) String() string {
 func (*VerifyProgress) ProtoMessage() {}
 
 func (x *VerifyProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[3]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -339,7 +666,7 @@ func (x *VerifyProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyProgress.ProtoReflect.Descriptor instead.
 func (*VerifyProgress) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{3}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *VerifyProgress) GetPages() uint64 {
@@ -395,7 +722,7 @@ type VerifyReport struct {
 
 func (x *VerifyReport) Reset() {
 	*x = VerifyReport{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[4]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -407,7 +734,7 @@ func (x *VerifyReport) String() string {
 func (*VerifyReport) ProtoMessage() {}
 
 func (x *VerifyReport) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[4]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -420,7 +747,7 @@ func (x *VerifyReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyReport.ProtoReflect.Descriptor instead.
 func (*VerifyReport) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{4}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *VerifyReport) GetEpoch() uint64 {
@@ -561,7 +888,7 @@ type Damage struct {
 
 func (x *Damage) Reset() {
 	*x = Damage{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[5]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -573,7 +900,7 @@ func (x *Damage) String() string {
 func (*Damage) ProtoMessage() {}
 
 func (x *Damage) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[5]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -586,7 +913,7 @@ func (x *Damage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Damage.ProtoReflect.Descriptor instead.
 func (*Damage) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{5}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Damage) GetKind() string {
@@ -646,7 +973,7 @@ type CheckpointRequest struct {
 
 func (x *CheckpointRequest) Reset() {
 	*x = CheckpointRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[6]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -658,7 +985,7 @@ func (x *CheckpointRequest) String() string {
 func (*CheckpointRequest) ProtoMessage() {}
 
 func (x *CheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[6]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -671,7 +998,7 @@ func (x *CheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointRequest.ProtoReflect.Descriptor instead.
 func (*CheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 type CheckpointResponse struct {
@@ -685,7 +1012,7 @@ type CheckpointResponse struct {
 
 func (x *CheckpointResponse) Reset() {
 	*x = CheckpointResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[7]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -697,7 +1024,7 @@ func (x *CheckpointResponse) String() string {
 func (*CheckpointResponse) ProtoMessage() {}
 
 func (x *CheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[7]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -710,7 +1037,7 @@ func (x *CheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointResponse.ProtoReflect.Descriptor instead.
 func (*CheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *CheckpointResponse) GetEpoch() uint64 {
@@ -743,7 +1070,7 @@ type SpaceRequest struct {
 
 func (x *SpaceRequest) Reset() {
 	*x = SpaceRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[8]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -755,7 +1082,7 @@ func (x *SpaceRequest) String() string {
 func (*SpaceRequest) ProtoMessage() {}
 
 func (x *SpaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[8]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -768,7 +1095,7 @@ func (x *SpaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SpaceRequest.ProtoReflect.Descriptor instead.
 func (*SpaceRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *SpaceRequest) GetByPrefix() bool {
@@ -835,7 +1162,7 @@ type SpaceResponse struct {
 
 func (x *SpaceResponse) Reset() {
 	*x = SpaceResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[9]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -847,7 +1174,7 @@ func (x *SpaceResponse) String() string {
 func (*SpaceResponse) ProtoMessage() {}
 
 func (x *SpaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[9]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -860,7 +1187,7 @@ func (x *SpaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SpaceResponse.ProtoReflect.Descriptor instead.
 func (*SpaceResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *SpaceResponse) GetEpoch() uint64 {
@@ -1021,7 +1348,7 @@ type PageKinds struct {
 
 func (x *PageKinds) Reset() {
 	*x = PageKinds{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[10]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1033,7 +1360,7 @@ func (x *PageKinds) String() string {
 func (*PageKinds) ProtoMessage() {}
 
 func (x *PageKinds) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[10]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1046,7 +1373,7 @@ func (x *PageKinds) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PageKinds.ProtoReflect.Descriptor instead.
 func (*PageKinds) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *PageKinds) GetTree() uint64 {
@@ -1097,7 +1424,7 @@ type PrefixSpace struct {
 
 func (x *PrefixSpace) Reset() {
 	*x = PrefixSpace{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[11]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1109,7 +1436,7 @@ func (x *PrefixSpace) String() string {
 func (*PrefixSpace) ProtoMessage() {}
 
 func (x *PrefixSpace) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[11]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1122,7 +1449,7 @@ func (x *PrefixSpace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefixSpace.ProtoReflect.Descriptor instead.
 func (*PrefixSpace) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *PrefixSpace) GetPrefix() []byte {
@@ -1166,7 +1493,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[12]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1178,7 +1505,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[12]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1191,7 +1518,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *StatusResponse) GetBuild() *Build {
@@ -1313,7 +1640,7 @@ type Tree struct {
 
 func (x *Tree) Reset() {
 	*x = Tree{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[13]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1325,7 +1652,7 @@ func (x *Tree) String() string {
 func (*Tree) ProtoMessage() {}
 
 func (x *Tree) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[13]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1338,7 +1665,7 @@ func (x *Tree) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tree.ProtoReflect.Descriptor instead.
 func (*Tree) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Tree) GetEpoch() uint64 {
@@ -1503,7 +1830,7 @@ type Build struct {
 
 func (x *Build) Reset() {
 	*x = Build{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[14]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1515,7 +1842,7 @@ func (x *Build) String() string {
 func (*Build) ProtoMessage() {}
 
 func (x *Build) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[14]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1528,7 +1855,7 @@ func (x *Build) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Build.ProtoReflect.Descriptor instead.
 func (*Build) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Build) GetVersion() string {
@@ -1573,7 +1900,7 @@ type Health struct {
 
 func (x *Health) Reset() {
 	*x = Health{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[15]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1585,7 +1912,7 @@ func (x *Health) String() string {
 func (*Health) ProtoMessage() {}
 
 func (x *Health) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[15]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1598,7 +1925,7 @@ func (x *Health) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Health.ProtoReflect.Descriptor instead.
 func (*Health) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Health) GetState() Health_State {
@@ -1639,7 +1966,7 @@ type Condition struct {
 
 func (x *Condition) Reset() {
 	*x = Condition{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[16]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1651,7 +1978,7 @@ func (x *Condition) String() string {
 func (*Condition) ProtoMessage() {}
 
 func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[16]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1664,7 +1991,7 @@ func (x *Condition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Condition.ProtoReflect.Descriptor instead.
 func (*Condition) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Condition) GetName() string {
@@ -1717,7 +2044,7 @@ type Epochs struct {
 
 func (x *Epochs) Reset() {
 	*x = Epochs{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[17]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1729,7 +2056,7 @@ func (x *Epochs) String() string {
 func (*Epochs) ProtoMessage() {}
 
 func (x *Epochs) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[17]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1742,7 +2069,7 @@ func (x *Epochs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Epochs.ProtoReflect.Descriptor instead.
 func (*Epochs) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Epochs) GetVisible() uint64 {
@@ -1795,7 +2122,7 @@ type Sizes struct {
 
 func (x *Sizes) Reset() {
 	*x = Sizes{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[18]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1807,7 +2134,7 @@ func (x *Sizes) String() string {
 func (*Sizes) ProtoMessage() {}
 
 func (x *Sizes) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[18]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1820,7 +2147,7 @@ func (x *Sizes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sizes.ProtoReflect.Descriptor instead.
 func (*Sizes) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Sizes) GetDataDir() string {
@@ -1932,7 +2259,7 @@ type Generation struct {
 
 func (x *Generation) Reset() {
 	*x = Generation{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[19]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1944,7 +2271,7 @@ func (x *Generation) String() string {
 func (*Generation) ProtoMessage() {}
 
 func (x *Generation) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[19]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1957,7 +2284,7 @@ func (x *Generation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Generation.ProtoReflect.Descriptor instead.
 func (*Generation) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Generation) GetNumber() uint64 {
@@ -2022,7 +2349,7 @@ type Sessions struct {
 
 func (x *Sessions) Reset() {
 	*x = Sessions{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[20]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2034,7 +2361,7 @@ func (x *Sessions) String() string {
 func (*Sessions) ProtoMessage() {}
 
 func (x *Sessions) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[20]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2047,7 +2374,7 @@ func (x *Sessions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sessions.ProtoReflect.Descriptor instead.
 func (*Sessions) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Sessions) GetOpen() uint64 {
@@ -2124,13 +2451,15 @@ type Limits struct {
 	TransactionIdleTimeout *durationpb.Duration `protobuf:"bytes,21,opt,name=transaction_idle_timeout,json=transactionIdleTimeout,proto3" json:"transaction_idle_timeout,omitempty"`
 	TransactionTimeout     *durationpb.Duration `protobuf:"bytes,22,opt,name=transaction_timeout,json=transactionTimeout,proto3" json:"transaction_timeout,omitempty"`
 	TransactionBytes       uint64               `protobuf:"varint,23,opt,name=transaction_bytes,json=transactionBytes,proto3" json:"transaction_bytes,omitempty"`
-	unknownFields          protoimpl.UnknownFields
-	sizeCache              protoimpl.SizeCache
+	// How long a scan or a verification may wait for its client to take the next message; 0: for ever.
+	SnapshotTimeout *durationpb.Duration `protobuf:"bytes,24,opt,name=snapshot_timeout,json=snapshotTimeout,proto3" json:"snapshot_timeout,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Limits) Reset() {
 	*x = Limits{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[21]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2142,7 +2471,7 @@ func (x *Limits) String() string {
 func (*Limits) ProtoMessage() {}
 
 func (x *Limits) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[21]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2155,7 +2484,7 @@ func (x *Limits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limits.ProtoReflect.Descriptor instead.
 func (*Limits) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Limits) GetKeyBytes() uint64 {
@@ -2277,6 +2606,13 @@ func (x *Limits) GetTransactionBytes() uint64 {
 	return 0
 }
 
+func (x *Limits) GetSnapshotTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.SnapshotTimeout
+	}
+	return nil
+}
+
 // Recovery is what the server found when it started.
 type Recovery struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2302,7 +2638,7 @@ type Recovery struct {
 
 func (x *Recovery) Reset() {
 	*x = Recovery{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[22]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2314,7 +2650,7 @@ func (x *Recovery) String() string {
 func (*Recovery) ProtoMessage() {}
 
 func (x *Recovery) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[22]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2327,7 +2663,7 @@ func (x *Recovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Recovery.ProtoReflect.Descriptor instead.
 func (*Recovery) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Recovery) GetRecords() uint64 {
@@ -2404,7 +2740,7 @@ type ResizeCacheRequest struct {
 
 func (x *ResizeCacheRequest) Reset() {
 	*x = ResizeCacheRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[23]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2416,7 +2752,7 @@ func (x *ResizeCacheRequest) String() string {
 func (*ResizeCacheRequest) ProtoMessage() {}
 
 func (x *ResizeCacheRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[23]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2429,7 +2765,7 @@ func (x *ResizeCacheRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeCacheRequest.ProtoReflect.Descriptor instead.
 func (*ResizeCacheRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ResizeCacheRequest) GetCacheBytes() uint64 {
@@ -2450,7 +2786,7 @@ type ResizeCacheResponse struct {
 
 func (x *ResizeCacheResponse) Reset() {
 	*x = ResizeCacheResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[24]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2462,7 +2798,7 @@ func (x *ResizeCacheResponse) String() string {
 func (*ResizeCacheResponse) ProtoMessage() {}
 
 func (x *ResizeCacheResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[24]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2475,7 +2811,7 @@ func (x *ResizeCacheResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeCacheResponse.ProtoReflect.Descriptor instead.
 func (*ResizeCacheResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ResizeCacheResponse) GetCacheBytes() uint64 {
@@ -2498,7 +2834,31 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"\x16epochkv/v1/admin.proto\x12\n" +
 	"epochkv.v1\x1a\x1depochkv/v1/transactions.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x0f\n" +
-	"\rStatusRequest\"9\n" +
+	"\rStatusRequest\"\x16\n" +
+	"\x14ListSnapshotsRequest\"O\n" +
+	"\x15ListSnapshotsResponse\x126\n" +
+	"\tsnapshots\x18\x01 \x03(\v2\x18.epochkv.v1.SnapshotInfoR\tsnapshots\"\xa7\x03\n" +
+	"\fSnapshotInfo\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x121\n" +
+	"\x04kind\x18\x02 \x01(\x0e2\x1d.epochkv.v1.SnapshotInfo.KindR\x04kind\x12\x14\n" +
+	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12+\n" +
+	"\x03age\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x03age\x12-\n" +
+	"\x04idle\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x04idle\x12\x12\n" +
+	"\x04peer\x18\x06 \x01(\tR\x04peer\x128\n" +
+	"\n" +
+	"expires_in\x18\a \x01(\v2\x19.google.protobuf.DurationR\texpiresIn\"\x93\x01\n" +
+	"\x04Kind\x12\x14\n" +
+	"\x10KIND_UNSPECIFIED\x10\x00\x12\r\n" +
+	"\tKIND_SCAN\x10\x01\x12\x14\n" +
+	"\x10KIND_TRANSACTION\x10\x02\x12\x15\n" +
+	"\x11KIND_RESUME_TOKEN\x10\x03\x12\x15\n" +
+	"\x11KIND_VERIFICATION\x10\x04\x12\x0e\n" +
+	"\n" +
+	"KIND_SPACE\x10\x05\x12\x12\n" +
+	"\x0eKIND_BULK_LOAD\x10\x06\"$\n" +
+	"\x12EndSnapshotRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\"\x15\n" +
+	"\x13EndSnapshotResponse\"9\n" +
 	"\rVerifyRequest\x12(\n" +
 	"\x10pages_per_second\x18\x01 \x01(\rR\x0epagesPerSecond\"\x87\x01\n" +
 	"\x0eVerifyResponse\x128\n" +
@@ -2707,7 +3067,7 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\tsnapshots\x18\x05 \x01(\x04R\tsnapshots\x12I\n" +
 	"\x13oldest_snapshot_age\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x11oldestSnapshotAge\x12\x1f\n" +
 	"\vscan_tokens\x18\a \x01(\x04R\n" +
-	"scanTokens\"\x9f\x06\n" +
+	"scanTokens\"\xe5\x06\n" +
 	"\x06Limits\x12\x1b\n" +
 	"\tkey_bytes\x18\x01 \x01(\x04R\bkeyBytes\x12\x1f\n" +
 	"\vvalue_bytes\x18\x02 \x01(\x04R\n" +
@@ -2729,7 +3089,8 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\ftransactions\x18\x14 \x01(\x04R\ftransactions\x12S\n" +
 	"\x18transaction_idle_timeout\x18\x15 \x01(\v2\x19.google.protobuf.DurationR\x16transactionIdleTimeout\x12J\n" +
 	"\x13transaction_timeout\x18\x16 \x01(\v2\x19.google.protobuf.DurationR\x12transactionTimeout\x12+\n" +
-	"\x11transaction_bytes\x18\x17 \x01(\x04R\x10transactionBytes\"\x9f\x02\n" +
+	"\x11transaction_bytes\x18\x17 \x01(\x04R\x10transactionBytes\x12D\n" +
+	"\x10snapshot_timeout\x18\x18 \x01(\v2\x19.google.protobuf.DurationR\x0fsnapshotTimeout\"\x9f\x02\n" +
 	"\bRecovery\x12\x18\n" +
 	"\arecords\x18\x01 \x01(\x04R\arecords\x12\x14\n" +
 	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\x12\x14\n" +
@@ -2749,11 +3110,13 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\x13ResizeCacheResponse\x12\x1f\n" +
 	"\vcache_bytes\x18\x01 \x01(\x04R\n" +
 	"cacheBytes\x12%\n" +
-	"\x0eprevious_bytes\x18\x02 \x01(\x04R\rpreviousBytes2\x9e\x04\n" +
+	"\x0eprevious_bytes\x18\x02 \x01(\x04R\rpreviousBytes2\xc4\x05\n" +
 	"\x05Admin\x12?\n" +
 	"\x06Status\x12\x19.epochkv.v1.StatusRequest\x1a\x1a.epochkv.v1.StatusResponse\x12]\n" +
 	"\x10ListTransactions\x12#.epochkv.v1.ListTransactionsRequest\x1a$.epochkv.v1.ListTransactionsResponse\x12W\n" +
-	"\x0eEndTransaction\x12!.epochkv.v1.EndTransactionRequest\x1a\".epochkv.v1.EndTransactionResponse\x12A\n" +
+	"\x0eEndTransaction\x12!.epochkv.v1.EndTransactionRequest\x1a\".epochkv.v1.EndTransactionResponse\x12T\n" +
+	"\rListSnapshots\x12 .epochkv.v1.ListSnapshotsRequest\x1a!.epochkv.v1.ListSnapshotsResponse\x12N\n" +
+	"\vEndSnapshot\x12\x1e.epochkv.v1.EndSnapshotRequest\x1a\x1f.epochkv.v1.EndSnapshotResponse\x12A\n" +
 	"\x06Verify\x12\x19.epochkv.v1.VerifyRequest\x1a\x1a.epochkv.v1.VerifyResponse0\x01\x12K\n" +
 	"\n" +
 	"Checkpoint\x12\x1d.epochkv.v1.CheckpointRequest\x1a\x1e.epochkv.v1.CheckpointResponse\x12N\n" +
@@ -2772,97 +3135,113 @@ func file_epochkv_v1_admin_proto_rawDescGZIP() []byte {
 	return file_epochkv_v1_admin_proto_rawDescData
 }
 
-var file_epochkv_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_epochkv_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
+var file_epochkv_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_epochkv_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
 var file_epochkv_v1_admin_proto_goTypes = []any{
-	(Health_State)(0),                // 0: epochkv.v1.Health.State
-	(Condition_Severity)(0),          // 1: epochkv.v1.Condition.Severity
-	(*StatusRequest)(nil),            // 2: epochkv.v1.StatusRequest
-	(*VerifyRequest)(nil),            // 3: epochkv.v1.VerifyRequest
-	(*VerifyResponse)(nil),           // 4: epochkv.v1.VerifyResponse
-	(*VerifyProgress)(nil),           // 5: epochkv.v1.VerifyProgress
-	(*VerifyReport)(nil),             // 6: epochkv.v1.VerifyReport
-	(*Damage)(nil),                   // 7: epochkv.v1.Damage
-	(*CheckpointRequest)(nil),        // 8: epochkv.v1.CheckpointRequest
-	(*CheckpointResponse)(nil),       // 9: epochkv.v1.CheckpointResponse
-	(*SpaceRequest)(nil),             // 10: epochkv.v1.SpaceRequest
-	(*SpaceResponse)(nil),            // 11: epochkv.v1.SpaceResponse
-	(*PageKinds)(nil),                // 12: epochkv.v1.PageKinds
-	(*PrefixSpace)(nil),              // 13: epochkv.v1.PrefixSpace
-	(*StatusResponse)(nil),           // 14: epochkv.v1.StatusResponse
-	(*Tree)(nil),                     // 15: epochkv.v1.Tree
-	(*Build)(nil),                    // 16: epochkv.v1.Build
-	(*Health)(nil),                   // 17: epochkv.v1.Health
-	(*Condition)(nil),                // 18: epochkv.v1.Condition
-	(*Epochs)(nil),                   // 19: epochkv.v1.Epochs
-	(*Sizes)(nil),                    // 20: epochkv.v1.Sizes
-	(*Generation)(nil),               // 21: epochkv.v1.Generation
-	(*Sessions)(nil),                 // 22: epochkv.v1.Sessions
-	(*Limits)(nil),                   // 23: epochkv.v1.Limits
-	(*Recovery)(nil),                 // 24: epochkv.v1.Recovery
-	(*ResizeCacheRequest)(nil),       // 25: epochkv.v1.ResizeCacheRequest
-	(*ResizeCacheResponse)(nil),      // 26: epochkv.v1.ResizeCacheResponse
-	(*durationpb.Duration)(nil),      // 27: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),    // 28: google.protobuf.Timestamp
-	(*ListTransactionsRequest)(nil),  // 29: epochkv.v1.ListTransactionsRequest
-	(*EndTransactionRequest)(nil),    // 30: epochkv.v1.EndTransactionRequest
-	(*ListTransactionsResponse)(nil), // 31: epochkv.v1.ListTransactionsResponse
-	(*EndTransactionResponse)(nil),   // 32: epochkv.v1.EndTransactionResponse
+	(SnapshotInfo_Kind)(0),           // 0: epochkv.v1.SnapshotInfo.Kind
+	(Health_State)(0),                // 1: epochkv.v1.Health.State
+	(Condition_Severity)(0),          // 2: epochkv.v1.Condition.Severity
+	(*StatusRequest)(nil),            // 3: epochkv.v1.StatusRequest
+	(*ListSnapshotsRequest)(nil),     // 4: epochkv.v1.ListSnapshotsRequest
+	(*ListSnapshotsResponse)(nil),    // 5: epochkv.v1.ListSnapshotsResponse
+	(*SnapshotInfo)(nil),             // 6: epochkv.v1.SnapshotInfo
+	(*EndSnapshotRequest)(nil),       // 7: epochkv.v1.EndSnapshotRequest
+	(*EndSnapshotResponse)(nil),      // 8: epochkv.v1.EndSnapshotResponse
+	(*VerifyRequest)(nil),            // 9: epochkv.v1.VerifyRequest
+	(*VerifyResponse)(nil),           // 10: epochkv.v1.VerifyResponse
+	(*VerifyProgress)(nil),           // 11: epochkv.v1.VerifyProgress
+	(*VerifyReport)(nil),             // 12: epochkv.v1.VerifyReport
+	(*Damage)(nil),                   // 13: epochkv.v1.Damage
+	(*CheckpointRequest)(nil),        // 14: epochkv.v1.CheckpointRequest
+	(*CheckpointResponse)(nil),       // 15: epochkv.v1.CheckpointResponse
+	(*SpaceRequest)(nil),             // 16: epochkv.v1.SpaceRequest
+	(*SpaceResponse)(nil),            // 17: epochkv.v1.SpaceResponse
+	(*PageKinds)(nil),                // 18: epochkv.v1.PageKinds
+	(*PrefixSpace)(nil),              // 19: epochkv.v1.PrefixSpace
+	(*StatusResponse)(nil),           // 20: epochkv.v1.StatusResponse
+	(*Tree)(nil),                     // 21: epochkv.v1.Tree
+	(*Build)(nil),                    // 22: epochkv.v1.Build
+	(*Health)(nil),                   // 23: epochkv.v1.Health
+	(*Condition)(nil),                // 24: epochkv.v1.Condition
+	(*Epochs)(nil),                   // 25: epochkv.v1.Epochs
+	(*Sizes)(nil),                    // 26: epochkv.v1.Sizes
+	(*Generation)(nil),               // 27: epochkv.v1.Generation
+	(*Sessions)(nil),                 // 28: epochkv.v1.Sessions
+	(*Limits)(nil),                   // 29: epochkv.v1.Limits
+	(*Recovery)(nil),                 // 30: epochkv.v1.Recovery
+	(*ResizeCacheRequest)(nil),       // 31: epochkv.v1.ResizeCacheRequest
+	(*ResizeCacheResponse)(nil),      // 32: epochkv.v1.ResizeCacheResponse
+	(*durationpb.Duration)(nil),      // 33: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),    // 34: google.protobuf.Timestamp
+	(*ListTransactionsRequest)(nil),  // 35: epochkv.v1.ListTransactionsRequest
+	(*EndTransactionRequest)(nil),    // 36: epochkv.v1.EndTransactionRequest
+	(*ListTransactionsResponse)(nil), // 37: epochkv.v1.ListTransactionsResponse
+	(*EndTransactionResponse)(nil),   // 38: epochkv.v1.EndTransactionResponse
 }
 var file_epochkv_v1_admin_proto_depIdxs = []int32{
-	5,  // 0: epochkv.v1.VerifyResponse.progress:type_name -> epochkv.v1.VerifyProgress
-	6,  // 1: epochkv.v1.VerifyResponse.report:type_name -> epochkv.v1.VerifyReport
-	7,  // 2: epochkv.v1.VerifyReport.damages:type_name -> epochkv.v1.Damage
-	27, // 3: epochkv.v1.VerifyReport.duration:type_name -> google.protobuf.Duration
-	27, // 4: epochkv.v1.CheckpointResponse.duration:type_name -> google.protobuf.Duration
-	12, // 5: epochkv.v1.SpaceResponse.pages:type_name -> epochkv.v1.PageKinds
-	13, // 6: epochkv.v1.SpaceResponse.prefixes:type_name -> epochkv.v1.PrefixSpace
-	13, // 7: epochkv.v1.SpaceResponse.other_prefixes:type_name -> epochkv.v1.PrefixSpace
-	27, // 8: epochkv.v1.SpaceResponse.duration:type_name -> google.protobuf.Duration
-	7,  // 9: epochkv.v1.SpaceResponse.unreadable:type_name -> epochkv.v1.Damage
-	16, // 10: epochkv.v1.StatusResponse.build:type_name -> epochkv.v1.Build
-	28, // 11: epochkv.v1.StatusResponse.start_time:type_name -> google.protobuf.Timestamp
-	27, // 12: epochkv.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
-	17, // 13: epochkv.v1.StatusResponse.health:type_name -> epochkv.v1.Health
-	19, // 14: epochkv.v1.StatusResponse.epochs:type_name -> epochkv.v1.Epochs
-	20, // 15: epochkv.v1.StatusResponse.sizes:type_name -> epochkv.v1.Sizes
-	21, // 16: epochkv.v1.StatusResponse.generations:type_name -> epochkv.v1.Generation
-	22, // 17: epochkv.v1.StatusResponse.sessions:type_name -> epochkv.v1.Sessions
-	23, // 18: epochkv.v1.StatusResponse.limits:type_name -> epochkv.v1.Limits
-	24, // 19: epochkv.v1.StatusResponse.recovery:type_name -> epochkv.v1.Recovery
-	15, // 20: epochkv.v1.StatusResponse.tree:type_name -> epochkv.v1.Tree
-	12, // 21: epochkv.v1.Tree.pages:type_name -> epochkv.v1.PageKinds
-	27, // 22: epochkv.v1.Tree.checkpoint_time:type_name -> google.protobuf.Duration
-	27, // 23: epochkv.v1.Tree.write_stall_time:type_name -> google.protobuf.Duration
-	27, // 24: epochkv.v1.Tree.write_pace:type_name -> google.protobuf.Duration
-	0,  // 25: epochkv.v1.Health.state:type_name -> epochkv.v1.Health.State
-	18, // 26: epochkv.v1.Health.conditions:type_name -> epochkv.v1.Condition
-	1,  // 27: epochkv.v1.Condition.severity:type_name -> epochkv.v1.Condition.Severity
-	28, // 28: epochkv.v1.Condition.since:type_name -> google.protobuf.Timestamp
-	27, // 29: epochkv.v1.Sessions.oldest_snapshot_age:type_name -> google.protobuf.Duration
-	27, // 30: epochkv.v1.Limits.scan_token_ttl:type_name -> google.protobuf.Duration
-	27, // 31: epochkv.v1.Limits.transaction_idle_timeout:type_name -> google.protobuf.Duration
-	27, // 32: epochkv.v1.Limits.transaction_timeout:type_name -> google.protobuf.Duration
-	27, // 33: epochkv.v1.Recovery.duration:type_name -> google.protobuf.Duration
-	2,  // 34: epochkv.v1.Admin.Status:input_type -> epochkv.v1.StatusRequest
-	29, // 35: epochkv.v1.Admin.ListTransactions:input_type -> epochkv.v1.ListTransactionsRequest
-	30, // 36: epochkv.v1.Admin.EndTransaction:input_type -> epochkv.v1.EndTransactionRequest
-	3,  // 37: epochkv.v1.Admin.Verify:input_type -> epochkv.v1.VerifyRequest
-	8,  // 38: epochkv.v1.Admin.Checkpoint:input_type -> epochkv.v1.CheckpointRequest
-	25, // 39: epochkv.v1.Admin.ResizeCache:input_type -> epochkv.v1.ResizeCacheRequest
-	10, // 40: epochkv.v1.Admin.Space:input_type -> epochkv.v1.SpaceRequest
-	14, // 41: epochkv.v1.Admin.Status:output_type -> epochkv.v1.StatusResponse
-	31, // 42: epochkv.v1.Admin.ListTransactions:output_type -> epochkv.v1.ListTransactionsResponse
-	32, // 43: epochkv.v1.Admin.EndTransaction:output_type -> epochkv.v1.EndTransactionResponse
-	4,  // 44: epochkv.v1.Admin.Verify:output_type -> epochkv.v1.VerifyResponse
-	9,  // 45: epochkv.v1.Admin.Checkpoint:output_type -> epochkv.v1.CheckpointResponse
-	26, // 46: epochkv.v1.Admin.ResizeCache:output_type -> epochkv.v1.ResizeCacheResponse
-	11, // 47: epochkv.v1.Admin.Space:output_type -> epochkv.v1.SpaceResponse
-	41, // [41:48] is the sub-list for method output_type
-	34, // [34:41] is the sub-list for method input_type
-	34, // [34:34] is the sub-list for extension type_name
-	34, // [34:34] is the sub-list for extension extendee
-	0,  // [0:34] is the sub-list for field type_name
+	6,  // 0: epochkv.v1.ListSnapshotsResponse.snapshots:type_name -> epochkv.v1.SnapshotInfo
+	0,  // 1: epochkv.v1.SnapshotInfo.kind:type_name -> epochkv.v1.SnapshotInfo.Kind
+	33, // 2: epochkv.v1.SnapshotInfo.age:type_name -> google.protobuf.Duration
+	33, // 3: epochkv.v1.SnapshotInfo.idle:type_name -> google.protobuf.Duration
+	33, // 4: epochkv.v1.SnapshotInfo.expires_in:type_name -> google.protobuf.Duration
+	11, // 5: epochkv.v1.VerifyResponse.progress:type_name -> epochkv.v1.VerifyProgress
+	12, // 6: epochkv.v1.VerifyResponse.report:type_name -> epochkv.v1.VerifyReport
+	13, // 7: epochkv.v1.VerifyReport.damages:type_name -> epochkv.v1.Damage
+	33, // 8: epochkv.v1.VerifyReport.duration:type_name -> google.protobuf.Duration
+	33, // 9: epochkv.v1.CheckpointResponse.duration:type_name -> google.protobuf.Duration
+	18, // 10: epochkv.v1.SpaceResponse.pages:type_name -> epochkv.v1.PageKinds
+	19, // 11: epochkv.v1.SpaceResponse.prefixes:type_name -> epochkv.v1.PrefixSpace
+	19, // 12: epochkv.v1.SpaceResponse.other_prefixes:type_name -> epochkv.v1.PrefixSpace
+	33, // 13: epochkv.v1.SpaceResponse.duration:type_name -> google.protobuf.Duration
+	13, // 14: epochkv.v1.SpaceResponse.unreadable:type_name -> epochkv.v1.Damage
+	22, // 15: epochkv.v1.StatusResponse.build:type_name -> epochkv.v1.Build
+	34, // 16: epochkv.v1.StatusResponse.start_time:type_name -> google.protobuf.Timestamp
+	33, // 17: epochkv.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
+	23, // 18: epochkv.v1.StatusResponse.health:type_name -> epochkv.v1.Health
+	25, // 19: epochkv.v1.StatusResponse.epochs:type_name -> epochkv.v1.Epochs
+	26, // 20: epochkv.v1.StatusResponse.sizes:type_name -> epochkv.v1.Sizes
+	27, // 21: epochkv.v1.StatusResponse.generations:type_name -> epochkv.v1.Generation
+	28, // 22: epochkv.v1.StatusResponse.sessions:type_name -> epochkv.v1.Sessions
+	29, // 23: epochkv.v1.StatusResponse.limits:type_name -> epochkv.v1.Limits
+	30, // 24: epochkv.v1.StatusResponse.recovery:type_name -> epochkv.v1.Recovery
+	21, // 25: epochkv.v1.StatusResponse.tree:type_name -> epochkv.v1.Tree
+	18, // 26: epochkv.v1.Tree.pages:type_name -> epochkv.v1.PageKinds
+	33, // 27: epochkv.v1.Tree.checkpoint_time:type_name -> google.protobuf.Duration
+	33, // 28: epochkv.v1.Tree.write_stall_time:type_name -> google.protobuf.Duration
+	33, // 29: epochkv.v1.Tree.write_pace:type_name -> google.protobuf.Duration
+	1,  // 30: epochkv.v1.Health.state:type_name -> epochkv.v1.Health.State
+	24, // 31: epochkv.v1.Health.conditions:type_name -> epochkv.v1.Condition
+	2,  // 32: epochkv.v1.Condition.severity:type_name -> epochkv.v1.Condition.Severity
+	34, // 33: epochkv.v1.Condition.since:type_name -> google.protobuf.Timestamp
+	33, // 34: epochkv.v1.Sessions.oldest_snapshot_age:type_name -> google.protobuf.Duration
+	33, // 35: epochkv.v1.Limits.scan_token_ttl:type_name -> google.protobuf.Duration
+	33, // 36: epochkv.v1.Limits.transaction_idle_timeout:type_name -> google.protobuf.Duration
+	33, // 37: epochkv.v1.Limits.transaction_timeout:type_name -> google.protobuf.Duration
+	33, // 38: epochkv.v1.Limits.snapshot_timeout:type_name -> google.protobuf.Duration
+	33, // 39: epochkv.v1.Recovery.duration:type_name -> google.protobuf.Duration
+	3,  // 40: epochkv.v1.Admin.Status:input_type -> epochkv.v1.StatusRequest
+	35, // 41: epochkv.v1.Admin.ListTransactions:input_type -> epochkv.v1.ListTransactionsRequest
+	36, // 42: epochkv.v1.Admin.EndTransaction:input_type -> epochkv.v1.EndTransactionRequest
+	4,  // 43: epochkv.v1.Admin.ListSnapshots:input_type -> epochkv.v1.ListSnapshotsRequest
+	7,  // 44: epochkv.v1.Admin.EndSnapshot:input_type -> epochkv.v1.EndSnapshotRequest
+	9,  // 45: epochkv.v1.Admin.Verify:input_type -> epochkv.v1.VerifyRequest
+	14, // 46: epochkv.v1.Admin.Checkpoint:input_type -> epochkv.v1.CheckpointRequest
+	31, // 47: epochkv.v1.Admin.ResizeCache:input_type -> epochkv.v1.ResizeCacheRequest
+	16, // 48: epochkv.v1.Admin.Space:input_type -> epochkv.v1.SpaceRequest
+	20, // 49: epochkv.v1.Admin.Status:output_type -> epochkv.v1.StatusResponse
+	37, // 50: epochkv.v1.Admin.ListTransactions:output_type -> epochkv.v1.ListTransactionsResponse
+	38, // 51: epochkv.v1.Admin.EndTransaction:output_type -> epochkv.v1.EndTransactionResponse
+	5,  // 52: epochkv.v1.Admin.ListSnapshots:output_type -> epochkv.v1.ListSnapshotsResponse
+	8,  // 53: epochkv.v1.Admin.EndSnapshot:output_type -> epochkv.v1.EndSnapshotResponse
+	10, // 54: epochkv.v1.Admin.Verify:output_type -> epochkv.v1.VerifyResponse
+	15, // 55: epochkv.v1.Admin.Checkpoint:output_type -> epochkv.v1.CheckpointResponse
+	32, // 56: epochkv.v1.Admin.ResizeCache:output_type -> epochkv.v1.ResizeCacheResponse
+	17, // 57: epochkv.v1.Admin.Space:output_type -> epochkv.v1.SpaceResponse
+	49, // [49:58] is the sub-list for method output_type
+	40, // [40:49] is the sub-list for method input_type
+	40, // [40:40] is the sub-list for extension type_name
+	40, // [40:40] is the sub-list for extension extendee
+	0,  // [0:40] is the sub-list for field type_name
 }
 
 func init() { file_epochkv_v1_admin_proto_init() }
@@ -2871,7 +3250,7 @@ func file_epochkv_v1_admin_proto_init() {
 		return
 	}
 	file_epochkv_v1_transactions_proto_init()
-	file_epochkv_v1_admin_proto_msgTypes[2].OneofWrappers = []any{
+	file_epochkv_v1_admin_proto_msgTypes[7].OneofWrappers = []any{
 		(*VerifyResponse_Progress)(nil),
 		(*VerifyResponse_Report)(nil),
 	}
@@ -2880,8 +3259,8 @@ func file_epochkv_v1_admin_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_epochkv_v1_admin_proto_rawDesc), len(file_epochkv_v1_admin_proto_rawDesc)),
-			NumEnums:      2,
-			NumMessages:   25,
+			NumEnums:      3,
+			NumMessages:   30,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -24,6 +24,8 @@ const (
 	Admin_Status_FullMethodName           = "/epochkv.v1.Admin/Status"
 	Admin_ListTransactions_FullMethodName = "/epochkv.v1.Admin/ListTransactions"
 	Admin_EndTransaction_FullMethodName   = "/epochkv.v1.Admin/EndTransaction"
+	Admin_ListSnapshots_FullMethodName    = "/epochkv.v1.Admin/ListSnapshots"
+	Admin_EndSnapshot_FullMethodName      = "/epochkv.v1.Admin/EndSnapshot"
 	Admin_Verify_FullMethodName           = "/epochkv.v1.Admin/Verify"
 	Admin_Checkpoint_FullMethodName       = "/epochkv.v1.Admin/Checkpoint"
 	Admin_ResizeCache_FullMethodName      = "/epochkv.v1.Admin/ResizeCache"
@@ -42,6 +44,12 @@ type AdminClient interface {
 	ListTransactions(ctx context.Context, in *ListTransactionsRequest, opts ...grpc.CallOption) (*ListTransactionsResponse, error)
 	// EndTransaction rolls back an interactive transaction. Its client gets TXN_ENDED.
 	EndTransaction(ctx context.Context, in *EndTransactionRequest, opts ...grpc.CallOption) (*EndTransactionResponse, error)
+	// ListSnapshots lists what keeps old versions: scans, transactions, resume tokens, verifications and bulk loads. The smallest epoch comes
+	// first. Requests that end by themselves within moments are not listed.
+	ListSnapshots(ctx context.Context, in *ListSnapshotsRequest, opts ...grpc.CallOption) (*ListSnapshotsResponse, error)
+	// EndSnapshot ends one of them, and the request that uses it: a transaction is rolled back (TXN_ENDED), any other request gets
+	// SNAPSHOT_GONE. Every operator may end every snapshot.
+	EndSnapshot(ctx context.Context, in *EndSnapshotRequest, opts ...grpc.CallOption) (*EndSnapshotResponse, error)
 	// Verify checks the files while the server works: every page, every large value, the log, and the accounts. It answers with
 	// its progress and ends with a report.
 	Verify(ctx context.Context, in *VerifyRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[VerifyResponse], error)
@@ -85,6 +93,26 @@ func (c *adminClient) EndTransaction(ctx context.Context, in *EndTransactionRequ
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(EndTransactionResponse)
 	err := c.cc.Invoke(ctx, Admin_EndTransaction_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) ListSnapshots(ctx context.Context, in *ListSnapshotsRequest, opts ...grpc.CallOption) (*ListSnapshotsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListSnapshotsResponse)
+	err := c.cc.Invoke(ctx, Admin_ListSnapshots_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) EndSnapshot(ctx context.Context, in *EndSnapshotRequest, opts ...grpc.CallOption) (*EndSnapshotResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(EndSnapshotResponse)
+	err := c.cc.Invoke(ctx, Admin_EndSnapshot_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -152,6 +180,12 @@ type AdminServer interface {
 	ListTransactions(context.Context, *ListTransactionsRequest) (*ListTransactionsResponse, error)
 	// EndTransaction rolls back an interactive transaction. Its client gets TXN_ENDED.
 	EndTransaction(context.Context, *EndTransactionRequest) (*EndTransactionResponse, error)
+	// ListSnapshots lists what keeps old versions: scans, transactions, resume tokens, verifications and bulk loads. The smallest epoch comes
+	// first. Requests that end by themselves within moments are not listed.
+	ListSnapshots(context.Context, *ListSnapshotsRequest) (*ListSnapshotsResponse, error)
+	// EndSnapshot ends one of them, and the request that uses it: a transaction is rolled back (TXN_ENDED), any other request gets
+	// SNAPSHOT_GONE. Every operator may end every snapshot.
+	EndSnapshot(context.Context, *EndSnapshotRequest) (*EndSnapshotResponse, error)
 	// Verify checks the files while the server works: every page, every large value, the log, and the accounts. It answers with
 	// its progress and ends with a report.
 	Verify(*VerifyRequest, grpc.ServerStreamingServer[VerifyResponse]) error
@@ -179,6 +213,12 @@ func (UnimplementedAdminServer) ListTransactions(context.Context, *ListTransacti
 }
 func (UnimplementedAdminServer) EndTransaction(context.Context, *EndTransactionRequest) (*EndTransactionResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method EndTransaction not implemented")
+}
+func (UnimplementedAdminServer) ListSnapshots(context.Context, *ListSnapshotsRequest) (*ListSnapshotsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListSnapshots not implemented")
+}
+func (UnimplementedAdminServer) EndSnapshot(context.Context, *EndSnapshotRequest) (*EndSnapshotResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method EndSnapshot not implemented")
 }
 func (UnimplementedAdminServer) Verify(*VerifyRequest, grpc.ServerStreamingServer[VerifyResponse]) error {
 	return status.Error(codes.Unimplemented, "method Verify not implemented")
@@ -267,6 +307,42 @@ func _Admin_EndTransaction_Handler(srv interface{}, ctx context.Context, dec fun
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_ListSnapshots_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListSnapshotsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).ListSnapshots(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_ListSnapshots_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).ListSnapshots(ctx, req.(*ListSnapshotsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_EndSnapshot_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(EndSnapshotRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).EndSnapshot(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_EndSnapshot_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).EndSnapshot(ctx, req.(*EndSnapshotRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Admin_Verify_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(VerifyRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -350,6 +426,14 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "EndTransaction",
 			Handler:    _Admin_EndTransaction_Handler,
+		},
+		{
+			MethodName: "ListSnapshots",
+			Handler:    _Admin_ListSnapshots_Handler,
+		},
+		{
+			MethodName: "EndSnapshot",
+			Handler:    _Admin_EndSnapshot_Handler,
 		},
 		{
 			MethodName: "Checkpoint",

@@ -73,7 +73,8 @@ const (
 	ErrorReason_ERROR_REASON_TOO_MANY_SESSIONS ErrorReason = 15
 	// Too many resumable scans hold their epoch. Metadata: limit.
 	ErrorReason_ERROR_REASON_TOO_MANY_SCANS ErrorReason = 16
-	// It is too old: versions that it needs may be gone. Metadata: epoch, oldest (the oldest that is readable now).
+	// It is too old: versions that it needs may be gone. Metadata: epoch, oldest (the oldest that is readable now). If the request had it
+	// and lost it, cause says why: timeout (the client took nothing for --snapshot-timeout) or operator (Admin.EndSnapshot).
 	ErrorReason_ERROR_REASON_SNAPSHOT_GONE ErrorReason = 17
 	// It has not been committed yet. Metadata: epoch, visible.
 	ErrorReason_ERROR_REASON_SNAPSHOT_IN_FUTURE ErrorReason = 18
@@ -120,6 +121,8 @@ const (
 	ErrorReason_ERROR_REASON_FOREIGN_RESUME_TOKEN ErrorReason = 41
 	// ABORTED: more was committed beside a bulk load than there were epochs before its own. Nothing was loaded.
 	ErrorReason_ERROR_REASON_LOAD_OVERTAKEN ErrorReason = 42
+	// NOT_FOUND: no snapshot has this id.
+	ErrorReason_ERROR_REASON_SNAPSHOT_NOT_FOUND ErrorReason = 43
 )
 
 // Enum value maps for ErrorReason.
@@ -164,6 +167,7 @@ var (
 		40: "ERROR_REASON_LOAD_BUSY",
 		41: "ERROR_REASON_FOREIGN_RESUME_TOKEN",
 		42: "ERROR_REASON_LOAD_OVERTAKEN",
+		43: "ERROR_REASON_SNAPSHOT_NOT_FOUND",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":          0,
@@ -205,6 +209,7 @@ var (
 		"ERROR_REASON_LOAD_BUSY":            40,
 		"ERROR_REASON_FOREIGN_RESUME_TOKEN": 41,
 		"ERROR_REASON_LOAD_OVERTAKEN":       42,
+		"ERROR_REASON_SNAPSHOT_NOT_FOUND":   43,
 	}
 )
 
@@ -240,7 +245,8 @@ var File_epochkv_v1_errors_proto protoreflect.FileDescriptor
 const file_epochkv_v1_errors_proto_rawDesc = "" +
 	"\n" +
 	"\x17epochkv/v1/errors.proto\x12\n" +
-	"epochkv.v1*\xe4\t\n" +
+	"epochkv.v1*\x89\n" +
+	"\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12 \n" +
 	"\x1cERROR_REASON_INVALID_REQUEST\x10\x01\x12\x1a\n" +
@@ -281,7 +287,8 @@ const file_epochkv_v1_errors_proto_rawDesc = "" +
 	"\x1aERROR_REASON_TXN_NOT_FOUND\x10'\x12\x1a\n" +
 	"\x16ERROR_REASON_LOAD_BUSY\x10(\x12%\n" +
 	"!ERROR_REASON_FOREIGN_RESUME_TOKEN\x10)\x12\x1f\n" +
-	"\x1bERROR_REASON_LOAD_OVERTAKEN\x10*B(Z&epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
+	"\x1bERROR_REASON_LOAD_OVERTAKEN\x10*\x12#\n" +
+	"\x1fERROR_REASON_SNAPSHOT_NOT_FOUND\x10+B(Z&epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
 
 var (
 	file_epochkv_v1_errors_proto_rawDescOnce sync.Once

@@ -1972,7 +1972,8 @@ func (x *ListTransactionsResponse) GetTransactions() []*TransactionInfo {
 // TransactionInfo describes an open interactive transaction.
 type TransactionInfo struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	Id    uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Also that of its snapshot in Admin.ListSnapshots.
+	Id uint64 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
 	// The client's address.
 	Peer      string    `protobuf:"bytes,2,opt,name=peer,proto3" json:"peer,omitempty"`
 	Isolation Isolation `protobuf:"varint,3,opt,name=isolation,proto3,enum=epochkv.v1.Isolation" json:"isolation,omitempty"`

@@ -1,0 +1,281 @@
+package server
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc/peer"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	pb "epochkv/api/proto/epochkv/v1"
+	"epochkv/internal/storage/keys"
+	"epochkv/internal/telemetry"
+)
+
+// errNoSuchSnapshot is told to an operator that ends a snapshot that there is not.
+var errNoSuchSnapshot = errors.New("no snapshot has this id")
+
+// snapshotEndedError is told to a request that lost its snapshot.
+type snapshotEndedError struct {
+	epoch, oldest keys.Epoch
+	cause         telemetry.SnapshotEnd
+	timeout       time.Duration
+}
+
+func (e *snapshotEndedError) Error() string {
+	if e.cause == telemetry.SnapshotTimeout {
+		return fmt.Sprintf("the snapshot at epoch %d was ended: the client took nothing for %v", e.epoch, e.timeout)
+	}
+	return fmt.Sprintf("the snapshot at epoch %d was ended by an operator", e.epoch)
+}
+
+// snapshotTable knows the requests that keep old versions for as long as their clients please, so that an operator can see and end them, and
+// so that a client that is stuck does not keep versions for ever. Interactive transactions are in a table of their own, resume tokens are in
+// the engine; their ids come from the same numbers.
+type snapshotTable struct {
+	timeout time.Duration // constant: how long a snapshot may wait for its client; 0: for ever
+
+	ended [telemetry.SnapshotEnds]atomic.Uint64
+
+	mu   sync.Mutex // a leaf
+	open map[uint64]*openSnapshot
+}
+
+// openSnapshot is a row of the table.
+//
+//	request                                       operator, timer
+//	work ─► wait ─► Send ─► resume ─► work ...    lock: note why, release if the request waits, cancel its context
+//
+// Invariant: the request uses its session only between resume and wait, and anybody else uses it, through release, only between wait and
+// resume, under mu.
+type openSnapshot struct {
+	// Constant while it is in the table.
+	server  *Server
+	id      uint64
+	kind    pb.SnapshotInfo_Kind
+	epoch   keys.Epoch
+	peer    string
+	begun   time.Time
+	expires bool            // subject to the timeout
+	ctx     context.Context // ends with the request, and with the snapshot
+	cancel  context.CancelCauseFunc
+	release func()        // gives up the snapshot while its request waits; nil if the request does that when its context ends
+	ended   chan struct{} // closed once why is set
+
+	mu      sync.Mutex // before the table's
+	waiting bool
+	since   time.Duration // of the server's clock: when waiting began
+	why     error         // it was ended from outside
+	closed  bool          // its request is over
+}
+
+// openSnapshot enters a snapshot into the table. Its request ends it with close.
+func (s *Server) openSnapshot(ctx context.Context, kind pb.SnapshotInfo_Kind, epoch keys.Epoch, release func()) *openSnapshot {
+	o := &openSnapshot{
+		server: s, id: s.store.NextSnapshotID(), kind: kind, epoch: epoch, begun: time.Now(), release: release, ended: make(chan struct{}),
+		expires: kind == pb.SnapshotInfo_KIND_SCAN || kind == pb.SnapshotInfo_KIND_VERIFICATION,
+	}
+	if p, ok := peer.FromContext(ctx); ok {
+		o.peer = p.Addr.String()
+	}
+	o.ctx, o.cancel = context.WithCancelCause(ctx)
+	t := &s.snapshots
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.open[o.id] = o
+	return o
+}
+
+// wait says that the request now waits for its client and leaves its session alone.
+func (o *openSnapshot) wait() {
+	o.mu.Lock()
+	o.waiting, o.since = true, o.server.clock.now()
+	o.mu.Unlock()
+}
+
+// resume ends what wait began. An error means that the snapshot is gone.
+func (o *openSnapshot) resume() error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.waiting = false
+	return o.why
+}
+
+// close takes the snapshot out of the table when its request is over. It reports whether the snapshot was the request's until now.
+func (o *openSnapshot) close() bool {
+	o.mu.Lock()
+	o.closed = true
+	kept := o.why == nil
+	o.mu.Unlock()
+	o.server.snapshots.leave(o)
+	o.cancel(nil)
+	return kept
+}
+
+// reason is why the snapshot was ended, if a request failed because of that, else the request's own error.
+func (o *openSnapshot) reason(err error) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if err != nil && o.why != nil {
+		return o.why
+	}
+	return err
+}
+
+// serve runs body in a goroutine of its own and returns when body has, or when the snapshot is ended. The handler of a stream returns then:
+// nothing else unblocks a body that is in Send because its client does not read.
+func (o *openSnapshot) serve(body func() error) error {
+	done := make(chan error, 1)
+	o.server.receivers.Go(func() { done <- body() })
+	select {
+	case err := <-done:
+		return o.reason(err)
+	case <-o.ended:
+		return o.why // not written again
+	}
+}
+
+// end takes the snapshot from its request. It reports false if the snapshot has ended already.
+func (o *openSnapshot) end(cause telemetry.SnapshotEnd) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.endLocked(cause)
+}
+
+// expire ends the snapshot if its request has waited for the client too long.
+func (o *openSnapshot) expire(now time.Duration) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.expires && o.waiting && now-o.since >= o.server.snapshots.timeout && o.endLocked(telemetry.SnapshotTimeout)
+}
+
+func (o *openSnapshot) endLocked(cause telemetry.SnapshotEnd) bool {
+	if o.closed || o.why != nil {
+		return false
+	}
+	t := &o.server.snapshots
+	o.why = &snapshotEndedError{epoch: o.epoch, oldest: o.server.store.Readable(), cause: cause, timeout: t.timeout}
+	if o.waiting && o.release != nil {
+		o.release()
+	}
+	t.leave(o)
+	t.ended[cause].Add(1)
+	o.cancel(o.why)
+	close(o.ended)
+	return true
+}
+
+func (t *snapshotTable) leave(o *openSnapshot) {
+	t.mu.Lock()
+	delete(t.open, o.id)
+	t.mu.Unlock()
+}
+
+func (t *snapshotTable) find(id uint64) *openSnapshot {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.open[id]
+}
+
+func (t *snapshotTable) list() []*openSnapshot {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	all := make([]*openSnapshot, 0, len(t.open))
+	for _, o := range t.open {
+		all = append(all, o)
+	}
+	return all
+}
+
+// watchSnapshots ends the snapshots of clients that are stuck, until ctx ends.
+func (s *Server) watchSnapshots(ctx context.Context) {
+	// Often enough that the timeout is kept to a twentieth of it, or to five seconds.
+	tick := time.NewTicker(min(max(s.snapshots.timeout/20, time.Millisecond), 5*time.Second))
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			s.expireSnapshots(s.clock.now())
+		}
+	}
+}
+
+func (s *Server) expireSnapshots(now time.Duration) {
+	for _, o := range s.snapshots.list() {
+		if o.expire(now) {
+			s.log.Warn("a snapshot is ended because its client takes nothing", "id", o.id, "kind", o.kind.Name(), "epoch", uint64(o.epoch),
+				"peer", o.peer, "age", time.Since(o.begun), "snapshot_timeout", s.snapshots.timeout)
+		}
+	}
+}
+
+// ListSnapshots implements Admin.
+func (s *adminService) ListSnapshots(context.Context, *pb.ListSnapshotsRequest) (*pb.ListSnapshotsResponse, error) {
+	out := new(pb.ListSnapshotsResponse)
+	for _, o := range s.snapshots.list() {
+		info := &pb.SnapshotInfo{Id: o.id, Kind: o.kind, Epoch: uint64(o.epoch), Age: durationpb.New(time.Since(o.begun)), Peer: o.peer}
+		o.mu.Lock()
+		if o.waiting {
+			info.Idle = durationpb.New(max(0, s.clock.now()-o.since))
+		}
+		o.mu.Unlock()
+		out.Snapshots = append(out.Snapshots, info)
+	}
+	for _, t := range s.transactions.list() {
+		info := &pb.SnapshotInfo{
+			Id: t.id, Kind: pb.SnapshotInfo_KIND_TRANSACTION, Epoch: uint64(t.at), Age: durationpb.New(time.Since(t.begun)), Peer: t.peer,
+		}
+		if !t.busy.Load() {
+			info.Idle = durationpb.New(max(0, s.clock.now()-time.Duration(t.idleSince.Load())))
+		}
+		out.Snapshots = append(out.Snapshots, info)
+	}
+	now := time.Now()
+	for _, h := range s.store.Kept() {
+		out.Snapshots = append(out.Snapshots, &pb.SnapshotInfo{
+			Id: h.ID, Kind: pb.SnapshotInfo_KIND_RESUME_TOKEN, Epoch: uint64(h.Epoch), Age: durationpb.New(now.Sub(h.Since)),
+			ExpiresIn: durationpb.New(max(0, h.Until.Sub(now))),
+		})
+	}
+	slices.SortFunc(out.Snapshots, func(x, y *pb.SnapshotInfo) int {
+		return cmp.Or(cmp.Compare(x.Epoch, y.Epoch), cmp.Compare(x.Id, y.Id))
+	})
+	return out, nil
+}
+
+// EndSnapshot implements Admin.
+func (s *adminService) EndSnapshot(_ context.Context, req *pb.EndSnapshotRequest) (*pb.EndSnapshotResponse, error) {
+	if o := s.snapshots.find(req.Id); o != nil && o.end(telemetry.SnapshotOperator) {
+		s.log.Info("an operator ends a snapshot", "id", o.id, "kind", o.kind.Name(), "epoch", uint64(o.epoch), "peer", o.peer,
+			"age", time.Since(o.begun))
+		return new(pb.EndSnapshotResponse), nil
+	}
+	if t := s.transactions.find(req.Id); t != nil {
+		s.snapshots.ended[telemetry.SnapshotOperator].Add(1)
+		s.endTransaction(t)
+		return new(pb.EndSnapshotResponse), nil
+	}
+	if h, ok := s.store.EndKept(req.Id); ok {
+		s.snapshots.ended[telemetry.SnapshotOperator].Add(1)
+		s.log.Info("an operator ends a snapshot", "id", h.ID, "kind", pb.SnapshotInfo_KIND_RESUME_TOKEN.Name(), "epoch", uint64(h.Epoch),
+			"age", time.Since(h.Since))
+		return new(pb.EndSnapshotResponse), nil
+	}
+	return nil, statusOf(errNoSuchSnapshot).Err()
+}
+
+// stats counts the snapshots that were ended from outside.
+func (t *snapshotTable) stats() (ended [telemetry.SnapshotEnds]uint64) {
+	for i := range t.ended {
+		ended[i] = t.ended[i].Load()
+	}
+	return ended
+}
