@@ -66,7 +66,7 @@ type Limits struct {
 	BatchSize        Size // one request's keys and values
 	BatchOps         int  // operations in one batch
 	InflightRequests int  // requests that are being executed or await durability
-	InflightBytes    Size // bytes of requests that are being executed
+	InflightBytes    Size // bytes of requests and answers in flight; 0: a quarter of Memory, BatchSize at least
 	Connections      int
 	Streams          int  // requests and streams open at once on one connection
 	Transactions     int  // interactive transactions that are open
@@ -95,7 +95,6 @@ func Default() Config {
 			BatchSize:        64 * MiB,
 			BatchOps:         1_000_000,
 			InflightRequests: 8192,
-			InflightBytes:    256 * MiB,
 			Connections:      1024,
 			Streams:          1024,
 			Transactions:     1024,

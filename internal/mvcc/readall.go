@@ -37,7 +37,10 @@ func (x *Session) ReadAll(ctx context.Context, list [][]byte, visit func(i int, 
 		if ok {
 			out.Await = x.store.mustAwait(v.Sync, v.Epoch)
 			if v.Kind == keys.KindSet {
-				var err error
+				err := x.admitted(v.Size())
+				if err != nil {
+					return err
+				}
 				out.Found, out.Epoch = true, v.Epoch
 				if out.Data, err = x.reader.Value(&b.value, v); err != nil {
 					return ofKey(err, b.keys[i])

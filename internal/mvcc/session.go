@@ -29,8 +29,9 @@ type Session struct {
 	batch    batchRead
 	txn      Txn
 	ranged   rangeDelete
-	invoked  []byte       // values of InvokeAll
-	live     []keys.Epoch // scratch of rescan
+	invoked  []byte                // values of InvokeAll
+	live     []keys.Epoch          // scratch of rescan
+	admit    func(bytes int) error // see AdmitLarge
 	closed   atomic.Bool
 	atStep   func(commitStep) // of tests
 }
@@ -114,6 +115,20 @@ func (x *Session) View(at keys.Epoch) (keys.Epoch, error) {
 	return x.at, nil
 }
 
+// largeValueMin is the size from which on a value is large to AdmitLarge.
+const largeValueMin = 64 << 10
+
+// AdmitLarge sets what is asked before a large value is read and copied: an error ends the read with it. It must not wait, and is kept until
+// it is set again.
+func (x *Session) AdmitLarge(admit func(bytes int) error) { x.admit = admit }
+
+func (x *Session) admitted(bytes int) error {
+	if bytes < largeValueMin || x.admit == nil {
+		return nil
+	}
+	return x.admit(bytes)
+}
+
 // Done ends the view. Without one it does nothing.
 func (x *Session) Done() {
 	if !x.viewing {
@@ -154,7 +169,9 @@ func (x *Session) read(v *Value, dst, key []byte) error {
 		v.Await = x.store.mustAwait(r.Sync(), r.Epoch())
 		if r.Kind() == keys.KindSet {
 			v.Found, v.Epoch = true, r.Epoch()
-			v.Data = append(dst, r.Value()...)
+			if err = x.admitted(len(r.Value())); err == nil {
+				v.Data = append(dst, r.Value()...)
+			}
 		}
 	} else {
 		err = x.readTree(v, p)
@@ -170,6 +187,9 @@ func (x *Session) readTree(v *Value, p storage.Pinned) error {
 		return err
 	}
 	v.Found, v.Epoch = true, found.Epoch
+	if err := x.admitted(found.Size()); err != nil {
+		return err
+	}
 	if v.Data, err = x.reader.AppendValue(v.Data, found); err != nil {
 		return ofKey(err, x.key)
 	}

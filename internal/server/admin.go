@@ -102,7 +102,7 @@ func (s *Server) limitsMessage(e *mvcc.Stats) *pb.Limits {
 		Connections:          uint64(c.Connections),
 		StreamsPerConnection: uint64(c.Streams),
 		RequestsInFlight:     uint64(c.InflightRequests),
-		BytesInFlight:        uint64(c.InflightBytes),
+		BytesInFlight:        uint64(s.config.Inflight()),
 		ScanPageBytesDefault: scanPageBytesDefault,
 		ScanPageBytesMax:     scanPageBytesMax,
 		ScanTokenTtl:         durationpb.New(s.config.ScanTokenTTL),

@@ -153,6 +153,21 @@ func (a *admission) charge(conn *connection, bytes int, must bool) (*charge, err
 	return c, nil
 }
 
+// grownBytes is by how much the charge of an answer grows at least while the answer does.
+const grownBytes = 256 << 10
+
+// grow makes c count at least so many bytes. It releases c if that is refused.
+func (a *admission) grow(c *charge, conn *connection, bytes int) (*charge, error) {
+	if bytes < countedBytesMin || c != nil && int64(bytes) <= c.debt.bytes {
+		return c, nil
+	}
+	if c != nil {
+		c.release()
+		bytes += grownBytes
+	}
+	return a.charge(conn, bytes, false)
+}
+
 // charge is what an answer counts. It is the pool of the buffer that the answer is encoded in, which the transport gives back when it has
 // sent it. gRPC loses some buffers of streams that break; the collector finds their charges.
 type charge struct{ debt *debt }

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"sync"
 	"sync/atomic"
 
@@ -10,6 +11,11 @@ import (
 // caller is what one request at a time executes with: an engine session and the buffers that a write is built in. Callers
 // are pooled, so that a request in the steady state takes nothing from the heap and nothing from the engine's pool.
 type caller struct {
+	admission *admission
+	ctx       context.Context // of the request at hand; its connection is charged
+	held      *charge         // for large values that the request at hand has read, until its answer is charged
+	heldBytes int
+
 	session *mvcc.Session
 	write   mvcc.Write
 	invoked invocations
@@ -20,8 +26,9 @@ const callersIdleMax = 256
 
 // callers is the pool, newest first: the buffers used last are the warmest.
 type callers struct {
-	store *mvcc.Store
-	open  atomic.Int64 // in use or idle
+	store     *mvcc.Store
+	admission *admission
+	open      atomic.Int64 // in use or idle
 
 	mu     sync.Mutex
 	idle   []*caller
@@ -42,11 +49,39 @@ func (p *callers) take() (*caller, error) {
 		return nil, err
 	}
 	p.open.Add(1)
-	return &caller{session: session}, nil
+	c := &caller{session: session, admission: p.admission}
+	session.AdmitLarge(c.admitLarge)
+	return c, nil
+}
+
+// admitLarge counts a large value before it is copied: requests that read such values at once would hold as many of them as there are
+// requests before the first answer is counted.
+func (c *caller) admitLarge(bytes int) error {
+	return c.admitAnswer(c.heldBytes + bytes)
+}
+
+// admitAnswer counts what the answer has come to so far.
+func (c *caller) admitAnswer(bytes int) (err error) {
+	if bytes < countedBytesMin {
+		return nil
+	}
+	c.heldBytes = max(c.heldBytes, bytes)
+	c.held, err = c.admission.grow(c.held, connectionOf(c.ctx), c.heldBytes)
+	return err
+}
+
+// uncharge ends what the request's large values count: they are counted as its answer, or gone.
+func (c *caller) uncharge() {
+	if c.heldBytes > 0 {
+		c.held.release()
+		c.held, c.heldBytes = nil, 0
+	}
 }
 
 // release takes the caller back, whatever state its request left it in.
 func (p *callers) release(c *caller) {
+	c.uncharge()
+	c.ctx = context.Background() // it must not keep the request's
 	c.session.Done()
 	c.trim()
 	p.mu.Lock()
@@ -69,6 +104,7 @@ func (c *caller) trim() {
 
 func (p *callers) end(c *caller) {
 	p.open.Add(-1)
+	c.session.AdmitLarge(nil)
 	c.session.Close()
 }
 

@@ -10,7 +10,7 @@ import (
 )
 
 // keepBytesMax is the largest buffer that a stream keeps from one request to the next.
-const keepBytesMax = 1 << 20
+const keepBytesMax = 64 << 10
 
 // pipelineRequest is a PipelineRequest that is received again and again without allocating: the message of each kind is kept,
 // and the right one is put in its place before the generated decoder fills it.
@@ -36,15 +36,19 @@ func (r *pipelineRequest) init() {
 	r.deleteRange.DeleteRange = new(pb.DeleteRangeRequest)
 }
 
+// forget lets go of the request at hand.
+func (r *pipelineRequest) forget() {
+	r.size, r.received = 0, 0
+	r.msg.Reset()
+	r.init()
+}
+
 // resetEvery bounds what a client can make a reused message collect: fields that this server does not know are kept by the
 // generated decoder until the message is reset as a whole, which costs a tenth of decoding a small request.
 const resetEvery = 64 << 10
 
 // UnmarshalVT is what the codec calls for a message to receive.
 func (r *pipelineRequest) UnmarshalVT(data []byte) error {
-	if r.size > keepBytesMax {
-		r.init() // the last one was huge
-	}
 	r.size = len(data)
 	r.received += len(data)
 	whole := r.received > resetEvery
@@ -135,6 +139,7 @@ func (s *sender) send(a *answer) error {
 		a.charge = nil
 	}
 	err := s.stream.SendMsg(a.charge.of(&s.msg))
+	s.get.Get.Value = nil
 	s.mu.Unlock()
 	if err != nil {
 		a.charge.release()

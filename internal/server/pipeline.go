@@ -59,6 +59,7 @@ func (s *kvService) Pipeline(stream grpc.BidiStreamingServer[pb.PipelineRequest,
 		if err != nil {
 			return err
 		}
+		c.ctx = stream.Context()
 		p := &pipeline{server: s.Server, conn: conn, shard: conn.shard, stream: stream, caller: c}
 		p.in.init()
 		p.answers.init(stream)
@@ -107,11 +108,12 @@ func (p *pipeline) serve() error {
 	size, sh, admission := p.in.size, shareOf(kind.writes(), p.in.size), &p.server.admission
 	a.method = method
 	if admission.enter(p.conn, sh, size) {
-		if !kind.answers() || !admission.answersFull(p.conn) {
+		if kind != kindWriteAndRead || !admission.answersFull(p.conn) {
 			w, err = p.caller.outcome(p.execute(&a))
 		}
 		admission.leave(p.conn, sh, size)
 	}
+	p.caller.uncharge() // first, lest a large value counts twice
 	if err == nil && kind.answers() {
 		a.charge, err = admission.charge(p.conn, a.bytes(), kind.writes())
 	}
@@ -120,7 +122,9 @@ func (p *pipeline) serve() error {
 	}
 	if err != nil {
 		a.status = statusOf(err) // now: what the error names may lie in the request
+		a.value = nil
 	}
+	p.forgetLarge() // sending may take as long as the client likes
 	if w.ready(p.server.store) {
 		return p.send(&a)
 	}
@@ -134,7 +138,7 @@ func (p *pipeline) serve() error {
 	}
 	a.settle = w
 	if a.value != nil {
-		a.value, p.value = p.value, nil // the answer keeps the buffer until it is sent
+		p.value = nil // the answer keeps the buffer until it is sent
 	}
 	if err := p.backlog.push(p.stream.Context(), &a); err != nil {
 		a.charge.release()
@@ -219,9 +223,19 @@ func (p *pipeline) awaitOwnWrites() error {
 	return p.server.store.Wait(p.stream.Context(), p.written, mvcc.DurabilityAsync)
 }
 
-// valueBuffer is the buffer for the next value. A rare huge one is not kept.
+// forgetLarge lets go of what a rare huge request or value has taken: the stream may stay silent after it.
+func (p *pipeline) forgetLarge() {
+	if cap(p.value) > keepBytesMax {
+		p.value = nil
+	}
+	if p.in.size > keepBytesMax {
+		p.in.forget()
+	}
+}
+
+// valueBuffer is the buffer for the next value.
 func (p *pipeline) valueBuffer() []byte {
-	if cap(p.value) > keepBytesMax || p.value == nil {
+	if p.value == nil {
 		p.value = make([]byte, 0, 256)
 	}
 	return p.value[:0]

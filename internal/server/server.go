@@ -117,9 +117,9 @@ func open(c config.Config, log *slog.Logger, files vfs.FS) (*Server, error) {
 	}
 	s.store, s.opening = store, time.Since(s.clock.started)
 	s.connections.max, s.connections.requests, s.connections.admission = int64(c.Limits.Connections), &s.requests, &s.admission
-	s.connections.receiving, s.receiving.limit = &s.receiving, int64(c.Limits.InflightBytes)/4
-	s.admission.init(c.Limits.InflightRequests, uint64(c.Limits.InflightBytes))
-	s.callers.store = store
+	s.connections.receiving, s.receiving.limit = &s.receiving, int64(c.Inflight())/4
+	s.admission.init(c.Limits.InflightRequests, uint64(c.Inflight()))
+	s.callers.store, s.callers.admission = store, &s.admission
 	id := store.ID()
 	s.storeID = binary.LittleEndian.Uint64(id[:])
 	s.conditions.list, s.conditions.counters = health.NewList(log), store.Stats()
@@ -195,7 +195,7 @@ func (s *Server) isSync(d mvcc.Durability) bool {
 // Transport settings. The windows are large enough that a stream of small messages is never held back by one round trip, and
 // bound what one connection can make the server buffer.
 const (
-	streamWindowBytes  = 1 << 20
+	streamWindowBytes  = 256 << 10
 	connWindowBytes    = 4 << 20
 	transportBufBytes  = 64 << 10
 	keepaliveIdle      = 30 * time.Second // after this long without a word the client is asked whether it is there

@@ -27,7 +27,7 @@ const (
 // Execute implements Transactions.
 func (s *txnService) Execute(ctx context.Context, req *pb.ExecuteRequest) (*pb.ExecuteResponse, error) {
 	out := new(pb.ExecuteResponse)
-	return out, s.run(func(c *caller) (settle, error) {
+	return out, s.run(ctx, func(c *caller) (settle, error) {
 		if isDirect(req) {
 			if w, done, err := c.executeDirect(ctx, req, out); done {
 				return w, err
@@ -156,6 +156,9 @@ func (s *txnService) executeOnce(ctx context.Context, c *caller, req *pb.Execute
 		out.Results = append(out.Results, r)
 		if size += r.SizeVT(); size > s.limits.BatchBytes {
 			return settle{}, &mvcc.LimitError{What: "batch bytes", Limit: s.limits.BatchBytes, Got: size}
+		}
+		if err := c.admitAnswer(size); err != nil {
+			return settle{}, err
 		}
 	}
 	at := t.At()

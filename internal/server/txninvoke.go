@@ -13,13 +13,13 @@ import (
 // Invoke implements KV.
 func (s *kvService) Invoke(ctx context.Context, req *pb.InvokeRequest) (*pb.InvokeResponse, error) {
 	out := new(pb.InvokeResponse)
-	return out, s.run(func(c *caller) (settle, error) { return c.invoke(ctx, req, out) })
+	return out, s.run(ctx, func(c *caller) (settle, error) { return c.invoke(ctx, req, out) })
 }
 
 // InvokeAll implements KV.
 func (s *kvService) InvokeAll(ctx context.Context, req *pb.InvokeAllRequest) (*pb.InvokeAllResponse, error) {
 	out := new(pb.InvokeAllResponse)
-	return out, s.run(func(c *caller) (settle, error) { return c.invokeAll(ctx, req, out) })
+	return out, s.run(ctx, func(c *caller) (settle, error) { return c.invokeAll(ctx, req, out) })
 }
 
 // invocations are a caller's buffers for Invoke and InvokeAll.

@@ -186,8 +186,9 @@ func (c *conversation) receive() error {
 func (c *conversation) serve(req *pb.TransactRequest) error {
 	out := new(pb.TransactResponse)
 	size, admission := req.SizeVT(), &c.server.admission
-	sh := shareOf(transactWrites(req), size)
-	if transactReads(req) && admission.answersFull(c.conn) || !admission.enter(c.conn, sh, size) {
+	writes := transactWrites(req)
+	sh := shareOf(writes, size)
+	if writes && admission.answersFull(c.conn) || !admission.enter(c.conn, sh, size) {
 		c.mu.Lock()
 		c.failLocked(errOverloaded)
 		c.mu.Unlock()
@@ -198,7 +199,13 @@ func (c *conversation) serve(req *pb.TransactRequest) error {
 	if errors.Is(err, errStreamOver) {
 		return err
 	}
-	held, _ := admission.charge(c.conn, out.SizeVT(), true)
+	held, refused := admission.charge(c.conn, out.SizeVT(), writes || !transactReads(req))
+	if refused != nil {
+		c.mu.Lock()
+		c.failLocked(refused)
+		c.mu.Unlock()
+		err = refused
+	}
 	if failed := w.wait(c.stream.Context(), c.server.store); failed != nil {
 		err = failed // and not what an answer or an error would reveal
 	}
@@ -216,8 +223,8 @@ func (c *conversation) serve(req *pb.TransactRequest) error {
 	return nil
 }
 
-// transactWrites and transactReads say how a request counts; what it reads is bounded by a page, so that its answer is never refused once
-// it exists.
+// transactWrites and transactReads say how a request counts. The answer to a read is refused if it does not fit, which fails the transaction; a
+// write is not executed then.
 func transactWrites(req *pb.TransactRequest) bool {
 	switch req.Request.(type) {
 	case *pb.TransactRequest_Write, *pb.TransactRequest_DeleteRange, *pb.TransactRequest_Invoke:
@@ -228,7 +235,7 @@ func transactWrites(req *pb.TransactRequest) bool {
 
 func transactReads(req *pb.TransactRequest) bool {
 	switch req.Request.(type) {
-	case *pb.TransactRequest_Get, *pb.TransactRequest_BatchGet, *pb.TransactRequest_Scan, *pb.TransactRequest_Invoke:
+	case *pb.TransactRequest_Get, *pb.TransactRequest_BatchGet, *pb.TransactRequest_Scan:
 		return true
 	}
 	return false
@@ -269,6 +276,7 @@ func (c *conversation) execute(req *pb.TransactRequest, out *pb.TransactResponse
 	}
 	err = detached(err)
 	if c.txn != nil {
+		c.caller.uncharge()
 		c.row.requests.Add(1)
 		c.row.busy.Store(true)
 		if tooLarge := c.server.transactions.resize(c.row, c.txn.Size()); err == nil {
@@ -312,7 +320,7 @@ func (c *conversation) begin(req *pb.BeginRequest, out *pb.TransactResponse) err
 		s.callers.release(caller)
 		return err
 	}
-	row.at = txn.At()
+	row.at, caller.ctx = txn.At(), c.stream.Context()
 	row.ctx, row.stop = context.WithCancelCause(c.stream.Context())
 	if err := s.transactions.enter(row); err != nil {
 		row.stop(nil)

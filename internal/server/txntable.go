@@ -37,7 +37,7 @@ type txnTable struct {
 
 func (b *txnTable) init(c *config.Config) {
 	b.countMax, b.sizeMax = c.Limits.Transactions, int(cmp.Or(c.Limits.TxnSize, c.Limits.BatchSize))
-	b.bytesMax, b.idle, b.total = int64(c.Limits.InflightBytes), c.TxnIdleTimeout, c.TxnTimeout
+	b.bytesMax, b.idle, b.total = int64(c.Inflight()), c.TxnIdleTimeout, c.TxnTimeout
 	b.open = map[uint64]*openTxn{}
 }
 

@@ -20,13 +20,13 @@ type kvService struct {
 // Get implements KV.
 func (s *kvService) Get(ctx context.Context, req *pb.GetRequest) (*pb.GetResponse, error) {
 	out := new(pb.GetResponse)
-	return out, s.run(func(c *caller) (settle, error) { return c.get(req, out, nil) })
+	return out, s.run(ctx, func(c *caller) (settle, error) { return c.get(req, out, nil) })
 }
 
 // Put implements KV.
 func (s *kvService) Put(ctx context.Context, req *pb.PutRequest) (*pb.PutResponse, error) {
 	out := new(pb.PutResponse)
-	return out, s.run(func(c *caller) (settle, error) {
+	return out, s.run(ctx, func(c *caller) (settle, error) {
 		w, err := c.put(ctx, req)
 		out.Epoch = uint64(w.epoch)
 		return w, err
@@ -36,7 +36,7 @@ func (s *kvService) Put(ctx context.Context, req *pb.PutRequest) (*pb.PutRespons
 // Delete implements KV.
 func (s *kvService) Delete(ctx context.Context, req *pb.DeleteRequest) (*pb.DeleteResponse, error) {
 	out := new(pb.DeleteResponse)
-	return out, s.run(func(c *caller) (settle, error) {
+	return out, s.run(ctx, func(c *caller) (settle, error) {
 		w, err := c.delete(ctx, req)
 		out.Epoch = uint64(w.epoch)
 		return w, err
@@ -46,7 +46,7 @@ func (s *kvService) Delete(ctx context.Context, req *pb.DeleteRequest) (*pb.Dele
 // BatchGet implements KV.
 func (s *kvService) BatchGet(ctx context.Context, req *pb.BatchGetRequest) (*pb.BatchGetResponse, error) {
 	out := &pb.BatchGetResponse{Results: newResults(min(len(req.Keys), s.limits.BatchOps))}
-	return out, s.run(func(c *caller) (settle, error) { return c.batchGet(ctx, req, out, s.Server) })
+	return out, s.run(ctx, func(c *caller) (settle, error) { return c.batchGet(ctx, req, out, s.Server) })
 }
 
 // newResults makes room for n results with two allocations instead of n.
@@ -61,7 +61,7 @@ func newResults(n int) []*pb.BatchGetResult {
 // BatchWrite implements KV.
 func (s *kvService) BatchWrite(ctx context.Context, req *pb.BatchWriteRequest) (*pb.BatchWriteResponse, error) {
 	out := new(pb.BatchWriteResponse)
-	return out, s.run(func(c *caller) (settle, error) {
+	return out, s.run(ctx, func(c *caller) (settle, error) {
 		w, err := c.batchWrite(ctx, req)
 		out.Epoch = uint64(w.epoch)
 		return w, err
@@ -71,7 +71,7 @@ func (s *kvService) BatchWrite(ctx context.Context, req *pb.BatchWriteRequest) (
 // DeleteRange implements KV.
 func (s *kvService) DeleteRange(ctx context.Context, req *pb.DeleteRangeRequest) (*pb.DeleteRangeResponse, error) {
 	out := new(pb.DeleteRangeResponse)
-	return out, s.run(func(c *caller) (settle, error) { return c.deleteRange(ctx, req, out) })
+	return out, s.run(ctx, func(c *caller) (settle, error) { return c.deleteRange(ctx, req, out) })
 }
 
 // pending is the outcome of a request that must not be told yet. A handler returns it as its error, so that what surrounds all of them waits,
@@ -84,11 +84,12 @@ type pending struct {
 func (*pending) Error() string { return "not settled yet" }
 
 // run executes one request with a caller and gives the caller back: who waits for the disk holds no session.
-func (s *Server) run(execute func(*caller) (settle, error)) error {
+func (s *Server) run(ctx context.Context, execute func(*caller) (settle, error)) error {
 	c, err := s.callers.take()
 	if err != nil {
 		return err
 	}
+	c.ctx = ctx
 	w, err := c.outcome(execute(c))
 	s.callers.release(c)
 	if !w.ready(s.store) {
@@ -135,7 +136,7 @@ func (s *Server) unary(ctx context.Context, req any, _ *grpc.UnaryServerInfo, ha
 	size := requestSize(req)
 	sh := shareOf(kind.writes(), size)
 	err := s.admit(ctx, conn, sh, size)
-	if err == nil && kind.answers() && s.admission.answersFull(conn) {
+	if err == nil && kind == kindWriteAndRead && s.admission.answersFull(conn) {
 		s.admission.leave(conn, sh, size)
 		err = errOverloaded
 	}
@@ -177,7 +178,8 @@ func (s *Server) admit(ctx context.Context, conn *connection, sh share, size int
 	return nil
 }
 
-// kind says how a request counts: whether it writes, and whether its answer may be large.
+// kind says how a request counts: whether it writes, and whether its answer may be large. What only reads is refused by the size of its
+// answer, so that small ones go on when the share of answers is used up; what may have written is refused before it is executed.
 type kind uint8
 
 const (

@@ -3,6 +3,8 @@ package storage
 import (
 	"epochkv/internal/storage/btree"
 	"epochkv/internal/storage/keys"
+	"epochkv/internal/storage/page"
+	"epochkv/internal/storage/pager/rows"
 )
 
 // view is what a reader uses, immutable: the active generation, the frozen ones (newest first), and the tree's root. A reader
@@ -25,6 +27,14 @@ type Version struct {
 	Sync  bool // written by a SYNC commit, and still in a memtable; what is in the tree is durable
 	large bool // value is a reference into the row store
 	value []byte
+}
+
+// Size is the length of v's value.
+func (v *Version) Size() int {
+	if v.large {
+		return rows.Length(page.Ref(v.value))
+	}
+	return len(v.value)
 }
 
 // Inline is v's value where it lies, or nil if it has to be read from pages of its own, or is empty.

@@ -34,8 +34,6 @@ const (
 	stopMax  = 60 * time.Second
 
 	memory = 128 << 20
-	// overhead is what docs/operations.md states beside the configured memory: runtime, stacks, connections.
-	overhead = 96 << 20
 )
 
 func mustBuild(t *testing.T) string {
@@ -176,7 +174,7 @@ func (s *storm) judge(peak int64) {
 		s.piped.count(acknowledged), s.transfers.Load(), s.gaveUp.Load(), s.refused)
 	t.Logf("%d limited scans, %d slow readers, %d bulk loads committed; longest healthy put %v, get %v; resident memory at most %d MiB",
 		s.scans.Load(), s.slowReaders.Load(), len(s.loads), put, get, peak>>20)
-	if bound := int64(memory*5/4 + overhead); peak > bound {
+	if bound := boundOf(memory); peak > bound {
 		t.Errorf("resident memory reached %d MiB, the bound is %d MiB", peak>>20, bound>>20)
 	}
 	if put > stallMax || get > stallMax {

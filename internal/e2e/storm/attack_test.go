@@ -1,0 +1,471 @@
+package storm
+
+import (
+	"bytes"
+	"context"
+	"flag"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/status"
+
+	pb "epochkv/api/proto/epochkv/v1"
+	"epochkv/internal/config"
+)
+
+var (
+	attackFull = flag.Bool("storm.attacks", false, "run the attacks on memory with all their connections and streams")
+	attackFree = flag.Bool("storm.measure", false, "only report what the attacks on memory reach")
+)
+
+// attackMemory is the budget of the server that is attacked; everything else is derived from it.
+const attackMemory = 64 << 20
+
+// attack is something that hostile or careless clients do to a server's memory. It returns when they have done their worst.
+type attack struct {
+	name string
+	run  func(*attacker)
+}
+
+// attacker is one attack against one server.
+type attacker struct {
+	*testing.T
+	ctx     context.Context
+	server  *process
+	refused atomic.Int64
+	done    atomic.Int64
+	closers []func() error // of its connections
+}
+
+// times is how many to use: the first number in the ordinary tests, the second with -storm.attacks.
+func (a *attacker) times(short, full int) int {
+	if *attackFull {
+		return full
+	}
+	return short
+}
+
+// look is for how long the server is looked at once the worst is done.
+func (a *attacker) look() time.Duration {
+	return time.Duration(a.times(300, 1000)) * time.Millisecond
+}
+
+// TestMemoryUnderAttackStaysInItsBound: whatever clients send, half-send, or do not read, the server's resident memory stays within
+// config.MemoryBound, which docs/operations.md states, and a client that behaves is served meanwhile and afterwards.
+//
+//	go test ./internal/e2e/storm -run MemoryUnderAttack -v -storm.attacks
+func TestMemoryUnderAttackStaysInItsBound(t *testing.T) {
+	binary := mustBuild(t)
+	bound := boundOf(attackMemory)
+	for _, kind := range []attack{
+		{"batches of large values at once", func(a *attacker) { a.sendAll(a.times(12, 40), encodedBatch(4, 15<<20)) }},
+		{"batches of tiny operations at once", func(a *attacker) { a.sendAll(a.times(4, 40), encodedBatch(a.times(100_000, 1_000_000), 16)) }},
+		{"half-sent batches", func(a *attacker) { a.halfSend(a.times(8, 32), 1, 60<<20, 30<<20, 16<<10) }},
+		{"streams with half-sent small messages", func(a *attacker) { a.halfSend(a.times(2, 8), 1000, 60<<10, 50<<10, 16<<10) }},
+		{"half-sent messages in tiny frames", func(a *attacker) { a.halfSend(a.times(2, 8), a.times(4, 100), 60<<10, 50<<10, 1) }},
+		{"streams that send nothing", func(a *attacker) { a.halfSend(a.times(2, 8), 1000, 10, 0, 16<<10) }},
+		{"idle connections", func(a *attacker) { a.idle(a.times(100, 900)) }},
+		{"unread gets", func(a *attacker) { a.unread(a.times(50, 150), 1, "KV/Get", &pb.GetRequest{Key: largeKey(0)}) }},
+		{"unread batch gets", func(a *attacker) { a.unread(60, 1, "KV/BatchGet", &pb.BatchGetRequest{Keys: largeKeys(15)}) }},
+		{"unread transactions", func(a *attacker) { a.unread(a.times(20, 60), 20, "Transactions/Execute", largeExecute(15)) }},
+		{"unread scans", func(a *attacker) { a.unread(64, 1, "KV/Scan", new(pb.ScanRequest)) }},
+		{"unread scans of large pages", func(a *attacker) { a.unread(64, 64, "KV/Scan", &pb.ScanRequest{PageBytes: 4 << 20}) }},
+		{"unread pipelines", func(a *attacker) { a.pipelines(a.times(20, 100), 4) }},
+	} {
+		t.Run(kind.name, func(t *testing.T) {
+			if !*attackFull {
+				t.Parallel()
+			}
+			dir := mustDir(t)
+			p := start(t, binary, dir, "--memory", fmt.Sprint(attackMemory), "--max-connections", "1000")
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+			defer cancel()
+			kv := pb.NewKVClient(dial(t, p.address))
+			for i := range 4 {
+				mustPut(t, kv, largeKey(i), 4<<20)
+			}
+			idle := peakOf(t, p)
+			healthy := make(chan error, 1)
+			go func() { healthy <- behave(ctx, kv) }()
+			a := &attacker{T: t, ctx: ctx, server: p}
+			began := time.Now()
+			kind.run(a)
+			cancel()
+			if err := <-healthy; err != nil {
+				t.Errorf("a client that behaves: %v", err)
+			}
+			peak := peakOf(t, p)
+			t.Logf("RESULT | %-38s | %4d | %4d | %4d | %4d done, %4d refused, %v", kind.name, idle>>20, peak>>20, bound>>20,
+				a.done.Load(), a.refused.Load(), time.Since(began).Round(time.Millisecond))
+			if peak > bound && !*attackFree {
+				t.Errorf("resident memory reached %d MiB, the bound is %d MiB", peak>>20, bound>>20)
+			}
+			for _, end := range a.closers {
+				_ = end() // that it is closed is all that matters
+			}
+			if err := p.stop(); err != nil {
+				t.Errorf("SIGTERM: %v\n%s", err, p.log())
+			}
+		})
+	}
+}
+
+// boundOf is the bound for a server that is given nothing but its memory.
+func boundOf(memory config.Size) int64 {
+	c := config.Default()
+	c.Memory = memory
+	return int64(c.MemoryBound())
+}
+
+// behave puts and gets a small value until ctx ends. An attack of one kind must not make it fail.
+func behave(ctx context.Context, kv pb.KVClient) error {
+	for i := 0; ctx.Err() == nil; i++ {
+		key := fmt.Appendf(nil, "healthy/%d", i%10)
+		_, err := kv.Put(ctx, &pb.PutRequest{Key: key, Value: key, Durability: pb.Durability_DURABILITY_ASYNC})
+		if err == nil {
+			_, err = kv.Get(ctx, &pb.GetRequest{Key: key})
+		}
+		if err != nil && ctx.Err() == nil && !memoryFull(err) {
+			return err
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return nil
+}
+
+// memoryFull reports whether writes are refused because memtables fill faster than they are merged, which is no matter of requests.
+func memoryFull(err error) bool { return strings.Contains(err.Error(), "memory") }
+
+func largeKey(i int) []byte { return fmt.Appendf(nil, "large/%d", i%4) }
+
+func largeKeys(n int) (keys [][]byte) {
+	for i := range n {
+		keys = append(keys, largeKey(i))
+	}
+	return keys
+}
+
+// largeExecute is a transaction that answers with n large values.
+func largeExecute(n int) *pb.ExecuteRequest {
+	req := new(pb.ExecuteRequest)
+	for i := range n {
+		req.ThenOperations = append(req.ThenOperations, &pb.Operation{Operation: &pb.Operation_Get{Get: &pb.GetRequest{Key: largeKey(i)}}})
+	}
+	return req
+}
+
+func mustPut(t *testing.T, kv pb.KVClient, key []byte, size int) {
+	t.Helper()
+	_, err := kv.Put(t.Context(), &pb.PutRequest{Key: key, Value: make([]byte, size), Durability: pb.Durability_DURABILITY_ASYNC})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// encodedBatch is a BatchWrite of so many operations.
+func encodedBatch(operations, size int) []byte {
+	req, value := new(pb.BatchWriteRequest), make([]byte, size)
+	for i := range operations {
+		req.Mutations = append(req.Mutations, &pb.Mutation{Kind: pb.Mutation_KIND_PUT, Key: fmt.Appendf(nil, "b%08d", i), Value: value})
+	}
+	req.Durability = pb.Durability_DURABILITY_ASYNC
+	encoded, err := req.MarshalVT()
+	if err != nil {
+		panic(err)
+	}
+	return encoded
+}
+
+// encoded is a codec for messages that are encoded already, and of which the answer does not matter. Many requests share one encoding.
+type encoded struct{}
+
+func (encoded) Name() string { return "proto" }
+
+func (encoded) Marshal(v any) (mem.BufferSlice, error) {
+	return mem.BufferSlice{mem.SliceBuffer(*v.(*[]byte))}, nil //nolint:forcetypeassert // nothing else is sent
+}
+
+func (encoded) Unmarshal(mem.BufferSlice, any) error { return nil }
+
+func (a *attacker) dial(options ...grpc.DialOption) *grpc.ClientConn {
+	a.Helper()
+	conn, err := grpc.NewClient("passthrough:///"+a.server.address, append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
+	if err != nil {
+		a.Fatal(err)
+	}
+	a.closers = append(a.closers, conn.Close)
+	return conn
+}
+
+// sendAll sends the batch over as many connections at once.
+func (a *attacker) sendAll(connections int, batch []byte) {
+	var all sync.WaitGroup
+	for range connections {
+		conn := a.dial(grpc.WithDefaultCallOptions(grpc.ForceCodecV2(encoded{})))
+		all.Go(func() {
+			var none []byte
+			switch err := conn.Invoke(a.ctx, "/epochkv.v1.KV/BatchWrite", &batch, &none); status.Code(err) {
+			case codes.OK:
+				a.done.Add(1)
+			case codes.ResourceExhausted:
+				a.refused.Add(1)
+			default:
+				a.Errorf("a batch: %v", err)
+			}
+		})
+	}
+	all.Wait()
+}
+
+// unread sends requests over some connections whose answers are never read.
+func (a *attacker) unread(requests, connections int, method string, request any) {
+	var conns []*grpc.ClientConn
+	for range connections {
+		conns = append(conns, a.dial(grpc.WithStaticStreamWindowSize(64<<10), grpc.WithStaticConnWindowSize(1<<20)))
+	}
+	for i := range requests {
+		stream, err := conns[i%connections].NewStream(a.ctx, &grpc.StreamDesc{ServerStreams: true}, "/epochkv.v1."+method)
+		if err == nil {
+			err = stream.SendMsg(request)
+		}
+		if err == nil {
+			err = stream.CloseSend()
+		}
+		if err != nil {
+			a.Fatal(err)
+		}
+		a.done.Add(1)
+	}
+	time.Sleep(a.look())
+}
+
+// pipelines sends small requests for large answers, and large writes, over pipelines whose answers are never read.
+func (a *attacker) pipelines(connections, streams int) {
+	var all sync.WaitGroup
+	value := bytes.Repeat([]byte("v"), 64<<10)
+	ctx, cancel := context.WithTimeout(a.ctx, 3*a.look())
+	defer cancel()
+	for range connections {
+		kv := pb.NewKVClient(a.dial(grpc.WithStaticStreamWindowSize(64<<10), grpc.WithStaticConnWindowSize(1<<20)))
+		for range streams {
+			all.Go(func() {
+				stream, err := kv.Pipeline(ctx)
+				if err != nil {
+					return
+				}
+				for i := uint64(1); err == nil; i++ {
+					m := &pb.PipelineRequest{Id: i, Request: &pb.PipelineRequest_Get{Get: &pb.GetRequest{Key: largeKey(0)}}}
+					if i > 100 {
+						m.Request = &pb.PipelineRequest_Put{Put: &pb.PutRequest{Key: []byte("p"), Value: value, Durability: pb.Durability_DURABILITY_ASYNC}}
+					}
+					err = stream.Send(m)
+					a.done.Add(1)
+				}
+			})
+		}
+	}
+	all.Wait()
+}
+
+func (a *attacker) idle(connections int) {
+	for range connections {
+		a.connect()
+	}
+	time.Sleep(a.look())
+}
+
+func (a *attacker) connect() net.Conn {
+	a.Helper()
+	conn, err := net.Dial("tcp", a.server.address)
+	if err != nil {
+		a.Fatal(err)
+	}
+	a.closers = append(a.closers, conn.Close)
+	return conn
+}
+
+// halfSend sends, over raw HTTP/2 and whatever the windows allow, a part of a message in each of many streams.
+func (a *attacker) halfSend(connections, streams, declared, sent, frame int) {
+	var all sync.WaitGroup
+	for range connections {
+		r := newRawClient(a, a.connect())
+		all.Go(func() {
+			defer func() { a.refused.Add(int64(r.ended())) }()
+			for i := range streams {
+				if r.open(uint32(2*i+1), declared, sent, frame) != nil {
+					return
+				}
+				a.done.Add(1)
+			}
+			time.Sleep(a.look())
+		})
+	}
+	all.Wait()
+}
+
+// rawClient is an HTTP/2 client that keeps the windows and nothing else.
+type rawClient struct {
+	conn   net.Conn
+	framer *http2.Framer
+
+	mu      sync.Mutex // of all below, and of writing
+	changed *sync.Cond
+	window  map[uint32]int64 // of each stream, and of the connection: 0
+	initial int64
+	closed  map[uint32]bool
+	over    bool
+}
+
+func newRawClient(a *attacker, conn net.Conn) *rawClient {
+	a.Helper()
+	r := &rawClient{conn: conn, framer: http2.NewFramer(conn, conn), window: map[uint32]int64{0: 65535}, initial: 65535, closed: map[uint32]bool{}}
+	r.changed = sync.NewCond(&r.mu)
+	if _, err := conn.Write([]byte(http2.ClientPreface)); err != nil {
+		a.Fatal(err)
+	}
+	if err := r.framer.WriteSettings(); err != nil {
+		a.Fatal(err)
+	}
+	settled := make(chan struct{})
+	go r.read(settled)
+	<-settled
+	context.AfterFunc(a.ctx, r.end)
+	return r
+}
+
+func (r *rawClient) end() {
+	r.mu.Lock()
+	r.over = true
+	r.changed.Broadcast()
+	r.mu.Unlock()
+}
+
+func (r *rawClient) ended() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.closed)
+}
+
+// read follows what the server says of windows, until the connection ends.
+func (r *rawClient) read(settled chan<- struct{}) {
+	defer r.end()
+	once := sync.OnceFunc(func() { close(settled) })
+	defer once()
+	for {
+		f, err := r.framer.ReadFrame()
+		if err != nil {
+			return
+		}
+		r.mu.Lock()
+		switch f := f.(type) {
+		case *http2.SettingsFrame:
+			if !f.IsAck() {
+				if v, ok := f.Value(http2.SettingInitialWindowSize); ok {
+					r.initial = int64(v)
+				}
+				_ = r.framer.WriteSettingsAck() // an error shows when it is read
+				once()
+			}
+		case *http2.WindowUpdateFrame:
+			if f.StreamID != 0 && r.window[f.StreamID] == 0 {
+				r.window[f.StreamID] = r.initial
+			}
+			r.window[f.StreamID] += int64(f.Increment)
+		case *http2.PingFrame:
+			if !f.IsAck() {
+				_ = r.framer.WritePing(true, f.Data) // an error shows when it is read
+			}
+		case *http2.RSTStreamFrame:
+			r.closed[f.StreamID] = true
+		case *http2.HeadersFrame:
+			r.closed[f.StreamID] = r.closed[f.StreamID] || f.StreamEnded()
+		}
+		r.changed.Broadcast()
+		r.mu.Unlock()
+	}
+}
+
+// open begins a stream and sends the first bytes of a message that is said to be longer.
+func (r *rawClient) open(id uint32, declared, sent, frame int) error {
+	var header bytes.Buffer
+	encoder := hpack.NewEncoder(&header)
+	encoder.SetMaxDynamicTableSize(0)
+	for _, f := range [][2]string{
+		{":method", "POST"},
+		{":scheme", "http"},
+		{":path", "/epochkv.v1.KV/BatchWrite"},
+		{":authority", "x"},
+		{"content-type", "application/grpc"},
+		{"te", "trailers"},
+	} {
+		if err := encoder.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]}); err != nil {
+			return err
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.window[id] == 0 {
+		r.window[id] = r.initial
+	}
+	if err := r.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: header.Bytes(), EndHeaders: true}); err != nil {
+		return err
+	}
+	message := make([]byte, 5+sent)
+	message[1], message[2], message[3], message[4] = byte(declared>>24), byte(declared>>16), byte(declared>>8), byte(declared)
+	for first := true; len(message) > 0; first = false {
+		n := min(frame, len(message))
+		if first {
+			n = max(n, 5)
+		}
+		for !r.over && !r.closed[id] && (r.window[0] < int64(n) || r.window[id] < int64(n)) {
+			r.changed.Wait()
+		}
+		switch {
+		case r.over:
+			return net.ErrClosed
+		case r.closed[id]:
+			return nil
+		}
+		r.window[0] -= int64(n)
+		r.window[id] -= int64(n)
+		if err := r.framer.WriteData(id, false, message[:n]); err != nil {
+			return err
+		}
+		message = message[n:]
+	}
+	return nil
+}
+
+// peakOf is the largest resident memory that the process has had.
+func peakOf(t *testing.T, p *process) int64 {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(p.cmd.Process.Pid), "status"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if rest, ok := strings.CutPrefix(line, "VmHWM:"); ok {
+			kib, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 10, 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return kib << 10
+		}
+	}
+	t.Fatal("no VmHWM")
+	return 0
+}

@@ -1,0 +1,61 @@
+package server
+
+import (
+	"bytes"
+	"sync"
+	"testing"
+
+	pb "epochkv/api/proto/epochkv/v1"
+	"epochkv/internal/config"
+)
+
+// TestLargeValuesCountBeforeTheyAreCopied: a read is refused before it copies a large value that the share of answers has no room for, and small
+// reads of the same connection go on, alone, in a pipeline, and in a transaction.
+func TestLargeValuesCountBeforeTheyAreCopied(t *testing.T) {
+	h := mustStart(t, func(c *config.Config) { c.Limits.InflightBytes = 64 * config.MiB })
+	h.putLarge(t, 1, 4<<20)
+	h.put(t, "small", "value")
+	var conns []*connection
+	for range 2 { // each gets half of the share
+		conns = append(conns, new(connection))
+	}
+	var held []*charge
+	for _, conn := range conns {
+		c, err := h.admission.charge(conn, 8<<20, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		held = append(held, c)
+	}
+	for range 3 {
+		_, err := h.kv.Get(testContext(t), &pb.GetRequest{Key: []byte("large/000")})
+		if f := failureOf(t, err); f.reason != "OVERLOADED" {
+			t.Errorf("a large get: %v", err)
+		}
+		if string(h.get(t, "small").Value) != "value" {
+			t.Error("a small get")
+		}
+	}
+	stream := h.pipeline(t, testContext(t))
+	mustSend(t, stream, getRequest(1, "large/000"))
+	mustSend(t, stream, getRequest(2, "small"))
+	if got := mustRecv(t, stream); got.GetError() == nil {
+		t.Error("a large get of a pipeline was answered")
+	}
+	if got := mustRecv(t, stream); string(got.GetGet().GetValue()) != "value" {
+		t.Errorf("a small get of a pipeline: %v", got)
+	}
+	for _, c := range held {
+		c.release()
+	}
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			out, err := h.kv.Get(testContext(t), &pb.GetRequest{Key: []byte("large/000")})
+			if err != nil && failureOf(t, err).reason != "OVERLOADED" || err == nil && !bytes.Equal(out.Value, bytes.Repeat([]byte("v"), 4<<20)) {
+				t.Errorf("a large get: %v", err)
+			}
+		})
+	}
+	all.Wait()
+}
