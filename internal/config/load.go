@@ -92,7 +92,7 @@ func newOptions() *options {
 	f.Var((*choice)(&c.IO), "io", "reads of several pages: auto, uring (io_uring) or pread")
 	f.BoolVar(&c.ExtentReadahead, "extent-readahead", c.ExtentReadahead, "on the second miss among 16 neighbouring pages of the data file read them all")
 	f.BoolVar(&c.DirectIO, "direct-io", c.DirectIO, "read and write the data file past the kernel's page cache")
-	f.Var(&c.Limits.ValueSize, "max-value-size", "longest value; keys are bounded by a quarter page, and 16382 bytes")
+	f.Var(&c.Limits.ValueSize, "max-value-size", "longest value; keys are bounded by a quarter page")
 	f.Var(&c.Limits.BatchSize, "max-batch-size", "most bytes of keys and values in one request")
 	f.IntVar(&c.Limits.BatchOps, "max-batch-ops", c.Limits.BatchOps, "most operations in one batch")
 	f.IntVar(&c.Limits.InflightRequests, "max-inflight-requests", c.Limits.InflightRequests, "most requests executed at once; more are told to retry")

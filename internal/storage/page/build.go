@@ -104,7 +104,7 @@ func BuildLeaf(p []byte, checkpoint uint64, entries []Entry) keys.Epoch {
 }
 
 func putEntry(p []byte, at int, e *Entry, suffix []byte) (end int) {
-	s := uint16(len(suffix))
+	s := uint16(len(suffix)&suffixLenLow | len(suffix)>>14<<15)
 	if e.Large {
 		s |= flagLarge
 	}
@@ -125,7 +125,7 @@ func putTreeHeader(p []byte, count, prefix, level int) {
 func (p Leaf) ValueOffset(i int) int {
 	v := p.View()
 	at := int(binary.LittleEndian.Uint16(v.offsets[2*i:]))
-	return at + entryHeader + int(binary.LittleEndian.Uint16(p[at+8:])&suffixLenMax)
+	return at + entryHeader + suffixLen(binary.LittleEndian.Uint16(p[at+8:]))
 }
 
 // InnerSize sums up what an inner node of some children would take. The zero InnerSize is an empty node.

@@ -6,11 +6,11 @@ import (
 )
 
 // KeySizeMax is the longest internal key that a tree of this page size takes: a quarter page for the client's key and one
-// byte for its keyspace, less where 14 bits of length do not reach (64 KiB pages).
+// byte for its keyspace.
 //
 // This is the one place that says how long a key may be: the limit that clients are held to is UserKeyMax, and what the tree refuses is
 // longer than KeySizeMax.
-func KeySizeMax(pageSize int) int { return min(pageSize/4+1, suffixLenMax) }
+func KeySizeMax(pageSize int) int { return pageSize/4 + 1 }
 
 // UserKeyMax is the longest client's key: KeySizeMax without the byte of the keyspace.
 func UserKeyMax(pageSize int) int { return KeySizeMax(pageSize) - 1 }

@@ -51,11 +51,14 @@ const LevelMax = 31
 //
 // An entry other than the first whose suffix is empty is a further version of the key before it.
 const (
-	entryHeader  = 10
-	suffixLenMax = 1<<14 - 1
-	flagLarge    = 1 << 14 // the value is a Ref
-	flagMeta     = 1 << 15 // reserved: metadata between suffix and value
+	entryHeader   = 10
+	suffixLenLow  = 1<<14 - 1
+	flagLarge     = 1 << 14 // the value is a Ref
+	suffixLenHigh = 1 << 15 // bit 14 of the length in pages of 64 KiB; in others, whose keys are shorter, reserved for metadata
 )
+
+// suffixLen is the length in an entry's word of length and flags.
+func suffixLen(word uint16) int { return int(word&suffixLenLow | word>>1&(1<<14)) }
 
 // RefSize is the length of a Ref.
 const RefSize = 24
@@ -114,7 +117,7 @@ func (v *View) At(i int) (suffix []byte, t keys.Trailer, value []byte, large boo
 	w := binary.LittleEndian.Uint32(v.offsets[2*i:])
 	e := v.page[w&0xffff : w>>16]
 	s := binary.LittleEndian.Uint16(e[8:])
-	n := entryHeader + int(s&suffixLenMax)
+	n := entryHeader + suffixLen(s)
 	return e[entryHeader:n], keys.Trailer(binary.LittleEndian.Uint64(e)), e[n:], s&flagLarge != 0
 }
 
@@ -126,7 +129,7 @@ func (v *View) Trailer(i int) keys.Trailer {
 // Same reports whether entry i is a further version of the key of entry i-1.
 func (v *View) Same(i int) bool {
 	at := binary.LittleEndian.Uint16(v.offsets[2*i:])
-	return i > 0 && binary.LittleEndian.Uint16(v.page[int(at)+8:])&suffixLenMax == 0
+	return i > 0 && suffixLen(binary.LittleEndian.Uint16(v.page[int(at)+8:])) == 0
 }
 
 // Suffix is the key of entry i without the prefix, also where i is a further version.
@@ -194,7 +197,7 @@ func (p Leaf) Find(key []byte, fingerprint byte, at keys.Epoch) (t keys.Trailer,
 				break
 			}
 			e := body[binary.LittleEndian.Uint16(offsets[2*i:]):]
-			s := int(binary.LittleEndian.Uint16(e[8:]) & suffixLenMax)
+			s := suffixLen(binary.LittleEndian.Uint16(e[8:]))
 			if len(key) != pl+s || s == 0 && i != 0 || string(e[entryHeader:entryHeader+s]) != string(key[pl:]) {
 				continue
 			}

@@ -34,7 +34,7 @@ func (p Leaf) StaleShare(behind bool) Share {
 		e := v.page[at:end]
 		further := behind
 		if i > 0 {
-			further = binary.LittleEndian.Uint16(e[8:])&suffixLenMax == 0
+			further = suffixLen(binary.LittleEndian.Uint16(e[8:])) == 0
 		}
 		if further || keys.Kind(e[0]) == keys.KindDelete {
 			stale += end - at

@@ -93,13 +93,13 @@ func (v *View) verifyEntry(i int) error {
 	at, end := binary.LittleEndian.Uint16(v.offsets[2*i:]), binary.LittleEndian.Uint16(v.offsets[2*i+2:])
 	e := v.page[at:end]
 	s := binary.LittleEndian.Uint16(e[8:])
-	if s&flagMeta != 0 {
+	if s&suffixLenHigh != 0 && len(v.page) < SizeMax {
 		return fmt.Errorf("%w: entry %d carries metadata", ErrUnknown, i)
 	}
-	if entryHeader+int(s&suffixLenMax) > len(e) {
+	if entryHeader+suffixLen(s) > len(e) {
 		return malformed("suffix of entry %d leaves the entry", i)
 	}
-	if len(v.prefix)+int(s&suffixLenMax) > suffixLenMax {
+	if len(v.prefix)+suffixLen(s) > KeySizeMax(len(v.page)) {
 		return malformed("key of entry %d is too long", i)
 	}
 	_, t, value, large := v.At(i)
@@ -179,7 +179,7 @@ func (p Inner) verifySeparators(l innerLayout, offsets []byte) error {
 			return malformed("separator %d has a trailer of %d bytes", i, t)
 		}
 		suffix, t := p.separator(offsets, i)
-		if pl+len(suffix) > suffixLenMax {
+		if pl+len(suffix) > KeySizeMax(len(p)) {
 			return malformed("separator %d is too long", i)
 		}
 		if got, want := binary.LittleEndian.Uint32(p[l.heads+4*(i-1):]), head(suffix); got != want {

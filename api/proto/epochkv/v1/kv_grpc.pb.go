@@ -5,7 +5,7 @@
 // commits may have had, and more), and for transactions that failed their validation. Do not count commits by epochs. A read happens at an epoch and sees, per key, the newest version written at or before it. Zero means "none" wherever
 // an epoch is optional.
 //
-// Keys are 1 to 2048 bytes (a quarter of the server's page, at most 16382) and order as unsigned bytes do; values are 0 bytes to 16 MiB.
+// Keys are 1 to 2048 bytes (a quarter of the server's page) and order as unsigned bytes do; values are 0 bytes to 16 MiB.
 // Admin.Status tells the limits in force.
 //
 // Errors are described in errors.proto. A missing key is an answer (`found = false`), not an error.
