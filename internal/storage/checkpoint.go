@@ -216,6 +216,9 @@ func (e *Engine) nextState(root btree.Root, known *side, change *btree.Stats, cu
 	state.EntryBytes = uint64(int64(state.EntryBytes) + change.Bytes)
 	side, mirror := known.trees()
 	encodeSideRoots(&state, side, mirror)
+	if e.log != nil { // else it is being replayed
+		setLogSegment(&state, e.log.Headed())
+	}
 	return state
 }
 

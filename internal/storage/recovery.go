@@ -17,7 +17,7 @@ func (e *Engine) recover() (Recovery, error) {
 	}
 	state := e.pager.State()
 	r := replayer{engine: e, root: rootOf(state), after: state.Epoch, told: time.Now()}
-	found, err := wal.Recover(e.fs, e.options.Dir, state.Epoch, r.apply)
+	found, err := wal.Recover(e.fs, e.options.Dir, state.Epoch, logSegment(&state), r.apply)
 	if err != nil {
 		return Recovery{}, errors.Join(blameSuperblock(e.pager, err), r.free())
 	}
@@ -41,6 +41,9 @@ func (e *Engine) recover() (Recovery, error) {
 	if err != nil {
 		return recovery, errors.Join(err, e.log.Close(), r.free())
 	}
+	if err := e.knowLog(); err != nil {
+		return recovery, errors.Join(err, e.log.Close(), r.free())
+	}
 	v := &view{active: active, root: r.root, side: e.known, checkpoint: e.pager.Checkpoint()}
 	for i := len(r.filled) - 1; i >= 0; i-- {
 		v.frozen = append(v.frozen, r.filled[i])
@@ -51,6 +54,17 @@ func (e *Engine) recover() (Recovery, error) {
 		e.wakeCheckpoint()
 	}
 	return recovery, nil
+}
+
+// knowLog lets the data file of a new store know that there is a log: from its first commit on a log that is removed is missed. Later checkpoints
+// say so by the way.
+func (e *Engine) knowLog() error {
+	state := e.pager.State()
+	if logSegment(&state) != 0 || e.log.Headed() == 0 {
+		return nil
+	}
+	setLogSegment(&state, e.log.Headed())
+	return e.writeState(state)
 }
 
 // openTree opens the data file, or creates it.

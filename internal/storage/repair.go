@@ -152,7 +152,10 @@ func (e *Engine) reach(id page.ID, level int, each func(page.ID) error) (complet
 }
 
 // writeRepaired makes a checkpoint of the same state, with the tables that were made anew. On a full disk the next checkpoint does it.
-func (e *Engine) writeRepaired() error {
+func (e *Engine) writeRepaired() error { return e.writeState(e.pager.State()) }
+
+// writeState makes another state of the same pages durable, if the disk has room for it.
+func (e *Engine) writeState(state pager.State) error {
 	ck, err := e.pager.Begin()
 	if err != nil {
 		return err
@@ -160,7 +163,7 @@ func (e *Engine) writeRepaired() error {
 	defer ck.Abort()
 	err = e.rows.Begin(ck).Finish(0)
 	if err == nil {
-		err = ck.Commit(context.Background(), e.pager.State())
+		err = ck.Commit(context.Background(), state)
 	}
 	if errors.Is(err, vfs.ErrNoSpace) {
 		return nil

@@ -140,7 +140,7 @@ func (s *salvager) open() error {
 // refuseOlder closes a state whose successor was durable, which the log says by not reaching back to it, and whose superblock is lost: what the pages
 // of both say, with the newer ones first, is more.
 func (s *salvager) refuseOlder(state *pager.Pager) error {
-	_, err := wal.Replay(s.fs, s.options.Dir, state.State().Epoch, func(keys.Epoch, []byte) error { return s.ctx.Err() })
+	_, err := wal.Replay(s.fs, s.options.Dir, state.State().Epoch, 0, func(keys.Epoch, []byte) error { return s.ctx.Err() })
 	if _, gap := errors.AsType[*wal.CorruptionError](err); !gap {
 		return s.ctx.Err()
 	}
@@ -432,8 +432,13 @@ func (s *salvager) readLog() error {
 			return err
 		}
 	}
+	segment := uint64(0)
+	if s.state != nil {
+		state := s.state.State()
+		segment = logSegment(&state)
+	}
 	// Where a segment ends early only the replay can tell an unfinished record from a lost one.
-	_, err = wal.Replay(s.fs, s.options.Dir, s.report.Epoch, func(keys.Epoch, []byte) error { return s.ctx.Err() })
+	_, err = wal.Replay(s.fs, s.options.Dir, s.report.Epoch, segment, func(keys.Epoch, []byte) error { return s.ctx.Err() })
 	if damage, ok := errors.AsType[*wal.CorruptionError](err); ok {
 		s.lose(Damage{
 			Kind: DamageLog, File: damage.File, Offset: damage.Offset, Reason: fmt.Sprintf("from epoch %d on: %s", damage.Epoch, damage.Reason),
@@ -508,14 +513,15 @@ func RepairLog(fsys vfs.FS, dir string) (dropped RepairedLog, err error) {
 	if err != nil {
 		return RepairedLog{}, translate(err)
 	}
-	after := state.State().Epoch
+	known := state.State()
+	after, segment := known.Epoch, logSegment(&known)
 	if state.SuperblockLost() {
-		if _, err := wal.Replay(options.FS, dir, after, func(keys.Epoch, []byte) error { return nil }); err != nil {
+		if _, err := wal.Replay(options.FS, dir, after, 0, func(keys.Epoch, []byte) error { return nil }); err != nil {
 			return RepairedLog{}, errors.Join(blameSuperblock(state, err), state.Close())
 		}
 	}
 	if err := state.Close(); err != nil {
 		return RepairedLog{}, err
 	}
-	return wal.Repair(options.FS, dir, after)
+	return wal.Repair(options.FS, dir, after, segment)
 }

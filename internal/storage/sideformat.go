@@ -14,14 +14,19 @@ import (
 
 // The engine's area of the superblock:
 //
-//	0           8             12            20              24
-//	+-----------+-------------+-------------+---------------+----------+
-//	| side root | side height | mirror root | mirror height | zero ... |
-//	+-----------+-------------+-------------+---------------+----------+
+//	0           8             12            20              24         64            72
+//	+-----------+-------------+-------------+---------------+----------+-------------+----------+
+//	| side root | side height | mirror root | mirror height | zero ... | log segment | zero ... |
+//	+-----------+-------------+-------------+---------------+----------+-------------+----------+
+//
+// log segment: the log has a segment with this number or a larger one (see wal.Log.Headed). Zero in files of earlier versions, and until the
+// first segment of a new store has a durable header.
 const (
 	areaSide     = 0
 	areaMirror   = 12
 	areaReserved = 24
+	areaSegment  = 64
+	areaRest     = 72
 
 	areaHeight = 8 // within a root
 )
@@ -55,7 +60,7 @@ var errLostRecord = errors.New("malformed record of a lost page")
 
 // encodeSideRoots writes the roots of the side tree and of its mirror into the state.
 func encodeSideRoots(s *pager.State, root, mirror btree.Root) {
-	clear(s.Engine[:])
+	clear(s.Engine[:areaReserved])
 	for at, r := range map[int]btree.Root{areaSide: root, areaMirror: mirror} {
 		if !r.Empty() {
 			binary.LittleEndian.PutUint64(s.Engine[at:], uint64(r.ID))
@@ -67,10 +72,17 @@ func encodeSideRoots(s *pager.State, root, mirror btree.Root) {
 func decodeSideRoots(s *pager.State) (root, mirror btree.Root, err error) {
 	root, ok := decodeRoot(s.Engine[areaSide:])
 	mirror, mirrored := decodeRoot(s.Engine[areaMirror:])
-	if !ok || !mirrored || root.Empty() && !mirror.Empty() || !allZero(s.Engine[areaReserved:]) {
-		return btree.Root{}, btree.Root{}, fmt.Errorf("the engine's area of the superblock is malformed: % x", s.Engine[:areaReserved])
+	if !ok || !mirrored || root.Empty() && !mirror.Empty() || !allZero(s.Engine[areaReserved:areaSegment]) || !allZero(s.Engine[areaRest:]) {
+		return btree.Root{}, btree.Root{}, fmt.Errorf("the engine's area of the superblock is malformed: % x", s.Engine)
 	}
 	return root, mirror, nil
+}
+
+// logSegment is the number of a segment of which the state knows that the log has it, or newer ones.
+func logSegment(s *pager.State) uint64 { return binary.LittleEndian.Uint64(s.Engine[areaSegment:]) }
+
+func setLogSegment(s *pager.State, number uint64) {
+	binary.LittleEndian.PutUint64(s.Engine[areaSegment:], max(number, logSegment(s)))
 }
 
 func decodeRoot(b []byte) (root btree.Root, ok bool) {

@@ -102,7 +102,7 @@ func (e *Engine) Verify(ctx context.Context, o VerifyOptions) (*VerifyReport, er
 		return nil, err
 	}
 	defer e.pins.unpin(e.pager, frozen.Checkpoint())
-	if err := v.checkLog(e.fs, e.options.Dir, frozen.State().Epoch, e.log.Durable()); err != nil {
+	if err := v.checkLog(e.fs, e.options.Dir, frozen.State().Epoch, 0, e.log.Durable()); err != nil {
 		e.pins.logHeld.Add(-1)
 		return nil, err
 	}
@@ -140,7 +140,8 @@ func VerifyDir(ctx context.Context, fsys vfs.FS, dir string, o VerifyOptions) (r
 		return v.withoutState(options, err)
 	}
 	defer func() { err = errors.Join(err, frozen.Close()) }()
-	if err := v.checkLog(options.FS, dir, frozen.State().Epoch, keys.MaxEpoch); err != nil {
+	state := frozen.State()
+	if err := v.checkLog(options.FS, dir, state.Epoch, logSegment(&state), keys.MaxEpoch); err != nil {
 		return nil, err
 	}
 	if frozen.SuperblockLost() && v.report.DamageTotal > 0 { // of the log, which has been cut behind the state that is lost
@@ -170,12 +171,12 @@ func (v *verifier) withoutState(o *Options, cause error) (*VerifyReport, error) 
 // logTries bounds how often a log is listed again because a file that is not part of it changed its name.
 const logTries = 10
 
-// checkLog reads every record behind the state. Records newer than durable are being written while it looks.
-func (v *verifier) checkLog(fsys vfs.FS, dir string, after, durable keys.Epoch) error {
-	found, err := wal.Replay(fsys, dir, after, func(keys.Epoch, []byte) error { return v.ctx.Err() })
+// checkLog reads every record behind the state, which knows a segment of the log, zero if it does not. Records newer than durable are being written while it looks.
+func (v *verifier) checkLog(fsys vfs.FS, dir string, after keys.Epoch, segment uint64, durable keys.Epoch) error {
+	found, err := wal.Replay(fsys, dir, after, segment, func(keys.Epoch, []byte) error { return v.ctx.Err() })
 	for tries := 0; errors.Is(err, fs.ErrNotExist) && tries < logTries; tries++ {
 		// A spare segment that an earlier checkpoint left got its new name between listing and opening.
-		found, err = wal.Replay(fsys, dir, after, func(keys.Epoch, []byte) error { return v.ctx.Err() })
+		found, err = wal.Replay(fsys, dir, after, segment, func(keys.Epoch, []byte) error { return v.ctx.Err() })
 	}
 	v.report.LogRecords, v.report.LogBytes = found.Records, found.Bytes
 	if damage, ok := errors.AsType[*wal.CorruptionError](err); ok {

@@ -20,6 +20,7 @@ type flusher struct {
 	pos     uint32     // end of the copied prefix in segment
 	written uint32     // end of what is written and synced
 	next    keys.Epoch // epoch of the record at pos
+	ended   bool       // the mark of a sealed segment is before pos
 	tail    [tailBytes]byte
 }
 
@@ -52,7 +53,7 @@ func (f *flusher) start(s *Segment) bool {
 	if s == nil {
 		return false
 	}
-	f.segment, f.pos, f.written, f.next = s, s.begin, 0, s.first
+	f.segment, f.pos, f.written, f.next, f.ended = s, s.begin, 0, s.first, false
 	return true
 }
 
@@ -78,7 +79,8 @@ func (f *flusher) walk() (records int) {
 
 func (l *Log) writeAndSync(records int) error {
 	f := &l.flusher
-	start := time.Now()
+	start, pos := time.Now(), f.pos
+	f.end(l.Durable())
 	if err := f.write(); err != nil {
 		return fmt.Errorf("write: %w", err)
 	}
@@ -86,10 +88,24 @@ func (l *Log) writeAndSync(records int) error {
 	if err := f.segment.file.SyncData(); err != nil {
 		return fmt.Errorf("sync: %w", err)
 	}
-	l.counts.flushed(records, int(f.pos-max(f.written, f.segment.begin)), written.Sub(start), time.Since(written))
+	l.counts.flushed(records, int(pos-max(f.written, f.segment.begin)), written.Sub(start), time.Since(written))
 	f.written = f.pos
 	l.headed.Store(f.segment.number)
 	return nil
+}
+
+// end puts a mark that names the next segment behind the last record of a sealed one, if all of it is copied and the next one is known.
+func (f *flusher) end(durable keys.Epoch) {
+	s := f.segment
+	next := s.next.Load()
+	if next == nil || f.ended {
+		return
+	}
+	if offset, epoch, _ := s.sealedAt(); f.pos == offset {
+		putEnd(s.image[f.pos:f.pos+endSpace], s.seed, epoch, durable, next.number)
+		f.pos += endSpace
+		f.ended = true
+	}
 }
 
 // writeHeader makes the header of the flusher's segment durable before there are records. The caller has the flush role.
@@ -147,8 +163,12 @@ func (l *Log) leaveSealed() (left bool) {
 		return false
 	}
 	offset, epoch, _ := s.sealedAt()
-	if f.pos != offset {
+	if f.pos < offset {
 		return false
+	}
+	if !f.ended { // the last record was durable before the next segment was known: no sync waits for the mark
+		f.end(l.Durable())
+		l.tolerate(f.write())
 	}
 	l.tolerate(s.file.Close()) // all of it is durable
 	l.retired.add(retiredSegment{path: s.path, number: s.number, end: epoch - 1, size: int64(len(s.image))})

@@ -55,7 +55,7 @@ const (
 // Flags of a record. Room for compression and encryption: readers refuse what they do not know.
 const (
 	flagVoid   = 1 << 0 // the epoch does nothing; the body is filler
-	flagMark   = 1 << 1 // the end of a log that was closed: holds no epoch, testifies for all before it
+	flagMark   = 1 << 1 // the end of a segment, holds no epoch: of a log that was closed, or with the number of the next segment
 	flagSkip   = 1 << 5 // holds no epoch: the next record has the epoch in the body
 	flagsKnown = flagVoid | flagMark | flagSkip
 )
@@ -73,7 +73,7 @@ const (
 
 	// skipSpace is the room of a skip record.
 	skipSpace = recordHeaderSize + 8
-	// endSpace is the room that each segment keeps for the record behind its last epoch.
+	// endSpace is the room that each segment keeps for the mark behind its last epoch, and the length of one that names the next segment.
 	endSpace = recordHeaderSize + 8
 	// SegmentBytesMin is the smallest segment: its header page and one page of records.
 	SegmentBytesMin = 2 * pageSize
@@ -186,6 +186,13 @@ func sealRecord(rec []byte, seed, length uint32, epoch keys.Epoch, flags uint8, 
 func putSkip(rec []byte, seed uint32, at, next keys.Epoch) {
 	binary.LittleEndian.PutUint64(rec[recordHeaderSize:], uint64(next))
 	sealRecord(rec, seed, skipSpace, at, flagSkip, at-1)
+}
+
+// putEnd writes the mark at the end of a segment that names the next one, whose file has a durable name. What comes before it may be
+// written together with it, so that durable is what was synced before.
+func putEnd(rec []byte, seed uint32, at, durable keys.Epoch, successor uint64) {
+	binary.LittleEndian.PutUint64(rec[recordHeaderSize:], successor)
+	sealRecord(rec, seed, endSpace, at, flagMark, durable)
 }
 
 // firstWord is the word with crc and length; rec is 8-byte aligned, because images are mappings.

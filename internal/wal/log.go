@@ -50,6 +50,7 @@ type Log struct {
 	last    *Segment                // newest, guarded by rotate
 	next    keys.Epoch              // first epoch of the first segment, guarded by rotate
 	skipped keys.Epoch              // see Skip; guarded by rotate
+	tail    tail                    // the end of the log before this run; constant
 	after   keys.Epoch              // last epoch of the log before this run; next goes on behind it, or skips some; constant
 	head    atomic.Pointer[Segment] // first segment of this run, where the flusher starts
 	headed  atomic.Uint64           // number of the newest segment whose header is durable; its one writer has the flush role
@@ -88,6 +89,7 @@ func Open(opts Options, rec Recovery) (*Log, error) {
 		window:  EpochWindow,
 		next:    rec.Next(),
 		after:   rec.Last,
+		tail:    rec.tail,
 		stop:    make(chan struct{}),
 		refill:  make(chan struct{}, 1),
 	}
@@ -120,6 +122,11 @@ func settle(fs vfs.FS, dataDir string, rec Recovery) error {
 			return err
 		}
 	}
+	if rec.tail.successor != 0 { // its file is about to be used for something else
+		if err := writeMark(fs, rec.tail.file, rec.tail.offset, make([]byte, endSpace)); err != nil {
+			return fmt.Errorf("wal: remove the mark of a segment without records: %w", err)
+		}
+	}
 	if rec.Torn == nil {
 		return nil
 	}
@@ -134,6 +141,30 @@ func settle(fs vfs.FS, dataDir string, rec Recovery) error {
 		return fmt.Errorf("wal: cut the torn tail: %w", err)
 	}
 	return nil
+}
+
+// writeMark replaces the mark at the end of a segment of an earlier run.
+func writeMark(fs vfs.FS, file string, offset int64, mark []byte) error {
+	f, err := fs.Open(file, vfs.ReadWrite)
+	if err != nil {
+		return err
+	}
+	if _, err = f.WriteAt(mark, offset); err == nil {
+		err = f.SyncData()
+	}
+	return errors.Join(err, f.Close())
+}
+
+// link names the first segment of this run at the end of the log before it. Without that the log is as it was: it only does not testify for the
+// segment. The segment's name is durable, its header is not: had it one, the log would seem to be whole without it meanwhile.
+func (l *Log) link(s *Segment) {
+	t := &l.tail
+	if t.file == "" {
+		return
+	}
+	mark := make([]byte, endSpace)
+	putEnd(mark, t.seed, t.next, t.next-1, s.number)
+	l.tolerate(writeMark(l.opts.FS, t.file, t.offset, mark))
 }
 
 // adopt takes over the files that Replay found: segments to be truncated later, and blank ones to be used.

@@ -296,6 +296,7 @@ func (l *Log) NewSegment(ctx context.Context, first keys.Epoch, bodyLen int) (*S
 	}
 	s := l.newSegment(b, first)
 	if l.last == nil {
+		l.link(s) // before the old tail can be truncated
 		l.head.Store(s)
 		if err := l.awaitHeader(s.number - 1); err != nil {
 			return nil, l.fail(err) // at Open; there is no earlier segment to go on with

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	iofs "io/fs"
 	"path"
+	"slices"
 
 	"epochkv/internal/storage/keys"
 	"epochkv/internal/vfs"
@@ -22,20 +23,24 @@ type Dropped struct {
 // commits that were acknowledged as durable, so that only an operator may decide on it. A log that Replay accepts is left as it is,
 // and so is one of a newer version.
 //
-// A new segment takes the place of what is dropped. It skips every epoch that can have been in there, so that none is given out again.
+// A new segment takes the place of what is dropped. It skips every epoch that can have been in there, so that none is given out again. Its number
+// is no less than the given one, which the data file knows (see Replay).
 // The damage comes last: a repair that is interrupted leaves a log that is still seen to be corrupt, or one that is repaired.
-func Repair(fs vfs.FS, dataDir string, after keys.Epoch) (Dropped, error) {
-	_, err := Replay(fs, dataDir, after, func(keys.Epoch, []byte) error { return nil })
+func Repair(fs vfs.FS, dataDir string, after keys.Epoch, segment uint64) (Dropped, error) {
+	_, err := Replay(fs, dataDir, after, segment, func(keys.Epoch, []byte) error { return nil })
 	var cause *CorruptionError
 	if !errors.As(err, &cause) {
 		return Dropped{}, err
 	}
 	r := repair{fs: fs, dir: Dir(dataDir), Dropped: Dropped{Cause: cause, From: cause.Epoch}}
-	if err := r.run(after); err != nil {
+	if err := r.run(after, segment); err != nil {
 		return r.Dropped, fmt.Errorf("wal: repair: %w", err)
 	}
 	return r.Dropped, nil
 }
+
+// lostEpochs is more than segments that are missing can have held: records of 24 TiB.
+const lostEpochs = 1 << 40
 
 type repair struct {
 	Dropped
@@ -43,7 +48,7 @@ type repair struct {
 	dir string
 }
 
-func (r *repair) run(after keys.Epoch) error {
+func (r *repair) run(after keys.Epoch, segment uint64) error {
 	rec, files, err := list(r.fs, r.dir)
 	if err != nil {
 		return err
@@ -60,9 +65,12 @@ func (r *repair) run(after keys.Epoch) error {
 		if err := r.removeBehind(files); err != nil {
 			return err
 		}
-		return r.writeSkip(number, next)
+		if err := r.writeSkip(max(number, segment), next); err != nil || number >= segment {
+			return err
+		}
+		return r.remove(r.Cause.File)
 	}
-	if err := r.writeSkip(rec.lastNumber+1, next); err != nil {
+	if err := r.writeSkip(max(rec.lastNumber+1, segment), next); err != nil {
 		return err
 	}
 	if err := r.removeBehind(files); err != nil {
@@ -74,6 +82,9 @@ func (r *repair) run(after keys.Epoch) error {
 // beyond is an epoch past all that these segments can have held.
 func (r *repair) beyond(files []SegmentInfo, after keys.Epoch) (keys.Epoch, error) {
 	next := max(after, r.From) + 1
+	if !slices.ContainsFunc(files, func(s SegmentInfo) bool { return s.File == r.Cause.File }) {
+		next += lostEpochs
+	}
 	for _, s := range files {
 		from := next // where the segment can have begun, if its header does not tell
 		if s.Damage == nil {
@@ -102,15 +113,20 @@ func (r *repair) removeBehind(files []SegmentInfo) error {
 		}
 	}
 	for i := len(files) - 1; i >= 0 && files[i].File > r.Cause.File; i-- {
-		if err := r.fs.Remove(files[i].File); err != nil {
-			return err
-		}
-		if err := r.fs.SyncDir(r.dir); err != nil {
+		if err := r.remove(files[i].File); err != nil {
 			return err
 		}
 		r.Files = append(r.Files, files[i].File)
 	}
 	return nil
+}
+
+// remove removes a file that is no part of the log any more. It may be missing.
+func (r *repair) remove(name string) error {
+	if err := r.fs.Remove(name); err != nil && !errors.Is(err, iofs.ErrNotExist) {
+		return err
+	}
+	return r.fs.SyncDir(r.dir)
 }
 
 // writeSkip puts a segment in place, whole or not at all, that goes on where the log is cut and holds nothing but a skip.

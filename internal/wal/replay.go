@@ -25,6 +25,7 @@ type Recovery struct {
 	// Unclean means that the log was not closed: epochs behind Last may have been given out and lost.
 	Unclean bool
 
+	tail       tail
 	secured    bool // what was replayed is on the device: see Recover
 	lastNumber uint64
 	blank      []blankFile
@@ -37,6 +38,16 @@ func (rec *Recovery) Next() keys.Epoch {
 		return rec.Last + 1 + EpochWindow
 	}
 	return rec.Last + 1
+}
+
+// tail is where the records of a segment end, in a mark or not.
+type tail struct {
+	file      string // empty without a segment
+	offset    int64  // behind the last record, of the mark if there is one
+	seed      uint32
+	next      keys.Epoch
+	marked    bool
+	successor uint64 // number of the next segment; zero if there is no mark, or one of a log that was closed
 }
 
 // SegmentInfo is a segment file.
@@ -71,36 +82,65 @@ type blankFile struct {
 // nothing. The body is valid during the call only. It writes nothing: Open cuts the torn tail that Replay reports.
 //
 // The log ends at the first record that is not whole. If anything behind that testifies that it had been durable,
-// the result is a CorruptionError; what fn was called for until then is still right.
-func Replay(fs vfs.FS, dataDir string, after keys.Epoch, fn func(e keys.Epoch, body []byte) error) (Recovery, error) {
+// the result is a CorruptionError; what fn was called for until then is still right. So it is if a segment is missing: one that
+// the mark of another names, or each from the given number on (see Headed), zero if that is not known.
+func Replay(fs vfs.FS, dataDir string, after keys.Epoch, segment uint64, fn func(e keys.Epoch, body []byte) error) (Recovery, error) {
 	rec, files, err := list(fs, Dir(dataDir))
 	if err != nil {
 		return Recovery{}, err
 	}
 	rec.Last, rec.Unclean = after, after > 0 || len(files) > 0
+	if err := rec.replay(fs, files, after, fn); err != nil {
+		return rec, err
+	}
+	return rec, rec.complete(fs, Dir(dataDir), files, after, segment)
+}
+
+// complete looks for what must be there behind the last segment.
+func (rec *Recovery) complete(fs vfs.FS, dir string, files []SegmentInfo, after keys.Epoch, segment uint64) error {
+	expected := max(after+1, rec.tail.next)
+	if next := rec.tail.successor; next != 0 {
+		name := path.Join(dir, FileName(next))
+		if _, err := fs.Size(name); errors.Is(err, iofs.ErrNotExist) {
+			return corruption(name, 0, expected, fmt.Sprintf("the file is missing: the log goes on in it behind %s", path.Base(rec.tail.file)))
+		} else if err != nil {
+			return fmt.Errorf("wal: %w", err)
+		}
+	}
+	if segment != 0 && (len(files) == 0 || files[len(files)-1].number < segment) {
+		return corruption(path.Join(dir, FileName(segment)), 0, expected, "the file is missing, or holds nothing, and so are all newer ones: the data file knows it as part of the log")
+	}
+	return nil
+}
+
+func (rec *Recovery) replay(fs vfs.FS, files []SegmentInfo, after keys.Epoch, fn func(e keys.Epoch, body []byte) error) error {
 	start, err := startOf(files, after)
 	if err != nil || start == len(files) {
-		return rec, err
+		return err
 	}
 	expected := files[start].First
 	var r segmentReader
 	for i, s := range files[start:] {
 		if s.Damage != nil {
-			return rec, atEpoch(s.Damage, expected)
+			return atEpoch(s.Damage, expected)
 		}
 		last := start+i == len(files)-1
 		if s.First != expected {
-			return rec, missing(s, expected)
+			return missing(s, expected)
 		}
 		if expected, err = rec.segment(&r, fs, s, last, after, fn); err != nil {
-			return rec, err
+			return err
 		}
 		expected = max(expected, after+1) // nothing before is needed, whether epochs were skipped there (Log.Skip) or not
-		if !last && files[start+i+1].Damage == nil && files[start+i+1].First != expected {
-			return rec, corruption(s.File, r.pos, expected, "a later segment testifies that this record was durable")
+		if last || files[start+i+1].Damage != nil || files[start+i+1].First == expected {
+			continue
 		}
+		if next := rec.tail.successor; next != 0 && next != files[start+i+1].number {
+			return corruption(path.Join(path.Dir(s.File), FileName(next)), 0, expected, fmt.Sprintf("the file is missing: the log goes on in it behind %s", path.Base(s.File)))
+		}
+		return corruption(s.File, r.pos, expected, "a later segment testifies that this record was durable")
 	}
-	return rec, nil
+	return nil
 }
 
 // segment replays one segment and returns the epoch behind its last record.
@@ -111,12 +151,12 @@ func (rec *Recovery) segment(r *segmentReader, fs vfs.FS, s SegmentInfo, last bo
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, r.file.Close()) }()
-	next, marked, err := rec.records(r, s, after, fn)
+	next, err = rec.records(r, s, after, fn)
 	if err != nil || !last {
 		return next, err
 	}
-	rec.Unclean = !marked
-	if marked {
+	rec.Unclean = !rec.tail.marked || rec.tail.successor != 0
+	if rec.tail.marked {
 		return next, nil
 	}
 	t, err := r.testify(next)
@@ -132,30 +172,34 @@ func (rec *Recovery) segment(r *segmentReader, fs vfs.FS, s SegmentInfo, last bo
 	return next, nil
 }
 
-// records passes the whole records from the reader's position on to fn. It reports whether they end in a mark.
+// records passes the whole records from the reader's position on to fn, and notes where they end.
 func (rec *Recovery) records(r *segmentReader, s SegmentInfo, after keys.Epoch,
 	fn func(e keys.Epoch, body []byte) error,
-) (next keys.Epoch, marked bool, err error) {
+) (next keys.Epoch, err error) {
 	next = s.First
+	defer func() { rec.tail.next = next }()
 	for {
 		at := r.pos
+		rec.tail = tail{file: s.File, offset: at, seed: r.seed}
 		one, ok, err := r.next()
 		if err != nil {
-			return 0, false, err
+			return 0, err
 		}
 		if !ok || one.epoch != next {
 			r.pos = at
-			return next, false, nil
+			return next, nil
 		}
 		if one.flags&^flagsKnown != 0 {
-			return 0, false, &VersionError{File: s.File, Offset: at, What: fmt.Sprintf("unknown record flags %#x", one.flags)}
+			return 0, &VersionError{File: s.File, Offset: at, What: fmt.Sprintf("unknown record flags %#x", one.flags)}
 		}
 		if one.flags&flagMark != 0 {
-			return next, true, nil
+			rec.tail.marked = true
+			rec.tail.successor, err = successorOf(s, at, one)
+			return next, err
 		}
 		if one.flags&flagSkip != 0 {
 			if next, err = skipTo(s, at, one); err != nil {
-				return 0, false, err
+				return 0, err
 			}
 			rec.Last = max(rec.Last, next-1)
 			continue
@@ -166,7 +210,7 @@ func (rec *Recovery) records(r *segmentReader, s SegmentInfo, after keys.Epoch,
 				body = nil
 			}
 			if err := fn(next, body); err != nil {
-				return 0, false, fmt.Errorf("wal: replay of epoch %d: %w", next, err)
+				return 0, fmt.Errorf("wal: replay of epoch %d: %w", next, err)
 			}
 			rec.Records++
 			rec.Bytes += uint64(len(body))
@@ -174,6 +218,17 @@ func (rec *Recovery) records(r *segmentReader, s SegmentInfo, after keys.Epoch,
 		}
 		next++
 	}
+}
+
+// successorOf is the number of the segment that a mark names, or zero.
+func successorOf(s SegmentInfo, at int64, r record) (uint64, error) {
+	switch len(r.body) {
+	case 0:
+		return 0, nil
+	case endSpace - recordHeaderSize:
+		return binary.LittleEndian.Uint64(r.body), nil
+	}
+	return 0, &VersionError{File: s.File, Offset: at, What: fmt.Sprintf("a mark of %d bytes", len(r.body))}
 }
 
 // skipTo is the epoch at which a log goes on behind a skip record.

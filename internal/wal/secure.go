@@ -10,11 +10,11 @@ import (
 )
 
 // Recover is Replay for whoever goes on with the log: what it passes to fn is on the device, and not only in the kernel's page cache.
-func Recover(fs vfs.FS, dataDir string, after keys.Epoch, fn func(e keys.Epoch, body []byte) error) (Recovery, error) {
+func Recover(fs vfs.FS, dataDir string, after keys.Epoch, segment uint64, fn func(e keys.Epoch, body []byte) error) (Recovery, error) {
 	if err := secure(fs, dataDir); err != nil {
 		return Recovery{}, err
 	}
-	rec, err := Replay(fs, dataDir, after, fn)
+	rec, err := Replay(fs, dataDir, after, segment, fn)
 	rec.secured = true
 	return rec, err
 }

@@ -59,7 +59,7 @@ func TestSearchBehindAnEmptySegmentIsLinear(t *testing.T) {
 	}
 	a.mustSealAndTruncate(t)
 	left := fs.Crash(1, vfs.KeepNone)
-	rec, err := Replay(left, testDir, 16, ignored)
+	rec, err := Replay(left, testDir, 16, 0, ignored)
 	if err != nil || len(rec.Segments) == 0 {
 		t.Fatal(rec, err)
 	}
@@ -73,7 +73,7 @@ func TestSearchBehindAnEmptySegmentIsLinear(t *testing.T) {
 		t.Fatal("the newest file is not a recycled one")
 	}
 	budget := int64(8 * segment)
-	if _, err := Replay(meteredFS{left, &budget}, testDir, 16, ignored); err != nil {
+	if _, err := Replay(meteredFS{left, &budget}, testDir, 16, 0, ignored); err != nil {
 		t.Fatal(err)
 	}
 }

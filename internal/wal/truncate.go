@@ -93,6 +93,10 @@ func (l *Log) giveBack(taken []retiredSegment) error {
 	return nil
 }
 
+// Headed is the number of the newest segment whose header is durable, or zero. From then on the log has a segment with this number or a larger
+// one, whatever is truncated.
+func (l *Log) Headed() uint64 { return l.headed.Load() }
+
 // awaitHeader returns when a segment behind the numbered one, which is complete, has a durable header: the flusher's present one, written
 // by the flusher together with records, or here.
 func (l *Log) awaitHeader(number uint64) error {

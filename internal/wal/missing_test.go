@@ -1,0 +1,203 @@
+package wal
+
+import (
+	"bytes"
+	"errors"
+	"path"
+	"slices"
+	"testing"
+
+	"epochkv/internal/storage/keys"
+	"epochkv/internal/vfs"
+)
+
+func ignoreAll(keys.Epoch, []byte) error { return nil }
+
+// TestAMissingSegmentIsMissed: whichever file is removed, after a clean end or a kill, the log is refused, and the error names the file. A
+// repair opens the log, with what was before, and gives out no epoch that can have been in what is missing.
+func TestAMissingSegmentIsMissed(t *testing.T) {
+	for name, closed := range map[string]bool{"closed": true, "killed": false} {
+		t.Run(name, func(t *testing.T) {
+			_, rec, _ := smallLog(t, 80, closed)
+			for i := range rec.Segments {
+				fs, rec, want := smallLog(t, 80, closed)
+				newest := rec.Segments[len(rec.Segments)-1]
+				lost := rec.Segments[i]
+				if err := fs.Remove(lost.File); err != nil {
+					t.Fatal(err)
+				}
+				kept := int(lost.First - 1)
+				wantMissing(t, fs, newest.number, lost, i == 0)
+				got := mustRepair(t, fs, newest.number)
+				if !slices.EqualFunc(got.bodies, want.bodies[:kept], bytes.Equal) {
+					t.Fatalf("%d records after the repair, want %d", len(got.bodies), kept)
+				}
+				mustGoOn(t, fs, newest.number, keys.Epoch(80+1))
+			}
+		})
+	}
+}
+
+// TestAMissingLogIsMissed: the data file knows of the log.
+func TestAMissingLogIsMissed(t *testing.T) {
+	fs, rec, _ := smallLog(t, 80, true)
+	for _, s := range rec.Segments {
+		if err := fs.Remove(s.File); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := Replay(fs, testDir, 40, 0, ignoreAll); err != nil {
+		t.Fatalf("a data file of an earlier version, which knows of no log: %v", err)
+	}
+	known := rec.Segments[1]
+	_, err := Replay(fs, testDir, 40, known.number, ignoreAll)
+	var c *CorruptionError
+	if !errors.As(err, &c) || c.File != known.File || c.Epoch != 41 || c.Remedy == "" {
+		t.Fatalf("got %v", err)
+	}
+	mustRepair(t, fs, known.number)
+	mustGoOn(t, fs, known.number, 81)
+}
+
+// wantMissing expects a replay to name the file, or if the first is missing, the one behind it.
+func wantMissing(t *testing.T, fs vfs.FS, known uint64, lost SegmentInfo, first bool) {
+	t.Helper()
+	_, err := Replay(fs, testDir, 0, known, ignoreAll)
+	var c *CorruptionError
+	if !errors.As(err, &c) || c.Remedy == "" || c.Epoch != lost.First || !first && c.File != lost.File {
+		t.Fatalf("without %s: %v", lost.File, err)
+	}
+	if first && path.Base(c.File) <= path.Base(lost.File) {
+		t.Fatalf("without the first: %v", err)
+	}
+}
+
+func mustRepair(t *testing.T, fs vfs.FS, known uint64) *replayed {
+	t.Helper()
+	d, err := Repair(fs, testDir, 0, known)
+	if err != nil || d.Cause == nil {
+		t.Fatalf("%+v, %v", d, err)
+	}
+	_, got := mustReplayFrom(t, fs, known)
+	return got
+}
+
+func mustReplayFrom(t *testing.T, fs vfs.FS, known uint64) (Recovery, *replayed) {
+	t.Helper()
+	rec, err := Replay(fs, testDir, 0, known, ignoreAll)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, got := mustReplay(t, fs, 0)
+	return rec, got
+}
+
+// mustGoOn opens the log, appends something behind what was lost, and has it back.
+func mustGoOn(t *testing.T, fs vfs.FS, known uint64, beyond keys.Epoch) {
+	t.Helper()
+	rec, got := mustReplayFrom(t, fs, known)
+	opts := testOptions2(fs)
+	a, err := startLog(opts, rec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := a.put([]byte("behind"))
+	if err != nil || e < beyond {
+		t.Fatalf("epoch %d, %v; %d may have been in what is lost", e, err, beyond-1)
+	}
+	mustClose(t, a.log)
+	if _, again := mustReplayFrom(t, fs, known); len(again.bodies) != len(got.bodies)+1 {
+		t.Fatalf("%d records, then %d", len(got.bodies), len(again.bodies))
+	}
+}
+
+// TestLogWithoutMarksOpens: segments of earlier versions do not name the next one.
+func TestLogWithoutMarksOpens(t *testing.T) {
+	for _, closed := range []bool{true, false} {
+		fs, rec, want := smallLog(t, 80, closed)
+		for _, s := range rec.Segments[:len(rec.Segments)-1] {
+			if err := ReadSegment(fs, s, func(r Record) error {
+				if r.Mark() {
+					_ = patch(t, fs, s.File, r.Offset, make([]byte, endSpace))
+				}
+				return nil
+			}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got, bodies := mustReplay(t, fs, 0); got.Unclean == closed || !slices.EqualFunc(bodies.bodies, want.bodies, bytes.Equal) {
+			t.Fatalf("closed %v: %+v", closed, got)
+		}
+		mustGoOn(t, fs, 0, 81)
+	}
+}
+
+// TestTheFirstSegmentOfARunIsMissed: a log that was closed and opened again does not end in the mark of the closing any more. Else what was
+// given out since would be given out again.
+func TestTheFirstSegmentOfARunIsMissed(t *testing.T) {
+	for _, closed := range []bool{true, false} {
+		fs, rec, _ := smallLog(t, 30, closed)
+		a, err := startLog(testOptions2(fs), rec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := a.put([]byte("in the second run")); err != nil {
+			t.Fatal(err)
+		}
+		first := a.cur.Load().path
+		left := fs.Crash(1, vfs.KeepNone)
+		_ = a.log.Close()
+		if err := left.Remove(first); err != nil {
+			t.Fatal(err)
+		}
+		var c *CorruptionError
+		if _, err := Replay(left, testDir, 0, 0, ignoreAll); !errors.As(err, &c) || c.File != first {
+			t.Fatalf("closed %v: %v", closed, err)
+		}
+	}
+}
+
+// TestMarksCostNoSync: a rotation syncs nothing for its mark, whether the segment is full of durable records or not.
+func TestMarksCostNoSync(t *testing.T) {
+	fs := vfs.NewMem()
+	a := mustStart(t, testOptions(fs, SegmentBytesMin))
+	before := a.log.Stats()
+	for i := range 400 { // one record a sync: each segment is durable before it is sealed
+		if _, err := a.put(bodyOf(uint64(i), 150)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	after := a.log.Stats()
+	if rotations := after.Rotations - before.Rotations; rotations < 10 || after.Syncs-before.Syncs > 400 {
+		t.Fatalf("%d rotations, %d syncs for 400 records", rotations, after.Syncs-before.Syncs)
+	}
+}
+
+// TestAMarkDoesNotTestifyForRecordsOfItsOwnWrite: a crash can leave a mark and tear a record before it that was written together with it. That is
+// a torn tail and no damage.
+func TestAMarkDoesNotTestifyForRecordsOfItsOwnWrite(t *testing.T) {
+	fs := vfs.NewMem()
+	a := mustStart(t, testOptions(fs, SegmentBytesMin))
+	a.log.acquireRole() // nothing is written meanwhile
+	first := a.cur.Load()
+	for a.cur.Load() == first {
+		a.mustAppend(t, bodyOf(1, 150))
+	}
+	a.log.resign()
+	if err := a.log.WaitDurable(t.Context(), a.cur.Load().First()); err != nil {
+		t.Fatal(err)
+	}
+	next := a.cur.Load().path
+	left := fs.Crash(1, vfs.KeepNone)
+	_ = a.log.Close()
+	rec, _ := mustReplay(t, left, 0)
+	all := places(t, left, rec)
+	_ = patch(t, left, next, 0, make([]byte, headerPage))
+	if rec, _ := mustReplay(t, left, 0); rec.tail.successor == 0 {
+		t.Fatal("the mark is not in the same write as the records")
+	}
+	_ = patch(t, left, first.path, all[2].off, []byte{0xa5, 0x5a, 0xa5, 0x5a})
+	if rec, got := mustReplay(t, left, 0); rec.Torn == nil || len(got.bodies) != 2 {
+		t.Fatalf("%d records, %+v", len(got.bodies), rec)
+	}
+}
