@@ -252,7 +252,9 @@ func behindKey(s *page.Separator) []byte {
 // leaf writes out the newest versions of a leaf's keys that wanted accepts.
 func (s *salvager) leaf(p page.Leaf, count *uint64, wanted func(key []byte) bool) error {
 	return s.eachNewest(p, wanted, func(key []byte, v *found) error {
-		if other, ok := s.log[string(key)]; ok && other.epoch > v.epoch || inGap(s.unsure, key) {
+		// The same version is in the side tree and in its mirror. One of them has been read with its value; the leaves of the other may come here
+		// from the scan, and their value may be damaged.
+		if other, ok := s.log[string(key)]; ok && other.epoch >= v.epoch || inGap(s.unsure, key) {
 			return nil
 		}
 		delete(s.log, string(key))
