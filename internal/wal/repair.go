@@ -57,26 +57,22 @@ func (r *repair) run(after keys.Epoch, segment uint64) error {
 	if err != nil {
 		return err
 	}
-	if r.Cause.Offset == 0 { // the file is missing, or cannot be read from its header on
-		number, ok := parseFileName(path.Base(r.Cause.File))
-		if !ok {
-			return fmt.Errorf("%s is not a segment", r.Cause.File)
-		}
-		if err := r.removeBehind(files); err != nil {
-			return err
-		}
-		if err := r.writeSkip(max(number, segment), next); err != nil || number >= segment {
-			return err
-		}
-		return r.remove(r.Cause.File)
-	}
-	if err := r.writeSkip(max(rec.lastNumber+1, segment), next); err != nil {
+	// The skip comes first, under a number beyond all others: from then on the epochs of the files that go are known even if the repair is
+	// interrupted.
+	number := max(rec.lastNumber+1, segment)
+	if err := r.writeSkip(number, next); err != nil {
 		return err
 	}
 	if err := r.removeBehind(files); err != nil {
 		return err
 	}
-	return r.cut()
+	switch {
+	case r.Cause.Offset != 0:
+		return r.cut()
+	case r.Cause.File == path.Join(r.dir, FileName(number)): // it was missing, and the skip has taken its place
+		return nil
+	}
+	return r.remove(r.Cause.File)
 }
 
 // beyond is an epoch past all that these segments can have held.
@@ -103,7 +99,7 @@ func (r *repair) beyond(files []SegmentInfo, after keys.Epoch) (keys.Epoch, erro
 	return next, nil
 }
 
-// removeBehind removes the files behind the damage, the newest first. One whose header is damaged is replaced and not removed.
+// removeBehind removes the files behind the damage, the newest first. A file whose header is the damage is the last to go.
 func (r *repair) removeBehind(files []SegmentInfo) error {
 	if r.Cause.Offset == 0 {
 		for _, s := range files {
