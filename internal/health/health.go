@@ -33,9 +33,6 @@ const (
 	Unavailable                     // health checks fail
 )
 
-// Severities lists all of them, mildest first.
-func Severities() []Severity { return []Severity{Warning, Degraded, Unavailable} }
-
 // String is the severity as metric labels and messages write it.
 func (s Severity) String() string {
 	switch s {
