@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 
 	pb "epochkv/api/proto/epochkv/v1"
+	"epochkv/internal/config"
 	"epochkv/internal/vfs"
 )
 
@@ -27,7 +29,7 @@ func (h *harness) scanOnce(t testing.TB, r *pb.ScanRequest) (*pb.ScanResponse, e
 // TestWhatWasSeenBeforeACrashNeverNamesAnotherCommit: a client has seen asynchronous commits that a crash takes back: their epochs, a
 // token and a read epoch. Behind the crash other commits are made, as many and more. Nothing that the client holds means one of those.
 func TestWhatWasSeenBeforeACrashNeverNamesAnotherCommit(t *testing.T) {
-	h := mustStart(t)
+	h := mustStart(t, func(c *config.Config) { c.SyncInterval, c.ProbeInterval = time.Minute, 0 }) // nothing writes to a disk that is off
 	durable := pb.Durability_DURABILITY_SYNC
 	kept, err := h.kv.Put(testContext(t), &pb.PutRequest{Key: []byte("kept"), Value: []byte("1"), Durability: durable})
 	if err != nil {
