@@ -182,7 +182,7 @@ func (c *countedConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// Write follows the ends of streams that go out.
+// Write follows the answers, windows and ends of streams that go out.
 func (c *countedConn) Write(b []byte) (int, error) {
 	c.mu.Lock()
 	if c.inbound != nil {

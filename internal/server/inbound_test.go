@@ -2,6 +2,7 @@ package server
 
 import (
 	"encoding/binary"
+	"errors"
 	"math/rand/v2"
 	"net"
 	"sync"
@@ -29,12 +30,38 @@ func prefixed(size int) []byte {
 	return append(binary.BigEndian.AppendUint32([]byte{0}, uint32(size)), make([]byte, size)...)
 }
 
-// TestHalfSentMessagesAreReservedByTheirLength: from the prefix on a message counts what is still to come, however its frames and the reads are
-// cut, until it is complete, reset or its connection ends.
-func TestHalfSentMessagesAreReservedByTheirLength(t *testing.T) {
-	const size = 200 << 10
-	r := &receiving{limit: 1 << 20}
+func (r *receiving) reserved() int64 { return r.large.reserved.Load() + r.small.reserved.Load() }
+
+func newReceiving(inflight int64) *receiving {
+	r := new(receiving)
+	r.init(inflight)
+	return r
+}
+
+// newFollowed is a connection in which streams 1 to 19 are open.
+func newFollowed(t *testing.T, r *receiving) *inbound {
+	t.Helper()
 	in := newInbound(r)
+	in.received.skip = 0
+	for stream := uint32(1); stream < 20; stream += 2 {
+		if err := in.follow(frame(frameHeaders, 4, stream, make([]byte, 30))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return in
+}
+
+// windowOf is a frame that widens a stream's window.
+func windowOf(stream uint32, increment int) []byte {
+	return frame(frameWindow, 0, stream, binary.BigEndian.AppendUint32(nil, uint32(increment)))
+}
+
+// TestMessagesCountUntilTheyAreTaken: from the prefix on a message counts with the length that it declares, however its frames and the reads are
+// cut, until the server has answered it, it is reset, or its connection ends.
+func TestMessagesCountUntilTheyAreTaken(t *testing.T) {
+	const size, small = 200 << 10, 60 << 10
+	r := newReceiving(4 << 20)
+	in := newFollowed(t, r)
 	feed := func(b []byte) {
 		t.Helper()
 		for len(b) > 0 {
@@ -47,74 +74,145 @@ func TestHalfSentMessagesAreReservedByTheirLength(t *testing.T) {
 	}
 	want := func(n int64) {
 		t.Helper()
-		if got := r.reserved.Load(); got != n || in.reserved != n {
-			t.Fatalf("%d bytes are reserved, %d of them by the connection; want %d", got, in.reserved, n)
+		if got := r.reserved(); got != n || in.large+in.small != n {
+			t.Fatalf("%d bytes are reserved, %d of them by the connection; want %d", got, in.large+in.small, n)
 		}
-	}
-	feed([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"))
-	feed(frame(4, 0, 0, make([]byte, 18))) // SETTINGS
-	for _, stream := range []uint32{1, 3, 5, 7} {
-		feed(frame(frameHeaders, 4, stream, make([]byte, 30)))
 	}
 	m := prefixed(size)
 	feed(frame(frameData, 0, 1, m[:3]))
 	want(0)
 	feed(frame(frameData, 0, 1, m[3:1005]))
-	want(size - 1000)
-	feed(frame(frameData, 0, 3, append(prefixed(100), m[:5]...))) // a small one and a large one
-	want(2*size - 1000)
-	feed(frame(frameData, flagPadded, 1, append(append([]byte{9}, m[1005:2005]...), make([]byte, 9)...)))
-	want(2*size - 2000)
-	feed(frame(frameReset, 0, 3, make([]byte, 4)))
-	want(size - 2000)
-	feed(frame(frameData, flagEndStream, 1, m[2005:]))
-	want(0)
-	feed(frame(frameData, 0, 5, m[:5]))
-	feed(frame(frameData, 0, 7, m[:5]))
+	want(size)
+	feed(frame(frameData, 0, 3, append(prefixed(100), m[:500]...))) // a small one and a large one
 	want(2 * size)
+	feed(frame(frameData, flagPadded, 1, append(append([]byte{9}, m[1005:2005]...), make([]byte, 9)...)))
+	in.answered(frame(frameHeaders, 0, 1, nil)) // headers before the message is complete
+	want(2 * size)
+	feed(frame(frameReset, 0, 3, make([]byte, 4)))
+	want(size)
+	feed(frame(frameData, flagEndStream, 1, m[2005:]))
+	want(size) // complete, but not decoded
+	in.answered(frame(frameData, 0, 1, nil))
+	want(0)
+	half := prefixed(small)
+	feed(frame(frameData, 0, 5, half[:600]))
+	want(small + grpcPrefixBytes) // with all that it declares
+	feed(frame(frameData, 0, 5, half[600:]))
+	want(small + grpcPrefixBytes) // complete, but not decoded
+	feed(frame(frameData, 0, 7, m[:1000]))
+	want(small + grpcPrefixBytes + size)
+	in.answered(frame(frameReset, 0, 5, make([]byte, 4)))
+	want(size)
 	in.end()
 	want(0)
 }
 
-// TestMessagesBeyondTheShareAreGivenAnImpossibleLength: and those after them are followed all the same.
-func TestMessagesBeyondTheShareAreGivenAnImpossibleLength(t *testing.T) {
-	const size = 200 << 10
-	r := &receiving{limit: 500 << 10}
-	one, other := newInbound(r), newInbound(r)
-	one.received.skip, other.received.skip = 0, 0
-	m := prefixed(size)
-	start := func(in *inbound, stream uint32) (admitted bool) {
+// TestSmallMessagesThatWaitCount: a stream that is not served holds a window of small messages, which count together; one too many is refused, and
+// with it its stream. What the server takes, as it tells by windows or answers, does not count.
+func TestSmallMessagesThatWaitCount(t *testing.T) {
+	const size, limit = 1 << 10, 400 << 10
+	r := newReceiving(2 * limit)
+	in := newFollowed(t, r)
+	send := func(stream uint32) (refused bool) {
 		t.Helper()
-		if err := in.follow(frame(frameHeaders, 4, stream, nil)); err != nil {
-			t.Fatal(err)
-		}
-		b := frame(frameData, 0, stream, m[:10])
+		b := frame(frameData, 0, stream, prefixed(size))
 		if err := in.follow(b); err != nil {
 			t.Fatal(err)
 		}
-		return b[frameHeaderBytes+1] == 0
+		return b[frameHeaderBytes+1] != 0
 	}
-	if !start(one, 1) {
-		t.Error("the first was refused")
-	}
-	if start(one, 3) {
-		t.Error("one connection got more than half")
-	}
-	if !start(other, 1) {
-		t.Error("another connection was refused")
-	}
-	third := newInbound(r)
-	third.received.skip = 0
-	if start(third, 1) || r.refused.Load() != 2 {
-		t.Error("admitted beyond the limit")
-	}
-	for _, in := range []*inbound{one, other} {
-		if err := in.follow(frame(frameData, 0, 1, m[10:])); err != nil {
-			t.Fatal(err)
+	for i := range 5000 {
+		if send(1) || send(3) {
+			t.Fatal("a stream that is served was refused")
+		}
+		if i%50 == 0 {
+			in.answered(windowOf(1, 51*(size+grpcPrefixBytes)))
+			in.answered(frame(frameData, 0, 3, nil))
 		}
 	}
-	if r.reserved.Load() != 0 || !start(third, 3) {
-		t.Error("what was complete is still reserved")
+	in.answered(windowOf(1, 1<<20))
+	in.answered(windowOf(3, 1<<20))
+	if n := r.reserved(); n != 0 {
+		t.Errorf("%d bytes are reserved after everything was taken", n)
+	}
+	n := 0
+	for !send(uint32(5 + n%2*2)) {
+		n++
+	}
+	before := in.small
+	if in.answered(frame(frameData, 0, 5, nil)); in.small != before {
+		t.Error("an answer took more than the server takes without widening the window")
+	}
+	if n < 150 || n > 250 {
+		t.Errorf("message %d was refused; half of the limit is 200", n)
+	}
+	if in.end(); r.reserved() != 0 {
+		t.Errorf("%d bytes are reserved at the end", r.reserved())
+	}
+}
+
+// TestMessagesInCrumbsEndTheirConnection: small frames count more than their payload, which a message that has been admitted cannot hide.
+func TestMessagesInCrumbsEndTheirConnection(t *testing.T) {
+	for _, size := range []int{1, smallFrameBytes} {
+		r := newReceiving(4 << 20)
+		in := newFollowed(t, r)
+		m, frames := prefixed(500<<10), 0
+		err := in.follow(frame(frameData, 0, 1, m[:5]))
+		for m = m[5:]; err == nil && len(m) > size; m = m[size:] {
+			err = in.follow(frame(frameData, 0, 1, m[:size]))
+			frames++
+		}
+		if size == 1 && (!errors.Is(err, errCrumbs) || int64(frames)*frameOverhead > r.small.limit/2+2*crumbsMax) || size > 1 && err != nil {
+			t.Errorf("after %d frames of %d bytes: %v", frames, size, err)
+		}
+		if in.end(); r.reserved() != 0 {
+			t.Errorf("%d bytes are reserved at the end", r.reserved())
+		}
+	}
+}
+
+// TestMessagesBeyondTheShareAreGivenAnImpossibleLength: and those after them are followed all the same.
+func TestMessagesBeyondTheShareAreGivenAnImpossibleLength(t *testing.T) {
+	for _, size := range []int{60 << 10, 200 << 10} {
+		limit := int64(size) * 5 / 2
+		r := new(receiving)
+		r.large.limit, r.small.limit = limit, limit
+		one, other, third := newFollowed(t, r), newFollowed(t, r), newFollowed(t, r)
+		m := prefixed(size)
+		start := func(in *inbound, stream uint32) (admitted bool) {
+			t.Helper()
+			b := frame(frameData, 0, stream, m[:1000])
+			if err := in.follow(b); err != nil {
+				t.Fatal(err)
+			}
+			return b[frameHeaderBytes+1] == 0
+		}
+		if !start(one, 1) {
+			t.Error("the first was refused")
+		}
+		if start(one, 3) {
+			t.Error("one connection got more than half")
+		}
+		if !start(other, 1) {
+			t.Error("another connection was refused")
+		}
+		if start(third, 1) || r.refused.Load() != 2 {
+			t.Error("admitted beyond the limit")
+		}
+		for _, in := range []*inbound{one, other} {
+			if err := in.follow(frame(frameData, 0, 1, m[1000:])); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if start(third, 3) {
+			t.Error("what is not decoded was not reserved")
+		}
+		for _, in := range []*inbound{one, other} {
+			in.answered(frame(frameData, 0, 1, nil))
+		}
+		if r.reserved() != 0 || !start(third, 5) {
+			t.Errorf("%d bytes of what was answered are still reserved", r.reserved())
+		}
 	}
 }
 
@@ -134,7 +232,7 @@ func TestManyLargeMessagesAtOnceAreReceivedInTheirShare(t *testing.T) {
 			case <-stop:
 				return
 			case <-time.After(100 * time.Microsecond):
-				most.Store(max(most.Load(), h.receiving.reserved.Load()))
+				most.Store(max(most.Load(), h.receiving.large.reserved.Load()))
 			}
 		}
 	}()
@@ -162,7 +260,7 @@ func TestManyLargeMessagesAtOnceAreReceivedInTheirShare(t *testing.T) {
 	if accepted.Load() == 0 || h.receiving.refused.Load() == 0 {
 		t.Error("nothing was accepted, or nothing refused")
 	}
-	if limit := h.receiving.limit; most.Load() > limit {
+	if limit := h.receiving.large.limit; most.Load() > limit {
 		t.Errorf("%d bytes were being received, more than %d", most.Load(), limit)
 	}
 	for _, conn := range conns {
@@ -170,7 +268,7 @@ func TestManyLargeMessagesAtOnceAreReceivedInTheirShare(t *testing.T) {
 			t.Errorf("a connection that was refused something does not go on: %v", err)
 		}
 	}
-	eventually(t, "nothing is reserved", func() bool { return h.receiving.reserved.Load() == 0 })
+	eventually(t, "nothing is reserved", func() bool { return h.receiving.reserved() == 0 })
 }
 
 // rawClient speaks HTTP/2 by itself: it does only what it is told to.
@@ -244,45 +342,106 @@ func TestMessagesOfStreamsThatTheServerEndsAreForgotten(t *testing.T) {
 	m := prefixed(200 << 10)
 	c.begin(1, "/epochkv.v1.KV/Put", "100m")
 	c.send(frame(frameData, 0, 1, m[:1000]))
-	eventually(t, "the message is being received", func() bool { return h.receiving.reserved.Load() > 0 })
+	eventually(t, "the message is being received", func() bool { return h.receiving.reserved() > 0 })
 	c.awaitEnd(1)
-	eventually(t, "nothing is reserved", func() bool { return h.receiving.reserved.Load() == 0 })
+	eventually(t, "nothing is reserved", func() bool { return h.receiving.reserved() == 0 })
 	c.begin(3, "/epochkv.v1.KV/None", "10S")
 	c.awaitEnd(3)
 	c.send(frame(frameData, 0, 3, m[:1000]))
 	c.send(frame(6, 0, 0, make([]byte, 8))) // PING
 	c.begin(5, "/epochkv.v1.KV/None", "10S")
 	c.awaitEnd(5)
-	if n := h.receiving.reserved.Load(); n != 0 {
+	if n := h.receiving.reserved(); n != 0 {
 		t.Errorf("%d bytes of a stream that the server has ended are reserved", n)
 	}
 }
 
-// TestInboundAgreesWithAModel: whatever is sent, in frames cut and padded anywhere, read in pieces of any size, with streams ended by either side
-// at any moment, what is reserved is what is to come of the large messages of open streams.
-func TestInboundAgreesWithAModel(t *testing.T) {
-	type stream struct {
-		data []byte // to be sent
-		sent int
-		ends []int // of its messages in data
-		size []int // of each of them, without prefix
+// modelled is a stream as a model of inbound has it: it knows messages and frames, and nothing of how they are cut, padded and read.
+type modelled struct {
+	data   []byte // to be sent
+	sent   int
+	ends   []int // of its messages in data
+	size   []int // of each of them, without prefix
+	closed bool
+
+	large, small, waiting, raw int64
+}
+
+func newModelled(random *rand.Rand) *modelled {
+	s := new(modelled)
+	for range 1 + random.IntN(6) {
+		size := []int{0, 1, 100, 3000, receivedBytesMin - 1, receivedBytesMin, 100_000}[random.IntN(7)]
+		s.data = append(s.data, prefixed(size)...)
+		s.ends, s.size = append(s.ends, len(s.data)), append(s.size, size)
 	}
+	return s
+}
+
+func (s *modelled) reserve() {
+	if s.waiting-s.small >= smallStep {
+		s.small = s.waiting
+	}
+}
+
+// receive takes in a frame with the next n bytes and so many of padding.
+func (s *modelled) receive(n, padding int) {
+	for i, end := range s.ends {
+		body := end - s.size[i]
+		small, known := s.size[i] < receivedBytesMin, s.sent < body && s.sent+n >= body
+		switch {
+		case known && small:
+			s.waiting, s.raw = s.waiting+int64(s.size[i])+grpcPrefixBytes, s.raw+grpcPrefixBytes
+			s.reserve()
+		case known:
+			s.large = max(s.large, int64(s.size[i]))
+		}
+		if small {
+			s.raw += int64(max(0, min(s.sent+n, end)-max(s.sent, body)))
+		}
+	}
+	s.sent += n
+	if all := n + padding; all > 0 && all < smallFrameBytes {
+		s.waiting += frameOverhead
+		s.reserve()
+	}
+}
+
+// taken is what a wider window, or an answer, tells.
+func (s *modelled) taken(bytes int64, answer bool) {
+	large, left := int64(0), int64(0) // of the message that is being received
+	for i, end := range s.ends {
+		if body := end - s.size[i]; s.sent >= body && s.sent < end {
+			if large = int64(s.size[i]); large < receivedBytesMin {
+				large, left = 0, int64(end-s.sent)
+			}
+		}
+	}
+	if answer {
+		s.large = large
+		if s.raw <= unwidened {
+			bytes = s.raw
+		}
+	}
+	if bytes = min(bytes, s.raw); bytes == s.raw {
+		s.raw, s.waiting = 0, left
+	} else {
+		s.waiting -= (s.waiting - left) * bytes / s.raw
+		s.raw -= bytes
+	}
+	if s.small = min(s.small, s.waiting); s.waiting < smallStep {
+		s.small = 0
+	}
+}
+
+// TestInboundAgreesWithAModel: whatever is sent, in frames cut and padded anywhere, read in pieces of any size, with answers, windows and ends of
+// streams by either side at any moment, what is reserved is what the model says.
+func TestInboundAgreesWithAModel(t *testing.T) {
 	for seed := range uint64(300) {
 		random := rand.New(rand.NewPCG(seed, 1))
-		r := &receiving{limit: 1 << 40}
+		r := newReceiving(1 << 40)
 		in := newInbound(r)
-		model := map[uint32]*stream{}
+		model := map[uint32]*modelled{}
 		next := uint32(1)
-		reserved := func() (n int64) {
-			for _, s := range model {
-				for i, end := range s.ends {
-					if begin := end - s.size[i] - grpcPrefixBytes; s.size[i] >= receivedBytesMin && s.sent >= begin+grpcPrefixBytes && s.sent < end {
-						n += int64(end - s.sent)
-					}
-				}
-			}
-			return n
-		}
 		feed := func(b []byte) {
 			for len(b) > 0 {
 				n := min(len(b), 1+random.IntN(1+random.IntN(40_000)))
@@ -292,39 +451,42 @@ func TestInboundAgreesWithAModel(t *testing.T) {
 				b = b[n:]
 			}
 		}
+		send := func(b []byte) {
+			for len(b) > 0 {
+				n := 1 + random.IntN(len(b))
+				in.answered(b[:n])
+				b = b[n:]
+			}
+		}
 		feed([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"))
-		for step := range 60 {
+		for step := range 100 {
 			var id uint32
 			for id = range model {
 				break
 			}
 			s := model[id]
-			switch what := random.IntN(12); {
+			switch what := random.IntN(16); {
 			case s == nil || what == 0:
-				s = new(stream)
-				for range 1 + random.IntN(4) {
-					size := []int{0, 1, 100, receivedBytesMin - 1, receivedBytesMin, 100_000}[random.IntN(6)]
-					s.data = append(s.data, prefixed(size)...)
-					s.ends, s.size = append(s.ends, len(s.data)), append(s.size, size)
-				}
 				feed(frame(frameHeaders, 0, next, make([]byte, random.IntN(50))))
 				feed(frame(9, 4, next, make([]byte, random.IntN(50)))) // CONTINUATION
-				model[next] = s
+				model[next] = newModelled(random)
 				next += 2
 			case what == 1: // the client resets
 				feed(frame(frameReset, 0, id, make([]byte, 4)))
 				delete(model, id)
 			case what == 2: // the server ends
-				b := append(frame(frameData, 0, id, make([]byte, random.IntN(20))), frame(frameHeaders, 5, id, make([]byte, random.IntN(20)))...)
-				for len(b) > 0 {
-					n := 1 + random.IntN(len(b))
-					in.answered(b[:n])
-					b = b[n:]
-				}
+				send(append(frame(frameData, 0, id, make([]byte, random.IntN(20))), frame(frameHeaders, 5, id, make([]byte, random.IntN(20)))...))
 				delete(model, id)
 			case what == 3: // trailers of the client
 				feed(frame(frameHeaders, 5, id, make([]byte, 10)))
-				delete(model, id)
+				s.closed = true
+			case what == 4: // the server answers
+				send(frame([]byte{frameData, frameHeaders}[random.IntN(2)], 0, id, make([]byte, random.IntN(20))))
+				s.taken(0, true)
+			case what == 5: // the server takes
+				n := 1 + random.IntN(1+random.IntN(1<<17))
+				send(append(windowOf(0, 1<<20), windowOf(id, n)...))
+				s.taken(int64(n), false)
 			default:
 				part := s.data[s.sent:min(len(s.data), s.sent+random.IntN(1+random.IntN(70_000)))]
 				flags, payload := byte(0), part
@@ -336,7 +498,7 @@ func TestInboundAgreesWithAModel(t *testing.T) {
 					flags |= flagEndStream
 				}
 				b := frame(frameData, flags, id, payload)
-				if random.IntN(6) == 0 { // the server ends within the frame, whose rest comes all the same
+				if random.IntN(8) == 0 { // the server ends within the frame, whose rest comes all the same
 					n := random.IntN(len(b))
 					feed(b[:n])
 					in.answered(frame(frameReset, 0, id, make([]byte, 4)))
@@ -345,16 +507,23 @@ func TestInboundAgreesWithAModel(t *testing.T) {
 					break
 				}
 				feed(b)
-				if s.sent += len(part); flags&flagEndStream != 0 {
-					delete(model, id)
+				if !s.closed {
+					s.receive(len(part), len(payload)-len(part))
+					s.closed = flags&flagEndStream != 0
 				}
 			}
-			if got, want := r.reserved.Load(), reserved(); got != want || in.reserved != want || len(in.open) != len(model) {
-				t.Fatalf("seed %d, step %d: %d bytes are reserved, %d of them by the connection, in %d streams; want %d in %d", seed, step, got, in.reserved, len(in.open), want, len(model))
+			var large, small int64
+			for _, s := range model {
+				large, small = large+s.large, small+s.small
+			}
+			if gotLarge, gotSmall := r.large.reserved.Load(), r.small.reserved.Load(); gotLarge != large || gotSmall != small ||
+				in.large != large || in.small != small || len(in.open) != len(model) {
+				t.Fatalf("seed %d, step %d: %d and %d bytes are reserved, %d and %d of them by the connection, in %d streams; want %d and %d in %d",
+					seed, step, gotLarge, gotSmall, in.large, in.small, len(in.open), large, small, len(model))
 			}
 		}
-		if in.end(); r.reserved.Load() != 0 || in.reserved != 0 || len(in.open) != 0 {
-			t.Fatalf("seed %d: %d bytes are reserved by a closed connection", seed, r.reserved.Load())
+		if in.end(); r.reserved() != 0 || in.large != 0 || in.small != 0 || len(in.open) != 0 {
+			t.Fatalf("seed %d: %d bytes are reserved by a closed connection", seed, r.reserved())
 		}
 	}
 }

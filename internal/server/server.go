@@ -117,7 +117,8 @@ func open(c config.Config, log *slog.Logger, files vfs.FS) (*Server, error) {
 	}
 	s.store, s.opening = store, time.Since(s.clock.started)
 	s.connections.max, s.connections.requests, s.connections.admission = int64(c.Limits.Connections), &s.requests, &s.admission
-	s.connections.receiving, s.receiving.limit = &s.receiving, int64(c.Inflight())/4
+	s.connections.receiving = &s.receiving
+	s.receiving.init(int64(c.Inflight()))
 	s.admission.init(c.Limits.InflightRequests, uint64(c.Inflight()))
 	s.callers.store, s.callers.admission = store, &s.admission
 	id := store.ID()
