@@ -4,12 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"regexp"
 	"strings"
 	"testing"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+
 	pb "epochkv/api/proto/epochkv/v1"
 	"epochkv/client"
+	"epochkv/internal/telemetry"
 )
 
 // TestClientEndsItsStreamsInOrder uses every kind of stream of the Go client, ended in every way in which a program is content, and wants
@@ -84,10 +90,11 @@ func TestClientEndsItsStreamsInOrder(t *testing.T) {
 		t.Fatal(err)
 	}
 	load.Close()
+	// What the client sends last may be lost when the connection closes before the server has read it.
+	eventually(t, "every stream has ended", func() bool { return h.streams.Load() == 0 })
 	if err := c.Close(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "every stream has ended", func() bool { return h.streams.Load() == 0 })
 	_, metrics := httpGet(t, h, "/metrics")
 	for _, line := range regexp.MustCompile(`(?m)^kvserver_requests_total.* [1-9].*$`).FindAllString(metrics, -1) {
 		if !strings.Contains(line, `code="OK"`) {
@@ -122,5 +129,49 @@ func TestScanOverALostConnectionCountsAsCanceled(t *testing.T) {
 	eventually(t, "the scan ends", func() bool { return h.streams.Load() == 0 })
 	if _, metrics := httpGet(t, h, "/metrics"); !strings.Contains(metrics, `kvserver_requests_total{code="OK",method="Scan"} 0`) {
 		t.Errorf("the broken scan is not counted: %v", regexp.MustCompile(`(?m)^kvserver_requests_total.*Scan.*$`).FindAllString(metrics, -1))
+	}
+}
+
+// TestScanBrokenOffBeforeItsConnectionClosesIsInOrder: the server may run the scan's handler only when the connection has closed as well. What
+// counts is the order of the two on the connection, which is gRPC's: a reset cancels the stream, a lost connection is closed first.
+func TestScanBrokenOffBeforeItsConnectionClosesIsInOrder(t *testing.T) {
+	closing := status.Error(codes.Unavailable, "transport is closing")
+	for _, c := range []struct {
+		name   string
+		events string // (r)eset, (c)lose
+		err    error
+		want   codes.Code
+	}{
+		{"reset", "r", context.Canceled, codes.OK},
+		{"reset, then closed", "rc", closing, codes.OK},
+		{"closed, then canceled by that", "cr", closing, codes.Unavailable},
+		{"closed, and seen as canceled", "cr", context.Canceled, codes.Canceled},
+		{"open, and unavailable", "", closing, codes.Unavailable},
+		{"reset, and failed", "rc", errOverloaded, codes.ResourceExhausted},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h := mustStart(t)
+			info := h.connections.admit()
+			client, raw := net.Pipe()
+			defer func() { _ = client.Close() }()
+			conn := &countedConn{Conn: raw, connections: &h.connections, info: info, inbound: newInbound(h.connections.receiving)}
+			defer func() { _ = conn.Close() }()
+			ctx, reset := context.WithCancel(peer.NewContext(t.Context(), &peer.Peer{AuthInfo: info}))
+			defer reset()
+			_ = h.serveStream(ctx, telemetry.MethodScan, func(*connection) error {
+				for _, event := range c.events {
+					if event == 'r' {
+						reset()
+					} else if err := conn.Close(); err != nil {
+						t.Error(err)
+					}
+				}
+				return c.err
+			})
+			_, metrics := httpGet(t, h, "/metrics")
+			if want := fmt.Sprintf(`kvserver_requests_total{code="%v",method="Scan"} 1`, c.want); !strings.Contains(metrics, want) {
+				t.Errorf("want %s, got %v", want, regexp.MustCompile(`(?m)^kvserver_requests_total.*Scan.* [1-9].*$`).FindAllString(metrics, -1))
+			}
+		})
 	}
 }

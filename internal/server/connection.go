@@ -20,7 +20,10 @@ type connection struct {
 	credentials.CommonAuthInfo
 	shard   *telemetry.Shard
 	refused bool // over the limit: its requests are told so, instead of being cut off without a word
-	closed  atomic.Bool
+
+	scansMu sync.Mutex // a leaf; guards what follows
+	scans   map[*openScan]struct{}
+	closed  bool
 
 	held [shareAnswers]atomic.Int64 // bytes in each share, of requests of countedBytesMin and more
 
@@ -28,6 +31,49 @@ type connection struct {
 	answers int64
 	charges uint64
 	ended   bool // nothing is counted any more
+}
+
+// openScan is a Scan stream that is under way.
+type openScan struct {
+	ctx  context.Context // the stream's
+	lost bool            // the connection closed before the stream ended
+}
+
+func (c *connection) beginScan(ctx context.Context) *openScan {
+	scan := &openScan{ctx: ctx}
+	if c == nil {
+		return scan
+	}
+	c.scansMu.Lock()
+	defer c.scansMu.Unlock()
+	scan.lost = c.closed
+	if c.scans == nil {
+		c.scans = make(map[*openScan]struct{})
+	}
+	c.scans[scan] = struct{}{}
+	return scan
+}
+
+// endScan reports whether the client broke the scan off while the connection was open. The handler may hear of that only after the
+// connection has closed.
+func (c *connection) endScan(scan *openScan) (brokenOff bool) {
+	if c != nil {
+		c.scansMu.Lock()
+		defer c.scansMu.Unlock()
+		delete(c.scans, scan)
+	}
+	return !scan.lost && errors.Is(scan.ctx.Err(), context.Canceled)
+}
+
+// close marks the scans that lose their connection. gRPC closes a connection before it cancels the streams that are open on it, so a stream
+// that is canceled already was reset by the client.
+func (c *connection) close() {
+	c.scansMu.Lock()
+	defer c.scansMu.Unlock()
+	c.closed = true
+	for scan := range c.scans {
+		scan.lost = scan.lost || scan.ctx.Err() == nil
+	}
 }
 
 // enter counts bytes of a share, unless the connection has others in it and comes to more than limit with them.
@@ -194,7 +240,7 @@ func (c *countedConn) Write(b []byte) (int, error) {
 
 func (c *countedConn) Close() error {
 	c.once.Do(func() {
-		c.info.closed.Store(true)
+		c.info.close()
 		c.connections.open.Add(-1)
 		c.info.end(c.connections.admission)
 		c.mu.Lock()

@@ -404,13 +404,18 @@ func (s *Server) serveStream(ctx context.Context, method telemetry.Method, body 
 	start, conn := s.clock.now(), connectionOf(ctx)
 	s.streams.Add(1)
 	defer s.streams.Add(-1)
+	var scan *openScan
+	if method == telemetry.MethodScan {
+		scan = conn.beginScan(ctx)
+	}
 	err, code := body(conn), codes.OK
 	if err != nil {
 		st := statusOf(err)
 		err, code = st.Err(), st.Code()
 	}
-	if method == telemetry.MethodScan && code == codes.Canceled && !conn.closed.Load() {
-		code = codes.OK // a reader that has enough has no other way to say so
+	// A reader that has enough has no other way to say so. After the connection has closed as well, gRPC calls it unavailable.
+	if method == telemetry.MethodScan && conn.endScan(scan) && (code == codes.Canceled || code == codes.Unavailable) {
+		code = codes.OK
 	}
 	conn.shard.Observe(method, code, s.clock.now()-start)
 	return err
