@@ -269,7 +269,7 @@ func (x *Session) reserve(ctx context.Context, w *Write, body []byte) (keys.Epoc
 			return epoch, err
 		}
 		x.slot.Leave()
-		if err := x.store.admit(w); err != nil { // the disk may have become full since prepare
+		if err := x.store.admitMore(ctx, w); err != nil { // the disk may have become full since prepare
 			x.slot.Enter()
 			return 0, err
 		}

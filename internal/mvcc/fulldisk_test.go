@@ -24,21 +24,38 @@ const fullDiskBytes = 4 << 20
 
 func numbered(i int) string { return fmt.Sprintf("k%05d", i) }
 
-// fillDisk puts until the store refuses, and returns what it holds.
-func fillDisk(t *testing.T, s *Store, want map[string]string) {
+// fillUntilRefused puts from key first on until the store refuses, adds to want what it holds, and returns the key that was refused.
+func fillUntilRefused(t *testing.T, s *Store, want map[string]string, first int) (refused int) {
 	t.Helper()
 	x := mustSession(t, s)
 	defer x.Close()
 	value := strings.Repeat("v", 1000)
-	for i := 0; ; i++ {
+	for i := first; ; i++ {
 		_, err := put(x, numbered(i), value, DurabilityAsync)
-		if errors.Is(err, vfs.ErrNoSpace) {
-			return
+		if _, short := errors.AsType[*storage.ShortageError](err); short {
+			return i
 		}
 		if err != nil || i > 4*fullDiskBytes/len(value) {
 			t.Fatalf("put %d on a disk of %d bytes: %v", i, fullDiskBytes, err)
 		}
 		want[numbered(i)] = value
+	}
+}
+
+// fillDisk puts until the store refuses although everything is merged and nothing more can be released. A refusal while something is in memory
+// may end with the next checkpoint, without any deletion.
+func fillDisk(t *testing.T, s *Store, want map[string]string) *storage.ShortageError {
+	t.Helper()
+	for i := 0; ; {
+		i = fillUntilRefused(t, s, want, i)
+		for range 3 { // the next one releases what the last one freed
+			if err := s.Checkpoint(t.Context()); err != nil && !errors.Is(err, vfs.ErrNoSpace) {
+				t.Fatal(err)
+			}
+		}
+		if short := s.Shortage(); short != nil {
+			return short
+		}
 	}
 }
 
@@ -49,7 +66,8 @@ func mustDelete(t *testing.T, s *Store, key string) {
 	w := Write{}
 	w.Delete([]byte(key))
 	if _, err := commitAndWait(x, &w); err != nil {
-		t.Fatalf("a deletion on a full disk: %v", err)
+		st := s.Stats().Storage
+		t.Fatalf("a deletion on a full disk: %v; pages %+v, generations %+v, checkpoints %v, reserve %d", err, st.Pages, st.Generations, s.CheckpointErr(), st.DiskReserve)
 	}
 }
 
@@ -71,17 +89,17 @@ func mustDeleteRange(t *testing.T, s *Store, want map[string]string, lower, uppe
 	}
 }
 
-// awaitSpace puts until that is accepted again.
+// awaitSpace puts until that is accepted again and the shortage is over. It may end and begin again while the deletions are being merged.
 func awaitSpace(t *testing.T, s *Store, key string) {
 	t.Helper()
 	x := mustSession(t, s)
 	defer x.Close()
 	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
 		_, err := put(x, key, "v", DurabilitySync)
-		if err == nil {
+		if err == nil && s.Shortage() == nil {
 			return
 		}
-		if !errors.Is(err, vfs.ErrNoSpace) || time.Now().After(deadline) {
+		if err != nil && !errors.Is(err, vfs.ErrNoSpace) || time.Now().After(deadline) {
 			t.Fatalf("after the deletions: %v, shortage %v, checkpoints %v, pages %+v", err, s.Shortage(), s.CheckpointErr(), s.Stats().Storage.Pages)
 		}
 	}
@@ -98,9 +116,7 @@ func TestFullDiskTakesDeletionsAndEndsByItself(t *testing.T) {
 	s := mustOpen(t, o)
 	want := map[string]string{}
 	for round := range 3 {
-		fillDisk(t, s, want)
-		short := s.Shortage()
-		if short == nil || short.Since.Before(start) || short.Since.After(time.Now()) || !errors.Is(short, vfs.ErrNoSpace) {
+		if short := fillDisk(t, s, want); short.Since.Before(start) || short.Since.After(time.Now()) || !errors.Is(short, vfs.ErrNoSpace) {
 			t.Fatalf("round %d: writes are refused, and the shortage is %v", round, short)
 		}
 		for i := range 40 { // one of every few leaves: pages are written before any are free
@@ -116,13 +132,44 @@ func TestFullDiskTakesDeletionsAndEndsByItself(t *testing.T) {
 		mustDeleteRange(t, s, want, numbered(100+round), numbered(1500))
 		awaitSpace(t, s, "later")
 		want["later"] = "v"
-		if short := s.Shortage(); short != nil {
-			t.Fatalf("writes are accepted, and the shortage is %v", short)
-		}
 		mustHold(t, s, want)
 	}
 	mustClose(t, s)
 	mustHold(t, mustOpen(t, o), want)
+}
+
+// TestWritersDoNotOutrunTheReserve: while the data file takes its time to grow, no more is accepted than the free pages suffice for. It may not
+// be able to grow at all, and then what was accepted could not be merged.
+func TestWritersDoNotOutrunTheReserve(t *testing.T) {
+	fs := vfs.NewMem()
+	o := reserving(fs)
+	o.Storage.CheckpointBytes, o.Storage.DiskReserve = 64<<20, 1<<20 // no checkpoint before the end
+	s := mustOpen(t, o)
+	x := mustSession(t, s)
+	defer x.Close()
+	grow := make(chan struct{})
+	fs.SetHook(func(op vfs.Op, name string) {
+		if op == vfs.OpPreallocate && name == "db/data.ekv" {
+			<-grow
+		}
+	})
+	defer close(grow)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	w, accepted := Write{Durability: DurabilityAsync}, int64(0)
+	reserve := s.Stats().Storage.DiskReserve
+	for i := 0; accepted < 4*reserve; i++ {
+		w.Reset()
+		w.Set([]byte(numbered(i)), make([]byte, 1000))
+		if _, err := x.Commit(ctx, &w); err != nil {
+			if !errors.Is(err, context.DeadlineExceeded) {
+				t.Fatal(err)
+			}
+			return
+		}
+		accepted += 1000
+	}
+	t.Errorf("%d bytes were accepted with a reserve of %d", accepted, reserve)
 }
 
 // TestKillOnAFullDiskAnywhereLeavesAStoreThatStarts crashes at each operation of deletions, checkpoints and restarts on a full disk, again and again on what
@@ -132,7 +179,7 @@ func TestKillOnAFullDiskAnywhereLeavesAStoreThatStarts(t *testing.T) {
 	full.SetCapacity(fullDiskBytes)
 	filled := map[string]string{}
 	s := mustOpen(t, reserving(full))
-	fillDisk(t, s, filled)
+	fillUntilRefused(t, s, filled, 0)
 	if err := s.AwaitDurable(context.Background(), s.Visible()); err != nil {
 		t.Fatal(err)
 	}

@@ -25,6 +25,16 @@ func (s *Store) admit(w *Write) error {
 	return nil
 }
 
+// admitMore is admit before another memtable begins.
+func (s *Store) admitMore(ctx context.Context, w *Write) error {
+	if !w.Batch.OnlyDeletes() {
+		if err := s.engine.AwaitReserve(ctx); err != nil {
+			return err
+		}
+	}
+	return s.admit(w)
+}
+
 // relieve merges deletions that were made on a full disk before there are too many of them for the pages in reserve, whatever happens to the process
 // meanwhile. The caller holds no latch.
 func (s *Store) relieve(ctx context.Context) error {

@@ -67,13 +67,15 @@ type Engine struct {
 
 	blocked      atomic.Pointer[error] // why checkpoints cannot make room at present: the disk is full, or a page is damaged
 	shortage     atomic.Pointer[ShortageError]
-	spaceMu      sync.Mutex    // one at a time fills the reserve; taken after checkpointing, before retired.mu and mu
-	reserveTaken int           // files of the log's reserve that became segments, as seen last; guarded by mu
-	spaceDue     chan struct{} // capacity 1: the reserve should be looked at
-	cacheBytes   atomic.Int64  // of the page cache at present
-	frozenBytes  atomic.Int64  // that frozen memtables may hold together
-	rotated      atomic.Int64  // unix nanoseconds of the last rotation
-	flow         flow          // what writers owe while checkpoints fall behind
+	spaceMu      sync.Mutex                    // one at a time fills the reserve; taken after checkpointing, before retired.mu and mu
+	reserveTaken int                           // files of the log's reserve that became segments, as seen last; guarded by mu
+	spaceDue     chan struct{}                 // capacity 1: the reserve should be looked at
+	spaceJudged  atomic.Pointer[chan struct{}] // closed when it has been
+	spaceOver    chan struct{}                 // closed when RunSpace has ended
+	cacheBytes   atomic.Int64                  // of the page cache at present
+	frozenBytes  atomic.Int64                  // that frozen memtables may hold together
+	rotated      atomic.Int64                  // unix nanoseconds of the last rotation
+	flow         flow                          // what writers owe while checkpoints fall behind
 	counters     counters
 }
 
@@ -91,8 +93,9 @@ func Open(o Options, registry *pin.Registry) (*Engine, Recovery, error) {
 		options: o, fs: o.FS, registry: registry, lock: lock, pruner: newPruner(), slot: registry.Slot(),
 		memtableBytes: o.MemtableBytes,
 		checkpointing: newPatientMutex(),
-		room:          make(chan struct{}), due: make(chan struct{}, 1), spaceDue: make(chan struct{}, 1), tables: tables{wanted: make(chan struct{}, 1), slot: registry.Slot()},
+		room:          make(chan struct{}), due: make(chan struct{}, 1), spaceDue: make(chan struct{}, 1), spaceOver: make(chan struct{}), tables: tables{wanted: make(chan struct{}, 1), slot: registry.Slot()},
 	}
+	e.spaceJudged.Store(newJudgement())
 	recovery, err := e.recover()
 	if err != nil {
 		return nil, recovery, errors.Join(err, e.release())

@@ -42,6 +42,35 @@ func (e *Engine) CheckSpace() {
 	e.spaceMu.Lock()
 	defer e.spaceMu.Unlock()
 	e.judgeSpace(errors.Join(e.log.FillReserve(), e.fillPages(), e.fullAtMerge()))
+	close(*e.spaceJudged.Swap(newJudgement()))
+}
+
+func newJudgement() *chan struct{} {
+	judged := make(chan struct{})
+	return &judged
+}
+
+// AwaitReserve waits until it is known whether there is a shortage, if what is in memory has outgrown the pages that are free for it: writers
+// must not outrun RunSpace, which may take its time on a slow device. The caller asks for the shortage afterwards.
+func (e *Engine) AwaitReserve(ctx context.Context) error {
+	if outgrown := e.options.DiskReserve != 0 && e.Shortage() == nil && !e.covers(e.unmerged()); !outgrown {
+		return nil
+	}
+	judged := *e.spaceJudged.Load()
+	e.wantSpace()
+	select {
+	case <-judged:
+	case <-e.spaceOver:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	return nil
+}
+
+// covers reports whether the free pages suffice for what is in memory and three quarters of the reserve.
+func (e *Engine) covers(unmerged int64) bool {
+	free, want := e.pager.FreeBytes()
+	return free >= want-want/4+unmerged
 }
 
 // fillPages fills the data file's part: the reserve, and what is in memory and will need pages. A quarter of the reserve may be missing before that
@@ -49,10 +78,10 @@ func (e *Engine) CheckSpace() {
 func (e *Engine) fillPages() error {
 	unmerged := e.unmerged()
 	err := e.pager.FillReserve(unmerged)
-	if free, want := e.pager.FreeBytes(); e.Shortage() == nil && free >= want-want/4+unmerged {
-		return nil
+	if e.Shortage() != nil || !e.covers(unmerged) {
+		return err
 	}
-	return err
+	return nil
 }
 
 // fullAtMerge is the full disk that stopped the last checkpoint, or nil: some file systems need space to write where there was something before.
@@ -86,8 +115,9 @@ func (e *Engine) wantSpace() {
 	}
 }
 
-// RunSpace keeps the reserve, and during a shortage tries to fill it again, until ctx ends.
+// RunSpace keeps the reserve, and during a shortage tries to fill it again, until ctx ends. It runs once.
 func (e *Engine) RunSpace(ctx context.Context) {
+	defer close(e.spaceOver)
 	retry := time.NewTicker(spaceRetry)
 	defer retry.Stop()
 	for {
@@ -143,8 +173,9 @@ func (e *Engine) newSegment(first keys.Epoch, bodyBytes int) (*wal.Segment, erro
 	return segment, err
 }
 
-// Crammed reports whether there is a shortage and memory holds as many versions as the pages in reserve are sure to suffice for: each may fall on a
-// leaf of its own. They should be merged before more come, or a store that is killed again and again could not merge what it replays.
+// Crammed reports whether there is a shortage and memory holds more versions than half of the free pages: each may fall on a leaf of its own, and
+// the nodes above it are written anew as well. They should be merged before more come, or a store that is killed again and again could not
+// merge what it replays. What counts is the pages that the file has, since the reserve is not whole during a shortage.
 func (e *Engine) Crammed() bool {
 	if e.Shortage() == nil {
 		return false
@@ -154,7 +185,8 @@ func (e *Engine) Crammed() bool {
 	for _, g := range v.frozen {
 		versions += g.mem.Versions()
 	}
-	return int64(versions) > e.reservedPages()/int64(e.options.PageSize)/2
+	free, want := e.pager.FreeBytes()
+	return int64(versions) > max(0, min(free, want))/int64(e.options.PageSize)/2
 }
 
 // Blocked reports whether the last checkpoint failed because the disk is full or a page is damaged: to rotate again would not help.
