@@ -373,10 +373,13 @@ func TestAHoleHoldsBackLaterSegments(t *testing.T) {
 		t.Fatal(err)
 	}
 	a.cur.Store(s)
-	a.mustAppend(t, bodyOf(2, 40))
-	for range 3 {
-		if _, err := a.log.flushOnce(); err != nil {
-			t.Fatal(err)
+	behind := a.mustAppend(t, bodyOf(2, 40))
+	for range 3 { // by the flusher, if it has been asked to, or by this goroutine
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		err := a.log.WaitDurable(ctx, behind)
+		cancel()
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatalf("behind a hole: %v", err)
 		}
 	}
 	if d := a.log.Durable(); d != before {
