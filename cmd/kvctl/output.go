@@ -242,3 +242,19 @@ func writeRows(w io.Writer, rows [][]string, widths []int) error {
 	}
 	return nil
 }
+
+// printRows prints a list as JSON, one document or a line a row, or reports false if the format is a table, which the caller prints.
+func printRows[Row any](a *app, rows []Row) (printed bool, err error) {
+	switch format := a.formatOr(formatJSONL); format {
+	case formatJSON:
+		return true, a.printJSON(format, rows)
+	case formatJSONL:
+		for _, r := range rows {
+			if err := a.printJSON(format, r); err != nil {
+				return true, err
+			}
+		}
+		return true, nil
+	}
+	return false, nil
+}

@@ -62,16 +62,8 @@ func (a *app) listSnapshots(cmd *cobra.Command, c *client.Client) error {
 			Age: shownDuration(s.GetAge()), Idle: shownDuration(s.GetIdle()), ExpiresIn: shownDuration(s.GetExpiresIn()),
 		}
 	}
-	switch format := a.formatOr(formatJSONL); format {
-	case formatJSON:
-		return a.printJSON(format, rows)
-	case formatJSONL:
-		for _, r := range rows {
-			if err := a.printJSON(format, r); err != nil {
-				return err
-			}
-		}
-		return nil
+	if printed, err := printRows(a, rows); printed {
+		return err
 	}
 	table := [][]string{{"ID", "KIND", "EPOCH", "AGE", "IDLE", "EXPIRES", "PEER"}}
 	for _, r := range rows {

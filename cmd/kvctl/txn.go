@@ -188,16 +188,8 @@ func (a *app) listTransactions(cmd *cobra.Command, c *client.Client) error {
 			Age: t.GetAge().AsDuration().Round(time.Millisecond).String(), Idle: t.GetIdle().AsDuration().Round(time.Millisecond).String(),
 		}
 	}
-	switch format := a.formatOr(formatJSONL); format {
-	case formatJSON:
-		return a.printJSON(format, rows)
-	case formatJSONL:
-		for _, r := range rows {
-			if err := a.printJSON(format, r); err != nil {
-				return err
-			}
-		}
-		return nil
+	if printed, err := printRows(a, rows); printed {
+		return err
 	}
 	table := [][]string{{"ID", "PEER", "ISOLATION", "AT", "AGE", "IDLE", "REQUESTS", "BYTES"}}
 	for _, r := range rows {
