@@ -1,4 +1,4 @@
-module epochkv
+module github.com/epochkv/epochkv
 
 go 1.26.0
 

@@ -1,14 +1,14 @@
-module epochkv/bench
+module github.com/epochkv/epochkv/bench
 
 go 1.26.0
 
-replace epochkv => ../
+replace github.com/epochkv/epochkv => ../
 
 require (
-	epochkv v0.0.0-00010101000000-000000000000
 	github.com/HdrHistogram/hdrhistogram-go v1.4.0
 	github.com/cockroachdb/pebble/v2 v2.1.7
 	github.com/dgraph-io/badger/v4 v4.9.6
+	github.com/epochkv/epochkv v0.0.0-00010101000000-000000000000
 	github.com/maypok86/otter/v2 v2.4.0
 	github.com/redis/go-redis/v9 v9.23.0
 	go.etcd.io/bbolt v1.5.0

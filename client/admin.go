@@ -3,7 +3,7 @@ package client
 import (
 	"context"
 
-	kvpb "epochkv/api/proto/epochkv/v1"
+	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 )
 
 // Verify has the server check its files while it works, at so many pages a second at most (0: as fast as it goes). Progress, if not nil, is

@@ -7,7 +7,7 @@ import (
 
 	"google.golang.org/grpc"
 
-	kvpb "epochkv/api/proto/epochkv/v1"
+	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 )
 
 // bulkMessageBytes is how much of a load goes into one message: large enough that its cost does not show, small enough that the

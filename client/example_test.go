@@ -7,7 +7,7 @@ import (
 	"log"
 	"strconv"
 
-	"epochkv/client"
+	"github.com/epochkv/epochkv/client"
 )
 
 func ExampleClient() {

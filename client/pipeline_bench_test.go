@@ -3,8 +3,8 @@ package client_test
 import (
 	"testing"
 
-	"epochkv/client"
-	"epochkv/client/clienttest"
+	"github.com/epochkv/epochkv/client"
+	"github.com/epochkv/epochkv/client/clienttest"
 )
 
 // BenchmarkPipelinePut is what the client costs per put, beside a server that does next to nothing.

@@ -11,9 +11,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	kvpb "epochkv/api/proto/epochkv/v1"
-	"epochkv/client"
-	"epochkv/client/clienttest"
+	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/client"
+	"github.com/epochkv/epochkv/client/clienttest"
 )
 
 func mustPipeline(t *testing.T, c *client.Client, inFlight int) *client.Pipeline {

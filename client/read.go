@@ -3,7 +3,7 @@ package client
 import (
 	"context"
 
-	kvpb "epochkv/api/proto/epochkv/v1"
+	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 )
 
 // Value is what a key held.

@@ -8,8 +8,8 @@ import (
 
 	"google.golang.org/grpc"
 
-	kvpb "epochkv/api/proto/epochkv/v1"
-	"epochkv/client"
+	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/client"
 )
 
 // A server that was down when the first call came is used within the default retries once it is up.

@@ -6,7 +6,7 @@ import (
 	"io"
 	"iter"
 
-	kvpb "epochkv/api/proto/epochkv/v1"
+	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 )
 
 // Range is a range of keys. The zero Range is all keys.

@@ -15,8 +15,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 
-	kvpb "epochkv/api/proto/epochkv/v1"
-	"epochkv/client"
+	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/client"
 )
 
 // selfSigned makes a certificate for 127.0.0.1 and the pool that trusts it.

@@ -3,7 +3,7 @@ package client
 import (
 	"context"
 
-	kvpb "epochkv/api/proto/epochkv/v1"
+	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 )
 
 // Plan is "if these conditions hold, do this, else that", in one round trip and one atomic, serializable step.

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"strconv"
 
-	kvpb "epochkv/api/proto/epochkv/v1"
+	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 )
 
 // Invocation is a read-modify-write of one key that the server does in one step. It never conflicts, and needs no transaction,

@@ -1,4 +1,4 @@
-module epochkv/tools
+module github.com/epochkv/epochkv/tools
 
 go 1.26.7
 

@@ -10,9 +10,9 @@ import (
 
 	"github.com/maypok86/otter/v2"
 
-	"epochkv/bench/harness"
-	"epochkv/internal/cache"
-	"epochkv/internal/pin"
+	"github.com/epochkv/epochkv/bench/harness"
+	"github.com/epochkv/epochkv/internal/cache"
+	"github.com/epochkv/epochkv/internal/pin"
 )
 
 // hitPage is the size of entries. They are small, so that the caches are told apart and not memory.

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"math"
 
-	"epochkv/bench/harness"
+	"github.com/epochkv/epochkv/bench/harness"
 )
 
 // Counters that the figures are about.

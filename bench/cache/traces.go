@@ -6,9 +6,9 @@ import (
 
 	"github.com/maypok86/otter/v2"
 
-	"epochkv/bench/workload"
-	"epochkv/internal/cache"
-	"epochkv/internal/pin"
+	"github.com/epochkv/epochkv/bench/workload"
+	"github.com/epochkv/epochkv/internal/cache"
+	"github.com/epochkv/epochkv/internal/pin"
 )
 
 // subject is a cache under comparison.

@@ -11,11 +11,11 @@ import (
 	"testing"
 	"unsafe"
 
-	"epochkv/internal/cache"
-	"epochkv/internal/pin"
-	"epochkv/internal/storage/btree"
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/cache"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/pin"
+	"github.com/epochkv/epochkv/internal/storage/btree"
+	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
 // tree is a tree of random keys whose pages lie in one slice, and in a cache that holds them all.

@@ -4,9 +4,9 @@ import (
 	"context"
 	"errors"
 
-	"epochkv/internal/mvcc"
-	"epochkv/internal/storage"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 type epochEngine struct {

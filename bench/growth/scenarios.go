@@ -3,10 +3,10 @@
 package growth
 
 import (
-	"epochkv/bench/engines"
-	"epochkv/bench/harness"
-	"epochkv/bench/workload"
-	"epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/bench/engines"
+	"github.com/epochkv/epochkv/bench/harness"
+	"github.com/epochkv/epochkv/bench/workload"
+	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
 // Scenarios lists them in the order in which they run.

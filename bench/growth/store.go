@@ -7,10 +7,10 @@ import (
 	"fmt"
 	"math/rand/v2"
 
-	"epochkv/bench/harness"
-	"epochkv/bench/workload"
-	"epochkv/internal/mvcc"
-	"epochkv/internal/storage"
+	"github.com/epochkv/epochkv/bench/harness"
+	"github.com/epochkv/epochkv/bench/workload"
+	"github.com/epochkv/epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/storage"
 )
 
 func open(r *harness.Run, dir string) (*workload.Store, error) {

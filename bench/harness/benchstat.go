@@ -12,7 +12,7 @@ import (
 //	benchstat before.txt after.txt                  the same arms before and after a change
 func (r *Report) WriteBenchstat(w io.Writer) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "goos: linux\npkg: epochkv/bench\ncpu: %s\ncommit: %s\n", r.Machine.CPU, r.Machine.Commit)
+	fmt.Fprintf(&b, "goos: linux\npkg: github.com/epochkv/epochkv/bench\ncpu: %s\ncommit: %s\n", r.Machine.CPU, r.Machine.Commit)
 	for _, o := range r.Outcomes {
 		for _, series := range o.Series {
 			for _, p := range series.Points {

@@ -16,7 +16,7 @@ import (
 	"strconv"
 	"strings"
 
-	"epochkv/bench/harness"
+	"github.com/epochkv/epochkv/bench/harness"
 )
 
 //go:embed program/reader.c

@@ -8,8 +8,8 @@ import (
 	"math/rand/v2"
 	"path/filepath"
 
-	"epochkv/bench/harness"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/bench/harness"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // device reads random pages of a file that the page cache does not hold.

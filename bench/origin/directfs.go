@@ -4,7 +4,7 @@ import (
 	"errors"
 	"unsafe"
 
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // directReads is a file system whose aligned reads go past the page cache, whatever else is done buffered. So what is measured

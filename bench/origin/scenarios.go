@@ -4,9 +4,9 @@
 package origin
 
 import (
-	"epochkv/bench/harness"
-	"epochkv/internal/cache"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/bench/harness"
+	"github.com/epochkv/epochkv/internal/cache"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // Scenarios lists them in the order in which they run.

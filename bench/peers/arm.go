@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"epochkv/bench/harness"
+	"github.com/epochkv/epochkv/bench/harness"
 )
 
 // arm is a server under a load.

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"sync"
 
-	"epochkv/client"
+	"github.com/epochkv/epochkv/client"
 )
 
 // epochKV speaks to kvserver, and to the echo server, which has the same messages.

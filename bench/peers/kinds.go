@@ -9,8 +9,8 @@ import (
 	"strings"
 	"sync"
 
-	"epochkv/bench/harness"
-	"epochkv/client"
+	"github.com/epochkv/epochkv/bench/harness"
+	"github.com/epochkv/epochkv/client"
 )
 
 // kind is a way to run a server and to speak to it.
@@ -47,7 +47,7 @@ const grpcConnections = 2
 
 func epochKVKind() kind {
 	return kind{
-		name: "epochkv", binary: build("kvserver", "epochkv/cmd/kvserver", ""),
+		name: "epochkv", binary: build("kvserver", "github.com/epochkv/epochkv/cmd/kvserver", ""),
 		arguments: func(at place) []string {
 			return []string{"--data-dir", filepath.Join(at.dir, "data"), "--listen", at.address, "--http", at.second}
 		},
@@ -96,7 +96,7 @@ func redisKind(policy string, d durability, indexed bool) kind {
 
 func echoKind() kind {
 	return kind{
-		name: "echo", binary: build("echoserver", "epochkv/bench/peers/echoserver", ""),
+		name: "echo", binary: build("echoserver", "github.com/epochkv/epochkv/bench/peers/echoserver", ""),
 		arguments: func(at place) []string { return []string{at.address} },
 		dial:      dialEpochKV(client.Sync()), connections: grpcConnections, durability: none,
 	}
@@ -120,7 +120,7 @@ func compile(ctx context.Context, scratch, name, path, module string) (string, e
 	if err != nil {
 		return "", err
 	}
-	in, err := exec.CommandContext(ctx, "go", "list", "-f", "{{.Dir}}", "epochkv/bench/peers").Output()
+	in, err := exec.CommandContext(ctx, "go", "list", "-f", "{{.Dir}}", "github.com/epochkv/epochkv/bench/peers").Output()
 	if err != nil {
 		return "", fmt.Errorf("where the benchmarks lie: %w", err)
 	}

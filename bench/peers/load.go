@@ -8,8 +8,8 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"epochkv/bench/harness"
-	"epochkv/bench/workload"
+	"github.com/epochkv/epochkv/bench/harness"
+	"github.com/epochkv/epochkv/bench/workload"
 )
 
 // callersMax is the most callers of any load.

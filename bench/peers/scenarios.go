@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"epochkv/bench/harness"
+	"github.com/epochkv/epochkv/bench/harness"
 )
 
 const (

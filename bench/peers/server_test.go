@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"epochkv/bench/harness"
-	"epochkv/client"
+	"github.com/epochkv/epochkv/bench/harness"
+	"github.com/epochkv/epochkv/client"
 )
 
 // mustOpen starts a server of the kind with some records, or skips the test where there is none.

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"time"
 
-	"epochkv/bench/harness"
+	"github.com/epochkv/epochkv/bench/harness"
 )
 
 // witness is a number that shows how often a server has synced.

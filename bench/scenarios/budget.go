@@ -10,10 +10,10 @@ import (
 	"sync"
 	"time"
 
-	"epochkv/bench/harness"
-	"epochkv/bench/workload"
-	"epochkv/internal/mvcc"
-	"epochkv/internal/storage"
+	"github.com/epochkv/epochkv/bench/harness"
+	"github.com/epochkv/epochkv/bench/workload"
+	"github.com/epochkv/epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/storage"
 )
 
 const (

@@ -4,9 +4,9 @@ import (
 	"bytes"
 	"errors"
 
-	"epochkv/bench/engines"
-	"epochkv/bench/harness"
-	"epochkv/bench/workload"
+	"github.com/epochkv/epochkv/bench/engines"
+	"github.com/epochkv/epochkv/bench/harness"
+	"github.com/epochkv/epochkv/bench/workload"
 )
 
 // footprint is what each engine takes of memory and disk for the same work, each run in a process of its own.

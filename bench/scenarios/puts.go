@@ -8,9 +8,9 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"epochkv/bench/engines"
-	"epochkv/bench/harness"
-	"epochkv/bench/workload"
+	"github.com/epochkv/epochkv/bench/engines"
+	"github.com/epochkv/epochkv/bench/harness"
+	"github.com/epochkv/epochkv/bench/workload"
 )
 
 // puts is a workload of writes: r.Point writers share r.Size pairs.

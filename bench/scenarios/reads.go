@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"slices"
 
-	"epochkv/bench/engines"
-	"epochkv/bench/harness"
-	"epochkv/bench/lmdb"
-	"epochkv/bench/workload"
+	"github.com/epochkv/epochkv/bench/engines"
+	"github.com/epochkv/epochkv/bench/harness"
+	"github.com/epochkv/epochkv/bench/lmdb"
+	"github.com/epochkv/epochkv/bench/workload"
 )
 
 // reading is a workload that leaves what is loaded as it is.

@@ -10,9 +10,9 @@ import (
 	"slices"
 	"time"
 
-	"epochkv/bench/engines"
-	"epochkv/bench/harness"
-	"epochkv/bench/workload"
+	"github.com/epochkv/epochkv/bench/engines"
+	"github.com/epochkv/epochkv/bench/harness"
+	"github.com/epochkv/epochkv/bench/workload"
 )
 
 // Peers are the module paths whose versions belong in a report.

@@ -4,9 +4,9 @@ import (
 	"errors"
 	"time"
 
-	"epochkv/bench/harness"
-	"epochkv/bench/workload"
-	"epochkv/internal/config"
+	"github.com/epochkv/epochkv/bench/harness"
+	"github.com/epochkv/epochkv/bench/workload"
+	"github.com/epochkv/epochkv/internal/config"
 )
 
 // A server that nobody asks anything.

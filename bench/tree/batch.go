@@ -8,10 +8,10 @@ import (
 	"math/rand/v2"
 	"slices"
 
-	"epochkv/bench/harness"
-	"epochkv/internal/storage/btree"
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/bench/harness"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/btree"
+	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
 // The origin's parameters: rows of a batch, and bytes of a page.

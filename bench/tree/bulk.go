@@ -12,8 +12,8 @@ import (
 	"github.com/cockroachdb/pebble/v2/sstable"
 	"github.com/cockroachdb/pebble/v2/vfs"
 
-	"epochkv/bench/harness"
-	"epochkv/bench/workload"
+	"github.com/epochkv/epochkv/bench/harness"
+	"github.com/epochkv/epochkv/bench/workload"
 )
 
 // bulkLoad times how long it takes until all pairs are visible and durable, from keys in their order or in none.

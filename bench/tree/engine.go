@@ -6,11 +6,11 @@ import (
 	"errors"
 	"time"
 
-	"epochkv/bench/harness"
-	"epochkv/bench/workload"
-	"epochkv/internal/mvcc"
-	"epochkv/internal/storage"
-	"epochkv/internal/storage/btree"
+	"github.com/epochkv/epochkv/bench/harness"
+	"github.com/epochkv/epochkv/bench/workload"
+	"github.com/epochkv/epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/storage/btree"
 )
 
 // openStore opens a store whose generations are so small that scaled-down data goes through several of them.

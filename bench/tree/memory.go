@@ -9,9 +9,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"epochkv/internal/storage/btree"
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/btree"
+	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
 // memory is a data file without the file: pages and rows in one mapping. With it a merge costs what its processors do and

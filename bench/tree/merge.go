@@ -8,10 +8,10 @@ import (
 	"slices"
 	"sync"
 
-	"epochkv/bench/harness"
-	"epochkv/internal/storage/btree"
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/bench/harness"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/btree"
+	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
 // merges is the origin's parallel checkpoint: dirty pages of several key spaces, serialized by one worker or by two. It runs in

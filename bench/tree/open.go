@@ -4,8 +4,8 @@ import (
 	"errors"
 	"time"
 
-	"epochkv/bench/harness"
-	"epochkv/bench/workload"
+	"github.com/epochkv/epochkv/bench/harness"
+	"github.com/epochkv/epochkv/bench/workload"
 )
 
 const msToOpen = "ms to open"

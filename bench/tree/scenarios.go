@@ -4,8 +4,8 @@ package tree
 import (
 	"fmt"
 
-	"epochkv/bench/harness"
-	"epochkv/internal/storage/btree"
+	"github.com/epochkv/epochkv/bench/harness"
+	"github.com/epochkv/epochkv/internal/storage/btree"
 )
 
 // Scenarios lists them in the order in which they run.

@@ -5,8 +5,8 @@ import (
 	"encoding/binary"
 	"errors"
 
-	"epochkv/bench/harness"
-	"epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/bench/harness"
+	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
 const (

@@ -8,8 +8,8 @@ import (
 	"fmt"
 	"time"
 
-	"epochkv/bench/harness"
-	"epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/bench/harness"
+	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
 // Counters that the figures are about.

@@ -8,11 +8,11 @@ import (
 	"math/rand/v2"
 	"sync"
 
-	"epochkv/bench/harness"
-	"epochkv/bench/workload"
-	"epochkv/internal/mvcc"
-	"epochkv/internal/storage"
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/bench/harness"
+	"github.com/epochkv/epochkv/bench/workload"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/storage"
 )
 
 // load is a workload of transactions of one operation each.

@@ -7,8 +7,8 @@ package txn
 import (
 	"fmt"
 
-	"epochkv/bench/harness"
-	"epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/bench/harness"
+	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
 const million = 1_000_000

@@ -9,8 +9,8 @@ import (
 
 	"google.golang.org/grpc"
 
-	pb "epochkv/api/proto/epochkv/v1"
-	"epochkv/internal/server"
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/server"
 )
 
 // tune gives the echo server the garbage collector settings that kvserver gives itself.

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 
-	pb "epochkv/api/proto/epochkv/v1"
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 )
 
 // keyspace numbers keys so that they look random and can be told from their number.

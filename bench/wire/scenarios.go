@@ -8,8 +8,8 @@ import (
 
 	"google.golang.org/grpc"
 
-	pb "epochkv/api/proto/epochkv/v1"
-	"epochkv/bench/harness"
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/bench/harness"
 )
 
 // Scenarios are the figures over the wire that the project has promised.

@@ -15,9 +15,9 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
-	pb "epochkv/api/proto/epochkv/v1"
-	bench "epochkv/bench/workload"
-	"epochkv/internal/config"
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	bench "github.com/epochkv/epochkv/bench/workload"
+	"github.com/epochkv/epochkv/internal/config"
 )
 
 const (

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"epochkv/bench/harness"
+	"github.com/epochkv/epochkv/bench/harness"
 )
 
 var (

@@ -11,7 +11,7 @@ import (
 	"slices"
 	"sync"
 
-	"epochkv/bench/engines"
+	"github.com/epochkv/epochkv/bench/engines"
 )
 
 // Shape is the size of keys and values.

@@ -4,8 +4,8 @@ import (
 	"context"
 	"log/slog"
 
-	"epochkv/internal/config"
-	"epochkv/internal/server"
+	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/server"
 )
 
 // StartServer runs a whole kvserver in this process until stop is called, and says where it serves.

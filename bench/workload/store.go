@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 
-	"epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
 // Store is our engine with a session, for scenarios about what only it has.

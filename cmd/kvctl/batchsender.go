@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"time"
 
-	kvpb "epochkv/api/proto/epochkv/v1"
-	"epochkv/client"
+	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/client"
 )
 
 const (

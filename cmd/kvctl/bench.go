@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"epochkv/client"
+	"github.com/epochkv/epochkv/client"
 )
 
 // benchFlags are what a benchmark is asked.

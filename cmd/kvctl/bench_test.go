@@ -10,9 +10,9 @@ import (
 
 	"google.golang.org/grpc/codes"
 
-	kvpb "epochkv/api/proto/epochkv/v1"
-	"epochkv/client"
-	"epochkv/client/clienttest"
+	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/client"
+	"github.com/epochkv/epochkv/client/clienttest"
 )
 
 // kvctl runs a command line against a server and returns the exit code and both outputs.

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 
-	"epochkv/client"
+	"github.com/epochkv/epochkv/client"
 )
 
 // The workloads of kvctl bench.

@@ -10,7 +10,7 @@ import (
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 
-	"epochkv/client"
+	"github.com/epochkv/epochkv/client"
 )
 
 // bench is one benchmark.

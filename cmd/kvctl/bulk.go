@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"io"
 
-	"epochkv/client"
+	"github.com/epochkv/epochkv/client"
 )
 
 // importBulk loads all files at once: whole or not at all.

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"epochkv/client/clienttest"
+	"github.com/epochkv/epochkv/client/clienttest"
 )
 
 func TestVerdictsFollowTheirBars(t *testing.T) {

@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 const (

@@ -7,7 +7,7 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"epochkv/client"
+	"github.com/epochkv/epochkv/client"
 )
 
 const (

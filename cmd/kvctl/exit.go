@@ -6,9 +6,9 @@ import (
 
 	"google.golang.org/grpc/codes"
 
-	kvpb "epochkv/api/proto/epochkv/v1"
-	"epochkv/client"
-	"epochkv/internal/storage"
+	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/client"
+	"github.com/epochkv/epochkv/internal/storage"
 )
 
 // Exit codes. They are part of the interface: scripts decide by them.

@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"epochkv/client"
+	"github.com/epochkv/epochkv/client"
 )
 
 // recordSink writes records to a file of some format.

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	kvpb "epochkv/api/proto/epochkv/v1"
+	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 )
 
 // TestHealthPrintsWhatHolds: a server on a full disk serves reads and deletions, and its health says what it refuses.

@@ -6,7 +6,7 @@ import (
 	"io"
 	"os"
 
-	kvpb "epochkv/api/proto/epochkv/v1"
+	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 )
 
 // importer turns records into batches.

@@ -11,7 +11,7 @@ import (
 	"unicode/utf16"
 	"unicode/utf8"
 
-	"epochkv/client"
+	"github.com/epochkv/epochkv/client"
 )
 
 // parseJSONLine reads one line of JSON. It is strict: a field it does not know, a field given twice, and a value given twice or not at

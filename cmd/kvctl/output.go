@@ -10,7 +10,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"epochkv/client"
+	"github.com/epochkv/epochkv/client"
 )
 
 const (

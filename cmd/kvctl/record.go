@@ -6,7 +6,7 @@ import (
 	"strconv"
 	"unicode/utf8"
 
-	"epochkv/client"
+	"github.com/epochkv/epochkv/client"
 )
 
 // A record is an entry on its way into or out of a file.

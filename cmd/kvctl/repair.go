@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/storage"
 )
 
 // errDeclined ends a command that its user did not confirm.

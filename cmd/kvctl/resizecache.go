@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"epochkv/client"
+	"github.com/epochkv/epochkv/client"
 )
 
 func (a *app) resizeCacheCommand() *cobra.Command {

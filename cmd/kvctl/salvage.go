@@ -8,9 +8,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"epochkv/client"
-	"epochkv/internal/storage"
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/client"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage"
 )
 
 func (a *app) salvageCommand() *cobra.Command {

@@ -5,7 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"epochkv/client"
+	"github.com/epochkv/epochkv/client"
 )
 
 func (a *app) scanCommand() *cobra.Command {

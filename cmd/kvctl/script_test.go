@@ -16,8 +16,8 @@ import (
 
 	"google.golang.org/grpc/codes"
 
-	kvpb "epochkv/api/proto/epochkv/v1"
-	"epochkv/client/clienttest"
+	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/client/clienttest"
 )
 
 var update = flag.Bool("update", false, "rewrite the expected output in testdata")

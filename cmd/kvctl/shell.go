@@ -16,7 +16,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
-	"epochkv/client"
+	"github.com/epochkv/epochkv/client"
 )
 
 const (

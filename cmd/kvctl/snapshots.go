@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/types/known/durationpb"
 
-	"epochkv/client"
+	"github.com/epochkv/epochkv/client"
 )
 
 func (a *app) snapshotsCommand() *cobra.Command {

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	kvpb "epochkv/api/proto/epochkv/v1"
-	"epochkv/client"
+	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/client"
 )
 
 // TestSnapshotsAreListedAndEnded: an operator finds what keeps versions, and its client is told that it was ended.

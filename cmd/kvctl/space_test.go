@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	kvpb "epochkv/api/proto/epochkv/v1"
+	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 )
 
 // TestIncompleteSpaceIsPrintedAndEndsWithCodeOfDamage: sums that lack the keys of a damaged page are printed, with those keys, and no script

@@ -8,8 +8,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	kvpb "epochkv/api/proto/epochkv/v1"
-	"epochkv/client"
+	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/client"
 )
 
 func (a *app) statusCommand() *cobra.Command {

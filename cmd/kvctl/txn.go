@@ -11,7 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"epochkv/client"
+	"github.com/epochkv/epochkv/client"
 )
 
 // scriptBytesMax bounds a script, which is read as a whole so that it can be run again.

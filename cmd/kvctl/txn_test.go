@@ -8,10 +8,10 @@ import (
 	"strings"
 	"testing"
 
-	"epochkv/client"
-	"epochkv/client/clienttest"
-	"epochkv/internal/config"
-	"epochkv/internal/server"
+	"github.com/epochkv/epochkv/client"
+	"github.com/epochkv/epochkv/client/clienttest"
+	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/server"
 )
 
 // TestTransactionScripts runs the scripts in testdata/real as TestScripts does, against the real server: the small one knows no

@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"strings"
 
-	"epochkv/client"
+	"github.com/epochkv/epochkv/client"
 )
 
 // A statement is a line of a transaction's script or of the shell: a verb and its words, such as `put greeting "hello world"`.

@@ -11,9 +11,9 @@ import (
 	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
 
-	kvpb "epochkv/api/proto/epochkv/v1"
-	"epochkv/client"
-	"epochkv/internal/storage"
+	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/client"
+	"github.com/epochkv/epochkv/internal/storage"
 )
 
 // errDamaged ends a verification or salvage that found damage and has said which.

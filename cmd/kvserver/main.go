@@ -9,9 +9,9 @@ import (
 	"os/signal"
 	"syscall"
 
-	"epochkv/internal/config"
-	"epochkv/internal/server"
-	"epochkv/internal/telemetry"
+	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/server"
+	"github.com/epochkv/epochkv/internal/telemetry"
 )
 
 // Exit codes. A supervisor may restart after exitFailure; exitUsage comes back unless the configuration changes.

@@ -3,7 +3,7 @@ package cache
 import (
 	"sync"
 
-	"epochkv/internal/pin"
+	"github.com/epochkv/epochkv/internal/pin"
 )
 
 // batch is the state of one Pages call.

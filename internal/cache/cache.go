@@ -32,7 +32,7 @@ import (
 	"sync/atomic"
 	"unsafe"
 
-	"epochkv/internal/pin"
+	"github.com/epochkv/epochkv/internal/pin"
 )
 
 // ID names a page. 0 is none, and at most 40 bits count: other ids are loaded but not cached.

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"unsafe"
 
-	"epochkv/internal/pin"
+	"github.com/epochkv/epochkv/internal/pin"
 )
 
 func TestRecordsLargerThanTheCacheAreAllReadBack(t *testing.T) {

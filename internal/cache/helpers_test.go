@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"epochkv/internal/pin"
+	"github.com/epochkv/epochkv/internal/pin"
 )
 
 const testPageSize = 512

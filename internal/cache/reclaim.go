@@ -3,7 +3,7 @@ package cache
 import (
 	"runtime"
 
-	"epochkv/internal/invariants"
+	"github.com/epochkv/epochkv/internal/invariants"
 )
 
 // state says where a frame is.

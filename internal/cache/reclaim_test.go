@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"epochkv/internal/pin"
+	"github.com/epochkv/epochkv/internal/pin"
 )
 
 func sleep() { time.Sleep(100 * time.Microsecond) }

@@ -7,7 +7,7 @@ import (
 	"net"
 	"time"
 
-	"epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/storage"
 )
 
 // Bounds of what Validate accepts. The reasons stand beside them; tests try each at the bound and one past it.

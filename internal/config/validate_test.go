@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/storage"
 )
 
 func TestBoundsAreExact(t *testing.T) {

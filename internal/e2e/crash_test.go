@@ -20,8 +20,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
-	pb "epochkv/api/proto/epochkv/v1"
-	"epochkv/internal/storage"
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/storage"
 )
 
 // process is a kvserver binary at work.
@@ -48,7 +48,7 @@ func TestMain(m *testing.M) {
 // build makes the real binary, once for all tests.
 var build = sync.OnceValues(func() (string, error) {
 	name := filepath.Join(binaries, "kvserver")
-	if out, err := exec.Command("go", "build", "-o", name, "epochkv/cmd/kvserver").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-o", name, "github.com/epochkv/epochkv/cmd/kvserver").CombinedOutput(); err != nil {
 		return "", fmt.Errorf("go build: %w\n%s", err, out)
 	}
 	return name, nil

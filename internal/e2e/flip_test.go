@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	pb "epochkv/api/proto/epochkv/v1"
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 )
 
 // TestKilledServerStartsWithAFlippedBitInASuperblock kills the real server under load, turns one bit in page 0 or 1 of its data file, and starts it again: it

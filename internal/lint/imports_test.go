@@ -15,33 +15,37 @@ import (
 //	cmd ─► server ─► mvcc ─► storage ─► wal, btree, pager, memtable ─► page, batch, keys, cache, vfs, pin
 var mayImport = map[string][]string{
 	// Leaves.
-	"internal/invariants":   {},
-	"internal/storage/keys": {},
-	"internal/lint":         {},
+	"internal/invariants": {},
+	"internal/keys":       {},
+	"internal/lint":       {},
 
 	// What one layer of the engine knows, and nothing of its neighbours.
-	"internal/pin":           {"internal/storage/keys"},
-	"internal/storage/batch": {"internal/storage/keys"},
+	"internal/pin":           {"internal/keys"},
+	"internal/storage/batch": {"internal/keys"},
 	"internal/vfs":           {"internal/invariants"},
 	"internal/cache":         {"internal/pin", "internal/invariants"},
-	"internal/storage/page":  {"internal/storage/keys", "internal/invariants"},
+	"internal/storage/page":  {"internal/keys", "internal/invariants"},
 
-	"internal/wal": {"internal/storage/keys", "internal/vfs", "internal/invariants"},
+	"internal/wal": {"internal/keys", "internal/vfs", "internal/invariants"},
 	"internal/storage/memtable": {
-		"internal/storage/keys", "internal/storage/batch", "internal/pin", "internal/invariants",
+		"internal/keys", "internal/storage/batch", "internal/pin", "internal/invariants",
 	},
-	"internal/storage/btree": {"internal/storage/keys", "internal/storage/page", "internal/invariants"},
+	"internal/storage/btree":  {"internal/keys", "internal/storage/page", "internal/invariants"},
+	"internal/storage/bitset": {},
 	"internal/storage/pager": {
-		"internal/storage/keys", "internal/storage/page", "internal/vfs", "internal/invariants",
+		"internal/keys", "internal/storage/bitset", "internal/storage/page", "internal/vfs", "internal/invariants",
+	},
+	"internal/storage/blob": {
+		"internal/storage/bitset", "internal/storage/page", "internal/storage/pager", "internal/vfs", "internal/invariants",
 	},
 
 	"internal/storage": {
-		"internal/storage/keys", "internal/storage/batch", "internal/storage/memtable", "internal/storage/page",
-		"internal/storage/btree", "internal/storage/pager", "internal/wal", "internal/cache", "internal/vfs",
+		"internal/keys", "internal/storage/batch", "internal/storage/memtable", "internal/storage/page",
+		"internal/storage/blob", "internal/storage/btree", "internal/storage/pager", "internal/wal", "internal/cache", "internal/vfs",
 		"internal/pin", "internal/invariants",
 	},
 	"internal/mvcc": {
-		"internal/storage", "internal/storage/keys", "internal/storage/batch", "internal/storage/memtable", "internal/vfs", "internal/pin",
+		"internal/storage", "internal/keys", "internal/storage/batch", "internal/storage/memtable", "internal/vfs", "internal/pin",
 		"internal/wal", "internal/invariants",
 	},
 
@@ -55,10 +59,10 @@ var mayImport = map[string][]string{
 	"internal/telemetry": {"internal/config", "internal/health", "internal/mvcc", "internal/storage", "internal/wal", "internal/vfs"},
 	"internal/server": {
 		"api/proto/epochkv/v1", "internal/auth", "internal/config", "internal/health", "internal/mvcc", "internal/storage",
-		"internal/storage/keys", "internal/storage/batch", "internal/telemetry", "internal/vfs", "internal/wal",
+		"internal/keys", "internal/storage/batch", "internal/telemetry", "internal/vfs", "internal/wal",
 	},
 	"cmd/kvserver": {"internal/config", "internal/server", "internal/telemetry"},
-	"cmd/kvctl":    {"api/proto/epochkv/v1", "client", "internal/storage", "internal/storage/keys", "internal/vfs"}, // storage: verify and salvage of files
+	"cmd/kvctl":    {"api/proto/epochkv/v1", "client", "internal/storage", "internal/keys", "internal/vfs"}, // storage: verify and salvage of files
 	"examples":     {"api/proto/epochkv/v1", "client"},
 
 	// Tests that need the whole, and measurements, may look anywhere.
@@ -184,9 +188,9 @@ func checkFiles(t *testing.T, tree fs.FS) (complaints []string) {
 
 func TestImportsPointDownward(t *testing.T) {
 	report(t, checkDirection(t, repository()))
-	wantOne(t, checkDirection(t, tree("internal/wal/a.go", "package wal\nimport _ \"epochkv/internal/storage/memtable\"\n")),
+	wantOne(t, checkDirection(t, tree("internal/wal/a.go", "package wal\nimport _ \"github.com/epochkv/epochkv/internal/storage/memtable\"\n")),
 		"internal/wal may not import internal/storage/memtable")
-	wantOne(t, checkDirection(t, tree("internal/cache/a.go", "package cache\nimport _ \"epochkv/internal/storage/pager/rows\"\n")),
+	wantOne(t, checkDirection(t, tree("internal/cache/a.go", "package cache\nimport _ \"github.com/epochkv/epochkv/internal/storage/blob\"\n")),
 		"internal/cache may not import")
 	wantOne(t, checkDirection(t, tree("internal/newcomer/a.go", "package newcomer\n")), "no row")
 }

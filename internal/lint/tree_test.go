@@ -13,7 +13,7 @@ import (
 	"testing/fstest"
 )
 
-const module = "epochkv"
+const module = "github.com/epochkv/epochkv"
 
 // source is one parsed Go file of the tree.
 type source struct {

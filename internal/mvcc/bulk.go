@@ -7,8 +7,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"epochkv/internal/storage"
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage"
 )
 
 // ErrLoadBusy means that another bulk load is under way.

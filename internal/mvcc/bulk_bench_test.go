@@ -6,7 +6,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/storage"
 )
 
 // BenchmarkBulkLoad loads a million keys of 16 bytes with values of 100 into an empty store, intake, sort, merge and syncs included.

@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // load loads entries in random order.

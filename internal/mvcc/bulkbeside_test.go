@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // TestCommitsGoOnWhileALoadIsMerged stops the merge of a load in its first write to the data file, and commits in every way before it lets it go

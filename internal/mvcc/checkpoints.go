@@ -5,9 +5,9 @@ import (
 	"errors"
 	"time"
 
-	"epochkv/internal/storage"
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // checkpointRetry is how long a checkpoint that met a full disk waits before the next attempt.

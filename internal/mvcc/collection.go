@@ -3,7 +3,7 @@ package mvcc
 import (
 	"time"
 
-	"epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/storage"
 )
 
 // Collection says who takes versions that nobody can see out of the memtables. What is not the default is there to be compared

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"testing"
 
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // TestEveryWayOfCollectingBoundsAHotKeyAndKeepsWhatASnapshotSees overwrites one key under each of the alternatives: without a

@@ -5,10 +5,10 @@ import (
 	"sync"
 	"time"
 
-	"epochkv/internal/pin"
-	"epochkv/internal/storage"
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/storage/memtable"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/pin"
+	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/storage/memtable"
 )
 
 // pruneEvery bounds how often crowded keys make the collector refresh the horizon between its timer's ticks. At four

@@ -6,8 +6,8 @@ import (
 	"sync"
 	"testing"
 
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // sameLatch finds n keys that share one latch.

@@ -4,9 +4,9 @@ import (
 	"bytes"
 	"context"
 
-	"epochkv/internal/storage"
-	"epochkv/internal/storage/batch"
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/storage/batch"
 )
 
 // Write is one commit: its operations, what must hold for it, and when it counts as done. It is reused with Reset.

@@ -7,8 +7,8 @@ import (
 	"sync"
 	"testing"
 
-	"epochkv/internal/storage"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 func benchOptions(b *testing.B, serial bool, segment int64) Options {

@@ -12,9 +12,9 @@ import (
 	"testing"
 	"time"
 
-	"epochkv/internal/storage/batch"
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/batch"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 func TestEpochsAreDenseAndSharedByABatch(t *testing.T) {

@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 var crashSeed = flag.Uint64("crash.seed", 0, "seed of the crash tests; 0 draws one")

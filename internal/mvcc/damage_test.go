@@ -12,9 +12,9 @@ import (
 	"strings"
 	"testing"
 
-	"epochkv/internal/storage"
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 var damageEvery = flag.Int("damage.every", 97, "distance of the bytes that the damage test changes; 1 for every byte")

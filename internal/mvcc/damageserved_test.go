@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"epochkv/internal/storage"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // damageLeaves changes a byte in the middle of every leaf, or of every page of packed or bulk values.

@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
 )
 
 // RangeDelete asks for the deletion of every key in [Lower, Upper); a nil Upper means to the end.

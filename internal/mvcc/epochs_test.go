@@ -6,8 +6,8 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // TestAnEpochThatWasSeenIsNeverGivenOutAgain: asynchronous commits are seen, and lost in a crash, several times in a row and at

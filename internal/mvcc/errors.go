@@ -5,8 +5,8 @@ import (
 	"errors"
 	"fmt"
 
-	"epochkv/internal/storage"
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage"
 )
 
 // Sentinels. Each is one reason that clients see; the server maps them in one place.

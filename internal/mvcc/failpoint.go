@@ -1,6 +1,6 @@
 package mvcc
 
-import "epochkv/internal/invariants"
+import "github.com/epochkv/epochkv/internal/invariants"
 
 // commitStep is a point between two steps of a commit, at which tests stop it to see what everybody else sees.
 type commitStep uint8

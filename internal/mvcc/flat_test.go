@@ -6,7 +6,7 @@ import (
 	"strconv"
 	"testing"
 
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // TestReadOnlyTransactionsLeaveMemoryFlat: a hundred thousand of them, over memtable and tree, take no memory that stays, no slot, and

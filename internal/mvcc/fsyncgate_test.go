@@ -6,8 +6,8 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"epochkv/internal/storage"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // forgetful runs a workload over a file system on which the nth sync of the named files fails and gives up what was dirty,

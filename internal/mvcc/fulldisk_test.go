@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"epochkv/internal/storage"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // reserving is tiny with a reserve of disk space.

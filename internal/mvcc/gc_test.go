@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // TestHotKeyDoesNotGrowTheMemtable overwrites one key many times, without and with an old snapshot open.

@@ -6,7 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
 )
 
 // horizon knows which epochs are installed in the memtable, and moves visible over every consecutive one.

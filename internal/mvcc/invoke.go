@@ -7,7 +7,7 @@ import (
 	"math"
 	"strconv"
 
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
 )
 
 // InvokeKind names a read-modify-write operation.

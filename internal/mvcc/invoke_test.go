@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 func TestInvokeOperations(t *testing.T) {

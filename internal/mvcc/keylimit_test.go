@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"epochkv/internal/storage/page"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // longestKeys are keys of n bytes: neighbours that differ in their last bytes, so that separators are as long as keys, among groups that

@@ -5,7 +5,7 @@ import (
 	"hash/maphash"
 	"math/bits"
 
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
 )
 
 // stripes is the number of latches. A collision only makes one writer wait for another, for the time of an insert; among

@@ -6,7 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
 )
 
 // latch is a mutex whose waiters can give up: a client whose deadline has passed must not stay in a queue that a stuck commit holds up.

@@ -8,8 +8,8 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"epochkv/internal/storage/page"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // TestDamagedPageOfALoadIsForgottenWithIt damages the pages that a load has written before it merges what was committed meanwhile. The load is refused, and its pages,

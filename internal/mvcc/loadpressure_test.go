@@ -10,9 +10,9 @@ import (
 	"testing"
 	"time"
 
-	"epochkv/internal/storage"
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // TestNoCommitIsRefusedForALoad slows the device down while a load places its large values, for longer than writers wait for memory, beside writers that fill memory many

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // TestGivenUpLoadsLeaveNoSpaceBehind: load after load is cancelled late, and the file is as long afterwards as one of them made it, pages and rows are accounted for.

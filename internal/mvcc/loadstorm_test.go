@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 var loadStormRounds = flag.Int("loadstorm.rounds", 12, "how many stores TestLoadsBesideCommitsSurviveCrashesInARow crashes, six times each")

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"epochkv/internal/storage"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // TestARemovedLogFileIsMissed: one log file of a store is removed, or all, after a clean end or a kill, before or after a checkpoint. The store

@@ -14,9 +14,9 @@ import (
 
 	"pgregory.net/rapid"
 
-	"epochkv/internal/storage"
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 var modelSteps = flag.Int("model.steps", 60, "operations of one run of the model test")

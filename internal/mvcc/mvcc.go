@@ -31,8 +31,8 @@ package mvcc
 import (
 	"time"
 
-	"epochkv/internal/storage"
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage"
 )
 
 // Durability says when a write is acknowledged.

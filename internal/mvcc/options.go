@@ -3,7 +3,7 @@ package mvcc
 import (
 	"time"
 
-	"epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/storage"
 )
 
 // Defaults, as documented at Options and Limits.

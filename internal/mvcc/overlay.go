@@ -6,8 +6,8 @@ import (
 	"slices"
 	"unsafe"
 
-	"epochkv/internal/storage/batch"
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/batch"
 )
 
 // overlay is the write set of a transaction: per key the last operation, found by key and walked in order. Its buffers are

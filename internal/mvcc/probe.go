@@ -3,7 +3,7 @@ package mvcc
 import (
 	"context"
 
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
 )
 
 // Probe commits a record of the store's own and returns when it is durable: it takes every step that a client's SYNC write takes. The record

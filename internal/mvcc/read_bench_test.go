@@ -8,8 +8,8 @@ import (
 	"sync"
 	"testing"
 
-	"epochkv/internal/storage"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // benchTree opens a store with n random keys of 16 bytes and values of 100, all in the tree and in the cache.

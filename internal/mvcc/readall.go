@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"slices"
 
-	"epochkv/internal/storage"
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage"
 )
 
 // batchRead is what ReadAll keeps from call to call.

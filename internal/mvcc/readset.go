@@ -5,8 +5,8 @@ import (
 	"context"
 	"slices"
 
-	"epochkv/internal/storage"
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage"
 )
 
 // readSet is what a validated commit read and needs unchanged: at its snapshot, single keys and ranges of internal keys. Its

@@ -7,10 +7,10 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"epochkv/internal/storage"
-	"epochkv/internal/storage/batch"
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/storage/batch"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // TestCommitBetweenValidationAndEpochIsAConflict: a commit with a smaller epoch, which was not installed when the transaction validated

@@ -7,8 +7,8 @@ import (
 	"runtime"
 	"testing"
 
-	"epochkv/internal/storage"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // TestLargestBatchReachesTheDisk is the promise of the limits on batches and values: what may be configured can be put, checkpointed, and read

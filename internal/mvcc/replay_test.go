@@ -9,8 +9,8 @@ import (
 	"syscall"
 	"testing"
 
-	"epochkv/internal/storage"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // longLog is what a kill leaves of a store whose checkpoints had stopped: everything is in the log, many times what small memory holds.

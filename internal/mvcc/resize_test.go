@@ -7,8 +7,8 @@ import (
 	"sync"
 	"testing"
 
-	"epochkv/internal/storage"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // TestCacheIsResizedUnderReaders shrinks and grows the page cache while readers verify what they read.

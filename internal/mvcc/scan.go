@@ -3,8 +3,8 @@ package mvcc
 import (
 	"context"
 
-	"epochkv/internal/storage"
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage"
 )
 
 // ScanOptions bound a scan over the client's keys.

@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 var rewrite = flag.Bool("rewrite", false, "write what the scripts print into testdata/scripts")

@@ -14,9 +14,9 @@ import (
 	"testing"
 	"time"
 
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/testseed"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/testseed"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 var historyTime = flag.Duration("history.time", 1500*time.Millisecond, "duration of the test that replays what was committed in the order of epochs")

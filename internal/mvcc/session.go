@@ -3,9 +3,9 @@ package mvcc
 import (
 	"sync/atomic"
 
-	"epochkv/internal/pin"
-	"epochkv/internal/storage"
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/pin"
+	"github.com/epochkv/epochkv/internal/storage"
 )
 
 // Session is one reader and writer: its slot in the registry, its buffers, its place to park. It serves one goroutine at a

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"testing"
 
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // TestPooledSessionKeepsNoHugeBuffers: whatever its largest request was, a session in the pool holds little, and works as before.

@@ -3,7 +3,7 @@ package mvcc
 import (
 	"context"
 
-	"epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/storage"
 )
 
 // Shortage is nil, or says that the disk is full, since when, and that only deletions are accepted.

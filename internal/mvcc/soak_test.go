@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"epochkv/internal/storage"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 var (

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // TestOversizedRecordIsNotStarved writes records that are larger than a segment beside writers that fill any segment at once. The

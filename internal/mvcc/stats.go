@@ -3,9 +3,9 @@ package mvcc
 import (
 	"time"
 
-	"epochkv/internal/pin"
-	"epochkv/internal/storage"
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/pin"
+	"github.com/epochkv/epochkv/internal/storage"
 )
 
 // Stats is a snapshot of the store's counters, each exact by itself.

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // TestCountersOfTransactionsAndCollectionMove drives each of them once: what operators are shown must not stand still.

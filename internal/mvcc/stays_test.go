@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"epochkv/internal/storage"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // endingContext ends when it was looked at so many times.

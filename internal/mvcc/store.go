@@ -8,10 +8,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"epochkv/internal/pin"
-	"epochkv/internal/storage"
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/pin"
+	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // Store is an open database.

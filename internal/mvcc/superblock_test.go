@@ -6,7 +6,7 @@ import (
 	"slices"
 	"testing"
 
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // TestDamagedSuperblockDoesNotTakeALoadAway: a load is in the tree and not in the log, so that no replay brings it back.

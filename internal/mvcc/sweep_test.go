@@ -11,9 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"epochkv/internal/storage"
-	"epochkv/internal/storage/pager"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/storage/pager"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // sweepOptions are those of a store with small pages that checkpoints only when it is told to.

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // TestRotationsFindTheirTableReady writes through several generations, with a pause where a table is half full.

@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
 )
 
 // Isolation is what a transaction is promised.

@@ -3,7 +3,7 @@ package mvcc
 import (
 	"bytes"
 
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
 )
 
 // TxnCursor walks a range as a transaction sees it: its snapshot with its own writes on top. Writes made after Scan may be

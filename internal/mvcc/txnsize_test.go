@@ -6,7 +6,7 @@ import (
 	"runtime"
 	"testing"
 
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // heapBytes is what is reachable on the heap.

@@ -1,7 +1,7 @@
 package mvcc
 
 import (
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
 )
 
 // UnchangedSince reports whether no key in [lower, upper) was written or deleted after an epoch, up to the transaction's snapshot; a nil upper

@@ -3,7 +3,7 @@ package mvcc
 import (
 	"testing"
 
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // TestUnchangedSinceSeesWhatCameAndWent: a key that was put and deleted again since an epoch that is readable has changed, also when versions

@@ -3,7 +3,7 @@ package mvcc
 import (
 	"context"
 
-	"epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/storage"
 )
 
 // Verify checks the newest durable state of the files while the store works. See storage.Engine.Verify.

@@ -7,8 +7,8 @@ import (
 	"errors"
 	"testing"
 
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // TestConflictInTheWindowAwaitsWhatItReveals: a SYNC commit that comes between the first look of a validation and the epoch is revealed by the

@@ -8,7 +8,7 @@ import (
 	"time"
 	"unsafe"
 
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
 )
 
 func newTestRegistry(visible uint64) (*Registry, *atomic.Uint64) {

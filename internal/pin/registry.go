@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
 )
 
 // chunkSlots is how many slots are allocated together: 16 KiB, which the Go heap aligns to a page.

@@ -11,8 +11,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
-	pb "epochkv/api/proto/epochkv/v1"
-	"epochkv/internal/config"
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/config"
 )
 
 // dialDeaf is a client whose streams take 64 KiB each and no more until they are read.

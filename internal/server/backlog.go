@@ -7,8 +7,8 @@ import (
 
 	"google.golang.org/grpc/status"
 
-	pb "epochkv/api/proto/epochkv/v1"
-	"epochkv/internal/telemetry"
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/telemetry"
 )
 
 // answer is what a pipelined request is answered with, and what that has to wait for.

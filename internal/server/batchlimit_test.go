@@ -6,8 +6,8 @@ import (
 
 	"google.golang.org/grpc/codes"
 
-	pb "epochkv/api/proto/epochkv/v1"
-	"epochkv/internal/config"
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/config"
 )
 
 // TestBatchLimitCountsKeysAndValues: a batch whose keys and values are exactly as long as the limit is accepted, in one operation or in many,

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	pb "epochkv/api/proto/epochkv/v1"
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 )
 
 // TestBrokenPipelineGivesItsAnswersBack: at once and not when the garbage collector finds them: those that wait for the disk, the one that waits

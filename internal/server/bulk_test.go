@@ -10,8 +10,8 @@ import (
 
 	"google.golang.org/grpc/codes"
 
-	pb "epochkv/api/proto/epochkv/v1"
-	"epochkv/internal/vfs"
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // bulk loads n entries with values of a size, in messages of ten.

@@ -5,7 +5,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
 // caller is what one request at a time executes with: an engine session and the buffers that a write is built in. Callers

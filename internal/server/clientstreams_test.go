@@ -13,9 +13,9 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
-	pb "epochkv/api/proto/epochkv/v1"
-	"epochkv/client"
-	"epochkv/internal/telemetry"
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/client"
+	"github.com/epochkv/epochkv/internal/telemetry"
 )
 
 // TestClientEndsItsStreamsInOrder uses every kind of stream of the Go client, ended in every way in which a program is content, and wants

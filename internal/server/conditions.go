@@ -10,9 +10,9 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	pb "epochkv/api/proto/epochkv/v1"
-	"epochkv/internal/health"
-	"epochkv/internal/mvcc"
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/health"
+	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
 const (

@@ -7,11 +7,11 @@ import (
 	"testing"
 	"time"
 
-	pb "epochkv/api/proto/epochkv/v1"
-	"epochkv/internal/config"
-	"epochkv/internal/health"
-	"epochkv/internal/mvcc"
-	"epochkv/internal/vfs"
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/health"
+	"github.com/epochkv/epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 func TestEachTroubleIsACondition(t *testing.T) {

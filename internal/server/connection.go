@@ -11,7 +11,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/peer"
 
-	"epochkv/internal/telemetry"
+	"github.com/epochkv/epochkv/internal/telemetry"
 )
 
 // connection is what the server knows of one client connection. It travels as the connection's AuthInfo, which is how

@@ -3,9 +3,9 @@ package server
 import (
 	"fmt"
 
-	pb "epochkv/api/proto/epochkv/v1"
-	"epochkv/internal/mvcc"
-	"epochkv/internal/storage/keys"
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
 // toDurability refuses values that this server does not know, rather than acknowledging earlier than the client expects.

@@ -7,7 +7,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
-	pb "epochkv/api/proto/epochkv/v1"
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 )
 
 // TestWritesGoOnBesideADamagedPageAndEverybodyIsTold: what is written to its keys is read, the others stay lost, checkpoints are made, and log,

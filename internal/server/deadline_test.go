@@ -12,8 +12,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	pb "epochkv/api/proto/epochkv/v1"
-	"epochkv/internal/vfs"
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // TestWritersThatGiveUpStopNoOther: tens of thousands of durable puts whose deadlines pass, or that are cancelled, around the moment at

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // TestStoppedSoonAfterStartIsNoFailure: a server that is told to stop before or while its listeners begin to serve ends without an error.

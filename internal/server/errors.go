@@ -14,12 +14,12 @@ import (
 	"google.golang.org/protobuf/protoadapt"
 	"google.golang.org/protobuf/types/known/durationpb"
 
-	pb "epochkv/api/proto/epochkv/v1"
-	"epochkv/internal/mvcc"
-	"epochkv/internal/storage"
-	"epochkv/internal/storage/batch"
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/vfs"
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/storage/batch"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // This file is the one place in which an error becomes a gRPC status. Whatever leaves the server went through statusOf,

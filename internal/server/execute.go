@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"math"
 
-	pb "epochkv/api/proto/epochkv/v1"
-	"epochkv/internal/mvcc"
-	"epochkv/internal/storage/keys"
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
 // The functions here execute one request each with a caller, alone or from a pipeline. None waits for durability: each

@@ -13,9 +13,9 @@ import (
 
 	"google.golang.org/grpc"
 
-	pb "epochkv/api/proto/epochkv/v1"
-	"epochkv/internal/config"
-	"epochkv/internal/testseed"
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/testseed"
 )
 
 // TestWhateverFailsEverythingIsGivenBack: requests of every kind that are answered, refused, expired and cancelled at any moment, on connections

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"epochkv/internal/health"
+	"github.com/epochkv/epochkv/internal/health"
 )
 
 // newHTTP serves metrics, health and profiles to operators. It is not the data plane: it may be slow, but nobody can hold a

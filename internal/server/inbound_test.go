@@ -14,8 +14,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	pb "epochkv/api/proto/epochkv/v1"
-	"epochkv/internal/config"
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/config"
 )
 
 // frame is an HTTP/2 frame.

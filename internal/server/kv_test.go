@@ -10,7 +10,7 @@ import (
 
 	"google.golang.org/protobuf/reflect/protoreflect"
 
-	pb "epochkv/api/proto/epochkv/v1"
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 )
 
 func TestWriteIsReadBackWithItsEpoch(t *testing.T) {

@@ -13,10 +13,10 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 
-	pb "epochkv/api/proto/epochkv/v1"
-	"epochkv/internal/config"
-	"epochkv/internal/telemetry"
-	"epochkv/internal/vfs"
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/telemetry"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 func TestConnectionsPastTheLimitAreToldSo(t *testing.T) {

@@ -5,8 +5,8 @@ import (
 
 	"google.golang.org/grpc"
 
-	pb "epochkv/api/proto/epochkv/v1"
-	"epochkv/internal/telemetry"
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/telemetry"
 )
 
 // keepBytesMax is the largest buffer that a stream keeps from one request to the next.

@@ -5,8 +5,8 @@ import (
 	"sync"
 	"testing"
 
-	pb "epochkv/api/proto/epochkv/v1"
-	"epochkv/internal/config"
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/config"
 )
 
 // TestLargeValuesCountBeforeTheyAreCopied: a read is refused before it copies a large value that the share of answers has no room for, and small

@@ -10,8 +10,8 @@ import (
 
 	"google.golang.org/grpc/codes"
 
-	pb "epochkv/api/proto/epochkv/v1"
-	"epochkv/internal/mvcc"
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
 // TestEveryRequestOfAPipelineSeesTheOnesBeforeIt: also while a commit of another session, older than the pipeline's own, is held up before it

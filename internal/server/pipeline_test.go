@@ -17,9 +17,9 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
-	pb "epochkv/api/proto/epochkv/v1"
-	"epochkv/internal/config"
-	"epochkv/internal/vfs"
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 type pipelineClient = interface {

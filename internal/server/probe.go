@@ -6,7 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"epochkv/internal/health"
+	"github.com/epochkv/epochkv/internal/health"
 )
 
 // probe is the liveness probe: a write of the server's own that has to become durable in time.

@@ -9,9 +9,9 @@ import (
 
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
-	pb "epochkv/api/proto/epochkv/v1"
-	"epochkv/internal/config"
-	"epochkv/internal/vfs"
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // TestStuckSyncShowsInHealthAndRecovers holds back a sync of the log, as a device that does not answer does. The store knows of no error.

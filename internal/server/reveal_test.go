@@ -8,8 +8,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	pb "epochkv/api/proto/epochkv/v1"
-	"epochkv/internal/vfs"
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // heldSyncs makes the log's syncs wait until release is called.

@@ -13,9 +13,9 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/protobuf/types/known/durationpb"
 
-	pb "epochkv/api/proto/epochkv/v1"
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/telemetry"
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/telemetry"
 )
 
 // errNoSuchSnapshot is told to an operator that ends a snapshot that there is not.

@@ -14,8 +14,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
-	pb "epochkv/api/proto/epochkv/v1"
-	"epochkv/internal/config"
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/config"
 )
 
 // fillLarge writes so much that no client's window takes a scan of it.

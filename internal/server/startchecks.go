@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/config"
 )
 
 // ErrConfiguration marks errors of a configuration that this machine cannot carry: starting again does not help.

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/config"
 )
 
 func TestRegrettableConfigurationsAreWarnedOf(t *testing.T) {

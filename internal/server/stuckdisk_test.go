@@ -14,10 +14,10 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	pb "epochkv/api/proto/epochkv/v1"
-	"epochkv/internal/config"
-	"epochkv/internal/health"
-	"epochkv/internal/vfs"
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/health"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // TestStuckLogFilesEndNoReadAndNoServer: one operation on log files does not return, for each that the log needs. The server gives up requests at

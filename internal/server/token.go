@@ -4,8 +4,8 @@ import (
 	"encoding/binary"
 	"hash/crc32"
 
-	pb "epochkv/api/proto/epochkv/v1"
-	"epochkv/internal/storage/keys"
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/keys"
 )
 
 // A resume token says where a scan stopped, in which store and at which epoch, and for which range and direction it holds. Clients

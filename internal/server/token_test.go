@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"testing"
 
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
 )
 
 func TestTokenReadsBackAndEveryFlippedBitIsFound(t *testing.T) {

@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"strings"
 
-	"epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/config"
 )
 
 const (

@@ -11,8 +11,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
-	pb "epochkv/api/proto/epochkv/v1"
-	"epochkv/internal/config"
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/config"
 )
 
 // BenchmarkConditionalPut is one condition and one put, SYNC, by 64 callers over gRPC on a real file system, each way there is; put=plain is

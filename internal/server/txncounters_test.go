@@ -6,8 +6,8 @@ import (
 
 	"google.golang.org/grpc/codes"
 
-	pb "epochkv/api/proto/epochkv/v1"
-	"epochkv/internal/telemetry"
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/telemetry"
 )
 
 // TestHowTransactionsEndIsCounted: a rollback on request and a commit behind a failed request each have their reason; conflicts, timeouts,

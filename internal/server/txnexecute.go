@@ -6,10 +6,10 @@ import (
 	"errors"
 	"fmt"
 
-	pb "epochkv/api/proto/epochkv/v1"
-	"epochkv/internal/mvcc"
-	"epochkv/internal/storage/batch"
-	"epochkv/internal/storage/keys"
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/storage/batch"
 )
 
 // Execute takes one of two ways.

@@ -11,7 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	pb "epochkv/api/proto/epochkv/v1"
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 )
 
 func keyCondition(key string, value string) *pb.TxnCondition {

@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"math"
 
-	pb "epochkv/api/proto/epochkv/v1"
-	"epochkv/internal/mvcc"
-	"epochkv/internal/storage/keys"
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
 // Invoke implements KV.

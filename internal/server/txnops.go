@@ -4,8 +4,8 @@ import (
 	"context"
 	"fmt"
 
-	pb "epochkv/api/proto/epochkv/v1"
-	"epochkv/internal/mvcc"
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
 // The functions here are the operations that Transact and Execute share: each does one inside an open transaction and answers

@@ -10,11 +10,11 @@ import (
 
 	"google.golang.org/protobuf/types/known/durationpb"
 
-	pb "epochkv/api/proto/epochkv/v1"
-	"epochkv/internal/config"
-	"epochkv/internal/mvcc"
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/telemetry"
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/telemetry"
 )
 
 // txnTable knows the interactive transactions that are open, bounds them, and counts how all transactions end.

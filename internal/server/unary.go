@@ -7,8 +7,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
-	pb "epochkv/api/proto/epochkv/v1"
-	"epochkv/internal/telemetry"
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/telemetry"
 )
 
 // kvService implements the KV service.

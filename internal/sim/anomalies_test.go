@@ -10,9 +10,9 @@ import (
 	"testing"
 	"time"
 
-	"epochkv/internal/mvcc"
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // place is where the version lies that a transaction must notice when it commits.

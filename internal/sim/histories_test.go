@@ -13,9 +13,9 @@ import (
 
 	"go.uber.org/goleak"
 
-	"epochkv/internal/mvcc"
-	"epochkv/internal/storage"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 var (

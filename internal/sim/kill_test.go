@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"epochkv/client"
+	"github.com/epochkv/epochkv/client"
 )
 
 // server is the real kvserver in a process of its own.
@@ -122,7 +122,7 @@ func (s *wireSession) Close() {
 // Transactions over the wire against the real binary, which is killed under them again and again.
 func TestHistoriesSurviveKillingTheServer(t *testing.T) {
 	binary := filepath.Join(t.TempDir(), "kvserver")
-	if out, err := exec.Command("go", "build", "-o", binary, "epochkv/cmd/kvserver").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-o", binary, "github.com/epochkv/epochkv/cmd/kvserver").CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)
 	}
 	for _, level := range []Level{Snapshot, Strict} {

@@ -13,9 +13,9 @@ import (
 
 	"pgregory.net/rapid"
 
-	"epochkv/internal/mvcc"
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 var modelSteps = flag.Int("model.steps", 150, "operations of one run of the model test")

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
 // Session is one client of a system under test.

@@ -9,12 +9,12 @@ import (
 	"sync/atomic"
 	"time"
 
-	"epochkv/internal/storage/btree"
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/storage/page"
-	"epochkv/internal/storage/pager"
-	"epochkv/internal/storage/pager/rows"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/blob"
+	"github.com/epochkv/epochkv/internal/storage/btree"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/storage/pager"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // A bulk load goes into the tree past log and memtable, in one checkpoint, at one epoch E. The next state is built beside the one that readers
@@ -76,7 +76,7 @@ type Load struct {
 type loadBuild struct {
 	horizon Horizon
 	ck      *pager.Checkpoint
-	batch   *rows.Batch
+	batch   *blob.Batch
 	sink    *pager.Sink
 	root    btree.Root
 	known   *side
@@ -112,7 +112,7 @@ func (e *Engine) NewLoad() (*Load, error) {
 
 // Add takes an entry; key is an internal key. It keeps neither slice. Of several entries with one key the last one counts.
 func (l *Load) Add(key, value []byte) error {
-	if n := len(key); n == 0 || n > page.KeySizeMax(l.engine.pager.PageSize()) || len(value) > rows.ValueMax {
+	if n := len(key); n == 0 || n > page.KeySizeMax(l.engine.pager.PageSize()) || len(value) > blob.ValueMax {
 		return fmt.Errorf("storage: bulk load: key of %d and value of %d bytes", n, len(value))
 	}
 	l.bytes += uint64(len(key) + len(value))

@@ -8,9 +8,9 @@ import (
 	"hash/crc32"
 	"slices"
 
-	"epochkv/internal/storage/btree"
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/btree"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // A run is a temporary file of sorted entries on their way into the tree, without their epoch, which is not known yet. Nothing reads it

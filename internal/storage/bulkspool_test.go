@@ -10,9 +10,9 @@ import (
 	"strings"
 	"testing"
 
-	"epochkv/internal/storage/btree"
-	"epochkv/internal/storage/page"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/storage/btree"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // filled spools n entries drawn by key, with chunks so small that runs of several tiers come up, beside a map of what must come out.

@@ -8,12 +8,12 @@ import (
 	"sync/atomic"
 	"time"
 
-	"epochkv/internal/storage/btree"
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/storage/page"
-	"epochkv/internal/storage/pager"
-	"epochkv/internal/storage/pager/rows"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/blob"
+	"github.com/epochkv/epochkv/internal/storage/btree"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/storage/pager"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // relocatePagesMin is how many pages near the end of the file a checkpoint moves down: half a megabyte of default pages, so that
@@ -255,7 +255,7 @@ func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Roo
 
 // mergeInput is a merge of generations into base.
 func (e *Engine) mergeInput(
-	ck *pager.Checkpoint, batch *rows.Batch, sink *pager.Sink, base btree.Root, frozen []*generation, policy btree.Policy,
+	ck *pager.Checkpoint, batch *blob.Batch, sink *pager.Sink, base btree.Root, frozen []*generation, policy btree.Policy,
 ) *btree.MergeInput {
 	in := &btree.MergeInput{
 		Base: base, Checkpoint: ck.Number(), PageSize: e.pager.PageSize(),
@@ -375,7 +375,7 @@ func (t *tail) end() {
 // values lets a merge keep large values in the row store.
 type values struct{ batch valueBatch }
 
-// valueBatch is the part of rows.Batch that a merge needs.
+// valueBatch is the part of blob.Batch that a merge needs.
 type valueBatch interface {
 	Place(value []byte) (page.Ref, error)
 	Drop(ref page.Ref) error

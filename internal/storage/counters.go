@@ -4,7 +4,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"epochkv/internal/storage/btree"
+	"github.com/epochkv/epochkv/internal/storage/btree"
 )
 
 // counters are what the engine counts, in plain atomics, off the fast paths.

@@ -3,9 +3,9 @@ package storage
 import (
 	"bytes"
 
-	"epochkv/internal/storage/btree"
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/storage/memtable"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/btree"
+	"github.com/epochkv/epochkv/internal/storage/memtable"
 )
 
 // Cursor merges the sources of one view into a sequence of user keys with their version at a snapshot, forward or in

@@ -9,13 +9,13 @@ import (
 	"sync/atomic"
 	"time"
 
-	"epochkv/internal/pin"
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/storage/memtable"
-	"epochkv/internal/storage/pager"
-	"epochkv/internal/storage/pager/rows"
-	"epochkv/internal/vfs"
-	"epochkv/internal/wal"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/pin"
+	"github.com/epochkv/epochkv/internal/storage/blob"
+	"github.com/epochkv/epochkv/internal/storage/memtable"
+	"github.com/epochkv/epochkv/internal/storage/pager"
+	"github.com/epochkv/epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/wal"
 )
 
 // Errors of the engine.
@@ -40,7 +40,7 @@ type Engine struct {
 	pruner        *pruner
 
 	pager *pager.Pager
-	rows  *rows.Store
+	rows  *blob.Store
 	pages *pages
 
 	repaired []string // what Open found damaged and made anew

@@ -4,8 +4,8 @@ import (
 	"slices"
 	"sync/atomic"
 
-	"epochkv/internal/cache"
-	"epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/cache"
+	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
 const (

@@ -3,8 +3,8 @@ package storage
 import (
 	"testing"
 
-	"epochkv/internal/cache"
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/cache"
+	"github.com/epochkv/epochkv/internal/keys"
 )
 
 // TestReadAheadKnowsNoParentOfAnEarlierRead: a look at an inner node that goes no further, and then a read in a tree that is a single leaf by

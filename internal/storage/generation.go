@@ -7,9 +7,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/storage/memtable"
-	"epochkv/internal/wal"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/memtable"
+	"github.com/epochkv/epochkv/internal/wal"
 )
 
 // ErrRotating means that the active generation is full: call Advance outside the slot's protection and try again.

@@ -7,9 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"epochkv/internal/storage/batch"
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/storage/memtable"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/batch"
+	"github.com/epochkv/epochkv/internal/storage/memtable"
 )
 
 // TestOversizedRecordIsTheFirstOfItsGeneration: nobody can fill a segment that was made for a large record before it.

@@ -7,10 +7,10 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"epochkv/internal/pin"
-	"epochkv/internal/storage/batch"
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/pin"
+	"github.com/epochkv/epochkv/internal/storage/batch"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // TestLongestKeysOfLargePagesAreMerged: a log may hold keys of 16,384 bytes, a quarter of a page of 64 KiB, which earlier builds acknowledged. They

@@ -3,8 +3,8 @@ package storage
 import (
 	"bytes"
 
-	"epochkv/internal/storage/btree"
-	"epochkv/internal/storage/memtable"
+	"github.com/epochkv/epochkv/internal/storage/btree"
+	"github.com/epochkv/epochkv/internal/storage/memtable"
 )
 
 // memInput is what a merge reads: the versions of some frozen generations as one sorted stream, per key the newest first.

@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"epochkv/internal/storage/batch"
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/batch"
 )
 
 // TestRecordThatNoMemoryIsThereForIsRefused: a large record that a fresh memtable cannot take either gets an error, and not rotation after

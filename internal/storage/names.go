@@ -5,7 +5,7 @@ import (
 	"path"
 	"slices"
 
-	"epochkv/internal/wal"
+	"github.com/epochkv/epochkv/internal/wal"
 )
 
 // Names in the data directory. All of them stand here, but for log segments, whose names belong to the log.

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"testing"
 
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
 )
 
 // TestNewestSinceReadsNoLeafWithoutNewerVersions: inner nodes tell how new what is below them is.

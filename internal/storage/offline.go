@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"io"
 
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // lockOffline prepares work on the files of a store that is not open: it must exist, and its lock is taken. The caller closes the

@@ -3,10 +3,10 @@ package storage
 import (
 	"time"
 
-	"epochkv/internal/storage/batch"
-	"epochkv/internal/storage/page"
-	"epochkv/internal/vfs"
-	"epochkv/internal/wal"
+	"github.com/epochkv/epochkv/internal/storage/batch"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/wal"
 )
 
 const (

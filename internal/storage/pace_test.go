@@ -10,10 +10,10 @@ import (
 	"testing"
 	"time"
 
-	"epochkv/internal/storage/batch"
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/storage/page"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/batch"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // paced is a model of writers that fill memory as fast as they may, and of merges that empty it, each taking in what is there when it begins,

@@ -4,11 +4,11 @@ import (
 	"fmt"
 	"sync/atomic"
 
-	"epochkv/internal/cache"
-	"epochkv/internal/pin"
-	"epochkv/internal/storage/page"
-	"epochkv/internal/storage/pager"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/cache"
+	"github.com/epochkv/epochkv/internal/pin"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/storage/pager"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // pages is the engine's way to tree and data pages: through the cache for readers, past it for merges. A page is verified when it

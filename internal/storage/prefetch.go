@@ -4,10 +4,10 @@ import (
 	"context"
 	"slices"
 
-	"epochkv/internal/cache"
-	"epochkv/internal/pin"
-	"epochkv/internal/storage/btree"
-	"epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/cache"
+	"github.com/epochkv/epochkv/internal/pin"
+	"github.com/epochkv/epochkv/internal/storage/btree"
+	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
 const (

@@ -5,8 +5,8 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"epochkv/internal/pin"
-	"epochkv/internal/storage/memtable"
+	"github.com/epochkv/epochkv/internal/pin"
+	"github.com/epochkv/epochkv/internal/storage/memtable"
 )
 
 const (

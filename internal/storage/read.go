@@ -3,12 +3,12 @@ package storage
 import (
 	"bytes"
 
-	"epochkv/internal/storage/batch"
-	"epochkv/internal/storage/btree"
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/storage/memtable"
-	"epochkv/internal/storage/page"
-	"epochkv/internal/wal"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/batch"
+	"github.com/epochkv/epochkv/internal/storage/btree"
+	"github.com/epochkv/epochkv/internal/storage/memtable"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/wal"
 )
 
 func fromMemtable(r memtable.Ref) Version {

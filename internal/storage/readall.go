@@ -1,10 +1,10 @@
 package storage
 
 import (
-	"epochkv/internal/storage/btree"
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/storage/memtable"
-	"epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/btree"
+	"github.com/epochkv/epochkv/internal/storage/memtable"
+	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
 // Finder keeps what GetAll needs from call to call.

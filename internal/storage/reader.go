@@ -3,9 +3,9 @@ package storage
 import (
 	"sync"
 
-	"epochkv/internal/cache"
-	"epochkv/internal/pin"
-	"epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/cache"
+	"github.com/epochkv/epochkv/internal/pin"
+	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
 // Reader is one session's way to tree and data pages: through the cache, counting what it finds there. The count lies in a line of the

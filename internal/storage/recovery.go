@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"time"
 
-	"epochkv/internal/storage/btree"
-	"epochkv/internal/storage/pager"
-	"epochkv/internal/wal"
+	"github.com/epochkv/epochkv/internal/storage/btree"
+	"github.com/epochkv/epochkv/internal/storage/pager"
+	"github.com/epochkv/epochkv/internal/wal"
 )
 
 // recover replays the log behind what the tree holds into memtables (see replayer), and opens a new segment behind it.

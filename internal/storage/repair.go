@@ -6,12 +6,12 @@ import (
 	"fmt"
 	"io/fs"
 
-	"epochkv/internal/storage/btree"
-	"epochkv/internal/storage/page"
-	"epochkv/internal/storage/pager"
-	"epochkv/internal/storage/pager/rows"
-	"epochkv/internal/vfs"
-	"epochkv/internal/wal"
+	"github.com/epochkv/epochkv/internal/storage/blob"
+	"github.com/epochkv/epochkv/internal/storage/btree"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/storage/pager"
+	"github.com/epochkv/epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/wal"
 )
 
 // Some pages of the data file hold nothing that is not somewhere else, too: a superblock has a copy, the allocation map follows from what is
@@ -24,13 +24,13 @@ const (
 )
 
 // openRows opens the rows, and makes the row table anew if it is damaged.
-func (e *Engine) openRows() (*rows.Store, error) {
-	store, err := rows.Open(e.pager)
+func (e *Engine) openRows() (*blob.Store, error) {
+	store, err := blob.Open(e.pager)
 	if !errors.Is(err, pager.ErrCorrupt) {
 		return store, err
 	}
 	e.repaired = append(e.repaired, fmt.Sprintf("the row table was made anew from data pages and references: %v", err))
-	return rows.Repair(e.pager, e.eachLivePage, e.eachRef)
+	return blob.Repair(e.pager, e.eachLivePage, e.eachRef)
 }
 
 // eachLivePage reads the intact pages of the state; all of the file if the allocation map is damaged, too.

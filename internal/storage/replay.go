@@ -6,12 +6,12 @@ import (
 	"fmt"
 	"time"
 
-	"epochkv/internal/storage/batch"
-	"epochkv/internal/storage/btree"
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/storage/memtable"
-	"epochkv/internal/vfs"
-	"epochkv/internal/wal"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/batch"
+	"github.com/epochkv/epochkv/internal/storage/btree"
+	"github.com/epochkv/epochkv/internal/storage/memtable"
+	"github.com/epochkv/epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/wal"
 )
 
 // replayer fills generations with what the log holds, in log order, which is epoch order, so that two writers of one key end as they did

@@ -7,11 +7,11 @@ import (
 	"testing"
 	"time"
 
-	"epochkv/internal/pin"
-	"epochkv/internal/storage/batch"
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/vfs"
-	"epochkv/internal/wal"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/pin"
+	"github.com/epochkv/epochkv/internal/storage/batch"
+	"github.com/epochkv/epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/wal"
 )
 
 // writeLog writes a log of so many puts into segments of the least size.

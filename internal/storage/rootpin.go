@@ -6,7 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"epochkv/internal/storage/pager"
+	"github.com/epochkv/epochkv/internal/storage/pager"
 )
 
 // rootPins keeps the pages of old roots for readers that stay for minutes, such as a check. A slot's protection would do it, too,

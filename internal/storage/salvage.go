@@ -10,15 +10,15 @@ import (
 	"maps"
 	"slices"
 
-	"epochkv/internal/storage/batch"
-	"epochkv/internal/storage/btree"
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/storage/page"
-	"epochkv/internal/storage/pager"
-	"epochkv/internal/storage/pager/bitset"
-	"epochkv/internal/storage/pager/rows"
-	"epochkv/internal/vfs"
-	"epochkv/internal/wal"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/batch"
+	"github.com/epochkv/epochkv/internal/storage/bitset"
+	"github.com/epochkv/epochkv/internal/storage/blob"
+	"github.com/epochkv/epochkv/internal/storage/btree"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/storage/pager"
+	"github.com/epochkv/epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/wal"
 )
 
 // Salvage brings out what a damaged store still holds, and changes nothing.
@@ -68,7 +68,7 @@ type salvager struct {
 	report  SalvageReport
 
 	state   *pager.Pager
-	rows    *rows.Store
+	rows    *blob.Store
 	mapped  bool              // the allocation map is readable
 	reached bitset.Set        // leaves that the walk has read
 	gaps    []gap             // what the walk could not look into
@@ -177,7 +177,7 @@ func (s *salvager) readTree() error {
 // openRows opens the row store, or rebuilds it from all pages.
 func (s *salvager) openRows() (err error) {
 	if !s.raw() {
-		if s.rows, err = rows.Open(s.state); err == nil {
+		if s.rows, err = blob.Open(s.state); err == nil {
 			return nil
 		}
 		if stop := unlessDamage(s.ctx, err); stop != nil {
@@ -185,7 +185,7 @@ func (s *salvager) openRows() (err error) {
 		}
 		s.note("the table of large values is not readable and was rebuilt: %v", err)
 	}
-	s.rows, err = rows.Rebuild(s.state, s.eachPage)
+	s.rows, err = blob.Rebuild(s.state, s.eachPage)
 	return err
 }
 

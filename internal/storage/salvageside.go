@@ -3,9 +3,9 @@ package storage
 import (
 	"bytes"
 
-	"epochkv/internal/storage/btree"
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/btree"
+	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
 // readSide collects what lies in the side tree: of its keys it is newer than what the tree has, and older than the log. What cannot be read

@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"time"
 
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/vfs"
-	"epochkv/internal/wal"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/wal"
 )
 
 // Deletions write before they free anything: a log record, and the pages of a checkpoint. So the store keeps a reserve of disk space, really

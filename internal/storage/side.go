@@ -8,11 +8,11 @@ import (
 	"maps"
 	"slices"
 
-	"epochkv/internal/storage/btree"
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/storage/page"
-	"epochkv/internal/storage/pager"
-	"epochkv/internal/storage/pager/rows"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/blob"
+	"github.com/epochkv/epochkv/internal/storage/btree"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/storage/pager"
 )
 
 // The side tree lets checkpoints go round pages of the tree that cannot be read any more (ADR 0018).
@@ -242,7 +242,7 @@ func sideRoots(p *pager.Pager) (root, mirror btree.Root, err error) {
 }
 
 // loadSide reads the lost pages of a state.
-func loadSide(p *pager.Pager, store *rows.Store) (*side, error) {
+func loadSide(p *pager.Pager, store *blob.Store) (*side, error) {
 	root, mirror, err := sideRoots(p)
 	if root.Empty() || err != nil {
 		return nil, err
@@ -263,7 +263,7 @@ func loadSide(p *pager.Pager, store *rows.Store) (*side, error) {
 }
 
 // loadRecords reads them from the side tree or from its mirror.
-func loadRecords(p *pager.Pager, store *rows.Store, root btree.Root) (*side, error) {
+func loadRecords(p *pager.Pager, store *blob.Store, root btree.Root) (*side, error) {
 	s := &side{root: root}
 	var c btree.Cursor
 	c.Reset(keeping{p}, root, keys.MaxEpoch, []byte{byte(keys.SpaceLost)}, []byte{byte(keys.SpaceLost) + 1})

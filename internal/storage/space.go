@@ -7,11 +7,11 @@ import (
 	"slices"
 	"time"
 
-	"epochkv/internal/storage/btree"
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/storage/page"
-	"epochkv/internal/storage/pager"
-	"epochkv/internal/storage/pager/rows"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/blob"
+	"github.com/epochkv/epochkv/internal/storage/btree"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/storage/pager"
 )
 
 // PageKinds counts the pages of the newest state by what they hold. They add up to what Pages.Live says.
@@ -173,7 +173,7 @@ func (s *spaceCounter) leaf(p page.Leaf) {
 		}
 		user, size := keys.User(s.keys.key), len(value)
 		if large {
-			size = rows.Length(page.Ref(value))
+			size = blob.Length(page.Ref(value))
 		}
 		s.enter(user)
 		s.open.Keys++

@@ -3,12 +3,12 @@ package storage
 import (
 	"time"
 
-	"epochkv/internal/cache"
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/storage/page"
-	"epochkv/internal/storage/pager"
-	"epochkv/internal/storage/pager/rows"
-	"epochkv/internal/wal"
+	"github.com/epochkv/epochkv/internal/cache"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/blob"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/storage/pager"
+	"github.com/epochkv/epochkv/internal/wal"
 )
 
 // Stats is a snapshot of the engine's counters and sizes. Sizes are bytes.
@@ -36,7 +36,7 @@ type Stats struct {
 	BatchPages    uint64 // pages in them
 	Tree          TreeStats
 	Pages         pager.Stats
-	Rows          rows.Stats
+	Rows          blob.Stats
 	Pruning       PruneStats
 }
 

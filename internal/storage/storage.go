@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"time"
 
-	"epochkv/internal/cache"
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/cache"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // Options configure an engine. Zero fields take the default named beside them.

@@ -5,9 +5,9 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"epochkv/internal/pin"
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/storage/memtable"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/pin"
+	"github.com/epochkv/epochkv/internal/storage/memtable"
 )
 
 // tables are the memtables to come. Taking fresh memory from the kernel, and in a virtual machine from its host, cost 22 to 40 % of a commit

@@ -7,11 +7,11 @@ import (
 	"io/fs"
 	"time"
 
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/storage/page"
-	"epochkv/internal/storage/pager"
-	"epochkv/internal/vfs"
-	"epochkv/internal/wal"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/storage/pager"
+	"github.com/epochkv/epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/wal"
 )
 
 // A verification looks at one durable state as the files tell it, past caches and past what the engine has in memory:

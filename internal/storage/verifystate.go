@@ -7,13 +7,13 @@ import (
 	"fmt"
 	"time"
 
-	"epochkv/internal/storage/btree"
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/storage/page"
-	"epochkv/internal/storage/pager"
-	"epochkv/internal/storage/pager/bitset"
-	"epochkv/internal/storage/pager/rows"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/bitset"
+	"github.com/epochkv/epochkv/internal/storage/blob"
+	"github.com/epochkv/epochkv/internal/storage/btree"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/storage/pager"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // verifier is one verification under way.
@@ -90,7 +90,7 @@ func (v *verifier) reachable(each func(page.ID) error) error {
 		}
 		return each(id)
 	}
-	store, err := rows.Open(v.state)
+	store, err := blob.Open(v.state)
 	if err != nil {
 		if err := v.damageOr(err, DamageRows); err != nil {
 			return err
@@ -107,7 +107,7 @@ func (v *verifier) reachable(each func(page.ID) error) error {
 const lostNotesMax = 20
 
 // noteLost says which pages checkpoints go round. Those that cannot be read are found as damage, too.
-func (v *verifier) noteLost(store *rows.Store) error {
+func (v *verifier) noteLost(store *blob.Store) error {
 	s, err := loadSide(v.state, store)
 	if err != nil || s == nil {
 		return v.damageOr(err, DamagePage)
@@ -191,7 +191,7 @@ func (v *verifier) leaf(p page.Leaf, value func(page.Ref) error) error {
 			continue
 		}
 		v.report.Values++
-		v.report.ValueBytes += uint64(rows.Length(page.Ref(inline)))
+		v.report.ValueBytes += uint64(blob.Length(page.Ref(inline)))
 		if err := value(page.Ref(inline)); err != nil {
 			if stop := unlessDamage(v.ctx, err); stop != nil {
 				return stop
@@ -234,7 +234,7 @@ func (k *keyCounter) skip(key []byte) { k.key, k.known = append(k.key[:0], key..
 
 // isDamage tells what is wrong in the file from what kept it from being read.
 func isDamage(err error) bool {
-	for _, kind := range []error{pager.ErrCorrupt, pager.ErrBroken, pager.ErrTruncated, btree.ErrStructure, rows.ErrBadRef, rows.ErrAccounts} {
+	for _, kind := range []error{pager.ErrCorrupt, pager.ErrBroken, pager.ErrTruncated, btree.ErrStructure, blob.ErrBadRef, blob.ErrAccounts} {
 		if errors.Is(err, kind) {
 			return true
 		}

@@ -1,10 +1,10 @@
 package storage
 
 import (
-	"epochkv/internal/storage/btree"
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/storage/page"
-	"epochkv/internal/storage/pager/rows"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/blob"
+	"github.com/epochkv/epochkv/internal/storage/btree"
+	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
 // view is what a reader uses, immutable: the active generation, the frozen ones (newest first), and the tree's root. A reader
@@ -32,7 +32,7 @@ type Version struct {
 // Size is the length of v's value.
 func (v *Version) Size() int {
 	if v.large {
-		return rows.Length(page.Ref(v.value))
+		return blob.Length(page.Ref(v.value))
 	}
 	return len(v.value)
 }

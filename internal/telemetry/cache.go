@@ -3,8 +3,8 @@ package telemetry
 import (
 	"github.com/prometheus/client_golang/prometheus"
 
-	"epochkv/internal/mvcc"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // cacheReadings are the page cache's metrics, in the order of docs/operations.md.

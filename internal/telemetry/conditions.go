@@ -3,7 +3,7 @@ package telemetry
 import (
 	"github.com/prometheus/client_golang/prometheus"
 
-	"epochkv/internal/health"
+	"github.com/epochkv/epochkv/internal/health"
 )
 
 var conditionDesc = desc("condition", "1 while a health condition holds; no series while it does not. Severity unavailable makes health checks fail.", "name", "severity")

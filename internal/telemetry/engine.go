@@ -7,8 +7,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"epochkv/internal/mvcc"
-	"epochkv/internal/wal"
+	"github.com/epochkv/epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/wal"
 )
 
 // reading is one metric that is read from a snapshot of the engine's counters.

@@ -4,7 +4,7 @@ import (
 	"io"
 	"log/slog"
 
-	"epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/config"
 )
 
 // NewLogger writes lines of the configured level and format to w.

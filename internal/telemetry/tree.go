@@ -3,8 +3,8 @@ package telemetry
 import (
 	"github.com/prometheus/client_golang/prometheus"
 
-	"epochkv/internal/mvcc"
-	"epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/storage"
 )
 
 // treeReadings are the metrics of checkpoints, the tree, the data file and the version collector, read as those of engine.go.

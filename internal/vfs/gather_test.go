@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"epochkv/internal/vfs/uring"
+	"github.com/epochkv/epochkv/internal/vfs/uring"
 )
 
 // TestReadsThatComeTogetherAreAllRight: every one of many single reads gets its own bytes, or its own error, however they are joined, and

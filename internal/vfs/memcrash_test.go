@@ -10,7 +10,7 @@ import (
 	"sync"
 	"testing"
 
-	"epochkv/internal/testseed"
+	"github.com/epochkv/epochkv/internal/testseed"
 )
 
 func mustSync(t testing.TB, f File) {

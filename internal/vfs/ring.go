@@ -8,7 +8,7 @@ import (
 	"sync"
 	"syscall"
 
-	"epochkv/internal/vfs/uring"
+	"github.com/epochkv/epochkv/internal/vfs/uring"
 )
 
 const (

@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"epochkv/internal/vfs/uring"
+	"github.com/epochkv/epochkv/internal/vfs/uring"
 )
 
 // mustRingFile is a direct file of count pages, each filled with its number, on an OS with a ring.

@@ -7,8 +7,8 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 var soakChains = flag.Int("soak.chains", 150, "chains of runs in TestChainOfDeathsLosesNothing")

@@ -8,8 +8,8 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 var crashSeed = flag.Uint64("crash-seed", 0, "seed of the crash tests; 0 draws one")

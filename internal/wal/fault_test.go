@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // TestFailedWriteOrSyncIsFinal lets one write or sync fail once and checks that nothing is tried again and nobody is told

@@ -5,7 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
 )
 
 // tailBytes is how much of a write goes through the flusher's own buffer. Writes are whole pages, padded with zeros

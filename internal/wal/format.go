@@ -9,7 +9,7 @@ import (
 	"strings"
 	"unsafe"
 
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
 )
 
 // A segment file, little endian. The header has a page of its own, which is written once: later writes rewrite whole

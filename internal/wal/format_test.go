@@ -11,8 +11,8 @@ import (
 	"testing"
 	"unsafe"
 
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 var update = flag.Bool("update", false, "rewrite golden files; goes with docs/formats.md and a decision about the version")

@@ -3,7 +3,7 @@ package wal
 import (
 	"time"
 
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
 )
 
 // A sync costs the processors far more than a put: two requests to the device, their interrupts, and every wake-up around

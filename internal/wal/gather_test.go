@@ -7,8 +7,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // slowFS is a file system whose syncs take syncTime of the test's clock.

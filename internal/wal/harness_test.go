@@ -13,8 +13,8 @@ import (
 
 	"go.uber.org/goleak"
 
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 const testDir = "data"

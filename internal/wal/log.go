@@ -8,8 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // Options configure a log.

@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 func TestWhatIsAppendedIsReplayedInEpochOrder(t *testing.T) {

@@ -7,8 +7,8 @@ import (
 	"slices"
 	"testing"
 
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 func ignoreAll(keys.Epoch, []byte) error { return nil }

@@ -7,8 +7,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // ErrNoSegment means that the next segment could not be prepared in time. No record is lost, and preparing goes on: try again.

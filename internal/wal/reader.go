@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"io"
 
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // windowBytes is how much of a file is read at a time. A larger record makes the window grow to its size.

@@ -7,8 +7,8 @@ import (
 	"path"
 	"slices"
 
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // Dropped is what a repair took away.

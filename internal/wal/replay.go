@@ -8,8 +8,8 @@ import (
 	iofs "io/fs"
 	"path"
 
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // Recovery is what a replay found. Open continues from it.

@@ -9,8 +9,8 @@ import (
 	"strconv"
 	"strings"
 
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // reservePrefix begins the names of reserve files. They are not segments: a replay does not look at them.

@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"io"
 
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // Recover is Replay for whoever goes on with the log: what it passes to fn is on the device, and not only in the kernel's page cache.

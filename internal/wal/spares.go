@@ -9,7 +9,7 @@ import (
 	"slices"
 	"sync"
 
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // recyclableMax bounds the old files kept for use as new ones: a checkpoint frees a few at once, rotation takes one at

@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // TestSparesComeAsTheyAreNeeded: a log that nobody writes to has a segment and a spare. More are made when somebody has found none.

@@ -7,8 +7,8 @@ import (
 	"path"
 	"testing"
 
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 var errReadTooMuch = errors.New("more was read than a search needs")

@@ -4,7 +4,7 @@ import (
 	"slices"
 	"sync"
 
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
 )
 
 // retired are the segments that are complete and durable, oldest first.

@@ -7,8 +7,8 @@ import (
 	"os"
 	"testing"
 
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 func fileCount(t *testing.T, fs vfs.FS) int {

@@ -6,7 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
 )
 
 // waits is the queue of the goroutines that wait for durable, and the flush role: at any time at most one goroutine writes

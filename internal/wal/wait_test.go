@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // TestWaitersThatGiveUpHarmNoOther: writers whose deadlines end, or whose contexts are cancelled, around the moment at which their epochs

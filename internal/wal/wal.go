@@ -40,7 +40,7 @@ import (
 	"errors"
 	"fmt"
 
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
 )
 
 // Errors by meaning. Damage carries its place: see CorruptionError and VersionError.

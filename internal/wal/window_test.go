@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // TestEpochsDoNotRunAwayFromDurable: a segment whose epochs could be EpochWindow past durable is not begun before more is durable, or a start after a crash

@@ -1,4 +1,4 @@
-module epochkv/tools/lint
+module github.com/epochkv/epochkv/tools/lint
 
 go 1.26.0
 

@@ -25,16 +25,16 @@ import (
 	"syscall"
 	"time"
 
-	"epochkv/bench/cache"
-	"epochkv/bench/growth"
-	"epochkv/bench/harness"
-	"epochkv/bench/memtable"
-	"epochkv/bench/origin"
-	"epochkv/bench/peers"
-	"epochkv/bench/scenarios"
-	"epochkv/bench/tree"
-	"epochkv/bench/txn"
-	"epochkv/bench/wire"
+	"github.com/epochkv/epochkv/bench/cache"
+	"github.com/epochkv/epochkv/bench/growth"
+	"github.com/epochkv/epochkv/bench/harness"
+	"github.com/epochkv/epochkv/bench/memtable"
+	"github.com/epochkv/epochkv/bench/origin"
+	"github.com/epochkv/epochkv/bench/peers"
+	"github.com/epochkv/epochkv/bench/scenarios"
+	"github.com/epochkv/epochkv/bench/tree"
+	"github.com/epochkv/epochkv/bench/txn"
+	"github.com/epochkv/epochkv/bench/wire"
 )
 
 type flags struct {

@@ -3,7 +3,7 @@ package main
 import (
 	"testing"
 
-	"epochkv/bench/harness"
+	"github.com/epochkv/epochkv/bench/harness"
 )
 
 func TestFiguresNameArmsAndPointsOfTheirScenario(t *testing.T) {

@@ -9,7 +9,7 @@ import (
 	"os/signal"
 	"syscall"
 
-	"epochkv/bench/wire"
+	"github.com/epochkv/epochkv/bench/wire"
 )
 
 func main() {

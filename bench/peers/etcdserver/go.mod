@@ -1,4 +1,4 @@
-module epochkv/bench/peers/etcdserver
+module github.com/epochkv/epochkv/bench/peers/etcdserver
 
 go 1.26.0
 

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"epochkv/client"
+	"github.com/epochkv/epochkv/client"
 )
 
 func fill(t *testing.T, c *client.Client, count int) {

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"epochkv/client"
+	"github.com/epochkv/epochkv/client"
 )
 
 // BenchmarkPipeline is what one Go client gets out of the real server over one stream: 16-byte keys, 100-byte values.

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"epochkv/client"
+	"github.com/epochkv/epochkv/client"
 )
 
 const startMax = 20 * time.Second
@@ -30,7 +30,7 @@ func run(m *testing.M) int {
 		panic(err)
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	build := exec.Command("go", "build", "-o", dir+string(filepath.Separator), "epochkv/cmd/kvserver", "epochkv/cmd/kvctl")
+	build := exec.Command("go", "build", "-o", dir+string(filepath.Separator), "github.com/epochkv/epochkv/cmd/kvserver", "github.com/epochkv/epochkv/cmd/kvctl")
 	build.Stdout, build.Stderr = os.Stderr, os.Stderr
 	if err := build.Run(); err != nil {
 		fmt.Fprintln(os.Stderr, "building the binaries:", err)

@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
-	kvpb "epochkv/api/proto/epochkv/v1"
-	"epochkv/client"
+	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/client"
 )
 
 // records are lines for import, in random order.

@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
-	kvpb "epochkv/api/proto/epochkv/v1"
-	"epochkv/client"
+	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/client"
 )
 
 func mustDial(t *testing.T, endpoint string) *client.Client {

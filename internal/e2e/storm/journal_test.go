@@ -8,7 +8,7 @@ import (
 	"math/rand/v2"
 	"sync"
 
-	pb "epochkv/api/proto/epochkv/v1"
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 )
 
 // journal is what one worker knows of its writes. Every write has a key of its own, so that a write whose outcome is unknown stays

@@ -18,9 +18,9 @@ import (
 	"testing"
 	"time"
 
-	pb "epochkv/api/proto/epochkv/v1"
-	"epochkv/client"
-	"epochkv/internal/storage"
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/client"
+	"github.com/epochkv/epochkv/internal/storage"
 )
 
 var (
@@ -39,7 +39,7 @@ const (
 func mustBuild(t *testing.T) string {
 	t.Helper()
 	name := filepath.Join(t.TempDir(), "kvserver")
-	if out, err := exec.Command("go", "build", "-o", name, "epochkv/cmd/kvserver").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-o", name, "github.com/epochkv/epochkv/cmd/kvserver").CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)
 	}
 	return name

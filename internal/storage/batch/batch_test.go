@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
 )
 
 func finish(t testing.TB, b *Builder) []byte {

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"unsafe"
 
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
 )
 
 // ErrDuplicateKey means that one batch names a key twice.

@@ -26,7 +26,7 @@ import (
 	"errors"
 	"fmt"
 
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
 )
 
 // HeaderSize is the length of a body's header in bytes.

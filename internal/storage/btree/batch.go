@@ -3,8 +3,8 @@ package btree
 import (
 	"context"
 
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
 // PutAll merges entries, sorted by key and then newest first, instead of in's Input. Neighbours share one descent, and each page

@@ -9,8 +9,8 @@ import (
 	"slices"
 	"testing"
 
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
 // Pages implements BatchSource, and turns the pages of the call before to rubbish, as a caller must expect.

@@ -12,8 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
 // arrayStore is a source without a map or a lock: pages by id in a slice. It measures the tree alone.

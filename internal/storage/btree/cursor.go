@@ -3,8 +3,8 @@ package btree
 import (
 	"bytes"
 
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
 // Cursor walks the keys of a tree at one epoch, both ways: of each key it shows the newest version that is not newer than the

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"testing"
 
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
 )
 
 // compareCursor walks the tree with one cursor at several epochs and bounds, in random steps, and compares each stop with

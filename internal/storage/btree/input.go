@@ -4,8 +4,8 @@ import (
 	"bytes"
 	"slices"
 
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
 // Entry is one version on its way into the tree. A Large entry's value is a page.Ref that was placed already.

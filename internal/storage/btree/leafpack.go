@@ -3,8 +3,8 @@ package btree
 import (
 	"bytes"
 
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
 // leafPacker turns a run of entries into leaves. It keeps up to two leaves back, so that it can decide how to cut the end of

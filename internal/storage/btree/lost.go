@@ -7,7 +7,7 @@ import (
 	"slices"
 	"sync"
 
-	"epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
 // A page that cannot be read stops no merge that has nothing to do with it. Where a merge wants it for company only, for an underfull neighbour, it

@@ -10,8 +10,8 @@ import (
 	"slices"
 	"testing"
 
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
 var lostSeeds = flag.Int("lost.seeds", 40, "runs of the test of merges that meet damage")

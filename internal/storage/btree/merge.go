@@ -7,7 +7,7 @@ import (
 	"iter"
 	"sync"
 
-	"epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
 // Errors that an input earns. Nothing of it is then in any tree.

@@ -10,8 +10,8 @@ import (
 	"slices"
 	"testing"
 
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
 // clone copies the store, so that one merge can be done twice.

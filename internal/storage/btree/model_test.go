@@ -9,8 +9,8 @@ import (
 	"slices"
 	"testing"
 
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
 // model is what a tree should hold: all versions ever written, and the policies' promise about which are still there.

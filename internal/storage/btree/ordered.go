@@ -3,7 +3,7 @@ package btree
 import (
 	"sync"
 
-	"epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
 const (

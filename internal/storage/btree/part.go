@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"slices"
 
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
 // part is a piece of a merge that one worker does alone: neighbouring leaves of the old tree, and the input in front of hi.

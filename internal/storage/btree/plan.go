@@ -3,7 +3,7 @@ package btree
 import (
 	"bytes"
 
-	"epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
 // partLeaves is how many neighbouring leaves make a part. Smaller parts balance better over the workers; each may leave

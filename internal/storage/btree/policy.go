@@ -3,8 +3,8 @@ package btree
 import (
 	"slices"
 
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
 // Policy says which versions somebody can still see.

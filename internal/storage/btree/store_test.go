@@ -9,8 +9,8 @@ import (
 	"sync"
 	"testing"
 
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
 // store is a data file in memory: lowest free extent first, and loud about every misuse.

@@ -3,8 +3,8 @@ package btree
 import (
 	"bytes"
 
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
 // A merge drops what nobody sees from the leaves that it rewrites anyway. What a snapshot held when a leaf was last rewritten stays there when

@@ -5,8 +5,8 @@ import (
 	"slices"
 	"testing"
 
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
 // checkStale compares the stale shares that inner nodes tell with what lies below.

@@ -4,8 +4,8 @@ import (
 	"errors"
 	"fmt"
 
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
 // ErrStructure is wrapped by errors about pages that are sound by themselves and do not form a tree.

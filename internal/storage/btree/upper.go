@@ -3,7 +3,7 @@ package btree
 import (
 	"slices"
 
-	"epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
 // upper builds the inner nodes above a stream of subtrees that come in key order: new leaves, and parts of the base that stay.

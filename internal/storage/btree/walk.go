@@ -3,8 +3,8 @@ package btree
 import (
 	"fmt"
 
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
 // Visitor sees the pages of a tree, parents before children, in key order.

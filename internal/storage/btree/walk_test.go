@@ -8,8 +8,8 @@ import (
 	"testing"
 	"unsafe"
 
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
 // threeLevels is a tree of numbered keys with inner nodes above inner nodes.

@@ -4,8 +4,8 @@ import (
 	"sync/atomic"
 	"unsafe"
 
-	"epochkv/internal/invariants"
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/invariants"
+	"github.com/epochkv/epochkv/internal/keys"
 )
 
 // newVersion writes a version into a recycled or new piece of memory.

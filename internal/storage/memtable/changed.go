@@ -1,6 +1,6 @@
 package memtable
 
-import "epochkv/internal/storage/keys"
+import "github.com/epochkv/epochkv/internal/keys"
 
 // ChangedSince reports whether key has a version in (after, upTo]. The caller's snapshot at after keeps the chain
 // walkable.

@@ -8,8 +8,8 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"epochkv/internal/storage/batch"
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/batch"
 )
 
 // seeded prints the seed of a random test, so that a failure can be repeated by putting it here.

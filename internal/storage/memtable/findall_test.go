@@ -7,8 +7,8 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"epochkv/internal/storage/batch"
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/batch"
 )
 
 // TestFindAllFindsWhatFindFinds fills tables with keys of all sizes, some of them with several versions, and looks up windows of

@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"testing"
 
-	"epochkv/internal/storage/batch"
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/batch"
 )
 
 func guidedTable(t *testing.T, n int, key func(i int) []byte) *Table {

@@ -3,7 +3,7 @@ package memtable
 import (
 	"bytes"
 
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
 )
 
 // Iter walks a table in the order of its internal keys: user key ascending, and per key the newest version first. The

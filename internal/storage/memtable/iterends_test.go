@@ -7,8 +7,8 @@ import (
 	"slices"
 	"testing"
 
-	"epochkv/internal/storage/batch"
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/batch"
 )
 
 // TestIteratorComesBackFromBehindAnEnd: a random walk over versions, over keys, and over both in turns, off both ends and back, is where a

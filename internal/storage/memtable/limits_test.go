@@ -7,8 +7,8 @@ import (
 	"testing"
 	"unsafe"
 
-	"epochkv/internal/storage/batch"
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/batch"
 )
 
 func TestLargestKeysAndValuesFit(t *testing.T) {

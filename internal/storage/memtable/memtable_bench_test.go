@@ -9,8 +9,8 @@ import (
 	"sync"
 	"testing"
 
-	"epochkv/internal/storage/batch"
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/batch"
 )
 
 const (

@@ -3,8 +3,8 @@ package memtable
 import (
 	"testing"
 
-	"epochkv/internal/storage/batch"
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/batch"
 )
 
 // FuzzOperations runs a script of puts, deletes, prunes and reads against a map of version slices. Each step is two bytes: the

@@ -8,8 +8,8 @@ import (
 
 	"pgregory.net/rapid"
 
-	"epochkv/internal/storage/batch"
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/batch"
 )
 
 // tiny makes splits, growth, new regions and full index windows happen every few inserts.

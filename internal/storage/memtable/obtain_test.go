@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"testing"
 
-	"epochkv/internal/storage/batch"
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/batch"
 )
 
 // TestApplyNeedsNoMemoryFromTheSystem: what Secure has let through is installed although the system then has nothing to give, with blocks split that

@@ -1,7 +1,7 @@
 package memtable
 
 import (
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
 )
 
 // Horizon says which versions somebody may still read.

@@ -9,8 +9,8 @@ import (
 
 	"pgregory.net/rapid"
 
-	"epochkv/internal/storage/batch"
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/batch"
 )
 
 func chainOf(t *Table, key []byte) Chain { return Chain{t.node(key)} }

@@ -3,7 +3,7 @@ package memtable
 import (
 	"unsafe"
 
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
 )
 
 // Ref is a version where it lies: one word, where a Version is seven. Half of a transaction's time with one read went into copying

@@ -7,8 +7,8 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"epochkv/internal/storage/batch"
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/batch"
 )
 
 func keysOf(t *Table, backward bool) (ks []string) {

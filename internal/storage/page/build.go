@@ -4,7 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
 )
 
 // payloadEnd is where the payload of a page of this size must end: offsets have 16 bits, so the last byte of a 64 KiB page

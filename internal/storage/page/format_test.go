@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden files; a format change needs docs/formats.md and a version decision too")

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"hash/crc32"
 
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
 )
 
 // ID names a page: its offset in the data file divided by the page size. IDs 0 and 1 are the superblocks, so that a zero

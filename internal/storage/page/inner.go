@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
 )
 
 // An inner node of n children, with n-1 separators that share a prefix of p bytes:

@@ -5,7 +5,7 @@ import (
 	"encoding/binary"
 	"math/bits"
 
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
 )
 
 // Tree pages continue the common header.

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"testing"
 
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
 )
 
 // randomEntries makes entries in leaf order for a page of the given size, until it is full.

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"testing"
 
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
 )
 
 // TestLongestSuffixesReadBack: suffixes that need bit 14 of the length, beside values and references, with further versions behind them.

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"testing"
 
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
 )
 
 // BenchmarkVerify is what a page costs when it enters the cache, beside its checksum.

@@ -4,7 +4,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
 )
 
 // exercise reads everything that a page offers, with keys taken from the page and beside it.

@@ -3,7 +3,7 @@ package page
 import (
 	"encoding/binary"
 
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
 )
 
 // Share is a part of a whole in 255ths, rounded up: zero means nothing at all.

@@ -3,7 +3,7 @@ package page
 import (
 	"testing"
 
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
 )
 
 // TestStaleShareIsRoundedUp counts superseded versions and tombstones, in a leaf that begins a key and in one that continues it.

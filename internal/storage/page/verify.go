@@ -5,7 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 
-	"epochkv/internal/storage/keys"
+	"github.com/epochkv/epochkv/internal/keys"
 )
 
 // Verify decides whether p is a sound tree page, whatever its bytes are: after it, Leaf and Inner can read p without leaving it.

@@ -7,9 +7,9 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"epochkv/internal/storage/page"
-	"epochkv/internal/storage/pager/bitset"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/storage/bitset"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // Checkpoint is the one state under construction. It ends with Commit or Abort. Its methods may be called by several

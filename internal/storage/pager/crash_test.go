@@ -9,8 +9,8 @@ import (
 	"syscall"
 	"testing"
 
-	"epochkv/internal/testseed"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/testseed"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // history is what a scripted run did: the contents after each checkpoint that was begun, and how many were acknowledged.

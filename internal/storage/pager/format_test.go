@@ -10,7 +10,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden files; a format change needs docs/formats.md and a version decision too")

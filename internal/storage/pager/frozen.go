@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"math"
 
-	"epochkv/internal/storage/page"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // A frozen pager is one durable state of a data file, for reading only, as the file itself tells it: what the pager that keeps the file

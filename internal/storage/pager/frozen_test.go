@@ -7,8 +7,8 @@ import (
 	"slices"
 	"testing"
 
-	"epochkv/internal/storage/page"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // TestFrozenStateHoldsItsOwnPagesOnly: everything is overwritten again and again while somebody looks at a state, at two of them for a while. They

@@ -11,8 +11,8 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"epochkv/internal/storage/page"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // maxPage bounds page ids: the row table has 39 bits for one. With the smallest pages that is a quarter of a petabyte.

@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"testing"
 
-	"epochkv/internal/storage/page"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // benchPages is what ten million short keys take.

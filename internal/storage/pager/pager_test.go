@@ -7,8 +7,8 @@ import (
 	"maps"
 	"testing"
 
-	"epochkv/internal/storage/page"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 func TestStateSurvivesReopen(t *testing.T) {

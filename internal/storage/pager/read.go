@@ -4,8 +4,8 @@ import (
 	"errors"
 	"fmt"
 
-	"epochkv/internal/storage/page"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // ErrCorrupt matches every CorruptError.

@@ -4,7 +4,7 @@ import (
 	"errors"
 	"testing"
 
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // TestUnreadableSectorIsDamage: of a page that the device cannot read anybody may say the same as of one that was read wrong: that it is

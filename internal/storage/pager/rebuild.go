@@ -3,8 +3,8 @@ package pager
 import (
 	"encoding/binary"
 
-	"epochkv/internal/storage/page"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // The allocation map and the row table can be made out from what they describe, so that damage to one of their pages costs no data. Their

@@ -3,7 +3,7 @@ package pager
 import (
 	"fmt"
 
-	"epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
 // The file shrinks in two motions. A checkpoint moves some of the last live pages to lower addresses (Tail says which; the tree

@@ -5,8 +5,8 @@ import (
 	"encoding/binary"
 	"testing"
 
-	"epochkv/internal/storage/page"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // fillPages writes n pages and commits; the last of them is the root, the others are only live.

@@ -3,7 +3,7 @@ package pager
 import (
 	"sync"
 
-	"epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
 // Sink takes finished pages from several goroutines at once, in any order. Each call borrows one of a few writers, if it can the one that

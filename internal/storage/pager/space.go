@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"slices"
 
-	"epochkv/internal/storage/page"
-	"epochkv/internal/storage/pager/bitset"
+	"github.com/epochkv/epochkv/internal/storage/bitset"
+	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
 // Extent is a run of neighbouring pages.

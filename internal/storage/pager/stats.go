@@ -1,8 +1,8 @@
 package pager
 
 import (
-	"epochkv/internal/storage/page"
-	"epochkv/internal/storage/pager/bitset"
+	"github.com/epochkv/epochkv/internal/storage/bitset"
+	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
 // Stats tells how the file's space is used and what I/O the pager did. Live, pending and free pages, the superblocks

@@ -5,8 +5,8 @@ import (
 	"errors"
 	"fmt"
 
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
 // Superblock layout. It is a page like others: its header carries checksum, type, id and checkpoint number. Header, magic, version

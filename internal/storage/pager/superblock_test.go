@@ -6,8 +6,8 @@ import (
 	"maps"
 	"testing"
 
-	"epochkv/internal/storage/page"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // edit changes the data file's bytes with change, whole.

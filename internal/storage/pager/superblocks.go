@@ -5,8 +5,8 @@ import (
 	"errors"
 	"fmt"
 
-	"epochkv/internal/storage/page"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // Each superblock is in the file twice: in its slot, one of the first two pages, and in a copy farther down. Slot and copy are written together

@@ -7,9 +7,9 @@ import (
 	"fmt"
 	"testing"
 
-	"epochkv/internal/storage/keys"
-	"epochkv/internal/storage/page"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // toy is the smallest tree there is: a root page that lists leaf pages, each of which holds one number. A checkpoint rewrites

@@ -4,8 +4,8 @@ import (
 	"encoding/binary"
 	"fmt"
 
-	"epochkv/internal/storage/page"
-	"epochkv/internal/storage/pager/bitset"
+	"github.com/epochkv/epochkv/internal/storage/bitset"
+	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
 // A vector is an array of bytes in pages below one root, copied on write: a checkpoint rewrites the leaves that changed and

@@ -4,8 +4,8 @@ import (
 	"errors"
 	"fmt"
 
-	"epochkv/internal/storage/page"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // writeWindowBytes bounds one submission of a Writer, and with it how long a demand read may wait behind it.

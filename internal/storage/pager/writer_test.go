@@ -6,8 +6,8 @@ import (
 	"sync"
 	"testing"
 
-	"epochkv/internal/storage/page"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // TestSinkTakesPagesFromManyWorkers: every page arrives, and in ascending order by one worker they go out in few pieces.

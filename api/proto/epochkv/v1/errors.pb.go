@@ -288,7 +288,7 @@ const file_epochkv_v1_errors_proto_rawDesc = "" +
 	"\x16ERROR_REASON_LOAD_BUSY\x10(\x12%\n" +
 	"!ERROR_REASON_FOREIGN_RESUME_TOKEN\x10)\x12\x1f\n" +
 	"\x1bERROR_REASON_LOAD_OVERTAKEN\x10*\x12#\n" +
-	"\x1fERROR_REASON_SNAPSHOT_NOT_FOUND\x10+B(Z&epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
+	"\x1fERROR_REASON_SNAPSHOT_NOT_FOUND\x10+B;Z9github.com/epochkv/epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
 
 var (
 	file_epochkv_v1_errors_proto_rawDescOnce sync.Once

@@ -2880,7 +2880,7 @@ const file_epochkv_v1_kv_proto_rawDesc = "" +
 	"\x06Invoke\x12\x19.epochkv.v1.InvokeRequest\x1a\x1a.epochkv.v1.InvokeResponse\x12H\n" +
 	"\tInvokeAll\x12\x1c.epochkv.v1.InvokeAllRequest\x1a\x1d.epochkv.v1.InvokeAllResponse\x12G\n" +
 	"\bBulkLoad\x12\x1b.epochkv.v1.BulkLoadRequest\x1a\x1c.epochkv.v1.BulkLoadResponse(\x01\x12I\n" +
-	"\bPipeline\x12\x1b.epochkv.v1.PipelineRequest\x1a\x1c.epochkv.v1.PipelineResponse(\x010\x01B(Z&epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
+	"\bPipeline\x12\x1b.epochkv.v1.PipelineRequest\x1a\x1c.epochkv.v1.PipelineResponse(\x010\x01B;Z9github.com/epochkv/epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
 
 var (
 	file_epochkv_v1_kv_proto_rawDescOnce sync.Once

@@ -2300,7 +2300,7 @@ const file_epochkv_v1_transactions_proto_rawDesc = "" +
 	"\x16ISOLATION_SERIALIZABLE\x10\x022\x9d\x01\n" +
 	"\fTransactions\x12B\n" +
 	"\aExecute\x12\x1a.epochkv.v1.ExecuteRequest\x1a\x1b.epochkv.v1.ExecuteResponse\x12I\n" +
-	"\bTransact\x12\x1b.epochkv.v1.TransactRequest\x1a\x1c.epochkv.v1.TransactResponse(\x010\x01B(Z&epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
+	"\bTransact\x12\x1b.epochkv.v1.TransactRequest\x1a\x1c.epochkv.v1.TransactResponse(\x010\x01B;Z9github.com/epochkv/epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
 
 var (
 	file_epochkv_v1_transactions_proto_rawDescOnce sync.Once

@@ -1,12 +1,12 @@
-package rows
+package blob
 
 import (
 	"errors"
 	"testing"
 
-	"epochkv/internal/storage/page"
-	"epochkv/internal/storage/pager"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/storage/pager"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // TestDamageAtEveryByteIsFoundOrHarmless flips a bit in each byte of a small file. Opening it and reading all of it gives an error that says

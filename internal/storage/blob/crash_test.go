@@ -1,4 +1,4 @@
-package rows
+package blob
 
 import (
 	"errors"
@@ -7,8 +7,8 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"epochkv/internal/storage/pager"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/storage/pager"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // churn is a scripted history: values of all forms come, change and go; most leave in the end and the file is cut.

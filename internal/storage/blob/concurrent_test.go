@@ -1,11 +1,11 @@
-package rows
+package blob
 
 import (
 	"sync"
 	"testing"
 
-	"epochkv/internal/storage/page"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // roots is what an engine keeps: the newest root, and how many readers each root has.

@@ -1,4 +1,4 @@
-package rows
+package blob
 
 import (
 	"errors"
@@ -6,9 +6,9 @@ import (
 
 	"pgregory.net/rapid"
 
-	"epochkv/internal/storage/page"
-	"epochkv/internal/storage/pager"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/storage/pager"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // machine is a store beside a model of it: what is durable, and what readers hold.

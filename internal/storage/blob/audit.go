@@ -1,18 +1,18 @@
-package rows
+package blob
 
 import (
 	"encoding/binary"
 	"errors"
 	"fmt"
 
-	"epochkv/internal/storage/page"
-	"epochkv/internal/storage/pager"
-	"epochkv/internal/storage/pager/bitset"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/storage/bitset"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/storage/pager"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // ErrAccounts means that rows and their accounts do not agree.
-var ErrAccounts = errors.New("rows: the accounts are wrong")
+var ErrAccounts = errors.New("blob: the accounts are wrong")
 
 // Length is the length of the value that r refers to.
 func Length(r page.Ref) int { return int(binary.LittleEndian.Uint64(r[8:])) }

@@ -1,12 +1,12 @@
-package rows
+package blob
 
 import (
 	"errors"
 	"testing"
 
-	"epochkv/internal/storage/page"
-	"epochkv/internal/storage/pager"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/storage/pager"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // TestValuesOfEveryLengthComeBack writes values around each length at which the form changes, reads them, and again after reopening.

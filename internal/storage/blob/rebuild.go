@@ -1,11 +1,11 @@
-package rows
+package blob
 
 import (
 	"encoding/binary"
 
-	"epochkv/internal/storage/page"
-	"epochkv/internal/storage/pager"
-	"epochkv/internal/storage/pager/bitset"
+	"github.com/epochkv/epochkv/internal/storage/bitset"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/storage/pager"
 )
 
 // Rebuild makes a store for reading only from the data pages themselves, for a file whose row table cannot be read. pages calls its

@@ -1,4 +1,4 @@
-// Package rows keeps the values that are too long for a tree leaf.
+// Package blob keeps the values that are too long for a tree leaf.
 //
 // Terms:
 //
@@ -44,4 +44,4 @@
 // their rows, which then are packed with the batch.
 //
 // The package knows pages and their checkpoints; it does not know keys, epochs or the tree.
-package rows
+package blob

@@ -1,4 +1,4 @@
-package rows
+package blob
 
 import (
 	"context"
@@ -9,9 +9,9 @@ import (
 	"slices"
 	"testing"
 
-	"epochkv/internal/storage/page"
-	"epochkv/internal/storage/pager"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/storage/pager"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // bag is the smallest index over rows that survives: a chain of pages with (name, reference), all rewritten by each checkpoint.

@@ -1,12 +1,12 @@
-package rows
+package blob
 
 import (
 	"encoding/binary"
 	"errors"
 	"fmt"
 
-	"epochkv/internal/storage/page"
-	"epochkv/internal/storage/pager"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/storage/pager"
 )
 
 const (

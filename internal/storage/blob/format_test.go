@@ -1,4 +1,4 @@
-package rows
+package blob
 
 import (
 	"bytes"
@@ -8,8 +8,8 @@ import (
 	"path/filepath"
 	"testing"
 
-	"epochkv/internal/storage/page"
-	"epochkv/internal/storage/pager"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/storage/pager"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden files; a format change needs docs/formats.md and a version decision too")

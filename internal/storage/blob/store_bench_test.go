@@ -1,13 +1,13 @@
-package rows
+package blob
 
 import (
 	"context"
 	"fmt"
 	"testing"
 
-	"epochkv/internal/storage/page"
-	"epochkv/internal/storage/pager"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/storage/pager"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 var benchLengths = []int{2100, 3000, 5000, 9000, 20_000, 1 << 20}

@@ -1,11 +1,11 @@
-package rows
+package blob
 
 import (
 	"encoding/binary"
 	"errors"
 
-	"epochkv/internal/storage/page"
-	"epochkv/internal/storage/pager"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/storage/pager"
 )
 
 // relocateBulkMax bounds the bulk pages that one checkpoint moves down, beyond the first value.

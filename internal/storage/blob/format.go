@@ -1,4 +1,4 @@
-package rows
+package blob
 
 import (
 	"encoding/binary"
@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"hash/crc32"
 
-	"epochkv/internal/storage/page"
-	"epochkv/internal/storage/pager"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/storage/pager"
 )
 
 // Reference, as it stands in a leaf.
@@ -29,7 +29,7 @@ type ref struct {
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // ErrBadRef means bytes that are no reference, or name a row that does not exist.
-var ErrBadRef = errors.New("rows: bad reference")
+var ErrBadRef = errors.New("blob: bad reference")
 
 func (r ref) encode() (dst page.Ref) {
 	binary.LittleEndian.PutUint64(dst[:], r.id)

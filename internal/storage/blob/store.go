@@ -1,4 +1,4 @@
-package rows
+package blob
 
 import (
 	"encoding/binary"
@@ -6,10 +6,10 @@ import (
 	"hash/crc32"
 	"sync/atomic"
 
-	"epochkv/internal/storage/page"
-	"epochkv/internal/storage/pager"
-	"epochkv/internal/storage/pager/bitset"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/storage/bitset"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/storage/pager"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // Store is the values of one data file.

@@ -1,10 +1,10 @@
-package rows
+package blob
 
 import (
 	"math/bits"
 
-	"epochkv/internal/storage/page"
-	"epochkv/internal/storage/pager/bitset"
+	"github.com/epochkv/epochkv/internal/storage/bitset"
+	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
 // fill knows how full each data page is, and finds pages by free space. It is the free list of partly filled pages: sixteen buckets by

@@ -1,10 +1,10 @@
-package rows
+package blob
 
 import (
 	"encoding/binary"
 	"sync/atomic"
 
-	"epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
 // place is a table entry: where a row lies. The zero place is nowhere.

@@ -1,4 +1,4 @@
-package rows
+package blob
 
 import (
 	"encoding/binary"
@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"hash/crc32"
 
-	"epochkv/internal/storage/page"
-	"epochkv/internal/storage/pager"
-	"epochkv/internal/storage/pager/bitset"
-	"epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/storage/bitset"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/storage/pager"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // Batch is what one checkpoint does to the rows. It is for one goroutine. The same calls on the same store write the same bytes
@@ -79,7 +79,7 @@ func (b *Batch) at(id uint64) place {
 // Place stores a value and returns what refers to it. The value is not used after the return.
 func (b *Batch) Place(value []byte) (page.Ref, error) {
 	if len(value) > ValueMax {
-		return page.Ref{}, fmt.Errorf("rows: value of %d bytes, the limit is %d", len(value), ValueMax)
+		return page.Ref{}, fmt.Errorf("blob: value of %d bytes, the limit is %d", len(value), ValueMax)
 	}
 	r := ref{b.newID(), uint64(len(value)), crc32.Checksum(value, castagnoli)}
 	b.state.Bytes += r.length
