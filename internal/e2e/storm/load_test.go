@@ -2,7 +2,6 @@ package storm
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"strconv"
@@ -36,8 +35,9 @@ type storm struct {
 	seed uint64
 
 	healthy, expiring, canceled, batches, piped *journal
-	loads                                       []int // rounds and numbers of loads that were acknowledged, as one number
 	loadsMu                                     sync.Mutex
+	loads                                       map[int][]int          // numbers of the bulk loads that were acknowledged, by round
+	loadsDone                                   int                    // how many were
 	increments, incremented                     [counters]atomic.Int64 // sent, acknowledged
 
 	refusedMu sync.Mutex
@@ -45,17 +45,28 @@ type storm struct {
 
 	gaveUp, transfers, scans, bulkLoads, slowReaders atomic.Int64
 	longest                                          [2]atomic.Int64 // nanoseconds: healthy put, healthy get
+	lives
 }
 
 func newStorm(t *testing.T, seed uint64) *storm {
+	batches := newJournal("batches")
+	batches.twin = true
 	return &storm{
-		t: t, seed: seed, refused: map[string]int{}, healthy: &journal{name: "healthy"}, expiring: &journal{name: "expiring"}, canceled: &journal{name: "canceled"},
-		batches: &journal{name: "batches", twin: true}, piped: &journal{name: "piped"},
+		t: t, seed: seed, refused: map[string]int{}, loads: map[int][]int{},
+		healthy: newJournal("healthy"), expiring: newJournal("expiring"), canceled: newJournal("canceled"),
+		batches: batches, piped: newJournal("piped"),
 	}
 }
 
 func (s *storm) journals() []*journal {
 	return []*journal{s.healthy, s.expiring, s.canceled, s.batches, s.piped}
+}
+
+// lives says how the server's lives went.
+type lives struct {
+	kills, stops    int           // how many ended in which way
+	peak            int64         // bytes of resident memory, the largest of all
+	loaded, checked time.Duration // how long the load took, and how long the checks
 }
 
 // round is the load between two restarts.
@@ -339,12 +350,14 @@ func (r *round) pause(d time.Duration) {
 	}
 }
 
-func loadPrefix(number int) []byte { return fmt.Appendf(nil, "load/%06d/", number) }
+func loadsPrefix(round int) []byte { return fmt.Appendf(nil, "load/%06d/", round) }
+
+func loadPrefix(round, number int) []byte { return fmt.Appendf(loadsPrefix(round), "%06d/", number) }
 
 // bulkLoad loads a range that is new, and gives up every fourth load half-way.
 func (r *round) bulkLoad(rng *rand.Rand) {
 	defer r.pause(time.Duration(rng.IntN(2000)) * time.Millisecond)
-	number := r.number<<12 | int(r.bulkLoads.Add(1))&0xfff
+	number := int(r.bulkLoads.Add(1))
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	load, err := r.client.BulkLoad(ctx)
@@ -355,7 +368,7 @@ func (r *round) bulkLoad(rng *rand.Rand) {
 	defer load.Close()
 	giveUp := rng.IntN(4) == 0
 	for i := range loadKeys {
-		key := fmt.Appendf(loadPrefix(number), "%08d", i)
+		key := fmt.Appendf(loadPrefix(r.number, number), "%08d", i)
 		if err := load.Put(key, key); err != nil {
 			r.failed("a bulk load", err)
 			return
@@ -370,73 +383,6 @@ func (r *round) bulkLoad(rng *rand.Rand) {
 	}
 	r.loadsMu.Lock()
 	defer r.loadsMu.Unlock()
-	r.loads = append(r.loads, number)
-}
-
-// check verifies what the store holds at a moment without other load.
-func (s *storm) check(ctx context.Context, c *client.Client, kv pb.KVClient, choose func(w *write) bool) error {
-	for _, j := range s.journals() {
-		if _, err := j.check(ctx, kv, choose); err != nil {
-			return err
-		}
-	}
-	return errors.Join(s.checkBank(ctx, c), s.checkCounters(ctx, c), s.checkLoads(ctx, c))
-}
-
-func (s *storm) checkBank(ctx context.Context, c *client.Client) error {
-	sum := int64(0)
-	err := c.View(ctx, func(tx *client.Txn) error {
-		sum = 0
-		for i := range accounts {
-			n, err := readInt(tx, account(i))
-			if err != nil {
-				return err
-			}
-			sum += n
-		}
-		return nil
-	})
-	if err == nil && sum != accounts*balance {
-		err = fmt.Errorf("the accounts hold %d together, not %d", sum, accounts*balance)
-	}
-	return err
-}
-
-func (s *storm) checkCounters(ctx context.Context, c *client.Client) error {
-	for i := range counters {
-		v, err := c.Get(ctx, counter(i))
-		if err != nil {
-			return err
-		}
-		n := int64(0)
-		if v.Found {
-			if n, err = strconv.ParseInt(string(v.Data), 10, 64); err != nil {
-				return err
-			}
-		}
-		if low, high := s.incremented[i].Load(), s.increments[i].Load(); n < low || n > high {
-			return fmt.Errorf("counter %d is %d; %d increments were acknowledged and %d sent", i, n, low, high)
-		}
-	}
-	return nil
-}
-
-// checkLoads counts the keys of every load: all or none, and all if it was acknowledged.
-func (s *storm) checkLoads(ctx context.Context, c *client.Client) error {
-	s.loadsMu.Lock()
-	defer s.loadsMu.Unlock()
-	for _, number := range s.loads {
-		n, _, err := c.Count(ctx, client.Prefix(loadPrefix(number)), client.ScanOptions{})
-		if err != nil {
-			return err
-		}
-		if n != loadKeys {
-			return fmt.Errorf("load %d was acknowledged with %d keys, and %d are there", number, loadKeys, n)
-		}
-	}
-	total, _, err := c.Count(ctx, client.Prefix([]byte("load/")), client.ScanOptions{})
-	if err == nil && total%loadKeys != 0 {
-		err = fmt.Errorf("%d keys of loads: %d belong to half of a load", total, total%loadKeys)
-	}
-	return err
+	r.loads[r.number] = append(r.loads[r.number], number)
+	r.loadsDone++
 }

@@ -25,7 +25,7 @@ import (
 
 var (
 	duration = flag.Duration("storm.duration", 4*time.Second, "how long the storm lasts, kills and checks not counted")
-	longest  = flag.Duration("storm.round", 0, "the longest time between two kills; 0: a tenth of the duration, 40 s at most")
+	longest  = flag.Duration("storm.round", 0, "the longest time between two kills; 0: a third of the duration, 40 s at most")
 	seedFlag = flag.Uint64("storm.seed", 0, "replays a schedule, not the races; 0: from the clock")
 )
 
@@ -74,61 +74,69 @@ func TestStorm(t *testing.T) {
 		span = min(*duration/3, 40*time.Second)
 	}
 	binary, dir := mustBuild(t), mustDir(t)
-	s := newStorm(t, seed)
-	var kills, stops, peak int64
-	left := *duration
-	for number := 0; ; number++ {
-		p := start(t, binary, dir, "--memory", fmt.Sprint(memory), "--max-inflight-bytes", "64MiB", "--scan-token-ttl", "10s")
-		conn := dial(t, p.address)
-		c, err := client.Dial(p.address)
-		if err != nil {
-			t.Fatal(err)
-		}
-		kv := pb.NewKVClient(conn)
-		ended := left <= 0
-		s.mustCheck(c, kv, number, ended, p)
-		if !ended {
-			d := min(left, span/4+time.Duration(rng.Int64N(int64(span*3/4)+1)))
-			left -= d
-			kill := rng.IntN(5) > 0
-			ctx, cancel := context.WithCancel(context.Background())
-			r := &round{storm: s, number: number, server: p, kv: kv, client: c, ctx: ctx}
-			wait := r.run()
-			select {
-			case <-time.After(d):
-			case <-p.exited:
-				t.Errorf("round %d: the server ended by itself: %v\n%s", number, p.err, p.log())
-				left = 0
-			}
-			if kill {
-				kills++
-				_ = p.kill()
-				cancel()
-			} else {
-				stops++
-				p.planned.Store(true)
-				cancel()
-				if err := p.stop(); err != nil {
-					t.Errorf("round %d: SIGTERM: %v\n%s", number, err, p.log())
-				}
-			}
-			mustEnd(t, wait, number)
-		} else if err := p.stop(); err != nil {
-			t.Errorf("SIGTERM at the end: %v\n%s", err, p.log())
-		}
-		_ = c.Close() // the server is gone
-		_ = conn.Close()
-		peak = max(peak, p.peak.Load())
-		if ended || t.Failed() {
-			break
-		}
+	s, h := newStorm(t, seed), history{last: -1}
+	for left := *duration; !h.ended && !t.Failed(); {
+		h.ended = left <= 0
+		d := min(left, span/4+time.Duration(rng.Int64N(int64(span*3/4)+1)))
+		left -= d
+		s.live(binary, dir, &h, d, rng.IntN(5) > 0)
 	}
 	report, err := storage.VerifyDir(t.Context(), nil, dir, storage.VerifyOptions{})
 	if err != nil || !report.OK() || !report.Accounted {
 		t.Errorf("verify: %+v, %v", report, err)
 	}
-	s.judge(peak)
-	t.Logf("%d kills, %d orderly stops", kills, stops)
+	s.judge()
+}
+
+// live is one life of the server: it starts, must hold what was promised before, carries the load for d, and is killed or stopped. At the
+// end of the history it carries none and is stopped.
+func (s *storm) live(binary, dir string, h *history, d time.Duration, kill bool) {
+	t := s.t
+	p := start(t, binary, dir, "--memory", fmt.Sprint(memory), "--max-inflight-bytes", "64MiB", "--scan-token-ttl", "10s")
+	defer func() { s.peak = max(s.peak, p.peak.Load()) }()
+	conn := dial(t, p.address)
+	defer func() { _ = conn.Close() }() // the server is gone
+	c, err := client.Dial(p.address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }() // the server is gone
+	s.mustCheck(c, h, p)
+	if h.ended {
+		if err := p.stop(); err != nil {
+			t.Errorf("SIGTERM at the end: %v\n%s", err, p.log())
+		}
+		return
+	}
+	h.add(h.last + 1)
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	r := &round{storm: s, number: h.last, server: p, kv: pb.NewKVClient(conn), client: c, ctx: ctx}
+	began, wait := time.Now(), r.run()
+	select {
+	case <-time.After(d):
+	case <-p.exited:
+		t.Errorf("round %d: the server ended by itself: %v\n%s", h.last, p.err, p.log())
+	}
+	s.end(p, cancel, kill)
+	mustEnd(t, wait, h.last)
+	s.loaded += time.Since(began)
+}
+
+// end kills the server under load, or ends the load and stops the server with SIGTERM.
+func (s *storm) end(p *process, endLoad func(), kill bool) {
+	if kill {
+		s.kills++
+		_ = p.kill()
+		endLoad()
+		return
+	}
+	s.stops++
+	p.planned.Store(true)
+	endLoad()
+	if err := p.stop(); err != nil {
+		s.t.Errorf("SIGTERM: %v\n%s", err, p.log())
+	}
 }
 
 // mustEnd waits for the load of a round: a client that is still waiting long after the server has gone is stuck.
@@ -143,45 +151,46 @@ func mustEnd(t *testing.T, wait func(), number int) {
 	}
 }
 
-// mustCheck reads back what the last round wrote and, at the end, everything; and it deletes what is old, so that the store does not
-// only grow.
-func (s *storm) mustCheck(c *client.Client, kv pb.KVClient, number int, all bool, p *process) {
+// mustCheck reads back what the last round wrote, a sample of the rounds before and, at the end, everything; and it deletes what is old.
+func (s *storm) mustCheck(c *client.Client, h *history, p *process) {
 	s.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
-	defer cancel()
-	rng := rand.New(rand.NewPCG(s.seed, uint64(number)))
-	choose := func(w *write) bool { return all || w.round >= number-1 || rng.IntN(20) == 0 }
-	if err := s.check(ctx, c, kv, choose); err != nil {
-		s.t.Fatalf("after round %d: %v\n%s", number-1, err, p.log())
+	began := time.Now()
+	if err := s.check(context.Background(), c, *h); err != nil {
+		s.t.Fatalf("after round %d: %v\n%s", h.last, err, p.log())
 	}
-	if old := number - 4; old >= 0 && !all {
-		for _, j := range s.journals() {
-			prefix := fmt.Appendf(nil, "%s/%06d/", j.name, old)
-			if _, err := c.DeleteRange(ctx, client.Prefix(prefix), 0, client.Sync()); err != nil {
-				s.t.Fatalf("round %d: delete what is old: %v", number, err)
-			}
-			j.forget(old)
+	s.checked += time.Since(began)
+	s.t.Logf("round %d: checked in %v", h.last, time.Since(began).Round(time.Millisecond))
+	if h.ended {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), checkMax)
+	defer cancel()
+	for _, round := range h.expire() {
+		if err := s.deleteRound(ctx, c, round); err != nil {
+			s.t.Fatalf("after round %d: %v", h.last, err)
 		}
 	}
 }
 
 // judge says what the storm showed, and fails where it broke a promise or proved nothing.
-func (s *storm) judge(peak int64) {
+func (s *storm) judge() {
 	t := s.t
 	put, get := time.Duration(s.longest[0].Load()), time.Duration(s.longest[1].Load())
 	t.Logf("acknowledged: %d healthy, %d expiring, %d canceled, %d batches, %d piped, %d transfers; given up %d, refused %v",
-		s.healthy.count(acknowledged), s.expiring.count(acknowledged), s.canceled.count(acknowledged), s.batches.count(acknowledged),
-		s.piped.count(acknowledged), s.transfers.Load(), s.gaveUp.Load(), s.refused)
+		s.healthy.count(), s.expiring.count(), s.canceled.count(), s.batches.count(), s.piped.count(), s.transfers.Load(), s.gaveUp.Load(), s.refused)
 	t.Logf("%d limited scans, %d slow readers, %d bulk loads committed; longest healthy put %v, get %v; resident memory at most %d MiB",
-		s.scans.Load(), s.slowReaders.Load(), len(s.loads), put, get, peak>>20)
-	if bound := boundOf(memory); peak > bound {
-		t.Errorf("resident memory reached %d MiB, the bound is %d MiB", peak>>20, bound>>20)
+		s.scans.Load(), s.slowReaders.Load(), s.loadsDone, put, get, s.peak>>20)
+	t.Logf("%d kills, %d orderly stops; %v of load, %v of checks", s.kills, s.stops, s.loaded.Round(time.Second), s.checked.Round(time.Second))
+	if bound := boundOf(memory); s.peak > bound {
+		t.Errorf("resident memory reached %d MiB, the bound is %d MiB", s.peak>>20, bound>>20)
 	}
 	if put > stallMax || get > stallMax {
 		t.Errorf("a healthy request took longer than %v: put %v, get %v", stallMax, put, get)
 	}
-	if s.healthy.count(acknowledged)+s.healthy.count(lost) == 0 || s.gaveUp.Load() == 0 || s.slowReaders.Load() == 0 || s.transfers.Load() == 0 ||
-		s.scans.Load() == 0 {
+	if s.healthy.count() == 0 || s.gaveUp.Load() == 0 || s.slowReaders.Load() == 0 || s.transfers.Load() == 0 || s.scans.Load() == 0 {
 		t.Error("a kind of load did nothing: the storm proves nothing")
+	}
+	if *duration >= time.Minute && (s.loadsDone == 0 || s.kills == 0 || s.stops == 0) {
+		t.Error("a long storm without a bulk load, a kill or an orderly stop proves little")
 	}
 }
