@@ -195,8 +195,16 @@ func (l *Log) prepareOne() (made bool, err error) {
 
 // flushThrough flushes until e is durable, or the log is being closed.
 func (l *Log) flushThrough(e keys.Epoch) error {
+	return l.flushUntil(func() (bool, error) { return l.Durable() >= e, l.Err() })
+}
+
+// flushUntil flushes until done reports true or an error, or the log is being closed.
+func (l *Log) flushUntil(done func() (bool, error)) error {
 	var idle backoff
-	for l.Durable() < e && !l.closed.Load() {
+	for {
+		if ok, err := done(); ok || err != nil || l.closed.Load() {
+			return err
+		}
 		moved, err := l.flushOnce()
 		if err != nil {
 			return err
@@ -205,7 +213,6 @@ func (l *Log) flushThrough(e keys.Epoch) error {
 			idle.wait()
 		}
 	}
-	return l.Err()
 }
 
 // makeBlank makes an oversized segment or a standard one. While every image is in use and a writer waits, it flushes until one comes back.
@@ -218,23 +225,14 @@ func (l *Log) makeBlank(large int, brief, awaited bool) (made bool, err error) {
 	if brief {
 		allocate = vfs.Preallocate
 	}
-	var idle backoff
-	for {
+	err = l.flushUntil(func() (bool, error) {
 		made, err = l.spares.prepare(allocate)
 		if awaited && errors.Is(err, vfs.ErrNoSpace) {
 			made, err = l.spares.prepareReserved(err)
 		}
-		if made || err != nil || !awaited || l.closed.Load() {
-			return made, err
-		}
-		moved, err := l.flushOnce()
-		if err != nil {
-			return false, err
-		}
-		if !moved {
-			idle.wait()
-		}
-	}
+		return made || !awaited, err
+	})
+	return made, err
 }
 
 // noted keeps the outcome of an attempt.
