@@ -18,6 +18,7 @@ var mayImport = map[string][]string{
 	"internal/invariants": {},
 	"internal/keys":       {},
 	"internal/lint":       {},
+	"internal/offheap":    {},
 
 	// What one layer of the engine knows, and nothing of its neighbours.
 	"internal/pin":           {"internal/keys"},
@@ -26,9 +27,9 @@ var mayImport = map[string][]string{
 	"internal/cache":         {"internal/pin", "internal/invariants"},
 	"internal/storage/page":  {"internal/keys", "internal/invariants"},
 
-	"internal/wal": {"internal/keys", "internal/vfs", "internal/invariants"},
+	"internal/wal": {"internal/keys", "internal/vfs", "internal/offheap", "internal/invariants"},
 	"internal/storage/memtable": {
-		"internal/keys", "internal/storage/batch", "internal/pin", "internal/invariants",
+		"internal/keys", "internal/storage/batch", "internal/pin", "internal/offheap", "internal/invariants",
 	},
 	"internal/storage/btree":  {"internal/keys", "internal/storage/page", "internal/invariants"},
 	"internal/storage/bitset": {},

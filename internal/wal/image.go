@@ -15,6 +15,8 @@ type images struct {
 	size int // of a standard image; constant
 	max  int // number of standard images; constant
 
+	obtain func(size int) error // asked before memory is taken from the system; constant, nil but in tests, which refuse it
+
 	mu     sync.Mutex
 	mapped int         // standard images that exist
 	idle   []usedImage // at most max; dirty up to used
@@ -60,7 +62,11 @@ func (p *images) give(buf []byte, used int) {
 
 // mapZero maps size bytes and touches them.
 func (p *images) mapZero(size int) ([]byte, error) {
-	buf, err := reserveImage(size)
+	var buf []byte
+	err := p.allows(size)
+	if err == nil {
+		buf, err = reserveImage(size)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("wal: map a segment image of %d bytes: %w", size, err)
 	}
@@ -68,6 +74,13 @@ func (p *images) mapZero(size int) ([]byte, error) {
 	p.bytes += int64(size)
 	p.mu.Unlock()
 	return buf, nil
+}
+
+func (p *images) allows(size int) error {
+	if p.obtain == nil {
+		return nil
+	}
+	return p.obtain(size)
 }
 
 func (p *images) unmap(buf []byte) error {

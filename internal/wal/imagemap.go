@@ -1,6 +1,12 @@
 package wal
 
-import "golang.org/x/sys/unix"
+import (
+	"errors"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/epochkv/epochkv/internal/offheap"
+)
 
 // mapImage maps zero bytes and touches their pages.
 func mapImage(size int) ([]byte, error) {
@@ -9,10 +15,8 @@ func mapImage(size int) ([]byte, error) {
 		return nil, err
 	}
 	_ = unix.Madvise(buf, unix.MADV_HUGEPAGE) // advice only: small pages serve where there are no huge ones
-	if unix.Madvise(buf, unix.MADV_POPULATE_WRITE) != nil {
-		for i := 0; i < len(buf); i += pageSize { // kernels before 5.14 do not know the advice
-			buf[i] = 0
-		}
+	if err := offheap.Populate(buf); err != nil {
+		return nil, errors.Join(err, unix.Munmap(buf))
 	}
 	return buf, nil
 }

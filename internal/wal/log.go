@@ -215,6 +215,9 @@ func (l *Log) fail(err error) error {
 	return l.Err()
 }
 
+// Fail stops the log for a reason of its owner's, as a failed write does, and returns what is final.
+func (l *Log) Fail(cause error) error { return l.fail(cause) }
+
 func (l *Log) usable() error {
 	if l.closed.Load() {
 		return ErrClosed

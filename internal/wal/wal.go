@@ -45,7 +45,7 @@ import (
 
 // Errors by meaning. Damage carries its place: see CorruptionError and VersionError.
 var (
-	// ErrFailed means that a write or sync of the log failed. It is final: nothing becomes durable afterwards.
+	// ErrFailed means that a write or sync of the log failed, or that its owner stopped it (Fail). It is final: nothing becomes durable afterwards.
 	ErrFailed = errors.New("wal: log has failed")
 	// ErrClosed means that the log was closed before the epoch became durable.
 	ErrClosed = errors.New("wal: log is closed")

@@ -1,10 +1,11 @@
 package memtable
 
 import (
-	"errors"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/epochkv/epochkv/internal/offheap"
 )
 
 // mapping is a reserved range of addresses: inaccessible at first, so that a stray offset faults instead of reading zeros.
@@ -35,16 +36,7 @@ func (m mapping) populate(from, to uint64) error {
 	if err := unix.Mprotect(b, unix.PROT_READ|unix.PROT_WRITE); err != nil {
 		return err
 	}
-	switch err := unix.Madvise(b, unix.MADV_POPULATE_WRITE); {
-	case err == nil:
-		return nil
-	case errors.Is(err, unix.ENOMEM):
-		return err // to touch the pages would end the process
-	}
-	for i := 0; i < len(b); i += pageBytes { // kernels before 5.14 do not know the advice
-		b[i] = 0
-	}
-	return nil
+	return offheap.Populate(b)
 }
 
 // discard gives the memory of [from, to) back and makes it inaccessible, as before populate.

@@ -165,6 +165,7 @@ func TestHotWordsShareNoLine(t *testing.T) {
 	if at := uintptr(tab.index.slots); at%line != 0 {
 		t.Errorf("the index starts %d bytes into a line", at%line)
 	}
+	const pageBytes = 4 << 10
 	if at := uintptr(tab.arena.base); at%pageBytes != 0 {
 		t.Errorf("the arena starts %d bytes into a page", at%pageBytes)
 	}
