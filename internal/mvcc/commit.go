@@ -172,7 +172,12 @@ func (x *Session) commitLatched(ctx context.Context, w *Write, body []byte, at k
 	if refused == nil {
 		x.store.engine.Record(&x.writer, body)
 		x.reached(stepCopied)
-		x.store.engine.Install(&x.writer, body, x.store.isSync(w.Durability))
+		if err := x.store.engine.Install(&x.writer, body, x.store.isSync(w.Durability)); err != nil {
+			x.slot.Leave()
+			x.store.horizon.fail(err) // Wait tells it: the commit has its record, and may be there after a restart
+			x.previous = epoch
+			return epoch, nil
+		}
 	} else {
 		x.store.engine.Abandon(&x.writer)
 		x.store.voids.Add(1)

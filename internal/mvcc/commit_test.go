@@ -510,7 +510,9 @@ func hole(t *testing.T, s *Store) (fill func()) {
 	}
 	return func() {
 		s.engine.Record(&x.writer, body)
-		s.engine.Install(&x.writer, body, false)
+		if err := s.engine.Install(&x.writer, body, false); err != nil {
+			t.Error(err)
+		}
 		s.horizon.done(epoch)
 		x.slot.Leave()
 		x.Close()

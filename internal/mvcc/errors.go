@@ -13,7 +13,8 @@ import (
 var (
 	// ErrMemoryFull means that the memory budget is used up until a checkpoint makes room. Nothing was written.
 	ErrMemoryFull = storage.ErrMemoryFull
-	// ErrFailed means that a write or sync of the log failed: the store takes no more writes until it is restarted.
+	// ErrFailed means that a write or sync of the log failed, or that a commit found no memory after its epoch was reserved: the store takes no more
+	// writes until it is restarted.
 	ErrFailed = storage.ErrFailed
 	// ErrClosed means that the store is closed or closing.
 	ErrClosed = errors.New("mvcc: store is closed")

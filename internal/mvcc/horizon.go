@@ -31,6 +31,10 @@ type horizon struct {
 	_       [124]byte
 	mu      sync.Mutex
 	waiting []*waiter
+
+	failed  chan struct{} // closed once an epoch will never be installed: visible stays below it
+	failure error         // why; constant from then on
+	once    sync.Once
 }
 
 // waiter is what a session parks on, in one queue at a time. Its channel holds one token, so that waking never blocks.
@@ -55,6 +59,15 @@ func (h *horizon) open(visible keys.Epoch, sessionsMax int) {
 	h.ring = make([]atomic.Uint64, size)
 	h.mask = size - 1
 	h.visible.Store(uint64(visible))
+	h.failed = make(chan struct{})
+}
+
+// fail ends every wait for an epoch that visible has not reached, now and later, because one before it will never be installed.
+func (h *horizon) fail(err error) {
+	h.once.Do(func() {
+		h.failure = err
+		close(h.failed)
+	})
 }
 
 // slot spreads neighbouring epochs over cache lines: two writers finish neighbouring epochs at the same moment.
@@ -119,8 +132,9 @@ const (
 	pausesPerSpin = 2
 )
 
-// wait returns once visible has reached e, or the context has ended. Every smaller epoch is finished by the commit that holds it.
-func (h *horizon) wait(ctx context.Context, e keys.Epoch, w *waiter) error {
+// wait returns once visible has reached e, the context has ended, or it is known that visible will not get there. Every smaller epoch is finished
+// by the commit that holds it.
+func (h *horizon) wait(ctx context.Context, e keys.Epoch, w *waiter) (err error) {
 	if h.spin(e) || !h.enlist(uint64(e), w) {
 		return nil
 	}
@@ -128,9 +142,12 @@ func (h *horizon) wait(ctx context.Context, e keys.Epoch, w *waiter) error {
 	case <-w.wake:
 		return nil
 	case <-ctx.Done():
+		err = context.Cause(ctx)
+	case <-h.failed:
+		err = h.failure
 	}
 	if h.delist(w) {
-		return context.Cause(ctx)
+		return err
 	}
 	<-w.wake // it was sent before the list was unlocked
 	return nil

@@ -24,7 +24,8 @@ var (
 	ErrMemoryFull = errors.New("storage: the memory budget is used up")
 	// ErrNoSegment means that no log segment could be prepared in time. Nothing was written.
 	ErrNoSegment = wal.ErrNoSegment
-	// ErrFailed means that a write or sync of the log failed; no write is accepted any more.
+	// ErrFailed means that a write or sync of the log failed, or that a commit found no memory after its epoch was reserved; no write is accepted
+	// any more.
 	ErrFailed = wal.ErrFailed
 )
 

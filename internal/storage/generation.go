@@ -137,11 +137,17 @@ func (e *Engine) Record(w *Writer, body []byte) {
 	segment.Publish(w.claim)
 }
 
-// Install puts the versions of body into the memtable. Neither it nor Record allocates or blocks.
-func (e *Engine) Install(w *Writer, body []byte, sync bool) {
-	if err := w.generation.mem.Apply(&w.inserter, body, w.claim.Epoch, sync); err != nil {
+// Install puts the versions of body into the memtable. Neither it nor Record allocates or blocks. An error matches ErrFailed and is final: the record
+// is in the log and its versions are not all in the memtable, so the epoch must not become visible, and no later one can.
+func (e *Engine) Install(w *Writer, body []byte, sync bool) error {
+	err := w.generation.mem.Apply(&w.inserter, body, w.claim.Epoch, sync)
+	if err == nil {
+		return nil
+	}
+	if !errors.Is(err, memtable.ErrStarved) {
 		panic("storage: a body that this process built is malformed: " + err.Error())
 	}
+	return e.log.Fail(fmt.Errorf("install epoch %d: %w", w.claim.Epoch, err))
 }
 
 // Abandon gives up what Reserve claimed: the epoch does nothing.

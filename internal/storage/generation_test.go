@@ -39,7 +39,9 @@ func TestOversizedRecordIsTheFirstOfItsGeneration(t *testing.T) {
 			t.Fatalf("%d bytes: claimed %v at epoch %d of a generation from %d: %v", size, claimed, b.writer.Epoch(), active.first, err)
 		}
 		b.engine.Record(&b.writer, body)
-		b.engine.Install(&b.writer, body, true)
+		if err := b.engine.Install(&b.writer, body, true); err != nil {
+			t.Fatal(err)
+		}
 		b.visible.Store(uint64(b.writer.Epoch()))
 		b.put(10, 20, 100)
 		b.checkpoint()

@@ -85,7 +85,9 @@ func (b *bench) commit(w *batch.Builder) {
 			b.t.Fatal(err)
 		}
 		b.engine.Record(&b.writer, body)
-		b.engine.Install(&b.writer, body, true)
+		if err := b.engine.Install(&b.writer, body, true); err != nil {
+			b.t.Fatal(err)
+		}
 		b.visible.Store(uint64(epoch))
 		return
 	}

@@ -11,12 +11,15 @@ import (
 // ErrFull means that a table's address space is used up: rotate and try again in the next one.
 var ErrFull = errors.New("memtable: arena full")
 
+// ErrStarved means that Apply found no memory: splits that others' inserts caused have used up what is mapped ahead for them, and the system
+// gave no more. Part of the body may be in the table and cannot be taken out, so its epoch must never become visible.
+var ErrStarved = errors.New("memtable: no memory in the middle of an insert")
+
 const (
 	wordBytes = 8
 	// reservationBytesMax is what 32-bit offsets of 8-byte words can address. Reserving costs address space, not memory.
 	reservationBytesMax = 1 << 32 * wordBytes
 	hugePageBytes       = 2 << 20
-	pageBytes           = 4 << 10
 	// marginBytes of the reservation are kept back for Apply, should others' splits cost it more than Secure foresaw.
 	marginBytes = 1 << 20
 	// aheadBytes of that margin are mapped before every Secure returns: some sixty splits, drawn by the writers that are then between

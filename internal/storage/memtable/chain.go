@@ -8,7 +8,7 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 )
 
-// newVersion writes a version into a recycled or new piece of memory.
+// newVersion writes a version into a recycled or new piece of memory, or returns zero.
 func (t *Table) newVersion(in *Inserter, trailer keys.Trailer, sync bool, value []byte) uint32 {
 	base := t.arena.base
 	class, words := classOf(len(value))
@@ -16,8 +16,8 @@ func (t *Table) newVersion(in *Inserter, trailer keys.Trailer, sync bool, value 
 	if in.spare != 0 && in.spareClass == class || t.takeRun(in, class) {
 		v = in.spare
 		in.spare = versionOlder(base, v).Load()
-	} else {
-		v = in.alloc(words, 1)
+	} else if v = in.alloc(words, 1); v == 0 {
+		return 0
 	}
 	writeVersion(base, v, trailer, sync, value)
 	return v

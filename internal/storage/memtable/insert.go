@@ -3,6 +3,7 @@ package memtable
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/batch"
@@ -48,6 +49,8 @@ type Inserter struct {
 	highHead  uint32 // head of the next anchor when it was read; it may have come nearer since
 	ascending bool   // the next key is not smaller than the one the splice was left for
 	moved     bool   // the latest insert ended right of splice[0], so the splice is too far behind to be kept
+
+	starved error // why the latest Apply found no memory; see ErrStarved
 
 	spare      uint32 // free versions of spareClass, linked; zero without any
 	spareClass int
@@ -120,7 +123,8 @@ func (t *Table) bind(in *Inserter) {
 	in.crowdedN = 0
 }
 
-// alloc hands out words, aligned to align words. Beyond what was secured it draws on the arena's margin.
+// alloc hands out words, aligned to align words, or returns zero if there are none, which starved explains. Beyond what was secured it draws on
+// the arena's margin.
 func (in *Inserter) alloc(words, align uint32) uint32 {
 	at := (in.pos + align - 1) &^ (align - 1)
 	if uint64(at)+uint64(words) <= uint64(in.end) {
@@ -134,16 +138,17 @@ func (in *Inserter) alloc(words, align uint32) uint32 {
 func (in *Inserter) allocMargin(words, align uint32) uint32 {
 	at, err := in.table.arena.grant(uint64(words+align-1), 0)
 	if err != nil {
-		panic("memtable: arena margin exhausted in Apply: " + err.Error())
+		in.starved = err
+		return 0
 	}
 	return (at + align - 1) &^ (align - 1)
 }
 
 // Apply inserts every operation of body, which is sorted by key, at epoch. It takes no lock, allocates nothing, and makes
-// no system call, provided that Secure was called with MaxSize(body) before. An error means a malformed body, of which the
-// operations before the damage are in the table: bodies that come from a file are validated first.
+// no system call, provided that Secure was called with MaxSize(body) before. An error means a malformed body, or ErrStarved. The operations
+// before it are in the table then: bodies that come from a file are validated first, and after ErrStarved no reader may get to the epoch.
 func (t *Table) Apply(in *Inserter, body []byte, epoch keys.Epoch, sync bool) error {
-	in.crowdedN, in.ascending = 0, false
+	in.crowdedN, in.ascending, in.starved = 0, false, nil
 	var r batch.Reader
 	if err := r.Read(body); err != nil {
 		return err
@@ -153,29 +158,42 @@ func (t *Table) Apply(in *Inserter, body []byte, epoch keys.Epoch, sync bool) er
 		if t.applyOne(in, r.Key, r.Value, keys.MakeTrailer(epoch, r.Kind), sync) {
 			fresh++
 		}
+		if in.starved != nil {
+			return fmt.Errorf("%w: %w", ErrStarved, in.starved)
+		}
 		ops++
 	}
 	in.stripe.packed.Add(fresh<<32 + ops)
 	return r.Err()
 }
 
-// applyOne installs one version and reports whether its key is new.
+// applyOne installs one version and reports whether its key is new. If in is starved afterwards, nothing was installed.
 func (t *Table) applyOne(in *Inserter, key, value []byte, trailer keys.Trailer, sync bool) bool {
 	base, hash := t.arena.base, t.hash(key)
 	if node, _ := t.index.find(base, hash, key); node != 0 {
-		t.install(in, node, t.newVersion(in, trailer, sync, value))
+		t.add(in, node, trailer, sync, value)
 		return false
 	}
 	node, fresh := t.place(in, key, value, trailer, sync)
+	if node == 0 {
+		return false
+	}
 	if !fresh {
-		t.install(in, node, t.newVersion(in, trailer, sync, value))
+		t.add(in, node, trailer, sync, value)
 	}
 	t.index.put(hash, node) // also for a racer's node, which the racer may not have published yet
 	return fresh
 }
 
+// add installs a version of a key that has a node.
+func (t *Table) add(in *Inserter, node uint32, trailer keys.Trailer, sync bool, value []byte) {
+	if v := t.newVersion(in, trailer, sync, value); v != 0 {
+		t.install(in, node, v)
+	}
+}
+
 // place puts key into the blocks with its first version, and reports whether it was new. If it was not, nothing has been
-// installed and the node is the one that is there.
+// installed and the node is the one that is there, or zero if in is starved.
 func (t *Table) place(in *Inserter, key, value []byte, trailer keys.Trailer, sync bool) (node uint32, fresh bool) {
 	base, head := t.arena.base, headOf(t.prefix, key)
 	x := t.approach(in, key, head)
@@ -192,7 +210,9 @@ func (t *Table) place(in *Inserter, key, value []byte, trailer keys.Trailer, syn
 			w := slot.Load()
 			if w == 0 {
 				if made == 0 {
-					made = t.newNode(in, key, value, trailer, sync)
+					if made = t.newNode(in, key, value, trailer, sync); made == 0 {
+						return 0, false
+					}
 				}
 				if slot.CompareAndSwap(0, pack(head, made)) {
 					in.keepSplice()
@@ -208,15 +228,20 @@ func (t *Table) place(in *Inserter, key, value []byte, trailer keys.Trailer, syn
 				return offsetIn(w), false
 			}
 		}
-		t.split(in, x, block)
+		if t.split(in, x, block); in.starved != nil {
+			return 0, false
+		}
 	}
 }
 
-// newNode writes a node with its first version behind it.
+// newNode writes a node with its first version behind it, or returns zero.
 func (t *Table) newNode(in *Inserter, key, value []byte, trailer keys.Trailer, sync bool) uint32 {
 	n := nodeWords(len(key))
 	_, words := classOf(len(value))
 	at := in.alloc(n+words, 1)
+	if at == 0 {
+		return 0
+	}
 	writeNode(t.arena.base, at, key, at+n)
 	writeVersion(t.arena.base, at+n, trailer, sync, value)
 	return at

@@ -3,7 +3,7 @@ package memtable
 import "sync/atomic"
 
 // split divides the full block of tower in two, or helps whoever began that. When it returns, the block is no longer the
-// tower's.
+// tower's, unless in is starved: then the table is as sound as between the two steps below.
 //
 // The new tower gets the upper half and is linked behind the old one first; swapping the lower half in second ends the
 // split. Between the two nothing else can be linked behind the tower, because the next split needs the next block.
@@ -23,11 +23,16 @@ func (t *Table) split(in *Inserter, tower, block uint32) {
 		return
 	}
 	if offsetIn(next) == 0 || towerAnchor(base, offsetIn(next)) != offsetIn(ordered[cut]) {
-		t.linkRight(in, link, next, ordered[cut:n])
+		if !t.linkRight(in, link, next, ordered[cut:n]) {
+			return
+		}
 	}
 	in.levels = 0 // whoever comes after would start behind the new tower
 	undo := in.pos
 	left := in.alloc(blockWords(t.slots), blockAlign)
+	if left == 0 {
+		return
+	}
 	writeBlock(base, left, t.slots, ordered[:cut])
 	if !towerBlock(base, tower).CompareAndSwap(block, left) {
 		in.retract(undo, left+blockWords(t.slots))
@@ -35,25 +40,32 @@ func (t *Table) split(in *Inserter, tower, block uint32) {
 }
 
 // linkRight makes a tower of the upper half of a block and links it between link's tower and next. If link has changed
-// since next was read, then another goroutine has linked its own tower with the same half, and this one goes.
-func (t *Table) linkRight(in *Inserter, link *atomic.Uint64, next uint64, upper []uint64) {
+// since next was read, then another goroutine has linked its own tower with the same half, and this one goes. It reports false if in is starved.
+func (t *Table) linkRight(in *Inserter, link *atomic.Uint64, next uint64, upper []uint64) bool {
 	base, undo := t.arena.base, in.pos
 	height := randomHeight(&in.rnd)
 	block := in.alloc(blockWords(t.slots), blockAlign)
+	if block == 0 {
+		return false
+	}
 	tower := in.alloc(towerWords(height), 1)
+	if tower == 0 {
+		return false
+	}
 	writeBlock(base, block, t.slots, upper)
 	writeTower(base, tower, block, offsetIn(upper[0]), height)
 	*raw64(base, tower+1) = next
 	word := pack(headIn(upper[0]), tower)
 	if !link.CompareAndSwap(next, word) {
 		in.retract(undo, tower+towerWords(height))
-		return
+		return true
 	}
 	t.raise(height)
 	if height > 1 {
 		t.linkUpper(in, word, height)
 	}
 	t.guide.towers.Add(1)
+	return true
 }
 
 // linkUpper links a tower into the levels above the lowest. Searches are right without them, only longer.

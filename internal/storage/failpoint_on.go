@@ -1,0 +1,7 @@
+//go:build invariants
+
+package storage
+
+// Starve makes the install of what w has claimed find no memory, provided that Options.Obtain refuses from then on. It is for tests, and only in builds
+// with the tag `invariants`.
+func (w *Writer) Starve() { w.inserter.Starve() }
