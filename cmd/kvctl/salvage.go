@@ -22,7 +22,7 @@ func (a *app) salvageCommand() *cobra.Command {
 understands. Nothing is changed. What lies behind damaged pages is looked for elsewhere in the file, and what the log still holds goes on
 top. What was lost is listed, and the exit code is 8 then.
 
-If no superblock is readable, keys that had been deleted may come back: the note says so.`,
+If no superblock is readable, or neither the allocation map nor an inner page, keys that had been deleted may come back: a note says so.`,
 		Example: `  kvctl salvage --data-dir /var/lib/epochkv --out rescued.jsonl
   kvctl import --bulk rescued.jsonl`,
 		Args: cobra.NoArgs,

@@ -2,7 +2,6 @@ package storage
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,7 +29,8 @@ import (
 //	log                    on top of all that, every record that can be read
 //
 // With the allocation map a leaf is known to belong to the newest state or not. Without it, what stands in leaves that were freed and not
-// written over may come back: a leaf of a newer checkpoint that covers a key overrules it, but only if it is sound itself.
+// written over may come back: a leaf of a newer checkpoint that covers a key overrules it, but only if it is sound itself, and only if there was no
+// side tree, whose leaves hold few keys of their ranges. Of the versions that are left the newest counts.
 
 // SalvageReport says what came out and what did not.
 type SalvageReport struct {
@@ -129,7 +129,7 @@ func (s *salvager) open() error {
 			s.note("%v: nothing in it can be made out", err)
 			return nil
 		}
-		s.note("no superblock is readable: every sound leaf of the file was read, and keys that were deleted may have come back")
+		s.note("no superblock is readable: every sound leaf of the file was read, and keys that were deleted, or loaded in bulk without success, may have come back")
 	}
 	if damaged := s.state.SuperblockDamage(); damaged != nil {
 		s.note("%v", damaged)
@@ -171,6 +171,9 @@ func (s *salvager) readTree() error {
 	if len(s.gaps) == 0 {
 		return nil
 	}
+	if !s.mapped && !s.raw() {
+		s.note("below damaged inner pages every sound leaf of the file was read, and keys that were deleted may have come back")
+	}
 	return s.scan()
 }
 
@@ -205,7 +208,9 @@ func (s *salvager) eachPage(each func(id page.ID, buf []byte)) error {
 
 func (s *salvager) walk() error {
 	s.decided = nil
-	return s.walkTree(rootOf(s.state.State()), &s.gaps, func(p page.Leaf) error { return s.leaf(p, &s.report.FromTree, nil) })
+	return s.walkTree(rootOf(s.state.State()), &s.gaps, func(p page.Leaf) error {
+		return s.eachNewest(p, func(key []byte, v *found) error { return s.take(key, []found{*v}, &s.report.FromTree) })
+	})
 }
 
 // walkTree calls leaf for each leaf that can be read, and notes what the rest may hide. Inner pages leave gaps.
@@ -249,25 +254,25 @@ func behindKey(s *page.Separator) []byte {
 	return key
 }
 
-// leaf writes out the newest versions of a leaf's keys that wanted accepts.
-func (s *salvager) leaf(p page.Leaf, count *uint64, wanted func(key []byte) bool) error {
-	return s.eachNewest(p, wanted, func(key []byte, v *found) error {
-		// The same version is in the side tree and in its mirror. One of them has been read with its value; the leaves of the other may come here
-		// from the scan, and their value may be damaged.
-		if other, ok := s.log[string(key)]; ok && other.epoch >= v.epoch || inGap(s.unsure, key) {
-			return nil
-		}
-		delete(s.log, string(key))
-		if v.kind == keys.KindDelete || keys.SpaceOf(key) != keys.SpaceUser {
-			return nil
-		}
-		value, ok, err := s.valueOf(key, v)
-		if !ok {
-			return err
-		}
-		*count++
-		return s.emit(key, value, v.epoch)
-	})
+// take writes out a version, of which there are one or more copies and which is the newest of its key in the trees, unless the log has a newer one, or
+// what could not be read may.
+func (s *salvager) take(key []byte, copies []found, count *uint64) error {
+	v := &copies[0]
+	// The same version is in the side tree and in its mirror. One of them has been read with its value; the leaves of the other may come here
+	// from the scan, and their value may be damaged.
+	if other, ok := s.log[string(key)]; ok && other.epoch >= v.epoch || inGap(s.unsure, key) {
+		return nil
+	}
+	delete(s.log, string(key))
+	if v.kind == keys.KindDelete || keys.SpaceOf(key) != keys.SpaceUser {
+		return nil
+	}
+	value, ok, err := s.valueOf(key, copies)
+	if !ok {
+		return err
+	}
+	*count++
+	return s.emit(key, value, v.epoch)
 }
 
 // found is a version in a leaf.
@@ -278,8 +283,8 @@ type found struct {
 	bytes []byte
 }
 
-// eachNewest calls each for the newest version of every key of a leaf that wanted accepts. Leaves come in key order.
-func (s *salvager) eachNewest(p page.Leaf, wanted func(key []byte) bool, each func(key []byte, v *found) error) error {
+// eachNewest calls each for the newest version of every key of a leaf. Leaves come in key order.
+func (s *salvager) eachNewest(p page.Leaf, each func(key []byte, v *found) error) error {
 	view := p.View()
 	var key []byte
 	for i := range view.Count() {
@@ -287,7 +292,7 @@ func (s *salvager) eachNewest(p page.Leaf, wanted func(key []byte) bool, each fu
 		if i == 0 || len(suffix) > 0 {
 			key = append(append(key[:0], view.Prefix()...), suffix...)
 		}
-		if bytes.Equal(key, s.decided) || wanted != nil && !wanted(key) {
+		if bytes.Equal(key, s.decided) {
 			continue
 		}
 		s.decided = append(s.decided[:0], key...)
@@ -298,17 +303,19 @@ func (s *salvager) eachNewest(p page.Leaf, wanted func(key []byte) bool, each fu
 	return nil
 }
 
-// valueOf is a version's value, unless that is lost.
-func (s *salvager) valueOf(key []byte, v *found) (value []byte, ok bool, err error) {
-	if !v.large {
-		return v.bytes, true, nil
-	}
-	s.value, err = s.rows.Append(s.value[:0], page.Ref(v.bytes), s.rows.Direct())
-	if err == nil {
-		return s.value, true, nil
-	}
-	if stop := unlessDamage(s.ctx, err); stop != nil {
-		return nil, false, stop
+// valueOf is a version's value, unless that is lost in every copy.
+func (s *salvager) valueOf(key []byte, copies []found) (value []byte, ok bool, err error) {
+	for i := range copies {
+		if !copies[i].large {
+			return copies[i].bytes, true, nil
+		}
+		s.value, err = s.rows.Append(s.value[:0], page.Ref(copies[i].bytes), s.rows.Direct())
+		if err == nil {
+			return s.value, true, nil
+		}
+		if stop := unlessDamage(s.ctx, err); stop != nil {
+			return nil, false, stop
+		}
 	}
 	s.loseValue(key, err)
 	return nil, false, nil
@@ -320,87 +327,6 @@ func (s *salvager) emit(key, value []byte, epoch keys.Epoch) error {
 	return s.write(keys.User(key), value, epoch)
 }
 
-// foundLeaf is a leaf that no sound parent leads to.
-type foundLeaf struct {
-	id          page.ID
-	checkpoint  uint64
-	first, last []byte
-	at          keys.Trailer // of first
-}
-
-// scan reads the leaves that may lie in the gaps.
-func (s *salvager) scan() error {
-	var found []foundLeaf
-	err := s.eachPage(func(id page.ID, buf []byte) {
-		if !page.IsTree(buf, 0) || s.reached.Has(int(id)) || s.mapped && !s.state.IsLive(id) {
-			return
-		}
-		v := page.Leaf(buf).View()
-		found = append(found, foundLeaf{
-			id: id, checkpoint: page.ReadHeader(buf).Checkpoint,
-			first: slices.Concat(v.Prefix(), v.Suffix(0)), at: v.Trailer(0), last: slices.Concat(v.Prefix(), v.Suffix(v.Count()-1)),
-		})
-	})
-	if err != nil {
-		return err
-	}
-	slices.SortFunc(found, func(a, b foundLeaf) int { return cmp.Or(bytes.Compare(a.first, b.first), cmp.Compare(b.at, a.at)) })
-	s.decided = nil
-	var before []*foundLeaf // that reach to where the present one begins
-	buf := vfs.AlignedBuffer(s.state.PageSize())
-	for i := range found {
-		l := &found[i]
-		before = slices.DeleteFunc(before, func(o *foundLeaf) bool { return bytes.Compare(o.last, l.first) < 0 })
-		newer := l.overruledBy(before, found[i+1:])
-		before = append(before, l)
-		if err := loadPage(s.state, l.id, buf); err != nil {
-			continue // it was sound a moment ago
-		}
-		wanted := func(key []byte) bool { return inGap(s.gaps, key) && !covered(newer, key) }
-		if err := s.leaf(buf, &s.report.FromScan, wanted); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// overruledBy returns the leaves of newer checkpoints that share keys with l: of those that begin before it, and those behind.
-func (l *foundLeaf) overruledBy(before []*foundLeaf, behind []foundLeaf) (newer []*foundLeaf) {
-	for _, o := range before {
-		if o.checkpoint > l.checkpoint {
-			newer = append(newer, o)
-		}
-	}
-	for i := range behind {
-		o := &behind[i]
-		if bytes.Compare(o.first, l.last) > 0 {
-			break
-		}
-		if o.checkpoint > l.checkpoint {
-			newer = append(newer, o)
-		}
-	}
-	return newer
-}
-
-func covered(leaves []*foundLeaf, key []byte) bool {
-	for _, l := range leaves {
-		if bytes.Compare(l.first, key) <= 0 && bytes.Compare(key, l.last) <= 0 {
-			return true
-		}
-	}
-	return false
-}
-
-func inGap(gaps []gap, key []byte) bool {
-	for _, g := range gaps {
-		if (g.lower == nil || bytes.Compare(g.lower, key) <= 0) && (g.upper == nil || bytes.Compare(key, g.upper) < 0) {
-			return true
-		}
-	}
-	return false
-}
-
 // readLog collects the newest version of each key in what can be read of the log. It goes on behind damage.
 func (s *salvager) readLog() error {
 	segments, err := wal.Segments(s.fs, s.options.Dir)
@@ -408,8 +334,11 @@ func (s *salvager) readLog() error {
 		return err
 	}
 	next := s.report.Epoch + 1
-	for _, segment := range segments {
+	for i, segment := range segments {
 		if segment.Damage != nil {
+			if s.replayStartsIn(segments[i+1:]) {
+				continue // all that it can hold is in the tree
+			}
 			s.lose(Damage{Kind: DamageLog, File: segment.File, Reason: segment.Damage.Error()})
 			continue
 		}
@@ -448,6 +377,11 @@ func (s *salvager) readLog() error {
 		return nil
 	}
 	return err
+}
+
+// replayStartsIn reports whether one of the segments begins no later than what the tree lacks.
+func (s *salvager) replayStartsIn(segments []wal.SegmentInfo) bool {
+	return slices.ContainsFunc(segments, func(later wal.SegmentInfo) bool { return later.Damage == nil && later.First <= s.report.Epoch+1 })
 }
 
 func (s *salvager) record(r wal.Record) {

@@ -59,11 +59,11 @@ func inBoth(a, b []gap) (both []gap) {
 func (s *salvager) walkSide(root btree.Root) (gaps []gap, err error) {
 	s.decided = nil
 	err = s.walkTree(root, &gaps, func(p page.Leaf) error {
-		return s.eachNewest(p, nil, func(key []byte, v *found) error {
+		return s.eachNewest(p, func(key []byte, v *found) error {
 			if other, ok := s.log[string(key)]; ok && other.epoch >= v.epoch || keys.SpaceOf(key) == keys.SpaceLost {
 				return nil
 			}
-			value, ok, err := s.valueOf(key, v)
+			value, ok, err := s.valueOf(key, []found{*v})
 			if !ok {
 				gaps = append(gaps, gap{bytes.Clone(key), append(bytes.Clone(key), 0)})
 				return err

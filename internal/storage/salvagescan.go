@@ -1,0 +1,150 @@
+package storage
+
+import (
+	"bytes"
+	"cmp"
+	"maps"
+	"slices"
+
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/vfs"
+)
+
+// foundLeaf is a leaf that no sound parent leads to.
+type foundLeaf struct {
+	id          page.ID
+	checkpoint  uint64
+	first, last []byte
+	at          keys.Trailer // of first
+}
+
+// scan reads the leaves that may lie in the gaps. Ranges of leaves overlap: the versions of a key may go on in the next leaf, side trees have a leaf of
+// their own for a key, and without the allocation map replaced leaves are there, too. So a version is kept until no further leaf can have its key.
+func (s *salvager) scan() error {
+	leaves, sides, err := s.findLeaves()
+	if err != nil {
+		return err
+	}
+	overrule := !sides
+	pending := map[string][]found{}
+	var before []*foundLeaf // that reach to where the present one begins
+	buf := vfs.AlignedBuffer(s.state.PageSize())
+	for i := range leaves {
+		l := &leaves[i]
+		if err := s.takeBefore(l.first, pending); err != nil {
+			return err
+		}
+		var newer []*foundLeaf
+		if overrule {
+			before = slices.DeleteFunc(before, func(o *foundLeaf) bool { return bytes.Compare(o.last, l.first) < 0 })
+			newer = l.overruledBy(before, leaves[i+1:])
+			before = append(before, l)
+		}
+		if loadPage(s.state, l.id, buf) == nil { // it was sound a moment ago
+			s.keepNewest(buf, newer, pending)
+		}
+	}
+	return s.takeBefore(nil, pending)
+}
+
+// findLeaves lists the sound leaves that the walk has not read, in key order; with the allocation map only those of the newest state. sides reports
+// whether leaves of side trees can be among them.
+//
+// Pages of a state that never came to be, of a bulk load that a crash cut off for instance, do not count as sound where the newest state is known.
+func (s *salvager) findLeaves() (leaves []foundLeaf, sides bool, err error) {
+	err = s.eachPage(func(id page.ID, buf []byte) {
+		if !page.IsTree(buf, 0) {
+			return
+		}
+		v := page.Leaf(buf).View()
+		l := foundLeaf{
+			id: id, checkpoint: page.ReadHeader(buf).Checkpoint,
+			first: slices.Concat(v.Prefix(), v.Suffix(0)), at: v.Trailer(0), last: slices.Concat(v.Prefix(), v.Suffix(v.Count()-1)),
+		}
+		sides = sides || keys.SpaceOf(l.first) == keys.SpaceLost
+		if s.reached.Has(int(id)) || s.mapped && !s.state.IsLive(id) {
+			return
+		}
+		leaves = append(leaves, l)
+	})
+	slices.SortFunc(leaves, func(a, b foundLeaf) int { return cmp.Or(bytes.Compare(a.first, b.first), cmp.Compare(b.at, a.at)) })
+	return leaves, sides, err
+}
+
+// keepNewest puts the newest versions of a leaf's keys aside that lie in the gaps, and that no newer leaf overrules: each copy, for a side tree and its
+// mirror have values of their own, of which one may be damaged.
+func (s *salvager) keepNewest(p page.Leaf, newer []*foundLeaf, pending map[string][]found) {
+	s.decided = nil
+	_ = s.eachNewest(p, func(key []byte, v *found) error {
+		if !inGap(s.gaps, key) || covered(newer, key, v.epoch) {
+			return nil
+		}
+		copies := pending[string(key)]
+		if len(copies) > 0 && copies[0].epoch > v.epoch {
+			return nil
+		}
+		if len(copies) > 0 && copies[0].epoch < v.epoch {
+			copies = copies[:0]
+		}
+		pending[string(key)] = append(copies, found{v.epoch, v.kind, v.large, bytes.Clone(v.bytes)})
+		return nil
+	})
+}
+
+// takeBefore writes out what is kept of keys before the bound; nil is no bound.
+func (s *salvager) takeBefore(bound []byte, pending map[string][]found) error {
+	if s.ctx.Err() != nil {
+		return s.ctx.Err()
+	}
+	for _, key := range slices.Sorted(maps.Keys(pending)) {
+		if bound != nil && key >= string(bound) {
+			return nil
+		}
+		if err := s.take([]byte(key), pending[key], &s.report.FromScan); err != nil {
+			return err
+		}
+		delete(pending, key)
+	}
+	return nil
+}
+
+// overruledBy returns the leaves of newer checkpoints that share keys with l: of those that begin before it, and those behind.
+func (l *foundLeaf) overruledBy(before []*foundLeaf, behind []foundLeaf) (newer []*foundLeaf) {
+	for _, o := range before {
+		if o.checkpoint > l.checkpoint {
+			newer = append(newer, o)
+		}
+	}
+	for i := range behind {
+		o := &behind[i]
+		if bytes.Compare(o.first, l.last) > 0 {
+			break
+		}
+		if o.checkpoint > l.checkpoint {
+			newer = append(newer, o)
+		}
+	}
+	return newer
+}
+
+// covered reports whether a version would be in one of the leaves if it were still there. Of the first key of a leaf newer versions may be in the
+// leaf before it.
+func covered(leaves []*foundLeaf, key []byte, epoch keys.Epoch) bool {
+	for _, l := range leaves {
+		first := bytes.Compare(l.first, key)
+		if (first < 0 || first == 0 && epoch <= l.at.Epoch()) && bytes.Compare(key, l.last) <= 0 {
+			return true
+		}
+	}
+	return false
+}
+
+func inGap(gaps []gap, key []byte) bool {
+	for _, g := range gaps {
+		if (g.lower == nil || bytes.Compare(g.lower, key) <= 0) && (g.upper == nil || bytes.Compare(key, g.upper) < 0) {
+			return true
+		}
+	}
+	return false
+}
