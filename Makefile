@@ -54,15 +54,18 @@ test-python: build ## Drive the real server from Python (grpcio; needs python3 a
 
 ##@ Measure
 
-bench: ## Compare EpochKV with its peers; results, tables and charts go to bench/results
-	cd bench && $(GO) run ./cmd/epochbench -skip '^peers-' -budget $(BENCH_BUDGET) -out results $(ARGS)
+bench: ## Compare EpochKV with its peers; results, tables and charts go to bench/results/runs
+	cd bench && $(GO) run ./cmd/epochbench -skip '^peers-' -budget $(BENCH_BUDGET) -out results/runs $(ARGS)
 
 bench-large: ## The scenarios that are scaled down otherwise, at the sizes that their figures ask for (about an hour, 4 GiB of disk)
-	cd bench && $(GO) run ./cmd/epochbench -skip '^peers-' -large -out results $(ARGS)
+	cd bench && $(GO) run ./cmd/epochbench -skip '^peers-' -large -out results/runs $(ARGS)
 
 bench-peers: ## Compare the server with etcd and Redis (when installed) over the wire, a process each; results as above
 	$(GO) build -C bench/peers/etcdserver -o $(CURDIR)/bench/results/tmp/bin/etcdserver .
-	cd bench && $(GO) run ./cmd/epochbench -run '^peers-' -budget $(PEERS_BUDGET) -out results $(ARGS)
+	cd bench && $(GO) run ./cmd/epochbench -run '^peers-' -budget $(PEERS_BUDGET) -out results/runs $(ARGS)
+
+bench-record: ## Make the files of bench/results that are committed from the runs in bench/results/runs
+	cd bench && $(GO) run ./cmd/epochbench -record results results/runs/*.json
 
 bench-smoke: ## Run every benchmark scenario for a moment: they must run and verify, speed is not judged
 	cd bench && $(GO) vet ./... && $(GO) test -timeout $(TEST_TIMEOUT) ./...
@@ -120,5 +123,5 @@ help: ## This list
 		/^##@/ {printf "\n%s\n", substr($$0, 5)} \
 		/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.PHONY: run build clean test race test-invariants crash fuzz-smoke test-python bench bench-large bench-peers bench-smoke fmt fmt-check vet lint \
+.PHONY: run build clean test race test-invariants crash fuzz-smoke test-python bench bench-large bench-peers bench-record bench-smoke fmt fmt-check vet lint \
 	lint-advice deadcode vulncheck tidy-check generate generate-check buf-lint buf-breaking ci help

@@ -153,13 +153,18 @@ func (r *Report) markdownFigures(b *strings.Builder) {
 	}
 	b.WriteString("\n| scenario | at | what | bar | reached | of the bar | | source |\n|---|---|---|---|---|---|---|---|\n")
 	for _, o := range r.Outcomes {
-		for _, v := range o.Figures {
-			verdict := v.Verdict()
-			if rest, missed := strings.CutPrefix(verdict, verdictMissed); missed {
-				verdict = "**" + verdictMissed + "**" + rest
-			}
-			fmt.Fprintf(b, "| %s | %s %s | %s | %s | %s | %.0f %% | %s | %s |\n", o.Name, o.Axis, o.At(v.At), v.What(), v.Bar(), v.Got(), 100*v.OfBar(),
-				verdict, v.Source)
+		o.markdownVerdicts(b, "")
+	}
+}
+
+// markdownVerdicts writes a row for each figure and point; first is the cell before them.
+func (o *Outcome) markdownVerdicts(b *strings.Builder, first string) {
+	for _, v := range o.Figures {
+		verdict := v.Verdict()
+		if rest, missed := strings.CutPrefix(verdict, verdictMissed); missed {
+			verdict = "**" + verdictMissed + "**" + rest
 		}
+		fmt.Fprintf(b, "%s| %s | %s %s | %s | %s | %s | %.0f %% | %s | %s |\n", first, o.Name, o.Axis, o.At(v.At), v.What(), v.Bar(), v.Got(),
+			100*v.OfBar(), verdict, v.Source)
 	}
 }

@@ -1,6 +1,7 @@
 package harness
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"runtime"
@@ -21,6 +22,11 @@ type Machine struct {
 	Commit   string            `json:"commit"`
 	Dirty    bool              `json:"dirty,omitempty"` // the tree had changes that the commit does not have
 	Versions map[string]string `json:"versions"`        // of the peers
+}
+
+// String is one line, without the versions of the peers.
+func (m Machine) String() string {
+	return fmt.Sprintf("%s, %d cores, %d MB, Linux %s, %s", m.CPU, m.Cores, m.MemoryMB, m.Kernel, m.Go)
 }
 
 // Describe looks at the machine; peers are module paths whose versions belong in the report.

@@ -10,12 +10,9 @@ import (
 // WriteMarkdown writes the report as tables: the figures first, then every scenario.
 func (r *Report) WriteMarkdown(w io.Writer) error {
 	var b strings.Builder
-	m := r.Machine
-	fmt.Fprintf(&b, "# Benchmark of %s\n\n", r.Began.UTC().Format("2006-01-02 15:04 UTC"))
-	fmt.Fprintf(&b, "%s, %d cores, %d MB, Linux %s, %s, commit %s%s, seed %d.", m.CPU, m.Cores, m.MemoryMB, m.Kernel, m.Go,
-		m.Commit, map[bool]string{true: " with changes"}[m.Dirty], r.Seed)
-	for _, name := range sortedKeys(m.Versions) {
-		fmt.Fprintf(&b, " %s %s.", name, m.Versions[name])
+	fmt.Fprintf(&b, "# Benchmark of %s\n\n%s, commit %s, seed %d.", r.Began.UTC().Format("2006-01-02 15:04 UTC"), r.Machine, r.commit(), r.Seed)
+	for _, name := range sortedKeys(r.Machine.Versions) {
+		fmt.Fprintf(&b, " %s %s.", name, r.Machine.Versions[name])
 	}
 	fmt.Fprintf(&b, "\nCommand: `%s`.\n", r.Command)
 	if r.Smoke {
@@ -28,6 +25,14 @@ func (r *Report) WriteMarkdown(w io.Writer) error {
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// commit is the commit that was measured.
+func (r *Report) commit() string {
+	if r.Machine.Dirty {
+		return r.Machine.Commit + " with changes"
+	}
+	return r.Machine.Commit
 }
 
 func (o *Outcome) markdown(b *strings.Builder) {

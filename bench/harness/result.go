@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Report is a whole benchmark run: what is written to bench/results as JSON.
+// Report is a whole benchmark run: what is written to bench/results/runs as JSON.
 type Report struct {
 	Began    time.Time `json:"began"`
 	Machine  Machine   `json:"machine"`

@@ -1,12 +1,13 @@
 // Command epochbench runs the benchmark scenarios and writes what they measured: JSON, a Markdown table, one
 // self-contained HTML page with charts, and text for benchstat.
 //
-//	epochbench                       everything, into results/
+//	epochbench                       everything, into results/runs/
 //	epochbench -run 'put-sync|get'   the scenarios whose names match
 //	epochbench -run '^peers-'        EpochKV, etcd and Redis over the wire, a process each
 //	epochbench -smoke                each for a moment: do they run and verify?
 //	epochbench -large                those that are scaled down otherwise, at the size that their figures ask for (an hour)
-//	epochbench -render results/x.json   the tables and the page again from a saved run
+//	epochbench -render results/runs/x.json   the tables and the page again from a saved run
+//	epochbench -record results results/runs/*.json   the two files that the repository keeps, from saved runs
 package main
 
 import (
@@ -38,22 +39,24 @@ import (
 )
 
 type flags struct {
-	run, skip            string
-	out, scratch, render string
-	budget               time.Duration
-	scale                float64
-	seed                 uint64
-	smoke, list, large   bool
-	verbose, isolated    bool
+	run, skip          string
+	out, scratch       string
+	render, record     string
+	budget             time.Duration
+	scale              float64
+	seed               uint64
+	smoke, list, large bool
+	verbose, isolated  bool
 }
 
 func main() {
 	var f flags
 	flag.StringVar(&f.run, "run", ".", "run the scenarios whose names match this regular expression")
 	flag.StringVar(&f.skip, "skip", "^$", "but not those whose names match this one")
-	flag.StringVar(&f.out, "out", "results", "directory for the results")
+	flag.StringVar(&f.out, "out", "results/runs", "directory for the results")
 	flag.StringVar(&f.scratch, "scratch", "results/tmp", "directory for the data, on the device to be measured")
 	flag.StringVar(&f.render, "render", "", "render the report from this saved JSON and run nothing")
+	flag.StringVar(&f.record, "record", "", "write figures and benchstat text of the saved runs that are the arguments to this directory, and run nothing")
 	flag.DurationVar(&f.budget, "budget", 20*time.Minute, "time for all scenarios together")
 	flag.Uint64Var(&f.seed, "seed", 1, "seed of keys and values")
 	flag.Float64Var(&f.scale, "scale", 1, "times the usual sizes")
@@ -80,6 +83,9 @@ func (f *flags) main(ctx context.Context) error {
 			return err
 		}
 		return write(report, strings.TrimSuffix(f.render, ".json"))
+	}
+	if f.record != "" {
+		return record(f.record, flag.Args())
 	}
 	if f.isolated {
 		return harness.RunIsolated(ctx, everything(), os.Stdin, os.Stdout)
@@ -155,17 +161,43 @@ func (f *flags) measure(ctx context.Context, chosen []harness.Scenario) error {
 	return errors.Join(err, report.Save(name+".json"), write(report, name), report.WriteMarkdown(os.Stdout))
 }
 
+// renderings are the ways to write something, each with the name of its file.
+type renderings map[string]func(io.Writer) error
+
 // write renders the report beside its JSON.
 func write(report *harness.Report, name string) error {
-	for suffix, render := range map[string]func(io.Writer) error{
-		".md": report.WriteMarkdown, ".html": report.WriteHTML, ".txt": report.WriteBenchstat,
-	} {
-		file, err := os.Create(name + suffix)
+	return renderings{
+		name + ".md": report.WriteMarkdown, name + ".html": report.WriteHTML, name + ".txt": report.WriteBenchstat,
+	}.write()
+}
+
+// record writes what the repository keeps of saved runs.
+func record(dir string, names []string) error {
+	var runs []*harness.Report
+	for _, name := range names {
+		run, err := harness.Load(name)
+		if err != nil {
+			return err
+		}
+		runs = append(runs, run)
+	}
+	kept, err := harness.NewRecord(runs...)
+	if err != nil {
+		return err
+	}
+	return renderings{
+		filepath.Join(dir, "README.md"): kept.WriteMarkdown, filepath.Join(dir, "benchstat.txt"): kept.WriteBenchstat,
+	}.write()
+}
+
+func (r renderings) write() error {
+	for name, render := range r {
+		file, err := os.Create(name)
 		if err != nil {
 			return err
 		}
 		if err := errors.Join(render(file), file.Close()); err != nil {
-			return fmt.Errorf("%s: %w", name+suffix, err)
+			return fmt.Errorf("%s: %w", name, err)
 		}
 	}
 	return nil
