@@ -41,7 +41,8 @@ type spool struct {
 	count   uint64     // entries that came in
 }
 
-// spoolEntry is an entry's place in the chunk, and the first bytes of its key as a number that compares as they do.
+// spoolEntry is an entry's place in the chunk, and bytes of its key as a number that compares as they do: the first ones, and for sorting those
+// after the prefix that all keys of the chunk share.
 type spoolEntry struct {
 	head uint64
 	at   uint32
@@ -106,14 +107,7 @@ func (s *spool) spill() error {
 		return nil
 	}
 	if !s.sorted {
-		slices.SortFunc(s.entries, func(a, b spoolEntry) int {
-			if a.head != b.head {
-				return cmp.Compare(a.head, b.head)
-			}
-			ka, _ := s.entry(&a)
-			kb, _ := s.entry(&b)
-			return cmp.Or(bytes.Compare(ka, kb), cmp.Compare(a.at, b.at))
-		})
+		s.sort()
 	}
 	first, _ := s.entry(&s.entries[0])
 	if s.writer == nil || bytes.Compare(first, s.writer.last) <= 0 {
@@ -130,6 +124,38 @@ func (s *spool) spill() error {
 	}
 	s.chunk, s.entries, s.sorted = s.chunk[:0], s.entries[:0], true
 	return nil
+}
+
+// sort sorts the chunk. Keys that are loaded together often begin alike, so that their first bytes decide nothing: the numbers that are
+// compared are taken from behind what all keys of the chunk have in common.
+func (s *spool) sort() {
+	common := s.commonPrefix()
+	for i := range s.entries {
+		key, _ := s.entry(&s.entries[i])
+		s.entries[i].head = keyHead(key[common:])
+	}
+	slices.SortFunc(s.entries, func(a, b spoolEntry) int {
+		if a.head != b.head {
+			return cmp.Compare(a.head, b.head)
+		}
+		ka, _ := s.entry(&a)
+		kb, _ := s.entry(&b)
+		return cmp.Or(bytes.Compare(ka, kb), cmp.Compare(a.at, b.at))
+	})
+}
+
+// commonPrefix is how many bytes all keys of the chunk begin with alike.
+func (s *spool) commonPrefix() int {
+	prefix, _ := s.entry(&s.entries[0])
+	for i := range s.entries {
+		key, _ := s.entry(&s.entries[i])
+		n := 0
+		for n < min(len(prefix), len(key)) && prefix[n] == key[n] {
+			n++
+		}
+		prefix = prefix[:n]
+	}
+	return len(prefix)
 }
 
 // writeChunk appends the sorted entries. Of equal keys, which stand in the order in which they came, the last one counts.
