@@ -210,6 +210,28 @@ func (s *Server) scanKeysLocked(r *kvpb.ScanRequest) (at uint64, keys [][]byte, 
 	return at, keys, nil
 }
 
+// BulkLoad implements kvpb.KVServer. A fault ends the stream when its commit arrives.
+func (s *Server) BulkLoad(stream grpc.ClientStreamingServer[kvpb.BulkLoadRequest, kvpb.BulkLoadResponse]) error {
+	var mutations []*kvpb.Mutation
+	for {
+		request, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		for _, e := range request.GetEntries() {
+			mutations = append(mutations, &kvpb.Mutation{Kind: kvpb.Mutation_KIND_PUT, Key: e.GetKey(), Value: e.GetValue()})
+		}
+		if !request.GetCommit() {
+			continue
+		}
+		epoch, err := s.write("BulkLoad", nil, mutations)
+		if err != nil {
+			return err
+		}
+		return stream.SendAndClose(&kvpb.BulkLoadResponse{Epoch: epoch, Keys: uint64(len(mutations))})
+	}
+}
+
 // Pipeline implements kvpb.KVServer. It answers in the order of the requests, but every third one late.
 func (s *Server) Pipeline(stream grpc.BidiStreamingServer[kvpb.PipelineRequest, kvpb.PipelineResponse]) error {
 	if err := s.enter("Pipeline"); err != nil {

@@ -45,6 +45,7 @@ type Server struct {
 	faults   []error
 	cutScan  int // pages after which scans break; 0: never
 	calls    map[string]int
+	diskFree uint64
 }
 
 type version struct {
@@ -96,6 +97,13 @@ func (s *Server) CutScansAfter(pages int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.cutScan = pages
+}
+
+// SetDiskFree is what the status says of the disk.
+func (s *Server) SetDiskFree(bytes uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.diskFree = bytes
 }
 
 // Calls is how often a method was called, by its name in the contract.
@@ -161,7 +169,7 @@ func (s *Server) status() *kvpb.StatusResponse {
 		Uptime:      durationpb.New(time.Since(s.started)),
 		Health:      &kvpb.Health{State: kvpb.Health_STATE_SERVING},
 		Epochs:      &kvpb.Epochs{Visible: s.epoch, Durable: s.epoch, MinVisible: s.epoch},
-		Sizes:       &kvpb.Sizes{DataDir: "(memory)"},
+		Sizes:       &kvpb.Sizes{DataDir: "(memory)", DiskFreeBytes: s.diskFree},
 		Generations: []*kvpb.Generation{{Number: 1, Active: true, FirstEpoch: 1, LastEpoch: s.epoch}},
 		Sessions:    &kvpb.Sessions{Open: 1},
 		Limits:      &kvpb.Limits{KeyBytes: keyBytesMax, ValueBytes: valueBytesMax},

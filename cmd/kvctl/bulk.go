@@ -6,25 +6,45 @@ import (
 	"fmt"
 	"io"
 
+	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/client"
 )
 
+// When an import is a bulk load.
+const (
+	bulkAuto   = "auto"
+	bulkAlways = "always"
+	bulkNever  = "never"
+)
+
+const (
+	// bulkBytesMin is the size of files below which the two ways differ by parts of a second.
+	bulkBytesMin = 64 << 20
+	// bulkDiskFactor is how much disk a load needs: for runs that are merged, and for pages beside those that they replace.
+	bulkDiskFactor = 4
+)
+
+// bulkPays says whether a load is faster than batches: a small one that falls on many pages of a large store is not, because it rewrites all of
+// them at once.
+func bulkPays(total int64, s *kvpb.StatusResponse) bool {
+	stored := s.GetTree().GetLiveBytes() + s.GetSizes().GetMemtableBytes()
+	return total >= bulkBytesMin && uint64(total) > stored && s.GetSizes().GetDiskFreeBytes() > bulkDiskFactor*uint64(total)
+}
+
+// inBatchesAfterAll says whether batches may succeed where a load has failed. If its outcome is unknown they may as well: they put the same values.
+func inBatchesAfterAll(err error) bool {
+	var e *client.Error
+	return errors.As(err, &e) && e.Retryable()
+}
+
 // importBulk loads all files at once: whole or not at all.
-func (a *app) importBulk(ctx context.Context, c *client.Client, f *importFlags, names []string) error {
-	status, err := c.Status(ctx) // for its limits, and to fail before anything is read if nobody is there
-	if err != nil {
-		return err
-	}
-	total, err := totalSize(names)
-	if err != nil {
-		return err
-	}
+func (a *app) importBulk(ctx context.Context, c *client.Client, f *importFlags, names []string, limits *kvpb.Limits, total int64) error {
 	load, err := c.BulkLoad(ctx)
 	if err != nil {
 		return err
 	}
 	defer load.Close()
-	im := &importer{limits: status.GetLimits(), progress: a.newProgress("loaded", total)}
+	im := &importer{limits: limits, progress: a.newProgress("loaded", total)}
 	for _, name := range names {
 		if err := im.bulkFile(a, f, name, load); err != nil {
 			return err

@@ -44,9 +44,16 @@ acknowledged, and gives up when nothing gets through for 30 seconds.
 The format is JSON Lines or CSV, as export writes them (see there); by default CSV for files named *.csv. A broken line ends the
 import and is named with its file; everything before its batch has then been imported, and nothing from there on.
 
-With --bulk everything is loaded at once, past the server's log, and takes effect together when all has been read, or not at all. Use it
-for that. It is up to twice as fast as batches into an empty range of keys, fastest for sorted keys, and slower where a small load falls on
-many pages of a large store, all of which it rewrites at once. It is limited by the server's disk for temporary files and not by its memory.`,
+There are two ways, and --bulk chooses. In batches, as above, what was acknowledged stays when the import ends early. In bulk everything is
+loaded at once, past the server's log, and takes effect together when all has been read, or not at all; the server sorts it in temporary
+files, and one load goes on at a time. --bulk=auto, the default, loads in bulk where that is faster: files, not standard input, of 64 MiB or
+more, which hold more than the store does, with room on the server's disk for four times their size, and without --batch and --durability. It
+says so before it begins, and imports in batches after all when the server gives the load up. --bulk (or --bulk=always) and --bulk=never
+leave no choice.
+
+1,000,000 records of 115 bytes, with two processors for kvctl and server together: into an empty store a load took 0.6 s in the order of the
+keys and 0.9 s in random order, batches 1.1 s and 2.1 s; over 1,000,000 records, in random order, 1.8 s and 4.1 s. 100,000 records that fell
+on all pages of such a store took 0.44 s in bulk and 0.18 s in batches.`,
 		Example: `  kvctl import users.jsonl
   kvctl import --durability async a.csv b.csv
   kvctl import --bulk dump.jsonl
@@ -61,6 +68,17 @@ many pages of a large store, all of which it rewrites at once. It is limited by 
 			if f.batchRecords <= 0 {
 				return usageError{fmt.Errorf("--batch %d: must be positive", f.batchRecords)}
 			}
+			switch f.bulk {
+			case bulkAuto, bulkAlways, bulkNever:
+			default:
+				return usageError{fmt.Errorf("--bulk=%s: must be auto, always or never", f.bulk)}
+			}
+			if cmd.Flags().Changed("batch") || cmd.Flags().Changed("durability") {
+				if f.bulk == bulkAlways {
+					return usageError{errors.New("--batch and --durability are of batches: they go with --bulk=never")}
+				}
+				f.bulk = bulkNever
+			}
 			options, err := durabilityOption(f.durability)
 			if err != nil {
 				return err
@@ -68,9 +86,6 @@ many pages of a large store, all of which it rewrites at once. It is limited by 
 			ctx, cancel := a.longRunning(cmd)
 			defer cancel()
 			return a.withClient(func(c *client.Client) error {
-				if f.bulk {
-					return a.importBulk(ctx, c, &f, args)
-				}
 				return a.importFiles(ctx, c, &f, args, options)
 			})
 		},
@@ -79,9 +94,8 @@ many pages of a large store, all of which it rewrites at once. It is limited by 
 	flags := cmd.Flags()
 	flags.StringVar(&f.fileFormat, "format", formatAuto, "file `format`: auto, jsonl or csv")
 	flags.IntVar(&f.batchRecords, "batch", batchRecordsDefault, "records per batch, which is applied as a `whole`")
-	flags.BoolVar(&f.bulk, "bulk", false, "load everything at once, or nothing")
-	cmd.MarkFlagsMutuallyExclusive("bulk", "batch")
-	cmd.MarkFlagsMutuallyExclusive("bulk", "durability")
+	flags.StringVar(&f.bulk, "bulk", bulkAuto, "`when` to load everything at once, or nothing: auto, always or never")
+	flags.Lookup("bulk").NoOptDefVal = bulkAlways
 	return cmd
 }
 
@@ -89,7 +103,7 @@ type importFlags struct {
 	fileFormat   string
 	durability   string
 	batchRecords int
-	bulk         bool
+	bulk         string
 }
 
 // recordSource reads the records of a file, with the line on which each begins. It ends with io.EOF.
@@ -97,6 +111,7 @@ type recordSource interface {
 	next() (record, int, error)
 }
 
+// importFiles imports in the way that the flags, the files and the store suggest.
 func (a *app) importFiles(
 	ctx context.Context, c *client.Client, f *importFlags, names []string, options []client.WriteOption,
 ) error {
@@ -108,13 +123,29 @@ func (a *app) importFiles(
 	if err != nil {
 		return err
 	}
+	if f.bulk == bulkAlways {
+		return a.importBulk(ctx, c, f, names, status.GetLimits(), total)
+	}
+	if f.bulk == bulkAuto && bulkPays(total, status) {
+		_, _ = fmt.Fprintf(a.err, "loading in bulk; --bulk=never imports in batches\n")
+		if err = a.importBulk(ctx, c, f, names, status.GetLimits(), total); err == nil || !inBatchesAfterAll(err) {
+			return err
+		}
+		_, _ = fmt.Fprintf(a.err, "the load was given up: %v; importing in batches\n", err)
+	}
+	return a.importBatches(ctx, c, f, names, options, status.GetLimits(), total)
+}
+
+func (a *app) importBatches(
+	ctx context.Context, c *client.Client, f *importFlags, names []string, options []client.WriteOption, limits *kvpb.Limits, total int64,
+) error {
 	sender, err := newBatchSender(ctx, c, options)
 	if err != nil {
 		return err
 	}
 	im := &importer{
 		sender:   sender,
-		limits:   status.GetLimits(),
+		limits:   limits,
 		records:  f.batchRecords,
 		keys:     map[string]struct{}{},
 		batch:    &pendingBatch{},

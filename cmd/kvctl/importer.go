@@ -30,9 +30,9 @@ func (im *importer) run(a *app, f *importFlags, names []string) error {
 	return nil
 }
 
-// open opens a file, or standard input, and says how to call it.
+// open opens a file, or standard input, and says how to call it. Its records are parsed ahead.
 func (im *importer) open(a *app, f *importFlags, name string) (source recordSource, called string, done func(), err error) {
-	in, done := a.in, func() {}
+	in, closeFile := a.in, func() {}
 	if name == "-" {
 		name = "standard input"
 	} else {
@@ -40,9 +40,10 @@ func (im *importer) open(a *app, f *importFlags, name string) (source recordSour
 		if err != nil {
 			return nil, "", nil, err
 		}
-		in, done = file, func() { _ = file.Close() } // it was only read
+		in, closeFile = file, func() { _ = file.Close() } // it was only read
 	}
-	return newSource(f.fileFormat, name, lineBytesMax(im.limits), &countingReader{r: in, advance: im.progress.advance}), name, done, nil
+	records := newReadAhead(newSource(f.fileFormat, name, lineBytesMax(im.limits), &countingReader{r: in, advance: im.progress.advance}))
+	return records, name, func() { records.stop(); closeFile() }, nil
 }
 
 func (im *importer) importFile(a *app, f *importFlags, name string) error {
