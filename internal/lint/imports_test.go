@@ -54,6 +54,7 @@ var mayImport = map[string][]string{
 	"api":                {},
 	"client":             {"api/proto/epochkv/v1"},
 	"internal/testseed":  {},
+	"internal/doctable":  {},
 	"internal/config":    {"internal/storage"}, // for its limits
 	"internal/health":    {},
 	"internal/auth":      {},

@@ -5,7 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"regexp"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -77,6 +80,15 @@ func TestEveryReasonHasItsCodeAndDetails(t *testing.T) {
 		pb.ErrorReason_ERROR_REASON_TXN_NOT_FOUND:        {err: errNoSuchTxn, code: codes.NotFound},
 		pb.ErrorReason_ERROR_REASON_SNAPSHOT_NOT_FOUND:   {err: errNoSuchSnapshot, code: codes.NotFound},
 	}
+	documented := documentedCodes(t)
+	if want := len(pb.ErrorReason_name) - 1; len(documented) != want {
+		t.Errorf("docs/errors.md has %d reasons, the contract %d", len(documented), want)
+	}
+	for reason, r := range rows {
+		if name := strings.TrimPrefix(reason.String(), "ERROR_REASON_"); documented[name] != r.code {
+			t.Errorf("docs/errors.md: %s has code %v, the server sends %v", name, documented[name], r.code)
+		}
+	}
 	for number, name := range pb.ErrorReason_name {
 		reason := pb.ErrorReason(number)
 		if reason == pb.ErrorReason_ERROR_REASON_UNSPECIFIED || reason >= pb.ErrorReason_ERROR_REASON_TYPE_ERROR && reason < pb.ErrorReason_ERROR_REASON_LOAD_BUSY {
@@ -93,6 +105,26 @@ func TestEveryReasonHasItsCodeAndDetails(t *testing.T) {
 			t.Errorf("%s: field %q, retry %v", name, f.field, f.retry)
 		}
 	}
+}
+
+var errorRow = regexp.MustCompile("(?m)^\\| `([A-Z_]+)` \\| ([A-Z_]+) \\|")
+
+// documentedCodes is the code of each reason in docs/errors.md.
+func documentedCodes(t *testing.T) map[string]codes.Code {
+	t.Helper()
+	text, err := os.ReadFile("../../docs/errors.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]codes.Code{}
+	for _, match := range errorRow.FindAllStringSubmatch(string(text), -1) {
+		var code codes.Code
+		if err := code.UnmarshalJSON([]byte(strconv.Quote(match[2]))); err != nil {
+			t.Errorf("docs/errors.md: %s: %v", match[1], err)
+		}
+		all[match[1]] = code
+	}
+	return all
 }
 
 func TestContextErrorsAreGRPCsOwn(t *testing.T) {

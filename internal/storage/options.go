@@ -39,6 +39,26 @@ func (o *Options) setDefaults() {
 	if o.DataFS == nil {
 		o.DataFS = o.FS
 	}
+	o.setSizes()
+	if o.StallMax == 0 {
+		o.StallMax = defaultStallMax
+	}
+	if o.CrowdedAt == 0 {
+		o.CrowdedAt = crowdedAt
+	}
+}
+
+// Sizes are the parts of memory and disk that an engine takes if its options do not name them.
+type Sizes struct{ Cache, Memtable, Segment, DiskReserve int64 }
+
+// DefaultSizes are those of an engine with so much memory.
+func DefaultSizes(memory int64) Sizes {
+	o := Options{MemoryBytes: memory, DiskReserve: DiskReserveDerived}
+	o.setSizes()
+	return Sizes{o.CacheBytes, o.MemtableBytes, o.SegmentBytes, o.DiskReserve}
+}
+
+func (o *Options) setSizes() {
 	if o.PageSize == 0 {
 		o.PageSize = defaultPageSize
 	}
@@ -50,12 +70,6 @@ func (o *Options) setDefaults() {
 	}
 	if o.MemtableBytes == 0 {
 		o.MemtableBytes = min(max(o.MemoryBytes/64, memtableBytesMin), memtableBytesMax)
-	}
-	if o.StallMax == 0 {
-		o.StallMax = defaultStallMax
-	}
-	if o.CrowdedAt == 0 {
-		o.CrowdedAt = crowdedAt
 	}
 	if o.SegmentBytes == 0 {
 		// A record is a little smaller than the node it becomes, so this fills segment and memtable together.

@@ -10,11 +10,11 @@ import (
 // cacheReadings are the page cache's metrics, in the order of docs/operations.md.
 var cacheReadings = []reading{
 	engineGauge("cache_pages", "Pages in the cache.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Resident) }),
-	engineGauge("cache_hot_pages", "Of them, in the HOT band.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Hot) }),
+	engineGauge("cache_hot_pages", "Cached pages in the hot set.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Hot) }),
 	engineGauge("cache_frames", "Pages that the cache may hold.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Frames) }),
 	engineCounter("cache_hits_total", "Pages that reads of sessions found in memory.", func(s *mvcc.Stats) float64 { return float64(s.Storage.CacheHits) }),
-	engineCounter("cache_misses_total", "Pages read because somebody asked.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Misses) }),
-	engineCounter("cache_refaults_total", "Misses of pages evicted not long ago.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Returned) }),
+	engineCounter("cache_misses_total", "Pages read from the data file on demand.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Misses) }),
+	engineCounter("cache_refaults_total", "Misses of pages that were evicted recently.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Returned) }),
 	engineCounter("cache_uncached_reads_total", "Pages read past the cache for want of a frame.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Uncached) }),
 	engineCounter("cache_evictions_total", "Pages evicted, all from the COOL band.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Evicted) }),
@@ -26,9 +26,9 @@ var cacheReadings = []reading{
 	engineCounter("cache_visited_frames_total", "Frames that the clock's hand looked at.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Visited) }),
 	engineCounter("cache_prefetched_total", "Pages read ahead of scans.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Prefetched) }),
-	engineCounter("cache_prefetched_used_total", "Of them, pages that were then visited.",
+	engineCounter("cache_prefetched_used_total", "Prefetched pages that were then visited.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.PrefetchedUsed) }),
-	engineCounter("cache_prefetched_wasted_total", "Of them, pages evicted without a visit.",
+	engineCounter("cache_prefetched_wasted_total", "Prefetched pages that were evicted without a visit.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.PrefetchedWasted) }),
 }
 

@@ -30,11 +30,11 @@ func engineCounter(name, help string, value func(*mvcc.Stats) float64) reading {
 var readings = []reading{
 	engineGauge("visible_epoch", "Newest epoch that new snapshots see.", func(s *mvcc.Stats) float64 { return float64(s.Visible) }),
 	engineGauge("durable_epoch", "Newest epoch on stable storage, as all before it.", func(s *mvcc.Stats) float64 { return float64(s.Durable) }),
-	engineGauge("min_visible_epoch", "Oldest epoch that somebody may still read.", func(s *mvcc.Stats) float64 { return float64(s.MinVisible) }),
+	engineGauge("min_visible_epoch", "Smallest epoch that a snapshot, a resume token or the retention time still needs.", func(s *mvcc.Stats) float64 { return float64(s.MinVisible) }),
 	engineCounter("commits_total", "Transactions committed.", func(s *mvcc.Stats) float64 { return float64(s.Commits) }),
 
 	engineGauge("snapshots", "Snapshots that readers hold.", func(s *mvcc.Stats) float64 { return float64(s.Snapshots.Snapshots) }),
-	engineGauge("oldest_snapshot_age_seconds", "How long the snapshot that does so longest has held versions back.",
+	engineGauge("oldest_snapshot_age_seconds", "Age of the oldest snapshot that prevents version garbage collection.",
 		func(s *mvcc.Stats) float64 { return snapshotAge(s).Seconds() }),
 	engineGauge("scan_tokens", "Epochs kept readable for resume tokens.", func(s *mvcc.Stats) float64 { return float64(s.Snapshots.Holds) }),
 
@@ -44,7 +44,7 @@ var readings = []reading{
 		func(s *mvcc.Stats) float64 { return s.Storage.Log.WriteTime.Seconds() }),
 	engineGauge("log_segments", "Log segments that a replay would read, and the open one.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Log.Segments) }),
-	engineGauge("log_size_bytes", "Size of those segments' files.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Log.SegmentBytes) }),
+	engineGauge("log_size_bytes", "Size of the log segments' files.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Log.SegmentBytes) }),
 	engineCounter("log_rotations_total", "Segments begun because another was full.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Log.Rotations) }),
 	engineCounter("memtables_ready_total", "Rotations that found the next memtable made ready in the background.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.TablesReady) }),
@@ -89,7 +89,7 @@ var (
 	abortsDesc   = desc("commit_aborts_total", "Commits refused because of the data's state.", "reason")
 	fsyncDesc    = desc("log_fsync_duration_seconds", "Duration of one sync of the log.")
 	groupDesc    = desc("log_group_records", "Records that one sync made durable.")
-	sessionDesc  = desc("session_snapshot_age_seconds", "How long the sessions that do so longest have held versions back with a snapshot.", "session")
+	sessionDesc  = desc("session_snapshot_age_seconds", "Age of the oldest session snapshots that prevent version garbage collection.", "session")
 	failedDesc   = desc("failed", "1 once a failed write or sync has stopped the store from accepting writes, else 0.")
 )
 

@@ -13,6 +13,7 @@ import (
 	"github.com/epochkv/epochkv/internal/config"
 	"github.com/epochkv/epochkv/internal/health"
 	"github.com/epochkv/epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/pin"
 	"github.com/epochkv/epochkv/internal/storage"
 	"github.com/epochkv/epochkv/internal/vfs"
 	"github.com/epochkv/epochkv/internal/wal"
@@ -30,6 +31,7 @@ func testSources() Sources {
 			s := mvcc.Stats{Visible: 7, Storage: storage.Stats{Generations: []storage.GenerationStats{{Keys: 2}, {Keys: 3}}}}
 			s.Storage.Log.SyncDurations[2], s.Storage.Log.SyncDurations[wal.SyncBuckets-1], s.Storage.Log.SyncTime = 4, 1, time.Second
 			s.Storage.Log.GroupSizes[0], s.Storage.Log.Records = 5, 5
+			s.Snapshots.Longest = []pin.Snapshot{{Slot: 3, Age: time.Minute}}
 			return s
 		},
 		Failed: func() bool { return true },

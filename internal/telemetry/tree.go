@@ -10,7 +10,7 @@ import (
 // treeReadings are the metrics of checkpoints, the tree, the data file and the version collector, read as those of engine.go.
 var treeReadings = []reading{
 	engineCounter("bulk_loads_total", "Bulk loads that became visible.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.Loads) }),
-	engineCounter("bulk_loaded_keys_total", "Keys of those.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.LoadedKeys) }),
+	engineCounter("bulk_loaded_keys_total", "Keys of bulk loads that became visible.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.LoadedKeys) }),
 	engineCounter("bulk_load_switch_seconds_total", "Time for which bulk loads held commits off, to take their place.",
 		func(s *mvcc.Stats) float64 { return s.LoadHeld.Seconds() }),
 	engineGauge("bulk_load_switch_longest_seconds", "The longest that one bulk load since start has held commits off.",
@@ -24,15 +24,15 @@ var treeReadings = []reading{
 		return 0
 	}),
 	engineGauge("checkpoint_epoch", "Every commit up to this epoch is in the data file.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.Epoch) }),
-	engineCounter("checkpoint_versions_dropped_total", "Versions that a merge found nobody needs.",
+	engineCounter("checkpoint_versions_dropped_total", "Dead versions that checkpoints removed while they merged.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.VersionsDropped) }),
-	engineCounter("checkpoint_tombstones_dropped_total", "Deletions that a merge found nothing below.",
+	engineCounter("checkpoint_tombstones_dropped_total", "Tombstones that checkpoints removed because no older version remained.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.TombstonesDropped) }),
 	engineGauge("tree_stale_ratio", "The part of the tree that superseded versions and tombstones take, needed or not, rounded up.",
 		func(s *mvcc.Stats) float64 { return s.Storage.Tree.StaleShare }),
 	engineCounter("swept_pages_total", "Leaves rewritten for the garbage in them, though nothing new fell on them.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.LeavesSwept) }),
-	engineCounter("swept_versions_total", "Versions that those were rid of.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.VersionsSwept) }),
+	engineCounter("swept_versions_total", "Dead versions removed from the tree besides those that a merge met.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.VersionsSwept) }),
 	engineCounter("sweep_pages_read_total", "Leaves looked into for garbage.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.SweepReads) }),
 	engineCounter("sweep_laps_total", "Times that all leaves with stale versions were looked into.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.SweepLaps) }),
