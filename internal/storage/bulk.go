@@ -12,6 +12,7 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/blob"
 	"github.com/epochkv/epochkv/internal/storage/btree"
+	"github.com/epochkv/epochkv/internal/storage/extsort"
 	"github.com/epochkv/epochkv/internal/storage/page"
 	"github.com/epochkv/epochkv/internal/storage/pager"
 	"github.com/epochkv/epochkv/internal/vfs"
@@ -20,7 +21,7 @@ import (
 // A bulk load goes into the tree past log and memtable, in one checkpoint, at one epoch E. The next state is built beside the one that readers
 // and writers use; commits wait for the moment in which the one takes the place of the other (ADR 0027).
 //
-//  1. Add: entries are sorted into a run, in temporary files (spool).
+//  1. Add: entries are sorted into a run, in temporary files (extsort).
 //  2. BuildLoad: E is chosen far ahead of every commit to come, and run and frozen generations are merged into a state that nobody sees. Nothing is
 //     reserved: E is a number in the versions of that state.
 //  3. FollowLoad, again and again: what was committed and frozen meanwhile is merged into the same state, at its own epochs, below E.
@@ -51,6 +52,9 @@ var (
 )
 
 const (
+	// Bounds of the chunks that a bulk load sorts in memory. Larger chunks make fewer runs to merge.
+	bulkChunkBytesMax = 32 << 20
+	bulkChunkBytesMin = 1 << 20
 	// loadAhead and loadAheadPerKey are how far the epoch of a load is ahead: more than can be committed meanwhile. Of 2^56 epochs, 2^28 loads use
 	// them up.
 	loadAhead       = 1 << 28
@@ -62,11 +66,11 @@ const (
 // Load is a bulk load under way. It is for one goroutine.
 type Load struct {
 	engine *Engine
-	spool  *spool
+	sorter *extsort.Sorter
 	closed bool
 	bytes  uint64 // keys and values that were added
 
-	run     *run // all entries, once prepared
+	run     *extsort.Run // all entries, once prepared
 	epoch   keys.Epoch
 	build   *loadBuild // from BuildLoad until SettleLoad or AbandonLoad
 	durable bool
@@ -106,8 +110,11 @@ func (e *Engine) NewLoad() (*Load, error) {
 	if !e.loads.open.CompareAndSwap(false, true) {
 		return nil, ErrLoadBusy
 	}
-	chunk := int(min(max(e.options.MemoryBytes/16, chunkBytesMin), chunkBytesMax))
-	return &Load{engine: e, spool: newSpool(e.fs, e.options.Dir, e.pager.PageSize(), chunk)}, nil
+	chunk := int(min(max(e.options.MemoryBytes/16, bulkChunkBytesMin), bulkChunkBytesMax))
+	sorter := extsort.New(extsort.Options{
+		FS: e.fs, FileName: e.options.sortFilePath, ChunkBytes: chunk, InlineMax: page.InlineMax(e.pager.PageSize()),
+	})
+	return &Load{engine: e, sorter: sorter}, nil
 }
 
 // Add takes an entry; key is an internal key. It keeps neither slice. Of several entries with one key the last one counts.
@@ -116,17 +123,17 @@ func (l *Load) Add(key, value []byte) error {
 		return fmt.Errorf("storage: bulk load: key of %d and value of %d bytes", n, len(value))
 	}
 	l.bytes += uint64(len(key) + len(value))
-	return l.spool.add(key, value)
+	return l.sorter.Add(key, value)
 }
 
 // Prepare ends the intake and sorts. It returns the number of keys.
 func (l *Load) Prepare(ctx context.Context) (uint64, error) {
-	r, err := l.spool.finish(ctx)
+	r, err := l.sorter.Finish(ctx)
 	if err != nil || r == nil {
 		return 0, err
 	}
 	l.run = r
-	return r.count, nil
+	return r.Count, nil
 }
 
 // Close ends the load, whatever became of it, and removes what it needed.
@@ -135,7 +142,7 @@ func (l *Load) Close() error {
 		return nil
 	}
 	l.closed = true
-	err := l.spool.close()
+	err := l.sorter.Close()
 	l.engine.loads.open.Store(false)
 	if errors.Is(err, vfs.ErrCrashed) {
 		return nil
@@ -170,7 +177,7 @@ func (e *Engine) yieldLoad() {
 // BuildLoad merges the load into a state that nobody sees, at an epoch far ahead of visible. From here to SettleLoad or AbandonLoad, one of which
 // must follow unless it returns an error, no checkpoint is made.
 func (e *Engine) BuildLoad(ctx context.Context, l *Load, h Horizon) error {
-	epoch := h.Visible + loadAhead + loadAheadPerKey*keys.Epoch(l.run.count)
+	epoch := h.Visible + loadAhead + loadAheadPerKey*keys.Epoch(l.run.Count)
 	if epoch > loadEpochMax {
 		return ErrEpochsUsedUp
 	}
@@ -182,7 +189,7 @@ func (e *Engine) BuildLoad(ctx context.Context, l *Load, h Horizon) error {
 	frozen := e.complete(h.Visible)
 	l.epoch = epoch
 	l.build = &loadBuild{horizon: h, root: e.view.Load().root, known: e.known, began: time.Now()}
-	e.flowBegins(&mergeJob{frozen: frozen, entries: l.run.count + uint64(l.run.work)})
+	e.flowBegins(&mergeJob{frozen: frozen, entries: l.run.Count + bulkStoreWork(l.run)})
 	err := e.buildLoad(ctx, l, frozen)
 	if err != nil {
 		e.AbandonLoad(l)
@@ -197,18 +204,18 @@ func (e *Engine) buildLoad(ctx context.Context, l *Load, frozen []*generation) (
 		return err
 	}
 	b.batch, b.sink = e.rows.Begin(b.ck), b.ck.Sink()
-	placed, err := l.spool.place(ctx, func(value []byte) (page.Ref, error) {
+	stored, err := l.sorter.ReplaceLarge(ctx, func(dst, value []byte) ([]byte, error) {
 		ref, err := b.batch.Place(value)
-		e.flowGoesOn(int(placeWork(value)))
-		return ref, err
+		e.flowGoesOn(1 + len(value)/1024)
+		return append(dst, ref[:]...), err
 	})
 	if err != nil {
 		return err
 	}
 	in := e.mergeInput(b.ck, b.batch, b.sink, b.root, frozen, b.horizon.policy())
-	in.Input = func() btree.Input { return newLoadInput(placed, l.epoch, newMemInput(frozen)) }
+	in.Input = func() btree.Input { return newBulkInput(stored, l.epoch, newMemInput(frozen)) }
 	in.Look = nil // its seeks read files
-	if cuts := placed.cuts(); len(cuts) > len(in.Cuts) {
+	if cuts := stored.Split(bulkCutBlocks); len(cuts) > len(in.Cuts) {
 		in.Cuts = cuts
 	}
 	if err := e.mergeForLoad(ctx, l, in); err != nil {
@@ -388,7 +395,7 @@ func (e *Engine) SettleLoad(ctx context.Context, l *Load) error {
 	err := e.shrink(l.epoch)
 	e.counters.checkpointed(time.Since(b.began))
 	e.loads.finished.Add(1)
-	e.loads.keys.Add(l.run.count)
+	e.loads.keys.Add(l.run.Count)
 	e.loads.bytes.Add(l.bytes)
 	// The older superblock does not know the load, and the log cannot bring it back: should the newer one be damaged, the store would open
 	// without it. A second, empty checkpoint makes both know.
@@ -414,14 +421,10 @@ func (e *Engine) AbandonLoad(l *Load) {
 	e.wakeCheckpoint()
 }
 
-// loadCutBlocks is the distance of the keys at which a load is cut: thirty leaves or so of work.
-const loadCutBlocks = 4
+// bulkCutBlocks is the distance of the keys at which the merge of a bulk load is cut for its workers:
+// about thirty leaves of work.
+const bulkCutBlocks = 4
 
-// cuts are keys at which workers can share the merge of a load.
-func (r *run) cuts() [][]byte {
-	var cuts [][]byte
-	for i := loadCutBlocks; i < len(r.blocks); i += loadCutBlocks {
-		cuts = append(cuts, r.blocks[i].first)
-	}
-	return cuts
-}
+// bulkStoreWork is the number of versions that could be merged in about the time that it takes to store
+// the large values of a run: one for each, and one for each KiB.
+func bulkStoreWork(r *extsort.Run) uint64 { return r.Large + r.LargeKiB }

@@ -12,7 +12,7 @@ import (
 
 // recover replays the log behind what the tree holds into memtables (see replayer), and opens a new segment behind it.
 func (e *Engine) recover() (Recovery, error) {
-	if err := errors.Join(removeSpools(e.fs, e.options.Dir), e.openTree()); err != nil {
+	if err := errors.Join(removeSortFiles(e.fs, e.options.Dir), e.openTree()); err != nil {
 		return Recovery{}, err
 	}
 	state := e.pager.State()
