@@ -41,7 +41,6 @@ type Config struct {
 	GCInterval         time.Duration // how often the oldest readable epoch is recomputed
 	IO                 IOWay         // how several reads at once are done
 	DirectIO           bool          // the data file goes past the kernel's page cache
-	ExtentReadahead    bool          // a second miss among neighbours in the data file reads them all
 
 	LogLevel  slog.Level
 	LogFormat LogFormat

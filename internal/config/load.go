@@ -93,7 +93,6 @@ func newOptions() *options {
 	f.IntVar(&c.CheckpointWorkers, "checkpoint-workers", c.CheckpointWorkers, "goroutines that merge a checkpoint; 0 is half the processors, and all while writers wait for it")
 	f.DurationVar(&c.GCInterval, "gc-interval", c.GCInterval, "how often the min-visible epoch is recomputed")
 	f.Var((*choice)(&c.IO), "io", "reads of several pages: auto, uring (io_uring) or pread")
-	f.BoolVar(&c.ExtentReadahead, "extent-readahead", c.ExtentReadahead, "on the second miss among 16 neighbouring pages of the data file read them all")
 	f.BoolVar(&c.DirectIO, "direct-io", c.DirectIO, "read and write the data file without the kernel's page cache")
 	f.Var(&c.Limits.ValueSize, "max-value-size", "longest value, at most --max-batch-size; a quarter of --page-size bounds keys")
 	f.Var(&c.Limits.BatchSize, "max-batch-size", "most bytes of keys and values in one request and in the answer to BatchGet")

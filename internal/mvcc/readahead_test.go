@@ -111,25 +111,6 @@ func TestLongScanGivesFramesBack(t *testing.T) {
 	}
 }
 
-// TestSecondMissReadsItsExtent: with ExtentReadahead, two point reads bring in the leaves around them, and without it each brings its own.
-func TestSecondMissReadsItsExtent(t *testing.T) {
-	for _, on := range []bool{false, true} {
-		x := coldStoreOf(t, 30_000, storage.Options{CacheBytes: 4 << 20, ExtentReadahead: on})
-		before := x.store.Stats().Storage
-		for i := range 400 {
-			v, err := x.Get(nil, coldKey(15_000+i), 0)
-			if err != nil || !v.Found || string(v.Data) != fmt.Sprintf("%090d", 15_000+i) {
-				t.Fatalf("key %d: %v %q", i, err, v.Data)
-			}
-		}
-		after := x.store.Stats().Storage
-		batches, misses := after.BatchReads-before.BatchReads, after.Cache.Misses-before.Cache.Misses
-		if on && (batches == 0 || batches > 3 || misses > 8) || !on && (batches != 0 || misses < 12) {
-			t.Errorf("extents %v: %d misses and %d batches for 15 leaves", on, misses, batches)
-		}
-	}
-}
-
 // TestScanThatHasEndedStaysAtItsEnd: also if the last step went over so many leaves that the next one would give up the protection first.
 func TestScanThatHasEndedStaysAtItsEnd(t *testing.T) {
 	const old, count = 1000, 3000

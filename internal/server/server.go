@@ -174,7 +174,7 @@ func storeOptions(c *config.Config, files vfs.FS) mvcc.Options {
 			Dir: c.DataDir, FS: files, PageSize: int(c.PageSize), MemoryBytes: int64(c.Memory),
 			CacheBytes: int64(c.CacheSize), MemtableBytes: int64(c.MemtableSize), SegmentBytes: int64(c.SegmentSize),
 			DiskReserve:       cmp.Or(int64(c.DiskReserve), storage.DiskReserveDerived),
-			CheckpointWorkers: c.CheckpointWorkers, ExtentReadahead: c.ExtentReadahead,
+			CheckpointWorkers: c.CheckpointWorkers,
 		},
 		CheckpointInterval: c.CheckpointInterval, GCInterval: c.GCInterval,
 		Durability: durability, SyncInterval: c.SyncInterval, Retention: c.Retention,

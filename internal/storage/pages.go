@@ -17,8 +17,6 @@ type pages struct {
 	pager *pager.Pager
 	cache *cache.Cache
 
-	extents *extents // nil without Options.ExtentReadahead
-
 	batchReads, batchPages atomic.Uint64 // submissions of several pages, and the pages in them
 }
 

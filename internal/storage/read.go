@@ -32,7 +32,6 @@ func (r *Reader) FindInTree(p Pinned, key []byte, at keys.Epoch) (Version, bool,
 			return v, ok, err
 		}
 	}
-	r.begin()
 	found, ok, err := btree.Get(r, p.view.root, key, at)
 	if err != nil {
 		return Version{}, false, r.engine.damage(err, p.view.root, key)
@@ -42,7 +41,6 @@ func (r *Reader) FindInTree(p Pinned, key []byte, at keys.Epoch) (Version, bool,
 
 // beside is FindInTree for keys of lost pages, and what was written to them since.
 func (r *Reader) beside(p Pinned, key []byte, at keys.Epoch) (Version, bool, error) {
-	r.begin()
 	found, ok, err := p.view.side.get(r, key, at)
 	if err != nil {
 		return Version{}, false, r.engine.damage(err, p.view.side.root, key)
@@ -132,7 +130,6 @@ func (r *Reader) NewestSince(key []byte, since keys.Epoch) (keys.Epoch, error) {
 			return ifNewer(v.Epoch, since), err
 		}
 	}
-	r.begin()
 	epoch, err := btree.NewestEpoch(r, p.view.root, key, since)
 	if err != nil {
 		return 0, r.engine.damage(err, p.view.root, key)
@@ -175,7 +172,6 @@ func (r *Reader) ChangedSince(p Pinned, lower, upper []byte, after, before keys.
 	if epoch, changed := changedInMemory(p, lower, upper, after, before); changed {
 		return epoch, true, nil
 	}
-	r.begin()
 	changed, err := p.view.side.changedSince(r, lower, upper, after)
 	if err == nil && !changed {
 		changed, err = btree.ChangedSince(r, p.view.root, lower, upper, after)

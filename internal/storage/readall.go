@@ -128,7 +128,6 @@ func (r *Reader) treeWindow(f *Finder, window [][]byte, order []uint64, at keys.
 // blame finds out which keys of a window a damaged page hides, so that the error names them.
 func (r *Reader) blame(err error, root btree.Root, window [][]byte, at keys.Epoch) error {
 	for _, key := range window {
-		r.begin()
 		if _, _, found := btree.Get(r, root, key, at); found != nil {
 			return r.engine.damage(found, root, key)
 		}

@@ -14,7 +14,6 @@ import (
 type Reader struct {
 	engine *Engine
 	pages  *pages
-	parent page.Inner // of the leaf that the descent at hand visits next, see begin; nil unless extents are read ahead
 	hits   pin.Counter
 }
 
@@ -45,27 +44,7 @@ func (r *readers) hits() (n uint64) {
 
 // Page implements btree.Source. The bytes live as long as the caller's slot protects it.
 func (r *Reader) Page(id page.ID, level int) ([]byte, error) {
-	if r.pages.extents != nil {
-		return r.pageInExtent(id, level)
-	}
 	return r.pages.cache.Visit(cache.ID(id), hintFor(level), &r.hits)
-}
-
-// begin forgets the inner node that an earlier descent ended at: its frame may hold another page by now, and what were its children may be
-// free pages, which must not come into the cache. Everything that goes through Page begins so.
-func (r *Reader) begin() { r.parent = nil }
-
-// pageInExtent is Page with reading ahead.
-func (r *Reader) pageInExtent(id page.ID, level int) ([]byte, error) {
-	if level == 0 && r.parent != nil {
-		r.extendMiss(id, r.parent)
-	}
-	p, err := r.pages.cache.Visit(cache.ID(id), hintFor(level), &r.hits)
-	r.parent = nil
-	if level == 1 {
-		r.parent = p
-	}
-	return p, err
 }
 
 // DataPage implements rows.PageSource.

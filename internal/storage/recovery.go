@@ -70,9 +70,6 @@ func (e *Engine) knowLog() error {
 // openTree opens the data file, or creates it.
 func (e *Engine) openTree() error {
 	e.pages = new(pages)
-	if e.options.ExtentReadahead {
-		e.pages.extents = new(extents)
-	}
 	p, err := openOrCreate(&e.options, pager.Options{PageSize: e.options.PageSize, OnFree: e.pages.forget, RebuildMap: true})
 	if err != nil {
 		return translate(err)

@@ -13,19 +13,18 @@ import (
 
 // Options configure an engine. Zero fields take the default named beside them.
 type Options struct {
-	Dir             string
-	FS              vfs.FS // the operating system's
-	DataFS          vfs.FS // the data file's, if another: past the kernel's page cache, for instance
-	PageSize        int    // bytes; 8192; fixed when the store is created
-	MemoryBytes     int64  // bounds cache, memtables and log buffers together; 1 GiB
-	CacheBytes      int64  // derived from MemoryBytes
-	CachePolicy     cache.Policy
-	NoPrefetch      bool  // bounded scans do not read ahead: the benchmark's baseline
-	ExtentReadahead bool  // point reads read neighbours on the second miss in an extent
-	MemtableBytes   int64 // of one generation; derived
-	SegmentBytes    int64 // of one log segment; derived
-	SerialAppend    bool  // one mutex over append and insert: the benchmark's baseline
-	CrowdedAt       int   // versions of a key at whose multiples a writer hears of it; 64
+	Dir           string
+	FS            vfs.FS // the operating system's
+	DataFS        vfs.FS // the data file's, if another: past the kernel's page cache, for instance
+	PageSize      int    // bytes; 8192; fixed when the store is created
+	MemoryBytes   int64  // bounds cache, memtables and log buffers together; 1 GiB
+	CacheBytes    int64  // derived from MemoryBytes
+	CachePolicy   cache.Policy
+	NoPrefetch    bool  // bounded scans do not read ahead: the benchmark's baseline
+	MemtableBytes int64 // of one generation; derived
+	SegmentBytes  int64 // of one log segment; derived
+	SerialAppend  bool  // one mutex over append and insert: the benchmark's baseline
+	CrowdedAt     int   // versions of a key at whose multiples a writer hears of it; 64
 
 	CheckpointBytes   int64         // frozen memtables that start a checkpoint, if writers do not wait before; 64 MiB
 	CheckpointWorkers int           // goroutines that merge; half the processors, all while writers wait
