@@ -34,6 +34,9 @@ const (
 	goldenBits = 0x9E3779B97F4A7C15 // 2^64 divided by the golden ratio: spreads neighbouring ids evenly
 )
 
+// BytesMax is the largest cache of pages of this size: an entry of the table has so many bits for a frame's number.
+func BytesMax(pageSize int) int64 { return framesMax * int64(pageSize) }
+
 func newTable(frames int) (*table, error) {
 	order := bits.Len(uint(2*frames - 1))
 	mem, err := reserve(slotBytes << order)

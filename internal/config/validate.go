@@ -19,6 +19,7 @@ const (
 	segmentMax  = Size(storage.SegmentBytesMax)
 	memtableMin = 256 * KiB        // below, the arena's fixed part outweighs what it holds
 	reserveMin  = 1 * MiB          // below, a checkpoint of a few deletions would not fit
+	sizeMax     = 1024 * TiB       // more than any machine has; sums of several cannot overflow
 	workersMax  = 64               // more would only wait for each other
 	countMax    = 1 << 24          // more would overflow the packed in-flight word
 	durationMin = time.Millisecond // below, a timer costs more than what it paces
@@ -61,17 +62,24 @@ func (c *Config) Validate() error {
 }
 
 func (c *Config) validateMemory(v *validation) {
-	v.check(c.Memory >= memoryMin, "memory", fmt.Sprintf("is %v; give at least %v", c.Memory, memoryMin))
+	v.size("memory", c.Memory, memoryMin, sizeMax)
 	v.size("page-size", c.PageSize, pageMin, pageMax)
 	v.check(bits.OnesCount64(uint64(c.PageSize)) == 1, "page-size", fmt.Sprintf("is %v; it must be a power of two", c.PageSize))
 	if c.SegmentSize != 0 {
 		v.size("segment-size", c.SegmentSize, segmentMin, segmentMax)
 	}
 	if c.DiskReserve != 0 {
-		v.check(c.DiskReserve >= reserveMin, "disk-reserve", fmt.Sprintf("is %v; give at least %v, or 0 to derive it", c.DiskReserve, reserveMin))
+		v.size("disk-reserve", c.DiskReserve, reserveMin, sizeMax)
 	}
 	if c.MemtableSize != 0 {
-		v.check(c.MemtableSize >= memtableMin, "memtable-size", fmt.Sprintf("is %v; give at least %v, or 0 to derive it", c.MemtableSize, memtableMin))
+		v.size("memtable-size", c.MemtableSize, memtableMin, sizeMax)
+	}
+	if most := Size(storage.CacheBytesMax(int(min(c.PageSize, pageMax)))); c.CacheSize > most {
+		v.check(false, "cache-size", fmt.Sprintf("is %v; with pages of %v it can be up to %d bytes", c.CacheSize, c.PageSize, int64(most)))
+		return
+	}
+	if c.Memory > sizeMax || c.MemtableSize > sizeMax || c.SegmentSize > sizeMax {
+		return // their sum may overflow
 	}
 	// Two memtables at least: one fills while the other is written to the tree.
 	v.check(c.CacheSize+2*c.MemtableSize+c.SegmentSize <= c.Memory, "memory", fmt.Sprintf(

@@ -18,6 +18,9 @@ func TestBoundsAreExact(t *testing.T) {
 		{"segment-size", "256MiB", "268435457"},
 		{"memtable-size", "256KiB", "262143"},
 		{"disk-reserve", "1MiB", "1048575"},
+		{"disk-reserve", "1024TiB", "1125899906842625"},
+		{"memtable-size", "256KiB", "4611686018427387904"}, // twice that is nothing in 64 bits
+		{"memory", "1024TiB", "1125899906842625"},
 		{"cache-size", "1GiB", "1073741825"},
 		{"max-value-size", "1", "0"},
 		{"max-value-size", "64MiB", "67108865"}, // a value must fit into a batch
@@ -58,6 +61,17 @@ func TestBoundsAreExact(t *testing.T) {
 		_, err := Load([]string{"--" + row.option + "=" + row.outside}, nil)
 		if err == nil || !strings.Contains(err.Error(), row.option) {
 			t.Errorf("--%s=%s: got %v, want an error that names the option", row.option, row.outside, err)
+		}
+	}
+}
+
+// TestCacheFitsItsTable: the table of the page cache has a largest number of pages, so that the cache derived from a very large --memory stays below it.
+func TestCacheFitsItsTable(t *testing.T) {
+	most := storage.CacheBytesMax(8 << 10)
+	for bytes, ok := range map[int64]bool{0: true, most: true, most + 1: false} {
+		_, err := Load([]string{"--memory=1TiB", fmt.Sprintf("--cache-size=%d", bytes)}, nil)
+		if (err == nil) != ok || err != nil && !strings.Contains(err.Error(), "--cache-size") {
+			t.Errorf("--cache-size=%d: %v", bytes, err)
 		}
 	}
 }

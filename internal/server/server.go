@@ -99,6 +99,9 @@ func open(c config.Config, log *slog.Logger, files vfs.FS) (*Server, error) {
 	if err := checkFileLimit(c.Limits.Connections, openFilesMax); err != nil {
 		return nil, err
 	}
+	if err := checkReserve(c.DiskReserve, thisMachine(c.DataDir).disk); err != nil {
+		return nil, err
+	}
 	tuneRuntime(&c, log)
 	s := &Server{config: c, log: log, clock: clock{started: time.Now()}, drain: make(chan struct{})}
 	options := storeOptions(&c, files)

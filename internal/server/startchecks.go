@@ -24,6 +24,7 @@ var ErrConfiguration = errors.New("server: the configuration does not fit this m
 type machine struct {
 	memory     int64  // the smaller of physical memory and the limit of the control group
 	fileSystem string // of the data directory, if it is one of those that do not keep data or promises
+	disk       int64  // size of that file system
 }
 
 // startWarnings are sentences about a configuration that works, and that an operator may regret.
@@ -57,7 +58,11 @@ func isLoopback(address string) bool {
 
 // thisMachine looks at the machine. The data directory need not exist yet.
 func thisMachine(dataDir string) machine {
-	return machine{memory: memoryLimit(os.ReadFile), fileSystem: weakFileSystem(dataDir)}
+	m := machine{memory: memoryLimit(os.ReadFile)}
+	if st, ok := fileSystemOf(dataDir); ok {
+		m.fileSystem, m.disk = weakFileSystemType(st.Type), int64(min(st.Blocks, math.MaxInt64/uint64(max(st.Bsize, 1))))*st.Bsize
+	}
+	return m
 }
 
 // memoryLimit is the smallest of physical memory and the limits of the control groups above this process.
@@ -113,18 +118,26 @@ func controlGroupLimits(read func(string) ([]byte, error)) (names []string) {
 	return names
 }
 
-// weakFileSystem describes the file system of the nearest directory that exists, if it does not keep data or its promises.
-func weakFileSystem(dir string) string {
+// fileSystemOf describes the file system of the nearest directory that exists.
+func fileSystemOf(dir string) (st unix.Statfs_t, ok bool) {
 	for dir = filepath.Clean(dir); ; dir = filepath.Dir(dir) {
-		var st unix.Statfs_t
 		err := unix.Statfs(dir, &st)
 		if err == nil {
-			return weakFileSystemType(st.Type)
+			return st, true
 		}
 		if !errors.Is(err, fs.ErrNotExist) || dir == filepath.Dir(dir) {
-			return ""
+			return st, false
 		}
 	}
+}
+
+// checkReserve refuses a reserve of more than half of the file system: the server would take all of it, and then wait for the rest.
+func checkReserve(reserve config.Size, disk int64) error {
+	if disk == 0 || int64(reserve) <= disk/2 {
+		return nil
+	}
+	return fmt.Errorf("%w: --disk-reserve %v is more than half of the %d MiB of the file system of --data-dir; lower it",
+		ErrConfiguration, reserve, disk>>20)
 }
 
 func weakFileSystemType(magic int64) string {

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 func TestRegrettableConfigurationsAreWarnedOf(t *testing.T) {
@@ -97,6 +98,29 @@ func TestConnectionsThatTheProcessCannotCarryAreRefused(t *testing.T) {
 	}
 	if got, err := raiseFileLimit(); err != nil || got != limit.Max {
 		t.Errorf("raised to %d of %d, %v", got, limit.Max, err)
+	}
+}
+
+// TestReserveThatFillsTheDiskIsRefused: the server would take all of the file system.
+func TestReserveThatFillsTheDiskIsRefused(t *testing.T) {
+	for _, test := range []struct {
+		reserve config.Size
+		disk    int64
+		ok      bool
+	}{{0, 1 << 30, true}, {config.GiB / 2, 1 << 30, true}, {config.GiB/2 + 1, 1 << 30, false}, {config.TiB, 0, true}} {
+		if err := checkReserve(test.reserve, test.disk); (err == nil) != test.ok || err != nil && !errors.Is(err, ErrConfiguration) {
+			t.Errorf("%v of %d: %v", test.reserve, test.disk, err)
+		}
+	}
+	disk := thisMachine(filepath.Join(t.TempDir(), "not yet", "there")).disk
+	if disk <= 0 {
+		t.Fatalf("the file system of a temporary directory has %d bytes", disk)
+	}
+	c := testConfig()
+	c.DiskReserve = config.Size(disk/2 + 1)
+	c.DataDir = filepath.Join(t.TempDir(), "data")
+	if _, err := open(c, slog.New(slog.DiscardHandler), vfs.NewMem()); !errors.Is(err, ErrConfiguration) {
+		t.Errorf("open: %v", err)
 	}
 }
 

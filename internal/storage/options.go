@@ -3,6 +3,7 @@ package storage
 import (
 	"time"
 
+	"github.com/epochkv/epochkv/internal/cache"
 	"github.com/epochkv/epochkv/internal/storage/batch"
 	"github.com/epochkv/epochkv/internal/storage/page"
 	"github.com/epochkv/epochkv/internal/vfs"
@@ -31,6 +32,9 @@ func BatchBytesMax(operations int) int {
 
 // SegmentBytesMax is the most that Options.SegmentBytes can be.
 const SegmentBytesMax = wal.SegmentBytesMax
+
+// CacheBytesMax is the largest page cache for pages of this size.
+func CacheBytesMax(pageSize int) int64 { return cache.BytesMax(pageSize) }
 
 func (o *Options) setDefaults() {
 	if o.FS == nil {
@@ -66,7 +70,7 @@ func (o *Options) setSizes() {
 		o.MemoryBytes = defaultMemoryBytes
 	}
 	if o.CacheBytes == 0 {
-		o.CacheBytes = o.MemoryBytes / 2
+		o.CacheBytes = min(o.MemoryBytes/2, CacheBytesMax(o.PageSize))
 	}
 	if o.MemtableBytes == 0 {
 		o.MemtableBytes = min(max(o.MemoryBytes/64, memtableBytesMin), memtableBytesMax)
