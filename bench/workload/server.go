@@ -10,7 +10,7 @@ import (
 
 // StartServer runs a whole kvserver in this process until stop is called, and says where it serves.
 func StartServer(c config.Config) (address string, stop func() error, err error) {
-	s, err := server.Open(c, slog.New(slog.DiscardHandler))
+	s, err := server.Open(context.Background(), c, slog.New(slog.DiscardHandler))
 	if err != nil {
 		return "", nil, err
 	}

@@ -33,7 +33,7 @@ func startReal(t *testing.T) (endpoint string) {
 	t.Helper()
 	c := config.Default()
 	c.DataDir, c.Listen, c.HTTP, c.Memory = t.TempDir(), "127.0.0.1:0", "", 64*config.MiB
-	s, err := server.Open(c, slog.New(slog.DiscardHandler))
+	s, err := server.Open(t.Context(), c, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,11 +1,13 @@
 package mvcc
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"reflect"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -86,6 +88,54 @@ func TestReplayOfALongLogStaysWithinMemory(t *testing.T) {
 	if err := equalMaps(want, dump(t, mustOpen(t, small(fs)))); err != nil {
 		t.Errorf("after a restart: %v", err)
 	}
+}
+
+// checked is a context that is canceled when it has been looked at so many times.
+type checked struct {
+	context.Context
+	cancel context.CancelFunc
+	left   atomic.Int64
+}
+
+func (c *checked) Err() error {
+	if c.left.Add(-1) == 0 {
+		c.cancel()
+	}
+	return c.Context.Err()
+}
+
+// TestReplayEndsWithItsContextAndGoesOnWithTheNextStart: whenever the context ends, also while the replay merges, nothing is lost, and what was
+// merged is not replayed again.
+func TestReplayEndsWithItsContextAndGoesOnWithTheNextStart(t *testing.T) {
+	fs, want := longLog(t, 3000)
+	before := mustReplayed(t, fs, 3000)
+	for _, looks := range []int64{1, 2, 700, 701, 702} { // together fewer than there are records
+		inner, cancel := context.WithCancel(t.Context())
+		ctx := &checked{Context: inner, cancel: cancel}
+		ctx.left.Store(looks)
+		if _, err := OpenContext(ctx, small(fs)); !errors.Is(err, context.Canceled) {
+			t.Fatalf("after %d looks: %v", looks, err)
+		}
+		cancel()
+	}
+	s := mustOpen(t, small(fs))
+	if r := s.Recovery(); r.Records == 0 || r.Records >= before {
+		t.Errorf("replayed %d records after several starts that were ended, %d without", r.Records, before)
+	}
+	if err := equalMaps(want, dump(t, s)); err != nil {
+		t.Error(err)
+	}
+}
+
+// mustReplayed is how many records a start on a copy of fs replays.
+func mustReplayed(t *testing.T, fs *vfs.Mem, commits uint64) uint64 {
+	t.Helper()
+	s := mustOpen(t, small(mustRead(t, fs).files(t)))
+	records := s.Recovery().Records
+	if mustClose(t, s); records != commits {
+		t.Fatalf("replayed %d records: the test tests nothing", records)
+	}
+	return records
 }
 
 // TestRecoveryThatMergesSurvivesACrashAtEveryOperation cuts the power at each operation of such a recovery, and again in the one that

@@ -59,7 +59,10 @@ type Store struct {
 
 // Open opens or creates the store in o.Storage.Dir and recovers what its log holds. Errors: *storage.CorruptionError,
 // storage.ErrNewerFormat, vfs.ErrLocked, and those of the file system.
-func Open(o Options) (*Store, error) {
+func Open(o Options) (*Store, error) { return OpenContext(context.Background(), o) }
+
+// OpenContext is Open under a context, which ends a long recovery: see storage.Open.
+func OpenContext(ctx context.Context, o Options) (*Store, error) {
 	o.setDefaults()
 	if err := o.Limits.check(o.Storage.PageSize); err != nil {
 		return nil, fmt.Errorf("open %s: %w", o.Storage.Dir, err)
@@ -77,13 +80,13 @@ func Open(o Options) (*Store, error) {
 	if at := o.Collection.crowdedAt(); at != 0 {
 		o.Storage.CrowdedAt = at
 	}
-	engine, recovery, err := storage.Open(o.Storage, s.registry)
+	engine, recovery, err := storage.Open(ctx, o.Storage, s.registry)
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", o.Storage.Dir, err)
 	}
 	s.engine, s.recovery = engine, recovery
 	s.horizon.open(recovery.Next-1, s.limits.Sessions+1) // and the probe's
-	ctx, stop := context.WithCancel(context.Background())
+	ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	s.stop = stop
 	s.collector = newCollector(s)
 	s.collector.refresh(time.Now())

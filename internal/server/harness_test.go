@@ -80,7 +80,7 @@ func mustStartOn(t testing.TB, disk *vfs.Mem, adjust ...func(*config.Config)) *h
 		t.Fatal(err)
 	}
 	h := &harness{disk: disk, faults: vfs.NewFaulty(disk), log: new(logBuffer)}
-	s, err := open(c, slog.New(slog.NewTextHandler(h.log, nil)), h.faults)
+	s, err := open(context.Background(), c, slog.New(slog.NewTextHandler(h.log, nil)), h.faults)
 	if err != nil {
 		t.Fatal(err)
 	}

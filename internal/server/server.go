@@ -12,7 +12,7 @@
 // Invariants: no answer leaves before it has settled; every error leaves through statusOf, with one ErrorInfo; a request that
 // ends, however it ends, gives back its caller and its admission; nothing here waits without a bound or a context.
 //
-// Starting and stopping: Open recovers the store and binds the addresses; Run serves until its context ends, and then
+// Starting and stopping: Open binds the addresses and recovers the store; Run serves until its context ends, and then
 // drains: health says NOT_SERVING, new requests are refused, pipelines and scans end at their next answer, running requests
 // have until the drain timeout, and the store is closed last.
 //
@@ -87,11 +87,14 @@ type Server struct {
 // limits are the engine's, as the rim needs them.
 type limits = mvcc.Limits
 
-// Open recovers the store in the configured directory and binds the addresses. Nothing is served before Run.
-func Open(c config.Config, log *slog.Logger) (*Server, error) { return open(c, log, nil) }
+// Open binds the addresses and recovers the store in the configured directory, until ctx ends. Nothing is served before Run: clients that connect
+// before wait.
+func Open(ctx context.Context, c config.Config, log *slog.Logger) (*Server, error) {
+	return open(ctx, c, log, nil)
+}
 
 // open takes a file system for tests; nil is the operating system's.
-func open(c config.Config, log *slog.Logger, files vfs.FS) (*Server, error) {
+func open(ctx context.Context, c config.Config, log *slog.Logger, files vfs.FS) (_ *Server, err error) {
 	openFilesMax, err := raiseFileLimit()
 	if err != nil {
 		return nil, err
@@ -104,6 +107,14 @@ func open(c config.Config, log *slog.Logger, files vfs.FS) (*Server, error) {
 	}
 	tuneRuntime(&c, log)
 	s := &Server{config: c, log: log, clock: clock{started: time.Now()}, drain: make(chan struct{})}
+	if err := s.listen(); err != nil { // first: an address that is in use must not leave a store behind
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.closeListeners())
+		}
+	}()
 	options := storeOptions(&c, files)
 	if files == nil {
 		if err := s.openFiles(&c, &options.Storage); err != nil {
@@ -114,7 +125,7 @@ func open(c config.Config, log *slog.Logger, files vfs.FS) (*Server, error) {
 		log.Info("replaying the log", "bytes", p.Bytes, "of", p.BytesTotal, "epoch", uint64(p.Epoch), "checkpoints", p.Checkpoints)
 	}
 	s.limits = options.Limits
-	store, err := mvcc.Open(options)
+	store, err := mvcc.OpenContext(ctx, options)
 	if err != nil {
 		return nil, errors.Join(err, s.closeFiles())
 	}
@@ -131,9 +142,7 @@ func open(c config.Config, log *slog.Logger, files vfs.FS) (*Server, error) {
 	s.snapshots.timeout, s.snapshots.open = c.SnapshotTimeout, map[uint64]*openSnapshot{}
 	s.executeTurn = make(chan struct{}, 1)
 	s.newGRPC()
-	if err := s.listen(); err != nil {
-		return nil, errors.Join(err, store.Close(), s.closeFiles())
-	}
+	s.newHTTP()
 	return s, nil
 }
 
@@ -269,12 +278,27 @@ func (s *Server) listen() (err error) {
 	if s.metrics, err = net.Listen("tcp", s.config.HTTP); err != nil {
 		return errors.Join(fmt.Errorf("--http: %w", err), s.listener.Close())
 	}
+	return nil
+}
+
+func (s *Server) closeListeners() error {
+	err := s.listener.Close()
+	if s.metrics != nil {
+		err = errors.Join(err, s.metrics.Close())
+	}
+	return err
+}
+
+// newHTTP makes what serves metrics and health, if anything shall.
+func (s *Server) newHTTP() {
+	if s.metrics == nil {
+		return
+	}
 	registry := telemetry.NewRegistry(telemetry.Sources{
 		Requests: &s.requests, Server: s.stats, Engine: s.store.Stats, Failed: func() bool { return s.store.Err() != nil },
 		IO: s.ioStats, Conditions: s.observe,
 	})
 	s.http = newHTTP(s, telemetry.Handler(registry), s.log)
-	return nil
 }
 
 // Address is where gRPC is served.
@@ -310,7 +334,11 @@ func (s *Server) stats() telemetry.ServerStats {
 // Run opens a server and serves until ctx ends. It is what the program does.
 func Run(ctx context.Context, cutOff <-chan struct{}, c config.Config, log *slog.Logger) error {
 	log.Info("starting", "build", telemetry.Build().String(), "config", c)
-	s, err := Open(c, log)
+	s, err := Open(ctx, c, log)
+	if err != nil && ctx.Err() != nil && errors.Is(err, context.Cause(ctx)) {
+		log.Info("stopped before serving; the next start goes on with the recovery")
+		return nil
+	}
 	if err != nil {
 		return err
 	}

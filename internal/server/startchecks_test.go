@@ -92,7 +92,7 @@ func TestConnectionsThatTheProcessCannotCarryAreRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	if limit.Max < 1<<24 {
-		if _, err := open(c, slog.New(slog.DiscardHandler), nil); !errors.Is(err, ErrConfiguration) {
+		if _, err := open(t.Context(), c, slog.New(slog.DiscardHandler), nil); !errors.Is(err, ErrConfiguration) {
 			t.Errorf("open: %v", err)
 		}
 	}

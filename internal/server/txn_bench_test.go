@@ -30,7 +30,7 @@ func BenchmarkConditionalPut(b *testing.B) {
 func benchConditional(b *testing.B, way string) {
 	c := config.Default()
 	c.DataDir, c.Listen, c.HTTP = b.TempDir(), "127.0.0.1:0", ""
-	s, err := Open(c, slog.New(slog.DiscardHandler))
+	s, err := Open(b.Context(), c, slog.New(slog.DiscardHandler))
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -80,8 +80,9 @@ type Engine struct {
 	counters     counters
 }
 
-// Open opens or creates the store in o.Dir and recovers what its log holds.
-func Open(o Options, registry *pin.Registry) (*Engine, Recovery, error) {
+// Open opens or creates the store in o.Dir and recovers what its log holds. When ctx ends first, the replay of a long log stops and Open returns
+// why; what the replay has merged into the tree by then is not replayed again by the next start.
+func Open(ctx context.Context, o Options, registry *pin.Registry) (*Engine, Recovery, error) {
 	o.setDefaults()
 	if err := o.FS.MkdirAll(o.Dir); err != nil {
 		return nil, Recovery{}, err
@@ -97,7 +98,7 @@ func Open(o Options, registry *pin.Registry) (*Engine, Recovery, error) {
 		room:          make(chan struct{}), due: make(chan struct{}, 1), spaceDue: make(chan struct{}, 1), spaceOver: make(chan struct{}), tables: tables{wanted: make(chan struct{}, 1), slot: registry.Slot()},
 	}
 	e.spaceJudged.Store(newJudgement())
-	recovery, err := e.recover()
+	recovery, err := e.recover(ctx)
 	if err != nil {
 		return nil, recovery, errors.Join(err, e.release())
 	}

@@ -23,7 +23,7 @@ func TestLongestKeysOfLargePagesAreMerged(t *testing.T) {
 		b.slot = registry.Slot()
 		var recovery Recovery
 		var err error
-		b.engine, recovery, err = Open(Options{
+		b.engine, recovery, err = Open(t.Context(), Options{
 			Dir: "db", FS: fs, PageSize: 64 << 10, MemoryBytes: 64 << 20, CacheBytes: 4 << 20, MemtableBytes: 1 << 20,
 		}, registry)
 		if err != nil {

@@ -1,6 +1,7 @@
 package storage
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -11,12 +12,12 @@ import (
 )
 
 // recover replays the log behind what the tree holds into memtables (see replayer), and opens a new segment behind it.
-func (e *Engine) recover() (Recovery, error) {
+func (e *Engine) recover(ctx context.Context) (Recovery, error) {
 	if err := errors.Join(removeSortFiles(e.fs, e.options.Dir), e.openTree()); err != nil {
 		return Recovery{}, err
 	}
 	state := e.pager.State()
-	r := replayer{engine: e, root: rootOf(state), after: state.Epoch, told: time.Now()}
+	r := replayer{ctx: ctx, engine: e, root: rootOf(state), after: state.Epoch, told: time.Now()}
 	found, err := wal.Recover(e.fs, e.options.Dir, state.Epoch, logSegment(&state), r.apply)
 	if err != nil {
 		return Recovery{}, errors.Join(blameSuperblock(e.pager, err), r.free())

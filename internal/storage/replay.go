@@ -24,6 +24,7 @@ import (
 // in a torn record, that lies behind everything merged. No segment is given up before the whole log was read, so that the older
 // superblock still has all it needs. A crash meanwhile costs nothing: the next recovery goes on behind the last superblock.
 type replayer struct {
+	ctx      context.Context // ends the replay
 	engine   *Engine
 	inserter memtable.Inserter
 	filled   []*generation // oldest first; the last one is being filled
@@ -50,6 +51,9 @@ type ReplayProgress struct {
 const replayToldEvery = 2 * time.Second
 
 func (r *replayer) apply(epoch keys.Epoch, body []byte) error {
+	if r.ctx.Err() != nil {
+		return context.Cause(r.ctx)
+	}
 	if err := r.progress(epoch); err != nil {
 		return err
 	}
@@ -150,7 +154,7 @@ func (r *replayer) merge() error {
 	}
 	cut := job.cut(0)
 	job.horizon = Horizon{Visible: cut, Live: []keys.Epoch{cut}}
-	number, result, err := e.mergeTree(context.Background(), r.root, &job, cut)
+	number, result, err := e.mergeTree(r.ctx, r.root, &job, cut)
 	if err != nil {
 		return fmt.Errorf("checkpoint while the log is replayed: %w", e.damage(err, btree.Root{}, nil))
 	}

@@ -63,7 +63,7 @@ func TestTreeIsNotAheadOfALogThatIsReplayed(t *testing.T) {
 	disk, sound := vfs.NewMem(), vfs.NewMem()
 	writeLog(t, disk, puts)
 	writeLog(t, sound, puts)
-	e, recovery, err := Open(replayOptions(sound), pin.NewRegistry(new(atomic.Uint64)))
+	e, recovery, err := Open(t.Context(), replayOptions(sound), pin.NewRegistry(new(atomic.Uint64)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,7 +72,7 @@ func TestTreeIsNotAheadOfALogThatIsReplayed(t *testing.T) {
 	}
 	fs := vfs.NewFaulty(disk)
 	fs.Inject(vfs.Rule{Op: vfs.OpSync | vfs.OpSyncData, Name: "*.log", Err: syscall.EIO})
-	e, _, err = Open(replayOptions(fs), pin.NewRegistry(new(atomic.Uint64)))
+	e, _, err = Open(t.Context(), replayOptions(fs), pin.NewRegistry(new(atomic.Uint64)))
 	if err == nil {
 		t.Fatal("opened, though the log cannot be synced", e.Close())
 	}

@@ -35,7 +35,7 @@ func newBench(t *testing.T) *bench {
 	registry := pin.NewRegistry(b.visible)
 	b.slot = registry.Slot()
 	var err error
-	b.engine, _, err = Open(Options{
+	b.engine, _, err = Open(t.Context(), Options{
 		Dir: "db", FS: b.faults, PageSize: 512, MemoryBytes: 64 << 20, CacheBytes: 1 << 20, MemtableBytes: 64 << 10, SegmentBytes: 64 << 10,
 	}, registry)
 	if err != nil {
