@@ -54,6 +54,7 @@ type Config struct {
 	ProbeTimeout  time.Duration // how long such a write may take before health checks fail
 
 	DrainTimeout time.Duration // how long running requests may go on after SIGTERM
+	CloseTimeout time.Duration // how long the store may take to close after that
 	ScanTokenTTL time.Duration // how long a scan's resume token keeps its epoch readable
 
 	SnapshotTimeout time.Duration // how long a scan may wait for its client before it loses its snapshot; 0: for ever
@@ -103,6 +104,7 @@ func Default() Config {
 		ProbeInterval:  5 * time.Second,
 		ProbeTimeout:   10 * time.Second,
 		DrainTimeout:   10 * time.Second,
+		CloseTimeout:   15 * time.Second,
 		ScanTokenTTL:   time.Minute,
 
 		SnapshotTimeout: 10 * time.Minute,

@@ -51,6 +51,7 @@ func (c *Config) Validate() error {
 	}
 	v.duration("probe-timeout", c.ProbeTimeout, 10*durationMin, time.Hour)
 	v.duration("drain-timeout", c.DrainTimeout, 0, time.Hour)
+	v.duration("close-timeout", c.CloseTimeout, 100*durationMin, time.Hour)
 	v.duration("scan-token-ttl", c.ScanTokenTTL, time.Second, 24*time.Hour)
 	if c.SnapshotTimeout != 0 {
 		v.duration("snapshot-timeout", c.SnapshotTimeout, 10*durationMin, 365*24*time.Hour)

@@ -11,7 +11,6 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/pin"
 	"github.com/epochkv/epochkv/internal/storage"
-	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // Store is an open database.
@@ -43,7 +42,8 @@ type Store struct {
 	serialMu                  sync.Mutex // with Options.Storage.SerialAppend: the baseline's one mutex
 
 	closing       atomic.Bool
-	checkpointErr atomic.Pointer[error] // of the last background checkpoint
+	closeStep     atomic.Pointer[string] // what closing is doing; nil before
+	checkpointErr atomic.Pointer[error]  // of the last background checkpoint
 	sessions      struct {
 		mu        sync.Mutex
 		idle      []*Session
@@ -104,29 +104,6 @@ func (s *Store) ID() [16]byte { return s.engine.StoreID() }
 
 // Recovery tells what opening found.
 func (s *Store) Recovery() storage.Recovery { return s.recovery }
-
-// Close refuses new work, makes every commit durable, and closes the files. Sessions must be closed before. Closing twice
-// returns nil.
-func (s *Store) Close() error {
-	s.sessions.mu.Lock()
-	already := s.closing.Swap(true)
-	s.sessions.mu.Unlock()
-	if already {
-		return nil
-	}
-	s.stop()
-	s.done.Wait()
-	// The next start then has nothing to replay. If it fails, the log has it all. What is frozen goes first: with memory full a rotation
-	// waits for room, which nobody else makes any more.
-	err := s.mergeFrozen(context.Background())
-	if err == nil {
-		err = s.Checkpoint(context.Background())
-	}
-	if s.engine.Err() != nil || errors.Is(err, vfs.ErrNoSpace) {
-		err = nil // known already
-	}
-	return errors.Join(err, s.engine.Close())
-}
 
 // Hurry ends the waits of writers whom checkpoints slow down, now and later: whoever is about to close the store waits for them.
 func (s *Store) Hurry() { s.engine.Hurry() }

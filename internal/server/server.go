@@ -379,9 +379,11 @@ func (s *Server) Run(ctx context.Context) error {
 	case err = <-failed:
 	}
 	stop()
-	err = errors.Join(err, s.shutDown())
-	serving.Wait()
-	return err
+	closed := s.shutDown()
+	if stuck := (*mvcc.StuckError)(nil); !errors.As(closed, &stuck) { // else a handler may never end
+		serving.Wait()
+	}
+	return errors.Join(err, closed)
 }
 
 func (s *Server) serveGRPC() error {
@@ -391,13 +393,29 @@ func (s *Server) serveGRPC() error {
 	return nil
 }
 
-// shutDown drains: first it is said, then it is done. Requests that do not end in time are cut off.
+// shutDown drains: first it is said, then it is done. Requests that do not end in time are cut off, and so is the store if its device does not
+// answer: it takes at most the drain timeout, the close timeout, and a second.
 func (s *Server) shutDown() error {
-	s.log.Info("draining", "timeout", s.config.DrainTimeout)
+	s.log.Info("draining", "timeout", s.config.DrainTimeout, "close_timeout", s.config.CloseTimeout)
 	s.health.Shutdown()
 	s.draining.Store(true)
 	s.store.Hurry()
 	close(s.drain)
+	err := s.closeStore(s.drainRequests())
+	if s.http != nil { // last, so that metrics and health can be read while the server drains
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		if s.http.Shutdown(ctx) != nil {
+			err = errors.Join(err, s.http.Close())
+		}
+	}
+	s.log.Info("stopped")
+	return err
+}
+
+// drainRequests returns when no request is left, or those that are have been cut off. They may not notice while they wait for the device: the
+// channel is closed when the last one has ended.
+func (s *Server) drainRequests() <-chan struct{} {
 	drained := make(chan struct{})
 	go func() {
 		s.grpc.GracefulStop()
@@ -413,20 +431,37 @@ func (s *Server) shutDown() error {
 	}
 	if cut != "" {
 		s.log.Warn("cutting off what still runs", "cause", cut)
-		s.grpc.Stop()
+		go s.grpc.Stop()
+	}
+	return drained
+}
+
+// closeStore closes the store once the last request has ended, or gives up after the close timeout: *mvcc.StuckError. What does not return then goes on
+// until the process ends.
+func (s *Server) closeStore(drained <-chan struct{}) error {
+	ctx, cancel := context.WithTimeout(context.Background(), s.config.CloseTimeout)
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() {
 		<-drained
-	}
-	s.receivers.Wait()
-	s.callers.close()
-	err := errors.Join(s.store.Close(), s.closeFiles())
-	if s.http != nil { // last, so that metrics and health can be read while the server drains
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		defer cancel()
-		if s.http.Shutdown(ctx) != nil {
-			err = errors.Join(err, s.http.Close())
+		s.receivers.Wait()
+		s.callers.close()
+		err := s.store.Shutdown(ctx)
+		if stuck := (*mvcc.StuckError)(nil); !errors.As(err, &stuck) {
+			err = errors.Join(err, s.closeFiles())
 		}
+		ended <- err
+	}()
+	var err error
+	select {
+	case err = <-ended:
+	case <-ctx.Done():
+		err = s.store.Stuck()
 	}
-	s.log.Info("stopped")
+	if stuck := (*mvcc.StuckError)(nil); errors.As(err, &stuck) {
+		s.log.Error("the device does not answer; ending without closing the store", "waiting_for", stuck.Step,
+			"durable_epoch", uint64(stuck.Durable), "visible_epoch", uint64(stuck.Visible))
+	}
 	return err
 }
 
