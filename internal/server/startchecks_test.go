@@ -119,7 +119,7 @@ func TestReserveThatFillsTheDiskIsRefused(t *testing.T) {
 	c := testConfig()
 	c.DiskReserve = config.Size(disk/2 + 1)
 	c.DataDir = filepath.Join(t.TempDir(), "data")
-	if _, err := open(c, slog.New(slog.DiscardHandler), vfs.NewMem()); !errors.Is(err, ErrConfiguration) {
+	if _, err := open(t.Context(), c, slog.New(slog.DiscardHandler), vfs.NewMem()); !errors.Is(err, ErrConfiguration) {
 		t.Errorf("open: %v", err)
 	}
 }
