@@ -31,9 +31,10 @@ var mayImport = map[string][]string{
 	"internal/storage/memtable": {
 		"internal/keys", "internal/storage/batch", "internal/pin", "internal/offheap", "internal/invariants",
 	},
-	"internal/storage/btree":   {"internal/keys", "internal/storage/page", "internal/invariants"},
-	"internal/storage/bitset":  {},
-	"internal/storage/extsort": {"internal/vfs"},
+	"internal/storage/btree":    {"internal/keys", "internal/storage/page", "internal/invariants"},
+	"internal/storage/bitset":   {},
+	"internal/storage/extsort":  {"internal/vfs"},
+	"internal/storage/throttle": {},
 	"internal/storage/pager": {
 		"internal/keys", "internal/storage/bitset", "internal/storage/page", "internal/vfs", "internal/invariants",
 	},
@@ -43,7 +44,7 @@ var mayImport = map[string][]string{
 
 	"internal/storage": {
 		"internal/keys", "internal/storage/batch", "internal/storage/memtable", "internal/storage/page",
-		"internal/storage/blob", "internal/storage/btree", "internal/storage/extsort", "internal/storage/pager", "internal/wal", "internal/cache", "internal/vfs",
+		"internal/storage/blob", "internal/storage/btree", "internal/storage/extsort", "internal/storage/pager", "internal/storage/throttle", "internal/wal", "internal/cache", "internal/vfs",
 		"internal/pin", "internal/invariants",
 	},
 	"internal/mvcc": {

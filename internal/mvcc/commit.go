@@ -62,7 +62,7 @@ func (x *Session) reveals(sync bool, e keys.Epoch) {
 // checkpoints could drop.
 func (x *Session) pay(ctx context.Context, w *Write, err error) {
 	if err == nil {
-		x.store.engine.Pay(ctx, &x.writer, w.Batch.Count(), w.Batch.Size())
+		x.store.engine.Throttle(ctx, &x.writer, w.Batch.Count(), w.Batch.Size())
 	}
 }
 

@@ -233,7 +233,7 @@ func pacedStore(t *testing.T, pace time.Duration) (*Store, *Session) {
 	full := fs.Inject(vfs.Rule{Op: vfs.OpWrite | vfs.OpPreallocate, Name: "data.ekv", Err: syscall.ENOSPC})
 	t.Cleanup(full.Remove)
 	value := strings.Repeat("v", 10_000)
-	for i := 0; s.engine.Pace() < pace; i++ {
+	for i := 0; s.engine.ThrottleDelayPerKiB() < pace; i++ {
 		if _, err := put(x, fmt.Sprintf("k%d", i), value, DurabilityAsync); err != nil {
 			t.Fatalf("put %d: %v", i, err)
 		}
@@ -255,7 +255,7 @@ func TestInvocationsArePacedToo(t *testing.T) {
 		fastest = min(fastest, time.Since(start))
 	}
 	if fastest < 400*pace*3/4 {
-		t.Errorf("400 KB took %v at %v a KiB", fastest, s.engine.Pace())
+		t.Errorf("400 KB took %v at %v a KiB", fastest, s.engine.ThrottleDelayPerKiB())
 	}
 }
 

@@ -61,7 +61,7 @@ func TestNoCommitIsRefusedForALoad(t *testing.T) {
 	}
 	time.Sleep(50 * time.Millisecond)
 	stop.Store(true)
-	s.Hurry()
+	s.StopThrottling()
 	writers.Wait()
 	if n := refused.Load(); n > 0 {
 		t.Errorf("%d commits were refused while a load was built", n)

@@ -105,8 +105,8 @@ func (s *Store) ID() [16]byte { return s.engine.StoreID() }
 // Recovery tells what opening found.
 func (s *Store) Recovery() storage.Recovery { return s.recovery }
 
-// Hurry ends the waits of writers whom checkpoints slow down, now and later: whoever is about to close the store waits for them.
-func (s *Store) Hurry() { s.engine.Hurry() }
+// StopThrottling ends all delays of writers, now and later, so that a store that is about to close need not wait for them.
+func (s *Store) StopThrottling() { s.engine.StopThrottling() }
 
 // Err is nil, or why the store stopped accepting writes.
 func (s *Store) Err() error { return s.engine.Err() }

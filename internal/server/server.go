@@ -399,7 +399,7 @@ func (s *Server) shutDown() error {
 	s.log.Info("draining", "timeout", s.config.DrainTimeout, "close_timeout", s.config.CloseTimeout)
 	s.health.Shutdown()
 	s.draining.Store(true)
-	s.store.Hurry()
+	s.store.StopThrottling()
 	close(s.drain)
 	err := s.closeStore(s.drainRequests())
 	if s.http != nil { // last, so that metrics and health can be read while the server drains

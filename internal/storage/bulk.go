@@ -36,7 +36,7 @@ import (
 // leaves the old state and its log, to which nothing was added; a crash after it leaves the new state, and replay starts behind E. A load that
 // fails, or whose context ends, gives its pages back and has used no epoch.
 //
-// While a load is built the memory of frozen generations does not come free. Writers are slowed as beside any long merge (flow). If memory is full
+// While a load is built the memory of frozen generations does not come free. Writers are delayed as during any long merge (throttle). If memory is full
 // nevertheless, because the device has become slower, say, the load is given up before a writer is refused (YieldingLoad).
 
 // Errors of bulk loads.
@@ -189,7 +189,7 @@ func (e *Engine) BuildLoad(ctx context.Context, l *Load, h Horizon) error {
 	frozen := e.complete(h.Visible)
 	l.epoch = epoch
 	l.build = &loadBuild{horizon: h, root: e.view.Load().root, known: e.known, began: time.Now()}
-	e.flowBegins(&mergeJob{frozen: frozen, entries: l.run.Count + bulkStoreWork(l.run)})
+	e.throttleBegin(&mergeJob{frozen: frozen, entries: l.run.Count + bulkStoreWork(l.run)})
 	err := e.buildLoad(ctx, l, frozen)
 	if err != nil {
 		e.AbandonLoad(l)
@@ -206,7 +206,7 @@ func (e *Engine) buildLoad(ctx context.Context, l *Load, frozen []*generation) (
 	b.batch, b.sink = e.rows.Begin(b.ck), b.ck.Sink()
 	stored, err := l.sorter.ReplaceLarge(ctx, func(dst, value []byte) ([]byte, error) {
 		ref, err := b.batch.Place(value)
-		e.flowGoesOn(1 + len(value)/1024)
+		e.throttleProgress(1 + len(value)/1024)
 		return append(dst, ref[:]...), err
 	})
 	if err != nil {
@@ -379,8 +379,8 @@ func (e *Engine) publishLoad(l *Load, next *generation) {
 	v.active.next.Store(next)
 	e.view.Store(&view{active: next, root: b.root, side: e.known, checkpoint: b.ck.Number()})
 	e.loads.switching, e.loads.sealed = false, false
-	e.flow.endLocked()
-	e.pressLocked(time.Now())
+	e.throttling.EndMergeLocked()
+	e.updateThrottleLocked(time.Now())
 }
 
 // SettleLoad gives back what the state before a published load needed.
@@ -414,7 +414,7 @@ func (e *Engine) AbandonLoad(l *Load) {
 	e.mu.Lock()
 	e.loads.switching, e.loads.sealed = false, false
 	e.mu.Unlock()
-	e.flowFails()
+	e.throttleFail()
 	e.merging.Store(false)
 	e.checkpointing.Unlock()
 	e.roomMade()

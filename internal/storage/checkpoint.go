@@ -145,13 +145,13 @@ func (e *Engine) merge(ctx context.Context, job mergeJob) error {
 	if err := e.log.WaitDurable(ctx, cut); err != nil {
 		return err
 	}
-	e.flowBegins(&job)
+	e.throttleBegin(&job)
 	number, result, err := e.mergeTree(ctx, v.root, &job, cut)
 	if err != nil {
-		e.flowFails()
+		e.throttleFail()
 		return err
 	}
-	e.flowMeasured()
+	e.throttleMeasure()
 	e.readStaleShare(result.Root)
 	e.warm(result.Freed, result.Root)
 	return e.publish(number, result.Root, job.frozen, cut)
@@ -166,7 +166,7 @@ func (e *Engine) mergeTree(ctx context.Context, base btree.Root, job *mergeJob, 
 			return number, result, err
 		}
 		if !job.recovering {
-			e.flowBegins(job) // from the start, with as much to do
+			e.throttleBegin(job) // from the start, with as much to do
 		}
 	}
 }
@@ -225,7 +225,7 @@ func (e *Engine) nextState(root btree.Root, known *side, change *btree.Stats, cu
 // build writes the pages of the new state. The statistics are of both trees.
 func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Root, job *mergeJob, cut keys.Epoch) (*btree.Result, *side, error) {
 	relocate := relocatePagesMin
-	if !e.behind() { // else moving a part of a large file would take longer than the merge
+	if !e.lagging() { // else moving a part of a large file would take longer than the merge
 		relocate = max(relocate, int(e.pager.Stats().Live/relocateShare))
 	}
 	limit := e.tail.begin(ck, relocate)
@@ -265,7 +265,7 @@ func (e *Engine) mergeInput(
 		Look:    func() btree.Input { return newMemInput(frozen) },
 		Sink:    admitting{sink, e.pages.cache},
 		Values:  values{batch},
-		Workers: e.mergeWorkers(), Unreadable: isDamage, Progress: e.flowGoesOn,
+		Workers: e.mergeWorkers(), Unreadable: isDamage, Progress: e.throttleProgress,
 	}
 	if len(frozen) > 0 && e.pager.Stats().Live < smallTreePages {
 		in.Cuts = sample(frozen)
@@ -293,7 +293,7 @@ func (e *Engine) mergeWorkers() int {
 	switch {
 	case e.options.CheckpointWorkers > 0:
 		return e.options.CheckpointWorkers
-	case e.behind(): // writers wait, who would else be at work
+	case e.lagging(): // writers wait, who would else be at work
 		return runtime.GOMAXPROCS(0)
 	default:
 		return max(1, runtime.GOMAXPROCS(0)/2)
@@ -308,8 +308,8 @@ func (e *Engine) publish(number uint64, root btree.Root, merged []*generation, c
 	bytes := residentBytes(merged)
 	e.retired.bytes.Add(bytes)
 	e.view.Store(&view{active: v.active, frozen: frozen, root: root, side: e.known, checkpoint: number})
-	e.flow.endLocked()
-	e.pressLocked(time.Now())
+	e.throttling.EndMergeLocked()
+	e.updateThrottleLocked(time.Now())
 	e.mu.Unlock()
 
 	e.retire(number, merged, bytes)

@@ -76,7 +76,7 @@ type Engine struct {
 	cacheBytes   atomic.Int64                  // of the page cache at present
 	frozenBytes  atomic.Int64                  // that frozen memtables may hold together
 	rotated      atomic.Int64                  // unix nanoseconds of the last rotation
-	flow         flow                          // what writers owe while checkpoints fall behind
+	throttling   throttling                    // delays writers while checkpoints lag
 	counters     counters
 }
 
@@ -293,7 +293,7 @@ func (e *Engine) advance(full *generation, bodyBytes int, first *opening) (obsta
 	full.next.Store(next)
 	e.view.Store(&view{active: next, frozen: frozen, root: v.root, side: v.side, checkpoint: v.checkpoint})
 	e.counters.rotations.Add(1)
-	e.pressLocked(time.Now())
+	e.updateThrottleLocked(time.Now())
 	e.rotated.Store(time.Now().UnixNano())
 	e.reserveFor(e.frozenBytesOf(e.view.Load()))
 	if e.frozenBytesOf(e.view.Load()) >= e.checkpointAt() {
@@ -306,7 +306,7 @@ func (e *Engine) advance(full *generation, bodyBytes int, first *opening) (obsta
 func (e *Engine) roomMade() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.pressLocked(time.Now())
+	e.updateThrottleLocked(time.Now())
 	close(e.room)
 	e.room = make(chan struct{})
 }

@@ -86,7 +86,7 @@ type Writer struct {
 	inserter   memtable.Inserter
 	generation *generation
 	claim      wal.Claim
-	debt       time.Duration // that Pay has not let it wait for yet
+	owed       time.Duration // wait for earlier commits that Throttle has not imposed yet
 	timer      *time.Timer   // of Pay, once it has waited with a deadline
 	Scratch    []byte        // for the session: a value to compare with
 }

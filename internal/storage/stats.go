@@ -95,7 +95,7 @@ func (e *Engine) Stats() Stats {
 	s := Stats{
 		Dir: e.options.Dir, PageSize: e.options.PageSize, MemoryBudget: e.options.MemoryBytes, CacheBytes: e.cacheBytes.Load(),
 		Rotations: e.counters.rotations.Load(), TablesReady: e.readyTables(), Refused: e.counters.refused.Load(), Log: e.log.Stats(), DiskFree: -1,
-		Stalls: e.counters.stalls.Load(), StallTime: time.Duration(e.counters.stallNanos.Load()), Pace: e.Pace(),
+		Stalls: e.counters.stalls.Load(), StallTime: time.Duration(e.counters.stallNanos.Load()), Pace: e.ThrottleDelayPerKiB(),
 		Cache: e.pages.cache.Stats(), CacheHits: e.readers.hits(), BatchReads: e.pages.batchReads.Load(), BatchPages: e.pages.batchPages.Load(),
 		Tree: e.treeStats(), Pages: e.pager.Stats(), Rows: e.rows.Stats(),
 		Pruning: PruneStats{

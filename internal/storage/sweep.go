@@ -110,7 +110,7 @@ func (e *Engine) findGarbage(h *Horizon) *btree.Garbage {
 		e.readStaleShare(v.root)
 	}
 	s.observe(h.Live)
-	if s.idle(h.Live) || e.behind() {
+	if s.idle(h.Live) || e.lagging() {
 		return nil
 	}
 	if s.next.Key == nil {

@@ -1,0 +1,135 @@
+package storage
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"github.com/epochkv/epochkv/internal/storage/throttle"
+)
+
+const (
+	// throttleStep is how long a delayed writer sleeps before it looks whether the delay became smaller.
+	throttleStep = 50 * time.Millisecond
+	// throttleWaitMin is the shortest wait: less is owed until the next commit, because a timer takes longer.
+	throttleWaitMin = 500 * time.Microsecond
+	// nodeBytes is about what a version takes in a memtable beside key and value.
+	nodeBytes = 64
+)
+
+// throttling delays writers by what package throttle computes. Engine.mu guards the arithmetic.
+type throttling struct {
+	throttle.Throttle
+	waiting atomic.Int64 // writers that are delayed
+	stopped atomic.Bool  // StopThrottling was called
+}
+
+// Throttle delays a writer after a commit of so many operations and bytes, while checkpoints lag. The writer
+// should hold nothing that others wait for. When the delay becomes smaller, so does the rest of the wait. The end
+// of ctx ends the wait, too: the next commit of w, which may be that of another client, then owes at most
+// one step of it.
+func (e *Engine) Throttle(ctx context.Context, w *Writer, operations, bytes int) {
+	t := &e.throttling
+	delay := t.Delay()
+	if delay == 0 || t.stopped.Load() {
+		return
+	}
+	w.owed = t.Owed(w.owed, int64(bytes+nodeBytes*operations), t.waiting.Load())
+	if w.owed < throttleWaitMin {
+		return
+	}
+	t.waiting.Add(1)
+	defer t.waiting.Add(-1)
+	for w.owed >= throttleWaitMin {
+		start := time.Now()
+		if !w.sleep(ctx, min(w.owed, throttleStep)) {
+			w.owed = min(w.owed-time.Since(start), throttleStep)
+			return
+		}
+		w.owed = max(w.owed-time.Since(start), -throttleWaitMin)
+		if now := t.Delay(); now < delay {
+			w.owed, delay = time.Duration(float64(w.owed)*float64(now)/float64(delay)), now
+		}
+		if !e.merging.Load() || t.stopped.Load() {
+			w.owed = min(w.owed, 0) // no merge is running that the wait could help
+		}
+	}
+}
+
+// sleep returns true after d, and false when ctx has ended.
+func (w *Writer) sleep(ctx context.Context, d time.Duration) bool {
+	if ctx.Done() == nil {
+		time.Sleep(d)
+		return true
+	}
+	if w.timer == nil {
+		w.timer = time.NewTimer(d)
+	} else {
+		w.timer.Reset(d)
+	}
+	select {
+	case <-w.timer.C:
+		return true
+	case <-ctx.Done():
+		w.timer.Stop()
+		return false
+	}
+}
+
+// StopThrottling ends all delays: no new work comes, and the work under way should end.
+func (e *Engine) StopThrottling() { e.throttling.stopped.Store(true) }
+
+// ThrottleDelayPerKiB is what each KiB costs writers now.
+func (e *Engine) ThrottleDelayPerKiB() time.Duration { return e.throttling.Delay() }
+
+// lagging reports whether checkpoints are slower than writers. Checkpoints then only do what frees memory.
+func (e *Engine) lagging() bool { return e.throttling.Delay() > 0 }
+
+// checkpointAt is how many bytes in immutable memtables start a checkpoint: before a writer is delayed.
+func (e *Engine) checkpointAt() int64 {
+	return min(e.options.CheckpointBytes, int64(throttle.FreeShare*float64(e.frozenBytes.Load())))
+}
+
+// updateThrottleLocked is called whenever memory is taken or becomes free.
+func (e *Engine) updateThrottleLocked(now time.Time) {
+	e.throttling.UpdateLocked(e.frozenBytesOf(e.view.Load()), e.frozenBytes.Load(), now)
+}
+
+// throttleBegin notes that a merge begins. publish, or throttleFail, ends it.
+func (e *Engine) throttleBegin(job *mergeJob) {
+	versions := int64(job.entries)
+	for _, g := range job.frozen {
+		versions += int64(g.mem.Versions())
+	}
+	now := time.Now()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.throttling.BeginMergeLocked(residentBytes(job.frozen), versions, now)
+	e.updateThrottleLocked(now)
+}
+
+// throttleProgress notes that the running merge has processed so many versions more.
+func (e *Engine) throttleProgress(versions int) {
+	now := time.Now()
+	if !e.throttling.Processed(versions, now) {
+		return
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.updateThrottleLocked(now)
+}
+
+// throttleMeasure notes that the running merge has done its work, whose duration predicts later ones.
+func (e *Engine) throttleMeasure() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.throttling.MeasureMergeLocked(time.Now())
+}
+
+// throttleFail notes that the running merge failed.
+func (e *Engine) throttleFail() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.throttling.EndMergeLocked()
+	e.updateThrottleLocked(time.Now())
+}

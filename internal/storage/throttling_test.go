@@ -1,0 +1,323 @@
+package storage
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/batch"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/storage/throttle"
+	"github.com/epochkv/epochkv/internal/vfs"
+)
+
+// TestDelayIsSmoothAcrossAMerge: neither the end of a merge nor the view that it publishes makes the delay jump, though memory falls.
+func TestDelayIsSmoothAcrossAMerge(t *testing.T) {
+	b := newBench(t)
+	e := b.engine
+	b.put(0, 2000, 60)
+	if err := e.Rotate(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	e.frozenBytes.Store(e.frozenBytesOf(e.view.Load()) * 10 / 9)
+	job := &mergeJob{frozen: e.view.Load().frozen}
+	e.throttleBegin(job)
+	e.mu.Lock()
+	e.throttling.BeginMergeLocked(residentBytes(job.frozen), versionsOf(job.frozen), time.Now().Add(-time.Second))
+	e.updateThrottleLocked(time.Now())
+	e.mu.Unlock()
+	begun := e.ThrottleDelayPerKiB()
+	for _, g := range job.frozen {
+		e.throttling.Merged.Add(int64(g.mem.Versions()))
+	}
+	e.roomMade()
+	merged := e.ThrottleDelayPerKiB()
+	e.throttleMeasure()
+	e.roomMade()
+	measured := e.ThrottleDelayPerKiB()
+	if begun == 0 || merged > begun/10 || measured > merged {
+		t.Errorf("the delay is %v when the merge begins, %v when all is merged, %v before the new view", begun, merged, measured)
+	}
+}
+
+// versionsOf is the number of versions in generations.
+func versionsOf(generations []*generation) (n int64) {
+	for _, g := range generations {
+		n += int64(g.mem.Versions())
+	}
+	return n
+}
+
+// fillMemory makes the limit so small that the delay is the longest one.
+func (b *bench) fillMemory() {
+	b.engine.frozenBytes.Store(1)
+	b.engine.mu.Lock()
+	defer b.engine.mu.Unlock()
+	b.engine.updateThrottleLocked(time.Now())
+}
+
+// damageLeaf overwrites the first leaf of a tree that was written in one go.
+func (b *bench) damageLeaf() {
+	b.t.Helper()
+	f, err := b.fs.Open("db/data.ekv", vfs.ReadWrite)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	buf := make([]byte, b.engine.pager.PageSize())
+	for id := page.ID(2); ; id++ {
+		if err := b.engine.pager.ReadPage(id, buf); err != nil {
+			b.t.Fatal(err)
+		}
+		if page.IsTree(buf, 0) {
+			_, err := f.WriteAt(bytes.Repeat([]byte{0xff}, 64), int64(id)*int64(len(buf))+200)
+			if err := errors.Join(err, f.Close()); err != nil {
+				b.t.Fatal(err)
+			}
+			return
+		}
+	}
+}
+
+// TestMergeCountsWhatItTakesInOnce: progress ends at the number of versions, with few of them in each part, and with a second attempt, which brings
+// the record of a lost page.
+func TestMergeCountsWhatItTakesInOnce(t *testing.T) {
+	for _, every := range []int{1, 7, 100} {
+		for _, damaged := range []bool{false, true} {
+			b := newBench(t)
+			var all batch.Builder
+			for i := range 20_000 {
+				all.Set(keys.SpaceUser, fmt.Appendf(nil, "key-%05d", i), make([]byte, 60))
+			}
+			b.commit(&all)
+			b.checkpoint()
+			versions := int64(0)
+			var some batch.Builder
+			for i := 0; i < 20_000; i += every {
+				some.Set(keys.SpaceUser, fmt.Appendf(nil, "key-%05d", i), make([]byte, 60))
+				versions++
+			}
+			b.commit(&some)
+			if damaged {
+				b.damageLeaf()
+			}
+			b.checkpoint()
+			if got := b.engine.throttling.Merged.Load(); got > versions+1 || !damaged && got != versions || got < versions*9/10 {
+				t.Errorf("every %dth key, damaged %v: %d versions of %d were counted", every, damaged, got, versions)
+			}
+			if lost := b.engine.Stats().Tree.LostPages; damaged != (lost > 0) {
+				t.Errorf("%d pages are lost", lost)
+			}
+		}
+	}
+}
+
+// TestMergeTakesTheOldestThatFit: what one merge takes in is bounded, and at least one generation.
+func TestMergeTakesTheOldestThatFit(t *testing.T) {
+	b := newBench(t)
+	var frozen []*generation
+	for range 5 {
+		b.put(0, 100, 50)
+		if err := b.engine.Rotate(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	frozen = b.engine.view.Load().frozen
+	one := int64(frozen[len(frozen)-1].mem.Resident())
+	for _, c := range []struct {
+		most int64
+		want int
+	}{{0, 1}, {one, 1}, {2*one + one/2, 2}, {100 * one, len(frozen)}} {
+		got := atOnce(frozen, c.most)
+		if len(got) != c.want || got[len(got)-1] != frozen[len(frozen)-1] {
+			t.Errorf("of %d generations of %d bytes, %d within %d", len(frozen), one, len(got), c.most)
+		}
+	}
+}
+
+// TestMemoryComesFreeDuringAMerge: what a checkpoint retired while a reader was inside goes when he has left, though the next merge, which may take
+// seconds, has begun.
+func TestMemoryComesFreeDuringAMerge(t *testing.T) {
+	b := newBench(t)
+	reader := b.engine.registry.Slot()
+	defer reader.Free()
+	reader.Enter()
+	b.put(0, 1000, 50)
+	b.checkpoint()
+	if b.engine.retired.bytes.Load() == 0 {
+		t.Fatal("a memtable was freed under its reader")
+	}
+	if err := b.engine.checkpointing.LockOrEnd(t.Context()); err != nil { // as the next merge does
+		t.Fatal(err)
+	}
+	defer b.engine.checkpointing.Unlock()
+	reader.Leave()
+	b.engine.Reclaim()
+	if n := b.engine.retired.bytes.Load(); n != 0 {
+		t.Errorf("%d bytes stay until the merge has ended", n)
+	}
+}
+
+// TestPagesHardlyMoveWhileWritersWait: while writers wait for a merge it does little of what can be done later.
+func TestPagesHardlyMoveWhileWritersWait(t *testing.T) {
+	value := make([]byte, 100)
+	moved := func(behind bool) uint64 {
+		b := newBench(t)
+		many := func(keysTo int, write func(w *batch.Builder, key []byte)) {
+			for i := 0; i < keysTo; {
+				var w batch.Builder
+				for end := min(i+500, keysTo); i < end; i++ {
+					write(&w, fmt.Appendf(nil, "key-%05d", i))
+				}
+				b.commit(&w)
+			}
+			b.checkpoint()
+		}
+		many(45_000, func(w *batch.Builder, key []byte) { w.Set(keys.SpaceUser, key, value) })
+		many(25_000, func(w *batch.Builder, key []byte) { w.Delete(keys.SpaceUser, key) }) // the first keys, so that all other pages could move
+		b.put(0, 1, 1)
+		b.checkpoint() // the pages that were freed can be used from here on
+		limit := b.engine.frozenBytes.Load()
+		before := b.engine.pager.Stats().PagesWritten
+		b.put(0, 1, 1)
+		if behind {
+			b.engine.frozenBytes.Store(1)
+		}
+		b.checkpoint()
+		b.engine.frozenBytes.Store(limit)
+		return b.engine.pager.Stats().PagesWritten - before
+	}
+	idle, busy := moved(false), moved(true)
+	t.Logf("%d pages written, %d while writers wait", idle, busy)
+	if idle < 2*relocatePagesMin || busy > relocatePagesMin*3/2 {
+		t.Errorf("%d pages written, %d while writers wait", idle, busy)
+	}
+}
+
+// TestStalledWriterGetsCheckpointError: of a full disk, or of a store that failed, at once, and not that memory was full in the end.
+func TestStalledWriterGetsCheckpointError(t *testing.T) {
+	for _, c := range []struct {
+		fault syscall.Errno
+		want  error
+	}{{syscall.ENOSPC, vfs.ErrNoSpace}, {syscall.EIO, ErrFailed}} {
+		b := newBench(t)
+		b.put(0, 100, 50)
+		if err := b.engine.Rotate(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		b.put(0, 100, 50)
+		b.engine.frozenBytes.Store(1)
+		waited := make(chan error, 1)
+		go func() { waited <- b.engine.Rotate(context.Background()) }()
+		for b.engine.counters.stalls.Load() == 0 {
+			time.Sleep(time.Millisecond)
+		}
+		b.faults.Inject(vfs.Rule{Op: vfs.OpWrite | vfs.OpPreallocate, Name: "data.ekv", Err: c.fault})
+		at := keys.Epoch(b.visible.Load())
+		if err := b.engine.Checkpoint(t.Context(), Horizon{Visible: at, Live: []keys.Epoch{at}}); err == nil {
+			t.Fatalf("a checkpoint beside %v", c.fault)
+		}
+		select {
+		case err := <-waited:
+			if !errors.Is(err, c.want) {
+				t.Errorf("beside %v, the stalled writer got %v", c.fault, err)
+			}
+		case <-time.After(defaultStallMax / 2):
+			t.Errorf("beside %v, the stalled writer got nothing", c.fault)
+		}
+	}
+}
+
+// TestReclaimThatFreesNothingWakesNoWriter: while a reader protects all retired memory, Reclaim wakes no writer. Each would request a
+// checkpoint, which reclaims again.
+func TestReclaimThatFreesNothingWakesNoWriter(t *testing.T) {
+	b := newBench(t)
+	reader := b.engine.registry.Slot()
+	defer reader.Free()
+	reader.Enter()
+	b.put(0, 100, 50)
+	b.checkpoint()
+	room := b.engine.room
+	b.engine.Reclaim()
+	select {
+	case <-room:
+		t.Error("nothing came free, and writers were woken")
+	default:
+	}
+	reader.Leave()
+	b.engine.Reclaim()
+	select {
+	case <-room:
+	default:
+		t.Error("memory came free, and no writer was woken")
+	}
+}
+
+// TestStopThrottlingEndsDelays: a server that drains does not wait for delayed writers.
+func TestStopThrottlingEndsDelays(t *testing.T) {
+	b := newBench(t)
+	b.fillMemory()
+	b.engine.merging.Store(true)
+	done := make(chan struct{})
+	go func() {
+		b.engine.Throttle(context.Background(), &b.writer, 1, 1<<20)
+		close(done)
+	}()
+	for b.engine.throttling.waiting.Load() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	b.engine.StopThrottling()
+	select {
+	case <-done:
+	case <-time.After(throttle.WaitMax / 2):
+		t.Fatal("a writer goes on waiting")
+	}
+}
+
+// TestMemoryTouchedAheadIsCounted: what a table has beyond what entries have taken is memory in use, too.
+func TestMemoryTouchedAheadIsCounted(t *testing.T) {
+	b := newBench(t)
+	b.engine.memtableBytes = 32 << 20 // of the tables to come
+	b.put(0, 1, 10)
+	if err := b.engine.Rotate(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	before := b.engine.frozenBytesOf(b.engine.view.Load())
+	b.engine.touchActive(b.slot)
+	active := b.engine.view.Load().active.mem
+	if got := b.engine.frozenBytesOf(b.engine.view.Load()); got-before < 4<<20 || active.Resident()-active.Bytes() < 4<<20 {
+		t.Errorf("%d bytes in use, %d before %d were touched ahead", got, before, active.Resident()-active.Bytes())
+	}
+}
+
+// TestDeadlineEndsTheThrottle: a delayed writer leaves when the context ends, and what is left of the wait is not the next one's.
+func TestDeadlineEndsTheThrottle(t *testing.T) {
+	b := newBench(t)
+	b.fillMemory()
+	e := b.engine
+	e.merging.Store(true)
+	var w Writer
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
+	defer cancel()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		e.Throttle(ctx, &w, 1, 1<<20)
+	}()
+	select {
+	case <-done:
+	case <-time.After(throttle.WaitMax - time.Second):
+		t.Error("the deadline ended nothing")
+		<-done
+	}
+	if w.owed > throttleStep {
+		t.Errorf("%v of the wait are left to the next commit", w.owed)
+	}
+	if waiting := e.throttling.waiting.Load(); waiting != 0 {
+		t.Errorf("%d writers count as waiting", waiting)
+	}
+}
