@@ -10,6 +10,7 @@ import (
 
 	"github.com/maypok86/otter/v2"
 
+	"github.com/epochkv/epochkv/bench/baseline"
 	"github.com/epochkv/epochkv/bench/harness"
 	"github.com/epochkv/epochkv/internal/cache"
 	"github.com/epochkv/epochkv/internal/pin"
@@ -26,8 +27,8 @@ func hitCost() harness.Scenario {
 		Origin: "Prototype: 8.5 ns on one processor and 4.2 over two; otter 108 and 44.",
 		Unit:   "visits", Axis: harness.Axis{Name: "readers", Points: []int{1, 2, 8, 24}}, Size: 6_000_000, Load: 100_000, Fixed: true, Weight: 1.5,
 		Arms: []harness.Arm{
-			{Name: bandsArm, Run: func(r *harness.Run) error { return hitOurs(r, cache.TwoBand) }},
-			{Name: lruArm, Run: func(r *harness.Run) error { return hitOurs(r, cache.LRU) }},
+			{Name: bandsArm, Run: hitOurs},
+			{Name: lruArm, Run: hitLRU},
 			{Name: otterArm, Run: hitOtter},
 		},
 		Figures: []harness.Figure{
@@ -87,11 +88,36 @@ func hitOtter(r *harness.Run) error {
 	return errors.Join(err, r.Verified(right, n))
 }
 
-func hitOurs(r *harness.Run, policy cache.Policy) (err error) {
+func hitLRU(r *harness.Run) error {
+	n, loads := r.Load, 0
+	c := baseline.NewPageCache(baseline.LRU, n+max(n/100, 64), hitPage, func(id uint64, page []byte) {
+		loads++
+		binary.LittleEndian.PutUint64(page, id)
+	})
+	each := func() (right int) {
+		for id := range uint64(n) {
+			if binary.LittleEndian.Uint64(c.Visit(id)) == id {
+				right++
+			}
+		}
+		return right
+	}
+	each()
+	err := visits(r, n, func(order []uint64, from, count int) error {
+		for i := range count {
+			c.Visit(order[(from+i)%len(order)])
+		}
+		return nil
+	})
+	right := each()
+	return errors.Join(err, r.Prove("misses", float64(loads-n), 0, 0), r.Verified(right, n))
+}
+
+func hitOurs(r *harness.Run) (err error) {
 	n := r.Load
 	registry := pin.NewRegistry(new(atomic.Uint64))
 	c, err := cache.New(cache.Config{
-		Bytes: int64(n+max(n/100, 64)) * hitPage, PageSize: hitPage, Registry: registry, Policy: policy,
+		Bytes: int64(n+max(n/100, 64)) * hitPage, PageSize: hitPage, Registry: registry,
 		Load: func(id cache.ID, page []byte) error { binary.LittleEndian.PutUint64(page, uint64(id)); return nil },
 	})
 	if err != nil {

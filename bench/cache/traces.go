@@ -6,6 +6,7 @@ import (
 
 	"github.com/maypok86/otter/v2"
 
+	"github.com/epochkv/epochkv/bench/baseline"
 	"github.com/epochkv/epochkv/bench/workload"
 	"github.com/epochkv/epochkv/internal/cache"
 	"github.com/epochkv/epochkv/internal/pin"
@@ -33,10 +34,10 @@ const (
 // arms has the two bands once with the hint that the engine gives a scan, and once with none, as otter knows none.
 var arms = []arm{
 	{otterArm, newPeer},
-	{lruArm, func(n int) (subject, error) { return newOurs(n, cache.LRU, cache.Default) }},
-	{"clock", func(n int) (subject, error) { return newOurs(n, cache.Clock, cache.Default) }},
-	{bandsArm, func(n int) (subject, error) { return newOurs(n, cache.TwoBand, cache.Low) }},
-	{"two bands, no hint", func(n int) (subject, error) { return newOurs(n, cache.TwoBand, cache.Default) }},
+	{lruArm, func(n int) (subject, error) { return newBaseline(n, baseline.LRU), nil }},
+	{"clock", func(n int) (subject, error) { return newBaseline(n, baseline.Clock), nil }},
+	{bandsArm, func(n int) (subject, error) { return newOurs(n, cache.Low) }},
+	{"two bands, no hint", func(n int) (subject, error) { return newOurs(n, cache.Default) }},
 }
 
 // ours is a page cache with pages of one word: only which are kept matters here.
@@ -47,13 +48,13 @@ type ours struct {
 	scanHint cache.Hint
 }
 
-func newOurs(entries int, policy cache.Policy, scanHint cache.Hint) (subject, error) {
+func newOurs(entries int, scanHint cache.Hint) (subject, error) {
 	visible := new(atomic.Uint64)
 	visible.Store(1)
 	registry := pin.NewRegistry(visible)
 	o := &ours{slot: registry.Slot(), scanHint: scanHint}
 	c, err := cache.New(cache.Config{
-		Bytes: int64(entries) * 8, PageSize: 8, Registry: registry, Policy: policy,
+		Bytes: int64(entries) * 8, PageSize: 8, Registry: registry,
 		Load:      func(cache.ID, []byte) error { o.missed = true; return nil },
 		LoadBatch: func([]cache.Read) {},
 	})
@@ -74,6 +75,26 @@ func (o *ours) visit(id uint64, scan bool) bool {
 }
 
 func (o *ours) close() error { return o.Close() }
+
+// plain is a baseline, which knows no hints.
+type plain struct {
+	*baseline.PageCache
+	missed bool
+}
+
+func newBaseline(entries int, policy baseline.Policy) subject {
+	p := &plain{}
+	p.PageCache = baseline.NewPageCache(policy, entries, 8, func(uint64, []byte) { p.missed = true })
+	return p
+}
+
+func (p *plain) visit(id uint64, _ bool) bool {
+	p.missed = false
+	p.Visit(id + 1)
+	return !p.missed
+}
+
+func (*plain) close() error { return nil }
 
 type peer struct{ *otter.Cache[uint64, uint64] }
 

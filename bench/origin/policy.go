@@ -10,6 +10,7 @@ import (
 
 	"github.com/maypok86/otter/v2"
 
+	"github.com/epochkv/epochkv/bench/baseline"
 	"github.com/epochkv/epochkv/bench/harness"
 	"github.com/epochkv/epochkv/internal/cache"
 	"github.com/epochkv/epochkv/internal/pin"
@@ -21,112 +22,171 @@ const (
 	pageIns      = "page-ins"
 )
 
-// pageCache is a cache over pages that begin with their number.
-type pageCache struct {
-	*cache.Cache
-	registry *pin.Registry
-	loads    atomic.Int64
+// pages is a page cache under comparison, over pages that begin with their number.
+type pages interface {
+	reader() pageReader
+	loaded() int64 // pages, so far
+	Close() error
 }
 
-func openCache(frames int, policy cache.Policy) (*pageCache, error) {
-	visible := new(atomic.Uint64)
-	c := &pageCache{registry: pin.NewRegistry(visible)}
-	load := func(id cache.ID, page []byte) {
-		c.loads.Add(1)
-		binary.LittleEndian.PutUint64(page, uint64(id))
+// pageReader visits pages for one goroutine.
+type pageReader interface {
+	visit(id uint64) error
+	close()
+}
+
+// numbered loads pages, and counts them.
+type numbered struct{ loads atomic.Int64 }
+
+func (n *numbered) load(id uint64, page []byte) {
+	n.loads.Add(1)
+	binary.LittleEndian.PutUint64(page, id)
+}
+
+func (n *numbered) loaded() int64 { return n.loads.Load() }
+
+// check makes sure that a page is the right one.
+func check(id uint64, page []byte) error {
+	if got := binary.LittleEndian.Uint64(page); got != id {
+		return fmt.Errorf("page %d holds number %d", id, got)
 	}
+	return nil
+}
+
+// pageCache is the cache of production.
+type pageCache struct {
+	*cache.Cache
+	numbered
+	registry *pin.Registry
+}
+
+func openCache(frames int) (pages, error) {
+	c := &pageCache{registry: pin.NewRegistry(new(atomic.Uint64))}
 	var err error
 	c.Cache, err = cache.New(cache.Config{
-		Bytes: int64(frames) * policyPage, PageSize: policyPage, Registry: c.registry, Policy: policy,
-		Load: func(id cache.ID, page []byte) error { load(id, page); return nil },
+		Bytes: int64(frames) * policyPage, PageSize: policyPage, Registry: c.registry,
+		Load: func(id cache.ID, page []byte) error { c.load(uint64(id), page); return nil },
 		LoadBatch: func(reads []cache.Read) {
 			for i := range reads {
-				load(reads[i].ID, reads[i].Buf)
+				c.load(uint64(reads[i].ID), reads[i].Buf)
 			}
 		},
 	})
 	return c, err
 }
 
-// visit reads a page, hot or scanned with the same hint, and makes sure that it is the right one.
-func (c *pageCache) visit(slot *pin.Slot, id cache.ID) error {
-	slot.Enter()
-	defer slot.Leave()
-	page, err := c.Page(id, cache.Default)
-	if err == nil && binary.LittleEndian.Uint64(page) != uint64(id) {
-		err = fmt.Errorf("page %d holds number %d", id, binary.LittleEndian.Uint64(page))
-	}
-	return err
+func (c *pageCache) reader() pageReader { return &slotReader{c, c.registry.Slot()} }
+
+type slotReader struct {
+	cache *pageCache
+	slot  *pin.Slot
 }
 
+// visit reads a page, hot or scanned with the same hint.
+func (r *slotReader) visit(id uint64) error {
+	r.slot.Enter()
+	defer r.slot.Leave()
+	page, err := r.cache.Page(cache.ID(id), cache.Default)
+	if err != nil {
+		return err
+	}
+	return check(id, page)
+}
+
+func (r *slotReader) close() { r.slot.Free() }
+
+// plainCache is a baseline.
+type plainCache struct {
+	*baseline.PageCache
+	numbered
+}
+
+func openPlain(policy baseline.Policy, frames int) (pages, error) {
+	c := &plainCache{}
+	c.PageCache = baseline.NewPageCache(policy, frames, policyPage, c.load)
+	return c, nil
+}
+
+func openLRU(frames int) (pages, error)   { return openPlain(baseline.LRU, frames) }
+func openClock(frames int) (pages, error) { return openPlain(baseline.Clock, frames) }
+
+func (c *plainCache) reader() pageReader    { return c }
+func (c *plainCache) visit(id uint64) error { return check(id, c.Visit(id)) }
+func (*plainCache) close()                  {}
+func (*plainCache) Close() error            { return nil }
+
 // resistance warms a hot set, scans twice the cache, and reads the hot set again.
-type resistance struct{ policy cache.Policy }
+type resistance struct {
+	open func(frames int) (pages, error)
+}
 
 func (o resistance) run(r *harness.Run) (err error) {
-	c, err := openCache(policyFrames, o.policy)
+	c, err := o.open(policyFrames)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, c.Close()) }()
-	slot := c.registry.Slot()
-	defer slot.Free()
+	reader := c.reader()
+	defer reader.close()
 	hot := policyFrames * r.Point / 100
 	random := rand.New(rand.NewPCG(r.Seed, 1))
 	warm := max(r.Size, 20*hot) // a smoke run warms as much: what is counted is exact
 	again := int64(0)
 	err = r.Time(warm+2*policyFrames+hot, func() error {
 		for range warm {
-			if err := c.visit(slot, cache.ID(1+random.IntN(hot))); err != nil {
+			if err := reader.visit(uint64(1 + random.IntN(hot))); err != nil {
 				return err
 			}
 		}
 		for i := range 2 * policyFrames {
-			if err := c.visit(slot, cache.ID(1+hot+i)); err != nil {
+			if err := reader.visit(uint64(1 + hot + i)); err != nil {
 				return err
 			}
 		}
-		before := c.loads.Load()
+		before := c.loaded()
 		for i := range hot {
-			if err := c.visit(slot, cache.ID(1+i)); err != nil {
+			if err := reader.visit(uint64(1 + i)); err != nil {
 				return err
 			}
 		}
-		again = c.loads.Load() - before
+		again = c.loaded() - before
 		return nil
 	})
 	if err != nil {
 		return err
 	}
 	r.Count(pageIns, float64(again))
-	return errors.Join(r.Prove("pages scanned", float64(c.loads.Load()-again), float64(2*policyFrames), float64(2*policyFrames+2*hot)), r.Verified(hot, hot))
+	return errors.Join(r.Prove("pages scanned", float64(c.loaded()-again), float64(2*policyFrames), float64(2*policyFrames+2*hot)), r.Verified(hot, hot))
 }
 
 // resident has r.Point readers visit pages that are all in memory.
-type resident struct{ policy cache.Policy }
+type resident struct {
+	open func(frames int) (pages, error)
+}
 
 // residentFrames fit the processor's caches as little as a real cache's do.
 const residentFrames = 20_000
 
 func (o resident) run(r *harness.Run) (err error) {
-	c, err := openCache(max(r.Load*11/10, r.Load+100), o.policy)
+	c, err := o.open(max(r.Load*11/10, r.Load+100))
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, c.Close()) }()
-	slot := c.registry.Slot()
+	reader := c.reader()
 	for range 3 { // admitted, and as warm as they get
-		for id := range cache.ID(r.Load) {
-			if err := c.visit(slot, id+1); err != nil {
+		for id := range uint64(r.Load) {
+			if err := reader.visit(id + 1); err != nil {
 				return err
 			}
 		}
 	}
-	slot.Free()
-	before := c.loads.Load()
-	if err := readEach(r, func(reader, share int) error { return c.reads(r, reader, share) }); err != nil {
+	reader.close()
+	before := c.loaded()
+	if err := readEach(r, func(reader, share int) error { return reads(r, c, reader, share) }); err != nil {
 		return err
 	}
-	return errors.Join(r.Prove("misses", float64(c.loads.Load()-before), 0, 0), r.Verified(1, 1))
+	return errors.Join(r.Prove("misses", float64(c.loaded()-before), 0, 0), r.Verified(1, 1))
 }
 
 // readEach times r.Point readers at once.
@@ -164,12 +224,12 @@ func residentOtter(r *harness.Run) error {
 	return errors.Join(err, r.Verified(1, 1))
 }
 
-func (c *pageCache) reads(r *harness.Run, reader, count int) error {
-	slot := c.registry.Slot()
-	defer slot.Free()
+func reads(r *harness.Run, c pages, reader, count int) error {
+	own := c.reader()
+	defer own.close()
 	random := rand.New(rand.NewPCG(r.Seed, uint64(reader)))
 	for range count {
-		if err := c.visit(slot, cache.ID(1+random.IntN(r.Load))); err != nil {
+		if err := own.visit(uint64(1 + random.IntN(r.Load))); err != nil {
 			return err
 		}
 	}

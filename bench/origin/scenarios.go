@@ -5,7 +5,6 @@ package origin
 
 import (
 	"github.com/epochkv/epochkv/bench/harness"
-	"github.com/epochkv/epochkv/internal/cache"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -93,7 +92,7 @@ func scanResistance() harness.Scenario {
 		Origin: "libdb mpool, stage 0.5: 621, 505 and 58 page-ins with LRU, CLOCK and two bands.",
 		Unit:   "reads", Axis: harness.Axis{Name: "percent of the cache that is hot", Points: []int{30}}, Size: 60_000, Fixed: true, Weight: 0.5, Show: pageIns,
 		Arms: []harness.Arm{
-			{Name: bands, Run: resistance{cache.TwoBand}.run}, {Name: clock, Run: resistance{cache.Clock}.run}, {Name: lru, Run: resistance{cache.LRU}.run},
+			{Name: bands, Run: resistance{openCache}.run}, {Name: clock, Run: resistance{openClock}.run}, {Name: lru, Run: resistance{openLRU}.run},
 		},
 		Figures: []harness.Figure{{Arm: bands, Against: lru, Measure: pageIns, AtMost: 0.05, Source: "two bands at most 5 % of LRU's page-ins"}},
 	}
@@ -106,9 +105,9 @@ func hits() harness.Scenario {
 		Origin: "libdb mpool, stage 0.5: no loss against LRU from 1 to 24 threads.",
 		Unit:   "reads", Axis: harness.Axis{Name: "readers", Points: []int{1, 2, 8, 24}}, Size: 4_000_000, Load: residentFrames, Weight: 1.5,
 		Arms: []harness.Arm{
-			{Name: bands, Run: resident{cache.TwoBand}.run},
-			{Name: clock, Run: resident{cache.Clock}.run},
-			{Name: lru, Run: resident{cache.LRU}.run},
+			{Name: bands, Run: resident{openCache}.run},
+			{Name: clock, Run: resident{openClock}.run},
+			{Name: lru, Run: resident{openLRU}.run},
 			{Name: otter, Run: residentOtter},
 		},
 		Figures: []harness.Figure{

@@ -54,7 +54,7 @@ func (c *Cache) forgetLocked(id ID) {
 // expelLocked takes a resident frame out of the cache without a trace in the history.
 func (c *Cache) expelLocked(f uint32) {
 	c.table.Load().remove(c.ids[f])
-	c.replacer.remove(f)
+	c.clock.remove(f)
 	c.resident--
 	c.retireLocked([]uint32{f})
 }

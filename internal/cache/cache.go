@@ -50,7 +50,6 @@ type Config struct {
 	Bytes    int64 // of frames; tables and words add about half a percent
 	PageSize int
 	Registry *pin.Registry
-	Policy   Policy
 	// Load reads and verifies one page.
 	Load func(id ID, buf []byte) error
 	// LoadBatch does so for several in one submission, and sets each read's Err.
@@ -63,17 +62,6 @@ const framesMin = 16
 // ErrSize is wrapped when a cache is to be smaller than framesMin frames or larger than its address space.
 var ErrSize = errors.New("cache: impossible size")
 
-// replacer decides who is evicted. admit, remove, victims and resize are called under the cache's mutex, climb by readers. Two
-// kinds: clock, with bands or without, and lru.
-type replacer interface {
-	climb(f, ceiling uint32)
-	admit(f, ceiling uint32, a arrival)
-	remove(f uint32)
-	victims(dst []uint32, n int) []uint32
-	resize(frames uint32)
-	counts() tally
-}
-
 // Cache is safe for concurrent use.
 type Cache struct {
 	// Constant after New, but for table, which Resize replaces. The hit path reads these and nothing else of Cache.
@@ -81,8 +69,7 @@ type Cache struct {
 	words    unsafe.Pointer // warmth word f
 	frames   unsafe.Pointer // frame f
 	pageSize int
-	ceilings [hints]uint32 // by hint: the warmth that an access may raise a page to
-	replacer replacer
+	clock    *clock
 
 	// Constant after New.
 	config    Config
@@ -91,7 +78,7 @@ type Cache struct {
 	wordMem   backing
 
 	_  [2 * lineBytes]byte
-	mu sync.Mutex // guards all below; replacer and registry locks are inside
+	mu sync.Mutex // guards all below; registry locks are inside
 	pool
 	flights  map[ID]*flight
 	spare    []*flight // without waiters, for reuse
@@ -116,7 +103,7 @@ func New(config Config) (*Cache, error) {
 		return nil, errors.Join(fmt.Errorf("cache: reserve warmth words: %w", err), c.frameMem.release())
 	}
 	c.words = c.wordMem.base
-	c.setPolicy(config.Policy)
+	c.clock = &clock{words: c.words}
 	if err := c.resizeLocked(n); err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
@@ -130,24 +117,6 @@ func (c *Cache) reserveFrames(bytes int64) (err error) {
 	c.frames = c.frameMem.base
 	c.framesMax = uint32(min(framesMax, bytes/int64(c.pageSize)))
 	return nil
-}
-
-func (c *Cache) setPolicy(p Policy) {
-	switch p {
-	case LRU:
-		c.replacer = &lru{words: c.words, prev: make([]uint32, 1), next: make([]uint32, 1)}
-		for i := range c.ceilings {
-			c.ceilings[i] = absent // every hit is one to tell
-		}
-	case Clock:
-		c.replacer = &clock{words: c.words}
-		for i := range c.ceilings {
-			c.ceilings[i] = coolest + 1
-		}
-	default:
-		c.replacer = &clock{words: c.words, bands: true}
-		c.ceilings = caps
-	}
 }
 
 // Close gives all memory back. Nobody may be using the cache or bytes from it.
@@ -169,8 +138,8 @@ func (c *Cache) Close() error {
 // caller, in the caller's own memory.
 func (c *Cache) Visit(id ID, h Hint, hits *pin.Counter) ([]byte, error) {
 	if f, ok := c.table.Load().lookup(id); ok {
-		if wordAt(c.words, f).Load() < c.ceilings[h] { // touch, which is too large to be inlined
-			c.replacer.climb(f, c.ceilings[h])
+		if wordAt(c.words, f).Load() < ceilings[h] { // touch, which is too large to be inlined
+			c.clock.climb(f, ceilings[h])
 		}
 		hits.Add(1)
 		return c.frame(f), nil
@@ -196,7 +165,7 @@ func (c *Cache) frame(f uint32) []byte {
 
 // touch is a visit to a resident page: a step up, unless it is warm enough, and then no store at all.
 func (c *Cache) touch(f uint32, h Hint) {
-	if wordAt(c.words, f).Load() < c.ceilings[h] {
-		c.replacer.climb(f, c.ceilings[h])
+	if wordAt(c.words, f).Load() < ceilings[h] {
+		c.clock.climb(f, ceilings[h])
 	}
 }

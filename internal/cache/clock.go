@@ -16,10 +16,10 @@ const (
 	lineBytes   = 64
 )
 
-// caps is how far each hint lets a page climb. Every cap is at most warmthMax, and the hand takes one step at a time down to
+// ceilings is how far each hint lets a page climb. Every ceiling is at most warmthMax, and the hand takes one step at a time down to
 // coolest: whatever a hint can produce, it can reach. Two steps fewer for Default lose half a point on Zipf and more
 // beside a scan; one more makes a new working set wait.
-var caps = [hints]uint32{Default: hotAt + 3, VeryLow: coolest, Low: hotAt - 1, High: hotAt + 4, VeryHigh: warmthMax}
+var ceilings = [hints]uint32{Default: hotAt + 3, VeryLow: coolest, Low: hotAt - 1, High: hotAt + 4, VeryHigh: warmthMax}
 
 // warmthMax bounds the laps that it takes to cool the warmest page.
 const warmthMax = hotAt + 5
@@ -44,7 +44,8 @@ const (
 	hotReach = 16
 )
 
-// clock is CLOCK with two bands, or, with bands off, plain CLOCK.
+// clock decides which page is evicted: CLOCK with two bands. admit, remove, victims and resize are called under the cache's mutex,
+// climb by readers.
 //
 //	           climb: one step per access, up to the hint's cap
 //	        ───────────────────────────────────────────────►
@@ -58,7 +59,6 @@ const (
 // what is not gives way. Invariant: hot is the number of words >= hotAt other than absent, but for readers inside climb.
 type clock struct {
 	words unsafe.Pointer // constant
-	bands bool           // constant
 
 	hotLimit atomic.Int64 // frames that may be HOT
 	_        [2 * lineBytes]byte
@@ -75,7 +75,7 @@ type clock struct {
 	tally       tally
 }
 
-// tally counts what a replacer did, and the HOT frames that it has.
+// tally counts what the clock did, and the HOT frames that it has.
 type tally struct {
 	evicted, wasted, used, cooled, laps, visited, hot uint64
 }
@@ -106,7 +106,7 @@ func (k *clock) climb(f, ceiling uint32) {
 	if v >= ceiling {
 		return
 	}
-	if k.bands && v == hotAt-1 {
+	if v == hotAt-1 {
 		if k.hot.Load() < k.hotLimit.Load() && w.CompareAndSwap(v, hotAt) {
 			k.hot.Add(1)
 		}
@@ -129,7 +129,7 @@ func (k *clock) admit(f, ceiling uint32, a arrival) {
 	switch {
 	case a.ahead:
 		start = unvisited
-	case !k.bands || ceiling < hotAt: // a scan pays nothing, however long it is
+	case ceiling < hotAt: // a scan pays nothing, however long it is
 	case a.returns == 0:
 		k.credit += strangerPays
 	default:
@@ -154,7 +154,7 @@ func (k *clock) left(v uint32) {
 	switch {
 	case v == unvisited:
 		k.tally.wasted++
-	case k.bands && v >= hotAt && v != absent:
+	case v >= hotAt && v != absent:
 		k.hot.Add(-1)
 	}
 }
@@ -181,7 +181,7 @@ func (k *clock) victims(dst []uint32, n int) []uint32 {
 				dst = append(dst, f)
 				since = 0
 			}
-		case !k.bands || v < hotAt:
+		case v < hotAt:
 			w.CompareAndSwap(v, v-1)
 		case since > k.frames:
 			k.cool(w, v)

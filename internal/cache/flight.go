@@ -52,7 +52,7 @@ func (c *Cache) departLocked(id ID, h Hint, heap bool) *flight {
 		return nil
 	}
 	fl := c.spareFlight()
-	fl.id, fl.frame, fl.ceiling = id, noFrame, c.ceilings[h]
+	fl.id, fl.frame, fl.ceiling = id, noFrame, ceilings[h]
 	if ok {
 		fl.frame, fl.buf = f, c.frame(f)
 	} else {
@@ -152,6 +152,6 @@ func (c *Cache) settleLocked(fl *flight) {
 	}
 	c.states[f], c.ids[f], c.back[f] = stateResident, fl.id, a.returns
 	c.resident++
-	c.replacer.admit(f, fl.ceiling, a)
+	c.clock.admit(f, fl.ceiling, a)
 	c.table.Load().insert(fl.id, f)
 }

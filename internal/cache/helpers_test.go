@@ -83,12 +83,12 @@ type rig struct {
 	hits     pin.Counter
 }
 
-func newRig(t testing.TB, frames int, policy Policy) *rig {
+func newRig(t testing.TB, frames int) *rig {
 	t.Helper()
 	r := &rig{disk: new(disk), registry: newRegistry()}
 	r.slot = r.registry.Slot()
 	c, err := New(Config{
-		Bytes: int64(frames) * testPageSize, PageSize: testPageSize, Registry: r.registry, Policy: policy,
+		Bytes: int64(frames) * testPageSize, PageSize: testPageSize, Registry: r.registry,
 		Load: r.disk.load, LoadBatch: r.disk.loadBatch,
 	})
 	if err != nil {
@@ -214,8 +214,8 @@ func (c *Cache) check() error {
 	if resident != named || resident != c.resident {
 		errs = append(errs, fmt.Errorf("%d frames are resident, %d named, %d counted", resident, named, c.resident))
 	}
-	if k, ok := c.replacer.(*clock); ok && k.bands && k.hot.Load() != hot {
-		errs = append(errs, fmt.Errorf("%d frames are HOT, and %d counted", hot, k.hot.Load()))
+	if c.clock.hot.Load() != hot {
+		errs = append(errs, fmt.Errorf("%d frames are HOT, and %d counted", hot, c.clock.hot.Load()))
 	}
 	return errors.Join(errs...)
 }

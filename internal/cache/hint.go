@@ -12,13 +12,3 @@ const (
 	VeryHigh             // inner nodes: one serves hundreds of leaves
 	hints
 )
-
-// Policy chooses who is evicted. All but TwoBand are there to be compared with.
-type Policy uint8
-
-// The policies.
-const (
-	TwoBand Policy = iota // CLOCK with a COOL and a HOT band and a memory of who was evicted
-	Clock                 // one reference bit
-	LRU                   // least recently used; every hit takes a lock
-)

@@ -134,7 +134,7 @@ func (c *Cache) ReadAhead(ids []ID, h Hint) (room bool) {
 func (c *Cache) departAhead(b *batch, ids []ID, h Hint) (room bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	n := c.replacer.counts()
+	n := c.clock.counts()
 	waiting := c.counters.prefetched - n.used - n.wasted
 	t := c.table.Load()
 	for i, id := range ids {

@@ -15,7 +15,7 @@ import (
 // would fault.
 func TestHotReadsRunOnReadOnlyMemory(t *testing.T) {
 	const pages = 100
-	r := newRig(t, 256, TwoBand)
+	r := newRig(t, 256)
 	for range warmthMax + 1 {
 		for id := range ID(pages) {
 			r.get(t, id+1, Hint(id%ID(hints)))

@@ -106,12 +106,12 @@ func (c *Cache) takeLocked() (uint32, bool) {
 	return f, true
 }
 
-// evictLocked moves n victims to limbo, if the replacer finds them.
+// evictLocked moves n victims to limbo, if the clock finds them.
 func (c *Cache) evictLocked(n int) {
 	if n <= 0 {
 		return
 	}
-	c.victim = c.replacer.victims(c.victim[:0], n)
+	c.victim = c.clock.victims(c.victim[:0], n)
 	t := c.table.Load()
 	for _, f := range c.victim {
 		t.remove(c.ids[f])
@@ -119,7 +119,7 @@ func (c *Cache) evictLocked(n int) {
 	}
 	c.resident -= uint64(len(c.victim))
 	c.retireLocked(c.victim)
-	if laps := c.replacer.counts().laps; laps != c.lapsSeen {
+	if laps := c.clock.counts().laps; laps != c.lapsSeen {
 		c.lapsSeen = laps
 		c.reserve = max(c.reserveMin, c.reserve*3/4)
 	}

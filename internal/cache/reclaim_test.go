@@ -15,7 +15,7 @@ func sleep() { time.Sleep(100 * time.Microsecond) }
 
 // TestEvictedFrameWaitsForItsReaders stands on a page while the cache turns over many times.
 func TestEvictedFrameWaitsForItsReaders(t *testing.T) {
-	r := newRig(t, 64, TwoBand)
+	r := newRig(t, 64)
 	other := r.registry.Slot()
 	defer other.Free()
 	other.Enter()
@@ -47,7 +47,7 @@ func TestEvictedFrameWaitsForItsReaders(t *testing.T) {
 
 // TestBatchLargerThanTheCacheDoesNotHang also checks that a batch keeps all its pages until its reader leaves.
 func TestBatchLargerThanTheCacheDoesNotHang(t *testing.T) {
-	r := newRig(t, framesMin, TwoBand)
+	r := newRig(t, framesMin)
 	ids, out := make([]ID, 10*framesMin), make([][]byte, 10*framesMin)
 	for round := range ID(5) {
 		for i := range ids {
@@ -70,7 +70,7 @@ func TestBatchLargerThanTheCacheDoesNotHang(t *testing.T) {
 }
 
 func TestBatchReadsItsMissesInOneSubmission(t *testing.T) {
-	r := newRig(t, 1024, TwoBand)
+	r := newRig(t, 1024)
 	for id := range ID(32) {
 		r.get(t, id+1, Default)
 	}
@@ -89,7 +89,7 @@ func TestBatchReadsItsMissesInOneSubmission(t *testing.T) {
 }
 
 func TestBatchWithAFailureCachesTheRest(t *testing.T) {
-	r := newRig(t, 64, TwoBand)
+	r := newRig(t, 64)
 	r.disk.fail = func(id ID) error {
 		if id == 2 {
 			return errDisk
@@ -108,7 +108,7 @@ func TestBatchWithAFailureCachesTheRest(t *testing.T) {
 }
 
 func TestForgottenPageIsNotServedAgain(t *testing.T) {
-	r := newRig(t, 64, TwoBand)
+	r := newRig(t, 64)
 	r.slot.Enter()
 	old, err := r.Page(9, Default)
 	if err != nil {
@@ -125,7 +125,7 @@ func TestForgottenPageIsNotServedAgain(t *testing.T) {
 
 // TestForgetReachesReadsUnderWay frees a page while it is being read: whoever asked before gets what was there, nobody later.
 func TestForgetReachesReadsUnderWay(t *testing.T) {
-	r := newRig(t, 64, TwoBand)
+	r := newRig(t, 64)
 	entered, release := make(chan struct{}, 2), make(chan struct{})
 	r.disk.gate = func(ID) { entered <- struct{}{}; <-release }
 	var wg sync.WaitGroup
@@ -146,7 +146,7 @@ func TestForgetReachesReadsUnderWay(t *testing.T) {
 }
 
 func TestAdmittedPageReplacesWhatWasThere(t *testing.T) {
-	r := newRig(t, 64, TwoBand)
+	r := newRig(t, 64)
 	r.get(t, 3, Default)
 	page := make([]byte, testPageSize)
 	fill(page, 3, 5)
@@ -163,7 +163,7 @@ func TestAdmittedPageReplacesWhatWasThere(t *testing.T) {
 }
 
 func TestPrefetchedPagesAreUsedOrWasted(t *testing.T) {
-	r := newRig(t, 256, TwoBand)
+	r := newRig(t, 256)
 	var busy atomic.Bool
 	p := NewPrefetcher(r.Cache, unless(busy.Load))
 	ctx, cancel := context.WithCancel(t.Context())
@@ -204,29 +204,27 @@ func TestPrefetchedPagesAreUsedOrWasted(t *testing.T) {
 
 // TestPrefetchLeavesRoomForItsOwnPages asks for more than the cache holds: what was read must not be pushed out by what follows.
 func TestPrefetchLeavesRoomForItsOwnPages(t *testing.T) {
-	for _, policy := range []Policy{TwoBand, LRU} {
-		r := newRig(t, 128, policy)
-		ids := make([]ID, 300)
-		for i := range ids {
-			ids[i] = ID(i + 1)
-		}
-		if r.ReadAhead(ids, Default) {
-			t.Error("there is room for more than the cache holds")
-		}
-		s := r.Stats()
-		if s.Prefetched != 64 || s.Evicted != 0 || s.Uncached != 0 {
-			t.Errorf("policy %d: %+v", policy, s)
-		}
-		for _, id := range ids[:s.Prefetched] {
-			if !r.has(id) {
-				t.Errorf("policy %d: page %d is gone", policy, id)
-			}
+	r := newRig(t, 128)
+	ids := make([]ID, 300)
+	for i := range ids {
+		ids[i] = ID(i + 1)
+	}
+	if r.ReadAhead(ids, Default) {
+		t.Error("there is room for more than the cache holds")
+	}
+	s := r.Stats()
+	if s.Prefetched != 64 || s.Evicted != 0 || s.Uncached != 0 {
+		t.Errorf("%+v", s)
+	}
+	for _, id := range ids[:s.Prefetched] {
+		if !r.has(id) {
+			t.Errorf("page %d is gone", id)
 		}
 	}
 }
 
 func TestResizeGivesAndTakesFrames(t *testing.T) {
-	r := newRig(t, 256, TwoBand)
+	r := newRig(t, 256)
 	random := seeded(t)
 	sizes := []int64{64, 512, 16, 700, 256}
 	for _, frames := range sizes {
@@ -256,7 +254,7 @@ func TestResizeGivesAndTakesFrames(t *testing.T) {
 // TestShrinkingGivesMemoryBackOnceItsReadersHaveLeft looks at a page behind the new size, which reads as zeros when it is given back.
 func TestShrinkingGivesMemoryBackOnceItsReadersHaveLeft(t *testing.T) {
 	const frames = 2 * machinePageBytesMax / testPageSize
-	r := newRig(t, frames, TwoBand)
+	r := newRig(t, frames)
 	for id := range ID(frames) {
 		r.get(t, id+1, Default)
 	}
@@ -280,7 +278,7 @@ func TestShrinkingGivesMemoryBackOnceItsReadersHaveLeft(t *testing.T) {
 }
 
 func TestReplacedTableStaysWhileItsReadersAreInside(t *testing.T) {
-	r := newRig(t, 256, TwoBand)
+	r := newRig(t, 256)
 	r.get(t, 1, Default)
 	other := r.registry.Slot()
 	defer other.Free()
@@ -305,7 +303,7 @@ func TestReplacedTableStaysWhileItsReadersAreInside(t *testing.T) {
 // page's bytes are checked for as long as its reader is inside, and a page that was rewritten must never again be seen as it was.
 func TestStorm(t *testing.T) {
 	const pages, rounds = 400, 3000
-	r := newRig(t, 64, TwoBand)
+	r := newRig(t, 64)
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	ctx, cancel := context.WithCancel(t.Context())

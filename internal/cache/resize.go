@@ -41,7 +41,7 @@ func (c *Cache) resizeLocked(n uint32) error {
 		c.shrinkLocked(n)
 	}
 	c.countBeyondLocked()
-	c.replacer.resize(n)
+	c.clock.resize(n)
 	c.history = newHistory(int(n))
 	c.sizeReserve()
 	c.reclaimLocked()

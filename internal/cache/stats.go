@@ -44,7 +44,7 @@ type Stats struct {
 func (c *Cache) Stats() Stats {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	n, s := c.counters, c.replacer.counts()
+	n, s := c.counters, c.clock.counts()
 	out := Stats{
 		Frames: uint64(c.count), Limbo: uint64(len(c.limbo)), Reserve: uint64(c.reserve), Flights: uint64(len(c.flights)),
 		Misses: n.misses, Joined: n.joined, Failed: n.failed, Uncached: n.uncached, Shortages: n.shortages, Returned: n.returned,

@@ -20,9 +20,9 @@ type pages struct {
 	batchReads, batchPages atomic.Uint64 // submissions of several pages, and the pages in them
 }
 
-func (p *pages) open(bytes int64, registry *pin.Registry, policy cache.Policy) (err error) {
+func (p *pages) open(bytes int64, registry *pin.Registry) (err error) {
 	p.cache, err = cache.New(cache.Config{
-		Bytes: bytes, PageSize: p.pager.PageSize(), Registry: registry, Policy: policy, Load: p.loadCached, LoadBatch: p.loadBatch,
+		Bytes: bytes, PageSize: p.pager.PageSize(), Registry: registry, Load: p.loadCached, LoadBatch: p.loadBatch,
 	})
 	return err
 }

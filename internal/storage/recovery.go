@@ -76,7 +76,7 @@ func (e *Engine) openTree() error {
 		return translate(err)
 	}
 	e.pager, e.pages.pager = p, p
-	if err := e.pages.open(e.options.CacheBytes, e.registry, e.options.CachePolicy); err != nil {
+	if err := e.pages.open(e.options.CacheBytes, e.registry); err != nil {
 		return err
 	}
 	e.cacheBytes.Store(e.options.CacheBytes)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/epochkv/epochkv/internal/cache"
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
@@ -19,12 +18,11 @@ type Options struct {
 	PageSize      int    // bytes; 8192; fixed when the store is created
 	MemoryBytes   int64  // bounds cache, memtables and log buffers together; 1 GiB
 	CacheBytes    int64  // derived from MemoryBytes
-	CachePolicy   cache.Policy
-	NoPrefetch    bool  // bounded scans do not read ahead: the benchmark's baseline
-	MemtableBytes int64 // of one generation; derived
-	SegmentBytes  int64 // of one log segment; derived
-	SerialAppend  bool  // one mutex over append and insert: the benchmark's baseline
-	CrowdedAt     int   // versions of a key at whose multiples a writer hears of it; 64
+	NoPrefetch    bool   // bounded scans do not read ahead: the benchmark's baseline
+	MemtableBytes int64  // of one generation; derived
+	SegmentBytes  int64  // of one log segment; derived
+	SerialAppend  bool   // one mutex over append and insert: the benchmark's baseline
+	CrowdedAt     int    // versions of a key at whose multiples a writer hears of it; 64
 
 	CheckpointBytes   int64         // frozen memtables that start a checkpoint, if writers do not wait before; 64 MiB
 	CheckpointWorkers int           // goroutines that merge; half the processors, all while writers wait
