@@ -78,7 +78,7 @@ func (c *Client) Begin(ctx context.Context, options ...TxnOption) (*Txn, error) 
 	if err != nil {
 		return nil, err
 	}
-	t.begin(options)
+	t.begin(beginRequest(options))
 	if _, err := t.receive(); err != nil {
 		t.close()
 		return nil, err
@@ -97,12 +97,16 @@ func (c *Client) openTxn(ctx context.Context) (*Txn, error) {
 	return &Txn{stream: stream, cancel: cancel, done: true}, nil
 }
 
-// begin sends a begin and does not wait for its answer.
-func (t *Txn) begin(options []TxnOption) {
+func beginRequest(options []TxnOption) *kvpb.BeginRequest {
 	request := new(kvpb.BeginRequest)
 	for _, option := range options {
 		option(request)
 	}
+	return request
+}
+
+// begin sends a begin and does not wait for its answer.
+func (t *Txn) begin(request *kvpb.BeginRequest) {
 	t.writes, t.bytes, t.done, t.failed, t.committed, t.readEpoch = t.writes[:0], 0, false, nil, false, 0
 	t.send(&kvpb.TransactRequest{Request: &kvpb.TransactRequest_Begin{Begin: request}})
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"time"
+
+	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 )
 
 // conflictRetry paces repeats after conflicts: a transaction is short, and what it lost against is over already.
@@ -19,12 +21,13 @@ var conflictRetry = Retry{Base: time.Millisecond, Max: 100 * time.Millisecond}
 //		return tx.Put(from, rest)
 //	})
 //
-// If the connection breaks while the commit is under way, the error's OutcomeUnknown is true.
+// If the connection breaks while the commit is under way, the error's OutcomeUnknown is true, and do is not run again: the commit may have
+// happened. With ReadOnly or ReadAt there is nothing that could happen twice, and it is.
 func (c *Client) Update(ctx context.Context, do func(tx *Txn) error, options ...TxnOption) error {
 	return c.transact(ctx, do, options)
 }
 
-// View is Update for what only reads: all of it at one epoch. It never conflicts.
+// View is Update for what only reads: all of it at one epoch. It never conflicts, and is repeated when the connection breaks.
 func (c *Client) View(ctx context.Context, do func(tx *Txn) error, options ...TxnOption) error {
 	return c.transact(ctx, do, append([]TxnOption{ReadOnly()}, options...))
 }
@@ -38,6 +41,7 @@ func (c *Client) transact(ctx context.Context, do func(tx *Txn) error, options [
 			t.close()
 		}
 	}()
+	request := beginRequest(options)
 	var made attempts
 	for {
 		var err error
@@ -49,12 +53,12 @@ func (c *Client) transact(ctx context.Context, do func(tx *Txn) error, options [
 			t, err = c.openTxn(ctx)
 		}
 		if err == nil {
-			err = attempt(t, do, options)
+			err = attempt(t, do, request)
 		}
 		if err == nil {
 			return nil
 		}
-		if e, safely := causeOf(t, err); e == nil || !c.mayAttempt(ctx, &made, e, safely) {
+		if e, safely := causeOf(t, request, err); e == nil || !c.mayAttempt(ctx, &made, e, safely) {
 			return err
 		}
 	}
@@ -74,11 +78,11 @@ func (c *Client) mayAttempt(ctx context.Context, made *attempts, e *Error, safel
 	return made.failures < c.retry.Attempts && mayRepeat(e, safely) && c.retry.pause(ctx, made.failures, e)
 }
 
-// causeOf finds what made an attempt fail, and whether running it twice is safe: it is, unless a commit was sent.
+// causeOf finds what made an attempt fail, and whether running it twice is safe: it is, unless a commit was sent of a transaction that may write.
 // It is nil if the transaction itself was well, which is to say that its function gave up.
-func causeOf(t *Txn, err error) (*Error, repeatability) {
+func causeOf(t *Txn, request *kvpb.BeginRequest, err error) (*Error, repeatability) {
 	if t != nil {
-		return t.failed, repeatability(!t.committed)
+		return t.failed, repeatability(!t.committed || request.GetReadOnly())
 	}
 	var e *Error
 	errors.As(err, &e) // no stream could be opened
@@ -86,8 +90,8 @@ func causeOf(t *Txn, err error) (*Error, repeatability) {
 }
 
 // attempt runs do in one transaction of the stream.
-func attempt(t *Txn, do func(tx *Txn) error, options []TxnOption) error {
-	t.begin(options)
+func attempt(t *Txn, do func(tx *Txn) error, request *kvpb.BeginRequest) error {
+	t.begin(request)
 	defer t.rollback() // also if do panics
 	if err := do(t); err != nil {
 		return err

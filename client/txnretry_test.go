@@ -1,0 +1,123 @@
+package client_test
+
+import (
+	"errors"
+	"net"
+	"sync/atomic"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/client"
+)
+
+// losingServer loses its connection when a commit arrives, so many times: before or after it has executed the commit, which the client cannot
+// know.
+type losingServer struct {
+	kvpb.UnimplementedTransactionsServer
+	lose     atomic.Int64
+	executed atomic.Int64 // commits with a write
+}
+
+func (s *losingServer) Transact(stream grpc.BidiStreamingServer[kvpb.TransactRequest, kvpb.TransactResponse]) error {
+	wrote := false
+	for {
+		request, err := stream.Recv()
+		if err != nil {
+			return nil
+		}
+		response := new(kvpb.TransactResponse)
+		switch request.GetRequest().(type) {
+		case *kvpb.TransactRequest_Begin:
+			wrote = false
+			response.Response = &kvpb.TransactResponse_Begin{Begin: &kvpb.BeginResponse{Id: 1, ReadEpoch: 7}}
+		case *kvpb.TransactRequest_Get:
+			response.Response = &kvpb.TransactResponse_Get{Get: &kvpb.GetResponse{Found: true, Value: []byte("v"), Epoch: 7}}
+		case *kvpb.TransactRequest_Write:
+			wrote = true
+			response.Response = &kvpb.TransactResponse_Write{Write: new(kvpb.WriteResponse)}
+		case *kvpb.TransactRequest_Commit:
+			if wrote {
+				s.executed.Add(1)
+			}
+			if s.lose.Add(-1) >= 0 {
+				return status.Error(codes.Unavailable, "the connection was lost")
+			}
+			response.Response = &kvpb.TransactResponse_Commit{Commit: &kvpb.CommitResponse{Epoch: 8}}
+		default:
+			return status.Errorf(codes.Unimplemented, "%T", request.GetRequest())
+		}
+		if err := stream.Send(response); err != nil {
+			return err
+		}
+	}
+}
+
+func startLosing(t *testing.T, losses int64) (*losingServer, *client.Client) {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, g := new(losingServer), grpc.NewServer()
+	s.lose.Store(losses)
+	kvpb.RegisterTransactionsServer(g, s)
+	served := make(chan error, 1)
+	go func() { served <- g.Serve(listener) }()
+	c, err := client.Dial(listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		g.Stop()
+		if err := errors.Join(c.Close(), <-served); err != nil {
+			t.Error(err)
+		}
+	})
+	return s, c
+}
+
+func TestReadOnlyTransactionIsRepeatedAfterItsCommitWasLost(t *testing.T) {
+	for name, run := range map[string]func(*client.Client, func(*client.Txn) error) error{
+		"View": func(c *client.Client, do func(*client.Txn) error) error { return c.View(t.Context(), do) },
+		"Update with ReadOnly": func(c *client.Client, do func(*client.Txn) error) error {
+			return c.Update(t.Context(), do, client.ReadOnly())
+		},
+		"Update with ReadAt": func(c *client.Client, do func(*client.Txn) error) error {
+			return c.Update(t.Context(), do, client.ReadAt(7))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, c := startLosing(t, 2)
+			runs := 0
+			err := run(c, func(tx *client.Txn) error {
+				runs++
+				_, err := tx.Get([]byte("k"))
+				return err
+			})
+			if err != nil || runs != 3 {
+				t.Errorf("after 2 lost answers and %d runs: %v", runs, err)
+			}
+		})
+	}
+}
+
+// TestUpdateIsNotRepeatedAfterItsCommitMayHaveHappened: the function must not run twice if both could take effect.
+func TestUpdateIsNotRepeatedAfterItsCommitMayHaveHappened(t *testing.T) {
+	s, c := startLosing(t, 1)
+	runs := 0
+	err := c.Update(t.Context(), func(tx *client.Txn) error {
+		runs++
+		return tx.Put([]byte("k"), []byte("v"))
+	})
+	var e *client.Error
+	if !errors.As(err, &e) || !e.OutcomeUnknown() {
+		t.Errorf("the answer to the commit was lost: %v", err)
+	}
+	if executed := s.executed.Load(); runs != 1 || executed != 1 {
+		t.Errorf("%d runs, %d commits", runs, executed)
+	}
+}
