@@ -32,6 +32,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/coreos/go-systemd/v22/daemon"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	grpchealth "google.golang.org/grpc/health"
@@ -353,6 +354,7 @@ func Run(ctx context.Context, cutOff <-chan struct{}, c config.Config, log *slog
 	}
 	log.Info("serving", "listen", s.Address(), "http", s.HTTPAddress(),
 		"recovered_records", r.Records, "epoch", uint64(r.Epoch), "next_epoch", uint64(r.Next), "took", s.opening)
+	notifySupervisor(log, daemon.SdNotifyReady)
 	return s.Run(ctx)
 }
 
@@ -397,6 +399,7 @@ func (s *Server) serveGRPC() error {
 // answer: it takes at most the drain timeout, the close timeout, and a second.
 func (s *Server) shutDown() error {
 	s.log.Info("draining", "timeout", s.config.DrainTimeout, "close_timeout", s.config.CloseTimeout)
+	notifySupervisor(s.log, daemon.SdNotifyStopping)
 	s.health.Shutdown()
 	s.draining.Store(true)
 	s.store.StopThrottling()

@@ -1,0 +1,21 @@
+# Builds static binaries and puts them into an image without a shell. docker build -t epochkv .
+#
+#   docker run -v epochkv:/data -p 127.0.0.1:7400:7400 epochkv
+#
+# The history (.git) is part of the build context, so that kvserver --version names the commit.
+FROM golang:1.26 AS build
+WORKDIR /src
+COPY go.mod go.sum ./
+RUN go mod download
+COPY . .
+RUN CGO_ENABLED=0 go build -trimpath -ldflags=-s -o /out/ ./cmd/kvserver ./cmd/kvctl \
+ && mkdir /out/data
+
+FROM gcr.io/distroless/static-debian12:nonroot
+COPY --from=build /out/kvserver /out/kvctl /usr/bin/
+COPY --from=build --chown=65532:65532 --chmod=700 /out/data /data
+USER 65532:65532
+VOLUME /data
+EXPOSE 7400 7401
+# In a container, the port is published on purpose; the server warns about the address because it has no authentication.
+ENTRYPOINT ["/usr/bin/kvserver", "--data-dir=/data", "--listen=0.0.0.0:7400", "--http=0.0.0.0:7401"]
