@@ -13,33 +13,30 @@ import (
 // checkpointRetry is how long a checkpoint that met a full disk waits before the next attempt.
 const checkpointRetry = time.Second
 
-// weightyPart is the part of the interval, as one over it, for which a memtable waits that holds much against the tree: ten seconds by default.
-const weightyPart = 30
+// largeWaitPart is the part of the checkpoint interval, as one over it, for which an active memtable waits that is large in
+// proportion to the tree: ten seconds by default.
+const largeWaitPart = 30
 
-// runCheckpoints merges frozen generations into the tree when there are enough of them or no more come, and whatever there is at an
-// interval. With nothing to merge it lets checkpoints shrink the file and sweep the tree, as long as that is of use.
-// What is in the active memtable is no part of that, unless it is much.
+// runCheckpoints makes a checkpoint when storage requests one, when its schedule has work, and of everything at an interval.
 func (s *Store) runCheckpoints(ctx context.Context) {
 	interval := time.NewTicker(s.checkpointInterval)
 	defer interval.Stop()
-	linger := time.NewTicker(time.Second)
-	defer linger.Stop()
+	second := time.NewTicker(time.Second)
+	defer second.Stop()
 	for {
 		var err error
 		select {
 		case <-ctx.Done():
 			return
-		case <-s.engine.Due():
+		case <-s.engine.CheckpointRequests():
 			err = s.mergeFrozen(ctx)
-		case <-linger.C:
-			switch {
-			case s.engine.Shortage() != nil && !s.engine.Blocked():
+		case <-second.C:
+			switch s.engine.Schedule(s.checkpointInterval/largeWaitPart, s.collector.horizon()) {
+			case storage.WorkRotateAndMerge:
 				err = s.Checkpoint(ctx)
-			case s.engine.Weighty(s.checkpointInterval / weightyPart):
-				err = s.Checkpoint(ctx)
-			case s.engine.Lingering(), s.engine.Shrinkable(), s.engine.Sweepable(s.collector.horizon()):
+			case storage.WorkMerge:
 				err = s.mergeFrozen(ctx)
-			default:
+			case storage.WorkNone:
 				continue
 			}
 		case <-interval.C:
@@ -52,7 +49,7 @@ func (s *Store) runCheckpoints(ctx context.Context) {
 			case <-ctx.Done():
 				return
 			case <-time.After(checkpointRetry):
-				s.engine.Wake()
+				s.engine.RequestCheckpoint()
 			}
 		}
 	}

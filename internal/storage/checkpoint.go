@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
-	"sync/atomic"
 	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
@@ -60,7 +59,7 @@ func (e *Engine) checkpoint(ctx context.Context, h *Horizon) (left int, err erro
 		most = 0 // one at a time: what the first frees helps the next
 	}
 	merging := atOnce(complete, most)
-	if len(merging) == 0 && garbage.Empty() && !e.Shrinkable() {
+	if len(merging) == 0 && garbage.Empty() && !e.shrinkable() {
 		e.sweeper.advance(garbage)
 		return 0, nil
 	}
@@ -322,54 +321,6 @@ func (e *Engine) shrink(cut keys.Epoch) error {
 		return e.pager.Shrink()
 	}
 	return errors.Join(e.log.TruncateBefore(cut+1), e.pager.Shrink())
-}
-
-// Shrinkable reports whether the file is more than half as large again as what lives in it, so that checkpoints should move pages down though
-// nothing fills the memtables: twice what the user stored would be too much, and pages are not full. Moving and cutting end below that: they
-// leave holes of an eighth and two growth steps of a sixteenth, in a small file relocatePagesMin pages and two steps of sixteen.
-func (e *Engine) Shrinkable() bool {
-	if e.tail.stuck.Load() {
-		return false
-	}
-	s := e.pager.Stats()
-	return (s.FileBytes-e.reservedPages())/int64(s.PageSize) > int64(s.Live)*3/2+2*relocatePagesMin
-}
-
-// Weighty reports whether the active memtable has waited for so long and holds so much against what the tree does, an eighth of its keys, that it
-// should be merged before it is full: else the space of what was deleted or overwritten would have to wait for the interval.
-func (e *Engine) Weighty(waited time.Duration) bool {
-	return time.Since(time.Unix(0, e.rotated.Load())) > waited && e.pager.Stats().Live >= smallTreePages &&
-		uint64(e.view.Load().active.mem.Versions())*8 > e.pager.State().Entries
-}
-
-// tail is what checkpoints try to move down from the end of the file. What is damaged does not move: a tail that stays as it was is left alone
-// until it changes, or else every second would bring a checkpoint that looks for it in vain.
-type tail struct {
-	before, now tailState
-	stuck       atomic.Bool
-}
-
-type tailState struct {
-	limit page.ID
-	pages int
-}
-
-// begin returns the page at and behind which pages should move in this checkpoint, zero for none.
-func (t *tail) begin(ck *pager.Checkpoint, relocate int) page.ID {
-	t.now = tailState{limit: ck.Tail(relocate)}
-	if t.now.limit > 0 {
-		t.now.pages = len(ck.LiveFrom(t.now.limit))
-	}
-	if t.now == t.before {
-		return 0
-	}
-	return t.now.limit
-}
-
-// end says that the checkpoint is durable.
-func (t *tail) end() {
-	t.stuck.Store(t.now.limit > 0 && t.now == t.before)
-	t.before = t.now
 }
 
 // values lets a merge keep large values in the row store.

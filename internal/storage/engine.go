@@ -59,7 +59,7 @@ type Engine struct {
 	checkpointing patientMutex // one checkpoint at a time; taken before mu
 	slot          *pin.Slot    // the checkpoint's, used under checkpointing
 	retired       retired      // what readers of older views may still stand on
-	tail          tail
+	tail          fileEnd
 	known         *side // what merges go round: what the view names, and what was found since; under checkpointing
 	pins          rootPins
 	readers       readers
@@ -318,9 +318,6 @@ func (e *Engine) wakeCheckpoint() {
 	}
 }
 
-// Wake makes Due deliver.
-func (e *Engine) Wake() { e.wakeCheckpoint() }
-
 // Sealed is the last epoch of the newest frozen generation, or of the tree.
 func (e *Engine) Sealed() keys.Epoch {
 	if frozen := e.view.Load().frozen; len(frozen) > 0 {
@@ -328,17 +325,6 @@ func (e *Engine) Sealed() keys.Epoch {
 	}
 	return e.pager.State().Epoch
 }
-
-// Lingering reports whether frozen generations have waited for more company for a while: readers look into each of them.
-func (e *Engine) Lingering() bool {
-	return len(e.view.Load().frozen) > 0 && time.Since(time.Unix(0, e.rotated.Load())) > lingerMax
-}
-
-// lingerMax is how long frozen generations wait to be merged together with later ones.
-const lingerMax = time.Second
-
-// Due delivers when there is something to merge.
-func (e *Engine) Due() <-chan struct{} { return e.due }
 
 // Rotate seals the active generation if it holds anything, so that a checkpoint can take it.
 func (e *Engine) Rotate(ctx context.Context) error {

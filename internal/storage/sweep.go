@@ -82,8 +82,8 @@ func (s *sweeper) advance(found *btree.Garbage) {
 	s.laps.Add(1)
 }
 
-// Sweepable reports whether a checkpoint may find garbage in the tree though nothing is frozen: checkpoints that merge look for it anyway.
-func (e *Engine) Sweepable(live []keys.Epoch) bool {
+// sweepable reports whether a checkpoint may find garbage in the tree though nothing is frozen: checkpoints that merge look for it anyway.
+func (e *Engine) sweepable(live []keys.Epoch) bool {
 	if len(e.view.Load().frozen) > 0 || !e.checkpointing.TryLock() {
 		return false
 	}

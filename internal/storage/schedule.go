@@ -1,0 +1,108 @@
+package storage
+
+import (
+	"sync/atomic"
+	"time"
+
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/storage/pager"
+)
+
+// Work is what a checkpoint should do now.
+type Work int
+
+const (
+	// WorkNone: nothing is worth a checkpoint.
+	WorkNone Work = iota
+	// WorkMerge: Checkpoint should merge the immutable memtables. With none, it moves pages from the end of
+	// the file or removes dead versions from the tree.
+	WorkMerge
+	// WorkRotateAndMerge: Rotate should make the active memtable immutable first.
+	WorkRotateAndMerge
+)
+
+const (
+	// immutableWaitMax is how long an immutable memtable waits to be merged together with later ones. Readers
+	// look into each of them.
+	immutableWaitMax = time.Second
+	// largePart is the part of the keys of the tree, as one over it, that makes an active memtable large.
+	largePart = 8
+)
+
+// Schedule computes what the next checkpoint should do. It is called every second or so. An active memtable
+// that is large in proportion to the tree is merged before it is full, once it has waited for largeWait. The
+// snapshots are the epochs that versions must be kept for.
+func (e *Engine) Schedule(largeWait time.Duration, snapshots []keys.Epoch) Work {
+	switch {
+	case e.Shortage() != nil && !e.Blocked():
+		return WorkRotateAndMerge // frees pages and log segments
+	case e.shouldFlushBySize(largeWait):
+		return WorkRotateAndMerge
+	case e.shouldFlushByAge(), e.shrinkable(), e.sweepable(snapshots):
+		return WorkMerge
+	default:
+		return WorkNone
+	}
+}
+
+// CheckpointRequests delivers when there is something to merge.
+func (e *Engine) CheckpointRequests() <-chan struct{} { return e.due }
+
+// RequestCheckpoint makes CheckpointRequests deliver.
+func (e *Engine) RequestCheckpoint() { e.wakeCheckpoint() }
+
+// shouldFlushByAge reports whether an immutable memtable has waited long enough.
+func (e *Engine) shouldFlushByAge() bool {
+	return len(e.view.Load().frozen) > 0 && time.Since(time.Unix(0, e.rotated.Load())) > immutableWaitMax
+}
+
+// shouldFlushBySize reports whether the active memtable is large and has waited for so long. Without it, the
+// space of what was deleted or overwritten would stay in use until the interval ends.
+func (e *Engine) shouldFlushBySize(wait time.Duration) bool {
+	return time.Since(time.Unix(0, e.rotated.Load())) > wait && e.pager.Stats().Live >= smallTreePages &&
+		uint64(e.view.Load().active.mem.Versions())*largePart > e.pager.State().Entries
+}
+
+// shrinkable reports whether the data file is more than half as large again as its live pages, so that
+// checkpoints should move pages from its end although no memtable is full. Moving and truncating end below
+// that: they leave holes of an eighth and two growth steps of a sixteenth, in a small file relocatePagesMin
+// pages and two steps of sixteen.
+func (e *Engine) shrinkable() bool {
+	if e.tail.stuck.Load() {
+		return false
+	}
+	s := e.pager.Stats()
+	return (s.FileBytes-e.reservedPages())/int64(s.PageSize) > int64(s.Live)*3/2+2*relocatePagesMin
+}
+
+// fileEnd is what checkpoints try to move from the end of the data file. Damaged pages do not move: a file end
+// that stayed as it was is left alone until it changes. Otherwise every second a checkpoint would look for
+// pages to move and find none.
+type fileEnd struct {
+	before, now fileEndState
+	stuck       atomic.Bool
+}
+
+type fileEndState struct {
+	limit page.ID
+	pages int
+}
+
+// begin returns the page from which on pages should move in this checkpoint; zero for none.
+func (t *fileEnd) begin(ck *pager.Checkpoint, relocate int) page.ID {
+	t.now = fileEndState{limit: ck.Tail(relocate)}
+	if t.now.limit > 0 {
+		t.now.pages = len(ck.LiveFrom(t.now.limit))
+	}
+	if t.now == t.before {
+		return 0
+	}
+	return t.now.limit
+}
+
+// end notes that the checkpoint is durable.
+func (t *fileEnd) end() {
+	t.stuck.Store(t.now.limit > 0 && t.now == t.before)
+	t.before = t.now
+}
