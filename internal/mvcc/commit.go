@@ -225,7 +225,7 @@ func (x *Session) finish(ctx context.Context, err error) error {
 // check is steps 2 and 3: it returns the reserved epoch, inside the slot's protection as it came.
 func (x *Session) check(ctx context.Context, w *Write, body []byte, at keys.Epoch) (keys.Epoch, error) {
 	if len(w.Conditions) > 0 {
-		if err := x.checkConditions(w); err != nil {
+		if err := x.checkConditions(ctx, w); err != nil {
 			return 0, err
 		}
 	}
@@ -307,8 +307,11 @@ func (x *Session) validateAndReserve(ctx context.Context, w *Write, body []byte)
 // checkConditions tests the preconditions against the newest versions, straight from memtables and tree and not through
 // visible: the latches keep them still. A failure is told only once what it reveals is visible. Whether a condition holds or not reveals
 // the version (Await).
-func (x *Session) checkConditions(w *Write) error {
+func (x *Session) checkConditions(ctx context.Context, w *Write) error {
 	for i := range w.Conditions {
+		if i > 0 && i%checkContextEvery == 0 && ctx.Err() != nil {
+			return context.Cause(ctx) // it holds latches, and each condition may read a page
+		}
 		c := &w.Conditions[i]
 		x.key = keys.Append(x.key[:0], keys.SpaceUser, c.Key)
 		x.slot.Enter()

@@ -87,7 +87,7 @@ func (x *Session) checkOnly(ctx context.Context, w *Write, reads *readSet) error
 }
 
 func (x *Session) checkLatched(ctx context.Context, w *Write, reads *readSet) error {
-	if err := x.checkConditions(w); err != nil {
+	if err := x.checkConditions(ctx, w); err != nil {
 		return err
 	}
 	x.slot.Enter()
@@ -95,8 +95,8 @@ func (x *Session) checkLatched(ctx context.Context, w *Write, reads *readSet) er
 	return x.validate(ctx, reads)
 }
 
-// checkContextEvery is how many keys a range delete collects between two looks at its context.
-const checkContextEvery = 256
+// checkContextEvery is how many keys a commit reads between two looks at its context.
+const checkContextEvery = 64
 
 // collect fills w with a deletion for each key of the range at the view.
 func (x *Session) collect(ctx context.Context, o RangeDelete, w *Write) (out RangeDeleted, err error) {

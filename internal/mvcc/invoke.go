@@ -163,11 +163,11 @@ func (x *Session) invokeOnce(ctx context.Context, ops []Invoke, conditions []Con
 
 // invokeLatched reads, computes and commits under the latches of w, which names the keys.
 func (x *Session) invokeLatched(ctx context.Context, w *Write, ops []Invoke, out []Invoked) (keys.Epoch, error) {
-	if err := x.checkConditions(w); err != nil {
+	if err := x.checkConditions(ctx, w); err != nil {
 		return 0, err
 	}
 	w.Conditions = w.Conditions[:0]
-	if err := x.applyAll(ops, w, out); err != nil || w.Batch.Count() == 0 {
+	if err := x.applyAll(ctx, ops, w, out); err != nil || w.Batch.Count() == 0 {
 		return 0, err
 	}
 	body, err := x.prepare(w)
@@ -177,16 +177,21 @@ func (x *Session) invokeLatched(ctx context.Context, w *Write, ops []Invoke, out
 	return x.commitLatched(ctx, w, body, 0)
 }
 
-// applyAll computes every outcome from the newest versions and fills the batch.
-func (x *Session) applyAll(ops []Invoke, w *Write, out []Invoked) error {
+// applyAll computes every outcome from the newest versions and fills the batch. The values that it finds have the limit of a batch, as what it writes has:
+// a request of many short names must not read the whole store into memory.
+func (x *Session) applyAll(ctx context.Context, ops []Invoke, w *Write, out []Invoked) error {
 	w.Batch.Reset()
-	buf := x.invoked[:0]
+	buf, read := x.invoked[:0], 0
 	for i := range ops {
+		if i%checkContextEvery == 0 && ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
 		x.key = keys.Append(x.key[:0], keys.SpaceUser, ops[i].Key)
-		old, found, epoch, err := x.newestValue(&buf)
+		old, found, epoch, err := x.newestValue(&buf, read)
 		if err != nil {
 			return err
 		}
+		read += len(old)
 		if out[i], buf, err = ops[i].apply(i, old, found, buf); err != nil {
 			return err
 		}
@@ -203,8 +208,8 @@ func (x *Session) applyAll(ops []Invoke, w *Write, out []Invoked) error {
 	return nil
 }
 
-// newestValue reads the newest version of the key in x.key, and appends its value to buf.
-func (x *Session) newestValue(buf *[]byte) (value []byte, found bool, epoch keys.Epoch, err error) {
+// newestValue reads the newest version of the key in x.key, and appends its value to buf. So many bytes of values have been read before it.
+func (x *Session) newestValue(buf *[]byte, read int) (value []byte, found bool, epoch keys.Epoch, err error) {
 	x.slot.Enter()
 	defer x.slot.Leave()
 	v, ok, err := x.reader.Newest(x.key)
@@ -214,6 +219,12 @@ func (x *Session) newestValue(buf *[]byte) (value []byte, found bool, epoch keys
 	x.reveals(v.Sync, v.Epoch)
 	if v.Kind != keys.KindSet {
 		return nil, false, 0, nil
+	}
+	if limit := x.store.limits.BatchBytes; read > 0 && read+v.Size() > limit {
+		return nil, false, 0, &LimitError{What: "batch bytes", Limit: limit, Got: read + v.Size()}
+	}
+	if err := x.admitted(v.Size()); err != nil {
+		return nil, false, 0, err
 	}
 	from := len(*buf)
 	*buf, err = x.reader.AppendValue(*buf, v)

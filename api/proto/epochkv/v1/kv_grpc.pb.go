@@ -68,7 +68,8 @@ type KVClient interface {
 	// Invoke reads, changes and writes one key in one step: increments, appends, compare-and-set and the like. It never
 	// conflicts. Unless the outcome of every attempt is wanted, repeat it only when the server has not executed it.
 	Invoke(ctx context.Context, in *InvokeRequest, opts ...grpc.CallOption) (*InvokeResponse, error)
-	// InvokeAll does the same to many keys atomically at one epoch: all of them or, after an error, none.
+	// InvokeAll does the same to many keys atomically at one epoch: all of them or, after an error, none. The values that it
+	// finds have together the limit of a batch, as the request has.
 	InvokeAll(ctx context.Context, in *InvokeAllRequest, opts ...grpc.CallOption) (*InvokeAllResponse, error)
 	// BulkLoad loads many keys past log and memtable. They become visible and durable at one epoch, or not at all: a stream that ends
 	// in any way but with commit leaves nothing behind. Keys in ascending order load fastest; of several values of one key the last one
@@ -244,7 +245,8 @@ type KVServer interface {
 	// Invoke reads, changes and writes one key in one step: increments, appends, compare-and-set and the like. It never
 	// conflicts. Unless the outcome of every attempt is wanted, repeat it only when the server has not executed it.
 	Invoke(context.Context, *InvokeRequest) (*InvokeResponse, error)
-	// InvokeAll does the same to many keys atomically at one epoch: all of them or, after an error, none.
+	// InvokeAll does the same to many keys atomically at one epoch: all of them or, after an error, none. The values that it
+	// finds have together the limit of a batch, as the request has.
 	InvokeAll(context.Context, *InvokeAllRequest) (*InvokeAllResponse, error)
 	// BulkLoad loads many keys past log and memtable. They become visible and durable at one epoch, or not at all: a stream that ends
 	// in any way but with commit leaves nothing behind. Keys in ascending order load fastest; of several values of one key the last one
