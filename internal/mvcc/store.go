@@ -72,11 +72,7 @@ func OpenContext(ctx context.Context, o Options) (*Store, error) {
 		collection: o.Collection, horizonRule: o.Horizon,
 		syncInterval: o.SyncInterval, gcInterval: o.GCInterval, retention: o.Retention, checkpointInterval: o.CheckpointInterval,
 	}
-	if o.Horizon == HorizonScanned {
-		s.registry = pin.NewScannedRegistry(&s.horizon.visible)
-	} else {
-		s.registry = pin.NewRegistry(&s.horizon.visible)
-	}
+	s.registry = pin.NewRegistry(&s.horizon.visible)
 	if at := o.Collection.crowdedAt(); at != 0 {
 		o.Storage.CrowdedAt = at
 	}

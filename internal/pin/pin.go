@@ -11,14 +11,12 @@
 // its own slot.
 //
 // Reclamation. Enter stores the current tick in the slot; Leave stores zero. Retiring an object advances the tick and
-// remembers the tick before; the object may be reused when no slot holds that tick or an older one (Quiesced).
+// remembers the tick before; the object may be reused when no slot holds that tick or an older one (OldestTick).
 // Invariant: a reader entered before it loaded the pointer to the object, so its slot holds a tick <= the retirement.
 //
 // Fences. A collector must see a reader that has reached what it is about to reuse: either the reader's store of its tick comes before the
-// collector's scan, or the reader's load comes after the object was taken away. Processors keep to that only with a full fence between the reader's store
-// and its load, or else one that the collector makes all threads execute at once (membarrier(2)). Readers come millions of
-// times a second and retirements thousands, so on Linux and amd64 the collector fences: once for each retirement, before the first scan
-// that may find it unprotected, and once for each new frontier. Elsewhere readers fence for themselves. See ADR 0021.
+// collector's scan, or the reader's load comes after the object was taken away. That needs a full fence between the reader's store and its
+// load, which Go's atomic stores have. ADR 0021 has the figures of what it costs, and of the alternative.
 //
 // Snapshots. The race between a reader that registers and a collector that computes the minimum is closed from both
 // sides. The collector publishes the frontier and then scans the slots; a reader stores its epoch and then checks that it is

@@ -20,13 +20,10 @@ type Registry struct {
 
 	_        [cacheLinePair]byte
 	tick     atomic.Uint64 // advances with every retirement
-	fenced   atomic.Uint64 // readers have been fenced since this tick began
-	_        [cacheLinePair - 16]byte
+	_        [cacheLinePair - 8]byte
 	frontier atomic.Uint64 // epochs from here on are readable without being held
 	minimum  atomic.Uint64 // min-visible as of the last Refresh
 	_        [cacheLinePair - 16]byte
-
-	bare bool // readers' stores have no fence of their own; constant
 
 	// slots is replaced, never changed, so that scans need no lock.
 	slots atomic.Pointer[[]*Slot]
@@ -47,14 +44,9 @@ type long struct {
 	since time.Time
 }
 
-// NewRegistry makes a registry over the commit pipeline's visible word. Collectors fence readers, if the system can.
-func NewRegistry(visible *atomic.Uint64) *Registry { return newRegistry(visible, canFence) }
-
-// NewScannedRegistry makes one whose readers fence for themselves: for those who call Refresh about as often as readers enter.
-func NewScannedRegistry(visible *atomic.Uint64) *Registry { return newRegistry(visible, false) }
-
-func newRegistry(visible *atomic.Uint64, bare bool) *Registry {
-	r := &Registry{visible: visible, holds: make(map[keys.Epoch]Hold), bare: bare}
+// NewRegistry makes a registry over the commit pipeline's visible word.
+func NewRegistry(visible *atomic.Uint64) *Registry {
+	r := &Registry{visible: visible, holds: make(map[keys.Epoch]Hold)}
 	r.tick.Store(1)
 	r.slots.Store(new([]*Slot))
 	return r
@@ -78,7 +70,7 @@ func (r *Registry) growLocked() {
 	grown := make([]*Slot, len(old), len(old)+chunkSlots)
 	copy(grown, old)
 	for i := range chunk {
-		chunk[i].reg, chunk[i].place, chunk[i].bare = r, len(grown), r.bare
+		chunk[i].reg, chunk[i].place = r, len(grown)
 		grown = append(grown, &chunk[i])
 		r.long = append(r.long, long{})
 		r.free = append(r.free, &chunk[i])
@@ -96,41 +88,13 @@ func (s *Slot) Free() {
 	s.reg.mu.Unlock()
 }
 
-// Retire is called after the last pointer to an object was replaced. The object may be reused once Quiesced(tick) holds.
+// Retire is called after the last pointer to an object was replaced. The object may be reused once OldestTick is larger than tick.
 func (r *Registry) Retire() (tick uint64) { return r.tick.Add(1) - 1 }
-
-// fence makes the ticks visible of all readers that can have reached what was retired before tick. Once is enough for each retirement: a reader
-// that stores its tick later loads its pointers later, too.
-func (r *Registry) fence(tick uint64) {
-	if !r.bare {
-		return
-	}
-	before := r.fenced.Load()
-	if before >= tick {
-		return
-	}
-	fenceReaders()
-	for before < tick && !r.fenced.CompareAndSwap(before, tick) {
-		before = r.fenced.Load()
-	}
-}
-
-// Quiesced reports whether every reader that entered at tick or before has left.
-func (r *Registry) Quiesced(tick uint64) bool {
-	r.fence(tick + 1)
-	for _, s := range *r.slots.Load() {
-		if t := s.tick.Load(); t != 0 && t <= tick {
-			return false
-		}
-	}
-	return true
-}
 
 // OldestTick is the smallest tick any reader entered at; what was retired before it may be reused. With no reader inside
 // it is the current tick.
 func (r *Registry) OldestTick() uint64 {
 	oldest := r.tick.Load() // before the scan: a reader that enters later has at least this tick
-	r.fence(oldest)
 	for _, s := range *r.slots.Load() {
 		if t := s.tick.Load(); t != 0 && t < oldest {
 			oldest = t
@@ -222,9 +186,6 @@ func (r *Registry) Refresh(dst []keys.Epoch, retained keys.Epoch, now time.Time)
 	before := r.frontier.Load()
 	frontier := max(min(r.visible.Load(), uint64(retained)), before) // never back: what was unreadable stays so
 	r.frontier.Store(frontier)
-	if r.bare && frontier > before { // who has found himself at or past the old one has been seen then, or needs not be
-		fenceReaders()
-	}
 	dst = r.liveLocked(dst, frontier, now)
 	r.keepLocked(dst[:len(dst)-1], keys.Epoch(before))
 	r.minimum.Store(uint64(dst[0]))

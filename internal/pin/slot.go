@@ -15,43 +15,30 @@ type Slot struct {
 	tick  atomic.Uint64 // tick at Enter, zero when outside an operation
 	epoch atomic.Uint64 // snapshot epoch, zero without a snapshot
 	reg   *Registry
-	place int  // in the registry
-	depth int  // nested Enters, touched by the owner alone
-	bare  bool // stores need no fence: collectors fence (Registry.fence)
-	_     [cacheLinePair - 6*8]byte
+	place int // in the registry
+	depth int // nested Enters, touched by the owner alone
+	_     [cacheLinePair - 5*8]byte
 }
 
 // Enter protects every shared object reached from now until Leave. Calls nest.
 func (s *Slot) Enter() {
 	if s.depth++; s.depth == 1 {
-		s.store(&s.tick, s.reg.tick.Load())
-	}
-}
-
-// store writes a word that collectors must see if they do not see what its owner loads next.
-func (s *Slot) store(w *atomic.Uint64, v uint64) {
-	if s.bare {
-		storeWord(w, v)
-	} else {
-		w.Store(v)
+		s.tick.Store(s.reg.tick.Load())
 	}
 }
 
 // Leave ends the protection that Enter began.
 func (s *Slot) Leave() {
 	if s.depth--; s.depth == 0 {
-		storeWord(&s.tick, 0)
+		s.tick.Store(0)
 	}
 }
-
-// Entered reports whether the owner is between Enter and Leave.
-func (s *Slot) Entered() bool { return s.depth > 0 }
 
 // Snapshot registers a snapshot at the newest visible epoch and returns it. It takes the place of the slot's previous one.
 func (s *Slot) Snapshot() keys.Epoch {
 	for {
 		e := s.reg.visible.Load()
-		s.store(&s.epoch, max(e, 1)) // epoch 0 would read as "no snapshot"; before the first commit both see nothing
+		s.epoch.Store(max(e, 1)) // epoch 0 would read as "no snapshot"; before the first commit both see nothing
 		if e >= s.reg.frontier.Load() {
 			return keys.Epoch(e)
 		}
@@ -72,7 +59,7 @@ func (s *Slot) SnapshotAt(e keys.Epoch) bool {
 // Release ends the slot's snapshot, if it has one.
 func (s *Slot) Release() {
 	if s.epoch.Load() != 0 {
-		storeWord(&s.epoch, 0)
+		s.epoch.Store(0)
 	}
 }
 

@@ -1,8 +1,0 @@
-//go:build !linux || !amd64 || race
-
-package pin
-
-// canFence: readers fence for themselves here.
-const canFence = false
-
-func fenceReaders() {}
