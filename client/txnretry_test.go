@@ -27,7 +27,7 @@ func (s *losingServer) Transact(stream grpc.BidiStreamingServer[kvpb.TransactReq
 	for {
 		request, err := stream.Recv()
 		if err != nil {
-			return nil
+			return err // the client has ended the stream
 		}
 		response := new(kvpb.TransactResponse)
 		switch request.GetRequest().(type) {
