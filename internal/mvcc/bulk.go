@@ -14,6 +14,9 @@ import (
 // ErrLoadBusy means that another bulk load is under way.
 var ErrLoadBusy = storage.ErrLoadBusy
 
+// ErrLoadQuarantine means that there is no load while the tree has refused entries.
+var ErrLoadQuarantine = storage.ErrLoadQuarantine
+
 // ErrLoadOvertaken means that more was committed beside a load than there were epochs before its own.
 var ErrLoadOvertaken = storage.ErrLoadOvertaken
 

@@ -114,7 +114,8 @@ func (x *Session) prepare(w *Write) ([]byte, error) {
 		return nil, &LimitError{What: "batch bytes", Limit: s.limits.BatchBytes, Got: size}
 	}
 	for i := range n {
-		if err := s.checkKey(keys.User(w.Batch.Key(i))); err != nil {
+		key := keys.User(w.Batch.Key(i))
+		if err := s.checkKey(key); err != nil && !(w.Batch.Deletes(i) && x.hasBeyondLimit(key)) {
 			return nil, err
 		}
 	}
@@ -122,7 +123,7 @@ func (x *Session) prepare(w *Write) ([]byte, error) {
 		return nil, &LimitError{What: "value bytes", Limit: s.limits.ValueBytes, Got: v}
 	}
 	for i := range w.Conditions {
-		if err := s.checkKey(w.Conditions[i].Key); err != nil {
+		if err := s.checkKey(w.Conditions[i].Key); err != nil && !x.hasBeyondLimit(w.Conditions[i].Key) {
 			return nil, err
 		}
 	}

@@ -65,7 +65,7 @@ func (x *Session) ReadAll(ctx context.Context, list [][]byte, visit func(i int, 
 func (x *Session) arrange(b *batchRead, list [][]byte) error {
 	size := 0
 	for i, key := range list {
-		if err := x.store.checkKey(key); err != nil {
+		if err := x.store.checkKey(key); err != nil && !x.hasBeyondLimit(key) {
 			return fmt.Errorf("keys[%d]: %w", i, err)
 		}
 		size += len(key) + 1

@@ -43,8 +43,10 @@ type Cursor struct {
 func (x *Session) Scan(o ScanOptions) (*Cursor, error) {
 	c := &x.cursor
 	c.Close()
-	if len(o.Lower) > x.store.limits.KeyBytes+1 || len(o.Upper) > x.store.limits.KeyBytes+1 {
-		return nil, &LimitError{What: "key bytes", Limit: x.store.limits.KeyBytes, Got: max(len(o.Lower), len(o.Upper))}
+	for _, bound := range [][]byte{o.Lower, o.Upper} {
+		if err := x.checkBound(bound); err != nil {
+			return nil, err
+		}
 	}
 	c.session, c.options = x, o
 	c.lower = keys.Append(c.lower[:0], keys.SpaceUser, o.Lower)
@@ -61,6 +63,15 @@ func (x *Session) Scan(o ScanOptions) (*Cursor, error) {
 	c.inner.Restart()
 	c.inside, c.ended, c.open = false, false, true
 	return c, nil
+}
+
+// checkBound bounds a bound to what a key can have, and one byte that comes directly after a key.
+func (x *Session) checkBound(bound []byte) error {
+	limit := x.store.limits.KeyBytes
+	if len(bound) <= limit+1 || x.hasBeyondLimit(bound) || bound[len(bound)-1] == 0 && x.hasBeyondLimit(bound[:len(bound)-1]) {
+		return nil
+	}
+	return &LimitError{What: "key bytes", Limit: limit, Got: len(bound)}
 }
 
 // Next moves to the next key that has a value in the view, and reports whether there is one. After false, Err tells why.

@@ -158,7 +158,7 @@ func (x *Session) Read(dst, key []byte) (v Value, err error) {
 // read is Read into a zero v, where it stays: handing a Value up through three returns took a third of a read.
 func (x *Session) read(v *Value, dst, key []byte) error {
 	v.Data, v.At = dst, x.at
-	if err := x.store.checkKey(key); err != nil {
+	if err := x.store.checkKey(key); err != nil && !x.hasBeyondLimit(key) {
 		return err
 	}
 	x.key = keys.Append(x.key[:0], keys.SpaceUser, key)
@@ -203,6 +203,18 @@ func (s *Store) mustAwait(sync bool, e keys.Epoch) keys.Epoch {
 		return e
 	}
 	return 0
+}
+
+// hasBeyondLimit reports whether there are versions of a key that checkKey refuses: a log of another program, or of another page size, has brought
+// them, and they are in a memtable or in quarantine. Such keys can be read and deleted, and not set.
+func (x *Session) hasBeyondLimit(key []byte) bool {
+	if len(key) == 0 {
+		return false
+	}
+	internal := keys.Append(nil, keys.SpaceUser, key)
+	x.slot.Enter()
+	defer x.slot.Leave()
+	return x.store.engine.Pin().Find(internal, keys.MaxEpoch).Found()
 }
 
 func (s *Store) checkKey(key []byte) error {

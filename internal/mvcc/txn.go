@@ -126,7 +126,7 @@ func (t *Txn) put(key, value []byte, kind keys.Kind) error {
 	case t.options.ReadOnly:
 		return ErrReadOnly
 	}
-	if err := t.session.store.checkKey(key); err != nil {
+	if err := t.session.store.checkKey(key); err != nil && !(kind == keys.KindDelete && t.session.hasBeyondLimit(key)) {
 		return err
 	}
 	t.own.set(key, value, kind)

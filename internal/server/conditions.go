@@ -52,6 +52,10 @@ func countedConditions(before, now *mvcc.Stats) (found []health.Condition) {
 	if err := st.Log.Preparing; err != nil {
 		add("log-segment", health.Warning, "log segments cannot be prepared or removed; writes stop when the prepared ones are used up, and go on by themselves", err.Error())
 	}
+	if t := &st.Tree; t.Quarantined > 0 {
+		add("entries-quarantined", health.Warning, "the tree refuses entries, which are kept beside it; kvctl verify lists them, and deleting or overwriting their keys ends it",
+			fmt.Sprintf("%d versions, %d bytes, first %s", t.Quarantined, t.QuarantinedBytes, t.QuarantineReason))
+	}
 	if age := now.Snapshots.OldestAge; age > oldSnapshot {
 		add("old-snapshot", health.Warning, "an old snapshot keeps old versions; kvctl snapshots list shows what does, and kvctl snapshots end ends it", fmt.Sprintf("held for %v", age.Round(time.Second)))
 	}

@@ -149,6 +149,8 @@ func classify(err error) fault {
 		return exhausted(pb.ErrorReason_ERROR_REASON_TOO_MANY_SESSIONS, retrySessions)
 	case errors.Is(err, mvcc.ErrLoadBusy):
 		return exhausted(pb.ErrorReason_ERROR_REASON_LOAD_BUSY, retryLoad)
+	case errors.Is(err, mvcc.ErrLoadQuarantine):
+		return fault{code: codes.FailedPrecondition, reason: pb.ErrorReason_ERROR_REASON_LOAD_QUARANTINE}
 	case errors.Is(err, mvcc.ErrLoadOvertaken):
 		return fault{code: codes.Aborted, reason: pb.ErrorReason_ERROR_REASON_LOAD_OVERTAKEN, retry: retryLoad}
 	case errors.Is(err, mvcc.ErrTooManyHolds):

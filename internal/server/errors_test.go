@@ -48,6 +48,7 @@ func TestEveryReasonHasItsCodeAndDetails(t *testing.T) {
 		pb.ErrorReason_ERROR_REASON_INVALID_RESUME_TOKEN: {err: invalidToken("x"), code: codes.InvalidArgument, field: true},
 		pb.ErrorReason_ERROR_REASON_FOREIGN_RESUME_TOKEN: {err: foreignToken(), code: codes.InvalidArgument, field: true},
 		pb.ErrorReason_ERROR_REASON_LOAD_BUSY:            {err: mvcc.ErrLoadBusy, code: codes.ResourceExhausted, retry: true},
+		pb.ErrorReason_ERROR_REASON_LOAD_QUARANTINE:      {err: mvcc.ErrLoadQuarantine, code: codes.FailedPrecondition},
 		pb.ErrorReason_ERROR_REASON_LOAD_OVERTAKEN:       {err: mvcc.ErrLoadOvertaken, code: codes.Aborted, retry: true},
 		pb.ErrorReason_ERROR_REASON_CONFLICT:             {err: &mvcc.ConflictError{}, code: codes.Aborted, metadata: []string{"key", "epoch"}, retry: true},
 		pb.ErrorReason_ERROR_REASON_PRECONDITION_FAILED:  {err: &mvcc.PreconditionError{}, code: codes.FailedPrecondition, metadata: []string{"key", "index", "condition"}},

@@ -101,7 +101,8 @@ func scanLimit(entries uint64) int { return int(min(entries, math.MaxInt32)) }
 
 // resume narrows the range to what lies behind the token.
 func (sc *scan) resume(req *pb.ScanRequest) error {
-	t, err := decodeToken(req.ResumeToken, sc.server.storeID, sc.server.limits.KeyBytes)
+	// Keys in quarantine may be beyond the limit of keys; the scan looks at that.
+	t, err := decodeToken(req.ResumeToken, sc.server.storeID, max(sc.server.limits.KeyBytes, sc.server.limits.BatchBytes))
 	switch {
 	case err != nil:
 		return err

@@ -43,6 +43,9 @@ import (
 var (
 	// ErrLoadBusy means that another bulk load is under way.
 	ErrLoadBusy = errors.New("storage: another bulk load is under way")
+	// ErrLoadQuarantine means that the tree has refused entries, so that a load could not be told from what is in quarantine. Deleting their keys
+	// helps.
+	ErrLoadQuarantine = errors.New("storage: no bulk load while entries are in quarantine; delete or overwrite their keys")
 	// ErrLoadOvertaken means that more was committed beside the load than epochs were left for.
 	ErrLoadOvertaken = errors.New("storage: commits have overtaken the bulk load's epoch")
 	// ErrLoadYielded means that commits filled the memory that comes free only with the load: it was given up, and they go on. It wraps ErrMemoryFull.
@@ -105,8 +108,12 @@ type loads struct {
 	sealed    bool // the active generation is the last one before the load: no other follows until that is published or given up
 }
 
-// NewLoad begins a bulk load. It ends with Close. There is one at a time: ErrLoadBusy.
+// NewLoad begins a bulk load. It ends with Close. There is one at a time: ErrLoadBusy. There is none while something is in quarantine:
+// ErrLoadQuarantine.
 func (e *Engine) NewLoad() (*Load, error) {
+	if e.view.Load().quarantine != nil {
+		return nil, ErrLoadQuarantine
+	}
 	if !e.loads.open.CompareAndSwap(false, true) {
 		return nil, ErrLoadBusy
 	}
@@ -183,6 +190,10 @@ func (e *Engine) BuildLoad(ctx context.Context, l *Load, h Horizon) error {
 	}
 	if err := e.checkpointing.LockOrEnd(ctx); err != nil {
 		return err
+	}
+	if e.quarantine.now != nil {
+		e.checkpointing.Unlock()
+		return ErrLoadQuarantine
 	}
 	e.Reclaim()
 	e.merging.Store(true)
@@ -390,7 +401,7 @@ func (e *Engine) SettleLoad(ctx context.Context, l *Load) error {
 	l.build = nil
 	e.readStaleShare(b.root)
 	e.warm(b.freed, b.root)
-	e.retire(b.ck.Number(), b.merged, b.bytes)
+	e.retire(b.ck.Number(), b.merged, b.bytes, nil)
 	e.roomMade()
 	err := e.shrink(l.epoch)
 	e.counters.checkpointed(time.Since(b.began))

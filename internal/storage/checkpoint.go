@@ -124,7 +124,9 @@ type mergeJob struct {
 	garbage *btree.Garbage // to be swept, or nil
 	horizon Horizon
 
-	recovering bool // nobody waits but for this
+	recovering bool // nothing waits but for this
+
+	quarantine quarantinePlan // of the attempt at hand
 }
 
 // cut is the epoch up to which the tree holds everything afterwards.
@@ -156,12 +158,12 @@ func (e *Engine) merge(ctx context.Context, job mergeJob) error {
 	return e.publish(number, result.Root, job.frozen, cut)
 }
 
-// mergeTree makes a new state durable in the data file, and returns the number of its checkpoint. Nobody sees its root yet. Pages that
-// cannot be read are gone round.
+// mergeTree makes a new state durable in the data file, and returns the number of its checkpoint. No reader sees its root yet. Pages that
+// cannot be read are gone round, and what the tree refuses goes into quarantine.
 func (e *Engine) mergeTree(ctx context.Context, base btree.Root, job *mergeJob, cut keys.Epoch) (number uint64, result *btree.Result, err error) {
 	for {
 		number, result, err = e.tryMerge(ctx, base, job, cut)
-		if !e.lose(err) && !e.loseBeside(err) {
+		if !e.lose(err) && !e.loseBeside(err) && !e.setAside(err) {
 			return number, result, err
 		}
 		if !job.recovering {
@@ -194,11 +196,19 @@ func (e *Engine) tryMerge(ctx context.Context, base btree.Root, job *mergeJob, c
 		ck.Abort()
 		return 0, nil, err
 	}
+	aside, err := e.keepQuarantine(&job.quarantine)
+	if err != nil {
+		ck.Abort()
+		return 0, nil, err
+	}
 	state := e.nextState(result.Root, known, &result.Stats, cut)
+	setQuarantine(&state, aside != nil)
 	if err := ck.Commit(ctx, state); err != nil {
+		e.dropQuarantine(aside)
 		return 0, nil, err
 	}
 	e.known = known
+	e.settleQuarantine(aside)
 	e.tail.end()
 	e.counters.merged(&result.Stats)
 	return ck.Number(), result, nil
@@ -238,6 +248,10 @@ func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Roo
 	if limit > 0 {
 		in.Relocate = btree.Relocation{From: limit, Max: relocate}
 	}
+	var err error
+	if job.quarantine, err = e.planQuarantine(in, job.frozen); err != nil {
+		return nil, nil, err
+	}
 	result, known, err := mergeBoth(ctx, in, e.known, cut)
 	if err != nil {
 		return nil, nil, err
@@ -259,7 +273,7 @@ func (e *Engine) mergeInput(
 	in := &btree.MergeInput{
 		Base: base, Checkpoint: ck.Number(), PageSize: e.pager.PageSize(),
 		Policy:  policy,
-		Input:   func() btree.Input { return newMemInput(frozen) },
+		Input:   func() btree.Input { return e.options.disturbed(newMemInput(frozen)) },
 		Source:  func() btree.Source { return e.pages.private() },
 		Look:    func() btree.Input { return newMemInput(frozen) },
 		Sink:    admitting{sink, e.pages.cache},
@@ -267,7 +281,7 @@ func (e *Engine) mergeInput(
 		Workers: e.mergeWorkers(), Unreadable: isDamage, Progress: e.throttleProgress,
 	}
 	if len(frozen) > 0 && e.pager.Stats().Live < smallTreePages {
-		in.Cuts = sample(frozen)
+		in.Cuts = sample(frozen, page.KeySizeMax(e.pager.PageSize()))
 	}
 	return in
 }
@@ -306,12 +320,12 @@ func (e *Engine) publish(number uint64, root btree.Root, merged []*generation, c
 	frozen := v.frozen[: len(v.frozen)-len(merged) : len(v.frozen)-len(merged)]
 	bytes := residentBytes(merged)
 	e.retired.bytes.Add(bytes)
-	e.view.Store(&view{active: v.active, frozen: frozen, root: root, side: e.known, checkpoint: number})
+	e.view.Store(&view{active: v.active, frozen: frozen, root: root, side: e.known, quarantine: e.quarantine.now, checkpoint: number})
 	e.throttling.EndMergeLocked()
 	e.updateThrottleLocked(time.Now())
 	e.mu.Unlock()
 
-	e.retire(number, merged, bytes)
+	e.retire(number, merged, bytes, e.replacedIn(v))
 	return e.shrink(cut)
 }
 

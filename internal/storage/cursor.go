@@ -48,9 +48,12 @@ func (r *Reader) OpenCursor(c *Cursor, at keys.Epoch, lower, upper []byte, limit
 	e := r.engine
 	v := e.view.Load()
 	c.open, c.at, c.lower, c.upper, c.valid, c.err = 0, at, lower, upper, false, nil
-	c.addTable(v.active)
+	c.addTable(v.active.mem)
 	for _, g := range v.frozen {
-		c.addTable(g)
+		c.addTable(g.mem)
+	}
+	if v.quarantine != nil {
+		c.addTable(v.quarantine.mem)
 	}
 	c.engine, c.root, c.checkpoint = e, v.root, v.checkpoint
 	c.leaves, c.passed, c.halted = 0, 0, false
@@ -70,14 +73,14 @@ func (r *Reader) OpenCursor(c *Cursor, at keys.Epoch, lower, upper []byte, limit
 }
 
 // addTable adds a source, unless it is empty: the caller's snapshot is older than what comes into it.
-func (c *Cursor) addTable(g *generation) {
-	if g.mem.Empty() {
+func (c *Cursor) addTable(t *memtable.Table) {
+	if t.Empty() {
 		return
 	}
 	if c.open == len(c.tables) {
 		c.tables = append(c.tables, memtable.Iter{})
 	}
-	c.tables[c.open].Init(g.mem)
+	c.tables[c.open].Init(t)
 	c.open++
 }
 

@@ -60,6 +60,7 @@ type Engine struct {
 	slot          *pin.Slot    // the checkpoint's, used under checkpointing
 	retired       retired      // what readers of older views may still stand on
 	tail          fileEnd
+	quarantine    quarantineState
 	known         *side // what merges go round: what the view names, and what was found since; under checkpointing
 	pins          rootPins
 	readers       readers
@@ -119,6 +120,7 @@ func (e *Engine) release() (err error) {
 		}
 	}
 	e.retired.free(e)
+	e.freeQuarantine(e.quarantine.now)
 	e.tables.free(e)
 	if e.pager != nil {
 		err = e.pager.Close()
@@ -291,7 +293,7 @@ func (e *Engine) advance(full *generation, bodyBytes int, first *opening) (obsta
 	}
 	frozen := append([]*generation{full}, v.frozen...)
 	full.next.Store(next)
-	e.view.Store(&view{active: next, frozen: frozen, root: v.root, side: v.side, checkpoint: v.checkpoint})
+	e.view.Store(&view{active: next, frozen: frozen, root: v.root, side: v.side, quarantine: v.quarantine, checkpoint: v.checkpoint})
 	e.counters.rotations.Add(1)
 	e.updateThrottleLocked(time.Now())
 	e.rotated.Store(time.Now().UnixNano())

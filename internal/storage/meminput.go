@@ -57,7 +57,7 @@ func (in *memInput) Err() error { return nil }
 const sampleEvery = 1024
 
 // sample takes keys of the largest generation, at which workers can share a merge that the tree's own separators do not divide.
-func sample(frozen []*generation) (cuts [][]byte) {
+func sample(frozen []*generation, keySizeMax int) (cuts [][]byte) {
 	var largest *generation
 	for _, g := range frozen {
 		if largest == nil || g.mem.Count() > largest.mem.Count() {
@@ -68,7 +68,7 @@ func sample(frozen []*generation) (cuts [][]byte) {
 	it.Init(largest.mem)
 	n := 0
 	for ok := it.First(); ok; ok = it.NextKey() {
-		if n++; n%sampleEvery == 0 {
+		if n++; n%sampleEvery == 0 && len(it.Key()) <= keySizeMax { // no page holds a longer separator
 			cuts = append(cuts, it.Key())
 		}
 	}

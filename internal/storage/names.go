@@ -16,6 +16,9 @@ const (
 	lockName = "LOCK"
 	dataName = "data.ekv"
 
+	// quarantineName holds what the tree refuses; it exists only then. It is written under this name with .new, and renamed.
+	quarantineName = "quarantine.ekv"
+
 	// Temporary files of a bulk load: prefix, number, suffix. Open removes those that a crash left.
 	sortFilePrefix = "bulk-"
 	sortFileSuffix = ".tmp"
@@ -47,3 +50,5 @@ func removeSortFiles(fs vfs.FS, dir string) error {
 
 func (o *Options) lockPath() string { return path.Join(o.Dir, lockName) }
 func (o *Options) dataPath() string { return path.Join(o.Dir, dataName) }
+
+func (o *Options) quarantinePath() string { return path.Join(o.Dir, quarantineName) }

@@ -96,7 +96,7 @@ func (e *Engine) WrittenSince(v *Validation, w *Writer, visit func(key []byte, e
 // Pin takes the current state.
 func (e *Engine) Pin() Pinned { return Pinned{e.view.Load()} }
 
-// Find is Get for the memtables alone.
+// Find is Get for the memtables and the quarantine alone.
 func (p Pinned) Find(key []byte, at keys.Epoch) memtable.Ref {
 	if !p.view.active.mem.Empty() {
 		if r := p.view.active.mem.Find(key, at); r.Found() {
@@ -107,6 +107,9 @@ func (p Pinned) Find(key []byte, at keys.Epoch) memtable.Ref {
 		if r := g.mem.Find(key, at); r.Found() {
 			return r
 		}
+	}
+	if q := p.view.quarantine; q != nil {
+		return q.mem.Find(key, at)
 	}
 	return memtable.Ref{}
 }
@@ -197,6 +200,9 @@ func changedInMemory(p Pinned, lower, upper []byte, after, before keys.Epoch) (k
 		if epoch, ok := changedIn(&it, g.mem, lower, upper, after, before); ok {
 			return epoch, true
 		}
+	}
+	if q := p.view.quarantine; q != nil {
+		return changedIn(&it, q.mem, lower, upper, after, before)
 	}
 	return 0, false
 }

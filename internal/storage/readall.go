@@ -173,4 +173,7 @@ func (p Pinned) findAll(window [][]byte, at keys.Epoch, refs []memtable.Ref) {
 	for _, g := range p.view.frozen {
 		g.mem.FindAll(window, at, refs)
 	}
+	if q := p.view.quarantine; q != nil {
+		q.mem.FindAll(window, at, refs)
+	}
 }

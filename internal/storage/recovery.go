@@ -45,7 +45,7 @@ func (e *Engine) recover(ctx context.Context) (Recovery, error) {
 	if err := e.knowLog(); err != nil {
 		return recovery, errors.Join(err, e.log.Close(), r.free())
 	}
-	v := &view{active: active, root: r.root, side: e.known, checkpoint: e.pager.Checkpoint()}
+	v := &view{active: active, root: r.root, side: e.known, quarantine: e.quarantine.now, checkpoint: e.pager.Checkpoint()}
 	for i := len(r.filled) - 1; i >= 0; i-- {
 		v.frozen = append(v.frozen, r.filled[i])
 	}
@@ -102,6 +102,9 @@ func (e *Engine) openTables() (err error) {
 		return err
 	}
 	if e.known, err = loadSide(e.pager, e.rows); err != nil {
+		return err
+	}
+	if err := e.openQuarantine(); err != nil {
 		return err
 	}
 	if len(e.repaired) > tables {

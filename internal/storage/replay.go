@@ -154,10 +154,12 @@ func (r *replayer) merge() error {
 	}
 	cut := job.cut(0)
 	job.horizon = Horizon{Visible: cut, Live: []keys.Epoch{cut}}
+	before := e.quarantine.now
 	number, result, err := e.mergeTree(r.ctx, r.root, &job, cut)
 	if err != nil {
 		return fmt.Errorf("checkpoint while the log is replayed: %w", e.damage(err, btree.Root{}, nil))
 	}
+	e.dropQuarantine(before) // no reader has seen it
 	r.root = result.Root
 	e.pins.release(e.pager, number)
 	for _, g := range r.filled {

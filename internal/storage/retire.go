@@ -19,14 +19,15 @@ type retirement struct {
 	tick        uint64
 	checkpoint  uint64
 	generations []*generation
-	bytes       int64 // of their tables then: a writer that comes too late may still make one grow
+	bytes       int64        // of their tables then: a writer that comes too late may still make one grow
+	quarantine  *quarantined // nil if it stayed
 }
 
 // retire leaves what checkpoint number merged, and the pages that it freed, to Reclaim. No new reader finds them any more, and their bytes count as
 // retired already.
-func (e *Engine) retire(number uint64, merged []*generation, bytes int64) {
+func (e *Engine) retire(number uint64, merged []*generation, bytes int64, replaced *quarantined) {
 	e.retired.mu.Lock()
-	e.retired.list = append(e.retired.list, retirement{e.registry.Retire(), number, merged, bytes})
+	e.retired.list = append(e.retired.list, retirement{e.registry.Retire(), number, merged, bytes, replaced})
 	e.retired.mu.Unlock()
 	e.Reclaim()
 }
@@ -51,6 +52,7 @@ func (e *Engine) Reclaim() {
 		for _, g := range r.generations {
 			e.keepOrFree(g.mem)
 		}
+		e.freeQuarantine(r.quarantine)
 	}
 	e.roomMade()
 }
@@ -61,5 +63,6 @@ func (r *retired) free(e *Engine) {
 		for _, g := range old.generations {
 			e.freed(g.mem.Free())
 		}
+		e.freeQuarantine(old.quarantine)
 	}
 }

@@ -26,6 +26,7 @@ import (
 //	superblock lost        every sound leaf of the file; where several cover a key, the newest checkpoint's decides
 //	row table lost         rebuilt from the data pages
 //	side tree              on top of that, what was written to the keys of pages that were lost while the server ran
+//	quarantine             on top of that, what the tree refused
 //	log                    on top of all that, every record that can be read
 //
 // With the allocation map a leaf is known to belong to the newest state or not. Without it, what stands in leaves that were freed and not
@@ -78,7 +79,7 @@ type salvager struct {
 	value   []byte
 }
 
-// logged is a version from the log, or from the side tree.
+// logged is a version from the log, from quarantine, or from the side tree.
 type logged struct {
 	epoch keys.Epoch
 	kind  keys.Kind
@@ -97,7 +98,7 @@ func (s *salvager) run() error {
 	if s.state != nil {
 		defer func() { _ = s.state.Close() }() // it was only read
 	}
-	if err := s.readLog(); err != nil {
+	if err := errors.Join(s.readQuarantine(), s.readLog()); err != nil {
 		return err
 	}
 	if s.state != nil {

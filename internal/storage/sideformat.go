@@ -14,19 +14,22 @@ import (
 
 // The engine's area of the superblock:
 //
-//	0           8             12            20              24         64            72
-//	+-----------+-------------+-------------+---------------+----------+-------------+----------+
-//	| side root | side height | mirror root | mirror height | zero ... | log segment | zero ... |
-//	+-----------+-------------+-------------+---------------+----------+-------------+----------+
+//	0           8             12            20              24           25         64            72
+//	+-----------+-------------+-------------+---------------+------------+----------+-------------+----------+
+//	| side root | side height | mirror root | mirror height | quarantine | zero ... | log segment | zero ... |
+//	+-----------+-------------+-------------+---------------+------------+----------+-------------+----------+
+//
+// quarantine: 1 if a quarantine file belongs to the state, else 0.
 //
 // log segment: the log has a segment with this number or a larger one (see wal.Log.Headed). Zero in files of earlier versions, and until the
 // first segment of a new store has a durable header.
 const (
-	areaSide     = 0
-	areaMirror   = 12
-	areaReserved = 24
-	areaSegment  = 64
-	areaRest     = 72
+	areaSide       = 0
+	areaMirror     = 12
+	areaQuarantine = 24
+	areaReserved   = 25
+	areaSegment    = 64
+	areaRest       = 72
 
 	areaHeight = 8 // within a root
 )
@@ -60,7 +63,7 @@ var errLostRecord = errors.New("malformed record of a lost page")
 
 // encodeSideRoots writes the roots of the side tree and of its mirror into the state.
 func encodeSideRoots(s *pager.State, root, mirror btree.Root) {
-	clear(s.Engine[:areaReserved])
+	clear(s.Engine[:areaQuarantine])
 	for at, r := range map[int]btree.Root{areaSide: root, areaMirror: mirror} {
 		if !r.Empty() {
 			binary.LittleEndian.PutUint64(s.Engine[at:], uint64(r.ID))
@@ -72,7 +75,7 @@ func encodeSideRoots(s *pager.State, root, mirror btree.Root) {
 func decodeSideRoots(s *pager.State) (root, mirror btree.Root, err error) {
 	root, ok := decodeRoot(s.Engine[areaSide:])
 	mirror, mirrored := decodeRoot(s.Engine[areaMirror:])
-	if !ok || !mirrored || root.Empty() && !mirror.Empty() || !allZero(s.Engine[areaReserved:areaSegment]) || !allZero(s.Engine[areaRest:]) {
+	if !ok || !mirrored || root.Empty() && !mirror.Empty() || s.Engine[areaQuarantine] > 1 || !allZero(s.Engine[areaReserved:areaSegment]) || !allZero(s.Engine[areaRest:]) {
 		return btree.Root{}, btree.Root{}, fmt.Errorf("the engine's area of the superblock is malformed: % x", s.Engine)
 	}
 	return root, mirror, nil
@@ -84,6 +87,11 @@ func logSegment(s *pager.State) uint64 { return binary.LittleEndian.Uint64(s.Eng
 func setLogSegment(s *pager.State, number uint64) {
 	binary.LittleEndian.PutUint64(s.Engine[areaSegment:], max(number, logSegment(s)))
 }
+
+// hasQuarantine reports whether a quarantine file belongs to the state.
+func hasQuarantine(s *pager.State) bool { return s.Engine[areaQuarantine] != 0 }
+
+func setQuarantine(s *pager.State, present bool) { s.Engine[areaQuarantine] = byte(btoi(present)) }
 
 func decodeRoot(b []byte) (root btree.Root, ok bool) {
 	id, height := binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint32(b[areaHeight:])

@@ -60,6 +60,9 @@ type TreeStats struct {
 	Damaged           uint64  // reads that met a damaged page
 	Repaired          int     // superblocks and tables that Open found damaged and made anew
 	LostPages         int     // damaged pages that checkpoints go round
+	Quarantined       int     // versions that the tree refuses, see package quarantine
+	QuarantinedBytes  int     // of their keys and values
+	QuarantineReason  string  // the first of their keys, and why it was refused
 	StaleShare        float64 // the part of the tree that superseded versions and tombstones take, rounded up
 	LeavesSwept       uint64  // since Open: rewritten for what they could be rid of, though nothing new fell on them
 	VersionsSwept     uint64  // that they were rid of
@@ -135,6 +138,9 @@ func (e *Engine) treeStats() TreeStats {
 	}
 	if side := e.view.Load().side; side != nil {
 		s.LostPages = len(side.lost)
+	}
+	if q := e.view.Load().quarantine; q != nil {
+		s.Quarantined, s.QuarantinedBytes, s.QuarantineReason = q.count, q.bytes, q.first
 	}
 	for i := range s.CheckpointBuckets {
 		s.CheckpointBuckets[i] = c.checkpointBuckets[i].Load()

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/btree"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -31,6 +32,8 @@ type Options struct {
 
 	Obtain   func(bytes uint64) error // asked before a memtable takes memory from the system; for tests, which refuse it; may be nil
 	OnReplay func(ReplayProgress)     // hears every few seconds how far the replay of a long log is; may be nil
+
+	disturb func(btree.Input) btree.Input // lets tests hand the tree what it refuses; may be nil
 }
 
 // Recovery tells what opening a store found and did.

@@ -62,6 +62,7 @@ const (
 	DamageMap        DamageKind = "map"        // the allocation map
 	DamageAccounts   DamageKind = "accounts"   // pages, rows, keys or bytes do not add up
 	DamageLog        DamageKind = "log"
+	DamageQuarantine DamageKind = "quarantine" // the quarantine file, or one of the two copies of its contents; one alone costs nothing
 )
 
 // damagesMax bounds the list of damages; the rest is counted.
@@ -107,7 +108,20 @@ func (e *Engine) Verify(ctx context.Context, o VerifyOptions) (*VerifyReport, er
 		return nil, err
 	}
 	e.pins.logHeld.Add(-1)
+	if err := e.verifyQuarantine(ctx, v); err != nil {
+		return nil, err
+	}
 	return v.run(frozen)
+}
+
+// verifyQuarantine reads the file that belongs to the newest state, which may be a newer one than the verification looks at: an older file is gone.
+func (e *Engine) verifyQuarantine(ctx context.Context, v *verifier) error {
+	if err := e.checkpointing.LockOrEnd(ctx); err != nil {
+		return err
+	}
+	defer e.checkpointing.Unlock()
+	state := e.pager.State()
+	return v.checkQuarantine(e.fs, &e.options, &state)
 }
 
 // freeze takes the newest state, with the side tree that belongs to it, and keeps its pages, and the log behind it. It waits for the checkpoint that is
@@ -144,6 +158,9 @@ func VerifyDir(ctx context.Context, fsys vfs.FS, dir string, o VerifyOptions) (r
 	if err := v.checkLog(options.FS, dir, state.Epoch, logSegment(&state), keys.MaxEpoch); err != nil {
 		return nil, err
 	}
+	if err := v.checkQuarantine(options.FS, options, &state); err != nil {
+		return nil, err
+	}
 	if frozen.SuperblockLost() && v.report.DamageTotal > 0 { // of the log, which has been cut behind the state that is lost
 		v.report.Damages, v.report.DamageTotal = nil, 0
 		v.note("the log does not reach back to checkpoint %d: a newer one was durable, whose superblock is damaged together with its copy", frozen.Checkpoint())
@@ -167,6 +184,31 @@ func (v *verifier) withoutState(o *Options, cause error) (*VerifyReport, error) 
 	v.finish()
 	return &v.report, nil
 }
+
+// checkQuarantine reads both copies of the quarantine file, and notes what it holds.
+func (v *verifier) checkQuarantine(fsys vfs.FS, o *Options, state *pager.State) error {
+	versions, fault, err := readQuarantine(fsys, o, state)
+	if damage, ok := errors.AsType[*CorruptionError](err); ok {
+		fault, err = errors.New(damage.Reason), nil
+	}
+	if err != nil {
+		return err
+	}
+	if fault != nil {
+		v.damage(Damage{Kind: DamageQuarantine, File: o.quarantinePath(), Reason: fault.Error()})
+	}
+	for i := range versions[:min(len(versions), quarantineNotesMax)] {
+		q := &versions[i]
+		v.note("key %.40q of %d bytes is in quarantine at epoch %d: %s", keys.User(q.Key), len(q.Key)-1, q.Trailer.Epoch(), q.Reason)
+	}
+	if more := len(versions) - quarantineNotesMax; more > 0 {
+		v.note("and %d more versions are in quarantine", more)
+	}
+	return nil
+}
+
+// quarantineNotesMax bounds the notes about versions in quarantine.
+const quarantineNotesMax = 20
 
 // logTries bounds how often a log is listed again because a file that is not part of it changed its name.
 const logTries = 10

@@ -17,6 +17,8 @@ type view struct {
 	root   btree.Root
 	side   *side // nil unless pages of the tree are lost
 
+	quarantine *quarantined // nil unless the tree has refused something
+
 	checkpoint uint64 // that wrote root
 }
 

@@ -48,6 +48,8 @@ var treeReadings = []reading{
 	engineCounter("pages_read_total", "Pages read from the data file.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Pages.PagesRead) }),
 	engineCounter("pages_written_total", "Pages written to the data file.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Pages.PagesWritten) }),
 	engineGauge("lost_pages", "Damaged pages of the tree that checkpoints go round.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.LostPages) }),
+	engineGauge("quarantined_versions", "Versions that the tree refuses and that are kept in a file beside it.",
+		func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.Quarantined) }),
 	engineGauge("repaired_at_start", "Superblocks, allocation maps and row tables that the last start found damaged and repaired without loss.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.Repaired) }),
 	engineCounter("damaged_reads_total", "Reads that met a damaged page.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.Damaged) }),

@@ -125,6 +125,9 @@ func (b *Builder) Key(i int) []byte {
 	return b.buf[m.keyStart:m.keyEnd]
 }
 
+// Deletes reports whether operation i, in the order of Key, is a deletion.
+func (b *Builder) Deletes(i int) bool { return keys.Kind(b.buf[b.marks[i].opStart]) == keys.KindDelete }
+
 // Finish sorts the operations and returns the body, which aliases the builder and lives until Reset. A key named twice is
 // a *DuplicateKeyError.
 func (b *Builder) Finish() ([]byte, error) {

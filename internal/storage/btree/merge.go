@@ -130,7 +130,8 @@ type merge struct {
 	cuts    [][]byte
 	ordered ordered
 
-	lost lost
+	lost    lost
+	refused refused
 
 	planMu sync.Mutex // guards next and plan; taken before nothing
 	plan   planner
@@ -156,7 +157,7 @@ func Merge(ctx context.Context, in *MergeInput) (*Result, error) {
 	m.next = next
 	err := m.work(ctx)
 	if err == nil {
-		err = m.lost.err()
+		err = errors.Join(m.lost.err(), m.refused.err())
 	}
 	if err != nil {
 		return nil, fmt.Errorf("merge into the tree: %w", err)

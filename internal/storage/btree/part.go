@@ -2,7 +2,6 @@ package btree
 
 import (
 	"bytes"
-	"cmp"
 	"fmt"
 	"slices"
 
@@ -42,8 +41,7 @@ type worker struct {
 	freed                  []page.ID
 	dropped                []page.Ref
 	stats                  Stats
-	taken                  int   // entries of the input, since Progress was told
-	err                    error // what the input had that no tree takes
+	taken                  int // entries of the input, since Progress was told
 }
 
 // run merges p. It leaves the part's children in pack.out.
@@ -66,7 +64,7 @@ func (w *worker) run(p *part) error {
 			return err
 		}
 	}
-	if err := cmp.Or(w.in.in.Err(), w.err); err != nil {
+	if err := w.in.in.Err(); err != nil {
 		return err
 	}
 	return w.finish(p)
@@ -266,6 +264,7 @@ func (w *worker) goRound(p *part, i int, bound *page.Separator, err error) error
 	}
 	w.m.lost.add(LostPage{ID: c.ID, Lower: c.Separator, Upper: bound, Err: err})
 	w.in.skip(bound)
+	w.checkInput()
 	w.keep(&c)
 	return nil
 }
@@ -285,21 +284,28 @@ func (w *worker) resume(lower *page.Separator) {
 	w.countedOld, w.countedNew = true, true
 }
 
-// enter makes the input's key the one in hand, unless it is already.
-func (w *worker) enter(key []byte) {
+// enter makes the input's key the one in hand, unless it is already. It reports false if the key was refused.
+func (w *worker) enter(key []byte) bool {
 	switch c := bytes.Compare(w.key, key); {
 	case c < 0:
 		w.key = append(w.key[:0], key...)
 		w.forget()
 	case c > 0:
-		w.refuse(fmt.Errorf("%w: %q behind %q", ErrInputOrder, key, w.key))
+		w.refuse(fmt.Errorf("%w: %.40q after %.40q", ErrInputOrder, key, w.key))
+		w.checkInput()
+		return false
 	}
+	return true
 }
 
-// refuse ends the input early.
+// refuse passes over all that the input has of its current key.
 func (w *worker) refuse(err error) {
-	w.err = cmp.Or(w.err, err)
-	w.in.ok = false
+	key := bytes.Clone(w.in.entry.Key)
+	w.m.refused.add(key, err)
+	for w.in.ok && bytes.Equal(w.in.entry.Key, key) {
+		w.taken++
+		w.in.next()
+	}
 }
 
 func (w *worker) forget() {
@@ -335,7 +341,9 @@ func (w *worker) takeKey(v *page.View, i, to int, bound *page.Separator) int {
 		return i
 	}
 	e := &w.in.entry
-	w.enter(e.Key)
+	if !w.enter(e.Key) {
+		return i
+	}
 	if string(v.Prefix()) != string(w.key[:min(len(w.key), len(v.Prefix()))]) || !bytes.Equal(v.Suffix(i), w.key[len(v.Prefix()):]) {
 		w.invoke(nil, 0)
 		w.takeInputKey(bound)
@@ -389,7 +397,9 @@ func (w *worker) takeInputKey(bound *page.Separator) {
 // takeInput takes the input up to bound. The old tree has nothing of its keys.
 func (w *worker) takeInput(bound *page.Separator) {
 	for w.in.before(bound) {
-		w.enter(w.in.entry.Key)
+		if !w.enter(w.in.entry.Key) {
+			continue
+		}
 		w.invoke(nil, 0)
 		w.takeInputKey(bound)
 	}
@@ -398,7 +408,8 @@ func (w *worker) takeInput(bound *page.Separator) {
 func (w *worker) takeNew() {
 	e := &w.in.entry
 	if w.hist.any && e.Trailer.Epoch() > w.hist.newer {
-		w.refuse(fmt.Errorf("%w: %q at epoch %d behind %d", ErrInputOrder, w.key, e.Trailer.Epoch(), w.hist.newer))
+		w.refuse(fmt.Errorf("%w: %.40q at epoch %d after %d", ErrInputOrder, w.key, e.Trailer.Epoch(), w.hist.newer))
+		w.checkInput()
 		return
 	}
 	if e.Trailer.Kind() != keys.KindNone { // an Invoke that changed nothing
@@ -414,9 +425,13 @@ func (w *worker) nextInput() {
 	w.checkInput()
 }
 
-// checkInput ends the input early at an entry that no page can hold.
+// checkInput passes over entries that no page can hold.
 func (w *worker) checkInput() {
-	if n := len(w.in.entry.Key); w.in.ok && (n == 0 || n > page.KeySizeMax(w.m.PageSize)) {
+	for w.in.ok {
+		n := len(w.in.entry.Key)
+		if n != 0 && n <= page.KeySizeMax(w.m.PageSize) {
+			return
+		}
 		w.refuse(fmt.Errorf("%w: %d bytes in pages of %d", ErrKeySize, n, w.m.PageSize))
 	}
 }

@@ -123,6 +123,9 @@ const (
 	ErrorReason_ERROR_REASON_LOAD_OVERTAKEN ErrorReason = 42
 	// NOT_FOUND: no snapshot has this id.
 	ErrorReason_ERROR_REASON_SNAPSHOT_NOT_FOUND ErrorReason = 43
+	// No bulk load: the tree has refused entries, which are in quarantine. Deleting or overwriting their keys helps; the condition
+	// entries-quarantined names them.
+	ErrorReason_ERROR_REASON_LOAD_QUARANTINE ErrorReason = 44
 )
 
 // Enum value maps for ErrorReason.
@@ -168,6 +171,7 @@ var (
 		41: "ERROR_REASON_FOREIGN_RESUME_TOKEN",
 		42: "ERROR_REASON_LOAD_OVERTAKEN",
 		43: "ERROR_REASON_SNAPSHOT_NOT_FOUND",
+		44: "ERROR_REASON_LOAD_QUARANTINE",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":          0,
@@ -210,6 +214,7 @@ var (
 		"ERROR_REASON_FOREIGN_RESUME_TOKEN": 41,
 		"ERROR_REASON_LOAD_OVERTAKEN":       42,
 		"ERROR_REASON_SNAPSHOT_NOT_FOUND":   43,
+		"ERROR_REASON_LOAD_QUARANTINE":      44,
 	}
 )
 
@@ -245,7 +250,7 @@ var File_epochkv_v1_errors_proto protoreflect.FileDescriptor
 const file_epochkv_v1_errors_proto_rawDesc = "" +
 	"\n" +
 	"\x17epochkv/v1/errors.proto\x12\n" +
-	"epochkv.v1*\x89\n" +
+	"epochkv.v1*\xab\n" +
 	"\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12 \n" +
@@ -288,7 +293,8 @@ const file_epochkv_v1_errors_proto_rawDesc = "" +
 	"\x16ERROR_REASON_LOAD_BUSY\x10(\x12%\n" +
 	"!ERROR_REASON_FOREIGN_RESUME_TOKEN\x10)\x12\x1f\n" +
 	"\x1bERROR_REASON_LOAD_OVERTAKEN\x10*\x12#\n" +
-	"\x1fERROR_REASON_SNAPSHOT_NOT_FOUND\x10+B;Z9github.com/epochkv/epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
+	"\x1fERROR_REASON_SNAPSHOT_NOT_FOUND\x10+\x12 \n" +
+	"\x1cERROR_REASON_LOAD_QUARANTINE\x10,B;Z9github.com/epochkv/epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
 
 var (
 	file_epochkv_v1_errors_proto_rawDescOnce sync.Once

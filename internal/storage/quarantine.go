@@ -1,0 +1,372 @@
+package storage
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"slices"
+
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/batch"
+	"github.com/epochkv/epochkv/internal/storage/btree"
+	"github.com/epochkv/epochkv/internal/storage/memtable"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/storage/pager"
+	"github.com/epochkv/epochkv/internal/storage/quarantine"
+	"github.com/epochkv/epochkv/internal/vfs"
+)
+
+// Versions that the tree refuses go into quarantine (ADR 0028, package quarantine), and the checkpoint goes on without them.
+//
+//	view:   active ─► immutable, newest first ─► quarantine ─► repair tree ─► tree
+//
+// Reads find them in a memtable that the view names after the immutable ones. A merge that brings new versions of a quarantined key adds them there, and
+// drops what no snapshot sees, as it would in the tree. When no snapshot sees anything that was in quarantine before, the key leaves it, and
+// the new versions are offered to the tree.
+
+// quarantined is the quarantine of one durable state. It is immutable; nil stands for an empty one.
+type quarantined struct {
+	mem      *memtable.Table
+	versions []quarantine.Version // by key, newest first; keys and values lie in mem
+	count    int                  // of versions
+	bytes    int                  // of keys and values
+	first    string               // the first key, and why the tree refused it
+}
+
+// quarantineState is the engine's part of it. All of it is used under Engine.checkpointing, or before the engine is open.
+type quarantineState struct {
+	now     *quarantined
+	onFile  *quarantined      // what the file is known to hold; nil if that is not known
+	file    bool              // there may be a file
+	refused map[string]string // internal keys that the merge at hand keeps out of the tree, with the reasons
+}
+
+// newQuarantined returns nil for no versions. It copies them.
+func newQuarantined(versions []quarantine.Version) (*quarantined, error) {
+	if len(versions) == 0 {
+		return nil, nil
+	}
+	mem, err := memtable.New(memtable.Config{Bytes: quarantineTableBytes, Prefix: []byte{byte(keys.SpaceUser)}})
+	if err != nil {
+		return nil, err
+	}
+	q := &quarantined{mem: mem, first: fmt.Sprintf("%.40q: %s", keys.User(versions[0].Key), versions[0].Reason)}
+	if err := q.fill(versions); err != nil {
+		return nil, errors.Join(err, mem.Free())
+	}
+	return q, nil
+}
+
+// quarantineTableBytes is the size for which the memtable is laid out. It grows if it has to.
+const quarantineTableBytes = 256 << 10
+
+func (q *quarantined) fill(versions []quarantine.Version) error {
+	var in memtable.Inserter
+	for i := range versions {
+		v := &versions[i]
+		var b batch.Builder
+		if space, user := keys.SpaceOf(v.Key), keys.User(v.Key); v.Trailer.Kind() == keys.KindDelete {
+			b.Delete(space, user)
+		} else {
+			b.Set(space, user, v.Value)
+		}
+		body, err := b.Finish()
+		if err == nil {
+			err = q.mem.Secure(&in, memtable.MaxSize(body))
+		}
+		if err == nil {
+			err = q.mem.Apply(&in, body, v.Trailer.Epoch(), false)
+		}
+		if err != nil {
+			return fmt.Errorf("quarantine: %w", err)
+		}
+	}
+	var it memtable.Iter
+	it.Init(q.mem)
+	for ok, i := it.First(), 0; ok; ok, i = it.Next(), i+1 {
+		q.versions = append(q.versions, quarantine.Version{Key: it.Key(), Trailer: it.Trailer(), Value: it.Value(), Reason: versions[i].Reason})
+		q.bytes += len(it.Key()) + len(it.Value())
+	}
+	q.count = len(q.versions)
+	return nil
+}
+
+// all is the versions in q, which may be nil.
+func (q *quarantined) all() []quarantine.Version {
+	if q == nil {
+		return nil
+	}
+	return q.versions
+}
+
+// of is what q has of a key.
+func (q *quarantined) of(key []byte) []quarantine.Version {
+	all := q.all()
+	from, _ := slices.BinarySearchFunc(all, key, func(v quarantine.Version, k []byte) int { return bytes.Compare(v.Key, k) })
+	to := from
+	for to < len(all) && bytes.Equal(all[to].Key, key) {
+		to++
+	}
+	return all[from:to]
+}
+
+// setAside takes note of keys that a merge could not bring into the tree, and reports whether another attempt will fare better.
+func (e *Engine) setAside(err error) (changed bool) {
+	found, ok := errors.AsType[*btree.RefusedError](err)
+	if !ok {
+		return false
+	}
+	if e.quarantine.refused == nil {
+		e.quarantine.refused = map[string]string{}
+	}
+	for i := range found.Entries {
+		r := &found.Entries[i]
+		if _, known := e.quarantine.refused[string(r.Key)]; !known {
+			reason := r.Err.Error()
+			e.quarantine.refused[string(r.Key)], changed = reason[:min(len(reason), quarantine.ReasonMax)], true
+		}
+	}
+	return changed
+}
+
+// quarantinePlan is what a merge does about the quarantine.
+type quarantinePlan struct {
+	next     []quarantine.Version
+	changed  bool // next differs from what is in quarantine
+	excluded map[string]struct{}
+}
+
+// planQuarantine divides the versions of a merge between tree and quarantine, and keeps those of the quarantine out of the tree's input.
+func (e *Engine) planQuarantine(in *btree.MergeInput, frozen []*generation) (plan quarantinePlan, err error) {
+	q := &e.quarantine
+	if q.now == nil && len(q.refused) == 0 {
+		return plan, nil
+	}
+	plan.excluded = map[string]struct{}{}
+	input := newMemInput(frozen)
+	for _, key := range q.keys() {
+		plan.add(e, in, input, []byte(key))
+	}
+	all := in.Input
+	in.Input = func() btree.Input { return &excluding{all(), plan.excluded} }
+	in.Look = in.Input
+	return plan, quarantine.Check(plan.next)
+}
+
+// keys are the quarantined keys and those that were refused, in order.
+func (q *quarantineState) keys() []string {
+	all := maps.Clone(q.refused)
+	if all == nil {
+		all = map[string]string{}
+	}
+	for i := range q.now.all() {
+		all[string(q.now.versions[i].Key)] = ""
+	}
+	return slices.Sorted(maps.Keys(all))
+}
+
+// add decides about one key.
+func (p *quarantinePlan) add(e *Engine, in *btree.MergeInput, input btree.Input, key []byte) {
+	before := e.quarantine.now.of(key)
+	reason, refused := e.quarantine.refused[string(key)]
+	if !refused {
+		reason = before[0].Reason
+	}
+	all := slices.Concat(inputVersions(input, key, reason), before)
+	kept, older := visible(&in.Policy, all, len(all)-len(before))
+	if older == 0 && !refused && len(key) <= page.KeySizeMax(in.PageSize) {
+		p.changed = true // all that is left is new: the tree may take it
+		return
+	}
+	p.excluded[string(key)] = struct{}{}
+	if len(kept) == 1 && kept[0].Trailer.Kind() == keys.KindDelete && kept[0].Trailer.Epoch() <= in.Policy.MinVisible && !e.treeMayHave(in, key) {
+		kept = nil
+	}
+	p.next = append(p.next, kept...)
+	p.changed = p.changed || len(kept) != len(before) || len(all) != len(before)
+}
+
+// inputVersions is what an input has of a key.
+func inputVersions(input btree.Input, key []byte, reason string) (versions []quarantine.Version) {
+	var e btree.Entry
+	for input.SeekGE(key); input.Next(&e) && bytes.Equal(e.Key, key); {
+		versions = append(versions, quarantine.Version{Key: key, Trailer: e.Trailer, Value: e.Value, Reason: reason})
+	}
+	return versions
+}
+
+// visible is the versions that a snapshot can see, and how many of those come from index old on.
+func visible(policy *btree.Policy, all []quarantine.Version, old int) (kept []quarantine.Version, older int) {
+	epochs := make([]keys.Epoch, len(all))
+	for i := range all {
+		epochs[i] = all[i].Trailer.Epoch()
+	}
+	for i, keep := range policy.Keep(epochs) {
+		if !keep {
+			continue
+		}
+		kept = append(kept, all[i])
+		if i >= old {
+			older++
+		}
+	}
+	return kept, older
+}
+
+// treeMayHave reports whether the tree may have versions of a key, which a deletion in quarantine hides.
+func (e *Engine) treeMayHave(in *btree.MergeInput, key []byte) bool {
+	if len(key) > page.KeySizeMax(in.PageSize) {
+		return false
+	}
+	if e.known.covers(key, keys.MakeTrailer(keys.MaxEpoch, 0xff)) {
+		return true
+	}
+	_, found, err := btree.Get(in.Source(), in.Base, key, keys.MaxEpoch)
+	return found || err != nil
+}
+
+// disturbed is in as merges into the tree see it.
+func (o *Options) disturbed(in btree.Input) btree.Input {
+	if o.disturb == nil {
+		return in
+	}
+	return o.disturb(in)
+}
+
+// excluding is an input without some keys.
+type excluding struct {
+	btree.Input
+	keys map[string]struct{}
+}
+
+// Next implements btree.Input.
+func (x *excluding) Next(e *btree.Entry) bool {
+	for x.Input.Next(e) {
+		if _, out := x.keys[string(e.Key)]; !out {
+			return true
+		}
+	}
+	return false
+}
+
+// keepQuarantine makes the quarantine that a merge leaves durable. It comes before the superblock.
+func (e *Engine) keepQuarantine(plan *quarantinePlan) (next *quarantined, err error) {
+	q := &e.quarantine
+	next = q.now
+	if plan.changed {
+		if next, err = newQuarantined(plan.next); err != nil {
+			return nil, err
+		}
+	}
+	if next == nil || next == q.onFile {
+		return next, nil
+	}
+	q.onFile, q.file = nil, true
+	if err := quarantine.Write(e.fs, e.options.Dir, e.options.quarantinePath(), next.versions); err != nil {
+		e.dropQuarantine(next)
+		return nil, fmt.Errorf("quarantine: %w", err)
+	}
+	q.onFile = next
+	return next, nil
+}
+
+// dropQuarantine frees a quarantine that was not published.
+func (e *Engine) dropQuarantine(next *quarantined) {
+	if next != e.quarantine.now {
+		e.freeQuarantine(next)
+	}
+}
+
+// freeQuarantine frees a quarantine that no reader reaches; nil is none.
+func (e *Engine) freeQuarantine(q *quarantined) {
+	if q != nil {
+		e.freed(q.mem.Free())
+	}
+}
+
+// settleQuarantine follows the superblock: next is the quarantine of the durable state. A file that no superblock needs goes; should that fail the next
+// checkpoint tries again, and an open ignores it.
+func (e *Engine) settleQuarantine(next *quarantined) {
+	q := &e.quarantine
+	q.now, q.refused = next, nil
+	if next == nil && q.file {
+		q.file, q.onFile = quarantine.Remove(e.fs, e.options.quarantinePath()) != nil, nil
+	}
+}
+
+// replacedIn is the quarantine that readers of an older view may still use, or nil if it is the one that is used now.
+func (e *Engine) replacedIn(v *view) *quarantined {
+	if v.quarantine == e.quarantine.now {
+		return nil
+	}
+	return v.quarantine
+}
+
+// openQuarantine reads the quarantine of the state that was opened.
+func (e *Engine) openQuarantine() error {
+	state, path := e.pager.State(), e.options.quarantinePath()
+	if _, err := e.fs.Size(path); err == nil {
+		e.quarantine.file = true
+	}
+	versions, fault, err := readQuarantine(e.fs, &e.options, &state)
+	if err != nil {
+		return err
+	}
+	if fault != nil {
+		e.repaired = append(e.repaired, fmt.Sprintf("the quarantine file was written anew from its second copy: %v", fault))
+		if err := quarantine.Write(e.fs, e.options.Dir, path, versions); err != nil && !errors.Is(err, vfs.ErrNoSpace) {
+			return err
+		}
+	}
+	e.quarantine.now, err = newQuarantined(versions)
+	return err
+}
+
+const quarantineRemedy = "restore a backup, or take out what is readable with kvctl salvage"
+
+// readQuarantine reads the quarantine that belongs to a state: nothing, if the state says so. Versions that are newer than the state are left out: their
+// commits are in the log.
+func readQuarantine(fsys vfs.FS, o *Options, state *pager.State) (versions []quarantine.Version, fault, err error) {
+	if !hasQuarantine(state) {
+		return nil, nil, nil
+	}
+	versions, fault, err = quarantine.Read(fsys, o.quarantinePath())
+	switch {
+	case errors.Is(err, quarantine.ErrDamaged) || errors.Is(err, fs.ErrNotExist):
+		return nil, nil, &CorruptionError{File: o.quarantinePath(), Reason: err.Error(), Remedy: quarantineRemedy}
+	case errors.Is(err, quarantine.ErrVersion):
+		return nil, nil, fmt.Errorf("%w: %w", ErrNewerFormat, err)
+	case err != nil:
+		return nil, nil, err
+	}
+	newer := func(v quarantine.Version) bool { return v.Trailer.Epoch() > state.Epoch }
+	return slices.DeleteFunc(versions, newer), fault, nil
+}
+
+// readQuarantine collects what the tree refused. Without a superblock it takes what the file has: its versions are those of commits, old or new.
+func (s *salvager) readQuarantine() error {
+	var state pager.State
+	if s.state != nil && !s.raw() {
+		state = s.state.State()
+	} else if _, err := s.fs.Size(s.options.quarantinePath()); err == nil {
+		setQuarantine(&state, true)
+		state.Epoch = keys.MaxEpoch
+	}
+	versions, fault, err := readQuarantine(s.fs, s.options, &state)
+	if damage, ok := errors.AsType[*CorruptionError](err); ok {
+		s.lose(Damage{Kind: DamageQuarantine, File: damage.File, Reason: damage.Reason})
+		return nil
+	}
+	if fault != nil {
+		s.note("one copy of the quarantine file's contents is damaged, and the other was read: %v", fault)
+	}
+	for i := range versions {
+		v := &versions[i]
+		if old, known := s.log[string(v.Key)]; !known || old.epoch < v.Trailer.Epoch() {
+			s.log[string(v.Key)] = logged{epoch: v.Trailer.Epoch(), kind: v.Trailer.Kind(), value: v.Value}
+		}
+	}
+	return err
+}

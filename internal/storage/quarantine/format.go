@@ -1,0 +1,157 @@
+package quarantine
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io/fs"
+
+	"github.com/epochkv/epochkv/internal/keys"
+)
+
+// The file holds the same copy twice. A copy starts at a multiple of 4096; the second one begins where the first one, with zeros up to a multiple of
+// 4096, ends, which is half of the file.
+//
+//	0        8         12         16        24       28
+//	+--------+---------+----------+---------+--------+----------+----------+---
+//	| magic  | version | versions | bytes   | crc    | record   | record   | ...
+//	+--------+---------+----------+---------+--------+----------+----------+---
+//
+//	record
+//	0         8         12          16           20
+//	+---------+---------+-----------+------------+-----+-------+--------+
+//	| trailer | key len | value len | reason len | key | value | reason |
+//	+---------+---------+-----------+------------+-----+-------+--------+
+//
+// bytes is the length of all records; crc is CRC-32C of the copy without the crc.
+const (
+	magic      = "EPKV-QUA"
+	version    = 1
+	copyAlign  = 4096
+	headerSize = 28
+	recordSize = 20
+
+	offVersion  = 8
+	offVersions = 12
+	offBytes    = 16
+	offCRC      = 24
+
+	recordKey    = 8
+	recordValue  = 12
+	recordReason = 16
+
+	fileBytesMax = 2 * (BytesMax + VersionsMax*recordSize + 2*copyAlign)
+
+	temporarySuffix = ".new"
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+func isMissing(err error) bool { return errors.Is(err, fs.ErrNotExist) }
+
+func encode(versions []Version) []byte {
+	b := append([]byte(nil), make([]byte, headerSize)...)
+	for i := range versions {
+		b = appendRecord(b, &versions[i])
+	}
+	copy(b, magic)
+	binary.LittleEndian.PutUint32(b[offVersion:], version)
+	binary.LittleEndian.PutUint32(b[offVersions:], uint32(len(versions)))
+	binary.LittleEndian.PutUint64(b[offBytes:], uint64(len(b)-headerSize))
+	binary.LittleEndian.PutUint32(b[offCRC:], checksum(b))
+	b = append(b, make([]byte, -len(b)&(copyAlign-1))...)
+	return append(b, b...)
+}
+
+func appendRecord(b []byte, v *Version) []byte {
+	b = binary.LittleEndian.AppendUint64(b, uint64(v.Trailer))
+	for _, n := range []int{len(v.Key), len(v.Value), len(v.Reason)} {
+		b = binary.LittleEndian.AppendUint32(b, uint32(n))
+	}
+	return append(append(append(b, v.Key...), v.Value...), v.Reason...)
+}
+
+func checksum(b []byte) uint32 {
+	return crc32.Update(crc32.Checksum(b[:offCRC], castagnoli), castagnoli, b[headerSize:])
+}
+
+// decode returns the contents of the first intact copy, and what is wrong with the other.
+func decode(content []byte) (versions []Version, fault, err error) {
+	half := len(content) / 2
+	first, firstErr := decodeCopy(content[:half])
+	second, secondErr := decodeCopy(content[half:])
+	switch {
+	case errors.Is(firstErr, ErrVersion) || errors.Is(secondErr, ErrVersion):
+		return nil, nil, ErrVersion
+	case firstErr == nil && secondErr == nil && !bytes.Equal(content[:half], content[half:]):
+		return nil, nil, fmt.Errorf("%w: its two copies differ", ErrDamaged)
+	case firstErr == nil:
+		return first, secondErr, nil
+	case secondErr == nil:
+		return second, firstErr, nil
+	}
+	return nil, nil, errors.Join(firstErr, secondErr)
+}
+
+func decodeCopy(b []byte) ([]Version, error) {
+	if len(b) < headerSize || string(b[:len(magic)]) != magic {
+		return nil, fmt.Errorf("%w: no magic", ErrDamaged)
+	}
+	length := binary.LittleEndian.Uint64(b[offBytes:])
+	if length > uint64(len(b)-headerSize) {
+		return nil, fmt.Errorf("%w: records of %d bytes in %d", ErrDamaged, length, len(b))
+	}
+	b, padding := b[:headerSize+int(length)], b[headerSize+int(length):]
+	if got, want := checksum(b), binary.LittleEndian.Uint32(b[offCRC:]); got != want {
+		return nil, fmt.Errorf("%w: checksum %08x, computed %08x", ErrDamaged, want, got)
+	}
+	if v := binary.LittleEndian.Uint32(b[offVersion:]); v != version {
+		return nil, fmt.Errorf("%w: version %d", ErrVersion, v)
+	}
+	if len(padding) >= copyAlign || len(bytes.TrimLeft(padding, "\x00")) != 0 {
+		return nil, fmt.Errorf("%w: bytes after the records", ErrDamaged)
+	}
+	return decodeRecords(b[headerSize:], int(binary.LittleEndian.Uint32(b[offVersions:])))
+}
+
+func decodeRecords(b []byte, count int) (versions []Version, err error) {
+	for len(b) > 0 {
+		v, rest, ok := decodeRecord(b)
+		if !ok {
+			return nil, fmt.Errorf("%w: record %d is malformed", ErrDamaged, len(versions))
+		}
+		if n := len(versions); n > 0 && !versions[n-1].before(&v) {
+			return nil, fmt.Errorf("%w: record %d is out of order", ErrDamaged, n)
+		}
+		versions, b = append(versions, v), rest
+	}
+	if len(versions) != count {
+		return nil, fmt.Errorf("%w: %d records, the header says %d", ErrDamaged, len(versions), count)
+	}
+	return versions, nil
+}
+
+func decodeRecord(b []byte) (v Version, rest []byte, ok bool) {
+	if len(b) < recordSize {
+		return v, nil, false
+	}
+	key, value, reason := binary.LittleEndian.Uint32(b[recordKey:]), binary.LittleEndian.Uint32(b[recordValue:]), binary.LittleEndian.Uint32(b[recordReason:])
+	v.Trailer = keys.Trailer(binary.LittleEndian.Uint64(b))
+	b = b[recordSize:]
+	kind := v.Trailer.Kind()
+	if key == 0 || uint64(key)+uint64(value)+uint64(reason) > uint64(len(b)) || kind != keys.KindSet && (kind != keys.KindDelete || value > 0) {
+		return v, nil, false
+	}
+	v.Key, b = b[:key:key], b[key:]
+	v.Value, b = b[:value:value], b[value:]
+	v.Reason = string(b[:reason])
+	return v, b[reason:], true
+}
+
+// before reports whether v comes before o: by key, and of one key the newer one first.
+func (v *Version) before(o *Version) bool {
+	c := bytes.Compare(v.Key, o.Key)
+	return c < 0 || c == 0 && v.Trailer.Epoch() > o.Trailer.Epoch()
+}
