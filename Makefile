@@ -102,9 +102,9 @@ tidy-check: ## Fail if a go.mod or go.sum is not tidy
 
 ##@ Wire contract
 
-generate: ## Generate the Go code of the wire contract, and the tables of options and metrics in docs
+generate: ## Generate the Go code of the wire contract, and the tables in docs
 	$(TOOL) buf generate
-	$(GO) test -count=1 -run 'TableIsThatOfTheCode' ./internal/config ./internal/telemetry -args -doctable.update
+	$(GO) test -count=1 -run 'TableIsThatOf' ./internal/config ./internal/telemetry ./internal/lint -args -doctable.update
 
 generate-check: ## Fail if the committed generated code is not current
 	tools/generate-check.sh
