@@ -327,12 +327,22 @@ func TestSalvageBringsOutNothingStaleWhenTheSideTreeIsDamaged(t *testing.T) {
 // DATA_LOSS; what was set since the last page turned bad is read; no write is refused; salvage brings out nothing wrong, and everything
 // that can be read.
 func TestNothingIsWrongBesideDamage(t *testing.T) {
-	lost, refused := 0, 0
+	testBesideDamage(t, false)
+}
+
+// TestNothingIsWrongBesideDamageWithRangesAndLoads does so with range deletes and bulk loads, which read and write many pages at once.
+func TestNothingIsWrongBesideDamageWithRangesAndLoads(t *testing.T) {
+	testBesideDamage(t, true)
+}
+
+func testBesideDamage(t *testing.T, mixed bool) {
+	t.Helper()
+	lost, refused, loads := 0, 0, 0
 	base := testseed.Base(t)
 	for run := range uint64(*sideSeeds / exhaustiveStep) {
 		seed := base + run
 		rng := rand.New(rand.NewPCG(seed, 5))
-		d := &besideDamage{t: t, rng: rng, o: modelOptions(vfs.NewMem()), want: map[string]string{}, since: map[string]bool{}}
+		d := &besideDamage{t: t, rng: rng, o: modelOptions(vfs.NewMem()), want: map[string]string{}, since: map[string]bool{}, mixed: mixed}
 		d.open()
 		for round := range 12 {
 			d.write(20 + rng.IntN(100))
@@ -356,14 +366,14 @@ func TestNothingIsWrongBesideDamage(t *testing.T) {
 			}
 		}
 		lost += d.s.Stats().Storage.Tree.LostPages
-		refused += d.refused
+		refused, loads = refused+d.refused, loads+d.loads
 		d.salvage()
 		if t.Failed() {
 			t.Fatalf("seed %d", seed)
 		}
 	}
-	if lost == 0 || refused == 0 {
-		t.Fatalf("%d pages were lost and %d reads refused: the test tests nothing", lost, refused)
+	if lost == 0 || refused == 0 || mixed && loads == 0 {
+		t.Fatalf("%d pages were lost, %d reads refused, %d loads: the test tests nothing", lost, refused, loads)
 	}
 	t.Logf("%d pages lost, %d reads refused", lost, refused)
 }
@@ -377,6 +387,8 @@ type besideDamage struct {
 	want    map[string]string // "" was deleted
 	since   map[string]bool   // written since the last damage
 	refused int
+	mixed   bool // range deletes, bulk loads and transactions, too
+	loads   int
 
 	view *Session // reads what was, as long as nothing is restarted
 	was  map[string]string
@@ -402,6 +414,10 @@ func (d *besideDamage) endSessions() {
 
 func (d *besideDamage) write(n int) {
 	for range n {
+		if d.mixed && d.rng.IntN(25) == 0 {
+			d.writeMany()
+			continue
+		}
 		k, v := fmt.Sprintf("key-%03d", d.rng.IntN(150)), ""
 		w := Write{Durability: DurabilitySync}
 		switch d.rng.IntN(8) {
@@ -420,6 +436,65 @@ func (d *besideDamage) write(n int) {
 		}
 		d.want[k], d.since[k] = v, true
 	}
+}
+
+// writeMany deletes a range, in a transaction or not, or loads keys in bulk. What would have to read a damaged page may be refused, and changes nothing
+// then.
+func (d *besideDamage) writeMany() {
+	d.t.Helper()
+	lower := d.rng.IntN(150)
+	upper := lower + 1 + d.rng.IntN(20)
+	keyOf := func(i int) string { return fmt.Sprintf("key-%03d", i) }
+	var err error
+	done := func(i int) { d.want[keyOf(i)], d.since[keyOf(i)] = "", true }
+	switch d.rng.IntN(3) {
+	case 0:
+		var out RangeDeleted
+		out, err = d.x.DeleteRange(context.Background(), RangeDelete{Lower: []byte(keyOf(lower)), Upper: []byte(keyOf(upper)), Durability: DurabilitySync})
+		if err == nil {
+			err = d.s.Wait(context.Background(), out.Epoch, DurabilitySync)
+		}
+	case 1:
+		err = d.deleteInTxn(keyOf(lower), keyOf(upper))
+	default:
+		entries := map[string]string{}
+		for i := lower; i < min(upper, 150); i++ {
+			entries[keyOf(i)] = fmt.Sprint("loaded ", d.rng.Uint64()) + strings.Repeat("l", d.rng.IntN(1200))
+		}
+		if len(entries) == 0 {
+			return
+		}
+		if _, err = load(d.s, entries); err == nil {
+			d.loads++
+		}
+		done = func(i int) {
+			if v, ok := entries[keyOf(i)]; ok {
+				d.want[keyOf(i)], d.since[keyOf(i)] = v, true
+			}
+		}
+	}
+	if err != nil && !asDamage(err) {
+		d.t.Fatalf("a write of many keys: %v", err)
+	}
+	for i := lower; err == nil && i < min(upper, 150); i++ {
+		done(i)
+	}
+}
+
+func (d *besideDamage) deleteInTxn(lower, upper string) error {
+	tx, err := d.x.Begin(TxnOptions{Durability: DurabilitySync})
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback()
+	if _, err := tx.DeleteRange(context.Background(), []byte(lower), []byte(upper)); err != nil {
+		return err
+	}
+	e, err := tx.Commit(context.Background())
+	if err != nil {
+		return err
+	}
+	return d.s.Wait(context.Background(), e, DurabilitySync)
 }
 
 // readable is what is read: whatever is not DATA_LOSS.

@@ -87,6 +87,7 @@ type loadBuild struct {
 	sink    *pager.Sink
 	root    btree.Root
 	known   *side
+	copies  map[page.Ref]page.Ref // of large values that go beside the tree: each tree there has a copy of its own
 	freed   []page.ID
 	stats   btree.Stats
 	taken   int           // of the frozen generations, the oldest ones, that are in it
@@ -199,7 +200,7 @@ func (e *Engine) BuildLoad(ctx context.Context, l *Load, h Horizon) error {
 	e.merging.Store(true)
 	frozen := e.complete(h.Visible)
 	l.epoch = epoch
-	l.build = &loadBuild{horizon: h, root: e.view.Load().root, known: e.known, began: time.Now()}
+	l.build = &loadBuild{horizon: h, root: e.view.Load().root, known: e.known, copies: map[page.Ref]page.Ref{}, began: time.Now()}
 	e.throttleBegin(&mergeJob{frozen: frozen, entries: l.run.Count + bulkStoreWork(l.run)})
 	err := e.buildLoad(ctx, l, frozen)
 	if err != nil {
@@ -215,8 +216,11 @@ func (e *Engine) buildLoad(ctx context.Context, l *Load, frozen []*generation) (
 		return err
 	}
 	b.batch, b.sink = e.rows.Begin(b.ck), b.ck.Sink()
-	stored, err := l.sorter.ReplaceLarge(ctx, func(dst, value []byte) ([]byte, error) {
+	stored, err := l.sorter.ReplaceLarge(ctx, func(dst, key, value []byte) ([]byte, error) {
 		ref, err := b.batch.Place(value)
+		if err == nil && b.known.mirrors(key, l.epoch) {
+			b.copies[ref], err = b.batch.Place(value)
+		}
 		e.throttleProgress(1 + len(value)/1024)
 		return append(dst, ref[:]...), err
 	})
@@ -240,7 +244,7 @@ func (e *Engine) buildLoad(ctx context.Context, l *Load, frozen []*generation) (
 func (e *Engine) mergeForLoad(ctx context.Context, l *Load, in *btree.MergeInput) error {
 	b := l.build
 	in.Workers = max(in.Workers, runtime.GOMAXPROCS(0))
-	result, known, err := mergeBoth(ctx, in, b.known, l.epoch)
+	result, known, err := mergeBoth(ctx, in, b.known, b.copies, l.epoch)
 	if err != nil {
 		if !ofLoad(b.ck, err) {
 			_ = e.lose(err) || e.loseBeside(err) // another attempt goes round the page

@@ -252,7 +252,7 @@ func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Roo
 	if job.quarantine, err = e.planQuarantine(in, job.frozen); err != nil {
 		return nil, nil, err
 	}
-	result, known, err := mergeBoth(ctx, in, e.known, cut)
+	result, known, err := mergeBoth(ctx, in, e.known, nil, cut)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -286,13 +286,16 @@ func (e *Engine) mergeInput(
 	return in
 }
 
-// mergeBoth merges into the tree, and into the side tree what belongs to lost pages. The result counts what was done to both.
-func mergeBoth(ctx context.Context, in *btree.MergeInput, known *side, cut keys.Epoch) (*btree.Result, *side, error) {
+// mergeBoth merges into the tree, and into the side tree what belongs to lost pages. copies has, for each large value that the input has placed and that
+// belongs to lost pages, the one for the mirror. The result counts what was done to both.
+func mergeBoth(
+	ctx context.Context, in *btree.MergeInput, known *side, copies map[page.Ref]page.Ref, cut keys.Epoch,
+) (*btree.Result, *side, error) {
 	result, err := btree.Merge(ctx, known.outside(in))
 	if err != nil {
 		return nil, nil, err
 	}
-	next, beside, err := known.merge(ctx, in, cut)
+	next, beside, err := known.merge(ctx, in, copies, cut)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -76,6 +76,11 @@ func (s *side) covers(key []byte, t keys.Trailer) bool {
 	return i < len(s.ranges) && s.ranges[i].lower.Compare(key, t) <= 0
 }
 
+// mirrors reports whether a version of key goes into the side tree and into its mirror.
+func (s *side) mirrors(key []byte, at keys.Epoch) bool {
+	return s != nil && s.mirrored() && s.covers(key, keys.MakeTrailer(at, keys.KindSet))
+}
+
 // find is the first range that does not end in front of (key, t).
 func (s *side) find(key []byte, t keys.Trailer) int {
 	i, _ := slices.BinarySearchFunc(s.ranges, 0, func(r lostRange, _ int) int {

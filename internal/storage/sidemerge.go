@@ -79,6 +79,25 @@ func (r *recordInput) SeekGE(key []byte) {
 // Next implements btree.Input.
 func (r *recordInput) Next(e *btree.Entry) bool { return r.records.Next(e) || r.Input.Next(e) }
 
+// copiesInput replaces references to large values by those to their copies.
+type copiesInput struct {
+	btree.Input
+	copies map[page.Ref]page.Ref
+}
+
+// Next implements btree.Input.
+func (c copiesInput) Next(e *btree.Entry) bool {
+	if !c.Input.Next(e) {
+		return false
+	}
+	if e.Large {
+		if copied, ok := c.copies[page.Ref(e.Value)]; ok {
+			e.Value = copied[:]
+		}
+	}
+	return true
+}
+
 // outside is the part of a merge that concerns the tree: it leaves lost pages alone.
 func (s *side) outside(all *btree.MergeInput) *btree.MergeInput {
 	if s == nil {
@@ -102,7 +121,7 @@ func (d *sideError) Unwrap() error { return d.cause }
 // merge does the rest: it brings the records of lost pages, and the versions in their ranges, into the side tree and its mirror, and returns what follows
 // them. The statistics are those of one of the two. A damaged page in one of them ends the attempt, and the next goes on without that tree; in
 // the last one it ends the checkpoint.
-func (s *side) merge(ctx context.Context, all *btree.MergeInput, cut keys.Epoch) (*side, *btree.Result, error) {
+func (s *side) merge(ctx context.Context, all *btree.MergeInput, copies map[page.Ref]page.Ref, cut keys.Epoch) (*side, *btree.Result, error) {
 	if s == nil {
 		return nil, &btree.Result{}, nil
 	}
@@ -114,6 +133,9 @@ func (s *side) merge(ctx context.Context, all *btree.MergeInput, cut keys.Epoch)
 	if s.mirrored() {
 		again := *all
 		again.Progress = nil // it was counted with the first
+		if len(copies) > 0 {
+			again.Input = func() btree.Input { return copiesInput{all.Input(), copies} }
+		}
 		second, err := s.mergeInto(ctx, s.mirror, &again, cut)
 		if err != nil {
 			return nil, nil, err
@@ -175,10 +197,12 @@ func (e *Engine) freeTree(ck *pager.Checkpoint, batch valueBatch, root btree.Roo
 			}
 			view := page.Leaf(p).View()
 			for i := range view.Count() {
-				if _, _, inline, large := view.At(i); large {
-					if err := batch.Drop(page.Ref(inline)); err != nil {
-						return err
-					}
+				_, _, inline, large := view.At(i)
+				if !large {
+					continue
+				}
+				if err := batch.Drop(page.Ref(inline)); err != nil && !isDamage(err) { // the walk would take it for damage of this page
+					return err
 				}
 			}
 			return nil

@@ -34,7 +34,7 @@ func (s *Sorter) mergeNewest(ctx context.Context, n int) error {
 
 // merge writes the entries of runs, the oldest run first, as one run. With replace, it replaces large
 // values.
-func (s *Sorter) merge(ctx context.Context, runs []*Run, replace func(dst, value []byte) ([]byte, error)) (*Run, error) {
+func (s *Sorter) merge(ctx context.Context, runs []*Run, replace func(dst, key, value []byte) ([]byte, error)) (*Run, error) {
 	w, err := s.newWriter()
 	if err != nil {
 		return nil, err
@@ -47,7 +47,7 @@ func (s *Sorter) merge(ctx context.Context, runs []*Run, replace func(dst, value
 		case (replace != nil || n%1024 == 0) && ctx.Err() != nil: // large values may take long
 			err = ctx.Err()
 		case replace != nil && !c.Replaced && len(c.Value) > s.options.InlineMax:
-			if replaced, err = replace(replaced[:0], c.Value); err == nil {
+			if replaced, err = replace(replaced[:0], c.Key, c.Value); err == nil {
 				err = w.add(c.Key, replaced, true)
 			}
 		default:

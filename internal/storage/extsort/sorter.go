@@ -100,7 +100,7 @@ func (s *Sorter) Finish(ctx context.Context) (*Run, error) {
 
 // ReplaceLarge replaces each large value of the finished run by what replace appends to dst for it. It
 // returns the run that takes the place of the finished one.
-func (s *Sorter) ReplaceLarge(ctx context.Context, replace func(dst, value []byte) ([]byte, error)) (*Run, error) {
+func (s *Sorter) ReplaceLarge(ctx context.Context, replace func(dst, key, value []byte) ([]byte, error)) (*Run, error) {
 	if s.runs[0].Large == 0 {
 		return s.runs[0], nil
 	}

@@ -70,7 +70,7 @@ func TestSorterKeepsTheLastValueOfEachKeyInOrder(t *testing.T) {
 				t.Fatalf("%d entries, want %d", r.Count, len(want))
 			}
 			var replaced [][]byte
-			r, err = s.ReplaceLarge(context.Background(), func(dst, v []byte) ([]byte, error) {
+			r, err = s.ReplaceLarge(context.Background(), func(dst, _, v []byte) ([]byte, error) {
 				replaced = append(replaced, bytes.Clone(v))
 				return append(dst, byte(len(replaced)), byte(len(replaced)>>8)), nil
 			})
