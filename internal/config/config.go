@@ -53,6 +53,8 @@ type Config struct {
 	ProbeInterval time.Duration // how often the server checks that a write of its own becomes durable; 0: never
 	ProbeTimeout  time.Duration // how long such a write may take before health checks fail
 
+	MessageTimeout time.Duration // how long a client may leave a message half-sent
+
 	DrainTimeout time.Duration // how long running requests may go on after SIGTERM
 	CloseTimeout time.Duration // how long the store may take to close after that
 	ScanTokenTTL time.Duration // how long a scan's resume token keeps its epoch readable
@@ -103,6 +105,7 @@ func Default() Config {
 		TxnTimeout:     5 * time.Minute,
 		ProbeInterval:  5 * time.Second,
 		ProbeTimeout:   10 * time.Second,
+		MessageTimeout: 30 * time.Second,
 		DrainTimeout:   10 * time.Second,
 		CloseTimeout:   15 * time.Second,
 		ScanTokenTTL:   time.Minute,

@@ -50,6 +50,7 @@ func (c *Config) Validate() error {
 		v.duration("probe-interval", c.ProbeInterval, 10*durationMin, time.Hour)
 	}
 	v.duration("probe-timeout", c.ProbeTimeout, 10*durationMin, time.Hour)
+	v.duration("message-timeout", c.MessageTimeout, 10*durationMin, time.Hour)
 	v.duration("drain-timeout", c.DrainTimeout, 0, time.Hour)
 	v.duration("close-timeout", c.CloseTimeout, 100*durationMin, time.Hour)
 	v.duration("scan-token-ttl", c.ScanTokenTTL, time.Second, 24*time.Hour)
@@ -104,6 +105,8 @@ func (c *Config) validateLimits(v *validation) {
 	v.count("max-batch-ops", l.BatchOps)
 	v.count("max-inflight-requests", l.InflightRequests)
 	v.count("max-connections", l.Connections)
+	v.check(l.Connections <= c.connectionsMax(), "max-connections", fmt.Sprintf(
+		"is %d; the bound of resident memory with --memory %v carries %d connections; raise --memory or lower it", l.Connections, c.Memory, c.connectionsMax()))
 	v.count("max-streams", l.Streams)
 	v.count("max-transactions", l.Transactions)
 	v.check(l.TxnSize <= l.BatchSize, "max-txn-size",

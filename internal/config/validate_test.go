@@ -29,7 +29,8 @@ func TestBoundsAreExact(t *testing.T) {
 		{"max-inflight-bytes", "64MiB", "64MiB0"}, // not a size
 		{"max-inflight-bytes", "64MiB", "67108863"},
 		{"max-connections", "1", "0"},
-		{"max-connections", "16777216", "16777217"},
+		{"max-connections", "2925", "2926"}, // what the bound of resident memory carries
+		{"message-timeout", "10ms", "9ms"},
 		{"max-streams", "1", "0"},
 		{"max-inflight-requests", "1", "-1"},
 		{"max-batch-ops", "1", "0"},
@@ -93,5 +94,24 @@ func TestSubLimitsMustFitIntoMemory(t *testing.T) {
 	}
 	if _, err := Load([]string{"--memory=64MiB", "--cache-size=32MiB", "--memtable-size=8MiB", "--segment-size=16777217"}, nil); err == nil {
 		t.Error("one byte too many was accepted")
+	}
+}
+
+// TestConnectionsAndStreamsStayInTheirPartOfTheBound: whatever is configured, what all connections and streams may take together is carried, and
+// streams are left beside the most connections.
+func TestConnectionsAndStreamsStayInTheirPartOfTheBound(t *testing.T) {
+	for _, memory := range []Size{memoryMin, 64 * MiB, GiB, 64 * GiB} {
+		c := Default()
+		c.Memory = memory
+		for _, connections := range []int{1, c.Limits.Connections, c.connectionsMax()} {
+			c.Limits.Connections = connections
+			streams := c.StreamsTotal()
+			if taken := Size(connections)*connectionBytes + Size(streams)*streamBytes; taken > c.carried() || streams < connections/2 {
+				t.Errorf("%v: %d connections and %d streams take %v of %v", memory, connections, streams, taken, c.carried())
+			}
+		}
+		if c.carried() > c.MemoryBound()-c.Memory {
+			t.Errorf("%v: %v are carried, beyond the bound", memory, c.carried())
+		}
 	}
 }

@@ -154,7 +154,7 @@ func TestScanBrokenOffBeforeItsConnectionClosesIsInOrder(t *testing.T) {
 			info := h.connections.admit()
 			client, raw := net.Pipe()
 			defer func() { _ = client.Close() }()
-			conn := &countedConn{Conn: raw, connections: &h.connections, info: info, inbound: newInbound(h.connections.receiving)}
+			conn := &countedConn{Conn: raw, connections: &h.connections, info: info, inbound: newInbound(h.connections.receiving, &info.refusals)}
 			defer func() { _ = conn.Close() }()
 			ctx, reset := context.WithCancel(peer.NewContext(t.Context(), &peer.Peer{AuthInfo: info}))
 			defer reset()

@@ -3,9 +3,13 @@ package server
 import (
 	"context"
 	"errors"
+	"maps"
 	"net"
+	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
@@ -20,6 +24,8 @@ type connection struct {
 	credentials.CommonAuthInfo
 	shard   *telemetry.Shard
 	refused bool // over the limit: its requests are told so, instead of being cut off without a word
+
+	refusals refusals // by the follower of its frames
 
 	scansMu sync.Mutex // a leaf; guards what follows
 	scans   map[*openScan]struct{}
@@ -154,6 +160,9 @@ type connections struct {
 	receiving *receiving
 	open      atomic.Int64
 	refused   atomic.Uint64
+
+	mu  sync.Mutex // a leaf; guards all
+	all map[*countedConn]struct{}
 }
 
 // admit counts a new connection; nil means that it is closed at once.
@@ -195,7 +204,9 @@ func (r *registering) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthI
 	if info == nil {
 		return nil, nil, errTooManyConnections
 	}
-	return &countedConn{Conn: conn, connections: r.connections, info: info, inbound: newInbound(r.connections.receiving)}, info, nil
+	counted := &countedConn{Conn: conn, connections: r.connections, info: info, inbound: newInbound(r.connections.receiving, &info.refusals)}
+	r.connections.add(counted)
+	return counted, info, nil
 }
 
 // Clone implements credentials.TransportCredentials.
@@ -210,13 +221,34 @@ type countedConn struct {
 	info        *connection
 	once        sync.Once
 
+	ending  atomic.Bool // inbound has streams to end; the read under way is interrupted
+	telling atomic.Bool // inbound has something to tell the client
+	writing sync.Mutex  // held while bytes are written; before mu
+
 	mu      sync.Mutex // guards inbound: reader and writer follow, and whatever closes the connection ends
 	inbound *inbound   // nil once closed
 }
 
-// Read follows the messages that come in; see receiving.
+// Read follows the messages that come in; see receiving. It also ends streams on which a message does not proceed.
 func (c *countedConn) Read(b []byte) (int, error) {
+	if c.ending.Load() {
+		n, room, err := c.endStreams(b)
+		c.tell()
+		if n > 0 || err != nil {
+			return n, err
+		}
+		b = b[:min(len(b), room)]
+	}
 	n, err := c.Conn.Read(b)
+	if n == 0 && errors.Is(err, os.ErrDeadlineExceeded) && c.ending.Load() {
+		return c.Read(b) // once more: endStreams has taken the deadline away
+	}
+	n, err = c.follow(b, n, err)
+	c.tell()
+	return n, err
+}
+
+func (c *countedConn) follow(b []byte, n int, err error) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.inbound == nil || n == 0 {
@@ -225,22 +257,130 @@ func (c *countedConn) Read(b []byte) (int, error) {
 	if refused := c.inbound.follow(b[:n]); refused != nil {
 		return 0, refused
 	}
+	c.noteEnding()
 	return n, err
+}
+
+func (c *countedConn) noteEnding() {
+	if len(c.inbound.ending) > 0 {
+		c.ending.Store(true)
+		c.telling.Store(true)
+	}
+}
+
+// endStreams makes gRPC read the ends of the streams that inbound ends. Within a frame there is no place for them: so many bytes are to be read
+// before.
+func (c *countedConn) endStreams(b []byte) (n, room int, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.Conn.SetReadDeadline(time.Time{}); err != nil { // which endStalled has set to interrupt a read
+		return 0, 0, err
+	}
+	if c.inbound == nil {
+		return 0, len(b), nil
+	}
+	if !c.inbound.betweenFrames() {
+		return 0, c.inbound.untilFrame(), nil
+	}
+	n = c.inbound.endStreams(b)
+	c.ending.Store(len(c.inbound.ending) > 0)
+	return n, len(b), nil
+}
+
+// tell sends what inbound has to tell the client, if nothing else is being written: what is being written does so at its end.
+func (c *countedConn) tell() {
+	for c.telling.Load() && c.writing.TryLock() {
+		told := c.tellLocked()
+		c.writing.Unlock()
+		if !told {
+			return // within a frame: the write that ends it comes back to this
+		}
+	}
+}
+
+func (c *countedConn) tellLocked() bool {
+	c.mu.Lock()
+	var frames []byte
+	if c.inbound != nil {
+		if frames = c.inbound.takeTelling(); frames != nil {
+			c.telling.Store(false)
+		}
+	}
+	c.mu.Unlock()
+	if frames == nil {
+		return false
+	}
+	_, _ = c.Conn.Write(frames) // gRPC meets the same error
+	return true
+}
+
+// endStalled ends the streams whose messages do not proceed.
+func (c *countedConn) endStalled() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.inbound == nil || !c.inbound.findStalled() {
+		return
+	}
+	c.noteEnding()
+	_ = c.Conn.SetReadDeadline(time.Unix(1, 0)) // fails only if the connection is closed
+}
+
+// stallSteps is how often in a message's time its progress is looked at.
+const stallSteps = 4
+
+// watchMessages ends streams on which a message has not proceeded for so long.
+func (c *connections) watchMessages(ctx context.Context, timeout time.Duration) {
+	ticker := time.NewTicker(timeout / stallSteps)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		c.receiving.step.Add(1)
+		c.mu.Lock()
+		all := slices.Collect(maps.Keys(c.all))
+		c.mu.Unlock()
+		for _, conn := range all {
+			conn.endStalled()
+		}
+	}
+}
+
+func (c *connections) add(conn *countedConn) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.all == nil {
+		c.all = make(map[*countedConn]struct{})
+	}
+	c.all[conn] = struct{}{}
+}
+
+func (c *connections) remove(conn *countedConn) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.all, conn)
 }
 
 // Write follows the answers, windows and ends of streams that go out.
 func (c *countedConn) Write(b []byte) (int, error) {
+	c.writing.Lock()
 	c.mu.Lock()
 	if c.inbound != nil {
 		c.inbound.answered(b)
 	}
 	c.mu.Unlock()
-	return c.Conn.Write(b)
+	n, err := c.Conn.Write(b)
+	c.writing.Unlock()
+	c.tell()
+	return n, err
 }
 
 func (c *countedConn) Close() error {
 	c.once.Do(func() {
 		c.info.close()
+		c.connections.remove(c)
 		c.connections.open.Add(-1)
 		c.info.end(c.connections.admission)
 		c.mu.Lock()

@@ -27,11 +27,13 @@ import (
 
 // Errors of the rim itself.
 var (
-	errOverloaded    = errors.New("too many requests are being executed")
-	errShuttingDown  = errors.New("the server is shutting down")
-	errExpired       = errors.New("the deadline had passed before the request was started")
-	errTooManyConns  = errors.New("too many connections are open")
-	errUnimplemented = errors.New("not in this version of the server")
+	errOverloaded     = errors.New("too many requests are being executed")
+	errShuttingDown   = errors.New("the server is shutting down")
+	errExpired        = errors.New("the deadline had passed before the request was started")
+	errTooManyConns   = errors.New("too many connections are open")
+	errTooManyStreams = errors.New("too many streams are open; finish some, or try again")
+	errUnimplemented  = errors.New("not in this version of the server")
+	errIncomplete     = errors.New("the rest of the request did not come in time")
 )
 
 // argumentError is bad input: the field, what is wrong with it, and which reason that is.
@@ -145,7 +147,7 @@ func classify(err error) fault {
 		return exhausted(pb.ErrorReason_ERROR_REASON_MEMORY_FULL, retryMemory)
 	case errors.Is(err, errOverloaded):
 		return exhausted(pb.ErrorReason_ERROR_REASON_OVERLOADED, retryOverloaded)
-	case errors.Is(err, mvcc.ErrTooManySessions), errors.Is(err, errTooManyConns):
+	case errors.Is(err, mvcc.ErrTooManySessions), errors.Is(err, errTooManyConns), errors.Is(err, errTooManyStreams):
 		return exhausted(pb.ErrorReason_ERROR_REASON_TOO_MANY_SESSIONS, retrySessions)
 	case errors.Is(err, mvcc.ErrLoadBusy):
 		return exhausted(pb.ErrorReason_ERROR_REASON_LOAD_BUSY, retryLoad)
@@ -163,6 +165,8 @@ func classify(err error) fault {
 		return fault{code: codes.Unavailable, reason: pb.ErrorReason_ERROR_REASON_SHUTTING_DOWN, retry: retryShutdown}
 	case errors.Is(err, errExpired):
 		return fault{code: codes.DeadlineExceeded, reason: pb.ErrorReason_ERROR_REASON_EXPIRED_BEFORE_START}
+	case errors.Is(err, errIncomplete):
+		return fault{code: codes.Aborted, reason: pb.ErrorReason_ERROR_REASON_MESSAGE_INCOMPLETE}
 	case errors.Is(err, errNoSuchSnapshot):
 		return fault{code: codes.NotFound, reason: pb.ErrorReason_ERROR_REASON_SNAPSHOT_NOT_FOUND}
 	case errors.Is(err, errUnimplemented):

@@ -79,6 +79,7 @@ func TestEveryReasonHasItsCodeAndDetails(t *testing.T) {
 		pb.ErrorReason_ERROR_REASON_TXN_TIMEOUT:          {err: &txnTimeoutError{}, code: codes.Aborted, metadata: []string{"limit", "timeout"}},
 		pb.ErrorReason_ERROR_REASON_TXN_ENDED:            {err: errTxnEnded, code: codes.Aborted},
 		pb.ErrorReason_ERROR_REASON_TXN_NOT_FOUND:        {err: errNoSuchTxn, code: codes.NotFound},
+		pb.ErrorReason_ERROR_REASON_MESSAGE_INCOMPLETE:   {err: errIncomplete, code: codes.Aborted},
 		pb.ErrorReason_ERROR_REASON_SNAPSHOT_NOT_FOUND:   {err: errNoSuchSnapshot, code: codes.NotFound},
 	}
 	documented := documentedCodes(t)

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/net/http2"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -34,14 +35,14 @@ func (r *receiving) reserved() int64 { return r.large.reserved.Load() + r.small.
 
 func newReceiving(inflight int64) *receiving {
 	r := new(receiving)
-	r.init(inflight)
+	r.init(inflight, 1<<20, 64<<20)
 	return r
 }
 
 // newFollowed is a connection in which streams 1 to 19 are open.
 func newFollowed(t *testing.T, r *receiving) *inbound {
 	t.Helper()
-	in := newInbound(r)
+	in := newInbound(r, new(refusals))
 	in.received.skip = 0
 	for stream := uint32(1); stream < 20; stream += 2 {
 		if err := in.follow(frame(frameHeaders, 4, stream, make([]byte, 30))); err != nil {
@@ -175,7 +176,7 @@ func TestMessagesInCrumbsEndTheirConnection(t *testing.T) {
 func TestMessagesBeyondTheShareAreGivenAnImpossibleLength(t *testing.T) {
 	for _, size := range []int{60 << 10, 200 << 10} {
 		limit := int64(size) * 5 / 2
-		r := new(receiving)
+		r := newReceiving(1)
 		r.large.limit, r.small.limit = limit, limit
 		one, other, third := newFollowed(t, r), newFollowed(t, r), newFollowed(t, r)
 		m := prefixed(size)
@@ -276,6 +277,7 @@ type rawClient struct {
 	net.Conn
 	t      testing.TB
 	frames frames
+	framer *http2.Framer // of reasonOf
 }
 
 func (h *harness) dialRaw(t testing.TB) *rawClient {
@@ -301,7 +303,10 @@ func (c *rawClient) send(b []byte) {
 // begin opens a stream with a deadline.
 func (c *rawClient) begin(stream uint32, method, timeout string) {
 	c.t.Helper()
-	var block []byte
+	c.send(frame(frameHeaders, flagEndHeaders, stream, requestHeaders(method, timeout)))
+}
+
+func requestHeaders(method, timeout string) (block []byte) {
 	for _, s := range []string{
 		":method", "POST", ":scheme", "http", ":path", method, ":authority", "test", "content-type", "application/grpc",
 		"te", "trailers", "grpc-timeout", timeout,
@@ -311,7 +316,7 @@ func (c *rawClient) begin(stream uint32, method, timeout string) {
 		}
 		block = append(append(block, byte(len(s))), s...)
 	}
-	c.send(frame(frameHeaders, 4, stream, block))
+	return block
 }
 
 // awaitEnd reads until the server has ended the stream.
@@ -439,7 +444,7 @@ func TestInboundAgreesWithAModel(t *testing.T) {
 	for seed := range uint64(300) {
 		random := rand.New(rand.NewPCG(seed, 1))
 		r := newReceiving(1 << 40)
-		in := newInbound(r)
+		in := newInbound(r, new(refusals))
 		model := map[uint32]*modelled{}
 		next := uint32(1)
 		feed := func(b []byte) {

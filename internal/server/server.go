@@ -133,7 +133,7 @@ func open(ctx context.Context, c config.Config, log *slog.Logger, files vfs.FS) 
 	s.store, s.opening = store, time.Since(s.clock.started)
 	s.connections.max, s.connections.requests, s.connections.admission = int64(c.Limits.Connections), &s.requests, &s.admission
 	s.connections.receiving = &s.receiving
-	s.receiving.init(int64(c.Inflight()))
+	s.receiving.init(int64(c.Inflight()), int64(c.StreamsTotal()), int64(messageBytesMax(&c)))
 	s.admission.init(c.Limits.InflightRequests, uint64(c.Inflight()))
 	s.callers.store, s.callers.admission = store, &s.admission
 	id := store.ID()
@@ -211,11 +211,14 @@ func (s *Server) isSync(d mvcc.Durability) bool {
 const (
 	streamWindowBytes  = 256 << 10
 	connWindowBytes    = 4 << 20
-	transportBufBytes  = 64 << 10
+	readBufBytes       = 32 << 10         // each connection has one; config counts it
+	writeBufBytes      = 64 << 10         // each connection that is sending has one
 	keepaliveIdle      = 30 * time.Second // after this long without a word the client is asked whether it is there
 	keepaliveTimeout   = 10 * time.Second
 	keepaliveClientMin = 10 * time.Second // clients that ask more often are cut off
 	handshakeTimeout   = 5 * time.Second
+	// headerBytesMax bounds a request's metadata, which its stream holds until it ends. gRPC's default is 16 MiB.
+	headerBytesMax = 8 << 10
 	// streamWorkers keep their grown stacks from request to request; beyond them gRPC starts a goroutine for each.
 	streamWorkers = 64
 )
@@ -227,8 +230,8 @@ func Options() []grpc.ServerOption {
 		grpc.NumStreamWorkers(streamWorkers),
 		grpc.StaticStreamWindowSize(streamWindowBytes),
 		grpc.StaticConnWindowSize(connWindowBytes),
-		grpc.ReadBufferSize(transportBufBytes),
-		grpc.WriteBufferSize(transportBufBytes),
+		grpc.ReadBufferSize(readBufBytes),
+		grpc.WriteBufferSize(writeBufBytes),
 	}
 }
 
@@ -245,6 +248,7 @@ func (s *Server) newGRPC() {
 		grpc.MaxRecvMsgSize(messageBytesMax(&s.config)),
 		grpc.MaxSendMsgSize(messageBytesMax(&s.config)),
 		grpc.MaxConcurrentStreams(uint32(s.config.Limits.Streams)),
+		grpc.MaxHeaderListSize(headerBytesMax),
 		grpc.ConnectionTimeout(handshakeTimeout),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: keepaliveIdle, Timeout: keepaliveTimeout}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: keepaliveClientMin, PermitWithoutStream: true}),
@@ -253,9 +257,9 @@ func (s *Server) newGRPC() {
 	)
 	s.grpc = grpc.NewServer(options...)
 	s.health = grpchealth.NewServer()
-	pb.RegisterKVServer(s.grpc, &kvService{Server: s})
-	pb.RegisterAdminServer(s.grpc, &adminService{Server: s})
-	pb.RegisterTransactionsServer(s.grpc, &txnService{Server: s})
+	s.register(pb.KV_ServiceDesc, &kvService{Server: s})
+	s.register(pb.Admin_ServiceDesc, &adminService{Server: s})
+	s.register(pb.Transactions_ServiceDesc, &txnService{Server: s})
 	healthpb.RegisterHealthServer(s.grpc, s.health)
 	reflection.Register(s.grpc)
 	s.setHealth(healthpb.HealthCheckResponse_SERVING)
@@ -369,6 +373,7 @@ func (s *Server) Run(ctx context.Context) error {
 		serving.Go(func() { failed <- serveHTTP(s.http, s.metrics) })
 	}
 	serving.Go(func() { s.watchConditions(ctx) })
+	serving.Go(func() { s.connections.watchMessages(ctx, s.config.MessageTimeout) })
 	if s.config.ProbeInterval > 0 {
 		s.receivers.Go(func() { s.runProbe(ctx) })
 	}
@@ -468,6 +473,11 @@ func (s *Server) closeStore(drained <-chan struct{}) error {
 	return err
 }
 
+// longLived reports whether a client may leave a stream of the method open after a message.
+func longLived(method telemetry.Method) bool {
+	return method == telemetry.MethodPipeline || method == telemetry.MethodTransact || method == telemetry.MethodBulkLoad
+}
+
 // serveStream surrounds every stream as unary does every request.
 func (s *Server) serveStream(ctx context.Context, method telemetry.Method, body func(*connection) error) error {
 	start, conn := s.clock.now(), connectionOf(ctx)
@@ -477,7 +487,17 @@ func (s *Server) serveStream(ctx context.Context, method telemetry.Method, body 
 	if method == telemetry.MethodScan {
 		scan = conn.beginScan(ctx)
 	}
-	err, code := body(conn), codes.OK
+	var err error
+	if method != telemetry.MethodVerify {
+		err = s.refusesStream(ctx)
+	}
+	if err == nil && longLived(method) {
+		err = grpc.SendHeader(ctx, nil) // tells the follower that messages may be followed by others
+	}
+	if err == nil {
+		err = body(conn)
+	}
+	code := codes.OK
 	if err != nil {
 		st := statusOf(err)
 		err, code = st.Err(), st.Code()

@@ -1,0 +1,21 @@
+package clients
+
+import (
+	"errors"
+	"testing"
+
+	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/client"
+)
+
+// TestRefusedMessageIsKnownNotToBeExecuted: a message that the server refuses to receive has not been executed, and the client says so.
+func TestRefusedMessageIsKnownNotToBeExecuted(t *testing.T) {
+	t.Parallel()
+	s := startServer(t, "--max-batch-size", "1MiB", "--max-batch-ops", "1000", "--max-value-size", "1MiB")
+	c := s.dial(s.endpoint)
+	_, err := c.Put(t.Context(), []byte("k"), make([]byte, 8<<20))
+	var e *client.Error
+	if !errors.As(err, &e) || e.Reason != kvpb.ErrorReason_ERROR_REASON_BATCH_TOO_LARGE || e.OutcomeUnknown() {
+		t.Errorf("got %v, want an error of a request that was not executed", err)
+	}
+}

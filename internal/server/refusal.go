@@ -1,0 +1,85 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"slices"
+	"strconv"
+	"sync/atomic"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+)
+
+// refusals tells the handlers of a connection what the follower of its frames has found.
+type refusals struct {
+	crowded atomic.Bool // more streams are open than the server carries: those that start are refused
+}
+
+// appendRefusal appends the frames that end a stream with a status. gRPC itself ends a stream within a message without an ErrorInfo. The fields
+// are literals that are never indexed, so that gRPC's compression of headers on the connection stays as it is.
+func appendRefusal(b []byte, stream uint32, st *status.Status, trailersOnly bool) []byte {
+	var block bytes.Buffer
+	e := hpack.NewEncoder(&block)
+	field := func(name, value string) {
+		_ = e.WriteField(hpack.HeaderField{Name: name, Value: value, Sensitive: true}) // into memory
+	}
+	if trailersOnly {
+		field(":status", "200")
+		field("content-type", "application/grpc")
+	}
+	field("grpc-status", strconv.Itoa(int(st.Code())))
+	field("grpc-message", st.Message()) // plain ASCII without percent signs
+	if p := st.Proto(); len(p.GetDetails()) > 0 {
+		if details, err := proto.Marshal(p); err == nil {
+			field("grpc-status-details-bin", base64.RawStdEncoding.EncodeToString(details))
+		}
+	}
+	b = appendFrameHeader(b, block.Len(), frameHeaders, flagEndHeaders|flagEndStream, stream)
+	b = append(b, block.Bytes()...)
+	return appendReset(b, stream, http2.ErrCodeNo)
+}
+
+func appendReset(b []byte, stream uint32, code http2.ErrCode) []byte {
+	b = appendFrameHeader(b, 4, frameReset, 0, stream)
+	return append(b, byte(code>>24), byte(code>>16), byte(code>>8), byte(code))
+}
+
+func appendFrameHeader(b []byte, length int, kind, flags byte, stream uint32) []byte {
+	return append(b, byte(length>>16), byte(length>>8), byte(length), kind, flags, byte(stream>>24), byte(stream>>16), byte(stream>>8), byte(stream))
+}
+
+// refusesStream is the error of a stream that begins while its connection has more open than the server carries.
+func (s *Server) refusesStream(ctx context.Context) error {
+	if conn := connectionOf(ctx); conn != nil && conn.refusals.crowded.Load() {
+		s.admission.refused.Add(1)
+		return errTooManyStreams
+	}
+	return nil
+}
+
+// register adds a service. gRPC calls the interceptor of a unary request only after it has received the message, for which it waits as long as
+// the client likes: a request that there is no stream for is refused before. Streams do the same in serveStream.
+func (s *Server) register(desc grpc.ServiceDesc, service any) {
+	if desc.ServiceName == pb.Admin_ServiceDesc.ServiceName { // an operator must get through
+		s.grpc.RegisterService(&desc, service)
+		return
+	}
+	desc.Methods = slices.Clone(desc.Methods)
+	for i := range desc.Methods {
+		handler := desc.Methods[i].Handler
+		desc.Methods[i].Handler = func(srv any, ctx context.Context, decode func(any) error, interceptor grpc.UnaryServerInterceptor) (any, error) {
+			if err := s.refusesStream(ctx); err != nil {
+				return nil, statusOf(err).Err()
+			}
+			return handler(srv, ctx, decode, interceptor)
+		}
+	}
+	s.grpc.RegisterService(&desc, service)
+}
