@@ -73,9 +73,6 @@ func (x *Session) commitAt(ctx context.Context, w *Write, at keys.Epoch) (keys.E
 		return 0, err
 	}
 	s := x.store
-	if err := s.relieve(ctx); err != nil {
-		return 0, err
-	}
 	if s.horizonRule == HorizonScanned {
 		x.rescan()
 	}

@@ -138,6 +138,139 @@ func TestFullDiskTakesDeletionsAndEndsByItself(t *testing.T) {
 	mustHold(t, mustOpen(t, o), want)
 }
 
+// TestDeletionsOfOneKeyInEachLeafAreMergedOnAFullDisk: a memtable of small deletions falls on far more leaves than there are free pages. No shortage
+// is known when they are accepted, and all of them are merged nevertheless.
+func TestDeletionsOfOneKeyInEachLeafAreMergedOnAFullDisk(t *testing.T) {
+	fs := vfs.NewMem()
+	fs.SetCapacity(fullDiskBytes)
+	o := reserving(fs)
+	s := mustOpen(t, o)
+	want := map[string]string{}
+	_ = fillDisk(t, s, want)
+	mustDeleteRange(t, s, want, numbered(0), numbered(200))
+	awaitSpace(t, s, "later")
+	want["later"] = "v"
+	x := mustSession(t, s)
+	defer x.Close()
+	pages := s.Stats().Storage.Pages
+	for i := 200; i < len(want)+200; i += 7 {
+		w := Write{Durability: DurabilityAsync}
+		w.Delete([]byte(numbered(i)))
+		if _, err := x.Commit(t.Context(), &w); err != nil {
+			t.Fatalf("deletion of %s: %v", numbered(i), err)
+		}
+		delete(want, numbered(i))
+	}
+	if err := s.Checkpoint(t.Context()); err != nil {
+		t.Fatalf("%d leaves with %d free pages of %d: %v", pages.Live, pages.Free, pages.FileBytes/int64(pages.PageSize), err)
+	}
+	mustHold(t, s, want)
+	mustClose(t, s)
+	mustHold(t, mustOpen(t, o), want)
+}
+
+// fillOthers lets other programs take all but so much of the disk.
+func fillOthers(t *testing.T, fs *vfs.Mem, left int64) {
+	t.Helper()
+	const large = 1 << 40
+	fs.SetCapacity(large)
+	free, err := fs.Free("db")
+	if err != nil {
+		t.Fatal(err)
+	}
+	fs.SetCapacity(large - free + left)
+}
+
+// TestWhatWasAcceptedBeforeOthersFilledTheDiskIsMerged: values that fall on every other leaf need far more pages, while they are merged, than their
+// size tells, and the disk is full before they are.
+func TestWhatWasAcceptedBeforeOthersFilledTheDiskIsMerged(t *testing.T) {
+	fs := vfs.NewMem()
+	o := reserving(fs)
+	o.Storage.CheckpointBytes = 64 << 20 // no checkpoint before the end
+	s := mustOpen(t, o)
+	want := map[string]string{}
+	const keys, perLeaf = 40000, 65
+	fillSmall(t, s, want, keys, strings.Repeat("v", 100))
+	x := mustSession(t, s)
+	defer x.Close()
+	for i := 0; i < keys; i += 2 * perLeaf {
+		want[numbered(i)] = strings.Repeat("w", 900)
+		if _, err := put(x, numbered(i), want[numbered(i)], DurabilityAsync); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fillOthers(t, fs, 0)
+	if err := s.Checkpoint(t.Context()); err != nil {
+		t.Fatalf("%v; pages %+v", err, s.Stats().Storage.Pages)
+	}
+	mustHold(t, s, want)
+	mustDelete(t, s, numbered(1))
+	mustDeleteRange(t, s, want, numbered(0), numbered(keys/2))
+	awaitSpace(t, s, "later")
+	want["later"] = "v"
+	mustClose(t, s)
+	mustHold(t, mustOpen(t, o), want)
+}
+
+// TestDeletionsBesideASnapshotLeaveTheirPagesToThoseAfterIt: while a snapshot sees what is deleted, deletions take space and free nothing. On a full
+// disk they take pages until those are left that deletions need once the snapshot has ended.
+func TestDeletionsBesideASnapshotLeaveTheirPagesToThoseAfterIt(t *testing.T) {
+	fs := vfs.NewMem()
+	o := reserving(fs)
+	s := mustOpen(t, o)
+	want := map[string]string{}
+	const keys = 60000
+	fillSmall(t, s, want, keys, "v")
+	reader := mustSession(t, s)
+	defer reader.Close()
+	if _, err := reader.View(0); err != nil {
+		t.Fatal(err)
+	}
+	fillOthers(t, fs, 0)
+	full := false
+	for i := 0; i < keys-1000 && !full; i += 1000 {
+		mustDeleteRange(t, s, want, numbered(i), numbered(i+1000))
+		err := s.Checkpoint(t.Context())
+		if full = errors.Is(err, vfs.ErrNoSpace); err != nil && !full {
+			t.Fatal(err)
+		}
+	}
+	if p := s.Stats().Storage.Pages; !full || p.Free < 16 {
+		t.Fatalf("the test needs deletions that do not fit, and pages that are left: %v, pages %+v", full, p)
+	}
+	reader.Done()
+	mustDelete(t, s, numbered(keys-1))
+	delete(want, numbered(keys-1))
+	awaitSpace(t, s, "later")
+	want["later"] = "v"
+	mustHold(t, s, want)
+	mustClose(t, s)
+	mustHold(t, mustOpen(t, o), want)
+}
+
+// fillSmall puts so many keys with one value, and has them merged.
+func fillSmall(t *testing.T, s *Store, want map[string]string, keys int, value string) {
+	t.Helper()
+	x := mustSession(t, s)
+	defer x.Close()
+	w := Write{Durability: DurabilityAsync}
+	for i := range keys {
+		w.Set([]byte(numbered(i)), []byte(value))
+		want[numbered(i)] = value
+		if i%200 < 199 && i < keys-1 {
+			continue
+		}
+		if _, err := x.Commit(t.Context(), &w); err != nil {
+			t.Fatal(err)
+		}
+		w.Reset()
+		w.Durability = DurabilityAsync
+	}
+	if err := s.Checkpoint(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestWritersDoNotOutrunTheReserve: while the data file takes its time to grow, no more is accepted than the free pages suffice for. It may not
 // be able to grow at all, and then what was accepted could not be merged.
 func TestWritersDoNotOutrunTheReserve(t *testing.T) {
@@ -179,7 +312,7 @@ func TestKillOnAFullDiskAnywhereLeavesAStoreThatStarts(t *testing.T) {
 	full.SetCapacity(fullDiskBytes)
 	filled := map[string]string{}
 	s := mustOpen(t, reserving(full))
-	fillUntilRefused(t, s, filled, 0)
+	_ = fillDisk(t, s, filled)
 	if err := s.AwaitDurable(context.Background(), s.Visible()); err != nil {
 		t.Fatal(err)
 	}
@@ -193,6 +326,9 @@ func TestKillOnAFullDiskAnywhereLeavesAStoreThatStarts(t *testing.T) {
 			for kill := range 40 {
 				r.run(t, fs, int64(1+(kill*7+int(seed)*3)%60), kill%2 == 0)
 				fs = fs.Crash(seed+uint64(kill), []vfs.Keep{vfs.KeepAll, vfs.KeepNone, vfs.KeepSome}[kill%3])
+				if kill%4 == 0 {
+					verifyFiles(t, reserving(fs))
+				}
 			}
 			s := mustOpen(t, reserving(fs))
 			r.settle(t, s)
@@ -204,6 +340,60 @@ func TestKillOnAFullDiskAnywhereLeavesAStoreThatStarts(t *testing.T) {
 			mustHold(t, mustOpen(t, reserving(fs)), want)
 		})
 	}
+}
+
+// TestKillBetweenTheStepsOfAMergeLosesNothing crashes at each operation of a start that merges, in steps, far more deletions than there are free pages.
+// The superblock of a step must not say that the log is not needed any more.
+func TestKillBetweenTheStepsOfAMergeLosesNothing(t *testing.T) {
+	full := vfs.NewMem()
+	full.SetCapacity(fullDiskBytes)
+	o := reserving(full)
+	o.CheckpointInterval = time.Hour
+	want := map[string]string{}
+	s := mustOpen(t, o)
+	_ = fillDisk(t, s, want)
+	mustDeleteRange(t, s, want, numbered(0), numbered(200))
+	awaitSpace(t, s, "later")
+	want["later"] = "v"
+	x := mustSession(t, s)
+	for i, n := 200, len(want); i < n; i += 7 {
+		w := Write{Durability: DurabilityAsync}
+		w.Delete([]byte(numbered(i)))
+		if _, err := x.Commit(t.Context(), &w); err != nil {
+			t.Fatal(err)
+		}
+		delete(want, numbered(i))
+	}
+	x.Close()
+	if err := s.AwaitDurable(t.Context(), s.Visible()); err != nil {
+		t.Fatal(err)
+	}
+	disk := full.Crash(1, vfs.KeepAll)
+	_ = s.Close()
+	for kill, done := int64(1), false; !done; kill += 7 {
+		fs := disk.Crash(uint64(kill), vfs.KeepAll)
+		fs.CrashAt(fs.Mutations() + kill)
+		done = mergedBeforeCrash(t, fs)
+		fs = fs.Crash(uint64(kill), []vfs.Keep{vfs.KeepAll, vfs.KeepNone, vfs.KeepSome}[kill%3])
+		verifyFiles(t, reserving(fs))
+		s := mustOpen(t, reserving(fs))
+		mustHold(t, s, want)
+		mustClose(t, s)
+	}
+}
+
+// mergedBeforeCrash opens a store and merges everything, and reports whether the file system has crashed meanwhile.
+func mergedBeforeCrash(t *testing.T, fs *vfs.Mem) bool {
+	t.Helper()
+	s, err := Open(reserving(fs))
+	if err == nil {
+		err = s.Checkpoint(t.Context())
+		_ = s.Close()
+	}
+	if err != nil && !fs.Crashed() {
+		t.Fatal(err)
+	}
+	return !fs.Crashed()
 }
 
 // killedStore is what a store on a full disk should hold after some kills.

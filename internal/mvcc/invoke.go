@@ -149,9 +149,6 @@ func (x *Session) invokeOnce(ctx context.Context, ops []Invoke, conditions []Con
 	if err := x.awaitPrevious(ctx, 0); err != nil {
 		return 0, err
 	}
-	if err := x.store.relieve(ctx); err != nil {
-		return 0, err
-	}
 	x.latch(w)
 	if err := x.lock(ctx); err != nil {
 		return 0, err

@@ -34,20 +34,3 @@ func (s *Store) admitMore(ctx context.Context, w *Write) error {
 	}
 	return s.admit(w)
 }
-
-// relieve merges deletions that were made on a full disk before there are too many of them for the pages in reserve, whatever happens to the process
-// meanwhile. The caller holds no latch.
-func (s *Store) relieve(ctx context.Context) error {
-	if !s.engine.Crammed() {
-		return nil
-	}
-	err := s.Checkpoint(ctx)
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	s.noteCheckpoint(err)
-	if short := s.engine.Shortage(); short != nil && s.engine.Crammed() {
-		return short
-	}
-	return nil
-}

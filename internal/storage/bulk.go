@@ -377,6 +377,9 @@ func (e *Engine) commitLoad(ctx context.Context, l *Load, v *view) error {
 		return err
 	}
 	b.ck.Free(b.freed...)
+	if err := b.ck.KeepFree(e.floorBytes()); err != nil {
+		return err
+	}
 	return b.ck.Commit(ctx, e.nextState(b.root, b.known, &b.stats, l.epoch))
 }
 

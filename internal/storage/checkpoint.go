@@ -64,7 +64,12 @@ func (e *Engine) checkpoint(ctx context.Context, h *Horizon) (left int, err erro
 		return 0, nil
 	}
 	start := time.Now()
-	if err := e.merge(ctx, mergeJob{frozen: merging, garbage: garbage, horizon: *h}); err != nil {
+	err = e.merge(ctx, mergeJob{frozen: merging, garbage: garbage, horizon: *h})
+	if errors.Is(err, vfs.ErrNoSpace) && len(complete) > 0 && e.options.DiskReserve != 0 {
+		garbage = nil
+		merging, err = e.mergeInSteps(ctx, complete, h)
+	}
+	if err != nil {
 		err = fmt.Errorf("checkpoint: %w", e.damage(err, btree.Root{}, nil))
 		if errors.Is(err, vfs.ErrNoSpace) || errors.Is(err, ErrDamaged) {
 			e.blocked.Store(&err)
@@ -124,7 +129,8 @@ type mergeJob struct {
 	garbage *btree.Garbage // to be swept, or nil
 	horizon Horizon
 
-	recovering bool // nothing waits but for this
+	recovering bool     // nothing waits but for this
+	span       *keySpan // of a step; nil for a whole merge
 
 	quarantine quarantinePlan // of the attempt at hand
 }
@@ -196,6 +202,10 @@ func (e *Engine) tryMerge(ctx context.Context, base btree.Root, job *mergeJob, c
 		ck.Abort()
 		return 0, nil, err
 	}
+	if err := ck.KeepFree(e.floorBytes()); err != nil {
+		ck.Abort()
+		return 0, nil, err
+	}
 	aside, err := e.keepQuarantine(&job.quarantine)
 	if err != nil {
 		ck.Abort()
@@ -209,7 +219,9 @@ func (e *Engine) tryMerge(ctx context.Context, base btree.Root, job *mergeJob, c
 	}
 	e.known = known
 	e.settleQuarantine(aside)
-	e.tail.end()
+	if job.span == nil {
+		e.tail.end()
+	}
 	e.counters.merged(&result.Stats)
 	return ck.Number(), result, nil
 }
@@ -233,20 +245,18 @@ func (e *Engine) nextState(root btree.Root, known *side, change *btree.Stats, cu
 
 // build writes the pages of the new state. The statistics are of both trees.
 func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Root, job *mergeJob, cut keys.Epoch) (*btree.Result, *side, error) {
-	relocate := relocatePagesMin
-	if !e.lagging() { // else moving a part of a large file would take longer than the merge
-		relocate = max(relocate, int(e.pager.Stats().Live/relocateShare))
-	}
-	limit := e.tail.begin(ck, relocate)
-	batch, sink := e.rows.Begin(ck), ck.Sink()
+	batch, sink, limit := e.rows.Begin(ck), ck.Sink(), page.ID(0)
 	in := e.mergeInput(ck, batch, sink, base, job.frozen, job.horizon.policy())
 	in.Sweep = job.garbage
+	if job.span != nil {
+		job.span.within(in)
+		batch.KeepSparse()
+	} else {
+		limit, in.Relocate = e.relocation(ck)
+	}
 	if job.recovering {
 		in.Sink, in.Workers = sink, runtime.GOMAXPROCS(0) // replay has the memory of the cache, too
 		in.Progress = nil
-	}
-	if limit > 0 {
-		in.Relocate = btree.Relocation{From: limit, Max: relocate}
 	}
 	var err error
 	if job.quarantine, err = e.planQuarantine(in, job.frozen); err != nil {
@@ -264,6 +274,18 @@ func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Roo
 	}
 	ck.Free(result.Freed...)
 	return result, known, batch.Finish(limit)
+}
+
+// relocation is what a checkpoint moves down from the end of the file: what is at and behind limit, zero for nothing.
+func (e *Engine) relocation(ck *pager.Checkpoint) (limit page.ID, moves btree.Relocation) {
+	relocate := relocatePagesMin
+	if !e.lagging() { // else moving a part of a large file would take longer than the merge
+		relocate = max(relocate, int(e.pager.Stats().Live/relocateShare))
+	}
+	if limit = e.tail.begin(ck, relocate); limit > 0 {
+		moves = btree.Relocation{From: limit, Max: relocate}
+	}
+	return limit, moves
 }
 
 // mergeInput is a merge of generations into base.

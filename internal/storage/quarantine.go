@@ -174,8 +174,9 @@ func (p *quarantinePlan) add(e *Engine, in *btree.MergeInput, input btree.Input,
 	if !refused {
 		reason = before[0].Reason
 	}
-	all := slices.Concat(inputVersions(input, key, reason), before)
-	kept, older := visible(&in.Policy, all, len(all)-len(before))
+	news := inputVersions(input, key, reason)
+	all := slices.Concat(news, without(before, news))
+	kept, older := visible(&in.Policy, all, len(news))
 	if older == 0 && !refused && len(key) <= page.KeySizeMax(in.PageSize) {
 		p.changed = true // all that is left is new: the tree may take it
 		return
@@ -186,6 +187,13 @@ func (p *quarantinePlan) add(e *Engine, in *btree.MergeInput, input btree.Input,
 	}
 	p.next = append(p.next, kept...)
 	p.changed = p.changed || len(kept) != len(before) || len(all) != len(before)
+}
+
+// without is what old has beside news: after a step of a merge (see steps.go) the input comes again.
+func without(old, news []quarantine.Version) []quarantine.Version {
+	return slices.DeleteFunc(slices.Clone(old), func(v quarantine.Version) bool {
+		return slices.ContainsFunc(news, func(n quarantine.Version) bool { return n.Trailer == v.Trailer })
+	})
 }
 
 // inputVersions is what an input has of a key.

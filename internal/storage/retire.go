@@ -32,6 +32,13 @@ func (e *Engine) retire(number uint64, merged []*generation, bytes int64, replac
 	e.Reclaim()
 }
 
+// any reports whether something waits for readers.
+func (r *retired) any() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.list) > 0
+}
+
 // Reclaim frees the memtables and releases the pages that no reader can reach any more, and lets those go on who wait for memory.
 func (e *Engine) Reclaim() {
 	old := &e.retired

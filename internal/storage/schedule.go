@@ -35,7 +35,7 @@ const (
 // snapshots are the epochs that versions must be kept for.
 func (e *Engine) Schedule(largeWait time.Duration, snapshots []keys.Epoch) Work {
 	switch {
-	case e.Shortage() != nil && !e.Blocked():
+	case e.Shortage() != nil && e.rotatable():
 		return WorkRotateAndMerge // frees pages and log segments
 	case e.shouldFlushBySize(largeWait):
 		return WorkRotateAndMerge

@@ -173,24 +173,14 @@ func (e *Engine) newSegment(first keys.Epoch, bodyBytes int) (*wal.Segment, erro
 	return segment, err
 }
 
-// Crammed reports whether there is a shortage and memory holds more versions than half of the free pages: each may fall on a leaf of its own, and
-// the nodes above it are written anew as well. They should be merged before more come, or a store that is killed again and again could not
-// merge what it replays. What counts is the pages that the file has, since the reserve is not whole during a shortage.
-func (e *Engine) Crammed() bool {
-	if e.Shortage() == nil {
-		return false
-	}
-	v := e.view.Load()
-	versions := v.active.mem.Versions()
-	for _, g := range v.frozen {
-		versions += g.mem.Versions()
-	}
-	free, want := e.pager.FreeBytes()
-	return int64(versions) > max(0, min(free, want))/int64(e.options.PageSize)/2
-}
-
-// Blocked reports whether the last checkpoint failed because the disk is full or a page is damaged: to rotate again would not help.
+// Blocked reports whether the last checkpoint failed because the disk is full or a page is damaged.
 func (e *Engine) Blocked() bool { return e.blocked.Load() != nil }
+
+// rotatable reports whether a rotation leaves the log a part of its reserve, so that deletions can still be accepted if nothing can be merged.
+func (e *Engine) rotatable() bool {
+	kept, _ := e.log.Reserve()
+	return !e.Blocked() || kept >= reserveSegments
+}
 
 // openReserve sets the reserve up, when the log is open.
 func (e *Engine) openReserve() {
@@ -231,7 +221,8 @@ func (e *Engine) reservedPages() int64 {
 	return want
 }
 
-// segmentToCome returns what to wait for, if a segment could not be made because the disk is full, and a checkpoint is to give one back.
+// segmentToCome returns what to wait for, if a segment could not be made because the disk is full, and a checkpoint is to give one back, or has
+// done so since.
 func (e *Engine) segmentToCome(err error) (room <-chan struct{}) {
 	if !errors.Is(err, vfs.ErrNoSpace) || e.options.DiskReserve == 0 {
 		return nil
@@ -239,12 +230,22 @@ func (e *Engine) segmentToCome(err error) (room <-chan struct{}) {
 	e.judgeSpace(err)
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if kept, _ := e.log.Reserve(); kept > 0 {
+		return noWait
+	}
 	if len(e.view.Load().frozen) == 0 || e.Blocked() {
 		return nil
 	}
 	e.wakeCheckpoint()
 	return e.room
 }
+
+// noWait is what to wait for when there is nothing to wait for.
+var noWait = func() <-chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}()
 
 // reserved is how many bytes the reserve holds.
 func (e *Engine) reserved() int64 {

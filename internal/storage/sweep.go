@@ -126,6 +126,10 @@ func (e *Engine) findGarbage(h *Horizon) *btree.Garbage {
 			return nil
 		},
 	}
+	if e.Shortage() != nil { // what is found is rewritten at once, which must fit into the free pages
+		free, _ := e.pager.FreeBytes()
+		search.Max = min(search.Max, max(1, int(free/int64(e.options.PageSize))/stepShare))
+	}
 	if v.side != nil {
 		search.Avoid = v.side.avoid
 	}

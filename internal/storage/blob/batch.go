@@ -32,6 +32,8 @@ type Batch struct {
 	scratch []byte // one page
 	row     []byte // one row
 
+	keepSparse bool // see KeepSparse
+
 	stored *pager.Vector // the new state's table, once Finish has written it
 }
 

@@ -195,7 +195,13 @@ func (b *Batch) evacuate(id page.ID) error {
 	return b.packWhileFull()
 }
 
+// KeepSparse leaves sparse pages as they are: their rows would take pages before they give any back.
+func (b *Batch) KeepSparse() { b.keepSparse = true }
+
 func (b *Batch) evacuateSparse() error {
+	if b.keepSparse {
+		return nil
+	}
 	for n := evacuateMin + len(b.fresh)/2; n > 0 && b.s.fill.factor() < fillMin; n-- {
 		id, ok := b.s.fill.sparsest()
 		if !ok {

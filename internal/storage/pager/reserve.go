@@ -1,6 +1,11 @@
 package pager
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+
+	"github.com/epochkv/epochkv/internal/storage/page"
+)
 
 // The reserve is a number of free pages whose blocks the file holds: holes between live pages, and what is allocated behind the last of them. A
 // checkpoint on a full device takes from it. It is there for deletions, which write pages before they give any back.
@@ -31,6 +36,29 @@ func (p *Pager) FillReserve(more int64) error {
 	p.fileSize.Store(size)
 	if err := p.file.Sync(); err != nil {
 		return p.fail(fmt.Errorf("reserve: %w", err))
+	}
+	return nil
+}
+
+// ErrKept means that a checkpoint would add pages to the state, and that too few would stay free. It comes with vfs.ErrNoSpace.
+var ErrKept = errors.New("the free pages that are left are kept for deletions")
+
+// KeepFree makes sure that so many bytes of pages stay free if the checkpoint, in which everything is written, adds pages to the state: it lets
+// the file grow, or says with vfs.ErrNoSpace that the checkpoint should be given up. What readers still hold counts as taken.
+func (ck *Checkpoint) KeepFree(bytes int64) error {
+	ck.mu.Lock()
+	added, space := len(ck.written)-len(ck.freed), ck.p.space
+	used := space.live.Count() + space.pendingCount() + added
+	ck.mu.Unlock()
+	if added <= 0 || bytes == 0 {
+		return nil
+	}
+	size := ck.p.offset(page.ID(used)) + bytes
+	if ck.p.fileSize.Load() >= size {
+		return nil
+	}
+	if err := ck.p.growTo(size); err != nil {
+		return fmt.Errorf("%w: %d pages more, %d bytes to be left free: %w", ErrKept, added, bytes, err)
 	}
 	return nil
 }

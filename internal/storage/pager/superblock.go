@@ -86,7 +86,7 @@ var (
 
 // State is what the engine makes durable with a checkpoint.
 type State struct {
-	Epoch      keys.Epoch // every commit up to it is in the tree; log replay starts behind it
+	Epoch      keys.Epoch // every commit up to it is in the tree, and perhaps some of what the log has after it; log replay starts behind it
 	Root       page.ID    // of the tree; zero when the tree is empty
 	Height     uint32     // levels of the tree
 	Entries    uint64     // live entries in the tree

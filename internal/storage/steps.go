@@ -1,0 +1,200 @@
+package storage
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/btree"
+	"github.com/epochkv/epochkv/internal/storage/pager"
+	"github.com/epochkv/epochkv/internal/vfs"
+)
+
+// A merge writes every page that it changes to a new place, and frees the old places only when the new state is durable. A memtable of small
+// deletions can fall on as many leaves as it has versions, and so need more pages than a full disk has free. Such a merge is made in steps: each
+// merges the versions of one span of keys, commits a superblock, and frees the replaced pages for the next step. A step needs few pages,
+// however large the memtables are.
+//
+// Invariants:
+//   - until the last step the state's epoch stays what it was, the memtables stay in the view, and the log stays on the disk. What a step has
+//     brought into the tree is in the memtables and in the log, too: a reader finds it there first, and a merge, after a restart or of the next
+//     attempt, puts each version in the place of itself;
+//   - no merge adds pages to the tree unless floorPages stay free, so that a deletion can always be merged.
+
+// stepShare is the part of the free pages, as one over it, that the keys of a step may number at first: each may fall on a leaf of its own, and
+// the nodes above the leaves are written anew as well.
+const stepShare = 4
+
+// graceMax is how long a step waits for readers of the pages that the step before replaced.
+const graceMax = time.Second
+
+// keySpan is the keys that a step merges: [lower, upper), to the end if upper is nil.
+type keySpan struct{ lower, upper []byte }
+
+// spanInput is what an input has in a span.
+type spanInput struct {
+	btree.Input
+	span *keySpan
+}
+
+func newSpanInput(in btree.Input, span *keySpan) btree.Input {
+	s := spanInput{in, span}
+	s.SeekGE(nil)
+	return s
+}
+
+// SeekGE implements btree.Input.
+func (s spanInput) SeekGE(key []byte) {
+	if bytes.Compare(key, s.span.lower) < 0 {
+		key = s.span.lower
+	}
+	s.Input.SeekGE(key)
+}
+
+// Next implements btree.Input.
+func (s spanInput) Next(e *btree.Entry) bool {
+	return s.Input.Next(e) && (s.span.upper == nil || bytes.Compare(e.Key, s.span.upper) < 0)
+}
+
+// within limits a merge to the span of a step. It takes as few pages as possible: one worker, and no cuts but those of the tree, since a leaf that
+// is cut is written even if nothing falls on it.
+func (span *keySpan) within(in *btree.MergeInput) {
+	input := in.Input
+	in.Input = func() btree.Input { return newSpanInput(input(), span) }
+	in.Look, in.Cuts, in.Workers, in.Progress = in.Input, nil, 1, nil
+}
+
+// stepper merges generations in steps.
+type stepper struct {
+	engine *Engine
+	job    mergeJob
+	cut    keys.Epoch
+	halved int   // how often a step had to be halved
+	failed error // why some span was left out, or nil
+}
+
+// mergeInSteps merges generations for which the free pages do not suffice at once, and returns which: the oldest, so that its log segment comes
+// free soon; or, if that does not fit, all, since a newer one may delete what the oldest has put.
+func (e *Engine) mergeInSteps(ctx context.Context, complete []*generation, h *Horizon) (merged []*generation, err error) {
+	e.merging.Store(true)
+	defer e.merging.Store(false)
+	oldest := complete[len(complete)-1:]
+	err = e.mergeBySpans(ctx, mergeJob{frozen: oldest, horizon: *h})
+	if errors.Is(err, vfs.ErrNoSpace) && len(complete) > 1 {
+		return complete, e.mergeBySpans(ctx, mergeJob{frozen: complete, horizon: *h})
+	}
+	return oldest, err
+}
+
+// mergeBySpans merges the generations of a job. Spans that do not fit are left out, and the others merged nevertheless: where deletions are, pages
+// come free. If something was left out the generations stay, and the error says why.
+func (e *Engine) mergeBySpans(ctx context.Context, job mergeJob) error {
+	s := stepper{engine: e, job: job, cut: job.cut(0)}
+	if err := e.log.WaitDurable(ctx, s.cut); err != nil {
+		return err
+	}
+	for lower, more := []byte(nil), true; more; {
+		span, deletes := s.next(lower)
+		err := s.step(ctx, span)
+		if errors.Is(err, vfs.ErrNoSpace) {
+			if (deletes || !errors.Is(err, pager.ErrKept)) && s.halve() {
+				continue
+			}
+			s.failed, err = err, nil
+		} else {
+			s.halved = max(s.halved-1, 0)
+		}
+		if err != nil {
+			return err
+		}
+		lower, more = span.upper, span.upper != nil
+	}
+	if s.failed != nil {
+		return fmt.Errorf("in steps: %w", s.failed)
+	}
+	return nil
+}
+
+// halve makes steps smaller, and reports false if they are as small as possible.
+func (s *stepper) halve() bool {
+	if s.size() == 1 {
+		return false
+	}
+	s.halved++
+	return true
+}
+
+// size is how many keys a step should have, a page's worth of values counting as one.
+func (s *stepper) size() int {
+	p := s.engine.pager
+	free, _ := p.FreeBytes()
+	return max(1, int(free/int64(p.PageSize()))/stepShare>>s.halved)
+}
+
+// next is the span of the next step, and whether something is deleted there.
+func (s *stepper) next(lower []byte) (span *keySpan, deletes bool) {
+	in, left := newMemInput(s.job.frozen), s.size()
+	in.SeekGE(lower)
+	span = &keySpan{lower: lower}
+	var key []byte
+	for e := (btree.Entry{}); in.Next(&e); {
+		if !bytes.Equal(e.Key, key) {
+			if left <= 0 {
+				span.upper = bytes.Clone(e.Key)
+				break
+			}
+			key = e.Key
+			left--
+		}
+		left -= len(e.Value) / s.engine.pager.PageSize()
+		deletes = deletes || e.Trailer.Kind() == keys.KindDelete
+	}
+	return span, deletes
+}
+
+// step merges a span. The last one ends the merge, if no span was left out.
+func (s *stepper) step(ctx context.Context, span *keySpan) error {
+	e := s.engine
+	if err := e.awaitReaders(ctx); err != nil {
+		return err
+	}
+	job, merged, epoch := s.job, s.job.frozen, s.cut
+	job.span = span
+	if span.upper != nil || s.failed != nil {
+		merged, epoch = nil, e.pager.State().Epoch
+	}
+	number, result, err := e.mergeTree(ctx, e.view.Load().root, &job, epoch)
+	if err != nil {
+		return err
+	}
+	e.readStaleShare(result.Root)
+	return e.publish(number, result.Root, merged, epoch)
+}
+
+// awaitReaders returns when the pages that checkpoints gave up are free, or after graceMax: readers leave their protection every few leaves.
+func (e *Engine) awaitReaders(ctx context.Context) error {
+	for wait := 50 * time.Microsecond; e.retired.any() && wait < graceMax; wait *= 2 {
+		e.Reclaim()
+		if !e.retired.any() {
+			break
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return e.pager.Shrink()
+}
+
+// floorBytes is how much of the data file stays free when a merge adds pages to the tree: a quarter of the reserve, many times what the smallest
+// step takes.
+func (e *Engine) floorBytes() int64 {
+	if e.options.DiskReserve == 0 {
+		return 0
+	}
+	return e.options.pagesReserve() / 4
+}
