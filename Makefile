@@ -104,6 +104,7 @@ tidy-check: ## Fail if a go.mod or go.sum is not tidy
 
 generate: ## Generate the Go code of the wire contract, and the tables in docs
 	$(TOOL) buf generate
+	$(TOOL) buf generate --template buf.gen.hot.yaml
 	$(GO) test -count=1 -run 'TableIsThatOf' ./internal/config ./internal/telemetry ./internal/lint -args -doctable.update
 
 generate-check: ## Fail if the committed generated code is not current

@@ -6,7 +6,7 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// Codec is a gRPC codec that marshals the messages of this package without reflection, and all others as gRPC's own codec does.
+// Codec is a gRPC codec that marshals the messages of the KV and Transactions services without reflection, and all others, those of Admin included, as gRPC's own codec does.
 // What it writes is what the standard codec writes. Both sides may use it, each without the other knowing.
 type Codec struct{ fallback encoding.CodecV2 }
 

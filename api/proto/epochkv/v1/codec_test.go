@@ -17,6 +17,8 @@ func TestCodecIsInterchangeableWithTheStandardOne(t *testing.T) {
 		&PutRequest{Key: []byte("k"), Value: []byte("small")},
 		&PutRequest{Key: []byte("k"), Value: bytes.Repeat([]byte("large"), 1<<18)},
 		&GetRequest{},
+		&StatusResponse{Health: &Health{Conditions: []*Condition{{Name: "disk"}}}, Limits: &Limits{}},
+		&ResizeCacheRequest{CacheBytes: 1 << 30},
 		&status.Status{Code: 3, Message: "not of this package"},
 	} {
 		theirs, err := standard.Marshal(m)
@@ -49,5 +51,24 @@ func TestCodecRefusesGarbage(t *testing.T) {
 	}
 	if err := NewCodec().Unmarshal(garbage, &ScanResponse{}); err == nil {
 		t.Error("garbage was taken for a message")
+	}
+}
+
+// TestOnlyHotMessagesHaveGeneratedMarshalling: everything that a stream of requests sends, and nothing of Admin.
+func TestOnlyHotMessagesHaveGeneratedMarshalling(t *testing.T) {
+	for _, m := range []any{
+		&GetRequest{}, &PutResponse{}, &BatchWriteRequest{}, &ScanResponse{}, &PipelineRequest{}, &InvokeAllResponse{}, &BulkLoadRequest{},
+		&TransactRequest{}, &TransactResponse{}, &ExecuteRequest{}, &ExecuteResponse{},
+	} {
+		_, encodes := m.(fastMarshaler)
+		_, decodes := m.(fastUnmarshaler)
+		if !encodes || !decodes {
+			t.Errorf("%T is marshalled with reflection", m)
+		}
+	}
+	for _, m := range []any{&StatusResponse{}, &VerifyResponse{}, &SpaceResponse{}} {
+		if _, encodes := m.(fastMarshaler); encodes {
+			t.Errorf("%T has generated marshalling, which nothing hot needs", m)
+		}
 	}
 }
