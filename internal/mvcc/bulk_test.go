@@ -332,7 +332,7 @@ func TestBulkLoadSurvivesACrashAtEveryOperationWholeOrNotAtAll(t *testing.T) {
 	}
 	states, ops := scriptStates(), whole.Mutations()
 	for k := int64(1); k <= ops; k += exhaustiveStep {
-		for i, keep := range []vfs.Keep{vfs.KeepNone, vfs.KeepSome, vfs.KeepAll} {
+		for i, keep := range []vfs.Survival{vfs.SurviveNone, vfs.SurviveSome, vfs.SurviveAll} {
 			fs := vfs.NewMem()
 			fs.CrashAt(k)
 			told = told[:0]

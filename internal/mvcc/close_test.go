@@ -75,7 +75,7 @@ func TestShutdownEndsBesideAStuckDevice(t *testing.T) {
 			if stuck.Visible != last || stuck.Durable > last {
 				t.Errorf("%v; the last commit is %d", stuck, last)
 			}
-			left := mem.Crash(1, vfs.KeepNone)
+			left := mem.Crash(1, vfs.SurviveNone)
 			release()
 			eventually(t, "closing ends", s.Closed)
 			again := mustOpen(t, tiny(left))
@@ -111,7 +111,7 @@ func TestShutdownWaitsForASlowDevice(t *testing.T) {
 			if rule.Fired() == 0 && c.op != vfs.OpCreate && c.op != vfs.OpRead {
 				t.Error("the fault was not met")
 			}
-			again := mustOpen(t, tiny(mem.Crash(1, vfs.KeepNone)))
+			again := mustOpen(t, tiny(mem.Crash(1, vfs.SurviveNone)))
 			if e := again.Recovery().Epoch; e < last || get(t, again, "k", 0) != "newer" {
 				t.Errorf("the restart came to epoch %d, want %d", e, last)
 			}
@@ -139,7 +139,7 @@ func TestShutdownGivesUpTheLastCheckpoint(t *testing.T) {
 	}
 	close(until)
 	eventually(t, "closing ends", s.Closed)
-	again := mustOpen(t, tiny(mem.Crash(1, vfs.KeepNone)))
+	again := mustOpen(t, tiny(mem.Crash(1, vfs.SurviveNone)))
 	if r := again.Recovery(); r.Epoch < last || r.Records == 0 || get(t, again, "k", 0) != "newer" {
 		t.Errorf("the restart came to epoch %d with %d records of the log, want %d", r.Epoch, r.Records, last)
 	}

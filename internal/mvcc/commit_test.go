@@ -235,7 +235,7 @@ func TestTinySegmentsWithManyWriters(t *testing.T) {
 	if err := s.AwaitDurable(t.Context(), s.Visible()); err != nil { // async commits wait for the interval otherwise
 		t.Fatal(err)
 	}
-	s = mustOpen(t, tiny(fs.Crash(1, vfs.KeepNone)))
+	s = mustOpen(t, tiny(fs.Crash(1, vfs.SurviveNone)))
 	if err := equalMaps(want, dump(t, s)); err != nil {
 		t.Fatalf("after a crash: %v", err)
 	}

@@ -140,7 +140,7 @@ func TestAcknowledgedCommitsSurviveACrashAtEveryOperation(t *testing.T) {
 		fs, l := vfs.NewMem(), new(ledger)
 		fs.CrashAt(k)
 		_ = crashScript(l, fs, seed) // how the script noticed is not the point; what is left is
-		for _, keep := range []vfs.Keep{vfs.KeepNone, vfs.KeepSome, vfs.KeepAll} {
+		for _, keep := range []vfs.Survival{vfs.SurviveNone, vfs.SurviveSome, vfs.SurviveAll} {
 			left := fs.Crash(seed+uint64(k), keep)
 			crashAgainWhileRecovering(t, l, left, k)
 			l.check(t, left)
@@ -154,15 +154,15 @@ func TestAcknowledgedCommitsSurviveACrashAtEveryOperation(t *testing.T) {
 // crashAgainWhileRecovering opens copies of a crashed disk and cuts the power at an operation of the recovery.
 func crashAgainWhileRecovering(t *testing.T, l *ledger, left *vfs.Mem, k int64) {
 	t.Helper()
-	disk := left.Crash(0, vfs.KeepAll)
-	*left = *disk.Crash(0, vfs.KeepAll) // a fresh copy: Crash ends the one it is called on
-	again := disk.Crash(1, vfs.KeepAll)
+	disk := left.Crash(0, vfs.SurviveAll)
+	*left = *disk.Crash(0, vfs.SurviveAll) // a fresh copy: Crash ends the one it is called on
+	again := disk.Crash(1, vfs.SurviveAll)
 	again.CrashAt(1 + k%9)
 	s, err := Open(tiny(again))
 	if err == nil {
 		_ = s.Close()
 	}
-	l.check(t, again.Crash(uint64(k), vfs.KeepSome))
+	l.check(t, again.Crash(uint64(k), vfs.SurviveSome))
 }
 
 func TestTornTailIsCutAndReported(t *testing.T) {
@@ -177,7 +177,7 @@ func TestTornTailIsCutAndReported(t *testing.T) {
 		t.Fatal(err)
 	}
 	x.Close()
-	left := fs.Crash(1, vfs.KeepNone)
+	left := fs.Crash(1, vfs.SurviveNone)
 	file, at := tear(t, left, []byte("torntorn"))
 	s2 := mustOpen(t, tiny(left))
 	if got := dump(t, s2); len(got) != 1 || got["a"] != "1" {
@@ -191,7 +191,7 @@ func TestTornTailIsCutAndReported(t *testing.T) {
 	if size, err := left.Size(file); err != nil || size != r.TornAt+mark {
 		t.Fatalf("the file has %d bytes after a cut at %d: %v", size, r.TornAt, err)
 	}
-	s3 := mustOpen(t, tiny(left.Crash(1, vfs.KeepNone)))
+	s3 := mustOpen(t, tiny(left.Crash(1, vfs.SurviveNone)))
 	if got, r := dump(t, s3), s3.Recovery(); r.TornFile != "" || len(got) != 1 || got["a"] != "1" {
 		t.Fatalf("after the cut: %v, %+v", got, r)
 	}
@@ -267,7 +267,7 @@ func TestFailedSyncIsFinal(t *testing.T) {
 		t.Fatalf("a = %q: reads must go on", got)
 	}
 	_ = s.Close()
-	s = mustOpen(t, tiny(disk.Crash(1, vfs.KeepNone)))
+	s = mustOpen(t, tiny(disk.Crash(1, vfs.SurviveNone)))
 	if got := dump(t, s); got["a"] != "1" || len(got) != 1 {
 		t.Fatalf("after the restart: %v", got)
 	}

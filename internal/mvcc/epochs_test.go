@@ -21,7 +21,7 @@ func TestAnEpochThatWasSeenIsNeverGivenOutAgain(t *testing.T) {
 		for run := range 6 {
 			s, err := Open(tiny(fs))
 			if errors.Is(err, vfs.ErrCrashed) { // while it recovered
-				fs, armed = fs.Crash(rng.Uint64(), vfs.Keep(rng.IntN(3))), false
+				fs, armed = fs.Crash(rng.Uint64(), vfs.Survival(rng.IntN(3))), false
 				continue
 			}
 			if err != nil {
@@ -38,7 +38,7 @@ func TestAnEpochThatWasSeenIsNeverGivenOutAgain(t *testing.T) {
 					t.Fatal("no epoch")
 				}
 			}
-			left := fs.Crash(rng.Uint64(), vfs.Keep(rng.IntN(3)))
+			left := fs.Crash(rng.Uint64(), vfs.Survival(rng.IntN(3)))
 			_ = s.Close()
 			fs, armed = left, rng.IntN(2) == 0
 			if armed {

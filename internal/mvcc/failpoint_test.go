@@ -277,7 +277,7 @@ func TestCrashBesideAStoppedCommit(t *testing.T) {
 				if flush {
 					ends(stop.logged, func(ctx context.Context) error { return s.AwaitDurable(ctx, before+1) })
 				}
-				left := fs.Crash(1, vfs.KeepSome)
+				left := fs.Crash(1, vfs.SurviveSome)
 				h.end()
 				again := mustOpen(t, quiet(left))
 				got := get(t, again, "k", 0)
@@ -405,7 +405,7 @@ func TestValidationSeesWhatCameBehindIt(t *testing.T) {
 		t.Errorf("%d commits are counted, want the two puts", got)
 	}
 	last := mustPut(t, s, "behind", "v")
-	again := mustOpen(t, quiet(fs.Crash(1, vfs.KeepNone)))
+	again := mustOpen(t, quiet(fs.Crash(1, vfs.SurviveNone)))
 	if got := again.Recovery().Epoch; got != last {
 		t.Errorf("recovery came to %d, want %d, over the void epoch", got, last)
 	}

@@ -19,7 +19,7 @@ func forgetful(t *testing.T, mem *vfs.Mem, name string, nth int, work func(s *St
 	if err != nil {
 		t.Fatal(err)
 	}
-	rule := faulty.Inject(vfs.Rule{Op: vfs.OpSync | vfs.OpSyncData, Name: name, Nth: nth, Fault: vfs.Forget})
+	rule := faulty.Inject(vfs.Rule{Op: vfs.OpSync | vfs.OpSyncData, Name: name, Nth: nth, Fault: vfs.DiscardDirty})
 	work(s)
 	if err := s.Close(); err != nil && !errors.Is(err, ErrFailed) && !errors.Is(err, storage.ErrFailed) {
 		t.Fatal(err)
@@ -69,7 +69,7 @@ func TestWhatARestartAfterAFailedSyncShowsSurvivesACrash(t *testing.T) {
 				break
 			}
 			for at := int64(0); ; at += 1 + rng.Int64N(6) {
-				if !crashedLater(t, mem.Crash(0, vfs.KeepProcess), fmt.Sprintf("%s sync %d", name, nth), at) {
+				if !crashedLater(t, mem.Crash(0, vfs.SurviveProcess), fmt.Sprintf("%s sync %d", name, nth), at) {
 					break
 				}
 			}
@@ -104,7 +104,7 @@ func crashedLater(t *testing.T, mem *vfs.Mem, what string, at int64) bool {
 	}
 	x.Close()
 	crashed := mem.Crashed()
-	disk := mem.Crash(1, vfs.KeepNone)
+	disk := mem.Crash(1, vfs.SurviveNone)
 	_ = s.Close()
 	s, err = Open(tiny(disk))
 	if err != nil {

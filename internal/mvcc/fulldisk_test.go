@@ -316,16 +316,16 @@ func TestKillOnAFullDiskAnywhereLeavesAStoreThatStarts(t *testing.T) {
 	if err := s.AwaitDurable(context.Background(), s.Visible()); err != nil {
 		t.Fatal(err)
 	}
-	disk := full.Crash(1, vfs.KeepAll)
+	disk := full.Crash(1, vfs.SurviveAll)
 	_ = s.Close()
 	for seed := range uint64(6) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
-			fs, want := disk.Crash(seed, vfs.KeepAll), maps.Clone(filled)
+			fs, want := disk.Crash(seed, vfs.SurviveAll), maps.Clone(filled)
 			r := killedStore{want: want}
 			for kill := range 40 {
 				r.run(t, fs, int64(1+(kill*7+int(seed)*3)%60), kill%2 == 0)
-				fs = fs.Crash(seed+uint64(kill), []vfs.Keep{vfs.KeepAll, vfs.KeepNone, vfs.KeepSome}[kill%3])
+				fs = fs.Crash(seed+uint64(kill), []vfs.Survival{vfs.SurviveAll, vfs.SurviveNone, vfs.SurviveSome}[kill%3])
 				if kill%4 == 0 {
 					verifyFiles(t, reserving(fs))
 				}
@@ -368,13 +368,13 @@ func TestKillBetweenTheStepsOfAMergeLosesNothing(t *testing.T) {
 	if err := s.AwaitDurable(t.Context(), s.Visible()); err != nil {
 		t.Fatal(err)
 	}
-	disk := full.Crash(1, vfs.KeepAll)
+	disk := full.Crash(1, vfs.SurviveAll)
 	_ = s.Close()
 	for kill, done := int64(1), false; !done; kill += 7 {
-		fs := disk.Crash(uint64(kill), vfs.KeepAll)
+		fs := disk.Crash(uint64(kill), vfs.SurviveAll)
 		fs.CrashAt(fs.Mutations() + kill)
 		done = mergedBeforeCrash(t, fs)
-		fs = fs.Crash(uint64(kill), []vfs.Keep{vfs.KeepAll, vfs.KeepNone, vfs.KeepSome}[kill%3])
+		fs = fs.Crash(uint64(kill), []vfs.Survival{vfs.SurviveAll, vfs.SurviveNone, vfs.SurviveSome}[kill%3])
 		verifyFiles(t, reserving(fs))
 		s := mustOpen(t, reserving(fs))
 		mustHold(t, s, want)

@@ -138,7 +138,7 @@ func TestLoadOutlivesTheSuperblockThatBroughtIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	pageSize := s.engine.Stats().PageSize
-	left := fs.Crash(1, vfs.KeepAll)
+	left := fs.Crash(1, vfs.SurviveAll)
 	damageNewestSuperblock(t, left, pageSize)
 	o = tiny(left)
 	s, err := Open(o)

@@ -147,7 +147,7 @@ func TestLoadsBesideCommitsSurviveCrashesInARow(t *testing.T) {
 				if s, err := Open(tiny(fs)); err == nil { // and it may crash in the middle of that
 					_ = s.Close()
 				}
-				fs = fs.Crash(rng.Uint64(), vfs.Keep(rng.IntN(3)))
+				fs = fs.Crash(rng.Uint64(), vfs.Survival(rng.IntN(3)))
 			}
 			s, err := Open(tiny(fs))
 			if err != nil {
@@ -164,7 +164,7 @@ func TestLoadsBesideCommitsSurviveCrashesInARow(t *testing.T) {
 			fs.CrashAt(fs.Mutations() + 1 + int64(rng.IntN(500)))
 			m.work(s, rng)
 			_ = s.Close()
-			fs = fs.Crash(rng.Uint64(), vfs.Keep(rng.IntN(3)))
+			fs = fs.Crash(rng.Uint64(), vfs.Survival(rng.IntN(3)))
 		}
 	}
 }

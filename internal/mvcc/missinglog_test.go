@@ -66,7 +66,7 @@ func storeWithLog(t *testing.T, clean bool, puts, checkpoint int) (image, []map[
 		}
 	}
 	if !clean {
-		left := fs.Crash(1, vfs.KeepAll)
+		left := fs.Crash(1, vfs.SurviveAll)
 		_ = s.Close()
 		return mustRead(t, left), all
 	}

@@ -196,8 +196,8 @@ func (m *mixed) run() (peak int64) {
 	for end := time.Now().Add(*soakMixed); time.Now().Before(end) && !m.Failed(); time.Sleep(20 * time.Millisecond) {
 		peak = max(peak, residentBytes())
 		s := m.store.Stats().Storage
-		if used := s.CacheUsed + s.MemtableBytes + s.Log.ImageBytes; used > *soakMemory {
-			m.Errorf("the engine holds %d bytes (cache %d, memtables %d, log %d) of %d", used, s.CacheUsed, s.MemtableBytes, s.Log.ImageBytes, *soakMemory)
+		if used := s.CacheUsed + s.MemtableBytes + s.Log.BufferBytes; used > *soakMemory {
+			m.Errorf("the engine holds %d bytes (cache %d, memtables %d, log %d) of %d", used, s.CacheUsed, s.MemtableBytes, s.Log.BufferBytes, *soakMemory)
 		}
 	}
 	m.stop.Store(true)

@@ -341,7 +341,7 @@ func (m *model) restart() {
 
 // crash cuts the power: what was acknowledged as durable is there, what was not is there up to some epoch.
 func (m *model) crash() {
-	keep := rapid.SampledFrom([]vfs.Keep{vfs.KeepNone, vfs.KeepSome, vfs.KeepAll}).Draw(m.t, "keep")
+	keep := rapid.SampledFrom([]vfs.Survival{vfs.SurviveNone, vfs.SurviveSome, vfs.SurviveAll}).Draw(m.t, "keep")
 	left := m.fs.Crash(rapid.Uint64().Draw(m.t, "crash seed"), keep)
 	m.closeViews()
 	m.x.Close()

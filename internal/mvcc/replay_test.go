@@ -50,7 +50,7 @@ func longLogOn(t testing.TB, disk *vfs.Mem, commits int) (*vfs.Mem, map[string]s
 		}
 	}
 	x.Close()
-	left := disk.Crash(1, vfs.KeepAll)
+	left := disk.Crash(1, vfs.SurviveAll)
 	_ = s.Close() // on a disk that is gone
 	return left, want
 }
@@ -161,7 +161,7 @@ func TestRecoveryThatMergesSurvivesACrashAtEveryOperation(t *testing.T) {
 		step = 7
 	}
 	for k := int64(1); k <= ops; k += step {
-		keep := []vfs.Keep{vfs.KeepNone, vfs.KeepSome, vfs.KeepAll}[k%3]
+		keep := []vfs.Survival{vfs.SurviveNone, vfs.SurviveSome, vfs.SurviveAll}[k%3]
 		fs := files.files(t)
 		for try := range int64(3) { // three crashes, each a little later than the one before
 			fs.CrashAt(fs.Mutations() + k + try*5)

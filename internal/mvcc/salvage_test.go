@@ -208,8 +208,8 @@ func TestSalvageBringsOutNothingOfALoadThatWasNotCommitted(t *testing.T) {
 			}
 		}
 		loaded := loadWithCrash(t, s, o.Storage.FS.(*vfs.Mem), op)
-		left := o.Storage.FS.(*vfs.Mem).Crash(1, vfs.KeepNone) // pages that were synced, and the superblock not
-		_ = s.Close()                                          // on a disk that is gone
+		left := o.Storage.FS.(*vfs.Mem).Crash(1, vfs.SurviveNone) // pages that were synced, and the superblock not
+		_ = s.Close()                                             // on a disk that is gone
 		if loaded {
 			return
 		}
@@ -251,7 +251,7 @@ func TestSalvageMissesNothingThatTheLogNeedNotHave(t *testing.T) {
 	mustClose(t, s) // merged; the next run has a segment of its own
 	s = mustReopen(t, o)
 	mustPut(t, s, "b", "2")
-	fs := o.Storage.FS.(*vfs.Mem).Crash(1, vfs.KeepAll)
+	fs := o.Storage.FS.(*vfs.Mem).Crash(1, vfs.SurviveAll)
 	_ = s.Close() // on a disk that is gone
 	segments, err := wal.Segments(fs, "db")
 	if err != nil || len(segments) < 2 {

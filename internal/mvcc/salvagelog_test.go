@@ -72,7 +72,7 @@ func (c *crashStory) session() {
 		mustClose(c.t, s)
 		return
 	}
-	c.o.Storage.FS = fs.Crash(c.rng.Uint64(), []vfs.Keep{vfs.KeepSome, vfs.KeepNone, vfs.KeepAll}[c.rng.IntN(3)])
+	c.o.Storage.FS = fs.Crash(c.rng.Uint64(), []vfs.Survival{vfs.SurviveSome, vfs.SurviveNone, vfs.SurviveAll}[c.rng.IntN(3)])
 	_ = s.Close()
 }
 

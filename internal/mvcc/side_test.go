@@ -620,7 +620,7 @@ func (d *besideDamage) restart() {
 }
 
 func (d *besideDamage) crash() {
-	left := d.o.Storage.FS.(*vfs.Mem).Crash(d.rng.Uint64(), vfs.KeepSome)
+	left := d.o.Storage.FS.(*vfs.Mem).Crash(d.rng.Uint64(), vfs.SurviveSome)
 	d.endSessions()
 	_ = d.s.Close() // on a disk that is gone
 	d.o.Storage.FS = left
@@ -686,7 +686,7 @@ func TestGoingRoundDamageSurvivesACrashAtEveryOperation(t *testing.T) {
 		fs := files.files(t)
 		fs.CrashAt(fs.Mutations() + k)
 		acked, _ := script(fs)
-		o.Storage.FS = fs.Crash(uint64(k), []vfs.Keep{vfs.KeepNone, vfs.KeepSome, vfs.KeepAll}[k%3])
+		o.Storage.FS = fs.Crash(uint64(k), []vfs.Survival{vfs.SurviveNone, vfs.SurviveSome, vfs.SurviveAll}[k%3])
 		s, err := Open(o)
 		if err != nil {
 			t.Fatalf("crash at operation %d of %d: %v", k, ops, err)

@@ -89,7 +89,7 @@ func starve(t *testing.T, operation func(context.Context, *Store, *Session) erro
 	if err := s.Close(); err != nil && !errors.Is(err, ErrFailed) {
 		t.Error(err)
 	}
-	again := mustOpen(t, quiet(fs.Crash(1, vfs.KeepAll)))
+	again := mustOpen(t, quiet(fs.Crash(1, vfs.SurviveAll)))
 	if got := get(t, again, "k", 0); got != "old" && len(got) < 1000 && got != "-" {
 		t.Errorf("k is %q after the restart", got)
 	}

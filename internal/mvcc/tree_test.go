@@ -245,7 +245,7 @@ func TestShrinkingSurvivesACrashAtEveryOperation(t *testing.T) {
 		step = 17
 	}
 	for k := int64(1); k <= ops; k += step {
-		keep := []vfs.Keep{vfs.KeepNone, vfs.KeepSome, vfs.KeepAll}[k/step%3]
+		keep := []vfs.Survival{vfs.SurviveNone, vfs.SurviveSome, vfs.SurviveAll}[k/step%3]
 		fs := vfs.NewMem()
 		fs.CrashAt(k)
 		acked = 0

@@ -35,7 +35,7 @@ func TestWhatWasSeenBeforeACrashNeverNamesAnotherCommit(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	disk := h.disk.Crash(1, vfs.KeepNone) // the machine is off: what this server does from here on is not on the disk
+	disk := h.disk.Crash(1, vfs.SurviveNone) // the machine is off: what this server does from here on is not on the disk
 	h.fill(t, 10)
 	lost := h.get(t, "005")
 	newest := h.get(t, "009").GetEpoch()

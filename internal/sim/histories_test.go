@@ -122,7 +122,7 @@ func (w *workload) store(t *testing.T, rng *rand.Rand) *History {
 		}
 		mustClose(t, s)
 		if round < w.crashes {
-			disk = disk.Crash(rng.Uint64(), vfs.Keep(rng.IntN(3)))
+			disk = disk.Crash(rng.Uint64(), vfs.Survival(rng.IntN(3)))
 		}
 	}
 	return h

@@ -497,7 +497,7 @@ func (m *model) restart() {
 
 // crash cuts the power. What comes back is the state at an epoch, with everything that was acknowledged as durable.
 func (m *model) crash() {
-	left := m.disk.Crash(rapid.Uint64().Draw(m.t, "crash"), vfs.Keep(rapid.IntRange(0, 2).Draw(m.t, "keep")))
+	left := m.disk.Crash(rapid.Uint64().Draw(m.t, "crash"), vfs.Survival(rapid.IntRange(0, 2).Draw(m.t, "keep")))
 	m.endAll()
 	_ = m.store.Close() // it cannot close well without a disk
 	m.disk = left

@@ -85,7 +85,7 @@ func (w *Writer) Epoch() keys.Epoch { return w.claim.Epoch }
 type Writer struct {
 	inserter   memtable.Inserter
 	generation *generation
-	claim      wal.Claim
+	claim      wal.Reservation
 	owed       time.Duration // wait for earlier commits that Throttle has not imposed yet
 	timer      *time.Timer   // of Pay, once it has waited with a deadline
 	Scratch    []byte        // for the session: a value to compare with
@@ -105,7 +105,7 @@ func (e *Engine) ReserveValidated(v *Validation, w *Writer, body []byte) (keys.E
 
 func (e *Engine) reserveIn(g *generation, w *Writer, body []byte) (keys.Epoch, error) {
 	w.generation, w.inserter.Ordered = g, true
-	claim, outcome := wal.Claim{}, wal.Full
+	claim, outcome := wal.Reservation{}, wal.Full
 	switch {
 	case g.sealed() || e.oversized(body):
 	case int64(g.mem.Bytes()) >= e.memtableBytes: // asked before Secure, which may add one large value to an empty table
@@ -151,4 +151,4 @@ func (e *Engine) Install(w *Writer, body []byte, sync bool) error {
 }
 
 // Abandon gives up what Reserve claimed: the epoch does nothing.
-func (e *Engine) Abandon(w *Writer) { w.generation.segment.Fill(w.claim) }
+func (e *Engine) Abandon(w *Writer) { w.generation.segment.PublishNoOp(w.claim) }

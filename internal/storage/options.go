@@ -118,7 +118,7 @@ func (o *Options) pagesReserve() int64 {
 // logImages is how many log segments may be in memory: enough for writers not to notice a device that pauses for a moment.
 func (o *Options) logImages() int {
 	const imagesMax, bytesMax = 8, 64 << 20
-	return max(wal.ImagesMin, min(imagesMax, int(min(o.MemoryBytes/8, bytesMax)/o.SegmentBytes)))
+	return max(wal.BuffersMin, min(imagesMax, int(min(o.MemoryBytes/8, bytesMax)/o.SegmentBytes)))
 }
 
 // frozenBytes is what cache, log and the active memtable leave for frozen ones. Two is the least: one that is merged while the

@@ -383,16 +383,16 @@ func TestQuarantineSurvivesACrashAtEveryOperation(t *testing.T) {
 		fs.CrashAt(k)
 		commits = commits[:0]
 		_ = newQuarantineBench(t, fs).script(&commits)
-		for _, keep := range []vfs.Keep{vfs.KeepNone, vfs.KeepSome, vfs.KeepAll} {
+		for _, keep := range []vfs.Survival{vfs.SurviveNone, vfs.SurviveSome, vfs.SurviveAll} {
 			left := fs.Crash(uint64(k), keep)
-			again := left.Crash(uint64(k), vfs.KeepAll)
+			again := left.Crash(uint64(k), vfs.SurviveAll)
 			again.CrashAt(1 + k%40)
 			q := newQuarantineBench(t, again)
 			if err := q.open(); err == nil {
 				_ = q.checkpointAt()
 				_ = q.engine.Close()
 			}
-			checkCrashed(t, again.Crash(uint64(k), vfs.KeepSome), commits, fmt.Sprintf("operation %d of %d, keep %d", k, ops, keep))
+			checkCrashed(t, again.Crash(uint64(k), vfs.SurviveSome), commits, fmt.Sprintf("operation %d of %d, keep %d", k, ops, keep))
 		}
 	}
 }

@@ -27,7 +27,7 @@ func (e *Engine) recover(ctx context.Context) (Recovery, error) {
 		recovery.TornFile, recovery.TornAt, recovery.TornSize = torn.File, torn.Offset, torn.Bytes
 	}
 	e.log, err = wal.Open(wal.Options{
-		FS: e.fs, Dir: e.options.Dir, SegmentBytes: int(e.options.SegmentBytes), Images: e.options.logImages(),
+		FS: e.fs, Dir: e.options.Dir, SegmentBytes: int(e.options.SegmentBytes), Buffers: e.options.logImages(),
 		Reserve: e.options.logReserve(),
 	}, found)
 	if err != nil {

@@ -349,11 +349,11 @@ func (s *salvager) readLog() error {
 			})
 		}
 		err := wal.ReadSegment(s.fs, segment, func(r wal.Record) error {
-			if r.Mark() {
+			if r.IsClose() {
 				return nil
 			}
-			if r.Skip() != 0 {
-				next = max(next, r.Skip())
+			if r.SkipsTo() != 0 {
+				next = max(next, r.SkipsTo())
 				return nil
 			}
 			next = max(next, r.Epoch+1)
@@ -386,7 +386,7 @@ func (s *salvager) replayStartsIn(segments []wal.SegmentInfo) bool {
 }
 
 func (s *salvager) record(r wal.Record) {
-	if r.Epoch <= s.report.Epoch || r.Void() {
+	if r.Epoch <= s.report.Epoch || r.IsNoOp() {
 		return
 	}
 	var body batch.Reader

@@ -118,7 +118,7 @@ func (c *engineCollector) Collect(ch chan<- prometheus.Metric) {
 	ch <- checkpointHistogram(&s.Storage.Tree)
 	gauge(ch, memoryDesc, float64(s.Storage.CacheUsed), "cache")
 	gauge(ch, memoryDesc, float64(s.Storage.MemtableBytes), "memtables")
-	gauge(ch, memoryDesc, float64(s.Storage.Log.ImageBytes), "log_buffers")
+	gauge(ch, memoryDesc, float64(s.Storage.Log.BufferBytes), "log_buffers")
 	if s.Storage.DiskFree >= 0 {
 		gauge(ch, diskFreeDesc, float64(s.Storage.DiskFree))
 	}

@@ -58,12 +58,12 @@ type Stats struct {
 	VectorWrites uint64
 	Repeated     uint64 // requests of a ring that were finished by pread or pwrite
 
-	Rings       int    // rings in being
-	InFlight    int64  // requests in rings now
-	Submissions uint64 // io_uring_enter calls
-	Wakeups     uint64 // times a batch was parked and woken
-	Strays      uint64 // completions that matched no request
-	Lost        uint64 // requests whose completion never came
+	Rings                 int    // rings in being
+	InFlight              int64  // requests in rings now
+	Submissions           uint64 // io_uring_enter calls
+	Wakeups               uint64 // times a batch was parked and woken
+	UnexpectedCompletions uint64 // completions that matched no request
+	LostCompletions       uint64 // requests whose completion never came
 
 	Latencies [Paths]Latency
 }

@@ -25,7 +25,7 @@ var conformers = []struct {
 	{"mem-survivor", func(t *testing.T) (FS, string) {
 		m := NewMem()
 		mustMkdir(t, m, "data/dir")
-		return m.Crash(1, KeepNone), "data/dir"
+		return m.Crash(1, SurviveNone), "data/dir"
 	}},
 }
 

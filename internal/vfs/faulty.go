@@ -56,16 +56,16 @@ const (
 	Short
 	// Torn writes only the sectors of a write that have an odd number in the file, and reports Err.
 	Torn
-	// Lost reports success and does nothing: a lying device, for writes and syncs.
-	Lost
+	// LostSync reports success and does nothing: a lying device, for writes and syncs.
+	LostSync
 	// FlipBit flips the lowest bit of a byte in what a read returns, and reports success.
 	FlipBit
 	// Slow only waits for Delay and Until.
 	Slow
-	// Forget fails a sync as Linux does after an error of the device: the pages that were dirty count as clean. Reads still return
+	// DiscardDirty fails a sync as Linux does after an error of the device: the pages that were dirty count as clean. Reads still return
 	// what was written, a later sync reports success without writing it, and a crash loses it; a page that is written
 	// again is dirty again. Over a file system other than Mem it is Fail.
-	Forget
+	DiscardDirty
 )
 
 // Injected is a rule at work.
@@ -165,11 +165,11 @@ func (f Fault) appliesTo(op Op) bool {
 		return op&(OpRead|OpWrite) != 0
 	case Torn:
 		return op == OpWrite
-	case Lost:
+	case LostSync:
 		return op&(OpWrite|OpAnySync) != 0
 	case FlipBit:
 		return op == OpRead
-	case Forget:
+	case DiscardDirty:
 		return op&(OpSync|OpSyncData) != 0
 	}
 	return true
@@ -181,7 +181,7 @@ func (f *Faulty) do(op Op, name string, call func() error) error {
 		switch rule.Fault {
 		case Fail:
 			return pathError(op, name, rule.Err)
-		case Lost:
+		case LostSync:
 			return nil
 		}
 	}

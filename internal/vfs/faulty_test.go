@@ -112,7 +112,7 @@ func TestDamagedTransfersDoWhatTheirFaultSays(t *testing.T) {
 	}
 	rule.Remove()
 
-	rule = faulty.Inject(Rule{Op: OpWrite, Fault: Lost})
+	rule = faulty.Inject(Rule{Op: OpWrite, Fault: LostSync})
 	if n, err := f.WriteAt(data, 0); n != len(data) || err != nil || shape() != "xx.x" {
 		t.Errorf("lost write: %d, %v, %s", n, err, shape())
 	}
@@ -138,13 +138,13 @@ func TestDamagedTransfersDoWhatTheirFaultSays(t *testing.T) {
 
 func TestLostSyncAcknowledgesWhatACrashTakesBack(t *testing.T) {
 	faulty, m, f := faultyFileOf(t)
-	rule := faulty.Inject(Rule{Op: OpAnySync, Fault: Lost})
+	rule := faulty.Inject(Rule{Op: OpAnySync, Fault: LostSync})
 	mustWrite(t, f, "acknowledged", 0)
 	mustSync(t, f)
 	if rule.Fired() != 1 {
 		t.Fatal("the sync was not lost")
 	}
-	if got := contents(t, m.Crash(0, KeepNone), "dir.log"); strings.Contains(got, "acknowledged") {
+	if got := contents(t, m.Crash(0, SurviveNone), "dir.log"); strings.Contains(got, "acknowledged") {
 		t.Error("a lost sync made its file durable")
 	}
 }
@@ -189,7 +189,7 @@ func TestForgottenPagesReadAsWrittenAndAreLostInACrash(t *testing.T) {
 		if err := errors.Join(f.Sync(), fs.SyncDir(".")); err != nil {
 			t.Fatal(err)
 		}
-		rule := fs.Inject(Rule{Op: OpSyncData, Fault: Forget, Nth: 1})
+		rule := fs.Inject(Rule{Op: OpSyncData, Fault: DiscardDirty, Nth: 1})
 		write("two", 0)
 		write("far", 3*memBlockSize)
 		if err := f.SyncData(); !errors.Is(err, syscall.EIO) || rule.Fired() != 1 {
@@ -217,7 +217,7 @@ func TestForgottenPagesReadAsWrittenAndAreLostInACrash(t *testing.T) {
 		if got := read(mem, 0) + read(mem, 3*memBlockSize); got != "twofar" {
 			t.Fatalf("before the crash: %q", got)
 		}
-		after := mem.Crash(1, KeepAll)
+		after := mem.Crash(1, SurviveAll)
 		want := map[bool]string{false: "one", true: "two"}[again] + "\x00\x00\x00" + "new"
 		if got := read(after, 0) + read(after, 3*memBlockSize) + read(after, 5*memBlockSize); got != want {
 			t.Fatalf("after the crash: %q, want %q", got, want)

@@ -61,7 +61,7 @@ func (f *faultyFile) writeAs(rule *Rule, p []byte, off int64) (int, error) {
 	switch rule.Fault {
 	case Fail:
 		return 0, pathError(OpWrite, f.Name(), rule.Err)
-	case Lost:
+	case LostSync:
 		return len(p), nil
 	case Short:
 		n, err := f.File.WriteAt(p[:min(rule.Bytes, len(p))], off)
@@ -121,9 +121,9 @@ func (f *faultyFile) sync(op Op, call func() error) error {
 		return call()
 	}
 	switch rule.Fault {
-	case Lost:
+	case LostSync:
 		return nil
-	case Forget:
+	case DiscardDirty:
 		if m, ok := f.File.(*memFile); ok {
 			m.forget()
 		}

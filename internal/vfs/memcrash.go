@@ -6,25 +6,25 @@ import (
 	"slices"
 )
 
-// Keep says what a crash leaves of what was not synced.
-type Keep uint8
+// Survival says what a crash leaves of what was not synced.
+type Survival uint8
 
 // What a crash keeps.
 const (
-	// KeepSome keeps a random part; see survivingNames and tear.
-	KeepSome Keep = iota
-	// KeepNone keeps nothing that was not synced.
-	KeepNone
-	// KeepAll keeps everything but what a failed sync gave up.
-	KeepAll
-	// KeepProcess is no crash of the machine: the process died, and what the kernel holds, dirty or forgotten, is as it was.
-	KeepProcess
+	// SurviveSome keeps a random part; see survivingNames and tear.
+	SurviveSome Survival = iota
+	// SurviveNone keeps nothing that was not synced.
+	SurviveNone
+	// SurviveAll keeps everything but what a failed sync gave up.
+	SurviveAll
+	// SurviveProcess is no crash of the machine: the process died, and what the kernel holds, dirty or forgotten, is as it was.
+	SurviveProcess
 )
 
 // Crash stops the file system (every operation on it and its files returns ErrCrashed from now on) and returns what
 // the disk holds, as a new file system with the same capacity and no hook or lock. What survives is a function of seed
 // and of what was done before, and may be asked for many times with different seeds.
-func (m *Mem) Crash(seed uint64, keep Keep) *Mem {
+func (m *Mem) Crash(seed uint64, keep Survival) *Mem {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.crashed = true
@@ -32,7 +32,7 @@ func (m *Mem) Crash(seed uint64, keep Keep) *Mem {
 	survivor := NewMem()
 	survivor.capacity = m.capacity
 	survivor.dirs = maps.Clone(m.dirs)
-	if keep == KeepProcess {
+	if keep == SurviveProcess {
 		survivor.restart(m)
 		return survivor
 	}
@@ -72,15 +72,15 @@ func (m *Mem) restart(old *Mem) {
 
 // survivingNames applies a random subset of the pending name changes to the durable names. A change survives only if
 // every earlier one of its names did: no file system forgets a rename and remembers what was later put in its place.
-func (m *Mem) survivingNames(rng *rand.Rand, keep Keep) map[string]*memNode {
+func (m *Mem) survivingNames(rng *rand.Rand, keep Survival) map[string]*memNode {
 	names := maps.Clone(m.durable)
-	if keep == KeepNone {
+	if keep == SurviveNone {
 		return names
 	}
 	likely := rng.Float64()
 	lost := map[string]bool{}
 	for _, change := range m.pending {
-		survives := keep == KeepAll || rng.Float64() < likely
+		survives := keep == SurviveAll || rng.Float64() < likely
 		for _, name := range change.touched() {
 			survives = survives && !lost[name]
 		}
@@ -96,11 +96,11 @@ func (m *Mem) survivingNames(rng *rand.Rand, keep Keep) map[string]*memNode {
 }
 
 // afterCrash is the file as the disk may hold it. The node itself is not changed.
-func (n *memNode) afterCrash(rng *rand.Rand, keep Keep) *memNode {
+func (n *memNode) afterCrash(rng *rand.Rand, keep Survival) *memNode {
 	disk := n.durable.clone()
 	switch {
-	case keep == KeepNone || len(n.pending) == 0:
-	case keep == KeepAll:
+	case keep == SurviveNone || len(n.pending) == 0:
+	case keep == SurviveAll:
 		for _, change := range n.pending {
 			disk.apply(change)
 		}

@@ -48,7 +48,7 @@ func TestSyncedContentsAndNamesSurviveEveryCrash(t *testing.T) {
 	mustSyncDir(t, m, ".")
 	for round := range uint64(crashSeeds) {
 		seed := base + round
-		for _, keep := range []Keep{KeepSome, KeepNone, KeepAll} {
+		for _, keep := range []Survival{SurviveSome, SurviveNone, SurviveAll} {
 			disk := m.Crash(seed, keep)
 			if got := contents(t, disk, "f"); got != strings.Repeat("durable.", 2000) {
 				t.Fatalf("seed %d: synced contents lost", seed)
@@ -70,7 +70,7 @@ func TestKeepNoneLosesAndKeepAllKeepsWhatWasNotSynced(t *testing.T) {
 	if err := m.Rename("f", "renamed"); err != nil {
 		t.Fatal(err)
 	}
-	none, all := m.Crash(1, KeepNone), m.Crash(1, KeepAll)
+	none, all := m.Crash(1, SurviveNone), m.Crash(1, SurviveAll)
 	if names, _ := none.List("."); fmt.Sprint(names) != "[f]" || contents(t, none, "f") != "durable" {
 		t.Errorf("KeepNone left %q", names)
 	}
@@ -92,7 +92,7 @@ func TestCrashTearsAtSectorsAndReordersAcrossThem(t *testing.T) {
 	seen := map[string]bool{}
 	for round := range uint64(crashSeeds * 10) {
 		seed := base + round
-		got := contents(t, m.Crash(seed, KeepSome), "f")
+		got := contents(t, m.Crash(seed, SurviveSome), "f")
 		var shape []byte
 		for s := range sectors {
 			sector := got[s*sectorSize : (s+1)*sectorSize]
@@ -133,7 +133,7 @@ func TestWritesWithinASectorSurviveInOrder(t *testing.T) {
 	lengths := map[int]bool{}
 	for round := range uint64(crashSeeds) {
 		seed := base + round
-		got := contents(t, m.Crash(seed, KeepSome), "f")
+		got := contents(t, m.Crash(seed, SurviveSome), "f")
 		n := strings.Count(got, "x")
 		if got[:n] != strings.Repeat("x", n) {
 			t.Fatalf("seed %d: %q", seed, got[:8])
@@ -157,7 +157,7 @@ func TestUnsyncedSizeHasAMomentOfItsOwn(t *testing.T) {
 	seen := map[string]bool{}
 	for round := range uint64(crashSeeds) {
 		seed := base + round
-		got := contents(t, m.Crash(seed, KeepSome), "f")
+		got := contents(t, m.Crash(seed, SurviveSome), "f")
 		shape := ""
 		for ; len(got) > 0; got = got[sectorSize:] {
 			shape += strings.ReplaceAll(got[:1], "\x00", "0")
@@ -189,7 +189,7 @@ func TestUnsyncedNamesMayOrMayNotSurvive(t *testing.T) {
 	outcomes := map[string]int{}
 	for round := range uint64(crashSeeds) {
 		seed := base + round
-		disk := m.Crash(seed, KeepSome)
+		disk := m.Crash(seed, SurviveSome)
 		names, _ := disk.List(".")
 		present := map[string]bool{}
 		for _, name := range names {
@@ -228,7 +228,7 @@ func TestNameChangesSurviveInOrderPerName(t *testing.T) {
 	mustClose(t, mustCreate(t, m, "log", ""))
 	for round := range uint64(crashSeeds) {
 		seed := base + round
-		disk := m.Crash(seed, KeepSome)
+		disk := m.Crash(seed, SurviveSome)
 		name := "archive"
 		if _, err := disk.Size(name); err != nil {
 			name = "log"
@@ -245,7 +245,7 @@ func TestSyncDirIsAboutItsDirectoryOnly(t *testing.T) {
 	mustClose(t, mustCreate(t, m, "a/synced", ""))
 	mustClose(t, mustCreate(t, m, "a/b/unsynced", ""))
 	mustSyncDir(t, m, "a")
-	disk := m.Crash(0, KeepNone)
+	disk := m.Crash(0, SurviveNone)
 	if _, err := disk.Size("a/synced"); err != nil {
 		t.Error(err)
 	}
@@ -266,7 +266,7 @@ func TestSyncDirTakesAlongWhatARenameDependsOn(t *testing.T) {
 	mustSyncDir(t, m, "b")
 	for round := range uint64(crashSeeds) {
 		seed := base + round
-		for _, keep := range []Keep{KeepSome, KeepNone, KeepAll} {
+		for _, keep := range []Survival{SurviveSome, SurviveNone, SurviveAll} {
 			disk := m.Crash(seed, keep)
 			_, err := disk.Size("b/f")
 			if _, old := disk.Size("a/f"); err != nil || old == nil {
@@ -283,7 +283,7 @@ func TestCrashedFileSystemRefusesEverything(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	disk := m.Crash(0, KeepAll)
+	disk := m.Crash(0, SurviveAll)
 	_, read := f.ReadAt(make([]byte, 1), 0)
 	_, write := f.WriteAt([]byte("y"), 0)
 	_, size := f.Size()
@@ -359,7 +359,7 @@ func TestReplacedFileIsWholeAfterACrashAtEveryOperation(t *testing.T) {
 		}
 		for round := range uint64(30) {
 			seed := base + round
-			disk := m.Crash(seed, KeepSome)
+			disk := m.Crash(seed, SurviveSome)
 			names, err := disk.List("d")
 			if acknowledged == 0 && (err != nil || len(names) == 0 || names[0] == "tmp") {
 				continue
@@ -399,11 +399,11 @@ func TestCrashIsAFunctionOfTheSeed(t *testing.T) {
 	one, two := build(), build()
 	different := false
 	for seed := range uint64(20) {
-		a, b := dump(one.Crash(seed, KeepSome)), dump(two.Crash(seed, KeepSome))
+		a, b := dump(one.Crash(seed, SurviveSome)), dump(two.Crash(seed, SurviveSome))
 		if a != b {
 			t.Fatalf("seed %d: two runs differ", seed)
 		}
-		different = different || a != dump(one.Crash(seed+1, KeepSome))
+		different = different || a != dump(one.Crash(seed+1, SurviveSome))
 	}
 	if !different {
 		t.Error("all seeds leave the same disk")
@@ -419,7 +419,7 @@ func TestSurvivorsShareNoMutableMemory(t *testing.T) {
 	mustWrite(t, f, "b", 0)
 	var wg sync.WaitGroup
 	for seed := range uint64(8) {
-		disk := m.Crash(seed, KeepAll)
+		disk := m.Crash(seed, SurviveAll)
 		wg.Go(func() {
 			g, err := disk.Open("f", ReadWrite)
 			if err != nil {
@@ -435,13 +435,13 @@ func TestSurvivorsShareNoMutableMemory(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			if got := contents(t, disk.Crash(seed, KeepNone), "f"); strings.Count(got, string(rune('c'+seed))) != 9900 {
+			if got := contents(t, disk.Crash(seed, SurviveNone), "f"); strings.Count(got, string(rune('c'+seed))) != 9900 {
 				t.Errorf("disk %d: foreign bytes", seed)
 			}
 		})
 	}
 	wg.Wait()
-	if got := contents(t, m.Crash(0, KeepAll), "f"); got != "b"+strings.Repeat("a", 19999) {
+	if got := contents(t, m.Crash(0, SurviveAll), "f"); got != "b"+strings.Repeat("a", 19999) {
 		t.Error("the crashed system changed after the crash")
 	}
 }
@@ -480,7 +480,7 @@ func TestFullFileSystemWritesWhatFitsAndGivesSpaceBack(t *testing.T) {
 	if free, _ := m.Free("."); free != 3*memBlockSize {
 		t.Errorf("Free after the last Close = %d", free)
 	}
-	if free, _ := m.Crash(0, KeepAll).Free("."); free != 3*memBlockSize {
+	if free, _ := m.Crash(0, SurviveAll).Free("."); free != 3*memBlockSize {
 		t.Errorf("Free after a crash = %d", free)
 	}
 }
@@ -501,7 +501,7 @@ func TestHookSeesEveryMutatingOperation(t *testing.T) {
 	if seen != OpMutating || count != m.Mutations() {
 		t.Errorf("saw %v, not %v; %d of %d", seen, OpMutating, count, m.Mutations())
 	}
-	m.SetHook(func(op Op, _ string) { m.Crash(0, KeepNone) })
+	m.SetHook(func(op Op, _ string) { m.Crash(0, SurviveNone) })
 	_, err := f.WriteAt([]byte("x"), 0)
 	wantError(t, "write whose hook crashed", err, ErrCrashed)
 }
@@ -520,6 +520,6 @@ func BenchmarkCrash(b *testing.B) {
 	}
 	b.ReportAllocs()
 	for seed := uint64(0); b.Loop(); seed++ {
-		m.Crash(seed, KeepSome)
+		m.Crash(seed, SurviveSome)
 	}
 }

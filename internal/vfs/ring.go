@@ -99,8 +99,8 @@ func (p *ringPool) addStats(s *Stats) {
 		s.InFlight += ring.InFlight
 		s.Submissions += ring.Submissions
 		s.Wakeups += ring.Wakeups
-		s.Strays += ring.Strays
-		s.Lost += ring.Lost
+		s.UnexpectedCompletions += ring.UnexpectedCompletions
+		s.LostCompletions += ring.LostCompletions
 	}
 }
 

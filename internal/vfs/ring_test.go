@@ -82,7 +82,7 @@ func TestBatchTakesTheWayThatPays(t *testing.T) {
 	if s.RingWrites != 32 || s.RingReads != 40 || s.SingleReads != 1 || s.Submissions < 3 || s.Rings != 1 {
 		t.Errorf("scattered writes and reads did not go over the ring: %+v", s)
 	}
-	if s.PoolReads+s.PoolWrites+s.Repeated+s.Strays+s.Lost != 0 || s.InFlight != 0 {
+	if s.PoolReads+s.PoolWrites+s.Repeated+s.UnexpectedCompletions+s.LostCompletions != 0 || s.InFlight != 0 {
 		t.Errorf("something did not go well: %+v", s)
 	}
 }

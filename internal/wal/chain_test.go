@@ -40,7 +40,7 @@ func runChain(rng *rand.Rand) error {
 			return fmt.Errorf("run %d, acknowledged %d, after %d: %w", c.run, c.acked, c.after, err)
 		}
 		if c.mem.Crashed() || rng.IntN(3) == 0 {
-			c.mem = c.mem.Crash(rng.Uint64(), vfs.Keep(rng.IntN(3)))
+			c.mem = c.mem.Crash(rng.Uint64(), vfs.Survival(rng.IntN(3)))
 		}
 	}
 	return nil
@@ -54,7 +54,7 @@ func (c *chained) live() error {
 	}
 	switch c.rng.IntN(4) {
 	case 0, 1:
-		faulty.Inject(vfs.Rule{Op: vfs.OpSyncData | vfs.OpSync, Nth: 1 + c.rng.IntN(30), Fault: vfs.Forget})
+		faulty.Inject(vfs.Rule{Op: vfs.OpSyncData | vfs.OpSync, Nth: 1 + c.rng.IntN(30), Fault: vfs.DiscardDirty})
 	case 2:
 		faulty.Inject(vfs.Rule{Op: vfs.OpWrite, Nth: 1 + c.rng.IntN(30), Fault: vfs.Torn})
 	}

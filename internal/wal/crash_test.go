@@ -118,7 +118,7 @@ func TestWhatWasAcknowledgedSurvivesACrashAtEveryOperation(t *testing.T) {
 		fs.CrashAt(k)
 		first := &ledger{run: 1, seen: map[keys.Epoch]uint64{}}
 		first.until(fs, 1, records, Recovery{})
-		for _, keep := range []vfs.Keep{vfs.KeepSome, vfs.KeepSome, vfs.KeepNone, vfs.KeepAll} {
+		for _, keep := range []vfs.Survival{vfs.SurviveSome, vfs.SurviveSome, vfs.SurviveNone, vfs.SurviveAll} {
 			first.recoverTwice(t, fs.Crash(rng.Uint64(), keep), rng)
 		}
 	}
@@ -146,9 +146,9 @@ func (l *ledger) recoverTwice(t *testing.T, fs *vfs.Mem, rng *rand.Rand) {
 		_ = a.log.Close()
 	}
 	if !fs.Crashed() {
-		fs = fs.Crash(rng.Uint64(), vfs.KeepSome)
+		fs = fs.Crash(rng.Uint64(), vfs.SurviveSome)
 	} else {
-		fs = fs.Crash(rng.Uint64(), vfs.Keep(rng.IntN(3)))
+		fs = fs.Crash(rng.Uint64(), vfs.Survival(rng.IntN(3)))
 	}
 	rec = second.check(t, fs)
 	third := &ledger{run: l.run + 2, acked: rec.Last, after: second.after, seen: second.seen}

@@ -51,7 +51,7 @@ func smallLog(t *testing.T, records int, closed bool) (*vfs.Mem, Recovery, *repl
 	if closed {
 		mustClose(t, a.log)
 	} else {
-		fs = fs.Crash(1, vfs.KeepAll)
+		fs = fs.Crash(1, vfs.SurviveAll)
 	}
 	rec, want := mustReplay(t, fs, 0)
 	if len(want.bodies) != records || len(rec.Segments) < 2 {
@@ -71,7 +71,7 @@ func places(t *testing.T, fs vfs.FS, rec Recovery) (all []place) {
 	t.Helper()
 	for _, s := range rec.Segments {
 		if err := ReadSegment(fs, s, func(r Record) error {
-			if r.Mark() {
+			if r.IsClose() {
 				return nil
 			}
 			all = append(all, place{s.File, r.Offset, record{epoch: r.Epoch, durable: r.Durable, flags: r.Flags, space: recordSpace(uint32(recordHeaderSize + len(r.Body)))}})
@@ -303,7 +303,7 @@ func TestBadRecordThatWasNeverDurableIsATornTail(t *testing.T) {
 	if err := a.log.Flush(10); err != nil {
 		t.Fatal(err)
 	}
-	fs = fs.Crash(1, vfs.KeepAll)
+	fs = fs.Crash(1, vfs.SurviveAll)
 	rec, _ := mustReplay(t, fs, 0)
 	all := places(t, fs, rec)
 	_ = patch(t, fs, all[4].file, all[4].off+30, []byte("damage"))
@@ -394,26 +394,26 @@ func TestCrashInRepairLeavesItToBeRepeated(t *testing.T) {
 					}
 					given = e
 				}
-				fs = fs.Crash(1, vfs.KeepAll)
+				fs = fs.Crash(1, vfs.SurviveAll)
 			}
 			kept, name, off := 0, second.File, int64(headerPage+200)
 			if header {
 				off = 20
 			}
 			_ = patch(t, fs, name, off, []byte{0xa5, 0x5a, 0xa5, 0x5a})
-			if d, err := Repair(fs.Crash(1, vfs.KeepAll), testDir, 0, 0); err != nil || d.Cause == nil {
+			if d, err := Repair(fs.Crash(1, vfs.SurviveAll), testDir, 0, 0); err != nil || d.Cause == nil {
 				t.Fatal(d, err)
 			} else {
 				kept = int(d.From) - 1
 			}
-			fs = fs.Crash(1, vfs.KeepAll)
+			fs = fs.Crash(1, vfs.SurviveAll)
 			fs.CrashAt(fs.Mutations() + k)
 			_, err := Repair(fs, testDir, 0, 0)
 			done := !fs.Crashed()
 			if done && err != nil {
 				t.Fatal(err)
 			}
-			for seed, keep := range []vfs.Keep{vfs.KeepNone, vfs.KeepSome, vfs.KeepSome, vfs.KeepAll} {
+			for seed, keep := range []vfs.Survival{vfs.SurviveNone, vfs.SurviveSome, vfs.SurviveSome, vfs.SurviveAll} {
 				left := fs.Crash(uint64(seed)+uint64(k), keep)
 				if _, err := Repair(left, testDir, 0, 0); err != nil {
 					t.Fatalf("header %v, operation %d: a second repair: %v", header, k, err)

@@ -54,7 +54,7 @@ func (e *errnoLog) mustRotate(t *testing.T, n uint64) {
 // mustKeep checks that a crash, and one after a start from what the first had left, keep what was acknowledged.
 func (e *errnoLog) mustKeep(t *testing.T, after keys.Epoch) {
 	t.Helper()
-	left := e.mem.Crash(1, vfs.KeepNone)
+	left := e.mem.Crash(1, vfs.SurviveNone)
 	rec, got := mustReplay(t, left, after)
 	if rec.Last < e.acknowledged {
 		t.Fatalf("the log ends at %d; %d was acknowledged", rec.Last, e.acknowledged)
@@ -78,8 +78,8 @@ func (e *errnoLog) mustKeep(t *testing.T, after keys.Epoch) {
 // was acknowledged before is kept.
 func TestErrorAboutRecordsIsFinal(t *testing.T) {
 	for _, op := range []vfs.Op{vfs.OpWrite, vfs.OpSyncData} {
-		for _, fault := range []vfs.Fault{vfs.Fail, vfs.Short, vfs.Torn, vfs.Forget} {
-			if fault == vfs.Forget != (op == vfs.OpSyncData) && fault != vfs.Fail {
+		for _, fault := range []vfs.Fault{vfs.Fail, vfs.Short, vfs.Torn, vfs.DiscardDirty} {
+			if fault == vfs.DiscardDirty != (op == vfs.OpSyncData) && fault != vfs.Fail {
 				continue
 			}
 			for _, errno := range vfs.Errnos() {
@@ -101,7 +101,7 @@ func TestErrorAboutRecordsIsFinal(t *testing.T) {
 					if err := e.log.Close(); !errors.Is(err, ErrFailed) {
 						t.Fatalf("close: %v", err)
 					}
-					left := e.mem.Crash(1, vfs.KeepNone)
+					left := e.mem.Crash(1, vfs.SurviveNone)
 					if rec, _ := mustReplay(t, left, 0); rec.Last < e.acknowledged {
 						t.Fatalf("the log ends at %d; %d was acknowledged", rec.Last, e.acknowledged)
 					}
@@ -172,8 +172,8 @@ func tryAgain(t *testing.T, op vfs.Op, fault vfs.Fault, errno syscall.Errno, nam
 	if err := e.log.Err(); err != nil {
 		t.Fatal(err)
 	}
-	if s := e.log.Stats(); s.PrepareFailures != 1 || s.ImageBytes > ImagesMin*64<<10 {
-		t.Errorf("%d failures are counted, want 1; images of %d bytes", s.PrepareFailures, s.ImageBytes)
+	if s := e.log.Stats(); s.PrepareFailures != 1 || s.BufferBytes > BuffersMin*64<<10 {
+		t.Errorf("%d failures are counted, want 1; images of %d bytes", s.PrepareFailures, s.BufferBytes)
 	}
 	for begun := time.Now(); e.log.Stats().Preparing != nil; time.Sleep(time.Millisecond) {
 		if time.Since(begun) > 30*time.Second {
@@ -302,7 +302,7 @@ func TestTruncationThatFailsIsRepeated(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := e.log.Stats().Segments
-	rule := e.faulty.Inject(vfs.Rule{Op: vfs.OpSyncData, Fault: vfs.Forget, Name: path.Base(s.path), Nth: 1})
+	rule := e.faulty.Inject(vfs.Rule{Op: vfs.OpSyncData, Fault: vfs.DiscardDirty, Name: path.Base(s.path), Nth: 1})
 	for range 2 {
 		err = e.log.TruncateBefore(claim.Epoch)
 		if rule.Fired() != 1 {
@@ -349,7 +349,7 @@ func TestOldFileThatCannotBeOpenedIsNotTriedForever(t *testing.T) {
 func TestWindowIsKeptByThePreparation(t *testing.T) {
 	faulty := vfs.NewFaulty(vfs.NewMem())
 	options := testOptions(faulty, 64<<10)
-	options.Images = 16
+	options.Buffers = 16
 	a := mustStart(t, options)
 	const most = 64 << 10 / recordHeaderSize
 	a.log.window = most + 4000

@@ -67,7 +67,7 @@ func TestFailedWriteOrSyncIsFinal(t *testing.T) {
 			if mem.Mutations() != mutations {
 				t.Fatal("close wrote to a failed log")
 			}
-			if rec, _ := mustReplay(t, mem.Crash(1, vfs.KeepSome), 0); rec.Last < 1 {
+			if rec, _ := mustReplay(t, mem.Crash(1, vfs.SurviveSome), 0); rec.Last < 1 {
 				t.Fatal("what was durable before the failure is gone")
 			}
 		})
@@ -183,7 +183,7 @@ func TestOpenMakesDurableWhatReplayFound(t *testing.T) {
 	if err != nil || e != rec.Next() {
 		t.Fatalf("epoch %d, %v", e, err)
 	}
-	survivor := mem.Crash(1, vfs.KeepNone)
+	survivor := mem.Crash(1, vfs.SurviveNone)
 	_ = b.log.Close()
 	if rec, _ := mustReplay(t, survivor, 0); rec.Last != e {
 		t.Fatalf("last %d", rec.Last)

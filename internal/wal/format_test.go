@@ -36,7 +36,7 @@ func goldenLog(t *testing.T) *vfs.Mem {
 	}
 	s := a.cur.Load()
 	c, _ := s.Reserve(20)
-	s.Fill(c)
+	s.PublishNoOp(c)
 	mustClose(t, a.log)
 	return fs
 }
@@ -53,7 +53,7 @@ func goldenSkipLog(t *testing.T) *vfs.Mem {
 			t.Fatal(err)
 		}
 	}
-	fs = fs.Crash(1, vfs.KeepNone)
+	fs = fs.Crash(1, vfs.SurviveNone)
 	if err := fs.Remove(Dir(testDir) + "/" + FileName(2)); err != nil && !errors.Is(err, iofs.ErrNotExist) { // a spare, if there was time to make it
 		t.Fatal(err)
 	}

@@ -5,9 +5,9 @@ import (
 	"sync"
 )
 
-// ImagesMin is the least number of standard images: one that writers fill, one that the flusher empties, one spare. Who needs
+// BuffersMin is the least number of standard images: one that writers fill, one that the flusher empties, one spare. Who needs
 // more than there are waits for the flusher.
-const ImagesMin = 3
+const BuffersMin = 3
 
 // images hands out the buffers of segments: anonymous mappings, zero, with every page touched, so that no page fault
 // falls between a reservation and its publication.

@@ -19,8 +19,8 @@ type Options struct {
 	Dir string
 	// SegmentBytes is the size of a segment's file and image, from SegmentBytesMin to 256 MiB, in whole pages.
 	SegmentBytes int
-	// Images is how many standard images there may be, and so how far writers may run ahead of the device; at least ImagesMin.
-	Images int
+	// Buffers is how many standard images there may be, and so how far writers may run ahead of the device; at least BuffersMin.
+	Buffers int
 	// Reserve is how many files of a segment's size are kept back for a full device; see Log.Reserve.
 	Reserve int
 	// Serial puts each append, from Reserve to Publish, under one mutex: the baseline that the benchmark compares with.
@@ -84,7 +84,7 @@ func Open(opts Options, rec Recovery) (*Log, error) {
 	l := &Log{
 		opts:    opts,
 		dir:     dir,
-		images:  &images{size: opts.SegmentBytes, max: max(opts.Images, ImagesMin)},
+		images:  &images{size: opts.SegmentBytes, max: max(opts.Buffers, BuffersMin)},
 		durable: new(horizon),
 		window:  EpochWindow,
 		next:    rec.Next(),

@@ -233,7 +233,7 @@ func TestFilledClaimReplaysAsAnEmptyBody(t *testing.T) {
 	s := a.cur.Load()
 	c, _ := s.Reserve(64)
 	copy(s.Body(c), bodyOf(9, 64)) // what a failed validation had already copied
-	s.Fill(c)
+	s.PublishNoOp(c)
 	a.mustAppend(t, bodyOf(3, 50))
 	mustClose(t, a.log)
 	_, got := mustReplay(t, fs, 0)
@@ -258,7 +258,7 @@ func TestNothingBehindAHoleBecomesDurable(t *testing.T) {
 	if d := a.log.Durable(); d != 1 {
 		t.Fatalf("durable %d with a hole at 2", d)
 	}
-	if _, got := mustReplay(t, fs.Crash(1, vfs.KeepAll), 0); len(got.bodies) != 1 {
+	if _, got := mustReplay(t, fs.Crash(1, vfs.SurviveAll), 0); len(got.bodies) != 1 {
 		t.Fatalf("%d records written with a hole at 2", len(got.bodies))
 	}
 	_ = hole
@@ -300,8 +300,8 @@ func TestASealedSegmentIsFlushedThoughNobodyWaits(t *testing.T) {
 	for i := range 1000 { // many times more than the images hold
 		a.mustAppend(t, bodyOf(uint64(i), 200))
 	}
-	if s := a.log.Stats(); s.ImageBytes > ImagesMin*SegmentBytesMin {
-		t.Fatalf("%d bytes of images", s.ImageBytes)
+	if s := a.log.Stats(); s.BufferBytes > BuffersMin*SegmentBytesMin {
+		t.Fatalf("%d bytes of images", s.BufferBytes)
 	}
 }
 

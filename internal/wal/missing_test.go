@@ -117,7 +117,7 @@ func TestLogWithoutMarksOpens(t *testing.T) {
 		fs, rec, want := smallLog(t, 80, closed)
 		for _, s := range rec.Segments[:len(rec.Segments)-1] {
 			if err := ReadSegment(fs, s, func(r Record) error {
-				if r.Mark() {
+				if r.IsClose() {
 					_ = patch(t, fs, s.File, r.Offset, make([]byte, endSpace))
 				}
 				return nil
@@ -145,7 +145,7 @@ func TestTheFirstSegmentOfARunIsMissed(t *testing.T) {
 			t.Fatal(err)
 		}
 		first := a.cur.Load().path
-		left := fs.Crash(1, vfs.KeepNone)
+		left := fs.Crash(1, vfs.SurviveNone)
 		_ = a.log.Close()
 		if err := left.Remove(first); err != nil {
 			t.Fatal(err)
@@ -188,7 +188,7 @@ func TestAMarkDoesNotTestifyForRecordsOfItsOwnWrite(t *testing.T) {
 		t.Fatal(err)
 	}
 	next := a.cur.Load().path
-	left := fs.Crash(1, vfs.KeepNone)
+	left := fs.Crash(1, vfs.SurviveNone)
 	_ = a.log.Close()
 	rec, _ := mustReplay(t, left, 0)
 	all := places(t, left, rec)

@@ -15,7 +15,7 @@ import (
 func TestNoMemoryForTheNextImageIsTriedAgain(t *testing.T) {
 	fs := vfs.NewMem()
 	o := testOptions(fs, 64<<10)
-	o.Images = 8
+	o.Buffers = 8
 	a := mustStart(t, o)
 	waitForSpare(t, a.log)
 	a.log.spares.mu.Lock()
@@ -66,7 +66,7 @@ func TestNoMemoryForTheNextImageIsTriedAgain(t *testing.T) {
 	}
 	last := a.log.Durable()
 	mustClose(t, a.log)
-	if _, got := mustReplay(t, fs.Crash(1, vfs.KeepNone), 0); got.last() != last {
+	if _, got := mustReplay(t, fs.Crash(1, vfs.SurviveNone), 0); got.last() != last {
 		t.Errorf("the log ends at %d, want %d", got.last(), last)
 	}
 }

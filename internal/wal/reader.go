@@ -158,19 +158,19 @@ type Record struct {
 	Body    []byte // valid during the call only
 }
 
-// Mark reports whether the record is the mark at the end of a log that was closed; it holds no epoch.
-func (r Record) Mark() bool { return r.Flags&flagMark != 0 }
+// IsClose reports whether the record is the mark at the end of a log that was closed; it holds no epoch.
+func (r Record) IsClose() bool { return r.Flags&flagMark != 0 }
 
-// Skip is the epoch of the next record if this one says so; it holds no epoch itself. Else it is zero.
-func (r Record) Skip() keys.Epoch {
+// SkipsTo is the epoch of the next record if this one says so; it holds no epoch itself. Else it is zero.
+func (r Record) SkipsTo() keys.Epoch {
 	if r.Flags&flagSkip == 0 || len(r.Body) != skipSpace-recordHeaderSize {
 		return 0
 	}
 	return keys.Epoch(binary.LittleEndian.Uint64(r.Body))
 }
 
-// Void reports whether the record's epoch does nothing.
-func (r Record) Void() bool { return r.Flags&flagVoid != 0 }
+// IsNoOp reports whether the record's epoch does nothing.
+func (r Record) IsNoOp() bool { return r.Flags&flagVoid != 0 }
 
 // Segments lists the log's files that hold records, oldest first, without reading the records. An unreadable header is in
 // the segment's Damage.

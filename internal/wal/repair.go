@@ -86,7 +86,7 @@ func (r *repair) beyond(files []SegmentInfo, after keys.Epoch) (keys.Epoch, erro
 		if s.Damage == nil {
 			from = s.First
 			err := ReadSegment(r.fs, s, func(one Record) error {
-				from = max(from, one.Epoch+1, one.Skip())
+				from = max(from, one.Epoch+1, one.SkipsTo())
 				return nil
 			})
 			if err != nil {

@@ -37,8 +37,8 @@ const (
 	TooLarge
 )
 
-// Claim is a reserved place in a segment.
-type Claim struct {
+// Reservation is an epoch and a range of bytes in a segment.
+type Reservation struct {
 	Epoch  keys.Epoch
 	offset uint32
 	length uint32 // record header and body
@@ -80,9 +80,9 @@ type horizon struct {
 func (s *Segment) First() keys.Epoch { return s.first }
 
 // Reserve claims the next epoch, and room for a body of bodyLen bytes, with one atomic add.
-func (s *Segment) Reserve(bodyLen int) (Claim, Outcome) {
+func (s *Segment) Reserve(bodyLen int) (Reservation, Outcome) {
 	if uint(bodyLen) > BodyBytesMax {
-		return Claim{}, TooLarge
+		return Reservation{}, TooLarge
 	}
 	length := uint32(bodyLen) + recordHeaderSize
 	return s.claim(length, uint64(recordSpace(length)/recordAlign))
@@ -90,11 +90,11 @@ func (s *Segment) Reserve(bodyLen int) (Claim, Outcome) {
 
 // Seal ends the segment before it is full. The outcome is Crossed, with the epoch at which the next segment starts, or Full
 // if somebody else has sealed it already.
-func (s *Segment) Seal() (Claim, Outcome) {
+func (s *Segment) Seal() (Reservation, Outcome) {
 	return s.claim(0, s.limit+1)
 }
 
-func (s *Segment) claim(length uint32, units uint64) (Claim, Outcome) {
+func (s *Segment) claim(length uint32, units uint64) (Reservation, Outcome) {
 	if s.serial != nil {
 		s.serial.Lock()
 	}
@@ -106,7 +106,7 @@ func (s *Segment) claim(length uint32, units uint64) (Claim, Outcome) {
 	if start+units > s.limit {
 		return s.beyond(tail)
 	}
-	return Claim{
+	return Reservation{
 		Epoch:  s.first + keys.Epoch(tail>>offsetBits),
 		offset: uint32(headerPage + start*recordAlign),
 		length: length,
@@ -115,7 +115,7 @@ func (s *Segment) claim(length uint32, units uint64) (Claim, Outcome) {
 
 // beyond decides about a claim that ends past the limit. The tail grows only, so exactly one claim starts at or before
 // the limit and ends past it.
-func (s *Segment) beyond(tail uint64) (Claim, Outcome) {
+func (s *Segment) beyond(tail uint64) (Reservation, Outcome) {
 	s.refused.Store(true)
 	if tail&offsetMask > s.limit {
 		return s.refuse()
@@ -124,14 +124,14 @@ func (s *Segment) beyond(tail uint64) (Claim, Outcome) {
 	if s.serial != nil {
 		s.serial.Unlock()
 	}
-	return Claim{Epoch: s.first + keys.Epoch(tail>>offsetBits)}, Crossed
+	return Reservation{Epoch: s.first + keys.Epoch(tail>>offsetBits)}, Crossed
 }
 
-func (s *Segment) refuse() (Claim, Outcome) {
+func (s *Segment) refuse() (Reservation, Outcome) {
 	if s.serial != nil {
 		s.serial.Unlock()
 	}
-	return Claim{}, Full
+	return Reservation{}, Full
 }
 
 // sealedAt is the offset and the epoch at which the segment was sealed.
@@ -171,21 +171,21 @@ func (s *Segment) Extent() (number uint64, last keys.Epoch, bytes int64) {
 }
 
 // Body is the claim's place for its body, to be filled before Publish and not touched after.
-func (s *Segment) Body(c Claim) []byte {
+func (s *Segment) Body(c Reservation) []byte {
 	end := c.offset + c.length
 	return s.image[c.offset+recordHeaderSize : end : end]
 }
 
 // Publish completes the record of a claim whose body is in place.
-func (s *Segment) Publish(c Claim) { s.publish(c, 0) }
+func (s *Segment) Publish(c Reservation) { s.publish(c, 0) }
 
-// Fill completes a claim as a record that does nothing: replay passes its epoch with an empty body.
-func (s *Segment) Fill(c Claim) {
+// PublishNoOp completes a reservation as a record that does nothing: replay passes its epoch with an empty body.
+func (s *Segment) PublishNoOp(c Reservation) {
 	clear(s.Body(c))
 	s.publish(c, flagVoid)
 }
 
-func (s *Segment) publish(c Claim, flags uint8) {
+func (s *Segment) publish(c Reservation, flags uint8) {
 	rec := s.image[c.offset : c.offset+recordSpace(c.length)]
 	sealRecord(rec, s.seed, c.length, c.Epoch, flags, keys.Epoch(s.durable.epoch.Load()))
 	if s.serial != nil {

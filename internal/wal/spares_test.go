@@ -11,7 +11,7 @@ import (
 func TestSparesComeAsTheyAreNeeded(t *testing.T) {
 	const segment = 64 << 10
 	options := testOptions(vfs.NewMem(), segment)
-	options.Images = 8
+	options.Buffers = 8
 	l := mustStart(t, options).log
 	waitForSpare(t, l)
 	time.Sleep(20 * time.Millisecond) // for whatever a background goroutine might do
@@ -86,7 +86,7 @@ func TestSpareIsTakenWhileAnotherIsMade(t *testing.T) {
 		gate <- struct{}{}
 	}
 	options := testOptions(gatedFS{vfs.NewMem(), gate}, 64<<10)
-	options.Images = 8
+	options.Buffers = 8
 	l := mustStart(t, options).log
 	waitForSpare(t, l)
 	for len(gate) > 0 {

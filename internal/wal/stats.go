@@ -52,7 +52,7 @@ type Stats struct {
 	Recycled              uint64 // old files kept for use as new ones
 	Segments              int    // that hold records a replay may need, and the open one
 	SegmentBytes          int64  // of their files
-	ImageBytes            int64  // memory of all images
+	BufferBytes           int64  // memory of all images
 	PrepareFailures       uint64 // attempts to prepare a segment, and to close or remove a file of no more use, that failed
 	Preparing             error  // why the last attempt to prepare a segment failed; nil after a success
 }
@@ -70,7 +70,7 @@ func (l *Log) Stats() Stats {
 		Stalls:    c.stalls.Load(),
 		Recycled:  c.recycled.Load(),
 		Segments:  int(c.segments.Load()), SegmentBytes: c.segmentBytes.Load(),
-		ImageBytes:      l.images.mappedBytes(),
+		BufferBytes:     l.images.mappedBytes(),
 		PrepareFailures: l.preparer.count.Load(),
 	}
 	if p := l.preparer.failing.Load(); p != nil {

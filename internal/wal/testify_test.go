@@ -58,7 +58,7 @@ func TestSearchBehindAnEmptySegmentIsLinear(t *testing.T) {
 		t.Fatal("no file was recycled")
 	}
 	a.mustSealAndTruncate(t)
-	left := fs.Crash(1, vfs.KeepNone)
+	left := fs.Crash(1, vfs.SurviveNone)
 	rec, err := Replay(left, testDir, 16, 0, ignored)
 	if err != nil || len(rec.Segments) == 0 {
 		t.Fatal(rec, err)
@@ -110,14 +110,14 @@ func TestLostSkipIsSeenByWhatFollowsIt(t *testing.T) {
 	if _, err := a.put(bodyOf(1, 100)); err != nil {
 		t.Fatal(err)
 	}
-	fs = fs.Crash(1, vfs.KeepNone)
+	fs = fs.Crash(1, vfs.SurviveNone)
 	a = mustStart(t, testOptions2(fs))
 	for i := range uint64(3) {
 		if _, err := a.put(bodyOf(i, 100)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	fs = fs.Crash(1, vfs.KeepNone)
+	fs = fs.Crash(1, vfs.SurviveNone)
 	rec, _ := mustReplay(t, fs, 0)
 	newest := rec.Segments[len(rec.Segments)-1]
 	undo := patch(t, fs, newest.File, headerPage+recordHeaderSize, []byte{0xff})

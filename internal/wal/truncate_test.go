@@ -158,7 +158,7 @@ func TestStalledRotationsAreCounted(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if s := a.log.Stats(); s.Rotations < 50 || s.ImageBytes > (ImagesMin+2)*6*pageSize {
+	if s := a.log.Stats(); s.Rotations < 50 || s.BufferBytes > (BuffersMin+2)*6*pageSize {
 		t.Fatalf("%+v", s)
 	}
 }

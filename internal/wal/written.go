@@ -21,7 +21,7 @@ func (s *Segment) Position() Position {
 
 // Written reads the record at p, which the caller knows to be published, and moves p behind it: body is nil for a record that does nothing.
 // It reports false when p has reached a claim of the caller's that is not published. Until it is, the flusher keeps the image.
-func (s *Segment) Written(p *Position, until Claim) (body []byte, epoch keys.Epoch, ok bool) {
+func (s *Segment) Written(p *Position, until Reservation) (body []byte, epoch keys.Epoch, ok bool) {
 	if p.offset >= until.offset {
 		return nil, 0, false
 	}

@@ -77,7 +77,7 @@ func TestCrashAtEveryOperationKeepsRowsWhole(t *testing.T) {
 		if len(states) == 0 {
 			continue // Create did not return; the pager's own test looks at that
 		}
-		for i, keep := range []vfs.Keep{vfs.KeepNone, vfs.KeepAll, vfs.KeepSome, vfs.KeepSome} {
+		for i, keep := range []vfs.Survival{vfs.SurviveNone, vfs.SurviveAll, vfs.SurviveSome, vfs.SurviveSome} {
 			if err := afterCrash(mem.Crash(uint64(n)<<8+uint64(i), keep), states, acked); err != nil {
 				t.Fatalf("crash at operation %d, disk %d: %v", n, i, err)
 			}

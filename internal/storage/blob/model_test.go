@@ -126,7 +126,7 @@ func (m *machine) crash(t *rapid.T) {
 	if err != nil && !errors.Is(err, vfs.ErrCrashed) {
 		t.Fatal(err)
 	}
-	m.mem = m.mem.Crash(m.seed, rapid.SampledFrom([]vfs.Keep{vfs.KeepNone, vfs.KeepSome, vfs.KeepAll}).Draw(t, "keep"))
+	m.mem = m.mem.Crash(m.seed, rapid.SampledFrom([]vfs.Survival{vfs.SurviveNone, vfs.SurviveSome, vfs.SurviveAll}).Draw(t, "keep"))
 	m.seed++
 	m.open(t)
 	m.durable = c.apply(before)

@@ -81,9 +81,9 @@ func TestCrashAtEveryOperationLosesAndLeaksNothing(t *testing.T) {
 			t.Fatalf("crash at %d: script ended with %v", n, err)
 		}
 		for seed := range uint64(5) {
-			keep := vfs.KeepSome
+			keep := vfs.SurviveSome
 			if seed < 2 {
-				keep = [...]vfs.Keep{vfs.KeepNone, vfs.KeepAll}[seed]
+				keep = [...]vfs.Survival{vfs.SurviveNone, vfs.SurviveAll}[seed]
 			}
 			if err := afterCrash(mem.Crash(base+uint64(n)<<8+seed, keep), h); err != nil {
 				t.Fatalf("crash at operation %d, disk %d: %v", n, seed, err)
@@ -237,7 +237,7 @@ func TestDyingBetweenCommitsReturnsPages(t *testing.T) {
 	must(t, err)
 	_, _, err = y.build(ck, []int{0, 1, 2, 3}, nil, 2)
 	must(t, err)
-	disk := mem.Crash(0, vfs.KeepAll)
+	disk := mem.Crash(0, vfs.SurviveAll)
 	y, err = openToy(disk)
 	must(t, err)
 	if got := y.p.Stats().Live; got != live {

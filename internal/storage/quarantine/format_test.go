@@ -110,7 +110,7 @@ func TestWriteReplacesTheFileAsAWhole(t *testing.T) {
 		}
 		fs.CrashAt(fs.Mutations() + k)
 		done := Write(fs, "db", "db/q", examples()) == nil
-		for _, keep := range []vfs.Keep{vfs.KeepNone, vfs.KeepSome, vfs.KeepAll} {
+		for _, keep := range []vfs.Survival{vfs.SurviveNone, vfs.SurviveSome, vfs.SurviveAll} {
 			got, fault, err := Read(fs.Crash(uint64(k), keep), "db/q")
 			if err != nil || fault != nil || len(got) != 1 && len(got) != 3 || done && len(got) != 3 {
 				t.Fatalf("operation %d: %d versions, %v, %v", k, len(got), fault, err)

@@ -99,21 +99,21 @@ type Ring struct {
 
 // Stats counts what a ring has done.
 type Stats struct {
-	Submissions uint64 // io_uring_enter calls
-	Wakeups     uint64 // times the goroutine was parked and woken
-	Strays      uint64 // completions that belonged to no request in flight
-	Lost        uint64 // requests whose completion never came
-	InFlight    int64  // requests in flight now
+	Submissions           uint64 // io_uring_enter calls
+	Wakeups               uint64 // times the goroutine was parked and woken
+	UnexpectedCompletions uint64 // completions that belonged to no request in flight
+	LostCompletions       uint64 // requests whose completion never came
+	InFlight              int64  // requests in flight now
 }
 
 // Stats may be called from any goroutine.
 func (r *Ring) Stats() Stats {
 	return Stats{
-		Submissions: r.stats.submissions.Load(),
-		Wakeups:     r.stats.wakeups.Load(),
-		Strays:      r.stats.strays.Load(),
-		Lost:        r.stats.lost.Load(),
-		InFlight:    r.stats.inFlight.Load(),
+		Submissions:           r.stats.submissions.Load(),
+		Wakeups:               r.stats.wakeups.Load(),
+		UnexpectedCompletions: r.stats.strays.Load(),
+		LostCompletions:       r.stats.lost.Load(),
+		InFlight:              r.stats.inFlight.Load(),
 	}
 }
 

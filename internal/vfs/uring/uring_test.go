@@ -89,7 +89,7 @@ func TestEveryCompletionFindsItsRequest(t *testing.T) {
 		got, buffers := readBlocks(t, r, f, 1+round%testDepth)
 		checkBlocks(t, got, buffers)
 	}
-	if s := r.Stats(); s.Strays != 0 || s.Lost != 0 || s.InFlight != 0 || s.Submissions == 0 {
+	if s := r.Stats(); s.UnexpectedCompletions != 0 || s.LostCompletions != 0 || s.InFlight != 0 || s.Submissions == 0 {
 		t.Errorf("stats: %+v", s)
 	}
 }
@@ -114,7 +114,7 @@ func TestReorderedCompletionsFindTheirRequests(t *testing.T) {
 		got, buffers := readBlocks(t, r, f, testDepth)
 		checkBlocks(t, got, buffers)
 	}
-	if s := r.Stats(); s.Strays != 0 || s.Lost != 0 {
+	if s := r.Stats(); s.UnexpectedCompletions != 0 || s.LostCompletions != 0 {
 		t.Errorf("stats: %+v", s)
 	}
 }
@@ -179,7 +179,7 @@ func TestSlowCompletionIsNotLost(t *testing.T) {
 	if len(got) != 2 || got[0] != (Completion{Tag: 1, N: 4}) || got[1] != (Completion{Tag: 2, N: testBlock}) {
 		t.Errorf("completions: %+v", got)
 	}
-	if string(slow) != "late" || r.Stats().Lost != 0 {
+	if string(slow) != "late" || r.Stats().LostCompletions != 0 {
 		t.Errorf("read %q, stats %+v", slow, r.Stats())
 	}
 }
@@ -198,8 +198,8 @@ func TestForeignAndRepeatedCompletionsAreIgnored(t *testing.T) {
 		got, buffers := readBlocks(t, r, f, testDepth)
 		checkBlocks(t, got, buffers)
 	}
-	if r.Stats().Strays < 20*3*testDepth {
-		t.Errorf("strays: %d", r.Stats().Strays)
+	if r.Stats().UnexpectedCompletions < 20*3*testDepth {
+		t.Errorf("strays: %d", r.Stats().UnexpectedCompletions)
 	}
 }
 
