@@ -42,7 +42,7 @@ func singles(m *memory, root btree.Root, rows []btree.Entry) (_ btree.Root, err 
 func sortInvokeAll(m *memory, root btree.Root, rows []btree.Entry) (btree.Root, error) {
 	names, values := sorted(rows)
 	next := 0
-	result, err := btree.InvokeAll(context.Background(), m.input(root, 1), names, rows[0].Trailer.Epoch(),
+	result, err := invokeAll(context.Background(), m.input(root, 1), names, rows[0].Trailer.Epoch(),
 		func(key []byte, _ btree.Version, _ bool) btree.Version {
 			for !bytes.Equal(names[next], key) { // keys come in order, once each
 				next++

@@ -90,7 +90,7 @@ func (m *memory) input(base btree.Root, workers int) btree.MergeInput {
 
 // put merges sorted entries and settles the outcome.
 func (m *memory) put(base btree.Root, entries []btree.Entry) (btree.Root, error) {
-	return m.settle(btree.PutAll(context.Background(), m.input(base, 1), entries))
+	return m.settle(putAll(context.Background(), m.input(base, 1), entries))
 }
 
 // settle takes back what the merge reserved and did not write, and what its result does without.

@@ -51,7 +51,7 @@ func (m merges) run(r *harness.Run) (err error) {
 			store.end, store.free = end, append(store.free[:0], free...)
 			var result *btree.Result
 			in := store.input(root, m.workers)
-			result, err := btree.PutAll(r, in, fresh)
+			result, err := putAll(r, in, fresh)
 			if err != nil {
 				return err
 			}

@@ -32,8 +32,8 @@ func list(t testing.TB, body []byte) string {
 	for r.Next() {
 		out = append(out, fmt.Sprintf("%s%d=%s", keys.User(r.Key), r.Kind, r.Value))
 	}
-	if r.Err() != nil || r.Count() != len(out) {
-		t.Fatalf("%d of %d operations, %v", len(out), r.Count(), r.Err())
+	if r.Err() != nil || r.count != len(out) {
+		t.Fatalf("%d of %d operations, %v", len(out), r.count, r.Err())
 	}
 	return strings.Join(out, " ")
 }

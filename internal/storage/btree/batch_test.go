@@ -107,7 +107,7 @@ func TestInvokeAllSeesKeysBetweenThoseOfALeafAsMissing(t *testing.T) {
 	policy := Policy{MinVisible: keys.MaxEpoch}
 	for round, some := range [][][]byte{odd, all} {
 		root = s.replace(t, func() (*Result, error) {
-			return InvokeAll(context.Background(), *s.mergeInput(root, nil, policy), some, keys.Epoch(round+1), func(key []byte, _ Version, found bool) Version {
+			return invokeAll(context.Background(), *s.mergeInput(root, nil, policy), some, keys.Epoch(round+1), func(key []byte, _ Version, found bool) Version {
 				return Version{Kind: keys.KindSet, Value: fmt.Appendf(nil, "%s %v", key, found)}
 			})
 		}).Root
@@ -146,7 +146,7 @@ func TestInvokeAllReadsAndWritesInOneDescent(t *testing.T) {
 		in := s.mergeInput(root, nil, policy)
 		in.Workers = 2
 		root = s.replace(t, func() (*Result, error) {
-			return InvokeAll(ctx, *in, some, keys.Epoch(round+1), add)
+			return invokeAll(ctx, *in, some, keys.Epoch(round+1), add)
 		}).Root
 	}
 	s.check(t, root)
@@ -158,7 +158,7 @@ func TestInvokeAllReadsAndWritesInOneDescent(t *testing.T) {
 		}
 	}
 	res := s.replace(t, func() (*Result, error) {
-		return RemoveAll(ctx, *s.mergeInput(root, nil, policy), all, 9)
+		return removeAll(ctx, *s.mergeInput(root, nil, policy), all, 9)
 	})
 	if !res.Root.Empty() || res.Stats.Keys != -1000 {
 		t.Fatalf("after removing all: %+v", res)

@@ -141,7 +141,6 @@ func TestTableIsASortedMapOfVersions(t *testing.T) {
 			at := keys.Epoch(rapid.Uint64Range(0, uint64(epoch)).Draw(t, "at"))
 			checkPoint(t, tab, m, k, at)
 			checkSeeks(t, &it, m, k, at)
-			checkRange(t, tab, &it, m, k, drawKey(t, "hi"), at, epoch)
 		}
 		checkWalk(t, &it, m)
 	})
@@ -191,11 +190,6 @@ func checkPoint(t *rapid.T, tab *Table, m model, k string, at keys.Epoch) {
 	if _, ever := m.at(k, keys.MaxEpoch); (n != 0) != ever {
 		t.Fatalf("the blocks' answer for %q is %v, want %v", k, n != 0, ever)
 	}
-	if tab.ChangedSince([]byte(k), at, at+3) != slices.ContainsFunc(m, func(e entry) bool {
-		return e.key == k && e.trailer.Epoch() > at && e.trailer.Epoch() <= at+3
-	}) {
-		t.Fatalf("ChangedSince(%q, %d, %d) is wrong", k, at, at+3)
-	}
 }
 
 func checkSeeks(t *rapid.T, it *Iter, m model, k string, at keys.Epoch) {
@@ -210,15 +204,6 @@ func checkSeeks(t *rapid.T, it *Iter, m model, k string, at keys.Epoch) {
 		if r.Found() != found || found && r.Epoch() != want.trailer.Epoch() {
 			t.Fatalf("VersionAt(%d) of %q: %v, want %+v", at, it.Key(), r, want)
 		}
-	}
-}
-
-func checkRange(t *rapid.T, tab *Table, it *Iter, m model, lo, hi string, after, upTo keys.Epoch) {
-	want := slices.ContainsFunc(m, func(e entry) bool {
-		return e.key >= lo && e.key < hi && e.trailer.Epoch() > after && e.trailer.Epoch() <= upTo
-	})
-	if got := tab.RangeChangedSince(it, []byte(lo), []byte(hi), after, upTo); got != want {
-		t.Fatalf("changes of [%q, %q) in (%d, %d]: %v, want %v", lo, hi, after, upTo, got, want)
 	}
 }
 
