@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/blob"
 	"github.com/epochkv/epochkv/internal/storage/btree"
 	"github.com/epochkv/epochkv/internal/storage/page"
 	"github.com/epochkv/epochkv/internal/storage/pager"
@@ -18,7 +19,7 @@ func (e *Engine) damage(err error, root btree.Root, key []byte) error {
 	found, ok := errors.AsType[*pager.CorruptError](err)
 	switch {
 	case ok:
-	case errors.Is(err, btree.ErrStructure): // pages that are sound, each by itself
+	case errors.Is(err, btree.ErrStructure), errors.Is(err, blob.ErrBadRef): // pages that are sound, each by itself
 		found = &pager.CorruptError{File: e.options.dataPath(), Reason: err.Error()}
 	default:
 		return err

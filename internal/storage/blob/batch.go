@@ -146,6 +146,10 @@ func (b *Batch) Drop(r page.Ref) error {
 	if !p.live() {
 		return fmt.Errorf("%w: dropping row %d, which is not alive", ErrBadRef, ref.id)
 	}
+	if p.lost() {
+		b.forget(ref.id, ref.length)
+		return nil
+	}
 	var h head
 	if pages, _ := split(int(ref.length), b.s.pageSize); pages > 0 {
 		h, err = b.head(ref.id)
@@ -168,16 +172,22 @@ func (b *Batch) Drop(r page.Ref) error {
 	if at != 0 {
 		b.dropRow(tail, at)
 	}
-	b.dropRow(ref.id, p)
-	b.state.Bytes -= ref.length
+	b.subtract(p)
+	b.forget(ref.id, ref.length)
 	return nil
 }
 
 func (b *Batch) dropRow(id uint64, p place) {
 	b.subtract(p)
+	b.forget(id, 0)
+}
+
+// forget takes a row out of the table, and so many bytes of values off the account.
+func (b *Batch) forget(id, bytes uint64) {
 	b.changes[id] = 0
 	b.dropped = append(b.dropped, id)
 	b.state.Rows--
+	b.state.Bytes -= bytes
 }
 
 // tail finds the second part of row id at p, if it has one: its place is not zero then.
@@ -190,7 +200,7 @@ func (b *Batch) tail(id uint64, p place) (tail uint64, at place, err error) {
 		return 0, 0, err
 	}
 	tail = binary.LittleEndian.Uint64(row.data)
-	if at = b.at(tail); !at.live() {
+	if at = b.at(tail); !at.live() || at.lost() {
 		return 0, 0, b.s.pager.Corrupt(p.page(), fmt.Sprintf("row %d goes on in row %d, which is not alive", id, tail))
 	}
 	return tail, at, nil

@@ -53,6 +53,11 @@ func Repair(p *pager.Pager, pages func(each func(id page.ID, buf []byte)) error,
 	if err != nil {
 		return nil, err
 	}
+	for id := used.rows.Next(0); id >= 0 && uint64(id) < s.state.Slots; id = used.rows.Next(id + 1) {
+		if s.table.at(uint64(id)) == 0 {
+			s.table.set(uint64(id), placeLost)
+		}
+	}
 	s.state.Rows = 0
 	for id := range uint64(len(*s.table.chunks.Load())) * chunkRows {
 		at := s.table.at(id)
@@ -64,8 +69,10 @@ func Repair(p *pager.Pager, pages func(each func(id page.ID, buf []byte)) error,
 			continue
 		}
 		s.used.Add(int(id))
-		s.fill.put(at.page(), uint16(s.fill.of(at.page())+at.cost()))
 		s.state.Rows++
+		if at != placeLost {
+			s.fill.put(at.page(), uint16(s.fill.of(at.page())+at.cost()))
+		}
 	}
 	if complete {
 		s.state.Bytes, s.state.BulkPages = used.bytes, used.bulk

@@ -69,6 +69,11 @@ func (s *Store) load() (rows uint64, err error) {
 	end := page.ID(s.pager.Stats().PageCount)
 	s.stored, err = s.pager.LoadVector(pager.VectorRows, s.state.Table, s.leaves(s.state.Slots), func(i int, payload []byte) error {
 		return s.table.decodeLeaf(i, payload, func(id uint64, p place) error {
+			if p == placeLost && id < s.state.Slots {
+				s.used.Add(int(id))
+				rows++
+				return nil
+			}
 			live := s.fill.of(p.page()) + p.cost()
 			if id >= s.state.Slots || !p.live() || p.page() >= end || p.cost() <= entrySize || live > s.fill.capacity {
 				return s.pager.Corrupt(s.state.Table.Page, fmt.Sprintf("row %d lies at %#x", id, uint64(p)))

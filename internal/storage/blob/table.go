@@ -27,6 +27,10 @@ const (
 	pageMask             = placeContinued - 1
 )
 
+// placeLost stands for the place of a row that a leaf refers to and that a repair of the table did not find: no data page is page 0. It keeps the id
+// from being used again, since the leaf would then refer to another value, and drop it one day.
+const placeLost place = slotMask << slotShift
+
 func makePlace(id page.ID, slot, cost int, kind rowKind) place {
 	p := place(id) | place(cost)<<costShift | place(slot)<<slotShift
 	if kind&rowContinued != 0 {
@@ -38,6 +42,7 @@ func makePlace(id page.ID, slot, cost int, kind rowKind) place {
 func (p place) page() page.ID { return page.ID(p & pageMask) }
 func (p place) slot() int     { return int(p>>slotShift) & slotMask }
 func (p place) cost() int     { return int(p>>costShift) & costMask }
+func (p place) lost() bool    { return p&^placeDead == placeLost }
 func (p place) live() bool    { return p != 0 && p&placeDead == 0 }
 
 // continued reports whether the row goes on in a tail.
