@@ -13,12 +13,12 @@ import (
 type Work int
 
 const (
-	// WorkNone: nothing is worth a checkpoint.
+	// WorkNone means that nothing is worth a checkpoint.
 	WorkNone Work = iota
-	// WorkMerge: Checkpoint should merge the immutable memtables. With none, it moves pages from the end of
+	// WorkMerge means that Checkpoint should merge the immutable memtables. With none, it moves pages from the end of
 	// the file or removes dead versions from the tree.
 	WorkMerge
-	// WorkRotateAndMerge: Rotate should make the active memtable immutable first.
+	// WorkRotateAndMerge means that Rotate should make the active memtable immutable first.
 	WorkRotateAndMerge
 )
 

@@ -55,15 +55,6 @@ func (b *bench) put(from, to, size int) {
 }
 
 // delete commits the deletion of keys [from, to).
-func (b *bench) delete(from, to int) {
-	b.t.Helper()
-	for i := from; i < to; i++ {
-		var w batch.Builder
-		w.Delete(keys.SpaceUser, fmt.Appendf(nil, "key-%05d", i))
-		b.commit(&w)
-	}
-}
-
 func (b *bench) commit(w *batch.Builder) {
 	b.t.Helper()
 	body, err := w.Finish()
