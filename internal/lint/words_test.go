@@ -54,7 +54,7 @@ var retiredWords = []retiredWord{
 	// Tree and data file.
 	{pattern: `[Ff]rozen|[Ff]reez(e|es|ing)|[Ff]roze`, use: "immutable (memtable), pinned (checkpoint)"},
 	{pattern: `[Ss]ide trees?`, use: "repair tree"},
-	{pattern: `[Ll]ost (pages?|ranges?)`, use: "quarantined page"},
+	{pattern: `[Ll]ost (pages?|ranges?)`, use: "skipped page, skipped range"},
 	{pattern: `([Gg]o|[Gg]oes|[Gg]oing|[Ww]ent) (a)?round`, use: "skip"},
 	{pattern: `[Ff]oret(ell|ells|old)|[Ff]oresee(s|n|r)?`, use: "prefetch"},
 	{pattern: `[Ee]nliven(s|ed)?|[Dd]eaden(s|ed)?`, use: "allocate, free"},
