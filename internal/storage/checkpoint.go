@@ -238,7 +238,7 @@ func (e *Engine) nextState(root btree.Root, known *side, change *btree.Stats, cu
 	side, mirror := known.trees()
 	encodeSideRoots(&state, side, mirror)
 	if e.log != nil { // else it is being replayed
-		setLogSegment(&state, e.log.Headed())
+		setLogSegment(&state, e.log.NewestDurableHeader())
 	}
 	return state
 }

@@ -61,10 +61,10 @@ func (e *Engine) recover(ctx context.Context) (Recovery, error) {
 // say so by the way.
 func (e *Engine) knowLog() error {
 	state := e.pager.State()
-	if logSegment(&state) != 0 || e.log.Headed() == 0 {
+	if logSegment(&state) != 0 || e.log.NewestDurableHeader() == 0 {
 		return nil
 	}
-	setLogSegment(&state, e.log.Headed())
+	setLogSegment(&state, e.log.NewestDurableHeader())
 	return e.writeState(state)
 }
 

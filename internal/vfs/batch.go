@@ -25,7 +25,7 @@ const (
 var ioNames = [...]string{"auto", "uring", "pread"}
 
 // String is the name that ParseIO reads.
-func (way IO) String() string { return ioNames[way] }
+func (method IO) String() string { return ioNames[method] }
 
 // ParseIO reads auto, uring or pread.
 func ParseIO(s string) (IO, error) {

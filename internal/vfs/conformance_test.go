@@ -62,9 +62,9 @@ func TestConformance(t *testing.T) {
 }
 
 // mustOpenOS is an OS that is closed when the test ends.
-func mustOpenOS(t testing.TB, way IO) *OS {
+func mustOpenOS(t testing.TB, method IO) *OS {
 	t.Helper()
-	o, err := OpenOS(way)
+	o, err := OpenOS(method)
 	if err != nil {
 		t.Skip(err)
 	}

@@ -120,7 +120,7 @@ func (i *Injected) Remove() {
 }
 
 // strike counts the operation against every rule and returns the one that strikes, after its delay.
-func (f *Faulty) strike(op Op, name string) *Rule {
+func (f *Faulty) match(op Op, name string) *Rule {
 	f.mu.Lock()
 	var struck *Injected
 	for _, injected := range f.rules {
@@ -177,7 +177,7 @@ func (f Fault) appliesTo(op Op) bool {
 
 // do runs an operation that is neither read nor write.
 func (f *Faulty) do(op Op, name string, call func() error) error {
-	if rule := f.strike(op, name); rule != nil {
+	if rule := f.match(op, name); rule != nil {
 		switch rule.Fault {
 		case Fail:
 			return pathError(op, name, rule.Err)

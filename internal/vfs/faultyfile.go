@@ -25,7 +25,7 @@ func (f *faultyFile) Close() error {
 
 // ReadAt reads.
 func (f *faultyFile) ReadAt(p []byte, off int64) (int, error) {
-	return f.readAs(f.fs.strike(OpRead, f.Name()), p, off)
+	return f.readAs(f.fs.match(OpRead, f.Name()), p, off)
 }
 
 func (f *faultyFile) readAs(rule *Rule, p []byte, off int64) (int, error) {
@@ -51,7 +51,7 @@ func (f *faultyFile) readAs(rule *Rule, p []byte, off int64) (int, error) {
 
 // WriteAt writes.
 func (f *faultyFile) WriteAt(p []byte, off int64) (int, error) {
-	return f.writeAs(f.fs.strike(OpWrite, f.Name()), p, off)
+	return f.writeAs(f.fs.match(OpWrite, f.Name()), p, off)
 }
 
 func (f *faultyFile) writeAs(rule *Rule, p []byte, off int64) (int, error) {
@@ -116,7 +116,7 @@ func (f *faultyFile) Sync() error { return f.sync(OpSync, f.File.Sync) }
 func (f *faultyFile) SyncData() error { return f.sync(OpSyncData, f.File.SyncData) }
 
 func (f *faultyFile) sync(op Op, call func() error) error {
-	rule := f.fs.strike(op, f.Name())
+	rule := f.fs.match(op, f.Name())
 	if rule == nil {
 		return call()
 	}
@@ -125,7 +125,7 @@ func (f *faultyFile) sync(op Op, call func() error) error {
 		return nil
 	case DiscardDirty:
 		if m, ok := f.File.(*memFile); ok {
-			m.forget()
+			m.discardDirty()
 		}
 		return pathError(op, f.Name(), rule.Err)
 	case Fail:
@@ -151,18 +151,18 @@ func (f *faultyFile) batch(
 	inner func([]Request) error,
 ) error {
 	var healthy []Request
-	var places []int
+	var indexes []int
 	for i := range reqs {
-		if rule := f.fs.strike(op, f.Name()); rule != nil {
+		if rule := f.fs.match(op, f.Name()); rule != nil {
 			_, reqs[i].Err = single(rule, reqs[i].Buf, reqs[i].Offset)
 			continue
 		}
-		healthy, places = append(healthy, reqs[i]), append(places, i)
+		healthy, indexes = append(healthy, reqs[i]), append(indexes, i)
 	}
 	if len(healthy) > 0 {
 		_ = inner(healthy) // each request's error is taken over below
 	}
-	for i, place := range places {
+	for i, place := range indexes {
 		reqs[place].Err = healthy[i].Err
 	}
 	return firstError(reqs)

@@ -42,7 +42,7 @@ type memNode struct {
 	durable *memImage
 	pending []contentChange // from durable to now, oldest first
 	// forgotten are blocks of now whose last writes a failed sync gave up: no sync writes them until they are written again.
-	forgotten map[int]bool
+	discarded map[int]bool
 	links     int
 	handles   int
 }
@@ -130,7 +130,7 @@ func (m *Mem) mutate(op Op, name string, do func() error) error {
 }
 
 // look runs an operation that changes nothing.
-func (m *Mem) look(op Op, name string, do func() error) error {
+func (m *Mem) observe(op Op, name string, do func() error) error {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	if m.crashed {
@@ -284,7 +284,7 @@ func (m *Mem) MkdirAll(dir string) error {
 func (m *Mem) List(dir string) ([]string, error) {
 	dir = path.Clean(dir)
 	found := []string{}
-	err := m.look(OpList, dir, func() error {
+	err := m.observe(OpList, dir, func() error {
 		if !m.dirs[dir] {
 			return fs.ErrNotExist
 		}
@@ -310,7 +310,7 @@ func (m *Mem) List(dir string) ([]string, error) {
 // Size is the named file's length.
 func (m *Mem) Size(name string) (size int64, err error) {
 	name = path.Clean(name)
-	err = m.look(OpSize, name, func() error {
+	err = m.observe(OpSize, name, func() error {
 		node := m.names[name]
 		if node == nil {
 			return fs.ErrNotExist
@@ -421,7 +421,7 @@ const memUnlimited = 1 << 40
 // Free is what is left of the capacity.
 func (m *Mem) Free(dir string) (free int64, err error) {
 	dir = path.Clean(dir)
-	err = m.look(OpFree, dir, func() error {
+	err = m.observe(OpFree, dir, func() error {
 		if !m.dirs[dir] {
 			return fs.ErrNotExist
 		}

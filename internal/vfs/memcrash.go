@@ -24,7 +24,7 @@ const (
 // Crash stops the file system (every operation on it and its files returns ErrCrashed from now on) and returns what
 // the disk holds, as a new file system with the same capacity and no hook or lock. What survives is a function of seed
 // and of what was done before, and may be asked for many times with different seeds.
-func (m *Mem) Crash(seed uint64, keep Survival) *Mem {
+func (m *Mem) Crash(seed uint64, survival Survival) *Mem {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.crashed = true
@@ -32,13 +32,13 @@ func (m *Mem) Crash(seed uint64, keep Survival) *Mem {
 	survivor := NewMem()
 	survivor.capacity = m.capacity
 	survivor.dirs = maps.Clone(m.dirs)
-	if keep == SurviveProcess {
+	if survival == SurviveProcess {
 		survivor.restart(m)
 		return survivor
 	}
-	names := m.survivingNames(rng, keep)
+	names := m.survivingNames(rng, survival)
 	for _, name := range slices.Sorted(maps.Keys(names)) { // sorted: the order of draws must not depend on the map
-		node := names[name].afterCrash(rng, keep)
+		node := names[name].afterCrash(rng, survival)
 		survivor.durable[name], survivor.names[name] = node, node
 		survivor.used += int64(node.now.used) * memBlockSize
 	}
@@ -51,7 +51,7 @@ func (m *Mem) restart(old *Mem) {
 	node := func(n *memNode) *memNode {
 		if _, known := nodes[n]; !known {
 			nodes[n] = &memNode{
-				now: n.now.clone(), durable: n.durable.clone(), pending: slices.Clone(n.pending), forgotten: maps.Clone(n.forgotten),
+				now: n.now.clone(), durable: n.durable.clone(), pending: slices.Clone(n.pending), discarded: maps.Clone(n.discarded),
 				links: n.links,
 			}
 		}
@@ -72,15 +72,15 @@ func (m *Mem) restart(old *Mem) {
 
 // survivingNames applies a random subset of the pending name changes to the durable names. A change survives only if
 // every earlier one of its names did: no file system forgets a rename and remembers what was later put in its place.
-func (m *Mem) survivingNames(rng *rand.Rand, keep Survival) map[string]*memNode {
+func (m *Mem) survivingNames(rng *rand.Rand, survival Survival) map[string]*memNode {
 	names := maps.Clone(m.durable)
-	if keep == SurviveNone {
+	if survival == SurviveNone {
 		return names
 	}
 	likely := rng.Float64()
 	lost := map[string]bool{}
 	for _, change := range m.pending {
-		survives := keep == SurviveAll || rng.Float64() < likely
+		survives := survival == SurviveAll || rng.Float64() < likely
 		for _, name := range change.touched() {
 			survives = survives && !lost[name]
 		}
@@ -96,11 +96,11 @@ func (m *Mem) survivingNames(rng *rand.Rand, keep Survival) map[string]*memNode 
 }
 
 // afterCrash is the file as the disk may hold it. The node itself is not changed.
-func (n *memNode) afterCrash(rng *rand.Rand, keep Survival) *memNode {
+func (n *memNode) afterCrash(rng *rand.Rand, survival Survival) *memNode {
 	disk := n.durable.clone()
 	switch {
-	case keep == SurviveNone || len(n.pending) == 0:
-	case keep == SurviveAll:
+	case survival == SurviveNone || len(n.pending) == 0:
+	case survival == SurviveAll:
 		for _, change := range n.pending {
 			disk.apply(change)
 		}
@@ -119,7 +119,7 @@ type tear struct {
 	changes int
 	shape   tearShape
 	salt    uint64
-	moment  int // of the size, and in tearPrefix of everything
+	time    int // of the size, and in tearPrefix of everything
 }
 
 type tearShape int
@@ -139,17 +139,17 @@ func newTear(rng *rand.Rand, changes int) *tear {
 		changes: changes,
 		shape:   tearShape(rng.IntN(int(tearShapes))),
 		salt:    rng.Uint64(),
-		moment:  rng.IntN(changes + 1),
+		time:    rng.IntN(changes + 1),
 	}
 }
 
 // sectorMoment is how many of the changes the sector has seen. It is a hash, so that it costs no memory.
-func (t *tear) sectorMoment(sector int64) int {
+func (t *tear) sectorTime(sector int64) int {
 	h := mix(t.salt + uint64(sector)*0x9e3779b97f4a7c15)
 	exception := h&7 == 0
 	switch {
 	case t.shape == tearPrefix:
-		return t.moment + int(h&1)
+		return t.time + int(h&1)
 	case t.shape == tearFew && !exception:
 		return 0
 	case t.shape == tearMost && !exception:
@@ -169,7 +169,7 @@ func mix(x uint64) uint64 {
 func (t *tear) apply(disk *memImage, changes []contentChange) {
 	size := disk.size
 	for i, change := range changes {
-		known := i < t.moment // whether the size after this change is on the disk
+		known := i < t.time // whether the size after this change is on the disk
 		switch {
 		case change.kind == OpWrite:
 			t.applyWrite(disk, i, change)
@@ -193,7 +193,7 @@ func (t *tear) applyWrite(disk *memImage, i int, change contentChange) {
 	end := change.off + int64(len(change.data))
 	runStart := int64(-1)
 	for at := change.off; at < end; {
-		if i < t.sectorMoment(at/sectorSize) {
+		if i < t.sectorTime(at/sectorSize) {
 			if runStart < 0 {
 				runStart = at
 			}

@@ -48,8 +48,8 @@ func TestSyncedContentsAndNamesSurviveEveryCrash(t *testing.T) {
 	mustSyncDir(t, m, ".")
 	for round := range uint64(crashSeeds) {
 		seed := base + round
-		for _, keep := range []Survival{SurviveSome, SurviveNone, SurviveAll} {
-			disk := m.Crash(seed, keep)
+		for _, survival := range []Survival{SurviveSome, SurviveNone, SurviveAll} {
+			disk := m.Crash(seed, survival)
 			if got := contents(t, disk, "f"); got != strings.Repeat("durable.", 2000) {
 				t.Fatalf("seed %d: synced contents lost", seed)
 			}
@@ -266,8 +266,8 @@ func TestSyncDirTakesAlongWhatARenameDependsOn(t *testing.T) {
 	mustSyncDir(t, m, "b")
 	for round := range uint64(crashSeeds) {
 		seed := base + round
-		for _, keep := range []Survival{SurviveSome, SurviveNone, SurviveAll} {
-			disk := m.Crash(seed, keep)
+		for _, survival := range []Survival{SurviveSome, SurviveNone, SurviveAll} {
+			disk := m.Crash(seed, survival)
 			_, err := disk.Size("b/f")
 			if _, old := disk.Size("a/f"); err != nil || old == nil {
 				t.Fatalf("seed %d: new name: %v, old name: %v", seed, err, old)

@@ -34,8 +34,8 @@ func (f *memFile) Close() error {
 	return nil
 }
 
-func (f *memFile) look(op Op, do func() error) error {
-	return f.fs.look(op, f.name, func() error {
+func (f *memFile) observe(op Op, do func() error) error {
+	return f.fs.observe(op, f.name, func() error {
 		if f.closed {
 			return fs.ErrClosed
 		}
@@ -121,7 +121,7 @@ func (m *memImage) apply(change contentChange) {
 
 // Size is the file's length as programs see it.
 func (f *memFile) Size() (size int64, err error) {
-	err = f.look(OpSize, func() error {
+	err = f.observe(OpSize, func() error {
 		size = f.node.now.size
 		return nil
 	})
@@ -175,11 +175,11 @@ func (n *memNode) sync() {
 		resized = resized || change.kind != OpWrite
 	}
 	from.truncate(to.size)
-	n.remember()
+	n.recordDirty()
 	switch {
-	case len(n.forgotten) > 0:
+	case len(n.discarded) > 0:
 		for i := range to.blocks {
-			if !n.forgotten[i] {
+			if !n.discarded[i] {
 				from.adopt(to, i, i+1)
 			}
 		}
@@ -195,42 +195,42 @@ func (n *memNode) sync() {
 }
 
 // forget is a sync that fails after the kernel gave up what was dirty: see Forget. Changes of size are the journal's, and stay pending.
-func (f *memFile) forget() {
+func (f *memFile) discardDirty() {
 	f.fs.mu.Lock()
 	defer f.fs.mu.Unlock()
 	n := f.node
-	n.remember()
+	n.recordDirty()
 	var kept []contentChange
 	for _, change := range n.pending {
 		if change.kind != OpWrite {
 			kept = append(kept, change)
 			continue
 		}
-		if n.forgotten == nil {
-			n.forgotten = map[int]bool{}
+		if n.discarded == nil {
+			n.discarded = map[int]bool{}
 		}
 		for i := int(change.off / memBlockSize); i < blocksFor(change.off+int64(len(change.data))); i++ {
-			n.forgotten[i] = true
+			n.discarded[i] = true
 		}
 	}
 	n.pending = kept
 }
 
 // remember takes the blocks out of what is forgotten that were written again, or cut off.
-func (n *memNode) remember() {
-	if len(n.forgotten) == 0 {
+func (n *memNode) recordDirty() {
+	if len(n.discarded) == 0 {
 		return
 	}
 	for _, change := range n.pending {
 		switch change.kind {
 		case OpWrite:
 			for i := int(change.off / memBlockSize); i < blocksFor(change.off+int64(len(change.data))); i++ {
-				delete(n.forgotten, i)
+				delete(n.discarded, i)
 			}
 		case OpTruncate:
-			for i := range n.forgotten {
+			for i := range n.discarded {
 				if i >= blocksFor(change.size) {
-					delete(n.forgotten, i)
+					delete(n.discarded, i)
 				}
 			}
 		}

@@ -94,16 +94,16 @@ func (m *memImage) truncate(size int64) {
 		m.grow(size)
 		return
 	}
-	keep := blocksFor(size)
-	for i, block := range m.blocks[keep:] {
+	blocks := blocksFor(size)
+	for i, block := range m.blocks[blocks:] {
 		if block != nil {
 			m.used--
 		}
-		m.blocks[keep+i] = nil
+		m.blocks[blocks+i] = nil
 	}
-	m.blocks, m.size = m.blocks[:keep], size
-	if at := int(size % memBlockSize); at != 0 && m.blocks[keep-1] != nil {
-		clear(m.own(keep - 1).data[at:])
+	m.blocks, m.size = m.blocks[:blocks], size
+	if at := int(size % memBlockSize); at != 0 && m.blocks[blocks-1] != nil {
+		clear(m.own(blocks - 1).data[at:])
 	}
 }
 

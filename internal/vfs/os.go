@@ -27,13 +27,13 @@ func NewOS() *OS {
 }
 
 // OpenOS returns the operating system's files with batches done in the given way. Close it after its files.
-func OpenOS(way IO) (*OS, error) {
+func OpenOS(method IO) (*OS, error) {
 	o := NewOS()
-	if way == IOPread {
+	if method == IOPread {
 		return o, nil
 	}
 	rings, err := newRingPool()
-	if err != nil && way == IOUring {
+	if err != nil && method == IOUring {
 		return nil, fmt.Errorf("vfs: io_uring is not available: %w", err)
 	}
 	o.batches.rings = rings
@@ -180,28 +180,28 @@ func (o *OS) Lock(name string) (io.Closer, error) {
 	err = retry(func() error { return unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) })
 	if err != nil {
 		if err == unix.EWOULDBLOCK {
-			err = &LockedError{PID: readHolder(fd)}
+			err = &LockedError{PID: readOwner(fd)}
 		}
 		return nil, pathError(OpLock, name, errors.Join(err, unix.Close(fd)))
 	}
-	writeHolder(fd)
+	writeOwner(fd)
 	return newOSFile(name, fd, o), nil
 }
 
 // holderBytesMax is more than a process id and its newline take.
-const holderBytesMax = 32
+const ownerBytesMax = 32
 
 // writeHolder writes the id of this process into its lock file, for the error of the next one. It may fail, on a full disk for
 // example: the lock is held without it.
-func writeHolder(fd int) {
+func writeOwner(fd int) {
 	if unix.Ftruncate(fd, 0) == nil {
 		_, _ = unix.Pwrite(fd, strconv.AppendInt(nil, int64(os.Getpid()), 10), 0)
 	}
 }
 
 // readHolder is the id of the process that has the lock file; zero if it is not known.
-func readHolder(fd int) int {
-	text := make([]byte, holderBytesMax)
+func readOwner(fd int) int {
+	text := make([]byte, ownerBytesMax)
 	n, err := unix.Pread(fd, text, 0)
 	if err != nil || n < 0 {
 		return 0

@@ -14,11 +14,11 @@ import (
 // The descriptor is counted: an operation that races with Close either runs on the open file or gets fs.ErrClosed. It
 // never runs on another file to which the kernel gave the same number, which for a database would be silent damage.
 type osFile struct {
-	name   string
-	fd     int
-	fs     *OS
-	direct bool
-	gather gatherer
+	name      string
+	fd        int
+	fs        *OS
+	direct    bool
+	coalescer coalescer
 
 	// users is the number of operations in flight, plus closedBit once Close was called. Nobody enters after that.
 	users   atomic.Int64
@@ -88,10 +88,10 @@ func (f *osFile) ReadAt(p []byte, off int64) (int, error) {
 
 // readAt reads alone if nobody else does.
 func (f *osFile) readAt(p []byte, off int64) (n int, err error) {
-	others := f.gather.reading.Add(1) > 1
-	defer f.gather.reading.Add(-1)
+	others := f.coalescer.reading.Add(1) > 1
+	defer f.coalescer.reading.Add(-1)
 	if others && f.fs.batches.rings != nil {
-		if f.gather.readAt(f, p, off) == nil {
+		if f.coalescer.readAt(f, p, off) == nil {
 			return len(p), nil
 		}
 		// How far it came, and why no further, a plain call tells.

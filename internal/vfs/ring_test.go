@@ -309,9 +309,9 @@ func TestRingBatchesDoNotAllocate(t *testing.T) {
 }
 
 func TestEveryWayOfIOHasAName(t *testing.T) {
-	for _, way := range []IO{IOAuto, IOUring, IOPread} {
-		if got, err := ParseIO(way.String()); got != way || err != nil {
-			t.Errorf("ParseIO(%q) = %v, %v", way, got, err)
+	for _, method := range []IO{IOAuto, IOUring, IOPread} {
+		if got, err := ParseIO(method.String()); got != method || err != nil {
+			t.Errorf("ParseIO(%q) = %v, %v", method, got, err)
 		}
 	}
 	if _, err := ParseIO("aio"); err == nil {
@@ -326,8 +326,8 @@ func TestEveryWayOfIOHasAName(t *testing.T) {
 }
 
 func TestFullDeviceIsErrNoSpaceOnEveryWay(t *testing.T) {
-	for _, way := range []IO{IOUring, IOPread} {
-		f, err := mustOpenOS(t, way).Open("/dev/full", ReadWrite)
+	for _, method := range []IO{IOUring, IOPread} {
+		f, err := mustOpenOS(t, method).Open("/dev/full", ReadWrite)
 		if err != nil {
 			t.Skip(err)
 		}
@@ -352,7 +352,7 @@ func TestPartOfARunIsContinued(t *testing.T) {
 	if n := countRuns(reqs); n != 1 {
 		t.Fatalf("%d runs", n)
 	}
-	settleRun(f.(*osFile), OpWrite, reqs, 6)
+	completeRun(f.(*osFile), OpWrite, reqs, 6)
 	buf := make([]byte, 12)
 	if _, err := f.ReadAt(buf, 0); err != nil || firstError(reqs) != nil || string(buf) != "\x00\x00\x00\x00\x00\x00bbcccc" {
 		t.Errorf("%q, %v, %v", buf, err, firstError(reqs))
@@ -361,8 +361,8 @@ func TestPartOfARunIsContinued(t *testing.T) {
 
 // A run that ends behind the end of the file gives each request its own outcome.
 func TestRunBehindTheEndOfTheFileIsReadAsFarAsItGoes(t *testing.T) {
-	for _, way := range []IO{IOUring, IOPread} {
-		f := mustCreate(t, mustOpenOS(t, way), filepath.Join(t.TempDir(), "f"), "aaaabb")
+	for _, method := range []IO{IOUring, IOPread} {
+		f := mustCreate(t, mustOpenOS(t, method), filepath.Join(t.TempDir(), "f"), "aaaabb")
 		reqs := []Request{{Buf: make([]byte, 4)}, {Buf: make([]byte, 4), Offset: 4}, {Buf: make([]byte, 4), Offset: 8}}
 		if err := f.ReadBatch(reqs); err != io.EOF {
 			t.Errorf("%v", err)

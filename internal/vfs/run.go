@@ -44,7 +44,7 @@ func doRuns(f *osFile, op Op, reqs []Request) {
 		for i := run.from; i < run.to; i++ {
 			buffers = append(buffers, reqs[i].Buf)
 		}
-		settleRun(f, op, reqs[run.from:run.to], vectorOnce(f.fd, op, buffers, reqs[run.from].Offset))
+		completeRun(f, op, reqs[run.from:run.to], vectorOnce(f.fd, op, buffers, reqs[run.from].Offset))
 	}
 }
 
@@ -64,7 +64,7 @@ func vectorOnce(fd int, op Op, buffers [][]byte, off int64) int {
 
 // settleRun sets the errors of a run of which the first done bytes were moved. The request at which it stopped, and each
 // behind it, is done by itself, which gives each the error that is its own.
-func settleRun(f *osFile, op Op, reqs []Request, done int) {
+func completeRun(f *osFile, op Op, reqs []Request, done int) {
 	for i := range reqs {
 		req := &reqs[i]
 		if done >= len(req.Buf) {

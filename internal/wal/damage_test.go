@@ -61,20 +61,20 @@ func smallLog(t *testing.T, records int, closed bool) (*vfs.Mem, Recovery, *repl
 }
 
 // place is where a record stands.
-type place struct {
+type recordLocation struct {
 	file string
 	off  int64
 	record
 }
 
-func places(t *testing.T, fs vfs.FS, rec Recovery) (all []place) {
+func locationsOf(t *testing.T, fs vfs.FS, rec Recovery) (all []recordLocation) {
 	t.Helper()
 	for _, s := range rec.Segments {
 		if err := ReadSegment(fs, s, func(r Record) error {
 			if r.IsClose() {
 				return nil
 			}
-			all = append(all, place{s.File, r.Offset, record{epoch: r.Epoch, durable: r.Durable, flags: r.Flags, space: recordSpace(uint32(recordHeaderSize + len(r.Body)))}})
+			all = append(all, recordLocation{s.File, r.Offset, record{epoch: r.Epoch, durable: r.Durable, flags: r.Flags, space: recordSpace(uint32(recordHeaderSize + len(r.Body)))}})
 			return nil
 		}); err != nil {
 			t.Fatal(err)
@@ -120,7 +120,7 @@ func readAt(t *testing.T, fs vfs.FS, name string, off int64, b []byte) {
 
 func TestDamageBelowTheDurableEpochIsCorruptionAndNamesItsPlace(t *testing.T) {
 	fs, rec, want := smallLog(t, 50, false)
-	all := places(t, fs, rec)
+	all := locationsOf(t, fs, rec)
 	for i, p := range all {
 		for name, damage := range map[string][]byte{
 			"checksum":    {0xa5, 0x5a, 0xa5, 0x5a},
@@ -161,7 +161,7 @@ func TestDamageBelowTheDurableEpochIsCorruptionAndNamesItsPlace(t *testing.T) {
 func TestRepairCutsAtTheDamageAndSaysWhatIsGone(t *testing.T) {
 	for i := range 49 {
 		fs, rec, want := smallLog(t, 50, false)
-		p := places(t, fs, rec)[i]
+		p := locationsOf(t, fs, rec)[i]
 		_ = patch(t, fs, p.file, p.off, []byte{0xa5, 0x5a, 0xa5, 0x5a})
 		d, err := Repair(fs, testDir, 0, 0)
 		if err != nil {
@@ -236,9 +236,9 @@ func TestMissingSegmentIsCorruption(t *testing.T) {
 func TestTornTailIsCutAndReportedAtEveryLength(t *testing.T) {
 	fs, rec, want := smallLog(t, 30, false)
 	last := rec.Segments[len(rec.Segments)-1]
-	all := places(t, fs, rec)
-	var image [SegmentBytesMin]byte
-	readAt(t, fs, last.File, 0, image[:])
+	all := locationsOf(t, fs, rec)
+	var buffer [SegmentBytesMin]byte
+	readAt(t, fs, last.File, 0, buffer[:])
 	for _, p := range all {
 		if p.file != last.File {
 			continue
@@ -248,7 +248,7 @@ func TestTornTailIsCutAndReportedAtEveryLength(t *testing.T) {
 			copyLog(t, fs, torn, rec)
 			_ = patch(t, torn, last.File, cut, make([]byte, SegmentBytesMin-cut)) // what was not written reads as zero
 			got, bodies := mustReplay(t, torn, 0)
-			whole := cut >= p.off+int64(p.space)-8 && bytes.Equal(image[cut:p.off+int64(p.space)], make([]byte, p.off+int64(p.space)-cut))
+			whole := cut >= p.off+int64(p.space)-8 && bytes.Equal(buffer[cut:p.off+int64(p.space)], make([]byte, p.off+int64(p.space)-cut))
 			if whole { // only padding is missing
 				continue
 			}
@@ -265,7 +265,7 @@ func TestTornTailIsCutAndReportedAtEveryLength(t *testing.T) {
 					t.Fatal(err)
 				}
 				mustClose(t, a.log)
-				if size, _ := torn.Size(last.File); got.Torn != nil && size != p.off+endSpace {
+				if size, _ := torn.Size(last.File); got.Torn != nil && size != p.off+closeRecordSpace {
 					t.Fatalf("the tail was not cut and marked: %d bytes", size)
 				}
 			}
@@ -305,7 +305,7 @@ func TestBadRecordThatWasNeverDurableIsATornTail(t *testing.T) {
 	}
 	fs = fs.Crash(1, vfs.SurviveAll)
 	rec, _ := mustReplay(t, fs, 0)
-	all := places(t, fs, rec)
+	all := locationsOf(t, fs, rec)
 	_ = patch(t, fs, all[4].file, all[4].off+30, []byte("damage"))
 	rec, _ = mustReplay(t, fs, 0)
 	end := all[9].off + int64(all[9].space)
@@ -332,7 +332,7 @@ func TestNewerVersionIsNeitherTornNorCorrupt(t *testing.T) {
 	}
 	undo()
 
-	p := places(t, fs, rec)[3]
+	p := locationsOf(t, fs, rec)[3]
 	b := make([]byte, p.space)
 	readAt(t, fs, p.file, p.off, b)
 	length := binary.LittleEndian.Uint32(b[4:])

@@ -29,7 +29,7 @@ func mustStartErrnoLog(t *testing.T) *errnoLog {
 	faulty := vfs.NewFaulty(mem)
 	e := &errnoLog{appender: mustStart(t, testOptions(faulty, 64<<10)), mem: mem, faulty: faulty}
 	e.patient = true
-	waitForSpare(t, e.log)
+	waitForPreallocated(t, e.log)
 	e.mustPut(t, 100)
 	return e
 }
@@ -152,7 +152,7 @@ func tryAgain(t *testing.T, op vfs.Op, fault vfs.Fault, errno syscall.Errno, nam
 	truncated := keys.Epoch(0)
 	if name != "new file" {
 		e.mustRotate(t, 6)
-		waitForSpare(t, e.log)
+		waitForPreallocated(t, e.log)
 		truncated = e.acknowledged - 4
 	}
 	rule := e.faulty.Inject(vfs.Rule{Op: op, Name: on, Nth: 1, Fault: fault, Bytes: 100, Err: errno})
@@ -186,7 +186,7 @@ func tryAgain(t *testing.T, op vfs.Op, fault vfs.Fault, errno syscall.Errno, nam
 		if err != nil {
 			t.Fatal(err)
 		}
-		known := slices.Clone(e.log.spares.old)
+		known := slices.Clone(e.log.preallocator.recyclable)
 		rec, _ := mustReplay(t, e.mem, truncated)
 		for i, s := range rec.Segments {
 			if i+1 == len(rec.Segments) || rec.Segments[i+1].First > truncated+1 {
@@ -206,21 +206,21 @@ func tryAgain(t *testing.T, op vfs.Op, fault vfs.Fault, errno syscall.Errno, nam
 func TestWriterWaitsForASegmentWithItsContext(t *testing.T) {
 	e := mustStartErrnoLog(t)
 	e.mustRotate(t, 1)
-	waitForSpare(t, e.log)
+	waitForPreallocated(t, e.log)
 	release := make(chan struct{})
 	e.faulty.Inject(vfs.Rule{Op: vfs.OpCreate, Fault: vfs.Slow, Until: release})
 	e.mustRotate(t, 1) // takes the spare; the next one is stuck
-	claim, outcome := e.cur.Load().Seal()
+	reservation, outcome := e.cur.Load().Seal()
 	if outcome != Crossed {
 		t.Fatal(outcome)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
 	defer cancel()
-	if _, err := e.log.NewSegment(ctx, claim.Epoch, 0); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := e.log.NewSegment(ctx, reservation.Epoch, 0); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatalf("a rotation that cannot get a segment: %v", err)
 	}
 	close(release)
-	s, err := e.log.NewSegment(context.Background(), claim.Epoch, 0)
+	s, err := e.log.NewSegment(context.Background(), reservation.Epoch, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -233,7 +233,7 @@ func TestWriterWaitsForASegmentWithItsContext(t *testing.T) {
 func TestShortOldFileIsNotUsedAgain(t *testing.T) {
 	e := mustStartErrnoLog(t)
 	e.mustRotate(t, 3)
-	waitForSpare(t, e.log)
+	waitForPreallocated(t, e.log)
 	rec, _ := mustReplay(t, e.mem, 0)
 	short := rec.Segments[0].File
 	f, err := e.mem.Open(short, vfs.ReadWrite)
@@ -264,7 +264,7 @@ func TestShortOldFileIsNotUsedAgain(t *testing.T) {
 func TestDamagedHeaderOfARecycledFileDoesNotMatter(t *testing.T) {
 	e := mustStartErrnoLog(t)
 	e.mustRotate(t, 3)
-	waitForSpare(t, e.log)
+	waitForPreallocated(t, e.log)
 	rec, _ := mustReplay(t, e.mem, 0)
 	for _, s := range rec.Segments[:2] {
 		f, err := e.mem.Open(s.File, vfs.ReadWrite)
@@ -281,7 +281,7 @@ func TestDamagedHeaderOfARecycledFileDoesNotMatter(t *testing.T) {
 		t.Fatal(err)
 	}
 	e.mustRotate(t, 2)
-	waitForSpare(t, e.log)
+	waitForPreallocated(t, e.log)
 	e.mustKeep(t, after)
 }
 
@@ -289,13 +289,13 @@ func TestDamagedHeaderOfARecycledFileDoesNotMatter(t *testing.T) {
 func TestTruncationThatFailsIsRepeated(t *testing.T) {
 	e := mustStartErrnoLog(t)
 	e.mustRotate(t, 3)
-	claim, _ := e.cur.Load().Seal()
-	s, err := e.log.NewSegment(context.Background(), claim.Epoch, 0)
+	reservation, _ := e.cur.Load().Seal()
+	s, err := e.log.NewSegment(context.Background(), reservation.Epoch, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	e.cur.Store(s)
-	if err := e.log.Flush(claim.Epoch - 1); err != nil {
+	if err := e.log.Flush(reservation.Epoch - 1); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := e.log.flushOnce(); err != nil { // leaves the sealed segment
@@ -304,7 +304,7 @@ func TestTruncationThatFailsIsRepeated(t *testing.T) {
 	before := e.log.Stats().Segments
 	rule := e.faulty.Inject(vfs.Rule{Op: vfs.OpSyncData, Fault: vfs.DiscardDirty, Name: path.Base(s.path), Nth: 1})
 	for range 2 {
-		err = e.log.TruncateBefore(claim.Epoch)
+		err = e.log.TruncateBefore(reservation.Epoch)
 		if rule.Fired() != 1 {
 			t.Fatal("the fault was not met")
 		}
@@ -319,14 +319,14 @@ func TestTruncationThatFailsIsRepeated(t *testing.T) {
 		t.Fatalf("%d segments of %d are left", n, before)
 	}
 	e.mustPut(t, 100)
-	e.mustKeep(t, claim.Epoch-1)
+	e.mustKeep(t, reservation.Epoch-1)
 }
 
 // TestOldFileThatCannotBeOpenedIsNotTriedForever: one bad file costs itself, and not the rotation.
 func TestOldFileThatCannotBeOpenedIsNotTriedForever(t *testing.T) {
 	e := mustStartErrnoLog(t)
 	e.mustRotate(t, 6)
-	waitForSpare(t, e.log)
+	waitForPreallocated(t, e.log)
 	rule := e.faulty.Inject(vfs.Rule{Op: vfs.OpOpen, Name: FileName(1)})
 	truncated := e.acknowledged - 4
 	if err := e.log.TruncateBefore(truncated + 1); err != nil {
@@ -353,7 +353,7 @@ func TestWindowIsKeptByThePreparation(t *testing.T) {
 	a := mustStart(t, options)
 	const most = 64 << 10 / recordHeaderSize
 	a.log.window = most + 4000
-	waitForSpare(t, a.log)
+	waitForPreallocated(t, a.log)
 	until := make(chan struct{})
 	release := sync.OnceFunc(func() { close(until) })
 	t.Cleanup(release)
@@ -363,12 +363,12 @@ func TestWindowIsKeptByThePreparation(t *testing.T) {
 		for range 1500 {
 			e = a.mustAppend(t, bodyOf(uint64(e), 8))
 		}
-		claim, outcome := a.cur.Load().Seal()
+		reservation, outcome := a.cur.Load().Seal()
 		if outcome != Crossed {
 			t.Fatal(outcome)
 		}
 		for attempt := a.log.Prepare(0); attempt != nil; attempt = a.log.Prepare(0) {
-			if blocked == 0 && claim.Epoch+most > a.log.Durable()+a.log.window {
+			if blocked == 0 && reservation.Epoch+most > a.log.Durable()+a.log.window {
 				blocked++
 				release()
 			}
@@ -377,10 +377,10 @@ func TestWindowIsKeptByThePreparation(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if past := claim.Epoch + most - a.log.window; claim.Epoch+most > a.log.window && a.log.Durable() < past {
-			t.Fatalf("a segment may begin at %d while %d is durable", claim.Epoch, a.log.Durable())
+		if past := reservation.Epoch + most - a.log.window; reservation.Epoch+most > a.log.window && a.log.Durable() < past {
+			t.Fatalf("a segment may begin at %d while %d is durable", reservation.Epoch, a.log.Durable())
 		}
-		s, err := a.log.NewSegment(t.Context(), claim.Epoch, 0)
+		s, err := a.log.NewSegment(t.Context(), reservation.Epoch, 0)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -25,7 +25,7 @@ func TestFailedWriteOrSyncIsFinal(t *testing.T) {
 			mem := vfs.NewMem()
 			faulty := vfs.NewFaulty(mem)
 			a := mustStart(t, testOptions(faulty, 64<<10))
-			waitForSpare(t, a.log)
+			waitForPreallocated(t, a.log)
 			if _, err := a.put(bodyOf(1, 100)); err != nil {
 				t.Fatal(err)
 			}
@@ -75,12 +75,12 @@ func TestFailedWriteOrSyncIsFinal(t *testing.T) {
 }
 
 // waitForSpare waits until the background goroutine has nothing to do.
-func waitForSpare(t *testing.T, l *Log) {
+func waitForPreallocated(t *testing.T, l *Log) {
 	t.Helper()
 	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(100 * time.Microsecond) {
-		l.spares.mu.Lock()
-		ready := len(l.spares.ready) > 0
-		l.spares.mu.Unlock()
+		l.preallocator.mu.Lock()
+		ready := len(l.preallocator.ready) > 0
+		l.preallocator.mu.Unlock()
 		if ready {
 			return
 		}
@@ -93,7 +93,7 @@ func waitForSpare(t *testing.T, l *Log) {
 func TestFullDeviceAtRotationMayPass(t *testing.T) {
 	fs := vfs.NewMem()
 	a := mustStart(t, testOptions(fs, 64<<10))
-	waitForSpare(t, a.log)
+	waitForPreallocated(t, a.log)
 	fs.SetCapacity(2 * 64 << 10)
 	var e keys.Epoch
 	var err error
@@ -165,7 +165,7 @@ func TestOpenMakesDurableWhatReplayFound(t *testing.T) {
 	if _, err := a.put(bodyOf(1, 100)); err != nil {
 		t.Fatal(err)
 	}
-	waitForSpare(t, a.log)
+	waitForPreallocated(t, a.log)
 	faulty.Inject(vfs.Rule{Op: vfs.OpSyncData, Nth: 1})
 	if _, err := a.put(bodyOf(2, 100)); !errors.Is(err, ErrFailed) {
 		t.Fatal(err)

@@ -20,7 +20,7 @@ type flusher struct {
 	pos     uint32     // end of the copied prefix in segment
 	written uint32     // end of what is written and synced
 	next    keys.Epoch // epoch of the record at pos
-	ended   bool       // the mark of a sealed segment is before pos
+	closed  bool       // the mark of a sealed segment is before pos
 	tail    [tailBytes]byte
 }
 
@@ -53,19 +53,19 @@ func (f *flusher) start(s *Segment) bool {
 	if s == nil {
 		return false
 	}
-	f.segment, f.pos, f.written, f.next, f.ended = s, s.begin, 0, s.first, false
+	f.segment, f.pos, f.written, f.next, f.closed = s, s.begin, 0, s.first, false
 	return true
 }
 
 // walk moves pos over the records that are copied by now, and returns how many they are.
 func (f *flusher) walk() (records int) {
-	pos, end := f.pos, uint32(len(f.segment.image))
+	pos, end := f.pos, uint32(len(f.segment.buffer))
 	if offset, _, sealed := f.segment.sealedAt(); sealed {
 		end = offset
 	}
-	image := f.segment.image
+	buffer := f.segment.buffer
 	for pos < end {
-		word := littleEndian(atomic.LoadUint64(firstWord(image[pos:])))
+		word := littleEndian(atomic.LoadUint64(firstWord(buffer[pos:])))
 		if word == 0 {
 			break
 		}
@@ -80,7 +80,7 @@ func (f *flusher) walk() (records int) {
 func (l *Log) writeAndSync(records int) error {
 	f := &l.flusher
 	start, pos := time.Now(), f.pos
-	f.end(l.Durable())
+	f.addCloseRecord(l.Durable())
 	if err := f.write(); err != nil {
 		return fmt.Errorf("write: %w", err)
 	}
@@ -90,21 +90,21 @@ func (l *Log) writeAndSync(records int) error {
 	}
 	l.counts.flushed(records, int(pos-max(f.written, f.segment.begin)), written.Sub(start), time.Since(written))
 	f.written = f.pos
-	l.headed.Store(f.segment.number)
+	l.durableHeader.Store(f.segment.number)
 	return nil
 }
 
 // end puts a mark that names the next segment behind the last record of a sealed one, if all of it is copied and the next one is known.
-func (f *flusher) end(durable keys.Epoch) {
+func (f *flusher) addCloseRecord(durable keys.Epoch) {
 	s := f.segment
 	next := s.next.Load()
-	if next == nil || f.ended {
+	if next == nil || f.closed {
 		return
 	}
 	if offset, epoch, _ := s.sealedAt(); f.pos == offset {
-		putEnd(s.image[f.pos:f.pos+endSpace], s.seed, epoch, durable, next.number)
-		f.pos += endSpace
-		f.ended = true
+		putCloseRecord(s.buffer[f.pos:f.pos+closeRecordSpace], s.seed, epoch, durable, next.number)
+		f.pos += closeRecordSpace
+		f.closed = true
 	}
 }
 
@@ -128,18 +128,18 @@ func (l *Log) writeHeader() error {
 		return fmt.Errorf("wal: write the header of %s: %w", f.segment.path, err) // it is written anew with the first records
 	}
 	f.written = f.pos
-	l.headed.Store(f.segment.number)
+	l.durableHeader.Store(f.segment.number)
 	return nil
 }
 
 // write writes the image from the page in which the last write ended up to pos. The first write of a segment starts
 // with its header.
 func (f *flusher) write() error {
-	image, file := f.segment.image, f.segment.file
+	buffer, file := f.segment.buffer, f.segment.file
 	from := f.written &^ (pageSize - 1)
 	if f.pos-from > tailBytes {
 		whole := f.pos &^ (pageSize - 1)
-		if _, err := file.WriteAt(image[from:whole], int64(from)); err != nil {
+		if _, err := file.WriteAt(buffer[from:whole], int64(from)); err != nil {
 			return err
 		}
 		from = whole
@@ -147,7 +147,7 @@ func (f *flusher) write() error {
 	if f.pos == from {
 		return nil
 	}
-	n := copy(f.tail[:], image[from:f.pos])
+	n := copy(f.tail[:], buffer[from:f.pos])
 	padded := (n + pageSize - 1) &^ (pageSize - 1)
 	clear(f.tail[n:padded])
 	_, err := file.WriteAt(f.tail[:padded], int64(from))
@@ -166,48 +166,48 @@ func (l *Log) leaveSealed() (left bool) {
 	if f.pos < offset {
 		return false
 	}
-	if !f.ended { // the last record was durable before the next segment was known: no sync waits for the mark
-		f.end(l.Durable())
-		l.tolerate(f.write())
+	if !f.closed { // the last record was durable before the next segment was known: no sync waits for the mark
+		f.addCloseRecord(l.Durable())
+		l.recordFailure(f.write())
 	}
-	l.tolerate(s.file.Close()) // all of it is durable
-	l.retired.add(retiredSegment{path: s.path, number: s.number, end: epoch - 1, size: int64(len(s.image))})
+	l.recordFailure(s.file.Close()) // all of it is durable
+	l.completed.add(completedSegment{path: s.path, number: s.number, end: epoch - 1, size: int64(len(s.buffer))})
 	if s.pooled {
-		l.images.give(s.image, int(f.pos))
-		l.wantSpare()
+		l.buffers.put(s.buffer, int(f.pos))
+		l.requestSegment()
 	} else {
-		l.tolerate(l.images.unmap(s.image))
+		l.recordFailure(l.buffers.unmap(s.buffer))
 	}
 	return f.start(next)
 }
 
 // finish flushes at Close, when the goroutines are gone, marks the end, and ends every wait.
 func (l *Log) finish() error {
-	l.acquireRole()
+	l.acquireFlusher()
 	err := l.Err()
 	for moved := true; moved && err == nil; {
 		moved, err = l.flushStep()
 	}
 	if err == nil && l.flusher.segment != nil {
-		err = l.mark()
+		err = l.writeCloseRecord()
 	}
 	l.waits.mu.Lock()
 	l.waits.ended = true
 	l.waits.mu.Unlock()
-	l.resign()
+	l.releaseFlusher()
 	return err
 }
 
 // mark writes a record that holds no epoch behind the last one. It testifies for the last group of records, behind which nothing
 // else may follow, spares the next replay the search for later records, and says that no epoch was given out that is not in the log.
-func (l *Log) mark() error {
+func (l *Log) writeCloseRecord() error {
 	f := &l.flusher
 	f.segment.Seal()
 	if offset, _, _ := f.segment.sealedAt(); f.pos != offset {
 		return nil
 	}
-	rec := f.segment.image[f.pos : f.pos+recordHeaderSize]
-	sealRecord(rec, f.segment.seed, recordHeaderSize, f.next, flagMark, f.next-1)
+	rec := f.segment.buffer[f.pos : f.pos+recordHeaderSize]
+	sealRecord(rec, f.segment.seed, recordHeaderSize, f.next, flagClose, f.next-1)
 	f.pos += recordHeaderSize
 	err := f.write()
 	if err == nil {

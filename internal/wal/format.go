@@ -54,17 +54,17 @@ const (
 
 // Flags of a record. Room for compression and encryption: readers refuse what they do not know.
 const (
-	flagVoid   = 1 << 0 // the epoch does nothing; the body is filler
-	flagMark   = 1 << 1 // the end of a segment, holds no epoch: of a log that was closed, or with the number of the next segment
+	flagNoOp   = 1 << 0 // the epoch does nothing; the body is filler
+	flagClose  = 1 << 1 // the end of a segment, holds no epoch: of a log that was closed, or with the number of the next segment
 	flagSkip   = 1 << 5 // holds no epoch: the next record has the epoch in the body
-	flagsKnown = flagVoid | flagMark | flagSkip
+	flagsKnown = flagNoOp | flagClose | flagSkip
 )
 
 const (
 	// SegmentBytesMax bounds a segment so that offsets have 32 bits and a tail word cannot overflow (see Segment).
 	SegmentBytesMax = 256 << 20
 	// BodyBytesMax is the largest body that a record can hold, in the first segment of a run, too.
-	BodyBytesMax = SegmentBytesMax - headerPage - recordHeaderSize - skipSpace - endSpace
+	BodyBytesMax = SegmentBytesMax - headerPage - recordHeaderSize - skipSpace - closeRecordSpace
 
 	// EpochWindow bounds how far epochs run ahead of durable: every epoch that is given out is less than durable + EpochWindow, and
 	// each start after an unclean end skips as many. It is more than the records of the largest segment, so that a rotation
@@ -74,7 +74,7 @@ const (
 	// skipSpace is the room of a skip record.
 	skipSpace = recordHeaderSize + 8
 	// endSpace is the room that each segment keeps for the mark behind its last epoch, and the length of one that names the next segment.
-	endSpace = recordHeaderSize + 8
+	closeRecordSpace = recordHeaderSize + 8
 	// SegmentBytesMin is the smallest segment: its header page and one page of records.
 	SegmentBytesMin = 2 * pageSize
 )
@@ -190,9 +190,9 @@ func putSkip(rec []byte, seed uint32, at, next keys.Epoch) {
 
 // putEnd writes the mark at the end of a segment that names the next one, whose file has a durable name. What comes before it may be
 // written together with it, so that durable is what was synced before.
-func putEnd(rec []byte, seed uint32, at, durable keys.Epoch, successor uint64) {
+func putCloseRecord(rec []byte, seed uint32, at, durable keys.Epoch, successor uint64) {
 	binary.LittleEndian.PutUint64(rec[recordHeaderSize:], successor)
-	sealRecord(rec, seed, endSpace, at, flagMark, durable)
+	sealRecord(rec, seed, closeRecordSpace, at, flagClose, durable)
 }
 
 // firstWord is the word with crc and length; rec is 8-byte aligned, because images are mappings.

@@ -166,7 +166,7 @@ func TestFileNamesAreTheLogsOwn(t *testing.T) {
 // TestHotWordsHaveTheirOwnCacheLines guards the layout: a shared or straddled line costs 1.7 times.
 func TestHotWordsHaveTheirOwnCacheLines(t *testing.T) {
 	var s Segment
-	var h horizon
+	var h paddedEpoch
 	tail := unsafe.Offsetof(s.tail)
 	if tail%8 != 0 || tail-unsafe.Offsetof(s.pooled) < cacheLinePair || unsafe.Offsetof(s.refused)-tail < cacheLinePair {
 		t.Errorf("tail at %d shares its lines", tail)
@@ -178,7 +178,7 @@ func TestHotWordsHaveTheirOwnCacheLines(t *testing.T) {
 
 func TestAppendingAndWaitingAllocateNothing(t *testing.T) {
 	a := mustStart(t, testOptions(vfs.NewOS(), 1<<20).at(t.TempDir()))
-	waitForSpare(t, a.log)
+	waitForPreallocated(t, a.log)
 	body := bodyOf(1, 116)
 	if n := testing.AllocsPerRun(500, func() {
 		if _, err := a.put(body); err != nil {
@@ -192,11 +192,11 @@ func TestAppendingAndWaitingAllocateNothing(t *testing.T) {
 	go func() {
 		for range queued {
 			a.awaitQueued(1)
-			a.log.resign() // to the background goroutine
+			a.log.releaseFlusher() // to the background goroutine
 		}
 	}()
 	if n := testing.AllocsPerRun(500, func() {
-		a.log.acquireRole()
+		a.log.acquireFlusher()
 		e, err := a.append(body)
 		if err != nil {
 			t.Fatal(err)

@@ -34,31 +34,31 @@ type Options struct {
 // Locks: rotate before spares.mu; images.mu, waits.mu and retired.mu are leaves. The flush role (see waits) is not a
 // lock but excludes like one; its holder takes retired.mu and images.mu.
 type Log struct {
-	opts    Options
-	dir     string
-	images  *images
-	spares  *spares
-	serial  *sync.Mutex
-	durable *horizon
-	counts  counters
+	opts         Options
+	dir          string
+	buffers      *bufferPool
+	preallocator *preallocator
+	serial       *sync.Mutex
+	durable      *paddedEpoch
+	counts       counters
 
 	window keys.Epoch // EpochWindow; smaller in tests
 
 	failure atomic.Pointer[error] // set once, then final
 
-	rotate  sync.Mutex
-	last    *Segment                // newest, guarded by rotate
-	next    keys.Epoch              // first epoch of the first segment, guarded by rotate
-	skipped keys.Epoch              // see Skip; guarded by rotate
-	tail    tail                    // the end of the log before this run; constant
-	after   keys.Epoch              // last epoch of the log before this run; next goes on behind it, or skips some; constant
-	head    atomic.Pointer[Segment] // first segment of this run, where the flusher starts
-	headed  atomic.Uint64           // number of the newest segment whose header is durable; its one writer has the flush role
+	rotate        sync.Mutex
+	last          *Segment                // newest, guarded by rotate
+	next          keys.Epoch              // first epoch of the first segment, guarded by rotate
+	skipped       keys.Epoch              // see Skip; guarded by rotate
+	tail          tail                    // the end of the log before this run; constant
+	after         keys.Epoch              // last epoch of the log before this run; next goes on behind it, or skips some; constant
+	head          atomic.Pointer[Segment] // first segment of this run, where the flusher starts
+	durableHeader atomic.Uint64           // number of the newest segment whose header is durable; its one writer has the flush role
 
-	flusher  flusher // owned by the holder of the flush role
-	waits    waits
-	retired  retired
-	preparer preparer
+	flusher   flusher // owned by the holder of the flush role
+	waits     waits
+	completed completed
+	preparer  preparer
 
 	closed     atomic.Bool
 	stop       chan struct{}
@@ -78,14 +78,14 @@ func Open(opts Options, rec Recovery) (*Log, error) {
 		opts.Identity = randomIdentity
 	}
 	dir := Dir(opts.Dir)
-	if err := settle(opts.FS, opts.Dir, rec); err != nil {
+	if err := completeRecovery(opts.FS, opts.Dir, rec); err != nil {
 		return nil, err
 	}
 	l := &Log{
 		opts:    opts,
 		dir:     dir,
-		images:  &images{size: opts.SegmentBytes, max: max(opts.Buffers, BuffersMin)},
-		durable: new(horizon),
+		buffers: &bufferPool{size: opts.SegmentBytes, max: max(opts.Buffers, BuffersMin)},
+		durable: new(paddedEpoch),
 		window:  EpochWindow,
 		next:    rec.Next(),
 		after:   rec.Last,
@@ -93,37 +93,37 @@ func Open(opts Options, rec Recovery) (*Log, error) {
 		stop:    make(chan struct{}),
 		refill:  make(chan struct{}, 1),
 	}
-	l.spares = &spares{fs: opts.FS, dir: dir, images: l.images, number: rec.lastNumber}
+	l.preallocator = &preallocator{fs: opts.FS, dir: dir, buffers: l.buffers, number: rec.lastNumber}
 	if opts.Serial {
 		l.serial = new(sync.Mutex)
 	}
 	l.durable.epoch.Store(uint64(l.next - 1))
-	l.waits.kick, l.waits.company = make(chan struct{}, 1), make(chan struct{}, 1)
-	if err := l.spares.adoptReserve(opts.Reserve); err != nil {
+	l.waits.wake, l.waits.groupReached = make(chan struct{}, 1), make(chan struct{}, 1)
+	if err := l.preallocator.adoptReserve(opts.Reserve); err != nil {
 		return nil, err
 	}
 	l.adopt(rec)
 	l.background.Add(2)
 	go l.runFlusher()
-	go l.runSpares()
+	go l.runPreallocator()
 	return l, nil
 }
 
 // settle brings the directory to what rec says of it.
-func settle(fs vfs.FS, dataDir string, rec Recovery) error {
+func completeRecovery(fs vfs.FS, dataDir string, rec Recovery) error {
 	if err := fs.MkdirAll(Dir(dataDir)); err != nil {
 		return fmt.Errorf("wal: %w", err)
 	}
 	if err := fs.SyncDir(dataDir); err != nil {
 		return fmt.Errorf("wal: %w", err)
 	}
-	if !rec.secured {
-		if err := secure(fs, dataDir); err != nil {
+	if !rec.resynced {
+		if err := resync(fs, dataDir); err != nil {
 			return err
 		}
 	}
 	if rec.tail.successor != 0 { // its file is about to be used for something else
-		if err := writeMark(fs, rec.tail.file, rec.tail.offset, make([]byte, endSpace)); err != nil {
+		if err := replaceCloseRecord(fs, rec.tail.file, rec.tail.offset, make([]byte, closeRecordSpace)); err != nil {
 			return fmt.Errorf("wal: remove the mark of a segment without records: %w", err)
 		}
 	}
@@ -144,12 +144,12 @@ func settle(fs vfs.FS, dataDir string, rec Recovery) error {
 }
 
 // writeMark replaces the mark at the end of a segment of an earlier run.
-func writeMark(fs vfs.FS, file string, offset int64, mark []byte) error {
+func replaceCloseRecord(fs vfs.FS, file string, offset int64, closeRecord []byte) error {
 	f, err := fs.Open(file, vfs.ReadWrite)
 	if err != nil {
 		return err
 	}
-	if _, err = f.WriteAt(mark, offset); err == nil {
+	if _, err = f.WriteAt(closeRecord, offset); err == nil {
 		err = f.SyncData()
 	}
 	return errors.Join(err, f.Close())
@@ -162,31 +162,31 @@ func (l *Log) link(s *Segment) {
 	if t.file == "" {
 		return
 	}
-	mark := make([]byte, endSpace)
-	putEnd(mark, t.seed, t.next, t.next-1, s.number)
-	l.tolerate(writeMark(l.opts.FS, t.file, t.offset, mark))
+	closeRecord := make([]byte, closeRecordSpace)
+	putCloseRecord(closeRecord, t.seed, t.next, t.next-1, s.number)
+	l.recordFailure(replaceCloseRecord(l.opts.FS, t.file, t.offset, closeRecord))
 }
 
 // adopt takes over the files that Replay found: segments to be truncated later, and blank ones to be used.
 func (l *Log) adopt(rec Recovery) {
-	old := make([]retiredSegment, len(rec.Segments))
+	old := make([]completedSegment, len(rec.Segments))
 	end := rec.Last
 	for i := len(old) - 1; i >= 0; i-- {
 		s := &rec.Segments[i]
-		old[i] = retiredSegment{path: s.File, number: s.number, end: end, size: s.Bytes}
+		old[i] = completedSegment{path: s.File, number: s.number, end: end, size: s.Bytes}
 		if s.Damage == nil { // else the one before it ends before the next whose beginning is known
 			end = s.First - 1
 		}
 		l.counts.segmentBytes.Add(s.Bytes)
 	}
-	l.retired.segments = old
+	l.completed.segments = old
 	l.counts.segments.Store(int64(len(rec.Segments)))
-	for _, b := range rec.blank {
-		if !l.spares.keepInReserve(b.path, b.size) {
-			l.spares.recycle(b.path, b.size)
+	for _, b := range rec.preallocated {
+		if !l.preallocator.addToReserve(b.path, b.size) {
+			l.preallocator.recycle(b.path, b.size)
 		}
 	}
-	l.tolerate(l.spares.removeDoomed())
+	l.recordFailure(l.preallocator.removeScheduled())
 }
 
 func randomIdentity() uint64 {
@@ -211,7 +211,7 @@ func (l *Log) Err() error {
 func (l *Log) fail(err error) error {
 	err = fmt.Errorf("%w: %w", ErrFailed, err)
 	l.failure.CompareAndSwap(nil, &err)
-	l.settleAll()
+	l.wakeAll()
 	return l.Err()
 }
 
@@ -259,21 +259,21 @@ func (l *Log) windowStart(size int) keys.Epoch {
 	return max(first+most, l.window) - l.window
 }
 
-func (l *Log) newSegment(b *blank, first keys.Epoch) *Segment {
+func (l *Log) newSegment(b *preallocated, first keys.Epoch) *Segment {
 	identity := l.opts.Identity()
 	h := header{identity: identity, number: b.number, first: first}
 	begin := headerPage + l.skipSpace(first)
 	if begin > headerPage {
 		h.first = l.after + 1
-		putSkip(b.image[headerPage:begin], seedOf(identity), h.first, first)
+		putSkip(b.buffer[headerPage:begin], seedOf(identity), h.first, first)
 	}
-	putHeader(b.image, h)
+	putHeader(b.buffer, h)
 	s := &Segment{
 		first:   first,
 		begin:   uint32(begin),
-		limit:   uint64(len(b.image)-headerPage-endSpace) / recordAlign,
+		limit:   uint64(len(b.buffer)-headerPage-closeRecordSpace) / recordAlign,
 		seed:    seedOf(identity),
-		image:   b.image,
+		buffer:  b.buffer,
 		durable: l.durable,
 		serial:  l.serial,
 		path:    b.path,
@@ -301,7 +301,7 @@ func (l *Log) Close() error {
 		s = l.head.Load()
 	}
 	for ; s != nil; s = s.next.Load() {
-		err = errors.Join(err, s.file.Close(), l.images.unmap(s.image))
+		err = errors.Join(err, s.file.Close(), l.buffers.unmap(s.buffer))
 	}
-	return errors.Join(err, l.spares.close(), l.images.free())
+	return errors.Join(err, l.preallocator.close(), l.buffers.free())
 }

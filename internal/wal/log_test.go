@@ -367,8 +367,8 @@ func TestAHoleHoldsBackLaterSegments(t *testing.T) {
 	if outcome != Reserved {
 		t.Fatal(outcome)
 	}
-	claim, _ := a.cur.Load().Seal()
-	s, err := a.log.NewSegment(t.Context(), claim.Epoch, 0)
+	reservation, _ := a.cur.Load().Seal()
+	s, err := a.log.NewSegment(t.Context(), reservation.Epoch, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -118,7 +118,7 @@ func TestLogWithoutMarksOpens(t *testing.T) {
 		for _, s := range rec.Segments[:len(rec.Segments)-1] {
 			if err := ReadSegment(fs, s, func(r Record) error {
 				if r.IsClose() {
-					_ = patch(t, fs, s.File, r.Offset, make([]byte, endSpace))
+					_ = patch(t, fs, s.File, r.Offset, make([]byte, closeRecordSpace))
 				}
 				return nil
 			}); err != nil {
@@ -178,12 +178,12 @@ func TestMarksCostNoSync(t *testing.T) {
 func TestAMarkDoesNotTestifyForRecordsOfItsOwnWrite(t *testing.T) {
 	fs := vfs.NewMem()
 	a := mustStart(t, testOptions(fs, SegmentBytesMin))
-	a.log.acquireRole() // nothing is written meanwhile
+	a.log.acquireFlusher() // nothing is written meanwhile
 	first := a.cur.Load()
 	for a.cur.Load() == first {
 		a.mustAppend(t, bodyOf(1, 150))
 	}
-	a.log.resign()
+	a.log.releaseFlusher()
 	if err := a.log.WaitDurable(t.Context(), a.cur.Load().First()); err != nil {
 		t.Fatal(err)
 	}
@@ -191,7 +191,7 @@ func TestAMarkDoesNotTestifyForRecordsOfItsOwnWrite(t *testing.T) {
 	left := fs.Crash(1, vfs.SurviveNone)
 	_ = a.log.Close()
 	rec, _ := mustReplay(t, left, 0)
-	all := places(t, left, rec)
+	all := locationsOf(t, left, rec)
 	_ = patch(t, left, next, 0, make([]byte, headerPage))
 	if rec, _ := mustReplay(t, left, 0); rec.tail.successor == 0 {
 		t.Fatal("the mark is not in the same write as the records")

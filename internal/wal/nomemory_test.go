@@ -17,13 +17,13 @@ func TestNoMemoryForTheNextImageIsTriedAgain(t *testing.T) {
 	o := testOptions(fs, 64<<10)
 	o.Buffers = 8
 	a := mustStart(t, o)
-	waitForSpare(t, a.log)
-	a.log.spares.mu.Lock()
-	ready := len(a.log.spares.ready)
-	a.log.spares.mu.Unlock()
+	waitForPreallocated(t, a.log)
+	a.log.preallocator.mu.Lock()
+	ready := len(a.log.preallocator.ready)
+	a.log.preallocator.mu.Unlock()
 	var refusals atomic.Int64
 	refusals.Store(6)
-	a.log.images.obtain = func(int) error {
+	a.log.buffers.obtain = func(int) error {
 		if refusals.Add(-1) >= 0 {
 			return syscall.ENOMEM
 		}

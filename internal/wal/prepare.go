@@ -47,11 +47,11 @@ type preparer struct {
 	count   atomic.Uint64         // failed attempts, and other operations on files without records that failed
 
 	// Guarded by spares.mu.
-	next  *Preparation // a writer waits for it
-	large int          // size of the oversized segment that a writer waits for; zero without
-	brief bool         // a writer waits that should not wait for a file to be zeroed
-	flush keys.Epoch   // must be durable before the segment that a writer waits for begins
-	ended bool         // the goroutine is gone
+	next        *Preparation // a writer waits for it
+	oversized   int          // size of the oversized segment that a writer waits for; zero without
+	skipZeroing bool         // a writer waits that should not wait for a file to be zeroed
+	flush       keys.Epoch   // must be durable before the segment that a writer waits for begins
+	ended       bool         // the goroutine is gone
 
 	// Owned by the goroutine.
 	failures int       // in a row
@@ -73,40 +73,40 @@ func (l *Log) prepareLocked(bodyLen int) *Preparation {
 	size := spaceFor(bodyLen)
 	flush := l.windowStart(size)
 	kept := l.Durable() >= flush
-	s, p := l.spares, &l.preparer
+	s, p := l.preallocator, &l.preparer
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if p.ended || kept && s.holdLocked(size) {
+	if p.ended || kept && s.assignFirstLocked(size) {
 		return nil // NewSegment says that the log is closed
 	}
 	switch {
 	case !kept:
 		p.flush = max(p.flush, flush)
-	case size > s.images.size:
-		p.large = max(p.large, size)
+	case size > s.buffers.size:
+		p.oversized = max(p.oversized, size)
 	default:
-		p.brief = !s.wantMoreLocked() || p.brief // the first is as good as those to come: the log is being opened
+		p.skipZeroing = !s.requestMoreLocked() || p.skipZeroing // the first is as good as those to come: the log is being opened
 	}
 	if p.next == nil {
 		l.counts.stalls.Add(1)
 		p.next = &Preparation{done: make(chan struct{})}
 	}
-	l.wantSpare()
+	l.requestSegment()
 	return p.next
 }
 
 // spaceFor is the size of a segment for a body.
 func spaceFor(bodyLen int) int {
-	size := headerPage + skipSpace + int(recordSpace(uint32(bodyLen)+recordHeaderSize)) + endSpace
+	size := headerPage + skipSpace + int(recordSpace(uint32(bodyLen)+recordHeaderSize)) + closeRecordSpace
 	return (size + pageSize - 1) &^ (pageSize - 1)
 }
 
 // blankFor waits for a file and an image for a body. The caller holds rotate.
-func (l *Log) blankFor(ctx context.Context, bodyLen int) (*blank, error) {
+func (l *Log) preallocatedFor(ctx context.Context, bodyLen int) (*preallocated, error) {
 	for {
 		attempt := l.prepareLocked(bodyLen)
 		if attempt == nil {
-			b := l.spares.takeHeld()
+			b := l.preallocator.takeAssigned()
 			if b == nil {
 				return nil, ErrClosed
 			}
@@ -124,7 +124,7 @@ func (l *Log) blankFor(ctx context.Context, bodyLen int) (*blank, error) {
 }
 
 // wantSpare wakes the goroutine that prepares spares.
-func (l *Log) wantSpare() {
+func (l *Log) requestSegment() {
 	select {
 	case l.refill <- struct{}{}:
 	default:
@@ -132,7 +132,7 @@ func (l *Log) wantSpare() {
 }
 
 // runSpares prepares segments until Close. What fails is tried again: soon while a writer waits, ever more seldom else.
-func (l *Log) runSpares() {
+func (l *Log) runPreallocator() {
 	defer l.background.Done()
 	defer l.endPreparing()
 	retry := time.NewTimer(time.Hour)
@@ -144,19 +144,19 @@ func (l *Log) runSpares() {
 		case <-l.refill:
 		case <-retry.C:
 		}
-		if wait := l.preparer.pause(l.spares); wait > 0 {
+		if wait := l.preparer.pause(l.preallocator); wait > 0 {
 			retry.Reset(wait)
 			continue
 		}
 		made, err := l.prepareOne()
 		if made || err != nil && !errors.Is(err, ErrFailed) {
-			l.wantSpare() // until there are enough, and after a pause if it failed
+			l.requestSegment() // until there are enough, and after a pause if it failed
 		}
 	}
 }
 
 // pause is how long the next attempt has to wait.
-func (p *preparer) pause(s *spares) time.Duration {
+func (p *preparer) pause(s *preallocator) time.Duration {
 	if p.failures == 0 {
 		return 0
 	}
@@ -172,20 +172,20 @@ func (p *preparer) pause(s *spares) time.Duration {
 
 // prepareOne makes one segment if one is missing, and tells the writers that wait for it.
 func (l *Log) prepareOne() (made bool, err error) {
-	s, p := l.spares, &l.preparer
+	s, p := l.preallocator, &l.preparer
 	s.mu.Lock()
-	attempt, large, brief, flush := p.next, p.large, p.brief, p.flush
-	p.next, p.large, p.brief, p.flush = nil, 0, false, 0
-	enough := len(s.ready) >= s.want && large == 0
+	attempt, oversized, skipZeroing, flush := p.next, p.oversized, p.skipZeroing, p.flush
+	p.next, p.oversized, p.skipZeroing, p.flush = nil, 0, false, 0
+	enough := len(s.ready) >= s.target && oversized == 0
 	s.mu.Unlock()
 	if err = l.flushThrough(flush); err == nil && !enough {
-		made, err = l.makeBlank(large, brief, attempt != nil)
+		made, err = l.preallocate(oversized, skipZeroing, attempt != nil)
 	}
 	if errors.Is(err, vfs.ErrCrashed) {
 		err = l.fail(err) // a test's machine is off: nothing passes
 	}
-	all := errors.Join(err, s.removeDoomed())
-	l.noted(all)
+	all := errors.Join(err, s.removeScheduled())
+	l.recordAttempt(all)
 	if attempt != nil {
 		attempt.err = err
 		close(attempt.done)
@@ -216,19 +216,19 @@ func (l *Log) flushUntil(done func() (bool, error)) error {
 }
 
 // makeBlank makes an oversized segment or a standard one. While every image is in use and a writer waits, it flushes until one comes back.
-func (l *Log) makeBlank(large int, brief, awaited bool) (made bool, err error) {
-	if large > 0 {
-		err = l.spares.oversized(large)
+func (l *Log) preallocate(oversized int, skipZeroing, awaited bool) (made bool, err error) {
+	if oversized > 0 {
+		err = l.preallocator.oversized(oversized)
 		return err == nil, err
 	}
 	allocate := vfs.PreallocateZeroed
-	if brief {
+	if skipZeroing {
 		allocate = vfs.Preallocate
 	}
 	err = l.flushUntil(func() (bool, error) {
-		made, err = l.spares.prepare(allocate)
+		made, err = l.preallocator.prepare(allocate)
 		if awaited && errors.Is(err, vfs.ErrNoSpace) {
-			made, err = l.spares.prepareReserved(err)
+			made, err = l.preallocator.prepareFromReserve(err)
 		}
 		return made || !awaited, err
 	})
@@ -236,7 +236,7 @@ func (l *Log) makeBlank(large int, brief, awaited bool) (made bool, err error) {
 }
 
 // noted keeps the outcome of an attempt.
-func (l *Log) noted(err error) {
+func (l *Log) recordAttempt(err error) {
 	p := &l.preparer
 	if err == nil || errors.Is(err, ErrFailed) {
 		p.failures = 0
@@ -250,7 +250,7 @@ func (l *Log) noted(err error) {
 }
 
 // tolerate counts an error about a file whose records are durable, or that has none. It endangers no data.
-func (l *Log) tolerate(err error) {
+func (l *Log) recordFailure(err error) {
 	if err != nil {
 		l.preparer.count.Add(1)
 	}
@@ -258,8 +258,8 @@ func (l *Log) tolerate(err error) {
 
 // endPreparing lets no writer wait for an attempt that will not come.
 func (l *Log) endPreparing() {
-	l.spares.mu.Lock()
-	defer l.spares.mu.Unlock()
+	l.preallocator.mu.Lock()
+	defer l.preallocator.mu.Unlock()
 	l.preparer.ended = true
 	if attempt := l.preparer.next; attempt != nil {
 		attempt.err = ErrClosed
@@ -288,7 +288,7 @@ func (l *Log) NewSegment(ctx context.Context, first keys.Epoch, bodyLen int) (*S
 	if expected, ok := l.nextFirst(); !ok || first != expected {
 		return nil, fmt.Errorf("wal: segment at epoch %d, but the log continues at %d", first, expected)
 	}
-	b, err := l.blankFor(ctx, bodyLen)
+	b, err := l.preallocatedFor(ctx, bodyLen)
 	if err != nil {
 		return nil, err
 	}
@@ -306,7 +306,7 @@ func (l *Log) NewSegment(ctx context.Context, first keys.Epoch, bodyLen int) (*S
 	}
 	l.last = s
 	l.counts.segments.Add(1)
-	l.counts.segmentBytes.Add(int64(len(b.image)))
-	l.wantSpare()
+	l.counts.segmentBytes.Add(int64(len(b.buffer)))
+	l.requestSegment()
 	return s, nil
 }

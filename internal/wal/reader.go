@@ -100,7 +100,7 @@ func (r *segmentReader) record(off int64) (rec record, ok bool, err error) {
 }
 
 // testimony is what can be learnt from behind a record that cannot be read.
-type testimony struct {
+type durabilityProof struct {
 	durable keys.Epoch // the largest durable epoch that a later record of this segment states
 	end     int64      // behind the last whole record, or behind the bad one if its header is plausible; else its offset
 }
@@ -108,8 +108,8 @@ type testimony struct {
 // testify looks behind the bad record at pos, whose epoch would be bad, for later records of the same segment. Its
 // length cannot be trusted, so every place where a record could start is tried; the epoch, which must fit the
 // distance, is compared first, so that few checksums are computed over what a recycled file still holds.
-func (r *segmentReader) testify(bad keys.Epoch) (testimony, error) {
-	t := testimony{end: r.pos}
+func (r *segmentReader) findProof(bad keys.Epoch) (durabilityProof, error) {
+	t := durabilityProof{end: r.pos}
 	head, err := r.at(r.pos, recordHeaderSize)
 	if err != nil {
 		return t, err
@@ -159,7 +159,7 @@ type Record struct {
 }
 
 // IsClose reports whether the record is the mark at the end of a log that was closed; it holds no epoch.
-func (r Record) IsClose() bool { return r.Flags&flagMark != 0 }
+func (r Record) IsClose() bool { return r.Flags&flagClose != 0 }
 
 // SkipsTo is the epoch of the next record if this one says so; it holds no epoch itself. Else it is zero.
 func (r Record) SkipsTo() keys.Epoch {
@@ -170,7 +170,7 @@ func (r Record) SkipsTo() keys.Epoch {
 }
 
 // IsNoOp reports whether the record's epoch does nothing.
-func (r Record) IsNoOp() bool { return r.Flags&flagVoid != 0 }
+func (r Record) IsNoOp() bool { return r.Flags&flagNoOp != 0 }
 
 // Segments lists the log's files that hold records, oldest first, without reading the records. An unreadable header is in
 // the segment's Damage.

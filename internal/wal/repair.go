@@ -53,7 +53,7 @@ func (r *repair) run(after keys.Epoch, segment uint64) error {
 	if err != nil {
 		return err
 	}
-	next, err := r.beyond(files, after)
+	next, err := r.pastEnd(files, after)
 	if err != nil {
 		return err
 	}
@@ -63,7 +63,7 @@ func (r *repair) run(after keys.Epoch, segment uint64) error {
 	if err := r.writeSkip(number, next); err != nil {
 		return err
 	}
-	if err := r.removeBehind(files); err != nil {
+	if err := r.removeAfter(files); err != nil {
 		return err
 	}
 	switch {
@@ -76,7 +76,7 @@ func (r *repair) run(after keys.Epoch, segment uint64) error {
 }
 
 // beyond is an epoch past all that these segments can have held.
-func (r *repair) beyond(files []SegmentInfo, after keys.Epoch) (keys.Epoch, error) {
+func (r *repair) pastEnd(files []SegmentInfo, after keys.Epoch) (keys.Epoch, error) {
 	next := max(after, r.From) + 1
 	if !slices.ContainsFunc(files, func(s SegmentInfo) bool { return s.File == r.Cause.File }) {
 		next += lostEpochs
@@ -100,7 +100,7 @@ func (r *repair) beyond(files []SegmentInfo, after keys.Epoch) (keys.Epoch, erro
 }
 
 // removeBehind removes the files behind the damage, the newest first. A file whose header is the damage is the last to go.
-func (r *repair) removeBehind(files []SegmentInfo) error {
+func (r *repair) removeAfter(files []SegmentInfo) error {
 	if r.Cause.Offset == 0 {
 		for _, s := range files {
 			if s.File == r.Cause.File {
@@ -127,10 +127,10 @@ func (r *repair) remove(name string) error {
 
 // writeSkip puts a segment in place, whole or not at all, that goes on where the log is cut and holds nothing but a skip.
 func (r *repair) writeSkip(number uint64, next keys.Epoch) error {
-	image := make([]byte, SegmentBytesMin)
+	buffer := make([]byte, SegmentBytesMin)
 	h := header{identity: randomIdentity(), number: number, first: r.From}
-	putHeader(image, h)
-	putSkip(image[headerPage:headerPage+skipSpace], seedOf(h.identity), h.first, next)
+	putHeader(buffer, h)
+	putSkip(buffer[headerPage:headerPage+skipSpace], seedOf(h.identity), h.first, next)
 	name := path.Join(r.dir, FileName(number))
 	building := name + ".new"
 	if err := r.fs.Remove(building); err != nil && !errors.Is(err, iofs.ErrNotExist) {
@@ -140,7 +140,7 @@ func (r *repair) writeSkip(number uint64, next keys.Epoch) error {
 	if err != nil {
 		return err
 	}
-	_, err = f.WriteAt(image, 0)
+	_, err = f.WriteAt(buffer, 0)
 	if err == nil {
 		err = f.Sync()
 	}

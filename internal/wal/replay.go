@@ -25,10 +25,10 @@ type Recovery struct {
 	// Unclean means that the log was not closed: epochs behind Last may have been given out and lost.
 	Unclean bool
 
-	tail       tail
-	secured    bool // what was replayed is on the device: see Recover
-	lastNumber uint64
-	blank      []blankFile
+	tail         tail
+	resynced     bool // what was replayed is on the device: see Recover
+	lastNumber   uint64
+	preallocated []preallocatedFile
 }
 
 // Next is the epoch at which the log goes on. After an unclean end it skips all that can have been given out: a client may have seen
@@ -46,7 +46,7 @@ type tail struct {
 	offset    int64  // behind the last record, of the mark if there is one
 	seed      uint32
 	next      keys.Epoch
-	marked    bool
+	closed    bool
 	successor uint64 // number of the next segment; zero if there is no mark, or one of a log that was closed
 }
 
@@ -73,7 +73,7 @@ type TornTail struct {
 }
 
 // blankFile is a prepared segment that was never written.
-type blankFile struct {
+type preallocatedFile struct {
 	path string
 	size int64
 }
@@ -83,7 +83,7 @@ type blankFile struct {
 //
 // The log ends at the first record that is not whole. If anything behind that testifies that it had been durable,
 // the result is a CorruptionError; what fn was called for until then is still right. So it is if a segment is missing: one that
-// the mark of another names, or each from the given number on (see Headed), zero if that is not known.
+// the mark of another names, or each from the given number on (see Log.NewestDurableHeader), zero if that is not known.
 func Replay(fs vfs.FS, dataDir string, after keys.Epoch, segment uint64, fn func(e keys.Epoch, body []byte) error) (Recovery, error) {
 	rec, files, err := list(fs, Dir(dataDir))
 	if err != nil {
@@ -93,11 +93,11 @@ func Replay(fs vfs.FS, dataDir string, after keys.Epoch, segment uint64, fn func
 	if err := rec.replay(fs, files, after, fn); err != nil {
 		return rec, err
 	}
-	return rec, rec.complete(fs, Dir(dataDir), files, after, segment)
+	return rec, rec.checkEnd(fs, Dir(dataDir), files, after, segment)
 }
 
 // complete looks for what must be there behind the last segment.
-func (rec *Recovery) complete(fs vfs.FS, dir string, files []SegmentInfo, after keys.Epoch, segment uint64) error {
+func (rec *Recovery) checkEnd(fs vfs.FS, dir string, files []SegmentInfo, after keys.Epoch, segment uint64) error {
 	expected := max(after+1, rec.tail.next)
 	if next := rec.tail.successor; next != 0 {
 		name := path.Join(dir, FileName(next))
@@ -155,11 +155,11 @@ func (rec *Recovery) segment(r *segmentReader, fs vfs.FS, s SegmentInfo, last bo
 	if err != nil || !last {
 		return next, err
 	}
-	rec.Unclean = !rec.tail.marked || rec.tail.successor != 0
-	if rec.tail.marked {
+	rec.Unclean = !rec.tail.closed || rec.tail.successor != 0
+	if rec.tail.closed {
 		return next, nil
 	}
-	t, err := r.testify(next)
+	t, err := r.findProof(next)
 	if err != nil {
 		return 0, err
 	}
@@ -192,8 +192,8 @@ func (rec *Recovery) records(r *segmentReader, s SegmentInfo, after keys.Epoch,
 		if one.flags&^flagsKnown != 0 {
 			return 0, &VersionError{File: s.File, Offset: at, What: fmt.Sprintf("unknown record flags %#x", one.flags)}
 		}
-		if one.flags&flagMark != 0 {
-			rec.tail.marked = true
+		if one.flags&flagClose != 0 {
+			rec.tail.closed = true
 			rec.tail.successor, err = successorOf(s, at, one)
 			return next, err
 		}
@@ -206,7 +206,7 @@ func (rec *Recovery) records(r *segmentReader, s SegmentInfo, after keys.Epoch,
 		}
 		if next > after {
 			body := one.body
-			if one.flags&flagVoid != 0 {
+			if one.flags&flagNoOp != 0 {
 				body = nil
 			}
 			if err := fn(next, body); err != nil {
@@ -225,7 +225,7 @@ func successorOf(s SegmentInfo, at int64, r record) (uint64, error) {
 	switch len(r.body) {
 	case 0:
 		return 0, nil
-	case endSpace - recordHeaderSize:
+	case closeRecordSpace - recordHeaderSize:
 		return binary.LittleEndian.Uint64(r.body), nil
 	}
 	return 0, &VersionError{File: s.File, Offset: at, What: fmt.Sprintf("a mark of %d bytes", len(r.body))}
@@ -300,7 +300,7 @@ func list(fs vfs.FS, dir string) (rec Recovery, files []SegmentInfo, err error) 
 		if started {
 			files = append(files, s)
 		} else {
-			rec.blank = append(rec.blank, blankFile{path: s.File, size: s.Bytes})
+			rec.preallocated = append(rec.preallocated, preallocatedFile{path: s.File, size: s.Bytes})
 		}
 		rec.lastNumber = number
 	}

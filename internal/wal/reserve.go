@@ -20,16 +20,16 @@ const reservePrefix = "reserve-"
 // one. A segment that no other file can be made for takes one; segments that are given up, and new files once there is space, take its place.
 // Whoever owns the log learns from Reserve how much of it is left, and lets only those commits rotate the log that make space. Guarded by spares.mu.
 type reserve struct {
-	want  int
-	kept  []string // file names
-	grown int      // files that are about to be kept
-	last  int      // number of the last name given out
-	taken int      // files that became segments
+	target  int
+	files   []string // file names
+	pending int      // files that are about to be kept
+	last    int      // number of the last name given out
+	taken   int      // files that became segments
 }
 
 // adoptReserve finds what an earlier run has left of the reserve. What is too much, or of another size, is removed.
-func (p *spares) adoptReserve(want int) error {
-	p.reserve.want = want
+func (p *preallocator) adoptReserve(want int) error {
+	p.reserve.target = want
 	names, err := p.fs.List(p.dir)
 	if err != nil {
 		return fmt.Errorf("wal: %w", err)
@@ -42,65 +42,65 @@ func (p *spares) adoptReserve(want int) error {
 		}
 		p.reserve.last = max(p.reserve.last, n)
 		name = path.Join(p.dir, name)
-		if size, err := p.fs.Size(name); err != nil || size != int64(p.images.size) || len(p.reserve.kept) == want {
-			p.doomed = append(p.doomed, name)
+		if size, err := p.fs.Size(name); err != nil || size != int64(p.buffers.size) || len(p.reserve.files) == want {
+			p.toRemove = append(p.toRemove, name)
 			continue
 		}
-		p.reserve.kept = append(p.reserve.kept, name)
+		p.reserve.files = append(p.reserve.files, name)
 	}
 	return nil
 }
 
 // missing gives out a name for one more file of the reserve, or "" if it is whole. The caller calls keep.
-func (p *spares) missing() (name string) {
+func (p *preallocator) nextReserveName() (name string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	r := &p.reserve
-	if len(r.kept)+r.grown >= r.want {
+	if len(r.files)+r.pending >= r.target {
 		return ""
 	}
-	r.grown++
+	r.pending++
 	r.last++
 	return path.Join(p.dir, fmt.Sprintf("%s%d", reservePrefix, r.last))
 }
 
 // keep says what became of a name that missing gave out.
-func (p *spares) keep(name string, ok bool) {
+func (p *preallocator) recordReserveFile(name string, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.reserve.grown--
+	p.reserve.pending--
 	if ok {
-		p.reserve.kept = append(p.reserve.kept, name)
+		p.reserve.files = append(p.reserve.files, name)
 	}
 }
 
 // keepInReserve makes an old file part of the reserve, if some of that is missing. The rename needs no sync: an old segment that comes back
 // after a crash is older than what replay starts from.
-func (p *spares) keepInReserve(old string, size int64) (kept bool) {
-	if size != int64(p.images.size) {
+func (p *preallocator) addToReserve(old string, size int64) (kept bool) {
+	if size != int64(p.buffers.size) {
 		return false
 	}
-	name := p.missing()
+	name := p.nextReserveName()
 	if name == "" {
 		return false
 	}
 	kept = p.fs.Rename(old, name) == nil // else the file is treated as any other old one
-	p.keep(name, kept)
+	p.recordReserveFile(name, kept)
 	return kept
 }
 
 // fillReserve makes one file that the reserve lacks, and reports whether it did.
-func (p *spares) fillReserve() (made bool, err error) {
-	name := p.missing()
+func (p *preallocator) fillReserve() (made bool, err error) {
+	name := p.nextReserveName()
 	if name == "" {
 		return false, nil
 	}
-	defer func() { p.keep(name, made) }()
+	defer func() { p.recordReserveFile(name, made) }()
 	f, err := p.fs.Open(name, vfs.Create)
 	if err != nil {
 		return false, fmt.Errorf("wal: reserve: %w", err)
 	}
-	err = vfs.Preallocate(f, int64(p.images.size))
+	err = vfs.Preallocate(f, int64(p.buffers.size))
 	if err == nil {
 		err = f.Sync()
 	}
@@ -108,36 +108,36 @@ func (p *spares) fillReserve() (made bool, err error) {
 		err = p.fs.SyncDir(p.dir) // or a crash gives the space to others
 	}
 	if err = errors.Join(err, f.Close()); err != nil {
-		p.doom(name)
-		return false, errors.Join(fmt.Errorf("wal: reserve: %w", err), p.removeDoomed())
+		p.scheduleRemoval(name)
+		return false, errors.Join(fmt.Errorf("wal: reserve: %w", err), p.removeScheduled())
 	}
 	return true, nil
 }
 
 // prepareReserved is prepare with a file of the reserve, for a writer that waits. Without one it returns the cause for which no other could be made.
-func (p *spares) prepareReserved(cause error) (made bool, err error) {
+func (p *preallocator) prepareFromReserve(cause error) (made bool, err error) {
 	p.mu.Lock()
-	n := len(p.reserve.kept)
+	n := len(p.reserve.files)
 	if n == 0 {
 		p.mu.Unlock()
 		return false, cause
 	}
-	name := p.reserve.kept[n-1]
-	p.reserve.kept = p.reserve.kept[:n-1]
+	name := p.reserve.files[n-1]
+	p.reserve.files = p.reserve.files[:n-1]
 	p.mu.Unlock()
-	image, err := p.images.take()
-	if image == nil || err != nil {
+	buffer, err := p.buffers.take()
+	if buffer == nil || err != nil {
 		p.mu.Lock()
-		p.reserve.kept = append(p.reserve.kept, name)
+		p.reserve.files = append(p.reserve.files, name)
 		p.mu.Unlock()
 		return false, err
 	}
-	b, err := p.reuse(name, p.images.size)
+	b, err := p.reuse(name, p.buffers.size)
 	if b == nil {
-		p.images.give(image, 0)
+		p.buffers.put(buffer, 0)
 		return false, cmp.Or(err, cause)
 	}
-	b.image, b.pooled = image, true
+	b.buffer, b.pooled = buffer, true
 	p.add(b)
 	p.mu.Lock()
 	p.reserve.taken++
@@ -147,15 +147,15 @@ func (p *spares) prepareReserved(cause error) (made bool, err error) {
 
 // Reserve is how many files are kept for a full device, and how many became segments since Open: for each of them the device was full.
 func (l *Log) Reserve() (kept, taken int) {
-	l.spares.mu.Lock()
-	defer l.spares.mu.Unlock()
-	return len(l.spares.reserve.kept), l.spares.reserve.taken
+	l.preallocator.mu.Lock()
+	defer l.preallocator.mu.Unlock()
+	return len(l.preallocator.reserve.files), l.preallocator.reserve.taken
 }
 
 // FillReserve makes what the reserve lacks. The error matches vfs.ErrNoSpace while there is no space; no error of it is final.
 func (l *Log) FillReserve() error {
 	for {
-		if made, err := l.spares.fillReserve(); !made || err != nil {
+		if made, err := l.preallocator.fillReserve(); !made || err != nil {
 			return err
 		}
 	}

@@ -51,8 +51,8 @@ type Segment struct {
 	begin   uint32     // offset of the first claim: behind the header page, and a skip record if there is one
 	limit   uint64     // end of the record area in units, counted from the header page
 	seed    uint32
-	image   []byte
-	durable *horizon
+	buffer  []byte
+	durable *paddedEpoch
 	serial  *sync.Mutex // not nil: held from Reserve to Publish, as the baseline of the benchmark
 	path    string
 	number  uint64
@@ -70,7 +70,7 @@ type Segment struct {
 }
 
 // horizon is an epoch that moves up, alone on its cache lines.
-type horizon struct {
+type paddedEpoch struct {
 	_     [cacheLinePair]byte
 	epoch atomic.Uint64
 	_     [cacheLinePair - 8]byte
@@ -85,16 +85,16 @@ func (s *Segment) Reserve(bodyLen int) (Reservation, Outcome) {
 		return Reservation{}, TooLarge
 	}
 	length := uint32(bodyLen) + recordHeaderSize
-	return s.claim(length, uint64(recordSpace(length)/recordAlign))
+	return s.reserveUnits(length, uint64(recordSpace(length)/recordAlign))
 }
 
 // Seal ends the segment before it is full. The outcome is Crossed, with the epoch at which the next segment starts, or Full
 // if somebody else has sealed it already.
 func (s *Segment) Seal() (Reservation, Outcome) {
-	return s.claim(0, s.limit+1)
+	return s.reserveUnits(0, s.limit+1)
 }
 
-func (s *Segment) claim(length uint32, units uint64) (Reservation, Outcome) {
+func (s *Segment) reserveUnits(length uint32, units uint64) (Reservation, Outcome) {
 	if s.serial != nil {
 		s.serial.Lock()
 	}
@@ -104,7 +104,7 @@ func (s *Segment) claim(length uint32, units uint64) (Reservation, Outcome) {
 	tail := s.tail.Add(oneRecord|units) - (oneRecord | units)
 	start := tail & offsetMask
 	if start+units > s.limit {
-		return s.beyond(tail)
+		return s.pastLimit(tail)
 	}
 	return Reservation{
 		Epoch:  s.first + keys.Epoch(tail>>offsetBits),
@@ -115,7 +115,7 @@ func (s *Segment) claim(length uint32, units uint64) (Reservation, Outcome) {
 
 // beyond decides about a claim that ends past the limit. The tail grows only, so exactly one claim starts at or before
 // the limit and ends past it.
-func (s *Segment) beyond(tail uint64) (Reservation, Outcome) {
+func (s *Segment) pastLimit(tail uint64) (Reservation, Outcome) {
 	s.refused.Store(true)
 	if tail&offsetMask > s.limit {
 		return s.refuse()
@@ -173,7 +173,7 @@ func (s *Segment) Extent() (number uint64, last keys.Epoch, bytes int64) {
 // Body is the claim's place for its body, to be filled before Publish and not touched after.
 func (s *Segment) Body(c Reservation) []byte {
 	end := c.offset + c.length
-	return s.image[c.offset+recordHeaderSize : end : end]
+	return s.buffer[c.offset+recordHeaderSize : end : end]
 }
 
 // Publish completes the record of a claim whose body is in place.
@@ -182,11 +182,11 @@ func (s *Segment) Publish(c Reservation) { s.publish(c, 0) }
 // PublishNoOp completes a reservation as a record that does nothing: replay passes its epoch with an empty body.
 func (s *Segment) PublishNoOp(c Reservation) {
 	clear(s.Body(c))
-	s.publish(c, flagVoid)
+	s.publish(c, flagNoOp)
 }
 
 func (s *Segment) publish(c Reservation, flags uint8) {
-	rec := s.image[c.offset : c.offset+recordSpace(c.length)]
+	rec := s.buffer[c.offset : c.offset+recordSpace(c.length)]
 	sealRecord(rec, s.seed, c.length, c.Epoch, flags, keys.Epoch(s.durable.epoch.Load()))
 	if s.serial != nil {
 		s.serial.Unlock()

@@ -70,7 +70,7 @@ func (l *Log) Stats() Stats {
 		Stalls:    c.stalls.Load(),
 		Recycled:  c.recycled.Load(),
 		Segments:  int(c.segments.Load()), SegmentBytes: c.segmentBytes.Load(),
-		BufferBytes:     l.images.mappedBytes(),
+		BufferBytes:     l.buffers.mappedBytes(),
 		PrepareFailures: l.preparer.count.Load(),
 	}
 	if p := l.preparer.failing.Load(); p != nil {

@@ -8,26 +8,26 @@ import (
 )
 
 // retired are the segments that are complete and durable, oldest first.
-type retired struct {
+type completed struct {
 	mu       sync.Mutex
-	segments []retiredSegment
+	segments []completedSegment
 }
 
-type retiredSegment struct {
+type completedSegment struct {
 	path   string
 	number uint64
 	end    keys.Epoch // its last epoch
 	size   int64
 }
 
-func (r *retired) add(s retiredSegment) {
+func (r *completed) add(s completedSegment) {
 	r.mu.Lock()
 	r.segments = append(r.segments, s)
 	r.mu.Unlock()
 }
 
 // takeBefore removes and returns the segments that hold nothing at or past e.
-func (r *retired) takeBefore(e keys.Epoch) []retiredSegment {
+func (r *completed) takeBefore(e keys.Epoch) []completedSegment {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	n := 0
@@ -38,7 +38,7 @@ func (r *retired) takeBefore(e keys.Epoch) []retiredSegment {
 }
 
 // takeButLast is takeBefore without the newest of all segments.
-func (r *retired) takeButLast(e keys.Epoch) []retiredSegment {
+func (r *completed) takeButLast(e keys.Epoch) []completedSegment {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	n := 0
@@ -48,14 +48,14 @@ func (r *retired) takeButLast(e keys.Epoch) []retiredSegment {
 	return r.takeLocked(n)
 }
 
-func (r *retired) takeLocked(n int) []retiredSegment {
+func (r *completed) takeLocked(n int) []completedSegment {
 	taken := r.segments[:n:n]
 	r.segments = r.segments[n:]
 	return taken
 }
 
 // putBack returns the segments that takeBefore took.
-func (r *retired) putBack(taken []retiredSegment) {
+func (r *completed) putBack(taken []completedSegment) {
 	r.mu.Lock()
 	r.segments = slices.Concat(taken, r.segments)
 	r.mu.Unlock()
@@ -68,46 +68,46 @@ func (r *retired) putBack(taken []retiredSegment) {
 // too early, because what it starts from is damaged, would find no log at all and take that for its end.
 func (l *Log) TruncateBefore(e keys.Epoch) error {
 	if l.head.Load() == nil { // no file for a first segment yet: the newest that was replayed stays, and testifies
-		return l.giveBack(l.retired.takeButLast(e))
+		return l.recycle(l.completed.takeButLast(e))
 	}
-	taken := l.retired.takeBefore(e)
+	taken := l.completed.takeBefore(e)
 	if len(taken) == 0 {
 		return nil
 	}
 	if err := l.awaitHeader(taken[len(taken)-1].number); err != nil {
-		l.retired.putBack(taken)
+		l.completed.putBack(taken)
 		return err
 	}
-	return l.giveBack(taken)
+	return l.recycle(taken)
 }
 
-func (l *Log) giveBack(taken []retiredSegment) error {
+func (l *Log) recycle(taken []completedSegment) error {
 	for _, s := range taken {
-		if l.spares.keepInReserve(s.path, s.size) || l.spares.recycle(s.path, s.size) {
+		if l.preallocator.addToReserve(s.path, s.size) || l.preallocator.recycle(s.path, s.size) {
 			l.counts.recycled.Add(1)
 		}
 		l.counts.segments.Add(-1)
 		l.counts.segmentBytes.Add(-s.size)
 	}
-	l.tolerate(l.spares.removeDoomed())
+	l.recordFailure(l.preallocator.removeScheduled())
 	return nil
 }
 
-// Headed is the number of the newest segment whose header is durable, or zero. From then on the log has a segment with this number or a larger
+// NewestDurableHeader is the number of the newest segment whose header is durable, or zero. From then on the log has a segment with this number or a larger
 // one, whatever is truncated.
-func (l *Log) Headed() uint64 { return l.headed.Load() }
+func (l *Log) NewestDurableHeader() uint64 { return l.durableHeader.Load() }
 
 // awaitHeader returns when a segment behind the numbered one, which is complete, has a durable header: the flusher's present one, written
 // by the flusher together with records, or here.
 func (l *Log) awaitHeader(number uint64) error {
 	var idle backoff
-	for l.headed.Load() <= number {
-		if !l.tryRole() {
+	for l.durableHeader.Load() <= number {
+		if !l.tryFlusher() {
 			idle.wait()
 			continue
 		}
 		err := l.writeHeader()
-		l.resign()
+		l.releaseFlusher()
 		if err != nil {
 			return err
 		}

@@ -66,7 +66,7 @@ func TestRecycledFileNeverYieldsItsOldRecords(t *testing.T) {
 		if i < 100 {
 			continue
 		}
-		waitForSpare(t, a.log) // no file is renamed while the log is read
+		waitForPreallocated(t, a.log) // no file is renamed while the log is read
 		rec, got := mustReplay(t, fs, after)
 		if rec.Last != e || rec.Torn != nil {
 			t.Fatalf("after %d records: last %d, torn %+v", e, rec.Last, rec.Torn)
@@ -104,7 +104,7 @@ func TestSegmentsThatHoldNewerRecordsAreNotTruncated(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	waitForSpare(t, a.log)
+	waitForPreallocated(t, a.log)
 	before, _ := mustReplay(t, fs, 0)
 	second := before.Segments[1].First
 	if err := a.log.TruncateBefore(second - 1); err != nil { // epoch second-1 must stay
@@ -137,7 +137,7 @@ func TestOldSegmentsOfEarlierRunsAreTruncatedToo(t *testing.T) {
 		mustClose(t, a.log)
 	}
 	a := mustStart(t, testOptions2(fs))
-	waitForSpare(t, a.log)
+	waitForPreallocated(t, a.log)
 	many := fileCount(t, fs)
 	if err := a.log.TruncateBefore(241); err != nil {
 		t.Fatal(err)
@@ -173,11 +173,11 @@ func TestTruncatedLogSaysSoBeforeItsNextRecord(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	claim, outcome := a.cur.Load().Seal()
+	reservation, outcome := a.cur.Load().Seal()
 	if outcome != Crossed {
 		t.Fatal(outcome)
 	}
-	next, err := a.log.NewSegment(context.Background(), claim.Epoch, 0)
+	next, err := a.log.NewSegment(context.Background(), reservation.Epoch, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,25 +17,25 @@ import (
 // one of two ways: it is settled, which puts one signal into its channel, or its owner takes it out. So when its owner knows
 // which of the two happened, nothing else refers to the waiter, and it may be used again.
 type waits struct {
-	mu       sync.Mutex
-	flushing bool       // the role is taken
-	handed   bool       // the role is the background goroutine's, which has not noticed yet
-	queue    []*waiter  // in no order; queue[i].place == i
-	want     keys.Epoch // flush up to here though no goroutine waits
-	newest   keys.Epoch // the largest epoch that was ever waited or asked for
-	gathered keys.Epoch // not zero: the flusher sleeps until newest is as large as this; see gather
-	ended    bool       // the log is closed and flushed: no wait will be granted any more
+	mu          sync.Mutex
+	flushing    bool       // the role is taken
+	handed      bool       // the role is the background goroutine's, which has not noticed yet
+	queue       []*waiter  // in no order; queue[i].place == i
+	flushTarget keys.Epoch // flush up to here though no goroutine waits
+	newest      keys.Epoch // the largest epoch that was ever waited or asked for
+	groupTarget keys.Epoch // not zero: the flusher sleeps until newest is as large as this; see gather
+	ended       bool       // the log is closed and flushed: no wait will be granted any more
 
-	kick    chan struct{} // capacity 1: wakes the background goroutine
-	company chan struct{} // capacity 1: newest has reached gathered
-	pool    sync.Pool     // of *waiter that are in no queue and have no signal
+	wake         chan struct{} // capacity 1: wakes the background goroutine
+	groupReached chan struct{} // capacity 1: newest has reached gathered
+	pool         sync.Pool     // of *waiter that are in no queue and have no signal
 }
 
 // waiter is a goroutine that waits for an epoch to become durable.
 type waiter struct {
 	signal chan struct{} // capacity 1: the waiter was settled
 	epoch  keys.Epoch
-	place  int // index in the queue, or unqueued
+	index  int // index in the queue, or unqueued
 }
 
 const unqueued = -1
@@ -59,7 +59,7 @@ func (l *Log) WaitDurable(ctx context.Context, e keys.Epoch) error {
 	if !w.flushing {
 		w.flushing = true
 		w.mu.Unlock()
-		return l.lead(ctx, e)
+		return l.flushAsLeader(ctx, e)
 	}
 	waiter := w.push(e)
 	w.mu.Unlock()
@@ -91,8 +91,8 @@ func (l *Log) RequestFlush(e keys.Epoch) {
 	}
 	w := &l.waits
 	w.mu.Lock()
-	w.want = max(w.want, e)
-	w.ask(e)
+	w.flushTarget = max(w.flushTarget, e)
+	w.request(e)
 	idle := !w.flushing
 	w.mu.Unlock()
 	if idle {
@@ -125,9 +125,9 @@ func (w *waits) push(e keys.Epoch) *waiter {
 	if !ok {
 		one = &waiter{signal: make(chan struct{}, 1)}
 	}
-	one.epoch, one.place = e, len(w.queue)
+	one.epoch, one.index = e, len(w.queue)
 	w.queue = append(w.queue, one)
-	w.ask(e)
+	w.request(e)
 	return one
 }
 
@@ -135,7 +135,7 @@ func (w *waits) push(e keys.Epoch) *waiter {
 func (w *waits) leave(one *waiter) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if one.place == unqueued {
+	if one.index == unqueued {
 		return false
 	}
 	w.removeLocked(one)
@@ -145,13 +145,13 @@ func (w *waits) leave(one *waiter) bool {
 func (w *waits) removeLocked(one *waiter) {
 	last := len(w.queue) - 1
 	moved := w.queue[last]
-	w.queue[one.place], moved.place = moved, one.place
-	w.queue[last], one.place = nil, unqueued
+	w.queue[one.index], moved.index = moved, one.index
+	w.queue[last], one.index = nil, unqueued
 	w.queue = w.queue[:last]
 }
 
 // settleLocked signals the waiters whose wait is over, for better or worse. A signal never blocks: its channel was empty.
-func (w *waits) settleLocked(l *Log) {
+func (w *waits) wakeDurableLocked(l *Log) {
 	durable := l.Durable()
 	over := l.Err() != nil || w.ended
 	for i := len(w.queue) - 1; i >= 0; i-- { // what takes the place of a removed one has been looked at
@@ -163,26 +163,26 @@ func (w *waits) settleLocked(l *Log) {
 }
 
 // ask notes that somebody wants e, and wakes the flusher if it has slept for that.
-func (w *waits) ask(e keys.Epoch) {
+func (w *waits) request(e keys.Epoch) {
 	w.newest = max(w.newest, e)
-	if w.gathered > 0 && e >= w.gathered {
-		w.gathered = 0
-		w.company <- struct{}{}
+	if w.groupTarget > 0 && e >= w.groupTarget {
+		w.groupTarget = 0
+		w.groupReached <- struct{}{}
 	}
 }
 
 // beyond is the number of records behind an epoch that somebody wants.
-func (w *waits) beyond(e keys.Epoch) int { return int(max(w.newest, e) - e) }
+func (w *waits) recordsAfter(e keys.Epoch) int { return int(max(w.newest, e) - e) }
 
 func (w *waits) wakeBackground() {
 	select {
-	case w.kick <- struct{}{}:
+	case w.wake <- struct{}{}:
 	default:
 	}
 }
 
 // lead flushes until e is durable or ctx ends. The caller has the flush role, which lead gives up.
-func (l *Log) lead(ctx context.Context, e keys.Epoch) error {
+func (l *Log) flushAsLeader(ctx context.Context, e keys.Epoch) error {
 	var idle backoff
 	for {
 		moved, err := l.flushStep()
@@ -190,37 +190,37 @@ func (l *Log) lead(ctx context.Context, e keys.Epoch) error {
 			break
 		}
 		if ctx.Err() != nil {
-			l.resign()
+			l.releaseFlusher()
 			return ctx.Err()
 		}
 		if moved {
 			idle.reset()
-			l.settleAll()
+			l.wakeAll()
 			continue
 		}
 		idle.wait() // an earlier epoch is reserved but not yet published
 	}
-	l.resign()
+	l.releaseFlusher()
 	return l.Result(e)
 }
 
 // flushOnce takes the role as soon as it is free, flushes what is copied, and gives it up.
 func (l *Log) flushOnce() (moved bool, err error) {
-	l.acquireRole()
+	l.acquireFlusher()
 	moved, err = l.flushStep()
-	l.resign()
+	l.releaseFlusher()
 	return moved, err
 }
 
 // acquireRole waits for the role. One that is handed over but not yet taken is as good as free.
-func (l *Log) acquireRole() {
+func (l *Log) acquireFlusher() {
 	var idle backoff
-	for !l.tryRole() {
+	for !l.tryFlusher() {
 		idle.wait()
 	}
 }
 
-func (l *Log) tryRole() bool {
+func (l *Log) tryFlusher() bool {
 	l.waits.mu.Lock()
 	defer l.waits.mu.Unlock()
 	free := !l.waits.flushing || l.waits.handed
@@ -229,10 +229,10 @@ func (l *Log) tryRole() bool {
 }
 
 // resign gives up the role: to the background goroutine if there is more to do, else to nobody.
-func (l *Log) resign() {
+func (l *Log) releaseFlusher() {
 	w := &l.waits
 	w.mu.Lock()
-	w.settleLocked(l)
+	w.wakeDurableLocked(l)
 	if w.busy(l) {
 		w.handed = true
 		w.wakeBackground()
@@ -243,9 +243,9 @@ func (l *Log) resign() {
 }
 
 // settleAll signals every waiter whose wait is over.
-func (l *Log) settleAll() {
+func (l *Log) wakeAll() {
 	l.waits.mu.Lock()
-	l.waits.settleLocked(l)
+	l.waits.wakeDurableLocked(l)
 	l.waits.mu.Unlock()
 }
 
@@ -254,7 +254,7 @@ func (w *waits) busy(l *Log) bool {
 	if l.Err() != nil || l.closed.Load() {
 		return false
 	}
-	return len(w.queue) > 0 || w.want > l.Durable()
+	return len(w.queue) > 0 || w.flushTarget > l.Durable()
 }
 
 // runFlusher flushes for those who wait in the queue, or asked without waiting, until Close.
@@ -264,7 +264,7 @@ func (l *Log) runFlusher() {
 		select {
 		case <-l.stop:
 			return
-		case <-l.waits.kick:
+		case <-l.waits.wake:
 			if l.waits.takeOver(l) {
 				l.flushForAll()
 			}
@@ -292,17 +292,17 @@ func (w *waits) takeOver(l *Log) bool {
 // fastest of 64 writers sync alone every second time.
 func (l *Log) flushForAll() {
 	var idle backoff
-	var group gather
+	var group groupDelay
 	w := &l.waits
 	for {
 		from, start := l.Durable(), time.Now()
 		moved, _ := l.flushStep() // waiters read the failure from Err
 		if moved {
 			idle.reset()
-			group.settle(l, from, time.Since(start))
+			group.delayNext(l, from, time.Since(start))
 			runtime.Gosched()
 		} else {
-			l.settleAll()
+			l.wakeAll()
 		}
 		w.mu.Lock()
 		more := w.busy(l)

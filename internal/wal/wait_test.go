@@ -156,8 +156,8 @@ func TestWaiterLeavesFromAnyPlace(t *testing.T) {
 			t.Fatalf("%d are queued, want %d", len(w.queue), len(queued))
 		}
 		for i, one := range w.queue {
-			if one.place != i {
-				t.Fatalf("the waiter at %d believes to be at %d", i, one.place)
+			if one.index != i {
+				t.Fatalf("the waiter at %d believes to be at %d", i, one.index)
 			}
 		}
 	}

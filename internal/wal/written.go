@@ -25,10 +25,10 @@ func (s *Segment) Written(p *Position, until Reservation) (body []byte, epoch ke
 	if p.offset >= until.offset {
 		return nil, 0, false
 	}
-	rec := s.image[p.offset:until.offset]
+	rec := s.buffer[p.offset:until.offset]
 	length := uint32(littleEndian(atomic.LoadUint64(firstWord(rec))) >> 32)
 	word := binary.LittleEndian.Uint64(rec[epochOffset:])
-	if uint8(word>>flagsShift)&flagVoid == 0 {
+	if uint8(word>>flagsShift)&flagNoOp == 0 {
 		body = rec[recordHeaderSize:length:length]
 	}
 	epoch = keys.Epoch(word & uint64(keys.MaxEpoch))

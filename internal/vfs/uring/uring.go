@@ -92,8 +92,8 @@ type Ring struct {
 	tap func([]cqe) []cqe
 
 	stats struct {
-		submissions, strays, lost, wakeups atomic.Uint64
-		inFlight                           atomic.Int64
+		submissions, unexpected, lost, wakeups atomic.Uint64
+		inFlight                               atomic.Int64
 	}
 }
 
@@ -111,7 +111,7 @@ func (r *Ring) Stats() Stats {
 	return Stats{
 		Submissions:           r.stats.submissions.Load(),
 		Wakeups:               r.stats.wakeups.Load(),
-		UnexpectedCompletions: r.stats.strays.Load(),
+		UnexpectedCompletions: r.stats.unexpected.Load(),
 		LostCompletions:       r.stats.lost.Load(),
 		InFlight:              r.stats.inFlight.Load(),
 	}
@@ -213,7 +213,7 @@ func (r *Ring) Wait(dst []Completion) []Completion {
 		case err == nil:
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			armed = false
-			r.askBarrier()
+			r.requestBarrier()
 		default:
 			time.Sleep(time.Millisecond) // the poller is broken, which leaves looking from time to time
 		}
@@ -238,7 +238,7 @@ func (r *Ring) park() error {
 // askBarrier submits a request that the kernel starts only when all earlier ones have completed. When it comes back, a
 // request that was outstanding and still is has lost its completion; until then it may only be slow, and its buffer is
 // the kernel's. If the kernel does not take the barrier now, the next stall asks again.
-func (r *Ring) askBarrier() {
+func (r *Ring) requestBarrier() {
 	if r.barrier {
 		return
 	}
@@ -270,11 +270,11 @@ func (r *Ring) collect(dst []Completion) []Completion {
 func (r *Ring) match(dst []Completion, c cqe) []Completion {
 	if c.userData == barrierTag && r.barrier {
 		r.barrier = false
-		return r.giveUp(dst)
+		return r.endLost(dst)
 	}
 	i, generation := uint32(c.userData), uint32(c.userData>>32)
 	if int(i) >= len(r.slots) || !r.slots[i].busy || r.slots[i].generation != generation {
-		r.stats.strays.Add(1)
+		r.stats.unexpected.Add(1)
 		return dst
 	}
 	completion := Completion{Tag: r.slots[i].tag, N: int(c.result)}
@@ -286,7 +286,7 @@ func (r *Ring) match(dst []Completion, c cqe) []Completion {
 }
 
 // giveUp ends as lost what was outstanding before the barrier and still is.
-func (r *Ring) giveUp(dst []Completion) []Completion {
+func (r *Ring) endLost(dst []Completion) []Completion {
 	for i := range r.slots {
 		if s := &r.slots[i]; s.busy && s.suspect {
 			dst = append(dst, Completion{Tag: s.tag, Err: ErrLost})

@@ -291,7 +291,7 @@ func TestBarrierEndsOnlyWhatWasThereBeforeIt(t *testing.T) {
 	r, f := mustNew(t), blockFile(t, 1)
 	buf := make([]byte, testBlock)
 	r.Prepare(Read, int(f.Fd()), buf, 0, 1)
-	r.askBarrier() // submits both
+	r.requestBarrier() // submits both
 	var barrier []cqe
 	r.tap = func(in []cqe) []cqe {
 		return slices.DeleteFunc(in, func(c cqe) bool {

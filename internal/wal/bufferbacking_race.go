@@ -9,19 +9,19 @@ import (
 )
 
 // heapImageBytesMax bounds the images that race builds keep on the Go heap; larger ones are mapped as ever.
-const heapImageBytesMax = 16 << 20
+const heapBufferBytesMax = 16 << 20
 
 // reserveImage takes small images from the heap: the race detector is blind to mappings. Words, because records begin at multiples of eight.
-func reserveImage(size int) ([]byte, error) {
-	if size > heapImageBytesMax {
-		return mapImage(size)
+func reserveBuffer(size int) ([]byte, error) {
+	if size > heapBufferBytesMax {
+		return mapBuffer(size)
 	}
 	words := make([]uint64, size/8)
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(words))), size), nil
 }
 
-func releaseImage(buf []byte) error {
-	if len(buf) > heapImageBytesMax {
+func releaseBuffer(buf []byte) error {
+	if len(buf) > heapBufferBytesMax {
 		return unix.Munmap(buf)
 	}
 	return nil

@@ -16,34 +16,34 @@ import (
 // of what it costs. Over a ring a waiting reader holds nothing, and several knock once. There is no timer: who waits, waits for a batch that is on
 // its way. Random cold gets by 8 goroutines on 2 processors, medians of 3: 33k for 18k/s with direct I/O, 36k for 24k/s without, at 10 to 30 %
 // less processor time each; by 2 and 3 goroutines neither gains.
-type gatherer struct {
+type coalescer struct {
 	reading atomic.Int32 // reads under way, of either kind
 
 	mu      sync.Mutex
 	leaders int
-	waiting []*gathered // in order of arrival, one for each goroutine
+	waiting []*coalescedRead // in order of arrival, one for each goroutine
 }
 
 // gatherLeaders is how many batches are on their way at a time. One leaves the device idle between two, more share the knocking less.
-const gatherLeaders = 4
+const coalesceLeaders = 4
 
 // gathered is a read that waits.
-type gathered struct {
+type coalescedRead struct {
 	req    Request
 	read   bool          // when signalled: it was read; else it is to lead
 	signal chan struct{} // capacity 1
 
 	// Of the batch that it leads.
-	group [ringWindow]*gathered
+	group [ringWindow]*coalescedRead
 	reqs  [ringWindow]Request
 }
 
-var gatheredReads = sync.Pool{New: func() any { return &gathered{signal: make(chan struct{}, 1)} }}
+var coalescedReads = sync.Pool{New: func() any { return &coalescedRead{signal: make(chan struct{}, 1)} }}
 
 // readAt reads all of p, together with others.
-func (g *gatherer) readAt(f *osFile, p []byte, off int64) error {
-	r := gatheredReads.Get().(*gathered)
-	defer gatheredReads.Put(r)
+func (g *coalescer) readAt(f *osFile, p []byte, off int64) error {
+	r := coalescedReads.Get().(*coalescedRead)
+	defer coalescedReads.Put(r)
 	r.req, r.read = Request{Buf: p, Offset: off}, false
 	if g.mayLead(r) {
 		g.lead(f, r)
@@ -56,10 +56,10 @@ func (g *gatherer) readAt(f *osFile, p []byte, off int64) error {
 }
 
 // mayLead reports whether r is to lead now. Else it waits.
-func (g *gatherer) mayLead(r *gathered) bool {
+func (g *coalescer) mayLead(r *coalescedRead) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.leaders < gatherLeaders {
+	if g.leaders < coalesceLeaders {
 		g.leaders++
 		return true
 	}
@@ -68,7 +68,7 @@ func (g *gatherer) mayLead(r *gathered) bool {
 }
 
 // lead reads r and what waits, and hands over.
-func (g *gatherer) lead(f *osFile, r *gathered) {
+func (g *coalescer) lead(f *osFile, r *coalescedRead) {
 	group, reqs := &r.group, &r.reqs
 	group[0] = r
 	g.mu.Lock()
@@ -78,7 +78,7 @@ func (g *gatherer) lead(f *osFile, r *gathered) {
 	for i := range n {
 		reqs[i] = group[i].req
 	}
-	f.fs.batches.runGathered(f, reqs[:n])
+	f.fs.batches.runCoalesced(f, reqs[:n])
 	r.req.Err = reqs[0].Err
 	for i := 1; i < n; i++ {
 		group[i].req.Err, group[i].read = reqs[i].Err, true
@@ -98,14 +98,14 @@ func (g *gatherer) lead(f *osFile, r *gathered) {
 }
 
 // drop takes the first n out of those that wait.
-func (g *gatherer) drop(n int) {
+func (g *coalescer) drop(n int) {
 	rest := copy(g.waiting, g.waiting[n:])
 	clear(g.waiting[rest:])
 	g.waiting = g.waiting[:rest]
 }
 
 // runGathered does reads that were joined, a single one over the ring too.
-func (b *batcher) runGathered(f *osFile, reqs []Request) {
+func (b *batcher) runCoalesced(f *osFile, reqs []Request) {
 	if len(reqs) > 1 {
 		b.run(f, OpRead, reqs)
 		return

@@ -25,19 +25,19 @@ const recyclableMax = 2
 // Of a recycled file only the header is wiped; its old records do not match its new identity.
 //
 // No file here holds a record that is needed. Nothing that goes wrong with one is final, and none is forgotten.
-type spares struct {
-	fs     vfs.FS
-	dir    string
-	images *images
+type preallocator struct {
+	fs      vfs.FS
+	dir     string
+	buffers *bufferPool
 
 	number uint64 // last segment number used; owned by the goroutine that prepares
 
-	mu     sync.Mutex // never held during an operation of the file system
-	ready  []*blank   // prepared, by number; the first may be oversized, made for a writer that waited
-	held   *blank     // set aside for a rotation: the preparing goroutine leaves it alone
-	want   int        // how many are to be ready; at most images.max - 2, so that one can be filled and one flushed
-	old    []string   // recyclable files of standard size
-	doomed []string   // files to be removed
+	mu         sync.Mutex      // never held during an operation of the file system
+	ready      []*preallocated // prepared, by number; the first may be oversized, made for a writer that waited
+	assigned   *preallocated   // set aside for a rotation: the preparing goroutine leaves it alone
+	target     int             // how many are to be ready; at most images.max - 2, so that one can be filled and one flushed
+	recyclable []string        // recyclable files of standard size
+	toRemove   []string        // files to be removed
 
 	reserve reserve
 
@@ -45,45 +45,45 @@ type spares struct {
 }
 
 // blank is a prepared segment: a durable name, allocated blocks, a zero image.
-type blank struct {
+type preallocated struct {
 	file   vfs.File
 	path   string
 	number uint64
-	image  []byte
+	buffer []byte
 	pooled bool
 }
 
 // holdLocked sets the next segment aside for a rotation that is about to come, if it has at least size bytes.
-func (p *spares) holdLocked(size int) bool {
-	if p.held != nil {
-		p.ready = slices.Insert(p.ready, 0, p.held)
-		p.held = nil
+func (p *preallocator) assignFirstLocked(size int) bool {
+	if p.assigned != nil {
+		p.ready = slices.Insert(p.ready, 0, p.assigned)
+		p.assigned = nil
 	}
-	if len(p.ready) == 0 || len(p.ready[0].image) < size {
+	if len(p.ready) == 0 || len(p.ready[0].buffer) < size {
 		return false
 	}
-	p.held = p.ready[0]
+	p.assigned = p.ready[0]
 	p.ready = slices.Delete(p.ready, 0, 1)
 	return true
 }
 
 // takeHeld returns what was set aside, or nil.
-func (p *spares) takeHeld() (b *blank) {
+func (p *preallocator) takeAssigned() (b *preallocated) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	b, p.held = p.held, nil
+	b, p.assigned = p.assigned, nil
 	return b
 }
 
 // wantMoreLocked raises the number of spares, because a writer has found none, and reports whether that is the first time.
-func (p *spares) wantMoreLocked() (first bool) {
-	first = p.want == 0
-	p.want = min(max(1, 2*p.want), p.images.max-2)
+func (p *preallocator) requestMoreLocked() (first bool) {
+	first = p.target == 0
+	p.target = min(max(1, 2*p.target), p.buffers.max-2)
 	return first
 }
 
 // prepare makes one spare, unless all images are in use, and reports whether it did.
-func (p *spares) prepare(allocate func(f vfs.File, size int64) error) (made bool, err error) {
+func (p *preallocator) prepare(allocate func(f vfs.File, size int64) error) (made bool, err error) {
 	b, err := p.make(allocate)
 	if b == nil {
 		return false, err
@@ -92,48 +92,48 @@ func (p *spares) prepare(allocate func(f vfs.File, size int64) error) (made bool
 	return true, nil
 }
 
-func (p *spares) add(b *blank) {
+func (p *preallocator) add(b *preallocated) {
 	p.mu.Lock()
 	p.ready = append(p.ready, b)
 	p.mu.Unlock()
 }
 
 // make makes a blank of standard size, or returns nil if all images are in use.
-func (p *spares) make(allocate func(f vfs.File, size int64) error) (*blank, error) {
-	image, err := p.images.take()
-	if image == nil || err != nil {
+func (p *preallocator) make(allocate func(f vfs.File, size int64) error) (*preallocated, error) {
+	buffer, err := p.buffers.take()
+	if buffer == nil || err != nil {
 		return nil, err
 	}
-	b, err := p.file(p.images.size, allocate)
+	b, err := p.file(p.buffers.size, allocate)
 	if err != nil {
-		p.images.give(image, 0)
+		p.buffers.put(buffer, 0)
 		return nil, err
 	}
-	b.image, b.pooled = image, true
+	b.buffer, b.pooled = buffer, true
 	return b, nil
 }
 
 // oversized makes a segment of its own size for one large record. The spares, whose numbers are lower, must not be used after
 // it as they are: their files are recycled under higher numbers.
-func (p *spares) oversized(size int) error {
+func (p *preallocator) oversized(size int) error {
 	if err := p.discard(); err != nil {
 		return err
 	}
-	image, err := p.images.mapZero(size)
+	buffer, err := p.buffers.mapZero(size)
 	if err != nil {
 		return err
 	}
 	b, err := p.create(size, vfs.Preallocate)
 	if err != nil {
-		return errors.Join(err, p.images.unmap(image))
+		return errors.Join(err, p.buffers.unmap(buffer))
 	}
-	b.image = image
+	b.buffer = buffer
 	p.add(b)
 	return nil
 }
 
 // discard gives up what is prepared: its numbers are too low after an oversized segment.
-func (p *spares) discard() error {
+func (p *preallocator) discard() error {
 	p.mu.Lock()
 	ready := p.ready
 	p.ready = nil
@@ -141,19 +141,19 @@ func (p *spares) discard() error {
 	var errs []error
 	for _, b := range ready {
 		errs = append(errs, b.file.Close())
-		p.recycle(b.path, int64(len(b.image)))
+		p.recycle(b.path, int64(len(b.buffer)))
 		if b.pooled {
-			p.images.give(b.image, 0)
+			p.buffers.put(b.buffer, 0)
 		} else {
-			errs = append(errs, p.images.unmap(b.image))
+			errs = append(errs, p.buffers.unmap(b.buffer))
 		}
 	}
 	return errors.Join(errs...)
 }
 
 // file makes a file of standard size, from an old one if there is one that is fit.
-func (p *spares) file(size int, allocate func(f vfs.File, size int64) error) (*blank, error) {
-	if from := p.popOld(); from != "" {
+func (p *preallocator) file(size int, allocate func(f vfs.File, size int64) error) (*preallocated, error) {
+	if from := p.takeRecyclable(); from != "" {
 		b, err := p.reuse(from, size)
 		if b != nil || err != nil {
 			return b, err
@@ -165,19 +165,19 @@ func (p *spares) file(size int, allocate func(f vfs.File, size int64) error) (*b
 // reuse makes a new file from an old one. It returns nil for one that is shorter than it should be, which a crash may have left: its blocks are
 // not all there. The old header is wiped before the file gets its new name: were it damaged, a replay could not tell that the file holds
 // nothing. After an error the file is kept for another attempt, under the name that it has then.
-func (p *spares) reuse(from string, size int) (*blank, error) {
+func (p *preallocator) reuse(from string, size int) (*preallocated, error) {
 	f, err := p.fs.Open(from, vfs.ReadWrite)
 	if err != nil {
 		if vfs.Exhausted(err) {
-			p.keepOld(from)
+			p.addRecyclable(from)
 		} else {
-			p.doom(from)
+			p.scheduleRemoval(from)
 		}
 		return nil, fmt.Errorf("wal: recycle a segment: %w", err)
 	}
 	actual, err := f.Size()
 	if err == nil && actual != int64(size) {
-		p.doom(from)
+		p.scheduleRemoval(from)
 		return nil, f.Close()
 	}
 	if err == nil {
@@ -186,14 +186,14 @@ func (p *spares) reuse(from string, size int) (*blank, error) {
 	if err == nil {
 		err = f.SyncData()
 	}
-	b, name, keep := p.next(), from, p.keepOld
+	b, name, keep := p.next(), from, p.addRecyclable
 	if err == nil {
 		if err = p.fs.Rename(from, b.path); err == nil {
 			name = b.path
 			err = p.fs.SyncDir(p.dir)
 		}
 	} else if !errors.Is(err, vfs.ErrNoSpace) {
-		keep = p.doom // a new file may be in a better place
+		keep = p.scheduleRemoval // a new file may be in a better place
 	}
 	if err != nil {
 		keep(name)
@@ -204,25 +204,25 @@ func (p *spares) reuse(from string, size int) (*blank, error) {
 }
 
 // popOld takes a recyclable file, or returns "".
-func (p *spares) popOld() (name string) {
+func (p *preallocator) takeRecyclable() (name string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if n := len(p.old); n > 0 {
-		name = p.old[n-1]
-		p.old = p.old[:n-1]
+	if n := len(p.recyclable); n > 0 {
+		name = p.recyclable[n-1]
+		p.recyclable = p.recyclable[:n-1]
 	}
 	return name
 }
 
 // keepOld takes a recyclable file back.
-func (p *spares) keepOld(name string) {
+func (p *preallocator) addRecyclable(name string) {
 	p.mu.Lock()
-	p.old = append(p.old, name)
+	p.recyclable = append(p.recyclable, name)
 	p.mu.Unlock()
 }
 
 // create makes a new file. What an error leaves behind is removed.
-func (p *spares) create(size int, allocate func(f vfs.File, size int64) error) (*blank, error) {
+func (p *preallocator) create(size int, allocate func(f vfs.File, size int64) error) (*preallocated, error) {
 	b := p.next()
 	f, err := p.fs.Open(b.path, vfs.Create)
 	if err != nil {
@@ -236,57 +236,57 @@ func (p *spares) create(size int, allocate func(f vfs.File, size int64) error) (
 		err = p.fs.SyncDir(p.dir)
 	}
 	if err != nil {
-		p.doom(b.path)
-		return nil, errors.Join(fmt.Errorf("wal: create a segment: %w", err), f.Close(), p.removeDoomed())
+		p.scheduleRemoval(b.path)
+		return nil, errors.Join(fmt.Errorf("wal: create a segment: %w", err), f.Close(), p.removeScheduled())
 	}
 	b.file = f
 	return b, nil
 }
 
 // doom remembers a file that is to be removed.
-func (p *spares) doom(name string) {
+func (p *preallocator) scheduleRemoval(name string) {
 	p.mu.Lock()
-	p.doomed = append(p.doomed, name)
+	p.toRemove = append(p.toRemove, name)
 	p.mu.Unlock()
 }
 
 // removeDoomed removes the files that nothing needs. One that cannot be removed is remembered for the next time.
-func (p *spares) removeDoomed() error {
+func (p *preallocator) removeScheduled() error {
 	p.mu.Lock()
-	doomed := p.doomed
-	p.doomed = nil
+	names := p.toRemove
+	p.toRemove = nil
 	p.mu.Unlock()
 	var errs []error
-	for _, name := range doomed {
+	for _, name := range names {
 		if err := p.fs.Remove(name); err != nil && !errors.Is(err, iofs.ErrNotExist) {
-			p.doom(name)
+			p.scheduleRemoval(name)
 			errs = append(errs, fmt.Errorf("wal: remove an old segment: %w", err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func (p *spares) next() *blank {
+func (p *preallocator) next() *preallocated {
 	p.number++
-	return &blank{number: p.number, path: path.Join(p.dir, FileName(p.number))}
+	return &preallocated{number: p.number, path: path.Join(p.dir, FileName(p.number))}
 }
 
 // recycle keeps an old file for use as a new one, or has it removed by the next removeDoomed, and reports whether it was kept. The names
 // need no directory sync: an old segment that comes back after a crash is older than what replay starts from.
-func (p *spares) recycle(name string, size int64) (kept bool) {
+func (p *preallocator) recycle(name string, size int64) (kept bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if size == int64(p.images.size) && len(p.old) < recyclableMax {
-		p.old = append(p.old, name)
+	if size == int64(p.buffers.size) && len(p.recyclable) < recyclableMax {
+		p.recyclable = append(p.recyclable, name)
 		return true
 	}
-	p.doomed = append(p.doomed, name)
+	p.toRemove = append(p.toRemove, name)
 	return false
 }
 
-func (p *spares) close() error {
+func (p *preallocator) close() error {
 	p.mu.Lock()
-	p.holdLocked(math.MaxInt) // nothing is
+	p.assignFirstLocked(math.MaxInt) // nothing is
 	p.mu.Unlock()
-	return errors.Join(p.discard(), p.removeDoomed())
+	return errors.Join(p.discard(), p.removeScheduled())
 }

@@ -11,11 +11,11 @@ import (
 
 // Recover is Replay for whoever goes on with the log: what it passes to fn is on the device, and not only in the kernel's page cache.
 func Recover(fs vfs.FS, dataDir string, after keys.Epoch, segment uint64, fn func(e keys.Epoch, body []byte) error) (Recovery, error) {
-	if err := secure(fs, dataDir); err != nil {
+	if err := resync(fs, dataDir); err != nil {
 		return Recovery{}, err
 	}
 	rec, err := Replay(fs, dataDir, after, segment, fn)
-	rec.secured = true
+	rec.resynced = true
 	return rec, err
 }
 
@@ -29,7 +29,7 @@ func Recover(fs vfs.FS, dataDir string, after keys.Epoch, segment uint64, fn fun
 // is true wherever the record is read from. A segment's header was written when everything in earlier segments was durable. So what is left are
 // the records of the newest segment past the largest durable epoch that it states, and its header if it states
 // none of its own epochs. Nothing is cut: bytes are replaced by the same bytes.
-func secure(fs vfs.FS, dataDir string) error {
+func resync(fs vfs.FS, dataDir string) error {
 	_, files, err := list(fs, Dir(dataDir))
 	if err != nil || len(files) == 0 {
 		return err
@@ -41,7 +41,7 @@ func secure(fs vfs.FS, dataDir string) error {
 	if !newest.readable() {
 		return nil // replay refuses it
 	}
-	from, to, err := unproven(fs, newest)
+	from, to, err := unconfirmed(fs, newest)
 	if err != nil {
 		return err
 	}
@@ -52,7 +52,7 @@ func secure(fs vfs.FS, dataDir string) error {
 }
 
 // unproven is the part of a segment that nothing in it proves to be durable, up to the first record that is not whole.
-func unproven(fs vfs.FS, s SegmentInfo) (from, to int64, err error) {
+func unconfirmed(fs vfs.FS, s SegmentInfo) (from, to int64, err error) {
 	proven := keys.Epoch(0)
 	err = ReadSegment(fs, s, func(r Record) error {
 		proven = max(proven, r.Durable)

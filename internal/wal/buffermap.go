@@ -9,7 +9,7 @@ import (
 )
 
 // mapImage maps zero bytes and touches their pages.
-func mapImage(size int) ([]byte, error) {
+func mapBuffer(size int) ([]byte, error) {
 	buf, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
 	if err != nil {
 		return nil, err

@@ -92,23 +92,23 @@ func TestManyWritersShareASync(t *testing.T) {
 func TestWritersThatStopAreWaitedForOnlyBriefly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := mustStart(t, testOptions(slowFS{vfs.NewMem()}, 1<<20))
-		g := gather{goal: gatherRecordsMax}
-		if !a.log.tryRole() {
+		g := groupDelay{target: delayTargetMax}
+		if !a.log.tryFlusher() {
 			t.Fatal("the flush role of an idle log is taken")
 		}
 		last := a.mustAppend(t, []byte("body"))
 		a.log.waits.mu.Lock()
-		a.log.waits.gathered = last + gatherRecordsMax
+		a.log.waits.groupTarget = last + delayTargetMax
 		a.log.waits.mu.Unlock()
 		start := time.Now()
-		g.await(a.log, 2*syncTime)
+		g.wait(a.log, 2*syncTime)
 		if waited := time.Since(start); waited != 2*syncTime {
 			t.Errorf("waited %v for writers that have stopped; want %v", waited, 2*syncTime)
 		}
-		if g.goal > 1 || a.log.waits.gathered != 0 {
-			t.Errorf("the aim is still %d and the mark %d", g.goal, a.log.waits.gathered)
+		if g.target > 1 || a.log.waits.groupTarget != 0 {
+			t.Errorf("the aim is still %d and the mark %d", g.target, a.log.waits.groupTarget)
 		}
-		a.log.resign()
+		a.log.releaseFlusher()
 		if err := a.log.Close(); err != nil {
 			t.Error(err)
 		}
@@ -118,11 +118,11 @@ func TestWritersThatStopAreWaitedForOnlyBriefly(t *testing.T) {
 func TestCloseDoesNotWaitForCompany(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := mustStart(t, testOptions(vfs.NewMem(), 1<<20))
-		var g gather
-		a.log.waits.gathered = 1 << 40
+		var g groupDelay
+		a.log.waits.groupTarget = 1 << 40
 		returned := make(chan struct{})
 		go func() {
-			g.await(a.log, time.Hour)
+			g.wait(a.log, time.Hour)
 			close(returned)
 		}()
 		start := time.Now()

@@ -38,7 +38,7 @@ func TestReadsThatComeTogetherAreAllRight(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	g := &f.(*osFile).gather
+	g := &f.(*osFile).coalescer
 	if g.reading.Load() != 0 || g.leaders != 0 || len(g.waiting) != 0 {
 		t.Errorf("%d read, %d lead, %d wait", g.reading.Load(), g.leaders, len(g.waiting))
 	}

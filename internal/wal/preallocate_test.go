@@ -13,26 +13,26 @@ func TestSparesComeAsTheyAreNeeded(t *testing.T) {
 	options := testOptions(vfs.NewMem(), segment)
 	options.Buffers = 8
 	l := mustStart(t, options).log
-	waitForSpare(t, l)
+	waitForPreallocated(t, l)
 	time.Sleep(20 * time.Millisecond) // for whatever a background goroutine might do
-	if n := l.images.mappedBytes(); n != 2*segment {
+	if n := l.buffers.mappedBytes(); n != 2*segment {
 		t.Fatalf("%d bytes of images before the first append, of segments of %d", n, segment)
 	}
 	ready := func() int {
-		l.spares.mu.Lock()
-		defer l.spares.mu.Unlock()
-		return len(l.spares.ready)
+		l.preallocator.mu.Lock()
+		defer l.preallocator.mu.Unlock()
+		return len(l.preallocator.ready)
 	}
 	for _, want := range []int{1, 2, 4, 6} {
 		for deadline := time.Now().Add(5 * time.Second); ready() < want && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-			l.wantSpare()
+			l.requestSegment()
 		}
-		l.wantSpare()
+		l.requestSegment()
 		time.Sleep(5 * time.Millisecond)
 		if got := ready(); got != want {
 			t.Fatalf("%d spares are ready, want %d", got, want)
 		}
-		var taken []*blank
+		var taken []*preallocated
 		for range want + 1 { // one more than there are
 			attempt := l.Prepare(0)
 			if (attempt == nil) != (len(taken) < want) {
@@ -41,12 +41,12 @@ func TestSparesComeAsTheyAreNeeded(t *testing.T) {
 			if attempt != nil {
 				<-attempt.Done()
 			}
-			if b := l.spares.takeHeld(); b != nil {
+			if b := l.preallocator.takeAssigned(); b != nil {
 				taken = append(taken, b)
 			}
 		}
 		for _, b := range taken {
-			l.images.give(b.image, 0)
+			l.buffers.put(b.buffer, 0)
 			if err := b.file.Close(); err != nil {
 				t.Fatal(err)
 			}
@@ -88,25 +88,25 @@ func TestSpareIsTakenWhileAnotherIsMade(t *testing.T) {
 	options := testOptions(gatedFS{vfs.NewMem(), gate}, 64<<10)
 	options.Buffers = 8
 	l := mustStart(t, options).log
-	waitForSpare(t, l)
+	waitForPreallocated(t, l)
 	for len(gate) > 0 {
 		<-gate
 	}
 	defer close(gate)
-	l.spares.mu.Lock()
-	l.spares.want = 2
-	l.spares.mu.Unlock()
-	l.wantSpare() // its maker now waits for the device
+	l.preallocator.mu.Lock()
+	l.preallocator.target = 2
+	l.preallocator.mu.Unlock()
+	l.requestSegment() // its maker now waits for the device
 	taken := make(chan bool, 1)
 	go func() {
-		for l.images.mappedBytes() < 3*segment { // until the maker has begun
+		for l.buffers.mappedBytes() < 3*segment { // until the maker has begun
 			time.Sleep(time.Millisecond)
 		}
 		var err error
 		ready := l.Prepare(0) == nil
 		if ready {
-			b := l.spares.takeHeld()
-			l.images.give(b.image, 0)
+			b := l.preallocator.takeAssigned()
+			l.buffers.put(b.buffer, 0)
 			err = b.file.Close()
 		}
 		taken <- ready && err == nil

@@ -83,22 +83,22 @@ func ignored(keys.Epoch, []byte) error { return nil }
 // mustSealAndTruncate begins a new segment and gives up those before it, so that its header is durable, and no record.
 func (a *appender) mustSealAndTruncate(t *testing.T) {
 	t.Helper()
-	claim, outcome := a.cur.Load().Seal()
+	reservation, outcome := a.cur.Load().Seal()
 	if outcome != Crossed {
 		t.Fatal(outcome)
 	}
-	s, err := a.log.NewSegment(t.Context(), claim.Epoch, 0)
+	s, err := a.log.NewSegment(t.Context(), reservation.Epoch, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	a.cur.Store(s)
-	if err := a.log.Flush(claim.Epoch - 1); err != nil {
+	if err := a.log.Flush(reservation.Epoch - 1); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := a.log.flushOnce(); err != nil { // leaves the sealed segment
 		t.Fatal(err)
 	}
-	if err := a.log.TruncateBefore(claim.Epoch); err != nil {
+	if err := a.log.TruncateBefore(reservation.Epoch); err != nil {
 		t.Fatal(err)
 	}
 }

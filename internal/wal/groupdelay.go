@@ -16,53 +16,53 @@ import (
 // them, never wait.
 const (
 	// gatherFrom is how many must come during one sync before the next one waits for more.
-	gatherFrom = 6
+	delayRecordsMin = 6
 	// gatherMax bounds the wait, together with twice the time of a sync: on a slow disk the device's own pace forms the groups.
-	gatherMax = time.Millisecond
+	delayMax = time.Millisecond
 	// gatherRecordsMax bounds the group that is aimed at: with so many the cost of a sync no longer shows in a commit.
 	// Streams that keep hundreds of requests in flight form such groups by themselves, and would only be held up.
-	gatherRecordsMax = 64
+	delayTargetMax = 64
 )
 
 // gather aims at a group's size, in records. It belongs to the background goroutine while that has the flush role.
-type gather struct {
-	goal  int
-	timer *time.Timer
+type groupDelay struct {
+	target int
+	timer  *time.Timer
 }
 
 // aim tells how many records the next sync should have, after one that settled some while others came. Zero means that it should
 // not wait.
-func (g *gather) aim(settled, came int) int {
-	if came < gatherFrom {
-		g.goal = g.goal * 3 / 4
+func (g *groupDelay) targetFor(settled, came int) int {
+	if came < delayRecordsMin {
+		g.target = g.target * 3 / 4
 	} else {
-		g.goal = min(max(g.goal, settled)+came/2, gatherRecordsMax)
+		g.target = min(max(g.target, settled)+came/2, delayTargetMax)
 	}
-	if g.goal <= came {
+	if g.target <= came {
 		return 0
 	}
-	return g.goal
+	return g.target
 }
 
 // settle wakes whoever has what it waited for, and then lets the next group grow if that pays. The last flush moved durable
 // from the given epoch on, and took took.
-func (g *gather) settle(l *Log, from keys.Epoch, took time.Duration) {
+func (g *groupDelay) delayNext(l *Log, from keys.Epoch, took time.Duration) {
 	w := &l.waits
 	w.mu.Lock()
-	w.settleLocked(l)
+	w.wakeDurableLocked(l)
 	durable := l.Durable()
-	aim := g.aim(int(durable-from), w.beyond(durable))
-	if aim > 0 {
-		w.gathered = durable + keys.Epoch(aim)
+	target := g.targetFor(int(durable-from), w.recordsAfter(durable))
+	if target > 0 {
+		w.groupTarget = durable + keys.Epoch(target)
 	}
 	w.mu.Unlock()
-	if aim > 0 {
-		g.await(l, min(2*took, gatherMax))
+	if target > 0 {
+		g.wait(l, min(2*took, delayMax))
 	}
 }
 
 // await sleeps until the group is as large as it was aimed at, or for limit.
-func (g *gather) await(l *Log, limit time.Duration) {
+func (g *groupDelay) wait(l *Log, limit time.Duration) {
 	if g.timer == nil {
 		g.timer = time.NewTimer(limit)
 	} else {
@@ -70,16 +70,16 @@ func (g *gather) await(l *Log, limit time.Duration) {
 	}
 	w := &l.waits
 	select {
-	case <-w.company:
+	case <-w.groupReached:
 		return
 	case <-g.timer.C:
 	case <-l.stop:
 	}
 	w.mu.Lock()
-	if w.gathered == 0 {
-		<-w.company // it was reached at the same moment
+	if w.groupTarget == 0 {
+		<-w.groupReached // it was reached at the same moment
 	}
-	w.gathered = 0
-	g.goal = w.beyond(l.Durable())
+	w.groupTarget = 0
+	g.target = w.recordsAfter(l.Durable())
 	w.mu.Unlock()
 }
