@@ -23,8 +23,6 @@ type Options struct {
 	Buffers int
 	// Reserve is how many files of a segment's size are kept back for a full device; see Log.Reserve.
 	Reserve int
-	// Serial puts each append, from Reserve to Publish, under one mutex: the baseline that the benchmark compares with.
-	Serial bool
 	// Identity yields a segment's random identity. Nil means crypto/rand; tests pass a seeded source.
 	Identity func() uint64
 }
@@ -38,7 +36,6 @@ type Log struct {
 	dir          string
 	buffers      *bufferPool
 	preallocator *preallocator
-	serial       *sync.Mutex
 	durable      *paddedEpoch
 	counts       counters
 
@@ -94,9 +91,6 @@ func Open(opts Options, rec Recovery) (*Log, error) {
 		refill:  make(chan struct{}, 1),
 	}
 	l.preallocator = &preallocator{fs: opts.FS, dir: dir, buffers: l.buffers, number: rec.lastNumber}
-	if opts.Serial {
-		l.serial = new(sync.Mutex)
-	}
 	l.durable.epoch.Store(uint64(l.next - 1))
 	l.waits.wake, l.waits.groupReached = make(chan struct{}, 1), make(chan struct{}, 1)
 	if err := l.preallocator.adoptReserve(opts.Reserve); err != nil {
@@ -275,7 +269,6 @@ func (l *Log) newSegment(b *preallocated, first keys.Epoch) *Segment {
 		seed:    seedOf(identity),
 		buffer:  b.buffer,
 		durable: l.durable,
-		serial:  l.serial,
 		path:    b.path,
 		number:  b.number,
 		file:    b.file,

@@ -77,48 +77,45 @@ func TestEpochsContinueOverRotationAndRestart(t *testing.T) {
 }
 
 func TestSixteenWritersOnTinySegmentsLoseNothing(t *testing.T) {
-	for _, serial := range []bool{false, true} {
-		for _, size := range []int{SegmentBytesMin, 64 << 10} {
-			t.Run(fmt.Sprintf("serial=%v/segment=%d", serial, size), func(t *testing.T) {
-				fs := vfs.NewMem()
-				opts := testOptions(fs, size)
-				opts.Serial = serial
-				a := mustStart(t, opts)
-				const writers, each = 16, 300
-				var wg sync.WaitGroup
-				var mu sync.Mutex
-				byEpoch := map[keys.Epoch]uint64{}
-				for w := range writers {
-					wg.Go(func() {
-						for i := range each {
-							tag := uint64(w*each + i)
-							e, err := a.append(bodyOf(tag, int(tag*31%700)))
-							if err == nil && i%3 == 0 {
-								err = a.log.WaitDurable(context.Background(), e)
-							}
-							if err != nil {
-								t.Error(err)
-								return
-							}
-							mu.Lock()
-							byEpoch[e] = tag
-							mu.Unlock()
+	for _, size := range []int{SegmentBytesMin, 64 << 10} {
+		t.Run(fmt.Sprintf("segment=%d", size), func(t *testing.T) {
+			fs := vfs.NewMem()
+			opts := testOptions(fs, size)
+			a := mustStart(t, opts)
+			const writers, each = 16, 300
+			var wg sync.WaitGroup
+			var mu sync.Mutex
+			byEpoch := map[keys.Epoch]uint64{}
+			for w := range writers {
+				wg.Go(func() {
+					for i := range each {
+						tag := uint64(w*each + i)
+						e, err := a.append(bodyOf(tag, int(tag*31%700)))
+						if err == nil && i%3 == 0 {
+							err = a.log.WaitDurable(context.Background(), e)
 						}
-					})
-				}
-				wg.Wait()
-				mustClose(t, a.log)
-				_, got := mustReplay(t, fs, 0)
-				if len(got.bodies) != writers*each {
-					t.Fatalf("%d records", len(got.bodies))
-				}
-				for i, body := range got.bodies {
-					if tag, ok := isBody(body); !ok || tag != byEpoch[keys.Epoch(i+1)] {
-						t.Fatalf("epoch %d has the body of %d", i+1, tag)
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						mu.Lock()
+						byEpoch[e] = tag
+						mu.Unlock()
 					}
+				})
+			}
+			wg.Wait()
+			mustClose(t, a.log)
+			_, got := mustReplay(t, fs, 0)
+			if len(got.bodies) != writers*each {
+				t.Fatalf("%d records", len(got.bodies))
+			}
+			for i, body := range got.bodies {
+				if tag, ok := isBody(body); !ok || tag != byEpoch[keys.Epoch(i+1)] {
+					t.Fatalf("epoch %d has the body of %d", i+1, tag)
 				}
-			})
-		}
+			}
+		})
 	}
 }
 

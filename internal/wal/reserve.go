@@ -164,7 +164,7 @@ func (l *Log) FillReserve() error {
 // Unopened returns a segment that takes no record: for a store whose log cannot be given a file yet. Its successor begins at the same
 // epoch.
 func (l *Log) Unopened(first keys.Epoch) *Segment {
-	s := &Segment{first: first, begin: headerPage, durable: l.durable, serial: l.serial}
+	s := &Segment{first: first, begin: headerPage, durable: l.durable}
 	s.refused.Store(true)
 	s.tail.Store(math.MaxUint32)
 	s.sealed.Store(1)

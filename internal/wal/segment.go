@@ -2,7 +2,6 @@ package wal
 
 import (
 	"runtime"
-	"sync"
 	"sync/atomic"
 
 	"github.com/epochkv/epochkv/internal/keys"
@@ -53,7 +52,6 @@ type Segment struct {
 	seed    uint32
 	buffer  []byte
 	durable *paddedEpoch
-	serial  *sync.Mutex // not nil: held from Reserve to Publish, as the baseline of the benchmark
 	path    string
 	number  uint64
 	file    vfs.File
@@ -95,11 +93,8 @@ func (s *Segment) Seal() (Reservation, Outcome) {
 }
 
 func (s *Segment) reserveUnits(length uint32, units uint64) (Reservation, Outcome) {
-	if s.serial != nil {
-		s.serial.Lock()
-	}
 	if s.refused.Load() {
-		return s.refuse()
+		return Reservation{}, Full
 	}
 	tail := s.tail.Add(oneRecord|units) - (oneRecord | units)
 	start := tail & offsetMask
@@ -118,20 +113,10 @@ func (s *Segment) reserveUnits(length uint32, units uint64) (Reservation, Outcom
 func (s *Segment) pastLimit(tail uint64) (Reservation, Outcome) {
 	s.refused.Store(true)
 	if tail&offsetMask > s.limit {
-		return s.refuse()
+		return Reservation{}, Full
 	}
 	s.sealed.Store(tail + 1)
-	if s.serial != nil {
-		s.serial.Unlock()
-	}
 	return Reservation{Epoch: s.first + keys.Epoch(tail>>offsetBits)}, Crossed
-}
-
-func (s *Segment) refuse() (Reservation, Outcome) {
-	if s.serial != nil {
-		s.serial.Unlock()
-	}
-	return Reservation{}, Full
 }
 
 // sealedAt is the offset and the epoch at which the segment was sealed.
@@ -188,7 +173,4 @@ func (s *Segment) PublishNoOp(c Reservation) {
 func (s *Segment) publish(c Reservation, flags uint8) {
 	rec := s.buffer[c.offset : c.offset+recordSpace(c.length)]
 	sealRecord(rec, s.seed, c.length, c.Epoch, flags, keys.Epoch(s.durable.epoch.Load()))
-	if s.serial != nil {
-		s.serial.Unlock()
-	}
 }

@@ -25,9 +25,9 @@ func benchDir(b *testing.B) string {
 	return dir
 }
 
-func benchAppender(b *testing.B, fs vfs.FS, dir string, segmentBytes int, serial bool) *appender {
+func benchAppender(b *testing.B, fs vfs.FS, dir string, segmentBytes int) *appender {
 	b.Helper()
-	opts := Options{FS: fs, Dir: dir, SegmentBytes: segmentBytes, Serial: serial}
+	opts := Options{FS: fs, Dir: dir, SegmentBytes: segmentBytes}
 	a, err := startLog(opts, Recovery{})
 	if err != nil {
 		b.Fatal(err)
@@ -73,13 +73,22 @@ func split(b *testing.B, n int, work func(ops int)) {
 func BenchmarkAppend(b *testing.B) {
 	for _, segment := range []int{4 << 20, 64 << 20} {
 		for _, writers := range []int{1, 2, 4, 8} {
-			for _, serial := range []bool{false, true} {
-				b.Run(fmt.Sprintf("segment=%dM/writers=%d/serial=%v", segment>>20, writers, serial), func(b *testing.B) {
-					a := benchAppender(b, discard{vfs.NewMem()}, testDir, segment, serial)
+			for _, oneMutex := range []bool{false, true} {
+				b.Run(fmt.Sprintf("segment=%dM/writers=%d/mutex=%v", segment>>20, writers, oneMutex), func(b *testing.B) {
+					a := benchAppender(b, discard{vfs.NewMem()}, testDir, segment)
 					body := bodyOf(1, 128)
+					write := a.append
+					if oneMutex { // the baseline
+						var mu sync.Mutex
+						write = func(body []byte) (keys.Epoch, error) {
+							mu.Lock()
+							defer mu.Unlock()
+							return a.append(body)
+						}
+					}
 					split(b, writers, func(ops int) {
 						for range ops {
-							if _, err := a.append(body); err != nil {
+							if _, err := write(body); err != nil {
 								b.Error(err)
 								return
 							}
@@ -95,7 +104,7 @@ func BenchmarkAppend(b *testing.B) {
 func BenchmarkSync(b *testing.B) {
 	for _, writers := range []int{1, 4, 16, 64} {
 		b.Run(fmt.Sprintf("writers=%d", writers), func(b *testing.B) {
-			a := benchAppender(b, vfs.NewOS(), benchDir(b), 64<<20, false)
+			a := benchAppender(b, vfs.NewOS(), benchDir(b), 64<<20)
 			body := bodyOf(1, 116)
 			start := time.Now()
 			split(b, writers, func(ops int) {
@@ -151,7 +160,7 @@ func (l *bareLoop) run(b *testing.B, n int) {
 // figure is the ratio of their medians.
 func BenchmarkLoneWriter(b *testing.B) {
 	const burst = 50
-	a := benchAppender(b, vfs.NewOS(), benchDir(b), 64<<20, false)
+	a := benchAppender(b, vfs.NewOS(), benchDir(b), 64<<20)
 	bare := newBareLoop(b, 144)
 	body := bodyOf(1, 116)
 	var bareTimes, logTimes []time.Duration
@@ -180,7 +189,7 @@ func BenchmarkLoneWriter(b *testing.B) {
 // BenchmarkPipeline lets each of a few streams keep many records in flight.
 func BenchmarkPipeline(b *testing.B) {
 	const streams, inFlight = 8, 32
-	a := benchAppender(b, vfs.NewOS(), benchDir(b), 64<<20, false)
+	a := benchAppender(b, vfs.NewOS(), benchDir(b), 64<<20)
 	body := bodyOf(1, 116)
 	split(b, streams, func(ops int) {
 		for ops > 0 {
@@ -202,7 +211,7 @@ func BenchmarkPipeline(b *testing.B) {
 func BenchmarkReplay(b *testing.B) {
 	fs, dir := vfs.NewOS(), benchDir(b)
 	const records = 1_000_000
-	a := benchAppender(b, fs, dir, 64<<20, false)
+	a := benchAppender(b, fs, dir, 64<<20)
 	body := bodyOf(1, 116)
 	for range records {
 		if _, err := a.append(body); err != nil {
@@ -228,7 +237,7 @@ func BenchmarkReplay(b *testing.B) {
 
 // BenchmarkWaitSettled is the wait for an epoch that is durable already.
 func BenchmarkWaitSettled(b *testing.B) {
-	a := benchAppender(b, vfs.NewMem(), testDir, 64<<10, false)
+	a := benchAppender(b, vfs.NewMem(), testDir, 64<<10)
 	e, err := a.put(bodyOf(1, 100))
 	if err != nil {
 		b.Fatal(err)
