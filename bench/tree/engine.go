@@ -55,9 +55,9 @@ func (c commits) run(r *harness.Run) (err error) {
 		return err
 	}
 	s := store.Stats().Storage
-	r.Count("file over live", over(s.Pages.FileBytes, s.Tree.EntryBytes+s.Rows.Bytes))
-	if s.Rows.DataPages > 0 {
-		r.Count("row fill factor", s.Rows.FillFactor)
+	r.Count("file over live", over(s.Pages.FileBytes, s.Tree.EntryBytes+s.Blobs.Bytes))
+	if s.Blobs.DataPages > 0 {
+		r.Count("row fill factor", s.Blobs.FillFactor)
 	}
 	right, err := countRight(store.Own, fresh)
 	if err != nil {

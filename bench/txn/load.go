@@ -225,7 +225,7 @@ const lagMax = 64
 // prove shows by counters who collected.
 func (l load) prove(r *harness.Run, before, after storage.PruneStats, lag float64) error {
 	r.Count("pruned", float64(after.Pruned-before.Pruned))
-	r.Count("cut by writers", float64(after.Helped-before.Helped))
+	r.Count("cut by writers", float64(after.Assisted-before.Assisted))
 	queued := float64(after.Queued - before.Queued)
 	if l.horizon == mvcc.HorizonScanned {
 		if err := r.Prove("horizon lag", lag, 0, lagMax); err != nil {

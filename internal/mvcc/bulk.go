@@ -12,13 +12,13 @@ import (
 )
 
 // ErrLoadBusy means that another bulk load is under way.
-var ErrLoadBusy = storage.ErrLoadBusy
+var ErrLoadBusy = storage.ErrBulkLoadBusy
 
 // ErrLoadQuarantine means that there is no load while the tree has refused entries.
-var ErrLoadQuarantine = storage.ErrLoadQuarantine
+var ErrLoadQuarantine = storage.ErrBulkLoadQuarantine
 
 // ErrLoadOvertaken means that more was committed beside a load than there were epochs before its own.
-var ErrLoadOvertaken = storage.ErrLoadOvertaken
+var ErrLoadOvertaken = storage.ErrBulkLoadOvertaken
 
 // errSerialLoad: the benchmark's baseline takes no latches, which a load relies on.
 var errSerialLoad = errors.New("mvcc: no bulk load with SerialAppend")
@@ -27,7 +27,7 @@ var errSerialLoad = errors.New("mvcc: no bulk load with SerialAppend")
 // storage/bulk.go. It is for one goroutine and not bounded by the limits of a batch.
 type Load struct {
 	store *Store
-	load  *storage.Load
+	load  *storage.BulkLoad
 	key   []byte
 }
 
@@ -57,7 +57,7 @@ func (s *Store) BulkLoad() (*Load, error) {
 	if short := s.engine.Shortage(); short != nil {
 		return nil, short
 	}
-	load, err := s.engine.NewLoad()
+	load, err := s.engine.NewBulkLoad()
 	if err != nil {
 		return nil, err
 	}
@@ -97,26 +97,26 @@ func (l *Load) Commit(ctx context.Context) (Loaded, error) {
 	}
 	held, err := l.switchOver(ctx)
 	if !l.load.Published() {
-		s.engine.AbandonLoad(l.load)
+		s.engine.CancelBulkLoad(l.load)
 		return Loaded{}, err
 	}
 	// An error of what comes after is the store's own: the load has happened.
-	_ = s.engine.SettleLoad(ctx, l.load)
+	_ = s.engine.CompleteBulkLoad(ctx, l.load)
 	return Loaded{Epoch: l.load.Epoch(), Keys: n, Held: held}, nil
 }
 
-// build makes the state that is to be switched to. It gives way to commits that find no memory because of it: storage.ErrLoadYielded.
+// build makes the state that is to be switched to. It gives way to commits that find no memory because of it: storage.ErrBulkLoadYielded.
 func (l *Load) build(ctx context.Context) error {
 	e := l.store.engine
-	yielding, release := e.YieldingLoad(ctx)
+	yielding, release := e.YieldingBulkLoad(ctx)
 	defer release()
-	err := e.BuildLoad(yielding, l.load, l.store.now())
+	err := e.BuildBulkLoad(yielding, l.load, l.store.now())
 	if err == nil {
 		if err = l.follow(yielding); err != nil {
-			e.AbandonLoad(l.load)
+			e.CancelBulkLoad(l.load)
 		}
 	}
-	if cause := context.Cause(yielding); err != nil && errors.Is(cause, storage.ErrLoadYielded) {
+	if cause := context.Cause(yielding); err != nil && errors.Is(cause, storage.ErrBulkLoadYielded) {
 		return cause
 	}
 	return err
@@ -135,18 +135,18 @@ func (l *Load) follow(ctx context.Context) error {
 	e := l.store.engine
 	before := math.MaxInt
 	for range followsMax {
-		behind := e.LoadBehind(l.load)
+		behind := e.BulkLoadLag(l.load)
 		if behind <= behindMax || behind > before-before/4 {
 			return nil
 		}
 		before = behind
-		if ok, err := e.RotateForLoad(ctx); err != nil || !ok { // memory is full: commits wait for the switch in any case
+		if ok, err := e.RotateForBulkLoad(ctx); err != nil || !ok { // memory is full: commits wait for the switch in any case
 			return err
 		}
-		if err := l.store.horizon.waitAlone(ctx, e.Sealed()); err != nil {
+		if err := l.store.horizon.waitAlone(ctx, e.SealedEpoch()); err != nil {
 			return err
 		}
-		if err := e.FollowLoad(ctx, l.load, l.store.now()); err != nil {
+		if err := e.CatchUpBulkLoad(ctx, l.load, l.store.now()); err != nil {
 			return err
 		}
 	}
@@ -156,7 +156,7 @@ func (l *Load) follow(ctx context.Context) error {
 // switchOver holds off commits until the load is published and visible, and returns for how long.
 func (l *Load) switchOver(ctx context.Context) (time.Duration, error) {
 	s, start := l.store, time.Now()
-	s.engine.BeginSwitch()
+	s.engine.BeginBulkLoadSwitch()
 	now := &loadSwitch{done: make(chan struct{})}
 	s.loading.Store(now)
 	defer func() {
@@ -167,7 +167,7 @@ func (l *Load) switchOver(ctx context.Context) (time.Duration, error) {
 	if err := s.drain(ctx); err != nil {
 		return 0, err
 	}
-	last := s.engine.SealLoad()
+	last := s.engine.SealBulkLoad()
 	if err := s.horizon.waitAlone(ctx, last); err != nil {
 		return 0, err
 	}
@@ -195,13 +195,13 @@ func (h *heldOff) add(d time.Duration) {
 }
 
 // now is what a merge may assume of readers at present.
-func (s *Store) now() storage.Horizon {
-	return storage.Horizon{Visible: s.Visible(), Live: s.collector.horizon()}
+func (s *Store) now() storage.GCWatermarks {
+	return storage.GCWatermarks{Visible: s.Visible(), Snapshots: s.collector.horizon()}
 }
 
 // finish publishes the load. Its error counts only if it did not.
 func (l *Load) finish(ctx context.Context) error {
-	err := l.store.engine.FinishLoad(ctx, l.load, l.store.now())
+	err := l.store.engine.FinishBulkLoad(ctx, l.load, l.store.now())
 	if l.load.Published() {
 		return nil
 	}

@@ -83,10 +83,10 @@ func (s *Store) Checkpoint(ctx context.Context) error {
 
 // mergeFrozen waits until the frozen generations are complete and merges them.
 func (s *Store) mergeFrozen(ctx context.Context) error {
-	if err := s.horizon.waitAlone(ctx, s.engine.Sealed()); err != nil {
+	if err := s.horizon.waitAlone(ctx, s.engine.SealedEpoch()); err != nil {
 		return err
 	}
-	return s.engine.Checkpoint(ctx, storage.Horizon{Visible: s.Visible(), Live: s.collector.horizon()})
+	return s.engine.Checkpoint(ctx, storage.GCWatermarks{Visible: s.Visible(), Snapshots: s.collector.horizon()})
 }
 
 // horizon returns fresh epochs that versions must be kept for, in a slice of its own.

@@ -45,15 +45,15 @@ func (c Collection) crowdedAt() int {
 func (x *Session) prune() (longest int) {
 	s := x.store
 	if s.collection == CollectBackground {
-		if longest = s.engine.QueueCrowded(&x.writer); longest >= storage.HelpAt {
-			s.engine.PruneCrowded(&x.writer, storage.HelpAt)
+		if longest = s.engine.QueueLongChains(&x.writer); longest >= storage.AssistLength {
+			s.engine.PruneLongChains(&x.writer, storage.AssistLength)
 		}
 		return longest
 	}
 	if s.collection == CollectByWriter {
 		x.rescan()
 	}
-	s.engine.PruneCrowded(&x.writer, 1)
+	s.engine.PruneLongChains(&x.writer, 1)
 	return 0
 }
 

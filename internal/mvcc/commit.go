@@ -177,7 +177,7 @@ func (x *Session) commitLatched(ctx context.Context, w *Write, body []byte, at k
 			return epoch, nil
 		}
 	} else {
-		x.store.engine.Abandon(&x.writer)
+		x.store.engine.NoOp(&x.writer)
 		x.store.voids.Add(1)
 	}
 	x.reached(stepInserted)
@@ -192,7 +192,7 @@ func (x *Session) commitLatched(ctx context.Context, w *Write, body []byte, at k
 		}
 		return 0, refused
 	}
-	if x.writer.Crowded() {
+	if x.writer.MadeLongChain() {
 		x.crowded = true // and inside the slot's protection, for finish
 	} else {
 		x.slot.Leave()
@@ -276,7 +276,7 @@ func (x *Session) reserve(ctx context.Context, w *Write, body []byte) (keys.Epoc
 			x.slot.Enter()
 			return 0, err
 		}
-		claimed, err := x.store.engine.Advance(ctx, &x.writer, body)
+		claimed, err := x.store.engine.AdvanceGeneration(ctx, &x.writer, body)
 		x.slot.Enter() // an epoch that is claimed and not done has protected its memtable so far
 		if err != nil {
 			return 0, err

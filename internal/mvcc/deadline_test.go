@@ -244,7 +244,7 @@ func TestStuckSegmentEndsWithTheContextOfALoad(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	if ok, err := s.engine.RotateForLoad(ctx); ok || !errors.Is(err, context.DeadlineExceeded) {
+	if ok, err := s.engine.RotateForBulkLoad(ctx); ok || !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a load: %v, %v", ok, err)
 	}
 	release()

@@ -90,7 +90,7 @@ func killed(t *testing.T, beside bool) (image, []string) {
 			t.Fatal(err)
 		}
 	}
-	if s.Stats().Storage.Tree.LostPages == 0 {
+	if s.Stats().Storage.Tree.QuarantinedPages == 0 {
 		t.Fatal("no page was lost: the test tests nothing")
 	}
 	x.Close()

@@ -56,7 +56,7 @@ func TestNoCommitIsRefusedForALoad(t *testing.T) {
 	}
 	_, err = l.Commit(t.Context())
 	slow.Store(false)
-	if err != nil && !errors.Is(err, storage.ErrLoadYielded) {
+	if err != nil && !errors.Is(err, storage.ErrBulkLoadYielded) {
 		t.Errorf("the load: %v", err)
 	}
 	time.Sleep(50 * time.Millisecond)

@@ -90,7 +90,7 @@ func (m *model) sweep() {
 			m.t.Fatalf("checkpoint: %v", err)
 		}
 		tree := m.store.Stats().Storage.Tree
-		if tree.StaleShare == 0 {
+		if tree.DeadVersionRatio == 0 {
 			break
 		}
 		if n == 20 {

@@ -129,7 +129,7 @@ func conflictBehindRotations(t *testing.T, rotations, last int, merged, ranged b
 		t.Fatal(err)
 	}
 	err = x.validateSince(ctx, &tx.reads, epoch)
-	x.store.engine.Abandon(&x.writer)
+	x.store.engine.NoOp(&x.writer)
 	s.voids.Add(1)
 	s.horizon.done(epoch)
 	if !errors.As(err, &conflict) {
@@ -289,7 +289,7 @@ func TestWindowLooksAtCommitsAndNotAtTheRange(t *testing.T) {
 				t.Fatal(err)
 			}
 			err = x.validateSince(t.Context(), &tx.reads, epoch)
-			s.engine.Abandon(&x.writer)
+			s.engine.NoOp(&x.writer)
 			s.voids.Add(1)
 			s.horizon.done(epoch)
 			x.slot.Leave()

@@ -98,7 +98,7 @@ func (c *Cursor) Next() bool {
 				break
 			}
 		}
-		if !c.inner.Valid() && !c.inner.Halted() {
+		if !c.inner.Valid() && !c.inner.Paused() {
 			c.ended, c.err = true, c.inner.Err()
 			return false
 		}
@@ -188,7 +188,7 @@ func (c *Cursor) Pause() {
 		return
 	}
 	switch {
-	case c.inner.Halted():
+	case c.inner.Paused():
 		c.from = append(c.from[:0], c.inner.Resume()...)
 	case !c.inner.Valid():
 	case c.options.Reverse:

@@ -65,7 +65,7 @@ func TestCountersOfTransactionsAndCollectionMove(t *testing.T) {
 		"collections are counted and timed":         got.Collections > 1 && got.CollectTime > 0,
 		"long chains are queued":                    p.Queued > 0,
 		"versions are pruned":                       p.Pruned > overwrites/2,
-		"interior versions are used again":          p.Recycled > 0,
+		"interior versions are used again":          p.Reclaimed > 0,
 		"chains are measured before they are cut":   chains > 0 && p.ChainVersions >= chains*64,
 		"a long snapshot has an age":                got.Snapshots.OldestAge > 0 && got.Snapshots.Oldest == reader.at,
 		"the session that holds it can be told":     len(got.Snapshots.Longest) == 1 && got.Snapshots.Longest[0].Epoch == reader.at,

@@ -74,7 +74,7 @@ func OpenContext(ctx context.Context, o Options) (*Store, error) {
 	}
 	s.registry = pin.NewRegistry(&s.horizon.visible)
 	if at := o.Collection.crowdedAt(); at != 0 {
-		o.Storage.CrowdedAt = at
+		o.Storage.LongChain = at
 	}
 	engine, recovery, err := storage.Open(ctx, o.Storage, s.registry)
 	if err != nil {
@@ -90,7 +90,7 @@ func OpenContext(ctx context.Context, o Options) (*Store, error) {
 	s.done.Go(func() { s.runSyncer(ctx) })
 	s.done.Go(func() { s.runCheckpoints(ctx) })
 	s.done.Go(func() { s.engine.RunPrefetch(ctx) })
-	s.done.Go(func() { s.engine.RunTables(ctx) })
+	s.done.Go(func() { s.engine.RunTablePool(ctx) })
 	s.done.Go(func() { s.engine.RunSpace(ctx) })
 	return s, nil
 }

@@ -59,8 +59,8 @@ func mustConverge(t testing.TB, s *Store, atMost int) {
 	for n := 1; ; n++ {
 		mustCheckpoint(t, s)
 		st := s.Stats().Storage.Tree
-		if st.StaleShare == 0 {
-			t.Logf("%d checkpoints: %d leaves read, %d written, %d versions dropped", n, st.SweepReads, st.LeavesSwept, st.VersionsSwept)
+		if st.DeadVersionRatio == 0 {
+			t.Logf("%d checkpoints: %d leaves read, %d written, %d versions dropped", n, st.VacuumReads, st.LeavesVacuumed, st.VersionsVacuumed)
 			break
 		}
 		if n == atMost {
@@ -110,7 +110,7 @@ func TestWhatALongReaderHeldComesBack(t *testing.T) {
 		mustCheckpoint(t, s)
 	}
 	st := s.Stats().Storage.Tree
-	if st.StaleShare < 0.4 || st.VersionsSwept != 0 {
+	if st.DeadVersionRatio < 0.4 || st.VersionsVacuumed != 0 {
 		t.Fatalf("held: %+v", st)
 	}
 	if err := equalMaps(old, dumpAt(t, reader)); err != nil {
@@ -156,12 +156,12 @@ func TestSweepRestsWhileNothingCanGo(t *testing.T) {
 	}
 	before := rest()
 	after := rest()
-	if before.SweepReads == 0 || after.SweepReads != before.SweepReads || after.Checkpoint != before.Checkpoint || after.LeavesSwept != 0 {
+	if before.VacuumReads == 0 || after.VacuumReads != before.VacuumReads || after.Checkpoint != before.Checkpoint || after.LeavesVacuumed != 0 {
 		t.Fatalf("it went on: %+v, then %+v", before, after)
 	}
 	second.Close()
 	middle := rest()
-	if n, live := versions(t, s); n != 2*live || middle.VersionsSwept != live {
+	if n, live := versions(t, s); n != 2*live || middle.VersionsVacuumed != live {
 		t.Fatalf("%d versions of %d keys: what only the newer snapshot held must go: %+v", n, live, middle)
 	}
 	if v, err := first.Read(nil, []byte("key-00100")); err != nil || string(v.Data) != "old" {
@@ -194,11 +194,11 @@ func TestIdleStoreSweepsItself(t *testing.T) {
 		}
 	})
 	mustCheckpoint(t, s)
-	if share := s.Stats().Storage.Tree.StaleShare; share < 0.9 {
+	if share := s.Stats().Storage.Tree.DeadVersionRatio; share < 0.9 {
 		t.Fatalf("stale share %.2f", share)
 	}
 	reader.Close()
-	swept := func() bool { return s.Stats().Storage.Tree.StaleShare == 0 }
+	swept := func() bool { return s.Stats().Storage.Tree.DeadVersionRatio == 0 }
 	for until := time.Now().Add(20 * time.Second); !swept(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(until) {
 			t.Fatalf("%+v", s.Stats().Storage.Tree)
@@ -288,7 +288,7 @@ func TestValuesThatALoadReplacedAreSwept(t *testing.T) {
 	}
 	mustLoad(t, s, want)
 	mustConverge(t, s, 60)
-	if n := s.Stats().Storage.Tree.VersionsSwept; n != 3000 {
+	if n := s.Stats().Storage.Tree.VersionsVacuumed; n != 3000 {
 		t.Fatalf("%d versions were swept", n)
 	}
 	mustHold(t, s, want)
@@ -326,7 +326,7 @@ func retainedReads(t *testing.T, retention time.Duration) (reads int) {
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
-	if err := waitFor(func() bool { mustCheckpoint(t, s); return s.Stats().Storage.Tree.StaleShare == 0 }); err != nil {
+	if err := waitFor(func() bool { mustCheckpoint(t, s); return s.Stats().Storage.Tree.DeadVersionRatio == 0 }); err != nil {
 		t.Fatalf("%v: %+v", err, s.Stats().Storage.Tree)
 	}
 	return reads
@@ -456,7 +456,7 @@ func sweepRun(s *Store, acked *int, swept *bool) error {
 		}
 	}
 	st := s.Stats().Storage.Tree
-	*swept = st.StaleShare == 0 && st.VersionsSwept > 0
+	*swept = st.DeadVersionRatio == 0 && st.VersionsVacuumed > 0
 	return nil
 }
 

@@ -20,7 +20,7 @@ func TestRotationsFindTheirTableReady(t *testing.T) {
 		mustPut(t, s, fmt.Sprintf("%06d", written), string(value))
 		time.Sleep(200 * time.Microsecond)
 	}
-	if ready := s.Stats().Storage.TablesReady; ready < rotations/2 {
+	if ready := s.Stats().Storage.MemtablesPrepared; ready < rotations/2 {
 		t.Errorf("%d of %d rotations found their table ready", ready, rotations)
 	}
 	for i := range written {

@@ -178,7 +178,7 @@ func prefixMessage(p *storage.PrefixSpace) *pb.PrefixSpace {
 }
 
 func spaceMessage(st *storage.Stats) *pb.SpaceResponse {
-	p, rows, size := &st.Pages, &st.Rows, uint64(st.Pages.PageSize)
+	p, rows, size := &st.Pages, &st.Blobs, uint64(st.Pages.PageSize)
 	return &pb.SpaceResponse{
 		Epoch: uint64(st.Tree.Epoch), PageBytes: uint32(size), FileBytes: uint64(p.FileBytes),
 		LiveBytes: p.Live * size, GarbageBytes: p.Pending * size, FreeBytes: p.Free * size,
@@ -199,11 +199,11 @@ func treeMessage(e *mvcc.Stats) *pb.Tree {
 	return &pb.Tree{
 		Epoch: uint64(st.Tree.Epoch), Height: uint32(st.Tree.Height), Keys: st.Tree.Entries, EntryBytes: st.Tree.EntryBytes,
 		LiveBytes: st.Pages.Live * size, GarbageBytes: st.Pages.Pending * size, FreeBytes: st.Pages.Free * size,
-		Pages: kindsMessage(st), RowFill: st.Rows.FillFactor,
+		Pages: kindsMessage(st), RowFill: st.Blobs.FillFactor,
 		Checkpoints: st.Tree.Checkpoints, CheckpointTime: durationpb.New(st.Tree.CheckpointTime), PagesWritten: st.Pages.PagesWritten,
-		BulkLoads: st.Tree.Loads, WriteAmplification: st.WriteAmplification(),
-		WriteStalls: st.Stalls, WriteStallTime: durationpb.New(st.StallTime), WritePace: durationpb.New(st.Pace), DamagedReads: st.Tree.Damaged,
-		StaleShare: st.Tree.StaleShare, SweptPages: st.Tree.LeavesSwept, SweptVersions: st.Tree.VersionsSwept,
+		BulkLoads: st.Tree.BulkLoads, WriteAmplification: st.WriteAmplification(),
+		WriteStalls: st.Stalls, WriteStallTime: durationpb.New(st.StallTime), WritePace: durationpb.New(st.ThrottleDelayPerKiB), DamagedReads: st.Tree.Damaged,
+		StaleShare: st.Tree.DeadVersionRatio, SweptPages: st.Tree.LeavesVacuumed, SweptVersions: st.Tree.VersionsVacuumed,
 	}
 }
 

@@ -22,34 +22,34 @@ import (
 // and writers use; commits wait for the moment in which the one takes the place of the other (ADR 0027).
 //
 //  1. Add: entries are sorted into a run, in temporary files (extsort).
-//  2. BuildLoad: E is chosen far ahead of every commit to come, and run and frozen generations are merged into a state that nobody sees. Nothing is
+//  2. BuildBulkLoad: E is chosen far ahead of every commit to come, and run and frozen generations are merged into a state that nobody sees. Nothing is
 //     reserved: E is a number in the versions of that state.
-//  3. FollowLoad, again and again: what was committed and frozen meanwhile is merged into the same state, at its own epochs, below E.
+//  3. CatchUpBulkLoad, again and again: what was committed and frozen meanwhile is merged into the same state, at its own epochs, below E.
 //     Each round has less to do than the one before. Its pages are synced, too.
-//  4. BeginSwitch: the caller holds off commits. Those that are between check and install go on to their end. SealLoad: the active generation ends,
+//  4. BeginBulkLoadSwitch: the caller holds off commits. Those that are between check and install go on to their end. SealBulkLoad: the active generation ends,
 //     at an epoch L < E.
-//  5. FinishLoad: what is left in memory, a few hundred versions, is merged, and the superblock says that every commit up to E is in the tree: the
+//  5. FinishBulkLoad: what is left in memory, a few hundred versions, is merged, and the superblock says that every commit up to E is in the tree: the
 //     epochs between L and E have no commits. When it is durable the new state is published, with a generation that begins at E+1.
-//  6. The caller moves visible from L to E, and lets commits go on. SettleLoad gives back what the old state needed.
+//  6. The caller moves visible from L to E, and lets commits go on. CompleteBulkLoad gives back what the old state needed.
 //
 // Readers from E on find the load in the tree; older snapshots find versions below E in the same tree. A crash before the superblock is durable
 // leaves the old state and its log, to which nothing was added; a crash after it leaves the new state, and replay starts behind E. A load that
 // fails, or whose context ends, gives its pages back and has used no epoch.
 //
 // While a load is built the memory of frozen generations does not come free. Writers are delayed as during any long merge (throttle). If memory is full
-// nevertheless, because the device has become slower, say, the load is given up before a writer is refused (YieldingLoad).
+// nevertheless, because the device has become slower, say, the load is given up before a writer is refused (YieldingBulkLoad).
 
 // Errors of bulk loads.
 var (
-	// ErrLoadBusy means that another bulk load is under way.
-	ErrLoadBusy = errors.New("storage: another bulk load is under way")
-	// ErrLoadQuarantine means that the tree has refused entries, so that a load could not be told from what is in quarantine. Deleting their keys
+	// ErrBulkLoadBusy means that another bulk load is under way.
+	ErrBulkLoadBusy = errors.New("storage: another bulk load is under way")
+	// ErrBulkLoadQuarantine means that the tree has refused entries, so that a load could not be told from what is in quarantine. Deleting their keys
 	// helps.
-	ErrLoadQuarantine = errors.New("storage: no bulk load while entries are in quarantine; delete or overwrite their keys")
-	// ErrLoadOvertaken means that more was committed beside the load than epochs were left for.
-	ErrLoadOvertaken = errors.New("storage: commits have overtaken the bulk load's epoch")
-	// ErrLoadYielded means that commits filled the memory that comes free only with the load: it was given up, and they go on. It wraps ErrMemoryFull.
-	ErrLoadYielded = fmt.Errorf("%w: the bulk load was given up, so that commits go on beside it", ErrMemoryFull)
+	ErrBulkLoadQuarantine = errors.New("storage: no bulk load while entries are in quarantine; delete or overwrite their keys")
+	// ErrBulkLoadOvertaken means that more was committed beside the load than epochs were left for.
+	ErrBulkLoadOvertaken = errors.New("storage: commits have overtaken the bulk load's epoch")
+	// ErrBulkLoadYielded means that commits filled the memory that comes free only with the load: it was given up, and they go on. It wraps ErrMemoryFull.
+	ErrBulkLoadYielded = fmt.Errorf("%w: the bulk load was given up, so that commits go on beside it", ErrMemoryFull)
 	// ErrEpochsUsedUp means that so many epochs have been used that the rest is for commits.
 	ErrEpochsUsedUp = errors.New("storage: no epochs are left for bulk loads")
 )
@@ -58,16 +58,16 @@ const (
 	// Bounds of the chunks that a bulk load sorts in memory. Larger chunks make fewer runs to merge.
 	bulkChunkBytesMax = 32 << 20
 	bulkChunkBytesMin = 1 << 20
-	// loadAhead and loadAheadPerKey are how far the epoch of a load is ahead: more than can be committed meanwhile. Of 2^56 epochs, 2^28 loads use
+	// bulkLoadEpochsAhead and bulkLoadEpochsPerKey are how far the epoch of a load is ahead: more than can be committed meanwhile. Of 2^56 epochs, 2^28 loads use
 	// them up.
-	loadAhead       = 1 << 28
-	loadAheadPerKey = 64
-	// loadEpochMax leaves half of all epochs to commits.
-	loadEpochMax = keys.MaxEpoch / 2
+	bulkLoadEpochsAhead  = 1 << 28
+	bulkLoadEpochsPerKey = 64
+	// bulkLoadEpochMax leaves half of all epochs to commits.
+	bulkLoadEpochMax = keys.MaxEpoch / 2
 )
 
 // Load is a bulk load under way. It is for one goroutine.
-type Load struct {
+type BulkLoad struct {
 	engine *Engine
 	sorter *extsort.Sorter
 	closed bool
@@ -75,29 +75,29 @@ type Load struct {
 
 	run     *extsort.Run // all entries, once prepared
 	epoch   keys.Epoch
-	build   *loadBuild // from BuildLoad until SettleLoad or AbandonLoad
+	build   *bulkLoadBuild // from BuildBulkLoad until CompleteBulkLoad or CancelBulkLoad
 	durable bool
 }
 
-// loadBuild is the state that is built for a load.
-type loadBuild struct {
-	horizon Horizon
-	ck      *pager.Checkpoint
-	batch   *blob.Batch
-	sink    *pager.Sink
-	root    btree.Root
-	known   *side
-	copies  map[page.Ref]page.Ref // of large values that go beside the tree: each tree there has a copy of its own
-	freed   []page.ID
-	stats   btree.Stats
-	taken   int           // of the frozen generations, the oldest ones, that are in it
-	merged  []*generation // all that it took in, once published
-	bytes   int64         // of their tables
-	began   time.Time
+// bulkLoadBuild is the state that is built for a load.
+type bulkLoadBuild struct {
+	watermarks   GCWatermarks
+	ck           *pager.Checkpoint
+	batch        *blob.Batch
+	sink         *pager.Sink
+	root         btree.Root
+	skippedPages *repairTree
+	copies       map[page.Ref]page.Ref // of large values that go beside the tree: each tree there has a copy of its own
+	freed        []page.ID
+	stats        btree.Stats
+	taken        int           // of the frozen generations, the oldest ones, that are in it
+	merged       []*generation // all that it took in, once published
+	bytes        int64         // of their tables
+	began        time.Time
 }
 
 // loads is the engine's part of bulk loads.
-type loads struct {
+type bulkLoads struct {
 	open     atomic.Bool // there is one
 	finished atomic.Uint64
 	keys     atomic.Uint64
@@ -109,24 +109,24 @@ type loads struct {
 	sealed    bool // the active generation is the last one before the load: no other follows until that is published or given up
 }
 
-// NewLoad begins a bulk load. It ends with Close. There is one at a time: ErrLoadBusy. There is none while something is in quarantine:
-// ErrLoadQuarantine.
-func (e *Engine) NewLoad() (*Load, error) {
+// NewBulkLoad begins a bulk load. It ends with Close. There is one at a time: ErrBulkLoadBusy. There is none while something is in quarantine:
+// ErrBulkLoadQuarantine.
+func (e *Engine) NewBulkLoad() (*BulkLoad, error) {
 	if e.view.Load().quarantine != nil {
-		return nil, ErrLoadQuarantine
+		return nil, ErrBulkLoadQuarantine
 	}
-	if !e.loads.open.CompareAndSwap(false, true) {
-		return nil, ErrLoadBusy
+	if !e.bulkLoads.open.CompareAndSwap(false, true) {
+		return nil, ErrBulkLoadBusy
 	}
 	chunk := int(min(max(e.options.MemoryBytes/16, bulkChunkBytesMin), bulkChunkBytesMax))
 	sorter := extsort.New(extsort.Options{
 		FS: e.fs, FileName: e.options.sortFilePath, ChunkBytes: chunk, InlineMax: page.InlineMax(e.pager.PageSize()),
 	})
-	return &Load{engine: e, sorter: sorter}, nil
+	return &BulkLoad{engine: e, sorter: sorter}, nil
 }
 
 // Add takes an entry; key is an internal key. It keeps neither slice. Of several entries with one key the last one counts.
-func (l *Load) Add(key, value []byte) error {
+func (l *BulkLoad) Add(key, value []byte) error {
 	if n := len(key); n == 0 || n > page.KeySizeMax(l.engine.pager.PageSize()) || len(value) > blob.ValueMax {
 		return fmt.Errorf("storage: bulk load: key of %d and value of %d bytes", n, len(value))
 	}
@@ -135,7 +135,7 @@ func (l *Load) Add(key, value []byte) error {
 }
 
 // Prepare ends the intake and sorts. It returns the number of keys.
-func (l *Load) Prepare(ctx context.Context) (uint64, error) {
+func (l *BulkLoad) Prepare(ctx context.Context) (uint64, error) {
 	r, err := l.sorter.Finish(ctx)
 	if err != nil || r == nil {
 		return 0, err
@@ -145,13 +145,13 @@ func (l *Load) Prepare(ctx context.Context) (uint64, error) {
 }
 
 // Close ends the load, whatever became of it, and removes what it needed.
-func (l *Load) Close() error {
+func (l *BulkLoad) Close() error {
 	if l.closed {
 		return nil
 	}
 	l.closed = true
 	err := l.sorter.Close()
-	l.engine.loads.open.Store(false)
+	l.engine.bulkLoads.open.Store(false)
 	if errors.Is(err, vfs.ErrCrashed) {
 		return nil
 	}
@@ -159,66 +159,66 @@ func (l *Load) Close() error {
 }
 
 // Published reports whether the load is durable and can be read.
-func (l *Load) Published() bool { return l.durable }
+func (l *BulkLoad) Published() bool { return l.durable }
 
-// Epoch is the load's epoch, from BuildLoad on.
-func (l *Load) Epoch() keys.Epoch { return l.epoch }
+// Epoch is the load's epoch, from BuildBulkLoad on.
+func (l *BulkLoad) Epoch() keys.Epoch { return l.epoch }
 
-// YieldingLoad returns a context for BuildLoad and FollowLoad that ends, with ErrLoadYielded, when a writer has waited for memory for half of
-// Options.StallMax. The caller releases it before BeginSwitch: from then on nobody waits for memory.
-func (e *Engine) YieldingLoad(ctx context.Context) (yielding context.Context, release func()) {
+// YieldingBulkLoad returns a context for BuildBulkLoad and CatchUpBulkLoad that ends, with ErrBulkLoadYielded, when a writer has waited for memory for half of
+// Options.StallMax. The caller releases it before BeginBulkLoadSwitch: from then on nobody waits for memory.
+func (e *Engine) YieldingBulkLoad(ctx context.Context) (yielding context.Context, release func()) {
 	yielding, cancel := context.WithCancelCause(ctx)
-	e.loads.yield.Store(&cancel)
+	e.bulkLoads.yield.Store(&cancel)
 	return yielding, func() {
-		e.loads.yield.Store(nil)
+		e.bulkLoads.yield.Store(nil)
 		cancel(nil)
 	}
 }
 
-// yieldLoad gives up the load that is being built, if there is one.
-func (e *Engine) yieldLoad() {
-	if cancel := e.loads.yield.Load(); cancel != nil {
-		(*cancel)(ErrLoadYielded)
+// yieldToCommits gives up the load that is being built, if there is one.
+func (e *Engine) yieldToCommits() {
+	if cancel := e.bulkLoads.yield.Load(); cancel != nil {
+		(*cancel)(ErrBulkLoadYielded)
 	}
 }
 
-// BuildLoad merges the load into a state that nobody sees, at an epoch far ahead of visible. From here to SettleLoad or AbandonLoad, one of which
+// BuildBulkLoad merges the load into a state that nobody sees, at an epoch far ahead of visible. From here to CompleteBulkLoad or CancelBulkLoad, one of which
 // must follow unless it returns an error, no checkpoint is made.
-func (e *Engine) BuildLoad(ctx context.Context, l *Load, h Horizon) error {
-	epoch := h.Visible + loadAhead + loadAheadPerKey*keys.Epoch(l.run.Count)
-	if epoch > loadEpochMax {
+func (e *Engine) BuildBulkLoad(ctx context.Context, l *BulkLoad, h GCWatermarks) error {
+	epoch := h.Visible + bulkLoadEpochsAhead + bulkLoadEpochsPerKey*keys.Epoch(l.run.Count)
+	if epoch > bulkLoadEpochMax {
 		return ErrEpochsUsedUp
 	}
-	if err := e.checkpointing.LockOrEnd(ctx); err != nil {
+	if err := e.checkpointing.Lock(ctx); err != nil {
 		return err
 	}
 	if e.quarantine.now != nil {
 		e.checkpointing.Unlock()
-		return ErrLoadQuarantine
+		return ErrBulkLoadQuarantine
 	}
 	e.Reclaim()
 	e.merging.Store(true)
 	frozen := e.complete(h.Visible)
 	l.epoch = epoch
-	l.build = &loadBuild{horizon: h, root: e.view.Load().root, known: e.known, copies: map[page.Ref]page.Ref{}, began: time.Now()}
-	e.throttleBegin(&mergeJob{frozen: frozen, entries: l.run.Count + bulkStoreWork(l.run)})
-	err := e.buildLoad(ctx, l, frozen)
+	l.build = &bulkLoadBuild{watermarks: h, root: e.view.Load().root, skippedPages: e.skippedPages, copies: map[page.Ref]page.Ref{}, began: time.Now()}
+	e.throttleBegin(&mergeJob{immutables: frozen, entries: l.run.Count + bulkStoreWork(l.run)})
+	err := e.buildBulkLoad(ctx, l, frozen)
 	if err != nil {
-		e.AbandonLoad(l)
+		e.CancelBulkLoad(l)
 		return fmt.Errorf("bulk load: %w", e.damage(err, e.view.Load().root, nil))
 	}
 	return nil
 }
 
-func (e *Engine) buildLoad(ctx context.Context, l *Load, frozen []*generation) (err error) {
+func (e *Engine) buildBulkLoad(ctx context.Context, l *BulkLoad, frozen []*generation) (err error) {
 	b := l.build
 	if b.ck, err = e.pager.Begin(); err != nil {
 		return err
 	}
-	b.batch, b.sink = e.rows.Begin(b.ck), b.ck.Sink()
+	b.batch, b.sink = e.blobs.Begin(b.ck), b.ck.Sink()
 	stored, err := l.sorter.ReplaceLarge(ctx, func(dst, key, value []byte) ([]byte, error) {
 		ref, err := b.batch.Place(value)
-		if err == nil && b.known.mirrors(key, l.epoch) {
+		if err == nil && b.skippedPages.mirrors(key, l.epoch) {
 			b.copies[ref], err = b.batch.Place(value)
 		}
 		e.throttleProgress(1 + len(value)/1024)
@@ -227,46 +227,46 @@ func (e *Engine) buildLoad(ctx context.Context, l *Load, frozen []*generation) (
 	if err != nil {
 		return err
 	}
-	in := e.mergeInput(b.ck, b.batch, b.sink, b.root, frozen, b.horizon.policy())
+	in := e.mergeInput(b.ck, b.batch, b.sink, b.root, frozen, b.watermarks.policy())
 	in.Input = func() btree.Input { return newBulkInput(stored, l.epoch, newMemInput(frozen)) }
 	in.Look = nil // its seeks read files
 	if cuts := stored.Split(bulkCutBlocks); len(cuts) > len(in.Cuts) {
 		in.Cuts = cuts
 	}
-	if err := e.mergeForLoad(ctx, l, in); err != nil {
+	if err := e.mergeForBulkLoad(ctx, l, in); err != nil {
 		return err
 	}
 	b.taken = len(frozen)
 	return b.ck.Sync(ctx)
 }
 
-// mergeForLoad makes a merge part of the load's state.
-func (e *Engine) mergeForLoad(ctx context.Context, l *Load, in *btree.MergeInput) error {
+// mergeForBulkLoad makes a merge part of the load's state.
+func (e *Engine) mergeForBulkLoad(ctx context.Context, l *BulkLoad, in *btree.MergeInput) error {
 	b := l.build
 	in.Workers = max(in.Workers, runtime.GOMAXPROCS(0))
-	result, known, err := mergeBoth(ctx, in, b.known, b.copies, l.epoch)
+	result, known, err := mergeBoth(ctx, in, b.skippedPages, b.copies, l.epoch)
 	if err != nil {
-		if !ofLoad(b.ck, err) {
-			_ = e.lose(err) || e.loseBeside(err) // another attempt goes round the page
+		if !inBulkLoadPages(b.ck, err) {
+			_ = e.skipPages(err) || e.skipInRepairTree(err) // another attempt goes round the page
 		}
 		return err
 	}
-	if err := e.freeUnused(b.ck, b.batch, b.known); err != nil {
+	if err := e.freeUnused(b.ck, b.batch, b.skippedPages); err != nil {
 		return err
 	}
-	b.root, b.known, b.freed = result.Root, known, append(b.freed, result.Freed...)
+	b.root, b.skippedPages, b.freed = result.Root, known, append(b.freed, result.Freed...)
 	b.stats.Add(&result.Stats)
 	return b.sink.Flush() // the next merge reads it
 }
 
 // ofLoad reports whether a merge has met damage in pages that an earlier round wrote. They go with the load: no tree that is in use has them.
-func ofLoad(ck *pager.Checkpoint, err error) bool {
+func inBulkLoadPages(ck *pager.Checkpoint, err error) bool {
 	found, ok := errors.AsType[*btree.LostError](err)
 	return ok && slices.ContainsFunc(found.Pages, func(p btree.LostPage) bool { return ck.Took(p.ID) })
 }
 
-// RotateForLoad freezes what was committed meanwhile. It reports false if there is no memory for another generation.
-func (e *Engine) RotateForLoad(ctx context.Context) (bool, error) {
+// RotateForBulkLoad freezes what was committed meanwhile. It reports false if there is no memory for another generation.
+func (e *Engine) RotateForBulkLoad(ctx context.Context) (bool, error) {
 	v := e.view.Load()
 	if !v.active.sealed() && v.active.mem.Versions() == 0 {
 		return true, nil
@@ -274,14 +274,14 @@ func (e *Engine) RotateForLoad(ctx context.Context) (bool, error) {
 	v.active.seal()
 	deadline := time.After(e.options.StallMax)
 	for {
-		o, err := e.advance(v.active, 0, nil)
+		o, err := e.advanceGeneration(v.active, 0, nil)
 		if err != nil || o.segment == nil {
-			return o.gone == nil, err
+			return o.ready == nil, err
 		}
 		select {
-		case <-o.gone:
+		case <-o.ready:
 		case <-deadline:
-			return false, o.late(e)
+			return false, o.timedOut(e)
 		case <-ctx.Done():
 			return false, context.Cause(ctx)
 		}
@@ -291,59 +291,59 @@ func (e *Engine) RotateForLoad(ctx context.Context) (bool, error) {
 	}
 }
 
-// FollowLoad merges the generations that were frozen meanwhile, all of whose epochs are installed, and makes the load's pages durable.
-func (e *Engine) FollowLoad(ctx context.Context, l *Load, h Horizon) error {
+// CatchUpBulkLoad merges the generations that were frozen meanwhile, all of whose epochs are installed, and makes the load's pages durable.
+func (e *Engine) CatchUpBulkLoad(ctx context.Context, l *BulkLoad, h GCWatermarks) error {
 	b := l.build
-	b.horizon = h // what nobody sees any more is dropped, so that a key that is written all the time does not fill the tree
+	b.watermarks = h // what nobody sees any more is dropped, so that a key that is written all the time does not fill the tree
 	frozen := e.complete(h.Visible)
 	fresh := frozen[:len(frozen)-b.taken]
 	if len(fresh) == 0 {
 		return nil
 	}
-	in := e.mergeInput(b.ck, b.batch, b.sink, b.root, fresh, b.horizon.policy())
-	if err := e.mergeForLoad(ctx, l, in); err != nil {
+	in := e.mergeInput(b.ck, b.batch, b.sink, b.root, fresh, b.watermarks.policy())
+	if err := e.mergeForBulkLoad(ctx, l, in); err != nil {
 		return fmt.Errorf("bulk load: %w", e.damage(err, e.view.Load().root, nil))
 	}
 	b.taken = len(frozen)
 	return b.ck.Sync(ctx)
 }
 
-// LoadBehind is how many versions FollowLoad, or FinishLoad, has yet to merge.
-func (e *Engine) LoadBehind(l *Load) (versions int) {
+// BulkLoadLag is how many versions CatchUpBulkLoad, or FinishBulkLoad, has yet to merge.
+func (e *Engine) BulkLoadLag(l *BulkLoad) (versions int) {
 	v := e.view.Load()
-	for _, g := range v.frozen[:len(v.frozen)-l.build.taken] {
+	for _, g := range v.immutables[:len(v.immutables)-l.build.taken] {
 		versions += g.mem.Versions()
 	}
 	return versions + v.active.mem.Versions()
 }
 
-// BeginSwitch lets commits that are under way come to their end, though memory may be full.
-func (e *Engine) BeginSwitch() {
+// BeginBulkLoadSwitch lets commits that are under way come to their end, though memory may be full.
+func (e *Engine) BeginBulkLoadSwitch() {
 	e.mu.Lock()
-	e.loads.switching = true
+	e.bulkLoads.switching = true
 	e.mu.Unlock()
-	e.roomMade()
+	e.signalRoom()
 }
 
-// SealLoad ends the active generation, and returns its last epoch. No commit is between its check and its install, and none comes until
+// SealBulkLoad ends the active generation, and returns its last epoch. No commit is between its check and its install, and none comes until
 // the load is published or given up.
-func (e *Engine) SealLoad() keys.Epoch {
+func (e *Engine) SealBulkLoad() keys.Epoch {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.loads.sealed = true
+	e.bulkLoads.sealed = true
 	active := e.view.Load().active
 	active.seal()
 	return keys.Epoch(active.end.Load() - 1)
 }
 
-// FinishLoad makes the load durable, with all that was committed, and publishes it. If Published says so the load has happened, even if an error is
+// FinishBulkLoad makes the load durable, with all that was committed, and publishes it. If Published says so the load has happened, even if an error is
 // returned; and after ErrFailed nobody knows until the next start.
-func (e *Engine) FinishLoad(ctx context.Context, l *Load, h Horizon) error {
+func (e *Engine) FinishBulkLoad(ctx context.Context, l *BulkLoad, h GCWatermarks) error {
 	b, v := l.build, e.view.Load()
-	b.horizon = h
+	b.watermarks = h
 	last := keys.Epoch(v.active.end.Load() - 1)
 	if last >= l.epoch {
-		return ErrLoadOvertaken
+		return ErrBulkLoadOvertaken
 	}
 	if err := e.log.WaitDurable(ctx, last); err != nil {
 		return err
@@ -354,23 +354,23 @@ func (e *Engine) FinishLoad(ctx context.Context, l *Load, h Horizon) error {
 	if err != nil {
 		return err
 	}
-	if err := e.commitLoad(ctx, l, v); err != nil {
+	if err := e.commitBulkLoad(ctx, l, v); err != nil {
 		e.freed(table.Free())
 		return fmt.Errorf("bulk load: %w", e.damage(err, v.root, nil))
 	}
-	l.durable, e.known = true, b.known
+	l.durable, e.skippedPages = true, b.skippedPages
 	e.counters.merged(&b.stats)
 	e.log.Skip(l.epoch + 1)
-	e.publishLoad(l, &generation{mem: table, first: l.epoch + 1})
+	e.publishBulkLoad(l, &generation{mem: table, first: l.epoch + 1})
 	return nil
 }
 
-// commitLoad merges what is left and makes the state durable.
-func (e *Engine) commitLoad(ctx context.Context, l *Load, v *view) error {
+// commitBulkLoad merges what is left and makes the state durable.
+func (e *Engine) commitBulkLoad(ctx context.Context, l *BulkLoad, v *view) error {
 	b := l.build
-	rest := append([]*generation{v.active}, v.frozen[:len(v.frozen)-b.taken]...)
+	rest := append([]*generation{v.active}, v.immutables[:len(v.immutables)-b.taken]...)
 	e.pruner.quiesce()
-	if err := e.mergeForLoad(ctx, l, e.mergeInput(b.ck, b.batch, b.sink, b.root, rest, b.horizon.policy())); err != nil {
+	if err := e.mergeForBulkLoad(ctx, l, e.mergeInput(b.ck, b.batch, b.sink, b.root, rest, b.watermarks.policy())); err != nil {
 		return err
 	}
 	if err := b.batch.Finish(0); err != nil {
@@ -380,48 +380,48 @@ func (e *Engine) commitLoad(ctx context.Context, l *Load, v *view) error {
 	if err := b.ck.KeepFree(e.floorBytes()); err != nil {
 		return err
 	}
-	return b.ck.Commit(ctx, e.nextState(b.root, b.known, &b.stats, l.epoch))
+	return b.ck.Commit(ctx, e.nextState(b.root, b.skippedPages, &b.stats, l.epoch))
 }
 
-// publishLoad lets readers see the load. The generation that takes the place of the active one is sealed and empty, so that the first commit makes
+// publishBulkLoad lets readers see the load. The generation that takes the place of the active one is sealed and empty, so that the first commit makes
 // the one to write to, as it would after any other: should that fail, it can be tried again.
-func (e *Engine) publishLoad(l *Load, next *generation) {
+func (e *Engine) publishBulkLoad(l *BulkLoad, next *generation) {
 	b := l.build
 	next.end.Store(uint64(next.first))
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	v := e.view.Load()
-	b.merged = append([]*generation{v.active}, v.frozen...)
+	b.merged = append([]*generation{v.active}, v.immutables...)
 	b.bytes = residentBytes(b.merged)
 	e.retired.bytes.Add(b.bytes)
 	v.active.next.Store(next)
-	e.view.Store(&view{active: next, root: b.root, side: e.known, checkpoint: b.ck.Number()})
-	e.loads.switching, e.loads.sealed = false, false
+	e.view.Store(&view{active: next, root: b.root, repairTree: e.skippedPages, checkpoint: b.ck.Number()})
+	e.bulkLoads.switching, e.bulkLoads.sealed = false, false
 	e.throttling.EndMergeLocked()
 	e.updateThrottleLocked(time.Now())
 }
 
-// SettleLoad gives back what the state before a published load needed.
-func (e *Engine) SettleLoad(ctx context.Context, l *Load) error {
+// CompleteBulkLoad gives back what the state before a published load needed.
+func (e *Engine) CompleteBulkLoad(ctx context.Context, l *BulkLoad) error {
 	defer e.checkpointing.Unlock()
 	b := l.build
 	l.build = nil
-	e.readStaleShare(b.root)
-	e.warm(b.freed, b.root)
+	e.readDeadVersionRatio(b.root)
+	e.admitWritten(b.freed, b.root)
 	e.retire(b.ck.Number(), b.merged, b.bytes, nil)
-	e.roomMade()
+	e.signalRoom()
 	err := e.shrink(l.epoch)
 	e.counters.checkpointed(time.Since(b.began))
-	e.loads.finished.Add(1)
-	e.loads.keys.Add(l.run.Count)
-	e.loads.bytes.Add(l.bytes)
+	e.bulkLoads.finished.Add(1)
+	e.bulkLoads.keys.Add(l.run.Count)
+	e.bulkLoads.bytes.Add(l.bytes)
 	// The older superblock does not know the load, and the log cannot bring it back: should the newer one be damaged, the store would open
 	// without it. A second, empty checkpoint makes both know.
-	return errors.Join(err, e.merge(context.WithoutCancel(ctx), mergeJob{horizon: b.horizon}))
+	return errors.Join(err, e.merge(context.WithoutCancel(ctx), mergeJob{watermarks: b.watermarks}))
 }
 
-// AbandonLoad gives up what BuildLoad began: everything is as if it had never been.
-func (e *Engine) AbandonLoad(l *Load) {
+// CancelBulkLoad gives up what BuildBulkLoad began: everything is as if it had never been.
+func (e *Engine) CancelBulkLoad(l *BulkLoad) {
 	if l.build == nil {
 		return
 	}
@@ -430,13 +430,13 @@ func (e *Engine) AbandonLoad(l *Load) {
 	}
 	l.build = nil
 	e.mu.Lock()
-	e.loads.switching, e.loads.sealed = false, false
+	e.bulkLoads.switching, e.bulkLoads.sealed = false, false
 	e.mu.Unlock()
 	e.throttleFail()
 	e.merging.Store(false)
 	e.checkpointing.Unlock()
-	e.roomMade()
-	e.wakeCheckpoint()
+	e.signalRoom()
+	e.requestCheckpoint()
 }
 
 // bulkCutBlocks is the distance of the keys at which the merge of a bulk load is cut for its workers:

@@ -26,18 +26,20 @@ const (
 const smallTreePages = 256
 
 // Horizon is what a checkpoint may assume about readers. Values go down: the engine asks nobody.
-type Horizon struct {
-	Visible keys.Epoch   // every commit up to it is installed
-	Live    []keys.Epoch // ascending: live snapshots, then the least epoch that a new snapshot can get
+type GCWatermarks struct {
+	Visible   keys.Epoch   // every commit up to it is installed
+	Snapshots []keys.Epoch // ascending: live snapshots, then the least epoch that a new snapshot can get
 }
 
-func (h *Horizon) policy() btree.Policy { return btree.Policy{MinVisible: h.Live[0], Live: h.Live} }
+func (h *GCWatermarks) policy() btree.Policy {
+	return btree.Policy{MinVisible: h.Snapshots[0], Live: h.Snapshots}
+}
 
 // Checkpoint merges every frozen generation that is complete into the tree, sweeps some of what is stale there, and makes the new root
 // durable, in this order: log, data pages, sync, superblock, sync, publish, recycle. It returns without doing anything if there is nothing to
 // merge, to sweep, or to move. Much is merged in several such steps, so that memory comes free between them. Steps come one at a time.
 // A cancelled context, a full disk or a damaged page leaves the last state; any other error is final.
-func (e *Engine) Checkpoint(ctx context.Context, h Horizon) error {
+func (e *Engine) Checkpoint(ctx context.Context, h GCWatermarks) error {
 	for {
 		left, err := e.checkpoint(ctx, &h)
 		if left == 0 || err != nil {
@@ -47,24 +49,24 @@ func (e *Engine) Checkpoint(ctx context.Context, h Horizon) error {
 }
 
 // checkpoint does one step, and returns how many generations it leaves to the next ones.
-func (e *Engine) checkpoint(ctx context.Context, h *Horizon) (left int, err error) {
-	if err := e.checkpointing.LockOrEnd(ctx); err != nil {
+func (e *Engine) checkpoint(ctx context.Context, h *GCWatermarks) (left int, err error) {
+	if err := e.checkpointing.Lock(ctx); err != nil {
 		return 0, err
 	}
 	defer e.checkpointing.Unlock()
 	e.Reclaim()
-	complete, garbage := e.complete(h.Visible), e.findGarbage(h)
-	most, short := e.frozenBytes.Load()/mergeShare, e.Shortage() != nil
+	complete, garbage := e.complete(h.Visible), e.findDeadVersions(h)
+	most, short := e.immutableBytes.Load()/mergeShare, e.Shortage() != nil
 	if short {
 		most = 0 // one at a time: what the first frees helps the next
 	}
 	merging := atOnce(complete, most)
 	if len(merging) == 0 && garbage.Empty() && !e.shrinkable() {
-		e.sweeper.advance(garbage)
+		e.vacuum.advance(garbage)
 		return 0, nil
 	}
 	start := time.Now()
-	err = e.merge(ctx, mergeJob{frozen: merging, garbage: garbage, horizon: *h})
+	err = e.merge(ctx, mergeJob{immutables: merging, deadVersions: garbage, watermarks: *h})
 	if errors.Is(err, vfs.ErrNoSpace) && len(complete) > 0 && e.options.DiskReserve != 0 {
 		garbage = nil
 		merging, err = e.mergeInSteps(ctx, complete, h)
@@ -72,18 +74,18 @@ func (e *Engine) checkpoint(ctx context.Context, h *Horizon) (left int, err erro
 	if err != nil {
 		err = fmt.Errorf("checkpoint: %w", e.damage(err, btree.Root{}, nil))
 		if errors.Is(err, vfs.ErrNoSpace) || errors.Is(err, ErrDamaged) {
-			e.blocked.Store(&err)
+			e.checkpointBlocked.Store(&err)
 			e.CheckSpace()
 		}
 		e.refuseWaiters()
 		return 0, err
 	}
-	e.blocked.Store(nil)
+	e.checkpointBlocked.Store(nil)
 	e.CheckSpace()
 	if short {
-		e.roomMade() // for those who wait for a segment
+		e.signalRoom() // for those who wait for a segment
 	}
-	e.sweeper.advance(garbage)
+	e.vacuum.advance(garbage)
 	e.counters.checkpointed(time.Since(start))
 	return len(complete) - len(merging), nil
 }
@@ -91,8 +93,8 @@ func (e *Engine) checkpoint(ctx context.Context, h *Horizon) (left int, err erro
 // refuseWaiters lets those who wait for memory hear why there will be none. After an error that may pass nobody is woken: a checkpoint is asked
 // for by each who tries again, and would fail again at once.
 func (e *Engine) refuseWaiters() {
-	if e.blocked.Load() != nil || e.Err() != nil {
-		e.roomMade()
+	if e.checkpointBlocked.Load() != nil || e.Err() != nil {
+		e.signalRoom()
 	}
 }
 
@@ -114,7 +116,7 @@ func atOnce(complete []*generation, most int64) []*generation {
 
 // complete returns the frozen generations in which every epoch is installed, newest first. They are always the oldest ones.
 func (e *Engine) complete(visible keys.Epoch) []*generation {
-	frozen := e.view.Load().frozen
+	frozen := e.view.Load().immutables
 	for len(frozen) > 0 && frozen[0].end.Load() > uint64(visible)+1 {
 		frozen = frozen[1:]
 	}
@@ -124,10 +126,10 @@ func (e *Engine) complete(visible keys.Epoch) []*generation {
 
 // mergeJob is what one checkpoint takes in.
 type mergeJob struct {
-	frozen  []*generation  // newest first
-	entries uint64         // of a bulk load beside them
-	garbage *btree.Garbage // to be swept, or nil
-	horizon Horizon
+	immutables   []*generation  // newest first
+	entries      uint64         // of a bulk load beside them
+	deadVersions *btree.Garbage // to be swept, or nil
+	watermarks   GCWatermarks
 
 	recovering bool     // nothing waits but for this
 	span       *keySpan // of a step; nil for a whole merge
@@ -137,8 +139,8 @@ type mergeJob struct {
 
 // cut is the epoch up to which the tree holds everything afterwards.
 func (j *mergeJob) cut(before keys.Epoch) keys.Epoch {
-	if len(j.frozen) > 0 {
-		return keys.Epoch(j.frozen[0].end.Load() - 1)
+	if len(j.immutables) > 0 {
+		return keys.Epoch(j.immutables[0].end.Load() - 1)
 	}
 	return before
 }
@@ -159,9 +161,9 @@ func (e *Engine) merge(ctx context.Context, job mergeJob) error {
 		return err
 	}
 	e.throttleMeasure()
-	e.readStaleShare(result.Root)
-	e.warm(result.Freed, result.Root)
-	return e.publish(number, result.Root, job.frozen, cut)
+	e.readDeadVersionRatio(result.Root)
+	e.admitWritten(result.Freed, result.Root)
+	return e.publish(number, result.Root, job.immutables, cut)
 }
 
 // mergeTree makes a new state durable in the data file, and returns the number of its checkpoint. No reader sees its root yet. Pages that
@@ -169,7 +171,7 @@ func (e *Engine) merge(ctx context.Context, job mergeJob) error {
 func (e *Engine) mergeTree(ctx context.Context, base btree.Root, job *mergeJob, cut keys.Epoch) (number uint64, result *btree.Result, err error) {
 	for {
 		number, result, err = e.tryMerge(ctx, base, job, cut)
-		if !e.lose(err) && !e.loseBeside(err) && !e.setAside(err) {
+		if !e.skipPages(err) && !e.skipInRepairTree(err) && !e.setAside(err) {
 			return number, result, err
 		}
 		if !job.recovering {
@@ -179,14 +181,14 @@ func (e *Engine) mergeTree(ctx context.Context, base btree.Root, job *mergeJob, 
 }
 
 // lose takes note of pages that a merge needed in vain, and reports whether another attempt will fare better.
-func (e *Engine) lose(err error) bool {
+func (e *Engine) skipPages(err error) bool {
 	found, ok := errors.AsType[*btree.LostError](err)
 	if !ok {
 		return false
 	}
-	known, changed := e.known.with(found.Pages, e.pager.Checkpoint()+1)
+	known, changed := e.skippedPages.with(found.Pages, e.pager.Checkpoint()+1)
 	if changed {
-		e.known = known
+		e.skippedPages = known
 		e.counters.damaged.Add(uint64(len(found.Pages)))
 	}
 	return changed
@@ -217,17 +219,17 @@ func (e *Engine) tryMerge(ctx context.Context, base btree.Root, job *mergeJob, c
 		e.dropQuarantine(aside)
 		return 0, nil, err
 	}
-	e.known = known
+	e.skippedPages = known
 	e.settleQuarantine(aside)
 	if job.span == nil {
-		e.tail.end()
+		e.fileEnd.end()
 	}
 	e.counters.merged(&result.Stats)
 	return ck.Number(), result, nil
 }
 
 // nextState is the state behind the pager's newest one, with another tree.
-func (e *Engine) nextState(root btree.Root, known *side, change *btree.Stats, cut keys.Epoch) pager.State {
+func (e *Engine) nextState(root btree.Root, known *repairTree, change *btree.Stats, cut keys.Epoch) pager.State {
 	state := e.pager.State()
 	state.Epoch, state.Root, state.Height = cut, root.ID, uint32(root.Level+1)
 	if root.Empty() {
@@ -236,7 +238,7 @@ func (e *Engine) nextState(root btree.Root, known *side, change *btree.Stats, cu
 	state.Entries = uint64(int64(state.Entries) + change.Keys)
 	state.EntryBytes = uint64(int64(state.EntryBytes) + change.Bytes)
 	side, mirror := known.trees()
-	encodeSideRoots(&state, side, mirror)
+	encodeRepairTreeRoots(&state, side, mirror)
 	if e.log != nil { // else it is being replayed
 		setLogSegment(&state, e.log.NewestDurableHeader())
 	}
@@ -244,10 +246,10 @@ func (e *Engine) nextState(root btree.Root, known *side, change *btree.Stats, cu
 }
 
 // build writes the pages of the new state. The statistics are of both trees.
-func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Root, job *mergeJob, cut keys.Epoch) (*btree.Result, *side, error) {
-	batch, sink, limit := e.rows.Begin(ck), ck.Sink(), page.ID(0)
-	in := e.mergeInput(ck, batch, sink, base, job.frozen, job.horizon.policy())
-	in.Sweep = job.garbage
+func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Root, job *mergeJob, cut keys.Epoch) (*btree.Result, *repairTree, error) {
+	batch, sink, limit := e.blobs.Begin(ck), ck.Sink(), page.ID(0)
+	in := e.mergeInput(ck, batch, sink, base, job.immutables, job.watermarks.policy())
+	in.Sweep = job.deadVersions
 	if job.span != nil {
 		job.span.within(in)
 		batch.KeepSparse()
@@ -259,14 +261,14 @@ func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Roo
 		in.Progress = nil
 	}
 	var err error
-	if job.quarantine, err = e.planQuarantine(in, job.frozen); err != nil {
+	if job.quarantine, err = e.planQuarantine(in, job.immutables); err != nil {
 		return nil, nil, err
 	}
-	result, known, err := mergeBoth(ctx, in, e.known, nil, cut)
+	result, known, err := mergeBoth(ctx, in, e.skippedPages, nil, cut)
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := e.freeUnused(ck, batch, e.known); err != nil {
+	if err := e.freeUnused(ck, batch, e.skippedPages); err != nil {
 		return nil, nil, err
 	}
 	if err := sink.Flush(); err != nil {
@@ -282,7 +284,7 @@ func (e *Engine) relocation(ck *pager.Checkpoint) (limit page.ID, moves btree.Re
 	if !e.lagging() { // else moving a part of a large file would take longer than the merge
 		relocate = max(relocate, int(e.pager.Stats().Live/relocateShare))
 	}
-	if limit = e.tail.begin(ck, relocate); limit > 0 {
+	if limit = e.fileEnd.begin(ck, relocate); limit > 0 {
 		moves = btree.Relocation{From: limit, Max: relocate}
 	}
 	return limit, moves
@@ -298,8 +300,8 @@ func (e *Engine) mergeInput(
 		Input:   func() btree.Input { return e.options.disturbed(newMemInput(frozen)) },
 		Source:  func() btree.Source { return e.pages.private() },
 		Look:    func() btree.Input { return newMemInput(frozen) },
-		Sink:    admitting{sink, e.pages.cache},
-		Values:  values{batch},
+		Sink:    admittingSink{sink, e.pages.cache},
+		Values:  blobWriter{batch},
 		Workers: e.mergeWorkers(), Unreadable: isDamage, Progress: e.throttleProgress,
 	}
 	if len(frozen) > 0 && e.pager.Stats().Live < smallTreePages {
@@ -311,8 +313,8 @@ func (e *Engine) mergeInput(
 // mergeBoth merges into the tree, and into the side tree what belongs to lost pages. copies has, for each large value that the input has placed and that
 // belongs to lost pages, the one for the mirror. The result counts what was done to both.
 func mergeBoth(
-	ctx context.Context, in *btree.MergeInput, known *side, copies map[page.Ref]page.Ref, cut keys.Epoch,
-) (*btree.Result, *side, error) {
+	ctx context.Context, in *btree.MergeInput, known *repairTree, copies map[page.Ref]page.Ref, cut keys.Epoch,
+) (*btree.Result, *repairTree, error) {
 	result, err := btree.Merge(ctx, known.outside(in))
 	if err != nil {
 		return nil, nil, err
@@ -342,10 +344,10 @@ func (e *Engine) mergeWorkers() int {
 func (e *Engine) publish(number uint64, root btree.Root, merged []*generation, cut keys.Epoch) error {
 	e.mu.Lock()
 	v := e.view.Load()
-	frozen := v.frozen[: len(v.frozen)-len(merged) : len(v.frozen)-len(merged)]
+	frozen := v.immutables[: len(v.immutables)-len(merged) : len(v.immutables)-len(merged)]
 	bytes := residentBytes(merged)
 	e.retired.bytes.Add(bytes)
-	e.view.Store(&view{active: v.active, frozen: frozen, root: root, side: e.known, quarantine: e.quarantine.now, checkpoint: number})
+	e.view.Store(&view{active: v.active, immutables: frozen, root: root, repairTree: e.skippedPages, quarantine: e.quarantine.now, checkpoint: number})
 	e.throttling.EndMergeLocked()
 	e.updateThrottleLocked(time.Now())
 	e.mu.Unlock()
@@ -356,21 +358,21 @@ func (e *Engine) publish(number uint64, root btree.Root, merged []*generation, c
 
 // shrink gives back log and pages behind a checkpoint.
 func (e *Engine) shrink(cut keys.Epoch) error {
-	if e.pins.logHeld.Load() > 0 { // the next checkpoint cuts what this one leaves
+	if e.pins.logPinned.Load() > 0 { // the next checkpoint cuts what this one leaves
 		return e.pager.Shrink()
 	}
 	return errors.Join(e.log.TruncateBefore(cut+1), e.pager.Shrink())
 }
 
 // values lets a merge keep large values in the row store.
-type values struct{ batch valueBatch }
+type blobWriter struct{ batch blobBatch }
 
-// valueBatch is the part of blob.Batch that a merge needs.
-type valueBatch interface {
+// blobBatch is the part of blob.Batch that a merge needs.
+type blobBatch interface {
 	Place(value []byte) (page.Ref, error)
 	Drop(ref page.Ref) error
 }
 
-func (v values) Place(value []byte) (page.Ref, error) { return v.batch.Place(value) }
-func (v values) Keep(ref page.Ref) (page.Ref, error)  { return ref, nil } // rows move under their id
-func (v values) Drop(ref page.Ref) error              { return v.batch.Drop(ref) }
+func (v blobWriter) Place(value []byte) (page.Ref, error) { return v.batch.Place(value) }
+func (v blobWriter) Keep(ref page.Ref) (page.Ref, error)  { return ref, nil } // rows move under their id
+func (v blobWriter) Drop(ref page.Ref) error              { return v.batch.Drop(ref) }

@@ -14,8 +14,8 @@ type counters struct {
 	checkpointBuckets                      [CheckpointBuckets]atomic.Uint64
 	leafPages, innerPages                  atomic.Uint64 // written
 	versionsDropped, tombstonesDropped     atomic.Uint64
-	leavesSwept, versionsSwept             atomic.Uint64
-	valuesPlaced, valuesDropped            atomic.Uint64
+	leavesVacuumed, versionsVacuumed       atomic.Uint64
+	blobsStored, blobsDropped              atomic.Uint64
 	damaged                                atomic.Uint64 // reads that met a damaged page
 	leaks                                  atomic.Uint64
 }
@@ -42,8 +42,8 @@ func (c *counters) merged(s *btree.Stats) {
 	c.innerPages.Add(uint64(s.InnerPages))
 	c.versionsDropped.Add(uint64(s.VersionsDropped))
 	c.tombstonesDropped.Add(uint64(s.TombstonesDropped))
-	c.leavesSwept.Add(uint64(s.LeavesSwept))
-	c.versionsSwept.Add(uint64(s.VersionsSwept))
-	c.valuesPlaced.Add(uint64(s.Placed))
-	c.valuesDropped.Add(uint64(s.Dropped))
+	c.leavesVacuumed.Add(uint64(s.LeavesSwept))
+	c.versionsVacuumed.Add(uint64(s.VersionsSwept))
+	c.blobsStored.Add(uint64(s.Placed))
+	c.blobsDropped.Add(uint64(s.Dropped))
 }

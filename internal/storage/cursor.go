@@ -20,10 +20,10 @@ type Cursor struct {
 	checkpoint uint64 // of the view
 	root       btree.Root
 	leaves     int // of the tree, entered since OpenCursor
-	passed     int // keys without a version at the snapshot, since OpenCursor
-	halted     bool
+	skipped    int // keys without a version at the snapshot, since OpenCursor
+	paused     bool
 	resume     []byte // where a halted walk goes on
-	stretch    stretch
+	readahead  readahead
 	at         keys.Epoch
 	lower      []byte
 	upper      []byte
@@ -35,11 +35,11 @@ type Cursor struct {
 
 // What a cursor does between OpenCursor and the moment at which its user may want to leave the slot's protection is bounded.
 const (
-	// LeavesMax is how many of the tree's leaves a cursor enters before it halts. Until its user leaves the slot no frame is used again that was
+	// LeavesMax is how many of the tree's leaves a cursor enters before it pauses. Until its user leaves the slot no frame is used again that was
 	// evicted since: a scan of more than the cache in one go read nine pages in ten past the cache, and so did others meanwhile.
 	LeavesMax = 16
-	// passedMax is how many keys in memtables it passes that have no version at its snapshot: some tenths of a millisecond.
-	passedMax = 2048
+	// skippedMax is how many keys in memtables it passes that have no version at its snapshot: some tenths of a millisecond.
+	skippedMax = 2048
 )
 
 // OpenCursor prepares c over the current view, at a snapshot, within [lower, upper). It is not positioned. limit is how many entries its user
@@ -49,24 +49,24 @@ func (r *Reader) OpenCursor(c *Cursor, at keys.Epoch, lower, upper []byte, limit
 	v := e.view.Load()
 	c.open, c.at, c.lower, c.upper, c.valid, c.err = 0, at, lower, upper, false, nil
 	c.addTable(v.active.mem)
-	for _, g := range v.frozen {
+	for _, g := range v.immutables {
 		c.addTable(g.mem)
 	}
 	if v.quarantine != nil {
 		c.addTable(v.quarantine.mem)
 	}
 	c.engine, c.root, c.checkpoint = e, v.root, v.checkpoint
-	c.leaves, c.passed, c.halted = 0, 0, false
+	c.leaves, c.skipped, c.paused = 0, 0, false
 	c.tree.LeavesMax = LeavesMax
 	if e.prefetch != nil {
-		c.stretch.wanted = e.leavesOf(limit)
+		c.readahead.next = e.leavesOf(limit)
 	}
 	if c.tree.BeforeLeaf == nil {
 		c.tree.BeforeLeaf = c.beforeLeaf
 	}
 	var source btree.Source = (*scanning)(r)
-	if v.side != nil {
-		source = refusing{source, v.side, e.pager}
+	if v.repairTree != nil {
+		source = skippingSource{source, v.repairTree, e.pager}
 	}
 	c.tree.Reset(source, v.root, at, treeBound(lower, keys.SpaceUser), treeBound(upper, keys.SpaceUser+1))
 	c.inTree = false
@@ -95,7 +95,7 @@ func (c *Cursor) SeekGE(key []byte) {
 		c.tables[i].SeekGE(key)
 	}
 	c.inTree = c.tree.SeekGE(key)
-	c.settleForward()
+	c.stepForward()
 }
 
 // SeekLT positions on the last key < key that has a version at the snapshot.
@@ -104,33 +104,33 @@ func (c *Cursor) SeekLT(key []byte) {
 		c.tables[i].SeekKeyLT(key)
 	}
 	c.inTree = c.tree.SeekLT(key)
-	c.settleBackward()
+	c.stepBackward()
 }
 
 // Next moves on to the next key. It continues a forward walk.
 func (c *Cursor) Next() {
 	if c.open == 0 {
 		c.inTree = c.tree.Next()
-		c.settleTree()
+		c.stepTree()
 		return
 	}
-	c.passForward()
-	c.settleForward()
+	c.skipForward()
+	c.stepForward()
 }
 
 // Prev moves back to the key before. It continues a backward walk.
 func (c *Cursor) Prev() {
 	if c.open == 0 {
 		c.inTree = c.tree.Prev()
-		c.settleTree()
+		c.stepTree()
 		return
 	}
-	c.passBackward()
-	c.settleBackward()
+	c.skipBackward()
+	c.stepBackward()
 }
 
-// passForward moves every source that stands on the current key past it.
-func (c *Cursor) passForward() {
+// skipForward moves every source that stands on the current key past it.
+func (c *Cursor) skipForward() {
 	for i := range c.open {
 		if t := &c.tables[i]; t.Valid() && bytes.Equal(t.Key(), c.key) {
 			t.NextKey()
@@ -141,7 +141,7 @@ func (c *Cursor) passForward() {
 	}
 }
 
-func (c *Cursor) passBackward() {
+func (c *Cursor) skipBackward() {
 	for i := range c.open {
 		if t := &c.tables[i]; t.Valid() && bytes.Equal(t.Key(), c.key) {
 			t.PrevKey()
@@ -152,10 +152,10 @@ func (c *Cursor) passBackward() {
 	}
 }
 
-// settleForward picks the smallest key among the sources, and goes on while it has no version at the snapshot.
-func (c *Cursor) settleForward() {
+// stepForward picks the smallest key among the sources, and goes on while it has no version at the snapshot.
+func (c *Cursor) stepForward() {
 	if c.open == 0 {
-		c.settleTree()
+		c.stepTree()
 		return
 	}
 	for c.pick(-1) {
@@ -166,17 +166,17 @@ func (c *Cursor) settleForward() {
 		if c.resolve() {
 			return
 		}
-		if c.passed++; c.passed >= passedMax {
-			c.halt(append(append(c.resume[:0], c.key...), 0))
+		if c.skipped++; c.skipped >= skippedMax {
+			c.pause(append(append(c.resume[:0], c.key...), 0))
 			return
 		}
-		c.passForward()
+		c.skipForward()
 	}
 }
 
-func (c *Cursor) settleBackward() {
+func (c *Cursor) stepBackward() {
 	if c.open == 0 {
-		c.settleTree()
+		c.stepTree()
 		return
 	}
 	for c.pick(+1) {
@@ -187,17 +187,17 @@ func (c *Cursor) settleBackward() {
 		if c.resolve() {
 			return
 		}
-		if c.passed++; c.passed >= passedMax {
-			c.halt(append(c.resume[:0], c.key...))
+		if c.skipped++; c.skipped >= skippedMax {
+			c.pause(append(c.resume[:0], c.key...))
 			return
 		}
-		c.passBackward()
+		c.skipBackward()
 	}
 }
 
-// settleTree takes over where the tree stands, while it is the only source. It keeps the bounds itself but for the end of the
+// stepTree takes over where the tree stands, while it is the only source. It keeps the bounds itself but for the end of the
 // keyspace (treeBound).
-func (c *Cursor) settleTree() {
+func (c *Cursor) stepTree() {
 	c.valid = c.inTree
 	if c.inTree {
 		v := c.tree.Version()
@@ -210,22 +210,22 @@ func (c *Cursor) settleTree() {
 	if err := c.tree.Err(); err != nil {
 		c.err = c.engine.damage(err, c.root, c.key)
 	} else if c.tree.Halted() {
-		c.halt(append(c.resume[:0], c.tree.Resume()...))
+		c.pause(append(c.resume[:0], c.tree.Resume()...))
 	}
 }
 
-// halt ends the walk for now.
-func (c *Cursor) halt(resume []byte) { c.halted, c.valid, c.resume = true, false, resume }
+// pause ends the walk for now.
+func (c *Cursor) pause(resume []byte) { c.paused, c.valid, c.resume = true, false, resume }
 
-// Halted reports whether the cursor stands nowhere because it has done enough for one stay inside the slot's protection: the walk goes on, under a
+// Paused reports whether the cursor stands nowhere because it has done enough for one stay inside the slot's protection: the walk goes on, under a
 // new one, with SeekGE(Resume()) or, in reverse, with SeekLT(Resume()).
-func (c *Cursor) Halted() bool { return c.halted }
+func (c *Cursor) Paused() bool { return c.paused }
 
 // Resume is where a halted walk goes on. It lives until the next OpenCursor.
 func (c *Cursor) Resume() []byte { return c.resume }
 
-// haltWithTree halts where the tree's cursor did, or at the key in hand if that comes first.
-func (c *Cursor) haltWithTree(sign int) {
+// pauseWithTree pauses where the tree's cursor did, or at the key in hand if that comes first.
+func (c *Cursor) pauseWithTree(sign int) {
 	resume := append(c.resume[:0], c.tree.Resume()...)
 	switch {
 	case !c.valid:
@@ -234,7 +234,7 @@ func (c *Cursor) haltWithTree(sign int) {
 	case sign > 0 && bytes.Compare(c.key, resume) >= 0:
 		resume = append(append(resume[:0], c.key...), 0)
 	}
-	c.halt(resume)
+	c.pause(resume)
 }
 
 // pick sets key to the smallest (sign -1) or largest (+1) among the sources.
@@ -255,7 +255,7 @@ func (c *Cursor) pick(sign int) bool {
 	if err := c.tree.Err(); err != nil {
 		c.err, c.valid = c.engine.damage(err, c.root, c.key), false
 	} else if c.tree.Halted() {
-		c.haltWithTree(sign)
+		c.pauseWithTree(sign)
 	}
 	return c.valid
 }
@@ -283,7 +283,7 @@ func (c *Cursor) resolve() bool {
 func (c *Cursor) Leaves() int { return c.leaves }
 
 // Restart forgets what the last scan told about reading ahead. OpenCursor alone goes on with the scan before.
-func (c *Cursor) Restart() { c.stretch = stretch{length: stretchMin} }
+func (c *Cursor) Restart() { c.readahead = readahead{length: readaheadMin} }
 
 // Valid reports whether the cursor stands on a key.
 func (c *Cursor) Valid() bool { return c.valid }

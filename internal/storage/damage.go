@@ -35,14 +35,14 @@ func (e *Engine) damage(err error, root btree.Root, key []byte) error {
 // Damage is nil, or the first thing that is known to be damaged and should not wait: what keeps checkpoints from being made, or else a page
 // that they go round. Errors of reads are told to those who read.
 func (e *Engine) Damage() error {
-	if blocked := e.blocked.Load(); blocked != nil && errors.Is(*blocked, ErrDamaged) {
+	if blocked := e.checkpointBlocked.Load(); blocked != nil && errors.Is(*blocked, ErrDamaged) {
 		return *blocked
 	}
-	side := e.view.Load().side
+	side := e.view.Load().repairTree
 	if side == nil {
 		return nil
 	}
-	p := &side.lost[0]
+	p := &side.pages[0]
 	return &CorruptionError{
 		File: e.options.dataPath(), Offset: int64(p.id) * int64(e.pager.PageSize()), Reason: p.reason, Remedy: pageRemedy,
 		KeyLower: boundKey(&p.lower), KeyUpper: boundAbove(p.upper),

@@ -41,8 +41,8 @@ type Engine struct {
 	pruner        *pruner
 
 	pager *pager.Pager
-	rows  *blob.Store
-	pages *pages
+	blobs *blob.Store
+	pages *pageSource
 
 	repaired []string // what Open found damaged and made anew
 
@@ -51,34 +51,34 @@ type Engine struct {
 	view    atomic.Pointer[view]
 	merging atomic.Bool // a checkpoint is at work: reading ahead yields to it
 
-	mu     sync.Mutex    // guards rotation and the publication of views; taken by no fast path
-	room   chan struct{} // closed and replaced when memory has come free
-	tables tables
-	due    chan struct{} // capacity 1: there is something to merge
+	mu                 sync.Mutex    // guards rotation and the publication of views; taken by no fast path
+	room               chan struct{} // closed and replaced when memory has come free
+	tables             tablePool
+	checkpointRequests chan struct{} // capacity 1: there is something to merge
 
-	checkpointing patientMutex // one checkpoint at a time; taken before mu
+	checkpointing contextMutex // one checkpoint at a time; taken before mu
 	slot          *pin.Slot    // the checkpoint's, used under checkpointing
 	retired       retired      // what readers of older views may still stand on
-	tail          fileEnd
+	fileEnd       fileEnd
 	quarantine    quarantineState
-	known         *side // what merges go round: what the view names, and what was found since; under checkpointing
-	pins          rootPins
+	skippedPages  *repairTree // what merges go round: what the view names, and what was found since; under checkpointing
+	pins          checkpointPins
 	readers       readers
-	sweeper       sweeper
-	loads         loads
+	vacuum        vacuum
+	bulkLoads     bulkLoads
 
-	blocked      atomic.Pointer[error] // why checkpoints cannot make room at present: the disk is full, or a page is damaged
-	shortage     atomic.Pointer[ShortageError]
-	spaceMu      sync.Mutex                    // one at a time fills the reserve; taken after checkpointing, before retired.mu and mu
-	reserveTaken int                           // files of the log's reserve that became segments, as seen last; guarded by mu
-	spaceDue     chan struct{}                 // capacity 1: the reserve should be looked at
-	spaceJudged  atomic.Pointer[chan struct{}] // closed when it has been
-	spaceOver    chan struct{}                 // closed when RunSpace has ended
-	cacheBytes   atomic.Int64                  // of the page cache at present
-	frozenBytes  atomic.Int64                  // that frozen memtables may hold together
-	rotated      atomic.Int64                  // unix nanoseconds of the last rotation
-	throttling   throttling                    // delays writers while checkpoints lag
-	counters     counters
+	checkpointBlocked  atomic.Pointer[error] // why checkpoints cannot make room at present: the disk is full, or a page is damaged
+	shortage           atomic.Pointer[ShortageError]
+	spaceMu            sync.Mutex                    // one at a time fills the reserve; taken after checkpointing, before retired.mu and mu
+	reserveTaken       int                           // files of the log's reserve that became segments, as seen last; guarded by mu
+	spaceCheckRequests chan struct{}                 // capacity 1: the reserve should be looked at
+	spaceChecked       atomic.Pointer[chan struct{}] // closed when it has been
+	spaceOver          chan struct{}                 // closed when RunSpace has ended
+	cacheBytes         atomic.Int64                  // of the page cache at present
+	immutableBytes     atomic.Int64                  // that frozen memtables may hold together
+	rotated            atomic.Int64                  // unix nanoseconds of the last rotation
+	throttling         throttling                    // delays writers while checkpoints lag
+	counters           counters
 }
 
 // Open opens or creates the store in o.Dir and recovers what its log holds. When ctx ends first, the replay of a long log stops and Open returns
@@ -95,10 +95,10 @@ func Open(ctx context.Context, o Options, registry *pin.Registry) (*Engine, Reco
 	e := &Engine{
 		options: o, fs: o.FS, registry: registry, lock: lock, pruner: newPruner(), slot: registry.Slot(),
 		memtableBytes: o.MemtableBytes,
-		checkpointing: newPatientMutex(),
-		room:          make(chan struct{}), due: make(chan struct{}, 1), spaceDue: make(chan struct{}, 1), spaceOver: make(chan struct{}), tables: tables{wanted: make(chan struct{}, 1), slot: registry.Slot()},
+		checkpointing: newContextMutex(),
+		room:          make(chan struct{}), checkpointRequests: make(chan struct{}, 1), spaceCheckRequests: make(chan struct{}, 1), spaceOver: make(chan struct{}), tables: tablePool{requested: make(chan struct{}, 1), slot: registry.Slot()},
 	}
-	e.spaceJudged.Store(newJudgement())
+	e.spaceChecked.Store(newSpaceCheck())
 	recovery, err := e.recover(ctx)
 	if err != nil {
 		return nil, recovery, errors.Join(err, e.release())
@@ -115,7 +115,7 @@ func (e *Engine) Close() error {
 func (e *Engine) release() (err error) {
 	if v := e.view.Load(); v != nil {
 		e.freed(v.active.mem.Free())
-		for _, g := range v.frozen {
+		for _, g := range v.immutables {
 			e.freed(g.mem.Free())
 		}
 	}
@@ -153,13 +153,13 @@ func (e *Engine) WaitDurable(ctx context.Context, epoch keys.Epoch) error {
 // RequestDurable asks for epoch to become durable soon, and does not wait.
 func (e *Engine) RequestDurable(epoch keys.Epoch) { e.log.RequestFlush(epoch) }
 
-// Advance replaces the full generation that w met, or waits for whoever does. For a record that shares its segment with few others it
+// AdvanceGeneration replaces the full generation that w met, or waits for whoever does. For a record that shares its segment with few others it
 // makes a generation at once and claims its place there before others see it, which it reports: small records would fill the segment
 // first, again and again. While memory is full it waits for a checkpoint, up to
 // Options.StallMax, and as long for a log segment that cannot be prepared. Errors: ErrMemoryFull, ErrNoSegment, vfs.ErrNoSpace, ErrFailed, and why the context ended. The generation stays sealed then, and the next call tries again.
-func (e *Engine) Advance(ctx context.Context, w *Writer, body []byte) (claimed bool, err error) {
+func (e *Engine) AdvanceGeneration(ctx context.Context, w *Writer, body []byte) (claimed bool, err error) {
 	if !e.oversized(body) {
-		return false, e.await(ctx, func() (obstacle, error) { return e.advance(w.generation, len(body), nil) })
+		return false, e.awaitRoom(ctx, func() (obstacle, error) { return e.advanceGeneration(w.generation, len(body), nil) })
 	}
 	first := &opening{secure: func(mem *memtable.Table) error { return e.secure(mem, w, body) }}
 	first.reserve = func(next *generation) error {
@@ -167,7 +167,7 @@ func (e *Engine) Advance(ctx context.Context, w *Writer, body []byte) (claimed b
 		claimed = err == nil
 		return err
 	}
-	err = e.await(ctx, func() (obstacle, error) { return e.advance(w.generation, len(body), first) })
+	err = e.awaitRoom(ctx, func() (obstacle, error) { return e.advanceGeneration(w.generation, len(body), first) })
 	return claimed, err
 }
 
@@ -182,7 +182,7 @@ func (e *Engine) oversized(body []byte) bool { return int64(len(body)) > e.optio
 
 // obstacle is what a rotation has to wait for. The zero value is none.
 type obstacle struct {
-	gone    <-chan struct{}  // delivers when to try again
+	ready   <-chan struct{}  // delivers when to try again
 	segment *wal.Preparation // of the log segment that is not ready; nil if memory is full
 }
 
@@ -198,8 +198,8 @@ func (o obstacle) final() error {
 	return nil
 }
 
-// late is the error of a writer that has waited long enough.
-func (o obstacle) late(e *Engine) error {
+// timedOut is the error of a writer that has waited long enough.
+func (o obstacle) timedOut(e *Engine) error {
 	if o.segment == nil {
 		e.counters.refused.Add(1)
 		return ErrMemoryFull
@@ -210,13 +210,13 @@ func (o obstacle) late(e *Engine) error {
 	return fmt.Errorf("%w: the device does not answer", ErrNoSegment)
 }
 
-// await makes attempts until memory is not full and a log segment is ready.
-func (e *Engine) await(ctx context.Context, attempt func() (obstacle, error)) error {
+// awaitRoom makes attempts until memory is not full and a log segment is ready.
+func (e *Engine) awaitRoom(ctx context.Context, attempt func() (obstacle, error)) error {
 	var deadline, yield <-chan time.Time
 	stalled := false
 	for {
 		o, err := attempt()
-		if o.gone == nil || err != nil {
+		if o.ready == nil || err != nil {
 			return err
 		}
 		if deadline == nil {
@@ -230,12 +230,12 @@ func (e *Engine) await(ctx context.Context, attempt func() (obstacle, error)) er
 			yield = time.After(e.options.StallMax / 2)
 		}
 		select {
-		case <-o.gone:
+		case <-o.ready:
 		case <-yield: // memory comes free with a checkpoint, which a load that is built keeps off
-			e.yieldLoad()
+			e.yieldToCommits()
 			continue
 		case <-deadline:
-			return o.late(e)
+			return o.timedOut(e)
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
@@ -255,9 +255,9 @@ func (e *Engine) await(ctx context.Context, attempt func() (obstacle, error)) er
 	}
 }
 
-// advance does one attempt, or tells what is in its way; it waits for no device. With first it replaces the active generation whatever it
+// advanceGeneration does one attempt, or tells what is in its way; it waits for no device. With first it replaces the active generation whatever it
 // is, and lets first use the new one before others see it.
-func (e *Engine) advance(full *generation, bodyBytes int, first *opening) (obstacle, error) {
+func (e *Engine) advanceGeneration(full *generation, bodyBytes int, first *opening) (obstacle, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	v := e.view.Load()
@@ -267,21 +267,21 @@ func (e *Engine) advance(full *generation, bodyBytes int, first *opening) (obsta
 	if err := e.Err(); err != nil {
 		return obstacle{}, err
 	}
-	if e.loads.sealed {
-		return obstacle{gone: e.room}, nil // the next generation begins behind the load's epoch
+	if e.bulkLoads.sealed {
+		return obstacle{ready: e.room}, nil // the next generation begins behind the load's epoch
 	}
 	// With nothing to wait for, a generation of any size is frozen: only then can it be merged.
-	if !e.loads.switching && e.frozenBytesOf(v) > e.frozenBytes.Load() && (len(v.frozen) > 0 || e.retired.bytes.Load() > 0) {
-		if blocked := e.blocked.Load(); blocked != nil {
+	if !e.bulkLoads.switching && e.immutableBytesOf(v) > e.immutableBytes.Load() && (len(v.immutables) > 0 || e.retired.bytes.Load() > 0) {
+		if blocked := e.checkpointBlocked.Load(); blocked != nil {
 			return obstacle{}, *blocked
 		}
-		e.wakeCheckpoint()
-		return obstacle{gone: e.room}, nil
+		e.requestCheckpoint()
+		return obstacle{ready: e.room}, nil
 	}
 	full = v.active
 	full.seal()
 	if attempt := e.log.Prepare(bodyBytes); attempt != nil {
-		return obstacle{gone: attempt.Done(), segment: attempt}, nil
+		return obstacle{ready: attempt.Done(), segment: attempt}, nil
 	}
 	next, err := e.newGenerationLocked(keys.Epoch(full.end.Load()), bodyBytes, first)
 	if err != nil {
@@ -291,21 +291,21 @@ func (e *Engine) advance(full *generation, bodyBytes int, first *opening) (obsta
 	if first != nil {
 		refused = first.reserve(next)
 	}
-	frozen := append([]*generation{full}, v.frozen...)
+	frozen := append([]*generation{full}, v.immutables...)
 	full.next.Store(next)
-	e.view.Store(&view{active: next, frozen: frozen, root: v.root, side: v.side, quarantine: v.quarantine, checkpoint: v.checkpoint})
+	e.view.Store(&view{active: next, immutables: frozen, root: v.root, repairTree: v.repairTree, quarantine: v.quarantine, checkpoint: v.checkpoint})
 	e.counters.rotations.Add(1)
 	e.updateThrottleLocked(time.Now())
 	e.rotated.Store(time.Now().UnixNano())
-	e.reserveFor(e.frozenBytesOf(e.view.Load()))
-	if e.frozenBytesOf(e.view.Load()) >= e.checkpointAt() {
-		e.wakeCheckpoint()
+	e.reserveFor(e.immutableBytesOf(e.view.Load()))
+	if e.immutableBytesOf(e.view.Load()) >= e.checkpointAt() {
+		e.requestCheckpoint()
 	}
 	return obstacle{}, refused
 }
 
-// roomMade sets the pace anew, and lets those try again who wait for memory.
-func (e *Engine) roomMade() {
+// signalRoom sets the pace anew, and lets those try again who wait for memory.
+func (e *Engine) signalRoom() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.updateThrottleLocked(time.Now())
@@ -313,16 +313,16 @@ func (e *Engine) roomMade() {
 	e.room = make(chan struct{})
 }
 
-func (e *Engine) wakeCheckpoint() {
+func (e *Engine) requestCheckpoint() {
 	select {
-	case e.due <- struct{}{}:
+	case e.checkpointRequests <- struct{}{}:
 	default:
 	}
 }
 
-// Sealed is the last epoch of the newest frozen generation, or of the tree.
-func (e *Engine) Sealed() keys.Epoch {
-	if frozen := e.view.Load().frozen; len(frozen) > 0 {
+// SealedEpoch is the last epoch of the newest frozen generation, or of the tree.
+func (e *Engine) SealedEpoch() keys.Epoch {
+	if frozen := e.view.Load().immutables; len(frozen) > 0 {
 		return keys.Epoch(frozen[0].end.Load() - 1)
 	}
 	return e.pager.State().Epoch
@@ -334,18 +334,18 @@ func (e *Engine) Rotate(ctx context.Context) error {
 	if !v.active.sealed() && v.active.mem.Versions() == 0 {
 		return nil
 	}
-	return e.await(ctx, func() (obstacle, error) {
+	return e.awaitRoom(ctx, func() (obstacle, error) {
 		if e.view.Load().active != v.active {
 			return obstacle{}, nil
 		}
 		v.active.seal()
-		return e.advance(v.active, 0, nil)
+		return e.advanceGeneration(v.active, 0, nil)
 	})
 }
 
-// frozenBytesOf is the memory of tables that take no more writes, the active one included, which is about to be one of them.
-func (e *Engine) frozenBytesOf(v *view) int64 {
-	return int64(v.active.mem.Resident()) + residentBytes(v.frozen) + e.retired.bytes.Load()
+// immutableBytesOf is the memory of tables that take no more writes, the active one included, which is about to be one of them.
+func (e *Engine) immutableBytesOf(v *view) int64 {
+	return int64(v.active.mem.Resident()) + residentBytes(v.immutables) + e.retired.bytes.Load()
 }
 
 func (e *Engine) newGenerationLocked(first keys.Epoch, bodyBytes int, opening *opening) (*generation, error) {

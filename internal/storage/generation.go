@@ -58,7 +58,7 @@ func (g *generation) reserve(w *Writer, body []byte) error {
 	if outcome != wal.Reserved {
 		return errTooLarge // the segment was made for a record of this size
 	}
-	w.generation, w.claim = g, claim
+	w.generation, w.reservation = g, claim
 	return nil
 }
 
@@ -74,21 +74,21 @@ func (e *Engine) secure(mem *memtable.Table, w *Writer, body []byte) error {
 // noMemory is the error for a client when the system has no memory for a memtable.
 func (e *Engine) noMemory(err error) error {
 	e.counters.refused.Add(1)
-	e.wakeCheckpoint() // frozen memtables that it empties serve again
+	e.requestCheckpoint() // frozen memtables that it empties serve again
 	return fmt.Errorf("%w: %w", ErrMemoryFull, err)
 }
 
 // Epoch is the epoch that w has claimed last.
-func (w *Writer) Epoch() keys.Epoch { return w.claim.Epoch }
+func (w *Writer) Epoch() keys.Epoch { return w.reservation.Epoch }
 
 // Writer is one session's state on the commit path. It is not for concurrent use.
 type Writer struct {
-	inserter   memtable.Inserter
-	generation *generation
-	claim      wal.Reservation
-	owed       time.Duration // wait for earlier commits that Throttle has not imposed yet
-	timer      *time.Timer   // of Pay, once it has waited with a deadline
-	Scratch    []byte        // for the session: a value to compare with
+	inserter    memtable.Inserter
+	generation  *generation
+	reservation wal.Reservation
+	delayOwed   time.Duration // wait for earlier commits that Throttle has not imposed yet
+	timer       *time.Timer   // of Pay, once it has waited with a deadline
+	Scratch     []byte        // for the session: a value to compare with
 }
 
 // Reserve claims the next epoch and the place of body in the log, with the memtable's space secured before. It returns
@@ -118,7 +118,7 @@ func (e *Engine) reserveIn(g *generation, w *Writer, body []byte) (keys.Epoch, e
 	}
 	switch outcome {
 	case wal.Reserved:
-		w.claim = claim
+		w.reservation = claim
 		return claim.Epoch, nil
 	case wal.Crossed:
 		g.end.Store(uint64(claim.Epoch))
@@ -133,22 +133,22 @@ var errTooLarge = errors.New("storage: commit is larger than a log record can be
 // Record copies body into the log at the place that Reserve claimed. From then on it may become durable.
 func (e *Engine) Record(w *Writer, body []byte) {
 	segment := w.generation.segment
-	copy(segment.Body(w.claim), body)
-	segment.Publish(w.claim)
+	copy(segment.Body(w.reservation), body)
+	segment.Publish(w.reservation)
 }
 
 // Install puts the versions of body into the memtable. Neither it nor Record allocates or blocks. An error matches ErrFailed and is final: the record
 // is in the log and its versions are not all in the memtable, so the epoch must not become visible, and no later one can.
 func (e *Engine) Install(w *Writer, body []byte, sync bool) error {
-	err := w.generation.mem.Apply(&w.inserter, body, w.claim.Epoch, sync)
+	err := w.generation.mem.Apply(&w.inserter, body, w.reservation.Epoch, sync)
 	if err == nil {
 		return nil
 	}
 	if !errors.Is(err, memtable.ErrStarved) {
 		panic("storage: a body that this process built is malformed: " + err.Error())
 	}
-	return e.log.Fail(fmt.Errorf("install epoch %d: %w", w.claim.Epoch, err))
+	return e.log.Fail(fmt.Errorf("install epoch %d: %w", w.reservation.Epoch, err))
 }
 
-// Abandon gives up what Reserve claimed: the epoch does nothing.
-func (e *Engine) Abandon(w *Writer) { w.generation.segment.PublishNoOp(w.claim) }
+// NoOp gives up what Reserve claimed: the epoch does nothing.
+func (e *Engine) NoOp(w *Writer) { w.generation.segment.PublishNoOp(w.reservation) }

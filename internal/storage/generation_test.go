@@ -34,7 +34,7 @@ func TestOversizedRecordIsTheFirstOfItsGeneration(t *testing.T) {
 		if b.engine.view.Load().active.sealed() {
 			t.Fatalf("asking for %d bytes ended a segment that has room for small records", size)
 		}
-		claimed, err := b.engine.Advance(context.Background(), &b.writer, body)
+		claimed, err := b.engine.AdvanceGeneration(context.Background(), &b.writer, body)
 		if active := b.engine.view.Load().active; err != nil || !claimed || b.writer.Epoch() != active.first {
 			t.Fatalf("%d bytes: claimed %v at epoch %d of a generation from %d: %v", size, claimed, b.writer.Epoch(), active.first, err)
 		}
@@ -56,23 +56,23 @@ func TestNobodyPrunesASealedGeneration(t *testing.T) {
 			t.Fatal(err)
 		}
 	}()
-	for range crowdedAt {
+	for range longChainLength {
 		b.put(0, 1, 8)
 	}
 	g := b.writer.generation
 	b.engine.registry.Refresh(nil, keys.MaxEpoch, time.Time{})
 	before := g.mem.Versions()
 	g.seal()
-	if b.engine.PruneCrowded(&b.writer, 1); g.mem.Versions() != before {
+	if b.engine.PruneLongChains(&b.writer, 1); g.mem.Versions() != before {
 		t.Fatalf("%d versions of %d are left", g.mem.Versions(), before)
 	}
-	b.engine.QueueCrowded(&b.writer)
-	b.engine.Prune(b.engine.registry.Slot(), nil, memtable.Horizon{MinVisible: crowdedAt, Frontier: crowdedAt}, false)
+	b.engine.QueueLongChains(&b.writer)
+	b.engine.Prune(b.engine.registry.Slot(), nil, memtable.Horizon{MinVisible: longChainLength, Frontier: longChainLength}, false)
 	if g.mem.Versions() != before {
 		t.Fatalf("the collector left %d versions of %d", g.mem.Versions(), before)
 	}
 	g.end.Store(0)
-	if b.engine.PruneCrowded(&b.writer, 1); g.mem.Versions() != 1 {
+	if b.engine.PruneLongChains(&b.writer, 1); g.mem.Versions() != 1 {
 		t.Fatalf("%d versions are left in an open generation", g.mem.Versions())
 	}
 	g.end.Store(b.visible.Load() + 1)
@@ -108,25 +108,25 @@ func TestInteriorVersionsAreReusedOnlyBehindTheirReaders(t *testing.T) {
 			t.Fatal(err)
 		}
 	}()
-	for range crowdedAt {
+	for range longChainLength {
 		b.put(0, 1, 8)
 	}
-	b.engine.QueueCrowded(&b.writer)
+	b.engine.QueueLongChains(&b.writer)
 	reader, collector := b.engine.registry.Slot(), b.engine.registry.Slot()
-	h := memtable.Horizon{MinVisible: 10, Frontier: crowdedAt, Live: []keys.Epoch{10, crowdedAt}}
+	h := memtable.Horizon{MinVisible: 10, Frontier: longChainLength, Live: []keys.Epoch{10, longChainLength}}
 	prune := func() uint64 {
 		b.engine.Prune(collector, nil, h, false)
-		return b.engine.pruner.recycled.Load()
+		return b.engine.pruner.reclaimed.Load()
 	}
 	reader.Enter()
-	if prune(); b.engine.pruner.pruned.Load() != crowdedAt-2 {
+	if prune(); b.engine.pruner.pruned.Load() != longChainLength-2 {
 		t.Fatalf("%d versions pruned", b.engine.pruner.pruned.Load())
 	}
 	if n := prune(); n != 0 {
 		t.Errorf("%d versions are used again under a reader", n)
 	}
 	reader.Leave()
-	if n := prune(); n != crowdedAt-2-9 { // the tail behind epoch 10 needs no wait
+	if n := prune(); n != longChainLength-2-9 { // the tail behind epoch 10 needs no wait
 		t.Errorf("%d interior versions are used again once it has left", n)
 	}
 }

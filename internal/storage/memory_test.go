@@ -40,7 +40,7 @@ func TestRecordThatNoMemoryIsThereForIsRefused(t *testing.T) {
 			if _, err := b.engine.Reserve(&b.writer, body); !errors.Is(err, ErrRotating) {
 				t.Fatal(err)
 			}
-			claimed, err := b.engine.Advance(context.Background(), &b.writer, body)
+			claimed, err := b.engine.AdvanceGeneration(context.Background(), &b.writer, body)
 			if claimed || !errors.Is(err, ErrMemoryFull) || !errors.Is(err, errNone) {
 				t.Fatalf("claimed %v, %v, want an error for the client that says why", claimed, err)
 			}

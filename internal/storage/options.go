@@ -47,8 +47,8 @@ func (o *Options) setDefaults() {
 	if o.StallMax == 0 {
 		o.StallMax = defaultStallMax
 	}
-	if o.CrowdedAt == 0 {
-		o.CrowdedAt = crowdedAt
+	if o.LongChain == 0 {
+		o.LongChain = longChainLength
 	}
 }
 
@@ -97,7 +97,7 @@ const reserveSegments = 2
 // so, and a memtable of deletions.
 func (o *Options) setReserve() {
 	if o.DiskReserve == DiskReserveDerived {
-		o.DiskReserve = reserveSegments*o.SegmentBytes + 2*min(o.CheckpointBytes, o.frozenBytes()) + o.MemtableBytes
+		o.DiskReserve = reserveSegments*o.SegmentBytes + 2*min(o.CheckpointBytes, o.immutableBytes()) + o.MemtableBytes
 	}
 }
 
@@ -121,9 +121,9 @@ func (o *Options) logImages() int {
 	return max(wal.BuffersMin, min(imagesMax, int(min(o.MemoryBytes/8, bytesMax)/o.SegmentBytes)))
 }
 
-// frozenBytes is what cache, log and the active memtable leave for frozen ones. Two is the least: one that is merged while the
+// immutableBytes is what cache, log and the active memtable leave for frozen ones. Two is the least: one that is merged while the
 // next fills up.
-func (o *Options) frozenBytes() int64 {
+func (o *Options) immutableBytes() int64 {
 	left := o.MemoryBytes - o.CacheBytes - int64(o.logImages())*o.SegmentBytes - o.MemtableBytes
 	return max(left, 2*o.MemtableBytes)
 }

@@ -13,22 +13,22 @@ import (
 
 // pages is the engine's way to tree and data pages: through the cache for readers, past it for merges. A page is verified when it
 // enters, so that readers may trust it.
-type pages struct {
+type pageSource struct {
 	pager *pager.Pager
 	cache *cache.Cache
 
 	batchReads, batchPages atomic.Uint64 // submissions of several pages, and the pages in them
 }
 
-func (p *pages) open(bytes int64, registry *pin.Registry) (err error) {
+func (p *pageSource) open(bytes int64, registry *pin.Registry) (err error) {
 	p.cache, err = cache.New(cache.Config{
-		Bytes: bytes, PageSize: p.pager.PageSize(), Registry: registry, Load: p.loadCached, LoadBatch: p.loadBatch,
+		Bytes: bytes, PageSize: p.pager.PageSize(), Registry: registry, Load: p.readCached, LoadBatch: p.readBatch,
 	})
 	return err
 }
 
 // forget is told of every page before its id is used again.
-func (p *pages) forget(id page.ID) {
+func (p *pageSource) forget(id page.ID) {
 	if p.cache != nil { // not while the file is being opened
 		p.cache.Forget(cache.ID(id))
 	}
@@ -43,7 +43,7 @@ func hintFor(level int) cache.Hint {
 }
 
 // Page implements btree.Source. The bytes live as long as the caller's slot protects it.
-func (p *pages) Page(id page.ID, level int) ([]byte, error) {
+func (p *pageSource) Page(id page.ID, level int) ([]byte, error) {
 	return p.cache.Page(cache.ID(id), hintFor(level))
 }
 
@@ -51,7 +51,7 @@ func (p *pages) Page(id page.ID, level int) ([]byte, error) {
 const pagesWindow = 64
 
 // batch puts page ids[i] into out[i]: what is not in memory is read in one submission, what is adds to hits.
-func (p *pages) batch(ids []page.ID, level int, out [][]byte, hits *pin.Counter) error {
+func (p *pageSource) batch(ids []page.ID, level int, out [][]byte, hits *pin.Counter) error {
 	var window [pagesWindow]cache.ID
 	for len(ids) > 0 {
 		n := min(len(ids), pagesWindow)
@@ -66,10 +66,12 @@ func (p *pages) batch(ids []page.ID, level int, out [][]byte, hits *pin.Counter)
 	return nil
 }
 
-func (p *pages) loadCached(id cache.ID, buf []byte) error { return loadPage(p.pager, page.ID(id), buf) }
+func (p *pageSource) readCached(id cache.ID, buf []byte) error {
+	return readPage(p.pager, page.ID(id), buf)
+}
 
 // loadBatch reads several pages in one submission and verifies each.
-func (p *pages) loadBatch(reads []cache.Read) {
+func (p *pageSource) readBatch(reads []cache.Read) {
 	p.batchReads.Add(1)
 	p.batchPages.Add(uint64(len(reads)))
 	batch := make([]pager.Read, len(reads))
@@ -85,9 +87,9 @@ func (p *pages) loadBatch(reads []cache.Read) {
 }
 
 // load reads and verifies a page past the cache.
-func (p *pages) load(id page.ID, buf []byte) error { return loadPage(p.pager, id, buf) }
+func (p *pageSource) read(id page.ID, buf []byte) error { return readPage(p.pager, id, buf) }
 
-func loadPage(p *pager.Pager, id page.ID, buf []byte) error {
+func readPage(p *pager.Pager, id page.ID, buf []byte) error {
 	if err := p.ReadPage(id, buf); err != nil {
 		return err
 	}
@@ -109,48 +111,48 @@ const mergeReads = 3
 
 // private is a source that reads past the cache into buffers of its own: a merge touches each page once, and must neither
 // hold frames for seconds nor push out what readers need.
-type private struct {
-	pages    *pages
-	buf      []byte
-	foreseen []pager.Read // in the order in which they will be asked for
-	slab     []byte       // their buffers
+type mergeSource struct {
+	pages      *pageSource
+	buf        []byte
+	prefetched []pager.Read // in the order in which they will be asked for
+	slab       []byte       // their buffers
 }
 
-func (p *pages) private() *private {
-	return &private{pages: p, buf: vfs.AlignedBuffer(p.pager.PageSize())}
+func (p *pageSource) private() *mergeSource {
+	return &mergeSource{pages: p, buf: vfs.AlignedBuffer(p.pager.PageSize())}
 }
 
-// foreseenMax bounds the memory of what was foreseen: as many leaves as a merge plans at a time.
-const foreseenMax = 32
+// prefetchMax bounds the memory of what was foreseen: as many leaves as a merge plans at a time.
+const prefetchMax = 32
 
 // Foresee implements btree.Foreseer: it reads the leaves in one submission. What cannot be read so is read again when it is asked for,
 // and fails then.
-func (p *private) Foresee(leaves []page.ID) {
-	p.foreseen = p.foreseen[:0]
+func (p *mergeSource) Foresee(leaves []page.ID) {
+	p.prefetched = p.prefetched[:0]
 	if len(leaves) < 2 {
 		return
 	}
 	size := p.pages.pager.PageSize()
 	if p.slab == nil {
-		p.slab = vfs.AlignedBuffer(foreseenMax * size)
+		p.slab = vfs.AlignedBuffer(prefetchMax * size)
 	}
-	for i, id := range leaves[:min(len(leaves), foreseenMax)] {
-		p.foreseen = append(p.foreseen, pager.Read{ID: id, Buf: p.slab[i*size : (i+1)*size]})
+	for i, id := range leaves[:min(len(leaves), prefetchMax)] {
+		p.prefetched = append(p.prefetched, pager.Read{ID: id, Buf: p.slab[i*size : (i+1)*size]})
 	}
-	_ = p.pages.pager.ReadPages(p.foreseen)
+	_ = p.pages.pager.ReadPages(p.prefetched)
 }
 
 // Page implements btree.Source; the bytes live until the next call.
-func (p *private) Page(id page.ID, _ int) ([]byte, error) {
-	for i := range p.foreseen {
-		if r := &p.foreseen[i]; r.ID == id && r.Err == nil && verifyPage(p.pages.pager, id, r.Buf) == nil {
-			p.foreseen = p.foreseen[i:]
+func (p *mergeSource) Page(id page.ID, _ int) ([]byte, error) {
+	for i := range p.prefetched {
+		if r := &p.prefetched[i]; r.ID == id && r.Err == nil && verifyPage(p.pages.pager, id, r.Buf) == nil {
+			p.prefetched = p.prefetched[i:]
 			return r.Buf, nil
 		}
 	}
-	err := p.pages.load(id, p.buf)
+	err := p.pages.read(id, p.buf)
 	for try := 1; err != nil && try < mergeReads; try++ {
-		err = p.pages.load(id, p.buf)
+		err = p.pages.read(id, p.buf)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("merge: %w", err)

@@ -15,8 +15,8 @@ const (
 	siblingsMin = 8
 	// siblingsMax is how far a scan reads ahead: one submission.
 	siblingsMax = 32
-	// stretchMin is how many leaves a scan without a limit reads at once at first; each time it has used them up, twice as many.
-	stretchMin = 2
+	// readaheadMin is how many leaves a scan without a limit reads at once at first; each time it has used them up, twice as many.
+	readaheadMin = 2
 )
 
 // prefetch reads leaves ahead of bounded scans, in the background.
@@ -56,8 +56,8 @@ func (e *Engine) RunPrefetch(ctx context.Context) {
 }
 
 // stretch is how far one scan reads ahead by itself.
-type stretch struct {
-	wanted int // leaves that it still has to visit, as far as its limit tells; 0: nobody knows
+type readahead struct {
+	next   int // leaves that it still has to visit, as far as its limit tells; 0: nobody knows
 	length int // leaves to read at the next miss, when nobody knows
 }
 
@@ -76,9 +76,9 @@ func (c *Cursor) beforeLeaf(t *btree.Cursor, id page.ID, forward, seek bool) {
 	if c.leaves++; c.engine.prefetch == nil {
 		return
 	}
-	wanted := c.stretch.wanted
+	wanted := c.readahead.next
 	if wanted > 0 {
-		c.stretch.wanted--
+		c.readahead.next--
 	}
 	if c.engine.pages.cache.Contains(cache.ID(id)) || seek && wanted < 2 {
 		return
@@ -96,8 +96,8 @@ func (c *Cursor) beforeLeaf(t *btree.Cursor, id page.ID, forward, seek bool) {
 		c.engine.prefetch.ahead.Ask(c.checkpoint, ids[1:n], cache.Default)
 		return
 	case !bounded || far:
-		n = min(n, c.stretch.length)
-		c.stretch.length = min(2*c.stretch.length, siblingsMax)
+		n = min(n, c.readahead.length)
+		c.readahead.length = min(2*c.readahead.length, siblingsMax)
 	}
 	if n = min(n, siblingsMax); n > 1 {
 		slices.Sort(ids[:n]) // neighbours in the file become one request
@@ -111,7 +111,7 @@ func (e *Engine) leavesOf(entries int) int {
 	if entries == 0 {
 		return 0
 	}
-	state, space, r := e.pager.State(), e.pager.Stats(), e.rows.Stats()
+	state, space, r := e.pager.State(), e.pager.Stats(), e.blobs.Stats()
 	leaves := space.Live - min(space.Live, r.DataPages+r.BulkPages+r.TablePages+space.MapPages)
 	if state.Entries == 0 || leaves == 0 {
 		return 0

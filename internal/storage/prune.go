@@ -12,7 +12,7 @@ import (
 const (
 	// crowdedAt is the chain length at whose multiples a key is queued for pruning. A reader at an old snapshot walks
 	// at most about this far. Other lengths were not measured.
-	crowdedAt = 64
+	longChainLength = 64
 	// pruneQueueLength bounds the requests; a dropped one is repeated at the next multiple.
 	pruneQueueLength = 1024
 )
@@ -31,7 +31,7 @@ type pruner struct {
 	// would walk the whole chain once more.
 	round map[PruneRequest]struct{}
 
-	queued, dropped, pruned, recycled, helped atomic.Uint64
+	queued, dropped, pruned, reclaimed, assisted atomic.Uint64
 
 	chainLengths  [ChainBuckets]atomic.Uint64 // see ChainBound
 	chainVersions atomic.Uint64
@@ -42,12 +42,12 @@ type pruner struct {
 const ChainBuckets = 12
 
 // ChainBound is the upper bound of bucket i: 64, 128, ... The last bucket has none.
-func ChainBound(i int) int { return crowdedAt << i }
+func ChainBound(i int) int { return longChainLength << i }
 
 // prune prunes one chain and counts its length.
 func (p *pruner) prune(t *memtable.Table, c memtable.Chain, h *memtable.Horizon, retired *memtable.Retired) {
 	length := t.ChainLength(c)
-	p.chainLengths[min(bits.Len(uint((length-1)/crowdedAt)), ChainBuckets-1)].Add(1)
+	p.chainLengths[min(bits.Len(uint((length-1)/longChainLength)), ChainBuckets-1)].Add(1)
 	p.chainVersions.Add(uint64(length))
 	p.pruned.Add(uint64(t.Prune(c, h, retired)))
 }
@@ -71,9 +71,9 @@ func newPruner() *pruner {
 	}
 }
 
-// QueueCrowded asks for the pruning of the chains that w's last commit made crowded. Called after the commit's mark: a full queue
+// QueueLongChains asks for the pruning of the chains that w's last commit made crowded. Called after the commit's mark: a full queue
 // drops the request, and nothing is waited for. It returns the longest chain's length.
-func (e *Engine) QueueCrowded(w *Writer) (longest int) {
+func (e *Engine) QueueLongChains(w *Writer) (longest int) {
 	for _, c := range w.inserter.Crowded() {
 		select {
 		case e.pruner.queue <- PruneRequest{w.generation, c}:
@@ -86,10 +86,10 @@ func (e *Engine) QueueCrowded(w *Writer) (longest int) {
 	return longest
 }
 
-// PruneCrowded cuts the tails of chains that w's last commit made crowded and that have minLength versions or more, behind the commit's
+// PruneLongChains cuts the tails of chains that w's last commit made crowded and that have minLength versions or more, behind the commit's
 // mark: before it, every later commit would wait for the walk. From then on a checkpoint may walk the generation, if it is sealed, and wants
 // to be alone with it. Where somebody else prunes it does nothing: the next one will.
-func (e *Engine) PruneCrowded(w *Writer, minLength int) {
+func (e *Engine) PruneLongChains(w *Writer, minLength int) {
 	p := e.pruner
 	if !p.mu.TryLock() {
 		return
@@ -101,17 +101,17 @@ func (e *Engine) PruneCrowded(w *Writer, minLength int) {
 	h := memtable.Horizon{MinVisible: e.registry.MinVisible()}
 	for _, c := range w.inserter.Crowded() {
 		if w.generation.mem.ChainLength(c) >= minLength {
-			p.helped.Add(1)
+			p.assisted.Add(1)
 			p.prune(w.generation.mem, c, &h, nil)
 		}
 	}
 }
 
-// HelpAt is the chain length from which writers help the collector, so that a late one cannot let a hot chain run away.
-const HelpAt = 2 * crowdedAt
+// AssistLength is the chain length from which writers help the collector, so that a late one cannot let a hot chain run away.
+const AssistLength = 2 * longChainLength
 
-// Crowded reports whether w's last commit made a chain crowded.
-func (w *Writer) Crowded() bool { return len(w.inserter.Crowded()) > 0 }
+// MadeLongChain reports whether w's last commit made a chain crowded.
+func (w *Writer) MadeLongChain() bool { return len(w.inserter.Crowded()) > 0 }
 
 // PruneRequests delivers when there is something to prune.
 func (e *Engine) PruneRequests() <-chan PruneRequest { return e.pruner.queue }
@@ -125,7 +125,7 @@ func (e *Engine) Prune(slot *pin.Slot, first *PruneRequest, h memtable.Horizon, 
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	clear(p.round)
-	p.recycleLocked(e.registry)
+	p.reclaimLocked(e.registry)
 	if first != nil {
 		p.pruneLocked(e.registry, *first, &h)
 	}
@@ -159,18 +159,18 @@ func (p *pruner) pruneLocked(r *pin.Registry, q PruneRequest, h *memtable.Horizo
 	if retired.Count() > 0 {
 		p.waiting = append(p.waiting, retiredBatch{q.generation, retired, r.Retire()})
 	}
-	if len(p.again) < pruneQueueLength && q.generation.mem.ChainLength(q.chain) >= crowdedAt {
+	if len(p.again) < pruneQueueLength && q.generation.mem.ChainLength(q.chain) >= longChainLength {
 		p.again[q] = struct{}{}
 	}
 }
 
 // recycleLocked gives back what was retired before the oldest reader entered.
-func (p *pruner) recycleLocked(r *pin.Registry) {
+func (p *pruner) reclaimLocked(r *pin.Registry) {
 	oldest := r.OldestTick()
 	n := 0
 	for n < len(p.waiting) && p.waiting[n].tick < oldest {
 		if b := &p.waiting[n]; !b.generation.sealed() {
-			p.recycled.Add(uint64(b.versions.Count()))
+			p.reclaimed.Add(uint64(b.versions.Count()))
 			b.generation.mem.Recycle(&b.versions)
 		}
 		n++

@@ -139,7 +139,7 @@ func (q *quarantineBench) checkpointAt(live ...keys.Epoch) error {
 	if err := q.engine.Rotate(context.Background()); err != nil {
 		return err
 	}
-	return q.engine.Checkpoint(context.Background(), Horizon{Visible: at, Live: append(live, at)})
+	return q.engine.Checkpoint(context.Background(), GCWatermarks{Visible: at, Snapshots: append(live, at)})
 }
 
 // check reads everything in each way that there is, at a snapshot.
@@ -194,8 +194,8 @@ func (q *quarantineBench) checkScan(r *Reader, at keys.Epoch, want map[string]st
 		if reverse {
 			from = upper
 		}
-		for again := true; again; again = c.Halted() {
-			if c.Halted() {
+		for again := true; again; again = c.Paused() {
+			if c.Paused() {
 				from = bytes.Clone(c.Resume())
 			}
 			r.OpenCursor(&c, at, lower, upper, 0)
@@ -263,7 +263,7 @@ func TestRefusedEntriesDoNotBlockCheckpoints(t *testing.T) {
 	if st := q.engine.Stats(); st.Tree.Quarantined != 4 || st.Tree.QuarantineReason == "" || len(st.Generations) != 1 {
 		t.Fatalf("%d versions in quarantine, %d generations", st.Tree.Quarantined, len(st.Generations))
 	}
-	if _, err := q.engine.NewLoad(); !errors.Is(err, ErrLoadQuarantine) {
+	if _, err := q.engine.NewBulkLoad(); !errors.Is(err, ErrBulkLoadQuarantine) {
 		t.Fatalf("a bulk load beside a quarantine: %v", err)
 	}
 
@@ -586,7 +586,7 @@ func TestRefusedKeysAreNamedTogether(t *testing.T) {
 		t.Fatal(err)
 	}
 	at := keys.Epoch(q.visible.Load())
-	job := mergeJob{frozen: q.engine.complete(at), horizon: Horizon{Visible: at, Live: []keys.Epoch{at}}}
+	job := mergeJob{immutables: q.engine.complete(at), watermarks: GCWatermarks{Visible: at, Snapshots: []keys.Epoch{at}}}
 	_, _, err := q.engine.tryMerge(context.Background(), btree.Root{}, &job, at)
 	found, ok := errors.AsType[*btree.RefusedError](err)
 	if !ok || found.Total != 4 || len(found.Entries) != 4 || !errors.Is(found.Entries[0].Err, btree.ErrKeySize) || !errors.Is(found.Entries[2].Err, btree.ErrInputOrder) && !errors.Is(found.Entries[1].Err, btree.ErrInputOrder) {

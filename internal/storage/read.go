@@ -27,8 +27,8 @@ func (r *Reader) Get(key []byte, at keys.Epoch) (Version, bool, error) {
 
 // FindInTree is Get for what p.Find does not find. It may read pages.
 func (r *Reader) FindInTree(p Pinned, key []byte, at keys.Epoch) (Version, bool, error) {
-	if p.view.side != nil {
-		if v, ok, err := r.beside(p, key, at); ok || err != nil {
+	if p.view.repairTree != nil {
+		if v, ok, err := r.repairTreeGet(p, key, at); ok || err != nil {
 			return v, ok, err
 		}
 	}
@@ -40,10 +40,10 @@ func (r *Reader) FindInTree(p Pinned, key []byte, at keys.Epoch) (Version, bool,
 }
 
 // beside is FindInTree for keys of lost pages, and what was written to them since.
-func (r *Reader) beside(p Pinned, key []byte, at keys.Epoch) (Version, bool, error) {
-	found, ok, err := p.view.side.get(r, key, at)
+func (r *Reader) repairTreeGet(p Pinned, key []byte, at keys.Epoch) (Version, bool, error) {
+	found, ok, err := p.view.repairTree.get(r, key, at)
 	if err != nil {
-		return Version{}, false, r.engine.damage(err, p.view.side.root, key)
+		return Version{}, false, r.engine.damage(err, p.view.repairTree.root, key)
 	}
 	return fromTree(&found), ok, nil
 }
@@ -75,7 +75,7 @@ func (e *Engine) WrittenSince(v *Validation, w *Writer, visit func(key []byte, e
 	var ops batch.Reader
 	segment, at := w.generation.segment, v.from
 	for {
-		body, epoch, ok := segment.Written(&at, w.claim)
+		body, epoch, ok := segment.Written(&at, w.reservation)
 		if !ok {
 			return
 		}
@@ -103,7 +103,7 @@ func (p Pinned) Find(key []byte, at keys.Epoch) memtable.Ref {
 			return r
 		}
 	}
-	for _, g := range p.view.frozen {
+	for _, g := range p.view.immutables {
 		if r := g.mem.Find(key, at); r.Found() {
 			return r
 		}
@@ -128,8 +128,8 @@ func (r *Reader) NewestSince(key []byte, since keys.Epoch) (keys.Epoch, error) {
 	if v := p.Find(key, keys.MaxEpoch); v.Found() {
 		return ifNewer(v.Epoch(), since), nil
 	}
-	if p.view.side != nil {
-		if v, ok, err := r.beside(p, key, keys.MaxEpoch); ok || err != nil {
+	if p.view.repairTree != nil {
+		if v, ok, err := r.repairTreeGet(p, key, keys.MaxEpoch); ok || err != nil {
 			return ifNewer(v.Epoch, since), err
 		}
 	}
@@ -152,7 +152,7 @@ func (r *Reader) AppendValue(dst []byte, v Version) ([]byte, error) {
 	if !v.large {
 		return append(dst, v.value...), nil
 	}
-	dst, err := r.engine.rows.Append(dst, page.Ref(v.value), r)
+	dst, err := r.engine.blobs.Append(dst, page.Ref(v.value), r)
 	if err != nil {
 		return dst, r.engine.damage(err, btree.Root{}, nil)
 	}
@@ -175,7 +175,7 @@ func (r *Reader) ChangedSince(p Pinned, lower, upper []byte, after, before keys.
 	if epoch, changed := changedInMemory(p, lower, upper, after, before); changed {
 		return epoch, true, nil
 	}
-	changed, err := p.view.side.changedSince(r, lower, upper, after)
+	changed, err := p.view.repairTree.changedSince(r, lower, upper, after)
 	if err == nil && !changed {
 		changed, err = btree.ChangedSince(r, p.view.root, lower, upper, after)
 	}
@@ -193,7 +193,7 @@ func changedInMemory(p Pinned, lower, upper []byte, after, before keys.Epoch) (k
 			return epoch, true
 		}
 	}
-	for _, g := range p.view.frozen {
+	for _, g := range p.view.immutables {
 		if g.end.Load() <= uint64(after)+1 {
 			break // from here on every epoch is older
 		}

@@ -9,17 +9,17 @@ import (
 
 // Finder keeps what GetAll needs from call to call.
 type Finder struct {
-	tree    btree.Finder
-	missing [][]byte // keys that no memtable has
-	places  []int    // their places in the batch
-	sorted  [][]byte // missing, in order
-	sorter  keys.Sorter
-	large   []largeValue
+	tree      btree.Finder
+	missing   [][]byte // keys that no memtable has
+	locations []int    // their places in the batch
+	sorted    [][]byte // missing, in order
+	sorter    keys.Sorter
+	large     []largeValue
 }
 
 // largeValue is a version that was found, and whose value is read once its neighbours have been visited.
 type largeValue struct {
-	place   int
+	index   int
 	version Version
 	ref     page.Ref
 }
@@ -44,7 +44,7 @@ func (v *Visits) pause() error {
 // is looked at is taken anew.
 func (r *Reader) GetAll(f *Finder, list [][]byte, at keys.Epoch, visit Visits) error {
 	p := r.engine.Pin()
-	f.missing, f.places = f.missing[:0], f.places[:0]
+	f.missing, f.locations = f.missing[:0], f.locations[:0]
 	for from := 0; from < len(list); from += memtable.FindWindow {
 		if from > 0 {
 			if err := visit.pause(); err != nil {
@@ -57,7 +57,7 @@ func (r *Reader) GetAll(f *Finder, list [][]byte, at keys.Epoch, visit Visits) e
 		p.findAll(window, at, refs[:len(window)])
 		for i, key := range window {
 			if !refs[i].Found() {
-				f.missing, f.places = append(f.missing, key), append(f.places, from+i)
+				f.missing, f.locations = append(f.missing, key), append(f.locations, from+i)
 				continue
 			}
 			if err := visit.Each(from+i, fromMemtable(refs[i]), true); err != nil {
@@ -65,7 +65,7 @@ func (r *Reader) GetAll(f *Finder, list [][]byte, at keys.Epoch, visit Visits) e
 			}
 		}
 	}
-	if err := r.besideAll(f, at, visit); err != nil || len(f.missing) == 0 {
+	if err := r.repairTreeGetAll(f, at, visit); err != nil || len(f.missing) == 0 {
 		return err
 	}
 	return r.treeAll(f, at, visit)
@@ -97,9 +97,9 @@ func (r *Reader) treeWindow(f *Finder, window [][]byte, order []uint64, at keys.
 	root, large := r.engine.view.Load().root, f.large[:0]
 	var visited error
 	err := f.tree.FindAll(r, root, window, at, func(i int, found btree.Version, ok bool) error {
-		place, v := f.places[order[i]], fromTree(&found)
+		place, v := f.locations[order[i]], fromTree(&found)
 		if ok && v.large {
-			large = append(large, largeValue{place: place, version: v, ref: page.Ref(v.value)})
+			large = append(large, largeValue{index: place, version: v, ref: page.Ref(v.value)})
 			return nil
 		}
 		visited = visit.Each(place, v, ok)
@@ -118,7 +118,7 @@ func (r *Reader) treeWindow(f *Finder, window [][]byte, order []uint64, at keys.
 		}
 		l := &large[i]
 		l.version.value = l.ref[:]
-		if err := visit.Each(l.place, l.version, true); err != nil {
+		if err := visit.Each(l.index, l.version, true); err != nil {
 			return err
 		}
 	}
@@ -135,10 +135,10 @@ func (r *Reader) blame(err error, root btree.Root, window [][]byte, at keys.Epoc
 	return r.engine.damage(err, root, nil)
 }
 
-// besideAll visits those of the missing keys that the side tree has, and keeps the others.
-func (r *Reader) besideAll(f *Finder, at keys.Epoch, visit Visits) error {
+// repairTreeGetAll visits those of the missing keys that the side tree has, and keeps the others.
+func (r *Reader) repairTreeGetAll(f *Finder, at keys.Epoch, visit Visits) error {
 	p := r.engine.Pin()
-	if p.view.side == nil {
+	if p.view.repairTree == nil {
 		return nil
 	}
 	n := 0
@@ -149,19 +149,19 @@ func (r *Reader) besideAll(f *Finder, at keys.Epoch, visit Visits) error {
 			}
 			p = r.engine.Pin()
 		}
-		v, ok, err := r.beside(p, key, at)
+		v, ok, err := r.repairTreeGet(p, key, at)
 		if err == nil && ok {
-			err = visit.Each(f.places[i], v, true)
+			err = visit.Each(f.locations[i], v, true)
 		}
 		if err != nil {
 			return err
 		}
 		if !ok {
-			f.missing[n], f.places[n] = key, f.places[i]
+			f.missing[n], f.locations[n] = key, f.locations[i]
 			n++
 		}
 	}
-	f.missing, f.places = f.missing[:n], f.places[:n]
+	f.missing, f.locations = f.missing[:n], f.locations[:n]
 	return nil
 }
 
@@ -170,7 +170,7 @@ func (p Pinned) findAll(window [][]byte, at keys.Epoch, refs []memtable.Ref) {
 	if !p.view.active.mem.Empty() {
 		p.view.active.mem.FindAll(window, at, refs)
 	}
-	for _, g := range p.view.frozen {
+	for _, g := range p.view.immutables {
 		g.mem.FindAll(window, at, refs)
 	}
 	if q := p.view.quarantine; q != nil {

@@ -13,7 +13,7 @@ import (
 // dropped: the engine remembers each.
 type Reader struct {
 	engine *Engine
-	pages  *pages
+	pages  *pageSource
 	hits   pin.Counter
 }
 

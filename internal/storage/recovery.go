@@ -45,14 +45,14 @@ func (e *Engine) recover(ctx context.Context) (Recovery, error) {
 	if err := e.knowLog(); err != nil {
 		return recovery, errors.Join(err, e.log.Close(), r.free())
 	}
-	v := &view{active: active, root: r.root, side: e.known, quarantine: e.quarantine.now, checkpoint: e.pager.Checkpoint()}
+	v := &view{active: active, root: r.root, repairTree: e.skippedPages, quarantine: e.quarantine.now, checkpoint: e.pager.Checkpoint()}
 	for i := len(r.filled) - 1; i >= 0; i-- {
-		v.frozen = append(v.frozen, r.filled[i])
+		v.immutables = append(v.immutables, r.filled[i])
 	}
 	e.view.Store(v)
 	e.openReserve()
-	if len(v.frozen) > 0 {
-		e.wakeCheckpoint()
+	if len(v.immutables) > 0 {
+		e.requestCheckpoint()
 	}
 	return recovery, nil
 }
@@ -70,7 +70,7 @@ func (e *Engine) knowLog() error {
 
 // openTree opens the data file, or creates it.
 func (e *Engine) openTree() error {
-	e.pages = new(pages)
+	e.pages = new(pageSource)
 	p, err := openOrCreate(&e.options, pager.Options{PageSize: e.options.PageSize, OnFree: e.pages.forget, RebuildMap: true})
 	if err != nil {
 		return translate(err)
@@ -80,7 +80,7 @@ func (e *Engine) openTree() error {
 		return err
 	}
 	e.cacheBytes.Store(e.options.CacheBytes)
-	e.frozenBytes.Store(e.options.frozenBytes())
+	e.immutableBytes.Store(e.options.immutableBytes())
 	if !e.options.NoPrefetch {
 		e.prefetch = newPrefetch(e)
 	}
@@ -95,13 +95,13 @@ func (e *Engine) openTables() (err error) {
 		}
 	}
 	tables := len(e.repaired)
-	if e.rows, err = e.openRows(); err != nil {
+	if e.blobs, err = e.openRows(); err != nil {
 		return err
 	}
 	if err := e.rebuildMap(); err != nil {
 		return err
 	}
-	if e.known, err = loadSide(e.pager, e.rows); err != nil {
+	if e.skippedPages, err = readRepairTree(e.pager, e.blobs); err != nil {
 		return err
 	}
 	if err := e.openQuarantine(); err != nil {

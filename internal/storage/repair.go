@@ -41,7 +41,7 @@ func (e *Engine) eachLivePage(each func(id page.ID, buf []byte)) error {
 		if mapped && !e.pager.IsLive(id) {
 			continue
 		}
-		switch err := loadPage(e.pager, id, buf); {
+		switch err := readPage(e.pager, id, buf); {
 		case err == nil:
 			each(id, buf)
 		case !isDamage(err):
@@ -93,7 +93,7 @@ func (e *Engine) eachRef(each func(page.Ref) error) (complete bool, err error) {
 
 // roots are the roots of the tree, of the side tree and of its mirror.
 func (e *Engine) roots() ([]btree.Root, error) {
-	beside, mirror, err := sideRoots(e.pager)
+	beside, mirror, err := repairTreeRoots(e.pager)
 	return []btree.Root{rootOf(e.pager.State()), beside, mirror}, err
 }
 
@@ -105,7 +105,7 @@ func (e *Engine) rebuildMap() error {
 	}
 	e.repaired = append(e.repaired, fmt.Sprintf("the allocation map was made anew from the tree: %v", damage))
 	return e.pager.RebuildMap(func(each func(page.ID) error) (complete bool, err error) {
-		complete, err = e.rows.Reach(each)
+		complete, err = e.blobs.Reach(each)
 		if err != nil {
 			return false, err
 		}
@@ -161,7 +161,7 @@ func (e *Engine) writeState(state pager.State) error {
 		return err
 	}
 	defer ck.Abort()
-	err = e.rows.Begin(ck).Finish(0)
+	err = e.blobs.Begin(ck).Finish(0)
 	if err == nil {
 		err = ck.Commit(context.Background(), state)
 	}

@@ -109,7 +109,7 @@ func (r *replayer) used() (bytes int64) {
 // makeRoom merges what is filled, if one more table would not fit into the budget.
 func (r *replayer) makeRoom() error {
 	used := r.used()
-	if used+r.engine.memtableBytes <= r.engine.frozenBytes.Load()+r.engine.options.CacheBytes {
+	if used+r.engine.memtableBytes <= r.engine.immutableBytes.Load()+r.engine.options.CacheBytes {
 		return nil
 	}
 	return r.mergeIfPossible()
@@ -119,13 +119,13 @@ func (r *replayer) makeRoom() error {
 func (r *replayer) settle() error {
 	e := r.engine
 	used := r.used()
-	if used > e.frozenBytes.Load() {
+	if used > e.immutableBytes.Load() {
 		if err := r.mergeIfPossible(); err != nil {
 			return err
 		}
 		used = r.used()
 	}
-	for n := int64(len(e.tables.spares)); n > 0 && used+n*e.memtableBytes > e.frozenBytes.Load(); n-- {
+	for n := int64(len(e.tables.pooled)); n > 0 && used+n*e.memtableBytes > e.immutableBytes.Load(); n-- {
 		e.freed(e.tables.take().Free())
 	}
 	return nil
@@ -150,10 +150,10 @@ func (r *replayer) merge() error {
 	e := r.engine
 	job := mergeJob{recovering: true}
 	for i := len(r.filled) - 1; i >= 0; i-- {
-		job.frozen = append(job.frozen, r.filled[i])
+		job.immutables = append(job.immutables, r.filled[i])
 	}
 	cut := job.cut(0)
-	job.horizon = Horizon{Visible: cut, Live: []keys.Epoch{cut}}
+	job.watermarks = GCWatermarks{Visible: cut, Snapshots: []keys.Epoch{cut}}
 	before := e.quarantine.now
 	number, result, err := e.mergeTree(r.ctx, r.root, &job, cut)
 	if err != nil {
@@ -163,7 +163,7 @@ func (r *replayer) merge() error {
 	r.root = result.Root
 	e.pins.release(e.pager, number)
 	for _, g := range r.filled {
-		e.tables.spares = append(e.tables.spares, g.mem) // the next tables take their memory
+		e.tables.pooled = append(e.tables.pooled, g.mem) // the next tables take their memory
 	}
 	r.filled = r.filled[:0]
 	r.merges++

@@ -26,7 +26,7 @@ func (e *Engine) ResizeCache(bytes int64) (before int64, err error) {
 		return 0, err
 	}
 	o.CacheBytes = bytes
-	e.frozenBytes.Store(o.frozenBytes())
-	e.roomMade()
+	e.immutableBytes.Store(o.immutableBytes())
+	e.signalRoom()
 	return e.cacheBytes.Swap(bytes), nil
 }

@@ -57,11 +57,11 @@ func (e *Engine) Reclaim() {
 		e.pins.release(e.pager, r.checkpoint)
 		old.bytes.Add(-r.bytes)
 		for _, g := range r.generations {
-			e.keepOrFree(g.mem)
+			e.reuseOrFree(g.mem)
 		}
 		e.freeQuarantine(r.quarantine)
 	}
-	e.roomMade()
+	e.signalRoom()
 }
 
 // free frees all memtables; nobody reads any more.

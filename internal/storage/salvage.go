@@ -200,7 +200,7 @@ func (s *salvager) eachPage(each func(id page.ID, buf []byte)) error {
 		if id%64 == 0 && s.ctx.Err() != nil {
 			return s.ctx.Err()
 		}
-		if loadPage(s.state, id, buf) == nil {
+		if readPage(s.state, id, buf) == nil {
 			each(id, buf)
 		}
 	}

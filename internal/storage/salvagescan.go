@@ -41,7 +41,7 @@ func (s *salvager) scan() error {
 			newer = l.overruledBy(before, leaves[i+1:])
 			before = append(before, l)
 		}
-		if loadPage(s.state, l.id, buf) == nil { // it was sound a moment ago
+		if readPage(s.state, l.id, buf) == nil { // it was sound a moment ago
 			s.keepNewest(buf, newer, pending)
 		}
 	}

@@ -11,7 +11,7 @@ import (
 // readSide collects what lies in the side tree: of its keys it is newer than what the tree has, and older than the log. What cannot be read
 // of it may have been newer than the tree, too: keys there that stood for lost pages are not brought out at all.
 func (s *salvager) readSide() error {
-	root, mirror, err := sideRoots(s.state)
+	root, mirror, err := repairTreeRoots(s.state)
 	if err != nil {
 		s.lose(Damage{Kind: DamageSuperblock, File: s.state.Name(), Reason: err.Error()})
 		return unlessDamage(s.ctx, err)
@@ -26,7 +26,7 @@ func (s *salvager) readSide() error {
 	if len(gaps) == 0 || err != nil {
 		return err
 	}
-	lost, err := loadSide(s.state, s.rows)
+	lost, err := readRepairTree(s.state, s.rows)
 	if stop := unlessDamage(s.ctx, err); err != nil && stop != nil {
 		return stop
 	}
@@ -77,7 +77,7 @@ func (s *salvager) walkSide(root btree.Root) (gaps []gap, err error) {
 
 // within is the part of a gap in the side tree that lost ranges cover, to whole keys. Without the records, which are in the side tree
 // themselves, it is all of it.
-func (s *side) within(g gap) (parts []gap) {
+func (s *repairTree) within(g gap) (parts []gap) {
 	if s == nil {
 		return []gap{g}
 	}

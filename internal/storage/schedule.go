@@ -39,7 +39,7 @@ func (e *Engine) Schedule(largeWait time.Duration, snapshots []keys.Epoch) Work 
 		return WorkRotateAndMerge // frees pages and log segments
 	case e.shouldFlushBySize(largeWait):
 		return WorkRotateAndMerge
-	case e.shouldFlushByAge(), e.shrinkable(), e.sweepable(snapshots):
+	case e.shouldFlushByAge(), e.shrinkable(), e.vacuumable(snapshots):
 		return WorkMerge
 	default:
 		return WorkNone
@@ -47,14 +47,14 @@ func (e *Engine) Schedule(largeWait time.Duration, snapshots []keys.Epoch) Work 
 }
 
 // CheckpointRequests delivers when there is something to merge.
-func (e *Engine) CheckpointRequests() <-chan struct{} { return e.due }
+func (e *Engine) CheckpointRequests() <-chan struct{} { return e.checkpointRequests }
 
 // RequestCheckpoint makes CheckpointRequests deliver.
-func (e *Engine) RequestCheckpoint() { e.wakeCheckpoint() }
+func (e *Engine) RequestCheckpoint() { e.requestCheckpoint() }
 
 // shouldFlushByAge reports whether an immutable memtable has waited long enough.
 func (e *Engine) shouldFlushByAge() bool {
-	return len(e.view.Load().frozen) > 0 && time.Since(time.Unix(0, e.rotated.Load())) > immutableWaitMax
+	return len(e.view.Load().immutables) > 0 && time.Since(time.Unix(0, e.rotated.Load())) > immutableWaitMax
 }
 
 // shouldFlushBySize reports whether the active memtable is large and has waited for so long. Without it, the
@@ -69,7 +69,7 @@ func (e *Engine) shouldFlushBySize(wait time.Duration) bool {
 // that: they leave holes of an eighth and two growth steps of a sixteenth, in a small file relocatePagesMin
 // pages and two steps of sixteen.
 func (e *Engine) shrinkable() bool {
-	if e.tail.stuck.Load() {
+	if e.fileEnd.stuck.Load() {
 		return false
 	}
 	s := e.pager.Stats()

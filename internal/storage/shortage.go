@@ -41,11 +41,11 @@ func (e *Engine) CheckSpace() {
 	}
 	e.spaceMu.Lock()
 	defer e.spaceMu.Unlock()
-	e.judgeSpace(errors.Join(e.log.FillReserve(), e.fillPages(), e.fullAtMerge()))
-	close(*e.spaceJudged.Swap(newJudgement()))
+	e.checkReserve(errors.Join(e.log.FillReserve(), e.fillPages(), e.fullAtMerge()))
+	close(*e.spaceChecked.Swap(newSpaceCheck()))
 }
 
-func newJudgement() *chan struct{} {
+func newSpaceCheck() *chan struct{} {
 	judged := make(chan struct{})
 	return &judged
 }
@@ -56,8 +56,8 @@ func (e *Engine) AwaitReserve(ctx context.Context) error {
 	if outgrown := e.options.DiskReserve != 0 && e.Shortage() == nil && !e.covers(e.unmerged()); !outgrown {
 		return nil
 	}
-	judged := *e.spaceJudged.Load()
-	e.wantSpace()
+	judged := *e.spaceChecked.Load()
+	e.requestSpaceCheck()
 	select {
 	case <-judged:
 	case <-e.spaceOver:
@@ -86,7 +86,7 @@ func (e *Engine) fillPages() error {
 
 // fullAtMerge is the full disk that stopped the last checkpoint, or nil: some file systems need space to write where there was something before.
 func (e *Engine) fullAtMerge() error {
-	if blocked := e.blocked.Load(); blocked != nil && errors.Is(*blocked, vfs.ErrNoSpace) {
+	if blocked := e.checkpointBlocked.Load(); blocked != nil && errors.Is(*blocked, vfs.ErrNoSpace) {
 		return *blocked
 	}
 	return nil
@@ -95,7 +95,7 @@ func (e *Engine) fullAtMerge() error {
 // unmerged is the memory of the generations that no checkpoint has taken in: about as much as their versions will take in pages, or more.
 func (e *Engine) unmerged() int64 {
 	v := e.view.Load()
-	return int64(v.active.mem.Resident()) + residentBytes(v.frozen)
+	return int64(v.active.mem.Resident()) + residentBytes(v.immutables)
 }
 
 // reserveFor has RunSpace look at the reserve when it no longer covers what is in memory.
@@ -104,13 +104,13 @@ func (e *Engine) reserveFor(unmerged int64) {
 		return
 	}
 	if free, want := e.pager.FreeBytes(); free < want+unmerged {
-		e.wantSpace()
+		e.requestSpaceCheck()
 	}
 }
 
-func (e *Engine) wantSpace() {
+func (e *Engine) requestSpaceCheck() {
 	select {
-	case e.spaceDue <- struct{}{}:
+	case e.spaceCheckRequests <- struct{}{}:
 	default:
 	}
 }
@@ -124,13 +124,13 @@ func (e *Engine) RunSpace(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-e.spaceDue:
+		case <-e.spaceCheckRequests:
 			e.CheckSpace()
 		case <-retry.C:
 			if e.Shortage() != nil {
 				e.releasePages()
 				e.CheckSpace()
-				e.roomMade() // for those who wait for a segment
+				e.signalRoom() // for those who wait for a segment
 			}
 		}
 	}
@@ -148,9 +148,9 @@ func (e *Engine) releasePages() {
 // spaceRetry is how often a store that refuses writes looks whether the disk has space again.
 const spaceRetry = 500 * time.Millisecond
 
-// judgeSpace notes what filling the reserve ended with. Only a full device makes a shortage: after other errors files and pages are made when they are
+// checkReserve notes what filling the reserve ended with. Only a full device makes a shortage: after other errors files and pages are made when they are
 // needed, and tell then.
-func (e *Engine) judgeSpace(err error) {
+func (e *Engine) checkReserve(err error) {
 	if !errors.Is(err, vfs.ErrNoSpace) || e.options.DiskReserve == 0 {
 		e.shortage.Store(nil)
 		return
@@ -167,19 +167,19 @@ func (e *Engine) newSegment(first keys.Epoch, bodyBytes int) (*wal.Segment, erro
 	segment, err := e.log.NewSegment(context.Background(), first, bodyBytes)
 	if _, taken := e.log.Reserve(); taken > e.reserveTaken {
 		e.reserveTaken = taken
-		e.judgeSpace(fmt.Errorf("the log has taken a file from the reserve: %w", vfs.ErrNoSpace))
-		e.wakeCheckpoint() // what is frozen should be merged while the reserve is there
+		e.checkReserve(fmt.Errorf("the log has taken a file from the reserve: %w", vfs.ErrNoSpace))
+		e.requestCheckpoint() // what is frozen should be merged while the reserve is there
 	}
 	return segment, err
 }
 
 // Blocked reports whether the last checkpoint failed because the disk is full or a page is damaged.
-func (e *Engine) Blocked() bool { return e.blocked.Load() != nil }
+func (e *Engine) CheckpointBlocked() bool { return e.checkpointBlocked.Load() != nil }
 
 // rotatable reports whether a rotation leaves the log a part of its reserve, so that deletions can still be accepted if nothing can be merged.
 func (e *Engine) rotatable() bool {
 	kept, _ := e.log.Reserve()
-	return !e.Blocked() || kept >= reserveSegments
+	return !e.CheckpointBlocked() || kept >= reserveSegments
 }
 
 // openReserve sets the reserve up, when the log is open.
@@ -205,7 +205,7 @@ func (e *Engine) firstGeneration(first keys.Epoch) (*generation, error) {
 	if !errors.Is(err, vfs.ErrNoSpace) {
 		return g, err
 	}
-	e.judgeSpace(err)
+	e.checkReserve(err)
 	mem, err := e.newTable()
 	if err != nil {
 		return nil, err
@@ -227,16 +227,16 @@ func (e *Engine) segmentToCome(err error) (room <-chan struct{}) {
 	if !errors.Is(err, vfs.ErrNoSpace) || e.options.DiskReserve == 0 {
 		return nil
 	}
-	e.judgeSpace(err)
+	e.checkReserve(err)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if kept, _ := e.log.Reserve(); kept > 0 {
 		return noWait
 	}
-	if len(e.view.Load().frozen) == 0 || e.Blocked() {
+	if len(e.view.Load().immutables) == 0 || e.CheckpointBlocked() {
 		return nil
 	}
-	e.wakeCheckpoint()
+	e.requestCheckpoint()
 	return e.room
 }
 

@@ -36,17 +36,17 @@ import (
 //   - the side tree and the ranges that a view names belong to the same durable state.
 //
 // A side is immutable; nil stands for a store without lost pages.
-type side struct {
+type repairTree struct {
 	root   btree.Root
-	mirror btree.Root   // a second tree with the same contents in pages of its own, for when one of the first is damaged; empty if there is none
-	unused []btree.Root // of the two, what was given up because of damage: the next merge frees its pages
-	lost   []lostPage   // by lower bound
+	mirror btree.Root        // a second tree with the same contents in pages of its own, for when one of the first is damaged; empty if there is none
+	unused []btree.Root      // of the two, what was given up because of damage: the next merge frees its pages
+	pages  []quarantinedPage // by lower bound
 	avoid  map[page.ID]struct{}
-	ranges []lostRange // of all lost pages: disjoint, ascending
+	ranges []quarantinedRange // of all lost pages: disjoint, ascending
 }
 
-// lostPage is what a record in the side tree says.
-type lostPage struct {
+// quarantinedPage is what a record in the side tree says.
+type quarantinedPage struct {
 	id         page.ID
 	level      int
 	checkpoint uint64 // that went round it first
@@ -56,19 +56,19 @@ type lostPage struct {
 	unrecorded bool // the side tree does not have it yet
 }
 
-// lostRange is [lower, upper); a nil upper is no bound.
-type lostRange struct {
+// quarantinedRange is [lower, upper); a nil upper is no bound.
+type quarantinedRange struct {
 	lower page.Separator
 	upper *page.Separator
 }
 
 // behind reports whether the range ends at or in front of (key, t).
-func (r *lostRange) behind(key []byte, t keys.Trailer) bool {
+func (r *quarantinedRange) behind(key []byte, t keys.Trailer) bool {
 	return r.upper != nil && r.upper.Compare(key, t) <= 0
 }
 
 // covers reports whether (key, t) lies in a lost range.
-func (s *side) covers(key []byte, t keys.Trailer) bool {
+func (s *repairTree) covers(key []byte, t keys.Trailer) bool {
 	if s == nil {
 		return false
 	}
@@ -77,13 +77,13 @@ func (s *side) covers(key []byte, t keys.Trailer) bool {
 }
 
 // mirrors reports whether a version of key goes into the side tree and into its mirror.
-func (s *side) mirrors(key []byte, at keys.Epoch) bool {
+func (s *repairTree) mirrors(key []byte, at keys.Epoch) bool {
 	return s != nil && s.mirrored() && s.covers(key, keys.MakeTrailer(at, keys.KindSet))
 }
 
 // find is the first range that does not end in front of (key, t).
-func (s *side) find(key []byte, t keys.Trailer) int {
-	i, _ := slices.BinarySearchFunc(s.ranges, 0, func(r lostRange, _ int) int {
+func (s *repairTree) find(key []byte, t keys.Trailer) int {
+	i, _ := slices.BinarySearchFunc(s.ranges, 0, func(r quarantinedRange, _ int) int {
 		if r.behind(key, t) {
 			return -1
 		}
@@ -93,7 +93,7 @@ func (s *side) find(key []byte, t keys.Trailer) int {
 }
 
 // get is btree.Get for what the side tree has. What it does not have only the tree can tell.
-func (s *side) get(src btree.Source, key []byte, at keys.Epoch) (btree.Version, bool, error) {
+func (s *repairTree) get(src btree.Source, key []byte, at keys.Epoch) (btree.Version, bool, error) {
 	if !s.covers(key, keys.MakeTrailer(at, 0xff)) {
 		return btree.Version{}, false, nil
 	}
@@ -105,7 +105,7 @@ func (s *side) get(src btree.Source, key []byte, at keys.Epoch) (btree.Version, 
 }
 
 // changedSince is btree.ChangedSince for what the side tree has.
-func (s *side) changedSince(src btree.Source, lower, upper []byte, after keys.Epoch) (bool, error) {
+func (s *repairTree) changedSince(src btree.Source, lower, upper []byte, after keys.Epoch) (bool, error) {
 	if s == nil {
 		return false, nil
 	}
@@ -117,7 +117,7 @@ func (s *side) changedSince(src btree.Source, lower, upper []byte, after keys.Ep
 }
 
 // without gives up the side tree or its mirror, whichever root is, if the other one is left.
-func (s *side) without(root btree.Root) (next *side, ok bool) {
+func (s *repairTree) without(root btree.Root) (next *repairTree, ok bool) {
 	if s == nil || s.mirror.Empty() || root != s.root && root != s.mirror {
 		return s, false
 	}
@@ -131,13 +131,13 @@ func (s *side) without(root btree.Root) (next *side, ok bool) {
 }
 
 // mirrored reports whether a merge builds a mirror: it is there from the beginning or not at all.
-func (s *side) mirrored() bool { return s.root.Empty() || !s.mirror.Empty() }
+func (s *repairTree) mirrored() bool { return s.root.Empty() || !s.mirror.Empty() }
 
 // with adds pages that a merge has found to be lost, or with wider bounds than before. It reports false if there is nothing new in that.
-func (s *side) with(found []btree.LostPage, checkpoint uint64) (*side, bool) {
-	next := &side{}
+func (s *repairTree) with(found []btree.LostPage, checkpoint uint64) (*repairTree, bool) {
+	next := &repairTree{}
 	if s != nil {
-		next.root, next.mirror, next.unused, next.lost = s.root, s.mirror, s.unused, slices.Clone(s.lost)
+		next.root, next.mirror, next.unused, next.pages = s.root, s.mirror, s.unused, slices.Clone(s.pages)
 	}
 	changed := false
 	for i := range found {
@@ -147,20 +147,20 @@ func (s *side) with(found []btree.LostPage, checkpoint uint64) (*side, bool) {
 	return next, changed
 }
 
-func (s *side) add(f *btree.LostPage, checkpoint uint64) (changed bool) {
-	p := lostPage{
+func (s *repairTree) add(f *btree.LostPage, checkpoint uint64) (changed bool) {
+	p := quarantinedPage{
 		id: f.ID, level: f.Level, checkpoint: checkpoint, lower: f.Lower, upper: f.Upper, reason: f.Err.Error(), unrecorded: true,
 	}
 	if damage, ok := errors.AsType[*pager.CorruptError](f.Err); ok {
 		p.reason = damage.Reason
 	}
 	p.reason = p.reason[:min(len(p.reason), lostReasonMax)]
-	i := slices.IndexFunc(s.lost, func(q lostPage) bool { return q.id == p.id })
+	i := slices.IndexFunc(s.pages, func(q quarantinedPage) bool { return q.id == p.id })
 	if i < 0 {
-		s.lost = append(s.lost, p)
+		s.pages = append(s.pages, p)
 		return true
 	}
-	old := &s.lost[i] // the reason that counts is the first
+	old := &s.pages[i] // the reason that counts is the first
 	if compareLower(p.lower, old.lower) >= 0 && compareUpper(p.upper, old.upper) <= 0 {
 		return false
 	}
@@ -179,13 +179,13 @@ func compareLower(a, b page.Separator) int { return a.Compare(b.Key, b.Trailer) 
 func compareUpper(a, b *page.Separator) int {
 	switch {
 	case a == nil || b == nil:
-		return cmp.Compare(btoi(a == nil), btoi(b == nil))
+		return cmp.Compare(boolToInt(a == nil), boolToInt(b == nil))
 	default:
 		return a.Compare(b.Key, b.Trailer)
 	}
 }
 
-func btoi(b bool) int {
+func boolToInt(b bool) int {
 	if b {
 		return 1
 	}
@@ -193,11 +193,11 @@ func btoi(b bool) int {
 }
 
 // index works out what follows from the lost pages.
-func (s *side) index() {
-	slices.SortFunc(s.lost, func(a, b lostPage) int { return cmp.Or(compareLower(a.lower, b.lower), cmp.Compare(a.id, b.id)) })
-	s.avoid, s.ranges = make(map[page.ID]struct{}, len(s.lost)), nil
-	for i := range s.lost {
-		p := &s.lost[i]
+func (s *repairTree) index() {
+	slices.SortFunc(s.pages, func(a, b quarantinedPage) int { return cmp.Or(compareLower(a.lower, b.lower), cmp.Compare(a.id, b.id)) })
+	s.avoid, s.ranges = make(map[page.ID]struct{}, len(s.pages)), nil
+	for i := range s.pages {
+		p := &s.pages[i]
 		s.avoid[p.id] = struct{}{}
 		if n := len(s.ranges); n > 0 && !s.ranges[n-1].behind(p.lower.Key, p.lower.Trailer) {
 			if compareUpper(p.upper, s.ranges[n-1].upper) > 0 {
@@ -205,21 +205,21 @@ func (s *side) index() {
 			}
 			continue
 		}
-		s.ranges = append(s.ranges, lostRange{p.lower, p.upper})
+		s.ranges = append(s.ranges, quarantinedRange{p.lower, p.upper})
 	}
 }
 
 // durable is the side after its records were merged into the trees at root and mirror.
-func (s *side) durable(root, mirror btree.Root) *side {
-	next := &side{root: root, mirror: mirror, lost: slices.Clone(s.lost), avoid: maps.Clone(s.avoid), ranges: s.ranges}
-	for i := range next.lost {
-		next.lost[i].unrecorded = false
+func (s *repairTree) durable(root, mirror btree.Root) *repairTree {
+	next := &repairTree{root: root, mirror: mirror, pages: slices.Clone(s.pages), avoid: maps.Clone(s.avoid), ranges: s.ranges}
+	for i := range next.pages {
+		next.pages[i].unrecorded = false
 	}
 	return next
 }
 
 // trees are the roots of the side tree and of its mirror.
-func (s *side) trees() (root, mirror btree.Root) {
+func (s *repairTree) trees() (root, mirror btree.Root) {
 	if s == nil {
 		return btree.Root{}, btree.Root{}
 	}
@@ -227,32 +227,32 @@ func (s *side) trees() (root, mirror btree.Root) {
 }
 
 // records are the entries of lost pages that the side tree lacks.
-func (s *side) records(epoch keys.Epoch) (entries []btree.Entry) {
-	for i := range s.lost {
-		if p := &s.lost[i]; p.unrecorded {
-			entries = append(entries, btree.Entry{Key: lostKey(p.id), Value: p.encode(), Trailer: keys.MakeTrailer(epoch, keys.KindSet)})
+func (s *repairTree) records(epoch keys.Epoch) (entries []btree.Entry) {
+	for i := range s.pages {
+		if p := &s.pages[i]; p.unrecorded {
+			entries = append(entries, btree.Entry{Key: pageRecordKey(p.id), Value: p.encode(), Trailer: keys.MakeTrailer(epoch, keys.KindSet)})
 		}
 	}
 	slices.SortFunc(entries, func(a, b btree.Entry) int { return bytes.Compare(a.Key, b.Key) })
 	return entries
 }
 
-// sideRoots are the roots of a state's side tree and of its mirror.
-func sideRoots(p *pager.Pager) (root, mirror btree.Root, err error) {
+// repairTreeRoots are the roots of a state's side tree and of its mirror.
+func repairTreeRoots(p *pager.Pager) (root, mirror btree.Root, err error) {
 	state := p.State()
-	if root, mirror, err = decodeSideRoots(&state); err != nil {
+	if root, mirror, err = decodeRepairTreeRoots(&state); err != nil {
 		return btree.Root{}, btree.Root{}, p.Corrupt(page.ID(p.Checkpoint()%2), err.Error())
 	}
 	return root, mirror, nil
 }
 
-// loadSide reads the lost pages of a state.
-func loadSide(p *pager.Pager, store *blob.Store) (*side, error) {
-	root, mirror, err := sideRoots(p)
+// readRepairTree reads the lost pages of a state.
+func readRepairTree(p *pager.Pager, store *blob.Store) (*repairTree, error) {
+	root, mirror, err := repairTreeRoots(p)
 	if root.Empty() || err != nil {
 		return nil, err
 	}
-	s, err := loadRecords(p, store, root)
+	s, err := readRecords(p, store, root)
 	if err == nil {
 		s.mirror = mirror
 		return s, nil
@@ -260,18 +260,18 @@ func loadSide(p *pager.Pager, store *blob.Store) (*side, error) {
 	if mirror.Empty() || !isDamage(err) {
 		return nil, err
 	}
-	if s, again := loadRecords(p, store, mirror); again == nil {
+	if s, again := readRecords(p, store, mirror); again == nil {
 		s.unused = []btree.Root{root}
 		return s, nil
 	}
 	return nil, err
 }
 
-// loadRecords reads them from the side tree or from its mirror.
-func loadRecords(p *pager.Pager, store *blob.Store, root btree.Root) (*side, error) {
-	s := &side{root: root}
+// readRecords reads them from the side tree or from its mirror.
+func readRecords(p *pager.Pager, store *blob.Store, root btree.Root) (*repairTree, error) {
+	s := &repairTree{root: root}
 	var c btree.Cursor
-	c.Reset(keeping{p}, root, keys.MaxEpoch, []byte{byte(keys.SpaceLost)}, []byte{byte(keys.SpaceLost) + 1})
+	c.Reset(wholeTreeSource{p}, root, keys.MaxEpoch, []byte{byte(keys.SpaceLost)}, []byte{byte(keys.SpaceLost) + 1})
 	for ok := c.First(); ok; ok = c.Next() {
 		value := c.Version().Value
 		if c.Version().Large {
@@ -280,11 +280,11 @@ func loadRecords(p *pager.Pager, store *blob.Store, root btree.Root) (*side, err
 				return nil, err
 			}
 		}
-		lost, err := decodeLost(c.Key(), value)
+		lost, err := decodePageRecord(c.Key(), value)
 		if err != nil {
 			return nil, p.Corrupt(root.ID, err.Error())
 		}
-		s.lost = append(s.lost, lost)
+		s.pages = append(s.pages, lost)
 	}
 	if c.Err() != nil {
 		return nil, fmt.Errorf("the side tree: %w", c.Err())
@@ -294,25 +294,25 @@ func loadRecords(p *pager.Pager, store *blob.Store, root btree.Root) (*side, err
 }
 
 // keeping is a source whose pages stay, for walks that need a path of them.
-type keeping struct{ pager *pager.Pager }
+type wholeTreeSource struct{ pager *pager.Pager }
 
 // Page implements btree.Source.
-func (k keeping) Page(id page.ID, level int) ([]byte, error) {
+func (k wholeTreeSource) Page(id page.ID, level int) ([]byte, error) {
 	return newDirect(k.pager).Page(id, level)
 }
 
 // refusing is a source that does not show lost pages, whatever their bytes are.
-type refusing struct {
+type skippingSource struct {
 	btree.Source
-	side  *side
-	pager *pager.Pager
+	repairTree *repairTree
+	pager      *pager.Pager
 }
 
 // Page implements btree.Source.
-func (r refusing) Page(id page.ID, level int) ([]byte, error) {
-	if _, lost := r.side.avoid[id]; lost {
-		i := slices.IndexFunc(r.side.lost, func(p lostPage) bool { return p.id == id })
-		return nil, r.pager.Corrupt(id, r.side.lost[i].reason)
+func (r skippingSource) Page(id page.ID, level int) ([]byte, error) {
+	if _, lost := r.repairTree.avoid[id]; lost {
+		i := slices.IndexFunc(r.repairTree.pages, func(p quarantinedPage) bool { return p.id == id })
+		return nil, r.pager.Corrupt(id, r.repairTree.pages[i].reason)
 	}
 	return r.Source.Page(id, level)
 }

@@ -24,7 +24,7 @@ import (
 // log segment: the log has a segment with this number or a larger one (see wal.Log.Headed). Zero in files of earlier versions, and until the
 // first segment of a new store has a durable header.
 const (
-	areaSide       = 0
+	areaRepairTree = 0
 	areaMirror     = 12
 	areaQuarantine = 24
 	areaReserved   = 25
@@ -59,12 +59,12 @@ const (
 	lostReasonMax = 200
 )
 
-var errLostRecord = errors.New("malformed record of a lost page")
+var errPageRecord = errors.New("malformed record of a lost page")
 
-// encodeSideRoots writes the roots of the side tree and of its mirror into the state.
-func encodeSideRoots(s *pager.State, root, mirror btree.Root) {
+// encodeRepairTreeRoots writes the roots of the side tree and of its mirror into the state.
+func encodeRepairTreeRoots(s *pager.State, root, mirror btree.Root) {
 	clear(s.Engine[:areaQuarantine])
-	for at, r := range map[int]btree.Root{areaSide: root, areaMirror: mirror} {
+	for at, r := range map[int]btree.Root{areaRepairTree: root, areaMirror: mirror} {
 		if !r.Empty() {
 			binary.LittleEndian.PutUint64(s.Engine[at:], uint64(r.ID))
 			binary.LittleEndian.PutUint32(s.Engine[at+areaHeight:], uint32(r.Level+1))
@@ -72,8 +72,8 @@ func encodeSideRoots(s *pager.State, root, mirror btree.Root) {
 	}
 }
 
-func decodeSideRoots(s *pager.State) (root, mirror btree.Root, err error) {
-	root, ok := decodeRoot(s.Engine[areaSide:])
+func decodeRepairTreeRoots(s *pager.State) (root, mirror btree.Root, err error) {
+	root, ok := decodeRoot(s.Engine[areaRepairTree:])
 	mirror, mirrored := decodeRoot(s.Engine[areaMirror:])
 	if !ok || !mirrored || root.Empty() && !mirror.Empty() || s.Engine[areaQuarantine] > 1 || !allZero(s.Engine[areaReserved:areaSegment]) || !allZero(s.Engine[areaRest:]) {
 		return btree.Root{}, btree.Root{}, fmt.Errorf("the engine's area of the superblock is malformed: % x", s.Engine)
@@ -91,7 +91,7 @@ func setLogSegment(s *pager.State, number uint64) {
 // hasQuarantine reports whether a quarantine file belongs to the state.
 func hasQuarantine(s *pager.State) bool { return s.Engine[areaQuarantine] != 0 }
 
-func setQuarantine(s *pager.State, present bool) { s.Engine[areaQuarantine] = byte(btoi(present)) }
+func setQuarantine(s *pager.State, present bool) { s.Engine[areaQuarantine] = byte(boolToInt(present)) }
 
 func decodeRoot(b []byte) (root btree.Root, ok bool) {
 	id, height := binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint32(b[areaHeight:])
@@ -103,11 +103,11 @@ func decodeRoot(b []byte) (root btree.Root, ok bool) {
 
 func allZero(p []byte) bool { return len(bytes.TrimLeft(p, "\x00")) == 0 }
 
-func lostKey(id page.ID) []byte {
+func pageRecordKey(id page.ID) []byte {
 	return binary.BigEndian.AppendUint64([]byte{byte(keys.SpaceLost)}, uint64(id))
 }
 
-func (p *lostPage) encode() []byte {
+func (p *quarantinedPage) encode() []byte {
 	b := make([]byte, lostKeys, lostKeys+len(p.lower.Key)+len(p.reason)+64)
 	b[0] = byte(p.level)
 	binary.LittleEndian.PutUint64(b[lostCheckpoint:], p.checkpoint)
@@ -124,12 +124,12 @@ func (p *lostPage) encode() []byte {
 	return append(b, p.reason...)
 }
 
-// decodeLost reads a record. It keeps neither slice.
-func decodeLost(key, value []byte) (lostPage, error) {
+// decodePageRecord reads a record. It keeps neither slice.
+func decodePageRecord(key, value []byte) (quarantinedPage, error) {
 	if len(key) != 9 || keys.SpaceOf(key) != keys.SpaceLost || len(value) < lostKeys {
-		return lostPage{}, fmt.Errorf("%w: %d bytes under a key of %d", errLostRecord, len(value), len(key))
+		return quarantinedPage{}, fmt.Errorf("%w: %d bytes under a key of %d", errPageRecord, len(value), len(key))
 	}
-	p := lostPage{
+	p := quarantinedPage{
 		id: page.ID(binary.BigEndian.Uint64(key[1:])), level: int(value[0]),
 		checkpoint: binary.LittleEndian.Uint64(value[lostCheckpoint:]),
 		lower:      page.Separator{Trailer: keys.Trailer(binary.LittleEndian.Uint64(value[lostLower:]))},
@@ -139,7 +139,7 @@ func decodeLost(key, value []byte) (lostPage, error) {
 	rest := value[lostKeys:]
 	if p.level > page.LevelMax || flags&^lostFlagUpper != 0 || len(rest) != lower+upper+reason ||
 		flags == 0 && (upper != 0 || binary.LittleEndian.Uint64(value[lostUpper:]) != 0) {
-		return lostPage{}, fmt.Errorf("%w: level %d, flags %#x, %d+%d+%d bytes in %d", errLostRecord, p.level, flags, lower, upper, reason, len(rest))
+		return quarantinedPage{}, fmt.Errorf("%w: level %d, flags %#x, %d+%d+%d bytes in %d", errPageRecord, p.level, flags, lower, upper, reason, len(rest))
 	}
 	p.lower.Key = bytes.Clone(rest[:lower])
 	if flags&lostFlagUpper != 0 {
@@ -147,7 +147,7 @@ func decodeLost(key, value []byte) (lostPage, error) {
 			Key: bytes.Clone(rest[lower : lower+upper]), Trailer: keys.Trailer(binary.LittleEndian.Uint64(value[lostUpper:])),
 		}
 		if compareLower(p.lower, *p.upper) >= 0 {
-			return lostPage{}, fmt.Errorf("%w: from %v to %v", errLostRecord, p.lower, p.upper)
+			return quarantinedPage{}, fmt.Errorf("%w: from %v to %v", errPageRecord, p.lower, p.upper)
 		}
 	}
 	p.reason = string(rest[lower+upper:])

@@ -12,10 +12,10 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/pager"
 )
 
-func lostExamples() []lostPage {
+func lostExamples() []quarantinedPage {
 	separator := func(key string, t keys.Trailer) page.Separator { return page.Separator{Key: []byte(key), Trailer: t} }
 	upper := separator("\x10m", keys.MakeTrailer(70, keys.KindSet)-1)
-	return []lostPage{
+	return []quarantinedPage{
 		{id: 17, level: 0, checkpoint: 12, lower: separator("\x10f", page.NoTrailer), upper: &upper, reason: "checksum mismatch"},
 		{id: 1 << 38, level: 31, checkpoint: 1, lower: separator("", page.NoTrailer)},
 	}
@@ -31,21 +31,21 @@ func TestRecordsOfLostPagesKeepTheirBytes(t *testing.T) {
 		if got := hex.EncodeToString(p.encode()); got != want[i] {
 			t.Errorf("record %d:\n%s, want\n%s", i, got, want[i])
 		}
-		got, err := decodeLost(lostKey(p.id), p.encode())
+		got, err := decodePageRecord(pageRecordKey(p.id), p.encode())
 		if err != nil || got.id != p.id || !bytes.Equal(got.encode(), p.encode()) {
 			t.Errorf("record %d reads as %+v, %v", i, got, err)
 		}
 	}
 	var state pager.State
-	encodeSideRoots(&state, btree.Root{ID: 0x1234, Level: 2}, btree.Root{ID: 0x5678, Level: 1})
+	encodeRepairTreeRoots(&state, btree.Root{ID: 0x1234, Level: 2}, btree.Root{ID: 0x5678, Level: 1})
 	if got := hex.EncodeToString(state.Engine[:24]); got != "3412000000000000"+"03000000"+"7856000000000000"+"02000000" {
 		t.Errorf("roots: %s", got)
 	}
-	if root, mirror, err := decodeSideRoots(&state); err != nil || root != (btree.Root{ID: 0x1234, Level: 2}) || mirror != (btree.Root{ID: 0x5678, Level: 1}) {
+	if root, mirror, err := decodeRepairTreeRoots(&state); err != nil || root != (btree.Root{ID: 0x1234, Level: 2}) || mirror != (btree.Root{ID: 0x5678, Level: 1}) {
 		t.Errorf("roots read as %v, %v, %v", root, mirror, err)
 	}
 	state.Engine[100] = 1
-	if _, _, err := decodeSideRoots(&state); err == nil {
+	if _, _, err := decodeRepairTreeRoots(&state); err == nil {
 		t.Error("reserved bytes are not looked at")
 	}
 }
@@ -53,14 +53,14 @@ func TestRecordsOfLostPagesKeepTheirBytes(t *testing.T) {
 // FuzzLostRecord: no bytes make the decoder panic, and what it takes it writes the same way.
 func FuzzLostRecord(f *testing.F) {
 	for _, p := range lostExamples() {
-		f.Add(lostKey(p.id), p.encode())
+		f.Add(pageRecordKey(p.id), p.encode())
 	}
 	f.Fuzz(func(t *testing.T, key, value []byte) {
-		p, err := decodeLost(key, value)
+		p, err := decodePageRecord(key, value)
 		if err != nil {
 			return
 		}
-		if !bytes.Equal(p.encode(), value) || !bytes.Equal(lostKey(p.id), key) {
+		if !bytes.Equal(p.encode(), value) || !bytes.Equal(pageRecordKey(p.id), key) {
 			t.Fatalf("%x: %x reads as %+v, which is %x", key, value, p, p.encode())
 		}
 	})
@@ -70,13 +70,13 @@ func FuzzLostRecord(f *testing.F) {
 func TestOverlappingRangesOfLostPagesAreJoined(t *testing.T) {
 	at := func(key string) page.Separator { return page.Separator{Key: []byte(key), Trailer: page.NoTrailer} }
 	lost := func(id page.ID, lower, upper string) btree.LostPage {
-		p := btree.LostPage{ID: id, Lower: at(lower), Err: errLostRecord}
+		p := btree.LostPage{ID: id, Lower: at(lower), Err: errPageRecord}
 		if u := at(upper); upper != "" {
 			p.Upper = &u
 		}
 		return p
 	}
-	s, changed := (*side)(nil).with([]btree.LostPage{lost(2, "b", "d"), lost(3, "d", "f"), lost(4, "k", ""), lost(5, "m", "p"), lost(6, "c", "d")}, 1)
+	s, changed := (*repairTree)(nil).with([]btree.LostPage{lost(2, "b", "d"), lost(3, "d", "f"), lost(4, "k", ""), lost(5, "m", "p"), lost(6, "c", "d")}, 1)
 	if !changed || len(s.ranges) != 3 || len(s.avoid) != 5 {
 		t.Fatalf("%d ranges, %d pages", len(s.ranges), len(s.avoid))
 	}
@@ -107,10 +107,10 @@ func TestEveryVersionGoesToOneTree(t *testing.T) {
 	}
 	between := page.Separator{Key: []byte("g"), Trailer: keys.MakeTrailer(6, keys.KindSet) - 1}
 	upper := page.Separator{Key: []byte("c"), Trailer: keys.MakeTrailer(9, keys.KindSet) - 1}
-	s, _ := (*side)(nil).with([]btree.LostPage{
-		{ID: 2, Lower: page.Separator{Key: []byte("b"), Trailer: page.NoTrailer}, Upper: &upper, Err: errLostRecord},
-		{ID: 3, Lower: between, Upper: &page.Separator{Key: []byte("k"), Trailer: page.NoTrailer}, Err: errLostRecord},
-		{ID: 4, Lower: page.Separator{Key: []byte("x"), Trailer: page.NoTrailer}, Err: errLostRecord},
+	s, _ := (*repairTree)(nil).with([]btree.LostPage{
+		{ID: 2, Lower: page.Separator{Key: []byte("b"), Trailer: page.NoTrailer}, Upper: &upper, Err: errPageRecord},
+		{ID: 3, Lower: between, Upper: &page.Separator{Key: []byte("k"), Trailer: page.NoTrailer}, Err: errPageRecord},
+		{ID: 4, Lower: page.Separator{Key: []byte("x"), Trailer: page.NoTrailer}, Err: errPageRecord},
 	}, 1)
 	read := func(inside bool, from []byte) (got []btree.Entry) {
 		in := newRangeInput(&btree.SliceInput{Entries: entries}, s, inside)

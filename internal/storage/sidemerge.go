@@ -13,13 +13,13 @@ import (
 // rangeInput passes on what an input has inside lost ranges, or outside of them. The two together pass on everything once.
 type rangeInput struct {
 	btree.Input
-	side   *side
-	inside bool
-	next   int // the first range that does not end in front of the last entry
+	repairTree *repairTree
+	inside     bool
+	next       int // the first range that does not end in front of the last entry
 }
 
-func newRangeInput(in btree.Input, s *side, inside bool) *rangeInput {
-	r := &rangeInput{Input: in, side: s, inside: inside}
+func newRangeInput(in btree.Input, s *repairTree, inside bool) *rangeInput {
+	r := &rangeInput{Input: in, repairTree: s, inside: inside}
 	r.SeekGE(nil)
 	return r
 }
@@ -27,16 +27,16 @@ func newRangeInput(in btree.Input, s *side, inside bool) *rangeInput {
 // SeekGE implements btree.Input.
 func (r *rangeInput) SeekGE(key []byte) {
 	r.Input.SeekGE(key)
-	r.next = r.side.find(key, page.NoTrailer)
+	r.next = r.repairTree.find(key, page.NoTrailer)
 }
 
 // Next implements btree.Input.
 func (r *rangeInput) Next(e *btree.Entry) bool {
 	for r.Input.Next(e) {
-		for r.next < len(r.side.ranges) && r.side.ranges[r.next].behind(e.Key, e.Trailer) {
+		for r.next < len(r.repairTree.ranges) && r.repairTree.ranges[r.next].behind(e.Key, e.Trailer) {
 			r.next++
 		}
-		covered := r.next < len(r.side.ranges) && r.side.ranges[r.next].lower.Compare(e.Key, e.Trailer) <= 0
+		covered := r.next < len(r.repairTree.ranges) && r.repairTree.ranges[r.next].lower.Compare(e.Key, e.Trailer) <= 0
 		if covered == r.inside {
 			return true
 		}
@@ -49,12 +49,12 @@ func (r *rangeInput) Next(e *btree.Entry) bool {
 
 // jump goes to where the next entry that is wanted may be, if that is some way off. It reports false if there can be none.
 func (r *rangeInput) jump(e *btree.Entry) bool {
-	if r.next == len(r.side.ranges) {
+	if r.next == len(r.repairTree.ranges) {
 		return !r.inside
 	}
-	to := &r.side.ranges[r.next].lower
+	to := &r.repairTree.ranges[r.next].lower
 	if !r.inside {
-		if to = r.side.ranges[r.next].upper; to == nil {
+		if to = r.repairTree.ranges[r.next].upper; to == nil {
 			return false
 		}
 	}
@@ -99,7 +99,7 @@ func (c copiesInput) Next(e *btree.Entry) bool {
 }
 
 // outside is the part of a merge that concerns the tree: it leaves lost pages alone.
-func (s *side) outside(all *btree.MergeInput) *btree.MergeInput {
+func (s *repairTree) outside(all *btree.MergeInput) *btree.MergeInput {
 	if s == nil {
 		return all
 	}
@@ -109,19 +109,19 @@ func (s *side) outside(all *btree.MergeInput) *btree.MergeInput {
 	return &in
 }
 
-// sideError is damage of the side tree or of its mirror that a merge has met.
-type sideError struct {
+// repairTreeError is damage of the side tree or of its mirror that a merge has met.
+type repairTreeError struct {
 	tree  btree.Root
 	cause error
 }
 
-func (d *sideError) Error() string { return "beside the tree: " + d.cause.Error() }
-func (d *sideError) Unwrap() error { return d.cause }
+func (d *repairTreeError) Error() string { return "beside the tree: " + d.cause.Error() }
+func (d *repairTreeError) Unwrap() error { return d.cause }
 
 // merge does the rest: it brings the records of lost pages, and the versions in their ranges, into the side tree and its mirror, and returns what follows
 // them. The statistics are those of one of the two. A damaged page in one of them ends the attempt, and the next goes on without that tree; in
 // the last one it ends the checkpoint.
-func (s *side) merge(ctx context.Context, all *btree.MergeInput, copies map[page.Ref]page.Ref, cut keys.Epoch) (*side, *btree.Result, error) {
+func (s *repairTree) merge(ctx context.Context, all *btree.MergeInput, copies map[page.Ref]page.Ref, cut keys.Epoch) (*repairTree, *btree.Result, error) {
 	if s == nil {
 		return nil, &btree.Result{}, nil
 	}
@@ -145,7 +145,7 @@ func (s *side) merge(ctx context.Context, all *btree.MergeInput, copies map[page
 	return s.durable(result.Root, mirror), result, nil
 }
 
-func (s *side) mergeInto(ctx context.Context, base btree.Root, all *btree.MergeInput, cut keys.Epoch) (*btree.Result, error) {
+func (s *repairTree) mergeInto(ctx context.Context, base btree.Root, all *btree.MergeInput, cut keys.Epoch) (*btree.Result, error) {
 	in, records := *all, s.records(cut)
 	in.Base, in.Cuts, in.Sweep, in.Unreadable, in.Workers = base, nil, nil, nil, 1
 	in.Policy.KeepDeletes = true
@@ -154,27 +154,27 @@ func (s *side) mergeInto(ctx context.Context, base btree.Root, all *btree.MergeI
 	}
 	result, err := btree.Merge(ctx, &in)
 	if err != nil && isDamage(err) {
-		return nil, &sideError{base, err}
+		return nil, &repairTreeError{base, err}
 	}
 	return result, err
 }
 
-// loseBeside gives up the side tree or its mirror, if a merge needed a damaged page of it, and reports whether the other one is left.
-func (e *Engine) loseBeside(err error) bool {
-	found, ok := errors.AsType[*sideError](err)
+// skipInRepairTree gives up the side tree or its mirror, if a merge needed a damaged page of it, and reports whether the other one is left.
+func (e *Engine) skipInRepairTree(err error) bool {
+	found, ok := errors.AsType[*repairTreeError](err)
 	if !ok {
 		return false
 	}
-	known, ok := e.known.without(found.tree)
+	known, ok := e.skippedPages.without(found.tree)
 	if ok {
-		e.known = known
+		e.skippedPages = known
 		e.counters.damaged.Add(1)
 	}
 	return ok
 }
 
 // freeUnused frees the trees that were given up before a merge.
-func (e *Engine) freeUnused(ck *pager.Checkpoint, batch valueBatch, before *side) error {
+func (e *Engine) freeUnused(ck *pager.Checkpoint, batch blobBatch, before *repairTree) error {
 	if before == nil {
 		return nil
 	}
@@ -188,7 +188,7 @@ func (e *Engine) freeUnused(ck *pager.Checkpoint, batch valueBatch, before *side
 
 // freeTree frees what can be found of a tree that was given up. Pages below an inner node that cannot be read, and large values that a leaf like
 // that refers to, stay in use.
-func (e *Engine) freeTree(ck *pager.Checkpoint, batch valueBatch, root btree.Root) error {
+func (e *Engine) freeTree(ck *pager.Checkpoint, batch blobBatch, root btree.Root) error {
 	return btree.Walk(newDirect(e.pager), root, &btree.Visitor{
 		Page: func(id page.ID, level int, p []byte) error {
 			ck.Free(id)

@@ -25,7 +25,7 @@ type PageKinds struct {
 
 // Kinds tells the pages in use apart, at no cost.
 func (s *Stats) Kinds() PageKinds {
-	k := PageKinds{Rows: s.Rows.DataPages, Bulk: s.Rows.BulkPages, RowTable: s.Rows.TablePages, Map: s.Pages.MapPages + s.Pages.SuperPages}
+	k := PageKinds{Rows: s.Blobs.DataPages, Bulk: s.Blobs.BulkPages, RowTable: s.Blobs.TablePages, Map: s.Pages.MapPages + s.Pages.SuperPages}
 	k.Tree = s.Pages.Live - min(s.Pages.Live, k.Rows+k.Bulk+k.RowTable+k.Map) // read a moment apart
 	return k
 }
@@ -33,7 +33,7 @@ func (s *Stats) Kinds() PageKinds {
 // WriteAmplification is how many bytes were written to log and data file since Open for each byte that came in: of log records, and of bulk
 // loads, which are in no record. Zero before the first.
 func (s *Stats) WriteAmplification() float64 {
-	in := float64(s.Log.Bytes) + float64(s.Tree.LoadedBytes)
+	in := float64(s.Log.Bytes) + float64(s.Tree.BulkLoadedBytes)
 	if in == 0 {
 		return 0
 	}
@@ -78,7 +78,7 @@ func (e *Engine) Space(ctx context.Context, o SpaceOptions) (*SpaceReport, error
 	if err != nil {
 		return nil, err
 	}
-	e.pins.logHeld.Add(-1)
+	e.pins.logPinned.Add(-1)
 	defer e.pins.unpin(e.pager, frozen.Checkpoint())
 	if len(o.Delimiter) == 0 {
 		o.Delimiter = []byte("/")
@@ -94,7 +94,7 @@ func (e *Engine) Space(ctx context.Context, o SpaceOptions) (*SpaceReport, error
 // spaceCounter sums up one state. Keys come in order, so that one prefix is open at a time.
 type spaceCounter struct {
 	state   *pager.Pager
-	side    *side // of that state
+	side    *repairTree // of that state
 	options SpaceOptions
 	pace    pace
 	keys    keyCounter
@@ -111,7 +111,7 @@ func (s *spaceCounter) count(ctx context.Context) error {
 	if s.side == nil {
 		return s.walk(ctx, newDirect(s.state), rootOf(s.state.State()))
 	}
-	if err := s.walk(ctx, refusing{newDirect(s.state), s.side, s.state}, rootOf(s.state.State())); err != nil {
+	if err := s.walk(ctx, skippingSource{newDirect(s.state), s.side, s.state}, rootOf(s.state.State())); err != nil {
 		return err
 	}
 	s.keys.interrupt()

@@ -13,31 +13,31 @@ import (
 
 // Stats is a snapshot of the engine's counters and sizes. Sizes are bytes.
 type Stats struct {
-	Dir           string
-	PageSize      int
-	MemoryBudget  int64
-	CacheBytes    int64 // that the page cache may have
-	CacheUsed     int64
-	MemtableBytes int64             // all memtables together
-	DiskFree      int64             // -1 if it cannot be told
-	DiskFull      bool              // there is a ShortageError
-	DiskReserve   int64             // what is kept for it, really allocated
-	Generations   []GenerationStats // oldest first; the last one is active
-	Rotations     uint64
-	TablesReady   uint64 // rotations that found their memtable ready
-	Refused       uint64 // writes turned away for lack of memory
-	Stalls        uint64 // writes that waited for a checkpoint to make room
-	StallTime     time.Duration
-	Pace          time.Duration // what writers wait for each KiB at present
-	Log           wal.Stats
-	Cache         cache.Stats
-	CacheHits     uint64 // pages that readers found in memory
-	BatchReads    uint64 // submissions of several pages to the device
-	BatchPages    uint64 // pages in them
-	Tree          TreeStats
-	Pages         pager.Stats
-	Rows          blob.Stats
-	Pruning       PruneStats
+	Dir                 string
+	PageSize            int
+	MemoryBudget        int64
+	CacheBytes          int64 // that the page cache may have
+	CacheUsed           int64
+	MemtableBytes       int64             // all memtables together
+	DiskFree            int64             // -1 if it cannot be told
+	DiskFull            bool              // there is a ShortageError
+	DiskReserve         int64             // what is kept for it, really allocated
+	Generations         []GenerationStats // oldest first; the last one is active
+	Rotations           uint64
+	MemtablesPrepared   uint64 // rotations that found their memtable ready
+	Refused             uint64 // writes turned away for lack of memory
+	Stalls              uint64 // writes that waited for a checkpoint to make room
+	StallTime           time.Duration
+	ThrottleDelayPerKiB time.Duration // what writers wait for each KiB at present
+	Log                 wal.Stats
+	Cache               cache.Stats
+	CacheHits           uint64 // pages that readers found in memory
+	BatchReads          uint64 // submissions of several pages to the device
+	BatchPages          uint64 // pages in them
+	Tree                TreeStats
+	Pages               pager.Stats
+	Blobs               blob.Stats
+	Pruning             PruneStats
 }
 
 // TreeStats describes the tree and the checkpoints that built it.
@@ -50,32 +50,32 @@ type TreeStats struct {
 	Checkpoints       uint64 // since Open
 	CheckpointTime    time.Duration
 	CheckpointBuckets [CheckpointBuckets]uint64 // by duration, see CheckpointBound
-	Loads             uint64                    // bulk loads since Open
-	LoadedKeys        uint64
-	LoadedBytes       uint64 // keys and values
+	BulkLoads         uint64                    // bulk loads since Open
+	BulkLoadedKeys    uint64
+	BulkLoadedBytes   uint64 // keys and values
 	LeafPages         uint64 // written since Open
 	InnerPages        uint64
 	VersionsDropped   uint64
 	TombstonesDropped uint64
 	Damaged           uint64  // reads that met a damaged page
 	Repaired          int     // superblocks and tables that Open found damaged and made anew
-	LostPages         int     // damaged pages that checkpoints go round
+	QuarantinedPages  int     // damaged pages that checkpoints go round
 	Quarantined       int     // versions that the tree refuses, see package quarantine
 	QuarantinedBytes  int     // of their keys and values
 	QuarantineReason  string  // the first of their keys, and why it was refused
-	StaleShare        float64 // the part of the tree that superseded versions and tombstones take, rounded up
-	LeavesSwept       uint64  // since Open: rewritten for what they could be rid of, though nothing new fell on them
-	VersionsSwept     uint64  // that they were rid of
-	SweepReads        uint64  // leaves that were looked into for that
-	SweepLaps         uint64  // times that all stale leaves were
+	DeadVersionRatio  float64 // the part of the tree that superseded versions and tombstones take, rounded up
+	LeavesVacuumed    uint64  // since Open: rewritten for what they could be rid of, though nothing new fell on them
+	VersionsVacuumed  uint64  // that they were rid of
+	VacuumReads       uint64  // leaves that were looked into for that
+	VacuumPasses      uint64  // times that all stale leaves were
 }
 
 // PruneStats counts the garbage collection of versions in memtables since Open.
 type PruneStats struct {
 	Queued, Dropped uint64 // keys queued; requests dropped because the queue was full
-	Helped          uint64 // chains that a writer cut itself
+	Assisted        uint64 // chains that a writer cut itself
 	Pruned          uint64 // versions taken out
-	Recycled        uint64 // interior versions whose memory waited for readers
+	Reclaimed       uint64 // interior versions whose memory waited for readers
 
 	ChainLengths  [ChainBuckets]uint64 // of chains about to be pruned, see ChainBound
 	ChainVersions uint64               // their sum
@@ -97,13 +97,13 @@ func (e *Engine) Stats() Stats {
 	v := e.view.Load()
 	s := Stats{
 		Dir: e.options.Dir, PageSize: e.options.PageSize, MemoryBudget: e.options.MemoryBytes, CacheBytes: e.cacheBytes.Load(),
-		Rotations: e.counters.rotations.Load(), TablesReady: e.readyTables(), Refused: e.counters.refused.Load(), Log: e.log.Stats(), DiskFree: -1,
-		Stalls: e.counters.stalls.Load(), StallTime: time.Duration(e.counters.stallNanos.Load()), Pace: e.ThrottleDelayPerKiB(),
+		Rotations: e.counters.rotations.Load(), MemtablesPrepared: e.preparedTables(), Refused: e.counters.refused.Load(), Log: e.log.Stats(), DiskFree: -1,
+		Stalls: e.counters.stalls.Load(), StallTime: time.Duration(e.counters.stallNanos.Load()), ThrottleDelayPerKiB: e.ThrottleDelayPerKiB(),
 		Cache: e.pages.cache.Stats(), CacheHits: e.readers.hits(), BatchReads: e.pages.batchReads.Load(), BatchPages: e.pages.batchPages.Load(),
-		Tree: e.treeStats(), Pages: e.pager.Stats(), Rows: e.rows.Stats(),
+		Tree: e.treeStats(), Pages: e.pager.Stats(), Blobs: e.blobs.Stats(),
 		Pruning: PruneStats{
-			Queued: e.pruner.queued.Load(), Dropped: e.pruner.dropped.Load(), Helped: e.pruner.helped.Load(),
-			Pruned: e.pruner.pruned.Load(), Recycled: e.pruner.recycled.Load(), ChainVersions: e.pruner.chainVersions.Load(),
+			Queued: e.pruner.queued.Load(), Dropped: e.pruner.dropped.Load(), Assisted: e.pruner.assisted.Load(),
+			Pruned: e.pruner.pruned.Load(), Reclaimed: e.pruner.reclaimed.Load(), ChainVersions: e.pruner.chainVersions.Load(),
 		},
 	}
 	for i := range s.Pruning.ChainLengths {
@@ -113,8 +113,8 @@ func (e *Engine) Stats() Stats {
 	if free, err := e.fs.Free(e.options.Dir); err == nil {
 		s.DiskFree = free
 	}
-	for i := len(v.frozen) - 1; i >= 0; i-- {
-		s.Generations = append(s.Generations, v.frozen[i].stats())
+	for i := len(v.immutables) - 1; i >= 0; i-- {
+		s.Generations = append(s.Generations, v.immutables[i].stats())
 	}
 	s.Generations = append(s.Generations, v.active.stats())
 	s.CacheUsed = int64(s.Cache.Resident+s.Cache.Limbo) * int64(s.PageSize)
@@ -132,12 +132,12 @@ func (e *Engine) treeStats() TreeStats {
 		Checkpoint: e.pager.Checkpoint(), Checkpoints: c.checkpoints.Load(), CheckpointTime: time.Duration(c.checkpointNanos.Load()),
 		LeafPages: c.leafPages.Load(), InnerPages: c.innerPages.Load(),
 		VersionsDropped: c.versionsDropped.Load(), TombstonesDropped: c.tombstonesDropped.Load(), Damaged: c.damaged.Load(),
-		StaleShare: page.Share(e.sweeper.share.Load()).Ratio(), SweepReads: e.sweeper.read.Load(),
-		LeavesSwept: c.leavesSwept.Load(), VersionsSwept: c.versionsSwept.Load(), SweepLaps: e.sweeper.laps.Load(),
-		Loads: e.loads.finished.Load(), LoadedKeys: e.loads.keys.Load(), LoadedBytes: e.loads.bytes.Load(),
+		DeadVersionRatio: page.Share(e.vacuum.deadVersions.Load()).Ratio(), VacuumReads: e.vacuum.read.Load(),
+		LeavesVacuumed: c.leavesVacuumed.Load(), VersionsVacuumed: c.versionsVacuumed.Load(), VacuumPasses: e.vacuum.passes.Load(),
+		BulkLoads: e.bulkLoads.finished.Load(), BulkLoadedKeys: e.bulkLoads.keys.Load(), BulkLoadedBytes: e.bulkLoads.bytes.Load(),
 	}
-	if side := e.view.Load().side; side != nil {
-		s.LostPages = len(side.lost)
+	if side := e.view.Load().repairTree; side != nil {
+		s.QuarantinedPages = len(side.pages)
 	}
 	if q := e.view.Load().quarantine; q != nil {
 		s.Quarantined, s.QuarantinedBytes, s.QuarantineReason = q.count, q.bytes, q.first

@@ -78,13 +78,13 @@ type stepper struct {
 
 // mergeInSteps merges generations for which the free pages do not suffice at once, and returns which: the oldest, so that its log segment comes
 // free soon; or, if that does not fit, all, since a newer one may delete what the oldest has put.
-func (e *Engine) mergeInSteps(ctx context.Context, complete []*generation, h *Horizon) (merged []*generation, err error) {
+func (e *Engine) mergeInSteps(ctx context.Context, complete []*generation, h *GCWatermarks) (merged []*generation, err error) {
 	e.merging.Store(true)
 	defer e.merging.Store(false)
 	oldest := complete[len(complete)-1:]
-	err = e.mergeBySpans(ctx, mergeJob{frozen: oldest, horizon: *h})
+	err = e.mergeBySpans(ctx, mergeJob{immutables: oldest, watermarks: *h})
 	if errors.Is(err, vfs.ErrNoSpace) && len(complete) > 1 {
-		return complete, e.mergeBySpans(ctx, mergeJob{frozen: complete, horizon: *h})
+		return complete, e.mergeBySpans(ctx, mergeJob{immutables: complete, watermarks: *h})
 	}
 	return oldest, err
 }
@@ -136,7 +136,7 @@ func (s *stepper) size() int {
 
 // next is the span of the next step, and whether something is deleted there.
 func (s *stepper) next(lower []byte) (span *keySpan, deletes bool) {
-	in, left := newMemInput(s.job.frozen), s.size()
+	in, left := newMemInput(s.job.immutables), s.size()
 	in.SeekGE(lower)
 	span = &keySpan{lower: lower}
 	var key []byte
@@ -161,7 +161,7 @@ func (s *stepper) step(ctx context.Context, span *keySpan) error {
 	if err := e.awaitReaders(ctx); err != nil {
 		return err
 	}
-	job, merged, epoch := s.job, s.job.frozen, s.cut
+	job, merged, epoch := s.job, s.job.immutables, s.cut
 	job.span = span
 	if span.upper != nil || s.failed != nil {
 		merged, epoch = nil, e.pager.State().Epoch
@@ -170,7 +170,7 @@ func (s *stepper) step(ctx context.Context, span *keySpan) error {
 	if err != nil {
 		return err
 	}
-	e.readStaleShare(result.Root)
+	e.readDeadVersionRatio(result.Root)
 	return e.publish(number, result.Root, merged, epoch)
 }
 

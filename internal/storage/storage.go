@@ -23,7 +23,7 @@ type Options struct {
 	MemtableBytes int64  // of one generation; derived
 	SegmentBytes  int64  // of one log segment; derived
 	SerialAppend  bool   // one mutex over append and insert: the benchmark's baseline
-	CrowdedAt     int    // versions of a key at whose multiples a writer hears of it; 64
+	LongChain     int    // versions of a key at whose multiples a writer hears of it; 64
 
 	CheckpointBytes   int64         // frozen memtables that start a checkpoint, if writers do not wait before; 64 MiB
 	CheckpointWorkers int           // goroutines that merge; half the processors, all while writers wait

@@ -34,24 +34,24 @@ func (e *Engine) Throttle(ctx context.Context, w *Writer, operations, bytes int)
 	if delay == 0 || t.stopped.Load() {
 		return
 	}
-	w.owed = t.Owed(w.owed, int64(bytes+nodeBytes*operations), t.waiting.Load())
-	if w.owed < throttleWaitMin {
+	w.delayOwed = t.Owed(w.delayOwed, int64(bytes+nodeBytes*operations), t.waiting.Load())
+	if w.delayOwed < throttleWaitMin {
 		return
 	}
 	t.waiting.Add(1)
 	defer t.waiting.Add(-1)
-	for w.owed >= throttleWaitMin {
+	for w.delayOwed >= throttleWaitMin {
 		start := time.Now()
-		if !w.sleep(ctx, min(w.owed, throttleStep)) {
-			w.owed = min(w.owed-time.Since(start), throttleStep)
+		if !w.sleep(ctx, min(w.delayOwed, throttleStep)) {
+			w.delayOwed = min(w.delayOwed-time.Since(start), throttleStep)
 			return
 		}
-		w.owed = max(w.owed-time.Since(start), -throttleWaitMin)
+		w.delayOwed = max(w.delayOwed-time.Since(start), -throttleWaitMin)
 		if now := t.Delay(); now < delay {
-			w.owed, delay = time.Duration(float64(w.owed)*float64(now)/float64(delay)), now
+			w.delayOwed, delay = time.Duration(float64(w.delayOwed)*float64(now)/float64(delay)), now
 		}
 		if !e.merging.Load() || t.stopped.Load() {
-			w.owed = min(w.owed, 0) // no merge is running that the wait could help
+			w.delayOwed = min(w.delayOwed, 0) // no merge is running that the wait could help
 		}
 	}
 }
@@ -87,24 +87,24 @@ func (e *Engine) lagging() bool { return e.throttling.Delay() > 0 }
 
 // checkpointAt is how many bytes in immutable memtables start a checkpoint: before a writer is delayed.
 func (e *Engine) checkpointAt() int64 {
-	return min(e.options.CheckpointBytes, int64(throttle.FreeShare*float64(e.frozenBytes.Load())))
+	return min(e.options.CheckpointBytes, int64(throttle.FreeShare*float64(e.immutableBytes.Load())))
 }
 
 // updateThrottleLocked is called whenever memory is taken or becomes free.
 func (e *Engine) updateThrottleLocked(now time.Time) {
-	e.throttling.UpdateLocked(e.frozenBytesOf(e.view.Load()), e.frozenBytes.Load(), now)
+	e.throttling.UpdateLocked(e.immutableBytesOf(e.view.Load()), e.immutableBytes.Load(), now)
 }
 
 // throttleBegin notes that a merge begins. publish, or throttleFail, ends it.
 func (e *Engine) throttleBegin(job *mergeJob) {
 	versions := int64(job.entries)
-	for _, g := range job.frozen {
+	for _, g := range job.immutables {
 		versions += int64(g.mem.Versions())
 	}
 	now := time.Now()
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.throttling.BeginMergeLocked(residentBytes(job.frozen), versions, now)
+	e.throttling.BeginMergeLocked(residentBytes(job.immutables), versions, now)
 	e.updateThrottleLocked(now)
 }
 

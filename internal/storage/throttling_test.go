@@ -24,21 +24,21 @@ func TestDelayIsSmoothAcrossAMerge(t *testing.T) {
 	if err := e.Rotate(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	e.frozenBytes.Store(e.frozenBytesOf(e.view.Load()) * 10 / 9)
-	job := &mergeJob{frozen: e.view.Load().frozen}
+	e.immutableBytes.Store(e.immutableBytesOf(e.view.Load()) * 10 / 9)
+	job := &mergeJob{immutables: e.view.Load().immutables}
 	e.throttleBegin(job)
 	e.mu.Lock()
-	e.throttling.BeginMergeLocked(residentBytes(job.frozen), versionsOf(job.frozen), time.Now().Add(-time.Second))
+	e.throttling.BeginMergeLocked(residentBytes(job.immutables), versionsOf(job.immutables), time.Now().Add(-time.Second))
 	e.updateThrottleLocked(time.Now())
 	e.mu.Unlock()
 	begun := e.ThrottleDelayPerKiB()
-	for _, g := range job.frozen {
+	for _, g := range job.immutables {
 		e.throttling.Merged.Add(int64(g.mem.Versions()))
 	}
-	e.roomMade()
+	e.signalRoom()
 	merged := e.ThrottleDelayPerKiB()
 	e.throttleMeasure()
-	e.roomMade()
+	e.signalRoom()
 	measured := e.ThrottleDelayPerKiB()
 	if begun == 0 || merged > begun/10 || measured > merged {
 		t.Errorf("the delay is %v when the merge begins, %v when all is merged, %v before the new view", begun, merged, measured)
@@ -55,7 +55,7 @@ func versionsOf(generations []*generation) (n int64) {
 
 // fillMemory makes the limit so small that the delay is the longest one.
 func (b *bench) fillMemory() {
-	b.engine.frozenBytes.Store(1)
+	b.engine.immutableBytes.Store(1)
 	b.engine.mu.Lock()
 	defer b.engine.mu.Unlock()
 	b.engine.updateThrottleLocked(time.Now())
@@ -109,7 +109,7 @@ func TestMergeCountsWhatItTakesInOnce(t *testing.T) {
 			if got := b.engine.throttling.Merged.Load(); got > versions+1 || !damaged && got != versions || got < versions*9/10 {
 				t.Errorf("every %dth key, damaged %v: %d versions of %d were counted", every, damaged, got, versions)
 			}
-			if lost := b.engine.Stats().Tree.LostPages; damaged != (lost > 0) {
+			if lost := b.engine.Stats().Tree.QuarantinedPages; damaged != (lost > 0) {
 				t.Errorf("%d pages are lost", lost)
 			}
 		}
@@ -126,7 +126,7 @@ func TestMergeTakesTheOldestThatFit(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	frozen = b.engine.view.Load().frozen
+	frozen = b.engine.view.Load().immutables
 	one := int64(frozen[len(frozen)-1].mem.Resident())
 	for _, c := range []struct {
 		most int64
@@ -151,7 +151,7 @@ func TestMemoryComesFreeDuringAMerge(t *testing.T) {
 	if b.engine.retired.bytes.Load() == 0 {
 		t.Fatal("a memtable was freed under its reader")
 	}
-	if err := b.engine.checkpointing.LockOrEnd(t.Context()); err != nil { // as the next merge does
+	if err := b.engine.checkpointing.Lock(t.Context()); err != nil { // as the next merge does
 		t.Fatal(err)
 	}
 	defer b.engine.checkpointing.Unlock()
@@ -181,14 +181,14 @@ func TestPagesHardlyMoveWhileWritersWait(t *testing.T) {
 		many(25_000, func(w *batch.Builder, key []byte) { w.Delete(keys.SpaceUser, key) }) // the first keys, so that all other pages could move
 		b.put(0, 1, 1)
 		b.checkpoint() // the pages that were freed can be used from here on
-		limit := b.engine.frozenBytes.Load()
+		limit := b.engine.immutableBytes.Load()
 		before := b.engine.pager.Stats().PagesWritten
 		b.put(0, 1, 1)
 		if behind {
-			b.engine.frozenBytes.Store(1)
+			b.engine.immutableBytes.Store(1)
 		}
 		b.checkpoint()
-		b.engine.frozenBytes.Store(limit)
+		b.engine.immutableBytes.Store(limit)
 		return b.engine.pager.Stats().PagesWritten - before
 	}
 	idle, busy := moved(false), moved(true)
@@ -210,7 +210,7 @@ func TestStalledWriterGetsCheckpointError(t *testing.T) {
 			t.Fatal(err)
 		}
 		b.put(0, 100, 50)
-		b.engine.frozenBytes.Store(1)
+		b.engine.immutableBytes.Store(1)
 		waited := make(chan error, 1)
 		go func() { waited <- b.engine.Rotate(context.Background()) }()
 		for b.engine.counters.stalls.Load() == 0 {
@@ -218,7 +218,7 @@ func TestStalledWriterGetsCheckpointError(t *testing.T) {
 		}
 		b.faults.Inject(vfs.Rule{Op: vfs.OpWrite | vfs.OpPreallocate, Name: "data.ekv", Err: c.fault})
 		at := keys.Epoch(b.visible.Load())
-		if err := b.engine.Checkpoint(t.Context(), Horizon{Visible: at, Live: []keys.Epoch{at}}); err == nil {
+		if err := b.engine.Checkpoint(t.Context(), GCWatermarks{Visible: at, Snapshots: []keys.Epoch{at}}); err == nil {
 			t.Fatalf("a checkpoint beside %v", c.fault)
 		}
 		select {
@@ -286,10 +286,10 @@ func TestMemoryTouchedAheadIsCounted(t *testing.T) {
 	if err := b.engine.Rotate(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	before := b.engine.frozenBytesOf(b.engine.view.Load())
-	b.engine.touchActive(b.slot)
+	before := b.engine.immutableBytesOf(b.engine.view.Load())
+	b.engine.prefaultActive(b.slot)
 	active := b.engine.view.Load().active.mem
-	if got := b.engine.frozenBytesOf(b.engine.view.Load()); got-before < 4<<20 || active.Resident()-active.Bytes() < 4<<20 {
+	if got := b.engine.immutableBytesOf(b.engine.view.Load()); got-before < 4<<20 || active.Resident()-active.Bytes() < 4<<20 {
 		t.Errorf("%d bytes in use, %d before %d were touched ahead", got, before, active.Resident()-active.Bytes())
 	}
 }
@@ -314,8 +314,8 @@ func TestDeadlineEndsTheThrottle(t *testing.T) {
 		t.Error("the deadline ended nothing")
 		<-done
 	}
-	if w.owed > throttleStep {
-		t.Errorf("%v of the wait are left to the next commit", w.owed)
+	if w.delayOwed > throttleStep {
+		t.Errorf("%v of the wait are left to the next commit", w.delayOwed)
 	}
 	if waiting := e.throttling.waiting.Load(); waiting != 0 {
 		t.Errorf("%d writers count as waiting", waiting)

@@ -104,10 +104,10 @@ func (e *Engine) Verify(ctx context.Context, o VerifyOptions) (*VerifyReport, er
 	}
 	defer e.pins.unpin(e.pager, frozen.Checkpoint())
 	if err := v.checkLog(e.fs, e.options.Dir, frozen.State().Epoch, 0, e.log.Durable()); err != nil {
-		e.pins.logHeld.Add(-1)
+		e.pins.logPinned.Add(-1)
 		return nil, err
 	}
-	e.pins.logHeld.Add(-1)
+	e.pins.logPinned.Add(-1)
 	if err := e.verifyQuarantine(ctx, v); err != nil {
 		return nil, err
 	}
@@ -116,7 +116,7 @@ func (e *Engine) Verify(ctx context.Context, o VerifyOptions) (*VerifyReport, er
 
 // verifyQuarantine reads the file that belongs to the newest state, which may be a newer one than the verification looks at: an older file is gone.
 func (e *Engine) verifyQuarantine(ctx context.Context, v *verifier) error {
-	if err := e.checkpointing.LockOrEnd(ctx); err != nil {
+	if err := e.checkpointing.Lock(ctx); err != nil {
 		return err
 	}
 	defer e.checkpointing.Unlock()
@@ -126,8 +126,8 @@ func (e *Engine) verifyQuarantine(ctx context.Context, v *verifier) error {
 
 // freeze takes the newest state, with the side tree that belongs to it, and keeps its pages, and the log behind it. It waits for the checkpoint that is
 // under way, or the context's end.
-func (e *Engine) freeze(ctx context.Context) (*pager.Pager, *side, error) {
-	if err := e.checkpointing.LockOrEnd(ctx); err != nil {
+func (e *Engine) freeze(ctx context.Context) (*pager.Pager, *repairTree, error) {
+	if err := e.checkpointing.Lock(ctx); err != nil {
 		return nil, nil, err
 	}
 	defer e.checkpointing.Unlock()
@@ -136,8 +136,8 @@ func (e *Engine) freeze(ctx context.Context) (*pager.Pager, *side, error) {
 		return nil, nil, err
 	}
 	e.pins.pin(e.pager, frozen.Checkpoint())
-	e.pins.logHeld.Add(1)
-	return frozen, e.view.Load().side, nil
+	e.pins.logPinned.Add(1)
+	return frozen, e.view.Load().repairTree, nil
 }
 
 // VerifyDir checks the files of a store that is not open. Errors: vfs.ErrLocked if it is, ErrNewerFormat, and those of the file

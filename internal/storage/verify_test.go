@@ -67,7 +67,7 @@ func (b *bench) commit(w *batch.Builder) {
 		b.slot.Leave() // nobody else is there
 		if errors.Is(err, ErrRotating) {
 			var claimed bool
-			if claimed, err = b.engine.Advance(context.Background(), &b.writer, body); err == nil && !claimed {
+			if claimed, err = b.engine.AdvanceGeneration(context.Background(), &b.writer, body); err == nil && !claimed {
 				continue
 			}
 			epoch = b.writer.Epoch()
@@ -90,7 +90,7 @@ func (b *bench) checkpoint() {
 	if err := b.engine.Rotate(context.Background()); err != nil {
 		b.t.Fatal(err)
 	}
-	if err := b.engine.Checkpoint(context.Background(), Horizon{Visible: at, Live: []keys.Epoch{at}}); err != nil {
+	if err := b.engine.Checkpoint(context.Background(), GCWatermarks{Visible: at, Snapshots: []keys.Epoch{at}}); err != nil {
 		b.t.Fatal(err)
 	}
 }
@@ -124,7 +124,7 @@ func TestContextEndsTheWaitForACheckpoint(t *testing.T) {
 	b := newBench(t)
 	b.put(0, 100, 50)
 	b.checkpoint()
-	load, err := b.engine.NewLoad()
+	load, err := b.engine.NewBulkLoad()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -135,15 +135,15 @@ func TestContextEndsTheWaitForACheckpoint(t *testing.T) {
 		t.Fatal(err)
 	}
 	at := keys.Epoch(b.visible.Load())
-	horizon := Horizon{Visible: at, Live: []keys.Epoch{at}}
-	if err := b.engine.checkpointing.LockOrEnd(t.Context()); err != nil {
+	horizon := GCWatermarks{Visible: at, Snapshots: []keys.Epoch{at}}
+	if err := b.engine.checkpointing.Lock(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	for name, wait := range map[string]func(ctx context.Context) error{
 		"checkpoint": func(ctx context.Context) error { return b.engine.Checkpoint(ctx, horizon) },
 		"verify":     func(ctx context.Context) error { _, err := b.engine.Verify(ctx, VerifyOptions{}); return err },
 		"space":      func(ctx context.Context) error { _, err := b.engine.Space(ctx, SpaceOptions{}); return err },
-		"bulk load":  func(ctx context.Context) error { return b.engine.BuildLoad(ctx, load, horizon) },
+		"bulk load":  func(ctx context.Context) error { return b.engine.BuildBulkLoad(ctx, load, horizon) },
 	} {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 		if err := wait(ctx); !errors.Is(err, context.DeadlineExceeded) {
@@ -269,8 +269,8 @@ func TestCanceledVerificationLetsGo(t *testing.T) {
 	if _, err := b.engine.Verify(ctx, VerifyOptions{PagesPerSecond: 10}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatal(err)
 	}
-	if len(b.engine.pins.pinned) > 0 || b.engine.pins.logHeld.Load() != 0 {
-		t.Errorf("still held: %v, %d", b.engine.pins.pinned, b.engine.pins.logHeld.Load())
+	if len(b.engine.pins.pinned) > 0 || b.engine.pins.logPinned.Load() != 0 {
+		t.Errorf("still held: %v, %d", b.engine.pins.pinned, b.engine.pins.logPinned.Load())
 	}
 	if kinds := b.found(); len(kinds) > 0 {
 		t.Error(kinds)

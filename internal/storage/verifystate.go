@@ -108,15 +108,15 @@ const lostNotesMax = 20
 
 // noteLost says which pages checkpoints go round. Those that cannot be read are found as damage, too.
 func (v *verifier) noteLost(store *blob.Store) error {
-	s, err := loadSide(v.state, store)
+	s, err := readRepairTree(v.state, store)
 	if err != nil || s == nil {
 		return v.damageOr(err, DamagePage)
 	}
-	for i := range s.lost[:min(len(s.lost), lostNotesMax)] {
-		p := &s.lost[i]
+	for i := range s.pages[:min(len(s.pages), lostNotesMax)] {
+		p := &s.pages[i]
 		v.note("page %d could not be read at checkpoint %d (%s): what was written to its keys since lies in the side tree", p.id, p.checkpoint, p.reason)
 	}
-	if more := len(s.lost) - lostNotesMax; more > 0 {
+	if more := len(s.pages) - lostNotesMax; more > 0 {
 		v.note("and %d more such pages", more)
 	}
 	return nil
@@ -138,7 +138,7 @@ func (v *verifier) walk(reach func(page.ID) error, value func(page.Ref) error) e
 	if err := v.walkTree(rootOf(v.state.State()), reach, value); err != nil {
 		return err
 	}
-	root, mirror, err := sideRoots(v.state)
+	root, mirror, err := repairTreeRoots(v.state)
 	if err != nil {
 		return v.damageOr(err, DamageSuperblock)
 	}
@@ -331,7 +331,7 @@ func newDirect(p *pager.Pager) *direct {
 
 // Page implements btree.Source; the bytes live until the next call.
 func (d *direct) Page(id page.ID, _ int) ([]byte, error) {
-	if err := loadPage(d.pager, id, d.buf); err != nil {
+	if err := readPage(d.pager, id, d.buf); err != nil {
 		return nil, err
 	}
 	return d.buf, nil

@@ -12,10 +12,10 @@ import (
 //
 // Invariant: a view loaded after a snapshot was taken holds every version that the snapshot sees.
 type view struct {
-	active *generation
-	frozen []*generation
-	root   btree.Root
-	side   *side // nil unless pages of the tree are lost
+	active     *generation
+	immutables []*generation
+	root       btree.Root
+	repairTree *repairTree // nil unless pages of the tree are lost
 
 	quarantine *quarantined // nil unless the tree has refused something
 

@@ -47,7 +47,7 @@ var readings = []reading{
 	engineGauge("log_size_bytes", "Size of the log segments' files.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Log.SegmentBytes) }),
 	engineCounter("log_rotations_total", "Segments begun because another was full.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Log.Rotations) }),
 	engineCounter("memtables_ready_total", "Rotations that found the next memtable made ready in the background.",
-		func(s *mvcc.Stats) float64 { return float64(s.Storage.TablesReady) }),
+		func(s *mvcc.Stats) float64 { return float64(s.Storage.MemtablesPrepared) }),
 	engineCounter("log_stalls_total", "Rotations that had to wait for a file or a buffer.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Log.Stalls) }),
 	engineCounter("log_prepare_failures_total", "Failed attempts to prepare, close or remove a log file that holds no needed record. They are repeated.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Log.PrepareFailures) }),

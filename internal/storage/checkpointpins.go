@@ -14,16 +14,16 @@ import (
 //
 // Invariant: the pager has been told to release pages through checkpoint n only if n is not past any pinned checkpoint. What no pinned state
 // reaches goes nevertheless (pager.ReleaseBeside).
-type rootPins struct {
+type checkpointPins struct {
 	mu     sync.Mutex
 	pinned map[uint64]int // by checkpoint: how many
-	wanted uint64         // checkpoint whose freed pages no reader in a slot can reach any more
+	target uint64         // checkpoint whose freed pages no reader in a slot can reach any more
 
-	logHeld atomic.Int32 // readers of log segments: while there are any, checkpoints leave the log as it is
+	logPinned atomic.Int32 // readers of log segments: while there are any, checkpoints leave the log as it is
 }
 
 // pin keeps every page that the state of checkpoint n reaches. The checkpointing mutex is held, so that n is the newest.
-func (r *rootPins) pin(p *pager.Pager, n uint64) {
+func (r *checkpointPins) pin(p *pager.Pager, n uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.pinned == nil {
@@ -34,7 +34,7 @@ func (r *rootPins) pin(p *pager.Pager, n uint64) {
 }
 
 // unpin ends what pin began.
-func (r *rootPins) unpin(p *pager.Pager, n uint64) {
+func (r *checkpointPins) unpin(p *pager.Pager, n uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.pinned[n]--; r.pinned[n] == 0 {
@@ -44,18 +44,18 @@ func (r *rootPins) unpin(p *pager.Pager, n uint64) {
 }
 
 // release says that readers in slots have moved on from what checkpoint n freed.
-func (r *rootPins) release(p *pager.Pager, n uint64) {
+func (r *checkpointPins) release(p *pager.Pager, n uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.wanted = max(r.wanted, n)
+	r.target = max(r.target, n)
 	r.releaseLocked(p)
 }
 
-func (r *rootPins) releaseLocked(p *pager.Pager) {
-	through := r.wanted
+func (r *checkpointPins) releaseLocked(p *pager.Pager) {
+	through := r.target
 	for n := range r.pinned {
 		through = min(through, n)
 	}
 	p.ReleaseThrough(through)
-	p.ReleaseBeside(r.wanted, slices.Collect(maps.Keys(r.pinned)))
+	p.ReleaseBeside(r.target, slices.Collect(maps.Keys(r.pinned)))
 }

@@ -9,14 +9,14 @@ import (
 )
 
 // warmWindow is how many pages warm handles under one slot protection.
-const warmWindow = 64
+const admitWindow = 64
 
 // warm brings what replaces cached leaves into the cache before readers are sent there, and drops the old ones: otherwise every
 // checkpoint would empty the cache of what it rewrote. The checkpointing mutex is held.
-func (e *Engine) warm(freed []page.ID, root btree.Root) {
+func (e *Engine) admitWritten(freed []page.ID, root btree.Root) {
 	var key []byte
 	for len(freed) > 0 && !root.Empty() {
-		n := min(len(freed), warmWindow)
+		n := min(len(freed), admitWindow)
 		e.slot.Enter()
 		for _, id := range freed[:n] {
 			if !e.pages.cache.Contains(cache.ID(id)) {
@@ -39,13 +39,13 @@ func (e *Engine) warm(freed []page.ID, root btree.Root) {
 
 // admitting hands the pages of a merge to the cache, too, as far as it has frames that nobody uses. Nobody can ask for them before
 // the new root is published; should the checkpoint be given up, the pager has them forgotten.
-type admitting struct {
+type admittingSink struct {
 	*pager.Sink
 	cache *cache.Cache
 }
 
 // WritePage implements btree.Sink.
-func (a admitting) WritePage(id page.ID, p []byte) error {
+func (a admittingSink) WritePage(id page.ID, p []byte) error {
 	if err := a.Sink.WritePage(id, p); err != nil {
 		return err
 	}

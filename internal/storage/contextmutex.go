@@ -2,13 +2,13 @@ package storage
 
 import "context"
 
-// patientMutex is a mutex that may be held for as long as a bulk load takes: waiting for it ends with a context.
-type patientMutex struct{ held chan struct{} } // capacity 1: holds a token while it is locked
+// contextMutex is a mutex that may be held for as long as a bulk load takes: waiting for it ends with a context.
+type contextMutex struct{ held chan struct{} } // capacity 1: holds a token while it is locked
 
-func newPatientMutex() patientMutex { return patientMutex{make(chan struct{}, 1)} }
+func newContextMutex() contextMutex { return contextMutex{make(chan struct{}, 1)} }
 
 // LockOrEnd locks the mutex, or returns why the context has ended.
-func (m patientMutex) LockOrEnd(ctx context.Context) error {
+func (m contextMutex) Lock(ctx context.Context) error {
 	select {
 	case m.held <- struct{}{}:
 		return nil
@@ -23,10 +23,10 @@ func (m patientMutex) LockOrEnd(ctx context.Context) error {
 }
 
 // Unlock ends what LockOrEnd began.
-func (m patientMutex) Unlock() { <-m.held }
+func (m contextMutex) Unlock() { <-m.held }
 
 // TryLock locks the mutex if it is free, and reports whether.
-func (m patientMutex) TryLock() bool {
+func (m contextMutex) TryLock() bool {
 	select {
 	case m.held <- struct{}{}:
 		return true

@@ -14,22 +14,22 @@ import (
 // in profiles, and a rotation that lays out the next table's index holds up every writer. So tables that checkpoints have emptied
 // are used again; the memory of the active one is touched in the background, ahead of its writers; and when it is half full the next one is
 // made ready: laid out, all of its memory touched.
-type tables struct {
-	wanted chan struct{} // capacity 1: the active table has taken another step of memory, or is half full
-	slot   *pin.Slot     // of RunTables
+type tablePool struct {
+	requested chan struct{} // capacity 1: the active table has taken another step of memory, or is half full
+	slot      *pin.Slot     // of RunTablePool
 
-	touch    sync.Mutex                     // held while memory of touching is taken
-	touching atomic.Pointer[memtable.Table] // set inside the slot's protection under which it was found
+	prefault    sync.Mutex                     // held while memory of touching is taken
+	prefaulting atomic.Pointer[memtable.Table] // set inside the slot's protection under which it was found
 
 	// Guarded by Engine.mu.
-	spares []*memtable.Table // emptied by checkpoints, their memory still mapped
+	pooled []*memtable.Table // emptied by checkpoints, their memory still mapped
 	next   *memtable.Table   // ready; nil while there is none
 	ready  uint64            // rotations that found one
 }
 
 func (e *Engine) tableConfig() memtable.Config {
 	return memtable.Config{
-		Bytes: int(e.memtableBytes), Prefix: []byte{byte(keys.SpaceUser)}, CrowdedAt: e.options.CrowdedAt, Filling: e.tables.wanted,
+		Bytes: int(e.memtableBytes), Prefix: []byte{byte(keys.SpaceUser)}, CrowdedAt: e.options.LongChain, Filling: e.tables.requested,
 		Obtain: e.options.Obtain,
 	}
 }
@@ -53,63 +53,63 @@ func (e *Engine) makeTable(old *memtable.Table) (*memtable.Table, error) {
 }
 
 // take returns a spare, or nil.
-func (t *tables) take() *memtable.Table {
-	n := len(t.spares)
+func (t *tablePool) take() *memtable.Table {
+	n := len(t.pooled)
 	if n == 0 {
 		return nil
 	}
-	spare := t.spares[n-1]
-	t.spares = t.spares[:n-1]
+	spare := t.pooled[n-1]
+	t.pooled = t.pooled[:n-1]
 	return spare
 }
 
-// RunTables makes tables ready until ctx ends, the first one before anybody comes. Without it, rotations make their own.
-func (e *Engine) RunTables(ctx context.Context) {
+// RunTablePool makes tables ready until ctx ends, the first one before anybody comes. Without it, rotations make their own.
+func (e *Engine) RunTablePool(ctx context.Context) {
 	defer e.tables.slot.Free()
 	for {
-		if e.touchActive(e.tables.slot) {
+		if e.prefaultActive(e.tables.slot) {
 			e.prepareTable()
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-e.tables.wanted:
+		case <-e.tables.requested:
 		}
 	}
 }
 
-// touchActive takes memory of the active table, a little ahead of its writers, and reports whether the table is half full. An error is left to who
+// prefaultActive takes memory of the active table, a little ahead of its writers, and reports whether the table is half full. An error is left to who
 // needs the memory. The slot's protection ends before the kernel is asked, which may take tens of milliseconds: nothing could be reused meanwhile.
-func (e *Engine) touchActive(slot *pin.Slot) (halfFull bool) {
+func (e *Engine) prefaultActive(slot *pin.Slot) (halfFull bool) {
 	t := &e.tables
 	for {
 		slot.Enter()
 		active := e.view.Load().active.mem
-		t.touch.Lock()
-		t.touching.Store(active)
+		t.prefault.Lock()
+		t.prefaulting.Store(active)
 		slot.Leave()
 		more, err := active.TouchAhead()
 		halfFull = active.HalfFull()
-		t.touching.Store(nil)
-		t.touch.Unlock()
+		t.prefaulting.Store(nil)
+		t.prefault.Unlock()
 		if !more || err != nil {
 			return halfFull
 		}
 	}
 }
 
-// awaitTouch returns when nobody takes memory of table any more, which no view names and no reader reaches.
-func (t *tables) awaitTouch(table *memtable.Table) {
-	if t.touching.Load() == table {
-		t.touch.Lock()
-		t.touch.Unlock() //nolint:staticcheck // the empty critical section is the point
+// awaitPrefault returns when nobody takes memory of table any more, which no view names and no reader reaches.
+func (t *tablePool) awaitPrefault(table *memtable.Table) {
+	if t.prefaulting.Load() == table {
+		t.prefault.Lock()
+		t.prefault.Unlock() //nolint:staticcheck // the empty critical section is the point
 	}
 }
 
 // prepareTable makes the next table ready, if there is none and memory for it. If that fails, the rotation tries again and tells.
 func (e *Engine) prepareTable() {
 	e.mu.Lock()
-	if e.tables.next != nil || len(e.tables.spares) == 0 && !e.affordsTableLocked() {
+	if e.tables.next != nil || len(e.tables.pooled) == 0 && !e.affordsTableLocked() {
 		e.mu.Unlock()
 		return
 	}
@@ -128,8 +128,8 @@ func (e *Engine) prepareTable() {
 	e.mu.Unlock()
 }
 
-// readyTables is the number of rotations that found their table ready.
-func (e *Engine) readyTables() uint64 {
+// preparedTables is the number of rotations that found their table ready.
+func (e *Engine) preparedTables() uint64 {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.tables.ready
@@ -137,31 +137,31 @@ func (e *Engine) readyTables() uint64 {
 
 // affordsTableLocked reports whether one more table, beside those that are frozen, retired or kept, stays in the budget for frozen ones.
 func (e *Engine) affordsTableLocked() bool {
-	kept := len(e.tables.spares) + 1
+	kept := len(e.tables.pooled) + 1
 	if e.tables.next != nil {
 		kept++
 	}
-	return e.frozenBytesOf(e.view.Load())+int64(kept)*e.memtableBytes <= e.frozenBytes.Load()
+	return e.immutableBytesOf(e.view.Load())+int64(kept)*e.memtableBytes <= e.immutableBytes.Load()
 }
 
-// keepOrFree takes a table that nobody can reach any more.
-func (e *Engine) keepOrFree(t *memtable.Table) {
-	e.tables.awaitTouch(t)
+// reuseOrFree takes a table that nobody can reach any more.
+func (e *Engine) reuseOrFree(t *memtable.Table) {
+	e.tables.awaitPrefault(t)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.affordsTableLocked() {
-		e.tables.spares = append(e.tables.spares, t)
+		e.tables.pooled = append(e.tables.pooled, t)
 		return
 	}
 	e.freed(t.Free())
 }
 
 // free frees all of them.
-func (t *tables) free(e *Engine) {
+func (t *tablePool) free(e *Engine) {
 	if t.next != nil {
 		e.freed(t.next.Free())
 	}
-	for _, spare := range t.spares {
+	for _, spare := range t.pooled {
 		e.freed(spare.Free())
 	}
 }
