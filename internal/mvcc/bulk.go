@@ -219,15 +219,11 @@ func (s *Store) drain(ctx context.Context) error {
 	return nil
 }
 
-// lock takes the latches of x.held, or none if the context ends before. While a load takes its place no commit begins: it waits, without
-// latches. A load looks at every latch once after it has said so, and a commit looks whether one has, under its latches: one of the two
-// sees the other.
-func (x *Session) lock(ctx context.Context) error {
+// lockUnlessLoading takes the latches of x.held, or none of them if the context ends first. While a bulk load is
+// published no commit begins: it waits, without latches. A load looks at every latch once after it has announced
+// itself, and a commit looks for an announced load while it holds its latches: one of the two sees the other.
+func (x *Session) lockUnlessLoading(ctx context.Context) error {
 	s := x.store
-	if s.serial {
-		s.serialMu.Lock()
-		return nil // there are no loads
-	}
 	for {
 		if err := s.latches.lock(ctx, &x.held, x.parker); err != nil {
 			return err
@@ -243,13 +239,4 @@ func (x *Session) lock(ctx context.Context) error {
 			return context.Cause(ctx)
 		}
 	}
-}
-
-// unlock ends what lock began.
-func (x *Session) unlock() {
-	if x.store.serial {
-		x.store.serialMu.Unlock()
-		return
-	}
-	x.store.latches.unlock(&x.held)
 }

@@ -1,7 +1,6 @@
 package mvcc
 
 import (
-	"bytes"
 	"context"
 
 	"github.com/epochkv/epochkv/internal/keys"
@@ -15,8 +14,13 @@ type Write struct {
 	Conditions []Condition
 	Durability Durability
 
-	reads     *readSet // what a validated commit read; nil for a blind one
-	firstWins bool     // a key that changed after the snapshot is a conflict
+	snapshot  keys.Epoch // at which the write was computed; zero for a plain write
+	reads     *readSet   // what a validated commit read; nil for others
+	firstWins bool       // a key that changed after the snapshot is a conflict
+	checkOnly bool       // the batch is empty: conditions and reads are checked, and nothing is written
+	ops       []Invoke   // of InvokeAll: the batch is computed from them while the latches are held
+	outcomes  []Invoked  // of ops
+	body      []byte     // the batch as prepare left it
 }
 
 // Reset empties the write and keeps its buffers.
@@ -24,7 +28,8 @@ func (w *Write) Reset() {
 	w.Batch.Reset()
 	w.Conditions = w.Conditions[:0]
 	w.Durability = DurabilityDefault
-	w.reads, w.firstWins = nil, false
+	w.snapshot, w.reads, w.firstWins, w.checkOnly = 0, nil, false, false
+	w.ops, w.outcomes, w.body = nil, nil, nil
 }
 
 // Set adds "key becomes value" to the commit.
@@ -36,145 +41,79 @@ func (w *Write) Delete(key []byte) { w.Batch.Delete(keys.SpaceUser, key) }
 // Commit logs and installs w under one epoch and returns it. The commit may be acknowledged after Store.Wait.
 //
 // Errors change nothing: *LimitError, ErrEmptyKey, ErrEmptyBatch, *batch.DuplicateKeyError for bad input,
-// *PreconditionError, *ConflictError, ErrMemoryFull, vfs.ErrNoSpace, ErrFailed, ErrClosed, and why the context ended. Once the epoch is
-// reserved the context ends nothing but waits: a commit that returns an epoch has happened.
-func (x *Session) Commit(ctx context.Context, w *Write) (keys.Epoch, error) {
-	epoch, err := x.commitAt(ctx, w, 0)
-	x.pay(ctx, w, err)
-	return epoch, err
-}
+// *PreconditionError, *ConflictError, ErrMemoryFull, vfs.ErrNoSpace, ErrFailed, ErrClosed, and why the context
+// ended. Once the epoch is reserved the context ends nothing but waits: a commit that returns an epoch has happened.
+func (x *Session) Commit(ctx context.Context, w *Write) (keys.Epoch, error) { return x.commit(ctx, w) }
 
-// Await is the newest epoch that must be durable before the outcomes of the session's calls since the last Await may be told, answers and
-// errors alike: a refused precondition, a conflict, or a value of the wrong type reveals a commit as much as reading it does. Zero if there
-// is none. It is of Commit, InvokeAll, DeleteRange and Txn.Commit; what reads reveal is told beside what they return.
-func (x *Session) Await() keys.Epoch {
-	e := x.await
-	x.await = 0
-	return e
-}
-
-// reveals notes that the outcome of the call at hand shows a version, or that it is missing.
-func (x *Session) reveals(sync bool, e keys.Epoch) {
-	x.await = max(x.await, x.store.mustAwait(sync, e))
-}
-
-// pay slows a writer down for what it wrote, while checkpoints fall behind. It holds nothing meanwhile: a snapshot would keep versions that
-// checkpoints could drop.
-func (x *Session) pay(ctx context.Context, w *Write, err error) {
-	if err == nil {
-		x.store.engine.Throttle(ctx, &x.writer, w.Batch.Count(), w.Batch.Size())
-	}
-}
-
-// commitAt is Commit for a transaction with a snapshot. Its caller pays.
-func (x *Session) commitAt(ctx context.Context, w *Write, at keys.Epoch) (keys.Epoch, error) {
-	body, err := x.prepare(w)
-	if err != nil {
+// commit is the commit protocol; docs/architecture.md ("A write") describes it step by step. Every write takes it:
+// plain writes, InvokeAll, DeleteRange and transactions. They differ in what they check, and in whether the
+// operations are computed while the latches are held.
+//
+// It returns epoch zero, and no error, if there was nothing to write.
+func (x *Session) commit(ctx context.Context, w *Write) (keys.Epoch, error) {
+	if err := x.prepare(w); err != nil {
 		return 0, err
 	}
-	s := x.store
-	if s.horizonRule == HorizonScanned {
-		x.rescan()
-	}
-	if err := x.awaitPrevious(ctx, at); err != nil {
+	if err := x.awaitPrevious(ctx, w); err != nil {
 		return 0, err
 	}
-	x.latch(w)
-	if err := x.lock(ctx); err != nil {
+	if err := x.lock(ctx, w); err != nil {
 		return 0, err
 	}
-	epoch, err := x.commitLatched(ctx, w, body, at)
+	epoch, err := x.commitLatched(ctx, w)
 	x.unlock()
-	return epoch, x.finish(ctx, err)
+	if err = x.finish(ctx, err); err != nil {
+		return 0, err
+	}
+	x.throttle(ctx, w, epoch)
+	return epoch, nil
 }
 
-// prepare checks w against the limits and sorts its operations.
-func (x *Session) prepare(w *Write) ([]byte, error) {
-	s := x.store
-	if s.closing.Load() {
-		return nil, ErrClosed
-	}
-	if err := s.engine.Err(); err != nil {
-		return nil, err
-	}
-	n := w.Batch.Count()
-	if n == 0 {
-		return nil, ErrEmptyBatch
-	}
-	if err := s.admit(w); err != nil {
-		return nil, err
-	}
-	if n > s.limits.BatchOps {
-		return nil, &LimitError{What: "batch operations", Limit: s.limits.BatchOps, Got: n}
-	}
-	if size := w.Batch.PayloadBytes(); size > s.limits.BatchBytes {
-		return nil, &LimitError{What: "batch bytes", Limit: s.limits.BatchBytes, Got: size}
-	}
-	for i := range n {
-		key := keys.User(w.Batch.Key(i))
-		if err := s.checkKey(key); err != nil && !(w.Batch.Deletes(i) && x.hasBeyondLimit(key)) {
-			return nil, err
-		}
-	}
-	if v := w.Batch.ValueBytesMax(); v > s.limits.ValueBytes {
-		return nil, &LimitError{What: "value bytes", Limit: s.limits.ValueBytes, Got: v}
-	}
-	for i := range w.Conditions {
-		if err := s.checkKey(w.Conditions[i].Key); err != nil && !x.hasBeyondLimit(w.Conditions[i].Key) {
-			return nil, err
-		}
-	}
-	return w.Batch.Finish()
-}
-
-// awaitPrevious bounds the epochs beyond visible to one per session; see horizon. The snapshot of the commit, if it has one, has been
-// visible.
-func (x *Session) awaitPrevious(ctx context.Context, at keys.Epoch) error {
-	if x.previous > at && x.previous > x.store.Visible() {
-		return x.store.horizon.wait(ctx, x.previous, x.parker)
-	}
-	return nil
-}
-
-// latch collects the stripes of everything that w writes or tests.
-func (x *Session) latch(w *Write) {
-	x.held.reset()
-	if x.store.serial {
-		return // one mutex stands for all of them
-	}
-	for i := range w.Batch.Count() {
-		x.held.add(x.store.latches, w.Batch.Key(i))
-	}
-	for i := range w.Conditions {
-		x.key = keys.Append(x.key[:0], keys.SpaceUser, w.Conditions[i].Key)
-		x.held.add(x.store.latches, x.key)
-	}
-}
-
-// commitLatched is steps 2 to 6 of the protocol, under the latches of the write set. When they are given back, finish has the rest to do.
-// An epoch that is reserved is always finished, whatever the context says: with the commit, or without one if it may not happen.
-func (x *Session) commitLatched(ctx context.Context, w *Write, body []byte, at keys.Epoch) (keys.Epoch, error) {
+// commitLatched is the part of the protocol that the latches protect: from the checks to the installed versions.
+// A reserved epoch is always completed, whatever the context says.
+func (x *Session) commitLatched(ctx context.Context, w *Write) (keys.Epoch, error) {
 	x.reached(stepLatched)
+	if err := x.checkConditions(ctx, w); err != nil {
+		return 0, err
+	}
+	if err := x.compute(ctx, w); err != nil {
+		return 0, err
+	}
 	x.slot.Enter()
-	epoch, err := x.check(ctx, w, body, at)
-	if err != nil {
+	epoch, err := x.reserve(ctx, w)
+	if epoch == 0 {
 		x.slot.Leave()
 		return 0, err
 	}
-	// From here to done: no allocation, no lock, no log line. Whoever is held up here holds up every later commit.
+	if err := x.complete(ctx, w, epoch); err != nil {
+		x.slot.Leave()
+		return 0, err
+	}
+	if x.writer.MadeLongChain() {
+		x.crowded = true // finish prunes, inside the same guard
+		return epoch, nil
+	}
+	x.slot.Leave()
+	return epoch, nil
+}
+
+// complete turns a reserved epoch into the commit, or into a no-op record if the commit must not happen.
+//
+// From here until the epoch is marked as installed there is no allocation, no lock and no log line: every later
+// commit waits for this one to become visible.
+func (x *Session) complete(ctx context.Context, w *Write, epoch keys.Epoch) error {
 	x.reached(stepReserved)
+	x.previous = epoch
 	var refused error
 	if w.reads != nil {
 		refused = x.validateSince(ctx, w.reads, epoch)
 	}
 	if refused == nil {
-		x.store.engine.Record(&x.writer, body)
+		x.store.engine.Record(&x.writer, w.body)
 		x.reached(stepCopied)
-		if err := x.store.engine.Install(&x.writer, body, x.store.isSync(w.Durability)); err != nil {
-			x.slot.Leave()
-			x.store.horizon.fail(err) // Wait tells it: the commit has its record, and may be there after a restart
-			x.previous = epoch
-			return epoch, nil
+		if err := x.store.engine.Install(&x.writer, w.body, x.store.isSync(w.Durability)); err != nil {
+			x.store.horizon.fail(err) // Wait returns it: the commit has its record, and may exist after a restart
+			return nil
 		}
 	} else {
 		x.store.engine.NoOp(&x.writer)
@@ -183,32 +122,19 @@ func (x *Session) commitLatched(ctx context.Context, w *Write, body []byte, at k
 	x.reached(stepInserted)
 	x.store.horizon.done(epoch)
 	x.reached(stepMarked)
-	x.previous = epoch
-	if refused != nil {
-		x.slot.Leave()
-		if w.reads.refused(refused) {
-			x.store.conflicts.Add(1)
-			x.told = epoch
-		}
-		return 0, refused
-	}
-	if x.writer.MadeLongChain() {
-		x.crowded = true // and inside the slot's protection, for finish
-	} else {
-		x.slot.Leave()
-	}
-	return epoch, nil
+	return refused
 }
 
-// finish does what nobody else has to wait for, so it comes when the latches have been given back. An error is told only when visible has
-// reached what it reveals, and with it a retry's snapshot; and long version chains are pruned.
+// finish runs after the latches are released, so that other writers do not wait for it. An error is returned only
+// when visible has reached the epoch that the error reveals, so that the snapshot of a retry includes it. Long
+// version chains that the commit has made are pruned.
 func (x *Session) finish(ctx context.Context, err error) error {
 	x.reached(stepReleased)
 	if x.told != 0 {
 		told := x.told
 		x.told = 0
 		if ended := x.store.horizon.wait(ctx, told, x.parker); ended != nil {
-			err = ended // and not what it would reveal
+			err = ended // instead of the error that would reveal that epoch
 		}
 	}
 	if x.crowded {
@@ -220,134 +146,159 @@ func (x *Session) finish(ctx context.Context, err error) error {
 	return err
 }
 
-// check is steps 2 and 3: it returns the reserved epoch, inside the slot's protection as it came.
-func (x *Session) check(ctx context.Context, w *Write, body []byte, at keys.Epoch) (keys.Epoch, error) {
-	if len(w.Conditions) > 0 {
-		if err := x.checkConditions(ctx, w); err != nil {
+// throttle delays the writer in proportion to what it wrote, while checkpoints are lagging. The snapshot of the
+// write, if it has one, ends before, because it would keep versions that checkpoints could drop.
+func (x *Session) throttle(ctx context.Context, w *Write, epoch keys.Epoch) {
+	if epoch == 0 {
+		return
+	}
+	if w.snapshot != 0 {
+		x.Done()
+	}
+	x.store.engine.Throttle(ctx, &x.writer, w.Batch.Count(), w.Batch.Size())
+}
+
+// prepare checks w against the limits and sorts its operations.
+func (x *Session) prepare(w *Write) (err error) {
+	s := x.store
+	if s.closing.Load() {
+		return ErrClosed
+	}
+	if err := s.engine.Err(); err != nil {
+		return err
+	}
+	if w.Batch.Count() == 0 && !w.checkOnly {
+		return ErrEmptyBatch
+	}
+	if err := s.admit(w); err != nil {
+		return err
+	}
+	if err := x.checkLimits(w); err != nil {
+		return err
+	}
+	w.body, err = w.Batch.Finish()
+	return err
+}
+
+func (x *Session) checkLimits(w *Write) error {
+	limits, n := &x.store.limits, w.Batch.Count()
+	if n > limits.BatchOps {
+		return &LimitError{What: "batch operations", Limit: limits.BatchOps, Got: n}
+	}
+	if size := w.Batch.PayloadBytes(); size > limits.BatchBytes {
+		return &LimitError{What: "batch bytes", Limit: limits.BatchBytes, Got: size}
+	}
+	for i := range n {
+		key := keys.User(w.Batch.Key(i))
+		if err := x.store.checkKey(key); err != nil && !(w.Batch.Deletes(i) && x.hasBeyondLimit(key)) {
+			return err
+		}
+	}
+	if v := w.Batch.ValueBytesMax(); v > limits.ValueBytes {
+		return &LimitError{What: "value bytes", Limit: limits.ValueBytes, Got: v}
+	}
+	for i := range w.Conditions {
+		if err := x.store.checkKey(w.Conditions[i].Key); err != nil && !x.hasBeyondLimit(w.Conditions[i].Key) {
+			return err
+		}
+	}
+	return nil
+}
+
+// awaitPrevious waits until the session's previous epoch is visible, which bounds the epochs after visible to one per
+// session (see horizon). The snapshot of the commit, if it has one, was visible.
+func (x *Session) awaitPrevious(ctx context.Context, w *Write) error {
+	s := x.store
+	if s.horizonRule == HorizonScanned {
+		x.rescan()
+	}
+	if x.previous > w.snapshot && x.previous > s.Visible() {
+		return s.horizon.wait(ctx, x.previous, x.parker)
+	}
+	return nil
+}
+
+// lock takes the latches of every key that w writes or tests, or none of them if the context ends first.
+func (x *Session) lock(ctx context.Context, w *Write) error {
+	if x.store.serial {
+		x.store.serialMu.Lock() // one mutex replaces all latches, and there are no bulk loads
+		return nil
+	}
+	x.held.reset()
+	for i := range w.Batch.Count() {
+		x.held.add(x.store.latches, w.Batch.Key(i))
+	}
+	for i := range w.Conditions {
+		x.key = keys.Append(x.key[:0], keys.SpaceUser, w.Conditions[i].Key)
+		x.held.add(x.store.latches, x.key)
+	}
+	return x.lockUnlessLoading(ctx)
+}
+
+// unlock releases what lock took.
+func (x *Session) unlock() {
+	if x.store.serial {
+		x.store.serialMu.Unlock()
+		return
+	}
+	x.store.latches.unlock(&x.held)
+}
+
+// reserve makes the last checks and reserves the commit's epoch and its place in the log. Epoch zero without an error
+// means that there is nothing to write.
+//
+// Validation and reservation share one guard, so that the memtables that validation has seen stay. The slow path, in
+// which the log and the memtable rotate or the writer waits for memory, runs outside the guard, so that the memory
+// that it waits for can be reclaimed; validation then starts again.
+func (x *Session) reserve(ctx context.Context, w *Write) (keys.Epoch, error) {
+	if w.firstWins && (x.store.serial || x.store.latches.newest(&x.held) > w.snapshot) {
+		if err := x.checkFirst(w); err != nil {
 			return 0, err
 		}
 	}
-	if w.firstWins && (x.store.serial || x.store.latches.newest(&x.held) > at) {
-		if err := x.checkFirst(w, at); err != nil {
-			return 0, err
+	epoch, err := x.validateAndReserve(ctx, w)
+	for err == storage.ErrRotating { //nolint:errorlint // a bare sentinel on the hot path
+		if epoch, err = x.rotateAndReserve(ctx, w); epoch == 0 && err == nil {
+			epoch, err = x.validateAndReserve(ctx, w)
 		}
 	}
-	epoch, err := x.reserve(ctx, w, body)
-	if err == nil && !x.store.serial {
+	if epoch != 0 && !x.store.serial {
 		x.store.latches.wrote(&x.held, epoch)
 	}
 	return epoch, err
 }
 
-// checkFirst lets the first committer win: no key of the write set may have a version newer than the snapshot. It reads
-// straight from memtables and tree, not through visible. The error is told once a retry's snapshot would see that version.
-func (x *Session) checkFirst(w *Write, at keys.Epoch) error {
-	for i := range w.Batch.Count() {
-		key := w.Batch.Key(i)
-		newest, err := x.reader.NewestSince(key, at)
-		if err != nil {
-			return err
-		}
-		if newest != 0 {
-			x.store.conflicts.Add(1)
-			x.told = newest
-			v, _, err := x.reader.Newest(key) // the latches keep it the same
-			if err != nil {
-				return err
-			}
-			x.reveals(v.Sync, v.Epoch)
-			return x.txn.reads.conflict(key, newest)
-		}
-	}
-	return nil
-}
-
-// reserve validates what w read and claims an epoch, all inside the slot's protection, so that the memtables that validation saw
-// stay. The slow path, in which the log and the memtable rotate or memory has to be waited for, runs outside it, so that what it
-// waits for can be reclaimed; after it, validation starts anew.
-func (x *Session) reserve(ctx context.Context, w *Write, body []byte) (keys.Epoch, error) {
-	for {
-		epoch, err := x.validateAndReserve(ctx, w, body)
-		if err != storage.ErrRotating { //nolint:errorlint // a bare sentinel on the hot path
-			return epoch, err
-		}
-		x.slot.Leave()
-		if err := x.store.admitMore(ctx, w); err != nil { // the disk may have become full since prepare
-			x.slot.Enter()
-			return 0, err
-		}
-		claimed, err := x.store.engine.AdvanceGeneration(ctx, &x.writer, body)
-		x.slot.Enter() // an epoch that is claimed and not done has protected its memtable so far
-		if err != nil {
-			return 0, err
-		}
-		if claimed {
-			if w.reads != nil {
-				w.reads.seen = storage.Validation{} // see validateSince
-			}
-			return x.writer.Epoch(), nil
-		}
-	}
-}
-
-func (x *Session) validateAndReserve(ctx context.Context, w *Write, body []byte) (keys.Epoch, error) {
+func (x *Session) validateAndReserve(ctx context.Context, w *Write) (keys.Epoch, error) {
 	if w.reads != nil {
 		if err := x.validate(ctx, w.reads); err != nil {
 			return 0, err
 		}
-		x.reached(stepChecked)
-		return x.store.engine.ReserveValidated(&w.reads.seen, &x.writer, body)
 	}
 	x.reached(stepChecked)
-	return x.store.engine.Reserve(&x.writer, body)
+	switch {
+	case w.Batch.Count() == 0:
+		return 0, nil
+	case w.reads != nil:
+		return x.store.engine.ReserveValidated(&w.reads.seen, &x.writer, w.body)
+	}
+	return x.store.engine.Reserve(&x.writer, w.body)
 }
 
-// checkConditions tests the preconditions against the newest versions, straight from memtables and tree and not through
-// visible: the latches keep them still. A failure is told only once what it reveals is visible. Whether a condition holds or not reveals
-// the version (Await).
-func (x *Session) checkConditions(ctx context.Context, w *Write) error {
-	for i := range w.Conditions {
-		if i > 0 && i%checkContextEvery == 0 && ctx.Err() != nil {
-			return context.Cause(ctx) // it holds latches, and each condition may read a page
-		}
-		c := &w.Conditions[i]
-		x.key = keys.Append(x.key[:0], keys.SpaceUser, c.Key)
-		x.slot.Enter()
-		v, ok, err := x.reader.Newest(x.key)
-		holds := false
-		if err == nil {
-			holds, err = x.holds(c, v, ok)
-		}
-		epoch := v.Epoch
-		x.reveals(v.Sync, epoch)
-		x.slot.Leave()
-		if err != nil {
-			return err
-		}
-		if holds {
-			continue
-		}
-		x.told = epoch
-		x.store.preconditions.Add(1)
-		return &PreconditionError{Index: i, Condition: *c, Found: ok && v.Kind == keys.KindSet, Epoch: epoch}
+// rotateAndReserve waits for the next generation. Only a record that takes more than half of a segment gets its epoch
+// here; for others it returns zero, and they try again.
+func (x *Session) rotateAndReserve(ctx context.Context, w *Write) (keys.Epoch, error) {
+	x.slot.Leave()
+	err := x.store.admitMore(ctx, w) // the disk may have become full since prepare
+	reserved := false
+	if err == nil {
+		reserved, err = x.store.engine.AdvanceGeneration(ctx, &x.writer, w.body)
 	}
-	return nil
-}
-
-func (x *Session) holds(c *Condition, v storage.Version, ok bool) (bool, error) {
-	exists := ok && v.Kind == keys.KindSet
-	switch c.Kind {
-	case KeyAbsent:
-		return !exists, nil
-	case KeyPresent:
-		return exists, nil
-	case EpochEquals:
-		return exists && v.Epoch == c.Epoch, nil
+	x.slot.Enter() // an epoch that is reserved and not completed has protected its memtable so far
+	if err != nil || !reserved {
+		return 0, err
 	}
-	if !exists {
-		return false, nil
+	if w.reads != nil {
+		w.reads.seen = storage.Validation{} // see validateSince
 	}
-	var err error
-	x.writer.Scratch, err = x.reader.AppendValue(x.writer.Scratch[:0], v)
-	return bytes.Equal(x.writer.Scratch, c.Value), err
+	return x.writer.Epoch(), nil
 }

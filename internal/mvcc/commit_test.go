@@ -499,10 +499,10 @@ func hole(t *testing.T, s *Store) (fill func()) {
 	x := mustSession(t, s)
 	w := Write{Durability: DurabilityAsync}
 	w.Set([]byte("hole"), []byte("v"))
-	body, err := x.prepare(&w)
-	if err != nil {
+	if err := x.prepare(&w); err != nil {
 		t.Fatal(err)
 	}
+	body := w.body
 	x.slot.Enter()
 	epoch, err := s.engine.Reserve(&x.writer, body)
 	if err != nil {
@@ -608,4 +608,45 @@ func TestLatchesAreHeldFromTheCheckToTheInstall(t *testing.T) {
 			t.Error("a refused condition holds up the writers of its key until it is told")
 		}
 	})
+}
+
+// TestEveryWriteTakesEveryStep: whatever kind of write it is, a closed store and a condition that no key can meet are
+// refused. A range delete that found nothing once went past these checks.
+func TestEveryWriteTakesEveryStep(t *testing.T) {
+	s := mustOpen(t, tiny(vfs.NewMem()))
+	mustPut(t, s, "present", "1")
+	x := mustSession(t, s)
+	ctx := t.Context()
+	conditions := []Condition{{Kind: KeyAbsent}} // with an empty key
+	for name, write := range map[string]func() error{
+		"commit": func() error {
+			w := Write{Conditions: conditions}
+			w.Set([]byte("k"), nil)
+			_, err := x.Commit(ctx, &w)
+			return err
+		},
+		"invoke": func() error {
+			ops := []Invoke{{Kind: InvokeAdd, Key: []byte("k")}}
+			_, err := x.InvokeAll(ctx, ops, conditions, DurabilityAsync, make([]Invoked, 1))
+			return err
+		},
+		"range delete": func() error {
+			_, err := x.DeleteRange(ctx, RangeDelete{Lower: []byte("p"), Conditions: conditions})
+			return err
+		},
+		"range delete of nothing": func() error {
+			_, err := x.DeleteRange(ctx, RangeDelete{Lower: []byte("q"), Conditions: conditions})
+			return err
+		},
+	} {
+		if err := write(); !errors.Is(err, ErrEmptyKey) {
+			t.Errorf("%s: %v, want %v", name, err, ErrEmptyKey)
+		}
+		s.closing.Store(true)
+		if err := write(); !errors.Is(err, ErrClosed) {
+			t.Errorf("%s: %v, want %v", name, err, ErrClosed)
+		}
+		s.closing.Store(false)
+	}
+	x.Close()
 }

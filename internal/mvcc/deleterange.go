@@ -39,7 +39,6 @@ func (x *Session) DeleteRange(ctx context.Context, o RangeDelete) (RangeDeleted,
 	for range rangeAttempts {
 		out, err := x.deleteRangeOnce(ctx, o)
 		if !errors.As(err, &conflict) {
-			x.pay(ctx, &x.ranged.write, err)
 			return out, err
 		}
 	}
@@ -65,34 +64,12 @@ func (x *Session) deleteRangeOnce(ctx context.Context, o RangeDelete) (RangeDele
 	}
 	reads.reset(at)
 	reads.addRange(readRange(o, w, out.More))
-	if out.Count == 0 {
+	w.snapshot, w.reads, w.checkOnly = at, reads, out.Count == 0
+	epoch, err := x.commit(ctx, w)
+	if out.Epoch = epoch; w.checkOnly {
 		out.Epoch = at
-		return out, x.checkOnly(ctx, w, reads)
 	}
-	w.reads = reads
-	out.Epoch, err = x.commitAt(ctx, w, 0)
 	return out, err
-}
-
-// checkOnly tests the conditions of a range delete that found nothing, and that the range is still empty: both at one point, since the
-// latches keep what the conditions look at still.
-func (x *Session) checkOnly(ctx context.Context, w *Write, reads *readSet) error {
-	x.latch(w)
-	if err := x.lock(ctx); err != nil {
-		return err
-	}
-	err := x.checkLatched(ctx, w, reads)
-	x.unlock()
-	return x.finish(ctx, err)
-}
-
-func (x *Session) checkLatched(ctx context.Context, w *Write, reads *readSet) error {
-	if err := x.checkConditions(ctx, w); err != nil {
-		return err
-	}
-	x.slot.Enter()
-	defer x.slot.Leave()
-	return x.validate(ctx, reads)
 }
 
 // checkContextEvery is how many keys a commit reads between two looks at its context.

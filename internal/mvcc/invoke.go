@@ -126,52 +126,29 @@ func (op *Invoke) number(old []byte, found bool) (n int64, reason string) {
 //
 // Errors change nothing: *TypeError, and those of Commit. Await tells what the outcome reveals.
 func (x *Session) InvokeAll(ctx context.Context, ops []Invoke, conditions []Condition, d Durability, out []Invoked) (keys.Epoch, error) {
-	epoch, err := x.invokeOnce(ctx, ops, conditions, d, out)
-	if epoch != 0 {
-		x.pay(ctx, &x.ranged.write, err)
-	}
-	return epoch, err
-}
-
-func (x *Session) invokeOnce(ctx context.Context, ops []Invoke, conditions []Condition, d Durability, out []Invoked) (keys.Epoch, error) {
-	s, w := x.store, &x.ranged.write
+	w := &x.ranged.write
 	w.Reset()
 	w.Conditions, w.Durability = append(w.Conditions, conditions...), d
+	w.ops, w.outcomes = ops, out
 	for i := range ops {
-		if err := s.checkKey(ops[i].Key); err != nil {
+		if err := x.store.checkKey(ops[i].Key); err != nil {
 			return 0, err
 		}
-		w.Batch.Delete(keys.SpaceUser, ops[i].Key) // stands for the key, for the limits and latches
+		w.Batch.Delete(keys.SpaceUser, ops[i].Key) // a placeholder for the limits and latches, until compute
 	}
-	if _, err := x.prepare(w); err != nil {
-		return 0, err
-	}
-	if err := x.awaitPrevious(ctx, 0); err != nil {
-		return 0, err
-	}
-	x.latch(w)
-	if err := x.lock(ctx); err != nil {
-		return 0, err
-	}
-	epoch, err := x.invokeLatched(ctx, w, ops, out)
-	x.unlock()
-	return epoch, x.finish(ctx, err)
+	return x.commit(ctx, w)
 }
 
-// invokeLatched reads, computes and commits under the latches of w, which names the keys.
-func (x *Session) invokeLatched(ctx context.Context, w *Write, ops []Invoke, out []Invoked) (keys.Epoch, error) {
-	if err := x.checkConditions(ctx, w); err != nil {
-		return 0, err
+// compute replaces the placeholders of an InvokeAll by what its operations write. The latches of all keys are held.
+// For every other write it does nothing.
+func (x *Session) compute(ctx context.Context, w *Write) error {
+	if w.ops == nil {
+		return nil
 	}
-	w.Conditions = w.Conditions[:0]
-	if err := x.applyAll(ctx, ops, w, out); err != nil || w.Batch.Count() == 0 {
-		return 0, err
+	if err := x.applyAll(ctx, w.ops, w, w.outcomes); err != nil || w.Batch.Count() == 0 {
+		return err
 	}
-	body, err := x.prepare(w)
-	if err != nil {
-		return 0, err
-	}
-	return x.commitLatched(ctx, w, body, 0)
+	return x.prepare(w)
 }
 
 // applyAll computes every outcome from the newest versions and fills the batch. The values that it finds have the limit of a batch, as what it writes has:

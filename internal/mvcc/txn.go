@@ -202,15 +202,12 @@ func (t *Txn) Commit(ctx context.Context) (keys.Epoch, error) {
 	w := &t.write
 	w.Reset()
 	w.Durability = t.options.Durability
-	w.reads, w.firstWins = nil, true
+	w.snapshot, w.firstWins = t.at, true
 	if t.validated() {
 		w.reads = &t.reads
 	}
 	t.own.fill(&w.Batch)
-	epoch, err := t.session.commitAt(ctx, w, t.at)
-	t.Rollback()
-	t.session.pay(ctx, w, err)
-	return epoch, err
+	return t.session.commit(ctx, w)
 }
 
 // Rollback ends the transaction without a trace. Without one it does nothing.

@@ -1,0 +1,96 @@
+package mvcc
+
+import (
+	"bytes"
+	"context"
+
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage"
+)
+
+// Await is the newest epoch that must be durable before the outcomes of the session's calls since the last Await may be told, answers and
+// errors alike: a refused precondition, a conflict, or a value of the wrong type reveals a commit as much as reading it does. Zero if there
+// is none. It is of Commit, InvokeAll, DeleteRange and Txn.Commit; what reads reveal is told beside what they return.
+func (x *Session) Await() keys.Epoch {
+	e := x.await
+	x.await = 0
+	return e
+}
+
+// reveals notes that the outcome of the call at hand shows a version, or that it is missing.
+func (x *Session) reveals(sync bool, e keys.Epoch) {
+	x.await = max(x.await, x.store.mustAwait(sync, e))
+}
+
+// checkFirst lets the first committer win: no key of the write set may have a version newer than the snapshot. It reads
+// straight from memtables and tree, not through visible. The error is told once a retry's snapshot would see that version.
+func (x *Session) checkFirst(w *Write) error {
+	for i := range w.Batch.Count() {
+		key := w.Batch.Key(i)
+		newest, err := x.reader.NewestSince(key, w.snapshot)
+		if err != nil {
+			return err
+		}
+		if newest != 0 {
+			x.store.conflicts.Add(1)
+			x.told = newest
+			v, _, err := x.reader.Newest(key) // the latches keep it the same
+			if err != nil {
+				return err
+			}
+			x.reveals(v.Sync, v.Epoch)
+			return x.txn.reads.conflict(key, newest)
+		}
+	}
+	return nil
+}
+
+// checkConditions tests the preconditions against the newest versions, straight from memtables and tree and not through
+// visible: the latches keep them still. A failure is told only once what it reveals is visible. Whether a condition holds or not reveals
+// the version (Await).
+func (x *Session) checkConditions(ctx context.Context, w *Write) error {
+	for i := range w.Conditions {
+		if i > 0 && i%checkContextEvery == 0 && ctx.Err() != nil {
+			return context.Cause(ctx) // it holds latches, and each condition may read a page
+		}
+		c := &w.Conditions[i]
+		x.key = keys.Append(x.key[:0], keys.SpaceUser, c.Key)
+		x.slot.Enter()
+		v, ok, err := x.reader.Newest(x.key)
+		holds := false
+		if err == nil {
+			holds, err = x.holds(c, v, ok)
+		}
+		epoch := v.Epoch
+		x.reveals(v.Sync, epoch)
+		x.slot.Leave()
+		if err != nil {
+			return err
+		}
+		if holds {
+			continue
+		}
+		x.told = epoch
+		x.store.preconditions.Add(1)
+		return &PreconditionError{Index: i, Condition: *c, Found: ok && v.Kind == keys.KindSet, Epoch: epoch}
+	}
+	return nil
+}
+
+func (x *Session) holds(c *Condition, v storage.Version, ok bool) (bool, error) {
+	exists := ok && v.Kind == keys.KindSet
+	switch c.Kind {
+	case KeyAbsent:
+		return !exists, nil
+	case KeyPresent:
+		return exists, nil
+	case EpochEquals:
+		return exists && v.Epoch == c.Epoch, nil
+	}
+	if !exists {
+		return false, nil
+	}
+	var err error
+	x.writer.Scratch, err = x.reader.AppendValue(x.writer.Scratch[:0], v)
+	return bytes.Equal(x.writer.Scratch, c.Value), err
+}
