@@ -70,7 +70,7 @@ func sortFindPut(m *memory, root btree.Root, rows []btree.Entry) (btree.Root, er
 	for i, name := range names {
 		batch[i] = btree.Entry{Key: name, Value: values[i], Trailer: rows[0].Trailer}
 		if len(values[i]) > page.InlineMax(m.size) {
-			ref, err := m.rows.Place(values[i])
+			ref, err := m.rows.Store(values[i])
 			if err != nil {
 				return root, err
 			}

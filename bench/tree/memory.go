@@ -148,7 +148,7 @@ type rowPages struct {
 }
 
 // Place implements btree.Values.
-func (r *rowPages) Place(value []byte) (ref page.Ref, err error) {
+func (r *rowPages) Store(value []byte) (ref page.Ref, err error) {
 	if left := r.size - len(r.bytes)%r.size; len(value) > left && len(value) <= r.size {
 		r.bytes = append(r.bytes, make([]byte, left)...)
 	}

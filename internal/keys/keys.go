@@ -67,8 +67,8 @@ type Space byte
 
 // Keyspaces. All reserved key prefixes stand here and nowhere else.
 const (
-	// SpaceLost holds the side tree's records of pages that cannot be read. It comes before all others, and is in no other tree.
-	SpaceLost Space = 0x00
+	// SpaceRepairTree holds the side tree's records of pages that cannot be read. It comes before all others, and is in no other tree.
+	SpaceRepairTree Space = 0x00
 	// SpaceSystem holds the server's own records.
 	SpaceSystem Space = 0x01
 	// SpaceUser holds what clients write.

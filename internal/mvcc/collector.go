@@ -60,9 +60,9 @@ func (c *collector) collect(first *storage.PruneRequest, again bool) {
 func (c *collector) collectLocked(first *storage.PruneRequest, again bool) {
 	start := time.Now()
 	c.refresh(start)
-	h := memtable.Horizon{MinVisible: c.live[0], Frontier: c.live[len(c.live)-1]}
+	h := memtable.GCWatermarks{MinVisible: c.live[0], LowWatermark: c.live[len(c.live)-1]}
 	if len(c.live) > 1 { // without a snapshot below the frontier there is no interior
-		h.Live = c.live
+		h.Snapshots = c.live
 	}
 	c.store.engine.Prune(c.slot, first, h, again)
 	c.store.collections.Add(1)

@@ -94,8 +94,8 @@ func (x *Session) Trim() {
 
 // heldBytes is about how much memory the session's buffers take.
 func (x *Session) heldBytes() int {
-	return x.txn.write.Batch.Held() + x.txn.reads.held() + 4*cap(x.txn.cursor.own) + cap(x.txn.old) + cap(x.txn.fresh) +
-		x.ranged.write.Batch.Held() + x.ranged.reads.held() + cap(x.invoked) + cap(x.writer.Scratch) +
+	return x.txn.write.Batch.MemoryBytes() + x.txn.reads.held() + 4*cap(x.txn.cursor.own) + cap(x.txn.old) + cap(x.txn.fresh) +
+		x.ranged.write.Batch.MemoryBytes() + x.ranged.reads.held() + cap(x.invoked) + cap(x.writer.Scratch) +
 		cap(x.cursor.long) + cap(x.batch.buf) + cap(x.batch.value)
 }
 

@@ -97,7 +97,7 @@ func (p *callers) release(c *caller) {
 // trim keeps the pool from holding what a few huge requests needed.
 func (c *caller) trim() {
 	c.session.Trim()
-	if c.write.Reset(); c.write.Batch.Held() > keepBytesMax {
+	if c.write.Reset(); c.write.Batch.MemoryBytes() > keepBytesMax {
 		c.write = mvcc.Write{}
 	}
 }

@@ -16,11 +16,11 @@ func TestPooledCallersKeepNoHugeBuffers(t *testing.T) {
 	if _, err := c.session.Commit(context.Background(), &c.write); err != nil {
 		t.Fatal(err)
 	}
-	if held := c.write.Batch.Held(); held <= keepBytesMax {
+	if held := c.write.Batch.MemoryBytes(); held <= keepBytesMax {
 		t.Fatalf("%d bytes are held during the request: this tests nothing", held)
 	}
 	h.callers.release(c)
-	if held := c.write.Batch.Held(); held > keepBytesMax {
+	if held := c.write.Batch.MemoryBytes(); held > keepBytesMax {
 		t.Errorf("the pool holds %d bytes of one caller", held)
 	}
 }

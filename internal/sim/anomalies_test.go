@@ -358,7 +358,7 @@ func transfer(x Session, level Level, from, to string, amount int) error {
 			return err
 		}
 		balance[key] = n
-		linger(n)
+		waitBriefly(n)
 	}
 	if balance[from] < amount {
 		return x.Commit()

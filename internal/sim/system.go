@@ -44,7 +44,7 @@ func Run(h *History, s Session, client int, level Level, ops []Op) (*Txn, error)
 			break
 		}
 		err = do(s, &ops[i])
-		linger(i + client + ops[i].Number)
+		waitBriefly(i + client + ops[i].Number)
 	}
 	if err == nil {
 		err = s.Commit()
@@ -61,7 +61,7 @@ func Run(h *History, s Session, client int, level Level, ops []Op) (*Txn, error)
 }
 
 // linger lets others in between two steps: on a fast machine with few processors transactions would otherwise hardly meet.
-func linger(n int) {
+func waitBriefly(n int) {
 	runtime.Gosched()
 	if n%4 == 0 {
 		time.Sleep(20 * time.Microsecond)

@@ -229,7 +229,7 @@ func (e *Engine) buildBulkLoad(ctx context.Context, l *BulkLoad, frozen []*gener
 	}
 	in := e.mergeInput(b.ck, b.batch, b.sink, b.root, frozen, b.watermarks.policy())
 	in.Input = func() btree.Input { return newBulkInput(stored, l.epoch, newMemInput(frozen)) }
-	in.Look = nil // its seeks read files
+	in.Lookahead = nil // its seeks read files
 	if cuts := stored.Split(bulkCutBlocks); len(cuts) > len(in.Cuts) {
 		in.Cuts = cuts
 	}
@@ -261,8 +261,8 @@ func (e *Engine) mergeForBulkLoad(ctx context.Context, l *BulkLoad, in *btree.Me
 
 // ofLoad reports whether a merge has met damage in pages that an earlier round wrote. They go with the load: no tree that is in use has them.
 func inBulkLoadPages(ck *pager.Checkpoint, err error) bool {
-	found, ok := errors.AsType[*btree.LostError](err)
-	return ok && slices.ContainsFunc(found.Pages, func(p btree.LostPage) bool { return ck.Took(p.ID) })
+	found, ok := errors.AsType[*btree.UnreadableError](err)
+	return ok && slices.ContainsFunc(found.Pages, func(p btree.UnreadablePage) bool { return ck.Took(p.ID) })
 }
 
 // RotateForBulkLoad freezes what was committed meanwhile. It reports false if there is no memory for another generation.

@@ -32,7 +32,7 @@ type GCWatermarks struct {
 }
 
 func (h *GCWatermarks) policy() btree.Policy {
-	return btree.Policy{MinVisible: h.Snapshots[0], Live: h.Snapshots}
+	return btree.Policy{MinVisible: h.Snapshots[0], Snapshots: h.Snapshots}
 }
 
 // Checkpoint merges every frozen generation that is complete into the tree, sweeps some of what is stale there, and makes the new root
@@ -126,9 +126,9 @@ func (e *Engine) complete(visible keys.Epoch) []*generation {
 
 // mergeJob is what one checkpoint takes in.
 type mergeJob struct {
-	immutables   []*generation  // newest first
-	entries      uint64         // of a bulk load beside them
-	deadVersions *btree.Garbage // to be swept, or nil
+	immutables   []*generation       // newest first
+	entries      uint64              // of a bulk load beside them
+	deadVersions *btree.DeadVersions // to be swept, or nil
 	watermarks   GCWatermarks
 
 	recovering bool     // nothing waits but for this
@@ -182,7 +182,7 @@ func (e *Engine) mergeTree(ctx context.Context, base btree.Root, job *mergeJob, 
 
 // lose takes note of pages that a merge needed in vain, and reports whether another attempt will fare better.
 func (e *Engine) skipPages(err error) bool {
-	found, ok := errors.AsType[*btree.LostError](err)
+	found, ok := errors.AsType[*btree.UnreadableError](err)
 	if !ok {
 		return false
 	}
@@ -249,7 +249,7 @@ func (e *Engine) nextState(root btree.Root, known *repairTree, change *btree.Sta
 func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Root, job *mergeJob, cut keys.Epoch) (*btree.Result, *repairTree, error) {
 	batch, sink, limit := e.blobs.Begin(ck), ck.Sink(), page.ID(0)
 	in := e.mergeInput(ck, batch, sink, base, job.immutables, job.watermarks.policy())
-	in.Sweep = job.deadVersions
+	in.Vacuum = job.deadVersions
 	if job.span != nil {
 		job.span.within(in)
 		batch.KeepSparse()
@@ -296,13 +296,13 @@ func (e *Engine) mergeInput(
 ) *btree.MergeInput {
 	in := &btree.MergeInput{
 		Base: base, Checkpoint: ck.Number(), PageSize: e.pager.PageSize(),
-		Policy:  policy,
-		Input:   func() btree.Input { return e.options.disturbed(newMemInput(frozen)) },
-		Source:  func() btree.Source { return e.pages.private() },
-		Look:    func() btree.Input { return newMemInput(frozen) },
-		Sink:    admittingSink{sink, e.pages.cache},
-		Values:  blobWriter{batch},
-		Workers: e.mergeWorkers(), Unreadable: isDamage, Progress: e.throttleProgress,
+		Policy:    policy,
+		Input:     func() btree.Input { return e.options.disturbed(newMemInput(frozen)) },
+		Source:    func() btree.Source { return e.pages.private() },
+		Lookahead: func() btree.Input { return newMemInput(frozen) },
+		Sink:      admittingSink{sink, e.pages.cache},
+		Values:    blobWriter{batch},
+		Workers:   e.mergeWorkers(), Unreadable: isDamage, Progress: e.throttleProgress,
 	}
 	if len(frozen) > 0 && e.pager.Stats().Live < smallTreePages {
 		in.Cuts = sample(frozen, page.KeySizeMax(e.pager.PageSize()))
@@ -373,6 +373,6 @@ type blobBatch interface {
 	Drop(ref page.Ref) error
 }
 
-func (v blobWriter) Place(value []byte) (page.Ref, error) { return v.batch.Place(value) }
+func (v blobWriter) Store(value []byte) (page.Ref, error) { return v.batch.Place(value) }
 func (v blobWriter) Keep(ref page.Ref) (page.Ref, error)  { return ref, nil } // rows move under their id
 func (v blobWriter) Drop(ref page.Ref) error              { return v.batch.Drop(ref) }

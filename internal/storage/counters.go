@@ -42,8 +42,8 @@ func (c *counters) merged(s *btree.Stats) {
 	c.innerPages.Add(uint64(s.InnerPages))
 	c.versionsDropped.Add(uint64(s.VersionsDropped))
 	c.tombstonesDropped.Add(uint64(s.TombstonesDropped))
-	c.leavesVacuumed.Add(uint64(s.LeavesSwept))
-	c.versionsVacuumed.Add(uint64(s.VersionsSwept))
-	c.blobsStored.Add(uint64(s.Placed))
+	c.leavesVacuumed.Add(uint64(s.LeavesVacuumed))
+	c.versionsVacuumed.Add(uint64(s.VersionsVacuumed))
+	c.blobsStored.Add(uint64(s.Stored))
 	c.blobsDropped.Add(uint64(s.Dropped))
 }

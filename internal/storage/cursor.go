@@ -209,7 +209,7 @@ func (c *Cursor) stepTree() {
 	}
 	if err := c.tree.Err(); err != nil {
 		c.err = c.engine.damage(err, c.root, c.key)
-	} else if c.tree.Halted() {
+	} else if c.tree.Paused() {
 		c.pause(append(c.resume[:0], c.tree.Resume()...))
 	}
 }
@@ -254,7 +254,7 @@ func (c *Cursor) pick(sign int) bool {
 	}
 	if err := c.tree.Err(); err != nil {
 		c.err, c.valid = c.engine.damage(err, c.root, c.key), false
-	} else if c.tree.Halted() {
+	} else if c.tree.Paused() {
 		c.pauseWithTree(sign)
 	}
 	return c.valid

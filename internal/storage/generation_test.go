@@ -67,7 +67,7 @@ func TestNobodyPrunesASealedGeneration(t *testing.T) {
 		t.Fatalf("%d versions of %d are left", g.mem.Versions(), before)
 	}
 	b.engine.QueueLongChains(&b.writer)
-	b.engine.Prune(b.engine.registry.Slot(), nil, memtable.Horizon{MinVisible: longChainLength, Frontier: longChainLength}, false)
+	b.engine.Prune(b.engine.registry.Slot(), nil, memtable.GCWatermarks{MinVisible: longChainLength, LowWatermark: longChainLength}, false)
 	if g.mem.Versions() != before {
 		t.Fatalf("the collector left %d versions of %d", g.mem.Versions(), before)
 	}
@@ -113,7 +113,7 @@ func TestInteriorVersionsAreReusedOnlyBehindTheirReaders(t *testing.T) {
 	}
 	b.engine.QueueLongChains(&b.writer)
 	reader, collector := b.engine.registry.Slot(), b.engine.registry.Slot()
-	h := memtable.Horizon{MinVisible: 10, Frontier: longChainLength, Live: []keys.Epoch{10, longChainLength}}
+	h := memtable.GCWatermarks{MinVisible: 10, LowWatermark: longChainLength, Snapshots: []keys.Epoch{10, longChainLength}}
 	prune := func() uint64 {
 		b.engine.Prune(collector, nil, h, false)
 		return b.engine.pruner.reclaimed.Load()

@@ -125,9 +125,9 @@ func (p *pageSource) private() *mergeSource {
 // prefetchMax bounds the memory of what was foreseen: as many leaves as a merge plans at a time.
 const prefetchMax = 32
 
-// Foresee implements btree.Foreseer: it reads the leaves in one submission. What cannot be read so is read again when it is asked for,
+// Foresee implements btree.Prefetcher: it reads the leaves in one submission. What cannot be read so is read again when it is asked for,
 // and fails then.
-func (p *mergeSource) Foresee(leaves []page.ID) {
+func (p *mergeSource) Prefetch(leaves []page.ID) {
 	p.prefetched = p.prefetched[:0]
 	if len(leaves) < 2 {
 		return

@@ -45,7 +45,7 @@ const ChainBuckets = 12
 func ChainBound(i int) int { return longChainLength << i }
 
 // prune prunes one chain and counts its length.
-func (p *pruner) prune(t *memtable.Table, c memtable.Chain, h *memtable.Horizon, retired *memtable.Retired) {
+func (p *pruner) prune(t *memtable.Table, c memtable.Chain, h *memtable.GCWatermarks, retired *memtable.Retired) {
 	length := t.ChainLength(c)
 	p.chainLengths[min(bits.Len(uint((length-1)/longChainLength)), ChainBuckets-1)].Add(1)
 	p.chainVersions.Add(uint64(length))
@@ -98,7 +98,7 @@ func (e *Engine) PruneLongChains(w *Writer, minLength int) {
 	if w.generation.sealed() {
 		return
 	}
-	h := memtable.Horizon{MinVisible: e.registry.MinVisible()}
+	h := memtable.GCWatermarks{MinVisible: e.registry.MinVisible()}
 	for _, c := range w.inserter.Crowded() {
 		if w.generation.mem.ChainLength(c) >= minLength {
 			p.assisted.Add(1)
@@ -118,7 +118,7 @@ func (e *Engine) PruneRequests() <-chan PruneRequest { return e.pruner.queue }
 
 // Prune serves the first request and all that are queued, with again also those that did not help much before, and recycles what earlier calls took out and nobody can stand on any
 // more. The caller's slot protects the tables meanwhile.
-func (e *Engine) Prune(slot *pin.Slot, first *PruneRequest, h memtable.Horizon, again bool) {
+func (e *Engine) Prune(slot *pin.Slot, first *PruneRequest, h memtable.GCWatermarks, again bool) {
 	p := e.pruner
 	slot.Enter()
 	defer slot.Leave()
@@ -146,7 +146,7 @@ func (e *Engine) Prune(slot *pin.Slot, first *PruneRequest, h memtable.Horizon, 
 	}
 }
 
-func (p *pruner) pruneLocked(r *pin.Registry, q PruneRequest, h *memtable.Horizon) {
+func (p *pruner) pruneLocked(r *pin.Registry, q PruneRequest, h *memtable.GCWatermarks) {
 	if _, done := p.round[q]; done {
 		return
 	}
@@ -171,7 +171,7 @@ func (p *pruner) reclaimLocked(r *pin.Registry) {
 	for n < len(p.waiting) && p.waiting[n].tick < oldest {
 		if b := &p.waiting[n]; !b.generation.sealed() {
 			p.reclaimed.Add(uint64(b.versions.Count()))
-			b.generation.mem.Recycle(&b.versions)
+			b.generation.mem.Reclaim(&b.versions)
 		}
 		n++
 	}

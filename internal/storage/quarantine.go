@@ -151,7 +151,7 @@ func (e *Engine) planQuarantine(in *btree.MergeInput, frozen []*generation) (pla
 	}
 	all := in.Input
 	in.Input = func() btree.Input { return &excluding{all(), plan.excluded} }
-	in.Look = in.Input
+	in.Lookahead = in.Input
 	return plan, quarantine.Check(plan.next)
 }
 
@@ -211,7 +211,7 @@ func visible(policy *btree.Policy, all []quarantine.Version, old int) (kept []qu
 	for i := range all {
 		epochs[i] = all[i].Trailer.Epoch()
 	}
-	for i, keep := range policy.Keep(epochs) {
+	for i, keep := range policy.Retained(epochs) {
 		if !keep {
 			continue
 		}

@@ -62,7 +62,7 @@ func (s *salvager) findLeaves() (leaves []foundLeaf, sides bool, err error) {
 			id: id, checkpoint: page.ReadHeader(buf).Checkpoint,
 			first: slices.Concat(v.Prefix(), v.Suffix(0)), at: v.Trailer(0), last: slices.Concat(v.Prefix(), v.Suffix(v.Count()-1)),
 		}
-		sides = sides || keys.SpaceOf(l.first) == keys.SpaceLost
+		sides = sides || keys.SpaceOf(l.first) == keys.SpaceRepairTree
 		if s.reached.Has(int(id)) || s.mapped && !s.state.IsLive(id) {
 			return
 		}

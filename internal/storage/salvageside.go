@@ -60,7 +60,7 @@ func (s *salvager) walkSide(root btree.Root) (gaps []gap, err error) {
 	s.decided = nil
 	err = s.walkTree(root, &gaps, func(p page.Leaf) error {
 		return s.eachNewest(p, func(key []byte, v *found) error {
-			if other, ok := s.log[string(key)]; ok && other.epoch >= v.epoch || keys.SpaceOf(key) == keys.SpaceLost {
+			if other, ok := s.log[string(key)]; ok && other.epoch >= v.epoch || keys.SpaceOf(key) == keys.SpaceRepairTree {
 				return nil
 			}
 			value, ok, err := s.valueOf(key, []found{*v})

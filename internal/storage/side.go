@@ -134,7 +134,7 @@ func (s *repairTree) without(root btree.Root) (next *repairTree, ok bool) {
 func (s *repairTree) mirrored() bool { return s.root.Empty() || !s.mirror.Empty() }
 
 // with adds pages that a merge has found to be lost, or with wider bounds than before. It reports false if there is nothing new in that.
-func (s *repairTree) with(found []btree.LostPage, checkpoint uint64) (*repairTree, bool) {
+func (s *repairTree) with(found []btree.UnreadablePage, checkpoint uint64) (*repairTree, bool) {
 	next := &repairTree{}
 	if s != nil {
 		next.root, next.mirror, next.unused, next.pages = s.root, s.mirror, s.unused, slices.Clone(s.pages)
@@ -147,7 +147,7 @@ func (s *repairTree) with(found []btree.LostPage, checkpoint uint64) (*repairTre
 	return next, changed
 }
 
-func (s *repairTree) add(f *btree.LostPage, checkpoint uint64) (changed bool) {
+func (s *repairTree) add(f *btree.UnreadablePage, checkpoint uint64) (changed bool) {
 	p := quarantinedPage{
 		id: f.ID, level: f.Level, checkpoint: checkpoint, lower: f.Lower, upper: f.Upper, reason: f.Err.Error(), unrecorded: true,
 	}
@@ -271,7 +271,7 @@ func readRepairTree(p *pager.Pager, store *blob.Store) (*repairTree, error) {
 func readRecords(p *pager.Pager, store *blob.Store, root btree.Root) (*repairTree, error) {
 	s := &repairTree{root: root}
 	var c btree.Cursor
-	c.Reset(wholeTreeSource{p}, root, keys.MaxEpoch, []byte{byte(keys.SpaceLost)}, []byte{byte(keys.SpaceLost) + 1})
+	c.Reset(wholeTreeSource{p}, root, keys.MaxEpoch, []byte{byte(keys.SpaceRepairTree)}, []byte{byte(keys.SpaceRepairTree) + 1})
 	for ok := c.First(); ok; ok = c.Next() {
 		value := c.Version().Value
 		if c.Version().Large {

@@ -34,7 +34,7 @@ const (
 	areaHeight = 8 // within a root
 )
 
-// The record of a lost page. Its key is keyspace SpaceLost and the page id, 8 bytes, big endian.
+// The record of a lost page. Its key is keyspace SpaceRepairTree and the page id, 8 bytes, big endian.
 //
 //	0       1            9              17             25      26          28          30           32
 //	+-------+------------+--------------+--------------+-------+-----------+-----------+------------+-------+-------+--------+
@@ -104,7 +104,7 @@ func decodeRoot(b []byte) (root btree.Root, ok bool) {
 func allZero(p []byte) bool { return len(bytes.TrimLeft(p, "\x00")) == 0 }
 
 func pageRecordKey(id page.ID) []byte {
-	return binary.BigEndian.AppendUint64([]byte{byte(keys.SpaceLost)}, uint64(id))
+	return binary.BigEndian.AppendUint64([]byte{byte(keys.SpaceRepairTree)}, uint64(id))
 }
 
 func (p *quarantinedPage) encode() []byte {
@@ -126,7 +126,7 @@ func (p *quarantinedPage) encode() []byte {
 
 // decodePageRecord reads a record. It keeps neither slice.
 func decodePageRecord(key, value []byte) (quarantinedPage, error) {
-	if len(key) != 9 || keys.SpaceOf(key) != keys.SpaceLost || len(value) < lostKeys {
+	if len(key) != 9 || keys.SpaceOf(key) != keys.SpaceRepairTree || len(value) < lostKeys {
 		return quarantinedPage{}, fmt.Errorf("%w: %d bytes under a key of %d", errPageRecord, len(value), len(key))
 	}
 	p := quarantinedPage{

@@ -69,21 +69,21 @@ func FuzzLostRecord(f *testing.F) {
 // TestOverlappingRangesOfLostPagesAreJoined: pages may lie one above the other.
 func TestOverlappingRangesOfLostPagesAreJoined(t *testing.T) {
 	at := func(key string) page.Separator { return page.Separator{Key: []byte(key), Trailer: page.NoTrailer} }
-	lost := func(id page.ID, lower, upper string) btree.LostPage {
-		p := btree.LostPage{ID: id, Lower: at(lower), Err: errPageRecord}
+	lost := func(id page.ID, lower, upper string) btree.UnreadablePage {
+		p := btree.UnreadablePage{ID: id, Lower: at(lower), Err: errPageRecord}
 		if u := at(upper); upper != "" {
 			p.Upper = &u
 		}
 		return p
 	}
-	s, changed := (*repairTree)(nil).with([]btree.LostPage{lost(2, "b", "d"), lost(3, "d", "f"), lost(4, "k", ""), lost(5, "m", "p"), lost(6, "c", "d")}, 1)
+	s, changed := (*repairTree)(nil).with([]btree.UnreadablePage{lost(2, "b", "d"), lost(3, "d", "f"), lost(4, "k", ""), lost(5, "m", "p"), lost(6, "c", "d")}, 1)
 	if !changed || len(s.ranges) != 3 || len(s.avoid) != 5 {
 		t.Fatalf("%d ranges, %d pages", len(s.ranges), len(s.avoid))
 	}
-	if _, changed = s.with([]btree.LostPage{lost(2, "b", "d")}, 2); changed {
+	if _, changed = s.with([]btree.UnreadablePage{lost(2, "b", "d")}, 2); changed {
 		t.Error("nothing is new, and it says so")
 	}
-	wider, changed := s.with([]btree.LostPage{lost(3, "d", "g")}, 2)
+	wider, changed := s.with([]btree.UnreadablePage{lost(3, "d", "g")}, 2)
 	if !changed || len(wider.records(1)) != 5 || !wider.covers([]byte("f"), page.NoTrailer) || s.covers([]byte("f"), page.NoTrailer) {
 		t.Errorf("a page that came to stand for more: %v", changed)
 	}
@@ -107,7 +107,7 @@ func TestEveryVersionGoesToOneTree(t *testing.T) {
 	}
 	between := page.Separator{Key: []byte("g"), Trailer: keys.MakeTrailer(6, keys.KindSet) - 1}
 	upper := page.Separator{Key: []byte("c"), Trailer: keys.MakeTrailer(9, keys.KindSet) - 1}
-	s, _ := (*repairTree)(nil).with([]btree.LostPage{
+	s, _ := (*repairTree)(nil).with([]btree.UnreadablePage{
 		{ID: 2, Lower: page.Separator{Key: []byte("b"), Trailer: page.NoTrailer}, Upper: &upper, Err: errPageRecord},
 		{ID: 3, Lower: between, Upper: &page.Separator{Key: []byte("k"), Trailer: page.NoTrailer}, Err: errPageRecord},
 		{ID: 4, Lower: page.Separator{Key: []byte("x"), Trailer: page.NoTrailer}, Err: errPageRecord},

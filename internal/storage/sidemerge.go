@@ -147,8 +147,8 @@ func (s *repairTree) merge(ctx context.Context, all *btree.MergeInput, copies ma
 
 func (s *repairTree) mergeInto(ctx context.Context, base btree.Root, all *btree.MergeInput, cut keys.Epoch) (*btree.Result, error) {
 	in, records := *all, s.records(cut)
-	in.Base, in.Cuts, in.Sweep, in.Unreadable, in.Workers = base, nil, nil, nil, 1
-	in.Policy.KeepDeletes = true
+	in.Base, in.Cuts, in.Vacuum, in.Unreadable, in.Workers = base, nil, nil, nil, 1
+	in.Policy.RetainTombstones = true
 	in.Input = func() btree.Input {
 		return &recordInput{btree.SliceInput{Entries: records}, newRangeInput(all.Input(), s, true)}
 	}

@@ -64,7 +64,7 @@ func (s spanInput) Next(e *btree.Entry) bool {
 func (span *keySpan) within(in *btree.MergeInput) {
 	input := in.Input
 	in.Input = func() btree.Input { return newSpanInput(input(), span) }
-	in.Look, in.Cuts, in.Workers, in.Progress = in.Input, nil, 1, nil
+	in.Lookahead, in.Cuts, in.Workers, in.Progress = in.Input, nil, 1, nil
 }
 
 // stepper merges generations in steps.

@@ -47,7 +47,7 @@ func (e *Engine) newTable() (*memtable.Table, error) {
 // makeTable makes a table, in the memory of an old one unless that is nil.
 func (e *Engine) makeTable(old *memtable.Table) (*memtable.Table, error) {
 	if old != nil {
-		return old.Renew(e.tableConfig())
+		return old.Reset(e.tableConfig())
 	}
 	return memtable.New(e.tableConfig())
 }
@@ -88,7 +88,7 @@ func (e *Engine) prefaultActive(slot *pin.Slot) (halfFull bool) {
 		t.prefault.Lock()
 		t.prefaulting.Store(active)
 		slot.Leave()
-		more, err := active.TouchAhead()
+		more, err := active.PrefaultAhead()
 		halfFull = active.HalfFull()
 		t.prefaulting.Store(nil)
 		t.prefault.Unlock()
@@ -119,7 +119,7 @@ func (e *Engine) prepareTable() {
 	if err != nil {
 		return
 	}
-	if t.Touch() != nil {
+	if t.Prefault() != nil {
 		e.freed(t.Free())
 		return
 	}

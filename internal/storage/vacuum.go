@@ -63,7 +63,7 @@ func (s *vacuum) budget(treePages uint64) int {
 }
 
 // advance moves on behind what a search has found, once that is gone from the tree.
-func (s *vacuum) advance(found *btree.Garbage) {
+func (s *vacuum) advance(found *btree.DeadVersions) {
 	if found == nil {
 		return
 	}
@@ -97,14 +97,14 @@ func (e *Engine) vacuumable(live []keys.Epoch) bool {
 // readDeadVersionRatio notes how much of the tree is stale. An error is for those to report who read the tree for its data.
 func (e *Engine) readDeadVersionRatio(root btree.Root) {
 	e.vacuum.known = true
-	if share, err := btree.StaleShare(e.pages.private(), root); err == nil {
+	if share, err := btree.DeadVersionRatio(e.pages.private(), root); err == nil {
 		e.vacuum.deadVersions.Store(uint32(share))
 	}
 }
 
 // findDeadVersions looks into the next few stale leaves. Nil means that it did not. While checkpoints fall behind writers it is left to later ones.
 // The checkpointing mutex is held.
-func (e *Engine) findDeadVersions(h *GCWatermarks) *btree.Garbage {
+func (e *Engine) findDeadVersions(h *GCWatermarks) *btree.DeadVersions {
 	s, v := &e.vacuum, e.view.Load()
 	if !s.known {
 		e.readDeadVersionRatio(v.root)
@@ -116,7 +116,7 @@ func (e *Engine) findDeadVersions(h *GCWatermarks) *btree.Garbage {
 	if s.next.Key == nil {
 		s.unchanged = true
 	}
-	search := btree.Search{
+	search := btree.VacuumSearch{
 		Policy: h.policy(), From: s.next, Max: s.budget(e.pager.Stats().Live),
 		Damaged: func(err error) error {
 			if !isDamage(err) {

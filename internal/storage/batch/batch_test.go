@@ -211,8 +211,8 @@ func TestBuilderKeepsNoHugeBuffers(t *testing.T) {
 	if _, err := b.Finish(); err != nil {
 		t.Fatal(err)
 	}
-	before := b.Held()
-	if b.Reset(); b.Held() > before/2 {
-		t.Errorf("%d bytes are held behind a batch that took %d", b.Held(), before)
+	before := b.MemoryBytes()
+	if b.Reset(); b.MemoryBytes() > before/2 {
+		t.Errorf("%d bytes are held behind a batch that took %d", b.MemoryBytes(), before)
 	}
 }

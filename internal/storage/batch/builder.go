@@ -25,10 +25,10 @@ func (e *DuplicateKeyError) Unwrap() error { return ErrDuplicateKey }
 // Builder collects operations and yields a sorted body. It keeps its buffers across Reset, so that a pooled builder
 // allocates nothing in the steady state. The zero Builder is ready.
 type Builder struct {
-	buf      []byte // header, then operations in the order in which they came
-	marks    []mark // one per operation, in the same order until Finish sorts them
-	sorted   []byte // the sorted body, when buf is not already
-	inOrder  []mark // where Finish puts the marks in order
+	buf      []byte   // header, then operations in the order in which they came
+	spans    []opSpan // one per operation, in the same order until Finish sorts them
+	sorted   []byte   // the sorted body, when buf is not already
+	inOrder  []opSpan // where Finish puts the marks in order
 	sorter   keys.Sorter
 	unsorted bool
 	valueMax int // longest value added
@@ -39,13 +39,13 @@ type Builder struct {
 // The first buffers share no cache line with those of other builders (see keys.LineBytes).
 const (
 	bufBytesMin = 2 * keys.LineBytes
-	marksMin    = keys.LineBytes / markBytes
+	spansMin    = keys.LineBytes / spanBytes
 )
 
 // mark locates an operation in buf.
-type mark struct{ opStart, keyStart, keyEnd, opEnd int }
+type opSpan struct{ opStart, keyStart, keyEnd, opEnd int }
 
-const markBytes = int(unsafe.Sizeof(mark{}))
+const spanBytes = int(unsafe.Sizeof(opSpan{}))
 
 // Reset empties the builder. Buffers larger than keepBytesMax are given back to the runtime.
 func (b *Builder) Reset() {
@@ -56,16 +56,16 @@ func (b *Builder) Reset() {
 	if cap(b.sorted) > keepBytesMax {
 		b.sorted = nil
 	}
-	if (cap(b.marks)+cap(b.inOrder))*markBytes > keepBytesMax {
-		b.marks, b.inOrder, b.sorter = nil, nil, keys.Sorter{}
+	if (cap(b.spans)+cap(b.inOrder))*spanBytes > keepBytesMax {
+		b.spans, b.inOrder, b.sorter = nil, nil, keys.Sorter{}
 	}
-	b.buf, b.marks, b.sorted, b.unsorted = b.buf[:0], b.marks[:0], b.sorted[:0], false
+	b.buf, b.spans, b.sorted, b.unsorted = b.buf[:0], b.spans[:0], b.sorted[:0], false
 	b.valueMax, b.payload, b.sets = 0, 0, 0
 }
 
 // Held is about how many bytes of memory the builder keeps.
-func (b *Builder) Held() int {
-	return cap(b.buf) + cap(b.sorted) + (cap(b.marks)+cap(b.inOrder))*markBytes
+func (b *Builder) MemoryBytes() int {
+	return cap(b.buf) + cap(b.sorted) + (cap(b.spans)+cap(b.inOrder))*spanBytes
 }
 
 // Set adds "user key in space s becomes value". Key and value are copied.
@@ -78,7 +78,7 @@ func (b *Builder) Delete(s keys.Space, user []byte) { b.add(keys.KindDelete, s, 
 func (b *Builder) OnlyDeletes() bool { return b.sets == 0 }
 
 // Count is the number of operations added.
-func (b *Builder) Count() int { return len(b.marks) }
+func (b *Builder) Count() int { return len(b.spans) }
 
 // Size is the length of the body in bytes.
 func (b *Builder) Size() int { return max(len(b.buf), HeaderSize) }
@@ -86,15 +86,15 @@ func (b *Builder) Size() int { return max(len(b.buf), HeaderSize) }
 func (b *Builder) add(kind keys.Kind, s keys.Space, user, value []byte) {
 	if len(b.buf) == 0 {
 		if b.buf == nil {
-			b.buf, b.marks = make([]byte, 0, bufBytesMin), make([]mark, 0, marksMin)
+			b.buf, b.spans = make([]byte, 0, bufBytesMin), make([]opSpan, 0, spansMin)
 		}
 		b.buf = appendHeader(b.buf, 0)
 	}
 	if kind != keys.KindDelete {
 		b.sets++
 	}
-	b.marks = append(b.marks, mark{})
-	m := &b.marks[len(b.marks)-1]
+	b.spans = append(b.spans, opSpan{})
+	m := &b.spans[len(b.spans)-1]
 	m.opStart = len(b.buf)
 	b.buf = append(b.buf, byte(kind))
 	b.buf = binary.AppendUvarint(b.buf, uint64(len(user)+1))
@@ -106,7 +106,7 @@ func (b *Builder) add(kind keys.Kind, s keys.Space, user, value []byte) {
 		b.buf = append(b.buf, value...)
 	}
 	m.opEnd = len(b.buf)
-	if n := len(b.marks) - 1; n > 0 && !b.unsorted {
+	if n := len(b.spans) - 1; n > 0 && !b.unsorted {
 		b.unsorted = bytes.Compare(b.Key(n-1), b.Key(n)) >= 0
 	}
 	b.valueMax = max(b.valueMax, len(value))
@@ -121,12 +121,12 @@ func (b *Builder) ValueBytesMax() int { return b.valueMax }
 
 // Key is the internal key of operation i; after Finish, in sorted order. It aliases the builder's buffer.
 func (b *Builder) Key(i int) []byte {
-	m := &b.marks[i]
+	m := &b.spans[i]
 	return b.buf[m.keyStart:m.keyEnd]
 }
 
 // Deletes reports whether operation i, in the order of Key, is a deletion.
-func (b *Builder) Deletes(i int) bool { return keys.Kind(b.buf[b.marks[i].opStart]) == keys.KindDelete }
+func (b *Builder) Deletes(i int) bool { return keys.Kind(b.buf[b.spans[i].opStart]) == keys.KindDelete }
 
 // Finish sorts the operations and returns the body, which aliases the builder and lives until Reset. A key named twice is
 // a *DuplicateKeyError.
@@ -134,21 +134,21 @@ func (b *Builder) Finish() ([]byte, error) {
 	if len(b.buf) == 0 {
 		b.buf = appendHeader(b.buf, 0)
 	}
-	binary.LittleEndian.PutUint32(b.buf, uint32(len(b.marks)))
+	binary.LittleEndian.PutUint32(b.buf, uint32(len(b.spans)))
 	if !b.unsorted {
 		return b.buf, nil
 	}
-	order := b.sorter.Sort(len(b.marks), b.Key)
+	order := b.sorter.Sort(len(b.spans), b.Key)
 	b.inOrder = b.inOrder[:0]
-	b.sorted = appendHeader(slices.Grow(b.sorted[:0], len(b.buf)), len(b.marks))
+	b.sorted = appendHeader(slices.Grow(b.sorted[:0], len(b.buf)), len(b.spans))
 	for _, place := range order {
-		m := b.marks[place]
+		m := b.spans[place]
 		if n := len(b.inOrder); n > 0 && bytes.Equal(b.buf[m.keyStart:m.keyEnd], b.buf[b.inOrder[n-1].keyStart:b.inOrder[n-1].keyEnd]) {
 			return nil, &DuplicateKeyError{Key: bytes.Clone(keys.User(b.Key(int(place))))}
 		}
 		b.inOrder = append(b.inOrder, m)
 		b.sorted = append(b.sorted, b.buf[m.opStart:m.opEnd]...)
 	}
-	b.marks, b.inOrder = b.inOrder, b.marks
+	b.spans, b.inOrder = b.inOrder, b.spans
 	return b.sorted, nil
 }

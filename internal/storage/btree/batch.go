@@ -22,7 +22,7 @@ type Finder struct {
 	pages [FindWindow][]byte
 	slot  [FindWindow]int // by key: its page among pages
 
-	touched byte // what touchLeaves loads, so that no compiler finds it unused
+	loaded byte // what touchLeaves loads, so that no compiler finds it unused
 }
 
 // FindAll calls visit for each of the sorted keys, in order, with its newest version not newer than at. Each page is fetched
@@ -34,7 +34,7 @@ func (f *Finder) FindAll(src BatchSource, root Root, sorted [][]byte, at keys.Ep
 			return err
 		}
 		if !root.Empty() {
-			f.touchLeaves(len(window))
+			f.prefetchLeaves(len(window))
 		}
 		for i, key := range window {
 			var v Version
@@ -53,9 +53,9 @@ func (f *Finder) FindAll(src BatchSource, root Root, sorted [][]byte, at keys.Ep
 }
 
 // touchLeaves loads the lines with which a search of a leaf begins, for all of the window's keys before the first one is waited for.
-func (f *Finder) touchLeaves(keys int) {
+func (f *Finder) prefetchLeaves(keys int) {
 	for _, p := range f.pages[:f.slot[keys-1]+1] {
-		f.touched += page.Leaf(p).Touch()
+		f.loaded += page.Leaf(p).Touch()
 	}
 }
 

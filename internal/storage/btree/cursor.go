@@ -35,7 +35,7 @@ type Cursor struct {
 	key        []byte    // shown, or last known not to exist; empty after a seek until then
 	entered    bool      // key is not from this leaf
 	visited    int       // leaves entered since Reset
-	halted     bool
+	paused     bool
 	resume     []byte // where a halted cursor's walk goes on
 	scratch    []byte
 	version    Version
@@ -54,11 +54,11 @@ func (c *Cursor) Reset(src Source, root Root, at keys.Epoch, lo, hi []byte) {
 	if c.key == nil { // it is written for each entry
 		c.key, c.scratch = keys.Scratch(), keys.Scratch()
 	}
-	c.err, c.valid, c.halted, c.visited = nil, false, false, 0
+	c.err, c.valid, c.paused, c.visited = nil, false, false, 0
 }
 
 // Halted reports whether the walk stopped for LeavesMax. It goes on, after a Reset, with SeekGE(Resume()) or, backward, with SeekLT(Resume()).
-func (c *Cursor) Halted() bool { return c.halted }
+func (c *Cursor) Paused() bool { return c.paused }
 
 // Resume is where a halted walk goes on. It lives until the next Reset.
 func (c *Cursor) Resume() []byte { return c.resume }
@@ -68,24 +68,24 @@ func (c *Cursor) exhausted() bool { return c.LeavesMax > 0 && c.visited >= c.Lea
 
 // haltForward stops in front of the leaf whose lower bound is sep. All keys before the bound are decided. If the versions of one key continue
 // behind it, that key may be undecided, and a seek finds its place among them; or it is the one in hand, which is decided.
-func (c *Cursor) haltForward(sep page.Separator) bool {
+func (c *Cursor) pauseForward(sep page.Separator) bool {
 	decided := bytes.Equal(sep.Key, c.key)
 	c.resume = append(c.resume[:0], sep.Key...)
 	if decided {
 		c.resume = append(c.resume, 0)
 	}
-	c.halted = true
+	c.paused = true
 	return false
 }
 
 // haltBackward stops behind the leaf that ends at sep, the lower bound of the leaf in hand. A key whose versions are said to continue there and do
 // not is still undecided.
-func (c *Cursor) haltBackward(sep page.Separator) bool {
+func (c *Cursor) pauseBackward(sep page.Separator) bool {
 	c.resume = append(c.resume[:0], sep.Key...)
 	if sep.Trailer != page.NoTrailer {
 		c.resume = append(c.resume, 0)
 	}
-	c.halted = true
+	c.paused = true
 	return false
 }
 
@@ -117,7 +117,7 @@ func (c *Cursor) SeekGE(key []byte) bool {
 		return false
 	}
 	c.pos = max(c.page.Search(key), c.first)
-	return c.settle()
+	return c.stepTo()
 }
 
 // SeekLT moves to the last key that is less than key. An empty key is behind all others.
@@ -137,13 +137,13 @@ func (c *Cursor) SeekLT(key []byte) bool {
 		}
 		c.pos = min(c.page.Search(key), c.end)
 	}
-	return c.settleBack()
+	return c.stepBack()
 }
 
 // Next moves to the next key. The cursor must stand on one.
 func (c *Cursor) Next() bool {
 	c.pos = c.groupEnd(c.pos)
-	return c.settle()
+	return c.stepTo()
 }
 
 // Prev moves to the key before. The cursor must stand on one.
@@ -156,7 +156,7 @@ func (c *Cursor) Prev() bool {
 		g = c.page.Search(c.key)
 	}
 	c.pos = g
-	return c.settleBack()
+	return c.stepBack()
 }
 
 // groupEnd is the entry behind those of the key at i.
@@ -176,7 +176,7 @@ func (c *Cursor) groupStart(i int) int {
 }
 
 // settle shows the first key at or behind pos that exists at the epoch. The entry at pos begins a key, or ends the leaf.
-func (c *Cursor) settle() bool {
+func (c *Cursor) stepTo() bool {
 	for {
 		for c.pos < c.end {
 			suffix, t, value, large := c.leaf.At(c.pos)
@@ -204,7 +204,7 @@ func (c *Cursor) settle() bool {
 }
 
 // settleBack shows the last key in front of pos that exists at the epoch.
-func (c *Cursor) settleBack() bool {
+func (c *Cursor) stepBack() bool {
 	for {
 		for c.pos > c.first {
 			g := c.groupStart(c.pos - 1)
@@ -372,7 +372,7 @@ func (c *Cursor) nextLeaf() bool {
 		return false
 	}
 	if c.exhausted() {
-		return c.haltForward(c.separator(s, s.index+1))
+		return c.pauseForward(c.separator(s, s.index+1))
 	}
 	s.index++
 	if !c.descendEdge(s.node.Child(s.index), level-1, false, false) {
@@ -399,7 +399,7 @@ func (c *Cursor) prevLeaf() bool {
 		return false
 	}
 	if c.exhausted() {
-		return c.haltBackward(c.separator(s, s.index))
+		return c.pauseBackward(c.separator(s, s.index))
 	}
 	s.index--
 	if !c.descendEdge(s.node.Child(s.index), level-1, true, false) {

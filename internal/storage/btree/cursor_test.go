@@ -99,7 +99,7 @@ func haltingWalks(t *testing.T, s *store, root Root, at keys.Epoch, lo, hi strin
 			slices.Reverse(from)
 		}
 		n, halts := 0, 0
-		for ok(); c.Valid() || c.Halted(); {
+		for ok(); c.Valid() || c.Paused(); {
 			if !c.Valid() {
 				if halts++; halts > 4*len(s.used)+4 {
 					t.Fatalf("forward %v: halted %d times", forward, halts)

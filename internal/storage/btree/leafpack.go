@@ -11,16 +11,16 @@ import (
 // the run when it knows where that is: a long run fills its leaves to the fill target, the last two leaves share what
 // is left, and a run that only grows at its end (ascending keys) leaves full leaves behind it.
 type leafPacker struct {
-	regions    [2]leafRegion
-	second     bool // regions[1] is in use
-	tail       int  // entries at the end of the run that the old tree did not have
-	stale      bool // the run has a stale entry
-	pageSize   int
-	soft       int // where a long run cuts its leaves
-	checkpoint uint64
-	pages      *pagePool
-	separators arena
-	out        []item
+	regions      [2]leafRegion
+	second       bool // regions[1] is in use
+	appended     int  // entries at the end of the run that the old tree did not have
+	deadVersions bool // the run has a stale entry
+	pageSize     int
+	soft         int // where a long run cuts its leaves
+	checkpoint   uint64
+	pages        *pagePool
+	separators   arena
+	out          []item
 }
 
 // leafRegion is a leaf in the making. Entries point into buf: growing it leaves the old array to those that point there.
@@ -42,11 +42,11 @@ type largeValue struct {
 type item struct {
 	page.Child
 	page  []byte // nil if the child stays as it was
-	large []placement
+	large []storedValue
 }
 
 // placement is where in a page the reference of a large value belongs.
-type placement struct {
+type storedValue struct {
 	offset int
 	value  []byte
 }
@@ -59,7 +59,7 @@ func (r *leafRegion) reset(bound page.Separator) {
 func (k *leafPacker) begin(bound page.Separator) {
 	if k.empty() {
 		k.regions[0].reset(bound)
-		k.second, k.tail, k.stale = false, 0, false
+		k.second, k.appended, k.deadVersions = false, 0, false
 	}
 }
 
@@ -89,10 +89,10 @@ func (k *leafPacker) add(e *page.Entry, based bool) {
 		r = k.cut(e)
 	}
 	r.add(e)
-	if k.tail++; based {
-		k.tail = 0
+	if k.appended++; based {
+		k.appended = 0
 	}
-	k.stale = k.stale || e.Same || e.Trailer.Kind() == keys.KindDelete
+	k.deadVersions = k.deadVersions || e.Same || e.Trailer.Kind() == keys.KindDelete
 	if large != nil {
 		r.large = append(r.large, largeValue{len(r.entries) - 1, large})
 	}
@@ -151,7 +151,7 @@ func (k *leafPacker) balance() {
 	from := len(a.entries)
 	all := append(a.entries, b.entries...)
 	cut := fitting(all, payload)
-	switch ascending := k.tail >= len(all)-cut; {
+	switch ascending := k.appended >= len(all)-cut; {
 	case cut == len(all) || ascending:
 	case b.size.Bytes() >= payload/2:
 		a.entries = all[:from]
@@ -226,11 +226,11 @@ func (k *leafPacker) emit(r *leafRegion) {
 	p := k.pages.get()
 	newest := page.BuildLeaf(p, k.checkpoint, r.entries)
 	it := item{Child: page.Child{Separator: r.bound, Newest: newest}, page: p}
-	if k.stale || r.bound.Trailer != page.NoTrailer { // looking over every leaf again cost 3 % of a merge
-		it.Stale = shareOf(p, 0, &r.bound)
+	if k.deadVersions || r.bound.Trailer != page.NoTrailer { // looking over every leaf again cost 3 % of a merge
+		it.Stale = ratioOf(p, 0, &r.bound)
 	}
 	for _, l := range r.large {
-		it.large = append(it.large, placement{page.Leaf(p).ValueOffset(l.entry), l.value})
+		it.large = append(it.large, storedValue{page.Leaf(p).ValueOffset(l.entry), l.value})
 	}
 	k.out = append(k.out, it)
 }
@@ -239,7 +239,7 @@ func (k *leafPacker) emit(r *leafRegion) {
 type arena struct{ buf []byte }
 
 // keep copies key.
-func (a *arena) keep(key []byte) []byte {
+func (a *arena) copy(key []byte) []byte {
 	if len(key) > cap(a.buf)-len(a.buf) {
 		a.buf = make([]byte, 0, max(4096, len(key)))
 	}
@@ -251,9 +251,9 @@ func (a *arena) keep(key []byte) []byte {
 // between is the separator for a cut between two neighbours.
 func (a *arena) between(left, right *page.Entry) page.Separator {
 	if bytes.Equal(left.Key, right.Key) {
-		return page.Separator{Key: a.keep(right.Key), Trailer: left.Trailer - 1}
+		return page.Separator{Key: a.copy(right.Key), Trailer: left.Trailer - 1}
 	}
-	return page.Separator{Key: a.keep(page.Shortest(left.Key, right.Key)), Trailer: page.NoTrailer}
+	return page.Separator{Key: a.copy(page.Shortest(left.Key, right.Key)), Trailer: page.NoTrailer}
 }
 
 // pagePool lends page buffers to one worker.

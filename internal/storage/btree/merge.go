@@ -29,7 +29,7 @@ type MergeInput struct {
 	Input func() Input
 	// Look, if set, returns one more stream like Input, for each worker whose source is a Foreseer: with it the worker finds out which leaves
 	// of a part it is going to read. Seeks on it should be cheap, a leaf's worth apart.
-	Look func() Input
+	Lookahead func() Input
 	// Source returns a source of base pages. It is called once for each worker, once for the planner, and once for the
 	// upper levels. A page that it hands out must stay as it is until the next call of the same source.
 	Source func() Source
@@ -52,7 +52,7 @@ type MergeInput struct {
 	// Relocate moves pages towards the start of the file.
 	Relocate Relocation
 	// Sweep names leaves to be rewritten though no input falls on them, for what they can be rid of; may be nil.
-	Sweep *Garbage
+	Vacuum *DeadVersions
 	// Progress, if set, is told after each part how many entries of the input it took in. Workers call it concurrently.
 	Progress func(entries int)
 	// Invoke, if set, sees every entry of the input with the newest version that the tree has of its key, and returns the entry
@@ -80,7 +80,7 @@ type Sink interface {
 // Values keeps what is too long for a leaf. Calls come one at a time, in an order that depends on the merge's input only.
 type Values interface {
 	// Place stores value and says how to find it.
-	Place(value []byte) (page.Ref, error)
+	Store(value []byte) (page.Ref, error)
 	// Drop gives up a value that no rewritten leaf refers to any more.
 	Drop(ref page.Ref) error
 }
@@ -103,9 +103,9 @@ type Stats struct {
 	Bytes                 int64 // keys and inline values of all versions
 	VersionsDropped       int64 // old and new ones that nobody can see
 	TombstonesDropped     int64 // of those
-	LeavesSwept           int   // that no input fell on, and that were rid of something
-	VersionsSwept         int64 // what they were rid of
-	Placed, Dropped       int64 // large values
+	LeavesVacuumed        int   // that no input fell on, and that were rid of something
+	VersionsVacuumed      int64 // what they were rid of
+	Stored, Dropped       int64 // large values
 }
 
 // Add adds up two merges.
@@ -117,9 +117,9 @@ func (s *Stats) Add(o *Stats) {
 	s.Bytes += o.Bytes
 	s.VersionsDropped += o.VersionsDropped
 	s.TombstonesDropped += o.TombstonesDropped
-	s.LeavesSwept += o.LeavesSwept
-	s.VersionsSwept += o.VersionsSwept
-	s.Placed += o.Placed
+	s.LeavesVacuumed += o.LeavesVacuumed
+	s.VersionsVacuumed += o.VersionsVacuumed
+	s.Stored += o.Stored
 	s.Dropped += o.Dropped
 }
 
@@ -130,12 +130,12 @@ type merge struct {
 	cuts    [][]byte
 	ordered ordered
 
-	lost    lost
-	refused refused
+	unreadablePages unreadablePages
+	refused         refused
 
 	planMu sync.Mutex // guards next and plan; taken before nothing
 	plan   planner
-	next   func() (*part, bool)
+	next   func() (*partition, bool)
 }
 
 // Merge writes a new tree that holds the base and the input, less what the policy drops, and shares with the base the
@@ -152,12 +152,12 @@ func Merge(ctx context.Context, in *MergeInput) (*Result, error) {
 	m.soft = page.Payload(in.PageSize) * fill / 100
 	m.ordered.init(m)
 	m.plan = planner{m: m, src: in.Source(), in: peeker{in: in.Input()}, budget: in.Relocate.Max}
-	next, stop := iter.Pull(m.plan.parts)
+	next, stop := iter.Pull(m.plan.partitions)
 	defer stop()
 	m.next = next
 	err := m.work(ctx)
 	if err == nil {
-		err = errors.Join(m.lost.err(), m.refused.err())
+		err = errors.Join(m.unreadablePages.err(), m.refused.err())
 	}
 	if err != nil {
 		return nil, fmt.Errorf("merge into the tree: %w", err)
@@ -168,25 +168,25 @@ func Merge(ctx context.Context, in *MergeInput) (*Result, error) {
 // work runs the workers until the plan has no more parts.
 func (m *merge) work(ctx context.Context) error {
 	if m.Workers <= 1 {
-		m.ordered.fail(m.workParts(ctx))
+		m.ordered.fail(m.workPartitions(ctx))
 		return m.ordered.err()
 	}
 	var wg sync.WaitGroup
 	for range m.Workers {
-		wg.Go(func() { m.ordered.fail(m.workParts(ctx)) })
+		wg.Go(func() { m.ordered.fail(m.workPartitions(ctx)) })
 	}
 	wg.Wait()
 	return m.ordered.err()
 }
 
 // workParts takes part after part.
-func (m *merge) workParts(ctx context.Context) error {
+func (m *merge) workPartitions(ctx context.Context) error {
 	var w *worker
 	for {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		p, err := m.nextPart()
+		p, err := m.nextPartition()
 		if p == nil || err != nil {
 			return err
 		}
@@ -200,13 +200,13 @@ func (m *merge) workParts(ctx context.Context) error {
 			return err
 		}
 		if m.Progress != nil {
-			m.Progress(w.taken)
-			w.taken = 0
+			m.Progress(w.consumed)
+			w.consumed = 0
 		}
 	}
 }
 
-func (m *merge) nextPart() (*part, error) {
+func (m *merge) nextPartition() (*partition, error) {
 	m.planMu.Lock()
 	defer m.planMu.Unlock()
 	p, _ := m.next()
@@ -215,8 +215,8 @@ func (m *merge) nextPart() (*part, error) {
 
 func (m *merge) newWorker() *worker {
 	w := &worker{m: m, src: m.Source(), in: peeker{in: m.Input()}}
-	if f, ok := w.src.(Foreseer); ok && m.Look != nil {
-		w.foreseer, w.look = f, peeker{in: m.Look()}
+	if f, ok := w.src.(Prefetcher); ok && m.Lookahead != nil {
+		w.prefetcher, w.lookahead = f, peeker{in: m.Lookahead()}
 	}
 	w.pages.size = m.PageSize
 	w.pack = leafPacker{pageSize: m.PageSize, soft: m.soft, checkpoint: m.Checkpoint, pages: &w.pages}

@@ -269,7 +269,7 @@ func TestVersionsGoWhenNobodySeesThem(t *testing.T) {
 			}
 			split := len(entries) / 2 // the older half is in the tree already
 			root := s.apply(t, s.mergeInput(Root{}, entries[split:], Policy{})).Root
-			res := s.apply(t, s.mergeInput(root, entries[:split], Policy{MinVisible: c.min, Live: c.live}))
+			res := s.apply(t, s.mergeInput(root, entries[:split], Policy{MinVisible: c.min, Snapshots: c.live}))
 			if got := s.versions(t, res.Root, "k"); got != c.want || res.Stats.TombstonesDropped != c.wantTombstone {
 				t.Fatalf("left %q, dropped %d tombstones, want %q, %d", got, res.Stats.TombstonesDropped, c.want, c.wantTombstone)
 			}
@@ -359,7 +359,7 @@ func TestRelocationEmptiesTheEndOfTheFile(t *testing.T) {
 		in := s.mergeInput(root, nil, allVisible)
 		in.Relocate = Relocation{From: last - 100, Max: 16}
 		res := s.apply(t, in)
-		if n := len(res.Freed); n > 16*4+partLeaves {
+		if n := len(res.Freed); n > 16*4+partitionLeaves {
 			t.Fatalf("asked to move 16 pages, moved %d", n)
 		}
 		root = res.Root
@@ -415,11 +415,11 @@ func (f *faulty) Page(id page.ID, level int) ([]byte, error) {
 	return f.store.Page(id, level)
 }
 
-func (f *faulty) Place(value []byte) (page.Ref, error) {
+func (f *faulty) Store(value []byte) (page.Ref, error) {
 	if err := f.call(); err != nil {
 		return page.Ref{}, err
 	}
-	return f.store.Place(value)
+	return f.store.Store(value)
 }
 
 // TestFailedMergeReturnsItsError lets each call of a merge fail in turn, with one worker and with several, and cancels others. All
@@ -460,24 +460,24 @@ func TestRepeatedInputChangesNothing(t *testing.T) {
 	root := s.apply(t, s.mergeInput(Root{}, entries, Policy{})).Root
 	res := s.apply(t, s.mergeInput(root, entries, Policy{}))
 	s.check(t, res.Root)
-	if st := res.Stats; st.Keys != 0 || st.Versions != 0 || st.Bytes != 0 || st.Placed != st.Dropped {
+	if st := res.Stats; st.Keys != 0 || st.Versions != 0 || st.Bytes != 0 || st.Stored != st.Dropped {
 		t.Fatalf("%+v", st)
 	}
 }
 
 // foreseer notes what a merge tells it, and what it then asks for.
-type foreseer struct {
+type prefetchingSource struct {
 	*store
 	told, read map[page.ID]bool
 }
 
-func (f *foreseer) Foresee(leaves []page.ID) {
+func (f *prefetchingSource) Prefetch(leaves []page.ID) {
 	for _, id := range leaves {
 		f.told[id] = true
 	}
 }
 
-func (f *foreseer) Page(id page.ID, level int) ([]byte, error) {
+func (f *prefetchingSource) Page(id page.ID, level int) ([]byte, error) {
 	if level == 0 {
 		f.read[id] = true
 	}
@@ -495,9 +495,9 @@ func TestMergeForeseesTheLeavesThatItReads(t *testing.T) {
 		}
 	}
 	root := s.apply(t, s.mergeInput(Root{}, all, Policy{})).Root
-	f := &foreseer{s, map[page.ID]bool{}, map[page.ID]bool{}}
+	f := &prefetchingSource{s, map[page.ID]bool{}, map[page.ID]bool{}}
 	in := s.mergeInput(root, some, Policy{MinVisible: keys.MaxEpoch})
-	in.Source, in.Look = func() Source { return f }, in.Input
+	in.Source, in.Lookahead = func() Source { return f }, in.Input
 	root = s.apply(t, in).Root
 	s.check(t, root)
 	surprised := 0

@@ -100,7 +100,7 @@ func (w *workload) policy() Policy {
 	if len(w.live) == 0 {
 		return Policy{MinVisible: w.frontier}
 	}
-	return Policy{MinVisible: w.live[0], Live: slices.Clone(w.live)}
+	return Policy{MinVisible: w.live[0], Snapshots: slices.Clone(w.live)}
 }
 
 var modelSeeds = flag.Uint64("model.seeds", 28, "runs of the model test")
@@ -135,7 +135,7 @@ func TestTreeIsASortedMapWithVersions(t *testing.T) {
 				w.compare(t, s, root, &in.Policy)
 				w.count(t, s, root, &stats)
 				w.compareFindAll(t, s, root)
-				w.compareCursor(t, s, root, in.Policy.Live)
+				w.compareCursor(t, s, root, in.Policy.Snapshots)
 				if rng.IntN(3) == 0 {
 					root = w.sweep(t, s, root, &in.Policy, &stats)
 				}
@@ -147,7 +147,7 @@ func TestTreeIsASortedMapWithVersions(t *testing.T) {
 // compare reads every key at every epoch that somebody may still read.
 func (w *workload) compare(t *testing.T, s *store, root Root, p *Policy) {
 	t.Helper()
-	live := append([]keys.Epoch{w.frontier, w.frontier + 1, w.frontier + 7, w.epoch, keys.MaxEpoch}, p.Live...)
+	live := append([]keys.Epoch{w.frontier, w.frontier + 1, w.frontier + 7, w.epoch, keys.MaxEpoch}, p.Snapshots...)
 	for k := range w.m {
 		for _, e := range live {
 			want, ok := w.m.at(k, e)

@@ -61,7 +61,7 @@ func (o *ordered) err() error {
 
 // stream writes out the pages of a part that is still being merged, if it is its turn and they are many, and makes it wait for
 // its turn if they are too many. The last child stays: the part may yet take it back.
-func (o *ordered) stream(p *part, w *worker) error {
+func (o *ordered) stream(p *partition, w *worker) error {
 	n := len(w.pack.out)
 	if n < streamPages {
 		return nil
@@ -71,7 +71,7 @@ func (o *ordered) stream(p *part, w *worker) error {
 		o.mu.Unlock()
 		return nil
 	}
-	err := o.settleLocked(p, w.pack.out[:n-1])
+	err := o.addChildrenLocked(p, w.pack.out[:n-1])
 	o.mu.Unlock()
 	if err != nil {
 		return err
@@ -84,9 +84,9 @@ func (o *ordered) stream(p *part, w *worker) error {
 }
 
 // commit ends a part.
-func (o *ordered) commit(p *part, w *worker) error {
+func (o *ordered) commit(p *partition, w *worker) error {
 	o.mu.Lock()
-	err := o.settleLocked(p, w.pack.out)
+	err := o.addChildrenLocked(p, w.pack.out)
 	if err == nil {
 		err = o.accountLocked(w)
 	}
@@ -102,14 +102,14 @@ func (o *ordered) commit(p *part, w *worker) error {
 }
 
 // settleLocked waits for the part's turn and gives its items their places.
-func (o *ordered) settleLocked(p *part, items []item) error {
+func (o *ordered) addChildrenLocked(p *partition, items []item) error {
 	for o.turn != p.index && o.failure == nil {
 		o.cond.Wait()
 	}
 	if o.failure != nil {
 		return o.failure
 	}
-	if err := o.passLocked(p.before); err != nil {
+	if err := o.addEventsLocked(p.before); err != nil {
 		return err
 	}
 	p.before = nil
@@ -122,7 +122,7 @@ func (o *ordered) settleLocked(p *part, items []item) error {
 			}
 			it.ID = id
 			o.result.Stats.LeafPages++
-			if err := o.placeLocked(it); err != nil {
+			if err := o.storeLocked(it); err != nil {
 				return err
 			}
 		}
@@ -134,7 +134,7 @@ func (o *ordered) settleLocked(p *part, items []item) error {
 }
 
 // passLocked hands on what lies in front of a part.
-func (o *ordered) passLocked(events []event) error {
+func (o *ordered) addEventsLocked(events []event) error {
 	for i := range events {
 		e := &events[i]
 		if e.freed {
@@ -147,13 +147,13 @@ func (o *ordered) passLocked(events []event) error {
 }
 
 // placeLocked finds places for the large values of a leaf and writes the references into it.
-func (o *ordered) placeLocked(it *item) error {
+func (o *ordered) storeLocked(it *item) error {
 	for _, l := range it.large {
-		ref, err := o.m.Values.Place(l.value)
+		ref, err := o.m.Values.Store(l.value)
 		if err != nil {
 			return err
 		}
-		o.result.Stats.Placed++
+		o.result.Stats.Stored++
 		copy(it.page[l.offset:], ref[:])
 	}
 	return nil
@@ -209,7 +209,7 @@ func (o *ordered) write(w *worker, items []item) error {
 func (o *ordered) finish(rest []event) (*Result, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if err := o.passLocked(rest); err != nil {
+	if err := o.addEventsLocked(rest); err != nil {
 		return nil, err
 	}
 	root, err := o.upper.finish()

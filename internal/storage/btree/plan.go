@@ -8,7 +8,7 @@ import (
 
 // partLeaves is how many neighbouring leaves make a part. Smaller parts balance better over the workers; each may leave
 // one leaf underfull at its end, and takes its turn under the lock.
-const partLeaves = 32
+const partitionLeaves = 32
 
 // planner walks the inner nodes of the base and divides the merge into parts. The division depends on the base, the input and its
 // cuts, not on who works.
@@ -31,7 +31,7 @@ type event struct {
 }
 
 // parts yields the parts of the merge in key order. It stops early on an error.
-func (pl *planner) parts(yield func(*part) bool) {
+func (pl *planner) partitions(yield func(*partition) bool) {
 	base := pl.m.Base
 	pl.in.seek(page.Separator{Trailer: page.NoTrailer})
 	root := page.Child{Separator: page.Separator{Trailer: page.NoTrailer}, ID: base.ID}
@@ -53,12 +53,12 @@ func (pl *planner) parts(yield func(*part) bool) {
 }
 
 // node plans the subtree of an inner node whose keys lie in front of bound.
-func (pl *planner) node(c page.Child, level int, bound *page.Separator, yield func(*part) bool) bool {
+func (pl *planner) node(c page.Child, level int, bound *page.Separator, yield func(*partition) bool) bool {
 	children, err := pl.children(c, level)
 	if err != nil {
-		return pl.goRound(c, level, bound, err)
+		return pl.skipUnreadable(c, level, bound, err)
 	}
-	if pl.wanted(c.ID) {
+	if pl.relocatable(c.ID) {
 		pl.budget--
 	}
 	pl.events = append(pl.events, event{child: c, level: level, freed: true})
@@ -85,12 +85,12 @@ func (pl *planner) children(c page.Child, level int) ([]page.Child, error) {
 }
 
 // goRound leaves the inner node c, which cannot be read, where it is, and reports whether that was possible.
-func (pl *planner) goRound(c page.Child, level int, bound *page.Separator, err error) bool {
-	if !pl.m.unreadable(err) {
+func (pl *planner) skipUnreadable(c page.Child, level int, bound *page.Separator, err error) bool {
+	if !pl.m.isUnreadable(err) {
 		pl.err = err
 		return false
 	}
-	pl.m.lost.add(LostPage{ID: c.ID, Level: level, Lower: c.Separator, Upper: bound, Err: err})
+	pl.m.unreadablePages.add(UnreadablePage{ID: c.ID, Level: level, Lower: c.Separator, Upper: bound, Err: err})
 	pl.in.skip(bound)
 	pl.events = append(pl.events, event{child: c, level: level})
 	return true
@@ -109,7 +109,7 @@ func (pl *planner) touched(c page.Child, level int, bound *page.Separator) bool 
 	if pl.m.avoids(c.ID) {
 		return pl.in.before(bound)
 	}
-	if pl.in.before(bound) || pl.wanted(c.ID) || pl.m.Policy.over(&c.Separator) || pl.m.Sweep.Has(c.ID) {
+	if pl.in.before(bound) || pl.relocatable(c.ID) || pl.m.Policy.past(&c.Separator) || pl.m.Vacuum.Has(c.ID) {
 		return true
 	}
 	if level == 0 || pl.budget <= 0 {
@@ -117,13 +117,13 @@ func (pl *planner) touched(c page.Child, level int, bound *page.Separator) bool 
 	}
 	children, err := readChildren(pl.src, c, level)
 	if err != nil {
-		if !pl.m.unreadable(err) {
+		if !pl.m.isUnreadable(err) {
 			pl.err = err
 		}
 		return false // this was only to see what might be moved
 	}
 	for _, g := range children {
-		if pl.wanted(g.ID) || level > 1 && pl.relocates(g, level-1) {
+		if pl.relocatable(g.ID) || level > 1 && pl.relocates(g, level-1) {
 			return true
 		}
 	}
@@ -136,12 +136,12 @@ func (pl *planner) relocates(c page.Child, level int) bool {
 	return pl.touched(c, level, &none)
 }
 
-func (pl *planner) wanted(id page.ID) bool { return pl.budget > 0 && id >= pl.m.Relocate.From }
+func (pl *planner) relocatable(id page.ID) bool { return pl.budget > 0 && id >= pl.m.Relocate.From }
 
 // leaves plans the children of a node of level 1.
-func (pl *planner) leaves(children []page.Child, bound *page.Separator, yield func(*part) bool) bool {
-	for i := 0; i < len(children); i += partLeaves {
-		j := min(i+partLeaves, len(children))
+func (pl *planner) leaves(children []page.Child, bound *page.Separator, yield func(*partition) bool) bool {
+	for i := 0; i < len(children); i += partitionLeaves {
+		j := min(i+partitionLeaves, len(children))
 		run, b := children[i:j], boundOf(children, j, bound)
 		if !pl.anyTouched(run, b) {
 			for _, c := range run {
@@ -164,15 +164,15 @@ func (pl *planner) anyTouched(run []page.Child, bound *page.Separator) bool {
 }
 
 // chunk yields neighbouring leaves as one part, or several where there are cuts between or inside them.
-func (pl *planner) chunk(run []page.Child, bound *page.Separator, yield func(*part) bool) bool {
+func (pl *planner) chunk(run []page.Child, bound *page.Separator, yield func(*partition) bool) bool {
 	relocate := false
 	for _, c := range run {
-		if pl.wanted(c.ID) {
+		if pl.relocatable(c.ID) {
 			relocate = true
 			pl.budget--
 		}
 	}
-	p := &part{children: run, lo: run[0].Separator, relocate: relocate}
+	p := &partition{children: run, lo: run[0].Separator, relocate: relocate}
 	for ; pl.cuts < len(pl.m.cuts); pl.cuts++ {
 		k := page.Separator{Key: pl.m.cuts[pl.cuts], Trailer: page.NoTrailer}
 		if p.lo.Compare(k.Key, k.Trailer) >= 0 {
@@ -192,19 +192,19 @@ func (pl *planner) chunk(run []page.Child, bound *page.Separator, yield func(*pa
 	return pl.yield(p, yield)
 }
 
-func (pl *planner) yield(p *part, yield func(*part) bool) bool {
+func (pl *planner) yield(p *partition, yield func(*partition) bool) bool {
 	p.index, p.before, pl.events = pl.count, pl.events, nil
 	pl.count++
 	return yield(p)
 }
 
 // cut ends p at k and returns the rest.
-func (p *part) cut(k page.Separator) *part {
+func (p *partition) cut(k page.Separator) *partition {
 	i := len(p.children) - 1
 	for i > 0 && p.children[i].Compare(k.Key, k.Trailer) > 0 {
 		i--
 	}
-	rest := &part{children: p.children[i:], lo: k, relocate: p.relocate}
+	rest := &partition{children: p.children[i:], lo: k, relocate: p.relocate}
 	rest.cutFirst = bytes.Compare(p.children[i].Key, k.Key) < 0 || p.children[i].Trailer != page.NoTrailer
 	p.hi, p.cutLast = &rest.lo, rest.cutFirst
 	p.children = p.children[:i]
@@ -230,7 +230,7 @@ func readChildren(src Source, c page.Child, level int) ([]page.Child, error) {
 		if i > 0 {
 			s := node.Separator(buf[:0], i)
 			buf = s.Key
-			children[i].Separator = page.Separator{Key: seps.keep(s.Key), Trailer: s.Trailer}
+			children[i].Separator = page.Separator{Key: seps.copy(s.Key), Trailer: s.Trailer}
 		}
 	}
 	return children, nil

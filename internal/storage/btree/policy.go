@@ -18,13 +18,13 @@ type Policy struct {
 	MinVisible keys.Epoch
 	// Live holds the epochs of live snapshots, ascending, all >= MinVisible. To have interior versions dropped up to the
 	// frontier (the least epoch that a new snapshot can get), the caller makes it the last element.
-	Live []keys.Epoch
+	Snapshots []keys.Epoch
 	// KeepDeletes keeps the newest version of every key, also if it is a tombstone: older ones may lie elsewhere.
-	KeepDeletes bool
+	RetainTombstones bool
 }
 
 // history follows the versions of one key, newest first.
-type history struct {
+type keyHistory struct {
 	newer keys.Epoch // epoch of the next newer version, valid if any
 	any   bool       // a newer version exists
 	done  bool       // nobody sees anything older
@@ -33,33 +33,33 @@ type history struct {
 // over reports whether the leaf behind s begins with versions that nobody sees any more: the version in front of s, which is
 // newer, is not newer than MinVisible. A merge takes such leaves along wherever it opens their parents. Or else a key that once had many
 // versions would keep them, since new ones touch only its first leaf, and dropping its tombstone would bring them back.
-func (p *Policy) over(s *page.Separator) bool {
+func (p *Policy) past(s *page.Separator) bool {
 	return s.Trailer != page.NoTrailer && (s.Trailer+1).Epoch() <= p.MinVisible
 }
 
 // historyAfter is the history of a key whose older versions begin in a leaf with this lower bound: the bound stands directly
 // behind the version before.
-func historyAfter(t keys.Trailer) history { return history{newer: (t + 1).Epoch(), any: true} }
+func historyAfter(t keys.Trailer) keyHistory { return keyHistory{newer: (t + 1).Epoch(), any: true} }
 
 // keep decides whether somebody can see the version of epoch e, the next older one of h.
-func (p *Policy) keep(h *history, e keys.Epoch) bool {
+func (p *Policy) retains(h *keyHistory, e keys.Epoch) bool {
 	if h.done {
 		return false
 	}
-	kept := !h.any || p.seen(e, h.newer)
+	kept := !h.any || p.visible(e, h.newer)
 	h.newer, h.any = e, true
 	h.done = e <= p.MinVisible
 	return kept
 }
 
 // seen reports whether a snapshot, live or still to come, is in [e, newer).
-func (p *Policy) seen(e, newer keys.Epoch) bool {
+func (p *Policy) visible(e, newer keys.Epoch) bool {
 	if newer <= p.MinVisible {
 		return false
 	}
 	if e <= p.MinVisible {
 		return true
 	}
-	i, _ := slices.BinarySearch(p.Live, e)
-	return i == len(p.Live) || p.Live[i] < newer
+	i, _ := slices.BinarySearch(p.Snapshots, e)
+	return i == len(p.Snapshots) || p.Snapshots[i] < newer
 }

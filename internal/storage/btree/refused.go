@@ -64,11 +64,11 @@ func (r *refused) err() error {
 }
 
 // Keep says which versions of one key a snapshot can see, given their epochs, newest first.
-func (p *Policy) Keep(epochs []keys.Epoch) []bool {
-	var h history
+func (p *Policy) Retained(epochs []keys.Epoch) []bool {
+	var h keyHistory
 	kept := make([]bool, len(epochs))
 	for i, e := range epochs {
-		kept[i] = p.keep(&h, e)
+		kept[i] = p.retains(&h, e)
 	}
 	return kept
 }

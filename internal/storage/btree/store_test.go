@@ -71,7 +71,7 @@ func (s *store) Page(id page.ID, _ int) ([]byte, error) {
 	return s.pages[id], nil
 }
 
-func (s *store) Place(value []byte) (r page.Ref, err error) {
+func (s *store) Store(value []byte) (r page.Ref, err error) {
 	s.nextRef++
 	binary.LittleEndian.PutUint64(r[:], s.nextRef)
 	binary.LittleEndian.PutUint64(r[8:], uint64(len(value)))

@@ -20,9 +20,9 @@ type Source interface {
 
 // Foreseer is a Source that wants to know which leaves a merge will ask it for next, so that it can read them in one submission: one by
 // one, a merge of random keys into a tree that is larger than memory spends its time waiting for the device.
-type Foreseer interface {
+type Prefetcher interface {
 	Source
-	Foresee(leaves []page.ID)
+	Prefetch(leaves []page.ID)
 }
 
 // Root names a tree: one immutable state of it. The zero Root is the empty tree.

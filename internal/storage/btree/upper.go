@@ -76,7 +76,7 @@ func (u *upper) children(c page.Child, level int) ([]page.Child, error) {
 		return nil, nil
 	}
 	children, err := readChildren(u.src, c, level)
-	if u.m.unreadable(err) {
+	if u.m.isUnreadable(err) {
 		return nil, nil
 	}
 	return children, err

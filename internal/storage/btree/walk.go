@@ -66,7 +66,7 @@ func (w *walker) enter(c *page.Child, level int, lo, hi *page.Separator) ([]page
 	if n := page.ReadHeader(p).Newest; n > c.Newest {
 		return nil, fmt.Errorf("%w: newest epoch %d, the parent claims %d", ErrStructure, n, c.Newest)
 	}
-	if stale := shareOf(p, level, &c.Separator); c.Stale != 0 && stale != c.Stale {
+	if stale := ratioOf(p, level, &c.Separator); c.Stale != 0 && stale != c.Stale {
 		return nil, fmt.Errorf("%w: stale share %d, the parent claims %d", ErrStructure, stale, c.Stale)
 	}
 	if w.v.Page != nil {

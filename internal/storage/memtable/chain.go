@@ -13,9 +13,9 @@ func (t *Table) newVersion(in *Inserter, trailer keys.Trailer, sync bool, value 
 	base := t.arena.base
 	class, words := classOf(len(value))
 	var v uint32
-	if in.spare != 0 && in.spareClass == class || t.takeRun(in, class) {
-		v = in.spare
-		in.spare = versionOlder(base, v).Load()
+	if in.pooled != 0 && in.pooledClass == class || t.takeRun(in, class) {
+		v = in.pooled
+		in.pooled = versionOlder(base, v).Load()
 	} else if v = in.alloc(words, 1); v == 0 {
 		return 0
 	}
@@ -30,10 +30,10 @@ func (t *Table) takeRun(in *Inserter, class int) bool {
 	if run == 0 {
 		return false
 	}
-	if in.spare != 0 {
-		t.free.push(base, in.spareClass, in.spare, versionOlder(base, in.spare).Load())
+	if in.pooled != 0 {
+		t.free.push(base, in.pooledClass, in.pooled, versionOlder(base, in.pooled).Load())
 	}
-	in.spare, in.spareClass = run, class
+	in.pooled, in.pooledClass = run, class
 	return true
 }
 

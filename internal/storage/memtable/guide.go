@@ -68,14 +68,14 @@ func (g *guide) find(base unsafe.Pointer, head uint32) (tower, low uint32) {
 
 // drawGuide makes a new guide if it is due and nobody else is at it. It walks a quarter of the towers, which is why Secure
 // does it and not Apply.
-func (t *Table) drawGuide() {
+func (t *Table) buildGuide() {
 	g := &t.guide
 	due := g.next.Load()
 	if g.towers.Load() < due || !g.next.CompareAndSwap(due, math.MaxUint32) {
 		return
 	}
 	base, n := t.arena.base, 0
-	for x := t.guided(t.first); x != 0; x = t.guided(x) {
+	for x := t.nextGuided(t.first); x != 0; x = t.nextGuided(x) {
 		n++
 	}
 	at, err := t.arena.grant(uint64(n), marginBytes/wordBytes)
@@ -95,6 +95,6 @@ func (t *Table) drawGuide() {
 }
 
 // guided is the next tower that a guide knows.
-func (t *Table) guided(x uint32) uint32 {
+func (t *Table) nextGuided(x uint32) uint32 {
 	return offsetIn(towerLink(t.arena.base, x, guideHeight-1).Load())
 }

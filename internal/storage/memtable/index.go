@@ -62,11 +62,11 @@ func (x *index) find(base unsafe.Pointer, hash uint64, key []byte) (node uint32,
 }
 
 // touch loads the first line that find will look at. An atomic load is never dropped as unused.
-func (x *index) touch(hash uint64) { (*atomic.Uint64)(x.bucket(hash)).Load() }
+func (x *index) prefetch(hash uint64) { (*atomic.Uint64)(x.bucket(hash)).Load() }
 
 // touchNode loads the lines of the node that find will probably return, and of its first version; memory ends at end. The second line may be a
 // neighbour's, which somebody is just writing: nobody looks at what was loaded.
-func (x *index) touchNode(base unsafe.Pointer, hash, end uint64) {
+func (x *index) prefetchNode(base unsafe.Pointer, hash, end uint64) {
 	const line = 64 / wordBytes
 	p, tag := x.bucket(hash), tagOf(hash)
 	for range bucketSlots {

@@ -52,8 +52,8 @@ type Inserter struct {
 
 	starved error // why the latest Apply found no memory; see ErrStarved
 
-	spare      uint32 // free versions of spareClass, linked; zero without any
-	spareClass int
+	pooled      uint32 // free versions of spareClass, linked; zero without any
+	pooledClass int
 
 	crowded  [crowdedMax]Chain
 	crowdedN int
@@ -74,7 +74,7 @@ func (in *Inserter) Crowded() []Chain { return in.crowded[:in.crowdedN] }
 // inserts cause. ErrFull means that t cannot take it; other errors, that the system has no memory. They change nothing.
 func (t *Table) Secure(in *Inserter, n int) error {
 	if t.guide.towers.Load() >= t.guide.next.Load() {
-		t.drawGuide()
+		t.buildGuide()
 	}
 	words := uint64(n+wordBytes-1) / wordBytes
 	if in.table == t && uint64(in.end-in.pos) >= words {
@@ -119,7 +119,7 @@ func (t *Table) bind(in *Inserter) {
 	in.stripe = &t.stripes[n%stripeCount]
 	in.rnd = uint64(n)*0x9e3779b97f4a7c15 | 1
 	in.levels, in.moved = 0, false
-	in.spare = 0
+	in.pooled = 0
 	in.crowdedN = 0
 }
 
@@ -174,7 +174,7 @@ func (t *Table) applyOne(in *Inserter, key, value []byte, trailer keys.Trailer, 
 		t.add(in, node, trailer, sync, value)
 		return false
 	}
-	node, fresh := t.place(in, key, value, trailer, sync)
+	node, fresh := t.insertNode(in, key, value, trailer, sync)
 	if node == 0 {
 		return false
 	}
@@ -194,13 +194,13 @@ func (t *Table) add(in *Inserter, node uint32, trailer keys.Trailer, sync bool, 
 
 // place puts key into the blocks with its first version, and reports whether it was new. If it was not, nothing has been
 // installed and the node is the one that is there, or zero if in is starved.
-func (t *Table) place(in *Inserter, key, value []byte, trailer keys.Trailer, sync bool) (node uint32, fresh bool) {
+func (t *Table) insertNode(in *Inserter, key, value []byte, trailer keys.Trailer, sync bool) (node uint32, fresh bool) {
 	base, head := t.arena.base, headOf(t.prefix, key)
 	x := t.approach(in, key, head)
 	in.ascending = true
 	made := uint32(0)
 	for {
-		tower, block, link := settle(base, x, key, head, upTo)
+		tower, block, link := advanceRight(base, x, key, head, upTo)
 		if tower != x {
 			in.moved, x = true, tower
 		}
@@ -215,7 +215,7 @@ func (t *Table) place(in *Inserter, key, value []byte, trailer keys.Trailer, syn
 					}
 				}
 				if slot.CompareAndSwap(0, pack(head, made)) {
-					in.keepSplice()
+					in.saveSplice()
 					return made, true
 				}
 				w = slot.Load()
@@ -224,7 +224,7 @@ func (t *Table) place(in *Inserter, key, value []byte, trailer keys.Trailer, syn
 				if made != 0 {
 					t.unmakeNode(in, made, len(key), len(value))
 				}
-				in.keepSplice()
+				in.saveSplice()
 				return offsetIn(w), false
 			}
 		}

@@ -18,27 +18,27 @@ import (
 //
 // The zero Iter becomes usable by Init. It holds no resource; it is large, so keep it and use it again.
 type Iter struct {
-	table   *Table
-	at      int    // place in words. Invariant: 0 <= at < count while valid
-	count   int    // zero while the iterator is invalid
-	next    uint32 // the tower right of the copied block
-	version uint32 // the version stood on, zero if the newest has not been looked up
-	off     side   // where it is while it is invalid
-	warm    int    // words below it have had their nodes touched
-	words   [slotsMax]uint64
+	table      *Table
+	at         int    // place in words. Invariant: 0 <= at < count while valid
+	count      int    // zero while the iterator is invalid
+	next       uint32 // the tower right of the copied block
+	version    uint32 // the version stood on, zero if the newest has not been looked up
+	off        edge   // where it is while it is invalid
+	prefetched int    // words below it have had their nodes touched
+	words      [slotsMax]uint64
 }
 
 // side is an end of the table.
-type side uint8
+type edge uint8
 
 const (
-	nowhere side = iota // not positioned
+	nowhere edge = iota // not positioned
 	atStart             // before the first entry
 	atEnd               // behind the last one
 )
 
 // warmAhead is how many nodes a step touches ahead of itself: the misses then overlap instead of following each other.
-const warmAhead = 8
+const prefetchNodes = 8
 
 // Init makes it iterate t, unpositioned.
 func (it *Iter) Init(t *Table) { it.table, it.count, it.version, it.off = t, 0, 0, nowhere }
@@ -95,8 +95,8 @@ func (it *Iter) NextKey() bool {
 	}
 	it.version = 0
 	if it.at++; it.at < it.count {
-		if it.at >= it.warm {
-			it.touch()
+		if it.at >= it.prefetched {
+			it.prefetch()
 		}
 		return true
 	}
@@ -203,7 +203,7 @@ func (it *Iter) enter(x uint32, key []byte, head uint32, orEqual bool) bool {
 			it.at++
 		}
 		if it.at < it.count {
-			it.touch()
+			it.prefetch()
 			return true
 		}
 	}
@@ -211,7 +211,7 @@ func (it *Iter) enter(x uint32, key []byte, head uint32, orEqual bool) bool {
 }
 
 // leave makes the iterator invalid.
-func (it *Iter) leave(off side) bool {
+func (it *Iter) leave(off edge) bool {
 	it.count, it.off = 0, off
 	return false
 }
@@ -249,7 +249,7 @@ func (it *Iter) copyBlock(x uint32) {
 			n--
 		}
 	}
-	it.count, it.version, it.warm = n, 0, 0
+	it.count, it.version, it.prefetched = n, 0, 0
 }
 
 // lowerBound is the place of the first word whose key is >= key.
@@ -277,10 +277,10 @@ func (it *Iter) compare(i int, key []byte, head uint32) int {
 }
 
 // touch reads the nodes that come next.
-func (it *Iter) touch() {
-	it.warm = min(it.at+warmAhead, it.count)
+func (it *Iter) prefetch() {
+	it.prefetched = min(it.at+prefetchNodes, it.count)
 	sum := uint64(0)
-	for _, w := range it.words[it.at:it.warm] {
+	for _, w := range it.words[it.at:it.prefetched] {
 		sum += word64(it.table.arena.base, offsetIn(w)).Load()
 	}
 	_ = sum

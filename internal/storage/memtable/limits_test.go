@@ -214,7 +214,7 @@ func TestRenewedTableIsEmptyAndForgetsOldInserters(t *testing.T) {
 			putOne(t, tab, &in, &b, []byte("pbig"), make([]byte, 8<<20), 501)
 		}
 		checkTable(t, tab)
-		if tab, err = tab.Renew(tiny()); err != nil {
+		if tab, err = tab.Reset(tiny()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -266,7 +266,7 @@ func TestMalformedBodiesAreRefused(t *testing.T) {
 func TestFillingIsToldAndTouchLeavesNothingToMap(t *testing.T) {
 	filling := make(chan struct{}, 1)
 	table := mustNew(t, Config{Bytes: 4 << 20, Prefix: []byte{byte(keys.SpaceUser)}, Filling: filling})
-	if err := table.Touch(); err != nil {
+	if err := table.Prefault(); err != nil {
 		t.Fatal(err)
 	}
 	mapped := table.arena.mapped.Load()
@@ -308,7 +308,7 @@ func TestTouchAheadKeepsAFewStepsReady(t *testing.T) {
 	ahead := func() {
 		t.Helper()
 		for {
-			if more, err := table.TouchAhead(); err != nil {
+			if more, err := table.PrefaultAhead(); err != nil {
 				t.Fatal(err)
 			} else if !more {
 				return
@@ -319,7 +319,7 @@ func TestTouchAheadKeepsAFewStepsReady(t *testing.T) {
 	ahead()
 	for i := 0; table.Bytes() < 48<<20; i++ {
 		step, mapped := table.arena.step, table.arena.mapped.Load()
-		if most := table.arena.tail.Load() + (aheadSteps+1)*step; mapped > most {
+		if most := table.arena.tail.Load() + (prefaultSteps+1)*step; mapped > most {
 			t.Fatalf("%d words are mapped, and %d taken", mapped, table.arena.tail.Load())
 		}
 		var b batch.Builder

@@ -65,14 +65,14 @@ func FuzzOperations(f *testing.F) {
 			case 3:
 				horizon = max(horizon, epoch*keys.Epoch(op)/256)
 				if n := tab.node(key); n != 0 {
-					h := Horizon{MinVisible: horizon, Frontier: epoch}
+					h := GCWatermarks{MinVisible: horizon, LowWatermark: epoch}
 					if op > 128 {
-						h.Live = []keys.Epoch{horizon, epoch}
+						h.Snapshots = []keys.Epoch{horizon, epoch}
 					}
 					tab.Prune(Chain{n}, &h, &retired)
 					model[k] = pruneModel(model[k], &h)
 				}
-				tab.Recycle(&retired)
+				tab.Reclaim(&retired)
 			case 4:
 				ok, found := it.SeekGE(key), false
 				for m := range model {
@@ -113,16 +113,16 @@ func modelAt(vs []Version, at keys.Epoch) (Version, bool) {
 }
 
 // pruneModel keeps what some epoch in h sees, and everything newer than h.Frontier.
-func pruneModel(vs []Version, h *Horizon) (kept []Version) {
+func pruneModel(vs []Version, h *GCWatermarks) (kept []Version) {
 	for i, v := range vs {
 		until := keys.MaxEpoch + 1
 		if i+1 < len(vs) {
 			until = vs[i+1].Epoch
 		}
 		keep := until > h.MinVisible
-		if h.Live != nil {
-			keep = until > h.Frontier
-			for _, s := range h.Live {
+		if h.Snapshots != nil {
+			keep = until > h.LowWatermark
+			for _, s := range h.Snapshots {
 				keep = keep || v.Epoch <= s && s < until
 			}
 		}

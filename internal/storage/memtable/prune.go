@@ -5,26 +5,26 @@ import (
 )
 
 // Horizon says which versions somebody may still read.
-type Horizon struct {
+type GCWatermarks struct {
 	// MinVisible is the smallest epoch that any reader reads at. Per key, what is older than the newest version <= it goes.
 	MinVisible keys.Epoch
 	// Frontier is an epoch that no snapshot to come will be below. It is not below MinVisible.
-	Frontier keys.Epoch
+	LowWatermark keys.Epoch
 	// Live holds the epochs of all live snapshots from MinVisible to Frontier, ascending. With it, versions that lie between
 	// two neighbours and are seen by neither go too. A nil Live leaves the interior alone.
-	Live []keys.Epoch
+	Snapshots []keys.Epoch
 }
 
 // sees reports whether a version that was current from epoch from until before epoch to may be read. place is where the
 // search for Live's element starts from the end; versions come newest first, so it only moves down.
-func (h *Horizon) sees(from, to keys.Epoch, place *int) bool {
-	if to > h.Frontier {
+func (h *GCWatermarks) visible(from, to keys.Epoch, place *int) bool {
+	if to > h.LowWatermark {
 		return true
 	}
-	for *place >= 0 && h.Live[*place] >= to {
+	for *place >= 0 && h.Snapshots[*place] >= to {
 		*place--
 	}
-	return *place >= 0 && h.Live[*place] >= from
+	return *place >= 0 && h.Snapshots[*place] >= from
 }
 
 // Retired holds versions that were taken out of the interior of chains. Readers may be standing on them: Recycle gives
@@ -35,7 +35,7 @@ type Retired struct{ versions []uint32 }
 func (r *Retired) Count() int { return len(r.versions) }
 
 // Recycle makes the memory of retired versions available again and empties r.
-func (t *Table) Recycle(r *Retired) {
+func (t *Table) Reclaim(r *Retired) {
 	base, chain := t.arena.base, uint32(0)
 	for _, v := range r.versions {
 		setOlder(base, v, chain)
@@ -59,20 +59,20 @@ func (t *Table) ChainLength(c Chain) int {
 // The cut tail is reused at once: a reader whose epoch is not below MinVisible stops at the version that was kept, or
 // before. Interior versions go to retired. Installs of the key meanwhile are welcome, as long as they come in the order of their
 // epochs; steps over all versions (Iter.Next, Iter.Prev) are not.
-func (t *Table) Prune(c Chain, h *Horizon, retired *Retired) (freed int) {
+func (t *Table) Prune(c Chain, h *GCWatermarks, retired *Retired) (freed int) {
 	base := t.arena.base
 	bound := word64(base, c.node+nodeBoundWord)
 	known := bound.Load()
-	if known&chainBusy != 0 || keys.Epoch(known) > h.MinVisible && h.Live == nil {
+	if known&chainBusy != 0 || keys.Epoch(known) > h.MinVisible && h.Snapshots == nil {
 		return 0
 	}
 	if !bound.CompareAndSwap(known, known|chainBusy) {
 		return 0
 	}
-	if h.Live != nil {
+	if h.Snapshots != nil {
 		freed = t.pruneInterior(c, h, retired)
 	}
-	cut, next := t.cutTail(c, h.MinVisible)
+	cut, next := t.cutOlder(c, h.MinVisible)
 	freed += cut
 	if freed > 0 {
 		word64(base, c.node).Add(-(uint64(freed) << 32))
@@ -83,13 +83,13 @@ func (t *Table) Prune(c Chain, h *Horizon, retired *Retired) (freed int) {
 }
 
 // pruneInterior takes out what lies between the newest version and the newest one <= MinVisible and is seen by nobody.
-func (t *Table) pruneInterior(c Chain, h *Horizon, retired *Retired) (freed int) {
+func (t *Table) pruneInterior(c Chain, h *GCWatermarks, retired *Retired) (freed int) {
 	base := t.arena.base
 	kept := offsetIn(word64(base, c.node).Load())
-	place, until := len(h.Live)-1, versionTrailer(base, kept).Epoch()
+	place, until := len(h.Snapshots)-1, versionTrailer(base, kept).Epoch()
 	for v := versionOlder(base, kept).Load(); v != 0 && until > h.MinVisible; {
 		from, older := versionTrailer(base, v).Epoch(), versionOlder(base, v).Load()
-		if from <= h.MinVisible || h.sees(from, until, &place) {
+		if from <= h.MinVisible || h.visible(from, until, &place) {
 			kept = v
 		} else {
 			// Its own link stays, for whoever stands on it. What it leads to is not below MinVisible's version, or comes back to it.
@@ -104,7 +104,7 @@ func (t *Table) pruneInterior(c Chain, h *Horizon, retired *Retired) (freed int)
 
 // cutTail frees everything older than the newest version <= minVisible, and returns the smallest horizon at which there may
 // be more: the epoch of the second oldest version left. A version still to come has an epoch above minVisible.
-func (t *Table) cutTail(c Chain, minVisible keys.Epoch) (freed int, next keys.Epoch) {
+func (t *Table) cutOlder(c Chain, minVisible keys.Epoch) (freed int, next keys.Epoch) {
 	base := t.arena.base
 	next = minVisible + 1
 	v := offsetIn(word64(base, c.node).Load())

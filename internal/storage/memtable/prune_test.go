@@ -37,11 +37,11 @@ func TestPruneKeepsExactlyWhatSomebodySees(t *testing.T) {
 		}
 		live := rapid.SliceOfN(rapid.Uint64Range(1, 60), 1, 5).Draw(rt, "live")
 		slices.Sort(live)
-		h := Horizon{MinVisible: keys.Epoch(live[0]), Frontier: keys.Epoch(live[len(live)-1])}
+		h := GCWatermarks{MinVisible: keys.Epoch(live[0]), LowWatermark: keys.Epoch(live[len(live)-1])}
 		interior := rapid.Bool().Draw(rt, "interior")
 		if interior {
 			for _, e := range live {
-				h.Live = append(h.Live, keys.Epoch(e))
+				h.Snapshots = append(h.Snapshots, keys.Epoch(e))
 			}
 		}
 		var want []keys.Epoch
@@ -64,7 +64,7 @@ func TestPruneKeepsExactlyWhatSomebodySees(t *testing.T) {
 		if again := tab.Prune(chainOf(tab, key), &h, &r); again != 0 {
 			rt.Fatalf("pruning again freed %d", again)
 		}
-		tab.Recycle(&r)
+		tab.Reclaim(&r)
 		checkTable(t, tab)
 	})
 }
@@ -92,7 +92,7 @@ func TestChainRemembersWhereNothingCanBePruned(t *testing.T) {
 		freed   int
 		bound   keys.Epoch
 	}{{5, 0, 20}, {19, 0, 20}, {20, 1, 30}, {29, 0, 30}, {35, 1, 40}, {45, 1, 46}} {
-		if freed := tab.Prune(c, &Horizon{MinVisible: step.horizon, Frontier: step.horizon}, &r); freed != step.freed {
+		if freed := tab.Prune(c, &GCWatermarks{MinVisible: step.horizon, LowWatermark: step.horizon}, &r); freed != step.freed {
 			t.Errorf("horizon %d freed %d, want %d", step.horizon, freed, step.freed)
 		}
 		if bound := keys.Epoch(word64(tab.arena.base, c.node+nodeBoundWord).Load()); bound != step.bound {
@@ -115,7 +115,7 @@ func TestOverwritingOneKeyDoesNotGrowThePrunedTable(t *testing.T) {
 		putOne(t, tab, &in, &b, key, value[:90+e%10], e)
 		for _, chain := range in.Crowded() {
 			reports++
-			tab.Prune(chain, &Horizon{MinVisible: e, Frontier: e}, &r)
+			tab.Prune(chain, &GCWatermarks{MinVisible: e, LowWatermark: e}, &r)
 		}
 		if e == overwrites/10 {
 			grown = tab.Bytes()
@@ -180,13 +180,13 @@ func TestReadersKeepTheirVersionsWhileChainsArePruned(t *testing.T) {
 			var r Retired
 			for visible.Load() < epochs {
 				mu.Lock()
-				h := Horizon{Frontier: keys.Epoch(visible.Load())}
+				h := GCWatermarks{LowWatermark: keys.Epoch(visible.Load())}
 				for i := range snapshot {
-					h.Live = append(h.Live, keys.Epoch(snapshot[i].Load()))
+					h.Snapshots = append(h.Snapshots, keys.Epoch(snapshot[i].Load()))
 				}
-				h.Live = append(h.Live, h.Frontier)
-				slices.Sort(h.Live)
-				h.MinVisible = h.Live[0]
+				h.Snapshots = append(h.Snapshots, h.LowWatermark)
+				slices.Sort(h.Snapshots)
+				h.MinVisible = h.Snapshots[0]
 				mu.Unlock()
 				tab.Prune(chainOf(tab, key), &h, &r)
 			}
@@ -195,7 +195,7 @@ func TestReadersKeepTheirVersionsWhileChainsArePruned(t *testing.T) {
 	}
 	wg.Wait()
 	var r Retired
-	last := Horizon{MinVisible: epochs, Frontier: epochs}
+	last := GCWatermarks{MinVisible: epochs, LowWatermark: epochs}
 	tab.Prune(chainOf(tab, key), &last, &r)
 	if n := tab.Versions(); n != 1 {
 		t.Errorf("%d versions left", n)

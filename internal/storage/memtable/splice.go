@@ -55,7 +55,7 @@ func (t *Table) descendSplice(in *Inserter, x uint32, l int, low uint32, key []b
 
 // keepSplice drops a splice that others' splits have left behind: the keys to come would start from it and walk ever
 // further.
-func (in *Inserter) keepSplice() {
+func (in *Inserter) saveSplice() {
 	if in.moved {
 		in.moved, in.levels = false, 0
 	}

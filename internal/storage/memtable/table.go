@@ -118,7 +118,7 @@ func New(c Config) (*Table, error) {
 // the kernel to clear nothing. What t mapped beyond the size it was meant to have, for an oversized entry, is given back.
 // It does not make inserts faster: pages that the kernel has just cleared are warm in the cache, and one inserter took
 // 0.60 us of user time per entry in renewed memory against 0.50 us in new (3 M entries, busy machine).
-func (t *Table) Renew(c Config) (*Table, error) {
+func (t *Table) Reset(c Config) (*Table, error) {
 	c = c.withDefaults()
 	if c.layout.reserveBytes != t.layout.reserveBytes {
 		return nil, errors.Join(errors.New("memtable: renew with another reservation"), t.Free())
@@ -149,23 +149,23 @@ func newTable(c Config) *Table {
 
 // Touch takes the memory that the table is meant to need, so that no Secure has to. Pages that the kernel has to clear take a millisecond
 // for two megabytes, and several times that in a virtual machine whose host has to find them first.
-func (t *Table) Touch() error {
+func (t *Table) Prefault() error {
 	for {
-		if more, err := t.touchTo(t.half * 2); !more || err != nil {
+		if more, err := t.prefaultTo(t.half * 2); !more || err != nil {
 			return err
 		}
 	}
 }
 
 // aheadSteps is how many steps of memory TouchAhead keeps ready: what the fastest writers take while the slowest host finds a step.
-const aheadSteps = 4
+const prefaultSteps = 4
 
 // TouchAhead takes a step of the memory that writers will need next, and reports whether there may be more to take. They may fill the table meanwhile.
-func (t *Table) TouchAhead() (more bool, err error) {
-	return t.touchTo(min(t.arena.tail.Load()+aheadSteps*t.arena.step, t.half*2))
+func (t *Table) PrefaultAhead() (more bool, err error) {
+	return t.prefaultTo(min(t.arena.tail.Load()+prefaultSteps*t.arena.step, t.half*2))
 }
 
-func (t *Table) touchTo(end uint64) (more bool, err error) {
+func (t *Table) prefaultTo(end uint64) (more bool, err error) {
 	mapped := t.arena.mapped.Load()
 	if mapped >= end {
 		return false, nil
@@ -266,12 +266,12 @@ func (t *Table) FindAll(window [][]byte, at keys.Epoch, refs []Ref) {
 	for i, key := range window {
 		if !refs[i].Found() {
 			hashes[i] = t.hash(key)
-			t.index.touch(hashes[i])
+			t.index.prefetch(hashes[i])
 		}
 	}
 	for i := range window {
 		if !refs[i].Found() {
-			t.index.touchNode(base, hashes[i], end)
+			t.index.prefetchNode(base, hashes[i], end)
 		}
 	}
 	for i, key := range window {

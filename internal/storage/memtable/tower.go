@@ -102,7 +102,7 @@ func (t *Table) descend(key []byte, head uint32, b bound) uint32 {
 //
 // The block is loaded before the link. A split links first and swaps second, so if the block was already the left half,
 // then the link shows the right tower, and a key that moved there is not missed.
-func settle(base unsafe.Pointer, x uint32, key []byte, head uint32, b bound) (tower, block uint32, link uint64) {
+func advanceRight(base unsafe.Pointer, x uint32, key []byte, head uint32, b bound) (tower, block uint32, link uint64) {
 	for {
 		block = towerBlock(base, x).Load()
 		link = towerLink(base, x, 0).Load()
@@ -116,7 +116,7 @@ func settle(base unsafe.Pointer, x uint32, key []byte, head uint32, b bound) (to
 // search finds key's node through the blocks, or zero.
 func (t *Table) search(key []byte, head uint32) uint32 {
 	base := t.arena.base
-	_, block, _ := settle(base, t.descend(key, head, upTo), key, head, upTo)
+	_, block, _ := advanceRight(base, t.descend(key, head, upTo), key, head, upTo)
 	for i := range t.slots {
 		w := word64(base, block+1+uint32(i)).Load()
 		if w == 0 {

@@ -22,7 +22,7 @@ import (
 // more. Input for such keys makes a LostError of the page again, with its new bounds.
 
 // LostPage is a page of the base that the merge would have rewritten and could not read.
-type LostPage struct {
+type UnreadablePage struct {
 	ID    page.ID
 	Level int
 	Lower page.Separator  // what is on or below the page lies from here
@@ -31,32 +31,32 @@ type LostPage struct {
 }
 
 // LostError ends a merge that needed pages that it could not read.
-type LostError struct {
-	Pages []LostPage // each once
+type UnreadableError struct {
+	Pages []UnreadablePage // each once
 }
 
-func (e *LostError) Error() string {
+func (e *UnreadableError) Error() string {
 	return fmt.Sprintf("%d pages cannot be read, page %d first: %v", len(e.Pages), e.Pages[0].ID, e.Pages[0].Err)
 }
 
 // Unwrap is what kept the first page from being read.
-func (e *LostError) Unwrap() error { return e.Pages[0].Err }
+func (e *UnreadableError) Unwrap() error { return e.Pages[0].Err }
 
 // lost collects the pages that a merge needed in vain.
-type lost struct {
+type unreadablePages struct {
 	mu    sync.Mutex
-	pages []LostPage
+	pages []UnreadablePage
 }
 
 // add notes a page. Parts that share a leaf each know of their share.
-func (l *lost) add(p LostPage) {
+func (l *unreadablePages) add(p UnreadablePage) {
 	p.Lower.Key = bytes.Clone(p.Lower.Key)
 	if p.Upper != nil {
 		p.Upper = &page.Separator{Key: bytes.Clone(p.Upper.Key), Trailer: p.Upper.Trailer}
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	i := slices.IndexFunc(l.pages, func(q LostPage) bool { return q.ID == p.ID })
+	i := slices.IndexFunc(l.pages, func(q UnreadablePage) bool { return q.ID == p.ID })
 	if i < 0 {
 		l.pages = append(l.pages, p)
 		return
@@ -71,19 +71,19 @@ func (l *lost) add(p LostPage) {
 }
 
 // err is a LostError, or nil. The pages stand in key order, whoever met them first.
-func (l *lost) err() error {
+func (l *unreadablePages) err() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.pages) == 0 {
 		return nil
 	}
-	slices.SortFunc(l.pages, func(a, b LostPage) int { return a.Lower.Compare(b.Lower.Key, b.Lower.Trailer) })
-	return &LostError{Pages: l.pages}
+	slices.SortFunc(l.pages, func(a, b UnreadablePage) int { return a.Lower.Compare(b.Lower.Key, b.Lower.Trailer) })
+	return &UnreadableError{Pages: l.pages}
 }
 
 var errAvoided = errors.New("the merge is to avoid this page, and has something for it")
 
-func (m *merge) unreadable(err error) bool {
+func (m *merge) isUnreadable(err error) bool {
 	return err != nil && (errors.Is(err, errAvoided) || m.Unreadable != nil && m.Unreadable(err))
 }
 

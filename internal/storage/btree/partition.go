@@ -10,7 +10,7 @@ import (
 )
 
 // part is a piece of a merge that one worker does alone: neighbouring leaves of the old tree, and the input in front of hi.
-type part struct {
+type partition struct {
 	index    int
 	before   []event        // what the upper levels take in front of the part
 	children []page.Child   // the old leaves; a child with id zero is the leaf that an empty tree lacks
@@ -23,17 +23,17 @@ type part struct {
 
 // worker merges parts. Its buffers serve one part after another.
 type worker struct {
-	m        *merge
-	src      Source
-	foreseer Foreseer // src, if it is one; else nil
-	in       peeker
-	look     peeker // ahead of in, for foreseer
-	pack     leafPacker
-	pages    pagePool
-	key      []byte          // of the version in hand
-	bound    *page.Separator // of the leaf in hand; nil if there is none
-	hist     history
-	kept     bool // a version of key went into the run
+	m          *merge
+	src        Source
+	prefetcher Prefetcher // src, if it is one; else nil
+	in         peeker
+	lookahead  peeker // ahead of in, for foreseer
+	pack       leafPacker
+	pages      pagePool
+	key        []byte          // of the version in hand
+	bound      *page.Separator // of the leaf in hand; nil if there is none
+	history    keyHistory
+	retained   bool // a version of key went into the run
 	// counted says that a key's newest version was seen on that side, so that older ones do not count as live.
 	countedOld, countedNew bool
 	entry                  page.Entry
@@ -41,23 +41,23 @@ type worker struct {
 	freed                  []page.ID
 	dropped                []page.Ref
 	stats                  Stats
-	taken                  int // entries of the input, since Progress was told
+	consumed               int // entries of the input, since Progress was told
 }
 
 // run merges p. It leaves the part's children in pack.out.
-func (w *worker) run(p *part) error {
+func (w *worker) run(p *partition) error {
 	w.pack.out, w.freed, w.dropped, w.stats = nil, nil, nil, Stats{}
-	w.foretell(p)
+	w.prefetchPartition(p)
 	w.in.seek(p.lo)
 	w.checkInput()
-	w.key, w.hist = w.key[:0], history{}
+	w.key, w.history = w.key[:0], keyHistory{}
 	for i := range p.children {
 		c, bound := &p.children[i], p.boundAfter(i)
 		if !w.touched(p, i, bound) {
-			w.keep(c)
+			w.retain(c)
 			continue
 		}
-		if err := w.sweepOrMerge(p, i, bound); err != nil {
+		if err := w.vacuumOrMerge(p, i, bound); err != nil {
 			return err
 		}
 		if err := w.m.ordered.stream(p, w); err != nil {
@@ -71,48 +71,48 @@ func (w *worker) run(p *part) error {
 }
 
 // foretell tells the source which of the part's leaves it will be asked for. It need not be exact.
-func (w *worker) foretell(p *part) {
-	if w.foreseer == nil {
+func (w *worker) prefetchPartition(p *partition) {
+	if w.prefetcher == nil {
 		return
 	}
 	w.leaves = w.leaves[:0]
-	w.look.seek(p.lo)
+	w.lookahead.seek(p.lo)
 	for i := range p.children {
 		id, bound := p.children[i].ID, p.boundAfter(i)
-		input := w.look.before(bound)
-		if id != 0 && !w.m.avoids(id) && (input || w.m.Sweep.Has(id) || p.divides(i) || p.relocate && id >= w.m.Relocate.From) {
+		input := w.lookahead.before(bound)
+		if id != 0 && !w.m.avoids(id) && (input || w.m.Vacuum.Has(id) || p.divides(i) || p.relocate && id >= w.m.Relocate.From) {
 			w.leaves = append(w.leaves, id)
 		}
 		if input {
-			w.look.skip(bound)
+			w.lookahead.skip(bound)
 		}
 	}
-	w.foreseer.Foresee(w.leaves)
+	w.prefetcher.Prefetch(w.leaves)
 }
 
 // touched reports whether child i of the part is to be rewritten.
-func (w *worker) touched(p *part, i int, bound *page.Separator) bool {
+func (w *worker) touched(p *partition, i int, bound *page.Separator) bool {
 	c := &p.children[i]
 	if w.m.avoids(c.ID) {
 		return w.in.before(bound)
 	}
-	return w.in.before(bound) || w.m.Policy.over(&c.Separator) || w.m.Sweep.Has(c.ID) || w.pack.underfull() ||
+	return w.in.before(bound) || w.m.Policy.past(&c.Separator) || w.m.Vacuum.Has(c.ID) || w.pack.underfull() ||
 		p.divides(i) || p.relocate && c.ID >= w.m.Relocate.From
 }
 
 // divides reports whether child i of the part belongs to its neighbour, too.
-func (p *part) divides(i int) bool {
+func (p *partition) divides(i int) bool {
 	return i == 0 && p.cutFirst || i == len(p.children)-1 && p.cutLast
 }
 
 // keep leaves a leaf as it is.
-func (w *worker) keep(c *page.Child) {
+func (w *worker) retain(c *page.Child) {
 	w.pack.flush()
 	w.pack.out = append(w.pack.out, item{Child: *c})
 }
 
 // boundAfter is where child i of the part ends.
-func (p *part) boundAfter(i int) *page.Separator {
+func (p *partition) boundAfter(i int) *page.Separator {
 	if i+1 < len(p.children) {
 		return &p.children[i+1].Separator
 	}
@@ -121,7 +121,7 @@ func (p *part) boundAfter(i int) *page.Separator {
 
 // finish ends the part's last run. If it is underfull and the leaf in front of it stayed as it was, the two become one run.
 // The last leaf of the tree may be underfull: that is where ascending keys go on.
-func (w *worker) finish(p *part) error {
+func (w *worker) finish(p *partition) error {
 	n := len(w.pack.out)
 	if p.hi == nil || !w.pack.underfull() || n == 0 || w.pack.out[n-1].page != nil {
 		w.pack.flush()
@@ -160,7 +160,7 @@ func (w *worker) neighbour(c *page.Child) (page.Leaf, error) {
 		return nil, nil
 	}
 	p, err := fetch(w.src, c.ID, 0)
-	if w.m.unreadable(err) {
+	if w.m.isUnreadable(err) {
 		return nil, nil
 	}
 	return p, err
@@ -186,7 +186,7 @@ func (w *worker) loadOld(v *page.View, i int) {
 }
 
 // sweepOrMerge rewrites leaf i and counts what it was rid of if no input falls on it.
-func (w *worker) sweepOrMerge(p *part, i int, bound *page.Separator) error {
+func (w *worker) vacuumOrMerge(p *partition, i int, bound *page.Separator) error {
 	if w.in.before(bound) {
 		return w.mergeLeaf(p, i, bound)
 	}
@@ -195,14 +195,14 @@ func (w *worker) sweepOrMerge(p *part, i int, bound *page.Separator) error {
 		return err
 	}
 	if n := w.stats.VersionsDropped - before; n > 0 {
-		w.stats.LeavesSwept++
-		w.stats.VersionsSwept += n
+		w.stats.LeavesVacuumed++
+		w.stats.VersionsVacuumed += n
 	}
 	return nil
 }
 
 // mergeLeaf replaces leaf i of the part by the run of its entries and the input in front of bound.
-func (w *worker) mergeLeaf(p *part, i int, bound *page.Separator) error {
+func (w *worker) mergeLeaf(p *partition, i int, bound *page.Separator) error {
 	c := &p.children[i]
 	lower := c.Separator
 	if i == 0 {
@@ -211,12 +211,12 @@ func (w *worker) mergeLeaf(p *part, i int, bound *page.Separator) error {
 	w.bound = bound
 	if c.ID == 0 {
 		w.pack.begin(lower)
-		w.takeInput(bound)
+		w.emitInput(bound)
 		return nil
 	}
 	b, err := w.fetch(c)
 	if err != nil {
-		return w.goRound(p, i, bound, err)
+		return w.skipUnreadable(p, i, bound, err)
 	}
 	w.pack.begin(lower)
 	leaf := page.Leaf(b)
@@ -237,11 +237,11 @@ func (w *worker) mergeLeaf(p *part, i int, bound *page.Separator) error {
 			stop = min(to, leaf.Search(w.in.entry.Key))
 		}
 		for ; from < stop; from++ {
-			w.takeOld(&v, from)
+			w.emitOld(&v, from)
 		}
-		from = w.takeKey(&v, from, to, bound)
+		from = w.emitKey(&v, from, to, bound)
 	}
-	w.takeInput(bound)
+	w.emitInput(bound)
 	return nil
 }
 
@@ -254,18 +254,18 @@ func (w *worker) fetch(c *page.Child) ([]byte, error) {
 }
 
 // goRound leaves child i of the part, which cannot be read, where it is.
-func (w *worker) goRound(p *part, i int, bound *page.Separator, err error) error {
-	if !w.m.unreadable(err) {
+func (w *worker) skipUnreadable(p *partition, i int, bound *page.Separator, err error) error {
+	if !w.m.isUnreadable(err) {
 		return err
 	}
 	c := p.children[i]
 	if i == 0 {
 		c.Separator = p.lo
 	}
-	w.m.lost.add(LostPage{ID: c.ID, Lower: c.Separator, Upper: bound, Err: err})
+	w.m.unreadablePages.add(UnreadablePage{ID: c.ID, Lower: c.Separator, Upper: bound, Err: err})
 	w.in.skip(bound)
 	w.checkInput()
-	w.keep(&c)
+	w.retain(&c)
 	return nil
 }
 
@@ -276,11 +276,11 @@ func (w *worker) resume(lower *page.Separator) {
 		return
 	}
 	if bytes.Equal(w.key, lower.Key) {
-		w.hist.newer = min(w.hist.newer, (lower.Trailer + 1).Epoch())
+		w.history.newer = min(w.history.newer, (lower.Trailer + 1).Epoch())
 		return
 	}
 	w.key = append(w.key[:0], lower.Key...)
-	w.hist, w.kept = historyAfter(lower.Trailer), false
+	w.history, w.retained = historyAfter(lower.Trailer), false
 	w.countedOld, w.countedNew = true, true
 }
 
@@ -289,7 +289,7 @@ func (w *worker) enter(key []byte) bool {
 	switch c := bytes.Compare(w.key, key); {
 	case c < 0:
 		w.key = append(w.key[:0], key...)
-		w.forget()
+		w.reset()
 	case c > 0:
 		w.refuse(fmt.Errorf("%w: %.40q after %.40q", ErrInputOrder, key, w.key))
 		w.checkInput()
@@ -303,40 +303,40 @@ func (w *worker) refuse(err error) {
 	key := bytes.Clone(w.in.entry.Key)
 	w.m.refused.add(key, err)
 	for w.in.ok && bytes.Equal(w.in.entry.Key, key) {
-		w.taken++
+		w.consumed++
 		w.in.next()
 	}
 }
 
-func (w *worker) forget() {
-	w.hist, w.kept, w.countedOld, w.countedNew = history{}, false, false, false
+func (w *worker) reset() {
+	w.history, w.retained, w.countedOld, w.countedNew = keyHistory{}, false, false, false
 }
 
 // takeOld takes entry i of an old leaf, of whose key the input has nothing new.
-func (w *worker) takeOld(v *page.View, i int) {
+func (w *worker) emitOld(v *page.View, i int) {
 	suffix, t, value, large := v.At(i)
 	if i == 0 {
-		w.enterParts(v.Prefix(), suffix)
+		w.enterSplitKey(v.Prefix(), suffix)
 	} else if len(suffix) != 0 {
 		w.key = append(append(w.key[:0], v.Prefix()...), suffix...)
-		w.forget()
+		w.reset()
 	}
 	w.entry = page.Entry{Value: value, Trailer: t, Large: large}
-	w.take(true)
+	w.emit(true)
 }
 
 // enterParts is enter for a key in two parts.
-func (w *worker) enterParts(prefix, suffix []byte) {
+func (w *worker) enterSplitKey(prefix, suffix []byte) {
 	n := len(prefix)
 	if len(w.key) == n+len(suffix) && string(w.key[:n]) == string(prefix) && string(w.key[n:]) == string(suffix) {
 		return
 	}
 	w.key = append(append(w.key[:0], prefix...), suffix...)
-	w.forget()
+	w.reset()
 }
 
 // takeKey takes all versions of the input's next key, old ones from entry i on among them, and returns the entry behind.
-func (w *worker) takeKey(v *page.View, i, to int, bound *page.Separator) int {
+func (w *worker) emitKey(v *page.View, i, to int, bound *page.Separator) int {
 	if i == to || !w.in.before(bound) {
 		return i
 	}
@@ -346,7 +346,7 @@ func (w *worker) takeKey(v *page.View, i, to int, bound *page.Separator) int {
 	}
 	if string(v.Prefix()) != string(w.key[:min(len(w.key), len(v.Prefix()))]) || !bytes.Equal(v.Suffix(i), w.key[len(v.Prefix()):]) {
 		w.invoke(nil, 0)
-		w.takeInputKey(bound)
+		w.emitInputKey(bound)
 		return i
 	}
 	w.invoke(v, i)
@@ -354,18 +354,18 @@ func (w *worker) takeKey(v *page.View, i, to int, bound *page.Separator) int {
 		_, t, value, large := v.At(i)
 		switch {
 		case w.inputHasKey(bound) && e.Trailer > t:
-			w.takeNew()
+			w.emitNew()
 		case w.inputHasKey(bound) && e.Trailer == t: // a repeated input takes the place of what it left
 			w.countOld(t, value)
 			w.dropRef(value, large)
 			i++
 		default:
 			w.entry = page.Entry{Value: value, Trailer: t, Large: large}
-			w.take(true)
+			w.emit(true)
 			i++
 		}
 	}
-	w.takeInputKey(bound)
+	w.emitInputKey(bound)
 	return i
 }
 
@@ -388,39 +388,39 @@ func (w *worker) inputHasKey(bound *page.Separator) bool {
 }
 
 // takeInputKey takes what the input has left of the key in hand.
-func (w *worker) takeInputKey(bound *page.Separator) {
+func (w *worker) emitInputKey(bound *page.Separator) {
 	for w.inputHasKey(bound) {
-		w.takeNew()
+		w.emitNew()
 	}
 }
 
 // takeInput takes the input up to bound. The old tree has nothing of its keys.
-func (w *worker) takeInput(bound *page.Separator) {
+func (w *worker) emitInput(bound *page.Separator) {
 	for w.in.before(bound) {
 		if !w.enter(w.in.entry.Key) {
 			continue
 		}
 		w.invoke(nil, 0)
-		w.takeInputKey(bound)
+		w.emitInputKey(bound)
 	}
 }
 
-func (w *worker) takeNew() {
+func (w *worker) emitNew() {
 	e := &w.in.entry
-	if w.hist.any && e.Trailer.Epoch() > w.hist.newer {
-		w.refuse(fmt.Errorf("%w: %.40q at epoch %d after %d", ErrInputOrder, w.key, e.Trailer.Epoch(), w.hist.newer))
+	if w.history.any && e.Trailer.Epoch() > w.history.newer {
+		w.refuse(fmt.Errorf("%w: %.40q at epoch %d after %d", ErrInputOrder, w.key, e.Trailer.Epoch(), w.history.newer))
 		w.checkInput()
 		return
 	}
 	if e.Trailer.Kind() != keys.KindNone { // an Invoke that changed nothing
 		w.entry = page.Entry{Value: e.Value, Trailer: e.Trailer, Large: e.Large}
-		w.take(false)
+		w.emit(false)
 	}
 	w.nextInput()
 }
 
 func (w *worker) nextInput() {
-	w.taken++
+	w.consumed++
 	w.in.next()
 	w.checkInput()
 }
@@ -437,14 +437,14 @@ func (w *worker) checkInput() {
 }
 
 // take decides about the entry in hand, a version of w.key, and adds it to the run if somebody can see it.
-func (w *worker) take(old bool) {
+func (w *worker) emit(old bool) {
 	e := &w.entry
 	t := e.Trailer
 	if old {
 		w.countOld(t, e.Value)
 	}
-	keep := w.m.Policy.keep(&w.hist, t.Epoch())
-	if keep && t.Kind() == keys.KindDelete && w.hist.done && !w.m.Policy.KeepDeletes && !w.goesOn() {
+	keep := w.m.Policy.retains(&w.history, t.Epoch())
+	if keep && t.Kind() == keys.KindDelete && w.history.done && !w.m.Policy.RetainTombstones && !w.continuesOnAvoidedPage() {
 		// Nobody reads at an epoch before it, and what lies below goes too: here, or in the leaves behind (see Policy.over).
 		keep = false
 		w.stats.TombstonesDropped++
@@ -462,14 +462,14 @@ func (w *worker) take(old bool) {
 		w.stats.Keys++
 	}
 	w.countedNew = true
-	e.Key, e.Same = w.key, w.kept
-	w.kept = true
+	e.Key, e.Same = w.key, w.retained
+	w.retained = true
 	w.pack.add(e, old)
 }
 
 // goesOn reports whether older versions of the key in hand may be on a page behind this leaf that the merge avoids. They would stay there, and
 // come back with the page if there were no deletion to hide them.
-func (w *worker) goesOn() bool {
+func (w *worker) continuesOnAvoidedPage() bool {
 	return len(w.m.Avoid) > 0 && w.bound != nil && w.bound.Trailer != page.NoTrailer && bytes.Equal(w.bound.Key, w.key)
 }
 

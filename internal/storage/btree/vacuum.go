@@ -13,7 +13,7 @@ import (
 // something can be dropped are then named to a merge.
 
 // Search asks for leaves of which something can be dropped.
-type Search struct {
+type VacuumSearch struct {
 	Policy Policy
 	From   page.Separator       // where to begin; the zero Separator is the first leaf
 	Max    int                  // leaves to be read
@@ -23,7 +23,7 @@ type Search struct {
 }
 
 // Garbage is what a search found.
-type Garbage struct {
+type DeadVersions struct {
 	Leaves   int             // of which something can be dropped
 	Versions int             // that can be
 	Read     int             // leaves looked into
@@ -33,10 +33,10 @@ type Garbage struct {
 }
 
 // Empty reports whether there is nothing to be rewritten.
-func (g *Garbage) Empty() bool { return g == nil || g.Leaves == 0 }
+func (g *DeadVersions) Empty() bool { return g == nil || g.Leaves == 0 }
 
 // Has reports whether page id is to be rewritten.
-func (g *Garbage) Has(id page.ID) bool {
+func (g *DeadVersions) Has(id page.ID) bool {
 	if g == nil {
 		return false
 	}
@@ -45,8 +45,8 @@ func (g *Garbage) Has(id page.ID) bool {
 }
 
 // Find looks through the stale leaves of a tree, in key order.
-func (s *Search) Find(src Source, root Root) (*Garbage, error) {
-	f := finder{Search: s, src: src, found: &Garbage{pages: map[page.ID]struct{}{}}}
+func (s *VacuumSearch) Find(src Source, root Root) (*DeadVersions, error) {
+	f := vacuumFinder{VacuumSearch: s, src: src, found: &DeadVersions{pages: map[page.ID]struct{}{}}}
 	if root.Empty() {
 		return f.found, nil
 	}
@@ -56,7 +56,7 @@ func (s *Search) Find(src Source, root Root) (*Garbage, error) {
 }
 
 // StaleShare is the stale share of a whole tree.
-func StaleShare(src Source, root Root) (page.Share, error) {
+func DeadVersionRatio(src Source, root Root) (page.Share, error) {
 	if root.Empty() {
 		return 0, nil
 	}
@@ -64,20 +64,20 @@ func StaleShare(src Source, root Root) (page.Share, error) {
 	if err != nil {
 		return 0, err
 	}
-	return shareOf(p, root.Level, &page.Separator{Trailer: page.NoTrailer}), nil
+	return ratioOf(p, root.Level, &page.Separator{Trailer: page.NoTrailer}), nil
 }
 
 // shareOf works out the stale share of a page whose lower bound is s.
-func shareOf(p []byte, level int, s *page.Separator) page.Share {
+func ratioOf(p []byte, level int, s *page.Separator) page.Share {
 	if level > 0 {
 		return page.Inner(p).StaleShare()
 	}
-	return page.Leaf(p).StaleShare(begunBefore(p, s))
+	return page.Leaf(p).StaleShare(continuesKey(p, s))
 }
 
 // begunBefore reports whether a leaf begins with an older version of a key that the leaf in front of it has, too. A separator with a trailer
 // says so, unless all that it once divided is gone.
-func begunBefore(p page.Leaf, s *page.Separator) bool {
+func continuesKey(p page.Leaf, s *page.Separator) bool {
 	if s.Trailer == page.NoTrailer {
 		return false
 	}
@@ -86,14 +86,14 @@ func begunBefore(p page.Leaf, s *page.Separator) bool {
 	return len(s.Key) == len(prefix)+len(suffix) && bytes.HasPrefix(s.Key, prefix) && bytes.HasSuffix(s.Key, suffix)
 }
 
-type finder struct {
-	*Search
+type vacuumFinder struct {
+	*VacuumSearch
 	src   Source
-	found *Garbage
+	found *DeadVersions
 }
 
 // visit looks into the subtree of c and reports whether it is to be rewritten.
-func (f *finder) visit(c *page.Child, level int) (hit bool, err error) {
+func (f *vacuumFinder) visit(c *page.Child, level int) (hit bool, err error) {
 	if level == 0 {
 		hit, err = f.leaf(c)
 	} else {
@@ -105,7 +105,7 @@ func (f *finder) visit(c *page.Child, level int) (hit bool, err error) {
 	return hit, err
 }
 
-func (f *finder) node(c *page.Child, level int) (hit bool, err error) {
+func (f *vacuumFinder) node(c *page.Child, level int) (hit bool, err error) {
 	children, err := readChildren(f.src, *c, level)
 	if err != nil {
 		return false, f.Damaged(err)
@@ -130,7 +130,7 @@ func (f *finder) node(c *page.Child, level int) (hit bool, err error) {
 	return hit, nil
 }
 
-func (f *finder) leaf(c *page.Child) (hit bool, err error) {
+func (f *vacuumFinder) leaf(c *page.Child) (hit bool, err error) {
 	if f.found.Read == f.Max {
 		f.found.Next = &page.Separator{Key: bytes.Clone(c.Key), Trailer: c.Trailer}
 		return false, nil
@@ -150,17 +150,17 @@ func (f *finder) leaf(c *page.Child) (hit bool, err error) {
 
 // droppable is how many entries of a leaf a merge would leave out: worker.take decides the same way.
 func (p *Policy) droppable(leaf page.Leaf, lower *page.Separator) (n int) {
-	var h history
-	if begunBefore(leaf, lower) {
+	var h keyHistory
+	if continuesKey(leaf, lower) {
 		h = historyAfter(lower.Trailer)
 	}
 	v := leaf.View()
 	for i := range v.Count() {
 		if i > 0 && !v.Same(i) {
-			h = history{}
+			h = keyHistory{}
 		}
 		t := v.Trailer(i)
-		if !p.keep(&h, t.Epoch()) || t.Kind() == keys.KindDelete && h.done && !p.KeepDeletes {
+		if !p.retains(&h, t.Epoch()) || t.Kind() == keys.KindDelete && h.done && !p.RetainTombstones {
 			n++
 		}
 	}

@@ -20,7 +20,7 @@ func (s *store) checkStale(t testing.TB, c page.Child, level int) {
 		t.Fatal(err)
 	}
 	for _, g := range children {
-		if got := shareOf(s.pages[g.ID], level-1, &g.Separator); got != g.Stale {
+		if got := ratioOf(s.pages[g.ID], level-1, &g.Separator); got != g.Stale {
 			t.Fatalf("page %d tells a stale share of %d of page %d, which has %d", c.ID, g.Stale, g.ID, got)
 		}
 		s.checkStale(t, g, level-1)
@@ -28,12 +28,12 @@ func (s *store) checkStale(t testing.TB, c page.Child, level int) {
 }
 
 // search is a search that stops at damage.
-func search(p Policy, maxLeaves int) *Search {
-	return &Search{Policy: p, Max: maxLeaves, Damaged: func(err error) error { return err }}
+func search(p Policy, maxLeaves int) *VacuumSearch {
+	return &VacuumSearch{Policy: p, Max: maxLeaves, Damaged: func(err error) error { return err }}
 }
 
 // sweepAll searches and merges without input until a search comes to the end.
-func (s *store) sweepAll(t testing.TB, root Root, find *Search, stats *Stats) (Root, int) {
+func (s *store) sweepAll(t testing.TB, root Root, find *VacuumSearch, stats *Stats) (Root, int) {
 	t.Helper()
 	for rounds := 1; ; rounds++ {
 		found, err := find.Find(&scribbler{s: s}, root)
@@ -41,7 +41,7 @@ func (s *store) sweepAll(t testing.TB, root Root, find *Search, stats *Stats) (R
 			t.Fatal(err)
 		}
 		in := s.mergeInput(root, nil, find.Policy)
-		in.Sweep = found
+		in.Vacuum = found
 		in.Workers = 1 + rounds%2
 		res := s.apply(t, in)
 		if res.Stats.VersionsDropped < int64(found.Versions) {
@@ -67,17 +67,17 @@ func (w *workload) sweep(t *testing.T, s *store, root Root, p *Policy, stats *St
 	w.compare(t, s, root, p)
 	w.count(t, s, root, stats)
 	frontier := p.MinVisible
-	if n := len(p.Live); n > 0 {
-		frontier = p.Live[n-1]
+	if n := len(p.Snapshots); n > 0 {
+		frontier = p.Snapshots[n-1]
 	}
 	for key, versions := range s.allVersions(t, root) {
 		for i, v := range versions {
 			seen := i == 0 || versions[i-1].Epoch() > frontier
-			for _, at := range append([]keys.Epoch{p.MinVisible}, p.Live...) {
+			for _, at := range append([]keys.Epoch{p.MinVisible}, p.Snapshots...) {
 				seen = seen || v.Epoch() <= at && versions[i-1].Epoch() > at
 			}
 			if !seen || i == 0 && v.Kind() == keys.KindDelete && v.Epoch() <= p.MinVisible {
-				t.Fatalf("version %d of %q at %d is left, nobody sees it: live %v, versions %v", i, key, v.Epoch(), p.Live, versions)
+				t.Fatalf("version %d of %q at %d is left, nobody sees it: live %v, versions %v", i, key, v.Epoch(), p.Snapshots, versions)
 			}
 		}
 	}
@@ -109,7 +109,7 @@ func (s *store) allVersions(t *testing.T, root Root) map[string][]keys.Trailer {
 // held goes, and every tombstone, with no leaf of the rest read.
 func TestSweepFreesWhatASnapshotHeld(t *testing.T) {
 	s := newStore(512)
-	held := Policy{MinVisible: 1, Live: []keys.Epoch{1, 3}}
+	held := Policy{MinVisible: 1, Snapshots: []keys.Epoch{1, 3}}
 	root := s.apply(t, s.mergeInput(Root{}, numbered(0, 6000, 1, 12), held)).Root
 	clean := len(s.pages)
 	root = s.apply(t, s.mergeInput(root, numbered(1000, 2000, 2, 12), held)).Root
@@ -119,7 +119,7 @@ func TestSweepFreesWhatASnapshotHeld(t *testing.T) {
 	if _, rounds := s.sweepAll(t, root, search(held, 1<<20), &stats); rounds != 1 || stats.VersionsDropped != 0 || stats.LeafPages != 0 {
 		t.Fatalf("a held version was dropped: %+v", stats)
 	}
-	share, err := StaleShare(s, root)
+	share, err := DeadVersionRatio(s, root)
 	if err != nil || share.Ratio() < 0.2 || share.Ratio() > 0.7 {
 		t.Fatalf("stale share %.2f, %v", share.Ratio(), err)
 	}
@@ -137,7 +137,7 @@ func TestSweepFreesWhatASnapshotHeld(t *testing.T) {
 			t.Fatalf("%q keeps %v", key, versions)
 		}
 	}
-	if share, err := StaleShare(s, root); err != nil || share != 0 {
+	if share, err := DeadVersionRatio(s, root); err != nil || share != 0 {
 		t.Fatalf("stale share %d, %v", share, err)
 	}
 	if len(s.pages) > clean {
@@ -162,9 +162,9 @@ func TestSweepOfOneKeyAcrossManyLeaves(t *testing.T) {
 		all = append(all, 1001-e)
 	}
 	entries = append(append([]Entry{set("cold", 5, "x")}, entries...), set("zero", 6, "y"))
-	root := s.apply(t, s.mergeInput(Root{}, entries, Policy{MinVisible: 1, Live: all})).Root
+	root := s.apply(t, s.mergeInput(Root{}, entries, Policy{MinVisible: 1, Snapshots: all})).Root
 	var stats Stats
-	root, _ = s.sweepAll(t, root, search(Policy{MinVisible: 500, Live: []keys.Epoch{500, 1000}}, 1), &stats)
+	root, _ = s.sweepAll(t, root, search(Policy{MinVisible: 500, Snapshots: []keys.Epoch{500, 1000}}, 1), &stats)
 	got := s.allVersions(t, root)
 	if want := []keys.Trailer{keys.MakeTrailer(1000, keys.KindSet), keys.MakeTrailer(500, keys.KindSet)}; !slices.Equal(got["hot"], want) ||
 		len(got["cold"]) != 1 || len(got["zero"]) != 1 {
@@ -179,7 +179,7 @@ func TestSweepOfOneKeyAcrossManyLeaves(t *testing.T) {
 // TestWorkersDoNotChangeAByteOfASweep does one sweep with one worker and with several, with input and without.
 func TestWorkersDoNotChangeAByteOfASweep(t *testing.T) {
 	base := newStore(512)
-	held := Policy{MinVisible: 1, Live: []keys.Epoch{1, 3}}
+	held := Policy{MinVisible: 1, Snapshots: []keys.Epoch{1, 3}}
 	root := base.apply(t, base.mergeInput(Root{}, numbered(0, 20000, 1, 12), held)).Root
 	root = base.apply(t, base.mergeInput(root, sorted(shuffled(numbered(0, 20000, 2, 12), 1)[:6000]), held)).Root
 	for _, entries := range [][]Entry{nil, sorted(shuffled(numbered(0, 20000, 3, 12), 2)[:500])} {
@@ -193,7 +193,7 @@ func TestWorkersDoNotChangeAByteOfASweep(t *testing.T) {
 			if err != nil || found.Leaves < 100 {
 				t.Fatalf("%+v, %v", found, err)
 			}
-			in.Sweep, in.Workers = found, workers
+			in.Vacuum, in.Workers = found, workers
 			res := s.apply(t, in)
 			s.check(t, res.Root)
 			if want == nil {
@@ -207,7 +207,7 @@ func TestWorkersDoNotChangeAByteOfASweep(t *testing.T) {
 
 // TestSearchGoesOnBesideDamage loses a stale leaf and the inner node in front of it.
 func TestSearchGoesOnBesideDamage(t *testing.T) {
-	held := Policy{MinVisible: 3, Live: []keys.Epoch{3, 4}}
+	held := Policy{MinVisible: 3, Snapshots: []keys.Epoch{3, 4}}
 	s := newStore(512)
 	root := s.apply(t, s.mergeInput(Root{}, numbered(0, 4000, 3, 12), held)).Root
 	root = s.apply(t, s.mergeInput(root, numbered(0, 4000, 4, 12), held)).Root
@@ -222,7 +222,7 @@ func TestSearchGoesOnBesideDamage(t *testing.T) {
 		t.Fatal("the search does not mention the damage")
 	}
 	damaged := 0
-	find := &Search{Policy: Policy{MinVisible: 4}, Max: 1 << 20, Damaged: func(error) error { damaged++; return nil }}
+	find := &VacuumSearch{Policy: Policy{MinVisible: 4}, Max: 1 << 20, Damaged: func(error) error { damaged++; return nil }}
 	found, err := find.Find(s, root)
 	if err != nil || damaged != 1 || found.Leaves != whole.Leaves-below {
 		t.Fatalf("%d leaves found, %d without damage, %d lost, %d damages: %v", found.Leaves, whole.Leaves, below, damaged, err)

@@ -37,7 +37,7 @@ type damaged struct {
 	s          *store
 	root, side Root
 	bad        map[page.ID]struct{}
-	lost       []LostPage
+	lost       []UnreadablePage
 	avoid      map[page.ID]struct{}
 }
 
@@ -51,7 +51,7 @@ func (d *damaged) in(base Root, entries []Entry, p Policy) *MergeInput {
 }
 
 func (d *damaged) covers(key []byte, t keys.Trailer) bool {
-	return slices.ContainsFunc(d.lost, func(p LostPage) bool {
+	return slices.ContainsFunc(d.lost, func(p UnreadablePage) bool {
 		return p.Lower.Compare(key, t) <= 0 && (p.Upper == nil || p.Upper.Compare(key, t) > 0)
 	})
 }
@@ -82,11 +82,11 @@ func (d *damaged) step(t *testing.T, entries []Entry, configure func(*MergeInput
 		return slices.DeleteFunc(slices.Clone(entries), func(e Entry) bool { return d.covers(e.Key, e.Trailer) })
 	}
 	res, err := d.attempt(t, prepare(outside()))
-	var found *LostError
+	var found *UnreadableError
 	if errors.As(err, &found) {
 		d.checkLost(t, found, prepare(outside()))
-		d.lost = slices.DeleteFunc(d.lost, func(p LostPage) bool {
-			return slices.ContainsFunc(found.Pages, func(q LostPage) bool { return q.ID == p.ID })
+		d.lost = slices.DeleteFunc(d.lost, func(p UnreadablePage) bool {
+			return slices.ContainsFunc(found.Pages, func(q UnreadablePage) bool { return q.ID == p.ID })
 		})
 		d.lost = append(d.lost, found.Pages...)
 		d.avoid = maps.Clone(d.avoid)
@@ -101,12 +101,12 @@ func (d *damaged) step(t *testing.T, entries []Entry, configure func(*MergeInput
 	d.root = res.Root
 	inside := slices.DeleteFunc(slices.Clone(entries), func(e Entry) bool { return !d.covers(e.Key, e.Trailer) })
 	in := d.s.mergeInput(d.side, inside, policy)
-	in.Policy.KeepDeletes = true
+	in.Policy.RetainTombstones = true
 	d.side = d.s.apply(t, in).Root
 }
 
 // checkLost: what a merge could not read is bad indeed, and any number of workers finds the same.
-func (d *damaged) checkLost(t *testing.T, found *LostError, in *MergeInput) {
+func (d *damaged) checkLost(t *testing.T, found *UnreadableError, in *MergeInput) {
 	t.Helper()
 	for _, p := range found.Pages {
 		if _, bad := d.bad[p.ID]; !bad {
@@ -114,13 +114,13 @@ func (d *damaged) checkLost(t *testing.T, found *LostError, in *MergeInput) {
 		}
 	}
 	in.Workers = 3 - in.Workers%2
-	var again *LostError
+	var again *UnreadableError
 	if _, err := d.attempt(t, in); !errors.As(err, &again) || !slices.EqualFunc(found.Pages, again.Pages, sameLoss) {
 		t.Fatalf("with %d workers: %v; before: %v", in.Workers, err, found)
 	}
 }
 
-func sameLoss(a, b LostPage) bool {
+func sameLoss(a, b UnreadablePage) bool {
 	return a.ID == b.ID && a.Level == b.Level && a.Lower.String() == b.Lower.String() && fmt.Sprint(a.Upper) == fmt.Sprint(b.Upper)
 }
 
@@ -172,7 +172,7 @@ func (d *damaged) checkPlaces(t *testing.T) {
 
 func (d *damaged) places(t *testing.T, c page.Child, level int, upper *page.Separator, found *int) {
 	t.Helper()
-	i := slices.IndexFunc(d.lost, func(p LostPage) bool { return p.ID == c.ID })
+	i := slices.IndexFunc(d.lost, func(p UnreadablePage) bool { return p.ID == c.ID })
 	if i >= 0 {
 		*found++
 		if p := d.lost[i]; p.Level != level || p.Lower.String() != c.Separator.String() ||
