@@ -40,7 +40,7 @@ type ScanOptions struct {
 	// PageBytes is about how much the server sends at once; 0 leaves it to the server.
 	PageBytes uint32
 	// Tokens lets the page that Limit ended bring a token, to go on later. The server keeps versions for it, for as long as its
-	// option --scan-token-ttl says.
+	// option --snapshot-lease-ttl says.
 	Tokens bool
 	// ResumeToken continues behind the page that brought it.
 	ResumeToken []byte
@@ -109,9 +109,9 @@ func (c *Client) Count(ctx context.Context, r Range, o ScanOptions) (uint64, Epo
 }
 
 func scanRequest(r Range, o ScanOptions) *kvpb.ScanRequest {
-	tokens := kvpb.ScanTokens_SCAN_TOKENS_INNER // to go on after a lost connection
+	tokens := kvpb.ResumeTokens_RESUME_TOKENS_INNER // to go on after a lost connection
 	if o.Tokens {
-		tokens = kvpb.ScanTokens_SCAN_TOKENS_ALL
+		tokens = kvpb.ResumeTokens_RESUME_TOKENS_ALL
 	}
 	return &kvpb.ScanRequest{
 		Range: r.wire(), Reverse: o.Reverse, Limit: o.Limit, KeysOnly: o.KeysOnly, PageBytes: o.PageBytes,

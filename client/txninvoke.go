@@ -56,23 +56,23 @@ func PutIfAbsent(key, value []byte) Invocation {
 
 // GetAndSet sets key to value and tells what it was.
 func GetAndSet(key, value []byte) Invocation {
-	return Invocation{&kvpb.Invocation{Key: key, Operation: &kvpb.Invocation_GetAndSet{GetAndSet: value}, WantOld: true}}
+	return Invocation{&kvpb.Invocation{Key: key, Operation: &kvpb.Invocation_GetAndSet{GetAndSet: value}, ReturnOld: true}}
 }
 
 // GetAndDelete removes key and tells what it was.
 func GetAndDelete(key []byte) Invocation {
-	return Invocation{&kvpb.Invocation{Key: key, Operation: &kvpb.Invocation_GetAndDelete{GetAndDelete: true}, WantOld: true}}
+	return Invocation{&kvpb.Invocation{Key: key, Operation: &kvpb.Invocation_GetAndDelete{GetAndDelete: true}, ReturnOld: true}}
 }
 
-// TellOld asks for the value before.
-func (i Invocation) TellOld() Invocation {
-	i.wire.WantOld = true
+// ReturnOld asks for the value before.
+func (i Invocation) ReturnOld() Invocation {
+	i.wire.ReturnOld = true
 	return i
 }
 
-// TellNew asks for the value after.
-func (i Invocation) TellNew() Invocation {
-	i.wire.WantNew = true
+// ReturnNew asks for the value after.
+func (i Invocation) ReturnNew() Invocation {
+	i.wire.ReturnNew = true
 	return i
 }
 
@@ -126,7 +126,7 @@ func (c *Client) InvokeAll(ctx context.Context, all []Invocation, options ...Wri
 
 // Increment adds delta to the integer at key and returns the sum.
 func (c *Client) Increment(ctx context.Context, key []byte, delta int64, options ...WriteOption) (int64, error) {
-	out, _, err := c.Invoke(ctx, Increment(key, delta).TellNew(), options...)
+	out, _, err := c.Invoke(ctx, Increment(key, delta).ReturnNew(), options...)
 	if err != nil {
 		return 0, err
 	}

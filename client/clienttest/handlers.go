@@ -163,13 +163,13 @@ func (s *Server) scanPages(r *kvpb.ScanRequest) ([]*kvpb.ScanResponse, error) {
 			}
 			page.Count++
 			size += len(entry.GetKey()) + len(entry.GetValue())
-			if r.GetTokens() != kvpb.ScanTokens_SCAN_TOKENS_UNSPECIFIED {
+			if r.GetTokens() != kvpb.ResumeTokens_RESUME_TOKENS_UNSPECIFIED {
 				page.ResumeToken = append(binary.BigEndian.AppendUint64(nil, at), keys[0]...)
 			}
 		}
 		pages = append(pages, page)
 		if len(keys) == 0 {
-			if !limited || r.GetTokens() != kvpb.ScanTokens_SCAN_TOKENS_ALL {
+			if !limited || r.GetTokens() != kvpb.ResumeTokens_RESUME_TOKENS_ALL {
 				page.ResumeToken = nil
 			}
 			return pages, nil

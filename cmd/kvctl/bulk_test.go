@@ -46,7 +46,7 @@ func TestImportSaysInWhichWayItWent(t *testing.T) {
 	if err := os.WriteFile(name, append(bytes.Repeat(blank, bulkBytesMin/len(blank)+1), record...), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	busy := clienttest.NewRetryError(codes.ResourceExhausted, kvpb.ErrorReason_ERROR_REASON_LOAD_BUSY, "another load", time.Millisecond)
+	busy := clienttest.NewRetryError(codes.ResourceExhausted, kvpb.ErrorReason_ERROR_REASON_BULK_LOAD_BUSY, "another load", time.Millisecond)
 	damaged := clienttest.NewError(codes.DataLoss, kvpb.ErrorReason_ERROR_REASON_CORRUPTION, "the page is damaged")
 	for _, c := range []struct {
 		name           string

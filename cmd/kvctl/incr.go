@@ -58,7 +58,7 @@ A value that is no integer, and a sum outside --min and --max, change nothing an
 
 // invoke does i and prints the new value: alone, so that scripts can use it, or as an entry.
 func (a *app) invoke(cmd *cobra.Command, c *client.Client, key []byte, i client.Invocation, options []client.WriteOption) error {
-	out, epoch, err := c.Invoke(cmd.Context(), i.TellNew(), options...)
+	out, epoch, err := c.Invoke(cmd.Context(), i.ReturnNew(), options...)
 	if err != nil {
 		return err
 	}

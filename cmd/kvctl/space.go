@@ -115,12 +115,12 @@ func spaceRows(s *kvpb.SpaceResponse) [][]string {
 	}
 	kinds, page := s.GetPages(), uint64(s.GetPageBytes())
 	row("file", "%s as of epoch %d: %s live, %s garbage, %s free", size(s.GetFileBytes()), s.GetEpoch(),
-		size(s.GetLiveBytes()), size(s.GetGarbageBytes()), size(s.GetFreeBytes()))
+		size(s.GetLiveBytes()), size(s.GetPendingBytes()), size(s.GetFreeBytes()))
 	row("tree", "%s in %d levels, %d keys, %s of keys and values in leaves", size(kinds.GetTree()*page), s.GetTreeHeight(), s.GetKeys(),
 		size(s.GetEntryBytes()))
 	row("large values", "%d of %s, in %s packed (%.0f %% full) and %s of whole pages", s.GetValues(), size(s.GetValueBytes()),
-		size(kinds.GetRows()*page), 100*s.GetRowFill(), size(kinds.GetBulk()*page))
-	row("bookkeeping", "%s for large values, %s for the map of pages", size(kinds.GetRowTable()*page), size(kinds.GetMap()*page))
+		size(kinds.GetBlobs()*page), 100*s.GetBlobFill(), size(kinds.GetOverflow()*page))
+	row("bookkeeping", "%s for large values, %s for the map of pages", size(kinds.GetIndirectionTable()*page), size(kinds.GetAllocationMap()*page))
 	if s.GetLeafFill() > 0 {
 		row("leaves", "%.0f %% full, %d versions", 100*s.GetLeafFill(), s.GetVersions())
 	}

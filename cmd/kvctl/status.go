@@ -58,9 +58,9 @@ func statusRows(s *kvpb.StatusResponse) [][]string {
 	row("log", "%s in %d segments, buffers %s", size(sizes.GetLogBytes()), sizes.GetLogSegments(), size(sizes.GetLogBufferBytes()))
 	row("data file", "%s, pages of %s", size(sizes.GetDataFileBytes()), size(uint64(sizes.GetPageBytes())))
 	tree := s.GetTree()
-	row("", "%s live, %s garbage, %s free; %s", size(tree.GetLiveBytes()), size(tree.GetGarbageBytes()), size(tree.GetFreeBytes()), treeText(tree))
+	row("", "%s live, %s garbage, %s free; %s", size(tree.GetLiveBytes()), size(tree.GetPendingBytes()), size(tree.GetFreeBytes()), treeText(tree))
 	row("", "%.1f%% of the tree is superseded or deleted; swept %d versions from %d pages",
-		100*tree.GetStaleShare(), tree.GetSweptVersions(), tree.GetSweptPages())
+		100*tree.GetDeadVersionRatio(), tree.GetVacuumedVersions(), tree.GetVacuumedPages())
 	row("checkpoints", "%d in %s, %d bulk loads, write amplification %.1f, %d writes stalled for %s", tree.GetCheckpoints(),
 		tree.GetCheckpointTime().AsDuration().Round(time.Millisecond), tree.GetBulkLoads(), tree.GetWriteAmplification(),
 		tree.GetWriteStalls(), tree.GetWriteStallTime().AsDuration().Round(time.Millisecond))
@@ -77,7 +77,7 @@ func statusRows(s *kvpb.StatusResponse) [][]string {
 	row("sessions", "%d open, %d streams, %d requests in flight (%s)",
 		sessions.GetOpen(), sessions.GetStreams(), sessions.GetRequestsInFlight(), size(sessions.GetBytesInFlight()))
 	row("snapshots", "%d, oldest %s, %d scan tokens",
-		sessions.GetSnapshots(), sessions.GetOldestSnapshotAge().AsDuration().Round(time.Millisecond), sessions.GetScanTokens())
+		sessions.GetSnapshots(), sessions.GetOldestSnapshotAge().AsDuration().Round(time.Millisecond), sessions.GetSnapshotLeases())
 	row("limits", "key %s, value %s, batch %s and %d operations", size(limits.GetKeyBytes()), size(limits.GetValueBytes()),
 		size(limits.GetBatchBytes()), limits.GetBatchOperations())
 	row("", "%d connections, %d streams each, %d requests and %s in flight", limits.GetConnections(),

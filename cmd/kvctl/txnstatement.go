@@ -316,11 +316,11 @@ func (s *statements) invoke(key []byte, i client.Invocation) (err error) {
 	var epoch client.Epoch
 	switch {
 	case s.tx != nil:
-		out, err = s.tx.Invoke(i.TellNew())
+		out, err = s.tx.Invoke(i.ReturnNew())
 	case s.at != 0:
 		return errReadingPast
 	default:
-		out, epoch, err = s.client.Invoke(s.ctx, i.TellNew())
+		out, epoch, err = s.client.Invoke(s.ctx, i.ReturnNew())
 	}
 	if err != nil {
 		return err

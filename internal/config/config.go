@@ -55,9 +55,9 @@ type Config struct {
 
 	MessageTimeout time.Duration // how long a client may leave a message half-sent
 
-	DrainTimeout time.Duration // how long running requests may go on after SIGTERM
-	CloseTimeout time.Duration // how long the store may take to close after that
-	ScanTokenTTL time.Duration // how long a scan's resume token keeps its epoch readable
+	DrainTimeout     time.Duration // how long running requests may go on after SIGTERM
+	CloseTimeout     time.Duration // how long the store may take to close after that
+	SnapshotLeaseTTL time.Duration // how long a scan's resume token keeps its epoch readable
 
 	SnapshotTimeout time.Duration // how long a scan may wait for its client before it loses its snapshot; 0: for ever
 }
@@ -101,14 +101,14 @@ func Default() Config {
 			Streams:          1024,
 			Transactions:     1024,
 		},
-		TxnIdleTimeout: 30 * time.Second,
-		TxnTimeout:     5 * time.Minute,
-		ProbeInterval:  5 * time.Second,
-		ProbeTimeout:   10 * time.Second,
-		MessageTimeout: 30 * time.Second,
-		DrainTimeout:   10 * time.Second,
-		CloseTimeout:   15 * time.Second,
-		ScanTokenTTL:   time.Minute,
+		TxnIdleTimeout:   30 * time.Second,
+		TxnTimeout:       5 * time.Minute,
+		ProbeInterval:    5 * time.Second,
+		ProbeTimeout:     10 * time.Second,
+		MessageTimeout:   30 * time.Second,
+		DrainTimeout:     10 * time.Second,
+		CloseTimeout:     15 * time.Second,
+		SnapshotLeaseTTL: time.Minute,
 
 		SnapshotTimeout: 10 * time.Minute,
 	}

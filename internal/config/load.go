@@ -106,7 +106,7 @@ func newOptions() *options {
 	f.Var(&c.Limits.TxnSize, "max-txn-size", "most memory that one transaction may hold for its writes, savepoints and reads; 0 is --max-batch-size")
 	f.DurationVar(&c.TxnIdleTimeout, "txn-idle-timeout", c.TxnIdleTimeout, "how long an interactive transaction may wait for its next request before it is rolled back")
 	f.DurationVar(&c.TxnTimeout, "txn-timeout", c.TxnTimeout, "how long an interactive transaction may live before it is rolled back")
-	f.DurationVar(&c.ScanTokenTTL, "scan-token-ttl", c.ScanTokenTTL, "how long a resume token keeps its snapshot readable after its scan has ended")
+	f.DurationVar(&c.SnapshotLeaseTTL, "snapshot-lease-ttl", c.SnapshotLeaseTTL, "how long a resume token keeps its snapshot readable after its scan has ended")
 	f.DurationVar(&c.SnapshotTimeout, "snapshot-timeout", c.SnapshotTimeout, "how long a scan or a verification may wait for its client to take a page before its snapshot is closed; 0 is never")
 	f.DurationVar(&c.ProbeInterval, "probe-interval", c.ProbeInterval, "how often the server checks that a write of its own becomes durable, every twelfth time while idle; 0 is never")
 	f.DurationVar(&c.ProbeTimeout, "probe-timeout", c.ProbeTimeout, "how long such a write may take before health checks fail")

@@ -53,7 +53,7 @@ func (c *Config) Validate() error {
 	v.duration("message-timeout", c.MessageTimeout, 10*durationMin, time.Hour)
 	v.duration("drain-timeout", c.DrainTimeout, 0, time.Hour)
 	v.duration("close-timeout", c.CloseTimeout, 100*durationMin, time.Hour)
-	v.duration("scan-token-ttl", c.ScanTokenTTL, time.Second, 24*time.Hour)
+	v.duration("snapshot-lease-ttl", c.SnapshotLeaseTTL, time.Second, 24*time.Hour)
 	if c.SnapshotTimeout != 0 {
 		v.duration("snapshot-timeout", c.SnapshotTimeout, 10*durationMin, 365*24*time.Hour)
 	}

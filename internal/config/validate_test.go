@@ -43,7 +43,7 @@ func TestBoundsAreExact(t *testing.T) {
 		{"drain-timeout", "1h", "1h1ns"},
 		{"close-timeout", "1h", "1h1ns"},
 		{"close-timeout", "100ms", "99ms"},
-		{"scan-token-ttl", "1s", "999ms"},
+		{"snapshot-lease-ttl", "1s", "999ms"},
 		{"snapshot-timeout", "10ms", "9ms"},
 		{"snapshot-timeout", "0s", "-1s"},
 		{"durability", "async", "maybe"},

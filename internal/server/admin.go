@@ -87,7 +87,7 @@ func (s *Server) sessionsMessage(e *mvcc.Stats) *pb.Sessions {
 		BytesInFlight:     uint64(bytes),
 		Snapshots:         uint64(e.Snapshots.Snapshots),
 		OldestSnapshotAge: durationpb.New(e.Snapshots.OldestAge),
-		ScanTokens:        uint64(e.Snapshots.Holds),
+		SnapshotLeases:    uint64(e.Snapshots.Holds),
 	}
 }
 
@@ -105,8 +105,8 @@ func (s *Server) limitsMessage(e *mvcc.Stats) *pb.Limits {
 		BytesInFlight:        uint64(s.config.Inflight()),
 		ScanPageBytesDefault: scanPageBytesDefault,
 		ScanPageBytesMax:     scanPageBytesMax,
-		ScanTokenTtl:         durationpb.New(s.config.ScanTokenTTL),
-		ScanTokens:           uint64(e.Limits.Holds),
+		SnapshotLeaseTtl:     durationpb.New(s.config.SnapshotLeaseTTL),
+		SnapshotLeases:       uint64(e.Limits.Holds),
 
 		Transactions:           uint64(s.transactions.countMax),
 		TransactionIdleTimeout: durationpb.New(s.transactions.idle),

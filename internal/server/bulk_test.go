@@ -112,11 +112,11 @@ func TestAdminSeesTheDataFile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if space.LiveBytes+space.GarbageBytes+space.FreeBytes != space.FileBytes {
-		t.Errorf("%d live, %d garbage and %d free of %d", space.LiveBytes, space.GarbageBytes, space.FreeBytes, space.FileBytes)
+	if space.LiveBytes+space.PendingBytes+space.FreeBytes != space.FileBytes {
+		t.Errorf("%d live, %d garbage and %d free of %d", space.LiveBytes, space.PendingBytes, space.FreeBytes, space.FileBytes)
 	}
 	k := space.Pages
-	if (k.Tree+k.Rows+k.Bulk+k.RowTable+k.Map)*uint64(space.PageBytes) != space.LiveBytes || k.Bulk < 12 {
+	if (k.Tree+k.Blobs+k.Overflow+k.IndirectionTable+k.AllocationMap)*uint64(space.PageBytes) != space.LiveBytes || k.Overflow < 12 {
 		t.Errorf("pages: %v of %d bytes", k, space.LiveBytes)
 	}
 	if len(space.Prefixes) != 2 || string(space.Prefixes[1].Prefix) != "other/" && string(space.Prefixes[0].Prefix) != "other/" {
@@ -127,7 +127,7 @@ func TestAdminSeesTheDataFile(t *testing.T) {
 		t.Errorf("status: %v, %v", status.GetTree(), err)
 	}
 	report := h.verify(t)
-	if report.DamageTotal != 0 || !report.Accounted || report.Keys != 1001 || report.Pages != k.Tree+k.Rows+k.Bulk+k.RowTable {
+	if report.DamageTotal != 0 || !report.Accounted || report.Keys != 1001 || report.Pages != k.Tree+k.Blobs+k.Overflow+k.IndirectionTable {
 		t.Errorf("report: %v, pages %v", report, k)
 	}
 }

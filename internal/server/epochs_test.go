@@ -40,7 +40,7 @@ func TestWhatWasSeenBeforeACrashNeverNamesAnotherCommit(t *testing.T) {
 	lost := h.get(t, "005")
 	newest := h.get(t, "009").GetEpoch()
 	all := func() *pb.ScanRequest {
-		return &pb.ScanRequest{PageBytes: 1, Tokens: pb.ScanTokens_SCAN_TOKENS_ALL, Limit: 3}
+		return &pb.ScanRequest{PageBytes: 1, Tokens: pb.ResumeTokens_RESUME_TOKENS_ALL, Limit: 3}
 	}
 	page, err := h.scanOnce(t, all())
 	if err != nil || len(page.ResumeToken) == 0 {
@@ -95,7 +95,7 @@ func TestTokenOfAnotherStoreIsRefused(t *testing.T) {
 	one, other := mustStart(t), mustStart(t)
 	one.fill(t, 10)
 	other.fill(t, 10)
-	request := func() *pb.ScanRequest { return &pb.ScanRequest{Limit: 3, Tokens: pb.ScanTokens_SCAN_TOKENS_ALL} }
+	request := func() *pb.ScanRequest { return &pb.ScanRequest{Limit: 3, Tokens: pb.ResumeTokens_RESUME_TOKENS_ALL} }
 	page, err := one.scanOnce(t, request())
 	if err != nil || len(page.ResumeToken) == 0 {
 		t.Fatalf("%v, %v", page, err)

@@ -150,13 +150,13 @@ func classify(err error) fault {
 	case errors.Is(err, mvcc.ErrTooManySessions), errors.Is(err, errTooManyConns), errors.Is(err, errTooManyStreams):
 		return exhausted(pb.ErrorReason_ERROR_REASON_TOO_MANY_SESSIONS, retrySessions)
 	case errors.Is(err, mvcc.ErrLoadBusy):
-		return exhausted(pb.ErrorReason_ERROR_REASON_LOAD_BUSY, retryLoad)
+		return exhausted(pb.ErrorReason_ERROR_REASON_BULK_LOAD_BUSY, retryLoad)
 	case errors.Is(err, mvcc.ErrLoadQuarantine):
-		return fault{code: codes.FailedPrecondition, reason: pb.ErrorReason_ERROR_REASON_LOAD_QUARANTINE}
+		return fault{code: codes.FailedPrecondition, reason: pb.ErrorReason_ERROR_REASON_BULK_LOAD_QUARANTINE}
 	case errors.Is(err, mvcc.ErrLoadOvertaken):
-		return fault{code: codes.Aborted, reason: pb.ErrorReason_ERROR_REASON_LOAD_OVERTAKEN, retry: retryLoad}
+		return fault{code: codes.Aborted, reason: pb.ErrorReason_ERROR_REASON_BULK_LOAD_OVERTAKEN, retry: retryLoad}
 	case errors.Is(err, mvcc.ErrTooManyHolds):
-		return exhausted(pb.ErrorReason_ERROR_REASON_TOO_MANY_SCANS, retrySessions)
+		return exhausted(pb.ErrorReason_ERROR_REASON_TOO_MANY_SNAPSHOT_LEASES, retrySessions)
 	case errors.Is(err, mvcc.ErrEmptyKey):
 		return fault{code: codes.InvalidArgument, reason: pb.ErrorReason_ERROR_REASON_KEY_EMPTY, field: "key"}
 	case errors.Is(err, mvcc.ErrEmptyBatch):

@@ -37,28 +37,28 @@ func TestEveryReasonHasItsCodeAndDetails(t *testing.T) {
 		retry    bool
 	}
 	rows := map[pb.ErrorReason]row{
-		pb.ErrorReason_ERROR_REASON_INVALID_REQUEST:      {err: invalid("f", "x"), code: codes.InvalidArgument, field: true},
-		pb.ErrorReason_ERROR_REASON_KEY_EMPTY:            {err: mvcc.ErrEmptyKey, code: codes.InvalidArgument, field: true},
-		pb.ErrorReason_ERROR_REASON_KEY_TOO_LARGE:        {err: &mvcc.LimitError{What: "key bytes"}, code: codes.InvalidArgument, metadata: []string{"limit", "size"}, field: true},
-		pb.ErrorReason_ERROR_REASON_VALUE_TOO_LARGE:      {err: &mvcc.LimitError{What: "value bytes"}, code: codes.InvalidArgument, metadata: []string{"limit", "size"}, field: true},
-		pb.ErrorReason_ERROR_REASON_BATCH_TOO_LARGE:      {err: &mvcc.LimitError{What: "batch operations"}, code: codes.InvalidArgument, metadata: []string{"limit", "size", "unit"}, field: true},
-		pb.ErrorReason_ERROR_REASON_BATCH_EMPTY:          {err: mvcc.ErrEmptyBatch, code: codes.InvalidArgument, field: true},
-		pb.ErrorReason_ERROR_REASON_DUPLICATE_KEY:        {err: &batch.DuplicateKeyError{}, code: codes.InvalidArgument, metadata: []string{"key"}, field: true},
-		pb.ErrorReason_ERROR_REASON_INVALID_RANGE:        {err: invalidRange("x"), code: codes.InvalidArgument, field: true},
-		pb.ErrorReason_ERROR_REASON_INVALID_RESUME_TOKEN: {err: invalidToken("x"), code: codes.InvalidArgument, field: true},
-		pb.ErrorReason_ERROR_REASON_FOREIGN_RESUME_TOKEN: {err: foreignToken(), code: codes.InvalidArgument, field: true},
-		pb.ErrorReason_ERROR_REASON_LOAD_BUSY:            {err: mvcc.ErrLoadBusy, code: codes.ResourceExhausted, retry: true},
-		pb.ErrorReason_ERROR_REASON_LOAD_QUARANTINE:      {err: mvcc.ErrLoadQuarantine, code: codes.FailedPrecondition},
-		pb.ErrorReason_ERROR_REASON_LOAD_OVERTAKEN:       {err: mvcc.ErrLoadOvertaken, code: codes.Aborted, retry: true},
-		pb.ErrorReason_ERROR_REASON_CONFLICT:             {err: &mvcc.ConflictError{}, code: codes.Aborted, metadata: []string{"key", "epoch"}, retry: true},
-		pb.ErrorReason_ERROR_REASON_PRECONDITION_FAILED:  {err: &mvcc.PreconditionError{}, code: codes.FailedPrecondition, metadata: []string{"key", "index", "condition"}},
-		pb.ErrorReason_ERROR_REASON_OVERLOADED:           {err: errOverloaded, code: codes.ResourceExhausted, retry: true},
-		pb.ErrorReason_ERROR_REASON_MEMORY_FULL:          {err: mvcc.ErrMemoryFull, code: codes.ResourceExhausted, retry: true},
-		pb.ErrorReason_ERROR_REASON_DISK_FULL:            {err: vfs.ErrNoSpace, code: codes.ResourceExhausted, retry: true},
-		pb.ErrorReason_ERROR_REASON_TOO_MANY_SESSIONS:    {err: mvcc.ErrTooManySessions, code: codes.ResourceExhausted, retry: true},
-		pb.ErrorReason_ERROR_REASON_TOO_MANY_SCANS:       {err: mvcc.ErrTooManyHolds, code: codes.ResourceExhausted, retry: true},
-		pb.ErrorReason_ERROR_REASON_SNAPSHOT_GONE:        {err: &mvcc.SnapshotGoneError{Epoch: 1, Oldest: 2, Newest: 3}, code: codes.OutOfRange, metadata: []string{"epoch", "oldest"}},
-		pb.ErrorReason_ERROR_REASON_SNAPSHOT_IN_FUTURE:   {err: &mvcc.SnapshotGoneError{Epoch: 4, Oldest: 2, Newest: 3}, code: codes.OutOfRange, metadata: []string{"epoch", "visible"}},
+		pb.ErrorReason_ERROR_REASON_INVALID_REQUEST:          {err: invalid("f", "x"), code: codes.InvalidArgument, field: true},
+		pb.ErrorReason_ERROR_REASON_KEY_EMPTY:                {err: mvcc.ErrEmptyKey, code: codes.InvalidArgument, field: true},
+		pb.ErrorReason_ERROR_REASON_KEY_TOO_LARGE:            {err: &mvcc.LimitError{What: "key bytes"}, code: codes.InvalidArgument, metadata: []string{"limit", "size"}, field: true},
+		pb.ErrorReason_ERROR_REASON_VALUE_TOO_LARGE:          {err: &mvcc.LimitError{What: "value bytes"}, code: codes.InvalidArgument, metadata: []string{"limit", "size"}, field: true},
+		pb.ErrorReason_ERROR_REASON_BATCH_TOO_LARGE:          {err: &mvcc.LimitError{What: "batch operations"}, code: codes.InvalidArgument, metadata: []string{"limit", "size", "unit"}, field: true},
+		pb.ErrorReason_ERROR_REASON_BATCH_EMPTY:              {err: mvcc.ErrEmptyBatch, code: codes.InvalidArgument, field: true},
+		pb.ErrorReason_ERROR_REASON_DUPLICATE_KEY:            {err: &batch.DuplicateKeyError{}, code: codes.InvalidArgument, metadata: []string{"key"}, field: true},
+		pb.ErrorReason_ERROR_REASON_INVALID_RANGE:            {err: invalidRange("x"), code: codes.InvalidArgument, field: true},
+		pb.ErrorReason_ERROR_REASON_INVALID_RESUME_TOKEN:     {err: invalidToken("x"), code: codes.InvalidArgument, field: true},
+		pb.ErrorReason_ERROR_REASON_FOREIGN_RESUME_TOKEN:     {err: foreignToken(), code: codes.InvalidArgument, field: true},
+		pb.ErrorReason_ERROR_REASON_BULK_LOAD_BUSY:           {err: mvcc.ErrLoadBusy, code: codes.ResourceExhausted, retry: true},
+		pb.ErrorReason_ERROR_REASON_BULK_LOAD_QUARANTINE:     {err: mvcc.ErrLoadQuarantine, code: codes.FailedPrecondition},
+		pb.ErrorReason_ERROR_REASON_BULK_LOAD_OVERTAKEN:      {err: mvcc.ErrLoadOvertaken, code: codes.Aborted, retry: true},
+		pb.ErrorReason_ERROR_REASON_CONFLICT:                 {err: &mvcc.ConflictError{}, code: codes.Aborted, metadata: []string{"key", "epoch"}, retry: true},
+		pb.ErrorReason_ERROR_REASON_PRECONDITION_FAILED:      {err: &mvcc.PreconditionError{}, code: codes.FailedPrecondition, metadata: []string{"key", "index", "condition"}},
+		pb.ErrorReason_ERROR_REASON_OVERLOADED:               {err: errOverloaded, code: codes.ResourceExhausted, retry: true},
+		pb.ErrorReason_ERROR_REASON_MEMORY_FULL:              {err: mvcc.ErrMemoryFull, code: codes.ResourceExhausted, retry: true},
+		pb.ErrorReason_ERROR_REASON_DISK_FULL:                {err: vfs.ErrNoSpace, code: codes.ResourceExhausted, retry: true},
+		pb.ErrorReason_ERROR_REASON_TOO_MANY_SESSIONS:        {err: mvcc.ErrTooManySessions, code: codes.ResourceExhausted, retry: true},
+		pb.ErrorReason_ERROR_REASON_TOO_MANY_SNAPSHOT_LEASES: {err: mvcc.ErrTooManyHolds, code: codes.ResourceExhausted, retry: true},
+		pb.ErrorReason_ERROR_REASON_SNAPSHOT_GONE:            {err: &mvcc.SnapshotGoneError{Epoch: 1, Oldest: 2, Newest: 3}, code: codes.OutOfRange, metadata: []string{"epoch", "oldest"}},
+		pb.ErrorReason_ERROR_REASON_SNAPSHOT_IN_FUTURE:       {err: &mvcc.SnapshotGoneError{Epoch: 4, Oldest: 2, Newest: 3}, code: codes.OutOfRange, metadata: []string{"epoch", "visible"}},
 		pb.ErrorReason_ERROR_REASON_CORRUPTION: {
 			err: &storage.CorruptionError{KeyLower: []byte("a")}, code: codes.DataLoss,
 			metadata: []string{"file", "offset", "key_lower", "key_upper"},
@@ -93,7 +93,7 @@ func TestEveryReasonHasItsCodeAndDetails(t *testing.T) {
 	}
 	for number, name := range pb.ErrorReason_name {
 		reason := pb.ErrorReason(number)
-		if reason == pb.ErrorReason_ERROR_REASON_UNSPECIFIED || reason >= pb.ErrorReason_ERROR_REASON_TYPE_ERROR && reason < pb.ErrorReason_ERROR_REASON_LOAD_BUSY {
+		if reason == pb.ErrorReason_ERROR_REASON_UNSPECIFIED || reason >= pb.ErrorReason_ERROR_REASON_TYPE_ERROR && reason < pb.ErrorReason_ERROR_REASON_BULK_LOAD_BUSY {
 			continue // those of transactions are tested with them
 		}
 		r, ok := rows[reason]

@@ -166,7 +166,7 @@ func (c *caller) batchGet(ctx context.Context, req *pb.BatchGetRequest, out *pb.
 	})
 	if errors.Is(err, errAnswerFull) {
 		err = nil
-		_ = s.store.Keep(at, s.config.ScanTokenTTL) // without a place for it the rest may have to be read at another epoch
+		_ = s.store.Keep(at, s.config.SnapshotLeaseTTL) // without a place for it the rest may have to be read at another epoch
 	}
 	return settleRead(await), err
 }

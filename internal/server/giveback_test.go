@@ -91,7 +91,7 @@ func anything(ctx context.Context, conn *grpc.ClientConn, random *rand.Rand) {
 	value := make([]byte, []int{10, 5_000, 100_000, 700_000}[random.IntN(4)])
 	durability := pb.Durability(random.IntN(3))
 	put := &pb.PutRequest{Key: key, Value: value, Durability: durability}
-	exchange := &pb.Invocation{Key: key, Operation: &pb.Invocation_GetAndSet{GetAndSet: value}, WantOld: true}
+	exchange := &pb.Invocation{Key: key, Operation: &pb.Invocation_GetAndSet{GetAndSet: value}, ReturnOld: true}
 	switch random.IntN(10) {
 	case 0:
 		_, _ = kv.Put(ctx, put)
@@ -102,7 +102,7 @@ func anything(ctx context.Context, conn *grpc.ClientConn, random *rand.Rand) {
 	case 3:
 		_, _ = kv.Invoke(ctx, &pb.InvokeRequest{Invocation: exchange, Durability: durability})
 	case 4:
-		stream, err := kv.Scan(ctx, &pb.ScanRequest{PageBytes: uint32(random.IntN(1 << 20)), Tokens: pb.ScanTokens(random.IntN(3))})
+		stream, err := kv.Scan(ctx, &pb.ScanRequest{PageBytes: uint32(random.IntN(1 << 20)), Tokens: pb.ResumeTokens(random.IntN(3))})
 		for range random.IntN(4) {
 			if err == nil {
 				_, err = stream.Recv()

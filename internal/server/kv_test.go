@@ -212,15 +212,15 @@ func TestStatusFillsEveryField(t *testing.T) {
 		"health.cause": true, "health.conditions": true, "health.state": true, "build.version": true, "build.revision": true,
 		"recovery.records": true, "recovery.bytes": true, "recovery.epoch": true, "recovery.torn_file": true, "recovery.torn_offset": true, "recovery.torn_bytes": true, "recovery.repaired": true,
 		"sessions.requests_in_flight": true, "sessions.bytes_in_flight": true,
-		"tree.garbage_bytes": true, "tree.free_bytes": true, "tree.pages.rows": true, "tree.pages.row_table": true, "tree.bulk_loads": true,
-		"tree.write_stalls": true, "tree.damaged_reads": true, "tree.stale_share": true, "tree.swept_pages": true, "tree.swept_versions": true,
+		"tree.pending_bytes": true, "tree.free_bytes": true, "tree.pages.blobs": true, "tree.pages.indirection_table": true, "tree.bulk_loads": true,
+		"tree.write_stalls": true, "tree.damaged_reads": true, "tree.dead_version_ratio": true, "tree.vacuumed_pages": true, "tree.vacuumed_versions": true,
 	}
 	h := mustStart(t)
 	for i := range 100 {
 		h.put(t, strconv.Itoa(i), strings.Repeat("v", 4000))
 	}
 	h.put(t, "large", strings.Repeat("v", 100_000))
-	h.scan(t, &pb.ScanRequest{Limit: 3, Tokens: pb.ScanTokens_SCAN_TOKENS_ALL}) // its token keeps an epoch readable
+	h.scan(t, &pb.ScanRequest{Limit: 3, Tokens: pb.ResumeTokens_RESUME_TOKENS_ALL}) // its token keeps an epoch readable
 	h.talk(t).begin()
 	if _, err := h.admin.Checkpoint(testContext(t), &pb.CheckpointRequest{}); err != nil {
 		t.Fatal(err)

@@ -53,7 +53,7 @@ type scan struct {
 	bounds    uint32     // hash of the range, for tokens
 	pageBytes int
 	countOnly bool
-	tokens    pb.ScanTokens
+	tokens    pb.ResumeTokens
 	conn      *connection
 	caller    *caller
 	snapshot  *openSnapshot
@@ -86,7 +86,7 @@ func newScan(s *Server, req *pb.ScanRequest) (*scan, error) {
 		sc.remaining = math.MaxUint64
 	}
 	switch {
-	case req.Tokens < pb.ScanTokens_SCAN_TOKENS_UNSPECIFIED || req.Tokens > pb.ScanTokens_SCAN_TOKENS_ALL:
+	case req.Tokens < pb.ResumeTokens_RESUME_TOKENS_UNSPECIFIED || req.Tokens > pb.ResumeTokens_RESUME_TOKENS_ALL:
 		return nil, invalid("tokens", fmt.Sprintf("%d is not known to this server", req.Tokens))
 	case len(req.ResumeToken) > 0:
 		return sc, sc.resume(req)
@@ -191,16 +191,16 @@ func (sc *scan) sendPage(stream grpc.ServerStreamingServer[pb.ScanResponse]) (mo
 // that the epoch is gone, and may go on at the newest: no scan fails because others have left too many tokens.
 func (sc *scan) keep() {
 	if sc.handedOut {
-		_ = sc.server.store.Keep(sc.at, sc.server.config.ScanTokenTTL)
+		_ = sc.server.store.Keep(sc.at, sc.server.config.SnapshotLeaseTTL)
 	}
 }
 
 // bringsToken reports whether the page has a token to go on with.
 func (sc *scan) bringsToken(more bool) bool {
 	switch sc.tokens {
-	case pb.ScanTokens_SCAN_TOKENS_INNER:
+	case pb.ResumeTokens_RESUME_TOKENS_INNER:
 		return more && sc.remaining > 0
-	case pb.ScanTokens_SCAN_TOKENS_ALL:
+	case pb.ResumeTokens_RESUME_TOKENS_ALL:
 		return more
 	}
 	return false
@@ -250,7 +250,7 @@ func (sc *scan) fill(ctx context.Context) (more bool, err error) {
 	sc.arena = sc.arena[:0]
 	for size := 0; ; {
 		if sc.remaining == 0 {
-			if sc.tokens != pb.ScanTokens_SCAN_TOKENS_ALL {
+			if sc.tokens != pb.ResumeTokens_RESUME_TOKENS_ALL {
 				return false, nil
 			}
 			return sc.cursor.Next(), sc.cursor.Err() // is there anything left to resume?

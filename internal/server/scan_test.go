@@ -97,7 +97,7 @@ func TestScanReturnsTheRangeInOrder(t *testing.T) {
 			func(last, _ bool) bool { return !last },
 			func(last, limited bool) bool { return !last || limited },
 		} {
-			row.request.Tokens = pb.ScanTokens(tokens)
+			row.request.Tokens = pb.ResumeTokens(tokens)
 			pages := h.scan(t, row.request)
 			for i, p := range pages {
 				if want := wanted(i == len(pages)-1, row.request.Limit != 0); (len(p.ResumeToken) > 0) != want {
@@ -151,7 +151,7 @@ func TestTokenGoesOnBehindItsPageAtTheSameEpoch(t *testing.T) {
 		if reverse {
 			slices.Reverse(want)
 		}
-		r := &pb.ScanRequest{Range: &pb.KeyRange{Start: []byte("020"), End: []byte("090")}, Reverse: reverse, Limit: 11, PageBytes: 30, Tokens: pb.ScanTokens_SCAN_TOKENS_ALL}
+		r := &pb.ScanRequest{Range: &pb.KeyRange{Start: []byte("020"), End: []byte("090")}, Reverse: reverse, Limit: 11, PageBytes: 30, Tokens: pb.ResumeTokens_RESUME_TOKENS_ALL}
 		var got []string
 		for rounds := 0; ; rounds++ {
 			pages := h.scan(t, r)
@@ -177,9 +177,9 @@ func TestTokenGoesOnBehindItsPageAtTheSameEpoch(t *testing.T) {
 }
 
 func TestTokenIsRefusedOnceItsTimeIsOver(t *testing.T) {
-	h := mustStart(t, func(c *config.Config) { c.ScanTokenTTL = time.Second })
+	h := mustStart(t, func(c *config.Config) { c.SnapshotLeaseTTL = time.Second })
 	h.fill(t, 10)
-	tok := h.scan(t, &pb.ScanRequest{Limit: 5, Tokens: pb.ScanTokens_SCAN_TOKENS_ALL})[0].ResumeToken
+	tok := h.scan(t, &pb.ScanRequest{Limit: 5, Tokens: pb.ResumeTokens_RESUME_TOKENS_ALL})[0].ResumeToken
 	h.put(t, "000", "later")
 	time.Sleep(500 * time.Millisecond)
 	if got := keysOf(h.scan(t, &pb.ScanRequest{ResumeToken: tok, Limit: 2})); !slices.Equal(got, numbered(5, 7)) {
@@ -205,7 +205,7 @@ func TestTokenOutlivesAScanThatWasReadToItsFirstPageOnly(t *testing.T) {
 	h.fill(t, 20)
 	for name, pageBytes := range map[string]uint32{"two pages": 150, "many pages": 30} {
 		ctx, cancel := context.WithCancel(testContext(t))
-		stream, err := h.kv.Scan(ctx, &pb.ScanRequest{PageBytes: pageBytes, Tokens: pb.ScanTokens_SCAN_TOKENS_INNER})
+		stream, err := h.kv.Scan(ctx, &pb.ScanRequest{PageBytes: pageBytes, Tokens: pb.ResumeTokens_RESUME_TOKENS_INNER})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -239,7 +239,7 @@ func TestLimitedScansNeverRunOutOfTokens(t *testing.T) {
 		t.Errorf("%d epochs are held by scans that asked for no token", n)
 	}
 	for range 50 {
-		h.scan(t, &pb.ScanRequest{Limit: 5, Tokens: pb.ScanTokens_SCAN_TOKENS_ALL})
+		h.scan(t, &pb.ScanRequest{Limit: 5, Tokens: pb.ResumeTokens_RESUME_TOKENS_ALL})
 	}
 	eventually(t, "one epoch is held", func() bool { return h.streams.Load() == 0 && h.store.Stats().Snapshots.Holds == 1 })
 
@@ -259,7 +259,7 @@ func TestLimitedScansNeverRunOutOfTokens(t *testing.T) {
 		}
 	}
 	h.put(t, "000", "after")
-	pages := h.scan(t, &pb.ScanRequest{Limit: 5, Tokens: pb.ScanTokens_SCAN_TOKENS_ALL})
+	pages := h.scan(t, &pb.ScanRequest{Limit: 5, Tokens: pb.ResumeTokens_RESUME_TOKENS_ALL})
 	if got := keysOf(pages); !slices.Equal(got, numbered(0, 5)) || len(pages[0].ResumeToken) == 0 {
 		t.Errorf("with no place for a hold: %v", pages)
 	}
@@ -277,7 +277,7 @@ func TestBrokenScanGoesOnWithTheTokenOfItsLastPage(t *testing.T) {
 		}
 	}
 	ctx, cancel := context.WithCancel(testContext(t))
-	stream, err := h.kv.Scan(ctx, &pb.ScanRequest{Tokens: pb.ScanTokens_SCAN_TOKENS_INNER})
+	stream, err := h.kv.Scan(ctx, &pb.ScanRequest{Tokens: pb.ResumeTokens_RESUME_TOKENS_INNER})
 	if err != nil {
 		t.Fatal(err)
 	}

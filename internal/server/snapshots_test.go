@@ -102,7 +102,7 @@ func wantGone(t testing.TB, err error, cause string, epoch uint64) {
 func TestScanOfAStuckClientLosesItsSnapshot(t *testing.T) {
 	h := mustStart(t, func(c *config.Config) { c.SnapshotTimeout = 100 * time.Millisecond })
 	h.fillLarge(t)
-	stream := h.startScan(t, &pb.ScanRequest{Tokens: pb.ScanTokens_SCAN_TOKENS_INNER})
+	stream := h.startScan(t, &pb.ScanRequest{Tokens: pb.ResumeTokens_RESUME_TOKENS_INNER})
 	at := uint64(h.store.Visible())
 	h.put(t, "000", "newer")
 	eventually(t, "min-visible moves on", func() bool { return h.store.MinVisible() > 64 })
@@ -190,7 +190,7 @@ func TestOperatorEndsWhateverKeepsVersions(t *testing.T) {
 		ended = append(ended, s.Id)
 	}
 
-	stream, _ := h.stuckScan(t, &pb.ScanRequest{Tokens: pb.ScanTokens_SCAN_TOKENS_INNER})
+	stream, _ := h.stuckScan(t, &pb.ScanRequest{Tokens: pb.ResumeTokens_RESUME_TOKENS_INNER})
 	s := h.theSnapshot(t, pb.SnapshotInfo_KIND_SCAN, every)
 	if s.Epoch != at {
 		t.Errorf("listed %v", s)
@@ -210,7 +210,7 @@ func TestOperatorEndsWhateverKeepsVersions(t *testing.T) {
 	failureOf(t, err).want(t, codes.Aborted, pb.ErrorReason_ERROR_REASON_TXN_ENDED)
 
 	stopped, cancel := context.WithCancel(ctx)
-	tokens, err := h.kv.Scan(stopped, &pb.ScanRequest{Tokens: pb.ScanTokens_SCAN_TOKENS_INNER})
+	tokens, err := h.kv.Scan(stopped, &pb.ScanRequest{Tokens: pb.ResumeTokens_RESUME_TOKENS_INNER})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -101,7 +101,7 @@ func rollbackToRequest(n uint64) *pb.TransactRequest {
 
 func increment(key string, delta int64) *pb.Invocation {
 	return &pb.Invocation{
-		Key: []byte(key), Operation: &pb.Invocation_Increment{Increment: &pb.Increment{Delta: delta}}, WantOld: true, WantNew: true,
+		Key: []byte(key), Operation: &pb.Invocation_Increment{Increment: &pb.Increment{Delta: delta}}, ReturnOld: true, ReturnNew: true,
 	}
 }
 

@@ -276,7 +276,7 @@ func TestInvocationsTellWhatTheyDid(t *testing.T) {
 		{"nothing", &pb.Invocation{}, "INVALID_REQUEST"},
 	}
 	for _, c := range cases {
-		c.i.Key, c.i.WantOld, c.i.WantNew = []byte("n"), true, true
+		c.i.Key, c.i.ReturnOld, c.i.ReturnNew = []byte("n"), true, true
 		before := h.get(t, "n")
 		out, err := h.kv.Invoke(testContext(t), &pb.InvokeRequest{Invocation: c.i})
 		var got string

@@ -139,10 +139,10 @@ func invokeResult(from *mvcc.Invoked, asked *pb.Invocation) *pb.InvokeResult {
 	out := &pb.InvokeResult{
 		Applied: from.Applied, OldFound: from.OldFound, OldEpoch: uint64(from.OldEpoch), NewFound: from.NewFound,
 	}
-	if asked.WantOld && from.OldFound {
+	if asked.ReturnOld && from.OldFound {
 		out.Old = append([]byte(nil), from.Old...)
 	}
-	if asked.WantNew && from.NewFound {
+	if asked.ReturnNew && from.NewFound {
 		out.New = append([]byte(nil), from.New...)
 	}
 	return out

@@ -181,15 +181,15 @@ func spaceMessage(st *storage.Stats) *pb.SpaceResponse {
 	p, rows, size := &st.Pages, &st.Blobs, uint64(st.Pages.PageSize)
 	return &pb.SpaceResponse{
 		Epoch: uint64(st.Tree.Epoch), PageBytes: uint32(size), FileBytes: uint64(p.FileBytes),
-		LiveBytes: p.Live * size, GarbageBytes: p.Pending * size, FreeBytes: p.Free * size,
+		LiveBytes: p.Live * size, PendingBytes: p.Pending * size, FreeBytes: p.Free * size,
 		TreeHeight: uint32(st.Tree.Height), Keys: st.Tree.Entries, EntryBytes: st.Tree.EntryBytes,
-		Pages: kindsMessage(st), Values: rows.Rows, ValueBytes: rows.Bytes, RowFill: rows.FillFactor,
+		Pages: kindsMessage(st), Values: rows.Rows, ValueBytes: rows.Bytes, BlobFill: rows.FillFactor,
 	}
 }
 
 func kindsMessage(st *storage.Stats) *pb.PageKinds {
 	k := st.Kinds()
-	return &pb.PageKinds{Tree: k.Tree, Rows: k.Rows, Bulk: k.Bulk, RowTable: k.RowTable, Map: k.Map}
+	return &pb.PageKinds{Tree: k.Tree, Blobs: k.Rows, Overflow: k.Bulk, IndirectionTable: k.RowTable, AllocationMap: k.Map}
 }
 
 // treeMessage is the data file's part of the status.
@@ -198,12 +198,12 @@ func treeMessage(e *mvcc.Stats) *pb.Tree {
 	size := uint64(st.PageSize)
 	return &pb.Tree{
 		Epoch: uint64(st.Tree.Epoch), Height: uint32(st.Tree.Height), Keys: st.Tree.Entries, EntryBytes: st.Tree.EntryBytes,
-		LiveBytes: st.Pages.Live * size, GarbageBytes: st.Pages.Pending * size, FreeBytes: st.Pages.Free * size,
-		Pages: kindsMessage(st), RowFill: st.Blobs.FillFactor,
+		LiveBytes: st.Pages.Live * size, PendingBytes: st.Pages.Pending * size, FreeBytes: st.Pages.Free * size,
+		Pages: kindsMessage(st), BlobFill: st.Blobs.FillFactor,
 		Checkpoints: st.Tree.Checkpoints, CheckpointTime: durationpb.New(st.Tree.CheckpointTime), PagesWritten: st.Pages.PagesWritten,
 		BulkLoads: st.Tree.BulkLoads, WriteAmplification: st.WriteAmplification(),
-		WriteStalls: st.Stalls, WriteStallTime: durationpb.New(st.StallTime), WritePace: durationpb.New(st.ThrottleDelayPerKiB), DamagedReads: st.Tree.Damaged,
-		StaleShare: st.Tree.DeadVersionRatio, SweptPages: st.Tree.LeavesVacuumed, SweptVersions: st.Tree.VersionsVacuumed,
+		WriteStalls: st.Stalls, WriteStallTime: durationpb.New(st.StallTime), ThrottleDelayPerKib: durationpb.New(st.ThrottleDelayPerKiB), DamagedReads: st.Tree.Damaged,
+		DeadVersionRatio: st.Tree.DeadVersionRatio, VacuumedPages: st.Tree.LeavesVacuumed, VacuumedVersions: st.Tree.VersionsVacuumed,
 	}
 }
 

@@ -55,12 +55,12 @@ type DamageKind string
 
 // What can be damaged.
 const (
-	DamageSuperblock DamageKind = "superblock" // a superblock, or a copy of one; alone it costs nothing, and the next start repairs it
-	DamagePage       DamageKind = "page"       // a page of the tree
-	DamageValue      DamageKind = "value"      // a large value; the range is its key
-	DamageRows       DamageKind = "rows"       // the row table
-	DamageMap        DamageKind = "map"        // the allocation map
-	DamageAccounts   DamageKind = "accounts"   // pages, rows, keys or bytes do not add up
+	DamageSuperblock DamageKind = "superblock"     // a superblock, or a copy of one; alone it costs nothing, and the next start repairs it
+	DamagePage       DamageKind = "page"           // a page of the tree
+	DamageValue      DamageKind = "value"          // a large value; the range is its key
+	DamageRows       DamageKind = "blobs"          // the row table
+	DamageMap        DamageKind = "allocation_map" // the allocation map
+	DamageAccounts   DamageKind = "accounts"       // pages, rows, keys or bytes do not add up
 	DamageLog        DamageKind = "log"
 	DamageQuarantine DamageKind = "quarantine" // the quarantine file, or one of the two copies of its contents; one alone costs nothing
 )

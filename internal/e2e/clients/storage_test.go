@@ -96,7 +96,7 @@ func TestLostConnectionLeavesNothingOfABulkLoad(t *testing.T) {
 		_, err = busy.Commit()
 	}
 	var refused *client.Error
-	if !errors.As(err, &refused) || refused.Reason != kvpb.ErrorReason_ERROR_REASON_LOAD_BUSY || refused.RetryAfter == 0 {
+	if !errors.As(err, &refused) || refused.Reason != kvpb.ErrorReason_ERROR_REASON_BULK_LOAD_BUSY || refused.RetryAfter == 0 {
 		t.Fatalf("a second load: %v", err)
 	}
 	if err := lost.Close(); err != nil {

@@ -168,7 +168,7 @@ func TestInteractiveTransactions(t *testing.T) {
 		t.Error("a failed transaction goes on")
 	}
 	must(tx.RollbackTo(point))
-	out, err := tx.Invoke(client.IncrementWithin([]byte("a"), 5, 0, 6).TellOld().TellNew())
+	out, err := tx.Invoke(client.IncrementWithin([]byte("a"), 5, 0, 6).ReturnOld().ReturnNew())
 	if must(err); string(out.Old) != "1" || string(out.New) != "6" || !out.Applied {
 		t.Errorf("increment: %+v", out)
 	}
@@ -215,7 +215,7 @@ func TestPlansAndInvocations(t *testing.T) {
 		t.Errorf("%d, %v", n, err)
 	}
 	all, epoch, err := c.InvokeAll(ctx, []client.Invocation{
-		client.Max([]byte("n"), 3).TellNew(), client.Min([]byte("low"), 2).TellNew(), client.Append([]byte("log"), []byte("x")),
+		client.Max([]byte("n"), 3).ReturnNew(), client.Min([]byte("low"), 2).ReturnNew(), client.Append([]byte("log"), []byte("x")),
 		client.PutIfAbsent(leader, []byte("other")), client.GetAndSet([]byte("s"), []byte("1")), client.GetAndDelete([]byte("t")),
 	})
 	if err != nil || epoch == 0 || string(all[0].New) != "3" || string(all[1].New) != "2" || all[3].Applied || all[4].OldFound || all[5].NewFound {

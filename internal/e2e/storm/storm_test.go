@@ -92,7 +92,7 @@ func TestStorm(t *testing.T) {
 // end of the history it carries none and is stopped.
 func (s *storm) live(binary, dir string, h *history, d time.Duration, kill bool) {
 	t := s.t
-	p := start(t, binary, dir, "--memory", fmt.Sprint(memory), "--max-inflight-bytes", "64MiB", "--scan-token-ttl", "10s")
+	p := start(t, binary, dir, "--memory", fmt.Sprint(memory), "--max-inflight-bytes", "64MiB", "--snapshot-lease-ttl", "10s")
 	defer func() { s.peak = max(s.peak, p.peak.Load()) }()
 	conn := dial(t, p.address)
 	defer func() { _ = conn.Close() }() // the server is gone

@@ -1,12 +1,15 @@
-// The data plane of EpochKV: an ordered map from keys to values whose every version carries the epoch that wrote it.
+// The data plane of EpochKV: an ordered map from keys to values. Each version carries the epoch
+// that wrote it.
 //
-// Epochs. Each committed write, single or batch, gets a number of one ascending sequence, starting at 1: its epoch. A later commit has a
-// larger one, and no number is given out twice. There are gaps: before a bulk load, after a crash (the numbers that the lost asynchronous
-// commits may have had, and more), and for transactions that failed their validation. Do not count commits by epochs. A read happens at an epoch and sees, per key, the newest version written at or before it. Zero means "none" wherever
-// an epoch is optional.
+// Epochs. The epoch is the commit sequence number. Each committed write, single or batch, gets the
+// next number of one ascending sequence that starts at 1. A later commit has a larger epoch, and no
+// epoch is assigned twice. The sequence has gaps: before a bulk load, after a crash (the epochs of
+// lost asynchronous commits, and more), and for transactions that failed validation. Do not count
+// commits by epochs. A read happens at an epoch and sees, for each key, the newest version that was
+// written at or before it. Zero means "none" wherever an epoch is optional.
 //
-// Keys are 1 to 2048 bytes (a quarter of the server's page) and order as unsigned bytes do; values are 0 bytes to 16 MiB.
-// Admin.Status tells the limits in force.
+// Keys are 1 to 2048 bytes (a quarter of the server's page) and are ordered as unsigned bytes.
+// Values are 0 bytes to 16 MiB. Admin.Status returns the limits in force.
 //
 // Errors are described in errors.proto. A missing key is an answer (`found = false`), not an error.
 
@@ -40,10 +43,10 @@ type Durability int32
 const (
 	// The server's default (its option --durability).
 	Durability_DURABILITY_UNSPECIFIED Durability = 0
-	// Once it is on stable storage: an acknowledged write survives any crash.
+	// When it is on stable storage: an acknowledged write survives any crash.
 	Durability_DURABILITY_SYNC Durability = 1
-	// Once it is visible to readers. A crash may lose the last writes, as many as the server's --sync-interval covers,
-	// always from the end of the commit order and never half of one.
+	// When it is visible to readers. A crash may lose the last writes, those of about one
+	// --sync-interval: always from the end of the commit order and never half of a commit.
 	Durability_DURABILITY_ASYNC Durability = 2
 )
 
@@ -88,57 +91,58 @@ func (Durability) EnumDescriptor() ([]byte, []int) {
 	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{0}
 }
 
-// ScanTokens says which pages of a scan bring a resume token. A token costs: once a scan that has handed out one is over, the server keeps
-// its epoch readable for Limits.scan_token_ttl, and with it the versions of that epoch.
-type ScanTokens int32
+// ResumeTokens says which pages of a scan come with a resume token. A token has a cost: when the
+// scan has ended, the server takes a snapshot lease, which keeps the scan's epoch readable for
+// Limits.snapshot_lease_ttl, and with it the versions of that epoch.
+type ResumeTokens int32
 
 const (
-	// None.
-	ScanTokens_SCAN_TOKENS_UNSPECIFIED ScanTokens = 0
-	// Every page but the last of the request: to go on after a lost connection.
-	ScanTokens_SCAN_TOKENS_INNER ScanTokens = 1
-	// The last page too, if the limit ended the scan before the end of the range: to go on later.
-	ScanTokens_SCAN_TOKENS_ALL ScanTokens = 2
+	// No page.
+	ResumeTokens_RESUME_TOKENS_UNSPECIFIED ResumeTokens = 0
+	// Every page except the last page of the request: to continue after a lost connection.
+	ResumeTokens_RESUME_TOKENS_INNER ResumeTokens = 1
+	// The last page too, if the limit ended the scan before the end of the range: to continue later.
+	ResumeTokens_RESUME_TOKENS_ALL ResumeTokens = 2
 )
 
-// Enum value maps for ScanTokens.
+// Enum value maps for ResumeTokens.
 var (
-	ScanTokens_name = map[int32]string{
-		0: "SCAN_TOKENS_UNSPECIFIED",
-		1: "SCAN_TOKENS_INNER",
-		2: "SCAN_TOKENS_ALL",
+	ResumeTokens_name = map[int32]string{
+		0: "RESUME_TOKENS_UNSPECIFIED",
+		1: "RESUME_TOKENS_INNER",
+		2: "RESUME_TOKENS_ALL",
 	}
-	ScanTokens_value = map[string]int32{
-		"SCAN_TOKENS_UNSPECIFIED": 0,
-		"SCAN_TOKENS_INNER":       1,
-		"SCAN_TOKENS_ALL":         2,
+	ResumeTokens_value = map[string]int32{
+		"RESUME_TOKENS_UNSPECIFIED": 0,
+		"RESUME_TOKENS_INNER":       1,
+		"RESUME_TOKENS_ALL":         2,
 	}
 )
 
-func (x ScanTokens) Enum() *ScanTokens {
-	p := new(ScanTokens)
+func (x ResumeTokens) Enum() *ResumeTokens {
+	p := new(ResumeTokens)
 	*p = x
 	return p
 }
 
-func (x ScanTokens) String() string {
+func (x ResumeTokens) String() string {
 	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
 }
 
-func (ScanTokens) Descriptor() protoreflect.EnumDescriptor {
+func (ResumeTokens) Descriptor() protoreflect.EnumDescriptor {
 	return file_epochkv_v1_kv_proto_enumTypes[1].Descriptor()
 }
 
-func (ScanTokens) Type() protoreflect.EnumType {
+func (ResumeTokens) Type() protoreflect.EnumType {
 	return &file_epochkv_v1_kv_proto_enumTypes[1]
 }
 
-func (x ScanTokens) Number() protoreflect.EnumNumber {
+func (x ResumeTokens) Number() protoreflect.EnumNumber {
 	return protoreflect.EnumNumber(x)
 }
 
-// Deprecated: Use ScanTokens.Descriptor instead.
-func (ScanTokens) EnumDescriptor() ([]byte, []int) {
+// Deprecated: Use ResumeTokens.Descriptor instead.
+func (ResumeTokens) EnumDescriptor() ([]byte, []int) {
 	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{1}
 }
 
@@ -195,12 +199,12 @@ func (Mutation_Kind) EnumDescriptor() ([]byte, []int) {
 	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{11, 0}
 }
 
-// KeyRange is the keys k with start <= k < end, or those that begin with prefix.
+// KeyRange is the keys k with start <= k < end, or the keys that begin with a prefix.
 type KeyRange struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// First key of the range; empty means from the first key.
 	Start []byte `protobuf:"bytes,1,opt,name=start,proto3" json:"start,omitempty"`
-	// First key beyond the range; empty means to the last key.
+	// First key after the range; empty means to the last key.
 	End []byte `protobuf:"bytes,2,opt,name=end,proto3" json:"end,omitempty"`
 	// All keys that begin with these bytes. Excludes start and end.
 	Prefix        []byte `protobuf:"bytes,3,opt,name=prefix,proto3" json:"prefix,omitempty"`
@@ -259,11 +263,12 @@ func (x *KeyRange) GetPrefix() []byte {
 	return nil
 }
 
-// Precondition must hold for the newest committed version of a key when the write commits, or nothing is written and the
-// request fails with PRECONDITION_FAILED. The check and the write are one atomic step.
+// Precondition must hold for the newest committed version of a key when the write commits.
+// Otherwise nothing is written and the request fails with PRECONDITION_FAILED. The check and the
+// write are one atomic step.
 type Precondition struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The key that the condition is about. It need not be one that the request writes.
+	// The key that the condition is about. The request need not write it.
 	Key []byte `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
 	// Exactly one condition.
 	//
@@ -376,7 +381,7 @@ func (*Precondition_EpochEquals) isPrecondition_Condition() {}
 type GetRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Key   []byte                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
-	// Read at this epoch; 0 reads the newest. An epoch that nothing keeps readable any more is OUT_OF_RANGE.
+	// Read at this epoch; 0 reads the newest. An epoch that is no longer readable is OUT_OF_RANGE.
 	SnapshotEpoch uint64 `protobuf:"varint,2,opt,name=snapshot_epoch,json=snapshotEpoch,proto3" json:"snapshot_epoch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -428,7 +433,7 @@ func (x *GetRequest) GetSnapshotEpoch() uint64 {
 
 type GetResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Whether the key was there. If not, value and epoch are empty.
+	// Whether the key is present. If not, value and epoch are empty.
 	Found bool   `protobuf:"varint,1,opt,name=found,proto3" json:"found,omitempty"`
 	Value []byte `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
 	// The epoch that wrote the value.
@@ -825,13 +830,14 @@ func (x *BatchGetResponse) GetReadEpoch() uint64 {
 // BatchGetResult is what BatchGet found for one key.
 type BatchGetResult struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Whether the key was there. If not, value and epoch are empty.
+	// Whether the key is present. If not, value and epoch are empty.
 	Found bool   `protobuf:"varint,1,opt,name=found,proto3" json:"found,omitempty"`
 	Value []byte `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
 	// The epoch that wrote the value.
 	Epoch uint64 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	// The key was not read, because the answer was full (4 MiB of keys and values); found says nothing. Ask for it again, with
-	// snapshot_epoch set to read_epoch for the same state, which the server keeps readable for Limits.scan_token_ttl.
+	// The key was not read, because the answer was full (4 MiB of keys and values); `found` has no
+	// meaning. Ask for the key again. To read it from the same snapshot, set snapshot_epoch to
+	// read_epoch: the server keeps that epoch readable for Limits.snapshot_lease_ttl.
 	Unread        bool `protobuf:"varint,4,opt,name=unread,proto3" json:"unread,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1064,10 +1070,11 @@ func (x *BatchWriteResponse) GetEpoch() uint64 {
 
 type DeleteRangeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What to delete. It must be given; an empty KeyRange is all keys.
+	// What to delete. It is required; an empty KeyRange is all keys.
 	Range *KeyRange `protobuf:"bytes,1,opt,name=range,proto3" json:"range,omitempty"`
-	// Delete at most this many keys, the first ones in key order; 0 deletes all. Each request is atomic and as such bound by
-	// the limits of a batch; a range beyond them needs a limit and a loop while `more` is set.
+	// Delete at most this many keys, the first ones in key order; 0 deletes all. Each request is
+	// atomic, so the limits of a batch apply to it: a larger range needs a limit and a loop while
+	// `more` is set.
 	Limit         uint64          `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`
 	Preconditions []*Precondition `protobuf:"bytes,3,rep,name=preconditions,proto3" json:"preconditions,omitempty"`
 	Durability    Durability      `protobuf:"varint,4,opt,name=durability,proto3,enum=epochkv.v1.Durability" json:"durability,omitempty"`
@@ -1198,26 +1205,30 @@ func (x *DeleteRangeResponse) GetMore() bool {
 
 type ScanRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What to scan; not given or empty means all keys.
+	// What to scan; not set or empty means all keys.
 	Range *KeyRange `protobuf:"bytes,1,opt,name=range,proto3" json:"range,omitempty"`
-	// From the last key of the range to its first.
+	// Scan from the last key of the range to its first.
 	Reverse bool `protobuf:"varint,2,opt,name=reverse,proto3" json:"reverse,omitempty"`
-	// End after this many entries; 0 means no limit. It counts what this request returns: whoever resumes asks for the rest.
+	// End after this many entries; 0 means no limit. It counts the entries of this request: a client
+	// that resumes a scan sends the number that it still wants.
 	Limit uint64 `protobuf:"varint,3,opt,name=limit,proto3" json:"limit,omitempty"`
 	// Leave out the values.
 	KeysOnly bool `protobuf:"varint,4,opt,name=keys_only,json=keysOnly,proto3" json:"keys_only,omitempty"`
-	// Leave out the entries and only count them. Pages may be empty but for the count so far.
+	// Leave out the entries and only count them. A page may then have nothing but its count.
 	CountOnly bool `protobuf:"varint,5,opt,name=count_only,json=countOnly,proto3" json:"count_only,omitempty"`
-	// About how many bytes of keys and values a page may hold; it holds at least one entry. 0 means the server's default.
+	// About how many bytes of keys and values a page may hold; it holds at least one entry. 0 means
+	// the server's default.
 	PageBytes uint32 `protobuf:"varint,6,opt,name=page_bytes,json=pageBytes,proto3" json:"page_bytes,omitempty"`
-	// Read at this epoch; 0 reads the newest. Must be 0 with a resume token, which brings its own.
+	// Read at this epoch; 0 reads the newest. Must be 0 with a resume token, which has its own.
 	SnapshotEpoch uint64 `protobuf:"varint,7,opt,name=snapshot_epoch,json=snapshotEpoch,proto3" json:"snapshot_epoch,omitempty"`
-	// Continue behind the page that brought this token, at the same epoch. Range and direction must be those of the request that
-	// the token came from; limit, keys_only, count_only and page_bytes may differ.
+	// Continue after the page that this token came with, at the same epoch. Range and direction must
+	// be those of the scan that returned the token; limit, keys_only, count_only and page_bytes may
+	// differ.
 	ResumeToken []byte `protobuf:"bytes,8,opt,name=resume_token,json=resumeToken,proto3" json:"resume_token,omitempty"`
-	// Which pages bring a resume token.
-	Tokens ScanTokens `protobuf:"varint,9,opt,name=tokens,proto3,enum=epochkv.v1.ScanTokens" json:"tokens,omitempty"`
-	// With a resume token: continue behind its page at the newest epoch instead of the token's own, which need not be readable any more.
+	// Which pages come with a resume token.
+	Tokens ResumeTokens `protobuf:"varint,9,opt,name=tokens,proto3,enum=epochkv.v1.ResumeTokens" json:"tokens,omitempty"`
+	// With a resume token: continue after its page at the newest epoch instead of the token's epoch,
+	// which need not be readable any more.
 	ResumeAtNewest bool `protobuf:"varint,10,opt,name=resume_at_newest,json=resumeAtNewest,proto3" json:"resume_at_newest,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -1309,11 +1320,11 @@ func (x *ScanRequest) GetResumeToken() []byte {
 	return nil
 }
 
-func (x *ScanRequest) GetTokens() ScanTokens {
+func (x *ScanRequest) GetTokens() ResumeTokens {
 	if x != nil {
 		return x.Tokens
 	}
-	return ScanTokens_SCAN_TOKENS_UNSPECIFIED
+	return ResumeTokens_RESUME_TOKENS_UNSPECIFIED
 }
 
 func (x *ScanRequest) GetResumeAtNewest() bool {
@@ -1326,16 +1337,18 @@ func (x *ScanRequest) GetResumeAtNewest() bool {
 // ScanResponse is one page.
 type ScanResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// In key order (descending for a reverse scan). Empty if count_only.
+	// In key order (descending for a reverse scan). Empty with count_only.
 	Entries []*Entry `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"`
-	// How many entries this page covers: len(entries), or with count_only how many were counted since the page before.
+	// How many entries this page covers: len(entries), or with count_only the number counted since
+	// the previous page.
 	Count uint64 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
 	// The epoch at which the scan reads, the same in all pages.
 	ReadEpoch uint64 `protobuf:"varint,3,opt,name=read_epoch,json=readEpoch,proto3" json:"read_epoch,omitempty"`
-	// Continues the scan behind this page in another request, on any connection, while the server keeps its epoch readable: as
-	// long as the scan runs, and Limits.scan_token_ttl (Admin.Status) longer. When too many epochs are kept already, it may be gone
-	// sooner: then, as later, ScanRequest.resume_at_newest goes on at another epoch. Opaque. Empty unless ScanRequest.tokens asks for it, and
-	// at the end of the range.
+	// Opaque. Continues the scan after this page in another request, on any connection, while the
+	// server keeps the scan's epoch readable: as long as the scan runs, and then for
+	// Limits.snapshot_lease_ttl (Admin.Status). If too many epochs are leased already, it may end
+	// sooner. Afterwards ScanRequest.resume_at_newest continues at another epoch. Empty unless
+	// ScanRequest.tokens asks for it, and at the end of the range.
 	ResumeToken   []byte `protobuf:"bytes,4,opt,name=resume_token,json=resumeToken,proto3" json:"resume_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1403,7 +1416,7 @@ func (x *ScanResponse) GetResumeToken() []byte {
 type Entry struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Key   []byte                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
-	// Empty if the scan was keys_only.
+	// Empty with keys_only.
 	Value []byte `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
 	// The epoch that wrote the value.
 	Epoch         uint64 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
@@ -1464,8 +1477,9 @@ func (x *Entry) GetEpoch() uint64 {
 
 // Invocation is one read-modify-write of one key.
 //
-// Integers are signed, of 64 bits, and stored as decimal text, as a client would put them. An operation that meets a value it
-// cannot work on, or whose result is out of bounds, fails with TYPE_ERROR and changes nothing.
+// Integers are signed, have 64 bits, and are stored as decimal text, as a client would put them. An
+// operation fails with TYPE_ERROR and changes nothing if the value has the wrong form or the result
+// is out of bounds.
 type Invocation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Key   []byte                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
@@ -1482,9 +1496,9 @@ type Invocation struct {
 	//	*Invocation_GetAndSet
 	//	*Invocation_GetAndDelete
 	Operation isInvocation_Operation `protobuf_oneof:"operation"`
-	// Whether the answer has the value before and after.
-	WantOld       bool `protobuf:"varint,14,opt,name=want_old,json=wantOld,proto3" json:"want_old,omitempty"`
-	WantNew       bool `protobuf:"varint,15,opt,name=want_new,json=wantNew,proto3" json:"want_new,omitempty"`
+	// Whether the answer has the value before the operation, and the value after it.
+	ReturnOld     bool `protobuf:"varint,14,opt,name=return_old,json=returnOld,proto3" json:"return_old,omitempty"`
+	ReturnNew     bool `protobuf:"varint,15,opt,name=return_new,json=returnNew,proto3" json:"return_new,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1605,16 +1619,16 @@ func (x *Invocation) GetGetAndDelete() bool {
 	return false
 }
 
-func (x *Invocation) GetWantOld() bool {
+func (x *Invocation) GetReturnOld() bool {
 	if x != nil {
-		return x.WantOld
+		return x.ReturnOld
 	}
 	return false
 }
 
-func (x *Invocation) GetWantNew() bool {
+func (x *Invocation) GetReturnNew() bool {
 	if x != nil {
-		return x.WantNew
+		return x.ReturnNew
 	}
 	return false
 }
@@ -1644,12 +1658,13 @@ type Invocation_Max struct {
 }
 
 type Invocation_CompareAndSet struct {
-	// value = CompareAndSet.value if it equals CompareAndSet.expect; else nothing is done and `applied` is false.
+	// value = CompareAndSet.value if it equals CompareAndSet.expect; else nothing changes and
+	// `applied` is false.
 	CompareAndSet *CompareAndSet `protobuf:"bytes,6,opt,name=compare_and_set,json=compareAndSet,proto3,oneof"`
 }
 
 type Invocation_PutIfAbsent struct {
-	// value = this if the key is missing; else nothing is done and `applied` is false.
+	// value = this if the key is missing; else nothing changes and `applied` is false.
 	PutIfAbsent []byte `protobuf:"bytes,7,opt,name=put_if_absent,json=putIfAbsent,proto3,oneof"`
 }
 
@@ -1682,9 +1697,9 @@ func (*Invocation_GetAndDelete) isInvocation_Operation() {}
 // Increment adds a number.
 type Increment struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What is added; may be negative.
+	// The number to add; may be negative.
 	Delta int64 `protobuf:"zigzag64,1,opt,name=delta,proto3" json:"delta,omitempty"`
-	// Bounds of the result, themselves allowed. Outside them nothing is written and the error is TYPE_ERROR.
+	// Bounds of the result, inclusive. Outside them nothing is written and the error is TYPE_ERROR.
 	Min           *int64 `protobuf:"zigzag64,2,opt,name=min,proto3,oneof" json:"min,omitempty"`
 	Max           *int64 `protobuf:"zigzag64,3,opt,name=max,proto3,oneof" json:"max,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1798,13 +1813,14 @@ func (x *CompareAndSet) GetValue() []byte {
 // InvokeResult is what one Invocation did.
 type InvokeResult struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Whether the operation took effect; false only for comparisons that did not hold.
+	// Whether the operation took effect; false only if a comparison did not hold.
 	Applied bool `protobuf:"varint,1,opt,name=applied,proto3" json:"applied,omitempty"`
-	// The value before: whether there was one, its epoch, and, if wanted, itself.
+	// The state before the operation: whether the key was present, its epoch and, with return_old,
+	// its value.
 	OldFound bool   `protobuf:"varint,2,opt,name=old_found,json=oldFound,proto3" json:"old_found,omitempty"`
 	Old      []byte `protobuf:"bytes,3,opt,name=old,proto3" json:"old,omitempty"`
 	OldEpoch uint64 `protobuf:"varint,4,opt,name=old_epoch,json=oldEpoch,proto3" json:"old_epoch,omitempty"`
-	// The value after: whether there is one, and, if wanted, itself.
+	// The state after the operation: whether the key is present and, with return_new, its value.
 	NewFound      bool   `protobuf:"varint,5,opt,name=new_found,json=newFound,proto3" json:"new_found,omitempty"`
 	New           []byte `protobuf:"bytes,6,opt,name=new,proto3" json:"new,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -2218,9 +2234,9 @@ func (x *BulkEntry) GetValue() []byte {
 
 type BulkLoadResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The epoch of all keys; they were put as if by one commit.
+	// The epoch of all keys, as if one commit had put them.
 	Epoch uint64 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	// Distinct keys.
+	// The number of distinct keys.
 	Keys          uint64 `protobuf:"varint,2,opt,name=keys,proto3" json:"keys,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2272,7 +2288,7 @@ func (x *BulkLoadResponse) GetKeys() uint64 {
 
 type PipelineRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Chosen by the client and returned with the answer. The server does not look at it.
+	// Chosen by the client and returned with the answer. The server does not interpret it.
 	Id uint64 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
 	// Exactly one.
 	//
@@ -2463,7 +2479,8 @@ type PipelineResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The id of the request that this answers.
 	Id uint64 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
-	// The answer of the request's kind, or the error that a unary call of that kind would have ended with.
+	// The answer of the request's kind, or the error with which a unary call of that kind would have
+	// ended.
 	//
 	// Types that are valid to be assigned to Response:
 	//
@@ -2746,7 +2763,7 @@ const file_epochkv_v1_kv_proto_rawDesc = "" +
 	"\x13DeleteRangeResponse\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x18\n" +
 	"\adeleted\x18\x02 \x01(\x04R\adeleted\x12\x12\n" +
-	"\x04more\x18\x03 \x01(\bR\x04more\"\xe8\x02\n" +
+	"\x04more\x18\x03 \x01(\bR\x04more\"\xea\x02\n" +
 	"\vScanRequest\x12*\n" +
 	"\x05range\x18\x01 \x01(\v2\x14.epochkv.v1.KeyRangeR\x05range\x12\x18\n" +
 	"\areverse\x18\x02 \x01(\bR\areverse\x12\x14\n" +
@@ -2757,8 +2774,8 @@ const file_epochkv_v1_kv_proto_rawDesc = "" +
 	"\n" +
 	"page_bytes\x18\x06 \x01(\rR\tpageBytes\x12%\n" +
 	"\x0esnapshot_epoch\x18\a \x01(\x04R\rsnapshotEpoch\x12!\n" +
-	"\fresume_token\x18\b \x01(\fR\vresumeToken\x12.\n" +
-	"\x06tokens\x18\t \x01(\x0e2\x16.epochkv.v1.ScanTokensR\x06tokens\x12(\n" +
+	"\fresume_token\x18\b \x01(\fR\vresumeToken\x120\n" +
+	"\x06tokens\x18\t \x01(\x0e2\x18.epochkv.v1.ResumeTokensR\x06tokens\x12(\n" +
 	"\x10resume_at_newest\x18\n" +
 	" \x01(\bR\x0eresumeAtNewest\"\x93\x01\n" +
 	"\fScanResponse\x12+\n" +
@@ -2770,7 +2787,7 @@ const file_epochkv_v1_kv_proto_rawDesc = "" +
 	"\x05Entry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\fR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\fR\x05value\x12\x14\n" +
-	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\"\x8f\x03\n" +
+	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\"\x97\x03\n" +
 	"\n" +
 	"Invocation\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\fR\x03key\x125\n" +
@@ -2781,9 +2798,11 @@ const file_epochkv_v1_kv_proto_rawDesc = "" +
 	"\x0fcompare_and_set\x18\x06 \x01(\v2\x19.epochkv.v1.CompareAndSetH\x00R\rcompareAndSet\x12$\n" +
 	"\rput_if_absent\x18\a \x01(\fH\x00R\vputIfAbsent\x12 \n" +
 	"\vget_and_set\x18\b \x01(\fH\x00R\tgetAndSet\x12&\n" +
-	"\x0eget_and_delete\x18\t \x01(\bH\x00R\fgetAndDelete\x12\x19\n" +
-	"\bwant_old\x18\x0e \x01(\bR\awantOld\x12\x19\n" +
-	"\bwant_new\x18\x0f \x01(\bR\awantNewB\v\n" +
+	"\x0eget_and_delete\x18\t \x01(\bH\x00R\fgetAndDelete\x12\x1d\n" +
+	"\n" +
+	"return_old\x18\x0e \x01(\bR\treturnOld\x12\x1d\n" +
+	"\n" +
+	"return_new\x18\x0f \x01(\bR\treturnNewB\v\n" +
 	"\toperation\"_\n" +
 	"\tIncrement\x12\x14\n" +
 	"\x05delta\x18\x01 \x01(\x12R\x05delta\x12\x15\n" +
@@ -2862,12 +2881,11 @@ const file_epochkv_v1_kv_proto_rawDesc = "" +
 	"Durability\x12\x1a\n" +
 	"\x16DURABILITY_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fDURABILITY_SYNC\x10\x01\x12\x14\n" +
-	"\x10DURABILITY_ASYNC\x10\x02*U\n" +
-	"\n" +
-	"ScanTokens\x12\x1b\n" +
-	"\x17SCAN_TOKENS_UNSPECIFIED\x10\x00\x12\x15\n" +
-	"\x11SCAN_TOKENS_INNER\x10\x01\x12\x13\n" +
-	"\x0fSCAN_TOKENS_ALL\x10\x022\xf5\x05\n" +
+	"\x10DURABILITY_ASYNC\x10\x02*]\n" +
+	"\fResumeTokens\x12\x1d\n" +
+	"\x19RESUME_TOKENS_UNSPECIFIED\x10\x00\x12\x17\n" +
+	"\x13RESUME_TOKENS_INNER\x10\x01\x12\x15\n" +
+	"\x11RESUME_TOKENS_ALL\x10\x022\xf5\x05\n" +
 	"\x02KV\x126\n" +
 	"\x03Get\x12\x16.epochkv.v1.GetRequest\x1a\x17.epochkv.v1.GetResponse\x126\n" +
 	"\x03Put\x12\x16.epochkv.v1.PutRequest\x1a\x17.epochkv.v1.PutResponse\x12?\n" +
@@ -2898,7 +2916,7 @@ var file_epochkv_v1_kv_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
 var file_epochkv_v1_kv_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
 var file_epochkv_v1_kv_proto_goTypes = []any{
 	(Durability)(0),             // 0: epochkv.v1.Durability
-	(ScanTokens)(0),             // 1: epochkv.v1.ScanTokens
+	(ResumeTokens)(0),           // 1: epochkv.v1.ResumeTokens
 	(Mutation_Kind)(0),          // 2: epochkv.v1.Mutation.Kind
 	(*KeyRange)(nil),            // 3: epochkv.v1.KeyRange
 	(*Precondition)(nil),        // 4: epochkv.v1.Precondition
@@ -2948,7 +2966,7 @@ var file_epochkv_v1_kv_proto_depIdxs = []int32{
 	4,  // 10: epochkv.v1.DeleteRangeRequest.preconditions:type_name -> epochkv.v1.Precondition
 	0,  // 11: epochkv.v1.DeleteRangeRequest.durability:type_name -> epochkv.v1.Durability
 	3,  // 12: epochkv.v1.ScanRequest.range:type_name -> epochkv.v1.KeyRange
-	1,  // 13: epochkv.v1.ScanRequest.tokens:type_name -> epochkv.v1.ScanTokens
+	1,  // 13: epochkv.v1.ScanRequest.tokens:type_name -> epochkv.v1.ResumeTokens
 	21, // 14: epochkv.v1.ScanResponse.entries:type_name -> epochkv.v1.Entry
 	23, // 15: epochkv.v1.Invocation.increment:type_name -> epochkv.v1.Increment
 	24, // 16: epochkv.v1.Invocation.compare_and_set:type_name -> epochkv.v1.CompareAndSet

@@ -1,12 +1,15 @@
-// The data plane of EpochKV: an ordered map from keys to values whose every version carries the epoch that wrote it.
+// The data plane of EpochKV: an ordered map from keys to values. Each version carries the epoch
+// that wrote it.
 //
-// Epochs. Each committed write, single or batch, gets a number of one ascending sequence, starting at 1: its epoch. A later commit has a
-// larger one, and no number is given out twice. There are gaps: before a bulk load, after a crash (the numbers that the lost asynchronous
-// commits may have had, and more), and for transactions that failed their validation. Do not count commits by epochs. A read happens at an epoch and sees, per key, the newest version written at or before it. Zero means "none" wherever
-// an epoch is optional.
+// Epochs. The epoch is the commit sequence number. Each committed write, single or batch, gets the
+// next number of one ascending sequence that starts at 1. A later commit has a larger epoch, and no
+// epoch is assigned twice. The sequence has gaps: before a bulk load, after a crash (the epochs of
+// lost asynchronous commits, and more), and for transactions that failed validation. Do not count
+// commits by epochs. A read happens at an epoch and sees, for each key, the newest version that was
+// written at or before it. Zero means "none" wherever an epoch is optional.
 //
-// Keys are 1 to 2048 bytes (a quarter of the server's page) and order as unsigned bytes do; values are 0 bytes to 16 MiB.
-// Admin.Status tells the limits in force.
+// Keys are 1 to 2048 bytes (a quarter of the server's page) and are ordered as unsigned bytes.
+// Values are 0 bytes to 16 MiB. Admin.Status returns the limits in force.
 //
 // Errors are described in errors.proto. A missing key is an answer (`found = false`), not an error.
 
@@ -54,37 +57,45 @@ type KVClient interface {
 	Get(ctx context.Context, in *GetRequest, opts ...grpc.CallOption) (*GetResponse, error)
 	// Put sets one key.
 	Put(ctx context.Context, in *PutRequest, opts ...grpc.CallOption) (*PutResponse, error)
-	// Delete removes one key. Removing a key that is not there succeeds, and takes an epoch like every write.
+	// Delete removes one key. Deleting a missing key succeeds and takes an epoch like every write.
 	Delete(ctx context.Context, in *DeleteRequest, opts ...grpc.CallOption) (*DeleteResponse, error)
-	// BatchGet reads many keys at one epoch and answers in the order of the request. The answer is bounded in bytes: keys beyond are
-	// `unread`. At least one key is read.
+	// BatchGet reads many keys at one epoch and answers in the order of the request. The size of the
+	// answer is limited: keys that do not fit are `unread`. At least one key is read.
 	BatchGet(ctx context.Context, in *BatchGetRequest, opts ...grpc.CallOption) (*BatchGetResponse, error)
 	// BatchWrite applies puts and deletes atomically at one epoch: all of them or none.
 	BatchWrite(ctx context.Context, in *BatchWriteRequest, opts ...grpc.CallOption) (*BatchWriteResponse, error)
 	// DeleteRange removes every key of a range atomically at one epoch and counts them.
 	DeleteRange(ctx context.Context, in *DeleteRangeRequest, opts ...grpc.CallOption) (*DeleteRangeResponse, error)
-	// Scan streams the entries of a range in key order, in pages, all of them read at one epoch.
+	// Scan streams the entries of a range in key order, in pages. All pages are read at one epoch.
 	Scan(ctx context.Context, in *ScanRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ScanResponse], error)
-	// Invoke reads, changes and writes one key in one step: increments, appends, compare-and-set and the like. It never
-	// conflicts. Unless the outcome of every attempt is wanted, repeat it only when the server has not executed it.
+	// Invoke reads, changes and writes one key in one step: increments, appends, compare-and-set and
+	// the like. It never conflicts. A repeated Invoke takes effect twice: repeat it only if the
+	// server has not executed it, or if that is acceptable.
 	Invoke(ctx context.Context, in *InvokeRequest, opts ...grpc.CallOption) (*InvokeResponse, error)
-	// InvokeAll does the same to many keys atomically at one epoch: all of them or, after an error, none. The values that it
-	// finds have together the limit of a batch, as the request has.
+	// InvokeAll does the same to many keys atomically at one epoch: all of them or, after an error,
+	// none. The limit of a batch applies to the request and to the values that it finds.
 	InvokeAll(ctx context.Context, in *InvokeAllRequest, opts ...grpc.CallOption) (*InvokeAllResponse, error)
-	// BulkLoad loads many keys past log and memtable. They become visible and durable at one epoch, or not at all: a stream that ends
-	// in any way but with commit leaves nothing behind. Keys in ascending order load fastest; of several values of one key the last one
-	// counts. One load runs at a time: LOAD_BUSY. Writes go on beside it; at its end they wait for some milliseconds and two syncs of the device,
-	// until it has taken its place. If they need the memory that comes free only with the load, the load is given up: MEMORY_FULL.
+	// BulkLoad loads many keys without the log and the memtable. They become visible and durable at
+	// one epoch, or not at all: a stream that ends without `commit` leaves nothing. Keys in ascending
+	// order load fastest. If a key is sent several times, its last value counts.
+	//
+	// One bulk load runs at a time; another gets BULK_LOAD_BUSY. Commits continue during the load. At
+	// its end they pause for some milliseconds and two syncs of the device, until the load is
+	// published. If writers need the memory that only the end of the load would free, the load is
+	// cancelled with MEMORY_FULL.
 	BulkLoad(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[BulkLoadRequest, BulkLoadResponse], error)
-	// Pipeline carries many requests in flight over one stream: the fastest way to send small requests.
+	// Pipeline carries many concurrent requests over one stream: the fastest way to send small
+	// requests.
 	//
-	// Each request has an id of the client's choice and is answered by exactly one response with that id, as it
-	// completes: not in the order of sending. Requests take effect in the order in which they were sent: each sees the writes
-	// sent before it on the same stream, and the later of two puts of one key wins. An error answers its own request and does
-	// not end the stream. When the client closes its side, the server answers what it has received and then ends the stream.
+	// The client chooses the id of each request. The server sends exactly one response with that id
+	// when the request completes; responses may be in another order than requests. Requests take
+	// effect in the order in which they were sent: each sees the writes sent before it on the same
+	// stream, and the later of two puts of one key wins. An error answers its own request and does
+	// not end the stream. When the client closes its side, the server answers what it has received
+	// and then ends the stream.
 	//
-	// If the stream breaks, requests without an answer may or may not have been executed. If it ends with SHUTTING_DOWN, the
-	// server has answered all that it executed.
+	// If the stream breaks, requests without an answer may or may not have been executed. If it ends
+	// with SHUTTING_DOWN, the server has answered all that it executed.
 	Pipeline(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[PipelineRequest, PipelineResponse], error)
 }
 
@@ -231,37 +242,45 @@ type KVServer interface {
 	Get(context.Context, *GetRequest) (*GetResponse, error)
 	// Put sets one key.
 	Put(context.Context, *PutRequest) (*PutResponse, error)
-	// Delete removes one key. Removing a key that is not there succeeds, and takes an epoch like every write.
+	// Delete removes one key. Deleting a missing key succeeds and takes an epoch like every write.
 	Delete(context.Context, *DeleteRequest) (*DeleteResponse, error)
-	// BatchGet reads many keys at one epoch and answers in the order of the request. The answer is bounded in bytes: keys beyond are
-	// `unread`. At least one key is read.
+	// BatchGet reads many keys at one epoch and answers in the order of the request. The size of the
+	// answer is limited: keys that do not fit are `unread`. At least one key is read.
 	BatchGet(context.Context, *BatchGetRequest) (*BatchGetResponse, error)
 	// BatchWrite applies puts and deletes atomically at one epoch: all of them or none.
 	BatchWrite(context.Context, *BatchWriteRequest) (*BatchWriteResponse, error)
 	// DeleteRange removes every key of a range atomically at one epoch and counts them.
 	DeleteRange(context.Context, *DeleteRangeRequest) (*DeleteRangeResponse, error)
-	// Scan streams the entries of a range in key order, in pages, all of them read at one epoch.
+	// Scan streams the entries of a range in key order, in pages. All pages are read at one epoch.
 	Scan(*ScanRequest, grpc.ServerStreamingServer[ScanResponse]) error
-	// Invoke reads, changes and writes one key in one step: increments, appends, compare-and-set and the like. It never
-	// conflicts. Unless the outcome of every attempt is wanted, repeat it only when the server has not executed it.
+	// Invoke reads, changes and writes one key in one step: increments, appends, compare-and-set and
+	// the like. It never conflicts. A repeated Invoke takes effect twice: repeat it only if the
+	// server has not executed it, or if that is acceptable.
 	Invoke(context.Context, *InvokeRequest) (*InvokeResponse, error)
-	// InvokeAll does the same to many keys atomically at one epoch: all of them or, after an error, none. The values that it
-	// finds have together the limit of a batch, as the request has.
+	// InvokeAll does the same to many keys atomically at one epoch: all of them or, after an error,
+	// none. The limit of a batch applies to the request and to the values that it finds.
 	InvokeAll(context.Context, *InvokeAllRequest) (*InvokeAllResponse, error)
-	// BulkLoad loads many keys past log and memtable. They become visible and durable at one epoch, or not at all: a stream that ends
-	// in any way but with commit leaves nothing behind. Keys in ascending order load fastest; of several values of one key the last one
-	// counts. One load runs at a time: LOAD_BUSY. Writes go on beside it; at its end they wait for some milliseconds and two syncs of the device,
-	// until it has taken its place. If they need the memory that comes free only with the load, the load is given up: MEMORY_FULL.
+	// BulkLoad loads many keys without the log and the memtable. They become visible and durable at
+	// one epoch, or not at all: a stream that ends without `commit` leaves nothing. Keys in ascending
+	// order load fastest. If a key is sent several times, its last value counts.
+	//
+	// One bulk load runs at a time; another gets BULK_LOAD_BUSY. Commits continue during the load. At
+	// its end they pause for some milliseconds and two syncs of the device, until the load is
+	// published. If writers need the memory that only the end of the load would free, the load is
+	// cancelled with MEMORY_FULL.
 	BulkLoad(grpc.ClientStreamingServer[BulkLoadRequest, BulkLoadResponse]) error
-	// Pipeline carries many requests in flight over one stream: the fastest way to send small requests.
+	// Pipeline carries many concurrent requests over one stream: the fastest way to send small
+	// requests.
 	//
-	// Each request has an id of the client's choice and is answered by exactly one response with that id, as it
-	// completes: not in the order of sending. Requests take effect in the order in which they were sent: each sees the writes
-	// sent before it on the same stream, and the later of two puts of one key wins. An error answers its own request and does
-	// not end the stream. When the client closes its side, the server answers what it has received and then ends the stream.
+	// The client chooses the id of each request. The server sends exactly one response with that id
+	// when the request completes; responses may be in another order than requests. Requests take
+	// effect in the order in which they were sent: each sees the writes sent before it on the same
+	// stream, and the later of two puts of one key wins. An error answers its own request and does
+	// not end the stream. When the client closes its side, the server answers what it has received
+	// and then ends the stream.
 	//
-	// If the stream breaks, requests without an answer may or may not have been executed. If it ends with SHUTTING_DOWN, the
-	// server has answered all that it executed.
+	// If the stream breaks, requests without an answer may or may not have been executed. If it ends
+	// with SHUTTING_DOWN, the server has answered all that it executed.
 	Pipeline(grpc.BidiStreamingServer[PipelineRequest, PipelineResponse]) error
 	mustEmbedUnimplementedKVServer()
 }

@@ -1164,9 +1164,9 @@ func (m *Invocation) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		}
 		i -= size
 	}
-	if m.WantNew {
+	if m.ReturnNew {
 		i--
-		if m.WantNew {
+		if m.ReturnNew {
 			dAtA[i] = 1
 		} else {
 			dAtA[i] = 0
@@ -1174,9 +1174,9 @@ func (m *Invocation) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i--
 		dAtA[i] = 0x78
 	}
-	if m.WantOld {
+	if m.ReturnOld {
 		i--
-		if m.WantOld {
+		if m.ReturnOld {
 			dAtA[i] = 1
 		} else {
 			dAtA[i] = 0
@@ -3337,10 +3337,10 @@ func (m *Invocation) SizeVT() (n int) {
 	if vtmsg, ok := m.Operation.(interface{ SizeVT() int }); ok {
 		n += vtmsg.SizeVT()
 	}
-	if m.WantOld {
+	if m.ReturnOld {
 		n += 2
 	}
-	if m.WantNew {
+	if m.ReturnNew {
 		n += 2
 	}
 	n += len(m.unknownFields)
@@ -6157,7 +6157,7 @@ func (m *ScanRequest) UnmarshalVT(dAtA []byte) error {
 				}
 				b := dAtA[iNdEx]
 				iNdEx++
-				m.Tokens |= ScanTokens(b&0x7F) << shift
+				m.Tokens |= ResumeTokens(b&0x7F) << shift
 				if b < 0x80 {
 					break
 				}
@@ -6815,7 +6815,7 @@ func (m *Invocation) UnmarshalVT(dAtA []byte) error {
 			m.Operation = &Invocation_GetAndDelete{GetAndDelete: b}
 		case 14:
 			if wireType != 0 {
-				return fmt.Errorf("proto: wrong wireType = %d for field WantOld", wireType)
+				return fmt.Errorf("proto: wrong wireType = %d for field ReturnOld", wireType)
 			}
 			var v int
 			for shift := uint(0); ; shift += 7 {
@@ -6832,10 +6832,10 @@ func (m *Invocation) UnmarshalVT(dAtA []byte) error {
 					break
 				}
 			}
-			m.WantOld = bool(v != 0)
+			m.ReturnOld = bool(v != 0)
 		case 15:
 			if wireType != 0 {
-				return fmt.Errorf("proto: wrong wireType = %d for field WantNew", wireType)
+				return fmt.Errorf("proto: wrong wireType = %d for field ReturnNew", wireType)
 			}
 			var v int
 			for shift := uint(0); ; shift += 7 {
@@ -6852,7 +6852,7 @@ func (m *Invocation) UnmarshalVT(dAtA []byte) error {
 					break
 				}
 			}
-			m.WantNew = bool(v != 0)
+			m.ReturnNew = bool(v != 0)
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
