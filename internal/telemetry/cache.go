@@ -10,32 +10,32 @@ import (
 // cacheReadings are the page cache's metrics, in the order of docs/operations.md.
 var cacheReadings = []reading{
 	engineGauge("cache_pages", "Pages in the cache.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Resident) }),
-	engineGauge("cache_hot_pages", "Cached pages in the hot set.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Hot) }),
-	engineGauge("cache_frames", "Pages that the cache may hold.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Frames) }),
-	engineCounter("cache_hits_total", "Pages that reads of sessions found in memory.", func(s *mvcc.Stats) float64 { return float64(s.Storage.CacheHits) }),
+	engineGauge("cache_hot_pages", "Pages in the hot set.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Hot) }),
+	engineGauge("cache_frames", "Largest number of pages that the cache may hold.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Frames) }),
+	engineCounter("cache_hits_total", "Pages that reads of sessions found in the cache.", func(s *mvcc.Stats) float64 { return float64(s.Storage.CacheHits) }),
 	engineCounter("cache_misses_total", "Pages read from the data file on demand.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Misses) }),
 	engineCounter("cache_refaults_total", "Misses of pages that were evicted recently.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Returned) }),
-	engineCounter("cache_uncached_reads_total", "Pages read past the cache for want of a frame.",
+	engineCounter("cache_uncached_reads_total", "Pages read without the cache because no frame was available.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Uncached) }),
-	engineCounter("cache_evictions_total", "Pages evicted, all from the COOL band.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Evicted) }),
-	engineCounter("cache_dropped_total", "Pages dropped by a smaller cache, of either band.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Dropped) }),
-	engineCounter("cache_forgotten_total", "Pages dropped because a checkpoint had freed them.",
+	engineCounter("cache_evictions_total", "Pages of the cold set that were evicted to make room.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Evicted) }),
+	engineCounter("cache_shrink_evictions_total", "Pages evicted because the cache was made smaller.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Dropped) }),
+	engineCounter("cache_invalidations_total", "Pages removed because a checkpoint freed them.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Forgotten) }),
-	engineCounter("cache_cooled_total", "Steps by which HOT pages were cooled.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Cooled) }),
-	engineCounter("cache_laps_total", "Laps of the clock's hand.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Laps) }),
-	engineCounter("cache_visited_frames_total", "Frames that the clock's hand looked at.",
+	engineCounter("cache_usage_decrements_total", "Usage-count decrements of hot pages.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Cooled) }),
+	engineCounter("cache_clock_passes_total", "Complete passes of the clock hand.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Laps) }),
+	engineCounter("cache_examined_frames_total", "Frames examined by the clock hand.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Visited) }),
-	engineCounter("cache_prefetched_total", "Pages read ahead of scans.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Prefetched) }),
-	engineCounter("cache_prefetched_used_total", "Prefetched pages that were then visited.",
+	engineCounter("cache_prefetched_total", "Pages read before a scan needed them.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Prefetched) }),
+	engineCounter("cache_prefetched_used_total", "Prefetched pages that a read then used.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.PrefetchedUsed) }),
-	engineCounter("cache_prefetched_wasted_total", "Prefetched pages that were evicted without a visit.",
+	engineCounter("cache_prefetched_wasted_total", "Prefetched pages that were evicted before a read used them.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.PrefetchedWasted) }),
 }
 
 var (
-	ioDesc     = desc("io_requests_total", "Requests to the device by the way they took.", "way")
-	ioRingDesc = desc("io_ring_requests_in_flight", "Requests in io_uring rings at this moment.")
-	ioTimeDesc = desc("io_duration_seconds", "Duration of single reads and of batches, by the way they took.", "way")
+	ioDesc     = desc("io_requests_total", "Requests to the device, by method.", "method")
+	ioRingDesc = desc("io_ring_requests_in_flight", "Requests in io_uring rings.")
+	ioTimeDesc = desc("io_duration_seconds", "Duration of single reads and of batches, by method.", "method")
 )
 
 // ioCollector reads which way I/O took.

@@ -73,8 +73,8 @@ func TestCacheMetricsMoveWithTheReads(t *testing.T) {
 	session.Done()
 	after := valuesOf(t, store, files)
 	for _, name := range []string{
-		"cache_hits_total", "cache_misses_total", "cache_refaults_total", "cache_evictions_total", "cache_cooled_total", "cache_laps_total",
-		"cache_visited_frames_total", "cache_prefetched_total", "cache_prefetched_used_total", "pages_read_total",
+		"cache_hits_total", "cache_misses_total", "cache_refaults_total", "cache_evictions_total", "cache_usage_decrements_total", "cache_clock_passes_total",
+		"cache_examined_frames_total", "cache_prefetched_total", "cache_prefetched_used_total", "pages_read_total",
 		"io_requests_total single_read", "io_duration_seconds single_read",
 	} {
 		if after["kvserver_"+name] <= before["kvserver_"+name] {

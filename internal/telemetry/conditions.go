@@ -6,7 +6,7 @@ import (
 	"github.com/epochkv/epochkv/internal/health"
 )
 
-var conditionDesc = desc("condition", "1 while a health condition holds; no series while it does not. Severity unavailable makes health checks fail.", "name", "severity")
+var conditionDesc = desc("condition", "1 while a health condition is active; no series otherwise. Severity unavailable makes health checks fail.", "name", "severity")
 
 // conditionCollector reads the list of conditions. Names are a fixed set, so the number of series is bounded.
 type conditionCollector struct{ conditions func() []health.Condition }

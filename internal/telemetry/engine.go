@@ -28,42 +28,42 @@ func engineCounter(name, help string, value func(*mvcc.Stats) float64) reading {
 
 // readings are the engine's metrics without labels, in the order of docs/operations.md.
 var readings = []reading{
-	engineGauge("visible_epoch", "Newest epoch that new snapshots see.", func(s *mvcc.Stats) float64 { return float64(s.Visible) }),
-	engineGauge("durable_epoch", "Newest epoch on stable storage, as all before it.", func(s *mvcc.Stats) float64 { return float64(s.Durable) }),
-	engineGauge("min_visible_epoch", "Smallest epoch that a snapshot, a resume token or the retention time still needs.", func(s *mvcc.Stats) float64 { return float64(s.MinVisible) }),
-	engineCounter("commits_total", "Transactions committed.", func(s *mvcc.Stats) float64 { return float64(s.Commits) }),
+	engineGauge("visible_epoch", "Epoch that new snapshots read: every commit up to it is visible.", func(s *mvcc.Stats) float64 { return float64(s.Visible) }),
+	engineGauge("durable_epoch", "Every commit up to this epoch is on stable storage.", func(s *mvcc.Stats) float64 { return float64(s.Durable) }),
+	engineGauge("min_visible_epoch", "Smallest epoch that a snapshot, a snapshot lease or the retention time still needs.", func(s *mvcc.Stats) float64 { return float64(s.MinVisible) }),
+	engineCounter("commits_total", "Commits, single writes included.", func(s *mvcc.Stats) float64 { return float64(s.Commits) }),
 
-	engineGauge("snapshots", "Snapshots that readers hold.", func(s *mvcc.Stats) float64 { return float64(s.Snapshots.Snapshots) }),
+	engineGauge("snapshots", "Open snapshots.", func(s *mvcc.Stats) float64 { return float64(s.Snapshots.Snapshots) }),
 	engineGauge("oldest_snapshot_age_seconds", "Age of the oldest snapshot that prevents version garbage collection.",
 		func(s *mvcc.Stats) float64 { return snapshotAge(s).Seconds() }),
-	engineGauge("scan_tokens", "Epochs kept readable for resume tokens.", func(s *mvcc.Stats) float64 { return float64(s.Snapshots.Holds) }),
+	engineGauge("snapshot_leases", "Snapshot leases of resume tokens.", func(s *mvcc.Stats) float64 { return float64(s.Snapshots.Holds) }),
 
 	engineCounter("log_append_bytes_total", "Bytes of log records made durable.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Log.Bytes) }),
 	engineCounter("log_records_total", "Log records made durable.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Log.Records) }),
-	engineCounter("log_write_seconds_total", "Time spent writing log records, syncs not counted.",
+	engineCounter("log_write_seconds_total", "Time spent writing log records, without syncs.",
 		func(s *mvcc.Stats) float64 { return s.Storage.Log.WriteTime.Seconds() }),
-	engineGauge("log_segments", "Log segments that a replay would read, and the open one.",
+	engineGauge("log_segments", "Log segments that recovery would read, the open one included.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Log.Segments) }),
-	engineGauge("log_size_bytes", "Size of the log segments' files.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Log.SegmentBytes) }),
-	engineCounter("log_rotations_total", "Segments begun because another was full.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Log.Rotations) }),
-	engineCounter("memtables_ready_total", "Rotations that found the next memtable made ready in the background.",
+	engineGauge("log_size_bytes", "Size of the log segment files.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Log.SegmentBytes) }),
+	engineCounter("log_rotations_total", "Changes to a new log segment and memtable because a segment was full.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Log.Rotations) }),
+	engineCounter("memtables_prepared_total", "Log rotations that used a memtable prepared in the background.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.MemtablesPrepared) }),
-	engineCounter("log_stalls_total", "Rotations that had to wait for a file or a buffer.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Log.Stalls) }),
-	engineCounter("log_prepare_failures_total", "Failed attempts to prepare, close or remove a log file that holds no needed record. They are repeated.",
+	engineCounter("log_stalls_total", "Log rotations that waited for a segment file or buffer.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Log.Stalls) }),
+	engineCounter("log_prepare_failures_total", "Failed attempts to prepare, close or remove a log file without needed records. They are repeated.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Log.PrepareFailures) }),
-	engineCounter("log_recycled_segments_total", "Old segment files kept for use as new ones.",
+	engineCounter("log_recycled_segments_total", "Old log segment files reused as new ones.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Log.Recycled) }),
 
 	engineGauge("memtables", "Memtables, the active one included.", func(s *mvcc.Stats) float64 { return float64(len(s.Storage.Generations)) }),
-	engineGauge("memtable_keys", "Keys in all memtables; one in several counts in each.", func(s *mvcc.Stats) float64 { return float64(sumKeys(s)) }),
+	engineGauge("memtable_keys", "Keys in all memtables; a key in several memtables counts in each.", func(s *mvcc.Stats) float64 { return float64(sumKeys(s)) }),
 	engineGauge("memtable_versions", "Versions in all memtables.", func(s *mvcc.Stats) float64 { return float64(sumVersions(s)) }),
-	engineCounter("memory_refusals_total", "Writes turned away because the memory budget was used up.",
+	engineCounter("memory_refusals_total", "Writes refused because the memory budget was exhausted.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Refused) }),
 	engineGauge("disk_full", "1 while writes other than deletions are refused because the disk is full.",
 		func(s *mvcc.Stats) float64 { return oneIf(s.Storage.DiskFull) }),
-	engineGauge("disk_reserve_bytes", "Disk space that is allocated for deletions and checkpoints on a full disk.",
+	engineGauge("disk_reserve_bytes", "Disk space reserved for deletions and checkpoints on a full disk.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.DiskReserve) }),
-	engineGauge("memory_budget_bytes", "What --memory allows for cache, memtables and log buffers together.",
+	engineGauge("memory_budget_bytes", "Memory budget (--memory) for cache, memtables and log buffers together.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.MemoryBudget) }),
 }
 
@@ -85,12 +85,12 @@ func sumVersions(s *mvcc.Stats) (n int64) {
 
 var (
 	memoryDesc   = desc("memory_bytes", "Memory in use, by component of the budget.", "component")
-	diskFreeDesc = desc("disk_free_bytes", "Free space of the file system below the data directory.")
-	abortsDesc   = desc("commit_aborts_total", "Commits refused because of the data's state.", "reason")
+	diskFreeDesc = desc("disk_free_bytes", "Free space of the file system that holds the data directory.")
+	abortsDesc   = desc("commit_aborts_total", "Commits refused because of the state of the data, by reason.", "reason")
 	fsyncDesc    = desc("log_fsync_duration_seconds", "Duration of one sync of the log.")
 	groupDesc    = desc("log_group_records", "Records that one sync made durable.")
-	sessionDesc  = desc("session_snapshot_age_seconds", "Age of the oldest session snapshots that prevent version garbage collection.", "session")
-	failedDesc   = desc("failed", "1 once a failed write or sync has stopped the store from accepting writes, else 0.")
+	sessionDesc  = desc("session_snapshot_age_seconds", "Age of the five oldest session snapshots that prevent version garbage collection.", "session")
+	failedDesc   = desc("failed", "1 after a failed write or sync has stopped the store from accepting writes, else 0.")
 )
 
 // engineCollector reads the engine once for each scrape.

@@ -22,14 +22,14 @@ type ServerStats struct {
 }
 
 var (
-	connectionsDesc      = desc("connections", "Client connections that are open.")
-	streamsDesc          = desc("streams", "Pipelines and scans that are open.")
-	inflightRequestsDesc = desc("inflight_requests", "Requests being executed or awaiting durability.")
-	inflightBytesDesc    = desc("inflight_bytes", "Bytes of requests being executed.")
-	answerBytesDesc      = desc("answer_bytes", "Bytes of answers of 4 KiB and more that are not sent yet.")
-	sessionsDesc         = desc("sessions", "Engine sessions that the server holds, in use or pooled.")
-	drainingDesc         = desc("draining", "1 once the server was told to stop, else 0.")
-	rejectionsDesc       = desc("rejections_total", "Work refused before it began, by the limit that was reached.", "limit")
+	connectionsDesc      = desc("connections", "Open client connections.")
+	streamsDesc          = desc("streams", "Open pipelines, scans and transaction streams.")
+	inflightRequestsDesc = desc("inflight_requests", "Requests that are being executed or wait to be acknowledged.")
+	inflightBytesDesc    = desc("inflight_bytes", "Bytes of requests that are being executed.")
+	answerBytesDesc      = desc("answer_bytes", "Bytes of answers of 4 KiB or more that are not sent yet.")
+	sessionsDesc         = desc("sessions", "Engine sessions of the server, in use or pooled.")
+	drainingDesc         = desc("draining", "1 while the server is shutting down, else 0.")
+	rejectionsDesc       = desc("rejections_total", "Connections and requests refused before they began, by the limit that was reached.", "limit")
 )
 
 type serverCollector struct{ stats func() ServerStats }

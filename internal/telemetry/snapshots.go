@@ -17,7 +17,7 @@ var snapshotEndNames = [SnapshotEnds]string{"timeout", "operator"}
 // String is the cause as metrics and errors show it.
 func (e SnapshotEnd) String() string { return snapshotEndNames[e] }
 
-var snapshotsEndedDesc = desc("snapshots_ended_total", "Snapshots that were taken from the requests that used them, by cause.", "cause")
+var snapshotsEndedDesc = desc("snapshots_ended_total", "Snapshots that the server ended during their request, by cause.", "cause")
 
 func collectSnapshotEnds(ch chan<- prometheus.Metric, ended *[SnapshotEnds]uint64) {
 	for i, n := range ended {

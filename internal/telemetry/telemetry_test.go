@@ -99,13 +99,13 @@ kvserver_requests_total{code="OK",method="Status"} 1
 kvserver_requests_total{code="OK",method="Transact"} 1
 kvserver_requests_total{code="OK",method="Verify"} 1
 kvserver_requests_total{code="Unauthenticated",method="Get"} 1
-# HELP kvserver_visible_epoch Newest epoch that new snapshots see.
+# HELP kvserver_visible_epoch Epoch that new snapshots read: every commit up to it is visible.
 # TYPE kvserver_visible_epoch gauge
 kvserver_visible_epoch 7
-# HELP kvserver_memtable_keys Keys in all memtables; one in several counts in each.
+# HELP kvserver_memtable_keys Keys in all memtables; a key in several memtables counts in each.
 # TYPE kvserver_memtable_keys gauge
 kvserver_memtable_keys 5
-# HELP kvserver_failed 1 once a failed write or sync has stopped the store from accepting writes, else 0.
+# HELP kvserver_failed 1 after a failed write or sync has stopped the store from accepting writes, else 0.
 # TYPE kvserver_failed gauge
 kvserver_failed 1
 `), "kvserver_requests_total", "kvserver_visible_epoch", "kvserver_memtable_keys", "kvserver_failed")

@@ -37,8 +37,8 @@ type TransactionStats struct {
 }
 
 var (
-	txnOpenDesc      = desc("transactions", "Interactive transactions that are open.")
-	txnBytesDesc     = desc("transactions_bytes", "What the writes and reads of open interactive transactions hold.")
+	txnOpenDesc      = desc("transactions", "Open interactive transactions.")
+	txnBytesDesc     = desc("transactions_bytes", "Memory of the writes and reads of open interactive transactions.")
 	txnOldestDesc    = desc("oldest_transaction_age_seconds", "Age of the oldest open interactive transaction.")
 	txnStartedDesc   = desc("transactions_started_total", "Transactions begun.")
 	txnCommittedDesc = desc("transactions_committed_total", "Transactions committed.")

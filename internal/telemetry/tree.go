@@ -11,13 +11,13 @@ import (
 var treeReadings = []reading{
 	engineCounter("bulk_loads_total", "Bulk loads that became visible.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.BulkLoads) }),
 	engineCounter("bulk_loaded_keys_total", "Keys of bulk loads that became visible.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.BulkLoadedKeys) }),
-	engineCounter("bulk_load_switch_seconds_total", "Time for which bulk loads held commits off, to take their place.",
+	engineCounter("bulk_load_commit_pause_seconds_total", "Time during which bulk loads paused commits.",
 		func(s *mvcc.Stats) float64 { return s.LoadHeld.Seconds() }),
-	engineGauge("bulk_load_switch_longest_seconds", "The longest that one bulk load since start has held commits off.",
+	engineGauge("bulk_load_commit_pause_longest_seconds", "Longest commit pause of one bulk load since start.",
 		func(s *mvcc.Stats) float64 { return s.LoadHeldMax.Seconds() }),
 	engineGauge("write_amplification_ratio", "Bytes written to log and data file since start, for each byte of log records and bulk loads; zero before the first.",
 		func(s *mvcc.Stats) float64 { return s.Storage.WriteAmplification() }),
-	engineGauge("checkpoint_failing", "1 if the last background checkpoint failed; it is tried again.", func(s *mvcc.Stats) float64 {
+	engineGauge("checkpoint_failing", "1 if the last background checkpoint failed, else 0. The server tries again.", func(s *mvcc.Stats) float64 {
 		if s.CheckpointErr != nil {
 			return 1
 		}
@@ -28,41 +28,41 @@ var treeReadings = []reading{
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.VersionsDropped) }),
 	engineCounter("checkpoint_tombstones_dropped_total", "Tombstones that checkpoints removed because no older version remained.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.TombstonesDropped) }),
-	engineGauge("tree_stale_ratio", "The part of the tree that superseded versions and tombstones take, needed or not, rounded up.",
+	engineGauge("tree_dead_version_ratio", "Share of tree bytes taken by superseded versions and tombstones.",
 		func(s *mvcc.Stats) float64 { return s.Storage.Tree.DeadVersionRatio }),
-	engineCounter("swept_pages_total", "Leaves rewritten for the garbage in them, though nothing new fell on them.",
+	engineCounter("vacuum_pages_rewritten_total", "Leaves rewritten by vacuum.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.LeavesVacuumed) }),
-	engineCounter("swept_versions_total", "Dead versions removed from the tree besides those that a merge met.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.VersionsVacuumed) }),
-	engineCounter("sweep_pages_read_total", "Leaves looked into for garbage.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.VacuumReads) }),
-	engineCounter("sweep_laps_total", "Times that all leaves with stale versions were looked into.",
+	engineCounter("vacuum_versions_removed_total", "Dead versions removed by vacuum.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.VersionsVacuumed) }),
+	engineCounter("vacuum_pages_read_total", "Leaves read by vacuum.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.VacuumReads) }),
+	engineCounter("vacuum_passes_total", "Complete vacuum passes over the tree.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.VacuumPasses) }),
-	engineCounter("write_stalls_total", "Writes that waited for a checkpoint to make room.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Stalls) }),
-	engineCounter("write_stall_seconds_total", "Time that writes waited for a checkpoint.", func(s *mvcc.Stats) float64 { return s.Storage.StallTime.Seconds() }),
-	engineGauge("write_pace_seconds", "What a writer waits for each KiB at present; zero unless checkpoints fall behind.",
+	engineCounter("write_stalls_total", "Writes that waited for a checkpoint to free memory.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Stalls) }),
+	engineCounter("write_stall_seconds_total", "Time that writes waited for a checkpoint to free memory.", func(s *mvcc.Stats) float64 { return s.Storage.StallTime.Seconds() }),
+	engineGauge("write_throttle_seconds_per_kib", "Current delay of writers for each KiB; zero while checkpoints keep up.",
 		func(s *mvcc.Stats) float64 { return s.Storage.ThrottleDelayPerKiB.Seconds() }),
 
 	engineGauge("tree_height", "Levels of the tree.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.Height) }),
 	engineGauge("tree_keys", "Live keys in the tree.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.Entries) }),
-	engineGauge("tree_bytes", "Bytes of all versions in the tree.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.EntryBytes) }),
+	engineGauge("tree_bytes", "Bytes of all versions in the tree, without blobs.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.EntryBytes) }),
 	engineGauge("data_file_bytes", "Size of the data file.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Pages.FileBytes) }),
 	engineCounter("pages_read_total", "Pages read from the data file.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Pages.PagesRead) }),
 	engineCounter("pages_written_total", "Pages written to the data file.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Pages.PagesWritten) }),
-	engineGauge("lost_pages", "Damaged pages of the tree that checkpoints go round.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.QuarantinedPages) }),
-	engineGauge("quarantined_versions", "Versions that the tree refuses and that are kept in a file beside it.",
+	engineGauge("quarantined_pages", "Damaged tree pages that checkpoints skip.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.QuarantinedPages) }),
+	engineGauge("quarantined_versions", "Versions in quarantine: the keys that they belong to have an entry that the tree refuses.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.Quarantined) }),
-	engineGauge("repaired_at_start", "Superblocks, allocation maps and row tables that the last start found damaged and repaired without loss.",
+	engineGauge("repaired_at_start", "Superblocks, allocation maps and indirection tables that the last start found damaged and repaired without loss.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.Repaired) }),
 	engineCounter("damaged_reads_total", "Reads that met a damaged page.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.Damaged) }),
-	engineGauge("rows", "Values that lie outside the leaves.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Blobs.Rows) }),
-	engineGauge("row_fill_ratio", "The part of data pages that live rows take.", func(s *mvcc.Stats) float64 { return s.Storage.Blobs.FillFactor }),
+	engineGauge("blobs", "Values stored outside leaves.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Blobs.Rows) }),
+	engineGauge("blob_fill_ratio", "Share of blob page bytes in use.", func(s *mvcc.Stats) float64 { return s.Storage.Blobs.FillFactor }),
 
-	engineCounter("gc_pruned_versions_total", "Versions taken out of memtables.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Pruning.Pruned) }),
-	engineCounter("gc_recycled_versions_total", "Versions whose memory waited for readers before it was used again.",
+	engineCounter("gc_pruned_versions_total", "Versions removed from memtables.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Pruning.Pruned) }),
+	engineCounter("gc_reclaimed_versions_total", "Pruned versions whose memory was reclaimed after their readers left.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Pruning.Reclaimed) }),
 	engineCounter("gc_queued_keys_total", "Keys queued for pruning.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Pruning.Queued) }),
-	engineCounter("gc_dropped_requests_total", "Pruning requests dropped because the queue was full; harmless.",
+	engineCounter("gc_dropped_requests_total", "Pruning requests dropped because the queue was full. Harmless: the chain is queued again later.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Pruning.Dropped) }),
-	engineCounter("gc_helped_chains_total", "Version chains that a writer had to cut itself.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Pruning.Assisted) }),
+	engineCounter("gc_assists_total", "Version chains that writers pruned themselves.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Pruning.Assisted) }),
 }
 
 var checkpointDesc = desc("checkpoint_duration_seconds", "Duration of one checkpoint, bulk loads included.")
@@ -78,7 +78,7 @@ func checkpointHistogram(t *storage.TreeStats) prometheus.Metric {
 	return prometheus.MustNewConstHistogram(checkpointDesc, count, t.CheckpointTime.Seconds(), cumulative)
 }
 
-var chainDesc = desc("gc_chain_length_versions", "Length of a key's version chain in a memtable when it was about to be pruned.")
+var chainDesc = desc("gc_chain_length_versions", "Length of version chains when they were pruned.")
 
 func chainHistogram(p *storage.PruneStats) prometheus.Metric {
 	cumulative, count := map[float64]uint64{}, uint64(0)
@@ -91,18 +91,18 @@ func chainHistogram(p *storage.PruneStats) prometheus.Metric {
 	return prometheus.MustNewConstHistogram(chainDesc, count, float64(p.ChainVersions), cumulative)
 }
 
-var kindsDesc = desc("pages_in_use", "Pages of the newest state, by what they hold.", "kind")
+var kindsDesc = desc("pages_in_use", "Pages of the newest state by kind.", "kind")
 
 func collectKinds(ch chan<- prometheus.Metric, s *mvcc.Stats) {
 	k := s.Storage.Kinds()
 	gauge(ch, kindsDesc, float64(k.Tree), "tree")
-	gauge(ch, kindsDesc, float64(k.Rows), "rows")
-	gauge(ch, kindsDesc, float64(k.Bulk), "bulk")
-	gauge(ch, kindsDesc, float64(k.RowTable), "row_table")
-	gauge(ch, kindsDesc, float64(k.Map), "map")
+	gauge(ch, kindsDesc, float64(k.Rows), "blob")
+	gauge(ch, kindsDesc, float64(k.Bulk), "overflow")
+	gauge(ch, kindsDesc, float64(k.RowTable), "indirection_table")
+	gauge(ch, kindsDesc, float64(k.Map), "allocation_map")
 }
 
-var pagesDesc = desc("pages", "Pages of the data file, by state.", "state")
+var pagesDesc = desc("pages", "Pages of the data file by state.", "state")
 
 func collectPages(ch chan<- prometheus.Metric, s *mvcc.Stats) {
 	gauge(ch, pagesDesc, float64(s.Storage.Pages.Live), "live")
