@@ -5,20 +5,22 @@ import (
 	"sync"
 )
 
-// BuffersMin is the least number of standard images: one that writers fill, one that the flusher empties, one spare. Who needs
-// more than there are waits for the flusher.
+// BuffersMin is the least number of standard buffers: one that writers fill, one that the flusher writes,
+// and one of a preallocated segment. A writer that needs another buffer waits for the flusher.
 const BuffersMin = 3
 
-// images hands out the buffers of segments: anonymous mappings, zero, with every page touched, so that no page fault
-// falls between a reservation and its publication.
+// bufferPool hands out segment buffers: anonymous mappings that are zero, with every page touched, so that
+// no page fault happens between a reservation and its publication.
+//
+// Invariant: a standard buffer is either with one segment or idle, never both: mapped <= max.
 type bufferPool struct {
-	size int // of a standard image; constant
-	max  int // number of standard images; constant
+	size int // of a standard buffer; constant
+	max  int // number of standard buffers; constant
 
 	obtain func(size int) error // asked before memory is taken from the system; constant, nil but in tests, which refuse it
 
 	mu     sync.Mutex
-	mapped int          // standard images that exist
+	mapped int          // standard buffers that exist
 	idle   []usedBuffer // at most max; dirty up to used
 	bytes  int64        // all mappings, oversized ones included
 }
@@ -28,7 +30,7 @@ type usedBuffer struct {
 	used int
 }
 
-// take returns a standard image, or nil if all are in use.
+// take returns a standard buffer, or nil if all are in use.
 func (p *bufferPool) take() ([]byte, error) {
 	p.mu.Lock()
 	if n := len(p.idle); n > 0 {
@@ -53,7 +55,7 @@ func (p *bufferPool) take() ([]byte, error) {
 	return buf, err
 }
 
-// give takes a standard image back. The first used bytes are cleared by the next take, off the flusher's path.
+// put takes a standard buffer back. The next take clears the first used bytes, off the flusher's path.
 func (p *bufferPool) put(buf []byte, used int) {
 	p.mu.Lock()
 	p.idle = append(p.idle, usedBuffer{buf, used})
@@ -68,7 +70,7 @@ func (p *bufferPool) mapZero(size int) ([]byte, error) {
 		buf, err = reserveBuffer(size)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("wal: map a segment image of %d bytes: %w", size, err)
+		return nil, fmt.Errorf("wal: map a segment buffer of %d bytes: %w", size, err)
 	}
 	p.mu.Lock()
 	p.bytes += int64(size)
@@ -90,14 +92,14 @@ func (p *bufferPool) unmap(buf []byte) error {
 	return releaseBuffer(buf)
 }
 
-// mappedBytes is the memory that images hold.
+// mappedBytes is the memory of all buffers.
 func (p *bufferPool) mappedBytes() int64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.bytes
 }
 
-// free unmaps the idle images.
+// free unmaps the idle buffers.
 func (p *bufferPool) free() (err error) {
 	p.mu.Lock()
 	idle := p.idle

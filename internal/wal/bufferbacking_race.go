@@ -8,10 +8,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// heapImageBytesMax bounds the images that race builds keep on the Go heap; larger ones are mapped as ever.
+// heapBufferBytesMax bounds the segment buffers that race builds keep on the Go heap; larger ones are mapped
+// as in other builds.
 const heapBufferBytesMax = 16 << 20
 
-// reserveImage takes small images from the heap: the race detector is blind to mappings. Words, because records begin at multiples of eight.
+// reserveBuffer takes small buffers from the heap, because the race detector does not see mappings. It
+// allocates words, because records begin at multiples of eight.
 func reserveBuffer(size int) ([]byte, error) {
 	if size > heapBufferBytesMax {
 		return mapBuffer(size)

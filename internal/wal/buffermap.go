@@ -8,13 +8,13 @@ import (
 	"github.com/epochkv/epochkv/internal/offheap"
 )
 
-// mapImage maps zero bytes and touches their pages.
+// mapBuffer maps zero bytes and touches their pages.
 func mapBuffer(size int) ([]byte, error) {
 	buf, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
 	if err != nil {
 		return nil, err
 	}
-	_ = unix.Madvise(buf, unix.MADV_HUGEPAGE) // advice only: small pages serve where there are no huge ones
+	_ = unix.Madvise(buf, unix.MADV_HUGEPAGE) // only advice: the kernel falls back to small pages
 	if err := offheap.Populate(buf); err != nil {
 		return nil, errors.Join(err, unix.Munmap(buf))
 	}

@@ -8,24 +8,24 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 )
 
-// tailBytes is how much of a write goes through the flusher's own buffer. Writes are whole pages, padded with zeros
-// behind the last copied record: a part of a page would make the kernel read the rest of it from a recycled file, and
-// the image behind the copied prefix holds what writers are just filling. One copy of up to 64 KiB is cheaper
-// than a second system call.
+// tailBytes is how much of a write goes through the flusher's own buffer. Writes are whole pages,
+// padded with zeros after the last copied record. For a part of a page, the kernel would have to read
+// the rest from a recycled file; and after the copied prefix, writers are filling the segment buffer.
+// One copy of up to 64 KiB is cheaper than a second system call.
 const tailBytes = 64 << 10
 
-// flusher is where writing stands. It belongs to the holder of the flush role.
+// flusher is the progress of writing. The holder of the flush role owns it.
 type flusher struct {
 	segment *Segment
 	pos     uint32     // end of the copied prefix in segment
 	written uint32     // end of what is written and synced
 	next    keys.Epoch // epoch of the record at pos
-	closed  bool       // the mark of a sealed segment is before pos
+	closed  bool       // the close record of a sealed segment is before pos
 	tail    [tailBytes]byte
 }
 
-// flushStep writes and syncs what is copied of one segment, moves durable, and goes to the next segment if this one is
-// done. It reports whether anything moved. The caller holds the flush role.
+// flushStep writes and syncs the copied records of one segment, moves durable, and goes to the next
+// segment if this one is complete. It reports whether anything moved. The caller holds the flush role.
 func (l *Log) flushStep() (moved bool, err error) {
 	if err := l.Err(); err != nil {
 		return false, err
@@ -57,7 +57,7 @@ func (f *flusher) start(s *Segment) bool {
 	return true
 }
 
-// walk moves pos over the records that are copied by now, and returns how many they are.
+// walk moves pos over the records that are copied by now, and returns their number.
 func (f *flusher) walk() (records int) {
 	pos, end := f.pos, uint32(len(f.segment.buffer))
 	if offset, _, sealed := f.segment.sealedAt(); sealed {
@@ -94,7 +94,8 @@ func (l *Log) writeAndSync(records int) error {
 	return nil
 }
 
-// end puts a mark that names the next segment behind the last record of a sealed one, if all of it is copied and the next one is known.
+// addCloseRecord adds a close record, with the number of the next segment, after the last record of a
+// sealed segment, if all its records are copied and the next segment is known.
 func (f *flusher) addCloseRecord(durable keys.Epoch) {
 	s := f.segment
 	next := s.next.Load()
@@ -108,7 +109,8 @@ func (f *flusher) addCloseRecord(durable keys.Epoch) {
 	}
 }
 
-// writeHeader makes the header of the flusher's segment durable before there are records. The caller has the flush role.
+// writeHeader makes the header of the flusher's segment durable before there are records. The caller
+// holds the flush role.
 func (l *Log) writeHeader() error {
 	if err := l.Err(); err != nil {
 		return err
@@ -125,15 +127,15 @@ func (l *Log) writeHeader() error {
 		err = f.segment.file.SyncData()
 	}
 	if err != nil {
-		return fmt.Errorf("wal: write the header of %s: %w", f.segment.path, err) // it is written anew with the first records
+		return fmt.Errorf("wal: write the header of %s: %w", f.segment.path, err) // the first records write it again
 	}
 	f.written = f.pos
 	l.durableHeader.Store(f.segment.number)
 	return nil
 }
 
-// write writes the image from the page in which the last write ended up to pos. The first write of a segment starts
-// with its header.
+// write writes the segment buffer from the page in which the last write ended up to pos. The first
+// write of a segment starts with its header.
 func (f *flusher) write() error {
 	buffer, file := f.segment.buffer, f.segment.file
 	from := f.written &^ (pageSize - 1)
@@ -154,7 +156,8 @@ func (f *flusher) write() error {
 	return err
 }
 
-// leaveSealed goes on to the next segment when this one is sealed and written to its end, and gives its image back.
+// leaveSealed goes to the next segment when this one is sealed and written to its end, and gives back
+// its buffer.
 func (l *Log) leaveSealed() (left bool) {
 	f := &l.flusher
 	s := f.segment
@@ -166,11 +169,11 @@ func (l *Log) leaveSealed() (left bool) {
 	if f.pos < offset {
 		return false
 	}
-	if !f.closed { // the last record was durable before the next segment was known: no sync waits for the mark
+	if !f.closed { // the last record was durable before the next segment was known: no sync waits for the close record
 		f.addCloseRecord(l.Durable())
 		l.recordFailure(f.write())
 	}
-	l.recordFailure(s.file.Close()) // all of it is durable
+	l.recordFailure(s.file.Close()) // all records are durable
 	l.completed.add(completedSegment{path: s.path, number: s.number, end: epoch - 1, size: int64(len(s.buffer))})
 	if s.pooled {
 		l.buffers.put(s.buffer, int(f.pos))
@@ -181,7 +184,7 @@ func (l *Log) leaveSealed() (left bool) {
 	return f.start(next)
 }
 
-// finish flushes at Close, when the goroutines are gone, marks the end, and ends every wait.
+// finish flushes at Close, when the goroutines have ended, writes the close record, and ends every wait.
 func (l *Log) finish() error {
 	l.acquireFlusher()
 	err := l.Err()
@@ -198,8 +201,9 @@ func (l *Log) finish() error {
 	return err
 }
 
-// mark writes a record that holds no epoch behind the last one. It testifies for the last group of records, behind which nothing
-// else may follow, spares the next replay the search for later records, and says that no epoch was given out that is not in the log.
+// writeCloseRecord writes a record without an epoch after the last record. It proves that the last group
+// of records was durable, for which there may be no other later record. It saves the next replay the
+// search for later records. And it says that no epoch was given out that is not in the log.
 func (l *Log) writeCloseRecord() error {
 	f := &l.flusher
 	f.segment.Seal()
@@ -214,7 +218,7 @@ func (l *Log) writeCloseRecord() error {
 		err = f.segment.file.SyncData()
 	}
 	if err != nil {
-		return l.fail(fmt.Errorf("mark the end: %w", err))
+		return l.fail(fmt.Errorf("write the close record: %w", err))
 	}
 	return nil
 }

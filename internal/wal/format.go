@@ -12,13 +12,14 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 )
 
-// A segment file, little endian. The header has a page of its own, which is written once: later writes rewrite whole
-// pages of records, and must not put the header at risk.
+// A segment file, little endian. The header has a page of its own, which is written once: later writes
+// rewrite whole pages of records, and must not put the header at risk.
 //
 //	0                4096
-//	+--------+-------+--------+--------+-----+-----------------------------+
-//	| header | zero  | record | record | ... | zero, or a recycled file's  |
-//	+--------+-------+--------+--------+-----+-----------------------------+
+//	+--------+-------+--------+--------+-----+------------------------------+
+//	| header | zero  | record | record | ... | zero, or old contents of a   |
+//	|        |       |        |        |     | recycled file                |
+//	+--------+-------+--------+--------+-----+------------------------------+
 //
 // header
 //
@@ -27,7 +28,7 @@ import (
 //	| magic | version | flags | identity | number | first | reserved | crc |
 //	+-------+---------+-------+----------+--------+-------+----------+-----+
 //
-// magic, version and crc keep their places in every version. The crc covers the 60 bytes before it.
+// magic, version and crc keep their offsets in every version. The crc covers the 60 bytes before it.
 //
 // record, padded with zeros to a multiple of 8
 //
@@ -36,9 +37,9 @@ import (
 //	| crc | length | epoch   | flags | durable | body | pad |
 //	+-----+--------+---------+-------+---------+------+-----+
 //
-// length counts header and body. epoch has 7 bytes. durable is the durable epoch when the record was published: it
-// testifies that everything up to there had been synced. crc covers epoch to pad and is seeded with the segment's
-// identity and the length. A first word of zero is no record.
+// length counts header and body. epoch has 7 bytes. durable is the durable epoch when the record was
+// published: it proves that every record up to that epoch was synced. crc covers epoch to pad and is
+// seeded with the segment's identity and the length. A first word of zero means that there is no record.
 const (
 	headerPage       = pageSize
 	headerSize       = 64
@@ -52,28 +53,31 @@ const (
 	flagsShift    = 56
 )
 
-// Flags of a record. Room for compression and encryption: readers refuse what they do not know.
+// Flags of a record. There is room for compression and encryption: readers refuse unknown flags.
 const (
-	flagNoOp   = 1 << 0 // the epoch does nothing; the body is filler
-	flagClose  = 1 << 1 // the end of a segment, holds no epoch: of a log that was closed, or with the number of the next segment
+	flagNoOp   = 1 << 0 // the epoch changes nothing; the body is filler
+	flagClose  = 1 << 1 // holds no epoch: the end of a log that was closed, or of a segment, with the number of the next one
 	flagSkip   = 1 << 5 // holds no epoch: the next record has the epoch in the body
 	flagsKnown = flagNoOp | flagClose | flagSkip
 )
 
 const (
-	// SegmentBytesMax bounds a segment so that offsets have 32 bits and a tail word cannot overflow (see Segment).
+	// SegmentBytesMax bounds a segment so that offsets have 32 bits and a tail word cannot overflow (see
+	// Segment).
 	SegmentBytesMax = 256 << 20
-	// BodyBytesMax is the largest body that a record can hold, in the first segment of a run, too.
+	// BodyBytesMax is the largest body that a record can hold, also in the first segment of a run.
 	BodyBytesMax = SegmentBytesMax - headerPage - recordHeaderSize - skipSpace - closeRecordSpace
 
-	// EpochWindow bounds how far epochs run ahead of durable: every epoch that is given out is less than durable + EpochWindow, and
-	// each start after an unclean end skips as many. It is more than the records of the largest segment, so that a rotation
-	// waits for the device only if that is several segments of tiny records behind; and of 2^56 epochs, 2^32 such starts use them up.
+	// EpochWindow bounds how far epochs run ahead of durable: every epoch that is given out is less than
+	// durable + EpochWindow, and each start after an unclean end skips as many. It is more than the number
+	// of records in the largest segment, so that a rotation waits for the device only if the device lags by
+	// several segments of tiny records. 2^32 unclean ends would use up the 2^56 epochs.
 	EpochWindow = 1 << 24
 
-	// skipSpace is the room of a skip record.
+	// skipSpace is the space of a skip record.
 	skipSpace = recordHeaderSize + 8
-	// endSpace is the room that each segment keeps for the mark behind its last epoch, and the length of one that names the next segment.
+	// closeRecordSpace is the space that each segment keeps for the close record after its last epoch. It is
+	// the length of a close record that names the next segment.
 	closeRecordSpace = recordHeaderSize + 8
 	// SegmentBytesMin is the smallest segment: its header page and one page of records.
 	SegmentBytesMin = 2 * pageSize
@@ -96,7 +100,7 @@ func Dir(dataDir string) string { return path.Join(dataDir, dirName) }
 // FileName is the name of a segment's file inside the log's directory.
 func FileName(number uint64) string { return fmt.Sprintf("%016x%s", number, fileSuffix) }
 
-// parseFileName is the inverse of FileName; other names are not the log's.
+// parseFileName is the inverse of FileName. Files with other names do not belong to the log.
 func parseFileName(name string) (number uint64, ok bool) {
 	digits, found := strings.CutSuffix(name, fileSuffix)
 	if !found || len(digits) != 16 {
@@ -124,7 +128,8 @@ func putHeader(dst []byte, h header) {
 	binary.LittleEndian.PutUint32(dst[headerSumOffset:], crc32.Checksum(dst[:headerSumOffset], castagnoli))
 }
 
-// decodeHeader reads the header of the named file. A page of zeros is no header and no error: started is false.
+// decodeHeader decodes the header of the named file. For zeros it returns neither a header nor an
+// error: started is false.
 func decodeHeader(file string, src []byte) (h header, started bool, err error) {
 	src = src[:headerSize]
 	if allZero(src) {
@@ -161,20 +166,21 @@ func allZero(b []byte) bool {
 	return true
 }
 
-// recordSpace is the room that a record of the given length takes.
+// recordSpace is the space that a record of the given length takes.
 func recordSpace(length uint32) uint32 { return (length + recordAlign - 1) &^ (recordAlign - 1) }
 
 // seedOf folds a segment's identity into the start value of its records' checksums.
 func seedOf(identity uint64) uint32 { return uint32(identity) ^ uint32(identity>>32) }
 
-// recordSum is the checksum of a record whose space is rec. The length takes part through the seed and not as bytes,
-// since it shares its word with the checksum and is stored last. The factor keeps neighbouring lengths far apart.
+// recordSum is the checksum of a record whose space is rec. The length enters through the seed and not as
+// bytes, because it shares its word with the checksum and is stored last. The factor keeps neighbouring
+// lengths far apart.
 func recordSum(seed, length uint32, rec []byte) uint32 {
 	return crc32.Update(seed^length*0x9E3779B1, castagnoli, rec[epochOffset:])
 }
 
-// sealRecord writes the header of the record in rec, whose body is in place, and stores its first word last and
-// atomically: that word says to the flusher that the record is whole.
+// sealRecord writes the header of the record in rec, whose body is complete. It stores the first word
+// last and atomically: for the flusher, that word means that the record is complete.
 func sealRecord(rec []byte, seed, length uint32, epoch keys.Epoch, flags uint8, durable keys.Epoch) {
 	binary.LittleEndian.PutUint64(rec[epochOffset:], uint64(epoch)|uint64(flags)<<flagsShift)
 	binary.LittleEndian.PutUint64(rec[durableOffset:], uint64(durable))
@@ -182,23 +188,26 @@ func sealRecord(rec []byte, seed, length uint32, epoch keys.Epoch, flags uint8, 
 	storeWord(firstWord(rec), littleEndian(word))
 }
 
-// putSkip writes a record that stands at an epoch and says that the next record has another one. Everything before it is durable.
+// putSkip writes a skip record at an epoch: it says that the next record has the epoch next. Everything
+// before the skip record is durable.
 func putSkip(rec []byte, seed uint32, at, next keys.Epoch) {
 	binary.LittleEndian.PutUint64(rec[recordHeaderSize:], uint64(next))
 	sealRecord(rec, seed, skipSpace, at, flagSkip, at-1)
 }
 
-// putEnd writes the mark at the end of a segment that names the next one, whose file has a durable name. What comes before it may be
-// written together with it, so that durable is what was synced before.
+// putCloseRecord writes the close record of a segment. It has the number of the next segment, whose file
+// has a durable name. The records before it may be written together with it, so durable is the epoch
+// that was synced earlier.
 func putCloseRecord(rec []byte, seed uint32, at, durable keys.Epoch, successor uint64) {
 	binary.LittleEndian.PutUint64(rec[recordHeaderSize:], successor)
 	sealRecord(rec, seed, closeRecordSpace, at, flagClose, durable)
 }
 
-// firstWord is the word with crc and length; rec is 8-byte aligned, because images are mappings.
+// firstWord is the word with crc and length; rec is 8-byte aligned, because segment buffers are mappings.
 func firstWord(rec []byte) *uint64 { return (*uint64)(unsafe.Pointer(unsafe.SliceData(rec))) }
 
-// littleEndian converts between a native word and its bytes on disk; on little-endian machines it is nothing.
+// littleEndian converts between a native word and its bytes on disk; on little-endian machines it does
+// nothing.
 func littleEndian(w uint64) uint64 {
 	var b [8]byte
 	binary.LittleEndian.PutUint64(b[:], w)
@@ -214,14 +223,15 @@ type record struct {
 	body    []byte
 }
 
-// recordLength is the length field of a record header, and whether a record of that length could stand in room bytes.
+// recordLength is the length field of a record header, and whether a record of that length fits in room
+// bytes.
 func recordLength(src []byte, room int64) (uint32, bool) {
 	length := binary.LittleEndian.Uint32(src[4:])
 	return length, length >= recordHeaderSize && int64(length) <= room && int64(recordSpace(length)) <= room
 }
 
-// decodeRecord decodes the record at the start of src. It reports false for anything that is not whole: wrong
-// checksum, a length that does not fit, or a durable epoch that the record cannot have known.
+// decodeRecord decodes the record at the start of src. It reports false for a record that is not intact:
+// a wrong checksum, a length that does not fit, or a durable epoch that is not older than the record.
 func decodeRecord(src []byte, seed uint32) (r record, ok bool) {
 	if len(src) < recordHeaderSize {
 		return record{}, false

@@ -6,37 +6,42 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 )
 
-// A sync costs the processors far more than a put: two requests to the device, their interrupts, and every wake-up around
-// them. So while commits keep coming, the flusher lets the next group grow before it syncs.
+// A sync costs the processors far more than a put: two requests to the device, their interrupts, and
+// every wake-up around them. So while commits keep coming, the flusher delays the next sync to let more
+// commits join the group. This is the group-commit delay.
 //
-// It waits only for what is known to be there. Commits that came while a sync ran show that the processors had work
-// meanwhile: then a larger group costs no time, and it is aimed at half of them more. When few came, the processors
-// were idle, and the aim shrinks. Callers in a closed loop are never waited for in vain: the group that has just been settled and those
-// that came meanwhile are different callers, and the aim stays below their sum. A lone writer, and a handful of
-// them, never wait.
+// The flusher waits only for commits that are likely to come. Commits that came while a sync ran show
+// that the processors had work meanwhile. Then a larger group costs no time, and the target grows by half
+// of those commits. When few commits came, the processors were idle, and the target shrinks. The delay is
+// never in vain for writers in a closed loop: the writers of the last group and the writers that came
+// during its sync are different writers, and the target stays below their sum. One writer, or a handful
+// of writers, is never delayed.
 const (
-	// gatherFrom is how many must come during one sync before the next one waits for more.
+	// delayRecordsMin is how many records must come during one sync before the next sync is delayed.
 	delayRecordsMin = 6
-	// gatherMax bounds the wait, together with twice the time of a sync: on a slow disk the device's own pace forms the groups.
+	// delayMax bounds the delay, together with twice the time of a sync: on a slow disk the time of a sync
+	// is enough to form groups.
 	delayMax = time.Millisecond
-	// gatherRecordsMax bounds the group that is aimed at: with so many the cost of a sync no longer shows in a commit.
-	// Streams that keep hundreds of requests in flight form such groups by themselves, and would only be held up.
+	// delayTargetMax bounds the target: in such a group the cost of a sync no longer shows in a commit.
+	// Streams that keep hundreds of requests in flight form such groups without a delay, and a larger target
+	// would only delay them.
 	delayTargetMax = 64
 )
 
-// gather aims at a group's size, in records. It belongs to the background goroutine while that has the flush role.
+// groupDelay computes the target size of a group, in records. The background goroutine owns it while it
+// holds the flush role.
 type groupDelay struct {
 	target int
 	timer  *time.Timer
 }
 
-// aim tells how many records the next sync should have, after one that settled some while others came. Zero means that it should
-// not wait.
-func (g *groupDelay) targetFor(settled, came int) int {
+// targetFor is how many records the next sync should have, after a sync of some records during which
+// others came. Zero means that the next sync should not be delayed.
+func (g *groupDelay) targetFor(synced, came int) int {
 	if came < delayRecordsMin {
 		g.target = g.target * 3 / 4
 	} else {
-		g.target = min(max(g.target, settled)+came/2, delayTargetMax)
+		g.target = min(max(g.target, synced)+came/2, delayTargetMax)
 	}
 	if g.target <= came {
 		return 0
@@ -44,9 +49,9 @@ func (g *groupDelay) targetFor(settled, came int) int {
 	return g.target
 }
 
-// settle wakes whoever has what it waited for, and then lets the next group grow if that pays. The last flush moved durable
-// from the given epoch on, and took took.
-func (g *groupDelay) delayNext(l *Log, from keys.Epoch, took time.Duration) {
+// delayNext wakes the waiters whose epochs are durable, and then lets the next group grow if that saves
+// syncs. The last flush moved durable from the given epoch on, and had the given duration.
+func (g *groupDelay) delayNext(l *Log, from keys.Epoch, duration time.Duration) {
 	w := &l.waits
 	w.mu.Lock()
 	w.wakeDurableLocked(l)
@@ -57,11 +62,11 @@ func (g *groupDelay) delayNext(l *Log, from keys.Epoch, took time.Duration) {
 	}
 	w.mu.Unlock()
 	if target > 0 {
-		g.wait(l, min(2*took, delayMax))
+		g.wait(l, min(2*duration, delayMax))
 	}
 }
 
-// await sleeps until the group is as large as it was aimed at, or for limit.
+// wait sleeps until the group has its target size, at most for limit.
 func (g *groupDelay) wait(l *Log, limit time.Duration) {
 	if g.timer == nil {
 		g.timer = time.NewTimer(limit)
@@ -77,7 +82,7 @@ func (g *groupDelay) wait(l *Log, limit time.Duration) {
 	}
 	w.mu.Lock()
 	if w.groupTarget == 0 {
-		<-w.groupReached // it was reached at the same moment
+		<-w.groupReached // the group was complete at the same moment
 	}
 	w.groupTarget = 0
 	g.target = w.recordsAfter(l.Durable())

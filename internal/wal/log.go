@@ -15,22 +15,25 @@ import (
 // Options configure a log.
 type Options struct {
 	FS vfs.FS
-	// Dir is the data directory; the log lives in Dir(Options.Dir).
+	// Dir is the data directory; the log is in Dir(Options.Dir).
 	Dir string
-	// SegmentBytes is the size of a segment's file and image, from SegmentBytesMin to 256 MiB, in whole pages.
+	// SegmentBytes is the size of a segment's file and buffer, from SegmentBytesMin to 256 MiB, in whole
+	// pages.
 	SegmentBytes int
-	// Buffers is how many standard images there may be, and so how far writers may run ahead of the device; at least BuffersMin.
+	// Buffers is the largest number of standard segment buffers, which bounds how far writers run ahead of the
+	// device; at least BuffersMin.
 	Buffers int
-	// Reserve is how many files of a segment's size are kept back for a full device; see Log.Reserve.
+	// Reserve is how many files of a segment's size are kept for the time when the device is full; see
+	// Log.Reserve.
 	Reserve int
-	// Identity yields a segment's random identity. Nil means crypto/rand; tests pass a seeded source.
+	// Identity returns a random identity for a segment. Nil means crypto/rand; tests pass a seeded source.
 	Identity func() uint64
 }
 
-// Log is an open log. All methods are for any number of goroutines.
+// Log is an open log. Any number of goroutines may call its methods.
 //
-// Locks: rotate before spares.mu; images.mu, waits.mu and retired.mu are leaves. The flush role (see waits) is not a
-// lock but excludes like one; its holder takes retired.mu and images.mu.
+// Locks: rotate before preallocator.mu; buffers.mu, waits.mu and completed.mu are leaves. The flush role
+// (see waits) is not a lock but excludes like one; its holder takes completed.mu and buffers.mu.
 type Log struct {
 	opts         Options
 	dir          string
@@ -48,7 +51,7 @@ type Log struct {
 	next          keys.Epoch              // first epoch of the first segment, guarded by rotate
 	skipped       keys.Epoch              // see Skip; guarded by rotate
 	tail          tail                    // the end of the log before this run; constant
-	after         keys.Epoch              // last epoch of the log before this run; next goes on behind it, or skips some; constant
+	after         keys.Epoch              // last epoch of the log before this run; next follows it, or skips some epochs; constant
 	head          atomic.Pointer[Segment] // first segment of this run, where the flusher starts
 	durableHeader atomic.Uint64           // number of the newest segment whose header is durable; its one writer has the flush role
 
@@ -59,13 +62,13 @@ type Log struct {
 
 	closed     atomic.Bool
 	stop       chan struct{}
-	refill     chan struct{} // capacity 1: the spare was taken, or an image came back
+	refill     chan struct{} // capacity 1: a preallocated segment was taken, or a buffer came back
 	background sync.WaitGroup
 }
 
-// Open continues the log that Recover has read: it cuts a torn tail, and starts two
-// goroutines, one that flushes and one that keeps a spare segment; Close ends both. The caller makes the first segment,
-// at rec.Next().
+// Open continues the log that Recover has read. It truncates a torn tail, and starts two goroutines: one
+// flushes, the other preallocates segments. Close ends both. The caller makes the first segment, at
+// rec.Next().
 func Open(opts Options, rec Recovery) (*Log, error) {
 	if opts.SegmentBytes < SegmentBytesMin || opts.SegmentBytes > SegmentBytesMax || opts.SegmentBytes%pageSize != 0 {
 		return nil, fmt.Errorf("wal: segment size %d is not a multiple of %d from %d to %d",
@@ -103,7 +106,7 @@ func Open(opts Options, rec Recovery) (*Log, error) {
 	return l, nil
 }
 
-// settle brings the directory to what rec says of it.
+// completeRecovery brings the directory to the state that rec describes.
 func completeRecovery(fs vfs.FS, dataDir string, rec Recovery) error {
 	if err := fs.MkdirAll(Dir(dataDir)); err != nil {
 		return fmt.Errorf("wal: %w", err)
@@ -116,9 +119,9 @@ func completeRecovery(fs vfs.FS, dataDir string, rec Recovery) error {
 			return err
 		}
 	}
-	if rec.tail.successor != 0 { // its file is about to be used for something else
+	if rec.tail.successor != 0 { // the file of the successor becomes another segment
 		if err := replaceCloseRecord(fs, rec.tail.file, rec.tail.offset, make([]byte, closeRecordSpace)); err != nil {
-			return fmt.Errorf("wal: remove the mark of a segment without records: %w", err)
+			return fmt.Errorf("wal: remove a close record that names a segment without records: %w", err)
 		}
 	}
 	if rec.Torn == nil {
@@ -132,12 +135,12 @@ func completeRecovery(fs vfs.FS, dataDir string, rec Recovery) error {
 		err = f.Sync()
 	}
 	if err = errors.Join(err, f.Close()); err != nil {
-		return fmt.Errorf("wal: cut the torn tail: %w", err)
+		return fmt.Errorf("wal: truncate the torn tail: %w", err)
 	}
 	return nil
 }
 
-// writeMark replaces the mark at the end of a segment of an earlier run.
+// replaceCloseRecord replaces the close record of a segment of an earlier run.
 func replaceCloseRecord(fs vfs.FS, file string, offset int64, closeRecord []byte) error {
 	f, err := fs.Open(file, vfs.ReadWrite)
 	if err != nil {
@@ -149,8 +152,10 @@ func replaceCloseRecord(fs vfs.FS, file string, offset int64, closeRecord []byte
 	return errors.Join(err, f.Close())
 }
 
-// link names the first segment of this run at the end of the log before it. Without that the log is as it was: it only does not testify for the
-// segment. The segment's name is durable, its header is not: had it one, the log would seem to be whole without it meanwhile.
+// link adds the number of the first segment of this run to the close record of the log before it. If that
+// fails, the log is as it was: it only does not prove that there was a next segment. The segment's name is
+// durable. Its header is not durable yet: with a durable header, the log would meanwhile seem to be
+// complete without the segment.
 func (l *Log) link(s *Segment) {
 	t := &l.tail
 	if t.file == "" {
@@ -161,14 +166,15 @@ func (l *Log) link(s *Segment) {
 	l.recordFailure(replaceCloseRecord(l.opts.FS, t.file, t.offset, closeRecord))
 }
 
-// adopt takes over the files that Replay found: segments to be truncated later, and blank ones to be used.
+// adopt takes over the files that Replay found: segments to be truncated later, and files without records
+// to be used.
 func (l *Log) adopt(rec Recovery) {
 	old := make([]completedSegment, len(rec.Segments))
 	end := rec.Last
 	for i := len(old) - 1; i >= 0; i-- {
 		s := &rec.Segments[i]
 		old[i] = completedSegment{path: s.File, number: s.number, end: end, size: s.Bytes}
-		if s.Damage == nil { // else the one before it ends before the next whose beginning is known
+		if s.Damage == nil { // else the segment before it ends where the next segment with a known first epoch begins
 			end = s.First - 1
 		}
 		l.counts.segmentBytes.Add(s.Bytes)
@@ -200,8 +206,8 @@ func (l *Log) Err() error {
 	return nil
 }
 
-// fail makes err final, unless another failure came first, wakes every waiter, and returns what is final. Nobody starts
-// to wait afterwards, so that nobody waits for a flusher that has given up.
+// fail makes err final, unless another failure came first, wakes every waiter, and returns the final
+// error. No wait begins afterwards, so that no goroutine waits for a flusher that has stopped.
 func (l *Log) fail(err error) error {
 	err = fmt.Errorf("%w: %w", ErrFailed, err)
 	l.failure.CompareAndSwap(nil, &err)
@@ -209,7 +215,7 @@ func (l *Log) fail(err error) error {
 	return l.Err()
 }
 
-// Fail stops the log for a reason of its owner's, as a failed write does, and returns what is final.
+// Fail stops the log for a reason of its owner, as a failed write does, and returns the final error.
 func (l *Log) Fail(cause error) error { return l.fail(cause) }
 
 func (l *Log) usable() error {
@@ -219,8 +225,8 @@ func (l *Log) usable() error {
 	return l.Err()
 }
 
-// Skip says that every epoch before next is accounted for elsewhere, and as durable as it will get: there are no commits between the end of the last
-// segment, which is sealed and durable, and next. The next segment starts there.
+// Skip says that there are no commits between the end of the last segment, which is sealed and durable, and
+// the epoch next. Everything before next counts as durable. The next segment starts at next.
 func (l *Log) Skip(next keys.Epoch) {
 	l.rotate.Lock()
 	defer l.rotate.Unlock()
@@ -237,7 +243,8 @@ func (l *Log) nextFirst() (keys.Epoch, bool) {
 	return max(next, l.skipped), sealed
 }
 
-// skipSpace is the room of the skip record at the front of a segment whose first claim is at an epoch.
+// skipSpace is the space of the skip record at the beginning of a segment whose first reservation has the
+// given epoch.
 func (l *Log) skipSpace(first keys.Epoch) int {
 	if l.last == nil && first > l.after+1 {
 		return skipSpace
@@ -245,8 +252,8 @@ func (l *Log) skipSpace(first keys.Epoch) int {
 	return 0
 }
 
-// windowStart is the epoch that must be durable so that none of the next segment, of at least size bytes, can be past the window; zero if
-// none has to be. The caller holds rotate.
+// windowStart is the epoch that must be durable so that no epoch of the next segment, of at least size
+// bytes, can be past the window; zero if no epoch must be. The caller holds rotate.
 func (l *Log) windowStart(size int) keys.Epoch {
 	first, _ := l.nextFirst()
 	most := keys.Epoch(max(size+pageSize, l.opts.SegmentBytes) / recordHeaderSize)
@@ -278,8 +285,9 @@ func (l *Log) newSegment(b *preallocated, first keys.Epoch) *Segment {
 	return s
 }
 
-// Close flushes what is published, joins the goroutines, and frees everything. Nobody may reserve any more, and what was
-// reserved must have been published. Who still waits gets ErrClosed unless the epoch became durable.
+// Close flushes what is published, waits for the goroutines, and frees everything. No goroutine may
+// reserve any more, and everything that was reserved must have been published. A goroutine that still
+// waits gets ErrClosed unless its epoch became durable.
 func (l *Log) Close() error {
 	if l.closed.Swap(true) {
 		return ErrClosed
@@ -287,7 +295,7 @@ func (l *Log) Close() error {
 	close(l.stop)
 	l.background.Wait()
 	err := l.finish()
-	l.rotate.Lock() // a NewSegment that was under way is done
+	l.rotate.Lock() // a running NewSegment has returned
 	defer l.rotate.Unlock()
 	s := l.flusher.segment
 	if s == nil {

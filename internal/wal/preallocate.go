@@ -12,19 +12,20 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// recyclableMax bounds the old files kept for use as new ones: a checkpoint frees a few at once, rotation takes one at
-// a time. More would hold disk space for nothing.
+// recyclableMax bounds the old files that are kept to become new segments: a checkpoint frees a few at
+// once, a rotation takes one at a time. More files would only hold disk space.
 const recyclableMax = 2
 
-// spares keeps segments prepared, so that a rotation neither creates a file nor touches a page, and goes on while a slow device
-// holds up the preparation of the next. There is one until that was too few for somebody: a log that is seldom written to takes no memory and no blocks for
-// more. Old files are used
-// again where possible: their blocks are allocated and written, which is what makes overwriting them cheap, and
+// preallocator keeps segments ready, so that a rotation neither creates a file nor touches a page, and does
+// not wait while a slow device delays the preparation of the next segment. It keeps one segment ready until
+// a writer has found none: a log with few writes takes no memory and no blocks for more. It recycles old
+// files where possible: their blocks are allocated and written, which makes overwriting them cheap, and
 // recycling costs a rename instead of writing zeros.
 //
-// Of a recycled file only the header is wiped; its old records do not match its new identity.
+// Of a recycled file only the header is cleared; its old records do not match its new identity.
 //
-// No file here holds a record that is needed. Nothing that goes wrong with one is final, and none is forgotten.
+// Invariants: no file here holds a needed record, so no failure of an operation on one is final, and every
+// file is used again or removed in the end; a segment is either in ready, or assigned, or taken.
 type preallocator struct {
 	fs      vfs.FS
 	dir     string
@@ -34,8 +35,8 @@ type preallocator struct {
 
 	mu         sync.Mutex      // never held during an operation of the file system
 	ready      []*preallocated // prepared, by number; the first may be oversized, made for a writer that waited
-	assigned   *preallocated   // set aside for a rotation: the preparing goroutine leaves it alone
-	target     int             // how many are to be ready; at most images.max - 2, so that one can be filled and one flushed
+	assigned   *preallocated   // to the rotation that comes next: the preparing goroutine does not touch it
+	target     int             // how many are to be ready; at most buffers.max - 2, so that one can be filled and one flushed
 	recyclable []string        // recyclable files of standard size
 	toRemove   []string        // files to be removed
 
@@ -44,7 +45,7 @@ type preallocator struct {
 	zeros [headerPage]byte // constant
 }
 
-// blank is a prepared segment: a durable name, allocated blocks, a zero image.
+// preallocated is a prepared segment: a durable name, allocated blocks, a buffer of zeros.
 type preallocated struct {
 	file   vfs.File
 	path   string
@@ -53,7 +54,8 @@ type preallocated struct {
 	pooled bool
 }
 
-// holdLocked sets the next segment aside for a rotation that is about to come, if it has at least size bytes.
+// assignFirstLocked assigns the next segment to the rotation that is about to come, if the segment has at
+// least size bytes.
 func (p *preallocator) assignFirstLocked(size int) bool {
 	if p.assigned != nil {
 		p.ready = slices.Insert(p.ready, 0, p.assigned)
@@ -67,7 +69,7 @@ func (p *preallocator) assignFirstLocked(size int) bool {
 	return true
 }
 
-// takeHeld returns what was set aside, or nil.
+// takeAssigned returns the assigned segment, or nil.
 func (p *preallocator) takeAssigned() (b *preallocated) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -75,14 +77,15 @@ func (p *preallocator) takeAssigned() (b *preallocated) {
 	return b
 }
 
-// wantMoreLocked raises the number of spares, because a writer has found none, and reports whether that is the first time.
+// requestMoreLocked raises the number of segments that are kept ready, because a writer has found none, and
+// reports whether that is the first time.
 func (p *preallocator) requestMoreLocked() (first bool) {
 	first = p.target == 0
 	p.target = min(max(1, 2*p.target), p.buffers.max-2)
 	return first
 }
 
-// prepare makes one spare, unless all images are in use, and reports whether it did.
+// prepare makes one segment, unless all buffers are in use, and reports whether it did.
 func (p *preallocator) prepare(allocate func(f vfs.File, size int64) error) (made bool, err error) {
 	b, err := p.make(allocate)
 	if b == nil {
@@ -98,7 +101,7 @@ func (p *preallocator) add(b *preallocated) {
 	p.mu.Unlock()
 }
 
-// make makes a blank of standard size, or returns nil if all images are in use.
+// make makes a segment of standard size, or returns nil if all buffers are in use.
 func (p *preallocator) make(allocate func(f vfs.File, size int64) error) (*preallocated, error) {
 	buffer, err := p.buffers.take()
 	if buffer == nil || err != nil {
@@ -113,8 +116,8 @@ func (p *preallocator) make(allocate func(f vfs.File, size int64) error) (*preal
 	return b, nil
 }
 
-// oversized makes a segment of its own size for one large record. The spares, whose numbers are lower, must not be used after
-// it as they are: their files are recycled under higher numbers.
+// oversized makes a segment of its own size for one large record. The segments that are ready have lower
+// numbers and must not be used after it: their files are recycled under higher numbers.
 func (p *preallocator) oversized(size int) error {
 	if err := p.discard(); err != nil {
 		return err
@@ -132,7 +135,7 @@ func (p *preallocator) oversized(size int) error {
 	return nil
 }
 
-// discard gives up what is prepared: its numbers are too low after an oversized segment.
+// discard recycles the segments that are ready: their numbers are too low after an oversized segment.
 func (p *preallocator) discard() error {
 	p.mu.Lock()
 	ready := p.ready
@@ -151,7 +154,7 @@ func (p *preallocator) discard() error {
 	return errors.Join(errs...)
 }
 
-// file makes a file of standard size, from an old one if there is one that is fit.
+// file makes a file of standard size, from an old file if one is usable.
 func (p *preallocator) file(size int, allocate func(f vfs.File, size int64) error) (*preallocated, error) {
 	if from := p.takeRecyclable(); from != "" {
 		b, err := p.reuse(from, size)
@@ -162,9 +165,10 @@ func (p *preallocator) file(size int, allocate func(f vfs.File, size int64) erro
 	return p.create(size, allocate)
 }
 
-// reuse makes a new file from an old one. It returns nil for one that is shorter than it should be, which a crash may have left: its blocks are
-// not all there. The old header is wiped before the file gets its new name: were it damaged, a replay could not tell that the file holds
-// nothing. After an error the file is kept for another attempt, under the name that it has then.
+// reuse makes a new file from an old one. It returns nil if the old file is too short, as a crash may have
+// left it: some of its blocks are missing. The old header is cleared before the file gets its new name: with
+// a damaged header, a replay could not tell that the file holds no records. After an error the file is kept
+// for another attempt, under the name that it has then.
 func (p *preallocator) reuse(from string, size int) (*preallocated, error) {
 	f, err := p.fs.Open(from, vfs.ReadWrite)
 	if err != nil {
@@ -193,7 +197,7 @@ func (p *preallocator) reuse(from string, size int) (*preallocated, error) {
 			err = p.fs.SyncDir(p.dir)
 		}
 	} else if !errors.Is(err, vfs.ErrNoSpace) {
-		keep = p.scheduleRemoval // a new file may be in a better place
+		keep = p.scheduleRemoval // a new file may get blocks without damage
 	}
 	if err != nil {
 		keep(name)
@@ -203,7 +207,7 @@ func (p *preallocator) reuse(from string, size int) (*preallocated, error) {
 	return b, nil
 }
 
-// popOld takes a recyclable file, or returns "".
+// takeRecyclable takes a recyclable file, or returns "".
 func (p *preallocator) takeRecyclable() (name string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -214,14 +218,14 @@ func (p *preallocator) takeRecyclable() (name string) {
 	return name
 }
 
-// keepOld takes a recyclable file back.
+// addRecyclable takes a recyclable file back.
 func (p *preallocator) addRecyclable(name string) {
 	p.mu.Lock()
 	p.recyclable = append(p.recyclable, name)
 	p.mu.Unlock()
 }
 
-// create makes a new file. What an error leaves behind is removed.
+// create makes a new file. After an error it removes the incomplete file.
 func (p *preallocator) create(size int, allocate func(f vfs.File, size int64) error) (*preallocated, error) {
 	b := p.next()
 	f, err := p.fs.Open(b.path, vfs.Create)
@@ -230,7 +234,7 @@ func (p *preallocator) create(size int, allocate func(f vfs.File, size int64) er
 	}
 	err = allocate(f, int64(size))
 	if err == nil {
-		err = f.Sync() // its size, which the syncs of data later rely on
+		err = f.Sync() // its size, on which later syncs of data rely
 	}
 	if err == nil {
 		err = p.fs.SyncDir(p.dir)
@@ -243,14 +247,14 @@ func (p *preallocator) create(size int, allocate func(f vfs.File, size int64) er
 	return b, nil
 }
 
-// doom remembers a file that is to be removed.
+// scheduleRemoval schedules the removal of a file.
 func (p *preallocator) scheduleRemoval(name string) {
 	p.mu.Lock()
 	p.toRemove = append(p.toRemove, name)
 	p.mu.Unlock()
 }
 
-// removeDoomed removes the files that nothing needs. One that cannot be removed is remembered for the next time.
+// removeScheduled removes the files that are not needed. It schedules the removal again if it fails.
 func (p *preallocator) removeScheduled() error {
 	p.mu.Lock()
 	names := p.toRemove
@@ -271,8 +275,9 @@ func (p *preallocator) next() *preallocated {
 	return &preallocated{number: p.number, path: path.Join(p.dir, FileName(p.number))}
 }
 
-// recycle keeps an old file for use as a new one, or has it removed by the next removeDoomed, and reports whether it was kept. The names
-// need no directory sync: an old segment that comes back after a crash is older than what replay starts from.
+// recycle keeps an old file to become a new segment, or schedules its removal, and reports whether it was
+// kept. The names need no directory sync: an old segment that comes back after a crash is older than the
+// epoch from which replay starts.
 func (p *preallocator) recycle(name string, size int64) (kept bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -286,7 +291,7 @@ func (p *preallocator) recycle(name string, size int64) (kept bool) {
 
 func (p *preallocator) close() error {
 	p.mu.Lock()
-	p.assignFirstLocked(math.MaxInt) // nothing is
+	p.assignFirstLocked(math.MaxInt) // assigns none, and returns the assigned one
 	p.mu.Unlock()
 	return errors.Join(p.discard(), p.removeScheduled())
 }

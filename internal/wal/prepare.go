@@ -11,19 +11,21 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// ErrNoSegment means that the next segment could not be prepared in time. No record is lost, and preparing goes on: try again.
+// ErrNoSegment means that the next segment could not be prepared in time. No record is lost, and the
+// preparation goes on: try again.
 var ErrNoSegment = errors.New("wal: no log segment is prepared")
 
-// Preparation is an attempt to prepare a segment. It has not begun when Prepare returns it, so its outcome is news.
+// Preparation is an attempt to prepare a segment. It begins after Prepare has returned it, so that its
+// outcome is never an old one.
 type Preparation struct {
 	done chan struct{}
 	err  error // written before done is closed
 }
 
-// Done is closed when the attempt has ended, well or badly.
+// Done is closed when the attempt has ended, with or without success.
 func (p *Preparation) Done() <-chan struct{} { return p.done }
 
-// Err is why the attempt failed, or nil while it has not.
+// Err is why the attempt failed; nil if it did not fail, or has not ended.
 func (p *Preparation) Err() error {
 	select {
 	case <-p.done:
@@ -34,34 +36,37 @@ func (p *Preparation) Err() error {
 }
 
 const (
-	// prepareGap is the least time between a failed attempt to prepare a segment and the next one while a writer waits for it.
+	// prepareGap is the least time between a failed attempt to prepare a segment and the next attempt while a
+	// writer waits for it.
 	prepareGap = 10 * time.Millisecond
-	// prepareGapMax is how long the wait between failed attempts grows while no writer waits.
+	// prepareGapMax is the longest time between failed attempts while no writer waits.
 	prepareGapMax = 5 * time.Second
 )
 
-// preparer is the state of the goroutine that prepares segments. Files without records may fail and be tried again, as nothing depends on
-// what they hold.
+// preparer is the state of the goroutine that prepares segments. An operation on a file without records may
+// fail and be tried again, because nothing depends on the contents of the file.
 type preparer struct {
 	failing atomic.Pointer[error] // why the last attempt failed; nil after a success
 	count   atomic.Uint64         // failed attempts, and other operations on files without records that failed
 
-	// Guarded by spares.mu.
+	// Guarded by preallocator.mu.
 	next        *Preparation // a writer waits for it
 	oversized   int          // size of the oversized segment that a writer waits for; zero without
-	skipZeroing bool         // a writer waits that should not wait for a file to be zeroed
+	skipZeroing bool         // a writer waits, and must not wait until zeros are written to the file
 	flush       keys.Epoch   // must be durable before the segment that a writer waits for begins
-	ended       bool         // the goroutine is gone
+	ended       bool         // the goroutine has ended
 
 	// Owned by the goroutine.
 	failures int       // in a row
 	failed   time.Time // when the last attempt failed
 }
 
-// Prepare returns nil if it has set a segment aside for a body of bodyLen bytes, which NewSegment takes without waiting. Else it asks for one and returns the attempt to wait
-// for, after which the caller asks again. Only the owner of the log may take segments.
+// Prepare returns nil if it has assigned a segment with room for a body of bodyLen bytes, which NewSegment
+// takes without waiting. Otherwise it requests a segment and returns the attempt to wait for. After the
+// attempt the caller calls Prepare again. Only the owner of the log may take segments.
 //
-// The segment before must be sealed. While an epoch of the next one could be EpochWindow past durable the attempt includes a flush.
+// The last segment must be sealed. While an epoch of the next segment could be EpochWindow past durable, the
+// attempt includes a flush.
 func (l *Log) Prepare(bodyLen int) *Preparation {
 	l.rotate.Lock()
 	defer l.rotate.Unlock()
@@ -85,7 +90,7 @@ func (l *Log) prepareLocked(bodyLen int) *Preparation {
 	case size > s.buffers.size:
 		p.oversized = max(p.oversized, size)
 	default:
-		p.skipZeroing = !s.requestMoreLocked() || p.skipZeroing // the first is as good as those to come: the log is being opened
+		p.skipZeroing = !s.requestMoreLocked() || p.skipZeroing // the first segment is zeroed like the later ones: the log is being opened
 	}
 	if p.next == nil {
 		l.counts.stalls.Add(1)
@@ -101,7 +106,7 @@ func spaceFor(bodyLen int) int {
 	return (size + pageSize - 1) &^ (pageSize - 1)
 }
 
-// blankFor waits for a file and an image for a body. The caller holds rotate.
+// preallocatedFor waits for a preallocated segment with room for a body. The caller holds rotate.
 func (l *Log) preallocatedFor(ctx context.Context, bodyLen int) (*preallocated, error) {
 	for {
 		attempt := l.prepareLocked(bodyLen)
@@ -123,7 +128,7 @@ func (l *Log) preallocatedFor(ctx context.Context, bodyLen int) (*preallocated, 
 	}
 }
 
-// wantSpare wakes the goroutine that prepares spares.
+// requestSegment wakes the goroutine that prepares segments.
 func (l *Log) requestSegment() {
 	select {
 	case l.refill <- struct{}{}:
@@ -131,7 +136,8 @@ func (l *Log) requestSegment() {
 	}
 }
 
-// runSpares prepares segments until Close. What fails is tried again: soon while a writer waits, ever more seldom else.
+// runPreallocator prepares segments until Close. It repeats a failed attempt: soon while a writer waits,
+// otherwise at growing intervals.
 func (l *Log) runPreallocator() {
 	defer l.background.Done()
 	defer l.endPreparing()
@@ -150,7 +156,7 @@ func (l *Log) runPreallocator() {
 		}
 		made, err := l.prepareOne()
 		if made || err != nil && !errors.Is(err, ErrFailed) {
-			l.requestSegment() // until there are enough, and after a pause if it failed
+			l.requestSegment() // until there are enough; after a failure the next attempt waits
 		}
 	}
 }
@@ -170,7 +176,7 @@ func (p *preparer) pause(s *preallocator) time.Duration {
 	return gap - time.Since(p.failed)
 }
 
-// prepareOne makes one segment if one is missing, and tells the writers that wait for it.
+// prepareOne makes one segment if one is missing, and wakes the writers that wait for the attempt.
 func (l *Log) prepareOne() (made bool, err error) {
 	s, p := l.preallocator, &l.preparer
 	s.mu.Lock()
@@ -182,7 +188,7 @@ func (l *Log) prepareOne() (made bool, err error) {
 		made, err = l.preallocate(oversized, skipZeroing, attempt != nil)
 	}
 	if errors.Is(err, vfs.ErrCrashed) {
-		err = l.fail(err) // a test's machine is off: nothing passes
+		err = l.fail(err) // a test has crashed the machine: no attempt can succeed
 	}
 	all := errors.Join(err, s.removeScheduled())
 	l.recordAttempt(all)
@@ -215,7 +221,8 @@ func (l *Log) flushUntil(done func() (bool, error)) error {
 	}
 }
 
-// makeBlank makes an oversized segment or a standard one. While every image is in use and a writer waits, it flushes until one comes back.
+// preallocate makes an oversized segment or a standard one. While every buffer is in use and a writer waits,
+// it flushes until a buffer comes back.
 func (l *Log) preallocate(oversized int, skipZeroing, awaited bool) (made bool, err error) {
 	if oversized > 0 {
 		err = l.preallocator.oversized(oversized)
@@ -235,7 +242,7 @@ func (l *Log) preallocate(oversized int, skipZeroing, awaited bool) (made bool, 
 	return made, err
 }
 
-// noted keeps the outcome of an attempt.
+// recordAttempt records the outcome of an attempt.
 func (l *Log) recordAttempt(err error) {
 	p := &l.preparer
 	if err == nil || errors.Is(err, ErrFailed) {
@@ -249,14 +256,15 @@ func (l *Log) recordAttempt(err error) {
 	p.count.Add(1)
 }
 
-// tolerate counts an error about a file whose records are durable, or that has none. It endangers no data.
+// recordFailure counts an error about a file whose records are durable, or that has no records. Such an error
+// endangers no data.
 func (l *Log) recordFailure(err error) {
 	if err != nil {
 		l.preparer.count.Add(1)
 	}
 }
 
-// endPreparing lets no writer wait for an attempt that will not come.
+// endPreparing ends the waits for an attempt that will not come.
 func (l *Log) endPreparing() {
 	l.preallocator.mu.Lock()
 	defer l.preallocator.mu.Unlock()
@@ -268,14 +276,16 @@ func (l *Log) endPreparing() {
 	}
 }
 
-// NewSegment makes the next segment, with room for a body of bodyLen bytes at least. first must be the epoch of the claim
-// that crossed the end of the last one. The record that did not fit should be reserved before others see the
-// segment, lest they fill it first. It waits if Prepare would return an attempt, and returns what that attempt or ctx say.
+// NewSegment makes the next segment, with room for a body of bodyLen bytes at least. first must be the
+// epoch of the reservation that crossed the end of the last segment. The caller should reserve the record
+// that did not fit before other writers see the segment, so that they cannot fill it first. NewSegment waits
+// if Prepare would return an attempt, and then returns the error of the attempt or of ctx.
 //
-// The first segment of a run is durable when NewSegment returns: that there is a run, which may give out epochs, and
-// which epochs it skips.
+// The header of the first segment of a run is durable when NewSegment returns, with its skip record. So a
+// replay knows that there was a run that may have given out epochs, and which epochs it skipped.
 //
-// Unless it matches ErrFailed or ErrClosed, an error about preparing the segment may be tried again; nothing was lost.
+// After an error about preparing the segment the caller may try again, unless the error matches ErrFailed or
+// ErrClosed; nothing was lost.
 func (l *Log) NewSegment(ctx context.Context, first keys.Epoch, bodyLen int) (*Segment, error) {
 	if uint(bodyLen) > BodyBytesMax {
 		return nil, fmt.Errorf("wal: a body of %d bytes exceeds %d", bodyLen, BodyBytesMax)
@@ -297,12 +307,12 @@ func (l *Log) NewSegment(ctx context.Context, first keys.Epoch, bodyLen int) (*S
 		l.link(s) // before the old tail can be truncated
 		l.head.Store(s)
 		if err := l.awaitHeader(s.number - 1); err != nil {
-			return nil, l.fail(err) // at Open; there is no earlier segment to go on with
+			return nil, l.fail(err) // at Open: there is no earlier segment that could be used
 		}
 	} else {
 		l.last.next.Store(s)
 		l.counts.rotations.Add(1)
-		l.RequestFlush(first - 1) // its image is needed again, whoever waits for its epochs or not
+		l.RequestFlush(first - 1) // its buffer is needed again, even if no goroutine waits for its epochs
 	}
 	l.last = s
 	l.counts.segments.Add(1)

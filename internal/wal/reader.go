@@ -10,10 +10,10 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// windowBytes is how much of a file is read at a time. A larger record makes the window grow to its size.
+// windowBytes is how much of a file is read at a time. The window grows to the size of a larger record.
 const windowBytes = 1 << 20
 
-// window is a piece of a file in a buffer that is used again: segments may be larger than memory.
+// window is a part of a file in a buffer that is used again: segments may be larger than memory.
 type window struct {
 	file vfs.File
 	size int64 // of the file
@@ -45,7 +45,7 @@ func (w *window) at(off int64, n int) ([]byte, error) {
 	return w.buf[:min(n, read)], nil
 }
 
-// open puts the window over a file.
+// open moves the window to the beginning of a file.
 func (w *window) open(fs vfs.FS, path string) error {
 	f, err := fs.Open(path, vfs.ReadOnly)
 	if err != nil {
@@ -71,8 +71,8 @@ func (r *segmentReader) start(fs vfs.FS, s SegmentInfo) error {
 	return r.open(fs, s.File)
 }
 
-// next returns the record at pos and moves behind it, or reports false if there is none that is whole. The body is
-// valid until the next call.
+// next returns the record at pos and moves after it, or reports false if there is no intact record. The body
+// is valid until the next call.
 func (r *segmentReader) next() (rec record, ok bool, err error) {
 	rec, ok, err = r.record(r.pos)
 	if ok {
@@ -99,15 +99,16 @@ func (r *segmentReader) record(off int64) (rec record, ok bool, err error) {
 	return rec, ok, nil
 }
 
-// testimony is what can be learnt from behind a record that cannot be read.
+// durabilityProof is what the bytes after a record that cannot be read prove.
 type durabilityProof struct {
 	durable keys.Epoch // the largest durable epoch that a later record of this segment states
-	end     int64      // behind the last whole record, or behind the bad one if its header is plausible; else its offset
+	end     int64      // after the last intact record, or after the bad one if its header is plausible; else its offset
 }
 
-// testify looks behind the bad record at pos, whose epoch would be bad, for later records of the same segment. Its
-// length cannot be trusted, so every place where a record could start is tried; the epoch, which must fit the
-// distance, is compared first, so that few checksums are computed over what a recycled file still holds.
+// findProof searches for intact records of the segment after the bad record at pos, whose epoch would be
+// bad. The length of the bad record cannot be trusted, so findProof tries every offset at which a record
+// could start. It compares the epoch first, which must fit the distance, so that it computes few checksums
+// over old contents of a recycled file.
 func (r *segmentReader) findProof(bad keys.Epoch) (durabilityProof, error) {
 	t := durabilityProof{end: r.pos}
 	head, err := r.at(r.pos, recordHeaderSize)
@@ -149,7 +150,7 @@ func epochAt(head []byte) keys.Epoch {
 	return keys.Epoch(binary.LittleEndian.Uint64(head[epochOffset:])) & keys.MaxEpoch
 }
 
-// Record is a record as it stands in a file, for tools that look at a log.
+// Record is a record as it is in a file, for tools that read a log.
 type Record struct {
 	Offset  int64
 	Epoch   keys.Epoch
@@ -158,10 +159,11 @@ type Record struct {
 	Body    []byte // valid during the call only
 }
 
-// IsClose reports whether the record is the mark at the end of a log that was closed; it holds no epoch.
+// IsClose reports whether the record is a close record, which has no epoch of its own.
 func (r Record) IsClose() bool { return r.Flags&flagClose != 0 }
 
-// SkipsTo is the epoch of the next record if this one says so; it holds no epoch itself. Else it is zero.
+// SkipsTo is the epoch of the next record if this one is a skip record, which has no epoch of its own;
+// otherwise zero.
 func (r Record) SkipsTo() keys.Epoch {
 	if r.Flags&flagSkip == 0 || len(r.Body) != skipSpace-recordHeaderSize {
 		return 0
@@ -169,17 +171,17 @@ func (r Record) SkipsTo() keys.Epoch {
 	return keys.Epoch(binary.LittleEndian.Uint64(r.Body))
 }
 
-// IsNoOp reports whether the record's epoch does nothing.
+// IsNoOp reports whether the record is a no-op record: its epoch changes nothing.
 func (r Record) IsNoOp() bool { return r.Flags&flagNoOp != 0 }
 
-// Segments lists the log's files that hold records, oldest first, without reading the records. An unreadable header is in
-// the segment's Damage.
+// Segments lists the log's files with records, oldest first, without reading the records. The error about an
+// unreadable header is in the segment's Damage.
 func Segments(fs vfs.FS, dataDir string) ([]SegmentInfo, error) {
 	rec, _, err := list(fs, Dir(dataDir))
 	return rec.Segments, err
 }
 
-// ReadSegment calls fn for every whole record of a segment, flags or not, and changes nothing.
+// ReadSegment calls fn for every intact record of a segment, whatever its flags, and changes nothing.
 func ReadSegment(fs vfs.FS, s SegmentInfo, fn func(Record) error) (err error) {
 	if s.Damage != nil {
 		return s.Damage

@@ -11,21 +11,22 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// Dropped is what a repair took away.
+// Dropped is what a repair removed.
 type Dropped struct {
-	Cause *CorruptionError // what was wrong; nil if nothing was, and then nothing was dropped
+	Cause *CorruptionError // the damage; nil if there was none, and then nothing was dropped
 	From  keys.Epoch       // every epoch from here on is gone
-	Bytes int64            // cut from the damaged file; recycled leftovers count
-	Files []string         // removed whole
+	Bytes int64            // truncated from the damaged file, with old contents of a recycled file
+	Files []string         // removed files
 }
 
-// Repair cuts a corrupt log at the first record that cannot be read, and removes the segments after it. It loses
-// commits that were acknowledged as durable, so that only an operator may decide on it. A log that Replay accepts is left as it is,
-// and so is one of a newer version.
+// Repair truncates a corrupt log at the first record that cannot be read, and removes the segments after it.
+// It loses commits that were acknowledged as durable, so that only an operator may decide on it. It does not
+// change a log that Replay accepts, or a log of a newer version.
 //
-// A new segment takes the place of what is dropped. It skips every epoch that can have been in there, so that none is given out again. Its number
-// is no less than the given one, which the data file knows (see Replay).
-// The damage comes last: a repair that is interrupted leaves a log that is still seen to be corrupt, or one that is repaired.
+// A new segment replaces the dropped ones. It skips every epoch that the dropped segments can have held, so
+// that no epoch is given out again. Its number is not less than the given one, which is in the data file (see
+// Replay). Repair removes the damage last: after an interrupted repair, the log is either still known to be
+// corrupt, or repaired.
 func Repair(fs vfs.FS, dataDir string, after keys.Epoch, segment uint64) (Dropped, error) {
 	_, err := Replay(fs, dataDir, after, segment, func(keys.Epoch, []byte) error { return nil })
 	var cause *CorruptionError
@@ -39,7 +40,7 @@ func Repair(fs vfs.FS, dataDir string, after keys.Epoch, segment uint64) (Droppe
 	return r.Dropped, nil
 }
 
-// lostEpochs is more than segments that are missing can have held: records of 24 TiB.
+// lostEpochs is more than the number of epochs in missing segments: records of 24 TiB.
 const lostEpochs = 1 << 40
 
 type repair struct {
@@ -57,8 +58,8 @@ func (r *repair) run(after keys.Epoch, segment uint64) error {
 	if err != nil {
 		return err
 	}
-	// The skip comes first, under a number beyond all others: from then on the epochs of the files that go are known even if the repair is
-	// interrupted.
+	// The skip record is written first, in a segment with the largest number: from then on the epochs of the
+	// removed files stay skipped even if the repair is interrupted.
 	number := max(rec.lastNumber+1, segment)
 	if err := r.writeSkip(number, next); err != nil {
 		return err
@@ -69,20 +70,20 @@ func (r *repair) run(after keys.Epoch, segment uint64) error {
 	switch {
 	case r.Cause.Offset != 0:
 		return r.cut()
-	case r.Cause.File == path.Join(r.dir, FileName(number)): // it was missing, and the skip has taken its place
+	case r.Cause.File == path.Join(r.dir, FileName(number)): // it was missing, and the segment with the skip record replaces it
 		return nil
 	}
 	return r.remove(r.Cause.File)
 }
 
-// beyond is an epoch past all that these segments can have held.
+// pastEnd is an epoch after all epochs that these segments can have held.
 func (r *repair) pastEnd(files []SegmentInfo, after keys.Epoch) (keys.Epoch, error) {
 	next := max(after, r.From) + 1
 	if !slices.ContainsFunc(files, func(s SegmentInfo) bool { return s.File == r.Cause.File }) {
 		next += lostEpochs
 	}
 	for _, s := range files {
-		from := next // where the segment can have begun, if its header does not tell
+		from := next // the largest epoch at which the segment can begin, if its header cannot be read
 		if s.Damage == nil {
 			from = s.First
 			err := ReadSegment(r.fs, s, func(one Record) error {
@@ -93,13 +94,14 @@ func (r *repair) pastEnd(files []SegmentInfo, after keys.Epoch) (keys.Epoch, err
 				return 0, err
 			}
 		}
-		// What cannot be read may be a skip, and as many records as have room.
+		// The unreadable part may be a skip record and as many records as fit.
 		next = max(next, from+EpochWindow+keys.Epoch(s.Bytes/recordHeaderSize))
 	}
 	return next, nil
 }
 
-// removeBehind removes the files behind the damage, the newest first. A file whose header is the damage is the last to go.
+// removeAfter removes the files after the damage, the newest first. A file with a damaged header is removed
+// last.
 func (r *repair) removeAfter(files []SegmentInfo) error {
 	if r.Cause.Offset == 0 {
 		for _, s := range files {
@@ -117,7 +119,7 @@ func (r *repair) removeAfter(files []SegmentInfo) error {
 	return nil
 }
 
-// remove removes a file that is no part of the log any more. It may be missing.
+// remove removes a file that does not belong to the log any more. The file may be missing.
 func (r *repair) remove(name string) error {
 	if err := r.fs.Remove(name); err != nil && !errors.Is(err, iofs.ErrNotExist) {
 		return err
@@ -125,7 +127,8 @@ func (r *repair) remove(name string) error {
 	return r.fs.SyncDir(r.dir)
 }
 
-// writeSkip puts a segment in place, whole or not at all, that goes on where the log is cut and holds nothing but a skip.
+// writeSkip makes a segment, atomically, that continues where the log is truncated and holds only a skip
+// record.
 func (r *repair) writeSkip(number uint64, next keys.Epoch) error {
 	buffer := make([]byte, SegmentBytesMin)
 	h := header{identity: randomIdentity(), number: number, first: r.From}

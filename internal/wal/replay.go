@@ -12,27 +12,28 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// Recovery is what a replay found. Open continues from it.
+// Recovery is the result of a replay. Open continues from it.
 type Recovery struct {
 	// Last is the last epoch of the log, or the epoch after which replay began if the log has nothing newer.
 	Last keys.Epoch
 	// Records and Bytes count the bodies that were replayed.
 	Records, Bytes uint64
-	// Segments are the files with records, oldest first; those before the start of the replay included.
+	// Segments are the files with records, oldest first, including those before the start of the replay.
 	Segments []SegmentInfo
-	// Torn is the unfinished end of the log, or nil. Nothing in it was ever acknowledged as durable.
+	// Torn is the incomplete end of the log, or nil. Nothing in it was ever acknowledged as durable.
 	Torn *TornTail
-	// Unclean means that the log was not closed: epochs behind Last may have been given out and lost.
+	// Unclean means that the log was not closed: epochs after Last may have been given out and lost.
 	Unclean bool
 
 	tail         tail
-	resynced     bool // what was replayed is on the device: see Recover
+	resynced     bool // the replayed records are on the device: see Recover
 	lastNumber   uint64
 	preallocated []preallocatedFile
 }
 
-// Next is the epoch at which the log goes on. After an unclean end it skips all that can have been given out: a client may have seen
-// the epochs of commits that were never durable, and no number may name two commits.
+// Next is the epoch at which the log continues. After an unclean end it skips every epoch that can have been
+// given out: a client may have seen the epochs of commits that were never durable, and no epoch may name two
+// commits.
 func (rec *Recovery) Next() keys.Epoch {
 	if rec.Unclean {
 		return rec.Last + 1 + EpochWindow
@@ -40,14 +41,14 @@ func (rec *Recovery) Next() keys.Epoch {
 	return rec.Last + 1
 }
 
-// tail is where the records of a segment end, in a mark or not.
+// tail is the end of a segment's records, with or without a close record.
 type tail struct {
 	file      string // empty without a segment
-	offset    int64  // behind the last record, of the mark if there is one
+	offset    int64  // after the last record; of the close record if there is one
 	seed      uint32
 	next      keys.Epoch
 	closed    bool
-	successor uint64 // number of the next segment; zero if there is no mark, or one of a log that was closed
+	successor uint64 // number of the next segment; zero without a close record, and in that of a log that was closed
 }
 
 // SegmentInfo is a segment file.
@@ -64,26 +65,28 @@ type SegmentInfo struct {
 // readable reports whether the header could be read.
 func (s *SegmentInfo) readable() bool { return s.Damage == nil }
 
-// TornTail is where the log ends in a record that a crash left unfinished.
+// TornTail is an incomplete record that a crash left at the end of the log.
 type TornTail struct {
 	File   string
 	Offset int64
-	Bytes  int64 // from Offset to the end of what can be made out
+	Bytes  int64 // from Offset to the end of the last recognizable record
 	Epoch  keys.Epoch
 }
 
-// blankFile is a prepared segment that was never written.
+// preallocatedFile is the file of a preallocated segment that was never used.
 type preallocatedFile struct {
 	path string
 	size int64
 }
 
-// Replay calls fn for each epoch after the given one, in order, with the body of its record: empty for an epoch that does
-// nothing. The body is valid during the call only. It writes nothing: Open cuts the torn tail that Replay reports.
+// Replay calls fn for each epoch after the given one, in order, with the body of its record, which is empty
+// for a no-op record. The body is valid during the call only. Replay writes nothing: Open truncates the torn
+// tail that Replay reports.
 //
-// The log ends at the first record that is not whole. If anything behind that testifies that it had been durable,
-// the result is a CorruptionError; what fn was called for until then is still right. So it is if a segment is missing: one that
-// the mark of another names, or each from the given number on (see Log.NewestDurableHeader), zero if that is not known.
+// The log ends at the first record that is not intact. If later bytes prove that this record was durable,
+// the result is a CorruptionError; the calls of fn until then are still right. The result is the same if a
+// segment is missing: the one that a close record names, or every segment from the given number on (see
+// Log.NewestDurableHeader), which is zero if it is not known.
 func Replay(fs vfs.FS, dataDir string, after keys.Epoch, segment uint64, fn func(e keys.Epoch, body []byte) error) (Recovery, error) {
 	rec, files, err := list(fs, Dir(dataDir))
 	if err != nil {
@@ -96,19 +99,19 @@ func Replay(fs vfs.FS, dataDir string, after keys.Epoch, segment uint64, fn func
 	return rec, rec.checkEnd(fs, Dir(dataDir), files, after, segment)
 }
 
-// complete looks for what must be there behind the last segment.
+// checkEnd looks for segments that must be there after the last one.
 func (rec *Recovery) checkEnd(fs vfs.FS, dir string, files []SegmentInfo, after keys.Epoch, segment uint64) error {
 	expected := max(after+1, rec.tail.next)
 	if next := rec.tail.successor; next != 0 {
 		name := path.Join(dir, FileName(next))
 		if _, err := fs.Size(name); errors.Is(err, iofs.ErrNotExist) {
-			return corruption(name, 0, expected, fmt.Sprintf("the file is missing: the log goes on in it behind %s", path.Base(rec.tail.file)))
+			return corruption(name, 0, expected, missingAfter(rec.tail.file))
 		} else if err != nil {
 			return fmt.Errorf("wal: %w", err)
 		}
 	}
 	if segment != 0 && (len(files) == 0 || files[len(files)-1].number < segment) {
-		return corruption(path.Join(dir, FileName(segment)), 0, expected, "the file is missing, or holds nothing, and so are all newer ones: the data file knows it as part of the log")
+		return corruption(path.Join(dir, FileName(segment)), 0, expected, "the file is missing or has no records, and so are all newer ones; the data file names it as part of the log")
 	}
 	return nil
 }
@@ -131,19 +134,24 @@ func (rec *Recovery) replay(fs vfs.FS, files []SegmentInfo, after keys.Epoch, fn
 		if expected, err = rec.segment(&r, fs, s, last, after, fn); err != nil {
 			return err
 		}
-		expected = max(expected, after+1) // nothing before is needed, whether epochs were skipped there (Log.Skip) or not
+		expected = max(expected, after+1) // no earlier epoch is needed, whether epochs were skipped there (Log.Skip) or not
 		if last || files[start+i+1].Damage != nil || files[start+i+1].First == expected {
 			continue
 		}
 		if next := rec.tail.successor; next != 0 && next != files[start+i+1].number {
-			return corruption(path.Join(path.Dir(s.File), FileName(next)), 0, expected, fmt.Sprintf("the file is missing: the log goes on in it behind %s", path.Base(s.File)))
+			return corruption(path.Join(path.Dir(s.File), FileName(next)), 0, expected, missingAfter(s.File))
 		}
-		return corruption(s.File, r.pos, expected, "a later segment testifies that this record was durable")
+		return corruption(s.File, r.pos, expected, "a later segment proves that this record was durable")
 	}
 	return nil
 }
 
-// segment replays one segment and returns the epoch behind its last record.
+// missingAfter is the reason for damage if a segment is missing that the close record of another names.
+func missingAfter(file string) string {
+	return fmt.Sprintf("the file is missing; the close record of %s names it as the next segment", path.Base(file))
+}
+
+// segment replays one segment and returns the epoch after its last record.
 func (rec *Recovery) segment(r *segmentReader, fs vfs.FS, s SegmentInfo, last bool, after keys.Epoch,
 	fn func(e keys.Epoch, body []byte) error,
 ) (next keys.Epoch, err error) {
@@ -164,7 +172,7 @@ func (rec *Recovery) segment(r *segmentReader, fs vfs.FS, s SegmentInfo, last bo
 		return 0, err
 	}
 	if t.durable >= next {
-		return 0, corruption(s.File, r.pos, next, "a later record testifies that this one was durable")
+		return 0, corruption(s.File, r.pos, next, "a later record proves that this one was durable")
 	}
 	if t.end > r.pos {
 		rec.Torn = &TornTail{File: s.File, Offset: r.pos, Bytes: t.end - r.pos, Epoch: next}
@@ -172,7 +180,7 @@ func (rec *Recovery) segment(r *segmentReader, fs vfs.FS, s SegmentInfo, last bo
 	return next, nil
 }
 
-// records passes the whole records from the reader's position on to fn, and notes where they end.
+// records passes the intact records from the reader's position on to fn, and records where they end.
 func (rec *Recovery) records(r *segmentReader, s SegmentInfo, after keys.Epoch,
 	fn func(e keys.Epoch, body []byte) error,
 ) (next keys.Epoch, err error) {
@@ -220,7 +228,7 @@ func (rec *Recovery) records(r *segmentReader, s SegmentInfo, after keys.Epoch,
 	}
 }
 
-// successorOf is the number of the segment that a mark names, or zero.
+// successorOf is the number of the segment that a close record names, or zero.
 func successorOf(s SegmentInfo, at int64, r record) (uint64, error) {
 	switch len(r.body) {
 	case 0:
@@ -228,10 +236,10 @@ func successorOf(s SegmentInfo, at int64, r record) (uint64, error) {
 	case closeRecordSpace - recordHeaderSize:
 		return binary.LittleEndian.Uint64(r.body), nil
 	}
-	return 0, &VersionError{File: s.File, Offset: at, What: fmt.Sprintf("a mark of %d bytes", len(r.body))}
+	return 0, &VersionError{File: s.File, Offset: at, What: fmt.Sprintf("a close record of %d bytes", len(r.body))}
 }
 
-// skipTo is the epoch at which a log goes on behind a skip record.
+// skipTo is the epoch at which a log continues after a skip record.
 func skipTo(s SegmentInfo, at int64, r record) (keys.Epoch, error) {
 	if len(r.body) != skipSpace-recordHeaderSize {
 		return 0, &VersionError{File: s.File, Offset: at, What: fmt.Sprintf("a skip record of %d bytes", len(r.body))}
@@ -243,8 +251,8 @@ func skipTo(s SegmentInfo, at int64, r record) (keys.Epoch, error) {
 	return next, nil
 }
 
-// startOf is the index of the newest segment that begins at or before the epoch to start with. Older ones do not
-// matter, whatever is wrong with them.
+// startOf is the index of the newest segment that begins at or before the epoch to start with. Damage in older
+// segments does not matter.
 func startOf(files []SegmentInfo, after keys.Epoch) (int, error) {
 	for i := len(files) - 1; i >= 0; i-- {
 		if files[i].Damage == nil && files[i].First <= after+1 {
@@ -268,7 +276,7 @@ func missing(s SegmentInfo, expected keys.Epoch) error {
 	return corruption(s.File, 0, expected, fmt.Sprintf("the segment starts at epoch %d: an earlier one is missing", s.First))
 }
 
-// atEpoch adds the epoch to damage in a header, where only the context tells it.
+// atEpoch adds the epoch to damage in a header, where it follows from the context only.
 func atEpoch(damage error, e keys.Epoch) error {
 	var c *CorruptionError
 	if errors.As(damage, &c) {
@@ -277,8 +285,9 @@ func atEpoch(damage error, e keys.Epoch) error {
 	return damage
 }
 
-// list reads the headers of the log's files, in the order of their numbers, and splits off the blank ones. A header that
-// cannot be read is noted with the file: whether it matters depends on where replay starts.
+// list reads the headers of the log's files, in the order of their numbers, and separates the files that were
+// never used. It returns the error about an unreadable header with the file: whether it matters depends on
+// where replay starts.
 func list(fs vfs.FS, dir string) (rec Recovery, files []SegmentInfo, err error) {
 	names, err := fs.List(dir)
 	if errors.Is(err, iofs.ErrNotExist) {
@@ -308,8 +317,9 @@ func list(fs vfs.FS, dir string) (rec Recovery, files []SegmentInfo, err error) 
 	return rec, files, nil
 }
 
-// readHeader fills in what the header says. A file is blank if its header was never written: it is too short for one,
-// zero, or has the header of the number from which it was recycled.
+// readHeader fills in the fields of the header. A file was never used if its header was never written: the
+// file is too short for one, or the header is zero, or it is the header of the segment from which the file
+// was recycled.
 func (s *SegmentInfo) readHeader(fs vfs.FS) (started bool, err error) {
 	f, err := fs.Open(s.File, vfs.ReadOnly)
 	if err != nil {

@@ -13,21 +13,24 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// reservePrefix begins the names of reserve files. They are not segments: a replay does not look at them.
+// reservePrefix begins the names of reserve files. They are not segments: a replay does not read them.
 const reservePrefix = "reserve-"
 
-// reserve is some files of a segment's size that are kept back for a full device: their blocks are allocated, and a rename makes a segment of
-// one. A segment that no other file can be made for takes one; segments that are given up, and new files once there is space, take its place.
-// Whoever owns the log learns from Reserve how much of it is left, and lets only those commits rotate the log that make space. Guarded by spares.mu.
+// reserve is a few files of a segment's size for the time when the device is full. Their blocks are
+// allocated, and a rename makes a segment of such a file. A segment for which no other file can be made takes
+// one. Truncated segments, and new files once there is space, fill the reserve again. The owner of the log
+// reads from Log.Reserve how many files are left, and then lets only those commits rotate the log that free
+// space. Guarded by preallocator.mu.
 type reserve struct {
 	target  int
 	files   []string // file names
-	pending int      // files that are about to be kept
+	pending int      // files that are being added
 	last    int      // number of the last name given out
 	taken   int      // files that became segments
 }
 
-// adoptReserve finds what an earlier run has left of the reserve. What is too much, or of another size, is removed.
+// adoptReserve finds the reserve files of an earlier run. It removes files beyond the target and files of
+// another size.
 func (p *preallocator) adoptReserve(want int) error {
 	p.reserve.target = want
 	names, err := p.fs.List(p.dir)
@@ -51,7 +54,8 @@ func (p *preallocator) adoptReserve(want int) error {
 	return nil
 }
 
-// missing gives out a name for one more file of the reserve, or "" if it is whole. The caller calls keep.
+// nextReserveName returns a name for one more file of the reserve, or "" if the reserve is complete. The
+// caller calls recordReserveFile.
 func (p *preallocator) nextReserveName() (name string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -64,7 +68,7 @@ func (p *preallocator) nextReserveName() (name string) {
 	return path.Join(p.dir, fmt.Sprintf("%s%d", reservePrefix, r.last))
 }
 
-// keep says what became of a name that missing gave out.
+// recordReserveFile records whether a file was made under a name from nextReserveName.
 func (p *preallocator) recordReserveFile(name string, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -74,8 +78,8 @@ func (p *preallocator) recordReserveFile(name string, ok bool) {
 	}
 }
 
-// keepInReserve makes an old file part of the reserve, if some of that is missing. The rename needs no sync: an old segment that comes back
-// after a crash is older than what replay starts from.
+// addToReserve makes an old file part of the reserve, if the reserve is not complete. The rename needs no
+// sync: an old segment that comes back after a crash is older than the epoch from which replay starts.
 func (p *preallocator) addToReserve(old string, size int64) (kept bool) {
 	if size != int64(p.buffers.size) {
 		return false
@@ -84,12 +88,12 @@ func (p *preallocator) addToReserve(old string, size int64) (kept bool) {
 	if name == "" {
 		return false
 	}
-	kept = p.fs.Rename(old, name) == nil // else the file is treated as any other old one
+	kept = p.fs.Rename(old, name) == nil // else the file is treated like other old files
 	p.recordReserveFile(name, kept)
 	return kept
 }
 
-// fillReserve makes one file that the reserve lacks, and reports whether it did.
+// fillReserve makes one missing file of the reserve, and reports whether it did.
 func (p *preallocator) fillReserve() (made bool, err error) {
 	name := p.nextReserveName()
 	if name == "" {
@@ -105,7 +109,7 @@ func (p *preallocator) fillReserve() (made bool, err error) {
 		err = f.Sync()
 	}
 	if err == nil {
-		err = p.fs.SyncDir(p.dir) // or a crash gives the space to others
+		err = p.fs.SyncDir(p.dir) // otherwise a crash could free the space
 	}
 	if err = errors.Join(err, f.Close()); err != nil {
 		p.scheduleRemoval(name)
@@ -114,7 +118,8 @@ func (p *preallocator) fillReserve() (made bool, err error) {
 	return true, nil
 }
 
-// prepareReserved is prepare with a file of the reserve, for a writer that waits. Without one it returns the cause for which no other could be made.
+// prepareFromReserve is prepare with a file of the reserve, for a writer that waits. Without such a file it
+// returns the error of the attempt to make another file.
 func (p *preallocator) prepareFromReserve(cause error) (made bool, err error) {
 	p.mu.Lock()
 	n := len(p.reserve.files)
@@ -145,14 +150,16 @@ func (p *preallocator) prepareFromReserve(cause error) (made bool, err error) {
 	return true, nil
 }
 
-// Reserve is how many files are kept for a full device, and how many became segments since Open: for each of them the device was full.
+// Reserve is how many files are kept for a full device, and how many became segments since Open, because the
+// device was full.
 func (l *Log) Reserve() (kept, taken int) {
 	l.preallocator.mu.Lock()
 	defer l.preallocator.mu.Unlock()
 	return len(l.preallocator.reserve.files), l.preallocator.reserve.taken
 }
 
-// FillReserve makes what the reserve lacks. The error matches vfs.ErrNoSpace while there is no space; no error of it is final.
+// FillReserve makes the missing files of the reserve. The error matches vfs.ErrNoSpace while there is no
+// space; no error is final.
 func (l *Log) FillReserve() error {
 	for {
 		if made, err := l.preallocator.fillReserve(); !made || err != nil {
@@ -161,8 +168,8 @@ func (l *Log) FillReserve() error {
 	}
 }
 
-// Unopened returns a segment that takes no record: for a store whose log cannot be given a file yet. Its successor begins at the same
-// epoch.
+// Unopened returns a segment that takes no record, for a store whose log cannot get a file yet. The next
+// segment begins at the same epoch.
 func (l *Log) Unopened(first keys.Epoch) *Segment {
 	s := &Segment{first: first, begin: headerPage, durable: l.durable}
 	s.refused.Store(true)

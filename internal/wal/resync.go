@@ -9,7 +9,8 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// Recover is Replay for whoever goes on with the log: what it passes to fn is on the device, and not only in the kernel's page cache.
+// Recover is Replay for a caller that continues the log: the records that it passes to fn are on the device,
+// and not only in the kernel's page cache.
 func Recover(fs vfs.FS, dataDir string, after keys.Epoch, segment uint64, fn func(e keys.Epoch, body []byte) error) (Recovery, error) {
 	if err := resync(fs, dataDir); err != nil {
 		return Recovery{}, err
@@ -19,16 +20,18 @@ func Recover(fs vfs.FS, dataDir string, after keys.Epoch, segment uint64, fn fun
 	return rec, err
 }
 
-// secure writes again, and syncs, what the log's files themselves do not prove to be on the device.
+// resync writes and syncs again all parts of the log's files that do not themselves prove that they are on
+// the device.
 //
-// A sync is not enough. After a failed one the kernel may count the pages as clean: they read as they were written, a later sync
-// reports success without writing them, and a crash loses them. A process that was started anew cannot tell such pages
-// from others. Rewriting makes them dirty again.
+// A sync is not enough. After a failed sync the kernel may count the pages as clean: reads return what was
+// written, a later sync reports success without writing the pages, and a crash loses them. A new process
+// cannot tell such pages from others. Rewriting makes them dirty again.
 //
-// What was durable the records themselves say: each states the durable epoch of the moment when it was published, and that
-// is true wherever the record is read from. A segment's header was written when everything in earlier segments was durable. So what is left are
-// the records of the newest segment past the largest durable epoch that it states, and its header if it states
-// none of its own epochs. Nothing is cut: bytes are replaced by the same bytes.
+// The records prove what was durable. Each one has the durable epoch of the moment when it was published,
+// and that is true wherever the record is read from. A segment's header was written after everything in
+// earlier segments was durable. So resync has to write only the records of the newest segment after the
+// largest durable epoch in it, and its header if that epoch is older than the segment. Nothing is truncated:
+// resync replaces bytes by the same bytes.
 func resync(fs vfs.FS, dataDir string) error {
 	_, files, err := list(fs, Dir(dataDir))
 	if err != nil || len(files) == 0 {
@@ -46,12 +49,13 @@ func resync(fs vfs.FS, dataDir string) error {
 		return err
 	}
 	if err := rewrite(fs, newest.File, from, to); err != nil {
-		return fmt.Errorf("wal: write the tail again: %w", err)
+		return fmt.Errorf("wal: rewrite the log tail: %w", err)
 	}
 	return nil
 }
 
-// unproven is the part of a segment that nothing in it proves to be durable, up to the first record that is not whole.
+// unconfirmed is the part of a segment that no record in it proves to be durable, up to the first record that
+// is not intact.
 func unconfirmed(fs vfs.FS, s SegmentInfo) (from, to int64, err error) {
 	proven := keys.Epoch(0)
 	err = ReadSegment(fs, s, func(r Record) error {
@@ -76,7 +80,8 @@ func unconfirmed(fs vfs.FS, s SegmentInfo) (from, to int64, err error) {
 	return from, to, err
 }
 
-// rewrite replaces [from, to) of a file, in whole pages, by what it reads there, and syncs it.
+// rewrite writes [from, to) of a file again, in whole pages, with the bytes that it reads there, and syncs the
+// file.
 func rewrite(fs vfs.FS, name string, from, to int64) error {
 	f, err := fs.Open(name, vfs.ReadWrite)
 	if err != nil {

@@ -8,29 +8,32 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// cacheLinePair is 128: adjacent lines are fetched in pairs, so a neighbour's store on the pair still costs a miss.
+// cacheLinePair is 128: processors fetch adjacent lines in pairs, so a store to the other line of the pair
+// still costs a miss.
 const cacheLinePair = 128
 
-// The tail word packs the number of claims and the end of the last one, in units of recordAlign, so that one atomic
-// add orders a commit and finds its place. Neither part can overflow: a segment of SegmentBytesMax holds at most
-// 2^28/24 < 2^24 records; and past the end each goroutine adds at most once, since it sees refused afterwards, so
-// that 2^15 goroutines with the largest body stay below 2^40 units.
+// The tail word packs the number of reservations and the end of the last one, in units of recordAlign, so
+// that one atomic add gives a commit its epoch and its offset. Neither part can overflow: a segment of
+// SegmentBytesMax holds at most 2^28/24 < 2^24 records; and past the end each goroutine adds at most once,
+// because it sees refused afterwards, so that 2^15 goroutines with the largest body stay below 2^40 units.
 const (
 	offsetBits = 40
 	offsetMask = 1<<offsetBits - 1
 	oneRecord  = 1 << offsetBits
 )
 
-// Outcome is what became of a reservation.
+// Outcome is the result of Reserve or Seal.
 type Outcome uint8
 
 const (
-	// Reserved means that the claim is the caller's to fill and publish, without delay: later epochs wait for it.
+	// Reserved means that the caller must fill and publish the reservation, without delay: later epochs wait
+	// for it.
 	Reserved Outcome = iota
-	// Crossed means that this claim, and no other, crossed the segment's end and sealed it: the caller must make the next
-	// segment, whose first epoch is the claim's, and should reserve there before others may.
+	// Crossed means that this reservation, and no other, crossed the segment's end and sealed it. The caller
+	// must make the next segment, whose first epoch is that of the reservation, and should reserve there
+	// before other goroutines can.
 	Crossed
-	// Full means that the segment is sealed: wait until its successor is there, and reserve in that.
+	// Full means that the segment is sealed: wait for the next segment, and reserve there.
 	Full
 	// TooLarge means that no record can hold so large a body. Nothing was reserved.
 	TooLarge
@@ -43,11 +46,12 @@ type Reservation struct {
 	length uint32 // record header and body
 }
 
-// Segment is a file of the log and its image. Reserve, Body, Publish and Fill are for any number of goroutines.
+// Segment is a file of the log and its buffer. Any number of goroutines may call Reserve, Body, Publish and
+// PublishNoOp.
 type Segment struct {
 	// Constant.
-	first   keys.Epoch // of the first claim
-	begin   uint32     // offset of the first claim: behind the header page, and a skip record if there is one
+	first   keys.Epoch // of the first reservation
+	begin   uint32     // offset of the first reservation: after the header page, and after a skip record if there is one
 	limit   uint64     // end of the record area in units, counted from the header page
 	seed    uint32
 	buffer  []byte
@@ -55,19 +59,19 @@ type Segment struct {
 	path    string
 	number  uint64
 	file    vfs.File
-	pooled  bool // file and image have the standard size and are used again
+	pooled  bool // file and buffer have the standard size and are used again
 
 	_    [cacheLinePair]byte
 	tail atomic.Uint64
 	_    [cacheLinePair - 8]byte
 
-	// Written once, when the segment is sealed; on lines that nobody else writes.
-	refused atomic.Bool             // a claim fell past the end: spares others the add
+	// Written once, when the segment is sealed; on cache lines without other writers.
+	refused atomic.Bool             // a reservation was past the end: later ones need no add
 	sealed  atomic.Uint64           // tail word at the sealed end, plus one; zero while open
-	next    atomic.Pointer[Segment] // successor, set before anybody can reserve in it
+	next    atomic.Pointer[Segment] // the next segment, set before any goroutine can reserve in it
 }
 
-// horizon is an epoch that moves up, alone on its cache lines.
+// paddedEpoch is an epoch that only increases, alone on its cache lines.
 type paddedEpoch struct {
 	_     [cacheLinePair]byte
 	epoch atomic.Uint64
@@ -77,7 +81,7 @@ type paddedEpoch struct {
 // First is the epoch of the segment's first record.
 func (s *Segment) First() keys.Epoch { return s.first }
 
-// Reserve claims the next epoch, and room for a body of bodyLen bytes, with one atomic add.
+// Reserve takes the next epoch, and space for a body of bodyLen bytes, with one atomic add.
 func (s *Segment) Reserve(bodyLen int) (Reservation, Outcome) {
 	if uint(bodyLen) > BodyBytesMax {
 		return Reservation{}, TooLarge
@@ -86,8 +90,8 @@ func (s *Segment) Reserve(bodyLen int) (Reservation, Outcome) {
 	return s.reserveUnits(length, uint64(recordSpace(length)/recordAlign))
 }
 
-// Seal ends the segment before it is full. The outcome is Crossed, with the epoch at which the next segment starts, or Full
-// if somebody else has sealed it already.
+// Seal ends the segment before it is full. The outcome is Crossed, with the epoch at which the next segment
+// starts, or Full if the segment is already sealed.
 func (s *Segment) Seal() (Reservation, Outcome) {
 	return s.reserveUnits(0, s.limit+1)
 }
@@ -108,8 +112,8 @@ func (s *Segment) reserveUnits(length uint32, units uint64) (Reservation, Outcom
 	}, Reserved
 }
 
-// beyond decides about a claim that ends past the limit. The tail grows only, so exactly one claim starts at or before
-// the limit and ends past it.
+// pastLimit decides about a reservation that ends past the limit. The tail only grows, so exactly one
+// reservation starts at or before the limit and ends past it.
 func (s *Segment) pastLimit(tail uint64) (Reservation, Outcome) {
 	s.refused.Store(true)
 	if tail&offsetMask > s.limit {
@@ -129,8 +133,8 @@ func (s *Segment) sealedAt() (offset uint32, next keys.Epoch, sealed bool) {
 	return uint32(headerPage + word&offsetMask*recordAlign), s.first + keys.Epoch(word>>offsetBits), true
 }
 
-// end is the tail word at the end of the last record that was claimed. A tail past the limit counts claims that got nothing; the one that
-// crossed is about to write down where it did.
+// end is the tail word at the end of the last reserved record. A tail past the limit counts reservations that
+// were refused; the goroutine that crossed the limit is about to store the end.
 func (s *Segment) end() uint64 {
 	word := s.tail.Load()
 	if word&offsetMask <= s.limit {
@@ -144,8 +148,8 @@ func (s *Segment) end() uint64 {
 	}
 }
 
-// Extent tells what has been claimed in the segment: the file's number, the newest epoch, zero without any, and the bytes up to the end of
-// the last record.
+// Extent returns what has been reserved in the segment: the file's number, the newest epoch, which is zero
+// without a record, and the bytes up to the end of the last record.
 func (s *Segment) Extent() (number uint64, last keys.Epoch, bytes int64) {
 	word := s.end()
 	count, end := word>>offsetBits, word&offsetMask
@@ -155,16 +159,16 @@ func (s *Segment) Extent() (number uint64, last keys.Epoch, bytes int64) {
 	return s.number, last, int64(headerPage + end*recordAlign)
 }
 
-// Body is the claim's place for its body, to be filled before Publish and not touched after.
+// Body is the space for the body of a reservation, to be filled before Publish and not touched afterwards.
 func (s *Segment) Body(c Reservation) []byte {
 	end := c.offset + c.length
 	return s.buffer[c.offset+recordHeaderSize : end : end]
 }
 
-// Publish completes the record of a claim whose body is in place.
+// Publish completes the record of a reservation whose body is complete. It is called once.
 func (s *Segment) Publish(c Reservation) { s.publish(c, 0) }
 
-// PublishNoOp completes a reservation as a record that does nothing: replay passes its epoch with an empty body.
+// PublishNoOp completes a reservation as a no-op record: replay passes its epoch with an empty body.
 func (s *Segment) PublishNoOp(c Reservation) {
 	clear(s.Body(c))
 	s.publish(c, flagNoOp)

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// counters are plain atomics that the holder of the flush role and the rotation write, both rarely.
+// counters are plain atomics. The holder of the flush role and rotations write them, both rarely.
 type counters struct {
 	bytes, records, syncs       atomic.Uint64
 	rotations, stalls, recycled atomic.Uint64
@@ -18,17 +18,17 @@ type counters struct {
 }
 
 const (
-	// SyncBuckets is the number of buckets for the duration of a sync: bucket i counts those below SyncBound(i), the last
-	// one all longer ones.
+	// SyncBuckets is the number of buckets for the duration of a sync: bucket i counts syncs shorter than
+	// SyncBound(i), the last bucket all longer ones.
 	SyncBuckets = 18
-	// GroupBuckets is the number of buckets for records per sync: bucket i counts groups of at most 1<<i, the last one all
-	// larger ones.
+	// GroupBuckets is the number of buckets for records per sync: bucket i counts groups of at most 1<<i
+	// records, the last bucket all larger ones.
 	GroupBuckets = 14
 
 	syncBucketFirst = 16 * time.Microsecond
 )
 
-// SyncBound is the upper bound of bucket i: 16 us, 32 us, ... 1 s. The last bucket has none.
+// SyncBound is the upper bound of bucket i: 16 us, 32 us, ... 1 s. The last bucket has no bound.
 func SyncBound(i int) time.Duration { return syncBucketFirst << i }
 
 func (c *counters) flushed(records, bytes int, write, sync time.Duration) {
@@ -41,19 +41,19 @@ func (c *counters) flushed(records, bytes int, write, sync time.Duration) {
 	c.groupBuckets[min(bits.Len64(uint64(records-1)), GroupBuckets-1)].Add(1)
 }
 
-// Stats is what the log has done since Open. Bytes and records count what is durable.
+// Stats counts what the log has done since Open. Bytes and Records count durable records.
 type Stats struct {
 	Bytes, Records, Syncs uint64
 	WriteTime, SyncTime   time.Duration
 	SyncDurations         [SyncBuckets]uint64
 	GroupSizes            [GroupBuckets]uint64
 	Rotations             uint64 // segments begun because another was full
-	Stalls                uint64 // rotations that had to wait for a file or an image
-	Recycled              uint64 // old files kept for use as new ones
-	Segments              int    // that hold records a replay may need, and the open one
+	Stalls                uint64 // rotations that waited for a segment file or buffer
+	Recycled              uint64 // old files that were kept to become new segments
+	Segments              int    // segments with records that a replay may need, and the open segment
 	SegmentBytes          int64  // of their files
-	BufferBytes           int64  // memory of all images
-	PrepareFailures       uint64 // attempts to prepare a segment, and to close or remove a file of no more use, that failed
+	BufferBytes           int64  // memory of all segment buffers
+	PrepareFailures       uint64 // failed attempts to prepare a segment, or to close or remove a file without needed records
 	Preparing             error  // why the last attempt to prepare a segment failed; nil after a success
 }
 

@@ -4,5 +4,5 @@ package wal
 
 import "sync/atomic"
 
-// storeWord is a store that no earlier one of this goroutine may move behind.
+// storeWord stores v. No earlier store of this goroutine may become visible after it.
 func storeWord(w *uint64, v uint64) { atomic.StoreUint64(w, v) }

@@ -7,7 +7,7 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 )
 
-// retired are the segments that are complete and durable, oldest first.
+// completed are the segments that are sealed and durable, oldest first.
 type completed struct {
 	mu       sync.Mutex
 	segments []completedSegment
@@ -26,7 +26,7 @@ func (r *completed) add(s completedSegment) {
 	r.mu.Unlock()
 }
 
-// takeBefore removes and returns the segments that hold nothing at or past e.
+// takeBefore removes and returns the segments without an epoch at or after e.
 func (r *completed) takeBefore(e keys.Epoch) []completedSegment {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -61,13 +61,15 @@ func (r *completed) putBack(taken []completedSegment) {
 	r.mu.Unlock()
 }
 
-// TruncateBefore gives up every record before e: segments wholly below it are recycled or removed. A segment that is
-// not durable yet stays until the next call, and so do all of them after an error. A file that cannot be removed is tried again later.
+// TruncateBefore says that no record before e is needed: it recycles or removes the segments that have only
+// such records. A segment that is not durable yet stays until the next call, and after an error all stay. The
+// removal of a file is tried again later if it fails.
 //
-// A newer segment's header is durable first. It testifies that there were records before it: without it, a replay that starts
-// too early, because what it starts from is damaged, would find no log at all and take that for its end.
+// The header of a newer segment is durable first. It proves that there were records before it. Without it, a
+// replay that starts too early, because its start is damaged, would find no log at all and take that for
+// the end of the log.
 func (l *Log) TruncateBefore(e keys.Epoch) error {
-	if l.head.Load() == nil { // no file for a first segment yet: the newest that was replayed stays, and testifies
+	if l.head.Load() == nil { // no file for a first segment yet: the newest replayed segment stays as the proof
 		return l.recycle(l.completed.takeButLast(e))
 	}
 	taken := l.completed.takeBefore(e)
@@ -93,12 +95,12 @@ func (l *Log) recycle(taken []completedSegment) error {
 	return nil
 }
 
-// NewestDurableHeader is the number of the newest segment whose header is durable, or zero. From then on the log has a segment with this number or a larger
-// one, whatever is truncated.
+// NewestDurableHeader is the number of the newest segment whose header is durable, or zero. From then on the
+// log has a segment with this number or a larger one, whatever is truncated.
 func (l *Log) NewestDurableHeader() uint64 { return l.durableHeader.Load() }
 
-// awaitHeader returns when a segment behind the numbered one, which is complete, has a durable header: the flusher's present one, written
-// by the flusher together with records, or here.
+// awaitHeader returns when a segment after the numbered one, which is complete, has a durable header. It is
+// the header of the flusher's current segment, which the flusher writes with records, or awaitHeader without.
 func (l *Log) awaitHeader(number uint64) error {
 	var idle backoff
 	for l.durableHeader.Load() <= number {

@@ -9,46 +9,48 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 )
 
-// waits is the queue of the goroutines that wait for durable, and the flush role: at any time at most one goroutine writes
-// and syncs. A waiter that finds the role free takes it and flushes by itself, so that a lone writer pays no switch. When it
-// has what it wanted and others wait, the background goroutine takes the role over and flushes until the queue is empty.
+// waits is the queue of the goroutines that wait for durable, and the flush role: at any time at most one
+// goroutine writes and syncs. A waiter that finds the role free takes it and flushes itself, so that a single
+// writer needs no switch to another goroutine. When its epoch is durable and other goroutines wait, the
+// background goroutine takes the role over and flushes until the queue is empty.
 //
-// Invariant: every access to a queued waiter, its signal included, happens under mu. A waiter leaves the queue in exactly
-// one of two ways: it is settled, which puts one signal into its channel, or its owner takes it out. So when its owner knows
-// which of the two happened, nothing else refers to the waiter, and it may be used again.
+// Invariant: every access to a queued waiter, also to its signal, happens under mu. A waiter leaves the queue
+// in exactly one of two ways: the flusher wakes it, with one signal into its channel, or its owner takes it
+// out. So when its owner knows which of the two happened, nothing else refers to the waiter, and it may be
+// used again.
 type waits struct {
 	mu          sync.Mutex
 	flushing    bool       // the role is taken
-	handed      bool       // the role is the background goroutine's, which has not noticed yet
-	queue       []*waiter  // in no order; queue[i].place == i
-	flushTarget keys.Epoch // flush up to here though no goroutine waits
-	newest      keys.Epoch // the largest epoch that was ever waited or asked for
-	groupTarget keys.Epoch // not zero: the flusher sleeps until newest is as large as this; see gather
-	ended       bool       // the log is closed and flushed: no wait will be granted any more
+	handed      bool       // the role belongs to the background goroutine, which has not taken it yet
+	queue       []*waiter  // in no order; queue[i].index == i
+	flushTarget keys.Epoch // flush up to here even if no goroutine waits
+	newest      keys.Epoch // the largest epoch that was ever requested, with or without a waiter
+	groupTarget keys.Epoch // not zero: the flusher sleeps until newest is as large as this; see groupDelay
+	ended       bool       // the log is closed and flushed: every wait ends
 
 	wake         chan struct{} // capacity 1: wakes the background goroutine
-	groupReached chan struct{} // capacity 1: newest has reached gathered
-	pool         sync.Pool     // of *waiter that are in no queue and have no signal
+	groupReached chan struct{} // capacity 1: newest has reached groupTarget
+	pool         sync.Pool     // of *waiter that are not in the queue and have no signal
 }
 
 // waiter is a goroutine that waits for an epoch to become durable.
 type waiter struct {
-	signal chan struct{} // capacity 1: the waiter was settled
+	signal chan struct{} // capacity 1: the flusher has woken the waiter
 	epoch  keys.Epoch
 	index  int // index in the queue, or unqueued
 }
 
 const unqueued = -1
 
-// WaitDurable returns nil when e is durable, ErrFailed when it never will be, or the context's error. e must have been
-// reserved by a writer that will publish it. A waiter that flushes by itself looks at its context between two syncs; every
-// other one returns as soon as its context ends.
+// WaitDurable returns nil when e is durable, ErrFailed when it never will be, or the context's error. e must
+// have been reserved by a writer that will publish it. A waiter that flushes itself checks its context
+// between two syncs; every other waiter returns as soon as its context ends.
 func (l *Log) WaitDurable(ctx context.Context, e keys.Epoch) error {
 	if l.Durable() >= e {
 		return nil
 	}
 	if err := ctx.Err(); err != nil {
-		return err // it must not start a sync for which it will not wait
+		return err // it must not start a sync whose end it will not await
 	}
 	w := &l.waits
 	w.mu.Lock()
@@ -75,16 +77,16 @@ func (l *Log) await(ctx context.Context, waiter *waiter, e keys.Epoch) error {
 			w.pool.Put(waiter)
 			return ctx.Err()
 		}
-		<-waiter.signal // is there already
+		<-waiter.signal // was sent before leave returned
 	}
 	w.pool.Put(waiter)
 	return l.Result(e)
 }
 
-// Flush makes durable everything that is published up to e. It is WaitDurable without a way out.
+// Flush makes everything up to e durable. It is WaitDurable without a context.
 func (l *Log) Flush(e keys.Epoch) error { return l.WaitDurable(context.Background(), e) }
 
-// RequestFlush asks for e to become durable soon, and does not wait.
+// RequestFlush requests that e becomes durable soon, and does not wait.
 func (l *Log) RequestFlush(e keys.Epoch) {
 	if l.Durable() >= e {
 		return
@@ -100,7 +102,7 @@ func (l *Log) RequestFlush(e keys.Epoch) {
 	}
 }
 
-// Result says what became of an epoch that was waited for: nil if it is durable, else why it will not be.
+// Result is the result of a wait for an epoch: nil if it is durable, otherwise the reason why it never will be.
 func (l *Log) Result(e keys.Epoch) error {
 	if l.Durable() >= e {
 		return nil
@@ -111,7 +113,7 @@ func (l *Log) Result(e keys.Epoch) error {
 	return ErrClosed
 }
 
-// refusal is why nobody should start waiting. The caller holds waits.mu.
+// refusal is why no goroutine may start to wait. The caller holds waits.mu.
 func (l *Log) refusal(e keys.Epoch) error {
 	if l.closed.Load() || l.Err() != nil {
 		return l.Result(e)
@@ -131,7 +133,7 @@ func (w *waits) push(e keys.Epoch) *waiter {
 	return one
 }
 
-// leave takes a waiter out of the queue, in constant time, or reports false if it was settled before.
+// leave takes a waiter out of the queue, in constant time, or reports false if it was woken before.
 func (w *waits) leave(one *waiter) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -150,11 +152,12 @@ func (w *waits) removeLocked(one *waiter) {
 	w.queue = w.queue[:last]
 }
 
-// settleLocked signals the waiters whose wait is over, for better or worse. A signal never blocks: its channel was empty.
+// wakeDurableLocked wakes the waiters whose epochs are durable, or never will be. A signal never blocks: its
+// channel was empty.
 func (w *waits) wakeDurableLocked(l *Log) {
 	durable := l.Durable()
 	over := l.Err() != nil || w.ended
-	for i := len(w.queue) - 1; i >= 0; i-- { // what takes the place of a removed one has been looked at
+	for i := len(w.queue) - 1; i >= 0; i-- { // the waiter that moves to index i has been checked
 		if one := w.queue[i]; over || one.epoch <= durable {
 			w.removeLocked(one)
 			one.signal <- struct{}{}
@@ -162,7 +165,7 @@ func (w *waits) wakeDurableLocked(l *Log) {
 	}
 }
 
-// ask notes that somebody wants e, and wakes the flusher if it has slept for that.
+// request records that e is requested, and wakes the flusher if e completes the group for which it sleeps.
 func (w *waits) request(e keys.Epoch) {
 	w.newest = max(w.newest, e)
 	if w.groupTarget > 0 && e >= w.groupTarget {
@@ -171,7 +174,7 @@ func (w *waits) request(e keys.Epoch) {
 	}
 }
 
-// beyond is the number of records behind an epoch that somebody wants.
+// recordsAfter is the number of requested records after an epoch.
 func (w *waits) recordsAfter(e keys.Epoch) int { return int(max(w.newest, e) - e) }
 
 func (w *waits) wakeBackground() {
@@ -181,7 +184,8 @@ func (w *waits) wakeBackground() {
 	}
 }
 
-// lead flushes until e is durable or ctx ends. The caller has the flush role, which lead gives up.
+// flushAsLeader flushes until e is durable or ctx ends. The caller holds the flush role, which flushAsLeader
+// releases.
 func (l *Log) flushAsLeader(ctx context.Context, e keys.Epoch) error {
 	var idle backoff
 	for {
@@ -204,7 +208,7 @@ func (l *Log) flushAsLeader(ctx context.Context, e keys.Epoch) error {
 	return l.Result(e)
 }
 
-// flushOnce takes the role as soon as it is free, flushes what is copied, and gives it up.
+// flushOnce takes the role as soon as it is free, flushes the copied records, and releases the role.
 func (l *Log) flushOnce() (moved bool, err error) {
 	l.acquireFlusher()
 	moved, err = l.flushStep()
@@ -212,7 +216,7 @@ func (l *Log) flushOnce() (moved bool, err error) {
 	return moved, err
 }
 
-// acquireRole waits for the role. One that is handed over but not yet taken is as good as free.
+// acquireFlusher waits for the flush role. A role that is handed over but not yet taken counts as free.
 func (l *Log) acquireFlusher() {
 	var idle backoff
 	for !l.tryFlusher() {
@@ -228,7 +232,8 @@ func (l *Log) tryFlusher() bool {
 	return free
 }
 
-// resign gives up the role: to the background goroutine if there is more to do, else to nobody.
+// releaseFlusher hands the flush role to the background goroutine if there is more to flush; otherwise the role
+// is free.
 func (l *Log) releaseFlusher() {
 	w := &l.waits
 	w.mu.Lock()
@@ -242,14 +247,14 @@ func (l *Log) releaseFlusher() {
 	w.mu.Unlock()
 }
 
-// settleAll signals every waiter whose wait is over.
+// wakeAll wakes every waiter whose epoch is durable, or never will be.
 func (l *Log) wakeAll() {
 	l.waits.mu.Lock()
 	l.waits.wakeDurableLocked(l)
 	l.waits.mu.Unlock()
 }
 
-// busy reports whether there is reason to flush further.
+// busy reports whether there is more to flush.
 func (w *waits) busy(l *Log) bool {
 	if l.Err() != nil || l.closed.Load() {
 		return false
@@ -257,7 +262,7 @@ func (w *waits) busy(l *Log) bool {
 	return len(w.queue) > 0 || w.flushTarget > l.Durable()
 }
 
-// runFlusher flushes for those who wait in the queue, or asked without waiting, until Close.
+// runFlusher flushes for the waiters in the queue, and up to requested epochs, until Close.
 func (l *Log) runFlusher() {
 	defer l.background.Done()
 	for {
@@ -287,9 +292,9 @@ func (w *waits) takeOver(l *Log) bool {
 	return true
 }
 
-// flushForAll flushes as long as anybody wants it, and then gives up the role. It keeps the role while those it has just
-// woken run: in a closed loop they come back at once, and the next sync takes them all. Giving it up first made the
-// fastest of 64 writers sync alone every second time.
+// flushForAll flushes while there are requests, and then releases the role. It keeps the role while the waiters
+// that it has just woken run: writers in a closed loop come back at once, and the next sync serves all of them.
+// When it released the role first, the fastest of 64 writers synced alone every second time.
 func (l *Log) flushForAll() {
 	var idle backoff
 	var group groupDelay
@@ -317,8 +322,8 @@ func (l *Log) flushForAll() {
 	}
 }
 
-// backoff waits for a writer that stands between its reservation and its publication: usually nanoseconds, but a
-// scheduler's time slice if it was preempted there.
+// backoff waits for a writer that is between its reservation and its publication: usually nanoseconds, but a
+// scheduler's time slice if the writer was preempted there.
 type backoff struct{ rounds int }
 
 func (b *backoff) reset() { b.rounds = 0 }

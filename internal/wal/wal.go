@@ -1,39 +1,52 @@
-// Package wal is the log: bodies of bytes in, epochs out, and after a crash the same bodies in the same order.
+// Package wal is the write-ahead log. It takes bodies of bytes and gives each of them an epoch, the
+// commit sequence number. After a crash it returns the same bodies in the same order.
 //
-//	segment   a preallocated file, and an off-heap image of it that writers fill; the flusher copies image to file
-//	record    header and body of one commit, 8-byte aligned; the i-th record of a segment has epoch first + i
-//	claim     a reserved place for one record: epoch and offset, both from one atomic add on the segment's tail
-//	sealed    a segment that takes no more claims: one claim crossed its end
-//	copied    the largest epoch such that it and all before it are published in their images
-//	durable   the largest epoch such that it and all before it are on stable storage
+//	segment         a preallocated log file and its segment buffer
+//	segment buffer  the off-heap copy of a segment that writers fill and the flusher writes to the file
+//	record          header and body of one commit, 8-byte aligned; record i of a segment has epoch first + i
+//	reservation     the epoch and the offset of one record, from one atomic add on the segment's tail
+//	sealed          a segment that takes no more reservations, because one has crossed its end
+//	close record    the last record of a segment, or of a log that was closed; it has no epoch of its own
+//	copied          the largest epoch E such that every epoch <= E is published in its segment buffer
+//	durable         the largest epoch E such that every epoch <= E is on stable storage
 //
 //	          written and synced      copied, unwritten     hole    published
-//	image   |########################|====================|.......|=========|.............|
+//	buffer  |########################|====================|.......|=========|.............|
 //	                                 ^ durable            ^ copied          ^ tail       ^ end
 //
-// A writer reserves, copies its body, and publishes: checksum and header first, and the record's first word last. No
-// counter is shared but the tail; the flusher finds the copied prefix by walking the first words. Whoever waits for
-// an epoch first writes and syncs for all who have published by then; nobody waits for a timer. While a sync runs, later
-// waiters queue, and a background goroutine goes on for them.
+// A writer reserves, copies its body and publishes. To publish is to store the checksum and the
+// header, and then the first word of the record. The tail is the only shared counter; the flusher
+// finds the copied prefix from the first words. The first goroutine that waits for an epoch becomes
+// the flusher: without a delay, it writes and syncs everything that is published by then, for all
+// waiters. While a sync runs, later waiters queue, and a background goroutine flushes for them. Only
+// that goroutine delays a sync, while commits keep coming (the group-commit delay).
 //
-// The owner of the log drives rotation, because it rotates the memtable at the same point: the one claim that crosses
-// the end tells its caller so, and the caller asks for the next segment. A spare one is kept prepared.
+// The owner of the log drives rotation, because it rotates the memtable at the same point. Exactly
+// one reservation crosses the end of a segment. Its caller learns that, and asks for the next
+// segment, of which at least one is preallocated in the background.
 //
 // Invariants:
-//   - durable <= copied < the epoch of the next claim; durable moves only over a prefix, across segments too;
-//   - nothing behind a hole is written, and nothing of a segment (its header included) is written before everything in
-//     earlier segments is durable. So a segment with a valid header testifies that its predecessors were complete;
-//   - a segment's first epoch is the epoch at which its predecessor was sealed;
-//   - every epoch that was given out is less than durable + EpochWindow; a log that was not closed goes on that far behind its last
-//     epoch, so that no epoch names two commits;
-//   - before a run gives out an epoch, the header of its first segment is durable: a log that was closed ends in a mark, and one
-//     that was opened since does not;
-//   - a record is decoded only with the identity of the segment that it was written for, so that what a recycled file
-//     still holds is never taken for a record;
-//   - after a failed write or sync of a file with records durable never moves again, and every waiter gets the error. Anything else that
-//     fails, about files that hold no needed record, is counted and tried again, and writers that need a segment wait meanwhile.
+//   - durable <= copied < the epoch of the next reservation, and durable <= written <= reserved;
+//     durable moves over a prefix only, also from one segment to the next;
+//   - a record is published once, and no record after a hole is written;
+//   - nothing of a segment, not even its header, is written before all earlier segments are durable,
+//     so a segment with a valid header proves that the segments before it were complete;
+//   - the first epoch of a segment is the epoch at which the segment before it was sealed;
+//   - every epoch that was given out is less than durable + EpochWindow; a log that was not closed
+//     continues at that distance from its last epoch, so that no epoch names two commits;
+//   - the header of the first segment of a run is durable before the run gives out an epoch. So a log
+//     that ends in a close record was closed, and has not been opened since;
+//   - a record is decoded only with the identity of the segment for which it was written, so that old
+//     contents of a recycled file are never taken for a record;
+//   - after a failed write or sync of a file with records, durable never moves again, and every waiter
+//     gets the error. Other failures concern files without needed records: they are counted and tried
+//     again, and a writer that needs a segment waits meanwhile.
 //
-// The package knows bytes and epochs. It does not know what a body means, nor memtables, nor when to rotate.
+// Builds with the tag invariants check these and some more; see assert.go. The checks that cost a
+// commit nothing are in all builds, and stop the log.
+//
+// The package knows bytes and epochs. It does not know what a body means, it does not know memtables,
+// and it does not decide when to rotate.
 package wal
 
 import (
@@ -43,9 +56,10 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 )
 
-// Errors by meaning. Damage carries its place: see CorruptionError and VersionError.
+// Errors by meaning. Errors about damage name file and offset: see CorruptionError and VersionError.
 var (
-	// ErrFailed means that a write or sync of the log failed, or that its owner stopped it (Fail). It is final: nothing becomes durable afterwards.
+	// ErrFailed means that a write or sync of the log failed, or that its owner stopped it (Fail). It is
+	// final: nothing becomes durable afterwards.
 	ErrFailed = errors.New("wal: log has failed")
 	// ErrClosed means that the log was closed before the epoch became durable.
 	ErrClosed = errors.New("wal: log is closed")
@@ -55,8 +69,8 @@ var (
 	ErrVersion = errors.New("wal: written by a newer version")
 )
 
-// CorruptionError is damage to something that had been durable: the log must not be replayed past it, and must not be
-// taken to end there either.
+// CorruptionError is damage to something that was durable. The log must not be replayed past it, and
+// the damage must not be taken for the end of the log.
 type CorruptionError struct {
 	File   string
 	Offset int64      // of the damaged record or header
@@ -74,7 +88,7 @@ func (e *CorruptionError) Error() string {
 // Unwrap makes the error match ErrCorrupt.
 func (e *CorruptionError) Unwrap() error { return ErrCorrupt }
 
-// VersionError is an intact header or record that uses what this version does not know.
+// VersionError is an intact header or record with features that this version does not know.
 type VersionError struct {
 	File   string
 	Offset int64

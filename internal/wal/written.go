@@ -7,20 +7,21 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 )
 
-// Position is a place between two records of a segment.
+// Position is a boundary between two records of a segment.
 type Position struct {
 	Epoch  keys.Epoch // of the record that begins there
 	offset uint32
 }
 
-// Position is where the segment's next record will be claimed. Once the segment is sealed it is the end.
+// Position is the position of the segment's next reservation. Once the segment is sealed it is the end.
 func (s *Segment) Position() Position {
 	word := s.end()
 	return Position{s.first + keys.Epoch(word>>offsetBits), uint32(headerPage + word&offsetMask*recordAlign)}
 }
 
-// Written reads the record at p, which the caller knows to be published, and moves p behind it: body is nil for a record that does nothing.
-// It reports false when p has reached a claim of the caller's that is not published. Until it is, the flusher keeps the image.
+// Written reads the record at p and moves p after it. The caller knows that the record is published. The
+// body of a no-op record is nil. Written reports false when p has reached the caller's own reservation,
+// which is not published yet. Until it is published, the flusher keeps the segment buffer.
 func (s *Segment) Written(p *Position, until Reservation) (body []byte, epoch keys.Epoch, ok bool) {
 	if p.offset >= until.offset {
 		return nil, 0, false
