@@ -20,7 +20,7 @@ const (
 	stalledPause = 200 * time.Millisecond
 )
 
-// pendingBatch is a batch, where its records stand, and what became of it.
+// pendingBatch is a batch, the lines of its records, and its answer.
 type pendingBatch struct {
 	client.Batch
 	file        string
@@ -31,10 +31,10 @@ type pendingBatch struct {
 	err      error
 }
 
-// batchSender writes batches in order over a pipeline, and does not give up when the server is overloaded, out of memory
-// for a while, or restarted: then it goes back to the first batch without an acknowledgement and writes that one and all that followed
-// again. Puts can be repeated, and going back keeps their order, so that the later of two records with one key wins as if nothing had
-// happened.
+// batchSender writes batches in order over a pipeline. It does not give up when the server is overloaded, out of
+// memory for a while, or restarted: it goes back to the first batch without an acknowledgement, and writes that
+// one and all later ones again. Puts can be repeated, and the order stays, so the later of two records with the
+// same key still wins.
 type batchSender struct {
 	ctx     context.Context // of the whole import
 	client  *client.Client
@@ -66,12 +66,12 @@ func (s *batchSender) open() error {
 func (s *batchSender) send(b *pendingBatch) error {
 	s.window = append(s.window, b)
 	s.write(b)
-	return s.settle(batchesInFlight - 1)
+	return s.complete(batchesInFlight - 1)
 }
 
 // close waits for all batches. It returns why the import failed, if it did.
 func (s *batchSender) close() error {
-	err := s.settle(0)
+	err := s.complete(0)
 	_ = s.pipeline.Close() // every batch has its own error
 	return err
 }
@@ -90,8 +90,8 @@ func (s *batchSender) write(b *pendingBatch) {
 	}
 }
 
-// settle takes the answers of the oldest batches until at most left are open.
-func (s *batchSender) settle(left int) error {
+// complete takes the answers of the oldest batches until at most left have none.
+func (s *batchSender) complete(left int) error {
 	for s.failed == nil && len(s.window) > left {
 		oldest := s.window[0]
 		<-oldest.answered
@@ -133,7 +133,7 @@ func (s *batchSender) mayHelp(err error) (advice time.Duration, again bool) {
 	if !errors.As(err, &e) || !e.Retryable() || time.Since(s.progress) > stalledMax {
 		return 0, false
 	}
-	// A full disk waits for a person.
+	// Only an operator can free a full disk.
 	return e.RetryAfter, e.Reason != kvpb.ErrorReason_ERROR_REASON_DISK_FULL
 }
 

@@ -74,7 +74,7 @@ func (c *caller) writeBatch(ctx context.Context) (int, error) {
 func (c *caller) readRange(ctx context.Context) (int, error) {
 	first := c.random.IntN(c.keys)
 	want := min(c.scan, c.keys-first)
-	end := c.key(c.keys) // behind the last one
+	end := c.key(c.keys) // after the last key
 	count := 0
 	for _, err := range c.client.Scan(ctx, client.Between(c.key(first), end), client.ScanOptions{Limit: uint64(c.scan)}) {
 		if err != nil {

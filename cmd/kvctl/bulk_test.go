@@ -63,7 +63,7 @@ func TestImportSaysInWhichWayItWent(t *testing.T) {
 		{"beside another load, without a choice", []string{"--bulk"}, busy, 1, 0, exitLimit, []string{"another load"}},
 		{"after a failure", nil, damaged, 1, 0, exitCorruption, []string{"the page is damaged"}},
 		{"with flags that exclude each other", []string{"--bulk", "--batch=7"}, nil, 0, 0, exitUsage, []string{"--bulk=never"}},
-		{"with a word that is no way", []string{"--bulk=sometimes"}, nil, 0, 0, exitUsage, []string{"auto, always or never"}},
+		{"with an unknown word", []string{"--bulk=sometimes"}, nil, 0, 0, exitUsage, []string{"auto, always or never"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			server := clienttest.Start(t)

@@ -64,7 +64,7 @@ func checkDisk(ctx context.Context, dir string, bytes int64, length time.Duratio
 	return findings, nil
 }
 
-// writeProbe makes the file and leaves nothing behind if it cannot. Its bytes are random: some devices keep no zeros.
+// writeProbe makes the file and leaves no file if it fails. Its bytes are random: some devices keep no zeros.
 func writeProbe(files *vfs.OS, name string, bytes int64) error {
 	file, err := files.Open(name, vfs.Create)
 	if err != nil {

@@ -27,7 +27,7 @@ const (
 // usageError is a command line that was not understood.
 type usageError struct{ error }
 
-// errNotFound ends a command that has already said all there is to say.
+// errNotFound ends a command that has already printed everything.
 var errNotFound = errors.New("not found")
 
 // errNotServing ends health.
@@ -105,7 +105,7 @@ func (a *app) advice(err error) string {
 	case errors.As(err, &usage):
 		return "See: kvctl --help"
 	case errors.Is(err, errNotServing):
-		return "It is starting or shutting down, or stopped writing after an I/O error: kvctl status says which."
+		return "The server is starting or shutting down, or it stopped writing after an I/O error. kvctl status shows which."
 	case !errors.As(err, &e):
 		return ""
 	}
@@ -128,22 +128,22 @@ var adviceByReason = map[kvpb.ErrorReason]string{
 	kvpb.ErrorReason_ERROR_REASON_VALUE_TOO_LARGE:          "kvctl status shows the limits in force.",
 	kvpb.ErrorReason_ERROR_REASON_BATCH_TOO_LARGE:          "Use fewer or smaller entries per batch, or --limit for a range.",
 	kvpb.ErrorReason_ERROR_REASON_DUPLICATE_KEY:            "Name each key once.",
-	kvpb.ErrorReason_ERROR_REASON_CONFLICT:                 "Somebody else wrote at the same time. Run the command again.",
+	kvpb.ErrorReason_ERROR_REASON_CONFLICT:                 "Another client wrote the same keys at the same time. Run the command again.",
 	kvpb.ErrorReason_ERROR_REASON_OVERLOADED:               "The server is busy. Try again, or send less at once.",
 	kvpb.ErrorReason_ERROR_REASON_MEMORY_FULL:              "The server's memory budget is used up. Try again later, or raise its --memory.",
 	kvpb.ErrorReason_ERROR_REASON_DISK_FULL:                "Free space on the server's disk; writes then go on by themselves.",
 	kvpb.ErrorReason_ERROR_REASON_TOO_MANY_SESSIONS:        "Close connections that are not needed, or try again later.",
-	kvpb.ErrorReason_ERROR_REASON_TOO_MANY_SNAPSHOT_LEASES: "Too many scans wait to be continued. Try again later.",
+	kvpb.ErrorReason_ERROR_REASON_TOO_MANY_SNAPSHOT_LEASES: "Too many scans keep a snapshot for their next page. Try again later.",
 	kvpb.ErrorReason_ERROR_REASON_SNAPSHOT_GONE:            "Read without --at, or raise the server's --retention.",
-	kvpb.ErrorReason_ERROR_REASON_SNAPSHOT_IN_FUTURE:       "That epoch has not been reached. kvctl status shows the visible one.",
+	kvpb.ErrorReason_ERROR_REASON_SNAPSHOT_IN_FUTURE:       "No commit has that epoch yet. kvctl status shows the newest visible epoch.",
 	kvpb.ErrorReason_ERROR_REASON_CORRUPTION:               "Stored data is damaged. Keep a copy of the data directory before you do anything to it.",
 	kvpb.ErrorReason_ERROR_REASON_SHUTTING_DOWN:            "The server is shutting down; nothing was written. Try again when it is back.",
 	kvpb.ErrorReason_ERROR_REASON_READ_ONLY:                "The server stopped writing after an I/O error: see kvctl status and its log, then restart it.",
-	kvpb.ErrorReason_ERROR_REASON_TXN_FAILED:               "Roll back, or roll back to a savepoint made before.",
-	kvpb.ErrorReason_ERROR_REASON_TXN_TOO_LARGE:            "Do it in several transactions, or raise the server's --max-txn-size.",
+	kvpb.ErrorReason_ERROR_REASON_TXN_FAILED:               "Roll back the transaction, or roll back to an earlier savepoint.",
+	kvpb.ErrorReason_ERROR_REASON_TXN_TOO_LARGE:            "Use several transactions, or raise the server's --max-txn-size.",
 	kvpb.ErrorReason_ERROR_REASON_TXN_TIMEOUT:              "The server's --txn-idle-timeout and --txn-timeout say how long a transaction may take.",
 	kvpb.ErrorReason_ERROR_REASON_TOO_MANY_TXNS:            "kvctl txn list shows them, kvctl txn end ends one.",
-	kvpb.ErrorReason_ERROR_REASON_TXN_NOT_FOUND:            "It has ended already: kvctl txn list shows those that are open.",
-	kvpb.ErrorReason_ERROR_REASON_SNAPSHOT_NOT_FOUND:       "It has ended already: kvctl snapshots list shows those that are held.",
+	kvpb.ErrorReason_ERROR_REASON_TXN_NOT_FOUND:            "The transaction has already ended. kvctl txn list shows open transactions.",
+	kvpb.ErrorReason_ERROR_REASON_SNAPSHOT_NOT_FOUND:       "The snapshot has already ended. kvctl snapshots list shows open snapshots.",
 	kvpb.ErrorReason_ERROR_REASON_OUTCOME_UNKNOWN:          "The write may or may not have happened. Read the key once the server is healthy again.",
 }

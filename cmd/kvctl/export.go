@@ -35,7 +35,7 @@ func (a *app) exportCommand() *cobra.Command {
 		Long: `Write all entries, or those of a range, in key order, all read at one epoch. It goes to standard output, or with --file to a
 file that appears under its name only once it is complete.
 
-JSON Lines is one {"key":"...","value":"..."} per line; bytes that are not UTF-8 stand in base64 under key_base64 or
+JSON Lines is one {"key":"...","value":"..."} per line; bytes that are not UTF-8 are base64 under key_base64 or
 value_base64. CSV has a header and two columns; as text it refuses what CSV cannot carry (bytes that are not UTF-8, carriage
 returns), with --base64 it carries everything.`,
 		Example: `  kvctl export > everything.jsonl

@@ -22,7 +22,7 @@ const (
 	formatAuto = "auto"
 
 	batchRecordsDefault = 500
-	// batchBytesMax ends a batch early, so that large values do not add up to a message that nobody accepts.
+	// batchBytesMax ends a batch early, so that large values do not add up to a message that is too large for the server.
 	batchBytesMax = 1 << 20
 )
 
@@ -115,7 +115,7 @@ type recordSource interface {
 func (a *app) importFiles(
 	ctx context.Context, c *client.Client, f *importFlags, names []string, options []client.WriteOption,
 ) error {
-	status, err := c.Status(ctx) // for its limits, and to fail before anything is read if nobody is there
+	status, err := c.Status(ctx) // for its limits, and to fail before anything is read if no server answers
 	if err != nil {
 		return err
 	}

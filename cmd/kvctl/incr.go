@@ -32,7 +32,7 @@ A value that is no integer, and a sum outside --min and --max, change nothing an
 			}
 			var err error
 			if delta, err = strconv.ParseInt(args[1], 10, 64); err != nil {
-				return fmt.Errorf("incr: %q is no integer of 64 bits", args[1])
+				return fmt.Errorf("incr: %q: expected an integer of 64 bits", args[1])
 			}
 			return nil
 		},

@@ -174,7 +174,7 @@ func (p *lineParser) text() ([]byte, error) {
 				return nil, err
 			}
 		default:
-			return nil, fmt.Errorf("a control character, %q, stands unescaped in a string", p.rest[0])
+			return nil, fmt.Errorf("unescaped control character %q in a string", p.rest[0])
 		}
 	}
 }

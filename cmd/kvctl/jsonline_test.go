@@ -20,7 +20,7 @@ func TestLinesThatMeanTwoThingsAreRefused(t *testing.T) {
 		`{"key":"k","value_base64":"dg"}`:                 "value_base64: ",
 		`{"key":"k","value_base64":"dh=="}`:               "value_base64: ", // bits that no byte has
 		`{"key":"k","value_hex":"abc"}`:                   "value_hex: ",
-		"{\"key\":\"k\",\"value\":\"a\tb\"}":              "a control character",
+		"{\"key\":\"k\",\"value\":\"a\tb\"}":              "unescaped control character",
 		"{\"key\":\"k\",\"value\":\"\xff\"}":              "not UTF-8",
 		`{"key":"k","value":"\x"}`:                        "unknown escape",
 		`{"key":"k","value":"v",}`:                        "expected a string",

@@ -82,7 +82,7 @@ func (a *app) cell(b []byte) string {
 	return string(runes[:tableCellRunesMax-1]) + "…"
 }
 
-// isPlain says whether b can stand in a table as it is.
+// isPlain reports whether a table can show b as it is.
 func isPlain(b []byte) bool {
 	if !utf8.Valid(b) {
 		return false

@@ -11,7 +11,7 @@ import (
 
 // A record is an entry on its way into or out of a file.
 //
-// As a line of JSON it is {"key":"...","value":"..."}. Bytes that are not UTF-8 stand in base64 under key_base64 or value_base64
+// As a line of JSON it is {"key":"...","value":"..."}. Bytes that are not UTF-8 are base64 under key_base64 or value_base64
 // instead, so that every record survives the way out and in again; hexadecimal under key_hex or value_hex is
 // for people.
 type record struct {
@@ -52,8 +52,8 @@ func appendJSONField(dst []byte, name string, b []byte, asHex bool) []byte {
 	return appendJSONString(dst, b)
 }
 
-// appendJSONString appends valid UTF-8 as a JSON string, exactly as encoding/json does without HTML escapes: whoever makes
-// records with that can compare them with an export byte by byte.
+// appendJSONString appends valid UTF-8 as a JSON string, exactly as encoding/json does without HTML escapes. Records that
+// other programs make in that way can be compared with an export byte by byte.
 func appendJSONString(dst, text []byte) []byte {
 	const digits = "0123456789abcdef"
 	dst = append(dst, '"')

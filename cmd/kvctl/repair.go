@@ -32,7 +32,7 @@ An unfinished record at the end of the log is no damage, and needs no repair: th
 			if dataDir == "" {
 				return usageError{errors.New("repair-log: give --data-dir")}
 			}
-			if !yes && !a.confirm("Every commit behind the damage will be lost. Go on? [y/N] ") {
+			if !yes && !a.confirm("Every commit after the damage will be lost. Continue? [y/N] ") {
 				return errDeclined
 			}
 			return a.repairLog(dataDir)

@@ -19,8 +19,8 @@ func (a *app) salvageCommand() *cobra.Command {
 		Use:   "salvage --data-dir DIR --out FILE",
 		Short: "Bring out what a damaged data directory still holds",
 		Long: `Write the newest value of every key that can be read from the files of a server that is not running, as JSON Lines that import
-understands. Nothing is changed. What lies behind damaged pages is looked for elsewhere in the file, and what the log still holds goes on
-top. What was lost is listed, and the exit code is 8 then.
+understands. Nothing is changed. Leaves below damaged pages are searched in the whole file. The log
+is applied last. What was lost is listed, and the exit code is 8 then.
 
 If no superblock is readable, or neither the allocation map nor an inner page, keys that had been deleted may come back: a note says so.`,
 		Example: `  kvctl salvage --data-dir /var/lib/epochkv --out rescued.jsonl
@@ -99,7 +99,7 @@ func (a *app) printSalvage(r *storage.SalvageReport) error {
 func (r *salvageResult) rows() [][]string {
 	rows := [][]string{
 		{"keys", fmt.Sprintf("%d, %s", r.Keys, size(r.Bytes))},
-		{"found", fmt.Sprintf("%d through the tree, %d beside it, %d in the log", r.FromTree, r.FromScan, r.FromLog)},
+		{"found", fmt.Sprintf("%d through the tree, %d in a search of the file, %d in the log", r.FromTree, r.FromScan, r.FromLog)},
 	}
 	for _, note := range r.Notes {
 		rows = append(rows, []string{"note", note})

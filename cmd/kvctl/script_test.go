@@ -35,7 +35,7 @@ var update = flag.Bool("update", false, "rewrite the expected output in testdata
 //	----
 //	standard output, then standard error with "! " before each line, then the exit code unless it is 0
 //
-// "go test ./cmd/kvctl -run TestScripts -update" rewrites what stands below "----".
+// "go test ./cmd/kvctl -run TestScripts -update" rewrites the text after "----".
 func TestScripts(t *testing.T) {
 	scripts, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(scripts) == 0 {
@@ -135,7 +135,7 @@ var (
 )
 
 func (s *script) kvctl(args []string) string {
-	for i, arg := range args { // files stand in the script's own directory
+	for i, arg := range args { // files are in the script's own directory
 		if strings.HasPrefix(arg, "DIR/") {
 			args[i] = filepath.Join(s.dir, strings.TrimPrefix(arg, "DIR/"))
 		}

@@ -21,7 +21,7 @@ import (
 
 const (
 	historyEnv = "KVCTL_HISTORY"
-	// Keys offered at a press of Tab: a screen at most, and never a wait that is felt.
+	// Keys offered after Tab: a screen at most, and no noticeable wait.
 	completionsMax = 64
 	completionWait = 500 * time.Millisecond
 	// typedBytesMax bounds a line that is not typed in: a value of the largest size, escaped.
@@ -48,7 +48,7 @@ Standard input may also be a file or a pipe; then the first error ends the shell
 				if err != nil {
 					return err
 				}
-				return errors.Join(s.converse(lines, func() bool { return false }), lines.close())
+				return errors.Join(s.readStatements(lines, func() bool { return false }), lines.close())
 			})
 		},
 	}
@@ -64,11 +64,12 @@ func (a *app) transactByHand(s *statements, options []client.TxnOption) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(s.converse(lines, func() bool { return s.tx == nil }), lines.close())
+	return errors.Join(s.readStatements(lines, func() bool { return s.tx == nil }), lines.close())
 }
 
-// converse executes lines until there are no more, or over says so. Who types may go on after an error; a file may not.
-func (s *statements) converse(lines lineSource, over func() bool) error {
+// readStatements executes lines until there are no more, or until over returns true. A person may go on after an
+// error; a file may not.
+func (s *statements) readStatements(lines lineSource, over func() bool) error {
 	for !over() {
 		line, err := lines.next(s.prompt())
 		switch {

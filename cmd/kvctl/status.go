@@ -59,7 +59,7 @@ func statusRows(s *kvpb.StatusResponse) [][]string {
 	row("data file", "%s, pages of %s", size(sizes.GetDataFileBytes()), size(uint64(sizes.GetPageBytes())))
 	tree := s.GetTree()
 	row("", "%s live, %s garbage, %s free; %s", size(tree.GetLiveBytes()), size(tree.GetPendingBytes()), size(tree.GetFreeBytes()), treeText(tree))
-	row("", "%.1f%% of the tree is superseded or deleted; swept %d versions from %d pages",
+	row("", "%.1f%% of the tree is superseded versions and tombstones; vacuum removed %d versions from %d pages",
 		100*tree.GetDeadVersionRatio(), tree.GetVacuumedVersions(), tree.GetVacuumedPages())
 	row("checkpoints", "%d in %s, %d bulk loads, write amplification %.1f, %d writes stalled for %s", tree.GetCheckpoints(),
 		tree.GetCheckpointTime().AsDuration().Round(time.Millisecond), tree.GetBulkLoads(), tree.GetWriteAmplification(),
@@ -76,7 +76,7 @@ func statusRows(s *kvpb.StatusResponse) [][]string {
 	sessions, limits := s.GetSessions(), s.GetLimits()
 	row("sessions", "%d open, %d streams, %d requests in flight (%s)",
 		sessions.GetOpen(), sessions.GetStreams(), sessions.GetRequestsInFlight(), size(sessions.GetBytesInFlight()))
-	row("snapshots", "%d, oldest %s, %d scan tokens",
+	row("snapshots", "%d, oldest %s, %d snapshot leases of resume tokens",
 		sessions.GetSnapshots(), sessions.GetOldestSnapshotAge().AsDuration().Round(time.Millisecond), sessions.GetSnapshotLeases())
 	row("limits", "key %s, value %s, batch %s and %d operations", size(limits.GetKeyBytes()), size(limits.GetValueBytes()),
 		size(limits.GetBatchBytes()), limits.GetBatchOperations())
@@ -84,7 +84,7 @@ func statusRows(s *kvpb.StatusResponse) [][]string {
 		limits.GetStreamsPerConnection(), limits.GetRequestsInFlight(), size(limits.GetBytesInFlight()))
 	rows = append(rows, []string{"recovery", recoveryText(s.GetRecovery())})
 	for _, what := range s.GetRecovery().GetRepaired() {
-		rows = append(rows, []string{"REPAIRED", what + ". Nothing is lost; distrust the device"})
+		rows = append(rows, []string{"REPAIRED", what + ". No data is lost; check the device"})
 	}
 	return rows
 }
@@ -105,7 +105,7 @@ func healthText(h *kvpb.Health) string {
 	return text
 }
 
-// treeText says what the data file holds. What was committed after its checkpoint is in memtables and log, and not lost.
+// treeText describes the data file. Later commits are in the memtables and in the log, and not lost.
 func treeText(t *kvpb.Tree) string {
 	if t.GetEpoch() == 0 {
 		return "no checkpoint yet: everything is in memtables and log"
@@ -128,7 +128,7 @@ func severityText(c *kvpb.Condition) string {
 func sinceText(c *kvpb.Condition) string { return c.GetSince().AsTime().Format(time.RFC3339) }
 
 func generationText(g *kvpb.Generation) string {
-	state := "frozen"
+	state := "immutable"
 	if g.GetActive() {
 		state = "active"
 	}

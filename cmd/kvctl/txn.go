@@ -50,8 +50,8 @@ func (a *app) txnCommand() *cobra.Command {
 		Long: `Run the statements of FILE, or of standard input, in one transaction, one statement a line, and commit it at the end. A statement that
 fails, and "rollback", undo all of it. On a terminal without FILE, statements are typed in, and "commit" ends.
 
-Statements: get, put, del, scan, delrange, incr, append, cas, savepoint NAME, rollback [to NAME], commit. Words with spaces stand in
-'single' or "double" quotes, the latter with Go's escapes; # begins a comment.
+Statements: get, put, del, scan, delrange, incr, append, cas, savepoint NAME, rollback [to NAME], commit. Words with spaces need
+'single' or "double" quotes; double quotes take Go's escapes; # begins a comment.
 
 If a concurrent commit was faster, the exit code is 4; --retries runs the script again, with fresh reads, before that.`,
 		Example: `  kvctl txn transfer.txn --retries 10
@@ -109,8 +109,8 @@ func (a *app) readScript(name string) (string, error) {
 	return string(text), err
 }
 
-// runScript runs a script as one transaction, and again after conflicts. What it prints is held back until it has committed or
-// failed for good, so that nobody sees the reads of an attempt that did not count.
+// runScript runs a script as one transaction, and again after conflicts. Its output is buffered until it has committed or failed for
+// good, so that the reads of a repeated attempt are not shown.
 func (s *statements) runScript(name, script string, options []client.TxnOption, retries int) error {
 	s.script = true
 	out := s.app.out

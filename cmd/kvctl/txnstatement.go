@@ -11,7 +11,7 @@ import (
 )
 
 // A statement is a line of a transaction's script or of the shell: a verb and its words, such as `put greeting "hello world"`.
-// Words stand apart by spaces. 'single quotes' take everything literally, "double quotes" know Go's escapes, and # begins
+// Spaces separate words. 'single quotes' take everything literally, "double quotes" know Go's escapes, and # begins
 // a comment.
 
 // errQuotes is a line whose quotes do not match.
@@ -50,11 +50,11 @@ func splitStatement(line string) ([]string, error) {
 	return words, nil
 }
 
-// verb is what a statement may begin with.
+// verb is the first word of a statement.
 type verb struct {
 	usage    string
 	about    string
-	min, max int  // words behind it; max -1: any number
+	min, max int  // words after the verb; max -1: any number
 	keys     bool // its words are keys, or begin with one: for completion
 	shell    bool // not in scripts
 	run      func(s *statements, words []string) error
@@ -82,7 +82,7 @@ func init() {
 	}
 }
 
-// statements executes statements one after another, in a transaction if one is open.
+// statements runs statements in order, in the open transaction if there is one.
 type statements struct {
 	// Constant.
 	app    *app
@@ -97,15 +97,15 @@ type statements struct {
 
 // errNoTransaction and errInTransaction are statements in the wrong place.
 var (
-	errNoTransaction = usageError{errors.New("no transaction is open; say begin")}
+	errNoTransaction = usageError{errors.New("no transaction is open; start one with begin")}
 	errInTransaction = usageError{errors.New("a transaction is open; commit or rollback first")}
-	errReadingPast   = usageError{errors.New("reading at an earlier epoch; say `at now` before writing")}
+	errReadingPast   = usageError{errors.New("the shell reads at an earlier epoch; type `at now` before you write")}
 )
 
 // errNotApplied ends a comparison that did not hold.
 var errNotApplied = errors.New("the key does not have the expected value; nothing was written")
 
-// execute does one line. Empty lines and comments do nothing.
+// execute runs one line. Empty lines and comments do nothing.
 func (s *statements) execute(line string) error {
 	words, err := splitStatement(line)
 	if err != nil || len(words) == 0 {
@@ -116,7 +116,7 @@ func (s *statements) execute(line string) error {
 	}
 	v, ok := verbs[words[0]]
 	if !ok || v.shell && s.script {
-		return usageError{fmt.Errorf("%q is no statement; there are %s", words[0], strings.Join(s.names(), ", "))}
+		return usageError{fmt.Errorf("unknown statement %q; expected one of %s", words[0], strings.Join(s.names(), ", "))}
 	}
 	if n := len(words) - 1; n < v.min || v.max >= 0 && n > v.max {
 		return usageError{fmt.Errorf("usage: %s", v.usage)}
@@ -135,7 +135,7 @@ func (s *statements) names() []string {
 	return names
 }
 
-// verbOrder is how people meet them.
+// verbOrder is the order of help.
 var verbOrder = []string{
 	"get", "put", "del", "scan", "delrange", "incr", "append", "cas", "begin", "savepoint", "rollback", "commit", "at", "help",
 }
@@ -199,7 +199,7 @@ func (s *statements) write(inside func() error, outside func() (client.Epoch, er
 		if err := inside(); err != nil {
 			return err
 		}
-		if !s.script { // who types wants to know at once
+		if !s.script { // a person wants to know at once
 			if err := s.tx.Flush(); err != nil {
 				return err
 			}
@@ -226,7 +226,7 @@ func (s *statements) scan(words []string) error {
 		case words[i] == "limit" && i+1 < len(words):
 			n, err := strconv.ParseUint(words[i+1], 10, 64)
 			if err != nil {
-				return usageError{fmt.Errorf("limit %q is no number", words[i+1])}
+				return usageError{fmt.Errorf("limit %q: expected a number", words[i+1])}
 			}
 			o.Limit = n
 			i++
@@ -284,7 +284,7 @@ func (s *statements) increment(words []string) error {
 	if len(words) == 2 {
 		var err error
 		if delta, err = strconv.ParseInt(words[1], 10, 64); err != nil {
-			return usageError{fmt.Errorf("%q is no integer", words[1])}
+			return usageError{fmt.Errorf("%q: expected an integer", words[1])}
 		}
 	}
 	key, err := s.app.bytesArg(words[0])
@@ -346,7 +346,7 @@ func (s *statements) begin(words []string) error {
 		case words[i] == "at" && i+1 < len(words):
 			n, err := strconv.ParseUint(words[i+1], 10, 64)
 			if err != nil {
-				return usageError{fmt.Errorf("%q is no epoch", words[i+1])}
+				return usageError{fmt.Errorf("%q: expected an epoch (a number)", words[i+1])}
 			}
 			options = append(options, client.ReadAt(client.Epoch(n)))
 			i++
@@ -389,7 +389,7 @@ func (s *statements) rollback(words []string) error {
 	}
 	n, ok := s.savepoints[words[1]]
 	if !ok {
-		return usageError{fmt.Errorf("there is no savepoint %q", words[1])}
+		return usageError{fmt.Errorf("unknown savepoint %q; create it with: savepoint NAME", words[1])}
 	}
 	return s.tx.RollbackTo(n)
 }
@@ -424,7 +424,7 @@ func (s *statements) setAt(words []string) error {
 	}
 	n, err := strconv.ParseUint(words[0], 10, 64)
 	if err != nil || n == 0 {
-		return usageError{fmt.Errorf("%q is no epoch; write a number, or now", words[0])}
+		return usageError{fmt.Errorf("%q: expected an epoch (a number) or now", words[0])}
 	}
 	s.at = client.Epoch(n)
 	return nil
