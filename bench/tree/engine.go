@@ -56,7 +56,7 @@ func (c commits) run(r *harness.Run) (err error) {
 	}
 	s := store.Stats().Storage
 	r.Count("file over live", over(s.Pages.FileBytes, s.Tree.EntryBytes+s.Blobs.Bytes))
-	if s.Blobs.DataPages > 0 {
+	if s.Blobs.BlobPages > 0 {
 		r.Count("row fill factor", s.Blobs.FillFactor)
 	}
 	right, err := countRight(store.Own, fresh)

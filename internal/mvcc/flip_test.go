@@ -104,7 +104,7 @@ func killed(t *testing.T, beside bool) (image, []string) {
 // keysBelow is the client keys below each page of the newest state's trees.
 func keysBelow(t *testing.T, fs vfs.FS) map[page.ID]map[string]bool {
 	t.Helper()
-	p, err := pager.OpenFrozen(fs, dataFile)
+	p, err := pager.OpenSnapshot(fs, dataFile)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -124,7 +124,7 @@ func keysBelow(t *testing.T, fs vfs.FS) map[page.ID]map[string]bool {
 				if level > 0 {
 					return nil
 				}
-				v := page.Leaf(buf).View()
+				v := page.Leaf(buf).Layout()
 				key := []byte{}
 				for i := range v.Count() {
 					if s := v.Suffix(i); i == 0 || len(s) > 0 {
@@ -167,7 +167,7 @@ func TestFlippedBitCostsItsPageAtMost(t *testing.T) {
 			rng := rand.New(rand.NewPCG(*flipSeed, 1))
 			for id := 0; (id+1)*512 <= len(clean); id++ {
 				h := page.ReadHeader(clean[id*512:])
-				many := h.Type == page.TypeLeaf || h.Type == page.TypeBulk || h.Type == 0
+				many := h.Type == page.TypeLeaf || h.Type == page.TypeOverflow || h.Type == 0
 				if many && id%*flipEvery != 0 {
 					continue
 				}
@@ -180,7 +180,7 @@ func TestFlippedBitCostsItsPageAtMost(t *testing.T) {
 					return
 				}
 			}
-			for kind := page.TypeLeaf; kind <= page.TypeBulk; kind++ {
+			for kind := page.TypeLeaf; kind <= page.TypeOverflow; kind++ {
 				if f.hit[kind] == 0 {
 					t.Errorf("no page of type %d was hit", kind)
 				}
@@ -220,7 +220,7 @@ func (f *flipped) check(files image, id page.ID, kind page.Type, what string) {
 		t.Errorf("%s: the store does not start: %v", what, err)
 		return
 	}
-	isValue := kind == page.TypeRows || kind == page.TypeBulk
+	isValue := kind == page.TypeBlobs || kind == page.TypeOverflow
 	for _, k := range f.all {
 		mayLose := f.inRange(id, k) || isValue && values[k]
 		if got[k] != f.want[k] && (got[k] != answerLost || !mayLose) {

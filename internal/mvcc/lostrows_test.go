@@ -94,10 +94,10 @@ func damageTableAndRows(t *testing.T, fs vfs.FS, pageSize, nth int) {
 			continue
 		}
 		kind := page.ReadHeader(p).Type
-		if kind == page.TypeMap || kind == page.TypeRows && nth == 0 {
+		if kind == page.TypeArray || kind == page.TypeBlobs && nth == 0 {
 			flip(t, fs, int64(int(id)*pageSize+100))
 		}
-		if kind == page.TypeRows {
+		if kind == page.TypeBlobs {
 			nth--
 		}
 	}

@@ -79,7 +79,7 @@ func userLeaves(t *testing.T, fs vfs.FS, pageSize int) (leaves []leafAt) {
 			continue
 		}
 		l := leafAt{id: id}
-		v := page.Leaf(p).View()
+		v := page.Leaf(p).Layout()
 		for i := range v.Count() {
 			suffix, _, _, _ := v.At(i)
 			if k := slices.Concat(v.Prefix(), suffix); keys.SpaceOf(k) == keys.SpaceUser {
@@ -96,7 +96,7 @@ func userLeaves(t *testing.T, fs vfs.FS, pageSize int) (leaves []leafAt) {
 
 func rootPage(t *testing.T, fs vfs.FS) page.ID {
 	t.Helper()
-	p, err := pager.OpenFrozen(fs, dataFile)
+	p, err := pager.OpenSnapshot(fs, dataFile)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,7 +170,7 @@ func damageKind(t *testing.T, rng *rand.Rand, fs vfs.FS, pageSize int, kind stri
 		case page.Check(p, id) != nil:
 		case page.ReadHeader(p).Type == page.TypeInner && slices.Contains(tree, id):
 			inner = append(inner, id)
-		case page.ReadHeader(p).Type == page.TypeMap:
+		case page.ReadHeader(p).Type == page.TypeArray:
 			maps = append(maps, id)
 		}
 	}

@@ -151,7 +151,7 @@ func damageUserLeaves(t testing.TB, fs vfs.FS, pageSize int) (flipped []int64) {
 		if page.Check(p, page.ID(id)) != nil || !page.IsTree(p, 0) {
 			continue
 		}
-		v := page.Leaf(p).View()
+		v := page.Leaf(p).Layout()
 		if key := slices.Concat(v.Prefix(), v.Suffix(0)); keys.SpaceOf(key) == keys.SpaceUser {
 			flipped = append(flipped, int64(id*pageSize+100))
 			flip(t, fs, flipped[len(flipped)-1])
@@ -163,7 +163,7 @@ func damageUserLeaves(t testing.TB, fs vfs.FS, pageSize int) (flipped []int64) {
 // treePages lists the pages of the newest state's tree, but for those that cannot be read, and none of the side tree.
 func treePages(t testing.TB, fs vfs.FS) (ids []page.ID) {
 	t.Helper()
-	p, err := pager.OpenFrozen(fs, dataFile)
+	p, err := pager.OpenSnapshot(fs, dataFile)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -184,7 +184,7 @@ func valuePages(t testing.TB, fs vfs.FS, pageSize int) (ids []page.ID) {
 	file := readFile(t, fs, dataFile)
 	for id := 2; (id+1)*pageSize <= len(file); id++ {
 		p := file[id*pageSize : (id+1)*pageSize]
-		if h := page.ReadHeader(p); page.Check(p, page.ID(id)) == nil && (h.Type == page.TypeRows || h.Type == page.TypeBulk) {
+		if h := page.ReadHeader(p); page.Check(p, page.ID(id)) == nil && (h.Type == page.TypeBlobs || h.Type == page.TypeOverflow) {
 			ids = append(ids, page.ID(id))
 		}
 	}
@@ -306,7 +306,7 @@ func TestSalvageBringsOutNothingStaleWhenTheSideTreeIsDamaged(t *testing.T) {
 	}
 	file := readFile(t, o.Storage.FS, dataFile)
 	beside = slices.DeleteFunc(beside, func(at int64) bool { // keep those of the upper half, in the side tree and in its mirror
-		v := page.Leaf(file[at/512*512:][:512]).View()
+		v := page.Leaf(file[at/512*512:][:512]).Layout()
 		return string(keys.User(slices.Concat(v.Prefix(), v.Suffix(0)))) < key(100)
 	})
 	for _, at := range beside {
@@ -922,7 +922,7 @@ func TestDeletionHidesVersionsOnALostPage(t *testing.T) {
 		if !page.IsTree(p, 0) {
 			continue
 		}
-		v := page.Leaf(p).View()
+		v := page.Leaf(p).Layout()
 		if key := string(v.Prefix()) + string(v.Suffix(0)); key == string(keys.Append(nil, keys.SpaceUser, []byte("k"))) {
 			inside = append(inside, int64(int(id)*o.Storage.PageSize+100))
 		}

@@ -137,7 +137,7 @@ func leafEndingWith(t testing.TB, fs vfs.FS, key string) int64 {
 		if !page.IsTree(p, 0) {
 			continue
 		}
-		v := page.Leaf(p).View()
+		v := page.Leaf(p).Layout()
 		var last []byte
 		for i := range v.Count() {
 			if suffix := v.Suffix(i); i == 0 || len(suffix) > 0 {

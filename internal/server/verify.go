@@ -183,7 +183,7 @@ func spaceMessage(st *storage.Stats) *pb.SpaceResponse {
 		Epoch: uint64(st.Tree.Epoch), PageBytes: uint32(size), FileBytes: uint64(p.FileBytes),
 		LiveBytes: p.Live * size, PendingBytes: p.Pending * size, FreeBytes: p.Free * size,
 		TreeHeight: uint32(st.Tree.Height), Keys: st.Tree.Entries, EntryBytes: st.Tree.EntryBytes,
-		Pages: kindsMessage(st), Values: rows.Rows, ValueBytes: rows.Bytes, BlobFill: rows.FillFactor,
+		Pages: kindsMessage(st), Values: rows.Blobs, ValueBytes: rows.Bytes, BlobFill: rows.FillFactor,
 	}
 }
 

@@ -26,7 +26,7 @@ func (e *Engine) admitWritten(freed []page.ID, root btree.Root) {
 			if err != nil || !page.IsTree(old, 0) {
 				continue
 			}
-			leaf := page.Leaf(old).View()
+			leaf := page.Leaf(old).Layout()
 			key = append(append(key[:0], leaf.Prefix()...), leaf.Suffix(0)...)
 			// An error is the next reader's to find; this is advice.
 			_, _, _ = btree.Get(e.pages, root, key, keys.MaxEpoch)

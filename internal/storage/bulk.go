@@ -217,9 +217,9 @@ func (e *Engine) buildBulkLoad(ctx context.Context, l *BulkLoad, frozen []*gener
 	}
 	b.batch, b.sink = e.blobs.Begin(b.ck), b.ck.Sink()
 	stored, err := l.sorter.ReplaceLarge(ctx, func(dst, key, value []byte) ([]byte, error) {
-		ref, err := b.batch.Place(value)
+		ref, err := b.batch.Store(value)
 		if err == nil && b.skippedPages.mirrors(key, l.epoch) {
-			b.copies[ref], err = b.batch.Place(value)
+			b.copies[ref], err = b.batch.Store(value)
 		}
 		e.throttleProgress(1 + len(value)/1024)
 		return append(dst, ref[:]...), err
@@ -262,7 +262,7 @@ func (e *Engine) mergeForBulkLoad(ctx context.Context, l *BulkLoad, in *btree.Me
 // ofLoad reports whether a merge has met damage in pages that an earlier round wrote. They go with the load: no tree that is in use has them.
 func inBulkLoadPages(ck *pager.Checkpoint, err error) bool {
 	found, ok := errors.AsType[*btree.UnreadableError](err)
-	return ok && slices.ContainsFunc(found.Pages, func(p btree.UnreadablePage) bool { return ck.Took(p.ID) })
+	return ok && slices.ContainsFunc(found.Pages, func(p btree.UnreadablePage) bool { return ck.IsTaken(p.ID) })
 }
 
 // RotateForBulkLoad freezes what was committed meanwhile. It reports false if there is no memory for another generation.

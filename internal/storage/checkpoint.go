@@ -369,10 +369,10 @@ type blobWriter struct{ batch blobBatch }
 
 // blobBatch is the part of blob.Batch that a merge needs.
 type blobBatch interface {
-	Place(value []byte) (page.Ref, error)
+	Store(value []byte) (page.Ref, error)
 	Drop(ref page.Ref) error
 }
 
-func (v blobWriter) Store(value []byte) (page.Ref, error) { return v.batch.Place(value) }
+func (v blobWriter) Store(value []byte) (page.Ref, error) { return v.batch.Store(value) }
 func (v blobWriter) Keep(ref page.Ref) (page.Ref, error)  { return ref, nil } // rows move under their id
 func (v blobWriter) Drop(ref page.Ref) error              { return v.batch.Drop(ref) }

@@ -56,6 +56,6 @@ func (r *checkpointPins) releaseLocked(p *pager.Pager) {
 	for n := range r.pinned {
 		through = min(through, n)
 	}
-	p.ReleaseThrough(through)
-	p.ReleaseBeside(r.target, slices.Collect(maps.Keys(r.pinned)))
+	p.ReuseAllFreed(through)
+	p.ReuseFreed(r.target, slices.Collect(maps.Keys(r.pinned)))
 }

@@ -112,7 +112,7 @@ func (e *Engine) leavesOf(entries int) int {
 		return 0
 	}
 	state, space, r := e.pager.State(), e.pager.Stats(), e.blobs.Stats()
-	leaves := space.Live - min(space.Live, r.DataPages+r.BulkPages+r.TablePages+space.MapPages)
+	leaves := space.Live - min(space.Live, r.BlobPages+r.OverflowPages+r.TablePages+space.MapPages)
 	if state.Entries == 0 || leaves == 0 {
 		return 0
 	}

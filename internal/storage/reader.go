@@ -47,8 +47,8 @@ func (r *Reader) Page(id page.ID, level int) ([]byte, error) {
 	return r.pages.cache.Visit(cache.ID(id), hintFor(level), &r.hits)
 }
 
-// DataPage implements rows.PageSource.
-func (r *Reader) DataPage(id page.ID) ([]byte, error) {
+// BlobPage implements rows.PageSource.
+func (r *Reader) BlobPage(id page.ID) ([]byte, error) {
 	return r.pages.cache.Visit(cache.ID(id), cache.Default, &r.hits)
 }
 

@@ -125,7 +125,7 @@ func translate(err error) error {
 	if damage, ok := errors.AsType[*wal.CorruptionError](err); ok {
 		return &CorruptionError{File: damage.File, Offset: damage.Offset, Reason: damage.Reason, Remedy: damage.Remedy}
 	}
-	for _, whole := range []error{pager.ErrTruncated, pager.ErrNotDataFile, pager.ErrSuperblocks, pager.ErrSuperblockLost} {
+	for _, whole := range []error{pager.ErrTruncated, pager.ErrNotDataFile, pager.ErrSuperblocks, pager.ErrSuperblockMissing} {
 		if errors.Is(err, whole) {
 			return &CorruptionError{File: dataName, Reason: err.Error(), Remedy: fileRemedy}
 		}

@@ -64,7 +64,7 @@ func (e *Engine) eachRef(each func(page.Ref) error) (complete bool, err error) {
 				if level > 0 {
 					return nil
 				}
-				view := page.Leaf(p).View()
+				view := page.Leaf(p).Layout()
 				for i := range view.Count() {
 					if _, _, inline, large := view.At(i); large {
 						if err := each(page.Ref(inline)); err != nil && !isDamage(err) {
@@ -192,7 +192,7 @@ func openOrCreate(o *Options, options pager.Options) (*pager.Pager, error) {
 // blameSuperblock names the right culprit of a log that does not reach back to the state that was opened: if the newest superblock may be lost, the log
 // is sound, and was cut behind the state that is lost with it.
 func blameSuperblock(p *pager.Pager, err error) error {
-	if _, gap := errors.AsType[*wal.CorruptionError](err); !gap || !p.SuperblockLost() {
+	if _, gap := errors.AsType[*wal.CorruptionError](err); !gap || !p.SuperblockMissing() {
 		return translate(err)
 	}
 	slot := int64(p.Checkpoint()+1) % 2

@@ -112,8 +112,8 @@ func (s *salvager) run() error {
 // open opens the data file as well as it can be opened.
 func (s *salvager) open() error {
 	name := s.options.dataPath()
-	state, err := pager.OpenFrozen(s.fs, name)
-	if err == nil && state.SuperblockLost() {
+	state, err := pager.OpenSnapshot(s.fs, name)
+	if err == nil && state.SuperblockMissing() {
 		err = s.refuseOlder(state)
 	}
 	switch {
@@ -153,7 +153,7 @@ func (s *salvager) raw() bool { return s.state.State().Root == 0 && s.report.Epo
 
 // readTree walks what can be walked, and looks for the rest.
 func (s *salvager) readTree() error {
-	if err := s.state.LoadMap(); err != nil {
+	if err := s.state.ReadMap(); err != nil {
 		if stop := unlessDamage(s.ctx, err); stop != nil {
 			return stop
 		}
@@ -286,7 +286,7 @@ type found struct {
 
 // eachNewest calls each for the newest version of every key of a leaf. Leaves come in key order.
 func (s *salvager) eachNewest(p page.Leaf, each func(key []byte, v *found) error) error {
-	view := p.View()
+	view := p.Layout()
 	var key []byte
 	for i := range view.Count() {
 		suffix, t, value, large := view.At(i)
@@ -446,13 +446,13 @@ func RepairLog(fsys vfs.FS, dir string) (dropped RepairedLog, err error) {
 		return RepairedLog{}, err
 	}
 	defer func() { err = errors.Join(err, lock.Close()) }()
-	state, err := pager.OpenFrozen(options.FS, options.dataPath())
+	state, err := pager.OpenSnapshot(options.FS, options.dataPath())
 	if err != nil {
 		return RepairedLog{}, translate(err)
 	}
 	known := state.State()
 	after, segment := known.Epoch, logSegment(&known)
-	if state.SuperblockLost() {
+	if state.SuperblockMissing() {
 		if _, err := wal.Replay(options.FS, dir, after, 0, func(keys.Epoch, []byte) error { return nil }); err != nil {
 			return RepairedLog{}, errors.Join(blameSuperblock(state, err), state.Close())
 		}

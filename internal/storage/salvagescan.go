@@ -57,7 +57,7 @@ func (s *salvager) findLeaves() (leaves []foundLeaf, sides bool, err error) {
 		if !page.IsTree(buf, 0) {
 			return
 		}
-		v := page.Leaf(buf).View()
+		v := page.Leaf(buf).Layout()
 		l := foundLeaf{
 			id: id, checkpoint: page.ReadHeader(buf).Checkpoint,
 			first: slices.Concat(v.Prefix(), v.Suffix(0)), at: v.Trailer(0), last: slices.Concat(v.Prefix(), v.Suffix(v.Count()-1)),

@@ -91,7 +91,7 @@ type fileEndState struct {
 
 // begin returns the page from which on pages should move in this checkpoint; zero for none.
 func (t *fileEnd) begin(ck *pager.Checkpoint, relocate int) page.ID {
-	t.now = fileEndState{limit: ck.Tail(relocate)}
+	t.now = fileEndState{limit: ck.RelocateFrom(relocate)}
 	if t.now.limit > 0 {
 		t.now.pages = len(ck.LiveFrom(t.now.limit))
 	}

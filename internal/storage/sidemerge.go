@@ -195,7 +195,7 @@ func (e *Engine) freeTree(ck *pager.Checkpoint, batch blobBatch, root btree.Root
 			if level > 0 {
 				return nil
 			}
-			view := page.Leaf(p).View()
+			view := page.Leaf(p).Layout()
 			for i := range view.Count() {
 				_, _, inline, large := view.At(i)
 				if !large {

@@ -25,7 +25,7 @@ type PageKinds struct {
 
 // Kinds tells the pages in use apart, at no cost.
 func (s *Stats) Kinds() PageKinds {
-	k := PageKinds{Rows: s.Blobs.DataPages, Bulk: s.Blobs.BulkPages, RowTable: s.Blobs.TablePages, Map: s.Pages.MapPages + s.Pages.SuperPages}
+	k := PageKinds{Rows: s.Blobs.BlobPages, Bulk: s.Blobs.OverflowPages, RowTable: s.Blobs.TablePages, Map: s.Pages.MapPages + s.Pages.SuperPages}
 	k.Tree = s.Pages.Live - min(s.Pages.Live, k.Rows+k.Bulk+k.RowTable+k.Map) // read a moment apart
 	return k
 }
@@ -163,7 +163,7 @@ func (s *spaceCounter) unreadable(id page.ID, lo, hi *page.Separator, err error)
 func (s *spaceCounter) leaf(p page.Leaf) {
 	s.leaves++
 	s.used += uint64(p.Used())
-	view := p.View()
+	view := p.Layout()
 	for i := range view.Count() {
 		_, t, value, large := view.At(i)
 		newest := s.keys.add(&view, i)

@@ -132,7 +132,7 @@ func (e *Engine) treeStats() TreeStats {
 		Checkpoint: e.pager.Checkpoint(), Checkpoints: c.checkpoints.Load(), CheckpointTime: time.Duration(c.checkpointNanos.Load()),
 		LeafPages: c.leafPages.Load(), InnerPages: c.innerPages.Load(),
 		VersionsDropped: c.versionsDropped.Load(), TombstonesDropped: c.tombstonesDropped.Load(), Damaged: c.damaged.Load(),
-		DeadVersionRatio: page.Share(e.vacuum.deadVersions.Load()).Ratio(), VacuumReads: e.vacuum.read.Load(),
+		DeadVersionRatio: page.DeadRatio(e.vacuum.deadVersions.Load()).Ratio(), VacuumReads: e.vacuum.read.Load(),
 		LeavesVacuumed: c.leavesVacuumed.Load(), VersionsVacuumed: c.versionsVacuumed.Load(), VacuumPasses: e.vacuum.passes.Load(),
 		BulkLoads: e.bulkLoads.finished.Load(), BulkLoadedKeys: e.bulkLoads.keys.Load(), BulkLoadedBytes: e.bulkLoads.bytes.Load(),
 	}

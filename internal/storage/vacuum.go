@@ -57,7 +57,7 @@ func (s *vacuum) idle(live []keys.Epoch) bool {
 
 // budget is how many leaves the next search may read: in proportion to the share of garbage, and few where few of them were worth it.
 func (s *vacuum) budget(treePages uint64) int {
-	most := int(page.Share(s.deadVersions.Load()).Ratio() * float64(treePages) / vacuumCheckpoints)
+	most := int(page.DeadRatio(s.deadVersions.Load()).Ratio() * float64(treePages) / vacuumCheckpoints)
 	s.leaves = max(min(s.leaves, most, vacuumLeavesMax), vacuumLeavesMin)
 	return s.leaves
 }

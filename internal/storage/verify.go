@@ -131,7 +131,7 @@ func (e *Engine) freeze(ctx context.Context) (*pager.Pager, *repairTree, error) 
 		return nil, nil, err
 	}
 	defer e.checkpointing.Unlock()
-	frozen, err := e.pager.Freeze()
+	frozen, err := e.pager.Snapshot()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -149,7 +149,7 @@ func VerifyDir(ctx context.Context, fsys vfs.FS, dir string, o VerifyOptions) (r
 	}
 	defer func() { err = errors.Join(err, lock.Close()) }()
 	v := newVerifier(ctx, o)
-	frozen, err := pager.OpenFrozen(options.FS, options.dataPath())
+	frozen, err := pager.OpenSnapshot(options.FS, options.dataPath())
 	if err != nil {
 		return v.withoutState(options, err)
 	}
@@ -161,7 +161,7 @@ func VerifyDir(ctx context.Context, fsys vfs.FS, dir string, o VerifyOptions) (r
 	if err := v.checkQuarantine(options.FS, options, &state); err != nil {
 		return nil, err
 	}
-	if frozen.SuperblockLost() && v.report.DamageTotal > 0 { // of the log, which has been cut behind the state that is lost
+	if frozen.SuperblockMissing() && v.report.DamageTotal > 0 { // of the log, which has been cut behind the state that is lost
 		v.report.Damages, v.report.DamageTotal = nil, 0
 		v.note("the log does not reach back to checkpoint %d: a newer one was durable, whose superblock is damaged together with its copy", frozen.Checkpoint())
 	}
@@ -177,7 +177,7 @@ func (v *verifier) withoutState(o *Options, cause error) (*VerifyReport, error) 
 		if segments, err := wal.Segments(o.FS, o.Dir); err != nil || len(segments) == 0 {
 			return nil, fmt.Errorf("%s holds no store: %w", o.Dir, cause)
 		}
-	case !errors.Is(cause, pager.ErrNotDataFile) && !errors.Is(cause, pager.ErrSuperblocks) && !errors.Is(cause, pager.ErrSuperblockLost):
+	case !errors.Is(cause, pager.ErrNotDataFile) && !errors.Is(cause, pager.ErrSuperblocks) && !errors.Is(cause, pager.ErrSuperblockMissing):
 		return nil, cause
 	}
 	v.damage(Damage{Kind: DamageSuperblock, File: o.dataPath(), Reason: cause.Error()})

@@ -39,7 +39,7 @@ func (v *verifier) run(state *pager.Pager) (*VerifyReport, error) {
 	s := state.State()
 	v.report.Epoch, v.report.Checkpoint, v.report.Height = s.Epoch, state.Checkpoint(), int(s.Height)
 	v.total = state.Stats().PageCount
-	err := state.LoadMap()
+	err := state.ReadMap()
 	if err == nil {
 		v.total = state.Stats().Live
 		err = v.accounts(state.Audit(v.reachable))
@@ -180,7 +180,7 @@ func (v *verifier) walkTree(root btree.Root, reach func(page.ID) error, value fu
 
 // leaf counts the entries of a leaf and checks its large values.
 func (v *verifier) leaf(p page.Leaf, value func(page.Ref) error) error {
-	view := p.View()
+	view := p.Layout()
 	for i := range view.Count() {
 		_, t, inline, large := view.At(i)
 		if v.keys.add(&view, i) && t.Kind() != keys.KindDelete {
@@ -213,7 +213,7 @@ type keyCounter struct {
 }
 
 // add takes entry i of a leaf and reports whether it is its key's newest version.
-func (k *keyCounter) add(v *page.View, i int) bool {
+func (k *keyCounter) add(v *page.LeafLayout, i int) bool {
 	suffix, _, value, _ := v.At(i)
 	newest := false
 	if i == 0 || len(suffix) > 0 {

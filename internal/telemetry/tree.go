@@ -53,7 +53,7 @@ var treeReadings = []reading{
 	engineGauge("repaired_at_start", "Superblocks, allocation maps and indirection tables that the last start found damaged and repaired without loss.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.Repaired) }),
 	engineCounter("damaged_reads_total", "Reads that met a damaged page.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.Damaged) }),
-	engineGauge("blobs", "Values stored outside leaves.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Blobs.Rows) }),
+	engineGauge("blobs", "Values stored outside leaves.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Blobs.Blobs) }),
 	engineGauge("blob_fill_ratio", "Share of blob page bytes in use.", func(s *mvcc.Stats) float64 { return s.Storage.Blobs.FillFactor }),
 
 	engineCounter("gc_pruned_versions_total", "Versions removed from memtables.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Pruning.Pruned) }),

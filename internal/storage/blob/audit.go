@@ -26,8 +26,8 @@ type Direct struct {
 // Direct returns a source whose pages are valid until its next call.
 func (s *Store) Direct() *Direct { return &Direct{pager: s.pager, buf: vfs.AlignedBuffer(s.pageSize)} }
 
-// DataPage implements PageSource.
-func (d *Direct) DataPage(id page.ID) ([]byte, error) { return d.buf, d.pager.ReadPage(id, d.buf) }
+// BlobPage implements PageSource.
+func (d *Direct) BlobPage(id page.ID) ([]byte, error) { return d.buf, d.pager.ReadPage(id, d.buf) }
 
 // Audit reads every row and compares what there is with the accounts: refs calls its argument once for each reference of the newest
 // root. It calls reach for every page that the rows and their table take. No batch may be open.
@@ -36,9 +36,9 @@ func (s *Store) Audit(refs func(each func(page.Ref) error) error, reach func(pag
 	if err := refs(a.ref); err != nil {
 		return err
 	}
-	if uint64(a.rows.Count()) != s.state.Rows || a.bytes != s.state.Bytes || a.bulk != s.state.BulkPages {
+	if uint64(a.fragments.Count()) != s.state.Blobs || a.bytes != s.state.Bytes || a.overflowPages != s.state.OverflowPages {
 		return fmt.Errorf("%w: the tree refers to %d rows of %d bytes in %d bulk pages, the accounts say %d of %d in %d",
-			ErrAccounts, a.rows.Count(), a.bytes, a.bulk, s.state.Rows, s.state.Bytes, s.state.BulkPages)
+			ErrAccounts, a.fragments.Count(), a.bytes, a.overflowPages, s.state.Blobs, s.state.Bytes, s.state.OverflowPages)
 	}
 	if err := a.table(); err != nil {
 		return err
@@ -47,14 +47,14 @@ func (s *Store) Audit(refs func(each func(page.Ref) error) error, reach func(pag
 }
 
 type audit struct {
-	s     *Store
-	src   *Direct
-	reach func(page.ID) error
-	rows  bitset.Set
-	live  fill // what the rows found take on each page
-	bytes uint64
-	bulk  uint64
-	value []byte
+	s             *Store
+	src           *Direct
+	reach         func(page.ID) error
+	fragments     bitset.Set
+	live          fill // what the rows found take on each page
+	bytes         uint64
+	overflowPages uint64
+	value         []byte
 }
 
 // ref reads one value.
@@ -63,33 +63,33 @@ func (a *audit) ref(r page.Ref) (err error) {
 		return err
 	}
 	ref, _ := decodeRef(r) // Append has decoded it
-	if err := a.row(ref.id); err != nil {
+	if err := a.fragment(ref.id); err != nil {
 		return err
 	}
-	p := a.s.table.at(ref.id)
+	p := a.s.table.locationOf(ref.id)
 	a.bytes += ref.length
 	if p.continued() {
-		row, err := a.s.rowAt(ref.id, p, a.src)
+		row, err := a.s.readFragment(ref.id, p, a.src)
 		if err != nil {
 			return err
 		}
-		if err := a.row(binary.LittleEndian.Uint64(row.data)); err != nil {
+		if err := a.fragment(binary.LittleEndian.Uint64(row.data)); err != nil {
 			return err
 		}
 	}
 	if pages, _ := split(int(ref.length), a.s.pageSize); pages > 0 {
-		return a.reachBulk(ref.id)
+		return a.reachOverflow(ref.id)
 	}
 	return nil
 }
 
-// row accounts for one row, or one part of it.
-func (a *audit) row(id uint64) error {
-	p := a.s.table.at(id)
+// fragment accounts for one row, or one part of it.
+func (a *audit) fragment(id uint64) error {
+	p := a.s.table.locationOf(id)
 	if !p.live() {
 		return fmt.Errorf("%w: row %d was dropped", ErrBadRef, id)
 	}
-	if !a.rows.Add(int(id)) {
+	if !a.fragments.Add(int(id)) {
 		return fmt.Errorf("%w: row %d is referred to twice", ErrBadRef, id)
 	}
 	a.live.capacity = a.s.fill.capacity
@@ -97,8 +97,8 @@ func (a *audit) row(id uint64) error {
 	return nil
 }
 
-func (a *audit) reachBulk(id uint64) error {
-	row, _, err := a.s.appendRow(nil, id, a.s.table, a.src)
+func (a *audit) reachOverflow(id uint64) error {
+	row, _, err := a.s.appendFragments(nil, id, a.s.table, a.src)
 	if err != nil {
 		return err
 	}
@@ -107,7 +107,7 @@ func (a *audit) reachBulk(id uint64) error {
 		return err
 	}
 	h.pages(func(at page.ID) {
-		a.bulk++
+		a.overflowPages++
 		if err == nil {
 			err = a.reach(at)
 		}
@@ -119,11 +119,11 @@ func (a *audit) reachBulk(id uint64) error {
 func (a *audit) table() error {
 	var err error
 	for id := range a.s.state.Slots {
-		if a.s.table.at(id).live() && !a.rows.Has(int(id)) {
+		if a.s.table.locationOf(id).live() && !a.fragments.Has(int(id)) {
 			return fmt.Errorf("%w: row %d is alive and nothing refers to it", ErrAccounts, id)
 		}
 	}
-	a.s.stored.Pages(func(id page.ID) {
+	a.s.storedTable.Pages(func(id page.ID) {
 		if err == nil {
 			err = a.reach(id)
 		}

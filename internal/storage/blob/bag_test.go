@@ -148,14 +148,14 @@ func (b *bag) build(ck *pager.Checkpoint, c change) (map[int]page.Ref, []page.ID
 			if err := b.waste(batch, c[name]); err != nil {
 				return nil, nil, err
 			}
-			r, err := batch.Place(c[name])
+			r, err := batch.Store(c[name])
 			if err != nil {
 				return nil, nil, err
 			}
 			refs[name] = r
 		}
 	}
-	if err := batch.Finish(ck.Tail(8)); err != nil {
+	if err := batch.Finish(ck.RelocateFrom(8)); err != nil {
 		return nil, nil, err
 	}
 	index, err := b.writeIndex(ck, refs)
@@ -167,7 +167,7 @@ func (b *bag) waste(batch *Batch, value []byte) error {
 	if !b.wasteful {
 		return nil
 	}
-	r, err := batch.Place(value)
+	r, err := batch.Store(value)
 	if err != nil {
 		return err
 	}

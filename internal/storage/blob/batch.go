@@ -18,49 +18,49 @@ type Batch struct {
 	s       *Store
 	ck      *pager.Checkpoint
 	w       *pager.Writer
-	state   pager.RowState
-	changes map[uint64]place // where rows lie now, if not where the table says; zero if dropped
-	fresh   map[page.ID]int  // cost of live rows on the data pages that the batch has written
-	placed  []uint64
+	state   pager.BlobState
+	changes map[uint64]location // where rows lie now, if not where the table says; zero if dropped
+	fresh   map[page.ID]int     // cost of live rows on the data pages that the batch has written
+	newIDs  []uint64
 	dropped []uint64
 	nextID  int
 	run     pager.Extent // pages taken for data pages
 
-	queue   []waiting
-	queued  int    // cost of the queue
-	arena   []byte // room for the rows that will wait
-	scratch []byte // one page
-	row     []byte // one row
+	queue    []queuedFragment
+	queued   int    // cost of the queue
+	arena    []byte // room for the rows that will wait
+	scratch  []byte // one page
+	fragment []byte // one row
 
 	keepSparse bool // see KeepSparse
 
-	stored *pager.Vector // the new state's table, once Finish has written it
+	storedTable *pager.PageArray // the new state's table, once Finish has written it
 }
 
-// waiting is a row that has no page yet.
-type waiting struct {
+// queuedFragment is a row that has no page yet.
+type queuedFragment struct {
 	id   uint64
-	kind rowKind
+	kind fragmentKind
 	data []byte
 }
 
-// placeQueued stands for the place of a row that waits: not zero and not alive.
-const placeQueued = placeDead
+// locationQueued stands for the place of a row that waits: not zero and not alive.
+const locationQueued = locationDead
 
 // Begin starts the batch of a checkpoint. It ends with the checkpoint.
 func (s *Store) Begin(ck *pager.Checkpoint) *Batch {
-	s.applyReleases(ck.Released())
+	s.reuseIDs(ck.ReusedThrough())
 	s.fill.begin()
 	b := &Batch{
 		s: s, ck: ck, w: ck.Writer(), state: s.state,
-		changes: map[uint64]place{}, fresh: map[page.ID]int{}, scratch: vfs.AlignedBuffer(s.pageSize),
+		changes: map[uint64]location{}, fresh: map[page.ID]int{}, scratch: vfs.AlignedBuffer(s.pageSize),
 	}
 	ck.OnEnd(b.commit, b.abort)
 	return b
 }
 
-// applyReleases makes the ids of dropped rows usable again, once nobody can ask for them.
-func (s *Store) applyReleases(through uint64) {
+// reuseIDs makes the ids of dropped rows usable again, once nobody can ask for them.
+func (s *Store) reuseIDs(through uint64) {
 	for len(s.dropped) > 0 && s.dropped[0].checkpoint <= through {
 		for _, id := range s.dropped[0].ids {
 			s.table.set(id, 0)
@@ -70,24 +70,24 @@ func (s *Store) applyReleases(through uint64) {
 	}
 }
 
-// at is where row id lies in the state under construction.
-func (b *Batch) at(id uint64) place {
+// locationOf is where row id lies in the state under construction.
+func (b *Batch) locationOf(id uint64) location {
 	if p, ok := b.changes[id]; ok {
 		return p
 	}
-	return b.s.table.at(id)
+	return b.s.table.locationOf(id)
 }
 
-// Place stores a value and returns what refers to it. The value is not used after the return.
-func (b *Batch) Place(value []byte) (page.Ref, error) {
+// Store stores a value and returns what refers to it. The value is not used after the return.
+func (b *Batch) Store(value []byte) (page.Ref, error) {
 	if len(value) > ValueMax {
 		return page.Ref{}, fmt.Errorf("blob: value of %d bytes, the limit is %d", len(value), ValueMax)
 	}
 	r := ref{b.newID(), uint64(len(value)), crc32.Checksum(value, castagnoli)}
 	b.state.Bytes += r.length
 	if pages, remainder := split(len(value), b.s.pageSize); pages == 0 {
-		b.enqueue(r.id, rowWhole, value)
-	} else if err := b.placeBulk(r.id, value, pages, remainder); err != nil {
+		b.enqueue(r.id, fragmentWhole, value)
+	} else if err := b.storeOverflow(r.id, value, pages, remainder); err != nil {
 		return page.Ref{}, err
 	}
 	return r.encode(), b.packWhileFull()
@@ -98,35 +98,35 @@ func (b *Batch) newID() uint64 {
 	id := b.s.used.NextAbsent(b.nextID)
 	b.s.used.Add(id)
 	b.nextID = id + 1
-	b.placed = append(b.placed, uint64(id))
-	b.state.Rows++
+	b.newIDs = append(b.newIDs, uint64(id))
+	b.state.Blobs++
 	return uint64(id)
 }
 
-// placeBulk writes the bulk pages of a value, and lets its head wait.
-func (b *Batch) placeBulk(id uint64, value []byte, pages, remainder int) error {
+// storeOverflow writes the bulk pages of a value, and lets its head wait.
+func (b *Batch) storeOverflow(id uint64, value []byte, pages, remainder int) error {
 	h := head{length: len(value), extents: b.ck.AllocPieces(pages), remainder: value[len(value)-remainder:]}
 	bulk := value[:len(value)-remainder]
 	var err error
 	h.pages(func(at page.ID) {
-		n := min(len(bulk), bulkBytes(b.s.pageSize))
+		n := min(len(bulk), overflowBytes(b.s.pageSize))
 		if err == nil {
-			err = b.writeBulk(at, id, bulk[:n])
+			err = b.writeOverflow(at, id, bulk[:n])
 		}
 		bulk = bulk[n:]
 	})
-	b.state.BulkPages += uint64(pages)
-	b.enqueue(id, rowHead, h.encode())
+	b.state.OverflowPages += uint64(pages)
+	b.enqueue(id, fragmentHead, h.encode())
 	return err
 }
 
-func (b *Batch) writeBulk(at page.ID, owner uint64, value []byte) error {
+func (b *Batch) writeOverflow(at page.ID, owner uint64, value []byte) error {
 	buf, err := b.w.Page(at)
 	if err != nil {
 		return err
 	}
-	page.PutHeader(buf, page.Header{Type: page.TypeBulk, ID: at, Checkpoint: b.ck.Number()})
-	putBulk(buf, owner, value)
+	page.PutHeader(buf, page.Header{Type: page.TypeOverflow, ID: at, Checkpoint: b.ck.Number()})
+	putOverflow(buf, owner, value)
 	return nil
 }
 
@@ -137,27 +137,27 @@ func (b *Batch) Drop(r page.Ref) error {
 	if err != nil {
 		return err
 	}
-	if b.at(ref.id) == placeQueued { // placed by this batch
+	if b.locationOf(ref.id) == locationQueued { // placed by this batch
 		if err := b.packQueue(); err != nil {
 			return err
 		}
 	}
-	p := b.at(ref.id)
+	p := b.locationOf(ref.id)
 	if !p.live() {
 		return fmt.Errorf("%w: dropping row %d, which is not alive", ErrBadRef, ref.id)
 	}
-	if p.lost() {
-		b.forget(ref.id, ref.length)
+	if p.missing() {
+		b.removeEntry(ref.id, ref.length)
 		return nil
 	}
 	var h head
 	if pages, _ := split(int(ref.length), b.s.pageSize); pages > 0 {
-		h, err = b.head(ref.id)
+		h, err = b.headFragment(ref.id)
 	}
 	var tail uint64
-	var at place
+	var at location
 	if err == nil {
-		tail, at, err = b.tail(ref.id, p)
+		tail, at, err = b.secondFragment(ref.id, p)
 	}
 	if errors.Is(err, pager.ErrCorrupt) {
 		return nil
@@ -167,59 +167,59 @@ func (b *Batch) Drop(r page.Ref) error {
 	}
 	h.pages(func(id page.ID) {
 		b.ck.Free(id)
-		b.state.BulkPages--
+		b.state.OverflowPages--
 	})
 	if at != 0 {
-		b.dropRow(tail, at)
+		b.dropFragment(tail, at)
 	}
 	b.subtract(p)
-	b.forget(ref.id, ref.length)
+	b.removeEntry(ref.id, ref.length)
 	return nil
 }
 
-func (b *Batch) dropRow(id uint64, p place) {
+func (b *Batch) dropFragment(id uint64, p location) {
 	b.subtract(p)
-	b.forget(id, 0)
+	b.removeEntry(id, 0)
 }
 
-// forget takes a row out of the table, and so many bytes of values off the account.
-func (b *Batch) forget(id, bytes uint64) {
+// removeEntry takes a row out of the table, and so many bytes of values off the account.
+func (b *Batch) removeEntry(id, bytes uint64) {
 	b.changes[id] = 0
 	b.dropped = append(b.dropped, id)
-	b.state.Rows--
+	b.state.Blobs--
 	b.state.Bytes -= bytes
 }
 
-// tail finds the second part of row id at p, if it has one: its place is not zero then.
-func (b *Batch) tail(id uint64, p place) (tail uint64, at place, err error) {
+// secondFragment finds the second part of row id at p, if it has one: its place is not zero then.
+func (b *Batch) secondFragment(id uint64, p location) (tail uint64, at location, err error) {
 	if !p.continued() {
 		return 0, 0, nil
 	}
-	row, err := b.s.rowAt(id, p, b)
+	row, err := b.s.readFragment(id, p, b)
 	if err != nil {
 		return 0, 0, err
 	}
 	tail = binary.LittleEndian.Uint64(row.data)
-	if at = b.at(tail); !at.live() || at.lost() {
+	if at = b.locationOf(tail); !at.live() || at.missing() {
 		return 0, 0, b.s.pager.Corrupt(p.page(), fmt.Sprintf("row %d goes on in row %d, which is not alive", id, tail))
 	}
 	return tail, at, nil
 }
 
-// head reads the head row id. It is valid until the next.
-func (b *Batch) head(id uint64) (h head, err error) {
-	var kind rowKind
-	if b.row, kind, err = b.s.appendRow(b.row[:0], id, b, b); err != nil {
+// headFragment reads the head row id. It is valid until the next.
+func (b *Batch) headFragment(id uint64) (h head, err error) {
+	var kind fragmentKind
+	if b.fragment, kind, err = b.s.appendFragments(b.fragment[:0], id, b, b); err != nil {
 		return head{}, err
 	}
-	if h, err = decodeHead(b.row, b.s.pageSize); err != nil || kind != rowHead {
-		return head{}, b.s.pager.Corrupt(b.at(id).page(), fmt.Sprintf("row %d is no head: %v", id, err))
+	if h, err = decodeHead(b.fragment, b.s.pageSize); err != nil || kind != fragmentHead {
+		return head{}, b.s.pager.Corrupt(b.locationOf(id).page(), fmt.Sprintf("row %d is no head: %v", id, err))
 	}
 	return h, nil
 }
 
-// DataPage implements PageSource, for pages of the batch's own too. It is valid until the next call.
-func (b *Batch) DataPage(id page.ID) ([]byte, error) {
+// BlobPage implements PageSource, for pages of the batch's own too. It is valid until the next call.
+func (b *Batch) BlobPage(id page.ID) ([]byte, error) {
 	if _, ok := b.fresh[id]; ok {
 		if err := b.w.Flush(); err != nil {
 			return nil, err
@@ -229,7 +229,7 @@ func (b *Batch) DataPage(id page.ID) ([]byte, error) {
 }
 
 // subtract takes a row off its data page, and frees the page if it was the last.
-func (b *Batch) subtract(p place) {
+func (b *Batch) subtract(p location) {
 	id := p.page()
 	if live, ok := b.fresh[id]; ok {
 		b.fresh[id] = live - p.cost()
@@ -266,11 +266,11 @@ func (b *Batch) Finish(limit page.ID) error {
 	for id, live := range b.fresh {
 		b.s.fill.set(id, live)
 	}
-	b.state.DataPages = uint64(b.s.fill.pages)
+	b.state.BlobPages = uint64(b.s.fill.pages)
 	if err := b.writeTable(limit); err != nil {
 		return err
 	}
-	b.ck.SetRows(b.state)
+	b.ck.SetBlobs(b.state)
 	return nil
 }
 
@@ -287,7 +287,7 @@ func (b *Batch) packQueue() error {
 // writeTable writes the leaves of the table that change.
 func (b *Batch) writeTable(limit page.ID) error {
 	b.state.Slots = uint64(b.s.used.Last(b.s.used.Len()) + 1)
-	perLeaf := uint64(b.s.leafRows())
+	perLeaf := uint64(b.s.leafEntries())
 	byLeaf := map[int][]uint64{}
 	var dirty bitset.Set
 	for id := range b.changes {
@@ -304,11 +304,11 @@ func (b *Batch) writeTable(limit page.ID) error {
 			putTableEntry(payload, int(id%perLeaf), b.changes[id])
 		}
 	}
-	next, err := b.ck.UpdateVector(b.s.stored, b.s.leaves(b.state.Slots), &dirty, limit, leaf)
+	next, err := b.ck.UpdateArray(b.s.storedTable, b.s.leaves(b.state.Slots), &dirty, limit, leaf)
 	if err != nil {
 		return err
 	}
-	b.stored, b.state.Table = next, next.Root()
+	b.storedTable, b.state.Table = next, next.Root()
 	return nil
 }
 
@@ -319,7 +319,7 @@ func (b *Batch) commit() {
 	for _, continued := range [...]bool{false, true} {
 		for id, p := range b.changes {
 			if p == 0 {
-				p = s.table.at(id) | placeDead // readers of older roots still find it
+				p = s.table.locationOf(id) | locationDead // readers of older roots still find it
 			}
 			if p.continued() == continued {
 				s.table.set(id, p)
@@ -327,17 +327,17 @@ func (b *Batch) commit() {
 		}
 	}
 	if len(b.dropped) > 0 {
-		s.dropped = append(s.dropped, droppedRows{b.ck.Number(), b.dropped})
+		s.dropped = append(s.dropped, droppedBlobs{b.ck.Number(), b.dropped})
 	}
-	if b.stored != nil {
-		s.stored, s.state, s.rebuilt = b.stored, b.state, false
+	if b.storedTable != nil {
+		s.storedTable, s.state, s.rebuilt = b.storedTable, b.state, false
 	}
-	s.snapshotStats()
+	s.publishStats()
 }
 
 func (b *Batch) abort() {
 	b.s.fill.undo()
-	for _, id := range b.placed {
+	for _, id := range b.newIDs {
 		b.s.used.Remove(int(id))
 	}
 }

@@ -71,7 +71,7 @@ func TestReadersRunBesideCheckpoints(t *testing.T) {
 	for _, c := range churn(11, 60, 40, 4000) {
 		must(t, b.checkpoint(c))
 		want = c.apply(want)
-		b.p.ReleaseThrough(r.publish(b, want))
+		b.p.ReuseAllFreed(r.publish(b, want))
 		must(t, b.p.Shrink())
 	}
 	close(done)

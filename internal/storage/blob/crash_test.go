@@ -47,7 +47,7 @@ func play(fs vfs.FS, script []change) (states []map[int]string, acked int, cut b
 		if err := b.checkpoint(c); err != nil {
 			return states, i, cut, err
 		}
-		b.p.ReleaseThrough(b.p.Checkpoint() - uint64(i%3))
+		b.p.ReuseAllFreed(b.p.Checkpoint() - uint64(i%3))
 		before := b.p.Stats().FileBytes
 		if err := b.p.Shrink(); err != nil {
 			return states, i + 1, cut, err
@@ -129,7 +129,7 @@ func TestFullDiskKeepsRows(t *testing.T) {
 			}
 			must(t, b.audit())
 			must(t, checkContents(b, want))
-			b.p.ReleaseThrough(b.p.Checkpoint())
+			b.p.ReuseAllFreed(b.p.Checkpoint())
 		}
 		mem.SetCapacity(0)
 		must(t, b.checkpoint(change{50: value(50, 1, 4000)}))

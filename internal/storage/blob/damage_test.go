@@ -77,24 +77,24 @@ func readAll(fs vfs.FS, want map[int]string) (damaged bool, err error) {
 	return b.p.SuperblockDamage() != nil, errors.Join(checkContents(b, want), b.p.Close())
 }
 
-// FuzzDataPage feeds the decoders pages whose checksums are right and whose contents are not: they answer with errors, never with a
+// FuzzBlobPage feeds the decoders pages whose checksums are right and whose contents are not: they answer with errors, never with a
 // panic or bytes from outside the page.
-func FuzzDataPage(f *testing.F) {
+func FuzzBlobPage(f *testing.F) {
 	buf := make([]byte, 512)
-	d := newDataPage(buf, 7, 1)
-	d.add(3, rowWhole, value(3, 0, 100))
-	d.add(4, rowHead, (&head{length: 1000, extents: []pager.Extent{{First: 9, Count: 2}}, remainder: value(1, 1, 56)}).encode())
+	d := newBlobPage(buf, 7, 1)
+	d.add(3, fragmentWhole, value(3, 0, 100))
+	d.add(4, fragmentHead, (&head{length: 1000, extents: []pager.Extent{{First: 9, Count: 2}}, remainder: value(1, 1, 56)}).encode())
 	f.Add(buf[page.HeaderSize:], byte(0))
 	f.Fuzz(func(t *testing.T, contents []byte, slot byte) {
 		buf := make([]byte, 512)
-		page.PutHeader(buf, page.Header{Type: page.TypeRows, ID: 7, Checkpoint: 1})
+		page.PutHeader(buf, page.Header{Type: page.TypeBlobs, ID: 7, Checkpoint: 1})
 		copy(buf[page.HeaderSize:], contents)
-		rows, err := pageRows(buf)
+		rows, err := fragmentCount(buf)
 		if err != nil || int(slot) >= rows {
 			return
 		}
-		r, err := rowAt(buf, int(slot), rows)
-		if err != nil || r.kind != rowHead {
+		r, err := fragmentAt(buf, int(slot), rows)
+		if err != nil || r.kind != fragmentHead {
 			return
 		}
 		if h, err := decodeHead(r.data, 512); err == nil {

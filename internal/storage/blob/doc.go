@@ -29,7 +29,7 @@
 //
 //   - A row's bytes are the same wherever the table says it is, and a tail is in the table before the part that names it. So a reader of an
 //     old root may follow the newest table.
-//   - A row dropped by checkpoint c stays where it is, and its id unused, until ReleaseThrough(c): a dropped row never moves, and the page
+//   - A row dropped by checkpoint c stays where it is, and its id unused, until ReuseAllFreed(c): a dropped row never moves, and the page
 //     that it lies on is not reused before (it becomes pending in c or later).
 //   - The stored table holds no dropped rows: after a crash their ids and places are free.
 //   - Fill counts live rows only; a data page without any is freed by the checkpoint that dropped its last.

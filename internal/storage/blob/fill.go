@@ -18,7 +18,7 @@ type fill struct {
 	pages    int
 	live     uint64 // bytes of live rows, entries included
 
-	shunned bitset.Set // pages that cannot be read: in no bucket
+	excluded bitset.Set // pages that cannot be read: in no bucket
 
 	journal []fillChange // since begin, for undo
 }
@@ -78,7 +78,7 @@ func (f *fill) put(id page.ID, live uint16) {
 		f.regions[id/regionPages] = r
 	}
 	i := int(id % regionPages)
-	shunned := f.shunned.Has(int(id))
+	shunned := f.excluded.Has(int(id))
 	if old := r.live[i]; old != 0 {
 		if !shunned {
 			b := f.bucketOf(int(old))
@@ -100,15 +100,15 @@ func (f *fill) put(id page.ID, live uint16) {
 		f.pages++
 		f.live += uint64(live)
 	} else if shunned {
-		f.shunned.Remove(int(id)) // what is written there next is another page
+		f.excluded.Remove(int(id)) // what is written there next is another page
 	}
 }
 
-// shun keeps a data page that cannot be read from being found, until its rows are gone.
-func (f *fill) shun(id page.ID) {
+// exclude keeps a data page that cannot be read from being found, until its rows are gone.
+func (f *fill) exclude(id page.ID) {
 	live := f.of(id)
 	f.put(id, 0)
-	f.shunned.Add(int(id))
+	f.excluded.Add(int(id))
 	f.put(id, uint16(live))
 }
 

@@ -78,55 +78,55 @@ const ValueMax = 1 << 30
 //	| header | row id | value     |
 //	+--------+--------+-- - - - --+
 const (
-	dataCount   = page.HeaderSize
-	dataEntries = page.HeaderSize + 8
-	entrySize   = 12
+	offCount   = page.HeaderSize
+	offEntries = page.HeaderSize + 8
+	entrySize  = 12
 
-	headFixed   = 16
-	headExtent  = 12
-	extentsMax  = 9 // what pager.AllocPieces promises
-	bulkPayload = page.HeaderSize + 8
+	headFixed       = 16
+	headExtent      = 12
+	extentsMax      = 9 // what pager.AllocPieces promises
+	overflowPayload = page.HeaderSize + 8
 
 	// slotsMax is bounded by the seven bits that a table entry has for a slot. Only remainders of a few bytes come near.
 	slotsMax = 127
 )
 
-type rowKind uint8
+type fragmentKind uint8
 
 const (
-	rowWhole rowKind = 1
-	rowHead  rowKind = 2
-	rowTail  rowKind = 3
+	fragmentWhole  fragmentKind = 1
+	fragmentHead   fragmentKind = 2
+	fragmentSecond fragmentKind = 3
 
-	// rowContinued marks a row whole or head that goes on in a tail. Its first eight bytes are the tail's row id.
-	rowContinued rowKind = 0x80
+	// fragmentContinued marks a row whole or head that goes on in a tail. Its first eight bytes are the tail's row id.
+	fragmentContinued fragmentKind = 0x80
 )
 
-// tailID is the length of the row id that a continued row begins with.
-const tailID = 8
+// secondIDSize is the length of the row id that a continued row begins with.
+const secondIDSize = 8
 
 // valid reports whether k is a kind that this program knows.
-func (k rowKind) valid() bool {
-	return k == rowTail || k&^rowContinued == rowWhole || k&^rowContinued == rowHead
+func (k fragmentKind) valid() bool {
+	return k == fragmentSecond || k&^fragmentContinued == fragmentWhole || k&^fragmentContinued == fragmentHead
 }
 
 // capacity is how many bytes of entries and rows a data page takes.
-func capacity(pageSize int) int { return pageSize - dataEntries }
+func capacity(pageSize int) int { return pageSize - offEntries }
 
-// rowMax is the longest row.
-func rowMax(pageSize int) int { return capacity(pageSize) - entrySize }
+// fragmentMax is the longest row.
+func fragmentMax(pageSize int) int { return capacity(pageSize) - entrySize }
 
-// bulkBytes is how much of a value a bulk page takes.
-func bulkBytes(pageSize int) int { return pageSize - bulkPayload }
+// overflowBytes is how much of a value a bulk page takes.
+func overflowBytes(pageSize int) int { return pageSize - overflowPayload }
 
 // split says how many bulk pages a value takes and how much of it remains for the row. A remainder too long to
 // share a page with the list of extents gets a bulk page too.
 func split(length, pageSize int) (pages, remainder int) {
-	if length <= rowMax(pageSize) {
+	if length <= fragmentMax(pageSize) {
 		return 0, length
 	}
-	pages, remainder = length/bulkBytes(pageSize), length%bulkBytes(pageSize)
-	if headFixed+extentsMax*headExtent+remainder > rowMax(pageSize) {
+	pages, remainder = length/overflowBytes(pageSize), length%overflowBytes(pageSize)
+	if headFixed+extentsMax*headExtent+remainder > fragmentMax(pageSize) {
 		return pages + 1, 0
 	}
 	return pages, remainder
@@ -136,72 +136,72 @@ func split(length, pageSize int) (pages, remainder int) {
 // runs out of bytes, so that room is one number.
 func cost(n, pageSize int) int { return max(entrySize+max(n, 1), capacity(pageSize)/slotsMax+1) }
 
-// dataPage builds a data page from its first row on.
-type dataPage struct {
-	buf  []byte
-	rows int
-	low  int // where the last row begins
-	cost int // of all rows
+// blobPage builds a data page from its first row on.
+type blobPage struct {
+	buf   []byte
+	count int
+	low   int // where the last row begins
+	cost  int // of all rows
 }
 
-func newDataPage(buf []byte, id page.ID, checkpoint uint64) dataPage {
-	page.PutHeader(buf, page.Header{Type: page.TypeRows, ID: id, Checkpoint: checkpoint})
-	return dataPage{buf: buf, low: len(buf)}
+func newBlobPage(buf []byte, id page.ID, checkpoint uint64) blobPage {
+	page.PutHeader(buf, page.Header{Type: page.TypeBlobs, ID: id, Checkpoint: checkpoint})
+	return blobPage{buf: buf, low: len(buf)}
 }
 
 // room is the largest cost that still fits.
-func (d *dataPage) room() int { return capacity(len(d.buf)) - d.cost }
+func (d *blobPage) room() int { return capacity(len(d.buf)) - d.cost }
 
 // add adds a row, which must fit, and returns its slot.
-func (d *dataPage) add(id uint64, kind rowKind, row []byte) int {
+func (d *blobPage) add(id uint64, kind fragmentKind, row []byte) int {
 	d.low -= max(len(row), 1) // an empty row takes a byte, so that no offset is the page's size, which two bytes cannot hold
 	copy(d.buf[d.low:], row)
-	e := d.buf[dataEntries+d.rows*entrySize:]
+	e := d.buf[offEntries+d.count*entrySize:]
 	binary.LittleEndian.PutUint64(e, id|uint64(kind)<<56)
 	binary.LittleEndian.PutUint16(e[8:], uint16(d.low))
 	binary.LittleEndian.PutUint16(e[10:], uint16(len(row)))
 	d.cost += cost(len(row), len(d.buf))
-	d.rows++
-	return d.rows - 1
+	d.count++
+	return d.count - 1
 }
 
-func (d *dataPage) seal() {
-	binary.LittleEndian.PutUint16(d.buf[dataCount:], uint16(d.rows))
+func (d *blobPage) seal() {
+	binary.LittleEndian.PutUint16(d.buf[offCount:], uint16(d.count))
 	page.Seal(d.buf)
 }
 
-// slotRow is a row as it lies in a data page.
-type slotRow struct {
+// slotFragment is a row as it lies in a data page.
+type slotFragment struct {
 	id   uint64
-	kind rowKind
+	kind fragmentKind
 	data []byte
 }
 
 var errMalformed = errors.New("malformed data page")
 
-// pageRows is how many rows buf, a page that passed its checksum, holds.
-func pageRows(buf []byte) (int, error) {
-	if t := page.ReadHeader(buf).Type; t != page.TypeRows {
+// fragmentCount is how many rows buf, a page that passed its checksum, holds.
+func fragmentCount(buf []byte) (int, error) {
+	if t := page.ReadHeader(buf).Type; t != page.TypeBlobs {
 		return 0, fmt.Errorf("%w: page type %d", errMalformed, t)
 	}
-	n := int(binary.LittleEndian.Uint16(buf[dataCount:]))
-	if n == 0 || n > slotsMax || dataEntries+n*entrySize > len(buf) {
+	n := int(binary.LittleEndian.Uint16(buf[offCount:]))
+	if n == 0 || n > slotsMax || offEntries+n*entrySize > len(buf) {
 		return 0, fmt.Errorf("%w: %d rows", errMalformed, n)
 	}
-	if [6]byte(buf[dataCount+2:]) != [6]byte{} {
+	if [6]byte(buf[offCount+2:]) != [6]byte{} {
 		return 0, fmt.Errorf("%w: reserved bytes are set", errMalformed)
 	}
 	return n, nil
 }
 
-// rowAt is the row in a slot below pageRows.
-func rowAt(buf []byte, slot, rows int) (slotRow, error) {
-	e := buf[dataEntries+slot*entrySize:]
+// fragmentAt is the row in a slot below pageRows.
+func fragmentAt(buf []byte, slot, rows int) (slotFragment, error) {
+	e := buf[offEntries+slot*entrySize:]
 	word := binary.LittleEndian.Uint64(e)
 	at, n := int(binary.LittleEndian.Uint16(e[8:])), int(binary.LittleEndian.Uint16(e[10:]))
-	r := slotRow{id: word &^ (0xff << 56), kind: rowKind(word >> 56)}
-	if at < dataEntries+rows*entrySize || at+n > len(buf) || !r.kind.valid() || r.kind&rowContinued != 0 && n < tailID {
-		return slotRow{}, fmt.Errorf("%w: slot %d: kind %d, %d bytes at %d", errMalformed, slot, r.kind, n, at)
+	r := slotFragment{id: word &^ (0xff << 56), kind: fragmentKind(word >> 56)}
+	if at < offEntries+rows*entrySize || at+n > len(buf) || !r.kind.valid() || r.kind&fragmentContinued != 0 && n < secondIDSize {
+		return slotFragment{}, fmt.Errorf("%w: slot %d: kind %d, %d bytes at %d", errMalformed, slot, r.kind, n, at)
 	}
 	r.data = buf[at : at+n : at+n]
 	return r, nil
@@ -277,12 +277,12 @@ func (h *head) below(limit page.ID) bool {
 	return true
 }
 
-// bulkOwner is the row that a bulk page belongs to.
-func bulkOwner(buf []byte) uint64 { return binary.LittleEndian.Uint64(buf[page.HeaderSize:]) }
+// overflowOwner is the row that a bulk page belongs to.
+func overflowOwner(buf []byte) uint64 { return binary.LittleEndian.Uint64(buf[page.HeaderSize:]) }
 
-// putBulk completes and seals a bulk page that has its header.
-func putBulk(buf []byte, owner uint64, value []byte) {
+// putOverflow completes and seals a bulk page that has its header.
+func putOverflow(buf []byte, owner uint64, value []byte) {
 	binary.LittleEndian.PutUint64(buf[page.HeaderSize:], owner)
-	copy(buf[bulkPayload:], value)
+	copy(buf[overflowPayload:], value)
 	page.Seal(buf)
 }

@@ -17,21 +17,21 @@ var update = flag.Bool("update", false, "rewrite the golden files; a format chan
 // goldenBytes use every field of the format.
 func goldenBytes() map[string][]byte {
 	data, bulk := make([]byte, 512), make([]byte, 512)
-	d := newDataPage(data, 0x1234, 7)
-	d.add(0x0102030405, rowWhole, []byte("whole"))
-	d.add(2, rowHead, (&head{
+	d := newBlobPage(data, 0x1234, 7)
+	d.add(0x0102030405, fragmentWhole, []byte("whole"))
+	d.add(2, fragmentHead, (&head{
 		length: 944 + 9, extents: []pager.Extent{{First: 0x101, Count: 1}, {First: 0x203, Count: 1}}, remainder: []byte("remainder"),
 	}).encode())
-	d.add(3, rowWhole|rowContinued, []byte("\x04\x00\x00\x00\x00\x00\x00\x00first part"))
-	d.add(4, rowTail, []byte("second part"))
-	d.add(5, rowWhole, nil)
+	d.add(3, fragmentWhole|fragmentContinued, []byte("\x04\x00\x00\x00\x00\x00\x00\x00first part"))
+	d.add(4, fragmentSecond, []byte("second part"))
+	d.add(5, fragmentWhole, nil)
 	d.seal()
-	page.PutHeader(bulk, page.Header{Type: page.TypeBulk, ID: 0x101, Checkpoint: 7})
-	putBulk(bulk, 2, bytes.Repeat([]byte("value..."), 59))
+	page.PutHeader(bulk, page.Header{Type: page.TypeOverflow, ID: 0x101, Checkpoint: 7})
+	putOverflow(bulk, 2, bytes.Repeat([]byte("value..."), 59))
 	r := ref{id: 0x0102030405, length: 5, checksum: 0xaabbccdd}.encode()
 	table := make([]byte, 16)
-	putTableEntry(table, 0, makePlace(0x1234, 2, 0x1ff, rowHead))
-	putTableEntry(table, 1, makePlace(0x1234, 3, 0x20, rowWhole|rowContinued))
+	putTableEntry(table, 0, makeLocation(0x1234, 2, 0x1ff, fragmentHead))
+	putTableEntry(table, 1, makeLocation(0x1234, 3, 0x20, fragmentWhole|fragmentContinued))
 	return map[string][]byte{"data": data, "bulk": bulk, "ref": r[:], "table": table}
 }
 

@@ -110,7 +110,7 @@ func (m *machine) release(*rapid.T) {
 	for _, r := range m.readers {
 		oldest = min(oldest, r.checkpoint)
 	}
-	m.b.p.ReleaseThrough(oldest)
+	m.b.p.ReuseAllFreed(oldest)
 }
 
 func (m *machine) reopen(t *rapid.T) {

@@ -33,15 +33,15 @@ const (
 )
 
 // enqueue lets a copy of a row wait for its page.
-func (b *Batch) enqueue(id uint64, kind rowKind, data []byte) {
+func (b *Batch) enqueue(id uint64, kind fragmentKind, data []byte) {
 	if cap(b.arena)-len(b.arena) < len(data) {
 		b.arena = make([]byte, 0, packAt*b.s.pageSize)
 	}
 	start := len(b.arena)
 	b.arena = append(b.arena, data...)
-	b.queue = append(b.queue, waiting{id, kind, b.arena[start:len(b.arena):len(b.arena)]})
+	b.queue = append(b.queue, queuedFragment{id, kind, b.arena[start:len(b.arena):len(b.arena)]})
 	b.queued += cost(len(data), b.s.pageSize)
-	b.changes[id] = placeQueued
+	b.changes[id] = locationQueued
 }
 
 func (b *Batch) packWhileFull() error {
@@ -68,9 +68,9 @@ func (b *Batch) packPage() error {
 	if err != nil {
 		return err
 	}
-	d := newDataPage(buf, id, b.ck.Number())
+	d := newBlobPage(buf, id, b.ck.Number())
 	if fill {
-		b.leave(old, func(r slotRow) { b.put(&d, id, r.id, r.kind, r.data) })
+		b.leave(old, func(r slotFragment) { b.put(&d, id, r.id, r.kind, r.data) })
 	}
 	b.fillUp(&d, id)
 	d.seal()
@@ -94,26 +94,26 @@ func (b *Batch) pageToFill(cost int) (page.ID, bool, error) {
 // open reads data page id into scratch and makes sure that it holds the rows that it should. It reports false if the page cannot be read: its
 // rows stay where they are, which is damage for who reads them and no reason to stop a checkpoint.
 func (b *Batch) open(id page.ID) (readable bool, err error) {
-	if _, err := b.DataPage(id); errors.Is(err, pager.ErrCorrupt) {
-		b.s.fill.shun(id)
+	if _, err := b.BlobPage(id); errors.Is(err, pager.ErrCorrupt) {
+		b.s.fill.exclude(id)
 		return false, nil
 	} else if err != nil {
 		return false, err
 	}
-	err = b.checkRows(id)
+	err = b.checkFragments(id)
 	return err == nil, err
 }
 
-// checkRows compares the live rows of data page id, which scratch holds, with the accounts.
-func (b *Batch) checkRows(id page.ID) error {
-	rows, err := pageRows(b.scratch)
+// checkFragments compares the live rows of data page id, which scratch holds, with the accounts.
+func (b *Batch) checkFragments(id page.ID) error {
+	rows, err := fragmentCount(b.scratch)
 	live := 0
 	for slot := 0; err == nil && slot < rows; slot++ {
-		var r slotRow
-		if r, err = rowAt(b.scratch, slot, rows); err != nil {
+		var r slotFragment
+		if r, err = fragmentAt(b.scratch, slot, rows); err != nil {
 			break
 		}
-		if p := b.at(r.id); p.live() && p.page() == id && p.slot() == slot {
+		if p := b.locationOf(r.id); p.live() && p.page() == id && p.slot() == slot {
 			live += p.cost()
 		}
 	}
@@ -127,7 +127,7 @@ func (b *Batch) checkRows(id page.ID) error {
 }
 
 // fillUp adds waiting rows while they fit, the first in any case.
-func (b *Batch) fillUp(d *dataPage, id page.ID) {
+func (b *Batch) fillUp(d *blobPage, id page.ID) {
 	kept := b.queue[:0]
 	for i := range b.queue {
 		r := &b.queue[i]
@@ -146,22 +146,22 @@ func (b *Batch) fillUp(d *dataPage, id page.ID) {
 }
 
 // cut puts as much of a waiting row as fits into what is left of a page, and lets the rest wait as its tail. A row is cut once.
-func (b *Batch) cut(d *dataPage, id page.ID, r *waiting) {
+func (b *Batch) cut(d *blobPage, id page.ID, r *queuedFragment) {
 	whole := cost(len(r.data), b.s.pageSize)
-	if d.room() < b.s.fill.capacity/cutMin || whole <= d.room() || r.kind != rowWhole && r.kind != rowHead {
+	if d.room() < b.s.fill.capacity/cutMin || whole <= d.room() || r.kind != fragmentWhole && r.kind != fragmentHead {
 		return
 	}
-	tail, first := b.newID(), d.room()-entrySize-tailID
-	b.row = append(binary.LittleEndian.AppendUint64(b.row[:0], tail), r.data[:first]...)
-	b.put(d, id, r.id, r.kind|rowContinued, b.row)
-	*r = waiting{tail, rowTail, r.data[first:]}
+	tail, first := b.newID(), d.room()-entrySize-secondIDSize
+	b.fragment = append(binary.LittleEndian.AppendUint64(b.fragment[:0], tail), r.data[:first]...)
+	b.put(d, id, r.id, r.kind|fragmentContinued, b.fragment)
+	*r = queuedFragment{tail, fragmentSecond, r.data[first:]}
 	b.queued += cost(len(r.data), b.s.pageSize) - whole
-	b.changes[tail] = placeQueued
+	b.changes[tail] = locationQueued
 }
 
-func (b *Batch) put(d *dataPage, id page.ID, row uint64, kind rowKind, data []byte) {
+func (b *Batch) put(d *blobPage, id page.ID, row uint64, kind fragmentKind, data []byte) {
 	slot := d.add(row, kind, data)
-	b.changes[row] = makePlace(id, slot, cost(len(data), b.s.pageSize), kind)
+	b.changes[row] = makeLocation(id, slot, cost(len(data), b.s.pageSize), kind)
 }
 
 func (b *Batch) takePage() page.ID {
@@ -174,11 +174,11 @@ func (b *Batch) takePage() page.ID {
 }
 
 // leave frees data page id, which open has read, and calls each with its live rows.
-func (b *Batch) leave(id page.ID, each func(r slotRow)) {
-	rows, _ := pageRows(b.scratch) // open has looked at all of it
+func (b *Batch) leave(id page.ID, each func(r slotFragment)) {
+	rows, _ := fragmentCount(b.scratch) // open has looked at all of it
 	for slot := range rows {
-		r, _ := rowAt(b.scratch, slot, rows)
-		if p := b.at(r.id); p.live() && p.page() == id && p.slot() == slot {
+		r, _ := fragmentAt(b.scratch, slot, rows)
+		if p := b.locationOf(r.id); p.live() && p.page() == id && p.slot() == slot {
 			each(r)
 		}
 	}
@@ -191,7 +191,7 @@ func (b *Batch) evacuate(id page.ID) error {
 	if readable, err := b.open(id); !readable {
 		return err
 	}
-	b.leave(id, func(r slotRow) { b.enqueue(r.id, r.kind, r.data) })
+	b.leave(id, func(r slotFragment) { b.enqueue(r.id, r.kind, r.data) })
 	return b.packWhileFull()
 }
 

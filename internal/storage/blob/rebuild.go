@@ -12,26 +12,26 @@ import (
 // argument for pages of the file, any type, any order, any number of times. Of several copies of a row the one that the newest checkpoint
 // wrote is taken; whether it is the right one, the checksum in the reference tells.
 func Rebuild(p *pager.Pager, pages func(each func(id page.ID, buf []byte)) error) (*Store, error) {
-	s := &Store{pager: p, pageSize: p.PageSize(), table: newTable(), stored: &pager.Vector{}}
+	s := &Store{pager: p, pageSize: p.PageSize(), table: newTable(), storedTable: &pager.PageArray{}}
 	s.fill.capacity = capacity(s.pageSize)
 	bound := (p.Stats().PageCount + 1) * slotsMax // no file of so many pages ever had more rows
 	written := make(map[uint64]uint64)
 	err := pages(func(id page.ID, buf []byte) {
-		n, err := pageRows(buf)
+		n, err := fragmentCount(buf)
 		if err != nil {
 			return
 		}
 		for slot := range n {
-			r, err := rowAt(buf, slot, n)
+			r, err := fragmentAt(buf, slot, n)
 			checkpoint := page.ReadHeader(buf).Checkpoint
 			if err != nil || r.id >= bound || written[r.id] > checkpoint {
 				continue
 			}
 			written[r.id] = checkpoint
-			s.table.set(r.id, makePlace(id, slot, cost(len(r.data), s.pageSize), r.kind))
+			s.table.set(r.id, makeLocation(id, slot, cost(len(r.data), s.pageSize), r.kind))
 		}
 	})
-	s.snapshotStats()
+	s.publishStats()
 	return s, err
 }
 
@@ -45,51 +45,51 @@ func Repair(p *pager.Pager, pages func(each func(id page.ID, buf []byte)) error,
 	if err != nil {
 		return nil, err
 	}
-	s.state = p.Rows()
+	s.state = p.Blobs()
 	s.rebuilt = true
-	s.stored = p.KnownVector(pager.VectorRows, s.state.Table, s.leaves(s.state.Slots))
+	s.storedTable = p.PartialArray(pager.ArrayIndirectionTable, s.state.Table, s.leaves(s.state.Slots))
 	used := &repair{s: s, src: s.Direct()}
 	complete, err := refs(used.ref)
 	if err != nil {
 		return nil, err
 	}
-	for id := used.rows.Next(0); id >= 0 && uint64(id) < s.state.Slots; id = used.rows.Next(id + 1) {
-		if s.table.at(uint64(id)) == 0 {
-			s.table.set(uint64(id), placeLost)
+	for id := used.fragments.Next(0); id >= 0 && uint64(id) < s.state.Slots; id = used.fragments.Next(id + 1) {
+		if s.table.locationOf(uint64(id)) == 0 {
+			s.table.set(uint64(id), locationMissing)
 		}
 	}
-	s.state.Rows = 0
-	for id := range uint64(len(*s.table.chunks.Load())) * chunkRows {
-		at := s.table.at(id)
+	s.state.Blobs = 0
+	for id := range uint64(len(*s.table.chunks.Load())) * chunkEntries {
+		at := s.table.locationOf(id)
 		if at == 0 {
 			continue
 		}
-		if id >= s.state.Slots || complete && !used.rows.Has(int(id)) {
+		if id >= s.state.Slots || complete && !used.fragments.Has(int(id)) {
 			s.table.set(id, 0)
 			continue
 		}
 		s.used.Add(int(id))
-		s.state.Rows++
-		if at != placeLost {
+		s.state.Blobs++
+		if at != locationMissing {
 			s.fill.put(at.page(), uint16(s.fill.of(at.page())+at.cost()))
 		}
 	}
 	if complete {
-		s.state.Bytes, s.state.BulkPages = used.bytes, used.bulk
+		s.state.Bytes, s.state.OverflowPages = used.bytes, used.overflowPages
 	}
-	s.state.DataPages = uint64(s.fill.pages)
+	s.state.BlobPages = uint64(s.fill.pages)
 	s.fill.begin()
-	s.snapshotStats()
+	s.publishStats()
 	return s, nil
 }
 
 // repair collects the rows that a state refers to.
 type repair struct {
-	s     *Store
-	src   *Direct
-	rows  bitset.Set
-	bytes uint64
-	bulk  uint64
+	s             *Store
+	src           *Direct
+	fragments     bitset.Set
+	bytes         uint64
+	overflowPages uint64
 }
 
 func (r *repair) ref(to page.Ref) error {
@@ -97,25 +97,25 @@ func (r *repair) ref(to page.Ref) error {
 	if err != nil {
 		return err
 	}
-	r.rows.Add(int(ref.id))
+	r.fragments.Add(int(ref.id))
 	r.bytes += ref.length
 	pages, _ := split(int(ref.length), r.s.pageSize)
-	r.bulk += uint64(pages)
-	at := r.s.table.at(ref.id)
+	r.overflowPages += uint64(pages)
+	at := r.s.table.locationOf(ref.id)
 	if !at.continued() {
 		return nil
 	}
-	row, err := r.s.rowAt(ref.id, at, r.src)
+	row, err := r.s.readFragment(ref.id, at, r.src)
 	if err != nil {
 		return err
 	}
-	r.rows.Add(int(binary.LittleEndian.Uint64(row.data)))
+	r.fragments.Add(int(binary.LittleEndian.Uint64(row.data)))
 	return nil
 }
 
 // Reach calls each for every page that the rows and their table take, as far as they can be read, and reports whether all of them could.
 func (s *Store) Reach(each func(page.ID) error) (complete bool, err error) {
-	s.stored.Pages(func(id page.ID) {
+	s.storedTable.Pages(func(id page.ID) {
 		if err == nil {
 			err = each(id)
 		}
@@ -129,32 +129,32 @@ func (s *Store) Reach(each func(page.ID) error) (complete bool, err error) {
 		if err = each(id); err != nil {
 			break
 		}
-		buf, unreadable := src.DataPage(id)
+		buf, unreadable := src.BlobPage(id)
 		if unreadable != nil {
 			complete = false
 			continue
 		}
-		if unreadable = s.reachBulk(id, append([]byte(nil), buf...), each); unreadable != nil {
+		if unreadable = s.reachOverflow(id, append([]byte(nil), buf...), each); unreadable != nil {
 			complete = false
 		}
 	}
 	return complete, err
 }
 
-// reachBulk calls each for the bulk pages of the values whose heads are in a data page.
-func (s *Store) reachBulk(id page.ID, buf []byte, each func(page.ID) error) error {
-	n, err := pageRows(buf)
+// reachOverflow calls each for the bulk pages of the values whose heads are in a data page.
+func (s *Store) reachOverflow(id page.ID, buf []byte, each func(page.ID) error) error {
+	n, err := fragmentCount(buf)
 	for slot := 0; slot < n && err == nil; slot++ {
-		var row slotRow
-		if row, err = rowAt(buf, slot, n); err != nil || row.kind&^rowContinued != rowHead {
+		var row slotFragment
+		if row, err = fragmentAt(buf, slot, n); err != nil || row.kind&^fragmentContinued != fragmentHead {
 			continue
 		}
-		if at := s.table.at(row.id); at.page() != id || at.slot() != slot {
+		if at := s.table.locationOf(row.id); at.page() != id || at.slot() != slot {
 			continue // garbage
 		}
 		var whole []byte
 		var h head
-		if whole, _, err = s.appendRow(nil, row.id, s.table, s.Direct()); err != nil {
+		if whole, _, err = s.appendFragments(nil, row.id, s.table, s.Direct()); err != nil {
 			continue
 		}
 		if h, err = decodeHead(whole, s.pageSize); err != nil {

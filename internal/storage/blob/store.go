@@ -16,60 +16,60 @@ import (
 type Store struct {
 	pager    *pager.Pager
 	pageSize int
-	table    *table
+	table    *indirectionTable
 	stats    atomic.Pointer[Stats]
 
 	// Owned by the open batch.
-	stored  *pager.Vector // the stored table
-	used    bitset.Set    // row ids that live or dead rows have
-	dropped []droppedRows // ascending by checkpoint
-	fill    fill
-	state   pager.RowState
-	rebuilt bool // the stored table is damaged: the next batch writes all of it
+	storedTable *pager.PageArray // the stored table
+	used        bitset.Set       // row ids that live or dead rows have
+	dropped     []droppedBlobs   // ascending by checkpoint
+	fill        fill
+	state       pager.BlobState
+	rebuilt     bool // the stored table is damaged: the next batch writes all of it
 }
 
-// droppedRows is what one checkpoint dropped.
-type droppedRows struct {
+// droppedBlobs is what one checkpoint dropped.
+type droppedBlobs struct {
 	checkpoint uint64
 	ids        []uint64
 }
 
 // Stats tells what the rows take, as of the newest durable state.
 type Stats struct {
-	Rows       uint64
-	Bytes      uint64  // of their values
-	DataPages  uint64  // of packed rows
-	BulkPages  uint64  // of single values
-	TablePages uint64  // of the stored table
-	TableBytes uint64  // of the table in memory
-	FillFactor float64 // the part of data pages that live rows take
-	Dropped    uint64  // rows that wait for their readers
+	Blobs         uint64
+	Bytes         uint64  // of their values
+	BlobPages     uint64  // of packed rows
+	OverflowPages uint64  // of single values
+	TablePages    uint64  // of the stored table
+	TableBytes    uint64  // of the table in memory
+	FillFactor    float64 // the part of data pages that live rows take
+	Dropped       uint64  // rows that wait for their readers
 }
 
 // Open reads the row table of p's newest state.
 func Open(p *pager.Pager) (*Store, error) {
-	s := &Store{pager: p, pageSize: p.PageSize(), table: newTable(), state: p.Rows()}
+	s := &Store{pager: p, pageSize: p.PageSize(), table: newTable(), state: p.Blobs()}
 	s.fill.capacity = capacity(s.pageSize)
-	rows, err := s.load()
+	rows, err := s.readTable()
 	if err != nil {
 		return nil, err
 	}
-	if got := (pager.RowState{
-		Table: s.stored.Root(), Slots: s.state.Slots, Rows: rows, Bytes: s.state.Bytes,
-		DataPages: uint64(s.fill.pages), BulkPages: s.state.BulkPages,
+	if got := (pager.BlobState{
+		Table: s.storedTable.Root(), Slots: s.state.Slots, Blobs: rows, Bytes: s.state.Bytes,
+		BlobPages: uint64(s.fill.pages), OverflowPages: s.state.OverflowPages,
 	}); got != s.state {
 		return nil, p.Corrupt(s.state.Table.Page, fmt.Sprintf("the row table holds %+v, the superblock says %+v", got, s.state))
 	}
 	s.fill.begin()
-	s.snapshotStats()
+	s.publishStats()
 	return s, nil
 }
 
-func (s *Store) load() (rows uint64, err error) {
+func (s *Store) readTable() (rows uint64, err error) {
 	end := page.ID(s.pager.Stats().PageCount)
-	s.stored, err = s.pager.LoadVector(pager.VectorRows, s.state.Table, s.leaves(s.state.Slots), func(i int, payload []byte) error {
-		return s.table.decodeLeaf(i, payload, func(id uint64, p place) error {
-			if p == placeLost && id < s.state.Slots {
+	s.storedTable, err = s.pager.ReadArray(pager.ArrayIndirectionTable, s.state.Table, s.leaves(s.state.Slots), func(i int, payload []byte) error {
+		return s.table.decodeLeaf(i, payload, func(id uint64, p location) error {
+			if p == locationMissing && id < s.state.Slots {
 				s.used.Add(int(id))
 				rows++
 				return nil
@@ -87,30 +87,30 @@ func (s *Store) load() (rows uint64, err error) {
 	return rows, err
 }
 
-func (s *Store) leafRows() int { return leafRows(pager.VectorLeafBytes(s.pageSize)) }
+func (s *Store) leafEntries() int { return leafEntries(pager.ArrayLeafBytes(s.pageSize)) }
 
 func (s *Store) leaves(slots uint64) int {
-	return int((slots + uint64(s.leafRows()) - 1) / uint64(s.leafRows()))
+	return int((slots + uint64(s.leafEntries()) - 1) / uint64(s.leafEntries()))
 }
 
 // Stats is as of the newest durable state.
 func (s *Store) Stats() Stats { return *s.stats.Load() }
 
-func (s *Store) snapshotStats() {
+func (s *Store) publishStats() {
 	dropped := 0
 	for _, d := range s.dropped {
 		dropped += len(d.ids)
 	}
 	s.stats.Store(&Stats{
-		Rows: s.state.Rows, Bytes: s.state.Bytes, DataPages: s.state.DataPages, BulkPages: s.state.BulkPages,
-		TablePages: uint64(s.stored.PageCount()), TableBytes: uint64(len(*s.table.chunks.Load())) * chunkRows * 8,
+		Blobs: s.state.Blobs, Bytes: s.state.Bytes, BlobPages: s.state.BlobPages, OverflowPages: s.state.OverflowPages,
+		TablePages: uint64(s.storedTable.PageCount()), TableBytes: uint64(len(*s.table.chunks.Load())) * chunkEntries * 8,
 		FillFactor: s.fill.factor(), Dropped: uint64(dropped),
 	})
 }
 
 // PageSource reads data pages for a reader, through a cache if there is one. The bytes must stay while the reader's pin lasts.
 type PageSource interface {
-	DataPage(id page.ID) ([]byte, error)
+	BlobPage(id page.ID) ([]byte, error)
 }
 
 // Append appends the value that r refers to. The caller holds a root that reaches r. Bulk pages are read past the cache, in one
@@ -121,83 +121,83 @@ func (s *Store) Append(dst []byte, r page.Ref, src PageSource) ([]byte, error) {
 		return dst, err
 	}
 	start := len(dst)
-	dst, kind, err := s.appendRow(dst, ref.id, s.table, src)
-	if err == nil && kind == rowHead {
+	dst, kind, err := s.appendFragments(dst, ref.id, s.table, src)
+	if err == nil && kind == fragmentHead {
 		row := append([]byte(nil), dst[start:]...)
-		dst, err = s.appendBulk(dst[:start], ref.id, row)
+		dst, err = s.appendOverflow(dst[:start], ref.id, row)
 	}
 	if err != nil {
 		return dst[:start], err
 	}
 	if value := dst[start:]; uint64(len(value)) != ref.length || crc32.Checksum(value, castagnoli) != ref.checksum {
-		at := s.table.at(ref.id).page()
+		at := s.table.locationOf(ref.id).page()
 		return dst[:start], s.pager.Corrupt(at, fmt.Sprintf("row %d is not the value of %d bytes that its leaf refers to", ref.id, ref.length))
 	}
 	return dst, nil
 }
 
-// places says where rows lie: for readers the table, for a batch what it has changed, too.
-type places interface {
-	at(id uint64) place
+// locations says where rows lie: for readers the table, for a batch what it has changed, too.
+type locations interface {
+	locationOf(id uint64) location
 }
 
-// appendRow appends row id, both parts of it if it was cut. Its kind is whole or head.
-func (s *Store) appendRow(dst []byte, id uint64, places places, src PageSource) ([]byte, rowKind, error) {
-	at := places.at(id)
-	row, err := s.rowAt(id, at, src)
-	if err != nil || row.kind&rowContinued == 0 {
+// appendFragments appends row id, both parts of it if it was cut. Its kind is whole or head.
+func (s *Store) appendFragments(dst []byte, id uint64, places locations, src PageSource) ([]byte, fragmentKind, error) {
+	at := places.locationOf(id)
+	row, err := s.readFragment(id, at, src)
+	if err != nil || row.kind&fragmentContinued == 0 {
 		return append(dst, row.data...), row.kind, err
 	}
-	kind, tail := row.kind&^rowContinued, binary.LittleEndian.Uint64(row.data)
-	dst = append(dst, row.data[tailID:]...)
-	row, err = s.rowAt(tail, places.at(tail), src)
-	if err == nil && row.kind != rowTail {
+	kind, tail := row.kind&^fragmentContinued, binary.LittleEndian.Uint64(row.data)
+	dst = append(dst, row.data[secondIDSize:]...)
+	row, err = s.readFragment(tail, places.locationOf(tail), src)
+	if err == nil && row.kind != fragmentSecond {
 		err = s.pager.Corrupt(at.page(), fmt.Sprintf("row %d goes on in row %d, which is of kind %d", id, tail, row.kind))
 	}
 	return append(dst, row.data...), kind, err
 }
 
-// rowAt reads row id, or a part of it, from the page where it lies.
-func (s *Store) rowAt(id uint64, at place, src PageSource) (slotRow, error) {
+// readFragment reads row id, or a part of it, from the page where it lies.
+func (s *Store) readFragment(id uint64, at location, src PageSource) (slotFragment, error) {
 	if at.page() == 0 {
-		return slotRow{}, fmt.Errorf("%w: row %d", ErrBadRef, id)
+		return slotFragment{}, fmt.Errorf("%w: row %d", ErrBadRef, id)
 	}
-	buf, err := src.DataPage(at.page())
+	buf, err := src.BlobPage(at.page())
 	if err != nil {
-		return slotRow{}, err
+		return slotFragment{}, err
 	}
-	return s.rowIn(buf, id, at)
+	return s.fragmentIn(buf, id, at)
 }
 
-// rowIn finds a row in the page where the table says it is.
-func (s *Store) rowIn(buf []byte, id uint64, at place) (slotRow, error) {
-	rows, err := pageRows(buf)
+// fragmentIn finds a row in the page where the table says it is.
+func (s *Store) fragmentIn(buf []byte, id uint64, at location) (slotFragment, error) {
+	rows, err := fragmentCount(buf)
 	if err == nil && at.slot() >= rows {
 		err = fmt.Errorf("%w: row %d in slot %d of %d", errMalformed, id, at.slot(), rows)
 	}
-	var row slotRow
+	var row slotFragment
 	if err == nil {
-		row, err = rowAt(buf, at.slot(), rows)
+		row, err = fragmentAt(buf, at.slot(), rows)
 	}
-	if err == nil && (row.id != id || cost(len(row.data), s.pageSize) != at.cost() || (row.kind&rowContinued != 0) != at.continued()) {
+	if err == nil && (row.id != id || cost(len(row.data), s.pageSize) != at.cost() || (row.kind&fragmentContinued != 0) != at.continued()) {
 		err = fmt.Errorf("%w: slot %d holds row %d of %d bytes, not row %d", errMalformed, at.slot(), row.id, len(row.data), id)
 	}
 	if err != nil {
-		return slotRow{}, s.pager.Corrupt(at.page(), err.Error())
+		return slotFragment{}, s.pager.Corrupt(at.page(), err.Error())
 	}
 	return row, nil
 }
 
-// bulkWindow bounds the memory that reading a long value takes beside the value, in bytes.
-const bulkWindow = 1 << 20
+// overflowWindow bounds the memory that reading a long value takes beside the value, in bytes.
+const overflowWindow = 1 << 20
 
-// appendBulk appends a value that begins in bulk pages.
-func (s *Store) appendBulk(dst []byte, id uint64, row []byte) ([]byte, error) {
+// appendOverflow appends a value that begins in bulk pages.
+func (s *Store) appendOverflow(dst []byte, id uint64, row []byte) ([]byte, error) {
 	h, err := decodeHead(row, s.pageSize)
 	if err != nil {
-		return dst, s.pager.Corrupt(s.table.at(id).page(), err.Error())
+		return dst, s.pager.Corrupt(s.table.locationOf(id).page(), err.Error())
 	}
-	window := max(1, bulkWindow/s.pageSize)
+	window := max(1, overflowWindow/s.pageSize)
 	var reads []pager.Read
 	h.pages(func(id page.ID) { reads = append(reads, pager.Read{ID: id}) })
 	slab := vfs.AlignedBuffer(min(window, len(reads)) * s.pageSize)
@@ -214,11 +214,11 @@ func (s *Store) appendBulk(dst []byte, id uint64, row []byte) ([]byte, error) {
 			return dst, err
 		}
 		for i := range now {
-			if t := page.ReadHeader(now[i].Buf).Type; t != page.TypeBulk || bulkOwner(now[i].Buf) != id {
-				return dst, s.pager.Corrupt(now[i].ID, fmt.Sprintf("page of type %d of row %d, not bulk of row %d", t, bulkOwner(now[i].Buf), id))
+			if t := page.ReadHeader(now[i].Buf).Type; t != page.TypeOverflow || overflowOwner(now[i].Buf) != id {
+				return dst, s.pager.Corrupt(now[i].ID, fmt.Sprintf("page of type %d of row %d, not bulk of row %d", t, overflowOwner(now[i].Buf), id))
 			}
-			n := min(left, bulkBytes(s.pageSize))
-			dst = append(dst, now[i].Buf[bulkPayload:bulkPayload+n]...)
+			n := min(left, overflowBytes(s.pageSize))
+			dst = append(dst, now[i].Buf[overflowPayload:overflowPayload+n]...)
 			left -= n
 		}
 		reads = reads[len(now):]

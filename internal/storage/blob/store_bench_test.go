@@ -26,7 +26,7 @@ func BenchmarkPlace(b *testing.B) {
 				must(b, err)
 				batch := s.Begin(ck)
 				for range min(perBatch, b.N-done) {
-					_, err := batch.Place(v)
+					_, err := batch.Store(v)
 					must(b, err)
 				}
 				must(b, batch.Finish(0))
@@ -52,7 +52,7 @@ func BenchmarkAppend(b *testing.B) {
 			batch := s.Begin(ck)
 			refs := make([]page.Ref, max(2, 4<<20/n))
 			for i := range refs {
-				refs[i], err = batch.Place(value(i, 1, n))
+				refs[i], err = batch.Store(value(i, 1, n))
 				must(b, err)
 			}
 			must(b, batch.Finish(0))
@@ -75,11 +75,11 @@ type benchSource struct {
 	pages  map[page.ID][]byte
 }
 
-func (s *benchSource) DataPage(id page.ID) ([]byte, error) {
+func (s *benchSource) BlobPage(id page.ID) ([]byte, error) {
 	if p, ok := s.pages[id]; ok {
 		return p, nil
 	}
-	p, err := s.direct.DataPage(id)
+	p, err := s.direct.BlobPage(id)
 	s.pages[id] = append([]byte(nil), p...)
 	return s.pages[id], err
 }

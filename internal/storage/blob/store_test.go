@@ -20,13 +20,13 @@ func TestValuesOfEveryLengthComeBack(t *testing.T) {
 		}
 		for d := -16; d <= 16; d++ {
 			for _, n := range []int{
-				0, size / 4, size, rowMax(size), capacity(size), bulkBytes(size), 2 * bulkBytes(size),
-				bulkBytes(size) + rowMax(size) - headFixed - extentsMax*headExtent,
+				0, size / 4, size, fragmentMax(size), capacity(size), overflowBytes(size), 2 * overflowBytes(size),
+				overflowBytes(size) + fragmentMax(size) - headFixed - extentsMax*headExtent,
 			} {
 				add(n + d)
 			}
 		}
-		add(9*bulkBytes(size) + 1)
+		add(9*overflowBytes(size) + 1)
 		add(1<<20 + 3)
 		mem := vfs.NewMem()
 		b := mustCreate(t, mem, size)
@@ -76,11 +76,11 @@ func TestReaderOfOldRootFindsItsRows(t *testing.T) {
 		must(t, b.audit())
 		must(t, checkContents(old, first.apply(nil)))
 	}
-	b.p.ReleaseThrough(rootCheckpoint) // nothing that the old root needs
+	b.p.ReuseAllFreed(rootCheckpoint) // nothing that the old root needs
 	must(t, b.checkpoint(change{100: value(1, 1, 300)}))
 	must(t, checkContents(old, first.apply(nil)))
 	pending := b.p.Stats().Pending
-	b.p.ReleaseThrough(b.p.Checkpoint())
+	b.p.ReuseAllFreed(b.p.Checkpoint())
 	must(t, b.checkpoint(change{101: value(1, 1, 300)}))
 	must(t, b.audit())
 	if s := b.p.Stats(); s.Pending >= pending {
@@ -105,12 +105,12 @@ func TestSparsePagesGiveUpTheirRows(t *testing.T) {
 	}
 	must(t, b.checkpoint(del))
 	for i := range 40 {
-		b.p.ReleaseThrough(b.p.Checkpoint())
+		b.p.ReuseAllFreed(b.p.Checkpoint())
 		must(t, b.p.Shrink())
 		must(t, b.checkpoint(change{-i - 1: value(i, 0, 600)}))
 		must(t, b.audit())
 	}
-	if s := b.s.Stats(); s.FillFactor < fillMin || s.DataPages > full.DataPages/4 {
+	if s := b.s.Stats(); s.FillFactor < fillMin || s.BlobPages > full.BlobPages/4 {
 		t.Fatalf("before %+v, after %+v", full, s)
 	}
 	must(t, checkContents(b, b.model(t)))
@@ -160,7 +160,7 @@ func TestFileReachesAPlateau(t *testing.T) {
 
 func (b *bag) breathe(t *testing.T, peakFile *int64) {
 	t.Helper()
-	b.p.ReleaseThrough(b.p.Checkpoint())
+	b.p.ReuseAllFreed(b.p.Checkpoint())
 	must(t, b.p.Shrink())
 	*peakFile = max(*peakFile, b.p.Stats().FileBytes)
 }
@@ -188,7 +188,7 @@ func TestBatchesAreDeterministic(t *testing.T) {
 				must(t, b.audit())
 			}
 			must(t, b.checkpoint(c))
-			b.p.ReleaseThrough(b.p.Checkpoint() - 1)
+			b.p.ReuseAllFreed(b.p.Checkpoint() - 1)
 		}
 		return mem
 	}
@@ -236,7 +236,7 @@ func TestLongLivedRowsMoveDown(t *testing.T) {
 		must(t, b.audit())
 	}
 	if s := b.p.Stats(); s.FileBytes > 100*4096 {
-		t.Fatalf("%d bytes of file for %d of values: %+v", s.FileBytes, s.Rows.Bytes, s)
+		t.Fatalf("%d bytes of file for %d of values: %+v", s.FileBytes, s.Blobs.Bytes, s)
 	}
 }
 
@@ -264,10 +264,10 @@ func TestWrongRowsAreRefused(t *testing.T) {
 	// The two short rows share a page. A table that mixes them up must be noticed without the value's checksum, too: moving rows
 	// does not look at it.
 	for id := range uint64(2) {
-		other := b.s.table.at(id ^ 1)
+		other := b.s.table.locationOf(id ^ 1)
 		buf := make([]byte, 512)
 		must(t, b.p.ReadPage(other.page(), buf))
-		if _, err := b.s.rowIn(buf, id, other); !errors.Is(err, pager.ErrCorrupt) {
+		if _, err := b.s.fragmentIn(buf, id, other); !errors.Is(err, pager.ErrCorrupt) {
 			t.Fatalf("row %d in the place of row %d: %v", id, id^1, err)
 		}
 	}
@@ -278,11 +278,11 @@ func TestVectorsAreNotMixedUp(t *testing.T) {
 	mem := vfs.NewMem()
 	b := mustCreate(t, mem, 512)
 	must(t, b.checkpoint(change{0: value(0, 0, 140)}))
-	rows := b.p.Rows()
+	rows := b.p.Blobs()
 	if rows.Table.Depth != 1 {
 		t.Fatalf("table of depth %d", rows.Table.Depth)
 	}
-	_, err := b.p.LoadVector(pager.VectorMap, rows.Table, 1, func(int, []byte) error { return nil })
+	_, err := b.p.ReadArray(pager.ArrayAllocationMap, rows.Table, 1, func(int, []byte) error { return nil })
 	if !errors.Is(err, pager.ErrCorrupt) {
 		t.Fatalf("the row table loaded as the map: %v", err)
 	}
@@ -292,7 +292,7 @@ func TestVectorsAreNotMixedUp(t *testing.T) {
 func TestWrongAccountsStopTheBatch(t *testing.T) {
 	b := mustCreate(t, vfs.NewMem(), 512)
 	must(t, b.checkpoint(change{0: value(0, 0, 140)}))
-	at := b.s.table.at(0).page()
+	at := b.s.table.locationOf(0).page()
 	b.s.fill.put(at, uint16(b.s.fill.of(at)+20))
 	if err := b.checkpoint(change{1: value(1, 0, 140)}); !errors.Is(err, pager.ErrCorrupt) {
 		t.Fatal(err)
@@ -334,7 +334,7 @@ func TestBatchDropsWhatItPlaced(t *testing.T) {
 			must(t, b.audit())
 			want = c.apply(want)
 			must(t, checkContents(b, want))
-			b.p.ReleaseThrough(b.p.Checkpoint() - 1)
+			b.p.ReuseAllFreed(b.p.Checkpoint() - 1)
 		}
 		must(t, b.p.Close())
 		b, err := openBag(mem)

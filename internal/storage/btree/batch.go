@@ -55,7 +55,7 @@ func (f *Finder) FindAll(src BatchSource, root Root, sorted [][]byte, at keys.Ep
 // touchLeaves loads the lines with which a search of a leaf begins, for all of the window's keys before the first one is waited for.
 func (f *Finder) prefetchLeaves(keys int) {
 	for _, p := range f.pages[:f.slot[keys-1]+1] {
-		f.loaded += page.Leaf(p).Touch()
+		f.loaded += page.Leaf(p).Prefetch()
 	}
 }
 

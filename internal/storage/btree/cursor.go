@@ -29,12 +29,12 @@ type Cursor struct {
 
 	path       [page.LevelMax + 1]step // by level; path[0] is unused
 	page       page.Leaf
-	leaf       page.View // of page
-	first, end int       // the leaf's entries inside the bounds
-	pos        int       // the entry shown, or the newest version of its key
-	key        []byte    // shown, or last known not to exist; empty after a seek until then
-	entered    bool      // key is not from this leaf
-	visited    int       // leaves entered since Reset
+	leaf       page.LeafLayout // of page
+	first, end int             // the leaf's entries inside the bounds
+	pos        int             // the entry shown, or the newest version of its key
+	key        []byte          // shown, or last known not to exist; empty after a seek until then
+	entered    bool            // key is not from this leaf
+	visited    int             // leaves entered since Reset
 	paused     bool
 	resume     []byte // where a halted cursor's walk goes on
 	scratch    []byte
@@ -342,7 +342,7 @@ func (c *Cursor) enter(id page.ID) bool {
 	}
 	c.visited++
 	c.page = p
-	c.leaf = c.page.View()
+	c.leaf = c.page.Layout()
 	c.entered = true
 	c.first, c.end = 0, c.leaf.Count()
 	if len(c.lo) != 0 {

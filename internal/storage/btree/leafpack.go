@@ -227,7 +227,7 @@ func (k *leafPacker) emit(r *leafRegion) {
 	newest := page.BuildLeaf(p, k.checkpoint, r.entries)
 	it := item{Child: page.Child{Separator: r.bound, Newest: newest}, page: p}
 	if k.deadVersions || r.bound.Trailer != page.NoTrailer { // looking over every leaf again cost 3 % of a merge
-		it.Stale = ratioOf(p, 0, &r.bound)
+		it.DeadVersions = ratioOf(p, 0, &r.bound)
 	}
 	for _, l := range r.large {
 		it.large = append(it.large, storedValue{page.Leaf(p).ValueOffset(l.entry), l.value})

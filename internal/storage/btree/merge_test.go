@@ -285,7 +285,7 @@ func (s *store) versions(t *testing.T, root Root, key string) string {
 		if level > 0 {
 			return nil
 		}
-		v := page.Leaf(p).View()
+		v := page.Leaf(p).Layout()
 		for i := range v.Count() {
 			if string(v.Prefix())+string(v.Suffix(i)) == key {
 				out = append(out, fmt.Sprintf("%d%c", v.Trailer(i).Epoch(), "ds"[v.Trailer(i).Kind()]))

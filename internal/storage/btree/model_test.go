@@ -199,7 +199,7 @@ func (w *workload) count(t *testing.T, s *store, root Root, sum *Stats) {
 		if level > 0 {
 			return nil
 		}
-		v := page.Leaf(p).View()
+		v := page.Leaf(p).Layout()
 		for i := range v.Count() {
 			_, tr, value, _ := v.At(i)
 			key := string(v.Prefix()) + string(v.Suffix(i))

@@ -168,7 +168,7 @@ func (w *worker) neighbour(c *page.Child) (page.Leaf, error) {
 
 // copyLeaf adds all of an old leaf to the run as it is.
 func (w *worker) copyLeaf(p page.Leaf) {
-	v := p.View()
+	v := p.Layout()
 	for i := range v.Count() {
 		w.loadOld(&v, i)
 		w.pack.add(&w.entry, true)
@@ -176,7 +176,7 @@ func (w *worker) copyLeaf(p page.Leaf) {
 }
 
 // loadOld makes entry i of an old leaf the one in hand.
-func (w *worker) loadOld(v *page.View, i int) {
+func (w *worker) loadOld(v *page.LeafLayout, i int) {
 	suffix, t, value, large := v.At(i)
 	same := i > 0 && len(suffix) == 0
 	if !same {
@@ -220,7 +220,7 @@ func (w *worker) mergeLeaf(p *partition, i int, bound *page.Separator) error {
 	}
 	w.pack.begin(lower)
 	leaf := page.Leaf(b)
-	v := leaf.View()
+	v := leaf.Layout()
 	from, to := 0, v.Count()
 	if i == 0 && p.cutFirst {
 		from = leaf.Search(p.lo.Key)
@@ -313,7 +313,7 @@ func (w *worker) reset() {
 }
 
 // takeOld takes entry i of an old leaf, of whose key the input has nothing new.
-func (w *worker) emitOld(v *page.View, i int) {
+func (w *worker) emitOld(v *page.LeafLayout, i int) {
 	suffix, t, value, large := v.At(i)
 	if i == 0 {
 		w.enterSplitKey(v.Prefix(), suffix)
@@ -336,7 +336,7 @@ func (w *worker) enterSplitKey(prefix, suffix []byte) {
 }
 
 // takeKey takes all versions of the input's next key, old ones from entry i on among them, and returns the entry behind.
-func (w *worker) emitKey(v *page.View, i, to int, bound *page.Separator) int {
+func (w *worker) emitKey(v *page.LeafLayout, i, to int, bound *page.Separator) int {
 	if i == to || !w.in.before(bound) {
 		return i
 	}
@@ -370,7 +370,7 @@ func (w *worker) emitKey(v *page.View, i, to int, bound *page.Separator) int {
 }
 
 // invoke lets the merge's Invoke decide what the input's entry becomes, given the newest old version.
-func (w *worker) invoke(v *page.View, i int) {
+func (w *worker) invoke(v *page.LeafLayout, i int) {
 	if w.m.Invoke == nil {
 		return
 	}

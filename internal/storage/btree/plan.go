@@ -226,7 +226,7 @@ func readChildren(src Source, c page.Child, level int) ([]page.Child, error) {
 	var seps arena
 	var buf []byte
 	for i := range n {
-		children[i] = page.Child{Separator: c.Separator, ID: node.Child(i), Newest: node.Newest(i), Stale: node.Stale(i)}
+		children[i] = page.Child{Separator: c.Separator, ID: node.Child(i), Newest: node.Newest(i), DeadVersions: node.DeadVersions(i)}
 		if i > 0 {
 			s := node.Separator(buf[:0], i)
 			buf = s.Key

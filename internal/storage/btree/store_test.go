@@ -173,7 +173,7 @@ func (s *store) check(t testing.TB, root Root) {
 		}
 		seen[id] = true
 		if level == 0 {
-			v := page.Leaf(p).View()
+			v := page.Leaf(p).Layout()
 			for i := range v.Count() {
 				if _, _, value, large := v.At(i); large {
 					refs++

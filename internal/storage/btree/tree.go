@@ -164,7 +164,7 @@ func changedBelow(src Source, id page.ID, level int, lo, hi []byte, since keys.E
 }
 
 func changedInLeaf(leaf page.Leaf, lo, hi []byte, since keys.Epoch) bool {
-	v := leaf.View()
+	v := leaf.Layout()
 	end := v.Count()
 	if len(hi) != 0 {
 		end = leaf.Search(hi)

@@ -167,8 +167,8 @@ func (u *upper) emit(level int, children []page.Child) error {
 		return err
 	}
 	u.o.result.Stats.InnerPages++
-	stale := page.Inner(p).StaleShare()
-	return u.add(level+1, page.Child{Separator: children[0].Separator, ID: id, Newest: newest, Stale: stale}, true)
+	stale := page.Inner(p).DeadVersionRatio()
+	return u.add(level+1, page.Child{Separator: children[0].Separator, ID: id, Newest: newest, DeadVersions: stale}, true)
 }
 
 // finish closes all levels and returns the root: the only child of a node that has no others is the root itself.

@@ -56,7 +56,7 @@ func (s *VacuumSearch) Find(src Source, root Root) (*DeadVersions, error) {
 }
 
 // StaleShare is the stale share of a whole tree.
-func DeadVersionRatio(src Source, root Root) (page.Share, error) {
+func DeadVersionRatio(src Source, root Root) (page.DeadRatio, error) {
 	if root.Empty() {
 		return 0, nil
 	}
@@ -68,11 +68,11 @@ func DeadVersionRatio(src Source, root Root) (page.Share, error) {
 }
 
 // shareOf works out the stale share of a page whose lower bound is s.
-func ratioOf(p []byte, level int, s *page.Separator) page.Share {
+func ratioOf(p []byte, level int, s *page.Separator) page.DeadRatio {
 	if level > 0 {
-		return page.Inner(p).StaleShare()
+		return page.Inner(p).DeadVersionRatio()
 	}
-	return page.Leaf(p).StaleShare(continuesKey(p, s))
+	return page.Leaf(p).DeadVersionRatio(continuesKey(p, s))
 }
 
 // begunBefore reports whether a leaf begins with an older version of a key that the leaf in front of it has, too. A separator with a trailer
@@ -81,7 +81,7 @@ func continuesKey(p page.Leaf, s *page.Separator) bool {
 	if s.Trailer == page.NoTrailer {
 		return false
 	}
-	v := p.View()
+	v := p.Layout()
 	prefix, suffix := v.Prefix(), v.Suffix(0)
 	return len(s.Key) == len(prefix)+len(suffix) && bytes.HasPrefix(s.Key, prefix) && bytes.HasSuffix(s.Key, suffix)
 }
@@ -112,7 +112,7 @@ func (f *vacuumFinder) node(c *page.Child, level int) (hit bool, err error) {
 	}
 	for i := range children {
 		g := &children[i]
-		if g.Stale == 0 || i+1 < len(children) && children[i+1].Compare(f.From.Key, f.From.Trailer) <= 0 {
+		if g.DeadVersions == 0 || i+1 < len(children) && children[i+1].Compare(f.From.Key, f.From.Trailer) <= 0 {
 			continue
 		}
 		if _, avoid := f.Avoid[g.ID]; avoid {
@@ -154,7 +154,7 @@ func (p *Policy) droppable(leaf page.Leaf, lower *page.Separator) (n int) {
 	if continuesKey(leaf, lower) {
 		h = historyAfter(lower.Trailer)
 	}
-	v := leaf.View()
+	v := leaf.Layout()
 	for i := range v.Count() {
 		if i > 0 && !v.Same(i) {
 			h = keyHistory{}

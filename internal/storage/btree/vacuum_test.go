@@ -20,8 +20,8 @@ func (s *store) checkStale(t testing.TB, c page.Child, level int) {
 		t.Fatal(err)
 	}
 	for _, g := range children {
-		if got := ratioOf(s.pages[g.ID], level-1, &g.Separator); got != g.Stale {
-			t.Fatalf("page %d tells a stale share of %d of page %d, which has %d", c.ID, g.Stale, g.ID, got)
+		if got := ratioOf(s.pages[g.ID], level-1, &g.Separator); got != g.DeadVersions {
+			t.Fatalf("page %d tells a stale share of %d of page %d, which has %d", c.ID, g.DeadVersions, g.ID, got)
 		}
 		s.checkStale(t, g, level-1)
 	}
@@ -92,7 +92,7 @@ func (s *store) allVersions(t *testing.T, root Root) map[string][]keys.Trailer {
 		if level > 0 {
 			return nil
 		}
-		v := page.Leaf(p).View()
+		v := page.Leaf(p).Layout()
 		for i := range v.Count() {
 			key := string(v.Prefix()) + string(v.Suffix(i))
 			all[key] = append(all[key], v.Trailer(i))

@@ -66,8 +66,8 @@ func (w *walker) enter(c *page.Child, level int, lo, hi *page.Separator) ([]page
 	if n := page.ReadHeader(p).Newest; n > c.Newest {
 		return nil, fmt.Errorf("%w: newest epoch %d, the parent claims %d", ErrStructure, n, c.Newest)
 	}
-	if stale := ratioOf(p, level, &c.Separator); c.Stale != 0 && stale != c.Stale {
-		return nil, fmt.Errorf("%w: stale share %d, the parent claims %d", ErrStructure, stale, c.Stale)
+	if stale := ratioOf(p, level, &c.Separator); c.DeadVersions != 0 && stale != c.DeadVersions {
+		return nil, fmt.Errorf("%w: stale share %d, the parent claims %d", ErrStructure, stale, c.DeadVersions)
 	}
 	if w.v.Page != nil {
 		if err := w.v.Page(c.ID, level, p); err != nil {
@@ -92,7 +92,7 @@ func (w *walker) enter(c *page.Child, level int, lo, hi *page.Separator) ([]page
 
 // leafInside checks that the entries of a leaf lie in [lo, hi).
 func leafInside(p page.Leaf, lo, hi *page.Separator) error {
-	v := p.View()
+	v := p.Layout()
 	last := v.Count() - 1
 	first := append(append([]byte(nil), v.Prefix()...), v.Suffix(0)...)
 	if lo != nil && lo.Compare(first, v.Trailer(0)) > 0 {

@@ -71,13 +71,13 @@ func TestWalkFindsBrokenStructure(t *testing.T) {
 		},
 		"stale share of a leaf": func(t *testing.T, s *store, root Root) {
 			s.rebuild(t, s.levelOne(root), func(c []page.Child) []page.Child {
-				c[1].Stale = 9
+				c[1].DeadVersions = 9
 				return c
 			})
 		},
 		"stale share of a node": func(t *testing.T, s *store, root Root) {
 			s.rebuild(t, root.ID, func(c []page.Child) []page.Child {
-				c[1].Stale = 9
+				c[1].DeadVersions = 9
 				return c
 			})
 		},
@@ -185,7 +185,7 @@ func TestOldSubtreesAreNotReadForValidation(t *testing.T) {
 func TestBoundedScansReadNoLeafBehindTheBound(t *testing.T) {
 	s, root := threeLevels(t)
 	leaf := page.Leaf(s.pages[page.Inner(s.pages[s.levelOne(root)]).Child(2)])
-	v := leaf.View()
+	v := leaf.Layout()
 	key := func(i int) []byte { return append(slices.Clone(v.Prefix()), v.Suffix(i)...) }
 	hi := append(key(v.Count()-1), 0)
 	var c Cursor

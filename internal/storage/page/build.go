@@ -123,7 +123,7 @@ func putTreeHeader(p []byte, count, prefix, level int) {
 
 // ValueOffset is where the value of entry i begins in the page: a Ref that was not known when the leaf was built goes there.
 func (p Leaf) ValueOffset(i int) int {
-	v := p.View()
+	v := p.Layout()
 	at := int(binary.LittleEndian.Uint16(v.offsets[2*i:]))
 	return at + entryHeader + suffixLen(binary.LittleEndian.Uint16(p[at+8:]))
 }
@@ -204,7 +204,7 @@ func BuildInner(p []byte, checkpoint uint64, level int, children []Child) keys.E
 			at = putSeparator(p, at, suffix, c.Trailer)
 		}
 		binary.LittleEndian.PutUint64(p[l.children+8*i:], uint64(c.ID))
-		binary.LittleEndian.PutUint64(p[l.newest+8*i:], uint64(c.Newest)|uint64(c.Stale)<<staleShift)
+		binary.LittleEndian.PutUint64(p[l.newest+8*i:], uint64(c.Newest)|uint64(c.DeadVersions)<<deadShift)
 		newest = max(newest, c.Newest)
 	}
 	binary.LittleEndian.PutUint16(p[l.offsets+2*(n-1):], uint16(at))

@@ -30,9 +30,9 @@ func goldenPages() map[string][]byte {
 	inner := make([]byte, 512)
 	BuildInner(inner, 8, 2, []Child{
 		{ID: 10, Newest: 5},
-		{ID: 11, Newest: 9, Stale: 3, Separator: Separator{Key: []byte("\x10m"), Trailer: NoTrailer}},
+		{ID: 11, Newest: 9, DeadVersions: 3, Separator: Separator{Key: []byte("\x10m"), Trailer: NoTrailer}},
 		{ID: 12, Newest: 2, Separator: Separator{Key: []byte("\x10m"), Trailer: at(4) - 1}},
-		{ID: 0x1234567890, Newest: 0, Stale: shareWhole, Separator: Separator{Key: []byte("\x10zebra"), Trailer: NoTrailer}},
+		{ID: 0x1234567890, Newest: 0, DeadVersions: ratioWhole, Separator: Separator{Key: []byte("\x10zebra"), Trailer: NoTrailer}},
 	})
 	SetID(inner, 0x5678)
 	return map[string][]byte{"leaf": leaf, "inner": inner}
@@ -73,12 +73,12 @@ func TestInnerNodesOfFormat1ClaimNothingStale(t *testing.T) {
 	}
 	want := []keys.Epoch{5, 9, 2, 0}
 	for i, newest := range want {
-		if old.Newest(i) != newest || old.Stale(i) != 0 {
-			t.Errorf("child %d: newest %d, stale %d", i, old.Newest(i), old.Stale(i))
+		if old.Newest(i) != newest || old.DeadVersions(i) != 0 {
+			t.Errorf("child %d: newest %d, stale %d", i, old.Newest(i), old.DeadVersions(i))
 		}
 	}
-	if old.Count() != len(want) || old.StaleShare() != 0 {
-		t.Errorf("%d children, stale share %d", old.Count(), old.StaleShare())
+	if old.Count() != len(want) || old.DeadVersionRatio() != 0 {
+		t.Errorf("%d children, stale share %d", old.Count(), old.DeadVersionRatio())
 	}
 }
 
@@ -119,7 +119,7 @@ func TestRefusalsSayWhy(t *testing.T) {
 		{"newer version", func(p []byte) { p[offVersion] = 2; Seal(p) }, ErrUnknown, "version 2"},
 		{"compression flag", func(p []byte) { p[offFlags] = 1; Seal(p) }, ErrUnknown, "flags 0x0001"},
 		{"unknown type", func(p []byte) { p[offType] = 77; Seal(p) }, ErrUnknown, "type 77"},
-		{"no tree page", func(p []byte) { p[offType] = byte(TypeMap); Seal(p) }, ErrUnknown, "type 4"},
+		{"no tree page", func(p []byte) { p[offType] = byte(TypeArray); Seal(p) }, ErrUnknown, "type 4"},
 		{"reserved byte", func(p []byte) { p[50] = 1; Seal(p) }, ErrMalformed, "reserved"},
 		{"too many entries", func(p []byte) { p[offCount+1] = 0xff; Seal(p) }, ErrMalformed, "do not fit"},
 		{"none", func(p []byte) { p[offCount] = 0; Seal(p) }, ErrMalformed, "empty"},
@@ -172,7 +172,7 @@ func TestDisorderIsRefused(t *testing.T) {
 
 // entryAt is where entry i begins.
 func entryAt(p Leaf, i int) int {
-	v := p.View()
+	v := p.Layout()
 	suffix, _, _, _ := v.At(i)
 	return p.ValueOffset(i) - len(suffix) - entryHeader
 }

@@ -21,9 +21,9 @@ const (
 	TypeLeaf       Type = 1 // tree leaf: entries
 	TypeInner      Type = 2 // tree inner node: separators and children
 	TypeSuperblock Type = 3 // one of the two roots of the file
-	TypeMap        Type = 4 // a piece of the allocation map
-	TypeRows       Type = 5 // packed remainders of large values
-	TypeBulk       Type = 6 // bulk of one large value
+	TypeArray      Type = 4 // a piece of the allocation map
+	TypeBlobs      Type = 5 // packed remainders of large values
+	TypeOverflow   Type = 6 // bulk of one large value
 )
 
 // Page sizes: powers of two within these bounds. 512 is for tests, which want tall trees of few keys.
@@ -126,7 +126,7 @@ func Check(p []byte, id ID) error {
 	if v, f := p[offVersion], binary.LittleEndian.Uint16(p[offFlags:]); v != version || f != 0 {
 		return fmt.Errorf("%w: version %d, flags %#04x", ErrUnknown, v, f)
 	}
-	if t := Type(p[offType]); t < TypeLeaf || t > TypeBulk {
+	if t := Type(p[offType]); t < TypeLeaf || t > TypeOverflow {
 		return fmt.Errorf("%w: type %d", ErrUnknown, t)
 	}
 	if got := ID(binary.LittleEndian.Uint64(p[offID:])); got != id {

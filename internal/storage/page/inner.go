@@ -46,9 +46,9 @@ func (s Separator) Compare(key []byte, t keys.Trailer) int {
 // Child is what a parent knows of a subtree.
 type Child struct {
 	Separator
-	ID     ID
-	Newest keys.Epoch
-	Stale  Share
+	ID           ID
+	Newest       keys.Epoch
+	DeadVersions DeadRatio
 }
 
 // Inner reads a verified inner page.
@@ -86,13 +86,13 @@ func (p Inner) Child(i int) ID {
 
 // Newest bounds the epochs below child i.
 func (p Inner) Newest(i int) keys.Epoch {
-	return keys.Epoch(p.newestAndStale(i)) & keys.MaxEpoch
+	return keys.Epoch(p.newestAndDead(i)) & keys.MaxEpoch
 }
 
-// Stale is the stale share of child i.
-func (p Inner) Stale(i int) Share { return Share(p.newestAndStale(i) >> staleShift) }
+// DeadVersions is the stale share of child i.
+func (p Inner) DeadVersions(i int) DeadRatio { return DeadRatio(p.newestAndDead(i) >> deadShift) }
 
-func (p Inner) newestAndStale(i int) uint64 {
+func (p Inner) newestAndDead(i int) uint64 {
 	l := layoutInner(p.Count(), p.prefixLen())
 	return binary.LittleEndian.Uint64(p[l.newest+8*i:])
 }

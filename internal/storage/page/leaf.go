@@ -86,19 +86,19 @@ func (p Leaf) prefixLen() int { return int(binary.LittleEndian.Uint16(p[offPrefi
 // offsetsAt is where the offsets of a leaf of n entries with a prefix of length pl begin; its heads follow 2(n+1) later.
 func offsetsAt(n, pl int) int { return (treeHeaderSize + n + pl + 1) &^ 1 }
 
-// View is a leaf with its layout worked out, for reading many entries.
-type View struct {
+// LeafLayout is a leaf with its layout worked out, for reading many entries.
+type LeafLayout struct {
 	page    []byte
 	offsets []byte
 	prefix  []byte
 	count   int
 }
 
-// View works out the layout of p.
-func (p Leaf) View() View {
+// Layout works out the layout of p.
+func (p Leaf) Layout() LeafLayout {
 	n, pl := p.Count(), p.prefixLen()
 	at := offsetsAt(n, pl)
-	return View{
+	return LeafLayout{
 		page:    p,
 		offsets: p[at : at+2*(n+1)],
 		prefix:  p[treeHeaderSize+n : treeHeaderSize+n+pl],
@@ -107,13 +107,13 @@ func (p Leaf) View() View {
 }
 
 // Count is the number of entries.
-func (v *View) Count() int { return v.count }
+func (v *LeafLayout) Count() int { return v.count }
 
 // Prefix is what all keys of the leaf share.
-func (v *View) Prefix() []byte { return v.prefix }
+func (v *LeafLayout) Prefix() []byte { return v.prefix }
 
 // At returns entry i: its suffix, which is empty for a further version of the key before, trailer and value.
-func (v *View) At(i int) (suffix []byte, t keys.Trailer, value []byte, large bool) {
+func (v *LeafLayout) At(i int) (suffix []byte, t keys.Trailer, value []byte, large bool) {
 	w := binary.LittleEndian.Uint32(v.offsets[2*i:])
 	e := v.page[w&0xffff : w>>16]
 	s := binary.LittleEndian.Uint16(e[8:])
@@ -122,18 +122,18 @@ func (v *View) At(i int) (suffix []byte, t keys.Trailer, value []byte, large boo
 }
 
 // Trailer is the trailer of entry i.
-func (v *View) Trailer(i int) keys.Trailer {
+func (v *LeafLayout) Trailer(i int) keys.Trailer {
 	return keys.Trailer(binary.LittleEndian.Uint64(v.page[binary.LittleEndian.Uint16(v.offsets[2*i:]):]))
 }
 
 // Same reports whether entry i is a further version of the key of entry i-1.
-func (v *View) Same(i int) bool {
+func (v *LeafLayout) Same(i int) bool {
 	at := binary.LittleEndian.Uint16(v.offsets[2*i:])
 	return i > 0 && suffixLen(binary.LittleEndian.Uint16(v.page[int(at)+8:])) == 0
 }
 
 // Suffix is the key of entry i without the prefix, also where i is a further version.
-func (v *View) Suffix(i int) []byte {
+func (v *LeafLayout) Suffix(i int) []byte {
 	for v.Same(i) {
 		i--
 	}
@@ -154,7 +154,7 @@ func (p Leaf) Search(key []byte) int {
 	if lo == hi {
 		return lo
 	}
-	v := p.View()
+	v := p.Layout()
 	for lo < hi {
 		m := int(uint(lo+hi) >> 1)
 		if bytes.Compare(v.Suffix(m), suffix) < 0 {
@@ -201,7 +201,7 @@ func (p Leaf) Find(key []byte, fingerprint byte, at keys.Epoch) (t keys.Trailer,
 			if len(key) != pl+s || s == 0 && i != 0 || string(e[entryHeader:entryHeader+s]) != string(key[pl:]) {
 				continue
 			}
-			if v := p.View(); string(v.prefix) == string(key[:pl]) {
+			if v := p.Layout(); string(v.prefix) == string(key[:pl]) {
 				return v.find(i, at)
 			}
 		}
@@ -209,15 +209,15 @@ func (p Leaf) Find(key []byte, fingerprint byte, at keys.Epoch) (t keys.Trailer,
 	return 0, nil, false, false
 }
 
-// Touch loads the lines that Find begins with, in one go: the header, the fingerprints, and offsets behind them. What it returns
+// Prefetch loads the lines that Find begins with, in one go: the header, the fingerprints, and offsets behind them. What it returns
 // means nothing.
-func (p Leaf) Touch() byte {
+func (p Leaf) Prefetch() byte {
 	const line = 64
 	return p[0] + p[line] + p[2*line] + p[3*line]
 }
 
 // find steps from entry i over further versions of its key to the first that is not newer than at.
-func (v *View) find(i int, at keys.Epoch) (t keys.Trailer, value []byte, large, ok bool) {
+func (v *LeafLayout) find(i int, at keys.Epoch) (t keys.Trailer, value []byte, large, ok bool) {
 	_, t, value, large = v.At(i)
 	for t.Epoch() > at {
 		if i++; i == v.count || !v.Same(i) {

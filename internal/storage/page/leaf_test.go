@@ -72,7 +72,7 @@ func TestLeafAnswersAsItsEntriesDo(t *testing.T) {
 
 func checkLeaf(t *testing.T, name string, p Leaf, entries []Entry, rng *rand.Rand) {
 	t.Helper()
-	v := p.View()
+	v := p.Layout()
 	if v.Count() != len(entries) {
 		t.Fatalf("%s: count %d, want %d", name, v.Count(), len(entries))
 	}

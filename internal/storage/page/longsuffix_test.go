@@ -26,7 +26,7 @@ func TestLongestSuffixesReadBack(t *testing.T) {
 			if err := errors.Join(Check(p, 7), Verify(p)); err != nil {
 				t.Fatalf("keys of %d bytes in pages of %d: %v", n, size, err)
 			}
-			v := Leaf(p).View()
+			v := Leaf(p).Layout()
 			for i := range entries {
 				e := &entries[i]
 				suffix, trailer, value, large := v.At(i)

@@ -11,7 +11,7 @@ import (
 func exercise(p []byte, probe []byte) {
 	if IsTree(p, 0) {
 		l := Leaf(p)
-		v := l.View()
+		v := l.Layout()
 		for i := range v.Count() {
 			s, t, _, _ := v.At(i)
 			_, _, _, _ = v.Suffix(i), v.Trailer(i), v.Same(i), l.ValueOffset(i)
@@ -22,18 +22,18 @@ func exercise(p []byte, probe []byte) {
 		}
 		_, _, _, _ = l.Find(probe, Fingerprint(probe), keys.MaxEpoch)
 		_, _ = l.Search(probe), l.Used()
-		_, _ = l.StaleShare(false), l.StaleShare(true)
+		_, _ = l.DeadVersionRatio(false), l.DeadVersionRatio(true)
 		return
 	}
 	n := Inner(p)
 	for i := range n.Count() {
-		_, _, _ = n.Child(i), n.Newest(i), n.Stale(i)
+		_, _, _ = n.Child(i), n.Newest(i), n.DeadVersions(i)
 		if i > 0 {
 			s := n.Separator(nil, i)
 			_ = n.Search(s.Key, s.Trailer)
 		}
 	}
-	_, _ = n.Search(probe, NoTrailer), n.StaleShare()
+	_, _ = n.Search(probe, NoTrailer), n.DeadVersionRatio()
 }
 
 // FuzzVerify feeds arbitrary bytes: either Verify refuses them, or every accessor stays inside the page.

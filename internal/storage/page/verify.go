@@ -49,7 +49,7 @@ func verifyLeaf(p Leaf) error {
 	if start > payloadEnd(len(p)) {
 		return malformed("%d entries do not fit", n)
 	}
-	v := p.View()
+	v := p.Layout()
 	if err := verifyOffsets(p, v.offsets, start, entryHeader); err != nil {
 		return err
 	}
@@ -89,7 +89,7 @@ func verifyOffsets(p, offsets []byte, start, least int) error {
 }
 
 // verifyEntry checks the inside of entry i, whose bounds are known to be sound.
-func (v *View) verifyEntry(i int) error {
+func (v *LeafLayout) verifyEntry(i int) error {
 	at, end := binary.LittleEndian.Uint16(v.offsets[2*i:]), binary.LittleEndian.Uint16(v.offsets[2*i+2:])
 	e := v.page[at:end]
 	s := binary.LittleEndian.Uint16(e[8:])
@@ -118,7 +118,7 @@ func (v *View) verifyEntry(i int) error {
 	return nil
 }
 
-func (v *View) verifyOrder(newest keys.Epoch) error {
+func (v *LeafLayout) verifyOrder(newest keys.Epoch) error {
 	last := 0 // the entry that stores the key of entry i-1
 	for i := range v.count {
 		if e := v.Trailer(i).Epoch(); e > newest {

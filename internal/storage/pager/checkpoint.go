@@ -16,9 +16,9 @@ import (
 // goroutines, but where pages go then depends on who calls first: who wants the same bytes every time takes pages in an order of
 // his own.
 type Checkpoint struct {
-	p        *Pager
-	number   uint64
-	released uint64
+	p             *Pager
+	number        uint64
+	reusedThrough uint64
 
 	unwritten atomic.Int64 // pages composed in some Writer and not yet written
 
@@ -26,13 +26,13 @@ type Checkpoint struct {
 	taken   []Extent
 	written []page.ID
 	freed   []page.ID
-	rows    RowState
+	blobs   BlobState
 	limit   page.ID // map pages at or past it move
 	ended   bool
 
 	// What the commit has done to the space so far, so that it can be undone.
-	enlivened []page.ID
-	deadened  []page.ID
+	madeLive  []page.ID
+	freedLive []page.ID
 
 	onCommit []func()
 	onAbort  []func()
@@ -46,11 +46,11 @@ func (p *Pager) Begin() (*Checkpoint, error) {
 	if !p.open.CompareAndSwap(false, true) {
 		return nil, ErrBusy
 	}
-	if err := p.settle(); err != nil {
+	if err := p.rewriteSuperblock(); err != nil {
 		p.open.Store(false)
 		return nil, err
 	}
-	ck := &Checkpoint{p: p, released: p.applyReleases(), number: p.current().checkpoint + 1, rows: p.current().rows}
+	ck := &Checkpoint{p: p, reusedThrough: p.applyReuse(), number: p.current().checkpoint + 1, blobs: p.current().blobs}
 	p.building.Store(ck.number)
 	return ck, nil
 }
@@ -58,8 +58,8 @@ func (p *Pager) Begin() (*Checkpoint, error) {
 // Number is the checkpoint's number, which every page that it writes carries.
 func (ck *Checkpoint) Number() uint64 { return ck.number }
 
-// Released is the checkpoint whose freed pages were the last to return before this one began.
-func (ck *Checkpoint) Released() uint64 { return ck.released }
+// ReusedThrough is the checkpoint whose freed pages were the last to return before this one began.
+func (ck *Checkpoint) ReusedThrough() uint64 { return ck.reusedThrough }
 
 // AllocExtent takes the lowest free run of at most n pages, of n at the end of the file. Pages that are not written return when
 // the checkpoint ends.
@@ -88,8 +88,8 @@ func (ck *Checkpoint) Free(ids ...page.ID) {
 	ck.mu.Unlock()
 }
 
-// SetRows hands over the row store's part of the state.
-func (ck *Checkpoint) SetRows(rows RowState) { ck.rows = rows }
+// SetBlobs hands over the row store's part of the state.
+func (ck *Checkpoint) SetBlobs(rows BlobState) { ck.blobs = rows }
 
 // OnEnd registers what must happen when the new state has become durable and before Commit returns, or when the checkpoint is
 // given up.
@@ -98,15 +98,15 @@ func (ck *Checkpoint) OnEnd(commit, abort func()) {
 	ck.onAbort = append(ck.onAbort, abort)
 }
 
-// Took reports whether the checkpoint has taken page id, which then is no part of the state before.
-func (ck *Checkpoint) Took(id page.ID) bool {
+// IsTaken reports whether the checkpoint has taken page id, which then is no part of the state before.
+func (ck *Checkpoint) IsTaken(id page.ID) bool {
 	ck.mu.Lock()
 	defer ck.mu.Unlock()
 	return ck.p.space.taken.Has(int(id))
 }
 
-// claim notes that page id is written, which only pages taken by this checkpoint may be.
-func (ck *Checkpoint) claim(id page.ID) error {
+// noteWritten notes that page id is written, which only pages taken by this checkpoint may be.
+func (ck *Checkpoint) noteWritten(id page.ID) error {
 	ck.mu.Lock()
 	defer ck.mu.Unlock()
 	if !ck.p.space.taken.Has(int(id)) {
@@ -138,7 +138,7 @@ func (ck *Checkpoint) Commit(ctx context.Context, state State) error {
 		ck.Abort()
 		return fmt.Errorf("checkpoint %d: %w", ck.number, ck.p.failed(err))
 	}
-	if err := ck.flip(next); err != nil {
+	if err := ck.commitSuperblock(next); err != nil {
 		ck.Abort()
 		return fmt.Errorf("checkpoint %d: %w", ck.number, ck.p.fail(err))
 	}
@@ -147,21 +147,21 @@ func (ck *Checkpoint) Commit(ctx context.Context, state State) error {
 }
 
 // build writes and syncs all that the new superblock will point at.
-func (ck *Checkpoint) build(ctx context.Context, state State) (*superblock, *Vector, error) {
+func (ck *Checkpoint) build(ctx context.Context, state State) (*superblock, *PageArray, error) {
 	if err := ck.p.Err(); err != nil {
 		return nil, nil, err
 	}
 	if n := ck.unwritten.Load(); n != 0 {
 		return nil, nil, brokenf("%d pages composed and not written", n)
 	}
-	if err := ck.settle(); err != nil {
+	if err := ck.applyToSpace(); err != nil {
 		return nil, nil, err
 	}
-	own, following, err := ck.placeCopies()
+	own, following, err := ck.allocateCopies()
 	if err != nil {
 		return nil, nil, err
 	}
-	update, err := ck.placeMap()
+	update, err := ck.allocateMap()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -181,18 +181,18 @@ func (ck *Checkpoint) build(ctx context.Context, state State) (*superblock, *Vec
 	next := &superblock{
 		version: formatVersion, checkpoint: ck.number, pageSize: old.pageSize, storeID: old.storeID,
 		pageCount: ck.p.pageCountFor(update.next.leaves()), allocation: update.next.Root(),
-		state: state, rows: ck.rows, copy: own, nextCopy: following,
+		state: state, blobs: ck.blobs, copy: own, nextCopy: following,
 	}
 	return next, &update.next, nil
 }
 
-// placeCopies says where the copy of the new superblock goes, which its predecessor has announced, and where its successor's will go: to the
+// allocateCopies says where the copy of the new superblock goes, which its predecessor has announced, and where its successor's will go: to the
 // place of the predecessor's copy, or to a lower one, so that copies do not keep the file long.
-func (ck *Checkpoint) placeCopies() (own, following page.ID, err error) {
+func (ck *Checkpoint) allocateCopies() (own, following page.ID, err error) {
 	old, space, home := ck.p.current(), ck.p.space, copyHome(ck.p.pageSize)
 	take := func() page.ID {
 		id := space.takeFrom(home)
-		err = errors.Join(err, ck.enliven(id))
+		err = errors.Join(err, ck.makeLive(id))
 		return id
 	}
 	if own, following = old.nextCopy, old.copy; own == 0 {
@@ -200,7 +200,7 @@ func (ck *Checkpoint) placeCopies() (own, following page.ID, err error) {
 	}
 	if following == 0 || following > space.freeFrom(home) {
 		if following = take(); old.copy != 0 {
-			err = errors.Join(err, ck.deaden(old.copy))
+			err = errors.Join(err, ck.freeLive(old.copy))
 		}
 	}
 	if err != nil {
@@ -209,11 +209,11 @@ func (ck *Checkpoint) placeCopies() (own, following page.ID, err error) {
 	return own, following, ck.p.growTo(ck.p.offset(max(own, following) + 1))
 }
 
-// settle turns what was written live and what was freed dead, and gives back what was taken in vain.
-func (ck *Checkpoint) settle() error {
+// applyToSpace turns what was written live and what was freed dead, and gives back what was taken in vain.
+func (ck *Checkpoint) applyToSpace() error {
 	space := ck.p.space
 	for _, id := range ck.written {
-		if err := ck.enliven(id); err != nil {
+		if err := ck.makeLive(id); err != nil {
 			return err
 		}
 	}
@@ -222,51 +222,51 @@ func (ck *Checkpoint) settle() error {
 	}
 	ck.taken = nil
 	for _, id := range ck.freed {
-		if err := ck.deaden(id); err != nil {
+		if err := ck.freeLive(id); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (ck *Checkpoint) enliven(id page.ID) error {
-	if err := ck.p.space.enliven(id); err != nil {
+func (ck *Checkpoint) makeLive(id page.ID) error {
+	if err := ck.p.space.makeLive(id); err != nil {
 		return brokenf("%w", err)
 	}
-	ck.enlivened = append(ck.enlivened, id)
+	ck.madeLive = append(ck.madeLive, id)
 	return nil
 }
 
-func (ck *Checkpoint) deaden(id page.ID) error {
-	if err := ck.p.space.deaden(id); err != nil {
+func (ck *Checkpoint) freeLive(id page.ID) error {
+	if err := ck.p.space.freeLive(id); err != nil {
 		return brokenf("%w", err)
 	}
-	ck.deadened = append(ck.deadened, id)
+	ck.freedLive = append(ck.freedLive, id)
 	return nil
 }
 
-// mapPlaces gives the allocation map's own nodes their places.
-type mapPlaces struct{ ck *Checkpoint }
+// mapNodes gives the allocation map's own nodes their places.
+type mapNodes struct{ ck *Checkpoint }
 
-func (m mapPlaces) takeNode() (page.ID, error) {
+func (m mapNodes) takeNode() (page.ID, error) {
 	e := m.ck.p.space.takeUpTo(1)
-	return e.First, m.ck.enliven(e.First)
+	return e.First, m.ck.makeLive(e.First)
 }
 
-func (m mapPlaces) freeNode(id page.ID) error { return m.ck.deaden(id) }
+func (m mapNodes) freeNode(id page.ID) error { return m.ck.freeLive(id) }
 
-// placeMap finds places for the map's changed pages. Each place changes the map, which may make further pages of it change; since
+// allocateMap finds places for the map's changed pages. Each place changes the map, which may make further pages of it change; since
 // a page moves at most once, that ends.
-func (ck *Checkpoint) placeMap() (*vectorUpdate, error) {
-	p, places := ck.p, mapPlaces{ck}
+func (ck *Checkpoint) allocateMap() (*arrayUpdate, error) {
+	p, places := ck.p, mapNodes{ck}
 	leaves := p.mapLeaves(p.space.liveEnd())
 	update, err := p.allocation.update(places, leaves, ck.dirtyLeaves(), ck.limit)
 	if err != nil {
 		return nil, err
 	}
 	for {
-		before := len(ck.enlivened)
-		if err := update.place(places); err != nil {
+		before := len(ck.madeLive)
+		if err := update.allocate(places); err != nil {
 			return nil, err
 		}
 		if need := p.mapLeaves(p.space.liveEnd()); need > leaves {
@@ -280,7 +280,7 @@ func (ck *Checkpoint) placeMap() (*vectorUpdate, error) {
 		for i := dirty.Next(0); i < leaves; i = dirty.Next(i + 1) {
 			more = update.dirty[0].Add(i) || more
 		}
-		if !more && len(ck.enlivened) == before {
+		if !more && len(ck.madeLive) == before {
 			return update, nil
 		}
 	}
@@ -290,14 +290,14 @@ func (ck *Checkpoint) placeMap() (*vectorUpdate, error) {
 func (ck *Checkpoint) dirtyLeaves() *bitset.Set {
 	var leaves bitset.Set
 	words := &ck.p.space.dirtyWords
-	perLeaf := VectorLeafBytes(ck.p.pageSize) / 8
+	perLeaf := ArrayLeafBytes(ck.p.pageSize) / 8
 	for w := words.Next(0); w < words.Len(); w = words.Next((w/perLeaf + 1) * perLeaf) {
 		leaves.Add(w / perLeaf)
 	}
 	return &leaves
 }
 
-func (ck *Checkpoint) writeMap(update *vectorUpdate) error {
+func (ck *Checkpoint) writeMap(update *arrayUpdate) error {
 	w := ck.Writer()
 	if err := update.write(w, ck.p.encodeMapLeaf); err != nil {
 		return err
@@ -305,9 +305,9 @@ func (ck *Checkpoint) writeMap(update *vectorUpdate) error {
 	return w.Flush()
 }
 
-// flip makes the superblock durable, in its slot and in its copy, with one sync: whichever of them a crash leaves is a whole state. Until it
+// commitSuperblock makes the superblock durable, in its slot and in its copy, with one sync: whichever of them a crash leaves is a whole state. Until it
 // returns nil the old state is the one that counts; if it fails, nobody knows which.
-func (ck *Checkpoint) flip(next *superblock) error {
+func (ck *Checkpoint) commitSuperblock(next *superblock) error {
 	places := []page.ID{next.slot(), next.copy}
 	if next.nextCopy != ck.p.current().copy { // from now on the place holds an intact superblock, whatever was there before
 		places = append(places, next.nextCopy)
@@ -328,8 +328,8 @@ func (p *Pager) writeSuperblock(sb *superblock, places ...page.ID) error {
 	return p.file.WriteBatch(writes)
 }
 
-// places are the slot and the copy, if there is one.
-func (s *superblock) places() []page.ID {
+// locations are the slot and the copy, if there is one.
+func (s *superblock) locations() []page.ID {
 	if s.copy == 0 {
 		return []page.ID{s.slot()}
 	}
@@ -337,12 +337,12 @@ func (s *superblock) places() []page.ID {
 }
 
 // publish makes the new state the pager's own.
-func (ck *Checkpoint) publish(next *superblock, allocation *Vector) {
+func (ck *Checkpoint) publish(next *superblock, allocation *PageArray) {
 	p := ck.p
 	p.base.Store(next)
 	p.allocation = allocation
 	p.space.dirtyWords = bitset.Set{}
-	p.space.settle(ck.number, ck.deadened)
+	p.space.addPending(ck.number, ck.freedLive)
 	for _, f := range ck.onCommit {
 		f()
 	}
@@ -355,11 +355,11 @@ func (ck *Checkpoint) Abort() {
 		return
 	}
 	space := ck.p.space
-	for _, id := range ck.deadened {
-		space.revive(id)
+	for _, id := range ck.freedLive {
+		space.unfree(id)
 	}
-	for _, id := range ck.enlivened {
-		space.drop(id)
+	for _, id := range ck.madeLive {
+		space.freePage(id)
 	}
 	for _, e := range ck.taken {
 		space.giveBack(e)
@@ -375,7 +375,7 @@ func (ck *Checkpoint) Abort() {
 
 func (ck *Checkpoint) end() {
 	ck.ended = true
-	ck.p.snapshotStats()
+	ck.p.publishStats()
 	ck.p.open.Store(false)
 }
 

@@ -52,7 +52,7 @@ func script(fs vfs.FS) (h history, cut bool, err error) {
 			return h, cut, err
 		}
 		h.acked = len(h.states) - 1
-		p.ReleaseThrough(p.Checkpoint() - min(p.Checkpoint(), uint64(rng.IntN(3))))
+		p.ReuseAllFreed(p.Checkpoint() - min(p.Checkpoint(), uint64(rng.IntN(3))))
 		before := p.Stats().FileBytes
 		if err := p.Shrink(); err != nil {
 			return h, cut, err
@@ -190,7 +190,7 @@ func TestFullDiskCostsNothing(t *testing.T) {
 			must(t, again.p.Close())
 			must(t, y.checkpoint(round, []int{5}, nil, round))
 			mem.SetCapacity(blocks * 4096)
-			y.p.ReleaseThrough(y.p.Checkpoint())
+			y.p.ReuseAllFreed(y.p.Checkpoint())
 		}
 		must(t, y.p.Close())
 	}
@@ -205,13 +205,13 @@ func TestSameInputTakesSamePages(t *testing.T) {
 		y := createToy(t, vfs.NewMem(), 512)
 		must(t, y.checkpoint(1, []int{0, 1, 2, 3, 4, 5, 6, 7, 8}, nil, 1))
 		must(t, y.checkpoint(2, nil, []int{1, 3, 5, 6}, 1))
-		y.p.ReleaseThrough(y.p.Checkpoint())
+		y.p.ReuseAllFreed(y.p.Checkpoint())
 		must(t, y.checkpoint(3, nil, []int{0, 8}, 1))
 		ck, err := y.p.Begin()
 		must(t, err)
 		for i := range 20 {
 			if i == releaseAt {
-				y.p.ReleaseThrough(y.p.Checkpoint())
+				y.p.ReuseAllFreed(y.p.Checkpoint())
 			}
 			taken = append(taken, ck.AllocExtent(1+i%5))
 		}

@@ -28,8 +28,8 @@
 //   - Live, pending, taken and free are disjoint and cover [2, page count); pages past the count are free.
 //   - Only taken pages are written. So nothing that a durable superblock reaches is overwritten, and neither is anything
 //     that a reader of an older root may still want.
-//   - A page freed by checkpoint c is handed out again only after the superblock c is durable and ReleaseThrough(c) said
-//     that every reader of an older root is gone, or ReleaseBeside(c) did, and no frozen state reaches it. Releases take effect between checkpoints, so that
+//   - A page freed by checkpoint c is handed out again only after the superblock c is durable and ReuseAllFreed(c) said
+//     that every reader of an older root is gone, or ReuseFreed(c) did, and no frozen state reaches it. Releases take effect between checkpoints, so that
 //     where a checkpoint puts its pages depends on the states before it and not on the moment at which a reader leaves.
 //   - The stored map holds the live pages and nothing else: what was pending or taken when the process died is free
 //     when the file is opened again. Nothing leaks and nothing needs to be searched for.
@@ -42,7 +42,7 @@
 //
 // One damaged superblock or copy costs nothing: Open takes the other one and writes it anew (SuperblockDamage). If both places of a superblock are
 // damaged Open goes back to the state before only if that is whole (superblocks.go); the log after its epoch may have been recycled, which the
-// log's own recovery notices, and SuperblockLost then says why. A damaged allocation map is made anew from what is reachable (RebuildMap).
+// log's own recovery notices, and SuperblockMissing then says why. A damaged allocation map is made anew from what is reachable (RebuildMap).
 //
 // Errors. A failed write or sync is final: the pager takes no further checkpoint (ErrFailed), because what is on the
 // device is unknown. A full device is not: the checkpoint is given up, nothing that was durable is touched, and a later

@@ -20,17 +20,17 @@ func goldenPages() map[string][]byte {
 	sb := make([]byte, 512)
 	(&superblock{
 		version: formatVersion, checkpoint: 0x0102030405060709, pageSize: 512, storeID: [16]byte([]byte("0123456789abcdef")), pageCount: 0x2002,
-		allocation: VectorRoot{Page: 0x1001, Depth: 2},
+		allocation: ArrayRoot{Page: 0x1001, Depth: 2},
 		state: State{
 			Epoch: 0x030405060708, Root: 0x1002, Height: 3, Entries: 0x1003, EntryBytes: 0x1004,
 			Engine: [EngineAreaSize]byte([]byte(string(bytes.Repeat([]byte("engine.."), EngineAreaSize/8)))),
 		},
-		rows: RowState{
-			Table: VectorRoot{Page: 0x1005, Depth: 1}, Slots: 0x1006, Rows: 0x1007, Bytes: 0x1008, DataPages: 0x1009, BulkPages: 0x100a,
+		blobs: BlobState{
+			Table: ArrayRoot{Page: 0x1005, Depth: 1}, Slots: 0x1006, Blobs: 0x1007, Bytes: 0x1008, BlobPages: 0x1009, OverflowPages: 0x100a,
 		},
 		copy: 0x1010, nextCopy: 0x1011,
 	}).encode(sb, 1)
-	v := Vector{kind: VectorRows, size: 512, levels: [][]page.ID{make([]page.ID, 61), {0x2000, 0x2001}, {0x3000}}}
+	v := PageArray{kind: ArrayIndirectionTable, size: 512, levels: [][]page.ID{make([]page.ID, 61), {0x2000, 0x2001}, {0x3000}}}
 	for i := range v.levels[0] {
 		v.levels[0][i] = page.ID(0x100 + i)
 	}

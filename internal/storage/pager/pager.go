@@ -36,21 +36,21 @@ type Pager struct {
 	pageSize int
 	onFree   func(page.ID)
 	damaged  error
-	lost     bool            // the newest superblock may be lost: damaged says why
+	missing  bool            // the newest superblock may be lost: damaged says why
 	repaired int             // superblocks that Open wrote anew
 	faults   []*CorruptError // places of superblocks that Open found damaged
 
 	// What everybody may read.
-	base     atomic.Pointer[superblock]  // the newest durable state
-	building atomic.Uint64               // newest checkpoint number that a page in the file may carry
-	released atomic.Uint64               // argument of the largest ReleaseThrough
-	beside   atomic.Pointer[releases]    // argument of the last ReleaseBeside
-	failure  atomic.Pointer[error]       // what stopped the pager
-	fileSize atomic.Int64                // bytes, written under growMu or by who holds open
-	open     atomic.Bool                 // a checkpoint, or Shrink, is under way
-	stats    atomic.Pointer[spaceCounts] // as of the last checkpoint's end
-	reserve  atomic.Int64                // bytes of free pages that the file should hold
-	counters struct {
+	base        atomic.Pointer[superblock]  // the newest durable state
+	building    atomic.Uint64               // newest checkpoint number that a page in the file may carry
+	reusableAll atomic.Uint64               // argument of the largest ReuseAllFreed
+	reusable    atomic.Pointer[reuse]       // argument of the last ReuseFreed
+	failure     atomic.Pointer[error]       // what stopped the pager
+	fileSize    atomic.Int64                // bytes, written under growMu or by who holds open
+	open        atomic.Bool                 // a checkpoint, or Shrink, is under way
+	stats       atomic.Pointer[spaceCounts] // as of the last checkpoint's end
+	reserve     atomic.Int64                // bytes of free pages that the file should hold
+	counters    struct {
 		reads, writes, submissions, damaged atomic.Uint64
 	}
 
@@ -60,8 +60,8 @@ type Pager struct {
 
 	// Owned by the open checkpoint, or by who holds open.
 	space      *space
-	allocation *Vector
-	settled    bool // the newest superblock is known to be on the device
+	allocation *PageArray
+	resynced   bool // the newest superblock is known to be on the device
 }
 
 // Create makes a data file with an empty state, which is checkpoint 1. An existing file is an error (fs.ErrExist).
@@ -137,7 +137,7 @@ func open(f vfs.File, opts Options) (*Pager, error) {
 		p.onFree = func(page.ID) {}
 	}
 	p.base.Store(&sb)
-	p.beside.Store(new(releases))
+	p.reusable.Store(new(reuse))
 	p.building.Store(sb.checkpoint)
 	size, err := f.Size()
 	if err != nil {
@@ -150,21 +150,21 @@ func open(f vfs.File, opts Options) (*Pager, error) {
 	if err := survey.repair(); err != nil {
 		return nil, err
 	}
-	p.surveyed(survey)
-	if err := p.loadMap(&sb); err != nil {
+	p.noteSurvey(survey)
+	if err := p.readMap(&sb); err != nil {
 		if !opts.RebuildMap || !errors.Is(err, ErrCorrupt) {
 			return nil, err
 		}
 		p.mapDamage.Store(&err)
-		p.space, p.allocation = newSpace(), &Vector{kind: VectorMap, size: p.pageSize}
+		p.space, p.allocation = newSpace(), &PageArray{kind: ArrayAllocationMap, size: p.pageSize}
 	}
-	p.snapshotStats()
+	p.publishStats()
 	return p, nil
 }
 
-// surveyed notes what was found at the places of superblocks.
-func (p *Pager) surveyed(s *superblockSurvey) {
-	p.damaged, p.lost = s.damage(), !s.certain
+// noteSurvey notes what was found at the places of superblocks.
+func (p *Pager) noteSurvey(s *superblockSurvey) {
+	p.damaged, p.missing = s.damage(), !s.certain
 	if s.certain {
 		p.repaired = len(s.faults)
 	}
@@ -178,7 +178,7 @@ func (p *Pager) mapLeaves(pages page.ID) int {
 	if pages <= superblocks {
 		return 0
 	}
-	perLeaf := VectorLeafBytes(p.pageSize) * 8
+	perLeaf := ArrayLeafBytes(p.pageSize) * 8
 	return (int(pages) + perLeaf - 1) / perLeaf
 }
 
@@ -188,7 +188,7 @@ func (p *Pager) mapLeaves(pages page.ID) int {
 func (p *Pager) pageCountFor(leaves int) page.ID {
 	count := p.space.liveEnd()
 	if p.mapLeaves(count) < leaves {
-		count = page.ID((leaves-1)*VectorLeafBytes(p.pageSize)*8 + 1)
+		count = page.ID((leaves-1)*ArrayLeafBytes(p.pageSize)*8 + 1)
 	}
 	return count
 }
@@ -201,15 +201,15 @@ func (p *Pager) encodeMapLeaf(i int, payload []byte) {
 	}
 }
 
-func (p *Pager) loadMap(sb *superblock) error {
+func (p *Pager) readMap(sb *superblock) error {
 	if sb.pageCount > maxPage {
 		return p.corrupt(sb.slot(), fmt.Sprintf("%d pages", sb.pageCount))
 	}
 	var err error
-	p.allocation, err = p.loadVector(VectorMap, sb.allocation, p.mapLeaves(sb.pageCount), func(i int, payload []byte) error {
+	p.allocation, err = p.readArray(ArrayAllocationMap, sb.allocation, p.mapLeaves(sb.pageCount), func(i int, payload []byte) error {
 		words := len(payload) / 8
 		for w := range words {
-			p.space.loadWord(i*words+w, binary.LittleEndian.Uint64(payload[w*8:]))
+			p.space.setLiveWord(i*words+w, binary.LittleEndian.Uint64(payload[w*8:]))
 		}
 		return nil
 	})
@@ -238,8 +238,8 @@ func (p *Pager) PageSize() int { return p.pageSize }
 // State is the newest durable state.
 func (p *Pager) State() State { return p.current().state }
 
-// Rows is the row store's part of the newest durable state.
-func (p *Pager) Rows() RowState { return p.current().rows }
+// Blobs is the row store's part of the newest durable state.
+func (p *Pager) Blobs() BlobState { return p.current().blobs }
 
 // Checkpoint is the number of the newest durable state.
 func (p *Pager) Checkpoint() uint64 { return p.current().checkpoint }
@@ -256,13 +256,13 @@ func (p *Pager) SuperblockFaults() []*CorruptError { return p.faults }
 // SuperblocksRepaired is how many of them Open wrote anew.
 func (p *Pager) SuperblocksRepaired() int { return p.repaired }
 
-// SuperblockLost reports whether the superblock of a checkpoint newer than the open one may be lost, with its copy. Everything that the open
+// SuperblockMissing reports whether the superblock of a checkpoint newer than the open one may be lost, with its copy. Everything that the open
 // state reaches is in place then, but the log must reach back to its epoch: if it does not, the newer state was durable.
-func (p *Pager) SuperblockLost() bool { return p.lost }
+func (p *Pager) SuperblockMissing() bool { return p.missing }
 
-// LoadVector reads a vector of the newest durable state, with so many leaves; leaf gets the bytes of each, in order.
-func (p *Pager) LoadVector(kind VectorKind, root VectorRoot, leaves int, leaf func(i int, payload []byte) error) (*Vector, error) {
-	return p.loadVector(kind, root, leaves, leaf)
+// ReadArray reads a vector of the newest durable state, with so many leaves; leaf gets the bytes of each, in order.
+func (p *Pager) ReadArray(kind ArrayKind, root ArrayRoot, leaves int, leaf func(i int, payload []byte) error) (*PageArray, error) {
+	return p.readArray(kind, root, leaves, leaf)
 }
 
 // Err is what stopped the pager, or nil. It matches ErrFailed.
@@ -295,24 +295,24 @@ func (p *Pager) failed(err error) error {
 	return p.fail(err)
 }
 
-// ReleaseThrough says that no reader is left that holds a root older than checkpoint n, so that what checkpoints through n freed may be
+// ReuseAllFreed says that no reader is left that holds a root older than checkpoint n, so that what checkpoints through n freed may be
 // used again. It takes effect with the next Begin or Shrink.
-func (p *Pager) ReleaseThrough(n uint64) {
+func (p *Pager) ReuseAllFreed(n uint64) {
 	for {
-		old := p.released.Load()
-		if n <= old || p.released.CompareAndSwap(old, n) {
+		old := p.reusableAll.Load()
+		if n <= old || p.reusableAll.CompareAndSwap(old, n) {
 			return
 		}
 	}
 }
 
-// ReleaseBeside says the same but for who looks at the frozen states of some checkpoints, which may be older: what checkpoints through n freed, and none
+// ReuseFreed says the same but for who looks at the frozen states of some checkpoints, which may be older: what checkpoints through n freed, and none
 // of these states reaches, may be used again. The slice is the pager's from then on. Of several calls the last one counts.
-func (p *Pager) ReleaseBeside(n uint64, frozen []uint64) { p.beside.Store(&releases{n, frozen}) }
+func (p *Pager) ReuseFreed(n uint64, frozen []uint64) { p.reusable.Store(&reuse{n, frozen}) }
 
-// applyReleases frees what may be freed. Only durable checkpoints have pending pages.
-func (p *Pager) applyReleases() uint64 {
-	n := p.released.Load()
-	p.space.release(n, p.beside.Load(), p.onFree)
+// applyReuse frees what may be freed. Only durable checkpoints have pending pages.
+func (p *Pager) applyReuse() uint64 {
+	n := p.reusableAll.Load()
+	p.space.freePending(n, p.reusable.Load(), p.onFree)
 	return n
 }

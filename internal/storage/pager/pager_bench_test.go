@@ -84,7 +84,7 @@ func BenchmarkCommit(b *testing.B) {
 				}
 				must(b, w.Flush())
 				must(b, ck.Commit(context.Background(), State{Root: old[0]}))
-				p.ReleaseThrough(p.Checkpoint())
+				p.ReuseAllFreed(p.Checkpoint())
 			}
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(pages), "ns/page")
 			must(b, p.Close())

@@ -59,12 +59,12 @@ func TestPendingPagesWaitForSuperblockAndReaders(t *testing.T) {
 			t.Fatalf("page %d was written over while readers may want it", old)
 		}
 	}
-	y.p.ReleaseThrough(freedBy - 1)
+	y.p.ReuseAllFreed(freedBy - 1)
 	must(t, y.checkpoint(10, []int{10}, nil, 4))
 	if y.leaves[10].id == old {
 		t.Fatal("handed out although only older checkpoints were released")
 	}
-	y.p.ReleaseThrough(freedBy)
+	y.p.ReuseAllFreed(freedBy)
 	must(t, y.checkpoint(11, []int{11, 12, 13}, nil, 5))
 	for _, l := range y.leaves {
 		if l.id == old {

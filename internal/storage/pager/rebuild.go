@@ -40,7 +40,7 @@ func (p *Pager) RebuildMap(reachable func(each func(page.ID) error) (complete bo
 	if err != nil {
 		return err
 	}
-	allocation := p.KnownVector(VectorMap, sb.allocation, p.mapLeaves(sb.pageCount))
+	allocation := p.PartialArray(ArrayAllocationMap, sb.allocation, p.mapLeaves(sb.pageCount))
 	allocation.Pages(func(id page.ID) { _ = add(id) }) // they were checked when they were read
 	if sb.copy != 0 {
 		if err := add(sb.copy); err != nil {
@@ -56,17 +56,17 @@ func (p *Pager) RebuildMap(reachable func(each func(page.ID) error) (complete bo
 		}
 	}
 	for leaf := range allocation.leaves() {
-		space.dirtyWords.Add(leaf * VectorLeafBytes(p.pageSize) / 8)
+		space.dirtyWords.Add(leaf * ArrayLeafBytes(p.pageSize) / 8)
 	}
 	p.space, p.allocation = space, allocation
 	p.mapDamage.Store(nil)
-	p.snapshotStats()
+	p.publishStats()
 	return nil
 }
 
-// KnownVector is a stored vector's page ids as far as they can be read. All leaves of it must be written by the next update.
-func (p *Pager) KnownVector(kind VectorKind, root VectorRoot, leaves int) *Vector {
-	v := &Vector{kind: kind, size: p.pageSize}
+// PartialArray is a stored vector's page ids as far as they can be read. All leaves of it must be written by the next update.
+func (p *Pager) PartialArray(kind ArrayKind, root ArrayRoot, leaves int) *PageArray {
+	v := &PageArray{kind: kind, size: p.pageSize}
 	for _, n := range v.shape(leaves) {
 		v.levels = append(v.levels, make([]page.ID, n))
 	}
@@ -81,14 +81,14 @@ func (p *Pager) KnownVector(kind VectorKind, root VectorRoot, leaves int) *Vecto
 			if id == 0 || p.ReadPage(id, buf) != nil || v.checkNode(buf, level, i) != nil {
 				continue
 			}
-			v.knowChildren(p, level, i, buf[vecPayload:])
+			v.readableChildren(p, level, i, buf[arrPayload:])
 		}
 	}
 	return v
 }
 
-// knowChildren takes the ids of a node's children.
-func (v *Vector) knowChildren(p *Pager, level, index int, payload []byte) {
+// readableChildren takes the ids of a node's children.
+func (v *PageArray) readableChildren(p *Pager, level, index int, payload []byte) {
 	below := v.levels[level-1]
 	for c := index * v.fanout(); c < min((index+1)*v.fanout(), len(below)); c++ {
 		if id := page.ID(binary.LittleEndian.Uint64(payload)); id >= superblocks && id < p.current().pageCount {

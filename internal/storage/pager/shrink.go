@@ -12,19 +12,19 @@ import (
 // Cutting needs no order towards syncs: the durable superblock counts pages only up to its last live one, and Shrink cuts behind every
 // page that is live or pending, so that whether the cut survives a crash does not matter.
 
-// tailShareMin is the part of the file, as one over it, that must lie in holes before pages move. An eighth is what growing
+// holeShareMin is the part of the file, as one over it, that must lie in holes before pages move. An eighth is what growing
 // and cutting in steps waste anyway.
-const tailShareMin = 8
+const holeShareMin = 8
 
-// Tail is the page at and behind which live pages should move to lower addresses: at most k of them are there. It is zero when the
+// RelocateFrom is the page at and behind which live pages should move to lower addresses: at most k of them are there. It is zero when the
 // holes before them are not worth it. Map pages among them move with the commit; the caller moves the others.
-func (ck *Checkpoint) Tail(k int) page.ID {
+func (ck *Checkpoint) RelocateFrom(k int) page.ID {
 	ck.mu.Lock()
 	defer ck.mu.Unlock()
 	space := ck.p.space
 	end := int(space.end())
 	holes := end - space.busy.Count()
-	if holes < growPagesMin || holes < end/tailShareMin {
+	if holes < growPagesMin || holes < end/holeShareMin {
 		return 0
 	}
 	// Behind the place where the file would end without holes, and a little more: a page that moves is in two places for a while.
@@ -67,11 +67,11 @@ func (p *Pager) Shrink() error {
 		return nil
 	}
 	defer p.open.Store(false)
-	if err := p.settle(); err != nil {
+	if err := p.rewriteSuperblock(); err != nil {
 		return err
 	}
-	p.applyReleases()
-	defer p.snapshotStats()
+	p.applyReuse()
+	defer p.publishStats()
 	need := p.offset(max(p.space.end(), p.current().pageCount))
 	step := p.growStep(need)
 	p.growMu.Lock()

@@ -15,7 +15,7 @@ func fillPages(t *testing.T, p *Pager, n int, free ...page.ID) (ids []page.ID) {
 	ck, err := p.Begin()
 	must(t, err)
 	ck.Free(free...)
-	ck.Tail(100)
+	ck.RelocateFrom(100)
 	w := ck.Writer()
 	for len(ids) < n {
 		id := ck.AllocExtent(1).First
@@ -37,13 +37,13 @@ func TestMapPagesMoveDown(t *testing.T) {
 	ids := fillPages(t, p, 24_000) // seven leaves of the map, which lie behind
 	root := fillPages(t, p, 1, ids[8000:]...)
 	for range 3 {
-		p.ReleaseThrough(p.Checkpoint())
+		p.ReuseAllFreed(p.Checkpoint())
 		root = fillPages(t, p, 1, root...)
 	}
 	if s := p.Stats(); s.PageCount > 8200 {
 		t.Fatalf("%+v", s)
 	}
-	p.ReleaseThrough(p.Checkpoint())
+	p.ReuseAllFreed(p.Checkpoint())
 	must(t, p.Shrink())
 	if s := p.Stats(); s.FileBytes > 12_000*512 {
 		t.Fatalf("%+v", s)
@@ -62,7 +62,7 @@ func TestMapForgetsThePagesOfItsLostLeaves(t *testing.T) {
 		must(t, err)
 		ck.Free(free...)
 		must(t, ck.Commit(context.Background(), State{Root: root}))
-		p.ReleaseThrough(p.Checkpoint())
+		p.ReuseAllFreed(p.Checkpoint())
 	}
 	ids := fillPages(t, p, perLeaf+100)
 	root, low, high := ids[50], ids[:40], ids[perLeaf-2:] // ids begin at page 2
@@ -119,10 +119,10 @@ func TestFileDoesNotBreathe(t *testing.T) {
 	swing := fillPages(t, p, 20)
 	size := p.Stats().FileBytes
 	for range 10 {
-		p.ReleaseThrough(p.Checkpoint())
+		p.ReuseAllFreed(p.Checkpoint())
 		must(t, p.Shrink())
 		root := fillPages(t, p, 1, swing...)
-		p.ReleaseThrough(p.Checkpoint())
+		p.ReuseAllFreed(p.Checkpoint())
 		must(t, p.Shrink())
 		swing = fillPages(t, p, 20, root...)
 		if got := p.Stats().FileBytes; got != size {
@@ -164,7 +164,7 @@ func TestEveryPageIsForgottenBeforeItIsReused(t *testing.T) {
 		for _, l := range y.leaves {
 			admit([]page.ID{l.id})
 		}
-		p.ReleaseThrough(p.Checkpoint() - uint64(round%2))
+		p.ReuseAllFreed(p.Checkpoint() - uint64(round%2))
 		must(t, p.Shrink())
 	}
 }

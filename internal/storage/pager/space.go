@@ -22,11 +22,11 @@ const runPreferred = 8
 //
 // Invariant: busy is the disjoint union of live, pending, taken, and the superblocks (which count as live); cohorts are disjoint parts of live.
 type space struct {
-	busy    bitset.Set
-	live    bitset.Set
-	taken   bitset.Set
-	cohorts []cohort       // ascending; one more than frozen states at most
-	pending []pendingPages // ascending by checkpoint
+	busy            bitset.Set
+	live            bitset.Set
+	taken           bitset.Set
+	pageGenerations []pageGeneration // ascending; one more than frozen states at most
+	pending         []pendingPages   // ascending by checkpoint
 
 	// from[n] is a lower bound for searches: no free run of n pages begins below it, the last standing for all longer ones. Bounds
 	// only move up between two releases, so that the searches of one checkpoint walk the bitmap once for each length.
@@ -38,13 +38,13 @@ type space struct {
 
 // pendingPages is what one checkpoint freed of one cohort. States from behind bornAfter to before checkpoint reach it.
 type pendingPages struct {
-	bornAfter, checkpoint uint64
-	pages                 []page.ID
+	allocatedAfter, checkpoint uint64
+	pages                      []page.ID
 }
 
-// cohort is the live pages that were written between two freezes, the first of them at checkpoint after. What is in none was there before all, as
+// pageGeneration is the live pages that were written between two freezes, the first of them at checkpoint after. What is in none was there before all, as
 // far as anybody remembers.
-type cohort struct {
+type pageGeneration struct {
 	after uint64
 	pages bitset.Set
 }
@@ -58,8 +58,8 @@ func newSpace() *space {
 	return s
 }
 
-// loadWord sets 64 live pages from the stored map.
-func (s *space) loadWord(i int, word uint64) {
+// setLiveWord sets 64 live pages from the stored map.
+func (s *space) setLiveWord(i int, word uint64) {
 	if i == 0 {
 		word |= 1<<superblocks - 1
 	}
@@ -174,19 +174,19 @@ func (s *space) free(i int) {
 	}
 }
 
-// enliven makes a taken page live.
-func (s *space) enliven(id page.ID) error {
+// makeLive makes a taken page live.
+func (s *space) makeLive(id page.ID) error {
 	i := int(id)
 	if !s.taken.Remove(i) || !s.live.Add(i) {
 		return fmt.Errorf("page %d becomes live without having been taken", id)
 	}
-	s.born(i)
+	s.noteAllocated(i)
 	s.dirtyWords.Add(i / 64)
 	return nil
 }
 
-// deaden ends a live page's life; it stays busy.
-func (s *space) deaden(id page.ID) error {
+// freeLive ends a live page's life; it stays busy.
+func (s *space) freeLive(id page.ID) error {
 	i := int(id)
 	if i < superblocks || !s.live.Remove(i) {
 		return fmt.Errorf("page %d is freed but not live", id)
@@ -195,61 +195,63 @@ func (s *space) deaden(id page.ID) error {
 	return nil
 }
 
-// revive undoes deaden, and drop undoes take and enliven, when a checkpoint is given up.
-func (s *space) revive(id page.ID) {
+// unfree undoes deaden, and drop undoes take and enliven, when a checkpoint is given up.
+func (s *space) unfree(id page.ID) {
 	s.live.Add(int(id))
 	s.dirtyWords.Add(int(id) / 64)
 }
 
-func (s *space) drop(id page.ID) {
-	s.forget(int(id))
+func (s *space) freePage(id page.ID) {
+	s.removeFromGeneration(int(id))
 	if s.live.Remove(int(id)) {
 		s.dirtyWords.Add(int(id) / 64)
 	}
 	s.free(int(id))
 }
 
-// freeze begins a cohort: what is written from here on is no part of the state at checkpoint n.
-func (s *space) freeze(n uint64) { s.cohorts = append(s.cohorts, cohort{after: n}) }
+// startGeneration begins a cohort: what is written from here on is no part of the state at checkpoint n.
+func (s *space) startGeneration(n uint64) {
+	s.pageGenerations = append(s.pageGenerations, pageGeneration{after: n})
+}
 
-func (s *space) born(i int) {
-	if n := len(s.cohorts); n > 0 {
-		s.cohorts[n-1].pages.Add(i)
+func (s *space) noteAllocated(i int) {
+	if n := len(s.pageGenerations); n > 0 {
+		s.pageGenerations[n-1].pages.Add(i)
 	}
 }
 
-// forget takes a page out of its cohort, and returns since when it can have been there.
-func (s *space) forget(i int) (bornAfter uint64) {
-	for n := len(s.cohorts) - 1; n >= 0; n-- {
-		if s.cohorts[n].pages.Remove(i) {
-			return s.cohorts[n].after
+// removeFromGeneration takes a page out of its cohort, and returns since when it can have been there.
+func (s *space) removeFromGeneration(i int) (bornAfter uint64) {
+	for n := len(s.pageGenerations) - 1; n >= 0; n-- {
+		if s.pageGenerations[n].pages.Remove(i) {
+			return s.pageGenerations[n].after
 		}
 	}
 	return 0
 }
 
-// settle lets the pages that a checkpoint freed wait for those who may still read them.
-func (s *space) settle(checkpoint uint64, freed []page.ID) {
+// addPending lets the pages that a checkpoint freed wait for those who may still read them.
+func (s *space) addPending(checkpoint uint64, freed []page.ID) {
 	first := len(s.pending)
 	for _, id := range freed {
-		after := s.forget(int(id))
+		after := s.removeFromGeneration(int(id))
 		at := first
-		for at < len(s.pending) && s.pending[at].bornAfter != after {
+		for at < len(s.pending) && s.pending[at].allocatedAfter != after {
 			at++
 		}
 		if at == len(s.pending) {
-			s.pending = append(s.pending, pendingPages{bornAfter: after, checkpoint: checkpoint})
+			s.pending = append(s.pending, pendingPages{allocatedAfter: after, checkpoint: checkpoint})
 		}
 		s.pending[at].pages = append(s.pending[at].pages, id)
 	}
 }
 
-// release frees what checkpoints through n freed, and what those through r.readers freed and none of the frozen states reaches. It calls each for
+// freePending frees what checkpoints through n freed, and what those through r.readers freed and none of the frozen states reaches. It calls each for
 // every page.
-func (s *space) release(n uint64, r *releases, each func(page.ID)) {
+func (s *space) freePending(n uint64, r *reuse, each func(page.ID)) {
 	kept := s.pending[:0]
 	for _, p := range s.pending {
-		if p.checkpoint > n && (p.checkpoint > r.readers || r.reach(&p)) {
+		if p.checkpoint > n && (p.checkpoint > r.readers || r.reachedByPinned(&p)) {
 			kept = append(kept, p)
 			continue
 		}
@@ -262,25 +264,25 @@ func (s *space) release(n uint64, r *releases, each func(page.ID)) {
 	}
 	clear(s.pending[len(kept):])
 	s.pending = kept
-	s.mergeCohorts(r)
+	s.mergePageGenerations(r)
 	s.busy.Trim()
 	s.live.Trim()
 }
 
-// mergeCohorts forgets at which freezes states were taken that nobody looks at any more.
-func (s *space) mergeCohorts(r *releases) {
-	for i := len(s.cohorts) - 1; i >= 0; i-- {
-		c := &s.cohorts[i]
-		if slices.Contains(r.frozen, c.after) {
+// mergePageGenerations forgets at which freezes states were taken that nobody looks at any more.
+func (s *space) mergePageGenerations(r *reuse) {
+	for i := len(s.pageGenerations) - 1; i >= 0; i-- {
+		c := &s.pageGenerations[i]
+		if slices.Contains(r.pinned, c.after) {
 			continue
 		}
 		if i > 0 { // else they were there before all that anybody looks at
-			into := &s.cohorts[i-1].pages
+			into := &s.pageGenerations[i-1].pages
 			for m := c.pages.Next(0); m < c.pages.Len(); m = c.pages.Next(m + 1) {
 				into.Add(m)
 			}
 		}
-		s.cohorts = slices.Delete(s.cohorts, i, i+1)
+		s.pageGenerations = slices.Delete(s.pageGenerations, i, i+1)
 	}
 }
 
@@ -291,15 +293,15 @@ func (s *space) pendingCount() (n int) {
 	return n
 }
 
-// releases is who may still read what.
-type releases struct {
+// reuse is who may still read what.
+type reuse struct {
 	readers uint64   // no reader is left that holds a root older than this checkpoint
-	frozen  []uint64 // checkpoints of the frozen states that somebody looks at
+	pinned  []uint64 // checkpoints of the frozen states that somebody looks at
 }
 
-// reach reports whether a frozen state may reach these pages.
-func (r *releases) reach(p *pendingPages) bool {
-	return slices.ContainsFunc(r.frozen, func(n uint64) bool { return p.bornAfter < n && n < p.checkpoint })
+// reachedByPinned reports whether a frozen state may reach these pages.
+func (r *reuse) reachedByPinned(p *pendingPages) bool {
+	return slices.ContainsFunc(r.pinned, func(n uint64) bool { return p.allocatedAfter < n && n < p.checkpoint })
 }
 
 // audit checks the invariant.
@@ -313,8 +315,8 @@ func (s *space) audit() error {
 		}
 	}
 	n, young := max(s.busy.Len(), s.live.Len(), s.taken.Len(), pending.Len()), bitset.Set{}
-	for i := range s.cohorts {
-		c := &s.cohorts[i].pages
+	for i := range s.pageGenerations {
+		c := &s.pageGenerations[i].pages
 		n = max(n, c.Len())
 		for m := c.Next(0); m < c.Len(); m = c.Next(m + 1) {
 			if !young.Add(m) {

@@ -16,7 +16,7 @@ type Stats struct {
 	PageCount  uint64 // pages up to the last live one
 	MapPages   uint64 // of the allocation map
 	SuperPages uint64 // of superblocks and their copies
-	Rows       RowState
+	Blobs      BlobState
 
 	PagesRead    uint64
 	PagesWritten uint64
@@ -29,7 +29,7 @@ type spaceCounts struct {
 	live, pending, busy, mapPages uint64
 }
 
-func (p *Pager) snapshotStats() {
+func (p *Pager) publishStats() {
 	p.stats.Store(&spaceCounts{
 		live:     uint64(p.space.live.Count()),
 		pending:  uint64(p.space.pendingCount()),
@@ -50,7 +50,7 @@ func (p *Pager) Stats() Stats {
 		PageCount:    uint64(p.current().pageCount),
 		MapPages:     counts.mapPages,
 		SuperPages:   p.superPages(),
-		Rows:         p.current().rows,
+		Blobs:        p.current().blobs,
 		PagesRead:    p.counters.reads.Load(),
 		PagesWritten: p.counters.writes.Load(),
 		Submissions:  p.counters.submissions.Load(),

@@ -30,28 +30,28 @@ import (
 //	| copy | next copy | reserved, zero    |
 //	+------+-----------+-- - - - - - - - --+
 const (
-	sbMagic      = page.HeaderSize
-	sbVersion    = sbMagic + 8
-	sbPageSize   = sbVersion + 4
-	sbStoreID    = sbPageSize + 4
-	sbEpoch      = sbStoreID + 16
-	sbRoot       = sbEpoch + 8
-	sbHeight     = sbRoot + 8
-	sbDepths     = sbHeight + 4 // map depth, rows depth, two reserved bytes
-	sbPageCount  = sbDepths + 4
-	sbMapRoot    = sbPageCount + 8
-	sbRowsRoot   = sbMapRoot + 8
-	sbRowSlots   = sbRowsRoot + 8
-	sbEntries    = sbRowSlots + 8
-	sbEntryBytes = sbEntries + 8
-	sbRows       = sbEntryBytes + 8
-	sbRowBytes   = sbRows + 8
-	sbDataPages  = sbRowBytes + 8
-	sbBulkPages  = sbDataPages + 8
-	sbEngine     = sbBulkPages + 8
-	sbCopy       = sbEngine + EngineAreaSize
-	sbNextCopy   = sbCopy + 8
-	sbReserved   = sbNextCopy + 8
+	sbMagic         = page.HeaderSize
+	sbVersion       = sbMagic + 8
+	sbPageSize      = sbVersion + 4
+	sbStoreID       = sbPageSize + 4
+	sbEpoch         = sbStoreID + 16
+	sbRoot          = sbEpoch + 8
+	sbHeight        = sbRoot + 8
+	sbDepths        = sbHeight + 4 // map depth, rows depth, two reserved bytes
+	sbPageCount     = sbDepths + 4
+	sbMapRoot       = sbPageCount + 8
+	sbTableRoot     = sbMapRoot + 8
+	sbBlobSlots     = sbTableRoot + 8
+	sbEntries       = sbBlobSlots + 8
+	sbEntryBytes    = sbEntries + 8
+	sbBlobs         = sbEntryBytes + 8
+	sbBlobBytes     = sbBlobs + 8
+	sbBlobPages     = sbBlobBytes + 8
+	sbOverflowPages = sbBlobPages + 8
+	sbEngine        = sbOverflowPages + 8
+	sbCopy          = sbEngine + EngineAreaSize
+	sbNextCopy      = sbCopy + 8
+	sbReserved      = sbNextCopy + 8
 
 	magic = "EpochKV\n"
 	// formatVersion is what new states carry. Since version 2 inner nodes tell their children's stale shares; an older file has zeros
@@ -73,9 +73,9 @@ var (
 	ErrNotDataFile = errors.New("pager: not a data file")
 	// ErrSuperblocks means that both superblocks are damaged, and their copies.
 	ErrSuperblocks = errors.New("pager: both superblocks are damaged")
-	// ErrSuperblockLost means that the newest superblock is damaged together with its copy, and that what the state before it needs has been
+	// ErrSuperblockMissing means that the newest superblock is damaged together with its copy, and that what the state before it needs has been
 	// given back since.
-	ErrSuperblockLost = errors.New("pager: the newest superblock and its copy are damaged, and the state before it is gone")
+	ErrSuperblockMissing = errors.New("pager: the newest superblock and its copy are damaged, and the state before it is gone")
 	// ErrPageSize means that the file has another page size than was asked for.
 	ErrPageSize = errors.New("pager: data file has another page size")
 	// ErrTruncated means that the file is shorter than its superblock says.
@@ -94,14 +94,14 @@ type State struct {
 	Engine     [EngineAreaSize]byte
 }
 
-// RowState is what the row store makes durable with a checkpoint.
-type RowState struct {
-	Table     VectorRoot
-	Slots     uint64 // length of the table; row ids are below it
-	Rows      uint64 // rows in use
-	Bytes     uint64 // of their values
-	DataPages uint64
-	BulkPages uint64
+// BlobState is what the row store makes durable with a checkpoint.
+type BlobState struct {
+	Table         ArrayRoot
+	Slots         uint64 // length of the table; row ids are below it
+	Blobs         uint64 // rows in use
+	Bytes         uint64 // of their values
+	BlobPages     uint64
+	OverflowPages uint64
 }
 
 // superblock is the decoded form of a superblock page.
@@ -111,9 +111,9 @@ type superblock struct {
 	pageSize   int
 	storeID    [16]byte
 	pageCount  page.ID
-	allocation VectorRoot
+	allocation ArrayRoot
 	state      State
-	rows       RowState
+	blobs      BlobState
 
 	// Where this superblock is written a second time, and where its successor will be. Both are zero in a file without live pages, in which
 	// both superblocks say the same, and in files of earlier versions. The successor's place is known beforehand, so that it is found when
@@ -138,17 +138,17 @@ func (s *superblock) encode(buf []byte, at page.ID) {
 	le.PutUint64(buf[sbEpoch:], uint64(s.state.Epoch))
 	le.PutUint64(buf[sbRoot:], uint64(s.state.Root))
 	le.PutUint32(buf[sbHeight:], s.state.Height)
-	buf[sbDepths], buf[sbDepths+1] = s.allocation.Depth, s.rows.Table.Depth
+	buf[sbDepths], buf[sbDepths+1] = s.allocation.Depth, s.blobs.Table.Depth
 	le.PutUint64(buf[sbPageCount:], uint64(s.pageCount))
 	le.PutUint64(buf[sbMapRoot:], uint64(s.allocation.Page))
-	le.PutUint64(buf[sbRowsRoot:], uint64(s.rows.Table.Page))
-	le.PutUint64(buf[sbRowSlots:], s.rows.Slots)
+	le.PutUint64(buf[sbTableRoot:], uint64(s.blobs.Table.Page))
+	le.PutUint64(buf[sbBlobSlots:], s.blobs.Slots)
 	le.PutUint64(buf[sbEntries:], s.state.Entries)
 	le.PutUint64(buf[sbEntryBytes:], s.state.EntryBytes)
-	le.PutUint64(buf[sbRows:], s.rows.Rows)
-	le.PutUint64(buf[sbRowBytes:], s.rows.Bytes)
-	le.PutUint64(buf[sbDataPages:], s.rows.DataPages)
-	le.PutUint64(buf[sbBulkPages:], s.rows.BulkPages)
+	le.PutUint64(buf[sbBlobs:], s.blobs.Blobs)
+	le.PutUint64(buf[sbBlobBytes:], s.blobs.Bytes)
+	le.PutUint64(buf[sbBlobPages:], s.blobs.BlobPages)
+	le.PutUint64(buf[sbOverflowPages:], s.blobs.OverflowPages)
 	copy(buf[sbEngine:], s.state.Engine[:])
 	le.PutUint64(buf[sbCopy:], uint64(s.copy))
 	le.PutUint64(buf[sbNextCopy:], uint64(s.nextCopy))
@@ -175,7 +175,7 @@ func decodeSuperblock(buf []byte, id page.ID) (superblock, error) {
 		checkpoint: page.ReadHeader(buf).Checkpoint,
 		pageSize:   int(le.Uint32(buf[sbPageSize:])),
 		pageCount:  page.ID(le.Uint64(buf[sbPageCount:])),
-		allocation: VectorRoot{Page: page.ID(le.Uint64(buf[sbMapRoot:])), Depth: buf[sbDepths]},
+		allocation: ArrayRoot{Page: page.ID(le.Uint64(buf[sbMapRoot:])), Depth: buf[sbDepths]},
 		state: State{
 			Epoch:      keys.Epoch(le.Uint64(buf[sbEpoch:])),
 			Root:       page.ID(le.Uint64(buf[sbRoot:])),
@@ -183,13 +183,13 @@ func decodeSuperblock(buf []byte, id page.ID) (superblock, error) {
 			Entries:    le.Uint64(buf[sbEntries:]),
 			EntryBytes: le.Uint64(buf[sbEntryBytes:]),
 		},
-		rows: RowState{
-			Table:     VectorRoot{Page: page.ID(le.Uint64(buf[sbRowsRoot:])), Depth: buf[sbDepths+1]},
-			Slots:     le.Uint64(buf[sbRowSlots:]),
-			Rows:      le.Uint64(buf[sbRows:]),
-			Bytes:     le.Uint64(buf[sbRowBytes:]),
-			DataPages: le.Uint64(buf[sbDataPages:]),
-			BulkPages: le.Uint64(buf[sbBulkPages:]),
+		blobs: BlobState{
+			Table:         ArrayRoot{Page: page.ID(le.Uint64(buf[sbTableRoot:])), Depth: buf[sbDepths+1]},
+			Slots:         le.Uint64(buf[sbBlobSlots:]),
+			Blobs:         le.Uint64(buf[sbBlobs:]),
+			Bytes:         le.Uint64(buf[sbBlobBytes:]),
+			BlobPages:     le.Uint64(buf[sbBlobPages:]),
+			OverflowPages: le.Uint64(buf[sbOverflowPages:]),
 		},
 		copy:     page.ID(le.Uint64(buf[sbCopy:])),
 		nextCopy: page.ID(le.Uint64(buf[sbNextCopy:])),
@@ -214,11 +214,11 @@ func (s *superblock) validate(buf []byte, id page.ID) error {
 	case s.slot() != id && (id < superblocks || s.copy != id && s.nextCopy != id):
 		return bad("checkpoint number belongs into the other place")
 	case s.pageCount < superblocks || s.state.Root >= s.pageCount || s.allocation.Page >= s.pageCount ||
-		s.rows.Table.Page >= s.pageCount:
+		s.blobs.Table.Page >= s.pageCount:
 		return bad("a root lies behind the last page")
 	case s.version < copiesVersion && (s.copy != 0 || s.nextCopy != 0):
 		return bad("reserved bytes are set")
-	case (s.copy == 0) != (s.nextCopy == 0) || s.copy != 0 && !s.soundCopies():
+	case (s.copy == 0) != (s.nextCopy == 0) || s.copy != 0 && !s.validCopies():
 		return bad("the copies have impossible places")
 	case !zero(buf[sbDepths+2:sbPageCount]) || !zero(buf[sbReserved:]):
 		return bad("reserved bytes are set")
@@ -226,7 +226,7 @@ func (s *superblock) validate(buf []byte, id page.ID) error {
 	return nil
 }
 
-func (s *superblock) soundCopies() bool {
+func (s *superblock) validCopies() bool {
 	return s.copy != s.nextCopy && min(s.copy, s.nextCopy) >= superblocks && max(s.copy, s.nextCopy) < s.pageCount
 }
 

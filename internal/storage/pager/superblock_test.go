@@ -124,7 +124,7 @@ func TestSecondSuperblockIsFoundWithoutTheFirst(t *testing.T) {
 			edit(t, mem, func(data []byte) { clear(data[:lost*size]) })
 			y, err := openToy(mem)
 			must(t, err)
-			if y.p.PageSize() != size || len(y.leaves) != 2 || y.p.SuperblocksRepaired() != lost || y.p.SuperblockLost() {
+			if y.p.PageSize() != size || len(y.leaves) != 2 || y.p.SuperblocksRepaired() != lost || y.p.SuperblockMissing() {
 				t.Fatalf("page size %d: got %d, %v, %v", size, y.p.PageSize(), y.leaves, y.p.SuperblockDamage())
 			}
 			must(t, y.p.Close())
@@ -145,7 +145,7 @@ func TestUnreadableSuperblockIsNotSkipped(t *testing.T) {
 		if rule.Fired() == 0 {
 			return
 		}
-		if err == nil && y.p.State().Epoch != 1 && !y.p.SuperblockLost() {
+		if err == nil && y.p.State().Epoch != 1 && !y.p.SuperblockMissing() {
 			t.Fatalf("read %d failed: opened at epoch %d", nth, y.p.State().Epoch)
 		}
 	}
@@ -159,7 +159,7 @@ func spread(t *testing.T, size int) (mem *vfs.Mem, want map[int]uint64, newest, 
 	y := createToy(t, mem, size)
 	for n := range uint64(7) {
 		must(t, y.checkpoint(n+1, []int{int(n % 3), 3}, nil, n))
-		y.p.ReleaseThrough(y.p.Checkpoint())
+		y.p.ReuseAllFreed(y.p.Checkpoint())
 	}
 	want = y.contents()
 	sb := y.p.current()
@@ -204,7 +204,7 @@ func TestDamagedSuperblocksAreRepairedFromTheirCopies(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%s, bit %d: %v", c.name, bit, err)
 			}
-			if !maps.Equal(y.contents(), want) || y.p.SuperblockDamage() == nil || y.p.SuperblocksRepaired() != len(c.places) || y.p.SuperblockLost() {
+			if !maps.Equal(y.contents(), want) || y.p.SuperblockDamage() == nil || y.p.SuperblocksRepaired() != len(c.places) || y.p.SuperblockMissing() {
 				t.Fatalf("%s, bit %d: %v, %d repaired: %v", c.name, bit, y.contents(), y.p.SuperblocksRepaired(), y.p.SuperblockDamage())
 			}
 			must(t, y.p.Close())
@@ -228,7 +228,7 @@ func TestOlderSuperblockIsNotTakenForTheNewestOne(t *testing.T) {
 		must(t, y.checkpoint(2, []int{0}, nil, 2)) // checkpoint 3
 		newest := *y.p.current()
 		if reused { // checkpoint 4 begins to use the pages of checkpoint 2
-			y.p.ReleaseThrough(3)
+			y.p.ReuseAllFreed(3)
 			ck, err := y.p.Begin()
 			must(t, err)
 			for id := page.ID(0); id != lost; {
@@ -241,21 +241,21 @@ func TestOlderSuperblockIsNotTakenForTheNewestOne(t *testing.T) {
 		flipIn(t, mem, 512, 800, newest.slot(), newest.copy)
 		y, err := openToy(mem)
 		if reused {
-			if !errors.Is(err, ErrSuperblockLost) {
+			if !errors.Is(err, ErrSuperblockMissing) {
 				t.Fatalf("opened on pages of a later state: %v", err)
 			}
 			continue
 		}
 		must(t, err)
-		if !y.p.SuperblockLost() || !maps.Equal(y.contents(), before) {
-			t.Fatalf("%t, %v", y.p.SuperblockLost(), y.contents())
+		if !y.p.SuperblockMissing() || !maps.Equal(y.contents(), before) {
+			t.Fatalf("%t, %v", y.p.SuperblockMissing(), y.contents())
 		}
 		must(t, y.checkpoint(3, []int{1}, nil, 3))
 		must(t, y.p.Close())
 		y, err = openToy(mem)
 		must(t, err)
-		if y.p.SuperblockLost() || y.p.State().Epoch != 3 {
-			t.Fatalf("after the next checkpoint: %t, epoch %d", y.p.SuperblockLost(), y.p.State().Epoch)
+		if y.p.SuperblockMissing() || y.p.State().Epoch != 3 {
+			t.Fatalf("after the next checkpoint: %t, epoch %d", y.p.SuperblockMissing(), y.p.State().Epoch)
 		}
 		must(t, y.p.Close())
 	}
@@ -318,7 +318,7 @@ func TestFilesWithoutCopiesGetThem(t *testing.T) {
 		bits := data[int(leaf)*size : int(leaf+1)*size]
 		for _, id := range []page.ID{sb.copy, sb.nextCopy} {
 			clear(data[int(id)*size : int(id+1)*size])
-			bits[vecPayload+id/8] &^= 1 << (id % 8)
+			bits[arrPayload+id/8] &^= 1 << (id % 8)
 		}
 		page.Seal(bits)
 	})

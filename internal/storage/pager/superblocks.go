@@ -214,7 +214,7 @@ func (s *superblockSurvey) searchWholeFile() error {
 	}
 	if newestPage > s.newest.checkpoint+1 {
 		return fmt.Errorf("%s: %w: the newest superblock that can be read is that of checkpoint %d, and the file holds pages of checkpoint %d",
-			s.file.Name(), ErrSuperblockLost, s.newest.checkpoint, newestPage)
+			s.file.Name(), ErrSuperblockMissing, s.newest.checkpoint, newestPage)
 	}
 	return nil
 }
@@ -326,7 +326,7 @@ func (s *superblockSurvey) repair() error {
 			belongs[at] = s.older
 		}
 	}
-	for _, at := range s.newest.places() {
+	for _, at := range s.newest.locations() {
 		belongs[at] = &s.newest
 	}
 	wrote := false

@@ -129,7 +129,7 @@ func (y *toy) build(ck *Checkpoint, set, del []int, value uint64) (map[int]toyLe
 			delete(next, i)
 		}
 	}
-	limit := ck.Tail(4)
+	limit := ck.RelocateFrom(4)
 	for i := range toySlots(y.p.PageSize()) {
 		if l, ok := next[i]; ok && limit != 0 && l.id >= limit {
 			if err := y.put(ck, next, i, l.value); err != nil {

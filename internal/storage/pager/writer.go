@@ -41,7 +41,7 @@ func (w *Writer) widen() bool {
 // Page returns the zeroed bytes of page id, which the checkpoint must have taken. The caller completes and seals them before
 // it asks for the next page.
 func (w *Writer) Page(id page.ID) ([]byte, error) {
-	if err := w.ck.claim(id); err != nil {
+	if err := w.ck.noteWritten(id); err != nil {
 		return nil, err
 	}
 	return w.compose(id)

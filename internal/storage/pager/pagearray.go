@@ -18,49 +18,49 @@ import (
 //	| header  | kind | level | reserved | index | bytes, or child ids |
 //	+---------+------+-------+----------+-------+-- - - - - - - - - --+
 const (
-	vecKind    = page.HeaderSize
-	vecLevel   = vecKind + 1
-	vecIndex   = vecLevel + 3
-	vecPayload = vecIndex + 4
+	arrKind    = page.HeaderSize
+	arrLevel   = arrKind + 1
+	arrIndex   = arrLevel + 3
+	arrPayload = arrIndex + 4
 )
 
-// VectorKind tells the vectors of a file apart, so that a page of one is never taken for a page of another.
-type VectorKind uint8
+// ArrayKind tells the vectors of a file apart, so that a page of one is never taken for a page of another.
+type ArrayKind uint8
 
 // The vectors of a data file.
 const (
-	VectorMap  VectorKind = 1 // the allocation map: one bit for each page, set if live
-	VectorRows VectorKind = 2 // the row table
+	ArrayAllocationMap    ArrayKind = 1 // the allocation map: one bit for each page, set if live
+	ArrayIndirectionTable ArrayKind = 2 // the row table
 )
 
-// VectorRoot is where a stored vector begins. The zero value is an empty one.
-type VectorRoot struct {
+// ArrayRoot is where a stored vector begins. The zero value is an empty one.
+type ArrayRoot struct {
 	Page  page.ID
 	Depth uint8 // levels, leaves included
 }
 
-// Vector is a stored vector's page ids, all in memory: eight bytes for each leaf and a little for the levels above.
-type Vector struct {
-	kind   VectorKind
+// PageArray is a stored vector's page ids, all in memory: eight bytes for each leaf and a little for the levels above.
+type PageArray struct {
+	kind   ArrayKind
 	size   int // of a page
 	levels [][]page.ID
 }
 
-// VectorLeafBytes is how many bytes of the owner's a leaf holds.
-func VectorLeafBytes(pageSize int) int { return pageSize - vecPayload }
+// ArrayLeafBytes is how many bytes of the owner's a leaf holds.
+func ArrayLeafBytes(pageSize int) int { return pageSize - arrPayload }
 
-func (v *Vector) fanout() int { return VectorLeafBytes(v.size) / 8 }
+func (v *PageArray) fanout() int { return ArrayLeafBytes(v.size) / 8 }
 
 // Root is what Open needs to find the vector again.
-func (v *Vector) Root() VectorRoot {
+func (v *PageArray) Root() ArrayRoot {
 	if len(v.levels) == 0 {
-		return VectorRoot{}
+		return ArrayRoot{}
 	}
-	return VectorRoot{v.levels[len(v.levels)-1][0], uint8(len(v.levels))}
+	return ArrayRoot{v.levels[len(v.levels)-1][0], uint8(len(v.levels))}
 }
 
 // Pages calls each for every page of the vector.
-func (v *Vector) Pages(each func(page.ID)) {
+func (v *PageArray) Pages(each func(page.ID)) {
 	for _, ids := range v.levels {
 		for _, id := range ids {
 			if id != 0 { // else damage hides it
@@ -71,7 +71,7 @@ func (v *Vector) Pages(each func(page.ID)) {
 }
 
 // leaves is the number of leaves of the vector.
-func (v *Vector) leaves() int {
+func (v *PageArray) leaves() int {
 	if len(v.levels) == 0 {
 		return 0
 	}
@@ -79,7 +79,7 @@ func (v *Vector) leaves() int {
 }
 
 // PageCount is the number of pages of the vector.
-func (v *Vector) PageCount() int {
+func (v *PageArray) PageCount() int {
 	n := 0
 	for _, ids := range v.levels {
 		n += len(ids)
@@ -88,7 +88,7 @@ func (v *Vector) PageCount() int {
 }
 
 // shape is the number of nodes of each level for so many leaves.
-func (v *Vector) shape(leaves int) []int {
+func (v *PageArray) shape(leaves int) []int {
 	if leaves == 0 {
 		return nil
 	}
@@ -100,23 +100,23 @@ func (v *Vector) shape(leaves int) []int {
 	return sizes
 }
 
-// vectorUpdate is a vector on its way to its next state. Nodes are first given their places, then written: in between, the
+// arrayUpdate is a vector on its way to its next state. Nodes are first given their places, then written: in between, the
 // allocation map learns of its own new places.
-type vectorUpdate struct {
-	next  Vector
+type arrayUpdate struct {
+	next  PageArray
 	dirty []bitset.Set // of each level: nodes to be written
 	moved []bitset.Set // of each level: those that have their new place
 }
 
-// nodePlaces is where an update's nodes come from and go to.
-type nodePlaces interface {
+// nodeAllocator is where an update's nodes come from and go to.
+type nodeAllocator interface {
 	takeNode() (page.ID, error)
 	freeNode(page.ID) error
 }
 
 // update starts a new state with so many leaves, of which those in dirty change. Nodes at or past limit move, if it is not zero.
-func (v *Vector) update(places nodePlaces, leaves int, dirty *bitset.Set, limit page.ID) (*vectorUpdate, error) {
-	u := &vectorUpdate{next: Vector{kind: v.kind, size: v.size}}
+func (v *PageArray) update(places nodeAllocator, leaves int, dirty *bitset.Set, limit page.ID) (*arrayUpdate, error) {
+	u := &arrayUpdate{next: PageArray{kind: v.kind, size: v.size}}
 	for _, ids := range v.levels {
 		u.next.levels = append(u.next.levels, append([]page.ID(nil), ids...))
 	}
@@ -139,7 +139,7 @@ func (v *Vector) update(places nodePlaces, leaves int, dirty *bitset.Set, limit 
 }
 
 // resize gives the update the shape for so many leaves. New nodes are dirty, superfluous ones are freed.
-func (u *vectorUpdate) resize(places nodePlaces, leaves int) error {
+func (u *arrayUpdate) resize(places nodeAllocator, leaves int) error {
 	sizes := u.next.shape(leaves)
 	for level, ids := range u.next.levels {
 		keep := 0
@@ -179,15 +179,15 @@ func (u *vectorUpdate) resize(places nodePlaces, leaves int) error {
 	return nil
 }
 
-func (u *vectorUpdate) grow(level int) {
+func (u *arrayUpdate) grow(level int) {
 	for len(u.dirty) <= level {
 		u.dirty = append(u.dirty, bitset.Set{})
 		u.moved = append(u.moved, bitset.Set{})
 	}
 }
 
-// place gives every dirty node that has none yet a new place, and its parent a reason to be written.
-func (u *vectorUpdate) place(places nodePlaces) error {
+// allocate gives every dirty node that has none yet a new place, and its parent a reason to be written.
+func (u *arrayUpdate) allocate(places nodeAllocator) error {
 	for level := range u.next.levels {
 		ids := u.next.levels[level]
 		for i := u.dirty[level].Next(0); i < len(ids); i = u.dirty[level].Next(i + 1) {
@@ -213,7 +213,7 @@ func (u *vectorUpdate) place(places nodePlaces) error {
 }
 
 // write composes the moved nodes: leaf fills a leaf's zeroed bytes.
-func (u *vectorUpdate) write(w *Writer, leaf func(i int, payload []byte)) error {
+func (u *arrayUpdate) write(w *Writer, leaf func(i int, payload []byte)) error {
 	for level, ids := range u.next.levels {
 		for i := u.moved[level].Next(0); i < len(ids); i = u.moved[level].Next(i + 1) {
 			buf, err := w.compose(ids[i])
@@ -226,11 +226,11 @@ func (u *vectorUpdate) write(w *Writer, leaf func(i int, payload []byte)) error 
 	return nil
 }
 
-func (v *Vector) putNode(buf []byte, checkpoint uint64, level, index int, leaf func(i int, payload []byte)) {
-	page.PutHeader(buf, page.Header{Type: page.TypeMap, ID: v.levels[level][index], Checkpoint: checkpoint})
-	buf[vecKind], buf[vecLevel] = byte(v.kind), byte(level)
-	binary.LittleEndian.PutUint32(buf[vecIndex:], uint32(index))
-	payload := buf[vecPayload:]
+func (v *PageArray) putNode(buf []byte, checkpoint uint64, level, index int, leaf func(i int, payload []byte)) {
+	page.PutHeader(buf, page.Header{Type: page.TypeArray, ID: v.levels[level][index], Checkpoint: checkpoint})
+	buf[arrKind], buf[arrLevel] = byte(v.kind), byte(level)
+	binary.LittleEndian.PutUint32(buf[arrIndex:], uint32(index))
+	payload := buf[arrPayload:]
 	if level == 0 {
 		leaf(index, payload)
 	} else {
@@ -243,28 +243,28 @@ func (v *Vector) putNode(buf []byte, checkpoint uint64, level, index int, leaf f
 	page.Seal(buf)
 }
 
-// ownPlaces gives the nodes of a vector that is not the allocation map places like any other page of the checkpoint.
-type ownPlaces struct{ ck *Checkpoint }
+// arrayNodes gives the nodes of a vector that is not the allocation map places like any other page of the checkpoint.
+type arrayNodes struct{ ck *Checkpoint }
 
-func (o ownPlaces) takeNode() (page.ID, error) {
+func (o arrayNodes) takeNode() (page.ID, error) {
 	id := o.ck.AllocExtent(1).First
-	return id, o.ck.claim(id)
+	return id, o.ck.noteWritten(id)
 }
 
-func (o ownPlaces) freeNode(id page.ID) error {
+func (o arrayNodes) freeNode(id page.ID) error {
 	o.ck.Free(id)
 	return nil
 }
 
-// UpdateVector writes a vector's next state: so many leaves, of which those in dirty are new or have changed. leaf fills the
+// UpdateArray writes a vector's next state: so many leaves, of which those in dirty are new or have changed. leaf fills the
 // zeroed bytes of one. Nodes at or past limit move, if it is not zero. v stays as it is: it is the state before.
-func (ck *Checkpoint) UpdateVector(v *Vector, leaves int, dirty *bitset.Set, limit page.ID, leaf func(i int, payload []byte)) (*Vector, error) {
-	places := ownPlaces{ck}
+func (ck *Checkpoint) UpdateArray(v *PageArray, leaves int, dirty *bitset.Set, limit page.ID, leaf func(i int, payload []byte)) (*PageArray, error) {
+	places := arrayNodes{ck}
 	u, err := v.update(places, leaves, dirty, limit)
 	if err != nil {
 		return nil, err
 	}
-	if err := u.place(places); err != nil {
+	if err := u.allocate(places); err != nil {
 		return nil, err
 	}
 	w := ck.Writer()
@@ -274,9 +274,9 @@ func (ck *Checkpoint) UpdateVector(v *Vector, leaves int, dirty *bitset.Set, lim
 	return &u.next, w.Flush()
 }
 
-// loadVector reads a stored vector of so many leaves, top down, and hands each leaf's bytes to leaf.
-func (p *Pager) loadVector(kind VectorKind, root VectorRoot, leaves int, leaf func(i int, payload []byte) error) (*Vector, error) {
-	v := &Vector{kind: kind, size: p.pageSize}
+// readArray reads a stored vector of so many leaves, top down, and hands each leaf's bytes to leaf.
+func (p *Pager) readArray(kind ArrayKind, root ArrayRoot, leaves int, leaf func(i int, payload []byte) error) (*PageArray, error) {
+	v := &PageArray{kind: kind, size: p.pageSize}
 	sizes := v.shape(leaves)
 	if len(sizes) != int(root.Depth) || (root.Page == 0) != (leaves == 0) {
 		return nil, p.corrupt(root.Page, fmt.Sprintf("vector %d has depth %d, %d leaves need %d", kind, root.Depth, leaves, len(sizes)))
@@ -295,9 +295,9 @@ func (p *Pager) loadVector(kind VectorKind, root VectorRoot, leaves int, leaf fu
 				return p.corrupt(v.levels[level][i], err.Error())
 			}
 			if level == 0 {
-				return leaf(i, buf[vecPayload:])
+				return leaf(i, buf[arrPayload:])
 			}
-			return v.loadChildren(p, level, i, buf[vecPayload:])
+			return v.readChildren(p, level, i, buf[arrPayload:])
 		})
 		if err != nil {
 			return nil, err
@@ -306,19 +306,19 @@ func (p *Pager) loadVector(kind VectorKind, root VectorRoot, leaves int, leaf fu
 	return v, nil
 }
 
-func (v *Vector) checkNode(buf []byte, level, index int) error {
-	if t := page.ReadHeader(buf).Type; t != page.TypeMap {
+func (v *PageArray) checkNode(buf []byte, level, index int) error {
+	if t := page.ReadHeader(buf).Type; t != page.TypeArray {
 		return fmt.Errorf("page of type %d where vector %d has a node", t, v.kind)
 	}
-	kind, l, i := VectorKind(buf[vecKind]), int(buf[vecLevel]), int(binary.LittleEndian.Uint32(buf[vecIndex:]))
-	if kind != v.kind || l != level || i != index || !zero(buf[vecLevel+1:vecIndex]) {
+	kind, l, i := ArrayKind(buf[arrKind]), int(buf[arrLevel]), int(binary.LittleEndian.Uint32(buf[arrIndex:]))
+	if kind != v.kind || l != level || i != index || !zero(buf[arrLevel+1:arrIndex]) {
 		return fmt.Errorf("node %d of level %d of vector %d where node %d of level %d of vector %d belongs",
 			i, l, kind, index, level, v.kind)
 	}
 	return nil
 }
 
-func (v *Vector) loadChildren(p *Pager, level, index int, payload []byte) error {
+func (v *PageArray) readChildren(p *Pager, level, index int, payload []byte) error {
 	below := v.levels[level-1]
 	for c := index * v.fanout(); c < min((index+1)*v.fanout(), len(below)); c++ {
 		below[c] = page.ID(binary.LittleEndian.Uint64(payload))

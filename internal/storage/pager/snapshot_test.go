@@ -27,7 +27,7 @@ func TestFrozenStateHoldsItsOwnPagesOnly(t *testing.T) {
 		for range times {
 			value++
 			must(t, y.checkpoint(value, all, nil, value))
-			y.p.ReleaseBeside(y.p.Checkpoint(), slices.Clone(frozen)) // nobody but who looks at frozen states
+			y.p.ReuseFreed(y.p.Checkpoint(), slices.Clone(frozen)) // nobody but who looks at frozen states
 			must(t, y.audit())
 		}
 	}
@@ -41,10 +41,10 @@ func TestFrozenStateHoldsItsOwnPagesOnly(t *testing.T) {
 	}
 	freeze := func() (*Pager, map[int]uint64) {
 		t.Helper()
-		p, err := y.p.Freeze()
+		p, err := y.p.Snapshot()
 		must(t, err)
 		frozen = append(frozen, p.Checkpoint())
-		y.p.ReleaseBeside(y.p.Checkpoint(), slices.Clone(frozen))
+		y.p.ReuseFreed(y.p.Checkpoint(), slices.Clone(frozen))
 		return p, y.contents()
 	}
 
@@ -81,16 +81,16 @@ func TestFrozenStateHoldsItsOwnPagesOnly(t *testing.T) {
 		t.Errorf("beside short looks, the file grew from %d to %d bytes", size, after)
 	}
 	frozen = frozen[1:]
-	y.p.ReleaseThrough(first.Checkpoint())
+	y.p.ReuseAllFreed(first.Checkpoint())
 	rewrite(1)
 	look(second, then)
 	frozen = nil
-	y.p.ReleaseThrough(y.p.Checkpoint())
+	y.p.ReuseAllFreed(y.p.Checkpoint())
 	rewrite(2)
 	if n := y.p.Stats().Pending; n > own {
 		t.Errorf("%d pages wait for nobody", n)
 	}
-	if n := len(y.p.space.cohorts); n > 1 {
+	if n := len(y.p.space.pageGenerations); n > 1 {
 		t.Errorf("%d cohorts are kept apart for nobody", n)
 	}
 }
@@ -117,8 +117,8 @@ func TestFrozenModel(t *testing.T) {
 			if got := state.contents(); !maps.Equal(got, p.want) {
 				t.Fatalf("seed %d: frozen %d holds %v, was %v", seed, p.at, got, p.want)
 			}
-			q := frozen(p.p.file, *p.p.current(), p.p.fileSize.Load())
-			must(t, q.LoadMap())
+			q := newSnapshot(p.p.file, *p.p.current(), p.p.fileSize.Load())
+			must(t, q.ReadMap())
 			must(t, (&toy{p: q, leaves: state.leaves, root: state.root}).audit())
 		}
 		for range 150 {
@@ -152,13 +152,13 @@ func TestFrozenModel(t *testing.T) {
 				_, _, err = y.build(ck, []int{r.IntN(12), 12, 13}, nil, 99)
 				must(t, err)
 				if r.IntN(2) == 0 {
-					must(t, ck.settle())
-					_, err = ck.placeMap()
+					must(t, ck.applyToSpace())
+					_, err = ck.allocateMap()
 					must(t, err)
 				}
 				ck.Abort()
 			case n < 8:
-				p, err := y.p.Freeze()
+				p, err := y.p.Snapshot()
 				must(t, err)
 				pins = append(pins, pinned{p: p, want: y.contents(), at: p.Checkpoint()})
 			case n == 8 && len(pins) > 0:
@@ -181,12 +181,12 @@ func TestFrozenModel(t *testing.T) {
 			for _, x := range pins {
 				through = min(through, x.at)
 			}
-			y.p.ReleaseThrough(through)
+			y.p.ReuseAllFreed(through)
 			var frozen []uint64
 			for _, x := range pins {
 				frozen = append(frozen, x.at)
 			}
-			y.p.ReleaseBeside(wanted, frozen)
+			y.p.ReuseFreed(wanted, frozen)
 			must(t, y.audit())
 			for _, x := range pins {
 				look(x)

@@ -6,26 +6,26 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 )
 
-// Share is a part of a whole in 255ths, rounded up: zero means nothing at all.
+// DeadRatio is a part of a whole in 255ths, rounded up: zero means nothing at all.
 //
 // The stale share of a leaf is the part of its entries' bytes that stale entries take; that of an inner node is the mean of its
 // children's. A node keeps its children's shares, and not its own, so that what a sweep looks for is found from the root down.
-type Share uint8
+type DeadRatio uint8
 
 const (
-	shareWhole = 255
-	staleShift = 56 // above the 56 bits of an epoch
+	ratioWhole = 255
+	deadShift  = 56 // above the 56 bits of an epoch
 )
 
 // Ratio is the share as a number from 0 to 1.
-func (s Share) Ratio() float64 { return float64(s) / shareWhole }
+func (s DeadRatio) Ratio() float64 { return float64(s) / ratioWhole }
 
-func shareOf(part, whole int) Share { return Share((part*shareWhole + whole - 1) / whole) }
+func ratioOf(part, whole int) DeadRatio { return DeadRatio((part*ratioWhole + whole - 1) / whole) }
 
-// StaleShare works out the leaf's stale share. Behind says that the leaf begins with an older version of the key that ends the leaf
+// DeadVersionRatio works out the leaf's stale share. Behind says that the leaf begins with an older version of the key that ends the leaf
 // in front of it.
-func (p Leaf) StaleShare(behind bool) Share {
-	v := p.View()
+func (p Leaf) DeadVersionRatio(behind bool) DeadRatio {
+	v := p.Layout()
 	stale := 0
 	start := int(binary.LittleEndian.Uint16(v.offsets))
 	at := start
@@ -41,15 +41,15 @@ func (p Leaf) StaleShare(behind bool) Share {
 		}
 		at = end
 	}
-	return shareOf(stale, at-start)
+	return ratioOf(stale, at-start)
 }
 
-// StaleShare is the mean of the children's stale shares.
-func (p Inner) StaleShare() Share {
+// DeadVersionRatio is the mean of the children's stale shares.
+func (p Inner) DeadVersionRatio() DeadRatio {
 	n, sum := p.Count(), 0
 	l := layoutInner(n, p.prefixLen())
 	for i := range n {
-		sum += int(p[l.newest+8*i+staleShift/8])
+		sum += int(p[l.newest+8*i+deadShift/8])
 	}
-	return Share((sum + n - 1) / n)
+	return DeadRatio((sum + n - 1) / n)
 }

@@ -16,18 +16,18 @@ func TestStaleShareIsRoundedUp(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		behind  bool
-		want    Share
+		want    DeadRatio
 		entries []Entry
 	}{
 		{"nothing", false, 0, []Entry{at("ka", 9, false), at("kb", 5, false)}},
 		{"one of two versions", false, 128, []Entry{at("ka", 9, false), at("ka", 5, true)}}, // 100 of 200 bytes
-		{"all are continued", true, shareWhole, []Entry{at("ka", 9, false), at("ka", 5, true)}},
+		{"all are continued", true, ratioWhole, []Entry{at("ka", 9, false), at("ka", 5, true)}},
 		{"the first is continued", true, 128, []Entry{at("ka", 9, false), at("kb", 5, false)}},
 		{"a tombstone", false, 14, []Entry{at("ka", 9, false), at("kb", 5, false), tombstone}}, // 11 of 213
 	} {
 		p := make([]byte, SizeDefault)
 		BuildLeaf(p, 1, c.entries)
-		if got := Leaf(p).StaleShare(c.behind); got != c.want {
+		if got := Leaf(p).DeadVersionRatio(c.behind); got != c.want {
 			t.Errorf("%s: %d, want %d", c.name, got, c.want)
 		}
 	}
@@ -36,10 +36,10 @@ func TestStaleShareIsRoundedUp(t *testing.T) {
 	for i := range children {
 		children[i] = Child{ID: 7, Newest: keys.MaxEpoch, Separator: Separator{Key: []byte{byte(i)}, Trailer: NoTrailer}}
 	}
-	children[31].Stale = 1
+	children[31].DeadVersions = 1
 	BuildInner(p, 1, 1, children)
 	node := Inner(p)
-	if err := Verify(p); err != nil || node.StaleShare() != 1 || node.Stale(31) != 1 || node.Stale(30) != 0 || node.Newest(31) != keys.MaxEpoch {
-		t.Errorf("share %d, of child 31 %d: %v", node.StaleShare(), node.Stale(31), err)
+	if err := Verify(p); err != nil || node.DeadVersionRatio() != 1 || node.DeadVersions(31) != 1 || node.DeadVersions(30) != 0 || node.Newest(31) != keys.MaxEpoch {
+		t.Errorf("share %d, of child 31 %d: %v", node.DeadVersionRatio(), node.DeadVersions(31), err)
 	}
 }
