@@ -39,13 +39,16 @@ var mayImport = map[string][]string{
 		"internal/keys", "internal/storage/bitset", "internal/storage/page", "internal/vfs", "internal/invariants",
 	},
 	"internal/storage/quarantine": {"internal/keys", "internal/vfs"},
+	"internal/storage/pagesource": {
+		"internal/keys", "internal/storage/page", "internal/storage/btree", "internal/storage/pager", "internal/cache", "internal/vfs", "internal/pin",
+	},
 	"internal/storage/blob": {
 		"internal/storage/bitset", "internal/storage/page", "internal/storage/pager", "internal/vfs", "internal/invariants",
 	},
 
 	"internal/storage": {
 		"internal/keys", "internal/storage/batch", "internal/storage/memtable", "internal/storage/page",
-		"internal/storage/blob", "internal/storage/btree", "internal/storage/extsort", "internal/storage/pager", "internal/storage/quarantine", "internal/storage/throttle", "internal/wal", "internal/cache", "internal/vfs",
+		"internal/storage/blob", "internal/storage/btree", "internal/storage/extsort", "internal/storage/pager", "internal/storage/pagesource", "internal/storage/quarantine", "internal/storage/throttle", "internal/wal", "internal/cache", "internal/vfs",
 		"internal/pin", "internal/invariants",
 	},
 	"internal/mvcc": {

@@ -407,7 +407,7 @@ func (e *Engine) CompleteBulkLoad(ctx context.Context, l *BulkLoad) error {
 	b := l.build
 	l.build = nil
 	e.readDeadVersionRatio(b.root)
-	e.admitWritten(b.freed, b.root)
+	e.pages.AdmitReplacements(e.slot, b.freed, b.root)
 	e.retire(b.ck.Number(), b.merged, b.bytes, nil)
 	e.signalRoom()
 	err := e.shrink(l.epoch)

@@ -12,6 +12,7 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/btree"
 	"github.com/epochkv/epochkv/internal/storage/page"
 	"github.com/epochkv/epochkv/internal/storage/pager"
+	"github.com/epochkv/epochkv/internal/storage/pagesource"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -162,7 +163,7 @@ func (e *Engine) merge(ctx context.Context, job mergeJob) error {
 	}
 	e.throttleMeasure()
 	e.readDeadVersionRatio(result.Root)
-	e.admitWritten(result.Freed, result.Root)
+	e.pages.AdmitReplacements(e.slot, result.Freed, result.Root)
 	return e.publish(number, result.Root, job.immutables, cut)
 }
 
@@ -298,9 +299,9 @@ func (e *Engine) mergeInput(
 		Base: base, Checkpoint: ck.Number(), PageSize: e.pager.PageSize(),
 		Policy:    policy,
 		Input:     func() btree.Input { return e.options.disturbed(newMemInput(frozen)) },
-		Source:    func() btree.Source { return e.pages.private() },
+		Source:    func() btree.Source { return pagesource.NewMerge(e.pager) },
 		Lookahead: func() btree.Input { return newMemInput(frozen) },
-		Sink:      admittingSink{sink, e.pages.cache},
+		Sink:      pagesource.AdmittingSink{Sink: sink, Cached: e.pages},
 		Values:    blobWriter{batch},
 		Workers:   e.mergeWorkers(), Unreadable: isDamage, Progress: e.throttleProgress,
 	}

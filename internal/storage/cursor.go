@@ -6,6 +6,7 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/btree"
 	"github.com/epochkv/epochkv/internal/storage/memtable"
+	"github.com/epochkv/epochkv/internal/storage/pagesource"
 )
 
 // Cursor merges the sources of one view into a sequence of user keys with their version at a snapshot, forward or in
@@ -23,7 +24,7 @@ type Cursor struct {
 	skipped    int // keys without a version at the snapshot, since OpenCursor
 	paused     bool
 	resume     []byte // where a halted walk goes on
-	readahead  readahead
+	readahead  pagesource.Readahead
 	at         keys.Epoch
 	lower      []byte
 	upper      []byte
@@ -59,14 +60,14 @@ func (r *Reader) OpenCursor(c *Cursor, at keys.Epoch, lower, upper []byte, limit
 	c.leaves, c.skipped, c.paused = 0, 0, false
 	c.tree.LeavesMax = LeavesMax
 	if e.prefetch != nil {
-		c.readahead.next = e.leavesOf(limit)
+		c.readahead.Expect(e.leavesOf(limit))
 	}
 	if c.tree.BeforeLeaf == nil {
 		c.tree.BeforeLeaf = c.beforeLeaf
 	}
-	var source btree.Source = (*scanning)(r)
+	var source btree.Source = r.pages.Scanner()
 	if v.repairTree != nil {
-		source = skippingSource{source, v.repairTree, e.pager}
+		source = v.repairTree.skipping(source, e.pager)
 	}
 	c.tree.Reset(source, v.root, at, treeBound(lower, keys.SpaceUser), treeBound(upper, keys.SpaceUser+1))
 	c.inTree = false
@@ -283,7 +284,7 @@ func (c *Cursor) resolve() bool {
 func (c *Cursor) Leaves() int { return c.leaves }
 
 // Restart forgets what the last scan told about reading ahead. OpenCursor alone goes on with the scan before.
-func (c *Cursor) Restart() { c.readahead = readahead{length: readaheadMin} }
+func (c *Cursor) Restart() { c.readahead.Restart() }
 
 // Valid reports whether the cursor stands on a key.
 func (c *Cursor) Valid() bool { return c.valid }

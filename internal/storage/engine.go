@@ -14,6 +14,7 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/blob"
 	"github.com/epochkv/epochkv/internal/storage/memtable"
 	"github.com/epochkv/epochkv/internal/storage/pager"
+	"github.com/epochkv/epochkv/internal/storage/pagesource"
 	"github.com/epochkv/epochkv/internal/vfs"
 	"github.com/epochkv/epochkv/internal/wal"
 )
@@ -42,11 +43,11 @@ type Engine struct {
 
 	pager *pager.Pager
 	blobs *blob.Store
-	pages *pageSource
+	pages *pagesource.Cached
 
 	repaired []string // what Open found damaged and made anew
 
-	prefetch *prefetch // nil with Options.NoPrefetch
+	prefetch *pagesource.Prefetcher // nil with Options.NoPrefetch
 
 	view    atomic.Pointer[view]
 	merging atomic.Bool // a checkpoint is at work: reading ahead yields to it
@@ -63,7 +64,6 @@ type Engine struct {
 	quarantine    quarantineState
 	skippedPages  *repairTree // what merges go round: what the view names, and what was found since; under checkpointing
 	pins          checkpointPins
-	readers       readers
 	vacuum        vacuum
 	bulkLoads     bulkLoads
 
@@ -125,8 +125,8 @@ func (e *Engine) release() (err error) {
 	if e.pager != nil {
 		err = e.pager.Close()
 	}
-	if e.pages != nil && e.pages.cache != nil {
-		err = errors.Join(err, e.pages.cache.Close())
+	if e.pages != nil {
+		err = errors.Join(err, e.pages.Close())
 	}
 	return errors.Join(err, e.lock.Close())
 }

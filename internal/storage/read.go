@@ -32,7 +32,7 @@ func (r *Reader) FindInTree(p Pinned, key []byte, at keys.Epoch) (Version, bool,
 			return v, ok, err
 		}
 	}
-	found, ok, err := btree.Get(r, p.view.root, key, at)
+	found, ok, err := btree.Get(r.pages, p.view.root, key, at)
 	if err != nil {
 		return Version{}, false, r.engine.damage(err, p.view.root, key)
 	}
@@ -41,7 +41,7 @@ func (r *Reader) FindInTree(p Pinned, key []byte, at keys.Epoch) (Version, bool,
 
 // beside is FindInTree for keys of lost pages, and what was written to them since.
 func (r *Reader) repairTreeGet(p Pinned, key []byte, at keys.Epoch) (Version, bool, error) {
-	found, ok, err := p.view.repairTree.get(r, key, at)
+	found, ok, err := p.view.repairTree.get(r.pages, key, at)
 	if err != nil {
 		return Version{}, false, r.engine.damage(err, p.view.repairTree.root, key)
 	}
@@ -133,7 +133,7 @@ func (r *Reader) NewestSince(key []byte, since keys.Epoch) (keys.Epoch, error) {
 			return ifNewer(v.Epoch, since), err
 		}
 	}
-	epoch, err := btree.NewestEpoch(r, p.view.root, key, since)
+	epoch, err := btree.NewestEpoch(r.pages, p.view.root, key, since)
 	if err != nil {
 		return 0, r.engine.damage(err, p.view.root, key)
 	}
@@ -152,7 +152,7 @@ func (r *Reader) AppendValue(dst []byte, v Version) ([]byte, error) {
 	if !v.large {
 		return append(dst, v.value...), nil
 	}
-	dst, err := r.engine.blobs.Append(dst, page.Ref(v.value), r)
+	dst, err := r.engine.blobs.Append(dst, page.Ref(v.value), r.pages)
 	if err != nil {
 		return dst, r.engine.damage(err, btree.Root{}, nil)
 	}
@@ -175,9 +175,9 @@ func (r *Reader) ChangedSince(p Pinned, lower, upper []byte, after, before keys.
 	if epoch, changed := changedInMemory(p, lower, upper, after, before); changed {
 		return epoch, true, nil
 	}
-	changed, err := p.view.repairTree.changedSince(r, lower, upper, after)
+	changed, err := p.view.repairTree.changedSince(r.pages, lower, upper, after)
 	if err == nil && !changed {
-		changed, err = btree.ChangedSince(r, p.view.root, lower, upper, after)
+		changed, err = btree.ChangedSince(r.pages, p.view.root, lower, upper, after)
 	}
 	if err != nil {
 		return 0, false, r.engine.damage(err, p.view.root, lower)

@@ -96,7 +96,7 @@ func (r *Reader) treeAll(f *Finder, at keys.Epoch, visit Visits) error {
 func (r *Reader) treeWindow(f *Finder, window [][]byte, order []uint64, at keys.Epoch, visit Visits) error {
 	root, large := r.engine.view.Load().root, f.large[:0]
 	var visited error
-	err := f.tree.FindAll(r, root, window, at, func(i int, found btree.Version, ok bool) error {
+	err := f.tree.FindAll(r.pages, root, window, at, func(i int, found btree.Version, ok bool) error {
 		place, v := f.locations[order[i]], fromTree(&found)
 		if ok && v.large {
 			large = append(large, largeValue{index: place, version: v, ref: page.Ref(v.value)})
@@ -128,7 +128,7 @@ func (r *Reader) treeWindow(f *Finder, window [][]byte, order []uint64, at keys.
 // blame finds out which keys of a window a damaged page hides, so that the error names them.
 func (r *Reader) blame(err error, root btree.Root, window [][]byte, at keys.Epoch) error {
 	for _, key := range window {
-		if _, _, found := btree.Get(r, root, key, at); found != nil {
+		if _, _, found := btree.Get(r.pages, root, key, at); found != nil {
 			return r.engine.damage(found, root, key)
 		}
 	}

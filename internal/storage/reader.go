@@ -1,70 +1,63 @@
 package storage
 
 import (
-	"sync"
+	"context"
 
-	"github.com/epochkv/epochkv/internal/cache"
-	"github.com/epochkv/epochkv/internal/pin"
+	"github.com/epochkv/epochkv/internal/storage/btree"
 	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/storage/pager"
+	"github.com/epochkv/epochkv/internal/storage/pagesource"
 )
 
-// Reader is one session's way to tree and data pages: through the cache, counting what it finds there. The count lies in a line of the
-// reader's own, so that a hit still writes nothing shared. A Reader is not for concurrent use, and is kept and used again rather than
-// dropped: the engine remembers each.
+// Reader is one session's way to read: the engine's newest view, and a source of pages that counts its hits. A Reader is
+// not for concurrent use. A session keeps its Reader and uses it again.
 type Reader struct {
 	engine *Engine
-	pages  *pageSource
-	hits   pin.Counter
-}
-
-// readers are those there are, for their counts.
-type readers struct {
-	mu  sync.Mutex
-	all []*Reader
+	pages  *pagesource.Reader
 }
 
 // NewReader makes a reader.
-func (e *Engine) NewReader() *Reader {
-	r := &Reader{engine: e, pages: e.pages}
-	e.readers.mu.Lock()
-	defer e.readers.mu.Unlock()
-	e.readers.all = append(e.readers.all, r)
-	return r
-}
+func (e *Engine) NewReader() *Reader { return &Reader{engine: e, pages: e.pages.NewReader()} }
 
-// hits is how many pages all readers found in memory.
-func (r *readers) hits() (n uint64) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, one := range r.all {
-		n += one.hits.Count()
+// engineState lets the prefetcher see what the engine does.
+type engineState struct{ engine *Engine }
+
+// Merging implements pagesource.State.
+func (s engineState) Merging() bool { return s.engine.merging.Load() }
+
+// Checkpoint implements pagesource.State.
+func (s engineState) Checkpoint() uint64 { return s.engine.view.Load().checkpoint }
+
+// RunPrefetch reads ahead for scans until ctx ends.
+func (e *Engine) RunPrefetch(ctx context.Context) {
+	if e.prefetch != nil {
+		e.prefetch.Run(ctx)
 	}
-	return n
 }
 
-// Page implements btree.Source. The bytes live as long as the caller's slot protects it.
-func (r *Reader) Page(id page.ID, level int) ([]byte, error) {
-	return r.pages.cache.Visit(cache.ID(id), hintFor(level), &r.hits)
-}
-
-// BlobPage implements rows.PageSource.
-func (r *Reader) BlobPage(id page.ID) ([]byte, error) {
-	return r.pages.cache.Visit(cache.ID(id), cache.Default, &r.hits)
-}
-
-// Pages implements btree.BatchSource: what is not in memory is read in one submission.
-func (r *Reader) Pages(ids []page.ID, level int, out [][]byte) error {
-	return r.pages.batch(ids, level, out, &r.hits)
-}
-
-// scanning is a reader whose visits make no leaf hot: a scan of any length leaves point reads their pages.
-type scanning Reader
-
-// Page implements btree.Source.
-func (s *scanning) Page(id page.ID, level int) ([]byte, error) {
-	hint := cache.Low
-	if level > 0 {
-		hint = cache.VeryHigh
+// beforeLeaf is called when the tree's cursor is about to enter a leaf.
+func (c *Cursor) beforeLeaf(t *btree.Cursor, id page.ID, forward, seek bool) {
+	if c.leaves++; c.engine.prefetch != nil {
+		c.readahead.BeforeLeaf(c.engine.prefetch, c.checkpoint, t, id, forward, seek)
 	}
-	return s.pages.cache.Visit(cache.ID(id), hint, &s.hits)
 }
+
+// leavesOf estimates how many leaves so many entries in a row touch, 0 for an unknown number. The first entry is anywhere
+// in its leaf. A last leaf counts if it is more likely needed than not.
+func (e *Engine) leavesOf(entries int) int {
+	if entries == 0 {
+		return 0
+	}
+	state, space, r := e.pager.State(), e.pager.Stats(), e.blobs.Stats()
+	leaves := space.Live - min(space.Live, r.BlobPages+r.OverflowPages+r.TablePages+space.MapPages)
+	if state.Entries == 0 || leaves == 0 {
+		return 0
+	}
+	return 1 + int((uint64(min(entries, entriesMax)-1)*leaves+state.Entries/2)/state.Entries)
+}
+
+// entriesMax keeps the arithmetic of leavesOf in range, far above what a scan reads ahead.
+const entriesMax = 1 << 20
+
+// readPage reads and verifies a page past the cache.
+func readPage(p *pager.Pager, id page.ID, buf []byte) error { return pagesource.Read(p, id, buf) }

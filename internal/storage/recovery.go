@@ -8,6 +8,7 @@ import (
 
 	"github.com/epochkv/epochkv/internal/storage/btree"
 	"github.com/epochkv/epochkv/internal/storage/pager"
+	"github.com/epochkv/epochkv/internal/storage/pagesource"
 	"github.com/epochkv/epochkv/internal/wal"
 )
 
@@ -70,19 +71,19 @@ func (e *Engine) knowLog() error {
 
 // openTree opens the data file, or creates it.
 func (e *Engine) openTree() error {
-	e.pages = new(pageSource)
-	p, err := openOrCreate(&e.options, pager.Options{PageSize: e.options.PageSize, OnFree: e.pages.forget, RebuildMap: true})
+	e.pages = new(pagesource.Cached)
+	p, err := openOrCreate(&e.options, pager.Options{PageSize: e.options.PageSize, OnFree: e.pages.Invalidate, RebuildMap: true})
 	if err != nil {
 		return translate(err)
 	}
-	e.pager, e.pages.pager = p, p
-	if err := e.pages.open(e.options.CacheBytes, e.registry); err != nil {
+	e.pager = p
+	if err := e.pages.Open(p, e.options.CacheBytes, e.registry); err != nil {
 		return err
 	}
 	e.cacheBytes.Store(e.options.CacheBytes)
 	e.immutableBytes.Store(e.options.immutableBytes())
 	if !e.options.NoPrefetch {
-		e.prefetch = newPrefetch(e)
+		e.prefetch = pagesource.NewPrefetcher(e.pages, engineState{e}, e.registry)
 	}
 	return translate(e.openTables())
 }

@@ -22,7 +22,7 @@ func (e *Engine) ResizeCache(bytes int64) (before int64, err error) {
 	if bytes < lowest || bytes > most {
 		return 0, &CacheSizeError{Bytes: bytes, Min: lowest, Max: most}
 	}
-	if err := e.pages.cache.Resize(bytes); err != nil {
+	if err := e.pages.Resize(bytes); err != nil {
 		return 0, err
 	}
 	o.CacheBytes = bytes

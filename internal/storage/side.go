@@ -13,6 +13,7 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/btree"
 	"github.com/epochkv/epochkv/internal/storage/page"
 	"github.com/epochkv/epochkv/internal/storage/pager"
+	"github.com/epochkv/epochkv/internal/storage/pagesource"
 )
 
 // The side tree lets checkpoints go round pages of the tree that cannot be read any more (ADR 0018).
@@ -271,7 +272,7 @@ func readRepairTree(p *pager.Pager, store *blob.Store) (*repairTree, error) {
 func readRecords(p *pager.Pager, store *blob.Store, root btree.Root) (*repairTree, error) {
 	s := &repairTree{root: root}
 	var c btree.Cursor
-	c.Reset(wholeTreeSource{p}, root, keys.MaxEpoch, []byte{byte(keys.SpaceRepairTree)}, []byte{byte(keys.SpaceRepairTree) + 1})
+	c.Reset(pagesource.WholeTree{Pager: p}, root, keys.MaxEpoch, []byte{byte(keys.SpaceRepairTree)}, []byte{byte(keys.SpaceRepairTree) + 1})
 	for ok := c.First(); ok; ok = c.Next() {
 		value := c.Version().Value
 		if c.Version().Large {
@@ -293,26 +294,13 @@ func readRecords(p *pager.Pager, store *blob.Store, root btree.Root) (*repairTre
 	return s, nil
 }
 
-// keeping is a source whose pages stay, for walks that need a path of them.
-type wholeTreeSource struct{ pager *pager.Pager }
-
-// Page implements btree.Source.
-func (k wholeTreeSource) Page(id page.ID, level int) ([]byte, error) {
-	return newDirect(k.pager).Page(id, level)
-}
-
-// refusing is a source that does not show lost pages, whatever their bytes are.
-type skippingSource struct {
-	btree.Source
-	repairTree *repairTree
-	pager      *pager.Pager
-}
-
-// Page implements btree.Source.
-func (r skippingSource) Page(id page.ID, level int) ([]byte, error) {
-	if _, lost := r.repairTree.avoid[id]; lost {
-		i := slices.IndexFunc(r.repairTree.pages, func(p quarantinedPage) bool { return p.id == id })
-		return nil, r.pager.Corrupt(id, r.repairTree.pages[i].reason)
-	}
-	return r.Source.Page(id, level)
+// skipping is a source that does not return quarantined pages.
+func (s *repairTree) skipping(source btree.Source, p *pager.Pager) btree.Source {
+	return pagesource.Skipping{Source: source, Refuse: func(id page.ID) error {
+		if _, skipped := s.avoid[id]; !skipped {
+			return nil
+		}
+		i := slices.IndexFunc(s.pages, func(q quarantinedPage) bool { return q.id == id })
+		return p.Corrupt(id, s.pages[i].reason)
+	}}
 }

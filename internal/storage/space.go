@@ -111,7 +111,7 @@ func (s *spaceCounter) count(ctx context.Context) error {
 	if s.side == nil {
 		return s.walk(ctx, newDirect(s.state), rootOf(s.state.State()))
 	}
-	if err := s.walk(ctx, skippingSource{newDirect(s.state), s.side, s.state}, rootOf(s.state.State())); err != nil {
+	if err := s.walk(ctx, s.side.skipping(newDirect(s.state), s.state), rootOf(s.state.State())); err != nil {
 		return err
 	}
 	s.keys.interrupt()

@@ -94,12 +94,12 @@ type GenerationStats struct {
 
 // Stats reads the counters.
 func (e *Engine) Stats() Stats {
-	v := e.view.Load()
+	v, pages := e.view.Load(), e.pages.Stats()
 	s := Stats{
 		Dir: e.options.Dir, PageSize: e.options.PageSize, MemoryBudget: e.options.MemoryBytes, CacheBytes: e.cacheBytes.Load(),
 		Rotations: e.counters.rotations.Load(), MemtablesPrepared: e.preparedTables(), Refused: e.counters.refused.Load(), Log: e.log.Stats(), DiskFree: -1,
 		Stalls: e.counters.stalls.Load(), StallTime: time.Duration(e.counters.stallNanos.Load()), ThrottleDelayPerKiB: e.ThrottleDelayPerKiB(),
-		Cache: e.pages.cache.Stats(), CacheHits: e.readers.hits(), BatchReads: e.pages.batchReads.Load(), BatchPages: e.pages.batchPages.Load(),
+		Cache: pages.Cache, CacheHits: pages.Hits, BatchReads: pages.BatchReads, BatchPages: pages.BatchPages,
 		Tree: e.treeStats(), Pages: e.pager.Stats(), Blobs: e.blobs.Stats(),
 		Pruning: PruneStats{
 			Queued: e.pruner.queued.Load(), Dropped: e.pruner.dropped.Load(), Assisted: e.pruner.assisted.Load(),

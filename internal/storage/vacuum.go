@@ -7,6 +7,7 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/btree"
 	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/storage/pagesource"
 )
 
 const (
@@ -97,7 +98,7 @@ func (e *Engine) vacuumable(live []keys.Epoch) bool {
 // readDeadVersionRatio notes how much of the tree is stale. An error is for those to report who read the tree for its data.
 func (e *Engine) readDeadVersionRatio(root btree.Root) {
 	e.vacuum.known = true
-	if share, err := btree.DeadVersionRatio(e.pages.private(), root); err == nil {
+	if share, err := btree.DeadVersionRatio(pagesource.NewMerge(e.pager), root); err == nil {
 		e.vacuum.deadVersions.Store(uint32(share))
 	}
 }
@@ -133,7 +134,7 @@ func (e *Engine) findDeadVersions(h *GCWatermarks) *btree.DeadVersions {
 	if v.repairTree != nil {
 		search.Avoid = v.repairTree.avoid
 	}
-	found, err := search.Find(e.pages.private(), v.root)
+	found, err := search.Find(pagesource.NewMerge(e.pager), v.root)
 	if err != nil {
 		return nil // a device that cannot be read will be heard of; nothing is lost but time
 	}

@@ -1,0 +1,57 @@
+package pagesource
+
+import (
+	"github.com/epochkv/epochkv/internal/cache"
+	"github.com/epochkv/epochkv/internal/pin"
+	"github.com/epochkv/epochkv/internal/storage/page"
+)
+
+// Reader is one session's source of tree and blob pages. It reads through the cache and counts hits. The count is in a
+// cache line of the reader's own, so that a hit writes nothing shared. A Reader is not for concurrent use. A session
+// keeps its Reader and uses it again, because Cached keeps a reference to each of them.
+type Reader struct {
+	cached *Cached
+	hits   pin.Counter
+}
+
+// NewReader makes a reader.
+func (c *Cached) NewReader() *Reader {
+	r := &Reader{cached: c}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.readers = append(c.readers, r)
+	return r
+}
+
+// Hits is how many pages the reader found in memory.
+func (r *Reader) Hits() uint64 { return r.hits.Count() }
+
+// Page implements btree.Source. The bytes are valid until the caller leaves the guard of its slot.
+func (r *Reader) Page(id page.ID, level int) ([]byte, error) {
+	return r.cached.cache.Visit(cache.ID(id), hintFor(level), &r.hits)
+}
+
+// BlobPage implements blob.PageSource.
+func (r *Reader) BlobPage(id page.ID) ([]byte, error) {
+	return r.cached.cache.Visit(cache.ID(id), cache.Default, &r.hits)
+}
+
+// Pages implements btree.BatchSource. Pages that are not in memory are read in one submission.
+func (r *Reader) Pages(ids []page.ID, level int, out [][]byte) error {
+	return r.cached.batch(ids, level, out, &r.hits)
+}
+
+// Scanner is a Reader whose visits make no leaf hot: a scan of any length leaves the pages of point reads in the cache.
+type Scanner Reader
+
+// Scanner returns the reader as the source of a scan.
+func (r *Reader) Scanner() *Scanner { return (*Scanner)(r) }
+
+// Page implements btree.Source.
+func (s *Scanner) Page(id page.ID, level int) ([]byte, error) {
+	hint := cache.Low
+	if level > 0 {
+		hint = cache.VeryHigh
+	}
+	return s.cached.cache.Visit(cache.ID(id), hint, &s.hits)
+}
