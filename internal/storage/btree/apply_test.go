@@ -6,8 +6,8 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 )
 
-// putAll merges entries, sorted by key and then newest first, instead of in's Input. Neighbours share one descent, and each page
-// is read and written once.
+// putAll merges entries, sorted by key and then newest first, instead of in's Input. Neighbours
+// share one descent, and each page is read and written once.
 func putAll(ctx context.Context, in MergeInput, entries []Entry) (*Result, error) {
 	in.Input = func() Input { return &SliceInput{Entries: entries} }
 	return Merge(ctx, &in)
@@ -18,9 +18,10 @@ func removeAll(ctx context.Context, in MergeInput, sorted [][]byte, e keys.Epoch
 	return putAll(ctx, in, stamped(sorted, e, keys.KindDelete))
 }
 
-// invokeAll is read-modify-write in one descent: for each of the sorted keys fn sees the newest version in the tree, if found, and answers
-// with the key's version at epoch e. An answer of kind KindNone leaves the key as it is. The answer's epoch is ignored; its
-// value must stay as it is until fn is called again, or, if it is longer than page.InlineMax, until invokeAll returns. Workers
+// invokeAll is read-modify-write in one descent: for each of the sorted keys fn gets the newest
+// version in the tree, if found, and returns the key's version at epoch e. A result of kind
+// KindNone leaves the key as it is. The result's epoch is ignored; its value must not change until
+// fn is called again, or, if it is longer than page.InlineMax, until invokeAll returns. Workers
 // call fn concurrently.
 func invokeAll(ctx context.Context, in MergeInput, sorted [][]byte, e keys.Epoch, fn func(key []byte, old Version, found bool) Version) (*Result, error) {
 	in.Invoke = func(entry Entry, old Version, found bool) Entry {

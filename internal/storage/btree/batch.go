@@ -7,26 +7,29 @@ import (
 
 // BatchSource fetches many pages in one submission.
 type BatchSource interface {
-	// Pages puts page ids[i] into pages[i], for all i. The ids differ. What pages hold must stay as it is until the next call:
-	// a source may then take up another pin, so that a batch needs no more frames than FindWindow.
+	// Pages puts page ids[i] into pages[i], for all i. The ids differ. The pages must not change
+	// until the next call. A source may release its pins at the next call, so that a batch needs no
+	// more frames than FindWindow.
 	Pages(ids []page.ID, level int, pages [][]byte) error
 }
 
-// FindWindow is how many keys FindAll looks up at a time, and the most pages it needs at once. Rings of 64 reads kept the device
-// busier than 32, and more gained nothing.
+// FindWindow is how many keys FindAll looks up at a time, and the most pages that it needs at once.
+// Rings of 64 reads kept the device busier than 32, and more gained nothing.
 const FindWindow = 64
 
-// Finder looks up many keys at once. It keeps its buffers: a Finder that is used again allocates nothing. The zero Finder is ready.
+// Finder looks up many keys at once. It keeps its buffers: a Finder that is used again allocates
+// nothing. The zero Finder is ready.
 type Finder struct {
 	ids   [FindWindow]page.ID
 	pages [FindWindow][]byte
-	slot  [FindWindow]int // by key: its page among pages
+	slot  [FindWindow]int // by key: index of its page in pages
 
-	loaded byte // what touchLeaves loads, so that no compiler finds it unused
+	loaded byte // what prefetchLeaves loads, so that no compiler finds it unused
 }
 
-// FindAll calls visit for each of the sorted keys, in order, with its newest version not newer than at. Each page is fetched
-// once per window of keys, all pages of a level together. The version lives until visit returns.
+// FindAll calls visit for each of the sorted keys, in order, with its newest version that is not
+// newer than at. Each page is fetched once per window of keys, all pages of a level together. The
+// version is valid until visit returns.
 func (f *Finder) FindAll(src BatchSource, root Root, sorted [][]byte, at keys.Epoch, visit func(i int, v Version, ok bool) error) error {
 	for from := 0; from < len(sorted); from += FindWindow {
 		window := sorted[from:min(from+FindWindow, len(sorted))]
@@ -52,7 +55,8 @@ func (f *Finder) FindAll(src BatchSource, root Root, sorted [][]byte, at keys.Ep
 	return nil
 }
 
-// touchLeaves loads the lines with which a search of a leaf begins, for all of the window's keys before the first one is waited for.
+// prefetchLeaves loads the cache lines with which a search of a leaf begins, for all keys of the
+// window, before the first of them is waited for.
 func (f *Finder) prefetchLeaves(keys int) {
 	for _, p := range f.pages[:f.slot[keys-1]+1] {
 		f.loaded += page.Leaf(p).Prefetch()
@@ -83,7 +87,8 @@ func (f *Finder) descend(src BatchSource, root Root, window [][]byte, at keys.Ep
 	}
 }
 
-// fanOut replaces each key's page by the child that it belongs to, and returns how many children there are.
+// fanOut replaces each key's page by the child that it belongs to, and returns how many children
+// there are.
 func (f *Finder) fanOut(window [][]byte, at keys.Epoch) int {
 	count := 0
 	for i, key := range window {

@@ -13,7 +13,8 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
-// Pages implements BatchSource, and turns the pages of the call before to rubbish, as a caller must expect.
+// Pages implements BatchSource. It overwrites the pages of the previous call, as a caller must
+// expect.
 func (s *store) Pages(ids []page.ID, level int, pages [][]byte) error {
 	for _, p := range s.lent {
 		clear(p)
@@ -30,7 +31,7 @@ func (s *store) Pages(ids []page.ID, level int, pages [][]byte) error {
 	return nil
 }
 
-// compareFindAll looks up every key at once, and some that are not there.
+// compareFindAll looks up every key at once, and some that do not exist.
 func (w *workload) compareFindAll(t *testing.T, s *store, root Root) {
 	t.Helper()
 	all := slices.Sorted(maps.Keys(w.m))
@@ -93,7 +94,8 @@ func (q quiet) Pages(ids []page.ID, _ int, pages [][]byte) error {
 	return nil
 }
 
-// TestInvokeAllSeesKeysBetweenThoseOfALeafAsMissing has every second key in the tree and invokes all.
+// TestInvokeAllSeesKeysBetweenThoseOfALeafAsMissing has every second key in the tree and invokes
+// all.
 func TestInvokeAllSeesKeysBetweenThoseOfALeafAsMissing(t *testing.T) {
 	s := newStore(512)
 	var all, odd [][]byte
@@ -121,7 +123,8 @@ func TestInvokeAllSeesKeysBetweenThoseOfALeafAsMissing(t *testing.T) {
 	}
 }
 
-// TestInvokeAllReadsAndWritesInOneDescent counts a thousand counters up, some of which do not exist yet.
+// TestInvokeAllReadsAndWritesInOneDescent counts a thousand counters up, some of which do not exist
+// yet.
 func TestInvokeAllReadsAndWritesInOneDescent(t *testing.T) {
 	s := newStore(512)
 	ctx := context.Background()

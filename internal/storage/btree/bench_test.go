@@ -16,7 +16,8 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
-// arrayStore is a source without a map or a lock: pages by id in a slice. It measures the tree alone.
+// arrayStore is a source without a map or a lock: pages by id in a slice. It measures the tree
+// alone.
 type arrayStore struct {
 	size  int
 	mem   []byte
@@ -80,7 +81,8 @@ func sample(entries []Entry, n int) (cuts [][]byte) {
 	return cuts
 }
 
-// randomPuts is n versions of random 16-byte keys (and a keyspace byte) with values of the given size, sorted.
+// randomPuts is n versions of random 16-byte keys (and a keyspace byte) with values of the given
+// size, sorted.
 func randomPuts(n, valueSize int, seed uint64, epoch keys.Epoch) []Entry {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	value := make([]byte, valueSize)
@@ -100,7 +102,8 @@ func randomPuts(n, valueSize int, seed uint64, epoch keys.Epoch) []Entry {
 	return out
 }
 
-// cpuPer reports the processor time of each operation, which other work on the machine disturbs less than the clock.
+// cpuPer reports the processor time of each operation, which other work on the machine disturbs
+// less than the clock.
 func cpuPer(b *testing.B) func() {
 	used := func() int64 {
 		var u unix.Rusage
@@ -130,7 +133,7 @@ var benchMillion = sync.OnceValue(func() *benchTree {
 		panic(err)
 	}
 	t.root = res.Root
-	// The probes lie one behind the other, so that fetching the key is not what is measured.
+	// Each probe is stored after the one before, so that fetching the key is not what is measured.
 	buf := make([]byte, 0, 17*n)
 	for _, i := range rand.New(rand.NewPCG(2, 0)).Perm(n) {
 		buf = append(buf, t.entries[i].Key...)
@@ -151,7 +154,7 @@ func BenchmarkGet(b *testing.B) {
 					for i := range b.N {
 						key := t.probes[(i+g<<19)&(1<<20-1)]
 						if v, ok, err := Get(t.store, t.root, key, 5); !ok || err != nil || len(v.Value) != 100 {
-							panic("lost key")
+							panic("missing key")
 						}
 					}
 				})
@@ -181,7 +184,7 @@ func BenchmarkSeek(b *testing.B) {
 	defer cpuPer(b)()
 	for i := range b.N {
 		if !c.SeekGE(t.probes[i&(1<<20-1)]) {
-			panic("lost")
+			panic("missing key")
 		}
 	}
 }
@@ -235,7 +238,8 @@ func BenchmarkScan(b *testing.B) {
 	}
 }
 
-// BenchmarkMerge merges random new keys into a million, in memory: what a checkpoint costs without I/O.
+// BenchmarkMerge merges random new keys into a million, in memory: what a checkpoint costs without
+// I/O.
 func BenchmarkMerge(b *testing.B) {
 	t := benchMillion()
 	for _, n := range []int{1, 200, 10_000, 300_000} {

@@ -7,17 +7,20 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
-// Cursor walks the keys of a tree at one epoch, both ways: of each key it shows the newest version that is not newer than the
-// epoch, and no key whose version is a tombstone. The zero Cursor is ready for Reset. A cursor that is used again
-// allocates nothing.
+// Cursor walks the keys of a tree at one epoch, in both directions. Of each key it shows the newest
+// version that is not newer than the epoch; it shows no key whose version is a tombstone. The zero
+// Cursor is ready for Reset. A cursor that is used again allocates nothing.
 //
-// What the cursor shows, and all pages it stands on, live as long as the pin under which it moves. To go on under another pin, Reset
-// and seek to the last key.
+// What the cursor shows, and all pages of its path, are valid as long as the pin under which it
+// moves. To continue under another pin, call Reset and seek to the last key.
 type Cursor struct {
-	// BeforeLeaf, if set, is called before the cursor enters leaf id, by a seek or by a step, so that somebody may read what is Ahead.
+	// BeforeLeaf, if set, is called before the cursor enters leaf id, by a seek or by a step, so
+	// that the leaves that Ahead names can be read in advance.
 	BeforeLeaf func(c *Cursor, id page.ID, forward, seek bool)
-	// LeavesMax, if not zero, is how many leaves the cursor enters after Reset before it halts instead of stepping into another one: however many
-	// deleted keys stand side by side, one step does a bounded amount of work. At least two, so that each halt is further than the one before.
+	// LeavesMax, if not zero, is how many leaves the cursor enters after Reset before it pauses
+	// instead of entering another one. So one step does a bounded amount of work, however many
+	// deleted keys are next to each other. It is at least two, so that each pause is further than
+	// the one before.
 	LeavesMax int
 
 	src    Source
@@ -31,24 +34,25 @@ type Cursor struct {
 	page       page.Leaf
 	leaf       page.LeafLayout // of page
 	first, end int             // the leaf's entries inside the bounds
-	pos        int             // the entry shown, or the newest version of its key
-	key        []byte          // shown, or last known not to exist; empty after a seek until then
+	pos        int             // the current entry, or the newest version of its key
+	key        []byte          // current, or last known not to exist; empty after a seek until then
 	entered    bool            // key is not from this leaf
 	visited    int             // leaves entered since Reset
 	paused     bool
-	resume     []byte // where a halted cursor's walk goes on
+	resume     []byte // where the walk of a paused cursor continues
 	scratch    []byte
 	version    Version
 }
 
-// step is where the cursor's path passes an inner node.
+// step is the cursor's position in an inner node of its path.
 type step struct {
 	node  page.Inner
 	index int // of the child taken
 }
 
-// Reset makes the cursor walk another tree, epoch, or range: keys in [lo, hi), where an empty bound is none. It stands nowhere until a seek.
-// The bounds must stay as they are while the cursor is used.
+// Reset prepares the cursor for another tree, epoch, or range: keys in [lo, hi), where an empty
+// bound means none. The cursor has no position until a seek. The bounds must not change while the
+// cursor is used.
 func (c *Cursor) Reset(src Source, root Root, at keys.Epoch, lo, hi []byte) {
 	c.src, c.root, c.at, c.lo, c.hi = src, root, at, lo, hi
 	if c.key == nil { // it is written for each entry
@@ -57,17 +61,19 @@ func (c *Cursor) Reset(src Source, root Root, at keys.Epoch, lo, hi []byte) {
 	c.err, c.valid, c.paused, c.visited = nil, false, false, 0
 }
 
-// Halted reports whether the walk stopped for LeavesMax. It goes on, after a Reset, with SeekGE(Resume()) or, backward, with SeekLT(Resume()).
+// Paused reports whether the walk stopped because of LeavesMax. After a Reset it continues with
+// SeekGE(Resume()) or, backward, with SeekLT(Resume()).
 func (c *Cursor) Paused() bool { return c.paused }
 
-// Resume is where a halted walk goes on. It lives until the next Reset.
+// Resume is where a paused walk continues. It is valid until the next Reset.
 func (c *Cursor) Resume() []byte { return c.resume }
 
 // exhausted reports whether the cursor must not enter another leaf.
 func (c *Cursor) exhausted() bool { return c.LeavesMax > 0 && c.visited >= c.LeavesMax }
 
-// haltForward stops in front of the leaf whose lower bound is sep. All keys before the bound are decided. If the versions of one key continue
-// behind it, that key may be undecided, and a seek finds its place among them; or it is the one in hand, which is decided.
+// pauseForward stops before the leaf whose lower bound is sep. All keys before the bound are
+// decided. If the versions of one key continue after it, that key may be undecided, and a seek
+// finds its versions; or it is the current key, which is decided.
 func (c *Cursor) pauseForward(sep page.Separator) bool {
 	decided := bytes.Equal(sep.Key, c.key)
 	c.resume = append(c.resume[:0], sep.Key...)
@@ -78,8 +84,8 @@ func (c *Cursor) pauseForward(sep page.Separator) bool {
 	return false
 }
 
-// haltBackward stops behind the leaf that ends at sep, the lower bound of the leaf in hand. A key whose versions are said to continue there and do
-// not is still undecided.
+// pauseBackward stops after the leaf that ends at sep, the lower bound of the current leaf. If the
+// bound says that a key's versions continue after it, and they do not, the key is still undecided.
 func (c *Cursor) pauseBackward(sep page.Separator) bool {
 	c.resume = append(c.resume[:0], sep.Key...)
 	if sep.Trailer != page.NoTrailer {
@@ -89,16 +95,16 @@ func (c *Cursor) pauseBackward(sep page.Separator) bool {
 	return false
 }
 
-// Valid reports whether the cursor stands on a key.
+// Valid reports whether the cursor is on a key.
 func (c *Cursor) Valid() bool { return c.valid }
 
 // Err is what ended the walk early, or nil.
 func (c *Cursor) Err() error { return c.err }
 
-// Key is the key that the cursor stands on. It lives until the cursor moves.
+// Key is the current key. It is valid until the cursor moves.
 func (c *Cursor) Key() []byte { return c.key }
 
-// Version is what the cursor's key holds at its epoch. Its value aliases the page.
+// Version is the version of the current key at the cursor's epoch. Its value aliases the page.
 func (c *Cursor) Version() *Version { return &c.version }
 
 // First moves to the first key.
@@ -120,7 +126,7 @@ func (c *Cursor) SeekGE(key []byte) bool {
 	return c.stepTo()
 }
 
-// SeekLT moves to the last key that is less than key. An empty key is behind all others.
+// SeekLT moves to the last key that is less than key. An empty key is after all others.
 func (c *Cursor) SeekLT(key []byte) bool {
 	if len(c.hi) != 0 && (len(key) == 0 || bytes.Compare(key, c.hi) > 0) {
 		key = c.hi
@@ -140,13 +146,13 @@ func (c *Cursor) SeekLT(key []byte) bool {
 	return c.stepBack()
 }
 
-// Next moves to the next key. The cursor must stand on one.
+// Next moves to the next key. The cursor must be on a key.
 func (c *Cursor) Next() bool {
 	c.pos = c.groupEnd(c.pos)
 	return c.stepTo()
 }
 
-// Prev moves to the key before. The cursor must stand on one.
+// Prev moves to the key before. The cursor must be on a key.
 func (c *Cursor) Prev() bool {
 	g := c.groupStart(c.pos)
 	if g == 0 && c.continued() {
@@ -159,7 +165,7 @@ func (c *Cursor) Prev() bool {
 	return c.stepBack()
 }
 
-// groupEnd is the entry behind those of the key at i.
+// groupEnd is the entry after those of the key at i.
 func (c *Cursor) groupEnd(i int) int {
 	for i++; i < c.end && c.leaf.Same(i); {
 		i++
@@ -167,7 +173,7 @@ func (c *Cursor) groupEnd(i int) int {
 	return i
 }
 
-// groupStart is the first entry here of the key at i.
+// groupStart is the first entry in this leaf of the key at i.
 func (c *Cursor) groupStart(i int) int {
 	for c.leaf.Same(i) {
 		i--
@@ -175,7 +181,8 @@ func (c *Cursor) groupStart(i int) int {
 	return i
 }
 
-// settle shows the first key at or behind pos that exists at the epoch. The entry at pos begins a key, or ends the leaf.
+// stepTo shows the first key at or after pos that exists at the epoch. The entry at pos begins a
+// key, or pos is the end of the leaf.
 func (c *Cursor) stepTo() bool {
 	for {
 		for c.pos < c.end {
@@ -203,7 +210,7 @@ func (c *Cursor) stepTo() bool {
 	}
 }
 
-// settleBack shows the last key in front of pos that exists at the epoch.
+// stepBack shows the last key before pos that exists at the epoch.
 func (c *Cursor) stepBack() bool {
 	for {
 		for c.pos > c.first {
@@ -231,8 +238,8 @@ func (c *Cursor) stepBack() bool {
 	}
 }
 
-// showAcross shows the leaf's first key, which has newer versions in leaves before, or passes it if it does not exist. Either way the
-// cursor then stands at its newest version.
+// showAcross shows the leaf's first key, which has newer versions in earlier leaves, or skips it if
+// it does not exist. Either way the cursor is then at its newest version.
 func (c *Cursor) showAcross() bool {
 	suffix, _, _, _ := c.leaf.At(0)
 	c.setKey(suffix)
@@ -257,7 +264,7 @@ func (c *Cursor) show(suffix []byte, t keys.Trailer, value []byte, large bool) {
 	c.valid = true
 }
 
-// setKey makes the key with this suffix the one in hand. The prefix is copied once for each leaf.
+// setKey makes the key with this suffix the current one. The prefix is copied once for each leaf.
 func (c *Cursor) setKey(suffix []byte) {
 	n := len(c.leaf.Prefix())
 	if c.entered {
@@ -271,7 +278,8 @@ func (c *Cursor) fail(err error) bool {
 	return false
 }
 
-// seek descends on behalf of who goes on in a direction from there. The trailer chooses among leaves with versions of key.
+// seek descends to key; the walk continues from there in the given direction. The trailer chooses
+// among leaves with versions of key.
 func (c *Cursor) seek(key []byte, t keys.Trailer, forward bool) bool {
 	id, ok := c.pathTo(key, t)
 	if !ok {
@@ -334,7 +342,7 @@ func (c *Cursor) descendEdge(id page.ID, level int, last, seek bool) bool {
 	return c.enter(id)
 }
 
-// enter makes leaf id the one that the cursor is in.
+// enter makes leaf id the current one.
 func (c *Cursor) enter(id page.ID) bool {
 	p, err := fetch(c.src, id, 0)
 	if err != nil {
@@ -354,7 +362,8 @@ func (c *Cursor) enter(id page.ID) bool {
 	return true
 }
 
-// nextLeaf enters the next leaf, if it can hold keys inside the bounds, and stands on the first entry of a key not yet decided.
+// nextLeaf enters the next leaf, if it can hold keys inside the bounds, and moves to the first
+// entry of a key that is not decided yet.
 func (c *Cursor) nextLeaf() bool {
 	c.valid = false
 	if c.end < c.leaf.Count() {
@@ -384,7 +393,8 @@ func (c *Cursor) nextLeaf() bool {
 	return true
 }
 
-// prevLeaf enters the leaf before, if it can hold keys inside the bounds, and stands behind its last entry.
+// prevLeaf enters the leaf before, if it can hold keys inside the bounds, and moves past its last
+// entry.
 func (c *Cursor) prevLeaf() bool {
 	c.valid = false
 	if c.first > 0 {
@@ -409,7 +419,7 @@ func (c *Cursor) prevLeaf() bool {
 	return true
 }
 
-// turn is the lowest level at which the path can go one child back.
+// turn is the lowest level at which the path can move one child back.
 func (c *Cursor) turn() int {
 	level := 1
 	for level <= c.root.Level && c.path[level].index == 0 {
@@ -451,8 +461,9 @@ func (c *Cursor) Bounded(forward bool) bool {
 	return len(c.lo) != 0
 }
 
-// Ahead fills ids with the leaf that the cursor is about to enter and those behind it in its direction, as far as they have the same
-// parent and can hold keys inside the bounds, and returns how many there are. It is for BeforeLeaf.
+// Ahead fills ids with the leaf that the cursor is about to enter and the following ones in its
+// direction, as far as they have the same parent and can hold keys inside the bounds. It returns
+// how many there are. It is for BeforeLeaf.
 func (c *Cursor) Ahead(ids []page.ID, forward bool) int {
 	s := &c.path[1]
 	n := 0

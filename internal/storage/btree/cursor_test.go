@@ -9,8 +9,8 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 )
 
-// compareCursor walks the tree with one cursor at several epochs and bounds, in random steps, and compares each stop with
-// the model.
+// compareCursor walks the tree with one cursor at several epochs and bounds, in random steps, and
+// compares each stop with the model.
 func (w *workload) compareCursor(t *testing.T, s *store, root Root, live []keys.Epoch) {
 	t.Helper()
 	all := slices.Sorted(maps.Keys(w.m))
@@ -32,7 +32,7 @@ func (w *workload) compareCursor(t *testing.T, s *store, root Root, live []keys.
 		}
 		c.Reset(s, root, at, []byte(lo), []byte(hi))
 		w.walk(t, s, &c, at, want)
-		haltingWalks(t, s, root, at, lo, hi, want)
+		pausingWalks(t, s, root, at, lo, hi, want)
 	}
 }
 
@@ -85,8 +85,8 @@ func (w *workload) walk(t *testing.T, s *store, c *Cursor, at keys.Epoch, want [
 	}
 }
 
-// haltingWalks finds the same keys in steps of two leaves, going on where each halts.
-func haltingWalks(t *testing.T, s *store, root Root, at keys.Epoch, lo, hi string, want []string) {
+// pausingWalks finds the same keys in steps of two leaves, and continues where each pauses.
+func pausingWalks(t *testing.T, s *store, root Root, at keys.Epoch, lo, hi string, want []string) {
 	t.Helper()
 	c := Cursor{LeavesMax: 2}
 	reset := func() { c.Reset(s, root, at, []byte(lo), []byte(hi)) }

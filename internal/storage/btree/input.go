@@ -8,7 +8,8 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
-// Entry is one version on its way into the tree. A Large entry's value is a page.Ref that was placed already.
+// Entry is one version on its way into the tree. The value of a Large entry is a page.Ref to a
+// value that is already stored.
 type Entry struct {
 	Key     []byte
 	Value   []byte
@@ -16,13 +17,15 @@ type Entry struct {
 	Large   bool
 }
 
-// Input is a sorted stream of versions: key ascending, newest first. Every worker of a merge has its own.
+// Input is a sorted stream of versions: key ascending, newest first. Every worker of a merge has
+// its own.
 //
-// Key and value of an entry need live only until the following Next, except for values longer than page.InlineMax, which must
-// stay until Merge returns: they are placed when their leaf gets its id. A source that cannot promise that places
-// them itself and delivers Large entries.
+// Key and value of an entry need to stay valid only until the following Next, except values longer
+// than page.InlineMax: these must stay valid until Merge returns, because they are stored when
+// their leaf gets its id. An input that cannot promise this stores them itself and returns Large
+// entries.
 type Input interface {
-	// SeekGE moves in front of the first entry whose key is not less than key.
+	// SeekGE moves to just before the first entry whose key is not less than key.
 	SeekGE(key []byte)
 	// Next fills e with the next entry. False means the end, or an error.
 	Next(e *Entry) bool
@@ -54,14 +57,14 @@ func (s *SliceInput) Next(e *Entry) bool {
 // Err implements Input.
 func (s *SliceInput) Err() error { return nil }
 
-// peeker is an Input with its next entry in sight.
+// peeker is an Input whose next entry is read in advance.
 type peeker struct {
 	in    Input
 	entry Entry
 	ok    bool
 }
 
-// seek makes the first entry at or behind s the current one.
+// seek makes the first entry at or after s the current one.
 func (p *peeker) seek(s page.Separator) {
 	p.in.SeekGE(s.Key)
 	for p.next(); p.ok && s.Compare(p.entry.Key, p.entry.Trailer) > 0; {
@@ -69,7 +72,7 @@ func (p *peeker) seek(s page.Separator) {
 	}
 }
 
-// skip passes all entries in front of bound.
+// skip skips all entries before bound.
 func (p *peeker) skip(bound *page.Separator) {
 	if bound != nil {
 		p.seek(*bound)
@@ -80,7 +83,7 @@ func (p *peeker) skip(bound *page.Separator) {
 
 func (p *peeker) next() { p.ok = p.in.Next(&p.entry) }
 
-// before reports whether there is an entry in front of bound.
+// before reports whether there is an entry before bound.
 func (p *peeker) before(bound *page.Separator) bool {
 	return p.ok && (bound == nil || bound.Compare(p.entry.Key, p.entry.Trailer) > 0)
 }

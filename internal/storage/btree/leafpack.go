@@ -7,14 +7,15 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
-// leafPacker turns a run of entries into leaves. It keeps up to two leaves back, so that it can decide how to cut the end of
-// the run when it knows where that is: a long run fills its leaves to the fill target, the last two leaves share what
-// is left, and a run that only grows at its end (ascending keys) leaves full leaves behind it.
+// leafPacker turns a run of entries into leaves. It keeps up to two unwritten leaves, so that it
+// decides how to cut the end of the run once it knows where the run ends: a long run fills its
+// leaves to the fill target, the last two leaves share the rest, and a run that only grows at its
+// end (ascending keys) leaves full leaves.
 type leafPacker struct {
 	regions      [2]leafRegion
 	second       bool // regions[1] is in use
 	appended     int  // entries at the end of the run that the old tree did not have
-	deadVersions bool // the run has a stale entry
+	deadVersions bool // the run has a superseded version or a tombstone
 	pageSize     int
 	soft         int // where a long run cuts its leaves
 	checkpoint   uint64
@@ -23,29 +24,30 @@ type leafPacker struct {
 	out          []item
 }
 
-// leafRegion is a leaf in the making. Entries point into buf: growing it leaves the old array to those that point there.
+// leafRegion is an unwritten leaf. Its entries point into buf; when buf grows, earlier entries
+// still point into the old array.
 type leafRegion struct {
-	bound   page.Separator // nothing in the region lies before it
+	bound   page.Separator // nothing in the region is before it
 	entries []page.Entry
 	large   []largeValue
 	size    page.LeafSize
 	buf     []byte
 }
 
-// largeValue is a value to be placed; its reference goes to entries[entry].
+// largeValue is a value that is still to be stored; its reference goes to entries[entry].
 type largeValue struct {
 	entry int
 	value []byte
 }
 
-// item is one child of the new tree: an old page that stays, or a new one that still lacks its id.
+// item is one child of the new tree: an old page that stays, or a new one that has no id yet.
 type item struct {
 	page.Child
-	page  []byte // nil if the child stays as it was
+	page  []byte // nil if the child is unchanged
 	large []storedValue
 }
 
-// placement is where in a page the reference of a large value belongs.
+// storedValue says at which offset of a page the reference of a large value belongs.
 type storedValue struct {
 	offset int
 	value  []byte
@@ -65,16 +67,18 @@ func (k *leafPacker) begin(bound page.Separator) {
 
 func (k *leafPacker) empty() bool { return len(k.regions[0].entries) == 0 }
 
-// underfull reports whether what is pending should rather share a leaf with its neighbour.
+// underfull reports whether the unwritten entries should share a leaf with their neighbour.
 func (k *leafPacker) underfull() bool {
 	return !k.second && !k.empty() && k.regions[0].size.Bytes() < leastBytes(k.pageSize)
 }
 
-// leastBytes is how much a page should hold. Two fifths: the halves of a split page stand clear of it, else deletes and inserts
-// around the mark would join and split for ever; and after random deletes pages are more than half full on average.
+// leastBytes is how much a page should hold: two fifths. The halves of a split page are well above
+// that, otherwise deletes and inserts around the limit would join and split for ever; and after
+// random deletes pages are more than half full on average.
 func leastBytes(pageSize int) int { return page.Payload(pageSize) * 2 / 5 }
 
-// add copies e to the end of the run. Values that are too long for a leaf are not copied: they wait for their place.
+// add copies e to the end of the run. Values that are too long for a leaf are not copied: they wait
+// until they are stored.
 func (k *leafPacker) add(e *page.Entry, based bool) {
 	var large []byte
 	if !e.Large && len(e.Value) > page.InlineMax(k.pageSize) {
@@ -115,7 +119,7 @@ func (r *leafRegion) add(e *page.Entry) {
 	r.entries = append(r.entries, *e)
 }
 
-// cut opens the next region in front of e, and emits the first one if both were in use.
+// cut opens the next region before e, and emits the first one if both were in use.
 func (k *leafPacker) cut(e *page.Entry) *leafRegion {
 	if k.second {
 		k.emit(&k.regions[0])
@@ -127,7 +131,7 @@ func (k *leafPacker) cut(e *page.Entry) *leafRegion {
 	return &k.regions[1]
 }
 
-// flush ends the run: what is pending becomes one leaf or two.
+// flush ends the run: the unwritten entries become one leaf or two.
 func (k *leafPacker) flush() {
 	if k.empty() {
 		return
@@ -142,9 +146,10 @@ func (k *leafPacker) flush() {
 	k.regions[0].entries, k.second = k.regions[0].entries[:0], false
 }
 
-// balance decides how the last two leaves of a run divide its entries. One leaf takes all if they fit. If the first can be filled and
-// leave to the second only entries that the old tree did not have, keys are ascending here: the first will not be touched again.
-// Otherwise a short second leaf gets half.
+// balance decides how the last two leaves of a run divide its entries. One leaf takes all if they
+// fit. If the first leaf can be filled so that the second has only entries that the old tree did
+// not have, keys are ascending here and the first leaf will not change again. Otherwise a short
+// second leaf gets half of the entries.
 func (k *leafPacker) balance() {
 	a, b := &k.regions[0], &k.regions[1]
 	payload := page.Payload(k.pageSize)
@@ -159,7 +164,7 @@ func (k *leafPacker) balance() {
 	default:
 		cut = halfway(all, from, a.size.Bytes()+b.size.Bytes())
 		for cut < from && fitting(all[cut:], payload) < len(all)-cut {
-			cut++ // entries far from the others would cost the second leaf its prefix
+			cut++ // entries with a different prefix would cost the second leaf its prefix
 		}
 	}
 	for i := range b.large {
@@ -185,8 +190,8 @@ func (k *leafPacker) balance() {
 	}
 }
 
-// halfway is the index at which all divides into two halves by bytes, moved to the start of a key if one is near. The first
-// half holds at least one entry and at most limit.
+// halfway is the index at which all divides into two halves by bytes, moved to the start of a key
+// if one is near. The first half holds at least one entry and at most limit.
 func halfway(all []page.Entry, limit, total int) int {
 	bytes, cut := 0, 0
 	for cut < limit && bytes < total/2 {
@@ -226,7 +231,7 @@ func (k *leafPacker) emit(r *leafRegion) {
 	p := k.pages.get()
 	newest := page.BuildLeaf(p, k.checkpoint, r.entries)
 	it := item{Child: page.Child{Separator: r.bound, Newest: newest}, page: p}
-	if k.deadVersions || r.bound.Trailer != page.NoTrailer { // looking over every leaf again cost 3 % of a merge
+	if k.deadVersions || r.bound.Trailer != page.NoTrailer { // computing the ratio for every leaf cost 3 % of a merge
 		it.DeadVersions = ratioOf(p, 0, &r.bound)
 	}
 	for _, l := range r.large {
@@ -235,10 +240,10 @@ func (k *leafPacker) emit(r *leafRegion) {
 	k.out = append(k.out, it)
 }
 
-// arena holds the keys of separators, which outlive the leaves they came from.
+// arena holds the keys of separators, which live longer than their leaves.
 type arena struct{ buf []byte }
 
-// keep copies key.
+// copy copies key into the arena.
 func (a *arena) copy(key []byte) []byte {
 	if len(key) > cap(a.buf)-len(a.buf) {
 		a.buf = make([]byte, 0, max(4096, len(key)))

@@ -10,7 +10,7 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
-// Errors that an input earns. Nothing of it is then in any tree.
+// Errors of an input. After one of them no tree has any entry of the input.
 var (
 	// ErrKeySize means a key that is empty or longer than page.KeySizeMax.
 	ErrKeySize = errors.New("btree: key size out of bounds")
@@ -21,47 +21,55 @@ var (
 // MergeInput says what to merge into what, and how.
 type MergeInput struct {
 	Base       Root
-	Checkpoint uint64 // number that new pages carry
+	Checkpoint uint64 // number that new pages get
 	PageSize   int
 	Policy     Policy
 
-	// Input returns a stream over all of the new versions. It is called once for each worker, and once for the planner.
+	// Input returns a stream of all new versions. It is called once for each worker, and once for
+	// the planner.
 	Input func() Input
-	// Look, if set, returns one more stream like Input, for each worker whose source is a Foreseer: with it the worker finds out which leaves
-	// of a part it is going to read. Seeks on it should be cheap, a leaf's worth apart.
+	// Lookahead, if set, returns one more stream like Input for each worker whose source is a
+	// Prefetcher. The worker finds out with it which leaves of a partition it is going to read.
+	// Seeks on it, about one for each leaf, should be cheap.
 	Lookahead func() Input
-	// Source returns a source of base pages. It is called once for each worker, once for the planner, and once for the
-	// upper levels. A page that it hands out must stay as it is until the next call of the same source.
+	// Source returns a source of base pages. It is called once for each worker, once for the
+	// planner, and once for the upper levels. A page that it returns must not change until the next
+	// call of the same source.
 	Source func() Source
 	Sink   Sink
 	Values Values // may be nil if no value is longer than page.InlineMax
 
-	// Workers is how many goroutines merge. It changes nothing in the result. Zero means one.
+	// Workers is how many goroutines merge. The result does not depend on it. Zero means one.
 	Workers int
 	// FillPercent is where a long run of entries cuts its pages. Zero means FillDefault.
 	FillPercent int
-	// Cuts are keys at which the work is divided in addition to the tree's own separators: a sample of the input's keys
-	// lets many workers share a merge into a small tree. Sorted, and part of the input: other cuts give other pages.
+	// Cuts are keys at which the work is divided in addition to the tree's own separators: a sample
+	// of the input's keys lets many workers share a merge into a small tree. They are sorted. The
+	// pages of the result depend on them.
 	Cuts [][]byte
-	// Unreadable reports whether an error of a Source concerns one page alone, so that the merge goes round it; see LostError. Nil
-	// stands for a function that denies it.
+	// Unreadable reports whether an error of a Source concerns one page alone, so that the merge
+	// can skip the page; see UnreadableError. Nil means that no error does.
 	Unreadable func(error) bool
-	// Avoid names pages of the base that the merge leaves where they are, unread, with all that is below them: the input should have nothing for
-	// them.
+	// Avoid names pages of the base that the merge leaves where they are, unread, with all pages
+	// below them. The input should have nothing for them.
 	Avoid map[page.ID]struct{}
 	// Relocate moves pages towards the start of the file.
 	Relocate Relocation
-	// Sweep names leaves to be rewritten though no input falls on them, for what they can be rid of; may be nil.
+	// Vacuum names leaves to be rewritten although there is no input for them, because dead
+	// versions can be dropped from them. It may be nil.
 	Vacuum *DeadVersions
-	// Progress, if set, is told after each part how many entries of the input it took in. Workers call it concurrently.
+	// Progress, if set, is called after each partition with the number of input entries that were
+	// consumed. Workers call it concurrently.
 	Progress func(entries int)
-	// Invoke, if set, sees every entry of the input with the newest version that the tree has of its key, and returns the entry
-	// to take in its place, under the same key and a trailer of kind KindNone for none. Workers call it concurrently.
+	// Invoke, if set, sees every entry of the input with the newest version that the tree has of
+	// its key, and returns the entry to take in its place, under the same key and a trailer of kind
+	// KindNone for none. Workers call it concurrently.
 	Invoke func(e Entry, old Version, found bool) Entry
 }
 
-// Relocation asks a merge to rewrite up to Max pages (and their parents) whose id is From or larger. The sink then gives them
-// lower places, so that the end of the file becomes free. The zero Relocation asks for nothing.
+// Relocation asks a merge to rewrite up to Max pages (and their parents) whose id is From or
+// larger. The sink then gives them smaller ids, so that the end of the file becomes free. The zero
+// Relocation relocates nothing.
 type Relocation struct {
 	From page.ID
 	Max  int
@@ -69,23 +77,26 @@ type Relocation struct {
 
 // Sink takes the new pages of a merge.
 type Sink interface {
-	// AllocExtent reserves neighbouring pages, at least one and at most n, of which the merge may leave some unwritten. Calls
-	// come one at a time, in an order that depends on the merge's input only.
+	// AllocExtent reserves neighbouring pages, at least one and at most n, of which the merge may
+	// leave some unwritten. Calls come one at a time, in an order that depends on the merge's input
+	// only.
 	AllocExtent(n int) (first page.ID, count int, err error)
-	// WritePage takes the finished page; p is the caller's again when it returns. Workers call it concurrently, in no order, and
-	// beside AllocExtent.
+	// WritePage takes the finished page. The caller may reuse p after it returns. Workers call it
+	// concurrently, in no order, also during AllocExtent.
 	WritePage(id page.ID, p []byte) error
 }
 
-// Values keeps what is too long for a leaf. Calls come one at a time, in an order that depends on the merge's input only.
+// Values stores values that are too long for a leaf. Calls come one at a time, in an order that
+// depends on the merge's input only.
 type Values interface {
-	// Place stores value and says how to find it.
+	// Store stores value and returns a reference to it.
 	Store(value []byte) (page.Ref, error)
-	// Drop gives up a value that no rewritten leaf refers to any more.
+	// Drop drops a value to which no rewritten leaf refers any more.
 	Drop(ref page.Ref) error
 }
 
-// FillDefault leaves room in the leaves of a long run, so that the next random inserts there need not split them.
+// FillDefault leaves room in the leaves of a long run, so that the next random inserts need not
+// split them.
 const FillDefault = 90
 
 // Result is what a merge made.
@@ -101,10 +112,10 @@ type Stats struct {
 	Keys                  int64 // keys whose newest version is a value
 	Versions              int64
 	Bytes                 int64 // keys and inline values of all versions
-	VersionsDropped       int64 // old and new ones that nobody can see
-	TombstonesDropped     int64 // of those
-	LeavesVacuumed        int   // that no input fell on, and that were rid of something
-	VersionsVacuumed      int64 // what they were rid of
+	VersionsDropped       int64 // dead versions, of the tree and of the input
+	TombstonesDropped     int64 // tombstones among them
+	LeavesVacuumed        int   // leaves without input from which vacuum dropped versions
+	VersionsVacuumed      int64 // versions that vacuum dropped from them
 	Stored, Dropped       int64 // large values
 }
 
@@ -123,7 +134,7 @@ func (s *Stats) Add(o *Stats) {
 	s.Dropped += o.Dropped
 }
 
-// merge is a Merge under way.
+// merge is the state of a running Merge.
 type merge struct {
 	*MergeInput
 	soft    int // bytes at which a long run cuts a page
@@ -133,17 +144,18 @@ type merge struct {
 	unreadablePages unreadablePages
 	refused         refused
 
-	planMu sync.Mutex // guards next and plan; taken before nothing
+	planMu sync.Mutex // guards next and plan; no lock is taken while it is held
 	plan   planner
 	next   func() (*partition, bool)
 }
 
-// Merge writes a new tree that holds the base and the input, less what the policy drops, and shares with the base the
-// pages that nothing touched. On an error the pages allocated so far are the sink's to take back; the base is as it was.
+// Merge writes a new tree that has the base and the input without the versions that the policy
+// drops. It shares with the base the pages that nothing changed. After an error the sink has to
+// take back the pages allocated so far; the base is unchanged.
 func Merge(ctx context.Context, in *MergeInput) (*Result, error) {
 	m := &merge{MergeInput: in, cuts: in.Cuts}
 	if len(in.Avoid) > 0 {
-		m.cuts = nil // a leaf that two parts share is read by both
+		m.cuts = nil // both partitions would read a leaf that they share
 	}
 	fill := in.FillPercent
 	if fill == 0 {
@@ -165,7 +177,7 @@ func Merge(ctx context.Context, in *MergeInput) (*Result, error) {
 	return m.ordered.finish(m.plan.events)
 }
 
-// work runs the workers until the plan has no more parts.
+// work runs the workers until the plan has no more partitions.
 func (m *merge) work(ctx context.Context) error {
 	if m.Workers <= 1 {
 		m.ordered.fail(m.workPartitions(ctx))
@@ -179,7 +191,7 @@ func (m *merge) work(ctx context.Context) error {
 	return m.ordered.err()
 }
 
-// workParts takes part after part.
+// workPartitions merges one partition after the other.
 func (m *merge) workPartitions(ctx context.Context) error {
 	var w *worker
 	for {

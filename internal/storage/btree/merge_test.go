@@ -53,7 +53,8 @@ func deletes(entries []Entry, epoch keys.Epoch) []Entry {
 
 var allVisible = Policy{MinVisible: keys.MaxEpoch}
 
-// TestWorkersDoNotChangeAByte does the same merge with one worker and with several and compares all they did.
+// TestWorkersDoNotChangeAByte does the same merge with one worker and with several and compares
+// everything they wrote.
 func TestWorkersDoNotChangeAByte(t *testing.T) {
 	base := newStore(512)
 	root := base.apply(t, base.mergeInput(Root{}, numbered(0, 20000, 1, 12), allVisible)).Root
@@ -89,8 +90,8 @@ func TestWorkersDoNotChangeAByte(t *testing.T) {
 	}
 }
 
-// TestValuesAroundPageSizesSurvive puts values of every length around the inline limit and the page payload under the shortest and
-// the longest keys, one by one and together.
+// TestValuesAroundPageSizesSurvive puts values of every length around the inline limit and the page
+// payload under the shortest and the longest keys, one by one and together.
 func TestValuesAroundPageSizesSurvive(t *testing.T) {
 	for _, size := range []int{512, 8192, 65536} {
 		s := newStore(size)
@@ -118,7 +119,8 @@ func TestValuesAroundPageSizesSurvive(t *testing.T) {
 	}
 }
 
-// TestKeySizesOutOfBoundsChangeNothing tries the longest key that a page takes, and one byte more, and none.
+// TestKeySizesOutOfBoundsChangeNothing tries the longest key that a page takes, and one byte more,
+// and none.
 func TestKeySizesOutOfBoundsChangeNothing(t *testing.T) {
 	s := newStore(512)
 	root := s.apply(t, s.mergeInput(Root{}, numbered(0, 100, 1, 9), allVisible)).Root
@@ -154,7 +156,8 @@ func TestInputOutOfOrderIsRefused(t *testing.T) {
 	}
 }
 
-// TestTreeShrinksToNothing deletes random keys until none is left, a few and many at a time, and watches height and fill on the way.
+// TestTreeShrinksToNothing deletes random keys until none is left, a few and many at a time, and
+// watches height and fill on the way.
 func TestTreeShrinksToNothing(t *testing.T) {
 	for _, c := range []struct{ n, batch int }{{20000, 500}, {3000, 1}} {
 		s := newStore(512)
@@ -236,8 +239,8 @@ func TestLeavesAreReasonablyFull(t *testing.T) {
 	}
 }
 
-// TestVersionsGoWhenNobodySeesThem checks the policy's decisions for one key.
-func TestVersionsGoWhenNobodySeesThem(t *testing.T) {
+// TestDeadVersionsAreDropped checks the policy's decisions for one key.
+func TestDeadVersionsAreDropped(t *testing.T) {
 	for _, c := range []struct {
 		name          string
 		versions      string // newest first, epoch and kind
@@ -251,7 +254,7 @@ func TestVersionsGoWhenNobodySeesThem(t *testing.T) {
 		{"all newer than the horizon stay", "9s 8s 7s", 2, nil, "9s 8s 7s", 0},
 		{"interior between two snapshots goes", "9s 7s 6s 2s", 2, []keys.Epoch{2, 8}, "9s 7s 2s", 0},
 		{"interior that a snapshot sees stays", "9s 7s 6s 2s", 2, []keys.Epoch{2, 6, 8}, "9s 7s 6s 2s", 0},
-		{"behind the last snapshot all stay", "9s 8s 7s", 3, []keys.Epoch{3, 5}, "9s 8s 7s", 0},
+		{"after the last snapshot all stay", "9s 8s 7s", 3, []keys.Epoch{3, 5}, "9s 8s 7s", 0},
 		{"tombstone with nothing below goes", "5d 3s", 5, nil, "", 1},
 		{"tombstone that hides from a snapshot stays", "5d 3s", 4, nil, "5d 3s", 0},
 		{"value over a tombstone", "6s 5d 3s", 5, nil, "6s", 1},
@@ -304,7 +307,8 @@ func (s *store) versions(t *testing.T, root Root, key string) string {
 	}(), []byte(" ")))
 }
 
-// TestVersionsOfOneKeySpanLeaves keeps thousands of versions of one key, reads all of them both ways, and lets them go.
+// TestVersionsOfOneKeySpanLeaves retains thousands of versions of one key, reads all of them in
+// both directions, and drops them.
 func TestVersionsOfOneKeySpanLeaves(t *testing.T) {
 	s := newStore(512)
 	var root Root
@@ -344,7 +348,8 @@ func TestVersionsOfOneKeySpanLeaves(t *testing.T) {
 	}
 }
 
-// TestRelocationEmptiesTheEndOfTheFile moves pages down until the file could be cut to little more than its live pages.
+// TestRelocationEmptiesTheEndOfTheFile relocates pages until the file could be cut to little more
+// than its live pages.
 func TestRelocationEmptiesTheEndOfTheFile(t *testing.T) {
 	s := newStore(512)
 	all := numbered(0, 20000, 1, 12)
@@ -422,8 +427,8 @@ func (f *faulty) Store(value []byte) (page.Ref, error) {
 	return f.store.Store(value)
 }
 
-// TestFailedMergeReturnsItsError lets each call of a merge fail in turn, with one worker and with several, and cancels others. All
-// workers must come back, and the base must be what it was.
+// TestFailedMergeReturnsItsError lets each call of a merge fail in turn, with one worker and with
+// several, and cancels others. All workers must come back, and the base must be what it was.
 func TestFailedMergeReturnsItsError(t *testing.T) {
 	base := newStore(512)
 	root := base.apply(t, base.mergeInput(Root{}, numbered(0, 3000, 1, 12), allVisible)).Root
@@ -465,7 +470,7 @@ func TestRepeatedInputChangesNothing(t *testing.T) {
 	}
 }
 
-// foreseer notes what a merge tells it, and what it then asks for.
+// prefetchingSource records the leaves that a merge prefetches and those that it reads.
 type prefetchingSource struct {
 	*store
 	told, read map[page.ID]bool
@@ -484,8 +489,9 @@ func (f *prefetchingSource) Page(id page.ID, level int) ([]byte, error) {
 	return f.store.Page(id, level)
 }
 
-// TestMergeForeseesTheLeavesThatItReads: only then can they be read together. A leaf that is read for company is the exception.
-func TestMergeForeseesTheLeavesThatItReads(t *testing.T) {
+// TestMergePrefetchesTheLeavesThatItReads: only then can they be read together. A leaf that is read
+// to join an underfull neighbour is the exception.
+func TestMergePrefetchesTheLeavesThatItReads(t *testing.T) {
 	s := newStore(512)
 	var all, some []Entry
 	for i := range 5000 {
@@ -516,8 +522,8 @@ func TestMergeForeseesTheLeavesThatItReads(t *testing.T) {
 	}
 }
 
-// TestNodesOfLongAndShortSeparatorsFitTheirPages evens out two nodes, the first with few long separators, the second with many short ones, and
-// the other way round.
+// TestNodesOfLongAndShortSeparatorsFitTheirPages evens out two nodes, the first with few long
+// separators, the second with many short ones, and the other way round.
 func TestNodesOfLongAndShortSeparatorsFitTheirPages(t *testing.T) {
 	const size = 1024
 	child := func(i, length int) page.Child {

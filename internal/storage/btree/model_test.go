@@ -13,7 +13,8 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
-// model is what a tree should hold: all versions ever written, and the policies' promise about which are still there.
+// model is what a tree should hold: all versions ever written, and the policies' promise about
+// which of them are still there.
 type model map[string][]modelVersion // newest first
 
 type modelVersion struct {
@@ -70,7 +71,7 @@ func (w *workload) value() []byte {
 	return b
 }
 
-// entries makes n versions with new epochs and notes them in the model.
+// entries makes n versions with new epochs and adds them to the model.
 func (w *workload) entries(n int) []Entry {
 	var out []Entry
 	for range n {
@@ -88,7 +89,8 @@ func (w *workload) entries(n int) []Entry {
 	return out
 }
 
-// policy ends some snapshots, takes new ones, none below the newest one so far, and says what is live.
+// policy ends some snapshots, takes new ones, none below the newest one so far, and returns the
+// policy for them.
 func (w *workload) policy() Policy {
 	w.live = slices.DeleteFunc(w.live, func(keys.Epoch) bool { return w.rng.IntN(3) == 0 })
 	for range w.rng.IntN(4) {
@@ -105,8 +107,9 @@ func (w *workload) policy() Policy {
 
 var modelSeeds = flag.Uint64("model.seeds", 28, "runs of the model test")
 
-// TestTreeIsASortedMapWithVersions merges random versions and compares every read at every live snapshot with the model, after each
-// merge, under random policies, fills, cuts, worker counts and relocations.
+// TestTreeIsASortedMapWithVersions merges random versions and compares every read at every live
+// snapshot with the model, after each merge, under random policies, fills, cuts, worker counts and
+// relocations.
 func TestTreeIsASortedMapWithVersions(t *testing.T) {
 	for seed := range *modelSeeds {
 		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
@@ -137,14 +140,14 @@ func TestTreeIsASortedMapWithVersions(t *testing.T) {
 				w.compareFindAll(t, s, root)
 				w.compareCursor(t, s, root, in.Policy.Snapshots)
 				if rng.IntN(3) == 0 {
-					root = w.sweep(t, s, root, &in.Policy, &stats)
+					root = w.vacuum(t, s, root, &in.Policy, &stats)
 				}
 			}
 		})
 	}
 }
 
-// compare reads every key at every epoch that somebody may still read.
+// compare reads every key at every epoch at which a snapshot may still read.
 func (w *workload) compare(t *testing.T, s *store, root Root, p *Policy) {
 	t.Helper()
 	live := append([]keys.Epoch{w.frontier, w.frontier + 1, w.frontier + 7, w.epoch, keys.MaxEpoch}, p.Snapshots...)
@@ -190,7 +193,7 @@ func (w *workload) compareRanges(t *testing.T, s *store, root Root, p *Policy) {
 	}
 }
 
-// count compares the statistics that merges summed up with what the tree holds.
+// count compares the statistics that merges summed up with the contents of the tree.
 func (w *workload) count(t *testing.T, s *store, root Root, sum *Stats) {
 	t.Helper()
 	var got Stats

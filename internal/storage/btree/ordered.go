@@ -7,25 +7,29 @@ import (
 )
 
 const (
-	// streamPages is how many new pages a part may hold back when it is its turn.
+	// streamPages is how many finished pages a partition keeps before it writes them, once it is
+	// its turn.
 	streamPages = 32
-	// bufferPages is how many new pages a part may hold back before its turn. It bounds the memory of a merge whose work is
-	// unevenly divided; the part then waits until all parts before it are done.
+	// bufferPages is how many finished pages a partition may keep before its turn. It bounds the
+	// memory of a merge whose work is unevenly divided: the partition then waits until all
+	// partitions before it are done.
 	bufferPages = 1024
-	// Extents grow from small ones, so that a merge of one key does not reserve many pages, to extentMax.
+	// The first extents are small, so that a merge of one key does not reserve many pages. They
+	// grow up to extentMax.
 	extentMin = 4
 	extentMax = 64
 )
 
-// ordered is the part of a merge that happens in order, one part of the plan at a time: page ids are given out, large values placed,
-// and the upper levels built. Because nothing here depends on who is ready first, neither does any byte of the result.
+// ordered is the step of a merge that happens in key order, one partition of the plan at a time: it
+// assigns page ids, stores large values, and builds the upper levels. Nothing here depends on which
+// worker is ready first, so no byte of the result does either.
 type ordered struct {
 	m    *merge
 	mu   sync.Mutex
-	cond sync.Cond // the turn moved on, or the merge failed
+	cond sync.Cond // the next partition has its turn, or the merge failed
 
 	// Guarded by mu.
-	turn    int // index of the part whose turn it is
+	turn    int // index of the partition whose turn it is
 	failure error
 	upper   upper
 	next    page.ID // in the current extent
@@ -40,7 +44,7 @@ func (o *ordered) init(m *merge) {
 	o.upper = upper{m: m, o: o, src: m.Source()}
 }
 
-// fail ends the merge with err, if it is one, and is the first.
+// fail ends the merge with err, unless err is nil or an earlier error ended it.
 func (o *ordered) fail(err error) {
 	if err == nil {
 		return
@@ -59,8 +63,9 @@ func (o *ordered) err() error {
 	return o.failure
 }
 
-// stream writes out the pages of a part that is still being merged, if it is its turn and they are many, and makes it wait for
-// its turn if they are too many. The last child stays: the part may yet take it back.
+// stream writes the pages of a partition that is still being merged, if it is its turn and there
+// are at least streamPages. With bufferPages the partition waits for its turn. The last child stays
+// in memory, because the partition may still dissolve it.
 func (o *ordered) stream(p *partition, w *worker) error {
 	n := len(w.pack.out)
 	if n < streamPages {
@@ -83,7 +88,7 @@ func (o *ordered) stream(p *partition, w *worker) error {
 	return nil
 }
 
-// commit ends a part.
+// commit ends a partition.
 func (o *ordered) commit(p *partition, w *worker) error {
 	o.mu.Lock()
 	err := o.addChildrenLocked(p, w.pack.out)
@@ -101,7 +106,8 @@ func (o *ordered) commit(p *partition, w *worker) error {
 	return o.write(w, w.pack.out)
 }
 
-// settleLocked waits for the part's turn and gives its items their places.
+// addChildrenLocked waits for the partition's turn, assigns page ids, stores large values, and
+// gives the children to the upper levels.
 func (o *ordered) addChildrenLocked(p *partition, items []item) error {
 	for o.turn != p.index && o.failure == nil {
 		o.cond.Wait()
@@ -133,7 +139,7 @@ func (o *ordered) addChildrenLocked(p *partition, items []item) error {
 	return nil
 }
 
-// passLocked hands on what lies in front of a part.
+// addEventsLocked gives the upper levels what is in the base before a partition.
 func (o *ordered) addEventsLocked(events []event) error {
 	for i := range events {
 		e := &events[i]
@@ -146,7 +152,7 @@ func (o *ordered) addEventsLocked(events []event) error {
 	return nil
 }
 
-// placeLocked finds places for the large values of a leaf and writes the references into it.
+// storeLocked stores the large values of a leaf and writes the references into it.
 func (o *ordered) storeLocked(it *item) error {
 	for _, l := range it.large {
 		ref, err := o.m.Values.Store(l.value)
@@ -159,7 +165,7 @@ func (o *ordered) storeLocked(it *item) error {
 	return nil
 }
 
-// accountLocked takes over what the worker noted about a part.
+// accountLocked adds the worker's counts of a partition to the result.
 func (o *ordered) accountLocked(w *worker) error {
 	o.result.Freed = append(o.result.Freed, w.freed...)
 	o.result.Stats.Add(&w.stats)
@@ -172,7 +178,7 @@ func (o *ordered) accountLocked(w *worker) error {
 	return nil
 }
 
-// allocLocked gives out the next page id.
+// allocLocked assigns the next page id.
 func (o *ordered) allocLocked() (page.ID, error) {
 	if o.left == 0 {
 		n := min(max(2*o.extent, extentMin), extentMax)
@@ -188,7 +194,8 @@ func (o *ordered) allocLocked() (page.ID, error) {
 	return id, nil
 }
 
-// write seals the new pages among items and hands them to the sink. It runs outside the lock.
+// write sets the ids of the new pages among items and hands the pages to the sink. It runs outside
+// the lock.
 func (o *ordered) write(w *worker, items []item) error {
 	for i := range items {
 		it := &items[i]
@@ -205,7 +212,8 @@ func (o *ordered) write(w *worker, items []item) error {
 	return nil
 }
 
-// finish hands on what lies behind the last part, closes the upper levels, and returns the result.
+// finish adds what is in the base after the last partition, closes the upper levels, and returns
+// the result.
 func (o *ordered) finish(rest []event) (*Result, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -9,42 +9,44 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
-// part is a piece of a merge that one worker does alone: neighbouring leaves of the old tree, and the input in front of hi.
+// partition is a piece of a merge that one worker does alone: neighbouring leaves of the old tree,
+// and the input before hi.
 type partition struct {
 	index    int
-	before   []event        // what the upper levels take in front of the part
+	before   []event        // what the upper levels get before the partition
 	children []page.Child   // the old leaves; a child with id zero is the leaf that an empty tree lacks
-	lo       page.Separator // where the part begins: in front of its first leaf, or inside it
+	lo       page.Separator // where the partition begins: before its first leaf, or inside it
 	hi       *page.Separator
-	cutFirst bool // the first leaf began in the part before, which also frees it
-	cutLast  bool // the last leaf goes on in the next part
-	relocate bool // move leaves that stand behind the merge's relocation limit
+	cutFirst bool // the first leaf began in the partition before, which also frees it
+	cutLast  bool // the last leaf continues in the next partition
+	relocate bool // rewrite leaves that are past the merge's relocation limit
 }
 
-// worker merges parts. Its buffers serve one part after another.
+// worker merges partitions. It reuses its buffers for one partition after the other.
 type worker struct {
 	m          *merge
 	src        Source
-	prefetcher Prefetcher // src, if it is one; else nil
+	prefetcher Prefetcher // src, if it is a Prefetcher; else nil
 	in         peeker
-	lookahead  peeker // ahead of in, for foreseer
+	lookahead  peeker // reads the input ahead of in, for prefetcher
 	pack       leafPacker
 	pages      pagePool
-	key        []byte          // of the version in hand
-	bound      *page.Separator // of the leaf in hand; nil if there is none
+	key        []byte          // of the current version
+	bound      *page.Separator // of the current leaf; nil if it has none
 	history    keyHistory
-	retained   bool // a version of key went into the run
-	// counted says that a key's newest version was seen on that side, so that older ones do not count as live.
+	retained   bool // a version of key is in the run
+	// countedOld and countedNew say that the key's newest version on that side was counted, so that
+	// older ones do not count as keys.
 	countedOld, countedNew bool
 	entry                  page.Entry
-	leaves                 []page.ID // scratch of foretell
+	leaves                 []page.ID // buffer of prefetchPartition
 	freed                  []page.ID
 	dropped                []page.Ref
 	stats                  Stats
-	consumed               int // entries of the input, since Progress was told
+	consumed               int // entries of the input since the last call of Progress
 }
 
-// run merges p. It leaves the part's children in pack.out.
+// run merges p. It leaves the partition's children in pack.out.
 func (w *worker) run(p *partition) error {
 	w.pack.out, w.freed, w.dropped, w.stats = nil, nil, nil, Stats{}
 	w.prefetchPartition(p)
@@ -70,7 +72,8 @@ func (w *worker) run(p *partition) error {
 	return w.finish(p)
 }
 
-// foretell tells the source which of the part's leaves it will be asked for. It need not be exact.
+// prefetchPartition tells the source which leaves of the partition it will be asked for. The list
+// need not be exact.
 func (w *worker) prefetchPartition(p *partition) {
 	if w.prefetcher == nil {
 		return
@@ -90,7 +93,7 @@ func (w *worker) prefetchPartition(p *partition) {
 	w.prefetcher.Prefetch(w.leaves)
 }
 
-// touched reports whether child i of the part is to be rewritten.
+// touched reports whether child i of the partition is to be rewritten.
 func (w *worker) touched(p *partition, i int, bound *page.Separator) bool {
 	c := &p.children[i]
 	if w.m.avoids(c.ID) {
@@ -100,18 +103,18 @@ func (w *worker) touched(p *partition, i int, bound *page.Separator) bool {
 		p.divides(i) || p.relocate && c.ID >= w.m.Relocate.From
 }
 
-// divides reports whether child i of the part belongs to its neighbour, too.
+// divides reports whether child i of the partition also belongs to the neighbouring partition.
 func (p *partition) divides(i int) bool {
 	return i == 0 && p.cutFirst || i == len(p.children)-1 && p.cutLast
 }
 
-// keep leaves a leaf as it is.
+// retain leaves a leaf as it is.
 func (w *worker) retain(c *page.Child) {
 	w.pack.flush()
 	w.pack.out = append(w.pack.out, item{Child: *c})
 }
 
-// boundAfter is where child i of the part ends.
+// boundAfter is where child i of the partition ends.
 func (p *partition) boundAfter(i int) *page.Separator {
 	if i+1 < len(p.children) {
 		return &p.children[i+1].Separator
@@ -119,8 +122,9 @@ func (p *partition) boundAfter(i int) *page.Separator {
 	return p.hi
 }
 
-// finish ends the part's last run. If it is underfull and the leaf in front of it stayed as it was, the two become one run.
-// The last leaf of the tree may be underfull: that is where ascending keys go on.
+// finish ends the partition's last run. If the run is underfull and the leaf before it is
+// unchanged, the two become one run. The last leaf of the tree may be underfull, because ascending
+// keys continue there.
 func (w *worker) finish(p *partition) error {
 	n := len(w.pack.out)
 	if p.hi == nil || !w.pack.underfull() || n == 0 || w.pack.out[n-1].page != nil {
@@ -136,7 +140,7 @@ func (w *worker) finish(p *partition) error {
 	w.pack.out = w.pack.out[:n-1]
 	r := &w.pack.regions[0]
 	tail, large := slices.Clone(r.entries), slices.Clone(r.large)
-	r.entries, r.large, r.buf = r.entries[:0], nil, nil // the tail goes on pointing into the old buffer
+	r.entries, r.large, r.buf = r.entries[:0], nil, nil // the saved entries still point into the old buffer
 	w.pack.begin(prev.Separator)
 	w.freed = append(w.freed, prev.ID)
 	w.copyLeaf(old)
@@ -154,7 +158,8 @@ func (w *worker) finish(p *partition) error {
 	return nil
 }
 
-// neighbour reads a leaf that nothing but company is wanted of; nil if it must stay or cannot be read.
+// neighbour reads a leaf that is to be joined with an underfull one. It returns nil if the leaf
+// must stay or cannot be read.
 func (w *worker) neighbour(c *page.Child) (page.Leaf, error) {
 	if w.m.avoids(c.ID) {
 		return nil, nil
@@ -166,7 +171,7 @@ func (w *worker) neighbour(c *page.Child) (page.Leaf, error) {
 	return p, err
 }
 
-// copyLeaf adds all of an old leaf to the run as it is.
+// copyLeaf adds all entries of an old leaf to the run unchanged.
 func (w *worker) copyLeaf(p page.Leaf) {
 	v := p.Layout()
 	for i := range v.Count() {
@@ -175,7 +180,7 @@ func (w *worker) copyLeaf(p page.Leaf) {
 	}
 }
 
-// loadOld makes entry i of an old leaf the one in hand.
+// loadOld makes entry i of an old leaf the current one.
 func (w *worker) loadOld(v *page.LeafLayout, i int) {
 	suffix, t, value, large := v.At(i)
 	same := i > 0 && len(suffix) == 0
@@ -185,7 +190,8 @@ func (w *worker) loadOld(v *page.LeafLayout, i int) {
 	w.entry = page.Entry{Key: w.key, Value: value, Trailer: t, Same: same, Large: large}
 }
 
-// sweepOrMerge rewrites leaf i and counts what it was rid of if no input falls on it.
+// vacuumOrMerge rewrites leaf i. If there is no input for the leaf, it counts what was dropped as
+// vacuumed.
 func (w *worker) vacuumOrMerge(p *partition, i int, bound *page.Separator) error {
 	if w.in.before(bound) {
 		return w.mergeLeaf(p, i, bound)
@@ -201,7 +207,7 @@ func (w *worker) vacuumOrMerge(p *partition, i int, bound *page.Separator) error
 	return nil
 }
 
-// mergeLeaf replaces leaf i of the part by the run of its entries and the input in front of bound.
+// mergeLeaf replaces leaf i of the partition by the run of its entries and the input before bound.
 func (w *worker) mergeLeaf(p *partition, i int, bound *page.Separator) error {
 	c := &p.children[i]
 	lower := c.Separator
@@ -253,7 +259,7 @@ func (w *worker) fetch(c *page.Child) ([]byte, error) {
 	return fetch(w.src, c.ID, 0)
 }
 
-// goRound leaves child i of the part, which cannot be read, where it is.
+// skipUnreadable leaves child i of the partition, which cannot be read, where it is.
 func (w *worker) skipUnreadable(p *partition, i int, bound *page.Separator, err error) error {
 	if !w.m.isUnreadable(err) {
 		return err
@@ -269,8 +275,8 @@ func (w *worker) skipUnreadable(p *partition, i int, bound *page.Separator, err 
 	return nil
 }
 
-// resume restores what is known of a key whose newer versions stand in front of the leaf's lower bound. The bound may remember a
-// version that is gone.
+// resume restores the history of a key whose newer versions are before the leaf's lower bound. The
+// bound may name a version that is gone.
 func (w *worker) resume(lower *page.Separator) {
 	if lower.Trailer == page.NoTrailer {
 		return
@@ -284,7 +290,8 @@ func (w *worker) resume(lower *page.Separator) {
 	w.countedOld, w.countedNew = true, true
 }
 
-// enter makes the input's key the one in hand, unless it is already. It reports false if the key was refused.
+// enter makes the input's key the current one, unless it is already. It returns false if the key
+// was refused.
 func (w *worker) enter(key []byte) bool {
 	switch c := bytes.Compare(w.key, key); {
 	case c < 0:
@@ -298,7 +305,7 @@ func (w *worker) enter(key []byte) bool {
 	return true
 }
 
-// refuse passes over all that the input has of its current key.
+// refuse skips all input of the current key.
 func (w *worker) refuse(err error) {
 	key := bytes.Clone(w.in.entry.Key)
 	w.m.refused.add(key, err)
@@ -312,7 +319,7 @@ func (w *worker) reset() {
 	w.history, w.retained, w.countedOld, w.countedNew = keyHistory{}, false, false, false
 }
 
-// takeOld takes entry i of an old leaf, of whose key the input has nothing new.
+// emitOld emits entry i of an old leaf. The input has nothing for its key.
 func (w *worker) emitOld(v *page.LeafLayout, i int) {
 	suffix, t, value, large := v.At(i)
 	if i == 0 {
@@ -325,7 +332,7 @@ func (w *worker) emitOld(v *page.LeafLayout, i int) {
 	w.emit(true)
 }
 
-// enterParts is enter for a key in two parts.
+// enterSplitKey is enter for a key in two parts.
 func (w *worker) enterSplitKey(prefix, suffix []byte) {
 	n := len(prefix)
 	if len(w.key) == n+len(suffix) && string(w.key[:n]) == string(prefix) && string(w.key[n:]) == string(suffix) {
@@ -335,7 +342,8 @@ func (w *worker) enterSplitKey(prefix, suffix []byte) {
 	w.reset()
 }
 
-// takeKey takes all versions of the input's next key, old ones from entry i on among them, and returns the entry behind.
+// emitKey emits all versions of the input's next key in order, together with the old ones from
+// entry i on. It returns the entry after them.
 func (w *worker) emitKey(v *page.LeafLayout, i, to int, bound *page.Separator) int {
 	if i == to || !w.in.before(bound) {
 		return i
@@ -355,7 +363,7 @@ func (w *worker) emitKey(v *page.LeafLayout, i, to int, bound *page.Separator) i
 		switch {
 		case w.inputHasKey(bound) && e.Trailer > t:
 			w.emitNew()
-		case w.inputHasKey(bound) && e.Trailer == t: // a repeated input takes the place of what it left
+		case w.inputHasKey(bound) && e.Trailer == t: // a repeated input replaces what its first merge wrote
 			w.countOld(t, value)
 			w.dropRef(value, large)
 			i++
@@ -369,7 +377,8 @@ func (w *worker) emitKey(v *page.LeafLayout, i, to int, bound *page.Separator) i
 	return i
 }
 
-// invoke lets the merge's Invoke decide what the input's entry becomes, given the newest old version.
+// invoke lets the merge's Invoke decide what the input's entry becomes, given the newest old
+// version.
 func (w *worker) invoke(v *page.LeafLayout, i int) {
 	if w.m.Invoke == nil {
 		return
@@ -387,14 +396,14 @@ func (w *worker) inputHasKey(bound *page.Separator) bool {
 	return w.in.before(bound) && bytes.Equal(w.in.entry.Key, w.key)
 }
 
-// takeInputKey takes what the input has left of the key in hand.
+// emitInputKey emits the remaining input of the current key.
 func (w *worker) emitInputKey(bound *page.Separator) {
 	for w.inputHasKey(bound) {
 		w.emitNew()
 	}
 }
 
-// takeInput takes the input up to bound. The old tree has nothing of its keys.
+// emitInput emits the input before bound. The old tree has no entries of its keys.
 func (w *worker) emitInput(bound *page.Separator) {
 	for w.in.before(bound) {
 		if !w.enter(w.in.entry.Key) {
@@ -425,7 +434,7 @@ func (w *worker) nextInput() {
 	w.checkInput()
 }
 
-// checkInput passes over entries that no page can hold.
+// checkInput skips entries that no page can hold.
 func (w *worker) checkInput() {
 	for w.in.ok {
 		n := len(w.in.entry.Key)
@@ -436,7 +445,8 @@ func (w *worker) checkInput() {
 	}
 }
 
-// take decides about the entry in hand, a version of w.key, and adds it to the run if somebody can see it.
+// emit adds the current entry, a version of w.key, to the run if a snapshot can see it, and else
+// drops it.
 func (w *worker) emit(old bool) {
 	e := &w.entry
 	t := e.Trailer
@@ -445,7 +455,8 @@ func (w *worker) emit(old bool) {
 	}
 	keep := w.m.Policy.retains(&w.history, t.Epoch())
 	if keep && t.Kind() == keys.KindDelete && w.history.done && !w.m.Policy.RetainTombstones && !w.continuesOnAvoidedPage() {
-		// Nobody reads at an epoch before it, and what lies below goes too: here, or in the leaves behind (see Policy.over).
+		// No snapshot is before the tombstone, and the older versions go too: here, or in the
+		// leaves after this one (see Policy.past).
 		keep = false
 		w.stats.TombstonesDropped++
 	}
@@ -467,13 +478,14 @@ func (w *worker) emit(old bool) {
 	w.pack.add(e, old)
 }
 
-// goesOn reports whether older versions of the key in hand may be on a page behind this leaf that the merge avoids. They would stay there, and
-// come back with the page if there were no deletion to hide them.
+// continuesOnAvoidedPage reports whether an avoided page after this leaf may have older versions of
+// the current key. They would stay there, and become visible again with the page if no tombstone
+// hid them.
 func (w *worker) continuesOnAvoidedPage() bool {
 	return len(w.m.Avoid) > 0 && w.bound != nil && w.bound.Trailer != page.NoTrailer && bytes.Equal(w.bound.Key, w.key)
 }
 
-// inlineSize is how much of an entry's value a leaf holds.
+// inlineSize is how many bytes of an entry's value a leaf holds.
 func (w *worker) inlineSize(e *page.Entry) int {
 	if len(e.Value) > page.InlineMax(w.m.PageSize) {
 		return page.RefSize
@@ -481,7 +493,7 @@ func (w *worker) inlineSize(e *page.Entry) int {
 	return len(e.Value)
 }
 
-// countOld takes a version of the old tree out of the balance; take puts it back if it stays.
+// countOld subtracts a version of the old tree from the counts; emit adds it again if it stays.
 func (w *worker) countOld(t keys.Trailer, value []byte) {
 	w.stats.Versions--
 	w.stats.Bytes -= int64(len(w.key) + len(value))

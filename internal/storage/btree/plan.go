@@ -6,31 +6,32 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
-// partLeaves is how many neighbouring leaves make a part. Smaller parts balance better over the workers; each may leave
-// one leaf underfull at its end, and takes its turn under the lock.
+// partitionLeaves is how many neighbouring leaves make a partition. Smaller partitions balance
+// better over the workers; but each may leave one leaf underfull at its end, and each takes its
+// turn under the lock.
 const partitionLeaves = 32
 
-// planner walks the inner nodes of the base and divides the merge into parts. The division depends on the base, the input and its
-// cuts, not on who works.
+// planner walks the inner nodes of the base and divides the merge into partitions. The division
+// depends on the base, the input and its cuts, not on the workers.
 type planner struct {
 	m      *merge
 	src    Source
 	in     peeker
 	err    error
-	events []event // since the last part
-	budget int     // pages still to be relocated
-	count  int     // parts so far
-	cuts   int     // of the merge, passed so far
+	events []event // since the last partition
+	budget int     // pages that may still be relocated
+	count  int     // partitions so far
+	cuts   int     // index of the next of the merge's cuts
 }
 
-// event is something in the base that lies between two parts.
+// event is something in the base that is between two partitions.
 type event struct {
 	child page.Child
 	level int  // of the child
-	freed bool // the page goes; else the subtree stays as it is
+	freed bool // the page is freed; else the subtree stays as it is
 }
 
-// parts yields the parts of the merge in key order. It stops early on an error.
+// partitions yields the partitions of the merge in key order. It stops early on an error.
 func (pl *planner) partitions(yield func(*partition) bool) {
 	base := pl.m.Base
 	pl.in.seek(page.Separator{Trailer: page.NoTrailer})
@@ -52,7 +53,7 @@ func (pl *planner) partitions(yield func(*partition) bool) {
 	}
 }
 
-// node plans the subtree of an inner node whose keys lie in front of bound.
+// node plans the subtree of an inner node whose keys are before bound.
 func (pl *planner) node(c page.Child, level int, bound *page.Separator, yield func(*partition) bool) bool {
 	children, err := pl.children(c, level)
 	if err != nil {
@@ -84,7 +85,8 @@ func (pl *planner) children(c page.Child, level int) ([]page.Child, error) {
 	return readChildren(pl.src, c, level)
 }
 
-// goRound leaves the inner node c, which cannot be read, where it is, and reports whether that was possible.
+// skipUnreadable leaves the inner node c, which cannot be read, where it is. It returns false for
+// other errors.
 func (pl *planner) skipUnreadable(c page.Child, level int, bound *page.Separator, err error) bool {
 	if !pl.m.isUnreadable(err) {
 		pl.err = err
@@ -96,12 +98,12 @@ func (pl *planner) skipUnreadable(c page.Child, level int, bound *page.Separator
 	return true
 }
 
-// boundOf is the separator of child i, or what lies behind the last.
-func boundOf(children []page.Child, i int, behind *page.Separator) *page.Separator {
+// boundOf is the separator of child i, or after for the last child.
+func boundOf(children []page.Child, i int, after *page.Separator) *page.Separator {
 	if i < len(children) {
 		return &children[i].Separator
 	}
-	return behind
+	return after
 }
 
 // touched reports whether something below c is to be rewritten.
@@ -120,7 +122,7 @@ func (pl *planner) touched(c page.Child, level int, bound *page.Separator) bool 
 		if !pl.m.isUnreadable(err) {
 			pl.err = err
 		}
-		return false // this was only to see what might be moved
+		return false // the node was read only to look for pages to relocate
 	}
 	for _, g := range children {
 		if pl.relocatable(g.ID) || level > 1 && pl.relocates(g, level-1) {
@@ -130,9 +132,9 @@ func (pl *planner) touched(c page.Child, level int, bound *page.Separator) bool 
 	return false
 }
 
-// relocates reports whether something below c is to be moved.
+// relocates reports whether something below c is to be relocated.
 func (pl *planner) relocates(c page.Child, level int) bool {
-	none := page.Separator{Trailer: page.NoTrailer} // nothing of the input lies in front of it
+	none := page.Separator{Trailer: page.NoTrailer} // no input is before it
 	return pl.touched(c, level, &none)
 }
 
@@ -163,7 +165,8 @@ func (pl *planner) anyTouched(run []page.Child, bound *page.Separator) bool {
 	return false
 }
 
-// chunk yields neighbouring leaves as one part, or several where there are cuts between or inside them.
+// chunk yields neighbouring leaves as one partition, or as several if there are cuts between or
+// inside them.
 func (pl *planner) chunk(run []page.Child, bound *page.Separator, yield func(*partition) bool) bool {
 	relocate := false
 	for _, c := range run {

@@ -9,19 +9,21 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 )
 
-// An entry that no page can hold, or that is out of order, concerns its key alone. The merge passes over all that the input has of the key and goes on
-// to the end, so that its RefusedError names every such key. The caller then keeps those keys out of the input, and tries again.
+// An entry that no page can hold, or that is out of order, concerns its key alone. The merge skips
+// all input of the key and continues to the end, so that its RefusedError names every such key. The
+// caller then removes those keys from the input and tries again.
 
-// Refused is a key of the input that the tree does not take.
+// Refused is a key of the input that the tree does not accept.
 type Refused struct {
 	Key []byte
 	Err error // wraps ErrKeySize or ErrInputOrder
 }
 
-// RefusedError ends a merge whose input had entries that the tree does not take. It unwraps to the first key's error.
+// RefusedError ends a merge whose input had entries that the tree does not accept. It unwraps to
+// the first key's error.
 type RefusedError struct {
-	Entries []Refused // by key, each once; at most RefusedMax
-	Total   int       // keys that were refused, with those that are not among Entries
+	Entries []Refused // by key, each key once; at most RefusedMax
+	Total   int       // number of refused keys, including those that are not in Entries
 }
 
 // RefusedMax bounds the list in a RefusedError.
@@ -33,14 +35,14 @@ func (e *RefusedError) Error() string {
 
 func (e *RefusedError) Unwrap() error { return e.Entries[0].Err }
 
-// refused collects the keys that a merge passes over.
+// refused collects the keys that a merge skips.
 type refused struct {
 	mu      sync.Mutex
 	entries []Refused
 	total   int
 }
 
-// add notes a key. A key that two workers meet is noted once.
+// add records a key. A key that two workers find is recorded once.
 func (r *refused) add(key []byte, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -63,7 +65,8 @@ func (r *refused) err() error {
 	return &RefusedError{Entries: r.entries, Total: r.total}
 }
 
-// Keep says which versions of one key a snapshot can see, given their epochs, newest first.
+// Retained reports for each version of one key, given their epochs, newest first, whether a
+// snapshot can see it.
 func (p *Policy) Retained(epochs []keys.Epoch) []bool {
 	var h keyHistory
 	kept := make([]bool, len(epochs))

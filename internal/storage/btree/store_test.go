@@ -13,7 +13,8 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
-// store is a data file in memory: lowest free extent first, and loud about every misuse.
+// store is a data file in memory. It allocates the lowest free extent first, and fails the test on
+// every misuse.
 type store struct {
 	mu      sync.Mutex
 	size    int
@@ -87,7 +88,7 @@ func (s *store) Drop(r page.Ref) error {
 	return nil
 }
 
-// scribbler is a source whose pages turn to rubbish at the next call, as a merge must expect.
+// scribbler is a source whose pages are overwritten at the next call, as a merge must expect.
 type scribbler struct {
 	s   *store
 	buf []byte
@@ -117,7 +118,8 @@ func (s *store) mergeInput(base Root, entries []Entry, policy Policy) *MergeInpu
 	}
 }
 
-// volatileInput hands out keys and values in buffers that the next call overwrites, as a merge must expect.
+// volatileInput returns keys and values in buffers that the next call overwrites, as a merge must
+// expect.
 type volatileInput struct {
 	SliceInput
 	keep       int
@@ -137,7 +139,7 @@ func (v *volatileInput) Next(e *Entry) bool {
 	return ok
 }
 
-// apply merges and then forgets the pages that the merge replaced.
+// apply merges and then removes the pages that the merge replaced.
 func (s *store) apply(t testing.TB, in *MergeInput) *Result {
 	t.Helper()
 	return s.replace(t, func() (*Result, error) { return Merge(context.Background(), in) })
@@ -188,7 +190,7 @@ func (s *store) check(t testing.TB, root Root) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.checkStale(t, page.Child{Separator: page.Separator{Trailer: page.NoTrailer}, ID: root.ID}, root.Level)
+	s.checkRatios(t, page.Child{Separator: page.Separator{Trailer: page.NoTrailer}, ID: root.ID}, root.Level)
 	if len(seen) != len(s.pages) {
 		t.Fatalf("%d pages reachable, %d in the store", len(seen), len(s.pages))
 	}
@@ -197,7 +199,7 @@ func (s *store) check(t testing.TB, root Root) {
 	}
 }
 
-// value is what a version holds, wherever it is kept.
+// value is what a version holds, wherever it is stored.
 func (s *store) value(t testing.TB, v Version) []byte {
 	t.Helper()
 	if !v.Large {

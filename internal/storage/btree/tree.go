@@ -8,33 +8,36 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
-// ErrStructure is wrapped by errors about pages that are sound by themselves and do not form a tree.
+// ErrStructure is wrapped by errors about pages that are intact by themselves but do not form a
+// tree.
 var ErrStructure = errors.New("btree: broken structure")
 
-// Source gives the tree its pages. There are two: the page cache, and a merge's own buffers.
+// Source gives the tree its pages. There are two: the page cache, and the buffers of a merge.
 type Source interface {
-	// Page returns verified page id, which the tree expects at this level (0 for leaves: a hint for the cache).
-	// The bytes must stay as they are while the caller's pin lasts.
+	// Page returns the verified page id. The tree expects it at this level (0 for leaves), which is
+	// a hint for the cache. The bytes must not change while the caller's pin lasts.
 	Page(id page.ID, level int) ([]byte, error)
 }
 
-// Foreseer is a Source that wants to know which leaves a merge will ask it for next, so that it can read them in one submission: one by
-// one, a merge of random keys into a tree that is larger than memory spends its time waiting for the device.
+// Prefetcher is a Source that can use the list of the leaves that a merge will ask for next: it
+// reads them in one submission. One by one, a merge of random keys into a tree that is larger than
+// memory would spend its time waiting for the device.
 type Prefetcher interface {
 	Source
 	Prefetch(leaves []page.ID)
 }
 
-// Root names a tree: one immutable state of it. The zero Root is the empty tree.
+// Root names one immutable state of a tree. The zero Root is the empty tree.
 type Root struct {
 	ID    page.ID
 	Level int // of the root page: 0 if it is a leaf
 }
 
-// Empty reports whether the tree holds nothing.
+// Empty reports whether the tree has no page.
 func (r Root) Empty() bool { return r.ID == 0 }
 
-// Version is what a tree knows of a key at an epoch. Value aliases the page; if Large, it is a page.Ref.
+// Version is what the tree has of a key at an epoch. Value aliases the page; if Large is set, it is
+// a page.Ref.
 type Version struct {
 	Epoch keys.Epoch
 	Kind  keys.Kind
@@ -42,10 +45,11 @@ type Version struct {
 	Value []byte
 }
 
-// newestBefore is the trailer to search for so that the newest version not newer than e is found.
+// newestBefore is the trailer with which a search finds the newest version that is not newer than
+// e.
 func newestBefore(e keys.Epoch) keys.Trailer { return keys.MakeTrailer(e, 0xff) }
 
-// fetch reads page id and makes sure that it is what belongs at this level.
+// fetch reads page id and checks that it is a tree page of this level.
 func fetch(src Source, id page.ID, level int) ([]byte, error) {
 	p, err := src.Page(id, level)
 	if err != nil {
@@ -58,7 +62,7 @@ func fetch(src Source, id page.ID, level int) ([]byte, error) {
 }
 
 func misleveled(p []byte, id page.ID, level int) error {
-	return fmt.Errorf("%w: page %d has type %d and level %d, where level %d belongs",
+	return fmt.Errorf("%w: page %d has type %d and level %d; expected a tree page of level %d",
 		ErrStructure, id, page.ReadHeader(p).Type, page.Inner(p).Level(), level)
 }
 
@@ -83,7 +87,8 @@ func leafFor(src Source, root Root, key []byte, t keys.Trailer) (page.Leaf, erro
 	return p, nil
 }
 
-// Get returns the newest version of key that is not newer than at. A tombstone is a version: ok says that there is one.
+// Get returns the newest version of key that is not newer than at. A tombstone is a version: ok
+// says that there is one.
 func Get(src Source, root Root, key []byte, at keys.Epoch) (v Version, ok bool, err error) {
 	if root.ID == 0 {
 		return v, false, nil
@@ -99,8 +104,8 @@ func Get(src Source, root Root, key []byte, at keys.Epoch) (v Version, ok bool, 
 	return Version{Epoch: t.Epoch(), Kind: t.Kind(), Large: large, Value: value}, true, nil
 }
 
-// NewestEpoch returns the epoch of key's newest version if it is newer than since, and else zero. Subtrees without
-// anything newer than since are not read.
+// NewestEpoch returns the epoch of key's newest version if it is newer than since, and else zero.
+// Subtrees without anything newer than since are not read.
 func NewestEpoch(src Source, root Root, key []byte, since keys.Epoch) (keys.Epoch, error) {
 	if root.ID == 0 {
 		return 0, nil
@@ -113,7 +118,8 @@ func NewestEpoch(src Source, root Root, key []byte, since keys.Epoch) (keys.Epoc
 		}
 		node := page.Inner(p)
 		i := node.Search(key, page.NoTrailer)
-		// The key's versions may begin in a leaf and go on in the next ones; its newest stands in the first.
+		// The key's versions may begin in one leaf and continue in the next ones; the first leaf
+		// has the newest.
 		if node.Newest(i) <= since {
 			return 0, nil
 		}
@@ -130,8 +136,8 @@ func NewestEpoch(src Source, root Root, key []byte, since keys.Epoch) (keys.Epoc
 	return t.Epoch(), nil
 }
 
-// ChangedSince reports whether any key in [lo, hi) has a version newer than since. An empty hi means no upper bound. Subtrees
-// without anything newer are not read.
+// ChangedSince reports whether any key in [lo, hi) has a version newer than since. An empty hi
+// means no upper bound. Subtrees without anything newer are not read.
 func ChangedSince(src Source, root Root, lo, hi []byte, since keys.Epoch) (bool, error) {
 	if root.ID == 0 {
 		return false, nil

@@ -10,45 +10,49 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
-// A page that cannot be read stops no merge that has nothing to do with it. Where a merge wants it for company only, for an underfull neighbour, it
-// does without. Where it would have rewritten the page the merge has to give up: most often the input falls on it, and what the page holds
-// decides what becomes of the input. It goes on to the end all the same, so that the LostError names every such page. Whoever started it
-// then keeps that input out, lets the merge avoid those pages, and tries again.
+// A page that cannot be read stops no merge that does not have to rewrite it. If a merge wants the
+// page only to join it with an underfull neighbour, the neighbour stays underfull. If the merge
+// would have rewritten the page, it has to fail: most often there is input for the page, and the
+// contents of the page decide what becomes of the input. The merge continues to the end all the
+// same, so that its UnreadableError names every such page. The caller then removes the input for
+// these pages, lets the merge avoid them, and tries again.
 //
-// Older versions of a key may be on a page that is avoided, behind the leaf with its newer ones. They stay, and so its deletion stays, too: the
-// page may be read again.
+// Older versions of a key may be on an avoided page after the leaf with the key's newer versions.
+// They stay. So the tombstone of such a key stays, too: the page may become readable again.
 //
-// A page that is avoided for long may come to stand for more keys than when it was lost: what stood behind it went when nobody saw it any
-// more. Input for such keys makes a LostError of the page again, with its new bounds.
+// The key range of an avoided page can grow: the leaves after it disappear once their versions are
+// dead. Input for the keys of the larger range makes an UnreadableError of the same page again,
+// with its new bounds.
 
-// LostPage is a page of the base that the merge would have rewritten and could not read.
+// UnreadablePage is a page of the base that the merge would have rewritten but could not read.
 type UnreadablePage struct {
 	ID    page.ID
 	Level int
-	Lower page.Separator  // what is on or below the page lies from here
-	Upper *page.Separator // up to here; nil if there is no bound
-	Err   error           // what kept it from being read
+	Lower page.Separator  // lower bound of the keys on or below the page
+	Upper *page.Separator // upper bound; nil if there is none
+	Err   error           // why the page cannot be read
 }
 
-// LostError ends a merge that needed pages that it could not read.
+// UnreadableError ends a merge that needed pages that it could not read.
 type UnreadableError struct {
-	Pages []UnreadablePage // each once
+	Pages []UnreadablePage // each page once
 }
 
 func (e *UnreadableError) Error() string {
 	return fmt.Sprintf("%d pages cannot be read, page %d first: %v", len(e.Pages), e.Pages[0].ID, e.Pages[0].Err)
 }
 
-// Unwrap is what kept the first page from being read.
+// Unwrap is the error of the first page.
 func (e *UnreadableError) Unwrap() error { return e.Pages[0].Err }
 
-// lost collects the pages that a merge needed in vain.
+// unreadablePages collects the pages that a merge needed and could not read.
 type unreadablePages struct {
 	mu    sync.Mutex
 	pages []UnreadablePage
 }
 
-// add notes a page. Parts that share a leaf each know of their share.
+// add records a page. Partitions that share a leaf each report their range of it; the ranges are
+// joined.
 func (l *unreadablePages) add(p UnreadablePage) {
 	p.Lower.Key = bytes.Clone(p.Lower.Key)
 	if p.Upper != nil {
@@ -70,7 +74,7 @@ func (l *unreadablePages) add(p UnreadablePage) {
 	}
 }
 
-// err is a LostError, or nil. The pages stand in key order, whoever met them first.
+// err is an UnreadableError, or nil. The pages are in key order, whichever worker found them first.
 func (l *unreadablePages) err() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -81,7 +85,7 @@ func (l *unreadablePages) err() error {
 	return &UnreadableError{Pages: l.pages}
 }
 
-var errAvoided = errors.New("the merge is to avoid this page, and has something for it")
+var errAvoided = errors.New("page is avoided, but the merge has input for it")
 
 func (m *merge) isUnreadable(err error) bool {
 	return err != nil && (errors.Is(err, errAvoided) || m.Unreadable != nil && m.Unreadable(err))

@@ -14,7 +14,7 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
-var lostSeeds = flag.Int("lost.seeds", 40, "runs of the test of merges that meet damage")
+var unreadableSeeds = flag.Int("unreadable.seeds", 40, "runs of the test of merges over damaged pages")
 
 var errBad = errors.New("bad page")
 
@@ -31,14 +31,15 @@ func (b badSource) Page(id page.ID, level int) ([]byte, error) {
 	return b.Source.Page(id, level)
 }
 
-// damaged is a workload over a tree of which some pages cannot be read, and what is merged beside them.
+// damaged is a workload over a tree of which some pages cannot be read, and the repair tree with
+// what was merged meanwhile.
 type damaged struct {
 	*workload
-	s          *store
-	root, side Root
-	bad        map[page.ID]struct{}
-	lost       []UnreadablePage
-	avoid      map[page.ID]struct{}
+	s                *store
+	root, repairTree Root
+	bad              map[page.ID]struct{}
+	skipped          []UnreadablePage
+	avoid            map[page.ID]struct{}
 }
 
 // in is a merge that meets the bad pages.
@@ -51,7 +52,7 @@ func (d *damaged) in(base Root, entries []Entry, p Policy) *MergeInput {
 }
 
 func (d *damaged) covers(key []byte, t keys.Trailer) bool {
-	return slices.ContainsFunc(d.lost, func(p UnreadablePage) bool {
+	return slices.ContainsFunc(d.skipped, func(p UnreadablePage) bool {
 		return p.Lower.Compare(key, t) <= 0 && (p.Upper == nil || p.Upper.Compare(key, t) > 0)
 	})
 }
@@ -68,7 +69,7 @@ func (d *damaged) attempt(t *testing.T, in *MergeInput) (*Result, error) {
 	return d.s.replace(t, func() (*Result, error) { return res, nil }), nil
 }
 
-// step merges entries: where nothing is lost into the tree, and else beside it.
+// step merges entries: those for skipped pages into the repair tree, and the others into the tree.
 func (d *damaged) step(t *testing.T, entries []Entry, configure func(*MergeInput)) {
 	t.Helper()
 	policy := d.policy()
@@ -77,18 +78,18 @@ func (d *damaged) step(t *testing.T, entries []Entry, configure func(*MergeInput
 		configure(in)
 		return in
 	}
-	known := slices.Clone(d.lost)
+	known := slices.Clone(d.skipped)
 	outside := func() []Entry {
 		return slices.DeleteFunc(slices.Clone(entries), func(e Entry) bool { return d.covers(e.Key, e.Trailer) })
 	}
 	res, err := d.attempt(t, prepare(outside()))
 	var found *UnreadableError
 	if errors.As(err, &found) {
-		d.checkLost(t, found, prepare(outside()))
-		d.lost = slices.DeleteFunc(d.lost, func(p UnreadablePage) bool {
+		d.checkUnreadable(t, found, prepare(outside()))
+		d.skipped = slices.DeleteFunc(d.skipped, func(p UnreadablePage) bool {
 			return slices.ContainsFunc(found.Pages, func(q UnreadablePage) bool { return q.ID == p.ID })
 		})
-		d.lost = append(d.lost, found.Pages...)
+		d.skipped = append(d.skipped, found.Pages...)
 		d.avoid = maps.Clone(d.avoid)
 		for _, p := range found.Pages {
 			d.avoid[p.ID] = struct{}{}
@@ -96,17 +97,18 @@ func (d *damaged) step(t *testing.T, entries []Entry, configure func(*MergeInput
 		res, err = d.attempt(t, prepare(outside()))
 	}
 	if err != nil {
-		t.Fatalf("with %d pages lost, %d before: %v", len(d.lost), len(known), err)
+		t.Fatalf("with %d pages skipped, %d before: %v", len(d.skipped), len(known), err)
 	}
 	d.root = res.Root
 	inside := slices.DeleteFunc(slices.Clone(entries), func(e Entry) bool { return !d.covers(e.Key, e.Trailer) })
-	in := d.s.mergeInput(d.side, inside, policy)
+	in := d.s.mergeInput(d.repairTree, inside, policy)
 	in.Policy.RetainTombstones = true
-	d.side = d.s.apply(t, in).Root
+	d.repairTree = d.s.apply(t, in).Root
 }
 
-// checkLost: what a merge could not read is bad indeed, and any number of workers finds the same.
-func (d *damaged) checkLost(t *testing.T, found *UnreadableError, in *MergeInput) {
+// checkUnreadable: what a merge could not read is bad indeed, and any number of workers finds the
+// same.
+func (d *damaged) checkUnreadable(t *testing.T, found *UnreadableError, in *MergeInput) {
 	t.Helper()
 	for _, p := range found.Pages {
 		if _, bad := d.bad[p.ID]; !bad {
@@ -124,8 +126,9 @@ func sameLoss(a, b UnreadablePage) bool {
 	return a.ID == b.ID && a.Level == b.Level && a.Lower.String() == b.Lower.String() && fmt.Sprint(a.Upper) == fmt.Sprint(b.Upper)
 }
 
-// compare reads every key at every live epoch: beside the tree first, where something is lost, and then in it. With the pages readable again
-// every answer is right; with them bad it is right or an error.
+// compare reads every key at every snapshot: for keys of skipped pages first in the repair tree,
+// and then in the tree. With the pages readable again every answer is right; with them bad it is
+// right or an error.
 func (d *damaged) compare(t *testing.T, live []keys.Epoch) (refused int) {
 	t.Helper()
 	for k := range d.m {
@@ -152,32 +155,33 @@ func (d *damaged) compare(t *testing.T, live []keys.Epoch) (refused int) {
 
 func (d *damaged) get(src Source, key []byte, at keys.Epoch) (Version, bool, error) {
 	if d.covers(key, newestBefore(at)) {
-		if v, ok, err := Get(d.s, d.side, key, at); ok || err != nil {
+		if v, ok, err := Get(d.s, d.repairTree, key, at); ok || err != nil {
 			return v, ok, err
 		}
 	}
 	return Get(src, d.root, key, at)
 }
 
-// checkPlaces: lost pages stand where they stood, behind the same separators. They may have come to stand for more.
-func (d *damaged) checkPlaces(t *testing.T) {
+// checkSkipped: skipped pages are where they were, after the same separators. Their key ranges may
+// have grown.
+func (d *damaged) checkSkipped(t *testing.T) {
 	t.Helper()
 	found := 0
 	root := page.Child{Separator: page.Separator{Trailer: page.NoTrailer}, ID: d.root.ID}
 	d.places(t, root, d.root.Level, nil, &found)
-	if found != len(d.lost) {
-		t.Fatalf("of %d lost pages %d are in the tree", len(d.lost), found)
+	if found != len(d.skipped) {
+		t.Fatalf("of %d skipped pages %d are in the tree", len(d.skipped), found)
 	}
 }
 
 func (d *damaged) places(t *testing.T, c page.Child, level int, upper *page.Separator, found *int) {
 	t.Helper()
-	i := slices.IndexFunc(d.lost, func(p UnreadablePage) bool { return p.ID == c.ID })
+	i := slices.IndexFunc(d.skipped, func(p UnreadablePage) bool { return p.ID == c.ID })
 	if i >= 0 {
 		*found++
-		if p := d.lost[i]; p.Level != level || p.Lower.String() != c.Separator.String() ||
+		if p := d.skipped[i]; p.Level != level || p.Lower.String() != c.Separator.String() ||
 			upper != nil && (p.Upper == nil || p.Upper.Compare(upper.Key, upper.Trailer) > 0) {
-			t.Fatalf("%+v stands at level %d from %v to %v", p, level, c.Separator, upper)
+			t.Fatalf("%+v is at level %d from %v to %v", p, level, c.Separator, upper)
 		}
 	}
 	if level == 0 {
@@ -192,11 +196,12 @@ func (d *damaged) places(t *testing.T, c page.Child, level int, upper *page.Sepa
 	}
 }
 
-// TestMergesGoRoundPagesThatCannotBeRead: whatever pages turn bad, of whatever level, a merge that has nothing for them succeeds; one that has names them
-// all, succeeds when what belongs there goes beside the tree, and nobody ever reads a wrong version.
-func TestMergesGoRoundPagesThatCannotBeRead(t *testing.T) {
-	lostAny, refusedAny, levels := 0, 0, map[int]int{}
-	for seed := range uint64(*lostSeeds) {
+// TestMergesSkipUnreadablePages: whatever pages turn bad, of whatever level, a merge that has no
+// input for them succeeds. One that has names them all, and succeeds when that input goes to the
+// repair tree. No read returns a wrong version.
+func TestMergesSkipUnreadablePages(t *testing.T) {
+	skippedAny, refusedAny, levels := 0, 0, map[int]int{}
+	for seed := range uint64(*unreadableSeeds) {
 		rng := rand.New(rand.NewPCG(seed, 11))
 		size := []int{512, 1024}[seed%2]
 		d := &damaged{
@@ -217,7 +222,7 @@ func TestMergesGoRoundPagesThatCannotBeRead(t *testing.T) {
 		for round := range 10 {
 			d.step(t, d.entries(rng.IntN(300)), configure)
 			refusedAny += d.compare(t, d.live)
-			d.checkPlaces(t)
+			d.checkSkipped(t)
 			if t.Failed() {
 				t.Fatalf("seed %d, round %d", seed, round)
 			}
@@ -225,25 +230,25 @@ func TestMergesGoRoundPagesThatCannotBeRead(t *testing.T) {
 				continue
 			}
 			for _, id := range slices.Sorted(maps.Keys(d.s.pages)) {
-				if rng.IntN(80) == 0 && !d.inSide(id) {
+				if rng.IntN(80) == 0 && !d.inRepairTree(id) {
 					d.bad[id] = struct{}{}
 				}
 			}
 		}
-		lostAny += len(d.lost)
-		for _, p := range d.lost {
+		skippedAny += len(d.skipped)
+		for _, p := range d.skipped {
 			levels[p.Level]++
 		}
 	}
-	if lostAny < 20 || refusedAny == 0 || levels[1] == 0 || levels[2] == 0 {
-		t.Fatalf("%d pages were lost, by level %v, and %d reads refused: the test tests little", lostAny, levels, refusedAny)
+	if skippedAny < 20 || refusedAny == 0 || levels[1] == 0 || levels[2] == 0 {
+		t.Fatalf("%d pages were skipped, by level %v, and %d reads refused: the test tests little", skippedAny, levels, refusedAny)
 	}
-	t.Logf("%d pages lost, by level %v, %d reads refused", lostAny, levels, refusedAny)
+	t.Logf("%d pages skipped, by level %v, %d reads refused", skippedAny, levels, refusedAny)
 }
 
-// inSide reports whether a page belongs to what lies beside the tree.
-func (d *damaged) inSide(id page.ID) (in bool) {
-	_ = Walk(d.s, d.side, &Visitor{Page: func(p page.ID, _ int, _ []byte) error {
+// inRepairTree reports whether a page belongs to the repair tree.
+func (d *damaged) inRepairTree(id page.ID) (in bool) {
+	_ = Walk(d.s, d.repairTree, &Visitor{Page: func(p page.ID, _ int, _ []byte) error {
 		in = in || p == id
 		return nil
 	}})

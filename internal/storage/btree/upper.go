@@ -6,13 +6,14 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
-// upper builds the inner nodes above a stream of subtrees that come in key order: new leaves, and parts of the base that stay.
-// Each level keeps up to two nodes back, as leafPacker does for leaves.
+// upper builds the inner nodes above a stream of subtrees that come in key order: new leaves, and
+// subtrees of the base that stay. Each level keeps up to two unwritten nodes, as leafPacker does
+// for leaves.
 type upper struct {
 	m      *merge
 	o      *ordered
 	src    Source
-	levels [page.LevelMax + 2]nodePacker // by level of the node in the making; levels[0] is unused
+	levels [page.LevelMax + 2]nodePacker // by level of the unwritten node; levels[0] is unused
 }
 
 type nodePacker struct {
@@ -35,8 +36,9 @@ func (r *nodeRegion) add(c page.Child) {
 
 func (k *nodePacker) empty() bool { return len(k.regions[0].children) == 0 }
 
-// put takes the next subtree, whose root is at the given level. Nodes in the making below that level end here; one that
-// would stay underfull takes in its right neighbour instead, which is then the first node of the subtree at that level.
+// put takes the next subtree, whose root is at the given level. Unwritten nodes below that level
+// end here. An underfull one takes in its right neighbour instead, which is then the first node of
+// the subtree at that level.
 func (u *upper) put(c page.Child, level int, fresh bool) error {
 	for j := 1; j <= level; j++ {
 		if u.underfull(j) {
@@ -70,7 +72,8 @@ func (u *upper) open(c page.Child, level int, children []page.Child, err error) 
 	return nil
 }
 
-// children reads an inner node of the base that is to keep others company; nil if it must stay or cannot be read.
+// children reads an inner node of the base so that an underfull neighbour can take in its children.
+// It returns nil if the node must stay or cannot be read.
 func (u *upper) children(c page.Child, level int) ([]page.Child, error) {
 	if u.m.avoids(c.ID) {
 		return nil, nil
@@ -82,7 +85,7 @@ func (u *upper) children(c page.Child, level int) ([]page.Child, error) {
 	return children, err
 }
 
-// add gives the node in the making at level another child.
+// add gives the unwritten node at level another child.
 func (u *upper) add(level int, c page.Child, fresh bool) error {
 	k := &u.levels[level]
 	k.lastFresh = fresh
@@ -105,7 +108,7 @@ func (u *upper) add(level int, c page.Child, fresh bool) error {
 	return nil
 }
 
-// flush ends the node in the making at level: what is pending becomes one node or two, children of the next level.
+// flush ends the unwritten nodes at level: they become one node or two, children of the next level.
 func (u *upper) flush(level int) error {
 	k := &u.levels[level]
 	if k.empty() {
@@ -137,7 +140,8 @@ func (u *upper) balance(k *nodePacker) {
 	all := append(a.children, b.children...)
 	cut := len(all)
 	if !nodeFits(all, payload) {
-		// Not behind the first node's end: it may have few children with long separators and the second many with short ones.
+		// The cut is not after the first node's end: that node may have few children with long
+		// separators, and the second many with short ones.
 		for cut = min(len(all)/2, len(a.children)); cut < len(a.children) && !nodeFits(all[cut:], payload); {
 			cut++
 		}
@@ -167,11 +171,12 @@ func (u *upper) emit(level int, children []page.Child) error {
 		return err
 	}
 	u.o.result.Stats.InnerPages++
-	stale := page.Inner(p).DeadVersionRatio()
-	return u.add(level+1, page.Child{Separator: children[0].Separator, ID: id, Newest: newest, DeadVersions: stale}, true)
+	ratio := page.Inner(p).DeadVersionRatio()
+	return u.add(level+1, page.Child{Separator: children[0].Separator, ID: id, Newest: newest, DeadVersions: ratio}, true)
 }
 
-// finish closes all levels and returns the root: the only child of a node that has no others is the root itself.
+// finish closes all levels and returns the root: the only child of a node that has no others is the
+// root itself.
 func (u *upper) finish() (Root, error) {
 	top := 0
 	for j := range u.levels {
@@ -194,13 +199,14 @@ func (u *upper) finish() (Root, error) {
 			return Root{}, err
 		}
 		if j == top {
-			top++ // flush gave it a child
+			top++ // flush has given it a child
 		}
 	}
 	return Root{}, nil
 }
 
-// joinPrevious lets an underfull last node at level take in its left neighbour, if that is a node of the base.
+// joinPrevious lets an underfull last node at level take in its left neighbour, if that is a node
+// of the base.
 func (u *upper) joinPrevious(level int) error {
 	k, parent := &u.levels[level], &u.levels[level+1]
 	if !u.underfull(level) || parent.empty() || parent.lastFresh {

@@ -7,35 +7,37 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
-// A merge drops what nobody sees from the leaves that it rewrites anyway. What a snapshot held when a leaf was last rewritten stays there when
-// the snapshot is gone, and so do the versions that a bulk load replaced: a sweep finds them. Every inner node tells how much of each
-// child is stale, so that a sweep descends only where there may be something, and reads the leaves that it finds there. Leaves of which
-// something can be dropped are then named to a merge.
+// A merge drops dead versions from the leaves that it rewrites for new versions. Two kinds of dead
+// versions stay in other leaves: those that a snapshot needed when the leaf was last rewritten, and
+// those that a bulk load replaced. Vacuum finds them. Every inner node has the dead-version ratio
+// of each child, so the search descends only to leaves with superseded versions or tombstones, and
+// reads those leaves. A merge then rewrites the leaves from which something can be dropped.
 
-// Search asks for leaves of which something can be dropped.
+// VacuumSearch looks for leaves from which something can be dropped.
 type VacuumSearch struct {
 	Policy Policy
 	From   page.Separator       // where to begin; the zero Separator is the first leaf
-	Max    int                  // leaves to be read
-	Avoid  map[page.ID]struct{} // pages that a merge leaves alone, with all that is below them
-	// Damaged is called with what kept a page from being read; if it returns nil the search goes on beside it.
+	Max    int                  // leaves to read at most
+	Avoid  map[page.ID]struct{} // pages that a merge skips, with all pages below them
+	// Damaged is called with the error of a page that cannot be read. If it returns nil, the search
+	// skips the page.
 	Damaged func(error) error
 }
 
-// Garbage is what a search found.
+// DeadVersions is what a search found.
 type DeadVersions struct {
-	Leaves   int             // of which something can be dropped
-	Versions int             // that can be
-	Read     int             // leaves looked into
-	Next     *page.Separator // where the next search begins; nil if this one came to the end
+	Leaves   int             // leaves from which something can be dropped
+	Versions int             // versions that can be dropped
+	Read     int             // leaves that were read
+	Next     *page.Separator // where the next search begins; nil if this one reached the end
 
-	pages map[page.ID]struct{} // those leaves, and the inner nodes above them
+	pages map[page.ID]struct{} // the leaves with dead versions, and the inner nodes above them
 }
 
-// Empty reports whether there is nothing to be rewritten.
+// Empty reports whether no leaf has to be rewritten.
 func (g *DeadVersions) Empty() bool { return g == nil || g.Leaves == 0 }
 
-// Has reports whether page id is to be rewritten.
+// Has reports whether page id has to be rewritten.
 func (g *DeadVersions) Has(id page.ID) bool {
 	if g == nil {
 		return false
@@ -44,7 +46,7 @@ func (g *DeadVersions) Has(id page.ID) bool {
 	return ok
 }
 
-// Find looks through the stale leaves of a tree, in key order.
+// Find reads the leaves of a tree that have superseded versions or tombstones, in key order.
 func (s *VacuumSearch) Find(src Source, root Root) (*DeadVersions, error) {
 	f := vacuumFinder{VacuumSearch: s, src: src, found: &DeadVersions{pages: map[page.ID]struct{}{}}}
 	if root.Empty() {
@@ -55,7 +57,7 @@ func (s *VacuumSearch) Find(src Source, root Root) (*DeadVersions, error) {
 	return f.found, err
 }
 
-// StaleShare is the stale share of a whole tree.
+// DeadVersionRatio is the dead-version ratio of a whole tree.
 func DeadVersionRatio(src Source, root Root) (page.DeadRatio, error) {
 	if root.Empty() {
 		return 0, nil
@@ -67,7 +69,7 @@ func DeadVersionRatio(src Source, root Root) (page.DeadRatio, error) {
 	return ratioOf(p, root.Level, &page.Separator{Trailer: page.NoTrailer}), nil
 }
 
-// shareOf works out the stale share of a page whose lower bound is s.
+// ratioOf computes the dead-version ratio of a page whose lower bound is s.
 func ratioOf(p []byte, level int, s *page.Separator) page.DeadRatio {
 	if level > 0 {
 		return page.Inner(p).DeadVersionRatio()
@@ -75,8 +77,9 @@ func ratioOf(p []byte, level int, s *page.Separator) page.DeadRatio {
 	return page.Leaf(p).DeadVersionRatio(continuesKey(p, s))
 }
 
-// begunBefore reports whether a leaf begins with an older version of a key that the leaf in front of it has, too. A separator with a trailer
-// says so, unless all that it once divided is gone.
+// continuesKey reports whether the first entry of a leaf is an older version of a key that the leaf
+// before it has, too. A separator with a trailer says so, unless the versions of that key are gone
+// on one side.
 func continuesKey(p page.Leaf, s *page.Separator) bool {
 	if s.Trailer == page.NoTrailer {
 		return false
@@ -92,7 +95,7 @@ type vacuumFinder struct {
 	found *DeadVersions
 }
 
-// visit looks into the subtree of c and reports whether it is to be rewritten.
+// visit searches the subtree of c and reports whether c has to be rewritten.
 func (f *vacuumFinder) visit(c *page.Child, level int) (hit bool, err error) {
 	if level == 0 {
 		hit, err = f.leaf(c)
@@ -148,7 +151,7 @@ func (f *vacuumFinder) leaf(c *page.Child) (hit bool, err error) {
 	return n > 0, nil
 }
 
-// droppable is how many entries of a leaf a merge would leave out: worker.take decides the same way.
+// droppable is how many entries of a leaf a merge would drop. worker.emit decides by the same rule.
 func (p *Policy) droppable(leaf page.Leaf, lower *page.Separator) (n int) {
 	var h keyHistory
 	if continuesKey(leaf, lower) {

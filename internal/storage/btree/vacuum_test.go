@@ -9,8 +9,8 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
-// checkStale compares the stale shares that inner nodes tell with what lies below.
-func (s *store) checkStale(t testing.TB, c page.Child, level int) {
+// checkRatios compares the dead-version ratios in inner nodes with the pages below.
+func (s *store) checkRatios(t testing.TB, c page.Child, level int) {
 	t.Helper()
 	if level == 0 || c.ID == 0 {
 		return
@@ -21,9 +21,9 @@ func (s *store) checkStale(t testing.TB, c page.Child, level int) {
 	}
 	for _, g := range children {
 		if got := ratioOf(s.pages[g.ID], level-1, &g.Separator); got != g.DeadVersions {
-			t.Fatalf("page %d tells a stale share of %d of page %d, which has %d", c.ID, g.DeadVersions, g.ID, got)
+			t.Fatalf("page %d has the dead-version ratio %d for page %d, whose ratio is %d", c.ID, g.DeadVersions, g.ID, got)
 		}
-		s.checkStale(t, g, level-1)
+		s.checkRatios(t, g, level-1)
 	}
 }
 
@@ -32,8 +32,8 @@ func search(p Policy, maxLeaves int) *VacuumSearch {
 	return &VacuumSearch{Policy: p, Max: maxLeaves, Damaged: func(err error) error { return err }}
 }
 
-// sweepAll searches and merges without input until a search comes to the end.
-func (s *store) sweepAll(t testing.TB, root Root, find *VacuumSearch, stats *Stats) (Root, int) {
+// vacuumAll searches and merges without input until a search reaches the end.
+func (s *store) vacuumAll(t testing.TB, root Root, find *VacuumSearch, stats *Stats) (Root, int) {
 	t.Helper()
 	for rounds := 1; ; rounds++ {
 		found, err := find.Find(&scribbler{s: s}, root)
@@ -60,10 +60,10 @@ func (s *store) sweepAll(t testing.TB, root Root, find *VacuumSearch, stats *Sta
 	}
 }
 
-// sweep sweeps the whole tree and expects exactly those versions that somebody can see.
-func (w *workload) sweep(t *testing.T, s *store, root Root, p *Policy, stats *Stats) Root {
+// vacuum vacuums the whole tree and expects exactly those versions that a snapshot can see.
+func (w *workload) vacuum(t *testing.T, s *store, root Root, p *Policy, stats *Stats) Root {
 	t.Helper()
-	root, _ = s.sweepAll(t, root, search(*p, 1+w.rng.IntN(40)), stats)
+	root, _ = s.vacuumAll(t, root, search(*p, 1+w.rng.IntN(40)), stats)
 	w.compare(t, s, root, p)
 	w.count(t, s, root, stats)
 	frontier := p.MinVisible
@@ -77,14 +77,14 @@ func (w *workload) sweep(t *testing.T, s *store, root Root, p *Policy, stats *St
 				seen = seen || v.Epoch() <= at && versions[i-1].Epoch() > at
 			}
 			if !seen || i == 0 && v.Kind() == keys.KindDelete && v.Epoch() <= p.MinVisible {
-				t.Fatalf("version %d of %q at %d is left, nobody sees it: live %v, versions %v", i, key, v.Epoch(), p.Snapshots, versions)
+				t.Fatalf("version %d of %q at %d is left, no snapshot sees it: snapshots %v, versions %v", i, key, v.Epoch(), p.Snapshots, versions)
 			}
 		}
 	}
 	return root
 }
 
-// allVersions is all that the tree holds, by key, newest first.
+// allVersions is all versions in the tree, by key, newest first.
 func (s *store) allVersions(t *testing.T, root Root) map[string][]keys.Trailer {
 	t.Helper()
 	all := map[string][]keys.Trailer{}
@@ -105,9 +105,10 @@ func (s *store) allVersions(t *testing.T, root Root) map[string][]keys.Trailer {
 	return all
 }
 
-// TestSweepFreesWhatASnapshotHeld overwrites and deletes most of a tree under a snapshot, ends it, and sweeps: every version that it
-// held goes, and every tombstone, with no leaf of the rest read.
-func TestSweepFreesWhatASnapshotHeld(t *testing.T) {
+// TestVacuumDropsWhatASnapshotRetained overwrites and deletes most of a tree under a snapshot, ends
+// it, and vacuums: every version that it retained is dropped, and every tombstone, without reading
+// another leaf.
+func TestVacuumDropsWhatASnapshotRetained(t *testing.T) {
 	s := newStore(512)
 	held := Policy{MinVisible: 1, Snapshots: []keys.Epoch{1, 3}}
 	root := s.apply(t, s.mergeInput(Root{}, numbered(0, 6000, 1, 12), held)).Root
@@ -116,29 +117,29 @@ func TestSweepFreesWhatASnapshotHeld(t *testing.T) {
 	root = s.apply(t, s.mergeInput(root, deletes(numbered(2000, 1000, 3, 0), 3), held)).Root
 
 	var stats Stats
-	if _, rounds := s.sweepAll(t, root, search(held, 1<<20), &stats); rounds != 1 || stats.VersionsDropped != 0 || stats.LeafPages != 0 {
+	if _, rounds := s.vacuumAll(t, root, search(held, 1<<20), &stats); rounds != 1 || stats.VersionsDropped != 0 || stats.LeafPages != 0 {
 		t.Fatalf("a held version was dropped: %+v", stats)
 	}
 	share, err := DeadVersionRatio(s, root)
 	if err != nil || share.Ratio() < 0.2 || share.Ratio() > 0.7 {
-		t.Fatalf("stale share %.2f, %v", share.Ratio(), err)
+		t.Fatalf("dead-version ratio %.2f, %v", share.Ratio(), err)
 	}
 	s.reads = 0
 	found, err := search(Policy{MinVisible: 3}, 1<<20).Find(s, root)
 	if leaves, inner := s.kinds(); err != nil || s.reads > leaves*2/3+inner {
 		t.Fatalf("%d pages read to find %d leaves of %d: %v", s.reads, found.Leaves, leaves, err)
 	}
-	root, rounds := s.sweepAll(t, root, search(Policy{MinVisible: 3}, 20), &stats)
+	root, rounds := s.vacuumAll(t, root, search(Policy{MinVisible: 3}, 20), &stats)
 	if rounds < 5 {
 		t.Fatalf("%d rounds of 20 leaves", rounds)
 	}
 	for key, versions := range s.allVersions(t, root) {
 		if len(versions) != 1 || versions[0].Kind() == keys.KindDelete {
-			t.Fatalf("%q keeps %v", key, versions)
+			t.Fatalf("%q still has %v", key, versions)
 		}
 	}
 	if share, err := DeadVersionRatio(s, root); err != nil || share != 0 {
-		t.Fatalf("stale share %d, %v", share, err)
+		t.Fatalf("dead-version ratio %d, %v", share, err)
 	}
 	if len(s.pages) > clean {
 		t.Fatalf("%d pages, %d before anything was superseded", len(s.pages), clean)
@@ -147,13 +148,13 @@ func TestSweepFreesWhatASnapshotHeld(t *testing.T) {
 		t.Fatalf("%+v", stats)
 	}
 	if found, err := search(Policy{MinVisible: 9}, 1).Find(s, root); err != nil || found.Read != 0 {
-		t.Fatalf("%+v: nothing is stale, %v", found, err)
+		t.Fatalf("%+v: expected no dead versions: %v", found, err)
 	}
 }
 
-// TestSweepOfOneKeyAcrossManyLeaves lets a snapshot at every tenth epoch hold a version of one key, ends all but one, and
-// sweeps a leaf at a time.
-func TestSweepOfOneKeyAcrossManyLeaves(t *testing.T) {
+// TestVacuumOfOneKeyAcrossManyLeaves lets a snapshot at every tenth epoch retain a version of one
+// key, ends all but one, and vacuums a leaf at a time.
+func TestVacuumOfOneKeyAcrossManyLeaves(t *testing.T) {
 	s := newStore(512)
 	var entries []Entry
 	var all []keys.Epoch
@@ -164,20 +165,21 @@ func TestSweepOfOneKeyAcrossManyLeaves(t *testing.T) {
 	entries = append(append([]Entry{set("cold", 5, "x")}, entries...), set("zero", 6, "y"))
 	root := s.apply(t, s.mergeInput(Root{}, entries, Policy{MinVisible: 1, Snapshots: all})).Root
 	var stats Stats
-	root, _ = s.sweepAll(t, root, search(Policy{MinVisible: 500, Snapshots: []keys.Epoch{500, 1000}}, 1), &stats)
+	root, _ = s.vacuumAll(t, root, search(Policy{MinVisible: 500, Snapshots: []keys.Epoch{500, 1000}}, 1), &stats)
 	got := s.allVersions(t, root)
 	if want := []keys.Trailer{keys.MakeTrailer(1000, keys.KindSet), keys.MakeTrailer(500, keys.KindSet)}; !slices.Equal(got["hot"], want) ||
 		len(got["cold"]) != 1 || len(got["zero"]) != 1 {
 		t.Fatalf("%v", got)
 	}
-	root, _ = s.sweepAll(t, root, search(Policy{MinVisible: 1000}, 1), &stats)
+	root, _ = s.vacuumAll(t, root, search(Policy{MinVisible: 1000}, 1), &stats)
 	if got := s.allVersions(t, root); len(got["hot"]) != 1 || len(s.pages) > 3 {
 		t.Fatalf("%v in %d pages", got, len(s.pages))
 	}
 }
 
-// TestWorkersDoNotChangeAByteOfASweep does one sweep with one worker and with several, with input and without.
-func TestWorkersDoNotChangeAByteOfASweep(t *testing.T) {
+// TestWorkersDoNotChangeAByteOfAVacuum does one vacuum with one worker and with several, with input
+// and without.
+func TestWorkersDoNotChangeAByteOfAVacuum(t *testing.T) {
 	base := newStore(512)
 	held := Policy{MinVisible: 1, Snapshots: []keys.Epoch{1, 3}}
 	root := base.apply(t, base.mergeInput(Root{}, numbered(0, 20000, 1, 12), held)).Root
@@ -205,8 +207,8 @@ func TestWorkersDoNotChangeAByteOfASweep(t *testing.T) {
 	}
 }
 
-// TestSearchGoesOnBesideDamage loses a stale leaf and the inner node in front of it.
-func TestSearchGoesOnBesideDamage(t *testing.T) {
+// TestVacuumSearchSkipsDamagedPages damages a leaf with dead versions and the inner node before it.
+func TestVacuumSearchSkipsDamagedPages(t *testing.T) {
 	held := Policy{MinVisible: 3, Snapshots: []keys.Epoch{3, 4}}
 	s := newStore(512)
 	root := s.apply(t, s.mergeInput(Root{}, numbered(0, 4000, 3, 12), held)).Root
@@ -215,9 +217,9 @@ func TestSearchGoesOnBesideDamage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	lost := s.levelOne(root)
-	below := page.Inner(s.pages[lost]).Count()
-	delete(s.pages, lost)
+	bad := s.levelOne(root)
+	below := page.Inner(s.pages[bad]).Count()
+	delete(s.pages, bad)
 	if _, err := search(Policy{MinVisible: 4}, 1<<20).Find(s, root); err == nil {
 		t.Fatal("the search does not mention the damage")
 	}
@@ -225,11 +227,11 @@ func TestSearchGoesOnBesideDamage(t *testing.T) {
 	find := &VacuumSearch{Policy: Policy{MinVisible: 4}, Max: 1 << 20, Damaged: func(error) error { damaged++; return nil }}
 	found, err := find.Find(s, root)
 	if err != nil || damaged != 1 || found.Leaves != whole.Leaves-below {
-		t.Fatalf("%d leaves found, %d without damage, %d lost, %d damages: %v", found.Leaves, whole.Leaves, below, damaged, err)
+		t.Fatalf("%d leaves found, %d without damage, %d damaged, %d damages: %v", found.Leaves, whole.Leaves, below, damaged, err)
 	}
-	find.Avoid = map[page.ID]struct{}{lost: {}}
+	find.Avoid = map[page.ID]struct{}{bad: {}}
 	found, err = find.Find(s, root)
 	if err != nil || damaged != 1 || found.Leaves != whole.Leaves-below {
-		t.Fatalf("%d leaves found beside a page that is known to be lost, %d damages: %v", found.Leaves, damaged, err)
+		t.Fatalf("%d leaves found with an avoided page, %d damages: %v", found.Leaves, damaged, err)
 	}
 }

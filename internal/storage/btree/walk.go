@@ -9,15 +9,17 @@ import (
 
 // Visitor sees the pages of a tree, parents before children, in key order.
 type Visitor struct {
-	// Page is called for each reachable page. Its bytes live until Page returns.
+	// Page is called for each reachable page. Its bytes are valid until Page returns.
 	Page func(id page.ID, level int, p []byte) error
-	// Damaged is called for each page that cannot be read or does not fit in its place, with the keys that it may hold, from lo up to hi; nil
-	// means no bound. If it returns nil the walk goes on beside the page. A nil Damaged ends the walk with the error.
+	// Damaged is called for each page that cannot be read or does not fit its parent, with the
+	// range of keys that it may hold, from lo up to hi; nil means no bound. If it returns nil, the
+	// walk skips the page. A nil Damaged ends the walk with the error.
 	Damaged func(id page.ID, level int, lo, hi *page.Separator, err error) error
 }
 
-// Walk visits every page of a tree and checks how they hang together: types and levels, keys inside their separators, and newest epochs
-// inside their parents' bounds. What stands in one page alone is page.Verify's to check.
+// Walk visits every page of a tree and checks how the pages fit together: types and levels, keys
+// inside their separators, and newest epochs inside the bounds of their parents. page.Verify checks
+// what concerns one page alone.
 func Walk(src Source, root Root, v *Visitor) error {
 	if root.Empty() {
 		return nil
@@ -35,7 +37,7 @@ type walker struct {
 	v   *Visitor
 }
 
-// visit checks the subtree of c, whose keys must lie in [lo, hi).
+// visit checks the subtree of c, whose keys must be in [lo, hi).
 func (w *walker) visit(c *page.Child, level int, lo, hi *page.Separator) error {
 	children, err := w.enter(c, level, lo, hi)
 	if err != nil {
@@ -64,10 +66,10 @@ func (w *walker) enter(c *page.Child, level int, lo, hi *page.Separator) ([]page
 		return nil, err
 	}
 	if n := page.ReadHeader(p).Newest; n > c.Newest {
-		return nil, fmt.Errorf("%w: newest epoch %d, the parent claims %d", ErrStructure, n, c.Newest)
+		return nil, fmt.Errorf("%w: newest epoch %d is larger than %d in the parent", ErrStructure, n, c.Newest)
 	}
-	if stale := ratioOf(p, level, &c.Separator); c.DeadVersions != 0 && stale != c.DeadVersions {
-		return nil, fmt.Errorf("%w: stale share %d, the parent claims %d", ErrStructure, stale, c.DeadVersions)
+	if ratio := ratioOf(p, level, &c.Separator); c.DeadVersions != 0 && ratio != c.DeadVersions {
+		return nil, fmt.Errorf("%w: dead-version ratio %d differs from %d in the parent", ErrStructure, ratio, c.DeadVersions)
 	}
 	if w.v.Page != nil {
 		if err := w.v.Page(c.ID, level, p); err != nil {
@@ -90,17 +92,17 @@ func (w *walker) enter(c *page.Child, level int, lo, hi *page.Separator) ([]page
 	return children, nil
 }
 
-// leafInside checks that the entries of a leaf lie in [lo, hi).
+// leafInside checks that the entries of a leaf are in [lo, hi).
 func leafInside(p page.Leaf, lo, hi *page.Separator) error {
 	v := p.Layout()
 	last := v.Count() - 1
 	first := append(append([]byte(nil), v.Prefix()...), v.Suffix(0)...)
 	if lo != nil && lo.Compare(first, v.Trailer(0)) > 0 {
-		return fmt.Errorf("%w: first key %q in front of %v", ErrStructure, first, lo)
+		return fmt.Errorf("%w: first key %q before the lower bound %v", ErrStructure, first, lo)
 	}
 	end := append(append([]byte(nil), v.Prefix()...), v.Suffix(last)...)
 	if hi != nil && hi.Compare(end, v.Trailer(last)) <= 0 {
-		return fmt.Errorf("%w: last key %q not in front of %v", ErrStructure, end, hi)
+		return fmt.Errorf("%w: last key %q not before the upper bound %v", ErrStructure, end, hi)
 	}
 	return nil
 }

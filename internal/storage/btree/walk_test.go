@@ -36,7 +36,8 @@ func (s *store) rebuild(t *testing.T, id page.ID, change func(children []page.Ch
 	s.pages[id] = p
 }
 
-// TestWalkFindsBrokenStructure plants one fault after another into sound pages and expects it to be named.
+// TestWalkFindsBrokenStructure plants one fault after another into intact pages and expects it to
+// be named.
 func TestWalkFindsBrokenStructure(t *testing.T) {
 	for name, plant := range map[string]func(t *testing.T, s *store, root Root){
 		"children swapped": func(t *testing.T, s *store, root Root) {
@@ -69,13 +70,13 @@ func TestWalkFindsBrokenStructure(t *testing.T) {
 				return c
 			})
 		},
-		"stale share of a leaf": func(t *testing.T, s *store, root Root) {
+		"dead-version ratio of a leaf": func(t *testing.T, s *store, root Root) {
 			s.rebuild(t, s.levelOne(root), func(c []page.Child) []page.Child {
 				c[1].DeadVersions = 9
 				return c
 			})
 		},
-		"stale share of a node": func(t *testing.T, s *store, root Root) {
+		"dead-version ratio of a node": func(t *testing.T, s *store, root Root) {
 			s.rebuild(t, root.ID, func(c []page.Child) []page.Child {
 				c[1].DeadVersions = 9
 				return c
@@ -109,8 +110,9 @@ func (s *store) levelOne(root Root) page.ID {
 	return id
 }
 
-// TestWalkGoesOnBesideDamage loses a leaf and an inner node and expects all the rest, and the lost key ranges.
-func TestWalkGoesOnBesideDamage(t *testing.T) {
+// TestWalkSkipsDamagedPages damages a leaf and an inner node and expects all other pages, and the
+// key ranges of the damaged ones.
+func TestWalkSkipsDamagedPages(t *testing.T) {
 	s, root := threeLevels(t)
 	whole := len(s.pages)
 	leaf := page.Inner(s.pages[s.levelOne(root)]).Child(2)
@@ -119,17 +121,17 @@ func TestWalkGoesOnBesideDamage(t *testing.T) {
 	_ = Walk(s, Root{ID: node, Level: root.Level - 1}, &Visitor{Page: func(page.ID, int, []byte) error { below++; return nil }})
 	delete(s.pages, leaf)
 	delete(s.pages, node)
-	lost := map[page.ID]string{}
+	damaged := map[page.ID]string{}
 	seen := 0
 	err := Walk(s, root, &Visitor{
 		Page: func(page.ID, int, []byte) error { seen++; return nil },
 		Damaged: func(id page.ID, _ int, lo, hi *page.Separator, _ error) error {
-			lost[id] = fmt.Sprint(lo, hi)
+			damaged[id] = fmt.Sprint(lo, hi)
 			return nil
 		},
 	})
-	if err != nil || len(lost) != 2 || lost[leaf] == "" || lost[node] == "" || seen != whole-below-1 {
-		t.Fatalf("lost %v, saw %d of %d pages: %v", slices.Collect(maps.Values(lost)), seen, whole, err)
+	if err != nil || len(damaged) != 2 || damaged[leaf] == "" || damaged[node] == "" || seen != whole-below-1 {
+		t.Fatalf("damaged %v, saw %d of %d pages: %v", slices.Collect(maps.Values(damaged)), seen, whole, err)
 	}
 }
 
@@ -157,7 +159,8 @@ func TestReadsRefuseMisplacedPages(t *testing.T) {
 	}
 }
 
-// TestOldSubtreesAreNotReadForValidation changes one key of many and counts the pages that validation reads.
+// TestOldSubtreesAreNotReadForValidation changes one key of many and counts the pages that
+// validation reads.
 func TestOldSubtreesAreNotReadForValidation(t *testing.T) {
 	s, root := threeLevels(t)
 	root = s.apply(t, s.mergeInput(root, []Entry{set("key00002000", 9, "new")}, Policy{})).Root
@@ -181,8 +184,8 @@ func TestOldSubtreesAreNotReadForValidation(t *testing.T) {
 	}
 }
 
-// TestBoundedScansReadNoLeafBehindTheBound counts pages for short ranges, both ways.
-func TestBoundedScansReadNoLeafBehindTheBound(t *testing.T) {
+// TestBoundedScansReadNoLeafPastTheBound counts pages for short ranges, in both directions.
+func TestBoundedScansReadNoLeafPastTheBound(t *testing.T) {
 	s, root := threeLevels(t)
 	leaf := page.Leaf(s.pages[page.Inner(s.pages[s.levelOne(root)]).Child(2)])
 	v := leaf.Layout()
@@ -225,8 +228,9 @@ func TestUsedCursorsAllocateNothing(t *testing.T) {
 	}
 }
 
-// TestEveryLeafIsForetold: before it enters a leaf, by a seek or by a step, a cursor tells its id and those that follow inside the bounds.
-func TestEveryLeafIsForetold(t *testing.T) {
+// TestEveryLeafIsPrefetched: before it enters a leaf, by a seek or by a step, a cursor names its id
+// and those that follow inside the bounds.
+func TestEveryLeafIsPrefetched(t *testing.T) {
 	s, root := threeLevels(t)
 	for _, forward := range []bool{true, false} {
 		var c Cursor
@@ -331,8 +335,8 @@ func FuzzTree(f *testing.F) {
 	})
 }
 
-// TestCursorsWriteLinesOfTheirOwn: a cursor writes its key for every entry, and on a line that another one writes, too, that takes three
-// times as long.
+// TestCursorsWriteLinesOfTheirOwn: a cursor writes its key for every entry. If another cursor
+// writes to the same cache line, that takes three times as long.
 func TestCursorsWriteLinesOfTheirOwn(t *testing.T) {
 	for range 100 {
 		var c Cursor
