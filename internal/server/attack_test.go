@@ -211,9 +211,9 @@ func TestCancelledAnswersAreGivenBack(t *testing.T) {
 	})
 }
 
-// TestBacklogIsBoundedInBytes: a pipeline whose answers wait for the disk holds a megabyte of them and stops receiving, instead of thousands
+// TestAckQueueIsBoundedInBytes: a pipeline whose answers wait for the disk holds a megabyte of them and stops receiving, instead of thousands
 // of answers of any size.
-func TestBacklogIsBoundedInBytes(t *testing.T) {
+func TestAckQueueIsBoundedInBytes(t *testing.T) {
 	h := mustStart(t)
 	release := h.heldSyncs(t)
 	const size, requests = 256 << 10, 300
@@ -231,7 +231,7 @@ func TestBacklogIsBoundedInBytes(t *testing.T) {
 	}
 	t.Logf("the heap grew by %d KiB", grown>>10)
 	if grown > 12<<20 {
-		t.Errorf("the heap grew by %d bytes; the backlog is bounded by %d", grown, backlogBytesMax)
+		t.Errorf("the heap grew by %d bytes; the ack queue is bounded by %d", grown, ackQueueBytesMax)
 	}
 	release()
 	for range requests + 1 {

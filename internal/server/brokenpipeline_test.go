@@ -3,17 +3,21 @@ package server
 import (
 	"bytes"
 	"context"
-	"runtime"
+	"errors"
 	"runtime/debug"
 	"syscall"
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
+
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/telemetry"
 )
 
-// TestBrokenPipelineGivesItsAnswersBack: at once and not when the garbage collector finds them: those that wait for the disk, the one that waits
-// for room among them, and the one that is executed when the stream breaks.
+// TestBrokenPipelineGivesItsAnswersBack: at once and not when the garbage collector finds them:
+// those that wait for the disk, the one that waits for room among them, and the one that is
+// executed when the stream breaks.
 func TestBrokenPipelineGivesItsAnswersBack(t *testing.T) {
 	h := mustStart(t)
 	h.heldSyncs(t)
@@ -24,7 +28,7 @@ func TestBrokenPipelineGivesItsAnswersBack(t *testing.T) {
 		for i := range uint64(20) {
 			mustSend(t, stream, getRequest(2+i, "k"))
 		}
-		eventually(t, "the backlog is full", func() bool { _, _, answers := h.admission.inflight(); return answers >= 6*200<<10 })
+		eventually(t, "the ack queue is full", func() bool { _, _, answers := h.admission.inflight(); return answers >= 6*200<<10 })
 		before := debug.SetGCPercent(-1)
 		cancel()
 		eventually(t, "the stream has ended", func() bool { return h.streams.Load() == 0 })
@@ -41,29 +45,59 @@ func TestBrokenPipelineGivesItsAnswersBack(t *testing.T) {
 	}
 }
 
-// TestDrainingPipelineRests: while its receiver is held up, by a client that does not read or by a commit that waits, the other half of a
-// pipeline that is to end waits for it without taking a core.
-func TestDrainingPipelineRests(t *testing.T) {
-	p := &pipeline{server: new(Server)}
-	p.backlog.init()
-	p.server.draining.Store(true)
+// drainingPipeline is a pipeline whose server drains while its receiver executes a request.
+func drainingPipeline(ctx context.Context, stream grpc.ServerStream) (p *pipeline, ended chan error) {
+	s := &Server{drain: make(chan struct{})}
+	p = &pipeline{server: s, shard: new(telemetry.Requests).Shard(), stream: stream}
+	p.init()
 	p.executing.Store(true)
-	time.AfterFunc(300*time.Millisecond, func() { p.executing.Store(false) })
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
+	s.draining.Store(true)
+	close(s.drain)
+	ended = make(chan error, 1)
+	go func() { ended <- p.acknowledge(ctx, nil) }()
+	return p, ended
+}
+
+// TestDrainingPipelineRests lets a receiver be held up, as a client that does not read or a commit
+// that waits would do. The acker of the pipeline waits for it without work, and ends when it rests.
+func TestDrainingPipelineRests(t *testing.T) {
+	p, ended := drainingPipeline(testContext(t), discard{})
 	used := func() time.Duration {
 		var u syscall.Rusage
-		const thread = 1
-		if err := syscall.Getrusage(thread, &u); err != nil {
+		if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
 			t.Fatal(err)
 		}
 		return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 	}
 	before := used()
-	if !p.drained() {
-		t.Error("not drained")
+	select {
+	case err := <-ended:
+		t.Fatalf("the stream ended within a request: %v", err)
+	case <-time.After(300 * time.Millisecond):
 	}
-	if took := used() - before; took > 20*time.Millisecond {
-		t.Errorf("waiting for 300 ms took %v of a core", took)
+	if took := used() - before; took > 60*time.Millisecond {
+		t.Errorf("waiting for 300 ms took %v of processor time", took)
+	}
+	p.rest()
+	if err := <-ended; !errors.Is(err, errShuttingDown) {
+		t.Error(err)
+	}
+}
+
+// TestDrainingPipelineEndsWithItsStream ends the stream while a request is being executed that does
+// not end: the acker must not wait for it.
+func TestDrainingPipelineEndsWithItsStream(t *testing.T) {
+	ctx, cancel := context.WithCancel(testContext(t))
+	p, ended := drainingPipeline(ctx, discard{})
+	defer p.rest()
+	time.Sleep(50 * time.Millisecond) // until the acker waits
+	cancel()
+	select {
+	case err := <-ended:
+		if !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("the acker of an ended stream still waits for the receiver")
 	}
 }

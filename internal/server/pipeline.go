@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"runtime"
 	"sync/atomic"
 	"time"
 
@@ -23,13 +22,15 @@ import (
 //	RecvMsg ─► execute ─► answer ready ───────► SendMsg ◄─── answers whose epoch has settled
 //	               └────► awaits durability ─► backlog ─────► Store.Wait for the oldest, then all that have settled
 //
-// The receiver executes each request at once and never waits for the disk; what must wait goes to the backlog, and one sync
-// settles many. There is no goroutine per request and, for single gets, puts and deletes, no allocation beyond gRPC's own.
+// The receiver executes each request at once and never waits for the disk; what must wait goes to
+// the backlog, and one sync settles many. There is no goroutine per request and, for single gets,
+// puts and deletes, no allocation beyond gRPC's own.
 //
-// Invariants: a request that was executed is answered, unless the connection is lost; requests are executed in the order
-// of arrival, and each sees those received before it; the backlog is bounded, and when it is full the receiver stops receiving, which gRPC's flow control carries to
-// the client. When the server drains, the stream ends with SHUTTING_DOWN after everything executed was answered, so that
-// what has no answer was not executed.
+// Invariants: a request that was executed is answered, unless the connection is lost; requests are
+// executed in the order of arrival, and each sees those received before it; the backlog is bounded,
+// and when it is full the receiver stops receiving, which gRPC's flow control carries to the
+// client. When the server drains, the stream ends with SHUTTING_DOWN after everything executed was
+// answered, so that what has no answer was not executed.
 type pipeline struct {
 	server *Server
 	conn   *connection
@@ -41,11 +42,19 @@ type pipeline struct {
 	value   []byte          // the receiver's: the value that a get answers with
 	written keys.Epoch      // the receiver's: its newest write, which its reads must see
 	answers sender
-	backlog backlog
+	acks    ackQueue
 
 	_         [64]byte
 	executing atomic.Bool // the receiver is between taking a request and having answered or queued it
 	_         [64]byte
+	idle      chan struct{} // a token when the receiver stops executing while the server drains
+}
+
+func (p *pipeline) init() {
+	p.in.init()
+	p.answers.init(p.stream)
+	p.acks.init()
+	p.idle = make(chan struct{}, 1)
 }
 
 // Pipeline implements KV.
@@ -61,9 +70,7 @@ func (s *kvService) Pipeline(stream grpc.BidiStreamingServer[pb.PipelineRequest,
 		}
 		c.ctx = stream.Context()
 		p := &pipeline{server: s.Server, conn: conn, shard: conn.shard, stream: stream, caller: c}
-		p.in.init()
-		p.answers.init(stream)
-		p.backlog.init()
+		p.init()
 		received := make(chan error, 1)
 		s.receivers.Go(func() {
 			received <- p.receive()
@@ -73,10 +80,10 @@ func (s *kvService) Pipeline(stream grpc.BidiStreamingServer[pb.PipelineRequest,
 	})
 }
 
-// receive executes requests until the client closes its side (nil), the stream breaks, or the server drains. On a drain it
-// may stay in RecvMsg until the handler has returned.
+// receive executes requests until the client closes its side (nil), the stream breaks, or the
+// server drains. On a drain it may stay in RecvMsg until the handler has returned.
 func (p *pipeline) receive() error {
-	defer p.backlog.close()
+	defer p.acks.close()
 	for {
 		if err := p.stream.RecvMsg(&p.in); err != nil {
 			if errors.Is(err, io.EOF) {
@@ -84,16 +91,28 @@ func (p *pipeline) receive() error {
 			}
 			return err
 		}
-		// The flag is set before draining is read, and a drain sets draining before it reads the flag: one sees the other.
 		p.executing.Store(true)
 		if p.server.draining.Load() {
-			p.executing.Store(false)
+			p.rest()
 			return errShuttingDown
 		}
 		err := p.serve()
-		p.executing.Store(false)
+		p.rest()
 		if err != nil {
 			return err
+		}
+	}
+}
+
+// rest ends the execution of a request. The receiver writes executing before it reads draining, and
+// the acker reads draining before executing: the acker sees that the receiver rests, or gets a
+// token.
+func (p *pipeline) rest() {
+	p.executing.Store(false)
+	if p.server.draining.Load() {
+		select {
+		case p.idle <- struct{}{}:
+		default: // the token of an earlier request is still there
 		}
 	}
 }
@@ -104,7 +123,8 @@ func (p *pipeline) serve() error {
 	a := answer{id: p.in.msg.Id, start: start}
 	var w settle
 	err := errOverloaded
-	method, kind := methodOfPipelined(&p.in.msg)
+	method := methodOfPipelined(&p.in.msg)
+	kind := kindOf(method)
 	size, sh, admission := p.in.size, shareOf(kind.writes(), p.in.size), &p.server.admission
 	a.method = method
 	if admission.enter(p.conn, sh, size) {
@@ -129,7 +149,8 @@ func (p *pipeline) serve() error {
 		return p.send(&a)
 	}
 	if !p.server.isSync(w.durability) {
-		// Visibility is a matter of microseconds, and this session's next write would wait for it anyway.
+		// Visibility is a matter of microseconds, and this session's next write would wait for it
+		// anyway.
 		if err := w.wait(p.stream.Context(), p.server.store); err != nil {
 			a.charge.release()
 			return err
@@ -140,14 +161,15 @@ func (p *pipeline) serve() error {
 	if a.value != nil {
 		p.value = nil // the answer keeps the buffer until it is sent
 	}
-	if err := p.backlog.push(p.stream.Context(), &a); err != nil {
+	if err := p.acks.push(p.stream.Context(), &a); err != nil {
 		a.charge.release()
 		return err
 	}
 	return nil
 }
 
-// execute runs the request, which sees those before it. What the answer holds is either in a, or in a message of its own.
+// execute runs the request, which sees those before it. What the answer holds is either in a, or in
+// a message of its own.
 func (p *pipeline) execute(a *answer) (settle, error) {
 	if err := p.awaitOwnWrites(); err != nil {
 		return settle{}, err
@@ -191,31 +213,32 @@ func (p *pipeline) execute(a *answer) (settle, error) {
 	return settle{}, invalid("request", "is missing, or of a kind that this server does not know")
 }
 
-// methodOfPipelined is the method that a request counts as.
-func methodOfPipelined(m *pb.PipelineRequest) (telemetry.Method, kind) {
+// methodOfPipelined is the method that a request is counted as.
+func methodOfPipelined(m *pb.PipelineRequest) telemetry.Method {
 	switch m.Request.(type) {
 	case *pb.PipelineRequest_Get:
-		return telemetry.MethodGet, kindRead
+		return telemetry.MethodGet
 	case *pb.PipelineRequest_Put:
-		return telemetry.MethodPut, kindWrite
+		return telemetry.MethodPut
 	case *pb.PipelineRequest_Delete:
-		return telemetry.MethodDelete, kindWrite
+		return telemetry.MethodDelete
 	case *pb.PipelineRequest_BatchGet:
-		return telemetry.MethodBatchGet, kindRead
+		return telemetry.MethodBatchGet
 	case *pb.PipelineRequest_BatchWrite:
-		return telemetry.MethodBatchWrite, kindWrite
+		return telemetry.MethodBatchWrite
 	case *pb.PipelineRequest_DeleteRange:
-		return telemetry.MethodDeleteRange, kindWrite
+		return telemetry.MethodDeleteRange
 	case *pb.PipelineRequest_Invoke:
-		return telemetry.MethodInvoke, kindWriteAndRead
+		return telemetry.MethodInvoke
 	case *pb.PipelineRequest_InvokeAll:
-		return telemetry.MethodInvokeAll, kindWriteAndRead
+		return telemetry.MethodInvokeAll
 	}
-	return telemetry.MethodPipeline, kindWrite
+	return telemetry.MethodPipeline
 }
 
-// awaitOwnWrites lets a request see the writes that its own stream sent before it. A commit that returned is visible but for
-// those before it that are being installed at this moment, so this is one comparison, and rarely a microsecond.
+// awaitOwnWrites lets a request see the writes that its own stream sent before it. A commit that
+// returned is visible but for those before it that are being installed at this moment, so this is
+// one comparison, and rarely a microsecond.
 func (p *pipeline) awaitOwnWrites() error {
 	if p.written <= p.server.store.Visible() {
 		return nil
@@ -223,7 +246,8 @@ func (p *pipeline) awaitOwnWrites() error {
 	return p.server.store.Wait(p.stream.Context(), p.written, mvcc.DurabilityAsync)
 }
 
-// forgetLarge lets go of what a rare huge request or value has taken: the stream may stay silent after it.
+// forgetLarge lets go of what a rare huge request or value has taken: the stream may stay silent
+// after it.
 func (p *pipeline) forgetLarge() {
 	if cap(p.value) > keepBytesMax {
 		p.value = nil
@@ -241,23 +265,28 @@ func (p *pipeline) valueBuffer() []byte {
 	return p.value[:0]
 }
 
-// acknowledge answers what waits in the backlog, until the receiver has ended and the backlog is empty, or the stream breaks, or
-// the server drains.
+// acknowledge answers what waits in the backlog, until the receiver has ended and the backlog is
+// empty, or the stream breaks, or the server drains.
 func (p *pipeline) acknowledge(ctx context.Context, received <-chan error) error {
 	var waiting []answer
 	defer func() {
 		releaseAll(waiting)
-		p.backlog.release()
+		p.acks.release()
 	}()
+	stop := (<-chan struct{})(p.server.drain)
 	for {
 		var open bool
-		waiting, open = p.backlog.take(waiting, p.server.drain)
+		waiting, open = p.acks.take(ctx, waiting, stop)
 		if len(waiting) == 0 {
-			if !open {
+			switch {
+			case !open:
 				return <-received
-			}
-			if p.drained() {
+			case ctx.Err() != nil:
+				return ctx.Err()
+			case p.drained():
 				return errShuttingDown
+			case p.server.draining.Load():
+				stop = p.idle // drain stays closed: wait for the request that is being executed
 			}
 			continue
 		}
@@ -274,8 +303,8 @@ func (p *pipeline) acknowledge(ctx context.Context, received <-chan error) error
 	}
 }
 
-// syncMeanwhile lets the log sync what cannot be answered yet while the answers before it are sent. If there are none, the
-// acker will wait, and then syncs by itself.
+// syncMeanwhile lets the log sync what cannot be answered yet while the answers before it are sent.
+// If there are none, the acker will wait, and then syncs by itself.
 func (p *pipeline) syncMeanwhile(waiting []answer) {
 	last := &waiting[len(waiting)-1]
 	if !last.settle.ready(p.server.store) && waiting[0].settle.ready(p.server.store) {
@@ -283,7 +312,8 @@ func (p *pipeline) syncMeanwhile(waiting []answer) {
 	}
 }
 
-// awaitOldest waits for the first answer of the backlog; more have then settled with it. If the log has failed, so have all.
+// awaitOldest waits for the first answer of the backlog; more have then settled with it. If the log
+// has failed, so have all.
 func (p *pipeline) awaitOldest(ctx context.Context, oldest settle, waiting *[]answer) error {
 	err := oldest.wait(ctx, p.server.store)
 	if err == nil {
@@ -299,7 +329,7 @@ func (p *pipeline) awaitOldest(ctx context.Context, oldest settle, waiting *[]an
 		}
 		size := a.bytes()
 		err := p.send(a)
-		p.backlog.sent(size)
+		p.acks.sent(size)
 		if err != nil {
 			return err
 		}
@@ -319,7 +349,7 @@ func (p *pipeline) sendSettled(waiting []answer) ([]answer, error) {
 		}
 		size := waiting[i].bytes()
 		err := p.send(&waiting[i])
-		p.backlog.sent(size)
+		p.acks.sent(size)
 		if err != nil {
 			return waiting, err
 		}
@@ -328,23 +358,10 @@ func (p *pipeline) sendSettled(waiting []answer) ([]answer, error) {
 	return waiting[:kept], nil
 }
 
-// drained reports whether the server drains and the receiver is done with what it had taken.
+// drained reports whether the server drains and the receiver has completed the request that it had
+// taken.
 func (p *pipeline) drained() bool {
-	if !p.server.draining.Load() {
-		return false
-	}
-	const yields = 100 // longer than that it is held up: by a client that does not read, by a commit that waits
-	for round := 0; p.executing.Load(); round++ {
-		if !p.backlog.empty() {
-			return false // the receiver may be waiting for room
-		}
-		if round < yields {
-			runtime.Gosched()
-		} else {
-			time.Sleep(time.Millisecond)
-		}
-	}
-	return p.backlog.empty()
+	return p.server.draining.Load() && !p.executing.Load() && p.acks.empty()
 }
 
 func (p *pipeline) send(a *answer) error {
@@ -360,7 +377,8 @@ func (p *pipeline) send(a *answer) error {
 	return err
 }
 
-// clock tells the time since the server started, with one read of the monotonic clock and none of the wall clock.
+// clock tells the time since the server started, with one read of the monotonic clock and none of
+// the wall clock.
 type clock struct{ started time.Time }
 
 func (c clock) now() time.Duration { return time.Since(c.started) }

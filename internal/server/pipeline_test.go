@@ -292,12 +292,12 @@ func TestClosedPipelineAnswersWhatItReceived(t *testing.T) {
 	}
 }
 
-func TestBacklogIsBoundedAndHoldsTheClientBack(t *testing.T) {
+func TestAckQueueIsBoundedAndHoldsTheClientBack(t *testing.T) {
 	h := mustStart(t)
 	slow := h.slowSyncs(time.Second)
 	ctx := testContext(t)
 	stream := h.pipeline(t, ctx)
-	const n = 3 * backlogMax
+	const n = 3 * ackQueueMax
 	sent := make(chan error, 1)
 	go func() {
 		for i := range uint64(n) {
@@ -309,9 +309,9 @@ func TestBacklogIsBoundedAndHoldsTheClientBack(t *testing.T) {
 		sent <- stream.CloseSend()
 	}()
 	// Two lists may be full: the one that fills and the one that is waited for. The receiver holds one more request.
-	eventually(t, "the backlog fills", func() bool { return h.store.Visible() >= backlogMax })
+	eventually(t, "the ack queue fills", func() bool { return h.store.Visible() >= ackQueueMax })
 	time.Sleep(100 * time.Millisecond)
-	if v := h.store.Visible(); v > 2*backlogMax+1 {
+	if v := h.store.Visible(); v > 2*ackQueueMax+1 {
 		t.Errorf("%d writes were taken with none acknowledged", v)
 	}
 	slow.Remove()
@@ -475,26 +475,33 @@ func TestPipelineRefusesWhatIsOverTheInflightLimit(t *testing.T) {
 }
 
 func TestDrainWaitsForTheRequestThatIsBeingExecuted(t *testing.T) {
-	p := &pipeline{server: &Server{}}
-	p.backlog.init()
-	p.server.draining.Store(true)
-	p.executing.Store(true)
-	go func() {
-		time.Sleep(20 * time.Millisecond)
-		if err := p.backlog.push(context.Background(), &answer{id: 1}); err != nil {
-			t.Error(err)
-		}
-		p.executing.Store(false)
-	}()
-	if p.drained() {
-		t.Error("the stream would end with an answer in the backlog")
+	stream := recorder{sent: make(chan struct{}, 1)}
+	p, ended := drainingPipeline(testContext(t), stream)
+	time.Sleep(20 * time.Millisecond)
+	if err := p.acks.push(testContext(t), &answer{id: 1}); err != nil {
+		t.Fatal(err)
 	}
-	if waiting, _ := p.backlog.take(nil, nil); len(waiting) != 1 {
-		t.Errorf("the backlog holds %d answers", len(waiting))
+	<-stream.sent
+	select {
+	case err := <-ended:
+		t.Fatalf("the stream ended before the receiver did: %v", err)
+	case <-time.After(20 * time.Millisecond):
 	}
-	if !p.drained() {
-		t.Error("the stream would never end")
+	p.rest()
+	if err := <-ended; !errors.Is(err, errShuttingDown) {
+		t.Error(err)
 	}
+}
+
+// recorder is a stream that reports what is sent.
+type recorder struct {
+	discard
+	sent chan struct{}
+}
+
+func (r recorder) SendMsg(any) error {
+	r.sent <- struct{}{}
+	return nil
 }
 
 // TestSmallRequestsAllocateNothing is about everything between gRPC's RecvMsg and SendMsg.
@@ -509,9 +516,7 @@ func TestSmallRequestsAllocateNothing(t *testing.T) {
 	}
 	defer h.callers.release(c)
 	p := &pipeline{server: h.Server, shard: conn.shard, stream: discard{ctx: testContext(t)}, caller: c}
-	p.in.init()
-	p.answers.init(p.stream)
-	p.backlog.init()
+	p.init()
 	for name, request := range map[string]*pb.PipelineRequest{
 		"get": getRequest(1, "key"), "put": putRequest(2, "key", "value", pb.Durability_DURABILITY_ASYNC),
 		"delete": {Id: 3, Request: &pb.PipelineRequest_Delete{Delete: &pb.DeleteRequest{Key: []byte("other"), Durability: pb.Durability_DURABILITY_ASYNC}}},

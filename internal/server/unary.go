@@ -74,8 +74,8 @@ func (s *kvService) DeleteRange(ctx context.Context, req *pb.DeleteRangeRequest)
 	return out, s.run(ctx, func(c *caller) (settle, error) { return c.deleteRange(ctx, req, out) })
 }
 
-// pending is the outcome of a request that must not be told yet. A handler returns it as its error, so that what surrounds all of them waits,
-// and counts the answer meanwhile.
+// pending is the outcome of a request that must not be told yet. A handler returns it as its error,
+// so that what surrounds all of them waits, and counts the answer meanwhile.
 type pending struct {
 	settle settle
 	err    error // to tell then; nil: the answer
@@ -83,7 +83,8 @@ type pending struct {
 
 func (*pending) Error() string { return "not settled yet" }
 
-// run executes one request with a caller and gives the caller back: who waits for the disk holds no session.
+// run executes one request with a caller and gives the caller back: who waits for the disk holds no
+// session.
 func (s *Server) run(ctx context.Context, execute func(*caller) (settle, error)) error {
 	c, err := s.callers.take()
 	if err != nil {
@@ -98,8 +99,8 @@ func (s *Server) run(ctx context.Context, execute func(*caller) (settle, error))
 	return err
 }
 
-// finish waits until the outcome of a handler may be told, and counts an answer until it is sent. An answer of what has been written is never
-// refused.
+// finish waits until the outcome of a handler may be told, and counts an answer until it is sent.
+// An answer of what has been written is never refused.
 func (s *Server) finish(ctx context.Context, conn *connection, write bool, out any, err error) (any, error) {
 	p, waits := err.(*pending) //nolint:errorlint // made by run, and returned as it is
 	if waits {
@@ -125,12 +126,14 @@ func (s *Server) finish(ctx context.Context, conn *connection, write bool, out a
 	return held.of(m), nil
 }
 
-// unary surrounds every unary request: it is admitted or refused before work begins, counted, and its error mapped.
+// unary surrounds every unary request: it is admitted or refused before work begins, counted, and
+// its error mapped.
 func (s *Server) unary(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-	method, kind, ours := methodOf(req)
-	if !ours {
+	method, known := methodOf(req)
+	if !known {
 		return handler(ctx, req) // health and reflection must answer when nothing else does
 	}
+	kind := kindOf(method)
 	start := s.clock.now()
 	conn := connectionOf(ctx)
 	size := requestSize(req)
@@ -155,7 +158,8 @@ func (s *Server) unary(ctx context.Context, req any, _ *grpc.UnaryServerInfo, ha
 	return nil, st.Err()
 }
 
-// admit checks everything that can be known before work begins. After nil the caller must leave the admission.
+// admit checks everything that can be known before work begins. After nil the caller must leave the
+// admission.
 func (s *Server) admit(ctx context.Context, conn *connection, sh share, size int) error {
 	switch {
 	case conn.refused:
@@ -178,8 +182,9 @@ func (s *Server) admit(ctx context.Context, conn *connection, sh share, size int
 	return nil
 }
 
-// kind says how a request counts: whether it writes, and whether its answer may be large. What only reads is refused by the size of its
-// answer, so that small ones go on when the share of answers is used up; what may have written is refused before it is executed.
+// kind says how a request is counted: whether it writes, and whether its answer may be large. A
+// request that only reads is refused by the size of its answer, so that small answers continue when
+// the share of answers is used up. A request that may write is refused before it is executed.
 type kind uint8
 
 const (
@@ -191,30 +196,41 @@ const (
 func (k kind) writes() bool  { return k != kindRead }
 func (k kind) answers() bool { return k != kindWrite }
 
-// methodOf finds the method by the request's type, which is cheaper than by its name. Status is counted but never refused,
-// so it is not here.
-func methodOf(req any) (telemetry.Method, kind, bool) {
+// kindOf is the kind of a unary or pipelined request of the method.
+func kindOf(method telemetry.Method) kind {
+	switch method {
+	case telemetry.MethodGet, telemetry.MethodBatchGet:
+		return kindRead
+	case telemetry.MethodInvoke, telemetry.MethodInvokeAll, telemetry.MethodExecute:
+		return kindWriteAndRead
+	}
+	return kindWrite
+}
+
+// methodOf finds the method by the type of the request, which is cheaper than by its name. Status
+// is counted but never refused, so it is not here.
+func methodOf(req any) (method telemetry.Method, known bool) {
 	switch req.(type) {
 	case *pb.GetRequest:
-		return telemetry.MethodGet, kindRead, true
+		return telemetry.MethodGet, true
 	case *pb.PutRequest:
-		return telemetry.MethodPut, kindWrite, true
+		return telemetry.MethodPut, true
 	case *pb.DeleteRequest:
-		return telemetry.MethodDelete, kindWrite, true
+		return telemetry.MethodDelete, true
 	case *pb.BatchGetRequest:
-		return telemetry.MethodBatchGet, kindRead, true
+		return telemetry.MethodBatchGet, true
 	case *pb.BatchWriteRequest:
-		return telemetry.MethodBatchWrite, kindWrite, true
+		return telemetry.MethodBatchWrite, true
 	case *pb.DeleteRangeRequest:
-		return telemetry.MethodDeleteRange, kindWrite, true
+		return telemetry.MethodDeleteRange, true
 	case *pb.InvokeRequest:
-		return telemetry.MethodInvoke, kindWriteAndRead, true
+		return telemetry.MethodInvoke, true
 	case *pb.InvokeAllRequest:
-		return telemetry.MethodInvokeAll, kindWriteAndRead, true
+		return telemetry.MethodInvokeAll, true
 	case *pb.ExecuteRequest:
-		return telemetry.MethodExecute, kindWriteAndRead, true
+		return telemetry.MethodExecute, true
 	}
-	return 0, 0, false
+	return 0, false
 }
 
 // requestSize is the encoded size of a request that methodOf knows.

@@ -1,0 +1,190 @@
+package server
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/status"
+
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/telemetry"
+)
+
+// answer is the answer of a pipelined request, and what it waits for.
+type answer struct {
+	id     uint64
+	settle settle
+	start  time.Duration
+	method telemetry.Method
+	err    error          // of the wait; it replaces every other answer
+	status *status.Status // if set, the answer is an error
+
+	found     bool
+	value     []byte // nil unless a get
+	epoch     uint64
+	readEpoch uint64
+
+	batchGet    *pb.BatchGetResponse
+	deleteRange *pb.DeleteRangeResponse
+	invoke      *pb.InvokeResponse
+	invokeAll   *pb.InvokeAllResponse
+
+	charge *charge // the memory that it is charged for; nil if it is small
+}
+
+// bytes is the approximate size of the answer.
+func (a *answer) bytes() int {
+	switch {
+	case a.batchGet != nil:
+		return a.batchGet.SizeVT()
+	case a.invoke != nil:
+		return a.invoke.SizeVT()
+	case a.invokeAll != nil:
+		return a.invokeAll.SizeVT()
+	}
+	return len(a.value)
+}
+
+func releaseAll(answers []answer) {
+	for i := range answers {
+		answers[i].charge.release()
+	}
+}
+
+// ackQueueMax bounds the answers of one pipeline that wait for durability. A sync takes some 100
+// us, in which a stream at full speed sends fewer than 100 requests; a sync of a slow disk may take
+// a hundred times as long before flow control stops the client.
+const ackQueueMax = 4096
+
+// ackQueueBytesMax bounds the bytes of the same answers. A larger answer is queued when it is
+// alone.
+const ackQueueBytesMax = 1 << 20
+
+// ackQueue hands answers from a pipeline's receiver to its acker, in order. The acker swaps out the
+// whole list.
+type ackQueue struct {
+	wake  chan struct{} // a token when the acker sleeps and has work
+	space chan struct{} // a token when the receiver sleeps and the queue has room
+
+	mu       sync.Mutex
+	list     []answer
+	bytes    int  // of the answers that were pushed and not sent
+	sleeping bool // the acker waits for wake
+	blocked  bool // the receiver waits for space
+	closed   bool
+	over     bool // no answer will be sent any more
+}
+
+func (q *ackQueue) init() {
+	q.wake, q.space = make(chan struct{}, 1), make(chan struct{}, 1)
+}
+
+// push adds an answer. It waits while the queue is full.
+func (q *ackQueue) push(ctx context.Context, a *answer) error {
+	size := a.bytes()
+	q.mu.Lock()
+	for len(q.list) >= ackQueueMax || q.bytes > 0 && q.bytes+size > ackQueueBytesMax {
+		q.blocked = true
+		q.mu.Unlock()
+		select {
+		case <-q.space:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		q.mu.Lock()
+	}
+	if q.over {
+		a.charge.release()
+	}
+	q.list = append(q.list, *a)
+	q.bytes += size
+	q.wakeLocked()
+	q.mu.Unlock()
+	return nil
+}
+
+// close tells the acker that no more answers will be pushed.
+func (q *ackQueue) close() {
+	q.mu.Lock()
+	q.closed = true
+	q.wakeLocked()
+	q.mu.Unlock()
+}
+
+func (q *ackQueue) wakeLocked() {
+	if q.sleeping {
+		q.sleeping = false
+		q.wake <- struct{}{}
+	}
+}
+
+// take moves all queued answers into waiting. If there are none, it sleeps until an answer comes,
+// the queue is closed (open is then false), stop can be received from, or ctx ends.
+func (q *ackQueue) take(ctx context.Context, waiting []answer, stop <-chan struct{}) (_ []answer, open bool) {
+	q.mu.Lock()
+	if len(waiting) == 0 && len(q.list) == 0 && !q.closed {
+		q.sleeping = true
+		q.mu.Unlock()
+		select {
+		case <-q.wake:
+		case <-stop:
+		case <-ctx.Done():
+		}
+		q.mu.Lock()
+		if q.sleeping { // stopped without a wake-up: later ones must leave no token
+			q.sleeping = false
+		} else {
+			select { // woken and stopped at once: the token must not remain
+			case <-q.wake:
+			default:
+			}
+		}
+	}
+	switch {
+	case len(waiting) == 0:
+		waiting, q.list = q.list, waiting
+	case len(waiting) < ackQueueMax:
+		waiting = append(waiting, q.list...)
+		clear(q.list)
+		q.list = q.list[:0]
+	}
+	q.roomLocked()
+	open = !q.closed
+	q.mu.Unlock()
+	return waiting, open
+}
+
+// roomLocked wakes the receiver if it waits for room.
+func (q *ackQueue) roomLocked() {
+	if q.blocked && len(q.list) < ackQueueMax {
+		q.blocked = false
+		q.space <- struct{}{}
+	}
+}
+
+// sent reports that an answer of so many bytes has left the queue.
+func (q *ackQueue) sent(size int) {
+	if size == 0 {
+		return
+	}
+	q.mu.Lock()
+	q.bytes -= size
+	q.roomLocked()
+	q.mu.Unlock()
+}
+
+// release gives back the charges of all answers that will not be sent any more, later ones
+// included.
+func (q *ackQueue) release() {
+	q.mu.Lock()
+	q.over = true
+	releaseAll(q.list)
+	q.mu.Unlock()
+}
+
+func (q *ackQueue) empty() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.list) == 0
+}
