@@ -55,10 +55,10 @@ test-python: build ## Drive the real server from Python (grpcio; needs python3 a
 ##@ Measure
 
 bench: ## Compare EpochKV with its peers; results, tables and charts go to bench/results/runs
-	cd bench && $(GO) run ./cmd/epochbench -skip '^peers-' -budget $(BENCH_BUDGET) -out results/runs $(ARGS)
+	cd bench && $(GO) run -tags ablation ./cmd/epochbench -skip '^peers-' -budget $(BENCH_BUDGET) -out results/runs $(ARGS)
 
 bench-large: ## The scenarios that are scaled down otherwise, at the sizes that their figures ask for (about an hour, 4 GiB of disk)
-	cd bench && $(GO) run ./cmd/epochbench -skip '^peers-' -large -out results/runs $(ARGS)
+	cd bench && $(GO) run -tags ablation ./cmd/epochbench -skip '^peers-' -large -out results/runs $(ARGS)
 
 bench-peers: ## Compare the server with etcd and Redis (when installed) over the wire, a process each; results as above
 	$(GO) build -C bench/peers/etcdserver -o $(CURDIR)/bench/results/tmp/bin/etcdserver .
@@ -68,8 +68,9 @@ bench-record: ## Make the files of bench/results that are committed from the run
 	cd bench && $(GO) run ./cmd/epochbench -record results results/runs/*.json
 
 bench-smoke: ## Run every benchmark scenario for a moment: they must run and verify, speed is not judged
-	cd bench && $(GO) vet ./... && $(GO) test -timeout $(TEST_TIMEOUT) ./...
-	cd bench && $(GO) run ./cmd/epochbench -smoke -out results/tmp
+	cd bench && $(GO) vet ./... && $(GO) test -tags ablation -timeout $(TEST_TIMEOUT) ./...
+	$(GO) test -tags ablation -timeout $(TEST_TIMEOUT) -run 'Ablation|Increments' ./internal/mvcc
+	cd bench && $(GO) run -tags ablation ./cmd/epochbench -smoke -out results/tmp
 
 ##@ Check
 
@@ -79,10 +80,11 @@ fmt: ## Format all Go code (gofumpt, gci)
 fmt-check: ## Fail if any Go code is not formatted
 	for m in . bench; do (cd $$m && $(LINT) fmt --diff --config $(CURDIR)/.golangci.yml); done
 
-vet: ## go vet, with and without assertions
+vet: ## go vet, with and without assertions and baselines
 	$(GO) vet ./...
 	$(GO) vet -tags invariants ./...
-	cd bench && $(GO) vet ./...
+	$(GO) vet -tags ablation ./...
+	cd bench && $(GO) vet ./... && $(GO) vet -tags ablation ./...
 
 lint: ## golangci-lint on the server and the bench module
 	$(LINT) run ./...

@@ -14,7 +14,7 @@ type Options struct {
 	BufferBytes int64 // of one write buffer (memtable); 64 MiB
 	Buffers     int64 // write buffers before writers are stopped; WriteBuffers
 	CacheBytes  int64 // of the page or block cache; 512 MiB
-	Serial      bool  // EpochKV only: the commit path under one mutex
+	OneMutex    bool  // EpochKV only: the commit path under one mutex; needs a build with the tag `ablation`
 	Direct      bool  // EpochKV only: the data file past the OS page cache
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"github.com/epochkv/epochkv/internal/ablation"
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/storage"
 	"github.com/epochkv/epochkv/internal/vfs"
@@ -22,9 +23,13 @@ func EpochKV(o Options) (Engine, error) {
 	if err != nil {
 		return nil, err
 	}
+	baseline, err := ablation.New(ablation.Baseline{OneMutex: o.OneMutex})
+	if err != nil {
+		return nil, errors.Join(err, files.Close())
+	}
 	options := storage.Options{
 		Dir: o.Dir, FS: files, MemoryBytes: o.CacheBytes + o.Buffers*o.BufferBytes, CacheBytes: o.CacheBytes, MemtableBytes: o.BufferBytes, SegmentBytes: o.BufferBytes,
-		SerialAppend: o.Serial,
+		Ablation: baseline,
 	}
 	if o.Direct {
 		options.DataFS = files.Direct()

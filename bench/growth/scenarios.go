@@ -37,7 +37,7 @@ func writers() harness.Scenario {
 		Unit: "puts", Axis: axis("writers", 1, 2, 4, 8), Size: 200_000,
 		Arms: []harness.Arm{
 			{Name: "epochkv", Run: inserts{shape: shape}.byWriters},
-			{Name: "one mutex", Run: inserts{shape: shape, options: engines.Options{Serial: true}}.byWriters},
+			{Name: "one mutex", Run: inserts{shape: shape, options: engines.Options{OneMutex: true}}.byWriters},
 		},
 	}
 }

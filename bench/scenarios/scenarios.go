@@ -148,8 +148,8 @@ func mutex(name string, segment int64) harness.Scenario {
 	small := workload.Shape{KeyBytes: 20, ValueBytes: 12}
 	// The commit path alone is compared with itself: memory for all that a run writes, so that neither arm waits for merges.
 	options := engines.Options{BufferBytes: segment, Buffers: 4 << 30 / segment}
-	serial := options
-	serial.Serial = true
+	oneMutex := options
+	oneMutex.OneMutex = true
 	const source = "the origin's parameters: 20-byte keys, 12-byte values"
 	return harness.Scenario{
 		Name: name, About: "The mutex-free commit path against the same path under one mutex.",
@@ -157,7 +157,7 @@ func mutex(name string, segment int64) harness.Scenario {
 		Unit:   "puts", Axis: writers, Size: million, Weight: 2,
 		Arms: []harness.Arm{
 			{Name: "mutex-free", Run: puts{contender: ours, options: options, shape: small, proof: oneCommitPerPut}.run},
-			{Name: "one mutex", Run: puts{contender: ours, options: serial, shape: small, proof: oneCommitPerPut}.run},
+			{Name: "one mutex", Run: puts{contender: ours, options: oneMutex, shape: small, proof: oneCommitPerPut}.run},
 		},
 		Figures: []harness.Figure{
 			{Arm: "mutex-free", Against: "one mutex", Points: []int{1}, AtLeast: 0.95, Source: source},
@@ -171,9 +171,9 @@ func mutex(name string, segment int64) harness.Scenario {
 // mutexSync is the same comparison with every put durable: what the mutex costs beside a sync.
 func mutexSync() harness.Scenario {
 	small := workload.Shape{KeyBytes: 20, ValueBytes: 12}
-	arm := func(name string, serial bool) harness.Arm {
+	arm := func(name string, oneMutex bool) harness.Arm {
 		return harness.Arm{Name: name, Run: puts{
-			contender: ours, options: engines.Options{Sync: true, Serial: serial}, shape: small, proof: oneCommitPerPut, latency: true,
+			contender: ours, options: engines.Options{Sync: true, OneMutex: oneMutex}, shape: small, proof: oneCommitPerPut, latency: true,
 		}.run}
 	}
 	return harness.Scenario{

@@ -15,6 +15,7 @@ import (
 //	cmd ─► server ─► mvcc ─► storage ─► wal, btree, pager, memtable ─► page, batch, keys, cache, vfs, pin
 var mayImport = map[string][]string{
 	// Leaves.
+	"internal/ablation":   {},
 	"internal/invariants": {},
 	"internal/keys":       {},
 	"internal/lint":       {},
@@ -49,11 +50,11 @@ var mayImport = map[string][]string{
 	"internal/storage": {
 		"internal/keys", "internal/storage/batch", "internal/storage/memtable", "internal/storage/page",
 		"internal/storage/blob", "internal/storage/btree", "internal/storage/extsort", "internal/storage/pager", "internal/storage/pagesource", "internal/storage/quarantine", "internal/storage/throttle", "internal/wal", "internal/cache", "internal/vfs",
-		"internal/pin", "internal/invariants",
+		"internal/pin", "internal/invariants", "internal/ablation",
 	},
 	"internal/mvcc": {
 		"internal/storage", "internal/keys", "internal/storage/batch", "internal/storage/memtable", "internal/vfs", "internal/pin",
-		"internal/wal", "internal/invariants",
+		"internal/wal", "internal/invariants", "internal/ablation",
 	},
 
 	// The rim.

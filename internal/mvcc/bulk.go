@@ -20,9 +20,6 @@ var ErrLoadQuarantine = storage.ErrBulkLoadQuarantine
 // ErrLoadOvertaken means that more was committed beside a load than there were epochs before its own.
 var ErrLoadOvertaken = storage.ErrBulkLoadOvertaken
 
-// errSerialLoad: the benchmark's baseline takes no latches, which a load relies on.
-var errSerialLoad = errors.New("mvcc: no bulk load with SerialAppend")
-
 // Load is a bulk load under way: everything in it becomes visible and durable at once, at one epoch, or not at all. How is described in
 // storage/bulk.go. It is for one goroutine and not bounded by the limits of a batch.
 type Load struct {
@@ -50,9 +47,6 @@ func (s *Store) BulkLoad() (*Load, error) {
 	}
 	if err := s.engine.Err(); err != nil {
 		return nil, err
-	}
-	if s.serial {
-		return nil, errSerialLoad
 	}
 	if short := s.engine.Shortage(); short != nil {
 		return nil, short

@@ -220,10 +220,6 @@ func (x *Session) awaitPrevious(ctx context.Context, w *Write) error {
 
 // lock takes the latches of every key that w writes or tests, or none of them if the context ends first.
 func (x *Session) lock(ctx context.Context, w *Write) error {
-	if x.store.serial {
-		x.store.serialMu.Lock() // one mutex replaces all latches, and there are no bulk loads
-		return nil
-	}
 	x.held.reset()
 	for i := range w.Batch.Count() {
 		x.held.add(x.store.latches, w.Batch.Key(i))
@@ -237,10 +233,6 @@ func (x *Session) lock(ctx context.Context, w *Write) error {
 
 // unlock releases what lock took.
 func (x *Session) unlock() {
-	if x.store.serial {
-		x.store.serialMu.Unlock()
-		return
-	}
 	x.store.latches.unlock(&x.held)
 }
 
@@ -251,7 +243,7 @@ func (x *Session) unlock() {
 // which the log and the memtable rotate or the writer waits for memory, runs outside the guard, so that the memory
 // that it waits for can be reclaimed; validation then starts again.
 func (x *Session) reserve(ctx context.Context, w *Write) (keys.Epoch, error) {
-	if w.firstWins && (x.store.serial || x.store.latches.newest(&x.held) > w.snapshot) {
+	if w.firstWins && x.store.latches.newest(&x.held) > w.snapshot {
 		if err := x.checkFirst(w); err != nil {
 			return 0, err
 		}
@@ -262,7 +254,7 @@ func (x *Session) reserve(ctx context.Context, w *Write) (keys.Epoch, error) {
 			epoch, err = x.validateAndReserve(ctx, w)
 		}
 	}
-	if epoch != 0 && !x.store.serial {
+	if epoch != 0 {
 		x.store.latches.wrote(&x.held, epoch)
 	}
 	return epoch, err

@@ -7,27 +7,46 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/epochkv/epochkv/internal/ablation"
 	"github.com/epochkv/epochkv/internal/storage"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-func benchOptions(b *testing.B, serial bool, segment int64) Options {
+func benchOptions(b *testing.B, baseline ablation.Baseline, segment int64) Options {
+	b.Helper()
 	return Options{Storage: storage.Options{
 		Dir: b.TempDir(), FS: vfs.NewOS(), MemoryBytes: 4 << 30, CacheBytes: 1 << 20, MemtableBytes: segment, SegmentBytes: segment,
-		SerialAppend: serial,
+		Ablation: mustSwitch(b, baseline),
 	}}
 }
 
-// BenchmarkPut commits random keys of 16 bytes with values of 100: where=async/append=lockfree/writers=1 ...
+func mustSwitch(tb testing.TB, baseline ablation.Baseline) ablation.Switches {
+	tb.Helper()
+	switches, err := ablation.New(baseline)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return switches
+}
+
+// baselines are EpochKV itself and, in a build with the tag `ablation`, the same under one latch.
+func baselines() []ablation.Baseline {
+	if ablation.Enabled {
+		return []ablation.Baseline{{}, {OneMutex: true}}
+	}
+	return []ablation.Baseline{{}}
+}
+
+// BenchmarkPut commits random keys of 16 bytes with values of 100.
 func BenchmarkPut(b *testing.B) {
 	for _, d := range []struct {
 		name       string
 		durability Durability
 	}{{"async", DurabilityAsync}, {"sync", DurabilitySync}} {
-		for _, serial := range []bool{false, true} {
+		for _, baseline := range baselines() {
 			for _, writers := range []int{1, 2, 4, 8, 64} {
-				b.Run(fmt.Sprintf("durability=%s/serial=%v/writers=%d", d.name, serial, writers), func(b *testing.B) {
-					s := mustOpen(b, benchOptions(b, serial, 64<<20))
+				b.Run(fmt.Sprintf("durability=%s/onemutex=%v/writers=%d", d.name, baseline.OneMutex, writers), func(b *testing.B) {
+					s := mustOpen(b, benchOptions(b, baseline, 64<<20))
 					b.ReportAllocs()
 					b.ResetTimer()
 					var wg sync.WaitGroup

@@ -151,10 +151,21 @@ func TestConcurrentIncrementsLoseNothing(t *testing.T) {
 	}
 }
 
-// TestSerialAppendKeepsInvocationsApart: the baseline's one mutex takes the place of the latches for invocations, too.
-func TestSerialAppendKeepsInvocationsApart(t *testing.T) {
-	o := tiny(vfs.NewMem())
-	o.Storage.SerialAppend = true
+// TestIncrementsByInvocationAndByComparisonAreAllKept: invocations and conditional writes of one key exclude each other, with latches by key and,
+// in builds that have it, with one latch for all keys.
+func TestIncrementsByInvocationAndByComparisonAreAllKept(t *testing.T) {
+	for _, baseline := range baselines() {
+		t.Run(fmt.Sprintf("onemutex=%v", baseline.OneMutex), func(t *testing.T) {
+			o := tiny(vfs.NewMem())
+			o.Storage.Ablation = mustSwitch(t, baseline)
+			incrementTwoWays(t, o)
+		})
+	}
+}
+
+// incrementTwoWays increments a key by invocations in one goroutine and by comparing and setting in another.
+func incrementTwoWays(t *testing.T, o Options) {
+	t.Helper()
 	s := mustOpen(t, o)
 	x, y := mustSession(t, s), mustSession(t, s)
 	defer x.Close()

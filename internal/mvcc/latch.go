@@ -5,6 +5,7 @@ import (
 	"hash/maphash"
 	"math/bits"
 
+	"github.com/epochkv/epochkv/internal/ablation"
 	"github.com/epochkv/epochkv/internal/keys"
 )
 
@@ -21,11 +22,22 @@ const stripes = 1024
 // Invariant: no key of a stripe has a version newer than the stripe's newest, whether a commit wrote it or a bulk load, but for those that
 // recovery found, which are older than every snapshot.
 type latches struct {
-	seed  maphash.Seed
-	table [stripes]latch
+	seed     maphash.Seed
+	ablation ablation.Switches
+	table    [stripes]latch
 }
 
-func newLatches() *latches { return &latches{seed: maphash.MakeSeed()} }
+func newLatches(a ablation.Switches) *latches {
+	return &latches{seed: maphash.MakeSeed(), ablation: a}
+}
+
+// stripe is the index of an internal key's latch.
+func (l *latches) stripe(key []byte) int {
+	if l.ablation.OneMutex() {
+		return 0 // the mutex excludes more than latches would
+	}
+	return int(maphash.Bytes(l.seed, key) % stripes)
+}
 
 // latchSet is the set of stripes that one commit holds. A session reuses it.
 type latchSet struct {
@@ -43,7 +55,7 @@ func (s *latchSet) reset() {
 
 // add puts the stripe of an internal key into the set.
 func (s *latchSet) add(l *latches, key []byte) {
-	stripe := int(maphash.Bytes(l.seed, key) % stripes)
+	stripe := l.stripe(key)
 	if s.count == 0 { // one key is the common case and needs no bit set
 		s.only, s.count = stripe, 1
 		return
@@ -57,6 +69,15 @@ func (s *latchSet) add(l *latches, key []byte) {
 
 // lock takes every latch of the set, in ascending stripe order, or none of them if the context ends before.
 func (l *latches) lock(ctx context.Context, s *latchSet, w *waiter) error {
+	l.ablation.LockCommit()
+	err := l.lockStripes(ctx, s, w)
+	if err != nil {
+		l.ablation.UnlockCommit()
+	}
+	return err
+}
+
+func (l *latches) lockStripes(ctx context.Context, s *latchSet, w *waiter) error {
 	if s.count == 1 {
 		return l.table[s.only].lock(ctx, w)
 	}
@@ -78,11 +99,10 @@ func (l *latches) lock(ctx context.Context, s *latchSet, w *waiter) error {
 func (l *latches) unlock(s *latchSet) {
 	if s.count == 1 {
 		l.table[s.only].unlock()
-		return
-	}
-	if s.count > 0 {
+	} else if s.count > 0 {
 		l.unlockBelow(s, stripes)
 	}
+	l.ablation.UnlockCommit()
 }
 
 // unlockBelow gives back the latches of a set of several with stripes below one.

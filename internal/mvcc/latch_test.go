@@ -7,6 +7,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/epochkv/epochkv/internal/ablation"
 )
 
 // TestWaitersWhoGiveUpLeaveTheLatchToOthers: with many waiters of which most give up at random moments, also just when they are woken or
@@ -128,7 +130,7 @@ func TestWaiterWhoGivesUpPassesOnWhatItGot(t *testing.T) {
 
 // TestExpiredWaiterTakesNoLatch: a set whose last latch is held gives up all of them.
 func TestExpiredWaiterTakesNoLatch(t *testing.T) {
-	l := newLatches()
+	l := newLatches(ablation.Switches{})
 	var all latchSet
 	for i := range 8 {
 		all.add(l, []byte{byte(i)})

@@ -26,7 +26,6 @@ type Store struct {
 	gcInterval         time.Duration
 	retention          time.Duration
 	checkpointInterval time.Duration
-	serial             bool
 	collection         Collection
 	horizonRule        HorizonRule
 	recovery           storage.Recovery
@@ -39,7 +38,6 @@ type Store struct {
 	held                      heldOff
 	loader                    *waiter // of that load
 	collections, collectNanos atomic.Uint64
-	serialMu                  sync.Mutex // with Options.Storage.SerialAppend: the baseline's one mutex
 
 	closing       atomic.Bool
 	closeStep     atomic.Pointer[string] // what closing is doing; nil before
@@ -68,7 +66,7 @@ func OpenContext(ctx context.Context, o Options) (*Store, error) {
 		return nil, fmt.Errorf("open %s: %w", o.Storage.Dir, err)
 	}
 	s := &Store{
-		latches: newLatches(), loader: newWaiter(), limits: o.Limits, durability: o.Durability, serial: o.Storage.SerialAppend,
+		latches: newLatches(o.Storage.Ablation), loader: newWaiter(), limits: o.Limits, durability: o.Durability,
 		collection: o.Collection, horizonRule: o.Horizon,
 		syncInterval: o.SyncInterval, gcInterval: o.GCInterval, retention: o.Retention, checkpointInterval: o.CheckpointInterval,
 	}

@@ -7,6 +7,8 @@ import (
 	"math/rand/v2"
 	"sync"
 	"testing"
+
+	"github.com/epochkv/epochkv/internal/ablation"
 )
 
 // BenchmarkTxn runs transactions of one get or put on one of four keys, retried until they commit, durability off.
@@ -17,7 +19,7 @@ func BenchmarkTxn(b *testing.B) {
 	}{{"read-heavy", 90}, {"write-heavy", 10}} {
 		for _, goroutines := range []int{1, 2, 4, 8} {
 			b.Run(fmt.Sprintf("mix=%s/goroutines=%d", mix.name, goroutines), func(b *testing.B) {
-				o := benchOptions(b, false, 64<<20)
+				o := benchOptions(b, ablation.Baseline{}, 64<<20)
 				s := mustOpen(b, o)
 				for i := range 4 {
 					mustPut(b, s, fmt.Sprintf("key-%d", i), "0123456789abcdef")

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/epochkv/epochkv/internal/ablation"
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/btree"
 	"github.com/epochkv/epochkv/internal/vfs"
@@ -22,7 +23,6 @@ type Options struct {
 	NoPrefetch    bool   // bounded scans do not read ahead: the benchmark's baseline
 	MemtableBytes int64  // of one generation; derived
 	SegmentBytes  int64  // of one log segment; derived
-	SerialAppend  bool   // one mutex over append and insert: the benchmark's baseline
 	LongChain     int    // versions of a key at whose multiples a writer hears of it; 64
 
 	CheckpointBytes   int64         // frozen memtables that start a checkpoint, if writers do not wait before; 64 MiB
@@ -31,6 +31,7 @@ type Options struct {
 	StallMax          time.Duration // how long a write waits for memory before it is refused; 10 s
 
 	Obtain   func(bytes uint64) error // asked before a memtable takes memory from the system; for tests, which refuse it; may be nil
+	Ablation ablation.Switches        // the baseline of a benchmark; builds without the tag `ablation` have none
 	OnReplay func(ReplayProgress)     // hears every few seconds how far the replay of a long log is; may be nil
 
 	disturb func(btree.Input) btree.Input // lets tests hand the tree what it refuses; may be nil
