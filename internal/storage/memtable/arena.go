@@ -8,27 +8,32 @@ import (
 	"unsafe"
 )
 
-// ErrFull means that a table's address space is used up: rotate and try again in the next one.
+// ErrFull means that a table's address space is used up: rotate and try again in the next table.
 var ErrFull = errors.New("memtable: arena full")
 
-// ErrStarved means that Apply found no memory: splits that others' inserts caused have used up what is mapped ahead for them, and the system
-// gave no more. Part of the body may be in the table and cannot be taken out, so its epoch must never become visible.
+// ErrStarved means that Apply found no memory: splits that the inserts of other writers caused have
+// used up what is mapped for them in advance, and the system gave no more. A part of the body may
+// be in the table and cannot be removed, so its epoch must never become visible.
 var ErrStarved = errors.New("memtable: no memory in the middle of an insert")
 
 const (
 	wordBytes = 8
-	// reservationBytesMax is what 32-bit offsets of 8-byte words can address. Reserving costs address space, not memory.
+	// reservationBytesMax is what 32-bit offsets of 8-byte words can address. Reserving costs
+	// address space, not memory.
 	reservationBytesMax = 1 << 32 * wordBytes
 	hugePageBytes       = 2 << 20
-	// marginBytes of the reservation are kept back for Apply, should others' splits cost it more than Secure foresaw.
+	// marginBytes of the reservation are kept for Apply, in case the splits of other writers cost
+	// it more than Secure expected.
 	marginBytes = 1 << 20
-	// aheadBytes of that margin are mapped before every Secure returns: some sixty splits, drawn by the writers that are then between
-	// Secure and the end of Apply. The next Secure maps as much again, so that Apply does not depend on what the system can give.
+	// aheadBytes of that margin are mapped before every Secure returns: some sixty splits, for the
+	// writers that are between Secure and the end of Apply. The next Secure maps as much again, so
+	// that Apply does not depend on what the system can give.
 	aheadBytes = 64 << 10
 )
 
-// arena is one reserved range of addresses whose front part is mapped. Offsets count 8-byte words from base; offset 0 is
-// never handed out and means "none". Memory is granted by a bump of tail and never returns to it.
+// arena is one reserved range of addresses whose first part is mapped. Offsets count 8-byte words
+// from base; offset 0 is never allocated and means "none". Memory is granted by advancing tail and
+// never returns to it.
 type arena struct {
 	base  unsafe.Pointer // constant
 	limit uint64         // words reserved; constant
@@ -44,7 +49,8 @@ type arena struct {
 	_      [cacheLinePair]byte
 }
 
-// cacheLinePair is 128: adjacent lines are fetched in pairs, so a neighbour's store on the pair still costs a miss.
+// cacheLinePair is 128: adjacent lines are fetched in pairs, so a neighbour's store on the pair
+// still costs a miss.
 const cacheLinePair = 128
 
 // open reserves the arena. stepBytes is the unit of growth, a multiple of the page size.
@@ -59,7 +65,7 @@ func (a *arena) open(reserveBytes, stepBytes uint64) error {
 	return nil
 }
 
-// takeOver makes a an empty arena in the memory of old, of which keepBytes and an eighth stay mapped.
+// takeOver makes a an empty arena in the memory of old. keepBytes and an eighth of it stay mapped.
 func (a *arena) takeOver(old *arena, stepBytes, keepBytes uint64) error {
 	a.mem, a.base, a.limit, a.step = old.mem, old.base, old.limit, stepBytes/wordBytes
 	keep, mapped := (keepBytes+keepBytes/8)/stepBytes*stepBytes, old.mapped.Load()*wordBytes
@@ -75,8 +81,8 @@ func (a *arena) takeOver(old *arena, stepBytes, keepBytes uint64) error {
 	return nil
 }
 
-// grant hands out words, mapped and touched. It leaves keepBack words of the reservation alone, and fails with ErrFull
-// when the rest does not suffice. A grant that fails has taken nothing.
+// grant allocates words, mapped and touched. It leaves keepBack words of the reservation free, and
+// fails with ErrFull if the rest is too small. A grant that fails has taken nothing.
 func (a *arena) grant(words, keepBack uint64) (uint32, error) {
 	for {
 		at := a.tail.Load()
@@ -95,7 +101,7 @@ func (a *arena) grant(words, keepBack uint64) (uint32, error) {
 	}
 }
 
-// mapAhead keeps the next aheadBytes behind what was granted mapped.
+// mapAhead keeps the next aheadBytes after what was granted mapped.
 func (a *arena) mapAhead() error {
 	want := min(a.tail.Load()+aheadBytes/wordBytes, a.limit)
 	if want <= a.mapped.Load() {

@@ -4,11 +4,13 @@ package memtable
 
 import "unsafe"
 
-// heapBackingBytesMax bounds the arenas that race builds keep on the Go heap; larger ones are mapped as ever.
+// heapBackingBytesMax bounds the arenas that race builds allocate on the Go heap; larger ones are
+// mapped as usual.
 const heapBackingBytesMax = 64 << 20
 
-// backing is the memory under an arena. The race detector watches the Go heap only and is blind to mappings, so in race
-// builds a small arena lives there: plain accesses that no atomic orders are then reported.
+// backing is the memory under an arena. The race detector watches the Go heap only and does not see
+// mappings, so in race builds a small arena is on the heap: plain accesses that no atomic orders
+// are then reported.
 type backing struct {
 	mapping
 	heap []uint64

@@ -5,23 +5,25 @@ import (
 	"unsafe"
 )
 
-// A block is an array of slots behind one word.
+// A block is an array of slots after one word.
 //
 //	0              8        16
 //	+--------------+--------+--------+---
 //	| sorted count | slot 0 | slot 1 | ...
 //	+--------------+--------+--------+---
 //
-// A slot is head|offset of a node, or zero while it is empty. The first sorted slots were filled in key order when a
-// split made the block; the rest are in order of arrival.
+// A slot is head|offset of a node, or zero while it is empty. The first sorted slots were filled in
+// key order when a split made the block; the rest are in order of arrival.
 const (
-	// slotsMax makes a block 512 bytes: eight lines, read in order, of which a block that is two thirds full shows five or
-	// six. Blocks of 31 slots took 5 % more time on random inserts of 500k keys, for they split twice as often.
+	// slotsMax makes a block 512 bytes: eight lines, read in order, of which a block that is two
+	// thirds full shows five or six. Blocks of 31 slots took 5 % more time on random inserts of
+	// 500k keys, for they split twice as often.
 	slotsMax   = 63
 	blockAlign = 8 // words: a block starts on a cache line
 
-	// arrivalsForRun: one in so many slots must have arrived in order before a split takes that for a run of ascending or
-	// descending keys. Fifteen random keys are in order by chance once in 10^11 splits.
+	// arrivalsForRun: one in so many slots must have arrived in order before a split treats that as
+	// a run of ascending or descending keys. Fifteen random keys are in order by chance once in
+	// 10^11 splits.
 	arrivalsForRun = 4
 )
 
@@ -33,7 +35,7 @@ func slotAt(base unsafe.Pointer, block uint32, i int) unsafe.Pointer {
 	return unsafe.Add(base, (uintptr(block)+1+uintptr(i))*wordBytes)
 }
 
-// writeBlock fills a block that nobody else sees yet. The memory may be dirty.
+// writeBlock fills a block that no other goroutine can see yet. The memory may be dirty.
 func writeBlock(base unsafe.Pointer, block uint32, slots int, sorted []uint64) {
 	*raw64(base, block) = uint64(len(sorted))
 	dst := unsafe.Slice((*uint64)(slotAt(base, block, 0)), slots)
@@ -41,7 +43,8 @@ func writeBlock(base unsafe.Pointer, block uint32, slots int, sorted []uint64) {
 	clear(dst[n:])
 }
 
-// loadBlock copies the filled slots, in slot order, and returns how many there are and how many were sorted at birth.
+// loadBlock copies the filled slots, in slot order, and returns how many there are and how many
+// were sorted when the block was made.
 func loadBlock(base unsafe.Pointer, block uint32, slots int, dst *[slotsMax]uint64) (n, sorted int) {
 	for n < slots {
 		w := word64(base, block+1+uint32(n)).Load()
@@ -65,8 +68,8 @@ func compareWords(base unsafe.Pointer, a, b uint64) int {
 	return bytes.Compare(nodeKey(base, offsetIn(a)), nodeKey(base, offsetIn(b)))
 }
 
-// sortWords sorts words by key when the first sorted ones are in order already. Insertion suits: half a block at most is
-// out of order, in cache, and often nearly sorted.
+// sortWords sorts words by key when the first sorted ones are in order already. Insertion sort
+// suits: at most half of a block is out of order, in cache, and often nearly sorted.
 func sortWords(base unsafe.Pointer, words []uint64, sorted int) {
 	for i := max(sorted, 1); i < len(words); i++ {
 		w := words[i]
@@ -82,9 +85,10 @@ func sortWords(base unsafe.Pointer, words []uint64, sorted int) {
 	}
 }
 
-// cutAt says where to split a full block: the index, in key order, of the first slot that moves to the right half. It
-// depends on the block alone, so that all who split it agree. Blocks that a run of ascending or descending keys filled
-// are cut at the run's end, which leaves full blocks behind it; all others in the middle.
+// cutAt says where to split a full block: the index, in key order, of the first slot that moves to
+// the right half. It depends on the block alone, so that all goroutines that split it agree. Blocks
+// that a run of ascending or descending keys filled are cut at the run's end, which leaves full
+// blocks; all others are cut in the middle.
 //
 // arrived is the block in slot order, ordered the same slots in key order.
 func cutAt(base unsafe.Pointer, arrived, ordered []uint64, sorted int) int {
@@ -103,8 +107,9 @@ func cutAt(base unsafe.Pointer, arrived, ordered []uint64, sorted int) int {
 	for ordered[at] != last {
 		at++
 	}
-	// Descending: the next key goes below the last one. Ascending with larger keys behind: they are set apart once, or they
-	// would ride along with the run and take the place of its keys in every block.
+	// Descending: the next key goes below the last one. Ascending with larger keys after it: they
+	// are separated once, otherwise they would move with the run and take the place of its keys in
+	// every block.
 	if direction > 0 || at < len(ordered)-1 {
 		at++
 	}

@@ -8,7 +8,7 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 )
 
-// newVersion writes a version into a recycled or new piece of memory, or returns zero.
+// newVersion writes a version into reused or new memory, or returns zero.
 func (t *Table) newVersion(in *Inserter, trailer keys.Trailer, sync bool, value []byte) uint32 {
 	base := t.arena.base
 	class, words := classOf(len(value))
@@ -23,7 +23,8 @@ func (t *Table) newVersion(in *Inserter, trailer keys.Trailer, sync bool, value 
 	return v
 }
 
-// takeRun gets in a run of free versions of a class, if there is one, in exchange for what it has of another.
+// takeRun gives in a run of free versions of a class, if there is one, in exchange for its run of
+// another class.
 func (t *Table) takeRun(in *Inserter, class int) bool {
 	base := t.arena.base
 	run := t.free.pop(base, class)
@@ -37,7 +38,8 @@ func (t *Table) takeRun(in *Inserter, class int) bool {
 	return true
 }
 
-// install puts a version into the chain of node: at the head, when commits of one key come in their order.
+// install puts a version into the chain of node: at the head, when commits of one key come in their
+// order.
 func (t *Table) install(in *Inserter, node, version uint32) {
 	base := t.arena.base
 	epoch := versionTrailer(base, version).Epoch()
@@ -47,7 +49,7 @@ func (t *Table) install(in *Inserter, node, version uint32) {
 		head := offsetIn(old)
 		if (!in.Ordered || invariants.Enabled) && versionTrailer(base, head).Epoch() > epoch {
 			if in.Ordered {
-				panic("memtable: a version came after a newer one of its key")
+				panic("memtable: installed a version after a newer one of its key")
 			}
 			installLate(base, chain, head, version)
 			return
@@ -65,8 +67,8 @@ func (t *Table) install(in *Inserter, node, version uint32) {
 	}
 }
 
-// installLate puts a version behind newer ones. Commits never do that, for the latch orders them; replay by several workers
-// may. It must not run beside a Prune of the same chain.
+// installLate puts a version after newer ones. Commits never do that, because the latch orders
+// them; replay by several workers may. It must not run during a Prune of the same chain.
 func installLate(base unsafe.Pointer, chain *atomic.Uint64, head, version uint32) {
 	epoch := versionTrailer(base, version).Epoch()
 	for {

@@ -77,7 +77,7 @@ func TestIteratorsSeeWhatWasAppliedBeforeAndInOrder(t *testing.T) {
 						want[string(numberedKey(n))] = true
 					}
 				}
-				checkSweep(t, &it, want, reader)
+				checkWalks(t, &it, want, reader)
 			}
 		})
 	}
@@ -98,8 +98,8 @@ func TestIteratorsSeeWhatWasAppliedBeforeAndInOrder(t *testing.T) {
 	checkTable(t, tab)
 }
 
-// checkSweep walks the table in one of three ways and compares with what must be there at least.
-func checkSweep(t *testing.T, it *Iter, want map[string]bool, way int) {
+// checkWalks walks the table in one of three ways and compares with what must be there at least.
+func checkWalks(t *testing.T, it *Iter, want map[string]bool, way int) {
 	last, found := "", 0
 	step, ok := it.Next, it.First
 	switch way {
@@ -165,8 +165,8 @@ func checkTable(t *testing.T, tab *Table) {
 	checkTowers(t, tab)
 }
 
-// checkTowers checks that every level is in order, that its links carry the right heads, and that a block's keys are within
-// its tower's bounds.
+// checkTowers checks that every level is in order, that its links carry the right heads, and that a
+// block's keys are within its tower's bounds.
 func checkTowers(t *testing.T, tab *Table) {
 	t.Helper()
 	base := tab.arena.base
@@ -229,7 +229,7 @@ func TestRacersOnOneKeyLoseNothing(t *testing.T) {
 					var b batch.Builder
 					order := rnd(1).Perm(universe) // the same for all
 					for i, n := range order {
-						// Epochs interleave, so that late ones are put behind newer ones.
+						// Epochs interleave, so that late ones are put after newer ones.
 						putOne(t, tab, &in, &b, numberedKey(n), []byte{byte(r)}, keys.Epoch(i*racers+(r+i)%racers+1))
 					}
 				})

@@ -11,8 +11,9 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/batch"
 )
 
-// TestFindAllFindsWhatFindFinds fills tables with keys of all sizes, some of them with several versions, and looks up windows of
-// keys that are there and that are not, at several epochs. The last nodes stand where the mapped memory ends.
+// TestFindAllFindsWhatFindFinds fills tables with keys of all sizes, some of them with several
+// versions, and looks up windows of keys that are there and that are not, at several epochs. The
+// last nodes are where the mapped memory ends.
 func TestFindAllFindsWhatFindFinds(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	table := mustNew(t, Config{Bytes: 1 << 20, Prefix: []byte{byte(keys.SpaceUser)}})
@@ -57,9 +58,9 @@ func TestFindAllFindsWhatFindFinds(t *testing.T) {
 	}
 }
 
-// TestFindAllBesideInserts looks up the newest keys while others come in behind them. Under the race detector it shows that a look-up minds
-// its own keys' memory.
-func TestFindAllBesideInserts(t *testing.T) {
+// TestFindAllDuringInserts looks up the newest keys while other goroutines insert after them. Under
+// the race detector it shows that a look-up reads only the memory of its own keys.
+func TestFindAllDuringInserts(t *testing.T) {
 	const count = 5000
 	table := mustNew(t, Config{Bytes: 1 << 20, layout: layout{reserveBytes: 16 << 20}})
 	key := func(i uint64) []byte { return binary.BigEndian.AppendUint64(nil, i) }

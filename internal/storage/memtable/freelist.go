@@ -6,9 +6,9 @@ import (
 	"unsafe"
 )
 
-// Versions are allocated in size classes, so that what one leaves the next of about its size can take. Up to
-// smallWordsMax words every size is a class of its own; above, each doubling has classesPerDoubling, which wastes an
-// eighth at most.
+// Versions are allocated in size classes, so that the memory of one can be reused for another of
+// about its size. Up to smallWordsMax words every size is a class of its own; above, each doubling
+// has classesPerDoubling, which wastes an eighth at most.
 const (
 	smallWordsMax      = 64
 	classesPerDoubling = 8
@@ -30,25 +30,27 @@ func classOf(valueBytes int) (class int, words uint32) {
 }
 
 const (
-	// runLengthMax and runWordsMax bound a run, and with it what one writer keeps to itself: 4 KiB, less than its region.
+	// runLengthMax and runWordsMax bound a run, and with it the memory that one writer reserves: 4
+	// KiB, less than its region.
 	runLengthMax = 64
 	runWordsMax  = 512
 )
 
-// freeLists are stacks of runs by class. A run is a few free versions of one class, which are freed together and taken together, so
-// that most of them cost no atomic operation and no miss on the stack's head: with one version to an entry, pushing and popping took a
-// fifth of an overwrite.
+// freeLists are stacks of runs by class. A run is a few free versions of one class, which are freed
+// together and taken together, so that most of them cost no atomic operation and no miss on the
+// stack's head. With one version to an entry, pushing and popping took a fifth of an overwrite.
 //
 //	stack ─► head of a run ──older──► head of the next run ──► ...
 //	             │ trailer word
 //	             ▼
 //	          version ──older──► version ──► 0
 //
-// A stack's word is a counter (high half) beside the offset: it changes with every pop and push, so that a CAS cannot mistake a run that
-// came back for one that never left.
+// A stack's word is a counter (high half) and the offset: it changes with every pop and push, so
+// that a CAS cannot mistake a run that came back for one that never left.
 type freeLists [classCount]atomic.Uint64
 
-// pop takes a run of a class, linked through the older links from its first version to 0. It returns that version, or zero.
+// pop takes a run of a class, linked through the older links from its first version to 0. It
+// returns that version, or zero.
 func (f *freeLists) pop(base unsafe.Pointer, class int) uint32 {
 	for {
 		head := f[class].Load()
@@ -56,7 +58,8 @@ func (f *freeLists) pop(base unsafe.Pointer, class int) uint32 {
 		if v == 0 {
 			return 0
 		}
-		// Another goroutine may have taken v by now and be writing it; then the counter has moved and the CAS fails.
+		// Another goroutine may have taken v by now and be writing it; then the counter has moved
+		// and the CAS fails.
 		next := versionOlder(base, v).Load()
 		if f[class].CompareAndSwap(head, pack(headIn(head)+1, next)) {
 			setOlder(base, v, uint32(*raw64(base, v)))
@@ -65,7 +68,8 @@ func (f *freeLists) pop(base unsafe.Pointer, class int) uint32 {
 	}
 }
 
-// push gives back the run of a class that starts with v and goes on with second. No reader may be standing on it or come to it.
+// push gives back the run of a class that starts with v and continues with second. No reader may be
+// at it or reach it.
 func (f *freeLists) push(base unsafe.Pointer, class int, v, second uint32) {
 	*raw64(base, v) = uint64(second)
 	for {
@@ -77,7 +81,8 @@ func (f *freeLists) push(base unsafe.Pointer, class int, v, second uint32) {
 	}
 }
 
-// pushChain gives back every version from v to the end of its chain, in runs, and returns their number.
+// pushChain gives back every version from v to the end of its chain, in runs, and returns their
+// number.
 func (f *freeLists) pushChain(base unsafe.Pointer, v uint32) (freed int) {
 	for v != 0 {
 		class, words := classOf(versionValueLen(base, v))

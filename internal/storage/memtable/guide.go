@@ -9,16 +9,18 @@ import (
 const (
 	// guideHeight is the height from which the guide knows a tower: every fourth of them.
 	guideHeight = 3
-	// guideWalkMax bounds the steps right from where the guide points. Inserts that all went to one place since it was
-	// drawn, or keys whose heads are alike, exceed it; then the descent starts from the top.
+	// guideWalkMax bounds the steps right from where the guide points. Inserts that all went to one
+	// place since it was built, or keys whose heads are alike, exceed it; then the descent starts
+	// from the top.
 	guideWalkMax = 8
 	// guideTowersMin is the number of towers below which a descent is short anyway.
 	guideTowersMin = 64
 )
 
-// guide is a shortcut into the towers: a sorted array of heads with their towers, drawn anew whenever the towers have doubled, and
-// never needed for an answer. A skiplist's descent guesses wrong at about every second of its branches; a search of a small dense
-// array has none to guess, and ends where only the lowest levels are left.
+// guide is a shortcut into the towers: a sorted array of heads with their towers, built anew
+// whenever the number of towers has doubled. It only makes searches faster. In a skiplist's descent
+// about every second branch is mispredicted; a search of a small dense array has no such branch,
+// and leaves only the lowest levels to the descent.
 //
 //	guide at cur
 //	0              count*4
@@ -29,12 +31,12 @@ type guide struct {
 	cur    atomic.Uint64 // offset (high half) and count of the guide to use, zero before the first
 	_      [cacheLinePair - 8]byte
 	towers atomic.Uint32 // towers linked so far
-	next   atomic.Uint32 // towers at which the next guide is due
+	next   atomic.Uint32 // number of towers at which the next guide is built
 	_      [cacheLinePair - 8]byte
 }
 
-// find returns a tower of at least guideHeight whose anchor's head is low, which is below head, near the last such one; or
-// zero if it knows none near enough.
+// find returns a tower of at least guideHeight whose anchor's head is low, which is below head,
+// near the last such one; or zero if it knows none near enough.
 func (g *guide) find(base unsafe.Pointer, head uint32) (tower, low uint32) {
 	cur := g.cur.Load()
 	n := int(uint32(cur))
@@ -66,8 +68,8 @@ func (g *guide) find(base unsafe.Pointer, head uint32) (tower, low uint32) {
 	return 0, 0
 }
 
-// drawGuide makes a new guide if it is due and nobody else is at it. It walks a quarter of the towers, which is why Secure
-// does it and not Apply.
+// buildGuide makes a new guide if it is due and no other goroutine is building one. It walks a
+// quarter of the towers, so Secure does it and not Apply.
 func (t *Table) buildGuide() {
 	g := &t.guide
 	due := g.next.Load()
@@ -80,7 +82,7 @@ func (t *Table) buildGuide() {
 	}
 	at, err := t.arena.grant(uint64(n), marginBytes/wordBytes)
 	if err != nil || n == 0 {
-		return // a full table is about to be rotated
+		return // a full table will be rotated soon
 	}
 	p := unsafe.Pointer(raw64(base, at))
 	heads, towers := unsafe.Slice((*uint32)(p), n), unsafe.Slice((*uint32)(unsafe.Add(p, n*4)), n)
@@ -94,7 +96,7 @@ func (t *Table) buildGuide() {
 	g.next.Store(2 * max(g.towers.Load(), due))
 }
 
-// guided is the next tower that a guide knows.
+// nextGuided is the next tower that a guide has.
 func (t *Table) nextGuided(x uint32) uint32 {
 	return offsetIn(towerLink(t.arena.base, x, guideHeight-1).Load())
 }

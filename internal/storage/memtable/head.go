@@ -6,9 +6,9 @@ import (
 	"math"
 )
 
-// headOf is the 32-bit head of key in a table whose keys are expected to share prefix: the four bytes behind the prefix,
-// zero padded. Keys outside the prefix clamp to the ends, so that unequal heads always order as their keys do and only
-// equal heads need the keys themselves.
+// headOf is the 32-bit head of key in a table whose keys are expected to share prefix: the four
+// bytes after the prefix, zero padded. Keys without the prefix clamp to the ends, so that unequal
+// heads always order as their keys do and only equal heads need the keys themselves.
 func headOf(prefix, key []byte) uint32 {
 	n := len(prefix)
 	if len(key) < n || string(key[:n]) != string(prefix) {

@@ -8,26 +8,28 @@ import (
 const (
 	// bucketSlots fill one cache line.
 	bucketSlots = 8
-	// bucketsMax is how many buckets a key may be spread over. At the planned load of at most two thirds four of them are never
-	// full; when a table holds far more keys than planned, full ones cost four lines and then a descent.
+	// bucketsMax is how many buckets a key may be spread over. At the planned load of at most two
+	// thirds four of them are never full; when a table has far more keys than planned, full ones
+	// cost four lines and then a descent.
 	bucketsMax = 4
 )
 
-// index maps the hash of a key to its node. A slot is a tag, from the hash's high half, beside the node's offset; slots
-// stand in buckets of one cache line, and nothing is ever removed.
+// index maps the hash of a key to its node. A slot has a tag, from the hash's high half, and the
+// node's offset. Slots are in buckets of one cache line, and nothing is ever removed.
 //
-// A look-up compares all of a bucket without asking slot by slot whether it is empty: where a bucket ends is a coin toss
-// for the branch predictor, and a wrong guess there would keep the descent that follows from overlapping with this miss.
+// A look-up compares all of a bucket and does not test slot by slot whether it is empty: the branch
+// predictor cannot guess where a bucket ends, and a wrong guess there would keep the descent that
+// follows from overlapping with this miss.
 //
-// Invariant: the slots of a key's buckets fill in order, so a bucket whose last slot is empty says "not here", and only
-// bucketsMax full buckets say "unknown".
+// Invariant: the slots of a key's buckets fill in order, so a bucket whose last slot is empty says
+// "not here", and only bucketsMax full buckets say "unknown".
 type index struct {
 	slots unsafe.Pointer // constant, on a cache line; bucketsMax-1 buckets longer than mask+1, so that a probe never wraps
 	mask  uint64         // in buckets; constant
 }
 
-// indexBuckets is the size of the index of a table of n bytes: a power of two of buckets, with one slot for each 64 to 128
-// bytes. An entry with a 100-byte value takes about 200 bytes.
+// indexBuckets is the size of the index of a table of n bytes: a power of two of buckets, with one
+// slot for each 64 to 128 bytes. An entry with a 100-byte value takes about 200 bytes.
 func indexBuckets(n int) (addressed, all uint64) {
 	addressed = 8
 	for addressed*2*bucketSlots*64 <= uint64(n) {
@@ -43,7 +45,8 @@ func (x *index) bucket(hash uint64) unsafe.Pointer {
 // tagOf is never zero, so that an empty slot matches no tag.
 func tagOf(hash uint64) uint32 { return uint32(hash>>32) | 1 }
 
-// find returns the node of key, or zero and whether the index is sure that the key is not in the table.
+// find returns the node of key, or zero and whether the index is sure that the key is not in the
+// table.
 func (x *index) find(base unsafe.Pointer, hash uint64, key []byte) (node uint32, sure bool) {
 	p, tag, w := x.bucket(hash), tagOf(hash), uint64(0)
 	for range bucketsMax {
@@ -61,11 +64,13 @@ func (x *index) find(base unsafe.Pointer, hash uint64, key []byte) (node uint32,
 	return 0, false
 }
 
-// touch loads the first line that find will look at. An atomic load is never dropped as unused.
+// prefetch loads the first line that find will read. The compiler never drops an atomic load as
+// unused.
 func (x *index) prefetch(hash uint64) { (*atomic.Uint64)(x.bucket(hash)).Load() }
 
-// touchNode loads the lines of the node that find will probably return, and of its first version; memory ends at end. The second line may be a
-// neighbour's, which somebody is just writing: nobody looks at what was loaded.
+// prefetchNode loads the lines of the node that find will probably return, and of its first
+// version; memory ends at end. The second line may be a neighbour's, to which another goroutine is
+// writing: the loaded value is not used.
 func (x *index) prefetchNode(base unsafe.Pointer, hash, end uint64) {
 	const line = 64 / wordBytes
 	p, tag := x.bucket(hash), tagOf(hash)
@@ -81,7 +86,8 @@ func (x *index) prefetchNode(base unsafe.Pointer, hash, end uint64) {
 	}
 }
 
-// put publishes node under hash. Putting it again changes nothing; when the buckets are full it is left to the blocks.
+// put publishes node under hash. A second put of the same node changes nothing. If the buckets are
+// full, the key is found through the blocks only.
 func (x *index) put(hash uint64, node uint32) {
 	p, word := x.bucket(hash), pack(tagOf(hash), node)
 	for range bucketsMax * bucketSlots {

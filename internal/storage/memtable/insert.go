@@ -10,13 +10,16 @@ import (
 )
 
 const (
-	// entryOverheadBytes is what an operation takes beside its key and value: both headers and their rounding.
+	// entryOverheadBytes is what an operation takes in addition to its key and value: both headers
+	// and their rounding.
 	entryOverheadBytes = nodeKeyOffset + versionHeaderBytes + 2*wordBytes
-	// splitBytesMax is what one split takes: two blocks with their alignment, and a tower of full height.
+	// splitBytesMax is what one split takes: two blocks with their alignment, and a tower of full
+	// height.
 	splitBytesMax = 2*(slotsMax+1)*wordBytes + blockAlign*wordBytes + towerMaxWord*wordBytes
-	// insertsPerSplit: a block cut in the middle takes at least this many inserts until it is full again; one cut at the end of
-	// a run may take a single one, but is cut in the middle then. Splits that a commit does for others may exceed the
-	// budget; they draw on the arena's margin.
+	// insertsPerSplit: a block cut in the middle takes at least this many inserts until it is full
+	// again. One cut at the end of a run may take a single one, but is cut in the middle then.
+	// Splits that a commit does for other writers may exceed this budget; they use the arena's
+	// margin.
 	insertsPerSplit = slotsMax / 2
 )
 
@@ -29,11 +32,13 @@ func MaxSize(body []byte) int {
 	return ops*entryOverheadBytes + len(body) + len(body)/classesPerDoubling + min(ops, 2+ops/insertsPerSplit)*splitBytesMax
 }
 
-// Inserter is one writer's hold on a table: the memory it has secured and the place where it inserted last. The zero
-// value is ready, and it may go from table to table, but only one goroutine may use it at a time.
+// Inserter is one writer's state for a table: the memory that it has secured and the position of
+// its latest insert. The zero value is ready. An Inserter may be used for one table after the
+// other, but only by one goroutine at a time.
 type Inserter struct {
-	// Ordered says that versions of one key come in the order of their epochs, as they do under its latch: nobody has to look at the newest
-	// one, which is another writer's line.
+	// Ordered says that versions of one key come in the order of their epochs, as they do under its
+	// latch. Install then does not read the newest version, which is in a cache line of another
+	// writer.
 	Ordered bool
 
 	table    *Table
@@ -41,14 +46,14 @@ type Inserter struct {
 	stripe   *stripe
 	rnd      uint64
 
-	// The splice: per level, the last tower passed on the way to the latest insert. Towers never go away, so it stays a valid
-	// place to start from for any key that is not smaller.
+	// The splice: per level, the last tower passed on the way to the latest insert. Towers are
+	// never removed, so it stays a valid start for any key that is not smaller.
 	splice    [heightMax]uint32
 	levels    int    // levels of splice that are filled; zero without a splice
 	lowHead   uint32 // head of the anchor of splice[0]
-	highHead  uint32 // head of the next anchor when it was read; it may have come nearer since
-	ascending bool   // the next key is not smaller than the one the splice was left for
-	moved     bool   // the latest insert ended right of splice[0], so the splice is too far behind to be kept
+	highHead  uint32 // head of the next anchor when it was read; a nearer tower may have been linked since
+	ascending bool   // the next key is not smaller than the one for which the splice was made
+	moved     bool   // the latest insert ended right of splice[0], so the splice is too far left to be kept
 
 	starved error // why the latest Apply found no memory; see ErrStarved
 
@@ -65,13 +70,15 @@ const crowdedMax = 16
 // Chain names one key's version chain in its table, for Prune.
 type Chain struct{ node uint32 }
 
-// Crowded returns the chains whose length became a multiple of Config.CrowdedAt in the last Apply. The slice is valid
-// until the next one.
+// Crowded returns the chains whose length became a multiple of Config.CrowdedAt in the last Apply.
+// The slice is valid until the next one.
 func (in *Inserter) Crowded() []Chain { return in.crowded[:in.crowdedN] }
 
-// Secure makes sure that an Apply of up to n bytes (see MaxSize) finds its memory mapped and touched, and binds in to t.
-// It belongs before the log reservation: it may take a lock and fault pages in. It maps some memory beyond n, for splits that others'
-// inserts cause. ErrFull means that t cannot take it; other errors, that the system has no memory. They change nothing.
+// Secure makes sure that an Apply of up to n bytes (see MaxSize) finds its memory mapped and
+// touched, and binds in to t. It is called before the log reservation: it may take a lock and cause
+// page faults. It maps some memory beyond n, for splits that the inserts of other writers cause.
+// ErrFull means that t is full; other errors mean that the system has no memory. After an error
+// nothing has changed.
 func (t *Table) Secure(in *Inserter, n int) error {
 	if t.guide.towers.Load() >= t.guide.next.Load() {
 		t.buildGuide()
@@ -98,7 +105,7 @@ func (t *Table) Secure(in *Inserter, n int) error {
 	if in.table != t {
 		t.bind(in)
 	}
-	if in.end == at { // next to the last region: nothing is left over
+	if in.end == at { // adjacent to the last region: nothing is left over
 		in.end += uint32(grab)
 		return nil
 	}
@@ -111,7 +118,7 @@ func (t *Table) tells(from, to uint64) bool {
 	return from/t.arena.step != to/t.arena.step || from < t.half && to >= t.half
 }
 
-// bind makes in forget its former table.
+// bind resets in for use with t.
 func (t *Table) bind(in *Inserter) {
 	n := t.nextTab.Add(1)
 	in.table = t
@@ -123,8 +130,8 @@ func (t *Table) bind(in *Inserter) {
 	in.crowdedN = 0
 }
 
-// alloc hands out words, aligned to align words, or returns zero if there are none, which starved explains. Beyond what was secured it draws on
-// the arena's margin.
+// alloc allocates words, aligned to align words. It returns zero if there is no memory, and sets
+// starved to the reason. Beyond what was secured it uses the arena's margin.
 func (in *Inserter) alloc(words, align uint32) uint32 {
 	at := (in.pos + align - 1) &^ (align - 1)
 	if uint64(at)+uint64(words) <= uint64(in.end) {
@@ -134,7 +141,8 @@ func (in *Inserter) alloc(words, align uint32) uint32 {
 	return in.allocMargin(words, align)
 }
 
-// allocMargin serves splits that others' inserts caused. They are rare, and the memory is nearly always touched already.
+// allocMargin serves splits that the inserts of other writers caused. They are rare, and the memory
+// is nearly always touched already.
 func (in *Inserter) allocMargin(words, align uint32) uint32 {
 	at, err := in.table.arena.grant(uint64(words+align-1), 0)
 	if err != nil {
@@ -144,9 +152,11 @@ func (in *Inserter) allocMargin(words, align uint32) uint32 {
 	return (at + align - 1) &^ (align - 1)
 }
 
-// Apply inserts every operation of body, which is sorted by key, at epoch. It takes no lock, allocates nothing, and makes
-// no system call, provided that Secure was called with MaxSize(body) before. An error means a malformed body, or ErrStarved. The operations
-// before it are in the table then: bodies that come from a file are validated first, and after ErrStarved no reader may get to the epoch.
+// Apply inserts every operation of body, which is sorted by key, at epoch. It takes no lock,
+// allocates nothing, and makes no system call, provided that Secure was called with MaxSize(body)
+// before. An error means a malformed body, or ErrStarved. The operations before it are in the table
+// then. So bodies from a file are validated first, and after ErrStarved no reader may reach the
+// epoch.
 func (t *Table) Apply(in *Inserter, body []byte, epoch keys.Epoch, sync bool) error {
 	in.crowdedN, in.ascending, in.starved = 0, false, nil
 	var r batch.Reader
@@ -167,7 +177,8 @@ func (t *Table) Apply(in *Inserter, body []byte, epoch keys.Epoch, sync bool) er
 	return r.Err()
 }
 
-// applyOne installs one version and reports whether its key is new. If in is starved afterwards, nothing was installed.
+// applyOne installs one version and reports whether its key is new. If in is starved afterwards,
+// nothing was installed.
 func (t *Table) applyOne(in *Inserter, key, value []byte, trailer keys.Trailer, sync bool) bool {
 	base, hash := t.arena.base, t.hash(key)
 	if node, _ := t.index.find(base, hash, key); node != 0 {
@@ -192,8 +203,8 @@ func (t *Table) add(in *Inserter, node uint32, trailer keys.Trailer, sync bool, 
 	}
 }
 
-// place puts key into the blocks with its first version, and reports whether it was new. If it was not, nothing has been
-// installed and the node is the one that is there, or zero if in is starved.
+// insertNode puts key into the blocks with its first version, and reports whether it was new. If it
+// was not, nothing is installed, and the node is the existing one, or zero if in is starved.
 func (t *Table) insertNode(in *Inserter, key, value []byte, trailer keys.Trailer, sync bool) (node uint32, fresh bool) {
 	base, head := t.arena.base, headOf(t.prefix, key)
 	x := t.approach(in, key, head)
@@ -234,7 +245,7 @@ func (t *Table) insertNode(in *Inserter, key, value []byte, trailer keys.Trailer
 	}
 }
 
-// newNode writes a node with its first version behind it, or returns zero.
+// newNode writes a node with its first version after it, or returns zero.
 func (t *Table) newNode(in *Inserter, key, value []byte, trailer keys.Trailer, sync bool) uint32 {
 	n := nodeWords(len(key))
 	_, words := classOf(len(value))
@@ -247,7 +258,8 @@ func (t *Table) newNode(in *Inserter, key, value []byte, trailer keys.Trailer, s
 	return at
 }
 
-// unmakeNode gives back the memory of a node that lost its slot to another one, if nothing was allocated since.
+// unmakeNode takes back the memory of a node whose slot another node has taken, if nothing was
+// allocated since.
 func (t *Table) unmakeNode(in *Inserter, node uint32, keyBytes, valueBytes int) {
 	_, words := classOf(valueBytes)
 	if node+nodeWords(keyBytes)+words == in.pos {

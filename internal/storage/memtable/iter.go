@@ -6,44 +6,49 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 )
 
-// Iter walks a table in the order of its internal keys: user key ascending, and per key the newest version first. The
-// positioning and stepping methods report whether they ended on an entry. Stepping off an end, and a search that finds nothing, leave the
-// iterator behind that end, as in Pebble: steps further out find nothing, and a step back finds the entry at the end.
+// Iter walks a table in the order of its internal keys: user key ascending, and per key the newest
+// version first. The methods that position and step report whether they ended on an entry. After a
+// step off an end, or a search that finds nothing, the iterator is past that end, as in Pebble:
+// further steps in that direction find nothing, and a step back finds the entry at the end.
 //
-// An iterator takes a sorted copy of one block at a time. Everything that was applied before it was positioned is in it; what is applied
-// later may or may not be. Keys never come out of order or twice.
+// An iterator takes a sorted copy of one block at a time. It shows everything that was applied
+// before it was positioned; what is applied later it may or may not show. Keys never come out of
+// order or twice.
 //
-// Next and Prev stand on every version, which only a frozen table or one that nobody prunes can promise. A reader at a
-// snapshot uses NextKey, PrevKey and VersionAt: they touch a chain down to the version seen and no further.
+// Next and Prev visit every version, which only works in an immutable table or one that is not
+// pruned. A reader at a snapshot uses NextKey, PrevKey and VersionAt: they read a chain down to the
+// version that the snapshot sees and no further.
 //
-// The zero Iter becomes usable by Init. It holds no resource; it is large, so keep it and use it again.
+// The zero Iter becomes usable by Init. It holds no resource. It is large, so keep it and use it
+// again.
 type Iter struct {
 	table      *Table
-	at         int    // place in words. Invariant: 0 <= at < count while valid
+	at         int    // index in words. Invariant: 0 <= at < count while valid
 	count      int    // zero while the iterator is invalid
 	next       uint32 // the tower right of the copied block
-	version    uint32 // the version stood on, zero if the newest has not been looked up
+	version    uint32 // the current version, zero if the newest has not been looked up
 	off        edge   // where it is while it is invalid
-	prefetched int    // words below it have had their nodes touched
+	prefetched int    // the nodes of words below it are prefetched
 	words      [slotsMax]uint64
 }
 
-// side is an end of the table.
+// edge is an end of the table.
 type edge uint8
 
 const (
 	nowhere edge = iota // not positioned
 	atStart             // before the first entry
-	atEnd               // behind the last one
+	atEnd               // after the last one
 )
 
-// warmAhead is how many nodes a step touches ahead of itself: the misses then overlap instead of following each other.
+// prefetchNodes is how many nodes a step prefetches: the misses then overlap instead of following
+// each other.
 const prefetchNodes = 8
 
-// Init makes it iterate t, unpositioned.
+// Init prepares it for t, without a position.
 func (it *Iter) Init(t *Table) { it.table, it.count, it.version, it.off = t, 0, 0, nowhere }
 
-// Valid reports whether the iterator stands on an entry.
+// Valid reports whether the iterator is on an entry.
 func (it *Iter) Valid() bool { return it.count > 0 }
 
 // First moves to the first key's newest version.
@@ -70,8 +75,8 @@ func (it *Iter) Next() bool {
 	return it.NextKey()
 }
 
-// Prev moves to the next newer version of the key, or to the oldest of the key before. A chain is linked from new to old, so a
-// step costs a walk of the chain.
+// Prev moves to the next newer version of the key, or to the oldest of the key before. A chain is
+// linked from new to old, so a step costs a walk of the chain.
 func (it *Iter) Prev() bool {
 	if it.count == 0 {
 		return it.off == atEnd && it.Last()
@@ -142,16 +147,16 @@ func (it *Iter) LastKey() bool {
 // SeekKeyLT moves to the newest version of the last key that is < key.
 func (it *Iter) SeekKeyLT(key []byte) bool { return it.seekLT(key, headOf(it.table.prefix, key)) }
 
-// Key is the user key stood on. It aliases the table.
+// Key is the current user key. It aliases the table.
 func (it *Iter) Key() []byte { return nodeKey(it.table.arena.base, it.node()) }
 
-// Trailer is the epoch and kind of the version stood on.
+// Trailer is the epoch and kind of the current version.
 func (it *Iter) Trailer() keys.Trailer { return versionTrailer(it.table.arena.base, it.current()) }
 
-// Value is the value of the version stood on, empty for a tombstone. It aliases the table.
+// Value is the value of the current version, empty for a tombstone. It aliases the table.
 func (it *Iter) Value() []byte { return refAt(it.table.arena.base, it.current()).Value() }
 
-// Version is the version stood on.
+// Version is the current version.
 func (it *Iter) Version() Version { return refAt(it.table.arena.base, it.current()).Version() }
 
 // VersionAt is the newest version of the key that is <= at. It does not move the iterator.
@@ -163,12 +168,12 @@ func (it *Iter) VersionAt(at keys.Epoch) Ref {
 	return refAt(it.table.arena.base, v)
 }
 
-// Chain names the chain of the key stood on, for Prune.
+// Chain names the chain of the current key, for Prune.
 func (it *Iter) Chain() Chain { return Chain{it.node()} }
 
 func (it *Iter) node() uint32 { return offsetIn(it.words[it.at]) }
 
-// current is the version stood on: the newest when the key was reached by a step over keys and not looked at yet.
+// current is the current version. After a step over keys it is the newest, which is looked up here.
 func (it *Iter) current() uint32 {
 	if it.version == 0 {
 		it.version = offsetIn(word64(it.table.arena.base, it.node()).Load())
@@ -222,20 +227,21 @@ func (it *Iter) seekLT(key []byte, head uint32) bool {
 	for {
 		it.copyBlock(x)
 		it.at = it.lowerBound(key, head) - 1
-		// The block may have been the left half of a split that the descent came too early to see.
+		// The block may have been the left half of a split that the descent was too early to see.
 		if it.next == 0 || compareNode(t.arena.base, towerAnchor(t.arena.base, it.next), key) >= 0 {
 			break
 		}
 		x = it.next
 	}
-	if it.at < 0 { // the first tower, for all others hold their anchor
+	if it.at < 0 { // the first tower, because all others contain their anchor
 		return it.leave(atStart)
 	}
 	return it.count > 0
 }
 
-// copyBlock takes a sorted copy of x's block, without the keys that belong to the tower right of it, whose offset it
-// notes. The block is loaded before the link, for the reason that settle gives.
+// copyBlock takes a sorted copy of x's block, without the keys that belong to the tower right of
+// it, whose offset goes to next. The block is loaded before the link, for the reason given at
+// advanceRight.
 func (it *Iter) copyBlock(x uint32) {
 	t := it.table
 	base := t.arena.base
@@ -252,7 +258,7 @@ func (it *Iter) copyBlock(x uint32) {
 	it.count, it.version, it.prefetched = n, 0, 0
 }
 
-// lowerBound is the place of the first word whose key is >= key.
+// lowerBound is the index of the first word whose key is >= key.
 func (it *Iter) lowerBound(key []byte, head uint32) int {
 	lo, hi := 0, it.count
 	for lo < hi {
@@ -276,7 +282,7 @@ func (it *Iter) compare(i int, key []byte, head uint32) int {
 	return bytes.Compare(nodeKey(it.table.arena.base, offsetIn(w)), key)
 }
 
-// touch reads the nodes that come next.
+// prefetch reads the nodes that come next.
 func (it *Iter) prefetch() {
 	it.prefetched = min(it.at+prefetchNodes, it.count)
 	sum := uint64(0)

@@ -11,9 +11,9 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/batch"
 )
 
-// TestIteratorComesBackFromBehindAnEnd: a random walk over versions, over keys, and over both in turns, off both ends and back, is where a
-// walk over a sorted slice is.
-func TestIteratorComesBackFromBehindAnEnd(t *testing.T) {
+// TestIteratorComesBackFromPastAnEnd: a random walk over versions, over keys, and over both in
+// turns, off both ends and back, is where a walk over a sorted slice is.
+func TestIteratorComesBackFromPastAnEnd(t *testing.T) {
 	for seed := range uint64(100) {
 		random := rand.New(rand.NewPCG(seed, 7))
 		tab, err := New(tiny())
@@ -89,7 +89,7 @@ func walk(t *testing.T, seed uint64, random *rand.Rand, it *Iter, m model) {
 	}
 }
 
-// nextKey is the place of the newest version of the key behind the one at a place.
+// nextKey is the index of the newest version of the key after the one at an index.
 func (m model) nextKey(at int) int {
 	if at < 0 {
 		return 0
@@ -102,7 +102,7 @@ func (m model) nextKey(at int) int {
 	return at
 }
 
-// prevKey is the place of the newest version of the key before the one at a place.
+// prevKey is the index of the newest version of the key before the one at an index.
 func (m model) prevKey(at int) int {
 	if len(m) == 0 {
 		return -1

@@ -92,7 +92,7 @@ func TestFullTableRefusesAndStaysReadable(t *testing.T) {
 	checkTable(t, tab)
 }
 
-func TestRunsLeaveFullBlocksBehind(t *testing.T) {
+func TestRunsLeaveFullBlocks(t *testing.T) {
 	const n = 20_000
 	for _, order := range []struct {
 		name string
@@ -191,7 +191,7 @@ func TestInsertersGoFromTableToTable(t *testing.T) {
 	}
 }
 
-func TestRenewedTableIsEmptyAndForgetsOldInserters(t *testing.T) {
+func TestResetTableIsEmptyAndDropsOldInserters(t *testing.T) {
 	tab, err := New(tiny())
 	if err != nil {
 		t.Fatal(err)
@@ -231,7 +231,7 @@ func TestSizeClassesHoldWhatTheyName(t *testing.T) {
 		if class < last || class >= classCount || words < need || words > need+need/classesPerDoubling+1 {
 			t.Fatalf("value of %d bytes: class %d of %d, %d words for %d", n, class, classCount, words, need)
 		}
-		// A class is one size, so a version serves whoever asks its class for memory.
+		// A class is one size, so a version suits every request of its class.
 		if c, w := classOf(int(words)*wordBytes - versionHeaderBytes); n <= valueBytesMax && (c != class || w != words) {
 			t.Fatalf("class %d of %d words holds class %d of %d", class, words, c, w)
 		}
@@ -262,8 +262,9 @@ func TestMalformedBodiesAreRefused(t *testing.T) {
 	}
 }
 
-// TestFillingIsToldAndTouchLeavesNothingToMap fills a table after all of its memory was touched.
-func TestFillingIsToldAndTouchLeavesNothingToMap(t *testing.T) {
+// TestFillingIsReportedAndPrefaultLeavesNothingToMap fills a table after all of its memory was
+// mapped.
+func TestFillingIsReportedAndPrefaultLeavesNothingToMap(t *testing.T) {
 	filling := make(chan struct{}, 1)
 	table := mustNew(t, Config{Bytes: 4 << 20, Prefix: []byte{byte(keys.SpaceUser)}, Filling: filling})
 	if err := table.Prefault(); err != nil {
@@ -301,8 +302,9 @@ func TestFillingIsToldAndTouchLeavesNothingToMap(t *testing.T) {
 	}
 }
 
-// TestTouchAheadKeepsAFewStepsReady: not more of them, so that a table that is seldom written to takes little.
-func TestTouchAheadKeepsAFewStepsReady(t *testing.T) {
+// TestPrefaultAheadKeepsAFewStepsReady: not more of them, so that a table that is seldom written to
+// takes little.
+func TestPrefaultAheadKeepsAFewStepsReady(t *testing.T) {
 	filling := make(chan struct{}, 1)
 	table := mustNew(t, Config{Bytes: 64 << 20, Prefix: []byte{byte(keys.SpaceUser)}, Filling: filling})
 	ahead := func() {

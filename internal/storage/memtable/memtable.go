@@ -1,11 +1,18 @@
-// Package memtable is the ordered, multi-version map that one log segment's records fill, kept outside the Go heap.
+// Package memtable is the ordered, multi-version map that the records of one log segment fill. It is
+// stored outside the Go heap. A version has the epoch (commit sequence number) of its commit.
 //
-// Terms. A node stands for one user key (an internal key, in the words of package keys) and owns the head of its version
-// chain, newest first. A block is a small array of slots, each an atomic word that holds a node's offset beside the 32-bit
-// head of its key; heads are taken after the table's common prefix, so most comparisons touch neither node nor key. A
-// tower is a skiplist node that stands for a block: it has an anchor (the smallest key its block may hold), the block, and
-// links whose words carry the head of the tower they point to. The guide is a sorted array of the heads of every fourth
-// tower, a hint that spares most of a descent.
+// Terms.
+//
+//	node      represents one user key (an internal key of package keys); it has the head of its version chain
+//	chain     the versions of one key, newest first
+//	block     a small array of slots; a slot is an atomic word with a node's offset and the key's head
+//	head      the first 32 bits of a key after the table's common prefix; most comparisons read only heads
+//	tower     a skiplist node for one block: an anchor (the smallest key that the block may hold), the
+//	          block, and links whose words have the head of the tower that they point to
+//	guide     a sorted array of the heads of every fourth tower, which makes most of a descent unnecessary
+//	retired   an unlinked version at which a reader may still be; its memory is reclaimed later
+//
+// Picture.
 //
 //	towers   -inf ─────────────────► "k…" ───────────► "t…" ─► end      skiplist by anchor, head in the link word
 //	           │                       │                 │
@@ -15,29 +22,35 @@
 //	           ▲                         ▲
 //	index    [ . tag|offset . . . . tag|offset . ]                      hash of key to node: hits and "not here"
 //
-// Everything lives in one arena: a reserved mapping with 32-bit offsets in units of 8 bytes. Nodes and towers are never
-// removed; a table is dropped whole. Pruned versions return to free lists by size and are used again.
+// Everything is in one arena: a reserved mapping with 32-bit offsets in units of 8 bytes. Nodes and
+// towers are never removed; a table is dropped as a whole. The memory of pruned versions goes to free
+// lists by size and is used again.
 //
-// Progress. Readers, iterators and Apply take no lock, make no system call, and allocate nothing: Apply runs between a
-// log reservation and its mark, where whoever is preempted holds up every later commit. What it needs is secured before
-// (Secure), which may grow the arena under a mutex and draw a new guide. Should others' splits use up what Apply has
-// secured, it takes from the arena's margin, which is the one way in which it may still meet that mutex. All steps of an insert are single CAS on words that are written
-// once, and a split that somebody began is finished by whoever meets it.
+// Progress. Readers, iterators and Apply take no lock, make no system call, and allocate nothing:
+// Apply runs between a log reservation and its completion, where a preempted writer delays every later
+// commit. Secure obtains what Apply needs; it may grow the arena under a mutex and build a new guide.
+// If the splits of other writers use up what Apply has secured, Apply takes memory from the arena's
+// margin; only then may it need that mutex. Every step of an insert is a single CAS on a word that is
+// written once. A goroutine that meets an unfinished split finishes it.
 //
-// Memory order. Every word that one goroutine writes while another may read it is accessed through sync/atomic, which is
-// sequentially consistent in Go's memory model. What a node, version, block or tower holds is written plainly before the
-// CAS that publishes its offset, so whoever loads the offset sees the contents. In race builds small arenas live on
-// the Go heap, where the race detector can check this claim.
+// Memory order. Every word that one goroutine writes while another may read it is accessed through
+// sync/atomic, which is sequentially consistent in Go's memory model. The contents of a node, version,
+// block or tower are written plainly before the CAS that publishes its offset, so a goroutine that
+// loads the offset sees the contents. In race builds small arenas are on the Go heap, where the race
+// detector can check this.
 //
 // Invariants
-//   - Slots fill strictly in order, and a filled slot never changes, so two inserters of one key meet in a slot and a full
-//     block is immutable: every goroutine that splits it computes the same two halves.
-//   - A split links the right tower first and swaps the left tower's block second; so a tower's keys are below the
-//     next tower's anchor once its block was read before its link (see settle).
+//   - Slots fill strictly in order, and a filled slot never changes. So two inserters of one key meet
+//     in a slot, and a full block is immutable: every goroutine that splits it computes the same two
+//     halves.
+//   - A split links the right tower first and swaps the left tower's block second. So the keys of a
+//     tower are below the next tower's anchor if its block was read before its link (see
+//     advanceRight).
 //   - A chain is ordered by epoch, newest first, and never loses the newest version of its key.
-//   - A key is in the index only if it is in a block; it is in the index before Apply returns, unless the index's probe window
-//     for it is full, which a look-up notices and answers through the blocks.
+//   - A key is in the index only if it is in a block. It is in the index before Apply returns, unless
+//     the index's probe window for it is full; a look-up notices that and searches the blocks.
 //
-// The package knows nothing of the log, of snapshots as objects, or of who latches keys. Installing versions of one
-// key from several goroutines is safe and loses nothing; that their order is the commit order is the latch's business.
+// What it does not do. The package knows nothing of the log, of snapshots as objects, or of latches.
+// Several goroutines may install versions of one key without losing one; the latch, not this package,
+// makes their order the commit order.
 package memtable

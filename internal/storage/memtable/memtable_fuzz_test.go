@@ -7,8 +7,9 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/batch"
 )
 
-// FuzzOperations runs a script of puts, deletes, prunes and reads against a map of version slices. Each step is two bytes: the
-// operation and the length of the key, of which there are few, so that chains, splits and neighbours all occur.
+// FuzzOperations runs a script of puts, deletes, prunes and reads against a map of version slices.
+// Each step is two bytes: the operation and the length of the key, of which there are few, so that
+// chains, splits and neighbours all occur.
 func FuzzOperations(f *testing.F) {
 	f.Add([]byte{0, 1, 0, 2, 0, 1, 1, 1, 3, 0, 2, 1})
 	f.Add([]byte{0, 9, 0, 8, 0, 7, 0, 6, 0, 5, 0, 4, 0, 3, 0, 2, 0, 1, 2, 5, 4, 3})
@@ -112,7 +113,7 @@ func modelAt(vs []Version, at keys.Epoch) (Version, bool) {
 	return Version{}, false
 }
 
-// pruneModel keeps what some epoch in h sees, and everything newer than h.Frontier.
+// pruneModel retains what some epoch in h sees, and everything newer than h.LowWatermark.
 func pruneModel(vs []Version, h *GCWatermarks) (kept []Version) {
 	for i, v := range vs {
 		until := keys.MaxEpoch + 1

@@ -48,7 +48,7 @@ func (m model) at(key string, at keys.Epoch) (entry, bool) {
 	return entry{}, false
 }
 
-// lower is the place of the first entry whose user key is >= key.
+// lower is the index of the first entry whose user key is >= key.
 func (m model) lower(key string) int {
 	i, _ := slices.BinarySearchFunc(m, entry{key: key, trailer: keys.MakeTrailer(keys.MaxEpoch, 255)}, entry.compare)
 	return i

@@ -8,16 +8,17 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 )
 
-// A node stands for one user key.
+// A node represents one user key.
 //
 //	0             8               16        20
 //	+-------------+---------------+---------+-----+
 //	| chain       | prune bound   | key len | key |
 //	+-------------+---------------+---------+-----+
 //
-// chain packs the chain's length (high half) and the offset of its newest version, so that one CAS installs a version
-// and counts it. The prune bound belongs to Prune. The first version is allocated right behind the node: a read of a
-// key that was written once finds both on neighbouring lines.
+// chain packs the chain's length (high half) and the offset of its newest version, so that one CAS
+// installs a version and counts it. Only Prune uses the prune bound. The first version is allocated
+// directly after the node: a read of a key that was written once finds both in neighbouring cache
+// lines.
 const (
 	nodeBoundWord = 1
 	nodeLenOffset = 16
@@ -31,8 +32,8 @@ const (
 //	| trailer  | older | value len|flg | value |
 //	+----------+-------+---------------+-------+
 //
-// The trailer is keys.Trailer. older is the offset of the next older version, zero at the end; free versions are linked there, too (see
-// freeLists). The top two bits of the length are flags.
+// The trailer is keys.Trailer. older is the offset of the next older version, zero at the end; free
+// versions are linked there, too (see freeLists). The top two bits of the length are flags.
 const (
 	versionOlderOffset = 8
 	versionLenOffset   = 12
@@ -92,8 +93,8 @@ func versionTrailer(base unsafe.Pointer, off uint32) keys.Trailer {
 	return *(*keys.Trailer)(unsafe.Add(base, uintptr(off)*wordBytes))
 }
 
-// versionOlder is the link to the next older version. It is an atomic also in free versions, where a loser of a free
-// list's CAS may still read it.
+// versionOlder is the link to the next older version. It is atomic also in free versions, where a
+// goroutine that loses a free list's CAS may still read it.
 func versionOlder(base unsafe.Pointer, off uint32) *atomic.Uint32 {
 	return (*atomic.Uint32)(unsafe.Add(base, uintptr(off)*wordBytes+versionOlderOffset))
 }
@@ -103,7 +104,8 @@ func versionValueLen(base unsafe.Pointer, off uint32) int {
 	return int(n &^ (versionSync | versionMeta))
 }
 
-// newestAt walks the chain of node to the newest version that is <= at, and returns its offset, or zero.
+// newestAt walks the chain of node to the newest version that is <= at, and returns its offset, or
+// zero.
 func newestAt(base unsafe.Pointer, node uint32, at keys.Epoch) uint32 {
 	v := offsetIn(word64(base, node).Load())
 	for v != 0 && versionTrailer(base, v).Epoch() > at {

@@ -10,7 +10,7 @@ import (
 )
 
 // TestApplyNeedsNoMemoryFromTheSystem: what Secure has let through is installed although the system then has nothing to give, with blocks split that
-// the writer did not foresee; and a Secure that is refused has taken nothing.
+// the writer did not cause; and a Secure that is refused has taken nothing.
 func TestApplyNeedsNoMemoryFromTheSystem(t *testing.T) {
 	errNone := errors.New("no memory")
 	refusing := false

@@ -4,5 +4,5 @@ package memtable
 
 import "unsafe"
 
-// setOlder links a version that nobody has been shown yet, or that is free.
+// setOlder links a version that is free or not published yet.
 func setOlder(base unsafe.Pointer, off, older uint32) { versionOlder(base, off).Store(older) }

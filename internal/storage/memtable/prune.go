@@ -4,37 +4,41 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 )
 
-// Horizon says which versions somebody may still read.
+// GCWatermarks say which versions a reader may still read.
 type GCWatermarks struct {
-	// MinVisible is the smallest epoch that any reader reads at. Per key, what is older than the newest version <= it goes.
+	// MinVisible is the smallest epoch at which any reader reads. Per key, everything older than
+	// the newest version <= MinVisible is dropped.
 	MinVisible keys.Epoch
-	// Frontier is an epoch that no snapshot to come will be below. It is not below MinVisible.
+	// LowWatermark is the smallest epoch that a later snapshot can have. It is not below
+	// MinVisible.
 	LowWatermark keys.Epoch
-	// Live holds the epochs of all live snapshots from MinVisible to Frontier, ascending. With it, versions that lie between
-	// two neighbours and are seen by neither go too. A nil Live leaves the interior alone.
+	// Snapshots are the epochs of all open snapshots from MinVisible to LowWatermark, ascending.
+	// With it, versions between two neighbours that neither of them sees are dropped, too. A nil
+	// Snapshots leaves the interior of chains as it is.
 	Snapshots []keys.Epoch
 }
 
-// sees reports whether a version that was current from epoch from until before epoch to may be read. place is where the
-// search for Live's element starts from the end; versions come newest first, so it only moves down.
-func (h *GCWatermarks) visible(from, to keys.Epoch, place *int) bool {
+// visible reports whether a version that was current from epoch from until before epoch to may be
+// read. index is the last element of Snapshots that may matter; versions come newest first, so it
+// only decreases.
+func (h *GCWatermarks) visible(from, to keys.Epoch, index *int) bool {
 	if to > h.LowWatermark {
 		return true
 	}
-	for *place >= 0 && h.Snapshots[*place] >= to {
-		*place--
+	for *index >= 0 && h.Snapshots[*index] >= to {
+		*index--
 	}
-	return *place >= 0 && h.Snapshots[*place] >= from
+	return *index >= 0 && h.Snapshots[*index] >= from
 }
 
-// Retired holds versions that were taken out of the interior of chains. Readers may be standing on them: Recycle gives
-// them back once every reader that was under way has moved on.
+// Retired holds versions that were unlinked from the interior of chains. Readers may still be at
+// them: Reclaim makes their memory usable after every reader that was active has left its guard.
 type Retired struct{ versions []uint32 }
 
 // Count is the number of versions held.
 func (r *Retired) Count() int { return len(r.versions) }
 
-// Recycle makes the memory of retired versions available again and empties r.
+// Reclaim makes the memory of retired versions available again and empties r.
 func (t *Table) Reclaim(r *Retired) {
 	base, chain := t.arena.base, uint32(0)
 	for _, v := range r.versions {
@@ -45,7 +49,7 @@ func (t *Table) Reclaim(r *Retired) {
 	r.versions = r.versions[:0]
 }
 
-// chainBusy is the bit of a node's prune bound that a Prune under way has set.
+// chainBusy is the bit of a node's prune bound that is set during a Prune.
 const chainBusy = 1 << 63
 
 // ChainLength is the number of versions in the chain.
@@ -53,12 +57,13 @@ func (t *Table) ChainLength(c Chain) int {
 	return int(headIn(word64(t.arena.base, c.node).Load()))
 }
 
-// Prune drops the versions of one key that nobody can read, and returns how many. It takes no lock: if another Prune is at the
-// chain, it leaves it alone.
+// Prune drops the versions of one key that no reader can see, and returns how many. It takes no
+// lock: if another Prune is at work on the chain, it does nothing.
 //
-// The cut tail is reused at once: a reader whose epoch is not below MinVisible stops at the version that was kept, or
-// before. Interior versions go to retired. Installs of the key meanwhile are welcome, as long as they come in the order of their
-// epochs; steps over all versions (Iter.Next, Iter.Prev) are not.
+// The memory of the cut end of the chain is reused at once: a reader whose epoch is not below
+// MinVisible stops at the version before the cut, or earlier. Interior versions go to retired.
+// Installs of the key may happen at the same time, as long as they come in the order of their
+// epochs; steps over all versions (Iter.Next, Iter.Prev) may not.
 func (t *Table) Prune(c Chain, h *GCWatermarks, retired *Retired) (freed int) {
 	base := t.arena.base
 	bound := word64(base, c.node+nodeBoundWord)
@@ -82,17 +87,19 @@ func (t *Table) Prune(c Chain, h *GCWatermarks, retired *Retired) (freed int) {
 	return freed
 }
 
-// pruneInterior takes out what lies between the newest version and the newest one <= MinVisible and is seen by nobody.
+// pruneInterior unlinks the versions between the newest one and the newest one <= MinVisible that
+// no snapshot sees.
 func (t *Table) pruneInterior(c Chain, h *GCWatermarks, retired *Retired) (freed int) {
 	base := t.arena.base
 	kept := offsetIn(word64(base, c.node).Load())
-	place, until := len(h.Snapshots)-1, versionTrailer(base, kept).Epoch()
+	index, until := len(h.Snapshots)-1, versionTrailer(base, kept).Epoch()
 	for v := versionOlder(base, kept).Load(); v != 0 && until > h.MinVisible; {
 		from, older := versionTrailer(base, v).Epoch(), versionOlder(base, v).Load()
-		if from <= h.MinVisible || h.visible(from, until, &place) {
+		if from <= h.MinVisible || h.visible(from, until, &index) {
 			kept = v
 		} else {
-			// Its own link stays, for whoever stands on it. What it leads to is not below MinVisible's version, or comes back to it.
+			// v keeps its own link for readers that are at v. The link leads to a version that is
+			// not older than MinVisible's version, or that leads back to it.
 			versionOlder(base, kept).Store(older)
 			retired.versions = append(retired.versions, v)
 			freed++
@@ -102,8 +109,9 @@ func (t *Table) pruneInterior(c Chain, h *GCWatermarks, retired *Retired) (freed
 	return freed
 }
 
-// cutTail frees everything older than the newest version <= minVisible, and returns the smallest horizon at which there may
-// be more: the epoch of the second oldest version left. A version still to come has an epoch above minVisible.
+// cutOlder frees everything older than the newest version <= minVisible, and returns the smallest
+// watermark at which there may be more to free: the epoch of the second oldest version left. A
+// later version has an epoch above minVisible.
 func (t *Table) cutOlder(c Chain, minVisible keys.Epoch) (freed int, next keys.Epoch) {
 	base := t.arena.base
 	next = minVisible + 1

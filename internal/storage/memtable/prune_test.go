@@ -23,7 +23,7 @@ func epochsOf(t *Table, key []byte) (es []keys.Epoch) {
 	return es
 }
 
-func TestPruneKeepsExactlyWhatSomebodySees(t *testing.T) {
+func TestPruneRetainsExactlyWhatASnapshotSees(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		tab := mustNewIn(rt, tiny())
 		defer tab.Free() //nolint:errcheck // a test's table
@@ -77,7 +77,7 @@ func mustNewIn(rt *rapid.T, c Config) *Table {
 	return tab
 }
 
-func TestChainRemembersWhereNothingCanBePruned(t *testing.T) {
+func TestChainStoresBelowWhichWatermarkNothingCanBePruned(t *testing.T) {
 	tab := mustNew(t, tiny())
 	var in Inserter
 	var b batch.Builder
@@ -133,8 +133,9 @@ func TestOverwritingOneKeyDoesNotGrowThePrunedTable(t *testing.T) {
 	checkTable(t, tab)
 }
 
-// One writer overwrites, two collectors prune, and readers hold snapshots: each must go on seeing the version of its epoch, whole.
-func TestReadersKeepTheirVersionsWhileChainsArePruned(t *testing.T) {
+// One writer overwrites, two collectors prune, and readers hold snapshots: each must go on seeing
+// the version of its epoch, whole.
+func TestReadersSeeTheirVersionsWhileChainsArePruned(t *testing.T) {
 	const epochs = 30_000
 	tab := mustNew(t, tiny())
 	key := []byte("phot")

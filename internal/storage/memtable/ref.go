@@ -6,8 +6,9 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 )
 
-// Ref is a version where it lies: one word, where a Version is seven. Half of a transaction's time with one read went into copying
-// Versions from one caller to the next. The zero Ref is no version. It is valid as long as the version that it names.
+// Ref is a reference to a version in the table: one word, where a Version is seven. Half of a
+// transaction's time with one read went into copying Versions from one caller to the next. The zero
+// Ref is no version. It is valid as long as the version that it names.
 type Ref struct{ at unsafe.Pointer }
 
 // Found reports whether there is a version.

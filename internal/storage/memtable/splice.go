@@ -1,12 +1,12 @@
 package memtable
 
-// approach finds a tower at or before the one responsible for key, and leaves the way to it in the splice. In the order
-// of what they cost: the tower of the insert before, a short climb from it within a sorted batch, the guide, a descent
-// from the top.
+// approach finds a tower at or before the one responsible for key, and stores the path to it in the
+// splice. It tries, cheapest first: the tower of the previous insert, a short climb from it within
+// a sorted batch, the guide, a descent from the top.
 func (t *Table) approach(in *Inserter, key []byte, head uint32) uint32 {
 	if in.levels > 0 {
 		if head > in.lowHead && head < in.highHead {
-			return in.splice[0] // the same tower again, which no memory need be touched to know
+			return in.splice[0] // the same tower again; no memory has to be read to know that
 		}
 		if in.ascending {
 			if l, ok := t.climb(in, key, head); ok {
@@ -22,7 +22,8 @@ func (t *Table) approach(in *Inserter, key []byte, head uint32) uint32 {
 	return t.descendSplice(in, t.first, in.levels-1, 0, key, head)
 }
 
-// climb finds the level from which the splice leads to key, as low as the distance allows; false if it spans too little.
+// climb finds the level from which the splice leads to key, as low as the distance allows; false if
+// the splice does not reach far enough.
 func (t *Table) climb(in *Inserter, key []byte, head uint32) (level int, ok bool) {
 	l := 0
 	for l < in.levels && passes(t.arena.base, towerLink(t.arena.base, in.splice[l], l).Load(), key, head, upTo) {
@@ -34,7 +35,8 @@ func (t *Table) climb(in *Inserter, key []byte, head uint32) (level int, ok bool
 	return max(l-1, 0), true
 }
 
-// descendSplice descends to key from tower x at level l, where low is the head of x's anchor, and stores the way.
+// descendSplice descends to key from tower x at level l, where low is the head of x's anchor, and
+// stores the path in the splice.
 func (t *Table) descendSplice(in *Inserter, x uint32, l int, low uint32, key []byte, head uint32) uint32 {
 	base := t.arena.base
 	high := uint32(0)
@@ -53,8 +55,8 @@ func (t *Table) descendSplice(in *Inserter, x uint32, l int, low uint32, key []b
 	return x
 }
 
-// keepSplice drops a splice that others' splits have left behind: the keys to come would start from it and walk ever
-// further.
+// saveSplice drops a splice that the splits of other writers have made obsolete: the next keys
+// would start from it and walk further each time.
 func (in *Inserter) saveSplice() {
 	if in.moved {
 		in.moved, in.levels = false, 0

@@ -2,11 +2,13 @@ package memtable
 
 import "sync/atomic"
 
-// split divides the full block of tower in two, or helps whoever began that. When it returns, the block is no longer the
-// tower's, unless in is starved: then the table is as sound as between the two steps below.
+// split divides the full block of tower in two, or helps the goroutine that began to. When it
+// returns, the block is no longer the tower's, unless in is starved: then the table is in the same
+// consistent state as between the two steps below.
 //
-// The new tower gets the upper half and is linked behind the old one first; swapping the lower half in second ends the
-// split. Between the two nothing else can be linked behind the tower, because the next split needs the next block.
+// The new tower gets the upper half and is linked after the old one first; swapping in the lower
+// half second ends the split. Between the two steps nothing else can be linked after the tower,
+// because the next split needs the next block.
 func (t *Table) split(in *Inserter, tower, block uint32) {
 	base := t.arena.base
 	var arrived, ordered [slotsMax]uint64
@@ -15,8 +17,9 @@ func (t *Table) split(in *Inserter, tower, block uint32) {
 	sortWords(base, ordered[:n], sorted)
 	cut := cutAt(base, arrived[:n], ordered[:n], sorted)
 
-	// The link is read before the block is checked: if the block is still the tower's then, the link is either the one from before
-	// this split or the one to its right half, which the anchor tells.
+	// The link is read before the block is checked. If the block is still the tower's then, the
+	// link is either the one from before this split or the one to its right half; the anchor tells
+	// which.
 	link := towerLink(base, tower, 0)
 	next := link.Load()
 	if towerBlock(base, tower).Load() != block {
@@ -27,7 +30,7 @@ func (t *Table) split(in *Inserter, tower, block uint32) {
 			return
 		}
 	}
-	in.levels = 0 // whoever comes after would start behind the new tower
+	in.levels = 0 // a search from the splice would start after the new tower
 	undo := in.pos
 	left := in.alloc(blockWords(t.slots), blockAlign)
 	if left == 0 {
@@ -39,8 +42,9 @@ func (t *Table) split(in *Inserter, tower, block uint32) {
 	}
 }
 
-// linkRight makes a tower of the upper half of a block and links it between link's tower and next. If link has changed
-// since next was read, then another goroutine has linked its own tower with the same half, and this one goes. It reports false if in is starved.
+// linkRight makes a tower of the upper half of a block and links it between link's tower and next.
+// If link has changed since next was read, another goroutine has linked its own tower with the same
+// half, and this one is discarded. It reports false if in is starved.
 func (t *Table) linkRight(in *Inserter, link *atomic.Uint64, next uint64, upper []uint64) bool {
 	base, undo := t.arena.base, in.pos
 	height := randomHeight(&in.rnd)
@@ -68,7 +72,8 @@ func (t *Table) linkRight(in *Inserter, link *atomic.Uint64, next uint64, upper 
 	return true
 }
 
-// linkUpper links a tower into the levels above the lowest. Searches are right without them, only longer.
+// linkUpper links a tower into the levels above the lowest. Searches are correct without these
+// links, only longer.
 func (t *Table) linkUpper(in *Inserter, word uint64, height int) {
 	base, tower, head := t.arena.base, offsetIn(word), headIn(word)
 	anchor := nodeKey(base, towerAnchor(base, tower))
@@ -99,7 +104,7 @@ func (t *Table) raise(height int) {
 	}
 }
 
-// retract takes back memory that nobody else has seen, if it is the last that was handed out.
+// retract takes back memory that no other goroutine has seen, if it is the last that was allocated.
 func (in *Inserter) retract(pos, end uint32) {
 	if in.pos == end {
 		in.pos = pos

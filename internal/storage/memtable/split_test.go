@@ -27,8 +27,8 @@ func keysOf(t *Table, backward bool) (ks []string) {
 	return ks
 }
 
-// A goroutine may be descheduled between the two steps of a split, for as long as the scheduler likes. The upper half is in
-// two towers then.
+// A goroutine may be descheduled between the two steps of a split, for as long as the scheduler
+// likes. The upper half is in two towers then.
 func TestSplitLeftHalfDoneIsReadAndFinishedByOthers(t *testing.T) {
 	tab := mustNew(t, tiny())
 	var in Inserter
@@ -71,7 +71,7 @@ func TestSplitLeftHalfDoneIsReadAndFinishedByOthers(t *testing.T) {
 	putOne(t, tab, &other, &b, []byte("pcc"), nil, 5) // into the right tower, whose keys the left one still shows
 	want = []string{"pa", "pb", "pc", "pcc", "pd"}
 	check("with a key in the right half")
-	putOne(t, tab, &other, &b, []byte("paa"), nil, 6) // into the left tower: somebody has to finish the split
+	putOne(t, tab, &other, &b, []byte("paa"), nil, 6) // into the left tower: another writer has to finish the split
 	want = []string{"pa", "paa", "pb", "pc", "pcc", "pd"}
 	check("finished")
 	if towerBlock(base, tab.first).Load() == block {
@@ -103,7 +103,8 @@ func TestInstallsOnAHotKeyAreAllCounted(t *testing.T) {
 	checkTable(t, tab)
 }
 
-// A CAS on a free list must fail when what it read has been taken and put back meanwhile, for the link it read is then old.
+// A CAS on a free list must fail when what it read has been taken and put back meanwhile, for the
+// link it read is then old.
 func TestFreeListTellsATopThatCameBack(t *testing.T) {
 	tab := mustNew(t, tiny())
 	var in Inserter
@@ -132,8 +133,8 @@ func TestFreeListTellsATopThatCameBack(t *testing.T) {
 	}
 }
 
-// TestRunsGiveBackEveryVersionOnce: a chain of versions of several sizes is freed in runs, and what is taken afterwards is each of them
-// once, by size, and no more than a run may hold at a time.
+// TestRunsGiveBackEveryVersionOnce: a chain of versions of several sizes is freed in runs, and what
+// is taken afterwards is each of them once, by size, and no more than a run may hold at a time.
 func TestRunsGiveBackEveryVersionOnce(t *testing.T) {
 	tab := mustNew(t, tiny())
 	rng := rand.New(rand.NewPCG(1, 2))

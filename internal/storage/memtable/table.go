@@ -9,41 +9,43 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 )
 
-// Config says how large a table is meant to be and what its keys look like.
+// Config says how large a table should be and what its keys look like.
 type Config struct {
-	// Bytes is the size at which the caller rotates the table; index and growth are laid out for it. The table goes on
-	// taking entries beyond it, an oversized one or those of writers already under way.
+	// Bytes is the size at which the caller rotates the table; the index and the growth steps are
+	// sized for it. The table accepts entries beyond it: an oversized one, or those of writers that
+	// have already begun.
 	Bytes int
-	// Prefix is what most keys are expected to start with. It is not stored with the key heads, which then tell more keys
-	// apart. Keys without it are just as welcome, only slower.
+	// Prefix is the beginning that most keys are expected to share. It is not part of the key
+	// heads, which then tell more keys apart. Keys without it are valid too, only slower.
 	Prefix []byte
-	// Filling, if set, gets a token whenever another step of memory is begun, and when half of Bytes is taken; one that is still there will do.
-	// Its capacity is one.
+	// Filling, if set, gets a token whenever another step of memory is begun, and when half of
+	// Bytes is used. A token that is still in the channel is enough. Its capacity is one.
 	Filling chan<- struct{}
-	// CrowdedAt is the chain length at whose multiples Apply reports a key to Inserter.Crowded; zero reports none.
+	// CrowdedAt is the chain length at whose multiples Apply reports a key to Inserter.Crowded;
+	// zero reports none.
 	CrowdedAt int
-	// Obtain, if set, is asked before memory is taken from the system. Tests refuse it.
+	// Obtain, if set, is called before memory is taken from the system. Tests let it fail.
 	Obtain func(bytes uint64) error
 
 	layout layout // zero means the defaults; tests make everything tiny
 }
 
-// layout is what tests shrink in order to meet rare cases often.
+// layout has the sizes that tests shrink in order to meet rare cases often.
 type layout struct {
 	slots        int    // slots per block
 	reserveBytes uint64 // address space
 	stepBytes    uint64 // growth of the mapping
 	regionBytes  int    // what an inserter secures at a time
-	indexBytes   int    // table size that the index is laid out for
+	indexBytes   int    // table size for which the index is built
 }
 
 const (
 	stepBytesMin   = 64 << 10
 	regionBytesMin = 8 << 10
 	regionBytesMax = 128 << 10
-	// regionsPerTable bounds what inserters hold unused at rotation: with 64 of them, an eighth.
+	// regionsPerTable bounds what inserters hold unused at rotation: with 64 inserters, an eighth.
 	regionsPerTable = 512
-	// stripeCount spreads the counters; more writers than that share lines.
+	// stripeCount spreads the counters; with more writers than that, some share cache lines.
 	stripeCount = 32
 )
 
@@ -73,7 +75,7 @@ func (c Config) withDefaults() Config {
 // Table is one memtable. Its methods may be called from any goroutine until Free.
 type Table struct {
 	// Constant after New.
-	start     uint64 // tail of the arena behind index and first tower
+	start     uint64 // tail of the arena after index and first tower
 	prefix    []byte
 	seed      maphash.Seed
 	first     uint32 // the tower whose anchor is below every key
@@ -94,8 +96,9 @@ type Table struct {
 	stripes [stripeCount]stripe
 }
 
-// stripe counts keys (high half) and versions (low half) for some of the inserters. Only the sum over all stripes means
-// anything: a prune may subtract from one what an insert added to another.
+// stripe counts keys (high half) and versions (low half) for some of the inserters. Only the sum
+// over all stripes has a meaning: a prune may subtract from one stripe what an insert added to
+// another.
 type stripe struct {
 	packed atomic.Uint64
 	_      [cacheLinePair - 8]byte
@@ -114,14 +117,15 @@ func New(c Config) (*Table, error) {
 	return t, nil
 }
 
-// Renew makes an empty table in the memory of t, which from then on nobody may use: a rotation then maps nothing and asks
-// the kernel to clear nothing. What t mapped beyond the size it was meant to have, for an oversized entry, is given back.
-// It does not make inserts faster: pages that the kernel has just cleared are warm in the cache, and one inserter took
-// 0.60 us of user time per entry in renewed memory against 0.50 us in new (3 M entries, busy machine).
+// Reset makes an empty table in the memory of t, which must not be used after that. So a rotation
+// maps nothing and the kernel has to clear nothing. What t mapped beyond its intended size, for an
+// oversized entry, is given back to the system. Inserts do not become faster: pages that the kernel
+// has just cleared are in the processor's cache, and one inserter took 0.60 us of user time per
+// entry in reused memory against 0.50 us in new (3 M entries, busy machine).
 func (t *Table) Reset(c Config) (*Table, error) {
 	c = c.withDefaults()
 	if c.layout.reserveBytes != t.layout.reserveBytes {
-		return nil, errors.Join(errors.New("memtable: renew with another reservation"), t.Free())
+		return nil, errors.Join(errors.New("memtable: reset with a different reservation size"), t.Free())
 	}
 	n := newTable(c)
 	n.arena.obtain = c.Obtain
@@ -147,8 +151,9 @@ func newTable(c Config) *Table {
 	}
 }
 
-// Touch takes the memory that the table is meant to need, so that no Secure has to. Pages that the kernel has to clear take a millisecond
-// for two megabytes, and several times that in a virtual machine whose host has to find them first.
+// Prefault maps the memory that the table is expected to need, so that no Secure has to. The kernel
+// takes a millisecond to clear two megabytes, and several times that in a virtual machine whose
+// host has to find the pages first.
 func (t *Table) Prefault() error {
 	for {
 		if more, err := t.prefaultTo(t.half * 2); !more || err != nil {
@@ -157,10 +162,12 @@ func (t *Table) Prefault() error {
 	}
 }
 
-// aheadSteps is how many steps of memory TouchAhead keeps ready: what the fastest writers take while the slowest host finds a step.
+// prefaultSteps is how many steps of memory PrefaultAhead keeps ready: what the fastest writers use
+// while the slowest host provides one step.
 const prefaultSteps = 4
 
-// TouchAhead takes a step of the memory that writers will need next, and reports whether there may be more to take. They may fill the table meanwhile.
+// PrefaultAhead maps a step of the memory that writers will need next, and reports whether there
+// may be more to map. Writers may fill the table meanwhile.
 func (t *Table) PrefaultAhead() (more bool, err error) {
 	return t.prefaultTo(min(t.arena.tail.Load()+prefaultSteps*t.arena.step, t.half*2))
 }
@@ -173,13 +180,14 @@ func (t *Table) prefaultTo(end uint64) (more bool, err error) {
 	return true, t.arena.grow(mapped + 1)
 }
 
-// Resident is the memory that the table has, in bytes: what entries have taken, and what was touched ahead of them.
+// Resident is the memory that the table occupies, in bytes: what entries use, and what is mapped in
+// advance.
 func (t *Table) Resident() int { return int(t.arena.mapped.Load() * wordBytes) }
 
-// HalfFull reports whether half of the memory that the table is meant to have is taken.
+// HalfFull reports whether half of the table's intended size is used.
 func (t *Table) HalfFull() bool { return t.arena.tail.Load() >= t.half }
 
-// layOut places the index, the first tower with its empty block, and the free lists.
+// layOut allocates the index, the first tower with its empty block, and the free lists.
 func (t *Table) layOut() error {
 	buckets, all := indexBuckets(t.layout.indexBytes)
 	words := all * bucketSlots
@@ -187,7 +195,7 @@ func (t *Table) layOut() error {
 	if err != nil {
 		return err
 	}
-	clear(unsafe.Slice(raw64(t.arena.base, at), words)) // a renewed table's memory is dirty
+	clear(unsafe.Slice(raw64(t.arena.base, at), words)) // the memory of a reset table is dirty
 	t.index = index{slots: unsafe.Pointer(raw64(t.arena.base, at)), mask: buckets - 1}
 
 	align := -t.arena.tail.Load() & (blockAlign - 1)
@@ -205,17 +213,19 @@ func (t *Table) layOut() error {
 	return nil
 }
 
-// Free gives the memory back. Nobody may be reading the table or holding anything that aliases it.
+// Free gives the memory back to the system. No goroutine may still read the table or use anything
+// that aliases it.
 func (t *Table) Free() error {
 	t.arena.base = nil // a use after free then faults at once
 	return t.arena.mem.release()
 }
 
-// Bytes is the memory that the table has taken: index, entries, and what inserters have secured but not used yet.
+// Bytes is the memory that the table has used: index, entries, and what inserters have secured but
+// not used yet.
 func (t *Table) Bytes() int { return t.arena.bytes() }
 
-// Empty reports whether nothing has been inserted nor is about to be: no Secure has taken memory yet. A reader whose snapshot was
-// taken before misses nothing by leaving an empty table out.
+// Empty reports whether nothing is inserted and no insert has begun: no Secure has taken memory
+// yet. A reader whose snapshot was taken before misses nothing if it skips an empty table.
 func (t *Table) Empty() bool { return t.arena.tail.Load() == t.start }
 
 // Count is the number of keys.
@@ -242,7 +252,8 @@ func (t *Table) node(key []byte) uint32 {
 	return n
 }
 
-// Find returns the newest version of key that is <= at. The caller's snapshot must keep that version from being pruned.
+// Find returns the newest version of key that is <= at. The caller's snapshot must keep that
+// version from being pruned.
 func (t *Table) Find(key []byte, at keys.Epoch) Ref {
 	n := t.node(key)
 	if n == 0 {
@@ -258,8 +269,9 @@ func (t *Table) Find(key []byte, at keys.Epoch) Ref {
 // FindWindow is how many keys FindAll looks up together.
 const FindWindow = 32
 
-// FindAll is Find for up to FindWindow keys, those of them whose ref is not found yet. The lines that the keys need are loaded for all of them
-// before any is waited for: one look-up's misses then hide behind the others'.
+// FindAll is Find for up to FindWindow keys; it skips keys whose ref is already found. The cache
+// lines that the keys need are loaded for all of them before any is waited for, so the misses of
+// the look-ups overlap.
 func (t *Table) FindAll(window [][]byte, at keys.Epoch, refs []Ref) {
 	var hashes [FindWindow]uint64
 	base, end := t.arena.base, t.arena.mapped.Load()
@@ -300,5 +312,6 @@ func (t *Table) Get(key []byte, at keys.Epoch) (Version, bool) {
 	return r.Version(), true
 }
 
-// Newest returns the newest version of key, whatever its epoch: what a conflict check reads under the key's latch.
+// Newest returns the newest version of key, whatever its epoch. A conflict check reads it under the
+// key's latch.
 func (t *Table) Newest(key []byte) (Version, bool) { return t.Get(key, keys.MaxEpoch) }

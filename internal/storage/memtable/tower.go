@@ -7,21 +7,22 @@ import (
 	"unsafe"
 )
 
-// A tower is a skiplist node that stands for one block.
+// A tower is a skiplist node for one block.
 //
 //	0         4        8        16
 //	+---------+--------+--------+--------+---
 //	| block   | anchor | link 0 | link 1 | ...
 //	+---------+--------+--------+--------+---
 //
-// anchor is the offset of the node whose key is the smallest the block may hold; constant. A link is head|offset of the
-// next tower at its level, with the head of that tower's anchor.
+// anchor is the offset of the node whose key is the smallest the block may hold; constant. A link
+// is head|offset of the next tower at its level, with the head of that tower's anchor.
 const (
 	// heightMax suits 2^24 towers at one half: a full arena of the smallest entries.
 	heightMax    = 24
 	towerMaxWord = 1 + heightMax
 
-	// endLink ends every level: no key's head is above it, and offset zero tells it from a tower with such a head.
+	// endLink ends every level: no key's head is above it, and its offset zero differs from that of
+	// a tower with such a head.
 	endLink = math.MaxUint32 << 32
 )
 
@@ -48,8 +49,8 @@ func writeTower(base unsafe.Pointer, tower, block, anchor uint32, height int) {
 	}
 }
 
-// randomHeight draws a tower height with p = 1/2: with heads in the links a step to the right is what costs, and one half
-// takes the fewest.
+// randomHeight draws a tower height with p = 1/2: with heads in the links a step to the right is
+// what costs, and one half takes the fewest.
 func randomHeight(rnd *uint64) int {
 	x := *rnd
 	x ^= x << 13
@@ -67,8 +68,9 @@ const (
 	below bound = -1
 )
 
-// passes reports whether the tower that link points to has an anchor within the bound, so that a search moves on to it.
-// Hot loops compare the heads themselves, which decide nearly always, and call passesTie for the rest.
+// passes reports whether the tower that link points to has an anchor within the bound, so that a
+// search moves on to it. Hot loops compare the heads themselves, which decide nearly always, and
+// call passesTie for the rest.
 func passes(base unsafe.Pointer, link uint64, key []byte, head uint32, b bound) bool {
 	h := headIn(link)
 	return h < head || h == head && passesTie(base, link, key, b)
@@ -98,10 +100,11 @@ func (t *Table) descend(key []byte, head uint32, b bound) uint32 {
 	return x
 }
 
-// settle moves right from x to the tower responsible for key and returns it with its block and its link.
+// advanceRight moves right from x to the tower responsible for key and returns it with its block
+// and its link.
 //
-// The block is loaded before the link. A split links first and swaps second, so if the block was already the left half,
-// then the link shows the right tower, and a key that moved there is not missed.
+// The block is loaded before the link. A split links first and swaps second. So if the block was
+// already the left half, the link shows the right tower, and a key that moved there is not missed.
 func advanceRight(base unsafe.Pointer, x uint32, key []byte, head uint32, b bound) (tower, block uint32, link uint64) {
 	for {
 		block = towerBlock(base, x).Load()
