@@ -189,18 +189,18 @@ func (e *Engine) BuildBulkLoad(ctx context.Context, l *BulkLoad, h GCWatermarks)
 	if epoch > bulkLoadEpochMax {
 		return ErrEpochsUsedUp
 	}
-	if err := e.checkpointing.Lock(ctx); err != nil {
+	if err := e.checkpoints.mu.Lock(ctx); err != nil {
 		return err
 	}
-	if e.quarantine.now != nil {
-		e.checkpointing.Unlock()
+	if e.checkpoints.quarantine.now != nil {
+		e.checkpoints.mu.Unlock()
 		return ErrBulkLoadQuarantine
 	}
 	e.Reclaim()
-	e.merging.Store(true)
+	e.checkpoints.merging.Store(true)
 	frozen := e.complete(h.Visible)
 	l.epoch = epoch
-	l.build = &bulkLoadBuild{watermarks: h, root: e.view.Load().root, skippedPages: e.skippedPages, copies: map[page.Ref]page.Ref{}, began: time.Now()}
+	l.build = &bulkLoadBuild{watermarks: h, root: e.view.Load().root, skippedPages: e.checkpoints.skippedPages, copies: map[page.Ref]page.Ref{}, began: time.Now()}
 	e.throttleBegin(&mergeJob{immutables: frozen, entries: l.run.Count + bulkStoreWork(l.run)})
 	err := e.buildBulkLoad(ctx, l, frozen)
 	if err != nil {
@@ -358,7 +358,7 @@ func (e *Engine) FinishBulkLoad(ctx context.Context, l *BulkLoad, h GCWatermarks
 		e.freed(table.Free())
 		return fmt.Errorf("bulk load: %w", e.damage(err, v.root, nil))
 	}
-	l.durable, e.skippedPages = true, b.skippedPages
+	l.durable, e.checkpoints.skippedPages = true, b.skippedPages
 	e.counters.merged(&b.stats)
 	e.log.Skip(l.epoch + 1)
 	e.publishBulkLoad(l, &generation{mem: table, first: l.epoch + 1})
@@ -393,9 +393,9 @@ func (e *Engine) publishBulkLoad(l *BulkLoad, next *generation) {
 	v := e.view.Load()
 	b.merged = append([]*generation{v.active}, v.immutables...)
 	b.bytes = residentBytes(b.merged)
-	e.retired.bytes.Add(b.bytes)
+	e.memory.retired.bytes.Add(b.bytes)
 	v.active.next.Store(next)
-	e.view.Store(&view{active: next, root: b.root, repairTree: e.skippedPages, checkpoint: b.ck.Number()})
+	e.view.Store(&view{active: next, root: b.root, repairTree: e.checkpoints.skippedPages, checkpoint: b.ck.Number()})
 	e.bulkLoads.switching, e.bulkLoads.sealed = false, false
 	e.throttling.EndMergeLocked()
 	e.updateThrottleLocked(time.Now())
@@ -403,11 +403,11 @@ func (e *Engine) publishBulkLoad(l *BulkLoad, next *generation) {
 
 // CompleteBulkLoad gives back what the state before a published load needed.
 func (e *Engine) CompleteBulkLoad(ctx context.Context, l *BulkLoad) error {
-	defer e.checkpointing.Unlock()
+	defer e.checkpoints.mu.Unlock()
 	b := l.build
 	l.build = nil
 	e.readDeadVersionRatio(b.root)
-	e.pages.AdmitReplacements(e.slot, b.freed, b.root)
+	e.pages.AdmitReplacements(e.checkpoints.slot, b.freed, b.root)
 	e.retire(b.ck.Number(), b.merged, b.bytes, nil)
 	e.signalRoom()
 	err := e.shrink(l.epoch)
@@ -433,10 +433,10 @@ func (e *Engine) CancelBulkLoad(l *BulkLoad) {
 	e.bulkLoads.switching, e.bulkLoads.sealed = false, false
 	e.mu.Unlock()
 	e.throttleFail()
-	e.merging.Store(false)
-	e.checkpointing.Unlock()
+	e.checkpoints.merging.Store(false)
+	e.checkpoints.mu.Unlock()
 	e.signalRoom()
-	e.requestCheckpoint()
+	e.checkpoints.request()
 }
 
 // bulkCutBlocks is the distance of the keys at which the merge of a bulk load is cut for its workers:

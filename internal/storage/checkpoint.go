@@ -51,42 +51,42 @@ func (e *Engine) Checkpoint(ctx context.Context, h GCWatermarks) error {
 
 // checkpoint does one step, and returns how many generations it leaves to the next ones.
 func (e *Engine) checkpoint(ctx context.Context, h *GCWatermarks) (left int, err error) {
-	if err := e.checkpointing.Lock(ctx); err != nil {
+	if err := e.checkpoints.mu.Lock(ctx); err != nil {
 		return 0, err
 	}
-	defer e.checkpointing.Unlock()
+	defer e.checkpoints.mu.Unlock()
 	e.Reclaim()
 	complete, garbage := e.complete(h.Visible), e.findDeadVersions(h)
-	most, short := e.immutableBytes.Load()/mergeShare, e.Shortage() != nil
+	most, short := e.memory.immutableBytes.Load()/mergeShare, e.Shortage() != nil
 	if short {
 		most = 0 // one at a time: what the first frees helps the next
 	}
 	merging := atOnce(complete, most)
 	if len(merging) == 0 && garbage.Empty() && !e.shrinkable() {
-		e.vacuum.advance(garbage)
+		e.checkpoints.vacuum.advance(garbage)
 		return 0, nil
 	}
 	start := time.Now()
 	err = e.merge(ctx, mergeJob{immutables: merging, deadVersions: garbage, watermarks: *h})
-	if errors.Is(err, vfs.ErrNoSpace) && len(complete) > 0 && e.options.DiskReserve != 0 {
+	if errors.Is(err, vfs.ErrNoSpace) && len(complete) > 0 && e.reserve.enabled {
 		garbage = nil
 		merging, err = e.mergeInSteps(ctx, complete, h)
 	}
 	if err != nil {
 		err = fmt.Errorf("checkpoint: %w", e.damage(err, btree.Root{}, nil))
 		if errors.Is(err, vfs.ErrNoSpace) || errors.Is(err, ErrDamaged) {
-			e.checkpointBlocked.Store(&err)
+			e.checkpoints.blocked.Store(&err)
 			e.CheckSpace()
 		}
 		e.refuseWaiters()
 		return 0, err
 	}
-	e.checkpointBlocked.Store(nil)
+	e.checkpoints.blocked.Store(nil)
 	e.CheckSpace()
 	if short {
 		e.signalRoom() // for those who wait for a segment
 	}
-	e.vacuum.advance(garbage)
+	e.checkpoints.vacuum.advance(garbage)
 	e.counters.checkpointed(time.Since(start))
 	return len(complete) - len(merging), nil
 }
@@ -94,7 +94,7 @@ func (e *Engine) checkpoint(ctx context.Context, h *GCWatermarks) (left int, err
 // refuseWaiters lets those who wait for memory hear why there will be none. After an error that may pass nobody is woken: a checkpoint is asked
 // for by each who tries again, and would fail again at once.
 func (e *Engine) refuseWaiters() {
-	if e.checkpointBlocked.Load() != nil || e.Err() != nil {
+	if e.checkpoints.blocked.Load() != nil || e.Err() != nil {
 		e.signalRoom()
 	}
 }
@@ -147,8 +147,8 @@ func (j *mergeJob) cut(before keys.Epoch) keys.Epoch {
 }
 
 func (e *Engine) merge(ctx context.Context, job mergeJob) error {
-	e.merging.Store(true)
-	defer e.merging.Store(false)
+	e.checkpoints.merging.Store(true)
+	defer e.checkpoints.merging.Store(false)
 	v := e.view.Load()
 	cut := job.cut(e.pager.State().Epoch)
 	// What the tree holds must not be ahead of the log: a crash would otherwise leave epochs that recovery cannot number.
@@ -163,7 +163,7 @@ func (e *Engine) merge(ctx context.Context, job mergeJob) error {
 	}
 	e.throttleMeasure()
 	e.readDeadVersionRatio(result.Root)
-	e.pages.AdmitReplacements(e.slot, result.Freed, result.Root)
+	e.pages.AdmitReplacements(e.checkpoints.slot, result.Freed, result.Root)
 	return e.publish(number, result.Root, job.immutables, cut)
 }
 
@@ -187,9 +187,9 @@ func (e *Engine) skipPages(err error) bool {
 	if !ok {
 		return false
 	}
-	known, changed := e.skippedPages.with(found.Pages, e.pager.Checkpoint()+1)
+	known, changed := e.checkpoints.skippedPages.with(found.Pages, e.pager.Checkpoint()+1)
 	if changed {
-		e.skippedPages = known
+		e.checkpoints.skippedPages = known
 		e.counters.damaged.Add(uint64(len(found.Pages)))
 	}
 	return changed
@@ -220,10 +220,10 @@ func (e *Engine) tryMerge(ctx context.Context, base btree.Root, job *mergeJob, c
 		e.dropQuarantine(aside)
 		return 0, nil, err
 	}
-	e.skippedPages = known
+	e.checkpoints.skippedPages = known
 	e.settleQuarantine(aside)
 	if job.span == nil {
-		e.fileEnd.end()
+		e.checkpoints.fileEnd.end()
 	}
 	e.counters.merged(&result.Stats)
 	return ck.Number(), result, nil
@@ -265,11 +265,11 @@ func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Roo
 	if job.quarantine, err = e.planQuarantine(in, job.immutables); err != nil {
 		return nil, nil, err
 	}
-	result, known, err := mergeBoth(ctx, in, e.skippedPages, nil, cut)
+	result, known, err := mergeBoth(ctx, in, e.checkpoints.skippedPages, nil, cut)
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := e.freeUnused(ck, batch, e.skippedPages); err != nil {
+	if err := e.freeUnused(ck, batch, e.checkpoints.skippedPages); err != nil {
 		return nil, nil, err
 	}
 	if err := sink.Flush(); err != nil {
@@ -285,7 +285,7 @@ func (e *Engine) relocation(ck *pager.Checkpoint) (limit page.ID, moves btree.Re
 	if !e.lagging() { // else moving a part of a large file would take longer than the merge
 		relocate = max(relocate, int(e.pager.Stats().Live/relocateShare))
 	}
-	if limit = e.fileEnd.begin(ck, relocate); limit > 0 {
+	if limit = e.checkpoints.fileEnd.begin(ck, relocate); limit > 0 {
 		moves = btree.Relocation{From: limit, Max: relocate}
 	}
 	return limit, moves
@@ -347,8 +347,8 @@ func (e *Engine) publish(number uint64, root btree.Root, merged []*generation, c
 	v := e.view.Load()
 	frozen := v.immutables[: len(v.immutables)-len(merged) : len(v.immutables)-len(merged)]
 	bytes := residentBytes(merged)
-	e.retired.bytes.Add(bytes)
-	e.view.Store(&view{active: v.active, immutables: frozen, root: root, repairTree: e.skippedPages, quarantine: e.quarantine.now, checkpoint: number})
+	e.memory.retired.bytes.Add(bytes)
+	e.view.Store(&view{active: v.active, immutables: frozen, root: root, repairTree: e.checkpoints.skippedPages, quarantine: e.checkpoints.quarantine.now, checkpoint: number})
 	e.throttling.EndMergeLocked()
 	e.updateThrottleLocked(time.Now())
 	e.mu.Unlock()
@@ -359,7 +359,7 @@ func (e *Engine) publish(number uint64, root btree.Root, merged []*generation, c
 
 // shrink gives back log and pages behind a checkpoint.
 func (e *Engine) shrink(cut keys.Epoch) error {
-	if e.pins.logPinned.Load() > 0 { // the next checkpoint cuts what this one leaves
+	if e.checkpoints.pins.logPinned.Load() > 0 { // the next checkpoint cuts what this one leaves
 		return e.pager.Shrink()
 	}
 	return errors.Join(e.log.TruncateBefore(cut+1), e.pager.Shrink())

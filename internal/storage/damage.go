@@ -35,7 +35,7 @@ func (e *Engine) damage(err error, root btree.Root, key []byte) error {
 // Damage is nil, or the first thing that is known to be damaged and should not wait: what keeps checkpoints from being made, or else a page
 // that they go round. Errors of reads are told to those who read.
 func (e *Engine) Damage() error {
-	if blocked := e.checkpointBlocked.Load(); blocked != nil && errors.Is(*blocked, ErrDamaged) {
+	if blocked := e.checkpoints.blocked.Load(); blocked != nil && errors.Is(*blocked, ErrDamaged) {
 		return *blocked
 	}
 	side := e.view.Load().repairTree

@@ -33,52 +33,69 @@ var (
 // Engine is the durable, ordered, versioned map.
 type Engine struct {
 	// Constant after Open.
-	options       Options
-	fs            vfs.FS
-	log           *wal.Log
-	registry      *pin.Registry
-	lock          io.Closer
-	memtableBytes int64 // at which a generation is rotated
-	pruner        *pruner
-
-	pager *pager.Pager
-	blobs *blob.Store
-	pages *pagesource.Cached
-
+	options  Options
+	fs       vfs.FS
+	lock     io.Closer // of the directory
+	registry *pin.Registry
+	log      *wal.Log
+	pager    *pager.Pager
+	blobs    *blob.Store
+	pages    *pagesource.Cached
+	prefetch *pagesource.Prefetcher // nil with Options.NoPrefetch
+	pruner   *pruner
 	repaired []string // what Open found damaged and made anew
 
-	prefetch *pagesource.Prefetcher // nil with Options.NoPrefetch
+	// mu is held while a view is replaced, and guards what a rotation uses. No commit that does not rotate takes it, and
+	// no read. Lock order: checkpoints.mu, reserve.mu, memory.retired.mu, mu.
+	mu   sync.Mutex
+	view atomic.Pointer[view] // written under mu; read without a lock, inside the guard of a slot
 
-	view    atomic.Pointer[view]
-	merging atomic.Bool // a checkpoint is at work: reading ahead yields to it
+	memory      memory
+	reserve     diskReserve
+	checkpoints checkpointState
+	bulkLoads   bulkLoads
+	throttling  throttling // delays writers while checkpoints lag
+	counters    counters
+}
 
-	mu                 sync.Mutex    // guards rotation and the publication of views; taken by no fast path
-	room               chan struct{} // closed and replaced when memory has come free
-	tables             tablePool
-	checkpointRequests chan struct{} // capacity 1: there is something to merge
+// memory is the memory of memtables: its budget, the tables to come, and those that only old readers use.
+//
+// Invariant: retired.bytes is never negative.
+type memory struct {
+	memtableBytes  int64        // at which a generation is rotated; constant after Open
+	cacheBytes     atomic.Int64 // that the page cache may have now; written by Open and ResizeCache
+	immutableBytes atomic.Int64 // that immutable memtables may have together; written by Open and ResizeCache
+	rotated        atomic.Int64 // time of the last rotation, in Unix nanoseconds; written under Engine.mu
 
-	checkpointing contextMutex // one checkpoint at a time; taken before mu
-	slot          *pin.Slot    // the checkpoint's, used under checkpointing
-	retired       retired      // what readers of older views may still stand on
-	fileEnd       fileEnd
-	quarantine    quarantineState
-	skippedPages  *repairTree // what merges go round: what the view names, and what was found since; under checkpointing
-	pins          checkpointPins
-	vacuum        vacuum
-	bulkLoads     bulkLoads
+	room    chan struct{} // guarded by Engine.mu: closed and replaced when memory has become free
+	pool    tablePool     // see there
+	retired retired       // see there
+}
 
-	checkpointBlocked  atomic.Pointer[error] // why checkpoints cannot make room at present: the disk is full, or a page is damaged
-	shortage           atomic.Pointer[ShortageError]
-	spaceMu            sync.Mutex                    // one at a time fills the reserve; taken after checkpointing, before retired.mu and mu
-	reserveTaken       int                           // files of the log's reserve that became segments, as seen last; guarded by mu
-	spaceCheckRequests chan struct{}                 // capacity 1: the reserve should be looked at
-	spaceChecked       atomic.Pointer[chan struct{}] // closed when it has been
-	spaceOver          chan struct{}                 // closed when RunSpace has ended
-	cacheBytes         atomic.Int64                  // of the page cache at present
-	immutableBytes     atomic.Int64                  // that frozen memtables may hold together
-	rotated            atomic.Int64                  // unix nanoseconds of the last rotation
-	throttling         throttling                    // delays writers while checkpoints lag
-	counters           counters
+// checkpointState is what checkpoints keep from one to the next. Bulk loads count as checkpoints.
+type checkpointState struct {
+	mu contextMutex // one checkpoint at a time; taken before every other lock
+
+	// Safe without mu.
+	requests chan struct{}         // capacity 1: there is something to merge; constant after Open
+	merging  atomic.Bool           // a merge is running: reading ahead yields to it; written under mu
+	blocked  atomic.Pointer[error] // why checkpoints cannot free memory now: the disk is full, or a page is damaged; written under mu
+	pins     checkpointPins        // has a lock of its own
+
+	// Guarded by mu, but for the atomics in vacuum and fileEnd.
+	slot         *pin.Slot
+	skippedPages *repairTree // what merges skip: what the view names, and what was found since
+	quarantine   quarantineState
+	fileEnd      fileEnd
+	vacuum       vacuum
+}
+
+// request lets Engine.CheckpointRequests deliver.
+func (c *checkpointState) request() {
+	select {
+	case c.requests <- struct{}{}:
+	default:
+	}
 }
 
 // Open opens or creates the store in o.Dir and recovers what its log holds. When ctx ends first, the replay of a long log stops and Open returns
@@ -93,12 +110,14 @@ func Open(ctx context.Context, o Options, registry *pin.Registry) (*Engine, Reco
 		return nil, Recovery{}, err
 	}
 	e := &Engine{
-		options: o, fs: o.FS, registry: registry, lock: lock, pruner: newPruner(), slot: registry.Slot(),
-		memtableBytes: o.MemtableBytes,
-		checkpointing: newContextMutex(),
-		room:          make(chan struct{}), checkpointRequests: make(chan struct{}, 1), spaceCheckRequests: make(chan struct{}, 1), spaceOver: make(chan struct{}), tables: tablePool{requested: make(chan struct{}, 1), slot: registry.Slot()},
+		options: o, fs: o.FS, registry: registry, lock: lock, pruner: newPruner(),
+		memory: memory{
+			memtableBytes: o.MemtableBytes, room: make(chan struct{}),
+			pool: tablePool{requested: make(chan struct{}, 1), slot: registry.Slot()},
+		},
+		checkpoints: checkpointState{mu: newContextMutex(), requests: make(chan struct{}, 1), slot: registry.Slot()},
 	}
-	e.spaceChecked.Store(newSpaceCheck())
+	e.reserve.init(o.DiskReserve != 0)
 	recovery, err := e.recover(ctx)
 	if err != nil {
 		return nil, recovery, errors.Join(err, e.release())
@@ -119,9 +138,9 @@ func (e *Engine) release() (err error) {
 			e.freed(g.mem.Free())
 		}
 	}
-	e.retired.free(e)
-	e.freeQuarantine(e.quarantine.now)
-	e.tables.free(e)
+	e.memory.retired.free(e)
+	e.freeQuarantine(e.checkpoints.quarantine.now)
+	e.memory.pool.free(e)
 	if e.pager != nil {
 		err = e.pager.Close()
 	}
@@ -268,15 +287,15 @@ func (e *Engine) advanceGeneration(full *generation, bodyBytes int, first *openi
 		return obstacle{}, err
 	}
 	if e.bulkLoads.sealed {
-		return obstacle{ready: e.room}, nil // the next generation begins behind the load's epoch
+		return obstacle{ready: e.memory.room}, nil // the next generation begins behind the load's epoch
 	}
 	// With nothing to wait for, a generation of any size is frozen: only then can it be merged.
-	if !e.bulkLoads.switching && e.immutableBytesOf(v) > e.immutableBytes.Load() && (len(v.immutables) > 0 || e.retired.bytes.Load() > 0) {
-		if blocked := e.checkpointBlocked.Load(); blocked != nil {
+	if !e.bulkLoads.switching && e.immutableBytesOf(v) > e.memory.immutableBytes.Load() && (len(v.immutables) > 0 || e.memory.retired.bytes.Load() > 0) {
+		if blocked := e.checkpoints.blocked.Load(); blocked != nil {
 			return obstacle{}, *blocked
 		}
-		e.requestCheckpoint()
-		return obstacle{ready: e.room}, nil
+		e.checkpoints.request()
+		return obstacle{ready: e.memory.room}, nil
 	}
 	full = v.active
 	full.seal()
@@ -296,10 +315,10 @@ func (e *Engine) advanceGeneration(full *generation, bodyBytes int, first *openi
 	e.view.Store(&view{active: next, immutables: frozen, root: v.root, repairTree: v.repairTree, quarantine: v.quarantine, checkpoint: v.checkpoint})
 	e.counters.rotations.Add(1)
 	e.updateThrottleLocked(time.Now())
-	e.rotated.Store(time.Now().UnixNano())
+	e.memory.rotated.Store(time.Now().UnixNano())
 	e.reserveFor(e.immutableBytesOf(e.view.Load()))
 	if e.immutableBytesOf(e.view.Load()) >= e.checkpointAt() {
-		e.requestCheckpoint()
+		e.checkpoints.request()
 	}
 	return obstacle{}, refused
 }
@@ -309,15 +328,8 @@ func (e *Engine) signalRoom() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.updateThrottleLocked(time.Now())
-	close(e.room)
-	e.room = make(chan struct{})
-}
-
-func (e *Engine) requestCheckpoint() {
-	select {
-	case e.checkpointRequests <- struct{}{}:
-	default:
-	}
+	close(e.memory.room)
+	e.memory.room = make(chan struct{})
 }
 
 // SealedEpoch is the last epoch of the newest frozen generation, or of the tree.
@@ -345,7 +357,7 @@ func (e *Engine) Rotate(ctx context.Context) error {
 
 // immutableBytesOf is the memory of tables that take no more writes, the active one included, which is about to be one of them.
 func (e *Engine) immutableBytesOf(v *view) int64 {
-	return int64(v.active.mem.Resident()) + residentBytes(v.immutables) + e.retired.bytes.Load()
+	return int64(v.active.mem.Resident()) + residentBytes(v.immutables) + e.memory.retired.bytes.Load()
 }
 
 func (e *Engine) newGenerationLocked(first keys.Epoch, bodyBytes int, opening *opening) (*generation, error) {

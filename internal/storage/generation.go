@@ -74,7 +74,7 @@ func (e *Engine) secure(mem *memtable.Table, w *Writer, body []byte) error {
 // noMemory is the error for a client when the system has no memory for a memtable.
 func (e *Engine) noMemory(err error) error {
 	e.counters.refused.Add(1)
-	e.requestCheckpoint() // frozen memtables that it empties serve again
+	e.checkpoints.request() // frozen memtables that it empties serve again
 	return fmt.Errorf("%w: %w", ErrMemoryFull, err)
 }
 
@@ -108,7 +108,7 @@ func (e *Engine) reserveIn(g *generation, w *Writer, body []byte) (keys.Epoch, e
 	claim, outcome := wal.Reservation{}, wal.Full
 	switch {
 	case g.sealed() || e.oversized(body):
-	case int64(g.mem.Bytes()) >= e.memtableBytes: // asked before Secure, which may add one large value to an empty table
+	case int64(g.mem.Bytes()) >= e.memory.memtableBytes: // asked before Secure, which may add one large value to an empty table
 		claim, outcome = g.segment.Seal()
 	default:
 		if err := e.secure(g.mem, w, body); err != nil {

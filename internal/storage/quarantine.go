@@ -118,14 +118,14 @@ func (e *Engine) setAside(err error) (changed bool) {
 	if !ok {
 		return false
 	}
-	if e.quarantine.refused == nil {
-		e.quarantine.refused = map[string]string{}
+	if e.checkpoints.quarantine.refused == nil {
+		e.checkpoints.quarantine.refused = map[string]string{}
 	}
 	for i := range found.Entries {
 		r := &found.Entries[i]
-		if _, known := e.quarantine.refused[string(r.Key)]; !known {
+		if _, known := e.checkpoints.quarantine.refused[string(r.Key)]; !known {
 			reason := r.Err.Error()
-			e.quarantine.refused[string(r.Key)], changed = reason[:min(len(reason), quarantine.ReasonMax)], true
+			e.checkpoints.quarantine.refused[string(r.Key)], changed = reason[:min(len(reason), quarantine.ReasonMax)], true
 		}
 	}
 	return changed
@@ -140,7 +140,7 @@ type quarantinePlan struct {
 
 // planQuarantine divides the versions of a merge between tree and quarantine, and keeps those of the quarantine out of the tree's input.
 func (e *Engine) planQuarantine(in *btree.MergeInput, frozen []*generation) (plan quarantinePlan, err error) {
-	q := &e.quarantine
+	q := &e.checkpoints.quarantine
 	if q.now == nil && len(q.refused) == 0 {
 		return plan, nil
 	}
@@ -169,8 +169,8 @@ func (q *quarantineState) keys() []string {
 
 // add decides about one key.
 func (p *quarantinePlan) add(e *Engine, in *btree.MergeInput, input btree.Input, key []byte) {
-	before := e.quarantine.now.of(key)
-	reason, refused := e.quarantine.refused[string(key)]
+	before := e.checkpoints.quarantine.now.of(key)
+	reason, refused := e.checkpoints.quarantine.refused[string(key)]
 	if !refused {
 		reason = before[0].Reason
 	}
@@ -228,7 +228,7 @@ func (e *Engine) treeMayHave(in *btree.MergeInput, key []byte) bool {
 	if len(key) > page.KeySizeMax(in.PageSize) {
 		return false
 	}
-	if e.skippedPages.covers(key, keys.MakeTrailer(keys.MaxEpoch, 0xff)) {
+	if e.checkpoints.skippedPages.covers(key, keys.MakeTrailer(keys.MaxEpoch, 0xff)) {
 		return true
 	}
 	_, found, err := btree.Get(in.Source(), in.Base, key, keys.MaxEpoch)
@@ -261,7 +261,7 @@ func (x *excluding) Next(e *btree.Entry) bool {
 
 // keepQuarantine makes the quarantine that a merge leaves durable. It comes before the superblock.
 func (e *Engine) keepQuarantine(plan *quarantinePlan) (next *quarantined, err error) {
-	q := &e.quarantine
+	q := &e.checkpoints.quarantine
 	next = q.now
 	if plan.changed {
 		if next, err = newQuarantined(plan.next); err != nil {
@@ -282,7 +282,7 @@ func (e *Engine) keepQuarantine(plan *quarantinePlan) (next *quarantined, err er
 
 // dropQuarantine frees a quarantine that was not published.
 func (e *Engine) dropQuarantine(next *quarantined) {
-	if next != e.quarantine.now {
+	if next != e.checkpoints.quarantine.now {
 		e.freeQuarantine(next)
 	}
 }
@@ -297,7 +297,7 @@ func (e *Engine) freeQuarantine(q *quarantined) {
 // settleQuarantine follows the superblock: next is the quarantine of the durable state. A file that no superblock needs goes; should that fail the next
 // checkpoint tries again, and an open ignores it.
 func (e *Engine) settleQuarantine(next *quarantined) {
-	q := &e.quarantine
+	q := &e.checkpoints.quarantine
 	q.now, q.refused = next, nil
 	if next == nil && q.file {
 		q.file, q.onFile = quarantine.Remove(e.fs, e.options.quarantinePath()) != nil, nil
@@ -306,7 +306,7 @@ func (e *Engine) settleQuarantine(next *quarantined) {
 
 // replacedIn is the quarantine that readers of an older view may still use, or nil if it is the one that is used now.
 func (e *Engine) replacedIn(v *view) *quarantined {
-	if v.quarantine == e.quarantine.now {
+	if v.quarantine == e.checkpoints.quarantine.now {
 		return nil
 	}
 	return v.quarantine
@@ -316,7 +316,7 @@ func (e *Engine) replacedIn(v *view) *quarantined {
 func (e *Engine) openQuarantine() error {
 	state, path := e.pager.State(), e.options.quarantinePath()
 	if _, err := e.fs.Size(path); err == nil {
-		e.quarantine.file = true
+		e.checkpoints.quarantine.file = true
 	}
 	versions, fault, err := readQuarantine(e.fs, &e.options, &state)
 	if err != nil {
@@ -328,7 +328,7 @@ func (e *Engine) openQuarantine() error {
 			return err
 		}
 	}
-	e.quarantine.now, err = newQuarantined(versions)
+	e.checkpoints.quarantine.now, err = newQuarantined(versions)
 	return err
 }
 

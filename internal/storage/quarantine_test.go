@@ -537,7 +537,7 @@ func TestQuarantineNewerThanItsStateIsIgnored(t *testing.T) {
 			t.Fatal(err)
 		}
 		want := 0
-		for _, v := range q.engine.quarantine.now.versions {
+		for _, v := range q.engine.checkpoints.quarantine.now.versions {
 			if v.Trailer.Epoch() <= cut {
 				want++
 			}

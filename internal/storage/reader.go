@@ -23,7 +23,7 @@ func (e *Engine) NewReader() *Reader { return &Reader{engine: e, pages: e.pages.
 type engineState struct{ engine *Engine }
 
 // Merging implements pagesource.State.
-func (s engineState) Merging() bool { return s.engine.merging.Load() }
+func (s engineState) Merging() bool { return s.engine.checkpoints.merging.Load() }
 
 // Checkpoint implements pagesource.State.
 func (s engineState) Checkpoint() uint64 { return s.engine.view.Load().checkpoint }

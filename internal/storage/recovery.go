@@ -46,14 +46,14 @@ func (e *Engine) recover(ctx context.Context) (Recovery, error) {
 	if err := e.knowLog(); err != nil {
 		return recovery, errors.Join(err, e.log.Close(), r.free())
 	}
-	v := &view{active: active, root: r.root, repairTree: e.skippedPages, quarantine: e.quarantine.now, checkpoint: e.pager.Checkpoint()}
+	v := &view{active: active, root: r.root, repairTree: e.checkpoints.skippedPages, quarantine: e.checkpoints.quarantine.now, checkpoint: e.pager.Checkpoint()}
 	for i := len(r.filled) - 1; i >= 0; i-- {
 		v.immutables = append(v.immutables, r.filled[i])
 	}
 	e.view.Store(v)
 	e.openReserve()
 	if len(v.immutables) > 0 {
-		e.requestCheckpoint()
+		e.checkpoints.request()
 	}
 	return recovery, nil
 }
@@ -80,8 +80,8 @@ func (e *Engine) openTree() error {
 	if err := e.pages.Open(p, e.options.CacheBytes, e.registry); err != nil {
 		return err
 	}
-	e.cacheBytes.Store(e.options.CacheBytes)
-	e.immutableBytes.Store(e.options.immutableBytes())
+	e.memory.cacheBytes.Store(e.options.CacheBytes)
+	e.memory.immutableBytes.Store(e.options.immutableBytes())
 	if !e.options.NoPrefetch {
 		e.prefetch = pagesource.NewPrefetcher(e.pages, engineState{e}, e.registry)
 	}
@@ -102,7 +102,7 @@ func (e *Engine) openTables() (err error) {
 	if err := e.rebuildMap(); err != nil {
 		return err
 	}
-	if e.skippedPages, err = readRepairTree(e.pager, e.blobs); err != nil {
+	if e.checkpoints.skippedPages, err = readRepairTree(e.pager, e.blobs); err != nil {
 		return err
 	}
 	if err := e.openQuarantine(); err != nil {

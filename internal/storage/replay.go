@@ -75,7 +75,7 @@ func (r *replayer) apply(epoch keys.Epoch, body []byte) error {
 
 // table is the memtable to fill, a new one when the last is full.
 func (r *replayer) table(epoch keys.Epoch) (*memtable.Table, error) {
-	if n := len(r.filled); n > 0 && int64(r.filled[n-1].mem.Bytes()) < r.engine.memtableBytes {
+	if n := len(r.filled); n > 0 && int64(r.filled[n-1].mem.Bytes()) < r.engine.memory.memtableBytes {
 		return r.filled[n-1].mem, nil
 	}
 	r.seal(epoch)
@@ -109,7 +109,7 @@ func (r *replayer) used() (bytes int64) {
 // makeRoom merges what is filled, if one more table would not fit into the budget.
 func (r *replayer) makeRoom() error {
 	used := r.used()
-	if used+r.engine.memtableBytes <= r.engine.immutableBytes.Load()+r.engine.options.CacheBytes {
+	if used+r.engine.memory.memtableBytes <= r.engine.memory.immutableBytes.Load()+r.engine.options.CacheBytes {
 		return nil
 	}
 	return r.mergeIfPossible()
@@ -119,14 +119,14 @@ func (r *replayer) makeRoom() error {
 func (r *replayer) settle() error {
 	e := r.engine
 	used := r.used()
-	if used > e.immutableBytes.Load() {
+	if used > e.memory.immutableBytes.Load() {
 		if err := r.mergeIfPossible(); err != nil {
 			return err
 		}
 		used = r.used()
 	}
-	for n := int64(len(e.tables.pooled)); n > 0 && used+n*e.memtableBytes > e.immutableBytes.Load(); n-- {
-		e.freed(e.tables.take().Free())
+	for n := int64(len(e.memory.pool.pooled)); n > 0 && used+n*e.memory.memtableBytes > e.memory.immutableBytes.Load(); n-- {
+		e.freed(e.memory.pool.take().Free())
 	}
 	return nil
 }
@@ -154,16 +154,16 @@ func (r *replayer) merge() error {
 	}
 	cut := job.cut(0)
 	job.watermarks = GCWatermarks{Visible: cut, Snapshots: []keys.Epoch{cut}}
-	before := e.quarantine.now
+	before := e.checkpoints.quarantine.now
 	number, result, err := e.mergeTree(r.ctx, r.root, &job, cut)
 	if err != nil {
 		return fmt.Errorf("checkpoint while the log is replayed: %w", e.damage(err, btree.Root{}, nil))
 	}
 	e.dropQuarantine(before) // no reader has seen it
 	r.root = result.Root
-	e.pins.release(e.pager, number)
+	e.checkpoints.pins.release(e.pager, number)
 	for _, g := range r.filled {
-		e.tables.pooled = append(e.tables.pooled, g.mem) // the next tables take their memory
+		e.memory.pool.pooled = append(e.memory.pool.pooled, g.mem) // the next tables take their memory
 	}
 	r.filled = r.filled[:0]
 	r.merges++

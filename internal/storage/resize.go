@@ -26,7 +26,7 @@ func (e *Engine) ResizeCache(bytes int64) (before int64, err error) {
 		return 0, err
 	}
 	o.CacheBytes = bytes
-	e.immutableBytes.Store(o.immutableBytes())
+	e.memory.immutableBytes.Store(o.immutableBytes())
 	e.signalRoom()
-	return e.cacheBytes.Swap(bytes), nil
+	return e.memory.cacheBytes.Swap(bytes), nil
 }

@@ -26,9 +26,9 @@ type retirement struct {
 // retire leaves what checkpoint number merged, and the pages that it freed, to Reclaim. No new reader finds them any more, and their bytes count as
 // retired already.
 func (e *Engine) retire(number uint64, merged []*generation, bytes int64, replaced *quarantined) {
-	e.retired.mu.Lock()
-	e.retired.list = append(e.retired.list, retirement{e.registry.Retire(), number, merged, bytes, replaced})
-	e.retired.mu.Unlock()
+	e.memory.retired.mu.Lock()
+	e.memory.retired.list = append(e.memory.retired.list, retirement{e.registry.Retire(), number, merged, bytes, replaced})
+	e.memory.retired.mu.Unlock()
 	e.Reclaim()
 }
 
@@ -41,7 +41,7 @@ func (r *retired) any() bool {
 
 // Reclaim frees the memtables and releases the pages that no reader can reach any more, and lets those go on who wait for memory.
 func (e *Engine) Reclaim() {
-	old := &e.retired
+	old := &e.memory.retired
 	old.mu.Lock()
 	defer old.mu.Unlock()
 	if len(old.list) == 0 {
@@ -54,7 +54,7 @@ func (e *Engine) Reclaim() {
 	for len(old.list) > 0 && old.list[0].tick < oldest {
 		r := old.list[0]
 		old.list = old.list[1:]
-		e.pins.release(e.pager, r.checkpoint)
+		e.checkpoints.pins.release(e.pager, r.checkpoint)
 		old.bytes.Add(-r.bytes)
 		for _, g := range r.generations {
 			e.reuseOrFree(g.mem)

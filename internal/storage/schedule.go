@@ -47,20 +47,20 @@ func (e *Engine) Schedule(largeWait time.Duration, snapshots []keys.Epoch) Work 
 }
 
 // CheckpointRequests delivers when there is something to merge.
-func (e *Engine) CheckpointRequests() <-chan struct{} { return e.checkpointRequests }
+func (e *Engine) CheckpointRequests() <-chan struct{} { return e.checkpoints.requests }
 
 // RequestCheckpoint makes CheckpointRequests deliver.
-func (e *Engine) RequestCheckpoint() { e.requestCheckpoint() }
+func (e *Engine) RequestCheckpoint() { e.checkpoints.request() }
 
 // shouldFlushByAge reports whether an immutable memtable has waited long enough.
 func (e *Engine) shouldFlushByAge() bool {
-	return len(e.view.Load().immutables) > 0 && time.Since(time.Unix(0, e.rotated.Load())) > immutableWaitMax
+	return len(e.view.Load().immutables) > 0 && time.Since(time.Unix(0, e.memory.rotated.Load())) > immutableWaitMax
 }
 
 // shouldFlushBySize reports whether the active memtable is large and has waited for so long. Without it, the
 // space of what was deleted or overwritten would stay in use until the interval ends.
 func (e *Engine) shouldFlushBySize(wait time.Duration) bool {
-	return time.Since(time.Unix(0, e.rotated.Load())) > wait && e.pager.Stats().Live >= smallTreePages &&
+	return time.Since(time.Unix(0, e.memory.rotated.Load())) > wait && e.pager.Stats().Live >= smallTreePages &&
 		uint64(e.view.Load().active.mem.Versions())*largePart > e.pager.State().Entries
 }
 
@@ -69,7 +69,7 @@ func (e *Engine) shouldFlushBySize(wait time.Duration) bool {
 // that: they leave holes of an eighth and two growth steps of a sixteenth, in a small file relocatePagesMin
 // pages and two steps of sixteen.
 func (e *Engine) shrinkable() bool {
-	if e.fileEnd.stuck.Load() {
+	if e.checkpoints.fileEnd.stuck.Load() {
 		return false
 	}
 	s := e.pager.Stats()

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
@@ -15,6 +17,45 @@ import (
 // allocated: log files (wal.Log.Reserve) and free pages in the data file (pager.FreeBytes). Anything may take from it; but once it is not
 // whole and cannot be filled up, there is a shortage, and ordinary writes are refused until it is whole again. Pages that a checkpoint frees and
 // segments that it gives up count, so that deleting ends the shortage although other files go on filling the disk.
+
+// diskReserve is the state of the reserve.
+type diskReserve struct {
+	enabled  bool                          // Options.DiskReserve is not zero; constant after Open
+	shortage atomic.Pointer[ShortageError] // nil while the disk has space; written by note
+	requests chan struct{}                 // capacity 1: the reserve should be checked; constant after Open
+	checked  atomic.Pointer[chan struct{}] // closed when the next check has ended; replaced under mu
+	ended    chan struct{}                 // closed when RunSpace has ended; constant after Open
+
+	mu    sync.Mutex // one check at a time; taken after checkpointState.mu, before retired.mu and Engine.mu
+	taken int        // files of the log's reserve that became segments, as seen last; guarded by Engine.mu
+}
+
+func (r *diskReserve) init(enabled bool) {
+	r.enabled, r.requests, r.ended = enabled, make(chan struct{}, 1), make(chan struct{})
+	r.checked.Store(newSpaceCheck())
+}
+
+// requestCheck lets RunSpace check the reserve soon.
+func (r *diskReserve) requestCheck() {
+	select {
+	case r.requests <- struct{}{}:
+	default:
+	}
+}
+
+// note records the outcome of filling the reserve. Only a full device makes a shortage. After other errors files and pages
+// are made when they are needed, and the error is returned then.
+func (r *diskReserve) note(err error) {
+	if !errors.Is(err, vfs.ErrNoSpace) || !r.enabled {
+		r.shortage.Store(nil)
+		return
+	}
+	s := &ShortageError{Since: time.Now(), cause: err}
+	if old := r.shortage.Load(); old != nil {
+		s.Since = old.Since
+	}
+	r.shortage.Store(s)
+}
 
 // ShortageError says that the disk has no space for ordinary writes. Reads, deletions and checkpoints go on.
 type ShortageError struct {
@@ -32,17 +73,17 @@ func (s *ShortageError) Error() string {
 func (s *ShortageError) Unwrap() error { return s.cause }
 
 // Shortage is nil, or why only deletions are accepted.
-func (e *Engine) Shortage() *ShortageError { return e.shortage.Load() }
+func (e *Engine) Shortage() *ShortageError { return e.reserve.shortage.Load() }
 
 // CheckSpace fills the reserve, and finds out whether there is a shortage. It writes to the disk.
 func (e *Engine) CheckSpace() {
-	if e.options.DiskReserve == 0 {
+	if !e.reserve.enabled {
 		return
 	}
-	e.spaceMu.Lock()
-	defer e.spaceMu.Unlock()
-	e.checkReserve(errors.Join(e.log.FillReserve(), e.fillPages(), e.fullAtMerge()))
-	close(*e.spaceChecked.Swap(newSpaceCheck()))
+	e.reserve.mu.Lock()
+	defer e.reserve.mu.Unlock()
+	e.reserve.note(errors.Join(e.log.FillReserve(), e.fillPages(), e.fullAtMerge()))
+	close(*e.reserve.checked.Swap(newSpaceCheck()))
 }
 
 func newSpaceCheck() *chan struct{} {
@@ -53,14 +94,14 @@ func newSpaceCheck() *chan struct{} {
 // AwaitReserve waits until it is known whether there is a shortage, if what is in memory has outgrown the pages that are free for it: writers
 // must not outrun RunSpace, which may take its time on a slow device. The caller asks for the shortage afterwards.
 func (e *Engine) AwaitReserve(ctx context.Context) error {
-	if outgrown := e.options.DiskReserve != 0 && e.Shortage() == nil && !e.covers(e.unmerged()); !outgrown {
+	if outgrown := e.reserve.enabled && e.Shortage() == nil && !e.covers(e.unmerged()); !outgrown {
 		return nil
 	}
-	judged := *e.spaceChecked.Load()
-	e.requestSpaceCheck()
+	judged := *e.reserve.checked.Load()
+	e.reserve.requestCheck()
 	select {
 	case <-judged:
-	case <-e.spaceOver:
+	case <-e.reserve.ended:
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
@@ -86,7 +127,7 @@ func (e *Engine) fillPages() error {
 
 // fullAtMerge is the full disk that stopped the last checkpoint, or nil: some file systems need space to write where there was something before.
 func (e *Engine) fullAtMerge() error {
-	if blocked := e.checkpointBlocked.Load(); blocked != nil && errors.Is(*blocked, vfs.ErrNoSpace) {
+	if blocked := e.checkpoints.blocked.Load(); blocked != nil && errors.Is(*blocked, vfs.ErrNoSpace) {
 		return *blocked
 	}
 	return nil
@@ -100,31 +141,24 @@ func (e *Engine) unmerged() int64 {
 
 // reserveFor has RunSpace look at the reserve when it no longer covers what is in memory.
 func (e *Engine) reserveFor(unmerged int64) {
-	if e.options.DiskReserve == 0 {
+	if !e.reserve.enabled {
 		return
 	}
 	if free, want := e.pager.FreeBytes(); free < want+unmerged {
-		e.requestSpaceCheck()
-	}
-}
-
-func (e *Engine) requestSpaceCheck() {
-	select {
-	case e.spaceCheckRequests <- struct{}{}:
-	default:
+		e.reserve.requestCheck()
 	}
 }
 
 // RunSpace keeps the reserve, and during a shortage tries to fill it again, until ctx ends. It runs once.
 func (e *Engine) RunSpace(ctx context.Context) {
-	defer close(e.spaceOver)
+	defer close(e.reserve.ended)
 	retry := time.NewTicker(spaceRetry)
 	defer retry.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-e.spaceCheckRequests:
+		case <-e.reserve.requests:
 			e.CheckSpace()
 		case <-retry.C:
 			if e.Shortage() != nil {
@@ -139,42 +173,28 @@ func (e *Engine) RunSpace(ctx context.Context) {
 // releasePages makes pages free that the last checkpoints gave up and no reader reaches any more. A checkpoint under way does it by itself.
 func (e *Engine) releasePages() {
 	e.Reclaim()
-	if e.checkpointing.TryLock() {
+	if e.checkpoints.mu.TryLock() {
 		_ = e.pager.Shrink() // a failure stops the pager, which keeps it
-		e.checkpointing.Unlock()
+		e.checkpoints.mu.Unlock()
 	}
 }
 
 // spaceRetry is how often a store that refuses writes looks whether the disk has space again.
 const spaceRetry = 500 * time.Millisecond
 
-// checkReserve notes what filling the reserve ended with. Only a full device makes a shortage: after other errors files and pages are made when they are
-// needed, and tell then.
-func (e *Engine) checkReserve(err error) {
-	if !errors.Is(err, vfs.ErrNoSpace) || e.options.DiskReserve == 0 {
-		e.shortage.Store(nil)
-		return
-	}
-	s := &ShortageError{Since: time.Now(), cause: err}
-	if old := e.shortage.Load(); old != nil {
-		s.Since = old.Since
-	}
-	e.shortage.Store(s)
-}
-
 // newSegment is a segment of the log, and notes a shortage if one came from the reserve. It waits at Open only; see advance.
 func (e *Engine) newSegment(first keys.Epoch, bodyBytes int) (*wal.Segment, error) {
 	segment, err := e.log.NewSegment(context.Background(), first, bodyBytes)
-	if _, taken := e.log.Reserve(); taken > e.reserveTaken {
-		e.reserveTaken = taken
-		e.checkReserve(fmt.Errorf("the log has taken a file from the reserve: %w", vfs.ErrNoSpace))
-		e.requestCheckpoint() // what is frozen should be merged while the reserve is there
+	if _, taken := e.log.Reserve(); taken > e.reserve.taken {
+		e.reserve.taken = taken
+		e.reserve.note(fmt.Errorf("the log has taken a file from the reserve: %w", vfs.ErrNoSpace))
+		e.checkpoints.request() // what is frozen should be merged while the reserve is there
 	}
 	return segment, err
 }
 
 // Blocked reports whether the last checkpoint failed because the disk is full or a page is damaged.
-func (e *Engine) CheckpointBlocked() bool { return e.checkpointBlocked.Load() != nil }
+func (e *Engine) CheckpointBlocked() bool { return e.checkpoints.blocked.Load() != nil }
 
 // rotatable reports whether a rotation leaves the log a part of its reserve, so that deletions can still be accepted if nothing can be merged.
 func (e *Engine) rotatable() bool {
@@ -184,7 +204,7 @@ func (e *Engine) rotatable() bool {
 
 // openReserve sets the reserve up, when the log is open.
 func (e *Engine) openReserve() {
-	if e.options.DiskReserve == 0 {
+	if !e.reserve.enabled {
 		return
 	}
 	e.pager.SetReserve(e.options.pagesReserve())
@@ -205,7 +225,7 @@ func (e *Engine) firstGeneration(first keys.Epoch) (*generation, error) {
 	if !errors.Is(err, vfs.ErrNoSpace) {
 		return g, err
 	}
-	e.checkReserve(err)
+	e.reserve.note(err)
 	mem, err := e.newTable()
 	if err != nil {
 		return nil, err
@@ -224,10 +244,10 @@ func (e *Engine) reservedPages() int64 {
 // segmentToCome returns what to wait for, if a segment could not be made because the disk is full, and a checkpoint is to give one back, or has
 // done so since.
 func (e *Engine) segmentToCome(err error) (room <-chan struct{}) {
-	if !errors.Is(err, vfs.ErrNoSpace) || e.options.DiskReserve == 0 {
+	if !errors.Is(err, vfs.ErrNoSpace) || !e.reserve.enabled {
 		return nil
 	}
-	e.checkReserve(err)
+	e.reserve.note(err)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if kept, _ := e.log.Reserve(); kept > 0 {
@@ -236,8 +256,8 @@ func (e *Engine) segmentToCome(err error) (room <-chan struct{}) {
 	if len(e.view.Load().immutables) == 0 || e.CheckpointBlocked() {
 		return nil
 	}
-	e.requestCheckpoint()
-	return e.room
+	e.checkpoints.request()
+	return e.memory.room
 }
 
 // noWait is what to wait for when there is nothing to wait for.
@@ -249,7 +269,7 @@ var noWait = func() <-chan struct{} {
 
 // reserved is how many bytes the reserve holds.
 func (e *Engine) reserved() int64 {
-	if e.options.DiskReserve == 0 {
+	if !e.reserve.enabled {
 		return 0
 	}
 	kept, _ := e.log.Reserve()

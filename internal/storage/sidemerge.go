@@ -165,9 +165,9 @@ func (e *Engine) skipInRepairTree(err error) bool {
 	if !ok {
 		return false
 	}
-	known, ok := e.skippedPages.without(found.tree)
+	known, ok := e.checkpoints.skippedPages.without(found.tree)
 	if ok {
-		e.skippedPages = known
+		e.checkpoints.skippedPages = known
 		e.counters.damaged.Add(1)
 	}
 	return ok

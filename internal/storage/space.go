@@ -78,8 +78,8 @@ func (e *Engine) Space(ctx context.Context, o SpaceOptions) (*SpaceReport, error
 	if err != nil {
 		return nil, err
 	}
-	e.pins.logPinned.Add(-1)
-	defer e.pins.unpin(e.pager, frozen.Checkpoint())
+	e.checkpoints.pins.logPinned.Add(-1)
+	defer e.checkpoints.pins.unpin(e.pager, frozen.Checkpoint())
 	if len(o.Delimiter) == 0 {
 		o.Delimiter = []byte("/")
 	}

@@ -96,7 +96,7 @@ type GenerationStats struct {
 func (e *Engine) Stats() Stats {
 	v, pages := e.view.Load(), e.pages.Stats()
 	s := Stats{
-		Dir: e.options.Dir, PageSize: e.options.PageSize, MemoryBudget: e.options.MemoryBytes, CacheBytes: e.cacheBytes.Load(),
+		Dir: e.options.Dir, PageSize: e.options.PageSize, MemoryBudget: e.options.MemoryBytes, CacheBytes: e.memory.cacheBytes.Load(),
 		Rotations: e.counters.rotations.Load(), MemtablesPrepared: e.preparedTables(), Refused: e.counters.refused.Load(), Log: e.log.Stats(), DiskFree: -1,
 		Stalls: e.counters.stalls.Load(), StallTime: time.Duration(e.counters.stallNanos.Load()), ThrottleDelayPerKiB: e.ThrottleDelayPerKiB(),
 		Cache: pages.Cache, CacheHits: pages.Hits, BatchReads: pages.BatchReads, BatchPages: pages.BatchPages,
@@ -132,8 +132,8 @@ func (e *Engine) treeStats() TreeStats {
 		Checkpoint: e.pager.Checkpoint(), Checkpoints: c.checkpoints.Load(), CheckpointTime: time.Duration(c.checkpointNanos.Load()),
 		LeafPages: c.leafPages.Load(), InnerPages: c.innerPages.Load(),
 		VersionsDropped: c.versionsDropped.Load(), TombstonesDropped: c.tombstonesDropped.Load(), Damaged: c.damaged.Load(),
-		DeadVersionRatio: page.DeadRatio(e.vacuum.deadVersions.Load()).Ratio(), VacuumReads: e.vacuum.read.Load(),
-		LeavesVacuumed: c.leavesVacuumed.Load(), VersionsVacuumed: c.versionsVacuumed.Load(), VacuumPasses: e.vacuum.passes.Load(),
+		DeadVersionRatio: page.DeadRatio(e.checkpoints.vacuum.deadVersions.Load()).Ratio(), VacuumReads: e.checkpoints.vacuum.read.Load(),
+		LeavesVacuumed: c.leavesVacuumed.Load(), VersionsVacuumed: c.versionsVacuumed.Load(), VacuumPasses: e.checkpoints.vacuum.passes.Load(),
 		BulkLoads: e.bulkLoads.finished.Load(), BulkLoadedKeys: e.bulkLoads.keys.Load(), BulkLoadedBytes: e.bulkLoads.bytes.Load(),
 	}
 	if side := e.view.Load().repairTree; side != nil {

@@ -79,8 +79,8 @@ type stepper struct {
 // mergeInSteps merges generations for which the free pages do not suffice at once, and returns which: the oldest, so that its log segment comes
 // free soon; or, if that does not fit, all, since a newer one may delete what the oldest has put.
 func (e *Engine) mergeInSteps(ctx context.Context, complete []*generation, h *GCWatermarks) (merged []*generation, err error) {
-	e.merging.Store(true)
-	defer e.merging.Store(false)
+	e.checkpoints.merging.Store(true)
+	defer e.checkpoints.merging.Store(false)
 	oldest := complete[len(complete)-1:]
 	err = e.mergeBySpans(ctx, mergeJob{immutables: oldest, watermarks: *h})
 	if errors.Is(err, vfs.ErrNoSpace) && len(complete) > 1 {
@@ -176,9 +176,9 @@ func (s *stepper) step(ctx context.Context, span *keySpan) error {
 
 // awaitReaders returns when the pages that checkpoints gave up are free, or after graceMax: readers leave their protection every few leaves.
 func (e *Engine) awaitReaders(ctx context.Context) error {
-	for wait := 50 * time.Microsecond; e.retired.any() && wait < graceMax; wait *= 2 {
+	for wait := 50 * time.Microsecond; e.memory.retired.any() && wait < graceMax; wait *= 2 {
 		e.Reclaim()
-		if !e.retired.any() {
+		if !e.memory.retired.any() {
 			break
 		}
 		select {
@@ -193,7 +193,7 @@ func (e *Engine) awaitReaders(ctx context.Context) error {
 // floorBytes is how much of the data file stays free when a merge adds pages to the tree: a quarter of the reserve, many times what the smallest
 // step takes.
 func (e *Engine) floorBytes() int64 {
-	if e.options.DiskReserve == 0 {
+	if !e.reserve.enabled {
 		return 0
 	}
 	return e.options.pagesReserve() / 4

@@ -29,19 +29,19 @@ type tablePool struct {
 
 func (e *Engine) tableConfig() memtable.Config {
 	return memtable.Config{
-		Bytes: int(e.memtableBytes), Prefix: []byte{byte(keys.SpaceUser)}, CrowdedAt: e.options.LongChain, Filling: e.tables.requested,
+		Bytes: int(e.memory.memtableBytes), Prefix: []byte{byte(keys.SpaceUser)}, CrowdedAt: e.options.LongChain, Filling: e.memory.pool.requested,
 		Obtain: e.options.Obtain,
 	}
 }
 
 // newTable returns the table that is ready, or makes one. The caller holds mu, or nobody else is there yet.
 func (e *Engine) newTable() (*memtable.Table, error) {
-	if t := e.tables.next; t != nil {
-		e.tables.next = nil
-		e.tables.ready++
+	if t := e.memory.pool.next; t != nil {
+		e.memory.pool.next = nil
+		e.memory.pool.ready++
 		return t, nil
 	}
-	return e.makeTable(e.tables.take())
+	return e.makeTable(e.memory.pool.take())
 }
 
 // makeTable makes a table, in the memory of an old one unless that is nil.
@@ -65,15 +65,15 @@ func (t *tablePool) take() *memtable.Table {
 
 // RunTablePool makes tables ready until ctx ends, the first one before anybody comes. Without it, rotations make their own.
 func (e *Engine) RunTablePool(ctx context.Context) {
-	defer e.tables.slot.Free()
+	defer e.memory.pool.slot.Free()
 	for {
-		if e.prefaultActive(e.tables.slot) {
+		if e.prefaultActive(e.memory.pool.slot) {
 			e.prepareTable()
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-e.tables.requested:
+		case <-e.memory.pool.requested:
 		}
 	}
 }
@@ -81,7 +81,7 @@ func (e *Engine) RunTablePool(ctx context.Context) {
 // prefaultActive takes memory of the active table, a little ahead of its writers, and reports whether the table is half full. An error is left to who
 // needs the memory. The slot's protection ends before the kernel is asked, which may take tens of milliseconds: nothing could be reused meanwhile.
 func (e *Engine) prefaultActive(slot *pin.Slot) (halfFull bool) {
-	t := &e.tables
+	t := &e.memory.pool
 	for {
 		slot.Enter()
 		active := e.view.Load().active.mem
@@ -109,11 +109,11 @@ func (t *tablePool) awaitPrefault(table *memtable.Table) {
 // prepareTable makes the next table ready, if there is none and memory for it. If that fails, the rotation tries again and tells.
 func (e *Engine) prepareTable() {
 	e.mu.Lock()
-	if e.tables.next != nil || len(e.tables.pooled) == 0 && !e.affordsTableLocked() {
+	if e.memory.pool.next != nil || len(e.memory.pool.pooled) == 0 && !e.affordsTableLocked() {
 		e.mu.Unlock()
 		return
 	}
-	old := e.tables.take()
+	old := e.memory.pool.take()
 	e.mu.Unlock()
 	t, err := e.makeTable(old)
 	if err != nil {
@@ -124,7 +124,7 @@ func (e *Engine) prepareTable() {
 		return
 	}
 	e.mu.Lock()
-	e.tables.next = t
+	e.memory.pool.next = t
 	e.mu.Unlock()
 }
 
@@ -132,25 +132,25 @@ func (e *Engine) prepareTable() {
 func (e *Engine) preparedTables() uint64 {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.tables.ready
+	return e.memory.pool.ready
 }
 
 // affordsTableLocked reports whether one more table, beside those that are frozen, retired or kept, stays in the budget for frozen ones.
 func (e *Engine) affordsTableLocked() bool {
-	kept := len(e.tables.pooled) + 1
-	if e.tables.next != nil {
+	kept := len(e.memory.pool.pooled) + 1
+	if e.memory.pool.next != nil {
 		kept++
 	}
-	return e.immutableBytesOf(e.view.Load())+int64(kept)*e.memtableBytes <= e.immutableBytes.Load()
+	return e.immutableBytesOf(e.view.Load())+int64(kept)*e.memory.memtableBytes <= e.memory.immutableBytes.Load()
 }
 
 // reuseOrFree takes a table that nobody can reach any more.
 func (e *Engine) reuseOrFree(t *memtable.Table) {
-	e.tables.awaitPrefault(t)
+	e.memory.pool.awaitPrefault(t)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.affordsTableLocked() {
-		e.tables.pooled = append(e.tables.pooled, t)
+		e.memory.pool.pooled = append(e.memory.pool.pooled, t)
 		return
 	}
 	e.freed(t.Free())

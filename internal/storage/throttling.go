@@ -50,7 +50,7 @@ func (e *Engine) Throttle(ctx context.Context, w *Writer, operations, bytes int)
 		if now := t.Delay(); now < delay {
 			w.delayOwed, delay = time.Duration(float64(w.delayOwed)*float64(now)/float64(delay)), now
 		}
-		if !e.merging.Load() || t.stopped.Load() {
+		if !e.checkpoints.merging.Load() || t.stopped.Load() {
 			w.delayOwed = min(w.delayOwed, 0) // no merge is running that the wait could help
 		}
 	}
@@ -87,12 +87,12 @@ func (e *Engine) lagging() bool { return e.throttling.Delay() > 0 }
 
 // checkpointAt is how many bytes in immutable memtables start a checkpoint: before a writer is delayed.
 func (e *Engine) checkpointAt() int64 {
-	return min(e.options.CheckpointBytes, int64(throttle.FreeShare*float64(e.immutableBytes.Load())))
+	return min(e.options.CheckpointBytes, int64(throttle.FreeShare*float64(e.memory.immutableBytes.Load())))
 }
 
 // updateThrottleLocked is called whenever memory is taken or becomes free.
 func (e *Engine) updateThrottleLocked(now time.Time) {
-	e.throttling.UpdateLocked(e.immutableBytesOf(e.view.Load()), e.immutableBytes.Load(), now)
+	e.throttling.UpdateLocked(e.immutableBytesOf(e.view.Load()), e.memory.immutableBytes.Load(), now)
 }
 
 // throttleBegin notes that a merge begins. publish, or throttleFail, ends it.

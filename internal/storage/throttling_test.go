@@ -24,7 +24,7 @@ func TestDelayIsSmoothAcrossAMerge(t *testing.T) {
 	if err := e.Rotate(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	e.immutableBytes.Store(e.immutableBytesOf(e.view.Load()) * 10 / 9)
+	e.memory.immutableBytes.Store(e.immutableBytesOf(e.view.Load()) * 10 / 9)
 	job := &mergeJob{immutables: e.view.Load().immutables}
 	e.throttleBegin(job)
 	e.mu.Lock()
@@ -55,7 +55,7 @@ func versionsOf(generations []*generation) (n int64) {
 
 // fillMemory makes the limit so small that the delay is the longest one.
 func (b *bench) fillMemory() {
-	b.engine.immutableBytes.Store(1)
+	b.engine.memory.immutableBytes.Store(1)
 	b.engine.mu.Lock()
 	defer b.engine.mu.Unlock()
 	b.engine.updateThrottleLocked(time.Now())
@@ -148,16 +148,16 @@ func TestMemoryComesFreeDuringAMerge(t *testing.T) {
 	reader.Enter()
 	b.put(0, 1000, 50)
 	b.checkpoint()
-	if b.engine.retired.bytes.Load() == 0 {
+	if b.engine.memory.retired.bytes.Load() == 0 {
 		t.Fatal("a memtable was freed under its reader")
 	}
-	if err := b.engine.checkpointing.Lock(t.Context()); err != nil { // as the next merge does
+	if err := b.engine.checkpoints.mu.Lock(t.Context()); err != nil { // as the next merge does
 		t.Fatal(err)
 	}
-	defer b.engine.checkpointing.Unlock()
+	defer b.engine.checkpoints.mu.Unlock()
 	reader.Leave()
 	b.engine.Reclaim()
-	if n := b.engine.retired.bytes.Load(); n != 0 {
+	if n := b.engine.memory.retired.bytes.Load(); n != 0 {
 		t.Errorf("%d bytes stay until the merge has ended", n)
 	}
 }
@@ -181,14 +181,14 @@ func TestPagesHardlyMoveWhileWritersWait(t *testing.T) {
 		many(25_000, func(w *batch.Builder, key []byte) { w.Delete(keys.SpaceUser, key) }) // the first keys, so that all other pages could move
 		b.put(0, 1, 1)
 		b.checkpoint() // the pages that were freed can be used from here on
-		limit := b.engine.immutableBytes.Load()
+		limit := b.engine.memory.immutableBytes.Load()
 		before := b.engine.pager.Stats().PagesWritten
 		b.put(0, 1, 1)
 		if behind {
-			b.engine.immutableBytes.Store(1)
+			b.engine.memory.immutableBytes.Store(1)
 		}
 		b.checkpoint()
-		b.engine.immutableBytes.Store(limit)
+		b.engine.memory.immutableBytes.Store(limit)
 		return b.engine.pager.Stats().PagesWritten - before
 	}
 	idle, busy := moved(false), moved(true)
@@ -210,7 +210,7 @@ func TestStalledWriterGetsCheckpointError(t *testing.T) {
 			t.Fatal(err)
 		}
 		b.put(0, 100, 50)
-		b.engine.immutableBytes.Store(1)
+		b.engine.memory.immutableBytes.Store(1)
 		waited := make(chan error, 1)
 		go func() { waited <- b.engine.Rotate(context.Background()) }()
 		for b.engine.counters.stalls.Load() == 0 {
@@ -241,7 +241,7 @@ func TestReclaimThatFreesNothingWakesNoWriter(t *testing.T) {
 	reader.Enter()
 	b.put(0, 100, 50)
 	b.checkpoint()
-	room := b.engine.room
+	room := b.engine.memory.room
 	b.engine.Reclaim()
 	select {
 	case <-room:
@@ -261,7 +261,7 @@ func TestReclaimThatFreesNothingWakesNoWriter(t *testing.T) {
 func TestStopThrottlingEndsDelays(t *testing.T) {
 	b := newBench(t)
 	b.fillMemory()
-	b.engine.merging.Store(true)
+	b.engine.checkpoints.merging.Store(true)
 	done := make(chan struct{})
 	go func() {
 		b.engine.Throttle(context.Background(), &b.writer, 1, 1<<20)
@@ -281,7 +281,7 @@ func TestStopThrottlingEndsDelays(t *testing.T) {
 // TestMemoryTouchedAheadIsCounted: what a table has beyond what entries have taken is memory in use, too.
 func TestMemoryTouchedAheadIsCounted(t *testing.T) {
 	b := newBench(t)
-	b.engine.memtableBytes = 32 << 20 // of the tables to come
+	b.engine.memory.memtableBytes = 32 << 20 // of the tables to come
 	b.put(0, 1, 10)
 	if err := b.engine.Rotate(context.Background()); err != nil {
 		t.Fatal(err)
@@ -299,7 +299,7 @@ func TestDeadlineEndsTheThrottle(t *testing.T) {
 	b := newBench(t)
 	b.fillMemory()
 	e := b.engine
-	e.merging.Store(true)
+	e.checkpoints.merging.Store(true)
 	var w Writer
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
 	defer cancel()

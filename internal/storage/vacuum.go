@@ -85,28 +85,28 @@ func (s *vacuum) advance(found *btree.DeadVersions) {
 
 // vacuumable reports whether a checkpoint may find garbage in the tree though nothing is frozen: checkpoints that merge look for it anyway.
 func (e *Engine) vacuumable(live []keys.Epoch) bool {
-	if len(e.view.Load().immutables) > 0 || !e.checkpointing.TryLock() {
+	if len(e.view.Load().immutables) > 0 || !e.checkpoints.mu.TryLock() {
 		return false
 	}
-	defer e.checkpointing.Unlock()
-	if !e.vacuum.known {
+	defer e.checkpoints.mu.Unlock()
+	if !e.checkpoints.vacuum.known {
 		e.readDeadVersionRatio(e.view.Load().root)
 	}
-	return !e.vacuum.idle(live)
+	return !e.checkpoints.vacuum.idle(live)
 }
 
 // readDeadVersionRatio notes how much of the tree is stale. An error is for those to report who read the tree for its data.
 func (e *Engine) readDeadVersionRatio(root btree.Root) {
-	e.vacuum.known = true
+	e.checkpoints.vacuum.known = true
 	if share, err := btree.DeadVersionRatio(pagesource.NewMerge(e.pager), root); err == nil {
-		e.vacuum.deadVersions.Store(uint32(share))
+		e.checkpoints.vacuum.deadVersions.Store(uint32(share))
 	}
 }
 
 // findDeadVersions looks into the next few stale leaves. Nil means that it did not. While checkpoints fall behind writers it is left to later ones.
 // The checkpointing mutex is held.
 func (e *Engine) findDeadVersions(h *GCWatermarks) *btree.DeadVersions {
-	s, v := &e.vacuum, e.view.Load()
+	s, v := &e.checkpoints.vacuum, e.view.Load()
 	if !s.known {
 		e.readDeadVersionRatio(v.root)
 	}

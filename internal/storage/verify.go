@@ -102,12 +102,12 @@ func (e *Engine) Verify(ctx context.Context, o VerifyOptions) (*VerifyReport, er
 	if err != nil {
 		return nil, err
 	}
-	defer e.pins.unpin(e.pager, frozen.Checkpoint())
+	defer e.checkpoints.pins.unpin(e.pager, frozen.Checkpoint())
 	if err := v.checkLog(e.fs, e.options.Dir, frozen.State().Epoch, 0, e.log.Durable()); err != nil {
-		e.pins.logPinned.Add(-1)
+		e.checkpoints.pins.logPinned.Add(-1)
 		return nil, err
 	}
-	e.pins.logPinned.Add(-1)
+	e.checkpoints.pins.logPinned.Add(-1)
 	if err := e.verifyQuarantine(ctx, v); err != nil {
 		return nil, err
 	}
@@ -116,10 +116,10 @@ func (e *Engine) Verify(ctx context.Context, o VerifyOptions) (*VerifyReport, er
 
 // verifyQuarantine reads the file that belongs to the newest state, which may be a newer one than the verification looks at: an older file is gone.
 func (e *Engine) verifyQuarantine(ctx context.Context, v *verifier) error {
-	if err := e.checkpointing.Lock(ctx); err != nil {
+	if err := e.checkpoints.mu.Lock(ctx); err != nil {
 		return err
 	}
-	defer e.checkpointing.Unlock()
+	defer e.checkpoints.mu.Unlock()
 	state := e.pager.State()
 	return v.checkQuarantine(e.fs, &e.options, &state)
 }
@@ -127,16 +127,16 @@ func (e *Engine) verifyQuarantine(ctx context.Context, v *verifier) error {
 // freeze takes the newest state, with the side tree that belongs to it, and keeps its pages, and the log behind it. It waits for the checkpoint that is
 // under way, or the context's end.
 func (e *Engine) freeze(ctx context.Context) (*pager.Pager, *repairTree, error) {
-	if err := e.checkpointing.Lock(ctx); err != nil {
+	if err := e.checkpoints.mu.Lock(ctx); err != nil {
 		return nil, nil, err
 	}
-	defer e.checkpointing.Unlock()
+	defer e.checkpoints.mu.Unlock()
 	frozen, err := e.pager.Snapshot()
 	if err != nil {
 		return nil, nil, err
 	}
-	e.pins.pin(e.pager, frozen.Checkpoint())
-	e.pins.logPinned.Add(1)
+	e.checkpoints.pins.pin(e.pager, frozen.Checkpoint())
+	e.checkpoints.pins.logPinned.Add(1)
 	return frozen, e.view.Load().repairTree, nil
 }
 

@@ -136,7 +136,7 @@ func TestContextEndsTheWaitForACheckpoint(t *testing.T) {
 	}
 	at := keys.Epoch(b.visible.Load())
 	horizon := GCWatermarks{Visible: at, Snapshots: []keys.Epoch{at}}
-	if err := b.engine.checkpointing.Lock(t.Context()); err != nil {
+	if err := b.engine.checkpoints.mu.Lock(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	for name, wait := range map[string]func(ctx context.Context) error{
@@ -151,7 +151,7 @@ func TestContextEndsTheWaitForACheckpoint(t *testing.T) {
 		}
 		cancel()
 	}
-	b.engine.checkpointing.Unlock()
+	b.engine.checkpoints.mu.Unlock()
 	if err := load.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -235,7 +235,7 @@ func TestVerifyHoldsNobodyUp(t *testing.T) {
 		b.checkpoint()
 	}
 	b.engine.Reclaim()
-	if n := b.engine.retired.bytes.Load(); n != 0 {
+	if n := b.engine.memory.retired.bytes.Load(); n != 0 {
 		t.Errorf("%d bytes of memtables wait for a verification", n)
 	}
 	pending, live := b.engine.pager.Stats().Pending, b.engine.pager.Stats().Live
@@ -269,8 +269,8 @@ func TestCanceledVerificationLetsGo(t *testing.T) {
 	if _, err := b.engine.Verify(ctx, VerifyOptions{PagesPerSecond: 10}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatal(err)
 	}
-	if len(b.engine.pins.pinned) > 0 || b.engine.pins.logPinned.Load() != 0 {
-		t.Errorf("still held: %v, %d", b.engine.pins.pinned, b.engine.pins.logPinned.Load())
+	if len(b.engine.checkpoints.pins.pinned) > 0 || b.engine.checkpoints.pins.logPinned.Load() != 0 {
+		t.Errorf("still held: %v, %d", b.engine.checkpoints.pins.pinned, b.engine.checkpoints.pins.logPinned.Load())
 	}
 	if kinds := b.found(); len(kinds) > 0 {
 		t.Error(kinds)
