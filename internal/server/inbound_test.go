@@ -163,7 +163,7 @@ func TestMessagesInCrumbsEndTheirConnection(t *testing.T) {
 			err = in.follow(frame(frameData, 0, 1, m[:size]))
 			frames++
 		}
-		if size == 1 && (!errors.Is(err, errCrumbs) || int64(frames)*frameOverhead > r.small.limit/2+2*crumbsMax) || size > 1 && err != nil {
+		if size == 1 && (!errors.Is(err, errSmallFrames) || int64(frames)*frameOverhead > r.small.limit/2+2*smallFramesMax) || size > 1 && err != nil {
 			t.Errorf("after %d frames of %d bytes: %v", frames, size, err)
 		}
 		if in.end(); r.reserved() != 0 {

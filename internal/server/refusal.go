@@ -19,7 +19,7 @@ import (
 
 // refusals tells the handlers of a connection what the follower of its frames has found.
 type refusals struct {
-	crowded atomic.Bool // more streams are open than the server carries: those that start are refused
+	tooManyStreams atomic.Bool // more streams are open than the limit: new ones are refused
 }
 
 // appendRefusal appends the frames that end a stream with a status. gRPC itself ends a stream within a message without an ErrorInfo. The fields
@@ -57,7 +57,7 @@ func appendFrameHeader(b []byte, length int, kind, flags byte, stream uint32) []
 
 // refusesStream is the error of a stream that begins while its connection has more open than the server carries.
 func (s *Server) refusesStream(ctx context.Context) error {
-	if conn := connectionOf(ctx); conn != nil && conn.refusals.crowded.Load() {
+	if conn := connectionOf(ctx); conn != nil && conn.refusals.tooManyStreams.Load() {
 		s.admission.refused.Add(1)
 		return errTooManyStreams
 	}

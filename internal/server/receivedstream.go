@@ -1,0 +1,108 @@
+package server
+
+import (
+	"encoding/binary"
+
+	"github.com/epochkv/epochkv/internal/mvcc"
+)
+
+// receivedStream is the state of one stream: the message that is being received on it, and what the
+// stream holds with the messages before it.
+type receivedStream struct {
+	prefix    [grpcPrefixBytes]byte
+	prefixLen int
+	left      int64 // bytes of the message to come
+	large     int64 // bytes reserved as large
+	waiting   int64 // the cost of the small messages, bytes to come included
+	raw       int64 // bytes received of them
+	small     int64 // bytes reserved as small: waiting, except for less than smallStep
+	window    int64 // what the client may still send on the stream
+	gained    int64 // bytes received since step
+	step      uint32
+	closed    bool // the client has ended the stream
+	answered  bool // the server has sent headers
+	later     bool // an earlier message was received completely
+}
+
+// incomplete reports whether the client must send more: the rest of a message, or, until the server
+// has answered, the end of the request. The server sends headers at once on a stream that may
+// continue after a message.
+func (m *receivedStream) incomplete() bool { return !m.closed && (m.prefixLen > 0 || !m.answered) }
+
+// length is the length that the prefix declares.
+func (m *receivedStream) length() int64 { return int64(binary.BigEndian.Uint32(m.prefix[1:])) }
+
+// smallLeft is the number of bytes to come of a small message.
+func (m *receivedStream) smallLeft() int64 {
+	if m.prefixLen < grpcPrefixBytes || m.length() >= receivedBytesMin {
+		return 0
+	}
+	return m.left
+}
+
+// taken subtracts bytes that the server has taken from what the small messages cost.
+func (m *receivedStream) taken(bytes int64) {
+	left := m.smallLeft()
+	if bytes >= m.raw {
+		m.raw, m.waiting = 0, left
+	} else if bytes > 0 {
+		m.waiting -= (m.waiting - left) * bytes / m.raw
+		m.raw -= bytes
+	}
+}
+
+// admit counts a message whose length has become known, or refuses it.
+func (in *inbound) admit(m *receivedStream) error {
+	m.left = m.length()
+	if m.left > in.receiving.messageBytes {
+		return &mvcc.LimitError{What: "batch bytes", Limit: int(in.receiving.messageBytes), Got: int(m.left)}
+	}
+	if more := m.left - m.large; m.left >= receivedBytesMin {
+		if more <= 0 {
+			return nil
+		}
+		if !in.receiving.large.add(&in.large, more) {
+			return errOverloaded
+		}
+		m.large = m.left
+		return nil
+	}
+	m.raw += grpcPrefixBytes
+	m.waiting += grpcPrefixBytes + m.left
+	if !in.reserve(m) {
+		return errOverloaded
+	}
+	return nil
+}
+
+// reserve reserves room for the small messages of a stream, or reports that there is none.
+func (in *inbound) reserve(m *receivedStream) bool {
+	more := m.waiting - m.small
+	if more < smallStep {
+		return true
+	}
+	if !in.receiving.small.add(&in.small, more) {
+		return false
+	}
+	m.small = m.waiting
+	return true
+}
+
+// shrink gives back what a stream has reserved for small messages that the server has taken.
+func (in *inbound) shrink(m *receivedStream) {
+	keep := m.waiting
+	if keep < smallStep {
+		keep = 0
+	}
+	if m.small > keep {
+		in.receiving.small.release(&in.small, m.small-keep)
+		m.small = keep
+	}
+}
+
+// reset gives back all that a stream has reserved.
+func (in *inbound) reset(m *receivedStream) {
+	in.receiving.large.release(&in.large, m.large)
+	in.receiving.small.release(&in.small, m.small)
+	*m = receivedStream{}
+}

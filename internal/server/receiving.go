@@ -1,0 +1,91 @@
+package server
+
+import (
+	"errors"
+	"sync/atomic"
+)
+
+// receiving bounds the memory of messages that are being received, wait to be decoded, or are
+// executed. gRPC itself bounds each message only. A message is admitted when its first five bytes,
+// and so its length, are known. A refused message is given a length that gRPC refuses: its request
+// ends with RESOURCE_EXHAUSTED, and the other requests of the connection continue.
+//
+// A stream counts in two shares, from its first message until it ends:
+//   - its largest large message since the server last answered: gRPC takes the next message from the
+//     window only after it has decoded the one before;
+//   - all its small messages that the server has not taken, with their declared lengths and the
+//     overhead of small frames. The server shows what it has taken when it widens the stream's
+//     window, answers, or ends the stream.
+//
+// A message that is alone in a share is admitted whatever its size.
+//
+// An incomplete message must make progress. A client that sends less than progressBytes of it within
+// the configured time, although the windows allow more, has its stream ended. The same happens if the
+// message is complete and the client does not end its request.
+type receiving struct {
+	large, small receivingShare
+	streams      receivingShare // counts streams, in steps
+	messageBytes int64          // of the largest message that gRPC takes
+	refused      atomic.Uint64
+	step         atomic.Uint32 // counts the checks for progress
+}
+
+// progressBytes is how much of a message must arrive in its time, unless it ends before: 256 KiB in
+// 30 s.
+const progressBytes = 256 << 10
+
+// streamStep is how many streams a connection reserves at once, so that connections rarely write to
+// the count that all of them share.
+const streamStep = 8
+
+const (
+	// receivedBytesMin is the size of the smallest large message.
+	receivedBytesMin = 64 << 10
+	// smallStep is what a stream may hold without a reservation; the number of streams bounds the
+	// sum. The shared count is written once for so many bytes.
+	smallStep = 4 << 10
+	// smallFramesMax is the largest overhead of the frames within one message while the share has no
+	// room for it.
+	smallFramesMax = 16 << 10
+	// A frame of less than smallFrameBytes costs frameOverhead beside its payload.
+	smallFrameBytes = 512
+	frameOverhead   = 128
+	// unwidened is the most that gRPC takes without widening the window.
+	unwidened = streamWindowBytes / 4
+)
+
+// errPadding closes a connection that does not speak HTTP/2, as gRPC would.
+var errPadding = errors.New("server: a frame has more padding than payload")
+
+// errSmallFrames closes a connection that sends a message in small frames for which there is no room.
+var errSmallFrames = errors.New("server: a message arrives in too many small frames")
+
+type receivingShare struct {
+	limit    int64 // of all connections; the messages of one connection get half of it
+	reserved atomic.Int64
+}
+
+// init sets the limits. Small messages get twice as much, because each stream that flow control
+// stops may hold a window of them.
+func (r *receiving) init(inflight, streams, messageBytes int64) {
+	r.messageBytes = messageBytes
+	r.large.limit, r.small.limit, r.streams.limit = inflight/4, inflight/2, streams
+}
+
+// add reserves bytes for a connection that has reserved *conn bytes, unless a limit is reached.
+func (s *receivingShare) add(conn *int64, bytes int64) bool {
+	all := s.reserved.Add(bytes)
+	if all > s.limit && all != bytes || *conn > 0 && *conn+bytes > s.limit/2 {
+		s.reserved.Add(-bytes)
+		return false
+	}
+	*conn += bytes
+	return true
+}
+
+func (s *receivingShare) release(conn *int64, bytes int64) {
+	if bytes > 0 {
+		*conn -= bytes
+		s.reserved.Add(-bytes)
+	}
+}

@@ -1,0 +1,108 @@
+package server
+
+import (
+	"encoding/binary"
+	"slices"
+
+	"golang.org/x/net/http2"
+	"google.golang.org/grpc/status"
+)
+
+// findStalled finds the messages that make no progress, and reports whether there are any.
+func (in *inbound) findStalled() bool {
+	now, found := in.receiving.step.Load(), false
+	for id, m := range in.open {
+		if in.within(id) || !m.incomplete() {
+			continue // a client that stops within a frame does not answer pings, and loses its connection
+		}
+		if m.window <= 0 || in.window <= 0 {
+			m.step, m.gained = now, 0
+		} else if now-m.step > stallSteps {
+			m.later = m.later && m.prefixLen > 0 // a request that has not ended was not executed
+			in.tell(id, &m, errIncomplete)
+			in.ended(id)
+			found = true
+			continue
+		}
+		in.open[id] = m
+	}
+	return found
+}
+
+// betweenFrames reports whether a frame of any stream may come next.
+func (in *inbound) betweenFrames() bool {
+	f := &in.received
+	return f.skip == 0 && f.headerLen == 0 && in.data.payload == 0 && !in.data.padded && !in.headers
+}
+
+// untilFrame is the number of bytes that certainly come before the next frame boundary.
+func (in *inbound) untilFrame() int {
+	f := &in.received
+	switch {
+	case f.skip > 0:
+		return f.skip
+	case in.data.padded:
+		return 1
+	case in.data.payload > 0:
+		return in.data.payload
+	}
+	return frameHeaderBytes - f.headerLen
+}
+
+// endStreams puts the resets of streams into b, as many as fit.
+func (in *inbound) endStreams(b []byte) int {
+	const size = frameHeaderBytes + 4
+	frames := b[:0]
+	for len(in.ending) > 0 && len(b)-len(frames) >= size {
+		frames = appendReset(frames, in.ending[0], http2.ErrCodeCancel)
+		in.ending = in.ending[1:]
+	}
+	return len(frames)
+}
+
+// takeTelling returns the frames to send to the client now, or nil within a frame.
+func (in *inbound) takeTelling() []byte {
+	if f := &in.sent; f.skip > 0 || f.headerLen > 0 || in.sent.headers {
+		return nil
+	}
+	b := in.telling
+	in.telling = nil
+	return b
+}
+
+// tell ends a stream within a message: gRPC reads that the client has reset it, and the client gets the
+// reason. After an earlier message on the stream there is no ErrorInfo, because the earlier request may
+// have been executed and not answered.
+func (in *inbound) tell(stream uint32, m *receivedStream, err error) {
+	in.receiving.refused.Add(1)
+	st := statusOf(err)
+	if m.later {
+		st = status.New(st.Code(), st.Message())
+	}
+	in.ending = append(in.ending, stream)
+	in.telling = appendRefusal(in.telling, stream, st, !m.answered)
+}
+
+// refuse ends the stream of a message whose prefix ends with the bytes at hand. gRPC must not execute
+// the message meanwhile, so the message also gets a length that gRPC refuses. That is not possible if
+// the first byte of the length has been handed on already; then a message that the rest of the frame
+// completes is let pass.
+func (in *inbound) refuse(m *receivedStream, prefix []byte, rest int64, err error) {
+	if n := len(prefix); n >= grpcPrefixBytes-1 {
+		prefix[n-(grpcPrefixBytes-1)] = 0xff
+	} else if m.left <= rest {
+		return
+	}
+	in.tell(in.data.stream, m, err)
+	in.data.refused = true
+}
+
+// redirect changes the header that ends b if it is of data on a stream that ends, of which gRPC must
+// keep nothing.
+func (in *inbound) redirect(b []byte) {
+	f := &in.received
+	const id = 4
+	if len(in.ending) > 0 && f.kind() == frameData && len(b) >= id && slices.Contains(in.ending, f.stream()) {
+		binary.BigEndian.PutUint32(b[len(b)-id:], noStream)
+	}
+}
