@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/storage/inspect"
 )
 
 // errDeclined ends a command that its user did not confirm.
@@ -56,7 +56,7 @@ func (a *app) confirm(question string) bool {
 }
 
 func (a *app) repairLog(dir string) error {
-	dropped, err := storage.RepairLog(nil, dir)
+	dropped, err := inspect.RepairLog(nil, dir)
 	if err != nil {
 		return err
 	}

@@ -10,7 +10,7 @@ import (
 
 	"github.com/epochkv/epochkv/client"
 	"github.com/epochkv/epochkv/internal/keys"
-	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/storage/inspect"
 )
 
 func (a *app) salvageCommand() *cobra.Command {
@@ -49,7 +49,7 @@ func (a *app) salvage(cmd *cobra.Command, dir, out string) error {
 	buffered := bufio.NewWriterSize(file, 256<<10)
 	sink := &jsonSink{w: buffered}
 	progress := a.newProgress("salvaged", -1)
-	report, err := storage.Salvage(ctx, nil, dir, func(key, value []byte, epoch keys.Epoch) error {
+	report, err := inspect.Salvage(ctx, nil, dir, func(key, value []byte, epoch keys.Epoch) error {
 		progress.add(1, len(key)+len(value))
 		progress.advance(len(key) + len(value))
 		return sink.write(&record{key: key, value: value, epoch: client.Epoch(epoch)})
@@ -77,7 +77,7 @@ type salvageResult struct {
 	Notes     []string     `json:"notes,omitempty"`
 }
 
-func (a *app) printSalvage(r *storage.SalvageReport) error {
+func (a *app) printSalvage(r *inspect.SalvageReport) error {
 	out := salvageResult{
 		Epoch: uint64(r.Epoch), Keys: r.Keys, Bytes: r.Bytes, FromTree: r.FromTree, FromScan: r.FromScan, FromLog: r.FromLog,
 		LostTotal: r.LostTotal, Lost: damageLines(r.Lost), Notes: r.Notes,

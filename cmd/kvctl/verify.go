@@ -13,7 +13,7 @@ import (
 
 	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/client"
-	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/storage/inspect"
 )
 
 // errDamaged ends a verification or salvage that found damage and has said which.
@@ -98,8 +98,8 @@ func (a *app) verifyServer(ctx context.Context, c *client.Client, rate uint32) e
 
 func (a *app) verifyFiles(ctx context.Context, dir string, rate uint32) error {
 	bar := &pageBar{app: a, what: "verifying"}
-	r, err := storage.VerifyDir(ctx, nil, dir, storage.VerifyOptions{
-		PagesPerSecond: int(rate), Progress: func(p storage.VerifyProgress) { bar.at(p.Pages, p.PagesTotal, p.Damages) },
+	r, err := inspect.VerifyDir(ctx, nil, dir, inspect.VerifyOptions{
+		PagesPerSecond: int(rate), Progress: func(p inspect.VerifyProgress) { bar.at(p.Pages, p.PagesTotal, p.Damages) },
 	})
 	bar.finish()
 	if err != nil {
@@ -152,7 +152,7 @@ func damageLineOf(d *kvpb.Damage) damageLine {
 	}
 }
 
-func damageLines(damages []storage.Damage) []damageLine {
+func damageLines(damages []inspect.Damage) []damageLine {
 	lines := make([]damageLine, 0, len(damages))
 	for i := range damages {
 		d := &damages[i]
@@ -212,7 +212,7 @@ func (d *damageLine) text() string {
 	if d.File != "" {
 		text += fmt.Sprintf(" in %s at %d", d.File, d.Offset)
 	}
-	if d.KeyLower != "" || d.KeyUpper != "" || d.Kind == string(storage.DamagePage) {
+	if d.KeyLower != "" || d.KeyUpper != "" || d.Kind == string(inspect.DamagePage) {
 		text += fmt.Sprintf(", keys from %s up to %s", boundText(d.KeyLower), boundText(d.KeyUpper))
 	}
 	return text + ": " + d.Reason

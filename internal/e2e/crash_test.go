@@ -21,7 +21,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
-	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/storage/inspect"
 )
 
 // process is a kvserver binary at work.
@@ -274,7 +274,7 @@ func TestKillMinusNineLosesNothingAcknowledged(t *testing.T) {
 			t.Fatal(err)
 		}
 		// What lies on the disk is sound before any recovery, and every page is accounted for.
-		report, err := storage.VerifyDir(ctx, nil, dir, storage.VerifyOptions{})
+		report, err := inspect.VerifyDir(ctx, nil, dir, inspect.VerifyOptions{})
 		if err != nil || !report.OK() || !report.Accounted {
 			t.Fatalf("after %d kills: %+v, %v", round+1, report, err)
 		}

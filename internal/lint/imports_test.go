@@ -52,8 +52,12 @@ var mayImport = map[string][]string{
 		"internal/storage/blob", "internal/storage/btree", "internal/storage/extsort", "internal/storage/pager", "internal/storage/pagesource", "internal/storage/quarantine", "internal/storage/throttle", "internal/wal", "internal/cache", "internal/vfs",
 		"internal/pin", "internal/invariants", "internal/ablation",
 	},
+	"internal/storage/inspect": {
+		"internal/storage", "internal/keys", "internal/storage/batch", "internal/storage/bitset", "internal/storage/blob",
+		"internal/storage/btree", "internal/storage/page", "internal/storage/pager", "internal/storage/quarantine", "internal/vfs", "internal/wal",
+	},
 	"internal/mvcc": {
-		"internal/storage", "internal/keys", "internal/storage/batch", "internal/storage/memtable", "internal/vfs", "internal/pin",
+		"internal/storage", "internal/storage/inspect", "internal/keys", "internal/storage/batch", "internal/storage/memtable", "internal/vfs", "internal/pin",
 		"internal/wal", "internal/invariants", "internal/ablation",
 	},
 
@@ -67,11 +71,11 @@ var mayImport = map[string][]string{
 	"internal/auth":      {},
 	"internal/telemetry": {"internal/config", "internal/health", "internal/mvcc", "internal/storage", "internal/wal", "internal/vfs"},
 	"internal/server": {
-		"api/proto/epochkv/v1", "internal/auth", "internal/config", "internal/health", "internal/mvcc", "internal/storage",
+		"api/proto/epochkv/v1", "internal/auth", "internal/config", "internal/health", "internal/mvcc", "internal/storage", "internal/storage/inspect",
 		"internal/keys", "internal/storage/batch", "internal/telemetry", "internal/vfs", "internal/wal",
 	},
 	"cmd/kvserver": {"internal/config", "internal/server", "internal/telemetry"},
-	"cmd/kvctl":    {"api/proto/epochkv/v1", "client", "internal/storage", "internal/keys", "internal/vfs"}, // storage: verify and salvage of files
+	"cmd/kvctl":    {"api/proto/epochkv/v1", "client", "internal/storage", "internal/storage/inspect", "internal/keys", "internal/vfs"}, // verify and salvage of files
 	"examples":     {"api/proto/epochkv/v1", "client"},
 
 	// Tests that need the whole, and measurements, may look anywhere.

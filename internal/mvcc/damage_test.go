@@ -14,6 +14,7 @@ import (
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/storage/inspect"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -161,7 +162,7 @@ func TestDamageOfAnyByteIsFoundOrHarmless(t *testing.T) {
 // damageOnce reports whether verification found the damage.
 func damageOnce(t *testing.T, files image, want map[string]string, at int) bool {
 	t.Helper()
-	report, err := storage.VerifyDir(context.Background(), files.files(t), "db", storage.VerifyOptions{})
+	report, err := inspect.VerifyDir(context.Background(), files.files(t), "db", inspect.VerifyOptions{})
 	if errors.Is(err, storage.ErrNewerFormat) { // a version number is what changed: refused, too
 		return true
 	}
@@ -198,7 +199,7 @@ func damageOnce(t *testing.T, files image, want map[string]string, at int) bool 
 	return !report.OK()
 }
 
-func checkDamagedScan(t *testing.T, x *Session, want map[string]string, at int, report *storage.VerifyReport) {
+func checkDamagedScan(t *testing.T, x *Session, want map[string]string, at int, report *inspect.VerifyReport) {
 	t.Helper()
 	if _, err := x.View(0); err != nil {
 		t.Fatal(err)
@@ -224,10 +225,10 @@ func checkDamagedScan(t *testing.T, x *Session, want map[string]string, at int, 
 }
 
 // checkSalvage: what comes out is right; nothing is missing if nothing is damaged; and if something is missing it is said to be lost.
-func checkSalvage(t *testing.T, files image, want map[string]string, at int, verified *storage.VerifyReport) {
+func checkSalvage(t *testing.T, files image, want map[string]string, at int, verified *inspect.VerifyReport) {
 	t.Helper()
 	got := map[string]string{}
-	report, err := storage.Salvage(context.Background(), files.files(t), "db", func(k, v []byte, _ keys.Epoch) error {
+	report, err := inspect.Salvage(context.Background(), files.files(t), "db", func(k, v []byte, _ keys.Epoch) error {
 		if _, twice := got[string(k)]; twice {
 			return fmt.Errorf("%q comes out twice", k)
 		}
@@ -250,8 +251,8 @@ func checkSalvage(t *testing.T, files image, want map[string]string, at int, ver
 	}
 }
 
-func hasLog(r *storage.SalvageReport) bool {
-	return slices.ContainsFunc(r.Lost, func(d storage.Damage) bool { return d.Kind == storage.DamageLog })
+func hasLog(r *inspect.SalvageReport) bool {
+	return slices.ContainsFunc(r.Lost, func(d inspect.Damage) bool { return d.Kind == inspect.DamageLog })
 }
 
 // TestSalvageBringsBackWhatItCan wipes the superblocks, then all inner pages, then the row table.
@@ -275,7 +276,7 @@ func TestSalvageBringsBackWhatItCan(t *testing.T) {
 			}
 			files[dataFile] = damaged
 			got := map[string]string{}
-			report, err := storage.Salvage(context.Background(), files.files(t), "db", func(k, v []byte, _ keys.Epoch) error {
+			report, err := inspect.Salvage(context.Background(), files.files(t), "db", func(k, v []byte, _ keys.Epoch) error {
 				got[string(k)] = string(v)
 				return nil
 			})

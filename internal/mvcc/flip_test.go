@@ -15,6 +15,7 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage"
 	"github.com/epochkv/epochkv/internal/storage/btree"
+	"github.com/epochkv/epochkv/internal/storage/inspect"
 	"github.com/epochkv/epochkv/internal/storage/page"
 	"github.com/epochkv/epochkv/internal/storage/pager"
 	"github.com/epochkv/epochkv/internal/vfs"
@@ -202,16 +203,16 @@ func (f *flipped) check(files image, id page.ID, kind page.Type, what string) {
 	t := f.t
 	t.Helper()
 	f.hit[kind]++
-	report, err := storage.VerifyDir(context.Background(), files.files(t), "db", storage.VerifyOptions{})
+	report, err := inspect.VerifyDir(context.Background(), files.files(t), "db", inspect.VerifyOptions{})
 	if err != nil {
 		t.Fatalf("%s: verify: %v", what, err)
 	}
 	values := map[string]bool{} // that verification says to be lost
 	for _, d := range report.Damages {
-		if d.Kind == storage.DamageLog {
+		if d.Kind == inspect.DamageLog {
 			t.Errorf("%s: verification blames the log: %+v", what, d)
 		}
-		if d.Kind == storage.DamageValue {
+		if d.Kind == inspect.DamageValue {
 			values[string(d.KeyLower)] = true
 		}
 	}
@@ -227,8 +228,8 @@ func (f *flipped) check(files image, id page.ID, kind page.Type, what string) {
 			t.Errorf("%s: %q is %.30q, and was %.30q; %v", what, k, got[k], f.want[k], recovery.Repaired)
 		}
 	}
-	found := slices.ContainsFunc(report.Damages, func(d storage.Damage) bool {
-		return d.Kind == storage.DamageSuperblock || d.Kind == storage.DamageMap || d.Kind == storage.DamageRows
+	found := slices.ContainsFunc(report.Damages, func(d inspect.Damage) bool {
+		return d.Kind == inspect.DamageSuperblock || d.Kind == inspect.DamageMap || d.Kind == inspect.DamageRows
 	})
 	if found != (len(recovery.Repaired) > 0) {
 		t.Errorf("%s: verification found %+v, the start repaired %q", what, report.Damages, recovery.Repaired)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/storage/inspect"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -57,7 +58,7 @@ func mustClose(t testing.TB, s *Store) {
 // mustVerify checks the newest durable state of an open store.
 func mustVerify(t fataler, s *Store) {
 	t.Helper()
-	report, err := s.Verify(context.Background(), storage.VerifyOptions{})
+	report, err := s.Verify(context.Background(), inspect.VerifyOptions{})
 	if err != nil {
 		t.Fatalf("verify: %v", err)
 	}
@@ -67,7 +68,7 @@ func mustVerify(t fataler, s *Store) {
 // verifyFiles checks what a closed store left, unless the file system has crashed or the next store has opened it.
 func verifyFiles(t fataler, o Options) {
 	t.Helper()
-	report, err := storage.VerifyDir(context.Background(), o.Storage.FS, o.Storage.Dir, storage.VerifyOptions{})
+	report, err := inspect.VerifyDir(context.Background(), o.Storage.FS, o.Storage.Dir, inspect.VerifyOptions{})
 	if errors.Is(err, vfs.ErrCrashed) || errors.Is(err, vfs.ErrLocked) {
 		return
 	}
@@ -83,7 +84,7 @@ type fataler interface {
 	Fatalf(format string, args ...any)
 }
 
-func mustBeSound(t fataler, report *storage.VerifyReport) {
+func mustBeSound(t fataler, report *inspect.VerifyReport) {
 	t.Helper()
 	if !report.OK() || !report.Accounted {
 		t.Fatalf("%d damages, accounted %v, checkpoint %d at epoch %d: %+v",

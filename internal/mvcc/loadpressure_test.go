@@ -12,6 +12,7 @@ import (
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/storage/inspect"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -106,11 +107,11 @@ func TestContextEndsTheWaitForALoadUnderWay(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
 	go func() {
-		_, err := s.Verify(ctx, storage.VerifyOptions{})
+		_, err := s.Verify(ctx, inspect.VerifyOptions{})
 		looked <- err
 	}()
 	go func() {
-		_, err := s.Space(ctx, storage.SpaceOptions{})
+		_, err := s.Space(ctx, inspect.SpaceOptions{})
 		looked <- err
 	}()
 	go func() { looked <- s.Checkpoint(ctx) }()

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/storage/inspect"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -95,7 +96,7 @@ func openWithout(t *testing.T, files image, all []map[string]string, names ...st
 	if !ok || !strings.HasSuffix(damage.File, ".log") || damage.Remedy == "" {
 		t.Fatalf("without %s: %v", names, err)
 	}
-	dropped, err := storage.RepairLog(fs, o.Storage.Dir)
+	dropped, err := inspect.RepairLog(fs, o.Storage.Dir)
 	if err != nil || dropped.Cause == nil || dropped.Cause.File != damage.File {
 		t.Fatalf("without %s: repaired %+v, %v", names, dropped, err)
 	}

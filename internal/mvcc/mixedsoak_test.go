@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/storage/inspect"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -314,7 +315,7 @@ func (m *mixed) verify() {
 		cancel()
 	}()
 	for !m.stop.Load() {
-		report, err := m.store.Verify(ctx, storage.VerifyOptions{PagesPerSecond: 5000})
+		report, err := m.store.Verify(ctx, inspect.VerifyOptions{PagesPerSecond: 5000})
 		switch {
 		case errors.Is(err, context.Canceled):
 		case err != nil:

@@ -16,6 +16,7 @@ import (
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/storage/inspect"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -97,7 +98,7 @@ func (m *model) sweep() {
 			m.t.Fatalf("not swept after %d checkpoints: %+v", n, tree)
 		}
 	}
-	report, err := m.store.Verify(context.Background(), storage.VerifyOptions{})
+	report, err := m.store.Verify(context.Background(), inspect.VerifyOptions{})
 	if err != nil {
 		m.t.Fatalf("verify: %v", err)
 	}

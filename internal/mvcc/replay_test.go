@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/storage/inspect"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -203,7 +204,7 @@ func TestDamageFarBackInALongLogIsRefusedAsEver(t *testing.T) {
 	if got := segmentNames(mustRead(t, fs)); len(got) != len(names) {
 		t.Errorf("of %d segments %d are left", len(names), len(got))
 	}
-	dropped, err := storage.RepairLog(fs, "db")
+	dropped, err := inspect.RepairLog(fs, "db")
 	if err != nil || dropped.Cause == nil {
 		t.Fatalf("repair: %+v, %v", dropped, err)
 	}

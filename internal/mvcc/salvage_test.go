@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/epochkv/epochkv/internal/keys"
-	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/storage/inspect"
 	"github.com/epochkv/epochkv/internal/storage/page"
 	"github.com/epochkv/epochkv/internal/storage/pager"
 	"github.com/epochkv/epochkv/internal/testseed"
@@ -267,7 +267,7 @@ func TestSalvageMissesNothingThatTheLogNeedNotHave(t *testing.T) {
 	if err := f.Close(); err != nil {
 		t.Fatal(err)
 	}
-	report, err := storage.VerifyDir(t.Context(), fs, "db", storage.VerifyOptions{})
+	report, err := inspect.VerifyDir(t.Context(), fs, "db", inspect.VerifyOptions{})
 	if err != nil || !report.OK() {
 		t.Fatalf("verify: %v, %+v", err, report)
 	}

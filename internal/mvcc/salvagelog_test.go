@@ -12,6 +12,7 @@ import (
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/storage/inspect"
 	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
@@ -131,7 +132,7 @@ func (c *crashStory) look(files image, what string) (shown map[string]string, op
 		c.t.Helper()
 		c.t.Fatalf("seed %d, write %d, %s: %s", c.seed, c.n, what, fmt.Sprintf(format, args...))
 	}
-	verified, err := storage.VerifyDir(context.Background(), files.files(c.t), "db", storage.VerifyOptions{})
+	verified, err := inspect.VerifyDir(context.Background(), files.files(c.t), "db", inspect.VerifyOptions{})
 	if err != nil {
 		fail("verify: %v", err)
 	}

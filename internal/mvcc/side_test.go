@@ -15,6 +15,7 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage"
 	"github.com/epochkv/epochkv/internal/storage/btree"
+	"github.com/epochkv/epochkv/internal/storage/inspect"
 	"github.com/epochkv/epochkv/internal/storage/page"
 	"github.com/epochkv/epochkv/internal/storage/pager"
 	"github.com/epochkv/epochkv/internal/testseed"
@@ -83,8 +84,8 @@ func TestWritesGoOnThoughEveryLeafIsDamaged(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	report, err := storage.VerifyDir(context.Background(), o.Storage.FS, "db", storage.VerifyOptions{})
-	if err != nil || report.OK() || report.Damages[0].Kind != storage.DamagePage || len(report.Notes) == 0 {
+	report, err := inspect.VerifyDir(context.Background(), o.Storage.FS, "db", inspect.VerifyOptions{})
+	if err != nil || report.OK() || report.Damages[0].Kind != inspect.DamagePage || len(report.Notes) == 0 {
 		t.Errorf("verify: %v, %+v", err, report)
 	}
 	got, _ := mustSalvage(t, o.Storage.FS)
@@ -126,10 +127,10 @@ func checkRefusedScan(t *testing.T, x *Session) {
 	}
 }
 
-func mustSalvage(t testing.TB, fs vfs.FS) (map[string]string, *storage.SalvageReport) {
+func mustSalvage(t testing.TB, fs vfs.FS) (map[string]string, *inspect.SalvageReport) {
 	t.Helper()
 	got := map[string]string{}
-	report, err := storage.Salvage(context.Background(), fs, "db", func(k, v []byte, _ keys.Epoch) error {
+	report, err := inspect.Salvage(context.Background(), fs, "db", func(k, v []byte, _ keys.Epoch) error {
 		if _, twice := got[string(k)]; twice {
 			return fmt.Errorf("%q comes out twice", k)
 		}
@@ -1012,7 +1013,7 @@ func TestSalvageBringsOutAValueThatOneOfTwoTreesHas(t *testing.T) {
 		got, report := mustSalvage(t, fs)
 		copies := 0 // that the page is part of: it may be shared
 		for _, lost := range report.Lost {
-			if lost.Kind == storage.DamageValue {
+			if lost.Kind == inspect.DamageValue {
 				copies++
 			}
 		}

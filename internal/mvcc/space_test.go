@@ -11,6 +11,7 @@ import (
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/storage/inspect"
 	"github.com/epochkv/epochkv/internal/storage/page"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
@@ -47,7 +48,7 @@ func TestSpaceCountsWhatCanBeReadAndNamesTheRest(t *testing.T) {
 	}()
 	check := func(when string) uint64 {
 		t.Helper()
-		r, err := s.Space(context.Background(), storage.SpaceOptions{})
+		r, err := s.Space(context.Background(), inspect.SpaceOptions{})
 		if err != nil {
 			t.Fatalf("%s: %v", when, err)
 		}
@@ -83,7 +84,7 @@ func TestSpaceCountsWhatCanBeReadAndNamesTheRest(t *testing.T) {
 	}
 	keys := check("with a side tree")
 	flip(t, o.Storage.FS, leaf)
-	r, err := s.Space(context.Background(), storage.SpaceOptions{})
+	r, err := s.Space(context.Background(), inspect.SpaceOptions{})
 	if err != nil || r.Prefixes[0].Keys != keys || r.UnreadableTotal != 1 {
 		t.Errorf("when the page can be read again: %+v, %v", r, err)
 	}
@@ -106,7 +107,7 @@ func TestOlderVersionsBehindADamagedPageAreNotTakenForTheNewest(t *testing.T) {
 	mustClose(t, s)
 	leaf := leafEndingWith(t, o.Storage.FS, "hot")
 	flip(t, o.Storage.FS, leaf)
-	r, err := storage.VerifyDir(context.Background(), o.Storage.FS, "db", storage.VerifyOptions{})
+	r, err := inspect.VerifyDir(context.Background(), o.Storage.FS, "db", inspect.VerifyOptions{})
 	if err != nil || len(r.Damages) != 1 || string(r.Damages[0].KeyUpper) <= "hot" {
 		t.Errorf("verify: %+v, %v", r, err)
 	}
@@ -152,7 +153,7 @@ func leafEndingWith(t testing.TB, fs vfs.FS, key string) int64 {
 	return 0
 }
 
-func inUnreadable(r *storage.SpaceReport, key string) bool {
+func inUnreadable(r *inspect.SpaceReport, key string) bool {
 	for i := range r.Unreadable {
 		d := &r.Unreadable[i]
 		if (d.KeyLower == nil || string(d.KeyLower) <= key) && (d.KeyUpper == nil || key < string(d.KeyUpper)) {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/storage/inspect"
 	"github.com/epochkv/epochkv/internal/storage/pager"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
@@ -45,7 +46,7 @@ func commitAll(t testing.TB, s *Store, fill func(w *Write)) {
 // versions is how many versions the newest durable tree holds, and of how many keys.
 func versions(t testing.TB, s *Store) (n, live uint64) {
 	t.Helper()
-	report, err := s.Verify(context.Background(), storage.VerifyOptions{})
+	report, err := s.Verify(context.Background(), inspect.VerifyOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/storage/inspect"
 	"github.com/epochkv/epochkv/internal/telemetry"
 )
 
@@ -41,9 +42,9 @@ func (s *Server) checkpointEpoch() keys.Epoch {
 func (s *adminService) verify(o *openSnapshot, req *pb.VerifyRequest, stream grpc.ServerStreamingServer[pb.VerifyResponse]) error {
 	ctx, cancel := s.untilDrain(o.ctx)
 	defer cancel()
-	report, err := s.store.Verify(ctx, storage.VerifyOptions{
+	report, err := s.store.Verify(ctx, inspect.VerifyOptions{
 		PagesPerSecond: int(min(req.PagesPerSecond, maxPagesPerSecond)),
-		Progress: func(p storage.VerifyProgress) {
+		Progress: func(p inspect.VerifyProgress) {
 			// A client that does not listen any more, or is stuck, ends the verification through the context.
 			o.wait()
 			_ = stream.Send(&pb.VerifyResponse{Event: &pb.VerifyResponse_Progress{Progress: &pb.VerifyProgress{
@@ -88,7 +89,7 @@ func (s *Server) drainError(err error) error {
 	return err
 }
 
-func verifyMessage(r *storage.VerifyReport) *pb.VerifyReport {
+func verifyMessage(r *inspect.VerifyReport) *pb.VerifyReport {
 	out := &pb.VerifyReport{
 		Epoch: uint64(r.Epoch), Checkpoint: r.Checkpoint, Pages: r.Pages, LeafPages: r.LeafPages, InnerPages: r.InnerPages,
 		TreeHeight: uint32(r.Height), Keys: r.Keys, Versions: r.Versions, Values: r.Values, ValueBytes: r.ValueBytes,
@@ -99,7 +100,7 @@ func verifyMessage(r *storage.VerifyReport) *pb.VerifyReport {
 	return out
 }
 
-func damageMessages(damages []storage.Damage) (out []*pb.Damage) {
+func damageMessages(damages []inspect.Damage) (out []*pb.Damage) {
 	for i := range damages {
 		d := &damages[i]
 		out = append(out, &pb.Damage{
@@ -156,7 +157,7 @@ func (s *adminService) Space(ctx context.Context, req *pb.SpaceRequest) (*pb.Spa
 		defer o.close()
 		ctx, cancel := s.untilDrain(o.ctx)
 		defer cancel()
-		r, err := s.store.Space(ctx, storage.SpaceOptions{
+		r, err := s.store.Space(ctx, inspect.SpaceOptions{
 			Depth: int(min(req.Depth, 1<<10)), Delimiter: req.Delimiter, PagesPerSecond: int(min(req.PagesPerSecond, maxPagesPerSecond)),
 		})
 		if err != nil {
@@ -173,7 +174,7 @@ func (s *adminService) Space(ctx context.Context, req *pb.SpaceRequest) (*pb.Spa
 	return out, err
 }
 
-func prefixMessage(p *storage.PrefixSpace) *pb.PrefixSpace {
+func prefixMessage(p *inspect.PrefixSpace) *pb.PrefixSpace {
 	return &pb.PrefixSpace{Prefix: p.Prefix, Keys: p.Keys, Bytes: p.Bytes}
 }
 

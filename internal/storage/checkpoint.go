@@ -303,7 +303,7 @@ func (e *Engine) mergeInput(
 		Lookahead: func() btree.Input { return newMemInput(frozen) },
 		Sink:      pagesource.AdmittingSink{Sink: sink, Cached: e.pages},
 		Values:    blobWriter{batch},
-		Workers:   e.mergeWorkers(), Unreadable: isDamage, Progress: e.throttleProgress,
+		Workers:   e.mergeWorkers(), Unreadable: IsDamage, Progress: e.throttleProgress,
 	}
 	if len(frozen) > 0 && e.pager.Stats().Live < smallTreePages {
 		in.Cuts = sample(frozen, page.KeySizeMax(e.pager.PageSize()))

@@ -78,3 +78,36 @@ func userBound(separator []byte) []byte {
 	}
 	return bytes.Clone(keys.User(separator))
 }
+
+// IsDamage reports whether an error says that a page is damaged, and not that it could not be read.
+func IsDamage(err error) bool {
+	for _, kind := range []error{pager.ErrCorrupt, pager.ErrBroken, pager.ErrTruncated, btree.ErrStructure, blob.ErrBadRef, blob.ErrAccounts} {
+		if errors.Is(err, kind) {
+			return true
+		}
+	}
+	return false
+}
+
+// ClientKeys are the client keys between two separators, nil for no bound. Versions of one key may fill several pages: a page that ends between
+// two of them has some of the key.
+func ClientKeys(lower, upper *page.Separator) (from, to []byte) {
+	return boundKey(lower), boundAbove(upper)
+}
+
+// boundKey is the client key at which a range ends, nil for none.
+func boundKey(s *page.Separator) []byte {
+	if s == nil {
+		return nil
+	}
+	return userBound(s.Key)
+}
+
+// boundAbove is boundKey for an upper bound. Versions of one key may fill several pages: a page that ends between two of them holds some of the key.
+func boundAbove(s *page.Separator) []byte {
+	bound := boundKey(s)
+	if bound != nil && s.Trailer != page.NoTrailer {
+		bound = append(bound, 0)
+	}
+	return bound
+}

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"slices"
 
@@ -13,7 +12,6 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/btree"
 	"github.com/epochkv/epochkv/internal/storage/memtable"
 	"github.com/epochkv/epochkv/internal/storage/page"
-	"github.com/epochkv/epochkv/internal/storage/pager"
 	"github.com/epochkv/epochkv/internal/storage/quarantine"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
@@ -318,7 +316,7 @@ func (e *Engine) openQuarantine() error {
 	if _, err := e.fs.Size(path); err == nil {
 		e.checkpoints.quarantine.file = true
 	}
-	versions, fault, err := readQuarantine(e.fs, &e.options, &state)
+	versions, fault, err := Files{e.fs, e.options.Dir}.ReadQuarantine(&state)
 	if err != nil {
 		return err
 	}
@@ -333,48 +331,3 @@ func (e *Engine) openQuarantine() error {
 }
 
 const quarantineRemedy = "restore a backup, or take out what is readable with kvctl salvage"
-
-// readQuarantine reads the quarantine that belongs to a state: nothing, if the state says so. Versions that are newer than the state are left out: their
-// commits are in the log.
-func readQuarantine(fsys vfs.FS, o *Options, state *pager.State) (versions []quarantine.Version, fault, err error) {
-	if !hasQuarantine(state) {
-		return nil, nil, nil
-	}
-	versions, fault, err = quarantine.Read(fsys, o.quarantinePath())
-	switch {
-	case errors.Is(err, quarantine.ErrDamaged) || errors.Is(err, fs.ErrNotExist):
-		return nil, nil, &CorruptionError{File: o.quarantinePath(), Reason: err.Error(), Remedy: quarantineRemedy}
-	case errors.Is(err, quarantine.ErrVersion):
-		return nil, nil, fmt.Errorf("%w: %w", ErrNewerFormat, err)
-	case err != nil:
-		return nil, nil, err
-	}
-	newer := func(v quarantine.Version) bool { return v.Trailer.Epoch() > state.Epoch }
-	return slices.DeleteFunc(versions, newer), fault, nil
-}
-
-// readQuarantine collects what the tree refused. Without a superblock it takes what the file has: its versions are those of commits, old or new.
-func (s *salvager) readQuarantine() error {
-	var state pager.State
-	if s.state != nil && !s.raw() {
-		state = s.state.State()
-	} else if _, err := s.fs.Size(s.options.quarantinePath()); err == nil {
-		setQuarantine(&state, true)
-		state.Epoch = keys.MaxEpoch
-	}
-	versions, fault, err := readQuarantine(s.fs, s.options, &state)
-	if damage, ok := errors.AsType[*CorruptionError](err); ok {
-		s.lose(Damage{Kind: DamageQuarantine, File: damage.File, Reason: damage.Reason})
-		return nil
-	}
-	if fault != nil {
-		s.note("one copy of the quarantine file's contents is damaged, and the other was read: %v", fault)
-	}
-	for i := range versions {
-		v := &versions[i]
-		if old, known := s.log[string(v.Key)]; !known || old.epoch < v.Trailer.Epoch() {
-			s.log[string(v.Key)] = logged{epoch: v.Trailer.Epoch(), kind: v.Trailer.Kind(), value: v.Value}
-		}
-	}
-	return err
-}

@@ -224,12 +224,12 @@ func (q *quarantineBench) checkOffline(notes bool) {
 	if kinds := q.found(); len(kinds) > 0 {
 		q.t.Fatalf("verify: %v", kinds)
 	}
-	report, err := VerifyDir(context.Background(), q.fs, "db", VerifyOptions{})
+	report, err := Inspect.Files(context.Background(), q.fs, "db")
 	if err != nil || notes != strings.Contains(strings.Join(report.Notes, "\n"), "quarantine") {
 		q.t.Fatalf("verify: %v, notes %q", err, report.Notes)
 	}
 	got := map[string]string{}
-	_, err = Salvage(context.Background(), q.fs, "db", func(key, value []byte, _ keys.Epoch) error {
+	_, err = Inspect.Salvage(context.Background(), q.fs, "db", func(key, value []byte, _ keys.Epoch) error {
 		got[string(key)] = string(value)
 		return nil
 	})
@@ -484,7 +484,7 @@ func TestDamagedQuarantineFile(t *testing.T) {
 	}
 	for at := int64(0); at < size; at += 97 {
 		flip(at)
-		if report, err := VerifyDir(context.Background(), fs, "db", VerifyOptions{}); err != nil || report.DamageTotal != 1 || report.Damages[0].Kind != DamageQuarantine {
+		if report, err := Inspect.Files(context.Background(), fs, "db"); err != nil || !slices.Equal(report.Kinds, []string{"quarantine"}) {
 			t.Fatalf("byte %d: verify: %v, %+v", at, err, report)
 		}
 		q.mustOpen()
@@ -507,13 +507,13 @@ func TestDamagedQuarantineFile(t *testing.T) {
 		if err := q.open(); !errors.As(err, &damage) || damage.File != path {
 			t.Fatalf("%s: %v", name, err)
 		}
-		report, err := VerifyDir(context.Background(), fs, "db", VerifyOptions{})
-		if err != nil || report.DamageTotal != 1 || report.Damages[0].Kind != DamageQuarantine {
+		report, err := Inspect.Files(context.Background(), fs, "db")
+		if err != nil || !slices.Equal(report.Kinds, []string{"quarantine"}) {
 			t.Fatalf("%s: verify: %v, %+v", name, err, report)
 		}
 		count := 0
-		lost, err := Salvage(context.Background(), fs, "db", func([]byte, []byte, keys.Epoch) error { count++; return nil })
-		if err != nil || count != 99 || lost.LostTotal != 1 || lost.Lost[0].Kind != DamageQuarantine {
+		lost, err := Inspect.Salvage(context.Background(), fs, "db", func([]byte, []byte, keys.Epoch) error { count++; return nil })
+		if err != nil || count != 99 || !slices.Equal(lost.Kinds, []string{"quarantine"}) {
 			t.Fatalf("%s: salvage: %d keys, %v, %+v", name, count, err, lost)
 		}
 	}
@@ -532,7 +532,7 @@ func TestQuarantineNewerThanItsStateIsIgnored(t *testing.T) {
 	state := q.engine.pager.State()
 	for _, cut := range []keys.Epoch{state.Epoch, state.Epoch - 1, state.Epoch - 3, 1} {
 		state.Epoch = cut
-		versions, _, err := readQuarantine(q.fs, &q.options, &state)
+		versions, _, err := Files{q.fs, "db"}.ReadQuarantine(&state)
 		if err != nil {
 			t.Fatal(err)
 		}

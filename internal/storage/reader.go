@@ -5,7 +5,6 @@ import (
 
 	"github.com/epochkv/epochkv/internal/storage/btree"
 	"github.com/epochkv/epochkv/internal/storage/page"
-	"github.com/epochkv/epochkv/internal/storage/pager"
 	"github.com/epochkv/epochkv/internal/storage/pagesource"
 )
 
@@ -58,6 +57,3 @@ func (e *Engine) leavesOf(entries int) int {
 
 // entriesMax keeps the arithmetic of leavesOf in range, far above what a scan reads ahead.
 const entriesMax = 1 << 20
-
-// readPage reads and verifies a page past the cache.
-func readPage(p *pager.Pager, id page.ID, buf []byte) error { return pagesource.Read(p, id, buf) }

@@ -74,7 +74,7 @@ func (e *Engine) openTree() error {
 	e.pages = new(pagesource.Cached)
 	p, err := openOrCreate(&e.options, pager.Options{PageSize: e.options.PageSize, OnFree: e.pages.Invalidate, RebuildMap: true})
 	if err != nil {
-		return translate(err)
+		return TranslateError(err)
 	}
 	e.pager = p
 	if err := e.pages.Open(p, e.options.CacheBytes, e.registry); err != nil {
@@ -85,7 +85,7 @@ func (e *Engine) openTree() error {
 	if !e.options.NoPrefetch {
 		e.prefetch = pagesource.NewPrefetcher(e.pages, engineState{e}, e.registry)
 	}
-	return translate(e.openTables())
+	return TranslateError(e.openTables())
 }
 
 // openTables opens what the data file holds beside the tree, and repairs what can be repaired.
@@ -121,8 +121,8 @@ func rootOf(s pager.State) btree.Root {
 	return btree.Root{ID: s.Root, Level: int(s.Height) - 1}
 }
 
-// translate turns the log's errors into the engine's.
-func translate(err error) error {
+// TranslateError turns the log's errors into the engine's.
+func TranslateError(err error) error {
 	if damage, ok := errors.AsType[*wal.CorruptionError](err); ok {
 		return &CorruptionError{File: damage.File, Offset: damage.Offset, Reason: damage.Reason, Remedy: damage.Remedy}
 	}

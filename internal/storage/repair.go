@@ -10,6 +10,7 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/btree"
 	"github.com/epochkv/epochkv/internal/storage/page"
 	"github.com/epochkv/epochkv/internal/storage/pager"
+	"github.com/epochkv/epochkv/internal/storage/pagesource"
 	"github.com/epochkv/epochkv/internal/vfs"
 	"github.com/epochkv/epochkv/internal/wal"
 )
@@ -41,10 +42,10 @@ func (e *Engine) eachLivePage(each func(id page.ID, buf []byte)) error {
 		if mapped && !e.pager.IsLive(id) {
 			continue
 		}
-		switch err := readPage(e.pager, id, buf); {
+		switch err := pagesource.Read(e.pager, id, buf); {
 		case err == nil:
 			each(id, buf)
-		case !isDamage(err):
+		case !IsDamage(err):
 			return err
 		}
 	}
@@ -59,7 +60,7 @@ func (e *Engine) eachRef(each func(page.Ref) error) (complete bool, err error) {
 		return false, err
 	}
 	for _, root := range roots {
-		err := btree.Walk(newDirect(e.pager), root, &btree.Visitor{
+		err := btree.Walk(pagesource.NewDirect(e.pager), root, &btree.Visitor{
 			Page: func(_ page.ID, level int, p []byte) error {
 				if level > 0 {
 					return nil
@@ -67,7 +68,7 @@ func (e *Engine) eachRef(each func(page.Ref) error) (complete bool, err error) {
 				view := page.Leaf(p).Layout()
 				for i := range view.Count() {
 					if _, _, inline, large := view.At(i); large {
-						if err := each(page.Ref(inline)); err != nil && !isDamage(err) {
+						if err := each(page.Ref(inline)); err != nil && !IsDamage(err) {
 							return err
 						} else if err != nil {
 							complete = false
@@ -77,7 +78,7 @@ func (e *Engine) eachRef(each func(page.Ref) error) (complete bool, err error) {
 				return nil
 			},
 			Damaged: func(_ page.ID, _ int, _, _ *page.Separator, err error) error {
-				if !isDamage(err) {
+				if !IsDamage(err) {
 					return err
 				}
 				complete = false
@@ -132,11 +133,11 @@ func (e *Engine) reach(id page.ID, level int, each func(page.ID) error) (complet
 	if err := each(id); err != nil || level == 0 {
 		return err == nil, err
 	}
-	p, err := newDirect(e.pager).Page(id, level)
-	if err != nil && !isDamage(err) {
+	p, err := pagesource.NewDirect(e.pager).Page(id, level)
+	if err != nil && !IsDamage(err) {
 		return false, err
 	}
-	if isDamage(err) || !page.IsTree(p, level) {
+	if IsDamage(err) || !page.IsTree(p, level) {
 		return false, nil
 	}
 	node := page.Inner(p)
@@ -193,7 +194,7 @@ func openOrCreate(o *Options, options pager.Options) (*pager.Pager, error) {
 // is sound, and was cut behind the state that is lost with it.
 func blameSuperblock(p *pager.Pager, err error) error {
 	if _, gap := errors.AsType[*wal.CorruptionError](err); !gap || !p.SuperblockMissing() {
-		return translate(err)
+		return TranslateError(err)
 	}
 	slot := int64(p.Checkpoint()+1) % 2
 	return &CorruptionError{

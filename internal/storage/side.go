@@ -99,7 +99,7 @@ func (s *repairTree) get(src btree.Source, key []byte, at keys.Epoch) (btree.Ver
 		return btree.Version{}, false, nil
 	}
 	v, ok, err := btree.Get(src, s.root, key, at)
-	if err != nil && isDamage(err) && !s.mirror.Empty() {
+	if err != nil && IsDamage(err) && !s.mirror.Empty() {
 		return btree.Get(src, s.mirror, key, at)
 	}
 	return v, ok, err
@@ -111,7 +111,7 @@ func (s *repairTree) changedSince(src btree.Source, lower, upper []byte, after k
 		return false, nil
 	}
 	changed, err := btree.ChangedSince(src, s.root, lower, upper, after)
-	if err != nil && isDamage(err) && !s.mirror.Empty() {
+	if err != nil && IsDamage(err) && !s.mirror.Empty() {
 		return btree.ChangedSince(src, s.mirror, lower, upper, after)
 	}
 	return changed, err
@@ -258,7 +258,7 @@ func readRepairTree(p *pager.Pager, store *blob.Store) (*repairTree, error) {
 		s.mirror = mirror
 		return s, nil
 	}
-	if mirror.Empty() || !isDamage(err) {
+	if mirror.Empty() || !IsDamage(err) {
 		return nil, err
 	}
 	if s, again := readRecords(p, store, mirror); again == nil {

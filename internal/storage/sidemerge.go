@@ -8,6 +8,7 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/btree"
 	"github.com/epochkv/epochkv/internal/storage/page"
 	"github.com/epochkv/epochkv/internal/storage/pager"
+	"github.com/epochkv/epochkv/internal/storage/pagesource"
 )
 
 // rangeInput passes on what an input has inside lost ranges, or outside of them. The two together pass on everything once.
@@ -153,7 +154,7 @@ func (s *repairTree) mergeInto(ctx context.Context, base btree.Root, all *btree.
 		return &recordInput{btree.SliceInput{Entries: records}, newRangeInput(all.Input(), s, true)}
 	}
 	result, err := btree.Merge(ctx, &in)
-	if err != nil && isDamage(err) {
+	if err != nil && IsDamage(err) {
 		return nil, &repairTreeError{base, err}
 	}
 	return result, err
@@ -189,7 +190,7 @@ func (e *Engine) freeUnused(ck *pager.Checkpoint, batch blobBatch, before *repai
 // freeTree frees what can be found of a tree that was given up. Pages below an inner node that cannot be read, and large values that a leaf like
 // that refers to, stay in use.
 func (e *Engine) freeTree(ck *pager.Checkpoint, batch blobBatch, root btree.Root) error {
-	return btree.Walk(newDirect(e.pager), root, &btree.Visitor{
+	return btree.Walk(pagesource.NewDirect(e.pager), root, &btree.Visitor{
 		Page: func(id page.ID, level int, p []byte) error {
 			ck.Free(id)
 			if level > 0 {
@@ -201,14 +202,14 @@ func (e *Engine) freeTree(ck *pager.Checkpoint, batch blobBatch, root btree.Root
 				if !large {
 					continue
 				}
-				if err := batch.Drop(page.Ref(inline)); err != nil && !isDamage(err) { // the walk would take it for damage of this page
+				if err := batch.Drop(page.Ref(inline)); err != nil && !IsDamage(err) { // the walk would take it for damage of this page
 					return err
 				}
 			}
 			return nil
 		},
 		Damaged: func(id page.ID, _ int, _, _ *page.Separator, err error) error {
-			if !isDamage(err) {
+			if !IsDamage(err) {
 				return err
 			}
 			ck.Free(id)

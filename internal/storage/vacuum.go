@@ -120,7 +120,7 @@ func (e *Engine) findDeadVersions(h *GCWatermarks) *btree.DeadVersions {
 	search := btree.VacuumSearch{
 		Policy: h.policy(), From: s.next, Max: s.budget(e.pager.Stats().Live),
 		Damaged: func(err error) error {
-			if !isDamage(err) {
+			if !IsDamage(err) {
 				return err
 			}
 			e.counters.damaged.Add(1)

@@ -20,7 +20,7 @@ import (
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/client"
-	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/storage/inspect"
 )
 
 var (
@@ -81,7 +81,7 @@ func TestStorm(t *testing.T) {
 		left -= d
 		s.live(binary, dir, &h, d, rng.IntN(5) > 0)
 	}
-	report, err := storage.VerifyDir(t.Context(), nil, dir, storage.VerifyOptions{})
+	report, err := inspect.VerifyDir(t.Context(), nil, dir, inspect.VerifyOptions{})
 	if err != nil || !report.OK() || !report.Accounted {
 		t.Errorf("verify: %+v, %v", report, err)
 	}

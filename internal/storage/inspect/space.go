@@ -1,4 +1,4 @@
-package storage
+package inspect
 
 import (
 	"bytes"
@@ -8,37 +8,11 @@ import (
 	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage"
 	"github.com/epochkv/epochkv/internal/storage/blob"
 	"github.com/epochkv/epochkv/internal/storage/btree"
 	"github.com/epochkv/epochkv/internal/storage/page"
-	"github.com/epochkv/epochkv/internal/storage/pager"
 )
-
-// PageKinds counts the pages of the newest state by what they hold. They add up to what Pages.Live says.
-type PageKinds struct {
-	Tree     uint64 // leaves and inner nodes
-	Rows     uint64 // packed large values
-	Bulk     uint64 // whole pages of single values
-	RowTable uint64
-	Map      uint64 // the allocation map, the superblocks and their copies
-}
-
-// Kinds tells the pages in use apart, at no cost.
-func (s *Stats) Kinds() PageKinds {
-	k := PageKinds{Rows: s.Blobs.BlobPages, Bulk: s.Blobs.OverflowPages, RowTable: s.Blobs.TablePages, Map: s.Pages.MapPages + s.Pages.SuperPages}
-	k.Tree = s.Pages.Live - min(s.Pages.Live, k.Rows+k.Bulk+k.RowTable+k.Map) // read a moment apart
-	return k
-}
-
-// WriteAmplification is how many bytes were written to log and data file since Open for each byte that came in: of log records, and of bulk
-// loads, which are in no record. Zero before the first.
-func (s *Stats) WriteAmplification() float64 {
-	in := float64(s.Log.Bytes) + float64(s.Tree.BulkLoadedBytes)
-	if in == 0 {
-		return 0
-	}
-	return (float64(s.Log.Bytes) + float64(s.Pages.PagesWritten)*float64(s.PageSize)) / in
-}
 
 // SpaceOptions say what Space counts.
 type SpaceOptions struct {
@@ -73,18 +47,18 @@ const prefixesMax = 1000
 
 // Space reads the tree of the newest durable state and sums up its keys by prefix. It holds up writers no more than Verify does, and goes on beside
 // pages that cannot be read.
-func (e *Engine) Space(ctx context.Context, o SpaceOptions) (*SpaceReport, error) {
-	frozen, beside, err := e.freeze(ctx)
+func Space(ctx context.Context, e *storage.Engine, o SpaceOptions) (*SpaceReport, error) {
+	state, err := e.PinState(ctx)
 	if err != nil {
 		return nil, err
 	}
-	e.checkpoints.pins.logPinned.Add(-1)
-	defer e.checkpoints.pins.unpin(e.pager, frozen.Checkpoint())
+	defer state.Release()
+	state.ReleaseLog()
 	if len(o.Delimiter) == 0 {
 		o.Delimiter = []byte("/")
 	}
 	o.Depth = max(o.Depth, 1)
-	s := spaceCounter{state: frozen, side: beside, options: o, pace: pace{began: time.Now(), pagesPerSecond: o.PagesPerSecond}}
+	s := spaceCounter{state: state, options: o, pace: pace{began: time.Now(), pagesPerSecond: o.PagesPerSecond}}
 	if err := s.count(ctx); err != nil {
 		return nil, err
 	}
@@ -93,8 +67,7 @@ func (e *Engine) Space(ctx context.Context, o SpaceOptions) (*SpaceReport, error
 
 // spaceCounter sums up one state. Keys come in order, so that one prefix is open at a time.
 type spaceCounter struct {
-	state   *pager.Pager
-	side    *repairTree // of that state
+	state   *storage.PinnedState
 	options SpaceOptions
 	pace    pace
 	keys    keyCounter
@@ -108,31 +81,31 @@ type spaceCounter struct {
 // count reads the tree, and what was written since to the ranges of lost pages: from the side tree, or from its mirror if a page of the first cannot be
 // read. A lost page is not read, as in every walk, for the side tree knows better what is newest of its keys.
 func (s *spaceCounter) count(ctx context.Context) error {
-	if s.side == nil {
-		return s.walk(ctx, newDirect(s.state), rootOf(s.state.State()))
-	}
-	if err := s.walk(ctx, s.side.skipping(newDirect(s.state), s.state), rootOf(s.state.State())); err != nil {
+	if err := s.walk(ctx, s.state.SkippingSource(), s.state.Tree()); err != nil {
 		return err
 	}
+	root, mirror := s.state.RepairTreesInUse()
+	if root.Empty() {
+		return nil
+	}
 	s.keys.interrupt()
-	root := s.side.root
-	if !s.side.mirror.Empty() {
-		err := btree.Walk(newDirect(s.state), root, &btree.Visitor{})
+	if !mirror.Empty() {
+		err := btree.Walk(s.state.Source(), root, &btree.Visitor{})
 		if stop := unlessDamage(ctx, err); err != nil && stop != nil {
 			return stop
 		}
 		if err != nil {
-			root = s.side.mirror
+			root = mirror
 		}
 	}
-	return s.walk(ctx, newDirect(s.state), root)
+	return s.walk(ctx, s.state.Source(), root)
 }
 
 // walk counts what a tree has.
 func (s *spaceCounter) walk(ctx context.Context, src btree.Source, root btree.Root) error {
 	return btree.Walk(src, root, &btree.Visitor{
 		Page: func(_ page.ID, level int, p []byte) error {
-			if err := s.pace.wait(ctx, s.state.Stats().PagesRead); err != nil || level > 0 {
+			if err := s.pace.wait(ctx, s.state.Pages.Stats().PagesRead); err != nil || level > 0 {
 				return err
 			}
 			s.leaf(p)
@@ -156,7 +129,7 @@ func (s *spaceCounter) unreadable(id page.ID, lo, hi *page.Separator, err error)
 		s.keys.skip(hi.Key)
 	}
 	if s.report.UnreadableTotal++; len(s.report.Unreadable) < damagesMax {
-		s.report.Unreadable = append(s.report.Unreadable, damageOfPage(s.state, id, lo, hi, err))
+		s.report.Unreadable = append(s.report.Unreadable, damageOfPage(&s.state.DurableState, id, lo, hi, err))
 	}
 }
 
@@ -249,32 +222,9 @@ func (s *spaceCounter) finish() *SpaceReport {
 	s.end()
 	s.cut()
 	r := &s.report
-	r.Epoch, r.Duration = s.state.State().Epoch, time.Since(s.pace.began)
+	r.Epoch, r.Duration = s.state.Pages.State().Epoch, time.Since(s.pace.began)
 	if s.leaves > 0 {
-		r.LeafFill = float64(s.used) / float64(s.leaves*uint64(s.state.PageSize()))
+		r.LeafFill = float64(s.used) / float64(s.leaves*uint64(s.state.Pages.PageSize()))
 	}
 	return r
-}
-
-// pace keeps a reader of pages to a rate.
-type pace struct {
-	began          time.Time
-	pagesPerSecond int
-	calls          uint
-}
-
-// wait returns when it is time to read on, having read so many pages.
-func (p *pace) wait(ctx context.Context, read uint64) error {
-	if p.calls++; p.calls%64 != 0 {
-		return nil
-	}
-	if p.pagesPerSecond <= 0 {
-		return ctx.Err()
-	}
-	due := p.began.Add(time.Duration(float64(read) / float64(p.pagesPerSecond) * float64(time.Second)))
-	select {
-	case <-ctx.Done():
-	case <-time.After(time.Until(due)):
-	}
-	return ctx.Err()
 }

@@ -1,4 +1,4 @@
-package storage
+package inspect
 
 import (
 	"bytes"
@@ -29,7 +29,7 @@ func (s *salvager) scan() error {
 	overrule := !sides
 	pending := map[string][]found{}
 	var before []*foundLeaf // that reach to where the present one begins
-	buf := vfs.AlignedBuffer(s.state.PageSize())
+	buf := vfs.AlignedBuffer(s.state.Pages.PageSize())
 	for i := range leaves {
 		l := &leaves[i]
 		if err := s.takeBefore(l.first, pending); err != nil {
@@ -41,7 +41,7 @@ func (s *salvager) scan() error {
 			newer = l.overruledBy(before, leaves[i+1:])
 			before = append(before, l)
 		}
-		if readPage(s.state, l.id, buf) == nil { // it was sound a moment ago
+		if s.state.ReadPage(l.id, buf) == nil { // it was sound a moment ago
 			s.keepNewest(buf, newer, pending)
 		}
 	}
@@ -63,7 +63,7 @@ func (s *salvager) findLeaves() (leaves []foundLeaf, sides bool, err error) {
 			first: slices.Concat(v.Prefix(), v.Suffix(0)), at: v.Trailer(0), last: slices.Concat(v.Prefix(), v.Suffix(v.Count()-1)),
 		}
 		sides = sides || keys.SpaceOf(l.first) == keys.SpaceRepairTree
-		if s.reached.Has(int(id)) || s.mapped && !s.state.IsLive(id) {
+		if s.reached.Has(int(id)) || s.mapped && !s.state.Pages.IsLive(id) {
 			return
 		}
 		leaves = append(leaves, l)

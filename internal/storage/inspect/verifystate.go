@@ -1,19 +1,17 @@
-package storage
+package inspect
 
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage"
 	"github.com/epochkv/epochkv/internal/storage/bitset"
 	"github.com/epochkv/epochkv/internal/storage/blob"
 	"github.com/epochkv/epochkv/internal/storage/btree"
 	"github.com/epochkv/epochkv/internal/storage/page"
-	"github.com/epochkv/epochkv/internal/storage/pager"
-	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // verifier is one verification under way.
@@ -25,7 +23,7 @@ type verifier struct {
 	told    time.Time // when progress was last reported
 	total   uint64    // pages
 
-	state *pager.Pager
+	state *storage.DurableState
 	keys  keyCounter
 }
 
@@ -34,22 +32,23 @@ func newVerifier(ctx context.Context, o VerifyOptions) *verifier {
 }
 
 // run checks a state.
-func (v *verifier) run(state *pager.Pager) (*VerifyReport, error) {
+func (v *verifier) run(state *storage.DurableState) (*VerifyReport, error) {
 	v.state = state
-	s := state.State()
-	v.report.Epoch, v.report.Checkpoint, v.report.Height = s.Epoch, state.Checkpoint(), int(s.Height)
-	v.total = state.Stats().PageCount
-	err := state.ReadMap()
+	pages := state.Pages
+	s := pages.State()
+	v.report.Epoch, v.report.Checkpoint, v.report.Height = s.Epoch, pages.Checkpoint(), int(s.Height)
+	v.total = pages.Stats().PageCount
+	err := pages.ReadMap()
 	if err == nil {
-		v.total = state.Stats().Live
-		err = v.accounts(state.Audit(v.reachable))
+		v.total = pages.Stats().Live
+		err = v.accounts(pages.Audit(v.reachable))
 	} else if err = v.damageOr(err, DamageMap); err == nil {
 		err = v.reachable(v.reachOnce())
 	}
 	if err != nil {
 		return nil, err
 	}
-	for _, fault := range state.SuperblockFaults() {
+	for _, fault := range pages.SuperblockFaults() {
 		v.damage(Damage{Kind: DamageSuperblock, File: fault.File, Offset: fault.Offset, Page: fault.Page, Reason: fault.Reason})
 	}
 	v.finish()
@@ -73,9 +72,9 @@ func (v *verifier) accounts(err error) error {
 	if err != nil {
 		return v.damageOr(err, DamageAccounts)
 	}
-	s := v.state.State()
+	s := v.state.Pages.State()
 	if v.report.Keys != s.Entries || v.keys.bytes != s.EntryBytes {
-		v.damage(Damage{Kind: DamageAccounts, File: v.state.Name(), Reason: fmt.Sprintf(
+		v.damage(Damage{Kind: DamageAccounts, File: v.state.Pages.Name(), Reason: fmt.Sprintf(
 			"the tree holds %d keys and %d bytes, the superblock says %d and %d", v.report.Keys, v.keys.bytes, s.Entries, s.EntryBytes)})
 	}
 	return nil
@@ -90,7 +89,7 @@ func (v *verifier) reachable(each func(page.ID) error) error {
 		}
 		return each(id)
 	}
-	store, err := blob.Open(v.state)
+	store, err := blob.Open(v.state.Pages)
 	if err != nil {
 		if err := v.damageOr(err, DamageRows); err != nil {
 			return err
@@ -108,15 +107,15 @@ const lostNotesMax = 20
 
 // noteLost says which pages checkpoints go round. Those that cannot be read are found as damage, too.
 func (v *verifier) noteLost(store *blob.Store) error {
-	s, err := readRepairTree(v.state, store)
-	if err != nil || s == nil {
+	skipped, err := v.state.SkippedPages(store)
+	if err != nil {
 		return v.damageOr(err, DamagePage)
 	}
-	for i := range s.pages[:min(len(s.pages), lostNotesMax)] {
-		p := &s.pages[i]
-		v.note("page %d could not be read at checkpoint %d (%s): what was written to its keys since lies in the side tree", p.id, p.checkpoint, p.reason)
+	for i := range skipped[:min(len(skipped), lostNotesMax)] {
+		p := &skipped[i]
+		v.note("page %d could not be read at checkpoint %d (%s): what was written to its keys since lies in the side tree", p.ID, p.Checkpoint, p.Reason)
 	}
-	if more := len(s.pages) - lostNotesMax; more > 0 {
+	if more := len(skipped) - lostNotesMax; more > 0 {
 		v.note("and %d more such pages", more)
 	}
 	return nil
@@ -126,7 +125,7 @@ func (v *verifier) noteLost(store *blob.Store) error {
 func (v *verifier) reachOnce() func(page.ID) error {
 	var reached bitset.Set
 	return func(id page.ID) error {
-		if uint64(id) >= v.state.Stats().PageCount || !reached.Add(int(id)) {
+		if uint64(id) >= v.state.Pages.Stats().PageCount || !reached.Add(int(id)) {
 			return fmt.Errorf("page %d is reached twice, or lies behind the last page", id)
 		}
 		return nil
@@ -135,10 +134,10 @@ func (v *verifier) reachOnce() func(page.ID) error {
 
 // walk checks the tree, the side tree, and every value that they refer to.
 func (v *verifier) walk(reach func(page.ID) error, value func(page.Ref) error) error {
-	if err := v.walkTree(rootOf(v.state.State()), reach, value); err != nil {
+	if err := v.walkTree(v.state.Tree(), reach, value); err != nil {
 		return err
 	}
-	root, mirror, err := repairTreeRoots(v.state)
+	root, mirror, err := v.state.RepairTreeRoots()
 	if err != nil {
 		return v.damageOr(err, DamageSuperblock)
 	}
@@ -155,7 +154,7 @@ func (v *verifier) walk(reach func(page.ID) error, value func(page.Ref) error) e
 }
 
 func (v *verifier) walkTree(root btree.Root, reach func(page.ID) error, value func(page.Ref) error) error {
-	return btree.Walk(newDirect(v.state), root, &btree.Visitor{
+	return btree.Walk(v.state.Source(), root, &btree.Visitor{
 		Page: func(id page.ID, level int, p []byte) error {
 			if err := reach(id); err != nil {
 				return err
@@ -205,43 +204,6 @@ func (v *verifier) leaf(p page.Leaf, value func(page.Ref) error) error {
 	return nil
 }
 
-// keyCounter follows keys across leaves, so that a key whose versions fill several counts once.
-type keyCounter struct {
-	key   []byte // internal key of the last entry
-	known bool
-	bytes uint64 // keys and inline values of all versions
-}
-
-// add takes entry i of a leaf and reports whether it is its key's newest version.
-func (k *keyCounter) add(v *page.LeafLayout, i int) bool {
-	suffix, _, value, _ := v.At(i)
-	newest := false
-	if i == 0 || len(suffix) > 0 {
-		n := len(v.Prefix())
-		same := k.known && len(k.key) == n+len(suffix) && string(k.key[:n]) == string(v.Prefix()) && string(k.key[n:]) == string(suffix)
-		k.key = append(append(k.key[:0], v.Prefix()...), suffix...)
-		k.known, newest = true, !same
-	}
-	k.bytes += uint64(len(k.key) + len(value))
-	return newest
-}
-
-// interrupt says that entries were left out.
-func (k *keyCounter) interrupt() { k.known = false }
-
-// skip says that newer versions of key were left out.
-func (k *keyCounter) skip(key []byte) { k.key, k.known = append(k.key[:0], key...), true }
-
-// isDamage tells what is wrong in the file from what kept it from being read.
-func isDamage(err error) bool {
-	for _, kind := range []error{pager.ErrCorrupt, pager.ErrBroken, pager.ErrTruncated, btree.ErrStructure, blob.ErrBadRef, blob.ErrAccounts} {
-		if errors.Is(err, kind) {
-			return true
-		}
-	}
-	return false
-}
-
 // damageOr notes err if it is damage, and else returns it.
 func (v *verifier) damageOr(err error, kind DamageKind) error {
 	if err == nil {
@@ -255,24 +217,6 @@ func (v *verifier) damageOr(err error, kind DamageKind) error {
 }
 
 func (v *verifier) damageOf(err error, kind DamageKind) Damage { return damageOf(v.state, err, kind) }
-
-func damageOf(state *pager.Pager, err error, kind DamageKind) Damage {
-	d := Damage{Kind: kind, File: state.Name(), Reason: err.Error()}
-	if found, ok := errors.AsType[*pager.CorruptError](err); ok {
-		d.Page, d.Offset, d.Reason = found.Page, found.Offset, found.Reason
-	}
-	return d
-}
-
-// damageOfPage is what a walk has met at page id, which may hold keys from lo up to hi.
-func damageOfPage(state *pager.Pager, id page.ID, lo, hi *page.Separator, err error) Damage {
-	d := damageOf(state, err, DamagePage)
-	if d.Page == 0 {
-		d.Page, d.Offset = id, int64(id)*int64(state.PageSize())
-	}
-	d.KeyLower, d.KeyUpper = boundKey(lo), boundAbove(hi)
-	return d
-}
 
 func (v *verifier) damage(d Damage) {
 	if v.report.DamageTotal++; len(v.report.Damages) < damagesMax {
@@ -292,7 +236,7 @@ func (v *verifier) pause() error {
 	if v.report.Pages%64 == 0 && time.Since(v.told) >= progressEvery {
 		v.tell()
 	}
-	return v.pace.wait(v.ctx, v.state.Stats().PagesRead)
+	return v.pace.wait(v.ctx, v.state.Pages.Stats().PagesRead)
 }
 
 func (v *verifier) tell() {
@@ -300,39 +244,4 @@ func (v *verifier) tell() {
 	if v.options.Progress != nil {
 		v.options.Progress(VerifyProgress{Pages: v.report.Pages, PagesTotal: max(v.total, v.report.Pages), Damages: v.report.DamageTotal})
 	}
-}
-
-// boundKey is the client key at which a range ends, nil for none.
-func boundKey(s *page.Separator) []byte {
-	if s == nil {
-		return nil
-	}
-	return userBound(s.Key)
-}
-
-// boundAbove is boundKey for an upper bound. Versions of one key may fill several pages: a page that ends between two of them holds some of the key.
-func boundAbove(s *page.Separator) []byte {
-	bound := boundKey(s)
-	if bound != nil && s.Trailer != page.NoTrailer {
-		bound = append(bound, 0)
-	}
-	return bound
-}
-
-// direct is a source of verified tree pages that reads past every cache.
-type direct struct {
-	pager *pager.Pager
-	buf   []byte
-}
-
-func newDirect(p *pager.Pager) *direct {
-	return &direct{pager: p, buf: vfs.AlignedBuffer(p.PageSize())}
-}
-
-// Page implements btree.Source; the bytes live until the next call.
-func (d *direct) Page(id page.ID, _ int) ([]byte, error) {
-	if err := readPage(d.pager, id, d.buf); err != nil {
-		return nil, err
-	}
-	return d.buf, nil
 }

@@ -1,9 +1,10 @@
-package storage
+package inspect
 
 import (
 	"bytes"
 
 	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage"
 	"github.com/epochkv/epochkv/internal/storage/btree"
 	"github.com/epochkv/epochkv/internal/storage/page"
 )
@@ -11,9 +12,9 @@ import (
 // readSide collects what lies in the side tree: of its keys it is newer than what the tree has, and older than the log. What cannot be read
 // of it may have been newer than the tree, too: keys there that stood for lost pages are not brought out at all.
 func (s *salvager) readSide() error {
-	root, mirror, err := repairTreeRoots(s.state)
+	root, mirror, err := s.state.RepairTreeRoots()
 	if err != nil {
-		s.lose(Damage{Kind: DamageSuperblock, File: s.state.Name(), Reason: err.Error()})
+		s.lose(Damage{Kind: DamageSuperblock, File: s.state.Pages.Name(), Reason: err.Error()})
 		return unlessDamage(s.ctx, err)
 	}
 	gaps, err := s.walkSide(root)
@@ -26,12 +27,12 @@ func (s *salvager) readSide() error {
 	if len(gaps) == 0 || err != nil {
 		return err
 	}
-	lost, err := readRepairTree(s.state, s.rows)
+	skipped, err := s.state.SkippedPages(s.rows)
 	if stop := unlessDamage(s.ctx, err); err != nil && stop != nil {
 		return stop
 	}
 	for _, g := range gaps {
-		s.unsure = append(s.unsure, lost.within(g)...)
+		s.unsure = append(s.unsure, g.within(skipped)...)
 	}
 	return nil
 }
@@ -75,20 +76,20 @@ func (s *salvager) walkSide(root btree.Root) (gaps []gap, err error) {
 	return gaps, err
 }
 
-// within is the part of a gap in the side tree that lost ranges cover, to whole keys. Without the records, which are in the side tree
+// within is the part of a gap in the repair tree that skipped pages cover, to whole keys. Without the records, which are in the repair tree
 // themselves, it is all of it.
-func (s *repairTree) within(g gap) (parts []gap) {
-	if s == nil {
+func (g gap) within(skipped []storage.SkippedPage) (parts []gap) {
+	if skipped == nil {
 		return []gap{g}
 	}
-	for i := range s.ranges {
-		r := &s.ranges[i]
-		part := gap{r.lower.Key, nil}
+	for i := range skipped {
+		p := &skipped[i]
+		part := gap{p.Lower.Key, nil}
 		if bytes.Compare(part.lower, g.lower) < 0 {
 			part.lower = g.lower
 		}
-		if r.upper != nil {
-			part.upper = append(bytes.Clone(r.upper.Key), 0)
+		if p.Upper != nil {
+			part.upper = append(bytes.Clone(p.Upper.Key), 0)
 		}
 		if g.upper != nil && (part.upper == nil || bytes.Compare(g.upper, part.upper) < 0) {
 			part.upper = g.upper

@@ -1,4 +1,4 @@
-package storage
+package inspect
 
 import (
 	"bytes"
@@ -6,11 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
-	"slices"
 
 	"github.com/epochkv/epochkv/internal/keys"
-	"github.com/epochkv/epochkv/internal/storage/batch"
+	"github.com/epochkv/epochkv/internal/storage"
 	"github.com/epochkv/epochkv/internal/storage/bitset"
 	"github.com/epochkv/epochkv/internal/storage/blob"
 	"github.com/epochkv/epochkv/internal/storage/btree"
@@ -52,23 +50,22 @@ type SalvageEntry func(key, value []byte, epoch keys.Epoch) error
 
 // Salvage hands every live client key that it can read to write, once, in no particular order. The store must not be open.
 func Salvage(ctx context.Context, fsys vfs.FS, dir string, write SalvageEntry) (report *SalvageReport, err error) {
-	options, lock, err := lockOffline(fsys, dir)
+	files, lock, err := storage.LockFiles(fsys, dir)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, lock.Close()) }()
-	s := &salvager{ctx: ctx, fs: options.FS, options: options, write: write, log: map[string]logged{}}
+	s := &salvager{ctx: ctx, files: files, write: write, log: map[string]logged{}}
 	return &s.report, s.run()
 }
 
 type salvager struct {
-	ctx     context.Context // of the whole run
-	fs      vfs.FS
-	options *Options
-	write   SalvageEntry
-	report  SalvageReport
+	ctx    context.Context // of the whole run
+	files  storage.Files
+	write  SalvageEntry
+	report SalvageReport
 
-	state   *pager.Pager
+	state   *storage.DurableState
 	rows    *blob.Store
 	mapped  bool              // the allocation map is readable
 	reached bitset.Set        // leaves that the walk has read
@@ -111,28 +108,28 @@ func (s *salvager) run() error {
 
 // open opens the data file as well as it can be opened.
 func (s *salvager) open() error {
-	name := s.options.dataPath()
-	state, err := pager.OpenSnapshot(s.fs, name)
-	if err == nil && state.SuperblockMissing() {
+	name := s.files.DataPath()
+	state, err := s.files.OpenState()
+	if err == nil && state.Pages.SuperblockMissing() {
 		err = s.refuseOlder(state)
 	}
 	switch {
 	case err == nil:
-		s.state, s.report.Epoch = state, state.State().Epoch
+		s.state, s.report.Epoch = state, state.Pages.State().Epoch
 	case errors.Is(err, fs.ErrNotExist):
 		s.lose(Damage{Kind: DamageSuperblock, File: name, Reason: "the data file is missing"})
 		return nil
 	case errors.Is(err, pager.ErrNewerFormat):
-		return translate(err)
+		return storage.TranslateError(err)
 	default:
 		s.lose(Damage{Kind: DamageSuperblock, File: name, Reason: err.Error()})
-		if s.state, err = pager.OpenRaw(s.fs, name, 0); err != nil {
+		if s.state, err = s.files.OpenUnknownState(); err != nil {
 			s.note("%v: nothing in it can be made out", err)
 			return nil
 		}
 		s.note("no superblock is readable: every sound leaf of the file was read, and keys that were deleted, or loaded in bulk without success, may have come back")
 	}
-	if damaged := s.state.SuperblockDamage(); damaged != nil {
+	if damaged := s.state.Pages.SuperblockDamage(); damaged != nil {
 		s.note("%v", damaged)
 	}
 	return nil
@@ -140,20 +137,20 @@ func (s *salvager) open() error {
 
 // refuseOlder closes a state whose successor was durable, which the log says by not reaching back to it, and whose superblock is lost: what the pages
 // of both say, with the newer ones first, is more.
-func (s *salvager) refuseOlder(state *pager.Pager) error {
-	_, err := wal.Replay(s.fs, s.options.Dir, state.State().Epoch, 0, func(keys.Epoch, []byte) error { return s.ctx.Err() })
+func (s *salvager) refuseOlder(state *storage.DurableState) error {
+	_, err := wal.Replay(s.files.FS, s.files.Dir, state.Pages.State().Epoch, 0, func(keys.Epoch, []byte) error { return s.ctx.Err() })
 	if _, gap := errors.AsType[*wal.CorruptionError](err); !gap {
 		return s.ctx.Err()
 	}
-	return errors.Join(blameSuperblock(state, err), state.Close())
+	return errors.Join(state.ExplainLog(err), state.Close())
 }
 
 // lost superblock: nothing is known of the tree.
-func (s *salvager) raw() bool { return s.state.State().Root == 0 && s.report.Epoch == 0 }
+func (s *salvager) raw() bool { return s.state.Pages.State().Root == 0 && s.report.Epoch == 0 }
 
 // readTree walks what can be walked, and looks for the rest.
 func (s *salvager) readTree() error {
-	if err := s.state.ReadMap(); err != nil {
+	if err := s.state.Pages.ReadMap(); err != nil {
 		if stop := unlessDamage(s.ctx, err); stop != nil {
 			return stop
 		}
@@ -181,7 +178,7 @@ func (s *salvager) readTree() error {
 // openRows opens the row store, or rebuilds it from all pages.
 func (s *salvager) openRows() (err error) {
 	if !s.raw() {
-		if s.rows, err = blob.Open(s.state); err == nil {
+		if s.rows, err = blob.Open(s.state.Pages); err == nil {
 			return nil
 		}
 		if stop := unlessDamage(s.ctx, err); stop != nil {
@@ -189,18 +186,18 @@ func (s *salvager) openRows() (err error) {
 		}
 		s.note("the table of large values is not readable and was rebuilt: %v", err)
 	}
-	s.rows, err = blob.Rebuild(s.state, s.eachPage)
+	s.rows, err = blob.Rebuild(s.state.Pages, s.eachPage)
 	return err
 }
 
 // eachPage reads every sound page.
 func (s *salvager) eachPage(each func(id page.ID, buf []byte)) error {
-	buf := vfs.AlignedBuffer(s.state.PageSize())
-	for id := range page.ID(s.state.Stats().PageCount) {
+	buf := vfs.AlignedBuffer(s.state.Pages.PageSize())
+	for id := range page.ID(s.state.Pages.Stats().PageCount) {
 		if id%64 == 0 && s.ctx.Err() != nil {
 			return s.ctx.Err()
 		}
-		if readPage(s.state, id, buf) == nil {
+		if s.state.ReadPage(id, buf) == nil {
 			each(id, buf)
 		}
 	}
@@ -209,14 +206,14 @@ func (s *salvager) eachPage(each func(id page.ID, buf []byte)) error {
 
 func (s *salvager) walk() error {
 	s.decided = nil
-	return s.walkTree(rootOf(s.state.State()), &s.gaps, func(p page.Leaf) error {
+	return s.walkTree(s.state.Tree(), &s.gaps, func(p page.Leaf) error {
 		return s.eachNewest(p, func(key []byte, v *found) error { return s.take(key, []found{*v}, &s.report.FromTree) })
 	})
 }
 
 // walkTree calls leaf for each leaf that can be read, and notes what the rest may hide. Inner pages leave gaps.
 func (s *salvager) walkTree(root btree.Root, gaps *[]gap, leaf func(p page.Leaf) error) error {
-	return btree.Walk(newDirect(s.state), root, &btree.Visitor{
+	return btree.Walk(s.state.Source(), root, &btree.Visitor{
 		Page: func(id page.ID, level int, p []byte) error {
 			if level > 0 {
 				return s.ctx.Err()
@@ -228,9 +225,10 @@ func (s *salvager) walkTree(root btree.Root, gaps *[]gap, leaf func(p page.Leaf)
 			if stop := unlessDamage(s.ctx, err); stop != nil {
 				return stop
 			}
+			lower, upper := storage.ClientKeys(lo, hi)
 			s.lose(Damage{
-				Kind: DamagePage, File: s.state.Name(), Page: id, Offset: int64(id) * int64(s.state.PageSize()),
-				KeyLower: boundKey(lo), KeyUpper: boundAbove(hi), Reason: err.Error(),
+				Kind: DamagePage, File: s.state.Pages.Name(), Page: id, Offset: int64(id) * int64(s.state.Pages.PageSize()),
+				KeyLower: lower, KeyUpper: upper, Reason: err.Error(),
 			})
 			if level > 0 || gaps != &s.gaps {
 				*gaps = append(*gaps, gap{behindKey(lo), behindKey(hi)})
@@ -328,101 +326,9 @@ func (s *salvager) emit(key, value []byte, epoch keys.Epoch) error {
 	return s.write(keys.User(key), value, epoch)
 }
 
-// readLog collects the newest version of each key in what can be read of the log. It goes on behind damage.
-func (s *salvager) readLog() error {
-	segments, err := wal.Segments(s.fs, s.options.Dir)
-	if err != nil {
-		return err
-	}
-	next := s.report.Epoch + 1
-	for i, segment := range segments {
-		if segment.Damage != nil {
-			if s.replayStartsIn(segments[i+1:]) {
-				continue // all that it can hold is in the tree
-			}
-			s.lose(Damage{Kind: DamageLog, File: segment.File, Reason: segment.Damage.Error()})
-			continue
-		}
-		if segment.First > next {
-			s.lose(Damage{
-				Kind: DamageLog, File: segment.File, Reason: fmt.Sprintf("epochs %d to %d are missing before it", next, segment.First-1),
-			})
-		}
-		err := wal.ReadSegment(s.fs, segment, func(r wal.Record) error {
-			if r.IsClose() {
-				return nil
-			}
-			if r.SkipsTo() != 0 {
-				next = max(next, r.SkipsTo())
-				return nil
-			}
-			next = max(next, r.Epoch+1)
-			s.record(r)
-			return s.ctx.Err()
-		})
-		if err != nil {
-			return err
-		}
-	}
-	segment := uint64(0)
-	if s.state != nil {
-		state := s.state.State()
-		segment = logSegment(&state)
-	}
-	// Where a segment ends early only the replay can tell an unfinished record from a lost one.
-	_, err = wal.Replay(s.fs, s.options.Dir, s.report.Epoch, segment, func(keys.Epoch, []byte) error { return s.ctx.Err() })
-	if damage, ok := errors.AsType[*wal.CorruptionError](err); ok {
-		s.lose(Damage{
-			Kind: DamageLog, File: damage.File, Offset: damage.Offset, Reason: fmt.Sprintf("from epoch %d on: %s", damage.Epoch, damage.Reason),
-		})
-		return nil
-	}
-	return err
-}
-
-// replayStartsIn reports whether one of the segments begins no later than what the tree lacks.
-func (s *salvager) replayStartsIn(segments []wal.SegmentInfo) bool {
-	return slices.ContainsFunc(segments, func(later wal.SegmentInfo) bool { return later.Damage == nil && later.First <= s.report.Epoch+1 })
-}
-
-func (s *salvager) record(r wal.Record) {
-	if r.Epoch <= s.report.Epoch || r.IsNoOp() {
-		return
-	}
-	var body batch.Reader
-	if err := body.Read(r.Body); err != nil {
-		s.lose(Damage{Kind: DamageLog, Reason: fmt.Sprintf("epoch %d: %v", r.Epoch, err)})
-		return
-	}
-	for body.Next() {
-		if old, known := s.log[string(body.Key)]; !known || old.epoch < r.Epoch {
-			s.log[string(body.Key)] = logged{epoch: r.Epoch, kind: body.Kind, value: bytes.Clone(body.Value)}
-		}
-	}
-}
-
-// writeLog writes out what the log holds that is newer than the tree.
-func (s *salvager) writeLog() error {
-	for _, key := range slices.Sorted(maps.Keys(s.log)) {
-		v := s.log[key]
-		if v.kind != keys.KindSet || keys.SpaceOf([]byte(key)) != keys.SpaceUser {
-			continue
-		}
-		if v.side {
-			s.report.FromTree++
-		} else {
-			s.report.FromLog++
-		}
-		if err := s.emit([]byte(key), v.value, v.epoch); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 func (s *salvager) loseValue(key []byte, err error) {
 	user := bytes.Clone(keys.User(key))
-	s.lose(Damage{Kind: DamageValue, File: s.state.Name(), KeyLower: user, KeyUpper: append(bytes.Clone(user), 0), Reason: err.Error()})
+	s.lose(Damage{Kind: DamageValue, File: s.state.Pages.Name(), KeyLower: user, KeyUpper: append(bytes.Clone(user), 0), Reason: err.Error()})
 }
 
 func (s *salvager) lose(d Damage) {
@@ -433,32 +339,4 @@ func (s *salvager) lose(d Damage) {
 
 func (s *salvager) note(format string, args ...any) {
 	s.report.Notes = append(s.report.Notes, fmt.Sprintf(format, args...))
-}
-
-// RepairedLog says what RepairLog took away.
-type RepairedLog = wal.Dropped
-
-// RepairLog cuts a corrupt log at the first record that cannot be read. It loses acknowledged commits, so that only an operator may decide
-// on it. A sound log, or one that ends in a torn record, is left as it is. The store must not be open.
-func RepairLog(fsys vfs.FS, dir string) (dropped RepairedLog, err error) {
-	options, lock, err := lockOffline(fsys, dir)
-	if err != nil {
-		return RepairedLog{}, err
-	}
-	defer func() { err = errors.Join(err, lock.Close()) }()
-	state, err := pager.OpenSnapshot(options.FS, options.dataPath())
-	if err != nil {
-		return RepairedLog{}, translate(err)
-	}
-	known := state.State()
-	after, segment := known.Epoch, logSegment(&known)
-	if state.SuperblockMissing() {
-		if _, err := wal.Replay(options.FS, dir, after, 0, func(keys.Epoch, []byte) error { return nil }); err != nil {
-			return RepairedLog{}, errors.Join(blameSuperblock(state, err), state.Close())
-		}
-	}
-	if err := state.Close(); err != nil {
-		return RepairedLog{}, err
-	}
-	return wal.Repair(options.FS, dir, after, segment)
 }

@@ -1,0 +1,143 @@
+package storage
+
+import (
+	"context"
+
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/blob"
+	"github.com/epochkv/epochkv/internal/storage/btree"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/storage/pager"
+	"github.com/epochkv/epochkv/internal/storage/pagesource"
+	"github.com/epochkv/epochkv/internal/storage/quarantine"
+)
+
+// DurableState is one durable state of a store: what a superblock leads to, and the files that belong to it. Package inspect verifies,
+// measures and salvages a store through it. It reads the files, past every cache and past what an engine has in memory, and writes nothing.
+type DurableState struct {
+	Files Files
+	Pages *pager.Pager // of the data file in this state, for reading only
+}
+
+// SkippedPage is what the repair tree records of a damaged page that checkpoints skip.
+type SkippedPage struct {
+	ID         page.ID
+	Checkpoint uint64 // the first one that skipped it
+	Reason     string
+	Lower      page.Separator // the page has the entries from Lower up to Upper
+	Upper      *page.Separator
+}
+
+// Tree is the root of the tree.
+func (s *DurableState) Tree() btree.Root { return rootOf(s.Pages.State()) }
+
+// RepairTreeRoots are the roots of the repair tree and of its mirror, as the superblock names them.
+func (s *DurableState) RepairTreeRoots() (root, mirror btree.Root, err error) {
+	return repairTreeRoots(s.Pages)
+}
+
+// SkippedPages reads the records of the repair tree, or of its mirror where the first is damaged.
+func (s *DurableState) SkippedPages(blobs *blob.Store) ([]SkippedPage, error) {
+	tree, err := readRepairTree(s.Pages, blobs)
+	if tree == nil || err != nil {
+		return nil, err
+	}
+	skipped := make([]SkippedPage, len(tree.pages))
+	for i := range tree.pages {
+		p := &tree.pages[i]
+		skipped[i] = SkippedPage{ID: p.id, Checkpoint: p.checkpoint, Reason: p.reason, Lower: p.lower, Upper: p.upper}
+	}
+	return skipped, nil
+}
+
+// ReadPage reads and verifies a page.
+func (s *DurableState) ReadPage(id page.ID, buf []byte) error {
+	return pagesource.Read(s.Pages, id, buf)
+}
+
+// Source reads and verifies tree pages. A page lives until the next call.
+func (s *DurableState) Source() btree.Source { return pagesource.NewDirect(s.Pages) }
+
+// LogSegment is the number of a log segment of which the state knows that it, or a newer one, exists; zero if it knows of none.
+func (s *DurableState) LogSegment() uint64 {
+	state := s.Pages.State()
+	return logSegment(&state)
+}
+
+// ReadQuarantine reads the quarantine of the state, see Files.ReadQuarantine.
+func (s *DurableState) ReadQuarantine() (versions []quarantine.Version, fault, err error) {
+	state := s.Pages.State()
+	return s.Files.ReadQuarantine(&state)
+}
+
+// ExplainLog turns an error of the replay of the log after this state into the engine's: if the newest superblock may be lost, the
+// superblock is damaged and not the log.
+func (s *DurableState) ExplainLog(err error) error { return blameSuperblock(s.Pages, err) }
+
+// Close closes the file of a state that Files opened.
+func (s *DurableState) Close() error { return s.Pages.Close() }
+
+// PinnedState is the newest durable state of an open engine. Checkpoints and writers go on, but do not reuse its pages until Release, and do
+// not remove log segments until ReleaseLog.
+type PinnedState struct {
+	DurableState
+	engine     *Engine
+	repairTree *repairTree // the repair tree in use
+	logPinned  bool
+}
+
+// PinState pins the newest durable state and the log after it. It waits for the checkpoint that is under way, or for the context's end.
+func (e *Engine) PinState(ctx context.Context) (*PinnedState, error) {
+	if err := e.checkpoints.mu.Lock(ctx); err != nil {
+		return nil, err
+	}
+	defer e.checkpoints.mu.Unlock()
+	pages, err := e.pager.Snapshot()
+	if err != nil {
+		return nil, err
+	}
+	e.checkpoints.pins.pin(e.pager, pages.Checkpoint())
+	e.checkpoints.pins.logPinned.Add(1)
+	files := Files{e.fs, e.options.Dir}
+	return &PinnedState{DurableState{files, pages}, e, e.view.Load().repairTree, true}, nil
+}
+
+// Durable is the newest epoch of the log on stable storage.
+func (p *PinnedState) Durable() keys.Epoch { return p.engine.Durable() }
+
+// ReadNewestQuarantine reads the quarantine of the engine's newest durable state, which may be newer than p: the file of an older state does
+// not exist any more.
+func (p *PinnedState) ReadNewestQuarantine(ctx context.Context) (versions []quarantine.Version, fault, err error) {
+	e := p.engine
+	if err := e.checkpoints.mu.Lock(ctx); err != nil {
+		return nil, nil, err
+	}
+	defer e.checkpoints.mu.Unlock()
+	state := e.pager.State()
+	return p.Files.ReadQuarantine(&state)
+}
+
+// RepairTreesInUse are the roots of the repair tree and of its mirror, without one that the engine has found to be damaged.
+func (p *PinnedState) RepairTreesInUse() (root, mirror btree.Root) { return p.repairTree.trees() }
+
+// SkippingSource is Source, except that it refuses the pages that checkpoints skip, as damaged: the repair tree has newer versions of their keys.
+func (p *PinnedState) SkippingSource() btree.Source {
+	if p.repairTree == nil {
+		return p.Source()
+	}
+	return p.repairTree.skipping(p.Source(), p.Pages)
+}
+
+// ReleaseLog lets checkpoints remove log segments again.
+func (p *PinnedState) ReleaseLog() {
+	if p.logPinned {
+		p.logPinned = false
+		p.engine.checkpoints.pins.logPinned.Add(-1)
+	}
+}
+
+// Release lets checkpoints reuse the pages of the state, and remove log segments. It is called once.
+func (p *PinnedState) Release() {
+	p.ReleaseLog()
+	p.engine.checkpoints.pins.unpin(p.engine.pager, p.Pages.Checkpoint())
+}

@@ -1,0 +1,68 @@
+package inspect
+
+import (
+	"context"
+	"errors"
+
+	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/storage/pager"
+)
+
+// Damage is something wrong.
+type Damage struct {
+	Kind     DamageKind
+	File     string
+	Offset   int64
+	Page     page.ID // zero if it is no page of the data file
+	KeyLower []byte  // client keys that it may hide: [KeyLower, KeyUpper), nil for no bound
+	KeyUpper []byte
+	Reason   string
+}
+
+// DamageKind says what is damaged.
+type DamageKind string
+
+// What can be damaged.
+const (
+	DamageSuperblock DamageKind = "superblock"     // a superblock, or a copy of one; alone it costs nothing, and the next start repairs it
+	DamagePage       DamageKind = "page"           // a page of the tree
+	DamageValue      DamageKind = "value"          // a large value; the range is its key
+	DamageRows       DamageKind = "blobs"          // the row table
+	DamageMap        DamageKind = "allocation_map" // the allocation map
+	DamageAccounts   DamageKind = "accounts"       // pages, rows, keys or bytes do not add up
+	DamageLog        DamageKind = "log"
+	DamageQuarantine DamageKind = "quarantine" // the quarantine file, or one of the two copies of its contents; one alone costs nothing
+)
+
+// damagesMax bounds the list of damages; the rest is counted.
+const damagesMax = 1000
+
+func damageOf(state *storage.DurableState, err error, kind DamageKind) Damage {
+	d := Damage{Kind: kind, File: state.Pages.Name(), Reason: err.Error()}
+	if found, ok := errors.AsType[*pager.CorruptError](err); ok {
+		d.Page, d.Offset, d.Reason = found.Page, found.Offset, found.Reason
+	}
+	return d
+}
+
+// damageOfPage is what a walk has met at page id, which may hold keys from lo up to hi.
+func damageOfPage(state *storage.DurableState, id page.ID, lo, hi *page.Separator, err error) Damage {
+	d := damageOf(state, err, DamagePage)
+	if d.Page == 0 {
+		d.Page, d.Offset = id, int64(id)*int64(state.Pages.PageSize())
+	}
+	d.KeyLower, d.KeyUpper = storage.ClientKeys(lo, hi)
+	return d
+}
+
+// unlessDamage is the error that ends a walk over damaged files, or nil if err is damage, beside which it goes on.
+func unlessDamage(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if storage.IsDamage(err) {
+		return nil
+	}
+	return err
+}

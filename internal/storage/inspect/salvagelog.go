@@ -1,0 +1,128 @@
+package inspect
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/storage/batch"
+	"github.com/epochkv/epochkv/internal/wal"
+)
+
+// readQuarantine collects what the tree refused. Without a superblock it takes what the file has: its versions are those of commits, old or new.
+func (s *salvager) readQuarantine() error {
+	read := s.files.ReadAllQuarantine
+	if s.state != nil && !s.raw() {
+		read = s.state.ReadQuarantine
+	}
+	versions, fault, err := read()
+	if damage, ok := errors.AsType[*storage.CorruptionError](err); ok {
+		s.lose(Damage{Kind: DamageQuarantine, File: damage.File, Reason: damage.Reason})
+		return nil
+	}
+	if fault != nil {
+		s.note("one copy of the quarantine file's contents is damaged, and the other was read: %v", fault)
+	}
+	for i := range versions {
+		v := &versions[i]
+		if old, known := s.log[string(v.Key)]; !known || old.epoch < v.Trailer.Epoch() {
+			s.log[string(v.Key)] = logged{epoch: v.Trailer.Epoch(), kind: v.Trailer.Kind(), value: v.Value}
+		}
+	}
+	return err
+}
+
+// readLog collects the newest version of each key in what can be read of the log. It goes on behind damage.
+func (s *salvager) readLog() error {
+	segments, err := wal.Segments(s.files.FS, s.files.Dir)
+	if err != nil {
+		return err
+	}
+	next := s.report.Epoch + 1
+	for i, segment := range segments {
+		if segment.Damage != nil {
+			if s.replayStartsIn(segments[i+1:]) {
+				continue // all that it can hold is in the tree
+			}
+			s.lose(Damage{Kind: DamageLog, File: segment.File, Reason: segment.Damage.Error()})
+			continue
+		}
+		if segment.First > next {
+			s.lose(Damage{
+				Kind: DamageLog, File: segment.File, Reason: fmt.Sprintf("epochs %d to %d are missing before it", next, segment.First-1),
+			})
+		}
+		err := wal.ReadSegment(s.files.FS, segment, func(r wal.Record) error {
+			if r.IsClose() {
+				return nil
+			}
+			if r.SkipsTo() != 0 {
+				next = max(next, r.SkipsTo())
+				return nil
+			}
+			next = max(next, r.Epoch+1)
+			s.record(r)
+			return s.ctx.Err()
+		})
+		if err != nil {
+			return err
+		}
+	}
+	segment := uint64(0)
+	if s.state != nil {
+		segment = s.state.LogSegment()
+	}
+	// Where a segment ends early only the replay can tell an unfinished record from a lost one.
+	_, err = wal.Replay(s.files.FS, s.files.Dir, s.report.Epoch, segment, func(keys.Epoch, []byte) error { return s.ctx.Err() })
+	if damage, ok := errors.AsType[*wal.CorruptionError](err); ok {
+		s.lose(Damage{
+			Kind: DamageLog, File: damage.File, Offset: damage.Offset, Reason: fmt.Sprintf("from epoch %d on: %s", damage.Epoch, damage.Reason),
+		})
+		return nil
+	}
+	return err
+}
+
+// replayStartsIn reports whether one of the segments begins no later than what the tree lacks.
+func (s *salvager) replayStartsIn(segments []wal.SegmentInfo) bool {
+	return slices.ContainsFunc(segments, func(later wal.SegmentInfo) bool { return later.Damage == nil && later.First <= s.report.Epoch+1 })
+}
+
+func (s *salvager) record(r wal.Record) {
+	if r.Epoch <= s.report.Epoch || r.IsNoOp() {
+		return
+	}
+	var body batch.Reader
+	if err := body.Read(r.Body); err != nil {
+		s.lose(Damage{Kind: DamageLog, Reason: fmt.Sprintf("epoch %d: %v", r.Epoch, err)})
+		return
+	}
+	for body.Next() {
+		if old, known := s.log[string(body.Key)]; !known || old.epoch < r.Epoch {
+			s.log[string(body.Key)] = logged{epoch: r.Epoch, kind: body.Kind, value: bytes.Clone(body.Value)}
+		}
+	}
+}
+
+// writeLog writes out what the log holds that is newer than the tree.
+func (s *salvager) writeLog() error {
+	for _, key := range slices.Sorted(maps.Keys(s.log)) {
+		v := s.log[key]
+		if v.kind != keys.KindSet || keys.SpaceOf([]byte(key)) != keys.SpaceUser {
+			continue
+		}
+		if v.side {
+			s.report.FromTree++
+		} else {
+			s.report.FromLog++
+		}
+		if err := s.emit([]byte(key), v.value, v.epoch); err != nil {
+			return err
+		}
+	}
+	return nil
+}
