@@ -32,14 +32,12 @@ func (x *Session) checkFirst(w *Write) error {
 			return err
 		}
 		if newest != 0 {
-			x.store.conflicts.Add(1)
-			x.told = newest
 			v, _, err := x.reader.Newest(key) // the latches keep it the same
 			if err != nil {
 				return err
 			}
 			x.reveals(v.Sync, v.Epoch)
-			return x.txn.reads.conflict(key, newest)
+			return x.conflict(&x.txn.reads, key, newest)
 		}
 	}
 	return nil

@@ -57,6 +57,9 @@ func (x *Session) commit(ctx context.Context, w *Write) (keys.Epoch, error) {
 	if err := x.awaitPrevious(ctx, w); err != nil {
 		return 0, err
 	}
+	if err := x.prevalidate(ctx, w); err != nil {
+		return 0, x.finish(ctx, err)
+	}
 	if err := x.lock(ctx, w); err != nil {
 		return 0, err
 	}
@@ -106,7 +109,7 @@ func (x *Session) complete(ctx context.Context, w *Write, epoch keys.Epoch) erro
 	x.previous = epoch
 	var refused error
 	if w.reads != nil {
-		refused = x.validateSince(ctx, w.reads, epoch)
+		refused = x.validateWindow(ctx, w.reads, epoch)
 	}
 	if refused == nil {
 		x.store.engine.Record(&x.writer, w.body)
@@ -261,19 +264,20 @@ func (x *Session) reserve(ctx context.Context, w *Write) (keys.Epoch, error) {
 }
 
 func (x *Session) validateAndReserve(ctx context.Context, w *Write) (keys.Epoch, error) {
-	if w.reads != nil {
-		if err := x.validate(ctx, w.reads); err != nil {
-			return 0, err
-		}
+	switch {
+	case w.checkOnly:
+		return 0, x.validateHere(ctx, w.reads)
+	case w.Batch.Count() == 0: // no operation of an InvokeAll applies
+		return 0, nil
+	case w.reads == nil:
+		x.reached(stepChecked)
+		return x.store.engine.Reserve(&x.writer, w.body)
+	}
+	if err := x.validate(ctx, w.reads); err != nil {
+		return 0, err
 	}
 	x.reached(stepChecked)
-	switch {
-	case w.Batch.Count() == 0:
-		return 0, nil
-	case w.reads != nil:
-		return x.store.engine.ReserveValidated(&w.reads.seen, &x.writer, w.body)
-	}
-	return x.store.engine.Reserve(&x.writer, w.body)
+	return x.store.engine.ReserveValidated(&w.reads.seen, &x.writer, w.body)
 }
 
 // rotateAndReserve waits for the next generation. Only a record that takes more than half of a segment gets its epoch
@@ -290,7 +294,7 @@ func (x *Session) rotateAndReserve(ctx context.Context, w *Write) (keys.Epoch, e
 		return 0, err
 	}
 	if w.reads != nil {
-		w.reads.seen = storage.Validation{} // see validateSince
+		w.reads.seen = storage.Validation{} // see validateWindow
 	}
 	return x.writer.Epoch(), nil
 }

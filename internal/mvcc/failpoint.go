@@ -7,6 +7,7 @@ type commitStep uint8
 
 const (
 	stepLatched  commitStep = iota // the latches are held
+	stepWalked                     // what was read has not changed; the rounds follow
 	stepChecked                    // nothing conflicts, nothing that was read has changed
 	stepReserved                   // epoch and place in the log are claimed
 	stepCopied                     // the record is whole in the log's image

@@ -16,8 +16,9 @@
 // Invariants:
 //   - Same-key versions are installed in epoch order: both ends of the window are under the key's latch.
 //   - A condition holds at the commit's own epoch: the latches of its keys are held from the check to the install.
-//   - A validated commit (DeleteRange) read what was there right before its own epoch: the range is checked before the
-//     reservation, and the keys of the commits in between, which the log has in order, after every smaller epoch has finished.
+//   - Nothing that a validated commit has read (a serializable transaction, DeleteRange) has changed before its own
+//     epoch. What was read is looked at before the latches are taken, and then the keys of the commits since, which the
+//     log has in order: the last few between the reservation and the installation, after every smaller epoch is visible.
 //   - Between the reservation and the mark nothing allocates, logs, takes a lock or faults a page in; whoever is held up there
 //     holds up every later commit. Space in the memtable is secured before.
 //   - A reply never reveals a SYNC commit that a crash could still take back: reads and the outcomes of writes, errors included, name

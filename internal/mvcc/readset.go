@@ -2,7 +2,6 @@ package mvcc
 
 import (
 	"bytes"
-	"context"
 	"slices"
 
 	"github.com/epochkv/epochkv/internal/keys"
@@ -12,13 +11,14 @@ import (
 // readSet is what a validated commit read and needs unchanged: at its snapshot, single keys and ranges of internal keys. Its
 // buffers are reused, so that a retried transaction allocates nothing.
 type readSet struct {
-	at     keys.Epoch
-	buf    []byte   // the keys, one behind the other
-	points []span   // keys
-	ranges []bounds // [lower, upper)
-	seen   storage.Validation
-	looked int           // keys that validateSince has looked at
-	err    ConflictError // the one error a session reports at a time; reused
+	at      keys.Epoch
+	buf     []byte             // the keys, one after the other
+	points  []span             // keys
+	ranges  []bounds           // [lower, upper)
+	seen    storage.Validation // see Session.validate
+	checked keys.Epoch         // nothing that was read has changed up to here
+	looked  int                // keys that the window has looked at
+	err     ConflictError      // the one error a session reports at a time; reused
 }
 
 // span is a place in a buffer. Offsets, because the buffer moves when it grows.
@@ -35,7 +35,7 @@ func (r *readSet) reset(at keys.Epoch) {
 	if r.held() > keepBytesMax {
 		*r = readSet{err: r.err} // which may just be told
 	}
-	r.at = at
+	r.at, r.checked, r.seen, r.looked = at, at, storage.Validation{}, 0
 	r.buf, r.points, r.ranges = r.buf[:0], r.points[:0], r.ranges[:0]
 }
 
@@ -123,81 +123,4 @@ func (r *readSet) conflict(internal []byte, epoch keys.Epoch) error {
 	r.err.Key = append(r.err.Key[:0], keys.User(internal)...)
 	r.err.Epoch = epoch
 	return &r.err
-}
-
-// validate checks that nothing in the read set has a version newer than the snapshot, and remembers up to where it has looked. It may read
-// pages. The caller is inside its slot's protection and stays there until validateSince.
-func (x *Session) validate(ctx context.Context, r *readSet) error {
-	r.sort()
-	seen, next := x.store.engine.BeginValidation()
-	r.seen = seen
-	if err := x.store.horizon.wait(ctx, next-1, x.parker); err != nil {
-		return err
-	}
-	err := x.unchanged(r, keys.MaxEpoch)
-	if r.refused(err) {
-		x.store.conflicts.Add(1)
-		x.told = r.err.Epoch
-	}
-	return err
-}
-
-// unchanged looks for a version of something in the read set that came after the snapshot and before an epoch.
-func (x *Session) unchanged(r *readSet, before keys.Epoch) error {
-	for _, p := range r.points {
-		key := r.key(p)
-		v, _, err := x.reader.Get(key, before-1)
-		if err != nil {
-			return err
-		}
-		if v.Epoch > r.at {
-			x.reveals(v.Sync, v.Epoch)
-			return r.conflict(key, v.Epoch)
-		}
-	}
-	for _, b := range r.ranges {
-		epoch, changed, err := x.reader.ChangedSince(r.seen.Pinned, r.key(b.lower), r.key(b.upper), r.at, before)
-		if err != nil {
-			return err
-		}
-		if changed {
-			x.reveals(true, epoch) // it may be: nothing tells
-			return r.conflict(r.key(b.lower), epoch)
-		}
-	}
-	return nil
-}
-
-// refused reports whether err is the conflict that this read set has told.
-func (r *readSet) refused(err error) bool {
-	return err == error(&r.err) //nolint:errorlint // identity: is it the one that is reused
-}
-
-// validateSince checks what came between validate and the reservation of epoch. It waits for every smaller epoch, which
-// cannot deadlock: they hold all their latches already. If the context ends the wait, the commit cannot happen, and its epoch is given up.
-//
-// All others wait for epoch meanwhile. So it looks at the commits that came in between, whose keys lie one behind the other in the log's image,
-// and not at what was read: walking a range of a hundred thousand keys held a foreign put up for 50 ms.
-func (x *Session) validateSince(ctx context.Context, r *readSet, epoch keys.Epoch) error {
-	if err := x.store.horizon.wait(ctx, epoch-1, x.parker); err != nil {
-		return err
-	}
-	if r.seen == (storage.Validation{}) {
-		// The record was so large that its place came first, and nothing has been validated. This may read pages while later
-		// commits wait: rare, and short beside copying the record.
-		r.seen, _ = x.store.engine.BeginValidation()
-		return x.unchanged(r, epoch)
-	}
-	r.looked = 0
-	var conflict error
-	x.store.engine.WrittenSince(&r.seen, &x.writer, func(key []byte, newer keys.Epoch) bool {
-		r.looked++
-		if r.has(key) {
-			v := x.store.engine.Pin().Find(key, newer)
-			x.reveals(!v.Found() || v.Epoch() != newer || v.Sync(), newer)
-			conflict = r.conflict(key, newer)
-		}
-		return conflict == nil
-	})
-	return conflict
 }

@@ -128,7 +128,7 @@ func conflictBehindRotations(t *testing.T, rotations, last int, merged, ranged b
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = x.validateSince(ctx, &tx.reads, epoch)
+	err = x.validateWindow(ctx, &tx.reads, epoch)
 	x.store.engine.NoOp(&x.writer)
 	s.voids.Add(1)
 	s.horizon.done(epoch)
@@ -288,7 +288,7 @@ func TestWindowLooksAtCommitsAndNotAtTheRange(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			err = x.validateSince(t.Context(), &tx.reads, epoch)
+			err = x.validateWindow(t.Context(), &tx.reads, epoch)
 			s.engine.NoOp(&x.writer)
 			s.voids.Add(1)
 			s.horizon.done(epoch)

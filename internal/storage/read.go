@@ -4,11 +4,9 @@ import (
 	"bytes"
 
 	"github.com/epochkv/epochkv/internal/keys"
-	"github.com/epochkv/epochkv/internal/storage/batch"
 	"github.com/epochkv/epochkv/internal/storage/btree"
 	"github.com/epochkv/epochkv/internal/storage/memtable"
 	"github.com/epochkv/epochkv/internal/storage/page"
-	"github.com/epochkv/epochkv/internal/wal"
 )
 
 func fromMemtable(r memtable.Ref) Version {
@@ -50,48 +48,6 @@ func (r *Reader) repairTreeGet(p Pinned, key []byte, at keys.Epoch) (Version, bo
 
 // Pinned is the state that one read, or the first look of a validation, sees. It is valid inside the slot's protection under which it was taken.
 type Pinned struct{ view *view }
-
-// Validation is the state that the first look of a validation sees, and where in the log the second one has to go on. It is valid like Pinned.
-type Validation struct {
-	Pinned
-	from wal.Position
-}
-
-// BeginValidation takes the current state for a validation: it sees every epoch before the one that is returned, once they are all installed.
-func (e *Engine) BeginValidation() (Validation, keys.Epoch) {
-	p := e.Pin()
-	active := p.view.active
-	if active.segment == nil { // the one that a bulk load leaves takes no commits: ReserveValidated will say so
-		return Validation{Pinned: p}, keys.Epoch(active.end.Load())
-	}
-	from := active.segment.Position()
-	return Validation{p, from}, from.Epoch
-}
-
-// WrittenSince calls visit with the internal keys of all commits from a validation's position to the epoch that w has reserved since in the
-// same generation (ReserveValidated), in the order of their epochs, until it returns false. All of them are installed, and w's record is not
-// published yet: it keeps the log's image.
-func (e *Engine) WrittenSince(v *Validation, w *Writer, visit func(key []byte, epoch keys.Epoch) bool) {
-	var ops batch.Reader
-	segment, at := w.generation.segment, v.from
-	for {
-		body, epoch, ok := segment.Written(&at, w.reservation)
-		if !ok {
-			return
-		}
-		if body == nil {
-			continue
-		}
-		if err := ops.Read(body); err != nil {
-			panic("storage: a record that this process wrote is malformed: " + err.Error())
-		}
-		for ops.Next() {
-			if !visit(ops.Key, epoch) {
-				return
-			}
-		}
-	}
-}
 
 // Pin takes the current state.
 func (e *Engine) Pin() Pinned { return Pinned{e.view.Load()} }

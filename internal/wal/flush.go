@@ -156,8 +156,7 @@ func (f *flusher) write() error {
 	return err
 }
 
-// leaveSealed goes to the next segment when this one is sealed and written to its end, and gives back
-// its buffer.
+// leaveSealed goes on to the next segment when this one is sealed and written to its end, and releases its buffer.
 func (l *Log) leaveSealed() (left bool) {
 	f := &l.flusher
 	s := f.segment
@@ -175,12 +174,7 @@ func (l *Log) leaveSealed() (left bool) {
 	}
 	l.recordFailure(s.file.Close()) // all records are durable
 	l.completed.add(completedSegment{path: s.path, number: s.number, end: epoch - 1, size: int64(len(s.buffer))})
-	if s.pooled {
-		l.buffers.put(s.buffer, int(f.pos))
-		l.requestSegment()
-	} else {
-		l.recordFailure(l.buffers.unmap(s.buffer))
-	}
+	l.releaseBuffer(s, int(f.pos))
 	return f.start(next)
 }
 

@@ -69,6 +69,9 @@ type Segment struct {
 	refused atomic.Bool             // a reservation was past the end: later ones need no add
 	sealed  atomic.Uint64           // tail word at the sealed end, plus one; zero while open
 	next    atomic.Pointer[Segment] // the next segment, set before any goroutine can reserve in it
+
+	readers atomic.Int32 // holders of the buffer (Log.RetainBuffer), and bufferReleased; see written.go
+	used    int          // bytes of the buffer in use; written before bufferReleased is set
 }
 
 // paddedEpoch is an epoch that only increases, alone on its cache lines.
