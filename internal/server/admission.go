@@ -10,8 +10,10 @@ import (
 // admission bounds the requests that are executed at once, their bytes, and those of their answers. Beyond a bound a request is refused at
 // once with advice to retry: a queue would only turn overload into latency and memory.
 //
-// Reads and writes, small and large, scans and answers have shares of their own, so that none of them starves another; and one connection
-// gets at most half of a share's bytes. What is alone in its share is admitted whatever its size, which other limits bound.
+// Reads and writes, small and large, scans and answers have shares of their own, so that none of them starves another. A connection
+// that holds bytes of a share gets more only while it leaves as many free as it then has: half of the share if it is alone, and less
+// the more others hold. So connections that leave their answers unread cannot take a share whole, and a connection that
+// holds nothing finds room. A request that is alone in its share is admitted whatever its size, which other limits bound.
 type admission struct {
 	words   [shareCount]admissionWord
 	refused atomic.Uint64
@@ -90,11 +92,16 @@ func (l *admissionLimit) allows(word uint64) bool {
 	return n <= l.requests && (word&admissionBytes <= l.bytes || n == 1)
 }
 
+// free is how many bytes of the share are left.
+func (l *admissionLimit) free(word uint64) int64 {
+	return max(int64(l.bytes)-int64(word&admissionBytes), 0)
+}
+
 // enter admits a request of so many bytes, or refuses it. An admitted one must leave with the same arguments.
 func (a *admission) enter(conn *connection, sh share, bytes int) bool {
 	w, delta := &a.words[sh], uint64(admissionOne)+uint64(bytes)
-	if w.limit.allows(w.word.Add(delta)) {
-		if bytes < countedBytesMin || conn.enter(sh, int64(bytes), int64(w.limit.bytes/2)) {
+	if after := w.word.Add(delta); w.limit.allows(after) {
+		if bytes < countedBytesMin || conn.enter(sh, int64(bytes), w.limit.free(after)) {
 			return true
 		}
 	}
@@ -131,7 +138,8 @@ func (a *admission) inflight() (requests int, bytes, answers int64) {
 // refused once it exists are refused then.
 func (a *admission) answersFull(conn *connection) bool {
 	w := &a.words[shareAnswers]
-	if w.word.Load()&admissionBytes >= w.limit.bytes || conn.answerBytes() >= int64(w.limit.bytes/2) {
+	free := w.limit.free(w.word.Load())
+	if held := conn.answerBytes(); free == 0 || held > 0 && held >= free {
 		a.refused.Add(1)
 		return true
 	}

@@ -82,12 +82,12 @@ func (c *connection) close() {
 	}
 }
 
-// enter counts bytes of a share, unless the connection has others in it and comes to more than limit with them.
-func (c *connection) enter(sh share, bytes, limit int64) bool {
+// enter counts bytes of a share, unless the connection has others in it and comes to more than is free with them.
+func (c *connection) enter(sh share, bytes, free int64) bool {
 	if c == nil {
 		return true
 	}
-	if all := c.held[sh].Add(bytes); all > limit && all != bytes {
+	if all := c.held[sh].Add(bytes); all > free && all != bytes {
 		c.held[sh].Add(-bytes)
 		return false
 	}
@@ -108,7 +108,8 @@ func (c *connection) charge(a *admission, bytes int64, must bool) bool {
 	if c.ended {
 		return must
 	}
-	fits := w.limit.allows(w.word.Add(delta)) && (c.answers == 0 || c.answers+bytes <= int64(w.limit.bytes/2))
+	after := w.word.Add(delta)
+	fits := w.limit.allows(after) && (c.answers == 0 || c.answers+bytes <= w.limit.free(after))
 	if !fits && !must {
 		w.word.Add(-delta)
 		return false

@@ -97,7 +97,7 @@ func TestAdmissionIsExact(t *testing.T) {
 	}
 }
 
-// TestNoConnectionTakesAWholeShare: half of its bytes are the most, of requests and of answers; what answers held ends with the connection.
+// TestNoConnectionTakesAWholeShare: a connection alone gets half of its bytes, of requests and of answers; its answers leave the count with it.
 func TestNoConnectionTakesAWholeShare(t *testing.T) {
 	var a admission
 	a.init(100, 4<<20) // 1 MiB each of large writes and of answers
@@ -114,7 +114,7 @@ func TestNoConnectionTakesAWholeShare(t *testing.T) {
 	if !a.enter(other, shareLargeWrites, part) {
 		t.Error("one connection starves another")
 	}
-	held, err := a.charge(other, part, false)
+	held, err := a.charge(other, part/2, false)
 	if err != nil || held == nil {
 		t.Fatal("one connection's answers starve another's")
 	}
@@ -133,6 +133,36 @@ func TestNoConnectionTakesAWholeShare(t *testing.T) {
 	a.leave(other, shareLargeWrites, part)
 	if requests, bytes, answers := a.inflight(); requests != 0 || bytes != 0 || answers != 0 {
 		t.Errorf("%d requests, %d bytes, answers of %d", requests, bytes, answers)
+	}
+}
+
+// TestGreedyConnectionsLeaveRoomForOthers: each of several connections takes all that it gets, and a further one still finds room.
+func TestGreedyConnectionsLeaveRoomForOthers(t *testing.T) {
+	var a admission
+	a.init(1000, 64<<20) // 16 MiB each of large writes and of answers
+	const part = 64 << 10
+	for range 6 {
+		greedy := new(connection)
+		requests, answers := 0, 0
+		for a.enter(greedy, shareLargeWrites, part) {
+			requests++
+		}
+		for {
+			if _, err := a.charge(greedy, part, false); err != nil {
+				break
+			}
+			answers++
+		}
+		if requests < 2 || answers < 2 {
+			t.Fatalf("a connection got %d requests and %d answers", requests, answers)
+		}
+	}
+	one := new(connection)
+	if !a.enter(one, shareLargeWrites, part) {
+		t.Error("a request of a connection that holds nothing was refused")
+	}
+	if _, err := a.charge(one, part, false); err != nil || a.answersFull(new(connection)) {
+		t.Errorf("an answer for a connection that holds nothing: %v", err)
 	}
 }
 
