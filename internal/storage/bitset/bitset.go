@@ -1,8 +1,13 @@
-// Package bitset is a growing set of small integers as bits, made for finding runs: "the lowest n neighbours that are
-// not in the set". Beyond its length a set is empty, so that a search for absent members always succeeds.
+// Package bitset is a growing set of small integers as bits, made to find runs: "the lowest n adjacent
+// integers that are not in the set". Beyond its length a set is empty, so that a search for absent members
+// always succeeds.
 //
-// Sets hold page ids and row ids: dense, starting at zero. The package knows nothing of either. A set is for one
-// goroutine at a time.
+//	set {0 1 2 5 7}   11100101 0000...   Run(0, 2, -1) = 3, Run(0, 3, -1) = 8
+//
+// Invariants: Count is the number of set bits; bits past Len are zero.
+//
+// Sets hold page ids and blob ids: dense, starting at zero. The package does not know what they mean. A set
+// is for one goroutine at a time.
 package bitset
 
 import (
@@ -12,7 +17,8 @@ import (
 
 const wordBits = 64
 
-// None is what searches for a member answer when there is none: larger than any, so that a loop up to a bound ends.
+// None is the result of a search for a member if there is none. It is greater than any member, so that a
+// loop up to a bound ends.
 const None = math.MaxInt
 
 // Set is a set of integers >= 0. The zero Set is empty and ready.
@@ -21,7 +27,7 @@ type Set struct {
 	count int
 }
 
-// Len is an upper bound: no member is equal to it or larger.
+// Len is an upper bound: every member is less.
 func (s *Set) Len() int { return len(s.words) * wordBits }
 
 // Count is the number of members.
@@ -33,7 +39,7 @@ func (s *Set) Has(i int) bool {
 	return w < len(s.words) && s.words[w]&(1<<(i%wordBits)) != 0
 }
 
-// Add makes i a member, and reports whether it was none.
+// Add makes i a member, and reports whether it was not one before.
 func (s *Set) Add(i int) bool {
 	s.grow(i + 1)
 	word, bit := &s.words[i/wordBits], uint64(1)<<(i%wordBits)
@@ -55,7 +61,8 @@ func (s *Set) Remove(i int) bool {
 	return true
 }
 
-// grow makes room for members below n, by a quarter at least, so that adding in ascending order is linear.
+// grow makes room for members below n. It grows by at least a quarter, so that adding in ascending order
+// takes linear time.
 func (s *Set) grow(n int) {
 	need := (n + wordBits - 1) / wordBits
 	if need <= len(s.words) {
@@ -122,8 +129,9 @@ func (s *Set) Last(limit int) int {
 	return w*wordBits + bits.Len64(word) - 1
 }
 
-// Run is the lowest run of at least n integers >= from that are not members, cut to n. With limit < 0 it always finds one.
-// Otherwise only runs that begin below limit count, and ok says whether there was one.
+// Run is the lowest run of at least n adjacent integers >= from that are not members, cut to n. With limit
+// < 0 it always finds one. Otherwise only runs that begin below limit count, and ok says whether there was
+// one.
 func (s *Set) Run(from, n, limit int) (first int, ok bool) {
 	for i := from; ; {
 		if n >= skipRun {
@@ -141,11 +149,11 @@ func (s *Set) Run(from, n, limit int) (first int, ok bool) {
 	}
 }
 
-// skipRun is the shortest run for which whole words can be passed over.
+// skipRun is the shortest run for which whole words can be skipped.
 const skipRun = 8
 
-// skipShort is the first place >= i from where a run of skipRun may begin, word by word: a set of millions with holes of one and
-// two is passed over in milliseconds.
+// skipShort is the first integer >= i at which a run of skipRun may begin. It works word by word: a set of
+// millions with holes of one and two is searched in milliseconds.
 func (s *Set) skipShort(i int) int {
 	for w := i / wordBits; w < len(s.words); w++ {
 		absent := ^s.words[w] &^ (1<<(i%wordBits) - 1)
@@ -183,7 +191,7 @@ func (s *Set) SetWord(i int, word uint64) {
 	s.words[i] = word
 }
 
-// Trim gives up the words behind the last member.
+// Trim removes the words after the last member.
 func (s *Set) Trim() {
 	n := len(s.words)
 	for n > 0 && s.words[n-1] == 0 {

@@ -11,13 +11,14 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// ErrAccounts means that rows and their accounts do not agree.
+// ErrAccounts means that the blobs and their accounts disagree.
 var ErrAccounts = errors.New("blob: the accounts are wrong")
 
 // Length is the length of the value that r refers to.
 func Length(r page.Ref) int { return int(binary.LittleEndian.Uint64(r[8:])) }
 
-// Direct reads data pages from the file, past any cache, into one buffer: for checks, and where there is no cache.
+// Direct reads blob pages from the file, past any cache, into one buffer: for verification, and where
+// there is no cache.
 type Direct struct {
 	pager *pager.Pager
 	buf   []byte
@@ -29,15 +30,16 @@ func (s *Store) Direct() *Direct { return &Direct{pager: s.pager, buf: vfs.Align
 // BlobPage implements PageSource.
 func (d *Direct) BlobPage(id page.ID) ([]byte, error) { return d.buf, d.pager.ReadPage(id, d.buf) }
 
-// Audit reads every row and compares what there is with the accounts: refs calls its argument once for each reference of the newest
-// root. It calls reach for every page that the rows and their table take. No batch may be open.
+// Audit reads every blob and compares all blobs with the accounts. refs calls its argument once for each
+// reference of the newest root. Audit calls reach for every page that the blobs and their table take. No
+// batch may be open.
 func (s *Store) Audit(refs func(each func(page.Ref) error) error, reach func(page.ID) error) error {
 	a := &audit{s: s, src: s.Direct(), reach: reach}
 	if err := refs(a.ref); err != nil {
 		return err
 	}
 	if uint64(a.fragments.Count()) != s.state.Blobs || a.bytes != s.state.Bytes || a.overflowPages != s.state.OverflowPages {
-		return fmt.Errorf("%w: the tree refers to %d rows of %d bytes in %d bulk pages, the accounts say %d of %d in %d",
+		return fmt.Errorf("%w: the tree refers to %d blobs of %d bytes in %d overflow pages, the accounts say %d of %d in %d",
 			ErrAccounts, a.fragments.Count(), a.bytes, a.overflowPages, s.state.Blobs, s.state.Bytes, s.state.OverflowPages)
 	}
 	if err := a.table(); err != nil {
@@ -51,7 +53,7 @@ type audit struct {
 	src           *Direct
 	reach         func(page.ID) error
 	fragments     bitset.Set
-	live          fill // what the rows found take on each page
+	live          fill // bytes that the fragments found take on each page
 	bytes         uint64
 	overflowPages uint64
 	value         []byte
@@ -69,11 +71,11 @@ func (a *audit) ref(r page.Ref) (err error) {
 	p := a.s.table.locationOf(ref.id)
 	a.bytes += ref.length
 	if p.continued() {
-		row, err := a.s.readFragment(ref.id, p, a.src)
+		fragment, err := a.s.readFragment(ref.id, p, a.src)
 		if err != nil {
 			return err
 		}
-		if err := a.fragment(binary.LittleEndian.Uint64(row.data)); err != nil {
+		if err := a.fragment(binary.LittleEndian.Uint64(fragment.data)); err != nil {
 			return err
 		}
 	}
@@ -83,14 +85,14 @@ func (a *audit) ref(r page.Ref) (err error) {
 	return nil
 }
 
-// fragment accounts for one row, or one part of it.
+// fragment adds one fragment to the sums.
 func (a *audit) fragment(id uint64) error {
 	p := a.s.table.locationOf(id)
 	if !p.live() {
-		return fmt.Errorf("%w: row %d was dropped", ErrBadRef, id)
+		return fmt.Errorf("%w: blob %d was dropped", ErrBadRef, id)
 	}
 	if !a.fragments.Add(int(id)) {
-		return fmt.Errorf("%w: row %d is referred to twice", ErrBadRef, id)
+		return fmt.Errorf("%w: blob %d has two references", ErrBadRef, id)
 	}
 	a.live.capacity = a.s.fill.capacity
 	a.live.put(p.page(), uint16(a.live.of(p.page())+p.cost()))
@@ -98,11 +100,11 @@ func (a *audit) fragment(id uint64) error {
 }
 
 func (a *audit) reachOverflow(id uint64) error {
-	row, _, err := a.s.appendFragments(nil, id, a.s.table, a.src)
+	fragment, _, err := a.s.appendFragments(nil, id, a.s.table, a.src)
 	if err != nil {
 		return err
 	}
-	h, err := decodeHead(row, a.s.pageSize)
+	h, err := decodeHead(fragment, a.s.pageSize)
 	if err != nil {
 		return err
 	}
@@ -115,12 +117,12 @@ func (a *audit) reachOverflow(id uint64) error {
 	return err
 }
 
-// table checks that no row lives that the tree does not know.
+// table checks that the tree refers to every live blob.
 func (a *audit) table() error {
 	var err error
 	for id := range a.s.state.Slots {
 		if a.s.table.locationOf(id).live() && !a.fragments.Has(int(id)) {
-			return fmt.Errorf("%w: row %d is alive and nothing refers to it", ErrAccounts, id)
+			return fmt.Errorf("%w: blob %d is live and nothing refers to it", ErrAccounts, id)
 		}
 	}
 	a.s.storedTable.Pages(func(id page.ID) {
@@ -131,13 +133,13 @@ func (a *audit) table() error {
 	return err
 }
 
-// pages checks the fill of every data page.
+// pages checks the fill of every blob page.
 func (a *audit) pages() error {
 	regions := max(len(a.live.regions), len(a.s.fill.regions))
 	for id := range page.ID(regions * regionPages) {
 		got, want := a.live.of(id), a.s.fill.of(id)
 		if got != want {
-			return fmt.Errorf("%w: live rows take %d bytes of page %d, accounted are %d", ErrAccounts, got, id, want)
+			return fmt.Errorf("%w: live fragments take %d bytes of page %d, the accounts say %d", ErrAccounts, got, id, want)
 		}
 		if got == 0 {
 			continue

@@ -14,9 +14,10 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// bag is the smallest index over rows that survives: a chain of pages with (name, reference), all rewritten by each checkpoint.
+// bag is the smallest durable index over blobs: a chain of pages with (name, reference), all rewritten by each
+// checkpoint.
 type bag struct {
-	wasteful bool // every value is placed twice, and one of the two is dropped by the batch that placed it
+	wasteful bool // every value is stored twice, and the same batch drops one of the two
 
 	p     *pager.Pager
 	s     *Store
@@ -162,7 +163,7 @@ func (b *bag) build(ck *pager.Checkpoint, c change) (map[int]page.Ref, []page.ID
 	return refs, index, err
 }
 
-// waste places a value and drops it.
+// waste stores a value and drops it.
 func (b *bag) waste(batch *Batch, value []byte) error {
 	if !b.wasteful {
 		return nil

@@ -12,42 +12,42 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// Batch is what one checkpoint does to the rows. It is for one goroutine. The same calls on the same store write the same bytes
-// to the same pages.
+// Batch is what one checkpoint does to the blobs. It is for one goroutine. The same calls on the same
+// store write the same bytes to the same pages.
 type Batch struct {
 	s       *Store
 	ck      *pager.Checkpoint
 	w       *pager.Writer
 	state   pager.BlobState
-	changes map[uint64]location // where rows lie now, if not where the table says; zero if dropped
-	fresh   map[page.ID]int     // cost of live rows on the data pages that the batch has written
+	changes map[uint64]location // the new location of each fragment that changes; zero if dropped
+	fresh   map[page.ID]int     // cost of live fragments on the blob pages that the batch has written
 	newIDs  []uint64
 	dropped []uint64
 	nextID  int
-	run     pager.Extent // pages taken for data pages
+	run     pager.Extent // pages taken for blob pages
 
 	queue    []queuedFragment
 	queued   int    // cost of the queue
-	arena    []byte // room for the rows that will wait
+	arena    []byte // memory of queued fragments
 	scratch  []byte // one page
-	fragment []byte // one row
+	fragment []byte // one fragment
 
 	keepSparse bool // see KeepSparse
 
-	storedTable *pager.PageArray // the new state's table, once Finish has written it
+	storedTable *pager.PageArray // the table of the new state, once Finish has written it
 }
 
-// queuedFragment is a row that has no page yet.
+// queuedFragment is a fragment that has no page yet.
 type queuedFragment struct {
 	id   uint64
 	kind fragmentKind
 	data []byte
 }
 
-// locationQueued stands for the place of a row that waits: not zero and not alive.
+// locationQueued is the location of a queued fragment: neither zero nor live.
 const locationQueued = locationDead
 
-// Begin starts the batch of a checkpoint. It ends with the checkpoint.
+// Begin starts the batch of a checkpoint. The batch ends with the checkpoint.
 func (s *Store) Begin(ck *pager.Checkpoint) *Batch {
 	s.reuseIDs(ck.ReusedThrough())
 	s.fill.begin()
@@ -59,7 +59,7 @@ func (s *Store) Begin(ck *pager.Checkpoint) *Batch {
 	return b
 }
 
-// reuseIDs makes the ids of dropped rows usable again, once nobody can ask for them.
+// reuseIDs makes the ids of dropped blobs usable again after their last readers are gone.
 func (s *Store) reuseIDs(through uint64) {
 	for len(s.dropped) > 0 && s.dropped[0].checkpoint <= through {
 		for _, id := range s.dropped[0].ids {
@@ -70,7 +70,7 @@ func (s *Store) reuseIDs(through uint64) {
 	}
 }
 
-// locationOf is where row id lies in the state under construction.
+// locationOf is the location of blob id in the state under construction.
 func (b *Batch) locationOf(id uint64) location {
 	if p, ok := b.changes[id]; ok {
 		return p
@@ -78,7 +78,7 @@ func (b *Batch) locationOf(id uint64) location {
 	return b.s.table.locationOf(id)
 }
 
-// Store stores a value and returns what refers to it. The value is not used after the return.
+// Store stores a value and returns the reference to it. The batch copies the value.
 func (b *Batch) Store(value []byte) (page.Ref, error) {
 	if len(value) > ValueMax {
 		return page.Ref{}, fmt.Errorf("blob: value of %d bytes, the limit is %d", len(value), ValueMax)
@@ -93,7 +93,7 @@ func (b *Batch) Store(value []byte) (page.Ref, error) {
 	return r.encode(), b.packWhileFull()
 }
 
-// newID takes the smallest row id that is not in use.
+// newID takes the smallest blob id that is not in use.
 func (b *Batch) newID() uint64 {
 	id := b.s.used.NextAbsent(b.nextID)
 	b.s.used.Add(id)
@@ -103,17 +103,17 @@ func (b *Batch) newID() uint64 {
 	return uint64(id)
 }
 
-// storeOverflow writes the bulk pages of a value, and lets its head wait.
+// storeOverflow writes the overflow pages of a value, and queues its head.
 func (b *Batch) storeOverflow(id uint64, value []byte, pages, remainder int) error {
 	h := head{length: len(value), extents: b.ck.AllocPieces(pages), remainder: value[len(value)-remainder:]}
-	bulk := value[:len(value)-remainder]
+	overflow := value[:len(value)-remainder]
 	var err error
 	h.pages(func(at page.ID) {
-		n := min(len(bulk), overflowBytes(b.s.pageSize))
+		n := min(len(overflow), overflowBytes(b.s.pageSize))
 		if err == nil {
-			err = b.writeOverflow(at, id, bulk[:n])
+			err = b.writeOverflow(at, id, overflow[:n])
 		}
-		bulk = bulk[n:]
+		overflow = overflow[n:]
 	})
 	b.state.OverflowPages += uint64(pages)
 	b.enqueue(id, fragmentHead, h.encode())
@@ -130,21 +130,22 @@ func (b *Batch) writeOverflow(at page.ID, owner uint64, value []byte) error {
 	return nil
 }
 
-// Drop says that the state under construction does not refer to r any more. Of a row
-// that cannot be read nobody knows what else belongs to it: it keeps its place, and an audit will say that nothing refers to it.
+// Drop removes the reference r from the state under construction. If the blob cannot be read, the pages
+// that belong to it are unknown. Then the blob stays in the table, and an audit reports that nothing
+// refers to it.
 func (b *Batch) Drop(r page.Ref) error {
 	ref, err := decodeRef(r)
 	if err != nil {
 		return err
 	}
-	if b.locationOf(ref.id) == locationQueued { // placed by this batch
+	if b.locationOf(ref.id) == locationQueued { // stored by this batch
 		if err := b.packQueue(); err != nil {
 			return err
 		}
 	}
 	p := b.locationOf(ref.id)
 	if !p.live() {
-		return fmt.Errorf("%w: dropping row %d, which is not alive", ErrBadRef, ref.id)
+		return fmt.Errorf("%w: dropping blob %d, which is not live", ErrBadRef, ref.id)
 	}
 	if p.missing() {
 		b.removeEntry(ref.id, ref.length)
@@ -154,10 +155,10 @@ func (b *Batch) Drop(r page.Ref) error {
 	if pages, _ := split(int(ref.length), b.s.pageSize); pages > 0 {
 		h, err = b.headFragment(ref.id)
 	}
-	var tail uint64
+	var second uint64
 	var at location
 	if err == nil {
-		tail, at, err = b.secondFragment(ref.id, p)
+		second, at, err = b.secondFragment(ref.id, p)
 	}
 	if errors.Is(err, pager.ErrCorrupt) {
 		return nil
@@ -170,7 +171,7 @@ func (b *Batch) Drop(r page.Ref) error {
 		b.state.OverflowPages--
 	})
 	if at != 0 {
-		b.dropFragment(tail, at)
+		b.dropFragment(second, at)
 	}
 	b.subtract(p)
 	b.removeEntry(ref.id, ref.length)
@@ -182,7 +183,7 @@ func (b *Batch) dropFragment(id uint64, p location) {
 	b.removeEntry(id, 0)
 }
 
-// removeEntry takes a row out of the table, and so many bytes of values off the account.
+// removeEntry removes a blob from the table, and subtracts bytes from the sum of value bytes.
 func (b *Batch) removeEntry(id, bytes uint64) {
 	b.changes[id] = 0
 	b.dropped = append(b.dropped, id)
@@ -190,35 +191,36 @@ func (b *Batch) removeEntry(id, bytes uint64) {
 	b.state.Bytes -= bytes
 }
 
-// secondFragment finds the second part of row id at p, if it has one: its place is not zero then.
-func (b *Batch) secondFragment(id uint64, p location) (tail uint64, at location, err error) {
+// secondFragment finds the second fragment of blob id, whose first one is at p. Its location is zero if
+// there is none.
+func (b *Batch) secondFragment(id uint64, p location) (second uint64, at location, err error) {
 	if !p.continued() {
 		return 0, 0, nil
 	}
-	row, err := b.s.readFragment(id, p, b)
+	fragment, err := b.s.readFragment(id, p, b)
 	if err != nil {
 		return 0, 0, err
 	}
-	tail = binary.LittleEndian.Uint64(row.data)
-	if at = b.locationOf(tail); !at.live() || at.missing() {
-		return 0, 0, b.s.pager.Corrupt(p.page(), fmt.Sprintf("row %d goes on in row %d, which is not alive", id, tail))
+	second = binary.LittleEndian.Uint64(fragment.data)
+	if at = b.locationOf(second); !at.live() || at.missing() {
+		return 0, 0, b.s.pager.Corrupt(p.page(), fmt.Sprintf("blob %d continues in fragment %d, which is not live", id, second))
 	}
-	return tail, at, nil
+	return second, at, nil
 }
 
-// headFragment reads the head row id. It is valid until the next.
+// headFragment reads the head fragment of blob id. It is valid until the next call.
 func (b *Batch) headFragment(id uint64) (h head, err error) {
 	var kind fragmentKind
 	if b.fragment, kind, err = b.s.appendFragments(b.fragment[:0], id, b, b); err != nil {
 		return head{}, err
 	}
 	if h, err = decodeHead(b.fragment, b.s.pageSize); err != nil || kind != fragmentHead {
-		return head{}, b.s.pager.Corrupt(b.locationOf(id).page(), fmt.Sprintf("row %d is no head: %v", id, err))
+		return head{}, b.s.pager.Corrupt(b.locationOf(id).page(), fmt.Sprintf("fragment of blob %d is not a head: %v", id, err))
 	}
 	return h, nil
 }
 
-// BlobPage implements PageSource, for pages of the batch's own too. It is valid until the next call.
+// BlobPage implements PageSource, also for pages of this batch. The page is valid until the next call.
 func (b *Batch) BlobPage(id page.ID) ([]byte, error) {
 	if _, ok := b.fresh[id]; ok {
 		if err := b.w.Flush(); err != nil {
@@ -228,7 +230,7 @@ func (b *Batch) BlobPage(id page.ID) ([]byte, error) {
 	return b.scratch, b.s.pager.ReadPage(id, b.scratch)
 }
 
-// subtract takes a row off its data page, and frees the page if it was the last.
+// subtract removes a fragment from the fill of its blob page, and frees the page if it was the last.
 func (b *Batch) subtract(p location) {
 	id := p.page()
 	if live, ok := b.fresh[id]; ok {
@@ -246,8 +248,8 @@ func (b *Batch) subtract(p location) {
 	}
 }
 
-// Finish writes what still waits, moves rows off pages at or past limit (zero for none) and off sparse ones, and hands the new row
-// state to the checkpoint.
+// Finish writes the queued fragments, moves fragments off pages at or past limit (zero for none) and
+// off sparse pages, and gives the new blob state to the checkpoint.
 func (b *Batch) Finish(limit page.ID) error {
 	if limit > 0 {
 		if err := b.relocate(limit); err != nil {
@@ -274,7 +276,7 @@ func (b *Batch) Finish(limit page.ID) error {
 	return nil
 }
 
-// packQueue gives each row that waits its page.
+// packQueue gives each queued fragment its page.
 func (b *Batch) packQueue() error {
 	for len(b.queue) > 0 {
 		if err := b.packPage(); err != nil {
@@ -284,7 +286,7 @@ func (b *Batch) packQueue() error {
 	return nil
 }
 
-// writeTable writes the leaves of the table that change.
+// writeTable writes the leaves of the indirection table that change.
 func (b *Batch) writeTable(limit page.ID) error {
 	b.state.Slots = uint64(b.s.used.Last(b.s.used.Len()) + 1)
 	perLeaf := uint64(b.s.leafEntries())
@@ -312,10 +314,11 @@ func (b *Batch) writeTable(limit page.ID) error {
 	return nil
 }
 
-// commit makes the batch's changes the store's. The state that has them is durable, and no reader has its root yet.
+// commit publishes the batch's changes in the store. The state that has them is durable, and no reader
+// has its root yet.
 func (b *Batch) commit() {
 	s := b.s
-	// Whoever finds the first part of a row must find the second.
+	// A reader that finds the first part of a blob must find the second. So second fragments come first.
 	for _, continued := range [...]bool{false, true} {
 		for id, p := range b.changes {
 			if p == 0 {

@@ -43,9 +43,9 @@ func (r *roots) publish(b *bag, want map[int]string) (oldest uint64) {
 	return oldest
 }
 
-// TestReadersRunBesideCheckpoints: readers follow their own roots through the newest table while rows move, go, and come under reused ids, and
-// pages are reused and cut.
-func TestReadersRunBesideCheckpoints(t *testing.T) {
+// TestReadersRunDuringCheckpoints: readers follow their own roots through the newest table while blobs move,
+// are dropped, and come under reused ids, and pages are reused and truncated.
+func TestReadersRunDuringCheckpoints(t *testing.T) {
 	b := mustCreate(t, vfs.NewMem(), 512)
 	want := map[int]string{}
 	r := &roots{readers: map[uint64]int{}, newest: b.p.Checkpoint()}

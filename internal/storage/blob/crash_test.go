@@ -11,7 +11,8 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// churn is a scripted history: values of all forms come, change and go; most leave in the end and the file is cut.
+// churn is a scripted history: values of all forms come, change and go. Most leave in the end, and the file
+// shrinks.
 func churn(seed uint64, rounds, names, longest int) []change {
 	rng := rand.New(rand.NewPCG(seed, 7))
 	var script []change
@@ -57,9 +58,10 @@ func play(fs vfs.FS, script []change) (states []map[int]string, acked int, cut b
 	return states, len(script), cut, nil
 }
 
-// TestCrashAtEveryOperationKeepsRowsWhole crashes a history with rows of all forms, moves and cuts at every change that it makes to
-// the file system: afterwards there is an acknowledged state or the next, every value whole, every page and row accounted for.
-func TestCrashAtEveryOperationKeepsRowsWhole(t *testing.T) {
+// TestCrashAtEveryOperationKeepsBlobsWhole crashes a history with blobs of all forms, moves and truncations at
+// every change that it makes to the file system. Afterwards the store holds an acknowledged state or the next
+// one, every value whole, every page and blob accounted for.
+func TestCrashAtEveryOperationKeepsBlobsWhole(t *testing.T) {
 	script := churn(3, 14, 24, 6000)
 	whole := vfs.NewMem()
 	_, _, cut, err := play(whole, script)
@@ -75,7 +77,7 @@ func TestCrashAtEveryOperationKeepsRowsWhole(t *testing.T) {
 			t.Fatalf("crash at %d: %v", n, err)
 		}
 		if len(states) == 0 {
-			continue // Create did not return; the pager's own test looks at that
+			continue // Create did not return; a test of the pager checks that
 		}
 		for i, keep := range []vfs.Survival{vfs.SurviveNone, vfs.SurviveAll, vfs.SurviveSome, vfs.SurviveSome} {
 			if err := afterCrash(mem.Crash(uint64(n)<<8+uint64(i), keep), states, acked); err != nil {
@@ -98,7 +100,7 @@ func afterCrash(disk *vfs.Mem, states []map[int]string, acked int) error {
 		return fmt.Errorf("%d values, neither the acknowledged state of %d nor the next", len(got), len(states[acked]))
 	}
 	if s := b.s.Stats(); s.Dropped != 0 {
-		return fmt.Errorf("%d dropped rows outlived the process", s.Dropped)
+		return fmt.Errorf("%d dropped blobs outlived the process", s.Dropped)
 	}
 	next := change{0: value(0, 99, 3000), 1: value(1, 99, 200), 2: nil}
 	if err := errors.Join(b.checkpoint(next), b.audit()); err != nil {
@@ -107,8 +109,9 @@ func afterCrash(disk *vfs.Mem, states []map[int]string, acked int) error {
 	return errors.Join(checkContents(b, next.apply(got)), b.p.Close())
 }
 
-// TestFullDiskKeepsRows: a batch that does not fit is given up, rows and accounts are as before, and the store goes on.
-func TestFullDiskKeepsRows(t *testing.T) {
+// TestFullDiskKeepsBlobs: a batch that does not fit is aborted, blobs and accounts are as before, and the store
+// continues.
+func TestFullDiskKeepsBlobs(t *testing.T) {
 	met := 0
 	for blocks := int64(3); blocks < 30; blocks++ {
 		mem := vfs.NewMem()

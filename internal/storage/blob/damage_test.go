@@ -9,8 +9,9 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// TestDamageAtEveryByteIsFoundOrHarmless flips a bit in each byte of a small file. Opening it and reading all of it gives an error that says
-// what is damaged, or the right values. A damaged superblock, or a copy of one, costs nothing, and Open complains about it.
+// TestDamageAtEveryByteIsFoundOrHarmless flips a bit in each byte of a small file. Opening and reading all of
+// it returns an error that says what is damaged, or the right values. A damaged superblock or copy costs
+// nothing, and Open reports it.
 func TestDamageAtEveryByteIsFoundOrHarmless(t *testing.T) {
 	mem := vfs.NewMem()
 	b := mustCreate(t, mem, 512)
@@ -68,7 +69,7 @@ func TestDamageAtEveryByteIsFoundOrHarmless(t *testing.T) {
 	must(t, f.Close())
 }
 
-// readAll opens the file, compares all values with want, and tells whether Open complained about a superblock.
+// readAll opens the file, compares all values with want, and tells whether Open reported a superblock.
 func readAll(fs vfs.FS, want map[int]string) (damaged bool, err error) {
 	b, err := openBag(fs)
 	if err != nil {
@@ -77,8 +78,8 @@ func readAll(fs vfs.FS, want map[int]string) (damaged bool, err error) {
 	return b.p.SuperblockDamage() != nil, errors.Join(checkContents(b, want), b.p.Close())
 }
 
-// FuzzBlobPage feeds the decoders pages whose checksums are right and whose contents are not: they answer with errors, never with a
-// panic or bytes from outside the page.
+// FuzzBlobPage feeds the decoders pages with right checksums and arbitrary contents: they answer with errors,
+// never with a panic or with bytes from outside the page.
 func FuzzBlobPage(f *testing.F) {
 	buf := make([]byte, 512)
 	d := newBlobPage(buf, 7, 1)
@@ -89,11 +90,11 @@ func FuzzBlobPage(f *testing.F) {
 		buf := make([]byte, 512)
 		page.PutHeader(buf, page.Header{Type: page.TypeBlobs, ID: 7, Checkpoint: 1})
 		copy(buf[page.HeaderSize:], contents)
-		rows, err := fragmentCount(buf)
-		if err != nil || int(slot) >= rows {
+		fragments, err := fragmentCount(buf)
+		if err != nil || int(slot) >= fragments {
 			return
 		}
-		r, err := fragmentAt(buf, int(slot), rows)
+		r, err := fragmentAt(buf, int(slot), fragments)
 		if err != nil || r.kind != fragmentHead {
 			return
 		}

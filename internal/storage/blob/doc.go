@@ -1,47 +1,57 @@
-// Package blob keeps the values that are too long for a tree leaf.
+// Package blob stores the values that are too long for a tree leaf.
 //
 // Terms:
 //
-//	row         one value, or the last part of one with a list of where the rest lies; or one of two parts of such
-//	tail        the second part of a row that was cut
-//	row id      the row's name for life: an index into the row table; what a leaf's reference holds
-//	row table   row id -> (page, slot, bytes): where the row lies now; in memory, and stored as a vector of pages
-//	data page   a page of packed rows with a directory of slots
-//	bulk page   a whole page of one value
-//	fill        how much of a data page live rows take
+//	blob               a value that is stored outside the tree
+//	blob id            the name of a blob for its whole life: an index into the indirection table
+//	fragment           what a slot of a blob page holds: a whole blob; its head, which lists
+//	                   overflow pages and ends with the remainder; or the second fragment of either
+//	indirection table  blob id -> location (page, slot, bytes); in memory, and stored as a
+//	                   copy-on-write page array. A second fragment has an id of its own
+//	blob page          a page of packed fragments with a directory of slots
+//	overflow page      a whole page that holds a part of one blob
+//	fill               how many bytes of a blob page live fragments take
 //
-//	leaf: key -> row 7            row table             data page 90                bulk pages 41, 42
-//	  +-----------+           +------------------+     +---------------------+     +--------+--------+
-//	  | ref 7     | ------->  | 7: page 90 slot 1| --> | row 3 | row 7 |     | --> | value of row 7  |
-//	  +-----------+           +------------------+     +---------------------+     +--------+--------+
+//	leaf: key -> blob 7         indirection table       blob page 90                overflow pages 41, 42
+//	  +-------+             +------------------+    +--------------------+      +--------+--------+
+//	  | ref 7 | ----------> | 7: page 90 slot 1| -> | frag 3 | frag 7 |  | ---> | value of blob 7 |
+//	  +-------+             +------------------+    +--------------------+      +--------+--------+
 //
-// A value of up to a page is one row. Of a longer one whole pages go to bulk pages, in one extent where there is one, and the
-// remainder becomes a row, so that remainders of many values share a page. A reader reads the data page, then all bulk pages
-// in one submission.
+// A value of up to a page is one fragment. A longer value is divided: whole pages of it go to overflow
+// pages, in one extent if there is one, and the remainder goes into the head fragment. So the
+// remainders of many values share a page. A reader reads the blob page first, and then all overflow
+// pages in one submission.
 //
-// Why a table. Written pages are never changed, so filling a partly filled page means writing a new one, with the old one's live rows. If a
-// leaf named the page, each such move would rewrite leaves all over the tree, or rows could not move at all and sparse pages
-// would stay sparse until their last row went. With the table a row moves without the tree knowing: pages are filled to the end with any
-// batch, sparse ones are emptied, and pages at the end of the file move down. The price is eight bytes of memory and of disk for a value
-// longer than a quarter page (0.4 % at the default page size), and one load for a read.
+// Why a table. Written pages are never changed. To fill a partly filled page, a batch writes a new page
+// that also holds the live fragments of the old one. If a leaf named the page, each such move would
+// rewrite leaves all over the tree. If fragments could not move at all, sparse pages would stay sparse
+// until their last fragment was dropped. With the table a fragment moves without a change to the tree:
+// every batch fills its pages to the end, sparse pages are emptied, and pages at the file end move
+// down. The price is eight bytes of memory and of disk for each value longer than a quarter page (0.4 %
+// at the default page size), and one load for each read.
 //
 // Invariants:
 //
-//   - A row's bytes are the same wherever the table says it is, and a tail is in the table before the part that names it. So a reader of an
-//     old root may follow the newest table.
-//   - A row dropped by checkpoint c stays where it is, and its id unused, until ReuseAllFreed(c): a dropped row never moves, and the page
-//     that it lies on is not reused before (it becomes pending in c or later).
-//   - The stored table holds no dropped rows: after a crash their ids and places are free.
-//   - Fill counts live rows only; a data page without any is freed by the checkpoint that dropped its last.
+//   - The bytes of a fragment are the same at every location that the table ever gives for it, and a
+//     second fragment is in the table before the fragment that names it. So a reader of an old root may
+//     follow the newest table.
+//   - A blob dropped by checkpoint c keeps its location, and its id stays unused, until
+//     ReuseAllFreed(c). A dropped fragment never moves, and its page is not reused before then (the
+//     page becomes pending in c or later).
+//   - The stored table holds no dropped blobs: after a crash their ids and slots are free.
+//   - Fill counts live fragments only. The checkpoint that drops the last fragment of a page frees it.
 //
-// What a Batch does is seen by nobody until its checkpoint is durable; then the table changes before Commit returns.
+// The changes of a Batch are not visible until its checkpoint is durable. The table changes then,
+// before Commit returns.
 //
-// Space. A batch takes each partly filled page once and fills it to the end: the fullest that has room for the next row (best fit), and
-// of the rows that wait, each that still fits. If a quarter of the page is left then, the next row is cut in two. Reading it costs a second
-// page, mostly the neighbour; without it values of 5000 bytes would fill 61 % of pages of 8 KiB instead of 92 %, and those of 3000 bytes
-// 74 %. A row is cut once, and each part moves by itself. Pages less than a quarter free are left alone, since copying three quarters of a page to
-// add a quarter costs more than it saves. When less than two thirds of all data pages is in use, the emptiest pages give up
-// their rows, which then are packed with the batch.
+// Space. A batch takes each partly filled page once and fills it to the end: it takes the fullest page
+// that has room for the next fragment (best fit), and adds each queued fragment that still fits. If a
+// quarter of the page is left then, the next fragment is cut in two. A cut blob costs a second page
+// read, mostly of the neighbouring page. Without cuts, values of 5000 bytes would fill 61 % of pages of
+// 8 KiB instead of 92 %, and values of 3000 bytes 74 %. A fragment is cut once, and both parts move
+// independently. Pages that are less than a quarter free are not filled up: to copy three quarters of
+// a page in order to add a quarter costs more than it saves. While less than two thirds of all blob
+// pages is in use, the emptiest pages are evacuated: their fragments are packed with the batch.
 //
-// The package knows pages and their checkpoints; it does not know keys, epochs or the tree.
+// The package knows pages and their checkpoints. It does not know keys, epochs or the tree.
 package blob

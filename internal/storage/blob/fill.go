@@ -7,34 +7,36 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
-// fill knows how full each data page is, and finds pages by free space. It is the free list of partly filled pages: sixteen buckets by
-// free sixteenths, each a bitmap, so that a page changes its bucket in a few stores and the same pages are found whatever the history.
+// fill knows how full each blob page is, and finds pages by free space. It is the free list of partly
+// filled pages: sixteen buckets by free sixteenths, each a bitmap. So a page changes its bucket in a few
+// stores, and the pages found do not depend on the history.
 //
-// Pages stand in regions of 4096; only regions with data pages have memory, 16 KiB each (half a byte for each KiB of file).
+// Pages are grouped in regions of 4096. Only regions with blob pages have memory, 16 KiB each (half a
+// byte for each KiB of file).
 type fill struct {
 	capacity int
 	regions  []*region
 	inBucket [buckets]int // pages
 	pages    int
-	live     uint64 // bytes of live rows, entries included
+	live     uint64 // bytes of live fragments, entries included
 
-	excluded bitset.Set // pages that cannot be read: in no bucket
+	excluded bitset.Set // pages that cannot be read; they are in no bucket
 
-	journal []fillChange // since begin, for undo
+	journal []fillChange // changes since begin, for undo
 }
 
 const (
 	buckets     = 16
 	regionPages = 4096
 
-	// bucketMin is the emptiest fullness that is worth filling up: a quarter free.
+	// bucketMin is the fullest bucket that is worth filling up: a quarter free.
 	bucketMin = buckets / 4
-	// bucketSparse is where pages begin to give up their rows: half free, so that two of them make one.
+	// bucketSparse is where pages begin to be evacuated: half free, so that two of them make one.
 	bucketSparse = buckets / 2
 )
 
 type region struct {
-	live   [regionPages]uint16 // bytes of live rows
+	live   [regionPages]uint16 // bytes of live fragments
 	counts [buckets]uint16
 	bucket [buckets][regionPages / 64]uint64
 }
@@ -46,7 +48,7 @@ type fillChange struct {
 
 func (f *fill) begin() { f.journal = f.journal[:0] }
 
-// undo restores what was there at begin.
+// undo restores the state at begin.
 func (f *fill) undo() {
 	for i := len(f.journal) - 1; i >= 0; i-- {
 		f.put(f.journal[i].id, f.journal[i].old)
@@ -54,7 +56,7 @@ func (f *fill) undo() {
 	f.journal = f.journal[:0]
 }
 
-// of is the bytes of live rows on page id, zero if it is no data page.
+// of is the bytes of live fragments on page id, zero if it is no blob page.
 func (f *fill) of(id page.ID) int {
 	if int(id/regionPages) >= len(f.regions) || f.regions[id/regionPages] == nil {
 		return 0
@@ -62,7 +64,8 @@ func (f *fill) of(id page.ID) int {
 	return int(f.regions[id/regionPages].live[id%regionPages])
 }
 
-// set notes that page id has so many bytes of live rows; zero means that it is no data page any more.
+// set records that page id has live bytes of live fragments. Zero means that it is no blob page any
+// more.
 func (f *fill) set(id page.ID, live int) {
 	f.journal = append(f.journal, fillChange{id, uint16(f.of(id))})
 	f.put(id, uint16(live))
@@ -100,11 +103,11 @@ func (f *fill) put(id page.ID, live uint16) {
 		f.pages++
 		f.live += uint64(live)
 	} else if shunned {
-		f.excluded.Remove(int(id)) // what is written there next is another page
+		f.excluded.Remove(int(id)) // a later write to this page stores another page
 	}
 }
 
-// exclude keeps a data page that cannot be read from being found, until its rows are gone.
+// exclude hides a blob page that cannot be read from best and sparsest until its fragments are gone.
 func (f *fill) exclude(id page.ID) {
 	live := f.of(id)
 	f.put(id, 0)
@@ -114,7 +117,7 @@ func (f *fill) exclude(id page.ID) {
 
 func (f *fill) bucketOf(live int) int { return (f.capacity - live) * buckets / f.capacity }
 
-// best is the fullest page that surely has room for cost bytes and is worth filling.
+// best is the fullest page that certainly has room for cost bytes and is worth filling.
 func (f *fill) best(cost int) (page.ID, bool) {
 	for b := max(bucketMin, (cost*buckets+f.capacity-1)/f.capacity); b < buckets; b++ {
 		if id, ok := f.last(b); ok {
@@ -124,7 +127,7 @@ func (f *fill) best(cost int) (page.ID, bool) {
 	return 0, false
 }
 
-// sparsest is a page of those that should give up their rows, if there are two.
+// sparsest is one of the pages that should be evacuated, if there are two.
 func (f *fill) sparsest() (page.ID, bool) {
 	n := 0
 	for b := bucketSparse; b < buckets; b++ {
@@ -138,7 +141,7 @@ func (f *fill) sparsest() (page.ID, bool) {
 	return 0, false
 }
 
-// last is the page of a bucket that lies nearest the end of the file, from where pages should go anyway.
+// last is the page of a bucket that is nearest to the file end, from where pages should move anyway.
 func (f *fill) last(b int) (page.ID, bool) {
 	if f.inBucket[b] == 0 {
 		return 0, false
@@ -157,7 +160,7 @@ func (f *fill) last(b int) (page.ID, bool) {
 	return 0, false
 }
 
-// factor is the part of all data pages that live rows take; 1 without pages.
+// factor is the part of all blob pages that live fragments take; 1 without pages.
 func (f *fill) factor() float64 {
 	if f.pages == 0 {
 		return 1

@@ -10,14 +10,15 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/pager"
 )
 
-// Reference, as it stands in a leaf.
+// Reference, as stored in a leaf.
 //
-//	0        8        16         20         24
-//	+--------+--------+----------+----------+
-//	| row id | length | checksum | reserved |
-//	+--------+--------+----------+----------+
+//	0         8        16         20         24
+//	+---------+--------+----------+----------+
+//	| blob id | length | checksum | reserved |
+//	+---------+--------+----------+----------+
 //
-// The checksum is the value's CRC-32C. It ties the leaf to the value end to end, across the table, a data page and bulk pages.
+// The checksum is the CRC-32C of the value. It connects the leaf with the value end to end, across the
+// table, a blob page and overflow pages.
 
 // ref is a decoded reference.
 type ref struct {
@@ -28,7 +29,7 @@ type ref struct {
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// ErrBadRef means bytes that are no reference, or name a row that does not exist.
+// ErrBadRef means bytes that are no reference, or a reference to a blob that does not exist.
 var ErrBadRef = errors.New("blob: bad reference")
 
 func (r ref) encode() (dst page.Ref) {
@@ -50,33 +51,36 @@ func decodeRef(src page.Ref) (ref, error) {
 	return r, nil
 }
 
-// ValueMax bounds a value. It is far above what the server lets in; a length beyond it is damage.
+// ValueMax bounds a value. It is far above the server's limit; a greater length is damage.
 const ValueMax = 1 << 30
 
-// Data page: a page of type rows.
+// Blob page: a page of type blobs.
 //
 //	0        32       34         40
-//	+--------+--------+----------+---------+---------+-- - - --+-----------+-------+-------+-- - -
-//	| header | count  | reserved | entry 0 | entry 1 |         | free      | row 1 | row 0 |
-//	+--------+--------+----------+---------+---------+-- - - --+-----------+-------+-------+-- - -
+//	+--------+--------+----------+---------+---------+-- - - --+------+------------+------------+
+//	| header | count  | reserved | entry 0 | entry 1 |         | free | fragment 1 | fragment 0 |
+//	+--------+--------+----------+---------+---------+-- - - --+------+------------+------------+
 //
-//	entry:  row id (7 bytes) | kind (1) | offset (2) | length (2)
+//	entry:  blob id (7 bytes) | kind (1) | offset (2) | length (2)
 //
-// Rows stand back to back from the end of the page downwards in the order of their entries, so that offsets are implied; they are
-// stored and checked all the same. A row of kind whole is a value. A row that did not fit into what was left of a page is cut: the first
-// part has the kind's top bit set and begins with the row id of the second, which has kind tail. A row of kind head is:
+// Fragments are stored back to back from the end of the page downwards, in the order of their entries.
+// Offsets are therefore implied; they are stored and checked all the same. A fragment of kind whole is a
+// value. A fragment that did not fit into the rest of a page is cut: the first part has the top bit of
+// the kind set and begins with the blob id of the second part, whose kind is second. A fragment of kind
+// head is:
 //
 //	0        8         10        16
 //	+--------+---------+---------+----------------------------+-- - - --+-----------+
 //	| length | extents | zero    | first page (8) | count (4) |         | remainder |
 //	+--------+---------+---------+----------------------------+-- - - --+-----------+
 //
-// Bulk page: a page of type bulk. The row id says whose it is, so that a page at the end of the file can be moved.
+// Overflow page: a page of type overflow. The blob id names its owner, so that a page at the file end
+// can be relocated.
 //
-//	0        32       40
-//	+--------+--------+-- - - - --+
-//	| header | row id | value     |
-//	+--------+--------+-- - - - --+
+//	0        32        40
+//	+--------+---------+-- - - - --+
+//	| header | blob id | value     |
+//	+--------+---------+-- - - - --+
 const (
 	offCount   = page.HeaderSize
 	offEntries = page.HeaderSize + 8
@@ -84,10 +88,11 @@ const (
 
 	headFixed       = 16
 	headExtent      = 12
-	extentsMax      = 9 // what pager.AllocPieces promises
+	extentsMax      = 9 // the promise of pager.AllocPieces
 	overflowPayload = page.HeaderSize + 8
 
-	// slotsMax is bounded by the seven bits that a table entry has for a slot. Only remainders of a few bytes come near.
+	// slotsMax is bounded by the seven bits that a table entry has for a slot. Only remainders of a few
+	// bytes come near it.
 	slotsMax = 127
 )
 
@@ -98,11 +103,12 @@ const (
 	fragmentHead   fragmentKind = 2
 	fragmentSecond fragmentKind = 3
 
-	// fragmentContinued marks a row whole or head that goes on in a tail. Its first eight bytes are the tail's row id.
+	// fragmentContinued is the flag of a whole or head fragment that continues in a second fragment. The
+	// first eight bytes of such a fragment are the blob id of the second one.
 	fragmentContinued fragmentKind = 0x80
 )
 
-// secondIDSize is the length of the row id that a continued row begins with.
+// secondIDSize is the length of the blob id at the beginning of a continued fragment.
 const secondIDSize = 8
 
 // valid reports whether k is a kind that this program knows.
@@ -110,17 +116,17 @@ func (k fragmentKind) valid() bool {
 	return k == fragmentSecond || k&^fragmentContinued == fragmentWhole || k&^fragmentContinued == fragmentHead
 }
 
-// capacity is how many bytes of entries and rows a data page takes.
+// capacity is how many bytes of entries and fragments a blob page takes.
 func capacity(pageSize int) int { return pageSize - offEntries }
 
-// fragmentMax is the longest row.
+// fragmentMax is the longest fragment.
 func fragmentMax(pageSize int) int { return capacity(pageSize) - entrySize }
 
-// overflowBytes is how much of a value a bulk page takes.
+// overflowBytes is how many bytes of a value an overflow page takes.
 func overflowBytes(pageSize int) int { return pageSize - overflowPayload }
 
-// split says how many bulk pages a value takes and how much of it remains for the row. A remainder too long to
-// share a page with the list of extents gets a bulk page too.
+// split says how many overflow pages a value takes and how many of its bytes remain for the fragment. A
+// remainder too long to share a page with the list of extents gets an overflow page too.
 func split(length, pageSize int) (pages, remainder int) {
 	if length <= fragmentMax(pageSize) {
 		return 0, length
@@ -132,16 +138,16 @@ func split(length, pageSize int) (pages, remainder int) {
 	return pages, remainder
 }
 
-// cost is the bytes of a page's capacity that a row of n bytes is charged: never so few that a page could run out of slots before it
-// runs out of bytes, so that room is one number.
+// cost is the bytes of a page's capacity that a fragment of n bytes is charged. It is never so small
+// that a page could run out of slots before it runs out of bytes. So room is one number.
 func cost(n, pageSize int) int { return max(entrySize+max(n, 1), capacity(pageSize)/slotsMax+1) }
 
-// blobPage builds a data page from its first row on.
+// blobPage builds a blob page from its first fragment on.
 type blobPage struct {
 	buf   []byte
 	count int
-	low   int // where the last row begins
-	cost  int // of all rows
+	low   int // where the last fragment begins
+	cost  int // of all fragments
 }
 
 func newBlobPage(buf []byte, id page.ID, checkpoint uint64) blobPage {
@@ -152,15 +158,15 @@ func newBlobPage(buf []byte, id page.ID, checkpoint uint64) blobPage {
 // room is the largest cost that still fits.
 func (d *blobPage) room() int { return capacity(len(d.buf)) - d.cost }
 
-// add adds a row, which must fit, and returns its slot.
-func (d *blobPage) add(id uint64, kind fragmentKind, row []byte) int {
-	d.low -= max(len(row), 1) // an empty row takes a byte, so that no offset is the page's size, which two bytes cannot hold
-	copy(d.buf[d.low:], row)
+// add adds a fragment, which must fit, and returns its slot.
+func (d *blobPage) add(id uint64, kind fragmentKind, fragment []byte) int {
+	d.low -= max(len(fragment), 1) // an empty fragment takes a byte, so that no offset is the page size, which two bytes cannot hold
+	copy(d.buf[d.low:], fragment)
 	e := d.buf[offEntries+d.count*entrySize:]
 	binary.LittleEndian.PutUint64(e, id|uint64(kind)<<56)
 	binary.LittleEndian.PutUint16(e[8:], uint16(d.low))
-	binary.LittleEndian.PutUint16(e[10:], uint16(len(row)))
-	d.cost += cost(len(row), len(d.buf))
+	binary.LittleEndian.PutUint16(e[10:], uint16(len(fragment)))
+	d.cost += cost(len(fragment), len(d.buf))
 	d.count++
 	return d.count - 1
 }
@@ -170,23 +176,23 @@ func (d *blobPage) seal() {
 	page.Seal(d.buf)
 }
 
-// slotFragment is a row as it lies in a data page.
+// slotFragment is a fragment as stored in a blob page.
 type slotFragment struct {
 	id   uint64
 	kind fragmentKind
 	data []byte
 }
 
-var errMalformed = errors.New("malformed data page")
+var errMalformed = errors.New("malformed blob page")
 
-// fragmentCount is how many rows buf, a page that passed its checksum, holds.
+// fragmentCount is how many fragments buf, a page that passed its checksum, holds.
 func fragmentCount(buf []byte) (int, error) {
 	if t := page.ReadHeader(buf).Type; t != page.TypeBlobs {
 		return 0, fmt.Errorf("%w: page type %d", errMalformed, t)
 	}
 	n := int(binary.LittleEndian.Uint16(buf[offCount:]))
 	if n == 0 || n > slotsMax || offEntries+n*entrySize > len(buf) {
-		return 0, fmt.Errorf("%w: %d rows", errMalformed, n)
+		return 0, fmt.Errorf("%w: %d fragments", errMalformed, n)
 	}
 	if [6]byte(buf[offCount+2:]) != [6]byte{} {
 		return 0, fmt.Errorf("%w: reserved bytes are set", errMalformed)
@@ -194,27 +200,27 @@ func fragmentCount(buf []byte) (int, error) {
 	return n, nil
 }
 
-// fragmentAt is the row in a slot below pageRows.
-func fragmentAt(buf []byte, slot, rows int) (slotFragment, error) {
+// fragmentAt is the fragment in a slot below fragmentCount.
+func fragmentAt(buf []byte, slot, fragments int) (slotFragment, error) {
 	e := buf[offEntries+slot*entrySize:]
 	word := binary.LittleEndian.Uint64(e)
 	at, n := int(binary.LittleEndian.Uint16(e[8:])), int(binary.LittleEndian.Uint16(e[10:]))
 	r := slotFragment{id: word &^ (0xff << 56), kind: fragmentKind(word >> 56)}
-	if at < offEntries+rows*entrySize || at+n > len(buf) || !r.kind.valid() || r.kind&fragmentContinued != 0 && n < secondIDSize {
+	if at < offEntries+fragments*entrySize || at+n > len(buf) || !r.kind.valid() || r.kind&fragmentContinued != 0 && n < secondIDSize {
 		return slotFragment{}, fmt.Errorf("%w: slot %d: kind %d, %d bytes at %d", errMalformed, slot, r.kind, n, at)
 	}
 	r.data = buf[at : at+n : at+n]
 	return r, nil
 }
 
-// head is the decoded form of a row that goes on in bulk pages.
+// head is the decoded form of a fragment whose value continues in overflow pages.
 type head struct {
 	length    int
 	extents   []pager.Extent
 	remainder []byte
 }
 
-// encode is the head row.
+// encode is the head fragment.
 func (h *head) encode() []byte {
 	dst := make([]byte, 0, headFixed+len(h.extents)*headExtent+len(h.remainder))
 	dst = binary.LittleEndian.AppendUint64(dst, uint64(h.length))
@@ -227,28 +233,28 @@ func (h *head) encode() []byte {
 	return append(dst, h.remainder...)
 }
 
-func decodeHead(row []byte, pageSize int) (head, error) {
-	if len(row) < headFixed {
-		return head{}, fmt.Errorf("%w: head of %d bytes", errMalformed, len(row))
+func decodeHead(fragment []byte, pageSize int) (head, error) {
+	if len(fragment) < headFixed {
+		return head{}, fmt.Errorf("%w: head of %d bytes", errMalformed, len(fragment))
 	}
-	length, n := binary.LittleEndian.Uint64(row), int(binary.LittleEndian.Uint16(row[8:]))
-	if length > ValueMax || n > extentsMax || [6]byte(row[10:]) != [6]byte{} || len(row) < headFixed+n*headExtent {
-		return head{}, fmt.Errorf("%w: head of %d bytes: length %d, %d extents", errMalformed, len(row), length, n)
+	length, n := binary.LittleEndian.Uint64(fragment), int(binary.LittleEndian.Uint16(fragment[8:]))
+	if length > ValueMax || n > extentsMax || [6]byte(fragment[10:]) != [6]byte{} || len(fragment) < headFixed+n*headExtent {
+		return head{}, fmt.Errorf("%w: head of %d bytes: length %d, %d extents", errMalformed, len(fragment), length, n)
 	}
-	h := head{length: int(length), remainder: row[headFixed+n*headExtent:]}
+	h := head{length: int(length), remainder: fragment[headFixed+n*headExtent:]}
 	pages := 0
-	for e := row[headFixed:]; n > 0; n, e = n-1, e[headExtent:] {
+	for e := fragment[headFixed:]; n > 0; n, e = n-1, e[headExtent:] {
 		x := pager.Extent{First: page.ID(binary.LittleEndian.Uint64(e)), Count: int(binary.LittleEndian.Uint32(e[8:]))}
 		h.extents = append(h.extents, x)
 		pages += x.Count
 	}
 	if p, r := split(h.length, pageSize); p != pages || r != len(h.remainder) {
-		return head{}, fmt.Errorf("%w: %d bytes in %d bulk pages and a remainder of %d", errMalformed, length, pages, len(h.remainder))
+		return head{}, fmt.Errorf("%w: %d bytes in %d overflow pages and a remainder of %d", errMalformed, length, pages, len(h.remainder))
 	}
 	return h, nil
 }
 
-// pages calls each for every bulk page, in the order of the value.
+// pages calls each for every overflow page, in the order of the value.
 func (h *head) pages(each func(page.ID)) {
 	for _, e := range h.extents {
 		for i := range e.Count {
@@ -257,7 +263,7 @@ func (h *head) pages(each func(page.ID)) {
 	}
 }
 
-// has reports whether page id is one of the value's bulk pages.
+// has reports whether page id is one of the value's overflow pages.
 func (h *head) has(id page.ID) bool {
 	for _, e := range h.extents {
 		if e.First <= id && id < e.First+page.ID(e.Count) {
@@ -267,7 +273,7 @@ func (h *head) has(id page.ID) bool {
 	return false
 }
 
-// below reports whether all bulk pages lie below limit.
+// below reports whether all overflow pages are below limit.
 func (h *head) below(limit page.ID) bool {
 	for _, e := range h.extents {
 		if e.First+page.ID(e.Count) > limit {
@@ -277,10 +283,10 @@ func (h *head) below(limit page.ID) bool {
 	return true
 }
 
-// overflowOwner is the row that a bulk page belongs to.
+// overflowOwner is the blob that an overflow page belongs to.
 func overflowOwner(buf []byte) uint64 { return binary.LittleEndian.Uint64(buf[page.HeaderSize:]) }
 
-// putOverflow completes and seals a bulk page that has its header.
+// putOverflow completes and seals an overflow page that has its header.
 func putOverflow(buf []byte, owner uint64, value []byte) {
 	binary.LittleEndian.PutUint64(buf[page.HeaderSize:], owner)
 	copy(buf[overflowPayload:], value)

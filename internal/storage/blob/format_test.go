@@ -16,7 +16,7 @@ var update = flag.Bool("update", false, "rewrite the golden files; a format chan
 
 // goldenBytes use every field of the format.
 func goldenBytes() map[string][]byte {
-	data, bulk := make([]byte, 512), make([]byte, 512)
+	data, overflow := make([]byte, 512), make([]byte, 512)
 	d := newBlobPage(data, 0x1234, 7)
 	d.add(0x0102030405, fragmentWhole, []byte("whole"))
 	d.add(2, fragmentHead, (&head{
@@ -26,13 +26,13 @@ func goldenBytes() map[string][]byte {
 	d.add(4, fragmentSecond, []byte("second part"))
 	d.add(5, fragmentWhole, nil)
 	d.seal()
-	page.PutHeader(bulk, page.Header{Type: page.TypeOverflow, ID: 0x101, Checkpoint: 7})
-	putOverflow(bulk, 2, bytes.Repeat([]byte("value..."), 59))
+	page.PutHeader(overflow, page.Header{Type: page.TypeOverflow, ID: 0x101, Checkpoint: 7})
+	putOverflow(overflow, 2, bytes.Repeat([]byte("value..."), 59))
 	r := ref{id: 0x0102030405, length: 5, checksum: 0xaabbccdd}.encode()
 	table := make([]byte, 16)
 	putTableEntry(table, 0, makeLocation(0x1234, 2, 0x1ff, fragmentHead))
 	putTableEntry(table, 1, makeLocation(0x1234, 3, 0x20, fragmentWhole|fragmentContinued))
-	return map[string][]byte{"data": data, "bulk": bulk, "ref": r[:], "table": table}
+	return map[string][]byte{"blobs": data, "overflow": overflow, "ref": r[:], "table": table}
 }
 
 // TestFormatIsWhatTheGoldenFilesSay compares bytes with those of earlier programs.

@@ -7,14 +7,15 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
-// location is a table entry: where a row lies. The zero place is nowhere.
+// location is a table entry: where a fragment is. The zero location is nowhere.
 //
 //	63     62        56 55     40 39          38           0
 //	+------+-----------+---------+-----------+--------------+
 //	| dead | slot      | cost    | continued | page         |
 //	+------+-----------+---------+-----------+--------------+
 //
-// Continued is what the row's kind says, so that dropping a row that is not needs no look at it. Dead marks a row that was dropped and waits for its readers; it is never stored.
+// Continued repeats what the fragment's kind says, so that a blob without a second fragment can be
+// dropped without a read. Dead marks a dropped blob that old readers may still read; it is never stored.
 type location uint64
 
 const (
@@ -27,8 +28,9 @@ const (
 	pageMask                   = locationContinued - 1
 )
 
-// locationMissing is the location of a blob that a leaf refers to and that a repair of the table did not find: no blob page is page 0.
-// It keeps the id from being used again. Otherwise the leaf would then refer to another value, and drop it one day.
+// locationMissing is the location of a blob that a leaf refers to and that a repair of the table did not
+// find: no blob page is page 0. It prevents that the id is used again. Otherwise the leaf would refer to
+// another value, and would drop that value one day.
 const locationMissing location = slotMask << slotShift
 
 func makeLocation(id page.ID, slot, cost int, kind fragmentKind) location {
@@ -45,21 +47,22 @@ func (p location) cost() int     { return int(p>>costShift) & costMask }
 func (p location) missing() bool { return p&^locationDead == locationMissing }
 func (p location) live() bool    { return p != 0 && p&locationDead == 0 }
 
-// continued reports whether the row goes on in a tail.
+// continued reports whether the fragment continues in a second fragment.
 func (p location) continued() bool { return p&locationContinued != 0 }
 
-// chunkEntries is the rows of a chunk: small enough that a small store's table is small, large enough that the directory is short.
+// chunkEntries is the number of entries of a chunk: few enough that the table of a small store is small,
+// and enough that the directory is short.
 const chunkEntries = 1024
 
 type chunk [chunkEntries]atomic.Uint64
 
-// indirectionTable is the row table in memory. Anybody reads it without a lock; the store's one writer changes it. Its directory grows by
-// replacement, so that a reader's copy stays valid.
+// indirectionTable is the indirection table in memory. Readers take no lock; the one writer of the store
+// changes it. Its directory grows by replacement, so that a reader's copy stays valid.
 type indirectionTable struct {
 	chunks atomic.Pointer[[]*chunk]
 }
 
-// locationOf is where row id lies, dead or not; zero if there is no such row.
+// locationOf is the location of blob id, live or dropped; zero if there is no such blob.
 func (t *indirectionTable) locationOf(id uint64) location {
 	chunks := *t.chunks.Load()
 	if id/chunkEntries >= uint64(len(chunks)) {
@@ -87,10 +90,10 @@ func newTable() *indirectionTable {
 	return t
 }
 
-// leafEntries is the rows of a leaf of the stored table.
+// leafEntries is the number of entries in a leaf of the stored table.
 func leafEntries(leafBytes int) int { return leafBytes / 8 }
 
-// decodeLeaf sets the rows of leaf i from its stored bytes, and calls each for every one that there is.
+// decodeLeaf sets the entries of leaf i from its stored bytes, and calls each for every blob in it.
 func (t *indirectionTable) decodeLeaf(i int, payload []byte, each func(id uint64, p location) error) error {
 	n := leafEntries(len(payload))
 	for j := range n {
@@ -107,7 +110,7 @@ func (t *indirectionTable) decodeLeaf(i int, payload []byte, each func(id uint64
 	return nil
 }
 
-// encodeLeaf fills the stored bytes of leaf i: the living rows.
+// encodeLeaf fills the stored bytes of leaf i with the live blobs.
 func (t *indirectionTable) encodeLeaf(i int, payload []byte) {
 	n := leafEntries(len(payload))
 	for j := range n {

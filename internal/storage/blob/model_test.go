@@ -11,7 +11,7 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// machine is a store beside a model of it: what is durable, and what readers hold.
+// machine is a store and a model of it: what is durable, and what readers hold.
 type machine struct {
 	mem     *vfs.Mem
 	b       *bag
@@ -28,8 +28,9 @@ type reader struct {
 	want       map[int]string
 }
 
-// TestStoreAgreesWithModel does random things in a random order: changes, checkpoints given up, readers that come and go,
-// releases, cuts, reopening, crashes. After each the store holds what the model holds, readers see what they saw, and the audit is clean.
+// TestStoreAgreesWithModel does random operations in a random order: changes, aborted checkpoints, readers that
+// come and go, reuse, truncation, reopening, crashes. After each the store holds what the model holds, readers
+// see what they saw, and the audit is clean.
 func TestStoreAgreesWithModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		mem := vfs.NewMem()
@@ -118,7 +119,7 @@ func (m *machine) reopen(t *rapid.T) {
 	m.open(t)
 }
 
-// crash takes the power away during a checkpoint, or between two.
+// crash cuts the power during a checkpoint, or between two.
 func (m *machine) crash(t *rapid.T) {
 	before, c := m.durable, m.draw(t)
 	m.mem.CrashAt(m.mem.Mutations() + int64(rapid.IntRange(1, 12).Draw(t, "operations")))

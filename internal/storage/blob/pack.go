@@ -10,29 +10,31 @@ import (
 )
 
 const (
-	// packAt and packTo are the pages' worth of rows at which packing begins and ends while more may come. What remains lets the
-	// next page be filled to the end.
+	// packAt and packTo are the pages' worth of queued fragments at which packing begins and ends while
+	// more may come. The fragments that remain let the next page be filled to the end.
 	packAt = 8
 	packTo = 4
 
-	// packLookahead is how many waiting rows that do not fit are passed over for one that does. Rows that lie near each other in key order
-	// should lie near each other in the file, and sixty-four rows of random length leave hardly a gap.
+	// packLookahead is how many queued fragments that do not fit are passed over for one that does.
+	// Fragments that are near each other in key order should be near each other in the file, and 64
+	// fragments of random length leave hardly a gap.
 	packLookahead = 64
 
-	// cutMin is the part of a page, as one over it, that is worth cutting a row for: reading the row then takes two pages.
-	// Without it values of a little more than half a page would leave the other half empty.
+	// cutMin is the part of a page, as one over it, that justifies a cut: reading the blob then takes two
+	// pages. Without cuts, values a little longer than half a page would leave the other half empty.
 	cutMin = 4
 
 	// runPages is how many neighbouring pages a batch takes at once.
 	runPages = 16
 
-	// Sparse pages give up their rows while less than fillMin of all data pages is in use, at most evacuateMin pages a checkpoint
-	// and half as many as the batch writes anyway, so that cleaning never costs more than the work that pays for it.
+	// Sparse pages are evacuated while less than fillMin of all blob pages is in use, at most
+	// evacuateMin pages plus half the pages that the batch writes anyway. So the evacuation never costs more
+	// than the work that it accompanies.
 	fillMin     = 2.0 / 3
 	evacuateMin = 16
 )
 
-// enqueue lets a copy of a row wait for its page.
+// enqueue queues a copy of a fragment.
 func (b *Batch) enqueue(id uint64, kind fragmentKind, data []byte) {
 	if cap(b.arena)-len(b.arena) < len(data) {
 		b.arena = make([]byte, 0, packAt*b.s.pageSize)
@@ -56,8 +58,8 @@ func (b *Batch) packWhileFull() error {
 	return nil
 }
 
-// packPage writes one page with the first waiting row, the rows of the partly filled page that fits it best, and every
-// other waiting row that still fits.
+// packPage writes one page with the first queued fragment, the fragments of the partly filled page that
+// fits it best, and every other queued fragment that still fits.
 func (b *Batch) packPage() error {
 	id := b.takePage()
 	old, fill, err := b.pageToFill(cost(len(b.queue[0].data), b.s.pageSize))
@@ -78,7 +80,7 @@ func (b *Batch) packPage() error {
 	return nil
 }
 
-// pageToFill reads the partly filled page that fits best. Those that cannot be read are left alone.
+// pageToFill reads the partly filled page that fits best. It skips pages that cannot be read.
 func (b *Batch) pageToFill(cost int) (page.ID, bool, error) {
 	for {
 		id, ok := b.s.fill.best(cost)
@@ -91,8 +93,9 @@ func (b *Batch) pageToFill(cost int) (page.ID, bool, error) {
 	}
 }
 
-// open reads data page id into scratch and makes sure that it holds the rows that it should. It reports false if the page cannot be read: its
-// rows stay where they are, which is damage for who reads them and no reason to stop a checkpoint.
+// open reads blob page id into scratch and checks that it holds the fragments that it should hold. It
+// reports false if the page cannot be read. The fragments of such a page stay where they are: that is
+// damage for their readers, and no reason to stop a checkpoint.
 func (b *Batch) open(id page.ID) (readable bool, err error) {
 	if _, err := b.BlobPage(id); errors.Is(err, pager.ErrCorrupt) {
 		b.s.fill.exclude(id)
@@ -104,13 +107,13 @@ func (b *Batch) open(id page.ID) (readable bool, err error) {
 	return err == nil, err
 }
 
-// checkFragments compares the live rows of data page id, which scratch holds, with the accounts.
+// checkFragments compares the live fragments of blob page id, which scratch holds, with its fill.
 func (b *Batch) checkFragments(id page.ID) error {
-	rows, err := fragmentCount(b.scratch)
+	fragments, err := fragmentCount(b.scratch)
 	live := 0
-	for slot := 0; err == nil && slot < rows; slot++ {
+	for slot := 0; err == nil && slot < fragments; slot++ {
 		var r slotFragment
-		if r, err = fragmentAt(b.scratch, slot, rows); err != nil {
+		if r, err = fragmentAt(b.scratch, slot, fragments); err != nil {
 			break
 		}
 		if p := b.locationOf(r.id); p.live() && p.page() == id && p.slot() == slot {
@@ -118,7 +121,7 @@ func (b *Batch) checkFragments(id page.ID) error {
 		}
 	}
 	if want := b.s.fill.of(id); err == nil && live != want {
-		err = fmt.Errorf("%w: live rows take %d bytes, accounted are %d", errMalformed, live, want)
+		err = fmt.Errorf("%w: live fragments take %d bytes, expected %d", errMalformed, live, want)
 	}
 	if err != nil {
 		return b.s.pager.Corrupt(id, err.Error())
@@ -126,7 +129,7 @@ func (b *Batch) checkFragments(id page.ID) error {
 	return nil
 }
 
-// fillUp adds waiting rows while they fit, the first in any case.
+// fillUp adds queued fragments while they fit, and the first one in any case.
 func (b *Batch) fillUp(d *blobPage, id page.ID) {
 	kept := b.queue[:0]
 	for i := range b.queue {
@@ -145,23 +148,24 @@ func (b *Batch) fillUp(d *blobPage, id page.ID) {
 	}
 }
 
-// cut puts as much of a waiting row as fits into what is left of a page, and lets the rest wait as its tail. A row is cut once.
+// cut writes as much of a queued fragment as fits into the rest of a page, and queues the remaining
+// bytes as its second fragment. A fragment is cut once.
 func (b *Batch) cut(d *blobPage, id page.ID, r *queuedFragment) {
 	whole := cost(len(r.data), b.s.pageSize)
 	if d.room() < b.s.fill.capacity/cutMin || whole <= d.room() || r.kind != fragmentWhole && r.kind != fragmentHead {
 		return
 	}
-	tail, first := b.newID(), d.room()-entrySize-secondIDSize
-	b.fragment = append(binary.LittleEndian.AppendUint64(b.fragment[:0], tail), r.data[:first]...)
+	second, first := b.newID(), d.room()-entrySize-secondIDSize
+	b.fragment = append(binary.LittleEndian.AppendUint64(b.fragment[:0], second), r.data[:first]...)
 	b.put(d, id, r.id, r.kind|fragmentContinued, b.fragment)
-	*r = queuedFragment{tail, fragmentSecond, r.data[first:]}
+	*r = queuedFragment{second, fragmentSecond, r.data[first:]}
 	b.queued += cost(len(r.data), b.s.pageSize) - whole
-	b.changes[tail] = locationQueued
+	b.changes[second] = locationQueued
 }
 
-func (b *Batch) put(d *blobPage, id page.ID, row uint64, kind fragmentKind, data []byte) {
-	slot := d.add(row, kind, data)
-	b.changes[row] = makeLocation(id, slot, cost(len(data), b.s.pageSize), kind)
+func (b *Batch) put(d *blobPage, id page.ID, fragment uint64, kind fragmentKind, data []byte) {
+	slot := d.add(fragment, kind, data)
+	b.changes[fragment] = makeLocation(id, slot, cost(len(data), b.s.pageSize), kind)
 }
 
 func (b *Batch) takePage() page.ID {
@@ -173,11 +177,11 @@ func (b *Batch) takePage() page.ID {
 	return id
 }
 
-// leave frees data page id, which open has read, and calls each with its live rows.
+// leave frees blob page id, which open has read, and calls each with its live fragments.
 func (b *Batch) leave(id page.ID, each func(r slotFragment)) {
-	rows, _ := fragmentCount(b.scratch) // open has looked at all of it
-	for slot := range rows {
-		r, _ := fragmentAt(b.scratch, slot, rows)
+	fragments, _ := fragmentCount(b.scratch) // open has checked all of it
+	for slot := range fragments {
+		r, _ := fragmentAt(b.scratch, slot, fragments)
 		if p := b.locationOf(r.id); p.live() && p.page() == id && p.slot() == slot {
 			each(r)
 		}
@@ -186,7 +190,7 @@ func (b *Batch) leave(id page.ID, each func(r slotFragment)) {
 	b.ck.Free(id)
 }
 
-// evacuate lets the rows of a data page wait, if it can be read.
+// evacuate queues the fragments of a blob page, if it can be read.
 func (b *Batch) evacuate(id page.ID) error {
 	if readable, err := b.open(id); !readable {
 		return err
@@ -195,7 +199,7 @@ func (b *Batch) evacuate(id page.ID) error {
 	return b.packWhileFull()
 }
 
-// KeepSparse leaves sparse pages as they are: their rows would take pages before they give any back.
+// KeepSparse leaves sparse pages as they are: their fragments would take pages before any are freed.
 func (b *Batch) KeepSparse() { b.keepSparse = true }
 
 func (b *Batch) evacuateSparse() error {

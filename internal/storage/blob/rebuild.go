@@ -8,13 +8,14 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/pager"
 )
 
-// Rebuild makes a store for reading only from the data pages themselves, for a file whose row table cannot be read. pages calls its
-// argument for pages of the file, any type, any order, any number of times. Of several copies of a row the one that the newest checkpoint
-// wrote is taken; whether it is the right one, the checksum in the reference tells.
+// Rebuild makes a read-only store from the blob pages themselves, for a file whose indirection table
+// cannot be read. pages calls its argument for pages of the file: any type, any order, any number of
+// times. Of several copies of a fragment Rebuild takes the one that the newest checkpoint wrote. The
+// checksum in the reference tells a reader whether that copy is the right one.
 func Rebuild(p *pager.Pager, pages func(each func(id page.ID, buf []byte)) error) (*Store, error) {
 	s := &Store{pager: p, pageSize: p.PageSize(), table: newTable(), storedTable: &pager.PageArray{}}
 	s.fill.capacity = capacity(s.pageSize)
-	bound := (p.Stats().PageCount + 1) * slotsMax // no file of so many pages ever had more rows
+	bound := (p.Stats().PageCount + 1) * slotsMax // no file of so many pages ever had more blobs
 	written := make(map[uint64]uint64)
 	err := pages(func(id page.ID, buf []byte) {
 		n, err := fragmentCount(buf)
@@ -35,9 +36,10 @@ func Rebuild(p *pager.Pager, pages func(each func(id page.ID, buf []byte)) error
 	return s, err
 }
 
-// Repair opens the rows of a state whose row table is damaged, to go on with them. pages calls its argument for the live pages of the state, refs
-// for each reference of its trees, and reports whether it could look into all of them: if not, every row that a live page holds is kept. The next
-// batch writes the table, in whole.
+// Repair opens the blobs of a state whose indirection table is damaged, so that the store can be used
+// again. pages calls its argument for the live pages of the state. refs calls its argument for each
+// reference of the trees, and reports whether it could read all of them. If it could not, Repair keeps
+// every blob that a live page holds. The next batch writes the whole table.
 func Repair(p *pager.Pager, pages func(each func(id page.ID, buf []byte)) error,
 	refs func(each func(page.Ref) error) (complete bool, err error),
 ) (*Store, error) {
@@ -83,7 +85,7 @@ func Repair(p *pager.Pager, pages func(each func(id page.ID, buf []byte)) error,
 	return s, nil
 }
 
-// repair collects the rows that a state refers to.
+// repair collects the blobs that a state refers to.
 type repair struct {
 	s             *Store
 	src           *Direct
@@ -105,15 +107,16 @@ func (r *repair) ref(to page.Ref) error {
 	if !at.continued() {
 		return nil
 	}
-	row, err := r.s.readFragment(ref.id, at, r.src)
+	fragment, err := r.s.readFragment(ref.id, at, r.src)
 	if err != nil {
 		return err
 	}
-	r.fragments.Add(int(binary.LittleEndian.Uint64(row.data)))
+	r.fragments.Add(int(binary.LittleEndian.Uint64(fragment.data)))
 	return nil
 }
 
-// Reach calls each for every page that the rows and their table take, as far as they can be read, and reports whether all of them could.
+// Reach calls each for every page that the blobs and their table take, as far as they can be read, and
+// reports whether all of them could be read.
 func (s *Store) Reach(each func(page.ID) error) (complete bool, err error) {
 	s.storedTable.Pages(func(id page.ID) {
 		if err == nil {
@@ -141,20 +144,20 @@ func (s *Store) Reach(each func(page.ID) error) (complete bool, err error) {
 	return complete, err
 }
 
-// reachOverflow calls each for the bulk pages of the values whose heads are in a data page.
+// reachOverflow calls each for the overflow pages of the blobs whose heads are in a blob page.
 func (s *Store) reachOverflow(id page.ID, buf []byte, each func(page.ID) error) error {
 	n, err := fragmentCount(buf)
 	for slot := 0; slot < n && err == nil; slot++ {
-		var row slotFragment
-		if row, err = fragmentAt(buf, slot, n); err != nil || row.kind&^fragmentContinued != fragmentHead {
+		var fragment slotFragment
+		if fragment, err = fragmentAt(buf, slot, n); err != nil || fragment.kind&^fragmentContinued != fragmentHead {
 			continue
 		}
-		if at := s.table.locationOf(row.id); at.page() != id || at.slot() != slot {
-			continue // garbage
+		if at := s.table.locationOf(fragment.id); at.page() != id || at.slot() != slot {
+			continue // a fragment that is no longer in the table
 		}
 		var whole []byte
 		var h head
-		if whole, _, err = s.appendFragments(nil, row.id, s.table, s.Direct()); err != nil {
+		if whole, _, err = s.appendFragments(nil, fragment.id, s.table, s.Direct()); err != nil {
 			continue
 		}
 		if h, err = decodeHead(whole, s.pageSize); err != nil {

@@ -8,11 +8,11 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/pager"
 )
 
-// relocateOverflowMax bounds the bulk pages that one checkpoint moves down, beyond the first value.
+// relocateOverflowMax bounds the overflow pages that one checkpoint moves down, beyond the first value.
 const relocateOverflowMax = 2048
 
-// relocate moves rows away from the pages at and behind limit: data pages give up their rows, values with bulk pages there are copied. What
-// cannot be read stays.
+// relocate moves fragments away from the pages at and past limit: it evacuates blob pages there, and
+// copies blobs that have overflow pages there. Pages that cannot be read stay.
 func (b *Batch) relocate(limit page.ID) error {
 	budget := relocateOverflowMax
 	for _, id := range b.ck.LiveFrom(limit) {
@@ -25,7 +25,8 @@ func (b *Batch) relocate(limit page.ID) error {
 		if budget <= 0 {
 			continue
 		}
-		// A page of the tree, of a vector, or bulk: only it can say. There are a handful of them.
+		// Only its contents tell whether the page belongs to the tree, to a page array or to a blob. There are
+		// few such pages.
 		if _, err := b.BlobPage(id); errors.Is(err, pager.ErrCorrupt) {
 			continue
 		} else if err != nil {
@@ -43,16 +44,17 @@ func (b *Batch) relocate(limit page.ID) error {
 	return nil
 }
 
-// relocateOverflow copies the bulk pages of the row that page id belongs to, if that brings them all below limit.
-func (b *Batch) relocateOverflow(row uint64, id, limit page.ID) (moved int, err error) {
-	p := b.locationOf(row)
+// relocateOverflow copies the overflow pages of the blob that page id belongs to, if all copies are then
+// below limit.
+func (b *Batch) relocateOverflow(fragment uint64, id, limit page.ID) (moved int, err error) {
+	p := b.locationOf(fragment)
 	if !p.live() {
-		return 0, nil // dropped, or on the move already
+		return 0, nil // dropped or queued
 	}
-	if whole, err := b.whole(row, p); err != nil || !whole {
+	if whole, err := b.whole(fragment, p); err != nil || !whole {
 		return 0, err
 	}
-	h, err := b.headFragment(row)
+	h, err := b.headFragment(fragment)
 	if err != nil || !h.has(id) {
 		return 0, err
 	}
@@ -62,41 +64,41 @@ func (b *Batch) relocateOverflow(row uint64, id, limit page.ID) (moved int, err 
 	}
 	h.extents = b.ck.AllocPieces(moved)
 	if !h.below(limit) {
-		return 0, nil // the pieces return with the end of the checkpoint
+		return 0, nil // the pieces are freed at the end of the checkpoint
 	}
 	moving := h.encode()
-	if err := b.copyOverflow(row, from, h.extents); err != nil {
+	if err := b.copyOverflow(fragment, from, h.extents); err != nil {
 		return moved, err
 	}
-	tail, at, err := b.secondFragment(row, p)
+	second, at, err := b.secondFragment(fragment, p)
 	if err != nil {
 		b.free(h.extents)
 		return moved, err
 	}
 	b.free(from)
 	if at != 0 {
-		b.dropFragment(tail, at)
+		b.dropFragment(second, at)
 	}
 	b.subtract(p)
-	b.enqueue(row, fragmentHead, moving)
+	b.enqueue(fragment, fragmentHead, moving)
 	return moved, b.packWhileFull()
 }
 
-// whole reports whether row id at p can be read: the second part of a row that was cut may be on the move, and has no page then. Such a row
-// moves with a later checkpoint.
+// whole reports whether the blob at p can be read. The second fragment of a cut blob may be queued, and
+// has no page then. Such a blob moves with a later checkpoint.
 func (b *Batch) whole(id uint64, p location) (bool, error) {
 	if !p.continued() {
 		return true, nil
 	}
-	row, err := b.s.readFragment(id, p, b)
+	fragment, err := b.s.readFragment(id, p, b)
 	if err != nil {
 		return false, err
 	}
-	return b.locationOf(binary.LittleEndian.Uint64(row.data)).live(), nil
+	return b.locationOf(binary.LittleEndian.Uint64(fragment.data)).live(), nil
 }
 
-// copyOverflow copies bulk pages. After an error the copies are given up again.
-func (b *Batch) copyOverflow(row uint64, from, to []pager.Extent) error {
+// copyOverflow copies overflow pages. After an error it frees the copies.
+func (b *Batch) copyOverflow(fragment uint64, from, to []pager.Extent) error {
 	var targets []page.ID
 	(&head{extents: to}).pages(func(id page.ID) { targets = append(targets, id) })
 	var err error
@@ -106,7 +108,7 @@ func (b *Batch) copyOverflow(row uint64, from, to []pager.Extent) error {
 			_, err = b.BlobPage(id)
 		}
 		if err == nil {
-			if err = b.writeOverflow(targets[n], row, b.scratch[overflowPayload:]); err == nil {
+			if err = b.writeOverflow(targets[n], fragment, b.scratch[overflowPayload:]); err == nil {
 				n++
 			}
 		}

@@ -12,7 +12,7 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// Store is the values of one data file.
+// Store holds the blobs of one data file.
 type Store struct {
 	pager    *pager.Pager
 	pageSize int
@@ -20,71 +20,71 @@ type Store struct {
 	stats    atomic.Pointer[Stats]
 
 	// Owned by the open batch.
-	storedTable *pager.PageArray // the stored table
-	used        bitset.Set       // row ids that live or dead rows have
+	storedTable *pager.PageArray // the array that stores the table
+	used        bitset.Set       // blob ids of live and dropped blobs
 	dropped     []droppedBlobs   // ascending by checkpoint
 	fill        fill
 	state       pager.BlobState
 	rebuilt     bool // the stored table is damaged: the next batch writes all of it
 }
 
-// droppedBlobs is what one checkpoint dropped.
+// droppedBlobs is the ids that one checkpoint dropped.
 type droppedBlobs struct {
 	checkpoint uint64
 	ids        []uint64
 }
 
-// Stats tells what the rows take, as of the newest durable state.
+// Stats tells how much space the blobs take, as of the newest durable state.
 type Stats struct {
 	Blobs         uint64
 	Bytes         uint64  // of their values
-	BlobPages     uint64  // of packed rows
-	OverflowPages uint64  // of single values
+	BlobPages     uint64  // pages of packed fragments
+	OverflowPages uint64  // pages that hold a part of one blob
 	TablePages    uint64  // of the stored table
 	TableBytes    uint64  // of the table in memory
-	FillFactor    float64 // the part of data pages that live rows take
-	Dropped       uint64  // rows that wait for their readers
+	FillFactor    float64 // the part of blob pages that live fragments take
+	Dropped       uint64  // dropped blobs that old readers may still read
 }
 
-// Open reads the row table of p's newest state.
+// Open reads the indirection table of the newest state of p.
 func Open(p *pager.Pager) (*Store, error) {
 	s := &Store{pager: p, pageSize: p.PageSize(), table: newTable(), state: p.Blobs()}
 	s.fill.capacity = capacity(s.pageSize)
-	rows, err := s.readTable()
+	fragments, err := s.readTable()
 	if err != nil {
 		return nil, err
 	}
 	if got := (pager.BlobState{
-		Table: s.storedTable.Root(), Slots: s.state.Slots, Blobs: rows, Bytes: s.state.Bytes,
+		Table: s.storedTable.Root(), Slots: s.state.Slots, Blobs: fragments, Bytes: s.state.Bytes,
 		BlobPages: uint64(s.fill.pages), OverflowPages: s.state.OverflowPages,
 	}); got != s.state {
-		return nil, p.Corrupt(s.state.Table.Page, fmt.Sprintf("the row table holds %+v, the superblock says %+v", got, s.state))
+		return nil, p.Corrupt(s.state.Table.Page, fmt.Sprintf("the indirection table holds %+v, the superblock says %+v", got, s.state))
 	}
 	s.fill.begin()
 	s.publishStats()
 	return s, nil
 }
 
-func (s *Store) readTable() (rows uint64, err error) {
+func (s *Store) readTable() (fragments uint64, err error) {
 	end := page.ID(s.pager.Stats().PageCount)
 	s.storedTable, err = s.pager.ReadArray(pager.ArrayIndirectionTable, s.state.Table, s.leaves(s.state.Slots), func(i int, payload []byte) error {
 		return s.table.decodeLeaf(i, payload, func(id uint64, p location) error {
 			if p == locationMissing && id < s.state.Slots {
 				s.used.Add(int(id))
-				rows++
+				fragments++
 				return nil
 			}
 			live := s.fill.of(p.page()) + p.cost()
 			if id >= s.state.Slots || !p.live() || p.page() >= end || p.cost() <= entrySize || live > s.fill.capacity {
-				return s.pager.Corrupt(s.state.Table.Page, fmt.Sprintf("row %d lies at %#x", id, uint64(p)))
+				return s.pager.Corrupt(s.state.Table.Page, fmt.Sprintf("impossible location %#x of blob %d", uint64(p), id))
 			}
 			s.fill.put(p.page(), uint16(live))
 			s.used.Add(int(id))
-			rows++
+			fragments++
 			return nil
 		})
 	})
-	return rows, err
+	return fragments, err
 }
 
 func (s *Store) leafEntries() int { return leafEntries(pager.ArrayLeafBytes(s.pageSize)) }
@@ -93,7 +93,7 @@ func (s *Store) leaves(slots uint64) int {
 	return int((slots + uint64(s.leafEntries()) - 1) / uint64(s.leafEntries()))
 }
 
-// Stats is as of the newest durable state.
+// Stats returns the numbers of the newest durable state.
 func (s *Store) Stats() Stats { return *s.stats.Load() }
 
 func (s *Store) publishStats() {
@@ -108,13 +108,14 @@ func (s *Store) publishStats() {
 	})
 }
 
-// PageSource reads data pages for a reader, through a cache if there is one. The bytes must stay while the reader's pin lasts.
+// PageSource reads blob pages for a reader, through a cache if there is one. The bytes must stay valid
+// until the reader's guard ends.
 type PageSource interface {
 	BlobPage(id page.ID) ([]byte, error)
 }
 
-// Append appends the value that r refers to. The caller holds a root that reaches r. Bulk pages are read past the cache, in one
-// submission for each window.
+// Append appends the value that r refers to. The caller holds a root that reaches r. Overflow pages are
+// read past the cache, in one submission for each window.
 func (s *Store) Append(dst []byte, r page.Ref, src PageSource) ([]byte, error) {
 	ref, err := decodeRef(r)
 	if err != nil {
@@ -123,44 +124,44 @@ func (s *Store) Append(dst []byte, r page.Ref, src PageSource) ([]byte, error) {
 	start := len(dst)
 	dst, kind, err := s.appendFragments(dst, ref.id, s.table, src)
 	if err == nil && kind == fragmentHead {
-		row := append([]byte(nil), dst[start:]...)
-		dst, err = s.appendOverflow(dst[:start], ref.id, row)
+		fragment := append([]byte(nil), dst[start:]...)
+		dst, err = s.appendOverflow(dst[:start], ref.id, fragment)
 	}
 	if err != nil {
 		return dst[:start], err
 	}
 	if value := dst[start:]; uint64(len(value)) != ref.length || crc32.Checksum(value, castagnoli) != ref.checksum {
 		at := s.table.locationOf(ref.id).page()
-		return dst[:start], s.pager.Corrupt(at, fmt.Sprintf("row %d is not the value of %d bytes that its leaf refers to", ref.id, ref.length))
+		return dst[:start], s.pager.Corrupt(at, fmt.Sprintf("blob %d is not the value of %d bytes that its leaf refers to", ref.id, ref.length))
 	}
 	return dst, nil
 }
 
-// locations says where rows lie: for readers the table, for a batch what it has changed, too.
+// locations says where fragments are: readers use the table, and a batch also uses its own changes.
 type locations interface {
 	locationOf(id uint64) location
 }
 
-// appendFragments appends row id, both parts of it if it was cut. Its kind is whole or head.
-func (s *Store) appendFragments(dst []byte, id uint64, places locations, src PageSource) ([]byte, fragmentKind, error) {
-	at := places.locationOf(id)
-	row, err := s.readFragment(id, at, src)
-	if err != nil || row.kind&fragmentContinued == 0 {
-		return append(dst, row.data...), row.kind, err
+// appendFragments appends the bytes of blob id, both fragments if it was cut. Its kind is whole or head.
+func (s *Store) appendFragments(dst []byte, id uint64, locations locations, src PageSource) ([]byte, fragmentKind, error) {
+	at := locations.locationOf(id)
+	fragment, err := s.readFragment(id, at, src)
+	if err != nil || fragment.kind&fragmentContinued == 0 {
+		return append(dst, fragment.data...), fragment.kind, err
 	}
-	kind, tail := row.kind&^fragmentContinued, binary.LittleEndian.Uint64(row.data)
-	dst = append(dst, row.data[secondIDSize:]...)
-	row, err = s.readFragment(tail, places.locationOf(tail), src)
-	if err == nil && row.kind != fragmentSecond {
-		err = s.pager.Corrupt(at.page(), fmt.Sprintf("row %d goes on in row %d, which is of kind %d", id, tail, row.kind))
+	kind, second := fragment.kind&^fragmentContinued, binary.LittleEndian.Uint64(fragment.data)
+	dst = append(dst, fragment.data[secondIDSize:]...)
+	fragment, err = s.readFragment(second, locations.locationOf(second), src)
+	if err == nil && fragment.kind != fragmentSecond {
+		err = s.pager.Corrupt(at.page(), fmt.Sprintf("blob %d continues in fragment %d, which is of kind %d", id, second, fragment.kind))
 	}
-	return append(dst, row.data...), kind, err
+	return append(dst, fragment.data...), kind, err
 }
 
-// readFragment reads row id, or a part of it, from the page where it lies.
+// readFragment reads the fragment with this id from its page.
 func (s *Store) readFragment(id uint64, at location, src PageSource) (slotFragment, error) {
 	if at.page() == 0 {
-		return slotFragment{}, fmt.Errorf("%w: row %d", ErrBadRef, id)
+		return slotFragment{}, fmt.Errorf("%w: blob %d", ErrBadRef, id)
 	}
 	buf, err := src.BlobPage(at.page())
 	if err != nil {
@@ -169,31 +170,31 @@ func (s *Store) readFragment(id uint64, at location, src PageSource) (slotFragme
 	return s.fragmentIn(buf, id, at)
 }
 
-// fragmentIn finds a row in the page where the table says it is.
+// fragmentIn finds a fragment in the page that the table names.
 func (s *Store) fragmentIn(buf []byte, id uint64, at location) (slotFragment, error) {
-	rows, err := fragmentCount(buf)
-	if err == nil && at.slot() >= rows {
-		err = fmt.Errorf("%w: row %d in slot %d of %d", errMalformed, id, at.slot(), rows)
+	fragments, err := fragmentCount(buf)
+	if err == nil && at.slot() >= fragments {
+		err = fmt.Errorf("%w: fragment %d in slot %d of %d", errMalformed, id, at.slot(), fragments)
 	}
-	var row slotFragment
+	var fragment slotFragment
 	if err == nil {
-		row, err = fragmentAt(buf, at.slot(), rows)
+		fragment, err = fragmentAt(buf, at.slot(), fragments)
 	}
-	if err == nil && (row.id != id || cost(len(row.data), s.pageSize) != at.cost() || (row.kind&fragmentContinued != 0) != at.continued()) {
-		err = fmt.Errorf("%w: slot %d holds row %d of %d bytes, not row %d", errMalformed, at.slot(), row.id, len(row.data), id)
+	if err == nil && (fragment.id != id || cost(len(fragment.data), s.pageSize) != at.cost() || (fragment.kind&fragmentContinued != 0) != at.continued()) {
+		err = fmt.Errorf("%w: slot %d holds fragment %d of %d bytes, not fragment %d", errMalformed, at.slot(), fragment.id, len(fragment.data), id)
 	}
 	if err != nil {
 		return slotFragment{}, s.pager.Corrupt(at.page(), err.Error())
 	}
-	return row, nil
+	return fragment, nil
 }
 
-// overflowWindow bounds the memory that reading a long value takes beside the value, in bytes.
+// overflowWindow bounds the memory, in bytes, that reading a long value takes in addition to the value.
 const overflowWindow = 1 << 20
 
-// appendOverflow appends a value that begins in bulk pages.
-func (s *Store) appendOverflow(dst []byte, id uint64, row []byte) ([]byte, error) {
-	h, err := decodeHead(row, s.pageSize)
+// appendOverflow appends a value that begins in overflow pages.
+func (s *Store) appendOverflow(dst []byte, id uint64, fragment []byte) ([]byte, error) {
+	h, err := decodeHead(fragment, s.pageSize)
 	if err != nil {
 		return dst, s.pager.Corrupt(s.table.locationOf(id).page(), err.Error())
 	}
@@ -215,7 +216,7 @@ func (s *Store) appendOverflow(dst []byte, id uint64, row []byte) ([]byte, error
 		}
 		for i := range now {
 			if t := page.ReadHeader(now[i].Buf).Type; t != page.TypeOverflow || overflowOwner(now[i].Buf) != id {
-				return dst, s.pager.Corrupt(now[i].ID, fmt.Sprintf("page of type %d of row %d, not bulk of row %d", t, overflowOwner(now[i].Buf), id))
+				return dst, s.pager.Corrupt(now[i].ID, fmt.Sprintf("page of type %d of blob %d, not an overflow page of blob %d", t, overflowOwner(now[i].Buf), id))
 			}
 			n := min(left, overflowBytes(s.pageSize))
 			dst = append(dst, now[i].Buf[overflowPayload:overflowPayload+n]...)

@@ -12,8 +12,9 @@ import (
 
 var benchLengths = []int{2100, 3000, 5000, 9000, 20_000, 1 << 20}
 
-// BenchmarkPlace writes values of one length in checkpoints of 4 MiB, and reports the part of data pages that they fill.
-func BenchmarkPlace(b *testing.B) {
+// BenchmarkStore writes values of one length in checkpoints of 4 MiB, and reports the part of blob pages that
+// they fill.
+func BenchmarkStore(b *testing.B) {
 	for _, n := range benchLengths {
 		b.Run(fmt.Sprintf("value=%d", n), func(b *testing.B) {
 			p, s := benchStore(b)
@@ -69,7 +70,7 @@ func BenchmarkAppend(b *testing.B) {
 	}
 }
 
-// benchSource keeps every data page that it was asked for.
+// benchSource keeps every blob page that was read.
 type benchSource struct {
 	direct *Direct
 	pages  map[page.ID][]byte

@@ -9,7 +9,8 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// TestValuesOfEveryLengthComeBack writes values around each length at which the form changes, reads them, and again after reopening.
+// TestValuesOfEveryLengthComeBack writes values around each length at which the form changes, and reads them
+// before and after reopening.
 func TestValuesOfEveryLengthComeBack(t *testing.T) {
 	for _, size := range []int{512, 4096, 8192, 65536} {
 		c := change{}
@@ -52,8 +53,9 @@ func TestSixteenMebibytes(t *testing.T) {
 	}
 }
 
-// TestReaderOfOldRootFindsItsRows: rows that later checkpoints dropped or moved stay readable until released.
-func TestReaderOfOldRootFindsItsRows(t *testing.T) {
+// TestReaderOfOldRootFindsItsBlobs: blobs that later checkpoints dropped or moved stay readable until their
+// reuse is allowed.
+func TestReaderOfOldRootFindsItsBlobs(t *testing.T) {
 	b := mustCreate(t, vfs.NewMem(), 512)
 	first := change{}
 	for i := range 60 {
@@ -88,8 +90,9 @@ func TestReaderOfOldRootFindsItsRows(t *testing.T) {
 	}
 }
 
-// TestSparsePagesGiveUpTheirRows: deleting most values frees most data pages, although no page loses all its rows at once.
-func TestSparsePagesGiveUpTheirRows(t *testing.T) {
+// TestSparsePagesAreEvacuated: deleting most values frees most blob pages, although no page loses all its blobs
+// at once.
+func TestSparsePagesAreEvacuated(t *testing.T) {
 	b := mustCreate(t, vfs.NewMem(), 4096)
 	c, del := change{}, change{}
 	for i := range 1000 {
@@ -122,8 +125,8 @@ func (b *bag) model(t *testing.T) map[int]string {
 	return m
 }
 
-// TestFileReachesAPlateau puts and deletes everything again and again: the file stays within twice the peak of live bytes, and gets small
-// when the values go.
+// TestFileReachesAPlateau puts and deletes everything again and again: the file stays within twice the peak of
+// live bytes, and shrinks when the values are deleted.
 func TestFileReachesAPlateau(t *testing.T) {
 	b := mustCreate(t, vfs.NewMem(), 4096)
 	var peakLive, peakFile int64
@@ -198,7 +201,7 @@ func TestBatchesAreDeterministic(t *testing.T) {
 	}
 }
 
-// fileBytes is the live pages of the data file, the superblocks (which hold a random identity) left out.
+// fileBytes is the live pages of the data file, except the superblocks, which hold a random identity.
 func fileBytes(t *testing.T, mem *vfs.Mem) []byte {
 	t.Helper()
 	p, err := pager.Open(mem, bagFile, pager.Options{})
@@ -218,8 +221,8 @@ func fileBytes(t *testing.T, mem *vfs.Mem) []byte {
 	return all
 }
 
-// TestLongLivedRowsMoveDown: values at the end of the file that nobody touches do not keep it long.
-func TestLongLivedRowsMoveDown(t *testing.T) {
+// TestLongLivedBlobsMoveDown: unchanged values at the file end do not keep the file long.
+func TestLongLivedBlobsMoveDown(t *testing.T) {
 	b := mustCreate(t, vfs.NewMem(), 4096)
 	c, del := change{}, change{}
 	for i := range 300 {
@@ -240,14 +243,15 @@ func TestLongLivedRowsMoveDown(t *testing.T) {
 	}
 }
 
-// TestWrongRowsAreRefused: references and table entries that are sound in themselves and lead to another value give errors.
-func TestWrongRowsAreRefused(t *testing.T) {
+// TestWrongBlobsAreRefused: references and table entries that are valid in themselves and lead to another value
+// give errors.
+func TestWrongBlobsAreRefused(t *testing.T) {
 	mem := vfs.NewMem()
 	b := mustCreate(t, mem, 512)
 	must(t, b.checkpoint(change{0: value(0, 0, 140), 1: value(1, 0, 140), 2: value(2, 0, 2000), 3: value(3, 0, 2000)}))
 	for name, spoil := range map[string]func(r ref) ref{
-		"other row":      func(r ref) ref { r.id ^= 1; return r },
-		"no such row":    func(r ref) ref { r.id += 1 << 20; return r },
+		"other blob":     func(r ref) ref { r.id ^= 1; return r },
+		"no such blob":   func(r ref) ref { r.id += 1 << 20; return r },
 		"other length":   func(r ref) ref { r.length++; return r },
 		"other checksum": func(r ref) ref { r.checksum++; return r },
 		"absurd length":  func(r ref) ref { r.length = 1 << 40; return r },
@@ -261,34 +265,35 @@ func TestWrongRowsAreRefused(t *testing.T) {
 			}
 		}
 	}
-	// The two short rows share a page. A table that mixes them up must be noticed without the value's checksum, too: moving rows
-	// does not look at it.
+	// The two short blobs share a page. A table that confuses them must be noticed without the value's checksum,
+	// too, because relocation does not read it.
 	for id := range uint64(2) {
 		other := b.s.table.locationOf(id ^ 1)
 		buf := make([]byte, 512)
 		must(t, b.p.ReadPage(other.page(), buf))
 		if _, err := b.s.fragmentIn(buf, id, other); !errors.Is(err, pager.ErrCorrupt) {
-			t.Fatalf("row %d in the place of row %d: %v", id, id^1, err)
+			t.Fatalf("blob %d in the place of blob %d: %v", id, id^1, err)
 		}
 	}
 }
 
-// TestVectorsAreNotMixedUp: a superblock whose roots are exchanged is damaged, even if both vectors have one page.
-func TestVectorsAreNotMixedUp(t *testing.T) {
+// TestPageArraysAreNotMixedUp: a superblock whose roots are exchanged is damaged, even if both page arrays have
+// one page.
+func TestPageArraysAreNotMixedUp(t *testing.T) {
 	mem := vfs.NewMem()
 	b := mustCreate(t, mem, 512)
 	must(t, b.checkpoint(change{0: value(0, 0, 140)}))
-	rows := b.p.Blobs()
-	if rows.Table.Depth != 1 {
-		t.Fatalf("table of depth %d", rows.Table.Depth)
+	fragments := b.p.Blobs()
+	if fragments.Table.Depth != 1 {
+		t.Fatalf("table of depth %d", fragments.Table.Depth)
 	}
-	_, err := b.p.ReadArray(pager.ArrayAllocationMap, rows.Table, 1, func(int, []byte) error { return nil })
+	_, err := b.p.ReadArray(pager.ArrayAllocationMap, fragments.Table, 1, func(int, []byte) error { return nil })
 	if !errors.Is(err, pager.ErrCorrupt) {
-		t.Fatalf("the row table loaded as the map: %v", err)
+		t.Fatalf("the indirection table loaded as the map: %v", err)
 	}
 }
 
-// TestWrongAccountsStopTheBatch: a page whose live rows are not what was counted is not given up.
+// TestWrongAccountsStopTheBatch: a page whose live fragments disagree with the accounts is not freed.
 func TestWrongAccountsStopTheBatch(t *testing.T) {
 	b := mustCreate(t, vfs.NewMem(), 512)
 	must(t, b.checkpoint(change{0: value(0, 0, 140)}))
@@ -315,8 +320,9 @@ func TestPagesAreFilledWhateverTheLength(t *testing.T) {
 	}
 }
 
-// TestBatchDropsWhatItPlaced: several merges may share a checkpoint, and a later one drops what an earlier one placed.
-func TestBatchDropsWhatItPlaced(t *testing.T) {
+// TestBatchDropsWhatItStored: several merges may share a checkpoint, and a later one drops what an earlier one
+// stored.
+func TestBatchDropsWhatItStored(t *testing.T) {
 	for _, size := range []int{512, 8192} {
 		mem := vfs.NewMem()
 		b := mustCreate(t, mem, size)

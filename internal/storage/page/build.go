@@ -7,11 +7,11 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 )
 
-// payloadEnd is where the payload of a page of this size must end: offsets have 16 bits, so the last byte of a 64 KiB page
-// stays unused.
+// payloadEnd is where the payload of a page of this size must end. Offsets have 16 bits, so the last byte
+// of a 64 KiB page stays unused.
 func payloadEnd(pageSize int) int { return min(pageSize, 1<<16-1) }
 
-// LeafSize sums up what a leaf of some entries would take, one entry at a time. The zero LeafSize is an empty leaf.
+// LeafSize computes the size of a leaf, one entry at a time. The zero LeafSize is an empty leaf.
 type LeafSize struct {
 	count  int
 	keys   int // entries that store a suffix
@@ -19,7 +19,8 @@ type LeafSize struct {
 	prefix []byte
 }
 
-// Add counts e, which must follow the entries counted so far. The key must stay as it is while the LeafSize is used.
+// Add counts e, which must follow the entries counted so far. The key must not change while the LeafSize is
+// used.
 func (s *LeafSize) Add(e *Entry) {
 	switch {
 	case s.count == 0:
@@ -38,7 +39,7 @@ func (s *LeafSize) addKey(e *Entry) {
 	s.bytes += len(e.Key)
 }
 
-// shared is how much of prefix key has, quick when it has it all.
+// shared is the length of what prefix and key share. It is fast if key begins with prefix.
 func shared(prefix, key []byte) int {
 	if pl := len(prefix); len(key) >= pl && string(key[:pl]) == string(prefix) {
 		return pl
@@ -67,8 +68,8 @@ func leafBytes(count, suffixes, bytes, prefix int) int {
 // Payload is how large Bytes may be for a page of this size.
 func Payload(pageSize int) int { return payloadEnd(pageSize) }
 
-// BuildLeaf fills p with the entries, which must fit (LeafSize), and returns the newest epoch among them. The page lacks its
-// id: SetID gives it and seals the page.
+// BuildLeaf fills p with the entries, which must fit (LeafSize), and returns the newest epoch (commit
+// sequence number) among them. The page has no id yet: SetID sets it and seals the page.
 func BuildLeaf(p []byte, checkpoint uint64, entries []Entry) keys.Epoch {
 	n := len(entries)
 	first := entries[0].Key
@@ -121,17 +122,18 @@ func putTreeHeader(p []byte, count, prefix, level int) {
 	p[offLevel] = byte(level)
 }
 
-// ValueOffset is where the value of entry i begins in the page: a Ref that was not known when the leaf was built goes there.
+// ValueOffset is where the value of entry i begins in the page. A Ref that was not known when the leaf was
+// built is written there.
 func (p Leaf) ValueOffset(i int) int {
 	v := p.Layout()
 	at := int(binary.LittleEndian.Uint16(v.offsets[2*i:]))
 	return at + entryHeader + suffixLen(binary.LittleEndian.Uint16(p[at+8:]))
 }
 
-// InnerSize sums up what an inner node of some children would take. The zero InnerSize is an empty node.
+// InnerSize computes the size of an inner node, one child at a time. The zero InnerSize is an empty node.
 type InnerSize struct {
 	count  int
-	bytes  int // whole separators, trailers included, without the first
+	bytes  int // whole separators, trailers included, except the first
 	prefix []byte
 }
 
@@ -180,8 +182,8 @@ func innerBytes(count, bytes, prefix int) int {
 	return layoutInner(count, prefix).separators + bytes - (count-1)*prefix
 }
 
-// BuildInner fills p with the children, which must fit (InnerSize), and returns the newest epoch below them. The page lacks its
-// id: SetID gives it and seals the page.
+// BuildInner fills p with the children, which must fit (InnerSize), and returns the newest epoch below
+// them. The page has no id yet: SetID sets it and seals the page.
 func BuildInner(p []byte, checkpoint uint64, level int, children []Child) keys.Epoch {
 	n := len(children)
 	pl := 0
@@ -226,10 +228,11 @@ func putSeparator(p []byte, at int, suffix []byte, t keys.Trailer) (end int) {
 	return at + trailerSize
 }
 
-// Shortest is the shortest key that lies behind left and not behind right, where left < right. It aliases right.
+// Shortest is the shortest key that is greater than left and not greater than right, where left < right.
+// It aliases right.
 func Shortest(left, right []byte) []byte { return right[:sharedPrefix(left, right)+1] }
 
-// String shows a separator as a person would name it.
+// String returns the key, and the epoch if the separator has a trailer.
 func (s Separator) String() string {
 	if s.Trailer == NoTrailer {
 		return fmt.Sprintf("%q", s.Key)

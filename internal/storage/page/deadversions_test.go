@@ -6,8 +6,9 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 )
 
-// TestStaleShareIsRoundedUp counts superseded versions and tombstones, in a leaf that begins a key and in one that continues it.
-func TestStaleShareIsRoundedUp(t *testing.T) {
+// TestDeadVersionRatioIsRoundedUp counts superseded versions and tombstones, in a leaf that begins a key and in
+// one that continues it.
+func TestDeadVersionRatioIsRoundedUp(t *testing.T) {
 	value := make([]byte, 90)
 	at := func(key string, e keys.Epoch, same bool) Entry {
 		return Entry{Key: []byte(key), Trailer: keys.MakeTrailer(e, keys.KindSet), Value: value, Same: same}

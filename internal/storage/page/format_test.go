@@ -61,8 +61,9 @@ func TestFormatIsWhatTheGoldenFilesSay(t *testing.T) {
 	}
 }
 
-// TestInnerNodesOfFormat1ClaimNothingStale reads a node that was written before nodes told their children's stale shares.
-func TestInnerNodesOfFormat1ClaimNothingStale(t *testing.T) {
+// TestInnerNodesOfFormat1HaveNoDeadVersions reads a node from before nodes stored their children's dead-version
+// ratios.
+func TestInnerNodesOfFormat1HaveNoDeadVersions(t *testing.T) {
 	dump, err := os.ReadFile(filepath.Join("testdata", "inner-1.golden"))
 	if err != nil {
 		t.Fatal(err)
@@ -78,7 +79,7 @@ func TestInnerNodesOfFormat1ClaimNothingStale(t *testing.T) {
 		}
 	}
 	if old.Count() != len(want) || old.DeadVersionRatio() != 0 {
-		t.Errorf("%d children, stale share %d", old.Count(), old.DeadVersionRatio())
+		t.Errorf("%d children, dead-version ratio %d", old.Count(), old.DeadVersionRatio())
 	}
 }
 
@@ -115,7 +116,7 @@ func TestRefusalsSayWhy(t *testing.T) {
 		text  string
 	}{
 		{"flipped bit", func(p []byte) { p[300] ^= 4 }, ErrChecksum, "computed"},
-		{"other id", func(p []byte) { SetID(p, 99) }, ErrMisplaced, "page 99 stands in the place of page 4660"},
+		{"other id", func(p []byte) { SetID(p, 99) }, ErrMisplaced, "page 99 at the offset of page 4660"},
 		{"newer version", func(p []byte) { p[offVersion] = 2; Seal(p) }, ErrUnknown, "version 2"},
 		{"compression flag", func(p []byte) { p[offFlags] = 1; Seal(p) }, ErrUnknown, "flags 0x0001"},
 		{"unknown type", func(p []byte) { p[offType] = 77; Seal(p) }, ErrUnknown, "type 77"},

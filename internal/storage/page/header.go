@@ -9,8 +9,8 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 )
 
-// ID names a page: its offset in the data file divided by the page size. IDs 0 and 1 are the superblocks, so that a zero
-// ID in a tree means "none".
+// ID names a page: its offset in the data file divided by the page size. IDs 0 and 1 are the superblocks,
+// so that a zero ID in a tree means "none".
 type ID uint64
 
 // Type says what a page holds.
@@ -21,12 +21,12 @@ const (
 	TypeLeaf       Type = 1 // tree leaf: entries
 	TypeInner      Type = 2 // tree inner node: separators and children
 	TypeSuperblock Type = 3 // one of the two roots of the file
-	TypeArray      Type = 4 // a piece of the allocation map
-	TypeBlobs      Type = 5 // packed remainders of large values
-	TypeOverflow   Type = 6 // bulk of one large value
+	TypeArray      Type = 4 // node of a copy-on-write page array
+	TypeBlobs      Type = 5 // blob page: packed fragments of large values
+	TypeOverflow   Type = 6 // overflow page: a part of one large value
 )
 
-// Page sizes: powers of two within these bounds. 512 is for tests, which want tall trees of few keys.
+// Page sizes: powers of two within these bounds. 512 is for tests, which need tall trees of few keys.
 const (
 	SizeMin     = 512
 	SizeMax     = 64 << 10
@@ -40,8 +40,8 @@ const (
 //	| checksum | type | version | flags | id   | checkpoint | newest epoch | ...
 //	+----------+------+---------+-------+------+------------+--------------+
 //
-// The checksum is the CRC-32C of all bytes behind it, to the end of the page. Flags are for compression and encryption;
-// none is defined yet, and readers refuse those they do not know.
+// The checksum is the CRC-32C of all bytes after it, to the end of the page. Flags are for compression and
+// encryption. None is defined yet, and readers refuse unknown ones.
 const HeaderSize = 32
 
 const (
@@ -57,15 +57,16 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// Reasons for refusing a page. They are told apart with errors.Is.
+// Reasons for refusing a page; errors.Is tells them apart.
 var (
 	// ErrChecksum means that the bytes are not those that were written.
 	ErrChecksum = errors.New("page: checksum mismatch")
-	// ErrMisplaced means a sound page in another page's place: a lost or misdirected write.
+	// ErrMisplaced means an intact page at the offset of another page: a lost or misdirected write.
 	ErrMisplaced = errors.New("page: wrong id")
-	// ErrUnknown means a type, version or flag that this program does not know; a newer one may have written it.
+	// ErrUnknown means a type, version or flag that this program does not know; a newer program may have
+	// written it.
 	ErrUnknown = errors.New("page: unknown type, version or flags")
-	// ErrMalformed means contents that break the format under a right checksum.
+	// ErrMalformed means contents that break the format although the checksum is right.
 	ErrMalformed = errors.New("page: malformed")
 )
 
@@ -74,13 +75,13 @@ type Header struct {
 	Type       Type
 	ID         ID
 	Checkpoint uint64     // the checkpoint that wrote the page
-	Newest     keys.Epoch // no version in or below the page is newer; zero where versions make no sense
+	Newest     keys.Epoch // no version in or below the page is newer; zero for pages without versions
 }
 
 // ValidSize reports whether n can be a page size.
 func ValidSize(n int) bool { return n >= SizeMin && n <= SizeMax && n&(n-1) == 0 }
 
-// PutHeader writes h to the start of p. The checksum comes with Seal.
+// PutHeader writes h to the start of p. Seal sets the checksum.
 func PutHeader(p []byte, h Header) {
 	_ = p[HeaderSize-1]
 	binary.LittleEndian.PutUint32(p, 0)
@@ -92,7 +93,7 @@ func PutHeader(p []byte, h Header) {
 	binary.LittleEndian.PutUint64(p[offNewest:], uint64(h.Newest))
 }
 
-// ReadHeader reads the header of p, which must be at least HeaderSize bytes; it checks nothing.
+// ReadHeader reads the header of p, which must have at least HeaderSize bytes. It checks nothing.
 func ReadHeader(p []byte) Header {
 	_ = p[HeaderSize-1]
 	return Header{
@@ -108,14 +109,14 @@ func Seal(p []byte) {
 	binary.LittleEndian.PutUint32(p, crc32.Checksum(p[offType:], castagnoli))
 }
 
-// SetID gives a finished page its id, and seals it. Pages of a merge are built before their ids are known.
+// SetID sets the id of a finished page, and seals it. A merge builds pages before their ids are known.
 func SetID(p []byte, id ID) {
 	binary.LittleEndian.PutUint64(p[offID:], uint64(id))
 	Seal(p)
 }
 
-// Check decides whether p, read from the place of page id, is a page that was written there whole: checksum, then version and
-// flags, then id. It says nothing of what lies behind the header; for tree pages Verify does.
+// Check decides whether p, read from the offset of page id, is that page, written completely: checksum,
+// then version and flags, then id. It does not check what follows the header; for tree pages Verify does.
 func Check(p []byte, id ID) error {
 	if len(p) < HeaderSize {
 		return fmt.Errorf("%w: %d bytes, header needs %d", ErrMalformed, len(p), HeaderSize)
@@ -130,7 +131,7 @@ func Check(p []byte, id ID) error {
 		return fmt.Errorf("%w: type %d", ErrUnknown, t)
 	}
 	if got := ID(binary.LittleEndian.Uint64(p[offID:])); got != id {
-		return fmt.Errorf("%w: page %d stands in the place of page %d", ErrMisplaced, got, id)
+		return fmt.Errorf("%w: page %d at the offset of page %d", ErrMisplaced, got, id)
 	}
 	return nil
 }

@@ -12,27 +12,29 @@ import (
 //	64       align 4     + 4(n-1)  align 8    + 8n            + 8n
 //	+--------+-----------+---------+----------+---------------+-------------+---
 //	| prefix | heads     | offsets | children | newest epochs | separator 1 | ...
-//	| p      | 4(n-1)    | 2n      | 8n       | and stale     |
-//	|        |           |         |          | shares, 8n    |
+//	| p      | 4(n-1)    | 2n      | 8n       | and dead-     |
+//	|        |           |         |          | version       |
+//	|        |           |         |          | ratios, 8n    |
 //	+--------+-----------+---------+----------+---------------+-------------+---
 //
-// Offsets are of the n-1 separators, and of the end behind the last. The newest epoch of each child stands here too, so that
-// validating a range need not read the pages that nothing recent touched. An epoch takes seven bytes; the eighth is the child's stale
-// share, so that a sweep need not read the pages that hold nothing to sweep.
+// Offsets are of the n-1 separators, and of the end of the last. The newest epoch of each child is stored
+// here too, so that the validation of a range need not read pages without recent changes. An epoch takes
+// seven bytes. The eighth is the child's dead-version ratio, so that vacuum need not read pages without dead
+// versions.
 //
 //	separator
 //	+-----------------+--------+---------+
 //	| trailer len (1) | suffix | trailer |    trailer len is 0 or 8
 //	+-----------------+--------+---------+
 //
-// A separator without a trailer lies before all versions of its key.
+// A separator without a trailer sorts before all versions of its key.
 
 // NoTrailer is the trailer of a separator that has none: it sorts before all versions.
 const NoTrailer = ^keys.Trailer(0)
 
 const trailerSize = 8
 
-// Separator is the lower bound of a subtree: everything in it is at or behind (Key, Trailer).
+// Separator is the lower bound of a subtree: all keys in it are equal to or greater than (Key, Trailer).
 type Separator struct {
 	Key     []byte
 	Trailer keys.Trailer
@@ -43,7 +45,7 @@ func (s Separator) Compare(key []byte, t keys.Trailer) int {
 	return keys.Compare(s.Key, s.Trailer, key, t)
 }
 
-// Child is what a parent knows of a subtree.
+// Child is what a parent stores about a subtree.
 type Child struct {
 	Separator
 	ID           ID
@@ -89,7 +91,7 @@ func (p Inner) Newest(i int) keys.Epoch {
 	return keys.Epoch(p.newestAndDead(i)) & keys.MaxEpoch
 }
 
-// DeadVersions is the stale share of child i.
+// DeadVersions is the dead-version ratio of child i.
 func (p Inner) DeadVersions(i int) DeadRatio { return DeadRatio(p.newestAndDead(i) >> deadShift) }
 
 func (p Inner) newestAndDead(i int) uint64 {
@@ -108,8 +110,8 @@ func (p Inner) separator(offsets []byte, i int) (suffix []byte, t keys.Trailer) 
 	return s[1:end], keys.Trailer(binary.LittleEndian.Uint64(s[end:]))
 }
 
-// Separator appends the key of separator i to dst. Separator 0 is the node's own lower bound, which its parent knows: for it, i must
-// not be zero.
+// Separator appends the key of separator i to dst. i must not be zero: separator 0 is the node's own lower
+// bound, which its parent stores.
 func (p Inner) Separator(dst []byte, i int) Separator {
 	l := layoutInner(p.Count(), p.prefixLen())
 	suffix, t := p.separator(p[l.offsets:], i)
@@ -117,11 +119,12 @@ func (p Inner) Separator(dst []byte, i int) Separator {
 	return Separator{Key: append(dst, suffix...), Trailer: t}
 }
 
-// Search returns the child that holds (key, t), or would hold it: the last whose separator is not behind it.
+// Search returns the child that holds (key, t), or would hold it: the last one whose separator is not
+// greater.
 //
-// For the newest version of key not newer than e, search for (key, trailer of e with the largest kind): separators between versions of
-// one key stand directly behind a version, so that what is sought never lies in the next child. For the first entry of key,
-// search for (key, NoTrailer).
+// To find the newest version of key that is not newer than e, search for (key, trailer of e with the
+// largest kind): a separator between versions of one key directly follows a version, so that the result is
+// never in the next child. To find the first entry of key, search for (key, NoTrailer).
 func (p Inner) Search(key []byte, t keys.Trailer) int {
 	n, pl := p.Count()-1, p.prefixLen()
 	if pl != 0 {
@@ -138,7 +141,7 @@ func (p Inner) Search(key []byte, t keys.Trailer) int {
 		return lo
 	}
 	offsets := p[heads+4*n:]
-	for lo < hi { // lo separators are known to be at or before the target
+	for lo < hi { // lo separators are not greater than the target
 		m := int(uint(lo+hi) >> 1)
 		s, st := p.separator(offsets, m+1)
 		if c := bytes.Compare(s, suffix); c < 0 || c == 0 && st >= t {

@@ -5,21 +5,23 @@ import (
 	"math/bits"
 )
 
-// KeySizeMax is the longest internal key that a tree of this page size takes: a quarter page for the client's key and one
-// byte for its keyspace.
+// KeySizeMax is the longest internal key that a tree of this page size takes: a quarter page for the
+// client's key and one byte for its keyspace.
 //
-// This is the one place that says how long a key may be: the limit that clients are held to is UserKeyMax, and what the tree refuses is
-// longer than KeySizeMax.
+// Only these functions say how long a key may be: UserKeyMax is the limit for clients, and the tree refuses
+// keys longer than KeySizeMax.
 func KeySizeMax(pageSize int) int { return pageSize/4 + 1 }
 
 // UserKeyMax is the longest client's key: KeySizeMax without the byte of the keyspace.
 func UserKeyMax(pageSize int) int { return KeySizeMax(pageSize) - 1 }
 
-// InlineMax is the longest value that stays in a leaf. Longer ones are placed elsewhere and leave a Ref.
+// InlineMax is the longest value that is stored in a leaf. A longer one is stored as a blob, and the leaf
+// holds a Ref.
 func InlineMax(pageSize int) int { return pageSize / 4 }
 
-// Fingerprint is one byte of a hash of key, stored in leaves. It is part of the format: words of eight bytes, the last one taken
-// from the key's end (overlapping) or, in shorter keys, zero padded.
+// Fingerprint is one byte of a hash of key, stored in leaves. It is part of the format: the hash takes
+// words of eight bytes. The last word is taken from the end of the key (overlapping) or, in shorter keys,
+// zero padded.
 func Fingerprint(key []byte) byte {
 	const m = 0x9E3779B97F4A7C15
 	h := uint64(len(key)) * m
@@ -33,7 +35,7 @@ func Fingerprint(key []byte) byte {
 	return byte(h >> 56)
 }
 
-// lastWord is the last eight bytes of key, or the whole of a shorter one, whose rest it then is.
+// lastWord is the last eight bytes of key. If key is shorter, it is all of rest.
 func lastWord(key, rest []byte) uint64 {
 	if len(key) >= 8 {
 		return binary.LittleEndian.Uint64(key[len(key)-8:])
@@ -45,8 +47,8 @@ func lastWord(key, rest []byte) uint64 {
 	return w
 }
 
-// head is the first four bytes of suffix as a number that compares as the bytes do. Equal heads decide nothing: "a" and
-// "a\x00" share theirs.
+// head is the first four bytes of suffix as a number that compares as the bytes do. Equal heads decide
+// nothing: "a" and "a\x00" have the same head.
 func head(suffix []byte) uint32 {
 	if len(suffix) >= 4 {
 		return binary.BigEndian.Uint32(suffix)
@@ -76,7 +78,7 @@ func headsBelow(heads []byte, n int, h uint32) int {
 	return base + int((uint64(v)-uint64(h))>>63)
 }
 
-// headsRun is the run of heads equal to h: [lo, hi). Where lo == hi, h would stand at lo.
+// headsRun is the run of heads equal to h: [lo, hi). If lo == hi, h would be inserted at lo.
 func headsRun(heads []byte, n int, h uint32) (lo, hi int) {
 	lo = headsBelow(heads, n, h)
 	if lo == n || binary.LittleEndian.Uint32(heads[4*lo:]) != h {
@@ -91,7 +93,7 @@ func headsRun(heads []byte, n int, h uint32) (lo, hi int) {
 	return lo, headsBelow(heads, n, h+1)
 }
 
-// sharedPrefix is the length of what a and b have in common at their start.
+// sharedPrefix is the length of the common prefix of a and b.
 func sharedPrefix(a, b []byte) int {
 	n := min(len(a), len(b))
 	for i := range n {

@@ -25,7 +25,8 @@ const (
 	treeHeaderSize = 64
 )
 
-// LevelMax bounds the height of a tree: even two children a node would then hold more pages than a file can.
+// LevelMax bounds the height of a tree: with two children in each node it would already have more pages
+// than a file can hold.
 const LevelMax = 31
 
 // A leaf of n entries with a prefix of p bytes:
@@ -36,11 +37,11 @@ const LevelMax = 31
 //	| n            | p      | 2(n+1)  | 4n      |
 //	+--------------+--------+---------+---------+---------+---------+---
 //
-// A point read goes from fingerprints to offsets to one entry: with 60 entries the first two are the first four cache lines. Heads
-// are for seeks only.
+// A point read goes from fingerprints to offsets to one entry. With 60 entries, fingerprints and offsets
+// are in the first four cache lines. Heads are only for seeks.
 //
-// Offsets are of the entries from the page's start, and of the end behind the last, so that no entry stores its length. Entries
-// stand in key order without gaps: a scan reads memory forward.
+// Offsets are of the entries from the start of the page, and of the end of the last one, so that no entry
+// stores its length. Entries are in key order without gaps: a scan reads memory forward.
 //
 //	entry
 //	0         8              10       10+s
@@ -49,27 +50,29 @@ const LevelMax = 31
 //	|         | and flags    |        |       |
 //	+---------+--------------+--------+-------+
 //
-// An entry other than the first whose suffix is empty is a further version of the key before it.
+// An entry other than the first whose suffix is empty is a further version of the previous key.
 const (
 	entryHeader   = 10
 	suffixLenLow  = 1<<14 - 1
 	flagLarge     = 1 << 14 // the value is a Ref
-	suffixLenHigh = 1 << 15 // bit 14 of the length in pages of 64 KiB; in others, whose keys are shorter, reserved for metadata
+	suffixLenHigh = 1 << 15 // bit 14 of the length in pages of 64 KiB; reserved in smaller pages, whose keys are shorter
 )
 
-// suffixLen is the length in an entry's word of length and flags.
+// suffixLen extracts the length from an entry's word of length and flags.
 func suffixLen(word uint16) int { return int(word&suffixLenLow | word>>1&(1<<14)) }
 
 // RefSize is the length of a Ref.
 const RefSize = 24
 
-// Ref stands in a leaf for a value that is kept elsewhere. Whoever placed the value knows what the bytes mean.
+// Ref is stored in a leaf in place of a value that is stored elsewhere. The store of that value defines its
+// bytes.
 type Ref [RefSize]byte
 
 // Leaf reads a verified leaf page.
 type Leaf []byte
 
-// Entry is one version in a leaf. Same marks a further version of the key before it; Large a value that is a Ref.
+// Entry is one version in a leaf. Same means a further version of the previous key; Large means that the
+// value is a Ref.
 type Entry struct {
 	Key     []byte
 	Value   []byte
@@ -86,7 +89,7 @@ func (p Leaf) prefixLen() int { return int(binary.LittleEndian.Uint16(p[offPrefi
 // offsetsAt is where the offsets of a leaf of n entries with a prefix of length pl begin; its heads follow 2(n+1) later.
 func offsetsAt(n, pl int) int { return (treeHeaderSize + n + pl + 1) &^ 1 }
 
-// LeafLayout is a leaf with its layout worked out, for reading many entries.
+// LeafLayout is a leaf and the offsets of its parts, for reading many entries.
 type LeafLayout struct {
 	page    []byte
 	offsets []byte
@@ -94,7 +97,7 @@ type LeafLayout struct {
 	count   int
 }
 
-// Layout works out the layout of p.
+// Layout computes the layout of p.
 func (p Leaf) Layout() LeafLayout {
 	n, pl := p.Count(), p.prefixLen()
 	at := offsetsAt(n, pl)
@@ -112,7 +115,8 @@ func (v *LeafLayout) Count() int { return v.count }
 // Prefix is what all keys of the leaf share.
 func (v *LeafLayout) Prefix() []byte { return v.prefix }
 
-// At returns entry i: its suffix, which is empty for a further version of the key before, trailer and value.
+// At returns suffix, trailer and value of entry i. The suffix of a further version of the previous key is
+// empty.
 func (v *LeafLayout) At(i int) (suffix []byte, t keys.Trailer, value []byte, large bool) {
 	w := binary.LittleEndian.Uint32(v.offsets[2*i:])
 	e := v.page[w&0xffff : w>>16]
@@ -132,7 +136,7 @@ func (v *LeafLayout) Same(i int) bool {
 	return i > 0 && suffixLen(binary.LittleEndian.Uint16(v.page[int(at)+8:])) == 0
 }
 
-// Suffix is the key of entry i without the prefix, also where i is a further version.
+// Suffix is the key of entry i without the prefix, also if i is a further version.
 func (v *LeafLayout) Suffix(i int) []byte {
 	for v.Same(i) {
 		i--
@@ -166,7 +170,8 @@ func (p Leaf) Search(key []byte) int {
 	return lo
 }
 
-// comparePrefix is zero if key starts with prefix, and otherwise says on which side of all keys that do it stands.
+// comparePrefix is zero if key starts with prefix. Otherwise it is negative if key sorts before all keys
+// with the prefix, and positive if after.
 func comparePrefix(key, prefix []byte) int {
 	if len(prefix) == 0 {
 		return 0
@@ -180,13 +185,13 @@ func comparePrefix(key, prefix []byte) int {
 	return -1 // less, or a proper prefix of the prefix
 }
 
-// Find returns the newest version of key that is not newer than at, given the key's fingerprint. The key's entries that
-// are newer than at are stepped over.
+// Find returns the newest version of key that is not newer than at, given the key's fingerprint. It skips
+// entries of the key that are newer than at.
 func (p Leaf) Find(key []byte, fingerprint byte, at keys.Epoch) (t keys.Trailer, value []byte, large, ok bool) {
 	const ones, highs = 0x0101010101010101, 0x8080808080808080
 	n, pl := p.Count(), p.prefixLen()
 	offsets := p[offsetsAt(n, pl):]
-	// Reading the end now lets the miss on the offsets overlap with the one on the fingerprints.
+	// Reading the end now lets this cache miss overlap with the one on the fingerprints.
 	body := p[:binary.LittleEndian.Uint16(offsets[2*n:])]
 	pattern := uint64(fingerprint) * ones
 	for base := 0; base < n; base += 8 {
@@ -209,8 +214,8 @@ func (p Leaf) Find(key []byte, fingerprint byte, at keys.Epoch) (t keys.Trailer,
 	return 0, nil, false, false
 }
 
-// Prefetch loads the lines that Find begins with, in one go: the header, the fingerprints, and offsets behind them. What it returns
-// means nothing.
+// Prefetch reads the cache lines that Find begins with: the header, the fingerprints, and offsets after
+// them. The result means nothing.
 func (p Leaf) Prefetch() byte {
 	const line = 64
 	return p[0] + p[line] + p[2*line] + p[3*line]
@@ -237,12 +242,12 @@ func IsTree(p []byte, level int) bool {
 	return Type(p[offType]) == want && int(p[offLevel]) == level
 }
 
-// Used is how many bytes of the leaf hold something.
+// Used is how many bytes of the leaf are in use.
 func (p Leaf) Used() int {
 	n := p.Count()
 	return int(binary.LittleEndian.Uint16(p[offsetsAt(n, p.prefixLen())+2*n:]))
 }
 
-// Prefetch starts loading what Find reads first of a leaf: header, fingerprints, and, with up to some hundred entries, offsets. Three misses one
-// after the other become one.
+// Prefetch starts loading what Find reads first of a leaf: header, fingerprints, and, with up to about a
+// hundred entries, offsets. Three consecutive misses become one.
 func Prefetch(p []byte) { prefetch(&p[0]) }

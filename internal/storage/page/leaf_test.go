@@ -51,7 +51,7 @@ func randomEntries(rng *rand.Rand, size int) []Entry {
 	return out
 }
 
-// TestLeafAnswersAsItsEntriesDo compares every read of random leaves with a walk over the entries they were built from.
+// TestLeafAnswersAsItsEntriesDo compares every read of random leaves with a walk over their entries.
 func TestLeafAnswersAsItsEntriesDo(t *testing.T) {
 	for seed := range uint64(120) {
 		rng := rand.New(rand.NewPCG(seed, 1))
@@ -101,8 +101,8 @@ func checkLeaf(t *testing.T, name string, p Leaf, entries []Entry, rng *rand.Ran
 	}
 }
 
-// TestInnerRoutesToTheLastSeparatorNotBehind compares Search with a walk over the separators.
-func TestInnerRoutesToTheLastSeparatorNotBehind(t *testing.T) {
+// TestInnerRoutesToTheLastSeparatorNotGreater compares Search with a walk over the separators.
+func TestInnerRoutesToTheLastSeparatorNotGreater(t *testing.T) {
 	for seed := range uint64(120) {
 		rng := rand.New(rand.NewPCG(seed, 2))
 		size := []int{512, 4096, 65536}[seed%3]

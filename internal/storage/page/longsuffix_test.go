@@ -8,7 +8,8 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 )
 
-// TestLongestSuffixesReadBack: suffixes that need bit 14 of the length, beside values and references, with further versions behind them.
+// TestLongestSuffixesReadBack: suffixes that need bit 14 of the length, next to values and references, followed
+// by further versions.
 func TestLongestSuffixesReadBack(t *testing.T) {
 	for _, size := range []int{SizeMax / 2, SizeMax} {
 		for short := range 4 {

@@ -7,7 +7,7 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 )
 
-// BenchmarkVerify is what a page costs when it enters the cache, beside its checksum.
+// BenchmarkVerify is what a page costs when it enters the cache, in addition to its checksum.
 func BenchmarkVerify(b *testing.B) {
 	p := make([]byte, SizeDefault)
 	var sum LeafSize

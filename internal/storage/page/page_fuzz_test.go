@@ -7,7 +7,7 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 )
 
-// exercise reads everything that a page offers, with keys taken from the page and beside it.
+// exercise calls every accessor of a page, with keys from the page and near them.
 func exercise(p []byte, probe []byte) {
 	if IsTree(p, 0) {
 		l := Leaf(p)
@@ -56,8 +56,8 @@ func FuzzVerify(f *testing.F) {
 	})
 }
 
-// TestEveryFlippedBitIsRefusedOrHarmless flips each bit of sound pages, with the checksum made right again, so that only
-// Verify stands between the damage and the accessors.
+// TestEveryFlippedBitIsRefusedOrHarmless flips each bit of intact pages, and makes the checksum right again, so
+// that only Verify can keep the damage from the accessors.
 func TestEveryFlippedBitIsRefusedOrHarmless(t *testing.T) {
 	for seed := range uint64(4) {
 		rng := rand.New(rand.NewPCG(seed, 6))

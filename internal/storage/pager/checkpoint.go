@@ -12,17 +12,17 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// Checkpoint is the one state under construction. It ends with Commit or Abort. Its methods may be called by several
-// goroutines, but where pages go then depends on who calls first: who wants the same bytes every time takes pages in an order of
-// his own.
+// Checkpoint is the one state under construction. It ends with Commit or Abort. Several goroutines may
+// call its methods, but then the order of their calls decides which pages they get. A caller that needs
+// the same bytes every time takes pages in a fixed order.
 type Checkpoint struct {
 	p             *Pager
 	number        uint64
 	reusedThrough uint64
 
-	unwritten atomic.Int64 // pages composed in some Writer and not yet written
+	unwritten atomic.Int64 // pages composed in a Writer and not yet written
 
-	mu      sync.Mutex // guards the pager's space while the checkpoint is open, and what follows
+	mu      sync.Mutex // guards the pager's space while the checkpoint is open, and the fields below
 	taken   []Extent
 	written []page.ID
 	freed   []page.ID
@@ -30,7 +30,7 @@ type Checkpoint struct {
 	limit   page.ID // map pages at or past it move
 	ended   bool
 
-	// What the commit has done to the space so far, so that it can be undone.
+	// What the commit has changed in the space so far, so that Abort can undo it.
 	madeLive  []page.ID
 	freedLive []page.ID
 
@@ -38,7 +38,7 @@ type Checkpoint struct {
 	onAbort  []func()
 }
 
-// Begin starts the next checkpoint. Releases that came in since the last one take effect now.
+// Begin starts the next checkpoint. Pages whose reuse was allowed since the last one become free now.
 func (p *Pager) Begin() (*Checkpoint, error) {
 	if err := errors.Join(p.Err(), p.MapDamage()); err != nil {
 		return nil, err
@@ -58,11 +58,12 @@ func (p *Pager) Begin() (*Checkpoint, error) {
 // Number is the checkpoint's number, which every page that it writes carries.
 func (ck *Checkpoint) Number() uint64 { return ck.number }
 
-// ReusedThrough is the checkpoint whose freed pages were the last to return before this one began.
+// ReusedThrough is the checkpoint of which this one may reuse all freed pages, and those of all earlier
+// ones.
 func (ck *Checkpoint) ReusedThrough() uint64 { return ck.reusedThrough }
 
-// AllocExtent takes the lowest free run of at most n pages, of n at the end of the file. Pages that are not written return when
-// the checkpoint ends.
+// AllocExtent takes the lowest free run of at most n pages, or n pages at the end of the file. Pages that
+// are not written are free again when the checkpoint ends.
 func (ck *Checkpoint) AllocExtent(n int) Extent {
 	ck.mu.Lock()
 	defer ck.mu.Unlock()
@@ -71,7 +72,7 @@ func (ck *Checkpoint) AllocExtent(n int) Extent {
 	return e
 }
 
-// AllocPieces takes n pages as one run where there is one, else as at most nine.
+// AllocPieces takes n pages as one run if there is one, else as at most nine runs.
 func (ck *Checkpoint) AllocPieces(n int) []Extent {
 	ck.mu.Lock()
 	defer ck.mu.Unlock()
@@ -80,43 +81,43 @@ func (ck *Checkpoint) AllocPieces(n int) []Extent {
 	return pieces
 }
 
-// Free says that the state under construction does not reach these pages any more. They were live before, or written by
-// this checkpoint.
+// Free records that the state under construction does not reach these pages any more. They were live in
+// the previous state, or this checkpoint wrote them.
 func (ck *Checkpoint) Free(ids ...page.ID) {
 	ck.mu.Lock()
 	ck.freed = append(ck.freed, ids...)
 	ck.mu.Unlock()
 }
 
-// SetBlobs hands over the row store's part of the state.
-func (ck *Checkpoint) SetBlobs(rows BlobState) { ck.blobs = rows }
+// SetBlobs sets the blob store's part of the state.
+func (ck *Checkpoint) SetBlobs(blobs BlobState) { ck.blobs = blobs }
 
-// OnEnd registers what must happen when the new state has become durable and before Commit returns, or when the checkpoint is
-// given up.
+// OnEnd registers two functions. Commit calls the first after the new state is durable, and before it
+// returns. Abort calls the second.
 func (ck *Checkpoint) OnEnd(commit, abort func()) {
 	ck.onCommit = append(ck.onCommit, commit)
 	ck.onAbort = append(ck.onAbort, abort)
 }
 
-// IsTaken reports whether the checkpoint has taken page id, which then is no part of the state before.
+// IsTaken reports whether this checkpoint has taken page id. Such a page is no part of earlier states.
 func (ck *Checkpoint) IsTaken(id page.ID) bool {
 	ck.mu.Lock()
 	defer ck.mu.Unlock()
 	return ck.p.space.taken.Has(int(id))
 }
 
-// noteWritten notes that page id is written, which only pages taken by this checkpoint may be.
+// noteWritten records that page id is written. Only pages that this checkpoint has taken may be written.
 func (ck *Checkpoint) noteWritten(id page.ID) error {
 	ck.mu.Lock()
 	defer ck.mu.Unlock()
 	if !ck.p.space.taken.Has(int(id)) {
-		return fmt.Errorf("pager: checkpoint %d writes page %d without having taken it", ck.number, id)
+		return fmt.Errorf("pager: checkpoint %d writes page %d, which it has not taken", ck.number, id)
 	}
 	ck.written = append(ck.written, id)
 	return nil
 }
 
-// Sync makes durable what has been written so far, so that Commit has less to wait for.
+// Sync makes the pages written so far durable, so that Commit has less to wait for.
 func (ck *Checkpoint) Sync(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -127,8 +128,8 @@ func (ck *Checkpoint) Sync(ctx context.Context) error {
 	return nil
 }
 
-// Commit makes the state durable, in crash order. On a full device and on a cancelled context the checkpoint is given up and the old
-// state stands; after any other error the pager takes no more checkpoints.
+// Commit makes the state durable, in crash order. On a full device and on a cancelled context it aborts
+// the checkpoint, and the old state remains. After any other error the pager takes no more checkpoints.
 func (ck *Checkpoint) Commit(ctx context.Context, state State) error {
 	if ck.ended {
 		return ErrEnded
@@ -146,7 +147,7 @@ func (ck *Checkpoint) Commit(ctx context.Context, state State) error {
 	return nil
 }
 
-// build writes and syncs all that the new superblock will point at.
+// build writes and syncs all pages that the new superblock names.
 func (ck *Checkpoint) build(ctx context.Context, state State) (*superblock, *PageArray, error) {
 	if err := ck.p.Err(); err != nil {
 		return nil, nil, err
@@ -186,8 +187,9 @@ func (ck *Checkpoint) build(ctx context.Context, state State) (*superblock, *Pag
 	return next, &update.next, nil
 }
 
-// allocateCopies says where the copy of the new superblock goes, which its predecessor has announced, and where its successor's will go: to the
-// place of the predecessor's copy, or to a lower one, so that copies do not keep the file long.
+// allocateCopies returns the locations of two copies. The copy of the new superblock goes to the
+// location that the previous superblock names. The copy of the following superblock goes to the location
+// of the previous copy, or to a lower one, so that copies do not keep the file long.
 func (ck *Checkpoint) allocateCopies() (own, following page.ID, err error) {
 	old, space, home := ck.p.current(), ck.p.space, copyHome(ck.p.pageSize)
 	take := func() page.ID {
@@ -209,7 +211,8 @@ func (ck *Checkpoint) allocateCopies() (own, following page.ID, err error) {
 	return own, following, ck.p.growTo(ck.p.offset(max(own, following) + 1))
 }
 
-// applyToSpace turns what was written live and what was freed dead, and gives back what was taken in vain.
+// applyToSpace makes written pages live, ends the life of freed pages, and gives back pages that were
+// taken and not written.
 func (ck *Checkpoint) applyToSpace() error {
 	space := ck.p.space
 	for _, id := range ck.written {
@@ -245,7 +248,7 @@ func (ck *Checkpoint) freeLive(id page.ID) error {
 	return nil
 }
 
-// mapNodes gives the allocation map's own nodes their places.
+// mapNodes allocates the nodes of the allocation map itself.
 type mapNodes struct{ ck *Checkpoint }
 
 func (m mapNodes) takeNode() (page.ID, error) {
@@ -255,27 +258,27 @@ func (m mapNodes) takeNode() (page.ID, error) {
 
 func (m mapNodes) freeNode(id page.ID) error { return m.ck.freeLive(id) }
 
-// allocateMap finds places for the map's changed pages. Each place changes the map, which may make further pages of it change; since
-// a page moves at most once, that ends.
+// allocateMap allocates the changed pages of the map. Each allocation changes the map, which may change
+// further pages of it. The loop ends because a page moves at most once.
 func (ck *Checkpoint) allocateMap() (*arrayUpdate, error) {
-	p, places := ck.p, mapNodes{ck}
+	p, nodes := ck.p, mapNodes{ck}
 	leaves := p.mapLeaves(p.space.liveEnd())
-	update, err := p.allocation.update(places, leaves, ck.dirtyLeaves(), ck.limit)
+	update, err := p.allocation.update(nodes, leaves, ck.dirtyLeaves(), ck.limit)
 	if err != nil {
 		return nil, err
 	}
 	for {
 		before := len(ck.madeLive)
-		if err := update.allocate(places); err != nil {
+		if err := update.allocate(nodes); err != nil {
 			return nil, err
 		}
 		if need := p.mapLeaves(p.space.liveEnd()); need > leaves {
 			leaves = need
-			if err := update.resize(places, leaves); err != nil {
+			if err := update.resize(nodes, leaves); err != nil {
 				return nil, err
 			}
 		}
-		more := false // a map that lost leaves has freed their pages, whether it has placed any or not
+		more := false // a map that lost leaves has freed their pages, even if it has allocated none
 		dirty := ck.dirtyLeaves()
 		for i := dirty.Next(0); i < leaves; i = dirty.Next(i + 1) {
 			more = update.dirty[0].Add(i) || more
@@ -305,23 +308,24 @@ func (ck *Checkpoint) writeMap(update *arrayUpdate) error {
 	return w.Flush()
 }
 
-// commitSuperblock makes the superblock durable, in its slot and in its copy, with one sync: whichever of them a crash leaves is a whole state. Until it
-// returns nil the old state is the one that counts; if it fails, nobody knows which.
+// commitSuperblock makes the superblock durable, in its slot and in its copy, with one sync: each of the
+// two is a whole state, whichever a crash leaves. The old state is valid until commitSuperblock returns
+// nil. If it fails, it is unknown which state is on the device.
 func (ck *Checkpoint) commitSuperblock(next *superblock) error {
-	places := []page.ID{next.slot(), next.copy}
-	if next.nextCopy != ck.p.current().copy { // from now on the place holds an intact superblock, whatever was there before
-		places = append(places, next.nextCopy)
+	pages := []page.ID{next.slot(), next.copy}
+	if next.nextCopy != ck.p.current().copy { // the page now holds an intact superblock, whatever it held before
+		pages = append(pages, next.nextCopy)
 	}
-	if err := ck.p.writeSuperblock(next, places...); err != nil {
+	if err := ck.p.writeSuperblock(next, pages...); err != nil {
 		return err
 	}
 	return ck.p.file.SyncData()
 }
 
-// writeSuperblock writes sb to these places, and does not sync.
-func (p *Pager) writeSuperblock(sb *superblock, places ...page.ID) error {
-	buf, writes := vfs.AlignedBuffer(len(places)*p.pageSize), make([]vfs.Request, len(places))
-	for i, at := range places {
+// writeSuperblock writes sb to these pages, and does not sync.
+func (p *Pager) writeSuperblock(sb *superblock, pages ...page.ID) error {
+	buf, writes := vfs.AlignedBuffer(len(pages)*p.pageSize), make([]vfs.Request, len(pages))
+	for i, at := range pages {
 		writes[i] = vfs.Request{Buf: buf[i*p.pageSize : (i+1)*p.pageSize], Offset: p.offset(at)}
 		sb.encode(writes[i].Buf, at)
 	}
@@ -336,7 +340,7 @@ func (s *superblock) locations() []page.ID {
 	return []page.ID{s.slot(), s.copy}
 }
 
-// publish makes the new state the pager's own.
+// publish makes the new state the newest one of the pager.
 func (ck *Checkpoint) publish(next *superblock, allocation *PageArray) {
 	p := ck.p
 	p.base.Store(next)
@@ -349,7 +353,7 @@ func (ck *Checkpoint) publish(next *superblock, allocation *PageArray) {
 	ck.end()
 }
 
-// Abort gives the checkpoint up: the space is as it was. After Commit it does nothing.
+// Abort ends the checkpoint and restores the space. After Commit it does nothing.
 func (ck *Checkpoint) Abort() {
 	if ck.ended {
 		return
@@ -381,13 +385,15 @@ func (ck *Checkpoint) end() {
 
 // Errors of checkpoints.
 var (
-	// ErrFailed means that an earlier write or sync failed: what is on the device is unknown, and no checkpoint is taken.
+	// ErrFailed means that an earlier write or sync failed. What is on the device is unknown, and the pager
+	// takes no checkpoints.
 	ErrFailed = errors.New("pager: stopped after a failed write")
 	// ErrBusy means that a checkpoint is open already.
 	ErrBusy = errors.New("pager: a checkpoint is open")
-	// ErrEnded means that the checkpoint was committed or given up before.
+	// ErrEnded means that the checkpoint was already committed or aborted.
 	ErrEnded = errors.New("pager: checkpoint has ended")
-	// ErrBroken means that a caller or the pager itself broke an invariant. Nothing was made durable, and nothing will be.
+	// ErrBroken means that a caller or the pager itself broke an invariant. Nothing of the checkpoint was
+	// made durable, and the pager takes no more checkpoints.
 	ErrBroken = errors.New("pager: invariant broken")
 )
 

@@ -19,7 +19,7 @@ type history struct {
 	acked  int
 }
 
-// script grows a toy, empties most of it again, moves what is left down and cuts the file, with readers that let go late.
+// script grows a toy, empties most of it again, moves the rest down and shrinks the file, while readers end late.
 func script(fs vfs.FS) (h history, cut bool, err error) {
 	p, err := Create(fs, toyFile, Options{PageSize: 1024})
 	if err != nil {
@@ -62,9 +62,9 @@ func script(fs vfs.FS) (h history, cut bool, err error) {
 	return h, cut, nil
 }
 
-// TestCrashAtEveryOperationLosesAndLeaksNothing crashes the script at each change that it makes to the file system, and looks at what
-// several disks could hold then: an acknowledged state or the one that was on its way, whole, with every page accounted for; and the
-// store goes on from there.
+// TestCrashAtEveryOperationLosesAndLeaksNothing crashes the script at each change that it makes to the file
+// system, and opens several disks that could result. Each holds an acknowledged state or the next one, whole,
+// with every page accounted for, and the store can continue from there.
 func TestCrashAtEveryOperationLosesAndLeaksNothing(t *testing.T) {
 	base := testseed.Base(t)
 	whole := vfs.NewMem()
@@ -126,7 +126,7 @@ func afterCrash(disk *vfs.Mem, h history) error {
 	return y.p.Close()
 }
 
-// recreate is what an engine does when Create did not return: there may be nothing under the name.
+// recreate is what an engine does when Create did not return: the name may not exist.
 func recreate(disk *vfs.Mem) (*toy, error) {
 	p, err := Create(disk, toyFile, Options{PageSize: 1024})
 	return &toy{p: p, leaves: map[int]toyLeaf{}}, err
@@ -161,8 +161,8 @@ func TestFailedWriteOrSyncIsFinal(t *testing.T) {
 	}
 }
 
-// TestFullDiskCostsNothing runs the script's growth on disks of every size: a checkpoint that does not fit is given up, what was
-// acknowledged stays, and once there is room the store goes on.
+// TestFullDiskCostsNothing runs the script's growth on disks of every size. A checkpoint that does not fit
+// is aborted, acknowledged states stay, and once there is room the store continues.
 func TestFullDiskCostsNothing(t *testing.T) {
 	met := 0
 	for blocks := int64(2); blocks < 40; blocks++ {
@@ -199,7 +199,7 @@ func TestFullDiskCostsNothing(t *testing.T) {
 	}
 }
 
-// TestSameInputTakesSamePages: where pages go does not depend on when readers let go during a checkpoint.
+// TestSameInputTakesSamePages: the pages that a checkpoint takes do not depend on when readers end during it.
 func TestSameInputTakesSamePages(t *testing.T) {
 	take := func(releaseAt int) (taken []Extent) {
 		y := createToy(t, vfs.NewMem(), 512)
@@ -227,8 +227,9 @@ func TestSameInputTakesSamePages(t *testing.T) {
 	}
 }
 
-// TestDyingBetweenCommitsReturnsPages: pages that a checkpoint took and wrote are free again when the process died before Commit.
-func TestDyingBetweenCommitsReturnsPages(t *testing.T) {
+// TestCrashBetweenCommitsFreesPages: pages that a checkpoint took and wrote are free again after a crash
+// before Commit.
+func TestCrashBetweenCommitsFreesPages(t *testing.T) {
 	mem := vfs.NewMem()
 	y := createToy(t, mem, 512)
 	must(t, y.checkpoint(1, []int{0}, nil, 1))

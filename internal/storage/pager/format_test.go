@@ -37,7 +37,7 @@ func goldenPages() map[string][]byte {
 	leaf, inner := make([]byte, 512), make([]byte, 512)
 	v.putNode(leaf, 7, 0, 60, func(i int, payload []byte) { copy(payload, "owner's bytes") })
 	v.putNode(inner, 8, 1, 1, nil)
-	return map[string][]byte{"superblock": sb, "vector-leaf": leaf, "vector-inner": inner}
+	return map[string][]byte{"superblock": sb, "array-leaf": leaf, "array-inner": inner}
 }
 
 // TestFormatIsWhatTheGoldenFilesSay compares pages byte for byte with those of earlier programs.
@@ -55,7 +55,8 @@ func TestFormatIsWhatTheGoldenFilesSay(t *testing.T) {
 	}
 }
 
-// TestStatesOfEarlierFormatsAreRead opens what was written before inner nodes told stale shares (1), and before superblocks had copies (2).
+// TestStatesOfEarlierFormatsAreRead opens files from before inner nodes stored dead-version ratios (1), and
+// from before superblocks had copies (2).
 func TestStatesOfEarlierFormatsAreRead(t *testing.T) {
 	for version := uint32(1); version < formatVersion; version++ {
 		dump, err := os.ReadFile(filepath.Join("testdata", fmt.Sprintf("superblock-%d.golden", version)))

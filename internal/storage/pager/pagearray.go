@@ -8,11 +8,11 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
-// A vector is an array of bytes in pages below one root, copied on write: a checkpoint rewrites the leaves that changed and
-// their ancestors. Leaves hold the owner's bytes; inner nodes hold the page ids of their children. The shape follows
-// from the number of leaves: every node but the last of a level is full.
+// A copy-on-write page array is an array of bytes in pages below one root. A checkpoint rewrites the leaves
+// that changed, and their ancestors. Leaves hold the owner's bytes; inner nodes hold the page ids of their
+// children. The shape follows from the number of leaves: every node except the last of a level is full.
 //
-//	node: a page of type map
+//	node: a page of type array
 //	0         32     33      34         36      40                    page size
 //	+---------+------+-------+----------+-------+-- - - - - - - - - --+
 //	| header  | kind | level | reserved | index | bytes, or child ids |
@@ -24,34 +24,36 @@ const (
 	arrPayload = arrIndex + 4
 )
 
-// ArrayKind tells the vectors of a file apart, so that a page of one is never taken for a page of another.
+// ArrayKind distinguishes the page arrays of a file, so that a page of one is never taken for a page of
+// another.
 type ArrayKind uint8
 
-// The vectors of a data file.
+// The page arrays of a data file.
 const (
 	ArrayAllocationMap    ArrayKind = 1 // the allocation map: one bit for each page, set if live
-	ArrayIndirectionTable ArrayKind = 2 // the row table
+	ArrayIndirectionTable ArrayKind = 2 // the indirection table
 )
 
-// ArrayRoot is where a stored vector begins. The zero value is an empty one.
+// ArrayRoot is the root of a stored page array. The zero value is an empty one.
 type ArrayRoot struct {
 	Page  page.ID
 	Depth uint8 // levels, leaves included
 }
 
-// PageArray is a stored vector's page ids, all in memory: eight bytes for each leaf and a little for the levels above.
+// PageArray is the page ids of a stored page array, all in memory: eight bytes for each leaf, and a little
+// for the levels above.
 type PageArray struct {
 	kind   ArrayKind
 	size   int // of a page
 	levels [][]page.ID
 }
 
-// ArrayLeafBytes is how many bytes of the owner's a leaf holds.
+// ArrayLeafBytes is how many bytes of the owner a leaf holds.
 func ArrayLeafBytes(pageSize int) int { return pageSize - arrPayload }
 
 func (v *PageArray) fanout() int { return ArrayLeafBytes(v.size) / 8 }
 
-// Root is what Open needs to find the vector again.
+// Root is the root that ReadArray needs to read the page array.
 func (v *PageArray) Root() ArrayRoot {
 	if len(v.levels) == 0 {
 		return ArrayRoot{}
@@ -59,18 +61,18 @@ func (v *PageArray) Root() ArrayRoot {
 	return ArrayRoot{v.levels[len(v.levels)-1][0], uint8(len(v.levels))}
 }
 
-// Pages calls each for every page of the vector.
+// Pages calls each for every page of the page array.
 func (v *PageArray) Pages(each func(page.ID)) {
 	for _, ids := range v.levels {
 		for _, id := range ids {
-			if id != 0 { // else damage hides it
+			if id != 0 { // zero if damage hides it
 				each(id)
 			}
 		}
 	}
 }
 
-// leaves is the number of leaves of the vector.
+// leaves is the number of leaves of the page array.
 func (v *PageArray) leaves() int {
 	if len(v.levels) == 0 {
 		return 0
@@ -78,7 +80,7 @@ func (v *PageArray) leaves() int {
 	return len(v.levels[0])
 }
 
-// PageCount is the number of pages of the vector.
+// PageCount is the number of pages of the page array.
 func (v *PageArray) PageCount() int {
 	n := 0
 	for _, ids := range v.levels {
@@ -87,7 +89,7 @@ func (v *PageArray) PageCount() int {
 	return n
 }
 
-// shape is the number of nodes of each level for so many leaves.
+// shape is the number of nodes of each level for this many leaves.
 func (v *PageArray) shape(leaves int) []int {
 	if leaves == 0 {
 		return nil
@@ -100,27 +102,28 @@ func (v *PageArray) shape(leaves int) []int {
 	return sizes
 }
 
-// arrayUpdate is a vector on its way to its next state. Nodes are first given their places, then written: in between, the
-// allocation map learns of its own new places.
+// arrayUpdate is a page array on its way to its next state. Nodes are allocated first and written later,
+// because the allocation map must contain the new locations of its own nodes.
 type arrayUpdate struct {
 	next  PageArray
 	dirty []bitset.Set // of each level: nodes to be written
-	moved []bitset.Set // of each level: those that have their new place
+	moved []bitset.Set // of each level: nodes that have a new page
 }
 
-// nodeAllocator is where an update's nodes come from and go to.
+// nodeAllocator allocates and frees the nodes of an update.
 type nodeAllocator interface {
 	takeNode() (page.ID, error)
 	freeNode(page.ID) error
 }
 
-// update starts a new state with so many leaves, of which those in dirty change. Nodes at or past limit move, if it is not zero.
-func (v *PageArray) update(places nodeAllocator, leaves int, dirty *bitset.Set, limit page.ID) (*arrayUpdate, error) {
+// update starts a new state with this many leaves, of which those in dirty change. If limit is not zero,
+// nodes at or past it move.
+func (v *PageArray) update(nodes nodeAllocator, leaves int, dirty *bitset.Set, limit page.ID) (*arrayUpdate, error) {
 	u := &arrayUpdate{next: PageArray{kind: v.kind, size: v.size}}
 	for _, ids := range v.levels {
 		u.next.levels = append(u.next.levels, append([]page.ID(nil), ids...))
 	}
-	if err := u.resize(places, leaves); err != nil {
+	if err := u.resize(nodes, leaves); err != nil {
 		return nil, err
 	}
 	for i := dirty.Next(0); i < leaves; i = dirty.Next(i + 1) {
@@ -138,8 +141,8 @@ func (v *PageArray) update(places nodeAllocator, leaves int, dirty *bitset.Set, 
 	return u, nil
 }
 
-// resize gives the update the shape for so many leaves. New nodes are dirty, superfluous ones are freed.
-func (u *arrayUpdate) resize(places nodeAllocator, leaves int) error {
+// resize gives the update the shape for this many leaves. New nodes are dirty; superfluous ones are freed.
+func (u *arrayUpdate) resize(nodes nodeAllocator, leaves int) error {
 	sizes := u.next.shape(leaves)
 	for level, ids := range u.next.levels {
 		keep := 0
@@ -148,7 +151,7 @@ func (u *arrayUpdate) resize(places nodeAllocator, leaves int) error {
 		}
 		for i, id := range ids[keep:] {
 			if id != 0 {
-				if err := places.freeNode(id); err != nil {
+				if err := nodes.freeNode(id); err != nil {
 					return err
 				}
 			}
@@ -159,7 +162,7 @@ func (u *arrayUpdate) resize(places nodeAllocator, leaves int) error {
 		}
 		if 0 < keep && keep < len(ids) && level+1 < len(sizes) {
 			u.grow(level + 1)
-			u.dirty[level+1].Add((keep - 1) / u.next.fanout()) // its last child went
+			u.dirty[level+1].Add((keep - 1) / u.next.fanout()) // its last child was removed
 		}
 		u.next.levels[level] = ids[:keep]
 	}
@@ -186,20 +189,20 @@ func (u *arrayUpdate) grow(level int) {
 	}
 }
 
-// allocate gives every dirty node that has none yet a new place, and its parent a reason to be written.
-func (u *arrayUpdate) allocate(places nodeAllocator) error {
+// allocate gives every dirty node a new page, unless it has one, and makes its parent dirty.
+func (u *arrayUpdate) allocate(nodes nodeAllocator) error {
 	for level := range u.next.levels {
 		ids := u.next.levels[level]
 		for i := u.dirty[level].Next(0); i < len(ids); i = u.dirty[level].Next(i + 1) {
 			if !u.moved[level].Add(i) {
 				continue
 			}
-			id, err := places.takeNode()
+			id, err := nodes.takeNode()
 			if err != nil {
 				return err
 			}
 			if ids[i] != 0 {
-				if err := places.freeNode(ids[i]); err != nil {
+				if err := nodes.freeNode(ids[i]); err != nil {
 					return err
 				}
 			}
@@ -212,7 +215,7 @@ func (u *arrayUpdate) allocate(places nodeAllocator) error {
 	return nil
 }
 
-// write composes the moved nodes: leaf fills a leaf's zeroed bytes.
+// write writes the moved nodes. leaf fills the zeroed bytes of a leaf.
 func (u *arrayUpdate) write(w *Writer, leaf func(i int, payload []byte)) error {
 	for level, ids := range u.next.levels {
 		for i := u.moved[level].Next(0); i < len(ids); i = u.moved[level].Next(i + 1) {
@@ -243,7 +246,8 @@ func (v *PageArray) putNode(buf []byte, checkpoint uint64, level, index int, lea
 	page.Seal(buf)
 }
 
-// arrayNodes gives the nodes of a vector that is not the allocation map places like any other page of the checkpoint.
+// arrayNodes allocates the nodes of a page array that is not the allocation map, like other pages of the
+// checkpoint.
 type arrayNodes struct{ ck *Checkpoint }
 
 func (o arrayNodes) takeNode() (page.ID, error) {
@@ -256,15 +260,16 @@ func (o arrayNodes) freeNode(id page.ID) error {
 	return nil
 }
 
-// UpdateArray writes a vector's next state: so many leaves, of which those in dirty are new or have changed. leaf fills the
-// zeroed bytes of one. Nodes at or past limit move, if it is not zero. v stays as it is: it is the state before.
+// UpdateArray writes the next state of a page array with this many leaves. Those in dirty are new or have
+// changed; leaf fills their zeroed bytes. If limit is not zero, nodes at or past it move. v remains the
+// previous state.
 func (ck *Checkpoint) UpdateArray(v *PageArray, leaves int, dirty *bitset.Set, limit page.ID, leaf func(i int, payload []byte)) (*PageArray, error) {
-	places := arrayNodes{ck}
-	u, err := v.update(places, leaves, dirty, limit)
+	nodes := arrayNodes{ck}
+	u, err := v.update(nodes, leaves, dirty, limit)
 	if err != nil {
 		return nil, err
 	}
-	if err := u.allocate(places); err != nil {
+	if err := u.allocate(nodes); err != nil {
 		return nil, err
 	}
 	w := ck.Writer()
@@ -274,12 +279,12 @@ func (ck *Checkpoint) UpdateArray(v *PageArray, leaves int, dirty *bitset.Set, l
 	return &u.next, w.Flush()
 }
 
-// readArray reads a stored vector of so many leaves, top down, and hands each leaf's bytes to leaf.
+// readArray reads a stored page array of this many leaves, top down, and calls leaf with the bytes of each.
 func (p *Pager) readArray(kind ArrayKind, root ArrayRoot, leaves int, leaf func(i int, payload []byte) error) (*PageArray, error) {
 	v := &PageArray{kind: kind, size: p.pageSize}
 	sizes := v.shape(leaves)
 	if len(sizes) != int(root.Depth) || (root.Page == 0) != (leaves == 0) {
-		return nil, p.corrupt(root.Page, fmt.Sprintf("vector %d has depth %d, %d leaves need %d", kind, root.Depth, leaves, len(sizes)))
+		return nil, p.corrupt(root.Page, fmt.Sprintf("page array %d has depth %d, %d leaves need %d", kind, root.Depth, leaves, len(sizes)))
 	}
 	v.levels = make([][]page.ID, len(sizes))
 	for level, n := range sizes {
@@ -308,11 +313,11 @@ func (p *Pager) readArray(kind ArrayKind, root ArrayRoot, leaves int, leaf func(
 
 func (v *PageArray) checkNode(buf []byte, level, index int) error {
 	if t := page.ReadHeader(buf).Type; t != page.TypeArray {
-		return fmt.Errorf("page of type %d where vector %d has a node", t, v.kind)
+		return fmt.Errorf("page of type %d where page array %d has a node", t, v.kind)
 	}
 	kind, l, i := ArrayKind(buf[arrKind]), int(buf[arrLevel]), int(binary.LittleEndian.Uint32(buf[arrIndex:]))
 	if kind != v.kind || l != level || i != index || !zero(buf[arrLevel+1:arrIndex]) {
-		return fmt.Errorf("node %d of level %d of vector %d where node %d of level %d of vector %d belongs",
+		return fmt.Errorf("node %d of level %d of page array %d where node %d of level %d of page array %d belongs",
 			i, l, kind, index, level, v.kind)
 	}
 	return nil

@@ -15,57 +15,59 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// maxPage bounds page ids: the row table has 39 bits for one. With the smallest pages that is a quarter of a petabyte.
+// maxPage bounds page ids: a location in the indirection table has 39 bits for one. With the smallest
+// pages that is a quarter of a petabyte.
 const maxPage page.ID = 1<<39 - 1
 
-// Options are what Create and Open are told.
+// Options are the parameters of Create and Open.
 type Options struct {
-	// PageSize is the size of pages. Open takes zero for "whatever the file has".
+	// PageSize is the size of pages. With zero, Open takes the page size of the file.
 	PageSize int
-	// OnFree, if set, is called for every page that may be handed out again, before it is: a cache drops it. It is called
-	// from Begin, Shrink and Abort.
+	// OnFree, if set, is called for every page before it can be taken again, so that a cache can invalidate
+	// it. It is called from Begin, Shrink and Abort.
 	OnFree func(page.ID)
-	// RebuildMap opens a file whose allocation map is damaged, too: see MapDamage and RebuildMap.
+	// RebuildMap lets Open succeed although the allocation map is damaged: see MapDamage and RebuildMap.
 	RebuildMap bool
 }
 
-// Pager is an open data file.
+// Pager is an open data file. It has more than 20 fields because the state of one file, what readers need of it, and
+// the account of its space are published at different moments and by different goroutines.
 type Pager struct {
 	// Constant after Open.
 	file     vfs.File
 	pageSize int
 	onFree   func(page.ID)
 	damaged  error
-	missing  bool            // the newest superblock may be lost: damaged says why
-	repaired int             // superblocks that Open wrote anew
-	faults   []*CorruptError // places of superblocks that Open found damaged
+	missing  bool            // the newest superblock may be missing: damaged says why
+	repaired int             // superblocks that Open wrote again
+	faults   []*CorruptError // damaged pages of superblocks that Open found
 
-	// What everybody may read.
+	// Readable at any time.
 	base        atomic.Pointer[superblock]  // the newest durable state
 	building    atomic.Uint64               // newest checkpoint number that a page in the file may carry
 	reusableAll atomic.Uint64               // argument of the largest ReuseAllFreed
 	reusable    atomic.Pointer[reuse]       // argument of the last ReuseFreed
 	failure     atomic.Pointer[error]       // what stopped the pager
-	fileSize    atomic.Int64                // bytes, written under growMu or by who holds open
-	open        atomic.Bool                 // a checkpoint, or Shrink, is under way
-	stats       atomic.Pointer[spaceCounts] // as of the last checkpoint's end
+	fileSize    atomic.Int64                // bytes; written under growMu or by the goroutine that has set open
+	open        atomic.Bool                 // a checkpoint or Shrink is running
+	stats       atomic.Pointer[spaceCounts] // as of the end of the last checkpoint
 	reserve     atomic.Int64                // bytes of free pages that the file should hold
 	counters    struct {
 		reads, writes, submissions, damaged atomic.Uint64
 	}
 
-	mapDamage atomic.Pointer[error] // why the allocation map cannot be read; nil once it was rebuilt
+	mapDamage atomic.Pointer[error] // why the allocation map cannot be read; nil after RebuildMap
 
 	growMu sync.Mutex
 
-	// Owned by the open checkpoint, or by who holds open.
+	// Owned by the open checkpoint, or by the goroutine that has set open.
 	space      *space
 	allocation *PageArray
-	resynced   bool // the newest superblock is known to be on the device
+	resynced   bool // the newest superblock is certainly on the device
 }
 
-// Create makes a data file with an empty state, which is checkpoint 1. An existing file is an error (fs.ErrExist).
-// A process that dies within leaves nothing under the name.
+// Create makes a data file with an empty state, which is checkpoint 1. An existing file is an error
+// (fs.ErrExist). If the process dies during Create, no file has the name.
 func Create(fsys vfs.FS, name string, opts Options) (*Pager, error) {
 	if !page.ValidSize(opts.PageSize) {
 		return nil, fmt.Errorf("pager: page size %d is not a power of two between %d and %d", opts.PageSize, page.SizeMin, page.SizeMax)
@@ -79,7 +81,8 @@ func Create(fsys vfs.FS, name string, opts Options) (*Pager, error) {
 	return Open(fsys, name, opts)
 }
 
-// writeEmpty builds the file under another name and renames it, so that the name stands for a whole file or for none.
+// writeEmpty builds the file under another name and renames it, so that the name means a whole file or
+// none.
 func writeEmpty(fsys vfs.FS, name string, pageSize int) error {
 	building := name + ".new"
 	if err := fsys.Remove(building); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -130,7 +133,7 @@ func open(f vfs.File, opts Options) (*Pager, error) {
 	}
 	sb := survey.newest
 	if opts.PageSize != 0 && opts.PageSize != sb.pageSize {
-		return nil, fmt.Errorf("%s: %w: %d, not %d", f.Name(), ErrPageSize, sb.pageSize, opts.PageSize)
+		return nil, fmt.Errorf("%s: %w: %d, expected %d", f.Name(), ErrPageSize, sb.pageSize, opts.PageSize)
 	}
 	p := &Pager{file: f, pageSize: sb.pageSize, onFree: opts.OnFree, space: newSpace()}
 	if p.onFree == nil {
@@ -144,7 +147,7 @@ func open(f vfs.File, opts Options) (*Pager, error) {
 		return nil, err
 	}
 	if need := p.offset(sb.pageCount); size < need {
-		return nil, fmt.Errorf("%s: %w: %d bytes, %d pages need %d", f.Name(), ErrTruncated, size, sb.pageCount, need)
+		return nil, fmt.Errorf("%s: %w: %d bytes, but %d pages need %d", f.Name(), ErrTruncated, size, sb.pageCount, need)
 	}
 	p.fileSize.Store(size)
 	if err := survey.repair(); err != nil {
@@ -162,7 +165,7 @@ func open(f vfs.File, opts Options) (*Pager, error) {
 	return p, nil
 }
 
-// noteSurvey notes what was found at the places of superblocks.
+// noteSurvey records the damage that was found on the pages of superblocks.
 func (p *Pager) noteSurvey(s *superblockSurvey) {
 	p.damaged, p.missing = s.damage(), !s.certain
 	if s.certain {
@@ -173,7 +176,8 @@ func (p *Pager) noteSurvey(s *superblockSurvey) {
 	}
 }
 
-// mapLeaves is the number of leaves of an allocation map for so many pages. A file without pages needs none.
+// mapLeaves is the number of leaves of an allocation map for this many pages. A file without pages needs
+// none.
 func (p *Pager) mapLeaves(pages page.ID) int {
 	if pages <= superblocks {
 		return 0
@@ -182,9 +186,9 @@ func (p *Pager) mapLeaves(pages page.ID) int {
 	return (int(pages) + perLeaf - 1) / perLeaf
 }
 
-// pageCountFor is the page count of a state whose map has so many leaves. Moving the map's own pages down may leave the last live
-// page in front of what its last leaf is about; the count then says that the leaf is there all the same, for that is how the
-// map is found again.
+// pageCountFor is the page count of a state whose map has this many leaves. If the map's own pages moved
+// down, the last live page may be before the range of the map's last leaf. The count then includes that
+// leaf's range, because Open computes the number of leaves from the count.
 func (p *Pager) pageCountFor(leaves int) page.ID {
 	count := p.space.liveEnd()
 	if p.mapLeaves(count) < leaves {
@@ -203,7 +207,7 @@ func (p *Pager) encodeMapLeaf(i int, payload []byte) {
 
 func (p *Pager) readMap(sb *superblock) error {
 	if sb.pageCount > maxPage {
-		return p.corrupt(sb.slot(), fmt.Sprintf("%d pages", sb.pageCount))
+		return p.corrupt(sb.slot(), fmt.Sprintf("impossible page count %d", sb.pageCount))
 	}
 	var err error
 	p.allocation, err = p.readArray(ArrayAllocationMap, sb.allocation, p.mapLeaves(sb.pageCount), func(i int, payload []byte) error {
@@ -238,34 +242,37 @@ func (p *Pager) PageSize() int { return p.pageSize }
 // State is the newest durable state.
 func (p *Pager) State() State { return p.current().state }
 
-// Blobs is the row store's part of the newest durable state.
+// Blobs is the blob store's part of the newest durable state.
 func (p *Pager) Blobs() BlobState { return p.current().blobs }
 
 // Checkpoint is the number of the newest durable state.
 func (p *Pager) Checkpoint() uint64 { return p.current().checkpoint }
 
-// StoreID is the random identity that the file was given when it was created.
+// StoreID is the random identity that Create gave the file.
 func (p *Pager) StoreID() [16]byte { return p.current().storeID }
 
-// SuperblockDamage says which superblocks, or copies of superblocks, Open found damaged; nil if all were intact.
+// SuperblockDamage says which superblocks and copies of superblocks Open found damaged; nil if all were
+// intact.
 func (p *Pager) SuperblockDamage() error { return p.damaged }
 
-// SuperblockFaults are the same places, one by one.
+// SuperblockFaults are the same pages, one by one.
 func (p *Pager) SuperblockFaults() []*CorruptError { return p.faults }
 
-// SuperblocksRepaired is how many of them Open wrote anew.
+// SuperblocksRepaired is how many of them Open wrote again.
 func (p *Pager) SuperblocksRepaired() int { return p.repaired }
 
-// SuperblockMissing reports whether the superblock of a checkpoint newer than the open one may be lost, with its copy. Everything that the open
-// state reaches is in place then, but the log must reach back to its epoch: if it does not, the newer state was durable.
+// SuperblockMissing reports whether the superblock of a newer checkpoint may be missing, together with
+// its copy. All pages of the open state are intact then, but the log must reach back to its epoch. If it
+// does not, the newer state was durable.
 func (p *Pager) SuperblockMissing() bool { return p.missing }
 
-// ReadArray reads a vector of the newest durable state, with so many leaves; leaf gets the bytes of each, in order.
+// ReadArray reads a page array of the newest durable state. It calls leaf with the bytes of each leaf,
+// in order.
 func (p *Pager) ReadArray(kind ArrayKind, root ArrayRoot, leaves int, leaf func(i int, payload []byte) error) (*PageArray, error) {
 	return p.readArray(kind, root, leaves, leaf)
 }
 
-// Err is what stopped the pager, or nil. It matches ErrFailed.
+// Err is the error that stopped the pager, or nil. It matches ErrFailed.
 func (p *Pager) Err() error {
 	if err := p.failure.Load(); err != nil {
 		return *err
@@ -273,7 +280,7 @@ func (p *Pager) Err() error {
 	return nil
 }
 
-// fail stops the pager for good.
+// fail stops the pager permanently.
 func (p *Pager) fail(cause error) error {
 	if errors.Is(cause, ErrFailed) {
 		return cause
@@ -283,8 +290,8 @@ func (p *Pager) fail(cause error) error {
 	return err
 }
 
-// failed stops the pager unless the error is one that leaves the device's contents known: a full device before the superblock
-// was touched, or a caller that changed its mind.
+// failed stops the pager, except after an error that leaves the contents of the device known: a full
+// device before the superblock was written, or a cancelled context.
 func (p *Pager) failed(err error) error {
 	if errors.Is(err, ErrFailed) {
 		return err
@@ -295,8 +302,8 @@ func (p *Pager) failed(err error) error {
 	return p.fail(err)
 }
 
-// ReuseAllFreed says that no reader is left that holds a root older than checkpoint n, so that what checkpoints through n freed may be
-// used again. It takes effect with the next Begin or Shrink.
+// ReuseAllFreed allows reuse of all pages that checkpoints up to n freed: no reader holds a root older
+// than checkpoint n. It takes effect at the next Begin or Shrink.
 func (p *Pager) ReuseAllFreed(n uint64) {
 	for {
 		old := p.reusableAll.Load()
@@ -306,11 +313,11 @@ func (p *Pager) ReuseAllFreed(n uint64) {
 	}
 }
 
-// ReuseFreed says the same but for who looks at the frozen states of some checkpoints, which may be older: what checkpoints through n freed, and none
-// of these states reaches, may be used again. The slice is the pager's from then on. Of several calls the last one counts.
-func (p *Pager) ReuseFreed(n uint64, frozen []uint64) { p.reusable.Store(&reuse{n, frozen}) }
+// ReuseFreed allows reuse of the pages that checkpoints up to n freed, except those that a pinned
+// checkpoint still references. The pager keeps the slice. Each call replaces the previous one.
+func (p *Pager) ReuseFreed(n uint64, pinned []uint64) { p.reusable.Store(&reuse{n, pinned}) }
 
-// applyReuse frees what may be freed. Only durable checkpoints have pending pages.
+// applyReuse frees the pages whose reuse is allowed. Only durable checkpoints have pending pages.
 func (p *Pager) applyReuse() uint64 {
 	n := p.reusableAll.Load()
 	p.space.freePending(n, p.reusable.Load(), p.onFree)

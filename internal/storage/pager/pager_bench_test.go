@@ -9,7 +9,7 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// benchPages is what ten million short keys take.
+// benchPages is the number of pages of ten million short keys.
 const benchPages = 200_000
 
 // bigFile makes a file of live pages, of which every third is freed again.
@@ -56,7 +56,8 @@ func BenchmarkOpen(b *testing.B) {
 	}
 }
 
-// BenchmarkCommit is what a checkpoint of so many pages costs beside writing them, in a file of 200,000 with holes.
+// BenchmarkCommit is what a checkpoint of this many pages costs in addition to writing them, in a file of
+// 200,000 pages with holes.
 func BenchmarkCommit(b *testing.B) {
 	mem := vfs.NewMem()
 	bigFile(b, mem, 512)

@@ -46,7 +46,7 @@ func TestCreateRefusesWhatIsThere(t *testing.T) {
 	}
 }
 
-// TestPendingPagesWaitForSuperblockAndReaders frees a page and looks at when its id comes back.
+// TestPendingPagesWaitForSuperblockAndReaders frees a page and checks when its id is allocated again.
 func TestPendingPagesWaitForSuperblockAndReaders(t *testing.T) {
 	y := createToy(t, vfs.NewMem(), 512)
 	must(t, y.checkpoint(1, []int{0}, nil, 1))
@@ -204,7 +204,7 @@ func TestCommitCostIsProportionalToChange(t *testing.T) {
 	}
 	write(pages)
 	for range 10 {
-		if n := write(1); n > 1+1+2 { // itself, the map's root, the leaves of its place and of the map's own
+		if n := write(1); n > 1+1+2 { // itself, the map's root, the leaves for its location and for the map's own
 			t.Fatalf("a checkpoint of one page wrote %d", n)
 		}
 	}

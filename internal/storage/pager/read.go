@@ -26,7 +26,7 @@ func (e *CorruptError) Error() string {
 // Is makes errors.Is(err, ErrCorrupt) true.
 func (e *CorruptError) Is(target error) bool { return target == ErrCorrupt }
 
-// Corrupt is the error for a page whose contents its reader cannot make sense of.
+// Corrupt returns the error for a page whose contents its reader cannot interpret, and counts it.
 func (p *Pager) Corrupt(id page.ID, reason string) error { return p.corrupt(id, reason) }
 
 func (p *Pager) corrupt(id page.ID, reason string) error {
@@ -36,11 +36,11 @@ func (p *Pager) corrupt(id page.ID, reason string) error {
 
 func (p *Pager) offset(id page.ID) int64 { return int64(id) * int64(p.pageSize) }
 
-// readWindow bounds the memory of reads that the pager makes for itself, in pages.
+// readWindow bounds the memory of the pager's own reads, in pages.
 const readWindow = 64
 
-// ReadPage reads page id into buf, which must have the page's size, and checks that it is that page, whole, and not one that
-// a later state than the open one wrote. It takes no lock.
+// ReadPage reads page id into buf, which must have the page size. It checks that buf then holds that
+// page, whole, and that no later state than the open one wrote it. It takes no lock.
 func (p *Pager) ReadPage(id page.ID, buf []byte) error {
 	if id < superblocks || id > maxPage {
 		return p.corrupt(id, "no page has this id")
@@ -59,8 +59,8 @@ type Read struct {
 	Err error
 }
 
-// ReadPages reads a batch of pages in one submission. Each read's Err is set; the result is the first of them. With an id among
-// them that no page has, nothing is read.
+// ReadPages reads a batch of pages in one submission. It sets the Err of each read, and returns the first
+// of them. If one of the ids is impossible, it reads nothing.
 func (p *Pager) ReadPages(reads []Read) error {
 	reqs := make([]vfs.Request, len(reads))
 	for i := range reads {
@@ -89,7 +89,8 @@ func (p *Pager) ReadPages(reads []Read) error {
 	return first
 }
 
-// readFailed tells a page that the device has lost, or that lies behind the end of the file, which is damage, from other failures.
+// readFailed returns damage if the device has lost the page, or if the page is past the end of the file.
+// It returns other failures as they are.
 func (p *Pager) readFailed(id page.ID, n int, err error) error {
 	if size, e := p.file.Size(); e == nil && size < p.offset(id+1) {
 		return p.corrupt(id, fmt.Sprintf("the file ends at %d", size))
@@ -110,7 +111,8 @@ func (p *Pager) check(id page.ID, buf []byte) error {
 	return nil
 }
 
-// readEach reads pages in windows and calls each with every one, in order. buf is valid until each returns.
+// readEach reads pages in windows, and calls each with every page, in order. buf is valid until each
+// returns.
 func (p *Pager) readEach(ids []page.ID, each func(i int, buf []byte) error) error {
 	window := min(len(ids), readWindow)
 	slab := vfs.AlignedBuffer(window * p.pageSize)

@@ -7,8 +7,8 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// TestUnreadableSectorIsDamage: of a page that the device cannot read anybody may say the same as of one that was read wrong: that it is
-// damaged, and where. Alone and in a batch.
+// TestUnreadableSectorIsDamage: a page that the device cannot read is reported like a page with wrong
+// contents: as damaged, with its location. Alone and in a batch.
 func TestUnreadableSectorIsDamage(t *testing.T) {
 	fs := vfs.NewFaulty(vfs.NewMem())
 	p, err := Create(fs, toyFile, Options{PageSize: 512})

@@ -7,8 +7,9 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// The allocation map and the row table can be made out from what they describe, so that damage to one of their pages costs no data. Their
-// owners do so when the file is opened; the next checkpoint writes them anew, in whole.
+// The allocation map and the indirection table can be rebuilt from what they describe, so that damage to
+// one of their pages costs no data. Their owners do so when the file is opened. The next checkpoint writes
+// them again, completely.
 
 // MapDamage is why the allocation map cannot be read, or nil. No checkpoint begins before RebuildMap.
 func (p *Pager) MapDamage() error {
@@ -18,9 +19,10 @@ func (p *Pager) MapDamage() error {
 	return nil
 }
 
-// RebuildMap replaces an allocation map that cannot be read. reachable calls its argument for every page that the tree and the row store reach,
-// any number of times, and reports whether it could look into all of them: if not, every page of the file counts as live, since some of those
-// that seem free may be reachable. The next checkpoint writes the map.
+// RebuildMap replaces an allocation map that cannot be read. reachable calls its argument for every page
+// that the tree and the blob store reach, any number of times. It reports whether all of them could be
+// read. If not, every page of the file counts as live, because pages that seem free may be reachable. The
+// next checkpoint writes the map.
 func (p *Pager) RebuildMap(reachable func(each func(page.ID) error) (complete bool, err error)) error {
 	if !p.open.CompareAndSwap(false, true) {
 		return ErrBusy
@@ -64,7 +66,8 @@ func (p *Pager) RebuildMap(reachable func(each func(page.ID) error) (complete bo
 	return nil
 }
 
-// PartialArray is a stored vector's page ids as far as they can be read. All leaves of it must be written by the next update.
+// PartialArray returns a stored page array as far as its nodes can be read. The next update must write
+// all of its leaves.
 func (p *Pager) PartialArray(kind ArrayKind, root ArrayRoot, leaves int) *PageArray {
 	v := &PageArray{kind: kind, size: p.pageSize}
 	for _, n := range v.shape(leaves) {
@@ -87,7 +90,7 @@ func (p *Pager) PartialArray(kind ArrayKind, root ArrayRoot, leaves int) *PageAr
 	return v
 }
 
-// readableChildren takes the ids of a node's children.
+// readableChildren takes the ids of a node's children, except impossible ones.
 func (v *PageArray) readableChildren(p *Pager, level, index int, payload []byte) {
 	below := v.levels[level-1]
 	for c := index * v.fanout(); c < min((index+1)*v.fanout(), len(below)); c++ {

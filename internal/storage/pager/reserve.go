@@ -7,20 +7,23 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
-// The reserve is a number of free pages whose blocks the file holds: holes between live pages, and what is allocated behind the last of them. A
-// checkpoint on a full device takes from it. It is there for deletions, which write pages before they give any back.
+// The reserve is a number of free pages whose blocks the file holds: holes between live pages, and what is
+// allocated after the last of them. A checkpoint on a full device takes pages from it. It exists for
+// deletions, which write pages before they free any.
 
-// SetReserve says how many bytes of free pages the file should hold. Shrink leaves so many.
+// SetReserve sets how many bytes of free pages the file should hold. Shrink leaves them.
 func (p *Pager) SetReserve(bytes int64) { p.reserve.Store(bytes) }
 
-// FreeBytes is how many bytes of free pages the file holds, and how many it should. Pages that a checkpoint under way has taken count as free.
+// FreeBytes returns how many bytes of free pages the file holds, and how many it should hold. Pages that
+// the running checkpoint has taken count as free.
 func (p *Pager) FreeBytes() (free, want int64) {
 	return p.fileSize.Load() - int64(p.stats.Load().busy)*int64(p.pageSize), p.reserve.Load()
 }
 
-// FillReserve allocates at the end of the file what free pages lack for the reserve and so many bytes more. It does so for good: a crash must not give
-// the space to others. The error matches
-// vfs.ErrNoSpace while there is no space. A failed sync is final, since pages of a checkpoint may have been lost with it.
+// FillReserve allocates at the end of the file the bytes that free pages lack for the reserve, and more
+// bytes in addition. It syncs the file, so that a crash does not give the space to other files. The error
+// matches vfs.ErrNoSpace while there is no space. A failed sync is final, because pages of a
+// checkpoint may be missing on the device then.
 func (p *Pager) FillReserve(more int64) error {
 	p.growMu.Lock()
 	defer p.growMu.Unlock()
@@ -40,11 +43,13 @@ func (p *Pager) FillReserve(more int64) error {
 	return nil
 }
 
-// ErrKept means that a checkpoint would add pages to the state, and that too few would stay free. It comes with vfs.ErrNoSpace.
+// ErrKept means that a checkpoint would add pages to the state, and that too few would stay free. It comes
+// with vfs.ErrNoSpace.
 var ErrKept = errors.New("the free pages that are left are kept for deletions")
 
-// KeepFree makes sure that so many bytes of pages stay free if the checkpoint, in which everything is written, adds pages to the state: it lets
-// the file grow, or says with vfs.ErrNoSpace that the checkpoint should be given up. What readers still hold counts as taken.
+// KeepFree makes sure that this many bytes of pages stay free if the checkpoint adds pages to the state.
+// All pages of the checkpoint must have been written. KeepFree lets the file grow, or says with
+// vfs.ErrNoSpace that the checkpoint should be aborted. Pages that readers still need count as taken.
 func (ck *Checkpoint) KeepFree(bytes int64) error {
 	ck.mu.Lock()
 	added, space := len(ck.written)-len(ck.freed), ck.p.space

@@ -4,13 +4,14 @@ import (
 	"fmt"
 )
 
-// rewriteSuperblock makes durable what Open has read, before the first checkpoint builds on it. Open may have read the newest superblock from the
-// kernel's page cache: after a failed sync, and a new start of the process, it reads as it was written, later syncs report
-// success without writing it, and a crash loses it. A checkpoint would use again the pages that the older state needs, and the
-// log that it needs would be given up. So the superblock is written again, the same bytes at the same places, and synced. What it
-// names was synced before it was written at all.
+// rewriteSuperblock makes the superblock that Open has read durable, before the first checkpoint builds
+// on it. Open may have read it from the kernel's page cache. After a failed sync and a restart of the
+// process, the cached superblock reads as it was written, later syncs report success without writing it,
+// and a crash loses it. A checkpoint would then reuse pages that the older state needs, and the log that
+// it needs would be truncated. So the same bytes are written to the same pages again, and synced. The
+// pages that the superblock names were synced before it was written for the first time.
 //
-// A full device leaves the state as it is, and the next checkpoint tries again. The caller holds open.
+// A full device leaves the state as it is, and the next checkpoint tries again. The caller has set open.
 func (p *Pager) rewriteSuperblock() error {
 	if p.resynced {
 		return nil

@@ -6,18 +6,21 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
-// The file shrinks in two motions. A checkpoint moves some of the last live pages to lower addresses (Tail says which; the tree
-// and the row store rewrite them as they rewrite anything). Once the end is free and nobody reads there any more, Shrink cuts it.
+// The file shrinks in two steps. A checkpoint moves some of the last live pages to lower addresses:
+// RelocateFrom says which, and the tree and the blob store rewrite them like any other page. Once the
+// file end is free and has no readers, Shrink truncates the file.
 //
-// Cutting needs no order towards syncs: the durable superblock counts pages only up to its last live one, and Shrink cuts behind every
-// page that is live or pending, so that whether the cut survives a crash does not matter.
+// The truncation has no required order relative to syncs: the durable superblock counts pages only up to
+// its last live one, and Shrink truncates after every page that is live or pending. So it does not matter
+// whether the truncation survives a crash.
 
-// holeShareMin is the part of the file, as one over it, that must lie in holes before pages move. An eighth is what growing
-// and cutting in steps waste anyway.
+// holeShareMin is the part of the file, as one over it, that must be holes before pages move. Growing
+// and truncating in steps waste an eighth anyway.
 const holeShareMin = 8
 
-// RelocateFrom is the page at and behind which live pages should move to lower addresses: at most k of them are there. It is zero when the
-// holes before them are not worth it. Map pages among them move with the commit; the caller moves the others.
+// RelocateFrom returns the page at and past which live pages should move to lower addresses: at most k
+// live pages are there. It is zero if the holes before them are too few. Map pages among them move with
+// the commit; the caller moves the others.
 func (ck *Checkpoint) RelocateFrom(k int) page.ID {
 	ck.mu.Lock()
 	defer ck.mu.Unlock()
@@ -27,8 +30,8 @@ func (ck *Checkpoint) RelocateFrom(k int) page.ID {
 	if holes < growPagesMin || holes < end/holeShareMin {
 		return 0
 	}
-	// Behind the place where the file would end without holes, and a little more: a page that moves is in two places for a while.
-	// The copies of the superblocks are no part of it: they move by themselves.
+	// The floor is where the file would end without holes, and a little more: a page that moves has two
+	// locations for a while. The copies of the superblocks are excluded, because they move by themselves.
 	floor := max(space.busy.Count()+k, int(copyHome(ck.p.pageSize))+superblocks)
 	limit := end
 	for range k {
@@ -45,7 +48,7 @@ func (ck *Checkpoint) RelocateFrom(k int) page.ID {
 	return ck.limit
 }
 
-// LiveFrom lists the live pages at and behind limit, ascending.
+// LiveFrom lists the live pages at and past limit, ascending.
 func (ck *Checkpoint) LiveFrom(limit page.ID) []page.ID {
 	ck.mu.Lock()
 	defer ck.mu.Unlock()
@@ -57,8 +60,9 @@ func (ck *Checkpoint) LiveFrom(limit page.ID) []page.ID {
 	return ids
 }
 
-// Shrink applies releases and cuts the free end of the file, if it is worth it. It keeps one growth step, and does nothing until two
-// are free, so that a store that breathes does not grow and shrink by turns. During a checkpoint it does nothing.
+// Shrink applies the allowed reuse, and truncates the free end of the file if that is worth it. It leaves
+// one growth step, and does nothing until two are free, so that a store whose size varies does not grow
+// and shrink in turn. During a checkpoint it does nothing.
 func (p *Pager) Shrink() error {
 	if err := p.Err(); err != nil {
 		return err
@@ -79,7 +83,7 @@ func (p *Pager) Shrink() error {
 	to := max(need+step, p.offset(page.ID(p.space.busy.Count()))+p.reserve.Load())
 	if p.fileSize.Load() > to+step {
 		if err := p.file.Truncate(to); err != nil {
-			return p.fail(fmt.Errorf("cutting the file to %d bytes: %w", to, err))
+			return p.fail(fmt.Errorf("truncate the file to %d bytes: %w", to, err))
 		}
 		p.fileSize.Store(to)
 	}

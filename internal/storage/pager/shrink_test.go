@@ -30,11 +30,11 @@ func fillPages(t *testing.T, p *Pager, n int, free ...page.ID) (ids []page.ID) {
 	return ids
 }
 
-// TestMapPagesMoveDown: pages of the map that no change touches leave the end of the file, too.
+// TestMapPagesMoveDown: pages of the map that no change touches leave the file end, too.
 func TestMapPagesMoveDown(t *testing.T) {
 	p, err := Create(vfs.NewMem(), toyFile, Options{PageSize: 512})
 	must(t, err)
-	ids := fillPages(t, p, 24_000) // seven leaves of the map, which lie behind
+	ids := fillPages(t, p, 24_000) // seven leaves of the map, which are after them
 	root := fillPages(t, p, 1, ids[8000:]...)
 	for range 3 {
 		p.ReuseAllFreed(p.Checkpoint())
@@ -50,9 +50,9 @@ func TestMapPagesMoveDown(t *testing.T) {
 	}
 }
 
-// TestMapForgetsThePagesOfItsLostLeaves: the only change is that the last leaf of the map is not needed any more. The pages of that leaf and
-// of the node above it are spoken of in the leaf that stays.
-func TestMapForgetsThePagesOfItsLostLeaves(t *testing.T) {
+// TestMapFreesThePagesOfItsRemovedLeaves: the only change is that the last leaf of the map is not needed any
+// more. The pages of that leaf and of the node above it are in the range of the leaf that stays.
+func TestMapFreesThePagesOfItsRemovedLeaves(t *testing.T) {
 	mem := vfs.NewMem()
 	p, err := Create(mem, toyFile, Options{PageSize: 512})
 	must(t, err)
@@ -97,7 +97,7 @@ func TestMapForgetsThePagesOfItsLostLeaves(t *testing.T) {
 	}))
 }
 
-// TestLastBytesOfADiskAreUsed: where a whole step does not fit, the file grows by what is needed.
+// TestLastBytesOfADiskAreUsed: if a whole step does not fit, the file grows by the bytes needed.
 func TestLastBytesOfADiskAreUsed(t *testing.T) {
 	mem := vfs.NewMem()
 	p, err := Create(mem, toyFile, Options{PageSize: 512})
@@ -111,8 +111,8 @@ func TestLastBytesOfADiskAreUsed(t *testing.T) {
 	}
 }
 
-// TestFileDoesNotBreathe: a store whose size swings by less than a step cuts nothing.
-func TestFileDoesNotBreathe(t *testing.T) {
+// TestFileSizeDoesNotOscillate: a store whose size varies by less than a step is not truncated.
+func TestFileSizeDoesNotOscillate(t *testing.T) {
 	p, err := Create(vfs.NewMem(), toyFile, Options{PageSize: 512})
 	must(t, err)
 	fillPages(t, p, 1000)
@@ -131,8 +131,9 @@ func TestFileDoesNotBreathe(t *testing.T) {
 	}
 }
 
-// TestEveryPageIsForgottenBeforeItIsReused: a cache that drops what OnFree names never serves old contents.
-func TestEveryPageIsForgottenBeforeItIsReused(t *testing.T) {
+// TestEveryPageIsInvalidatedBeforeItIsReused: a cache that drops the pages that OnFree names never serves
+// old contents.
+func TestEveryPageIsInvalidatedBeforeItIsReused(t *testing.T) {
 	mem := vfs.NewMem()
 	p, err := Create(mem, toyFile, Options{PageSize: 512})
 	must(t, err)

@@ -6,8 +6,9 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
-// Sink takes finished pages from several goroutines at once, in any order. Each call borrows one of a few writers, if it can the one that
-// the page's predecessor went to, so that neighbours still go out in one piece.
+// Sink takes finished pages from several goroutines at once, in any order. Each call borrows one of a few
+// writers. It prefers the writer that has the preceding page, so that neighbours are still written in one
+// piece.
 type Sink struct {
 	ck   *Checkpoint
 	mu   sync.Mutex
@@ -17,13 +18,14 @@ type Sink struct {
 // Sink returns a new sink of the checkpoint. Flush it before Commit.
 func (ck *Checkpoint) Sink() *Sink { return &Sink{ck: ck} }
 
-// AllocExtent takes at least one and at most n neighbouring pages. Pages that are not written return when the checkpoint ends.
+// AllocExtent takes at least one and at most n neighbouring pages. Pages that are not written are free
+// again when the checkpoint ends.
 func (s *Sink) AllocExtent(n int) (first page.ID, count int, err error) {
 	e := s.ck.AllocExtent(n)
 	return e.First, e.Count, nil
 }
 
-// WritePage takes page id, complete and sealed. p is the caller's again when it returns.
+// WritePage takes page id, complete and sealed. The caller may reuse p afterwards.
 func (s *Sink) WritePage(id page.ID, p []byte) error {
 	w := s.borrow(id)
 	err := w.Write(id, p)
@@ -53,7 +55,7 @@ func (s *Sink) borrow(id page.ID) *Writer {
 	return w
 }
 
-// Flush writes what the writers hold. No WritePage may be under way.
+// Flush writes the pages that the writers hold. No WritePage may be running.
 func (s *Sink) Flush() error {
 	for _, w := range s.idle {
 		if err := w.Flush(); err != nil {

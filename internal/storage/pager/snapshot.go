@@ -9,15 +9,17 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// A frozen pager is one durable state of a data file, for reading only, as the file itself tells it: what the pager that keeps the file
-// up to date knows in memory has no part in it. It is what a check looks at, and what is left to read of a damaged file.
+// A pager of a snapshot is one pinned checkpoint of a data file: a durable state, read-only, as the file
+// itself describes it. It uses nothing that the pager of the open file has in memory. A verification reads
+// it, and so does the salvage of a damaged file.
 //
-// While a frozen pager of an open file is in use, its owner must not let ReuseAllFreed pass the checkpoint of the state, and must name it in
-// ReuseFreed, before the next checkpoint and from then on. What became live after the state was taken, or was freed before, is no part of it, so
-// that a file grows by what is left of the state at most, however long it is looked at.
+// While the pinned checkpoint of an open file is in use, its owner must not let ReuseAllFreed pass it, and
+// must name it in ReuseFreed, before the next checkpoint and in every later call. Pages that became live
+// after it, or that were freed before it, are not part of it. So the file grows at most by what is left of
+// the pinned state, however long it is in use.
 
-// Snapshot returns the newest durable state, without its allocation map (see LoadMap). It also audits the space that p has in memory. No
-// checkpoint may be open.
+// Snapshot returns the newest durable state, without its allocation map (see ReadMap). It also audits the
+// space that p has in memory. No checkpoint may be open.
 func (p *Pager) Snapshot() (*Pager, error) {
 	if !p.open.CompareAndSwap(false, true) {
 		return nil, ErrBusy
@@ -43,8 +45,8 @@ func (p *Pager) Snapshot() (*Pager, error) {
 	return state, nil
 }
 
-// OpenSnapshot opens the newest durable state of a data file that no other pager has open, without its allocation map, and
-// without looking at more than the superblocks. Close closes the file. Errors are those of Open.
+// OpenSnapshot opens the newest durable state of a data file that no other pager has open. It reads only
+// the superblocks, not the allocation map. Close closes the file. Errors are those of Open.
 func OpenSnapshot(fsys vfs.FS, name string) (*Pager, error) {
 	f, err := fsys.Open(name, vfs.ReadOnly)
 	if err != nil {
@@ -72,7 +74,7 @@ func newSnapshot(f vfs.File, sb superblock, size int64) *Pager {
 
 var errReadOnly = fmt.Errorf("%w: the file was opened for reading only", ErrFailed)
 
-// ReadMap reads the allocation map of a frozen pager, which Audit and Live need.
+// ReadMap reads the allocation map of a snapshot, which Audit and IsLive need.
 func (p *Pager) ReadMap() error {
 	sb := p.current()
 	if size, need := p.fileSize.Load(), p.offset(sb.pageCount); size < need {
@@ -88,8 +90,9 @@ func (p *Pager) ReadMap() error {
 // Name is the data file's name.
 func (p *Pager) Name() string { return p.file.Name() }
 
-// OpenRaw opens a file whose superblocks are lost, as a state of which nothing is known but the size of its pages: zero for the size in
-// which most of the file's first pages are sound. It is for reading single pages. Close closes the file.
+// OpenRaw opens a file without intact superblocks, as a state of which only the page size is known. With
+// zero for the page size it takes the one with which most of the first pages are intact. It is for reading
+// single pages. Close closes the file.
 func OpenRaw(fsys vfs.FS, name string, pageSize int) (*Pager, error) {
 	f, err := fsys.Open(name, vfs.ReadOnly)
 	if err != nil {
@@ -119,7 +122,7 @@ func OpenRaw(fsys vfs.FS, name string, pageSize int) (*Pager, error) {
 	return best, nil
 }
 
-// intactPages counts sound pages among the first thousand.
+// intactPages counts intact pages among the first thousand.
 func (p *Pager) intactPages() int {
 	buf, n := vfs.AlignedBuffer(p.pageSize), 0
 	for id := page.ID(superblocks); id < min(p.current().pageCount, 1000); id++ {
@@ -130,5 +133,5 @@ func (p *Pager) intactPages() int {
 	return n
 }
 
-// IsLive reports whether the allocation map, once loaded, says that page id belongs to the state.
+// IsLive reports whether the allocation map says that page id belongs to the state. ReadMap must come first.
 func (p *Pager) IsLive(id page.ID) bool { return p.space.live.Has(int(id)) }

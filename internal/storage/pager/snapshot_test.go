@@ -11,9 +11,9 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// TestFrozenStateHoldsItsOwnPagesOnly: everything is overwritten again and again while somebody looks at a state, at two of them for a while. They
-// stay as they were, and cost their own pages and no more.
-func TestFrozenStateHoldsItsOwnPagesOnly(t *testing.T) {
+// TestPinnedCheckpointHoldsItsOwnPagesOnly: everything is overwritten again and again while one or two
+// checkpoints are pinned. They stay as they were, and keep only their own pages from reuse.
+func TestPinnedCheckpointHoldsItsOwnPagesOnly(t *testing.T) {
 	const slots = 12
 	y := createToy(t, vfs.NewMem(), 512)
 	var all []int
@@ -21,70 +21,70 @@ func TestFrozenStateHoldsItsOwnPagesOnly(t *testing.T) {
 		all = append(all, i)
 	}
 	value := uint64(1)
-	var frozen []uint64
+	var pinned []uint64
 	rewrite := func(times int) {
 		t.Helper()
 		for range times {
 			value++
 			must(t, y.checkpoint(value, all, nil, value))
-			y.p.ReuseFreed(y.p.Checkpoint(), slices.Clone(frozen)) // nobody but who looks at frozen states
+			y.p.ReuseFreed(y.p.Checkpoint(), slices.Clone(pinned)) // the pinned checkpoints are the only readers
 			must(t, y.audit())
 		}
 	}
-	look := func(p *Pager, want map[int]uint64) {
+	check := func(p *Pager, want map[int]uint64) {
 		t.Helper()
 		state := &toy{p: p, leaves: map[int]toyLeaf{}, root: p.State().Root}
 		must(t, state.load())
 		if got := state.contents(); !maps.Equal(got, want) {
-			t.Fatalf("a frozen state holds %v, it was %v", got, want)
+			t.Fatalf("a pinned state holds %v, it was %v", got, want)
 		}
 	}
-	freeze := func() (*Pager, map[int]uint64) {
+	pin := func() (*Pager, map[int]uint64) {
 		t.Helper()
 		p, err := y.p.Snapshot()
 		must(t, err)
-		frozen = append(frozen, p.Checkpoint())
-		y.p.ReuseFreed(y.p.Checkpoint(), slices.Clone(frozen))
+		pinned = append(pinned, p.Checkpoint())
+		y.p.ReuseFreed(y.p.Checkpoint(), slices.Clone(pinned))
 		return p, y.contents()
 	}
 
 	rewrite(3)
-	first, was := freeze()
+	first, was := pin()
 	rewrite(20)
-	look(first, was)
+	check(first, was)
 	own := uint64(slots + 1 + 4) // leaves and root, and a few of the map
 	if n := y.p.Stats().Pending; n > 2*own {
 		t.Errorf("%d pages wait for a state of %d", n, own)
 	}
-	second, then := freeze()
+	second, then := pin()
 	rewrite(20)
-	look(first, was)
-	look(second, then)
+	check(first, was)
+	check(second, then)
 	if n := y.p.Stats().Pending; n > 4*own {
 		t.Errorf("%d pages wait for two states of %d", n, own)
 	}
 	size := y.p.Stats().FileBytes
 	rewrite(200)
-	look(first, was)
-	look(second, then)
+	check(first, was)
+	check(second, then)
 	if after := y.p.Stats().FileBytes; after > size {
 		t.Errorf("the file grew from %d to %d bytes", size, after)
 	}
-	for range 20 { // short looks beside long ones
-		freeze()
+	for range 20 { // short pins besides long ones
+		pin()
 		rewrite(1)
-		frozen = frozen[:2]
+		pinned = pinned[:2]
 	}
-	look(first, was)
-	look(second, then)
+	check(first, was)
+	check(second, then)
 	if after := y.p.Stats().FileBytes; after > size+int64(2*own)*512 {
 		t.Errorf("beside short looks, the file grew from %d to %d bytes", size, after)
 	}
-	frozen = frozen[1:]
+	pinned = pinned[1:]
 	y.p.ReuseAllFreed(first.Checkpoint())
 	rewrite(1)
-	look(second, then)
-	frozen = nil
+	check(second, then)
+	pinned = nil
 	y.p.ReuseAllFreed(y.p.Checkpoint())
 	rewrite(2)
 	if n := y.p.Stats().Pending; n > own {
@@ -95,9 +95,10 @@ func TestFrozenStateHoldsItsOwnPagesOnly(t *testing.T) {
 	}
 }
 
-// TestFrozenModel: states are frozen and given up, readers of roots come and go, checkpoints succeed, fail and are given up, in any order. Everybody
-// finds what was there, the accounts are right at every step, and so is what is found when the file is opened again.
-func TestFrozenModel(t *testing.T) {
+// TestPinnedCheckpointModel: checkpoints are pinned and released, readers of roots come and go, and
+// checkpoints succeed, fail and are aborted, in any order. Every reader finds its contents, and the accounts
+// are right after every step and after the file is opened again.
+func TestPinnedCheckpointModel(t *testing.T) {
 	for seed := range uint64(40) {
 		r := rand.New(rand.NewPCG(seed, 5))
 		mem := vfs.NewMem()
@@ -107,15 +108,15 @@ func TestFrozenModel(t *testing.T) {
 			p    *Pager
 			want map[int]uint64
 			at   uint64
-			leaf map[int]toyLeaf // of a reader, who is in a slot and has no frozen state
+			leaf map[int]toyLeaf // of a reader with a slot, without a pinned checkpoint
 		}
 		var pins, readers []pinned
 		value := uint64(0)
-		look := func(p pinned) {
+		check := func(p pinned) {
 			state := &toy{p: p.p, leaves: map[int]toyLeaf{}, root: p.p.State().Root}
 			must(t, state.load())
 			if got := state.contents(); !maps.Equal(got, p.want) {
-				t.Fatalf("seed %d: frozen %d holds %v, was %v", seed, p.at, got, p.want)
+				t.Fatalf("seed %d: pinned %d holds %v, was %v", seed, p.at, got, p.want)
 			}
 			q := newSnapshot(p.p.file, *p.p.current(), p.p.fileSize.Load())
 			must(t, q.ReadMap())
@@ -146,7 +147,7 @@ func TestFrozenModel(t *testing.T) {
 				if err != nil && y.p.Err() != nil {
 					goto done
 				}
-			case n == 5: // given up
+			case n == 5: // aborted
 				ck, err := y.p.Begin()
 				must(t, err)
 				_, _, err = y.build(ck, []int{r.IntN(12), 12, 13}, nil, 99)
@@ -163,7 +164,7 @@ func TestFrozenModel(t *testing.T) {
 				pins = append(pins, pinned{p: p, want: y.contents(), at: p.Checkpoint()})
 			case n == 8 && len(pins) > 0:
 				i := r.IntN(len(pins))
-				look(pins[i])
+				check(pins[i])
 				pins = append(pins[:i], pins[i+1:]...)
 			case n == 9:
 				readers = append(readers, pinned{leaf: maps.Clone(y.leaves), at: y.p.Checkpoint()})
@@ -182,14 +183,14 @@ func TestFrozenModel(t *testing.T) {
 				through = min(through, x.at)
 			}
 			y.p.ReuseAllFreed(through)
-			var frozen []uint64
+			var pinned []uint64
 			for _, x := range pins {
-				frozen = append(frozen, x.at)
+				pinned = append(pinned, x.at)
 			}
-			y.p.ReuseFreed(wanted, frozen)
+			y.p.ReuseFreed(wanted, pinned)
 			must(t, y.audit())
 			for _, x := range pins {
-				look(x)
+				check(x)
 			}
 			for _, x := range readers {
 				for _, l := range x.leaf {

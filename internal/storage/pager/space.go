@@ -14,36 +14,44 @@ type Extent struct {
 	Count int
 }
 
-// runPreferred is the run length below which free pages are used only when there are no longer ones before the end of the file.
-// Runs of eight are written at nearly the speed of long ones; taking every hole first would turn each write into one of its own.
+// runPreferred is the run length below which free pages are used only if there are no longer runs before
+// the end of the file. Runs of eight are written at nearly the speed of long ones. If every hole were
+// taken first, each write would be a separate request.
 const runPreferred = 8
 
 // space knows which pages are live, pending, taken and free. It does no I/O.
 //
-// Invariant: busy is the disjoint union of live, pending, taken, and the superblocks (which count as live); cohorts are disjoint parts of live.
+//	free --take--> taken --makeLive--> live --freeLive, addPending--> pending --freePending--> free
+//	       <-giveBack-    <-freePage-       <-------unfree-----
+//
+// Invariant, between checkpoints: busy is the disjoint union of live and pending, and taken is empty.
+// During a checkpoint busy also contains taken, and the live pages that the checkpoint has freed. The
+// superblocks count as live. Page generations are disjoint parts of live.
 type space struct {
 	busy            bitset.Set
 	live            bitset.Set
 	taken           bitset.Set
-	pageGenerations []pageGeneration // ascending; one more than frozen states at most
+	pageGenerations []pageGeneration // ascending; at most one more than pinned checkpoints
 	pending         []pendingPages   // ascending by checkpoint
 
-	// from[n] is a lower bound for searches: no free run of n pages begins below it, the last standing for all longer ones. Bounds
-	// only move up between two releases, so that the searches of one checkpoint walk the bitmap once for each length.
+	// from[n] is a lower bound for searches: no free run of n pages begins below it. The last bound is for
+	// all longer runs. Between two calls of freePending the bounds only rise, so that the searches of one
+	// checkpoint pass over the bitmap once for each length.
 	from [runPreferred + 1]int
 
-	// dirtyWords is the words of live that changed since the map was last written, for the map's leaves.
+	// dirtyWords is the words of live that changed since the map was last written.
 	dirtyWords bitset.Set
 }
 
-// pendingPages is what one checkpoint freed of one cohort. States from behind bornAfter to before checkpoint reach it.
+// pendingPages is what one checkpoint freed of one page generation. The states after allocatedAfter and
+// before checkpoint reach these pages.
 type pendingPages struct {
 	allocatedAfter, checkpoint uint64
 	pages                      []page.ID
 }
 
-// pageGeneration is the live pages that were written between two freezes, the first of them at checkpoint after. What is in none was there before all, as
-// far as anybody remembers.
+// pageGeneration is the live pages that were written between two pinned checkpoints; the first of them is
+// after. Pages that are in no generation are older than every pinned checkpoint.
 type pageGeneration struct {
 	after uint64
 	pages bitset.Set
@@ -67,14 +75,14 @@ func (s *space) setLiveWord(i int, word uint64) {
 	s.busy.SetWord(i, word)
 }
 
-// end is the first page behind all that is live, pending or taken.
+// end is the first page after all live, pending and taken pages.
 func (s *space) end() page.ID { return page.ID(s.busy.Last(s.busy.Len()) + 1) }
 
-// liveEnd is the first page behind all that is live: the page count of the state that is being built.
+// liveEnd is the first page after all live pages: the page count of the state under construction.
 func (s *space) liveEnd() page.ID { return page.ID(s.live.Last(s.live.Len()) + 1) }
 
-// takeUpTo takes the lowest free run, cut to n pages. If n is large enough, runs of fewer than runPreferred pages come last. The end
-// of the file comes after all.
+// takeUpTo takes the lowest free run, cut to n pages. If n is large enough, runs of fewer than
+// runPreferred pages come last. The end of the file comes after all holes.
 func (s *space) takeUpTo(n int) Extent {
 	if n >= runPreferred {
 		if e, ok := s.takeHole(n, runPreferred); ok {
@@ -87,7 +95,8 @@ func (s *space) takeUpTo(n int) Extent {
 	return s.takeEnd(n)
 }
 
-// takePieces takes n pages in one run if there is such a hole, else in few pieces, each at least an eighth of n but perhaps the last.
+// takePieces takes n pages in one run if there is such a hole. Otherwise it takes few pieces, each of at
+// least an eighth of n, except perhaps the last.
 func (s *space) takePieces(n int) []Extent {
 	if e, ok := s.takeHole(n, n); ok {
 		return []Extent{e}
@@ -104,7 +113,7 @@ func (s *space) takePieces(n int) []Extent {
 	return pieces
 }
 
-// takeHole takes up to n pages of the lowest run of at least least pages before the end of what is in use.
+// takeHole takes up to n pages of the lowest run of at least least pages before the end of the busy pages.
 func (s *space) takeHole(n, least int) (Extent, bool) {
 	from := 0
 	for _, f := range s.from[:min(least, runPreferred)+1] {
@@ -122,7 +131,7 @@ func (s *space) takeHole(n, least int) (Extent, bool) {
 	return e, true
 }
 
-// freeFrom is the lowest free page at or behind home.
+// freeFrom is the lowest free page at or after home.
 func (s *space) freeFrom(home page.ID) page.ID {
 	for s.busy.Has(int(home)) {
 		home++
@@ -130,7 +139,7 @@ func (s *space) freeFrom(home page.ID) page.ID {
 	return home
 }
 
-// takeFrom takes that page.
+// takeFrom takes the lowest free page at or after home.
 func (s *space) takeFrom(home page.ID) page.ID {
 	id := s.freeFrom(home)
 	s.take(Extent{id, 1})
@@ -143,8 +152,8 @@ func (s *space) takeEnd(n int) Extent {
 	return e
 }
 
-// advance raises a lower bound after a search for runs of n found none below from. Of longer runs than the last bound stands for
-// it says nothing.
+// advance raises a lower bound after a search for runs of n found none below from. A search for runs
+// longer than runPreferred raises no bound.
 func (s *space) advance(n, from int) {
 	if n <= runPreferred {
 		s.from[n] = max(s.from[n], from)
@@ -158,7 +167,7 @@ func (s *space) take(e Extent) {
 	}
 }
 
-// giveBack returns pages that were taken and not used.
+// giveBack frees pages that were taken and not used.
 func (s *space) giveBack(e Extent) {
 	for i := int(e.First); i < int(e.First)+e.Count; i++ {
 		if s.taken.Remove(i) {
@@ -178,14 +187,14 @@ func (s *space) free(i int) {
 func (s *space) makeLive(id page.ID) error {
 	i := int(id)
 	if !s.taken.Remove(i) || !s.live.Add(i) {
-		return fmt.Errorf("page %d becomes live without having been taken", id)
+		return fmt.Errorf("page %d becomes live but was not taken", id)
 	}
 	s.noteAllocated(i)
 	s.dirtyWords.Add(i / 64)
 	return nil
 }
 
-// freeLive ends a live page's life; it stays busy.
+// freeLive ends the life of a live page. The page stays busy.
 func (s *space) freeLive(id page.ID) error {
 	i := int(id)
 	if i < superblocks || !s.live.Remove(i) {
@@ -195,7 +204,7 @@ func (s *space) freeLive(id page.ID) error {
 	return nil
 }
 
-// unfree undoes deaden, and drop undoes take and enliven, when a checkpoint is given up.
+// unfree undoes freeLive, and freePage undoes take and makeLive, when a checkpoint is aborted.
 func (s *space) unfree(id page.ID) {
 	s.live.Add(int(id))
 	s.dirtyWords.Add(int(id) / 64)
@@ -209,7 +218,7 @@ func (s *space) freePage(id page.ID) {
 	s.free(int(id))
 }
 
-// startGeneration begins a cohort: what is written from here on is no part of the state at checkpoint n.
+// startGeneration begins a page generation: pages written from now on are no part of checkpoint n.
 func (s *space) startGeneration(n uint64) {
 	s.pageGenerations = append(s.pageGenerations, pageGeneration{after: n})
 }
@@ -220,8 +229,9 @@ func (s *space) noteAllocated(i int) {
 	}
 }
 
-// removeFromGeneration takes a page out of its cohort, and returns since when it can have been there.
-func (s *space) removeFromGeneration(i int) (bornAfter uint64) {
+// removeFromGeneration removes a page from its generation, and returns the pinned checkpoint after which
+// it was allocated; zero if it is older than all of them.
+func (s *space) removeFromGeneration(i int) (allocatedAfter uint64) {
 	for n := len(s.pageGenerations) - 1; n >= 0; n-- {
 		if s.pageGenerations[n].pages.Remove(i) {
 			return s.pageGenerations[n].after
@@ -230,7 +240,7 @@ func (s *space) removeFromGeneration(i int) (bornAfter uint64) {
 	return 0
 }
 
-// addPending lets the pages that a checkpoint freed wait for those who may still read them.
+// addPending makes the pages that a checkpoint freed pending, until their readers are gone.
 func (s *space) addPending(checkpoint uint64, freed []page.ID) {
 	first := len(s.pending)
 	for _, id := range freed {
@@ -246,8 +256,8 @@ func (s *space) addPending(checkpoint uint64, freed []page.ID) {
 	}
 }
 
-// freePending frees what checkpoints through n freed, and what those through r.readers freed and none of the frozen states reaches. It calls each for
-// every page.
+// freePending frees what checkpoints up to n freed, and what checkpoints up to r.readers freed and no
+// pinned checkpoint reaches. It calls each for every page.
 func (s *space) freePending(n uint64, r *reuse, each func(page.ID)) {
 	kept := s.pending[:0]
 	for _, p := range s.pending {
@@ -269,14 +279,14 @@ func (s *space) freePending(n uint64, r *reuse, each func(page.ID)) {
 	s.live.Trim()
 }
 
-// mergePageGenerations forgets at which freezes states were taken that nobody looks at any more.
+// mergePageGenerations merges generations whose boundary is no pinned checkpoint any more.
 func (s *space) mergePageGenerations(r *reuse) {
 	for i := len(s.pageGenerations) - 1; i >= 0; i-- {
 		c := &s.pageGenerations[i]
 		if slices.Contains(r.pinned, c.after) {
 			continue
 		}
-		if i > 0 { // else they were there before all that anybody looks at
+		if i > 0 { // otherwise they are older than every pinned checkpoint
 			into := &s.pageGenerations[i-1].pages
 			for m := c.pages.Next(0); m < c.pages.Len(); m = c.pages.Next(m + 1) {
 				into.Add(m)
@@ -293,18 +303,18 @@ func (s *space) pendingCount() (n int) {
 	return n
 }
 
-// reuse is who may still read what.
+// reuse says which states have readers.
 type reuse struct {
-	readers uint64   // no reader is left that holds a root older than this checkpoint
-	pinned  []uint64 // checkpoints of the frozen states that somebody looks at
+	readers uint64   // no reader holds a root older than this checkpoint
+	pinned  []uint64 // the pinned checkpoints
 }
 
-// reachedByPinned reports whether a frozen state may reach these pages.
+// reachedByPinned reports whether a pinned checkpoint may reach these pages.
 func (r *reuse) reachedByPinned(p *pendingPages) bool {
 	return slices.ContainsFunc(r.pinned, func(n uint64) bool { return p.allocatedAfter < n && n < p.checkpoint })
 }
 
-// audit checks the invariant.
+// audit checks the invariant between checkpoints.
 func (s *space) audit() error {
 	var pending bitset.Set
 	for _, p := range s.pending {
@@ -320,7 +330,7 @@ func (s *space) audit() error {
 		n = max(n, c.Len())
 		for m := c.Next(0); m < c.Len(); m = c.Next(m + 1) {
 			if !young.Add(m) {
-				return fmt.Errorf("page %d is in two cohorts", m)
+				return fmt.Errorf("page %d is in two page generations", m)
 			}
 		}
 	}
@@ -328,7 +338,7 @@ func (s *space) audit() error {
 	for i := range n {
 		b, l, t, p := s.busy.Word(i), s.live.Word(i), s.taken.Word(i), pending.Word(i)
 		if dead := young.Word(i) &^ l; dead != 0 {
-			return fmt.Errorf("pages %d.. are in a cohort and not live: %#x", i*64, dead)
+			return fmt.Errorf("pages %d.. are in a page generation and not live: %#x", i*64, dead)
 		}
 		if l&t|l&p|t&p != 0 {
 			return fmt.Errorf("pages %d.. are in two sets: live %#x, taken %#x, pending %#x", i*64, l, t, p)

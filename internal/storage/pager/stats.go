@@ -5,14 +5,14 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
-// Stats tells how the file's space is used and what I/O the pager did. Live, pending and free pages, the superblocks
-// included among the live ones, add up to what the file's bytes hold.
+// Stats tells how the space of the file is used, and what I/O the pager did. Live, pending and free pages
+// together are all pages of the file. The superblocks count as live.
 type Stats struct {
 	PageSize   int
 	FileBytes  int64
 	Live       uint64 // pages that the newest state reaches
 	Pending    uint64 // pages that wait for readers
-	Free       uint64 // pages within the file to be handed out, those behind the page count included
+	Free       uint64 // free pages within the file, including those past the page count
 	PageCount  uint64 // pages up to the last live one
 	MapPages   uint64 // of the allocation map
 	SuperPages uint64 // of superblocks and their copies
@@ -21,7 +21,7 @@ type Stats struct {
 	PagesRead    uint64
 	PagesWritten uint64
 	Submissions  uint64 // runs of neighbouring pages that were written in one piece
-	Damaged      uint64 // pages refused
+	Damaged      uint64 // pages that a read refused
 }
 
 // spaceCounts is the part of Stats that only the owner of the space can count.
@@ -38,7 +38,7 @@ func (p *Pager) publishStats() {
 	})
 }
 
-// Stats is a view of the counters; pages as of the end of the last checkpoint.
+// Stats returns the counters. Page counts are as of the end of the last checkpoint.
 func (p *Pager) Stats() Stats {
 	counts, size := p.stats.Load(), p.fileSize.Load()
 	return Stats{
@@ -65,8 +65,9 @@ func (p *Pager) superPages() uint64 {
 	return 2 * superblocks
 }
 
-// Audit compares the allocation map with what is really reachable: reachable calls its argument once for every page that
-// the tree and the row store reach. The map's own pages and the superblocks are added here. No checkpoint may be open.
+// Audit compares the allocation map with the pages that are reachable. reachable calls its argument once
+// for every page that the tree and the blob store reach. Audit adds the map's own pages and the
+// superblocks. No checkpoint may be open.
 func (p *Pager) Audit(reachable func(each func(page.ID) error) error) error {
 	if !p.open.CompareAndSwap(false, true) {
 		return ErrBusy
@@ -84,7 +85,7 @@ func (p *Pager) Audit(reachable func(each func(page.ID) error) error) error {
 			return brokenf("page %d is reachable and not live", id)
 		}
 		if !reached.Add(int(id)) {
-			return brokenf("page %d is reached twice", id)
+			return brokenf("page %d is reachable twice", id)
 		}
 		return nil
 	}

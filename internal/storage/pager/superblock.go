@@ -9,22 +9,23 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
-// Superblock layout. It is a page like others: its header carries checksum, type, id and checkpoint number. Header, magic, version
-// and page size keep their places in every version of the format, so that an old program can tell a newer file from a damaged one.
+// Superblock layout. A superblock is a page like others: its header carries checksum, type, id and
+// checkpoint number. Header, magic, version and page size have the same offsets in every version of the
+// format, so that an old program can tell a newer file from a damaged one.
 //
-//	0         32      40        44          48         64      72     80       84          88
-//	+---------+-------+---------+-----------+----------+-------+------+--------+-----------+--
-//	| header  | magic | version | page size | store id | epoch | root | height | map depth | ...
-//	|         |       |         |           |          |       |      |        | rows depth|
-//	+---------+-------+---------+-----------+----------+-------+------+--------+-----------+--
-//	88           96         104         112           120       128          136       144
-//	+------------+----------+-----------+-------------+---------+------------+---------+--
-//	| page count | map root | rows root | row slots   | entries | entry bytes| rows    | ...
-//	+------------+----------+-----------+-------------+---------+------------+---------+--
-//	144         152          160          168          296
-//	+-----------+------------+------------+------------+-- - - -
-//	| row bytes | data pages | bulk pages | engine area|
-//	+-----------+------------+------------+------------+-- - - -
+//	0         32      40        44          48         64      72     80       84            88
+//	+---------+-------+---------+-----------+----------+-------+------+--------+-------------+--
+//	| header  | magic | version | page size | store id | epoch | root | height | map depth   | ...
+//	|         |       |         |           |          |       |      |        | table depth |
+//	+---------+-------+---------+-----------+----------+-------+------+--------+-------------+--
+//	88           96         104          112          120       128           136     144
+//	+------------+----------+------------+------------+---------+-------------+-------+--
+//	| page count | map root | table root | blob slots | entries | entry bytes | blobs | ...
+//	+------------+----------+------------+------------+---------+-------------+-------+--
+//	144          152          160              168           296
+//	+------------+------------+----------------+-------------+-- - - -
+//	| blob bytes | blob pages | overflow pages | engine area |
+//	+------------+------------+----------------+-------------+-- - - -
 //	296    304         312                 page size
 //	+------+-----------+-- - - - - - - - --+
 //	| copy | next copy | reserved, zero    |
@@ -37,7 +38,7 @@ const (
 	sbEpoch         = sbStoreID + 16
 	sbRoot          = sbEpoch + 8
 	sbHeight        = sbRoot + 8
-	sbDepths        = sbHeight + 4 // map depth, rows depth, two reserved bytes
+	sbDepths        = sbHeight + 4 // map depth, table depth, two reserved bytes
 	sbPageCount     = sbDepths + 4
 	sbMapRoot       = sbPageCount + 8
 	sbTableRoot     = sbMapRoot + 8
@@ -54,29 +55,30 @@ const (
 	sbReserved      = sbNextCopy + 8
 
 	magic = "EpochKV\n"
-	// formatVersion is what new states carry. Since version 2 inner nodes tell their children's stale shares; an older file has zeros
-	// there, which claim nothing. Since version 3 a superblock has a copy.
+	// formatVersion is the version of new states. Since version 2 inner nodes store the dead-version ratios of
+	// their children; older files have zeros there, which mean no dead versions. Since version 3 a superblock
+	// has a copy.
 	formatVersion = 3
 	copiesVersion = 3
 
 	superblocks = 2 // pages 0 and 1
 
-	// EngineAreaSize is the length of the part of a superblock that the pager keeps for the engine.
+	// EngineAreaSize is the length of the part of a superblock that belongs to the engine.
 	EngineAreaSize = 128
 )
 
-// Reasons why a file cannot be opened. They are told apart with errors.Is.
+// Reasons why a file cannot be opened; errors.Is tells them apart.
 var (
 	// ErrNewerFormat means the file was written by a newer version of this program.
 	ErrNewerFormat = errors.New("pager: data file has a newer format version")
-	// ErrNotDataFile means that neither superblock place holds anything like one.
+	// ErrNotDataFile means that none of the pages of superblocks resembles one.
 	ErrNotDataFile = errors.New("pager: not a data file")
-	// ErrSuperblocks means that both superblocks are damaged, and their copies.
+	// ErrSuperblocks means that both superblocks and their copies are damaged.
 	ErrSuperblocks = errors.New("pager: both superblocks are damaged")
-	// ErrSuperblockMissing means that the newest superblock is damaged together with its copy, and that what the state before it needs has been
-	// given back since.
+	// ErrSuperblockMissing means that the newest superblock and its copy are damaged, and that pages of the
+	// state before it have been reused since.
 	ErrSuperblockMissing = errors.New("pager: the newest superblock and its copy are damaged, and the state before it is gone")
-	// ErrPageSize means that the file has another page size than was asked for.
+	// ErrPageSize means that the file does not have the expected page size.
 	ErrPageSize = errors.New("pager: data file has another page size")
 	// ErrTruncated means that the file is shorter than its superblock says.
 	ErrTruncated = errors.New("pager: data file is cut short")
@@ -86,7 +88,7 @@ var (
 
 // State is what the engine makes durable with a checkpoint.
 type State struct {
-	Epoch      keys.Epoch // every commit up to it is in the tree, and perhaps some of what the log has after it; log replay starts behind it
+	Epoch      keys.Epoch // every commit up to it is in the tree, and perhaps some of what the log has after it; log replay starts after it
 	Root       page.ID    // of the tree; zero when the tree is empty
 	Height     uint32     // levels of the tree
 	Entries    uint64     // live entries in the tree
@@ -94,11 +96,11 @@ type State struct {
 	Engine     [EngineAreaSize]byte
 }
 
-// BlobState is what the row store makes durable with a checkpoint.
+// BlobState is what the blob store makes durable with a checkpoint.
 type BlobState struct {
 	Table         ArrayRoot
-	Slots         uint64 // length of the table; row ids are below it
-	Blobs         uint64 // rows in use
+	Slots         uint64 // length of the table; blob ids are below it
+	Blobs         uint64 // blob ids in use; a blob that was cut in two has two
 	Bytes         uint64 // of their values
 	BlobPages     uint64
 	OverflowPages uint64
@@ -115,16 +117,18 @@ type superblock struct {
 	state      State
 	blobs      BlobState
 
-	// Where this superblock is written a second time, and where its successor will be. Both are zero in a file without live pages, in which
-	// both superblocks say the same, and in files of earlier versions. The successor's place is known beforehand, so that it is found when
-	// the successor's page is damaged.
+	// copy is the page where this superblock is written a second time, and nextCopy the page where the copy of
+	// its successor will be. Both are zero in a file without live pages, in which both superblocks are equal,
+	// and in files of earlier versions. nextCopy is stored in advance so that the successor's copy is found
+	// when the slot of the successor is damaged.
 	copy, nextCopy page.ID
 }
 
 // slot is the page that holds the superblock of a checkpoint: the two alternate.
 func (s *superblock) slot() page.ID { return page.ID(s.checkpoint % superblocks) }
 
-// encode fills buf, a whole page, for the place at: the slot, that of the copy, or that of the successor's copy until that is written.
+// encode fills buf, a whole page, for page at: the slot, the copy, or the successor's copy until that is
+// written.
 func (s *superblock) encode(buf []byte, at page.ID) {
 	clear(buf)
 	page.PutHeader(buf, page.Header{
@@ -155,7 +159,7 @@ func (s *superblock) encode(buf []byte, at page.ID) {
 	page.Seal(buf)
 }
 
-// decodeSuperblock reads buf, which came from the place of page id. Checksum, magic and version fail separately.
+// decodeSuperblock decodes buf, which was read from page id. Checksum, magic and version fail separately.
 func decodeSuperblock(buf []byte, id page.ID) (superblock, error) {
 	if string(buf[sbMagic:sbMagic+len(magic)]) != magic {
 		return superblock{}, ErrNotDataFile
@@ -199,27 +203,27 @@ func decodeSuperblock(buf []byte, id page.ID) (superblock, error) {
 	return s, s.validate(buf, id)
 }
 
-// validate looks at what the checksum cannot vouch for.
+// validate checks what the checksum cannot prove.
 func (s *superblock) validate(buf []byte, id page.ID) error {
 	bad := func(what string) error { return fmt.Errorf("%w: %s", errTornSuperblock, what) }
 	switch {
 	case s.version == 0:
 		return bad("format version 0")
 	case page.ReadHeader(buf).Type != page.TypeSuperblock:
-		return bad("another type of page")
+		return bad("wrong page type")
 	case s.pageSize != len(buf):
-		return bad("page size disagrees with its place")
+		return bad("page size disagrees with its offset")
 	case page.ReadHeader(buf).Newest != s.state.Epoch:
-		return bad("header and state name different epochs")
+		return bad("header and state have different epochs")
 	case s.slot() != id && (id < superblocks || s.copy != id && s.nextCopy != id):
-		return bad("checkpoint number belongs into the other place")
+		return bad("the checkpoint number belongs into the other slot")
 	case s.pageCount < superblocks || s.state.Root >= s.pageCount || s.allocation.Page >= s.pageCount ||
 		s.blobs.Table.Page >= s.pageCount:
-		return bad("a root lies behind the last page")
+		return bad("a root is past the last page")
 	case s.version < copiesVersion && (s.copy != 0 || s.nextCopy != 0):
 		return bad("reserved bytes are set")
 	case (s.copy == 0) != (s.nextCopy == 0) || s.copy != 0 && !s.validCopies():
-		return bad("the copies have impossible places")
+		return bad("impossible pages of copies")
 	case !zero(buf[sbDepths+2:sbPageCount]) || !zero(buf[sbReserved:]):
 		return bad("reserved bytes are set")
 	}

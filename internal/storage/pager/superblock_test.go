@@ -25,8 +25,8 @@ func edit(t *testing.T, mem *vfs.Mem, change func(data []byte)) {
 	must(t, errors.Join(err, f.Close()))
 }
 
-// TestWhatCannotBeOpenedSaysWhy: each reason has its own error.
-func TestWhatCannotBeOpenedSaysWhy(t *testing.T) {
+// TestRefusedFileNamesItsReason: each reason has its own error.
+func TestRefusedFileNamesItsReason(t *testing.T) {
 	const size = 1024
 	at := func(data []byte, id int) []byte { return data[id*size : (id+1)*size] }
 	copies := []int{copyPagesMax, copyPagesMax + 1}
@@ -111,15 +111,15 @@ func TestShortFileIsNotOpened(t *testing.T) {
 	}
 }
 
-// TestSecondSuperblockIsFoundWithoutTheFirst: its place depends on the page size, which only the lost one stands at a fixed place for. So do
-// the places of the copies, which are found without either.
+// TestSecondSuperblockIsFoundWithoutTheFirst: its offset depends on the page size, and only the missing
+// superblock has a fixed offset. The same is true of the copies, which are found without either.
 func TestSecondSuperblockIsFoundWithoutTheFirst(t *testing.T) {
 	for size := page.SizeMin; size <= page.SizeMax; size *= 2 {
 		for lost := 1; lost <= superblocks; lost++ {
 			mem := vfs.NewMem()
 			y := createToy(t, mem, size)
-			must(t, y.checkpoint(1, []int{0}, nil, 5)) // checkpoint 2, in place 0
-			must(t, y.checkpoint(2, []int{1}, nil, 6)) // checkpoint 3, in place 1
+			must(t, y.checkpoint(1, []int{0}, nil, 5)) // checkpoint 2, in slot 0
+			must(t, y.checkpoint(2, []int{1}, nil, 6)) // checkpoint 3, in slot 1
 			must(t, y.p.Close())
 			edit(t, mem, func(data []byte) { clear(data[:lost*size]) })
 			y, err := openToy(mem)
@@ -132,7 +132,8 @@ func TestSecondSuperblockIsFoundWithoutTheFirst(t *testing.T) {
 	}
 }
 
-// TestUnreadableSuperblockIsNotSkipped: a device that fails to read the newest superblock must not bring back the state before.
+// TestUnreadableSuperblockIsNotSkipped: if the device fails to read the newest superblock, the previous state
+// must not be opened.
 func TestUnreadableSuperblockIsNotSkipped(t *testing.T) {
 	for nth := 1; ; nth++ {
 		mem := vfs.NewMem()
@@ -151,8 +152,8 @@ func TestUnreadableSuperblockIsNotSkipped(t *testing.T) {
 	}
 }
 
-// spread is a store after checkpoints that have used freed pages again. It returns its files and where the superblocks are: slot and copy of
-// the newest, slot and copy of its predecessor.
+// spread is a store after checkpoints that have reused freed pages. It returns its files, and the pages of the
+// superblocks: slot and copy of the newest, slot and copy of its predecessor.
 func spread(t *testing.T, size int) (mem *vfs.Mem, want map[int]uint64, newest, older [2]page.ID) {
 	t.Helper()
 	mem = vfs.NewMem()
@@ -179,8 +180,9 @@ func flipIn(t *testing.T, mem *vfs.Mem, size int, bit int, ids ...page.ID) {
 	})
 }
 
-// TestDamagedSuperblocksAreRepairedFromTheirCopies flips bits in one place of either superblock, in one of both, and in both places of the older
-// one: the newest state is opened each time, and the next open finds nothing to complain about.
+// TestDamagedSuperblocksAreRepairedFromTheirCopies flips bits in one page of either superblock, in one of
+// both, and in both pages of the older one. Each time the newest state is opened, and the next open finds no
+// damage.
 func TestDamagedSuperblocksAreRepairedFromTheirCopies(t *testing.T) {
 	const size = 512
 	_, _, newest, older := spread(t, size)
@@ -217,8 +219,8 @@ func TestDamagedSuperblocksAreRepairedFromTheirCopies(t *testing.T) {
 	}
 }
 
-// TestOlderSuperblockIsNotTakenForTheNewestOne: with both places of the newest damaged the state before it is opened only if nothing that it reaches has
-// been given back.
+// TestOlderSuperblockIsNotTakenForTheNewestOne: if both pages of the newest are damaged, the previous state is
+// opened only if none of its pages has been freed.
 func TestOlderSuperblockIsNotTakenForTheNewestOne(t *testing.T) {
 	for _, reused := range []bool{true, false} {
 		mem := vfs.NewMem()
@@ -261,8 +263,8 @@ func TestOlderSuperblockIsNotTakenForTheNewestOne(t *testing.T) {
 	}
 }
 
-// TestWriteOfASuperblockThatWasLostIsFound: the device acknowledged both writes and did one.
-func TestWriteOfASuperblockThatWasLostIsFound(t *testing.T) {
+// TestLostWriteOfASuperblockIsFound: the device acknowledged both writes and did one.
+func TestLostWriteOfASuperblockIsFound(t *testing.T) {
 	for place := range 2 {
 		mem := vfs.NewMem()
 		y := createToy(t, mem, 512)
@@ -299,13 +301,13 @@ func TestCheckpointSyncsTwice(t *testing.T) {
 	}
 }
 
-// TestFilesWithoutCopiesGetThem opens what version 2 wrote, and goes on.
+// TestFilesWithoutCopiesGetThem opens files of version 2, and continues.
 func TestFilesWithoutCopiesGetThem(t *testing.T) {
 	const size, n = 512, 50
 	mem := vfs.NewMem()
 	p, err := Create(mem, toyFile, Options{PageSize: size})
 	must(t, err)
-	fillPages(t, p, n) // the copies lie behind
+	fillPages(t, p, n) // the copies are after them
 	sb, leaf := *p.current(), p.allocation.levels[0][0]
 	must(t, p.Close())
 	edit(t, mem, func(data []byte) {

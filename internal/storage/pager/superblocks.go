@@ -9,15 +9,17 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// Each superblock is in the file twice: in its slot, one of the first two pages, and in a copy farther down. Slot and copy are written together
-// and synced once, so that a crash leaves both, one or none, and each of them is a whole state. Damage to one of them costs nothing: Open
-// takes the other and writes the damaged one anew.
+// Each superblock is in the file twice: in its slot, one of the first two pages, and in a copy farther
+// down. Slot and copy are written together and synced once, so that a crash leaves both, one or none of
+// them, and each is a whole state. Damage to one of them costs nothing: Open takes the other one and
+// writes the damaged one again.
 //
-// Which superblock is the newest must be certain. The successor of superblock k would be in the other slot and in the place that k names for
-// its successor's copy; if one of these two holds an intact page of earlier times, there is no durable successor. If neither does, the
-// successor may have been durable and be damaged twice. Then the file decides: a page of checkpoint k+2 or later proves that k+1 was durable, and
-// that pages of k have been given back. Without such a page everything that k reaches is in place, and the log tells whether it still
-// reaches back to k.
+// It must be certain which superblock is the newest. The successor of superblock k would be in the other
+// slot, and in the page that k names for its successor's copy. If one of these two pages holds an intact
+// older page, no successor is durable. If neither does, a successor may have been durable and may be
+// damaged twice. Then the rest of the file decides: a page of checkpoint k+2 or later proves that k+1 was
+// durable, and that pages of k have been freed. Without such a page everything that k reaches is intact,
+// and the log tells whether it still reaches back to k.
 type superblockSurvey struct {
 	file     vfs.File
 	size     int64
@@ -25,18 +27,19 @@ type superblockSurvey struct {
 
 	newest  superblock
 	older   *superblock       // its predecessor in the other slot, if it is readable anywhere
-	faults  []superblockFault // places that do not hold what belongs there
+	faults  []superblockFault // pages that do not hold what belongs there
 	certain bool              // newest is the newest that was ever durable
 }
 
-// superblockFault is a damaged place.
+// superblockFault is a damaged superblock or copy.
 type superblockFault struct {
 	at  page.ID
 	err error
 }
 
-// copyDistance is how far from the beginning of the file copies are, in bytes: whatever damages neighbouring sectors, or a block of a flash
-// device, spares one of the two. In files of small pages, which only tests have, copyPagesMax bounds it.
+// copyDistance is the distance of copies from the beginning of the file, in bytes. Damage to neighbouring
+// sectors, or to a block of a flash device, leaves one of the two intact. In files of small pages, which
+// only tests have, copyPagesMax bounds the distance.
 const (
 	copyDistance = 64 << 10
 	copyPagesMax = 32
@@ -101,8 +104,9 @@ func (s *superblockSurvey) readSlots() (slots [superblocks]superblock, errs [sup
 	return slots, errs
 }
 
-// refuse returns the first error that is no damage. A newer program wrote here last or will have converted everything: an older superblock must not
-// be taken then. An error of the file system says nothing about what was written.
+// refuse returns the first error that is no damage. A newer program has written here last, or will have
+// converted everything: an older superblock must not be used then. An error of the file system proves
+// nothing about what was written.
 func (s *superblockSurvey) refuse(errs ...error) error {
 	for _, err := range errs {
 		if errors.Is(err, ErrNewerFormat) {
@@ -121,9 +125,9 @@ func isSuperblockDamage(err error) bool {
 	return errors.Is(err, errTornSuperblock) || errors.Is(err, ErrNotDataFile) || errors.Is(err, vfs.ErrDevice)
 }
 
-// choose takes the newest of the superblocks found and of the copies that they name, and the newest's predecessor.
+// choose takes the newest of the superblocks found and of the copies that they name, and its predecessor.
 func (s *superblockSurvey) choose(found []*superblock) error {
-	for i := 0; i < len(found); i++ { // grows on the way
+	for i := 0; i < len(found); i++ { // found grows in the loop
 		for _, at := range []page.ID{found[i].copy, found[i].nextCopy} {
 			if at == 0 {
 				continue
@@ -162,7 +166,8 @@ func isKnown(found []*superblock, c *superblock) bool {
 	return false
 }
 
-// isCertain reports whether one of the places of the newest superblock's successor holds an intact page, which then is older.
+// isCertain reports whether one of the two pages for the successor of the newest superblock holds an
+// intact page. That page is then older.
 func (s *superblockSurvey) isCertain(errs [superblocks]error) (bool, error) {
 	if errs[(s.newest.slot()+1)%superblocks] == nil {
 		return true, nil
@@ -181,7 +186,7 @@ func (s *superblockSurvey) isCertain(errs [superblocks]error) (bool, error) {
 // readPage reads an intact page of any type.
 func (s *superblockSurvey) readPage(id page.ID, buf []byte) error {
 	if s.size < int64(id+1)*int64(s.pageSize) {
-		return fmt.Errorf("%w: behind the end of the file", errTornSuperblock)
+		return fmt.Errorf("%w: past the end of the file", errTornSuperblock)
 	}
 	if _, err := s.file.ReadAt(buf, int64(id)*int64(s.pageSize)); err != nil {
 		if errors.Is(err, vfs.ErrDevice) {
@@ -195,8 +200,8 @@ func (s *superblockSurvey) readPage(id page.ID, buf []byte) error {
 	return nil
 }
 
-// searchWholeFile decides whether the newest superblock is good enough though it is not certain that it is the newest. It finds copies that no
-// superblock names yet, too.
+// searchWholeFile decides whether the newest superblock can be used although it is not certain that it is
+// the newest. It also finds copies that no superblock names yet.
 func (s *superblockSurvey) searchWholeFile() error {
 	found, newestPage, err := s.eachCopy()
 	if err != nil {
@@ -219,7 +224,8 @@ func (s *superblockSurvey) searchWholeFile() error {
 	return nil
 }
 
-// eachCopy reads the whole file behind the slots, and returns the superblocks in it and the newest checkpoint that wrote any page.
+// eachCopy reads the whole file after the slots. It returns the superblocks in it, and the newest
+// checkpoint that wrote any page.
 func (s *superblockSurvey) eachCopy() (found []*superblock, newestPage uint64, err error) {
 	buf := vfs.AlignedBuffer(s.pageSize)
 	for id := page.ID(superblocks); int64(id+1)*int64(s.pageSize) <= s.size; id++ {
@@ -242,7 +248,8 @@ func (s *superblockSurvey) eachCopy() (found []*superblock, newestPage uint64, e
 	return found, newestPage, nil
 }
 
-// searchWithoutSlots looks for copies when both slots are damaged. The page size is the one with which most pages are intact.
+// searchWithoutSlots searches for copies when both slots are damaged. It assumes the page size with which
+// most pages are intact.
 func (s *superblockSurvey) searchWithoutSlots(errs [superblocks]error) ([]*superblock, error) {
 	most, best := 0, 0
 	for pageSize := page.SizeMin; pageSize <= page.SizeMax; pageSize *= 2 {
@@ -284,8 +291,8 @@ func (s *superblockSurvey) intactPages() (n int) {
 	return n
 }
 
-// findFaults compares the places of the newest superblock and of its predecessor with what they should hold. What a crash left behind, an older
-// superblock in place of the newest, is no damage.
+// findFaults compares the pages of the newest superblock and of its predecessor with what they should
+// hold. An older superblock that a crash left in the page of the newest is no damage.
 func (s *superblockSurvey) findFaults(slotErrs [superblocks]error) error {
 	fault := func(at page.ID, err error) {
 		if err != nil {
@@ -308,13 +315,14 @@ func (s *superblockSurvey) findFaults(slotErrs [superblocks]error) error {
 	return nil
 }
 
-// isFresh reports whether the newest superblock is the first that names a place: a crash may have come before anything was written there.
+// isFresh reports whether the newest superblock is the first that names page at: the crash may have come
+// before anything was written there.
 func (s *superblockSurvey) isFresh(at page.ID) bool {
 	return s.older != nil && at != s.older.copy && at != s.older.nextCopy
 }
 
-// repair writes the superblocks anew that are damaged, or that a crash left behind, from their copies. It does nothing unless it is certain which
-// superblock is the newest.
+// repair writes superblocks that are damaged, or that a crash left older than the newest, from their copies.
+// It does nothing unless it is certain which superblock is the newest.
 func (s *superblockSurvey) repair() error {
 	if !s.certain {
 		return nil
@@ -341,7 +349,7 @@ func (s *superblockSurvey) repair() error {
 		buf := vfs.AlignedBuffer(s.pageSize)
 		sb.encode(buf, at)
 		if _, err := s.file.WriteAt(buf, int64(at)*int64(s.pageSize)); err != nil {
-			return fmt.Errorf("writing superblock %d anew: %w", at, err)
+			return fmt.Errorf("rewrite superblock %d: %w", at, err)
 		}
 		wrote = true
 	}
@@ -351,7 +359,7 @@ func (s *superblockSurvey) repair() error {
 	return s.file.SyncData()
 }
 
-// damage says what is wrong, nil for nothing.
+// damage describes the faults; nil if there are none.
 func (s *superblockSurvey) damage() error {
 	var all []error
 	for _, f := range s.faults {
@@ -364,7 +372,7 @@ func (s *superblockSurvey) damage() error {
 	return errors.Join(all...)
 }
 
-// readFirst reads superblock 0, whose place does not depend on the page size.
+// readFirst reads superblock 0, whose offset does not depend on the page size.
 func readFirst(f vfs.File, size int64) (superblock, error) {
 	head := vfs.AlignedBuffer(max(page.SizeMin, vfs.DirectAlignment))
 	if size < page.SizeMin {
@@ -383,7 +391,7 @@ func readFirst(f vfs.File, size int64) (superblock, error) {
 	return readSuperblock(f, size, 0, pageSize)
 }
 
-// searchSecond looks for superblock 1 at the place that each page size would give it.
+// searchSecond searches for superblock 1 at its offset for each page size.
 func searchSecond(f vfs.File, size int64) (superblock, error) {
 	err := ErrNotDataFile
 	for pageSize := page.SizeMin; pageSize <= page.SizeMax; pageSize *= 2 {

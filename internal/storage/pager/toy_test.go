@@ -91,7 +91,7 @@ func (y *toy) audit() error {
 	})
 }
 
-// contents is what the toy holds, by slot.
+// contents is the numbers in the toy, by slot.
 func (y *toy) contents() map[int]uint64 {
 	m := map[int]uint64{}
 	for i, l := range y.leaves {

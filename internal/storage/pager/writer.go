@@ -8,11 +8,12 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// writeWindowBytes bounds one submission of a Writer, and with it how long a demand read may wait behind it.
+// writeWindowBytes bounds one submission of a Writer, and with it how long a demand read may wait for it.
 const writeWindowBytes = 256 << 10
 
-// Writer composes pages in one window of memory and writes it when it is full. Pages composed in ascending order go out in one piece
-// for each run. A Writer is for one goroutine; a checkpoint may have several.
+// Writer composes pages in one window of memory, and writes the window when it is full. Pages composed in
+// ascending order are written in one piece for each run. A Writer is for one goroutine; a checkpoint may
+// have several.
 type Writer struct {
 	ck   *Checkpoint
 	slab []byte
@@ -25,7 +26,8 @@ func (ck *Checkpoint) Writer() *Writer {
 	return &Writer{ck: ck}
 }
 
-// widen makes the window larger, up to its bound, and reports whether it did. Most writers of small checkpoints write a few pages.
+// widen makes the window larger, up to its bound, and reports whether it did. Most writers of small
+// checkpoints write only a few pages.
 func (w *Writer) widen() bool {
 	size := w.ck.p.pageSize
 	bytes := min(max(4*size, 4*len(w.slab)), max(size, writeWindowBytes))
@@ -38,8 +40,8 @@ func (w *Writer) widen() bool {
 	return true
 }
 
-// Page returns the zeroed bytes of page id, which the checkpoint must have taken. The caller completes and seals them before
-// it asks for the next page.
+// Page returns the zeroed bytes of page id, which the checkpoint must have taken. The caller completes and
+// seals them before it asks for the next page.
 func (w *Writer) Page(id page.ID) ([]byte, error) {
 	if err := w.ck.noteWritten(id); err != nil {
 		return nil, err
@@ -61,10 +63,10 @@ func (w *Writer) Write(id page.ID, buf []byte) error {
 	return nil
 }
 
-// follows reports whether page id comes right behind the last one.
+// follows reports whether page id is the neighbour after the last one.
 func (w *Writer) follows(id page.ID) bool { return len(w.ids) > 0 && w.ids[len(w.ids)-1]+1 == id }
 
-// compose is Page for pages that need no claim.
+// compose is Page without noteWritten.
 func (w *Writer) compose(id page.ID) ([]byte, error) {
 	size := w.ck.p.pageSize
 	if (len(w.ids)+1)*size > len(w.slab) && !w.widen() {
@@ -79,7 +81,7 @@ func (w *Writer) compose(id page.ID) ([]byte, error) {
 	return buf, nil
 }
 
-// Flush writes what the window holds.
+// Flush writes the pages in the window.
 func (w *Writer) Flush() error {
 	if len(w.ids) == 0 {
 		return nil
@@ -110,8 +112,8 @@ func (w *Writer) Flush() error {
 	return nil
 }
 
-// Steps in which the file grows: a sixteenth of it, within these bounds. Large enough that appends rarely change
-// metadata, small enough that a small store stays small.
+// The file grows in steps of a sixteenth of it, within these bounds. They are large enough that appends
+// rarely change metadata, and small enough that a small store stays small.
 const (
 	growShare    = 16
 	growPagesMin = 16
@@ -123,8 +125,8 @@ func (p *Pager) growStep(size int64) int64 {
 	return step / int64(p.pageSize) * int64(p.pageSize)
 }
 
-// growTo makes the file at least need bytes long, allocated on the device, so that a full device is met here and not in the middle
-// of a write.
+// growTo makes the file at least need bytes long, allocated on the device, so that a full device is
+// noticed here and not during a write.
 func (p *Pager) growTo(need int64) error {
 	p.growMu.Lock()
 	defer p.growMu.Unlock()

@@ -10,7 +10,8 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// TestSinkTakesPagesFromManyWorkers: every page arrives, and in ascending order by one worker they go out in few pieces.
+// TestSinkTakesPagesFromManyWorkers: every page arrives, and ascending pages of one worker are written in few
+// pieces.
 func TestSinkTakesPagesFromManyWorkers(t *testing.T) {
 	const pages, size = 2000, 512
 	for _, workers := range []int{1, 4} {
