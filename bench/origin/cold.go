@@ -13,6 +13,7 @@ import (
 
 	"github.com/epochkv/epochkv/bench/harness"
 	"github.com/epochkv/epochkv/bench/workload"
+	"github.com/epochkv/epochkv/internal/ablation"
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/storage"
 	"github.com/epochkv/epochkv/internal/vfs"
@@ -81,15 +82,19 @@ func (o cold) run(r *harness.Run) (err error) {
 }
 
 func openCold(dir string, files vfs.FS, prefetch bool) (*workload.Store, error) {
+	baseline, err := ablation.New(ablation.Baseline{NoPrefetch: !prefetch})
+	if err != nil {
+		return nil, err
+	}
 	return workload.OpenStore(mvcc.Options{Durability: mvcc.DurabilityAsync, Storage: storage.Options{
-		Dir: dir, FS: files, MemoryBytes: 1 << 30, CacheBytes: coldCache, MemtableBytes: 16 << 20, SegmentBytes: 16 << 20, NoPrefetch: !prefetch,
+		Dir: dir, FS: files, MemoryBytes: 1 << 30, CacheBytes: coldCache, MemtableBytes: 16 << 20, SegmentBytes: 16 << 20, Ablation: baseline,
 	}})
 }
 
 // writeCold makes the store and closes it.
 func writeCold(r *harness.Run, dir string) (*coldStore, error) {
 	d := workload.NewSorted(r.LoadSeed, max(r.Load, coldKeysMin), workload.Shape{KeyBytes: 16, ValueBytes: 100})
-	store, err := openCold(dir, vfs.NewOS(), false)
+	store, err := openCold(dir, vfs.NewOS(), true)
 	if err != nil {
 		return nil, err
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 
 	"github.com/epochkv/epochkv/bench/harness"
+	"github.com/epochkv/epochkv/internal/ablation"
 	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
@@ -24,7 +25,7 @@ type owner struct {
 // runDisjoint has r.Point goroutines write to keys of their own. Keys of several goroutines share latch stripes, which must
 // not show as aborts.
 func runDisjoint(r *harness.Run) (err error) {
-	store, err := open(r.Dir, mvcc.Options{})
+	store, err := open(r.Dir, ablation.Baseline{})
 	if err != nil {
 		return err
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/epochkv/epochkv/bench/harness"
+	"github.com/epochkv/epochkv/internal/ablation"
 	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
@@ -28,7 +29,7 @@ const watchEvery = 2 * time.Millisecond
 var hotKeyName, hotFirst = []byte("hot"), []byte("the first value")
 
 func (h hot) run(r *harness.Run) (err error) {
-	store, err := open(r.Dir, mvcc.Options{})
+	store, err := open(r.Dir, ablation.Baseline{})
 	if err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/epochkv/epochkv/bench/harness"
 	"github.com/epochkv/epochkv/bench/workload"
+	"github.com/epochkv/epochkv/internal/ablation"
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/storage"
@@ -23,15 +24,18 @@ type load struct {
 	retry    bool    // until it commits; else an abort is the end of it
 	readOnly bool
 
-	collection mvcc.Collection
-	horizon    mvcc.HorizonRule
+	baseline ablation.Baseline
 }
 
 // open opens an empty store. Segments are zeroed when they are made, which larger ones would have every run wait for.
-func open(dir string, o mvcc.Options) (*mvcc.Store, error) {
-	o.Durability = mvcc.DurabilityAsync
-	o.Storage = storage.Options{Dir: dir, MemoryBytes: 4 << 30, CacheBytes: 16 << 20, MemtableBytes: 64 << 20, SegmentBytes: 64 << 20}
-	return mvcc.Open(o)
+func open(dir string, baseline ablation.Baseline) (*mvcc.Store, error) {
+	switches, err := ablation.New(baseline)
+	if err != nil {
+		return nil, err
+	}
+	return mvcc.Open(mvcc.Options{Durability: mvcc.DurabilityAsync, Storage: storage.Options{
+		Dir: dir, MemoryBytes: 4 << 30, CacheBytes: 16 << 20, MemtableBytes: 64 << 20, SegmentBytes: 64 << 20, Ablation: switches,
+	}})
 }
 
 // worker is one goroutine's part of the load, and what it knows of the outcome.
@@ -56,9 +60,9 @@ type written struct {
 // run is one section on the arm's store. The runs of an arm share it: a new one spends its first half second with making the segments
 // that it keeps in reserve, and a section in memory is shorter than that.
 func (l load) run(r *harness.Run) error {
-	name := fmt.Sprintf("%d keys, collection %d, horizon %d", l.keys, l.collection, l.horizon)
+	name := fmt.Sprintf("%d keys, %+v", l.keys, l.baseline)
 	store, err := harness.Shared(r, name, func(dir string) (*mvcc.Store, error) {
-		store, err := open(dir, mvcc.Options{Collection: l.collection, Horizon: l.horizon})
+		store, err := open(dir, l.baseline)
 		if err == nil {
 			err = l.fill(store)
 		}
@@ -227,12 +231,12 @@ func (l load) prove(r *harness.Run, before, after storage.PruneStats, lag float6
 	r.Count("pruned", float64(after.Pruned-before.Pruned))
 	r.Count("cut by writers", float64(after.Assisted-before.Assisted))
 	queued := float64(after.Queued - before.Queued)
-	if l.horizon == mvcc.HorizonScanned {
+	if l.baseline.ScanPerWrite {
 		if err := r.Prove("horizon lag", lag, 0, lagMax); err != nil {
 			return err
 		}
 	}
-	if l.collection != mvcc.CollectBackground {
+	if l.baseline.Pruning != ablation.PruneInBackground {
 		return r.Prove("queued", queued, 0, 0)
 	}
 	r.Count("queued", queued)

@@ -8,7 +8,7 @@ import (
 	"fmt"
 
 	"github.com/epochkv/epochkv/bench/harness"
-	"github.com/epochkv/epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/ablation"
 )
 
 const million = 1_000_000
@@ -74,8 +74,8 @@ func readOnly() harness.Scenario {
 
 // zipf compares the ways to collect versions under a skewed load of writes.
 func zipf(name string, skew float64) harness.Scenario {
-	arm := func(name string, c mvcc.Collection, h mvcc.HorizonRule) harness.Arm {
-		return harness.Arm{Name: name, Run: load{keys: 1000, reads: 10, skew: skew, retry: true, collection: c, horizon: h}.run}
+	arm := func(name string, b ablation.Baseline) harness.Arm {
+		return harness.Arm{Name: name, Run: load{keys: 1000, reads: 10, skew: skew, retry: true, baseline: b}.run}
 	}
 	const ours, scanned, every, everyScanned, writer = "background, cached", "background, scan per write", "every write, cached",
 		"every write, scan per write", "writer at multiples"
@@ -83,11 +83,11 @@ func zipf(name string, skew float64) harness.Scenario {
 		Name: name, About: fmt.Sprintf("Transactions of one operation, 10 %% of them gets, on 1000 keys with a skew of %.1f: who collects, and how they know what nobody reads.", skew),
 		Unit: "commits", Axis: harness.Axis{Name: "goroutines", Points: []int{2, 8}}, Size: million / 4,
 		Arms: []harness.Arm{
-			arm(ours, mvcc.CollectBackground, mvcc.HorizonCached),
-			arm(scanned, mvcc.CollectBackground, mvcc.HorizonScanned),
-			arm(every, mvcc.CollectEveryWrite, mvcc.HorizonCached),
-			arm(everyScanned, mvcc.CollectEveryWrite, mvcc.HorizonScanned),
-			arm(writer, mvcc.CollectByWriter, mvcc.HorizonCached),
+			arm(ours, ablation.Baseline{}),
+			arm(scanned, ablation.Baseline{ScanPerWrite: true}),
+			arm(every, ablation.Baseline{Pruning: ablation.PruneEveryWrite}),
+			arm(everyScanned, ablation.Baseline{Pruning: ablation.PruneEveryWrite, ScanPerWrite: true}),
+			arm(writer, ablation.Baseline{Pruning: ablation.PruneByWriter}),
 		},
 		Figures: []harness.Figure{
 			{Arm: ours, Against: scanned, AtLeast: 1.5, Source: "cached min-visible at least 1.5 times scan-per-write"},

@@ -11,6 +11,7 @@ type Baseline struct {
 	OneMutex     bool    // one mutex for all keys, which each commit holds from its checks to its install
 	Pruning      Pruning // of long version chains in memtables
 	ScanPerWrite bool    // each write computes the min-visible epoch from the registry of snapshots
+	NoPrefetch   bool    // bounded scans of cold data read each page when they need it
 }
 
 // Pruning says when versions that no snapshot sees are taken out of a memtable's version chains. All ways keep what a snapshot sees, and

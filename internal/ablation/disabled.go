@@ -33,5 +33,11 @@ func (Switches) UnlockCommit() {}
 // Pruning is Baseline.Pruning.
 func (Switches) Pruning() Pruning { return PruneInBackground }
 
+// LongChain is how many versions make a chain long; standard is EpochKV's own number.
+func (Switches) LongChain(standard int) int { return standard }
+
+// NoPrefetch is Baseline.NoPrefetch.
+func (Switches) NoPrefetch() bool { return false }
+
 // ScanPerWrite is Baseline.ScanPerWrite.
 func (Switches) ScanPerWrite() bool { return false }

@@ -42,5 +42,16 @@ func (s Switches) UnlockCommit() {
 // Pruning is Baseline.Pruning.
 func (s Switches) Pruning() Pruning { return s.baseline.Pruning }
 
+// LongChain is how many versions make a chain long; standard is EpochKV's own number.
+func (s Switches) LongChain(standard int) int {
+	if s.baseline.Pruning == PruneEveryWrite {
+		return 1
+	}
+	return standard
+}
+
+// NoPrefetch is Baseline.NoPrefetch.
+func (s Switches) NoPrefetch() bool { return s.baseline.NoPrefetch }
+
 // ScanPerWrite is Baseline.ScanPerWrite.
 func (s Switches) ScanPerWrite() bool { return s.baseline.ScanPerWrite }

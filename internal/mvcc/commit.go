@@ -212,9 +212,7 @@ func (x *Session) checkLimits(w *Write) error {
 // session (see horizon). The snapshot of the commit, if it has one, was visible.
 func (x *Session) awaitPrevious(ctx context.Context, w *Write) error {
 	s := x.store
-	if s.horizonRule == HorizonScanned {
-		x.rescan()
-	}
+	x.refreshAsBaseline()
 	if x.previous > w.snapshot && x.previous > s.Visible() {
 		return s.horizon.wait(ctx, x.previous, x.parker)
 	}

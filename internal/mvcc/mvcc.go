@@ -58,9 +58,6 @@ type Options struct {
 
 	CheckpointInterval time.Duration // how often what is in memory is merged into the tree at the latest; 5 min
 
-	Collection Collection  // who prunes memtables; CollectBackground
-	Horizon    HorizonRule // how writers know min-visible; HorizonCached
-
 	Limits Limits
 }
 

@@ -30,7 +30,7 @@ type Session struct {
 	txn      Txn
 	ranged   rangeDelete
 	invoked  []byte                // values of InvokeAll
-	live     []keys.Epoch          // scratch of rescan
+	baseline baselineState         // of benchmarks; empty in production
 	admit    func(bytes int) error // see AdmitLarge
 	closed   atomic.Bool
 	atStep   func(commitStep) // of tests

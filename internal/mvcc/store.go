@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/epochkv/epochkv/internal/ablation"
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/pin"
 	"github.com/epochkv/epochkv/internal/storage"
@@ -26,8 +27,7 @@ type Store struct {
 	gcInterval         time.Duration
 	retention          time.Duration
 	checkpointInterval time.Duration
-	collection         Collection
-	horizonRule        HorizonRule
+	ablation           ablation.Switches
 	recovery           storage.Recovery
 
 	horizon                   horizon
@@ -67,13 +67,10 @@ func OpenContext(ctx context.Context, o Options) (*Store, error) {
 	}
 	s := &Store{
 		latches: newLatches(o.Storage.Ablation), loader: newWaiter(), limits: o.Limits, durability: o.Durability,
-		collection: o.Collection, horizonRule: o.Horizon,
+		ablation:     o.Storage.Ablation,
 		syncInterval: o.SyncInterval, gcInterval: o.GCInterval, retention: o.Retention, checkpointInterval: o.CheckpointInterval,
 	}
 	s.registry = pin.NewRegistry(&s.horizon.visible)
-	if at := o.Collection.crowdedAt(); at != 0 {
-		o.Storage.LongChain = at
-	}
 	engine, recovery, err := storage.Open(ctx, o.Storage, s.registry)
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", o.Storage.Dir, err)

@@ -41,7 +41,7 @@ type Engine struct {
 	pager    *pager.Pager
 	blobs    *blob.Store
 	pages    *pagesource.Cached
-	prefetch *pagesource.Prefetcher // nil with Options.NoPrefetch
+	prefetch *pagesource.Prefetcher // nil in the baseline without prefetch
 	pruner   *pruner
 	repaired []string // what Open found damaged and made anew
 

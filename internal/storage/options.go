@@ -47,9 +47,6 @@ func (o *Options) setDefaults() {
 	if o.StallMax == 0 {
 		o.StallMax = defaultStallMax
 	}
-	if o.LongChain == 0 {
-		o.LongChain = longChainLength
-	}
 }
 
 // Sizes are the parts of memory and disk that an engine takes if its options do not name them.

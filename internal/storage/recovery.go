@@ -82,7 +82,7 @@ func (e *Engine) openTree() error {
 	}
 	e.memory.cacheBytes.Store(e.options.CacheBytes)
 	e.memory.immutableBytes.Store(e.options.immutableBytes())
-	if !e.options.NoPrefetch {
+	if !e.options.Ablation.NoPrefetch() {
 		e.prefetch = pagesource.NewPrefetcher(e.pages, engineState{e}, e.registry)
 	}
 	return TranslateError(e.openTables())

@@ -20,10 +20,8 @@ type Options struct {
 	PageSize      int    // bytes; 8192; fixed when the store is created
 	MemoryBytes   int64  // bounds cache, memtables and log buffers together; 1 GiB
 	CacheBytes    int64  // derived from MemoryBytes
-	NoPrefetch    bool   // bounded scans do not read ahead: the benchmark's baseline
 	MemtableBytes int64  // of one generation; derived
 	SegmentBytes  int64  // of one log segment; derived
-	LongChain     int    // versions of a key at whose multiples a writer hears of it; 64
 
 	CheckpointBytes   int64         // frozen memtables that start a checkpoint, if writers do not wait before; 64 MiB
 	CheckpointWorkers int           // goroutines that merge; half the processors, all while writers wait

@@ -4,29 +4,33 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/epochkv/epochkv/internal/ablation"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// TestEveryWayOfCollectingBoundsAHotKeyAndKeepsWhatASnapshotSees overwrites one key under each of the alternatives: without a
-// snapshot its chain stays short, and an old snapshot goes on reading its value.
-func TestEveryWayOfCollectingBoundsAHotKeyAndKeepsWhatASnapshotSees(t *testing.T) {
+// TestEveryWayOfPruningBoundsAHotKeyAndKeepsWhatASnapshotSees overwrites one key, in builds with the tag `ablation`
+// under each of the baselines: without a snapshot the key's chain stays short, and an old snapshot goes on reading its
+// value.
+func TestEveryWayOfPruningBoundsAHotKeyAndKeepsWhatASnapshotSees(t *testing.T) {
 	const overwrites = 2_000
 	for _, c := range []struct {
-		collection Collection
-		horizon    HorizonRule
-		versions   int64 // left right behind the last write, at most; where a goroutine or a timer may be late, all of them
+		baseline ablation.Baseline
+		versions int64 // left right after the last write, at most; where a goroutine or a timer may be late, all of them
 	}{
-		{CollectBackground, HorizonCached, 3 * overwrites},
-		{CollectBackground, HorizonScanned, 2 * 64},
-		{CollectByWriter, HorizonCached, 64},
-		{CollectByWriter, HorizonScanned, 64},
-		{CollectEveryWrite, HorizonCached, 3 * overwrites},
-		{CollectEveryWrite, HorizonScanned, 2},
+		{ablation.Baseline{}, 3 * overwrites},
+		{ablation.Baseline{ScanPerWrite: true}, 2 * 64},
+		{ablation.Baseline{Pruning: ablation.PruneByWriter}, 64},
+		{ablation.Baseline{Pruning: ablation.PruneByWriter, ScanPerWrite: true}, 64},
+		{ablation.Baseline{Pruning: ablation.PruneEveryWrite}, 3 * overwrites},
+		{ablation.Baseline{Pruning: ablation.PruneEveryWrite, ScanPerWrite: true}, 2},
 	} {
-		t.Run(fmt.Sprintf("collection=%d/horizon=%d", c.collection, c.horizon), func(t *testing.T) {
+		if !ablation.Enabled && c.baseline != (ablation.Baseline{}) {
+			continue
+		}
+		t.Run(fmt.Sprintf("%+v", c.baseline), func(t *testing.T) {
 			o := tiny(vfs.NewMem())
 			o.Storage.MemtableBytes, o.Storage.SegmentBytes = 8<<20, 8<<20
-			o.GCInterval, o.Collection, o.Horizon = 0, c.collection, c.horizon
+			o.GCInterval, o.Storage.Ablation = 0, mustSwitch(t, c.baseline)
 			s := mustOpen(t, o)
 			x := mustSession(t, s)
 			defer x.Close()

@@ -1,0 +1,44 @@
+//go:build ablation
+
+package mvcc
+
+import (
+	"time"
+
+	"github.com/epochkv/epochkv/internal/ablation"
+	"github.com/epochkv/epochkv/internal/keys"
+)
+
+// baselineState is what a session needs for the baselines of package ablation.
+type baselineState struct{ snapshots []keys.Epoch }
+
+// refreshAsBaseline computes the min-visible epoch before a write in the baseline that does so.
+func (x *Session) refreshAsBaseline() {
+	if x.store.ablation.ScanPerWrite() {
+		x.refreshMinVisible()
+	}
+}
+
+// pruneAsBaseline prunes as a baseline does, and reports whether it did.
+func (x *Session) pruneAsBaseline() bool {
+	pruning := x.store.ablation.Pruning()
+	if pruning == ablation.PruneInBackground {
+		return false
+	}
+	if pruning == ablation.PruneByWriter {
+		x.refreshMinVisible()
+	}
+	x.store.engine.PruneLongChains(&x.writer, 1)
+	return true
+}
+
+// refreshMinVisible publishes the min-visible epoch as of now. With a retention rule the GC low watermark stays where
+// the collector's timer put it.
+func (x *Session) refreshMinVisible() {
+	s := x.store
+	watermark := s.Visible()
+	if s.retention > 0 {
+		watermark = s.registry.Frontier()
+	}
+	x.baseline.snapshots = s.registry.Refresh(x.baseline.snapshots, watermark, time.Now())
+}
