@@ -3,12 +3,13 @@
 //	apt-cache dumpavail | go run ./examples/packages > packages.jsonl
 //	kvctl import packages.jsonl
 //
-// The index is text: one stanza per package, stanzas divided by empty lines, a field per line. The key of a stanza is
-// package/version, so that all versions of a package share a prefix; the value is the stanza as it is. Two repositories may
-// offer the same version of a package: the later stanza wins. The output is sorted by key, as an export is, so that the two can be
-// compared byte by byte.
+// The index is text: one stanza per package, stanzas divided by empty lines, a field per line. The
+// key of a stanza is package/version, so that all versions of a package share a prefix; the value
+// is the stanza as it is. Two repositories may offer the same version of a package: the later
+// stanza wins. The output is sorted by key, as an export is, so that the two can be compared byte
+// by byte.
 //
-// tour.sh beside this file does all of that against a server of its own, kills it, and compares.
+// tour.sh in this directory does all of that against a server of its own, kills it, and compares.
 package main
 
 import (
@@ -48,7 +49,8 @@ func convert(in io.Reader, out io.Writer) error {
 	return buffered.Flush()
 }
 
-// record is a line of kvctl's JSON Lines. Old maintainers' names are not always UTF-8: bytes that are not go in base64.
+// record is a line of kvctl's JSON Lines. Old maintainers' names are not always UTF-8: bytes that
+// are not go in base64.
 type record struct {
 	Key         string `json:"key"`
 	Value       string `json:"value,omitempty"`

@@ -4,7 +4,7 @@
 #   examples/packages/tour.sh              the index of this machine (apt-cache dumpavail)
 #   examples/packages/tour.sh INDEX        an index in a file
 #
-# It runs a server of its own in a directory of its own and leaves nothing behind. BIN may name a directory that has kvserver and
+# It runs a server of its own in a directory of its own and deletes both. BIN may name a directory that has kvserver and
 # kvctl; else they are built.
 set -euo pipefail
 cd "$(dirname "$0")/../.."

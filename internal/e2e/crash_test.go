@@ -63,7 +63,7 @@ func mustBuild(t *testing.T) string {
 	return name
 }
 
-// mustRun starts the binary and returns when it says where it serves.
+// mustRun starts the binary and returns when it logs its address.
 func mustRun(t *testing.T, binary, dir string, args ...string) *process {
 	t.Helper()
 	args = append([]string{"--data-dir", dir, "--listen", "127.0.0.1:0", "--http", "", "--log-format", "json"}, args...)
@@ -116,8 +116,8 @@ func mustDial(t *testing.T, address string) *grpc.ClientConn {
 	return conn
 }
 
-// ledger is what one worker knows of its keys: per key the newest counter that was acknowledged, and the newest that was
-// sent. The workers' keys are disjoint, so no lock is needed.
+// ledger is what one worker knows of its keys: per key the newest counter that was acknowledged,
+// and the newest that was sent. The workers' keys are disjoint, so no lock is needed.
 type ledger struct {
 	name         string
 	next         int
@@ -138,7 +138,8 @@ func (l *ledger) begin(rng *rand.Rand) (key string, counter int) {
 	return key, l.next
 }
 
-// twin is the key that a batch writes together with key: both have the same value, or the batch was torn.
+// twin is the key that a batch writes together with key: both have the same value, or the batch was
+// torn.
 func twin(key string) string { return key + "/twin" }
 
 func put(key string, counter int) *pb.PutRequest {
@@ -199,7 +200,8 @@ func (l *ledger) pipeline(ctx context.Context, kv pb.KVClient, rng *rand.Rand) {
 	}
 }
 
-// check reads every key back: nothing acknowledged is missing, nothing is there that was never sent, no batch is torn.
+// check reads every key back: nothing acknowledged is missing, nothing is there that was never
+// sent, no batch is torn.
 func (l *ledger) check(ctx context.Context, kv pb.KVClient, batches bool) error {
 	for key, sent := range l.sent {
 		out, err := kv.BatchGet(ctx, &pb.BatchGetRequest{Keys: [][]byte{[]byte(key), []byte(twin(key))}})
@@ -273,7 +275,7 @@ func TestKillMinusNineLosesNothingAcknowledged(t *testing.T) {
 		if err := conn.Close(); err != nil {
 			t.Fatal(err)
 		}
-		// What lies on the disk is sound before any recovery, and every page is accounted for.
+		// What is on the disk is intact before any recovery, and every page is accounted for.
 		report, err := inspect.VerifyDir(ctx, nil, dir, inspect.VerifyOptions{})
 		if err != nil || !report.OK() || !report.Accounted {
 			t.Fatalf("after %d kills: %+v, %v", round+1, report, err)
@@ -285,7 +287,7 @@ func TestKillMinusNineLosesNothingAcknowledged(t *testing.T) {
 	}
 }
 
-// stop is SIGTERM, and what the process made of it.
+// stop sends SIGTERM and returns how the process ended.
 func (p *process) stop() error {
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		return err

@@ -13,8 +13,9 @@ import (
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 )
 
-// TestKilledServerStartsWithAFlippedBitInASuperblock kills the real server under load, turns one bit in page 0 or 1 of its data file, and starts it again: it
-// serves everything that it acknowledged, and says what it repaired.
+// TestKilledServerStartsWithAFlippedBitInASuperblock kills the real server under load, flips one
+// bit in page 0 or 1 of its data file, and starts it again: it serves everything that it
+// acknowledged, and reports what it repaired.
 func TestKilledServerStartsWithAFlippedBitInASuperblock(t *testing.T) {
 	rounds := 10
 	if testing.Short() {

@@ -1,25 +1,29 @@
-// Package keys defines the words that every layer shares: epochs, kinds, trailers, and the internal key.
+// Package keys defines what every layer shares: epochs (commit sequence numbers), kinds, trailers,
+// and the internal key.
 //
-// An internal key is a keyspace byte followed by the client's key. Keyspaces keep system records and user data
-// apart in one ordered map; keys of one space share the byte as a truncated prefix, so it costs next to nothing.
+// An internal key is a keyspace byte followed by the client's key. Keyspaces keep system records
+// and user data apart in one ordered map. Keys of one space share the byte as a truncated prefix,
+// so it costs next to nothing.
 //
-//	internal key            trailer (8 bytes, never stored in front of a shared prefix)
+//	internal key            trailer (8 bytes, never stored before a shared prefix)
 //	+-------+-----------+   +-----------------+------+
 //	| space | user key  |   | epoch (56 bits) | kind |
 //	+-------+-----------+   +-----------------+------+
 //
-// Versions order by (internal key ascending, epoch descending), which is Pebble's order with Pebble's trailer.
+// Versions order by (internal key ascending, epoch descending), which is Pebble's order with
+// Pebble's trailer.
 //
-// The package imports nothing of ours and knows nothing of files, memory, or the network.
+// The package imports no other package of the project and knows nothing of files, memory, or the
+// network.
 package keys
 
 import "bytes"
 
-// Epoch is a commit sequence number: starting at 1, ascending, one per committed transaction, and never given out twice. There are gaps before bulk
-// loads and after an unclean end. Zero means "none".
+// Epoch is a commit sequence number: starting at 1, ascending, one per committed transaction, and
+// never used twice. There are gaps before bulk loads and after an unclean end. Zero means "none".
 type Epoch uint64
 
-// MaxEpoch is the largest epoch a trailer can carry (56 bits).
+// MaxEpoch is the largest epoch that a trailer can hold (56 bits).
 const MaxEpoch Epoch = 1<<56 - 1
 
 // Kind says what a version does to its key.
@@ -30,9 +34,11 @@ const (
 	KindDelete Kind = 0
 	// KindSet sets the key to a value.
 	KindSet Kind = 1
-	// KindNone is a reserved epoch that turned out to do nothing (a failed validation).
+	// KindNone is the kind of a no-op: a reserved epoch that changes nothing, because its
+	// validation failed.
 	KindNone Kind = 3
-	// KindSetExpiry sets the key to a value that ends at an expiry time. Reserved: nothing writes it yet.
+	// KindSetExpiry sets the key to a value that ends at an expiry time. Reserved: nothing writes
+	// it yet.
 	KindSetExpiry Kind = 32
 )
 
@@ -48,7 +54,8 @@ func (t Trailer) Epoch() Epoch { return Epoch(t >> 8) }
 // Kind is the trailer's kind.
 func (t Trailer) Kind() Kind { return Kind(t) }
 
-// Compare orders (key, trailer) pairs: key ascending, then trailer descending. It is negative, zero or positive.
+// Compare orders (key, trailer) pairs: key ascending, then trailer descending. It is negative, zero
+// or positive.
 func Compare(a []byte, at Trailer, b []byte, bt Trailer) int {
 	if c := bytes.Compare(a, b); c != 0 {
 		return c
@@ -65,18 +72,19 @@ func Compare(a []byte, at Trailer, b []byte, bt Trailer) int {
 // Space is the keyspace id, the first byte of every internal key.
 type Space byte
 
-// Keyspaces. All reserved key prefixes stand here and nowhere else.
+// Keyspaces. All reserved key prefixes are here and nowhere else.
 const (
-	// SpaceRepairTree holds the side tree's records of pages that cannot be read. It comes before all others, and is in no other tree.
+	// SpaceRepairTree has the repair tree's records of skipped pages. It is before all other
+	// spaces, and in no other tree.
 	SpaceRepairTree Space = 0x00
-	// SpaceSystem holds the server's own records.
+	// SpaceSystem has the server's own records.
 	SpaceSystem Space = 0x01
-	// SpaceUser holds what clients write.
+	// SpaceUser has what clients write.
 	SpaceUser Space = 0x10
 )
 
-// SystemProbe is the key in SpaceSystem that the liveness probe deletes, and that never exists. Other first bytes of system keys are
-// reserved for records that do.
+// SystemProbe is the key in SpaceSystem that the liveness probe deletes and that never exists.
+// Other first bytes of system keys are reserved for records that do exist.
 const SystemProbe = "p"
 
 // Append appends the internal key of user in space s to dst.
@@ -91,8 +99,8 @@ func User(internal []byte) []byte { return internal[1:] }
 // SpaceOf is the keyspace of an internal key, which must not be empty.
 func SpaceOf(internal []byte) Space { return Space(internal[0]) }
 
-// Successor appends the smallest key greater than every key with the given prefix, and reports whether there is one.
-// A prefix of only 0xff bytes has none.
+// Successor appends the smallest key greater than every key with the given prefix, and reports
+// whether there is one. A prefix of only 0xff bytes has none.
 func Successor(dst, prefix []byte) ([]byte, bool) {
 	for i := len(prefix) - 1; i >= 0; i-- {
 		if prefix[i] != 0xff {

@@ -20,7 +20,7 @@ func TestKeysAreSortedHoweverAlikeTheyAre(t *testing.T) {
 		"random":   func(int) []byte { return fmt.Appendf(nil, "%x", rng.Uint64()) },
 	}
 	for name, shape := range shapes {
-		for _, n := range []int{1, 2, 100, 1<<placeBits + 1} {
+		for _, n := range []int{1, 2, 100, 1<<indexBits + 1} {
 			list := make([][]byte, n)
 			for i := range list {
 				list[i] = shape(i)
@@ -31,14 +31,14 @@ func TestKeysAreSortedHoweverAlikeTheyAre(t *testing.T) {
 				t.Errorf("%s, %d keys: not in order", name, n)
 			}
 			seen := make([]bool, n)
-			for _, place := range order {
-				if seen[place] {
-					t.Fatalf("%s, %d keys: place %d comes twice", name, n, place)
+			for _, index := range order {
+				if seen[index] {
+					t.Fatalf("%s, %d keys: index %d comes twice", name, n, index)
 				}
-				seen[place] = true
+				seen[index] = true
 			}
 			if len(order) != n {
-				t.Errorf("%s: %d places of %d", name, len(order), n)
+				t.Errorf("%s: %d indexes of %d", name, len(order), n)
 			}
 		}
 	}

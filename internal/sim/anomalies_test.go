@@ -15,12 +15,12 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// place is where the version lies that a transaction must notice when it commits.
-type place string
+// location is where the version is that a transaction must notice when it commits.
+type location string
 
-var places = []place{"memtable", "frozen", "tree"}
+var locations = []location{"memtable", "immutable", "tree"}
 
-// bench is a store on which one thing at a time happens.
+// bench is a store in which one thing happens at a time.
 type bench struct {
 	t     *testing.T
 	store *mvcc.Store
@@ -30,7 +30,7 @@ type bench struct {
 func newBench(t *testing.T) *bench {
 	t.Helper()
 	o := tiny(vfs.NewMem())
-	o.Storage.CheckpointBytes = 32 << 20 // no checkpoint but those that are asked for
+	o.Storage.CheckpointBytes = 32 << 20 // no checkpoints except requested ones
 	s, err := mvcc.Open(o)
 	if err != nil {
 		t.Fatal(err)
@@ -64,11 +64,11 @@ func (b *bench) put(key, value string) keys.Epoch {
 	return epoch
 }
 
-// move brings everything up to an epoch to a place, and makes sure that it is there.
-func (b *bench) move(epoch keys.Epoch, to place) {
+// move brings everything up to an epoch to a location, and checks that it is there.
+func (b *bench) move(epoch keys.Epoch, to location) {
 	b.t.Helper()
 	switch to {
-	case "frozen":
+	case "immutable":
 		for n := 0; b.active() <= epoch; n++ {
 			if n > 1000 {
 				b.t.Fatal("the generation does not rotate")
@@ -101,12 +101,13 @@ func (b *bench) active() keys.Epoch {
 	return 0
 }
 
-// A conflict is found wherever the version lies that makes it, and each anomaly is prevented at the levels that say so.
-func TestConflictsAreFoundWhereverTheVersionLies(t *testing.T) {
+// A conflict is found wherever the version is that causes it, and each anomaly is prevented at the
+// levels that promise it.
+func TestConflictsAreFoundWhereverTheVersionIs(t *testing.T) {
 	scenarios := []struct {
 		name      string
 		before    func(tx *mvcc.Txn) error     // what the transaction does first
-		meanwhile func(b *bench) keys.Epoch    // what is committed beside it
+		meanwhile func(b *bench) keys.Epoch    // what is committed meanwhile
 		after     func(tx *mvcc.Txn) error     // what it does then
 		snapshot  bool                         // whether it conflicts at Snapshot
 		strict    bool                         // and at Strict
@@ -154,8 +155,8 @@ func TestConflictsAreFoundWhereverTheVersionLies(t *testing.T) {
 		},
 	}
 	for _, s := range scenarios {
-		for _, at := range places {
-			for _, base := range []place{"memtable", "tree"} { // where the older version lies
+		for _, at := range locations {
+			for _, base := range []location{"memtable", "tree"} { // where the older version is
 				for _, level := range []mvcc.Isolation{mvcc.IsolationSnapshot, mvcc.IsolationSerializable} {
 					t.Run(fmt.Sprintf("%s/at=%s/base=%s/level=%d", s.name, at, base, level), func(t *testing.T) {
 						b := newBench(t)
@@ -172,7 +173,7 @@ func TestConflictsAreFoundWhereverTheVersionLies(t *testing.T) {
 						if err != nil {
 							t.Fatal(err)
 						}
-						reader := b.readerAt(tx.At()) // beside the transaction, whose read set it leaves alone
+						reader := b.readerAt(tx.At()) // another session, whose reads are not in the transaction's read set
 						was := s.look(reader)
 						if err := s.before(tx); err != nil {
 							t.Fatal(err)
@@ -264,7 +265,8 @@ func seeing(all ...string) func(*mvcc.Session) []string {
 	}
 }
 
-// Money is moved between accounts at either level; every reader of all accounts, at any moment, finds the same sum.
+// Money is moved between accounts at either level; every reader of all accounts, at any time, finds
+// the same sum.
 func TestNoMoneyIsMadeOrLost(t *testing.T) {
 	const accounts, each, clients, transfers = 10, 100, 6, 150
 	for _, level := range []Level{Snapshot, Strict} {

@@ -102,7 +102,8 @@ func (w *workload) ops(rng *rand.Rand) []Op {
 	return ops
 }
 
-// store runs the workload on a store in this process, with the power cut between the rounds, and checkpoints and a collector beside it.
+// store runs the workload on a store in this process, with checkpoints and a collector running, and
+// cuts the power between the rounds.
 func (w *workload) store(t *testing.T, rng *rand.Rand) *History {
 	t.Helper()
 	h, disk := NewHistory(), vfs.NewMem()
@@ -128,7 +129,8 @@ func (w *workload) store(t *testing.T, rng *rand.Rand) *History {
 	return h
 }
 
-// clientsAt runs all clients until each has done its rounds or the system has gone, with something beside them.
+// clientsAt runs all clients until each has done its rounds or the system has gone, and another
+// function at the same time.
 func (w *workload) clientsAt(t *testing.T, h *History, seed uint64, open func() (Session, error), beside func(context.Context)) {
 	t.Helper()
 	ctx, stop := context.WithCancel(context.Background())
@@ -206,7 +208,8 @@ func TestSnapshotHistoriesSurviveCrashes(t *testing.T) {
 	})
 }
 
-// Short histories, judged by a checker that is not ours: registers first, then small transactions, with a crash in the middle.
+// Short histories, judged by an independent checker: registers first, then small transactions, with
+// a crash in the middle.
 func TestShortHistoriesAreLinearizable(t *testing.T) {
 	for _, opsMax := range []int{1, 3} {
 		t.Run(fmt.Sprintf("ops=%d", opsMax), func(t *testing.T) {

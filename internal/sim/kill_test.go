@@ -50,7 +50,7 @@ func mustStart(t *testing.T, binary, dir string) *server {
 	return s
 }
 
-// kill is the end that a process cannot see coming. A second one does nothing.
+// kill ends the process without notice. A second call does nothing.
 func (s *server) kill() {
 	_ = s.cmd.Process.Kill()
 	_ = s.cmd.Wait()
@@ -119,7 +119,7 @@ func (s *wireSession) Close() {
 	_ = s.client.Close() // its server may be gone
 }
 
-// Transactions over the wire against the real binary, which is killed under them again and again.
+// Transactions over the wire against the real binary, which is killed during them again and again.
 func TestHistoriesSurviveKillingTheServer(t *testing.T) {
 	binary := filepath.Join(t.TempDir(), "kvserver")
 	if out, err := exec.Command("go", "build", "-o", binary, "github.com/epochkv/epochkv/cmd/kvserver").CombinedOutput(); err != nil {

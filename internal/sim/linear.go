@@ -11,8 +11,9 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// CheckLinear asks porcupine whether one order of the transactions, in which each takes effect at a moment between its call and its
-// return, explains everything that was read. Its state is all the lists, so histories must be short.
+// CheckLinear asks porcupine whether there is one order of the transactions, in which each takes
+// effect between its call and its return, that explains everything that was read. Its state is all
+// the lists, so histories must be short.
 func CheckLinear(txns []*Txn, timeout time.Duration) error {
 	var operations []porcupine.Operation
 	for _, t := range txns {
@@ -21,7 +22,7 @@ func CheckLinear(txns []*Txn, timeout time.Duration) error {
 		}
 		end := int64(t.Return)
 		if t.Status == Unknown {
-			end = math.MaxInt64 // at any time, or, behind everything else, without effect
+			end = math.MaxInt64 // at any time, or, after everything else, without effect
 		}
 		operations = append(operations, porcupine.Operation{ClientId: t.Client, Input: t, Call: int64(t.Call), Return: end})
 	}
@@ -49,8 +50,8 @@ func CheckLinear(txns []*Txn, timeout time.Duration) error {
 // lists is a state: per key the list as text.
 type lists map[string]string
 
-// apply is what a transaction would see and leave behind. What an unknown one read was never told, so it may not fit: then it did not
-// happen.
+// apply returns whether a transaction fits the state, and the state after it. The reads of an
+// unknown transaction were never reported, so they may not fit: then it did not happen.
 func (s lists) apply(t *Txn) (bool, any) {
 	after := maps.Clone(s)
 	for _, o := range t.Ops {
@@ -84,7 +85,7 @@ func (s lists) fits(scan Op) bool {
 	return true
 }
 
-// joinList is a list as the store keeps it.
+// joinList is a list as the store has it.
 func joinList(list []int) string {
 	var b strings.Builder
 	for _, n := range list {

@@ -8,13 +8,14 @@ import (
 	"strings"
 )
 
-// Level is what a history is held to.
+// Level is the isolation level that a history must satisfy.
 type Level uint8
 
 // Levels.
 const (
-	// Snapshot forbids aborted, intermediate and fuzzy reads, lost updates, and every cycle of dependencies with fewer than
-	// two anti-dependencies. Order in real time counts as a dependency: a snapshot sees what was acknowledged before it.
+	// Snapshot forbids aborted, intermediate and fuzzy reads, lost updates, and every cycle of
+	// dependencies with fewer than two anti-dependencies. Order in real time counts as a
+	// dependency: a snapshot sees what was acknowledged before it.
 	Snapshot Level = iota + 1
 	// Strict forbids every cycle.
 	Strict
@@ -37,15 +38,16 @@ type edge struct {
 	kind edgeKind
 }
 
-// graph has a node for each transaction, and behind them one for each moment at which one of them ended: time runs along these,
-// so that order in real time costs an edge or two per transaction and not per pair.
+// graph has a node for each transaction, and after them one for each time at which one of them
+// ended. Edges along these nodes represent the order in real time, which so costs an edge or two
+// per transaction and not per pair.
 type graph struct {
 	txns  []*Txn
 	edges [][]edge
 }
 
-// CheckLists judges a history of lists. It must end with reads of every key, made after all else. The error names the first
-// anomaly, with the transactions that take part.
+// CheckLists checks a history of lists. It must end with reads of every key, after everything else.
+// The error names the first anomaly, with its transactions.
 func CheckLists(txns []*Txn, level Level) error {
 	l := &listHistory{txns: txns, writers: map[string]map[int]int{}, orders: map[string][]int{}}
 	if err := l.findWriters(); err != nil {
@@ -73,7 +75,7 @@ func CheckLists(txns []*Txn, level Level) error {
 	return g.findSingle(noAnti)
 }
 
-// listHistory is a history with what follows from it.
+// listHistory is a history with what is derived from it.
 type listHistory struct {
 	txns    []*Txn
 	writers map[string]map[int]int // key, number: transaction
@@ -98,7 +100,7 @@ func (l *listHistory) findWriters() error {
 				l.writers[o.Key] = map[int]int{}
 			}
 			if other, twice := l.writers[o.Key][o.Number]; twice {
-				return fmt.Errorf("the history is no good: %d was appended to %s by %v and %v", o.Number, o.Key, l.txns[other], t)
+				return fmt.Errorf("invalid history: %d was appended to %s by %v and %v", o.Number, o.Key, l.txns[other], t)
 			}
 			l.writers[o.Key][o.Number] = i
 		}
@@ -106,7 +108,8 @@ func (l *listHistory) findWriters() error {
 	return nil
 }
 
-// noteReads takes the lists that a transaction saw, and checks that it saw its own appends and one snapshot.
+// noteReads records the lists that a transaction saw, and checks that it saw its own appends and
+// one snapshot.
 func (l *listHistory) noteReads(i int) error {
 	own, seen := map[string][]int{}, map[string][]int{}
 	for _, o := range l.txns[i].Ops {
@@ -128,7 +131,8 @@ func (l *listHistory) noteReads(i int) error {
 	return nil
 }
 
-// keysBeginning are all keys of the history that a scan should meet: one that is missing was read as empty.
+// keysBeginning are all keys of the history with the prefix, which a scan should find: one that is
+// missing was read as empty.
 func (l *listHistory) keysBeginning(prefix string) []string {
 	var found []string
 	for _, key := range slices.Sorted(maps.Keys(l.writers)) {
@@ -159,7 +163,8 @@ func (l *listHistory) noteRead(i int, key string, list []int, own, seen map[stri
 	return nil
 }
 
-// checkReads checks what needs no graph: one order per key, no reads of what did not happen, nothing lost.
+// checkReads checks what needs no graph: one order per key, no reads of what did not happen, and no
+// lost update.
 func (l *listHistory) checkReads() error {
 	for _, r := range l.reads {
 		if order := l.orders[r.key]; !slices.Equal(order[:len(r.list)], r.list) {
@@ -191,7 +196,7 @@ func (l *listHistory) checkRead(r listRead) error {
 		i, ok := l.writers[r.key][number]
 		switch {
 		case !ok:
-			return fmt.Errorf("%s has %d, which nobody appended", r.key, number)
+			return fmt.Errorf("%s has %d, which no transaction appended", r.key, number)
 		case l.txns[i].Status == Aborted:
 			return fmt.Errorf("an aborted read (G1a): %s has %d of %v", r.key, number, l.txns[i])
 		case slices.Contains(r.list[:at], number):
@@ -242,7 +247,7 @@ func (g *graph) add(from, to int, kind edgeKind) {
 	}
 }
 
-// addTime strings the ends of transactions on a line of moments.
+// addTime adds the ends of transactions as a chain of nodes.
 func (g *graph) addTime() {
 	var ended []int
 	for i, t := range g.txns {
@@ -263,7 +268,7 @@ func (g *graph) addTime() {
 		if t.Status == Aborted {
 			continue
 		}
-		// The moments before its call.
+		// The ends before its call.
 		n, _ := slices.BinarySearchFunc(ended, t, func(e int, t *Txn) int {
 			if g.txns[e].Return < t.Call {
 				return -1
@@ -358,7 +363,7 @@ func (g *graph) describe(path []step, last edge, what string) error {
 	fmt.Fprintf(&b, "%s:", what)
 	for n, s := range path {
 		if s.node >= len(g.txns) {
-			continue // a moment
+			continue // the end of a transaction
 		}
 		kind := s.kind
 		if n == 0 {

@@ -17,7 +17,8 @@ func add(key string, number int) Op { return Op{Kind: Append, Key: key, Number: 
 
 func scan(prefix string, all map[string][]int) Op { return Op{Kind: Scan, Key: prefix, Lists: all} }
 
-// Histories that are wrong on purpose: the checkers must say so, and at which level; and some that are right.
+// Histories that are wrong on purpose: the checkers must report them at the right level; and some
+// that are right.
 func TestCheckersKnowRightFromWrong(t *testing.T) {
 	cases := []struct {
 		name          string
@@ -115,7 +116,7 @@ func TestCheckersKnowRightFromWrong(t *testing.T) {
 		{
 			name:     "out of nothing",
 			txns:     []*Txn{at(0, 1, Committed, read("x", 7))},
-			snapshot: "nobody appended", strict: "nobody appended", linearRefuses: true,
+			snapshot: "no transaction appended", strict: "no transaction appended", linearRefuses: true,
 		},
 		{
 			name: "unknown, and it happened",

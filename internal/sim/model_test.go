@@ -20,14 +20,15 @@ import (
 
 var modelSteps = flag.Int("model.steps", 150, "operations of one run of the model test")
 
-// model is the store as maps: the newest state, the state at every epoch, and the open transactions with what they wrote and read.
+// model is the store as maps: the newest state, the state at every epoch, and the open transactions
+// with what they wrote and read.
 type model struct {
 	t     *rapid.T
 	disk  *vfs.Mem
 	store *mvcc.Store
 
 	states  []map[string]string  // after each commit that survived; see index
-	offset  keys.Epoch           // of an epoch of this run less its index: a crash skips epochs
+	offset  keys.Epoch           // of an epoch of this run minus its index: a crash skips epochs
 	changed map[string]int       // epoch of each key's newest version, a deletion too
 	synced  int                  // epochs up to here are acknowledged as durable
 	open    map[string]*modelTxn // by name
@@ -49,9 +50,10 @@ type modelTxn struct {
 
 const modelTxnsMax = 4
 
-// TestTransactionsBehaveLikeMaps interleaves transactions of both levels, plain writes, snapshots, checkpoints, crashes and restarts, and
-// knows of each read what it must see and of each commit whether it must conflict: neither a conflict too few nor one too many.
-// More: go test ./internal/sim -run TestTransactionsBehave -rapid.checks=10000 -model.steps=300
+// TestTransactionsBehaveLikeMaps interleaves transactions of both levels, plain writes, snapshots,
+// checkpoints, crashes and restarts. It knows of each read what it must see and of each commit
+// whether it must conflict: neither a conflict too few nor one too many. More: go test
+// ./internal/sim -run TestTransactionsBehave -rapid.checks=10000 -model.steps=300
 func TestTransactionsBehaveLikeMaps(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		m := &model{
@@ -125,10 +127,10 @@ var (
 
 func (m *model) newest() map[string]string { return m.states[len(m.states)-1] }
 
-// index is the place in states of an epoch of this run.
+// index is the index in states of an epoch of this run.
 func (m *model) index(epoch keys.Epoch) int { return int(epoch - m.offset) }
 
-// committed notes a commit's writes.
+// committed records a commit's writes.
 func (m *model) committed(epoch keys.Epoch, writes map[string]*string, d mvcc.Durability) {
 	index := m.index(epoch)
 	if index != len(m.states) {
@@ -366,7 +368,8 @@ func (m *model) deleteRangeIn(x *modelTxn) {
 	x.ranges = append(x.ranges, [2]string{lower, upper})
 }
 
-// mustConflict says whether something that the transaction depends on has changed since its snapshot.
+// mustConflict says whether something that the transaction depends on has changed since its
+// snapshot.
 func (m *model) mustConflict(x *modelTxn) bool {
 	if len(x.own) == 0 {
 		return false
@@ -404,7 +407,7 @@ func (m *model) end() {
 		x.txn.Rollback()
 		return
 	}
-	d := mvcc.DurabilitySync // Wait may always be asked for more than the commit was
+	d := mvcc.DurabilitySync // a caller may always wait for more than the commit asked for
 	must := m.mustConflict(x)
 	epoch, err := x.txn.Commit(context.Background())
 	var conflict *mvcc.ConflictError
@@ -412,7 +415,7 @@ func (m *model) end() {
 	case errors.As(err, &conflict) != must:
 		m.t.Fatalf("begun at %d, commit: %v; must conflict: %v (wrote %v, read %v and %q)",
 			x.at, err, must, slices.Sorted(maps.Keys(x.own)), slices.Sorted(maps.Keys(x.reads)), x.ranges)
-	case must: // the conflict was found before an epoch was taken: nobody commits beside us
+	case must: // the conflict was found before an epoch was reserved: there is no other writer
 	case err != nil:
 		m.t.Fatal(err)
 	case len(x.own) > 0:
@@ -444,7 +447,7 @@ func (m *model) compareView() {
 	}
 }
 
-// compare walks everything that a session's view has.
+// compare walks everything that a session's snapshot has.
 func (m *model) compare(x *mvcc.Session, want map[string]string) {
 	c, err := x.Scan(mvcc.ScanOptions{})
 	if err != nil {
@@ -495,7 +498,8 @@ func (m *model) restart() {
 	m.compareAll()
 }
 
-// crash cuts the power. What comes back is the state at an epoch, with everything that was acknowledged as durable.
+// crash cuts the power. What comes back is the state at an epoch, with everything that was
+// acknowledged as durable.
 func (m *model) crash() {
 	left := m.disk.Crash(rapid.Uint64().Draw(m.t, "crash"), vfs.Survival(rapid.IntRange(0, 2).Draw(m.t, "keep")))
 	m.endAll()
@@ -510,6 +514,6 @@ func (m *model) crash() {
 	m.states = m.states[:n+1]
 	m.offset = recovery.Next - keys.Epoch(n+1)
 	m.synced = n
-	maps.DeleteFunc(m.changed, func(_ string, epoch int) bool { return epoch > n }) // nobody has an older snapshot
+	maps.DeleteFunc(m.changed, func(_ string, epoch int) bool { return epoch > n }) // there is no older snapshot
 	m.compareAll()
 }

@@ -24,18 +24,19 @@ type Session interface {
 	Append(key, suffix string) error
 	// Scan is what the keys that begin with prefix hold.
 	Scan(prefix string) (map[string]string, error)
-	// Commit ends the transaction. ErrConflict means that it was rolled back, ErrInDoubt that nobody knows.
+	// Commit ends the transaction. ErrConflict means that it was rolled back, ErrInDoubt that its
+	// outcome is unknown.
 	Commit() error
 	Close()
 }
 
-// How a commit may fail. Any other error says that the transaction was rolled back.
+// How a commit may fail. Any other error means that the transaction was rolled back.
 var (
 	ErrConflict = errors.New("sim: conflict")
 	ErrInDoubt  = errors.New("sim: the answer to the commit was lost")
 )
 
-// Run executes a transaction's steps, records what they saw, and says how it ended.
+// Run executes a transaction's steps, records what they saw, and returns how it ended.
 func Run(h *History, s Session, client int, level Level, ops []Op) (*Txn, error) {
 	t := &Txn{Client: client, Ops: ops, Call: h.Now()}
 	err := s.Begin(level)
@@ -60,7 +61,8 @@ func Run(h *History, s Session, client int, level Level, ops []Op) (*Txn, error)
 	return t, err
 }
 
-// linger lets others in between two steps: on a fast machine with few processors transactions would otherwise hardly meet.
+// waitBriefly lets other clients run between two steps: on a fast machine with few processors
+// transactions would otherwise hardly overlap.
 func waitBriefly(n int) {
 	runtime.Gosched()
 	if n%4 == 0 {
@@ -68,7 +70,7 @@ func waitBriefly(n int) {
 	}
 }
 
-// do does one step. Half of the appends read and write, half let the store do both.
+// do does one step. Half of the appends read and write; the other half let the store do both.
 func do(s Session, o *Op) error {
 	switch o.Kind {
 	case Read:
@@ -110,7 +112,7 @@ func splitList(text string) ([]int, error) {
 		}
 		n, err := strconv.Atoi(part)
 		if err != nil {
-			return nil, fmt.Errorf("sim: %q is no list: %w", text, err)
+			return nil, fmt.Errorf("sim: %q is not a list: %w", text, err)
 		}
 		list = append(list, n)
 	}
@@ -171,7 +173,8 @@ func (s *StoreSession) Scan(prefix string) (map[string]string, error) {
 	return all, c.Err()
 }
 
-// Commit implements Session. What was read counts only once it is durable, as it would before a server answers.
+// Commit implements Session. What was read counts only once it is durable, as it would before a
+// server answers.
 func (s *StoreSession) Commit() error {
 	at, await := s.txn.At(), s.txn.Await()
 	epoch, err := s.txn.Commit(context.Background())

@@ -27,7 +27,7 @@ func fill(t *testing.T, c *client.Client, count int) {
 	}
 }
 
-func TestAScanSurvivesANetworkThatBreaks(t *testing.T) {
+func TestScanSurvivesABrokenNetwork(t *testing.T) {
 	t.Parallel()
 	const count = 20_000
 	s := startServer(t)
@@ -67,8 +67,8 @@ func TestAScanSurvivesANetworkThatBreaks(t *testing.T) {
 	}
 }
 
-// What a pipeline acknowledged is there after kill -9, and every request was told its fate.
-func TestAPipelineTellsTheTruthWhenTheServerDies(t *testing.T) {
+// What a pipeline acknowledged is there after kill -9, and every request has an outcome.
+func TestPipelineReportsEveryOutcomeWhenTheServerDies(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
 	c := s.dial(s.endpoint)
@@ -77,7 +77,7 @@ func TestAPipelineTellsTheTruthWhenTheServerDies(t *testing.T) {
 		t.Fatal(err)
 	}
 	var acknowledged [1 << 20]atomic.Bool
-	var told atomic.Int64
+	var outcomes atomic.Int64
 	killed := make(chan struct{})
 	go func() {
 		defer close(killed)
@@ -87,11 +87,11 @@ func TestAPipelineTellsTheTruthWhenTheServerDies(t *testing.T) {
 	sent := int64(0)
 	for i := range acknowledged {
 		if err := p.Put(fmt.Appendf(nil, "k%d", i), fmt.Append(nil, i), func(_ client.Epoch, err error) {
-			told.Add(1)
+			outcomes.Add(1)
 			acknowledged[i].Store(err == nil)
 			var e *client.Error
 			if err != nil && (!errors.As(err, &e) || !e.OutcomeUnknown()) {
-				t.Errorf("put %d: told %v", i, err)
+				t.Errorf("put %d: outcome %v", i, err)
 			}
 		}); err != nil {
 			break
@@ -102,8 +102,8 @@ func TestAPipelineTellsTheTruthWhenTheServerDies(t *testing.T) {
 		t.Error("the pipeline closed without an error, though the server was killed")
 	}
 	<-killed
-	if told.Load() != sent {
-		t.Errorf("%d puts were sent, %d were told", sent, told.Load())
+	if outcomes.Load() != sent {
+		t.Errorf("%d puts were sent, %d have an outcome", sent, outcomes.Load())
 	}
 	s.start()
 	count := 0

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// The scripts of cmd/kvctl show every output; here it is exit codes against the real server.
+// The scripts of cmd/kvctl show every output; this test checks exit codes against the real server.
 func TestKvctlExitCodes(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -79,8 +79,8 @@ func TestExportOfAnImportIsTheImport(t *testing.T) {
 	}
 }
 
-// The server dies twice in the middle of an import, which goes on as if nothing had happened: of the records with one key, the last
-// one wins, although batches were repeated.
+// The server dies twice during an import, which continues as if nothing had happened: of the
+// records with one key, the last one wins, although batches were repeated.
 func TestAnImportSurvivesRestarts(t *testing.T) {
 	t.Parallel()
 	const records, keys = 150_000, 20_000
@@ -122,7 +122,7 @@ func TestAnImportSurvivesRestarts(t *testing.T) {
 	}
 }
 
-// The tour of the README, on an index made up for it.
+// The tour of the README, on a generated index.
 func TestTour(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {

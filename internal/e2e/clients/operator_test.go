@@ -11,7 +11,8 @@ import (
 	"testing"
 )
 
-// A second server on a directory names the process that has it, so that an operator need not look for it.
+// A second server on a directory names the process that uses it, so that an operator need not look
+// for it.
 func TestSecondServerNamesTheFirst(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -68,8 +69,8 @@ func TestDataIsPrivate(t *testing.T) {
 	}
 }
 
-// Tools that work on files leave a directory that holds no store as it was.
-func TestOfflineToolsLeaveOtherDirectoriesAlone(t *testing.T) {
+// Tools that work on files do not change a directory that has no store.
+func TestOfflineToolsDoNotChangeOtherDirectories(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{{"verify"}, {"salvage", "--out", filepath.Join(t.TempDir(), "out")}, {"repair-log", "--yes"}} {
 		dir := t.TempDir()
@@ -84,8 +85,9 @@ func TestOfflineToolsLeaveOtherDirectoriesAlone(t *testing.T) {
 	}
 }
 
-// A Service named kvserver in the server's namespace puts variables into its environment that look like options.
-func TestServerStartsBesideAKubernetesServiceOfItsName(t *testing.T) {
+// A Service named kvserver in the server's namespace puts variables into its environment that look
+// like options.
+func TestServerStartsNextToAKubernetesServiceOfItsName(t *testing.T) {
 	t.Parallel()
 	cmd := exec.Command(filepath.Join(bin, "kvserver"), "--data-dir", t.TempDir(), "--listen", "127.0.0.1:0", "--http", "")
 	cmd.Env = append(os.Environ(), "KVSERVER_SERVICE_HOST=10.0.0.7", "KVSERVER_PORT=tcp://10.0.0.7:7400", "KVSERVER_SERVICE_PORT_GRPC=7400")
@@ -111,7 +113,8 @@ func TestServerStartsBesideAKubernetesServiceOfItsName(t *testing.T) {
 	}
 }
 
-// What the server takes as a value, kvctl sends: the limit is the server's and not one of kvctl's own.
+// kvctl sends every value that the server accepts: the limit is the server's and not one of kvctl's
+// own.
 func TestKvctlTakesTheServersLimitOfValues(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, "--max-value-size", "17MiB")

@@ -10,7 +10,8 @@ import (
 	"github.com/epochkv/epochkv/client"
 )
 
-// BenchmarkPipeline is what one Go client gets out of the real server over one stream: 16-byte keys, 100-byte values.
+// BenchmarkPipeline is the throughput of one Go client with the real server over one stream:
+// 16-byte keys, 100-byte values.
 func BenchmarkPipeline(b *testing.B) {
 	endpoint := "127.0.0.1:17455"
 	server := exec.Command(filepath.Join(bin, "kvserver"), "--data-dir", b.TempDir(), "--listen", endpoint, "--http", "")

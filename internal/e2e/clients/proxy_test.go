@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// proxy stands between client and server, and breaks connections after so many bytes from the server.
+// proxy is between client and server, and breaks connections after so many bytes from the server.
 type proxy struct {
 	endpoint string
 	target   string
@@ -58,7 +58,8 @@ func (p *proxy) serve(running *sync.WaitGroup, from net.Conn) {
 	}
 }
 
-// forward copies until either side ends, or budget bytes have passed. It closes both and says whether it was the budget.
+// forward copies until either side ends, or budget bytes have passed. It closes both and returns
+// whether the budget was used up.
 func forward(to, from net.Conn, budget int64) (cut bool) {
 	defer func() {
 		_ = to.Close()

@@ -1,5 +1,5 @@
-// Package clients drives the built binaries as a user does: kvserver, kvctl, the Go client over a network that breaks, and the
-// tour of the README.
+// Package clients drives the built binaries as a user does: kvserver, kvctl, the Go client over a
+// network that breaks, and the tour of the README.
 package clients
 
 import (
@@ -45,7 +45,7 @@ type server struct {
 	t        *testing.T
 	dir      string
 	endpoint string
-	args     []string // besides those that every server gets
+	args     []string // in addition to those that every server gets
 	process  *exec.Cmd
 	log      bytes.Buffer
 }
@@ -64,7 +64,8 @@ func startServer(t *testing.T, args ...string) *server {
 	return s
 }
 
-// freeAddress finds a port that nobody uses. Someone may take it before the server does; the test then fails and says so.
+// freeAddress finds an unused port. Another process may take it before the server does; the test
+// then fails and says so.
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -97,7 +98,8 @@ func (s *server) start() {
 	s.t.Fatalf("the server did not start:\n%s", s.log.String())
 }
 
-// signal sends a signal and waits for the end of the process. It returns the exit code, -1 if a signal ended it.
+// signal sends a signal and waits for the end of the process. It returns the exit code, -1 if a
+// signal ended it.
 func (s *server) signal(signal syscall.Signal) int {
 	if s.process.ProcessState == nil {
 		_ = s.process.Process.Signal(signal) // it may be gone already, which Wait finds out

@@ -30,7 +30,8 @@ func records(n int, seed uint64) string {
 	return lines.String()
 }
 
-// TestBulkImportSurvivesAKillAndVerifies loads, looks at it with every tool, and kills the server.
+// TestBulkImportSurvivesAKillAndVerifies loads, inspects the store with every tool, and kills the
+// server.
 func TestBulkImportSurvivesAKillAndVerifies(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -76,7 +77,7 @@ func TestBulkImportSurvivesAKillAndVerifies(t *testing.T) {
 
 func (s *server) data() string { return filepath.Join(s.dir, "data") }
 
-// TestLostConnectionLeavesNothingOfABulkLoad also lets the next load begin.
+// TestLostConnectionLeavesNothingOfABulkLoad also begins the next load.
 func TestLostConnectionLeavesNothingOfABulkLoad(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -119,7 +120,7 @@ func TestLostConnectionLeavesNothingOfABulkLoad(t *testing.T) {
 		t.Errorf("the store holds %.200q", out)
 	}
 	if left, _ := filepath.Glob(filepath.Join(s.data(), "*.tmp")); len(left) > 0 {
-		t.Errorf("left behind: %v", left)
+		t.Errorf("left over: %v", left)
 	}
 }
 

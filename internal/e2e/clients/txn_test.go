@@ -242,7 +242,8 @@ func TestPlansAndInvocations(t *testing.T) {
 	}
 }
 
-// A server that goes away in the middle is no conflict; before the commit is sent, running again is safe.
+// A server that ends in the middle is not a conflict; before the commit is sent, running again is
+// safe.
 func TestUpdateOutlivesARestartOfTheServer(t *testing.T) {
 	s := startServer(t)
 	c := mustDial(t, s.endpoint)

@@ -35,7 +35,8 @@ var (
 // attackMemory is the budget of the server that is attacked; everything else is derived from it.
 const attackMemory = 64 << 20
 
-// attack is something that hostile or careless clients do to a server's memory. It returns when they have done their worst.
+// attack is something that hostile or careless clients do to a server's memory. It returns when it
+// has done all of it.
 type attack struct {
 	name string
 	run  func(*attacker)
@@ -51,7 +52,8 @@ type attacker struct {
 	closers []func() error // of its connections
 }
 
-// times is how many to use: the first number in the ordinary tests, the second with -storm.attacks.
+// times is how often to repeat: the first number in the ordinary tests, the second with
+// -storm.attacks.
 func (a *attacker) times(short, full int) int {
 	if *attackFull {
 		return full
@@ -59,13 +61,14 @@ func (a *attacker) times(short, full int) int {
 	return short
 }
 
-// look is for how long the server is looked at once the worst is done.
+// look is how long the server is watched after the attack.
 func (a *attacker) look() time.Duration {
 	return time.Duration(a.times(300, 1000)) * time.Millisecond
 }
 
-// TestMemoryUnderAttackStaysInItsBound: whatever clients send, half-send, or do not read, the server's resident memory stays within
-// config.MemoryBound, which docs/operations.md states, and a client that behaves is served meanwhile and afterwards.
+// TestMemoryUnderAttackStaysInItsBound: whatever clients send, half-send, or do not read, the
+// server's resident memory stays within config.MemoryBound, which docs/operations.md states, and a
+// well-behaved client is served meanwhile and afterwards.
 //
 //	go test ./internal/e2e/storm -run MemoryUnderAttack -v -storm.attacks
 func TestMemoryUnderAttackStaysInItsBound(t *testing.T) {
@@ -115,7 +118,7 @@ func TestMemoryUnderAttackStaysInItsBound(t *testing.T) {
 				t.Errorf("resident memory reached %d MiB, the bound is %d MiB", peak>>20, bound>>20)
 			}
 			for _, end := range a.closers {
-				_ = end() // that it is closed is all that matters
+				_ = end() // the test only needs it closed
 			}
 			if err := p.stop(); err != nil {
 				t.Errorf("SIGTERM: %v\n%s", err, p.log())
@@ -147,7 +150,8 @@ func behave(ctx context.Context, kv pb.KVClient) error {
 	return nil
 }
 
-// memoryFull reports whether writes are refused because memtables fill faster than they are merged, which is no matter of requests.
+// memoryFull reports whether writes are refused because memtables fill faster than they are merged,
+// which does not depend on the requests.
 func memoryFull(err error) bool { return strings.Contains(err.Error(), "memory") }
 
 func largeKey(i int) []byte { return fmt.Appendf(nil, "large/%d", i%4) }
@@ -190,7 +194,8 @@ func encodedBatch(operations, size int) []byte {
 	return encoded
 }
 
-// encoded is a codec for messages that are encoded already, and of which the answer does not matter. Many requests share one encoding.
+// encoded is a codec for messages that are encoded already and whose answer is ignored. Many
+// requests share one encoding.
 type encoded struct{}
 
 func (encoded) Name() string { return "proto" }
@@ -253,7 +258,8 @@ func (a *attacker) unread(requests, connections int, method string, request any)
 	time.Sleep(a.look())
 }
 
-// pipelines sends small requests for large answers, and large writes, over pipelines whose answers are never read.
+// pipelines sends small requests for large answers, and large writes, over pipelines whose answers
+// are never read.
 func (a *attacker) pipelines(connections, streams int) {
 	var all sync.WaitGroup
 	value := bytes.Repeat([]byte("v"), 64<<10)
@@ -298,7 +304,8 @@ func (a *attacker) connect() net.Conn {
 	return conn
 }
 
-// halfSend sends, over raw HTTP/2 and whatever the windows allow, a part of a message in each of many streams.
+// halfSend sends, over raw HTTP/2 and whatever the windows allow, a part of a message in each of
+// many streams.
 func (a *attacker) halfSend(connections, streams, declared, sent, frame int) {
 	var all sync.WaitGroup
 	for range connections {
@@ -317,7 +324,7 @@ func (a *attacker) halfSend(connections, streams, declared, sent, frame int) {
 	all.Wait()
 }
 
-// rawClient is an HTTP/2 client that keeps the windows and nothing else.
+// rawClient is an HTTP/2 client that respects the flow-control windows and nothing else.
 type rawClient struct {
 	conn   net.Conn
 	framer *http2.Framer
@@ -360,7 +367,7 @@ func (r *rawClient) ended() int {
 	return len(r.closed)
 }
 
-// read follows what the server says of windows, until the connection ends.
+// read follows the server's window updates until the connection ends.
 func (r *rawClient) read(settled chan<- struct{}) {
 	defer r.end()
 	once := sync.OnceFunc(func() { close(settled) })
@@ -399,7 +406,7 @@ func (r *rawClient) read(settled chan<- struct{}) {
 	}
 }
 
-// open begins a stream and sends the first bytes of a message that is said to be longer.
+// open begins a stream and sends the first bytes of a message whose announced length is larger.
 func (r *rawClient) open(id uint32, declared, sent, frame int) error {
 	var header bytes.Buffer
 	encoder := hpack.NewEncoder(&header)

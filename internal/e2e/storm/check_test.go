@@ -25,7 +25,7 @@ const (
 	deleteAtOne = 20_000 // keys that one request deletes
 )
 
-// history says which rounds the store holds.
+// history says which rounds the store has.
 type history struct {
 	kept, deleted []int
 	last          int  // the round that has just ended; -1 before the first
@@ -48,8 +48,8 @@ func (h *history) expire() (expired []int) {
 	return expired
 }
 
-// checker reads back what the store must hold at a moment without load. Its parts run side by side, because one request after another
-// takes longer than the load did.
+// checker reads back what the store must have at a time without load. Its parts run at the same
+// time, because one request after another takes longer than the load did.
 type checker struct {
 	*storm
 	history
@@ -63,7 +63,8 @@ type checker struct {
 	errs []error
 }
 
-// check reads back every write of the last round, a sample of each earlier round and, at the end, everything.
+// check reads back every write of the last round, a sample of each earlier round and, at the end,
+// everything.
 func (s *storm) check(ctx context.Context, c *client.Client, h history) error {
 	ctx, cancel := context.WithTimeout(ctx, checkMax)
 	defer cancel()
@@ -111,7 +112,8 @@ func (k *checker) checkJournal(j *journal, rng *rand.Rand) {
 	}
 }
 
-// checkRound reads back all writes of a round and then counts its keys, so that a key that was never written is found as well.
+// checkRound reads back all writes of a round and then counts its keys, so that a key that was
+// never written is found as well.
 func (k *checker) checkRound(j *journal, round, count int) {
 	all := make([]write, count)
 	for i := range all {
@@ -128,7 +130,8 @@ func (k *checker) checkRound(j *journal, round, count int) {
 	})
 }
 
-// checkWrites reads writes back in batches, and calls after with each batch and the number of its keys that were found.
+// checkWrites reads writes back in batches, and calls after with each batch and the number of its
+// keys that were found.
 func (k *checker) checkWrites(j *journal, all []write, after func(batch []write, found int) error) {
 	for batch := range slices.Chunk(all, batchKeys) {
 		k.begin(func() error {
@@ -157,7 +160,7 @@ func (k *checker) checkBatch(j *journal, writes []write) (found int, err error) 
 		if err := checkWrite(j, w, values[i*step:(i+1)*step]); err != nil {
 			return 0, err
 		}
-		j.settle(w, values[i*step].Found)
+		j.decide(w, values[i*step].Found)
 		if values[i*step].Found {
 			found += step
 		}
@@ -190,7 +193,8 @@ func (k *checker) checkCount(prefix []byte, want int) error {
 	return err
 }
 
-// checkLoads counts the keys of the last round's loads, of those of one earlier round and, at the end, of all.
+// checkLoads counts the keys of the last round's loads, of those of one earlier round and, at the
+// end, of all.
 func (k *checker) checkLoads(rng *rand.Rand) {
 	for _, round := range k.deleted {
 		k.begin(func() error { return k.checkCount(loadsPrefix(round), 0) })
@@ -207,7 +211,8 @@ func (k *checker) checkLoads(rng *rand.Rand) {
 	}
 }
 
-// checkLoadsOf counts the keys of every load of a round: all or none, and all if the load was acknowledged.
+// checkLoadsOf counts the keys of every load of a round: all or none, and all if the load was
+// acknowledged.
 func (k *checker) checkLoadsOf(round int) error {
 	k.loadsMu.Lock()
 	loads := slices.Clone(k.loads[round])
@@ -262,12 +267,13 @@ func (k *checker) checkCounters() error {
 	return nil
 }
 
-// deleteRound removes a round from the store and from the journals, so that the store does not only grow.
+// deleteRound removes a round from the store and from the journals, so that the store does not only
+// grow.
 func (s *storm) deleteRound(ctx context.Context, c *client.Client, round int) error {
 	prefixes := [][]byte{loadsPrefix(round)}
 	for _, j := range s.journals() {
 		prefixes = append(prefixes, j.prefix(round))
-		j.forget(round)
+		j.remove(round)
 	}
 	for _, prefix := range prefixes {
 		for more := true; more; {

@@ -8,11 +8,11 @@ import (
 	"sync"
 )
 
-// journal records the writes of one kind of load. Every write has a key of its own, so that a write whose outcome is unknown stays
-// decidable: the key has its one value, or nothing.
+// journal records the writes of one kind of load. Every write has a key of its own, so that a write
+// whose outcome is unknown stays decidable: the key has its one value, or nothing.
 type journal struct {
 	name string
-	twin bool // each write is a batch of two keys, which must share their fate
+	twin bool // each write is a batch of two keys: both exist or neither
 
 	mu           sync.Mutex
 	rounds       map[int][]state // the state of every write, by round; a round that was deleted from the store is dropped
@@ -60,9 +60,9 @@ func (j *journal) state(w write) state {
 	return j.rounds[w.round][w.number]
 }
 
-// settle decides a write whose outcome was unknown: what was not there after a restart must not come back later, and what was there must
-// stay.
-func (j *journal) settle(w write, found bool) {
+// decide decides a write whose outcome was unknown: what was not there after a restart must not
+// come back later, and what was there must stay.
+func (j *journal) decide(w write, found bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	switch {
@@ -74,8 +74,8 @@ func (j *journal) settle(w write, found bool) {
 	}
 }
 
-// forget drops a round that was deleted from the store.
-func (j *journal) forget(round int) {
+// remove removes a round that was deleted from the store.
+func (j *journal) remove(round int) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	delete(j.rounds, round)
@@ -95,7 +95,7 @@ func (j *journal) key(w write) []byte { return fmt.Appendf(j.prefix(w.round), "%
 
 func twinOf(key []byte) []byte { return append(bytes.Clone(key), "/twin"...) }
 
-// valueOf is derived from the key: mostly small, now and then large enough for pages of its own.
+// valueOf is derived from the key: mostly small, sometimes large enough for overflow pages.
 func valueOf(key []byte) []byte {
 	h := fnv.New64a()
 	_, _ = h.Write(key) // never fails

@@ -62,7 +62,7 @@ func (s *storm) journals() []*journal {
 	return []*journal{s.healthy, s.expiring, s.canceled, s.batches, s.piped}
 }
 
-// lives says how the server's lives went.
+// lives is how the server's lives ended.
 type lives struct {
 	kills, stops    int           // how many ended in which way
 	peak            int64         // bytes of resident memory, the largest of all
@@ -115,7 +115,8 @@ func (r *round) run() (wait func()) {
 	return workers.Wait
 }
 
-// failed reports an error of a healthy request, unless the test ended the server or the server asked for patience.
+// failed reports an error of a healthy request, unless the test ended the server or the server
+// asked the client to retry later.
 func (r *round) failed(what string, err error) {
 	if r.server.planned.Load() || r.ctx.Err() != nil {
 		return
@@ -127,7 +128,8 @@ func (r *round) failed(what string, err error) {
 	r.t.Errorf("round %d: %s: %v", r.number, what, err)
 }
 
-// refuse notes that the server asked a healthy client to come back later, by kind of request, with one of the messages.
+// refuse records that the server asked a healthy client to retry later, by kind of request, with
+// one of the messages.
 func (r *round) refuse(what string, err error) {
 	r.refusedMu.Lock()
 	defer r.refusedMu.Unlock()
@@ -150,7 +152,8 @@ func request(key []byte) *pb.PutRequest {
 	return &pb.PutRequest{Key: key, Value: valueOf(key), Durability: pb.Durability_DURABILITY_SYNC}
 }
 
-// putAndGet is the client that must not notice the others: its writes are acknowledged in time, and it reads what it wrote.
+// putAndGet is the client that the others must not disturb: its writes are acknowledged in time,
+// and it reads what it wrote.
 func (r *round) putAndGet(*rand.Rand) {
 	at, key := r.healthy.next(r.number)
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -286,7 +289,7 @@ func (r *round) increment(rng *rand.Rand) {
 	r.incremented[which].Add(1)
 }
 
-// limitedScan is the query of a page: some entries, and never again.
+// limitedScan is the query of a page: some entries, and no further page.
 func (r *round) limitedScan(*rand.Rand) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -299,7 +302,7 @@ func (r *round) limitedScan(*rand.Rand) {
 	r.scans.Add(1)
 }
 
-// readSlowly opens a scan of everything, takes one page, and then nothing more.
+// readSlowly opens a scan of everything, reads one page, and then nothing more.
 func (r *round) readSlowly(rng *rand.Rand) {
 	ctx, cancel := context.WithCancel(r.ctx)
 	defer cancel()
@@ -315,7 +318,7 @@ func (r *round) readSlowly(rng *rand.Rand) {
 	r.pause(time.Duration(rng.Int64N(int64(hostileFor))))
 }
 
-// leaveAnswersUnread asks over a pipeline for large values and reads none of them.
+// leaveAnswersUnread requests large values over a pipeline and reads none of them.
 func (r *round) leaveAnswersUnread(rng *rand.Rand) {
 	ctx, cancel := context.WithCancel(r.ctx)
 	defer cancel()
@@ -354,7 +357,7 @@ func loadsPrefix(round int) []byte { return fmt.Appendf(nil, "load/%06d/", round
 
 func loadPrefix(round, number int) []byte { return fmt.Appendf(loadsPrefix(round), "%06d/", number) }
 
-// bulkLoad loads a range that is new, and gives up every fourth load half-way.
+// bulkLoad loads a new range, and cancels every fourth load half-way.
 func (r *round) bulkLoad(rng *rand.Rand) {
 	defer r.pause(time.Duration(rng.IntN(2000)) * time.Millisecond)
 	number := int(r.bulkLoads.Add(1))

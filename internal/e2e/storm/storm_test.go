@@ -1,6 +1,7 @@
-// Package storm runs every kind of load at once against the real server, hostile ones included, kills the server again and again, and
-// holds it to its promises: nothing acknowledged is lost, nothing is half there, no healthy client waits for a stranger, memory stays in
-// its bound, and SIGTERM ends the process.
+// Package storm runs every kind of load at once against the real server, including hostile ones,
+// kills the server again and again, and checks its promises: no acknowledged write is lost, no
+// batch is torn, no healthy client is delayed by another client, memory stays in its bound, and
+// SIGTERM ends the process.
 //
 // A run of some seconds belongs to the ordinary tests. The long form:
 //
@@ -88,8 +89,8 @@ func TestStorm(t *testing.T) {
 	s.judge()
 }
 
-// live is one life of the server: it starts, must hold what was promised before, carries the load for d, and is killed or stopped. At the
-// end of the history it carries none and is stopped.
+// live is one life of the server: it starts, must have what was promised before, takes the load for
+// d, and is killed or stopped. At the end of the history it takes none and is stopped.
 func (s *storm) live(binary, dir string, h *history, d time.Duration, kill bool) {
 	t := s.t
 	p := start(t, binary, dir, "--memory", fmt.Sprint(memory), "--max-inflight-bytes", "64MiB", "--snapshot-lease-ttl", "10s")
@@ -139,7 +140,8 @@ func (s *storm) end(p *process, endLoad func(), kill bool) {
 	}
 }
 
-// mustEnd waits for the load of a round: a client that is still waiting long after the server has gone is stuck.
+// mustEnd waits for the load of a round: a client that is still waiting long after the server has
+// gone is stuck.
 func mustEnd(t *testing.T, wait func(), number int) {
 	t.Helper()
 	ended := make(chan struct{})
@@ -151,7 +153,8 @@ func mustEnd(t *testing.T, wait func(), number int) {
 	}
 }
 
-// mustCheck reads back what the last round wrote, a sample of the rounds before and, at the end, everything; and it deletes what is old.
+// mustCheck reads back what the last round wrote, a sample of the rounds before and, at the end,
+// everything; and it deletes old rounds.
 func (s *storm) mustCheck(c *client.Client, h *history, p *process) {
 	s.t.Helper()
 	began := time.Now()
@@ -172,7 +175,8 @@ func (s *storm) mustCheck(c *client.Client, h *history, p *process) {
 	}
 }
 
-// judge says what the storm showed, and fails where it broke a promise or proved nothing.
+// judge reports the results of the storm, and fails where a promise was broken or nothing was
+// proved.
 func (s *storm) judge() {
 	t := s.t
 	put, get := time.Duration(s.longest[0].Load()), time.Duration(s.longest[1].Load())

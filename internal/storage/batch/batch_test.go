@@ -202,7 +202,8 @@ func BenchmarkBuildMany(b *testing.B) {
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/size, "ns/key")
 }
 
-// TestBuilderKeepsNoHugeBuffers: a pooled builder does not hold on to what one batch of very many operations needed.
+// TestBuilderKeepsNoHugeBuffers: after a batch of very many operations, a pooled builder gives its
+// large buffers back.
 func TestBuilderKeepsNoHugeBuffers(t *testing.T) {
 	var b Builder
 	for i := range 300_000 {

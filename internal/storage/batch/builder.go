@@ -14,7 +14,8 @@ import (
 // ErrDuplicateKey means that one batch names a key twice.
 var ErrDuplicateKey = errors.New("batch: key named twice")
 
-// DuplicateKeyError names the key (without its keyspace byte) that a batch holds twice. It matches ErrDuplicateKey.
+// DuplicateKeyError names the key (without its keyspace byte) that a batch holds twice. It matches
+// ErrDuplicateKey.
 type DuplicateKeyError struct{ Key []byte }
 
 func (e *DuplicateKeyError) Error() string { return fmt.Sprintf("%v: %q", ErrDuplicateKey, e.Key) }
@@ -22,18 +23,18 @@ func (e *DuplicateKeyError) Error() string { return fmt.Sprintf("%v: %q", ErrDup
 // Unwrap makes the error match ErrDuplicateKey.
 func (e *DuplicateKeyError) Unwrap() error { return ErrDuplicateKey }
 
-// Builder collects operations and yields a sorted body. It keeps its buffers across Reset, so that a pooled builder
-// allocates nothing in the steady state. The zero Builder is ready.
+// Builder collects operations and returns a sorted body. It keeps its buffers across Reset, so that
+// a pooled builder allocates nothing in the steady state. The zero Builder is ready.
 type Builder struct {
 	buf      []byte   // header, then operations in the order in which they came
-	spans    []opSpan // one per operation, in the same order until Finish sorts them
+	spans    []opSpan // where each operation is in buf; in order of the calls until Finish sorts them
 	sorted   []byte   // the sorted body, when buf is not already
-	inOrder  []opSpan // where Finish puts the marks in order
+	inOrder  []opSpan // where Finish puts the spans in order
 	sorter   keys.Sorter
 	unsorted bool
 	valueMax int // longest value added
 	payload  int // bytes of the user's keys and values
-	sets     int // operations that are no deletions
+	sets     int // operations that are not deletions
 }
 
 // The first buffers share no cache line with those of other builders (see keys.LineBytes).
@@ -42,14 +43,14 @@ const (
 	spansMin    = keys.LineBytes / spanBytes
 )
 
-// mark locates an operation in buf.
+// opSpan is where an operation is in buf.
 type opSpan struct{ opStart, keyStart, keyEnd, opEnd int }
 
 const spanBytes = int(unsafe.Sizeof(opSpan{}))
 
 // Reset empties the builder. Buffers larger than keepBytesMax are given back to the runtime.
 func (b *Builder) Reset() {
-	const keepBytesMax = 8 << 20 // a rare huge batch must not stay pinned by every pooled session
+	const keepBytesMax = 8 << 20 // a rare huge batch must not stay in memory with every pooled session
 	if cap(b.buf) > keepBytesMax {
 		b.buf = nil
 	}
@@ -63,7 +64,7 @@ func (b *Builder) Reset() {
 	b.valueMax, b.payload, b.sets = 0, 0, 0
 }
 
-// Held is about how many bytes of memory the builder keeps.
+// MemoryBytes is about how many bytes of memory the builder occupies.
 func (b *Builder) MemoryBytes() int {
 	return cap(b.buf) + cap(b.sorted) + (cap(b.spans)+cap(b.inOrder))*spanBytes
 }
@@ -74,7 +75,7 @@ func (b *Builder) Set(s keys.Space, user, value []byte) { b.add(keys.KindSet, s,
 // Delete adds a tombstone for user key in space s.
 func (b *Builder) Delete(s keys.Space, user []byte) { b.add(keys.KindDelete, s, user, nil) }
 
-// OnlyDeletes reports whether the batch holds nothing but deletions.
+// OnlyDeletes reports whether all operations of the batch are deletions.
 func (b *Builder) OnlyDeletes() bool { return b.sets == 0 }
 
 // Count is the number of operations added.
@@ -113,13 +114,15 @@ func (b *Builder) add(kind keys.Kind, s keys.Space, user, value []byte) {
 	b.payload += len(user) + len(value)
 }
 
-// PayloadBytes is the size of the keys and values added, as their writer counts them: without the encoding and the keyspace.
+// PayloadBytes is the size of the keys and values added, as the client counts them: without the
+// encoding and the keyspace.
 func (b *Builder) PayloadBytes() int { return b.payload }
 
 // ValueBytesMax is the length of the longest value added.
 func (b *Builder) ValueBytesMax() int { return b.valueMax }
 
-// Key is the internal key of operation i; after Finish, in sorted order. It aliases the builder's buffer.
+// Key is the internal key of operation i; after Finish, in sorted order. It aliases the builder's
+// buffer.
 func (b *Builder) Key(i int) []byte {
 	m := &b.spans[i]
 	return b.buf[m.keyStart:m.keyEnd]
@@ -128,8 +131,8 @@ func (b *Builder) Key(i int) []byte {
 // Deletes reports whether operation i, in the order of Key, is a deletion.
 func (b *Builder) Deletes(i int) bool { return keys.Kind(b.buf[b.spans[i].opStart]) == keys.KindDelete }
 
-// Finish sorts the operations and returns the body, which aliases the builder and lives until Reset. A key named twice is
-// a *DuplicateKeyError.
+// Finish sorts the operations and returns the body, which aliases the builder and is valid until
+// Reset. A key named twice is a *DuplicateKeyError.
 func (b *Builder) Finish() ([]byte, error) {
 	if len(b.buf) == 0 {
 		b.buf = appendHeader(b.buf, 0)
@@ -141,10 +144,10 @@ func (b *Builder) Finish() ([]byte, error) {
 	order := b.sorter.Sort(len(b.spans), b.Key)
 	b.inOrder = b.inOrder[:0]
 	b.sorted = appendHeader(slices.Grow(b.sorted[:0], len(b.buf)), len(b.spans))
-	for _, place := range order {
-		m := b.spans[place]
+	for _, index := range order {
+		m := b.spans[index]
 		if n := len(b.inOrder); n > 0 && bytes.Equal(b.buf[m.keyStart:m.keyEnd], b.buf[b.inOrder[n-1].keyStart:b.inOrder[n-1].keyEnd]) {
-			return nil, &DuplicateKeyError{Key: bytes.Clone(keys.User(b.Key(int(place))))}
+			return nil, &DuplicateKeyError{Key: bytes.Clone(keys.User(b.Key(int(index))))}
 		}
 		b.inOrder = append(b.inOrder, m)
 		b.sorted = append(b.sorted, b.buf[m.opStart:m.opEnd]...)

@@ -1,8 +1,9 @@
-// Package batch defines a write batch: the operations of one commit as bytes, the same in memory and in the log.
+// Package batch defines a write batch: the operations of one commit as bytes, the same in memory
+// and in the log.
 //
-// A body is self-contained and carries decisions, not conditions: applying the same bodies in the same order gives the
-// same database. Its operations are sorted by internal key and name each key once, so that memtable and tree take
-// them with one descent per run of neighbours.
+// A body is self-contained and has decisions, not conditions: applying the same bodies in the same
+// order gives the same database. Its operations are sorted by internal key and name each key once,
+// so that memtable and tree process neighbours with one descent.
 //
 //	body
 //	0        4       5          8
@@ -15,10 +16,12 @@
 //	| kind (1) | key len (uvar) | key | value len (uvar) | value |     value parts only for kinds that have one
 //	+----------+----------------+-----+------------------+-------+
 //
-// The kind byte's top bit announces a metadata section, which nothing writes yet: readers refuse it, as they refuse
-// unknown kinds and flags. An empty body (count 0) is a no-op: a reserved epoch that did nothing.
+// The top bit of the kind byte announces a metadata section. Nothing writes one yet; readers refuse
+// it, as they refuse unknown kinds and flags. An empty body (count 0) is a no-op: a reserved epoch
+// (commit sequence number) that changes nothing.
 //
-// The package knows nothing of epochs, files, or the network.
+// The package knows nothing of epochs, files, or the network: a body gets its epoch from the log
+// record that contains it.
 package batch
 
 import (
@@ -32,12 +35,13 @@ import (
 // HeaderSize is the length of a body's header in bytes.
 const HeaderSize = 8
 
-// OperationOverheadMax is how many bytes an operation takes at most besides its key and value: kind, both lengths, keyspace.
+// OperationOverheadMax is how many bytes an operation takes at most besides its key and value:
+// kind, both lengths, keyspace.
 const OperationOverheadMax = 1 + 3 + 5 + 1
 
 const (
 	flagsOffset = 4
-	kindMeta    = 0x80 // announces a metadata section behind the kind byte; reserved
+	kindMeta    = 0x80 // announces a metadata section after the kind byte; reserved
 )
 
 // ErrCorrupt is wrapped by every decoding error.
@@ -56,8 +60,9 @@ func appendHeader(dst []byte, count int) []byte {
 	return append(dst, 0, 0, 0, 0)
 }
 
-// Reader iterates a body. The zero Reader is at the end. It trusts nothing: a malformed body ends with Err set. The operation that Next has
-// read stays in the Reader: handing it up took longer than reading it.
+// Reader iterates a body. The zero Reader is at the end. A malformed body ends the iteration with
+// Err set, whatever its bytes are. The operation that Next has read stays in the Reader, because
+// returning it took longer than reading it.
 type Reader struct {
 	Op
 	rest  []byte
