@@ -262,7 +262,7 @@ func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Roo
 		in.Progress = nil
 	}
 	var err error
-	if job.quarantine, err = e.planQuarantine(in, job.immutables); err != nil {
+	if job.quarantine, err = e.planQuarantine(in, job); err != nil {
 		return nil, nil, err
 	}
 	result, known, err := mergeBoth(ctx, in, e.checkpoints.skippedPages, nil, cut)

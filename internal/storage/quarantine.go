@@ -137,15 +137,20 @@ type quarantinePlan struct {
 }
 
 // planQuarantine divides the versions of a merge between tree and quarantine, and keeps those of the quarantine out of the tree's input.
-func (e *Engine) planQuarantine(in *btree.MergeInput, frozen []*generation) (plan quarantinePlan, err error) {
+// A step of a merge (see steps.go) decides about the keys of its span alone: the tree takes a key that leaves the quarantine in no other step.
+func (e *Engine) planQuarantine(in *btree.MergeInput, job *mergeJob) (plan quarantinePlan, err error) {
 	q := &e.checkpoints.quarantine
 	if q.now == nil && len(q.refused) == 0 {
 		return plan, nil
 	}
 	plan.excluded = map[string]struct{}{}
-	input := newMemInput(frozen)
+	input := newMemInput(job.immutables)
 	for _, key := range q.keys() {
-		plan.add(e, in, input, []byte(key))
+		if key := []byte(key); job.span.has(key) {
+			plan.add(e, in, input, key)
+		} else {
+			plan.next = append(plan.next, q.now.of(key)...)
+		}
 	}
 	all := in.Input
 	in.Input = func() btree.Input { return &excluding{all(), plan.excluded} }

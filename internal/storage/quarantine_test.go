@@ -150,6 +150,13 @@ func (q *quarantineBench) check(at keys.Epoch, want map[string]string) {
 	defer q.slot.Leave()
 	all := slices.Sorted(maps.Keys(want))
 	q.checkScan(r, at, want, all)
+	q.checkGets(r, at, want)
+}
+
+// checkGets reads everything key by key, and in one batch.
+func (q *quarantineBench) checkGets(r *Reader, at keys.Epoch, want map[string]string) {
+	q.t.Helper()
+	all := slices.Sorted(maps.Keys(want))
 	var list [][]byte
 	for _, key := range append(refused(), append(all, "absent", "absent"+strings.Repeat("y", 300))...) {
 		list = append(list, keys.Append(nil, keys.SpaceUser, []byte(key)))
@@ -157,8 +164,9 @@ func (q *quarantineBench) check(at keys.Epoch, want map[string]string) {
 	one := func(i int, v Version, ok bool, how string) {
 		q.t.Helper()
 		value, exists := want[string(keys.User(list[i]))]
-		if found := ok && v.Kind == keys.KindSet; found != exists || found && string(v.Inline()) != value {
-			q.t.Fatalf("%s of %.20q at %d: %v %.20q, want %.20q", how, list[i], at, ok, v.Inline(), value)
+		got := q.value(r, v, ok)
+		if found := ok && v.Kind == keys.KindSet; found != exists || found && got != value {
+			q.t.Fatalf("%s of %.20q at %d: %v %.20q, want %.20q", how, list[i], at, ok, got, value)
 		}
 	}
 	for i, key := range list {
@@ -174,6 +182,19 @@ func (q *quarantineBench) check(at keys.Epoch, want map[string]string) {
 	}
 }
 
+// value is the value of a version, inline or not; empty if there is none.
+func (q *quarantineBench) value(r *Reader, v Version, ok bool) string {
+	q.t.Helper()
+	if !ok || v.Kind != keys.KindSet {
+		return ""
+	}
+	value, err := r.AppendValue(nil, v)
+	if err != nil {
+		q.t.Fatal(err)
+	}
+	return string(value)
+}
+
 func (q *quarantineBench) checkScan(r *Reader, at keys.Epoch, want map[string]string, all []string) {
 	q.t.Helper()
 	for _, reverse := range []bool{false, true} {
@@ -184,8 +205,8 @@ func (q *quarantineBench) checkScan(r *Reader, at keys.Epoch, want map[string]st
 			for ; c.Valid(); map[bool]func(){false: c.Next, true: c.Prev}[reverse]() {
 				if key := string(keys.User(c.Key())); c.Version().Kind == keys.KindSet {
 					got = append(got, key)
-					if string(c.Version().Inline()) != want[key] {
-						q.t.Fatalf("scan at %d: %.20q is %.20q, want %.20q", at, key, c.Version().Inline(), want[key])
+					if got := q.value(r, *c.Version(), true); got != want[key] {
+						q.t.Fatalf("scan at %d: %.20q is %.20q, want %.20q", at, key, got, want[key])
 					}
 				}
 			}

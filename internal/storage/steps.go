@@ -34,6 +34,11 @@ const graceMax = time.Second
 // keySpan is the keys that a step merges: [lower, upper), to the end if upper is nil.
 type keySpan struct{ lower, upper []byte }
 
+// has reports whether a key is in the span; everything is in nil, which is a whole merge.
+func (span *keySpan) has(key []byte) bool {
+	return span == nil || bytes.Compare(span.lower, key) <= 0 && (span.upper == nil || bytes.Compare(key, span.upper) < 0)
+}
+
 // spanInput is what an input has in a span.
 type spanInput struct {
 	btree.Input
@@ -93,7 +98,12 @@ func (e *Engine) mergeInSteps(ctx context.Context, complete []*generation, h *GC
 // come free. If something was left out the generations stay, and the error says why.
 func (e *Engine) mergeBySpans(ctx context.Context, job mergeJob) error {
 	s := stepper{engine: e, job: job, cut: job.cut(0)}
-	if err := e.log.WaitDurable(ctx, s.cut); err != nil {
+	return s.run(ctx)
+}
+
+// run makes step after step until the last key.
+func (s *stepper) run(ctx context.Context) error {
+	if err := s.engine.log.WaitDurable(ctx, s.cut); err != nil {
 		return err
 	}
 	for lower, more := []byte(nil), true; more; {
