@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// IO says how an OS does batches that several requests in flight make faster: reads, and scattered direct writes. All
-// else is plain system calls in any case: a ring was measured to be slower there.
+// IO is the method with which an OS does batches that several requests in flight make faster: reads, and scattered
+// direct writes. Everything else is plain system calls in any case: a ring was measured to be slower there.
 type IO uint8
 
-// The ways.
+// The methods.
 const (
 	// IOAuto uses io_uring if the kernel has it, and pread and pwrite if not.
 	IOAuto IO = iota
@@ -34,10 +34,10 @@ func ParseIO(s string) (IO, error) {
 			return IO(i), nil
 		}
 	}
-	return 0, fmt.Errorf("vfs: unknown way of I/O %q; it is one of %q", s, ioNames)
+	return 0, fmt.Errorf("vfs: unknown I/O method %q; expected one of %q", s, ioNames)
 }
 
-// batcher runs the batches of an OS and counts which way they went.
+// batcher runs the batches of an OS and counts them by path.
 type batcher struct {
 	rings *ringPool // nil without io_uring
 	pool  pool
@@ -47,18 +47,18 @@ type batcher struct {
 	watches [Paths]stopwatch
 }
 
-// Stats says which paths requests took. It exists so that no benchmark compares a ring that was silently off.
+// Stats counts requests by path. It exists so that no benchmark compares a ring that was off without notice.
 type Stats struct {
 	SingleReads  uint64 // ReadAt calls and read batches of one, on the caller's thread
 	RingReads    uint64 // requests of batches that went over io_uring
 	RingWrites   uint64
 	PoolReads    uint64 // requests of batches that went over several threads' preads and pwrites
 	PoolWrites   uint64
-	VectorReads  uint64 // requests of batches that the caller's thread did, a run of neighbours a call: see inPlace
+	VectorReads  uint64 // requests of batches on the caller's thread, with one call for each run: see inPlace
 	VectorWrites uint64
 	Repeated     uint64 // requests of a ring that were finished by pread or pwrite
 
-	Rings                 int    // rings in being
+	Rings                 int    // rings that exist
 	InFlight              int64  // requests in rings now
 	Submissions           uint64 // io_uring_enter calls
 	Wakeups               uint64 // times a batch was parked and woken
@@ -127,12 +127,13 @@ func (b *batcher) runSingle(f *osFile, op Op, req *Request) {
 	}
 }
 
-// runLengthMin is the average length of runs from which one pwritev a run beats a ring.
+// runLengthMin is the average length of runs from which one pwritev for each run is faster than a ring.
 const runLengthMin = 8
 
-// inPlace tells whether the caller's thread does a batch best. Reads of neighbours are one request to the device, and 64 KiB of them take
-// 95 us where 8 KiB take 59; a ring would hand the caller over to the poller and back for it. A buffered write copies into the page cache
-// and does not wait, and a long run is one request to the device. Windows of 32 pages of 8 KiB, fdatasync every 4, pages/s:
+// inPlace reports whether a batch is fastest on the caller's thread. Reads of neighbours are one request to the device:
+// 64 KiB of them take 95 us and 8 KiB take 59, and with a ring the caller would also wait in the poller. A buffered
+// write copies into the page cache and does not wait, and a long run is one request to the device. Windows of 32 pages
+// of 8 KiB, fdatasync every 4, pages/s:
 //
 //	             direct, scattered   direct, contiguous   buffered, scattered   buffered, contiguous
 //	in place           16k                  206k                  29k                   197k
@@ -153,7 +154,7 @@ func (b *batcher) count(op Op, n int, reads, writes *atomic.Uint64) {
 	}
 }
 
-// runOne finishes a request by pread or pwrite, from the point that something else has reached.
+// runOne finishes a request by pread or pwrite, of which the first done bytes are already transferred.
 func runOne(f *osFile, op Op, req *Request, done int) {
 	var err error
 	if op == OpRead {
@@ -172,7 +173,7 @@ func batchError(f *osFile, op Op, err error) error {
 	return pathError(op, f.name, err)
 }
 
-// checkRequest refuses what a ring would misunderstand: to io_uring, offset -1 is the file's current position.
+// checkRequest refuses negative offsets: to io_uring, offset -1 is the file's current position.
 func checkRequest(f *osFile, op Op, req *Request) bool {
 	req.Err = nil
 	if req.Offset < 0 {

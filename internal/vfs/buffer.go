@@ -7,12 +7,12 @@ import (
 	"unsafe"
 )
 
-// DirectAlignment is what addresses, offsets and lengths of direct I/O must be multiples of. Devices with 512-byte
-// logical blocks accept less; all that matter accept this.
+// DirectAlignment is the alignment of addresses, offsets and lengths of direct I/O. Devices with 512-byte logical blocks
+// accept less; all common devices accept this.
 const DirectAlignment = 4096
 
-// AlignedBuffer is a zeroed buffer of size bytes whose address is fit for direct I/O. It is ordinary garbage-collected
-// memory; a cache that wants its frames off the heap maps them itself, and a mapping is aligned anyway.
+// AlignedBuffer is a zeroed buffer of size bytes with an address that is aligned for direct I/O. It is ordinary
+// garbage-collected memory; a cache with frames off the heap maps them itself, and a mapping is always aligned.
 func AlignedBuffer(size int) []byte {
 	buf := make([]byte, size+DirectAlignment)
 	address := uintptr(unsafe.Pointer(unsafe.SliceData(buf)))
@@ -23,19 +23,19 @@ func AlignedBuffer(size int) []byte {
 // zeroFillChunk is large enough that the writes run at the device's speed and small enough not to matter in memory.
 const zeroFillChunk = 1 << 20
 
-// PreallocateZeroed allocates [0, size) of a new file and writes zeros over it, then syncs: for files that will be overwritten
-// in small pieces, each followed by a sync. Preallocate alone leaves unwritten extents, and every first write to a block of them
-// makes the next sync commit to the file system's journal. Measured on ext4, one write + fdatasync each, growing file /
-// Preallocate / PreallocateZeroed: 256 B pieces 5.0k / 7.4k / 7.3k syncs per second, 4 KiB 3.2k / 4.2k / 5.4k,
-// 16 KiB 3.2k / 3.7k / 5.1k. The price is writing 64 MiB in some 45 ms. (FALLOC_FL_WRITE_ZEROES would do it in the
-// device; ext4 on virtio says EOPNOTSUPP.)
+// PreallocateZeroed allocates [0, size) of a new file, writes zeros to it and syncs. It is for files that are later
+// overwritten in small pieces, each followed by a sync. Preallocate alone leaves unwritten extents, and after the first
+// write to a block of them the next sync commits to the file system's journal. Measured on ext4, one write + fdatasync
+// each, growing file / Preallocate / PreallocateZeroed: 256 B pieces 5.0k / 7.4k / 7.3k syncs per second, 4 KiB
+// 3.2k / 4.2k / 5.4k, 16 KiB 3.2k / 3.7k / 5.1k. It costs the time to write 64 MiB, about 45 ms.
+// (FALLOC_FL_WRITE_ZEROES would do it in the device; ext4 on virtio returns EOPNOTSUPP.)
 func PreallocateZeroed(f File, size int64) error {
 	old, err := f.Size()
 	if err != nil {
 		return err
 	}
 	if old != 0 {
-		return pathError(OpPreallocate, f.Name(), fmt.Errorf("file has %d bytes; only an empty one may be zeroed", old))
+		return pathError(OpPreallocate, f.Name(), fmt.Errorf("file has %d bytes; only an empty file may be zeroed", old))
 	}
 	if err := f.Preallocate(size); err != nil && !errors.Is(err, syscall.EOPNOTSUPP) {
 		return err
@@ -46,8 +46,8 @@ func PreallocateZeroed(f File, size int64) error {
 	return f.Sync()
 }
 
-// Preallocate is f.Preallocate, but on a file system that cannot allocate without writing it extends the file by writing zeros. After an error
-// the file has its old length again if the file system lets it.
+// Preallocate is f.Preallocate, but on a file system that cannot allocate without writing it extends the file by writing
+// zeros. After an error it restores the old length of the file if the file system allows it.
 func Preallocate(f File, size int64) error {
 	err := f.Preallocate(size)
 	if !errors.Is(err, syscall.EOPNOTSUPP) {

@@ -6,41 +6,43 @@ import (
 	"time"
 )
 
-// gatherer joins single reads of a file that come while others are under way.
+// coalescer combines single reads of a file that come while other reads run.
 //
-//	read ─► nobody else is reading: pread
-//	     └► fewer than gatherLeaders batches are on their way: lead one, of all that wait
-//	     └► else wait: to be told that it was read, or to lead the next batch
+//	read ─► no other read runs: pread
+//	     └► fewer than coalesceLeaders batches run: lead a batch of all waiting reads
+//	     └► else wait: until another leader has done the read, or until this read leads the next batch
 //
-// A pread holds a processor until the scheduler takes it away, and knocks at the device by itself, which in a virtual machine is a quarter
-// of what it costs. Over a ring a waiting reader holds nothing, and several knock once. There is no timer: who waits, waits for a batch that is on
-// its way. Random cold gets by 8 goroutines on 2 processors, medians of 3: 33k for 18k/s with direct I/O, 36k for 24k/s without, at 10 to 30 %
-// less processor time each; by 2 and 3 goroutines neither gains.
+// A pread holds a processor until the scheduler takes it away, and notifies the device by itself, which in a virtual
+// machine is a quarter of its cost. With a ring, a waiting reader holds no processor, and several reads need one
+// notification. There is no timer: a reader waits for a batch that runs. Random cold gets by 8 goroutines on 2
+// processors, medians of 3: 33k instead of 18k/s with direct I/O, 36k instead of 24k/s without, with 10 to 30 % less
+// processor time each; with 2 and 3 goroutines there is no gain.
 type coalescer struct {
-	reading atomic.Int32 // reads under way, of either kind
+	reading atomic.Int32 // running reads, of either kind
 
 	mu      sync.Mutex
 	leaders int
 	waiting []*coalescedRead // in order of arrival, one for each goroutine
 }
 
-// gatherLeaders is how many batches are on their way at a time. One leaves the device idle between two, more share the knocking less.
+// coalesceLeaders is how many batches run at a time. With one batch the device is idle between two batches; with more
+// than four, fewer reads share a notification.
 const coalesceLeaders = 4
 
-// gathered is a read that waits.
+// coalescedRead is a waiting read.
 type coalescedRead struct {
 	req    Request
-	read   bool          // when signalled: it was read; else it is to lead
+	read   bool          // when signalled: the read is done; else it leads the next batch
 	signal chan struct{} // capacity 1
 
-	// Of the batch that it leads.
+	// The batch that it leads.
 	group [ringWindow]*coalescedRead
 	reqs  [ringWindow]Request
 }
 
 var coalescedReads = sync.Pool{New: func() any { return &coalescedRead{signal: make(chan struct{}, 1)} }}
 
-// readAt reads all of p, together with others.
+// readAt reads all of p, together with other reads.
 func (g *coalescer) readAt(f *osFile, p []byte, off int64) error {
 	r := coalescedReads.Get().(*coalescedRead)
 	defer coalescedReads.Put(r)
@@ -55,7 +57,7 @@ func (g *coalescer) readAt(f *osFile, p []byte, off int64) error {
 	return err
 }
 
-// mayLead reports whether r is to lead now. Else it waits.
+// mayLead reports whether r leads a batch now; otherwise it adds r to the waiting reads.
 func (g *coalescer) mayLead(r *coalescedRead) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -67,7 +69,7 @@ func (g *coalescer) mayLead(r *coalescedRead) bool {
 	return false
 }
 
-// lead reads r and what waits, and hands over.
+// lead does r and the waiting reads, and then lets the next waiting read lead.
 func (g *coalescer) lead(f *osFile, r *coalescedRead) {
 	group, reqs := &r.group, &r.reqs
 	group[0] = r
@@ -97,14 +99,14 @@ func (g *coalescer) lead(f *osFile, r *coalescedRead) {
 	next.signal <- struct{}{}
 }
 
-// drop takes the first n out of those that wait.
+// drop removes the first n waiting reads.
 func (g *coalescer) drop(n int) {
 	rest := copy(g.waiting, g.waiting[n:])
 	clear(g.waiting[rest:])
 	g.waiting = g.waiting[:rest]
 }
 
-// runGathered does reads that were joined, a single one over the ring too.
+// runCoalesced does coalesced reads, over a ring even if there is only one.
 func (b *batcher) runCoalesced(f *osFile, reqs []Request) {
 	if len(reqs) > 1 {
 		b.run(f, OpRead, reqs)

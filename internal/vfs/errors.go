@@ -7,15 +7,15 @@ import (
 	"syscall"
 )
 
-// noSpaceError is an out-of-space errno that matches ErrNoSpace and stays recognisable as what the kernel said.
+// noSpaceError is an out-of-space errno that matches ErrNoSpace, and also the errno itself.
 type noSpaceError struct{ errno syscall.Errno }
 
 func (e noSpaceError) Error() string        { return e.errno.Error() }
 func (e noSpaceError) Unwrap() error        { return e.errno }
 func (e noSpaceError) Is(target error) bool { return target == ErrNoSpace }
 
-// pathError names the file and the operation in an error, and marks the errors of a full device. It returns nil for
-// nil. An error that a lower layer has already named keeps that name.
+// pathError adds the file and the operation to an error, and makes the errors of a full device match ErrNoSpace. It
+// returns nil for nil. An error that already names a file keeps that name.
 func pathError(op Op, name string, err error) error {
 	if err == nil {
 		return nil
@@ -31,12 +31,13 @@ func pathError(op Op, name string, err error) error {
 	return &fs.PathError{Op: op.String(), Path: name, Err: err}
 }
 
-// Exhausted reports whether an operation failed because the process or the machine is out of descriptors or memory: its file has no part in that.
+// Exhausted reports whether an operation failed because the process or the machine is out of descriptors or memory, and
+// not because of its file.
 func Exhausted(err error) bool {
 	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) || errors.Is(err, syscall.ENOMEM)
 }
 
-// LockedError is ErrLocked with the process that has the lock.
+// LockedError is ErrLocked with the process that holds the lock.
 type LockedError struct{ PID int } // zero: not known
 
 func (e *LockedError) Error() string {

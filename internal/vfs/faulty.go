@@ -9,12 +9,12 @@ import (
 	"time"
 )
 
-// Faulty is another file system with faults injected by rules. Without rules it is that file system.
+// Faulty wraps a file system and injects faults by rules. Without rules it behaves like that file system.
 //
 //	faulty := vfs.NewFaulty(fs)
 //	rule := faulty.Inject(vfs.Rule{Op: vfs.OpSyncData, Name: "*.log", Nth: 3}) // the third fdatasync of a log fails with EIO
 //	...
-//	if rule.Fired() == 0 { t.Fatal("the fault was never met") }
+//	if rule.Fired() == 0 { t.Fatal("the fault was not injected") }
 type Faulty struct {
 	inner FS
 	mu    sync.Mutex
@@ -23,14 +23,14 @@ type Faulty struct {
 
 var _ FS = (*Faulty)(nil)
 
-// Rule says which operations go wrong and how. The zero values mean: every operation, of every file, each time, EIO.
+// Rule says which operations fail and how. The zero values mean: every operation, of every file, each time, EIO.
 type Rule struct {
-	// Op is the operations it is about; zero means OpAny.
+	// Op is the operations that match; zero means OpAny.
 	Op Op
 	// Name is a path.Match pattern for the base name; empty means every file. A rename matches with its old name.
 	Name string
-	// Nth counts matching operations from 1; the fault strikes at the Nth only, or from there on if Sticky. Zero
-	// strikes each time.
+	// Nth counts matching operations from 1; the rule fires at the Nth only, or from there on if Sticky. With zero it
+	// fires each time.
 	Nth    int
 	Sticky bool
 	Fault  Fault
@@ -41,14 +41,14 @@ type Rule struct {
 	Bytes int
 	// Delay is how long the operation waits before anything else.
 	Delay time.Duration
-	// Until, if not nil, holds the operation back until it is closed: a device that does not answer.
+	// Until, if not nil, blocks the operation until it is closed, like a device that does not answer.
 	Until <-chan struct{}
 }
 
-// Fault is what goes wrong.
+// Fault is how an operation fails.
 type Fault uint8
 
-// The faults. Those that only make sense for a read or a write leave other operations alone.
+// The faults. A fault for reads or writes does not affect other operations.
 const (
 	// Fail does nothing and reports Err. A failed sync has made nothing durable.
 	Fail Fault = iota
@@ -56,19 +56,19 @@ const (
 	Short
 	// Torn writes only the sectors of a write that have an odd number in the file, and reports Err.
 	Torn
-	// LostSync reports success and does nothing: a lying device, for writes and syncs.
+	// LostSync reports success and does nothing, like a device that ignores writes or syncs.
 	LostSync
 	// FlipBit flips the lowest bit of a byte in what a read returns, and reports success.
 	FlipBit
 	// Slow only waits for Delay and Until.
 	Slow
-	// DiscardDirty fails a sync as Linux does after an error of the device: the pages that were dirty count as clean. Reads still return
-	// what was written, a later sync reports success without writing it, and a crash loses it; a page that is written
-	// again is dirty again. Over a file system other than Mem it is Fail.
+	// DiscardDirty fails a sync as Linux does after an error of the device: dirty pages count as clean. Reads still
+	// return what was written, a later sync reports success without writing it, and a crash loses it; a page that is
+	// written again is dirty again. With a file system other than Mem it is Fail.
 	DiscardDirty
 )
 
-// Injected is a rule at work.
+// Injected is a rule in use.
 type Injected struct {
 	owner   *Faulty
 	rule    Rule
@@ -76,8 +76,8 @@ type Injected struct {
 	fired   int // guarded by owner.mu
 }
 
-// Errnos are what a file system says of an operation that it does not do. EINTR is among them although the OS repeats what a signal
-// interrupted: no caller may depend on that.
+// Errnos are errors with which a file system refuses an operation. EINTR is one of them although OS repeats interrupted
+// calls: no caller may depend on that.
 func Errnos() []syscall.Errno {
 	return []syscall.Errno{
 		syscall.EIO, syscall.ENOSPC, syscall.EDQUOT, syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.EINTR, syscall.EROFS,
@@ -87,7 +87,7 @@ func Errnos() []syscall.Errno {
 // NewFaulty wraps inner.
 func NewFaulty(inner FS) *Faulty { return &Faulty{inner: inner} }
 
-// Inject adds a rule. If several rules strike at once, the first injected wins; each counts its matches all the same.
+// Inject adds a rule. If several rules match an operation, the first injected one fires; all of them count the match.
 func (f *Faulty) Inject(rule Rule) *Injected {
 	if rule.Op == 0 {
 		rule.Op = OpAny
@@ -105,21 +105,21 @@ func (f *Faulty) Inject(rule Rule) *Injected {
 	return injected
 }
 
-// Fired is how often the fault struck.
+// Fired is how often the rule fired.
 func (i *Injected) Fired() int {
 	i.owner.mu.Lock()
 	defer i.owner.mu.Unlock()
 	return i.fired
 }
 
-// Remove takes the rule out.
+// Remove removes the rule.
 func (i *Injected) Remove() {
 	i.owner.mu.Lock()
 	defer i.owner.mu.Unlock()
 	i.owner.rules = slices.DeleteFunc(i.owner.rules, func(r *Injected) bool { return r == i })
 }
 
-// strike counts the operation against every rule and returns the one that strikes, after its delay.
+// match counts the operation for every matching rule and returns the rule that fires, after its delay.
 func (f *Faulty) match(op Op, name string) *Rule {
 	f.mu.Lock()
 	var struck *Injected
@@ -188,7 +188,7 @@ func (f *Faulty) do(op Op, name string, call func() error) error {
 	return call()
 }
 
-// Open opens or creates a file whose operations go through the rules too.
+// Open opens or creates a file. The rules apply to its operations too.
 func (f *Faulty) Open(name string, mode Mode) (File, error) {
 	op := OpOpen
 	if mode == Create {

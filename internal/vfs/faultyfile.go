@@ -10,7 +10,7 @@ var _ File = (*faultyFile)(nil)
 
 func (f *faultyFile) do(op Op, call func() error) error { return f.fs.do(op, f.Name(), call) }
 
-// Close closes the file. A close that fails by a rule has closed it all the same, as on Linux.
+// Close closes the file, also if it fails by a rule, as on Linux.
 func (f *faultyFile) Close() error {
 	var inner error
 	failed := f.do(OpClose, func() error {
@@ -75,8 +75,8 @@ func (f *faultyFile) writeAs(rule *Rule, p []byte, off int64) (int, error) {
 	return f.File.WriteAt(p, off)
 }
 
-// tornWrite writes the odd sectors of p: the front is missing and later parts are there, which is what a reader that
-// trusts a header finds hardest.
+// tornWrite writes the odd sectors of p: the first sector is missing and later sectors are there, which is the hardest
+// case for a reader that trusts a header.
 func (f *faultyFile) tornWrite(rule *Rule, p []byte, off int64) error {
 	for at := 0; at < len(p); {
 		span := min(len(p)-at, int(sectorSize-(off+int64(at))%sectorSize))
@@ -134,7 +134,7 @@ func (f *faultyFile) sync(op Op, call func() error) error {
 	return call()
 }
 
-// ReadBatch passes on the requests that no rule strikes as one batch, so that the inner file's batch path is tested
+// ReadBatch passes the requests for which no rule fires on as one batch, so that the inner file's batch path is tested
 // and not replaced.
 func (f *faultyFile) ReadBatch(reqs []Request) error {
 	return f.batch(OpRead, reqs, f.readAs, f.File.ReadBatch)
@@ -160,10 +160,10 @@ func (f *faultyFile) batch(
 		healthy, indexes = append(healthy, reqs[i]), append(indexes, i)
 	}
 	if len(healthy) > 0 {
-		_ = inner(healthy) // each request's error is taken over below
+		_ = inner(healthy) // each request's error is copied below
 	}
-	for i, place := range indexes {
-		reqs[place].Err = healthy[i].Err
+	for i, index := range indexes {
+		reqs[index].Err = healthy[i].Err
 	}
 	return firstError(reqs)
 }

@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// Path is a way that requests take to the device.
+// Path is how requests get to the device.
 type Path uint8
 
-// The paths. A batch is timed as a whole: it is what its caller waits for.
+// The paths. A batch is timed as a whole, because its caller waits for the whole batch.
 const (
 	PathSingleRead Path = iota // one read, on the caller's thread
 	PathRing                   // a batch over io_uring
@@ -24,22 +24,24 @@ var pathNames = [Paths]string{"single_read", "ring", "pool", "vector"}
 func (p Path) String() string { return pathNames[p] }
 
 const (
-	// LatencyBuckets is the number of buckets of a Latency. Bucket i counts what took less than LatencyBound(i), the last one the rest.
+	// LatencyBuckets is the number of buckets of a Latency. Bucket i counts operations shorter than LatencyBound(i), the
+	// last bucket all longer ones.
 	LatencyBuckets = 20
-	// latencyFirst tells reads from the operating system's memory, a few microseconds, from those that reach a device.
+	// latencyFirst separates reads from the page cache, a few microseconds, from reads that reach a device.
 	latencyFirst = 2 * time.Microsecond
 )
 
 // LatencyBound is the upper bound of bucket i: 2 us, 4 us, ... 0.5 s.
 func LatencyBound(i int) time.Duration { return latencyFirst << i }
 
-// Latency says how long operations of one path took.
+// Latency counts the operations of one path by duration.
 type Latency struct {
 	Buckets [LatencyBuckets]uint64
-	Time    time.Duration // all together
+	Time    time.Duration // sum
 }
 
-// stopwatch counts durations. It is written by whoever has waited for a device, so a shared line costs nothing that matters.
+// stopwatch counts durations. A goroutine writes to it after it has waited for a device, so the cost of a shared cache
+// line does not matter.
 type stopwatch struct {
 	buckets [LatencyBuckets]atomic.Uint64
 	nanos   atomic.Uint64

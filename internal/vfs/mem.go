@@ -10,16 +10,17 @@ import (
 	"sync"
 )
 
-// Mem is a file system in memory that can crash: Crash returns what a disk could hold after the power went, which
-// is what file and directory syncs promised and an arbitrary part of the rest.
+// Mem is a file system in memory that can crash: Crash returns what a disk could hold after a power failure, which is
+// everything that file and directory syncs promised, and an arbitrary part of the rest.
 //
-// Every file has two images: what readers see, and what is durable; between them lies the list of writes and size
-// changes since the last sync. Names have two tables and a list in the same way. A sync moves the list's effect into the durable
-// side; a crash applies a part of it.
+// Every file has two images: the visible one, which readers see, and the durable one. The difference is the list of
+// writes and size changes since the last sync. Names have two tables and a list in the same way. A sync applies the list
+// to the durable image; a crash applies a part of it.
 //
-// Directories are durable from birth (as MkdirAll promises), and a file's sync says nothing about its name.
+// A directory is durable as soon as it exists (as MkdirAll promises), and the sync of a file does not make its name
+// durable.
 type Mem struct {
-	// mu guards everything below, the files' contents included: one lock makes a crash a single moment.
+	// mu guards everything below, also the files' contents: with one lock a crash is atomic.
 	mu       sync.RWMutex
 	crashed  bool
 	dirs     map[string]bool
@@ -41,7 +42,8 @@ type memNode struct {
 	now     *memImage
 	durable *memImage
 	pending []contentChange // from durable to now, oldest first
-	// forgotten are blocks of now whose last writes a failed sync gave up: no sync writes them until they are written again.
+	// discarded are blocks of now whose last writes a failed sync discarded: no sync writes them until they are written
+	// again.
 	discarded map[int]bool
 	links     int
 	handles   int
@@ -86,8 +88,8 @@ func (m *Mem) SetHook(hook func(op Op, name string)) {
 	m.hook = hook
 }
 
-// Mutations counts the mutating operations (OpMutating) so far. Running a workload once tells a test how many places to
-// crash at there are; see CrashAt.
+// Mutations counts the mutating operations (OpMutating) so far. A test runs a workload once to learn at how many
+// operations it can crash; see CrashAt.
 func (m *Mem) Mutations() int64 {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -102,14 +104,14 @@ func (m *Mem) CrashAt(n int64) {
 	m.crashAt = n
 }
 
-// Crashed tells whether the file system has crashed.
+// Crashed reports whether the file system has crashed.
 func (m *Mem) Crashed() bool {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	return m.crashed
 }
 
-// mutate runs one mutating operation: the hook, the count, the crash that was asked for, then do under the lock.
+// mutate runs one mutating operation: the hook, the count, the requested crash, then do under the lock.
 func (m *Mem) mutate(op Op, name string, do func() error) error {
 	m.mu.RLock()
 	hook := m.hook
@@ -129,7 +131,7 @@ func (m *Mem) mutate(op Op, name string, do func() error) error {
 	return pathError(op, name, do())
 }
 
-// look runs an operation that changes nothing.
+// observe runs an operation that changes nothing.
 func (m *Mem) observe(op Op, name string, do func() error) error {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -187,7 +189,7 @@ func (m *Mem) createLocked(name string) (*memNode, error) {
 	return node, nil
 }
 
-// changeName applies a change to what programs see, and remembers it for the crash.
+// changeName applies a change to the visible names, and records it for the crash.
 func (m *Mem) changeName(change nameChange) {
 	replaced := m.names[change.to]
 	gone := m.names[change.from]
@@ -207,7 +209,7 @@ func applyName(names map[string]*memNode, change nameChange) {
 	}
 }
 
-// unlinkLocked takes one name from a node and gives its space back if nothing else holds it.
+// unlinkLocked removes one name of a node and frees its space if it has no other name and no handle.
 func (m *Mem) unlinkLocked(node *memNode) {
 	if node == nil {
 		return
@@ -247,8 +249,8 @@ func (m *Mem) removeDirLocked(dir string) error {
 	return nil
 }
 
-// Rename moves a file, replacing what stands at the new name. It is atomic in a crash, as on every journaling file
-// system: the file is at one of its names.
+// Rename moves a file and replaces a file with the new name. It is atomic in a crash, as on every journaling file
+// system: the file has one of its names.
 func (m *Mem) Rename(from, to string) error {
 	from, to = path.Clean(from), path.Clean(to)
 	return m.mutate(OpRename, from+" -> "+to, func() error {
@@ -266,7 +268,7 @@ func (m *Mem) Rename(from, to string) error {
 	})
 }
 
-// MkdirAll makes dir and what is missing above it.
+// MkdirAll makes dir and its missing parents.
 func (m *Mem) MkdirAll(dir string) error {
 	dir = path.Clean(dir)
 	return m.mutate(OpMkdir, dir, func() error {
@@ -333,7 +335,7 @@ func (m *Mem) SyncDir(dir string) error {
 	})
 }
 
-// syncNamesLocked makes the pending changes durable that touch dir, and with each the earlier ones of its names.
+// syncNamesLocked makes the pending changes in dir durable, and with each change the earlier changes of its names.
 func (m *Mem) syncNamesLocked(dir string) {
 	chosen := make([]bool, len(m.pending))
 	needed := map[string]bool{}
@@ -369,7 +371,7 @@ func (c nameChange) touched() []string {
 	return []string{c.from, c.to}
 }
 
-// Lock takes the lock file. Locks do not outlive a crash.
+// Lock takes the lock file. A crash ends all locks.
 func (m *Mem) Lock(name string) (io.Closer, error) {
 	name = path.Clean(name)
 	m.mu.RLock()
@@ -415,10 +417,10 @@ func (l *memLock) Close() error {
 	return nil
 }
 
-// memUnlimited is what Free reports when there is no limit.
+// memUnlimited is the result of Free without a limit.
 const memUnlimited = 1 << 40
 
-// Free is what is left of the capacity.
+// Free is the rest of the capacity.
 func (m *Mem) Free(dir string) (free int64, err error) {
 	dir = path.Clean(dir)
 	err = m.observe(OpFree, dir, func() error {

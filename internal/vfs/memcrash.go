@@ -6,24 +6,25 @@ import (
 	"slices"
 )
 
-// Survival says what a crash leaves of what was not synced.
+// Survival is which unsynced changes survive a crash.
 type Survival uint8
 
-// What a crash keeps.
+// The kinds of survival.
 const (
 	// SurviveSome keeps a random part; see survivingNames and tear.
 	SurviveSome Survival = iota
-	// SurviveNone keeps nothing that was not synced.
+	// SurviveNone keeps no unsynced change.
 	SurviveNone
-	// SurviveAll keeps everything but what a failed sync gave up.
+	// SurviveAll keeps everything except what a failed sync discarded.
 	SurviveAll
-	// SurviveProcess is no crash of the machine: the process died, and what the kernel holds, dirty or forgotten, is as it was.
+	// SurviveProcess is the end of the process without a crash of the machine: the kernel's pages, dirty or discarded,
+	// are as they were.
 	SurviveProcess
 )
 
-// Crash stops the file system (every operation on it and its files returns ErrCrashed from now on) and returns what
-// the disk holds, as a new file system with the same capacity and no hook or lock. What survives is a function of seed
-// and of what was done before, and may be asked for many times with different seeds.
+// Crash stops the file system (every operation on it and its files returns ErrCrashed from now on) and returns the
+// contents of the disk, as a new file system with the same capacity and no hook or lock. The result is a function of seed
+// and of the operations before, and a test may call Crash many times with different seeds.
 func (m *Mem) Crash(seed uint64, survival Survival) *Mem {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -37,7 +38,7 @@ func (m *Mem) Crash(seed uint64, survival Survival) *Mem {
 		return survivor
 	}
 	names := m.survivingNames(rng, survival)
-	for _, name := range slices.Sorted(maps.Keys(names)) { // sorted: the order of draws must not depend on the map
+	for _, name := range slices.Sorted(maps.Keys(names)) { // sorted: the order of random numbers must not depend on the map
 		node := names[name].afterCrash(rng, survival)
 		survivor.durable[name], survivor.names[name] = node, node
 		survivor.used += int64(node.now.used) * memBlockSize
@@ -45,7 +46,7 @@ func (m *Mem) Crash(seed uint64, survival Survival) *Mem {
 	return survivor
 }
 
-// restart takes over what the kernel holds of m, as another process finds it.
+// restart copies the state of the kernel from old, as another process finds it.
 func (m *Mem) restart(old *Mem) {
 	nodes := map[*memNode]*memNode{nil: nil}
 	node := func(n *memNode) *memNode {
@@ -71,7 +72,7 @@ func (m *Mem) restart(old *Mem) {
 }
 
 // survivingNames applies a random subset of the pending name changes to the durable names. A change survives only if
-// every earlier one of its names did: no file system forgets a rename and remembers what was later put in its place.
+// every earlier change of its names did: no file system loses a rename and keeps a later change of the same name.
 func (m *Mem) survivingNames(rng *rand.Rand, survival Survival) map[string]*memNode {
 	names := maps.Clone(m.durable)
 	if survival == SurviveNone {
@@ -112,9 +113,9 @@ func (n *memNode) afterCrash(rng *rand.Rand, survival Survival) *memNode {
 
 // tear decides which of a file's unsynced changes reached the disk.
 //
-// Each sector was last written out at some moment of its own, so it holds all changes before that moment and none
-// after; that is all a disk with atomic sectors can do, and it contains prefixes, torn writes, and reordering. The
-// size has a moment too.
+// Each sector was last written at a time of its own, so it has all changes before that time and none after it. A disk
+// with atomic sectors can do nothing else, and this includes prefixes, torn writes and reordering. The size has a time
+// too. A time is a number of changes.
 type tear struct {
 	changes int
 	shape   tearShape
@@ -124,13 +125,13 @@ type tear struct {
 
 type tearShape int
 
-// Uniform moments alone would almost never leave a long log nearly whole or nearly empty, where the interesting
+// Uniform times alone would almost never leave a long log nearly complete or nearly empty, where the interesting
 // failures are.
 const (
 	tearPrefix  tearShape = iota // everything before one change, which is torn
-	tearUniform                  // each sector at any moment
-	tearFew                      // one sector in eight is late, the others are durable state
-	tearMost                     // one sector in eight is old, the others are complete
+	tearUniform                  // each sector at any time
+	tearFew                      // one sector in eight has unsynced changes, the others have none
+	tearMost                     // one sector in eight is old, the others have all changes
 	tearShapes
 )
 
@@ -143,7 +144,7 @@ func newTear(rng *rand.Rand, changes int) *tear {
 	}
 }
 
-// sectorMoment is how many of the changes the sector has seen. It is a hash, so that it costs no memory.
+// sectorTime is how many of the changes the sector has. It is a hash, so that it needs no memory.
 func (t *tear) sectorTime(sector int64) int {
 	h := mix(t.salt + uint64(sector)*0x9e3779b97f4a7c15)
 	exception := h&7 == 0
@@ -165,18 +166,18 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// apply brings disk, the durable image, to where the tear left it.
+// apply applies the surviving changes to disk, the durable image.
 func (t *tear) apply(disk *memImage, changes []contentChange) {
 	size := disk.size
 	for i, change := range changes {
-		known := i < t.time // whether the size after this change is on the disk
+		sized := i < t.time // the size after this change is on the disk
 		switch {
 		case change.kind == OpWrite:
 			t.applyWrite(disk, i, change)
-			if known {
+			if sized {
 				size = max(size, change.off+int64(len(change.data)))
 			}
-		case known:
+		case sized:
 			disk.apply(change)
 			if change.kind == OpTruncate {
 				size = change.size
@@ -188,7 +189,7 @@ func (t *tear) apply(disk *memImage, changes []contentChange) {
 	disk.truncate(size)
 }
 
-// applyWrite writes the sectors that saw change number i, run by run.
+// applyWrite writes the sectors that have change number i, run by run.
 func (t *tear) applyWrite(disk *memImage, i int, change contentChange) {
 	end := change.off + int64(len(change.data))
 	runStart := int64(-1)

@@ -18,7 +18,7 @@ var _ File = (*memFile)(nil)
 
 func (f *memFile) Name() string { return f.name }
 
-// Close gives the handle back; it says nothing about durability.
+// Close closes the handle; it makes nothing durable.
 func (f *memFile) Close() error {
 	f.fs.mu.Lock()
 	defer f.fs.mu.Unlock()
@@ -55,7 +55,7 @@ func (f *memFile) mutate(op Op, do func() error) error {
 	})
 }
 
-// ReadAt reads what programs see, synced or not.
+// ReadAt reads the visible contents, synced or not.
 func (f *memFile) ReadAt(p []byte, off int64) (int, error) {
 	f.fs.mu.RLock()
 	defer f.fs.mu.RUnlock()
@@ -99,7 +99,7 @@ func (m *Mem) reserveLocked(node *memNode, off, length int64) int64 {
 	return node.now.fits(off, length, free)
 }
 
-// apply makes a change visible and remembers it until the next sync.
+// apply makes a change visible and records it until the next sync.
 func (f *memFile) apply(change contentChange) {
 	node := f.node
 	before := node.now.used
@@ -119,7 +119,7 @@ func (m *memImage) apply(change contentChange) {
 	}
 }
 
-// Size is the file's length as programs see it.
+// Size is the visible length of the file.
 func (f *memFile) Size() (size int64, err error) {
 	err = f.observe(OpSize, func() error {
 		size = f.node.now.size
@@ -128,7 +128,7 @@ func (f *memFile) Size() (size int64, err error) {
 	return size, err
 }
 
-// Truncate sets the length; what it adds is a hole.
+// Truncate sets the length; an added part is a hole.
 func (f *memFile) Truncate(size int64) error {
 	return f.mutate(OpTruncate, func() error {
 		if size < 0 {
@@ -139,7 +139,7 @@ func (f *memFile) Truncate(size int64) error {
 	})
 }
 
-// Preallocate takes the space for [0, size), all of it or none.
+// Preallocate takes the space for [0, size), all or nothing.
 func (f *memFile) Preallocate(size int64) error {
 	return f.mutate(OpPreallocate, func() error {
 		if size <= 0 {
@@ -156,7 +156,7 @@ func (f *memFile) Preallocate(size int64) error {
 // Sync makes the file's contents and length durable.
 func (f *memFile) Sync() error { return f.sync(OpSync) }
 
-// SyncData is Sync: the length is what reading the contents back needs.
+// SyncData is Sync: reading the contents back needs the length.
 func (f *memFile) SyncData() error { return f.sync(OpSyncData) }
 
 func (f *memFile) sync(op Op) error {
@@ -166,8 +166,8 @@ func (f *memFile) sync(op Op) error {
 	})
 }
 
-// sync makes durable the image that programs see. A log syncs a few kilobytes of a large file very often, so only
-// the blocks that changed are looked at, unless the file shrank or was preallocated.
+// sync makes the visible image durable. A log syncs a few kilobytes of a large file very often, so sync compares only
+// the changed blocks, unless the file shrank or was preallocated.
 func (n *memNode) sync() {
 	from, to := n.durable, n.now
 	resized := false
@@ -194,7 +194,8 @@ func (n *memNode) sync() {
 	n.pending = n.pending[:0]
 }
 
-// forget is a sync that fails after the kernel gave up what was dirty: see Forget. Changes of size are the journal's, and stay pending.
+// discardDirty is a sync that fails after the kernel has discarded the dirty pages: see DiscardDirty. Changes of size are
+// in the journal, and stay pending.
 func (f *memFile) discardDirty() {
 	f.fs.mu.Lock()
 	defer f.fs.mu.Unlock()
@@ -216,7 +217,7 @@ func (f *memFile) discardDirty() {
 	n.pending = kept
 }
 
-// remember takes the blocks out of what is forgotten that were written again, or cut off.
+// recordDirty removes from the discarded blocks those that were written again or truncated.
 func (n *memNode) recordDirty() {
 	if len(n.discarded) == 0 {
 		return

@@ -9,17 +9,17 @@ const (
 	sectorSize = 512
 )
 
-// memBlock is a block of a file. Only the image that owns it may change it; everyone else holds it as a constant.
+// memBlock is a block of a file. Only the image that owns it may change it; for all other images it is constant.
 type memBlock struct {
 	owner *memImage
 	data  [memBlockSize]byte
 }
 
-// zeroBlock stands for every block that is allocated and was never written. Nobody owns it.
+// zeroBlock is every block that is allocated and was never written. It has no owner.
 var zeroBlock = new(memBlock)
 
-// memImage is the contents of a file at one moment. Images share blocks and copy them on write, so that taking what is durable,
-// and a crash, cost pointers and not contents.
+// memImage is the contents of a file at one moment. Images share blocks and copy them on write, so that a sync and a
+// crash copy pointers and not contents.
 //
 // Invariants: len(blocks)*memBlockSize >= size; a nil block is a hole; bytes at or beyond size are zero.
 type memImage struct {
@@ -78,7 +78,7 @@ func (m *memImage) own(i int) *memBlock {
 	return block
 }
 
-// grow makes the file at least size bytes long; what is new is a hole.
+// grow makes the file at least size bytes long; the new part is a hole.
 func (m *memImage) grow(size int64) {
 	if size <= m.size {
 		return
@@ -118,7 +118,7 @@ func (m *memImage) preallocate(size int64) {
 	}
 }
 
-// fits is how much of the front of [off, off+length) can be written with at most free more blocks.
+// fits is how many bytes of [off, off+length), from off on, can be written with at most free more blocks.
 func (m *memImage) fits(off, length int64, free int) int64 {
 	end := off + length
 	for at := off; at < end; at += memBlockSize - at%memBlockSize {
@@ -133,7 +133,7 @@ func (m *memImage) fits(off, length int64, free int) int64 {
 	return length
 }
 
-// adopt makes blocks [from, to) of m those of src, which loses the right to change them in place.
+// adopt makes blocks [from, to) of m those of src, which may not change them in place any more.
 func (m *memImage) adopt(src *memImage, from, to int) {
 	for i := from; i < to; i++ {
 		block := src.blocks[i]

@@ -2,7 +2,7 @@ package vfs
 
 import "strings"
 
-// Op names the operations of FS and File, as a set: rules and hooks say which of them they mean.
+// Op is a set of operations of FS and File. Rules and hooks use it to select operations.
 type Op uint32
 
 // The operations. A request of a batch counts as one OpRead or OpWrite.
@@ -31,7 +31,7 @@ const (
 const (
 	// OpAny is every operation.
 	OpAny = opEnd - 1
-	// OpMutating is the operations that change what a crash may leave behind.
+	// OpMutating is the operations that change what may remain after a crash.
 	OpMutating = OpCreate | OpWrite | OpTruncate | OpPreallocate | OpSync | OpSyncData | OpRename | OpRemove |
 		OpMkdir | OpSyncDir
 	// OpAnySync is the operations that make something durable.

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// OS is the real file system; see NewOS and OpenOS. All views of one OS (Direct) share its batch machinery, so a
-// process needs one.
+// OS is the real file system; see NewOS and OpenOS. An OS and its Direct variant share the rings and threads for
+// batches, so a process needs one OS.
 type OS struct {
 	batches *batcher
 	direct  bool
@@ -26,7 +26,7 @@ func NewOS() *OS {
 	return &OS{batches: &batcher{}}
 }
 
-// OpenOS returns the operating system's files with batches done in the given way. Close it after its files.
+// OpenOS returns the operating system's files with the given method for batches. Close it after its files.
 func OpenOS(method IO) (*OS, error) {
 	o := NewOS()
 	if method == IOPread {
@@ -40,7 +40,7 @@ func OpenOS(method IO) (*OS, error) {
 	return o, nil
 }
 
-// IO is the way batches are done: IOUring or IOPread.
+// IO is the method for batches: IOUring or IOPread.
 func (o *OS) IO() IO {
 	if o.batches.rings == nil {
 		return IOPread
@@ -48,11 +48,11 @@ func (o *OS) IO() IO {
 	return IOUring
 }
 
-// Stats counts what was done, over all views of this OS.
+// Stats counts the operations of this OS and its Direct variant.
 func (o *OS) Stats() Stats { return o.batches.stats() }
 
-// Close waits for running batches and gives the rings back, for all views of this OS. Files still open go on working,
-// over pread and pwrite.
+// Close waits for running batches and closes the rings of this OS and its Direct variant. Open files continue to work,
+// with pread and pwrite.
 func (o *OS) Close() error {
 	if o.batches.rings == nil {
 		return nil
@@ -60,9 +60,9 @@ func (o *OS) Close() error {
 	return o.batches.rings.close()
 }
 
-// Direct is the same file system with the kernel's page cache bypassed (O_DIRECT): every buffer, offset and length of
-// its files must be a multiple of DirectAlignment; see AlignedBuffer. Not every file system supports it; Open then
-// fails.
+// Direct is the same file system without the kernel's page cache (O_DIRECT): every buffer address, offset and length of
+// its files must be a multiple of DirectAlignment; see AlignedBuffer. Open fails on a file system that does not support
+// it.
 func (o *OS) Direct() *OS {
 	return &OS{batches: o.batches, direct: true}
 }
@@ -88,13 +88,13 @@ func (o *OS) Open(name string, mode Mode) (File, error) {
 	return newOSFile(name, fd, o), nil
 }
 
-// Permissions of what is created: what a store holds is for its own account alone, whatever the umask permits.
+// Permissions of new files and directories: only the account of the store may read them, whatever the umask permits.
 const (
 	fileMode = 0o600
 	dirMode  = 0o700
 )
 
-// openRetry is open(2); file systems that can be interrupted (FUSE, NFS) need the loop.
+// openRetry is open(2); file systems with interruptible calls (FUSE, NFS) need the loop.
 func openRetry(name string, flags int) (int, error) {
 	for {
 		fd, err := unix.Open(name, flags, fileMode)
@@ -109,7 +109,7 @@ func (o *OS) Remove(name string) error {
 	return pathError(OpRemove, name, os.Remove(name))
 }
 
-// Rename moves a file, replacing what stands at the new name.
+// Rename moves a file and replaces a file with the new name.
 func (o *OS) Rename(from, to string) error {
 	var link *os.LinkError
 	err := os.Rename(from, to)
@@ -119,7 +119,7 @@ func (o *OS) Rename(from, to string) error {
 	return pathError(OpRename, from+" -> "+to, err)
 }
 
-// MkdirAll makes dir and what is missing above it, durably.
+// MkdirAll makes dir and its missing parents, durably.
 func (o *OS) MkdirAll(dir string) error {
 	dir = filepath.Clean(dir)
 	if info, err := os.Stat(dir); err == nil && info.IsDir() {
@@ -170,8 +170,8 @@ func (o *OS) SyncDir(dir string) error {
 }
 
 // Lock takes the lock file. The lock (flock) belongs to the open file, so that a second Lock fails in this process as
-// in any other, and a killed process leaves none behind. The file itself stays: removing it would race with the next
-// holder.
+// in any other, and the lock of a killed process ends. The file itself stays: removing it would race with the next
+// owner.
 func (o *OS) Lock(name string) (io.Closer, error) {
 	fd, err := openRetry(name, unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC)
 	if err != nil {
@@ -188,18 +188,18 @@ func (o *OS) Lock(name string) (io.Closer, error) {
 	return newOSFile(name, fd, o), nil
 }
 
-// holderBytesMax is more than a process id and its newline take.
+// ownerBytesMax is more than the length of a process id.
 const ownerBytesMax = 32
 
-// writeHolder writes the id of this process into its lock file, for the error of the next one. It may fail, on a full disk for
-// example: the lock is held without it.
+// writeOwner writes the id of this process into its lock file, for the error message of the next process. It may fail,
+// for example on a full disk: the lock does not need it.
 func writeOwner(fd int) {
 	if unix.Ftruncate(fd, 0) == nil {
 		_, _ = unix.Pwrite(fd, strconv.AppendInt(nil, int64(os.Getpid()), 10), 0)
 	}
 }
 
-// readHolder is the id of the process that has the lock file; zero if it is not known.
+// readOwner is the id of the process that holds the lock; zero if it is not known.
 func readOwner(fd int) int {
 	text := make([]byte, ownerBytesMax)
 	n, err := unix.Pread(fd, text, 0)
@@ -222,7 +222,7 @@ func (o *OS) Free(dir string) (int64, error) {
 	return int64(st.Bavail) * st.Frsize, nil
 }
 
-// retry repeats a system call that a signal interrupted. Only calls that may be repeated blindly go through it.
+// retry repeats a system call that a signal interrupted. It is for calls that may be repeated without a check.
 func retry(call func() error) error {
 	for {
 		if err := call(); err != unix.EINTR {

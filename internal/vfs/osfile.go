@@ -11,8 +11,8 @@ import (
 
 // osFile is an open file of the operating system.
 //
-// The descriptor is counted: an operation that races with Close either runs on the open file or gets fs.ErrClosed. It
-// never runs on another file to which the kernel gave the same number, which for a database would be silent damage.
+// Users of the descriptor are counted: an operation that races with Close either runs on the open file or gets
+// fs.ErrClosed. It never runs on another file to which the kernel gave the same number, which would be silent damage.
 type osFile struct {
 	name      string
 	fd        int
@@ -20,7 +20,7 @@ type osFile struct {
 	direct    bool
 	coalescer coalescer
 
-	// users is the number of operations in flight, plus closedBit once Close was called. Nobody enters after that.
+	// users is the number of operations in flight, plus closedBit once Close was called. No operation starts after that.
 	users   atomic.Int64
 	drained chan struct{} // closed by the last user after closedBit was set
 }
@@ -86,7 +86,7 @@ func (f *osFile) ReadAt(p []byte, off int64) (int, error) {
 	return n, err
 }
 
-// readAt reads alone if nobody else does.
+// readAt reads with a plain call if no other read of the file runs.
 func (f *osFile) readAt(p []byte, off int64) (n int, err error) {
 	others := f.coalescer.reading.Add(1) > 1
 	defer f.coalescer.reading.Add(-1)
@@ -94,7 +94,7 @@ func (f *osFile) readAt(p []byte, off int64) (n int, err error) {
 		if f.coalescer.readAt(f, p, off) == nil {
 			return len(p), nil
 		}
-		// How far it came, and why no further, a plain call tells.
+		// A plain call determines how many bytes can be read, and the error.
 	}
 	start := time.Now()
 	n, err = preadFull(f.fd, p, off)
@@ -132,7 +132,7 @@ func preadFull(fd int, p []byte, off int64) (int, error) {
 	return done, nil
 }
 
-// pwriteFull writes all of p, or says how much of its front it wrote.
+// pwriteFull writes all of p, or returns how many bytes it wrote with the error.
 func pwriteFull(fd int, p []byte, off int64) (int, error) {
 	done := 0
 	for done < len(p) {
@@ -168,7 +168,7 @@ func (f *osFile) Size() (int64, error) {
 	return st.Size, err
 }
 
-// Truncate sets the length; what it adds reads as zero and is not allocated.
+// Truncate sets the length; an added part reads as zero and is not allocated.
 func (f *osFile) Truncate(size int64) error {
 	return f.control(OpTruncate, func(fd int) error { return unix.Ftruncate(fd, size) })
 }
@@ -186,7 +186,7 @@ func (f *osFile) Sync() error {
 	return f.control(OpSync, unix.Fsync)
 }
 
-// SyncData is fdatasync. It is the log's hot call, so it does not go through control's closures.
+// SyncData is fdatasync. The log calls it most often, so it avoids the closures of control.
 func (f *osFile) SyncData() error {
 	if !f.enter() {
 		return f.closedError(OpSyncData)

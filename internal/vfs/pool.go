@@ -12,18 +12,18 @@ const (
 	poolHelpersMax = 32
 )
 
-// pool runs batches with plain system calls. The caller of a batch works on it too, so that a batch always makes progress,
-// however few helpers it gets, and none is left when the batch is done.
+// pool runs batches with plain system calls. The caller of a batch works on it too, so that a batch makes progress
+// without helpers, and all helpers have ended when the batch is done.
 type pool struct {
 	helpers atomic.Int64 // running helpers of all batches
 }
 
-// poolRun is one batch on its way through the pool.
+// poolRun is one running batch.
 type poolRun struct {
 	file *osFile
 	op   Op
 	reqs []Request
-	next atomic.Int64 // index of the next request that nobody has taken
+	next atomic.Int64 // index of the next request that is not taken
 	wg   sync.WaitGroup
 }
 

@@ -12,15 +12,15 @@ import (
 )
 
 const (
-	// ringWindow is how many requests a batch has in the device at once: enough to keep it busy, few enough that a
-	// demand read beside it does not wait behind a long queue. 64 gave 13% more where nobody waits.
+	// ringWindow is how many requests of a batch the device has at once: enough to keep it busy, few enough that a
+	// single read meanwhile does not wait for a long queue. 64 gave 13% more without other readers.
 	ringWindow = 32
-	// ringsMax bounds the batches that use a ring at once; further ones take the pool. Each batch drives a ring of its own,
+	// ringsMax bounds the batches that use a ring at once; other batches use the pool. Each batch uses a ring of its own,
 	// so that there is no lock, no reaper, and no hand-over between goroutines.
 	ringsMax = 8
 )
 
-// ringPool lends rings to batches. Rings are made on demand and kept.
+// ringPool lends rings to batches. It makes rings on demand and keeps them.
 type ringPool struct {
 	idle chan *ringDriver
 
@@ -29,7 +29,7 @@ type ringPool struct {
 	closed bool
 }
 
-// newRingPool makes the first ring, so that a kernel without io_uring is found at the start.
+// newRingPool makes the first ring, so that a kernel without io_uring is detected at the start.
 func newRingPool() (*ringPool, error) {
 	p := &ringPool{idle: make(chan *ringDriver, ringsMax)}
 	driver, err := p.grow()
@@ -56,7 +56,7 @@ func (p *ringPool) grow() (*ringDriver, error) {
 	return driver, nil
 }
 
-// take returns a ring to drive, or nil if all are busy.
+// take returns a free ring, or nil if all are busy.
 func (p *ringPool) take() *ringDriver {
 	select {
 	case driver := <-p.idle:
@@ -65,14 +65,14 @@ func (p *ringPool) take() *ringDriver {
 	}
 	driver, err := p.grow()
 	if err != nil {
-		return nil // out of descriptors or memory: the pool does it, and the counters tell
+		return nil // out of descriptors or memory: the batch uses the pool, and is counted there
 	}
 	return driver
 }
 
 func (p *ringPool) put(driver *ringDriver) { p.idle <- driver }
 
-// close waits for the batches that are on a ring and takes all rings down.
+// close waits for the batches that use a ring and closes all rings.
 func (p *ringPool) close() error {
 	p.mu.Lock()
 	all := p.all
@@ -104,7 +104,7 @@ func (p *ringPool) addStats(s *Stats) {
 	}
 }
 
-// ringDriver is a ring and the state of the batch that is on it.
+// ringDriver is a ring and the state of its batch.
 type ringDriver struct {
 	ring        *uring.Ring
 	file        *osFile
@@ -115,11 +115,11 @@ type ringDriver struct {
 	withdrawn   []int
 	repeated    int // requests that were finished without the ring
 
-	// tap, for tests, changes completions on their way.
+	// tap, for tests, changes completions before they are processed.
 	tap func(uring.Completion) uring.Completion
 }
 
-// run does a batch and returns how many of its requests the ring did not finish.
+// run does a batch and returns how many of its requests were finished without the ring.
 func (d *ringDriver) run(f *osFile, op Op, reqs []Request) (repeated int) {
 	d.file, d.op, d.reqs, d.repeated = f, op, reqs, 0
 	d.done = slices.Grow(d.done[:0], len(reqs))[:len(reqs)]
@@ -154,7 +154,8 @@ func (d *ringDriver) prepare(i int) {
 	d.ring.Prepare(op, d.file.fd, req.Buf[d.done[i]:], req.Offset+int64(d.done[i]), i)
 }
 
-// submit gives the window to the kernel. What the kernel does not take (it may be out of memory) is done here.
+// submit submits the window to the kernel. Requests that the kernel does not take (it may be out of memory) are done
+// here.
 func (d *ringDriver) submit() {
 	if d.ring.Submit() == nil {
 		return
@@ -171,7 +172,7 @@ func (d *ringDriver) repeat(i int) {
 	runOne(d.file, d.op, &d.reqs[i], d.done[i])
 }
 
-// complete takes note of what the kernel did for a request, and sees to the rest of a short transfer.
+// complete processes the completion of a request, and continues a short transfer.
 func (d *ringDriver) complete(c uring.Completion) {
 	i := c.Tag
 	req := &d.reqs[i]

@@ -7,7 +7,8 @@ import (
 // vectorMax is how many buffers one preadv or pwritev takes (IOV_MAX).
 const vectorMax = 1024
 
-// requestRun is a stretch of requests, in the batch's order, whose places are neighbours, so that one preadv or pwritev does them.
+// requestRun is a range of requests, in the batch's order, whose ranges in the file are neighbours, so that one preadv
+// or pwritev does them.
 type requestRun struct{ from, to int }
 
 // nextRun is the run that begins at request from.
@@ -21,7 +22,7 @@ func nextRun(reqs []Request, from int) requestRun {
 	return requestRun{from, to}
 }
 
-// countRuns is how many runs a batch falls into.
+// countRuns is the number of runs of a batch.
 func countRuns(reqs []Request) int {
 	runs := 0
 	for from := 0; from < len(reqs); runs++ {
@@ -30,7 +31,7 @@ func countRuns(reqs []Request) int {
 	return runs
 }
 
-// doRuns does a batch on the caller's thread, one system call a run.
+// doRuns does a batch on the caller's thread, with one system call for each run.
 func doRuns(f *osFile, op Op, reqs []Request) {
 	buffers := make([][]byte, 0, min(len(reqs), vectorMax))
 	for from := 0; from < len(reqs); {
@@ -48,7 +49,8 @@ func doRuns(f *osFile, op Op, reqs []Request) {
 	}
 }
 
-// vectorOnce is how many bytes one preadv(2) or pwritev(2) moved. Its error is not asked for: settleRun meets it again where it belongs.
+// vectorOnce is how many bytes one preadv(2) or pwritev(2) transferred. It ignores the error: completeRun gets it again
+// for the request that it concerns.
 func vectorOnce(fd int, op Op, buffers [][]byte, off int64) int {
 	call := unix.Preadv
 	if op == OpWrite {
@@ -62,8 +64,8 @@ func vectorOnce(fd int, op Op, buffers [][]byte, off int64) int {
 	}
 }
 
-// settleRun sets the errors of a run of which the first done bytes were moved. The request at which it stopped, and each
-// behind it, is done by itself, which gives each the error that is its own.
+// completeRun sets the errors of a run of which the first done bytes were transferred. It does the request at which the
+// call stopped, and each later one, with a call of its own, which gives each request its own error.
 func completeRun(f *osFile, op Op, reqs []Request, done int) {
 	for i := range reqs {
 		req := &reqs[i]

@@ -1,22 +1,28 @@
-// Package vfs is the one way to a file: everything in the engine that touches storage goes through FS and File.
+// Package vfs is the only access to files: every part of the engine that uses storage does so through FS and File.
 //
-// Implementations: OS (the real one), Mem (in memory, with a crash that keeps only what file and directory syncs
-// promised), and Faulty (wraps another and injects errors).
+// Implementations: OS (the real file system), Mem (in memory, with a crash that keeps only what file and directory
+// syncs promised), and Faulty (wraps another file system and injects errors).
 //
-// The OS does single operations and syncs as plain system calls. Batches go where they were measured to be fastest:
+//	coalesced read  a single read that is done together with other single reads of the same file
+//	run             requests of a batch whose ranges in the file are neighbours
+//	ring            one io_uring with the batch that it runs
+//	survival        which unsynced changes remain after a crash of Mem
 //
-//	ReadAt     ─► pread; while others read the same file, together with them, as ReadBatch
-//	ReadBatch  ─► neighbours: preadv on the caller's thread; others: a ring (io_uring), or without one a few threads of preads
+// OS does single operations and syncs as plain system calls. A batch takes the path that was measured to be fastest:
+//
+//	ReadAt     ─► pread; while other goroutines read the same file, coalesced with their reads, as ReadBatch
+//	ReadBatch  ─► neighbours: preadv on the caller's thread; others: a ring, or without one preads in a few threads
 //	WriteBatch ─► buffered, or long runs: pwritev on the caller's thread; scattered direct pages: as ReadBatch
 //
-// Promises a caller may rely on, and nothing else:
+// A caller may rely on these promises, and on nothing else:
 //   - bytes written are durable after a later Sync or SyncData of the same file returned nil;
 //   - a created, renamed or removed name is durable after a later SyncDir of its directory returned nil;
 //   - an unsynced write may survive a crash whole, in part (torn at 512-byte sectors), or not at all, and later
 //     writes may survive where earlier ones did not;
-//   - after a Sync or a write failed, what is on the device is unknown: callers stop, they do not retry.
+//   - after a failed Sync or write, the contents of the device are unknown: callers stop, they do not retry.
 //
-// Names are slash-separated paths. A File may be used by many goroutines at once.
+// Names are slash-separated paths. Many goroutines may use a File at once. The package does not know what the files
+// contain, does not retry failed operations, and does not cache.
 package vfs
 
 import (
@@ -31,9 +37,9 @@ var (
 	ErrLocked = errors.New("vfs: locked by another process")
 	// ErrNoSpace means the device or quota is full. OS errors ENOSPC and EDQUOT match it.
 	ErrNoSpace = errors.New("vfs: no space left on device")
-	// ErrDevice is what the kernel says of a place that the device cannot read or write.
+	// ErrDevice is the kernel's error for a block that the device cannot read or write.
 	ErrDevice error = syscall.EIO
-	// ErrCrashed is what every operation of a crashed in-memory file system returns.
+	// ErrCrashed is the error of every operation of a crashed in-memory file system.
 	ErrCrashed = errors.New("vfs: file system crashed")
 )
 
@@ -55,14 +61,14 @@ type FS interface {
 	Open(name string, mode Mode) (File, error)
 	Remove(name string) error
 	Rename(from, to string) error
-	// MkdirAll makes dir and what is missing above it; the new directories are durable when it returns.
+	// MkdirAll makes dir and its missing parents; the new directories are durable when it returns.
 	MkdirAll(dir string) error
 	// List returns the names (without directory) in dir, sorted.
 	List(dir string) ([]string, error)
 	// Size is the length of the named file in bytes.
 	Size(name string) (int64, error)
 	SyncDir(dir string) error
-	// Lock takes an exclusive lock on the named file, creating it if need be; Close of the result releases it.
+	// Lock takes an exclusive lock on the named file, which it creates if necessary; Close of the result releases it.
 	Lock(name string) (io.Closer, error)
 	// Free is the number of bytes that a writer to dir may still use.
 	Free(dir string) (int64, error)
@@ -77,11 +83,11 @@ type File interface {
 	Size() (int64, error)
 	Truncate(size int64) error
 	// Preallocate makes [0, size) allocated on the device, extending the file with zero bytes if it is shorter. A log
-	// wants more: see PreallocateZeroed.
+	// needs more: see PreallocateZeroed.
 	Preallocate(size int64) error
 	// Sync makes contents and metadata durable (fsync).
 	Sync() error
-	// SyncData makes contents durable, and of the metadata what reading them back needs (fdatasync).
+	// SyncData makes contents durable, and the metadata that reading them back needs (fdatasync).
 	SyncData() error
 	// ReadBatch reads every request, in any order, and returns when all have completed. Each request's Err is set;
 	// the result is the first of them in request order.
@@ -90,8 +96,8 @@ type File interface {
 	WriteBatch(reqs []Request) error
 }
 
-// Request is one read or write of a batch. Err is what ReadAt or WriteAt would have returned: nil only if all of Buf was
-// transferred, io.EOF if the file ended first.
+// Request is one read or write of a batch. Err is the error that ReadAt or WriteAt would have returned: nil only if all
+// of Buf was transferred, io.EOF if the file ended first.
 type Request struct {
 	Buf    []byte
 	Offset int64

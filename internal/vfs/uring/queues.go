@@ -60,7 +60,7 @@ type cqe struct {
 	_        uint32
 }
 
-// The kernel reads these layouts, so they are checked when compiling.
+// The kernel reads these layouts, so the compiler checks their sizes.
 var (
 	_ [120]byte = [unsafe.Sizeof(ringParams{})]byte{}
 	_ [64]byte  = [unsafe.Sizeof(sqe{})]byte{}
@@ -73,9 +73,9 @@ var (
 // consistent, which contains what the protocol needs:
 //
 //	sqTail  ours: the store releases the entries before it to the kernel, which loads it inside io_uring_enter
-//	sqHead  the kernel's: what is below it has been copied and its entry may be used again
+//	sqHead  the kernel's: entries below it have been copied and may be used again
 //	cqTail  the kernel's: the load acquires the completions before it
-//	cqHead  ours: the store gives the entries before it back
+//	cqHead  ours: the store frees the entries before it
 //
 // Everything else is constant after setup, or belongs to one side between these words.
 type queues struct {
@@ -124,7 +124,7 @@ func (q *queues) mapRings(p *ringParams) error {
 	q.sqMask, q.cqMask, q.cqEntries = *q.word(p.sq.ringMask), *q.word(p.cq.ringMask), p.cqEntries
 	q.sqes = unsafe.Slice((*sqe)(unsafe.Pointer(&q.entries[0])), p.sqEntries)
 	q.cqes = unsafe.Slice((*cqe)(unsafe.Pointer(&q.rings[p.cq.cqes])), p.cqEntries)
-	// The indirection between ring and entries is not used: place i is entry i, for ever.
+	// The indirection between ring and entries is not used: index i is always entry i.
 	for i := range p.sqEntries {
 		*q.word(p.sq.array + i*4) = i
 	}
@@ -136,7 +136,7 @@ func (q *queues) word(offset uint32) *uint32 {
 	return (*uint32)(unsafe.Pointer(&q.rings[offset]))
 }
 
-// teardown releases what setup got, all or part of it.
+// teardown releases the mappings and the descriptor of setup, all or a part of them.
 func (q *queues) teardown() error {
 	var errs []error
 	for _, mapping := range [][]byte{q.rings, q.entries} {
@@ -157,15 +157,15 @@ func (q *queues) registerEventfd(eventfd int) error {
 	return nil
 }
 
-// push adds an entry. There is always room: Ring keeps count.
+// push adds an entry. There is always room: Ring counts the entries.
 func (q *queues) push(entry sqe) {
 	tail := atomic.LoadUint32(q.sqTail)
 	q.sqes[tail&q.sqMask] = entry
 	atomic.StoreUint32(q.sqTail, tail+1)
 }
 
-// pop takes back the newest entry, which the kernel must not have taken yet, and returns its user_data. The kernel looks at
-// the queue only inside io_uring_enter, so nothing races.
+// pop removes the newest entry, which the kernel must not have taken yet, and returns its user_data. The kernel reads
+// the queue only inside io_uring_enter, so there is no race.
 func (q *queues) pop() uint64 {
 	tail := atomic.LoadUint32(q.sqTail) - 1
 	atomic.StoreUint32(q.sqTail, tail)
@@ -181,12 +181,12 @@ func (q *queues) enter(count uint32) (int, error) {
 	return int(n), nil
 }
 
-// pending tells whether completions are waiting.
+// pending reports whether there are completions.
 func (q *queues) pending() bool {
 	return atomic.LoadUint32(q.cqTail) != atomic.LoadUint32(q.cqHead)
 }
 
-// drain appends the waiting completions to dst and gives their places back to the kernel.
+// drain appends the completions in the queue to dst and frees their entries.
 func (q *queues) drain(dst []cqe) []cqe {
 	head, tail := atomic.LoadUint32(q.cqHead), atomic.LoadUint32(q.cqTail)
 	for ; head != tail; head++ {

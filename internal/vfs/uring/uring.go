@@ -1,22 +1,23 @@
-// Package uring is one io_uring that one goroutine drives: reads and writes go in by the window, completions come
-// out, and while the device works the goroutine is parked in the Go poller, so that no thread is held.
+// Package uring is an io_uring for one goroutine at a time. The goroutine submits reads and writes in windows and gets
+// completions. While the device works, the goroutine is parked in the Go poller, so that it holds no thread.
 //
 //	Prepare ─► submission queue ─► Submit (one system call for all) ─► kernel
 //	                                                                     │
 //	Wait  ◄── generation check ◄── completion queue ◄── eventfd, poller ◄┘
 //
-// Slot: the place of one request in flight. Its number and generation travel through the kernel as user_data and come
+// A slot is the entry of one request in flight. Its number and generation pass through the kernel as user_data and come
 // back with the completion.
 //
 // Invariants:
-//   - a completion ends the request of its slot and generation, once; any other is counted as a stray and ignored;
-//   - every prepared request ends: it is returned by Wait with what the kernel said, or as lost once the kernel has
-//     confirmed that it holds it no more (see barrier), or it is returned by Withdraw;
-//   - a buffer is referenced from its slot until then, so that it neither moves nor is collected under the kernel's hands;
+//   - a completion ends the request of its slot and generation, once; any other completion is counted as unexpected
+//     and ignored;
+//   - every prepared request ends: Wait returns it with the kernel's result, or as lost after the kernel has confirmed
+//     that it no longer has it (see barrier), or Withdraw returns it;
+//   - a slot refers to its buffer until then, so that the buffer neither moves nor is collected while the kernel uses it;
 //   - at most Depth requests are in flight, so the completion queue, twice as large, cannot overflow.
 //
-// The package knows nothing of files, short transfers, or retries: that is its caller's (package vfs). Rings are not
-// shared: whoever has more goroutines takes more rings.
+// The package does not know files, short transfers or retries, which are the task of its caller (package vfs).
+// Goroutines do not share a ring: each uses its own.
 package uring
 
 import (
@@ -44,8 +45,8 @@ const (
 const (
 	// transferMax keeps a request's length inside the kernel's signed 32-bit result. More is a short transfer.
 	transferMax = 1 << 30
-	// stallAfter is how long a batch may go without a completion before the ring asks the kernel for a barrier. Devices do
-	// take seconds now and then; a needless barrier costs nothing but one more entry.
+	// stallAfter is how long a batch may wait for a completion before the ring submits a barrier. Devices sometimes take
+	// seconds; an unnecessary barrier costs only one more entry.
 	stallAfter = 2 * time.Second
 	// barrierTag is the slot number of the barrier; real slots are below Depth.
 	barrierTag = 1<<32 - 1
@@ -53,7 +54,7 @@ const (
 
 // Completion is the end of a request.
 type Completion struct {
-	// Tag is the caller's name for the request, from Prepare.
+	// Tag is the caller's number for the request, from Prepare.
 	Tag int
 	// N is how many bytes were transferred; zero for a read means the end of the file.
 	N int
@@ -61,15 +62,15 @@ type Completion struct {
 	Err error
 }
 
-// ErrLost means that a completion never came although the kernel has finished with the request. Whether it was done
-// is unknown; a read, or a write of the same bytes to the same place, may be repeated.
+// ErrLost means that a completion never came although the kernel has ended the request. It is unknown whether the
+// request was done; a read, or a write of the same bytes to the same offset, may be repeated.
 var ErrLost = errors.New("uring: completion lost")
 
-// slot is the place of one request in flight.
+// slot is the entry of one request in flight.
 type slot struct {
 	generation uint32
 	busy       bool
-	suspect    bool // was busy when the barrier was asked for
+	suspect    bool // was busy when the barrier was submitted
 	tag        int
 	// buf keeps the memory alive and, by escaping to the heap through here, unmovable while the kernel uses it.
 	buf []byte
@@ -83,12 +84,12 @@ type Ring struct {
 	slots    []slot
 	free     []uint32 // slots that are not busy
 	prepared int      // entries in the submission queue that the kernel has not taken
-	scratch  []cqe    // completions on their way from the queue to their slots
+	scratch  []cqe    // completions that are copied from the queue and not yet matched
 	barrier  bool     // a barrier is in flight
-	count    [8]byte  // what the eventfd says, which nobody needs
+	count    [8]byte  // the value of the eventfd, which is not used
 	stall    time.Duration
 
-	// tap, for tests, sees completions before they are matched and returns what it wants to be seen instead.
+	// tap, for tests, replaces completions before they are matched.
 	tap func([]cqe) []cqe
 
 	stats struct {
@@ -101,7 +102,7 @@ type Ring struct {
 type Stats struct {
 	Submissions           uint64 // io_uring_enter calls
 	Wakeups               uint64 // times the goroutine was parked and woken
-	UnexpectedCompletions uint64 // completions that belonged to no request in flight
+	UnexpectedCompletions uint64 // completions without a request in flight
 	LostCompletions       uint64 // requests whose completion never came
 	InFlight              int64  // requests in flight now
 }
@@ -117,7 +118,8 @@ func (r *Ring) Stats() Stats {
 	}
 }
 
-// New sets up a ring for depth requests in flight. It fails where the kernel has no io_uring, an old one, or forbids it.
+// New sets up a ring for depth requests in flight. It fails if the kernel has no io_uring, has an old version, or forbids
+// it.
 func New(depth int) (*Ring, error) {
 	r := &Ring{stall: stallAfter, slots: make([]slot, depth), free: make([]uint32, 0, depth)}
 	for i := depth - 1; i >= 0; i-- {
@@ -145,7 +147,7 @@ func (r *Ring) Depth() int { return len(r.slots) }
 // InFlight is how many requests are prepared or in flight.
 func (r *Ring) InFlight() int { return len(r.slots) - len(r.free) }
 
-// Prepare puts a request into the submission queue. There must be room: InFlight() < Depth().
+// Prepare adds a request to the submission queue. There must be room: InFlight() < Depth().
 func (r *Ring) Prepare(op Op, fd int, buf []byte, off int64, tag int) {
 	i := r.free[len(r.free)-1]
 	r.free = r.free[:len(r.free)-1]
@@ -164,7 +166,8 @@ func (r *Ring) Prepare(op Op, fd int, buf []byte, off int64, tag int) {
 	r.stats.inFlight.Store(int64(r.InFlight()))
 }
 
-// Submit hands everything prepared to the kernel. After an error some may not have been taken: Withdraw must follow.
+// Submit submits all prepared requests to the kernel. After an error the kernel may not have taken some of them: Withdraw
+// must follow.
 func (r *Ring) Submit() error {
 	for r.prepared > 0 {
 		n, err := r.enter(uint32(r.prepared))
@@ -183,7 +186,7 @@ func (r *Ring) Submit() error {
 	return nil
 }
 
-// Withdraw takes back what the kernel has not taken and returns its tags, appended to dst.
+// Withdraw removes the requests that the kernel has not taken and appends their tags to dst.
 func (r *Ring) Withdraw(dst []int) []int {
 	for ; r.prepared > 0; r.prepared-- {
 		i := uint32(r.pop())
@@ -199,8 +202,8 @@ func (r *Ring) release(i uint32) {
 	r.stats.inFlight.Store(int64(r.InFlight()))
 }
 
-// Wait parks until requests complete and appends at least one completion to dst. Something must be in flight. It does
-// not fail: as long as the kernel may use a buffer, there is nothing to do but to wait.
+// Wait parks until requests complete and appends at least one completion to dst. At least one request must be in flight.
+// Wait does not fail: as long as the kernel may use a buffer, the only choice is to wait.
 func (r *Ring) Wait(dst []Completion) []Completion {
 	before := len(dst)
 	dst = r.collect(dst)
@@ -215,18 +218,18 @@ func (r *Ring) Wait(dst []Completion) []Completion {
 			armed = false
 			r.requestBarrier()
 		default:
-			time.Sleep(time.Millisecond) // the poller is broken, which leaves looking from time to time
+			time.Sleep(time.Millisecond) // the poller is broken: check from time to time
 		}
 	}
 	return dst
 }
 
-// park waits for the eventfd. The kernel signals it only while someone is parked, so that completions which are there
-// already cost no system call.
+// park waits for the eventfd. The kernel signals it only while the goroutine is parked, so that completions that are
+// already in the queue cost no system call.
 func (r *Ring) park() error {
 	var err error
 	r.signal(true)
-	// A completion that came before the signal was on would be slept over.
+	// A completion that came before the signal was on does not wake the goroutine.
 	if !r.pending() {
 		_, err = r.wake.Read(r.count[:])
 		r.stats.wakeups.Add(1)
@@ -235,9 +238,9 @@ func (r *Ring) park() error {
 	return err
 }
 
-// askBarrier submits a request that the kernel starts only when all earlier ones have completed. When it comes back, a
-// request that was outstanding and still is has lost its completion; until then it may only be slow, and its buffer is
-// the kernel's. If the kernel does not take the barrier now, the next stall asks again.
+// requestBarrier submits a request that the kernel starts only after all earlier requests have completed. When the
+// barrier completes, an earlier request without a completion has lost it; until then the request may only be slow, and
+// the kernel may use its buffer. If the kernel does not take the barrier, the next stall submits another.
 func (r *Ring) requestBarrier() {
 	if r.barrier {
 		return
@@ -255,7 +258,7 @@ func (r *Ring) requestBarrier() {
 	}
 }
 
-// collect matches what the kernel has completed to the slots.
+// collect matches the completions in the queue to the slots.
 func (r *Ring) collect(dst []Completion) []Completion {
 	r.scratch = r.drain(r.scratch[:0])
 	if r.tap != nil {
@@ -285,7 +288,7 @@ func (r *Ring) match(dst []Completion, c cqe) []Completion {
 	return append(dst, completion)
 }
 
-// giveUp ends as lost what was outstanding before the barrier and still is.
+// endLost ends the requests that were in flight before the barrier and have no completion, as lost.
 func (r *Ring) endLost(dst []Completion) []Completion {
 	for i := range r.slots {
 		if s := &r.slots[i]; s.busy && s.suspect {
@@ -297,7 +300,7 @@ func (r *Ring) endLost(dst []Completion) []Completion {
 	return dst
 }
 
-// Close takes the ring down. Nothing may be in flight: whoever drives a ring waits for what it started.
+// Close closes the ring. No request may be in flight: the caller of Submit waits for all completions.
 func (r *Ring) Close() error {
 	if n := r.InFlight(); n > 0 {
 		return fmt.Errorf("uring: closed with %d requests in flight", n)
