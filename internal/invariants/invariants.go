@@ -1,8 +1,16 @@
-// Package invariants says whether assertions that are too expensive for production are compiled in.
+// Package invariants compiles assertions into builds with the tag `invariants`.
 //
-// An assertion stands behind `if invariants.Enabled { ... }`. Enabled is a constant, so that a build without the
-// tag `invariants` carries neither the branch nor the code behind it. In a build with the tag a broken invariant
-// panics; without it the cheap checks that remain stop the store (fail-stop) and bad input never panics.
+// An expensive assertion is inside `if invariants.Enabled { ... }`. Enabled is a constant, so a build without the
+// tag has neither the branch nor the code in it. In a build with the tag, a broken invariant panics (Fail).
 //
-// The package imports nothing of ours, so that every layer may use it.
+// In a build without the tag, the assertions that cost nothing remain. They do not panic: the store stops (fail-stop),
+// so that what was acknowledged stays on disk as it is. Bad input never panics in any build.
+//
+// The package imports no other package of the project, so that every layer may use it.
 package invariants
+
+import "fmt"
+
+// Fail panics because a condition does not hold. It is called inside `if Enabled` and the test of the condition, so
+// that an assertion that holds allocates nothing.
+func Fail(format string, args ...any) { panic("broken invariant: " + fmt.Sprintf(format, args...)) }

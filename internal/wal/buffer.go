@@ -3,6 +3,8 @@ package wal
 import (
 	"fmt"
 	"sync"
+
+	"github.com/epochkv/epochkv/internal/invariants"
 )
 
 // BuffersMin is the least number of standard buffers: one that writers fill, one that the flusher writes,
@@ -23,6 +25,8 @@ type bufferPool struct {
 	mapped int          // standard buffers that exist
 	idle   []usedBuffer // at most max; dirty up to used
 	bytes  int64        // all mappings, oversized ones included
+
+	lent map[*byte]bool // the standard buffers that are handed out; only with the tag invariants
 }
 
 type usedBuffer struct {
@@ -32,6 +36,15 @@ type usedBuffer struct {
 
 // take returns a standard buffer, or nil if all are in use.
 func (p *bufferPool) take() ([]byte, error) {
+	buf, err := p.takeAny()
+	if invariants.Enabled && buf != nil && err == nil {
+		p.assertLent(buf)
+	}
+	return buf, err
+}
+
+// takeAny is take without assertions.
+func (p *bufferPool) takeAny() ([]byte, error) {
 	p.mu.Lock()
 	if n := len(p.idle); n > 0 {
 		b := p.idle[n-1]
@@ -58,6 +71,9 @@ func (p *bufferPool) take() ([]byte, error) {
 // put takes a standard buffer back. The next take clears the first used bytes, off the flusher's path.
 func (p *bufferPool) put(buf []byte, used int) {
 	p.mu.Lock()
+	if invariants.Enabled {
+		p.assertReturnedLocked(buf)
+	}
 	p.idle = append(p.idle, usedBuffer{buf, used})
 	p.mu.Unlock()
 }

@@ -22,6 +22,8 @@ type flusher struct {
 	next    keys.Epoch // epoch of the record at pos
 	closed  bool       // the close record of a sealed segment is before pos
 	tail    [tailBytes]byte
+
+	finished bool // the close record of the log is written
 }
 
 // flushStep writes and syncs the copied records of one segment, moves durable, and goes to the next
@@ -34,7 +36,13 @@ func (l *Log) flushStep() (moved bool, err error) {
 	if f.segment == nil && !f.start(l.head.Load()) {
 		return false, nil
 	}
-	records := f.walk()
+	records, err := f.walk()
+	if err == nil {
+		err = f.checkPosition(records, l.Durable())
+	}
+	if err != nil {
+		return false, l.broken(err)
+	}
 	if f.pos > f.written && records > 0 {
 		if err := l.writeAndSync(records); err != nil {
 			return false, l.fail(err)
@@ -58,7 +66,7 @@ func (f *flusher) start(s *Segment) bool {
 }
 
 // walk moves pos over the records that are copied by now, and returns their number.
-func (f *flusher) walk() (records int) {
+func (f *flusher) walk() (records int, err error) {
 	pos, end := f.pos, uint32(len(f.segment.buffer))
 	if offset, _, sealed := f.segment.sealedAt(); sealed {
 		end = offset
@@ -69,12 +77,15 @@ func (f *flusher) walk() (records int) {
 		if word == 0 {
 			break
 		}
+		if err := f.checkRecord(pos, f.next+keys.Epoch(records)); err != nil {
+			return 0, err
+		}
 		pos += recordSpace(uint32(word >> 32))
 		records++
 	}
 	f.pos = pos
 	f.next += keys.Epoch(records)
-	return records
+	return records, nil
 }
 
 func (l *Log) writeAndSync(records int) error {
@@ -214,5 +225,6 @@ func (l *Log) writeCloseRecord() error {
 	if err != nil {
 		return l.fail(fmt.Errorf("write the close record: %w", err))
 	}
+	f.finished = true
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/epochkv/epochkv/internal/invariants"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -52,6 +53,17 @@ type preallocated struct {
 	number uint64
 	buffer []byte
 	pooled bool
+}
+
+// firstBytesLocked is the size of the segment that the next rotation gets, or zero if none is ready.
+func (p *preallocator) firstBytesLocked() int {
+	switch {
+	case p.assigned != nil:
+		return len(p.assigned.buffer)
+	case len(p.ready) > 0:
+		return len(p.ready[0].buffer)
+	}
+	return 0
 }
 
 // assignFirstLocked assigns the next segment to the rotation that is about to come, if the segment has at
@@ -281,6 +293,9 @@ func (p *preallocator) next() *preallocated {
 func (p *preallocator) recycle(name string, size int64) (kept bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if invariants.Enabled {
+		p.assertOneUseLocked(name)
+	}
 	if size == int64(p.buffers.size) && len(p.recyclable) < recyclableMax {
 		p.recyclable = append(p.recyclable, name)
 		return true

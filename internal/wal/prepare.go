@@ -76,11 +76,11 @@ func (l *Log) Prepare(bodyLen int) *Preparation {
 // prepareLocked is Prepare. The caller holds rotate.
 func (l *Log) prepareLocked(bodyLen int) *Preparation {
 	size := spaceFor(bodyLen)
-	flush := l.windowStart(size)
-	kept := l.Durable() >= flush
 	s, p := l.preallocator, &l.preparer
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	flush := l.windowStart(max(size, s.firstBytesLocked())) // which may be larger than is needed
+	kept := l.Durable() >= flush
 	if p.ended || kept && s.assignFirstLocked(size) {
 		return nil // NewSegment says that the log is closed
 	}
@@ -303,6 +303,9 @@ func (l *Log) NewSegment(ctx context.Context, first keys.Epoch, bodyLen int) (*S
 		return nil, err
 	}
 	s := l.newSegment(b, first)
+	if err := l.checkNext(s); err != nil {
+		return nil, l.broken(err)
+	}
 	if l.last == nil {
 		l.link(s) // before the old tail can be truncated
 		l.head.Store(s)

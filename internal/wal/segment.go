@@ -4,6 +4,7 @@ import (
 	"runtime"
 	"sync/atomic"
 
+	"github.com/epochkv/epochkv/internal/invariants"
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
@@ -178,6 +179,9 @@ func (s *Segment) PublishNoOp(c Reservation) {
 }
 
 func (s *Segment) publish(c Reservation, flags uint8) {
+	if invariants.Enabled {
+		s.assertUnpublished(c)
+	}
 	rec := s.buffer[c.offset : c.offset+recordSpace(c.length)]
 	sealRecord(rec, s.seed, c.length, c.Epoch, flags, keys.Epoch(s.durable.epoch.Load()))
 }

@@ -84,6 +84,9 @@ func (l *Log) TruncateBefore(e keys.Epoch) error {
 }
 
 func (l *Log) recycle(taken []completedSegment) error {
+	if err := l.checkUnused(taken); err != nil {
+		return l.broken(err)
+	}
 	for _, s := range taken {
 		if l.preallocator.addToReserve(s.path, s.size) || l.preallocator.recycle(s.path, s.size) {
 			l.counts.recycled.Add(1)

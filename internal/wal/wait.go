@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/epochkv/epochkv/internal/invariants"
 	"github.com/epochkv/epochkv/internal/keys"
 )
 
@@ -162,6 +163,9 @@ func (w *waits) wakeDurableLocked(l *Log) {
 			w.removeLocked(one)
 			one.signal <- struct{}{}
 		}
+	}
+	if invariants.Enabled {
+		w.assertQueueLocked(durable)
 	}
 }
 

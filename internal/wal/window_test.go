@@ -3,6 +3,7 @@ package wal
 import (
 	"context"
 	"errors"
+	"sync"
 	"testing"
 	"time"
 
@@ -33,5 +34,38 @@ func TestEpochsDoNotRunAwayFromDurable(t *testing.T) {
 		if refused := errors.Is(err, context.DeadlineExceeded); refused != c.refused || !refused && err != nil {
 			t.Errorf("a segment that begins %d epochs past durable: %v", c.ahead, err)
 		}
+	}
+}
+
+// TestOversizedSegmentOfAnotherWriterStaysInTheWindow: a writer that waits for an oversized segment gives up, and another
+// rotation gets the segment while durable lags. It could hold more epochs than the window allows.
+func TestOversizedSegmentOfAnotherWriterStaysInTheWindow(t *testing.T) {
+	const segment, body, lag = 256 << 10, 1 << 20, 8000
+	faulty := vfs.NewFaulty(vfs.NewMem())
+	a := mustStart(t, testOptions(faulty, segment))
+	most := keys.Epoch(spaceFor(body) / recordHeaderSize)
+	a.log.window = most + lag/2
+	within(t, a.log.Prepare(body).Done(), "an attempt to prepare an oversized segment")
+	until := make(chan struct{})
+	release := sync.OnceFunc(func() { close(until) })
+	t.Cleanup(release)
+	faulty.Inject(vfs.Rule{Op: vfs.OpSyncData, Name: FileName(1), Fault: vfs.Slow, Until: until})
+	for i := range uint64(lag) {
+		a.mustAppend(t, bodyOf(i, 8))
+	}
+	reservation, outcome := a.cur.Load().Seal()
+	if outcome != Crossed {
+		t.Fatal(outcome)
+	}
+	attempt := a.log.Prepare(0)
+	if attempt == nil {
+		t.Fatalf("epoch %d could be given out while %d is durable; the window is %d", reservation.Epoch+most, a.log.Durable(), a.log.window)
+	}
+	release()
+	for ; attempt != nil; attempt = a.log.Prepare(0) {
+		within(t, attempt.Done(), "an attempt to prepare")
+	}
+	if _, err := a.log.NewSegment(t.Context(), reservation.Epoch, 0); err != nil {
+		t.Fatal(err)
 	}
 }
