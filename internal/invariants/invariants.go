@@ -9,8 +9,16 @@
 // The package imports no other package of the project, so that every layer may use it.
 package invariants
 
-import "fmt"
+import (
+	"fmt"
+	"os"
+)
 
 // Fail panics because a condition does not hold. It is called inside `if Enabled` and the test of the condition, so
-// that an assertion that holds allocates nothing.
-func Fail(format string, args ...any) { panic("broken invariant: " + fmt.Sprintf(format, args...)) }
+// that an assertion that holds allocates nothing. It writes the message to standard error first, because a deferred
+// function may wait for ever for a lock that the panic does not release.
+func Fail(format string, args ...any) {
+	message := "broken invariant: " + fmt.Sprintf(format, args...)
+	fmt.Fprintln(os.Stderr, message)
+	panic(message)
+}

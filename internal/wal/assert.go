@@ -25,7 +25,7 @@ func (l *Log) broken(err error) error {
 		return nil
 	}
 	if invariants.Enabled {
-		panic("wal: " + err.Error())
+		invariants.Fail("wal: %v", err)
 	}
 	return l.fail(err)
 }
@@ -96,11 +96,14 @@ func (l *Log) checkUnused(segments []completedSegment) error {
 	return nil
 }
 
-// assertUnpublished checks that a reservation is inside its segment, and is published once.
+// assertUnpublished checks that a reservation is inside its segment, is not durable, and is published once.
 func (s *Segment) assertUnpublished(c Reservation) {
 	end := uint64(c.offset) + uint64(recordSpace(c.length))
 	if c.offset < s.begin || end > headerPage+s.limit*recordAlign {
 		invariants.Fail("the record of epoch %d, [%d, %d), is outside segment %d", c.Epoch, c.offset, end, s.number)
+	}
+	if durable := keys.Epoch(s.durable.epoch.Load()); durable >= c.Epoch {
+		invariants.Fail("epoch %d is not published, and %d is durable", c.Epoch, durable)
 	}
 	if atomic.LoadUint64(firstWord(s.buffer[c.offset:])) != 0 {
 		invariants.Fail("epoch %d is published twice, or its space in segment %d holds another record", c.Epoch, s.number)
@@ -127,8 +130,17 @@ func (p *bufferPool) assertLent(buf []byte) {
 	}
 }
 
-// assertReturnedLocked checks that a buffer that comes back was handed out.
-func (p *bufferPool) assertReturnedLocked(buf []byte) {
+// assertRetained checks that a reader that returns a buffer has retained it.
+func (s *Segment) assertRetained() {
+	if s.readers.Load()&^bufferReleased == 0 {
+		invariants.Fail("the buffer of segment %d is returned more often than retained", s.number)
+	}
+}
+
+// assertReturned checks that a buffer that comes back was handed out.
+func (p *bufferPool) assertReturned(buf []byte) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if !p.lent[&buf[0]] {
 		invariants.Fail("a segment buffer comes back that was not handed out")
 	}

@@ -20,6 +20,11 @@ func TestAssertionsOfTheTagFire(t *testing.T) {
 			a.cur.Load().Publish(c)
 			a.cur.Load().PublishNoOp(c)
 		}},
+		"durable past a reservation": {"is not published, and 2 is durable", func(a *appender) {
+			c, _ := a.cur.Load().Reserve(8)
+			a.log.durable.epoch.Store(2)
+			a.cur.Load().Publish(c)
+		}},
 		"record outside its segment": {"is outside segment 1", func(a *appender) {
 			c, _ := a.cur.Load().Reserve(8)
 			c.offset = 64<<10 - recordHeaderSize - 8
@@ -32,6 +37,11 @@ func TestAssertionsOfTheTagFire(t *testing.T) {
 			}
 			a.log.buffers.put(buf, 0)
 			a.log.buffers.put(buf, 0)
+		}},
+		"reader returns a buffer twice": {"more often than retained", func(a *appender) {
+			a.log.RetainBuffer(a.cur.Load())
+			a.log.ReturnBuffer(a.cur.Load())
+			a.log.ReturnBuffer(a.cur.Load())
 		}},
 		"buffer handed out twice": {"is handed out twice", func(a *appender) {
 			p := a.log.buffers

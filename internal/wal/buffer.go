@@ -70,10 +70,10 @@ func (p *bufferPool) takeAny() ([]byte, error) {
 
 // put takes a standard buffer back. The next take clears the first used bytes, off the flusher's path.
 func (p *bufferPool) put(buf []byte, used int) {
-	p.mu.Lock()
 	if invariants.Enabled {
-		p.assertReturnedLocked(buf)
+		p.assertReturned(buf)
 	}
+	p.mu.Lock()
 	p.idle = append(p.idle, usedBuffer{buf, used})
 	p.mu.Unlock()
 }

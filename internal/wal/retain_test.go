@@ -5,8 +5,17 @@ import "testing"
 // TestRetainedBufferIsNotReused: a validation reads the records of a sealed segment while the flusher has written it to
 // its end. Only the last reader gives the buffer to another segment, and no reader begins after that.
 func TestRetainedBufferIsNotReused(t *testing.T) {
-	l := &Log{buffers: new(bufferPool), refill: make(chan struct{}, 1)}
-	s := &Segment{buffer: make([]byte, 64), pooled: true}
+	l := &Log{buffers: &bufferPool{size: pageSize, max: 1}, refill: make(chan struct{}, 1)}
+	buffer, err := l.buffers.take()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := l.buffers.free(); err != nil {
+			t.Error(err)
+		}
+	}()
+	s := &Segment{buffer: buffer, pooled: true}
 	for range 2 {
 		if !l.RetainBuffer(s) {
 			t.Fatal("the buffer of an active segment is not retained")

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"sync/atomic"
 
+	"github.com/epochkv/epochkv/internal/invariants"
 	"github.com/epochkv/epochkv/internal/keys"
 )
 
@@ -45,12 +46,16 @@ func (l *Log) RetainBuffer(s *Segment) bool {
 
 // ReturnBuffer ends what RetainBuffer began.
 func (l *Log) ReturnBuffer(s *Segment) {
+	if invariants.Enabled {
+		s.assertRetained()
+	}
 	if s.readers.Add(-1) == bufferReleased {
 		l.reuseBuffer(s)
 	}
 }
 
-// releaseBuffer gives the buffer of a segment back that is written to its end, or leaves that to the last reader.
+// releaseBuffer gives back the buffer of a segment that is written to its end. If a reader retains the buffer, the last
+// reader gives it back.
 func (l *Log) releaseBuffer(s *Segment, used int) {
 	s.used = used
 	if s.readers.Add(bufferReleased) == bufferReleased {
