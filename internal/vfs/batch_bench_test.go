@@ -11,8 +11,7 @@ import (
 
 const benchPage = 8192
 
-// benchFile is a written file of 512 MiB, large enough that random direct reads do not fall into the device's own cache
-// more than they must.
+// benchFile is a written file of 512 MiB, large enough that few random direct reads hit the device's own cache.
 func benchFile(b *testing.B, o *OS) File {
 	b.Helper()
 	f, err := o.Open(filepath.Join(b.TempDir(), "f"), Create)
@@ -34,7 +33,7 @@ func benchRequests(count int) []Request {
 	return reqs
 }
 
-// scatter gives the requests new random places.
+// scatter gives the requests new random offsets.
 func scatter(rng *rand.Rand, reqs []Request) {
 	for i := range reqs {
 		reqs[i].Offset = rng.Int64N(512<<20/benchPage) * benchPage
@@ -47,7 +46,7 @@ func cpuNanos() int64 {
 	return usage.Utime.Nano() + usage.Stime.Nano()
 }
 
-// reportPages says pages per second and what a page costs in processor time.
+// reportPages reports pages per second and processor time per page.
 func reportPages(b *testing.B, count int, cpu int64) {
 	pages := float64(b.N * count)
 	b.ReportMetric(pages/b.Elapsed().Seconds(), "pages/s")
@@ -82,7 +81,7 @@ func benchArms(b *testing.B, direct bool) []benchArm {
 	return []benchArm{{"serial", pread, benchSerial}, {"pool", pread, benchBatch}, {"ring", ring, benchBatch}}
 }
 
-// BenchmarkBatch compares the ways to read and to write scattered pages.
+// BenchmarkBatch compares the methods to read and to write scattered pages.
 func BenchmarkBatch(b *testing.B) {
 	for _, direct := range []bool{true, false} {
 		for _, op := range []Op{OpRead, OpWrite} {

@@ -14,9 +14,9 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs/uring"
 )
 
-// TestReadsThatComeTogetherAreAllRight: every one of many single reads gets its own bytes, or its own error, however they are joined, and
-// after the last nobody waits or leads.
-func TestReadsThatComeTogetherAreAllRight(t *testing.T) {
+// TestCoalescedReadsGetTheirOwnBytes: each of many single reads gets its own bytes, or its own error, however they are
+// coalesced, and after the last read no read waits or leads.
+func TestCoalescedReadsGetTheirOwnBytes(t *testing.T) {
 	const goroutines, rounds, pages = 16, 400, 64
 	o, f := mustRingFile(t, pages)
 	var wg sync.WaitGroup
@@ -29,7 +29,7 @@ func TestReadsThatComeTogetherAreAllRight(t *testing.T) {
 				n, err := f.ReadAt(buf, int64(i)*DirectAlignment)
 				if i >= pages {
 					if n != 0 || err != io.EOF {
-						t.Errorf("behind the end: %d, %v", n, err)
+						t.Errorf("after the end: %d, %v", n, err)
 					}
 				} else if err != nil || n != len(buf) || !bytes.Equal(buf, bytes.Repeat([]byte{byte(i)}, DirectAlignment)) {
 					t.Errorf("page %d: %d bytes, %v, begins with %d", i, n, err, buf[0])
@@ -47,8 +47,8 @@ func TestReadsThatComeTogetherAreAllRight(t *testing.T) {
 	}
 }
 
-// TestJoinedReadsSurviveWhatTheRingLoses: interrupted completions are finished by plain calls, for each of those who were joined.
-func TestJoinedReadsSurviveWhatTheRingLoses(t *testing.T) {
+// TestCoalescedReadsSurviveInterruptedCompletions: plain calls finish interrupted completions, for each coalesced read.
+func TestCoalescedReadsSurviveInterruptedCompletions(t *testing.T) {
 	const count = 30
 	o, f := mustRingFile(t, count)
 	o.batches.rings.all[0].tap = func(c uring.Completion) uring.Completion {
@@ -68,7 +68,7 @@ func TestJoinedReadsSurviveWhatTheRingLoses(t *testing.T) {
 	wg.Wait()
 }
 
-// TestLoneReadIsAPlainCall: without company there is nothing to gain from a ring.
+// TestLoneReadIsAPlainCall: a read without other reads does not use a ring, which would be slower.
 func TestLoneReadIsAPlainCall(t *testing.T) {
 	o, f := mustRingFile(t, 8)
 	for range 10 {
@@ -81,8 +81,8 @@ func TestLoneReadIsAPlainCall(t *testing.T) {
 	}
 }
 
-// TestReadersOutliveTheRings: files stay usable, and readers that are on their way come back, when the rings are given up beneath them.
-func TestReadersOutliveTheRings(t *testing.T) {
+// TestReadersContinueWithoutRings: when the rings are closed, files stay usable and running reads return.
+func TestReadersContinueWithoutRings(t *testing.T) {
 	o := mustOpenOS(t, IOUring)
 	f := mustCreate(t, o, filepath.Join(t.TempDir(), "f"), "aaaabbbb")
 	defer mustClose(t, f)

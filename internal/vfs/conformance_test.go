@@ -29,7 +29,7 @@ var conformers = []struct {
 	}},
 }
 
-// TestConformance holds every implementation to the same promises.
+// TestConformance checks the promises of the package for every implementation.
 func TestConformance(t *testing.T) {
 	promises := []struct {
 		name string
@@ -350,9 +350,9 @@ func conformBatch(t *testing.T, fsys FS, dir string) {
 		f := mustCreate(t, fsys, name, "")
 		writes, reads := make([]Request, count), make([]Request, count)
 		for i := range writes {
-			place := int64((i * 37) % count) // scattered
-			writes[i] = Request{Buf: bytes.Repeat([]byte{byte(place)}, 1000), Offset: place * 1000, Err: io.ErrNoProgress}
-			reads[i] = Request{Buf: make([]byte, 1000), Offset: place * 1000, Err: io.ErrNoProgress}
+			index := int64((i * 37) % count) // scattered
+			writes[i] = Request{Buf: bytes.Repeat([]byte{byte(index)}, 1000), Offset: index * 1000, Err: io.ErrNoProgress}
+			reads[i] = Request{Buf: make([]byte, 1000), Offset: index * 1000, Err: io.ErrNoProgress}
 		}
 		if count%37 == 0 && count > 0 {
 			t.Fatal("37 must not divide the count")
@@ -469,7 +469,7 @@ func conformRandom(t *testing.T, fsys FS, dir string) {
 		if got := contents(t, fsys, name); got != string(model) {
 			t.Fatalf("step %d: contents differ from the model", step)
 		}
-		// append after a cut must not bring back what the model's slice still holds behind its length
+		// append after a truncation must not bring back old bytes of the model's slice after its length
 		clear(model[len(model):cap(model)])
 	}
 }

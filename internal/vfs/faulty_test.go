@@ -20,7 +20,7 @@ func faultyFileOf(t *testing.T) (*Faulty, *Mem, File) {
 	return faulty, m, f
 }
 
-func TestRuleStrikesByOperationNameAndOccurrence(t *testing.T) {
+func TestRuleFiresByOperationNameAndOccurrence(t *testing.T) {
 	faulty, _, f := faultyFileOf(t)
 	other := mustCreate(t, faulty, "other", "")
 	third := faulty.Inject(Rule{Op: OpSyncData, Name: "*.log", Nth: 3})
@@ -82,14 +82,14 @@ func TestEveryOperationCanFail(t *testing.T) {
 		rule.Remove()
 	}
 	if m.Mutations() != before {
-		t.Error("a failed operation was done all the same")
+		t.Error("a failed operation was done")
 	}
 	if f.Close() == nil {
 		t.Error("a failed Close left the file open")
 	}
 }
 
-func TestDamagedTransfersDoWhatTheirFaultSays(t *testing.T) {
+func TestFaultsChangeTransfersAsDocumented(t *testing.T) {
 	faulty, _, f := faultyFileOf(t)
 	data := bytes.Repeat([]byte("x"), 4*sectorSize)
 	buf := make([]byte, len(data))
@@ -136,7 +136,7 @@ func TestDamagedTransfersDoWhatTheirFaultSays(t *testing.T) {
 	}
 }
 
-func TestLostSyncAcknowledgesWhatACrashTakesBack(t *testing.T) {
+func TestLostSyncReportsSuccessAndACrashLosesTheData(t *testing.T) {
 	faulty, m, f := faultyFileOf(t)
 	rule := faulty.Inject(Rule{Op: OpAnySync, Fault: LostSync})
 	mustWrite(t, f, "acknowledged", 0)
@@ -149,7 +149,7 @@ func TestLostSyncAcknowledgesWhatACrashTakesBack(t *testing.T) {
 	}
 }
 
-func TestBatchFaultStrikesItsRequestOnly(t *testing.T) {
+func TestBatchFaultAffectsItsRequestOnly(t *testing.T) {
 	faulty, _, f := faultyFileOf(t)
 	faulty.Inject(Rule{Op: OpWrite, Nth: 2})
 	reqs := make([]Request, 4)
@@ -169,9 +169,9 @@ func TestBatchFaultStrikesItsRequestOnly(t *testing.T) {
 	}
 }
 
-// TestForgottenPagesReadAsWrittenAndAreLostInACrash: what a failed sync gave up is not written by a later one, unless it is
-// written again.
-func TestForgottenPagesReadAsWrittenAndAreLostInACrash(t *testing.T) {
+// TestDiscardedPagesReadAsWrittenAndAreLostInACrash: a later sync does not write the pages that a failed sync discarded,
+// unless they are written again.
+func TestDiscardedPagesReadAsWrittenAndAreLostInACrash(t *testing.T) {
 	for _, again := range []bool{false, true} {
 		mem := NewMem()
 		fs := NewFaulty(mem)

@@ -60,7 +60,7 @@ func TestSyncedContentsAndNamesSurviveEveryCrash(t *testing.T) {
 	}
 }
 
-func TestKeepNoneLosesAndKeepAllKeepsWhatWasNotSynced(t *testing.T) {
+func TestSurviveNoneLosesAndSurviveAllKeepsUnsyncedChanges(t *testing.T) {
 	m := NewMem()
 	f := mustCreate(t, m, "f", "durable")
 	mustSync(t, f)
@@ -72,10 +72,10 @@ func TestKeepNoneLosesAndKeepAllKeepsWhatWasNotSynced(t *testing.T) {
 	}
 	none, all := m.Crash(1, SurviveNone), m.Crash(1, SurviveAll)
 	if names, _ := none.List("."); fmt.Sprint(names) != "[f]" || contents(t, none, "f") != "durable" {
-		t.Errorf("KeepNone left %q", names)
+		t.Errorf("SurviveNone left %q", names)
 	}
 	if names, _ := all.List("."); fmt.Sprint(names) != "[created renamed]" || contents(t, all, "renamed") != "DURABLE and more" {
-		t.Errorf("KeepAll left %q", names)
+		t.Errorf("SurviveAll left %q", names)
 	}
 }
 
@@ -146,7 +146,7 @@ func TestWritesWithinASectorSurviveInOrder(t *testing.T) {
 }
 
 // The size may be on the disk before the data, which then reads as zeros, and the data without the size is gone.
-func TestUnsyncedSizeHasAMomentOfItsOwn(t *testing.T) {
+func TestUnsyncedSizeSurvivesIndependentlyOfData(t *testing.T) {
 	base := testseed.Base(t)
 	m := NewMem()
 	f := mustCreate(t, m, "f", "")
@@ -215,7 +215,7 @@ func TestUnsyncedNamesMayOrMayNotSurvive(t *testing.T) {
 	}
 }
 
-// What stood at a name is not lost because something later took the name and the step between was forgotten.
+// A crash that loses a rename does not lose the file that had the new name before, even if a later file took the name.
 func TestNameChangesSurviveInOrderPerName(t *testing.T) {
 	base := testseed.Base(t)
 	m := NewMem()
@@ -239,7 +239,7 @@ func TestNameChangesSurviveInOrderPerName(t *testing.T) {
 	}
 }
 
-func TestSyncDirIsAboutItsDirectoryOnly(t *testing.T) {
+func TestSyncDirAffectsItsDirectoryOnly(t *testing.T) {
 	m := NewMem()
 	mustMkdir(t, m, "a/b")
 	mustClose(t, mustCreate(t, m, "a/synced", ""))
@@ -253,8 +253,8 @@ func TestSyncDirIsAboutItsDirectoryOnly(t *testing.T) {
 	wantError(t, "name in another directory", err, fs.ErrNotExist)
 }
 
-// A rename between directories is durable with either, and with it what made its name, which must not come back later.
-func TestSyncDirTakesAlongWhatARenameDependsOn(t *testing.T) {
+// A rename between directories is durable after the sync of either one, with the earlier changes of its names.
+func TestSyncDirIncludesWhatARenameDependsOn(t *testing.T) {
 	base := testseed.Base(t)
 	m := NewMem()
 	mustMkdir(t, m, "a")
@@ -307,7 +307,7 @@ func TestCrashedFileSystemRefusesEverything(t *testing.T) {
 	}
 	again, err := disk.Lock("LOCK")
 	if err != nil {
-		t.Fatalf("the lock outlived the crash: %v", err)
+		t.Fatalf("the lock still exists after the crash: %v", err)
 	}
 	mustClose(t, again)
 }
@@ -342,7 +342,7 @@ func script(m *Mem) (acknowledged int, err error) {
 	return acknowledged, nil
 }
 
-// The pattern every user of Mem follows: crash at each mutating operation, look at several possible disks.
+// The pattern for all users of Mem: crash at each mutating operation, and check several possible disks.
 func TestReplacedFileIsWholeAfterACrashAtEveryOperation(t *testing.T) {
 	base := testseed.Base(t)
 	whole := NewMem()
@@ -446,7 +446,7 @@ func TestSurvivorsShareNoMutableMemory(t *testing.T) {
 	}
 }
 
-func TestFullFileSystemWritesWhatFitsAndGivesSpaceBack(t *testing.T) {
+func TestFullFileSystemWritesWhatFitsAndFreesSpace(t *testing.T) {
 	m := NewMem()
 	m.SetCapacity(4 * memBlockSize)
 	f := mustCreate(t, m, "f", strings.Repeat("x", 3*memBlockSize))
@@ -474,7 +474,7 @@ func TestFullFileSystemWritesWhatFitsAndGivesSpaceBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	if free, _ := m.Free("."); free != 2*memBlockSize {
-		t.Errorf("the space of an open file was given away: Free = %d", free)
+		t.Errorf("the space of an open file was freed: Free = %d", free)
 	}
 	mustClose(t, f)
 	if free, _ := m.Free("."); free != 3*memBlockSize {

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-func TestFilesAndDirectoriesAreForTheirOwnerAlone(t *testing.T) {
-	old := syscall.Umask(0) // the umask of the account must not decide
+func TestOnlyTheOwnerMayReadFilesAndDirectories(t *testing.T) {
+	old := syscall.Umask(0) // the result must not depend on the umask of the account
 	defer syscall.Umask(old)
 	fsys := NewOS()
 	dir := filepath.Join(t.TempDir(), "a", "b")
@@ -32,7 +32,7 @@ func TestFilesAndDirectoriesAreForTheirOwnerAlone(t *testing.T) {
 	}
 }
 
-func TestLockTellsWhichProcessHasIt(t *testing.T) {
+func TestLockedErrorNamesTheProcess(t *testing.T) {
 	fsys := NewOS()
 	name := filepath.Join(t.TempDir(), "LOCK")
 	if err := os.WriteFile(name, []byte("a longer text than any process id has, of an earlier holder"), 0o600); err != nil {
@@ -51,7 +51,7 @@ func TestLockTellsWhichProcessHasIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err = fsys.Lock(name); !errors.Is(err, ErrLocked) || !errors.As(err, &locked) || locked.PID != 0 {
-		t.Errorf("lock without a holder's id: %v", err)
+		t.Errorf("lock without the id of a process: %v", err)
 	}
 	if err := lock.Close(); err != nil {
 		t.Fatal(err)

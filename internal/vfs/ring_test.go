@@ -61,7 +61,7 @@ func clearBuffers(reqs []Request) {
 	}
 }
 
-func TestBatchTakesTheWayThatPays(t *testing.T) {
+func TestBatchTakesTheFastestPath(t *testing.T) {
 	o, f := mustRingFile(t, 128)
 	neighbours := pageRequests(0, 40, 1)
 	clearBuffers(neighbours)
@@ -83,7 +83,7 @@ func TestBatchTakesTheWayThatPays(t *testing.T) {
 		t.Errorf("scattered writes and reads did not go over the ring: %+v", s)
 	}
 	if s.PoolReads+s.PoolWrites+s.Repeated+s.UnexpectedCompletions+s.LostCompletions != 0 || s.InFlight != 0 {
-		t.Errorf("something did not go well: %+v", s)
+		t.Errorf("unexpected counts: %+v", s)
 	}
 }
 
@@ -117,7 +117,7 @@ func TestRingNeverTakesAPartForTheWhole(t *testing.T) {
 			driver := o.batches.rings.all[0]
 			driver.tap = c.change
 			for salt := range 3 {
-				// Straight to the driver, since buffered writes do not choose the ring by themselves.
+				// Directly with the driver, because buffered writes do not use the ring.
 				writes := pageRequests(salt, count, 2)
 				driver.run(f.(*osFile), OpWrite, writes)
 				mustBePages(t, writes, salt, 2)
@@ -161,8 +161,8 @@ func TestRingReportsFailuresToTheirRequests(t *testing.T) {
 	}
 }
 
-// To io_uring, offset -1 is the file's own position, so it must not get there; and nothing is not the end of the file.
-func TestRingIsNotGivenWhatItWouldMisunderstand(t *testing.T) {
+// To io_uring, offset -1 is the file's current position; and an empty transfer is not the end of the file.
+func TestRingGetsNoNegativeOffsetOrEmptyRequest(t *testing.T) {
 	o, f := mustRingFile(t, 64)
 	writes := pageRequests(100, 8, 2)
 	writes[3].Offset = -1
@@ -187,7 +187,7 @@ func TestRingIsNotGivenWhatItWouldMisunderstand(t *testing.T) {
 	mustBePages(t, reads, 0, 1)
 }
 
-// A kernel that takes no requests costs speed and nothing else.
+// If the kernel takes no requests, only the speed suffers.
 func TestRefusedSubmissionsAreDoneByPlainCalls(t *testing.T) {
 	before := ringDescriptors(t)
 	o, f := mustRingFile(t, 64)
@@ -308,7 +308,7 @@ func TestRingBatchesDoNotAllocate(t *testing.T) {
 	}
 }
 
-func TestEveryWayOfIOHasAName(t *testing.T) {
+func TestEveryIOMethodHasAName(t *testing.T) {
 	for _, method := range []IO{IOAuto, IOUring, IOPread} {
 		if got, err := ParseIO(method.String()); got != method || err != nil {
 			t.Errorf("ParseIO(%q) = %v, %v", method, got, err)
@@ -325,7 +325,7 @@ func TestEveryWayOfIOHasAName(t *testing.T) {
 	}
 }
 
-func TestFullDeviceIsErrNoSpaceOnEveryWay(t *testing.T) {
+func TestFullDeviceIsErrNoSpaceWithEveryMethod(t *testing.T) {
 	for _, method := range []IO{IOUring, IOPread} {
 		f, err := mustOpenOS(t, method).Open("/dev/full", ReadWrite)
 		if err != nil {
@@ -342,7 +342,7 @@ func TestFullDeviceIsErrNoSpaceOnEveryWay(t *testing.T) {
 	}
 }
 
-// A run that the kernel wrote in part is finished, from the byte where it stopped.
+// A run that the kernel wrote in part is continued at the byte where it stopped.
 func TestPartOfARunIsContinued(t *testing.T) {
 	f := mustCreate(t, NewOS(), filepath.Join(t.TempDir(), "f"), "")
 	defer mustClose(t, f)
@@ -359,8 +359,8 @@ func TestPartOfARunIsContinued(t *testing.T) {
 	}
 }
 
-// A run that ends behind the end of the file gives each request its own outcome.
-func TestRunBehindTheEndOfTheFileIsReadAsFarAsItGoes(t *testing.T) {
+// In a run that ends after the end of the file, each request has its own result.
+func TestRunPastTheEndOfTheFileIsReadToTheEnd(t *testing.T) {
 	for _, method := range []IO{IOUring, IOPread} {
 		f := mustCreate(t, mustOpenOS(t, method), filepath.Join(t.TempDir(), "f"), "aaaabb")
 		reqs := []Request{{Buf: make([]byte, 4)}, {Buf: make([]byte, 4), Offset: 4}, {Buf: make([]byte, 4), Offset: 8}}

@@ -88,7 +88,7 @@ func TestBrokenInvariantStopsTheLog(t *testing.T) {
 				t.Errorf("got %q, want a broken invariant with %q", message, c.message)
 			}
 			if err := a.log.Err(); !invariants.Enabled && !errors.Is(err, errBroken) {
-				t.Errorf("the log goes on: %v", err)
+				t.Errorf("the log has not stopped: %v", err)
 			}
 			_ = a.log.Fail(errors.New("the test is over")) // Close would meet the broken state again
 		})

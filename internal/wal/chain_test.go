@@ -11,12 +11,13 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-var soakChains = flag.Int("soak.chains", 150, "chains of runs in TestChainOfDeathsLosesNothing")
+var soakChains = flag.Int("soak.chains", 150, "chains of runs in TestChainOfCrashesLosesNothing")
 
-// TestChainOfDeathsLosesNothing lets one log go through many runs. Each ends in its own way: closed, killed while the machine goes on, or by a
-// crash of the machine; in most of them a write or a sync fails before, by which the kernel may forget that pages are dirty, and that, or the
-// crash, may fall into recovery. What a run acknowledged or recovered is there in all later ones, and no epoch is given out twice.
-func TestChainOfDeathsLosesNothing(t *testing.T) {
+// TestChainOfCrashesLosesNothing runs one log many times. Each run ends differently: the log is closed, the process is
+// killed, or the machine crashes. In most runs a write or a sync fails before, after which the kernel may count dirty
+// pages as clean; the failure or the crash may also happen in recovery. All later runs have what a run acknowledged or
+// recovered, and no epoch is given out twice.
+func TestChainOfCrashesLosesNothing(t *testing.T) {
 	seed := testSeed(t)
 	for chain := range uint64(*soakChains) {
 		if err := runChain(rand.New(rand.NewPCG(seed, chain))); err != nil {
@@ -25,7 +26,7 @@ func TestChainOfDeathsLosesNothing(t *testing.T) {
 	}
 }
 
-// chained is a log that goes through many runs.
+// chained is a log with many runs.
 type chained struct {
 	ledger
 	mem *vfs.Mem
@@ -46,7 +47,7 @@ func runChain(rng *rand.Rand) error {
 	return nil
 }
 
-// live is one run, from recovery to death.
+// live is one run, from recovery to its end.
 func (c *chained) live() error {
 	faulty := vfs.NewFaulty(c.mem)
 	if c.rng.IntN(2) == 0 {
@@ -63,7 +64,7 @@ func (c *chained) live() error {
 		if errors.Is(err, ErrCorrupt) || errors.Is(err, errWrongBody) {
 			return err
 		}
-		return nil // it died in recovery
+		return nil // the run ended in recovery
 	}
 	if rec.Last < c.acked {
 		return fmt.Errorf("the log ends at %d", rec.Last)
@@ -71,7 +72,7 @@ func (c *chained) live() error {
 	c.acked = rec.Last
 	a, err := startLog(testOptions2(faulty), rec)
 	if err != nil {
-		return nil //nolint:nilerr // it died in its start, as it may
+		return nil //nolint:nilerr // the run ended in its start, which is allowed
 	}
 	_ = c.work(a, rec.Next(), 5+c.rng.IntN(60))
 	if c.rng.IntN(3) > 0 {

@@ -24,18 +24,18 @@ func testSeed(t *testing.T) uint64 {
 	return seed
 }
 
-// ledger is what a workload was promised, and what it gave up.
+// ledger records what a log promised a workload, and what the workload truncated.
 type ledger struct {
 	run   uint64
 	acked keys.Epoch // durable, by WaitDurable
 	after keys.Epoch // truncated: a checkpoint holds it
 	twice error
-	seen  map[keys.Epoch]uint64 // every epoch that was given out, and the run that gave it out
+	seen  map[keys.Epoch]uint64 // every epoch that was given out, with its run
 }
 
 func tagOf(run uint64, e keys.Epoch) uint64 { return run<<48 | uint64(e) }
 
-// bodyFor differs between runs, so that what one run wrote is not taken for another's.
+// bodyFor differs between runs, so that a test can tell the records of one run from those of another.
 func bodyFor(run uint64, e keys.Epoch) []byte {
 	return bodyOf(tagOf(run, e), int(uint64(e)*uint64(e)%900))
 }
@@ -75,7 +75,7 @@ func (l *ledger) work(a *appender, from keys.Epoch, records int) error {
 	return nil
 }
 
-// check replays what a crash left: everything acknowledged, and nothing that was not written.
+// check replays the log after a crash: it must have everything that was acknowledged, and nothing that was not written.
 func (l *ledger) check(t *testing.T, fs vfs.FS) Recovery {
 	t.Helper()
 	rec, got, err := replayAll(fs, l.after)
@@ -97,9 +97,9 @@ func (l *ledger) check(t *testing.T, fs vfs.FS) Recovery {
 	return rec
 }
 
-// TestWhatWasAcknowledgedSurvivesACrashAtEveryOperation crashes a workload at each file system operation, recovers, crashes the recovery at
-// a random operation, recovers again, and goes on writing.
-func TestWhatWasAcknowledgedSurvivesACrashAtEveryOperation(t *testing.T) {
+// TestAcknowledgedRecordsSurviveACrashAtEveryOperation crashes a workload at each file system operation, recovers, crashes
+// the recovery at a random operation, recovers again, and writes again.
+func TestAcknowledgedRecordsSurviveACrashAtEveryOperation(t *testing.T) {
 	seed := testSeed(t)
 	const records = 90
 	whole := vfs.NewMem()
@@ -124,7 +124,7 @@ func TestWhatWasAcknowledgedSurvivesACrashAtEveryOperation(t *testing.T) {
 	}
 }
 
-// until runs the workload to its end or to the crash.
+// until runs the workload until it ends or crashes.
 func (l *ledger) until(fs vfs.FS, from keys.Epoch, records int, rec Recovery) {
 	a, err := startLog(testOptions(fs, SegmentBytesMin), rec)
 	if err != nil {

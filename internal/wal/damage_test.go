@@ -12,7 +12,7 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// patch changes bytes of a file and returns what undoes it.
+// patch changes bytes of a file and returns a function that restores them.
 func patch(t *testing.T, fs vfs.FS, name string, off int64, data []byte) (undo func()) {
 	t.Helper()
 	f, err := fs.Open(name, vfs.ReadWrite)
@@ -37,8 +37,8 @@ func patch(t *testing.T, fs vfs.FS, name string, off int64, data []byte) (undo f
 	}
 }
 
-// smallLog is a log of several tiny segments in which every record was synced before the next was written. Closed, it
-// ends in a mark; otherwise as a killed process leaves it.
+// smallLog is a log of several tiny segments in which every record was synced before the next was written. A closed log
+// ends in a close record; any other log is as a killed process leaves it.
 func smallLog(t *testing.T, records int, closed bool) (*vfs.Mem, Recovery, *replayed) {
 	t.Helper()
 	fs := vfs.NewMem()
@@ -60,7 +60,7 @@ func smallLog(t *testing.T, records int, closed bool) (*vfs.Mem, Recovery, *repl
 	return fs, rec, want
 }
 
-// place is where a record stands.
+// recordLocation is where a record is in the log.
 type recordLocation struct {
 	file string
 	off  int64
@@ -134,7 +134,7 @@ func TestDamageBelowTheDurableEpochIsCorruptionAndNamesItsPlace(t *testing.T) {
 			}
 			undo := patch(t, fs, p.file, p.off, damage)
 			got, bodies, err := replayAll(fs, 0)
-			if i == len(all)-1 { // nothing follows that could testify: a torn tail
+			if i == len(all)-1 { // no later record could prove that it was durable: a torn tail
 				if err != nil || got.Last != p.epoch-1 {
 					t.Fatalf("last record, %s: last %d, %v", name, got.Last, err)
 				}
@@ -142,13 +142,13 @@ func TestDamageBelowTheDurableEpochIsCorruptionAndNamesItsPlace(t *testing.T) {
 				continue
 			}
 			var c *CorruptionError
-			// A zeroed sector takes the next records along; with the last of all in it nothing testifies.
+			// A zeroed sector includes the next records; with the last record in it there is no proof of durability.
 			lost := name == "zero sector" && i >= len(all)-3
 			if !errors.As(err, &c) && !lost {
 				t.Fatalf("record %d, %s: %v", i, name, err)
 			}
 			if c != nil && (c.File != p.file || c.Offset != p.off || c.Epoch != p.epoch || c.Remedy == "") {
-				t.Fatalf("record %d at %s:%d, %s: said %+v", i, p.file, p.off, name, c)
+				t.Fatalf("record %d at %s:%d, %s: reported %+v", i, p.file, p.off, name, c)
 			}
 			if len(bodies.bodies) != i || !slices.EqualFunc(bodies.bodies, want.bodies[:i], bytes.Equal) {
 				t.Fatalf("record %d, %s: %d records were passed on before it", i, name, len(bodies.bodies))
@@ -158,7 +158,7 @@ func TestDamageBelowTheDurableEpochIsCorruptionAndNamesItsPlace(t *testing.T) {
 	}
 }
 
-func TestRepairCutsAtTheDamageAndSaysWhatIsGone(t *testing.T) {
+func TestRepairTruncatesAtTheDamageAndReportsWhatIsGone(t *testing.T) {
 	for i := range 49 {
 		fs, rec, want := smallLog(t, 50, false)
 		p := locationsOf(t, fs, rec)[i]
@@ -175,7 +175,7 @@ func TestRepairCutsAtTheDamageAndSaysWhatIsGone(t *testing.T) {
 			t.Fatalf("record %d: %d records after the repair", i, len(got.bodies))
 		}
 		if d, err := Repair(fs, testDir, 0, 0); err != nil || d.Cause != nil || len(d.Files) != 0 {
-			t.Fatalf("a sound log was repaired: %+v, %v", d, err)
+			t.Fatalf("an intact log was repaired: %+v, %v", d, err)
 		}
 		a, err := startLog(testOptions2(fs), again)
 		if err != nil {
@@ -266,7 +266,7 @@ func TestTornTailIsCutAndReportedAtEveryLength(t *testing.T) {
 				}
 				mustClose(t, a.log)
 				if size, _ := torn.Size(last.File); got.Torn != nil && size != p.off+closeRecordSpace {
-					t.Fatalf("the tail was not cut and marked: %d bytes", size)
+					t.Fatalf("the tail was not truncated and closed: %d bytes", size)
 				}
 			}
 		}
@@ -298,7 +298,7 @@ func TestBadRecordThatWasNeverDurableIsATornTail(t *testing.T) {
 	fs := vfs.NewMem()
 	a := mustStart(t, testOptions(fs, 64<<10))
 	for i := range 10 {
-		a.mustAppend(t, bodyOf(uint64(i), 100)) // one group: none of them testifies for another
+		a.mustAppend(t, bodyOf(uint64(i), 100)) // one group: no record proves that another is durable
 	}
 	if err := a.log.Flush(10); err != nil {
 		t.Fatal(err)
@@ -374,8 +374,8 @@ func TestErrorOfTheCallbackEndsTheReplay(t *testing.T) {
 	}
 }
 
-// TestCrashInRepairLeavesItToBeRepeated: after a crash at any operation of a repair the log is either repaired or corrupt as before, and
-// another repair ends as the first one would have.
+// TestCrashInRepairLeavesItToBeRepeated: after a crash at any operation of a repair the log is either repaired or corrupt
+// as before, and another repair ends as the first one would have.
 func TestCrashInRepairLeavesItToBeRepeated(t *testing.T) {
 	for _, header := range []bool{false, true} {
 		for k := int64(1); ; k++ {
@@ -423,7 +423,7 @@ func TestCrashInRepairLeavesItToBeRepeated(t *testing.T) {
 					t.Fatalf("header %v, operation %d: %d records, want %d", header, k, len(got.bodies), kept)
 				}
 				if again.Next() <= given {
-					t.Fatalf("header %v, operation %d: goes on at %d, and %d was given out", header, k, again.Next(), given)
+					t.Fatalf("header %v, operation %d: continues at %d, and %d was given out", header, k, again.Next(), given)
 				}
 			}
 			if done {

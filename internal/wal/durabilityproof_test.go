@@ -13,7 +13,7 @@ import (
 
 var errReadTooMuch = errors.New("more was read than a search needs")
 
-// meteredFS fails reads once they have moved more than a budget.
+// meteredFS fails reads once they have read more than a budget.
 type meteredFS struct {
 	vfs.FS
 	left *int64
@@ -39,9 +39,10 @@ func (f meteredFile) ReadAt(p []byte, off int64) (int, error) {
 	return f.File.ReadAt(p, off)
 }
 
-// TestSearchBehindAnEmptySegmentIsLinear: the header of a recycled file is durable and no record is, as in a store that was idle when it was
-// killed. What the file held before is values of which each word looks like a long record; a replay that computes the checksum of each of them never ends.
-func TestSearchBehindAnEmptySegmentIsLinear(t *testing.T) {
+// TestSearchInAnEmptyRecycledSegmentIsLinear: the header of a recycled file is durable and no record is, as in a store
+// that was idle when it was killed. Its old contents are values of which each word looks like the length of a long
+// record; a replay that computes the checksum of each of them would practically never end.
+func TestSearchInAnEmptyRecycledSegmentIsLinear(t *testing.T) {
 	const segment = 4 << 20
 	fs := vfs.NewMem()
 	a := mustStart(t, testOptions(fs, segment))
@@ -80,7 +81,7 @@ func TestSearchBehindAnEmptySegmentIsLinear(t *testing.T) {
 
 func ignored(keys.Epoch, []byte) error { return nil }
 
-// mustSealAndTruncate begins a new segment and gives up those before it, so that its header is durable, and no record.
+// mustSealAndTruncate begins a new segment and truncates the log before it, so that its header is durable, and no record.
 func (a *appender) mustSealAndTruncate(t *testing.T) {
 	t.Helper()
 	reservation, outcome := a.cur.Load().Seal()
@@ -103,8 +104,9 @@ func (a *appender) mustSealAndTruncate(t *testing.T) {
 	}
 }
 
-// TestLostSkipIsSeenByWhatFollowsIt: a record behind a skip testifies that the skip, which cannot be read, was durable.
-func TestLostSkipIsSeenByWhatFollowsIt(t *testing.T) {
+// TestDamagedSkipRecordIsDetectedByALaterRecord: a record after a skip record that cannot be read proves that the skip
+// record was durable.
+func TestDamagedSkipRecordIsDetectedByALaterRecord(t *testing.T) {
 	fs := vfs.NewMem()
 	a := mustStart(t, testOptions2(fs))
 	if _, err := a.put(bodyOf(1, 100)); err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// errnoLog is a log with faults, of which a test notes what was acknowledged.
+// errnoLog is a log with faults and the newest acknowledged epoch.
 type errnoLog struct {
 	*appender
 	mem          *vfs.Mem
@@ -43,7 +43,7 @@ func (e *errnoLog) mustPut(t *testing.T, size int) {
 	e.acknowledged = epoch
 }
 
-// mustRotate puts until n more segments have begun.
+// mustRotate writes until n more segments have begun.
 func (e *errnoLog) mustRotate(t *testing.T, n uint64) {
 	t.Helper()
 	for until := e.log.Stats().Rotations + n; e.log.Stats().Rotations < until; {
@@ -51,7 +51,7 @@ func (e *errnoLog) mustRotate(t *testing.T, n uint64) {
 	}
 }
 
-// mustKeep checks that a crash, and one after a start from what the first had left, keep what was acknowledged.
+// mustKeep checks that acknowledged records survive a crash, a start after it, and another crash.
 func (e *errnoLog) mustKeep(t *testing.T, after keys.Epoch) {
 	t.Helper()
 	left := e.mem.Crash(1, vfs.SurviveNone)
@@ -74,8 +74,8 @@ func (e *errnoLog) mustKeep(t *testing.T, after keys.Epoch) {
 	mustClose(t, again.log)
 }
 
-// TestErrorAboutRecordsIsFinal: a write or sync of a file with records that fails, in whatever way, ends the log for every waiter, and what
-// was acknowledged before is kept.
+// TestErrorAboutRecordsIsFinal: any failure of a write or sync of a file with records ends the log for every waiter, and
+// the records that were acknowledged before are kept.
 func TestErrorAboutRecordsIsFinal(t *testing.T) {
 	for _, op := range []vfs.Op{vfs.OpWrite, vfs.OpSyncData} {
 		for _, fault := range []vfs.Fault{vfs.Fail, vfs.Short, vfs.Torn, vfs.DiscardDirty} {
@@ -96,7 +96,7 @@ func TestErrorAboutRecordsIsFinal(t *testing.T) {
 					}
 					wg.Wait()
 					if rule.Fired() != 1 || !errors.Is(e.log.Err(), ErrFailed) {
-						t.Fatalf("fired %d times; the log says %v", rule.Fired(), e.log.Err())
+						t.Fatalf("fired %d times; the error of the log is %v", rule.Fired(), e.log.Err())
 					}
 					if err := e.log.Close(); !errors.Is(err, ErrFailed) {
 						t.Fatalf("close: %v", err)
@@ -111,7 +111,8 @@ func TestErrorAboutRecordsIsFinal(t *testing.T) {
 	}
 }
 
-// TestErrorWithoutRecordsIsTriedAgain: nothing that fails about a file that holds no needed record ends the log. Writers wait, and go on when it passes.
+// TestErrorWithoutRecordsIsTriedAgain: a failure that concerns a file without needed records never ends the log. Writers
+// wait, and continue when the cause is gone.
 func TestErrorWithoutRecordsIsTriedAgain(t *testing.T) {
 	for name, strike := range map[string]struct {
 		ops    []vfs.Op
@@ -121,7 +122,7 @@ func TestErrorWithoutRecordsIsTriedAgain(t *testing.T) {
 		"new file": {
 			[]vfs.Op{vfs.OpCreate, vfs.OpSize, vfs.OpPreallocate, vfs.OpWrite, vfs.OpSync},
 			[]vfs.Fault{vfs.Fail, vfs.Short},
-			FileName(3), // after the open one and the spare
+			FileName(3), // after the open segment and the preallocated one
 		},
 		"recycled file": {
 			[]vfs.Op{vfs.OpOpen, vfs.OpSize, vfs.OpWrite, vfs.OpSyncData, vfs.OpRename},
@@ -173,7 +174,7 @@ func tryAgain(t *testing.T, op vfs.Op, fault vfs.Fault, errno syscall.Errno, nam
 		t.Fatal(err)
 	}
 	if s := e.log.Stats(); s.PrepareFailures != 1 || s.BufferBytes > BuffersMin*64<<10 {
-		t.Errorf("%d failures are counted, want 1; images of %d bytes", s.PrepareFailures, s.BufferBytes)
+		t.Errorf("%d failures are counted, want 1; buffers of %d bytes", s.PrepareFailures, s.BufferBytes)
 	}
 	for begun := time.Now(); e.log.Stats().Preparing != nil; time.Sleep(time.Millisecond) {
 		if time.Since(begun) > 30*time.Second {
@@ -195,21 +196,22 @@ func tryAgain(t *testing.T, op vfs.Op, fault vfs.Fault, errno syscall.Errno, nam
 		}
 		for _, name := range names {
 			if !slices.Contains(known, path.Join(Dir(testDir), name)) {
-				t.Errorf("%s was forgotten; %q are known", name, known)
+				t.Errorf("%s is not in the lists of old files: %q", name, known)
 			}
 		}
 	}
 	e.mustKeep(t, truncated)
 }
 
-// TestWriterWaitsForASegmentWithItsContext: while no segment can be prepared a rotation ends with its context, and goes on when the cause has passed.
+// TestWriterWaitsForASegmentWithItsContext: while no segment can be prepared a rotation ends with its context, and it
+// succeeds when the cause is gone.
 func TestWriterWaitsForASegmentWithItsContext(t *testing.T) {
 	e := mustStartErrnoLog(t)
 	e.mustRotate(t, 1)
 	waitForPreallocated(t, e.log)
 	release := make(chan struct{})
 	e.faulty.Inject(vfs.Rule{Op: vfs.OpCreate, Fault: vfs.Slow, Until: release})
-	e.mustRotate(t, 1) // takes the spare; the next one is stuck
+	e.mustRotate(t, 1) // takes the preallocated segment; the next preparation fails
 	reservation, outcome := e.cur.Load().Seal()
 	if outcome != Crossed {
 		t.Fatal(outcome)
@@ -229,7 +231,8 @@ func TestWriterWaitsForASegmentWithItsContext(t *testing.T) {
 	e.mustKeep(t, 0)
 }
 
-// TestShortOldFileIsNotUsedAgain: a file whose tail a crash has cut lacks blocks, which a writer would miss when the device is full.
+// TestShortOldFileIsNotUsedAgain: a file that a crash has shortened has too few blocks, which a full device could not
+// replace.
 func TestShortOldFileIsNotUsedAgain(t *testing.T) {
 	e := mustStartErrnoLog(t)
 	e.mustRotate(t, 3)
@@ -260,7 +263,8 @@ func TestShortOldFileIsNotUsedAgain(t *testing.T) {
 	}
 }
 
-// TestDamagedHeaderOfARecycledFileDoesNotMatter: the header of an old segment is never looked at, so damage to it shows when the file has a new name.
+// TestDamagedHeaderOfARecycledFileDoesNotMatter: the header of an old segment is never read, so its damage would be
+// reported when the file has a new name.
 func TestDamagedHeaderOfARecycledFileDoesNotMatter(t *testing.T) {
 	e := mustStartErrnoLog(t)
 	e.mustRotate(t, 3)
@@ -285,7 +289,7 @@ func TestDamagedHeaderOfARecycledFileDoesNotMatter(t *testing.T) {
 	e.mustKeep(t, after)
 }
 
-// TestTruncationThatFailsIsRepeated: a header that cannot be written costs no segment its place among those that can be given up.
+// TestTruncationThatFailsIsRepeated: after a failed write of a header, all segments can still be truncated.
 func TestTruncationThatFailsIsRepeated(t *testing.T) {
 	e := mustStartErrnoLog(t)
 	e.mustRotate(t, 3)
@@ -322,7 +326,7 @@ func TestTruncationThatFailsIsRepeated(t *testing.T) {
 	e.mustKeep(t, reservation.Epoch-1)
 }
 
-// TestOldFileThatCannotBeOpenedIsNotTriedForever: one bad file costs itself, and not the rotation.
+// TestOldFileThatCannotBeOpenedIsNotTriedForever: a bad file is dropped and does not prevent rotations.
 func TestOldFileThatCannotBeOpenedIsNotTriedForever(t *testing.T) {
 	e := mustStartErrnoLog(t)
 	e.mustRotate(t, 6)
@@ -337,15 +341,15 @@ func TestOldFileThatCannotBeOpenedIsNotTriedForever(t *testing.T) {
 		defer close(rotated)
 		e.mustRotate(t, 6)
 	}()
-	within(t, rotated, "rotations beside a file that cannot be opened")
+	within(t, rotated, "rotations with a file that cannot be opened")
 	if rule.Fired() == 0 {
 		t.Fatal("the fault was never met")
 	}
 	e.mustKeep(t, truncated)
 }
 
-// TestWindowIsKeptByThePreparation: a rotation that has to wait until durable comes nearer waits for an attempt, with its context, and not in
-// NewSegment, which the engine calls under its mutex.
+// TestWindowIsKeptByThePreparation: a rotation that must wait for durable waits for an attempt, with its context, and not
+// in NewSegment, which the engine calls under its mutex.
 func TestWindowIsKeptByThePreparation(t *testing.T) {
 	faulty := vfs.NewFaulty(vfs.NewMem())
 	options := testOptions(faulty, 64<<10)

@@ -11,8 +11,8 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// TestFailedWriteOrSyncIsFinal lets one write or sync fail once and checks that nothing is tried again and nobody is told
-// that later epochs are durable.
+// TestFailedWriteOrSyncIsFinal lets one write or sync fail once and checks that nothing is tried again and no waiter learns
+// that a later epoch is durable.
 func TestFailedWriteOrSyncIsFinal(t *testing.T) {
 	for name, rule := range map[string]vfs.Rule{
 		"write":       {Op: vfs.OpWrite},
@@ -74,7 +74,7 @@ func TestFailedWriteOrSyncIsFinal(t *testing.T) {
 	}
 }
 
-// waitForSpare waits until the background goroutine has nothing to do.
+// waitForPreallocated waits until a segment is ready.
 func waitForPreallocated(t *testing.T, l *Log) {
 	t.Helper()
 	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(100 * time.Microsecond) {
@@ -85,7 +85,7 @@ func waitForPreallocated(t *testing.T, l *Log) {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatal("no spare segment")
+			t.Fatal("no preallocated segment")
 		}
 	}
 }
@@ -190,12 +190,12 @@ func TestOpenMakesDurableWhatReplayFound(t *testing.T) {
 	}
 }
 
-func TestFailureWakesWhoeverIsQueued(t *testing.T) {
+func TestFailureWakesQueuedWaiters(t *testing.T) {
 	a := mustStart(t, testOptions(vfs.NewMem(), 64<<10))
-	a.log.waits.mu.Lock() // queued between two looks of the flusher at the queue
+	a.log.waits.mu.Lock() // queued between two checks of the queue by the flusher
 	w := a.log.waits.push(1)
 	a.log.waits.mu.Unlock()
-	if err := a.log.fail(errors.New("a spare file failed")); !errors.Is(err, ErrFailed) {
+	if err := a.log.fail(errors.New("a preallocated file failed")); !errors.Is(err, ErrFailed) {
 		t.Fatal(err)
 	}
 	select {

@@ -167,7 +167,7 @@ func (f *flusher) write() error {
 	return err
 }
 
-// leaveSealed goes on to the next segment when this one is sealed and written to its end, and releases its buffer.
+// leaveSealed goes to the next segment when this one is sealed and written to its end, and releases its buffer.
 func (l *Log) leaveSealed() (left bool) {
 	f := &l.flusher
 	s := f.segment

@@ -54,7 +54,7 @@ func goldenSkipLog(t *testing.T) *vfs.Mem {
 		}
 	}
 	fs = fs.Crash(1, vfs.SurviveNone)
-	if err := fs.Remove(Dir(testDir) + "/" + FileName(2)); err != nil && !errors.Is(err, iofs.ErrNotExist) { // a spare, if there was time to make it
+	if err := fs.Remove(Dir(testDir) + "/" + FileName(2)); err != nil && !errors.Is(err, iofs.ErrNotExist) { // preallocated, if there was time
 		t.Fatal(err)
 	}
 	opts.FS = fs
@@ -172,7 +172,7 @@ func TestHotWordsHaveTheirOwnCacheLines(t *testing.T) {
 		t.Errorf("tail at %d shares its lines", tail)
 	}
 	if unsafe.Offsetof(h.epoch) < cacheLinePair || unsafe.Sizeof(h) < 2*cacheLinePair {
-		t.Error("horizon shares its lines")
+		t.Error("the durable epoch shares its lines")
 	}
 }
 
@@ -237,7 +237,7 @@ func FuzzDecodeRecord(f *testing.F) {
 	})
 }
 
-// FuzzReplay replays arbitrary bytes behind a good header: never a panic, and the epochs that come are consecutive.
+// FuzzReplay replays arbitrary bytes after an intact header: it never panics, and the epochs are consecutive.
 func FuzzReplay(f *testing.F) {
 	if b, err := os.ReadFile(golden); err == nil {
 		f.Add(b[headerPage:])

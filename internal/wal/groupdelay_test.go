@@ -28,8 +28,8 @@ func (f slowFile) SyncData() error {
 	return f.File.SyncData()
 }
 
-// closedLoop lets callers commit, one after another each, with a pause of work between, and returns the records per sync and
-// the longest wait.
+// closedLoop runs some writers, each of which commits, works for a while, and commits again. It returns the records per
+// sync and the longest wait.
 func closedLoop(t *testing.T, callers, rounds int, work time.Duration) (group float64, longest time.Duration) {
 	a := mustStart(t, testOptions(slowFS{vfs.NewMem()}, 1<<20))
 	before := a.log.Stats()
@@ -67,7 +67,7 @@ func closedLoop(t *testing.T, callers, rounds int, work time.Duration) (group fl
 func TestFewWritersAreNeverDelayed(t *testing.T) {
 	for _, callers := range []int{1, 2, 5} {
 		synctest.Test(t, func(t *testing.T) {
-			// Whoever comes just after a sync has begun waits for that one and for its own.
+			// A commit that comes just after a sync has begun waits for that sync and for its own.
 			if _, longest := closedLoop(t, callers, 200, 30*time.Microsecond); longest > 2*syncTime {
 				t.Errorf("%d callers: a commit waited %v; two syncs take %v", callers, longest, 2*syncTime)
 			}
@@ -77,12 +77,12 @@ func TestFewWritersAreNeverDelayed(t *testing.T) {
 
 func TestManyWritersShareASync(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		// 64 callers that work 850 us each: 64/990us*140us = 9 come during a sync, which is what a group would be without company.
+		// 64 writers that work 850 us each: 64/990us*140us = 9 come during a sync, the size of a group without a delay.
 		group, longest := closedLoop(t, 64, 200, 850*time.Microsecond)
 		if group < 14 {
 			t.Errorf("%.1f records in a sync; want at least 14", group)
 		}
-		// The sync that runs, the wait for company, and the own sync.
+		// The sync that runs, the group-commit delay, and the own sync.
 		if bound := syncTime + 2*syncTime + syncTime + 100*time.Microsecond; longest > bound {
 			t.Errorf("a commit waited %v; the bound is %v", longest, bound)
 		}
@@ -106,7 +106,7 @@ func TestWritersThatStopAreWaitedForOnlyBriefly(t *testing.T) {
 			t.Errorf("waited %v for writers that have stopped; want %v", waited, 2*syncTime)
 		}
 		if g.target > 1 || a.log.waits.groupTarget != 0 {
-			t.Errorf("the aim is still %d and the mark %d", g.target, a.log.waits.groupTarget)
+			t.Errorf("the target is still %d, to epoch %d", g.target, a.log.waits.groupTarget)
 		}
 		a.log.releaseFlusher()
 		if err := a.log.Close(); err != nil {
@@ -115,7 +115,7 @@ func TestWritersThatStopAreWaitedForOnlyBriefly(t *testing.T) {
 	})
 }
 
-func TestCloseDoesNotWaitForCompany(t *testing.T) {
+func TestCloseEndsTheGroupCommitDelay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := mustStart(t, testOptions(vfs.NewMem(), 1<<20))
 		var g groupDelay

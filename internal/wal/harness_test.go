@@ -21,13 +21,13 @@ const testDir = "data"
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// appender drives a log as its owner does: it rotates when a claim crosses the end.
+// appender uses a log as its owner does: it rotates when a reservation crosses the end.
 type appender struct {
 	log *Log
 	cur atomic.Pointer[Segment]
 	err atomic.Pointer[error] // why there is no next segment
 
-	patient bool // tries again what may pass
+	patient bool // tries again after an error that may pass
 }
 
 func testOptions(fs vfs.FS, segmentBytes int) Options {
@@ -57,7 +57,7 @@ func startLog(opts Options, rec Recovery) (*appender, error) {
 	return a, nil
 }
 
-// mustStart replays an empty or existing log and opens it; the test closes it or has it closed at its end.
+// mustStart replays an empty or existing log and opens it; it is closed at the end of the test at the latest.
 func mustStart(t testing.TB, opts Options) *appender {
 	t.Helper()
 	rec, err := Replay(opts.FS, opts.Dir, 0, 0, func(keys.Epoch, []byte) error { return nil })
@@ -133,7 +133,7 @@ func (a *appender) put(body []byte) (keys.Epoch, error) {
 	return e, a.log.WaitDurable(context.Background(), e)
 }
 
-// bodyOf is a body that tells its tag and length, so that a mix-up shows. At least 8 bytes.
+// bodyOf is a body that contains its tag and depends on its length, so that tests detect an exchange. At least 8 bytes.
 func bodyOf(tag uint64, n int) []byte {
 	b := make([]byte, max(n, 8))
 	for i := 8; i < len(b); i++ {

@@ -13,7 +13,7 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-func TestWhatIsAppendedIsReplayedInEpochOrder(t *testing.T) {
+func TestAppendedRecordsAreReplayedInEpochOrder(t *testing.T) {
 	fs := vfs.NewMem()
 	a := mustStart(t, testOptions(fs, 64<<10))
 	var want [][]byte
@@ -160,7 +160,7 @@ func TestBodyLimit(t *testing.T) {
 	}
 }
 
-func TestExactlyOneClaimCrossesTheEnd(t *testing.T) {
+func TestExactlyOneReservationCrossesTheEnd(t *testing.T) {
 	a := mustStart(t, testOptions(vfs.NewMem(), SegmentBytesMin))
 	s := a.cur.Load()
 	var wg sync.WaitGroup
@@ -203,7 +203,7 @@ func TestExactlyOneClaimCrossesTheEnd(t *testing.T) {
 func TestSealedEmptySegmentIsPassedOver(t *testing.T) {
 	fs := vfs.NewMem()
 	a := mustStart(t, testOptions(fs, SegmentBytesMin))
-	for range 10 { // more often than there are images
+	for range 10 { // more often than there are buffers
 		c, outcome := a.cur.Load().Seal()
 		if outcome != Crossed || c.Epoch != 1 {
 			t.Fatalf("%d, epoch %d", outcome, c.Epoch)
@@ -223,7 +223,7 @@ func TestSealedEmptySegmentIsPassedOver(t *testing.T) {
 	}
 }
 
-func TestFilledClaimReplaysAsAnEmptyBody(t *testing.T) {
+func TestNoOpRecordReplaysAsAnEmptyBody(t *testing.T) {
 	fs := vfs.NewMem()
 	a := mustStart(t, testOptions(fs, SegmentBytesMin))
 	a.mustAppend(t, bodyOf(1, 50))
@@ -235,11 +235,11 @@ func TestFilledClaimReplaysAsAnEmptyBody(t *testing.T) {
 	mustClose(t, a.log)
 	_, got := mustReplay(t, fs, 0)
 	if len(got.bodies) != 3 || len(got.bodies[1]) != 0 {
-		t.Fatalf("%d records, the filled one with %d bytes", len(got.bodies), len(got.bodies[1]))
+		t.Fatalf("%d records, the no-op record with %d bytes", len(got.bodies), len(got.bodies[1]))
 	}
 }
 
-func TestNothingBehindAHoleBecomesDurable(t *testing.T) {
+func TestNothingAfterAHoleBecomesDurable(t *testing.T) {
 	fs := vfs.NewMem()
 	a := mustStart(t, testOptions(fs, 64<<10))
 	a.mustAppend(t, bodyOf(1, 100))
@@ -250,7 +250,7 @@ func TestNothingBehindAHoleBecomesDurable(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
 	defer cancel()
 	if err := a.log.WaitDurable(ctx, 3); !errors.Is(err, context.DeadlineExceeded) {
-		t.Fatalf("waiting behind a hole: %v", err)
+		t.Fatalf("waiting for an epoch after a hole: %v", err)
 	}
 	if d := a.log.Durable(); d != 1 {
 		t.Fatalf("durable %d with a hole at 2", d)
@@ -261,7 +261,7 @@ func TestNothingBehindAHoleBecomesDurable(t *testing.T) {
 	_ = hole
 }
 
-func TestClosingTheHoleReleasesEverybody(t *testing.T) {
+func TestClosingTheHoleWakesAllWaiters(t *testing.T) {
 	a := mustStart(t, testOptions(vfs.NewMem(), 64<<10))
 	s := a.cur.Load()
 	hole, _ := s.Reserve(100)
@@ -292,13 +292,13 @@ func TestRequestFlushMakesDurableWithoutWaiting(t *testing.T) {
 	}
 }
 
-func TestASealedSegmentIsFlushedThoughNobodyWaits(t *testing.T) {
+func TestSealedSegmentIsFlushedWithoutAWaiter(t *testing.T) {
 	a := mustStart(t, testOptions(vfs.NewMem(), SegmentBytesMin))
-	for i := range 1000 { // many times more than the images hold
+	for i := range 1000 { // many times more than the buffers hold
 		a.mustAppend(t, bodyOf(uint64(i), 200))
 	}
 	if s := a.log.Stats(); s.BufferBytes > BuffersMin*SegmentBytesMin {
-		t.Fatalf("%d bytes of images", s.BufferBytes)
+		t.Fatalf("%d bytes of buffers", s.BufferBytes)
 	}
 }
 
@@ -332,7 +332,7 @@ func TestOpenRefusesBadSegmentSizes(t *testing.T) {
 	}
 }
 
-func TestThePageBehindTheLastRecordIsZero(t *testing.T) {
+func TestPageAfterTheLastRecordIsZero(t *testing.T) {
 	fs := vfs.NewMem()
 	a := mustStart(t, testOptions(fs, 64<<10))
 	var end int64 = headerPage
@@ -347,12 +347,13 @@ func TestThePageBehindTheLastRecordIsZero(t *testing.T) {
 		}
 		readAt(t, fs, Dir(testDir)+"/"+FileName(1), end, b)
 		if !allZero(b) {
-			t.Fatalf("record %d: bytes behind it", i)
+			t.Fatalf("record %d: bytes after it", i)
 		}
 	}
 }
 
-// TestAHoleHoldsBackLaterSegments: a sealed segment is not left before all of it is published, and a log that is closed with a hole has no mark.
+// TestAHoleHoldsBackLaterSegments: the flusher does not leave a sealed segment before all its records are published, and a
+// log that is closed with a hole has no close record.
 func TestAHoleHoldsBackLaterSegments(t *testing.T) {
 	fs := vfs.NewMem()
 	a := mustStart(t, testOptions(fs, 64<<10))
@@ -376,7 +377,7 @@ func TestAHoleHoldsBackLaterSegments(t *testing.T) {
 		err := a.log.WaitDurable(ctx, behind)
 		cancel()
 		if !errors.Is(err, context.DeadlineExceeded) {
-			t.Fatalf("behind a hole: %v", err)
+			t.Fatalf("after a hole: %v", err)
 		}
 	}
 	if d := a.log.Durable(); d != before {

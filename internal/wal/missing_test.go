@@ -13,9 +13,9 @@ import (
 
 func ignoreAll(keys.Epoch, []byte) error { return nil }
 
-// TestAMissingSegmentIsMissed: whichever file is removed, after a clean end or a kill, the log is refused, and the error names the file. A
-// repair opens the log, with what was before, and gives out no epoch that can have been in what is missing.
-func TestAMissingSegmentIsMissed(t *testing.T) {
+// TestMissingSegmentIsReported: the log is refused if any file is removed, after a clean end or a kill, and the error names
+// the file. A repaired log has the records before the file, and gives out no epoch that the missing file can have held.
+func TestMissingSegmentIsReported(t *testing.T) {
 	for name, closed := range map[string]bool{"closed": true, "killed": false} {
 		t.Run(name, func(t *testing.T) {
 			_, rec, _ := smallLog(t, 80, closed)
@@ -38,8 +38,8 @@ func TestAMissingSegmentIsMissed(t *testing.T) {
 	}
 }
 
-// TestAMissingLogIsMissed: the data file knows of the log.
-func TestAMissingLogIsMissed(t *testing.T) {
+// TestMissingLogIsReported: the data file has the number of a segment.
+func TestMissingLogIsReported(t *testing.T) {
 	fs, rec, _ := smallLog(t, 80, true)
 	for _, s := range rec.Segments {
 		if err := fs.Remove(s.File); err != nil {
@@ -47,7 +47,7 @@ func TestAMissingLogIsMissed(t *testing.T) {
 		}
 	}
 	if _, err := Replay(fs, testDir, 40, 0, ignoreAll); err != nil {
-		t.Fatalf("a data file of an earlier version, which knows of no log: %v", err)
+		t.Fatalf("a data file of an earlier version, without the number of a segment: %v", err)
 	}
 	known := rec.Segments[1]
 	_, err := Replay(fs, testDir, 40, known.number, ignoreAll)
@@ -59,7 +59,7 @@ func TestAMissingLogIsMissed(t *testing.T) {
 	mustGoOn(t, fs, known.number, 81)
 }
 
-// wantMissing expects a replay to name the file, or if the first is missing, the one behind it.
+// wantMissing expects a replay to name the file, or if the first is missing, the file after it.
 func wantMissing(t *testing.T, fs vfs.FS, known uint64, lost SegmentInfo, first bool) {
 	t.Helper()
 	_, err := Replay(fs, testDir, 0, known, ignoreAll)
@@ -92,7 +92,7 @@ func mustReplayFrom(t *testing.T, fs vfs.FS, known uint64) (Recovery, *replayed)
 	return rec, got
 }
 
-// mustGoOn opens the log, appends something behind what was lost, and has it back.
+// mustGoOn opens the log, appends records after the lost ones, and replays them.
 func mustGoOn(t *testing.T, fs vfs.FS, known uint64, beyond keys.Epoch) {
 	t.Helper()
 	rec, got := mustReplayFrom(t, fs, known)
@@ -111,8 +111,8 @@ func mustGoOn(t *testing.T, fs vfs.FS, known uint64, beyond keys.Epoch) {
 	}
 }
 
-// TestLogWithoutMarksOpens: segments of earlier versions do not name the next one.
-func TestLogWithoutMarksOpens(t *testing.T) {
+// TestLogWithoutCloseRecordsOpens: segments of earlier versions do not name the next one.
+func TestLogWithoutCloseRecordsOpens(t *testing.T) {
 	for _, closed := range []bool{true, false} {
 		fs, rec, want := smallLog(t, 80, closed)
 		for _, s := range rec.Segments[:len(rec.Segments)-1] {
@@ -132,9 +132,9 @@ func TestLogWithoutMarksOpens(t *testing.T) {
 	}
 }
 
-// TestTheFirstSegmentOfARunIsMissed: a log that was closed and opened again does not end in the mark of the closing any more. Else what was
-// given out since would be given out again.
-func TestTheFirstSegmentOfARunIsMissed(t *testing.T) {
+// TestMissingFirstSegmentOfARunIsReported: a log that was closed and opened again does not end in the close record of the
+// earlier run. Otherwise the epochs that were given out since would be given out again.
+func TestMissingFirstSegmentOfARunIsReported(t *testing.T) {
 	for _, closed := range []bool{true, false} {
 		fs, rec, _ := smallLog(t, 30, closed)
 		a, err := startLog(testOptions2(fs), rec)
@@ -157,8 +157,9 @@ func TestTheFirstSegmentOfARunIsMissed(t *testing.T) {
 	}
 }
 
-// TestMarksCostNoSync: a rotation syncs nothing for its mark, whether the segment is full of durable records or not.
-func TestMarksCostNoSync(t *testing.T) {
+// TestCloseRecordsNeedNoSync: a rotation syncs nothing for its close record, whether the segment is full of durable records
+// or not.
+func TestCloseRecordsNeedNoSync(t *testing.T) {
 	fs := vfs.NewMem()
 	a := mustStart(t, testOptions(fs, SegmentBytesMin))
 	before := a.log.Stats()
@@ -173,9 +174,9 @@ func TestMarksCostNoSync(t *testing.T) {
 	}
 }
 
-// TestAMarkDoesNotTestifyForRecordsOfItsOwnWrite: a crash can leave a mark and tear a record before it that was written together with it. That is
-// a torn tail and no damage.
-func TestAMarkDoesNotTestifyForRecordsOfItsOwnWrite(t *testing.T) {
+// TestCloseRecordProvesNothingAboutRecordsOfItsOwnWrite: a crash can leave a close record and tear a record before it that
+// was written together with it. That is a torn tail and not damage.
+func TestCloseRecordProvesNothingAboutRecordsOfItsOwnWrite(t *testing.T) {
 	fs := vfs.NewMem()
 	a := mustStart(t, testOptions(fs, SegmentBytesMin))
 	a.log.acquireFlusher() // nothing is written meanwhile
@@ -194,7 +195,7 @@ func TestAMarkDoesNotTestifyForRecordsOfItsOwnWrite(t *testing.T) {
 	all := locationsOf(t, left, rec)
 	_ = patch(t, left, next, 0, make([]byte, headerPage))
 	if rec, _ := mustReplay(t, left, 0); rec.tail.successor == 0 {
-		t.Fatal("the mark is not in the same write as the records")
+		t.Fatal("the close record is not in the same write as the records")
 	}
 	_ = patch(t, left, first.path, all[2].off, []byte{0xa5, 0x5a, 0xa5, 0x5a})
 	if rec, got := mustReplay(t, left, 0); rec.Torn == nil || len(got.bodies) != 2 {

@@ -10,9 +10,10 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// TestNoMemoryForTheNextImageIsTriedAgain: the system has no memory for the images of the next segments, of standard size and larger, several times in
-// a row, and then again. A writer is told each time and nothing is lost; no epoch is given out for which there is no image.
-func TestNoMemoryForTheNextImageIsTriedAgain(t *testing.T) {
+// TestNoMemoryForTheNextBufferIsTriedAgain: several times in a row, the system has no memory for the buffers of the next
+// segments, of standard size and larger. Each time the writer gets an error and nothing is lost; no epoch is given out
+// without a buffer.
+func TestNoMemoryForTheNextBufferIsTriedAgain(t *testing.T) {
 	fs := vfs.NewMem()
 	o := testOptions(fs, 64<<10)
 	o.Buffers = 8
@@ -56,8 +57,8 @@ func TestNoMemoryForTheNextImageIsTriedAgain(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if size > 64<<10 && refused == 0 || refusals.Load() == 6 { // images of the standard size may come back in time for the writer
-			t.Errorf("no writer of %d bytes met a refusal: this tests nothing", size)
+		if size > 64<<10 && refused == 0 || refusals.Load() == 6 { // buffers of the standard size may come back in time for the writer
+			t.Errorf("no writer of %d bytes was refused: the test checks nothing", size)
 		}
 		refusals.Store(6)
 	}

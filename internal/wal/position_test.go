@@ -5,9 +5,10 @@ import (
 	"time"
 )
 
-// TestPositionIsNeverBehindTheSealedEnd: a claim that crosses the end has added itself to the tail before it writes down where the segment ends,
-// and others may have added themselves behind it. None of their epochs is the segment's: to wait for one of them is to wait for a commit that nothing promises.
-func TestPositionIsNeverBehindTheSealedEnd(t *testing.T) {
+// TestPositionIsNeverAfterTheSealedEnd: a reservation that crosses the end is in the tail before the end of the segment is
+// stored, and more reservations may follow it. None of their epochs belongs to the segment: a wait for one of them would
+// be a wait for a commit that may never come.
+func TestPositionIsNeverAfterTheSealedEnd(t *testing.T) {
 	s := &Segment{first: 10, limit: 100}
 	const sealed = 3*oneRecord | 90
 	s.tail.Store(sealed + (oneRecord | 20)) // the one that crosses, preempted here

@@ -7,8 +7,9 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// TestSparesComeAsTheyAreNeeded: a log that nobody writes to has a segment and a spare. More are made when somebody has found none.
-func TestSparesComeAsTheyAreNeeded(t *testing.T) {
+// TestMoreSegmentsArePreallocatedAfterAStall: a log without writes has a segment and one preallocated segment. More are
+// preallocated after a writer has found none.
+func TestMoreSegmentsArePreallocatedAfterAStall(t *testing.T) {
 	const segment = 64 << 10
 	options := testOptions(vfs.NewMem(), segment)
 	options.Buffers = 8
@@ -16,7 +17,7 @@ func TestSparesComeAsTheyAreNeeded(t *testing.T) {
 	waitForPreallocated(t, l)
 	time.Sleep(20 * time.Millisecond) // for whatever a background goroutine might do
 	if n := l.buffers.mappedBytes(); n != 2*segment {
-		t.Fatalf("%d bytes of images before the first append, of segments of %d", n, segment)
+		t.Fatalf("%d bytes of buffers before the first append, of segments of %d", n, segment)
 	}
 	ready := func() int {
 		l.preallocator.mu.Lock()
@@ -30,13 +31,13 @@ func TestSparesComeAsTheyAreNeeded(t *testing.T) {
 		l.requestSegment()
 		time.Sleep(5 * time.Millisecond)
 		if got := ready(); got != want {
-			t.Fatalf("%d spares are ready, want %d", got, want)
+			t.Fatalf("%d segments are ready, want %d", got, want)
 		}
 		var taken []*preallocated
 		for range want + 1 { // one more than there are
 			attempt := l.Prepare(0)
 			if (attempt == nil) != (len(taken) < want) {
-				t.Fatalf("spare %d of %d: ready %v", len(taken)+1, want, attempt == nil)
+				t.Fatalf("segment %d of %d: ready %v", len(taken)+1, want, attempt == nil)
 			}
 			if attempt != nil {
 				<-attempt.Done()
@@ -78,8 +79,9 @@ func (f gatedFile) WriteAt(p []byte, off int64) (int, error) {
 	return f.File.WriteAt(p, off)
 }
 
-// TestSpareIsTakenWhileAnotherIsMade: a device that holds up the making of a segment holds up no rotation that has one.
-func TestSpareIsTakenWhileAnotherIsMade(t *testing.T) {
+// TestReadySegmentIsTakenWhileAnotherIsMade: while a device delays the preparation of a segment, a rotation takes one that
+// is ready.
+func TestReadySegmentIsTakenWhileAnotherIsMade(t *testing.T) {
 	const segment = 64 << 10
 	gate := make(chan struct{}, 100)
 	for range cap(gate) {
@@ -114,9 +116,9 @@ func TestSpareIsTakenWhileAnotherIsMade(t *testing.T) {
 	select {
 	case ok := <-taken:
 		if !ok {
-			t.Error("the spare that was ready was not taken")
+			t.Error("the segment that was ready was not taken")
 		}
 	case <-time.After(5 * time.Second):
-		t.Error("who takes a spare waits for the one that is being made")
+		t.Error("a rotation waits for the segment that is being made")
 	}
 }

@@ -46,8 +46,8 @@ func TestTruncatedSegmentsAreUsedAgainAndTheirNumberIsBounded(t *testing.T) {
 	}
 }
 
-// TestRecycledFileNeverYieldsItsOldRecords fills recycled files with records of one size, so that what they held before stands exactly
-// where the next records are looked for, and cuts the log off at every record.
+// TestRecycledFileNeverYieldsItsOldRecords fills recycled files with records of one size, so that the old records are
+// exactly at the offsets of the next records, and replays the log after every record.
 func TestRecycledFileNeverYieldsItsOldRecords(t *testing.T) {
 	fs := vfs.NewMem()
 	a := mustStart(t, testOptions(fs, SegmentBytesMin))
@@ -111,7 +111,7 @@ func TestSegmentsThatHoldNewerRecordsAreNotTruncated(t *testing.T) {
 		t.Fatal(err)
 	}
 	if rec, _ := mustReplay(t, fs, 0); rec.Last != 100 || a.log.Stats().Recycled != 0 {
-		t.Fatalf("last %d, %d segments given up", rec.Last, a.log.Stats().Recycled)
+		t.Fatalf("last %d, %d segments recycled", rec.Last, a.log.Stats().Recycled)
 	}
 	if err := a.log.TruncateBefore(1000); err != nil { // all that is sealed may go, the open one stays
 		t.Fatal(err)
@@ -163,9 +163,9 @@ func TestStalledRotationsAreCounted(t *testing.T) {
 	}
 }
 
-// TestTruncatedLogSaysSoBeforeItsNextRecord: whoever replays from too early is told that records are missing, even if nothing was
-// written since the truncation, and in an earlier run.
-func TestTruncatedLogSaysSoBeforeItsNextRecord(t *testing.T) {
+// TestReplayFromBeforeATruncationFails: a replay that starts too early reports missing records, even if nothing was written
+// since the truncation, and also after an earlier run.
+func TestReplayFromBeforeATruncationFails(t *testing.T) {
 	fs := vfs.NewMem()
 	a := mustStart(t, testOptions2(fs))
 	for i := range 100 {
@@ -186,7 +186,7 @@ func TestTruncatedLogSaysSoBeforeItsNextRecord(t *testing.T) {
 		t.Helper()
 		var damage *CorruptionError
 		rec, _, err := replayAll(fs, 50)
-		for errors.Is(err, os.ErrNotExist) { // the open log makes its spare from an old file meanwhile
+		for errors.Is(err, os.ErrNotExist) { // the open log recycles an old file meanwhile
 			rec, _, err = replayAll(fs, 50)
 		}
 		if !errors.As(err, &damage) {
@@ -211,7 +211,8 @@ func TestTruncatedLogSaysSoBeforeItsNextRecord(t *testing.T) {
 	mustClose(t, b.log)
 }
 
-// TestDamagedHeaderBeforeTheReplayDoesNotKeepTheLog: a header that replay does not need, and cannot be read, must not keep the segments before it.
+// TestDamagedHeaderBeforeTheReplayDoesNotKeepTheLog: an unreadable header that replay does not need must not prevent the
+// truncation of the segments before it.
 func TestDamagedHeaderBeforeTheReplayDoesNotKeepTheLog(t *testing.T) {
 	fs := vfs.NewMem()
 	a := mustStart(t, testOptions2(fs))

@@ -13,8 +13,8 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// TestWaitersThatGiveUpHarmNoOther: writers whose deadlines end, or whose contexts are cancelled, around the moment at which their epochs
-// become durable. Every writer that goes on waiting is told when its epoch is durable and not before, and the log can be closed.
+// TestWaitersThatGiveUpHarmNoOther: the deadlines of some writers pass, or their contexts are cancelled, about when their
+// epochs become durable. Every other writer returns when its epoch is durable and not before, and the log can be closed.
 func TestWaitersThatGiveUpHarmNoOther(t *testing.T) {
 	const impatient, healthy, rounds = 192, 16, 100
 	faulty := vfs.NewFaulty(vfs.NewMem())
@@ -48,10 +48,10 @@ func TestWaitersThatGiveUpHarmNoOther(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	if err := a.log.WaitDurable(ctx, a.mustAppend(t, bodyOf(1, 40))); err != nil {
-		t.Errorf("a lone writer afterwards: %v", err)
+		t.Errorf("a single writer afterwards: %v", err)
 	}
 	closed := make(chan struct{})
-	go func() { _ = a.log.Close(); close(closed) }() // Close's error is another test's
+	go func() { _ = a.log.Close(); close(closed) }() // another test checks the error of Close
 	within(t, closed, "Close")
 }
 
@@ -69,7 +69,7 @@ func impatience(random *rand.Rand, impatient bool) (context.Context, context.Can
 	return ctx, cancel
 }
 
-// within fails the test if what is to happen does not.
+// within fails the test if done is not closed in time.
 func within(t *testing.T, done <-chan struct{}, what string) {
 	t.Helper()
 	select {
@@ -92,8 +92,8 @@ func (a *appender) queued() int {
 	return len(a.log.waits.queue)
 }
 
-// TestLeaderThatGivesUpHandsTheRoleOver: the context of the waiter that flushes ends while an earlier record is not complete. It returns,
-// and those that queued after it are served once the record is complete.
+// TestLeaderThatGivesUpHandsTheRoleOver: the context of the waiter that flushes ends while an earlier record is not
+// complete. It returns, and the waiters that queued after it return once the record is complete.
 func TestLeaderThatGivesUpHandsTheRoleOver(t *testing.T) {
 	a := mustStart(t, testOptions(vfs.NewMem(), 64<<10))
 	hole, _ := a.cur.Load().Reserve(8)
@@ -123,7 +123,7 @@ func TestLeaderThatGivesUpHandsTheRoleOver(t *testing.T) {
 	}
 }
 
-// TestExpiredContextStartsNoSync: a wait without time does not flush at its own expense.
+// TestExpiredContextStartsNoSync: a wait with an expired context does not flush.
 func TestExpiredContextStartsNoSync(t *testing.T) {
 	a := mustStart(t, testOptions(vfs.NewMem(), 64<<10))
 	e := a.mustAppend(t, bodyOf(1, 40))
@@ -137,8 +137,8 @@ func TestExpiredContextStartsNoSync(t *testing.T) {
 	}
 }
 
-// TestWaiterLeavesFromAnyPlace: those that stay in the queue are found at their places whichever of their neighbours leaves.
-func TestWaiterLeavesFromAnyPlace(t *testing.T) {
+// TestWaiterLeavesFromAnyIndex: the remaining waiters of the queue have the right indices whichever waiter leaves.
+func TestWaiterLeavesFromAnyIndex(t *testing.T) {
 	var w waits
 	random := rand.New(rand.NewPCG(1, 2))
 	var queued []*waiter
@@ -157,7 +157,7 @@ func TestWaiterLeavesFromAnyPlace(t *testing.T) {
 		}
 		for i, one := range w.queue {
 			if one.index != i {
-				t.Fatalf("the waiter at %d believes to be at %d", i, one.index)
+				t.Fatalf("the waiter at index %d has index %d", i, one.index)
 			}
 		}
 	}

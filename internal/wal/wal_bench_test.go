@@ -36,7 +36,7 @@ func benchAppender(b *testing.B, fs vfs.FS, dir string, segmentBytes int) *appen
 	return a
 }
 
-// discard is a file system that keeps nothing, so that appending is measured and not a device.
+// discard is a file system that keeps nothing, so that a benchmark measures appending and not a device.
 type discard struct{ *vfs.Mem }
 
 func (d discard) Open(name string, mode vfs.Mode) (vfs.File, error) {
@@ -100,7 +100,7 @@ func BenchmarkAppend(b *testing.B) {
 	}
 }
 
-// BenchmarkSync writes durable records of 116-byte bodies by many writers.
+// BenchmarkSync lets many writers write durable records of 116-byte bodies.
 func BenchmarkSync(b *testing.B) {
 	for _, writers := range []int{1, 4, 16, 64} {
 		b.Run(fmt.Sprintf("writers=%d", writers), func(b *testing.B) {
@@ -156,8 +156,8 @@ func (l *bareLoop) run(b *testing.B, n int) {
 	}
 }
 
-// BenchmarkLoneWriter alternates short runs of one durable writer with the bare loop, so that both meet the same noise. The
-// figure is the ratio of their medians.
+// BenchmarkLoneWriter alternates short runs of one durable writer with the bare loop, so that both have the same noise. The
+// result is the ratio of their medians.
 func BenchmarkLoneWriter(b *testing.B) {
 	const burst = 50
 	a := benchAppender(b, vfs.NewOS(), benchDir(b), 64<<20)
@@ -235,8 +235,8 @@ func BenchmarkReplay(b *testing.B) {
 	b.ReportMetric(records*float64(b.N)/b.Elapsed().Seconds(), "records/s")
 }
 
-// BenchmarkWaitSettled is the wait for an epoch that is durable already.
-func BenchmarkWaitSettled(b *testing.B) {
+// BenchmarkWaitDurable is the wait for an epoch that is already durable.
+func BenchmarkWaitDurable(b *testing.B) {
 	a := benchAppender(b, vfs.NewMem(), testDir, 64<<10)
 	e, err := a.put(bodyOf(1, 100))
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// TestEpochsDoNotRunAwayFromDurable: a segment whose epochs could be EpochWindow past durable is not begun before more is durable, or a start after a crash
-// could give out an epoch that was seen before it.
+// TestEpochsDoNotRunAwayFromDurable: a segment whose epochs could be EpochWindow past durable does not begin before more is
+// durable. Otherwise a start after a crash could give out an epoch that a client saw before the crash.
 func TestEpochsDoNotRunAwayFromDurable(t *testing.T) {
 	for _, c := range []struct {
 		ahead   keys.Epoch

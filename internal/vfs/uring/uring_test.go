@@ -97,7 +97,7 @@ func TestEveryCompletionFindsItsRequest(t *testing.T) {
 func TestReorderedCompletionsFindTheirRequests(t *testing.T) {
 	r, f := mustNew(t), blockFile(t, testDepth)
 	rng := rand.New(rand.NewPCG(1, 1))
-	// Holds back what comes and lets it go in random order, some of it only with the next look.
+	// Holds completions back and returns them in random order, some of them only at the next call.
 	var held []cqe
 	r.tap = func(in []cqe) []cqe {
 		held = append(held, in...)
@@ -106,7 +106,7 @@ func TestReorderedCompletionsFindTheirRequests(t *testing.T) {
 		out := slices.Clone(held[:n])
 		held = held[n:]
 		if len(held) > 0 {
-			_, _ = r.wake.Write([]byte{1, 0, 0, 0, 0, 0, 0, 0}) // so that the next look happens
+			_, _ = r.wake.Write([]byte{1, 0, 0, 0, 0, 0, 0, 0}) // so that there is a next call
 		}
 		return out
 	}
@@ -119,7 +119,7 @@ func TestReorderedCompletionsFindTheirRequests(t *testing.T) {
 	}
 }
 
-func TestDroppedCompletionIsReportedLostAndNeverDone(t *testing.T) {
+func TestDroppedCompletionIsReportedLost(t *testing.T) {
 	r, f := mustNew(t), blockFile(t, testDepth)
 	r.stall = 20 * time.Millisecond
 	seen := 0
@@ -151,7 +151,7 @@ func TestDroppedCompletionIsReportedLostAndNeverDone(t *testing.T) {
 	checkBlocks(t, got, buffers)
 }
 
-// A slow device is not a lossy one: the barrier does not end what is only late.
+// A slow device does not lose requests: the barrier does not end a request that is only late.
 func TestSlowCompletionIsNotLost(t *testing.T) {
 	r := mustNew(t)
 	r.stall = 5 * time.Millisecond
@@ -189,7 +189,7 @@ func TestForeignAndRepeatedCompletionsAreIgnored(t *testing.T) {
 	r.tap = func(in []cqe) []cqe {
 		var out []cqe
 		for _, c := range in {
-			// The slot's request of the generation before, no slot at all, then the real one, twice.
+			// The request of the slot's earlier generation, no slot at all, then the real request, twice.
 			out = append(out, cqe{userData: c.userData - 1<<32, result: 1}, cqe{userData: c.userData | 0xffff, result: 1}, c, c)
 		}
 		return append(out, cqe{userData: barrierTag})
@@ -199,7 +199,7 @@ func TestForeignAndRepeatedCompletionsAreIgnored(t *testing.T) {
 		checkBlocks(t, got, buffers)
 	}
 	if r.Stats().UnexpectedCompletions < 20*3*testDepth {
-		t.Errorf("strays: %d", r.Stats().UnexpectedCompletions)
+		t.Errorf("unexpected completions: %d", r.Stats().UnexpectedCompletions)
 	}
 }
 
@@ -245,7 +245,7 @@ func TestCloseRefusesWhileRequestsAreInFlight(t *testing.T) {
 	r.Withdraw(nil)
 }
 
-func TestCompletionBeforeParkingIsNotSleptOver(t *testing.T) {
+func TestCompletionBeforeParkingWakesTheGoroutine(t *testing.T) {
 	r, f := mustNew(t), blockFile(t, 1)
 	r.Prepare(Read, int(f.Fd()), make([]byte, testBlock), 0, 0)
 	if err := r.Submit(); err != nil {
@@ -286,8 +286,8 @@ func TestRefusedSubmissionLeavesEverythingToWithdraw(t *testing.T) {
 	checkBlocks(t, got, buffers)
 }
 
-// What was prepared after a barrier was asked for is none of its business, however late the barrier comes back.
-func TestBarrierEndsOnlyWhatWasThereBeforeIt(t *testing.T) {
+// A barrier does not affect requests that were prepared after it, however late it completes.
+func TestBarrierEndsOnlyEarlierRequests(t *testing.T) {
 	r, f := mustNew(t), blockFile(t, 1)
 	buf := make([]byte, testBlock)
 	r.Prepare(Read, int(f.Fd()), buf, 0, 1)
