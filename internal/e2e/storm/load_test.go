@@ -75,6 +75,7 @@ type round struct {
 	number int
 	server *process
 	kv     pb.KVClient
+	slow   pb.KVClient // over a connection of its own: for clients that do not read
 	client *client.Client
 	ctx    context.Context // ends just before the server is ended
 }
@@ -306,7 +307,7 @@ func (r *round) limitedScan(*rand.Rand) {
 func (r *round) readSlowly(rng *rand.Rand) {
 	ctx, cancel := context.WithCancel(r.ctx)
 	defer cancel()
-	stream, err := r.kv.Scan(ctx, &pb.ScanRequest{Range: &pb.KeyRange{}, Reverse: rng.IntN(2) == 0})
+	stream, err := r.slow.Scan(ctx, &pb.ScanRequest{Range: &pb.KeyRange{}, Reverse: rng.IntN(2) == 0})
 	if err == nil {
 		_, err = stream.Recv()
 	}
@@ -323,11 +324,11 @@ func (r *round) leaveAnswersUnread(rng *rand.Rand) {
 	ctx, cancel := context.WithCancel(r.ctx)
 	defer cancel()
 	large := fmt.Appendf(nil, "large/%d", rng.IntN(4))
-	if _, err := r.kv.Put(ctx, &pb.PutRequest{Key: large, Value: make([]byte, 1<<20), Durability: pb.Durability_DURABILITY_ASYNC}); err != nil {
+	if _, err := r.slow.Put(ctx, &pb.PutRequest{Key: large, Value: make([]byte, 1<<20), Durability: pb.Durability_DURABILITY_ASYNC}); err != nil {
 		r.pause(100 * time.Millisecond)
 		return
 	}
-	stream, err := r.kv.Pipeline(ctx)
+	stream, err := r.slow.Pipeline(ctx)
 	if err != nil {
 		r.pause(100 * time.Millisecond)
 		return

@@ -95,8 +95,8 @@ func (s *storm) live(binary, dir string, h *history, d time.Duration, kill bool)
 	t := s.t
 	p := start(t, binary, dir, "--memory", fmt.Sprint(memory), "--max-inflight-bytes", "64MiB", "--snapshot-lease-ttl", "10s")
 	defer func() { s.peak = max(s.peak, p.peak.Load()) }()
-	conn := dial(t, p.address)
-	defer func() { _ = conn.Close() }() // the server is gone
+	conn, slow := dial(t, p.address), dial(t, p.address)
+	defer func() { _, _ = conn.Close(), slow.Close() }() // the server is gone
 	c, err := client.Dial(p.address)
 	if err != nil {
 		t.Fatal(err)
@@ -112,7 +112,7 @@ func (s *storm) live(binary, dir string, h *history, d time.Duration, kill bool)
 	h.add(h.last + 1)
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	r := &round{storm: s, number: h.last, server: p, kv: pb.NewKVClient(conn), client: c, ctx: ctx}
+	r := &round{storm: s, number: h.last, server: p, kv: pb.NewKVClient(conn), slow: pb.NewKVClient(slow), client: c, ctx: ctx}
 	began, wait := time.Now(), r.run()
 	select {
 	case <-time.After(d):
@@ -190,6 +190,9 @@ func (s *storm) judge() {
 	}
 	if put > stallMax || get > stallMax {
 		t.Errorf("a healthy request took longer than %v: put %v, get %v", stallMax, put, get)
+	}
+	if n := s.refused["a healthy get"]; n > 0 {
+		t.Errorf("%d healthy gets were refused, although slow readers have a connection of their own", n)
 	}
 	if s.healthy.count() == 0 || s.gaveUp.Load() == 0 || s.slowReaders.Load() == 0 || s.transfers.Load() == 0 || s.scans.Load() == 0 {
 		t.Error("a kind of load did nothing: the storm proves nothing")
