@@ -395,7 +395,7 @@ func (e *Engine) publishBulkLoad(l *BulkLoad, next *generation) {
 	b.bytes = residentBytes(b.merged)
 	e.memory.retired.bytes.Add(b.bytes)
 	v.active.next.Store(next)
-	e.view.Store(&view{active: next, root: b.root, repairTree: e.checkpoints.skippedPages, checkpoint: b.ck.Number()})
+	e.setViewLocked(&view{active: next, root: b.root, repairTree: e.checkpoints.skippedPages, checkpoint: b.ck.Number(), inTree: l.epoch})
 	e.bulkLoads.switching, e.bulkLoads.sealed = false, false
 	e.throttling.EndMergeLocked()
 	e.updateThrottleLocked(time.Now())

@@ -215,6 +215,10 @@ func (e *Engine) tryMerge(ctx context.Context, base btree.Root, job *mergeJob, c
 		return 0, nil, err
 	}
 	state := e.nextState(result.Root, known, &result.Stats, cut)
+	if err := e.broken(checkCut(e.pager.State().Epoch, cut)); err != nil {
+		ck.Abort()
+		return 0, nil, err
+	}
 	setQuarantine(&state, aside != nil)
 	if err := ck.Commit(ctx, state); err != nil {
 		e.dropQuarantine(aside)
@@ -348,7 +352,7 @@ func (e *Engine) publish(number uint64, root btree.Root, merged []*generation, c
 	frozen := v.immutables[: len(v.immutables)-len(merged) : len(v.immutables)-len(merged)]
 	bytes := residentBytes(merged)
 	e.memory.retired.bytes.Add(bytes)
-	e.view.Store(&view{active: v.active, immutables: frozen, root: root, repairTree: e.checkpoints.skippedPages, quarantine: e.checkpoints.quarantine.now, checkpoint: number})
+	e.setViewLocked(&view{active: v.active, immutables: frozen, root: root, repairTree: e.checkpoints.skippedPages, quarantine: e.checkpoints.quarantine.now, checkpoint: number, inTree: cut})
 	e.throttling.EndMergeLocked()
 	e.updateThrottleLocked(time.Now())
 	e.mu.Unlock()

@@ -312,7 +312,7 @@ func (e *Engine) advanceGeneration(full *generation, bodyBytes int, first *openi
 	}
 	frozen := append([]*generation{full}, v.immutables...)
 	full.next.Store(next)
-	e.view.Store(&view{active: next, immutables: frozen, root: v.root, repairTree: v.repairTree, quarantine: v.quarantine, checkpoint: v.checkpoint})
+	e.setViewLocked(&view{active: next, immutables: frozen, root: v.root, repairTree: v.repairTree, quarantine: v.quarantine, checkpoint: v.checkpoint, inTree: v.inTree})
 	e.counters.rotations.Add(1)
 	e.updateThrottleLocked(time.Now())
 	e.memory.rotated.Store(time.Now().UnixNano())

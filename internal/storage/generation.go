@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/epochkv/epochkv/internal/invariants"
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/memtable"
 	"github.com/epochkv/epochkv/internal/wal"
@@ -118,6 +119,9 @@ func (e *Engine) reserveIn(g *generation, w *Writer, body []byte) (keys.Epoch, e
 	}
 	switch outcome {
 	case wal.Reserved:
+		if invariants.Enabled && !g.contains(claim.Epoch) {
+			_ = e.broken(fmt.Errorf("epoch %d was reserved in the generation from %d on", claim.Epoch, g.first))
+		}
 		w.reservation = claim
 		return claim.Epoch, nil
 	case wal.Crossed:

@@ -46,11 +46,13 @@ func (e *Engine) recover(ctx context.Context) (Recovery, error) {
 	if err := e.knowLog(); err != nil {
 		return recovery, errors.Join(err, e.log.Close(), r.free())
 	}
-	v := &view{active: active, root: r.root, repairTree: e.checkpoints.skippedPages, quarantine: e.checkpoints.quarantine.now, checkpoint: e.pager.Checkpoint()}
+	v := &view{active: active, root: r.root, repairTree: e.checkpoints.skippedPages, quarantine: e.checkpoints.quarantine.now, checkpoint: e.pager.Checkpoint(), inTree: e.pager.State().Epoch}
 	for i := len(r.filled) - 1; i >= 0; i-- {
 		v.immutables = append(v.immutables, r.filled[i])
 	}
-	e.view.Store(v)
+	e.mu.Lock()
+	e.setViewLocked(v)
+	e.mu.Unlock()
 	e.openReserve()
 	if len(v.immutables) > 0 {
 		e.checkpoints.request()

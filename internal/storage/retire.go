@@ -55,7 +55,7 @@ func (e *Engine) Reclaim() {
 		r := old.list[0]
 		old.list = old.list[1:]
 		e.checkpoints.pins.release(e.pager, r.checkpoint)
-		old.bytes.Add(-r.bytes)
+		_ = e.broken(checkRetired(old.bytes.Add(-r.bytes)))
 		for _, g := range r.generations {
 			e.reuseOrFree(g.mem)
 		}

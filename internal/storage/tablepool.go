@@ -109,7 +109,7 @@ func (t *tablePool) awaitPrefault(table *memtable.Table) {
 // prepareTable makes the next table ready, if there is none and memory for it. If that fails, the rotation tries again and tells.
 func (e *Engine) prepareTable() {
 	e.mu.Lock()
-	if e.memory.pool.next != nil || len(e.memory.pool.pooled) == 0 && !e.affordsTableLocked() {
+	if e.memory.pool.next != nil || len(e.memory.pool.pooled) == 0 && !e.affordsTableLocked(e.memory.immutableBytes.Load()) {
 		e.mu.Unlock()
 		return
 	}
@@ -136,12 +136,12 @@ func (e *Engine) preparedTables() uint64 {
 }
 
 // affordsTableLocked reports whether one more table, beside those that are frozen, retired or kept, stays in the budget for frozen ones.
-func (e *Engine) affordsTableLocked() bool {
+func (e *Engine) affordsTableLocked(budget int64) bool {
 	kept := len(e.memory.pool.pooled) + 1
 	if e.memory.pool.next != nil {
 		kept++
 	}
-	return e.immutableBytesOf(e.view.Load())+int64(kept)*e.memory.memtableBytes <= e.memory.immutableBytes.Load()
+	return e.immutableBytesOf(e.view.Load())+int64(kept)*e.memory.memtableBytes <= budget
 }
 
 // reuseOrFree takes a table that nobody can reach any more.
@@ -149,8 +149,9 @@ func (e *Engine) reuseOrFree(t *memtable.Table) {
 	e.memory.pool.awaitPrefault(t)
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.affordsTableLocked() {
+	if budget := e.memory.immutableBytes.Load(); e.affordsTableLocked(budget) {
 		e.memory.pool.pooled = append(e.memory.pool.pooled, t)
+		_ = e.broken(checkPool(len(e.memory.pool.pooled), e.memory.memtableBytes, budget))
 		return
 	}
 	e.freed(t.Free())

@@ -19,7 +19,8 @@ type view struct {
 
 	quarantine *quarantined // nil unless the tree has refused something
 
-	checkpoint uint64 // that wrote root
+	checkpoint uint64     // that wrote root
+	inTree     keys.Epoch // every commit up to it is in the tree at root
 }
 
 // Version is what one commit did to a key. Its value lies in the engine and lives as long as the slot's protection.
