@@ -41,7 +41,10 @@ var mayImport = map[string][]string{
 	},
 	"internal/storage/quarantine": {"internal/keys", "internal/vfs"},
 	"internal/storage/pagesource": {
-		"internal/keys", "internal/storage/page", "internal/storage/btree", "internal/storage/pager", "internal/cache", "internal/vfs", "internal/pin",
+		"internal/keys", "internal/storage/page", "internal/storage/btree", "internal/storage/blob", "internal/storage/pager", "internal/cache", "internal/vfs", "internal/pin",
+	},
+	"internal/storage/repairtree": {
+		"internal/keys", "internal/storage/page", "internal/storage/btree", "internal/storage/blob", "internal/storage/pager", "internal/storage/pagesource",
 	},
 	"internal/storage/blob": {
 		"internal/storage/bitset", "internal/storage/page", "internal/storage/pager", "internal/vfs", "internal/invariants",
@@ -49,7 +52,7 @@ var mayImport = map[string][]string{
 
 	"internal/storage": {
 		"internal/keys", "internal/storage/batch", "internal/storage/memtable", "internal/storage/page",
-		"internal/storage/blob", "internal/storage/btree", "internal/storage/extsort", "internal/storage/pager", "internal/storage/pagesource", "internal/storage/quarantine", "internal/storage/throttle", "internal/wal", "internal/cache", "internal/vfs",
+		"internal/storage/blob", "internal/storage/btree", "internal/storage/extsort", "internal/storage/pager", "internal/storage/pagesource", "internal/storage/quarantine", "internal/storage/repairtree", "internal/storage/throttle", "internal/wal", "internal/cache", "internal/vfs",
 		"internal/pin", "internal/invariants", "internal/ablation",
 	},
 	"internal/storage/inspect": {

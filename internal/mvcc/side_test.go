@@ -77,8 +77,8 @@ func TestWritesGoOnThoughEveryLeafIsDamaged(t *testing.T) {
 		t.Fatal(err)
 	}
 	check()
-	if st := s.Stats().Storage; st.Tree.QuarantinedPages == 0 || len(st.Generations) != 1 {
-		t.Errorf("%d lost pages, %d generations", st.Tree.QuarantinedPages, len(st.Generations))
+	if st := s.Stats().Storage; st.Tree.SkippedPages == 0 || len(st.Generations) != 1 {
+		t.Errorf("%d lost pages, %d generations", st.Tree.SkippedPages, len(st.Generations))
 	}
 	x.Close()
 	if err := s.Close(); err != nil {
@@ -366,7 +366,7 @@ func testBesideDamage(t *testing.T, mixed bool) {
 				t.Fatalf("seed %d, round %d", seed, round)
 			}
 		}
-		lost += d.s.Stats().Storage.Tree.QuarantinedPages
+		lost += d.s.Stats().Storage.Tree.SkippedPages
 		refused, loads = refused+d.refused, loads+d.loads
 		d.salvage()
 		if t.Failed() {
@@ -838,8 +838,8 @@ func TestDamagedPageAtTheEndOfTheFileKeepsNobodyBusy(t *testing.T) {
 		}
 	}
 	st := s.Stats().Storage
-	if st.Pages.FileBytes <= int64(last)*int64(o.Storage.PageSize) || st.Tree.QuarantinedPages != 1 {
-		t.Errorf("%d bytes of %d, %d pages lost: the test tests nothing", st.Pages.FileBytes, before, st.Tree.QuarantinedPages)
+	if st.Pages.FileBytes <= int64(last)*int64(o.Storage.PageSize) || st.Tree.SkippedPages != 1 {
+		t.Errorf("%d bytes of %d, %d pages lost: the test tests nothing", st.Pages.FileBytes, before, st.Tree.SkippedPages)
 	}
 	if pages := st.Pages; pages.FileBytes/int64(st.PageSize) <= 2*int64(pages.Live)+128 ||
 		s.engine.Schedule(time.Hour, s.collector.horizon()) != storage.WorkNone {
@@ -948,7 +948,7 @@ func TestDeletionHidesVersionsOnALostPage(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if n := s.Stats().Storage.Tree.QuarantinedPages; n != 1 {
+	if n := s.Stats().Storage.Tree.SkippedPages; n != 1 {
 		t.Fatalf("%d lost pages", n)
 	}
 	if v, err := x.Get(nil, []byte("k"), 0); v.Found || err != nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/extsort"
 	"github.com/epochkv/epochkv/internal/storage/page"
 	"github.com/epochkv/epochkv/internal/storage/pager"
+	"github.com/epochkv/epochkv/internal/storage/repairtree"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -86,7 +87,7 @@ type bulkLoadBuild struct {
 	batch        *blob.Batch
 	sink         *pager.Sink
 	root         btree.Root
-	skippedPages *repairTree
+	skippedPages *repairtree.Tree
 	copies       map[page.Ref]page.Ref // of large values that go beside the tree: each tree there has a copy of its own
 	freed        []page.ID
 	stats        btree.Stats
@@ -218,7 +219,7 @@ func (e *Engine) buildBulkLoad(ctx context.Context, l *BulkLoad, frozen []*gener
 	b.batch, b.sink = e.blobs.Begin(b.ck), b.ck.Sink()
 	stored, err := l.sorter.ReplaceLarge(ctx, func(dst, key, value []byte) ([]byte, error) {
 		ref, err := b.batch.Store(value)
-		if err == nil && b.skippedPages.mirrors(key, l.epoch) {
+		if err == nil && b.skippedPages.Mirrors(key, l.epoch) {
 			b.copies[ref], err = b.batch.Store(value)
 		}
 		e.throttleProgress(1 + len(value)/1024)
@@ -251,7 +252,7 @@ func (e *Engine) mergeForBulkLoad(ctx context.Context, l *BulkLoad, in *btree.Me
 		}
 		return err
 	}
-	if err := e.freeUnused(b.ck, b.batch, b.skippedPages); err != nil {
+	if err := b.skippedPages.FreeUnused(e.pager, b.ck, b.batch); err != nil {
 		return err
 	}
 	b.root, b.skippedPages, b.freed = result.Root, known, append(b.freed, result.Freed...)

@@ -13,6 +13,7 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/page"
 	"github.com/epochkv/epochkv/internal/storage/pager"
 	"github.com/epochkv/epochkv/internal/storage/pagesource"
+	"github.com/epochkv/epochkv/internal/storage/repairtree"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -187,12 +188,26 @@ func (e *Engine) skipPages(err error) bool {
 	if !ok {
 		return false
 	}
-	known, changed := e.checkpoints.skippedPages.with(found.Pages, e.pager.Checkpoint()+1)
+	known, changed := e.checkpoints.skippedPages.With(found.Pages, e.pager.Checkpoint()+1)
 	if changed {
 		e.checkpoints.skippedPages = known
 		e.counters.damaged.Add(uint64(len(found.Pages)))
 	}
 	return changed
+}
+
+// skipInRepairTree gives up the side tree or its mirror, if a merge needed a damaged page of it, and reports whether the other one is left.
+func (e *Engine) skipInRepairTree(err error) bool {
+	found, ok := errors.AsType[*repairtree.DamageError](err)
+	if !ok {
+		return false
+	}
+	known, ok := e.checkpoints.skippedPages.Without(found.Tree)
+	if ok {
+		e.checkpoints.skippedPages = known
+		e.counters.damaged.Add(1)
+	}
+	return ok
 }
 
 func (e *Engine) tryMerge(ctx context.Context, base btree.Root, job *mergeJob, cut keys.Epoch) (number uint64, result *btree.Result, err error) {
@@ -234,7 +249,7 @@ func (e *Engine) tryMerge(ctx context.Context, base btree.Root, job *mergeJob, c
 }
 
 // nextState is the state behind the pager's newest one, with another tree.
-func (e *Engine) nextState(root btree.Root, known *repairTree, change *btree.Stats, cut keys.Epoch) pager.State {
+func (e *Engine) nextState(root btree.Root, known *repairtree.Tree, change *btree.Stats, cut keys.Epoch) pager.State {
 	state := e.pager.State()
 	state.Epoch, state.Root, state.Height = cut, root.ID, uint32(root.Level+1)
 	if root.Empty() {
@@ -242,7 +257,7 @@ func (e *Engine) nextState(root btree.Root, known *repairTree, change *btree.Sta
 	}
 	state.Entries = uint64(int64(state.Entries) + change.Keys)
 	state.EntryBytes = uint64(int64(state.EntryBytes) + change.Bytes)
-	side, mirror := known.trees()
+	side, mirror := known.Roots()
 	encodeRepairTreeRoots(&state, side, mirror)
 	if e.log != nil { // else it is being replayed
 		setLogSegment(&state, e.log.NewestDurableHeader())
@@ -251,7 +266,7 @@ func (e *Engine) nextState(root btree.Root, known *repairTree, change *btree.Sta
 }
 
 // build writes the pages of the new state. The statistics are of both trees.
-func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Root, job *mergeJob, cut keys.Epoch) (*btree.Result, *repairTree, error) {
+func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Root, job *mergeJob, cut keys.Epoch) (*btree.Result, *repairtree.Tree, error) {
 	batch, sink, limit := e.blobs.Begin(ck), ck.Sink(), page.ID(0)
 	in := e.mergeInput(ck, batch, sink, base, job.immutables, job.watermarks.policy())
 	in.Vacuum = job.deadVersions
@@ -273,7 +288,7 @@ func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Roo
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := e.freeUnused(ck, batch, e.checkpoints.skippedPages); err != nil {
+	if err := e.checkpoints.skippedPages.FreeUnused(e.pager, ck, batch); err != nil {
 		return nil, nil, err
 	}
 	if err := sink.Flush(); err != nil {
@@ -318,13 +333,13 @@ func (e *Engine) mergeInput(
 // mergeBoth merges into the tree, and into the side tree what belongs to lost pages. copies has, for each large value that the input has placed and that
 // belongs to lost pages, the one for the mirror. The result counts what was done to both.
 func mergeBoth(
-	ctx context.Context, in *btree.MergeInput, known *repairTree, copies map[page.Ref]page.Ref, cut keys.Epoch,
-) (*btree.Result, *repairTree, error) {
-	result, err := btree.Merge(ctx, known.outside(in))
+	ctx context.Context, in *btree.MergeInput, known *repairtree.Tree, copies map[page.Ref]page.Ref, cut keys.Epoch,
+) (*btree.Result, *repairtree.Tree, error) {
+	result, err := btree.Merge(ctx, known.Outside(in))
 	if err != nil {
 		return nil, nil, err
 	}
-	next, beside, err := known.merge(ctx, in, copies, cut)
+	next, beside, err := known.Merge(ctx, in, copies, cut)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/btree"
 	"github.com/epochkv/epochkv/internal/storage/page"
 	"github.com/epochkv/epochkv/internal/storage/pager"
+	"github.com/epochkv/epochkv/internal/storage/pagesource"
 )
 
 const pageRemedy = "run kvctl verify for the extent; restore a backup, or take out what is readable with kvctl salvage"
@@ -38,14 +39,14 @@ func (e *Engine) Damage() error {
 	if blocked := e.checkpoints.blocked.Load(); blocked != nil && errors.Is(*blocked, ErrDamaged) {
 		return *blocked
 	}
-	side := e.view.Load().repairTree
-	if side == nil {
+	skipped := e.view.Load().repairTree.Pages()
+	if len(skipped) == 0 {
 		return nil
 	}
-	p := &side.pages[0]
+	p := &skipped[0]
 	return &CorruptionError{
-		File: e.options.dataPath(), Offset: int64(p.id) * int64(e.pager.PageSize()), Reason: p.reason, Remedy: pageRemedy,
-		KeyLower: boundKey(&p.lower), KeyUpper: boundAbove(p.upper),
+		File: e.options.dataPath(), Offset: int64(p.ID) * int64(e.pager.PageSize()), Reason: p.Reason, Remedy: pageRemedy,
+		KeyLower: boundKey(&p.Lower), KeyUpper: boundAbove(p.Upper),
 	}
 }
 
@@ -80,14 +81,7 @@ func userBound(separator []byte) []byte {
 }
 
 // IsDamage reports whether an error says that a page is damaged, and not that it could not be read.
-func IsDamage(err error) bool {
-	for _, kind := range []error{pager.ErrCorrupt, pager.ErrBroken, pager.ErrTruncated, btree.ErrStructure, blob.ErrBadRef, blob.ErrAccounts} {
-		if errors.Is(err, kind) {
-			return true
-		}
-	}
-	return false
-}
+func IsDamage(err error) bool { return pagesource.IsDamage(err) }
 
 // ClientKeys are the client keys between two separators, nil for no bound. Versions of one key may fill several pages: a page that ends between
 // two of them has some of the key.

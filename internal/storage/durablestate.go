@@ -10,6 +10,7 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/pager"
 	"github.com/epochkv/epochkv/internal/storage/pagesource"
 	"github.com/epochkv/epochkv/internal/storage/quarantine"
+	"github.com/epochkv/epochkv/internal/storage/repairtree"
 )
 
 // DurableState is one durable state of a store: what a superblock leads to, and the files that belong to it. Package inspect verifies,
@@ -20,13 +21,7 @@ type DurableState struct {
 }
 
 // SkippedPage is what the repair tree records of a damaged page that checkpoints skip.
-type SkippedPage struct {
-	ID         page.ID
-	Checkpoint uint64 // the first one that skipped it
-	Reason     string
-	Lower      page.Separator // the page has the entries from Lower up to Upper
-	Upper      *page.Separator
-}
+type SkippedPage = repairtree.Page
 
 // Tree is the root of the tree.
 func (s *DurableState) Tree() btree.Root { return rootOf(s.Pages.State()) }
@@ -39,15 +34,7 @@ func (s *DurableState) RepairTreeRoots() (root, mirror btree.Root, err error) {
 // SkippedPages reads the records of the repair tree, or of its mirror where the first is damaged.
 func (s *DurableState) SkippedPages(blobs *blob.Store) ([]SkippedPage, error) {
 	tree, err := readRepairTree(s.Pages, blobs)
-	if tree == nil || err != nil {
-		return nil, err
-	}
-	skipped := make([]SkippedPage, len(tree.pages))
-	for i := range tree.pages {
-		p := &tree.pages[i]
-		skipped[i] = SkippedPage{ID: p.id, Checkpoint: p.checkpoint, Reason: p.reason, Lower: p.lower, Upper: p.upper}
-	}
-	return skipped, nil
+	return tree.Pages(), err
 }
 
 // ReadPage reads and verifies a page.
@@ -82,7 +69,7 @@ func (s *DurableState) Close() error { return s.Pages.Close() }
 type PinnedState struct {
 	DurableState
 	engine     *Engine
-	repairTree *repairTree // the repair tree in use
+	repairTree *repairtree.Tree // the repair tree in use
 	logPinned  bool
 }
 
@@ -118,14 +105,14 @@ func (p *PinnedState) ReadNewestQuarantine(ctx context.Context) (versions []quar
 }
 
 // RepairTreesInUse are the roots of the repair tree and of its mirror, without one that the engine has found to be damaged.
-func (p *PinnedState) RepairTreesInUse() (root, mirror btree.Root) { return p.repairTree.trees() }
+func (p *PinnedState) RepairTreesInUse() (root, mirror btree.Root) { return p.repairTree.Roots() }
 
 // SkippingSource is Source, except that it refuses the pages that checkpoints skip, as damaged: the repair tree has newer versions of their keys.
 func (p *PinnedState) SkippingSource() btree.Source {
 	if p.repairTree == nil {
 		return p.Source()
 	}
-	return p.repairTree.skipping(p.Source(), p.Pages)
+	return p.repairTree.Skipping(p.Source(), p.Pages)
 }
 
 // ReleaseLog lets checkpoints remove log segments again.

@@ -15,6 +15,7 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/memtable"
 	"github.com/epochkv/epochkv/internal/storage/pager"
 	"github.com/epochkv/epochkv/internal/storage/pagesource"
+	"github.com/epochkv/epochkv/internal/storage/repairtree"
 	"github.com/epochkv/epochkv/internal/vfs"
 	"github.com/epochkv/epochkv/internal/wal"
 )
@@ -84,7 +85,7 @@ type checkpointState struct {
 
 	// Guarded by mu, but for the atomics in vacuum and fileEnd.
 	slot         *pin.Slot
-	skippedPages *repairTree // what merges skip: what the view names, and what was found since
+	skippedPages *repairtree.Tree // what merges skip: what the view names, and what was found since
 	quarantine   quarantineState
 	fileEnd      fileEnd
 	vacuum       vacuum

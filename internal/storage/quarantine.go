@@ -231,7 +231,7 @@ func (e *Engine) treeMayHave(in *btree.MergeInput, key []byte) bool {
 	if len(key) > page.KeySizeMax(in.PageSize) {
 		return false
 	}
-	if e.checkpoints.skippedPages.covers(key, keys.MakeTrailer(keys.MaxEpoch, 0xff)) {
+	if e.checkpoints.skippedPages.Covers(key, keys.MakeTrailer(keys.MaxEpoch, 0xff)) {
 		return true
 	}
 	_, found, err := btree.Get(in.Source(), in.Base, key, keys.MaxEpoch)

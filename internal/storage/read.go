@@ -39,9 +39,10 @@ func (r *Reader) FindInTree(p Pinned, key []byte, at keys.Epoch) (Version, bool,
 
 // beside is FindInTree for keys of lost pages, and what was written to them since.
 func (r *Reader) repairTreeGet(p Pinned, key []byte, at keys.Epoch) (Version, bool, error) {
-	found, ok, err := p.view.repairTree.get(r.pages, key, at)
+	found, ok, err := p.view.repairTree.Get(r.pages, key, at)
 	if err != nil {
-		return Version{}, false, r.engine.damage(err, p.view.repairTree.root, key)
+		root, _ := p.view.repairTree.Roots()
+		return Version{}, false, r.engine.damage(err, root, key)
 	}
 	return fromTree(&found), ok, nil
 }
@@ -131,7 +132,7 @@ func (r *Reader) ChangedSince(p Pinned, lower, upper []byte, after, before keys.
 	if epoch, changed := changedInMemory(p, lower, upper, after, before); changed {
 		return epoch, true, nil
 	}
-	changed, err := p.view.repairTree.changedSince(r.pages, lower, upper, after)
+	changed, err := p.view.repairTree.ChangedSince(r.pages, lower, upper, after)
 	if err == nil && !changed {
 		changed, err = btree.ChangedSince(r.pages, p.view.root, lower, upper, after)
 	}

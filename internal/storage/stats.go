@@ -59,7 +59,7 @@ type TreeStats struct {
 	TombstonesDropped uint64
 	Damaged           uint64  // reads that met a damaged page
 	Repaired          int     // superblocks and tables that Open found damaged and made anew
-	QuarantinedPages  int     // damaged pages that checkpoints go round
+	SkippedPages      int     // damaged pages that checkpoints go round
 	Quarantined       int     // versions that the tree refuses, see package quarantine
 	QuarantinedBytes  int     // of their keys and values
 	QuarantineReason  string  // the first of their keys, and why it was refused
@@ -136,9 +136,7 @@ func (e *Engine) treeStats() TreeStats {
 		LeavesVacuumed: c.leavesVacuumed.Load(), VersionsVacuumed: c.versionsVacuumed.Load(), VacuumPasses: e.checkpoints.vacuum.passes.Load(),
 		BulkLoads: e.bulkLoads.finished.Load(), BulkLoadedKeys: e.bulkLoads.keys.Load(), BulkLoadedBytes: e.bulkLoads.bytes.Load(),
 	}
-	if side := e.view.Load().repairTree; side != nil {
-		s.QuarantinedPages = len(side.pages)
-	}
+	s.SkippedPages = len(e.view.Load().repairTree.Pages())
 	if q := e.view.Load().quarantine; q != nil {
 		s.Quarantined, s.QuarantinedBytes, s.QuarantineReason = q.count, q.bytes, q.first
 	}

@@ -131,9 +131,7 @@ func (e *Engine) findDeadVersions(h *GCWatermarks) *btree.DeadVersions {
 		free, _ := e.pager.FreeBytes()
 		search.Max = min(search.Max, max(1, int(free/int64(e.options.PageSize))/stepShare))
 	}
-	if v.repairTree != nil {
-		search.Avoid = v.repairTree.avoid
-	}
+	search.Avoid = v.repairTree.Avoid()
 	found, err := search.Find(pagesource.NewMerge(e.pager), v.root)
 	if err != nil {
 		return nil // a device that cannot be read will be heard of; nothing is lost but time

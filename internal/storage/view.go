@@ -5,6 +5,7 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/blob"
 	"github.com/epochkv/epochkv/internal/storage/btree"
 	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/storage/repairtree"
 )
 
 // view is what a reader uses, immutable: the active generation, the frozen ones (newest first), and the tree's root. A reader
@@ -15,7 +16,7 @@ type view struct {
 	active     *generation
 	immutables []*generation
 	root       btree.Root
-	repairTree *repairTree // nil unless pages of the tree are lost
+	repairTree *repairtree.Tree // nil unless pages of the tree are lost
 
 	quarantine *quarantined // nil unless the tree has refused something
 
