@@ -6,8 +6,9 @@ import (
 	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 )
 
-// Verify has the server check its files while it works, at so many pages a second at most (0: as fast as it goes). Progress, if not nil, is
-// called several times a second. It is bound by ctx only. Damage is in the report and no error.
+// Verify makes the server check its files while it works, at most so many pages per second (0: no
+// limit). Progress, if not nil, is called several times a second. Only ctx bounds the call. Damage
+// is in the report and is not an error.
 func (c *Client) Verify(ctx context.Context, pagesPerSecond uint32, progress func(*kvpb.VerifyProgress)) (*kvpb.VerifyReport, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -29,7 +30,8 @@ func (c *Client) Verify(ctx context.Context, pagesPerSecond uint32, progress fun
 	}
 }
 
-// Checkpoint has the server merge everything committed so far into its data file. It is bound by ctx only.
+// Checkpoint makes the server merge everything committed so far into its data file. Only ctx bounds
+// the call.
 func (c *Client) Checkpoint(ctx context.Context) (*kvpb.CheckpointResponse, error) {
 	response, err := c.admin.Checkpoint(ctx, &kvpb.CheckpointRequest{})
 	if err != nil {
@@ -38,7 +40,8 @@ func (c *Client) Checkpoint(ctx context.Context) (*kvpb.CheckpointResponse, erro
 	return response, nil
 }
 
-// ResizeCache changes the size of the server's page cache until it restarts, and returns the size before.
+// ResizeCache changes the size of the server's page cache until it restarts, and returns the
+// previous size.
 func (c *Client) ResizeCache(ctx context.Context, bytes uint64) (before uint64, err error) {
 	response, err := c.admin.ResizeCache(ctx, &kvpb.ResizeCacheRequest{CacheBytes: bytes})
 	if err != nil {
@@ -47,7 +50,7 @@ func (c *Client) ResizeCache(ctx context.Context, bytes uint64) (before uint64, 
 	return response.GetPreviousBytes(), nil
 }
 
-// Space asks what takes the space in the data file. It is bound by ctx only.
+// Space returns what uses the space in the data file. Only ctx bounds the call.
 func (c *Client) Space(ctx context.Context, request *kvpb.SpaceRequest) (*kvpb.SpaceResponse, error) {
 	response, err := c.admin.Space(ctx, request)
 	if err != nil {

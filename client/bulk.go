@@ -10,29 +10,29 @@ import (
 	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 )
 
-// bulkMessageBytes is how much of a load goes into one message: large enough that its cost does not show, small enough that the
-// server works while the next one is filled.
+// bulkMessageBytes is how much of a bulk load one message holds: large enough that the cost of a
+// message does not matter, small enough that the server works while the next one is filled.
 const bulkMessageBytes = 256 << 10
 
-// BulkLoad loads many keys at once, past the server's log and memtables. They become visible and durable together, at one epoch, when
-// Commit has returned, or not at all. It is for one goroutine.
+// BulkLoad loads many keys at once without the server's log and memtables. They become visible and
+// durable together, at one epoch, when Commit has returned, or not at all. It is for one goroutine.
 type BulkLoad struct {
 	stream  grpc.ClientStreamingClient[kvpb.BulkLoadRequest, kvpb.BulkLoadResponse]
 	cancel  context.CancelFunc
 	request kvpb.BulkLoadRequest
-	entries []*kvpb.BulkEntry // all that were made; messages use them again
+	entries []*kvpb.BulkEntry // all that were made; later messages reuse them
 	arena   []byte            // their bytes
 	failed  error
 }
 
-// BulkLoaded is the outcome of a load.
+// BulkLoaded is the outcome of a bulk load.
 type BulkLoaded struct {
 	Epoch Epoch
 	Keys  uint64 // distinct ones
 }
 
-// BulkLoad begins a load, which Commit or Close ends. It is bound by ctx only. Keys in ascending order load fastest; of several values of one
-// key the last one counts.
+// BulkLoad begins a bulk load, which Commit or Close ends. Only ctx bounds it. Keys in ascending
+// order load fastest. If a key is put several times, its last value counts.
 func (c *Client) BulkLoad(ctx context.Context) (*BulkLoad, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	stream, err := c.kv.BulkLoad(ctx)
@@ -43,7 +43,7 @@ func (c *Client) BulkLoad(ctx context.Context) (*BulkLoad, error) {
 	return &BulkLoad{stream: stream, cancel: cancel}, nil
 }
 
-// Put adds a key. It keeps neither slice. An error ends the load.
+// Put adds a key. It keeps neither slice. An error ends the bulk load.
 func (l *BulkLoad) Put(key, value []byte) error {
 	if l.failed != nil {
 		return l.failed
@@ -63,11 +63,11 @@ func (l *BulkLoad) Put(key, value []byte) error {
 	return l.send()
 }
 
-// send sends what was collected.
+// send sends the collected entries.
 func (l *BulkLoad) send() error {
 	err := l.stream.Send(&l.request)
 	l.request.Entries, l.arena = l.request.Entries[:0], l.arena[:0]
-	if errors.Is(err, io.EOF) { // the server has ended the stream; it says why
+	if errors.Is(err, io.EOF) { // the server has ended the stream; the answer says why
 		_, err = l.stream.CloseAndRecv()
 	}
 	if err != nil {
@@ -76,7 +76,7 @@ func (l *BulkLoad) send() error {
 	return l.failed
 }
 
-// Commit makes the load happen. After an error whose OutcomeUnknown is false nothing has happened.
+// Commit completes the bulk load. After an error whose OutcomeUnknown is false nothing was loaded.
 func (l *BulkLoad) Commit() (BulkLoaded, error) {
 	defer l.cancel()
 	l.request.Commit = true
@@ -93,5 +93,5 @@ func (l *BulkLoad) Commit() (BulkLoaded, error) {
 	return BulkLoaded{Epoch: Epoch(response.GetEpoch()), Keys: response.GetKeys()}, nil
 }
 
-// Close gives the load up, unless it was committed.
+// Close cancels the bulk load unless it was committed.
 func (l *BulkLoad) Close() { l.cancel() }

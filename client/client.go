@@ -17,24 +17,27 @@ import (
 )
 
 const (
-	// timeoutDefault bounds a call whose context has no deadline: long enough for a write that waits behind a checkpoint.
+	// timeoutDefault bounds a call whose context has no deadline: long enough for a write that
+	// waits for a checkpoint.
 	timeoutDefault = 10 * time.Second
-	// maxMessageDefault lets the largest batch that a server takes (64 MiB) pass with its framing.
+	// maxMessageDefault admits the largest batch that a server accepts (64 MiB) with its framing.
 	maxMessageDefault = 72 << 20
 )
 
-// reconnect begins sooner than gRPC's default of a second: a restarted server is back in less, and between two attempts every
-// call fails at once. It also ends sooner, so that nobody waits two minutes for a server that has been back for long.
+// reconnect begins sooner than gRPC's default of a second, because a restarted server is back in
+// less time and every call between two attempts fails at once. Its longest pause is shorter, too,
+// so that a client does not wait two minutes for a server that is already back.
 var reconnect = grpc.ConnectParams{
 	Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 3 * time.Second},
 	MinConnectTimeout: 5 * time.Second,
 }
 
-// alive asks a silent server whether it is still there while calls wait for it: scans and pipelines have no deadline of their own, and
-// without this a network that swallows packets would hold them for ever. Servers cut off clients that ask every 10 s.
+// alive pings a silent server while calls wait for it. Scans and pipelines have no deadline of
+// their own, and without pings a network that drops packets would block them forever. Servers close
+// connections that ping more often than every 10 s.
 var alive = keepalive.ClientParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}
 
-// Epoch is a commit sequence number. Zero means none, or newest.
+// Epoch is a commit sequence number. Zero means none, or the newest.
 type Epoch uint64
 
 // Client is a connection to a server. Its methods may be called from many goroutines.
@@ -62,18 +65,19 @@ type dialOptions struct {
 // WithTLS encrypts the connection. Without it the connection is plain text.
 func WithTLS(config *tls.Config) Option { return func(o *dialOptions) { o.tls = config } }
 
-// WithTimeout bounds calls whose context has no deadline; 10 s unless given. Scans and pipelines, which may rightly take
-// long, are bound by their context only.
+// WithTimeout bounds calls whose context has no deadline; the default is 10 s. Only their context
+// bounds scans and pipelines, which may take long.
 func WithTimeout(d time.Duration) Option { return func(o *dialOptions) { o.timeout = d } }
 
-// WithMaxMessage bounds the size of one message in either direction; 72 MiB unless given.
+// WithMaxMessage bounds the size of one message in either direction; the default is 72 MiB.
 func WithMaxMessage(bytes int) Option { return func(o *dialOptions) { o.maxMessage = bytes } }
 
 // WithRetry changes how calls are repeated.
 func WithRetry(r Retry) Option { return func(o *dialOptions) { o.retry = r } }
 
-// Dial prepares a client for the server at endpoint ("host:port", or "unix:///path"). It does not wait for the connection: that is
-// made by the first call, and made again whenever it is lost.
+// Dial prepares a client for the server at endpoint ("host:port", or "unix:///path"). It does not
+// wait for the connection: the first call connects, and later calls reconnect when the connection
+// was lost.
 func Dial(endpoint string, options ...Option) (*Client, error) {
 	o := dialOptions{timeout: timeoutDefault, maxMessage: maxMessageDefault, retry: retryDefault}
 	for _, option := range options {
@@ -110,13 +114,13 @@ func Dial(endpoint string, options ...Option) (*Client, error) {
 // Close ends the connection. Calls in progress fail.
 func (c *Client) Close() error { return c.conn.Close() }
 
-// Status asks the server how it is.
+// Status returns the state of the server.
 func (c *Client) Status(ctx context.Context) (*kvpb.StatusResponse, error) {
 	return call(ctx, c, safe, c.admin.Status, &kvpb.StatusRequest{})
 }
 
-// Healthy asks the server whether it serves requests, by the standard health protocol. It is not repeated: whoever asks wants to
-// know how things are now.
+// Healthy asks the server whether it serves requests, with the standard health protocol. The call
+// is not repeated, because its result is about this moment.
 func (c *Client) Healthy(ctx context.Context) (bool, error) {
 	ctx, cancel := c.bound(ctx)
 	defer cancel()

@@ -221,7 +221,8 @@ func TestAServersAdviceToWaitIsKept(t *testing.T) {
 		t.Errorf("repeated after %v, the server asked for %v", waited, advice)
 	}
 
-	// Advice beyond the deadline ends the call at once, with the server's error rather than the deadline's.
+	// Advice beyond the deadline ends the call at once, with the server's error rather than the
+	// deadline's.
 	s.FailNext(clienttest.NewRetryError(codes.ResourceExhausted, kvpb.ErrorReason_ERROR_REASON_OVERLOADED, "busy", time.Hour))
 	_, err := c.Get(t.Context(), []byte("k"))
 	var e *client.Error

@@ -1,7 +1,7 @@
 // Package client talks to an EpochKV server.
 //
-// A Client is one connection, safe for use by many goroutines at once. Every call takes a context; a call without a
-// deadline gets the client's timeout.
+// A Client is one connection, safe for use by many goroutines at once. Every call takes a context;
+// a call without a deadline gets the client's timeout.
 //
 //	c, err := client.Dial("127.0.0.1:7400")
 //	epoch, err := c.Put(ctx, []byte("k"), []byte("v"))
@@ -10,14 +10,16 @@
 //
 // # Errors and retries
 //
-// Every failed call returns an error that errors.As turns into an *Error, which has the gRPC code, the stable reason, and what
-// the server said besides. The client repeats by itself, within the call's deadline, what is safe to repeat: reads whenever the
-// server was unavailable or overloaded; writes only when the server said that it had not executed them, or when the caller
-// vouches with Idempotent that executing them twice does no harm. A connection that breaks under a write is therefore an
-// error whose OutcomeUnknown is true. Conflicts and failed preconditions are never repeated: the caller has to look again.
+// Every failed call returns an error that errors.As turns into an *Error, which has the gRPC code,
+// the stable reason, and the server's metadata. The client repeats calls within their deadline if
+// that is safe: reads whenever the server was unavailable or overloaded; writes only if the server
+// said that it had not executed them, or if the caller declares with Idempotent that executing them
+// twice does no harm. A connection that breaks during a write is therefore an error whose
+// OutcomeUnknown is true. Conflicts and failed preconditions are never repeated: the caller has to
+// read again.
 //
 // # Many small requests
 //
-// A Pipeline keeps many requests in flight over one stream and is several times faster than calls one by one. Batches are faster
-// still for whoever has many keys at hand.
+// A Pipeline keeps many requests in flight over one stream and is several times as fast as calls
+// one by one. Batches are faster still if many keys are at hand.
 package client

@@ -14,13 +14,13 @@ import (
 	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 )
 
-// What callers most often decide by. Use errors.Is; all else is in Error.Reason.
+// The errors that callers need most often. Use errors.Is; Error.Reason has all others.
 var (
 	// ErrConflict means that a concurrent commit was faster. Read again and try again.
 	ErrConflict = errors.New("conflict with a concurrent commit")
 	// ErrPreconditionFailed means that a precondition does not hold; Error.Key names the key.
 	ErrPreconditionFailed = errors.New("precondition failed")
-	// ErrSnapshotGone means that the epoch asked for cannot be read any more.
+	// ErrSnapshotGone means that the requested epoch is not readable any more.
 	ErrSnapshotGone = errors.New("snapshot gone")
 	// ErrPipelineClosed means that a pipeline was used after Close.
 	ErrPipelineClosed = errors.New("client: pipeline is closed")
@@ -30,15 +30,16 @@ var (
 type Error struct {
 	// Code is the gRPC code.
 	Code codes.Code
-	// Reason is the server's stable reason, or ERROR_REASON_UNSPECIFIED if the transport raised the error.
+	// Reason is the server's stable reason, or ERROR_REASON_UNSPECIFIED if the transport raised the
+	// error.
 	Reason kvpb.ErrorReason
 	// Message is for people.
 	Message string
-	// Metadata is what the reason's description in errors.proto lists.
+	// Metadata has the entries that errors.proto lists for the reason.
 	Metadata map[string]string
 	// Key is the key that the error is about, or nil.
 	Key []byte
-	// RetryAfter is how long the server asks to wait before the next attempt; zero if it did not say.
+	// RetryAfter is the wait before the next attempt that the server asks for; zero if it does not.
 	RetryAfter time.Duration
 
 	cause error
@@ -52,10 +53,10 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s (%s)", e.Message, e.Reason.Reason())
 }
 
-// Unwrap gives the gRPC status error.
+// Unwrap returns the gRPC status error.
 func (e *Error) Unwrap() error { return e.cause }
 
-// Is matches the sentinels of this package, and the context errors for calls that ended by them.
+// Is matches the sentinels of this package, and the context errors for calls that they ended.
 func (e *Error) Is(target error) bool {
 	switch target {
 	case ErrConflict:
@@ -72,7 +73,7 @@ func (e *Error) Is(target error) bool {
 	return false
 }
 
-// Retryable says whether the same request may succeed later without anybody changing it.
+// Retryable says whether the same request may succeed later without a change.
 func (e *Error) Retryable() bool {
 	switch e.Code {
 	case codes.Unavailable:
@@ -83,7 +84,8 @@ func (e *Error) Retryable() bool {
 	return false
 }
 
-// OutcomeUnknown says that a write which ended with this error may or may not have been executed. Without it, it was not.
+// OutcomeUnknown says that a write that ended with this error may or may not have been executed. If
+// it is false, the write was not executed.
 func (e *Error) OutcomeUnknown() bool {
 	if e.Reason == kvpb.ErrorReason_ERROR_REASON_UNSPECIFIED {
 		return e.Code != codes.Unimplemented
@@ -111,7 +113,7 @@ func newError(err error) *Error {
 	return e
 }
 
-// unquoteKey undoes how keys stand in metadata: a Go string literal without its quotes.
+// unquoteKey decodes a key of metadata: a Go string literal without its quotes.
 func unquoteKey(quoted string) []byte {
 	key, err := strconv.Unquote(`"` + quoted + `"`)
 	if err != nil {

@@ -30,7 +30,8 @@ func ExampleClient() {
 	}
 }
 
-// A value that depends on the one before: read, then write on the condition that nobody wrote in between.
+// A value that depends on the previous one: read, then write on the condition that there was no
+// write in between.
 func ExampleIf() {
 	c, err := client.Dial("127.0.0.1:7400")
 	if err != nil {
@@ -50,7 +51,7 @@ func ExampleIf() {
 		}
 		_, err = c.Put(ctx, key, append(old.Data, '+'), client.If(unchanged))
 		if errors.Is(err, client.ErrPreconditionFailed) {
-			continue // somebody was faster
+			continue // another write was faster
 		}
 		if err != nil {
 			log.Fatal(err)
@@ -95,7 +96,8 @@ func ExampleClient_Pipeline() {
 	}
 }
 
-// Money moves between two accounts, or not at all. After a conflict the function runs again, with fresh reads.
+// Money moves between two accounts, or not at all. After a conflict the function runs again, with
+// fresh reads.
 func ExampleClient_Update() {
 	ctx := context.Background()
 	c, err := client.Dial("127.0.0.1:7400")

@@ -14,30 +14,34 @@ import (
 	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 )
 
-// inFlightDefault keeps a server on the other side of a fast network busy: more gained nothing on one machine.
+// inFlightDefault keeps a server at the other end of a fast network busy: more gained nothing on
+// one machine.
 const inFlightDefault = 1024
 
-// Pipeline keeps many requests in flight over one stream. Its methods send a request and return at once, or as soon as
-// another request is answered when the pipeline is full. The answer goes to the request's done function.
+// Pipeline keeps many requests in flight over one stream. Its methods send a request and return at
+// once, or, if the pipeline is full, when another request is answered. The request's done function
+// gets the answer.
 //
-// Writes take effect in the order of the calls. Reads are sure to see the writes that were answered before.
+// Writes take effect in the order of the calls. A read sees the writes that were sent before it.
 //
-// Done functions are called one at a time by the pipeline's own goroutine, in the order in which answers come. They must not
-// block, and must not call methods of the pipeline. A nil done function leaves it at the error, which Flush and Close return.
+// The pipeline's own goroutine calls done functions one at a time, in the order in which answers
+// arrive. They must not block, and must not call methods of the pipeline. Without a done function
+// only an error is kept, which Flush and Close return.
 //
-// If the connection breaks, every request without an answer fails with an error whose OutcomeUnknown is true, and the pipeline
-// is of no more use. Methods may be called from many goroutines.
+// If the connection breaks, every request without an answer fails with an error whose
+// OutcomeUnknown is true, and the pipeline cannot be used any more. Methods may be called from many
+// goroutines.
 type Pipeline struct {
 	// Constant after Pipeline.
 	stream grpc.BidiStreamingClient[kvpb.PipelineRequest, kvpb.PipelineResponse]
 	cancel context.CancelFunc
 	ended  chan struct{} // closed by the receiver when it has failed or answered everything
 
-	// free holds the slots that no request occupies; taking one is what bounds the requests in flight. A slot's number is the
-	// id of its request on the wire.
+	// free has the slots without a request, which bounds the requests in flight. A slot's number is
+	// the id of its request on the wire.
 	free chan uint64
 
-	sending sync.Mutex // held while a message is sent: a stream takes one at a time
+	sending sync.Mutex // held while a message is sent: a stream accepts one at a time
 
 	mu      sync.Mutex // taken after sending, never before
 	closed  bool
@@ -93,7 +97,7 @@ func (p *Pipeline) Get(key []byte, done func(Value, error), options ...ReadOptio
 	return p.send(request, func(r *kvpb.PipelineResponse, err error) { done(valueOf(r.GetGet()), err) })
 }
 
-// BatchGet reads keys at one epoch, as many as fit into an answer; see Value.Unread.
+// BatchGet reads keys at one epoch, as many as one answer holds; see Value.Unread.
 func (p *Pipeline) BatchGet(keys [][]byte, done func([]Value, error), options ...ReadOption) error {
 	o := newReadOptions(options)
 	request := &kvpb.PipelineRequest{Request: &kvpb.PipelineRequest_BatchGet{
@@ -119,7 +123,7 @@ func (p *Pipeline) Delete(key []byte, done func(Epoch, error), options ...WriteO
 	return p.sendWrite(request, done)
 }
 
-// Write applies a batch atomically. The batch is free for other use when Write returns.
+// Write applies a batch atomically. The batch may be reused when Write returns.
 func (p *Pipeline) Write(b *Batch, done func(Epoch, error), options ...WriteOption) error {
 	o := newWriteOptions(options)
 	request := &kvpb.PipelineRequest{Request: &kvpb.PipelineRequest_BatchWrite{BatchWrite: b.request(&o)}}
@@ -141,8 +145,8 @@ func (p *Pipeline) Flush(ctx context.Context) error {
 	return p.errLocked()
 }
 
-// Close waits for the answers that are due, ends the stream, and returns the first error that no done function got. The
-// pipeline's context bounds the wait.
+// Close waits for the outstanding answers, ends the stream, and returns the first error that no
+// done function got. The pipeline's context bounds the wait.
 func (p *Pipeline) Close() error {
 	p.sending.Lock()
 	p.mu.Lock()
@@ -171,7 +175,7 @@ func (p *Pipeline) sendWrite(request *kvpb.PipelineRequest, done func(Epoch, err
 	return p.send(request, func(r *kvpb.PipelineResponse, err error) { done(epochOf(r), err) })
 }
 
-// send takes a slot, waiting for one if need be, and sends. If it returns an error, done is not called.
+// send waits for a free slot and sends the request. If it returns an error, done is not called.
 func (p *Pipeline) send(request *kvpb.PipelineRequest, done func(*kvpb.PipelineResponse, error)) error {
 	select {
 	case request.Id = <-p.free:
@@ -180,7 +184,7 @@ func (p *Pipeline) send(request *kvpb.PipelineRequest, done func(*kvpb.PipelineR
 	}
 	p.sending.Lock()
 	defer p.sending.Unlock()
-	if err := p.occupy(request.GetId(), done); err != nil {
+	if err := p.takeSlot(request.GetId(), done); err != nil {
 		return err
 	}
 	if err := p.stream.Send(request); err != nil {
@@ -189,21 +193,21 @@ func (p *Pipeline) send(request *kvpb.PipelineRequest, done func(*kvpb.PipelineR
 	return nil
 }
 
-// unsent handles a failed Send. io.EOF means that the stream is broken, and then the receiver answers all slots, this one too.
-// Any other error is about this message alone, which has not left.
+// unsent handles a failed Send. io.EOF means that the stream is broken; the receiver then answers
+// all slots, this one too. Any other error is about this message alone, which was not sent.
 func (p *Pipeline) unsent(id uint64, err error) error {
 	if errors.Is(err, io.EOF) {
 		return nil
 	}
-	if p.vacate(id) == nil {
+	if p.releaseSlot(id) == nil {
 		return nil // the receiver was faster: the stream broke and done has been called
 	}
-	p.settled()
+	p.answered()
 	return newError(err)
 }
 
-// occupy registers a request before it is sent, since its answer may come before Send returns.
-func (p *Pipeline) occupy(id uint64, done func(*kvpb.PipelineResponse, error)) error {
+// takeSlot registers a request before it is sent, since its answer may come before Send returns.
+func (p *Pipeline) takeSlot(id uint64, done func(*kvpb.PipelineResponse, error)) error {
 	if done == nil {
 		done = p.keepError
 	}
@@ -223,8 +227,8 @@ func (p *Pipeline) occupy(id uint64, done func(*kvpb.PipelineResponse, error)) e
 	return nil
 }
 
-// vacate frees a slot and returns the done function that was waiting there, or nil.
-func (p *Pipeline) vacate(id uint64) func(*kvpb.PipelineResponse, error) {
+// releaseSlot frees a slot and returns its done function, or nil.
+func (p *Pipeline) releaseSlot(id uint64) func(*kvpb.PipelineResponse, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if id >= uint64(len(p.slots)) || p.slots[id] == nil {
@@ -232,12 +236,13 @@ func (p *Pipeline) vacate(id uint64) func(*kvpb.PipelineResponse, error) {
 	}
 	done := p.slots[id]
 	p.slots[id] = nil
-	p.free <- id // never blocks: as many places as slots
+	p.free <- id // never blocks: the channel has room for all slots
 	return done
 }
 
-// settled counts a request as over, after its done function has run, so that Flush returns only then.
-func (p *Pipeline) settled() {
+// answered counts a request as answered after its done function has run, so that Flush returns only
+// then.
+func (p *Pipeline) answered() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.busy--
@@ -255,19 +260,19 @@ func (p *Pipeline) receive() {
 			p.fail(err)
 			return
 		}
-		done := p.vacate(response.GetId())
+		done := p.releaseSlot(response.GetId())
 		if done == nil {
 			p.cancel()
 			p.fail(grpcstatus.Errorf(codes.Internal, "answer to request %d, which is not in flight", response.GetId()))
 			return
 		}
 		done(response, responseError(response.GetError()))
-		p.settled()
+		p.answered()
 	}
 }
 
-// fail ends the pipeline: later requests are refused, and those in flight are told. After Close, the end of the stream with
-// nothing in flight is how it should be.
+// fail ends the pipeline: later requests are refused, and requests in flight get the error. After
+// Close, the end of the stream without requests in flight is not an error.
 func (p *Pipeline) fail(err error) {
 	p.mu.Lock()
 	orderly := p.closed && p.busy == 0 && errors.Is(err, io.EOF)
@@ -280,9 +285,9 @@ func (p *Pipeline) fail(err error) {
 	}
 	p.mu.Unlock()
 	for id := range p.slots {
-		if done := p.vacate(uint64(id)); done != nil {
+		if done := p.releaseSlot(uint64(id)); done != nil {
 			done(nil, e)
-			p.settled()
+			p.answered()
 		}
 	}
 }

@@ -133,7 +133,8 @@ func TestFlushWaitsForAllDoneFunctions(t *testing.T) {
 	p := mustPipeline(t, c, 4)
 	var answered int // unguarded on purpose: Flush orders the accesses, and the race detector knows
 	for round := range 20 {
-		// The fake holds every third answer back until something else comes: so a multiple of three and one.
+		// The fake holds every third answer back until something else comes: so a multiple of three
+		// and one.
 		for i := range 4 {
 			if err := p.Put(fmt.Appendf(nil, "%d-%d", round, i), nil, func(client.Epoch, error) {
 				time.Sleep(100 * time.Microsecond) // a Flush that does not wait for this function is early
@@ -194,7 +195,8 @@ func TestPipelineNeverExceedsItsBound(t *testing.T) {
 	p := mustPipeline(t, c, 5)
 	var inFlight atomic.Int32
 	for i := range 200 {
-		// Besides the five that wait for an answer: the one that is about to be sent, and the one whose answer is being handed over.
+		// Besides the five that wait for an answer: the one that is about to be sent, and the one
+		// whose answer is being handed over.
 		if n := inFlight.Add(1); n > 5+2 {
 			t.Fatalf("%d in flight", n)
 		}
@@ -207,7 +209,8 @@ func TestPipelineNeverExceedsItsBound(t *testing.T) {
 	}
 }
 
-// TestPipelineReadWithoutDoneFunction: like a write without one it leaves the pipeline at its error, and at nothing else.
+// TestPipelineReadWithoutDoneFunction sends a read that fails without a done function: as for a
+// write, only its error is kept.
 func TestPipelineReadWithoutDoneFunction(t *testing.T) {
 	_, c := start(t)
 	p := mustPipeline(t, c, 4)

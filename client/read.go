@@ -6,16 +6,17 @@ import (
 	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 )
 
-// Value is what a key held.
+// Value is the value of a key.
 type Value struct {
-	// Found says whether the key was there; if not, Data and Epoch are empty.
+	// Found says whether the key was present; if not, Data and Epoch are empty.
 	Found bool
 	Data  []byte
 	// Epoch wrote the value.
 	Epoch Epoch
 	// ReadEpoch is the epoch at which the key was read.
 	ReadEpoch Epoch
-	// Unread says that the key was not read, because the answer of a Pipeline.BatchGet was full. Ask for it again, At(ReadEpoch).
+	// Unread says that the key was not read, because the answer of a Pipeline.BatchGet was full.
+	// Ask for it again, At(ReadEpoch).
 	Unread bool
 }
 
@@ -32,10 +33,11 @@ func newReadOptions(options []ReadOption) readOptions {
 	return o
 }
 
-// At reads at epoch e instead of the newest. It fails with ErrSnapshotGone unless something keeps e readable.
+// At reads at epoch e instead of the newest. It fails with ErrSnapshotGone if e is not readable any
+// more.
 func At(e Epoch) ReadOption { return func(o *readOptions) { o.at = e } }
 
-// Get reads key. That it is not there is no error: see Value.Found.
+// Get reads key. A missing key is not an error: see Value.Found.
 func (c *Client) Get(ctx context.Context, key []byte, options ...ReadOption) (Value, error) {
 	o := newReadOptions(options)
 	response, err := call(ctx, c, safe, c.kv.Get, &kvpb.GetRequest{Key: key, SnapshotEpoch: uint64(o.at)})
@@ -50,12 +52,12 @@ func (c *Client) BatchGet(ctx context.Context, keys [][]byte, options ...ReadOpt
 	o := newReadOptions(options)
 	return inParts(keys, func(rest [][]byte) (*kvpb.BatchGetResponse, error) {
 		response, err := call(ctx, c, safe, c.kv.BatchGet, &kvpb.BatchGetRequest{Keys: rest, SnapshotEpoch: uint64(o.at)})
-		o.at = Epoch(response.GetReadEpoch()) // the parts that follow read the same state
+		o.at = Epoch(response.GetReadEpoch()) // later parts read the same snapshot
 		return response, err
 	})
 }
 
-// inParts reads keys as often as the server leaves some of them unread.
+// inParts reads keys in several requests, until the server leaves none of them unread.
 func inParts(keys [][]byte, read func([][]byte) (*kvpb.BatchGetResponse, error)) ([]Value, error) {
 	response, err := read(keys)
 	if err != nil {
@@ -64,10 +66,10 @@ func inParts(keys [][]byte, read func([][]byte) (*kvpb.BatchGetResponse, error))
 	values := valuesOf(response)
 	for {
 		var rest [][]byte
-		var places []int
+		var indexes []int
 		for i := range values {
 			if values[i].Unread {
-				rest, places = append(rest, keys[i]), append(places, i)
+				rest, indexes = append(rest, keys[i]), append(indexes, i)
 			}
 		}
 		if len(rest) == 0 {
@@ -77,7 +79,7 @@ func inParts(keys [][]byte, read func([][]byte) (*kvpb.BatchGetResponse, error))
 			return nil, err
 		}
 		for i, v := range valuesOf(response) {
-			values[places[i]] = v
+			values[indexes[i]] = v
 		}
 	}
 }

@@ -10,21 +10,22 @@ import (
 
 // Retry says how often and how fast calls are repeated.
 type Retry struct {
-	// Attempts is the number of times a call is made at most; 1 turns repeating off.
+	// Attempts is the largest number of times that a call is made; 1 turns repeating off.
 	Attempts int
-	// Base and Max bound the pause before the next attempt. It doubles from Base and is drawn at random below its bound, so
-	// that clients which failed together do not come back together. A pause that the server asks for is kept in any case.
+	// Base and Max bound the pause before the next attempt. Its bound doubles from Base, and the
+	// pause is drawn at random below it, so that clients that failed together do not return
+	// together. The pause that the server asks for is added.
 	Base, Max time.Duration
 }
 
-// Five attempts span about 1.5 s: a server's restart, not an outage.
+// Five attempts span about 1.5 s: enough for a server's restart, not for an outage.
 var retryDefault = Retry{Attempts: 5, Base: 100 * time.Millisecond, Max: 2 * time.Second}
 
 // repeatability says what may be done with a call that failed.
 type repeatability bool
 
 const (
-	// safe calls may be executed twice: reads, and writes that the caller vouches for.
+	// safe calls may be executed twice: reads, and writes that the caller declares Idempotent.
 	safe repeatability = true
 	// once calls are repeated only if the server has not executed them.
 	once repeatability = false
@@ -35,7 +36,7 @@ func mayRepeat(e *Error, r repeatability) bool {
 	return e.Retryable() && (r == safe || !e.OutcomeUnknown())
 }
 
-// pause waits before attempt number attempt+1. It is false if ctx ends first, or would.
+// pause waits before attempt number attempt+1. It is false if ctx ends first, or would end first.
 func (r Retry) pause(ctx context.Context, attempt int, e *Error) bool {
 	bound := r.Max
 	if shift := attempt - 1; shift < 32 {
@@ -58,7 +59,7 @@ func (r Retry) pause(ctx context.Context, attempt int, e *Error) bool {
 	}
 }
 
-// call makes a unary call and repeats it as far as that is safe.
+// call makes a unary call and repeats it while that is safe.
 func call[Request, Response any](
 	ctx context.Context, c *Client, r repeatability,
 	method func(context.Context, Request, ...grpc.CallOption) (Response, error), request Request,

@@ -11,7 +11,7 @@ import (
 
 // Range is a range of keys. The zero Range is all keys.
 type Range struct {
-	// Start is the first key, End the first key beyond. Empty means unbounded.
+	// Start is the first key, End the first key after the range. Empty means unbounded.
 	Start, End []byte
 	// Prefix is an alternative to Start and End: all keys that begin with it.
 	Prefix []byte
@@ -27,24 +27,26 @@ func (r Range) wire() *kvpb.KeyRange {
 	return &kvpb.KeyRange{Start: r.Start, End: r.End, Prefix: r.Prefix}
 }
 
-// ScanOptions change a scan. The zero ScanOptions scans forward, without limit, at the newest epoch.
+// ScanOptions change a scan. The zero ScanOptions scans forward, without limit, at the newest
+// epoch.
 type ScanOptions struct {
-	// Reverse goes from the last key to the first.
+	// Reverse scans from the last key to the first.
 	Reverse bool
-	// Limit ends the scan after so many entries; 0 means none.
+	// Limit ends the scan after so many entries; 0 means no limit.
 	Limit uint64
 	// KeysOnly leaves the values out.
 	KeysOnly bool
-	// At reads at this epoch; 0 means the newest. Not with ResumeToken, which brings its own.
+	// At reads at this epoch; 0 means the newest. Not with ResumeToken, which has its own.
 	At Epoch
 	// PageBytes is about how much the server sends at once; 0 leaves it to the server.
 	PageBytes uint32
-	// Tokens lets the page that Limit ended bring a token, to go on later. The server keeps versions for it, for as long as its
-	// option --snapshot-lease-ttl says.
+	// Tokens makes the page that Limit ended return a token, to continue later. The server takes a
+	// snapshot lease for it, which lasts as long as its option --snapshot-lease-ttl says.
 	Tokens bool
-	// ResumeToken continues behind the page that brought it.
+	// ResumeToken continues after the page that returned it.
 	ResumeToken []byte
-	// ResumeAtNewest continues behind ResumeToken's page at the newest epoch instead of the token's own.
+	// ResumeAtNewest continues after ResumeToken's page at the newest epoch instead of the token's
+	// own.
 	ResumeAtNewest bool
 }
 
@@ -55,20 +57,22 @@ type Entry struct {
 	Epoch Epoch
 }
 
-// Page is a piece of a scan.
+// Page is a part of a scan.
 type Page struct {
 	Entries []Entry
 	// Count of entries that the page covers: len(Entries), unless entries are only counted.
 	Count uint64
 	// ReadEpoch is the epoch at which the whole scan reads.
 	ReadEpoch Epoch
-	// ResumeToken continues behind this page, while the server keeps its epoch, and later with ResumeAtNewest. Empty at the end of the range,
-	// and in the page that Limit ended unless ScanOptions.Tokens is set.
+	// ResumeToken continues after this page while the server keeps the epoch readable, and later
+	// with ResumeAtNewest. It is empty at the end of the range, and in the page that Limit ended
+	// unless ScanOptions.Tokens is set.
 	ResumeToken []byte
 }
 
-// Scan iterates over the entries of r, all of them read at one epoch. A lost connection does not disturb it: it goes on from
-// the last page, at the same epoch. An error ends the iteration and comes with a zero Entry.
+// Scan iterates over the entries of r, all of them read at one epoch. After a lost connection it
+// continues from the last page, at the same epoch. An error ends the iteration and comes with a
+// zero Entry.
 func (c *Client) Scan(ctx context.Context, r Range, o ScanOptions) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
 		for page, err := range c.Pages(ctx, r, o) {
@@ -85,12 +89,13 @@ func (c *Client) Scan(ctx context.Context, r Range, o ScanOptions) iter.Seq2[Ent
 	}
 }
 
-// Pages is Scan by pages, for those who want the epoch or a token to continue with.
+// Pages is Scan by pages, with the epoch and the resume token of each.
 func (c *Client) Pages(ctx context.Context, r Range, o ScanOptions) iter.Seq2[Page, error] {
 	return c.pages(ctx, func() *kvpb.ScanRequest { return scanRequest(r, o) })
 }
 
-// Count counts the entries of r on the server and returns their number and the epoch at which it was true.
+// Count counts the entries of r on the server and returns their number and the epoch at which they
+// were counted.
 func (c *Client) Count(ctx context.Context, r Range, o ScanOptions) (uint64, Epoch, error) {
 	countOnly := func() *kvpb.ScanRequest {
 		request := scanRequest(r, o)
@@ -109,7 +114,7 @@ func (c *Client) Count(ctx context.Context, r Range, o ScanOptions) (uint64, Epo
 }
 
 func scanRequest(r Range, o ScanOptions) *kvpb.ScanRequest {
-	tokens := kvpb.ResumeTokens_RESUME_TOKENS_INNER // to go on after a lost connection
+	tokens := kvpb.ResumeTokens_RESUME_TOKENS_INNER // to continue after a lost connection
 	if o.Tokens {
 		tokens = kvpb.ResumeTokens_RESUME_TOKENS_ALL
 	}
@@ -119,9 +124,9 @@ func scanRequest(r Range, o ScanOptions) *kvpb.ScanRequest {
 	}
 }
 
-// pages streams the answer to a request and resumes it as often as the connection breaks. Only attempts without progress
-// count toward the bound, so that a long scan survives any number of single failures. The request is moved along while
-// it is served, so each iteration starts with a new one.
+// pages streams the answer to a request and resumes it when the connection breaks. Only attempts
+// without progress count toward the bound, so that a long scan survives any number of single
+// failures. The request advances while it is served, so each iteration starts with a new one.
 func (c *Client) pages(ctx context.Context, newRequest func() *kvpb.ScanRequest) iter.Seq2[Page, error] {
 	return func(yield func(Page, error) bool) {
 		request := newRequest()
@@ -142,13 +147,15 @@ func (c *Client) pages(ctx context.Context, newRequest func() *kvpb.ScanRequest)
 	}
 }
 
-// streamPages runs one stream, and moves request along so that it says what is left. It returns nil when the scan is over or the
-// consumer has had enough.
+// streamPages runs one stream, and advances request to what is left. It returns nil when the scan
+// has ended or the consumer has stopped.
 func (c *Client) streamPages(
 	ctx context.Context, request *kvpb.ScanRequest, yield func(Page, error) bool,
 ) (progress bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel() // ends the stream when the consumer stops early, which the server takes for the end of the scan and not for an error
+	// If the consumer stops early, this ends the stream; the server counts that as the end of the
+	// scan and not as an error.
+	defer cancel()
 	stream, err := c.kv.Scan(ctx, request)
 	if err != nil {
 		return false, err
@@ -165,7 +172,7 @@ func (c *Client) streamPages(
 		progress = true
 		if !yield(pageOf(response), nil) {
 			if len(response.GetResumeToken()) == 0 {
-				_, _ = stream.Recv() // this was the last page: let the stream end in order
+				_, _ = stream.Recv() // this was the last page: let the stream end with its status
 			}
 			return true, nil
 		}
@@ -173,7 +180,7 @@ func (c *Client) streamPages(
 			request.Limit -= min(request.GetLimit(), response.GetCount())
 		}
 		if len(response.GetResumeToken()) == 0 || limited && request.GetLimit() == 0 {
-			_, _ = stream.Recv() // let the stream end in order; all that was asked for is here, so no error matters
+			_, _ = stream.Recv() // let the stream end with its status; all entries have arrived, so no error matters
 			return true, nil
 		}
 		request.ResumeToken, request.SnapshotEpoch, request.ResumeAtNewest = response.GetResumeToken(), 0, false

@@ -17,8 +17,8 @@ import (
 // TxnOption changes a transaction.
 type TxnOption func(*kvpb.BeginRequest)
 
-// SnapshotIsolation reads at one snapshot and lets the first committer of a key win. Unlike the default, which is
-// serializable, it permits write skew, and conflicts less.
+// SnapshotIsolation reads at one snapshot and lets the first committer of a key win. Unlike the
+// default, which is serializable, it permits write skew, and conflicts less.
 func SnapshotIsolation() TxnOption {
 	return func(b *kvpb.BeginRequest) { b.Isolation = kvpb.Isolation_ISOLATION_SNAPSHOT }
 }
@@ -26,7 +26,8 @@ func SnapshotIsolation() TxnOption {
 // ReadOnly refuses writes. A transaction that writes nothing never conflicts.
 func ReadOnly() TxnOption { return func(b *kvpb.BeginRequest) { b.ReadOnly = true } }
 
-// ReadAt makes the transaction read-only, and reads at epoch e. It fails with ErrSnapshotGone unless something keeps e readable.
+// ReadAt makes the transaction read-only, and reads at epoch e. It fails with ErrSnapshotGone if e
+// is not readable any more.
 func ReadAt(e Epoch) TxnOption {
 	return func(b *kvpb.BeginRequest) { b.ReadOnly, b.SnapshotEpoch = true, uint64(e) }
 }
@@ -44,8 +45,8 @@ var ErrTxnDone = errors.New("client: the transaction has ended")
 
 // Txn is an open transaction. It sees its own writes. It is not for concurrent use.
 //
-// Writes are sent along with the next read, savepoint or commit, and errors of theirs appear there. After an error the
-// transaction takes nothing but Rollback, and RollbackTo a savepoint.
+// Writes are sent with the next read, savepoint or commit, which also returns their errors. After
+// an error the transaction accepts only Rollback, and RollbackTo a savepoint.
 type Txn struct {
 	// Constant after begin.
 	stream grpc.BidiStreamingClient[kvpb.TransactRequest, kvpb.TransactResponse]
@@ -57,22 +58,23 @@ type Txn struct {
 	readEpoch Epoch
 	id        uint64
 	done      bool
-	broken    *Error // the stream is of no more use
+	broken    *Error // the stream cannot be used any more
 	failed    *Error // first error since begin
 	committed bool   // commit was sent
-	// halfClosed: no further request can be sent. It is set with the commit, so that the end of the stream comes right after the answer
-	// and costs no round trip.
+	// halfClosed: no further request can be sent. It is set with the commit, so that the end of the
+	// stream follows the answer without another round trip.
 	halfClosed bool
 }
 
-// Writes are sent at the latest when so many have come together.
+// Collected writes are sent when they reach these limits.
 const (
 	txnWritesMax = 256
 	txnBytesMax  = 256 << 10
 )
 
-// Begin opens a transaction that the caller ends with Commit or Rollback. It lives on one stream, and ctx bounds it. See
-// Update and View, which end it in any case and repeat it after conflicts.
+// Begin opens a transaction that the caller ends with Commit or Rollback. It uses one stream, and
+// ctx bounds it. See Update and View, which always end the transaction and repeat it after
+// conflicts.
 func (c *Client) Begin(ctx context.Context, options ...TxnOption) (*Txn, error) {
 	t, err := c.openTxn(ctx)
 	if err != nil {
@@ -111,11 +113,12 @@ func (t *Txn) begin(request *kvpb.BeginRequest) {
 	t.send(&kvpb.TransactRequest{Request: &kvpb.TransactRequest_Begin{Begin: request}})
 }
 
-// endMax bounds how long the client waits for the server to end a stream from which it wants nothing more.
+// endMax bounds how long the client waits for the server to end a stream that it has half-closed.
 const endMax = time.Second
 
-// close ends the stream in order, and with it a transaction that is open: the client half-closes, and the server ends the stream with
-// OK. Cancelling instead would count as a failed request on the server. A server that does not answer is cancelled after endMax.
+// close ends the stream, and with it an open transaction: the client half-closes, and the server
+// ends the stream with OK. Cancelling would count as a failed request on the server. If the server
+// does not answer, the stream is cancelled after endMax.
 func (t *Txn) close() {
 	t.done = true
 	timer := time.AfterFunc(endMax, t.cancel)
@@ -129,7 +132,7 @@ func (t *Txn) close() {
 	}
 }
 
-// halfClose says that nothing more is sent.
+// halfClose ends the sending direction of the stream.
 func (t *Txn) halfClose() {
 	if !t.halfClosed {
 		t.halfClosed = true
@@ -150,7 +153,7 @@ func (t *Txn) ReadEpoch() (Epoch, error) {
 	return t.readEpoch, nil
 }
 
-// send sends a request. Its answer is awaited by a later receive, and so is its error.
+// send sends a request. A later receive awaits its answer and its error.
 func (t *Txn) send(request *kvpb.TransactRequest) {
 	if t.broken != nil {
 		return
@@ -159,7 +162,7 @@ func (t *Txn) send(request *kvpb.TransactRequest) {
 	_ = t.stream.Send(request) // io.EOF here means that Recv has the reason
 }
 
-// receive awaits every answer that is due, and returns the last one, or the first error.
+// receive awaits all outstanding answers, and returns the last one, or the first error.
 func (t *Txn) receive() (last *kvpb.TransactResponse, err error) {
 	for ; t.awaited > 0 && t.broken == nil; t.awaited-- {
 		response, err := t.stream.Recv()
@@ -192,7 +195,7 @@ func (t *Txn) fail(e *Error, broken bool) {
 	}
 }
 
-// call sends what was written and then a request, and awaits the answer.
+// call sends the collected writes and then a request, and awaits the answer.
 func (t *Txn) call(request *kvpb.TransactRequest) (*kvpb.TransactResponse, error) {
 	if t.done {
 		return nil, ErrTxnDone
@@ -209,11 +212,11 @@ func (t *Txn) flush() {
 	if len(t.writes) > 0 {
 		t.send(&kvpb.TransactRequest{Request: &kvpb.TransactRequest_Write{Write: &kvpb.WriteRequest{Mutations: t.writes}}})
 	}
-	clear(t.writes) // they hold on to keys and values
+	clear(t.writes) // they refer to keys and values
 	t.writes, t.bytes = t.writes[:0], 0
 }
 
-// Get reads key. That it is not there is no error.
+// Get reads key. A missing key is not an error.
 func (t *Txn) Get(key []byte) (Value, error) {
 	response, err := t.call(&kvpb.TransactRequest{Request: &kvpb.TransactRequest_Get{Get: &kvpb.GetRequest{Key: key}}})
 	if err != nil {
@@ -232,8 +235,8 @@ func (t *Txn) BatchGet(keys [][]byte) ([]Value, error) {
 	})
 }
 
-// Scan iterates over the entries of r. Of the options, At and ResumeToken do not apply. What was not iterated over does not count as
-// read, but for the rest of a page.
+// Scan iterates over the entries of r. The options At and ResumeToken do not apply. Entries after
+// the end of the iteration do not count as read, except for the rest of the page.
 func (t *Txn) Scan(r Range, o ScanOptions) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
 		request := &kvpb.RangeReadRequest{
@@ -251,15 +254,15 @@ func (t *Txn) Scan(r Range, o ScanOptions) iter.Seq2[Entry, error] {
 					return
 				}
 			}
-			if !response.GetScan().GetMore() || !continueBehind(request, page) {
+			if !response.GetScan().GetMore() || !continueAfter(request, page) {
 				return
 			}
 		}
 	}
 }
 
-// continueBehind moves the request behind a page; false if its limit is reached.
-func continueBehind(request *kvpb.RangeReadRequest, page []Entry) bool {
+// continueAfter moves the request to the keys after a page; false if its limit is reached.
+func continueAfter(request *kvpb.RangeReadRequest, page []Entry) bool {
 	if n := uint64(len(page)); request.Limit > 0 {
 		if request.Limit <= n {
 			return false
@@ -279,7 +282,7 @@ func continueBehind(request *kvpb.RangeReadRequest, page []Entry) bool {
 	return true
 }
 
-// successor is the first key behind all that begin with prefix; nil if there is none.
+// successor is the first key after all keys that begin with prefix; nil if there is none.
 func successor(prefix []byte) []byte {
 	for i := len(prefix) - 1; i >= 0; i-- {
 		if prefix[i] != 0xff {
@@ -316,7 +319,7 @@ func (t *Txn) write(m *kvpb.Mutation) error {
 	return t.Flush()
 }
 
-// Flush sends what was written so far and returns its error, for who wants to know at once.
+// Flush sends the collected writes at once and returns their error.
 func (t *Txn) Flush() error {
 	if t.done {
 		return ErrTxnDone
@@ -326,7 +329,7 @@ func (t *Txn) Flush() error {
 	return err
 }
 
-// DeleteRange removes the keys of r that the transaction sees, and returns how many.
+// DeleteRange removes the keys of r that the transaction sees, and returns their number.
 func (t *Txn) DeleteRange(r Range) (uint64, error) {
 	response, err := t.call(&kvpb.TransactRequest{
 		Request: &kvpb.TransactRequest_DeleteRange{DeleteRange: &kvpb.RangeDeleteRequest{Range: r.wire()}},
@@ -343,19 +346,20 @@ func (t *Txn) Invoke(i Invocation) (Outcome, error) {
 	return outcomeOf(response.GetInvoke()), nil
 }
 
-// Savepoint names the present state, for RollbackTo.
+// Savepoint names the current state, for RollbackTo.
 func (t *Txn) Savepoint() (uint64, error) {
 	response, err := t.call(&kvpb.TransactRequest{Request: &kvpb.TransactRequest_Savepoint{Savepoint: new(kvpb.SavepointRequest)}})
 	return response.GetSavepoint().GetSavepoint(), err
 }
 
-// RollbackTo undoes the writes since a savepoint, which stays. It also makes good for an error since then.
+// RollbackTo undoes the writes since a savepoint, which stays. It also clears an error that
+// occurred since then.
 func (t *Txn) RollbackTo(savepoint uint64) error {
 	if t.done {
 		return ErrTxnDone
 	}
 	t.flush()
-	_, _ = t.receive() // whatever failed is undone
+	_, _ = t.receive() // failed requests are undone
 	if t.broken != nil {
 		return t.broken
 	}
@@ -371,8 +375,8 @@ func (t *Txn) RollbackTo(savepoint uint64) error {
 	return err
 }
 
-// Commit ends the transaction and returns its epoch, zero if it wrote nothing. After an error nothing was committed, unless the
-// error's OutcomeUnknown is true.
+// Commit ends the transaction and returns its epoch, zero if it wrote nothing. After an error
+// nothing was committed, unless the error's OutcomeUnknown is true.
 func (t *Txn) Commit() (Epoch, error) {
 	epoch, err := t.commit()
 	if !errors.Is(err, ErrTxnDone) {
@@ -398,7 +402,8 @@ func (t *Txn) commit() (Epoch, error) {
 	return Epoch(response.GetCommit().GetEpoch()), err
 }
 
-// Rollback ends the transaction without a trace. After Commit it does nothing, so that it may be deferred.
+// Rollback ends the transaction and undoes its writes. After Commit it does nothing, so that it may
+// be deferred.
 func (t *Txn) Rollback() {
 	if !t.done {
 		t.sendRollback()
@@ -412,7 +417,7 @@ func (t *Txn) rollback() {
 		return
 	}
 	t.sendRollback()
-	_, _ = t.receive() // the transaction is over in any case
+	_, _ = t.receive() // the transaction has ended in any case
 }
 
 func (t *Txn) sendRollback() {
@@ -422,25 +427,27 @@ func (t *Txn) sendRollback() {
 	t.send(&kvpb.TransactRequest{Request: &kvpb.TransactRequest_Rollback{Rollback: new(kvpb.RollbackRequest)}})
 }
 
-// Transactions lists the interactive transactions that are open on the server, oldest first.
+// Transactions lists the open interactive transactions of the server, oldest first.
 func (c *Client) Transactions(ctx context.Context) ([]*kvpb.TransactionInfo, error) {
 	response, err := call(ctx, c, safe, c.admin.ListTransactions, &kvpb.ListTransactionsRequest{})
 	return response.GetTransactions(), err
 }
 
-// EndTransaction rolls back the transaction with this id, whoever runs it.
+// EndTransaction rolls back the transaction with this id, also one of another client.
 func (c *Client) EndTransaction(ctx context.Context, id uint64) error {
 	_, err := call(ctx, c, safe, c.admin.EndTransaction, &kvpb.EndTransactionRequest{Id: id})
 	return err
 }
 
-// Snapshots lists what keeps old versions on the server, the smallest epoch first.
+// Snapshots lists what prevents garbage collection of old versions on the server, the smallest
+// epoch first.
 func (c *Client) Snapshots(ctx context.Context) ([]*kvpb.SnapshotInfo, error) {
 	response, err := call(ctx, c, safe, c.admin.ListSnapshots, &kvpb.ListSnapshotsRequest{})
 	return response.GetSnapshots(), err
 }
 
-// EndSnapshot ends the snapshot with this id and the request that uses it, whoever runs it.
+// EndSnapshot ends the snapshot with this id and the request that uses it, also one of another
+// client.
 func (c *Client) EndSnapshot(ctx context.Context, id uint64) error {
 	_, err := call(ctx, c, safe, c.admin.EndSnapshot, &kvpb.EndSnapshotRequest{Id: id})
 	return err

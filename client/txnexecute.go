@@ -6,43 +6,45 @@ import (
 	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 )
 
-// Plan is "if these conditions hold, do this, else that", in one round trip and one atomic, serializable step.
+// Plan is "if these conditions hold, do this, else that", in one round trip and one atomic,
+// serializable step.
 //
 //	done, err := c.Execute(ctx, client.When(client.WrittenAt(key, e)).Then(client.OpPut(key, value)).Else(client.OpGet(key)))
 type Plan struct{ wire *kvpb.ExecuteRequest }
 
-// Guard is a condition of a plan: a Condition about a key, or a RangeCondition.
+// Guard is a condition of a plan: a Condition on a key, or a RangeCondition.
 type Guard interface{ guard() *kvpb.TxnCondition }
 
 func (c Condition) guard() *kvpb.TxnCondition {
 	return &kvpb.TxnCondition{Condition: &kvpb.TxnCondition_Key{Key: c.wire}}
 }
 
-// RangeCondition is a condition about all keys of a range.
+// RangeCondition is a condition on all keys of a range.
 type RangeCondition struct{ wire *kvpb.RangeCondition }
 
 func (c RangeCondition) guard() *kvpb.TxnCondition {
 	return &kvpb.TxnCondition{Condition: &kvpb.TxnCondition_Range{Range: c.wire}}
 }
 
-// Empty demands that r has no key.
+// Empty requires that r has no key.
 func Empty(r Range) RangeCondition {
 	return RangeCondition{&kvpb.RangeCondition{Range: r.wire(), Condition: &kvpb.RangeCondition_Empty{Empty: true}}}
 }
 
-// NotEmpty demands that r has a key.
+// NotEmpty requires that r has a key.
 func NotEmpty(r Range) RangeCondition {
 	return RangeCondition{&kvpb.RangeCondition{Range: r.wire(), Condition: &kvpb.RangeCondition_Empty{Empty: false}}}
 }
 
-// UnchangedSince demands that nothing in r was written or deleted after epoch e, which must still be readable.
+// UnchangedSince requires that nothing in r was written or deleted after epoch e, which must still
+// be readable.
 func UnchangedSince(r Range, e Epoch) RangeCondition {
 	return RangeCondition{&kvpb.RangeCondition{
 		Range: r.wire(), Condition: &kvpb.RangeCondition_UnchangedSince{UnchangedSince: uint64(e)},
 	}}
 }
 
-// When begins a plan. Without conditions its first list is done always.
+// When begins a plan. Without conditions its first list is always performed.
 func When(conditions ...Guard) Plan {
 	p := Plan{new(kvpb.ExecuteRequest)}
 	for _, c := range conditions {
@@ -59,7 +61,8 @@ func OpGet(key []byte) Op {
 	return Op{&kvpb.Operation{Operation: &kvpb.Operation_Get{Get: &kvpb.GetRequest{Key: key}}}}
 }
 
-// OpScan reads the first entries of a range, or with reverse the last; at most limit of them, or about 1 MiB for 0.
+// OpScan reads the first entries of a range, or with reverse the last; at most limit of them, or
+// about 1 MiB for 0.
 func OpScan(r Range, limit uint64, reverse bool) Op {
 	return Op{&kvpb.Operation{Operation: &kvpb.Operation_Scan{
 		Scan: &kvpb.RangeReadRequest{Range: r.wire(), Limit: limit, Reverse: reverse},
@@ -123,7 +126,8 @@ type Result struct {
 	Outcome Outcome // OpInvoke
 }
 
-// Execute executes a plan. The server tries it again by itself while others are faster; ErrConflict says that it gave up.
+// Execute executes a plan. The server tries it again by itself while others are faster; ErrConflict
+// says that it gave up.
 func (c *Client) Execute(ctx context.Context, p Plan, options ...WriteOption) (Executed, error) {
 	o := newWriteOptions(options)
 	p.wire.Durability = o.durability

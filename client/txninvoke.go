@@ -8,10 +8,11 @@ import (
 	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 )
 
-// Invocation is a read-modify-write of one key that the server does in one step. It never conflicts, and needs no transaction,
-// though a transaction may hold some.
+// Invocation is a read-modify-write of one key that the server does in one step. It never
+// conflicts, and needs no transaction, though a transaction may hold some.
 //
-// Integers are stored as decimal text. A value that is none, and a result out of bounds, is a *Error with reason TYPE_ERROR.
+// Integers are stored as decimal text. A value that is none, and a result out of bounds, is a
+// *Error with reason TYPE_ERROR.
 type Invocation struct{ wire *kvpb.Invocation }
 
 // Increment adds delta to the integer at key; a missing key counts as 0.
@@ -19,7 +20,7 @@ func Increment(key []byte, delta int64) Invocation {
 	return Invocation{&kvpb.Invocation{Key: key, Operation: &kvpb.Invocation_Increment{Increment: &kvpb.Increment{Delta: delta}}}}
 }
 
-// IncrementWithin is Increment whose result must lie within [low, high].
+// IncrementWithin is Increment whose result must be within [low, high].
 func IncrementWithin(key []byte, delta, low, high int64) Invocation {
 	i := Increment(key, delta)
 	n := i.wire.GetIncrement()
@@ -54,23 +55,23 @@ func PutIfAbsent(key, value []byte) Invocation {
 	return Invocation{&kvpb.Invocation{Key: key, Operation: &kvpb.Invocation_PutIfAbsent{PutIfAbsent: value}}}
 }
 
-// GetAndSet sets key to value and tells what it was.
+// GetAndSet sets key to value and returns its previous value.
 func GetAndSet(key, value []byte) Invocation {
 	return Invocation{&kvpb.Invocation{Key: key, Operation: &kvpb.Invocation_GetAndSet{GetAndSet: value}, ReturnOld: true}}
 }
 
-// GetAndDelete removes key and tells what it was.
+// GetAndDelete removes key and returns its previous value.
 func GetAndDelete(key []byte) Invocation {
 	return Invocation{&kvpb.Invocation{Key: key, Operation: &kvpb.Invocation_GetAndDelete{GetAndDelete: true}, ReturnOld: true}}
 }
 
-// ReturnOld asks for the value before.
+// ReturnOld asks for the value before the operation.
 func (i Invocation) ReturnOld() Invocation {
 	i.wire.ReturnOld = true
 	return i
 }
 
-// ReturnNew asks for the value after.
+// ReturnNew asks for the value after the operation.
 func (i Invocation) ReturnNew() Invocation {
 	i.wire.ReturnNew = true
 	return i
@@ -78,12 +79,13 @@ func (i Invocation) ReturnNew() Invocation {
 
 // Outcome is what an Invocation did.
 type Outcome struct {
-	// Applied is false if a comparison did not hold and nothing was done.
+	// Applied is false if a comparison did not hold and nothing changed.
 	Applied bool
-	// OldFound and NewFound say whether the key had a value before and has one after; the values are there if they were asked for.
+	// OldFound and NewFound say whether the key had a value before and has one after; Old and New
+	// are set only with ReturnOld and ReturnNew.
 	OldFound, NewFound bool
 	Old, New           []byte
-	// OldEpoch wrote the value before.
+	// OldEpoch wrote the previous value.
 	OldEpoch Epoch
 }
 
@@ -94,7 +96,7 @@ func outcomeOf(r *kvpb.InvokeResult) Outcome {
 	}
 }
 
-// Invoke does one read-modify-write. The epoch is zero if nothing was written.
+// Invoke performs one read-modify-write. The epoch is zero if nothing was written.
 func (c *Client) Invoke(ctx context.Context, i Invocation, options ...WriteOption) (Outcome, Epoch, error) {
 	o := newWriteOptions(options)
 	response, err := call(ctx, c, o.repeat, c.kv.Invoke, &kvpb.InvokeRequest{
@@ -106,7 +108,8 @@ func (c *Client) Invoke(ctx context.Context, i Invocation, options ...WriteOptio
 	return outcomeOf(response.GetResult()), Epoch(response.GetEpoch()), nil
 }
 
-// InvokeAll does several, of a key each, atomically at one epoch. The outcomes are in their order.
+// InvokeAll performs several, each of another key, atomically at one epoch. The outcomes are in
+// their order.
 func (c *Client) InvokeAll(ctx context.Context, all []Invocation, options ...WriteOption) ([]Outcome, Epoch, error) {
 	o := newWriteOptions(options)
 	request := &kvpb.InvokeAllRequest{Preconditions: o.preconditions, Durability: o.durability}
@@ -143,7 +146,7 @@ func (c *Client) CompareAndSet(ctx context.Context, key, expect, value []byte, o
 	return out.Applied, err
 }
 
-// Invoke does one read-modify-write.
+// Invoke performs one read-modify-write.
 func (p *Pipeline) Invoke(i Invocation, done func(Outcome, Epoch, error), options ...WriteOption) error {
 	o := newWriteOptions(options)
 	request := &kvpb.PipelineRequest{Request: &kvpb.PipelineRequest_Invoke{

@@ -14,8 +14,8 @@ import (
 	"github.com/epochkv/epochkv/client"
 )
 
-// losingServer loses its connection when a commit arrives, so many times: before or after it has executed the commit, which the client cannot
-// know.
+// losingServer loses its connection when a commit arrives, so many times: before or after it has
+// executed the commit, which the client cannot know.
 type losingServer struct {
 	kvpb.UnimplementedTransactionsServer
 	lose     atomic.Int64
@@ -105,7 +105,8 @@ func TestReadOnlyTransactionIsRepeatedAfterItsCommitWasLost(t *testing.T) {
 	}
 }
 
-// TestUpdateIsNotRepeatedAfterItsCommitMayHaveHappened: the function must not run twice if both could take effect.
+// TestUpdateIsNotRepeatedAfterItsCommitMayHaveHappened loses the connection during the commit: the
+// function must not run twice if both runs could take effect.
 func TestUpdateIsNotRepeatedAfterItsCommitMayHaveHappened(t *testing.T) {
 	s, c := startLosing(t, 1)
 	runs := 0

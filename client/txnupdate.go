@@ -8,12 +8,14 @@ import (
 	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 )
 
-// conflictRetry paces repeats after conflicts: a transaction is short, and what it lost against is over already.
+// conflictRetry bounds the pauses after conflicts. They are short, because the other transaction
+// has already committed.
 var conflictRetry = Retry{Base: time.Millisecond, Max: 100 * time.Millisecond}
 
-// Update runs do in a transaction and commits it. After a conflict with a concurrent commit it runs do again, in a new
-// transaction with a fresh snapshot, until it succeeds or ctx ends; do must therefore do nothing but through tx that it
-// would mind doing twice. An error of do rolls back and is returned.
+// Update runs do in a transaction and commits it. After a conflict with a concurrent commit it runs do
+// again, in a new transaction with a fresh snapshot, until it succeeds or ctx ends. So every effect of
+// do that does not go through tx must be harmless if it happens twice. An error of do rolls back and is
+// returned.
 //
 //	err := c.Update(ctx, func(tx *client.Txn) error {
 //		v, err := tx.Get(from)
@@ -21,13 +23,14 @@ var conflictRetry = Retry{Base: time.Millisecond, Max: 100 * time.Millisecond}
 //		return tx.Put(from, rest)
 //	})
 //
-// If the connection breaks while the commit is under way, the error's OutcomeUnknown is true, and do is not run again: the commit may have
-// happened. With ReadOnly or ReadAt there is nothing that could happen twice, and it is.
+// If the connection breaks during the commit, the error's OutcomeUnknown is true, and do is not run
+// again, because the commit may have happened. With ReadOnly or ReadAt it is run again.
 func (c *Client) Update(ctx context.Context, do func(tx *Txn) error, options ...TxnOption) error {
 	return c.transact(ctx, do, options)
 }
 
-// View is Update for what only reads: all of it at one epoch. It never conflicts, and is repeated when the connection breaks.
+// View is Update for a function that only reads, all at one epoch. It never conflicts, and is
+// repeated when the connection breaks.
 func (c *Client) View(ctx context.Context, do func(tx *Txn) error, options ...TxnOption) error {
 	return c.transact(ctx, do, append([]TxnOption{ReadOnly()}, options...))
 }
@@ -64,11 +67,11 @@ func (c *Client) transact(ctx context.Context, do func(tx *Txn) error, options [
 	}
 }
 
-// attempts counts what a transaction has met.
+// attempts counts the conflicts and failures of a transaction.
 type attempts struct{ conflicts, failures int }
 
-// mayAttempt waits until the next attempt is due. It is false if there is none: conflicts are run again for as long as ctx lasts, other
-// failures as often as any call.
+// mayAttempt waits until the next attempt is due. It is false if there is none: after conflicts
+// there is one until ctx ends, after other failures as many as for any call.
 func (c *Client) mayAttempt(ctx context.Context, made *attempts, e *Error, safely repeatability) bool {
 	if errors.Is(e, ErrConflict) {
 		made.conflicts++
@@ -78,8 +81,9 @@ func (c *Client) mayAttempt(ctx context.Context, made *attempts, e *Error, safel
 	return made.failures < c.retry.Attempts && mayRepeat(e, safely) && c.retry.pause(ctx, made.failures, e)
 }
 
-// causeOf finds what made an attempt fail, and whether running it twice is safe: it is, unless a commit was sent of a transaction that may write.
-// It is nil if the transaction itself was well, which is to say that its function gave up.
+// causeOf finds what made an attempt fail, and whether running it twice is safe: it is, unless the
+// commit of a transaction that may write was sent. The error is nil if the transaction itself did
+// not fail, but its function did.
 func causeOf(t *Txn, request *kvpb.BeginRequest, err error) (*Error, repeatability) {
 	if t != nil {
 		return t.failed, repeatability(!t.committed || request.GetReadOnly())

@@ -23,19 +23,22 @@ func newWriteOptions(options []WriteOption) writeOptions {
 	return o
 }
 
-// Sync acknowledges the write once it survives any crash.
+// Sync acknowledges the write when it survives any crash.
 func Sync() WriteOption { return durability(kvpb.Durability_DURABILITY_SYNC) }
 
-// Async acknowledges the write once it is visible; a crash may lose it until the server's next sync.
+// Async acknowledges the write when it is visible; a crash may lose it until the server's next
+// sync.
 func Async() WriteOption { return durability(kvpb.Durability_DURABILITY_ASYNC) }
 
 func durability(d kvpb.Durability) WriteOption { return func(o *writeOptions) { o.durability = d } }
 
-// Idempotent vouches that executing the write twice does no harm, so that the client may repeat it after the connection broke.
-// It does not fit writes with preconditions, which the first execution may make fail.
+// Idempotent declares that executing the write twice does no harm, so that the client may repeat it
+// after the connection broke. Do not use it with preconditions: the first execution may make them
+// fail.
 func Idempotent() WriteOption { return func(o *writeOptions) { o.repeat = safe } }
 
-// If makes the write depend on conditions: all hold, or nothing is written and the error is ErrPreconditionFailed.
+// If makes the write depend on conditions: all hold, or nothing is written and the error is
+// ErrPreconditionFailed.
 func If(conditions ...Condition) WriteOption {
 	return func(o *writeOptions) {
 		for _, c := range conditions {
@@ -44,25 +47,25 @@ func If(conditions ...Condition) WriteOption {
 	}
 }
 
-// Condition is a precondition of a write, about the newest committed version of a key.
+// Condition is a precondition of a write, on the newest committed version of a key.
 type Condition struct{ wire *kvpb.Precondition }
 
-// Absent demands that key has no value.
+// Absent requires that key has no value.
 func Absent(key []byte) Condition {
 	return Condition{&kvpb.Precondition{Key: key, Condition: &kvpb.Precondition_Exists{Exists: false}}}
 }
 
-// Present demands that key has a value.
+// Present requires that key has a value.
 func Present(key []byte) Condition {
 	return Condition{&kvpb.Precondition{Key: key, Condition: &kvpb.Precondition_Exists{Exists: true}}}
 }
 
-// ValueIs demands that key has this value.
+// ValueIs requires that key has this value.
 func ValueIs(key, value []byte) Condition {
 	return Condition{&kvpb.Precondition{Key: key, Condition: &kvpb.Precondition_ValueEquals{ValueEquals: value}}}
 }
 
-// WrittenAt demands that the value of key was written at epoch e: nobody has written it since.
+// WrittenAt requires that the value of key was written at epoch e: there is no later write.
 func WrittenAt(key []byte, e Epoch) Condition {
 	return Condition{&kvpb.Precondition{Key: key, Condition: &kvpb.Precondition_EpochEquals{EpochEquals: uint64(e)}}}
 }
@@ -118,8 +121,8 @@ func deleteRequest(key []byte, o *writeOptions) *kvpb.DeleteRequest {
 	return &kvpb.DeleteRequest{Key: key, Preconditions: o.preconditions, Durability: o.durability}
 }
 
-// Batch collects puts and deletes that are applied together. It keeps the slices it is given, not copies: leave them
-// alone until the batch is written. The zero Batch is ready.
+// Batch collects puts and deletes that are applied together. It keeps the given slices without
+// copying them: do not change them until the batch is written. The zero Batch is ready to use.
 type Batch struct {
 	mutations []*kvpb.Mutation
 	bytes     int
@@ -137,7 +140,7 @@ func (b *Batch) Delete(key []byte) {
 
 // Reset empties the batch for another use.
 func (b *Batch) Reset() {
-	clear(b.mutations) // they hold on to keys and values
+	clear(b.mutations) // they refer to keys and values
 	b.mutations, b.bytes = b.mutations[:0], 0
 }
 

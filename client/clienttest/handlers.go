@@ -177,7 +177,7 @@ func (s *Server) scanPages(r *kvpb.ScanRequest) ([]*kvpb.ScanResponse, error) {
 	}
 }
 
-// scanKeysLocked lists the keys that a scan is still to return, in its order.
+// scanKeysLocked lists the remaining keys of a scan, in its order.
 func (s *Server) scanKeysLocked(r *kvpb.ScanRequest) (at uint64, keys [][]byte, err error) {
 	if len(r.GetRange().GetPrefix()) > 0 && len(r.GetRange().GetStart())+len(r.GetRange().GetEnd()) > 0 {
 		return 0, nil, NewError(codes.InvalidArgument, kvpb.ErrorReason_ERROR_REASON_INVALID_RANGE,
@@ -232,7 +232,8 @@ func (s *Server) BulkLoad(stream grpc.ClientStreamingServer[kvpb.BulkLoadRequest
 	}
 }
 
-// Pipeline implements kvpb.KVServer. It answers in the order of the requests, but every third one late.
+// Pipeline implements kvpb.KVServer. It answers in the order of the requests, but every third one
+// late.
 func (s *Server) Pipeline(stream grpc.BidiStreamingServer[kvpb.PipelineRequest, kvpb.PipelineResponse]) error {
 	if err := s.enter("Pipeline"); err != nil {
 		return err

@@ -1,8 +1,10 @@
-// Package clienttest runs a small EpochKV server in the test's own process: an ordered map in memory behind the real wire
-// contract. It is for tests of programs that use the client: it starts in a millisecond, keeps nothing, and fails on command.
+// Package clienttest runs a small EpochKV server in the process of a test: an ordered map in memory
+// with the real wire contract. It is for tests of programs that use the client: it starts in a
+// millisecond, stores nothing on disk, and fails on command.
 //
-// It follows the contract in everything that a client can see one request at a time, snapshots and preconditions included, but
-// keeps every version for ever, has one lock, and knows no limits but those on keys and values.
+// It follows the contract in everything that a client can see with one request at a time, snapshots
+// and preconditions included, but it keeps every version forever, has one lock, and limits only
+// keys and values.
 package clienttest
 
 import (
@@ -27,12 +29,12 @@ const (
 	pageBytes     = 1 << 20
 )
 
-// Server is a running fake.
+// Server is a running fake server.
 type Server struct {
 	kvpb.UnimplementedKVServer
 	kvpb.UnimplementedAdminServer
 
-	// Endpoint is where it listens.
+	// Endpoint is the address at which it listens.
 	Endpoint string
 	// Health answers the health protocol; tests may set it.
 	Health *health.Server
@@ -75,7 +77,7 @@ func Start(t testing.TB) *Server {
 	served := make(chan struct{})
 	go func() {
 		defer close(served)
-		_ = g.Serve(listener) // ends with Stop, which is no error
+		_ = g.Serve(listener) // ends with Stop, which is not an error
 	}()
 	t.Cleanup(func() {
 		g.Stop()
@@ -84,8 +86,8 @@ func Start(t testing.TB) *Server {
 	return s
 }
 
-// FailNext makes the next len(errs) requests, of whatever kind, end with these errors before they are executed. A nil error lets
-// a request pass.
+// FailNext makes the next len(errs) requests, of any kind, end with these errors before they are
+// executed. A nil error lets a request pass.
 func (s *Server) FailNext(errs ...error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -99,7 +101,7 @@ func (s *Server) CutScansAfter(pages int) {
 	s.cutScan = pages
 }
 
-// SetDiskFree is what the status says of the disk.
+// SetDiskFree sets the free space of the disk that the status reports.
 func (s *Server) SetDiskFree(bytes uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -113,7 +115,7 @@ func (s *Server) Calls(method string) int {
 	return s.calls[method]
 }
 
-// enter counts a call and gives the fault that it shall end with.
+// enter counts a call and returns the fault with which it ends.
 func (s *Server) enter(method string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

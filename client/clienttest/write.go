@@ -19,7 +19,7 @@ func NewError(code codes.Code, reason kvpb.ErrorReason, message string, metadata
 	return newError(code, reason, message, 0, metadata)
 }
 
-// NewRetryError is NewError with the advice to try again after a while.
+// NewRetryError is NewError with a RetryInfo.
 func NewRetryError(code codes.Code, reason kvpb.ErrorReason, message string, after time.Duration) error {
 	return newError(code, reason, message, after, nil)
 }
@@ -35,12 +35,12 @@ func newError(code codes.Code, reason kvpb.ErrorReason, message string, after ti
 	}
 	s, err := status.New(code, message).WithDetails(details...)
 	if err != nil {
-		panic(err) // details of a well-known type marshal; a test helper may say so loudly
+		panic(err) // details of a well-known type always marshal
 	}
 	return s.Err()
 }
 
-// quoteKey is how keys stand in metadata.
+// quoteKey encodes a key for metadata.
 func quoteKey(key []byte) string {
 	quoted := strconv.QuoteToASCII(string(key))
 	return quoted[1 : len(quoted)-1]

@@ -14,7 +14,8 @@ import (
 	"github.com/epochkv/epochkv/internal/telemetry"
 )
 
-// Exit codes. A supervisor may restart after exitFailure; exitUsage comes back unless the configuration changes.
+// Exit codes. A supervisor may restart after exitFailure; exitUsage repeats until the configuration
+// changes.
 const (
 	exitFailure = 1
 	exitUsage   = 2
@@ -22,24 +23,25 @@ const (
 
 func main() { os.Exit(run()) }
 
-// signals returns a context that the first SIGINT or SIGTERM ends, so that the server drains, and a channel that the second one closes, so that it
-// drains no longer. A third one ends the process.
+// signals returns a context and a channel. The first SIGINT or SIGTERM ends the context, so that
+// the server drains. The second closes the channel, so that draining stops. A third ends the
+// process.
 func signals() (first context.Context, second <-chan struct{}) {
 	first, stop := context.WithCancel(context.Background())
-	cutOff, received := make(chan struct{}), make(chan os.Signal, 2)
+	shutdown, received := make(chan struct{}), make(chan os.Signal, 2)
 	signal.Notify(received, os.Interrupt, syscall.SIGTERM)
 	go func() {
 		<-received
 		stop()
 		<-received
-		close(cutOff)
+		close(shutdown)
 		signal.Stop(received)
 	}()
-	return first, cutOff
+	return first, shutdown
 }
 
 func run() int {
-	ctx, second := signals() // first: a signal during the start ends it in order
+	ctx, second := signals() // before everything else: a signal during the start then ends it cleanly
 	in, err := config.Load(os.Args[1:], os.Environ())
 	switch {
 	case err != nil:
@@ -52,7 +54,8 @@ func run() int {
 		fmt.Println(telemetry.Build())
 		return 0
 	}
-	// A terminal that is closed must not take the server along. There is nothing to reload: options are read at start.
+	// A closed terminal must not end the server. There is nothing to reload: options are read at
+	// start.
 	signal.Ignore(syscall.SIGHUP)
 	log := telemetry.NewLogger(os.Stderr, in.Config.LogLevel, in.Config.LogFormat)
 	if len(in.Ignored) > 0 {

@@ -1,16 +1,18 @@
-// Package config is what an operator may say to the server: one struct, its defaults, and whether it makes sense.
+// Package config is the configuration of the server: one struct, its defaults and its validation.
 //
-// Every option has one name, the flag's. The same name is the key in the configuration file (`sync-interval: 20ms`)
-// and, in capitals with underscores behind KVSERVER_, the environment variable (KVSERVER_SYNC_INTERVAL). A later source
-// wins over an earlier one:
+// Every option has one name, the flag's. The same name is the key in the configuration file
+// (`sync-interval: 20ms`) and, in capitals with underscores after KVSERVER_, the environment
+// variable (KVSERVER_SYNC_INTERVAL). A later source overrides an earlier one:
 //
 //	default  <  file (--config)  <  environment (KVSERVER_*)  <  flag
 //
-// Invariants: a name that is not an option is an error in every source, because a misspelt limit that silently keeps its
-// default is found in the incident; Validate accepts exactly what the server can start with, and each of its errors names
-// the option and says what to write instead.
+// Invariants: a name that is not an option is an error in every source, because a misspelt limit
+// that silently keeps its default would be found in an incident; Validate accepts exactly the
+// configurations that the server can start with, and each of its errors names the option and says
+// what to write.
 //
-// The package opens no socket and no data file, and knows nothing of gRPC. Of the engine it knows the limits, which stand there.
+// The package opens no socket and no data file, and does not know gRPC. It takes the engine's
+// limits from the engine.
 package config
 
 import (
@@ -18,10 +20,10 @@ import (
 	"time"
 )
 
-// Config is the whole configuration of a server. A zero sub-limit (CacheSize, MemtableSize, SegmentSize, DiskReserve) is derived from
-// Memory by the engine.
+// Config is the whole configuration of a server. A zero sub-limit (CacheSize, MemtableSize,
+// SegmentSize, DiskReserve) is derived from Memory by the engine.
 type Config struct {
-	DataDir string // where the log and the data file live
+	DataDir string // directory of the log and the data file
 	Listen  string // address of the gRPC listener
 	HTTP    string // address of metrics, health and profiles; empty turns it off
 
@@ -32,15 +34,15 @@ type Config struct {
 	DiskReserve  Size // disk space kept for deletions and checkpoints; 0: derived
 	PageSize     Size // of the data file; fixed when the store is created
 
-	Durability   Durability    // what a write that names none gets
+	Durability   Durability    // of a write that does not choose
 	SyncInterval time.Duration // how long an async commit may stay unsynced
-	Retention    time.Duration // how long a past epoch stays readable with nobody holding it
+	Retention    time.Duration // how long a past epoch stays readable without a snapshot or a lease
 
-	CheckpointInterval time.Duration // how often what is in memory is merged into the data file at the latest
+	CheckpointInterval time.Duration // longest time between merges of memtables into the data file
 	CheckpointWorkers  int           // goroutines that merge; 0: half the processors, all while writers wait
 	GCInterval         time.Duration // how often the oldest readable epoch is recomputed
-	IO                 IOWay         // how several reads at once are done
-	DirectIO           bool          // the data file goes past the kernel's page cache
+	IO                 IOMethod      // how batches of reads reach the device
+	DirectIO           bool          // the data file bypasses the kernel's page cache
 
 	LogLevel  slog.Level
 	LogFormat LogFormat
@@ -48,21 +50,21 @@ type Config struct {
 	Limits Limits
 
 	TxnIdleTimeout time.Duration // how long an interactive transaction may wait for its next request
-	TxnTimeout     time.Duration // how long an interactive transaction may live
+	TxnTimeout     time.Duration // how long an interactive transaction may be open
 
 	ProbeInterval time.Duration // how often the server checks that a write of its own becomes durable; 0: never
 	ProbeTimeout  time.Duration // how long such a write may take before health checks fail
 
-	MessageTimeout time.Duration // how long a client may leave a message half-sent
+	MessageTimeout time.Duration // how long a client may leave a message incomplete
 
-	DrainTimeout     time.Duration // how long running requests may go on after SIGTERM
+	DrainTimeout     time.Duration // how long running requests may continue after SIGTERM
 	CloseTimeout     time.Duration // how long the store may take to close after that
 	SnapshotLeaseTTL time.Duration // how long a scan's resume token keeps its epoch readable
 
-	SnapshotTimeout time.Duration // how long a scan may wait for its client before it loses its snapshot; 0: for ever
+	SnapshotTimeout time.Duration // how long a scan may wait for its client before its snapshot is closed; 0: no limit
 }
 
-// Limits bound what clients may ask for, one request and all together.
+// Limits bound single requests, and all requests together.
 type Limits struct {
 	ValueSize        Size // one value
 	BatchSize        Size // one request's keys and values
@@ -72,10 +74,10 @@ type Limits struct {
 	Connections      int
 	Streams          int  // requests and streams open at once on one connection
 	Transactions     int  // interactive transactions that are open
-	TxnSize          Size // what one transaction's writes and reads hold; 0: BatchSize, as it commits as one batch
+	TxnSize          Size // memory of one transaction's writes and reads; 0: BatchSize, as it commits as one batch
 }
 
-// Default is the configuration of a server that was told nothing.
+// Default is the configuration of a server without options.
 func Default() Config {
 	return Config{
 		DataDir:      "./data",
@@ -119,8 +121,8 @@ type Durability string
 
 // Durabilities.
 const (
-	DurabilitySync  Durability = "sync"  // once it is on stable storage
-	DurabilityAsync Durability = "async" // once it is visible
+	DurabilitySync  Durability = "sync"  // when it is on stable storage
+	DurabilityAsync Durability = "async" // when it is visible
 )
 
 // LogFormat is the shape of log lines. It is a flag value.
@@ -132,12 +134,12 @@ const (
 	LogJSON LogFormat = "json"
 )
 
-// IOWay is how batches of reads reach the device. It is a flag value.
-type IOWay string
+// IOMethod is how batches of reads reach the device. It is a flag value.
+type IOMethod string
 
-// Ways of I/O.
+// Methods of I/O.
 const (
-	IOAuto  IOWay = "auto"  // io_uring where the kernel has it
-	IOUring IOWay = "uring" // io_uring, or an error at start
-	IOPread IOWay = "pread" // a pool of preads
+	IOAuto  IOMethod = "auto"  // io_uring where the kernel has it
+	IOUring IOMethod = "uring" // io_uring, or an error at start
+	IOPread IOMethod = "pread" // a pool of preads
 )

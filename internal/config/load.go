@@ -16,21 +16,22 @@ import (
 	"github.com/epochkv/epochkv/internal/storage"
 )
 
-// envPrefix is what every environment variable of the server begins with.
+// envPrefix is the prefix of every environment variable of the server.
 const envPrefix = "KVSERVER_"
 
-// Invocation is what a command line asks for: to run with Config, or to print something and leave.
+// Invocation is the request of a command line: run with Config, or print something and exit.
 type Invocation struct {
 	Config  Config
 	Help    string   // not empty: print it and exit
 	Version bool     // print the version and exit
-	Ignored []string // environment variables with the server's prefix that Kubernetes injects, and that say nothing to the server
+	Ignored []string // environment variables with the server's prefix that Kubernetes injects
 }
 
-// Load reads the sources in their order and validates the result. args are without the program's name; environ is as from
-// os.Environ.
+// Load reads the sources in order and validates the result. args are without the program's name;
+// environ is as from os.Environ.
 func Load(args, environ []string) (Invocation, error) {
-	// The command line is parsed twice: first to learn of --config and --help, and last so that it wins.
+	// The command line is parsed twice: first to find --config and --help, and last so that it
+	// wins.
 	probe := newOptions()
 	if err := probe.flags.Parse(args); err != nil {
 		return Invocation{}, fmt.Errorf("%w; see --help", err)
@@ -61,7 +62,8 @@ func Load(args, environ []string) (Invocation, error) {
 	return Invocation{Config: o.config, Ignored: o.ignored}, o.config.Validate()
 }
 
-// options binds every option's name to its field. The flag set is the one table of names for all three sources.
+// options binds every option's name to its field. The flag set is the one table of names for all
+// three sources.
 type options struct {
 	config  Config
 	file    string
@@ -74,7 +76,7 @@ type options struct {
 func newOptions() *options {
 	o := &options{config: Default(), flags: pflag.NewFlagSet("kvserver", pflag.ContinueOnError)}
 	c, f := &o.config, o.flags
-	derived := storage.DefaultSizes(int64(c.Memory)) // named in the texts, so that they cannot differ from what the engine does
+	derived := storage.DefaultSizes(int64(c.Memory)) // the texts name the engine's own values
 	f.SortFlags = false
 	f.Usage = func() {}
 	f.StringVar(&c.DataDir, "data-dir", c.DataDir, "directory of the log and the data file; created if missing")
@@ -105,12 +107,12 @@ func newOptions() *options {
 	f.IntVar(&c.Limits.Transactions, "max-transactions", c.Limits.Transactions, "most interactive transactions that are open; further ones are refused with advice to retry")
 	f.Var(&c.Limits.TxnSize, "max-txn-size", "most memory that one transaction may hold for its writes, savepoints and reads; 0 is --max-batch-size")
 	f.DurationVar(&c.TxnIdleTimeout, "txn-idle-timeout", c.TxnIdleTimeout, "how long an interactive transaction may wait for its next request before it is rolled back")
-	f.DurationVar(&c.TxnTimeout, "txn-timeout", c.TxnTimeout, "how long an interactive transaction may live before it is rolled back")
+	f.DurationVar(&c.TxnTimeout, "txn-timeout", c.TxnTimeout, "how long an interactive transaction may be open before it is rolled back")
 	f.DurationVar(&c.SnapshotLeaseTTL, "snapshot-lease-ttl", c.SnapshotLeaseTTL, "how long a resume token keeps its snapshot readable after its scan has ended")
-	f.DurationVar(&c.SnapshotTimeout, "snapshot-timeout", c.SnapshotTimeout, "how long a scan or a verification may wait for its client to take a page before its snapshot is closed; 0 is never")
+	f.DurationVar(&c.SnapshotTimeout, "snapshot-timeout", c.SnapshotTimeout, "how long a scan or a verification may wait for its client to receive a page before its snapshot is closed; 0 is never")
 	f.DurationVar(&c.ProbeInterval, "probe-interval", c.ProbeInterval, "how often the server checks that a write of its own becomes durable, every twelfth time while idle; 0 is never")
 	f.DurationVar(&c.ProbeTimeout, "probe-timeout", c.ProbeTimeout, "how long such a write may take before health checks fail")
-	f.DurationVar(&c.MessageTimeout, "message-timeout", c.MessageTimeout, "how long a client may leave a message half-sent before its request is ended")
+	f.DurationVar(&c.MessageTimeout, "message-timeout", c.MessageTimeout, "how long a client may leave a message incomplete before its request is ended")
 	f.DurationVar(&c.DrainTimeout, "drain-timeout", c.DrainTimeout, "how long running requests may finish after SIGTERM")
 	f.DurationVar(&c.CloseTimeout, "close-timeout", c.CloseTimeout, "how long the store may take to close after that; then the server ends without it")
 	f.TextVar(&levelText{&c.LogLevel}, "log-level", &levelText{&c.LogLevel}, "debug, info, warn or error")
@@ -126,7 +128,7 @@ func derivedText(text string, bytes int64) string {
 	return fmt.Sprintf("%s; 0 derives it from --memory (%v by default)", text, Size(bytes))
 }
 
-// choice makes a string type a flag value; Validate knows which words it may be.
+// choice makes a string type a flag value; Validate knows its allowed words.
 type choice string
 
 func (c *choice) String() string { return string(*c) }
@@ -138,7 +140,7 @@ func (c *choice) Set(s string) error {
 
 func (c *choice) Type() string { return "word" }
 
-// levelText reads a log level in any case and writes it in small letters.
+// levelText reads a log level in any case and writes it in lower case.
 type levelText struct{ level *slog.Level }
 
 func (l *levelText) UnmarshalText(text []byte) error {
@@ -152,7 +154,7 @@ func (l *levelText) MarshalText() ([]byte, error) {
 	return bytes.ToLower([]byte(l.level.String())), nil
 }
 
-// fromEnviron takes the variables that begin with the prefix; only the one named, unless only is empty.
+// fromEnviron reads the variables that begin with the prefix; if only is not empty, just that one.
 func (o *options) fromEnviron(environ []string, only string) error {
 	for _, entry := range environ {
 		variable, value, _ := strings.Cut(entry, "=")
@@ -175,7 +177,7 @@ func (o *options) fromEnviron(environ []string, only string) error {
 	return nil
 }
 
-// fromFile takes a YAML mapping of option names to scalars. An empty file is a configuration that says nothing.
+// fromFile reads a YAML mapping of option names to scalars. An empty file changes nothing.
 func (o *options) fromFile(name string) error {
 	text, err := os.ReadFile(name)
 	if err != nil {
@@ -212,7 +214,7 @@ func (o *options) fromFile(name string) error {
 	return nil
 }
 
-// errUnknownOption marks a name that is no option.
+// errUnknownOption marks a name that is not an option.
 var errUnknownOption = errors.New("unknown option")
 
 func (o *options) set(name, value string) error {

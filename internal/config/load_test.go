@@ -28,7 +28,7 @@ func mustLoad(t *testing.T, args, environ []string) Config {
 	return in.Config
 }
 
-func TestNothingSaidGivesTheDocumentedDefaults(t *testing.T) {
+func TestNoOptionsGiveTheDocumentedDefaults(t *testing.T) {
 	c := mustLoad(t, nil, nil)
 	if c != Default() {
 		t.Fatalf("got %+v, want the defaults", c)
@@ -87,7 +87,7 @@ func TestUnknownNamesAreErrorsInEverySource(t *testing.T) {
 	}
 }
 
-func TestEmptyFileSaysNothing(t *testing.T) {
+func TestEmptyFileChangesNothing(t *testing.T) {
 	if c := mustLoad(t, []string{"--config", writeFile(t, "# nothing yet\n")}, nil); c != Default() {
 		t.Fatalf("%+v", c)
 	}

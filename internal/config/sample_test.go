@@ -20,7 +20,8 @@ func TestSampleConfigurationLoads(t *testing.T) {
 	}
 }
 
-// TestSampleConfigurationShowsDefaults loads the lines that are commented out: they name options, and change nothing.
+// TestSampleConfigurationShowsDefaults loads the lines that are commented out: they name options,
+// and change nothing.
 func TestSampleConfigurationShowsDefaults(t *testing.T) {
 	text, err := os.ReadFile(sample)
 	if err != nil {

@@ -22,12 +22,13 @@ var sizeUnits = []struct {
 	suffix string
 	factor Size
 }{
-	// Longer suffixes first: "b" ends all of them. Decimal units are refused on purpose: "64MB" means 64,000,000 to one
-	// reader and 67,108,864 to the next.
+	// Longer suffixes first: "b" ends all of them. Decimal units are refused on purpose: "64MB"
+	// means 64,000,000 to one reader and 67,108,864 to the next.
 	{"tib", TiB}, {"gib", GiB}, {"mib", MiB}, {"kib", KiB}, {"b", 1},
 }
 
-// ParseSize reads a whole number with an optional unit: B, KiB, MiB, GiB, TiB. Case and one space do not matter.
+// ParseSize reads a whole number with an optional unit: B, KiB, MiB, GiB, TiB. Case and one space
+// do not matter.
 func ParseSize(text string) (Size, error) {
 	number, factor := strings.ToLower(strings.TrimSpace(text)), Size(1)
 	for _, u := range sizeUnits {

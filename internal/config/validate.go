@@ -10,22 +10,24 @@ import (
 	"github.com/epochkv/epochkv/internal/storage"
 )
 
-// Bounds of what Validate accepts. The reasons stand beside them; tests try each at the bound and one past it.
+// Bounds of the values that Validate accepts, each with its reason. Tests try each bound, and one
+// past it.
 const (
-	memoryMin   = 32 * MiB // two memtables, the log's buffers and a cache worth its name
+	memoryMin   = 32 * MiB // two memtables, the log's buffers and a useful cache
 	pageMin     = 4 * KiB  // one device block
 	pageMax     = 64 * KiB // offsets inside a page are 16 bits
-	segmentMin  = 64 * KiB // below, every few records rotate
+	segmentMin  = 64 * KiB // below, every few records cause a rotation
 	segmentMax  = Size(storage.SegmentBytesMax)
-	memtableMin = 256 * KiB        // below, the arena's fixed part outweighs what it holds
+	memtableMin = 256 * KiB        // below, the arena's fixed part is larger than its content
 	reserveMin  = 1 * MiB          // below, a checkpoint of a few deletions would not fit
 	sizeMax     = 1024 * TiB       // more than any machine has; sums of several cannot overflow
 	workersMax  = 64               // more would only wait for each other
 	countMax    = 1 << 24          // more would overflow the packed in-flight word
-	durationMin = time.Millisecond // below, a timer costs more than what it paces
+	durationMin = time.Millisecond // below, a timer costs more than the work that it starts
 )
 
-// Validate reports everything that is wrong with c, each with its option's name and a remedy, joined.
+// Validate reports everything that is wrong with c, each with its option's name and a remedy,
+// joined.
 func (c *Config) Validate() error {
 	v := &validation{}
 	v.check(c.DataDir != "", "data-dir", "is empty; name a directory")
@@ -116,7 +118,7 @@ func (c *Config) validateLimits(v *validation) {
 // batchMax is how many bytes of keys and values a batch of so many operations may have.
 func batchMax(operations int) Size { return Size(storage.BatchBytesMax(operations)) }
 
-// validation collects complaints.
+// validation collects errors.
 type validation struct{ errs []error }
 
 func (v *validation) check(ok bool, option, complaint string) {

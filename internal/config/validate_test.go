@@ -68,7 +68,8 @@ func TestBoundsAreExact(t *testing.T) {
 	}
 }
 
-// TestCacheFitsItsTable: the table of the page cache has a largest number of pages, so that the cache derived from a very large --memory stays below it.
+// TestCacheFitsItsTable derives the cache from a very large --memory: it stays below the largest
+// number of pages that the table of the page cache can have.
 func TestCacheFitsItsTable(t *testing.T) {
 	most := storage.CacheBytesMax(8 << 10)
 	for bytes, ok := range map[int64]bool{0: true, most: true, most + 1: false} {
@@ -97,8 +98,8 @@ func TestSubLimitsMustFitIntoMemory(t *testing.T) {
 	}
 }
 
-// TestConnectionsAndStreamsStayInTheirPartOfTheBound: whatever is configured, what all connections and streams may take together is carried, and
-// streams are left beside the most connections.
+// TestConnectionsAndStreamsStayInTheirPartOfTheBound tries many configurations: all connections and
+// streams fit into their part of the bound, and streams are left with the most connections.
 func TestConnectionsAndStreamsStayInTheirPartOfTheBound(t *testing.T) {
 	for _, memory := range []Size{memoryMin, 64 * MiB, GiB, 64 * GiB} {
 		c := Default()

@@ -1,15 +1,17 @@
-// Package health keeps the list of conditions: what an operator should know about a server while it lasts.
+// Package health keeps the list of conditions: operational problems of a server that are active.
 //
 //	observers ──► Update(now, found) ──► List ──► log (begin, repeat, end)
 //	                                         └──► Snapshot: /healthz, /readyz, grpc.health.v1, Status, metrics
 //
-// Terms. A condition has a name that never changes (it is a metric label and what runbooks refer to), a severity, one constant sentence,
-// and a cause that may change while the condition lasts. Warning means that nothing is refused yet. Degraded means that some requests fail,
-// or soon will, and that a restart would not help. Unavailable means that health checks must fail: what the server promises
-// to clients is not being kept.
+// Terms. A condition has a name that never changes (it is a metric label, and runbooks refer to
+// it), a severity, one constant sentence, and a cause that may change while the condition is
+// active. Warning means that no request is refused yet. Degraded means that some requests fail, or
+// will fail soon, and that a restart would not help. Unavailable means that health checks must
+// fail: the server does not keep what it promises to clients.
 //
-// Invariants: there is one List in a server, and every way to ask for health reads it; a condition that is not found by an
-// Update is over; names are a fixed set, so that the number of metric series is bounded.
+// Invariants: a server has one List, and every health interface reads it; a condition that an
+// Update does not find has ended; names are a fixed set, so that the number of metric series is
+// bounded.
 //
 // The package observes nothing itself, starts no goroutine, and decides no status code.
 package health
@@ -28,8 +30,8 @@ type Severity int
 
 // Severities.
 const (
-	Warning     Severity = iota + 1 // nothing is refused yet
-	Degraded                        // some requests fail or soon will
+	Warning     Severity = iota + 1 // no request is refused yet
+	Degraded                        // some requests fail or will fail soon
 	Unavailable                     // health checks fail
 )
 
@@ -53,12 +55,12 @@ func (s Severity) level() slog.Level {
 	return slog.LevelWarn
 }
 
-// Condition is one thing that holds now.
+// Condition is an operational problem that is active.
 type Condition struct {
 	Name     string // kebab-case, stable
 	Severity Severity
-	Message  string // one sentence that never changes: what holds, and what it means for requests
-	Cause    string // what is known about it now: an error, an amount; may be empty, may change
+	Message  string // one constant sentence: what is wrong, and what it means for requests
+	Cause    string // current details: an error, an amount; may be empty, may change
 	Since    time.Time
 }
 
@@ -70,15 +72,15 @@ func (c *Condition) Text() string {
 	return c.Message + ": " + c.Cause
 }
 
-// repeatEvery is how often a condition that lasts is logged again.
+// repeatEvery is how often an active condition is logged again.
 const repeatEvery = 10 * time.Minute
 
-// List holds the conditions of a server. It may be used by several goroutines.
+// List has the conditions of a server. It may be used by several goroutines.
 type List struct {
 	log *slog.Logger
 
 	mu       sync.Mutex
-	holding  map[string]*entry // by name
+	active   map[string]*entry // by name
 	observed time.Time         // of the last Update
 }
 
@@ -88,10 +90,11 @@ type entry struct {
 }
 
 // NewList is an empty list that logs to log.
-func NewList(log *slog.Logger) *List { return &List{log: log, holding: map[string]*entry{}} }
+func NewList(log *slog.Logger) *List { return &List{log: log, active: map[string]*entry{}} }
 
-// Update replaces the list by what an observation at now found. A condition that was on the list keeps the time since which it
-// holds. Since of the argument is ignored. An observation older than the last one is dropped.
+// Update replaces the list by the conditions that an observation at now found. A condition that was
+// on the list keeps its start time. Since of the argument is ignored. An observation that is older
+// than the last one is dropped.
 func (l *List) Update(now time.Time, found []Condition) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -102,21 +105,23 @@ func (l *List) Update(now time.Time, found []Condition) {
 	current := make(map[string]bool, len(found))
 	for _, c := range found {
 		current[c.Name] = true
-		l.hold(now, c)
+		l.begin(now, c)
 	}
-	for name, e := range l.holding {
+	for name, e := range l.active {
 		if !current[name] {
-			delete(l.holding, name)
-			l.log.Info("over: "+e.Message, "condition", name, "lasted", now.Sub(e.Since).Round(time.Millisecond))
+			delete(l.active, name)
+			l.log.Info("ended: "+e.Message, "condition", name, "lasted", now.Sub(e.Since).Round(time.Millisecond))
 		}
 	}
 }
 
-func (l *List) hold(now time.Time, c Condition) {
-	e := l.holding[c.Name]
+// begin adds a condition to the list, or updates it, and logs it when it is new, worse or due
+// again.
+func (l *List) begin(now time.Time, c Condition) {
+	e := l.active[c.Name]
 	if e == nil {
 		e = &entry{Condition: Condition{Since: now}}
-		l.holding[c.Name] = e
+		l.active[c.Name] = e
 	}
 	worse := c.Severity > e.Severity && e.Severity != 0
 	c.Since = e.Since
@@ -127,12 +132,12 @@ func (l *List) hold(now time.Time, c Condition) {
 	}
 }
 
-// Snapshot is a copy of the list: the worst first, then by name.
+// Snapshot is a copy of the list: the most severe first, then by name.
 func (l *List) Snapshot() []Condition {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	out := make([]Condition, 0, len(l.holding))
-	for _, e := range l.holding {
+	out := make([]Condition, 0, len(l.active))
+	for _, e := range l.active {
 		out = append(out, e.Condition)
 	}
 	slices.SortFunc(out, func(a, b Condition) int {

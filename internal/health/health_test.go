@@ -34,7 +34,7 @@ func TestConditionIsLoggedWhenItBeginsRepeatedlyAndWhenItEnds(t *testing.T) {
 	}
 	l.Update(at, nil)
 	l.Update(at.Add(time.Second), nil)
-	if lines() != 3 || !strings.Contains(out.String(), "over: it rains") || !strings.Contains(out.String(), "lasted=11m40s") {
+	if lines() != 3 || !strings.Contains(out.String(), "ended: it rains") || !strings.Contains(out.String(), "lasted=11m40s") {
 		t.Fatalf("after its end: %s", out)
 	}
 }

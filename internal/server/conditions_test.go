@@ -99,8 +99,8 @@ func TestAFullDiskIsLoggedShownAndForgotten(t *testing.T) {
 		t.Errorf("status says %q", cause())
 	}
 	full.Remove()
-	eventually("its end is not logged", func() bool { return strings.Contains(h.log.String(), "over: checkpoints fail") })
-	eventually("the end of the refusal is not logged", func() bool { return strings.Contains(h.log.String(), "over: the disk is full") })
+	eventually("its end is not logged", func() bool { return strings.Contains(h.log.String(), "ended: checkpoints fail") })
+	eventually("the end of the refusal is not logged", func() bool { return strings.Contains(h.log.String(), "ended: the disk is full") })
 	if cause() != "" {
 		t.Errorf("status still says %q", cause())
 	}

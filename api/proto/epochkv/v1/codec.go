@@ -6,8 +6,9 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// Codec is a gRPC codec that marshals the messages of the KV and Transactions services without reflection, and all others, those of Admin included, as gRPC's own codec does.
-// What it writes is what the standard codec writes. Both sides may use it, each without the other knowing.
+// Codec is a gRPC codec that marshals the messages of the KV and Transactions services without
+// reflection, and all others, those of Admin included, as gRPC's own codec does. It writes
+// the same bytes as the standard codec, so that client and server may use it independently.
 type Codec struct{ fallback encoding.CodecV2 }
 
 // NewCodec makes a Codec, for grpc.ForceCodecV2 or grpc.ForceServerCodecV2.
@@ -18,13 +19,14 @@ type fastMarshaler interface {
 	MarshalToSizedBufferVT(buf []byte) (int, error)
 }
 
-// pooled is a message that brings the pool for the buffer of its encoding, and so learns when the transport is done with it. The pool is not
-// used for an encoding below gRPC's threshold for pooling.
+// pooled is a message that brings the pool for the buffer of its encoding, and so learns when the
+// transport is done with it. The pool is not used for an encoding below gRPC's threshold for
+// pooling.
 type pooled interface{ BufferPool() mem.BufferPool }
 
 type fastUnmarshaler interface{ UnmarshalVT(data []byte) error }
 
-// Name is the standard codec's name, because the bytes are.
+// Name is the standard codec's name, because the bytes are the same.
 func (Codec) Name() string { return proto.Name }
 
 // Marshal implements encoding.CodecV2.
@@ -51,8 +53,8 @@ func (c Codec) Marshal(v any) (mem.BufferSlice, error) {
 	return mem.BufferSlice{mem.NewBuffer(buf, pool)}, nil
 }
 
-// Unmarshal implements encoding.CodecV2. It copies what the message keeps, so that the transport's buffers are free at once. The message
-// must be empty: fields add to what it has.
+// Unmarshal implements encoding.CodecV2. It copies what the message keeps, so that the transport's
+// buffers are free at once. The message must be empty: fields add to what it has.
 func (c Codec) Unmarshal(data mem.BufferSlice, v any) error {
 	m, ok := v.(fastUnmarshaler)
 	if !ok {

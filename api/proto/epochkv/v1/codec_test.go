@@ -10,7 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// A peer with the standard codec must not notice, whatever the message and however large it is.
+// A peer with the standard codec must see no difference, for any message of any size.
 func TestCodecIsInterchangeableWithTheStandardOne(t *testing.T) {
 	standard, ours := encoding.GetCodecV2(protocodec.Name), NewCodec()
 	for _, m := range []proto.Message{
@@ -54,7 +54,8 @@ func TestCodecRefusesGarbage(t *testing.T) {
 	}
 }
 
-// TestOnlyHotMessagesHaveGeneratedMarshalling: everything that a stream of requests sends, and nothing of Admin.
+// TestOnlyHotMessagesHaveGeneratedMarshalling: everything that a stream of requests sends, and
+// nothing of Admin.
 func TestOnlyHotMessagesHaveGeneratedMarshalling(t *testing.T) {
 	for _, m := range []any{
 		&GetRequest{}, &PutResponse{}, &BatchWriteRequest{}, &ScanResponse{}, &PipelineRequest{}, &InvokeAllResponse{}, &BulkLoadRequest{},

@@ -1,8 +1,8 @@
 // Package epochkvv1 is the wire contract of EpochKV: messages, services and error reasons.
 //
-// The .proto files beside this one are the reference; *.pb.go is generated from them. Messages also have MarshalVT and
-// UnmarshalVT, which avoid reflection and which Codec puts to use, and those of the hot paths have pools
-// (GetRequestFromVTPool, ReturnToVTPool).
+// The .proto files beside this one are the reference; *.pb.go is generated from them. Messages also
+// have MarshalVT and UnmarshalVT, which avoid reflection and which Codec puts to use, and those of
+// the hot paths have pools (GetRequestFromVTPool, ReturnToVTPool).
 package epochkvv1
 
 import "strings"
@@ -12,7 +12,7 @@ const ErrorDomain = "epochkv"
 
 const reasonPrefix = "ERROR_REASON_"
 
-// Reason is the stable string that stands in google.rpc.ErrorInfo: the value's name without its prefix.
+// Reason is the stable string in google.rpc.ErrorInfo: the value's name without its prefix.
 func (x ErrorReason) Reason() string { return strings.TrimPrefix(x.String(), reasonPrefix) }
 
 // ParseReason is the inverse of Reason. A reason of a newer server is ERROR_REASON_UNSPECIFIED.

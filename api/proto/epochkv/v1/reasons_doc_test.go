@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// The table of errors is what clients in other languages are written against: it has each reason once, and no other.
+// The table of errors is what clients in other languages are written against: it has each reason
+// once, and no other.
 func TestTheTableOfErrorsHasEveryReasonOnce(t *testing.T) {
 	files, err := filepath.Glob("../../../../docs/errors*.md")
 	if err != nil || len(files) != 1 {

@@ -23,7 +23,8 @@ func TestEveryReasonParsesBack(t *testing.T) {
 	}
 }
 
-// The reflection-free codec and the ordinary one must agree, or a client in another language reads something else.
+// The reflection-free codec and the ordinary one must agree, or a client in another language reads
+// something else.
 func TestBothCodecsAgreeOnPipelineMessages(t *testing.T) {
 	messages := []interface {
 		proto.Message
