@@ -5,14 +5,15 @@ import (
 	"runtime/debug"
 )
 
-// BuildInfo says what this binary was made from.
+// BuildInfo identifies the source of this binary.
 type BuildInfo struct {
 	Version  string // the module's version, or "devel"
 	Revision string // the commit, with "+dirty" if the checkout had changes; empty if unknown
 	Go       string // the toolchain
 }
 
-// Build reads the information that the Go linker leaves in every binary, so that no build flag can be forgotten.
+// Build reads the information that the Go linker writes into every binary, so that no build flag is
+// needed.
 func Build() BuildInfo {
 	b := BuildInfo{Version: "devel"}
 	info, ok := debug.ReadBuildInfo()
@@ -38,7 +39,7 @@ func Build() BuildInfo {
 	return b
 }
 
-// String is what --version prints.
+// String is the text that --version prints.
 func (b BuildInfo) String() string {
 	if b.Revision == "" {
 		return fmt.Sprintf("kvserver %s (%s)", b.Version, b.Go)

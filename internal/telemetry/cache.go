@@ -38,7 +38,7 @@ var (
 	ioTimeDesc = desc("io_duration_seconds", "Duration of single reads and of batches, by method.", "method")
 )
 
-// ioCollector reads which way I/O took.
+// ioCollector reads the I/O counters by method.
 type ioCollector struct{ stats func() vfs.Stats }
 
 func (c *ioCollector) Describe(ch chan<- *prometheus.Desc) {
@@ -64,12 +64,5 @@ func (c *ioCollector) Collect(ch chan<- prometheus.Metric) {
 }
 
 func ioHistogram(path vfs.Path, l *vfs.Latency) prometheus.Metric {
-	cumulative, count := map[float64]uint64{}, uint64(0)
-	for i, n := range l.Buckets {
-		count += n
-		if i < vfs.LatencyBuckets-1 {
-			cumulative[vfs.LatencyBound(i).Seconds()] = count
-		}
-	}
-	return prometheus.MustNewConstHistogram(ioTimeDesc, count, l.Time.Seconds(), cumulative, path.String())
+	return histogram(ioTimeDesc, l.Buckets[:], l.Time.Seconds(), func(i int) float64 { return vfs.LatencyBound(i).Seconds() }, path.String())
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// TestCacheMetricsMoveWithTheReads reads data that is larger than the cache, in every way there is, and looks at each metric of cache and
-// device.
+// TestCacheMetricsMoveWithTheReads reads data that is larger than the cache, in every way there is,
+// and looks at each metric of cache and device.
 func TestCacheMetricsMoveWithTheReads(t *testing.T) {
 	const count, scans = 20_000, 40
 	files, err := vfs.OpenOS(vfs.IOAuto)

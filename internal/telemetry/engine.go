@@ -134,23 +134,9 @@ func (c *engineCollector) Collect(ch chan<- prometheus.Metric) {
 }
 
 func syncHistogram(l *wal.Stats) prometheus.Metric {
-	cumulative, count := map[float64]uint64{}, uint64(0)
-	for i, n := range l.SyncDurations {
-		count += n
-		if i < wal.SyncBuckets-1 {
-			cumulative[wal.SyncBound(i).Seconds()] = count
-		}
-	}
-	return prometheus.MustNewConstHistogram(fsyncDesc, count, l.SyncTime.Seconds(), cumulative)
+	return histogram(fsyncDesc, l.SyncDurations[:], l.SyncTime.Seconds(), func(i int) float64 { return wal.SyncBound(i).Seconds() })
 }
 
 func groupHistogram(l *wal.Stats) prometheus.Metric {
-	cumulative, count := map[float64]uint64{}, uint64(0)
-	for i, n := range l.GroupSizes {
-		count += n
-		if i < wal.GroupBuckets-1 {
-			cumulative[float64(uint64(1)<<i)] = count
-		}
-	}
-	return prometheus.MustNewConstHistogram(groupDesc, count, float64(l.Records), cumulative)
+	return histogram(groupDesc, l.GroupSizes[:], float64(l.Records), func(i int) float64 { return float64(uint64(1) << i) })
 }

@@ -9,7 +9,8 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// Method is a kind of request. A request counts under its own method whether it came alone or through a pipeline.
+// Method is a kind of request. A request counts under its own method, both as a unary call and in a
+// pipeline.
 type Method uint8
 
 // Methods.
@@ -48,26 +49,27 @@ func (m Method) String() string { return methodNames[m] }
 const (
 	codeCount = int(codes.Unauthenticated) + 1
 
-	// Bucket i holds durations below 2^(bucketShift+i) ns: 4 us, 8 us, ... 8.6 s. Powers of two make the bucket one
-	// instruction, and finer steps answer no question that an operator asks.
+	// Bucket i has durations below 2^(bucketShift+i) ns: 4 us, 8 us, ... 8.6 s. With powers of two
+	// the bucket is one instruction, and operators need no finer steps.
 	bucketShift = 12
-	bucketCount = 22 // with an upper bound; one more holds the rest
+	bucketCount = 22 // with an upper bound; one more has the rest
 
-	// shardCount: requests that run at once should not add to the same cache line; a scrape sums the shards.
+	// shardCount: concurrent requests should not add to the same cache line; a scrape sums the
+	// shards.
 	shardCount = 16
 )
 
-// Requests counts requests by method and code, and how long they took.
+// Requests counts requests by method and code, and their durations.
 type Requests struct {
 	next   atomic.Uint32
 	shards [shardCount]Shard
 }
 
-// Shard is a share of the counters. Sessions take one and keep it, so that adds rarely contend. It may be used by many
-// goroutines at once.
+// Shard is a share of the counters. A connection takes one and keeps it, so that adds rarely
+// contend. Many goroutines may use it at once.
 type Shard struct {
 	methods [methodCount]methodCounters
-	_       [128]byte // the next shard's first line is not fetched with our last
+	_       [128]byte // the next shard's first line is not fetched with this one's last
 }
 
 type methodCounters struct {
@@ -76,7 +78,7 @@ type methodCounters struct {
 	sumNanos atomic.Uint64
 }
 
-// Shard deals out the shards in turn.
+// Shard returns the shards in turn.
 func (r *Requests) Shard() *Shard { return &r.shards[r.next.Add(1)%shardCount] }
 
 // Observe counts one finished request.
@@ -117,22 +119,16 @@ func (c *requestCollector) Collect(ch chan<- prometheus.Metric) {
 			nanos += s.sumNanos.Load()
 		}
 		for code, n := range byCode {
-			// OK is there from the start, so that a rate over it never lacks its first point.
+			// OK exists from the start, so that a rate over it never lacks its first point.
 			if n > 0 || codes.Code(code) == codes.OK {
 				counter(ch, requestsDesc, float64(n), m.String(), codes.Code(code).String())
 			}
 		}
-		ch <- durationHistogram(durationDesc, byBucket, nanos, m.String())
+		ch <- durationHistogram(durationDesc, &byBucket, nanos, m.String())
 	}
 }
 
-func durationHistogram(d *prometheus.Desc, byBucket [bucketCount + 1]uint64, sumNanos uint64, labels ...string) prometheus.Metric {
-	cumulative, count := make(map[float64]uint64, bucketCount), uint64(0)
-	for i, n := range byBucket {
-		count += n
-		if i < bucketCount {
-			cumulative[time.Duration(1<<(bucketShift+i)).Seconds()] = count
-		}
-	}
-	return prometheus.MustNewConstHistogram(d, count, time.Duration(sumNanos).Seconds(), cumulative, labels...)
+func durationHistogram(d *prometheus.Desc, byBucket *[bucketCount + 1]uint64, sumNanos uint64, labels ...string) prometheus.Metric {
+	bound := func(i int) float64 { return time.Duration(1 << (bucketShift + i)).Seconds() }
+	return histogram(d, byBucket[:], time.Duration(sumNanos).Seconds(), bound, labels...)
 }

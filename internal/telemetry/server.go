@@ -2,14 +2,14 @@ package telemetry
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// ServerStats is a snapshot of the gRPC rim.
+// ServerStats is a snapshot of the RPC layer.
 type ServerStats struct {
 	Connections      int
-	Streams          int   // pipelines and scans that are open
-	InflightRequests int   // being executed or awaiting durability
+	Streams          int   // open streams
+	InflightRequests int   // being executed or waiting to be acknowledged
 	InflightBytes    int64 // of requests being executed
 	AnswerBytes      int64 // of answers that the transport has not sent yet
-	Sessions         int   // engine sessions that requests hold or that are pooled for them
+	Sessions         int   // engine sessions, in use or pooled
 	Draining         bool
 
 	RefusedConnections uint64 // over the limit of connections

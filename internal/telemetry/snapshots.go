@@ -2,19 +2,19 @@ package telemetry
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// SnapshotEnd says why a snapshot was taken from the request that used it.
+// SnapshotEnd says why the server ended a snapshot during its request.
 type SnapshotEnd uint8
 
 // Ends of snapshots.
 const (
-	SnapshotTimeout  SnapshotEnd = iota // the client took nothing for --snapshot-timeout
+	SnapshotTimeout  SnapshotEnd = iota // the client received nothing for --snapshot-timeout
 	SnapshotOperator                    // EndSnapshot
-	SnapshotEnds                        // how many there are
+	SnapshotEnds                        // their number
 )
 
 var snapshotEndNames = [SnapshotEnds]string{"timeout", "operator"}
 
-// String is the cause as metrics and errors show it.
+// String is the cause in metrics and errors.
 func (e SnapshotEnd) String() string { return snapshotEndNames[e] }
 
 var snapshotsEndedDesc = desc("snapshots_ended_total", "Snapshots that the server ended during their request, by cause.", "cause")

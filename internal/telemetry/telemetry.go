@@ -1,10 +1,12 @@
-// Package telemetry turns what the server counts into what operators read: Prometheus metrics, log lines, a version.
+// Package telemetry makes Prometheus metrics, log lines and a version from the server's counters.
 //
-// The engine and the server count in plain atomics and know nothing of metrics; collectors here take a snapshot of
-// them when Prometheus asks, so that a scrape costs the hot path nothing and a request costs three uncontended adds.
+// The engine and the server count in plain atomics and do not know the metrics library. Collectors
+// take a snapshot of the counters when Prometheus asks, so that a scrape costs the hot path nothing
+// and a request costs three uncontended adds.
 //
-// Invariants: every metric begins with kvserver_ and follows the Prometheus rules for names (base units, _total on
-// counters, a test lints all of them); no label takes a value that clients choose, so the number of series is fixed.
+// Invariants: every metric begins with kvserver_ and follows the Prometheus rules for names (base
+// units, _total on counters; a test lints all of them); no label has a value that clients choose,
+// so the number of series is fixed.
 //
 // The package serves no HTTP itself and starts no goroutine.
 package telemetry
@@ -21,7 +23,7 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// Sources are what the metrics are read from at each scrape.
+// Sources are read at each scrape.
 type Sources struct {
 	Requests   *Requests
 	Server     func() ServerStats
@@ -31,7 +33,7 @@ type Sources struct {
 	Conditions func() []health.Condition
 }
 
-// NewRegistry is a registry of its own (not the library's global one) that holds every metric of this process.
+// NewRegistry makes a registry (not the library's global one) with every metric of this process.
 func NewRegistry(s Sources) *prometheus.Registry {
 	r := prometheus.NewRegistry()
 	r.MustRegister(
@@ -47,12 +49,13 @@ func NewRegistry(s Sources) *prometheus.Registry {
 	return r
 }
 
-// Handler answers scrapes. A few may run at once: each takes a snapshot of the engine's counters.
+// Handler answers scrapes. Few may run at once, because each takes a snapshot of the engine's
+// counters.
 func Handler(r *prometheus.Registry) http.Handler {
 	return promhttp.HandlerFor(r, promhttp.HandlerOpts{MaxRequestsInFlight: 4})
 }
 
-// desc describes a metric of ours.
+// desc describes a metric of the server.
 func desc(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc("kvserver_"+name, help, labels, nil)
 }
@@ -69,7 +72,7 @@ func buildInfo() prometheus.Collector {
 	b := Build()
 	g := prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "kvserver_build_info",
-		Help: "Always 1; the labels say what was built.",
+		Help: "Always 1; the labels identify the build.",
 	}, []string{"version", "revision", "goversion"})
 	g.WithLabelValues(b.Version, b.Revision, b.Go).Set(1)
 	return g

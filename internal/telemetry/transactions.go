@@ -15,15 +15,15 @@ const (
 	AbortRollback                      // its client rolled it back
 	AbortFailed                        // the commit failed otherwise: limits, a full disk, an earlier request that failed
 	AbortIdle                          // it waited too long for its next request
-	AbortTimeout                       // it lived too long
+	AbortTimeout                       // it was open too long
 	AbortOperator                      // EndTransaction
 	AbortDisconnect                    // its stream ended
-	AbortReasons                       // how many there are
+	AbortReasons                       // their number
 )
 
 var abortNames = [AbortReasons]string{"conflict", "rollback", "failed", "idle", "timeout", "operator", "disconnect"}
 
-// String is the reason as metrics and logs show it.
+// String is the reason in metrics and logs.
 func (r AbortReason) String() string { return abortNames[r] }
 
 // TransactionStats is a snapshot of the transactions.

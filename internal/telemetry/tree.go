@@ -7,7 +7,8 @@ import (
 	"github.com/epochkv/epochkv/internal/storage"
 )
 
-// treeReadings are the metrics of checkpoints, the tree, the data file and the version collector, read as those of engine.go.
+// treeReadings are the metrics of checkpoints, the tree, the data file and the garbage collector of
+// versions.
 var treeReadings = []reading{
 	engineCounter("bulk_loads_total", "Bulk loads that became visible.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.BulkLoads) }),
 	engineCounter("bulk_loaded_keys_total", "Keys of bulk loads that became visible.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.BulkLoadedKeys) }),
@@ -68,27 +69,13 @@ var treeReadings = []reading{
 var checkpointDesc = desc("checkpoint_duration_seconds", "Duration of one checkpoint, bulk loads included.")
 
 func checkpointHistogram(t *storage.TreeStats) prometheus.Metric {
-	cumulative, count := map[float64]uint64{}, uint64(0)
-	for i, n := range t.CheckpointBuckets {
-		count += n
-		if i < storage.CheckpointBuckets-1 {
-			cumulative[storage.CheckpointBound(i).Seconds()] = count
-		}
-	}
-	return prometheus.MustNewConstHistogram(checkpointDesc, count, t.CheckpointTime.Seconds(), cumulative)
+	return histogram(checkpointDesc, t.CheckpointBuckets[:], t.CheckpointTime.Seconds(), func(i int) float64 { return storage.CheckpointBound(i).Seconds() })
 }
 
 var chainDesc = desc("gc_chain_length_versions", "Length of version chains when they were pruned.")
 
 func chainHistogram(p *storage.PruneStats) prometheus.Metric {
-	cumulative, count := map[float64]uint64{}, uint64(0)
-	for i, n := range p.ChainLengths {
-		count += n
-		if i < storage.ChainBuckets-1 {
-			cumulative[float64(storage.ChainBound(i))] = count
-		}
-	}
-	return prometheus.MustNewConstHistogram(chainDesc, count, float64(p.ChainVersions), cumulative)
+	return histogram(chainDesc, p.ChainLengths[:], float64(p.ChainVersions), func(i int) float64 { return float64(storage.ChainBound(i)) })
 }
 
 var kindsDesc = desc("pages_in_use", "Pages of the newest state by kind.", "kind")
