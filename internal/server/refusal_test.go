@@ -3,8 +3,10 @@ package server
 import (
 	"encoding/base64"
 	"encoding/binary"
+	"io"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -14,6 +16,7 @@ import (
 	spb "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/protobuf/proto"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
@@ -279,4 +282,49 @@ func TestLargeMetadataIsRefused(t *testing.T) {
 	if got := c.reasonOf(t, 3); got != "UNIMPLEMENTED" {
 		t.Errorf("the connection does not go on: %q", got)
 	}
+}
+
+// TestClientsThatStopWithinAFrameLoseTheirConnection sends a part of a frame, and then nothing, or empty parts
+// of a header block, or one byte at a time. Nothing else can end such a stream: there is no place for its
+// reset. The connection ends after the keepalive times.
+func TestClientsThatStopWithinAFrameLoseTheirConnection(t *testing.T) {
+	before := keepaliveParams
+	t.Cleanup(func() { keepaliveParams = before })
+	keepaliveParams = keepalive.ServerParameters{Time: time.Second, Timeout: time.Second} // gRPC's least
+	h := mustStart(t)
+	headers := frame(frameHeaders, flagEndHeaders, 1, requestHeaders(pb.KV_Put_FullMethodName, "60S"))
+	data := frame(frameData, 0, 1, prefixed(1000))
+	var all sync.WaitGroup
+	for name, c := range map[string]struct{ first, more []byte }{
+		"headers":                {first: headers[:20]},
+		"header block":           {first: frame(frameHeaders, 0, 1, requestHeaders(pb.KV_Put_FullMethodName, "60S"))},
+		"header block, trickled": {first: frame(frameHeaders, 0, 1, nil), more: frame(frameContinued, 0, 1, nil)},
+		"prefix of a message":    {first: append(slices.Clone(headers), data[:frameHeaderBytes+2]...)},
+		"message":                {first: append(slices.Clone(headers), data[:100]...)},
+		"message, trickled":      {first: append(slices.Clone(headers), data[:100]...), more: []byte{0}},
+	} {
+		raw := h.dialRaw(t)
+		raw.send(c.first)
+		all.Go(func() {
+			ended := make(chan struct{})
+			go func() {
+				defer close(ended)
+				_, _ = io.Copy(io.Discard, raw)
+			}()
+			late := time.After(20 * time.Second)
+			for {
+				select {
+				case <-ended:
+					return
+				case <-late:
+					t.Errorf("%s: the connection is still open", name)
+					return
+				case <-time.After(100 * time.Millisecond):
+					_, _ = raw.Write(c.more) // fails once the server has closed the connection
+				}
+			}
+		})
+	}
+	all.Wait()
+	eventually(t, "nothing is reserved", func() bool { return h.receiving.reserved() == 0 })
 }

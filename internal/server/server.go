@@ -213,15 +213,18 @@ const (
 	connWindowBytes    = 4 << 20
 	readBufBytes       = 32 << 10         // each connection has one; config counts it
 	writeBufBytes      = 64 << 10         // each connection that is sending has one
-	keepaliveIdle      = 30 * time.Second // after this long without a word the client is asked whether it is there
-	keepaliveTimeout   = 10 * time.Second
-	keepaliveClientMin = 10 * time.Second // clients that ask more often are cut off
+	keepaliveClientMin = 10 * time.Second // connections of clients that ping more often are closed
 	handshakeTimeout   = 5 * time.Second
 	// headerBytesMax bounds a request's metadata, which its stream holds until it ends. gRPC's default is 16 MiB.
 	headerBytesMax = 8 << 10
 	// streamWorkers keep their grown stacks from request to request; beyond them gRPC starts a goroutine for each.
 	streamWorkers = 64
 )
+
+// keepaliveParams: a connection that has been silent for Time gets a ping, and is closed if no complete frame
+// arrives within Timeout. So a client that stops in the middle of a frame, or sends the rest of it byte by
+// byte, loses its connection after 40 s. Tests shorten it.
+var keepaliveParams = keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}
 
 // Options are the gRPC options that decide speed. The benchmark's echo server takes the same.
 func Options() []grpc.ServerOption {
@@ -250,7 +253,7 @@ func (s *Server) newGRPC() {
 		grpc.MaxConcurrentStreams(uint32(s.config.Limits.Streams)),
 		grpc.MaxHeaderListSize(headerBytesMax),
 		grpc.ConnectionTimeout(handshakeTimeout),
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: keepaliveIdle, Timeout: keepaliveTimeout}),
+		grpc.KeepaliveParams(keepaliveParams),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: keepaliveClientMin, PermitWithoutStream: true}),
 		grpc.WaitForHandlers(true),
 		grpc.UnknownServiceHandler(func(any, grpc.ServerStream) error { return statusOf(errUnimplemented).Err() }),
