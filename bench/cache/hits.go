@@ -153,6 +153,7 @@ func hitOurs(r *harness.Run) (err error) {
 				return fmt.Errorf("visit: %w", err)
 			}
 		}
+		hits.Flush()
 		counted.Add(hits.Count())
 		return nil
 	})

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+
+	"github.com/epochkv/epochkv/internal/pin"
 )
 
 // BenchmarkHit is what a page in memory costs: look-up, warmth and slot. 100k resident pages, visited at random.
@@ -29,9 +31,10 @@ func BenchmarkHit(b *testing.B) {
 	b.RunParallel(func(pb *testing.PB) {
 		s := r.registry.Slot()
 		defer s.Free()
+		hits := new(pin.Counter) // each reader has its own
 		for i := 0; pb.Next(); i++ {
 			s.Enter()
-			if _, err := r.Visit(order[i&(1<<16-1)], Default, &r.hits); err != nil {
+			if _, err := r.Visit(order[i&(1<<16-1)], Default, hits); err != nil {
 				panic(err)
 			}
 			s.Leave()

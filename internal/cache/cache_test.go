@@ -344,6 +344,7 @@ func TestEveryVisitIsAHitOrAMiss(t *testing.T) {
 			r.get(t, id+1, Default)
 		}
 	}
+	r.hits.Flush()
 	if hits, misses := r.hits.Count(), r.Stats().Misses; hits != 20 || misses != 10 {
 		t.Fatalf("%d hits and %d misses, want 20 and 10", hits, misses)
 	}
@@ -353,6 +354,7 @@ func TestEveryVisitIsAHitOrAMiss(t *testing.T) {
 	if err := r.Pages([]ID{9, 10, 11, 12}, Default, out, &r.hits); err != nil {
 		t.Fatal(err)
 	}
+	r.hits.Flush()
 	if hits, misses := r.hits.Count(), r.Stats().Misses; hits != 22 || misses != 12 {
 		t.Fatalf("%d hits and %d misses after a batch, want 22 and 12", hits, misses)
 	}

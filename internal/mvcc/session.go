@@ -84,9 +84,10 @@ func (x *Session) Close() {
 // request needed is not for any of them to hold on to.
 const keepBytesMax = 1 << 20
 
-// Trim gives up the session's buffers if they have become large and nothing is open in it. Close does so, too: it is for those who keep
-// sessions by themselves.
+// Trim publishes what the session has counted, and gives up its buffers if they have become large and nothing is open in
+// it. Close does so, too. A caller that keeps a session calls Trim after each request.
 func (x *Session) Trim() {
+	x.reader.Flush()
 	if x.heldBytes() > keepBytesMax && !x.txn.open && !x.cursor.open {
 		x.cursor, x.batch, x.txn, x.ranged, x.invoked, x.writer.Scratch = Cursor{}, batchRead{}, Txn{session: x}, rangeDelete{}, nil, nil
 	}

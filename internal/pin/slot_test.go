@@ -58,3 +58,18 @@ func TestReaderWhoseStoreIsLateIsSeen(t *testing.T) {
 	}
 	t.Logf("%d objects reused", rounds)
 }
+
+// TestCounterLagsByLessThanItsBound: what is counted is published soon, and at once by Flush.
+func TestCounterLagsByLessThanItsBound(t *testing.T) {
+	var c Counter
+	added := uint64(0)
+	for _, n := range []uint64{1, 1, publishEvery - 3, 1, publishEvery, 5, 1000, 1} {
+		c.Add(n)
+		if added += n; c.Count() > added || added-c.Count() >= publishEvery {
+			t.Errorf("%d added, %d published", added, c.Count())
+		}
+	}
+	if c.Flush(); c.Count() != added {
+		t.Errorf("%d published after Flush, want %d", c.Count(), added)
+	}
+}

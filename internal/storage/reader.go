@@ -18,6 +18,9 @@ type Reader struct {
 // NewReader makes a reader.
 func (e *Engine) NewReader() *Reader { return &Reader{engine: e, pages: e.pages.NewReader()} }
 
+// Flush publishes what the reader has counted, for Stats. Called by its owner at the end of a request.
+func (r *Reader) Flush() { r.pages.Flush() }
+
 // engineState lets the prefetcher see what the engine does.
 type engineState struct{ engine *Engine }
 

@@ -23,8 +23,14 @@ func (c *Cached) NewReader() *Reader {
 	return r
 }
 
-// Hits is how many pages the reader found in memory.
-func (r *Reader) Hits() uint64 { return r.hits.Count() }
+// Hits is how many pages the reader found in memory. Called by the reader's owner.
+func (r *Reader) Hits() uint64 {
+	r.hits.Flush()
+	return r.hits.Count()
+}
+
+// Flush publishes the hits that were counted, for Cached.Stats. Called by the reader's owner when it pauses.
+func (r *Reader) Flush() { r.hits.Flush() }
 
 // Page implements btree.Source. The bytes are valid until the caller leaves the guard of its slot.
 func (r *Reader) Page(id page.ID, level int) ([]byte, error) {
