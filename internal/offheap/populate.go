@@ -1,7 +1,10 @@
-// Package offheap takes the page faults of anonymous mappings at a chosen moment.
+// Package offheap populates anonymous mappings, so that their page faults happen at a chosen time.
 //
-// A mapping has no memory until its pages are touched, and a page that is touched while the system has no memory ends the process. The
-// commit path must meet neither, so its buffers are populated before an epoch is reserved, and a shortage is an error of that moment.
+// A mapping has no memory until its pages are touched. If a page is touched while the system has no memory, the process
+// ends. The commit path must neither fault nor end the process, so its buffers are populated before a commit sequence
+// number (epoch) is reserved, and a shortage of memory is an error at that time.
+//
+// The package does not map or unmap memory: its callers do.
 package offheap
 
 import (
@@ -12,15 +15,15 @@ import (
 
 const pageBytes = 4 << 10
 
-// Populate takes the page faults of b, which is mapped writable, starts at a page and holds zeros wherever it was never touched. An error
-// means that the system has no memory for all of it; what was populated stays.
+// Populate gives memory to all pages of b, which is mapped writable, starts at a page and is zero where it was never
+// touched. An error means that the system has no memory for all pages; the populated pages stay populated.
 func Populate(b []byte) error { return populate(b, unix.Madvise) }
 
 // populate is Populate with the system call, which tests replace.
 func populate(b []byte, madvise func([]byte, int) error) error {
 	err := madvise(b, unix.MADV_POPULATE_WRITE)
 	if !errors.Is(err, unix.EINVAL) {
-		return err // to touch the pages all the same would end the process
+		return err // touching the pages would end the process
 	}
 	for i := 0; i < len(b); i += pageBytes { // kernels before 5.14 do not know the advice
 		b[i] = 0

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestPagesAreNotTouchedWithoutMemory: the pages of a mapping are touched one by one only where the kernel does not know the advice. After any
-// other error a touch would end the process.
+// TestPagesAreNotTouchedWithoutMemory: the pages of a mapping are touched one by one only if the kernel does not know the
+// advice. After any other error a touch would end the process.
 func TestPagesAreNotTouchedWithoutMemory(t *testing.T) {
 	for _, c := range []struct {
 		errno   error
@@ -29,7 +29,7 @@ func TestPagesAreNotTouchedWithoutMemory(t *testing.T) {
 	}
 }
 
-// TestPopulatedPagesAreZero asks the real kernel, whether it knows the advice or not.
+// TestPopulatedPagesAreZero uses the real kernel, with or without the advice.
 func TestPopulatedPagesAreZero(t *testing.T) {
 	b, err := unix.Mmap(-1, 0, 4*pageBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
 	if err != nil {

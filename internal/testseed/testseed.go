@@ -1,9 +1,9 @@
 // Package testseed shifts the seeds of tests that run a fixed number of seeded rounds.
 //
-// The ordinary run takes the seeds 0, 1, 2 ..., so that it is the same every time. With EPOCHKV_SEED=N in the environment the rounds take N, N+1,
-// N+2 ...: `make crash` sets it from the clock, and each test prints the command that repeats its run.
+// A normal run uses the seeds 0, 1, 2 ..., so that it is the same every time. With EPOCHKV_SEED=N in the environment the
+// rounds use N, N+1, N+2 ...: `make crash` sets it from the clock, and each test prints the command that repeats its run.
 //
-// The package is for tests, and draws nothing itself.
+// The package is for tests. It does not generate random numbers.
 package testseed
 
 import (
@@ -15,7 +15,7 @@ import (
 // Variable is the environment variable that holds the base.
 const Variable = "EPOCHKV_SEED"
 
-// Base is the first seed of a test's rounds, zero unless the environment says otherwise.
+// Base is the first seed of a test's rounds: the value of Variable, or zero.
 func Base(t testing.TB) uint64 {
 	t.Helper()
 	text := os.Getenv(Variable)
@@ -24,7 +24,7 @@ func Base(t testing.TB) uint64 {
 	}
 	base, err := strconv.ParseUint(text, 10, 64)
 	if err != nil {
-		t.Fatalf("%s: %v; give a number", Variable, err)
+		t.Fatalf("%s: %v; expected a number", Variable, err)
 	}
 	t.Logf("replay with: %s=%d go test -count=1 -run '^%s$' in this package", Variable, base, t.Name())
 	return base

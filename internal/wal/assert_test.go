@@ -111,7 +111,7 @@ func firing(fire func() error) (message string) {
 	return fmt.Sprint(fire())
 }
 
-// TestAssertionsAcceptTheLimits: the checks of all builds accept what a log does at its limits: an empty flush, a sealed empty
+// TestAssertionsAcceptTheLimits: the checks of all builds accept a log at its limits: an empty flush, a sealed empty
 // segment, a skip, and the largest record.
 func TestAssertionsAcceptTheLimits(t *testing.T) {
 	a := mustStart(t, testOptions(vfs.NewMem(), SegmentBytesMin))
