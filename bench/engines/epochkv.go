@@ -108,10 +108,10 @@ func (s *epochSession) Get(dst, key []byte) ([]byte, bool, error) {
 }
 
 func (s *epochSession) Scan(dst, start []byte, limit int) (int, error) {
-	if _, err := s.session.View(0); err != nil {
+	if _, err := s.session.OpenSnapshot(0); err != nil {
 		return 0, err
 	}
-	defer s.session.Done()
+	defer s.session.CloseSnapshot()
 	cursor, err := s.session.Scan(mvcc.ScanOptions{Lower: start, Limit: limit})
 	if err != nil {
 		return 0, err

@@ -55,7 +55,7 @@ func (o snapshotted) run(r *harness.Run) (err error) {
 			return err
 		}
 		defer readers[i].Close()
-		if _, err := readers[i].View(0); err != nil {
+		if _, err := readers[i].OpenSnapshot(0); err != nil {
 			return err
 		}
 	}

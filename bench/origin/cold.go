@@ -168,7 +168,7 @@ func readBatches(c *coldRun) error {
 			numbers[i] = c.random.IntN(c.data.Count())
 			keys[i] = c.data.Key(numbers[i])
 		}
-		if _, err := c.session.View(0); err != nil {
+		if _, err := c.session.OpenSnapshot(0); err != nil {
 			return err
 		}
 		err := c.session.ReadAll(context.Background(), keys, func(i int, v mvcc.Value) error {
@@ -177,7 +177,7 @@ func readBatches(c *coldRun) error {
 			}
 			return nil
 		})
-		c.session.Done()
+		c.session.CloseSnapshot()
 		if err != nil {
 			return err
 		}
@@ -205,11 +205,11 @@ func readSingles(c *coldRun) error {
 func readScans(c *coldRun) error {
 	for range c.Size {
 		first := c.random.IntN(c.data.Count() - scanLength)
-		if _, err := c.session.View(0); err != nil {
+		if _, err := c.session.OpenSnapshot(0); err != nil {
 			return err
 		}
 		count, err := c.scan(c.data.Key(c.order[first]), c.data.Key(c.order[first+scanLength]))
-		c.session.Done()
+		c.session.CloseSnapshot()
 		if err != nil {
 			return err
 		}
@@ -222,10 +222,10 @@ func readScans(c *coldRun) error {
 
 // readAll visits everything in order, without a bound.
 func readAll(c *coldRun) error {
-	if _, err := c.session.View(0); err != nil {
+	if _, err := c.session.OpenSnapshot(0); err != nil {
 		return err
 	}
-	defer c.session.Done()
+	defer c.session.CloseSnapshot()
 	count, err := c.scan(nil, nil)
 	if err == nil && count != c.data.Count() {
 		err = fmt.Errorf("a scan of everything found %d of %d entries", count, c.data.Count())

@@ -120,10 +120,10 @@ func readBudget(store *workload.Store, r *harness.Run) (right int, err error) {
 }
 
 func scanAll(store *workload.Store) (count int, err error) {
-	if _, err := store.Own.View(0); err != nil {
+	if _, err := store.Own.OpenSnapshot(0); err != nil {
 		return 0, err
 	}
-	defer store.Own.Done()
+	defer store.Own.CloseSnapshot()
 	return workload.CountScan(store.Own, mvcc.ScanOptions{})
 }
 
@@ -265,10 +265,10 @@ func (m *mixer) putAll(from, to int) error {
 }
 
 func (m *mixer) scan(i int) error {
-	if _, err := m.session.View(0); err != nil {
+	if _, err := m.session.OpenSnapshot(0); err != nil {
 		return err
 	}
-	defer m.session.Done()
+	defer m.session.CloseSnapshot()
 	cursor, err := m.session.Scan(mvcc.ScanOptions{Lower: computedKey(m.name[:0], m.Seed, i)})
 	if err != nil {
 		return err

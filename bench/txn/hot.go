@@ -48,7 +48,7 @@ func (h hot) run(r *harness.Run) (err error) {
 		return err
 	}
 	if h.held {
-		if _, err := reader.View(0); err != nil {
+		if _, err := reader.OpenSnapshot(0); err != nil {
 			return err
 		}
 	}
@@ -73,7 +73,7 @@ func (h hot) run(r *harness.Run) (err error) {
 	if err := h.checkSnapshot(reader); err != nil {
 		return err
 	}
-	reader.Done()
+	reader.CloseSnapshot()
 	if err := rest(r, store); err != nil {
 		return err
 	}

@@ -28,7 +28,7 @@ func OpenStore(o mvcc.Options) (*Store, error) {
 
 // Bulk loads the pairs in the given order past log and memtable.
 func (s *Store) Bulk(ctx context.Context, d *Data, order []int) error {
-	load, err := s.BulkLoad()
+	load, err := s.BeginBulkLoad()
 	if err != nil {
 		return err
 	}

@@ -23,7 +23,7 @@ func BenchmarkBulkLoad(b *testing.B) {
 				rng := rand.New(rand.NewPCG(1, 1))
 				key, value := make([]byte, 16), make([]byte, 100)
 				b.StartTimer()
-				l, err := s.BulkLoad()
+				l, err := s.BeginBulkLoad()
 				if err != nil {
 					b.Fatal(err)
 				}

@@ -18,21 +18,21 @@ import (
 )
 
 // load loads entries in random order.
-func load(s *Store, entries map[string]string) (Loaded, error) {
-	l, err := s.BulkLoad()
+func load(s *Store, entries map[string]string) (BulkLoaded, error) {
+	l, err := s.BeginBulkLoad()
 	if err != nil {
-		return Loaded{}, err
+		return BulkLoaded{}, err
 	}
 	for k, v := range entries {
 		if err := l.Add([]byte(k), []byte(v)); err != nil {
-			return Loaded{}, errors.Join(err, l.Close())
+			return BulkLoaded{}, errors.Join(err, l.Close())
 		}
 	}
 	out, err := l.Commit(context.Background())
 	return out, errors.Join(err, l.Close())
 }
 
-func mustLoad(t testing.TB, s *Store, entries map[string]string) Loaded {
+func mustLoad(t testing.TB, s *Store, entries map[string]string) BulkLoaded {
 	t.Helper()
 	out, err := load(s, entries)
 	if err != nil || out.Keys != uint64(len(entries)) {
@@ -124,7 +124,7 @@ func TestSnapshotFromBeforeALoadDoesNotSeeIt(t *testing.T) {
 	mustPut(t, s, "a", "old")
 	x := mustSession(t, s)
 	defer x.Close()
-	at, err := x.View(0)
+	at, err := x.OpenSnapshot(0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -148,11 +148,11 @@ func TestOneBulkLoadAtATime(t *testing.T) {
 	fs := vfs.NewMem()
 	s := mustOpen(t, tiny(fs))
 	mustPut(t, s, "a", "there")
-	l, err := s.BulkLoad()
+	l, err := s.BeginBulkLoad()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.BulkLoad(); !errors.Is(err, ErrLoadBusy) {
+	if _, err := s.BeginBulkLoad(); !errors.Is(err, ErrBulkLoadBusy) {
 		t.Fatalf("second load: %v", err)
 	}
 	if err := l.Add([]byte("a"), []byte("never")); err != nil {
@@ -177,7 +177,7 @@ func TestLimitsHoldForBulkLoads(t *testing.T) {
 	o := tiny(vfs.NewMem())
 	o.Limits.ValueBytes, o.Limits.KeyBytes = 5000, 100
 	s := mustOpen(t, o)
-	l, err := s.BulkLoad()
+	l, err := s.BeginBulkLoad()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -458,7 +458,7 @@ func TestCanceledBulkLoadIsWholeOrNotAtAll(t *testing.T) {
 		fs := vfs.NewMem()
 		s := mustOpen(t, tiny(fs))
 		mustPut(t, s, "before", "1")
-		l, err := s.BulkLoad()
+		l, err := s.BeginBulkLoad()
 		if err != nil {
 			t.Fatal(err)
 		}

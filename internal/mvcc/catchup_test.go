@@ -56,8 +56,8 @@ func TestWindowIsShortBesideAFastWriter(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		least, most = min(least, x.txn.reads.looked), max(most, x.txn.reads.looked)
-		t.Logf("%d keys in the window", x.txn.reads.looked)
+		least, most = min(least, x.txn.reads.windowKeys), max(most, x.txn.reads.windowKeys)
+		t.Logf("%d keys in the window", x.txn.reads.windowKeys)
 	}
 	stop()
 	t.Logf("%d keys were written, at most %d and at least %d were left for the window", <-written, most, least)
@@ -109,7 +109,7 @@ func TestCatchUpFindsConflicts(t *testing.T) {
 				s := mustOpen(t, o)
 				mustPut(t, s, "read", "old")
 				x := mustSession(t, s)
-				at, err := x.View(0)
+				at, err := x.OpenSnapshot(0)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -137,7 +137,7 @@ func TestCatchUpFindsConflicts(t *testing.T) {
 				}
 				x.slot.Enter()
 				err = x.validate(t.Context(), &r)
-				_, left := r.seen.LogEnd()
+				_, left := r.validation.LogEnd()
 				x.slot.Leave()
 				if conflicted := errors.As(err, new(*ConflictError)); conflicted != conflicts || !conflicted && err != nil {
 					t.Errorf("rotate %v: got %v, want a conflict: %v", rotate, err, conflicts)

@@ -57,7 +57,7 @@ func (x *Session) checkConditions(ctx context.Context, w *Write) error {
 		v, ok, err := x.reader.Newest(x.key)
 		holds := false
 		if err == nil {
-			holds, err = x.holds(c, v, ok)
+			holds, err = x.conditionHolds(c, v, ok)
 		}
 		epoch := v.Epoch
 		x.reveals(v.Sync, epoch)
@@ -68,14 +68,14 @@ func (x *Session) checkConditions(ctx context.Context, w *Write) error {
 		if holds {
 			continue
 		}
-		x.told = epoch
+		x.revealed = epoch
 		x.store.preconditions.Add(1)
 		return &PreconditionError{Index: i, Condition: *c, Found: ok && v.Kind == keys.KindSet, Epoch: epoch}
 	}
 	return nil
 }
 
-func (x *Session) holds(c *Condition, v storage.Version, ok bool) (bool, error) {
+func (x *Session) conditionHolds(c *Condition, v storage.Version, ok bool) (bool, error) {
 	exists := ok && v.Kind == keys.KindSet
 	switch c.Kind {
 	case KeyAbsent:

@@ -29,13 +29,13 @@ func (s *Store) runCheckpoints(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-s.engine.CheckpointRequests():
-			err = s.mergeFrozen(ctx)
+			err = s.mergeImmutables(ctx)
 		case <-second.C:
-			switch s.engine.Schedule(s.checkpointInterval/largeWaitPart, s.collector.horizon()) {
+			switch s.engine.Schedule(s.checkpointInterval/largeWaitPart, s.collector.snapshotEpochs()) {
 			case storage.WorkRotateAndMerge:
 				err = s.Checkpoint(ctx)
 			case storage.WorkMerge:
-				err = s.mergeFrozen(ctx)
+				err = s.mergeImmutables(ctx)
 			case storage.WorkNone:
 				continue
 			}
@@ -78,19 +78,19 @@ func (s *Store) Checkpoint(ctx context.Context) error {
 	if rotated != nil && !errors.Is(rotated, vfs.ErrNoSpace) {
 		return rotated
 	}
-	return errors.Join(rotated, s.mergeFrozen(ctx)) // what is frozen may hold the log files that the rotation lacks
+	return errors.Join(rotated, s.mergeImmutables(ctx)) // what is frozen may hold the log files that the rotation lacks
 }
 
-// mergeFrozen waits until the frozen generations are complete and merges them.
-func (s *Store) mergeFrozen(ctx context.Context) error {
-	if err := s.horizon.waitAlone(ctx, s.engine.SealedEpoch()); err != nil {
+// mergeImmutables waits until the frozen generations are complete and merges them.
+func (s *Store) mergeImmutables(ctx context.Context) error {
+	if err := s.watermark.waitAlone(ctx, s.engine.SealedEpoch()); err != nil {
 		return err
 	}
-	return s.engine.Checkpoint(ctx, storage.GCWatermarks{Visible: s.Visible(), Snapshots: s.collector.horizon()})
+	return s.engine.Checkpoint(ctx, storage.GCWatermarks{Visible: s.Visible(), Snapshots: s.collector.snapshotEpochs()})
 }
 
 // horizon returns fresh epochs that versions must be kept for, in a slice of its own.
-func (c *collector) horizon() []keys.Epoch {
+func (c *collector) snapshotEpochs() []keys.Epoch {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.refresh(time.Now())

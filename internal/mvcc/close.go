@@ -87,7 +87,7 @@ func (s *Store) close(ctx context.Context) error {
 func (s *Store) mergeLast(ctx context.Context) error {
 	ctx, cancel := halfOf(ctx)
 	defer cancel()
-	err := s.mergeFrozen(ctx)
+	err := s.mergeImmutables(ctx)
 	if err == nil {
 		err = s.Checkpoint(ctx)
 	}

@@ -16,19 +16,19 @@ import (
 const pruneEvery = time.Millisecond
 
 // collector recomputes min-visible on a timer and prunes the chains that writers found crowded. It is one goroutine, and
-// idle between ticks. Where the scheduler keeps it from running, a writer that meets a chain of overdueAt versions does its
+// idle between ticks. Where the scheduler keeps it from running, a writer that meets a chain of backpressureLength versions does its
 // work once, behind its own commit.
 type collector struct {
 	store *Store
 
-	mu   sync.Mutex // guards what follows
-	slot *pin.Slot
-	past *retained
-	live []keys.Epoch
+	mu        sync.Mutex // guards what follows
+	slot      *pin.Slot
+	retention *retention
+	live      []keys.Epoch
 }
 
 func newCollector(s *Store) *collector {
-	return &collector{store: s, slot: s.registry.Slot(), past: newRetained(s.retention, s.gcInterval)}
+	return &collector{store: s, slot: s.registry.Slot(), retention: newRetention(s.retention, s.gcInterval)}
 }
 
 func (c *collector) run(ctx context.Context) {
@@ -69,20 +69,20 @@ func (c *collector) collectLocked(first *storage.PruneRequest, again bool) {
 	c.store.collectNanos.Add(uint64(time.Since(start)))
 }
 
-// overdueAt is the chain length at which the collector counts as late: what it prunes a thousand times a second, at
+// backpressureLength is the chain length at which the collector counts as late: what it prunes a thousand times a second, at
 // a million overwrites a second of one key.
-const overdueAt = 1024
+const backpressureLength = 1024
 
-// haltAt is the chain length at which a writer waits for the collector, which the scheduler must have stopped in the middle of
+// stopLength is the chain length at which a writer waits for the collector, which the scheduler must have stopped in the middle of
 // its work: two megabytes of small versions of one key.
-const haltAt = 16 * overdueAt
+const stopLength = 16 * backpressureLength
 
-// help is called by a writer, behind its commit, whose key's chain has grown to length.
-func (c *collector) help(length int) {
+// assist is called by a writer, behind its commit, whose key's chain has grown to length.
+func (c *collector) assist(length int) {
 	switch {
-	case length >= haltAt:
+	case length >= stopLength:
 		c.mu.Lock()
-	case length < overdueAt || !c.mu.TryLock():
+	case length < backpressureLength || !c.mu.TryLock():
 		return
 	}
 	c.collectLocked(nil, false)
@@ -92,15 +92,15 @@ func (c *collector) help(length int) {
 // refresh publishes the horizon.
 func (c *collector) refresh(now time.Time) {
 	s := c.store
-	c.live = s.registry.Refresh(c.live, c.past.oldest(now, s.Visible()), now)
+	c.live = s.registry.Refresh(c.live, c.retention.oldest(now, s.Visible()), now)
 }
 
 // samplesMax bounds the memory of the retention rule; a longer retention is sampled more coarsely.
 const samplesMax = 4096
 
-// retained remembers which epoch was visible when, so that retention by time becomes retention by epoch.
-type retained struct {
-	keep    time.Duration
+// retention remembers which epoch was visible when, so that retention by time becomes retention by epoch.
+type retention struct {
+	keepFor time.Duration
 	every   time.Duration
 	samples []sample // oldest first
 }
@@ -110,20 +110,20 @@ type sample struct {
 	epoch keys.Epoch
 }
 
-func newRetained(keep, interval time.Duration) *retained {
-	return &retained{keep: keep, every: max(interval, keep/samplesMax)}
+func newRetention(keep, interval time.Duration) *retention {
+	return &retention{keepFor: keep, every: max(interval, keep/samplesMax)}
 }
 
 // oldest is the newest epoch that was visible at least keep ago: everything from there on stays readable.
-func (r *retained) oldest(now time.Time, visible keys.Epoch) keys.Epoch {
-	if r.keep == 0 {
+func (r *retention) oldest(now time.Time, visible keys.Epoch) keys.Epoch {
+	if r.keepFor == 0 {
 		return visible
 	}
 	if n := len(r.samples); n == 0 || now.Sub(r.samples[n-1].at) >= r.every {
 		r.samples = append(r.samples, sample{now, visible})
 	}
 	drop := 0
-	for drop+1 < len(r.samples) && now.Sub(r.samples[drop+1].at) >= r.keep {
+	for drop+1 < len(r.samples) && now.Sub(r.samples[drop+1].at) >= r.keepFor {
 		drop++
 	}
 	r.samples = append(r.samples[:0], r.samples[drop:]...)

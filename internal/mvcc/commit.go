@@ -93,7 +93,7 @@ func (x *Session) commitLatched(ctx context.Context, w *Write) (keys.Epoch, erro
 		return 0, err
 	}
 	if x.writer.MadeLongChain() {
-		x.crowded = true // finish prunes, inside the same guard
+		x.madeLongChain = true // finish prunes, inside the same guard
 		return epoch, nil
 	}
 	x.slot.Leave()
@@ -115,16 +115,16 @@ func (x *Session) complete(ctx context.Context, w *Write, epoch keys.Epoch) erro
 		x.store.engine.Record(&x.writer, w.body)
 		x.reached(stepCopied)
 		if err := x.store.engine.Install(&x.writer, w.body, x.store.isSync(w.Durability)); err != nil {
-			x.store.horizon.fail(err) // Wait returns it: the commit has its record, and may exist after a restart
+			x.store.watermark.fail(err) // Wait returns it: the commit has its record, and may exist after a restart
 			return nil
 		}
 	} else {
 		x.store.engine.NoOp(&x.writer)
-		x.store.voids.Add(1)
+		x.store.noOps.Add(1)
 	}
 	x.reached(stepInserted)
-	x.store.horizon.done(epoch)
-	x.reached(stepMarked)
+	x.store.watermark.markInstalled(epoch)
+	x.reached(stepInstalled)
 	return refused
 }
 
@@ -133,18 +133,18 @@ func (x *Session) complete(ctx context.Context, w *Write, epoch keys.Epoch) erro
 // version chains that the commit has made are pruned.
 func (x *Session) finish(ctx context.Context, err error) error {
 	x.reached(stepReleased)
-	if x.told != 0 {
-		told := x.told
-		x.told = 0
-		if ended := x.store.horizon.wait(ctx, told, x.parker); ended != nil {
+	if x.revealed != 0 {
+		revealed := x.revealed
+		x.revealed = 0
+		if ended := x.store.watermark.wait(ctx, revealed, x.parker); ended != nil {
 			err = ended // instead of the error that would reveal that epoch
 		}
 	}
-	if x.crowded {
-		x.crowded = false
+	if x.madeLongChain {
+		x.madeLongChain = false
 		length := x.prune()
 		x.slot.Leave()
-		x.store.collector.help(length)
+		x.store.collector.assist(length)
 	}
 	return err
 }
@@ -156,7 +156,7 @@ func (x *Session) throttle(ctx context.Context, w *Write, epoch keys.Epoch) {
 		return
 	}
 	if w.snapshot != 0 {
-		x.Done()
+		x.CloseSnapshot()
 	}
 	x.store.engine.Throttle(ctx, &x.writer, w.Batch.Count(), w.Batch.Size())
 }
@@ -214,7 +214,7 @@ func (x *Session) awaitPrevious(ctx context.Context, w *Write) error {
 	s := x.store
 	x.refreshAsBaseline()
 	if x.previous > w.snapshot && x.previous > s.Visible() {
-		return s.horizon.wait(ctx, x.previous, x.parker)
+		return s.watermark.wait(ctx, x.previous, x.parker)
 	}
 	return nil
 }
@@ -275,14 +275,14 @@ func (x *Session) validateAndReserve(ctx context.Context, w *Write) (keys.Epoch,
 		return 0, err
 	}
 	x.reached(stepChecked)
-	return x.store.engine.ReserveValidated(&w.reads.seen, &x.writer, w.body)
+	return x.store.engine.ReserveValidated(&w.reads.validation, &x.writer, w.body)
 }
 
 // rotateAndReserve waits for the next generation. Only a record that takes more than half of a segment gets its epoch
 // here; for others it returns zero, and they try again.
 func (x *Session) rotateAndReserve(ctx context.Context, w *Write) (keys.Epoch, error) {
 	x.slot.Leave()
-	err := x.store.admitMore(ctx, w) // the disk may have become full since prepare
+	err := x.store.awaitSpace(ctx, w) // the disk may have become full since prepare
 	reserved := false
 	if err == nil {
 		reserved, err = x.store.engine.AdvanceGeneration(ctx, &x.writer, w.body)
@@ -292,7 +292,7 @@ func (x *Session) rotateAndReserve(ctx context.Context, w *Write) (keys.Epoch, e
 		return 0, err
 	}
 	if w.reads != nil {
-		w.reads.seen = storage.Validation{} // see validateWindow
+		w.reads.validation = storage.Validation{} // see validateWindow
 	}
 	return x.writer.Epoch(), nil
 }

@@ -303,10 +303,10 @@ func TestBigBatchBesideSinglePuts(t *testing.T) {
 // countPrefix counts the keys with a prefix whose value has one too, in a new view of x.
 func countPrefix(t testing.TB, x *Session, key, value string) (n int) {
 	t.Helper()
-	if _, err := x.View(0); err != nil {
+	if _, err := x.OpenSnapshot(0); err != nil {
 		t.Fatal(err)
 	}
-	defer x.Done()
+	defer x.CloseSnapshot()
 	upper, _ := keys.Successor(nil, []byte(key)) // nil for an empty prefix
 	c, err := x.Scan(ScanOptions{Lower: []byte(key), Upper: upper})
 	if err != nil {
@@ -329,7 +329,7 @@ func TestSnapshotNeverChangesUnderItsReader(t *testing.T) {
 	}
 	x := mustSession(t, s)
 	defer x.Close()
-	at, err := x.View(0)
+	at, err := x.OpenSnapshot(0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -416,7 +416,7 @@ func TestDeleteRangeIsAtomicAmongWriters(t *testing.T) {
 			t.Fatalf("deleted %d keys: half a pair", out.Count)
 		}
 		if out.Count > 0 {
-			if _, err := x.View(out.Epoch); err == nil { // the epoch may be gone already; if not, the range is empty there
+			if _, err := x.OpenSnapshot(out.Epoch); err == nil { // the epoch may be gone already; if not, the range is empty there
 				c, err := x.Scan(ScanOptions{Lower: []byte("r/"), Upper: []byte("r0")})
 				if err != nil {
 					t.Fatal(err)
@@ -425,7 +425,7 @@ func TestDeleteRangeIsAtomicAmongWriters(t *testing.T) {
 					t.Fatalf("%s survived the deletion of its range at %d", c.Key(), out.Epoch)
 				}
 				c.Close()
-				x.Done()
+				x.CloseSnapshot()
 			}
 		}
 	}
@@ -513,7 +513,7 @@ func hole(t *testing.T, s *Store) (fill func()) {
 		if err := s.engine.Install(&x.writer, body, false); err != nil {
 			t.Error(err)
 		}
-		s.horizon.done(epoch)
+		s.watermark.markInstalled(epoch)
 		x.slot.Leave()
 		x.Close()
 	}
@@ -555,8 +555,8 @@ func TestASessionHasOneEpochBeyondVisible(t *testing.T) {
 	}, func() {})
 }
 
-// TestLatchesAreHeldFromTheCheckToTheInstall: a transaction that waits for a smaller epoch, behind its checks, keeps others from its
-// keys. A refused condition that waits to be told keeps nobody.
+// TestLatchesAreHeldFromTheCheckToTheInstall: a transaction that waits for a smaller epoch in its window keeps other
+// writers from its keys. A refused condition that waits until it may be returned holds no latch.
 func TestLatchesAreHeldFromTheCheckToTheInstall(t *testing.T) {
 	s := mustOpen(t, tiny(vfs.NewMem()))
 	x := mustSession(t, s)
@@ -571,18 +571,21 @@ func TestLatchesAreHeldFromTheCheckToTheInstall(t *testing.T) {
 		latch.unlock()
 		return true
 	}
+	tx, err := x.Begin(TxnOptions{Durability: DurabilityAsync})
+	if err == nil {
+		_, err = tx.Get(nil, []byte("r"))
+	}
+	if err == nil {
+		err = tx.Set([]byte("k"), []byte("v"))
+	}
+	if err == nil {
+		err = x.prevalidate(t.Context(), &Write{reads: &tx.reads}) // so that it waits in its window alone
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	behindHole(t, s, func() error {
-		tx, err := x.Begin(TxnOptions{Durability: DurabilityAsync})
-		if err != nil {
-			return err
-		}
-		if _, err := tx.Get(nil, []byte("r")); err != nil {
-			return err
-		}
-		if err := tx.Set([]byte("k"), []byte("v")); err != nil {
-			return err
-		}
-		_, err = tx.Commit(context.Background())
+		_, err := tx.Commit(context.Background())
 		return err
 	}, func() {
 		if free() {

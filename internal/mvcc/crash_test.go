@@ -382,7 +382,7 @@ func TestReadNeverRevealsWhatACrashCouldTakeBack(t *testing.T) {
 	if v, err = x.Get(nil, []byte("sync"), 0); err != nil || v.Found || v.Await == 0 {
 		t.Fatalf("a deletion reveals as much: %+v, %v", v, err)
 	}
-	if _, err = x.View(0); err != nil {
+	if _, err = x.OpenSnapshot(0); err != nil {
 		t.Fatal(err)
 	}
 	c, err := x.Scan(ScanOptions{})
@@ -394,7 +394,7 @@ func TestReadNeverRevealsWhatACrashCouldTakeBack(t *testing.T) {
 	if got := c.Await(); got != v.Await {
 		t.Fatalf("the scan met the deletion at %d, awaits %d", v.Await, got)
 	}
-	x.Done()
+	x.CloseSnapshot()
 	if err := s.AwaitDurable(t.Context(), v.Await); err != nil {
 		t.Fatal(err)
 	}

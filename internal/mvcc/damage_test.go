@@ -201,7 +201,7 @@ func damageOnce(t *testing.T, files image, want map[string]string, at int) bool 
 
 func checkDamagedScan(t *testing.T, x *Session, want map[string]string, at int, report *inspect.VerifyReport) {
 	t.Helper()
-	if _, err := x.View(0); err != nil {
+	if _, err := x.OpenSnapshot(0); err != nil {
 		t.Fatal(err)
 	}
 	c, err := x.Scan(ScanOptions{})

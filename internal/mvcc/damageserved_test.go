@@ -56,7 +56,7 @@ func TestDamagedLargeValueNamesItsKey(t *testing.T) {
 	if got := get(t, s, "small", 0); got != "v" {
 		t.Errorf("small is %q", got)
 	}
-	if _, err := x.View(0); err != nil {
+	if _, err := x.OpenSnapshot(0); err != nil {
 		t.Fatal(err)
 	}
 	c, err := x.Scan(ScanOptions{})
@@ -98,7 +98,7 @@ func TestDamagedPageIsNamedByABatchGet(t *testing.T) {
 	defer func() { _ = s.Close() }()
 	x = mustSession(t, s)
 	defer x.Close()
-	if _, err := x.View(0); err != nil {
+	if _, err := x.OpenSnapshot(0); err != nil {
 		t.Fatal(err)
 	}
 	var list, sound [][]byte

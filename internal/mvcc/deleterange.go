@@ -49,11 +49,11 @@ func (x *Session) deleteRangeOnce(ctx context.Context, o RangeDelete) (RangeDele
 	w, reads := &x.ranged.write, &x.ranged.reads
 	w.Reset()
 	w.Conditions, w.Durability = append(w.Conditions, o.Conditions...), o.Durability
-	at, err := x.View(0)
+	at, err := x.OpenSnapshot(0)
 	if err != nil {
 		return RangeDeleted{}, err
 	}
-	defer x.Done()
+	defer x.CloseSnapshot()
 	out, err := x.collect(ctx, o, w)
 	if err != nil {
 		return out, err

@@ -62,11 +62,11 @@ func epochsOfRun(t *testing.T, s *Store, rng *rand.Rand, run int, seen map[keys.
 			continue // it survived, or is older than what did
 		}
 		var gone *SnapshotGoneError
-		if _, err := x.View(e); !errors.As(err, &gone) {
+		if _, err := x.OpenSnapshot(e); !errors.As(err, &gone) {
 			t.Fatalf("run %d: a snapshot at epoch %d, which was lost behind %d: %v", run, e, recovered, err)
 		}
 	}
-	x.Done()
+	x.CloseSnapshot()
 	for i := range rng.IntN(12) {
 		w := Write{Durability: []Durability{DurabilitySync, DurabilityAsync, DurabilityAsync}[rng.IntN(3)]}
 		w.Set([]byte("key"), fmt.Appendf(nil, "%d of run %d", i, run))

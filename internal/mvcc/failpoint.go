@@ -6,14 +6,14 @@ import "github.com/epochkv/epochkv/internal/invariants"
 type commitStep uint8
 
 const (
-	stepLatched  commitStep = iota // the latches are held
-	stepWalked                     // what was read has not changed; the rounds follow
-	stepChecked                    // nothing conflicts, nothing that was read has changed
-	stepReserved                   // epoch and place in the log are claimed
-	stepCopied                     // the record is whole in the log's image
-	stepInserted                   // the versions are in the memtable
-	stepMarked                     // visible may have passed the epoch
-	stepReleased                   // the latches are given back
+	stepLatched   commitStep = iota // the latches are held
+	stepWalked                      // what was read has not changed; the rounds follow
+	stepChecked                     // nothing conflicts, nothing that was read has changed
+	stepReserved                    // epoch and place in the log are claimed
+	stepCopied                      // the record is whole in the log's image
+	stepInserted                    // the versions are in the memtable
+	stepInstalled                   // visible may have passed the epoch
+	stepReleased                    // the latches are given back
 )
 
 // reached calls the session's hook in builds with the tag `invariants`, and is nothing in others.

@@ -26,7 +26,7 @@ var stops = []struct {
 	{step: stepReserved, name: "reserved", claimed: true, latched: true},
 	{step: stepCopied, name: "copied", claimed: true, logged: true, latched: true},
 	{step: stepInserted, name: "inserted", claimed: true, logged: true, latched: true},
-	{step: stepMarked, name: "marked", claimed: true, logged: true, visible: true, latched: true},
+	{step: stepInstalled, name: "marked", claimed: true, logged: true, visible: true, latched: true},
 	{step: stepReleased, name: "released", claimed: true, logged: true, visible: true},
 }
 
@@ -119,7 +119,7 @@ func TestReadersSeeAStoppedCommitWholeOrNotAtAll(t *testing.T) {
 			reader, x := mustSession(t, s), mustSession(t, s)
 			defer reader.Close()
 			defer x.Close()
-			if _, err := reader.View(0); err != nil {
+			if _, err := reader.OpenSnapshot(0); err != nil {
 				t.Fatal(err)
 			}
 			h := haltAtStep(t, x, stop.step, func() (keys.Epoch, error) {
@@ -306,7 +306,7 @@ func TestCollectionBesideAStoppedCommit(t *testing.T) {
 			defer reader.Close()
 			for i := range 100 {
 				if i == 50 {
-					if _, err := reader.View(0); err != nil {
+					if _, err := reader.OpenSnapshot(0); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -323,7 +323,7 @@ func TestCollectionBesideAStoppedCommit(t *testing.T) {
 			if v, err := reader.Read(nil, []byte("k")); err != nil || string(v.Data) != "49" {
 				t.Errorf("the snapshot reads %q, %v", v.Data, err)
 			}
-			reader.Done()
+			reader.CloseSnapshot()
 			s.collector.collect(nil, true)
 			if min := s.MinVisible(); min > last && !stop.visible {
 				t.Errorf("min-visible is %d, and the commit behind %d cannot be seen", min, last)

@@ -223,7 +223,7 @@ func TestDeletionsBesideASnapshotLeaveTheirPagesToThoseAfterIt(t *testing.T) {
 	fillSmall(t, s, want, keys, "v")
 	reader := mustSession(t, s)
 	defer reader.Close()
-	if _, err := reader.View(0); err != nil {
+	if _, err := reader.OpenSnapshot(0); err != nil {
 		t.Fatal(err)
 	}
 	fillOthers(t, fs, 0)
@@ -238,7 +238,7 @@ func TestDeletionsBesideASnapshotLeaveTheirPagesToThoseAfterIt(t *testing.T) {
 	if p := s.Stats().Storage.Pages; !full || p.Free < 16 {
 		t.Fatalf("the test needs deletions that do not fit, and pages that are left: %v, pages %+v", full, p)
 	}
-	reader.Done()
+	reader.CloseSnapshot()
 	mustDelete(t, s, numbered(keys-1))
 	delete(want, numbered(keys-1))
 	awaitSpace(t, s, "later")

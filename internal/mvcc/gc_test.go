@@ -22,7 +22,7 @@ func TestHotKeyDoesNotGrowTheMemtable(t *testing.T) {
 			reader := mustSession(t, s)
 			defer reader.Close()
 			if held {
-				if _, err := reader.View(0); err != nil {
+				if _, err := reader.OpenSnapshot(0); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -49,7 +49,7 @@ func TestHotKeyDoesNotGrowTheMemtable(t *testing.T) {
 				if v, err := reader.Read(nil, []byte("hot")); err != nil || string(v.Data) != "first" {
 					t.Errorf("the old snapshot reads %q, %v", v.Data, err)
 				}
-				reader.Done()
+				reader.CloseSnapshot()
 			}
 			if err := waitFor(func() bool { return s.Stats().Storage.Generations[0].Versions <= 2*64 }); err != nil {
 				t.Errorf("at rest: %+v", s.Stats().Storage.Generations[0])

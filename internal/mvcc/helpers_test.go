@@ -147,7 +147,7 @@ func dump(t testing.TB, s *Store) map[string]string {
 	t.Helper()
 	x := mustSession(t, s)
 	defer x.Close()
-	if _, err := x.View(0); err != nil {
+	if _, err := x.OpenSnapshot(0); err != nil {
 		t.Fatal(err)
 	}
 	c, err := x.Scan(ScanOptions{})

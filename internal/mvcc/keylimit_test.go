@@ -55,7 +55,7 @@ func TestLongestKeyIsCheckpointedAtEveryPageSize(t *testing.T) {
 			putAll(0)
 			checkpoint()
 			view := mustSession(t, s)
-			at, err := view.View(0)
+			at, err := view.OpenSnapshot(0)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -70,7 +70,7 @@ func TestLongestKeyIsCheckpointedAtEveryPageSize(t *testing.T) {
 					t.Fatalf("a snapshot before reads %d bytes, want %d", len(got), len(value))
 				}
 			}
-			view.Done()
+			view.CloseSnapshot()
 			view.Close()
 			w := Write{}
 			w.Set([]byte(strings.Repeat("k", limit+1)), nil)

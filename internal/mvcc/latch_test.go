@@ -115,14 +115,14 @@ func TestWaiterWhoGivesUpPassesOnWhatItGot(t *testing.T) {
 		if len(first.wake) != 1 || first.granted != handed {
 			t.Fatalf("handed=%v: the first waiter was not woken, or granted is %v", handed, first.granted)
 		}
-		l.giveUp(first)
+		l.cancel(first)
 		if len(first.wake) != 0 {
 			t.Errorf("handed=%v: a token is left for the waiter's next wait", handed)
 		}
 		if len(second.wake) != 1 || second.granted != handed {
 			t.Errorf("handed=%v: the second waiter was left behind", handed)
 		}
-		if l.giveUp(second); l.state.Load() != 0 {
+		if l.cancel(second); l.state.Load() != 0 {
 			t.Errorf("handed=%v: all have given up, and the state is %b", handed, l.state.Load())
 		}
 	}

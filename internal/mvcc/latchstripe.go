@@ -55,7 +55,7 @@ func (l *latch) lock(ctx context.Context, w *waiter) error {
 		select {
 		case <-w.wake:
 		case <-ctx.Done():
-			l.giveUp(w)
+			l.cancel(w)
 			return context.Cause(ctx)
 		}
 		if w.granted {
@@ -87,7 +87,7 @@ func (l *latch) enqueue(w *waiter, front bool) bool {
 	defer l.mu.Unlock()
 	l.state.Or(latchWanted)
 	if l.tryLock() {
-		l.settleLocked()
+		l.clearWantedLocked()
 		return false
 	}
 	w.granted = false
@@ -139,18 +139,18 @@ func (l *latch) popLocked() {
 		l.last = nil
 	}
 	w.next = nil
-	l.settleLocked()
+	l.clearWantedLocked()
 }
 
-func (l *latch) settleLocked() {
+func (l *latch) clearWantedLocked() {
 	if l.first == nil {
 		l.state.And(^latchWanted)
 	}
 }
 
-// giveUp takes w out of the queue. If it was woken at the same moment, what it was woken for is passed on, and its channel is empty
+// cancel takes w out of the queue. If it was woken at the same moment, what it was woken for is passed on, and its channel is empty
 // afterwards.
-func (l *latch) giveUp(w *waiter) {
+func (l *latch) cancel(w *waiter) {
 	l.mu.Lock()
 	if l.removeLocked(w) {
 		l.mu.Unlock()
@@ -184,7 +184,7 @@ func (l *latch) removeLocked(w *waiter) bool {
 			l.last = before
 		}
 		w.next = nil
-		l.settleLocked()
+		l.clearWantedLocked()
 		return true
 	}
 	return false

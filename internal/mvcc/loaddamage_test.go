@@ -25,7 +25,7 @@ func TestDamagedPageOfALoadIsForgottenWithIt(t *testing.T) {
 	if err := s.Checkpoint(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	l, err := s.BulkLoad()
+	l, err := s.BeginBulkLoad()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -23,7 +23,7 @@ func TestNoCommitIsRefusedForALoad(t *testing.T) {
 	o := tiny(fs)
 	o.Storage.MemoryBytes, o.Storage.StallMax = 2<<20, 2*time.Second
 	s := mustOpen(t, o)
-	l, err := s.BulkLoad()
+	l, err := s.BeginBulkLoad()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,7 +79,7 @@ func TestContextEndsTheWaitForALoadUnderWay(t *testing.T) {
 	fs := vfs.NewMem()
 	s := mustOpen(t, tiny(fs))
 	mustPut(t, s, "a", "1")
-	l, err := s.BulkLoad()
+	l, err := s.BeginBulkLoad()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -140,7 +140,7 @@ func TestContextEndsTheWaitForALoadUnderWay(t *testing.T) {
 // TestLoadLeavesEpochsToCommits: one that comes near the end of all epochs is refused, and changes nothing.
 func TestLoadLeavesEpochsToCommits(t *testing.T) {
 	s := mustOpen(t, tiny(vfs.NewMem()))
-	s.horizon.jump(keys.MaxEpoch - 10)
+	s.watermark.jumpTo(keys.MaxEpoch - 10)
 	if _, err := load(s, map[string]string{"a": "1"}); !errors.Is(err, storage.ErrEpochsUsedUp) {
 		t.Errorf("a load at epoch %d: %v", s.Visible(), err)
 	}

@@ -21,7 +21,7 @@ func TestGivenUpLoadsLeaveNoSpaceBehind(t *testing.T) {
 	mustLoad(t, s, want)
 	sizes := []int64{}
 	for round := range 12 {
-		l, err := s.BulkLoad()
+		l, err := s.BeginBulkLoad()
 		if err != nil {
 			t.Fatal(err)
 		}

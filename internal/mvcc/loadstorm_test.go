@@ -78,7 +78,7 @@ func (m *storm) work(s *Store, rng *rand.Rand) {
 	}
 	entries := entriesFor(fmt.Sprint("load", rng.IntN(1000)), 1+rng.IntN(1500), 1+rng.IntN(3), rng)
 	checkpoints := rng.IntN(2) == 0
-	l, err := s.BulkLoad()
+	l, err := s.BeginBulkLoad()
 	if err != nil {
 		return
 	}
@@ -178,7 +178,7 @@ func TestSnapshotsKeepTheirVersionsThroughALoad(t *testing.T) {
 		mustPut(t, s, "beside", fmt.Sprint("put ", i))
 		x := mustSession(t, s)
 		defer x.Close()
-		if _, err := x.View(0); err != nil {
+		if _, err := x.OpenSnapshot(0); err != nil {
 			t.Fatal(err)
 		}
 		sessions = append(sessions, x)

@@ -161,7 +161,7 @@ func (m *mixed) load() {
 
 // bulk gives the keys [from, to) the values that they have in any case.
 func (m *mixed) bulk(from, to int) {
-	l, err := m.store.BulkLoad()
+	l, err := m.store.BeginBulkLoad()
 	if err != nil {
 		m.Error(err)
 		return
@@ -268,10 +268,10 @@ func (m *mixed) batch(x *Session, random *rand.Rand, kind *waits) error {
 	}
 	began := time.Now()
 	defer kind.since(began)
-	if _, err := x.View(0); err != nil {
+	if _, err := x.OpenSnapshot(0); err != nil {
 		return err
 	}
-	defer x.Done()
+	defer x.CloseSnapshot()
 	return x.ReadAll(context.Background(), list, func(_ int, v Value) error {
 		if !v.Found {
 			return errors.New("a key is not found")
@@ -286,10 +286,10 @@ func (m *mixed) scan(x *Session, random *rand.Rand, kind *waits) error {
 	if random.IntN(50) == 0 {
 		limit = 20_000
 	}
-	if _, err := x.View(0); err != nil {
+	if _, err := x.OpenSnapshot(0); err != nil {
 		return err
 	}
-	defer x.Done()
+	defer x.CloseSnapshot()
 	c, err := x.Scan(ScanOptions{Lower: soakKey(nil, random.IntN(m.count)), Reverse: random.IntN(4) == 0, Limit: limit})
 	if err != nil {
 		return err

@@ -85,7 +85,7 @@ func TestModel(t *testing.T) {
 // sweep ends all snapshots and lets checkpoints find what they held: in the end the tree has one version of each key.
 func (m *model) sweep() {
 	m.closeViews()
-	m.x.Done()
+	m.x.CloseSnapshot()
 	for n := 0; ; n++ {
 		if err := m.store.Checkpoint(context.Background()); err != nil {
 			m.t.Fatalf("checkpoint: %v", err)
@@ -219,7 +219,7 @@ func (m *model) view() (*Session, map[string]string) {
 	if i >= 0 {
 		return sessions[i], m.history[m.views[sessions[i]]-m.offset]
 	}
-	if _, err := m.x.View(0); err != nil {
+	if _, err := m.x.OpenSnapshot(0); err != nil {
 		m.t.Fatal(err)
 	}
 	return m.x, m.now
@@ -306,7 +306,7 @@ func (m *model) openView() {
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	at, err := x.View(0)
+	at, err := x.OpenSnapshot(0)
 	if err != nil || int(at-m.offset) != len(m.history)-1 {
 		m.t.Fatalf("view at %d, newest %d, %v", at, len(m.history)-1, err)
 	}
@@ -369,7 +369,7 @@ func (m *model) survived() {
 }
 
 func (m *model) compareAll() {
-	if _, err := m.x.View(0); err != nil {
+	if _, err := m.x.OpenSnapshot(0); err != nil {
 		m.t.Fatal(err)
 	}
 	for _, reverse := range []bool{false, true} {

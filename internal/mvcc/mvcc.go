@@ -63,12 +63,12 @@ type Options struct {
 
 // Limits bound what one request may ask for. Zero fields take the default named beside them.
 type Limits struct {
-	KeyBytes   int // storage.KeyBytesMax, which is also the most: 2 KiB
-	ValueBytes int // 16 MiB
-	BatchBytes int // 64 MiB
-	BatchOps   int // 1,000,000
-	Sessions   int // 8192
-	Holds      int // scan tokens alive at once; 4096
+	KeyBytes       int // storage.KeyBytesMax, which is also the most: 2 KiB
+	ValueBytes     int // 16 MiB
+	BatchBytes     int // 64 MiB
+	BatchOps       int // 1,000,000
+	Sessions       int // 8192
+	SnapshotLeases int // scan tokens alive at once; 4096
 }
 
 // ConditionKind names a precondition.

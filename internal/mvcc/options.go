@@ -8,15 +8,15 @@ import (
 
 // Defaults, as documented at Options and Limits.
 const (
-	defaultSyncInterval = 50 * time.Millisecond
-	defaultGCInterval   = 100 * time.Millisecond
-	defaultCheckpoint   = 5 * time.Minute
-	defaultValueBytes   = 16 << 20
-	defaultBatchBytes   = 64 << 20
-	defaultBatchOps     = 1_000_000
-	defaultSessions     = 8192
-	defaultHolds        = 4096
-	defaultPageSize     = 8192
+	defaultSyncInterval   = 50 * time.Millisecond
+	defaultGCInterval     = 100 * time.Millisecond
+	defaultCheckpoint     = 5 * time.Minute
+	defaultValueBytes     = 16 << 20
+	defaultBatchBytes     = 64 << 20
+	defaultBatchOps       = 1_000_000
+	defaultSessions       = 8192
+	defaultSnapshotLeases = 4096
+	defaultPageSize       = 8192
 )
 
 func (o *Options) setDefaults() {
@@ -33,7 +33,7 @@ func (o *Options) setDefaults() {
 	orDefault(&l.ValueBytes, min(defaultValueBytes, l.BatchBytes))
 	orDefault(&l.BatchOps, defaultBatchOps)
 	orDefault(&l.Sessions, defaultSessions)
-	orDefault(&l.Holds, defaultHolds)
+	orDefault(&l.SnapshotLeases, defaultSnapshotLeases)
 }
 
 // check refuses limits that the layers below cannot keep: what is acknowledged must fit into the tree.

@@ -13,13 +13,13 @@ import (
 // overlay is the write set of a transaction: per key the last operation, found by key and walked in order. Its buffers are
 // reused. Keys are the client's.
 type overlay struct {
-	buf     []byte
-	entries []overlayEntry // in order of first write
-	table   []int32        // open addressing, entry index + 1; only used beyond linearMax entries
-	order   []int32        // entry indexes by key; the first sorted of them are in order
-	sorted  int
-	undo    []overlayUndo // since the first savepoint
-	marks   []overlayMark // savepoints
+	buf        []byte
+	entries    []overlayEntry // in order of first write
+	table      []int32        // open addressing, entry index + 1; only used beyond linearMax entries
+	order      []int32        // entry indexes by key; the first sorted of them are in order
+	sorted     int
+	undo       []overlayUndo      // since the first savepoint
+	savepoints []overlaySavepoint // savepoints
 }
 
 // init makes the first buffers, which share no cache line with those of other sessions (see keys.LineBytes).
@@ -43,8 +43,8 @@ type overlayUndo struct {
 	kind  keys.Kind
 }
 
-// overlayMark is what a savepoint remembers.
-type overlayMark struct{ buf, entries, undo int }
+// overlaySavepoint is what a savepoint remembers.
+type overlaySavepoint struct{ buf, entries, undo int }
 
 // linearMax entries are searched one by one, without hashing: most transactions write few keys.
 const linearMax = 16
@@ -55,27 +55,27 @@ var overlaySeed = maphash.MakeSeed()
 // size is what the write set holds, in bytes: everything that grows with what the client sends, so that it can be charged. Slices may have
 // grown to up to twice their length.
 func (o *overlay) size() int {
-	return len(o.buf) + entryBytes*len(o.entries) + 4*(len(o.order)+len(o.table)) + undoBytes*len(o.undo) + markBytes*len(o.marks)
+	return len(o.buf) + entryBytes*len(o.entries) + 4*(len(o.order)+len(o.table)) + undoBytes*len(o.undo) + savepointBytes*len(o.savepoints)
 }
 
 // held is the memory of the buffers, in use or not.
 func (o *overlay) held() int {
-	return cap(o.buf) + entryBytes*cap(o.entries) + 4*(cap(o.order)+cap(o.table)) + undoBytes*cap(o.undo) + markBytes*cap(o.marks)
+	return cap(o.buf) + entryBytes*cap(o.entries) + 4*(cap(o.order)+cap(o.table)) + undoBytes*cap(o.undo) + savepointBytes*cap(o.savepoints)
 }
 
 const (
-	entryBytes = int(unsafe.Sizeof(overlayEntry{}))
-	undoBytes  = int(unsafe.Sizeof(overlayUndo{}))
-	markBytes  = int(unsafe.Sizeof(overlayMark{}))
+	entryBytes     = int(unsafe.Sizeof(overlayEntry{}))
+	undoBytes      = int(unsafe.Sizeof(overlayUndo{}))
+	savepointBytes = int(unsafe.Sizeof(overlaySavepoint{}))
 )
 
 func (o *overlay) reset() {
-	if o.held() > keepBytesMax {
+	if o.held() > pooledBytesMax {
 		*o = overlay{}
 		return
 	}
 	o.buf, o.entries, o.order, o.sorted = o.buf[:0], o.entries[:0], o.order[:0], 0
-	o.undo, o.marks = o.undo[:0], o.marks[:0]
+	o.undo, o.savepoints = o.undo[:0], o.savepoints[:0]
 	clear(o.table)
 }
 
@@ -83,7 +83,7 @@ func (o *overlay) count() int { return len(o.entries) }
 
 func (o *overlay) bytes(s span) []byte { return o.buf[s.from:s.to] }
 
-func (o *overlay) keep(b []byte) span {
+func (o *overlay) copy(b []byte) span {
 	from := len(o.buf)
 	o.buf = append(o.buf, b...)
 	return span{from, len(o.buf)}
@@ -115,17 +115,17 @@ func (o *overlay) find(key []byte) int {
 func (o *overlay) set(key, value []byte, kind keys.Kind) {
 	if i := o.find(key); i >= 0 {
 		e := &o.entries[i]
-		if level := int32(len(o.marks)); e.level < level {
+		if level := int32(len(o.savepoints)); e.level < level {
 			o.undo = append(o.undo, overlayUndo{int32(i), e.level, e.value, e.kind})
 			e.level = level
 		}
-		e.value, e.kind = o.keep(value), kind
+		e.value, e.kind = o.copy(value), kind
 		return
 	}
 	o.order = append(o.order, int32(len(o.entries)))
 	o.entries = append(o.entries, overlayEntry{})
 	e := &o.entries[len(o.entries)-1]
-	e.key, e.value, e.kind, e.level = o.keep(key), o.keep(value), kind, int32(len(o.marks))
+	e.key, e.value, e.kind, e.level = o.copy(key), o.copy(value), kind, int32(len(o.savepoints))
 	if len(o.entries) > linearMax {
 		o.index()
 	}
@@ -196,19 +196,19 @@ func (o *overlay) fill(b *batch.Builder) {
 
 // savepoint remembers the present state and returns its number, from 1.
 func (o *overlay) savepoint() int {
-	o.marks = append(o.marks, overlayMark{len(o.buf), len(o.entries), len(o.undo)})
-	return len(o.marks)
+	o.savepoints = append(o.savepoints, overlaySavepoint{len(o.buf), len(o.entries), len(o.undo)})
+	return len(o.savepoints)
 }
 
 // rollback restores the state of a savepoint, which stays; later ones end.
 func (o *overlay) rollback(savepoint int) {
-	m := o.marks[savepoint-1]
+	m := o.savepoints[savepoint-1]
 	for i := len(o.undo) - 1; i >= m.undo; i-- {
 		u := o.undo[i]
 		e := &o.entries[u.entry]
 		e.value, e.kind, e.level = u.value, u.kind, u.level
 	}
-	o.undo, o.marks = shrink(o.undo[:m.undo]), shrink(o.marks[:savepoint])
+	o.undo, o.savepoints = shrink(o.undo[:m.undo]), shrink(o.savepoints[:savepoint])
 	o.buf, o.entries = shrink(o.buf[:m.buf]), shrink(o.entries[:m.entries])
 	o.order, o.sorted = shrink(o.order[:0]), 0
 	for i := range o.entries {

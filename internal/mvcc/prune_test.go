@@ -49,7 +49,7 @@ func TestEveryWayOfPruningBoundsAHotKeyAndKeepsWhatASnapshotSees(t *testing.T) {
 
 			reader := mustSession(t, s)
 			defer reader.Close()
-			if _, err := reader.View(0); err != nil {
+			if _, err := reader.OpenSnapshot(0); err != nil {
 				t.Fatal(err)
 			}
 			overwrite(overwrites)
@@ -59,7 +59,7 @@ func TestEveryWayOfPruningBoundsAHotKeyAndKeepsWhatASnapshotSees(t *testing.T) {
 			if got, want := get(t, s, "hot", 0), fmt.Sprint(2*overwrites-1); got != want {
 				t.Errorf("the newest snapshot reads %s, want %s", got, want)
 			}
-			reader.Done()
+			reader.CloseSnapshot()
 			overwrite(2 * overwrites)
 			if left := s.Stats().Storage.Generations[0].Versions; left > c.versions {
 				t.Errorf("%d versions once the snapshot has ended, want at most %d", left, c.versions)

@@ -76,10 +76,10 @@ func readLongKeys(t *testing.T, x *Session, long []string) {
 	}
 	_, err := x.Get(nil, []byte(long[0]+"x"), 0)
 	mustBeLimited(t, err)
-	if _, err := x.View(0); err != nil {
+	if _, err := x.OpenSnapshot(0); err != nil {
 		t.Fatal(err)
 	}
-	defer x.Done()
+	defer x.CloseSnapshot()
 	count := 0
 	err = x.ReadAll(context.Background(), [][]byte{[]byte(long[0]), []byte(long[1]), []byte("k00")}, func(_ int, v Value) error {
 		if v.Found {

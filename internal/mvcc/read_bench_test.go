@@ -83,7 +83,7 @@ func BenchmarkScanTree(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		i := rng.IntN(n)
-		if _, err := x.View(0); err != nil {
+		if _, err := x.OpenSnapshot(0); err != nil {
 			b.Fatal(err)
 		}
 		c, err := x.Scan(ScanOptions{Lower: list[i*16 : i*16+16]})
@@ -94,6 +94,6 @@ func BenchmarkScanTree(b *testing.B) {
 			buf = append(append(buf[:0], c.Key()...), c.Value()...)
 		}
 		c.Close()
-		x.Done()
+		x.CloseSnapshot()
 	}
 }

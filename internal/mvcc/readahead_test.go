@@ -45,10 +45,10 @@ func coldKey(i int) []byte { return binary.BigEndian.AppendUint32(nil, uint32(i)
 func scanCold(t *testing.T, x *Session, o ScanOptions, entries int) (single, batches, batched uint64) {
 	t.Helper()
 	before := x.store.Stats().Storage
-	if _, err := x.View(0); err != nil {
+	if _, err := x.OpenSnapshot(0); err != nil {
 		t.Fatal(err)
 	}
-	defer x.Done()
+	defer x.CloseSnapshot()
 	c, err := x.Scan(o)
 	if err != nil {
 		t.Fatal(err)
@@ -116,7 +116,7 @@ func TestScanThatHasEndedStaysAtItsEnd(t *testing.T) {
 	const old, count = 1000, 3000
 	x := coldStore(t, old, 4<<20)
 	s := x.store
-	at, err := x.View(0)
+	at, err := x.OpenSnapshot(0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -145,7 +145,7 @@ func TestScanThatHasEndedStaysAtItsEnd(t *testing.T) {
 	if c.Next() {
 		t.Errorf("behind the end and a pause: %x", c.Key())
 	}
-	x.Done()
+	x.CloseSnapshot()
 }
 
 // TestScansReadAheadWhilePagesMove: checkpoints move the leaves of a shrinking file down, page by page, and overwrite some, while scans read them ahead
@@ -177,7 +177,7 @@ func TestScansReadAheadWhilePagesMove(t *testing.T) {
 				const limit = 500
 				from := count - kept + random.IntN(kept-limit)
 				o := ScanOptions{Lower: coldKey(from), Upper: coldKey(from + limit), Limit: limit, Reverse: scans%3 == 0}
-				if _, err := own.View(0); err != nil {
+				if _, err := own.OpenSnapshot(0); err != nil {
 					t.Error(err)
 					return
 				}
@@ -191,7 +191,7 @@ func TestScansReadAheadWhilePagesMove(t *testing.T) {
 						err = fmt.Errorf("entry %d of the scan from %d: %x %q %w", i, from, c.Key(), c.Value(), c.Err())
 					}
 				}
-				own.Done()
+				own.CloseSnapshot()
 				if err != nil {
 					t.Error(err)
 					return

@@ -11,14 +11,14 @@ import (
 // readSet is what a validated commit read and needs unchanged: at its snapshot, single keys and ranges of internal keys. Its
 // buffers are reused, so that a retried transaction allocates nothing.
 type readSet struct {
-	at      keys.Epoch
-	buf     []byte             // the keys, one after the other
-	points  []span             // keys
-	ranges  []bounds           // [lower, upper)
-	seen    storage.Validation // see Session.validate
-	checked keys.Epoch         // nothing that was read has changed up to here
-	looked  int                // keys that the window has looked at
-	err     ConflictError      // the one error a session reports at a time; reused
+	at         keys.Epoch
+	buf        []byte             // the keys, one after the other
+	points     []span             // keys
+	ranges     []bounds           // [lower, upper)
+	validation storage.Validation // see Session.validate
+	checked    keys.Epoch         // nothing that was read has changed up to here
+	windowKeys int                // keys that the window has looked at
+	err        ConflictError      // the one error a session reports at a time; reused
 }
 
 // span is a place in a buffer. Offsets, because the buffer moves when it grows.
@@ -32,14 +32,14 @@ func (r *readSet) init() {
 }
 
 func (r *readSet) reset(at keys.Epoch) {
-	if r.held() > keepBytesMax {
+	if r.held() > pooledBytesMax {
 		*r = readSet{err: r.err} // which may just be told
 	}
-	r.at, r.checked, r.seen, r.looked = at, at, storage.Validation{}, 0
+	r.at, r.checked, r.validation, r.windowKeys = at, at, storage.Validation{}, 0
 	r.buf, r.points, r.ranges = r.buf[:0], r.points[:0], r.ranges[:0]
 }
 
-func (r *readSet) keep(key []byte) span {
+func (r *readSet) copy(key []byte) span {
 	from := len(r.buf)
 	r.buf = append(r.buf, key...)
 	return span{from, len(r.buf)}
@@ -50,11 +50,11 @@ func (r *readSet) addPoint(key []byte) {
 	if n := len(r.points); n > 0 && string(r.key(r.points[n-1])) == string(key) {
 		return
 	}
-	r.points = append(r.points, r.keep(key))
+	r.points = append(r.points, r.copy(key))
 }
 
 func (r *readSet) addRange(lower, upper []byte) {
-	r.ranges = append(r.ranges, bounds{r.keep(lower), r.keep(upper)})
+	r.ranges = append(r.ranges, bounds{r.copy(lower), r.copy(upper)})
 }
 
 func (r *readSet) key(s span) []byte { return r.buf[s.from:s.to] }

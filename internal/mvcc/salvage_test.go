@@ -229,7 +229,7 @@ func TestSalvageBringsOutNothingOfALoadThatWasNotCommitted(t *testing.T) {
 // loadWithCrash loads all keys while the disk goes at an operation, and reports whether the load was committed before that.
 func loadWithCrash(t *testing.T, s *Store, fs *vfs.Mem, op int64) bool {
 	t.Helper()
-	l, err := s.BulkLoad()
+	l, err := s.BeginBulkLoad()
 	if err != nil {
 		t.Fatal(err)
 	}

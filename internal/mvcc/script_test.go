@@ -133,10 +133,10 @@ func (r *scriptRun) command(w []string) (string, error) {
 		v, err := r.plain.Get(nil, []byte(w[1]), epochOption(w))
 		return describeValue(v), err
 	case "scan":
-		if _, err := r.plain.View(epochOption(w)); err != nil {
+		if _, err := r.plain.OpenSnapshot(epochOption(w)); err != nil {
 			return "", err
 		}
-		defer r.plain.Done()
+		defer r.plain.CloseSnapshot()
 		c, err := r.plain.Scan(scanWords(w[1:]))
 		if err != nil {
 			return "", err

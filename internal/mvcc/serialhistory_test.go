@@ -76,7 +76,7 @@ func TestCommitsTakePlaceInTheOrderOfTheirEpochs(t *testing.T) {
 			conflicts.Add(1)
 		case errors.Is(err, context.DeadlineExceeded):
 			ended.Add(1)
-		case errors.Is(err, ErrLoadBusy):
+		case errors.Is(err, ErrBulkLoadBusy):
 		default:
 			t.Error(err)
 		}
@@ -277,7 +277,7 @@ func TestCommitsTakePlaceInTheOrderOfTheirEpochs(t *testing.T) {
 
 // historyLoad loads a few of the keys.
 func historyLoad(s *Store, random *rand.Rand, all int, number *atomic.Uint64, add func(keys.Epoch, string, func(map[string]uint64) error)) error {
-	load, err := s.BulkLoad()
+	load, err := s.BeginBulkLoad()
 	if err != nil {
 		return err
 	}

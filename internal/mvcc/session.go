@@ -19,21 +19,21 @@ type Session struct {
 	parker *waiter
 	key    []byte // scratch: the internal key of the request at hand
 
-	at       keys.Epoch // snapshot of View, while viewing
-	viewing  bool
-	previous keys.Epoch // newest epoch this session reserved; the next commit waits until it is visible
-	told     keys.Epoch // what has to be visible before the error at hand is told; see finish
-	await    keys.Epoch // what has to be durable before outcomes since the last Await are told
-	crowded  bool       // the commit at hand has made chains long; see finish
-	cursor   Cursor
-	batch    batchRead
-	txn      Txn
-	ranged   rangeDelete
-	invoked  []byte                // values of InvokeAll
-	baseline baselineState         // of benchmarks; empty in production
-	admit    func(bytes int) error // see AdmitLarge
-	closed   atomic.Bool
-	atStep   func(commitStep) // of tests
+	at            keys.Epoch // the snapshot, while hasSnapshot
+	hasSnapshot   bool
+	previous      keys.Epoch // newest epoch this session reserved; the next commit waits until it is visible
+	revealed      keys.Epoch // what has to be visible before the error at hand is told; see finish
+	await         keys.Epoch // what has to be durable before outcomes since the last Await are told
+	madeLongChain bool       // the commit at hand has made chains long; see finish
+	cursor        Cursor
+	batch         batchRead
+	txn           Txn
+	ranged        rangeDelete
+	invoked       []byte                // values of InvokeAll
+	baseline      baselineState         // of benchmarks; empty in production
+	admit         func(bytes int) error // see AdmitLarge
+	closed        atomic.Bool
+	atStep        func(commitStep) // of tests
 }
 
 // Session takes a session from the pool. The caller closes it. The error is ErrTooManySessions or ErrClosed.
@@ -71,7 +71,7 @@ func (x *Session) Close() {
 		return
 	}
 	x.txn.Rollback()
-	x.Done()
+	x.CloseSnapshot()
 	x.Trim()
 	s := x.store
 	s.sessions.mu.Lock()
@@ -80,30 +80,30 @@ func (x *Session) Close() {
 	s.sessions.idle = append(s.sessions.idle, x)
 }
 
-// keepBytesMax bounds the buffers that a session keeps from one request to the next. There may be thousands of sessions, and what one huge
+// pooledBytesMax bounds the buffers that a session keeps from one request to the next. There may be thousands of sessions, and what one huge
 // request needed is not for any of them to hold on to.
-const keepBytesMax = 1 << 20
+const pooledBytesMax = 1 << 20
 
 // Trim publishes what the session has counted, and gives up its buffers if they have become large and nothing is open in
 // it. Close does so, too. A caller that keeps a session calls Trim after each request.
 func (x *Session) Trim() {
 	x.reader.Flush()
-	if x.heldBytes() > keepBytesMax && !x.txn.open && !x.cursor.open {
+	if x.memoryBytes() > pooledBytesMax && !x.txn.open && !x.cursor.open {
 		x.cursor, x.batch, x.txn, x.ranged, x.invoked, x.writer.Scratch = Cursor{}, batchRead{}, Txn{session: x}, rangeDelete{}, nil, nil
 	}
 }
 
-// heldBytes is about how much memory the session's buffers take.
-func (x *Session) heldBytes() int {
+// memoryBytes is about how much memory the session's buffers take.
+func (x *Session) memoryBytes() int {
 	return x.txn.write.Batch.MemoryBytes() + x.txn.reads.held() + 4*cap(x.txn.cursor.own) + cap(x.txn.old) + cap(x.txn.fresh) +
 		x.ranged.write.Batch.MemoryBytes() + x.ranged.reads.held() + cap(x.invoked) + cap(x.writer.Scratch) +
 		cap(x.cursor.long) + cap(x.batch.buf) + cap(x.batch.value)
 }
 
-// View registers a snapshot: at a named epoch, or at the newest for zero. It returns the epoch that reads will see, or
-// *SnapshotGoneError. A previous view of the session ends.
-func (x *Session) View(at keys.Epoch) (keys.Epoch, error) {
-	x.Done()
+// OpenSnapshot registers a snapshot: at a named epoch, or at the newest for zero. It returns the epoch that reads will see, or
+// *SnapshotGoneError. A previous snapshot of the session ends.
+func (x *Session) OpenSnapshot(at keys.Epoch) (keys.Epoch, error) {
+	x.CloseSnapshot()
 	switch visible := x.store.Visible(); {
 	case at == 0:
 		x.at = x.slot.Snapshot()
@@ -112,7 +112,7 @@ func (x *Session) View(at keys.Epoch) (keys.Epoch, error) {
 	default:
 		x.at = at
 	}
-	x.viewing = true
+	x.hasSnapshot = true
 	return x.at, nil
 }
 
@@ -130,23 +130,23 @@ func (x *Session) admitted(bytes int) error {
 	return x.admit(bytes)
 }
 
-// Done ends the view. Without one it does nothing.
-func (x *Session) Done() {
-	if !x.viewing {
+// CloseSnapshot ends the view. Without one it does nothing.
+func (x *Session) CloseSnapshot() {
+	if !x.hasSnapshot {
 		return
 	}
 	x.cursor.Close()
-	x.viewing = false
+	x.hasSnapshot = false
 	x.slot.Release()
 }
 
 // Get reads one key at a named epoch, or at the newest for zero, and appends its value to dst.
 func (x *Session) Get(dst, key []byte, at keys.Epoch) (Value, error) {
-	if _, err := x.View(at); err != nil {
+	if _, err := x.OpenSnapshot(at); err != nil {
 		return Value{Data: dst}, err
 	}
 	v, err := x.Read(dst, key)
-	x.Done()
+	x.CloseSnapshot()
 	return v, err
 }
 

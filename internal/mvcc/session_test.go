@@ -10,7 +10,7 @@ import (
 
 // TestPooledSessionKeepsNoHugeBuffers: whatever its largest request was, a session in the pool holds little, and works as before.
 func TestPooledSessionKeepsNoHugeBuffers(t *testing.T) {
-	const size = 4 * keepBytesMax
+	const size = 4 * pooledBytesMax
 	s := mustOpen(t, tiny(vfs.NewMem()))
 	huge := string(make([]byte, size))
 	for name, request := range map[string]func(x *Session) error{
@@ -56,18 +56,18 @@ func TestPooledSessionKeepsNoHugeBuffers(t *testing.T) {
 		if err := request(x); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		if held := x.heldBytes(); held <= keepBytesMax {
+		if held := x.memoryBytes(); held <= pooledBytesMax {
 			t.Errorf("%s: a session holds %d bytes behind it: this tests nothing", name, held)
 		}
 		x.Close()
-		if held := x.heldBytes(); held > keepBytesMax {
+		if held := x.memoryBytes(); held > pooledBytesMax {
 			t.Errorf("%s: a session in the pool holds %d bytes", name, held)
 		}
 		again := mustSession(t, s)
 		if _, err := put(again, "small", "v", DurabilityAsync); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := again.View(0); err != nil {
+		if _, err := again.OpenSnapshot(0); err != nil {
 			t.Fatal(err)
 		}
 		if v, err := again.Read(nil, []byte("small")); err != nil || string(v.Data) != "v" {

@@ -25,8 +25,8 @@ func (s *Store) admit(w *Write) error {
 	return nil
 }
 
-// admitMore is admit before another memtable begins.
-func (s *Store) admitMore(ctx context.Context, w *Write) error {
+// awaitSpace is admit before another memtable begins.
+func (s *Store) awaitSpace(ctx context.Context, w *Write) error {
 	if !w.Batch.OnlyDeletes() {
 		if err := s.engine.AwaitReserve(ctx); err != nil {
 			return err

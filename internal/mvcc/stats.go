@@ -20,14 +20,14 @@ type Stats struct {
 
 	CheckpointErr error // why the last background checkpoint failed; nil if it did not
 
-	Collections  uint64        // runs of the collector
-	CollectTime  time.Duration // spent in them
-	SessionsOpen int
-	Snapshots    pin.Usage
-	LoadHeld     time.Duration // commits were held off by the switches of bulk loads, together
-	LoadHeldMax  time.Duration // by the longest of them
-	Limits       Limits
-	Storage      storage.Stats
+	Collections    uint64        // runs of the collector
+	CollectTime    time.Duration // spent in them
+	SessionsOpen   int
+	Snapshots      pin.Usage
+	CommitPause    time.Duration // commits were held off by the switches of bulk loads, together
+	CommitPauseMax time.Duration // by the longest of them
+	Limits         Limits
+	Storage        storage.Stats
 }
 
 // Stats reads the counters. It takes no lock that a commit takes.
@@ -40,7 +40,7 @@ func (s *Store) Stats() Stats {
 		Commits: committed, Conflicts: s.conflicts.Load(), Preconditions: s.preconditions.Load(),
 		Collections: s.collections.Load(), CollectTime: time.Duration(s.collectNanos.Load()),
 		CheckpointErr: s.CheckpointErr(), SessionsOpen: open, Snapshots: s.registry.Usage(time.Now()), Limits: s.limits,
-		LoadHeld: time.Duration(s.held.total.Load()), LoadHeldMax: time.Duration(s.held.longest.Load()),
+		CommitPause: time.Duration(s.commitPause.total.Load()), CommitPauseMax: time.Duration(s.commitPause.longest.Load()),
 		Storage: s.engine.Stats(),
 	}
 }
@@ -49,6 +49,6 @@ func (s *Store) Stats() Stats {
 // epoch without a commit may then be subtracted too early, but never too late, and the larger of two counts is the better one.
 func (s *Store) committedLocked() uint64 {
 	epochs := uint64(s.Visible() + 1 - s.recovery.Next)
-	s.sessions.committed = max(s.sessions.committed, epochs-min(epochs, s.voids.Load()))
+	s.sessions.committed = max(s.sessions.committed, epochs-min(epochs, s.noOps.Load()))
 	return s.sessions.committed
 }

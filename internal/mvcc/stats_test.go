@@ -23,7 +23,7 @@ func TestCountersOfTransactionsAndCollectionMove(t *testing.T) {
 	const overwrites = 1000
 	for i := range overwrites {
 		if i == overwrites/2 {
-			if _, err := reader.View(0); err != nil {
+			if _, err := reader.OpenSnapshot(0); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -75,7 +75,7 @@ func TestCountersOfTransactionsAndCollectionMove(t *testing.T) {
 			t.Errorf("not so: %s\n%+v\n%+v", what, got.Snapshots, p)
 		}
 	}
-	reader.Done()
+	reader.CloseSnapshot()
 	s.collector.collect(nil, true)
 	if age := s.Stats().Snapshots.OldestAge; age != 0 {
 		t.Errorf("a snapshot that has ended is %v old", age)

@@ -30,13 +30,13 @@ type Store struct {
 	ablation           ablation.Switches
 	recovery           storage.Recovery
 
-	horizon                   horizon
+	watermark                 watermark
 	_                         [64]byte
-	voids                     atomic.Uint64 // epochs without a commit: given up, or of bulk loads; counted before they are visible
+	noOps                     atomic.Uint64 // epochs without a commit: given up, or of bulk loads; counted before they are visible
 	conflicts, preconditions  atomic.Uint64
-	loading                   atomic.Pointer[loadSwitch] // the bulk load that is taking its place; nil without one
-	held                      heldOff
-	loader                    *waiter // of that load
+	bulkLoading               atomic.Pointer[bulkLoadSwitch] // the bulk load that is taking its place; nil without one
+	commitPause               commitPause
+	bulkLoader                *waiter // of that load
 	collections, collectNanos atomic.Uint64
 
 	closing       atomic.Bool
@@ -66,17 +66,17 @@ func OpenContext(ctx context.Context, o Options) (*Store, error) {
 		return nil, fmt.Errorf("open %s: %w", o.Storage.Dir, err)
 	}
 	s := &Store{
-		latches: newLatches(o.Storage.Ablation), loader: newWaiter(), limits: o.Limits, durability: o.Durability,
+		latches: newLatches(o.Storage.Ablation), bulkLoader: newWaiter(), limits: o.Limits, durability: o.Durability,
 		ablation:     o.Storage.Ablation,
 		syncInterval: o.SyncInterval, gcInterval: o.GCInterval, retention: o.Retention, checkpointInterval: o.CheckpointInterval,
 	}
-	s.registry = pin.NewRegistry(&s.horizon.visible)
+	s.registry = pin.NewRegistry(&s.watermark.visible)
 	engine, recovery, err := storage.Open(ctx, o.Storage, s.registry)
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", o.Storage.Dir, err)
 	}
 	s.engine, s.recovery = engine, recovery
-	s.horizon.open(recovery.Next-1, s.limits.Sessions+1) // and the probe's
+	s.watermark.open(recovery.Next-1, s.limits.Sessions+1) // and the probe's
 	ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	s.stop = stop
 	s.collector = newCollector(s)
@@ -106,7 +106,7 @@ func (s *Store) Err() error { return s.engine.Err() }
 func (s *Store) Damage() error { return s.engine.Damage() }
 
 // Visible is the newest epoch that new snapshots see.
-func (s *Store) Visible() keys.Epoch { return keys.Epoch(s.horizon.visible.Load()) }
+func (s *Store) Visible() keys.Epoch { return keys.Epoch(s.watermark.visible.Load()) }
 
 // Durable is the newest epoch on stable storage, as all before it.
 func (s *Store) Durable() keys.Epoch { return s.engine.Durable() }
@@ -124,7 +124,7 @@ func (s *Store) isSync(d Durability) bool {
 // Wait returns when a commit with this epoch and durability may be acknowledged: it is visible, and durable if it has to be. An
 // error means that its fate is unknown (the context ended) or that it may be lost (ErrFailed).
 func (s *Store) Wait(ctx context.Context, e keys.Epoch, d Durability) error {
-	if err := s.horizon.waitAlone(ctx, e); err != nil {
+	if err := s.watermark.waitAlone(ctx, e); err != nil {
 		return err
 	}
 	if !s.isSync(d) {
@@ -133,8 +133,8 @@ func (s *Store) Wait(ctx context.Context, e keys.Epoch, d Durability) error {
 	return s.engine.WaitDurable(ctx, e)
 }
 
-// Settled reports whether Wait would return nil at once.
-func (s *Store) Settled(e keys.Epoch, d Durability) bool {
+// Acknowledgeable reports whether Wait would return nil at once.
+func (s *Store) Acknowledgeable(e keys.Epoch, d Durability) bool {
 	return e <= s.Visible() && (!s.isSync(d) || e <= s.engine.Durable())
 }
 
@@ -146,26 +146,26 @@ func (s *Store) AwaitDurable(ctx context.Context, e keys.Epoch) error {
 	return s.engine.WaitDurable(ctx, e)
 }
 
-// Keep keeps the epoch of a session's view readable for ttl after the view ends, for a scan that will be resumed.
-func (s *Store) Keep(at keys.Epoch, ttl time.Duration) error {
-	if !s.registry.Hold(at, time.Now().Add(ttl), s.limits.Holds) {
-		return ErrTooManyHolds
+// LeaseSnapshot keeps the epoch of a session's view readable for ttl after the view ends, for a scan that will be resumed.
+func (s *Store) LeaseSnapshot(at keys.Epoch, ttl time.Duration) error {
+	if !s.registry.Hold(at, time.Now().Add(ttl), s.limits.SnapshotLeases) {
+		return ErrTooManySnapshotLeases
 	}
 	return nil
 }
 
 // NextSnapshotID is a number for a snapshot, or anything else that keeps versions, so that an operator can name it. No number is given out
-// twice, and none is that of what Keep keeps.
+// twice, and none is that of a lease.
 func (s *Store) NextSnapshotID() uint64 { return s.registry.NextID() }
 
-// Kept is what Keep keeps.
-func (s *Store) Kept() []pin.Hold { return s.registry.Holds() }
+// SnapshotLeases lists the leases.
+func (s *Store) SnapshotLeases() []pin.Hold { return s.registry.Holds() }
 
-// EndKept ends what Keep keeps, before its time. It reports false if nothing has this id.
-func (s *Store) EndKept(id uint64) (pin.Hold, bool) { return s.registry.EndHold(id) }
+// EndSnapshotLease ends what Keep keeps, before its time. It reports false if nothing has this id.
+func (s *Store) EndSnapshotLease(id uint64) (pin.Hold, bool) { return s.registry.EndHold(id) }
 
-// Readable is the epoch from which on every epoch is readable.
-func (s *Store) Readable() keys.Epoch { return s.registry.Frontier() }
+// LowWatermark is the epoch from which on every epoch is readable.
+func (s *Store) LowWatermark() keys.Epoch { return s.registry.Frontier() }
 
 // runSyncer makes async commits durable at the configured interval.
 func (s *Store) runSyncer(ctx context.Context) {

@@ -17,7 +17,7 @@ func TestDamagedSuperblockDoesNotTakeALoadAway(t *testing.T) {
 		t.Fatal(err)
 	}
 	mustPut(t, s, "a", "1")
-	l, err := s.BulkLoad()
+	l, err := s.BeginBulkLoad()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -125,7 +125,7 @@ func TestSnapshotsSeeTheirStateAcrossManyCheckpoints(t *testing.T) {
 		}
 		if round%5 == 0 {
 			x := mustSession(t, s)
-			if _, err := x.View(0); err != nil {
+			if _, err := x.OpenSnapshot(0); err != nil {
 				t.Fatal(err)
 			}
 			state := map[string]string{}

@@ -59,7 +59,7 @@ func (x *Session) Begin(o TxnOptions) (*Txn, error) {
 	if o.Isolation == 0 {
 		o.Isolation = IsolationSerializable
 	}
-	at, err := x.View(o.At)
+	at, err := x.OpenSnapshot(o.At)
 	if err != nil {
 		return nil, err
 	}
@@ -179,7 +179,7 @@ func (t *Txn) RollbackTo(savepoint int) error {
 	switch {
 	case !t.open:
 		return ErrNoTransaction
-	case savepoint < 1 || savepoint > len(t.own.marks):
+	case savepoint < 1 || savepoint > len(t.own.savepoints):
 		return ErrNoSavepoint
 	}
 	t.cursor.Close()
@@ -219,5 +219,5 @@ func (t *Txn) Rollback() {
 	t.open = false
 	t.own.reset()
 	t.reads.reset(0)
-	t.session.Done()
+	t.session.CloseSnapshot()
 }

@@ -114,7 +114,7 @@ func TestTransactionIsChargedForTheMemoryThatItHolds(t *testing.T) {
 				t.Errorf("it is charged for %d bytes and holds %d", charged, held)
 			}
 			tx.Rollback()
-			if left := heapBytes() - before; left > keepBytesMax+slack {
+			if left := heapBytes() - before; left > pooledBytesMax+slack {
 				t.Errorf("the session keeps %d bytes of it", left)
 			}
 		})

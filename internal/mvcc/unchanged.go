@@ -18,7 +18,7 @@ func (t *Txn) UnchangedSince(lower, upper []byte, since keys.Epoch) (bool, error
 		return false, err
 	}
 	defer past.Close()
-	if _, err := past.View(since); err != nil { // and keeps it
+	if _, err := past.OpenSnapshot(since); err != nil { // and keeps it
 		return false, err
 	}
 	from, to := keys.Append(nil, keys.SpaceUser, lower), []byte{byte(keys.SpaceUser) + 1}

@@ -14,7 +14,7 @@ func TestUnchangedSinceSeesWhatCameAndWent(t *testing.T) {
 	since := mustPut(t, s, "c", "v")
 	holder := mustSession(t, s)
 	defer holder.Close()
-	if _, err := holder.View(since); err != nil {
+	if _, err := holder.OpenSnapshot(since); err != nil {
 		t.Fatal(err)
 	}
 	x := mustSession(t, s)
@@ -56,5 +56,5 @@ func TestUnchangedSinceSeesWhatCameAndWent(t *testing.T) {
 		check("merged", "c", "d", true)
 		mustPut(t, s, "other", "v") // something to merge
 	}
-	holder.Done()
+	holder.CloseSnapshot()
 }

@@ -20,8 +20,8 @@ import (
 const (
 	// windowBytesMax is how much of the log may be left for the window: some hundred small records.
 	windowBytesMax = 16 << 10
-	// catchUpRoundsMax bounds the rounds. A round reads the log several times as fast as it is written.
-	catchUpRoundsMax = 16
+	// validationRoundsMax bounds the rounds. A round reads the log several times as fast as it is written.
+	validationRoundsMax = 16
 )
 
 // prevalidate is the walk of a commit with a read set, and the first rounds, while no latch is held. Holding latches for
@@ -38,14 +38,14 @@ func (x *Session) prevalidate(ctx context.Context, w *Write) error {
 // validate checks that nothing in the read set has changed after the snapshot, and remembers up to
 // where it has looked. It may read pages. The caller has entered the guard, and stays in it until validateWindow.
 func (x *Session) validate(ctx context.Context, r *readSet) error {
-	if !x.store.engine.ResumeValidation(&r.seen) {
+	if !x.store.engine.ResumeValidation(&r.validation) {
 		if err := x.walk(ctx, r); err != nil {
 			return err
 		}
 	}
 	x.reached(stepWalked)
-	for range catchUpRoundsMax {
-		end, left := r.seen.LogEnd()
+	for range validationRoundsMax {
+		end, left := r.validation.LogEnd()
 		if left <= windowBytesMax {
 			return nil
 		}
@@ -61,18 +61,18 @@ func (x *Session) validateHere(ctx context.Context, r *readSet) error {
 	if err := x.validate(ctx, r); err != nil {
 		return err
 	}
-	end, _ := r.seen.LogEnd()
+	end, _ := r.validation.LogEnd()
 	return x.catchUp(ctx, r, end)
 }
 
 // catchUp is one round: it looks at the commits up to the end of the log, or, if a rotation has taken the buffer of the
 // segment, at what was read.
 func (x *Session) catchUp(ctx context.Context, r *readSet, end storage.LogPosition) error {
-	if err := x.store.horizon.wait(ctx, end.Epoch-1, x.parker); err != nil {
+	if err := x.store.watermark.wait(ctx, end.Epoch-1, x.parker); err != nil {
 		return err
 	}
 	var conflict error
-	if !x.store.engine.VisitWritten(&r.seen, end, func(key []byte, newer keys.Epoch) bool {
+	if !x.store.engine.VisitWritten(&r.validation, end, func(key []byte, newer keys.Epoch) bool {
 		conflict = x.notRead(r, key, newer)
 		return conflict == nil
 	}) {
@@ -88,8 +88,8 @@ func (x *Session) catchUp(ctx context.Context, r *readSet, end storage.LogPositi
 func (x *Session) walk(ctx context.Context, r *readSet) error {
 	r.sort()
 	seen, next := x.store.engine.BeginValidation()
-	r.seen = seen
-	if err := x.store.horizon.wait(ctx, next-1, x.parker); err != nil {
+	r.validation = seen
+	if err := x.store.watermark.wait(ctx, next-1, x.parker); err != nil {
 		return err
 	}
 	if err := x.unchanged(r, keys.MaxEpoch); err != nil {
@@ -103,18 +103,18 @@ func (x *Session) walk(ctx context.Context, r *readSet) error {
 // epoch, which cannot deadlock: their commits hold all their latches already. If the context ends the wait, the commit
 // cannot happen, and its epoch becomes a no-op record.
 func (x *Session) validateWindow(ctx context.Context, r *readSet, epoch keys.Epoch) error {
-	if err := x.store.horizon.wait(ctx, epoch-1, x.parker); err != nil {
+	if err := x.store.watermark.wait(ctx, epoch-1, x.parker); err != nil {
 		return err
 	}
-	if r.seen == (storage.Validation{}) {
+	if r.validation == (storage.Validation{}) {
 		// The record was so large that it was reserved in a new generation before validation. This may read pages while
 		// later commits wait: rare, and short compared with copying the record.
-		r.seen, _ = x.store.engine.BeginValidation()
+		r.validation, _ = x.store.engine.BeginValidation()
 		return x.unchanged(r, epoch)
 	}
 	var conflict error
-	x.store.engine.WrittenSince(&r.seen, &x.writer, func(key []byte, newer keys.Epoch) bool {
-		r.looked++
+	x.store.engine.WrittenSince(&r.validation, &x.writer, func(key []byte, newer keys.Epoch) bool {
+		r.windowKeys++
 		conflict = x.notRead(r, key, newer)
 		return conflict == nil
 	})
@@ -145,7 +145,7 @@ func (x *Session) unchanged(r *readSet, before keys.Epoch) error {
 		}
 	}
 	for _, b := range r.ranges {
-		epoch, changed, err := x.reader.ChangedSince(r.seen.Pinned, r.key(b.lower), r.key(b.upper), r.checked, before)
+		epoch, changed, err := x.reader.ChangedSince(r.validation.Pinned, r.key(b.lower), r.key(b.upper), r.checked, before)
 		if err != nil {
 			return err
 		}
@@ -161,6 +161,6 @@ func (x *Session) unchanged(r *readSet, before keys.Epoch) error {
 // an epoch. It is returned once that epoch is visible; see finish.
 func (x *Session) conflict(r *readSet, key []byte, newer keys.Epoch) error {
 	x.store.conflicts.Add(1)
-	x.told = newer
+	x.revealed = newer
 	return r.conflict(key, newer)
 }

@@ -106,7 +106,7 @@ func (s *Server) limitsMessage(e *mvcc.Stats) *pb.Limits {
 		ScanPageBytesDefault: scanPageBytesDefault,
 		ScanPageBytesMax:     scanPageBytesMax,
 		SnapshotLeaseTtl:     durationpb.New(s.config.SnapshotLeaseTTL),
-		SnapshotLeases:       uint64(e.Limits.Holds),
+		SnapshotLeases:       uint64(e.Limits.SnapshotLeases),
 
 		Transactions:           uint64(s.transactions.countMax),
 		TransactionIdleTimeout: durationpb.New(s.transactions.idle),

@@ -37,10 +37,10 @@ var errNotCommitted = invalid("commit", "the stream ended without it; nothing wa
 // bulkLoad takes the stream's entries and commits them. However it ends, nothing of a load that was not committed is left.
 func (s *kvService) bulkLoad(
 	ctx context.Context, o *openSnapshot, stream grpc.ClientStreamingServer[pb.BulkLoadRequest, pb.BulkLoadResponse],
-) (loaded mvcc.Loaded, err error) {
-	l, err := s.store.BulkLoad()
+) (loaded mvcc.BulkLoaded, err error) {
+	l, err := s.store.BeginBulkLoad()
 	if err != nil {
-		return mvcc.Loaded{}, err
+		return mvcc.BulkLoaded{}, err
 	}
 	defer func() {
 		// A file that cannot be removed takes space until the next start, and does not make the load fail.
@@ -57,20 +57,20 @@ func (s *kvService) bulkLoad(
 		select {
 		case m = <-messages:
 		case <-ctx.Done():
-			return mvcc.Loaded{}, context.Cause(ctx)
+			return mvcc.BulkLoaded{}, context.Cause(ctx)
 		}
 		if err := o.resume(); err != nil {
-			return mvcc.Loaded{}, err
+			return mvcc.BulkLoaded{}, err
 		}
 		if errors.Is(m.err, io.EOF) {
-			return mvcc.Loaded{}, errNotCommitted
+			return mvcc.BulkLoaded{}, errNotCommitted
 		}
 		if m.err != nil {
-			return mvcc.Loaded{}, m.err
+			return mvcc.BulkLoaded{}, m.err
 		}
 		for _, e := range m.request.Entries {
 			if err := l.Add(e.Key, e.Value); err != nil {
-				return mvcc.Loaded{}, err
+				return mvcc.BulkLoaded{}, err
 			}
 		}
 		commit := m.request.Commit

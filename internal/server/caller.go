@@ -82,7 +82,7 @@ func (c *caller) uncharge() {
 func (p *callers) release(c *caller) {
 	c.uncharge()
 	c.ctx = context.Background() // it must not keep the request's
-	c.session.Done()
+	c.session.CloseSnapshot()
 	c.trim()
 	p.mu.Lock()
 	if !p.closed && len(p.idle) < callersIdleMax {

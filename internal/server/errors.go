@@ -149,13 +149,13 @@ func classify(err error) fault {
 		return exhausted(pb.ErrorReason_ERROR_REASON_OVERLOADED, retryOverloaded)
 	case errors.Is(err, mvcc.ErrTooManySessions), errors.Is(err, errTooManyConns), errors.Is(err, errTooManyStreams):
 		return exhausted(pb.ErrorReason_ERROR_REASON_TOO_MANY_SESSIONS, retrySessions)
-	case errors.Is(err, mvcc.ErrLoadBusy):
+	case errors.Is(err, mvcc.ErrBulkLoadBusy):
 		return exhausted(pb.ErrorReason_ERROR_REASON_BULK_LOAD_BUSY, retryLoad)
-	case errors.Is(err, mvcc.ErrLoadQuarantine):
+	case errors.Is(err, mvcc.ErrBulkLoadQuarantine):
 		return fault{code: codes.FailedPrecondition, reason: pb.ErrorReason_ERROR_REASON_BULK_LOAD_QUARANTINE}
-	case errors.Is(err, mvcc.ErrLoadOvertaken):
+	case errors.Is(err, mvcc.ErrBulkLoadOvertaken):
 		return fault{code: codes.Aborted, reason: pb.ErrorReason_ERROR_REASON_BULK_LOAD_OVERTAKEN, retry: retryLoad}
-	case errors.Is(err, mvcc.ErrTooManyHolds):
+	case errors.Is(err, mvcc.ErrTooManySnapshotLeases):
 		return exhausted(pb.ErrorReason_ERROR_REASON_TOO_MANY_SNAPSHOT_LEASES, retrySessions)
 	case errors.Is(err, mvcc.ErrEmptyKey):
 		return fault{code: codes.InvalidArgument, reason: pb.ErrorReason_ERROR_REASON_KEY_EMPTY, field: "key"}

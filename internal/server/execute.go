@@ -23,7 +23,9 @@ type settle struct {
 }
 
 // ready reports whether the answer may be sent without waiting.
-func (w settle) ready(s *mvcc.Store) bool { return w.epoch == 0 || s.Settled(w.epoch, w.durability) }
+func (w settle) ready(s *mvcc.Store) bool {
+	return w.epoch == 0 || s.Acknowledgeable(w.epoch, w.durability)
+}
 
 // wait returns when the answer may be sent.
 func (w settle) wait(ctx context.Context, s *mvcc.Store) error {
@@ -138,11 +140,11 @@ func (c *caller) batchGet(ctx context.Context, req *pb.BatchGetRequest, out *pb.
 	if n := len(req.Keys); n > s.limits.BatchOps {
 		return settle{}, &mvcc.LimitError{What: "batch operations", Limit: s.limits.BatchOps, Got: n}
 	}
-	at, err := c.session.View(keys.Epoch(req.SnapshotEpoch))
+	at, err := c.session.OpenSnapshot(keys.Epoch(req.SnapshotEpoch))
 	if err != nil {
 		return settle{}, err
 	}
-	defer c.session.Done()
+	defer c.session.CloseSnapshot()
 	out.ReadEpoch = uint64(at)
 	n := len(req.Keys)
 	await, size, left := keys.Epoch(0), 0, n
@@ -166,7 +168,7 @@ func (c *caller) batchGet(ctx context.Context, req *pb.BatchGetRequest, out *pb.
 	})
 	if errors.Is(err, errAnswerFull) {
 		err = nil
-		_ = s.store.Keep(at, s.config.SnapshotLeaseTTL) // without a place for it the rest may have to be read at another epoch
+		_ = s.store.LeaseSnapshot(at, s.config.SnapshotLeaseTTL) // without a place for it the rest may have to be read at another epoch
 	}
 	return settleRead(await), err
 }

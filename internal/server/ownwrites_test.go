@@ -109,7 +109,7 @@ func TestEveryRequestOfAPipelineSeesTheOnesBeforeIt(t *testing.T) {
 			mustRecv(t, stream)
 
 			held, release, done := make(chan struct{}), make(chan struct{}), make(chan error, 1)
-			other.HoldReserved(func() {
+			other.PauseReserved(func() {
 				close(held)
 				<-release
 			})

@@ -152,10 +152,10 @@ func (sc *scan) run(stream grpc.ServerStreamingServer[pb.ScanResponse]) error {
 // begin opens the snapshot and the cursor.
 func (sc *scan) begin(ctx context.Context) (err error) {
 	x := sc.caller.session
-	if sc.at, err = x.View(sc.at); err != nil {
+	if sc.at, err = x.OpenSnapshot(sc.at); err != nil {
 		return err
 	}
-	sc.snapshot = sc.server.openSnapshot(ctx, pb.SnapshotInfo_KIND_SCAN, sc.at, x.Done)
+	sc.snapshot = sc.server.openSnapshot(ctx, pb.SnapshotInfo_KIND_SCAN, sc.at, x.CloseSnapshot)
 	sc.options.Context = sc.snapshot.ctx
 	sc.cursor, err = x.Scan(sc.options)
 	return err
@@ -191,7 +191,7 @@ func (sc *scan) sendPage(stream grpc.ServerStreamingServer[pb.ScanResponse]) (mo
 // that the epoch is gone, and may go on at the newest: no scan fails because others have left too many tokens.
 func (sc *scan) keep() {
 	if sc.handedOut {
-		_ = sc.server.store.Keep(sc.at, sc.server.config.SnapshotLeaseTTL)
+		_ = sc.server.store.LeaseSnapshot(sc.at, sc.server.config.SnapshotLeaseTTL)
 	}
 }
 

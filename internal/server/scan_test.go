@@ -250,11 +250,11 @@ func TestLimitedScansNeverRunOutOfTokens(t *testing.T) {
 	defer session.Close()
 	for i := 0; ; i++ {
 		h.put(t, "000", fmt.Sprint(i))
-		at, err := session.View(0)
+		at, err := session.OpenSnapshot(0)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := h.store.Keep(at, time.Minute); err != nil {
+		if err := h.store.LeaseSnapshot(at, time.Minute); err != nil {
 			break
 		}
 	}

@@ -160,7 +160,7 @@ func (o *openSnapshot) endLocked(cause telemetry.SnapshotEnd) bool {
 		return false
 	}
 	t := &o.server.snapshots
-	o.why = &snapshotEndedError{epoch: o.epoch, oldest: o.server.store.Readable(), cause: cause, timeout: t.timeout}
+	o.why = &snapshotEndedError{epoch: o.epoch, oldest: o.server.store.LowWatermark(), cause: cause, timeout: t.timeout}
 	if o.waiting && o.release != nil {
 		o.release()
 	}
@@ -239,7 +239,7 @@ func (s *adminService) ListSnapshots(context.Context, *pb.ListSnapshotsRequest) 
 		out.Snapshots = append(out.Snapshots, info)
 	}
 	now := time.Now()
-	for _, h := range s.store.Kept() {
+	for _, h := range s.store.SnapshotLeases() {
 		out.Snapshots = append(out.Snapshots, &pb.SnapshotInfo{
 			Id: h.ID, Kind: pb.SnapshotInfo_KIND_RESUME_TOKEN, Epoch: uint64(h.Epoch), Age: durationpb.New(now.Sub(h.Since)),
 			ExpiresIn: durationpb.New(max(0, h.Until.Sub(now))),
@@ -263,7 +263,7 @@ func (s *adminService) EndSnapshot(_ context.Context, req *pb.EndSnapshotRequest
 		s.endTransaction(t)
 		return new(pb.EndSnapshotResponse), nil
 	}
-	if h, ok := s.store.EndKept(req.Id); ok {
+	if h, ok := s.store.EndSnapshotLease(req.Id); ok {
 		s.snapshots.ended[telemetry.SnapshotOperator].Add(1)
 		s.log.Info("an operator ends a snapshot", "id", h.ID, "kind", pb.SnapshotInfo_KIND_RESUME_TOKEN.Name(), "epoch", uint64(h.Epoch),
 			"age", time.Since(h.Since))

@@ -247,7 +247,7 @@ func (b *bench) readerAt(epoch keys.Epoch) *mvcc.Session {
 		b.t.Fatal(err)
 	}
 	b.t.Cleanup(x.Close)
-	if _, err := x.View(epoch); err != nil {
+	if _, err := x.OpenSnapshot(epoch); err != nil {
 		b.t.Fatal(err)
 	}
 	return x

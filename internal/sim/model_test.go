@@ -434,7 +434,7 @@ func (m *model) view() {
 		}
 	}
 	x := m.session()
-	at, err := x.View(0)
+	at, err := x.OpenSnapshot(0)
 	if err != nil || m.index(at) != len(m.states)-1 {
 		m.t.Fatalf("view at %d, %v", at, err)
 	}
@@ -469,7 +469,7 @@ func (m *model) compare(x *mvcc.Session, want map[string]string) {
 func (m *model) compareAll() {
 	x := m.session()
 	defer x.Close()
-	if _, err := x.View(0); err != nil {
+	if _, err := x.OpenSnapshot(0); err != nil {
 		m.t.Fatal(err)
 	}
 	m.compare(x, m.newest())

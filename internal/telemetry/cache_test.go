@@ -54,7 +54,7 @@ func TestCacheMetricsMoveWithTheReads(t *testing.T) {
 			batch = append(batch, key(i))
 		}
 	}
-	if _, err := session.View(0); err != nil {
+	if _, err := session.OpenSnapshot(0); err != nil {
 		t.Fatal(err)
 	}
 	if err := session.ReadAll(t.Context(), batch, func(int, mvcc.Value) error { return nil }); err != nil {
@@ -70,7 +70,7 @@ func TestCacheMetricsMoveWithTheReads(t *testing.T) {
 		}
 		cursor.Close()
 	}
-	session.Done()
+	session.CloseSnapshot()
 	after := valuesOf(t, store, files)
 	for _, name := range []string{
 		"cache_hits_total", "cache_misses_total", "cache_refaults_total", "cache_evictions_total", "cache_usage_decrements_total", "cache_clock_passes_total",

@@ -13,9 +13,9 @@ var treeReadings = []reading{
 	engineCounter("bulk_loads_total", "Bulk loads that became visible.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.BulkLoads) }),
 	engineCounter("bulk_loaded_keys_total", "Keys of bulk loads that became visible.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.BulkLoadedKeys) }),
 	engineCounter("bulk_load_commit_pause_seconds_total", "Time during which bulk loads paused commits.",
-		func(s *mvcc.Stats) float64 { return s.LoadHeld.Seconds() }),
+		func(s *mvcc.Stats) float64 { return s.CommitPause.Seconds() }),
 	engineGauge("bulk_load_commit_pause_longest_seconds", "Longest commit pause of one bulk load since start.",
-		func(s *mvcc.Stats) float64 { return s.LoadHeldMax.Seconds() }),
+		func(s *mvcc.Stats) float64 { return s.CommitPauseMax.Seconds() }),
 	engineGauge("write_amplification_ratio", "Bytes written to log and data file since start, for each byte of log records and bulk loads; zero before the first.",
 		func(s *mvcc.Stats) float64 { return s.Storage.WriteAmplification() }),
 	engineGauge("checkpoint_failing", "1 if the last background checkpoint failed, else 0. The server tries again.", func(s *mvcc.Stats) float64 {

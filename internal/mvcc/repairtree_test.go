@@ -110,7 +110,7 @@ func TestWritesGoOnThoughEveryLeafIsDamaged(t *testing.T) {
 func checkRefusedScan(t *testing.T, x *Session) {
 	t.Helper()
 	for _, reverse := range []bool{false, true} {
-		if _, err := x.View(0); err != nil {
+		if _, err := x.OpenSnapshot(0); err != nil {
 			t.Fatal(err)
 		}
 		c, err := x.Scan(ScanOptions{Reverse: reverse})
@@ -123,7 +123,7 @@ func checkRefusedScan(t *testing.T, x *Session) {
 			t.Fatalf("a scan over damage, reverse %v: %v", reverse, c.Err())
 		}
 		c.Close()
-		x.Done()
+		x.CloseSnapshot()
 	}
 }
 
@@ -402,7 +402,7 @@ func (d *besideDamage) open() {
 	}
 	d.s, d.x = s, mustSession(d.t, s)
 	d.view, d.was = mustSession(d.t, s), maps.Clone(d.want)
-	if _, err := d.view.View(0); err != nil {
+	if _, err := d.view.OpenSnapshot(0); err != nil {
 		d.t.Fatal(err)
 	}
 }
@@ -544,10 +544,10 @@ func (d *besideDamage) checkBatch(readable map[string]string) {
 	for k := range readable {
 		list = append(list, []byte(k))
 	}
-	if _, err := d.x.View(0); err != nil {
+	if _, err := d.x.OpenSnapshot(0); err != nil {
 		d.t.Fatal(err)
 	}
-	defer d.x.Done()
+	defer d.x.CloseSnapshot()
 	err := d.x.ReadAll(context.Background(), list, func(i int, v Value) error {
 		if want := readable[string(list[i])]; !v.Found || string(v.Data) != want {
 			return fmt.Errorf("%q in a batch: %v %.20q, want %.20q", list[i], v.Found, v.Data, want)
@@ -561,10 +561,10 @@ func (d *besideDamage) checkBatch(readable map[string]string) {
 
 func (d *besideDamage) checkScan() {
 	d.t.Helper()
-	if _, err := d.x.View(0); err != nil {
+	if _, err := d.x.OpenSnapshot(0); err != nil {
 		d.t.Fatal(err)
 	}
-	defer d.x.Done()
+	defer d.x.CloseSnapshot()
 	var order []string
 	for k, v := range d.want {
 		if v != "" {
@@ -768,7 +768,7 @@ func TestConflictsAreFoundBesideDamage(t *testing.T) {
 func TestBulkLoadGoesRoundDamageAtTheSecondAttempt(t *testing.T) {
 	s := mustOpenDamaged(t)
 	load := func() error {
-		l, err := s.BulkLoad()
+		l, err := s.BeginBulkLoad()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -842,7 +842,7 @@ func TestDamagedPageAtTheEndOfTheFileKeepsNobodyBusy(t *testing.T) {
 		t.Errorf("%d bytes of %d, %d pages lost: the test tests nothing", st.Pages.FileBytes, before, st.Tree.SkippedPages)
 	}
 	if pages := st.Pages; pages.FileBytes/int64(st.PageSize) <= 2*int64(pages.Live)+128 ||
-		s.engine.Schedule(time.Hour, s.collector.horizon()) != storage.WorkNone {
+		s.engine.Schedule(time.Hour, s.collector.snapshotEpochs()) != storage.WorkNone {
 		t.Errorf("%+v, and there is work to do for checkpoints", pages)
 	}
 }
@@ -908,7 +908,7 @@ func TestDeletionHidesVersionsOnALostPage(t *testing.T) {
 	for i := range 30 {
 		mustPut(t, s, "k", fmt.Sprintf("%d-%s", i, strings.Repeat("v", 90)))
 		x := mustSession(t, s)
-		if _, err := x.View(0); err != nil {
+		if _, err := x.OpenSnapshot(0); err != nil {
 			t.Fatal(err)
 		}
 		snapshots = append(snapshots, x)

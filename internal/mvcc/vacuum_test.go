@@ -98,7 +98,7 @@ func TestWhatALongReaderHeldComesBack(t *testing.T) {
 	write(1, 0, 4000, false)
 	reader := mustSession(t, s)
 	defer reader.Close()
-	if _, err := reader.View(0); err != nil {
+	if _, err := reader.OpenSnapshot(0); err != nil {
 		t.Fatal(err)
 	}
 	old := maps.Clone(want)
@@ -141,11 +141,11 @@ func TestSweepRestsWhileNothingCanGo(t *testing.T) {
 	first, second := mustSession(t, s), mustSession(t, s)
 	defer first.Close()
 	defer second.Close()
-	if _, err := first.View(0); err != nil {
+	if _, err := first.OpenSnapshot(0); err != nil {
 		t.Fatal(err)
 	}
 	fill("middle")
-	if _, err := second.View(0); err != nil {
+	if _, err := second.OpenSnapshot(0); err != nil {
 		t.Fatal(err)
 	}
 	fill("new")
@@ -168,7 +168,7 @@ func TestSweepRestsWhileNothingCanGo(t *testing.T) {
 	if v, err := first.Read(nil, []byte("key-00100")); err != nil || string(v.Data) != "old" {
 		t.Fatalf("the older snapshot reads %q, %v", v.Data, err)
 	}
-	first.Done()
+	first.CloseSnapshot()
 	first.Close()
 	mustConverge(t, s, 100)
 }
@@ -186,7 +186,7 @@ func TestIdleStoreSweepsItself(t *testing.T) {
 	})
 	reader := mustSession(t, s)
 	defer reader.Close()
-	if _, err := reader.View(0); err != nil {
+	if _, err := reader.OpenSnapshot(0); err != nil {
 		t.Fatal(err)
 	}
 	commitAll(t, s, func(w *Write) {
@@ -236,7 +236,7 @@ func TestSweepThatFindsNoRoomIsRepeated(t *testing.T) {
 		})
 		mustCheckpoint(t, s)
 		if round == 0 {
-			if _, err := reader.View(0); err != nil {
+			if _, err := reader.OpenSnapshot(0); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -360,7 +360,7 @@ func TestSnapshotsSeeTheirStateWhileOthersAreSwept(t *testing.T) {
 				})
 				if rng.IntN(3) == 0 {
 					x := mustSession(t, s)
-					if _, err := x.View(0); err != nil {
+					if _, err := x.OpenSnapshot(0); err != nil {
 						t.Fatal(err)
 					}
 					snapshots[x] = maps.Clone(now)
@@ -442,7 +442,7 @@ func sweepRun(s *Store, acked *int, swept *bool) error {
 		}
 		*acked = round + 1
 		if round == 0 {
-			if _, err := reader.View(0); err != nil {
+			if _, err := reader.OpenSnapshot(0); err != nil {
 				return err
 			}
 		}
@@ -450,7 +450,7 @@ func sweepRun(s *Store, acked *int, swept *bool) error {
 			return err
 		}
 	}
-	reader.Done()
+	reader.CloseSnapshot()
 	for range 4 {
 		if err := s.Checkpoint(context.Background()); err != nil {
 			return err

@@ -20,7 +20,7 @@ func TestCommitsGoOnWhileALoadIsMerged(t *testing.T) {
 	s := mustOpen(t, tiny(fs))
 	mustPut(t, s, "n", "0")
 	want := entriesFor("x", 3000, 1, rand.New(rand.NewPCG(4, 4)))
-	l, err := s.BulkLoad()
+	l, err := s.BeginBulkLoad()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +41,7 @@ func TestCommitsGoOnWhileALoadIsMerged(t *testing.T) {
 		}
 	})
 	done := make(chan error, 1)
-	var out Loaded
+	var out BulkLoaded
 	go func() {
 		var err error
 		out, err = l.Commit(context.Background())
@@ -76,7 +76,7 @@ func TestCommitsGoOnWhileALoadIsMerged(t *testing.T) {
 		}
 		want["n"] = fmt.Sprint(i + 1)
 	}
-	before, err := x.View(0)
+	before, err := x.OpenSnapshot(0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,13 +85,13 @@ func TestCommitsGoOnWhileALoadIsMerged(t *testing.T) {
 		t.Fatal(err)
 	}
 	fs.SetHook(nil)
-	if st := s.Stats(); out.Held <= 0 || st.LoadHeld < out.Held || st.LoadHeldMax != st.LoadHeld {
-		t.Errorf("the load held commits off for %v; the statistics say %v, and %v at most", out.Held, st.LoadHeld, st.LoadHeldMax)
+	if st := s.Stats(); out.CommitPause <= 0 || st.CommitPause < out.CommitPause || st.CommitPauseMax != st.CommitPause {
+		t.Errorf("the load held commits off for %v; the statistics say %v, and %v at most", out.CommitPause, st.CommitPause, st.CommitPauseMax)
 	}
 	if v, err := x.Read(nil, []byte("key-00003")); err != nil || string(v.Data) != "put beside" {
 		t.Errorf("a snapshot at %d from before the switch reads %.20q, %v", before, v.Data, err)
 	}
-	x.Done()
+	x.CloseSnapshot()
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -112,7 +112,7 @@ func TestContextEndsTheWaitForALoadsSwitch(t *testing.T) {
 	for _, cancelled := range []bool{false, true} {
 		fs := vfs.NewMem()
 		s := mustOpen(t, tiny(fs))
-		l, err := s.BulkLoad()
+		l, err := s.BeginBulkLoad()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -122,7 +122,7 @@ func TestContextEndsTheWaitForALoadsSwitch(t *testing.T) {
 		met, goOn := make(chan struct{}), make(chan struct{})
 		var stopped atomic.Bool
 		fs.SetHook(func(op vfs.Op, name string) {
-			if op == vfs.OpWrite && strings.HasSuffix(name, ".ekv") && s.loading.Load() != nil && !stopped.Swap(true) {
+			if op == vfs.OpWrite && strings.HasSuffix(name, ".ekv") && s.bulkLoading.Load() != nil && !stopped.Swap(true) {
 				close(met)
 				<-goOn
 			}

@@ -18,7 +18,7 @@ import (
 // nobody else can, and so neighbours in time that finish in order share one line and not two.
 //
 // Invariant: every epoch <= visible is installed, and every marked epoch is < visible + len(ring).
-type horizon struct {
+type watermark struct {
 	_       [128]byte
 	visible atomic.Uint64
 	_       [120]byte
@@ -51,7 +51,7 @@ type waiter struct {
 func newWaiter() *waiter { return &waiter{wake: make(chan struct{}, 1)} }
 
 // open prepares the ring for at most sessionsMax epochs beyond visible.
-func (h *horizon) open(visible keys.Epoch, sessionsMax int) {
+func (h *watermark) open(visible keys.Epoch, sessionsMax int) {
 	size := uint64(64)
 	for size <= uint64(sessionsMax) {
 		size *= 2
@@ -63,7 +63,7 @@ func (h *horizon) open(visible keys.Epoch, sessionsMax int) {
 }
 
 // fail ends every wait for an epoch that visible has not reached, now and later, because one before it will never be installed.
-func (h *horizon) fail(err error) {
+func (h *watermark) fail(err error) {
 	h.once.Do(func() {
 		h.failure = err
 		close(h.failed)
@@ -71,33 +71,33 @@ func (h *horizon) fail(err error) {
 }
 
 // slot spreads neighbouring epochs over cache lines: two writers finish neighbouring epochs at the same moment.
-func (h *horizon) slot(e uint64) *atomic.Uint64 {
+func (h *watermark) ringEntry(e uint64) *atomic.Uint64 {
 	lines := (h.mask + 1) / 8
 	return &h.ring[(e%lines)*8+(e/lines)%8]
 }
 
 // done tells that e is installed, and moves visible as far as it goes. Who marks an epoch looks at visible afterwards, and who moves
 // visible looks for a mark afterwards: one of two neighbours sees the other.
-func (h *horizon) done(e keys.Epoch) {
+func (h *watermark) markInstalled(e keys.Epoch) {
 	own := uint64(e)
 	moved := h.visible.CompareAndSwap(own-1, own) // not a load first: that would fetch a contended line twice
 	if !moved {
-		h.slot(own).Store(own)
+		h.ringEntry(own).Store(own)
 	}
-	h.ratchet(moved)
+	h.advance(moved)
 }
 
 // jump moves visible to e, past epochs that no commit has or will get. Every epoch that was given out is visible already.
-func (h *horizon) jump(e keys.Epoch) {
+func (h *watermark) jumpTo(e keys.Epoch) {
 	h.visible.Store(uint64(e))
-	h.ratchet(true)
+	h.advance(true)
 }
 
-func (h *horizon) ratchet(moved bool) {
+func (h *watermark) advance(moved bool) {
 	for {
 		from := h.visible.Load()
 		to := from
-		for h.slot(to+1).Load() == to+1 {
+		for h.ringEntry(to+1).Load() == to+1 {
 			to++
 		}
 		if to == from {
@@ -110,7 +110,7 @@ func (h *horizon) ratchet(moved bool) {
 	}
 }
 
-func (h *horizon) wakeThrough(epoch uint64) {
+func (h *watermark) wakeThrough(epoch uint64) {
 	h.mu.Lock()
 	kept := h.waiting[:0]
 	for _, w := range h.waiting {
@@ -134,8 +134,8 @@ const (
 
 // wait returns once visible has reached e, the context has ended, or it is known that visible will not get there. Every smaller epoch is finished
 // by the commit that holds it.
-func (h *horizon) wait(ctx context.Context, e keys.Epoch, w *waiter) (err error) {
-	if h.spin(e) || !h.enlist(uint64(e), w) {
+func (h *watermark) wait(ctx context.Context, e keys.Epoch, w *waiter) (err error) {
+	if h.spin(e) || !h.enqueue(uint64(e), w) {
 		return nil
 	}
 	select {
@@ -146,7 +146,7 @@ func (h *horizon) wait(ctx context.Context, e keys.Epoch, w *waiter) (err error)
 	case <-h.failed:
 		err = h.failure
 	}
-	if h.delist(w) {
+	if h.dequeue(w) {
 		return err
 	}
 	<-w.wake // it was sent before the list was unlocked
@@ -154,7 +154,7 @@ func (h *horizon) wait(ctx context.Context, e keys.Epoch, w *waiter) (err error)
 }
 
 // spin waits busily, for a few microseconds at most, and reports whether visible has reached e.
-func (h *horizon) spin(e keys.Epoch) bool {
+func (h *watermark) spin(e keys.Epoch) bool {
 	for range spins {
 		if h.visible.Load() >= uint64(e) {
 			return true
@@ -168,7 +168,7 @@ func (h *horizon) spin(e keys.Epoch) bool {
 var waiters = sync.Pool{New: func() any { return newWaiter() }}
 
 // waitAlone is wait for those without a session.
-func (h *horizon) waitAlone(ctx context.Context, e keys.Epoch) error {
+func (h *watermark) waitAlone(ctx context.Context, e keys.Epoch) error {
 	if h.visible.Load() >= uint64(e) {
 		return nil
 	}
@@ -179,7 +179,7 @@ func (h *horizon) waitAlone(ctx context.Context, e keys.Epoch) error {
 
 // enlist parks w, unless visible has reached e. The counter rises before visible is read again, and a ratchet moves visible
 // before it reads the counter: one of the two sees the other.
-func (h *horizon) enlist(e uint64, w *waiter) bool {
+func (h *watermark) enqueue(e uint64, w *waiter) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.parked.Add(1)
@@ -193,7 +193,7 @@ func (h *horizon) enlist(e uint64, w *waiter) bool {
 }
 
 // delist takes w from the list, and reports false if it was woken before.
-func (h *horizon) delist(w *waiter) bool {
+func (h *watermark) dequeue(w *waiter) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for i, x := range h.waiting {

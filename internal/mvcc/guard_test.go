@@ -56,7 +56,7 @@ func deletedStore(t testing.TB, n int, inTree bool) *Store {
 	x, reader := mustSession(t, s), mustSession(t, s)
 	t.Cleanup(func() { x.Close(); reader.Close() })
 	putMany(t, x, n, func(w *Write, key []byte) { w.Set(key, []byte("value")) })
-	if _, err := reader.View(0); err != nil {
+	if _, err := reader.OpenSnapshot(0); err != nil {
 		t.Fatal(err)
 	}
 	putMany(t, x, n, func(w *Write, key []byte) { w.Delete(key) })
@@ -76,7 +76,7 @@ func TestScanOverDeletionsLeavesItsProtectionEveryFewLeaves(t *testing.T) {
 		x := mustSession(t, s)
 		for _, reverse := range []bool{false, true} {
 			o := ScanOptions{Reverse: reverse}
-			if _, err := x.View(0); err != nil {
+			if _, err := x.OpenSnapshot(0); err != nil {
 				t.Fatal(err)
 			}
 			c, err := x.Scan(o)
@@ -102,7 +102,7 @@ func TestScanOverDeletionsLeavesItsProtectionEveryFewLeaves(t *testing.T) {
 			if c.Next() || !errors.Is(c.Err(), context.Canceled) || c.stays != least/2 {
 				t.Errorf("in the tree %v, reverse %v: %v after %d stays, want %d", inTree, reverse, c.Err(), c.stays, least/2)
 			}
-			x.Done()
+			x.CloseSnapshot()
 		}
 		x.Close()
 	}
@@ -166,7 +166,7 @@ func TestScanPassesKeysNewerThanItsSnapshotInShortStays(t *testing.T) {
 	x, reader := mustSession(t, s), mustSession(t, s)
 	defer x.Close()
 	defer reader.Close()
-	if _, err := reader.View(0); err != nil {
+	if _, err := reader.OpenSnapshot(0); err != nil {
 		t.Fatal(err)
 	}
 	putMany(t, x, n, func(w *Write, key []byte) { w.Set(key, []byte("value")) })
@@ -207,7 +207,7 @@ func TestLongBatchGetHoldsUpNoWriter(t *testing.T) {
 	for i := range list {
 		list[i] = fmt.Appendf(nil, "key-%07d", (i*7919)%n) // in no order
 	}
-	if _, err := x.View(0); err != nil {
+	if _, err := x.OpenSnapshot(0); err != nil {
 		t.Fatal(err)
 	}
 	var reading atomic.Bool
@@ -255,5 +255,5 @@ func TestLongBatchGetHoldsUpNoWriter(t *testing.T) {
 	if err := x.ReadAll(ctx, list, func(int, Value) error { return nil }); !errors.Is(err, context.Canceled) || x.batch.stays > 11 {
 		t.Errorf("%v after %d stays", err, x.batch.stays)
 	}
-	x.Done()
+	x.CloseSnapshot()
 }
