@@ -13,8 +13,9 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/repairtree"
 )
 
-// DurableState is one durable state of a store: what a superblock leads to, and the files that belong to it. Package inspect verifies,
-// measures and salvages a store through it. It reads the files, past every cache and past what an engine has in memory, and writes nothing.
+// DurableState is one durable state of a store: what a superblock leads to, and the files that
+// belong to it. Package inspect verifies, measures and salvages a store through it. It reads the
+// files, past every cache and past what an engine has in memory, and writes nothing.
 type DurableState struct {
 	Files Files
 	Pages *pager.Pager // of the data file in this state, for reading only
@@ -45,7 +46,8 @@ func (s *DurableState) ReadPage(id page.ID, buf []byte) error {
 // Source reads and verifies tree pages. A page lives until the next call.
 func (s *DurableState) Source() btree.Source { return pagesource.NewDirect(s.Pages) }
 
-// LogSegment is the number of a log segment of which the state knows that it, or a newer one, exists; zero if it knows of none.
+// LogSegment is the number of a log segment of which the state knows that it, or a newer one,
+// exists; zero if it knows of none.
 func (s *DurableState) LogSegment() uint64 {
 	state := s.Pages.State()
 	return logSegment(&state)
@@ -57,15 +59,15 @@ func (s *DurableState) ReadQuarantine() (versions []quarantine.Version, fault, e
 	return s.Files.ReadQuarantine(&state)
 }
 
-// ExplainLog turns an error of the replay of the log after this state into the engine's: if the newest superblock may be lost, the
-// superblock is damaged and not the log.
+// ExplainLog turns an error of the replay of the log after this state into the engine's: if the
+// newest superblock may be lost, the superblock is damaged and not the log.
 func (s *DurableState) ExplainLog(err error) error { return blameSuperblock(s.Pages, err) }
 
 // Close closes the file of a state that Files opened.
 func (s *DurableState) Close() error { return s.Pages.Close() }
 
-// PinnedState is the newest durable state of an open engine. Checkpoints and writers go on, but do not reuse its pages until Release, and do
-// not remove log segments until ReleaseLog.
+// PinnedState is the newest durable state of an open engine. Checkpoints and writers go on, but do
+// not reuse its pages until Release, and do not remove log segments until ReleaseLog.
 type PinnedState struct {
 	DurableState
 	engine     *Engine
@@ -73,7 +75,8 @@ type PinnedState struct {
 	logPinned  bool
 }
 
-// PinState pins the newest durable state and the log after it. It waits for the checkpoint that is under way, or for the context's end.
+// PinState pins the newest durable state and the log after it. It waits for the checkpoint that is
+// under way, or for the context's end.
 func (e *Engine) PinState(ctx context.Context) (*PinnedState, error) {
 	if err := e.checkpoints.mu.Lock(ctx); err != nil {
 		return nil, err
@@ -92,8 +95,8 @@ func (e *Engine) PinState(ctx context.Context) (*PinnedState, error) {
 // Durable is the newest epoch of the log on stable storage.
 func (p *PinnedState) Durable() keys.Epoch { return p.engine.Durable() }
 
-// ReadNewestQuarantine reads the quarantine of the engine's newest durable state, which may be newer than p: the file of an older state does
-// not exist any more.
+// ReadNewestQuarantine reads the quarantine of the engine's newest durable state, which may be
+// newer than p: the file of an older state does not exist any more.
 func (p *PinnedState) ReadNewestQuarantine(ctx context.Context) (versions []quarantine.Version, fault, err error) {
 	e := p.engine
 	if err := e.checkpoints.mu.Lock(ctx); err != nil {
@@ -104,10 +107,12 @@ func (p *PinnedState) ReadNewestQuarantine(ctx context.Context) (versions []quar
 	return p.Files.ReadQuarantine(&state)
 }
 
-// RepairTreesInUse are the roots of the repair tree and of its mirror, without one that the engine has found to be damaged.
+// RepairTreesInUse are the roots of the repair tree and of its mirror, without one that the engine
+// has found to be damaged.
 func (p *PinnedState) RepairTreesInUse() (root, mirror btree.Root) { return p.repairTree.Roots() }
 
-// SkippingSource is Source, except that it refuses the pages that checkpoints skip, as damaged: the repair tree has newer versions of their keys.
+// SkippingSource is Source, except that it refuses the pages that checkpoints skip, as damaged: the
+// repair tree has newer versions of their keys.
 func (p *PinnedState) SkippingSource() btree.Source {
 	if p.repairTree == nil {
 		return p.Source()
@@ -123,7 +128,8 @@ func (p *PinnedState) ReleaseLog() {
 	}
 }
 
-// Release lets checkpoints reuse the pages of the state, and remove log segments. It is called once.
+// Release lets checkpoints reuse the pages of the state, and remove log segments. It is called
+// once.
 func (p *PinnedState) Release() {
 	p.ReleaseLog()
 	p.engine.checkpoints.pins.unpin(p.engine.pager, p.Pages.Checkpoint())

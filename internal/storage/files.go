@@ -20,9 +20,10 @@ type Files struct {
 	Dir string
 }
 
-// LockFiles prepares work on the files of a store that is not open: the store must exist, and its lock is taken. The caller
-// closes the lock. A nil file system is the operating system's. Errors: ErrNoStore, before anything is created; vfs.ErrLocked
-// if the store is open; and those of the file system.
+// LockFiles prepares work on the files of a store that is not open: the store must exist, and its
+// lock is taken. The caller closes the lock. A nil file system is the operating system's. Errors:
+// ErrNoStore, before anything is created; vfs.ErrLocked if the store is open; and those of the file
+// system.
 func LockFiles(fsys vfs.FS, dir string) (Files, io.Closer, error) {
 	f := Files{fsys, dir}
 	if f.FS == nil {
@@ -42,13 +43,14 @@ func LockFiles(fsys vfs.FS, dir string) (Files, io.Closer, error) {
 // DataPath is the path of the data file.
 func (f Files) DataPath() string { return path.Join(f.Dir, dataName) }
 
-// QuarantinePath is the path of the quarantine file, which exists only while a version is in quarantine.
+// QuarantinePath is the path of the quarantine file, which exists only while a version is in
+// quarantine.
 func (f Files) QuarantinePath() string { return path.Join(f.Dir, quarantineName) }
 
 func (f Files) lockPath() string { return path.Join(f.Dir, lockName) }
 
-// OpenState opens the newest durable state for reading. The caller closes it. Errors are those of pager.OpenSnapshot; TranslateError
-// turns them into the engine's.
+// OpenState opens the newest durable state for reading. The caller closes it. Errors are those of
+// pager.OpenSnapshot; TranslateError turns them into the engine's.
 func (f Files) OpenState() (*DurableState, error) {
 	p, err := pager.OpenSnapshot(f.FS, f.DataPath())
 	if err != nil {
@@ -57,8 +59,8 @@ func (f Files) OpenState() (*DurableState, error) {
 	return &DurableState{Files: f, Pages: p}, nil
 }
 
-// OpenUnknownState opens a data file without a readable superblock: its pages can be read, and nothing is known of its tree. The caller
-// closes it.
+// OpenUnknownState opens a data file without a readable superblock: its pages can be read, and
+// nothing is known of its tree. The caller closes it.
 func (f Files) OpenUnknownState() (*DurableState, error) {
 	p, err := pager.OpenRaw(f.FS, f.DataPath(), 0)
 	if err != nil {
@@ -67,8 +69,9 @@ func (f Files) OpenUnknownState() (*DurableState, error) {
 	return &DurableState{Files: f, Pages: p}, nil
 }
 
-// ReadAllQuarantine reads everything that the quarantine file holds, for when no state is known: nothing if there is no file. A damaged copy
-// of the contents next to an intact one is reported in fault.
+// ReadAllQuarantine reads everything that the quarantine file holds, for when no state is known:
+// nothing if there is no file. A damaged copy of the contents next to an intact one is reported in
+// fault.
 func (f Files) ReadAllQuarantine() (versions []quarantine.Version, fault, err error) {
 	if _, err := f.FS.Size(f.QuarantinePath()); err != nil {
 		return nil, nil, nil //nolint:nilerr // no file
@@ -76,8 +79,9 @@ func (f Files) ReadAllQuarantine() (versions []quarantine.Version, fault, err er
 	return f.readQuarantine(keys.MaxEpoch)
 }
 
-// ReadQuarantine reads the quarantine that belongs to a state: nothing if the state says that there is none. Versions that are newer than
-// the state are left out, because their commits are in the log.
+// ReadQuarantine reads the quarantine that belongs to a state: nothing if the state says that there
+// is none. Versions that are newer than the state are left out, because their commits are in the
+// log.
 func (f Files) ReadQuarantine(state *pager.State) (versions []quarantine.Version, fault, err error) {
 	if !hasQuarantine(state) {
 		return nil, nil, nil

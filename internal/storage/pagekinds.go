@@ -1,6 +1,7 @@
 package storage
 
-// PageKinds counts the pages of the newest state by what they hold. They add up to what Pages.Live says.
+// PageKinds counts the pages of the newest state by what they hold. They add up to what Pages.Live
+// says.
 type PageKinds struct {
 	Tree     uint64 // leaves and inner nodes
 	Rows     uint64 // packed large values
@@ -16,8 +17,8 @@ func (s *Stats) Kinds() PageKinds {
 	return k
 }
 
-// WriteAmplification is how many bytes were written to log and data file since Open for each byte that came in: of log records, and of bulk
-// loads, which are in no record. Zero before the first.
+// WriteAmplification is how many bytes were written to log and data file since Open for each byte
+// that came in: of log records, and of bulk loads, which are in no record. Zero before the first.
 func (s *Stats) WriteAmplification() float64 {
 	in := float64(s.Log.Bytes) + float64(s.Tree.BulkLoadedBytes)
 	if in == 0 {

@@ -158,7 +158,7 @@ func (q *quarantineBench) checkGets(r *Reader, at keys.Epoch, want map[string]st
 	q.t.Helper()
 	all := slices.Sorted(maps.Keys(want))
 	var list [][]byte
-	for _, key := range append(refused(), append(all, "absent", "absent"+strings.Repeat("y", 300))...) {
+	for _, key := range append(refused(), append(all, "absent", "key-00041", "absent"+strings.Repeat("y", 300))...) {
 		list = append(list, keys.Append(nil, keys.SpaceUser, []byte(key)))
 	}
 	one := func(i int, v Version, ok bool, how string) {

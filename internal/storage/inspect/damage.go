@@ -9,13 +9,13 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/pager"
 )
 
-// Damage is something wrong.
+// Damage is one damaged place.
 type Damage struct {
 	Kind     DamageKind
 	File     string
 	Offset   int64
-	Page     page.ID // zero if it is no page of the data file
-	KeyLower []byte  // client keys that it may hide: [KeyLower, KeyUpper), nil for no bound
+	Page     page.ID // zero if it is not a page of the data file
+	KeyLower []byte  // the client keys [KeyLower, KeyUpper) that it may hide; nil is no bound
 	KeyUpper []byte
 	Reason   string
 }
@@ -25,14 +25,14 @@ type DamageKind string
 
 // What can be damaged.
 const (
-	DamageSuperblock DamageKind = "superblock"     // a superblock, or a copy of one; alone it costs nothing, and the next start repairs it
+	DamageSuperblock DamageKind = "superblock"     // a superblock or its copy; one alone costs nothing, and the next start repairs it
 	DamagePage       DamageKind = "page"           // a page of the tree
-	DamageValue      DamageKind = "value"          // a large value; the range is its key
-	DamageRows       DamageKind = "blobs"          // the row table
+	DamageValue      DamageKind = "value"          // a blob; the range is its key
+	DamageBlobs      DamageKind = "blobs"          // the indirection table of the blobs
 	DamageMap        DamageKind = "allocation_map" // the allocation map
-	DamageAccounts   DamageKind = "accounts"       // pages, rows, keys or bytes do not add up
+	DamageAccounts   DamageKind = "accounts"       // pages, blobs, keys or bytes do not add up
 	DamageLog        DamageKind = "log"
-	DamageQuarantine DamageKind = "quarantine" // the quarantine file, or one of the two copies of its contents; one alone costs nothing
+	DamageQuarantine DamageKind = "quarantine" // the quarantine file, or one of the two copies in it; one copy alone costs nothing
 )
 
 // damagesMax bounds the list of damages; the rest is counted.
@@ -46,7 +46,8 @@ func damageOf(state *storage.DurableState, err error, kind DamageKind) Damage {
 	return d
 }
 
-// damageOfPage is what a walk has met at page id, which may hold keys from lo up to hi.
+// damageOfPage describes the page at which a walk has failed. The page may have keys from lo up to
+// hi.
 func damageOfPage(state *storage.DurableState, id page.ID, lo, hi *page.Separator, err error) Damage {
 	d := damageOf(state, err, DamagePage)
 	if d.Page == 0 {
@@ -56,7 +57,8 @@ func damageOfPage(state *storage.DurableState, id page.ID, lo, hi *page.Separato
 	return d
 }
 
-// unlessDamage is the error that ends a walk over damaged files, or nil if err is damage, beside which it goes on.
+// unlessDamage returns the error that ends a walk over damaged files. It is nil if err is damage:
+// the walk then continues without the damaged page.
 func unlessDamage(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()

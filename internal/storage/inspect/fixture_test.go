@@ -104,7 +104,8 @@ func (s *store) checkpoint() {
 	}
 }
 
-// verify verifies online and offline and returns the kinds of damage, which must be the same. It closes the engine.
+// verify verifies online and offline and returns the kinds of damage, which must be the same. It
+// closes the engine.
 func (s *store) verify() []DamageKind {
 	s.t.Helper()
 	online, err := Verify(context.Background(), s.engine, VerifyOptions{})

@@ -5,15 +5,15 @@ import (
 	"time"
 )
 
-// pace keeps a reader of pages to a rate.
-type pace struct {
+// readLimiter bounds the rate at which pages are read.
+type readLimiter struct {
 	began          time.Time
 	pagesPerSecond int
 	calls          uint
 }
 
-// wait returns when it is time to read on, having read so many pages.
-func (p *pace) wait(ctx context.Context, read uint64) error {
+// wait returns when the next page may be read, given the number of pages that were read so far.
+func (p *readLimiter) wait(ctx context.Context, read uint64) error {
 	if p.calls++; p.calls%64 != 0 {
 		return nil
 	}

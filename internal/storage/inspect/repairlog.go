@@ -9,11 +9,12 @@ import (
 	"github.com/epochkv/epochkv/internal/wal"
 )
 
-// RepairedLog says what RepairLog took away.
+// RepairedLog says what RepairLog removed.
 type RepairedLog = wal.Dropped
 
-// RepairLog cuts a corrupt log at the first record that cannot be read. It loses acknowledged commits, so that only an operator may decide
-// on it. A sound log, or one that ends in a torn record, is left as it is. The store must not be open.
+// RepairLog truncates a damaged log at the first record that cannot be read. Acknowledged commits
+// are lost, so only an operator may decide on it. An intact log, or one that ends in a torn record,
+// is not changed. The store must not be open.
 func RepairLog(fsys vfs.FS, dir string) (dropped RepairedLog, err error) {
 	files, lock, err := storage.LockFiles(fsys, dir)
 	if err != nil {

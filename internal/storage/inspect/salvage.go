@@ -18,26 +18,29 @@ import (
 	"github.com/epochkv/epochkv/internal/wal"
 )
 
-// Salvage brings out what a damaged store still holds, and changes nothing.
+// Salvage reads what a damaged store still has, and changes nothing. Each line adds to the ones
+// before it:
 //
-//	superblock readable    walk the tree; beside damaged inner pages look for the leaves below them among the live pages
-//	superblock lost        every sound leaf of the file; where several cover a key, the newest checkpoint's decides
-//	row table lost         rebuilt from the data pages
-//	side tree              on top of that, what was written to the keys of pages that were lost while the server ran
-//	quarantine             on top of that, what the tree refused
-//	log                    on top of all that, every record that can be read
+//	superblock readable          walk the tree; look for the leaves below damaged inner pages among the live pages
+//	superblock damaged           every intact leaf of the file; of several for a key, the newest checkpoint's decides
+//	indirection table damaged    rebuild it from the blob pages
+//	repair tree                  what was written to the keys of skipped pages
+//	quarantine                   what the tree refused
+//	log                          every record that can be read
 //
-// With the allocation map a leaf is known to belong to the newest state or not. Without it, what stands in leaves that were freed and not
-// written over may come back: a leaf of a newer checkpoint that covers a key overrules it, but only if it is sound itself, and only if there was no
-// side tree, whose leaves hold few keys of their ranges. Of the versions that are left the newest counts.
+// The allocation map tells whether a leaf belongs to the newest state. Without it, the contents of
+// leaves that were freed and not overwritten may come back. A leaf of a newer checkpoint that
+// covers a key overrules them, but only if that leaf is intact, and only if there was no repair
+// tree, whose leaves have few keys of their ranges. Of the versions that are left the newest
+// counts.
 
-// SalvageReport says what came out and what did not.
+// SalvageReport says what was salvaged and what is lost.
 type SalvageReport struct {
-	Epoch    keys.Epoch // of the state that was read; zero if no superblock was readable
+	Epoch    keys.Epoch // of the state that was read; zero if no superblock could be read
 	Keys     uint64     // written out
 	Bytes    uint64     // of their keys and values
 	FromTree uint64     // keys found through the tree
-	FromScan uint64     // keys found in leaves that the tree does not lead to any more
+	FromScan uint64     // keys found in leaves that no readable parent leads to
 	FromLog  uint64
 
 	Lost      []Damage // ranges of keys, values, and parts of the log that could not be read
@@ -45,10 +48,12 @@ type SalvageReport struct {
 	Notes     []string
 }
 
-// SalvageEntry takes a live key, its newest value and the epoch that wrote it. The slices are valid during the call.
+// SalvageEntry takes a live key, its newest value and the commit sequence number (epoch) of that
+// value. The slices are valid during the call.
 type SalvageEntry func(key, value []byte, epoch keys.Epoch) error
 
-// Salvage hands every live client key that it can read to write, once, in no particular order. The store must not be open.
+// Salvage passes each live client key that it can read to write, once, in no particular order. The
+// store must not be open.
 func Salvage(ctx context.Context, fsys vfs.FS, dir string, write SalvageEntry) (report *SalvageReport, err error) {
 	files, lock, err := storage.LockFiles(fsys, dir)
 	if err != nil {
@@ -66,22 +71,22 @@ type salvager struct {
 	report SalvageReport
 
 	state   *storage.DurableState
-	rows    *blob.Store
+	blobs   *blob.Store
 	mapped  bool              // the allocation map is readable
 	reached bitset.Set        // leaves that the walk has read
-	gaps    []gap             // what the walk could not look into
-	log     map[string]logged // newest version of each internal key in the log, and in the side tree
-	unsure  []gap             // what could not be looked into of the side tree
-	decided []byte            // the last internal key whose newest version was met
+	gaps    []gap             // ranges that the walk could not read
+	log     map[string]logged // newest version of each internal key in log, quarantine and repair tree
+	unsure  []gap             // ranges of the repair tree that could not be read
+	decided []byte            // the last internal key whose newest version was found
 	value   []byte
 }
 
-// logged is a version from the log, from quarantine, or from the side tree.
+// logged is a version from the log, from the quarantine or from the repair tree.
 type logged struct {
-	epoch keys.Epoch
-	kind  keys.Kind
-	value []byte
-	side  bool
+	epoch      keys.Epoch
+	kind       keys.Kind
+	value      []byte
+	repairTree bool // it is from the repair tree
 }
 
 // gap is a range of internal keys, nil for no bound.
@@ -124,10 +129,10 @@ func (s *salvager) open() error {
 	default:
 		s.lose(Damage{Kind: DamageSuperblock, File: name, Reason: err.Error()})
 		if s.state, err = s.files.OpenUnknownState(); err != nil {
-			s.note("%v: nothing in it can be made out", err)
+			s.note("%v: nothing can be read from it", err)
 			return nil
 		}
-		s.note("no superblock is readable: every sound leaf of the file was read, and keys that were deleted, or loaded in bulk without success, may have come back")
+		s.note("no superblock is readable: every intact leaf of the file was read, and deleted keys, or keys of a bulk load that failed, may have come back")
 	}
 	if damaged := s.state.Pages.SuperblockDamage(); damaged != nil {
 		s.note("%v", damaged)
@@ -135,8 +140,9 @@ func (s *salvager) open() error {
 	return nil
 }
 
-// refuseOlder closes a state whose successor was durable, which the log says by not reaching back to it, and whose superblock is lost: what the pages
-// of both say, with the newer ones first, is more.
+// refuseOlder closes a state whose successor was durable and has lost its superblock; the log
+// proves it by not reaching back to this state. The pages of both states together, with the newer
+// ones first, have more.
 func (s *salvager) refuseOlder(state *storage.DurableState) error {
 	_, err := wal.Replay(s.files.FS, s.files.Dir, state.Pages.State().Epoch, 0, func(keys.Epoch, []byte) error { return s.ctx.Err() })
 	if _, gap := errors.AsType[*wal.CorruptionError](err); !gap {
@@ -145,10 +151,10 @@ func (s *salvager) refuseOlder(state *storage.DurableState) error {
 	return errors.Join(state.ExplainLog(err), state.Close())
 }
 
-// lost superblock: nothing is known of the tree.
+// raw reports whether no superblock can be read, so that nothing is known of the tree.
 func (s *salvager) raw() bool { return s.state.Pages.State().Root == 0 && s.report.Epoch == 0 }
 
-// readTree walks what can be walked, and looks for the rest.
+// readTree walks what can be walked, and scans the file for the rest.
 func (s *salvager) readTree() error {
 	if err := s.state.Pages.ReadMap(); err != nil {
 		if stop := unlessDamage(s.ctx, err); stop != nil {
@@ -158,39 +164,39 @@ func (s *salvager) readTree() error {
 	} else {
 		s.mapped = !s.raw()
 	}
-	if err := s.openRows(); err != nil {
+	if err := s.openBlobs(); err != nil {
 		return err
 	}
 	if s.raw() {
 		s.gaps = []gap{{}}
-	} else if err := errors.Join(s.readSide(), s.walk()); err != nil {
+	} else if err := errors.Join(s.readRepairTree(), s.walk()); err != nil {
 		return err
 	}
 	if len(s.gaps) == 0 {
 		return nil
 	}
 	if !s.mapped && !s.raw() {
-		s.note("below damaged inner pages every sound leaf of the file was read, and keys that were deleted may have come back")
+		s.note("below damaged inner pages every intact leaf of the file was read, and deleted keys may have come back")
 	}
 	return s.scan()
 }
 
-// openRows opens the row store, or rebuilds it from all pages.
-func (s *salvager) openRows() (err error) {
+// openBlobs opens the blob store, or rebuilds it from all pages.
+func (s *salvager) openBlobs() (err error) {
 	if !s.raw() {
-		if s.rows, err = blob.Open(s.state.Pages); err == nil {
+		if s.blobs, err = blob.Open(s.state.Pages); err == nil {
 			return nil
 		}
 		if stop := unlessDamage(s.ctx, err); stop != nil {
 			return stop
 		}
-		s.note("the table of large values is not readable and was rebuilt: %v", err)
+		s.note("the indirection table of the blobs cannot be read and was rebuilt: %v", err)
 	}
-	s.rows, err = blob.Rebuild(s.state.Pages, s.eachPage)
+	s.blobs, err = blob.Rebuild(s.state.Pages, s.eachPage)
 	return err
 }
 
-// eachPage reads every sound page.
+// eachPage reads every intact page.
 func (s *salvager) eachPage(each func(id page.ID, buf []byte)) error {
 	buf := vfs.AlignedBuffer(s.state.Pages.PageSize())
 	for id := range page.ID(s.state.Pages.Stats().PageCount) {
@@ -211,7 +217,8 @@ func (s *salvager) walk() error {
 	})
 }
 
-// walkTree calls leaf for each leaf that can be read, and notes what the rest may hide. Inner pages leave gaps.
+// walkTree calls leaf for each leaf that can be read, and reports the keys that the rest may hide.
+// Inner pages leave gaps.
 func (s *salvager) walkTree(root btree.Root, gaps *[]gap, leaf func(p page.Leaf) error) error {
 	return btree.Walk(s.state.Source(), root, &btree.Visitor{
 		Page: func(id page.ID, level int, p []byte) error {
@@ -231,18 +238,19 @@ func (s *salvager) walkTree(root btree.Root, gaps *[]gap, leaf func(p page.Leaf)
 				KeyLower: lower, KeyUpper: upper, Reason: err.Error(),
 			})
 			if level > 0 || gaps != &s.gaps {
-				*gaps = append(*gaps, gap{behindKey(lo), behindKey(hi)})
+				*gaps = append(*gaps, gap{gapBound(lo), gapBound(hi)})
 			}
 			if hi != nil && hi.Trailer != page.NoTrailer {
-				s.decided = append(s.decided[:0], hi.Key...) // its newest version is on the page: what follows is older
+				s.decided = append(s.decided[:0], hi.Key...) // its newest version is on this page; the versions after it are older
 			}
 			return nil
 		},
 	})
 }
 
-// behindKey is a bound of a gap. Of a key whose versions lie on both sides of the separator the newest lies in front of it.
-func behindKey(s *page.Separator) []byte {
+// gapBound is a bound of a gap. If a key has versions on both sides of the separator, the newest
+// one is before it.
+func gapBound(s *page.Separator) []byte {
 	if s == nil {
 		return nil
 	}
@@ -253,12 +261,12 @@ func behindKey(s *page.Separator) []byte {
 	return key
 }
 
-// take writes out a version, of which there are one or more copies and which is the newest of its key in the trees, unless the log has a newer one, or
-// what could not be read may.
+// take passes on the newest version of a key in the trees, of which there are one or more copies.
+// It does not if the log has a newer one, or if what could not be read may have.
 func (s *salvager) take(key []byte, copies []found, count *uint64) error {
 	v := &copies[0]
-	// The same version is in the side tree and in its mirror. One of them has been read with its value; the leaves of the other may come here
-	// from the scan, and their value may be damaged.
+	// The same version is in the repair tree and in its mirror. One of them was read with its
+	// value. The leaves of the other may come from the scan, and their value may be damaged.
 	if other, ok := s.log[string(key)]; ok && other.epoch >= v.epoch || inGap(s.unsure, key) {
 		return nil
 	}
@@ -282,7 +290,8 @@ type found struct {
 	bytes []byte
 }
 
-// eachNewest calls each for the newest version of every key of a leaf. Leaves come in key order.
+// eachNewest calls each for the newest version of every key of a leaf. Leaves are passed in key
+// order.
 func (s *salvager) eachNewest(p page.Leaf, each func(key []byte, v *found) error) error {
 	view := p.Layout()
 	var key []byte
@@ -302,13 +311,13 @@ func (s *salvager) eachNewest(p page.Leaf, each func(key []byte, v *found) error
 	return nil
 }
 
-// valueOf is a version's value, unless that is lost in every copy.
+// valueOf is the value of a version, unless it is damaged in every copy.
 func (s *salvager) valueOf(key []byte, copies []found) (value []byte, ok bool, err error) {
 	for i := range copies {
 		if !copies[i].large {
 			return copies[i].bytes, true, nil
 		}
-		s.value, err = s.rows.Append(s.value[:0], page.Ref(copies[i].bytes), s.rows.Direct())
+		s.value, err = s.blobs.Append(s.value[:0], page.Ref(copies[i].bytes), s.blobs.Direct())
 		if err == nil {
 			return s.value, true, nil
 		}

@@ -13,7 +13,8 @@ import (
 	"github.com/epochkv/epochkv/internal/wal"
 )
 
-// readQuarantine collects what the tree refused. Without a superblock it takes what the file has: its versions are those of commits, old or new.
+// readQuarantine collects what the tree refused. Without a superblock it takes everything in the
+// file: each version there was committed, even if it is old.
 func (s *salvager) readQuarantine() error {
 	read := s.files.ReadAllQuarantine
 	if s.state != nil && !s.raw() {
@@ -25,18 +26,19 @@ func (s *salvager) readQuarantine() error {
 		return nil
 	}
 	if fault != nil {
-		s.note("one copy of the quarantine file's contents is damaged, and the other was read: %v", fault)
+		s.note("one copy of the quarantine file's contents is damaged, and the other one was read: %v", fault)
 	}
 	for i := range versions {
 		v := &versions[i]
-		if old, known := s.log[string(v.Key)]; !known || old.epoch < v.Trailer.Epoch() {
+		if old, found := s.log[string(v.Key)]; !found || old.epoch < v.Trailer.Epoch() {
 			s.log[string(v.Key)] = logged{epoch: v.Trailer.Epoch(), kind: v.Trailer.Kind(), value: v.Value}
 		}
 	}
 	return err
 }
 
-// readLog collects the newest version of each key in what can be read of the log. It goes on behind damage.
+// readLog collects the newest version of each key in what can be read of the log. It continues
+// after damage.
 func (s *salvager) readLog() error {
 	segments, err := wal.Segments(s.files.FS, s.files.Dir)
 	if err != nil {
@@ -46,7 +48,7 @@ func (s *salvager) readLog() error {
 	for i, segment := range segments {
 		if segment.Damage != nil {
 			if s.replayStartsIn(segments[i+1:]) {
-				continue // all that it can hold is in the tree
+				continue // everything that it can have is in the tree
 			}
 			s.lose(Damage{Kind: DamageLog, File: segment.File, Reason: segment.Damage.Error()})
 			continue
@@ -76,7 +78,7 @@ func (s *salvager) readLog() error {
 	if s.state != nil {
 		segment = s.state.LogSegment()
 	}
-	// Where a segment ends early only the replay can tell an unfinished record from a lost one.
+	// Where a segment ends early, only the replay can tell an unfinished record from a damaged one.
 	_, err = wal.Replay(s.files.FS, s.files.Dir, s.report.Epoch, segment, func(keys.Epoch, []byte) error { return s.ctx.Err() })
 	if damage, ok := errors.AsType[*wal.CorruptionError](err); ok {
 		s.lose(Damage{
@@ -87,7 +89,8 @@ func (s *salvager) readLog() error {
 	return err
 }
 
-// replayStartsIn reports whether one of the segments begins no later than what the tree lacks.
+// replayStartsIn reports whether one of the segments begins at or before the first epoch that the
+// tree lacks.
 func (s *salvager) replayStartsIn(segments []wal.SegmentInfo) bool {
 	return slices.ContainsFunc(segments, func(later wal.SegmentInfo) bool { return later.Damage == nil && later.First <= s.report.Epoch+1 })
 }
@@ -102,20 +105,21 @@ func (s *salvager) record(r wal.Record) {
 		return
 	}
 	for body.Next() {
-		if old, known := s.log[string(body.Key)]; !known || old.epoch < r.Epoch {
+		if old, found := s.log[string(body.Key)]; !found || old.epoch < r.Epoch {
 			s.log[string(body.Key)] = logged{epoch: r.Epoch, kind: body.Kind, value: bytes.Clone(body.Value)}
 		}
 	}
 }
 
-// writeLog writes out what the log holds that is newer than the tree.
+// writeLog passes on what is left: the versions of log, quarantine and repair tree that are newer
+// than the tree.
 func (s *salvager) writeLog() error {
 	for _, key := range slices.Sorted(maps.Keys(s.log)) {
 		v := s.log[key]
 		if v.kind != keys.KindSet || keys.SpaceOf([]byte(key)) != keys.SpaceUser {
 			continue
 		}
-		if v.side {
+		if v.repairTree {
 			s.report.FromTree++
 		} else {
 			s.report.FromLog++

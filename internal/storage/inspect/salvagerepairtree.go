@@ -9,25 +9,26 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
-// readSide collects what lies in the side tree: of its keys it is newer than what the tree has, and older than the log. What cannot be read
-// of it may have been newer than the tree, too: keys there that stood for lost pages are not brought out at all.
-func (s *salvager) readSide() error {
+// readRepairTree collects the versions in the repair tree: they are newer than the tree's versions
+// of their keys, and older than the log's. Damaged pages of the repair tree may have had newer
+// versions, too, so their keys in the ranges of skipped pages are not salvaged at all.
+func (s *salvager) readRepairTree() error {
 	root, mirror, err := s.state.RepairTreeRoots()
 	if err != nil {
 		s.lose(Damage{Kind: DamageSuperblock, File: s.state.Pages.Name(), Reason: err.Error()})
 		return unlessDamage(s.ctx, err)
 	}
-	gaps, err := s.walkSide(root)
+	gaps, err := s.walkRepairTree(root)
 	if len(gaps) > 0 && err == nil && !mirror.Empty() {
-		s.note("a page of the side tree is damaged, and its mirror was read, too")
+		s.note("a page of the repair tree is damaged, and its mirror was read, too")
 		var again []gap
-		again, err = s.walkSide(mirror)
+		again, err = s.walkRepairTree(mirror)
 		gaps = inBoth(gaps, again)
 	}
 	if len(gaps) == 0 || err != nil {
 		return err
 	}
-	skipped, err := s.state.SkippedPages(s.rows)
+	skipped, err := s.state.SkippedPages(s.blobs)
 	if stop := unlessDamage(s.ctx, err); err != nil && stop != nil {
 		return stop
 	}
@@ -37,7 +38,7 @@ func (s *salvager) readSide() error {
 	return nil
 }
 
-// inBoth is what two lists of gaps have in common.
+// inBoth is the intersection of two lists of gaps.
 func inBoth(a, b []gap) (both []gap) {
 	for _, g := range a {
 		for _, h := range b {
@@ -56,8 +57,9 @@ func inBoth(a, b []gap) (both []gap) {
 	return both
 }
 
-// walkSide collects what can be read of the side tree, or of its mirror, and returns what cannot.
-func (s *salvager) walkSide(root btree.Root) (gaps []gap, err error) {
+// walkRepairTree collects what can be read of the repair tree or of its mirror, and returns the
+// gaps.
+func (s *salvager) walkRepairTree(root btree.Root) (gaps []gap, err error) {
 	s.decided = nil
 	err = s.walkTree(root, &gaps, func(p page.Leaf) error {
 		return s.eachNewest(p, func(key []byte, v *found) error {
@@ -69,15 +71,15 @@ func (s *salvager) walkSide(root btree.Root) (gaps []gap, err error) {
 				gaps = append(gaps, gap{bytes.Clone(key), append(bytes.Clone(key), 0)})
 				return err
 			}
-			s.log[string(key)] = logged{epoch: v.epoch, kind: v.kind, value: bytes.Clone(value), side: true}
+			s.log[string(key)] = logged{epoch: v.epoch, kind: v.kind, value: bytes.Clone(value), repairTree: true}
 			return nil
 		})
 	})
 	return gaps, err
 }
 
-// within is the part of a gap in the repair tree that skipped pages cover, to whole keys. Without the records, which are in the repair tree
-// themselves, it is all of it.
+// within is the part of a gap in the repair tree that skipped pages cover, rounded to whole keys.
+// Without their records, which are in the repair tree as well, it is the whole gap.
 func (g gap) within(skipped []storage.SkippedPage) (parts []gap) {
 	if skipped == nil {
 		return []gap{g}

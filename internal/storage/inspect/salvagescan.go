@@ -11,7 +11,7 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// foundLeaf is a leaf that no sound parent leads to.
+// foundLeaf is a leaf that no intact parent leads to.
 type foundLeaf struct {
 	id          page.ID
 	checkpoint  uint64
@@ -19,16 +19,18 @@ type foundLeaf struct {
 	at          keys.Trailer // of first
 }
 
-// scan reads the leaves that may lie in the gaps. Ranges of leaves overlap: the versions of a key may go on in the next leaf, side trees have a leaf of
-// their own for a key, and without the allocation map replaced leaves are there, too. So a version is kept until no further leaf can have its key.
+// scan reads the leaves that may be in the gaps. Ranges of leaves overlap: the versions of a key
+// may continue in the next leaf, repair trees have leaves of their own, and without the allocation
+// map replaced leaves are found, too. So a version is pending until no further leaf can have its
+// key.
 func (s *salvager) scan() error {
-	leaves, sides, err := s.findLeaves()
+	leaves, repaired, err := s.findLeaves()
 	if err != nil {
 		return err
 	}
-	overrule := !sides
+	overrule := !repaired
 	pending := map[string][]found{}
-	var before []*foundLeaf // that reach to where the present one begins
+	var before []*foundLeaf // leaves that reach to the beginning of the current one
 	buf := vfs.AlignedBuffer(s.state.Pages.PageSize())
 	for i := range leaves {
 		l := &leaves[i]
@@ -41,18 +43,20 @@ func (s *salvager) scan() error {
 			newer = l.overruledBy(before, leaves[i+1:])
 			before = append(before, l)
 		}
-		if s.state.ReadPage(l.id, buf) == nil { // it was sound a moment ago
-			s.keepNewest(buf, newer, pending)
+		if s.state.ReadPage(l.id, buf) == nil { // it was intact a moment ago
+			s.addPending(buf, newer, pending)
 		}
 	}
 	return s.takeBefore(nil, pending)
 }
 
-// findLeaves lists the sound leaves that the walk has not read, in key order; with the allocation map only those of the newest state. sides reports
-// whether leaves of side trees can be among them.
+// findLeaves lists the intact leaves that the walk has not read, in key order; with the allocation
+// map only those of the newest state. repaired reports whether leaves of repair trees can be among
+// them.
 //
-// Pages of a state that never came to be, of a bulk load that a crash cut off for instance, do not count as sound where the newest state is known.
-func (s *salvager) findLeaves() (leaves []foundLeaf, sides bool, err error) {
+// Where the newest state is known, pages of a newer checkpoint that was not finished, for instance
+// of a bulk load that a crash ended, do not count as intact.
+func (s *salvager) findLeaves() (leaves []foundLeaf, repaired bool, err error) {
 	err = s.eachPage(func(id page.ID, buf []byte) {
 		if !page.IsTree(buf, 0) {
 			return
@@ -62,19 +66,20 @@ func (s *salvager) findLeaves() (leaves []foundLeaf, sides bool, err error) {
 			id: id, checkpoint: page.ReadHeader(buf).Checkpoint,
 			first: slices.Concat(v.Prefix(), v.Suffix(0)), at: v.Trailer(0), last: slices.Concat(v.Prefix(), v.Suffix(v.Count()-1)),
 		}
-		sides = sides || keys.SpaceOf(l.first) == keys.SpaceRepairTree
+		repaired = repaired || keys.SpaceOf(l.first) == keys.SpaceRepairTree
 		if s.reached.Has(int(id)) || s.mapped && !s.state.Pages.IsLive(id) {
 			return
 		}
 		leaves = append(leaves, l)
 	})
 	slices.SortFunc(leaves, func(a, b foundLeaf) int { return cmp.Or(bytes.Compare(a.first, b.first), cmp.Compare(b.at, a.at)) })
-	return leaves, sides, err
+	return leaves, repaired, err
 }
 
-// keepNewest puts the newest versions of a leaf's keys aside that lie in the gaps, and that no newer leaf overrules: each copy, for a side tree and its
-// mirror have values of their own, of which one may be damaged.
-func (s *salvager) keepNewest(p page.Leaf, newer []*foundLeaf, pending map[string][]found) {
+// addPending adds the newest versions of a leaf's keys that are in the gaps and that no newer leaf
+// overrules. It adds each copy, because a repair tree and its mirror have values of their own, of
+// which one may be damaged.
+func (s *salvager) addPending(p page.Leaf, newer []*foundLeaf, pending map[string][]found) {
 	s.decided = nil
 	_ = s.eachNewest(p, func(key []byte, v *found) error {
 		if !inGap(s.gaps, key) || covered(newer, key, v.epoch) {
@@ -92,7 +97,7 @@ func (s *salvager) keepNewest(p page.Leaf, newer []*foundLeaf, pending map[strin
 	})
 }
 
-// takeBefore writes out what is kept of keys before the bound; nil is no bound.
+// takeBefore passes on what is pending for keys before the bound; nil is no bound.
 func (s *salvager) takeBefore(bound []byte, pending map[string][]found) error {
 	if s.ctx.Err() != nil {
 		return s.ctx.Err()
@@ -109,15 +114,16 @@ func (s *salvager) takeBefore(bound []byte, pending map[string][]found) error {
 	return nil
 }
 
-// overruledBy returns the leaves of newer checkpoints that share keys with l: of those that begin before it, and those behind.
-func (l *foundLeaf) overruledBy(before []*foundLeaf, behind []foundLeaf) (newer []*foundLeaf) {
+// overruledBy returns the leaves of newer checkpoints that share keys with l: of the leaves that
+// begin before it, and after.
+func (l *foundLeaf) overruledBy(before []*foundLeaf, after []foundLeaf) (newer []*foundLeaf) {
 	for _, o := range before {
 		if o.checkpoint > l.checkpoint {
 			newer = append(newer, o)
 		}
 	}
-	for i := range behind {
-		o := &behind[i]
+	for i := range after {
+		o := &after[i]
 		if bytes.Compare(o.first, l.last) > 0 {
 			break
 		}
@@ -128,8 +134,8 @@ func (l *foundLeaf) overruledBy(before []*foundLeaf, behind []foundLeaf) (newer 
 	return newer
 }
 
-// covered reports whether a version would be in one of the leaves if it were still there. Of the first key of a leaf newer versions may be in the
-// leaf before it.
+// covered reports whether one of the leaves would have a version if the version still existed.
+// Newer versions of the first key of a leaf may be in the leaf before it.
 func covered(leaves []*foundLeaf, key []byte, epoch keys.Epoch) bool {
 	for _, l := range leaves {
 		first := bytes.Compare(l.first, key)

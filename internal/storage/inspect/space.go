@@ -14,39 +14,41 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
-// SpaceOptions say what Space counts.
+// SpaceOptions configure Space.
 type SpaceOptions struct {
-	Depth          int    // how many parts of a key make a prefix; at least 1
-	Delimiter      []byte // what ends a part; "/" if empty
-	PagesPerSecond int    // read at most; 0: as fast as it goes
+	Depth          int    // number of parts of a key in its prefix; at least 1
+	Delimiter      []byte // end of a part; "/" if empty
+	PagesPerSecond int    // most pages read per second; 0 for no limit
 }
 
-// SpaceReport is what reading every page of the tree tells, as of one durable state.
+// SpaceReport describes one durable state, from a read of every page of the tree.
 type SpaceReport struct {
 	Epoch    keys.Epoch
 	Versions uint64
-	LeafFill float64 // the part of leaves that their entries take
+	LeafFill float64 // the part of the leaves that entries take
 	Prefixes []PrefixSpace
-	Other    PrefixSpace // of all prefixes that are not listed
+	Other    PrefixSpace // all prefixes that are not listed
 	Duration time.Duration
 
-	// Pages that could not be read, with the keys that they may hold: those are counted only as far as they were written since the page was lost.
+	// Pages that could not be read, with the keys that they may have. Of these keys, only those are
+	// counted that were written after checkpoints began to skip the page.
 	Unreadable      []Damage // at most damagesMax
 	UnreadableTotal uint64
 }
 
-// PrefixSpace is what the keys with one prefix take: the newest versions of live keys, values outside leaves included.
+// PrefixSpace is the space of the keys with one prefix: the newest versions of live keys, with
+// their blobs.
 type PrefixSpace struct {
-	Prefix []byte // of client keys, its delimiter included
+	Prefix []byte // of client keys, with the delimiter
 	Keys   uint64
 	Bytes  uint64
 }
 
-// prefixesMax bounds the list of prefixes: the largest ones stay in it.
+// prefixesMax bounds the list of prefixes; the largest ones are listed.
 const prefixesMax = 1000
 
-// Space reads the tree of the newest durable state and sums up its keys by prefix. It holds up writers no more than Verify does, and goes on beside
-// pages that cannot be read.
+// Space reads the tree of the newest durable state and sums up its keys by prefix. As with Verify,
+// checkpoints and writers continue. Pages that cannot be read are reported and left out.
 func Space(ctx context.Context, e *storage.Engine, o SpaceOptions) (*SpaceReport, error) {
 	state, err := e.PinState(ctx)
 	if err != nil {
@@ -58,18 +60,18 @@ func Space(ctx context.Context, e *storage.Engine, o SpaceOptions) (*SpaceReport
 		o.Delimiter = []byte("/")
 	}
 	o.Depth = max(o.Depth, 1)
-	s := spaceCounter{state: state, options: o, pace: pace{began: time.Now(), pagesPerSecond: o.PagesPerSecond}}
+	s := spaceCounter{state: state, options: o, limiter: readLimiter{began: time.Now(), pagesPerSecond: o.PagesPerSecond}}
 	if err := s.count(ctx); err != nil {
 		return nil, err
 	}
 	return s.finish(), nil
 }
 
-// spaceCounter sums up one state. Keys come in order, so that one prefix is open at a time.
+// spaceCounter sums up one state. Keys arrive in order, so that one prefix is open at a time.
 type spaceCounter struct {
 	state   *storage.PinnedState
 	options SpaceOptions
-	pace    pace
+	limiter readLimiter
 	keys    keyCounter
 	used    uint64 // bytes of leaves
 	leaves  uint64
@@ -78,8 +80,9 @@ type spaceCounter struct {
 	report  SpaceReport
 }
 
-// count reads the tree, and what was written since to the ranges of lost pages: from the side tree, or from its mirror if a page of the first cannot be
-// read. A lost page is not read, as in every walk, for the side tree knows better what is newest of its keys.
+// count reads the tree, and the repair tree for the ranges of skipped pages; the mirror if a page
+// of the repair tree cannot be read. A skipped page is not read, as in every walk, because the
+// repair tree has newer versions of its keys.
 func (s *spaceCounter) count(ctx context.Context) error {
 	if err := s.walk(ctx, s.state.SkippingSource(), s.state.Tree()); err != nil {
 		return err
@@ -101,11 +104,11 @@ func (s *spaceCounter) count(ctx context.Context) error {
 	return s.walk(ctx, s.state.Source(), root)
 }
 
-// walk counts what a tree has.
+// walk counts the entries of a tree.
 func (s *spaceCounter) walk(ctx context.Context, src btree.Source, root btree.Root) error {
 	return btree.Walk(src, root, &btree.Visitor{
 		Page: func(_ page.ID, level int, p []byte) error {
-			if err := s.pace.wait(ctx, s.state.Pages.Stats().PagesRead); err != nil || level > 0 {
+			if err := s.limiter.wait(ctx, s.state.Pages.Stats().PagesRead); err != nil || level > 0 {
 				return err
 			}
 			s.leaf(p)
@@ -121,8 +124,8 @@ func (s *spaceCounter) walk(ctx context.Context, src btree.Source, root btree.Ro
 	})
 }
 
-// unreadable notes a page that is missing in the account. Behind it the older versions of a key whose newer ones it has are not taken for that
-// key's newest.
+// unreadable reports a page that is not counted. If it has the newer versions of a key, the older
+// ones on the next page do not count as the newest.
 func (s *spaceCounter) unreadable(id page.ID, lo, hi *page.Separator, err error) {
 	s.keys.interrupt()
 	if hi != nil && hi.Trailer != page.NoTrailer {
@@ -154,7 +157,7 @@ func (s *spaceCounter) leaf(p page.Leaf) {
 	}
 }
 
-// enter makes the key's prefix the open one.
+// enter opens the prefix of a key.
 func (s *spaceCounter) enter(user []byte) {
 	prefix := s.options.prefix(user)
 	if s.any && bytes.Equal(prefix, s.open.Prefix) {
@@ -164,20 +167,21 @@ func (s *spaceCounter) enter(user []byte) {
 	s.open, s.any = PrefixSpace{Prefix: bytes.Clone(prefix)}, true
 }
 
-// prefix is the key up to the end of its last part that counts; all of a key that has fewer delimiters.
+// prefix is the key up to the end of the last part that counts; a key with fewer delimiters up to
+// its last delimiter.
 func (o *SpaceOptions) prefix(user []byte) []byte {
 	end := 0
 	for range o.Depth {
 		i := bytes.Index(user[end:], o.Delimiter)
 		if i < 0 {
-			return user[:end] // what has no delimiter behind it is a name, not a prefix
+			return user[:end] // a part without a delimiter after it is a name, not a prefix
 		}
 		end += i + len(o.Delimiter)
 	}
 	return user[:end]
 }
 
-// end closes the open prefix. When the list is full the smaller half of it goes.
+// end closes the open prefix. When the list is full, its smaller half is added to the others.
 func (s *spaceCounter) end() {
 	if !s.any {
 		return
@@ -202,7 +206,8 @@ func (s *spaceCounter) cut() {
 	s.report.Prefixes = p[:keep]
 }
 
-// join makes one entry of those with the same prefix: keys without a delimiter stand between others.
+// join makes one entry of those with the same prefix: keys without a delimiter are between other
+// prefixes.
 func (s *spaceCounter) join() {
 	p := s.report.Prefixes
 	slices.SortFunc(p, func(a, b PrefixSpace) int { return bytes.Compare(a.Prefix, b.Prefix) })
@@ -222,7 +227,7 @@ func (s *spaceCounter) finish() *SpaceReport {
 	s.end()
 	s.cut()
 	r := &s.report
-	r.Epoch, r.Duration = s.state.Pages.State().Epoch, time.Since(s.pace.began)
+	r.Epoch, r.Duration = s.state.Pages.State().Epoch, time.Since(s.limiter.began)
 	if s.leaves > 0 {
 		r.LeafFill = float64(s.used) / float64(s.leaves*uint64(s.state.Pages.PageSize()))
 	}

@@ -1,5 +1,5 @@
-// Package inspect reads the files of a store without its caches: it verifies them, salvages what damaged files still have, repairs a damaged log,
-// and measures the space that keys take.
+// Package inspect reads the files of a store without its caches: it verifies them, salvages what
+// damaged files still have, repairs a damaged log, and measures the space that keys take.
 //
 // A verification reads one durable state:
 //
@@ -9,13 +9,16 @@
 //	quarantine  both copies of its file
 //	accounts    every page is reached once and live, or not live; blobs, keys and bytes are as many as the superblock says
 //
-// It continues next to damage, and reports the keys that the damage may hide. The accounts are compared only if nothing is damaged, because
-// they would repeat in other words what is already reported.
+// It continues next to damage, and reports the keys that the damage may hide. The accounts are
+// compared only if nothing is damaged, because they would repeat in other words what is already
+// reported.
 //
-// Online, a verification pins the newest state (storage.Engine.PinState), so that its pages are not reused before the end. Checkpoints and
-// writers continue. Offline, everything holds the lock of the store.
+// Online, a verification pins the newest state (storage.Engine.PinState), so that its pages are not
+// reused before the end. Checkpoints and writers continue. Offline, everything holds the lock of
+// the store.
 //
-// The package reads through storage.DurableState and changes nothing, with the exception of RepairLog. Package storage does not import it.
+// The package reads through storage.DurableState and changes nothing, with the exception of
+// RepairLog. Package storage does not import it.
 package inspect
 
 import (
@@ -33,24 +36,24 @@ import (
 	"github.com/epochkv/epochkv/internal/wal"
 )
 
-// VerifyOptions steer a verification. The zero value is a fast, silent one.
+// VerifyOptions configure a verification. The zero value means no limit and no progress reports.
 type VerifyOptions struct {
-	PagesPerSecond int                  // pages read per second at most; 0: as fast as it goes
+	PagesPerSecond int                  // most pages read per second; 0 for no limit
 	Progress       func(VerifyProgress) // called a few times a second, if set
 }
 
-// VerifyProgress is how far a verification is.
+// VerifyProgress says how far a verification is.
 type VerifyProgress struct {
 	Pages, PagesTotal uint64
 	Damages           uint64
 }
 
-// VerifyReport is the outcome of a verification.
+// VerifyReport is the result of a verification.
 type VerifyReport struct {
-	Epoch      keys.Epoch // of the state that was looked at
+	Epoch      keys.Epoch // of the state that was verified
 	Checkpoint uint64
 
-	Pages      uint64 // reached, those of map and rows included
+	Pages      uint64 // reached, with those of the allocation map and of the blobs
 	LeafPages  uint64
 	InnerPages uint64
 	Height     int
@@ -64,15 +67,15 @@ type VerifyReport struct {
 
 	Damages     []Damage // at most damagesMax
 	DamageTotal uint64
-	Notes       []string // what is no damage but worth knowing: a torn log, a superblock that a crash left half written
+	Notes       []string // facts that are not damage: a torn log, a superblock that a crash left half written
 	Duration    time.Duration
 }
 
-// OK reports whether nothing was found to be damaged.
+// OK reports whether no damage was found.
 func (r *VerifyReport) OK() bool { return r.DamageTotal == 0 }
 
-// Verify checks the newest durable state while the engine works. An error means that the check could not be completed; damage is in the
-// report.
+// Verify checks the newest durable state while the engine works. An error means that the check
+// could not be completed; damage is in the report.
 func Verify(ctx context.Context, e *storage.Engine, o VerifyOptions) (*VerifyReport, error) {
 	v := newVerifier(ctx, o)
 	state, err := e.PinState(ctx)
@@ -91,8 +94,8 @@ func Verify(ctx context.Context, e *storage.Engine, o VerifyOptions) (*VerifyRep
 	return v.run(&state.DurableState)
 }
 
-// VerifyDir checks the files of a store that is not open. Errors: vfs.ErrLocked if it is, ErrNewerFormat, and those of the file
-// system.
+// VerifyDir checks the files of a store that is not open. Errors: vfs.ErrLocked if it is,
+// ErrNewerFormat, and those of the file system.
 func VerifyDir(ctx context.Context, fsys vfs.FS, dir string, o VerifyOptions) (report *VerifyReport, err error) {
 	files, lock, err := storage.LockFiles(fsys, dir)
 	if err != nil {
@@ -112,14 +115,14 @@ func VerifyDir(ctx context.Context, fsys vfs.FS, dir string, o VerifyOptions) (r
 	if err := v.checkQuarantine(files, versions, fault, err); err != nil {
 		return nil, err
 	}
-	if state.Pages.SuperblockMissing() && v.report.DamageTotal > 0 { // of the log, which has been cut behind the state that is lost
+	if state.Pages.SuperblockMissing() && v.report.DamageTotal > 0 { // of the log, which was truncated after the state that is lost
 		v.report.Damages, v.report.DamageTotal = nil, 0
-		v.note("the log does not reach back to checkpoint %d: a newer one was durable, whose superblock is damaged together with its copy", state.Pages.Checkpoint())
+		v.note("the log does not reach back to checkpoint %d: a newer checkpoint was durable, and both its superblock and the copy are damaged", state.Pages.Checkpoint())
 	}
 	return v.run(state)
 }
 
-// withoutState reports a data file that cannot be opened, or is not there.
+// withoutState reports a data file that cannot be opened or does not exist.
 func (v *verifier) withoutState(files storage.Files, cause error) (*VerifyReport, error) {
 	switch {
 	case errors.Is(cause, pager.ErrNewerFormat):
@@ -136,7 +139,8 @@ func (v *verifier) withoutState(files storage.Files, cause error) (*VerifyReport
 	return &v.report, nil
 }
 
-// checkQuarantine reports what reading the quarantine file has found, and notes what the file holds.
+// checkQuarantine reports what reading the quarantine file has found, and notes what the file
+// holds.
 func (v *verifier) checkQuarantine(files storage.Files, versions []quarantine.Version, fault, err error) error {
 	if damage, ok := errors.AsType[*storage.CorruptionError](err); ok {
 		fault, err = errors.New(damage.Reason), nil
@@ -160,15 +164,16 @@ func (v *verifier) checkQuarantine(files storage.Files, versions []quarantine.Ve
 // quarantineNotesMax bounds the notes about versions in quarantine.
 const quarantineNotesMax = 20
 
-// logTries bounds how often a log is listed again because a file that is not part of it changed its name.
+// logTries bounds how often the log is listed again because a recycled file changed its name.
 const logTries = 10
 
-// checkLog reads every record behind the state, which knows a segment of the log, zero if it does not. Records newer than durable are being written while it looks.
+// checkLog reads every record after the state. segment is a log segment that must exist, zero for
+// none. Records newer than durable are being written at the same time and are not checked.
 func (v *verifier) checkLog(state *storage.DurableState, segment uint64, durable keys.Epoch) error {
 	fsys, dir, after := state.Files.FS, state.Files.Dir, state.Pages.State().Epoch
 	found, err := wal.Replay(fsys, dir, after, segment, func(keys.Epoch, []byte) error { return v.ctx.Err() })
 	for tries := 0; errors.Is(err, fs.ErrNotExist) && tries < logTries; tries++ {
-		// A spare segment that an earlier checkpoint left got its new name between listing and opening.
+		// A recycled segment got its new name between listing and opening.
 		found, err = wal.Replay(fsys, dir, after, segment, func(keys.Epoch, []byte) error { return v.ctx.Err() })
 	}
 	v.report.LogRecords, v.report.LogBytes = found.Records, found.Bytes
@@ -185,7 +190,7 @@ func (v *verifier) checkLog(state *storage.DurableState, segment uint64, durable
 		return storage.TranslateError(err)
 	}
 	if torn := found.Torn; torn != nil && durable == keys.MaxEpoch {
-		v.note("%s ends in an unfinished record at offset %d, which the next start will cut off", torn.File, torn.Offset)
+		v.note("%s ends in an unfinished record at offset %d, which the next start will truncate", torn.File, torn.Offset)
 	}
 	return nil
 }

@@ -12,7 +12,8 @@ import (
 	"github.com/epochkv/epochkv/internal/wal"
 )
 
-// TestVerifyFindsAccountsThatDoNotAddUp breaks one account at a time, as a defect of the engine would.
+// TestVerifyFindsAccountsThatDoNotAddUp breaks one account at a time, as a defect of the engine
+// would.
 func TestVerifyFindsAccountsThatDoNotAddUp(t *testing.T) {
 	for name, breakIt := range map[string]func(ck *pager.Checkpoint, state *pager.State) error{
 		"nothing": func(*pager.Checkpoint, *pager.State) error { return nil },
@@ -67,8 +68,9 @@ func (s *store) commitState(change func(ck *pager.Checkpoint, state *pager.State
 	}
 }
 
-// TestVerificationReadsOneStateWhileCheckpointsGoOn stops a verification in the middle while everything is overwritten five times: it reports the state with
-// which it began, and finds nothing damaged.
+// TestVerificationReadsOneStateWhileCheckpointsGoOn stops a verification in the middle while
+// everything is overwritten five times: it reports the state with which it began, and finds nothing
+// damaged.
 func TestVerificationReadsOneStateWhileCheckpointsGoOn(t *testing.T) {
 	s := newStore(t)
 	s.put(0, 2000, 60)
@@ -104,7 +106,8 @@ func TestVerificationReadsOneStateWhileCheckpointsGoOn(t *testing.T) {
 	s.mustPinNothing()
 }
 
-// mustPinNothing fails if the pages of an old state, or log segments before the newest one, are kept, and closes the store.
+// mustPinNothing fails if the pages of an old state, or log segments before the newest one, are
+// kept, and closes the store.
 func (s *store) mustPinNothing() {
 	s.t.Helper()
 	s.put(0, 2000, 60)
@@ -126,7 +129,8 @@ func (s *store) mustPinNothing() {
 	}
 }
 
-// TestCanceledVerificationReleasesItsState and the log, which a later checkpoint would keep otherwise.
+// TestCanceledVerificationReleasesItsState and the log, which a later checkpoint would keep
+// otherwise.
 func TestCanceledVerificationReleasesItsState(t *testing.T) {
 	s := newStore(t)
 	s.put(0, 2000, 60)

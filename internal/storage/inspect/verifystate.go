@@ -14,21 +14,21 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
-// verifier is one verification under way.
+// verifier is one verification.
 type verifier struct {
-	ctx     context.Context // of the whole verification
-	options VerifyOptions
-	report  VerifyReport
-	pace    pace
-	told    time.Time // when progress was last reported
-	total   uint64    // pages
+	ctx          context.Context // of the whole verification
+	options      VerifyOptions
+	report       VerifyReport
+	limiter      readLimiter
+	lastReported time.Time // when progress was last reported
+	total        uint64    // pages
 
 	state *storage.DurableState
 	keys  keyCounter
 }
 
 func newVerifier(ctx context.Context, o VerifyOptions) *verifier {
-	return &verifier{ctx: ctx, options: o, pace: pace{began: time.Now(), pagesPerSecond: o.PagesPerSecond}}
+	return &verifier{ctx: ctx, options: o, limiter: readLimiter{began: time.Now(), pagesPerSecond: o.PagesPerSecond}}
 }
 
 // run checks a state.
@@ -56,17 +56,18 @@ func (v *verifier) run(state *storage.DurableState) (*VerifyReport, error) {
 }
 
 func (v *verifier) finish() {
-	v.report.Duration = time.Since(v.pace.began)
-	v.tell()
+	v.report.Duration = time.Since(v.limiter.began)
+	v.reportProgress()
 }
 
-// accounts compares the counters, if everything could be counted. err is what the audit of pages and rows said.
+// accounts compares the counters, if everything could be counted. err is the result of the audit of
+// pages and blobs.
 func (v *verifier) accounts(err error) error {
 	if v.ctx.Err() != nil {
 		return v.ctx.Err()
 	}
 	if !v.report.OK() {
-		return nil // pages and rows that could not be reached are missing in the accounts, of course
+		return nil // pages and blobs that could not be reached are missing in the accounts
 	}
 	v.report.Accounted = true
 	if err != nil {
@@ -75,12 +76,12 @@ func (v *verifier) accounts(err error) error {
 	s := v.state.Pages.State()
 	if v.report.Keys != s.Entries || v.keys.bytes != s.EntryBytes {
 		v.damage(Damage{Kind: DamageAccounts, File: v.state.Pages.Name(), Reason: fmt.Sprintf(
-			"the tree holds %d keys and %d bytes, the superblock says %d and %d", v.report.Keys, v.keys.bytes, s.Entries, s.EntryBytes)})
+			"the tree has %d keys and %d bytes, the superblock says %d and %d", v.report.Keys, v.keys.bytes, s.Entries, s.EntryBytes)})
 	}
 	return nil
 }
 
-// reachable calls each for every page that tree and rows reach, and checks them on the way.
+// reachable calls each for every page that tree and blobs reach, and checks the pages.
 func (v *verifier) reachable(each func(page.ID) error) error {
 	reach := func(id page.ID) error {
 		v.report.Pages++
@@ -91,48 +92,49 @@ func (v *verifier) reachable(each func(page.ID) error) error {
 	}
 	store, err := blob.Open(v.state.Pages)
 	if err != nil {
-		if err := v.damageOr(err, DamageRows); err != nil {
+		if err := v.damageOr(err, DamageBlobs); err != nil {
 			return err
 		}
 		return v.walk(reach, func(page.Ref) error { return nil })
 	}
-	if err := v.noteLost(store); err != nil {
+	if err := v.noteSkipped(store); err != nil {
 		return err
 	}
 	return store.Audit(func(value func(page.Ref) error) error { return v.walk(reach, value) }, reach)
 }
 
-// lostNotesMax bounds the notes about pages that checkpoints go round.
-const lostNotesMax = 20
+// skippedNotesMax bounds the notes about skipped pages.
+const skippedNotesMax = 20
 
-// noteLost says which pages checkpoints go round. Those that cannot be read are found as damage, too.
-func (v *verifier) noteLost(store *blob.Store) error {
+// noteSkipped notes which pages checkpoints skip. Those that still cannot be read are also reported
+// as damage.
+func (v *verifier) noteSkipped(store *blob.Store) error {
 	skipped, err := v.state.SkippedPages(store)
 	if err != nil {
 		return v.damageOr(err, DamagePage)
 	}
-	for i := range skipped[:min(len(skipped), lostNotesMax)] {
+	for i := range skipped[:min(len(skipped), skippedNotesMax)] {
 		p := &skipped[i]
-		v.note("page %d could not be read at checkpoint %d (%s): what was written to its keys since lies in the side tree", p.ID, p.Checkpoint, p.Reason)
+		v.note("page %d could not be read at checkpoint %d (%s): checkpoints skip it, and later writes to its keys are in the repair tree", p.ID, p.Checkpoint, p.Reason)
 	}
-	if more := len(skipped) - lostNotesMax; more > 0 {
+	if more := len(skipped) - skippedNotesMax; more > 0 {
 		v.note("and %d more such pages", more)
 	}
 	return nil
 }
 
-// reachOnce stands in for an allocation map that cannot be read.
+// reachOnce replaces an allocation map that cannot be read.
 func (v *verifier) reachOnce() func(page.ID) error {
 	var reached bitset.Set
 	return func(id page.ID) error {
 		if uint64(id) >= v.state.Pages.Stats().PageCount || !reached.Add(int(id)) {
-			return fmt.Errorf("page %d is reached twice, or lies behind the last page", id)
+			return fmt.Errorf("page %d is reached twice, or is after the last page", id)
 		}
 		return nil
 	}
 }
 
-// walk checks the tree, the side tree, and every value that they refer to.
+// walk checks the tree, the repair tree, its mirror, and every blob that they refer to.
 func (v *verifier) walk(reach func(page.ID) error, value func(page.Ref) error) error {
 	if err := v.walkTree(v.state.Tree(), reach, value); err != nil {
 		return err
@@ -177,7 +179,7 @@ func (v *verifier) walkTree(root btree.Root, reach func(page.ID) error, value fu
 	})
 }
 
-// leaf counts the entries of a leaf and checks its large values.
+// leaf counts the entries of a leaf and checks its blobs.
 func (v *verifier) leaf(p page.Leaf, value func(page.Ref) error) error {
 	view := p.Layout()
 	for i := range view.Count() {
@@ -204,7 +206,7 @@ func (v *verifier) leaf(p page.Leaf, value func(page.Ref) error) error {
 	return nil
 }
 
-// damageOr notes err if it is damage, and else returns it.
+// damageOr reports err if it is damage, and otherwise returns it.
 func (v *verifier) damageOr(err error, kind DamageKind) error {
 	if err == nil {
 		return nil
@@ -228,19 +230,19 @@ func (v *verifier) note(format string, args ...any) {
 	v.report.Notes = append(v.report.Notes, fmt.Sprintf(format, args...))
 }
 
-// progressEvery is how often progress is told.
+// progressEvery is the time between two progress reports.
 const progressEvery = 200 * time.Millisecond
 
-// pause keeps to the rate that was asked for, and tells progress.
+// pause keeps to the configured rate, and reports progress.
 func (v *verifier) pause() error {
-	if v.report.Pages%64 == 0 && time.Since(v.told) >= progressEvery {
-		v.tell()
+	if v.report.Pages%64 == 0 && time.Since(v.lastReported) >= progressEvery {
+		v.reportProgress()
 	}
-	return v.pace.wait(v.ctx, v.state.Pages.Stats().PagesRead)
+	return v.limiter.wait(v.ctx, v.state.Pages.Stats().PagesRead)
 }
 
-func (v *verifier) tell() {
-	v.told = time.Now()
+func (v *verifier) reportProgress() {
+	v.lastReported = time.Now()
 	if v.options.Progress != nil {
 		v.options.Progress(VerifyProgress{Pages: v.report.Pages, PagesTotal: max(v.total, v.report.Pages), Damages: v.report.DamageTotal})
 	}
