@@ -174,7 +174,7 @@ func (e *Engine) mergeTree(ctx context.Context, base btree.Root, job *mergeJob, 
 	for {
 		number, result, err = e.tryMerge(ctx, base, job, cut)
 		if !e.skipPages(err) && !e.skipInRepairTree(err) && !e.setAside(err) {
-			return number, result, err
+			return number, result, e.stopIfBroken(err)
 		}
 		if !job.recovering {
 			e.throttleBegin(job) // from the start, with as much to do
@@ -396,3 +396,12 @@ type blobBatch interface {
 func (v blobWriter) Store(value []byte) (page.Ref, error) { return v.batch.Store(value) }
 func (v blobWriter) Keep(ref page.Ref) (page.Ref, error)  { return ref, nil } // rows move under their id
 func (v blobWriter) Drop(ref page.Ref) error              { return v.batch.Drop(ref) }
+
+// stopIfBroken stops the store if a merge was about to write a tree that breaks an invariant. The
+// durable state is the last one; what was acknowledged since is in the log. Other errors pass.
+func (e *Engine) stopIfBroken(err error) error {
+	if errors.Is(err, btree.ErrInvariant) {
+		return e.log.Fail(err)
+	}
+	return err
+}

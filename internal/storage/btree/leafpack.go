@@ -21,6 +21,8 @@ type leafPacker struct {
 	checkpoint   uint64
 	pages        *pagePool
 	separators   arena
+	packed       int   // entries of the leaves in out and of those written, since the partition began
+	err          error // the first broken invariant
 	out          []item
 }
 
@@ -92,6 +94,9 @@ func (k *leafPacker) add(e *page.Entry, based bool) {
 	if len(r.entries) != 0 && r.size.With(e) > k.soft {
 		r = k.cut(e)
 	}
+	if n := len(r.entries); n > 0 {
+		k.check(checkNext(&r.entries[n-1], e))
+	}
 	r.add(e)
 	if k.appended++; based {
 		k.appended = 0
@@ -127,7 +132,9 @@ func (k *leafPacker) cut(e *page.Entry) *leafRegion {
 	}
 	last := &k.regions[0].entries[len(k.regions[0].entries)-1]
 	k.second = true
-	k.regions[1].reset(k.separators.between(last, e))
+	bound := k.separators.between(last, e)
+	k.check(checkCut(last, &bound, e))
+	k.regions[1].reset(bound)
 	return &k.regions[1]
 }
 
@@ -177,6 +184,7 @@ func (k *leafPacker) balance() {
 		return
 	}
 	b.bound = k.separators.between(&all[cut-1], &all[cut])
+	k.check(checkCut(&all[cut-1], &b.bound, &all[cut]))
 	b.entries = append(b.entries[:0], all[cut:]...)
 	b.large = b.large[:0]
 	for i, l := range a.large {
@@ -230,6 +238,8 @@ func fitting(entries []page.Entry, payload int) int {
 func (k *leafPacker) emit(r *leafRegion) {
 	p := k.pages.get()
 	newest := page.BuildLeaf(p, k.checkpoint, r.entries)
+	k.check(checkLeaf(p, r))
+	k.packed += len(r.entries)
 	it := item{Child: page.Child{Separator: r.bound, Newest: newest}, page: p}
 	if k.deadVersions || r.bound.Trailer != page.NoTrailer { // computing the ratio for every leaf cost 3 % of a merge
 		it.DeadVersions = ratioOf(p, 0, &r.bound)
@@ -238,6 +248,13 @@ func (k *leafPacker) emit(r *leafRegion) {
 		it.large = append(it.large, storedValue{page.Leaf(p).ValueOffset(l.entry), l.value})
 	}
 	k.out = append(k.out, it)
+}
+
+// check notes the first broken invariant. The worker asks for it before it writes anything.
+func (k *leafPacker) check(err error) {
+	if err != nil && k.err == nil {
+		k.err = err
+	}
 }
 
 // arena holds the keys of separators, which live longer than their leaves.

@@ -1,6 +1,7 @@
 package btree
 
 import (
+	"cmp"
 	"sync"
 
 	"github.com/epochkv/epochkv/internal/storage/page"
@@ -71,6 +72,9 @@ func (o *ordered) stream(p *partition, w *worker) error {
 	if n < streamPages {
 		return nil
 	}
+	if w.pack.err != nil {
+		return w.pack.err
+	}
 	o.mu.Lock()
 	if o.turn != p.index && n < bufferPages {
 		o.mu.Unlock()
@@ -90,6 +94,9 @@ func (o *ordered) stream(p *partition, w *worker) error {
 
 // commit ends a partition.
 func (o *ordered) commit(p *partition, w *worker) error {
+	if err := cmp.Or(w.pack.err, w.checkBalance()); err != nil {
+		return err
+	}
 	o.mu.Lock()
 	err := o.addChildrenLocked(p, w.pack.out)
 	if err == nil {
@@ -186,6 +193,9 @@ func (o *ordered) allocLocked() (page.ID, error) {
 		if err != nil {
 			return 0, err
 		}
+		if err := checkExtent(first, count, n); err != nil {
+			return 0, err
+		}
 		o.next, o.left, o.extent = first, count, n
 	}
 	id := o.next
@@ -225,5 +235,5 @@ func (o *ordered) finish(rest []event) (*Result, error) {
 		return nil, err
 	}
 	o.result.Root = root
-	return &o.result, nil
+	return &o.result, checkFreed(&o.result)
 }

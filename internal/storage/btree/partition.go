@@ -44,11 +44,13 @@ type worker struct {
 	dropped                []page.Ref
 	stats                  Stats
 	consumed               int // entries of the input since the last call of Progress
+	balance                balance
 }
 
 // run merges p. It leaves the partition's children in pack.out.
 func (w *worker) run(p *partition) error {
 	w.pack.out, w.freed, w.dropped, w.stats = nil, nil, nil, Stats{}
+	w.pack.packed, w.balance = 0, balance{}
 	w.prefetchPartition(p)
 	w.in.seek(p.lo)
 	w.checkInput()
@@ -174,6 +176,7 @@ func (w *worker) neighbour(c *page.Child) (page.Leaf, error) {
 // copyLeaf adds all entries of an old leaf to the run unchanged.
 func (w *worker) copyLeaf(p page.Leaf) {
 	v := p.Layout()
+	w.balance.read += v.Count()
 	for i := range v.Count() {
 		w.loadOld(&v, i)
 		w.pack.add(&w.entry, true)
@@ -237,6 +240,7 @@ func (w *worker) mergeLeaf(p *partition, i int, bound *page.Separator) error {
 		to = leaf.Search(p.hi.Key)
 	}
 	w.resume(&lower)
+	w.balance.read += max(to-from, 0)
 	for from < to {
 		stop := to
 		if w.in.before(bound) {
@@ -311,6 +315,8 @@ func (w *worker) refuse(err error) {
 	w.m.refused.add(key, err)
 	for w.in.ok && bytes.Equal(w.in.entry.Key, key) {
 		w.consumed++
+		w.balance.read++
+		w.balance.skipped++
 		w.in.next()
 	}
 }
@@ -366,6 +372,7 @@ func (w *worker) emitKey(v *page.LeafLayout, i, to int, bound *page.Separator) i
 		case w.inputHasKey(bound) && e.Trailer == t: // a repeated input replaces what its first merge wrote
 			w.countOld(t, value)
 			w.dropRef(value, large)
+			w.balance.skipped++
 			i++
 		default:
 			w.entry = page.Entry{Value: value, Trailer: t, Large: large}
@@ -424,12 +431,15 @@ func (w *worker) emitNew() {
 	if e.Trailer.Kind() != keys.KindNone { // an Invoke that changed nothing
 		w.entry = page.Entry{Value: e.Value, Trailer: e.Trailer, Large: e.Large}
 		w.emit(false)
+	} else {
+		w.balance.skipped++
 	}
 	w.nextInput()
 }
 
 func (w *worker) nextInput() {
 	w.consumed++
+	w.balance.read++
 	w.in.next()
 	w.checkInput()
 }

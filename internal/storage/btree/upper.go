@@ -104,6 +104,9 @@ func (u *upper) add(level int, c page.Child, fresh bool) error {
 		r = &k.regions[1]
 		r.reset()
 	}
+	if err := r.checkChild(level, &c); err != nil {
+		return err
+	}
 	r.add(c)
 	return nil
 }
@@ -166,6 +169,9 @@ func (u *upper) emit(level int, children []page.Child) error {
 	}
 	p := make([]byte, u.m.PageSize)
 	newest := page.BuildInner(p, u.m.Checkpoint, level, children)
+	if err := checkNode(p, children); err != nil {
+		return err
+	}
 	page.SetID(p, id)
 	if err := u.m.Sink.WritePage(id, p); err != nil {
 		return err

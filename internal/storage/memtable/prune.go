@@ -74,6 +74,7 @@ func (t *Table) Prune(c Chain, h *GCWatermarks, retired *Retired) (freed int) {
 	if !bound.CompareAndSwap(known, known|chainBusy) {
 		return 0
 	}
+	t.checkChain(c.node)
 	if h.Snapshots != nil {
 		freed = t.pruneInterior(c, h, retired)
 	}
@@ -83,6 +84,7 @@ func (t *Table) Prune(c Chain, h *GCWatermarks, retired *Retired) (freed int) {
 		word64(base, c.node).Add(-(uint64(freed) << 32))
 		t.stripes[0].packed.Add(-uint64(freed))
 	}
+	t.checkChain(c.node)
 	bound.Store(uint64(next))
 	return freed
 }

@@ -16,6 +16,7 @@ func (t *Table) split(in *Inserter, tower, block uint32) {
 	ordered = arrived
 	sortWords(base, ordered[:n], sorted)
 	cut := cutAt(base, arrived[:n], ordered[:n], sorted)
+	t.checkSplit(tower, ordered[:n], cut)
 
 	// The link is read before the block is checked. If the block is still the tower's then, the
 	// link is either the one from before this split or the one to its right half; the anchor tells
