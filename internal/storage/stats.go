@@ -19,16 +19,16 @@ type Stats struct {
 	CacheBytes          int64 // that the page cache may have
 	CacheUsed           int64
 	MemtableBytes       int64             // all memtables together
-	DiskFree            int64             // -1 if it cannot be told
-	DiskFull            bool              // there is a ShortageError
-	DiskReserve         int64             // what is kept for it, really allocated
+	DiskFree            int64             // -1 if unknown
+	DiskFull            bool              // ordinary writes are refused, see ShortageError
+	DiskReserve         int64             // disk space that is allocated for deletions and checkpoints
 	Generations         []GenerationStats // oldest first; the last one is active
 	Rotations           uint64
-	MemtablesPrepared   uint64 // rotations that found their memtable ready
-	Refused             uint64 // writes turned away for lack of memory
-	Stalls              uint64 // writes that waited for a checkpoint to make room
+	MemtablesPrepared   uint64 // rotations whose memtable was prepared in the background
+	Refused             uint64 // writes refused for lack of memory
+	Stalls              uint64 // writes that waited until a checkpoint freed memory
 	StallTime           time.Duration
-	ThrottleDelayPerKiB time.Duration // what writers wait for each KiB at present
+	ThrottleDelayPerKiB time.Duration // how long a writer is delayed for each KiB now
 	Log                 wal.Stats
 	Cache               cache.Stats
 	CacheHits           uint64 // pages that readers found in memory
@@ -57,25 +57,25 @@ type TreeStats struct {
 	InnerPages        uint64
 	VersionsDropped   uint64
 	TombstonesDropped uint64
-	Damaged           uint64  // reads that met a damaged page
-	Repaired          int     // superblocks and tables that Open found damaged and made anew
-	SkippedPages      int     // damaged pages that checkpoints go round
-	Quarantined       int     // versions that the tree refuses, see package quarantine
+	Damaged           uint64  // reads of damaged pages
+	Repaired          int     // superblocks and tables that Open rebuilt because they were damaged
+	SkippedPages      int     // damaged pages that checkpoints skip
+	Quarantined       int     // versions of keys of which the tree refused an entry, see package quarantine
 	QuarantinedBytes  int     // of their keys and values
 	QuarantineReason  string  // the first of their keys, and why it was refused
-	DeadVersionRatio  float64 // the part of the tree that superseded versions and tombstones take, rounded up
-	LeavesVacuumed    uint64  // since Open: rewritten for what they could be rid of, though nothing new fell on them
-	VersionsVacuumed  uint64  // that they were rid of
-	VacuumReads       uint64  // leaves that were looked into for that
-	VacuumPasses      uint64  // times that all stale leaves were
+	DeadVersionRatio  float64 // superseded versions and tombstones, as a part of the tree; rounded up
+	LeavesVacuumed    uint64  // since Open: rewritten only to drop dead versions
+	VersionsVacuumed  uint64  // versions dropped from those leaves
+	VacuumReads       uint64  // leaves that were read to find dead versions
+	VacuumPasses      uint64  // complete passes over the leaves with superseded versions
 }
 
 // PruneStats counts the garbage collection of versions in memtables since Open.
 type PruneStats struct {
 	Queued, Dropped uint64 // keys queued; requests dropped because the queue was full
-	Assisted        uint64 // chains that a writer cut itself
-	Pruned          uint64 // versions taken out
-	Reclaimed       uint64 // interior versions whose memory waited for readers
+	Assisted        uint64 // chains that a writer pruned itself
+	Pruned          uint64 // versions unlinked
+	Reclaimed       uint64 // versions whose memory was reclaimed after their readers had left
 
 	ChainLengths  [ChainBuckets]uint64 // of chains about to be pruned, see ChainBound
 	ChainVersions uint64               // their sum

@@ -1,4 +1,3 @@
-// Package storage is the engine: a durable, ordered, versioned map.
 package storage
 
 import (
