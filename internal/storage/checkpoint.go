@@ -18,7 +18,7 @@ import (
 )
 
 // relocatePagesMin is how many pages near the end of the file a checkpoint moves down: half a megabyte of default pages, so that
-// the file shrinks without anybody noticing. Of a large file it is a part, as one over relocateShare, so that some thirty checkpoints do.
+// the file shrinks at a small cost. In a large file it is the part 1/relocateShare, so that some thirty checkpoints suffice.
 const (
 	relocatePagesMin = 64
 	relocateShare    = 32
@@ -27,7 +27,7 @@ const (
 // smallTreePages is the tree size below which its own separators divide a merge too coarsely.
 const smallTreePages = 256
 
-// Horizon is what a checkpoint may assume about readers. Values go down: the engine asks nobody.
+// GCWatermarks say which versions readers still need. The caller passes them down as values.
 type GCWatermarks struct {
 	Visible   keys.Epoch   // every commit up to it is installed
 	Snapshots []keys.Epoch // ascending: live snapshots, then the least epoch that a new snapshot can get
@@ -37,10 +37,10 @@ func (h *GCWatermarks) policy() btree.Policy {
 	return btree.Policy{MinVisible: h.Snapshots[0], Snapshots: h.Snapshots}
 }
 
-// Checkpoint merges every frozen generation that is complete into the tree, sweeps some of what is stale there, and makes the new root
-// durable, in this order: log, data pages, sync, superblock, sync, publish, recycle. It returns without doing anything if there is nothing to
-// merge, to sweep, or to move. Much is merged in several such steps, so that memory comes free between them. Steps come one at a time.
-// A cancelled context, a full disk or a damaged page leaves the last state; any other error is final.
+// Checkpoint merges every complete immutable generation into the tree, vacuums some leaves, and makes the new root durable, in
+// this order: log, data pages, sync, superblock, sync, publish, recycle. It does nothing if there is nothing to merge, to
+// vacuum, or to relocate. Large merges are divided into several checkpoints, so that memory becomes free between them.
+// After a cancelled context, a full disk or a damaged page the last state is in use; any other error is final.
 func (e *Engine) Checkpoint(ctx context.Context, h GCWatermarks) error {
 	for {
 		left, err := e.checkpoint(ctx, &h)
@@ -50,7 +50,7 @@ func (e *Engine) Checkpoint(ctx context.Context, h GCWatermarks) error {
 	}
 }
 
-// checkpoint does one step, and returns how many generations it leaves to the next ones.
+// checkpoint makes one checkpoint, and returns how many complete generations it leaves to the next ones.
 func (e *Engine) checkpoint(ctx context.Context, h *GCWatermarks) (left int, err error) {
 	if err := e.checkpoints.mu.Lock(ctx); err != nil {
 		return 0, err
@@ -60,7 +60,7 @@ func (e *Engine) checkpoint(ctx context.Context, h *GCWatermarks) (left int, err
 	complete, garbage := e.complete(h.Visible), e.findDeadVersions(h)
 	most, short := e.memory.immutableBytes.Load()/mergeShare, e.Shortage() != nil
 	if short {
-		most = 0 // one at a time: what the first frees helps the next
+		most = 0 // one at a time: the next can use the pages that the first frees
 	}
 	merging := atOnce(complete, most)
 	if len(merging) == 0 && garbage.Empty() && !e.shrinkable() {
@@ -85,26 +85,26 @@ func (e *Engine) checkpoint(ctx context.Context, h *GCWatermarks) (left int, err
 	e.checkpoints.blocked.Store(nil)
 	e.CheckSpace()
 	if short {
-		e.signalRoom() // for those who wait for a segment
+		e.signalRoom() // for writers that wait for a segment
 	}
 	e.checkpoints.vacuum.advance(garbage)
 	e.counters.checkpointed(time.Since(start))
 	return len(complete) - len(merging), nil
 }
 
-// refuseWaiters lets those who wait for memory hear why there will be none. After an error that may pass nobody is woken: a checkpoint is asked
-// for by each who tries again, and would fail again at once.
+// refuseWaiters wakes writers that wait for memory, so that they return the reason why there will be none. After an error
+// that can pass it wakes none: each writer that tries again requests a checkpoint, which would fail again at once.
 func (e *Engine) refuseWaiters() {
 	if e.checkpoints.blocked.Load() != nil || e.Err() != nil {
 		e.signalRoom()
 	}
 }
 
-// mergeShare is the part, as one over it, of the memory for frozen generations that one merge takes in at most. What it takes in comes free only
-// when it ends; with all of it in one merge, writers would have nothing to go on with until then.
+// mergeShare limits a merge to the part 1/mergeShare of the memory for immutable generations. Their memory becomes free only
+// when the merge ends; if one merge took all of them, writers would have no memory until then.
 const mergeShare = 2
 
-// atOnce is as many of these generations as one merge should take, the oldest ones, and at least one.
+// atOnce returns the generations that one merge should take: the oldest ones, and at least one.
 func atOnce(complete []*generation, most int64) []*generation {
 	bytes := int64(0)
 	for i := len(complete) - 1; i >= 0; i-- {
@@ -116,7 +116,7 @@ func atOnce(complete []*generation, most int64) []*generation {
 	return complete
 }
 
-// complete returns the frozen generations in which every epoch is installed, newest first. They are always the oldest ones.
+// complete returns the immutable generations in which every epoch is installed, newest first. They are the oldest ones.
 func (e *Engine) complete(visible keys.Epoch) []*generation {
 	frozen := e.view.Load().immutables
 	for len(frozen) > 0 && frozen[0].end.Load() > uint64(visible)+1 {
@@ -126,20 +126,20 @@ func (e *Engine) complete(visible keys.Epoch) []*generation {
 	return frozen
 }
 
-// mergeJob is what one checkpoint takes in.
+// mergeJob is what one checkpoint merges.
 type mergeJob struct {
 	immutables   []*generation       // newest first
-	entries      uint64              // of a bulk load beside them
-	deadVersions *btree.DeadVersions // to be swept, or nil
+	entries      uint64              // of a bulk load, in addition
+	deadVersions *btree.DeadVersions // to be vacuumed, or nil
 	watermarks   GCWatermarks
 
-	recovering bool     // nothing waits but for this
+	recovering bool     // during Open: no reader or writer needs the machine
 	span       *keySpan // of a step; nil for a whole merge
 
-	quarantine quarantinePlan // of the attempt at hand
+	quarantine quarantinePlan // of the current attempt
 }
 
-// cut is the epoch up to which the tree holds everything afterwards.
+// cut is the epoch up to which the tree has every commit after the merge.
 func (j *mergeJob) cut(before keys.Epoch) keys.Epoch {
 	if len(j.immutables) > 0 {
 		return keys.Epoch(j.immutables[0].end.Load() - 1)
@@ -168,8 +168,8 @@ func (e *Engine) merge(ctx context.Context, job mergeJob) error {
 	return e.publish(number, result.Root, job.immutables, cut)
 }
 
-// mergeTree makes a new state durable in the data file, and returns the number of its checkpoint. No reader sees its root yet. Pages that
-// cannot be read are gone round, and what the tree refuses goes into quarantine.
+// mergeTree makes a new state durable in the data file, and returns the number of its checkpoint. No reader sees its root
+// yet. Pages that cannot be read are skipped, and entries that the tree refuses go into quarantine.
 func (e *Engine) mergeTree(ctx context.Context, base btree.Root, job *mergeJob, cut keys.Epoch) (number uint64, result *btree.Result, err error) {
 	for {
 		number, result, err = e.tryMerge(ctx, base, job, cut)
@@ -182,7 +182,7 @@ func (e *Engine) mergeTree(ctx context.Context, base btree.Root, job *mergeJob, 
 	}
 }
 
-// lose takes note of pages that a merge needed in vain, and reports whether another attempt will fare better.
+// skipPages adds pages that a merge could not read to the skipped ones, and reports whether another attempt can succeed.
 func (e *Engine) skipPages(err error) bool {
 	found, ok := errors.AsType[*btree.UnreadableError](err)
 	if !ok {
@@ -248,7 +248,7 @@ func (e *Engine) tryMerge(ctx context.Context, base btree.Root, job *mergeJob, c
 	return ck.Number(), result, nil
 }
 
-// nextState is the state behind the pager's newest one, with another tree.
+// nextState is the state after the pager's newest one, with another tree.
 func (e *Engine) nextState(root btree.Root, known *repairtree.Tree, change *btree.Stats, cut keys.Epoch) pager.State {
 	state := e.pager.State()
 	state.Epoch, state.Root, state.Height = cut, root.ID, uint32(root.Level+1)
@@ -298,7 +298,7 @@ func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Roo
 	return result, known, batch.Finish(limit)
 }
 
-// relocation is what a checkpoint moves down from the end of the file: what is at and behind limit, zero for nothing.
+// relocation is what a checkpoint relocates from the end of the file: the pages from limit on, zero for none.
 func (e *Engine) relocation(ck *pager.Checkpoint) (limit page.ID, moves btree.Relocation) {
 	relocate := relocatePagesMin
 	if !e.lagging() { // else moving a part of a large file would take longer than the merge
@@ -330,8 +330,8 @@ func (e *Engine) mergeInput(
 	return in
 }
 
-// mergeBoth merges into the tree, and into the side tree what belongs to lost pages. copies has, for each large value that the input has placed and that
-// belongs to lost pages, the one for the mirror. The result counts what was done to both.
+// mergeBoth merges into the tree, and into the repair tree the entries in skipped ranges. copies has, for each blob of the
+// input that is in a skipped range, its copy for the mirror. The result counts the changes of both trees.
 func mergeBoth(
 	ctx context.Context, in *btree.MergeInput, known *repairtree.Tree, copies map[page.Ref]page.Ref, cut keys.Epoch,
 ) (*btree.Result, *repairtree.Tree, error) {
@@ -353,14 +353,14 @@ func (e *Engine) mergeWorkers() int {
 	switch {
 	case e.options.CheckpointWorkers > 0:
 		return e.options.CheckpointWorkers
-	case e.lagging(): // writers wait, who would else be at work
+	case e.lagging(): // writers are delayed, so processors are idle
 		return runtime.GOMAXPROCS(0)
 	default:
 		return max(1, runtime.GOMAXPROCS(0)/2)
 	}
 }
 
-// publish lets readers see the new root and gives back what the old state needed, once nobody stands on it any more.
+// publish lets readers see the new root, and retires what only readers of older views need.
 func (e *Engine) publish(number uint64, root btree.Root, merged []*generation, cut keys.Epoch) error {
 	e.mu.Lock()
 	v := e.view.Load()
@@ -376,15 +376,15 @@ func (e *Engine) publish(number uint64, root btree.Root, merged []*generation, c
 	return e.shrink(cut)
 }
 
-// shrink gives back log and pages behind a checkpoint.
+// shrink recycles the log up to the cut, and shrinks the data file.
 func (e *Engine) shrink(cut keys.Epoch) error {
-	if e.checkpoints.pins.logPinned.Load() > 0 { // the next checkpoint cuts what this one leaves
+	if e.checkpoints.pins.logPinned.Load() > 0 { // the next checkpoint truncates what this one leaves
 		return e.pager.Shrink()
 	}
 	return errors.Join(e.log.TruncateBefore(cut+1), e.pager.Shrink())
 }
 
-// values lets a merge keep large values in the row store.
+// blobWriter lets a merge store large values as blobs.
 type blobWriter struct{ batch blobBatch }
 
 // blobBatch is the part of blob.Batch that a merge needs.

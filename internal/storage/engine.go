@@ -22,12 +22,12 @@ import (
 
 // Errors of the engine.
 var (
-	// ErrMemoryFull means that frozen generations fill the memory budget.
+	// ErrMemoryFull means that immutable generations fill the memory budget.
 	ErrMemoryFull = errors.New("storage: the memory budget is used up")
 	// ErrNoSegment means that no log segment could be prepared in time. Nothing was written.
 	ErrNoSegment = wal.ErrNoSegment
-	// ErrFailed means that a write or sync of the log failed, or that a commit found no memory after its epoch was reserved; no write is accepted
-	// any more.
+	// ErrFailed means that a write or sync of the log failed, that a commit found no memory after its epoch was reserved, or
+	// that an invariant is broken. No write is accepted any more.
 	ErrFailed = wal.ErrFailed
 )
 
@@ -173,10 +173,12 @@ func (e *Engine) WaitDurable(ctx context.Context, epoch keys.Epoch) error {
 // RequestDurable asks for epoch to become durable soon, and does not wait.
 func (e *Engine) RequestDurable(epoch keys.Epoch) { e.log.RequestFlush(epoch) }
 
-// AdvanceGeneration replaces the full generation that w met, or waits for whoever does. For a record that shares its segment with few others it
-// makes a generation at once and claims its place there before others see it, which it reports: small records would fill the segment
-// first, again and again. While memory is full it waits for a checkpoint, up to
-// Options.StallMax, and as long for a log segment that cannot be prepared. Errors: ErrMemoryFull, ErrNoSegment, vfs.ErrNoSpace, ErrFailed, and why the context ended. The generation stays sealed then, and the next call tries again.
+// AdvanceGeneration replaces the full generation that w met, or waits until another writer has replaced it. For a record of
+// more than half a segment it makes a generation at once and reserves in it before other writers see it, which it
+// reports: otherwise small records would fill the segment first, again and again. While memory is full it waits for a
+// checkpoint, up to Options.StallMax, and as long for a log segment that cannot be prepared. Errors: ErrMemoryFull,
+// ErrNoSegment, vfs.ErrNoSpace, ErrFailed, and the cause of the context's end. After an error the generation stays sealed,
+// and the next call tries again.
 func (e *Engine) AdvanceGeneration(ctx context.Context, w *Writer, body []byte) (claimed bool, err error) {
 	if !e.oversized(body) {
 		return false, e.awaitRoom(ctx, func() (obstacle, error) { return e.advanceGeneration(w.generation, len(body), nil) })
@@ -191,9 +193,9 @@ func (e *Engine) AdvanceGeneration(ctx context.Context, w *Writer, body []byte) 
 	return claimed, err
 }
 
-// opening is what a large record does in a generation before others see it.
+// opening is what a large record does in a generation before other writers see it.
 type opening struct {
-	secure  func(*memtable.Table) error // an error leaves things as they were
+	secure  func(*memtable.Table) error // an error changes nothing
 	reserve func(*generation) error
 }
 
@@ -202,11 +204,11 @@ func (e *Engine) oversized(body []byte) bool { return int64(len(body)) > e.optio
 
 // obstacle is what a rotation has to wait for. The zero value is none.
 type obstacle struct {
-	ready   <-chan struct{}  // delivers when to try again
+	ready   <-chan struct{}  // delivers when the rotation should be tried again
 	segment *wal.Preparation // of the log segment that is not ready; nil if memory is full
 }
 
-// final is why it is no use to try again now.
+// final is the reason not to try again now, or nil.
 func (o obstacle) final() error {
 	if o.segment == nil {
 		return nil
@@ -218,7 +220,7 @@ func (o obstacle) final() error {
 	return nil
 }
 
-// timedOut is the error of a writer that has waited long enough.
+// timedOut is the error of a writer that has waited for Options.StallMax.
 func (o obstacle) timedOut(e *Engine) error {
 	if o.segment == nil {
 		e.counters.refused.Add(1)
@@ -230,7 +232,7 @@ func (o obstacle) timedOut(e *Engine) error {
 	return fmt.Errorf("%w: the device does not answer", ErrNoSegment)
 }
 
-// awaitRoom makes attempts until memory is not full and a log segment is ready.
+// awaitRoom repeats the attempt until memory is not full and a log segment is ready.
 func (e *Engine) awaitRoom(ctx context.Context, attempt func() (obstacle, error)) error {
 	var deadline, yield <-chan time.Time
 	stalled := false
@@ -251,7 +253,7 @@ func (e *Engine) awaitRoom(ctx context.Context, attempt func() (obstacle, error)
 		}
 		select {
 		case <-o.ready:
-		case <-yield: // memory comes free with a checkpoint, which a load that is built keeps off
+		case <-yield: // memory becomes free with a checkpoint, which the bulk load that is being built prevents
 			e.yieldToCommits()
 			continue
 		case <-deadline:
@@ -275,22 +277,22 @@ func (e *Engine) awaitRoom(ctx context.Context, attempt func() (obstacle, error)
 	}
 }
 
-// advanceGeneration does one attempt, or tells what is in its way; it waits for no device. With first it replaces the active generation whatever it
-// is, and lets first use the new one before others see it.
+// advanceGeneration makes one attempt, or returns what the attempt has to wait for; it waits for no device. With first it
+// replaces the active generation even if that is not full, and lets first use the new one before other writers see it.
 func (e *Engine) advanceGeneration(full *generation, bodyBytes int, first *opening) (obstacle, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	v := e.view.Load()
 	if first == nil && (v.active != full || !full.sealed()) {
-		return obstacle{}, nil // somebody has done it, or is between crossing the end and writing it down
+		return obstacle{}, nil // another writer has replaced it, or is between crossing the end and storing it
 	}
 	if err := e.Err(); err != nil {
 		return obstacle{}, err
 	}
 	if e.bulkLoads.sealed {
-		return obstacle{ready: e.memory.room}, nil // the next generation begins behind the load's epoch
+		return obstacle{ready: e.memory.room}, nil // the next generation begins after the epoch of the bulk load
 	}
-	// With nothing to wait for, a generation of any size is frozen: only then can it be merged.
+	// With nothing to wait for, a generation of any size becomes immutable: only then can it be merged.
 	if !e.bulkLoads.switching && e.immutableBytesOf(v) > e.memory.immutableBytes.Load() && (len(v.immutables) > 0 || e.memory.retired.bytes.Load() > 0) {
 		if blocked := e.checkpoints.blocked.Load(); blocked != nil {
 			return obstacle{}, *blocked
@@ -324,7 +326,7 @@ func (e *Engine) advanceGeneration(full *generation, bodyBytes int, first *openi
 	return obstacle{}, refused
 }
 
-// signalRoom sets the pace anew, and lets those try again who wait for memory.
+// signalRoom updates the delay of writers, and lets writers that wait for memory try again.
 func (e *Engine) signalRoom() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -333,7 +335,7 @@ func (e *Engine) signalRoom() {
 	e.memory.room = make(chan struct{})
 }
 
-// SealedEpoch is the last epoch of the newest frozen generation, or of the tree.
+// SealedEpoch is the last epoch of the newest immutable generation, or of the tree.
 func (e *Engine) SealedEpoch() keys.Epoch {
 	if frozen := e.view.Load().immutables; len(frozen) > 0 {
 		return keys.Epoch(frozen[0].end.Load() - 1)
@@ -356,7 +358,7 @@ func (e *Engine) Rotate(ctx context.Context) error {
 	})
 }
 
-// immutableBytesOf is the memory of tables that take no more writes, the active one included, which is about to be one of them.
+// immutableBytesOf is the memory of immutable and retired memtables and of the active one, which will be immutable next.
 func (e *Engine) immutableBytesOf(v *view) int64 {
 	return int64(v.active.mem.Resident()) + residentBytes(v.immutables) + e.memory.retired.bytes.Load()
 }
@@ -380,7 +382,7 @@ func (e *Engine) newGenerationLocked(first keys.Epoch, bodyBytes int, opening *o
 	return &generation{segment: segment, mem: mem, first: first}, nil
 }
 
-// freed looks at what unmapping said. It cannot fail for a mapping of ours; if it did, memory would be lost and nothing else.
+// freed counts a failure to unmap memory. It cannot fail for a mapping of this process; if it did, memory would leak.
 func (e *Engine) freed(err error) {
 	if err != nil {
 		e.counters.leaks.Add(1)

@@ -38,7 +38,7 @@ func (g *generation) seal() {
 		g.end.Store(uint64(claim.Epoch))
 	}
 	for !g.sealed() {
-		runtime.Gosched() // somebody has crossed the end, and is about to write it down
+		runtime.Gosched() // another writer has crossed the end, and is about to store it
 	}
 }
 
@@ -63,7 +63,7 @@ func (g *generation) reserve(w *Writer, body []byte) error {
 	return nil
 }
 
-// secure is Secure with the error that a client is told: nothing was written, and another attempt may fare better.
+// secure is Secure with the error for a client: nothing was written, and another attempt may succeed.
 func (e *Engine) secure(mem *memtable.Table, w *Writer, body []byte) error {
 	err := mem.Secure(&w.inserter, memtable.MaxSize(body))
 	if err == nil {
@@ -75,11 +75,11 @@ func (e *Engine) secure(mem *memtable.Table, w *Writer, body []byte) error {
 // noMemory is the error for a client when the system has no memory for a memtable.
 func (e *Engine) noMemory(err error) error {
 	e.counters.refused.Add(1)
-	e.checkpoints.request() // frozen memtables that it empties serve again
+	e.checkpoints.request() // the memory of merged memtables is used again
 	return fmt.Errorf("%w: %w", ErrMemoryFull, err)
 }
 
-// Epoch is the epoch that w has claimed last.
+// Epoch is the epoch that w has reserved last.
 func (w *Writer) Epoch() keys.Epoch { return w.reservation.Epoch }
 
 // Writer is one session's state on the commit path. It is not for concurrent use.
@@ -88,18 +88,19 @@ type Writer struct {
 	generation  *generation
 	reservation wal.Reservation
 	delayOwed   time.Duration // wait for earlier commits that Throttle has not imposed yet
-	timer       *time.Timer   // of Pay, once it has waited with a deadline
+	timer       *time.Timer   // of Throttle, once it has waited with a deadline
 	Scratch     []byte        // for the session: a value to compare with
 }
 
-// Reserve claims the next epoch and the place of body in the log, with the memtable's space secured before. It returns
+// Reserve takes the next epoch and the offset of body in the log, after it has secured space in the memtable. It returns
 // ErrRotating when the active generation is full, or the record needs one of its own. The caller is inside its slot's protection, and stays there until Install.
 func (e *Engine) Reserve(w *Writer, body []byte) (keys.Epoch, error) {
 	return e.reserveIn(e.view.Load().active, w, body)
 }
 
 // ReserveValidated is Reserve for a commit whose validation has begun. If another generation has become the active one meanwhile it returns
-// ErrRotating, and the validation has to begin anew: what was written since must stand in one segment (WrittenSince).
+// ErrRotating, and the validation has to begin again: everything that was written since must be in one segment
+// (WrittenSince).
 func (e *Engine) ReserveValidated(v *Validation, w *Writer, body []byte) (keys.Epoch, error) {
 	return e.reserveIn(v.view.active, w, body)
 }
@@ -109,7 +110,7 @@ func (e *Engine) reserveIn(g *generation, w *Writer, body []byte) (keys.Epoch, e
 	claim, outcome := wal.Reservation{}, wal.Full
 	switch {
 	case g.sealed() || e.oversized(body):
-	case int64(g.mem.Bytes()) >= e.memory.memtableBytes: // asked before Secure, which may add one large value to an empty table
+	case int64(g.mem.Bytes()) >= e.memory.memtableBytes: // checked before Secure, which may add one large value to an empty table
 		claim, outcome = g.segment.Seal()
 	default:
 		if err := e.secure(g.mem, w, body); err != nil {
@@ -127,14 +128,14 @@ func (e *Engine) reserveIn(g *generation, w *Writer, body []byte) (keys.Epoch, e
 	case wal.Crossed:
 		g.end.Store(uint64(claim.Epoch))
 	case wal.TooLarge:
-		return 0, errTooLarge // unreachable behind the batch limit
+		return 0, errTooLarge // unreachable: batches are limited before
 	}
 	return 0, ErrRotating
 }
 
 var errTooLarge = errors.New("storage: commit is larger than a log record can be")
 
-// Record copies body into the log at the place that Reserve claimed. From then on it may become durable.
+// Record copies body into the log at the offset that Reserve took. From then on it may become durable.
 func (e *Engine) Record(w *Writer, body []byte) {
 	segment := w.generation.segment
 	copy(segment.Body(w.reservation), body)
@@ -154,5 +155,5 @@ func (e *Engine) Install(w *Writer, body []byte, sync bool) error {
 	return e.log.Fail(fmt.Errorf("install epoch %d: %w", w.reservation.Epoch, err))
 }
 
-// NoOp gives up what Reserve claimed: the epoch does nothing.
+// NoOp publishes a no-op record instead of the commit that Reserve was for.
 func (e *Engine) NoOp(w *Writer) { w.generation.segment.PublishNoOp(w.reservation) }

@@ -5,8 +5,8 @@ import (
 	"sync/atomic"
 )
 
-// retired is what checkpoints have made superfluous: memtables, and pages of the tree. It goes when the readers of the views before have moved
-// on, which a merge that is under way need not end for: it has a lock of its own.
+// retired is what no new reader can reach: memtables, and pages of the tree. It is freed when the readers of older views have
+// left their guards. It has a lock of its own, so that this need not wait for a running merge.
 type retired struct {
 	bytes atomic.Int64 // of the memtables
 
@@ -14,17 +14,17 @@ type retired struct {
 	list []retirement
 }
 
-// retirement is what one checkpoint made superfluous.
+// retirement is what one checkpoint retired.
 type retirement struct {
 	tick        uint64
 	checkpoint  uint64
 	generations []*generation
-	bytes       int64        // of their tables then: a writer that comes too late may still make one grow
+	bytes       int64        // of their tables then: a writer whose reservation fails may still make one grow
 	quarantine  *quarantined // nil if it stayed
 }
 
-// retire leaves what checkpoint number merged, and the pages that it freed, to Reclaim. No new reader finds them any more, and their bytes count as
-// retired already.
+// retire leaves the generations that a checkpoint merged, and the pages that it freed, to Reclaim. No new reader finds them,
+// and their bytes are counted as retired already.
 func (e *Engine) retire(number uint64, merged []*generation, bytes int64, replaced *quarantined) {
 	e.memory.retired.mu.Lock()
 	e.memory.retired.list = append(e.memory.retired.list, retirement{e.registry.Retire(), number, merged, bytes, replaced})
@@ -39,7 +39,7 @@ func (r *retired) any() bool {
 	return len(r.list) > 0
 }
 
-// Reclaim frees the memtables and releases the pages that no reader can reach any more, and lets those go on who wait for memory.
+// Reclaim frees the memtables and pages that no reader can reach any more, and wakes writers that wait for memory.
 func (e *Engine) Reclaim() {
 	old := &e.memory.retired
 	old.mu.Lock()
@@ -49,7 +49,7 @@ func (e *Engine) Reclaim() {
 	}
 	oldest := e.registry.OldestTick()
 	if old.list[0].tick >= oldest {
-		return // nobody is to try again for nothing: he would have a checkpoint made, which would come back here
+		return // a writer that was woken for nothing would request a checkpoint, which would call Reclaim again
 	}
 	for len(old.list) > 0 && old.list[0].tick < oldest {
 		r := old.list[0]
@@ -64,7 +64,7 @@ func (e *Engine) Reclaim() {
 	e.signalRoom()
 }
 
-// free frees all memtables; nobody reads any more.
+// free frees all memtables, when there are no readers any more.
 func (r *retired) free(e *Engine) {
 	for _, old := range r.list {
 		for _, g := range old.generations {

@@ -8,15 +8,16 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/repairtree"
 )
 
-// view is what a reader uses, immutable: the active generation, the frozen ones (newest first), and the tree's root. A reader
-// loads it inside its slot's protection; whoever replaces it retires what it no longer names.
+// view is what a reader uses: the active generation, the immutable ones (newest first), and the root of the tree. It is never
+// changed. A reader loads it inside the guard of its slot. The goroutine that replaces a view retires what the next one
+// does not name.
 //
 // Invariant: a view loaded after a snapshot was taken holds every version that the snapshot sees.
 type view struct {
 	active     *generation
 	immutables []*generation
 	root       btree.Root
-	repairTree *repairtree.Tree // nil unless pages of the tree are lost
+	repairTree *repairtree.Tree // nil unless checkpoints skip pages of the tree
 
 	quarantine *quarantined // nil unless the tree has refused something
 
@@ -24,12 +25,13 @@ type view struct {
 	inTree     keys.Epoch // every commit up to it is in the tree at root
 }
 
-// Version is what one commit did to a key. Its value lies in the engine and lives as long as the slot's protection.
+// Version is what one commit did to a key. Its value is in the memory of the engine, and is valid inside the guard of the
+// slot.
 type Version struct {
 	Epoch keys.Epoch
 	Kind  keys.Kind
 	Sync  bool // written by a SYNC commit, and still in a memtable; what is in the tree is durable
-	large bool // value is a reference into the row store
+	large bool // value is a reference to a blob
 	value []byte
 }
 
@@ -41,7 +43,7 @@ func (v *Version) Size() int {
 	return len(v.value)
 }
 
-// Inline is v's value where it lies, or nil if it has to be read from pages of its own, or is empty.
+// Inline is v's value without a copy, or nil if it is a blob, or is empty.
 func (v *Version) Inline() []byte {
 	if v.large {
 		return nil
