@@ -34,6 +34,7 @@ type Store struct {
 	_                         [64]byte
 	noOps                     atomic.Uint64 // epochs without a commit: given up, or of bulk loads; counted before they are visible
 	conflicts, preconditions  atomic.Uint64
+	executeTurn               chan struct{}                  // holds a token of the Execute that lost too often
 	bulkLoading               atomic.Pointer[bulkLoadSwitch] // the bulk load that is taking its place; nil without one
 	commitPause               commitPause
 	bulkLoader                *waiter // of that load
@@ -66,7 +67,7 @@ func OpenContext(ctx context.Context, o Options) (*Store, error) {
 		return nil, fmt.Errorf("open %s: %w", o.Storage.Dir, err)
 	}
 	s := &Store{
-		latches: newLatches(o.Storage.Ablation), bulkLoader: newWaiter(), limits: o.Limits, durability: o.Durability,
+		latches: newLatches(o.Storage.Ablation), bulkLoader: newWaiter(), executeTurn: make(chan struct{}, 1), limits: o.Limits, durability: o.Durability,
 		ablation:     o.Storage.Ablation,
 		syncInterval: o.SyncInterval, gcInterval: o.GCInterval, retention: o.Retention, checkpointInterval: o.CheckpointInterval,
 	}

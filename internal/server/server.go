@@ -78,8 +78,7 @@ type Server struct {
 	receivers    sync.WaitGroup // streams' goroutines, which end after their handlers, and the probe: before the store is closed
 	transactions txnTable
 	snapshots    snapshotTable
-	executeTurn  chan struct{} // a token, for whoever lost too often against others
-	files        *vfs.OS       // nil if tests gave others
+	files        *vfs.OS // nil if tests gave others
 	streams      atomic.Int64
 	draining     atomic.Bool
 	expired      atomic.Uint64
@@ -141,7 +140,6 @@ func open(ctx context.Context, c config.Config, log *slog.Logger, files vfs.FS) 
 	s.conditions.list, s.conditions.counters = health.NewList(log), store.Stats()
 	s.transactions.init(&c)
 	s.snapshots.timeout, s.snapshots.open = c.SnapshotTimeout, map[uint64]*openSnapshot{}
-	s.executeTurn = make(chan struct{}, 1)
 	s.newGRPC()
 	s.newHTTP()
 	return s, nil
