@@ -99,6 +99,9 @@ func (c *Cache) takeLocked() (uint32, bool) {
 	}
 	f := c.free[len(c.free)-1]
 	c.free = c.free[:len(c.free)-1]
+	if invariants.Enabled {
+		c.checkTakenLocked(f)
+	}
 	c.states[f] = stateLoading
 	if short := c.reserve - len(c.free) - len(c.limbo); short > 0 {
 		c.evictLocked(max(short, c.reserve/2)) // by halves, so that retiring and looking for readers is shared
@@ -114,6 +117,9 @@ func (c *Cache) evictLocked(n int) {
 	c.victim = c.clock.victims(c.victim[:0], n)
 	t := c.table.Load()
 	for _, f := range c.victim {
+		if invariants.Enabled {
+			c.checkVictimLocked(t, f)
+		}
 		t.remove(c.ids[f])
 		c.history.evicted(c.ids[f], c.back[f])
 	}

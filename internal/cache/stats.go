@@ -1,5 +1,7 @@
 package cache
 
+import "github.com/epochkv/epochkv/internal/invariants"
+
 // counters are guarded by the cache's mutex. Hits are not among them: counting them here would make a hot read write shared memory, so
 // each reader counts its own (Visit).
 type counters struct {
@@ -44,6 +46,9 @@ type Stats struct {
 func (c *Cache) Stats() Stats {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if invariants.Enabled {
+		c.checkFramesLocked()
+	}
 	n, s := c.counters, c.clock.counts()
 	out := Stats{
 		Frames: uint64(c.count), Limbo: uint64(len(c.limbo)), Reserve: uint64(c.reserve), Flights: uint64(len(c.flights)),

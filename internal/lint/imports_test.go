@@ -22,7 +22,7 @@ var mayImport = map[string][]string{
 	"internal/offheap":    {},
 
 	// What one layer of the engine knows, and nothing of its neighbours.
-	"internal/pin":           {"internal/keys"},
+	"internal/pin":           {"internal/keys", "internal/invariants"},
 	"internal/storage/batch": {"internal/keys"},
 	"internal/vfs":           {"internal/invariants"},
 	"internal/cache":         {"internal/pin", "internal/invariants"},

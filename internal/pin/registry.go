@@ -2,12 +2,14 @@ package pin
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/epochkv/epochkv/internal/invariants"
 	"github.com/epochkv/epochkv/internal/keys"
 )
 
@@ -96,7 +98,11 @@ func (r *Registry) Retire() (tick uint64) { return r.tick.Add(1) - 1 }
 func (r *Registry) OldestTick() uint64 {
 	oldest := r.tick.Load() // before the scan: a reader that enters later has at least this tick
 	for _, s := range *r.slots.Load() {
-		if t := s.tick.Load(); t != 0 && t < oldest {
+		t := s.tick.Load()
+		if invariants.Enabled && t > r.tick.Load() {
+			panic(fmt.Sprintf("pin: slot %d entered at tick %d, and the newest is %d", s.place, t, r.tick.Load()))
+		}
+		if t != 0 && t < oldest {
 			oldest = t
 		}
 	}
@@ -188,8 +194,25 @@ func (r *Registry) Refresh(dst []keys.Epoch, retained keys.Epoch, now time.Time)
 	r.frontier.Store(frontier)
 	dst = r.liveLocked(dst, frontier, now)
 	r.keepLocked(dst[:len(dst)-1], keys.Epoch(before))
+	if invariants.Enabled {
+		r.checkLocked(dst, before)
+	}
 	r.minimum.Store(uint64(dst[0]))
 	return dst
+}
+
+// checkLocked panics unless the epochs that Refresh returns are ascending and distinct and end with the GC low watermark,
+// which never falls and is never after visible.
+func (r *Registry) checkLocked(epochs []keys.Epoch, before uint64) {
+	last := uint64(epochs[len(epochs)-1])
+	if last != r.frontier.Load() || last < before || last > r.visible.Load() {
+		panic(fmt.Sprintf("pin: the low watermark went from %d to %d, the epochs end at %d, and visible is %d", before, r.frontier.Load(), last, r.visible.Load()))
+	}
+	for i := range epochs[1:] {
+		if epochs[i] >= epochs[i+1] {
+			panic(fmt.Sprintf("pin: needed epochs are not ascending: %d", epochs))
+		}
+	}
 }
 
 func (r *Registry) liveLocked(dst []keys.Epoch, frontier uint64, now time.Time) []keys.Epoch {

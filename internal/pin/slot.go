@@ -3,6 +3,7 @@ package pin
 import (
 	"sync/atomic"
 
+	"github.com/epochkv/epochkv/internal/invariants"
 	"github.com/epochkv/epochkv/internal/keys"
 )
 
@@ -31,6 +32,9 @@ func (s *Slot) Enter() {
 func (s *Slot) Leave() {
 	if s.depth--; s.depth == 0 {
 		s.tick.Store(0)
+	}
+	if invariants.Enabled && s.depth < 0 {
+		panic("pin: Leave without Enter")
 	}
 }
 

@@ -73,3 +73,12 @@ func TestCounterLagsByLessThanItsBound(t *testing.T) {
 		t.Errorf("%d published after Flush, want %d", c.Count(), added)
 	}
 }
+
+// TestLowWatermarkNeverFalls: an epoch that was not readable stays so when retention grows.
+func TestLowWatermarkNeverFalls(t *testing.T) {
+	r, _ := newTestRegistry(9)
+	r.Refresh(nil, forever, time.Now())
+	if live := r.Refresh(nil, 5, time.Now()); r.Frontier() != 9 || live[0] != 9 {
+		t.Fatalf("the low watermark fell to %d, needed epochs are %d", r.Frontier(), live)
+	}
+}
