@@ -62,7 +62,7 @@ func (b *bench) commit(w *batch.Builder) {
 	for {
 		b.slot.Enter()
 		epoch, err := b.engine.Reserve(&b.writer, body)
-		b.slot.Leave() // nobody else is there
+		b.slot.Leave() // there are no other sessions
 		if errors.Is(err, ErrRotating) {
 			var claimed bool
 			if claimed, err = b.engine.AdvanceGeneration(context.Background(), &b.writer, body); err == nil && !claimed {

@@ -240,7 +240,7 @@ func (e *Engine) tryMerge(ctx context.Context, base btree.Root, job *mergeJob, c
 		return 0, nil, err
 	}
 	e.checkpoints.skippedPages = known
-	e.settleQuarantine(aside)
+	e.completeQuarantine(aside)
 	if job.span == nil {
 		e.checkpoints.fileEnd.end()
 	}

@@ -12,10 +12,10 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/pagesource"
 )
 
-const pageRemedy = "run kvctl verify for the extent; restore a backup, or take out what is readable with kvctl salvage"
+const pageRemedy = "run kvctl verify for the extent; restore a backup, or extract what is readable with kvctl salvage"
 
-// damage turns a damaged page into the engine's error, with the range of keys that it may hide if it was met on the way to
-// key. Other errors pass.
+// damage turns a damaged page into the engine's error, with the range of keys that it may hide if
+// it was met on the way to key. Other errors pass.
 func (e *Engine) damage(err error, root btree.Root, key []byte) error {
 	found, ok := errors.AsType[*pager.CorruptError](err)
 	switch {
@@ -33,8 +33,8 @@ func (e *Engine) damage(err error, root btree.Root, key []byte) error {
 	return out
 }
 
-// Damage is nil, or the first thing that is known to be damaged and should not wait: what keeps checkpoints from being made, or else a page
-// that they go round. Errors of reads are told to those who read.
+// Damage is nil, or the first known damage that needs attention: what prevents checkpoints, or else
+// a page that they skip. Errors of reads are returned to the readers.
 func (e *Engine) Damage() error {
 	if blocked := e.checkpoints.blocked.Load(); blocked != nil && errors.Is(*blocked, ErrDamaged) {
 		return *blocked
@@ -50,8 +50,8 @@ func (e *Engine) Damage() error {
 	}
 }
 
-// rangeOf descends towards key until it meets page bad, and returns the client keys between which that page stands; nil where there
-// is no bound.
+// rangeOf descends towards key until it reaches page bad, and returns the client keys between which
+// that page is; nil for no bound.
 func (e *Engine) rangeOf(root btree.Root, key []byte, bad page.ID) (lower, upper []byte) {
 	id := root.ID
 	for level := root.Level; level > 0 && id != bad; level-- {
@@ -83,8 +83,8 @@ func userBound(separator []byte) []byte {
 // IsDamage reports whether an error says that a page is damaged, and not that it could not be read.
 func IsDamage(err error) bool { return pagesource.IsDamage(err) }
 
-// ClientKeys are the client keys between two separators, nil for no bound. Versions of one key may fill several pages: a page that ends between
-// two of them has some of the key.
+// ClientKeys are the client keys between two separators, nil for no bound. Versions of one key may
+// fill several pages: a page that ends between two of them has some of the key.
 func ClientKeys(lower, upper *page.Separator) (from, to []byte) {
 	return boundKey(lower), boundAbove(upper)
 }
@@ -97,7 +97,8 @@ func boundKey(s *page.Separator) []byte {
 	return userBound(s.Key)
 }
 
-// boundAbove is boundKey for an upper bound. Versions of one key may fill several pages: a page that ends between two of them holds some of the key.
+// boundAbove is boundKey for an upper bound. Versions of one key may fill several pages: a page
+// that ends between two of them holds some of the key.
 func boundAbove(s *page.Separator) []byte {
 	bound := boundKey(s)
 	if bound != nil && s.Trailer != page.NoTrailer {

@@ -13,8 +13,9 @@ import (
 const (
 	defaultPageSize    = 8192
 	defaultMemoryBytes = 1 << 30
-	// memtableBytesMax: in the design's prototype tables of 16 MiB took 24 to 70 % more puts than tables of 64 MiB, whose
-	// index and towers leave the processor's second-level cache. Several are merged at once.
+	// memtableBytesMax: in the design's prototype tables of 16 MiB took 24 to 70 % more puts than
+	// tables of 64 MiB, whose index and towers leave the processor's second-level cache. Several
+	// are merged at once.
 	memtableBytesMax   = 16 << 20
 	memtableBytesMin   = 1 << 20
 	checkpointBytesMax = 64 << 20
@@ -24,8 +25,9 @@ const (
 // KeyBytesMax is the longest client's key that a store with pages of this size takes.
 func KeyBytesMax(pageSize int) int { return page.UserKeyMax(pageSize) }
 
-// BatchBytesMax is how many bytes of keys and values a commit of at most so many operations can have: a commit is one log record. Every limit
-// above storage, on batches, on values, on what a transaction writes, is derived from it.
+// BatchBytesMax is how many bytes of keys and values a commit of at most so many operations can
+// have: a commit is one log record. Every limit above storage, on batches, on values, on what a
+// transaction writes, is derived from it.
 func BatchBytesMax(operations int) int {
 	return wal.BodyBytesMax - batch.HeaderSize - operations*batch.OperationOverheadMax
 }
@@ -73,7 +75,8 @@ func (o *Options) setSizes() {
 		o.MemtableBytes = min(max(o.MemoryBytes/64, memtableBytesMin), memtableBytesMax)
 	}
 	if o.SegmentBytes == 0 {
-		// A record is a little smaller than the node it becomes, so this fills segment and memtable together.
+		// A record is a little smaller than the node it becomes, so this fills segment and memtable
+		// together.
 		o.SegmentBytes = o.MemtableBytes
 	}
 	const segmentStep = 4096
@@ -87,11 +90,12 @@ func (o *Options) setSizes() {
 // DiskReserveDerived lets Options.DiskReserve follow from the sizes of memtables and segments.
 const DiskReserveDerived = -1
 
-// reserveSegments is how many log segments are in the reserve: one that deletions go to, one for the next.
+// reserveSegments is how many log segments are in the reserve: one that deletions go to, one for
+// the next.
 const reserveSegments = 2
 
-// setReserve derives the reserve: what two checkpoints may add to the data file, since ordinary writes are refused only when the first has done
-// so, and a memtable of deletions.
+// setReserve derives the reserve: what two checkpoints may add to the data file, since ordinary
+// writes are refused only when the first has done so, and a memtable of deletions.
 func (o *Options) setReserve() {
 	if o.DiskReserve == DiskReserveDerived {
 		o.DiskReserve = reserveSegments*o.SegmentBytes + 2*min(o.CheckpointBytes, o.immutableBytes()) + o.MemtableBytes
@@ -106,21 +110,22 @@ func (o *Options) logReserve() int {
 	return reserveSegments
 }
 
-// pagesReserve is the part of the reserve that the data file holds. Less than a few pages would be none.
+// pagesReserve is the part of the reserve that the data file holds. A few pages are the minimum.
 func (o *Options) pagesReserve() int64 {
 	const pagesMin = 64
 	return max(o.DiskReserve-reserveSegments*o.SegmentBytes, pagesMin*int64(o.PageSize))
 }
 
-// logImages is how many log segments may be in memory: enough for writers not to notice a device that pauses for a moment.
-func (o *Options) logImages() int {
-	const imagesMax, bytesMax = 8, 64 << 20
-	return max(wal.BuffersMin, min(imagesMax, int(min(o.MemoryBytes/8, bytesMax)/o.SegmentBytes)))
+// logBuffers is how many log segments may be in memory: enough that writers do not wait for a
+// device that pauses briefly.
+func (o *Options) logBuffers() int {
+	const buffersMax, bytesMax = 8, 64 << 20
+	return max(wal.BuffersMin, min(buffersMax, int(min(o.MemoryBytes/8, bytesMax)/o.SegmentBytes)))
 }
 
-// immutableBytes is what cache, log and the active memtable leave for frozen ones. Two is the least: one that is merged while the
-// next fills up.
+// immutableBytes is the memory that cache, log and the active memtable leave for immutable
+// memtables. It is enough for two at least: one is merged while the next one fills up.
 func (o *Options) immutableBytes() int64 {
-	left := o.MemoryBytes - o.CacheBytes - int64(o.logImages())*o.SegmentBytes - o.MemtableBytes
+	left := o.MemoryBytes - o.CacheBytes - int64(o.logBuffers())*o.SegmentBytes - o.MemtableBytes
 	return max(left, 2*o.MemtableBytes)
 }

@@ -16,29 +16,32 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// Versions that the tree refuses go into quarantine (ADR 0028, package quarantine), and the checkpoint goes on without them.
+// Versions that the tree refuses go into quarantine (ADR 0028, package quarantine), and the
+// checkpoint continues without them.
 //
 //	view:   active ─► immutable, newest first ─► quarantine ─► repair tree ─► tree
 //
-// Reads find them in a memtable that the view names after the immutable ones. A merge that brings new versions of a quarantined key adds them there, and
-// drops what no snapshot sees, as it would in the tree. When no snapshot sees anything that was in quarantine before, the key leaves it, and
+// Reads find them in a memtable that the view names after the immutable ones. A merge that brings
+// new versions of a quarantined key adds them there, and drops what no snapshot sees, as it would
+// in the tree. When no snapshot sees anything that was in quarantine before, the key leaves it, and
 // the new versions are offered to the tree.
 
 // quarantined is the quarantine of one durable state. It is immutable; nil stands for an empty one.
 type quarantined struct {
 	mem      *memtable.Table
-	versions []quarantine.Version // by key, newest first; keys and values lie in mem
+	versions []quarantine.Version // by key, newest first; keys and values are in mem
 	count    int                  // of versions
 	bytes    int                  // of keys and values
 	first    string               // the first key, and why the tree refused it
 }
 
-// quarantineState is the engine's part of it. All of it is used under Engine.checkpointing, or before the engine is open.
+// quarantineState is the engine's part of it. All of it is used under the checkpoints' mutex, or
+// before the engine is open.
 type quarantineState struct {
 	now     *quarantined
-	onFile  *quarantined      // what the file is known to hold; nil if that is not known
+	onFile  *quarantined      // the known contents of the file; nil if not known
 	file    bool              // there may be a file
-	refused map[string]string // internal keys that the merge at hand keeps out of the tree, with the reasons
+	refused map[string]string // internal keys that the running merge keeps out of the tree, with the reasons
 }
 
 // newQuarantined returns nil for no versions. It copies them.
@@ -99,7 +102,7 @@ func (q *quarantined) all() []quarantine.Version {
 	return q.versions
 }
 
-// of is what q has of a key.
+// of returns the versions of a key in q.
 func (q *quarantined) of(key []byte) []quarantine.Version {
 	all := q.all()
 	from, _ := slices.BinarySearchFunc(all, key, func(v quarantine.Version, k []byte) int { return bytes.Compare(v.Key, k) })
@@ -110,7 +113,8 @@ func (q *quarantined) of(key []byte) []quarantine.Version {
 	return all[from:to]
 }
 
-// setAside takes note of keys that a merge could not bring into the tree, and reports whether another attempt will fare better.
+// setAside notes the keys that the tree has refused, and reports whether another attempt of the
+// merge can succeed.
 func (e *Engine) setAside(err error) (changed bool) {
 	found, ok := errors.AsType[*btree.RefusedError](err)
 	if !ok {
@@ -136,8 +140,9 @@ type quarantinePlan struct {
 	excluded map[string]struct{}
 }
 
-// planQuarantine divides the versions of a merge between tree and quarantine, and keeps those of the quarantine out of the tree's input.
-// A step of a merge (see steps.go) decides about the keys of its span alone: the tree takes a key that leaves the quarantine in no other step.
+// planQuarantine divides the versions of a merge between tree and quarantine, and keeps those of
+// the quarantine out of the tree's input. A step of a merge (see steps.go) decides about the keys
+// of its span alone: the tree takes a key that leaves the quarantine in no other step.
 func (e *Engine) planQuarantine(in *btree.MergeInput, job *mergeJob) (plan quarantinePlan, err error) {
 	q := &e.checkpoints.quarantine
 	if q.now == nil && len(q.refused) == 0 {
@@ -192,7 +197,8 @@ func (p *quarantinePlan) add(e *Engine, in *btree.MergeInput, input btree.Input,
 	p.changed = p.changed || len(kept) != len(before) || len(all) != len(before)
 }
 
-// without is what old has beside news: after a step of a merge (see steps.go) the input comes again.
+// without is the versions of old that are not in news: after a step of a merge (see steps.go) the
+// same input comes again.
 func without(old, news []quarantine.Version) []quarantine.Version {
 	return slices.DeleteFunc(slices.Clone(old), func(v quarantine.Version) bool {
 		return slices.ContainsFunc(news, func(n quarantine.Version) bool { return n.Trailer == v.Trailer })
@@ -226,7 +232,8 @@ func visible(policy *btree.Policy, all []quarantine.Version, old int) (kept []qu
 	return kept, older
 }
 
-// treeMayHave reports whether the tree may have versions of a key, which a deletion in quarantine hides.
+// treeMayHave reports whether the tree may have versions of a key, which a deletion in quarantine
+// hides.
 func (e *Engine) treeMayHave(in *btree.MergeInput, key []byte) bool {
 	if len(key) > page.KeySizeMax(in.PageSize) {
 		return false
@@ -297,9 +304,10 @@ func (e *Engine) freeQuarantine(q *quarantined) {
 	}
 }
 
-// settleQuarantine follows the superblock: next is the quarantine of the durable state. A file that no superblock needs goes; should that fail the next
-// checkpoint tries again, and an open ignores it.
-func (e *Engine) settleQuarantine(next *quarantined) {
+// completeQuarantine runs after the superblock is durable: next is the quarantine of the durable
+// state. A file that no superblock needs is removed; if that fails the next checkpoint tries again,
+// and an open ignores the file.
+func (e *Engine) completeQuarantine(next *quarantined) {
 	q := &e.checkpoints.quarantine
 	q.now, q.refused = next, nil
 	if next == nil && q.file {
@@ -307,7 +315,8 @@ func (e *Engine) settleQuarantine(next *quarantined) {
 	}
 }
 
-// replacedIn is the quarantine that readers of an older view may still use, or nil if it is the one that is used now.
+// replacedIn is the quarantine that readers of an older view may still use, or nil if it is the one
+// that is used now.
 func (e *Engine) replacedIn(v *view) *quarantined {
 	if v.quarantine == e.checkpoints.quarantine.now {
 		return nil
@@ -335,4 +344,4 @@ func (e *Engine) openQuarantine() error {
 	return err
 }
 
-const quarantineRemedy = "restore a backup, or take out what is readable with kvctl salvage"
+const quarantineRemedy = "restore a backup, or extract what is readable with kvctl salvage"

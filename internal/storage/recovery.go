@@ -12,13 +12,14 @@ import (
 	"github.com/epochkv/epochkv/internal/wal"
 )
 
-// recover replays the log behind what the tree holds into memtables (see replayer), and opens a new segment behind it.
+// recover replays the log after the epoch of the tree into memtables (see replayer), and opens a
+// new segment after it.
 func (e *Engine) recover(ctx context.Context) (Recovery, error) {
 	if err := errors.Join(removeSortFiles(e.fs, e.options.Dir), e.openTree()); err != nil {
 		return Recovery{}, err
 	}
 	state := e.pager.State()
-	r := replayer{ctx: ctx, engine: e, root: rootOf(state), after: state.Epoch, told: time.Now()}
+	r := replayer{ctx: ctx, engine: e, root: rootOf(state), after: state.Epoch, lastReported: time.Now()}
 	found, err := wal.Recover(e.fs, e.options.Dir, state.Epoch, logSegment(&state), r.apply)
 	if err != nil {
 		return Recovery{}, errors.Join(blameSuperblock(e.pager, err), r.free())
@@ -28,14 +29,14 @@ func (e *Engine) recover(ctx context.Context) (Recovery, error) {
 		recovery.TornFile, recovery.TornAt, recovery.TornSize = torn.File, torn.Offset, torn.Bytes
 	}
 	e.log, err = wal.Open(wal.Options{
-		FS: e.fs, Dir: e.options.Dir, SegmentBytes: int(e.options.SegmentBytes), Buffers: e.options.logImages(),
+		FS: e.fs, Dir: e.options.Dir, SegmentBytes: int(e.options.SegmentBytes), Buffers: e.options.logBuffers(),
 		Reserve: e.options.logReserve(),
 	}, found)
 	if err != nil {
 		return recovery, errors.Join(err, r.free())
 	}
 	r.seal(found.Last + 1)
-	if err := r.settle(); err != nil {
+	if err := r.complete(); err != nil {
 		return recovery, errors.Join(err, e.log.Close(), r.free())
 	}
 	recovery.Checkpoints, recovery.MemtablePeak = r.merges, r.peak
@@ -43,7 +44,7 @@ func (e *Engine) recover(ctx context.Context) (Recovery, error) {
 	if err != nil {
 		return recovery, errors.Join(err, e.log.Close(), r.free())
 	}
-	if err := e.knowLog(); err != nil {
+	if err := e.recordLogSegment(); err != nil {
 		return recovery, errors.Join(err, e.log.Close(), r.free())
 	}
 	v := &view{active: active, root: r.root, repairTree: e.checkpoints.skippedPages, quarantine: e.checkpoints.quarantine.now, checkpoint: e.pager.Checkpoint(), inTree: e.pager.State().Epoch}
@@ -60,9 +61,9 @@ func (e *Engine) recover(ctx context.Context) (Recovery, error) {
 	return recovery, nil
 }
 
-// knowLog lets the data file of a new store know that there is a log: from its first commit on a log that is removed is missed. Later checkpoints
-// say so by the way.
-func (e *Engine) knowLog() error {
+// recordLogSegment records in the data file of a new store that a log exists, so that from the
+// first commit on a removed log is noticed. Later checkpoints record it as well.
+func (e *Engine) recordLogSegment() error {
 	state := e.pager.State()
 	if logSegment(&state) != 0 || e.log.NewestDurableHeader() == 0 {
 		return nil
@@ -90,7 +91,8 @@ func (e *Engine) openTree() error {
 	return TranslateError(e.openTables())
 }
 
-// openTables opens what the data file holds beside the tree, and repairs what can be repaired.
+// openTables opens the structures next to the tree in the data file, and repairs what can be
+// repaired.
 func (e *Engine) openTables() (err error) {
 	for _, fault := range e.pager.SuperblockFaults() {
 		if e.pager.SuperblocksRepaired() > 0 {
@@ -98,7 +100,7 @@ func (e *Engine) openTables() (err error) {
 		}
 	}
 	tables := len(e.repaired)
-	if e.blobs, err = e.openRows(); err != nil {
+	if e.blobs, err = e.openBlobs(); err != nil {
 		return err
 	}
 	if err := e.rebuildMap(); err != nil {
@@ -123,7 +125,7 @@ func rootOf(s pager.State) btree.Root {
 	return btree.Root{ID: s.Root, Level: int(s.Height) - 1}
 }
 
-// TranslateError turns the log's errors into the engine's.
+// TranslateError turns errors of the log and of the pager into the engine's.
 func TranslateError(err error) error {
 	if damage, ok := errors.AsType[*wal.CorruptionError](err); ok {
 		return &CorruptionError{File: damage.File, Offset: damage.Offset, Reason: damage.Reason, Remedy: damage.Remedy}

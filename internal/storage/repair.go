@@ -15,26 +15,27 @@ import (
 	"github.com/epochkv/epochkv/internal/wal"
 )
 
-// Some pages of the data file hold nothing that is not somewhere else, too: a superblock has a copy, the allocation map follows from what is
-// reachable, and the row table from data pages and references. Damage to one of them is repaired when the store is opened, and reported in
-// Recovery.Repaired.
+// Some pages of the data file can be restored: a superblock has a copy, the allocation map follows
+// from the reachable pages, and the indirection table of the blobs from blob pages and references.
+// Damage to one of them is repaired when the store is opened, and reported in Recovery.Repaired.
 
 const (
-	missingRemedy = "put the data file back in its place, or restore a backup; kvctl salvage brings out what the log still holds"
-	fileRemedy    = "restore a backup, or bring out what is readable with kvctl salvage; leave the log as it is"
+	missingRemedy = "put the data file back in its place, or restore a backup; kvctl salvage extracts what the log still has"
+	fileRemedy    = "restore a backup, or extract what is readable with kvctl salvage; do not change the log"
 )
 
-// openRows opens the rows, and makes the row table anew if it is damaged.
-func (e *Engine) openRows() (*blob.Store, error) {
+// openBlobs opens the blob store, and rebuilds the indirection table if it is damaged.
+func (e *Engine) openBlobs() (*blob.Store, error) {
 	store, err := blob.Open(e.pager)
 	if !errors.Is(err, pager.ErrCorrupt) {
 		return store, err
 	}
-	e.repaired = append(e.repaired, fmt.Sprintf("the row table was made anew from data pages and references: %v", err))
+	e.repaired = append(e.repaired, fmt.Sprintf("the indirection table was rebuilt from blob pages and references: %v", err))
 	return blob.Repair(e.pager, e.eachLivePage, e.eachRef)
 }
 
-// eachLivePage reads the intact pages of the state; all of the file if the allocation map is damaged, too.
+// eachLivePage reads the intact pages of the state; all of the file if the allocation map is
+// damaged, too.
 func (e *Engine) eachLivePage(each func(id page.ID, buf []byte)) error {
 	buf := vfs.AlignedBuffer(e.pager.PageSize())
 	mapped := e.pager.MapDamage() == nil
@@ -52,7 +53,8 @@ func (e *Engine) eachLivePage(each func(id page.ID, buf []byte)) error {
 	return nil
 }
 
-// eachRef calls each for every reference in the tree and in the side tree, and reports whether all leaves could be read.
+// eachRef calls each for every reference in the tree and in the repair tree, and reports whether
+// all leaves could be read.
 func (e *Engine) eachRef(each func(page.Ref) error) (complete bool, err error) {
 	complete = true
 	roots, err := e.roots()
@@ -92,19 +94,19 @@ func (e *Engine) eachRef(each func(page.Ref) error) (complete bool, err error) {
 	return complete, nil
 }
 
-// roots are the roots of the tree, of the side tree and of its mirror.
+// roots are the roots of the tree, of the repair tree and of its mirror.
 func (e *Engine) roots() ([]btree.Root, error) {
 	beside, mirror, err := repairTreeRoots(e.pager)
 	return []btree.Root{rootOf(e.pager.State()), beside, mirror}, err
 }
 
-// rebuildMap makes the allocation map anew, if it is damaged.
+// rebuildMap rebuilds the allocation map if it is damaged.
 func (e *Engine) rebuildMap() error {
 	damage := e.pager.MapDamage()
 	if damage == nil {
 		return nil
 	}
-	e.repaired = append(e.repaired, fmt.Sprintf("the allocation map was made anew from the tree: %v", damage))
+	e.repaired = append(e.repaired, fmt.Sprintf("the allocation map was rebuilt from the tree: %v", damage))
 	return e.pager.RebuildMap(func(each func(page.ID) error) (complete bool, err error) {
 		complete, err = e.blobs.Reach(each)
 		if err != nil {
@@ -128,7 +130,8 @@ func (e *Engine) rebuildMap() error {
 	})
 }
 
-// reach calls each for every page of a subtree. It reads inner nodes only: what they name is reachable whether it can be read or not.
+// reach calls each for every page of a subtree. It reads inner nodes only: the pages that they name
+// are reachable whether they can be read or not.
 func (e *Engine) reach(id page.ID, level int, each func(page.ID) error) (complete bool, err error) {
 	if err := each(id); err != nil || level == 0 {
 		return err == nil, err
@@ -152,7 +155,8 @@ func (e *Engine) reach(id page.ID, level int, each func(page.ID) error) (complet
 	return complete, nil
 }
 
-// writeRepaired makes a checkpoint of the same state, with the tables that were made anew. On a full disk the next checkpoint does it.
+// writeRepaired makes a checkpoint of the same state with the rebuilt tables. On a full disk the
+// next checkpoint does it.
 func (e *Engine) writeRepaired() error { return e.writeState(e.pager.State()) }
 
 // writeState makes another state of the same pages durable, if the disk has room for it.
@@ -172,7 +176,8 @@ func (e *Engine) writeState(state pager.State) error {
 	return err
 }
 
-// openOrCreate opens the data file, or creates it if there is no store yet: a log that begins later than a store's does says that there was one.
+// openOrCreate opens the data file, or creates it if there is no store yet. A log that begins after
+// epoch 1 proves that there was a data file.
 func openOrCreate(o *Options, options pager.Options) (*pager.Pager, error) {
 	p, err := pager.Open(o.DataFS, o.dataPath(), options)
 	if !errors.Is(err, fs.ErrNotExist) {
@@ -190,8 +195,9 @@ func openOrCreate(o *Options, options pager.Options) (*pager.Pager, error) {
 	return pager.Create(o.DataFS, o.dataPath(), options)
 }
 
-// blameSuperblock names the right culprit of a log that does not reach back to the state that was opened: if the newest superblock may be lost, the log
-// is sound, and was cut behind the state that is lost with it.
+// blameSuperblock turns the error of a log that does not reach back to the opened state into the
+// right one: if the newest superblock may be damaged, the log is intact, and was truncated after
+// the state that this superblock described.
 func blameSuperblock(p *pager.Pager, err error) error {
 	if _, gap := errors.AsType[*wal.CorruptionError](err); !gap || !p.SuperblockMissing() {
 		return TranslateError(err)
@@ -199,7 +205,7 @@ func blameSuperblock(p *pager.Pager, err error) error {
 	slot := int64(p.Checkpoint()+1) % 2
 	return &CorruptionError{
 		File: p.Name(), Offset: slot * int64(p.PageSize()), Remedy: fileRemedy,
-		Reason: fmt.Sprintf("the superblock behind checkpoint %d is damaged, and so is its copy (%v); the log does not reach back to that checkpoint",
+		Reason: fmt.Sprintf("the superblock after checkpoint %d is damaged, and so is its copy (%v); the log does not reach back to that checkpoint",
 			p.Checkpoint(), p.SuperblockDamage()),
 	}
 }

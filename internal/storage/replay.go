@@ -14,41 +14,44 @@ import (
 	"github.com/epochkv/epochkv/internal/wal"
 )
 
-// replayer fills generations with what the log holds, in log order, which is epoch order, so that two writers of one key end as they did
-// before the crash.
+// replayer fills generations with the records of the log in log order, which is the order of commit
+// sequence numbers (epochs). So the last writer of a key is the same as before the crash.
 //
-// A log may be far longer than memory: checkpoints may have been stopped for hours. So when the generations have used up the memory for
-// frozen ones and that of the cache, which nobody needs yet, they are merged into the tree and their tables filled again. Merging before the end of the log is known to be sound changes
-// nothing about what recovery may decide: what is merged are consecutive epochs, all of them read whole. If a later record turns out to be
-// damaged the store refuses to start as it would have, with a tree that holds more of what was right before the damage; if the log ends
-// in a torn record, that lies behind everything merged. No segment is given up before the whole log was read, so that the older
-// superblock still has all it needs. A crash meanwhile costs nothing: the next recovery goes on behind the last superblock.
+// A log may be far longer than memory, because checkpoints may have been stopped for hours. When
+// the generations have used up the memory of immutable memtables and of the cache, which has no
+// readers yet, they are merged into the tree and their tables are filled again. Merging before the
+// end of the log is known to be intact does not change what recovery may decide: the merged epochs
+// are consecutive, and all of them were read completely. If a later record is damaged, the store
+// refuses to start, as it would have otherwise, and the tree has more of the commits before the
+// damage. If the log ends in a torn record, that record is after everything merged. No segment is
+// removed before the whole log was read, so that the older superblock still has the log that it
+// needs. After a crash the next recovery continues after the last superblock.
 type replayer struct {
 	ctx      context.Context // ends the replay
 	engine   *Engine
 	inserter memtable.Inserter
 	filled   []*generation // oldest first; the last one is being filled
-	root     btree.Root    // of the tree, with all that came before them
-	blocked  bool          // a merge met a full disk or damage: everything else stays in memory, and checkpoints try again
+	root     btree.Root    // of the tree, with everything before them
+	blocked  bool          // a merge failed on a full disk or on damage: the rest stays in memory, and checkpoints try again
 	merges   int
-	peak     int64 // most that tables have taken
+	peak     int64 // most bytes that memtables have taken
 
-	// Progress is told by whole segments: nothing else of the log's size is known beforehand.
-	after    keys.Epoch
-	segments []wal.SegmentInfo
-	passed   int // segments that replay has begun with
-	told     time.Time
+	// Progress is reported in whole segments: nothing else of the log's size is known in advance.
+	after        keys.Epoch
+	segments     []wal.SegmentInfo
+	passed       int // segments that replay has begun with
+	lastReported time.Time
 }
 
-// ReplayProgress is how far the replay of a long log is.
+// ReplayProgress says how far the replay of a long log is.
 type ReplayProgress struct {
 	Bytes, BytesTotal int64 // of log files
 	Epoch             keys.Epoch
 	Checkpoints       int // made to keep memory bounded
 }
 
-// replayToldEvery is how often progress is told: a replay that takes less says nothing.
-const replayToldEvery = 2 * time.Second
+// replayReportEvery is the time between two progress reports. A shorter replay reports nothing.
+const replayReportEvery = 2 * time.Second
 
 func (r *replayer) apply(epoch keys.Epoch, body []byte) error {
 	if r.ctx.Err() != nil {
@@ -58,7 +61,7 @@ func (r *replayer) apply(epoch keys.Epoch, body []byte) error {
 		return err
 	}
 	if len(body) == 0 {
-		return nil // an abandoned epoch
+		return nil // a no-op record
 	}
 	if err := batch.Validate(body); err != nil {
 		return fmt.Errorf("replay of epoch %d: %w", epoch, err)
@@ -97,7 +100,7 @@ func (r *replayer) seal(epoch keys.Epoch) {
 	}
 }
 
-// used is the memory of what is filled.
+// used is the memory of the filled generations.
 func (r *replayer) used() (bytes int64) {
 	for _, g := range r.filled {
 		bytes += int64(g.mem.Bytes())
@@ -106,7 +109,7 @@ func (r *replayer) used() (bytes int64) {
 	return bytes
 }
 
-// makeRoom merges what is filled, if one more table would not fit into the budget.
+// makeRoom merges the filled generations if one more memtable would exceed the budget.
 func (r *replayer) makeRoom() error {
 	used := r.used()
 	if used+r.engine.memory.memtableBytes <= r.engine.memory.immutableBytes.Load()+r.engine.options.CacheBytes {
@@ -115,8 +118,8 @@ func (r *replayer) makeRoom() error {
 	return r.mergeIfPossible()
 }
 
-// settle leaves to the cache its memory.
-func (r *replayer) settle() error {
+// complete gives the cache its memory back.
+func (r *replayer) complete() error {
 	e := r.engine
 	used := r.used()
 	if used > e.memory.immutableBytes.Load() {
@@ -131,7 +134,8 @@ func (r *replayer) settle() error {
 	return nil
 }
 
-// mergeIfPossible merges what is filled. If that is not possible now it stays in memory, whatever the budget is.
+// mergeIfPossible merges the filled generations. If that is not possible now, they stay in memory,
+// whatever the budget is.
 func (r *replayer) mergeIfPossible() error {
 	if len(r.filled) == 0 || r.blocked {
 		return nil
@@ -144,8 +148,9 @@ func (r *replayer) mergeIfPossible() error {
 	return err
 }
 
-// merge makes what is filled durable in the tree, which does not get ahead of the log: what Recover passes on is durable there. Nobody
-// reads yet: of each key only the newest version matters.
+// merge makes the filled generations durable in the tree. The tree is not ahead of the log, because
+// what wal.Recover passes on is durable. There are no readers yet, so only the newest version of
+// each key matters.
 func (r *replayer) merge() error {
 	e := r.engine
 	job := mergeJob{recovering: true}
@@ -184,13 +189,13 @@ func (r *replayer) progress(epoch keys.Epoch) (err error) {
 	for r.passed < len(r.segments) && r.segments[r.passed].First <= epoch {
 		r.passed++
 	}
-	if r.engine.options.OnReplay == nil || time.Since(r.told) < replayToldEvery {
+	if r.engine.options.OnReplay == nil || time.Since(r.lastReported) < replayReportEvery {
 		return nil
 	}
-	r.told = time.Now()
+	r.lastReported = time.Now()
 	for i, s := range r.segments {
 		if i+1 < len(r.segments) && r.segments[i+1].First <= r.after+1 {
-			continue // replay began behind it
+			continue // replay began after it
 		}
 		if p.BytesTotal += s.Bytes; i+1 < r.passed {
 			p.Bytes += s.Bytes

@@ -57,7 +57,7 @@ func replayOptions(fs vfs.FS) Options {
 	return Options{Dir: "db", FS: fs, MemoryBytes: 1 << 20, CacheBytes: 1 << 20, MemtableBytes: 64 << 10, SegmentBytes: wal.SegmentBytesMin}
 }
 
-// TestTreeIsNotAheadOfALogThatIsReplayed: what replay has read may stand in the kernel's cache alone. It is synced before it is merged.
+// TestTreeIsNotAheadOfALogThatIsReplayed: what replay has read may be only in the kernel's cache. It is synced before it is merged.
 func TestTreeIsNotAheadOfALogThatIsReplayed(t *testing.T) {
 	const puts = 3000
 	disk, sound := vfs.NewMem(), vfs.NewMem()
@@ -98,7 +98,7 @@ func TestReplayTellsHowFarItIs(t *testing.T) {
 		if err := r.progress(epoch); err != nil {
 			t.Fatal(err)
 		}
-		r.told = time.Time{}
+		r.lastReported = time.Time{}
 	}
 	size := segments[0].Bytes
 	if len(told) != len(segments)-1 {

@@ -17,7 +17,7 @@ const cachePagesMin = 16
 func (e *Engine) ResizeCache(bytes int64) (before int64, err error) {
 	o := e.options // a copy
 	lowest := int64(cachePagesMin * o.PageSize)
-	most := o.MemoryBytes - int64(o.logImages())*o.SegmentBytes - 3*o.MemtableBytes // one active, two frozen
+	most := o.MemoryBytes - int64(o.logBuffers())*o.SegmentBytes - 3*o.MemtableBytes // one active, two frozen
 	most = min(most, CacheBytesMax(o.PageSize))
 	if bytes < lowest || bytes > most {
 		return 0, &CacheSizeError{Bytes: bytes, Min: lowest, Max: most}

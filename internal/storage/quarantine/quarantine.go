@@ -1,22 +1,26 @@
-// Package quarantine keeps the versions that the tree refuses in a file beside it, so that they do not block checkpoints.
+// Package quarantine keeps the versions that the tree refuses in a file beside it, so that they do
+// not block checkpoints.
 //
 //	checkpoint:  pages ─► sync ─► quarantine file ─► sync, rename, sync ─► superblock ─► sync ─► log given back
 //	open:        superblock says that there is a file ─► read it, without versions newer than the superblock ─► replay
 //
-// Terms. A quarantined key is a key of which at least one version is in quarantine; then all of its versions that were merged since are. The file
-// holds every version in quarantine, by key and from new to old, with the reason that the tree gave.
+// Terms. A quarantined key is a key of which at least one version is in quarantine; then all of its
+// versions that were merged since are. The file holds every version in quarantine, by key, newest
+// first, with the reason that the tree gave.
 //
 // Invariants:
 //   - a version is in the log, in the tree, or in the file, at every moment at which a crash may come: the file is durable before the superblock that
 //     leaves the version out of the log's replay;
 //   - of a key, everything in quarantine is newer than everything in the tree;
-//   - the file is replaced as a whole, by a rename, and holds its contents twice: one damaged place costs nothing;
+//   - the file is replaced as a whole, by a rename, and holds its contents twice: damage in one place loses nothing;
 //   - it is bounded: at most VersionsMax versions and BytesMax bytes.
 //
-// The file may be newer than the superblock, if a checkpoint wrote it and did not get further. Its versions up to the superblock's epoch then still
-// are what that state needs, for it lacks only what newer commits, which are in the log and durable, have made invisible.
+// The file may be newer than the superblock, if a checkpoint wrote it and did not finish. Its
+// versions up to the superblock's epoch then still are what that state needs, for it lacks only
+// what newer commits, which are in the log and durable, have made invisible.
 //
-// The package knows bytes, keys and files. Which versions go into quarantine, and which leave it, the engine decides.
+// The package knows bytes, keys and files. Which versions go into quarantine, and which leave it,
+// the engine decides.
 package quarantine
 
 import (
@@ -27,8 +31,8 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// Bounds. The largest commit fits, so that no single one can block checkpoints; thousands of refused versions are no accident of one entry, and
-// should be looked at.
+// Bounds. The largest commit fits, so that no single one can block checkpoints; thousands of
+// refused versions are no accident of one entry, and should be looked at.
 const (
 	VersionsMax = 4096
 	BytesMax    = 80 << 20 // of keys, values and reasons
@@ -71,7 +75,8 @@ func Check(versions []Version) error {
 	return nil
 }
 
-// Write replaces the file by one with these versions. It is durable when Write returns; after an error the file is the old one or the new one.
+// Write replaces the file by one with these versions. It is durable when Write returns; after an
+// error the file is the old one or the new one.
 func Write(fs vfs.FS, dir, path string, versions []Version) error {
 	temporary := path + temporarySuffix
 	if err := fs.Remove(temporary); err != nil && !isMissing(err) {
@@ -94,8 +99,8 @@ func Write(fs vfs.FS, dir, path string, versions []Version) error {
 	return fs.SyncDir(dir)
 }
 
-// Read returns the versions in the file. A damaged copy beside an intact one is reported in fault. Errors: those of the file system, ErrDamaged and
-// ErrVersion.
+// Read returns the versions in the file. A damaged copy beside an intact one is reported in fault.
+// Errors: those of the file system, ErrDamaged and ErrVersion.
 func Read(fs vfs.FS, path string) (versions []Version, fault, err error) {
 	f, err := fs.Open(path, vfs.ReadOnly)
 	if err != nil {
@@ -118,7 +123,8 @@ func Read(fs vfs.FS, path string) (versions []Version, fault, err error) {
 	return decode(content)
 }
 
-// readInParts reads what can be read of a file that has places that the device cannot read, which stay zero.
+// readInParts reads what can be read of a file that has places that the device cannot read, which
+// stay zero.
 func readInParts(f vfs.File, content []byte) error {
 	const part = 4096
 	for at := 0; at < len(content); at += part {
