@@ -34,6 +34,7 @@ type Batch struct {
 
 	keepSparse bool // see KeepSparse
 
+	broken      error            // the first invariant that was found broken
 	storedTable *pager.PageArray // the table of the new state, once Finish has written it
 }
 
@@ -97,6 +98,9 @@ func (b *Batch) Store(value []byte) (page.Ref, error) {
 func (b *Batch) newID() uint64 {
 	id := b.s.used.NextAbsent(b.nextID)
 	b.s.used.Add(id)
+	if b.locationOf(uint64(id)) != 0 {
+		b.noteBroken("blob id %d is given to a new blob while it is in use", id)
+	}
 	b.nextID = id + 1
 	b.newIDs = append(b.newIDs, uint64(id))
 	b.state.Blobs++
@@ -234,6 +238,10 @@ func (b *Batch) BlobPage(id page.ID) ([]byte, error) {
 func (b *Batch) subtract(p location) {
 	id := p.page()
 	if live, ok := b.fresh[id]; ok {
+		if live < p.cost() {
+			b.noteBroken("page %d loses %d bytes of fragments and has %d", id, p.cost(), live)
+			return
+		}
 		b.fresh[id] = live - p.cost()
 		if live == p.cost() {
 			delete(b.fresh, id)
@@ -242,6 +250,10 @@ func (b *Batch) subtract(p location) {
 		return
 	}
 	live := b.s.fill.of(id) - p.cost()
+	if live < 0 {
+		b.noteBroken("page %d loses %d bytes of fragments and has %d", id, p.cost(), live+p.cost())
+		return
+	}
 	b.s.fill.set(id, live)
 	if live == 0 {
 		b.ck.Free(id)
@@ -269,6 +281,9 @@ func (b *Batch) Finish(limit page.ID) error {
 		b.s.fill.set(id, live)
 	}
 	b.state.BlobPages = uint64(b.s.fill.pages)
+	if err := b.check(); err != nil {
+		return b.ck.Fail(err)
+	}
 	if err := b.writeTable(limit); err != nil {
 		return err
 	}

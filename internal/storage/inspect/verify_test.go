@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/storage/page"
 	"github.com/epochkv/epochkv/internal/storage/pager"
 	"github.com/epochkv/epochkv/internal/wal"
 )
@@ -27,7 +28,10 @@ func TestVerifyFindsAccountsThatDoNotAddUp(t *testing.T) {
 		},
 		"a page that nothing reaches": func(ck *pager.Checkpoint, _ *pager.State) error {
 			w := ck.Writer()
-			_, err := w.Page(ck.AllocExtent(1).First)
+			id := ck.AllocExtent(1).First
+			buf, err := w.Page(id)
+			page.PutHeader(buf, page.Header{Type: page.TypeOverflow, ID: id, Checkpoint: ck.Number()})
+			page.Seal(buf)
 			return errors.Join(err, w.Flush())
 		},
 		"a page in use that is free": func(ck *pager.Checkpoint, _ *pager.State) error {

@@ -316,6 +316,9 @@ func (ck *Checkpoint) commitSuperblock(next *superblock) error {
 	if next.nextCopy != ck.p.current().copy { // the page now holds an intact superblock, whatever it held before
 		pages = append(pages, next.nextCopy)
 	}
+	if err := ck.checkSuperblock(next, pages); err != nil {
+		return err
+	}
 	if err := ck.p.writeSuperblock(next, pages...); err != nil {
 		return err
 	}
@@ -379,6 +382,11 @@ func (ck *Checkpoint) Abort() {
 
 func (ck *Checkpoint) end() {
 	ck.ended = true
+	if err := ck.p.space.broken; err != nil {
+		_ = ck.p.fail(brokenf("%w", err)) // Begin returns it
+	} else if ck.p.Err() == nil {
+		ck.p.checkSpace()
+	}
 	ck.p.publishStats()
 	ck.p.open.Store(false)
 }

@@ -41,6 +41,8 @@ type space struct {
 
 	// dirtyWords is the words of live that changed since the map was last written.
 	dirtyWords bitset.Set
+
+	broken error // the first invariant that was found broken
 }
 
 // pendingPages is what one checkpoint freed of one page generation. The states after allocatedAfter and
@@ -162,8 +164,9 @@ func (s *space) advance(n, from int) {
 
 func (s *space) take(e Extent) {
 	for i := int(e.First); i < int(e.First)+e.Count; i++ {
-		s.busy.Add(i)
-		s.taken.Add(i)
+		if !s.busy.Add(i) || !s.taken.Add(i) || s.live.Has(i) {
+			s.noteBroken("page %d is taken but was not free", i)
+		}
 	}
 }
 
@@ -177,7 +180,9 @@ func (s *space) giveBack(e Extent) {
 }
 
 func (s *space) free(i int) {
-	s.busy.Remove(i)
+	if !s.busy.Remove(i) || s.live.Has(i) {
+		s.noteBroken("page %d becomes free but was free or live", i)
+	}
 	for n := range s.from { // the page may complete a run that begins before it
 		s.from[n] = min(s.from[n], max(0, i-n+1))
 	}
@@ -244,6 +249,9 @@ func (s *space) removeFromGeneration(i int) (allocatedAfter uint64) {
 func (s *space) addPending(checkpoint uint64, freed []page.ID) {
 	first := len(s.pending)
 	for _, id := range freed {
+		if !s.busy.Has(int(id)) || s.live.Has(int(id)) {
+			s.noteBroken("page %d becomes pending but was free or live", id)
+		}
 		after := s.removeFromGeneration(int(id))
 		at := first
 		for at < len(s.pending) && s.pending[at].allocatedAfter != after {

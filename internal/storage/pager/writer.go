@@ -91,6 +91,9 @@ func (w *Writer) Flush() error {
 	last := page.ID(0)
 	for i, id := range w.ids {
 		buf := w.slab[i*size : (i+1)*size]
+		if err := w.ck.checkHeader(id, buf); err != nil {
+			return p.fail(err)
+		}
 		if n := len(w.reqs); n > 0 && w.ids[i-1]+1 == id {
 			r := &w.reqs[n-1]
 			r.Buf = r.Buf[:len(r.Buf)+len(buf)]
@@ -105,6 +108,7 @@ func (w *Writer) Flush() error {
 	if err := p.file.WriteBatch(w.reqs); err != nil {
 		return p.failed(fmt.Errorf("pager: writing pages: %w", err))
 	}
+	p.checkWritten(w.ids, w.slab)
 	p.counters.writes.Add(uint64(len(w.ids)))
 	p.counters.submissions.Add(uint64(len(w.reqs)))
 	w.ck.unwritten.Add(-int64(len(w.ids)))

@@ -1,0 +1,87 @@
+package pager
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+
+	"github.com/epochkv/epochkv/internal/invariants"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/vfs"
+)
+
+// Assertions of the pager. The cheap ones are in all builds: they stop the pager with ErrBroken, before the superblock is
+// written if they can. Those that count or read everything are in builds with the tag `invariants`, and panic (invariants.Fail).
+
+// noteBroken records the first invariant that is found broken. No checkpoint commits after it.
+func (s *space) noteBroken(format string, args ...any) {
+	if s.broken == nil {
+		s.broken = fmt.Errorf(format, args...)
+	}
+}
+
+// Fail stops the pager because the owner of some pages has found an invariant of its own broken. The checkpoint cannot be
+// committed any more.
+func (ck *Checkpoint) Fail(cause error) error { return ck.p.fail(brokenf("%w", cause)) }
+
+// checkSuperblock compares a superblock, and the pages to which it is about to be written, with the current state.
+func (ck *Checkpoint) checkSuperblock(next *superblock, pages []page.ID) error {
+	old, live := ck.p.current(), &ck.p.space.live
+	switch {
+	case ck.p.space.broken != nil:
+		return brokenf("%w", ck.p.space.broken)
+	case next.checkpoint != old.checkpoint+1:
+		return brokenf("checkpoint %d would follow checkpoint %d", next.checkpoint, old.checkpoint)
+	case next.state.Epoch < old.state.Epoch:
+		return brokenf("epoch %d would follow epoch %d", next.state.Epoch, old.state.Epoch)
+	}
+	for _, root := range []page.ID{next.allocation.Page, next.blobs.Table.Page, next.copy, next.nextCopy} {
+		if root != 0 && !live.Has(int(root)) {
+			return brokenf("page %d, which the superblock names, is not live", root)
+		}
+	}
+	for _, at := range pages {
+		if slices.Contains(old.locations(), at) {
+			return brokenf("superblock %d would overwrite superblock %d on page %d", next.checkpoint, old.checkpoint, at)
+		}
+	}
+	return nil
+}
+
+// checkHeader checks that buf is about to be written where it belongs.
+func (ck *Checkpoint) checkHeader(id page.ID, buf []byte) error {
+	if h := page.ReadHeader(buf); h.ID != id || h.Checkpoint != ck.number {
+		return brokenf("page %d of checkpoint %d would be written as page %d of checkpoint %d", h.ID, h.Checkpoint, id, ck.number)
+	}
+	return nil
+}
+
+// checkWritten panics if pages read back differ from those that were written, or are not intact. A failed read proves nothing.
+func (p *Pager) checkWritten(ids []page.ID, slab []byte) {
+	if !invariants.Enabled {
+		return
+	}
+	buf := vfs.AlignedBuffer(p.pageSize)
+	for i, id := range ids {
+		if _, err := p.file.ReadAt(buf, p.offset(id)); err != nil {
+			continue
+		}
+		want := slab[i*p.pageSize : (i+1)*p.pageSize]
+		if err := page.Check(want, id); err != nil || !bytes.Equal(buf, want) {
+			invariants.Fail("pager: page %d was written and reads back different (%v)", id, err)
+		}
+	}
+}
+
+// checkSpace panics if live, pending and free pages are not disjoint and complete after a checkpoint, or if a page is still taken.
+func (p *Pager) checkSpace() {
+	if !invariants.Enabled {
+		return
+	}
+	if err := p.space.audit(); err != nil {
+		invariants.Fail("pager: after a checkpoint: %v", err)
+	}
+	if n := p.space.taken.Count(); n != 0 {
+		invariants.Fail("pager: %d pages are taken after a checkpoint", n)
+	}
+}
