@@ -30,17 +30,21 @@ type Options struct {
 	RebuildMap bool
 }
 
-// Pager is an open data file. It has more than 20 fields because the state of one file, what readers need of it, and
-// the account of its space are published at different moments and by different goroutines.
+// superblockFindings is what was found wrong with superblocks when the file was opened.
+type superblockFindings struct {
+	damaged  error
+	missing  bool            // the newest superblock may be missing: damaged says why
+	repaired int             // superblocks that Open wrote again
+	faults   []*CorruptError // damaged pages of superblocks that Open found
+}
+
+// Pager is an open data file.
 type Pager struct {
 	// Constant after Open.
 	file     vfs.File
 	pageSize int
 	onFree   func(page.ID)
-	damaged  error
-	missing  bool            // the newest superblock may be missing: damaged says why
-	repaired int             // superblocks that Open wrote again
-	faults   []*CorruptError // damaged pages of superblocks that Open found
+	superblockFindings
 
 	// Readable at any time.
 	base        atomic.Pointer[superblock]  // the newest durable state
