@@ -19,37 +19,41 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// A bulk load goes into the tree past log and memtable, in one checkpoint, at one epoch E. The next state is built beside the one that readers
-// and writers use; commits wait for the moment in which the one takes the place of the other (ADR 0027).
+// A bulk load is merged into the tree in one checkpoint, at one epoch E, without log and memtable. The next state is built
+// while readers and writers use the present one. Commits pause only while the states are exchanged (ADR 0027).
 //
 //  1. Add: entries are sorted into a run, in temporary files (extsort).
-//  2. BuildBulkLoad: E is chosen far ahead of every commit to come, and run and frozen generations are merged into a state that nobody sees. Nothing is
-//     reserved: E is a number in the versions of that state.
-//  3. CatchUpBulkLoad, again and again: what was committed and frozen meanwhile is merged into the same state, at its own epochs, below E.
-//     Each round has less to do than the one before. Its pages are synced, too.
-//  4. BeginBulkLoadSwitch: the caller holds off commits. Those that are between check and install go on to their end. SealBulkLoad: the active generation ends,
-//     at an epoch L < E.
-//  5. FinishBulkLoad: what is left in memory, a few hundred versions, is merged, and the superblock says that every commit up to E is in the tree: the
-//     epochs between L and E have no commits. When it is durable the new state is published, with a generation that begins at E+1.
-//  6. The caller moves visible from L to E, and lets commits go on. CompleteBulkLoad gives back what the old state needed.
+//  2. BuildBulkLoad: E is chosen far ahead of every commit to come. The run and the immutable generations are merged into a
+//     state that no reader sees. E is not reserved: it is a number in the versions of that state.
+//  3. CatchUpBulkLoad, several times: the generations that became immutable meanwhile are merged into the same state, at
+//     their own epochs, below E. Each round has less to do than the one before. Its pages are synced, too.
+//  4. BeginBulkLoadSwitch: the caller begins the commit pause. Commits between check and install are completed.
+//     SealBulkLoad: the active generation ends, at an epoch L < E.
+//  5. FinishBulkLoad: the versions that are left in memory, a few hundred, are merged. The superblock says that every commit
+//     up to E is in the tree: the epochs between L and E have no commits. When it is durable the new state is published,
+//     with a generation that begins at E+1.
+//  6. The caller moves visible from L to E, and ends the commit pause. CompleteBulkLoad retires what only readers of the old
+//     state need.
 //
-// Readers from E on find the load in the tree; older snapshots find versions below E in the same tree. A crash before the superblock is durable
-// leaves the old state and its log, to which nothing was added; a crash after it leaves the new state, and replay starts behind E. A load that
-// fails, or whose context ends, gives its pages back and has used no epoch.
+// Readers from E on find the bulk load in the tree; older snapshots find versions below E in the same tree. A crash before
+// the superblock is durable leaves the old state and its log, to which nothing was added. A crash after it leaves the new
+// state, and replay starts after E. A bulk load that fails, or whose context ends, frees its pages and has used no epoch.
 //
-// While a load is built the memory of frozen generations does not come free. Writers are delayed as during any long merge (throttle). If memory is full
-// nevertheless, because the device has become slower, say, the load is given up before a writer is refused (YieldingBulkLoad).
+// While a bulk load is built, the memory of immutable generations does not become free. Writers are delayed as during any
+// long merge (throttle). If memory becomes full nevertheless, for instance because the device has become slower, the bulk
+// load is cancelled before a writer is refused (YieldingBulkLoad).
 
 // Errors of bulk loads.
 var (
 	// ErrBulkLoadBusy means that another bulk load is under way.
 	ErrBulkLoadBusy = errors.New("storage: another bulk load is under way")
-	// ErrBulkLoadQuarantine means that the tree has refused entries, so that a load could not be told from what is in quarantine. Deleting their keys
-	// helps.
+	// ErrBulkLoadQuarantine means that entries are in quarantine: their versions could not be ordered with those of the bulk
+	// load. Deleting or overwriting their keys helps.
 	ErrBulkLoadQuarantine = errors.New("storage: no bulk load while entries are in quarantine; delete or overwrite their keys")
-	// ErrBulkLoadOvertaken means that more was committed beside the load than epochs were left for.
+	// ErrBulkLoadOvertaken means that commits used more epochs during the bulk load than were left before its own.
 	ErrBulkLoadOvertaken = errors.New("storage: commits have overtaken the bulk load's epoch")
-	// ErrBulkLoadYielded means that commits filled the memory that comes free only with the load: it was given up, and they go on. It wraps ErrMemoryFull.
+	// ErrBulkLoadYielded means that commits filled the memory, which becomes free only when the bulk load ends: it was
+	// cancelled, and commits go on. It wraps ErrMemoryFull.
 	ErrBulkLoadYielded = fmt.Errorf("%w: the bulk load was given up, so that commits go on beside it", ErrMemoryFull)
 	// ErrEpochsUsedUp means that so many epochs have been used that the rest is for commits.
 	ErrEpochsUsedUp = errors.New("storage: no epochs are left for bulk loads")
@@ -59,15 +63,15 @@ const (
 	// Bounds of the chunks that a bulk load sorts in memory. Larger chunks make fewer runs to merge.
 	bulkChunkBytesMax = 32 << 20
 	bulkChunkBytesMin = 1 << 20
-	// bulkLoadEpochsAhead and bulkLoadEpochsPerKey are how far the epoch of a load is ahead: more than can be committed meanwhile. Of 2^56 epochs, 2^28 loads use
-	// them up.
+	// bulkLoadEpochsAhead and bulkLoadEpochsPerKey are how far the epoch of a bulk load is ahead: more than can be committed
+	// meanwhile. 2^28 bulk loads use up the 2^56 epochs.
 	bulkLoadEpochsAhead  = 1 << 28
 	bulkLoadEpochsPerKey = 64
 	// bulkLoadEpochMax leaves half of all epochs to commits.
 	bulkLoadEpochMax = keys.MaxEpoch / 2
 )
 
-// Load is a bulk load under way. It is for one goroutine.
+// BulkLoad is a running bulk load. It is for one goroutine.
 type BulkLoad struct {
 	engine *Engine
 	sorter *extsort.Sorter
@@ -80,7 +84,7 @@ type BulkLoad struct {
 	durable bool
 }
 
-// bulkLoadBuild is the state that is built for a load.
+// bulkLoadBuild is the state that is built for a bulk load.
 type bulkLoadBuild struct {
 	watermarks   GCWatermarks
 	ck           *pager.Checkpoint
@@ -88,30 +92,30 @@ type bulkLoadBuild struct {
 	sink         *pager.Sink
 	root         btree.Root
 	skippedPages *repairtree.Tree
-	copies       map[page.Ref]page.Ref // of large values that go beside the tree: each tree there has a copy of its own
+	copies       map[page.Ref]page.Ref // of blobs that go into the repair tree: for each, the copy for its mirror
 	freed        []page.ID
 	stats        btree.Stats
-	taken        int           // of the frozen generations, the oldest ones, that are in it
-	merged       []*generation // all that it took in, once published
+	taken        int           // how many of the immutable generations, the oldest ones, are in it
+	merged       []*generation // all generations that are in it, once published
 	bytes        int64         // of their tables
 	began        time.Time
 }
 
-// loads is the engine's part of bulk loads.
+// bulkLoads is the engine's part of bulk loads.
 type bulkLoads struct {
 	open     atomic.Bool // there is one
 	finished atomic.Uint64
 	keys     atomic.Uint64
 	bytes    atomic.Uint64
-	yield    atomic.Pointer[context.CancelCauseFunc] // gives up the load that is built; nil without one
+	yield    atomic.Pointer[context.CancelCauseFunc] // cancels the bulk load that is being built; nil without one
 
 	// Guarded by Engine.mu.
-	switching bool // commits are held off: those under way need not wait for memory, which only the load can make
-	sealed    bool // the active generation is the last one before the load: no other follows until that is published or given up
+	switching bool // commits pause: the running ones need not wait for memory, which only the bulk load can free
+	sealed    bool // the active generation is the last one before the bulk load, until that is published or cancelled
 }
 
-// NewBulkLoad begins a bulk load. It ends with Close. There is one at a time: ErrBulkLoadBusy. There is none while something is in quarantine:
-// ErrBulkLoadQuarantine.
+// NewBulkLoad begins a bulk load. It ends with Close. Errors: ErrBulkLoadBusy while there is another one, and
+// ErrBulkLoadQuarantine while entries are in quarantine.
 func (e *Engine) NewBulkLoad() (*BulkLoad, error) {
 	if e.view.Load().quarantine != nil {
 		return nil, ErrBulkLoadQuarantine
@@ -145,7 +149,7 @@ func (l *BulkLoad) Prepare(ctx context.Context) (uint64, error) {
 	return r.Count, nil
 }
 
-// Close ends the load, whatever became of it, and removes what it needed.
+// Close ends the bulk load, finished or not, and removes its temporary files.
 func (l *BulkLoad) Close() error {
 	if l.closed {
 		return nil
@@ -159,14 +163,15 @@ func (l *BulkLoad) Close() error {
 	return err
 }
 
-// Published reports whether the load is durable and can be read.
+// Published reports whether the bulk load is durable and can be read.
 func (l *BulkLoad) Published() bool { return l.durable }
 
-// Epoch is the load's epoch, from BuildBulkLoad on.
+// Epoch is the epoch of the bulk load, from BuildBulkLoad on.
 func (l *BulkLoad) Epoch() keys.Epoch { return l.epoch }
 
-// YieldingBulkLoad returns a context for BuildBulkLoad and CatchUpBulkLoad that ends, with ErrBulkLoadYielded, when a writer has waited for memory for half of
-// Options.StallMax. The caller releases it before BeginBulkLoadSwitch: from then on nobody waits for memory.
+// YieldingBulkLoad returns a context for BuildBulkLoad and CatchUpBulkLoad. It ends, with ErrBulkLoadYielded, when a writer
+// has waited for memory for half of Options.StallMax. The caller releases it before BeginBulkLoadSwitch: from then on no
+// writer waits for memory.
 func (e *Engine) YieldingBulkLoad(ctx context.Context) (yielding context.Context, release func()) {
 	yielding, cancel := context.WithCancelCause(ctx)
 	e.bulkLoads.yield.Store(&cancel)
@@ -176,15 +181,15 @@ func (e *Engine) YieldingBulkLoad(ctx context.Context) (yielding context.Context
 	}
 }
 
-// yieldToCommits gives up the load that is being built, if there is one.
+// yieldToCommits cancels the bulk load that is being built, if there is one.
 func (e *Engine) yieldToCommits() {
 	if cancel := e.bulkLoads.yield.Load(); cancel != nil {
 		(*cancel)(ErrBulkLoadYielded)
 	}
 }
 
-// BuildBulkLoad merges the load into a state that nobody sees, at an epoch far ahead of visible. From here to CompleteBulkLoad or CancelBulkLoad, one of which
-// must follow unless it returns an error, no checkpoint is made.
+// BuildBulkLoad merges the bulk load into a state that no reader sees, at an epoch far ahead of visible. Unless it returns an
+// error, CompleteBulkLoad or CancelBulkLoad must follow, and until then no checkpoint is made.
 func (e *Engine) BuildBulkLoad(ctx context.Context, l *BulkLoad, h GCWatermarks) error {
 	epoch := h.Visible + bulkLoadEpochsAhead + bulkLoadEpochsPerKey*keys.Epoch(l.run.Count)
 	if epoch > bulkLoadEpochMax {
@@ -241,14 +246,14 @@ func (e *Engine) buildBulkLoad(ctx context.Context, l *BulkLoad, frozen []*gener
 	return b.ck.Sync(ctx)
 }
 
-// mergeForBulkLoad makes a merge part of the load's state.
+// mergeForBulkLoad merges into the state of the bulk load.
 func (e *Engine) mergeForBulkLoad(ctx context.Context, l *BulkLoad, in *btree.MergeInput) error {
 	b := l.build
 	in.Workers = max(in.Workers, runtime.GOMAXPROCS(0))
 	result, known, err := mergeBoth(ctx, in, b.skippedPages, b.copies, l.epoch)
 	if err != nil {
 		if !inBulkLoadPages(b.ck, err) {
-			_ = e.skipPages(err) || e.skipInRepairTree(err) // another attempt goes round the page
+			_ = e.skipPages(err) || e.skipInRepairTree(err) // another attempt skips the page
 		}
 		return err
 	}
@@ -260,13 +265,14 @@ func (e *Engine) mergeForBulkLoad(ctx context.Context, l *BulkLoad, in *btree.Me
 	return b.sink.Flush() // the next merge reads it
 }
 
-// ofLoad reports whether a merge has met damage in pages that an earlier round wrote. They go with the load: no tree that is in use has them.
+// inBulkLoadPages reports whether a merge found damage in pages that an earlier round wrote. They are freed with the bulk
+// load: no tree in use has them.
 func inBulkLoadPages(ck *pager.Checkpoint, err error) bool {
 	found, ok := errors.AsType[*btree.UnreadableError](err)
 	return ok && slices.ContainsFunc(found.Pages, func(p btree.UnreadablePage) bool { return ck.IsTaken(p.ID) })
 }
 
-// RotateForBulkLoad freezes what was committed meanwhile. It reports false if there is no memory for another generation.
+// RotateForBulkLoad makes the active generation immutable. It reports false if there is no memory for another generation.
 func (e *Engine) RotateForBulkLoad(ctx context.Context) (bool, error) {
 	v := e.view.Load()
 	if !v.active.sealed() && v.active.mem.Versions() == 0 {
@@ -292,10 +298,11 @@ func (e *Engine) RotateForBulkLoad(ctx context.Context) (bool, error) {
 	}
 }
 
-// CatchUpBulkLoad merges the generations that were frozen meanwhile, all of whose epochs are installed, and makes the load's pages durable.
+// CatchUpBulkLoad merges the generations that became immutable meanwhile, all of whose epochs are installed, and makes the
+// pages of the bulk load durable.
 func (e *Engine) CatchUpBulkLoad(ctx context.Context, l *BulkLoad, h GCWatermarks) error {
 	b := l.build
-	b.watermarks = h // what nobody sees any more is dropped, so that a key that is written all the time does not fill the tree
+	b.watermarks = h // dead versions are dropped, so that a key that is written all the time does not fill the tree
 	frozen := e.complete(h.Visible)
 	fresh := frozen[:len(frozen)-b.taken]
 	if len(fresh) == 0 {
@@ -309,7 +316,7 @@ func (e *Engine) CatchUpBulkLoad(ctx context.Context, l *BulkLoad, h GCWatermark
 	return b.ck.Sync(ctx)
 }
 
-// BulkLoadLag is how many versions CatchUpBulkLoad, or FinishBulkLoad, has yet to merge.
+// BulkLoadLag is how many versions CatchUpBulkLoad or FinishBulkLoad still has to merge.
 func (e *Engine) BulkLoadLag(l *BulkLoad) (versions int) {
 	v := e.view.Load()
 	for _, g := range v.immutables[:len(v.immutables)-l.build.taken] {
@@ -318,7 +325,7 @@ func (e *Engine) BulkLoadLag(l *BulkLoad) (versions int) {
 	return versions + v.active.mem.Versions()
 }
 
-// BeginBulkLoadSwitch lets commits that are under way come to their end, though memory may be full.
+// BeginBulkLoadSwitch lets running commits complete although memory may be full.
 func (e *Engine) BeginBulkLoadSwitch() {
 	e.mu.Lock()
 	e.bulkLoads.switching = true
@@ -326,8 +333,8 @@ func (e *Engine) BeginBulkLoadSwitch() {
 	e.signalRoom()
 }
 
-// SealBulkLoad ends the active generation, and returns its last epoch. No commit is between its check and its install, and none comes until
-// the load is published or given up.
+// SealBulkLoad ends the active generation, and returns its last epoch. No commit may be between check and install, and none
+// may begin until the bulk load is published or cancelled.
 func (e *Engine) SealBulkLoad() keys.Epoch {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -337,8 +344,8 @@ func (e *Engine) SealBulkLoad() keys.Epoch {
 	return keys.Epoch(active.end.Load() - 1)
 }
 
-// FinishBulkLoad makes the load durable, with all that was committed, and publishes it. If Published says so the load has happened, even if an error is
-// returned; and after ErrFailed nobody knows until the next start.
+// FinishBulkLoad makes the bulk load and all commits durable, and publishes it. If Published is true the bulk load has
+// happened, even if an error is returned. After ErrFailed the outcome is unknown until the next start.
 func (e *Engine) FinishBulkLoad(ctx context.Context, l *BulkLoad, h GCWatermarks) error {
 	b, v := l.build, e.view.Load()
 	b.watermarks = h
@@ -366,7 +373,7 @@ func (e *Engine) FinishBulkLoad(ctx context.Context, l *BulkLoad, h GCWatermarks
 	return nil
 }
 
-// commitBulkLoad merges what is left and makes the state durable.
+// commitBulkLoad merges the remaining generations and makes the state durable.
 func (e *Engine) commitBulkLoad(ctx context.Context, l *BulkLoad, v *view) error {
 	b := l.build
 	rest := append([]*generation{v.active}, v.immutables[:len(v.immutables)-b.taken]...)
@@ -384,8 +391,8 @@ func (e *Engine) commitBulkLoad(ctx context.Context, l *BulkLoad, v *view) error
 	return b.ck.Commit(ctx, e.nextState(b.root, b.skippedPages, &b.stats, l.epoch))
 }
 
-// publishBulkLoad lets readers see the load. The generation that takes the place of the active one is sealed and empty, so that the first commit makes
-// the one to write to, as it would after any other: should that fail, it can be tried again.
+// publishBulkLoad lets readers see the bulk load. The generation that replaces the active one is sealed and empty: the first
+// commit rotates, as after any full generation, and can try again if that fails.
 func (e *Engine) publishBulkLoad(l *BulkLoad, next *generation) {
 	b := l.build
 	next.end.Store(uint64(next.first))
@@ -402,7 +409,7 @@ func (e *Engine) publishBulkLoad(l *BulkLoad, next *generation) {
 	e.updateThrottleLocked(time.Now())
 }
 
-// CompleteBulkLoad gives back what the state before a published load needed.
+// CompleteBulkLoad retires what only the state before a published bulk load needed.
 func (e *Engine) CompleteBulkLoad(ctx context.Context, l *BulkLoad) error {
 	defer e.checkpoints.mu.Unlock()
 	b := l.build
@@ -416,12 +423,12 @@ func (e *Engine) CompleteBulkLoad(ctx context.Context, l *BulkLoad) error {
 	e.bulkLoads.finished.Add(1)
 	e.bulkLoads.keys.Add(l.run.Count)
 	e.bulkLoads.bytes.Add(l.bytes)
-	// The older superblock does not know the load, and the log cannot bring it back: should the newer one be damaged, the store would open
-	// without it. A second, empty checkpoint makes both know.
+	// The older superblock does not have the bulk load, and the log cannot restore it: if the newer one were damaged, the
+	// store would open without the bulk load. After a second, empty checkpoint both have it.
 	return errors.Join(err, e.merge(context.WithoutCancel(ctx), mergeJob{watermarks: b.watermarks}))
 }
 
-// CancelBulkLoad gives up what BuildBulkLoad began: everything is as if it had never been.
+// CancelBulkLoad frees the state that BuildBulkLoad began to build. The store is as it was before.
 func (e *Engine) CancelBulkLoad(l *BulkLoad) {
 	if l.build == nil {
 		return

@@ -10,21 +10,21 @@ import (
 )
 
 const (
-	// crowdedAt is the chain length at whose multiples a key is queued for pruning. A reader at an old snapshot walks
+	// longChainLength is the chain length at whose multiples a key is queued for pruning. A reader at an old snapshot walks
 	// at most about this far. Other lengths were not measured.
 	longChainLength = 64
 	// pruneQueueLength bounds the requests; a dropped one is repeated at the next multiple.
 	pruneQueueLength = 1024
 )
 
-// pruner drops versions that nobody can read from the chains of active memtables. Writers queue crowded keys; one
-// background goroutine serves them.
+// pruner drops dead versions from the chains of active memtables. Writers queue keys with long chains; one background
+// goroutine serves them.
 type pruner struct {
 	queue chan PruneRequest
 
 	mu      sync.Mutex     // held while chains are pruned; a checkpoint takes it to be alone with a sealed generation
-	waiting []retiredBatch // interior versions, oldest first, until their readers have moved on
-	// again holds chains that stayed crowded, because their versions were still needed; at most pruneQueueLength. retry is
+	waiting []retiredBatch // unlinked versions, oldest first, until their readers have left
+	// again holds chains that stayed long, because their versions were still needed; at most pruneQueueLength. retry is
 	// its other half, kept for reuse.
 	again, retry map[PruneRequest]struct{}
 	// round holds the chains that the present call has pruned: a hot key fills the queue with requests for itself, and each
@@ -52,7 +52,7 @@ func (p *pruner) prune(t *memtable.Table, c memtable.Chain, h *memtable.GCWaterm
 	p.pruned.Add(uint64(t.Prune(c, h, retired)))
 }
 
-// PruneRequest names a crowded chain.
+// PruneRequest names a long chain.
 type PruneRequest struct {
 	generation *generation
 	chain      memtable.Chain
@@ -71,8 +71,8 @@ func newPruner() *pruner {
 	}
 }
 
-// QueueLongChains asks for the pruning of the chains that w's last commit made crowded. Called after the commit's mark: a full queue
-// drops the request, and nothing is waited for. It returns the longest chain's length.
+// QueueLongChains requests the pruning of the chains that w's last commit made long. It is called after the epoch of the
+// commit is visible. A full queue drops the request; the call never waits. It returns the length of the longest chain.
 func (e *Engine) QueueLongChains(w *Writer) (longest int) {
 	for _, c := range w.inserter.Crowded() {
 		select {
@@ -86,9 +86,10 @@ func (e *Engine) QueueLongChains(w *Writer) (longest int) {
 	return longest
 }
 
-// PruneLongChains cuts the tails of chains that w's last commit made crowded and that have minLength versions or more, behind the commit's
-// mark: before it, every later commit would wait for the walk. From then on a checkpoint may walk the generation, if it is sealed, and wants
-// to be alone with it. Where somebody else prunes it does nothing: the next one will.
+// PruneLongChains drops the dead versions of chains that w's last commit made long and that have minLength versions or more.
+// It is called after the epoch of the commit is entered in the ring; before that, every later commit would wait for the
+// walk. A sealed generation is left alone, because a checkpoint may walk it. While another goroutine prunes the call does
+// nothing: the next one will.
 func (e *Engine) PruneLongChains(w *Writer, minLength int) {
 	p := e.pruner
 	if !p.mu.TryLock() {
@@ -107,17 +108,19 @@ func (e *Engine) PruneLongChains(w *Writer, minLength int) {
 	}
 }
 
-// AssistLength is the chain length from which writers help the collector, so that a late one cannot let a hot chain run away.
+// AssistLength is the chain length from which writers prune themselves, so that a hot chain stays short although the
+// collector is late.
 const AssistLength = 2 * longChainLength
 
-// MadeLongChain reports whether w's last commit made a chain crowded.
+// MadeLongChain reports whether w's last commit made a chain long.
 func (w *Writer) MadeLongChain() bool { return len(w.inserter.Crowded()) > 0 }
 
 // PruneRequests delivers when there is something to prune.
 func (e *Engine) PruneRequests() <-chan PruneRequest { return e.pruner.queue }
 
-// Prune serves the first request and all that are queued, with again also those that did not help much before, and recycles what earlier calls took out and nobody can stand on any
-// more. The caller's slot protects the tables meanwhile.
+// Prune serves the first request and all that are queued; with again also those whose chains stayed long. It reclaims the
+// versions that earlier calls unlinked and no reader can reach any more. The tables stay mapped because the call is inside
+// the guard of the caller's slot.
 func (e *Engine) Prune(slot *pin.Slot, first *PruneRequest, h memtable.GCWatermarks, again bool) {
 	p := e.pruner
 	slot.Enter()
@@ -152,7 +155,7 @@ func (p *pruner) pruneLocked(r *pin.Registry, q PruneRequest, h *memtable.GCWate
 	}
 	p.round[q] = struct{}{}
 	if q.generation.sealed() {
-		return // the checkpoint drops what is not needed, and wants to be alone with it
+		return // the checkpoint drops dead versions, and no other goroutine may change the table then
 	}
 	var retired memtable.Retired
 	p.prune(q.generation.mem, q.chain, h, &retired)
@@ -164,7 +167,7 @@ func (p *pruner) pruneLocked(r *pin.Registry, q PruneRequest, h *memtable.GCWate
 	}
 }
 
-// recycleLocked gives back what was retired before the oldest reader entered.
+// reclaimLocked reclaims what was retired before the oldest reader entered its guard.
 func (p *pruner) reclaimLocked(r *pin.Registry) {
 	oldest := r.OldestTick()
 	n := 0
@@ -178,7 +181,7 @@ func (p *pruner) reclaimLocked(r *pin.Registry) {
 	p.waiting = append(p.waiting[:0], p.waiting[n:]...)
 }
 
-// quiesce waits until nobody prunes; generations that are sealed by now are left alone from then on.
+// quiesce waits until no goroutine prunes; generations that are sealed by now are left alone from then on.
 func (p *pruner) quiesce() {
 	p.mu.Lock()
 	p.mu.Unlock() //nolint:staticcheck // the empty critical section is the point

@@ -10,21 +10,21 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/memtable"
 )
 
-// tables are the memtables to come. Taking fresh memory from the kernel, and in a virtual machine from its host, cost 22 to 40 % of a commit
-// in profiles, and a rotation that lays out the next table's index holds up every writer. So tables that checkpoints have emptied
-// are used again; the memory of the active one is touched in the background, ahead of its writers; and when it is half full the next one is
-// made ready: laid out, all of its memory touched.
+// tablePool prepares the next memtables. Taking new memory from the kernel, and in a virtual machine from its host, cost 22
+// to 40 % of a commit in profiles, and a rotation that lays out the index of the next table stops every writer meanwhile. So
+// the memory of merged tables is used again. The memory of the active table is prefaulted in the background, ahead of its
+// writers. When it is half full the next table is prepared: laid out, and all of its memory prefaulted.
 type tablePool struct {
 	requested chan struct{} // capacity 1: the active table has taken another step of memory, or is half full
 	slot      *pin.Slot     // of RunTablePool
 
-	prefault    sync.Mutex                     // held while memory of touching is taken
-	prefaulting atomic.Pointer[memtable.Table] // set inside the slot's protection under which it was found
+	prefault    sync.Mutex                     // held while memory of prefaulting is taken
+	prefaulting atomic.Pointer[memtable.Table] // set inside the guard of the slot under which it was found
 
 	// Guarded by Engine.mu.
-	pooled []*memtable.Table // emptied by checkpoints, their memory still mapped
-	next   *memtable.Table   // ready; nil while there is none
-	ready  uint64            // rotations that found one
+	pooled []*memtable.Table // merged by checkpoints, their memory still mapped
+	next   *memtable.Table   // prepared; nil while there is none
+	ready  uint64            // rotations that found a prepared table
 }
 
 func (e *Engine) tableConfig() memtable.Config {
@@ -34,7 +34,7 @@ func (e *Engine) tableConfig() memtable.Config {
 	}
 }
 
-// newTable returns the table that is ready, or makes one. The caller holds mu, or nobody else is there yet.
+// newTable returns the prepared table, or makes one. The caller holds mu, or is Open.
 func (e *Engine) newTable() (*memtable.Table, error) {
 	if t := e.memory.pool.next; t != nil {
 		e.memory.pool.next = nil
@@ -52,7 +52,7 @@ func (e *Engine) makeTable(old *memtable.Table) (*memtable.Table, error) {
 	return memtable.New(e.tableConfig())
 }
 
-// take returns a spare, or nil.
+// take returns a pooled table, or nil.
 func (t *tablePool) take() *memtable.Table {
 	n := len(t.pooled)
 	if n == 0 {
@@ -63,7 +63,7 @@ func (t *tablePool) take() *memtable.Table {
 	return spare
 }
 
-// RunTablePool makes tables ready until ctx ends, the first one before anybody comes. Without it, rotations make their own.
+// RunTablePool prepares tables until ctx ends, the first one at once. Without it, each rotation makes its own.
 func (e *Engine) RunTablePool(ctx context.Context) {
 	defer e.memory.pool.slot.Free()
 	for {
@@ -78,8 +78,9 @@ func (e *Engine) RunTablePool(ctx context.Context) {
 	}
 }
 
-// prefaultActive takes memory of the active table, a little ahead of its writers, and reports whether the table is half full. An error is left to who
-// needs the memory. The slot's protection ends before the kernel is asked, which may take tens of milliseconds: nothing could be reused meanwhile.
+// prefaultActive takes memory for the active table, a little ahead of its writers, and reports whether the table is half
+// full. An error is ignored: the writer that needs the memory gets it again. The guard of the slot is left before the kernel
+// is asked, which may take tens of milliseconds: otherwise nothing could be reused meanwhile.
 func (e *Engine) prefaultActive(slot *pin.Slot) (halfFull bool) {
 	t := &e.memory.pool
 	for {
@@ -98,7 +99,7 @@ func (e *Engine) prefaultActive(slot *pin.Slot) (halfFull bool) {
 	}
 }
 
-// awaitPrefault returns when nobody takes memory of table any more, which no view names and no reader reaches.
+// awaitPrefault returns when the memory of table, which no view names and no reader reaches, is not being prefaulted.
 func (t *tablePool) awaitPrefault(table *memtable.Table) {
 	if t.prefaulting.Load() == table {
 		t.prefault.Lock()
@@ -106,7 +107,8 @@ func (t *tablePool) awaitPrefault(table *memtable.Table) {
 	}
 }
 
-// prepareTable makes the next table ready, if there is none and memory for it. If that fails, the rotation tries again and tells.
+// prepareTable prepares the next table, if there is none, and memory for it. If that fails, the rotation tries again and
+// returns the error.
 func (e *Engine) prepareTable() {
 	e.mu.Lock()
 	if e.memory.pool.next != nil || len(e.memory.pool.pooled) == 0 && !e.affordsTableLocked(e.memory.immutableBytes.Load()) {
@@ -128,14 +130,15 @@ func (e *Engine) prepareTable() {
 	e.mu.Unlock()
 }
 
-// preparedTables is the number of rotations that found their table ready.
+// preparedTables is the number of rotations that found a prepared table.
 func (e *Engine) preparedTables() uint64 {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.memory.pool.ready
 }
 
-// affordsTableLocked reports whether one more table, beside those that are frozen, retired or kept, stays in the budget for frozen ones.
+// affordsTableLocked reports whether one more table, in addition to those that are immutable, retired or pooled, stays in
+// the budget of immutable ones.
 func (e *Engine) affordsTableLocked(budget int64) bool {
 	kept := len(e.memory.pool.pooled) + 1
 	if e.memory.pool.next != nil {
@@ -144,7 +147,7 @@ func (e *Engine) affordsTableLocked(budget int64) bool {
 	return e.immutableBytesOf(e.view.Load())+int64(kept)*e.memory.memtableBytes <= budget
 }
 
-// reuseOrFree takes a table that nobody can reach any more.
+// reuseOrFree takes a table that no reader can reach any more.
 func (e *Engine) reuseOrFree(t *memtable.Table) {
 	e.memory.pool.awaitPrefault(t)
 	e.mu.Lock()

@@ -11,39 +11,39 @@ import (
 )
 
 const (
-	// vacuumLeavesMin is how many leaves a checkpoint may look into for garbage whatever it costs: under a millisecond of work.
+	// vacuumLeavesMin is how many leaves a checkpoint may always read for dead versions: less than a millisecond of work.
 	vacuumLeavesMin = 64
-	// vacuumLeavesMax bounds what a sweep adds to a checkpoint: 16 MiB of default pages to read, and as much to write.
+	// vacuumLeavesMax bounds what the vacuum adds to a checkpoint: 16 MiB of default pages to read, and as much to write.
 	vacuumLeavesMax = 2048
-	// vacuumCheckpoints is in how many checkpoints a tree would be swept that holds nothing but stale versions; the smaller their share, the more.
+	// vacuumCheckpoints is in how many checkpoints a tree of only dead versions is vacuumed; the lower the ratio, the more.
 	vacuumCheckpoints = 16
-	// vacuumYieldMin is how many leaves may be read for each that something can be dropped from, before the sweep slows down.
+	// vacuumYieldMin is how many leaves may be read for each leaf with dead versions, before the vacuum slows down.
 	vacuumYieldMin = 8
 )
 
-// sweeper lets checkpoints find the versions in the tree that nobody needs any more and that no new version of a key brings a merge to: those
-// that a snapshot held when their leaf was last written, those that retention held, and those that a bulk load replaced.
+// vacuum lets checkpoints find dead versions in leaves of the tree to which no new version brings a merge: versions that a
+// snapshot needed when their leaf was last written, those that retention kept, and those that a bulk load replaced.
 //
-// It goes round and round through the stale leaves, some at each checkpoint. A whole lap under one and the same set of live epochs
-// leaves nothing that can be dropped under that set, so the sweeper rests until the set changes. It needs no memory of what it saw
-// or of what merges left: the pages themselves tell how much below them is stale.
+// It passes again and again over the leaves with superseded versions, some at each checkpoint. After a complete pass under
+// one set of snapshot epochs nothing is left that can be dropped under that set, so the vacuum rests until the set changes.
+// It does not remember what it has read: the pages themselves have the dead-version ratio of what is below them.
 //
-// Invariant: while it rests, every merge since the last lap began had live as its live epochs, or was a bulk load; behind a load visible moves
-// on, and with it the set.
+// Invariant: while it rests, every merge since the last pass began had snapshots as its snapshot epochs, or was a bulk load;
+// after a bulk load visible moves, and the set with it.
 type vacuum struct {
 	// Owned by the checkpoint.
-	next      page.Separator // where the lap goes on; the zero Separator is the tree's begin
+	next      page.Separator // where the pass continues; the zero Separator is the begin of the tree
 	snapshots []keys.Epoch   // of the last checkpoint
-	unchanged bool           // live has not changed since the lap began
+	unchanged bool           // snapshots has not changed since the pass began
 	resting   bool
 	leaves    int  // to be read at the next checkpoint
 	known     bool // share was read
 
 	deadVersions atomic.Uint32 // page.Share of the newest root
-	read, passes atomic.Uint64 // leaves looked into; laps ended
+	read, passes atomic.Uint64 // leaves read; passes completed
 }
 
-// observe notes under which live epochs a checkpoint works.
+// observe records the snapshot epochs of a checkpoint.
 func (s *vacuum) observe(live []keys.Epoch) {
 	if !slices.Equal(live, s.snapshots) {
 		s.snapshots = append(s.snapshots[:0], live...)
@@ -51,19 +51,20 @@ func (s *vacuum) observe(live []keys.Epoch) {
 	}
 }
 
-// idle reports whether there is nothing to look for under these live epochs.
+// idle reports whether no dead versions can be found under these snapshot epochs.
 func (s *vacuum) idle(live []keys.Epoch) bool {
 	return s.deadVersions.Load() == 0 || s.resting && slices.Equal(live, s.snapshots)
 }
 
-// budget is how many leaves the next search may read: in proportion to the share of garbage, and few where few of them were worth it.
+// budget is how many leaves the next search may read: in proportion to the dead-version ratio, and few where few of the last
+// ones had dead versions.
 func (s *vacuum) budget(treePages uint64) int {
 	most := int(page.DeadRatio(s.deadVersions.Load()).Ratio() * float64(treePages) / vacuumCheckpoints)
 	s.leaves = max(min(s.leaves, most, vacuumLeavesMax), vacuumLeavesMin)
 	return s.leaves
 }
 
-// advance moves on behind what a search has found, once that is gone from the tree.
+// advance continues after the leaves that a search has found, once the checkpoint has rewritten them.
 func (s *vacuum) advance(found *btree.DeadVersions) {
 	if found == nil {
 		return
@@ -83,7 +84,8 @@ func (s *vacuum) advance(found *btree.DeadVersions) {
 	s.passes.Add(1)
 }
 
-// vacuumable reports whether a checkpoint may find garbage in the tree though nothing is frozen: checkpoints that merge look for it anyway.
+// vacuumable reports whether a checkpoint may find dead versions in the tree although no memtable is immutable: checkpoints
+// that merge look for them anyway.
 func (e *Engine) vacuumable(live []keys.Epoch) bool {
 	if len(e.view.Load().immutables) > 0 || !e.checkpoints.mu.TryLock() {
 		return false
@@ -95,7 +97,7 @@ func (e *Engine) vacuumable(live []keys.Epoch) bool {
 	return !e.checkpoints.vacuum.idle(live)
 }
 
-// readDeadVersionRatio notes how much of the tree is stale. An error is for those to report who read the tree for its data.
+// readDeadVersionRatio records the dead-version ratio of the tree. An error is ignored: the next reader of the page gets it.
 func (e *Engine) readDeadVersionRatio(root btree.Root) {
 	e.checkpoints.vacuum.known = true
 	if share, err := btree.DeadVersionRatio(pagesource.NewMerge(e.pager), root); err == nil {
@@ -103,8 +105,8 @@ func (e *Engine) readDeadVersionRatio(root btree.Root) {
 	}
 }
 
-// findDeadVersions looks into the next few stale leaves. Nil means that it did not. While checkpoints fall behind writers it is left to later ones.
-// The checkpointing mutex is held.
+// findDeadVersions reads the next few leaves with superseded versions. It returns nil if it read none. While checkpoints lag
+// behind writers it leaves them to later ones. checkpointState.mu is held.
 func (e *Engine) findDeadVersions(h *GCWatermarks) *btree.DeadVersions {
 	s, v := &e.checkpoints.vacuum, e.view.Load()
 	if !s.known {
@@ -127,14 +129,14 @@ func (e *Engine) findDeadVersions(h *GCWatermarks) *btree.DeadVersions {
 			return nil
 		},
 	}
-	if e.Shortage() != nil { // what is found is rewritten at once, which must fit into the free pages
+	if e.Shortage() != nil { // the leaves are rewritten at once, which must fit into the free pages
 		free, _ := e.pager.FreeBytes()
 		search.Max = min(search.Max, max(1, int(free/int64(e.options.PageSize))/stepShare))
 	}
 	search.Avoid = v.repairTree.Avoid()
 	found, err := search.Find(pagesource.NewMerge(e.pager), v.root)
 	if err != nil {
-		return nil // a device that cannot be read will be heard of; nothing is lost but time
+		return nil // a later reader gets the error; dead versions stay a little longer
 	}
 	return found
 }
