@@ -193,7 +193,7 @@ func (e *Engine) newSegment(first keys.Epoch, bodyBytes int) (*wal.Segment, erro
 	return segment, err
 }
 
-// Blocked reports whether the last checkpoint failed because the disk is full or a page is damaged.
+// CheckpointBlocked reports whether the last checkpoint failed because the disk is full or a page is damaged.
 func (e *Engine) CheckpointBlocked() bool { return e.checkpoints.blocked.Load() != nil }
 
 // rotatable reports whether a rotation leaves the log a part of its reserve, so that deletions can still be accepted if nothing can be merged.
