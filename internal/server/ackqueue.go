@@ -13,12 +13,12 @@ import (
 
 // answer is the answer of a pipelined request, and what it waits for.
 type answer struct {
-	id     uint64
-	settle settle
-	start  time.Duration
-	method telemetry.Method
-	err    error          // of the wait; it replaces every other answer
-	status *status.Status // if set, the answer is an error
+	id      uint64
+	ackWait ackWait
+	start   time.Duration
+	method  telemetry.Method
+	err     error          // of the wait; it replaces every other answer
+	status  *status.Status // if set, the answer is an error
 
 	found     bool
 	value     []byte // nil unless a get

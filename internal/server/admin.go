@@ -14,7 +14,8 @@ import (
 	"github.com/epochkv/epochkv/internal/telemetry"
 )
 
-// adminService implements the Admin service. It is never refused for overload: that is when operators need it.
+// adminService implements the Admin service. It is never refused for overload: that is when
+// operators need it.
 type adminService struct {
 	pb.UnimplementedAdminServer
 	*Server

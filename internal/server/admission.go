@@ -7,13 +7,16 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// admission bounds the requests that are executed at once, their bytes, and those of their answers. Beyond a bound a request is refused at
-// once with advice to retry: a queue would only turn overload into latency and memory.
+// admission bounds the requests that are executed at once, their bytes, and those of their answers.
+// Beyond a bound a request is refused at once with advice to retry: a queue would only turn
+// overload into latency and memory.
 //
-// Reads and writes, small and large, scans and answers have shares of their own, so that none of them starves another. A connection
-// that holds bytes of a share gets more only while it leaves as many free as it then has: half of the share if it is alone, and less
-// the more others hold. So connections that leave their answers unread cannot take a share whole, and a connection that
-// holds nothing finds room. A request that is alone in its share is admitted whatever its size, which other limits bound.
+// Reads and writes, small and large, scans and answers have shares of their own, so that none of
+// them starves another. A connection that holds bytes of a share gets more only while it leaves as
+// many free as it then has: half of the share if it is alone, and less the more others hold. So
+// connections that leave their answers unread cannot take a share whole, and a connection that
+// holds nothing finds room. A request that is alone in its share is admitted whatever its size,
+// which other limits bound.
 type admission struct {
 	words   [shareCount]admissionWord
 	refused atomic.Uint64
@@ -38,8 +41,8 @@ var sixteenths = [shareCount]uint64{1, 1, 2, 4, 4, 4}
 const (
 	// smallRequestMax is the largest request in the small shares.
 	smallRequestMax = 16 << 10
-	// countedBytesMin is the size from which on a connection's part of a share is counted. Less than that is bounded by the number of
-	// streams, and is not worth a shared write.
+	// countedBytesMin is the size from which on a connection's part of a share is counted. Less
+	// than that is bounded by the number of streams, and is not worth a shared write.
 	countedBytesMin = 4 << 10
 )
 
@@ -62,7 +65,8 @@ func shareOf(write bool, size int) share {
 //	| requests (24) |   bytes (40)   |
 //	+---------------+----------------+
 //
-// Invariant: neither half overflows, because the limits stay below half its range and a refused add is taken back.
+// Invariant: neither half overflows, because the limits stay below half its range and a refused add
+// is taken back.
 type admissionWord struct {
 	_     [128]byte // the word alone on its lines: every request writes it
 	word  atomic.Uint64
@@ -78,7 +82,8 @@ const (
 	admissionBytes = admissionOne - 1
 )
 
-// init sets the limits. Scans hold a session for as long as their client reads, so they get a quarter of the requests.
+// init sets the limits. Scans hold a session for as long as their client reads, so they get a
+// quarter of the requests.
 func (a *admission) init(requests int, bytes uint64) {
 	for sh := range a.words {
 		a.words[sh].limit = admissionLimit{requests: uint64(requests), bytes: bytes * sixteenths[sh] / 16}
@@ -97,7 +102,8 @@ func (l *admissionLimit) free(word uint64) int64 {
 	return max(int64(l.bytes)-int64(word&admissionBytes), 0)
 }
 
-// enter admits a request of so many bytes, or refuses it. An admitted one must leave with the same arguments.
+// enter admits a request of so many bytes, or refuses it. An admitted one must leave with the same
+// arguments.
 func (a *admission) enter(conn *connection, sh share, bytes int) bool {
 	w, delta := &a.words[sh], uint64(admissionOne)+uint64(bytes)
 	if after := w.word.Add(delta); w.limit.allows(after) {
@@ -134,8 +140,8 @@ func (a *admission) inflight() (requests int, bytes, answers int64) {
 	return requests, bytes, answers
 }
 
-// answersFull reports whether an answer of any size would be refused, to a connection or to all. Requests with an answer that cannot be
-// refused once it exists are refused then.
+// answersFull reports whether an answer of any size would be refused, to a connection or to all.
+// Requests with an answer that cannot be refused once it exists are refused then.
 func (a *admission) answersFull(conn *connection) bool {
 	w := &a.words[shareAnswers]
 	free := w.limit.free(w.word.Load())
@@ -146,8 +152,9 @@ func (a *admission) answersFull(conn *connection) bool {
 	return false
 }
 
-// charge counts an answer of so many bytes until it is released. It is refused like a request, unless it must be: what a write answers has
-// happened. A small answer is not counted; nil and nil then, and releasing nil is nothing.
+// charge counts an answer of so many bytes until it is released. It is refused like a request,
+// unless it must be: what a write answers has happened. A small answer is not counted; nil and nil
+// then, and releasing nil is nothing.
 func (a *admission) charge(conn *connection, bytes int, must bool) (*charge, error) {
 	if bytes < countedBytesMin || conn == nil {
 		return nil, nil
@@ -176,8 +183,9 @@ func (a *admission) grow(c *charge, conn *connection, bytes int) (*charge, error
 	return a.charge(conn, bytes, false)
 }
 
-// charge is what an answer counts. It is the pool of the buffer that the answer is encoded in, which the transport gives back when it has
-// sent it. gRPC loses some buffers of streams that break; the collector finds their charges.
+// charge is what an answer counts. It is the pool of the buffer that the answer is encoded in,
+// which the transport gives back when it has sent it. gRPC loses some buffers of streams that
+// break; the collector finds their charges.
 type charge struct{ debt *debt }
 
 type debt struct {
@@ -200,7 +208,8 @@ func (d *debt) release() {
 	}
 }
 
-// pooledAnswerMax is the largest buffer that is used again. Pools of larger ones would hold on to more than the answers themselves.
+// pooledAnswerMax is the largest buffer that is used again. Pools of larger ones would hold on to
+// more than the answers themselves.
 const pooledAnswerMax = 1 << 20
 
 // Get implements mem.BufferPool.

@@ -63,8 +63,8 @@ func (h *harness) putLarge(t testing.TB, n, size int) {
 	}
 }
 
-// TestUnreadScansHarmNoOther: 64 scans of one connection that nothing reads take their own share, of it no more than half, and leave gets,
-// puts and scans of other connections alone.
+// TestUnreadScansHarmNoOther: 64 scans of one connection that nothing reads take their own share,
+// of it no more than half, and leave gets, puts and scans of other connections alone.
 func TestUnreadScansHarmNoOther(t *testing.T) {
 	h := mustStart(t, func(c *config.Config) { c.Limits.InflightBytes = 64 * config.MiB })
 	h.putLarge(t, 40, 100<<10)
@@ -135,8 +135,9 @@ func mustReadSmall(ctx context.Context, t testing.TB, conn *grpc.ClientConn) {
 	}
 }
 
-// TestUnreadAnswersStayInTheirShare: answers count until they are sent, and when the share is used up further reads are refused, so that the heap
-// grows by about the share however many of them are asked for. Other requests go on, and all is given back when the client is gone.
+// TestUnreadAnswersStayInTheirShare: answers count until they are sent, and when the share is used
+// up further reads are refused, so that the heap grows by about the share however many of them are
+// asked for. Other requests go on, and all is given back when the client is gone.
 func TestUnreadAnswersStayInTheirShare(t *testing.T) {
 	const inflight, share = 64 << 20, 16 << 20
 	h := mustStart(t, func(c *config.Config) { c.Limits.InflightBytes = inflight })
@@ -211,8 +212,8 @@ func TestCancelledAnswersAreGivenBack(t *testing.T) {
 	})
 }
 
-// TestAckQueueIsBoundedInBytes: a pipeline whose answers wait for the disk holds a megabyte of them and stops receiving, instead of thousands
-// of answers of any size.
+// TestAckQueueIsBoundedInBytes: a pipeline whose answers wait for the disk holds a megabyte of them
+// and stops receiving, instead of thousands of answers of any size.
 func TestAckQueueIsBoundedInBytes(t *testing.T) {
 	h := mustStart(t)
 	release := h.heldSyncs(t)
@@ -241,7 +242,8 @@ func TestAckQueueIsBoundedInBytes(t *testing.T) {
 	}
 }
 
-// TestBatchGetAnswersWhatFits: keys beyond the bound are unread, and asked for again at the same epoch they are read.
+// TestBatchGetAnswersWhatFits: keys beyond the bound are unread, and asked for again at the same
+// epoch they are read.
 func TestBatchGetAnswersWhatFits(t *testing.T) {
 	h := mustStart(t)
 	h.putLarge(t, 10, 1<<20)

@@ -10,8 +10,9 @@ import (
 	"github.com/epochkv/epochkv/internal/config"
 )
 
-// TestBatchLimitCountsKeysAndValues: a batch whose keys and values are exactly as long as the limit is accepted, in one operation or in many,
-// and one byte more is refused with the limit's own error, not the transport's.
+// TestBatchLimitCountsKeysAndValues: a batch whose keys and values are exactly as long as the limit
+// is accepted, in one operation or in many, and one byte more is refused with the limit's own
+// error, not the transport's.
 func TestBatchLimitCountsKeysAndValues(t *testing.T) {
 	const limit = config.MiB
 	h := mustStart(t, func(c *config.Config) { c.Limits.BatchSize, c.Limits.ValueSize = limit, limit })

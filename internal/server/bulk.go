@@ -34,7 +34,8 @@ func (s *kvService) BulkLoad(stream grpc.ClientStreamingServer[pb.BulkLoadReques
 // errNotCommitted ends a load whose stream ended without commit.
 var errNotCommitted = invalid("commit", "the stream ended without it; nothing was loaded")
 
-// bulkLoad takes the stream's entries and commits them. However it ends, nothing of a load that was not committed is left.
+// bulkLoad takes the stream's entries and commits them. However it ends, nothing of a load that was
+// not committed is left.
 func (s *kvService) bulkLoad(
 	ctx context.Context, o *openSnapshot, stream grpc.ClientStreamingServer[pb.BulkLoadRequest, pb.BulkLoadResponse],
 ) (loaded mvcc.BulkLoaded, err error) {
@@ -43,7 +44,8 @@ func (s *kvService) bulkLoad(
 		return mvcc.BulkLoaded{}, err
 	}
 	defer func() {
-		// A file that cannot be removed takes space until the next start, and does not make the load fail.
+		// A file that cannot be removed takes space until the next start, and does not make the
+		// load fail.
 		if failed := l.Close(); failed != nil {
 			s.log.Warn("removing the temporary files of a bulk load", "cause", failed)
 		}
@@ -87,7 +89,8 @@ type bulkMessage struct {
 	err     error
 }
 
-// receiveBulk receives in a goroutine of its own, so that a drain need not wait for the client's next word. It ends with ctx and the stream.
+// receiveBulk receives in a goroutine of its own, so that a drain need not wait for the client's
+// next word. It ends with ctx and the stream.
 func (s *kvService) receiveBulk(
 	ctx context.Context, stream grpc.ClientStreamingServer[pb.BulkLoadRequest, pb.BulkLoadResponse],
 ) <-chan bulkMessage {

@@ -164,7 +164,8 @@ func mustStartDamaged(t *testing.T) *harness {
 	return mustStartOn(t, disk)
 }
 
-// TestDamagedPageIsServedAsDataLossAndCounted damages one leaf while the server runs on a cold cache.
+// TestDamagedPageIsServedAsDataLossAndCounted damages one leaf while the server runs on a cold
+// cache.
 func TestDamagedPageIsServedAsDataLossAndCounted(t *testing.T) {
 	h := mustStartDamaged(t)
 	lost := 0

@@ -8,8 +8,9 @@ import (
 	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
-// caller is what one request at a time executes with: an engine session and the buffers that a write is built in. Callers
-// are pooled, so that a request in the steady state takes nothing from the heap and nothing from the engine's pool.
+// caller is what one request at a time executes with: an engine session and the buffers that a
+// write is built in. Callers are pooled, so that a request in the steady state takes nothing from
+// the heap and nothing from the engine's pool.
 type caller struct {
 	admission *admission
 	ctx       context.Context // of the request at hand; its connection is charged
@@ -21,7 +22,8 @@ type caller struct {
 	invoked invocations
 }
 
-// callersIdleMax bounds the pool. More sessions than this at once are a burst; theirs go back to the engine.
+// callersIdleMax bounds the pool. More sessions than this at once are a burst; theirs go back to
+// the engine.
 const callersIdleMax = 256
 
 // callers is the pool, newest first: the buffers used last are the warmest.
@@ -54,8 +56,8 @@ func (p *callers) take() (*caller, error) {
 	return c, nil
 }
 
-// admitLarge counts a large value before it is copied: requests that read such values at once would hold as many of them as there are
-// requests before the first answer is counted.
+// admitLarge counts a large value before it is copied: requests that read such values at once would
+// hold as many of them as there are requests before the first answer is counted.
 func (c *caller) admitLarge(bytes int) error {
 	return c.admitAnswer(c.heldBytes + bytes)
 }
@@ -97,7 +99,7 @@ func (p *callers) release(c *caller) {
 // trim keeps the pool from holding what a few huge requests needed.
 func (c *caller) trim() {
 	c.session.Trim()
-	if c.write.Reset(); c.write.Batch.MemoryBytes() > keepBytesMax {
+	if c.write.Reset(); c.write.Batch.MemoryBytes() > pooledBytesMax {
 		c.write = mvcc.Write{}
 	}
 }

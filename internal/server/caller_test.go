@@ -12,15 +12,15 @@ func TestPooledCallersKeepNoHugeBuffers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.write.Set([]byte("k"), make([]byte, 4*keepBytesMax))
+	c.write.Set([]byte("k"), make([]byte, 4*pooledBytesMax))
 	if _, err := c.session.Commit(context.Background(), &c.write); err != nil {
 		t.Fatal(err)
 	}
-	if held := c.write.Batch.MemoryBytes(); held <= keepBytesMax {
+	if held := c.write.Batch.MemoryBytes(); held <= pooledBytesMax {
 		t.Fatalf("%d bytes are held during the request: this tests nothing", held)
 	}
 	h.callers.release(c)
-	if held := c.write.Batch.MemoryBytes(); held > keepBytesMax {
+	if held := c.write.Batch.MemoryBytes(); held > pooledBytesMax {
 		t.Errorf("the pool holds %d bytes of one caller", held)
 	}
 }

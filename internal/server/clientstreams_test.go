@@ -18,8 +18,9 @@ import (
 	"github.com/epochkv/epochkv/internal/telemetry"
 )
 
-// TestClientEndsItsStreamsInOrder uses every kind of stream of the Go client, ended in every way in which a program is content, and wants
-// no request counted as an error: an alert on the ratio of errors must not fire for a healthy program.
+// TestClientEndsItsStreamsInOrder uses every kind of stream of the Go client, ended in every way in
+// which a program is content, and wants no request counted as an error: an alert on the ratio of
+// errors must not fire for a healthy program.
 func TestClientEndsItsStreamsInOrder(t *testing.T) {
 	h := mustStart(t)
 	ctx := testContext(t)
@@ -90,7 +91,8 @@ func TestClientEndsItsStreamsInOrder(t *testing.T) {
 		t.Fatal(err)
 	}
 	load.Close()
-	// What the client sends last may be lost when the connection closes before the server has read it.
+	// What the client sends last may be lost when the connection closes before the server has read
+	// it.
 	eventually(t, "every stream has ended", func() bool { return h.streams.Load() == 0 })
 	if err := c.Close(); err != nil {
 		t.Fatal(err)
@@ -109,7 +111,8 @@ func TestClientEndsItsStreamsInOrder(t *testing.T) {
 	}
 }
 
-// TestScanOverALostConnectionIsCountedAsAnError keeps the rule for readers that have enough from hiding lost connections.
+// TestScanOverALostConnectionIsCountedAsAnError keeps the rule for readers that have enough from
+// hiding lost connections.
 func TestScanOverALostConnectionCountsAsCanceled(t *testing.T) {
 	h := mustStart(t)
 	for i := range 100 {
@@ -132,8 +135,9 @@ func TestScanOverALostConnectionCountsAsCanceled(t *testing.T) {
 	}
 }
 
-// TestScanBrokenOffBeforeItsConnectionClosesIsInOrder: the server may run the scan's handler only when the connection has closed as well. What
-// counts is the order of the two on the connection, which is gRPC's: a reset cancels the stream, a lost connection is closed first.
+// TestScanBrokenOffBeforeItsConnectionClosesIsInOrder: the server may run the scan's handler only
+// when the connection has closed as well. What counts is the order of the two on the connection,
+// which is gRPC's: a reset cancels the stream, a lost connection is closed first.
 func TestScanBrokenOffBeforeItsConnectionClosesIsInOrder(t *testing.T) {
 	closing := status.Error(codes.Unavailable, "transport is closing")
 	for _, c := range []struct {

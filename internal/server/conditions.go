@@ -16,15 +16,18 @@ import (
 )
 
 const (
-	// healthInterval is how soon a condition shows in grpc.health.v1. /healthz, /readyz and Status observe when they are asked.
+	// healthInterval is how soon a condition shows in grpc.health.v1. /healthz, /readyz and Status
+	// observe when they are asked.
 	healthInterval = 250 * time.Millisecond
 	// countersInterval is how often the engine's counters are compared with the ones before.
 	countersInterval = time.Second
-	// oldSnapshot is the age at which a snapshot is worth a word: the versions that it holds can be neither pruned nor dropped.
+	// oldSnapshot is the age at which a snapshot is worth a word: the versions that it holds can be
+	// neither pruned nor dropped.
 	oldSnapshot = 10 * time.Minute
 )
 
-// healthConditions observes the store and keeps the list of what holds. Every way to ask for health goes through it.
+// healthConditions observes the store and keeps the list of what holds. Every way to ask for health
+// goes through it.
 type healthConditions struct {
 	list *health.List
 
@@ -33,7 +36,8 @@ type healthConditions struct {
 	counters mvcc.Stats         // of the last comparison
 }
 
-// countedConditions are those that only a comparison of two snapshots of the engine's counters, or an expensive look, shows.
+// countedConditions are those that only a comparison of two snapshots of the engine's counters, or
+// an expensive look, shows.
 func countedConditions(before, now *mvcc.Stats) (found []health.Condition) {
 	add := func(name string, severity health.Severity, message, cause string) {
 		found = append(found, health.Condition{Name: name, Severity: severity, Message: message, Cause: cause})

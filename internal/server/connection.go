@@ -18,8 +18,9 @@ import (
 	"github.com/epochkv/epochkv/internal/telemetry"
 )
 
-// connection is what the server knows of one client connection. It travels as the connection's AuthInfo, which is how
-// gRPC hands per-connection state to handlers without a stats handler (and a stats handler costs allocations per message).
+// connection is what the server knows of one client connection. It travels as the connection's
+// AuthInfo, which is how gRPC hands per-connection state to handlers without a stats handler (and a
+// stats handler costs allocations per message).
 type connection struct {
 	credentials.CommonAuthInfo
 	shard   *telemetry.Shard
@@ -60,8 +61,8 @@ func (c *connection) beginScan(ctx context.Context) *openScan {
 	return scan
 }
 
-// endScan reports whether the client broke the scan off while the connection was open. The handler may hear of that only after the
-// connection has closed.
+// endScan reports whether the client broke the scan off while the connection was open. The handler
+// may hear of that only after the connection has closed.
 func (c *connection) endScan(scan *openScan) (brokenOff bool) {
 	if c != nil {
 		c.scansMu.Lock()
@@ -71,8 +72,8 @@ func (c *connection) endScan(scan *openScan) (brokenOff bool) {
 	return !scan.lost && errors.Is(scan.ctx.Err(), context.Canceled)
 }
 
-// close marks the scans that lose their connection. gRPC closes a connection before it cancels the streams that are open on it, so a stream
-// that is canceled already was reset by the client.
+// close marks the scans that lose their connection. gRPC closes a connection before it cancels the
+// streams that are open on it, so a stream that is canceled already was reset by the client.
 func (c *connection) close() {
 	c.scansMu.Lock()
 	defer c.scansMu.Unlock()
@@ -82,7 +83,8 @@ func (c *connection) close() {
 	}
 }
 
-// enter counts bytes of a share, unless the connection has others in it and comes to more than is free with them.
+// enter counts bytes of a share, unless the connection has others in it and comes to more than is
+// free with them.
 func (c *connection) enter(sh share, bytes, free int64) bool {
 	if c == nil {
 		return true
@@ -100,7 +102,8 @@ func (c *connection) leave(sh share, bytes int64) {
 	}
 }
 
-// charge counts an answer for the connection and in its share. What a closed connection is answered goes nowhere.
+// charge counts an answer for the connection and in its share. What a closed connection is answered
+// goes nowhere.
 func (c *connection) charge(a *admission, bytes int64, must bool) bool {
 	w, delta := &a.words[shareAnswers], admissionOne+uint64(bytes)
 	c.mu.Lock()
@@ -150,7 +153,8 @@ func (c *connection) end(a *admission) {
 // AuthType implements credentials.AuthInfo.
 func (*connection) AuthType() string { return "epochkv" }
 
-// refusedConnectionsMax bounds the connections that are kept open beyond the limit only to be told about it.
+// refusedConnectionsMax bounds the connections that are kept open beyond the limit only to be told
+// about it.
 const refusedConnectionsMax = 64
 
 // connections counts the open connections and bounds them.
@@ -230,7 +234,8 @@ type countedConn struct {
 	inbound *inbound   // nil once closed
 }
 
-// Read follows the messages that come in; see receiving. It also ends streams on which a message does not proceed.
+// Read follows the messages that come in; see receiving. It also ends streams on which a message
+// does not proceed.
 func (c *countedConn) Read(b []byte) (int, error) {
 	if c.ending.Load() {
 		n, room, err := c.endStreams(b)
@@ -269,8 +274,8 @@ func (c *countedConn) noteEnding() {
 	}
 }
 
-// endStreams makes gRPC read the ends of the streams that inbound ends. Within a frame there is no place for them: so many bytes are to be read
-// before.
+// endStreams makes gRPC read the ends of the streams that inbound ends. Within a frame there is no
+// place for them: so many bytes are to be read before.
 func (c *countedConn) endStreams(b []byte) (n, room int, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -288,7 +293,8 @@ func (c *countedConn) endStreams(b []byte) (n, room int, err error) {
 	return n, len(b), nil
 }
 
-// tell sends what inbound has to tell the client, if nothing else is being written: what is being written does so at its end.
+// tell sends what inbound has to tell the client, if nothing else is being written: what is being
+// written does so at its end.
 func (c *countedConn) tell() {
 	for c.telling.Load() && c.writing.TryLock() {
 		told := c.tellLocked()

@@ -8,7 +8,8 @@ import (
 	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
-// toDurability refuses values that this server does not know, rather than acknowledging earlier than the client expects.
+// toDurability refuses values that this server does not know, rather than acknowledging earlier
+// than the client expects.
 func toDurability(d pb.Durability) (mvcc.Durability, error) {
 	switch d {
 	case pb.Durability_DURABILITY_UNSPECIFIED:
@@ -84,7 +85,7 @@ func toBounds(r *pb.KeyRange) (bounds, error) {
 	if len(end) > 0 {
 		b.upper = end
 		if string(start) > string(end) {
-			return bounds{}, invalidRange("its start lies behind its end")
+			return bounds{}, invalidRange("its start is after its end")
 		}
 	}
 	return b, nil

@@ -16,9 +16,10 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// TestWritersThatGiveUpStopNoOther: tens of thousands of durable puts whose deadlines pass, or that are cancelled, around the moment at
-// which they become durable, beside writers with time. Nothing that was acknowledged could be lost at that moment, each writer with time
-// succeeds, and so does a put afterwards; the server can be shut down.
+// TestWritersThatGiveUpStopNoOther: tens of thousands of durable puts whose deadlines pass, or that
+// are cancelled, around the moment at which they become durable, beside writers with time. Nothing
+// that was acknowledged could be lost at that moment, each writer with time succeeds, and so does a
+// put afterwards; the server can be shut down.
 func TestWritersThatGiveUpStopNoOther(t *testing.T) {
 	const impatient, healthy, puts = 192, 8, 120
 	h := mustStart(t)

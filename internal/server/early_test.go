@@ -18,7 +18,8 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// TestStoppedSoonAfterStartIsNoFailure: a server that is told to stop before or while its listeners begin to serve ends without an error.
+// TestStoppedSoonAfterStartIsNoFailure: a server that is told to stop before or while its listeners
+// begin to serve ends without an error.
 func TestStoppedSoonAfterStartIsNoFailure(t *testing.T) {
 	c := testConfig()
 	if err := c.Validate(); err != nil {
@@ -66,8 +67,8 @@ func TestAnAddressInUseLeavesNoStoreBehind(t *testing.T) {
 	}
 }
 
-// TestSignalDuringReplayEndsTheStart: the first SIGTERM ends the context. The server does not replay to the end of the log then, reports no
-// failure, and the next start has everything.
+// TestSignalDuringReplayEndsTheStart: the first SIGTERM ends the context. The server does not
+// replay to the end of the log then, reports no failure, and the next start has everything.
 func TestSignalDuringReplayEndsTheStart(t *testing.T) {
 	const commits = 200
 	dir := mustKilled(t, commits)

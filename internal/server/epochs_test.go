@@ -26,8 +26,9 @@ func (h *harness) scanOnce(t testing.TB, r *pb.ScanRequest) (*pb.ScanResponse, e
 	return stream.Recv()
 }
 
-// TestWhatWasSeenBeforeACrashNeverNamesAnotherCommit: a client has seen asynchronous commits that a crash takes back: their epochs, a
-// token and a read epoch. Behind the crash other commits are made, as many and more. Nothing that the client holds means one of those.
+// TestWhatWasSeenBeforeACrashNeverNamesAnotherCommit: a client has seen asynchronous commits that a
+// crash takes back: their epochs, a token and a read epoch. After the crash other commits are
+// made, as many and more. Nothing that the client holds means one of those.
 func TestWhatWasSeenBeforeACrashNeverNamesAnotherCommit(t *testing.T) {
 	h := mustStart(t, func(c *config.Config) { c.SyncInterval, c.ProbeInterval = time.Minute, 0 }) // nothing writes to a disk that is off
 	durable := pb.Durability_DURABILITY_SYNC
@@ -90,7 +91,8 @@ func TestWhatWasSeenBeforeACrashNeverNamesAnotherCommit(t *testing.T) {
 	}
 }
 
-// TestTokenOfAnotherStoreIsRefused: epochs of another store are other commits, whatever their numbers.
+// TestTokenOfAnotherStoreIsRefused: epochs of another store are other commits, whatever their
+// numbers.
 func TestTokenOfAnotherStoreIsRefused(t *testing.T) {
 	one, other := mustStart(t), mustStart(t)
 	one.fill(t, 10)

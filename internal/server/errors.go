@@ -22,10 +22,11 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// This file is the one place in which an error becomes a gRPC status. Whatever leaves the server went through statusOf,
-// carries one ErrorInfo of domain "epochkv", and has the code that its reason always has.
+// This file is the one place in which an error becomes a gRPC status. Every error that the server
+// sends goes through statusOf, carries one ErrorInfo of domain "epochkv", and has the code of its
+// reason.
 
-// Errors of the rim itself.
+// Errors of the RPC layer itself.
 var (
 	errOverloaded     = errors.New("too many requests are being executed")
 	errShuttingDown   = errors.New("the server is shutting down")
@@ -33,7 +34,7 @@ var (
 	errTooManyConns   = errors.New("too many connections are open")
 	errTooManyStreams = errors.New("too many streams are open; finish some, or try again")
 	errUnimplemented  = errors.New("not in this version of the server")
-	errIncomplete     = errors.New("the rest of the request did not come in time")
+	errIncomplete     = errors.New("the rest of the request did not arrive in time")
 )
 
 // argumentError is bad input: the field, what is wrong with it, and which reason that is.
@@ -61,8 +62,8 @@ func (e *outcomeUnknownError) Error() string {
 
 func (e *outcomeUnknownError) Unwrap() error { return e.cause }
 
-// How long RetryInfo tells a client to wait. Short where the cause lasts as long as a few requests; long where it
-// takes a checkpoint or an operator.
+// How long RetryInfo tells a client to wait. Short where the cause lasts as long as a few requests;
+// long where it takes a checkpoint or an operator.
 const (
 	retryOverloaded = 20 * time.Millisecond
 	retryConflict   = time.Millisecond
@@ -111,8 +112,8 @@ func statusOf(err error) *status.Status {
 	return st
 }
 
-// contextStatus is the status of a deadline or cancellation met while the request was waiting: gRPC's own, without
-// ErrorInfo, because whether a write was executed is then unknown.
+// contextStatus is the status of a deadline or cancellation met while the request was waiting:
+// gRPC's own, without ErrorInfo, because whether a write was executed is then unknown.
 func contextStatus(err error) *status.Status {
 	switch {
 	case errors.Is(err, errExpired):
@@ -125,8 +126,8 @@ func contextStatus(err error) *status.Status {
 	return nil
 }
 
-// classify finds an error's reason. The order matters where one error wraps another: a log that failed because the disk is
-// full is a failed log.
+// classify finds an error's reason. The order matters where one error wraps another: a log that
+// failed because the disk is full is a failed log.
 func classify(err error) fault {
 	if f, ok := classifyTransaction(err); ok { // first: some of them wrap the error of an earlier request
 		return f
@@ -175,7 +176,7 @@ func classify(err error) fault {
 	return fault{code: codes.Internal, reason: pb.ErrorReason_ERROR_REASON_INTERNAL}
 }
 
-// classifyTyped knows the errors that bring facts along.
+// classifyTyped classifies the errors that have metadata.
 func classifyTyped(err error) (fault, bool) {
 	var (
 		argument     *argumentError
@@ -294,8 +295,8 @@ func corruptionFault(e *storage.CorruptionError) fault {
 
 func decimal(e keys.Epoch) string { return strconv.FormatUint(uint64(e), 10) }
 
-// quoteKey writes a key as a Go string literal without its quotes: printable ASCII as it is, anything else as \x1f.
-// strconv's own quoting would write runes, and a key is bytes.
+// quoteKey writes a key as a Go string literal without its quotes: printable ASCII as it is,
+// anything else as \x1f. strconv's own quoting would write runes, and a key is bytes.
 func quoteKey(key []byte) string {
 	const hex = "0123456789abcdef"
 	var b strings.Builder

@@ -27,7 +27,8 @@ func retaining(c *config.Config) { c.Retention = time.Hour }
 
 func withoutHTTP(c *config.Config) { c.HTTP = "" }
 
-// TestEveryReasonHasItsCodeAndDetails is the table of docs/errors.md: whoever adds a reason adds a row.
+// TestEveryReasonHasItsCodeAndDetails is the table of docs/errors.md: a new reason adds a
+// row.
 func TestEveryReasonHasItsCodeAndDetails(t *testing.T) {
 	type row struct {
 		err      error

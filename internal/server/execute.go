@@ -11,24 +11,24 @@ import (
 	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
-// The functions here execute one request each with a caller, alone or from a pipeline. None waits for durability: each
-// returns the epoch that must settle before its answer may be sent, zero if it may be sent at once. An error has to settle like an
-// answer: it may tell of commits that a crash could still take back.
+// The functions here execute one request each with a caller, alone or from a pipeline. None waits
+// for durability: each returns the epoch that its answer waits for, zero if it may be sent at once.
+// An error has to wait like an answer: it may tell of commits that a crash could still take back.
 
-// settle is what an answer waits for.
-type settle struct {
+// ackWait is what an answer waits for before it may be sent.
+type ackWait struct {
 	epoch      keys.Epoch
 	durability mvcc.Durability
 	write      bool // a failure leaves the outcome of a write unknown
 }
 
 // ready reports whether the answer may be sent without waiting.
-func (w settle) ready(s *mvcc.Store) bool {
+func (w ackWait) ready(s *mvcc.Store) bool {
 	return w.epoch == 0 || s.Acknowledgeable(w.epoch, w.durability)
 }
 
 // wait returns when the answer may be sent.
-func (w settle) wait(ctx context.Context, s *mvcc.Store) error {
+func (w ackWait) wait(ctx context.Context, s *mvcc.Store) error {
 	if w.epoch == 0 {
 		return nil
 	}
@@ -39,27 +39,28 @@ func (w settle) wait(ctx context.Context, s *mvcc.Store) error {
 	return err
 }
 
-// settleRead is the wait of a read that saw a commit which a crash could still take back.
-func settleRead(await keys.Epoch) settle {
-	return settle{epoch: await, durability: mvcc.DurabilitySync}
+// ackRead is the wait of a read that saw a commit which a crash could still take back.
+func ackRead(await keys.Epoch) ackWait {
+	return ackWait{epoch: await, durability: mvcc.DurabilitySync}
 }
 
-// revealing is w for an outcome that also shows what was read up to an epoch, zero for nothing. What a commit has read is older than
-// itself, so that one wait does.
-func (w settle) revealing(await keys.Epoch) settle {
+// revealing is w for an outcome that also shows what was read up to an epoch, zero for nothing.
+// What a commit has read is older than itself, so that one wait does.
+func (w ackWait) revealing(await keys.Epoch) ackWait {
 	switch {
 	case await == 0:
 		return w
 	case w.epoch == 0:
-		return settleRead(await)
+		return ackRead(await)
 	}
 	w.epoch, w.durability = max(w.epoch, await), mvcc.DurabilitySync
 	return w
 }
 
-// outcome completes what a request has returned: with what its writes have revealed, and with an error that keeps nothing of the session.
-// Each request passes here before its session does anything else.
-func (c *caller) outcome(w settle, err error) (settle, error) {
+// outcome completes what a request has returned: with what its writes have revealed, and with an
+// error that keeps nothing of the session. Each request passes here before its session does
+// anything else.
+func (c *caller) outcome(w ackWait, err error) (ackWait, error) {
 	if err != nil {
 		w.write, err = false, detached(err) // nothing was written whose outcome could be unknown
 	}
@@ -67,38 +68,38 @@ func (c *caller) outcome(w settle, err error) (settle, error) {
 }
 
 // get answers into out. The value is appended to buf and aliases it.
-func (c *caller) get(req *pb.GetRequest, out *pb.GetResponse, buf []byte) (settle, error) {
+func (c *caller) get(req *pb.GetRequest, out *pb.GetResponse, buf []byte) (ackWait, error) {
 	v, err := c.session.Get(buf, req.Key, keys.Epoch(req.SnapshotEpoch))
 	if err != nil {
-		return settle{}, err
+		return ackWait{}, err
 	}
 	out.Found, out.Value, out.Epoch, out.ReadEpoch = v.Found, v.Data, uint64(v.Epoch), uint64(v.At)
-	return settleRead(v.Await), nil
+	return ackRead(v.Await), nil
 }
 
-func (c *caller) put(ctx context.Context, req *pb.PutRequest) (settle, error) {
+func (c *caller) put(ctx context.Context, req *pb.PutRequest) (ackWait, error) {
 	if err := c.prepare(req.Preconditions, req.Durability); err != nil {
-		return settle{}, err
+		return ackWait{}, err
 	}
 	c.write.Set(req.Key, req.Value)
 	return c.commit(ctx)
 }
 
-func (c *caller) delete(ctx context.Context, req *pb.DeleteRequest) (settle, error) {
+func (c *caller) delete(ctx context.Context, req *pb.DeleteRequest) (ackWait, error) {
 	if err := c.prepare(req.Preconditions, req.Durability); err != nil {
-		return settle{}, err
+		return ackWait{}, err
 	}
 	c.write.Delete(req.Key)
 	return c.commit(ctx)
 }
 
-func (c *caller) batchWrite(ctx context.Context, req *pb.BatchWriteRequest) (settle, error) {
+func (c *caller) batchWrite(ctx context.Context, req *pb.BatchWriteRequest) (ackWait, error) {
 	if err := c.prepare(req.Preconditions, req.Durability); err != nil {
-		return settle{}, err
+		return ackWait{}, err
 	}
 	for i, m := range req.Mutations {
 		if err := c.addMutation(m, "mutations", i); err != nil {
-			return settle{}, err
+			return ackWait{}, err
 		}
 	}
 	return c.commit(ctx)
@@ -120,29 +121,29 @@ func (c *caller) addMutation(m *pb.Mutation, list string, i int) error {
 	return invalid(fmt.Sprintf("%s[%d].kind", list, i), fmt.Sprintf("%d is not a kind of mutation", m.GetKind()))
 }
 
-func (c *caller) commit(ctx context.Context) (settle, error) {
+func (c *caller) commit(ctx context.Context) (ackWait, error) {
 	epoch, err := c.session.Commit(ctx, &c.write)
 	if err != nil {
-		return settle{}, err
+		return ackWait{}, err
 	}
-	return settle{epoch: epoch, durability: c.write.Durability, write: true}, nil
+	return ackWait{epoch: epoch, durability: c.write.Durability, write: true}, nil
 }
 
-// batchGetBytesMax bounds the keys and values that a BatchGet reads; it reads at least one. What does not fit is left unread, and asked for
-// again.
+// batchGetBytesMax bounds the keys and values that a BatchGet reads; it reads at least one. What
+// does not fit is left unread, and asked for again.
 const batchGetBytesMax = 4 << 20
 
 // errAnswerFull ends the reading of a batch whose answer is full.
 var errAnswerFull = errors.New("the answer is full")
 
 // batchGet answers into out, whose results it reuses.
-func (c *caller) batchGet(ctx context.Context, req *pb.BatchGetRequest, out *pb.BatchGetResponse, s *Server) (settle, error) {
+func (c *caller) batchGet(ctx context.Context, req *pb.BatchGetRequest, out *pb.BatchGetResponse, s *Server) (ackWait, error) {
 	if n := len(req.Keys); n > s.limits.BatchOps {
-		return settle{}, &mvcc.LimitError{What: "batch operations", Limit: s.limits.BatchOps, Got: n}
+		return ackWait{}, &mvcc.LimitError{What: "batch operations", Limit: s.limits.BatchOps, Got: n}
 	}
 	at, err := c.session.OpenSnapshot(keys.Epoch(req.SnapshotEpoch))
 	if err != nil {
-		return settle{}, err
+		return ackWait{}, err
 	}
 	defer c.session.CloseSnapshot()
 	out.ReadEpoch = uint64(at)
@@ -170,7 +171,7 @@ func (c *caller) batchGet(ctx context.Context, req *pb.BatchGetRequest, out *pb.
 		err = nil
 		_ = s.store.LeaseSnapshot(at, s.config.SnapshotLeaseTTL) // without a place for it the rest may have to be read at another epoch
 	}
-	return settleRead(await), err
+	return ackRead(await), err
 }
 
 // valueArena lays the values of a batch side by side: one allocation for many small values.
@@ -179,7 +180,8 @@ type valueArena struct{ buf []byte }
 // arenaChunkMax bounds what a wrong guess costs.
 const arenaChunkMax = 64 << 10
 
-// copy copies value to dst if there is room, else into the arena; left is how many values are still to come, this one included.
+// copy copies value to dst if there is room, else into the arena; left is how many values are still
+// to come, this one included.
 func (a *valueArena) copy(dst, value []byte, left int) []byte {
 	if cap(dst) >= len(value) || len(value) > arenaChunkMax/4 {
 		return append(dst, value...)
@@ -192,7 +194,8 @@ func (a *valueArena) copy(dst, value []byte, left int) []byte {
 	return a.buf[from:len(a.buf):len(a.buf)]
 }
 
-// nextResult extends the results by one, taking up again one that an earlier answer has left behind.
+// nextResult extends the results by one, taking up again one that an earlier answer has left
+// after.
 func nextResult(out *pb.BatchGetResponse) *pb.BatchGetResult {
 	if n := len(out.Results); n < cap(out.Results) {
 		out.Results = out.Results[:n+1]
@@ -206,35 +209,35 @@ func nextResult(out *pb.BatchGetResponse) *pb.BatchGetResult {
 	return r
 }
 
-func (c *caller) deleteRange(ctx context.Context, req *pb.DeleteRangeRequest, out *pb.DeleteRangeResponse) (settle, error) {
+func (c *caller) deleteRange(ctx context.Context, req *pb.DeleteRangeRequest, out *pb.DeleteRangeResponse) (ackWait, error) {
 	if req.Range == nil {
-		return settle{}, invalidRange("is missing; an empty range means all keys")
+		return ackWait{}, invalidRange("is missing; an empty range means all keys")
 	}
 	if req.Limit > math.MaxInt32 {
-		return settle{}, invalid("limit", "is larger than any batch; 0 means no limit")
+		return ackWait{}, invalid("limit", "is larger than any batch; 0 means no limit")
 	}
 	b, err := toBounds(req.Range)
 	if err != nil {
-		return settle{}, err
+		return ackWait{}, err
 	}
 	durability, err := toDurability(req.Durability)
 	if err != nil {
-		return settle{}, err
+		return ackWait{}, err
 	}
 	conditions, err := appendConditions(nil, req.Preconditions)
 	if err != nil {
-		return settle{}, err
+		return ackWait{}, err
 	}
 	done, err := c.session.DeleteRange(ctx, mvcc.RangeDelete{
 		Lower: b.lower, Upper: b.upper, Limit: int(req.Limit), Conditions: conditions, Durability: durability,
 	})
 	if err != nil {
-		return settle{}, err
+		return ackWait{}, err
 	}
 	out.Deleted, out.More = uint64(done.Count), done.More
 	if done.Count == 0 {
-		return settle{}, nil
+		return ackWait{}, nil
 	}
 	out.Epoch = uint64(done.Epoch)
-	return settle{epoch: done.Epoch, durability: durability, write: true}, nil
+	return ackWait{epoch: done.Epoch, durability: durability, write: true}, nil
 }

@@ -18,9 +18,11 @@ import (
 	"github.com/epochkv/epochkv/internal/testseed"
 )
 
-// TestWhateverFailsEverythingIsGivenBack: requests of every kind that are answered, refused, expired and cancelled at any moment, on connections
-// that go on and on connections that are closed under them, some of which never read. When all is quiet nothing is counted any more: not by a
-// share, not by a connection that goes on, not as being received; and the connections that went on are of as much use as before.
+// TestWhateverFailsEverythingIsGivenBack: requests of every kind that are answered, refused,
+// expired and cancelled at any moment, on connections that go on and on connections that are closed
+// under them, some of which never read. When all is quiet nothing is counted any more: not by a
+// share, not by a connection that goes on, not as being received; and the connections that went on
+// are of as much use as before.
 func TestWhateverFailsEverythingIsGivenBack(t *testing.T) {
 	seed := testseed.Base(t)
 	h := mustStart(t, func(c *config.Config) {

@@ -58,7 +58,7 @@ func (b *logBuffer) String() string {
 	return b.text.String()
 }
 
-// testConfig is small, listens where nobody else does, and drains quickly.
+// testConfig is small, listens on free ports, and drains quickly.
 func testConfig() config.Config {
 	c := config.Default()
 	c.DataDir, c.Listen, c.HTTP = "data", "127.0.0.1:0", "127.0.0.1:0"
@@ -73,7 +73,8 @@ func mustStart(t testing.TB, adjust ...func(*config.Config)) *harness {
 	return mustStartOn(t, vfs.NewMem(), adjust...)
 }
 
-// mustStartOn opens and runs a server, and at the end of the test drains it and looks at what it left behind.
+// mustStartOn opens and runs a server, and at the end of the test drains it and looks at what it
+// left over.
 func mustStartOn(t testing.TB, disk *vfs.Mem, adjust ...func(*config.Config)) *harness {
 	t.Helper()
 	c := testConfig()

@@ -14,8 +14,8 @@ import (
 	"github.com/epochkv/epochkv/internal/health"
 )
 
-// newHTTP serves metrics, health and profiles to operators. It is not the data plane: it may be slow, but nobody can hold a
-// connection of it open by sending slowly.
+// newHTTP serves metrics, health and profiles to operators. It is not the data plane: it may be
+// slow, but a client that sends slowly cannot keep a connection open.
 func newHTTP(s *Server, metrics http.Handler, log *slog.Logger) *http.Server {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", metrics)
@@ -31,14 +31,14 @@ func newHTTP(s *Server, metrics http.Handler, log *slog.Logger) *http.Server {
 		Handler:           mux,
 		ReadHeaderTimeout: 5 * time.Second,
 		ReadTimeout:       10 * time.Second,
-		WriteTimeout:      2 * time.Minute, // a CPU profile takes as long as it was asked to
+		WriteTimeout:      2 * time.Minute, // a CPU profile takes as long as its request says
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    16 << 10,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 	}
 }
 
-// ready is nil unless the server is going away.
+// ready is nil unless the server is shutting down.
 func (s *Server) ready() error {
 	if s.draining.Load() {
 		return errShuttingDown
@@ -46,7 +46,8 @@ func (s *Server) ready() error {
 	return nil
 }
 
-// answerHealth answers 503 if err is not nil or a condition makes health checks fail. The body lists every condition.
+// answerHealth answers 503 if err is not nil or a condition makes health checks fail. The body
+// lists every condition.
 func answerHealth(w http.ResponseWriter, found []health.Condition, err error) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	var body strings.Builder
@@ -61,7 +62,7 @@ func answerHealth(w http.ResponseWriter, found []health.Condition, err error) {
 	for _, c := range found {
 		fmt.Fprintf(&body, "%v: %s: %s\n", c.Severity, c.Name, c.Text())
 	}
-	_, _ = io.WriteString(w, body.String()) // an error here means that the client is gone
+	_, _ = io.WriteString(w, body.String()) // an error here means that the client has disconnected
 }
 
 // serveHTTP serves until h is shut down.

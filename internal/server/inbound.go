@@ -6,12 +6,13 @@ import (
 	"github.com/epochkv/epochkv/internal/config"
 )
 
-// inbound follows the messages in the bytes that one connection receives, and the answers and ends of
-// streams in the bytes that it sends. A stream ends for the server when the server says so; its client
-// need not answer. It is not for concurrent use.
+// inbound follows the messages in the bytes that one connection receives, and the answers and ends
+// of streams in the bytes that it sends. A stream ends for the server when the server says so; its
+// client need not answer. It is not for concurrent use.
 //
-// Invariant: open has the streams that the server has not ended and the client has not reset. Data for
-// another stream, or after the client has ended the stream, carries no message: nothing will read it.
+// Invariant: open has the streams that the server has not ended and the client has not reset. Data
+// for another stream, or after the client has ended the stream, carries no message: nothing will
+// read it.
 type inbound struct {
 	receiving *receiving
 	refusals  *refusals
@@ -28,7 +29,8 @@ type inbound struct {
 	telling   []byte   // frames that tell the client why, to be sent between two frames
 }
 
-// dataFrame is the part of a received data frame that is still to come, and the stream that it is of.
+// dataFrame is the part of a received data frame that is still to come, and the stream that it is
+// of.
 type dataFrame struct {
 	stream  uint32
 	flags   byte
@@ -119,8 +121,8 @@ func (in *inbound) begin() error {
 	return nil
 }
 
-// answered reads what is sent next, for what it says about streams: that they end, or that the server
-// has taken messages.
+// answered reads what is sent next, for what it says about streams: that they end, or that the
+// server has taken messages.
 func (in *inbound) answered(b []byte) {
 	for f := &in.sent; len(b) > 0; {
 		if f.skip == windowBytes && f.kind() == frameWindow { // before the increment
@@ -214,8 +216,8 @@ func (in *inbound) ended(stream uint32) {
 	in.countStreams()
 }
 
-// countStreams reserves what the open streams need, and tells the handlers if there are more streams
-// than that.
+// countStreams reserves what the open streams need, and tells the handlers if there are more
+// streams than that.
 func (in *inbound) countStreams() {
 	shared, n := &in.receiving.streams, int64(max(0, len(in.open)-config.StreamsOwn))
 	if n > in.streams && shared.reserved.Add(streamStep) <= shared.limit {

@@ -57,8 +57,9 @@ func windowOf(stream uint32, increment int) []byte {
 	return frame(frameWindow, 0, stream, binary.BigEndian.AppendUint32(nil, uint32(increment)))
 }
 
-// TestMessagesCountUntilTheyAreTaken: from the prefix on a message counts with the length that it declares, however its frames and the reads are
-// cut, until the server has answered it, it is reset, or its connection ends.
+// TestMessagesCountUntilTheyAreTaken: from the prefix on a message counts with the length that it
+// declares, however its frames and the reads are cut, until the server has answered it, it is
+// reset, or its connection ends.
 func TestMessagesCountUntilTheyAreTaken(t *testing.T) {
 	const size, small = 200 << 10, 60 << 10
 	r := newReceiving(4 << 20)
@@ -108,8 +109,9 @@ func TestMessagesCountUntilTheyAreTaken(t *testing.T) {
 	want(0)
 }
 
-// TestSmallMessagesThatWaitCount: a stream that is not served holds a window of small messages, which count together; one too many is refused, and
-// with it its stream. What the server takes, as it tells by windows or answers, does not count.
+// TestSmallMessagesThatWaitCount: a stream that is not served holds a window of small messages,
+// which count together; one too many is refused, and with it its stream. What the server takes, as
+// it tells by windows or answers, does not count.
 func TestSmallMessagesThatWaitCount(t *testing.T) {
 	const size, limit = 1 << 10, 400 << 10
 	r := newReceiving(2 * limit)
@@ -152,7 +154,8 @@ func TestSmallMessagesThatWaitCount(t *testing.T) {
 	}
 }
 
-// TestMessagesInCrumbsEndTheirConnection: small frames count more than their payload, which a message that has been admitted cannot hide.
+// TestMessagesInCrumbsEndTheirConnection: small frames count more than their payload, which a
+// message that has been admitted cannot hide.
 func TestMessagesInCrumbsEndTheirConnection(t *testing.T) {
 	for _, size := range []int{1, smallFrameBytes} {
 		r := newReceiving(4 << 20)
@@ -172,7 +175,8 @@ func TestMessagesInCrumbsEndTheirConnection(t *testing.T) {
 	}
 }
 
-// TestMessagesBeyondTheShareAreGivenAnImpossibleLength: and those after them are followed all the same.
+// TestMessagesBeyondTheShareAreGivenAnImpossibleLength: and those after them are followed all the
+// same.
 func TestMessagesBeyondTheShareAreGivenAnImpossibleLength(t *testing.T) {
 	for _, size := range []int{60 << 10, 200 << 10} {
 		limit := int64(size) * 5 / 2
@@ -217,8 +221,9 @@ func TestMessagesBeyondTheShareAreGivenAnImpossibleLength(t *testing.T) {
 	}
 }
 
-// TestManyLargeMessagesAtOnceAreReceivedInTheirShare: batches that come all at once are received a few at a time; the others are told to try
-// again, their connections go on, and small requests are served meanwhile.
+// TestManyLargeMessagesAtOnceAreReceivedInTheirShare: batches that come all at once are received a
+// few at a time; the others are told to try again, their connections go on, and small requests are
+// served meanwhile.
 func TestManyLargeMessagesAtOnceAreReceivedInTheirShare(t *testing.T) {
 	h := mustStart(t, func(c *config.Config) {
 		c.Limits.InflightBytes, c.Limits.BatchSize, c.Limits.ValueSize = 32*config.MiB, 8*config.MiB, 8*config.MiB
@@ -339,8 +344,9 @@ func (c *rawClient) awaitEnd(stream uint32) {
 	}
 }
 
-// TestMessagesOfStreamsThatTheServerEndsAreForgotten: a client need not reset a stream that the server has ended, and what it did not send of a
-// message is not reserved any more; nor is what was on its way then.
+// TestMessagesOfStreamsThatTheServerEndsAreForgotten: a client need not reset a stream that the
+// server has ended, and what it did not send of a message is not reserved any more; nor is what was
+// on its way then.
 func TestMessagesOfStreamsThatTheServerEndsAreForgotten(t *testing.T) {
 	h := mustStart(t)
 	c := h.dialRaw(t)
@@ -361,7 +367,8 @@ func TestMessagesOfStreamsThatTheServerEndsAreForgotten(t *testing.T) {
 	}
 }
 
-// modelled is a stream as a model of inbound has it: it knows messages and frames, and nothing of how they are cut, padded and read.
+// modelled is a stream as a model of inbound has it: it knows messages and frames, and nothing of
+// how they are cut, padded and read.
 type modelled struct {
 	data   []byte // to be sent
 	sent   int
@@ -438,8 +445,9 @@ func (s *modelled) taken(bytes int64, answer bool) {
 	}
 }
 
-// TestInboundAgreesWithAModel: whatever is sent, in frames cut and padded anywhere, read in pieces of any size, with answers, windows and ends of
-// streams by either side at any moment, what is reserved is what the model says.
+// TestInboundAgreesWithAModel: whatever is sent, in frames cut and padded anywhere, read in pieces
+// of any size, with answers, windows and ends of streams by either side at any moment, what is
+// reserved is what the model says.
 func TestInboundAgreesWithAModel(t *testing.T) {
 	for seed := range uint64(300) {
 		random := rand.New(rand.NewPCG(seed, 1))

@@ -205,8 +205,8 @@ func TestStatusTellsWhatIsGoingOn(t *testing.T) {
 	}
 }
 
-// TestStatusFillsEveryField looks for fields that nobody sets: after some work, none is zero but those that stand for trouble that
-// this server did not have.
+// TestStatusFillsEveryField looks for fields that are never set: after some work, none is zero but
+// those that stand for trouble that this server did not have.
 func TestStatusFillsEveryField(t *testing.T) {
 	quiet := map[string]bool{
 		"health.cause": true, "health.conditions": true, "health.state": true, "build.version": true, "build.revision": true,
@@ -238,7 +238,8 @@ func TestStatusFillsEveryField(t *testing.T) {
 	}
 }
 
-// unset are the names of the fields of a message, and of those in it, that have their zero value. Durations count by what they are.
+// unset are the names of the fields of a message, and of those in it, that have their zero value.
+// Durations count by what they are.
 func unset(path string, m protoreflect.Message) (names []string) {
 	fields := m.Descriptor().Fields()
 	for i := range fields.Len() {

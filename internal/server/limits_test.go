@@ -97,7 +97,8 @@ func TestAdmissionIsExact(t *testing.T) {
 	}
 }
 
-// TestNoConnectionTakesAWholeShare: a connection alone gets half of its bytes, of requests and of answers; its answers leave the count with it.
+// TestNoConnectionTakesAWholeShare: a connection alone gets half of its bytes, of requests and of
+// answers; its answers leave the count with it.
 func TestNoConnectionTakesAWholeShare(t *testing.T) {
 	var a admission
 	a.init(100, 4<<20) // 1 MiB each of large writes and of answers
@@ -136,7 +137,8 @@ func TestNoConnectionTakesAWholeShare(t *testing.T) {
 	}
 }
 
-// TestGreedyConnectionsLeaveRoomForOthers: each of several connections takes all that it gets, and a further one still finds room.
+// TestGreedyConnectionsLeaveRoomForOthers: each of several connections takes all that it gets, and
+// a further one still finds room.
 func TestGreedyConnectionsLeaveRoomForOthers(t *testing.T) {
 	var a admission
 	a.init(1000, 64<<20) // 16 MiB each of large writes and of answers
@@ -264,11 +266,12 @@ func TestDrainTimeoutCutsOffWhatDoesNotEnd(t *testing.T) {
 	stopBesideAStream(t, mustStart(t, func(c *config.Config) { c.DrainTimeout = 50 * time.Millisecond }))
 }
 
-// TestSecondSignalEndsTheDrain: an operator who cannot wait loses nothing that was written.
+// TestSecondSignalEndsTheDrain sends a second signal during the drain: nothing that was written is
+// lost.
 func TestSecondSignalEndsTheDrain(t *testing.T) {
 	h := mustStart(t, func(c *config.Config) { c.DrainTimeout = time.Minute })
 	second := make(chan struct{})
-	h.cutOff = second
+	h.shutdown = second
 	h.put(t, "k", "v")
 	time.AfterFunc(50*time.Millisecond, func() { close(second) })
 	stopBesideAStream(t, h)

@@ -9,11 +9,12 @@ import (
 	"github.com/epochkv/epochkv/internal/telemetry"
 )
 
-// keepBytesMax is the largest buffer that a stream keeps from one request to the next.
-const keepBytesMax = 64 << 10
+// pooledBytesMax is the largest buffer that a stream keeps from one request to the next.
+const pooledBytesMax = 64 << 10
 
-// pipelineRequest is a PipelineRequest that is received again and again without allocating: the message of each kind is kept,
-// and the right one is put in its place before the generated decoder fills it.
+// pipelineRequest is a PipelineRequest that is received again and again without allocating: the
+// message of each kind is kept, and the right one is put in its place before the generated decoder
+// fills it.
 type pipelineRequest struct {
 	msg      pb.PipelineRequest
 	size     int // of the encoded message
@@ -36,15 +37,16 @@ func (r *pipelineRequest) init() {
 	r.deleteRange.DeleteRange = new(pb.DeleteRangeRequest)
 }
 
-// forget lets go of the request at hand.
-func (r *pipelineRequest) forget() {
+// reset drops the request at hand.
+func (r *pipelineRequest) reset() {
 	r.size, r.received = 0, 0
 	r.msg.Reset()
 	r.init()
 }
 
-// resetEvery bounds what a client can make a reused message collect: fields that this server does not know are kept by the
-// generated decoder until the message is reset as a whole, which costs a tenth of decoding a small request.
+// resetEvery bounds what a client can make a reused message collect: fields that this server does
+// not know are kept by the generated decoder until the message is reset as a whole, which costs a
+// tenth of decoding a small request.
 const resetEvery = 64 << 10
 
 // UnmarshalVT is what the codec calls for a message to receive.
@@ -93,8 +95,8 @@ func (r *pipelineRequest) choose(kind int, whole bool) {
 	}
 }
 
-// peekKind is the field number of the request in an encoded PipelineRequest, as encoders write it: an optional id first.
-// Zero means that it is not so simple, and the decoder finds out by itself.
+// peekKind is the field number of the request in an encoded PipelineRequest, as encoders write it:
+// an optional id first. Zero means that it is not so simple, and the decoder finds out by itself.
 func peekKind(data []byte) int {
 	const idTag = 1 << 3 // field 1, a varint
 	i := 0
@@ -109,8 +111,8 @@ func peekKind(data []byte) int {
 	return int(data[i] >> 3)
 }
 
-// sender sends answers over a stream, one at a time, and reuses the message of each kind: gRPC has encoded a message when
-// SendMsg returns.
+// sender sends answers over a stream, one at a time, and reuses the message of each kind: gRPC has
+// encoded a message when SendMsg returns.
 type sender struct {
 	stream grpc.ServerStream
 

@@ -9,8 +9,9 @@ import (
 	"github.com/epochkv/epochkv/internal/config"
 )
 
-// TestLargeValuesCountBeforeTheyAreCopied: a read is refused before it copies a large value that the share of answers has no room for, and small
-// reads of the same connection go on, alone, in a pipeline, and in a transaction.
+// TestLargeValuesCountBeforeTheyAreCopied: a read is refused before it copies a large value that
+// the share of answers has no room for, and small reads of the same connection go on, alone, in a
+// pipeline, and in a transaction.
 func TestLargeValuesCountBeforeTheyAreCopied(t *testing.T) {
 	h := mustStart(t, func(c *config.Config) { c.Limits.InflightBytes = 64 * config.MiB })
 	h.putLarge(t, 1, 4<<20)

@@ -14,8 +14,9 @@ import (
 	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
-// TestEveryRequestOfAPipelineSeesTheOnesBeforeIt: also while a commit of another session, older than the pipeline's own, is held up before it
-// is installed, so that the pipeline's writes are in the memtable and not visible.
+// TestEveryRequestOfAPipelineSeesTheOnesBeforeIt: also while a commit of another session, older
+// than the pipeline's own, is held up before it is installed, so that the pipeline's writes are in
+// the memtable and not visible.
 func TestEveryRequestOfAPipelineSeesTheOnesBeforeIt(t *testing.T) {
 	h := mustStart(t)
 	present := func(key string) []*pb.Precondition {

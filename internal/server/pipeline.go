@@ -19,18 +19,18 @@ import (
 // A pipeline is the fast path: one stream that carries many requests in flight.
 //
 //	       receiver goroutine                              acker goroutine (the handler)
-//	RecvMsg ─► execute ─► answer ready ───────► SendMsg ◄─── answers whose epoch has settled
-//	               └────► awaits durability ─► backlog ─────► Store.Wait for the oldest, then all that have settled
+//	RecvMsg ─► execute ─► answer ready ───────► SendMsg ◄─── answers that may be sent
+//	               └────► awaits durability ─► ackQueue ────► Store.Wait for the oldest, then all that are durable
 //
-// The receiver executes each request at once and never waits for the disk; what must wait goes to
-// the backlog, and one sync settles many. There is no goroutine per request and, for single gets,
-// puts and deletes, no allocation beyond gRPC's own.
+// The receiver executes each request at once and never waits for the disk. An answer that must wait
+// goes to the ack queue, and one sync acknowledges many answers. There is no goroutine per request
+// and, for single gets, puts and deletes, no allocation beyond gRPC's own.
 //
 // Invariants: a request that was executed is answered, unless the connection is lost; requests are
-// executed in the order of arrival, and each sees those received before it; the backlog is bounded,
-// and when it is full the receiver stops receiving, which gRPC's flow control carries to the
-// client. When the server drains, the stream ends with SHUTTING_DOWN after everything executed was
-// answered, so that what has no answer was not executed.
+// executed in the order of arrival, and each sees the requests received before it; the ack queue is
+// bounded, and when it is full the receiver stops receiving, so that gRPC's flow control stops the
+// client. When the server drains, the stream ends with SHUTTING_DOWN after all executed requests
+// were answered: a request without an answer was not executed.
 type pipeline struct {
 	server *Server
 	conn   *connection
@@ -121,7 +121,7 @@ func (p *pipeline) rest() {
 func (p *pipeline) serve() error {
 	start := p.server.clock.now()
 	a := answer{id: p.in.msg.Id, start: start}
-	var w settle
+	var w ackWait
 	err := errOverloaded
 	method := methodOfPipelined(&p.in.msg)
 	kind := kindOf(method)
@@ -144,7 +144,7 @@ func (p *pipeline) serve() error {
 		a.status = statusOf(err) // now: what the error names may lie in the request
 		a.value = nil
 	}
-	p.forgetLarge() // sending may take as long as the client likes
+	p.resetLarge() // the client decides how long sending takes
 	if w.ready(p.server.store) {
 		return p.send(&a)
 	}
@@ -157,7 +157,7 @@ func (p *pipeline) serve() error {
 		}
 		return p.send(&a)
 	}
-	a.settle = w
+	a.ackWait = w
 	if a.value != nil {
 		p.value = nil // the answer keeps the buffer until it is sent
 	}
@@ -170,9 +170,9 @@ func (p *pipeline) serve() error {
 
 // execute runs the request, which sees those before it. What the answer holds is either in a, or in
 // a message of its own.
-func (p *pipeline) execute(a *answer) (settle, error) {
+func (p *pipeline) execute(a *answer) (ackWait, error) {
 	if err := p.awaitOwnWrites(); err != nil {
-		return settle{}, err
+		return ackWait{}, err
 	}
 	switch r := p.in.msg.Request.(type) {
 	case *pb.PipelineRequest_Get:
@@ -210,7 +210,7 @@ func (p *pipeline) execute(a *answer) (settle, error) {
 		a.invokeAll = new(pb.InvokeAllResponse)
 		return p.caller.invokeAll(p.stream.Context(), r.InvokeAll, a.invokeAll)
 	}
-	return settle{}, invalid("request", "is missing, or of a kind that this server does not know")
+	return ackWait{}, invalid("request", "is missing, or of a kind that this server does not know")
 }
 
 // methodOfPipelined is the method that a request is counted as.
@@ -246,14 +246,14 @@ func (p *pipeline) awaitOwnWrites() error {
 	return p.server.store.Wait(p.stream.Context(), p.written, mvcc.DurabilityAsync)
 }
 
-// forgetLarge lets go of what a rare huge request or value has taken: the stream may stay silent
-// after it.
-func (p *pipeline) forgetLarge() {
-	if cap(p.value) > keepBytesMax {
+// resetLarge drops the buffers of a rare huge request or value: the stream may stay silent after
+// it.
+func (p *pipeline) resetLarge() {
+	if cap(p.value) > pooledBytesMax {
 		p.value = nil
 	}
-	if p.in.size > keepBytesMax {
-		p.in.forget()
+	if p.in.size > pooledBytesMax {
+		p.in.reset()
 	}
 }
 
@@ -265,8 +265,8 @@ func (p *pipeline) valueBuffer() []byte {
 	return p.value[:0]
 }
 
-// acknowledge answers what waits in the backlog, until the receiver has ended and the backlog is
-// empty, or the stream breaks, or the server drains.
+// acknowledge sends the queued answers until the receiver has ended and the queue is empty, or the
+// stream breaks, or the server drains.
 func (p *pipeline) acknowledge(ctx context.Context, received <-chan error) error {
 	var waiting []answer
 	defer func() {
@@ -292,11 +292,11 @@ func (p *pipeline) acknowledge(ctx context.Context, received <-chan error) error
 		}
 		p.syncMeanwhile(waiting)
 		var err error
-		if waiting, err = p.sendSettled(waiting); err != nil {
+		if waiting, err = p.sendAcknowledged(waiting); err != nil {
 			return err
 		}
 		if len(waiting) > 0 {
-			if err := p.awaitOldest(ctx, waiting[0].settle, &waiting); err != nil {
+			if err := p.awaitOldest(ctx, waiting[0].ackWait, &waiting); err != nil {
 				return err
 			}
 		}
@@ -307,14 +307,14 @@ func (p *pipeline) acknowledge(ctx context.Context, received <-chan error) error
 // If there are none, the acker will wait, and then syncs by itself.
 func (p *pipeline) syncMeanwhile(waiting []answer) {
 	last := &waiting[len(waiting)-1]
-	if !last.settle.ready(p.server.store) && waiting[0].settle.ready(p.server.store) {
-		p.server.store.RequestDurable(last.settle.epoch)
+	if !last.ackWait.ready(p.server.store) && waiting[0].ackWait.ready(p.server.store) {
+		p.server.store.RequestDurable(last.ackWait.epoch)
 	}
 }
 
-// awaitOldest waits for the first answer of the backlog; more have then settled with it. If the log
-// has failed, so have all.
-func (p *pipeline) awaitOldest(ctx context.Context, oldest settle, waiting *[]answer) error {
+// awaitOldest waits for the first of the queued answers; more can then be sent with it. If the log
+// has failed, all of them fail.
+func (p *pipeline) awaitOldest(ctx context.Context, oldest ackWait, waiting *[]answer) error {
 	err := oldest.wait(ctx, p.server.store)
 	if err == nil {
 		return nil
@@ -324,7 +324,7 @@ func (p *pipeline) awaitOldest(ctx context.Context, oldest settle, waiting *[]an
 	}
 	for i := range *waiting {
 		a := &(*waiting)[i]
-		if a.err = a.settle.wait(ctx, p.server.store); ctx.Err() != nil {
+		if a.err = a.ackWait.wait(ctx, p.server.store); ctx.Err() != nil {
 			return ctx.Err()
 		}
 		size := a.bytes()
@@ -338,11 +338,11 @@ func (p *pipeline) awaitOldest(ctx context.Context, oldest settle, waiting *[]an
 	return nil
 }
 
-// sendSettled sends what may be sent, and returns the rest in its order.
-func (p *pipeline) sendSettled(waiting []answer) ([]answer, error) {
+// sendAcknowledged sends what may be sent, and returns the rest in its order.
+func (p *pipeline) sendAcknowledged(waiting []answer) ([]answer, error) {
 	kept := 0
 	for i := range waiting {
-		if !waiting[i].settle.ready(p.server.store) {
+		if !waiting[i].ackWait.ready(p.server.store) {
 			waiting[kept] = waiting[i]
 			kept++
 			continue

@@ -167,8 +167,8 @@ func TestNoAnswerRevealsASyncWriteBeforeItIsDurable(t *testing.T) {
 	}
 }
 
-// TestRandomPipelinesAgreeWithAModel sends random requests down several streams, each on keys of its own, and checks every
-// answer against a map.
+// TestRandomPipelinesAgreeWithAModel sends random requests down several streams, each on keys of
+// its own, and checks every answer against a map.
 func TestRandomPipelinesAgreeWithAModel(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	if s := os.Getenv("EPOCHKV_SEED"); s != "" {
@@ -308,7 +308,8 @@ func TestAckQueueIsBoundedAndHoldsTheClientBack(t *testing.T) {
 		}
 		sent <- stream.CloseSend()
 	}()
-	// Two lists may be full: the one that fills and the one that is waited for. The receiver holds one more request.
+	// Two lists may be full: the one that fills and the one that is waited for. The receiver holds
+	// one more request.
 	eventually(t, "the ack queue fills", func() bool { return h.store.Visible() >= ackQueueMax })
 	time.Sleep(100 * time.Millisecond)
 	if v := h.store.Visible(); v > 2*ackQueueMax+1 {
@@ -406,8 +407,8 @@ func TestHugeRequestDoesNotStayInThePipelinesBuffers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r.forget() // as a pipeline does after a huge one
-	if c := cap(r.put.Put.Value); c > keepBytesMax {
+	r.reset() // as a pipeline does after a huge one
+	if c := cap(r.put.Put.Value); c > pooledBytesMax {
 		t.Errorf("%d bytes are kept", c)
 	}
 }

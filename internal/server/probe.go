@@ -11,15 +11,16 @@ import (
 
 // probe is the liveness probe: a write of the server's own that has to become durable in time.
 //
-// A probe under way has no deadline of its own: the condition looks at how long it has been, so that a call that does not
-// return shows as well, no second probe joins the first, and health recovers in the moment in which the first one ends.
+// A probe under way has no deadline of its own: the condition looks at how long it has been, so
+// that a call that does not return shows as well, no second probe joins the first, and health
+// recovers in the moment in which the first one ends.
 type probe struct {
 	started atomic.Int64          // unix nanoseconds at which the probe under way began; 0: none is
 	failed  atomic.Pointer[error] // of the last probe that ended
 }
 
-// probeIdleEvery is how many intervals pass between two probes of a server that does nothing. An idle store must rest: each
-// probe is a record and a sync, and something for the next checkpoint.
+// probeIdleEvery is how many intervals pass between two probes of a server that does nothing. An
+// idle store must rest: each probe is a record and a sync, and something for the next checkpoint.
 const probeIdleEvery = 12
 
 // runProbe probes at an interval until ctx ends.

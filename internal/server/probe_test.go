@@ -14,7 +14,8 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// TestStuckSyncShowsInHealthAndRecovers holds back a sync of the log, as a device that does not answer does. The store knows of no error.
+// TestStuckSyncShowsInHealthAndRecovers holds back a sync of the log, as a device that does not
+// answer does. The store knows of no error.
 func TestStuckSyncShowsInHealthAndRecovers(t *testing.T) {
 	h := mustStart(t, func(c *config.Config) { c.ProbeInterval, c.ProbeTimeout = 10*time.Millisecond, 200*time.Millisecond })
 	status := func() healthpb.HealthCheckResponse_ServingStatus {

@@ -19,9 +19,9 @@ import (
 //
 // A message that is alone in a share is admitted whatever its size.
 //
-// An incomplete message must make progress. A client that sends less than progressBytes of it within
-// the configured time, although the windows allow more, has its stream ended. The same happens if the
-// message is complete and the client does not end its request.
+// An incomplete message must make progress. A client that sends less than progressBytes of it
+// within the configured time, although the windows allow more, has its stream ended. The same
+// happens if the message is complete and the client does not end its request.
 type receiving struct {
 	large, small receivingShare
 	streams      receivingShare // counts streams, in steps
@@ -44,8 +44,8 @@ const (
 	// smallStep is what a stream may hold without a reservation; the number of streams bounds the
 	// sum. The shared count is written once for so many bytes.
 	smallStep = 4 << 10
-	// smallFramesMax is the largest overhead of the frames within one message while the share has no
-	// room for it.
+	// smallFramesMax is the largest overhead of the frames within one message while the share has
+	// no room for it.
 	smallFramesMax = 16 << 10
 	// A frame of less than smallFrameBytes costs frameOverhead beside its payload.
 	smallFrameBytes = 512
@@ -57,7 +57,8 @@ const (
 // errPadding closes a connection that does not speak HTTP/2, as gRPC would.
 var errPadding = errors.New("server: a frame has more padding than payload")
 
-// errSmallFrames closes a connection that sends a message in small frames for which there is no room.
+// errSmallFrames closes a connection that sends a message in small frames for which there is no
+// room.
 var errSmallFrames = errors.New("server: a message arrives in too many small frames")
 
 type receivingShare struct {

@@ -22,8 +22,9 @@ type refusals struct {
 	tooManyStreams atomic.Bool // more streams are open than the limit: new ones are refused
 }
 
-// appendRefusal appends the frames that end a stream with a status. gRPC itself ends a stream within a message without an ErrorInfo. The fields
-// are literals that are never indexed, so that gRPC's compression of headers on the connection stays as it is.
+// appendRefusal appends the frames that end a stream with a status. gRPC itself ends a stream
+// within a message without an ErrorInfo. The fields are literals that are never indexed, so that
+// gRPC's compression of headers on the connection stays as it is.
 func appendRefusal(b []byte, stream uint32, st *status.Status, trailersOnly bool) []byte {
 	var block bytes.Buffer
 	e := hpack.NewEncoder(&block)
@@ -55,7 +56,8 @@ func appendFrameHeader(b []byte, length int, kind, flags byte, stream uint32) []
 	return append(b, byte(length>>16), byte(length>>8), byte(length), kind, flags, byte(stream>>24), byte(stream>>16), byte(stream>>8), byte(stream))
 }
 
-// refusesStream is the error of a stream that begins while its connection has more open than the server carries.
+// refusesStream is the error of a stream that begins while its connection has more open than the
+// server carries.
 func (s *Server) refusesStream(ctx context.Context) error {
 	if conn := connectionOf(ctx); conn != nil && conn.refusals.tooManyStreams.Load() {
 		s.admission.refused.Add(1)
@@ -64,8 +66,9 @@ func (s *Server) refusesStream(ctx context.Context) error {
 	return nil
 }
 
-// register adds a service. gRPC calls the interceptor of a unary request only after it has received the message, for which it waits as long as
-// the client likes: a request that there is no stream for is refused before. Streams do the same in serveStream.
+// register adds a service. gRPC calls the interceptor of a unary request only after it has received
+// the message, for which it waits as long as the client likes: a request that there is no stream
+// for is refused before. Streams do the same in serveStream.
 func (s *Server) register(desc grpc.ServiceDesc, service any) {
 	if desc.ServiceName == pb.Admin_ServiceDesc.ServiceName { // an operator must get through
 		s.grpc.RegisterService(&desc, service)

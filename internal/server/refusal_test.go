@@ -71,7 +71,8 @@ func reasonIn(t *testing.T, encoded string) string {
 
 const methodPut = "/epochkv.v1.KV/Put"
 
-// TestRefusedMessagesHaveTheirReason: whatever refuses a message before it is executed, the client learns the reason, on streams too.
+// TestRefusedMessagesHaveTheirReason: whatever refuses a message before it is executed, the client
+// learns the reason, on streams too.
 func TestRefusedMessagesHaveTheirReason(t *testing.T) {
 	h := mustStart(t, func(c *config.Config) {
 		c.Limits.InflightBytes, c.Limits.BatchSize, c.Limits.ValueSize = 8*config.MiB, 8*config.MiB, 8*config.MiB
@@ -115,8 +116,9 @@ func (h *harness) pipelinePut(t *testing.T, value []byte) error {
 	return err
 }
 
-// TestHalfSentMessagesEnd: a client that stops within a message loses its stream after --message-timeout with a reason, and gives its bytes back;
-// its other streams, and what it sends afterwards, go on. So does one that does not end its request.
+// TestHalfSentMessagesEnd: a client that stops within a message loses its stream after
+// --message-timeout with a reason, and gives its bytes back; its other streams, and what it sends
+// afterwards, go on. So does one that does not end its request.
 func TestHalfSentMessagesEnd(t *testing.T) {
 	const timeout = 300 * time.Millisecond
 	h := mustStart(t, func(c *config.Config) { c.MessageTimeout = timeout })
@@ -162,7 +164,8 @@ func TestHalfSentMessagesEnd(t *testing.T) {
 	}
 }
 
-// TestMessagesThatTheServerHoldsBackDoNotEnd: a message that waits because a window is used up is not the client's fault.
+// TestMessagesThatTheServerHoldsBackDoNotEnd: a message that waits because a window is used up is
+// not the client's fault.
 func TestMessagesThatTheServerHoldsBackDoNotEnd(t *testing.T) {
 	r := newReceiving(64 << 20)
 	in := newFollowed(t, r)
@@ -206,8 +209,9 @@ func TestMessagesThatTheServerHoldsBackDoNotEnd(t *testing.T) {
 	}
 }
 
-// TestStreamsHaveABoundOnAllConnections: those beyond it are refused with a reason, however many connections they come from; each connection has a
-// few of its own, an operator gets through, and what has ended leaves room.
+// TestStreamsHaveABoundOnAllConnections: those beyond it are refused with a reason, however many
+// connections they come from; each connection has a few of its own, an operator gets through, and
+// what has ended leaves room.
 func TestStreamsHaveABoundOnAllConnections(t *testing.T) {
 	h := mustStart(t)
 	limit := h.receiving.streams.limit
@@ -266,7 +270,8 @@ func beginPipeline(t *testing.T, conn *grpc.ClientConn) error {
 	return stream.CloseSend()
 }
 
-// TestLargeMetadataIsRefused: a stream holds its request's metadata until it ends, so they are bounded; the connection goes on.
+// TestLargeMetadataIsRefused: a stream holds its request's metadata until it ends, so they are
+// bounded; the connection goes on.
 func TestLargeMetadataIsRefused(t *testing.T) {
 	h := mustStart(t)
 	c := h.dialRaw(t)
@@ -284,9 +289,9 @@ func TestLargeMetadataIsRefused(t *testing.T) {
 	}
 }
 
-// TestClientsThatStopWithinAFrameLoseTheirConnection sends a part of a frame, and then nothing, or empty parts
-// of a header block, or one byte at a time. Nothing else can end such a stream: there is no place for its
-// reset. The connection ends after the keepalive times.
+// TestClientsThatStopWithinAFrameLoseTheirConnection sends a part of a frame, and then nothing, or
+// empty parts of a header block, or one byte at a time. Nothing else can end such a stream: there
+// is no place for its reset. The connection ends after the keepalive times.
 func TestClientsThatStopWithinAFrameLoseTheirConnection(t *testing.T) {
 	before := keepaliveParams
 	t.Cleanup(func() { keepaliveParams = before })

@@ -19,8 +19,9 @@ func (h *harness) heldSyncs(t testing.TB) (release func()) {
 	return rule.Remove
 }
 
-// TestErrorsNeverRevealWhatACrashCouldTakeBack: while the sync of a SYNC put is held still, no error tells of the put: it arrives after the
-// sync, and with a shorter deadline the client learns of the deadline and of nothing else.
+// TestErrorsNeverRevealWhatACrashCouldTakeBack: while the sync of a SYNC put is held still, no
+// error tells of the put: it arrives after the sync, and with a shorter deadline the client learns
+// of the deadline and of nothing else.
 func TestErrorsNeverRevealWhatACrashCouldTakeBack(t *testing.T) {
 	absent := func(key string) []*pb.Precondition {
 		return []*pb.Precondition{{Key: []byte(key), Condition: &pb.Precondition_Exists{Exists: false}}}
@@ -109,7 +110,8 @@ func TestErrorsNeverRevealWhatACrashCouldTakeBack(t *testing.T) {
 	}
 }
 
-// TestTransactionsErrorsNeverRevealWhatACrashCouldTakeBack: nor do the conflicts of interactive transactions.
+// TestTransactionsErrorsNeverRevealWhatACrashCouldTakeBack: nor do the conflicts of interactive
+// transactions.
 func TestTransactionsErrorsNeverRevealWhatACrashCouldTakeBack(t *testing.T) {
 	h := mustStart(t)
 	stream, err := pb.NewTransactionsClient(h.conn).Transact(testContext(t))
@@ -148,7 +150,8 @@ func TestTransactionsErrorsNeverRevealWhatACrashCouldTakeBack(t *testing.T) {
 	}
 }
 
-// TestPipelineGoesOnWhileAnErrorWaits: other requests of the stream are answered while an error waits for the disk.
+// TestPipelineGoesOnWhileAnErrorWaits: other requests of the stream are answered while an error
+// waits for the disk.
 func TestPipelineGoesOnWhileAnErrorWaits(t *testing.T) {
 	h := mustStart(t)
 	h.put(t, "calm", "v")

@@ -14,13 +14,17 @@ import (
 )
 
 const (
-	// scanPageBytesDefault keeps the stream busy (a page takes a fraction of a millisecond) and the memory of a scan small.
+	// scanPageBytesDefault keeps the stream busy (a page takes a fraction of a millisecond) and the
+	// memory of a scan small.
 	scanPageBytesDefault = 256 << 10
-	// scanPageBytesMax is the largest page that a client may ask for; more than that only delays the first entry.
+	// scanPageBytesMax is the largest page that a client may ask for; more than that only delays
+	// the first entry.
 	scanPageBytesMax = 4 << 20
-	// scanCountPage is how many entries a count-only scan covers between two pages, which keep the stream alive.
+	// scanCountPage is how many entries a count-only scan covers between two pages, which keep the
+	// stream alive.
 	scanCountPage = 1 << 18
-	// scanCheckEvery is how many entries pass between two looks at the context: about a tenth of a millisecond.
+	// scanCheckEvery is how many entries pass between two looks at the context: about a tenth of a
+	// millisecond.
 	scanCheckEvery = 1 << 10
 )
 
@@ -31,7 +35,8 @@ func (s *kvService) Scan(req *pb.ScanRequest, stream grpc.ServerStreamingServer[
 		if err != nil {
 			return err
 		}
-		// A scan holds two pages in memory until the client has taken them, or its snapshot is ended.
+		// A scan holds two pages in memory until the client has taken them, or its snapshot is
+		// ended.
 		sc.conn, sc.held = conn, 2*sc.pageBytes
 		if err := s.admit(stream.Context(), conn, shareScans, sc.held); err != nil {
 			return err
@@ -96,10 +101,11 @@ func newScan(s *Server, req *pb.ScanRequest) (*scan, error) {
 	return sc, nil
 }
 
-// scanLimit is a request's limit as a hint for reading pages together, which looks no further than a few dozen.
+// scanLimit is a request's limit as a hint for reading pages together, which looks no further than
+// a few dozen.
 func scanLimit(entries uint64) int { return int(min(entries, math.MaxInt32)) }
 
-// resume narrows the range to what lies behind the token.
+// resume narrows the range to the keys after the token.
 func (sc *scan) resume(req *pb.ScanRequest) error {
 	// Keys in quarantine may be beyond the limit of keys; the scan looks at that.
 	t, err := decodeToken(req.ResumeToken, sc.server.storeID, max(sc.server.limits.KeyBytes, sc.server.limits.BatchBytes))
@@ -117,19 +123,21 @@ func (sc *scan) resume(req *pb.ScanRequest) error {
 	if sc.options.Reverse {
 		sc.options.Upper = t.last
 	} else {
-		sc.options.Lower = append(append(make([]byte, 0, len(t.last)+1), t.last...), 0) // the smallest key behind it
+		sc.options.Lower = append(append(make([]byte, 0, len(t.last)+1), t.last...), 0) // the smallest key after it
 	}
 	return nil
 }
 
-// run sends pages until the range or the limit is exhausted. While a page waits for the client, the scan holds its snapshot
-// and the page, and nothing else of the engine.
+// run sends pages until the range or the limit is exhausted. While a page waits for the client, the
+// scan holds its snapshot and the page, and nothing else of the engine.
 //
-// While the stream lives, its own snapshot keeps the epoch of its tokens readable; a scan that has handed out one leaves a hold when it
-// ends, however it ends unless its snapshot was ended: that the last page was sent does not say that the client has read more than the
-// first. Scans of one epoch share a hold.
+// While the stream lives, its own snapshot keeps the epoch of its tokens readable; a scan that has
+// handed out one leaves a hold when it ends, however it ends unless its snapshot was ended: that
+// the last page was sent does not say that the client has read more than the first. Scans of one
+// epoch share a hold.
 //
-// Sending the first page does not wait for the client, since the transport takes at least one message; so most scans need no second goroutine.
+// Sending the first page does not wait for the client, since the transport takes at least one
+// message; so most scans need no second goroutine.
 func (sc *scan) run(stream grpc.ServerStreamingServer[pb.ScanResponse]) error {
 	if err := sc.begin(stream.Context()); err != nil {
 		sc.end()
@@ -187,8 +195,9 @@ func (sc *scan) sendPage(stream grpc.ServerStreamingServer[pb.ScanResponse]) (mo
 	return more, err
 }
 
-// keep makes the engine keep the scan's epoch for a client that comes with a token of it. Without a place for it the client will be told
-// that the epoch is gone, and may go on at the newest: no scan fails because others have left too many tokens.
+// keep makes the engine keep the scan's epoch for a client that comes with a token of it. Without a
+// place for it the client will be told that the epoch is gone, and may go on at the newest: no scan
+// fails because others have left too many tokens.
 func (sc *scan) keep() {
 	if sc.handedOut {
 		_ = sc.server.store.LeaseSnapshot(sc.at, sc.server.config.SnapshotLeaseTTL)
@@ -216,7 +225,7 @@ func (sc *scan) nextPage(ctx context.Context) (more bool, err error) {
 	}
 	await := sc.cursor.Await()
 	sc.cursor.Pause()
-	if err := settleRead(await).wait(ctx, sc.server.store); err != nil {
+	if err := ackRead(await).wait(ctx, sc.server.store); err != nil {
 		return false, err
 	}
 	sc.page.ResumeToken = nil
@@ -228,7 +237,8 @@ func (sc *scan) nextPage(ctx context.Context) (more bool, err error) {
 	return more, nil
 }
 
-// grow admits the scan with so many bytes, if it is with less: a page holds at least one entry, however large its value.
+// grow admits the scan with so many bytes, if it is with less: a page holds at least one entry,
+// however large its value.
 func (sc *scan) grow(bytes int) error {
 	if bytes <= sc.held {
 		return nil
@@ -244,7 +254,7 @@ func (sc *scan) grow(bytes int) error {
 	return nil
 }
 
-// fill makes the next page, and reports whether the range may go on behind it.
+// fill makes the next page, and reports whether the range may continue after it.
 func (sc *scan) fill(ctx context.Context) (more bool, err error) {
 	sc.page.Entries, sc.page.Count, sc.page.ReadEpoch = sc.page.Entries[:0], 0, uint64(sc.at)
 	sc.arena = sc.arena[:0]
@@ -287,7 +297,8 @@ func (sc *scan) add(key, value []byte, epoch keys.Epoch) int {
 	return len(key) + len(value)
 }
 
-// copy puts b into the arena. A full arena is left to the entries that lie in it: growing it would move them.
+// copy puts b into the arena. A full arena is left to the entries that lie in it: growing it would
+// move them.
 func (sc *scan) copy(b []byte) []byte {
 	if cap(sc.arena)-len(sc.arena) < len(b) {
 		sc.arena = make([]byte, 0, max(len(b), min(max(4096, 2*cap(sc.arena)), sc.pageBytes)))

@@ -163,7 +163,8 @@ func TestTokenGoesOnBehindItsPageAtTheSameEpoch(t *testing.T) {
 			if r.ResumeToken = last.ResumeToken; len(r.ResumeToken) == 0 {
 				break
 			}
-			// What is written in between must not be seen, and the collector must not take away what is.
+			// What is written in between must not be seen, and the collector must not take away
+			// what is.
 			for i := 0; i < 100; i += 7 {
 				h.put(t, fmt.Sprintf("%03d", i), "later")
 			}
@@ -198,8 +199,8 @@ func TestTokenIsRefusedOnceItsTimeIsOver(t *testing.T) {
 	}
 }
 
-// TestTokenOutlivesAScanThatWasReadToItsFirstPageOnly: the server has sent everything and ended the stream in order, which does not say that
-// the client has read it.
+// TestTokenOutlivesAScanThatWasReadToItsFirstPageOnly: the server has sent everything and ended the
+// stream in order, which does not say that the client has read it.
 func TestTokenOutlivesAScanThatWasReadToItsFirstPageOnly(t *testing.T) {
 	h := mustStart(t)
 	h.fill(t, 20)
@@ -226,8 +227,9 @@ func TestTokenOutlivesAScanThatWasReadToItsFirstPageOnly(t *testing.T) {
 	}
 }
 
-// TestLimitedScansNeverRunOutOfTokens: scans that ask for no token leave nothing behind, those that do share a hold if they read at one
-// epoch, and with every place for holds taken they are answered all the same.
+// TestLimitedScansNeverRunOutOfTokens: scans that ask for no token keep no snapshot lease, those
+// that do share a hold if they read at one epoch, and with every place for holds taken they are
+// answered all the same.
 func TestLimitedScansNeverRunOutOfTokens(t *testing.T) {
 	h := mustStart(t)
 	h.fill(t, 10)

@@ -1,22 +1,25 @@
-// Package server is the gRPC rim: it turns messages into calls of the engine and errors into statuses, and keeps every
-// resource that a client can ask for within a bound.
+// Package server is the RPC layer: it turns messages into calls of the engine and errors into
+// statuses, and bounds every resource that a client can ask for.
 //
-//	connection ─► limits ─► admission ─► caller (engine session, buffers) ─► execute ─► settle ─► answer
+//	connection ─► limits ─► admission ─► caller (engine session, buffers) ─► execute ─► ackWait ─► answer
 //	              how many   in flight    pooled                              engine     durable?
 //
-// Terms. A connection is counted and carries its share of the request counters. A request is admitted while the limits of
-// requests and bytes in flight allow it, and refused at once otherwise; its deadline is looked at before work begins. A
-// caller executes one request at a time. An answer settles when everything it reveals or acknowledges can no longer be taken
-// back by a crash: only then is it sent.
+// Terms. A connection is counted and has its share of the request counters. A request is admitted
+// while the limits of requests and bytes in flight allow it, and refused at once otherwise; its
+// deadline is checked before work begins. A caller executes one request at a time. The
+// acknowledgement wait of an answer ends when a crash can no longer take back anything that the
+// answer reveals or acknowledges: only then is it sent. An epoch is a commit sequence number.
 //
-// Invariants: no answer leaves before it has settled; every error leaves through statusOf, with one ErrorInfo; a request that
-// ends, however it ends, gives back its caller and its admission; nothing here waits without a bound or a context.
+// Invariants: no answer is sent before its acknowledgement wait has ended; every error leaves
+// through statusOf, with one ErrorInfo; every request gives back its caller and its admission at
+// its end; nothing here waits without a bound or a context.
 //
-// Starting and stopping: Open binds the addresses and recovers the store; Run serves until its context ends, and then
-// drains: health says NOT_SERVING, new requests are refused, pipelines and scans end at their next answer, running requests
-// have until the drain timeout, and the store is closed last.
+// Starting and stopping: Open binds the addresses and recovers the store; Run serves until its
+// context ends, and then drains: health says NOT_SERVING, new requests are refused, pipelines and
+// scans end at their next answer, running requests have until the drain timeout, and the store is
+// closed last.
 //
-// The package decides nothing about data. What a request means is decided in mvcc.
+// The package decides nothing about data. Package mvcc decides what a request means.
 package server
 
 import (
@@ -64,7 +67,7 @@ type Server struct {
 	http     *http.Server // nil without --http
 	listener net.Listener
 	metrics  net.Listener    // nil without --http
-	cutOff   <-chan struct{} // closed when draining has gone on for long enough; nil: it has its timeout
+	shutdown <-chan struct{} // closed to end draining early; nil: only its timeout ends it
 	drain    chan struct{}   // closed when draining begins
 
 	conditions healthConditions
@@ -75,20 +78,20 @@ type Server struct {
 	admission    admission
 	receiving    receiving
 	callers      callers
-	receivers    sync.WaitGroup // streams' goroutines, which end after their handlers, and the probe: before the store is closed
+	receivers    sync.WaitGroup // goroutines of streams, which end after their handlers, and of the probe; they end before the store is closed
 	transactions txnTable
 	snapshots    snapshotTable
-	files        *vfs.OS // nil if tests gave others
+	files        *vfs.OS // nil if a test gave another file system
 	streams      atomic.Int64
 	draining     atomic.Bool
 	expired      atomic.Uint64
 }
 
-// limits are the engine's, as the rim needs them.
+// limits are the engine's.
 type limits = mvcc.Limits
 
-// Open binds the addresses and recovers the store in the configured directory, until ctx ends. Nothing is served before Run: clients that connect
-// before wait.
+// Open binds the addresses and recovers the store in the configured directory, until ctx ends.
+// Nothing is served before Run: clients that connect earlier wait.
 func Open(ctx context.Context, c config.Config, log *slog.Logger) (*Server, error) {
 	return open(ctx, c, log, nil)
 }
@@ -107,7 +110,7 @@ func open(ctx context.Context, c config.Config, log *slog.Logger, files vfs.FS) 
 	}
 	tuneRuntime(&c, log)
 	s := &Server{config: c, log: log, clock: clock{started: time.Now()}, drain: make(chan struct{})}
-	if err := s.listen(); err != nil { // first: an address that is in use must not leave a store behind
+	if err := s.listen(); err != nil { // first: if an address is in use, no store must be created
 		return nil, err
 	}
 	defer func() {
@@ -196,7 +199,8 @@ func storeOptions(c *config.Config, files vfs.FS) mvcc.Options {
 	}
 }
 
-// isSync reports whether a write with this durability is acknowledged only when it is on stable storage.
+// isSync reports whether a write with this durability is acknowledged only when it is on stable
+// storage.
 func (s *Server) isSync(d mvcc.Durability) bool {
 	if d == mvcc.DurabilityDefault {
 		return s.config.Durability == config.DurabilitySync
@@ -204,8 +208,8 @@ func (s *Server) isSync(d mvcc.Durability) bool {
 	return d == mvcc.DurabilitySync
 }
 
-// Transport settings. The windows are large enough that a stream of small messages is never held back by one round trip, and
-// bound what one connection can make the server buffer.
+// Transport settings. The windows are large enough that a stream of small messages is never held
+// back by one round trip, and bound what one connection can make the server buffer.
 const (
 	streamWindowBytes  = 256 << 10
 	connWindowBytes    = 4 << 20
@@ -213,15 +217,17 @@ const (
 	writeBufBytes      = 64 << 10         // each connection that is sending has one
 	keepaliveClientMin = 10 * time.Second // connections of clients that ping more often are closed
 	handshakeTimeout   = 5 * time.Second
-	// headerBytesMax bounds a request's metadata, which its stream holds until it ends. gRPC's default is 16 MiB.
+	// headerBytesMax bounds a request's metadata, which its stream holds until it ends. gRPC's
+	// default is 16 MiB.
 	headerBytesMax = 8 << 10
-	// streamWorkers keep their grown stacks from request to request; beyond them gRPC starts a goroutine for each.
+	// streamWorkers keep their grown stacks from request to request; beyond them gRPC starts a
+	// goroutine for each.
 	streamWorkers = 64
 )
 
-// keepaliveParams: a connection that has been silent for Time gets a ping, and is closed if no complete frame
-// arrives within Timeout. So a client that stops in the middle of a frame, or sends the rest of it byte by
-// byte, loses its connection after 40 s. Tests shorten it.
+// keepaliveParams: a connection that has been silent for Time gets a ping, and is closed if no
+// complete frame arrives within Timeout. So a client that stops in the middle of a frame, or sends
+// the rest of it byte by byte, loses its connection after 40 s. Tests shorten it.
 var keepaliveParams = keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}
 
 // Options are the gRPC options that decide speed. The benchmark's echo server takes the same.
@@ -236,7 +242,8 @@ func Options() []grpc.ServerOption {
 	}
 }
 
-// messageBytesMax is the largest message: a full batch and what encoding adds to each of its operations.
+// messageBytesMax is the largest message: a full batch and what encoding adds to each of its
+// operations.
 func messageBytesMax(c *config.Config) int {
 	const perOperation, fixed = 24, 1 << 20
 	return int(c.Limits.BatchSize) + perOperation*c.Limits.BatchOps + fixed
@@ -318,7 +325,7 @@ func (s *Server) HTTPAddress() string {
 	return s.metrics.Addr().String()
 }
 
-// stats is the rim's own part of the metrics.
+// stats is the RPC layer's part of the metrics.
 func (s *Server) stats() telemetry.ServerStats {
 	requests, bytes, answers := s.admission.inflight()
 	return telemetry.ServerStats{
@@ -338,7 +345,7 @@ func (s *Server) stats() telemetry.ServerStats {
 }
 
 // Run opens a server and serves until ctx ends. It is what the program does.
-func Run(ctx context.Context, cutOff <-chan struct{}, c config.Config, log *slog.Logger) error {
+func Run(ctx context.Context, shutdown <-chan struct{}, c config.Config, log *slog.Logger) error {
 	log.Info("starting", "build", telemetry.Build().String(), "config", c)
 	s, err := Open(ctx, c, log)
 	if err != nil && ctx.Err() != nil && errors.Is(err, context.Cause(ctx)) {
@@ -348,7 +355,7 @@ func Run(ctx context.Context, cutOff <-chan struct{}, c config.Config, log *slog
 	if err != nil {
 		return err
 	}
-	s.cutOff = cutOff
+	s.shutdown = shutdown
 	warnAtStart(&c, log)
 	r := s.store.Recovery()
 	if r.TornFile != "" {
@@ -401,8 +408,9 @@ func (s *Server) serveGRPC() error {
 	return nil
 }
 
-// shutDown drains: first it is said, then it is done. Requests that do not end in time are cut off, and so is the store if its device does not
-// answer: it takes at most the drain timeout, the close timeout, and a second.
+// shutDown drains: first it is said, then it is done. Requests that do not end in time are cut off,
+// and so is the store if its device does not answer: it takes at most the drain timeout, the close
+// timeout, and a second.
 func (s *Server) shutDown() error {
 	s.log.Info("draining", "timeout", s.config.DrainTimeout, "close_timeout", s.config.CloseTimeout)
 	notifySupervisor(s.log, daemon.SdNotifyStopping)
@@ -422,8 +430,8 @@ func (s *Server) shutDown() error {
 	return err
 }
 
-// drainRequests returns when no request is left, or those that are have been cut off. They may not notice while they wait for the device: the
-// channel is closed when the last one has ended.
+// drainRequests returns when no request is left, or those that are have been cut off. They may not
+// notice while they wait for the device: the channel is closed when the last one has ended.
 func (s *Server) drainRequests() <-chan struct{} {
 	drained := make(chan struct{})
 	go func() {
@@ -435,7 +443,7 @@ func (s *Server) drainRequests() <-chan struct{} {
 	case <-drained:
 	case <-time.After(s.config.DrainTimeout):
 		cut = "the drain timeout passed"
-	case <-s.cutOff:
+	case <-s.shutdown:
 		cut = "a second signal"
 	}
 	if cut != "" {
@@ -445,8 +453,8 @@ func (s *Server) drainRequests() <-chan struct{} {
 	return drained
 }
 
-// closeStore closes the store once the last request has ended, or gives up after the close timeout: *mvcc.StuckError. What does not return then goes on
-// until the process ends.
+// closeStore closes the store once the last request has ended, or gives up after the close timeout:
+// *mvcc.StuckError. What does not return then goes on until the process ends.
 func (s *Server) closeStore(drained <-chan struct{}) error {
 	ctx, cancel := context.WithTimeout(context.Background(), s.config.CloseTimeout)
 	defer cancel()
@@ -503,7 +511,8 @@ func (s *Server) serveStream(ctx context.Context, method telemetry.Method, body 
 		st := statusOf(err)
 		err, code = st.Err(), st.Code()
 	}
-	// A reader that has enough has no other way to say so. After the connection has closed as well, gRPC calls it unavailable.
+	// A reader that has enough has no other way to say so. After the connection has closed as well,
+	// gRPC calls it unavailable.
 	if method == telemetry.MethodScan && conn.endScan(scan) && (code == codes.Canceled || code == codes.Unavailable) {
 		code = codes.OK
 	}

@@ -35,9 +35,10 @@ func (e *snapshotEndedError) Error() string {
 	return fmt.Sprintf("the snapshot at epoch %d was ended by an operator", e.epoch)
 }
 
-// snapshotTable knows the requests that keep old versions for as long as their clients please, so that an operator can see and end them, and
-// so that a client that is stuck does not keep versions for ever. Interactive transactions are in a table of their own, resume tokens are in
-// the engine; their ids come from the same numbers.
+// snapshotTable knows the requests that keep old versions for as long as their clients please, so
+// that an operator can see and end them, and so that a client that is stuck does not keep versions
+// for ever. Interactive transactions are in a table of their own, resume tokens are in the engine;
+// their ids come from the same numbers.
 type snapshotTable struct {
 	timeout time.Duration // constant: how long a snapshot may wait for its client; 0: for ever
 
@@ -52,8 +53,8 @@ type snapshotTable struct {
 //	request                                       operator, timer
 //	work ─► wait ─► Send ─► resume ─► work ...    lock: note why, release if the request waits, cancel its context
 //
-// Invariant: the request uses its session only between resume and wait, and anybody else uses it, through release, only between wait and
-// resume, under mu.
+// Invariant: the request uses its session only between resume and wait, and anybody else uses it,
+// through release, only between wait and resume, under mu.
 type openSnapshot struct {
 	// Constant while it is in the table.
 	server  *Server
@@ -107,7 +108,8 @@ func (o *openSnapshot) resume() error {
 	return o.why
 }
 
-// close takes the snapshot out of the table when its request is over. It reports whether the snapshot was the request's until now.
+// close takes the snapshot out of the table when its request is over. It reports whether the
+// snapshot was the request's until now.
 func (o *openSnapshot) close() bool {
 	o.mu.Lock()
 	o.closed = true
@@ -118,7 +120,8 @@ func (o *openSnapshot) close() bool {
 	return kept
 }
 
-// reason is why the snapshot was ended, if a request failed because of that, else the request's own error.
+// reason is why the snapshot was ended, if a request failed because of that, else the request's own
+// error.
 func (o *openSnapshot) reason(err error) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -128,8 +131,9 @@ func (o *openSnapshot) reason(err error) error {
 	return err
 }
 
-// serve runs body in a goroutine of its own and returns when body has, or when the snapshot is ended. The handler of a stream returns then:
-// nothing else unblocks a body that is in Send because its client does not read.
+// serve runs body in a goroutine of its own and returns when body has, or when the snapshot is
+// ended. The handler of a stream returns then: nothing else unblocks a body that is in Send because
+// its client does not read.
 func (o *openSnapshot) serve(body func() error) error {
 	done := make(chan error, 1)
 	o.server.receivers.Go(func() { done <- body() })

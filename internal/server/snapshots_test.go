@@ -97,8 +97,8 @@ func wantGone(t testing.TB, err error, cause string, epoch uint64) {
 	}
 }
 
-// TestScanOfAStuckClientLosesItsSnapshot: a client that reads a page and then no more keeps versions for --snapshot-timeout, and not for as
-// long as it stays connected.
+// TestScanOfAStuckClientLosesItsSnapshot: a client that reads a page and then no more keeps
+// versions for --snapshot-timeout, and not for as long as it stays connected.
 func TestScanOfAStuckClientLosesItsSnapshot(t *testing.T) {
 	h := mustStart(t, func(c *config.Config) { c.SnapshotTimeout = 100 * time.Millisecond })
 	h.fillLarge(t)
@@ -123,7 +123,8 @@ func TestScanOfAStuckClientLosesItsSnapshot(t *testing.T) {
 	}
 }
 
-// TestSnapshotOfAScanIsGivenUpWhileItWaits: at the moment at which the time is over, and for the scan that is stuck only.
+// TestSnapshotOfAScanIsGivenUpWhileItWaits: at the moment at which the time is over, and for the
+// scan that is stuck only.
 func TestSnapshotOfAScanIsGivenUpWhileItWaits(t *testing.T) {
 	h := mustStart(t, func(c *config.Config) { c.SnapshotTimeout = time.Hour })
 	h.fillLarge(t)
@@ -278,8 +279,8 @@ func TestOperatorEndsWhateverKeepsVersions(t *testing.T) {
 	}
 }
 
-// TestEndingScansThatProceed ends scans at whatever they do. Each either returns its range or says that its snapshot is gone, and nothing is
-// left of either.
+// TestEndingScansThatProceed ends scans at whatever they do. Each either returns its range or says
+// that its snapshot is gone, and nothing is left of either.
 func TestEndingScansThatProceed(t *testing.T) {
 	h := mustStart(t, func(c *config.Config) { c.SnapshotTimeout = time.Hour })
 	h.fill(t, 500)

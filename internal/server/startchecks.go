@@ -17,7 +17,8 @@ import (
 	"github.com/epochkv/epochkv/internal/config"
 )
 
-// ErrConfiguration marks errors of a configuration that this machine cannot carry: starting again does not help.
+// ErrConfiguration marks errors of a configuration that this machine cannot carry: starting again
+// does not help.
 var ErrConfiguration = errors.New("server: the configuration does not fit this machine")
 
 // machine is what the start checks know of the machine. A zero means that it is not known.
@@ -46,7 +47,8 @@ func startWarnings(c *config.Config, m machine) (warnings []string) {
 	return warnings
 }
 
-// isLoopback reports whether an address can be reached from this machine only. A name other than localhost may be anything.
+// isLoopback reports whether an address can be reached from this machine only. A name other than
+// localhost may be anything.
 func isLoopback(address string) bool {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
@@ -65,7 +67,8 @@ func thisMachine(dataDir string) machine {
 	return m
 }
 
-// memoryLimit is the smallest of physical memory and the limits of the control groups above this process.
+// memoryLimit is the smallest of physical memory and the limits of the control groups above this
+// process.
 func memoryLimit(read func(string) ([]byte, error)) int64 {
 	var info unix.Sysinfo_t
 	limit := int64(math.MaxInt64)
@@ -88,7 +91,8 @@ func memoryLimit(read func(string) ([]byte, error)) int64 {
 	return limit
 }
 
-// controlGroupLimits are the files that may hold a memory limit of this process, in both versions of control groups.
+// controlGroupLimits are the files that may hold a memory limit of this process, in both versions
+// of control groups.
 func controlGroupLimits(read func(string) ([]byte, error)) (names []string) {
 	text, err := read("/proc/self/cgroup")
 	if err != nil {
@@ -131,7 +135,8 @@ func fileSystemOf(dir string) (st unix.Statfs_t, ok bool) {
 	}
 }
 
-// checkReserve refuses a reserve of more than half of the file system: the server would take all of it, and then wait for the rest.
+// checkReserve refuses a reserve of more than half of the file system: the server would take all of
+// it, and then wait for the rest.
 func checkReserve(reserve config.Size, disk int64) error {
 	if disk == 0 || int64(reserve) <= disk/2 {
 		return nil
@@ -161,7 +166,8 @@ func weakFileSystemType(magic int64) string {
 	return ""
 }
 
-// widePermissions lists the data directory and what is in it with permissions for others than the owner.
+// widePermissions lists the data directory and what is in it with permissions for others than the
+// owner.
 func widePermissions(dir string) (wide []string) {
 	_ = filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -185,7 +191,8 @@ func warnAtStart(c *config.Config, log *slog.Logger) {
 	}
 }
 
-// filesReserved is what the process opens besides connections: the store's files, log segments, bulk loads, the listeners and rings.
+// filesReserved is what the process opens besides connections: the store's files, log segments,
+// bulk loads, the listeners and rings.
 const filesReserved = 256
 
 // raiseFileLimit raises the soft limit of open files to the hard one, and returns it.
@@ -203,7 +210,8 @@ func raiseFileLimit() (uint64, error) {
 	return limit.Cur, nil
 }
 
-// checkFileLimit refuses a number of connections that the process cannot hold open beside its files.
+// checkFileLimit refuses a number of connections that the process cannot hold open beside its
+// files.
 func checkFileLimit(connections int, limit uint64) error {
 	need := uint64(connections) + refusedConnectionsMax + filesReserved
 	if need <= limit {

@@ -70,9 +70,9 @@ func (in *inbound) takeTelling() []byte {
 	return b
 }
 
-// tell ends a stream within a message: gRPC reads that the client has reset it, and the client gets the
-// reason. After an earlier message on the stream there is no ErrorInfo, because the earlier request may
-// have been executed and not answered.
+// tell ends a stream within a message: gRPC reads that the client has reset it, and the client gets
+// the reason. After an earlier message on the stream there is no ErrorInfo, because the earlier
+// request may have been executed and not answered.
 func (in *inbound) tell(stream uint32, m *receivedStream, err error) {
 	in.receiving.refused.Add(1)
 	st := statusOf(err)
@@ -83,10 +83,10 @@ func (in *inbound) tell(stream uint32, m *receivedStream, err error) {
 	in.telling = appendRefusal(in.telling, stream, st, !m.answered)
 }
 
-// refuse ends the stream of a message whose prefix ends with the bytes at hand. gRPC must not execute
-// the message meanwhile, so the message also gets a length that gRPC refuses. That is not possible if
-// the first byte of the length has been handed on already; then a message that the rest of the frame
-// completes is let pass.
+// refuse ends the stream of a message whose prefix ends with the bytes at hand. gRPC must not
+// execute the message meanwhile, so the message also gets a length that gRPC refuses. That is not
+// possible if the first byte of the length has been handed on already; then a message that the rest
+// of the frame completes is let pass.
 func (in *inbound) refuse(m *receivedStream, prefix []byte, rest int64, err error) {
 	if n := len(prefix); n >= grpcPrefixBytes-1 {
 		prefix[n-(grpcPrefixBytes-1)] = 0xff
@@ -97,8 +97,8 @@ func (in *inbound) refuse(m *receivedStream, prefix []byte, rest int64, err erro
 	in.data.refused = true
 }
 
-// redirect changes the header that ends b if it is of data on a stream that ends, of which gRPC must
-// keep nothing.
+// redirect changes the header that ends b if it is of data on a stream that ends, of which gRPC
+// must keep nothing.
 func (in *inbound) redirect(b []byte) {
 	f := &in.received
 	const id = 4

@@ -20,8 +20,9 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// TestStuckLogFilesEndNoReadAndNoServer: one operation on log files does not return, for each that the log needs. The server gives up requests at
-// their deadlines, answers reads, says that it is not healthy if writes are held up, and is as before when the operation has returned.
+// TestStuckLogFilesEndNoReadAndNoServer: one operation on log files does not return, for each that
+// the log needs. The server gives up requests at their deadlines, answers reads, says that it is
+// not healthy if writes are held up, and is as before when the operation has returned.
 func TestStuckLogFilesEndNoReadAndNoServer(t *testing.T) {
 	for name, c := range map[string]struct {
 		op      vfs.Op
@@ -100,8 +101,9 @@ func TestStuckLogFilesEndNoReadAndNoServer(t *testing.T) {
 	}
 }
 
-// TestNoDescriptorsForTheNextSegmentIsOverload: no file can be made, as when the descriptors are used up. A writer that has waited its time is
-// told to try again, and everything goes on when there are descriptors again.
+// TestNoDescriptorsForTheNextSegmentIsOverload: no file can be made, as when the descriptors are
+// used up. A writer that has waited its time is told to try again, and everything goes on when
+// there are descriptors again.
 func TestNoDescriptorsForTheNextSegmentIsOverload(t *testing.T) {
 	t.Parallel() // it waits for the engine to lose patience
 	h := mustStart(t)

@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// TestSystemdIsNotifiedOfReadinessAndStop is the contract of Type=notify: READY after the store is open, STOPPING before the drain.
+// TestSystemdIsNotifiedOfReadinessAndStop is the contract of Type=notify: READY after the store is
+// open, STOPPING before the drain.
 func TestSystemdIsNotifiedOfReadinessAndStop(t *testing.T) {
 	dir := t.TempDir()
 	address := &net.UnixAddr{Name: filepath.Join(dir, "s"), Net: "unixgram"}

@@ -8,21 +8,22 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 )
 
-// A resume token says where a scan stopped, in which store and at which epoch, and for which range and direction it holds. Clients
-// treat it as opaque; nothing in it is trusted before the checksum fits, and what it says is checked again after. The epochs of another
-// store count another history, so that its tokens are refused.
+// A resume token says where a scan stopped, in which store and at which epoch, and for which range
+// and direction it is valid. Clients treat it as opaque. Nothing in it is used before its checksum
+// matches, and its content is checked again afterwards. The epochs of another store belong to
+// another history, so its tokens are refused.
 //
 //	0         1       2       10           14      22         ...     n-4
 //	+---------+-------+-------+------------+-------+----------+--------+
 //	| version | flags | epoch | range hash | store | last key | crc32c |
 //	+---------+-------+-------+------------+-------+----------+--------+
 //
-// The checksum covers everything before it. It keeps out accidents, not forgers: a forged token reads nothing that the same
-// client could not read by asking for it.
+// The checksum covers everything before it. It detects accidents, not forgery: a forged token reads
+// nothing that the same client could not read without it.
 type token struct {
 	epoch   keys.Epoch
 	reverse bool
-	last    []byte // the last key that the client has; the scan goes on behind it
+	last    []byte // the last key that the client has; the scan continues after it
 	bounds  uint32 // hash of the request's range
 	store   uint64 // see Server.storeID
 }
@@ -79,7 +80,7 @@ func decodeToken(src []byte, store uint64, keyBytesMax int) (token, error) {
 	return t, nil
 }
 
-// hashBounds tells ranges apart, so that a token cannot go on in a range that it does not belong to.
+// hashBounds distinguishes ranges, so that a token is only valid for its own range.
 func hashBounds(b bounds) uint32 {
 	var length [4]byte
 	binary.LittleEndian.PutUint32(length[:], uint32(len(b.lower)))
@@ -99,6 +100,6 @@ func invalidToken(text string) error {
 func foreignToken() error {
 	return &argumentError{
 		reason: pb.ErrorReason_ERROR_REASON_FOREIGN_RESUME_TOKEN, field: "resume_token",
-		text: "is of another store, whose epochs count another history; start the scan again",
+		text: "is of another store, whose epochs belong to another history; start the scan again",
 	}
 }

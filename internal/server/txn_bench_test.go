@@ -15,8 +15,8 @@ import (
 	"github.com/epochkv/epochkv/internal/config"
 )
 
-// BenchmarkConditionalPut is one condition and one put, SYNC, by 64 callers over gRPC on a real file system, each way there is; put=plain is
-// what the same without a condition costs.
+// BenchmarkConditionalPut is one condition and one put, SYNC, by 64 callers over gRPC on a real
+// file system, each way there is; put=plain is what the same without a condition costs.
 //
 //	way=direct       conditions on keys: a write with preconditions
 //	way=transaction  the same with a read among the operations

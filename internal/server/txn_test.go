@@ -105,7 +105,8 @@ func increment(key string, delta int64) *pb.Invocation {
 	}
 }
 
-// Everything a transaction can be asked for, on one stream, and nothing of it seen outside before the commit.
+// Everything a transaction can be asked for, on one stream, and nothing of it seen outside before
+// the commit.
 func TestATransactionSeesItsWritesAndNobodyElseDoes(t *testing.T) {
 	h := mustStart(t)
 	for _, key := range []string{"a", "b", "c", "d"} {
@@ -212,7 +213,7 @@ func TestAConflictRollsBackAndTheNextTransactionSeesWhatWon(t *testing.T) {
 	}
 }
 
-// Requests may be sent without waiting, so a commit behind a failed write must not commit the rest.
+// Requests may be sent without waiting, so a commit after a failed write must not commit the rest.
 func TestACommitBehindAFailedRequestCommitsNothing(t *testing.T) {
 	h := mustStart(t)
 	k := h.talk(t)
@@ -426,8 +427,8 @@ func TestAnOperatorSeesAndEndsTransactions(t *testing.T) {
 	}
 }
 
-// TestEndingATransactionEndsItsWalk: a range delete that reads for long from a slow device ends with its transaction, by an operator or by its time,
-// and not the other way round.
+// TestEndingATransactionEndsItsWalk: a range delete that reads for long from a slow device ends
+// with its transaction, by an operator or by its time, and not the other way round.
 func TestEndingATransactionEndsItsWalk(t *testing.T) {
 	disk := vfs.NewMem()
 	h := mustStartOn(t, disk)

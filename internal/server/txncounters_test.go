@@ -10,8 +10,9 @@ import (
 	"github.com/epochkv/epochkv/internal/telemetry"
 )
 
-// TestHowTransactionsEndIsCounted: a rollback on request and a commit behind a failed request each have their reason; conflicts, timeouts,
-// operators and lost connections have theirs where they are tested.
+// TestHowTransactionsEndIsCounted: a rollback on request and a commit after a failed request each
+// have their reason; conflicts, timeouts, operators and lost connections have theirs where they are
+// tested.
 func TestHowTransactionsEndIsCounted(t *testing.T) {
 	h := mustStart(t)
 	k := h.talk(t)

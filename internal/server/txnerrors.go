@@ -11,7 +11,7 @@ import (
 	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
-// Errors of transactions at the rim.
+// Errors of transactions in the RPC layer.
 var (
 	errNotBegun       = errors.New("no transaction is open on this stream; begin one")
 	errBegunAlready   = errors.New("a transaction is open on this stream; commit or roll it back first")
@@ -88,7 +88,8 @@ func classifyTransaction(err error) (fault, bool) {
 	return fault{}, false
 }
 
-// detached is err without the parts that live in a session, for who lets go of the session before the error is told.
+// detached is err without the parts that live in a session, for a caller that releases the session
+// before the error is told.
 func detached(err error) error {
 	var conflict *mvcc.ConflictError
 	if errors.As(err, &conflict) {

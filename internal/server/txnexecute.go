@@ -12,13 +12,13 @@ import (
 // Execute implements Transactions. mvcc evaluates it; the functions here convert.
 func (s *txnService) Execute(ctx context.Context, req *pb.ExecuteRequest) (*pb.ExecuteResponse, error) {
 	out := new(pb.ExecuteResponse)
-	return out, s.run(ctx, func(c *caller) (settle, error) { return s.execute(ctx, c, req, out) })
+	return out, s.run(ctx, func(c *caller) (ackWait, error) { return s.execute(ctx, c, req, out) })
 }
 
-func (s *txnService) execute(ctx context.Context, c *caller, req *pb.ExecuteRequest, out *pb.ExecuteResponse) (settle, error) {
+func (s *txnService) execute(ctx context.Context, c *caller, req *pb.ExecuteRequest, out *pb.ExecuteResponse) (ackWait, error) {
 	e := mvcc.Execution{Write: &c.write, Otherwise: len(req.ElseOperations) > 0}
 	if err := c.toExecution(&e, req); err != nil {
-		return settle{}, err
+		return ackWait{}, err
 	}
 	e.Operate = func(ctx context.Context, t *mvcc.Txn, holds bool) error {
 		out.Reset()
@@ -32,13 +32,13 @@ func (s *txnService) execute(ctx context.Context, c *caller, req *pb.ExecuteRequ
 		s.countExecuted(err)
 	}
 	if err != nil {
-		return settle{}, err
+		return ackWait{}, err
 	}
 	if done.Direct {
 		out.Results = wroteAll(len(req.ThenOperations))
 	}
 	out.Succeeded, out.Epoch = done.Holds, uint64(done.Epoch)
-	return settleCommit(done.Epoch, c.write.Durability), nil
+	return ackCommit(done.Epoch, c.write.Durability), nil
 }
 
 // countExecuted counts a transaction that has ended.

@@ -75,7 +75,8 @@ func (h *harness) execute(t testing.TB, req *pb.ExecuteRequest) *pb.ExecuteRespo
 	return out
 }
 
-// Each kind of condition decides, alone and through both ways of executing (a read among the operations takes the second).
+// Each kind of condition decides, alone and through both ways of executing (a read among the
+// operations takes the second).
 func TestConditionsDecideWhatIsExecuted(t *testing.T) {
 	h := mustStart(t, retaining)
 	h.put(t, "a", "1")

@@ -13,13 +13,13 @@ import (
 // Invoke implements KV.
 func (s *kvService) Invoke(ctx context.Context, req *pb.InvokeRequest) (*pb.InvokeResponse, error) {
 	out := new(pb.InvokeResponse)
-	return out, s.run(ctx, func(c *caller) (settle, error) { return c.invoke(ctx, req, out) })
+	return out, s.run(ctx, func(c *caller) (ackWait, error) { return c.invoke(ctx, req, out) })
 }
 
 // InvokeAll implements KV.
 func (s *kvService) InvokeAll(ctx context.Context, req *pb.InvokeAllRequest) (*pb.InvokeAllResponse, error) {
 	out := new(pb.InvokeAllResponse)
-	return out, s.run(ctx, func(c *caller) (settle, error) { return c.invokeAll(ctx, req, out) })
+	return out, s.run(ctx, func(c *caller) (ackWait, error) { return c.invokeAll(ctx, req, out) })
 }
 
 // invocations are a caller's buffers for Invoke and InvokeAll.
@@ -41,29 +41,29 @@ func (b *invocations) reset(n int) {
 	}
 }
 
-func (c *caller) invoke(ctx context.Context, req *pb.InvokeRequest, out *pb.InvokeResponse) (settle, error) {
+func (c *caller) invoke(ctx context.Context, req *pb.InvokeRequest, out *pb.InvokeResponse) (ackWait, error) {
 	c.invoked.reset(1)
 	if err := toInvoke(&c.invoked.ops[0], req.Invocation, "invocation"); err != nil {
-		return settle{}, err
+		return ackWait{}, err
 	}
 	w, err := c.invokeFilled(ctx, req.Preconditions, req.Durability, &out.Epoch)
 	if err != nil {
-		return settle{}, err
+		return ackWait{}, err
 	}
 	out.Result = invokeResult(&c.invoked.outcomes[0], req.Invocation)
 	return w, nil
 }
 
-func (c *caller) invokeAll(ctx context.Context, req *pb.InvokeAllRequest, out *pb.InvokeAllResponse) (settle, error) {
+func (c *caller) invokeAll(ctx context.Context, req *pb.InvokeAllRequest, out *pb.InvokeAllResponse) (ackWait, error) {
 	c.invoked.reset(len(req.Invocations))
 	for i, in := range req.Invocations {
 		if err := toInvoke(&c.invoked.ops[i], in, fmt.Sprintf("invocations[%d]", i)); err != nil {
-			return settle{}, err
+			return ackWait{}, err
 		}
 	}
 	w, err := c.invokeFilled(ctx, req.Preconditions, req.Durability, &out.Epoch)
 	if err != nil {
-		return settle{}, err
+		return ackWait{}, err
 	}
 	out.Results = make([]*pb.InvokeResult, len(req.Invocations))
 	for i, in := range req.Invocations {
@@ -75,24 +75,24 @@ func (c *caller) invokeAll(ctx context.Context, req *pb.InvokeAllRequest, out *p
 // invokeFilled applies the operations in the caller's buffers.
 func (c *caller) invokeFilled(
 	ctx context.Context, preconditions []*pb.Precondition, d pb.Durability, epoch *uint64,
-) (settle, error) {
+) (ackWait, error) {
 	if err := c.prepare(preconditions, d); err != nil {
-		return settle{}, err
+		return ackWait{}, err
 	}
 	at, err := c.session.InvokeAll(ctx, c.invoked.ops, c.write.Conditions, c.write.Durability, c.invoked.outcomes)
 	if err != nil {
-		return settle{}, err
+		return ackWait{}, err
 	}
 	*epoch = uint64(at)
-	return settleCommit(at, c.write.Durability), nil
+	return ackCommit(at, c.write.Durability), nil
 }
 
-// settleCommit is the wait of a commit; a zero epoch is none.
-func settleCommit(epoch keys.Epoch, d mvcc.Durability) settle {
+// ackCommit is the wait of a commit; a zero epoch is none.
+func ackCommit(epoch keys.Epoch, d mvcc.Durability) ackWait {
 	if epoch == 0 {
-		return settle{}
+		return ackWait{}
 	}
-	return settle{epoch: epoch, durability: d, write: true}
+	return ackWait{epoch: epoch, durability: d, write: true}
 }
 
 // toInvoke reads an invocation into op, which must be zero. Bytes alias the request.

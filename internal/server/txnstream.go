@@ -23,17 +23,18 @@ type txnService struct {
 	*Server
 }
 
-// conversation is one Transact stream: transactions, one after another.
+// transactionStream is one Transact stream: transactions, one after another.
 //
 //	receiver goroutine                                       watcher (the handler)
-//	Recv ─► lock ─► execute ─► unlock ─► settle ─► Send      ends when the receiver has, or when the transaction is ended
+//	Recv ─► lock ─► execute ─► unlock ─► ackWait ─► Send      ends when the receiver has, or when the transaction is ended
 //	                   ▲                                     from outside: then it returns the reason, which breaks Recv
 //	   timer, operator ┘ lock, roll back, say why
 //
-// Invariants: the session and the transaction are touched under mu only; whoever finds one open may roll it back there, so that
-// a transaction never outlives its time, whatever its client does; between transactions a stream holds nothing of the engine;
-// when the receiver ends, an open transaction is rolled back.
-type conversation struct {
+// Invariants: the session and the transaction are used under mu only, and any goroutine that holds
+// mu may roll an open transaction back, so that a transaction never outlives its time, whatever its
+// client does; between transactions a stream uses no resource of the engine; when the receiver
+// ends, an open transaction is rolled back.
+type transactionStream struct {
 	server *Server
 	conn   *connection
 	stream grpc.BidiStreamingServer[pb.TransactRequest, pb.TransactResponse]
@@ -59,7 +60,7 @@ func (s *txnService) Transact(stream grpc.BidiStreamingServer[pb.TransactRequest
 			return err
 		}
 		s.admission.leave(conn, shareSmallReads, 0) // its requests are admitted one by one
-		c := &conversation{server: s.Server, conn: conn, stream: stream, shard: conn.shard, ended: make(chan error, 1)}
+		c := &transactionStream{server: s.Server, conn: conn, stream: stream, shard: conn.shard, ended: make(chan error, 1)}
 		if p, ok := peer.FromContext(ctx); ok {
 			c.peer = p.Addr.String()
 		}
@@ -69,8 +70,9 @@ func (s *txnService) Transact(stream grpc.BidiStreamingServer[pb.TransactRequest
 	})
 }
 
-// watch returns when the stream is over, and why. The receiver may then still be in Recv or Send, which fail at once.
-func (c *conversation) watch(received <-chan error) error {
+// watch returns when the stream is over, and why. The receiver may then still be in Recv or Send,
+// which fail at once.
+func (c *transactionStream) watch(received <-chan error) error {
 	drain := c.server.drain
 	for {
 		select {
@@ -90,7 +92,7 @@ func (c *conversation) watch(received <-chan error) error {
 }
 
 // endLocked ends the stream from outside.
-func (c *conversation) endLocked(why error) {
+func (c *transactionStream) endLocked(why error) {
 	if !c.over {
 		c.over = true
 		c.ended <- why
@@ -98,7 +100,7 @@ func (c *conversation) endLocked(why error) {
 }
 
 // end rolls back the open transaction from outside, and ends the stream.
-func (c *conversation) end(row *openTxn, why error, reason telemetry.AbortReason) {
+func (c *transactionStream) end(row *openTxn, why error, reason telemetry.AbortReason) {
 	row.stop(why)
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -110,7 +112,7 @@ func (c *conversation) end(row *openTxn, why error, reason telemetry.AbortReason
 }
 
 // expire ends the transaction if its time is up, and otherwise looks again when it may be.
-func (c *conversation) expire(row *openTxn) {
+func (c *transactionStream) expire(row *openTxn) {
 	if total := c.server.transactions.total; time.Since(row.begun) >= total {
 		row.stop(&txnTimeoutError{limit: total})
 	}
@@ -139,14 +141,14 @@ func (c *conversation) expire(row *openTxn) {
 }
 
 // abortLocked rolls back the open transaction.
-func (c *conversation) abortLocked(reason telemetry.AbortReason) {
+func (c *transactionStream) abortLocked(reason telemetry.AbortReason) {
 	c.server.transactions.aborted[reason].Add(1)
 	c.txn.Rollback()
 	c.releaseLocked()
 }
 
 // releaseLocked lets go of the transaction that has ended.
-func (c *conversation) releaseLocked() {
+func (c *transactionStream) releaseLocked() {
 	c.timer.Stop()
 	c.row.stop(nil)
 	c.server.transactions.leave(c.row)
@@ -155,7 +157,7 @@ func (c *conversation) releaseLocked() {
 }
 
 // receive serves requests until the client closes its side (nil) or the stream breaks or is ended.
-func (c *conversation) receive() error {
+func (c *transactionStream) receive() error {
 	defer func() {
 		c.mu.Lock()
 		if c.txn != nil {
@@ -183,7 +185,7 @@ func (c *conversation) receive() error {
 }
 
 // serve executes and answers one request. An error ends the stream.
-func (c *conversation) serve(req *pb.TransactRequest) error {
+func (c *transactionStream) serve(req *pb.TransactRequest) error {
 	out := new(pb.TransactResponse)
 	size, admission := req.SizeVT(), &c.server.admission
 	writes := transactWrites(req)
@@ -223,8 +225,8 @@ func (c *conversation) serve(req *pb.TransactRequest) error {
 	return nil
 }
 
-// transactWrites and transactReads say how a request counts. The answer to a read is refused if it does not fit, which fails the transaction; a
-// write is not executed then.
+// transactWrites and transactReads say how a request counts. The answer to a read is refused if it
+// does not fit, which fails the transaction; a write is not executed then.
 func transactWrites(req *pb.TransactRequest) bool {
 	switch req.Request.(type) {
 	case *pb.TransactRequest_Write, *pb.TransactRequest_DeleteRange, *pb.TransactRequest_Invoke:
@@ -241,7 +243,7 @@ func transactReads(req *pb.TransactRequest) bool {
 	return false
 }
 
-func (c *conversation) answer(out *pb.TransactResponse, held *charge, err error) error {
+func (c *transactionStream) answer(out *pb.TransactResponse, held *charge, err error) error {
 	c.code = codes.OK
 	if err != nil {
 		held.release()
@@ -259,11 +261,12 @@ func (c *conversation) answer(out *pb.TransactResponse, held *charge, err error)
 	return nil
 }
 
-// errStreamOver means that the stream was ended from outside; the client is told why by the handler.
+// errStreamOver means that the stream was ended from outside; the client is told why by the
+// handler.
 var errStreamOver = errors.New("the stream has been ended")
 
 // execute does one request. It returns the transaction that is open after it, marked busy.
-func (c *conversation) execute(req *pb.TransactRequest, out *pb.TransactResponse) (row *openTxn, w settle, err error) {
+func (c *transactionStream) execute(req *pb.TransactRequest, out *pb.TransactResponse) (row *openTxn, w ackWait, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.over {
@@ -288,13 +291,13 @@ func (c *conversation) execute(req *pb.TransactRequest, out *pb.TransactResponse
 }
 
 // failLocked remembers the first error of the open transaction.
-func (c *conversation) failLocked(err error) {
+func (c *transactionStream) failLocked(err error) {
 	if c.txn != nil && c.failed == nil {
 		c.failed = err
 	}
 }
 
-func (c *conversation) begin(req *pb.BeginRequest, out *pb.TransactResponse) error {
+func (c *transactionStream) begin(req *pb.BeginRequest, out *pb.TransactResponse) error {
 	s := c.server
 	switch {
 	case c.txn != nil:
@@ -335,9 +338,9 @@ func (c *conversation) begin(req *pb.BeginRequest, out *pb.TransactResponse) err
 }
 
 // within executes a request of the open transaction.
-func (c *conversation) within(req *pb.TransactRequest, out *pb.TransactResponse) (settle, error) {
+func (c *transactionStream) within(req *pb.TransactRequest, out *pb.TransactResponse) (ackWait, error) {
 	if c.txn == nil {
-		return settle{}, errNotBegun
+		return ackWait{}, errNotBegun
 	}
 	switch r := req.Request.(type) {
 	case *pb.TransactRequest_Commit:
@@ -349,27 +352,28 @@ func (c *conversation) within(req *pb.TransactRequest, out *pb.TransactResponse)
 		}
 		c.abortLocked(reason)
 		out.Response = &pb.TransactResponse_Rollback{Rollback: new(pb.RollbackResponse)}
-		return settle{}, nil
+		return ackWait{}, nil
 	case *pb.TransactRequest_RollbackTo:
 		if err := c.txn.RollbackTo(int(min(r.RollbackTo.GetSavepoint(), maxSavepoint))); err != nil {
-			return settle{}, err
+			return ackWait{}, err
 		}
 		c.failed = nil
 		out.Response = &pb.TransactResponse_RollbackTo{RollbackTo: new(pb.RollbackToResponse)}
-		return settle{}, nil
+		return ackWait{}, nil
 	}
 	if c.failed != nil {
-		return settle{}, &txnFailedError{cause: c.failed}
+		return ackWait{}, &txnFailedError{cause: c.failed}
 	}
 	err := c.operate(req, out)
-	return settleRead(c.unsettled()), err
+	return ackRead(c.unacknowledged()), err
 }
 
 // maxSavepoint keeps a savepoint's number an int.
 const maxSavepoint = 1 << 31
 
-// unsettled is the epoch that must be durable before an answer may show what the transaction has read.
-func (c *conversation) unsettled() keys.Epoch {
+// unacknowledged is the epoch that must be durable before an answer may show what the transaction
+// has read.
+func (c *transactionStream) unacknowledged() keys.Epoch {
 	if await := c.txn.Await(); await > c.server.store.Durable() {
 		return await
 	}
@@ -377,7 +381,7 @@ func (c *conversation) unsettled() keys.Epoch {
 }
 
 // operate does one read or write.
-func (c *conversation) operate(req *pb.TransactRequest, out *pb.TransactResponse) error {
+func (c *transactionStream) operate(req *pb.TransactRequest, out *pb.TransactResponse) error {
 	switch r := req.Request.(type) {
 	case *pb.TransactRequest_Get:
 		m, err := txnGet(c.txn, r.Get)
@@ -411,15 +415,15 @@ func (c *conversation) operate(req *pb.TransactRequest, out *pb.TransactResponse
 	return invalid("request", "is missing, or of a kind that this server does not know")
 }
 
-// commit ends the transaction, one way or the other. One that has failed stays open until its client rolls it back, as every other request
-// of it is told.
-func (c *conversation) commit(out *pb.TransactResponse) (settle, error) {
+// commit ends the transaction, one way or the other. One that has failed stays open until its
+// client rolls it back, as every other request of it is told.
+func (c *transactionStream) commit(out *pb.TransactResponse) (ackWait, error) {
 	if c.failed != nil {
-		return settle{}, &txnFailedError{cause: c.failed}
+		return ackWait{}, &txnFailedError{cause: c.failed}
 	}
 	at, durability := c.txn.At(), c.row.durability
 	epoch, err := c.txn.Commit(c.stream.Context())
-	w, err := c.caller.outcome(settle{}.revealing(c.txn.Await()), err)
+	w, err := c.caller.outcome(ackWait{}.revealing(c.txn.Await()), err)
 	if err != nil {
 		c.server.transactions.aborted[abortReason(err)].Add(1)
 		c.releaseLocked()
@@ -431,7 +435,7 @@ func (c *conversation) commit(out *pb.TransactResponse) (settle, error) {
 		epoch = 0 // nothing was written
 	}
 	out.Response = &pb.TransactResponse_Commit{Commit: &pb.CommitResponse{Epoch: uint64(epoch)}}
-	return settleCommit(epoch, durability).revealing(w.epoch), nil
+	return ackCommit(epoch, durability).revealing(w.epoch), nil
 }
 
 func abortReason(err error) telemetry.AbortReason {

@@ -17,14 +17,14 @@ import (
 	"github.com/epochkv/epochkv/internal/telemetry"
 )
 
-// txnTable knows the interactive transactions that are open, bounds them, and counts how all transactions end.
+// txnTable has the open interactive transactions, bounds them, and counts how all transactions end.
 type txnTable struct {
 	// Constant after Open.
 	countMax int
 	bytesMax int64 // of all together; one alone is bounded by sizeMax
 	sizeMax  int
 	idle     time.Duration // how long one may wait for its next request
-	total    time.Duration // how long one may live
+	total    time.Duration // how long one may be open
 
 	bytes     atomic.Int64
 	started   atomic.Uint64
@@ -41,7 +41,7 @@ func (b *txnTable) init(c *config.Config) {
 	b.open = map[uint64]*openTxn{}
 }
 
-// openTxn is a row of the table.
+// openTxn is an entry of the table.
 type openTxn struct {
 	// Constant while it is in the table.
 	id         uint64
@@ -53,7 +53,7 @@ type openTxn struct {
 	begun      time.Time
 	end        func(error, telemetry.AbortReason) // rolls it back from outside; not under the table's lock
 	ctx        context.Context                    // of its reads: of the stream, and ended by stop
-	stop       context.CancelCauseFunc            // before the conversation's mutex is taken, which a long walk holds
+	stop       context.CancelCauseFunc            // before the transactionStream's mutex is taken, which a long walk holds
 
 	requests  atomic.Uint64
 	bytes     atomic.Int64
@@ -80,7 +80,8 @@ func (b *txnTable) leave(t *openTxn) {
 	b.bytes.Add(-t.bytes.Swap(0))
 }
 
-// resize notes what t holds now. An error means that it holds too much, alone or with the others.
+// resize records how many bytes t uses now. An error means that it uses too many, alone or with the
+// others.
 func (b *txnTable) resize(t *openTxn, size int) error {
 	if size > b.sizeMax {
 		return &mvcc.LimitError{What: "transaction bytes", Limit: b.sizeMax, Got: size}

@@ -45,7 +45,8 @@ func (s *adminService) verify(o *openSnapshot, req *pb.VerifyRequest, stream grp
 	report, err := s.store.Verify(ctx, inspect.VerifyOptions{
 		PagesPerSecond: int(min(req.PagesPerSecond, maxPagesPerSecond)),
 		Progress: func(p inspect.VerifyProgress) {
-			// A client that does not listen any more, or is stuck, ends the verification through the context.
+			// A client that does not listen any more, or is stuck, ends the verification through
+			// the context.
 			o.wait()
 			_ = stream.Send(&pb.VerifyResponse{Event: &pb.VerifyResponse_Progress{Progress: &pb.VerifyProgress{
 				Pages: p.Pages, PagesTotal: p.PagesTotal, Damages: p.Damages,
@@ -64,7 +65,8 @@ func (s *adminService) verify(o *openSnapshot, req *pb.VerifyRequest, stream grp
 	return stream.Send(&pb.VerifyResponse{Event: &pb.VerifyResponse_Report{Report: verifyMessage(report)}})
 }
 
-// untilDrain is a context that ends with the request and when the server begins to drain, for work that may take hours.
+// untilDrain is a context that ends with the request and when the server begins to drain, for work
+// that may take hours.
 func (s *Server) untilDrain(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop := make(chan struct{})
