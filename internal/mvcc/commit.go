@@ -3,6 +3,7 @@ package mvcc
 import (
 	"context"
 
+	"github.com/epochkv/epochkv/internal/invariants"
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage"
 	"github.com/epochkv/epochkv/internal/storage/batch"
@@ -63,7 +64,13 @@ func (x *Session) commit(ctx context.Context, w *Write) (keys.Epoch, error) {
 	if err := x.lock(ctx, w); err != nil {
 		return 0, err
 	}
+	if invariants.Enabled {
+		x.assertAlone(true)
+	}
 	epoch, err := x.commitLatched(ctx, w)
+	if invariants.Enabled {
+		x.assertAlone(false)
+	}
 	x.unlock()
 	if err = x.finish(ctx, err); err != nil {
 		return 0, err
@@ -112,6 +119,9 @@ func (x *Session) complete(ctx context.Context, w *Write, epoch keys.Epoch) erro
 		refused = x.validateWindow(ctx, w.reads, epoch)
 	}
 	if refused == nil {
+		if invariants.Enabled {
+			x.assertLatched(w, epoch)
+		}
 		x.store.engine.Record(&x.writer, w.body)
 		x.reached(stepCopied)
 		if err := x.store.engine.Install(&x.writer, w.body, x.store.isSync(w.Durability)); err != nil {

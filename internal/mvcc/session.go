@@ -3,6 +3,7 @@ package mvcc
 import (
 	"sync/atomic"
 
+	"github.com/epochkv/epochkv/internal/invariants"
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/pin"
 	"github.com/epochkv/epochkv/internal/storage"
@@ -33,6 +34,7 @@ type Session struct {
 	baseline      baselineState         // of benchmarks; empty in production
 	admit         func(bytes int) error // see AdmitLarge
 	closed        atomic.Bool
+	writing       atomic.Bool      // of assertAlone
 	atStep        func(commitStep) // of tests
 }
 
@@ -113,6 +115,9 @@ func (x *Session) OpenSnapshot(at keys.Epoch) (keys.Epoch, error) {
 		x.at = at
 	}
 	x.hasSnapshot = true
+	if invariants.Enabled {
+		x.assertSnapshot()
+	}
 	return x.at, nil
 }
 
@@ -164,6 +169,9 @@ func (x *Session) read(v *Value, dst, key []byte) error {
 	}
 	x.key = keys.Append(x.key[:0], keys.SpaceUser, key)
 	x.slot.Enter()
+	if invariants.Enabled {
+		x.assertSnapshot()
+	}
 	p := x.store.engine.Pin()
 	r, err := p.Find(x.key, x.at), error(nil)
 	if r.Found() {

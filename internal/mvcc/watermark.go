@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/epochkv/epochkv/internal/invariants"
 	"github.com/epochkv/epochkv/internal/keys"
 )
 
@@ -70,16 +71,19 @@ func (h *watermark) fail(err error) {
 	})
 }
 
-// slot spreads neighbouring epochs over cache lines: two writers finish neighbouring epochs at the same moment.
+// ringEntry spreads neighbouring epochs over cache lines: two writers finish neighbouring epochs at the same moment.
 func (h *watermark) ringEntry(e uint64) *atomic.Uint64 {
 	lines := (h.mask + 1) / 8
 	return &h.ring[(e%lines)*8+(e/lines)%8]
 }
 
-// done tells that e is installed, and moves visible as far as it goes. Who marks an epoch looks at visible afterwards, and who moves
+// markInstalled tells that e is installed, and moves visible as far as it goes. Who marks an epoch looks at visible afterwards, and who moves
 // visible looks for a mark afterwards: one of two neighbours sees the other.
 func (h *watermark) markInstalled(e keys.Epoch) {
 	own := uint64(e)
+	if invariants.Enabled {
+		h.assertInstallable(own)
+	}
 	moved := h.visible.CompareAndSwap(own-1, own) // not a load first: that would fetch a contended line twice
 	if !moved {
 		h.ringEntry(own).Store(own)
@@ -87,8 +91,11 @@ func (h *watermark) markInstalled(e keys.Epoch) {
 	h.advance(moved)
 }
 
-// jump moves visible to e, past epochs that no commit has or will get. Every epoch that was given out is visible already.
+// jumpTo moves visible to e, past epochs that no commit has or will get. Every epoch that was given out is visible already.
 func (h *watermark) jumpTo(e keys.Epoch) {
+	if before := h.visible.Load(); invariants.Enabled && before > uint64(e) {
+		invariants.Fail("visible decreases from %d to %d", before, e)
+	}
 	h.visible.Store(uint64(e))
 	h.advance(true)
 }

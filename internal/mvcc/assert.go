@@ -1,0 +1,72 @@
+package mvcc
+
+import (
+	"github.com/epochkv/epochkv/internal/invariants"
+	"github.com/epochkv/epochkv/internal/keys"
+)
+
+// The assertions of this package. Each is called inside `if invariants.Enabled`, at one side of an invariant whose other
+// side is elsewhere: visible and the ring, the slot and the low watermark, the latch and the installed version.
+
+// assertInstallable: epoch e is not visible yet, the ring has room for it, and its entry is free.
+func (h *watermark) assertInstallable(e uint64) {
+	visible := h.visible.Load()
+	if e <= visible {
+		invariants.Fail("epoch %d is installed while %d is visible already", e, visible)
+	}
+	if e > visible+uint64(len(h.ring)) {
+		invariants.Fail("epoch %d is more than the ring's %d entries after visible %d", e, len(h.ring), visible)
+	}
+	if old := h.ringEntry(e).Load(); old > visible {
+		invariants.Fail("the ring entry of epoch %d still has epoch %d, which is not visible", e, old)
+	}
+}
+
+// assertSnapshot: a session reads at an epoch that is visible, and whose versions its slot protects.
+func (x *Session) assertSnapshot() {
+	if visible := x.store.Visible(); x.at > visible {
+		invariants.Fail("a snapshot at epoch %d, after visible %d", x.at, visible)
+	}
+	if least := x.store.MinVisible(); x.hasSnapshot && x.at < least {
+		invariants.Fail("a snapshot at epoch %d, before min-visible %d", x.at, least)
+	}
+}
+
+// assertLatched: the latch of every key is held when its versions are installed, and no later epoch was under it.
+func (x *Session) assertLatched(w *Write, epoch keys.Epoch) {
+	if !x.store.latches.allHeld(&x.held) {
+		invariants.Fail("epoch %d is installed without the latches of its keys", epoch)
+	}
+	var set latchSet
+	for i := range w.Batch.Count() {
+		set.reset()
+		set.add(x.store.latches, w.Batch.Key(i))
+		stripe := &x.store.latches.table[set.only]
+		if stripe.state.Load()&latchHeld == 0 {
+			invariants.Fail("epoch %d writes a key whose latch is not held", epoch)
+		}
+		if stripe.newest != epoch {
+			invariants.Fail("epoch %d is installed under a latch whose newest epoch is %d", epoch, stripe.newest)
+		}
+	}
+}
+
+// allHeld reports whether every latch of the set is held.
+func (l *latches) allHeld(s *latchSet) bool {
+	if s.count == 1 {
+		return l.table[s.only].state.Load()&latchHeld != 0
+	}
+	for i := range l.table {
+		if s.bits[i/64]&(1<<(i%64)) != 0 && l.table[i].state.Load()&latchHeld == 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// assertAlone: one goroutine at a time uses a session to write.
+func (x *Session) assertAlone(begin bool) {
+	if !x.writing.CompareAndSwap(!begin, begin) {
+		invariants.Fail("two goroutines write with one session")
+	}
+}
