@@ -9,8 +9,9 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/pager"
 )
 
-// rootPins keeps the pages of old roots for readers that stay for minutes, such as a check. A slot's protection would do it, too,
-// but while a reader is inside a slot no memtable is freed either, and writers would soon wait for memory.
+// checkpointPins keep the pages of older states for readers that run for minutes, such as a verification. The guard of a slot
+// would keep them, too, but while a reader is inside a guard no memtable is freed either, and writers would soon wait for
+// memory.
 //
 // Invariant: the pager has been told to release pages through checkpoint n only if n is not past any pinned checkpoint. What no pinned state
 // reaches goes nevertheless (pager.ReleaseBeside).
@@ -22,7 +23,7 @@ type checkpointPins struct {
 	logPinned atomic.Int32 // readers of log segments: while there are any, checkpoints leave the log as it is
 }
 
-// pin keeps every page that the state of checkpoint n reaches. The checkpointing mutex is held, so that n is the newest.
+// pin keeps every page that the state of checkpoint n reaches. checkpointState.mu is held, so that n is the newest.
 func (r *checkpointPins) pin(p *pager.Pager, n uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -43,7 +44,7 @@ func (r *checkpointPins) unpin(p *pager.Pager, n uint64) {
 	r.releaseLocked(p)
 }
 
-// release says that readers in slots have moved on from what checkpoint n freed.
+// release records that no reader in a slot can reach the pages that checkpoint n freed.
 func (r *checkpointPins) release(p *pager.Pager, n uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -2,12 +2,12 @@ package storage
 
 import "context"
 
-// contextMutex is a mutex that may be held for as long as a bulk load takes: waiting for it ends with a context.
+// contextMutex is a mutex that may be held for as long as a bulk load runs: a wait for it ends with a context.
 type contextMutex struct{ held chan struct{} } // capacity 1: holds a token while it is locked
 
 func newContextMutex() contextMutex { return contextMutex{make(chan struct{}, 1)} }
 
-// LockOrEnd locks the mutex, or returns why the context has ended.
+// Lock locks the mutex, or returns the cause of the context's end.
 func (m contextMutex) Lock(ctx context.Context) error {
 	select {
 	case m.held <- struct{}{}:
@@ -22,10 +22,10 @@ func (m contextMutex) Lock(ctx context.Context) error {
 	}
 }
 
-// Unlock ends what LockOrEnd began.
+// Unlock unlocks the mutex.
 func (m contextMutex) Unlock() { <-m.held }
 
-// TryLock locks the mutex if it is free, and reports whether.
+// TryLock locks the mutex if it is free, and reports whether it did.
 func (m contextMutex) TryLock() bool {
 	select {
 	case m.held <- struct{}{}:

@@ -15,7 +15,7 @@ type Cursor struct {
 	tables []memtable.Iter // newest first; kept for reuse, as each is large
 	open   int             // tables in use
 	tree   btree.Cursor    // the oldest source
-	inTree bool            // tree stands on an entry
+	inTree bool            // tree is at an entry
 	engine *Engine
 
 	checkpoint uint64 // of the view
@@ -23,7 +23,7 @@ type Cursor struct {
 	leaves     int // of the tree, entered since OpenCursor
 	skipped    int // keys without a version at the snapshot, since OpenCursor
 	paused     bool
-	resume     []byte // where a halted walk goes on
+	resume     []byte // where a paused walk continues
 	readahead  pagesource.Readahead
 	at         keys.Epoch
 	lower      []byte
@@ -85,7 +85,7 @@ func (c *Cursor) addTable(t *memtable.Table) {
 	c.open++
 }
 
-// Close forgets what the cursor points to.
+// Close drops the references of the cursor.
 func (c *Cursor) Close() {
 	c.open, c.valid, c.key = 0, false, nil
 }
@@ -130,7 +130,7 @@ func (c *Cursor) Prev() {
 	c.stepBackward()
 }
 
-// skipForward moves every source that stands on the current key past it.
+// skipForward moves every source that is at the current key past it.
 func (c *Cursor) skipForward() {
 	for i := range c.open {
 		if t := &c.tables[i]; t.Valid() && bytes.Equal(t.Key(), c.key) {
@@ -218,14 +218,14 @@ func (c *Cursor) stepTree() {
 // pause ends the walk for now.
 func (c *Cursor) pause(resume []byte) { c.paused, c.valid, c.resume = true, false, resume }
 
-// Paused reports whether the cursor stands nowhere because it has done enough for one stay inside the slot's protection: the walk goes on, under a
-// new one, with SeekGE(Resume()) or, in reverse, with SeekLT(Resume()).
+// Paused reports whether the cursor has no key because it has done enough inside one guard of the slot. The walk continues,
+// inside a new guard, with SeekGE(Resume()) or, in reverse, with SeekLT(Resume()).
 func (c *Cursor) Paused() bool { return c.paused }
 
-// Resume is where a halted walk goes on. It lives until the next OpenCursor.
+// Resume is where a paused walk continues. It is valid until the next OpenCursor.
 func (c *Cursor) Resume() []byte { return c.resume }
 
-// pauseWithTree pauses where the tree's cursor did, or at the key in hand if that comes first.
+// pauseWithTree pauses where the cursor of the tree did, or at the current key if that comes first.
 func (c *Cursor) pauseWithTree(sign int) {
 	resume := append(c.resume[:0], c.tree.Resume()...)
 	switch {
@@ -283,10 +283,10 @@ func (c *Cursor) resolve() bool {
 // Leaves is how many of the tree's leaves were visited since OpenCursor.
 func (c *Cursor) Leaves() int { return c.leaves }
 
-// Restart forgets what the last scan told about reading ahead. OpenCursor alone goes on with the scan before.
+// Restart prepares read-ahead for a new scan. Without it, OpenCursor continues the scan before.
 func (c *Cursor) Restart() { c.readahead.Restart() }
 
-// Valid reports whether the cursor stands on a key.
+// Valid reports whether the cursor is at a key.
 func (c *Cursor) Valid() bool { return c.valid }
 
 // Key is the internal key. It lives until the cursor moves.

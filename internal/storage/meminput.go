@@ -7,12 +7,13 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/memtable"
 )
 
-// memInput is what a merge reads: the versions of some frozen generations as one sorted stream, per key the newest first.
+// memInput is the input of a merge: the versions of some immutable generations as one sorted stream, of each key the newest
+// first.
 //
 // Generations hold disjoint ranges of epochs, so the versions of a key in a newer one all come before those in an older.
 type memInput struct {
 	tables []memtable.Iter // newest generation first
-	live   []bool          // which of them stand on an entry
+	live   []bool          // which of them are at an entry
 }
 
 var _ btree.Input = (*memInput)(nil)
@@ -33,7 +34,7 @@ func (in *memInput) SeekGE(key []byte) {
 	}
 }
 
-// Next implements btree.Input. Keys and values lie in the memtables and stay until they are freed.
+// Next implements btree.Input. Keys and values are in the memtables, and valid until these are freed.
 func (in *memInput) Next(e *btree.Entry) bool {
 	least := -1
 	for i := range in.tables {

@@ -12,12 +12,12 @@ func (e *CacheSizeError) Error() string {
 // cachePagesMin is the smallest page cache: a few descents.
 const cachePagesMin = 16
 
-// ResizeCache changes the size of the page cache while readers use it, and returns the size before. What it takes or gives is the frozen
-// memtables', so that the memory budget stays. The error is *CacheSizeError.
+// ResizeCache changes the size of the page cache while readers use it, and returns the size before. The budget of immutable
+// memtables changes by the opposite amount, so that the memory budget stays the same. The error is *CacheSizeError.
 func (e *Engine) ResizeCache(bytes int64) (before int64, err error) {
 	o := e.options // a copy
 	lowest := int64(cachePagesMin * o.PageSize)
-	most := o.MemoryBytes - int64(o.logBuffers())*o.SegmentBytes - 3*o.MemtableBytes // one active, two frozen
+	most := o.MemoryBytes - int64(o.logBuffers())*o.SegmentBytes - 3*o.MemtableBytes // one active, two immutable
 	most = min(most, CacheBytesMax(o.PageSize))
 	if bytes < lowest || bytes > most {
 		return 0, &CacheSizeError{Bytes: bytes, Min: lowest, Max: most}

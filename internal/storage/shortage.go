@@ -13,10 +13,11 @@ import (
 	"github.com/epochkv/epochkv/internal/wal"
 )
 
-// Deletions write before they free anything: a log record, and the pages of a checkpoint. So the store keeps a reserve of disk space, really
-// allocated: log files (wal.Log.Reserve) and free pages in the data file (pager.FreeBytes). Anything may take from it; but once it is not
-// whole and cannot be filled up, there is a shortage, and ordinary writes are refused until it is whole again. Pages that a checkpoint frees and
-// segments that it gives up count, so that deleting ends the shortage although other files go on filling the disk.
+// Deletions write before they free anything: a log record, and the pages of a checkpoint. So the store keeps a reserve of
+// allocated disk space: log files (wal.Log.Reserve) and free pages in the data file (pager.FreeBytes). Every write may take
+// from it. When it is not complete and cannot be filled, there is a shortage, and ordinary writes are refused until it is
+// complete again. Pages that a checkpoint frees and segments that it recycles count, so that deletions end the shortage
+// although other files go on filling the disk.
 
 // diskReserve is the state of the reserve.
 type diskReserve struct {
@@ -75,7 +76,7 @@ func (s *ShortageError) Unwrap() error { return s.cause }
 // Shortage is nil, or why only deletions are accepted.
 func (e *Engine) Shortage() *ShortageError { return e.reserve.shortage.Load() }
 
-// CheckSpace fills the reserve, and finds out whether there is a shortage. It writes to the disk.
+// CheckSpace fills the reserve, and decides whether there is a shortage. It writes to the disk.
 func (e *Engine) CheckSpace() {
 	if !e.reserve.enabled {
 		return
@@ -91,8 +92,8 @@ func newSpaceCheck() *chan struct{} {
 	return &judged
 }
 
-// AwaitReserve waits until it is known whether there is a shortage, if what is in memory has outgrown the pages that are free for it: writers
-// must not outrun RunSpace, which may take its time on a slow device. The caller asks for the shortage afterwards.
+// AwaitReserve waits until it is known whether there is a shortage, if the memtables need more pages than are free for them:
+// writers must not be faster than RunSpace, which may be slow on a slow device. The caller reads Shortage afterwards.
 func (e *Engine) AwaitReserve(ctx context.Context) error {
 	if outgrown := e.reserve.enabled && e.Shortage() == nil && !e.covers(e.unmerged()); !outgrown {
 		return nil
@@ -108,14 +109,14 @@ func (e *Engine) AwaitReserve(ctx context.Context) error {
 	return nil
 }
 
-// covers reports whether the free pages suffice for what is in memory and three quarters of the reserve.
+// covers reports whether the free pages suffice for the memtables and three quarters of the reserve.
 func (e *Engine) covers(unmerged int64) bool {
 	free, want := e.pager.FreeBytes()
 	return free >= want-want/4+unmerged
 }
 
-// fillPages fills the data file's part: the reserve, and what is in memory and will need pages. A quarter of the reserve may be missing before that
-// counts, or a shortage would begin and end with every checkpoint.
+// fillPages fills the part of the data file: the reserve, and the pages that the memtables will need. A quarter of the
+// reserve may be missing before that counts; otherwise a shortage would begin and end with every checkpoint.
 func (e *Engine) fillPages() error {
 	unmerged := e.unmerged()
 	err := e.pager.FillReserve(unmerged)
@@ -133,13 +134,14 @@ func (e *Engine) fullAtMerge() error {
 	return nil
 }
 
-// unmerged is the memory of the generations that no checkpoint has taken in: about as much as their versions will take in pages, or more.
+// unmerged is the memory of the generations that no checkpoint has merged: about as much as their versions will need in
+// pages, or more.
 func (e *Engine) unmerged() int64 {
 	v := e.view.Load()
 	return int64(v.active.mem.Resident()) + residentBytes(v.immutables)
 }
 
-// reserveFor has RunSpace look at the reserve when it no longer covers what is in memory.
+// reserveFor requests a check of the reserve when it does not cover the memtables any more.
 func (e *Engine) reserveFor(unmerged int64) {
 	if !e.reserve.enabled {
 		return
@@ -170,25 +172,27 @@ func (e *Engine) RunSpace(ctx context.Context) {
 	}
 }
 
-// releasePages makes pages free that the last checkpoints gave up and no reader reaches any more. A checkpoint under way does it by itself.
+// releasePages frees pages that the last checkpoints replaced and no reader reaches any more. A running checkpoint does it
+// itself.
 func (e *Engine) releasePages() {
 	e.Reclaim()
 	if e.checkpoints.mu.TryLock() {
-		_ = e.pager.Shrink() // a failure stops the pager, which keeps it
+		_ = e.pager.Shrink() // a failure stops the pager, which keeps the error
 		e.checkpoints.mu.Unlock()
 	}
 }
 
-// spaceRetry is how often a store that refuses writes looks whether the disk has space again.
+// spaceRetry is how often a store that refuses writes checks whether the disk has space again.
 const spaceRetry = 500 * time.Millisecond
 
-// newSegment is a segment of the log, and notes a shortage if one came from the reserve. It waits at Open only; see advance.
+// newSegment returns a segment of the log, and records a shortage if the segment came from the reserve. It waits at Open
+// only; see advanceGeneration.
 func (e *Engine) newSegment(first keys.Epoch, bodyBytes int) (*wal.Segment, error) {
 	segment, err := e.log.NewSegment(context.Background(), first, bodyBytes)
 	if _, taken := e.log.Reserve(); taken > e.reserve.taken {
 		e.reserve.taken = taken
 		e.reserve.note(fmt.Errorf("the log has taken a file from the reserve: %w", vfs.ErrNoSpace))
-		e.checkpoints.request() // what is frozen should be merged while the reserve is there
+		e.checkpoints.request() // immutable memtables should be merged while the reserve is there
 	}
 	return segment, err
 }
@@ -202,7 +206,7 @@ func (e *Engine) rotatable() bool {
 	return !e.CheckpointBlocked() || kept >= reserveSegments
 }
 
-// openReserve sets the reserve up, when the log is open.
+// openReserve fills the reserve for the first time, when the log is open.
 func (e *Engine) openReserve() {
 	if !e.reserve.enabled {
 		return
@@ -211,9 +215,10 @@ func (e *Engine) openReserve() {
 	e.CheckSpace()
 }
 
-// firstGeneration is the active generation of a store that was just opened. If the disk is so full that there is no segment for it, the generation
-// is sealed and has none: the first write that is accepted asks for one again. Segments that the tree has covered may be what is left of short runs: no
-// checkpoint would give them back, as there is nothing to merge.
+// firstGeneration is the active generation of a store that was just opened. If the disk is too full for a segment, the
+// generation is sealed and has none: the first write that is accepted tries again. Segments whose commits are all in the
+// tree are removed first. They may be left from short runs, and no checkpoint would recycle them if there is nothing to
+// merge.
 func (e *Engine) firstGeneration(first keys.Epoch) (*generation, error) {
 	g, err := e.newGenerationLocked(first, 0, nil)
 	if errors.Is(err, vfs.ErrNoSpace) {
@@ -235,14 +240,14 @@ func (e *Engine) firstGeneration(first keys.Epoch) (*generation, error) {
 	return g, nil
 }
 
-// reservedPages is how many bytes of free pages the data file is meant to hold.
+// reservedPages is how many bytes of free pages the data file should have.
 func (e *Engine) reservedPages() int64 {
 	_, want := e.pager.FreeBytes()
 	return want
 }
 
-// segmentToCome returns what to wait for, if a segment could not be made because the disk is full, and a checkpoint is to give one back, or has
-// done so since.
+// segmentToCome returns a channel to wait for, if a segment could not be made because the disk is full, and a checkpoint
+// will recycle one, or has done so since. Otherwise it returns nil.
 func (e *Engine) segmentToCome(err error) (room <-chan struct{}) {
 	if !errors.Is(err, vfs.ErrNoSpace) || !e.reserve.enabled {
 		return nil
@@ -260,14 +265,14 @@ func (e *Engine) segmentToCome(err error) (room <-chan struct{}) {
 	return e.memory.room
 }
 
-// noWait is what to wait for when there is nothing to wait for.
+// noWait is a channel that is closed.
 var noWait = func() <-chan struct{} {
 	c := make(chan struct{})
 	close(c)
 	return c
 }()
 
-// reserved is how many bytes the reserve holds.
+// reserved is how many bytes the reserve has.
 func (e *Engine) reserved() int64 {
 	if !e.reserve.enabled {
 		return 0

@@ -13,25 +13,25 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// A merge writes every page that it changes to a new place, and frees the old places only when the new state is durable. A memtable of small
-// deletions can fall on as many leaves as it has versions, and so need more pages than a full disk has free. Such a merge is made in steps: each
-// merges the versions of one span of keys, commits a superblock, and frees the replaced pages for the next step. A step needs few pages,
-// however large the memtables are.
+// A merge writes every page that it changes to a new location, and frees the old location only when the new state is durable.
+// A memtable of small deletions can affect as many leaves as it has versions, and so need more pages than a full disk has
+// free. Such a merge is made in steps: each merges the versions of one span of keys, commits a superblock, and frees the
+// replaced pages for the next step. A step needs few pages, however large the memtables are.
 //
 // Invariants:
-//   - until the last step the state's epoch stays what it was, the memtables stay in the view, and the log stays on the disk. What a step has
-//     brought into the tree is in the memtables and in the log, too: a reader finds it there first, and a merge, after a restart or of the next
-//     attempt, puts each version in the place of itself;
+//   - until the last step the epoch of the state does not change, the memtables stay in the view, and the log stays on the
+//     disk. Versions that a step has merged are in the memtables and in the log, too: a reader finds them there first, and
+//     a later merge, after a restart or in the next attempt, replaces each version by itself;
 //   - no merge adds pages to the tree unless floorPages stay free, so that a deletion can always be merged.
 
-// stepShare is the part of the free pages, as one over it, that the keys of a step may number at first: each may fall on a leaf of its own, and
-// the nodes above the leaves are written anew as well.
+// stepShare limits the keys of a step to 1/stepShare of the number of free pages at first: each key may be in a leaf of its
+// own, and the nodes above the leaves are rewritten as well.
 const stepShare = 4
 
 // graceMax is how long a step waits for readers of the pages that the step before replaced.
 const graceMax = time.Second
 
-// keySpan is the keys that a step merges: [lower, upper), to the end if upper is nil.
+// keySpan is the range of keys that a step merges: [lower, upper), without a bound if upper is nil.
 type keySpan struct{ lower, upper []byte }
 
 // has reports whether a key is in the span; everything is in nil, which is a whole merge.
@@ -39,7 +39,7 @@ func (span *keySpan) has(key []byte) bool {
 	return span == nil || bytes.Compare(span.lower, key) <= 0 && (span.upper == nil || bytes.Compare(key, span.upper) < 0)
 }
 
-// spanInput is what an input has in a span.
+// spanInput is the part of an input in a span.
 type spanInput struct {
 	btree.Input
 	span *keySpan
@@ -64,8 +64,8 @@ func (s spanInput) Next(e *btree.Entry) bool {
 	return s.Input.Next(e) && (s.span.upper == nil || bytes.Compare(e.Key, s.span.upper) < 0)
 }
 
-// within limits a merge to the span of a step. It takes as few pages as possible: one worker, and no cuts but those of the tree, since a leaf that
-// is cut is written even if nothing falls on it.
+// within limits a merge to the span of a step. It needs as few pages as possible: one worker, and no cuts but those of the
+// tree, because a leaf that is cut is rewritten even if no version changes it.
 func (span *keySpan) within(in *btree.MergeInput) {
 	input := in.Input
 	in.Input = func() btree.Input { return newSpanInput(input(), span) }
@@ -78,11 +78,11 @@ type stepper struct {
 	job    mergeJob
 	cut    keys.Epoch
 	halved int   // how often a step had to be halved
-	failed error // why some span was left out, or nil
+	failed error // why a span was left out, or nil
 }
 
-// mergeInSteps merges generations for which the free pages do not suffice at once, and returns which: the oldest, so that its log segment comes
-// free soon; or, if that does not fit, all, since a newer one may delete what the oldest has put.
+// mergeInSteps merges generations for which the free pages do not suffice at once, and returns them: the oldest one, so that
+// its log segment is recycled soon; or, if that does not fit, all, because a newer one may delete keys of the oldest.
 func (e *Engine) mergeInSteps(ctx context.Context, complete []*generation, h *GCWatermarks) (merged []*generation, err error) {
 	e.checkpoints.merging.Store(true)
 	defer e.checkpoints.merging.Store(false)
@@ -94,8 +94,8 @@ func (e *Engine) mergeInSteps(ctx context.Context, complete []*generation, h *GC
 	return oldest, err
 }
 
-// mergeBySpans merges the generations of a job. Spans that do not fit are left out, and the others merged nevertheless: where deletions are, pages
-// come free. If something was left out the generations stay, and the error says why.
+// mergeBySpans merges the generations of a job. Spans that do not fit are left out, and the others merged nevertheless:
+// deletions free pages. If a span was left out the generations stay, and the error says why.
 func (e *Engine) mergeBySpans(ctx context.Context, job mergeJob) error {
 	s := stepper{engine: e, job: job, cut: job.cut(0)}
 	return s.run(ctx)
@@ -137,14 +137,14 @@ func (s *stepper) halve() bool {
 	return true
 }
 
-// size is how many keys a step should have, a page's worth of values counting as one.
+// size is how many keys a step should have. Values count as one key for each page of their size.
 func (s *stepper) size() int {
 	p := s.engine.pager
 	free, _ := p.FreeBytes()
 	return max(1, int(free/int64(p.PageSize()))/stepShare>>s.halved)
 }
 
-// next is the span of the next step, and whether something is deleted there.
+// next returns the span of the next step, and whether it has deletions.
 func (s *stepper) next(lower []byte) (span *keySpan, deletes bool) {
 	in, left := newMemInput(s.job.immutables), s.size()
 	in.SeekGE(lower)
@@ -184,7 +184,8 @@ func (s *stepper) step(ctx context.Context, span *keySpan) error {
 	return e.publish(number, result.Root, merged, epoch)
 }
 
-// awaitReaders returns when the pages that checkpoints gave up are free, or after graceMax: readers leave their protection every few leaves.
+// awaitReaders returns when the pages that checkpoints replaced are free, or after graceMax. Readers leave their guard every
+// few leaves.
 func (e *Engine) awaitReaders(ctx context.Context) error {
 	for wait := 50 * time.Microsecond; e.memory.retired.any() && wait < graceMax; wait *= 2 {
 		e.Reclaim()
