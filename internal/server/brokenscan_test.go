@@ -16,7 +16,8 @@ import (
 	"github.com/epochkv/epochkv/internal/testseed"
 )
 
-// cuttingProxy forwards connections to a server and closes each after it has brought so many bytes of answers.
+// cuttingProxy forwards connections to a server and closes each after it has brought so many bytes
+// of answers.
 type cuttingProxy struct {
 	listener net.Listener
 	target   string
@@ -72,8 +73,9 @@ func (p *cuttingProxy) forward(in net.Conn, bytes int64) {
 	}
 }
 
-// TestScanOverBreakingConnectionsIsOneSnapshot: the connection breaks after any number of bytes, again and again, while keys are put,
-// overwritten and deleted. Each scan brings exactly what the store held at its epoch, in both directions, with and without a limit.
+// TestScanOverBreakingConnectionsIsOneSnapshot: the connection breaks after any number of bytes,
+// again and again, while keys are put, overwritten and deleted. Each scan brings exactly what the
+// store held at its epoch, in both directions, with and without a limit.
 func TestScanOverBreakingConnectionsIsOneSnapshot(t *testing.T) {
 	rng := rand.New(rand.NewPCG(testseed.Base(t), 7))
 	h := mustStart(t, func(c *config.Config) { c.Retention = time.Minute })

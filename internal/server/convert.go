@@ -59,7 +59,7 @@ func toCondition(p *pb.Precondition, list string, i int) (mvcc.Condition, error)
 }
 
 // prepare sets what all writes have in common.
-func (c *caller) prepare(preconditions []*pb.Precondition, d pb.Durability) (err error) {
+func (c *executor) prepare(preconditions []*pb.Precondition, d pb.Durability) (err error) {
 	c.write.Reset()
 	if c.write.Durability, err = toDurability(d); err != nil {
 		return err

@@ -11,9 +11,10 @@ import (
 	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
-// The functions here execute one request each with a caller, alone or from a pipeline. None waits
-// for durability: each returns the epoch that its answer waits for, zero if it may be sent at once.
-// An error has to wait like an answer: it may tell of commits that a crash could still take back.
+// The functions here execute one request each with an executor, alone or from a pipeline. None
+// waits for durability: each returns the epoch that its answer waits for, zero if it may be sent at
+// once. An error has to wait like an answer: it may tell of commits that a crash could still take
+// back.
 
 // ackWait is what an answer waits for before it may be sent.
 type ackWait struct {
@@ -60,7 +61,7 @@ func (w ackWait) revealing(await keys.Epoch) ackWait {
 // outcome completes what a request has returned: with what its writes have revealed, and with an
 // error that keeps nothing of the session. Each request passes here before its session does
 // anything else.
-func (c *caller) outcome(w ackWait, err error) (ackWait, error) {
+func (c *executor) outcome(w ackWait, err error) (ackWait, error) {
 	if err != nil {
 		w.write, err = false, detached(err) // nothing was written whose outcome could be unknown
 	}
@@ -68,7 +69,7 @@ func (c *caller) outcome(w ackWait, err error) (ackWait, error) {
 }
 
 // get answers into out. The value is appended to buf and aliases it.
-func (c *caller) get(req *pb.GetRequest, out *pb.GetResponse, buf []byte) (ackWait, error) {
+func (c *executor) get(req *pb.GetRequest, out *pb.GetResponse, buf []byte) (ackWait, error) {
 	v, err := c.session.Get(buf, req.Key, keys.Epoch(req.SnapshotEpoch))
 	if err != nil {
 		return ackWait{}, err
@@ -77,7 +78,7 @@ func (c *caller) get(req *pb.GetRequest, out *pb.GetResponse, buf []byte) (ackWa
 	return ackRead(v.Await), nil
 }
 
-func (c *caller) put(ctx context.Context, req *pb.PutRequest) (ackWait, error) {
+func (c *executor) put(ctx context.Context, req *pb.PutRequest) (ackWait, error) {
 	if err := c.prepare(req.Preconditions, req.Durability); err != nil {
 		return ackWait{}, err
 	}
@@ -85,7 +86,7 @@ func (c *caller) put(ctx context.Context, req *pb.PutRequest) (ackWait, error) {
 	return c.commit(ctx)
 }
 
-func (c *caller) delete(ctx context.Context, req *pb.DeleteRequest) (ackWait, error) {
+func (c *executor) delete(ctx context.Context, req *pb.DeleteRequest) (ackWait, error) {
 	if err := c.prepare(req.Preconditions, req.Durability); err != nil {
 		return ackWait{}, err
 	}
@@ -93,7 +94,7 @@ func (c *caller) delete(ctx context.Context, req *pb.DeleteRequest) (ackWait, er
 	return c.commit(ctx)
 }
 
-func (c *caller) batchWrite(ctx context.Context, req *pb.BatchWriteRequest) (ackWait, error) {
+func (c *executor) batchWrite(ctx context.Context, req *pb.BatchWriteRequest) (ackWait, error) {
 	if err := c.prepare(req.Preconditions, req.Durability); err != nil {
 		return ackWait{}, err
 	}
@@ -106,7 +107,7 @@ func (c *caller) batchWrite(ctx context.Context, req *pb.BatchWriteRequest) (ack
 }
 
 // addMutation adds the mutation at a position of the request's list to the write.
-func (c *caller) addMutation(m *pb.Mutation, list string, i int) error {
+func (c *executor) addMutation(m *pb.Mutation, list string, i int) error {
 	switch m.GetKind() {
 	case pb.Mutation_KIND_PUT:
 		c.write.Set(m.Key, m.Value)
@@ -121,7 +122,7 @@ func (c *caller) addMutation(m *pb.Mutation, list string, i int) error {
 	return invalid(fmt.Sprintf("%s[%d].kind", list, i), fmt.Sprintf("%d is not a kind of mutation", m.GetKind()))
 }
 
-func (c *caller) commit(ctx context.Context) (ackWait, error) {
+func (c *executor) commit(ctx context.Context) (ackWait, error) {
 	epoch, err := c.session.Commit(ctx, &c.write)
 	if err != nil {
 		return ackWait{}, err
@@ -137,7 +138,7 @@ const batchGetBytesMax = 4 << 20
 var errAnswerFull = errors.New("the answer is full")
 
 // batchGet answers into out, whose results it reuses.
-func (c *caller) batchGet(ctx context.Context, req *pb.BatchGetRequest, out *pb.BatchGetResponse, s *Server) (ackWait, error) {
+func (c *executor) batchGet(ctx context.Context, req *pb.BatchGetRequest, out *pb.BatchGetResponse, s *Server) (ackWait, error) {
 	if n := len(req.Keys); n > s.limits.BatchOps {
 		return ackWait{}, &mvcc.LimitError{What: "batch operations", Limit: s.limits.BatchOps, Got: n}
 	}
@@ -209,7 +210,7 @@ func nextResult(out *pb.BatchGetResponse) *pb.BatchGetResult {
 	return r
 }
 
-func (c *caller) deleteRange(ctx context.Context, req *pb.DeleteRangeRequest, out *pb.DeleteRangeResponse) (ackWait, error) {
+func (c *executor) deleteRange(ctx context.Context, req *pb.DeleteRangeRequest, out *pb.DeleteRangeResponse) (ackWait, error) {
 	if req.Range == nil {
 		return ackWait{}, invalidRange("is missing; an empty range means all keys")
 	}

@@ -32,11 +32,11 @@ import (
 // client. When the server drains, the stream ends with SHUTTING_DOWN after all executed requests
 // were answered: a request without an answer was not executed.
 type pipeline struct {
-	server *Server
-	conn   *connection
-	shard  *telemetry.Shard
-	stream grpc.ServerStream
-	caller *caller
+	server   *Server
+	conn     *connection
+	shard    *telemetry.Shard
+	stream   grpc.ServerStream
+	executor *executor
 
 	in      pipelineRequest // the receiver's
 	value   []byte          // the receiver's: the value that a get answers with
@@ -64,17 +64,17 @@ func (s *kvService) Pipeline(stream grpc.BidiStreamingServer[pb.PipelineRequest,
 			return err
 		}
 		s.admission.leave(conn, shareSmallReads, 0) // its requests are admitted one by one
-		c, err := s.callers.take()
+		c, err := s.executors.take()
 		if err != nil {
 			return err
 		}
 		c.ctx = stream.Context()
-		p := &pipeline{server: s.Server, conn: conn, shard: conn.shard, stream: stream, caller: c}
+		p := &pipeline{server: s.Server, conn: conn, shard: conn.shard, stream: stream, executor: c}
 		p.init()
 		received := make(chan error, 1)
 		s.receivers.Go(func() {
 			received <- p.receive()
-			s.callers.release(c)
+			s.executors.release(c)
 		})
 		return p.acknowledge(stream.Context(), received)
 	})
@@ -129,11 +129,11 @@ func (p *pipeline) serve() error {
 	a.method = method
 	if admission.enter(p.conn, sh, size) {
 		if kind != kindWriteAndRead || !admission.answersFull(p.conn) {
-			w, err = p.caller.outcome(p.execute(&a))
+			w, err = p.executor.outcome(p.execute(&a))
 		}
 		admission.leave(p.conn, sh, size)
 	}
-	p.caller.uncharge() // first, lest a large value counts twice
+	p.executor.uncharge() // first, lest a large value counts twice
 	if err == nil && kind.answers() {
 		a.charge, err = admission.charge(p.conn, a.bytes(), kind.writes())
 	}
@@ -177,38 +177,38 @@ func (p *pipeline) execute(a *answer) (ackWait, error) {
 	switch r := p.in.msg.Request.(type) {
 	case *pb.PipelineRequest_Get:
 		var out pb.GetResponse
-		w, err := p.caller.get(r.Get, &out, p.valueBuffer())
+		w, err := p.executor.get(r.Get, &out, p.valueBuffer())
 		p.value = out.Value
 		a.found, a.value, a.epoch, a.readEpoch = out.Found, out.Value, out.Epoch, out.ReadEpoch
 		return w, err
 	case *pb.PipelineRequest_Put:
-		w, err := p.caller.put(p.stream.Context(), r.Put)
+		w, err := p.executor.put(p.stream.Context(), r.Put)
 		a.epoch = uint64(w.epoch)
 		return w, err
 	case *pb.PipelineRequest_Delete:
-		w, err := p.caller.delete(p.stream.Context(), r.Delete)
+		w, err := p.executor.delete(p.stream.Context(), r.Delete)
 		a.epoch = uint64(w.epoch)
 		return w, err
 	case *pb.PipelineRequest_BatchWrite:
-		w, err := p.caller.batchWrite(p.stream.Context(), r.BatchWrite)
+		w, err := p.executor.batchWrite(p.stream.Context(), r.BatchWrite)
 		a.epoch = uint64(w.epoch)
 		return w, err
 	case *pb.PipelineRequest_BatchGet:
 		out := pb.BatchGetResponseFromVTPool()
-		w, err := p.caller.batchGet(p.stream.Context(), r.BatchGet, out, p.server)
+		w, err := p.executor.batchGet(p.stream.Context(), r.BatchGet, out, p.server)
 		a.batchGet = out
 		return w, err
 	case *pb.PipelineRequest_DeleteRange:
 		out := new(pb.DeleteRangeResponse)
-		w, err := p.caller.deleteRange(p.stream.Context(), r.DeleteRange, out)
+		w, err := p.executor.deleteRange(p.stream.Context(), r.DeleteRange, out)
 		a.deleteRange = out
 		return w, err
 	case *pb.PipelineRequest_Invoke:
 		a.invoke = new(pb.InvokeResponse)
-		return p.caller.invoke(p.stream.Context(), r.Invoke, a.invoke)
+		return p.executor.invoke(p.stream.Context(), r.Invoke, a.invoke)
 	case *pb.PipelineRequest_InvokeAll:
 		a.invokeAll = new(pb.InvokeAllResponse)
-		return p.caller.invokeAll(p.stream.Context(), r.InvokeAll, a.invokeAll)
+		return p.executor.invokeAll(p.stream.Context(), r.InvokeAll, a.invokeAll)
 	}
 	return ackWait{}, invalid("request", "is missing, or of a kind that this server does not know")
 }

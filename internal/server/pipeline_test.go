@@ -511,12 +511,12 @@ func TestSmallRequestsAllocateNothing(t *testing.T) {
 	h.put(t, "key", "value")
 	conn := h.connections.admit()
 	defer h.connections.open.Add(-1)
-	c, err := h.callers.take()
+	c, err := h.executors.take()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer h.callers.release(c)
-	p := &pipeline{server: h.Server, shard: conn.shard, stream: discard{ctx: testContext(t)}, caller: c}
+	defer h.executors.release(c)
+	p := &pipeline{server: h.Server, shard: conn.shard, stream: discard{ctx: testContext(t)}, executor: c}
 	p.init()
 	for name, request := range map[string]*pb.PipelineRequest{
 		"get": getRequest(1, "key"), "put": putRequest(2, "key", "value", pb.Durability_DURABILITY_ASYNC),

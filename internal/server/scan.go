@@ -41,7 +41,7 @@ func (s *kvService) Scan(req *pb.ScanRequest, stream grpc.ServerStreamingServer[
 		if err := s.admit(stream.Context(), conn, shareScans, sc.held); err != nil {
 			return err
 		}
-		if sc.caller, err = s.callers.take(); err != nil {
+		if sc.executor, err = s.executors.take(); err != nil {
 			s.admission.leave(conn, shareScans, sc.held)
 			return err
 		}
@@ -60,7 +60,7 @@ type scan struct {
 	countOnly bool
 	tokens    pb.ResumeTokens
 	conn      *connection
-	caller    *caller
+	executor  *executor
 	snapshot  *openSnapshot
 
 	held      int    // bytes that it is admitted with
@@ -159,7 +159,7 @@ func (sc *scan) run(stream grpc.ServerStreamingServer[pb.ScanResponse]) error {
 
 // begin opens the snapshot and the cursor.
 func (sc *scan) begin(ctx context.Context) (err error) {
-	x := sc.caller.session
+	x := sc.executor.session
 	if sc.at, err = x.OpenSnapshot(sc.at); err != nil {
 		return err
 	}
@@ -174,7 +174,7 @@ func (sc *scan) end() {
 	if sc.snapshot != nil && sc.snapshot.close() {
 		sc.keep()
 	}
-	sc.server.callers.release(sc.caller)
+	sc.server.executors.release(sc.executor)
 	sc.server.admission.leave(sc.conn, shareScans, sc.held)
 }
 

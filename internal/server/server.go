@@ -1,17 +1,17 @@
 // Package server is the RPC layer: it turns messages into calls of the engine and errors into
 // statuses, and bounds every resource that a client can ask for.
 //
-//	connection ─► limits ─► admission ─► caller (engine session, buffers) ─► execute ─► ackWait ─► answer
+//	connection ─► limits ─► admission ─► executor (engine session, buffers) ─► execute ─► ackWait ─► answer
 //	              how many   in flight    pooled                              engine     durable?
 //
 // Terms. A connection is counted and has its share of the request counters. A request is admitted
 // while the limits of requests and bytes in flight allow it, and refused at once otherwise; its
-// deadline is checked before work begins. A caller executes one request at a time. The
+// deadline is checked before work begins. An executor executes one request at a time. The
 // acknowledgement wait of an answer ends when a crash can no longer take back anything that the
 // answer reveals or acknowledges: only then is it sent. An epoch is a commit sequence number.
 //
 // Invariants: no answer is sent before its acknowledgement wait has ended; every error leaves
-// through statusOf, with one ErrorInfo; every request gives back its caller and its admission at
+// through statusOf, with one ErrorInfo; every request gives back its executor and its admission at
 // its end; nothing here waits without a bound or a context.
 //
 // Starting and stopping: Open binds the addresses and recovers the store; Run serves until its
@@ -77,7 +77,7 @@ type Server struct {
 	connections  connections
 	admission    admission
 	receiving    receiving
-	callers      callers
+	executors    executorPool
 	receivers    sync.WaitGroup // goroutines of streams, which end after their handlers, and of the probe; they end before the store is closed
 	transactions txnTable
 	snapshots    snapshotTable
@@ -137,7 +137,7 @@ func open(ctx context.Context, c config.Config, log *slog.Logger, files vfs.FS) 
 	s.connections.receiving = &s.receiving
 	s.receiving.init(int64(c.Inflight()), int64(c.StreamsTotal()), int64(messageBytesMax(&c)))
 	s.admission.init(c.Limits.InflightRequests, uint64(c.Inflight()))
-	s.callers.store, s.callers.admission = store, &s.admission
+	s.executors.store, s.executors.admission = store, &s.admission
 	id := store.ID()
 	s.storeID = binary.LittleEndian.Uint64(id[:])
 	s.conditions.list, s.conditions.counters = health.NewList(log), store.Stats()
@@ -334,7 +334,7 @@ func (s *Server) stats() telemetry.ServerStats {
 		InflightRequests:   requests,
 		InflightBytes:      bytes,
 		AnswerBytes:        answers,
-		Sessions:           int(s.callers.open.Load()),
+		Sessions:           int(s.executors.open.Load()),
 		Draining:           s.draining.Load(),
 		RefusedConnections: s.connections.refused.Load(),
 		RefusedRequests:    s.admission.refused.Load() + s.receiving.refused.Load(),
@@ -462,7 +462,7 @@ func (s *Server) closeStore(drained <-chan struct{}) error {
 	go func() {
 		<-drained
 		s.receivers.Wait()
-		s.callers.close()
+		s.executors.close()
 		err := s.store.Shutdown(ctx)
 		if stuck := (*mvcc.StuckError)(nil); !errors.As(err, &stuck) {
 			err = errors.Join(err, s.closeFiles())

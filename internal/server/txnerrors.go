@@ -88,8 +88,8 @@ func classifyTransaction(err error) (fault, bool) {
 	return fault{}, false
 }
 
-// detached is err without the parts that live in a session, for a caller that releases the session
-// before the error is told.
+// detached is err without the parts that live in a session, for an executor that releases the
+// session before the error is told.
 func detached(err error) error {
 	var conflict *mvcc.ConflictError
 	if errors.As(err, &conflict) {

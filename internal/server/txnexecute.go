@@ -12,10 +12,10 @@ import (
 // Execute implements Transactions. mvcc evaluates it; the functions here convert.
 func (s *txnService) Execute(ctx context.Context, req *pb.ExecuteRequest) (*pb.ExecuteResponse, error) {
 	out := new(pb.ExecuteResponse)
-	return out, s.run(ctx, func(c *caller) (ackWait, error) { return s.execute(ctx, c, req, out) })
+	return out, s.run(ctx, func(c *executor) (ackWait, error) { return s.execute(ctx, c, req, out) })
 }
 
-func (s *txnService) execute(ctx context.Context, c *caller, req *pb.ExecuteRequest, out *pb.ExecuteResponse) (ackWait, error) {
+func (s *txnService) execute(ctx context.Context, c *executor, req *pb.ExecuteRequest, out *pb.ExecuteResponse) (ackWait, error) {
 	e := mvcc.Execution{Write: &c.write, Otherwise: len(req.ElseOperations) > 0}
 	if err := c.toExecution(&e, req); err != nil {
 		return ackWait{}, err
@@ -52,7 +52,7 @@ func (s *txnService) countExecuted(err error) {
 }
 
 // toExecution reads the conditions, and the operations if all of them write.
-func (c *caller) toExecution(e *mvcc.Execution, req *pb.ExecuteRequest) error {
+func (c *executor) toExecution(e *mvcc.Execution, req *pb.ExecuteRequest) error {
 	if err := c.prepare(nil, req.Durability); err != nil {
 		return err
 	}
@@ -75,7 +75,7 @@ func (c *caller) toExecution(e *mvcc.Execution, req *pb.ExecuteRequest) error {
 	return nil
 }
 
-func (c *caller) addCondition(e *mvcc.Execution, has *pb.TxnCondition, i int) error {
+func (c *executor) addCondition(e *mvcc.Execution, has *pb.TxnCondition, i int) error {
 	switch is := has.GetCondition().(type) {
 	case *pb.TxnCondition_Key:
 		condition, err := toCondition(is.Key, "conditions", i)
@@ -112,7 +112,7 @@ func toRangeCondition(r *pb.RangeCondition, i int) (c mvcc.RangeCondition, err e
 }
 
 // operate does the operations of a list in the transaction and appends their results.
-func (s *txnService) operate(ctx context.Context, c *caller, t *mvcc.Txn, list []*pb.Operation, name string, out *pb.ExecuteResponse) error {
+func (s *txnService) operate(ctx context.Context, c *executor, t *mvcc.Txn, list []*pb.Operation, name string, out *pb.ExecuteResponse) error {
 	size := 0
 	for i, o := range list {
 		r, err := executeOperation(ctx, t, o, name, i)

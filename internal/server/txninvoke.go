@@ -13,16 +13,16 @@ import (
 // Invoke implements KV.
 func (s *kvService) Invoke(ctx context.Context, req *pb.InvokeRequest) (*pb.InvokeResponse, error) {
 	out := new(pb.InvokeResponse)
-	return out, s.run(ctx, func(c *caller) (ackWait, error) { return c.invoke(ctx, req, out) })
+	return out, s.run(ctx, func(c *executor) (ackWait, error) { return c.invoke(ctx, req, out) })
 }
 
 // InvokeAll implements KV.
 func (s *kvService) InvokeAll(ctx context.Context, req *pb.InvokeAllRequest) (*pb.InvokeAllResponse, error) {
 	out := new(pb.InvokeAllResponse)
-	return out, s.run(ctx, func(c *caller) (ackWait, error) { return c.invokeAll(ctx, req, out) })
+	return out, s.run(ctx, func(c *executor) (ackWait, error) { return c.invokeAll(ctx, req, out) })
 }
 
-// invocations are a caller's buffers for Invoke and InvokeAll.
+// invocations are an executor's buffers for Invoke and InvokeAll.
 type invocations struct {
 	ops      []mvcc.Invoke
 	outcomes []mvcc.Invoked
@@ -41,7 +41,7 @@ func (b *invocations) reset(n int) {
 	}
 }
 
-func (c *caller) invoke(ctx context.Context, req *pb.InvokeRequest, out *pb.InvokeResponse) (ackWait, error) {
+func (c *executor) invoke(ctx context.Context, req *pb.InvokeRequest, out *pb.InvokeResponse) (ackWait, error) {
 	c.invoked.reset(1)
 	if err := toInvoke(&c.invoked.ops[0], req.Invocation, "invocation"); err != nil {
 		return ackWait{}, err
@@ -54,7 +54,7 @@ func (c *caller) invoke(ctx context.Context, req *pb.InvokeRequest, out *pb.Invo
 	return w, nil
 }
 
-func (c *caller) invokeAll(ctx context.Context, req *pb.InvokeAllRequest, out *pb.InvokeAllResponse) (ackWait, error) {
+func (c *executor) invokeAll(ctx context.Context, req *pb.InvokeAllRequest, out *pb.InvokeAllResponse) (ackWait, error) {
 	c.invoked.reset(len(req.Invocations))
 	for i, in := range req.Invocations {
 		if err := toInvoke(&c.invoked.ops[i], in, fmt.Sprintf("invocations[%d]", i)); err != nil {
@@ -72,8 +72,8 @@ func (c *caller) invokeAll(ctx context.Context, req *pb.InvokeAllRequest, out *p
 	return w, nil
 }
 
-// invokeFilled applies the operations in the caller's buffers.
-func (c *caller) invokeFilled(
+// invokeFilled applies the operations in the executor's buffers.
+func (c *executor) invokeFilled(
 	ctx context.Context, preconditions []*pb.Precondition, d pb.Durability, epoch *uint64,
 ) (ackWait, error) {
 	if err := c.prepare(preconditions, d); err != nil {

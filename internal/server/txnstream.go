@@ -43,13 +43,13 @@ type transactionStream struct {
 	ended  chan error // one reason why the stream is over, from outside
 	code   codes.Code // of the last answer; the receiver's own
 
-	mu     sync.Mutex
-	caller *caller // nil: no transaction is open
-	txn    *mvcc.Txn
-	row    *openTxn
-	timer  *time.Timer // for the transaction that is open
-	failed error       // an earlier request of the transaction failed
-	over   bool        // ended was told
+	mu       sync.Mutex
+	executor *executor // nil: no transaction is open
+	txn      *mvcc.Txn
+	row      *openTxn
+	timer    *time.Timer // for the transaction that is open
+	failed   error       // an earlier request of the transaction failed
+	over     bool        // ended was told
 }
 
 // Transact implements Transactions.
@@ -152,8 +152,8 @@ func (c *transactionStream) releaseLocked() {
 	c.timer.Stop()
 	c.row.stop(nil)
 	c.server.transactions.leave(c.row)
-	c.server.callers.release(c.caller)
-	c.caller, c.txn, c.row, c.failed = nil, nil, nil, nil
+	c.server.executors.release(c.executor)
+	c.executor, c.txn, c.row, c.failed = nil, nil, nil, nil
 }
 
 // receive serves requests until the client closes its side (nil) or the stream breaks or is ended.
@@ -279,7 +279,7 @@ func (c *transactionStream) execute(req *pb.TransactRequest, out *pb.TransactRes
 	}
 	err = detached(err)
 	if c.txn != nil {
-		c.caller.uncharge()
+		c.executor.uncharge()
 		c.row.requests.Add(1)
 		c.row.busy.Store(true)
 		if tooLarge := c.server.transactions.resize(c.row, c.txn.Size()); err == nil {
@@ -314,24 +314,24 @@ func (c *transactionStream) begin(req *pb.BeginRequest, out *pb.TransactResponse
 	}
 	row.end = func(why error, reason telemetry.AbortReason) { c.end(row, why, reason) }
 	row.idleSince.Store(int64(s.clock.now()))
-	caller, err := s.callers.take()
+	executor, err := s.executors.take()
 	if err != nil {
 		return err
 	}
-	txn, err := caller.session.Begin(o)
+	txn, err := executor.session.Begin(o)
 	if err != nil {
-		s.callers.release(caller)
+		s.executors.release(executor)
 		return err
 	}
-	row.at, caller.ctx = txn.At(), c.stream.Context()
+	row.at, executor.ctx = txn.At(), c.stream.Context()
 	row.ctx, row.stop = context.WithCancelCause(c.stream.Context())
 	if err := s.transactions.enter(row); err != nil {
 		row.stop(nil)
 		txn.Rollback()
-		s.callers.release(caller)
+		s.executors.release(executor)
 		return err
 	}
-	c.caller, c.txn, c.row, c.failed = caller, txn, row, nil
+	c.executor, c.txn, c.row, c.failed = executor, txn, row, nil
 	c.timer = time.AfterFunc(min(s.transactions.idle, s.transactions.total), func() { c.expire(row) })
 	out.Response = &pb.TransactResponse_Begin{Begin: &pb.BeginResponse{Id: row.id, ReadEpoch: uint64(row.at)}}
 	return nil
@@ -423,7 +423,7 @@ func (c *transactionStream) commit(out *pb.TransactResponse) (ackWait, error) {
 	}
 	at, durability := c.txn.At(), c.row.durability
 	epoch, err := c.txn.Commit(c.stream.Context())
-	w, err := c.caller.outcome(ackWait{}.revealing(c.txn.Await()), err)
+	w, err := c.executor.outcome(ackWait{}.revealing(c.txn.Await()), err)
 	if err != nil {
 		c.server.transactions.aborted[abortReason(err)].Add(1)
 		c.releaseLocked()

@@ -20,13 +20,13 @@ type kvService struct {
 // Get implements KV.
 func (s *kvService) Get(ctx context.Context, req *pb.GetRequest) (*pb.GetResponse, error) {
 	out := new(pb.GetResponse)
-	return out, s.run(ctx, func(c *caller) (ackWait, error) { return c.get(req, out, nil) })
+	return out, s.run(ctx, func(c *executor) (ackWait, error) { return c.get(req, out, nil) })
 }
 
 // Put implements KV.
 func (s *kvService) Put(ctx context.Context, req *pb.PutRequest) (*pb.PutResponse, error) {
 	out := new(pb.PutResponse)
-	return out, s.run(ctx, func(c *caller) (ackWait, error) {
+	return out, s.run(ctx, func(c *executor) (ackWait, error) {
 		w, err := c.put(ctx, req)
 		out.Epoch = uint64(w.epoch)
 		return w, err
@@ -36,7 +36,7 @@ func (s *kvService) Put(ctx context.Context, req *pb.PutRequest) (*pb.PutRespons
 // Delete implements KV.
 func (s *kvService) Delete(ctx context.Context, req *pb.DeleteRequest) (*pb.DeleteResponse, error) {
 	out := new(pb.DeleteResponse)
-	return out, s.run(ctx, func(c *caller) (ackWait, error) {
+	return out, s.run(ctx, func(c *executor) (ackWait, error) {
 		w, err := c.delete(ctx, req)
 		out.Epoch = uint64(w.epoch)
 		return w, err
@@ -46,7 +46,7 @@ func (s *kvService) Delete(ctx context.Context, req *pb.DeleteRequest) (*pb.Dele
 // BatchGet implements KV.
 func (s *kvService) BatchGet(ctx context.Context, req *pb.BatchGetRequest) (*pb.BatchGetResponse, error) {
 	out := &pb.BatchGetResponse{Results: newResults(min(len(req.Keys), s.limits.BatchOps))}
-	return out, s.run(ctx, func(c *caller) (ackWait, error) { return c.batchGet(ctx, req, out, s.Server) })
+	return out, s.run(ctx, func(c *executor) (ackWait, error) { return c.batchGet(ctx, req, out, s.Server) })
 }
 
 // newResults makes room for n results with two allocations instead of n.
@@ -61,7 +61,7 @@ func newResults(n int) []*pb.BatchGetResult {
 // BatchWrite implements KV.
 func (s *kvService) BatchWrite(ctx context.Context, req *pb.BatchWriteRequest) (*pb.BatchWriteResponse, error) {
 	out := new(pb.BatchWriteResponse)
-	return out, s.run(ctx, func(c *caller) (ackWait, error) {
+	return out, s.run(ctx, func(c *executor) (ackWait, error) {
 		w, err := c.batchWrite(ctx, req)
 		out.Epoch = uint64(w.epoch)
 		return w, err
@@ -71,7 +71,7 @@ func (s *kvService) BatchWrite(ctx context.Context, req *pb.BatchWriteRequest) (
 // DeleteRange implements KV.
 func (s *kvService) DeleteRange(ctx context.Context, req *pb.DeleteRangeRequest) (*pb.DeleteRangeResponse, error) {
 	out := new(pb.DeleteRangeResponse)
-	return out, s.run(ctx, func(c *caller) (ackWait, error) { return c.deleteRange(ctx, req, out) })
+	return out, s.run(ctx, func(c *executor) (ackWait, error) { return c.deleteRange(ctx, req, out) })
 }
 
 // pending is the outcome of a request that must not be told yet. A handler returns it as its error,
@@ -83,16 +83,16 @@ type pending struct {
 
 func (*pending) Error() string { return "not acknowledged yet" }
 
-// run executes one request with a caller and gives the caller back: a request that waits for the
-// disk has no session.
-func (s *Server) run(ctx context.Context, execute func(*caller) (ackWait, error)) error {
-	c, err := s.callers.take()
+// run executes one request with an executor and gives the executor back: a request that waits for
+// the disk has no session.
+func (s *Server) run(ctx context.Context, execute func(*executor) (ackWait, error)) error {
+	c, err := s.executors.take()
 	if err != nil {
 		return err
 	}
 	c.ctx = ctx
 	w, err := c.outcome(execute(c))
-	s.callers.release(c)
+	s.executors.release(c)
 	if !w.ready(s.store) {
 		return &pending{ackWait: w, err: err}
 	}

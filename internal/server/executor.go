@@ -8,10 +8,10 @@ import (
 	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
-// caller is what one request at a time executes with: an engine session and the buffers that a
+// executor is what one request at a time executes with: an engine session and the buffers that a
 // write is built in. Callers are pooled, so that a request in the steady state takes nothing from
 // the heap and nothing from the engine's pool.
-type caller struct {
+type executor struct {
 	admission *admission
 	ctx       context.Context // of the request at hand; its connection is charged
 	held      *charge         // for large values that the request at hand has read, until its answer is charged
@@ -22,22 +22,22 @@ type caller struct {
 	invoked invocations
 }
 
-// callersIdleMax bounds the pool. More sessions than this at once are a burst; theirs go back to
+// executorsIdleMax bounds the pool. More sessions than this at once are a burst; theirs go back to
 // the engine.
-const callersIdleMax = 256
+const executorsIdleMax = 256
 
-// callers is the pool, newest first: the buffers used last are the warmest.
-type callers struct {
+// executorPool is the pool, newest first: the buffers used last are the warmest.
+type executorPool struct {
 	store     *mvcc.Store
 	admission *admission
 	open      atomic.Int64 // in use or idle
 
 	mu     sync.Mutex
-	idle   []*caller
+	idle   []*executor
 	closed bool
 }
 
-func (p *callers) take() (*caller, error) {
+func (p *executorPool) take() (*executor, error) {
 	p.mu.Lock()
 	if n := len(p.idle); n > 0 {
 		c := p.idle[n-1]
@@ -51,19 +51,19 @@ func (p *callers) take() (*caller, error) {
 		return nil, err
 	}
 	p.open.Add(1)
-	c := &caller{session: session, admission: p.admission}
+	c := &executor{session: session, admission: p.admission}
 	session.AdmitLarge(c.admitLarge)
 	return c, nil
 }
 
 // admitLarge counts a large value before it is copied: requests that read such values at once would
 // hold as many of them as there are requests before the first answer is counted.
-func (c *caller) admitLarge(bytes int) error {
+func (c *executor) admitLarge(bytes int) error {
 	return c.admitAnswer(c.heldBytes + bytes)
 }
 
 // admitAnswer counts what the answer has come to so far.
-func (c *caller) admitAnswer(bytes int) (err error) {
+func (c *executor) admitAnswer(bytes int) (err error) {
 	if bytes < countedBytesMin {
 		return nil
 	}
@@ -73,21 +73,21 @@ func (c *caller) admitAnswer(bytes int) (err error) {
 }
 
 // uncharge ends what the request's large values count: they are counted as its answer, or gone.
-func (c *caller) uncharge() {
+func (c *executor) uncharge() {
 	if c.heldBytes > 0 {
 		c.held.release()
 		c.held, c.heldBytes = nil, 0
 	}
 }
 
-// release takes the caller back, whatever state its request left it in.
-func (p *callers) release(c *caller) {
+// release takes the executor back, whatever state its request left it in.
+func (p *executorPool) release(c *executor) {
 	c.uncharge()
 	c.ctx = context.Background() // it must not keep the request's
 	c.session.CloseSnapshot()
 	c.trim()
 	p.mu.Lock()
-	if !p.closed && len(p.idle) < callersIdleMax {
+	if !p.closed && len(p.idle) < executorsIdleMax {
 		p.idle = append(p.idle, c)
 		p.mu.Unlock()
 		return
@@ -97,21 +97,21 @@ func (p *callers) release(c *caller) {
 }
 
 // trim keeps the pool from holding what a few huge requests needed.
-func (c *caller) trim() {
+func (c *executor) trim() {
 	c.session.Trim()
 	if c.write.Reset(); c.write.Batch.MemoryBytes() > pooledBytesMax {
 		c.write = mvcc.Write{}
 	}
 }
 
-func (p *callers) end(c *caller) {
+func (p *executorPool) end(c *executor) {
 	p.open.Add(-1)
 	c.session.AdmitLarge(nil)
 	c.session.Close()
 }
 
-// close ends the idle callers; those in use end when they are released.
-func (p *callers) close() {
+// close ends the idle executors; those in use end when they are released.
+func (p *executorPool) close() {
 	p.mu.Lock()
 	idle := p.idle
 	p.idle, p.closed = nil, true

@@ -8,7 +8,7 @@ import (
 // TestPooledCallersKeepNoHugeBuffers: what one huge request needed does not stay with the pool.
 func TestPooledCallersKeepNoHugeBuffers(t *testing.T) {
 	h := mustStart(t)
-	c, err := h.callers.take()
+	c, err := h.executors.take()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -19,8 +19,8 @@ func TestPooledCallersKeepNoHugeBuffers(t *testing.T) {
 	if held := c.write.Batch.MemoryBytes(); held <= pooledBytesMax {
 		t.Fatalf("%d bytes are held during the request: this tests nothing", held)
 	}
-	h.callers.release(c)
+	h.executors.release(c)
 	if held := c.write.Batch.MemoryBytes(); held > pooledBytesMax {
-		t.Errorf("the pool holds %d bytes of one caller", held)
+		t.Errorf("the pool holds %d bytes of one executor", held)
 	}
 }
