@@ -1,15 +1,16 @@
-// Package mvcc is the transactional store: epochs, snapshots, conflicts, and the commit protocol over the storage engine.
+// Package mvcc is the transactional store: commit sequence numbers (epochs), snapshots, conflicts, and the commit protocol
+// over the storage engine.
 //
 //	epoch     one per commit: 1, 2, 3 ..., with gaps before bulk loads and after an unclean end; all of a commit's versions carry it
 //	visible   the largest epoch such that every commit <= it is installed in a memtable
 //	durable   the largest epoch such that every commit <= it is on stable storage
 //	snapshot  an epoch at which a session reads; it sees per key the newest version <= it
-//	frontier  epochs from here on are readable without being held; the collector moves it to visible every 100 ms
+//	low watermark  the smallest epoch that can be read without a lease; the collector moves it to visible every 100 ms
 //
 // A commit:
 //
 //	latch keys ─► check conditions ─► reserve (epoch, log place) ─► copy record ─► insert versions ─► mark done ─► unlatch
-//	                                     one atomic add                  no lock, no allocation        ratchet visible
+//	                                     one atomic add                  no lock, no allocation        advance visible
 //
 // and is acknowledged once visible has reached its epoch, and durable has too if it is a SYNC commit.
 //
@@ -19,14 +20,14 @@
 //   - Nothing that a validated commit has read (a serializable transaction, DeleteRange) has changed before its own
 //     epoch. What was read is looked at before the latches are taken, and then the keys of the commits since, which the
 //     log has in order: the last few between the reservation and the installation, after every smaller epoch is visible.
-//   - Between the reservation and the mark nothing allocates, logs, takes a lock or faults a page in; whoever is held up there
-//     holds up every later commit. Space in the memtable is secured before.
+//   - Between the reservation and the mark nothing allocates, logs, takes a lock or faults a page in, because every later
+//     commit waits for that time. Space in the memtable is secured before.
 //   - A reply never reveals a SYNC commit that a crash could still take back: reads and the outcomes of writes, errors included, name
 //     the epoch that has to be durable first (Await).
-//   - At most one epoch per session lies beyond visible, which bounds the ring that visible is ratcheted over.
+//   - At most one epoch per session is after visible, which bounds the ring.
 //
 // Locks: latches in stripe order, then nothing. The engine's rotation mutex is taken outside the slot's protection, under
-// the latches. The mutexes of horizon and sessions are leaves.
+// the latches. The mutexes of the watermark and of the session pool are leaves.
 package mvcc
 
 import (

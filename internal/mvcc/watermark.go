@@ -10,15 +10,18 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 )
 
-// horizon knows which epochs are installed in the memtable, and moves visible over every consecutive one.
+// watermark is the visibility watermark: it knows which epochs are installed in the memtable, and moves visible over
+// every consecutive one.
 //
-// Writers mark their epoch in a ring and then ratchet: whoever finishes last moves visible for all. A session waits for
-// its previous epoch before it reserves the next, so at most one epoch per session lies beyond visible.
+// A writer marks its epoch in a ring and then advances visible: the writer that finishes last moves visible for all.
+// A session waits for its previous epoch before it reserves the next, so that at most one epoch for each session is
+// after visible.
 //
-// The ring is for those who finish out of turn. A writer that finds visible right before its epoch moves it over its own without a mark:
-// nobody else can, and so neighbours in time that finish in order share one line and not two.
+// The ring is for writers that finish out of order. A writer that finds visible one before its epoch moves visible over
+// its own epoch without a mark: no other writer can, and so writers that finish in order share one cache line and not
+// two.
 //
-// Invariant: every epoch <= visible is installed, and every marked epoch is < visible + len(ring).
+// Invariant: every epoch <= visible is installed, and every marked epoch is <= visible + len(ring).
 type watermark struct {
 	_       [128]byte
 	visible atomic.Uint64
@@ -28,7 +31,7 @@ type watermark struct {
 	mask uint64
 
 	_       [128]byte
-	parked  atomic.Int32 // waiters in the list; writers look at it after each ratchet
+	parked  atomic.Int32 // waiters in the list; writers look at it after they have moved visible
 	_       [124]byte
 	mu      sync.Mutex
 	waiting []*waiter
@@ -77,8 +80,8 @@ func (h *watermark) ringEntry(e uint64) *atomic.Uint64 {
 	return &h.ring[(e%lines)*8+(e/lines)%8]
 }
 
-// markInstalled tells that e is installed, and moves visible as far as it goes. Who marks an epoch looks at visible afterwards, and who moves
-// visible looks for a mark afterwards: one of two neighbours sees the other.
+// markInstalled says that e is installed, and moves visible as far as possible. A writer that marks an epoch looks at
+// visible afterwards, and a writer that moves visible looks for a mark afterwards: one of two neighbours sees the other.
 func (h *watermark) markInstalled(e keys.Epoch) {
 	own := uint64(e)
 	if invariants.Enabled {
@@ -139,8 +142,8 @@ const (
 	pausesPerSpin = 2
 )
 
-// wait returns once visible has reached e, the context has ended, or it is known that visible will not get there. Every smaller epoch is finished
-// by the commit that holds it.
+// wait returns once visible has reached e, the context has ended, or an epoch before e will never be installed. Every
+// smaller epoch is completed by the commit that reserved it.
 func (h *watermark) wait(ctx context.Context, e keys.Epoch, w *waiter) (err error) {
 	if h.spin(e) || !h.enqueue(uint64(e), w) {
 		return nil
@@ -171,10 +174,10 @@ func (h *watermark) spin(e keys.Epoch) bool {
 	return false
 }
 
-// waiters are of those who wait without a session.
+// waiters are for waits without a session.
 var waiters = sync.Pool{New: func() any { return newWaiter() }}
 
-// waitAlone is wait for those without a session.
+// waitAlone is wait without a session.
 func (h *watermark) waitAlone(ctx context.Context, e keys.Epoch) error {
 	if h.visible.Load() >= uint64(e) {
 		return nil
@@ -184,8 +187,8 @@ func (h *watermark) waitAlone(ctx context.Context, e keys.Epoch) error {
 	return h.wait(ctx, e, w)
 }
 
-// enlist parks w, unless visible has reached e. The counter rises before visible is read again, and a ratchet moves visible
-// before it reads the counter: one of the two sees the other.
+// enqueue adds w to the waiters, unless visible has reached e. It increments the counter before it reads visible again,
+// and advance moves visible before it reads the counter: one of the two sees the other.
 func (h *watermark) enqueue(e uint64, w *waiter) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -199,7 +202,7 @@ func (h *watermark) enqueue(e uint64, w *waiter) bool {
 	return true
 }
 
-// delist takes w from the list, and reports false if it was woken before.
+// dequeue removes w from the waiters, and reports false if it was woken before.
 func (h *watermark) dequeue(w *waiter) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
