@@ -196,7 +196,7 @@ func (e *Engine) skipPages(err error) bool {
 	return changed
 }
 
-// skipInRepairTree gives up the side tree or its mirror, if a merge needed a damaged page of it, and reports whether the other one is left.
+// skipInRepairTree gives up the repair tree or its mirror, if a merge needed a damaged page of it, and reports whether the other one is left.
 func (e *Engine) skipInRepairTree(err error) bool {
 	found, ok := errors.AsType[*repairtree.DamageError](err)
 	if !ok {

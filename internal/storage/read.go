@@ -37,7 +37,7 @@ func (r *Reader) FindInTree(p Pinned, key []byte, at keys.Epoch) (Version, bool,
 	return fromTree(&found), ok, nil
 }
 
-// beside is FindInTree for keys of lost pages, and what was written to them since.
+// repairTreeGet is FindInTree for keys in skipped ranges.
 func (r *Reader) repairTreeGet(p Pinned, key []byte, at keys.Epoch) (Version, bool, error) {
 	found, ok, err := p.view.repairTree.Get(r.pages, key, at)
 	if err != nil {

@@ -92,7 +92,7 @@ func (r *Reader) treeAll(f *Finder, at keys.Epoch, visit Visits) error {
 	return nil
 }
 
-// treeWindow looks up a window of keys. Values that lie outside of leaves are read last, each behind a pause: they may have megabytes.
+// treeWindow looks up a window of keys. Blobs are read last, each after a pause: they may have megabytes.
 func (r *Reader) treeWindow(f *Finder, window [][]byte, order []uint64, at keys.Epoch, visit Visits) error {
 	root, large := r.engine.view.Load().root, f.large[:0]
 	var visited error
@@ -135,7 +135,7 @@ func (r *Reader) blame(err error, root btree.Root, window [][]byte, at keys.Epoc
 	return r.engine.damage(err, root, nil)
 }
 
-// repairTreeGetAll visits those of the missing keys that the side tree has, and keeps the others.
+// repairTreeGetAll visits those of the missing keys that the repair tree has, and keeps the others.
 func (r *Reader) repairTreeGetAll(f *Finder, at keys.Epoch, visit Visits) error {
 	p := r.engine.Pin()
 	if p.view.repairTree == nil {

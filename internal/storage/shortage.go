@@ -166,7 +166,7 @@ func (e *Engine) RunSpace(ctx context.Context) {
 			if e.Shortage() != nil {
 				e.releasePages()
 				e.CheckSpace()
-				e.signalRoom() // for those who wait for a segment
+				e.signalRoom() // for writers that wait for a segment
 			}
 		}
 	}

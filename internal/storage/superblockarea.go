@@ -34,7 +34,7 @@ const (
 	areaHeight = 8 // within a root
 )
 
-// encodeRepairTreeRoots writes the roots of the side tree and of its mirror into the state.
+// encodeRepairTreeRoots writes the roots of the repair tree and of its mirror into the state.
 func encodeRepairTreeRoots(s *pager.State, root, mirror btree.Root) {
 	clear(s.Engine[:areaQuarantine])
 	for at, r := range map[int]btree.Root{areaRepairTree: root, areaMirror: mirror} {
@@ -76,7 +76,7 @@ func decodeRoot(b []byte) (root btree.Root, ok bool) {
 
 func allZero(p []byte) bool { return len(bytes.TrimLeft(p, "\x00")) == 0 }
 
-// repairTreeRoots are the roots of a state's side tree and of its mirror.
+// repairTreeRoots are the roots of a state's repair tree and of its mirror.
 func repairTreeRoots(p *pager.Pager) (root, mirror btree.Root, err error) {
 	state := p.State()
 	if root, mirror, err = decodeRepairTreeRoots(&state); err != nil {
