@@ -120,3 +120,31 @@ func TestLinksInDocumentsLead(t *testing.T) {
 	report(t, checkLinks(t, repository()))
 	wantOne(t, checkLinks(t, tree("docs/a.md", "[b](b.md), [c](c.md#here)\n", "docs/b.md", "")), "c.md")
 }
+
+// namedTest matches the name of a test, fuzz target or benchmark in back quotes.
+var namedTest = regexp.MustCompile("`((?:Test|Fuzz|Benchmark)[A-Z][A-Za-z0-9_]*)")
+
+// checkTests compares the tests that documents name with those that exist.
+func checkTests(t *testing.T, tree fs.FS) (complaints []string) {
+	known := map[string]bool{}
+	for _, s := range sources(t, tree) {
+		for _, d := range s.syntax.Decls {
+			if f, ok := d.(*ast.FuncDecl); ok && s.isTest() {
+				known[f.Name.Name] = true
+			}
+		}
+	}
+	for name, text := range documents(t, tree) {
+		for _, match := range namedTest.FindAllStringSubmatch(text, -1) {
+			if !known[match[1]] {
+				complaints = append(complaints, fmt.Sprintf("%s: there is no test %s", name, match[1]))
+			}
+		}
+	}
+	return complaints
+}
+
+func TestTestsInDocumentsExist(t *testing.T) {
+	report(t, checkTests(t, repository()))
+	wantOne(t, checkTests(t, tree("docs/a.md", "`TestA`, `TestB`\n", "a/a_test.go", "package a\nfunc TestA() {}\n")), "no test TestB")
+}
