@@ -39,7 +39,7 @@ func TestWritesGoOnBesideADamagedPageAndEverybodyIsTold(t *testing.T) {
 		!strings.Contains(status.Health.Cause, "salvage") {
 		t.Errorf("health: %v, %v", status.GetHealth(), err)
 	}
-	if _, metrics := httpGet(t, h, "/metrics"); !strings.Contains(metrics, "\nkvserver_quarantined_pages 1\n") {
+	if _, metrics := httpGet(t, h, "/metrics"); !strings.Contains(metrics, "\nkvserver_skipped_pages 1\n") {
 		t.Error("metrics do not say so")
 	}
 	eventually(t, "the log says so", func() bool { return strings.Contains(h.log.String(), "checkpoints have met damage") })

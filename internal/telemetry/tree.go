@@ -48,7 +48,7 @@ var treeReadings = []reading{
 	engineGauge("data_file_bytes", "Size of the data file.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Pages.FileBytes) }),
 	engineCounter("pages_read_total", "Pages read from the data file.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Pages.PagesRead) }),
 	engineCounter("pages_written_total", "Pages written to the data file.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Pages.PagesWritten) }),
-	engineGauge("quarantined_pages", "Damaged tree pages that checkpoints skip.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.SkippedPages) }),
+	engineGauge("skipped_pages", "Damaged tree pages that checkpoints skip.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.SkippedPages) }),
 	engineGauge("quarantined_versions", "Versions in quarantine: the keys that they belong to have an entry that the tree refuses.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.Quarantined) }),
 	engineGauge("repaired_at_start", "Superblocks, allocation maps and indirection tables that the last start found damaged and repaired without loss.",
