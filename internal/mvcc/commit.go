@@ -222,7 +222,7 @@ func (x *Session) checkLimits(w *Write) error {
 // session (see horizon). The snapshot of the commit, if it has one, was visible.
 func (x *Session) awaitPrevious(ctx context.Context, w *Write) error {
 	s := x.store
-	x.refreshAsBaseline()
+	x.baseline.refresh(x)
 	if x.previous > w.snapshot && x.previous > s.Visible() {
 		return s.watermark.wait(ctx, x.previous, x.parker)
 	}

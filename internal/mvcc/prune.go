@@ -7,7 +7,7 @@ import "github.com/epochkv/epochkv/internal/storage"
 //
 // It runs after the commit is marked as installed, inside the session's guard.
 func (x *Session) prune() (longest int) {
-	if x.pruneAsBaseline() {
+	if x.baseline.prune(x) {
 		return 0
 	}
 	s := x.store

@@ -12,15 +12,15 @@ import (
 // baselineState is what a session needs for the baselines of package ablation.
 type baselineState struct{ snapshots []keys.Epoch }
 
-// refreshAsBaseline computes the min-visible epoch before a write in the baseline that does so.
-func (x *Session) refreshAsBaseline() {
+// refresh computes the min-visible epoch before a write in the baseline that does so.
+func (*baselineState) refresh(x *Session) {
 	if x.store.ablation.ScanPerWrite() {
 		x.refreshMinVisible()
 	}
 }
 
-// pruneAsBaseline prunes as a baseline does, and reports whether it did.
-func (x *Session) pruneAsBaseline() bool {
+// prune prunes as a baseline does, and reports whether it did.
+func (*baselineState) prune(x *Session) bool {
 	pruning := x.store.ablation.Pruning()
 	if pruning == ablation.PruneInBackground {
 		return false
