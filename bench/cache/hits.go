@@ -23,7 +23,7 @@ const hitPage = 64
 // both.
 func hitCost() harness.Scenario {
 	return harness.Scenario{
-		Name: "w3-hit-cost", About: "Visits to entries that are all in memory, in an order that was drawn before: look-up, warmth and epoch slot.",
+		Name: "w3-hit-cost", About: "Visits to entries that are all in memory, in an order that was drawn before: look-up, usage count and slot.",
 		Origin: "Prototype: 8.5 ns on one processor and 4.2 over two; otter 108 and 44.",
 		Unit:   "visits", Axis: harness.Axis{Name: "readers", Points: []int{1, 2, 8, 24}}, Size: 6_000_000, Load: 100_000, Fixed: true, Weight: 1.5,
 		Arms: []harness.Arm{

@@ -15,10 +15,10 @@ func entries() int {
 	return 4_000
 }
 
-// behind is how far ours may lie below otter in one run: otter itself varies by this much from run to run.
+// The bound of how far our share of hits may be below otter's in one run: otter itself varies by this much from run to run.
 const behind = 0.5
 
-// TestHitRatiosReachThoseOfOtter prints the share of hits at equal entries. The scan beside the Zipf mix comes once with the hint that the engine
+// TestHitRatiosReachThoseOfOtter prints the share of hits at equal entries. The scan together with the Zipf mix runs once with the hint that the engine
 // gives a scan, and once with none, as otter knows none.
 func TestHitRatiosReachThoseOfOtter(t *testing.T) {
 	n := entries()

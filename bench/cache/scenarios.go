@@ -54,7 +54,7 @@ func (a arm) ratio(r *harness.Run) (err error) {
 		return nil
 	})
 	r.Count(hitPercent, t.percent())
-	// On every trace somebody misses: a cache that holds it all is not what is meant.
+	// Every trace must have misses: a cache that holds all of it is not what the scenario measures.
 	return errors.Join(err, r.Prove("misses", float64(t.visits-t.hits), 1, math.Inf(1)), r.Verified(1, 1))
 }
 

@@ -31,7 +31,7 @@ const (
 	lruArm   = "lru"
 )
 
-// arms has the two bands once with the hint that the engine gives a scan, and once with none, as otter knows none.
+// arms has our cache once with the hint that the engine gives for a scan, and once without it, because otter has no such hint.
 var arms = []arm{
 	{otterArm, newPeer},
 	{lruArm, func(n int) (subject, error) { return newBaseline(n, baseline.LRU), nil }},

@@ -56,7 +56,7 @@ func newTree(tb testing.TB, n int) *tree {
 		tb.Fatal(err)
 	}
 	t.root = result.Root
-	buf := make([]byte, 0, 17*n) // one behind the other, so that fetching the key is not what is measured
+	buf := make([]byte, 0, 17*n) // the keys are adjacent, so that fetching the key is not what is measured
 	for _, i := range rand.New(rand.NewPCG(2, 0)).Perm(n) {
 		buf = append(buf, entries[i].Key...)
 	}

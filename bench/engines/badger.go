@@ -23,7 +23,7 @@ func Badger(o Options) (Engine, error) {
 func (e *badgerEngine) Session() (Session, error)    { return &badgerSession{e}, nil }
 func (e *badgerEngine) Counters() map[string]float64 { return nil }
 
-// Settle has the levels below the write buffer merged into one; Badger offers no way to flush the buffer itself.
+// The levels below the write buffer are merged into one; Badger offers no way to flush the buffer itself.
 func (e *badgerEngine) Settle() error { return e.db.Flatten(2) }
 
 func (e *badgerEngine) Close() error { return e.db.Close() }

@@ -45,7 +45,7 @@ func (e *bareLog) Session() (Session, error)    { return bareSession{e}, nil }
 func (e *bareLog) Counters() map[string]float64 { return map[string]float64{"syncs": float64(e.syncs)} }
 func (e *bareLog) Close() error                 { return unix.Close(e.file) }
 
-// Settle implements Engine.
+// A bare log has no write buffer, so there is nothing to do.
 func (e *bareLog) Settle() error { return nil }
 
 type bareSession struct{ *bareLog }

@@ -26,7 +26,7 @@ func Bbolt(o Options) (Engine, error) {
 func (e *bboltEngine) Session() (Session, error)    { return &bboltSession{e}, nil }
 func (e *bboltEngine) Counters() map[string]float64 { return nil }
 
-// Settle has nothing to do: bbolt has no write buffer.
+// bbolt has no write buffer, so there is nothing to do.
 func (e *bboltEngine) Settle() error { return nil }
 
 func (e *bboltEngine) Close() error { return e.db.Close() }

@@ -1,4 +1,4 @@
-// Package engines puts EpochKV's engine and the embedded stores that one would use instead behind one small interface, so
+// Package engines gives EpochKV's engine and the embedded stores that are its alternatives one small interface, so
 // that a workload is written once.
 //
 // What is compared is what a user of each gets: a put returns once it may be acknowledged under the durability asked
@@ -42,7 +42,7 @@ func (o *Options) setDefaults() {
 type Engine interface {
 	// Session is one goroutine's way in.
 	Session() (Session, error)
-	// Settle brings what was written to where it rests: out of write buffers, into tables or trees.
+	// The engine moves everything that was written out of its write buffers and into its tables or trees.
 	Settle() error
 	// Counters tell which path the work took.
 	Counters() map[string]float64

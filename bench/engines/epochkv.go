@@ -50,7 +50,7 @@ func (e *epochEngine) Session() (Session, error) {
 	return &epochSession{engine: e, session: session}, err
 }
 
-// Settle implements Engine.
+// One checkpoint merges everything that was written into the tree.
 func (e *epochEngine) Settle() error { return e.store.Checkpoint(context.Background()) }
 
 func (e *epochEngine) Counters() map[string]float64 {

@@ -55,7 +55,7 @@ func (e *pebbleEngine) Counters() map[string]float64 {
 	return map[string]float64{"flushes": float64(m.Flush.Count), "compactions": float64(m.Compact.Count)}
 }
 
-// Settle flushes and compacts everything to the last level, which is the best that Pebble can be read from.
+// Everything is flushed and compacted to the last level, from which Pebble reads fastest.
 func (e *pebbleEngine) Settle() error {
 	return errors.Join(e.db.Flush(), e.db.Compact(context.Background(), []byte{0}, bytes.Repeat([]byte{0xff}, 32), true))
 }

@@ -23,7 +23,7 @@ func (r *Run) TimeServer(pid int, section func() (ops int, err error)) error {
 	if err != nil {
 		return err
 	}
-	// Whoever ended nothing was under way with one: ratios are taken of rates, and none may be zero.
+	// An arm that completed no operation was executing one: ratios are taken of rates, and no rate may be zero.
 	elapsed, n := time.Since(began), float64(max(ops, 1))
 	after, err := serverCPU(process)
 	if err != nil {
@@ -49,7 +49,7 @@ func serverCPU(process string) (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
-	// The name stands in brackets and may hold anything; what follows begins with field 3, and times are 14 and 15.
+	// The name is in brackets and may contain any character; the rest begins with field 3, and the times are fields 14 and 15.
 	rest := string(text)[strings.LastIndexByte(string(text), ')')+1:]
 	fields := strings.Fields(rest)
 	if len(fields) < 13 {

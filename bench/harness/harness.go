@@ -1,14 +1,14 @@
 // Package harness runs comparisons that can be trusted and repeated.
 //
 // A comparison is a Scenario: a small declared value that names what is asked, the arms that answer it, the axis along
-// which they are asked (writers, value size, ...), and the figures that somebody promised. The harness runs it so:
+// which they are asked (writers, value size, ...), and the figures that were promised. The harness runs it so:
 //
 //	warm-up      every arm twice at every point, smaller, thrown away; this tells how long a round takes (plan.go)
 //	round 1      point 1: arm A, arm B, ...   point 2: arm A, arm B, ...
 //	round 2      the same with the order of the arms rotated
 //	...          at least RoundsMin rounds, more while the time budget lasts
 //
-// The arms of a point stand next to each other in time, so that what else the machine does falls on all of them, and a
+// The arms of a point run one directly after the other, so that other load of the machine affects all of them, and a
 // ratio is taken within a round and only then over rounds: its median, with a bootstrap confidence interval.
 //
 // Each run of an arm gets an empty directory and its own seed (the same for all arms of a round), times one section
@@ -107,7 +107,7 @@ func (x *execution) scenario(s Scenario, share time.Duration) (Outcome, error) {
 		if err := x.round(s, n, p, &outcome, absent); err != nil {
 			return outcome, fmt.Errorf("round %d: %w", n, err)
 		}
-		// A round that would end behind the share is not begun, as long as there are enough; nor any, once much more is used up.
+		// Once there are enough rounds, a round that would end after the share of time is not begun; once much more than the share is used, no round is begun.
 		next := time.Since(began) - x.shared.made + time.Since(roundBegan)
 		enough := n >= RoundsMin && next > share || next > overrunMax*share || time.Now().After(x.end())
 		if enough && !x.Large {

@@ -49,7 +49,7 @@ func TestArmsAlternateAndFiguresAreJudged(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Behind the two warm-ups every second round begins with the other arm, so that neither always comes first.
+	// After the two warm-ups every second round begins with the other arm, so that neither always comes first.
 	if want := []string{"slow", "fast", "slow", "fast", "fast", "slow", "fast", "slow"}; !slices.Equal(order[8:16], want) {
 		t.Errorf("order %v, want %v", order[8:16], want)
 	}
@@ -195,7 +195,7 @@ func TestEverySampleIsOneLineThatBenchstatReads(t *testing.T) {
 }
 
 func TestQuietWaitsForTheBackground(t *testing.T) {
-	for range 10 { // on a crowded machine the loop may not run at all for two windows
+	for range 10 { // on a busy machine the loop may not run at all for two windows
 		busy := make(chan time.Time, 1)
 		go func() {
 			for began := time.Now(); time.Since(began) < 150*time.Millisecond; {

@@ -76,7 +76,7 @@ func (r *Record) tally() string {
 	return cmp.Or(strings.Join(parts, "; "), "none")
 }
 
-// WriteBenchstat writes the samples of all runs. Lines for machine and commit stand before those of each run.
+// WriteBenchstat writes the samples of all runs. The lines for machine and commit come before the samples of each run.
 func (r *Record) WriteBenchstat(w io.Writer) error {
 	for _, run := range r.runs {
 		if err := run.WriteBenchstat(w); err != nil {

@@ -66,7 +66,7 @@ func (r *Run) execute(scenario string, arm Arm, isolate []string) (Sample, error
 		return Sample{}, err
 	}
 	r.Dir = dir
-	defer func() { _ = os.RemoveAll(dir) }() // scratch: what stays behind is removed by the next `make clean`
+	defer func() { _ = os.RemoveAll(dir) }() // scratch: the next `make clean` removes what remains
 	runtime.GC()
 	if err := arm.Run(r); err != nil {
 		return Sample{}, err

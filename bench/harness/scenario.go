@@ -49,7 +49,7 @@ type Arm struct {
 	Name     string
 	Points   []int // where it runs; nil: at every point
 	Part     int   // it does one operation for so many of the scenario's, being so much slower; zero means 1
-	Isolated bool  // each run has a process of its own, whose memory is then the arm's and nobody else's
+	Isolated bool  // each run has a process of its own, whose memory is then the arm's alone
 	Run      func(*Run) error
 }
 
@@ -65,7 +65,7 @@ type Figure struct {
 	Against string  // the arm it is compared with; empty: the bar is not a ratio
 	Points  []int   // where; nil: at every point where both arms run
 	AtLeast float64 // ratio or rate
-	Source  string  // who asked, or what the origin reached
+	Source  string  // where the figure was asked for, or what the origin reached
 
 	Measure   string  // what it is about: a Measure... or the name of a counter; empty: the rate
 	AtMost    float64 // a ceiling, instead of AtLeast

@@ -22,8 +22,8 @@ type sharedItem struct {
 }
 
 // Shared returns what key stands for, and has build make it in an empty directory when it is asked for the first time. It lasts
-// while scenarios of the same stage follow each other, or for one scenario that names none. Who changes what is shared must
-// leave it as good for the next run as it was, and check it all the same.
+// while scenarios of the same stage follow each other, or for one scenario that names none. A run that changes shared data must
+// leave it as good for the next run as it was, and must check it all the same.
 func Shared[T io.Closer](r *Run, key string, build func(dir string) (T, error)) (T, error) {
 	if item, ok := r.shared.items[key]; ok {
 		r.sharedDir = item.dir

@@ -66,7 +66,7 @@ func summarize(values []float64) Summary {
 	return s
 }
 
-// resamples of the bootstrap: 2000 settle the second digit of the interval, which is all that is shown.
+// resamples of the bootstrap: with 2000 the second digit of the interval is stable, and no more digits are shown.
 const resamples = 2000
 
 // compare takes the ratio of each round and the median over rounds. The samples must be of the same rounds, in order.
@@ -82,7 +82,7 @@ func compare(arm, against []float64) Ratio {
 	return bootstrap(ratios)
 }
 
-// bootstrap is the median of values with the interval in which it lies in 95 % of resamples. Of five values that is all of their
+// bootstrap is the median of values with the interval that contains the median of 95 % of the resamples. Of five values that is all of their
 // range, which holds the true median with 94 %; with six or more it is narrower than the range, or better. Its randomness is
 // fixed, so that the same samples always give the same interval.
 func bootstrap(values []float64) Ratio {

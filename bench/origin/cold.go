@@ -46,7 +46,7 @@ type coldRun struct {
 	wrong   int
 }
 
-// coldStore is a store on disk that nobody has open: each run opens it in its own way. Its values never change.
+// coldStore is a closed store on disk: each run opens it in its own way. Its values never change.
 type coldStore struct {
 	dir   string
 	data  *workload.Data

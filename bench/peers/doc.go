@@ -30,7 +30,7 @@
 //	swap        Execute: value is, put     Txn: value is, put           a Lua script: value is, SET
 //
 // Ranges have an end, but those of YCSB E, which have only a limit: there etcd counts all keys that follow, for each answer.
-// Redis has no ordered keys. Where ranges are read, a sorted set of all keys stands beside the records, and inserts add to it. Nor
+// Redis has no ordered keys. Where ranges are read, a sorted set of all keys is kept together with the records, and inserts add to it. Nor
 // does MSET tell whether a key was there; none of the workloads asks.
 //
 // # Loads

@@ -66,7 +66,7 @@ func timeline(ctx context.Context, window time.Duration, timed timer, run func(c
 	ended := make(chan error, 1)
 	go func() {
 		err := run(ctx, &phase)
-		cancel(err) // wakes whoever sleeps below
+		cancel(err) // wakes the sleep below
 		ended <- err
 	}()
 	err := sleep(ctx, window/leadDivisor)

@@ -80,7 +80,7 @@ func (p *process) end() error {
 		return p.died()
 	default:
 	}
-	// The group is signalled as long as the server has not been waited for, so that the number cannot be somebody else's by now.
+	// The group is signalled only while the server has not been waited for, so that its number cannot belong to another process by now.
 	_ = syscall.Kill(-p.pid, syscall.SIGTERM)
 	_ = syscall.Kill(-p.pid, syscall.SIGCONT)
 	select {
@@ -115,7 +115,7 @@ func (p *process) ready(ctx context.Context, address string) error {
 	}
 }
 
-// freeAddress is one on which nobody listens. Somebody may take it before the server does; then the server fails to start.
+// freeAddress returns an address that is not in use. If another process takes it before the server does, the server fails to start.
 func freeAddress() (string, error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

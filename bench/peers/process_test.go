@@ -46,7 +46,7 @@ func runTests(m *testing.M) int {
 func gone(t *testing.T, pid int) {
 	t.Helper()
 	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
-		// Whoever is dead but not waited for is gone, too.
+		// A process that is dead but not waited for counts as gone, too.
 		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		if err != nil || strings.Contains(string(text), ") Z ") {
 			return

@@ -18,7 +18,7 @@ const (
 // records are what a server must hold. Record i exists once its version is not zero.
 //
 // A version has a generation in its upper half, the number of a run. Where several callers put a record, all of them put the run's
-// first version, so that it does not matter who came last. Puts by a record's only writer, and swaps, count in the lower half.
+// first version, so that it does not matter which of them came last. Puts by a record's only writer, and swaps, count in the lower half.
 //
 // Invariant: versions[i] is a version that was acknowledged, and the newest unless a write is under way.
 type records struct {

@@ -8,7 +8,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// redisIndex is the sorted set of all keys, which stands in for ordered keys.
+// redisIndex is the sorted set of all keys, which replaces ordered keys.
 const redisIndex = "index"
 
 // swapScript is a compare-and-swap in one round trip. WATCH, GET, MULTI would take three.

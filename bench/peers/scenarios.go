@@ -97,7 +97,7 @@ func closedLoop(name, about, unit, stage string, kinds []kind, do work) harness.
 	return scenario(name, about, unit, stage, callersAxis, kinds, load{callers: point, inFlight: point, run: run})
 }
 
-// streams is a scenario of one caller who does not wait.
+// streams is a scenario of one caller that does not wait for answers.
 func streams(name, about, unit string, kinds []kind, put bool) harness.Scenario {
 	run := func(ctx context.Context, r *harness.Run, s *server, callers []*caller) error {
 		err := streamed(ctx, callers[0], r.Point, put, r.Window, byServer(r, s))

@@ -111,7 +111,7 @@ func (s *server) batch(from, to int, version uint64) (keys, values [][]byte) {
 
 // Close ends the server.
 func (s *server) Close() (err error) {
-	if s.resume() == nil { // a server that hangs up needs nobody to answer
+	if s.resume() == nil { // closing connections needs a server that runs, but no answer
 		for _, c := range s.stores {
 			err = errors.Join(err, c.close())
 		}

@@ -50,7 +50,7 @@ func (s *stream) next(r *request) bool {
 	return true
 }
 
-// settle takes an answer.
+// The answer to a request is checked and counted.
 func (s *stream) settle(r *request, got []byte) error {
 	if s.put {
 		s.records.versions[r.tag.record].Store(s.version)

@@ -73,7 +73,7 @@ func (a arm) expected(r *harness.Run, commits int, took time.Duration) (low, hig
 	switch {
 	case a.kind.durability == deferred && exact:
 		return 0, asyncSyncsMax * (took.Seconds() + 1)
-	case a.kind.durability == deferred, r.Smoke && !exact: // where scratch lies in memory nothing is written, which a smoke run need not mind
+	case a.kind.durability == deferred, r.Smoke && !exact: // scratch in memory writes nothing to a disk, which a smoke run accepts
 		return 0, math.Inf(1)
 	}
 	return float64(commits / a.load.inFlight(r.Point)), math.Inf(1)

@@ -34,7 +34,7 @@ func wantBytes(got []byte) error {
 	return nil
 }
 
-// own draws one of the first n records that belong to the caller: nobody else writes them, so that it knows what they hold.
+// own draws one of the first n records that belong to the caller: no other caller writes them, so that this caller knows what they hold.
 func (c *caller) own(n int) int { return c.random.IntN(n/c.of)*c.of + c.id }
 
 // write puts record i at a version.

@@ -45,7 +45,7 @@ type loaded struct {
 // smokeBuffer is less to lay out than the buffers are that a measurement needs.
 const smokeBuffer = 8 << 20
 
-// loadedEngine opens an engine, loads r.Load pairs, and lets it settle, so that reads meet tables and trees and not write buffers.
+// loadedEngine opens an engine, loads r.Load pairs, and empties its write buffers, so that reads find the pairs in tables and trees.
 func loadedEngine(r *harness.Run, c contender, o engines.Options, s workload.Shape) (*loaded, error) {
 	if r.Smoke {
 		o.BufferBytes = smokeBuffer

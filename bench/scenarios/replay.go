@@ -25,7 +25,7 @@ func replay() harness.Scenario {
 	}
 }
 
-// runReplay writes records, copies the directory while the store is open (what a crash would leave behind), and opens the copy.
+// runReplay writes records, copies the directory while the store is open (what a crash would leave), and opens the copy.
 func runReplay(r *harness.Run) error {
 	d := workload.NewData(r.Seed, r.Size, workload.Shape{KeyBytes: 16, ValueBytes: r.Point})
 	died := filepath.Join(r.Dir, "died")

@@ -177,7 +177,7 @@ func mutexSync() harness.Scenario {
 		}.run}
 	}
 	return harness.Scenario{
-		Name: "w4-append-sync", About: "The same with every put durable: group commit behind either path.",
+		Name: "w4-append-sync", About: "The same with every put durable: group commit after either path.",
 		Unit: "puts", Axis: harness.Axis{Name: "writers", Points: []int{8, 64}}, Size: 100_000,
 		Arms: []harness.Arm{arm("mutex-free", false), arm("one mutex", true)},
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/epochkv/epochkv/internal/config"
 )
 
-// A server that nobody asks anything.
+// A server that gets no requests.
 const (
 	idleShare = "percent of a core"
 	startTime = "ms to start"
@@ -25,7 +25,7 @@ func startServer(dir string) (stop func() error, err error) {
 
 func idle() harness.Scenario {
 	return harness.Scenario{
-		Name: "idle", About: "A server that nobody asks anything: what its background work takes of the processor.",
+		Name: "idle", About: "A server that gets no requests: what its background work takes of the processor.",
 		Unit: "seconds", Axis: harness.Axis{Name: "servers", Points: []int{1}}, Size: 1, Window: 2 * time.Second, Show: idleShare,
 		Arms:    []harness.Arm{{Name: ours.name, Isolated: true, Run: runIdle}},
 		Figures: []harness.Figure{{Arm: ours.name, Measure: idleShare, AtMost: 1, Source: "idle server under 1 % of a core"}},
@@ -37,7 +37,7 @@ func runIdle(r *harness.Run) error {
 	if err != nil {
 		return err
 	}
-	time.Sleep(r.Window / 4) // what starting leaves behind is not idleness
+	time.Sleep(r.Window / 4) // work that the start has left is not idleness
 	err = r.Time(1, func() error { time.Sleep(r.Window); return nil })
 	if err := errors.Join(err, stop()); err != nil {
 		return err

@@ -88,12 +88,12 @@ func (m *memory) input(base btree.Root, workers int) btree.MergeInput {
 	}
 }
 
-// put merges sorted entries and settles the outcome.
+// put merges sorted entries, and frees the pages and blobs that the result does not need.
 func (m *memory) put(base btree.Root, entries []btree.Entry) (btree.Root, error) {
 	return m.settle(putAll(context.Background(), m.input(base, 1), entries))
 }
 
-// settle takes back what the merge reserved and did not write, and what its result does without.
+// The result of a merge tells which pages were reserved and not written, and which pages it has replaced: both are taken back.
 func (m *memory) settle(result *btree.Result, err error) (btree.Root, error) {
 	if err != nil {
 		return btree.Root{}, err
@@ -140,7 +140,7 @@ func (m *memory) holds(root btree.Root, entries []btree.Entry) (right int, err e
 	return right, nil
 }
 
-// rowPages packs values one behind the other into pages, in the order in which they come: what placing rows costs at the least.
+// rowPages packs values one after the other into pages, in the order in which they come: the least that storing values can cost.
 type rowPages struct {
 	size  int
 	bytes []byte

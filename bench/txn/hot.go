@@ -141,7 +141,7 @@ func rest(r *harness.Run, store *mvcc.Store) error {
 	var left int64
 	for {
 		generations := store.Stats().Storage.Generations
-		left = generations[len(generations)-1].Versions // the frozen ones are a checkpoint's business
+		left = generations[len(generations)-1].Versions // immutable generations are left to checkpoints
 		if left <= 2*64 || time.Since(began) > 3*time.Second {
 			break
 		}
@@ -153,6 +153,6 @@ func rest(r *harness.Run, store *mvcc.Store) error {
 		return err
 	}
 	s := store.Stats().Storage
-	dropped := s.Pruning.Pruned + s.Tree.VersionsDropped // by a checkpoint, of generations that the log's rotation froze
+	dropped := s.Pruning.Pruned + s.Tree.VersionsDropped // by a checkpoint, of generations that became immutable when the log was rotated
 	return r.Prove("versions dropped", float64(dropped), float64(r.Size)-3*64, float64(r.Size))
 }

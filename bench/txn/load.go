@@ -223,10 +223,10 @@ func (w *worker) transact(key, value []byte, read bool) (keys.Epoch, error) {
 	return t.Commit(context.Background())
 }
 
-// lagMax is how far the horizon may be behind right after the last commit when every write has just refreshed it.
+// lagMax is how far the min-visible epoch may lag right after the last commit when every write has just refreshed it.
 const lagMax = 64
 
-// prove shows by counters who collected.
+// prove shows by counters whether writers or the collector pruned.
 func (l load) prove(r *harness.Run, before, after storage.PruneStats, lag float64) error {
 	r.Count("pruned", float64(after.Pruned-before.Pruned))
 	r.Count("cut by writers", float64(after.Assisted-before.Assisted))

@@ -1,7 +1,7 @@
 // Package txn measures transactions in process, durability off, and what the collection of old versions costs them.
 //
-// The reference is tx-map, a transactional map in memory, rebuilt and measured on this kind of machine; its rates stand in the
-// figures. Its alternatives to a background collector with a cached horizon are arms beside ours.
+// The reference is tx-map, a transactional map in memory, rebuilt and measured on this kind of machine; its rates are in the
+// figures. Its alternatives to a background collector with a cached min-visible epoch are arms next to ours.
 package txn
 
 import (
@@ -80,7 +80,7 @@ func zipf(name string, skew float64) harness.Scenario {
 	const ours, scanned, every, everyScanned, writer = "background, cached", "background, scan per write", "every write, cached",
 		"every write, scan per write", "writer at multiples"
 	return harness.Scenario{
-		Name: name, About: fmt.Sprintf("Transactions of one operation, 10 %% of them gets, on 1000 keys with a skew of %.1f: who collects, and how they know what nobody reads.", skew),
+		Name: name, About: fmt.Sprintf("Transactions of one operation, 10 %% of them gets, on 1000 keys with a skew of %.1f: what prunes, and how it knows which versions no snapshot can see.", skew),
 		Unit: "commits", Axis: harness.Axis{Name: "goroutines", Points: []int{2, 8}}, Size: million / 4,
 		Arms: []harness.Arm{
 			arm(ours, ablation.Baseline{}),

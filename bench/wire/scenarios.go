@@ -72,7 +72,7 @@ func (a arm) run(r *harness.Run) (err error) {
 			return err
 		}
 	}
-	// Connections, stacks and the log's spare segment are made once in a server's life: not what is asked here.
+	// Connections, stacks and the log's preallocated segment are made once in a server's life: they are not what is measured here.
 	if err := a.work.run(ctx, s.conns, r.Point, max(r.Size/warmUpDivisor, 1), s.keys, a.echo); err != nil {
 		return err
 	}

@@ -1,5 +1,5 @@
-// Package wire measures the server over gRPC against an echo server: the same messages, settings and codec with nothing
-// behind them, which is the protocol's ceiling. Client and server share the process and its cores.
+// Package wire measures the server over gRPC against an echo server: the same messages, settings and codec without
+// a store, which is the protocol's ceiling. Client and server share the process and its cores.
 //
 // An arm is a target (kvserver or echo) under one kind of load. Loads are closed loops: unary callers that each wait for their
 // answer, or streams that each keep a window of requests in flight.

@@ -152,7 +152,7 @@ func (f *flags) measure(ctx context.Context, chosen []harness.Scenario) error {
 		Scratch: f.scratch, Budget: f.budget, Smoke: f.smoke, Large: f.large, Seed: f.seed, Isolate: []string{self, "-isolated"}, Verbose: f.verbose,
 		Log: func(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) },
 	})
-	// What was measured is kept, even if a scenario failed or somebody interrupted the rest.
+	// What was measured is kept, even if a scenario failed or the rest was interrupted.
 	report.Outcomes = outcomes
 	if slices.ContainsFunc(chosen, func(s harness.Scenario) bool { return strings.HasPrefix(s.Name, peers.Prefix) }) {
 		maps.Copy(report.Machine.Versions, peers.Versions(f.scratch))
