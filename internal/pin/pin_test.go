@@ -17,13 +17,13 @@ func newTestRegistry(visible uint64) (*Registry, *atomic.Uint64) {
 	return NewRegistry(v), v
 }
 
-// forever is a retention that keeps nothing by itself.
+// forever is a retained epoch that by itself keeps no past epoch readable.
 const forever = keys.MaxEpoch
 
 func TestMinVisibleIsVisibleWithoutSnapshots(t *testing.T) {
 	r, v := newTestRegistry(7)
 	if live := r.Refresh(nil, forever, time.Now()); len(live) != 1 || live[0] != 7 {
-		t.Fatalf("live = %v, want [7]: never infinity, never zero", live)
+		t.Fatalf("needed epochs are %v, want [7]: never infinity, never zero", live)
 	}
 	v.Store(9)
 	r.Refresh(nil, forever, time.Now())
@@ -42,11 +42,11 @@ func TestSnapshotHoldsItsEpochUntilReleased(t *testing.T) {
 	v.Store(50)
 	live := r.Refresh(nil, forever, time.Now())
 	if len(live) != 2 || live[0] != 5 || live[1] != 50 {
-		t.Fatalf("live = %v, want [5 50]", live)
+		t.Fatalf("needed epochs are %v, want [5 50]", live)
 	}
 	s.Release()
 	if live = r.Refresh(live, forever, time.Now()); len(live) != 1 || live[0] != 50 {
-		t.Fatalf("live = %v, want [50]", live)
+		t.Fatalf("needed epochs are %v, want [50]", live)
 	}
 }
 
@@ -55,10 +55,10 @@ func TestFreedSlotHoldsNothing(t *testing.T) {
 	s := r.Slot()
 	s.Snapshot()
 	s.Enter()
-	s.Free() // a dead connection: the owner never came to Release or Leave
+	s.Free() // a broken connection: the owner did not call Release or Leave
 	v.Store(6)
 	if live := r.Refresh(nil, forever, time.Now()); live[0] != 6 {
-		t.Fatalf("live = %v, want [6]", live)
+		t.Fatalf("needed epochs are %v, want [6]", live)
 	}
 	if tick := r.Retire(); r.OldestTick() <= tick {
 		t.Fatal("a freed slot still protects memory")
@@ -85,7 +85,7 @@ func TestNamedEpochIsReadableOnlyWhileHeld(t *testing.T) {
 	}
 	a.Release()
 	if b.SnapshotAt(10) {
-		t.Error("epoch 10 is readable after its only holder left")
+		t.Error("epoch 10 is readable after its only snapshot ended")
 	}
 	if b.Epoch() != 0 {
 		t.Error("a refused snapshot stays registered")
@@ -96,17 +96,17 @@ func TestHoldKeepsEpochUntilItsTime(t *testing.T) {
 	r, v := newTestRegistry(10)
 	now := time.Now()
 	if !r.Hold(10, now.Add(time.Second), 1) {
-		t.Fatal("hold refused")
+		t.Fatal("a lease was refused")
 	}
 	if r.Hold(11, now.Add(time.Second), 1) {
-		t.Fatal("hold past the bound accepted")
+		t.Fatal("a lease above the bound was accepted")
 	}
 	v.Store(20)
 	if live := r.Refresh(nil, forever, now); live[0] != 10 {
-		t.Fatalf("live = %v, want 10 first", live)
+		t.Fatalf("needed epochs are %v, want 10 first", live)
 	}
 	if live := r.Refresh(nil, forever, now.Add(2*time.Second)); live[0] != 20 {
-		t.Fatalf("live = %v, want [20] after the hold ended", live)
+		t.Fatalf("needed epochs are %v, want [20] after the lease ended", live)
 	}
 }
 
@@ -130,11 +130,11 @@ func TestRetiredObjectWaitsForReadersInside(t *testing.T) {
 	tick := r.Retire()
 	s.Leave()
 	if r.OldestTick() > tick {
-		t.Fatal("reader inside, yet quiesced")
+		t.Fatal("a reader is inside, and the object may be reused")
 	}
 	s.Leave()
 	if r.OldestTick() <= tick {
-		t.Fatal("no reader inside, yet not quiesced")
+		t.Fatal("no reader is inside, and the object may not be reused")
 	}
 	s.Enter()
 	defer s.Leave()
@@ -143,8 +143,9 @@ func TestRetiredObjectWaitsForReadersInside(t *testing.T) {
 	}
 }
 
-// TestReaderNeverLosesTheRaceWithTheCollector lets readers register while minima are computed: the minimum in force
-// after a snapshot was granted must never exceed it. The two tests of the frontier below are surer to meet the moment.
+// TestReaderNeverLosesTheRaceWithTheCollector lets readers register while min-visible is computed:
+// the min-visible epoch that is in force after a snapshot was granted must never exceed the
+// snapshot. The two tests of the GC low watermark below hit the critical moment more surely.
 func TestReaderNeverLosesTheRaceWithTheCollector(t *testing.T) {
 	r, v := newTestRegistry(1)
 	var pruned atomic.Uint64 // everything below is gone
@@ -217,8 +218,9 @@ func BenchmarkSnapshot(b *testing.B) {
 	})
 }
 
-// TestReaderThatIsRefusedVouchesForNobody: an epoch that nothing holds stays gone though another reader asks for it at the same
-// moment, or is about to notice that its snapshot came too late.
+// TestReaderThatIsRefusedVouchesForNobody: an epoch that nothing protects stays unreadable, even if
+// another reader asks for it at the same moment, or is about to notice that its snapshot came too
+// late.
 func TestReaderThatIsRefusedVouchesForNobody(t *testing.T) {
 	r, v := newTestRegistry(5)
 	late, s := r.Slot(), r.Slot()
@@ -226,28 +228,29 @@ func TestReaderThatIsRefusedVouchesForNobody(t *testing.T) {
 	defer s.Free()
 	v.Store(9)
 	r.Refresh(nil, forever, time.Now())
-	late.epoch.Store(5) // stored, and not yet compared with the frontier
+	late.epoch.Store(5) // stored, and not yet compared with the low watermark
 	if s.SnapshotAt(5) {
-		t.Fatal("epoch 5 was collected, and is readable again because somebody else is being refused")
+		t.Fatal("epoch 5 was collected, and is readable again because another reader is being refused")
 	}
-	r.Refresh(nil, forever, time.Now()) // sees the late one's word, and still does not bring the epoch back
+	r.Refresh(nil, forever, time.Now()) // sees the epoch of the late slot, and still does not make it readable
 	if s.SnapshotAt(5) {
-		t.Fatal("a later collection believed the one who came too late")
+		t.Fatal("a later Refresh kept the epoch of the reader that came too late")
 	}
 }
 
-// TestSnapshotBelowTheFrontierIsTakenAgain: a reader that loaded visible, and stored it after the collector had published its frontier
-// and looked at the slots, must notice.
+// TestSnapshotBelowTheFrontierIsTakenAgain: a reader that loaded visible, and stored it after the
+// collector had published its low watermark and scanned the slots, must notice that it came too
+// late.
 func TestSnapshotBelowTheFrontierIsTakenAgain(t *testing.T) {
 	r, v := newTestRegistry(5)
 	s := r.Slot()
 	defer s.Free()
-	r.frontier.Store(6) // as it looks to a reader whose load of visible is old
+	r.frontier.Store(6) // what a reader sees if its load of visible is old
 	taken := make(chan keys.Epoch)
 	go func() { taken <- s.Snapshot() }()
 	select {
 	case e := <-taken:
-		t.Fatalf("snapshot at %d, behind a frontier of 6", e)
+		t.Fatalf("snapshot at %d, below a low watermark of 6", e)
 	case <-time.After(10 * time.Millisecond):
 	}
 	v.Store(6)
@@ -256,8 +259,9 @@ func TestSnapshotBelowTheFrontierIsTakenAgain(t *testing.T) {
 	}
 }
 
-// TestUsageNamesWhoHoldsVersionsBack: a snapshot has an age from the first collection on that found it behind, until it ends. One that is as
-// new as can be has none, however often it is taken.
+// TestUsageNamesWhoHoldsVersionsBack: a snapshot has an age, from the first Refresh that found its
+// epoch below the low watermark until the snapshot ends. A snapshot of the newest epoch has no age,
+// however often it is taken.
 func TestUsageNamesWhoHoldsVersionsBack(t *testing.T) {
 	r, v := newTestRegistry(5)
 	first, second, fresh := r.Slot(), r.Slot(), r.Slot()
@@ -269,7 +273,7 @@ func TestUsageNamesWhoHoldsVersionsBack(t *testing.T) {
 	first.Snapshot()
 	r.Refresh(nil, forever, now)
 	if u := r.Usage(now.Add(time.Hour)); u.OldestAge != 0 || u.Longest != nil {
-		t.Fatalf("a snapshot of the newest epoch holds back: %+v", u)
+		t.Fatalf("a snapshot of the newest epoch has an age: %+v", u)
 	}
 	v.Store(7)
 	second.Snapshot()
@@ -286,7 +290,7 @@ func TestUsageNamesWhoHoldsVersionsBack(t *testing.T) {
 	if u := r.Usage(now.Add(3 * time.Minute)); u.OldestAge != 2*time.Minute || u.Longest[0].Slot != second.place {
 		t.Fatalf("after the first has ended: %+v", u)
 	}
-	first.Snapshot() // another one in the same slot
+	first.Snapshot() // another snapshot in the same slot
 	v.Store(10)
 	r.Refresh(nil, forever, now.Add(3*time.Minute))
 	if u := r.Usage(now.Add(4 * time.Minute)); len(u.Longest) != 3 || u.Longest[1] != (Snapshot{first.place, 9, time.Minute}) {
@@ -296,8 +300,9 @@ func TestUsageNamesWhoHoldsVersionsBack(t *testing.T) {
 	}
 }
 
-// TestFrontierIsPublishedBeforeTheSlotsAreSeen: a reader that has loaded visible long ago, and stores it where the scan has passed already,
-// must find the new frontier. The scan is made long, and the reader's slot is the first that it looks at.
+// TestFrontierIsPublishedBeforeTheSlotsAreSeen: a reader that loaded visible long ago, and stores
+// it in a slot that the scan has already passed, must find the new low watermark. The test makes
+// the scan long, and the reader's slot is the first one that the scan reads.
 func TestFrontierIsPublishedBeforeTheSlotsAreSeen(t *testing.T) {
 	const rounds, slots = 500, 64 * chunkSlots
 	r, v := newTestRegistry(1)
@@ -317,7 +322,7 @@ func TestFrontierIsPublishedBeforeTheSlotsAreSeen(t *testing.T) {
 		go func() {
 			<-start
 			for range n * 4 {
-				_ = r.visible.Load() // some time
+				_ = r.visible.Load() // take some time
 			}
 			reader.epoch.Store(late)
 			granted <- late >= r.frontier.Load()

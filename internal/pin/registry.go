@@ -13,18 +13,20 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 )
 
-// chunkSlots is how many slots are allocated together: 16 KiB, which the Go heap aligns to a page.
+// chunkSlots is the number of slots that are allocated together: 16 KiB, which the Go heap aligns
+// to a page.
 const chunkSlots = 64
 
-// Registry holds the slots and the holds. Taking and giving back a slot takes a mutex; using one does not.
+// Registry holds the slots and the snapshot leases. Taking and freeing a slot locks a mutex; using
+// a slot does not.
 type Registry struct {
-	visible *atomic.Uint64 // newest epoch all of whose predecessors are installed; the commit pipeline's word
+	visible *atomic.Uint64 // the commit pipeline's word: the largest epoch up to which every commit is installed
 
 	_        [cacheLinePair]byte
-	tick     atomic.Uint64 // advances with every retirement
+	tick     atomic.Uint64 // reclamation tick; every retirement advances it
 	_        [cacheLinePair - 8]byte
-	frontier atomic.Uint64 // epochs from here on are readable without being held
-	minimum  atomic.Uint64 // min-visible as of the last Refresh
+	frontier atomic.Uint64 // GC low watermark: this epoch and later ones are readable without a lease
+	minimum  atomic.Uint64 // min-visible epoch, as of the last Refresh
 	_        [cacheLinePair - 16]byte
 
 	// slots is replaced, never changed, so that scans need no lock.
@@ -32,17 +34,18 @@ type Registry struct {
 
 	ids atomic.Uint64 // the newest id; see NextID
 
-	mu    sync.Mutex // guards what follows, and growth; Refresh and late SnapshotAt exclude each other with it
+	mu    sync.Mutex // guards the fields below, and growth; it serializes Refresh and SnapshotAt of old epochs
 	free  []*Slot
 	holds map[keys.Epoch]Hold
-	kept  []keys.Epoch // below the frontier, ascending: what every Refresh so far has kept readable
-	long  []long       // by slot: what it held back at the last Refresh
+	kept  []keys.Epoch // below the low watermark, ascending: epochs that every Refresh so far has kept readable
+	long  []long       // by slot: its snapshot below the low watermark, as of the last Refresh
 }
 
-// long is a snapshot below the frontier, and when a Refresh saw it there first. Readers themselves note no time: most are gone before anybody
-// asks, and the clock would take as long as their read.
+// long is a snapshot below the low watermark, with the time at which a Refresh first found it
+// there. Readers themselves note no time: most end before a caller asks for their age, and reading
+// the clock would take as long as their read.
 type long struct {
-	epoch uint64 // zero without one
+	epoch uint64 // zero without a snapshot
 	since time.Time
 }
 
@@ -54,7 +57,7 @@ func NewRegistry(visible *atomic.Uint64) *Registry {
 	return r
 }
 
-// Slot takes a slot for one owner. Free gives it back.
+// Slot takes a slot for one owner. Slot.Free gives it back.
 func (r *Registry) Slot() *Slot {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -80,7 +83,7 @@ func (r *Registry) growLocked() {
 	r.slots.Store(&grown)
 }
 
-// Free ends whatever the slot protects and gives it back to its registry.
+// Free ends everything that the slot protects and gives the slot back to its registry.
 func (s *Slot) Free() {
 	s.depth = 0
 	s.tick.Store(0)
@@ -90,11 +93,12 @@ func (s *Slot) Free() {
 	s.reg.mu.Unlock()
 }
 
-// Retire is called after the last pointer to an object was replaced. The object may be reused once OldestTick is larger than tick.
+// Retire is called after the last pointer to an object was replaced. The object may be reused when
+// OldestTick is larger than tick.
 func (r *Registry) Retire() (tick uint64) { return r.tick.Add(1) - 1 }
 
-// OldestTick is the smallest tick any reader entered at; what was retired before it may be reused. With no reader inside
-// it is the current tick.
+// OldestTick is the smallest reclamation tick that a slot holds. Objects that were retired before
+// it may be reused. If no slot holds a tick, it is the current tick.
 func (r *Registry) OldestTick() uint64 {
 	oldest := r.tick.Load() // before the scan: a reader that enters later has at least this tick
 	for _, s := range *r.slots.Load() {
@@ -111,8 +115,9 @@ func (r *Registry) OldestTick() uint64 {
 
 // readable reports whether e may be read now that a slot holds it. See the package comment.
 //
-// That another slot holds e is not enough: its owner may have stored it too late, and be about to find out. So every Refresh must have
-// kept e, too; none can go past it any more without seeing self.
+// It is not enough that another slot holds e: its owner may have stored e too late, and may be
+// about to find that out. Therefore every Refresh so far must have kept e, too. No later Refresh
+// can pass e without seeing self.
 func (r *Registry) readable(e keys.Epoch, self *Slot) bool {
 	if uint64(e) >= r.frontier.Load() {
 		return true
@@ -133,18 +138,20 @@ func (r *Registry) readable(e keys.Epoch, self *Slot) bool {
 	return false
 }
 
-// Hold is an epoch that stays readable without a slot.
+// Hold is a snapshot lease: an epoch that stays readable without a slot.
 type Hold struct {
 	ID           uint64
 	Epoch        keys.Epoch
 	Since, Until time.Time
 }
 
-// NextID is a number for something that keeps versions, so that it can be named. No number is given out twice; holds have one, too.
+// NextID returns a number that names something that keeps versions. No number is given out twice;
+// leases take theirs from the same sequence.
 func (r *Registry) NextID() uint64 { return r.ids.Add(1) }
 
-// Hold keeps a readable epoch readable until the given time, for a reader that will come back (a scan's token). holdsMax
-// bounds the number of epochs held; it reports false when the bound is reached. The caller holds e in a slot.
+// Hold takes a snapshot lease: it keeps a readable epoch readable until the given time, for a
+// reader that will come back with a resume token. holdsMax bounds the number of epochs with a
+// lease; Hold reports false when the bound is reached. A slot of the caller holds e.
 func (r *Registry) Hold(e keys.Epoch, until time.Time, holdsMax int) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -162,14 +169,14 @@ func (r *Registry) Hold(e keys.Epoch, until time.Time, holdsMax int) bool {
 	return true
 }
 
-// Holds are the holds there are, in no order.
+// Holds returns the snapshot leases, in no order.
 func (r *Registry) Holds() []Hold {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Collect(maps.Values(r.holds))
 }
 
-// EndHold ends a hold before its time. It reports false if there is no such hold.
+// EndHold ends a snapshot lease before its deadline. It reports false if there is no such lease.
 func (r *Registry) EndHold(id uint64) (Hold, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -182,15 +189,17 @@ func (r *Registry) EndHold(id uint64) (Hold, bool) {
 	return Hold{}, false
 }
 
-// Refresh recomputes min-visible: it publishes the frontier (the smaller of visible and retained; retained keeps past epochs
-// readable with nobody holding them), ends holds whose time has passed, and scans the slots. It returns the epochs that
-// versions must be kept for, ascending and distinct, appended to dst: every live snapshot below the frontier, then the
-// frontier. A version is needed if it is newer than the frontier or the newest one at or below one of them.
+// Refresh recomputes the min-visible epoch. It publishes the GC low watermark: the smaller of
+// visible and retained, where retained keeps past epochs readable without a snapshot or a lease. It
+// ends leases whose deadline has passed, and scans the slots. It returns the epochs for which
+// versions must be kept, ascending and distinct, appended to dst: every epoch of a snapshot or
+// lease below the low watermark, then the low watermark. A version is needed if it is newer than
+// the low watermark, or if it is the newest version at or below one of the epochs.
 func (r *Registry) Refresh(dst []keys.Epoch, retained keys.Epoch, now time.Time) []keys.Epoch {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	before := r.frontier.Load()
-	frontier := max(min(r.visible.Load(), uint64(retained)), before) // never back: what was unreadable stays so
+	frontier := max(min(r.visible.Load(), uint64(retained)), before) // it never falls: unreadable epochs stay unreadable
 	r.frontier.Store(frontier)
 	dst = r.liveLocked(dst, frontier, now)
 	r.keepLocked(dst[:len(dst)-1], keys.Epoch(before))
@@ -201,8 +210,8 @@ func (r *Registry) Refresh(dst []keys.Epoch, retained keys.Epoch, now time.Time)
 	return dst
 }
 
-// checkLocked panics unless the epochs that Refresh returns are ascending and distinct and end with the GC low watermark,
-// which never falls and is never after visible.
+// checkLocked panics unless the epochs that Refresh returns are ascending and distinct and end with
+// the GC low watermark, which never falls and is never after visible.
 func (r *Registry) checkLocked(epochs []keys.Epoch, before uint64) {
 	last := uint64(epochs[len(epochs)-1])
 	if last != r.frontier.Load() || last < before || last > r.visible.Load() {
@@ -241,8 +250,9 @@ func (r *Registry) liveLocked(dst []keys.Epoch, frontier uint64, now time.Time) 
 	return append(dst, keys.Epoch(frontier))
 }
 
-// keepLocked notes which of the live epochs below the frontier may be named: those that were readable until now. The others are
-// in the slots of readers that came too late for an earlier Refresh and will give them up.
+// keepLocked notes which of the needed epochs below the low watermark SnapshotAt may grant: those
+// that were readable until now. The other epochs are in the slots of readers that came too late for
+// an earlier Refresh and will give them up.
 func (r *Registry) keepLocked(live []keys.Epoch, before keys.Epoch) {
 	n := 0
 	for _, e := range r.kept {
@@ -262,11 +272,11 @@ func (r *Registry) keepLocked(live []keys.Epoch, before keys.Epoch) {
 	r.kept = slices.Compact(r.kept)
 }
 
-// MinVisible is the smallest epoch that a live snapshot, hold, or retention may still read, as of the last Refresh. Stale
-// is safe: it is never above the truth.
+// MinVisible is the smallest epoch that a snapshot, a lease or the retention time may still need,
+// as of the last Refresh. An old result is safe: it is never above the current one.
 func (r *Registry) MinVisible() keys.Epoch { return keys.Epoch(r.minimum.Load()) }
 
-// Frontier is the epoch from which on everything is readable.
+// Frontier is the GC low watermark: this epoch and all later ones are readable without a lease.
 func (r *Registry) Frontier() keys.Epoch { return keys.Epoch(r.frontier.Load()) }
 
 // Usage describes the registry for metrics.
@@ -274,19 +284,19 @@ type Usage struct {
 	Slots     int
 	Snapshots int
 	Holds     int
-	Oldest    keys.Epoch    // oldest live snapshot, zero without one
-	OldestAge time.Duration // how long the one that has done so longest has held versions back
-	Longest   []Snapshot    // the longestMax that have held versions back longest, the longest first
+	Oldest    keys.Epoch    // epoch of the oldest open snapshot, zero without one
+	OldestAge time.Duration // how long the first of Longest has prevented version GC
+	Longest   []Snapshot    // at most longestMax snapshots that prevent version GC, the longest first
 }
 
-// Snapshot is one that keeps versions which others need no more.
+// Snapshot is an open snapshot that may keep versions which no later snapshot needs.
 type Snapshot struct {
-	Slot  int // the session's
+	Slot  int // index of the session's slot
 	Epoch keys.Epoch
-	Age   time.Duration // since the first Refresh that found it behind
+	Age   time.Duration // since the first Refresh that found it below the low watermark
 }
 
-// longestMax bounds what Usage names: enough to find out who holds things up.
+// longestMax bounds the snapshots that Usage names: enough to find the readers that prevent GC.
 const longestMax = 5
 
 // Usage scans the slots.

@@ -7,21 +7,23 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 )
 
-// cacheLinePair is 128: adjacent lines are fetched in pairs, so a neighbour's store on the pair still costs a miss.
+// cacheLinePair is 128: the processor fetches adjacent lines in pairs, so a store to the other line
+// of the pair still costs a miss.
 const cacheLinePair = 128
 
-// Slot is one reader's registration. Its owner is the only writer; collectors read it. A Slot is not for concurrent use.
+// Slot is the registration of one reader. Only its owner writes it; collectors read it. A Slot is
+// not for concurrent use.
 type Slot struct {
 	_     [cacheLinePair]byte
-	tick  atomic.Uint64 // tick at Enter, zero when outside an operation
+	tick  atomic.Uint64 // reclamation tick at Enter, zero outside an operation
 	epoch atomic.Uint64 // snapshot epoch, zero without a snapshot
 	reg   *Registry
-	place int // in the registry
-	depth int // nested Enters, touched by the owner alone
+	place int // index in the registry
+	depth int // nested calls of Enter; only the owner reads and writes it
 	_     [cacheLinePair - 5*8]byte
 }
 
-// Enter protects every shared object reached from now until Leave. Calls nest.
+// Enter protects every shared object that the owner reaches from now until Leave. Calls nest.
 func (s *Slot) Enter() {
 	if s.depth++; s.depth == 1 {
 		s.tick.Store(s.reg.tick.Load())
@@ -38,19 +40,21 @@ func (s *Slot) Leave() {
 	}
 }
 
-// Snapshot registers a snapshot at the newest visible epoch and returns it. It takes the place of the slot's previous one.
+// Snapshot registers a snapshot at the newest visible epoch and returns the epoch. The snapshot
+// replaces the previous snapshot of the slot.
 func (s *Slot) Snapshot() keys.Epoch {
 	for {
 		e := s.reg.visible.Load()
-		s.epoch.Store(max(e, 1)) // epoch 0 would read as "no snapshot"; before the first commit both see nothing
+		s.epoch.Store(max(e, 1)) // epoch 0 would mean "no snapshot"; before the first commit, epochs 0 and 1 both see nothing
 		if e >= s.reg.frontier.Load() {
 			return keys.Epoch(e)
 		}
 	}
 }
 
-// SnapshotAt registers a snapshot at a named epoch, and reports whether that epoch is still readable: at or past the
-// frontier, held by somebody, or kept by retention. If not, the slot holds nothing.
+// SnapshotAt registers a snapshot at a named epoch, and reports whether that epoch is still
+// readable: it is at or above the GC low watermark, or another snapshot or a lease protects it. If
+// the epoch is not readable, the slot holds nothing.
 func (s *Slot) SnapshotAt(e keys.Epoch) bool {
 	s.epoch.Store(max(uint64(e), 1))
 	if s.reg.readable(e, s) {

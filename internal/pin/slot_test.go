@@ -7,9 +7,10 @@ import (
 	"time"
 )
 
-// TestReaderWhoseStoreIsLateIsSeen: a processor may keep the store of a tick to itself while its reader has gone on to the pointer. The reader here
-// makes that likely, with stores to memory that is far away in front of it, and looks at the object a while later. What it reached must not
-// have been reused by then.
+// TestReaderWhoseStoreIsLateIsSeen: a processor may delay the store of a tick while its reader
+// already loads the pointer. The reader of this test makes that likely with stores to far-away
+// memory before the store of its tick, and reads the object a while later. The object that it
+// reached must not have been reused by then.
 func TestReaderWhoseStoreIsLateIsSeen(t *testing.T) {
 	if runtime.GOMAXPROCS(0) < 2 {
 		t.Skip("one processor sees its own stores in order")
@@ -56,10 +57,11 @@ func TestReaderWhoseStoreIsLateIsSeen(t *testing.T) {
 	if i, bad := <-broken; bad {
 		t.Fatalf("object %d was reused under its reader", i)
 	}
-	t.Logf("%d objects reused", rounds)
+	t.Logf("%d objects were reused", rounds)
 }
 
-// TestCounterLagsByLessThanItsBound: what is counted is published soon, and at once by Flush.
+// TestCounterLagsByLessThanItsBound: an added count is published soon, and Flush publishes it at
+// once.
 func TestCounterLagsByLessThanItsBound(t *testing.T) {
 	var c Counter
 	added := uint64(0)
@@ -74,7 +76,7 @@ func TestCounterLagsByLessThanItsBound(t *testing.T) {
 	}
 }
 
-// TestLowWatermarkNeverFalls: an epoch that was not readable stays so when retention grows.
+// TestLowWatermarkNeverFalls: an epoch that was not readable stays unreadable when retention grows.
 func TestLowWatermarkNeverFalls(t *testing.T) {
 	r, _ := newTestRegistry(9)
 	r.Refresh(nil, forever, time.Now())
