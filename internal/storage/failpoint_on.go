@@ -2,6 +2,6 @@
 
 package storage
 
-// Starve makes the install of what w has claimed find no memory, provided that Options.Obtain refuses from then on. It is for tests, and only in builds
-// with the tag `invariants`.
+// Starve makes the installation of the commit that w has reserved find no memory, provided that
+// Options.Obtain refuses from then on. It is for tests, and only in builds with the tag `invariants`.
 func (w *Writer) Starve() { w.inserter.Starve() }

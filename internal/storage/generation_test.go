@@ -12,7 +12,8 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/memtable"
 )
 
-// TestOversizedRecordIsTheFirstOfItsGeneration: nobody can fill a segment that was made for a large record before it.
+// TestOversizedRecordIsTheFirstOfItsGeneration: no other writer can fill a segment that was made for
+// a large record before that record is in it.
 func TestOversizedRecordIsTheFirstOfItsGeneration(t *testing.T) {
 	b := newBench(t)
 	defer func() {
@@ -78,7 +79,8 @@ func TestNobodyPrunesASealedGeneration(t *testing.T) {
 	g.end.Store(b.visible.Load() + 1)
 }
 
-// TestCheckpointWaitsForWhoeverPrunes: from the moment that a checkpoint looks at a generation nobody changes its chains.
+// TestCheckpointWaitsForWhoeverPrunes: from the moment that a checkpoint reads a generation, no
+// pruning changes its chains.
 func TestCheckpointWaitsForWhoeverPrunes(t *testing.T) {
 	b := newBench(t)
 	b.put(0, 100, 8)
@@ -100,7 +102,8 @@ func TestCheckpointWaitsForWhoeverPrunes(t *testing.T) {
 	}
 }
 
-// TestInteriorVersionsAreReusedOnlyBehindTheirReaders: a reader may stand on a version that was taken out of the middle of its chain.
+// TestInteriorVersionsAreReusedOnlyBehindTheirReaders: a reader may still use a version that was
+// removed from the middle of its chain.
 func TestInteriorVersionsAreReusedOnlyBehindTheirReaders(t *testing.T) {
 	b := newBench(t)
 	defer func() {
@@ -126,12 +129,13 @@ func TestInteriorVersionsAreReusedOnlyBehindTheirReaders(t *testing.T) {
 		t.Errorf("%d versions are used again under a reader", n)
 	}
 	reader.Leave()
-	if n := prune(); n != longChainLength-2-9 { // the tail behind epoch 10 needs no wait
+	if n := prune(); n != longChainLength-2-9 { // versions older than epoch 10 need no wait
 		t.Errorf("%d interior versions are used again once it has left", n)
 	}
 }
 
-// TestOnlyCompleteGenerationsAreMerged: one in which an epoch is still to be installed stays, and all behind it.
+// TestOnlyCompleteGenerationsAreMerged: a generation in which an epoch is not installed yet is not
+// merged, nor is any generation after it.
 func TestOnlyCompleteGenerationsAreMerged(t *testing.T) {
 	b := newBench(t)
 	defer func() {

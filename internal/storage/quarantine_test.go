@@ -597,8 +597,8 @@ func TestFirstCheckpointWritesTheQuarantineAgain(t *testing.T) {
 	q.mustClose()
 }
 
-// TestRefusedKeysAreNamedTogether: a merge names every key that it refuses, so that one more attempt goes round all of them, whatever the order of
-// workers.
+// TestRefusedKeysAreNamedTogether: a merge names every key that it refuses, so that one more attempt
+// puts all of them into quarantine, whatever the order of workers.
 func TestRefusedKeysAreNamedTogether(t *testing.T) {
 	q := newQuarantineBench(t, vfs.NewMem())
 	q.mustOpen()

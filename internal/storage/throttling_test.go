@@ -83,8 +83,8 @@ func (b *bench) damageLeaf() {
 	}
 }
 
-// TestMergeCountsWhatItTakesInOnce: progress ends at the number of versions, with few of them in each part, and with a second attempt, which brings
-// the record of a lost page.
+// TestMergeCountsWhatItTakesInOnce: progress ends at the number of versions, with few of them in each
+// partition, and with a second attempt, which adds the record of a skipped page.
 func TestMergeCountsWhatItTakesInOnce(t *testing.T) {
 	for _, every := range []int{1, 7, 100} {
 		for _, damaged := range []bool{false, true} {
@@ -139,8 +139,8 @@ func TestMergeTakesTheOldestThatFit(t *testing.T) {
 	}
 }
 
-// TestMemoryComesFreeDuringAMerge: what a checkpoint retired while a reader was inside goes when he has left, though the next merge, which may take
-// seconds, has begun.
+// TestMemoryComesFreeDuringAMerge: memory that a checkpoint retired while a reader was in its guard is
+// freed when the reader has left, although the next merge, which may take seconds, has begun.
 func TestMemoryComesFreeDuringAMerge(t *testing.T) {
 	b := newBench(t)
 	reader := b.engine.registry.Slot()

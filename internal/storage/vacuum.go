@@ -105,8 +105,9 @@ func (e *Engine) readDeadVersionRatio(root btree.Root) {
 	}
 }
 
-// findDeadVersions reads the next few leaves with superseded versions. It returns nil if it read none. While checkpoints lag
-// behind writers it leaves them to later ones. checkpointState.mu is held.
+// findDeadVersions reads the next few leaves with superseded versions. It returns nil if it
+// read none. While checkpoints are lagging, it leaves these leaves to later checkpoints.
+// checkpointState.mu is held.
 func (e *Engine) findDeadVersions(h *GCWatermarks) *btree.DeadVersions {
 	s, v := &e.checkpoints.vacuum, e.view.Load()
 	if !s.known {

@@ -21,7 +21,7 @@ type Config struct {
 	// Filling, if set, gets a token whenever another step of memory is begun, and when half of
 	// Bytes is used. A token that is still in the channel is enough. Its capacity is one.
 	Filling chan<- struct{}
-	// CrowdedAt is the chain length at whose multiples Apply reports a key to Inserter.Crowded;
+	// CrowdedAt is the chain length at whose multiples Apply reports a key as a long chain;
 	// zero reports none.
 	CrowdedAt int
 	// Obtain, if set, is called before memory is taken from the system. Tests let it fail.
