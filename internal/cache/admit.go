@@ -1,7 +1,7 @@
 package cache
 
-// Admit caches a page that its owner has just written and will not change, as if it had been read once. It does so only while there is
-// a frame to be had, and reports whether it did.
+// Admit caches a page that its owner has just written and will not change, as if the page had been
+// read once. It does so only if a frame is available, and reports whether it did.
 func (c *Cache) Admit(id ID, page []byte, h Hint) bool {
 	c.mu.Lock()
 	c.forgetLocked(id)
@@ -21,11 +21,12 @@ func (c *Cache) Admit(id ID, page []byte, h Hint) bool {
 	return err == nil
 }
 
-// forgetWindow bounds how long Forget holds the mutex.
+// forgetWindow bounds the pages that Forget invalidates without releasing the mutex.
 const forgetWindow = 256
 
-// Forget drops pages that were freed, so that their ids may name other contents. Readers that have their bytes keep them until they
-// leave. A read of one of them that is still on its way is not cached.
+// Forget invalidates pages that were freed, so that their ids may name other contents. Readers that
+// have the bytes of such a page keep them until they leave the guard. A page that is still being
+// read is not cached.
 func (c *Cache) Forget(ids ...ID) {
 	for len(ids) > 0 {
 		n := min(len(ids), forgetWindow)
@@ -51,7 +52,7 @@ func (c *Cache) forgetLocked(id ID) {
 	c.expelLocked(f)
 }
 
-// expelLocked takes a resident frame out of the cache without a trace in the history.
+// expelLocked removes a resident frame from the cache and leaves no entry in the history.
 func (c *Cache) expelLocked(f uint32) {
 	c.table.Load().remove(c.ids[f])
 	c.clock.remove(f)

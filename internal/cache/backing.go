@@ -2,7 +2,7 @@
 
 package cache
 
-// backing is the memory under frames, warmth words and tables.
+// backing is the memory of frames, usage counts and tables.
 type backing = mapping
 
 func reserve(bytes int64) (backing, error) { return reserveMapping(bytes) }

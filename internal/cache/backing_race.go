@@ -4,11 +4,13 @@ package cache
 
 import "unsafe"
 
-// heapBackingBytesMax bounds what race builds keep on the Go heap; larger ranges are mapped as ever.
+// heapBackingBytesMax bounds the memory that race builds keep on the Go heap. Larger ranges are
+// mapped as in other builds.
 const heapBackingBytesMax = 64 << 20
 
-// backing is the memory under frames, warmth words and tables. The race detector watches the Go heap only and is blind to
-// mappings, so in race builds small ranges live there: a page that is overwritten under a reader is then reported.
+// backing is the memory of frames, usage counts and tables. The race detector watches the Go heap
+// and does not see mappings. Therefore race builds keep small ranges on the heap: the detector then
+// reports a page that is overwritten while a reader uses it.
 type backing struct {
 	mapping
 	heap []uint64
@@ -44,6 +46,6 @@ func (b backing) release() error {
 	return nil
 }
 
-// reservation is the address space that a cache of the given size reserves; on the heap it costs memory, so it is less than in
-// other builds.
+// reservation is the address space that a cache of the given size reserves. On the heap it costs
+// memory, so it is smaller than in other builds.
 func reservation(bytes int64) int64 { return 4 * bytes }

@@ -10,11 +10,11 @@ import (
 type batch struct {
 	flights []*flight
 	reads   []Read
-	at      []int // by flight: its place in the caller's slices
+	at      []int // by flight: its index in the caller's slices
 	joined  []joined
 }
 
-// joined is a page of a batch that somebody else is reading.
+// joined is a page of a batch that another goroutine is reading.
 type joined struct {
 	flight *flight
 	done   <-chan struct{}
@@ -31,8 +31,9 @@ func (b *batch) free() {
 	batches.Put(b)
 }
 
-// Pages puts page ids[i] into out[i], for all i: first what is in memory, then all the rest with one LoadBatch. Protection is as in
-// Page. The first error, in no certain order, fails the call; pages that loaded are cached all the same.
+// Pages puts page ids[i] into out[i], for all i: first the pages that are in memory, then all other
+// pages with one LoadBatch. The guard protects the bytes as in Page. The first error, in no certain
+// order, fails the call; the pages that were read without an error are cached nevertheless.
 func (c *Cache) Pages(ids []ID, h Hint, out [][]byte, hits *pin.Counter) error {
 	missing := 0
 	t := c.table.Load()
@@ -64,7 +65,8 @@ func (c *Cache) Pages(ids []ID, h Hint, out [][]byte, hits *pin.Counter) error {
 	return err
 }
 
-// departAll finds for each page that is missing in out a flight, of its own or somebody else's.
+// departAll finds a flight for each page that is missing in out: a new flight, or the flight of
+// another goroutine that already reads the page.
 func (c *Cache) departAll(b *batch, ids []ID, h Hint, out [][]byte) {
 	c.lockForFrames()
 	defer c.mu.Unlock()
@@ -97,15 +99,15 @@ func (c *Cache) loadAll(b *batch) {
 	switch len(b.reads) {
 	case 0:
 	case 1:
-		// A single read is a plain one: faster than a ring for one page.
+		// A single page is read with Load, which is faster than a ring for one page.
 		b.reads[0].Err = c.config.Load(b.reads[0].ID, b.reads[0].Buf)
 	default:
 		c.config.LoadBatch(b.reads)
 	}
 }
 
-// landAll lands the batch's own flights, before any other batch is waited for: two batches that wait for each other's pages
-// both get them.
+// landAll completes the batch's own flights before the batch waits for flights of others. So two
+// batches that wait for each other's pages both get them.
 func (c *Cache) landAll(b *batch, out [][]byte) (first error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

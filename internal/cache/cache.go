@@ -1,28 +1,32 @@
-// Package cache keeps pages of the data file in memory, by id. It knows ids and bytes, neither trees nor files: what a page is,
-// and how it is read and verified, its owner says (Config.Load).
+// Package cache keeps pages of the data file in memory, by id. It knows ids and bytes, but neither
+// trees nor files: the owner of the cache says how a page is read and verified (Config.Load).
 //
-//	frame     a page's place: PageSize bytes outside the Go heap, in one mapping
-//	warmth    a word per frame that says how much its page has been wanted (clock.go)
-//	hint      how warm a page may become; given with every access
-//	limbo     where a frame waits between eviction and reuse
-//	flight    one page being read; whoever else misses it meanwhile waits for the same read
+//	frame          the memory of one cached page: PageSize bytes outside the Go heap, in one mapping
+//	usage count    a word per frame: accesses increment it, the clock hand decrements it
+//	hint           the cap of a page's usage count; each access gives one
+//	retired frame  an evicted frame that a reader may still use
+//	flight         one page that is being read; other misses of the page wait for it
 //
-//	Page ─► table: id -> frame ─ found ─► warm enough? ─► bytes            (no lock; a warm page writes nothing)
-//	              │ not found                   └─ no: one step, a CAS on the frame's own word
+//	Page ─► table: id -> frame ─ found ─► count at its cap? ─► bytes  (no lock, no store)
+//	              │ not found                   └─ no: one step up, a CAS on the frame's own word
 //	              ▼
 //	        mutex: flight? ─► wait        else: a free frame ─► read, unlocked ─► table ─► bytes
 //	                                             ▲
-//	        resident ─ hand ─► limbo ─ readers have moved on ─► free
+//	        resident ─ hand ─► retired ─ readers have left ─► free
 //
-// Readers hold no pins. They are inside their pin.Slot from before the look-up until they are done with the bytes. An evicted frame
-// leaves the table first and is retired then; it is reused only when no slot is older than that. So a reader may not reuse what it has
-// itself caused to be evicted: a few frames are therefore kept evicted ahead of need, more after a shortage. If none is left, because
-// a reader stays inside its slot for long or a batch is larger than the cache, the page is read into the Go heap instead,
-// where it stays valid for whoever has it, and is not cached. Nobody waits until there is a frame, so nothing can hang on one.
+// Readers hold no pins. A reader is inside the guard of its pin.Slot from before the look-up until
+// it is done with the bytes. An evicted frame first leaves the table and is then retired. It is
+// reused only when no slot holds the reclamation tick of the retirement or an older one. So a
+// reader cannot reuse a frame that it has itself caused to be evicted. Therefore the cache keeps a
+// few frames evicted ahead of need, and more after a shortage. If no frame is left, because a reader stays
+// inside its guard for long or because a batch is larger than the cache, the page is read into the
+// Go heap instead. There it stays valid for the readers that have it, and it is not cached. No read
+// waits for a frame, so no read can hang for want of one.
 //
-// Invariants: a frame is absent, free, loading, resident or in limbo, and of each there is one list or mark (reclaim.go). The table
-// names resident frames only. Bytes of resident and limbo frames never change. A page that failed to load is never cached, nor
-// one that was forgotten while it was read.
+// Invariants: a frame is absent, free, loading, resident or retired, and each of these states has
+// one list or mark (reclaim.go). The table names resident frames only. The bytes of resident and
+// retired frames never change. A page that could not be read is never cached, nor a page that was
+// invalidated while it was read.
 package cache
 
 import (
@@ -35,7 +39,7 @@ import (
 	"github.com/epochkv/epochkv/internal/pin"
 )
 
-// ID names a page. 0 is none, and at most 40 bits count: other ids are loaded but not cached.
+// ID names a page. Zero names no page. Zero and ids of more than 40 bits are read but not cached.
 type ID uint64
 
 // Read is one page of a batch. Load callbacks fill Buf with the verified page, or set Err.
@@ -45,48 +49,52 @@ type Read struct {
 	Err error
 }
 
-// Config is what a cache needs. Load and LoadBatch are called without locks held, concurrently, and never twice at a time for one page.
+// Config has what a cache needs. Load and LoadBatch are called without locks held, concurrently,
+// and never for one page twice at the same time.
 type Config struct {
-	Bytes    int64 // of frames; tables and words add about half a percent
+	Bytes    int64 // of frames; tables and usage counts add about half a percent
 	PageSize int
 	Registry *pin.Registry
 	// Load reads and verifies one page.
 	Load func(id ID, buf []byte) error
-	// LoadBatch does so for several in one submission, and sets each read's Err.
+	// LoadBatch does the same for several pages in one submission, and sets the Err of each read.
 	LoadBatch func(reads []Read)
 }
 
-// framesMin is the smallest cache: a descent, and a few frames evicted ahead.
+// framesMin is the size of the smallest cache: enough for a descent, and a few frames evicted
+// ahead.
 const framesMin = 16
 
-// ErrSize is wrapped when a cache is to be smaller than framesMin frames or larger than its address space.
+// ErrSize is wrapped when the requested size of a cache is below framesMin frames or above its
+// address space.
 var ErrSize = errors.New("cache: impossible size")
 
 // Cache is safe for concurrent use.
 type Cache struct {
-	// Constant after New, but for table, which Resize replaces. The hit path reads these and nothing else of Cache.
+	// Constant after New, except table, which Resize replaces. The hit path reads these fields and
+	// no others of Cache.
 	table    atomic.Pointer[table]
-	words    unsafe.Pointer // warmth word f
+	words    unsafe.Pointer // usage count of frame f
 	frames   unsafe.Pointer // frame f
 	pageSize int
 	clock    *clock
 
 	// Constant after New.
 	config    Config
-	framesMax uint32 // that fit the address space
+	framesMax uint32 // frames that fit into the address space
 	frameMem  backing
 	wordMem   backing
 
 	_  [2 * lineBytes]byte
-	mu sync.Mutex // guards all below; registry locks are inside
+	mu sync.Mutex // guards all fields below; registry locks are taken inside it
 	pool
 	flights  map[ID]*flight
-	spare    []*flight // without waiters, for reuse
+	spare    []*flight // pooled flights without waiters, for reuse
 	history  history
 	counters counters
 }
 
-// New makes a cache. Close gives its memory back.
+// New makes a cache. Close frees its memory.
 func New(config Config) (*Cache, error) {
 	c := &Cache{config: config, pageSize: config.PageSize, flights: make(map[ID]*flight)}
 	n, err := c.framesFor(config.Bytes, framesMax)
@@ -94,13 +102,14 @@ func New(config Config) (*Cache, error) {
 		return nil, err
 	}
 	if err := c.reserveFrames(reservation(config.Bytes)); err != nil {
-		// Some machines count address space as memory. Such a cache can shrink, and grow back to what it was.
+		// Some machines count address space as memory. There the cache can shrink, and grow again
+		// up to its first size.
 		if err := c.reserveFrames(config.Bytes); err != nil {
 			return nil, err
 		}
 	}
 	if c.wordMem, err = reserve(int64(c.framesMax+1) * warmthBytes &^ 7); err != nil {
-		return nil, errors.Join(fmt.Errorf("cache: reserve warmth words: %w", err), c.frameMem.release())
+		return nil, errors.Join(fmt.Errorf("cache: reserve memory for usage counts: %w", err), c.frameMem.release())
 	}
 	c.words = c.wordMem.base
 	c.clock = &clock{words: c.words}
@@ -119,7 +128,7 @@ func (c *Cache) reserveFrames(bytes int64) (err error) {
 	return nil
 }
 
-// Close gives all memory back. Nobody may be using the cache or bytes from it.
+// Close frees all memory. No goroutine may use the cache or bytes from it any more.
 func (c *Cache) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -133,12 +142,13 @@ func (c *Cache) Close() error {
 	return errors.Join(errs...)
 }
 
-// Visit returns page id. The caller is inside its slot's protection, and the bytes are valid and constant until it leaves. A cursor calls it
-// once however many entries it reads there. An error is Load's; nothing is cached then. What was in memory counts as a hit with the
-// caller, in the caller's own memory.
+// Visit returns page id. The caller is inside its slot's guard, and the bytes are valid and
+// constant until it leaves. A cursor calls Visit once for a page, however many entries it reads
+// there. An error comes from Load; nothing is cached then. A page that was in memory counts as a
+// hit in hits, which is the caller's own memory.
 func (c *Cache) Visit(id ID, h Hint, hits *pin.Counter) ([]byte, error) {
 	if f, ok := c.table.Load().lookup(id); ok {
-		if wordAt(c.words, f).Load() < ceilings[h] { // touch, which is too large to be inlined
+		if wordAt(c.words, f).Load() < ceilings[h] { // this is touch, which is too large to be inlined
 			c.clock.climb(f, ceilings[h])
 		}
 		hits.Add(1)
@@ -147,13 +157,14 @@ func (c *Cache) Visit(id ID, h Hint, hits *pin.Counter) ([]byte, error) {
 	return c.miss(id, h)
 }
 
-// Page is Visit for those whose hits nobody counts.
+// Page is Visit for callers whose hits are not counted.
 func (c *Cache) Page(id ID, h Hint) ([]byte, error) {
 	var hits pin.Counter
 	return c.Visit(id, h, &hits)
 }
 
-// Contains reports whether Page would find id in memory. It does not warm. The caller is inside its slot's protection.
+// Contains reports whether Page would find id in memory. It does not increment the usage count. The
+// caller is inside its slot's guard.
 func (c *Cache) Contains(id ID) bool {
 	_, ok := c.table.Load().lookup(id)
 	return ok
@@ -163,7 +174,8 @@ func (c *Cache) frame(f uint32) []byte {
 	return unsafe.Slice((*byte)(unsafe.Add(c.frames, uintptr(f)*uintptr(c.pageSize))), c.pageSize)
 }
 
-// touch is a visit to a resident page: a step up, unless it is warm enough, and then no store at all.
+// touch is a visit to a resident page: it increments the usage count by one. If the count is at the
+// cap of the hint, touch stores nothing.
 func (c *Cache) touch(f uint32, h Hint) {
 	if wordAt(c.words, f).Load() < ceilings[h] {
 		c.clock.climb(f, ceilings[h])

@@ -11,7 +11,8 @@ import (
 	"github.com/epochkv/epochkv/internal/pin"
 )
 
-// BenchmarkHit is what a page in memory costs: look-up, warmth and slot. 100k resident pages, visited at random.
+// BenchmarkHit measures the cost of a page in memory: look-up, usage count and slot. It has 100k
+// resident pages, visited at random.
 func BenchmarkHit(b *testing.B) {
 	const pages = 100_000
 	r := newRig(b, pages+1000)
@@ -45,9 +46,10 @@ func BenchmarkHit(b *testing.B) {
 	}
 }
 
-// BenchmarkMiss is a read that the cache mostly does not hold: one page in eleven is found. The pages come from a file that the operating system
-// has in memory, so that what the cache adds (a victim, its grace, a flight, the table) is not lost beside a device. The arm without
-// a cache is a plain pread.
+// BenchmarkMiss reads pages of which the cache holds few: one in eleven is found. The pages come
+// from a file that the operating system has in memory, so that the cost of the cache (a victim, its
+// retirement, a flight, the table) is not hidden by a device. The arm without a cache is a plain
+// pread.
 func BenchmarkMiss(b *testing.B) {
 	const frames, pages, pageSize = 2048, 11 * 2048, 8192
 	file, err := os.Create(filepath.Join(b.TempDir(), "pages"))

@@ -28,8 +28,9 @@ func TestRecordsLargerThanTheCacheAreAllReadBack(t *testing.T) {
 	}
 }
 
-// TestEveryHintsFramesCanBeEvicted fills the cache with pages as warm as a hint makes them, and then reads others: in the end
-// nothing of the first may be left. A cap above what the hand can lower would wedge the cache here.
+// TestEveryHintsFramesCanBeEvicted fills the cache with pages whose usage counts are at the cap of
+// a hint, and then reads other pages: in the end none of the first pages may be left. A cap above
+// what the hand can decrement would block the cache here.
 func TestEveryHintsFramesCanBeEvicted(t *testing.T) {
 	for h := range hints {
 		t.Run(fmt.Sprintf("hint=%d", h), func(t *testing.T) {
@@ -57,7 +58,9 @@ func TestEveryHintsFramesCanBeEvicted(t *testing.T) {
 					break
 				}
 			}
-			// Every return cools a step or half of one, and climbing back is what costs the rest.
+			// Every refault adds the credit for about half a decrement of a hot frame, or for a
+			// whole one. The other misses are needed because later visits increment the counts
+			// again.
 			if misses := r.Stats().Misses - before; left() > 0 || misses > 20*warmthMax*frames {
 				t.Errorf("%d pages are left after %d misses: %+v", left(), misses, r.Stats())
 			}
@@ -65,8 +68,8 @@ func TestEveryHintsFramesCanBeEvicted(t *testing.T) {
 	}
 }
 
-// TestHotFramesCoolWhenNobodyElseIsLeft makes every frame HOT behind the back of the limit: the hand must find victims all the same,
-// within the laps it has.
+// TestHotFramesCoolWhenNobodyElseIsLeft makes every frame hot by changing the limit: the hand must
+// find victims nevertheless, within the passes that it has.
 func TestHotFramesCoolWhenNobodyElseIsLeft(t *testing.T) {
 	const frames = 64
 	r := newRig(t, frames)
@@ -79,7 +82,7 @@ func TestHotFramesCoolWhenNobodyElseIsLeft(t *testing.T) {
 	}
 	before := r.Stats()
 	if before.Hot != before.Resident {
-		t.Fatalf("only %d of %d frames are HOT", before.Hot, before.Resident)
+		t.Fatalf("only %d of %d frames are hot", before.Hot, before.Resident)
 	}
 	for id := range ID(frames) {
 		r.get(t, 1000+id, VeryLow)
@@ -90,12 +93,13 @@ func TestHotFramesCoolWhenNobodyElseIsLeft(t *testing.T) {
 	}
 	evicted := after.Evicted - before.Evicted
 	if visited := after.Visited - before.Visited; visited > evicted*frames*(warmthMax+1) {
-		t.Errorf("%d frames visited for %d victims", visited, evicted)
+		t.Errorf("the hand examined %d frames for %d victims", visited, evicted)
 	}
 }
 
-// TestScanLeavesTheHotSet is the scan resistance that the bands are for, at the size the figure is asked at. LRU would read all of the hot
-// set again: everything in it was used longer ago than the scan, which is twice as large as the cache.
+// TestScanLeavesTheHotSet tests the scan resistance that the hot set is for, at the size for which
+// the figure is required. LRU would read all of the hot set again: everything in it was used longer
+// ago than the scan, which is twice as large as the cache.
 func TestScanLeavesTheHotSet(t *testing.T) {
 	const frames, hot = 2048, 1024
 	r := newRig(t, frames)
@@ -131,7 +135,7 @@ func TestChangedWorkingSetTakesOverWithinBoundedMisses(t *testing.T) {
 	for phase := range ID(4) {
 		base := (phase + 1) * 100_000
 		if misses := visitSet(base, 20*frames); misses > 6*frames {
-			t.Errorf("phase %d: %d misses until a set of %d pages was in", phase, misses, frames*8/10)
+			t.Errorf("phase %d: %d misses until a set of %d pages was cached", phase, misses, frames*8/10)
 		}
 		if misses := visitSet(base, frames); misses > frames/20 {
 			t.Errorf("phase %d: still %d misses in %d visits", phase, misses, frames)
@@ -139,7 +143,8 @@ func TestChangedWorkingSetTakesOverWithinBoundedMisses(t *testing.T) {
 	}
 }
 
-// TestHotReadsWriteNothing hashes everything that the cache shares before and after reads of warm pages.
+// TestHotReadsWriteNothing hashes all shared memory of the cache before and after reads of pages
+// whose usage counts are at their caps.
 func TestHotReadsWriteNothing(t *testing.T) {
 	const frames, pages = 256, 100
 	r := newRig(t, frames)
@@ -164,7 +169,7 @@ func TestHotReadsWriteNothing(t *testing.T) {
 	}
 	wg.Wait()
 	if r.fingerprint() != before {
-		t.Error("hot reads have changed what is shared")
+		t.Error("hot reads have changed shared memory")
 	}
 	r.get(t, 1_000, Default)
 	if r.fingerprint() == before {
@@ -172,7 +177,7 @@ func TestHotReadsWriteNothing(t *testing.T) {
 	}
 }
 
-// fingerprint hashes the cache itself, its words and its table.
+// fingerprint hashes the cache itself, its usage counts and its table.
 func (c *Cache) fingerprint() uint64 {
 	var h maphash.Hash
 	h.SetSeed(fingerprintSeed)
@@ -191,17 +196,17 @@ func TestHotWordsStandAlone(t *testing.T) {
 	r := newRig(t, 64)
 	k := r.clock
 	if at := uintptr(unsafe.Pointer(&r.Cache.clock)) + unsafe.Sizeof(r.Cache.clock); uintptr(unsafe.Pointer(&r.mu))-at < 2*lineBytes {
-		t.Error("the mutex shares a line with what hits read")
+		t.Error("the mutex shares a cache line with fields that hits read")
 	}
 	limit, hot := uintptr(unsafe.Pointer(&k.hotLimit)), uintptr(unsafe.Pointer(&k.hot))
 	if hot-limit < 2*lineBytes || uintptr(unsafe.Pointer(&k.frames))-hot < 2*lineBytes {
-		t.Error("the count of HOT frames shares a line")
+		t.Error("the count of hot frames shares a cache line")
 	}
 	if uintptr(r.words)%lineBytes != 0 || uintptr(r.table.Load().slots)%lineBytes != 0 {
-		t.Error("words or table do not begin on a line")
+		t.Error("usage counts or table do not begin on a cache line")
 	}
 	if hot%8 != 0 {
-		t.Error("unaligned")
+		t.Error("the count of hot frames is not aligned to 8 bytes")
 	}
 }
 
@@ -236,7 +241,7 @@ func TestFailedReadReachesAllWaitersAndIsNotCached(t *testing.T) {
 	r.get(t, 7, Default)
 }
 
-// waitJoined waits until so many misses wait for others' reads.
+// waitJoined waits until n misses have waited for reads of other goroutines.
 func (c *Cache) waitJoined(n uint64) {
 	for c.Stats().Joined < n {
 		sleep()
@@ -281,7 +286,7 @@ func TestProbeDoesNotWarm(t *testing.T) {
 	before := r.fingerprint()
 	for range 10 {
 		if !r.has(1) || r.has(2) {
-			t.Fatal("wrong answer")
+			t.Fatal("Contains must find page 1 and not page 2")
 		}
 	}
 	if r.fingerprint() != before {
@@ -336,7 +341,7 @@ func TestMissesSoonAllocateNothing(t *testing.T) {
 	}
 }
 
-// TestEveryVisitIsAHitOrAMiss: hits count with the visitor, misses with the cache.
+// TestEveryVisitIsAHitOrAMiss: the reader counts hits, the cache counts misses.
 func TestEveryVisitIsAHitOrAMiss(t *testing.T) {
 	r := newRig(t, 64)
 	for range 3 {

@@ -2,8 +2,8 @@ package cache
 
 import "fmt"
 
-// checkFramesLocked panics unless every frame is in exactly the list that its state names. It walks all frames, for
-// builds with the tag `invariants`.
+// checkFramesLocked panics unless every frame is in exactly the list that its state names. It walks
+// all frames, for builds with the tag `invariants`.
 func (c *Cache) checkFramesLocked() {
 	var byState [stateLimbo + 1]int
 	for f, s := range c.states {

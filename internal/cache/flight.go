@@ -2,28 +2,30 @@ package cache
 
 import "unsafe"
 
-// flight is one page on its way into memory. Whoever made it loads buf without the mutex, then lands it.
+// flight is one page that is being read into memory. The goroutine that made the flight reads the
+// page into buf without the mutex, and then completes the flight with landLocked.
 type flight struct {
 	id        ID
 	frame     uint32 // or noFrame
-	ceiling   uint32 // by the hint of who made it
-	ahead     bool   // nobody asked for it yet
-	handed    bool   // written by a checkpoint rather than read: it has no past
-	forgotten bool   // guarded by mu: it left flights early, and must not be cached
+	ceiling   uint32 // the cap that its hint gives
+	ahead     bool   // prefetched: no reader has asked for it yet
+	handed    bool   // written by a checkpoint rather than read: the history does not apply to it
+	forgotten bool   // guarded by mu: invalidated, removed from flights early; must not be cached
 	buf       []byte
 	err       error
-	done      chan struct{} // made by the first who waits; closed by land
+	done      chan struct{} // made by the first waiter; closed by landLocked
 }
 
 const noFrame = ^uint32(0)
 
-// spareMax bounds the flights kept for reuse: as many as the batch that is read at once, and some.
+// spareMax bounds the pooled flights: as many as the largest batch that is read at once, and some
+// more.
 const spareMax = 128
 
-// miss is Page when the table does not know id.
+// miss is Page for an id that the table does not have.
 func (c *Cache) miss(id ID, h Hint) ([]byte, error) {
 	c.lockForFrames()
-	if f, ok := c.table.Load().lookup(id); ok { // just landed, or passed over while the table moved
+	if f, ok := c.table.Load().lookup(id); ok { // read just now, or missed because the table moved its entry
 		c.mu.Unlock()
 		c.touch(f, h)
 		return c.frame(f), nil
@@ -42,7 +44,8 @@ func (c *Cache) miss(id ID, h Hint) ([]byte, error) {
 	return c.landLocked(fl)
 }
 
-// departLocked makes a flight for a page that is neither resident nor on its way. Without a free frame it is nil, or flies to the heap.
+// departLocked makes a flight for a page that is neither resident nor being read. Without a free
+// frame the result is nil or, if heap is true, a flight into the Go heap.
 func (c *Cache) departLocked(id ID, h Hint, heap bool) *flight {
 	f, ok := noFrame, false
 	if id != 0 && id <= idMax {
@@ -63,8 +66,8 @@ func (c *Cache) departLocked(id ID, h Hint, heap bool) *flight {
 	return fl
 }
 
-// heapPage is a page outside the frames, aligned so that direct I/O may read into it. The runtime's size classes for powers of two
-// mostly are.
+// heapPage returns a page outside the frames, aligned so that direct I/O may read into it. Memory
+// of the runtime's size classes for powers of two mostly has that alignment.
 func heapPage(size int) []byte {
 	buf := make([]byte, size)
 	if uintptr(unsafe.Pointer(unsafe.SliceData(buf)))&(heapAlign-1) == 0 {
@@ -87,7 +90,7 @@ func (c *Cache) spareFlight() *flight {
 	return new(flight)
 }
 
-// joinLocked makes the caller wait for somebody else's flight.
+// joinLocked returns the channel on which the caller waits for the flight of another goroutine.
 func (c *Cache) joinLocked(fl *flight) <-chan struct{} {
 	c.counters.joined++
 	if fl.done == nil {
@@ -96,7 +99,8 @@ func (c *Cache) joinLocked(fl *flight) <-chan struct{} {
 	return fl.done
 }
 
-// await returns what the flight brought. Its frame cannot have been reused since: the caller has been inside its slot all along.
+// await returns the result of the flight. Its frame cannot have been reused since: the caller has
+// been inside its guard all the time.
 func (c *Cache) await(fl *flight, done <-chan struct{}, h Hint) ([]byte, error) {
 	<-done
 	if fl.err != nil {
@@ -108,7 +112,8 @@ func (c *Cache) await(fl *flight, done <-chan struct{}, h Hint) ([]byte, error) 
 	return fl.buf, nil
 }
 
-// landLocked caches what the flight brought, if it may be cached, and wakes who waits. The bytes are the caller's in any case.
+// landLocked completes a flight: it caches the page, if that is allowed, and wakes the waiters. The
+// bytes are the caller's in any case.
 func (c *Cache) landLocked(fl *flight) ([]byte, error) {
 	if c.flights[fl.id] == fl {
 		delete(c.flights, fl.id)
@@ -117,7 +122,7 @@ func (c *Cache) landLocked(fl *flight) ([]byte, error) {
 	case fl.err != nil:
 		c.counters.failed++
 		if fl.frame != noFrame {
-			c.releaseLocked(fl.frame) // nobody looks at it
+			c.releaseLocked(fl.frame) // no reader uses it
 		}
 	case fl.frame == noFrame:
 	case fl.forgotten || fl.frame >= c.count:

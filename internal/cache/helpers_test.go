@@ -15,7 +15,8 @@ import (
 
 const testPageSize = 512
 
-// disk is a data file in memory: page id at version v is a pattern of both, so that every byte tells where it is from.
+// disk is a data file in memory: page id at version v is a pattern of both, so that every byte
+// shows where it comes from.
 type disk struct {
 	loads    atomic.Int64 // pages read
 	batches  atomic.Int64
@@ -40,7 +41,7 @@ func fill(buf []byte, id ID, version uint64) {
 	}
 }
 
-// pageError says what is wrong with bytes that should be page id, of whatever version throughout.
+// pageError says what is wrong with bytes that should be page id, in one version throughout.
 func pageError(buf []byte, id ID) error {
 	version := binary.LittleEndian.Uint64(buf[8:])
 	for at := 0; at < len(buf); at += 16 {
@@ -59,7 +60,7 @@ func (d *disk) load(id ID, buf []byte) error {
 	d.loads.Add(1)
 	if d.fail != nil {
 		if err := d.fail(id); err != nil {
-			buf[0] = 0xff // half a page
+			buf[0] = 0xff // a page that was read in part
 			return err
 		}
 	}
@@ -127,7 +128,7 @@ func (r *rig) get(t testing.TB, id ID, h Hint) {
 	}
 }
 
-// has probes for a page as a reader.
+// has checks as a reader whether a page is cached.
 func (r *rig) has(id ID) bool {
 	r.slot.Enter()
 	defer r.slot.Leave()
@@ -151,7 +152,7 @@ func seeded(t testing.TB) *rand.Rand {
 	return rand.New(rand.NewPCG(seed, 0))
 }
 
-// check verifies the invariants of the package comment. Nobody may be using the cache.
+// check verifies the invariants of the package comment. No other goroutine may use the cache.
 func (c *Cache) check() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -196,7 +197,7 @@ func (c *Cache) check() error {
 	for f, s := range c.states {
 		w := wordAt(c.words, uint32(f)).Load()
 		if (s == stateResident) != (w != absent) {
-			errs = append(errs, fmt.Errorf("frame %d in state %d has warmth word %#x", f, s, w))
+			errs = append(errs, fmt.Errorf("frame %d in state %d has usage count %#x", f, s, w))
 		}
 		if s == stateResident {
 			resident++
@@ -208,14 +209,14 @@ func (c *Cache) check() error {
 			errs = append(errs, fmt.Errorf("frame %d is marked %d and in no list", f, s))
 		}
 		if s != stateLimbo && s != stateAbsent && uint32(f) >= c.count {
-			errs = append(errs, fmt.Errorf("frame %d in state %d lies beyond the cache's size", f, s))
+			errs = append(errs, fmt.Errorf("frame %d in state %d is above the cache's size", f, s))
 		}
 	}
 	if resident != named || resident != c.resident {
 		errs = append(errs, fmt.Errorf("%d frames are resident, %d named, %d counted", resident, named, c.resident))
 	}
 	if c.clock.hot.Load() != hot {
-		errs = append(errs, fmt.Errorf("%d frames are HOT, and %d counted", hot, c.clock.hot.Load()))
+		errs = append(errs, fmt.Errorf("%d frames are hot, and %d are counted", hot, c.clock.hot.Load()))
 	}
 	return errors.Join(errs...)
 }

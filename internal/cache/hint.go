@@ -1,14 +1,16 @@
 package cache
 
-// Hint says how warm a page may become: how much its reader expects it to be wanted again.
+// Hint gives the cap of a page's usage count: how much its reader expects the page to be used
+// again.
 type Hint uint8
 
-// The hints. A page's warmth climbs to its hint's cap at most; the caps of Default and above lie in the HOT band.
+// The hints. Accesses increment the usage count of a page up to the cap of their hint at most. The
+// caps of Default and above are in the hot set.
 const (
-	Default  Hint = iota // rows and leaves of point reads
-	VeryLow              // integrity checks: a page stays first in line for eviction, however often it is seen
-	Low                  // long scans, exports, backups: a page may survive one lap of the hand, never become HOT
-	High                 // pages that the caller knows to be wanted again
+	Default  Hint = iota // blobs and leaves of point reads
+	VeryLow              // integrity checks: a page stays among the first victims, however often it is visited
+	Low                  // long scans, exports, backups: a page may survive one pass of the hand, and never becomes hot
+	High                 // pages that the caller knows to be used again
 	VeryHigh             // inner nodes: one serves hundreds of leaves
 	hints
 )

@@ -8,12 +8,12 @@ import (
 
 const (
 	hugePageBytes = 2 << 20
-	// machinePageBytesMax is the largest unit in which a machine gives memory back.
+	// machinePageBytesMax is the largest unit in which a machine frees memory.
 	machinePageBytesMax = 64 << 10
 )
 
-// mapping is a reserved range of addresses. It is accessible at once and takes memory page by page as it is touched, so that
-// a cache costs what it holds.
+// mapping is a reserved range of addresses. It is accessible at once, and takes memory page by page
+// as the pages are touched. So a cache takes memory only for the pages that it holds.
 type mapping struct {
 	start unsafe.Pointer // as mapped
 	bytes uintptr        // as mapped
@@ -31,23 +31,24 @@ func reserveMapping(bytes int64) (mapping, error) {
 	return m, nil
 }
 
-// adviseHuge asks for huge pages below the first bytes: 6 to 35 % on gets. Advice only: where transparent huge pages are off,
-// small pages serve. What lies behind is left alone, so that no huge page reaches past the cache's size.
+// adviseHuge asks for huge pages for the first bytes: gets become 6 to 35 % faster. It is advice
+// only: where transparent huge pages are off, small pages are used. The memory after these bytes is
+// left alone, so that no huge page reaches past the cache's size.
 func (m mapping) adviseHuge(bytes int64) {
 	if whole := bytes &^ (hugePageBytes - 1); whole > 0 {
 		_ = unix.Madvise(unsafe.Slice((*byte)(m.base), whole), unix.MADV_HUGEPAGE)
 	}
 }
 
-// discard gives the memory of [from, to) back. It reads as zeros afterwards.
+// discard frees the memory of [from, to). The range reads as zeros afterwards.
 func (m mapping) discard(from, to int64) error {
 	return unix.Madvise(unsafe.Slice((*byte)(unsafe.Add(m.base, from)), to-from), unix.MADV_DONTNEED)
 }
 
 func (m mapping) release() error { return unix.MunmapPtr(m.start, m.bytes) }
 
-// machineBytes is how much memory the machine has. No cache can use more, so address space for that many frames is reserved and
-// a cache can grow in place.
+// machineBytes is the memory of the machine. No cache can use more. Therefore address space for
+// that many frames is reserved, and a cache can grow in place.
 func machineBytes() int64 {
 	var info unix.Sysinfo_t
 	if unix.Sysinfo(&info) != nil {

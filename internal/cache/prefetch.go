@@ -6,31 +6,36 @@ import (
 )
 
 const (
-	// askMax is how many batches may wait. A reader that is ahead of the device gains nothing from older ones.
+	// askMax is the number of requests that may wait. A reader that is ahead of the device gains
+	// nothing from older requests.
 	askMax = 8
-	// prefetchWindow is how many pages are read in one submission, so that a demand read never waits behind a long queue.
+	// prefetchWindow is the number of pages that are read in one submission, so that the read of a
+	// reader never waits for a long queue.
 	prefetchWindow = 32
 )
 
 // Guard lets a prefetcher work, window by window.
 type Guard interface {
-	// Enter protects the pages of a state from being freed until Leave, as a reader's slot does, and reports whether it may read
-	// now: not if the state has been replaced since the pages were asked for (they may have been freed, and what is read under
-	// their ids be cached after it was forgotten), nor while a checkpoint or the log needs the device.
+	// Enter protects the pages of a state from being freed until Leave, as a reader's slot does,
+	// and reports whether the prefetcher may read now. It may not if the state has been replaced
+	// since the pages were requested: they may have been freed, and bytes that are read under their
+	// ids would be cached after the ids were invalidated. It may not either while a checkpoint or
+	// the log needs the device.
 	Enter(state uint64) bool
-	// Leave ends what a successful Enter began.
+	// Leave ends the protection that a successful Enter began.
 	Leave()
 }
 
-// Prefetcher reads pages ahead of those who will want them, in the background. Everything it does is advice: it drops its oldest
-// work when it falls behind, stops where it is while others are busy, and when what it has read waits unvisited in half of what is not HOT:
-// more would push out its own pages before their reader comes.
+// Prefetcher reads pages in the background before readers need them. All its requests are advice.
+// It drops the oldest request when the queue is full. It stops in the middle of a request while its
+// guard refuses. And it stops when half of the frames that are not hot hold prefetched pages
+// without a visit: more of them would evict its own pages before their reader comes.
 type Prefetcher struct {
 	cache *Cache
 	guard Guard // constant
 	wake  chan struct{}
 
-	mu      sync.Mutex // guards asks and dropped; a leaf lock
+	mu      sync.Mutex // guards asks and dropped; no other lock is taken inside it
 	asks    []ask      // oldest first, at most askMax
 	dropped uint64
 }
@@ -46,7 +51,7 @@ func NewPrefetcher(c *Cache, guard Guard) *Prefetcher {
 	return &Prefetcher{cache: c, guard: guard, wake: make(chan struct{}, 1)}
 }
 
-// Ask queues pages of a state to be read ahead, in order. It copies ids and never blocks.
+// Ask requests that pages of a state are prefetched, in order. It copies ids and never blocks.
 func (p *Prefetcher) Ask(state uint64, ids []ID, h Hint) {
 	p.mu.Lock()
 	var reuse []ID
@@ -63,14 +68,15 @@ func (p *Prefetcher) Ask(state uint64, ids []ID, h Hint) {
 	}
 }
 
-// Dropped is how many pages were asked for and then not read, because the queue was full or others were busy.
+// Dropped is the number of pages that were requested and then not read, because the queue was full,
+// the guard refused or the cache had no room.
 func (p *Prefetcher) Dropped() uint64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.dropped
 }
 
-// Run reads what is asked for until ctx ends.
+// Run reads the requested pages until ctx ends.
 func (p *Prefetcher) Run(ctx context.Context) {
 	for {
 		select {
@@ -95,8 +101,8 @@ func (p *Prefetcher) take() (a ask, ok bool) {
 	return a, true
 }
 
-// fetch reads one ask, window by window. Once others are busy, the rest is dropped: by the time they are not, the reader has
-// read it itself.
+// fetch reads the pages of one request, window by window. When the guard refuses, the rest is
+// dropped: by the time the guard allows reading again, the reader has read the pages itself.
 func (p *Prefetcher) fetch(ctx context.Context, a ask) {
 	for rest := a.ids; len(rest) > 0; {
 		if ctx.Err() != nil || !p.guard.Enter(a.state) {
@@ -120,8 +126,9 @@ func (p *Prefetcher) drop(pages int) {
 	p.dropped += uint64(pages)
 }
 
-// ReadAhead loads those pages that are neither in memory nor on their way, in one submission. They arrive unvisited. It reports false once
-// there is no room for more. An error is left for the reader to find. The caller is inside its slot's protection.
+// ReadAhead reads those pages that are neither in memory nor being read, in one submission. They
+// are cached as not visited. It reports false when there is no room for more. An error is ignored:
+// the reader gets it when it reads the page. The caller is inside its slot's guard.
 func (c *Cache) ReadAhead(ids []ID, h Hint) (room bool) {
 	b := batches.Get().(*batch)
 	defer b.free()

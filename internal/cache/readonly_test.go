@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestHotReadsRunOnReadOnlyMemory takes the right to write to words, table and frames away: even a store of the value that is there
-// would fault.
+// TestHotReadsRunOnReadOnlyMemory makes usage counts, table and frames read-only: even a store of
+// the value that is already there would fault.
 func TestHotReadsRunOnReadOnlyMemory(t *testing.T) {
 	const pages = 100
 	r := newRig(t, 256)
@@ -43,7 +43,7 @@ func TestHotReadsRunOnReadOnlyMemory(t *testing.T) {
 	}
 }
 
-// faulting runs f and returns the fault that it ended in, if it did.
+// faulting runs f and returns the fault that ended it, if there was one.
 func faulting(f func()) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {

@@ -6,48 +6,52 @@ import (
 	"github.com/epochkv/epochkv/internal/invariants"
 )
 
-// state says where a frame is.
+// state is the state of a frame.
 type state uint8
 
 const (
-	stateAbsent   state = iota // beyond the cache's size
+	stateAbsent   state = iota // above the cache's size
 	stateFree                  // in pool.free
-	stateLoading               // a flight's
+	stateLoading               // a flight has it
 	stateResident              // in the table
-	stateLimbo                 // in pool.limbo
+	stateLimbo                 // retired, and in the list of retired frames
 )
 
-// pool is the frames by where they are. All of it is guarded by the cache's mutex.
+// pool has the frames by state. The cache's mutex guards all of it.
 type pool struct {
 	count    uint32   // frames that the cache may use
 	states   []state  // by frame
 	ids      []ID     // by frame: its page, if resident
-	back     []uint8  // by frame: times its page has returned
+	back     []uint8  // by frame: refaults of its page
 	free     []uint32 // a stack
 	limbo    []retired
 	resident uint64   // frames in stateResident
 	victim   []uint32 // scratch
-	beyond   int      // frames at count and behind that are still in limbo or loading
+	beyond   int      // frames from index count on that are still retired or loading
 
-	// reserve is how many frames are to be free or in limbo. It doubles when there was none, and shrinks lap by lap.
+	// reserve is the number of frames that should be free or retired. It doubles after a shortage,
+	// and shrinks with each pass of the hand.
 	reserve    int
 	reserveMin int
 	reserveMax int
 	lapsSeen   uint64
 
-	oldTables []oldTable // replaced by Resize, until their readers have left
+	oldTables []oldTable // tables that Resize replaced, until their readers have left
 }
 
-// retired is a frame in limbo: it may be reused when no reader that entered at tick or before is inside.
+// retired is a retired frame: it may be reused when no reader is inside that entered at tick or
+// before.
 type retired struct {
 	tick  uint64
 	frame uint32
 }
 
 const (
-	// reserveFrames are kept evicted ahead of need where the cache is large enough: two windows of a scanning reader.
+	// reserveFrames are kept evicted ahead of need where the cache is large enough: two windows of
+	// a scanning reader.
 	reserveFrames = 32
-	// reserveShare and reserveShareMax bound the reserve as parts of the frames.
+	// reserveShare and reserveShareMax bound the reserve: it starts with at most one frame in
+	// reserveShare, and grows to at most one frame in reserveShareMax.
 	reserveShare    = 32
 	reserveShareMax = 8
 )
@@ -58,12 +62,13 @@ func (p *pool) sizeReserve() {
 	p.reserve = p.reserveMin
 }
 
-// yieldsMax bounds how often a miss lets others run before it goes without a frame.
+// yieldsMax bounds how often a miss lets other goroutines run before it reads without a frame.
 const yieldsMax = 3
 
-// lockForFrames locks the mutex. If all that is evicted waits for readers, it lets them run first: where goroutines outnumber processors
-// one of them often stands inside its slot without running. With reads from the operating system's memory by 8 goroutines on 2 processors this
-// took the pages read into the heap from 67 % to 24 %, and the time of a miss from 8.3 to 5 us.
+// lockForFrames locks the mutex. If all evicted frames wait for readers, it first lets those
+// readers run: where goroutines outnumber processors, one of them is often inside its guard without
+// running. With reads from the operating system's memory by 8 goroutines on 2 processors this took
+// the pages read into the heap from 67 % to 24 %, and the time of a miss from 8.3 to 5 us.
 func (c *Cache) lockForFrames() {
 	for range yieldsMax {
 		c.mu.Lock()
@@ -83,7 +88,8 @@ func (c *Cache) starvedLocked() bool {
 	return len(c.free) == 0 && len(c.limbo) >= c.reserveMax
 }
 
-// takeLocked takes a free frame for loading. If there is none, it sees to it that there are more soon, and reports false.
+// takeLocked takes a free frame for reading a page into it. If there is none, it evicts more, so
+// that frames are free soon, and reports false.
 func (c *Cache) takeLocked() (uint32, bool) {
 	if len(c.free) == 0 {
 		c.reclaimLocked()
@@ -92,7 +98,7 @@ func (c *Cache) takeLocked() (uint32, bool) {
 		c.counters.shortages++
 		c.reserve = min(2*c.reserve, c.reserveMax)
 		c.evictLocked(c.reserve - len(c.limbo))
-		c.reclaimLocked() // of use only to those who come without a slot, such as a prefetcher
+		c.reclaimLocked() // helps only a caller that is not inside a guard, such as a prefetcher
 		if len(c.free) == 0 {
 			return 0, false
 		}
@@ -104,12 +110,12 @@ func (c *Cache) takeLocked() (uint32, bool) {
 	}
 	c.states[f] = stateLoading
 	if short := c.reserve - len(c.free) - len(c.limbo); short > 0 {
-		c.evictLocked(max(short, c.reserve/2)) // by halves, so that retiring and looking for readers is shared
+		c.evictLocked(max(short, c.reserve/2)) // half of the reserve at a time, so that many frames share one retirement and one scan of the slots
 	}
 	return f, true
 }
 
-// evictLocked moves n victims to limbo, if the clock finds them.
+// evictLocked evicts and retires n victims, if the clock finds them.
 func (c *Cache) evictLocked(n int) {
 	if n <= 0 {
 		return
@@ -131,7 +137,7 @@ func (c *Cache) evictLocked(n int) {
 	}
 }
 
-// retireLocked puts frames in limbo that are no longer in the table.
+// retireLocked retires frames that are no longer in the table.
 func (c *Cache) retireLocked(frames []uint32) {
 	if len(frames) == 0 {
 		return
@@ -143,7 +149,7 @@ func (c *Cache) retireLocked(frames []uint32) {
 	}
 }
 
-// reclaimLocked frees what no reader can be standing on any more.
+// reclaimLocked frees the retired frames and tables that no reader can use any more.
 func (c *Cache) reclaimLocked() {
 	if len(c.limbo) == 0 && len(c.oldTables) == 0 {
 		return
@@ -156,12 +162,12 @@ func (c *Cache) reclaimLocked() {
 	}
 	c.limbo = append(c.limbo[:0], c.limbo[n:]...)
 	for len(c.oldTables) > 0 && c.oldTables[0].tick < oldest {
-		_ = c.oldTables[0].table.mem.release() // it was mapped; unmapping it cannot fail
+		_ = c.oldTables[0].table.mem.release() // the table was mapped, so unmapping cannot fail
 		c.oldTables = c.oldTables[1:]
 	}
 }
 
-// releaseLocked makes a frame free that nobody reads, or absent if the cache has shrunk.
+// releaseLocked makes a frame free that no reader uses, or absent if the cache has shrunk.
 func (c *Cache) releaseLocked(f uint32) {
 	if invariants.Enabled {
 		c.scribble(f)
@@ -177,8 +183,8 @@ func (c *Cache) releaseLocked(f uint32) {
 	}
 }
 
-// discardLocked gives the memory behind the cache's size back, once nobody is there any more. It is advice: should it fail, the
-// memory comes back with Close.
+// discardLocked frees the memory above the cache's size, when no frame there is in use any more. It
+// is advice: if it fails, Close frees the memory.
 func (c *Cache) discardLocked() {
 	const unit = machinePageBytesMax
 	from := (int64(c.count)*int64(c.pageSize) + unit - 1) &^ (unit - 1)
@@ -187,7 +193,7 @@ func (c *Cache) discardLocked() {
 	}
 }
 
-// scribble makes a reader that is where it must not be read rubbish.
+// scribble overwrites a frame, so that a reader that uses it without protection reads wrong bytes.
 func (c *Cache) scribble(f uint32) {
 	p := c.frame(f)
 	for i := range p {

@@ -13,7 +13,8 @@ import (
 
 func sleep() { time.Sleep(100 * time.Microsecond) }
 
-// TestEvictedFrameWaitsForItsReaders stands on a page while the cache turns over many times.
+// TestEvictedFrameWaitsForItsReaders keeps a page while the cache replaces all its pages many
+// times.
 func TestEvictedFrameWaitsForItsReaders(t *testing.T) {
 	r := newRig(t, 64)
 	other := r.registry.Slot()
@@ -33,7 +34,7 @@ func TestEvictedFrameWaitsForItsReaders(t *testing.T) {
 		t.Error(err)
 	}
 	if s := r.Stats(); s.Uncached == 0 || s.Limbo > 64/reserveShareMax {
-		t.Errorf("a reader that stays inside should fill a bounded limbo: %+v", s)
+		t.Errorf("a reader that stays inside should cause a bounded number of retired frames: %+v", s)
 	}
 	other.Leave()
 	before := r.Stats().Uncached
@@ -45,7 +46,8 @@ func TestEvictedFrameWaitsForItsReaders(t *testing.T) {
 	}
 }
 
-// TestBatchLargerThanTheCacheDoesNotHang also checks that a batch keeps all its pages until its reader leaves.
+// TestBatchLargerThanTheCacheDoesNotHang also checks that a batch keeps all its pages until its
+// reader leaves.
 func TestBatchLargerThanTheCacheDoesNotHang(t *testing.T) {
 	r := newRig(t, framesMin)
 	ids, out := make([]ID, 10*framesMin), make([][]byte, 10*framesMin)
@@ -123,7 +125,8 @@ func TestForgottenPageIsNotServedAgain(t *testing.T) {
 	r.slot.Leave()
 }
 
-// TestForgetReachesReadsUnderWay frees a page while it is being read: whoever asked before gets what was there, nobody later.
+// TestForgetReachesReadsUnderWay frees a page while it is being read: a reader that asked before
+// gets the old page, a later reader does not.
 func TestForgetReachesReadsUnderWay(t *testing.T) {
 	r := newRig(t, 64)
 	entered, release := make(chan struct{}, 2), make(chan struct{})
@@ -151,7 +154,7 @@ func TestAdmittedPageReplacesWhatWasThere(t *testing.T) {
 	page := make([]byte, testPageSize)
 	fill(page, 3, 5)
 	if !r.Admit(3, page, Default) {
-		t.Fatal("no frame")
+		t.Fatal("Admit found no free frame")
 	}
 	loads := r.disk.loads.Load()
 	r.slot.Enter()
@@ -202,7 +205,8 @@ func TestPrefetchedPagesAreUsedOrWasted(t *testing.T) {
 	}
 }
 
-// TestPrefetchLeavesRoomForItsOwnPages asks for more than the cache holds: what was read must not be pushed out by what follows.
+// TestPrefetchLeavesRoomForItsOwnPages requests more than the cache holds: later pages must not
+// evict the pages that were read before them.
 func TestPrefetchLeavesRoomForItsOwnPages(t *testing.T) {
 	r := newRig(t, 128)
 	ids := make([]ID, 300)
@@ -251,7 +255,8 @@ func TestResizeGivesAndTakesFrames(t *testing.T) {
 	}
 }
 
-// TestShrinkingGivesMemoryBackOnceItsReadersHaveLeft looks at a page behind the new size, which reads as zeros when it is given back.
+// TestShrinkingGivesMemoryBackOnceItsReadersHaveLeft looks at a page above the new size. The page
+// reads as zeros when its memory is freed.
 func TestShrinkingGivesMemoryBackOnceItsReadersHaveLeft(t *testing.T) {
 	const frames = 2 * machinePageBytesMax / testPageSize
 	r := newRig(t, frames)
@@ -266,14 +271,14 @@ func TestShrinkingGivesMemoryBackOnceItsReadersHaveLeft(t *testing.T) {
 		t.Fatal(err)
 	}
 	if behind[0] == 0 {
-		t.Error("memory was given back under a reader")
+		t.Error("memory was freed while a reader used it")
 	}
 	other.Leave()
 	for id := range ID(10) {
 		r.get(t, 1000+id, Default)
 	}
 	if behind[0] != 0 {
-		t.Error("memory was not given back")
+		t.Error("memory was not freed")
 	}
 }
 
@@ -299,8 +304,9 @@ func TestReplacedTableStaysWhileItsReadersAreInside(t *testing.T) {
 	}
 }
 
-// TestStorm lets readers of all kinds, writers that free and rewrite pages, prefetching and resizing at one small cache. Every
-// page's bytes are checked for as long as its reader is inside, and a page that was rewritten must never again be seen as it was.
+// TestStorm runs readers of all kinds, writers that free and rewrite pages, prefetching and
+// resizing on one small cache. The bytes of every page are checked while its reader is inside, and
+// a page that was rewritten must never again be seen in its old state.
 func TestStorm(t *testing.T) {
 	const pages, rounds = 400, 3000
 	r := newRig(t, 64)
@@ -329,7 +335,8 @@ func TestStorm(t *testing.T) {
 	t.Logf("%+v", r.Stats())
 }
 
-// rewrite frees pages and gives them new contents, as a tree does: only after nobody who knows the old contents can ask for them.
+// rewrite frees pages and gives them new contents. A tree does so only after no reader that knows
+// the old contents can ask for them.
 func (r *rig) rewrite(ctx context.Context, random *rand.Rand, pages uint32) {
 	page := make([]byte, testPageSize)
 	for ctx.Err() == nil {
@@ -384,7 +391,7 @@ func (r *rig) readers(t *testing.T, p *Prefetcher, random *rand.Rand, pages uint
 	}
 }
 
-// unless is a guard that refuses while others are busy.
+// unless is a guard that refuses while the function reports true.
 type unless func() bool
 
 func (busy unless) Enter(uint64) bool { return !busy() }

@@ -2,13 +2,13 @@ package cache
 
 import "fmt"
 
-// oldTable is a table that Resize has replaced and that readers may still be walking.
+// oldTable is a table that Resize has replaced and that readers may still use.
 type oldTable struct {
 	table *table
 	tick  uint64
 }
 
-// framesFor checks a size and says how many frames it is.
+// framesFor checks a size and returns its number of frames.
 func (c *Cache) framesFor(bytes int64, limit uint32) (uint32, error) {
 	n := bytes / int64(c.pageSize)
 	if n < framesMin || n > int64(limit) {
@@ -17,8 +17,9 @@ func (c *Cache) framesFor(bytes int64, limit uint32) (uint32, error) {
 	return uint32(n), nil
 }
 
-// Resize changes the size of the cache while it is used. A smaller cache drops pages at once, whatever their warmth, and their
-// memory goes back to the machine as soon as their readers have left.
+// Resize changes the size of the cache while it is used. A smaller cache drops pages at once,
+// whatever their usage count is. Their memory goes back to the machine when their readers have
+// left.
 func (c *Cache) Resize(bytes int64) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -48,7 +49,7 @@ func (c *Cache) resizeLocked(n uint32) error {
 	return nil
 }
 
-// retableLocked replaces the table by one for n frames.
+// retableLocked replaces the table by a table for n frames.
 func (c *Cache) retableLocked(n uint32) error {
 	old := c.table.Load()
 	t, err := newTable(int(max(n, c.count)))
@@ -67,8 +68,9 @@ func (c *Cache) retableLocked(n uint32) error {
 	return nil
 }
 
-// growLocked makes the frames from old on usable. One may still be in limbo or loading from before the cache shrank; it is freed from
-// there then. Low frames are used first, so that a cache that is not full takes whole huge pages.
+// growLocked makes the frames from old on usable. A frame may still be retired or loading from
+// before the cache shrank; it becomes free when that ends. Low frames are used first, so that a
+// cache that is not full takes whole huge pages.
 func (c *Cache) growLocked(old uint32) {
 	for f := uint32(len(c.states)); f < c.count; f++ {
 		c.states = append(c.states, stateAbsent)
@@ -84,7 +86,8 @@ func (c *Cache) growLocked(old uint32) {
 	}
 }
 
-// shrinkLocked empties the frames from n on, but for those that are loading: they retire when they land.
+// shrinkLocked empties the frames from n on, except frames that are loading: they are retired when
+// their flights complete.
 func (c *Cache) shrinkLocked(n uint32) {
 	for f := n; int(f) < len(c.states); f++ {
 		if c.states[f] == stateResident {
@@ -103,7 +106,7 @@ func (c *Cache) shrinkLocked(n uint32) {
 	c.free = kept
 }
 
-// countBeyondLocked finds out who is left behind the cache's size.
+// countBeyondLocked counts the frames above the cache's size that are still in use.
 func (c *Cache) countBeyondLocked() {
 	c.beyond = 0
 	for f := c.count; int(f) < len(c.states); f++ {

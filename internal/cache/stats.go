@@ -2,8 +2,8 @@ package cache
 
 import "github.com/epochkv/epochkv/internal/invariants"
 
-// counters are guarded by the cache's mutex. Hits are not among them: counting them here would make a hot read write shared memory, so
-// each reader counts its own (Visit).
+// counters are guarded by the cache's mutex. Hits are not among them: counting them here would make
+// a hot read write shared memory. So each reader counts its own (Visit).
 type counters struct {
 	misses, joined, failed, uncached, shortages uint64
 	returned                                    uint64
@@ -13,31 +13,31 @@ type counters struct {
 
 // Stats is what the cache has done since New, and what it holds now.
 type Stats struct {
-	Frames   uint64 // that the cache may use
+	Frames   uint64 // frames that the cache may use
 	Resident uint64 // pages cached
-	Hot      uint64 // of these in the HOT band
-	Limbo    uint64 // frames evicted that wait for readers to leave
-	Reserve  uint64 // frames to be kept free or in limbo
+	Hot      uint64 // of these in the hot set
+	Limbo    uint64 // retired frames, which wait until readers leave
+	Reserve  uint64 // frames that should be free or retired
 	Flights  uint64 // pages being read
 
-	Misses    uint64 // pages read because somebody asked
-	Joined    uint64 // misses that waited for a read under way
+	Misses    uint64 // pages read because a reader asked for them
+	Joined    uint64 // misses that waited for a read of another goroutine
 	Failed    uint64 // reads that failed
-	Uncached  uint64 // pages read into the heap for want of a frame
+	Uncached  uint64 // pages read into the heap because no frame was free
 	Shortages uint64 // times no frame was free
-	Returned  uint64 // misses of pages that had been evicted not long ago
+	Returned  uint64 // refaults: misses of pages that were evicted recently
 
-	Evicted uint64 // pages taken by the hand, all COOL
-	Cooled  uint64 // steps taken off HOT pages
-	Laps    uint64 // of the hand
-	Visited uint64 // frames that the hand looked at
+	Evicted uint64 // pages evicted by the hand, all cold
+	Cooled  uint64 // decrements of the usage counts of hot pages
+	Laps    uint64 // passes of the hand
+	Visited uint64 // frames that the hand examined
 
-	Admitted     uint64 // pages handed over by Admit
-	AdmitDropped uint64 // pages that found no frame then
-	Forgotten    uint64 // pages dropped by Forget
+	Admitted     uint64 // pages for which Admit found a frame
+	AdmitDropped uint64 // pages for which Admit found no frame
+	Forgotten    uint64 // pages invalidated by Forget
 	Dropped      uint64 // pages dropped by Resize
 
-	Prefetched       uint64 // pages read ahead
+	Prefetched       uint64 // pages prefetched
 	PrefetchedUsed   uint64 // of these, visited
 	PrefetchedWasted uint64 // of these, evicted without a visit
 }

@@ -7,17 +7,19 @@ import (
 	"unsafe"
 )
 
-// table finds a page's frame. It is open-addressed, with linear probing and at most half full; a slot is one word:
+// table finds a page's frame. It is open-addressed, with linear probing and at most half full; a
+// slot is one word:
 //
 //	63            24 23      0
 //	+---------------+---------+
 //	| page id       | frame   |   zero: empty
 //	+---------------+---------+
 //
-// The word holds the whole id, so a reader that loads it has its answer in one cache line and needs no second look at the frame.
-// Writers hold the cache's mutex; readers take no lock. A removal moves later entries of its run back, copy first, then clear, and
-// leaves no tombstones: a reader that passes meanwhile may miss an entry that is there, never find one that is not. Who misses looks
-// again under the mutex.
+// The word holds the whole id. So a reader that loads the word has its answer in one cache line and
+// needs no second look at the frame. Writers hold the cache's mutex; readers take no lock. A
+// removal moves later entries of its run back: it copies an entry and then clears the old slot. It
+// leaves no tombstones. A reader that searches at the same time may miss an entry that is there,
+// but never finds an entry that is not. A reader that misses looks again under the mutex.
 type table struct {
 	slots unsafe.Pointer
 	shift uint8
@@ -34,7 +36,8 @@ const (
 	goldenBits = 0x9E3779B97F4A7C15 // 2^64 divided by the golden ratio: spreads neighbouring ids evenly
 )
 
-// BytesMax is the largest cache of pages of this size: an entry of the table has so many bits for a frame's number.
+// BytesMax is the size of the largest cache of pages of this size: an entry of the table has
+// frameBits bits for the number of a frame.
 func BytesMax(pageSize int) int64 { return framesMax * int64(pageSize) }
 
 func newTable(frames int) (*table, error) {
@@ -86,7 +89,7 @@ func (t *table) remove(id ID) {
 		if e == 0 {
 			break
 		}
-		// An entry may move back to the hole unless its home lies behind it.
+		// An entry may move back to the hole unless its home is after the hole.
 		if (i-t.home(ID(e>>frameBits)))&t.mask >= (i-hole)&t.mask {
 			t.slot(hole).Store(e)
 			hole = i

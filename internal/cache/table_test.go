@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// TestTableAgreesWithAMap inserts and removes at random in a table small enough for long runs that wrap around.
+// TestTableAgreesWithAMap inserts and removes at random in a table that is small enough for long
+// runs that wrap around.
 func TestTableAgreesWithAMap(t *testing.T) {
 	const frames = 32
 	tab, err := newTable(frames)
@@ -33,7 +34,8 @@ func TestTableAgreesWithAMap(t *testing.T) {
 	}
 }
 
-// TestLookupWhileTheTableMovesNeverFindsAnotherPage looks up beside insertions and removals. Missing an entry is allowed.
+// TestLookupWhileTheTableMovesNeverFindsAnotherPage looks up during insertions and removals.
+// Missing an entry is allowed.
 func TestLookupWhileTheTableMovesNeverFindsAnotherPage(t *testing.T) {
 	const frames = 64
 	tab, err := newTable(frames)
@@ -52,7 +54,7 @@ func TestLookupWhileTheTableMovesNeverFindsAnotherPage(t *testing.T) {
 			if in[id] {
 				tab.remove(id)
 			} else if len(in) < frames {
-				tab.insert(id, uint32(id)) // a page's frame is its id
+				tab.insert(id, uint32(id)) // the number of a page's frame is its id
 			}
 			if in[id] = !in[id]; !in[id] || len(in) > frames {
 				delete(in, id)
