@@ -11,36 +11,39 @@ import (
 	"github.com/epochkv/epochkv/internal/storage"
 )
 
-// ErrBulkLoadBusy means that another bulk load is under way.
+// ErrBulkLoadBusy means that another bulk load is in progress.
 var ErrBulkLoadBusy = storage.ErrBulkLoadBusy
 
-// ErrBulkLoadQuarantine means that there is no load while the tree has refused entries.
+// ErrBulkLoadQuarantine means that no bulk load is possible while the quarantine has versions.
 var ErrBulkLoadQuarantine = storage.ErrBulkLoadQuarantine
 
-// ErrBulkLoadOvertaken means that more was committed beside a load than there were epochs before its own.
+// ErrBulkLoadOvertaken means that so much was committed during a bulk load that the epochs before its
+// own are used up.
 var ErrBulkLoadOvertaken = storage.ErrBulkLoadOvertaken
 
-// BulkLoad is a bulk load under way: everything in it becomes visible and durable at once, at one epoch, or not at all. How is described in
-// storage/bulk.go. It is for one goroutine and not bounded by the limits of a batch.
+// BulkLoad is a bulk load in progress: everything in it becomes visible and durable at once, at one
+// epoch, or not at all. storage/bulk.go describes how. It is for one goroutine, and the limits of a
+// batch do not apply to it.
 type BulkLoad struct {
 	store *Store
 	load  *storage.BulkLoad
 	key   []byte
 }
 
-// BulkLoaded is the outcome of a load.
+// BulkLoaded is the outcome of a bulk load.
 type BulkLoaded struct {
 	Epoch       keys.Epoch
 	Keys        uint64        // distinct ones
-	CommitPause time.Duration // how long commits were held off
+	CommitPause time.Duration // how long commits were stopped
 }
 
-// bulkLoadSwitch is the moment in which a load takes its place.
+// bulkLoadSwitch is the commit pause in which a bulk load is published.
 type bulkLoadSwitch struct {
 	done chan struct{} // closed when it is over
 }
 
-// BeginBulkLoad begins a load. It ends with Close, which comes before the store's. There is one at a time: ErrBulkLoadBusy.
+// BeginBulkLoad begins a bulk load. It ends with Close, which must be called before Store.Close. There
+// is one bulk load at a time: ErrBulkLoadBusy.
 func (s *Store) BeginBulkLoad() (*BulkLoad, error) {
 	if s.closing.Load() {
 		return nil, ErrClosed
@@ -58,8 +61,8 @@ func (s *Store) BeginBulkLoad() (*BulkLoad, error) {
 	return &BulkLoad{store: s, load: load}, nil
 }
 
-// Add puts a key. Of several values of one key the last one counts. It keeps neither slice. Errors: *LimitError, ErrEmptyKey,
-// and those of the file system, among them vfs.ErrNoSpace.
+// Add puts a key. Of several values of one key the last one remains. Add keeps neither slice. Errors:
+// *LimitError, ErrEmptyKey, and those of the file system, among them vfs.ErrNoSpace.
 func (l *BulkLoad) Add(key, value []byte) error {
 	if err := l.store.checkKey(key); err != nil {
 		return err
@@ -71,18 +74,20 @@ func (l *BulkLoad) Add(key, value []byte) error {
 	return l.load.Add(l.key, value)
 }
 
-// Close ends the load. Without a Commit before, nothing of it has happened.
+// Close ends the bulk load. Without a Commit before, the store is unchanged.
 func (l *BulkLoad) Close() error { return l.load.Close() }
 
-// Commit makes everything that was added visible and durable. An error means that nothing happened, unless it is ErrFailed: then only the
-// next start knows. Commits go on beside it, and are held off for the switch at its end, for some milliseconds and two syncs of the device.
+// Commit makes everything that was added visible and durable. An error means that the store is
+// unchanged, unless it is ErrFailed: then only the next start can tell. Other commits continue
+// meanwhile. They stop for the commit pause at the end: some milliseconds and two syncs of the device.
 func (l *BulkLoad) Commit(ctx context.Context) (BulkLoaded, error) {
 	s := l.store
 	n, err := l.load.Prepare(ctx)
 	if err != nil || n == 0 {
 		return BulkLoaded{Epoch: s.Visible()}, err
 	}
-	// What is in memtables is merged first, so that the memory for what is committed beside the load is free.
+	// The memtables are merged first, so that their memory is free for what is committed during the
+	// bulk load.
 	if err := s.Checkpoint(ctx); err != nil {
 		return BulkLoaded{}, err
 	}
@@ -94,12 +99,13 @@ func (l *BulkLoad) Commit(ctx context.Context) (BulkLoaded, error) {
 		s.engine.CancelBulkLoad(l.load)
 		return BulkLoaded{}, err
 	}
-	// An error of what comes after is the store's own: the load has happened.
+	// A later error is an error of the store: the bulk load has happened.
 	_ = s.engine.CompleteBulkLoad(ctx, l.load)
 	return BulkLoaded{Epoch: l.load.Epoch(), Keys: n, CommitPause: pause}, nil
 }
 
-// build makes the state that is to be switched to. It gives way to commits that find no memory because of it: storage.ErrBulkLoadYielded.
+// build makes the state that switchOver publishes. It yields to commits that find no memory because of
+// the bulk load: storage.ErrBulkLoadYielded.
 func (l *BulkLoad) build(ctx context.Context) error {
 	e := l.store.engine
 	yielding, release := e.YieldingBulkLoad(ctx)
@@ -117,14 +123,15 @@ func (l *BulkLoad) build(ctx context.Context) error {
 }
 
 const (
-	// lagMax is how many versions may be left to the switch: each of them may rewrite a page.
+	// lagMax is how many versions may be left for the commit pause: each of them may rewrite a page.
 	lagMax = 256
-	// catchUpRoundsMax bounds the rounds that try to get there. Each has at most three quarters of the work of the one before, or is the last: commits come
-	// about as fast as they are merged then, and more rounds would not help.
+	// catchUpRoundsMax bounds the rounds of catchUp. Each round has at most three quarters of the work
+	// of the round before. If it has more, commits are about as fast as merges, more rounds would not
+	// help, and it is not made.
 	catchUpRoundsMax = 16
 )
 
-// follow merges what is committed beside the load until little of it is left.
+// catchUp merges what is committed during the bulk load until little of it is left.
 func (l *BulkLoad) catchUp(ctx context.Context) error {
 	e := l.store.engine
 	before := math.MaxInt
@@ -134,7 +141,7 @@ func (l *BulkLoad) catchUp(ctx context.Context) error {
 			return nil
 		}
 		before = behind
-		if ok, err := e.RotateForBulkLoad(ctx); err != nil || !ok { // memory is full: commits wait for the switch in any case
+		if ok, err := e.RotateForBulkLoad(ctx); err != nil || !ok { // memory is full: commits wait for the commit pause in any case
 			return err
 		}
 		if err := l.store.watermark.waitAlone(ctx, e.SealedEpoch()); err != nil {
@@ -147,7 +154,8 @@ func (l *BulkLoad) catchUp(ctx context.Context) error {
 	return nil
 }
 
-// switchOver holds off commits until the load is published and visible, and returns for how long.
+// switchOver stops commits until the bulk load is published and visible, and returns how long they
+// were stopped.
 func (l *BulkLoad) switchOver(ctx context.Context) (time.Duration, error) {
 	s, start := l.store, time.Now()
 	s.engine.BeginBulkLoadSwitch()
@@ -180,7 +188,8 @@ func (l *BulkLoad) switchOver(ctx context.Context) (time.Duration, error) {
 	return time.Since(start), nil
 }
 
-// commitPause is how long switches have held commits off, those of loads that failed in it among them. There is one load at a time.
+// commitPause sums up how long bulk loads have stopped commits, those that failed in the commit pause
+// included. There is one bulk load at a time.
 type commitPause struct{ total, longest atomic.Int64 }
 
 func (h *commitPause) add(d time.Duration) {
@@ -188,12 +197,12 @@ func (h *commitPause) add(d time.Duration) {
 	h.longest.Store(max(h.longest.Load(), int64(d)))
 }
 
-// gcWatermarks is what a merge may assume of readers at present.
+// gcWatermarks are the GC watermarks that a merge must respect now.
 func (s *Store) gcWatermarks() storage.GCWatermarks {
 	return storage.GCWatermarks{Visible: s.Visible(), Snapshots: s.collector.snapshotEpochs()}
 }
 
-// finish publishes the load. Its error counts only if it did not.
+// finish publishes the bulk load. It returns an error only if the bulk load is not published.
 func (l *BulkLoad) finish(ctx context.Context) error {
 	err := l.store.engine.FinishBulkLoad(ctx, l.load, l.store.gcWatermarks())
 	if l.load.Published() {
@@ -202,7 +211,8 @@ func (l *BulkLoad) finish(ctx context.Context) error {
 	return err
 }
 
-// drain returns when every commit that had its latches before loading was set has given them back: its versions are installed.
+// drain returns when every commit that had its latches before bulkLoading was set has released them:
+// its versions are installed.
 func (s *Store) drain(ctx context.Context) error {
 	for i := range s.latches.table {
 		if err := s.latches.table[i].lock(ctx, s.bulkLoader); err != nil {
@@ -214,8 +224,8 @@ func (s *Store) drain(ctx context.Context) error {
 }
 
 // lockUnlessLoading takes the latches of x.held, or none of them if the context ends first. While a bulk load is
-// published no commit begins: it waits, without latches. A load looks at every latch once after it has announced
-// itself, and a commit looks for an announced load while it holds its latches: one of the two sees the other.
+// published no commit begins: it waits, without latches. A bulk load sets bulkLoading and then takes every latch
+// once; a commit reads bulkLoading while it holds its latches. So one of the two sees the other.
 func (x *Session) lockUnlessLoading(ctx context.Context) error {
 	s := x.store
 	for {

@@ -13,11 +13,12 @@ import (
 // checkpointRetry is how long a checkpoint that met a full disk waits before the next attempt.
 const checkpointRetry = time.Second
 
-// largeWaitPart is the part of the checkpoint interval, as one over it, for which an active memtable waits that is large in
-// proportion to the tree: ten seconds by default.
+// largeWaitPart divides the checkpoint interval: so long waits an active memtable that is large in
+// proportion to the tree, ten seconds by default.
 const largeWaitPart = 30
 
-// runCheckpoints makes a checkpoint when storage requests one, when its schedule has work, and of everything at an interval.
+// runCheckpoints makes a checkpoint when storage requests one and when its schedule has work, and a
+// checkpoint of everything at an interval.
 func (s *Store) runCheckpoints(ctx context.Context) {
 	interval := time.NewTicker(s.checkpointInterval)
 	defer interval.Stop()
@@ -44,7 +45,7 @@ func (s *Store) runCheckpoints(ctx context.Context) {
 		}
 		s.noteCheckpoint(err)
 		if errors.Is(err, vfs.ErrNoSpace) {
-			// The state is as it was; the memtables hold everything, and so does the log.
+			// The durable state is unchanged; the memtables and the log have everything.
 			select {
 			case <-ctx.Done():
 				return
@@ -55,7 +56,8 @@ func (s *Store) runCheckpoints(ctx context.Context) {
 	}
 }
 
-// noteCheckpoint keeps what a background checkpoint ended with, for whoever asks how the store is. One that was told to end is no failure.
+// noteCheckpoint keeps the result of a background checkpoint, for CheckpointErr. A checkpoint that
+// closing ended is not a failure.
 func (s *Store) noteCheckpoint(err error) {
 	if err == nil || s.closing.Load() {
 		s.checkpointErr.Store(nil)
@@ -64,7 +66,8 @@ func (s *Store) noteCheckpoint(err error) {
 	s.checkpointErr.Store(&err)
 }
 
-// CheckpointErr is nil, or why the last background checkpoint failed. It is tried again by itself unless Err says that the store has failed.
+// CheckpointErr is nil, or why the last background checkpoint failed. The store tries it again, unless
+// Err says that the store has failed.
 func (s *Store) CheckpointErr() error {
 	if p := s.checkpointErr.Load(); p != nil {
 		return *p
@@ -78,10 +81,10 @@ func (s *Store) Checkpoint(ctx context.Context) error {
 	if rotated != nil && !errors.Is(rotated, vfs.ErrNoSpace) {
 		return rotated
 	}
-	return errors.Join(rotated, s.mergeImmutables(ctx)) // what is frozen may hold the log files that the rotation lacks
+	return errors.Join(rotated, s.mergeImmutables(ctx)) // immutable generations may keep the log files that the rotation needs
 }
 
-// mergeImmutables waits until the frozen generations are complete and merges them.
+// mergeImmutables waits until the immutable generations are complete and merges them.
 func (s *Store) mergeImmutables(ctx context.Context) error {
 	if err := s.watermark.waitAlone(ctx, s.engine.SealedEpoch()); err != nil {
 		return err
@@ -89,7 +92,8 @@ func (s *Store) mergeImmutables(ctx context.Context) error {
 	return s.engine.Checkpoint(ctx, storage.GCWatermarks{Visible: s.Visible(), Snapshots: s.collector.snapshotEpochs()})
 }
 
-// horizon returns fresh epochs that versions must be kept for, in a slice of its own.
+// snapshotEpochs refreshes the GC watermarks and returns the epochs for which versions must be kept, in
+// a new slice.
 func (c *collector) snapshotEpochs() []keys.Epoch {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -11,13 +11,13 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/memtable"
 )
 
-// pruneEvery bounds how often crowded keys make the collector refresh the horizon between its timer's ticks. At four
-// million overwrites of one key a second, a millisecond is 4000 versions.
+// pruneEvery bounds how often long chains make the collector refresh the GC watermarks between the
+// ticks of its timer. At four million overwrites of one key a second, a millisecond is 4000 versions.
 const pruneEvery = time.Millisecond
 
-// collector recomputes min-visible on a timer and prunes the chains that writers found crowded. It is one goroutine, and
-// idle between ticks. Where the scheduler keeps it from running, a writer that meets a chain of backpressureLength versions does its
-// work once, behind its own commit.
+// collector recomputes min-visible on a timer and prunes the long chains that writers have queued. It is
+// one goroutine, and idle between ticks. If the scheduler does not run it, a writer that has made a
+// chain of backpressureLength versions does its work once, after the writer's own commit.
 type collector struct {
 	store *Store
 
@@ -49,8 +49,8 @@ func (c *collector) run(ctx context.Context) {
 	}
 }
 
-// collect publishes a new frontier and min-visible, and prunes what is queued; on the timer's ticks also what earlier runs
-// could not prune enough.
+// collect publishes a new low watermark and min-visible, and prunes the queued chains. On the ticks of
+// the timer it also prunes chains that earlier runs could not shorten enough.
 func (c *collector) collect(first *storage.PruneRequest, again bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -61,7 +61,7 @@ func (c *collector) collectLocked(first *storage.PruneRequest, again bool) {
 	start := time.Now()
 	c.refresh(start)
 	h := memtable.GCWatermarks{MinVisible: c.live[0], LowWatermark: c.live[len(c.live)-1]}
-	if len(c.live) > 1 { // without a snapshot below the frontier there is no interior
+	if len(c.live) > 1 { // without a snapshot below the low watermark there is no interior
 		h.Snapshots = c.live
 	}
 	c.store.engine.Prune(c.slot, first, h, again)
@@ -69,15 +69,16 @@ func (c *collector) collectLocked(first *storage.PruneRequest, again bool) {
 	c.store.collectNanos.Add(uint64(time.Since(start)))
 }
 
-// backpressureLength is the chain length at which the collector counts as late: what it prunes a thousand times a second, at
-// a million overwrites a second of one key.
+// backpressureLength is the chain length at which the collector is late. It is what the collector
+// prunes a thousand times a second, at a million overwrites of one key a second.
 const backpressureLength = 1024
 
-// stopLength is the chain length at which a writer waits for the collector, which the scheduler must have stopped in the middle of
-// its work: two megabytes of small versions of one key.
+// stopLength is the chain length at which a writer waits for the collector, because the scheduler must
+// have stopped it in the middle of its work: two megabytes of small versions of one key.
 const stopLength = 16 * backpressureLength
 
-// assist is called by a writer, behind its commit, whose key's chain has grown to length.
+// assist does the collector's work if it is late. A writer calls it after its commit, with the length
+// of the longest chain that the commit has made.
 func (c *collector) assist(length int) {
 	switch {
 	case length >= stopLength:
@@ -89,7 +90,7 @@ func (c *collector) assist(length int) {
 	c.mu.Unlock()
 }
 
-// refresh publishes the horizon.
+// refresh recomputes and publishes the GC watermarks.
 func (c *collector) refresh(now time.Time) {
 	s := c.store
 	c.live = s.registry.Refresh(c.live, c.retention.oldest(now, s.Visible()), now)
@@ -114,7 +115,7 @@ func newRetention(keep, interval time.Duration) *retention {
 	return &retention{keepFor: keep, every: max(interval, keep/samplesMax)}
 }
 
-// oldest is the newest epoch that was visible at least keep ago: everything from there on stays readable.
+// oldest is the newest epoch that was visible at least keepFor ago: all epochs from it on stay readable.
 func (r *retention) oldest(now time.Time, visible keys.Epoch) keys.Epoch {
 	if r.keepFor == 0 {
 		return visible

@@ -219,7 +219,7 @@ func (x *Session) checkLimits(w *Write) error {
 }
 
 // awaitPrevious waits until the session's previous epoch is visible, which bounds the epochs after visible to one per
-// session (see horizon). The snapshot of the commit, if it has one, was visible.
+// session (see watermark). The snapshot of the commit, if it has one, was visible.
 func (x *Session) awaitPrevious(ctx context.Context, w *Write) error {
 	s := x.store
 	x.baseline.refresh(x)
@@ -247,7 +247,7 @@ func (x *Session) unlock() {
 	x.store.latches.unlock(&x.held)
 }
 
-// reserve makes the last checks and reserves the commit's epoch and its place in the log. Epoch zero without an error
+// reserve makes the last checks and reserves the commit's epoch and its offset in the log. Epoch zero without an error
 // means that there is nothing to write.
 //
 // Validation and reservation share one guard, so that the memtables that validation has seen stay. The slow path, in

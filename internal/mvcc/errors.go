@@ -62,7 +62,7 @@ func (k ConditionKind) mismatch(found bool) string {
 	return "has another value"
 }
 
-// SnapshotGoneError means that nothing holds the named epoch any more.
+// SnapshotGoneError means that no snapshot, lease or retention keeps the named epoch readable.
 type SnapshotGoneError struct {
 	Epoch  keys.Epoch
 	Oldest keys.Epoch // from here on every epoch is readable

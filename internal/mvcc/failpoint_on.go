@@ -2,7 +2,7 @@
 
 package mvcc
 
-// PauseReserved makes the session's next commit call hold once its epoch is claimed and nothing of it is installed: no commit after it
+// PauseReserved makes the session's next commit call hold once its epoch is reserved and nothing of it is installed: no commit after it
 // becomes visible meanwhile. It is for tests of what others see then, and only in builds with the tag `invariants`.
 func (x *Session) PauseReserved(hold func()) {
 	x.atStep = func(at commitStep) {

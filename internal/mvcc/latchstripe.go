@@ -9,12 +9,13 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 )
 
-// latch is a mutex whose waiters can give up: a client whose deadline has passed must not stay in a queue that a stuck commit holds up.
-// Like sync.Mutex it lets a running goroutine take it ahead of a parked one, and hands it over once a waiter has been overtaken for too
-// long.
+// latch is a mutex whose waiters can give up: a request whose deadline has passed must not stay in the
+// queue of a latch that a stuck commit holds. Like sync.Mutex it lets a running goroutine take it before
+// a parked one, and hands it over to a waiter that has been overtaken for too long.
 //
-// Invariants: the queue is not empty only while latchWanted is set; latchWoken is set from the moment a waiter is taken off the queue to try
-// its luck until it has tried, so that a burst of unlocks wakes one waiter and not all of them.
+// Invariants: the queue is not empty only while latchWanted is set; latchWoken is set from the moment at
+// which a waiter is removed from the queue to try to take the latch until it has tried, so that a burst
+// of unlocks wakes one waiter and not all of them.
 type latch struct {
 	state  atomic.Uint32
 	newest keys.Epoch // guarded by the latch
@@ -26,14 +27,16 @@ type latch struct {
 
 const (
 	latchHeld   uint32 = 1 << iota
-	latchWanted        // there is a queue: unlock has to look at it
-	latchWoken         // a waiter is on its way and will take the latch or see to the next one
+	latchWanted        // there is a queue: unlock has to serve it
+	latchWoken         // a woken waiter will take the latch, or its holder serves the queue
 )
 
-// A waiter that was woken and lost is handed the latch if it has waited for overtakenMax; one that was not woken, if it has for queuedMax. Without
-// the latter each waiter costs a time slice of the scheduler, in which the goroutine before it overtakes the others: 64 writers of one key
-// waited for seconds. Handing over every time costs a switch for each commit, a tenth of the throughput or less would be left; like this all who have
-// waited for long get the latch in turn, and then there is no queue for a while.
+// A waiter that was woken and found the latch taken is handed the latch if it has waited for
+// overtakenMax; a waiter that was not woken, if it has waited for queuedMax. Without queuedMax each
+// waiter costs a time slice of the scheduler, in which the goroutine before it overtakes the others: 64
+// writers of one key waited for seconds. Handing over at every unlock costs a context switch for each
+// commit and leaves a tenth of the throughput or less. With the two bounds all waiters that have waited
+// for long get the latch in turn, and then there is no queue for a while.
 const (
 	overtakenMax = time.Millisecond
 	queuedMax    = 20 * time.Millisecond
@@ -44,8 +47,8 @@ func (l *latch) tryLock() bool {
 	return s&latchHeld == 0 && l.state.CompareAndSwap(s, s|latchHeld)
 }
 
-// lock takes the latch, or returns why the context ended. It looks again after some 40 ns while the latch is busy, as it is for the time of
-// a commit, a few hundred; then it parks on w.
+// lock takes the latch, or returns why the context ended. A commit holds a latch for a few hundred
+// nanoseconds, so lock first tries again and again, after some 40 ns each; then it parks on w.
 func (l *latch) lock(ctx context.Context, w *waiter) error {
 	if l.state.CompareAndSwap(0, latchHeld) || l.spin() {
 		return nil
@@ -80,8 +83,9 @@ func (l *latch) spin() bool {
 	return false
 }
 
-// enqueue parks w, in front if it has waited before, unless the latch is free, which it then takes. The bit is set before the last try: the
-// holder either leaves the latch free for that, or sees the bit and then the queue.
+// enqueue puts w into the queue, at its head if w has waited before. If the latch is free, it takes the
+// latch instead and returns false. latchWanted is set before that last try: the holder either leaves the
+// latch free for it, or sees the bit and then the queue.
 func (l *latch) enqueue(w *waiter, front bool) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -102,7 +106,7 @@ func (l *latch) enqueue(w *waiter, front bool) bool {
 	return true
 }
 
-// arrive ends the time in which others rely on the waiter that was woken.
+// arrive ends the time in which unlocks rely on the waiter that was woken.
 func (l *latch) arrive() { l.state.And(^latchWoken) }
 
 func (l *latch) unlock() {
@@ -124,7 +128,7 @@ func (l *latch) unlockWanted() {
 	l.wakeLocked()
 }
 
-// wakeLocked lets the first waiter try, unless one is on its way.
+// wakeLocked wakes the first waiter to try, unless a woken waiter has not tried yet.
 func (l *latch) wakeLocked() {
 	if w := l.first; w != nil && l.state.Load()&latchWoken == 0 {
 		l.popLocked()
@@ -148,8 +152,8 @@ func (l *latch) clearWantedLocked() {
 	}
 }
 
-// cancel takes w out of the queue. If it was woken at the same moment, what it was woken for is passed on, and its channel is empty
-// afterwards.
+// cancel removes w from the queue. If w was woken at the same moment, the latch or the wake-up is passed
+// on to the next waiter, and the channel of w is empty afterwards.
 func (l *latch) cancel(w *waiter) {
 	l.mu.Lock()
 	if l.removeLocked(w) {
@@ -163,7 +167,7 @@ func (l *latch) cancel(w *waiter) {
 		return
 	}
 	l.arrive()
-	if l.state.Load()&latchHeld == 0 { // else the holder sees to the queue
+	if l.state.Load()&latchHeld == 0 { // otherwise the holder serves the queue
 		l.wakeLocked()
 	}
 	l.mu.Unlock()

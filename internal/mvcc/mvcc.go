@@ -9,8 +9,8 @@
 //
 // A commit:
 //
-//	latch keys ─► check conditions ─► reserve (epoch, log place) ─► copy record ─► insert versions ─► mark done ─► unlatch
-//	                                     one atomic add                  no lock, no allocation        advance visible
+//	latch keys ─► check conditions ─► reserve (epoch, offset) ─► copy record ─► insert versions ─► mark done ─► unlatch
+//	                                     one atomic add               no lock, no allocation        advance visible
 //
 // and is acknowledged once visible has reached its epoch, and durable has too if it is a SYNC commit.
 //
@@ -55,7 +55,7 @@ type Options struct {
 	Durability   Durability    // what DurabilityDefault means; DurabilitySync
 	SyncInterval time.Duration // how long an async commit may stay unsynced; 50 ms
 	GCInterval   time.Duration // how often min-visible is recomputed; 100 ms
-	Retention    time.Duration // how long a past epoch stays readable with nobody holding it; 0
+	Retention    time.Duration // how long a past epoch stays readable without a snapshot or a lease; 0
 
 	CheckpointInterval time.Duration // how often what is in memory is merged into the tree at the latest; 5 min
 
@@ -69,7 +69,7 @@ type Limits struct {
 	BatchBytes     int // 64 MiB
 	BatchOps       int // 1,000,000
 	Sessions       int // 8192
-	SnapshotLeases int // scan tokens alive at once; 4096
+	SnapshotLeases int // leases that exist at once; 4096
 }
 
 // ConditionKind names a precondition.

@@ -11,16 +11,17 @@ import (
 
 // batchRead is what ReadAll keeps from call to call.
 type batchRead struct {
-	buf    []byte // the internal keys, one behind the other
+	buf    []byte // the internal keys, one after the other
 	keys   [][]byte
 	finder storage.Finder
 	value  []byte
-	stays  int // times that the slot's protection was taken by the last ReadAll
+	stays  int // times that the last ReadAll entered its guard
 }
 
-// ReadAll reads many keys in the session's view, and calls visit once for each, in no certain order. Pages that are not in memory are
-// read together. The value's data lives until visit returns. However many keys there are, the slot's protection is given up every few of them,
-// and ctx is looked at then. Of keys that a damaged page hides, the error names the range.
+// ReadAll reads many keys in the session's snapshot, and calls visit once for each, in no certain order.
+// Pages that are not in memory are read together. The value's data is valid until visit returns. After
+// every few keys the guard is left and entered again, and ctx is checked, so that a long list does not
+// keep memory from reclamation. For keys that a damaged page hides, the error names the range.
 func (x *Session) ReadAll(ctx context.Context, list [][]byte, visit func(i int, v Value) error) error {
 	b := &x.batch
 	if err := x.arrange(b, list); err != nil {

@@ -86,7 +86,7 @@ func (r *readSet) has(key []byte) bool {
 	if r.hasPoint(key) {
 		return true
 	}
-	lo, hi := 0, len(r.ranges) // the first range that begins behind the key
+	lo, hi := 0, len(r.ranges) // the first range that begins after the key
 	for lo < hi {
 		if mid := int(uint(lo+hi) / 2); bytes.Compare(r.key(r.ranges[mid].lower), key) <= 0 {
 			lo = mid + 1

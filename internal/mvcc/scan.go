@@ -12,14 +12,15 @@ type ScanOptions struct {
 	Lower, Upper []byte // [Lower, Upper); a nil Upper means to the end
 	Reverse      bool   // from the largest key down
 	KeysOnly     bool   // Value stays nil, and large values are not read
-	Limit        int    // entries that the caller will look at; 0 if it cannot tell. Next goes on behind it all the same
+	Limit        int    // entries that the caller expects to read; 0 if unknown. Next continues after it all the same
 
-	// Context ends a walk, however many deleted keys one step has to pass; nil for one that nothing ends. It is looked at each time the cursor
-	// takes up the slot's protection.
+	// Context ends a scan, however many deleted keys one step has to pass; nil if nothing ends it. It
+	// is checked each time the cursor enters its guard.
 	Context context.Context
 }
 
-// Cursor walks a range of keys in a session's view. It belongs to its session, which has one; it is not for concurrent use.
+// Cursor walks a range of keys in a session's snapshot. A session has one cursor. It is not for
+// concurrent use.
 type Cursor struct {
 	session  *Session
 	inner    storage.Cursor
@@ -28,18 +29,19 @@ type Cursor struct {
 	upper    []byte
 	returned int    // entries, since Scan
 	from     []byte // internal key to seek to after a pause
-	value    []byte // lies in the engine, or in long
-	long     []byte // a value that had to be put together
+	value    []byte // memory of the engine, or long
+	long     []byte // buffer for a value that is not in one piece
 	await    keys.Epoch
 	err      error
-	inside   bool // physical protection is held
-	steps    int  // since it was taken
-	stays    int  // times that it was taken, since Scan
-	ended    bool // there is nothing more
+	inside   bool // the slot is in a guard
+	steps    int  // since the guard was entered
+	stays    int  // times that the guard was entered, since Scan
+	ended    bool // the scan has no more entries, or failed
 	open     bool
 }
 
-// Scan opens the session's cursor in its view. The bounds are copied. A previous cursor of the session ends.
+// Scan opens the session's cursor at its snapshot. The bounds are copied. A previous cursor of the
+// session ends.
 func (x *Session) Scan(o ScanOptions) (*Cursor, error) {
 	c := &x.cursor
 	c.Close()
@@ -65,7 +67,8 @@ func (x *Session) Scan(o ScanOptions) (*Cursor, error) {
 	return c, nil
 }
 
-// checkBound bounds a bound to what a key can have, and one byte that comes directly after a key.
+// checkBound refuses a bound that is longer than a key can be, plus the one byte of a bound directly
+// after a key.
 func (x *Session) checkBound(bound []byte) error {
 	limit := x.store.limits.KeyBytes
 	if len(bound) <= limit+1 || x.hasBeyondLimit(bound) || bound[len(bound)-1] == 0 && x.hasBeyondLimit(bound[:len(bound)-1]) {
@@ -74,7 +77,8 @@ func (x *Session) checkBound(bound []byte) error {
 	return &LimitError{What: "key bytes", Limit: limit, Got: len(bound)}
 }
 
-// Next moves to the next key that has a value in the view, and reports whether there is one. After false, Err tells why.
+// Next moves to the next key that has a value at the snapshot, and reports whether there is one. After
+// false, Err tells why.
 func (c *Cursor) Next() bool {
 	if c.ended || !c.open {
 		return false
@@ -108,15 +112,16 @@ func (c *Cursor) Next() bool {
 	}
 }
 
-// stepsInside is how many keys a scan visits before it leaves its protection for a moment: some tenths of a millisecond where all of them are in
-// memtables, which could not be freed meanwhile. A few seeks for so many steps do not show.
+// stepsInside is how many keys a scan visits before it leaves its guard for a moment: some tenths of a
+// millisecond if all of them are in memtables, which cannot be freed meanwhile. The cost of a few seeks
+// for so many steps cannot be measured.
 const stepsInside = 4096
 
-// full reports whether the cursor has done enough for one stay inside the protection.
+// full reports whether the cursor has done enough for one stay inside the guard.
 func (c *Cursor) full() bool { return c.inner.Leaves() >= storage.LeavesMax || c.steps >= stepsInside }
 
-// enter takes physical protection, after leaving it if it is held, and positions on the first key not yet returned or passed. It reports false, and
-// ends the scan, if the scan's context has ended.
+// enter enters a guard, after leaving the one that it is in, and positions on the first key not yet
+// returned or passed. It reports false, and ends the scan, if the scan's context has ended.
 func (c *Cursor) enter() bool {
 	c.Pause()
 	if ctx := c.options.Context; ctx != nil && ctx.Err() != nil {
@@ -145,7 +150,8 @@ func (c *Cursor) step() {
 	}
 }
 
-// load takes the value of the current key. The key is copied only by Pause; until then it lies in the engine.
+// load reads the value of the current key. Only Pause copies the key; until then it is in memory of the
+// engine.
 func (c *Cursor) load() bool {
 	if c.options.KeysOnly {
 		c.value = nil
@@ -162,16 +168,17 @@ func (c *Cursor) load() bool {
 	return c.err == nil
 }
 
-// Key is the client's key. It lives until the next call of Next, Pause or Close.
+// Key is the client's key. It is valid until the next call of Next, Pause or Close.
 func (c *Cursor) Key() []byte { return keys.User(c.inner.Key()) }
 
-// Value is the key's value, empty with KeysOnly. It lives as long as Key.
+// Value is the key's value, empty with KeysOnly. It is valid as long as Key.
 func (c *Cursor) Value() []byte { return c.value }
 
 // Epoch is the commit that wrote the value.
 func (c *Cursor) Epoch() keys.Epoch { return c.inner.Version().Epoch }
 
-// Await is the newest epoch that must be durable before what was returned since the last call may be shown; zero if none.
+// Await is the newest epoch that must be durable before the client may see what was returned since the
+// last call; zero if none.
 func (c *Cursor) Await() keys.Epoch {
 	e := c.await
 	c.await = 0
@@ -181,8 +188,8 @@ func (c *Cursor) Await() keys.Epoch {
 // Err is what ended the scan early, or nil.
 func (c *Cursor) Err() error { return c.err }
 
-// Pause gives up the physical protection while the caller blocks, so that a slow reader holds no memory but its snapshot.
-// Key and Value become invalid; Next goes on behind them.
+// Pause leaves the guard while the caller blocks, so that a slow reader keeps only the versions of its
+// snapshot from reclamation. Key and Value become invalid; Next continues after them.
 func (c *Cursor) Pause() {
 	if !c.inside {
 		return
@@ -194,7 +201,7 @@ func (c *Cursor) Pause() {
 	case c.options.Reverse:
 		c.from = append(c.from[:0], c.inner.Key()...)
 	default:
-		c.from = append(append(c.from[:0], c.inner.Key()...), 0) // the smallest key behind it
+		c.from = append(append(c.from[:0], c.inner.Key()...), 0) // the smallest key after it
 	}
 	c.inner.Close()
 	c.inside = false

@@ -18,14 +18,14 @@ type Session struct {
 	writer storage.Writer
 	held   latchSet
 	parker *waiter
-	key    []byte // scratch: the internal key of the request at hand
+	key    []byte // scratch: the internal key of the current request
 
 	at            keys.Epoch // the snapshot, while hasSnapshot
 	hasSnapshot   bool
 	previous      keys.Epoch // newest epoch this session reserved; the next commit waits until it is visible
-	revealed      keys.Epoch // what has to be visible before the error at hand is told; see finish
-	await         keys.Epoch // what has to be durable before outcomes since the last Await are told
-	madeLongChain bool       // the commit at hand has made chains long; see finish
+	revealed      keys.Epoch // what must be visible before the current error is returned; see finish
+	await         keys.Epoch // what must be durable before the client may learn outcomes since the last Await
+	madeLongChain bool       // the current commit has made long chains; see finish
 	cursor        Cursor
 	batch         batchRead
 	txn           Txn
@@ -82,8 +82,8 @@ func (x *Session) Close() {
 	s.sessions.idle = append(s.sessions.idle, x)
 }
 
-// pooledBytesMax bounds the buffers that a session keeps from one request to the next. There may be thousands of sessions, and what one huge
-// request needed is not for any of them to hold on to.
+// pooledBytesMax bounds the buffers that a session keeps from one request to the next. There may be
+// thousands of sessions, so none of them may keep the memory of one huge request.
 const pooledBytesMax = 1 << 20
 
 // Trim publishes what the session has counted, and gives up its buffers if they have become large and nothing is open in
@@ -121,11 +121,11 @@ func (x *Session) OpenSnapshot(at keys.Epoch) (keys.Epoch, error) {
 	return x.at, nil
 }
 
-// largeValueMin is the size from which on a value is large to AdmitLarge.
+// largeValueMin is the size from which AdmitLarge treats a value as large.
 const largeValueMin = 64 << 10
 
-// AdmitLarge sets what is asked before a large value is read and copied: an error ends the read with it. It must not wait, and is kept until
-// it is set again.
+// AdmitLarge sets the function that is called before a large value is read and copied. Its error ends
+// the read. The function must not wait, and remains set until the next call of AdmitLarge.
 func (x *Session) AdmitLarge(admit func(bytes int) error) { x.admit = admit }
 
 func (x *Session) admitted(bytes int) error {
@@ -135,7 +135,7 @@ func (x *Session) admitted(bytes int) error {
 	return x.admit(bytes)
 }
 
-// CloseSnapshot ends the view. Without one it does nothing.
+// CloseSnapshot ends the snapshot. Without one it does nothing.
 func (x *Session) CloseSnapshot() {
 	if !x.hasSnapshot {
 		return
@@ -155,13 +155,14 @@ func (x *Session) Get(dst, key []byte, at keys.Epoch) (Value, error) {
 	return v, err
 }
 
-// Read reads one key in the session's view and appends its value to dst.
+// Read reads one key at the session's snapshot and appends its value to dst.
 func (x *Session) Read(dst, key []byte) (v Value, err error) {
 	err = x.read(&v, dst, key)
 	return v, err
 }
 
-// read is Read into a zero v, where it stays: handing a Value up through three returns took a third of a read.
+// read is Read with the result in v, which must be zero: returning a Value through three functions took
+// a third of the time of a read.
 func (x *Session) read(v *Value, dst, key []byte) error {
 	v.Data, v.At = dst, x.at
 	if err := x.store.checkKey(key); err != nil && !x.hasBeyondLimit(key) {
@@ -189,7 +190,7 @@ func (x *Session) read(v *Value, dst, key []byte) error {
 	return err
 }
 
-// readTree is read for what is in no memtable.
+// readTree is read for a key without a version in a memtable.
 func (x *Session) readTree(v *Value, p storage.Pinned) error {
 	found, ok, err := x.reader.FindInTree(p, x.key, x.at)
 	if err != nil || !ok || found.Kind != keys.KindSet {
@@ -205,8 +206,8 @@ func (x *Session) readTree(v *Value, p storage.Pinned) error {
 	return nil
 }
 
-// mustAwait is the epoch that must be durable before a reply may reveal a version of epoch e: an acknowledged SYNC commit is never shown
-// before a crash could no longer take it back. A deletion is revealed as much as a value.
+// mustAwait is the epoch that must be durable before a reply may reveal a version of epoch e: a SYNC
+// commit is never shown while a crash could still take it back. That holds for deletions as for values.
 func (s *Store) mustAwait(sync bool, e keys.Epoch) keys.Epoch {
 	if sync && e > s.engine.Durable() {
 		return e
@@ -214,8 +215,9 @@ func (s *Store) mustAwait(sync bool, e keys.Epoch) keys.Epoch {
 	return 0
 }
 
-// hasBeyondLimit reports whether there are versions of a key that checkKey refuses: a log of another program, or of another page size, has brought
-// them, and they are in a memtable or in quarantine. Such keys can be read and deleted, and not set.
+// hasBeyondLimit reports whether there are versions of a key that checkKey refuses. They come from a log
+// of another program or of another page size, and are in a memtable or in quarantine. Such keys can be
+// read and deleted, and not set.
 func (x *Session) hasBeyondLimit(key []byte) bool {
 	if len(key) == 0 {
 		return false

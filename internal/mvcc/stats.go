@@ -24,8 +24,8 @@ type Stats struct {
 	CollectTime    time.Duration // spent in them
 	SessionsOpen   int
 	Snapshots      pin.Usage
-	CommitPause    time.Duration // commits were held off by the switches of bulk loads, together
-	CommitPauseMax time.Duration // by the longest of them
+	CommitPause    time.Duration // total time that bulk loads have stopped commits
+	CommitPauseMax time.Duration // the longest commit pause
 	Limits         Limits
 	Storage        storage.Stats
 }

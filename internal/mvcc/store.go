@@ -32,12 +32,12 @@ type Store struct {
 
 	watermark                 watermark
 	_                         [64]byte
-	noOps                     atomic.Uint64 // epochs without a commit: given up, or of bulk loads; counted before they are visible
+	noOps                     atomic.Uint64 // epochs without a commit: no-op records, or gaps of bulk loads; counted before they are visible
 	conflicts, preconditions  atomic.Uint64
 	executeTurn               chan struct{}                  // holds a token of the Execute that lost too often
-	bulkLoading               atomic.Pointer[bulkLoadSwitch] // the bulk load that is taking its place; nil without one
+	bulkLoading               atomic.Pointer[bulkLoadSwitch] // the bulk load in its commit pause; nil without one
 	commitPause               commitPause
-	bulkLoader                *waiter // of that load
+	bulkLoader                *waiter // of that bulk load
 	collections, collectNanos atomic.Uint64
 
 	closing       atomic.Bool
@@ -47,10 +47,10 @@ type Store struct {
 		mu        sync.Mutex
 		idle      []*Session
 		open      int
-		committed uint64 // as told last; see Stats
+		committed uint64 // as last reported; see Stats
 	}
 
-	probe *Session // of Probe alone; outside the limit of sessions, so that a probe needs no place among requests
+	probe *Session // of Probe alone; outside the limit of sessions, so that a probe does not compete with requests
 
 	stop context.CancelFunc
 	done sync.WaitGroup
@@ -94,7 +94,7 @@ func OpenContext(ctx context.Context, o Options) (*Store, error) {
 // ID is the random identity that the store was given when it was created.
 func (s *Store) ID() [16]byte { return s.engine.StoreID() }
 
-// Recovery tells what opening found.
+// Recovery reports what opening found.
 func (s *Store) Recovery() storage.Recovery { return s.recovery }
 
 // StopThrottling ends all delays of writers, now and later, so that a store that is about to close need not wait for them.
@@ -103,7 +103,7 @@ func (s *Store) StopThrottling() { s.engine.StopThrottling() }
 // Err is nil, or why the store stopped accepting writes.
 func (s *Store) Err() error { return s.engine.Err() }
 
-// Damage is nil, or damage that checkpoints have met. The store goes on beside it.
+// Damage is nil, or damage that checkpoints have met. The store continues without the damaged pages.
 func (s *Store) Damage() error { return s.engine.Damage() }
 
 // Visible is the newest epoch that new snapshots see.
@@ -112,7 +112,7 @@ func (s *Store) Visible() keys.Epoch { return keys.Epoch(s.watermark.visible.Loa
 // Durable is the newest epoch on stable storage, as all before it.
 func (s *Store) Durable() keys.Epoch { return s.engine.Durable() }
 
-// MinVisible is the oldest epoch that somebody may still read, as of the last collection.
+// MinVisible is the oldest epoch that a reader may still read, as of the last collection.
 func (s *Store) MinVisible() keys.Epoch { return s.registry.MinVisible() }
 
 func (s *Store) isSync(d Durability) bool {
@@ -147,7 +147,8 @@ func (s *Store) AwaitDurable(ctx context.Context, e keys.Epoch) error {
 	return s.engine.WaitDurable(ctx, e)
 }
 
-// LeaseSnapshot keeps the epoch of a session's view readable for ttl after the view ends, for a scan that will be resumed.
+// LeaseSnapshot keeps the epoch of a session's snapshot readable for ttl after the snapshot ends, for a
+// scan that will be resumed.
 func (s *Store) LeaseSnapshot(at keys.Epoch, ttl time.Duration) error {
 	if !s.registry.Hold(at, time.Now().Add(ttl), s.limits.SnapshotLeases) {
 		return ErrTooManySnapshotLeases
@@ -155,14 +156,14 @@ func (s *Store) LeaseSnapshot(at keys.Epoch, ttl time.Duration) error {
 	return nil
 }
 
-// NextSnapshotID is a number for a snapshot, or anything else that keeps versions, so that an operator can name it. No number is given out
-// twice, and none is that of a lease.
+// NextSnapshotID is a number for a snapshot, or anything else that keeps versions, so that an operator
+// can name it. No number is returned twice, and none is that of a lease.
 func (s *Store) NextSnapshotID() uint64 { return s.registry.NextID() }
 
 // SnapshotLeases lists the leases.
 func (s *Store) SnapshotLeases() []pin.Hold { return s.registry.Holds() }
 
-// EndSnapshotLease ends what Keep keeps, before its time. It reports false if nothing has this id.
+// EndSnapshotLease ends a lease before its deadline. It reports false if no lease has this id.
 func (s *Store) EndSnapshotLease(id uint64) (pin.Hold, bool) { return s.registry.EndHold(id) }
 
 // LowWatermark is the epoch from which on every epoch is readable.
@@ -179,7 +180,7 @@ func (s *Store) runSyncer(ctx context.Context) {
 		case <-tick.C:
 		}
 		if e := s.Visible(); e > s.engine.Durable() {
-			// A failure is final and held by the engine: every writer and the health check see it.
+			// A failure is final and kept by the engine: every writer and the health check see it.
 			if err := s.engine.WaitDurable(ctx, e); err != nil && !errors.Is(err, context.Canceled) {
 				return
 			}

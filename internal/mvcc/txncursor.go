@@ -18,7 +18,7 @@ type TxnCursor struct {
 	upper   []byte
 	reached []byte // last key returned
 	onOwn   bool   // the current entry is own[at-1]
-	baseOK  bool   // base stands on an entry not yet returned
+	baseOK  bool   // base is at an entry that is not returned yet
 	started bool
 	ended   bool
 	open    bool
@@ -143,7 +143,7 @@ func (c *TxnCursor) Close() {
 }
 
 // rememberRange adds what was walked over to the read set: the whole range if the walk came to its end, otherwise up to and
-// including the last key returned. The base may have looked further; that is nobody's business.
+// including the last key returned. The base may have read further; the transaction has not seen that.
 func (c *TxnCursor) rememberRange() {
 	c.lower, c.upper = append(c.lower[:0], c.base.lower...), append(c.upper[:0], c.base.upper...)
 	if !c.ended {

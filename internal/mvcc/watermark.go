@@ -44,7 +44,7 @@ type watermark struct {
 // waiter is what a session parks on, in one queue at a time. Its channel holds one token, so that waking never blocks.
 type waiter struct {
 	wake  chan struct{}
-	epoch uint64 // in the horizon's list
+	epoch uint64 // in the list of the watermark
 
 	next     *waiter   // in a latch's queue
 	since    time.Time // when it came there first
