@@ -17,8 +17,8 @@ var ErrBulkLoadBusy = storage.ErrBulkLoadBusy
 // ErrBulkLoadQuarantine means that no bulk load is possible while the quarantine has versions.
 var ErrBulkLoadQuarantine = storage.ErrBulkLoadQuarantine
 
-// ErrBulkLoadOvertaken means that so much was committed during a bulk load that the epochs before its
-// own are used up.
+// ErrBulkLoadOvertaken means that so much was committed during a bulk load that the epochs before
+// its own are used up.
 var ErrBulkLoadOvertaken = storage.ErrBulkLoadOvertaken
 
 // BulkLoad is a bulk load in progress: everything in it becomes visible and durable at once, at one
@@ -42,8 +42,8 @@ type bulkLoadSwitch struct {
 	done chan struct{} // closed when it is over
 }
 
-// BeginBulkLoad begins a bulk load. It ends with Close, which must be called before Store.Close. There
-// is one bulk load at a time: ErrBulkLoadBusy.
+// BeginBulkLoad begins a bulk load. It ends with Close, which must be called before Store.Close.
+// There is one bulk load at a time: ErrBulkLoadBusy.
 func (s *Store) BeginBulkLoad() (*BulkLoad, error) {
 	if s.closing.Load() {
 		return nil, ErrClosed
@@ -61,8 +61,8 @@ func (s *Store) BeginBulkLoad() (*BulkLoad, error) {
 	return &BulkLoad{store: s, load: load}, nil
 }
 
-// Add puts a key. Of several values of one key the last one remains. Add keeps neither slice. Errors:
-// *LimitError, ErrEmptyKey, and those of the file system, among them vfs.ErrNoSpace.
+// Add puts a key. Of several values of one key the last one remains. Add keeps neither slice.
+// Errors: *LimitError, ErrEmptyKey, and those of the file system, among them vfs.ErrNoSpace.
 func (l *BulkLoad) Add(key, value []byte) error {
 	if err := l.store.checkKey(key); err != nil {
 		return err
@@ -79,7 +79,8 @@ func (l *BulkLoad) Close() error { return l.load.Close() }
 
 // Commit makes everything that was added visible and durable. An error means that the store is
 // unchanged, unless it is ErrFailed: then only the next start can tell. Other commits continue
-// meanwhile. They stop for the commit pause at the end: some milliseconds and two syncs of the device.
+// meanwhile. They stop for the commit pause at the end: some milliseconds and two syncs of the
+// device.
 func (l *BulkLoad) Commit(ctx context.Context) (BulkLoaded, error) {
 	s := l.store
 	n, err := l.load.Prepare(ctx)
@@ -104,8 +105,8 @@ func (l *BulkLoad) Commit(ctx context.Context) (BulkLoaded, error) {
 	return BulkLoaded{Epoch: l.load.Epoch(), Keys: n, CommitPause: pause}, nil
 }
 
-// build makes the state that switchOver publishes. It yields to commits that find no memory because of
-// the bulk load: storage.ErrBulkLoadYielded.
+// build makes the state that switchOver publishes. It yields to commits that find no memory because
+// of the bulk load: storage.ErrBulkLoadYielded.
 func (l *BulkLoad) build(ctx context.Context) error {
 	e := l.store.engine
 	yielding, release := e.YieldingBulkLoad(ctx)
@@ -123,11 +124,12 @@ func (l *BulkLoad) build(ctx context.Context) error {
 }
 
 const (
-	// lagMax is how many versions may be left for the commit pause: each of them may rewrite a page.
+	// lagMax is how many versions may be left for the commit pause: each of them may rewrite a
+	// page.
 	lagMax = 256
-	// catchUpRoundsMax bounds the rounds of catchUp. Each round has at most three quarters of the work
-	// of the round before. If it has more, commits are about as fast as merges, more rounds would not
-	// help, and it is not made.
+	// catchUpRoundsMax bounds the rounds of catchUp. Each round has at most three quarters of the
+	// work of the round before. If it has more, commits are about as fast as merges, more rounds
+	// would not help, and it is not made.
 	catchUpRoundsMax = 16
 )
 
@@ -188,8 +190,8 @@ func (l *BulkLoad) switchOver(ctx context.Context) (time.Duration, error) {
 	return time.Since(start), nil
 }
 
-// commitPause sums up how long bulk loads have stopped commits, those that failed in the commit pause
-// included. There is one bulk load at a time.
+// commitPause sums up how long bulk loads have stopped commits, those that failed in the commit
+// pause included. There is one bulk load at a time.
 type commitPause struct{ total, longest atomic.Int64 }
 
 func (h *commitPause) add(d time.Duration) {
@@ -211,8 +213,8 @@ func (l *BulkLoad) finish(ctx context.Context) error {
 	return err
 }
 
-// drain returns when every commit that had its latches before bulkLoading was set has released them:
-// its versions are installed.
+// drain returns when every commit that had its latches before bulkLoading was set has released
+// them: its versions are installed.
 func (s *Store) drain(ctx context.Context) error {
 	for i := range s.latches.table {
 		if err := s.latches.table[i].lock(ctx, s.bulkLoader); err != nil {
@@ -223,9 +225,10 @@ func (s *Store) drain(ctx context.Context) error {
 	return nil
 }
 
-// lockUnlessLoading takes the latches of x.held, or none of them if the context ends first. While a bulk load is
-// published no commit begins: it waits, without latches. A bulk load sets bulkLoading and then takes every latch
-// once; a commit reads bulkLoading while it holds its latches. So one of the two sees the other.
+// lockUnlessLoading takes the latches of x.held, or none of them if the context ends first. While a
+// bulk load is published no commit begins: it waits, without latches. A bulk load sets bulkLoading
+// and then takes every latch once; a commit reads bulkLoading while it holds its latches. So one of
+// the two sees the other.
 func (x *Session) lockUnlessLoading(ctx context.Context) error {
 	s := x.store
 	for {

@@ -197,8 +197,9 @@ func TestLimitsHoldForBulkLoads(t *testing.T) {
 	}
 }
 
-// TestCommitsThatLookSeeEveryLoad increments counters, by invocations and by transactions at both levels, while loads
-// set them: whoever read a counter before a load and wrote it behind would lose the load's value.
+// TestCommitsThatLookSeeEveryLoad increments counters, by invocations and by transactions at both
+// levels, while loads set them: a commit that read a counter before a load and wrote it after would
+// lose the load's value.
 func TestCommitsThatLookSeeEveryLoad(t *testing.T) {
 	const counters, base = 8, 1_000_000
 	s := mustOpen(t, tiny(vfs.NewMem()))
@@ -361,7 +362,8 @@ func checkLoaded(t *testing.T, fs vfs.FS, states []map[string]string, told int, 
 	t.Fatalf("%s: %d keys are none of the states from %d on: %v", what, len(got), told, equalMaps(states[told], got))
 }
 
-// TestVisibleDoesNotPassALoadUnderWay: commits behind a load's epoch are acknowledged after it, and no reader sees them without it.
+// TestVisibleDoesNotPassALoadUnderWay: commits after a load's epoch are acknowledged after it, and
+// no reader sees them without it.
 func TestVisibleDoesNotPassALoadUnderWay(t *testing.T) {
 	s := mustOpen(t, retaining())
 	var loaded atomic.Bool
@@ -374,7 +376,7 @@ func TestVisibleDoesNotPassALoadUnderWay(t *testing.T) {
 			}
 		})
 	}
-	done.Go(func() { // readers: whoever sees an epoch past the load's sees the load
+	done.Go(func() { // readers: a reader that sees an epoch after the load's sees the load
 		x := mustSession(t, s)
 		defer x.Close()
 		for !loaded.Load() {
@@ -450,7 +452,8 @@ func TestFullDiskEndsABulkLoadAndNothingElse(t *testing.T) {
 	}
 }
 
-// TestCanceledBulkLoadIsWholeOrNotAtAll cancels at many points of the commit. A load that fails is a void epoch: commits go on behind it.
+// TestCanceledBulkLoadIsWholeOrNotAtAll cancels at many points of the commit. A load that fails
+// leaves an epoch without a commit: commits continue after it.
 func TestCanceledBulkLoadIsWholeOrNotAtAll(t *testing.T) {
 	entries := entriesFor("x", 300, 1, rand.New(rand.NewPCG(8, 8)))
 	canceled := 0

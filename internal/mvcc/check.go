@@ -9,10 +9,10 @@ import (
 )
 
 // Await is the newest epoch that must be durable before the client may learn the outcomes of the
-// session's calls since the last Await. That holds for answers and errors: a refused precondition, a
-// conflict, or a value of the wrong type reveals a commit as much as reading it does. It is zero if
-// there is none. It covers Commit, InvokeAll, DeleteRange and Txn.Commit; reads return the epoch that
-// they reveal with their result.
+// session's calls since the last Await. That holds for answers and errors: a refused precondition,
+// a conflict, or a value of the wrong type reveals a commit as much as reading it does. It is zero
+// if there is none. It covers Commit, InvokeAll, DeleteRange and Txn.Commit; reads return the epoch
+// that they reveal with their result.
 func (x *Session) Await() keys.Epoch {
 	e := x.await
 	x.await = 0
@@ -25,9 +25,9 @@ func (x *Session) reveals(sync bool, e keys.Epoch) {
 	x.await = max(x.await, x.store.mustAwait(sync, e))
 }
 
-// checkFirst lets the first committer win: no key of the write set may have a version newer than the snapshot. It reads
-// straight from memtables and tree, not through visible. The error is returned once the snapshot of a retry would see
-// that version.
+// checkFirst lets the first committer win: no key of the write set may have a version newer than
+// the snapshot. It reads straight from memtables and tree, not through visible. The error is
+// returned once the snapshot of a retry would see that version.
 func (x *Session) checkFirst(w *Write) error {
 	for i := range w.Batch.Count() {
 		key := w.Batch.Key(i)
@@ -47,9 +47,10 @@ func (x *Session) checkFirst(w *Write) error {
 	return nil
 }
 
-// checkConditions tests the preconditions against the newest versions, straight from memtables and tree
-// and not through visible: the latches keep these versions the newest. A failure is returned only once
-// the version that it reveals is visible. Whether a condition holds or not reveals the version (Await).
+// checkConditions tests the preconditions against the newest versions, straight from memtables and
+// tree and not through visible: the latches keep these versions the newest. A failure is returned
+// only once the version that it reveals is visible. Whether a condition holds or not reveals the
+// version (Await).
 func (x *Session) checkConditions(ctx context.Context, w *Write) error {
 	for i := range w.Conditions {
 		if i > 0 && i%checkContextEvery == 0 && ctx.Err() != nil {

@@ -66,8 +66,8 @@ func (s *Store) noteCheckpoint(err error) {
 	s.checkpointErr.Store(&err)
 }
 
-// CheckpointErr is nil, or why the last background checkpoint failed. The store tries it again, unless
-// Err says that the store has failed.
+// CheckpointErr is nil, or why the last background checkpoint failed. The store tries it again,
+// unless Err says that the store has failed.
 func (s *Store) CheckpointErr() error {
 	if p := s.checkpointErr.Load(); p != nil {
 		return *p
@@ -92,8 +92,8 @@ func (s *Store) mergeImmutables(ctx context.Context) error {
 	return s.engine.Checkpoint(ctx, storage.GCWatermarks{Visible: s.Visible(), Snapshots: s.collector.snapshotEpochs()})
 }
 
-// snapshotEpochs refreshes the GC watermarks and returns the epochs for which versions must be kept, in
-// a new slice.
+// snapshotEpochs refreshes the GC watermarks and returns the epochs for which versions must be
+// kept, in a new slice.
 func (c *collector) snapshotEpochs() []keys.Epoch {
 	c.mu.Lock()
 	defer c.mu.Unlock()

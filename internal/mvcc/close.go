@@ -11,8 +11,8 @@ import (
 )
 
 // StuckError means that the store could not be closed in time: an operation of its device has not
-// returned. The process should end: nothing else ends the operation, and the store cannot be used any
-// more.
+// returned. The process should end: nothing else ends the operation, and the store cannot be used
+// any more.
 type StuckError struct {
 	Step    string     // what Shutdown waited for
 	Durable keys.Epoch // every commit up to here is on stable storage
@@ -40,9 +40,9 @@ var (
 // returns nil. It waits for the device for as long as that takes; Shutdown does not.
 func (s *Store) Close() error { return s.Shutdown(context.Background()) }
 
-// Shutdown is Close with a bound. The last checkpoint has half of the time until the deadline of ctx;
-// without it the next start replays more of the log. When ctx ends, Shutdown returns Stuck, and the
-// goroutine that does not return stays.
+// Shutdown is Close with a bound. The last checkpoint has half of the time until the deadline of
+// ctx; without it the next start replays more of the log. When ctx ends, Shutdown returns Stuck,
+// and the goroutine that does not return stays.
 func (s *Store) Shutdown(ctx context.Context) error {
 	s.sessions.mu.Lock()
 	already := s.closing.Swap(true)
@@ -84,9 +84,9 @@ func (s *Store) close(ctx context.Context) error {
 	return err
 }
 
-// mergeLast merges everything, so that the next start has nothing to replay. If it fails, the log has
-// everything. Immutable generations are merged first: with memory full, a rotation waits for memory,
-// and after the background work has ended nothing else makes it free.
+// mergeLast merges everything, so that the next start has nothing to replay. If it fails, the log
+// has everything. Immutable generations are merged first: with memory full, a rotation waits for
+// memory, and after the background work has ended nothing else makes it free.
 func (s *Store) mergeLast(ctx context.Context) error {
 	ctx, cancel := halfOf(ctx)
 	defer cancel()

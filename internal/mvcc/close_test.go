@@ -49,7 +49,7 @@ func TestShutdownEndsBesideAStuckDevice(t *testing.T) {
 			t.Cleanup(release)
 			rule := fs.Inject(vfs.Rule{Op: c.op, Name: c.name, Nth: c.nth, Sticky: true, Fault: vfs.Slow, Until: until})
 			last := mustPutAsync(t, s, "k1", "newer")
-			if c.op == vfs.OpCreate { // the spares are used up until one has to be made
+			if c.op == vfs.OpCreate { // preallocated segments are used up until one has to be made
 				for rule.Fired() == 0 {
 					last = mustPutAsync(t, s, "large", string(make([]byte, 4<<10)))
 					time.Sleep(time.Millisecond)

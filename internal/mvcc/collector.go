@@ -12,12 +12,13 @@ import (
 )
 
 // pruneEvery bounds how often long chains make the collector refresh the GC watermarks between the
-// ticks of its timer. At four million overwrites of one key a second, a millisecond is 4000 versions.
+// ticks of its timer. At four million overwrites of one key a second, a millisecond is 4000
+// versions.
 const pruneEvery = time.Millisecond
 
-// collector recomputes min-visible on a timer and prunes the long chains that writers have queued. It is
-// one goroutine, and idle between ticks. If the scheduler does not run it, a writer that has made a
-// chain of backpressureLength versions does its work once, after the writer's own commit.
+// collector recomputes min-visible on a timer and prunes the long chains that writers have queued.
+// It is one goroutine, and idle between ticks. If the scheduler does not run it, a writer that has
+// made a chain of backpressureLength versions does its work once, after the writer's own commit.
 type collector struct {
 	store *Store
 
@@ -49,8 +50,8 @@ func (c *collector) run(ctx context.Context) {
 	}
 }
 
-// collect publishes a new low watermark and min-visible, and prunes the queued chains. On the ticks of
-// the timer it also prunes chains that earlier runs could not shorten enough.
+// collect publishes a new low watermark and min-visible, and prunes the queued chains. On the ticks
+// of the timer it also prunes chains that earlier runs could not shorten enough.
 func (c *collector) collect(first *storage.PruneRequest, again bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -73,12 +74,12 @@ func (c *collector) collectLocked(first *storage.PruneRequest, again bool) {
 // prunes a thousand times a second, at a million overwrites of one key a second.
 const backpressureLength = 1024
 
-// stopLength is the chain length at which a writer waits for the collector, because the scheduler must
-// have stopped it in the middle of its work: two megabytes of small versions of one key.
+// stopLength is the chain length at which a writer waits for the collector, because the scheduler
+// must have stopped it in the middle of its work: two megabytes of small versions of one key.
 const stopLength = 16 * backpressureLength
 
-// assist does the collector's work if it is late. A writer calls it after its commit, with the length
-// of the longest chain that the commit has made.
+// assist does the collector's work if it is late. A writer calls it after its commit, with the
+// length of the longest chain that the commit has made.
 func (c *collector) assist(length int) {
 	switch {
 	case length >= stopLength:
@@ -115,7 +116,8 @@ func newRetention(keep, interval time.Duration) *retention {
 	return &retention{keepFor: keep, every: max(interval, keep/samplesMax)}
 }
 
-// oldest is the newest epoch that was visible at least keepFor ago: all epochs from it on stay readable.
+// oldest is the newest epoch that was visible at least keepFor ago: all epochs from it on stay
+// readable.
 func (r *retention) oldest(now time.Time, visible keys.Epoch) keys.Epoch {
 	if r.keepFor == 0 {
 		return visible

@@ -218,8 +218,9 @@ func (x *Session) checkLimits(w *Write) error {
 	return nil
 }
 
-// awaitPrevious waits until the session's previous epoch is visible, which bounds the epochs after visible to one per
-// session (see watermark). The snapshot of the commit, if it has one, was visible.
+// awaitPrevious waits until the session's previous epoch is visible, which bounds the epochs after
+// visible to one per session (see watermark). The snapshot of the commit, if it has one, was
+// visible.
 func (x *Session) awaitPrevious(ctx context.Context, w *Write) error {
 	s := x.store
 	x.baseline.refresh(x)

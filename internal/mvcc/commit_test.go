@@ -245,7 +245,8 @@ func TestTinySegmentsWithManyWriters(t *testing.T) {
 	mustClose(t, s)
 }
 
-// TestBigBatchBesideSinglePuts: a batch larger than a segment is whole or absent to every reader, and hides nobody's put.
+// TestBigBatchBesideSinglePuts: a batch larger than a segment is whole or absent to every reader,
+// and hides no put of another session.
 func TestBigBatchBesideSinglePuts(t *testing.T) {
 	fs := vfs.NewMem()
 	s := mustOpen(t, tiny(fs))

@@ -314,8 +314,8 @@ func TestFullDiskRefusesWritesAndRecovers(t *testing.T) {
 	}
 }
 
-// TestFullMemoryRefusesWrites: while checkpoints cannot make room, frozen generations fill the budget; then writers are told why,
-// and go on once there is room.
+// TestFullMemoryRefusesWrites: while checkpoints cannot make room, immutable generations fill the
+// budget; then writers get the reason, and continue once there is room.
 func TestFullMemoryRefusesWrites(t *testing.T) {
 	fs := vfs.NewFaulty(vfs.NewMem())
 	o := tiny(fs)

@@ -255,7 +255,8 @@ func hasLog(r *inspect.SalvageReport) bool {
 	return slices.ContainsFunc(r.Lost, func(d inspect.Damage) bool { return d.Kind == inspect.DamageLog })
 }
 
-// TestSalvageBringsBackWhatItCan wipes the superblocks, then all inner pages, then the row table.
+// TestSalvageBringsBackWhatItCan wipes the superblocks, then all inner pages, then the indirection
+// table.
 func TestSalvageBringsBackWhatItCan(t *testing.T) {
 	files, want := damageable(t)
 	clean := files[dataFile]
@@ -298,8 +299,8 @@ func TestSalvageBringsBackWhatItCan(t *testing.T) {
 	}
 }
 
-// TestFallingBackBehindATruncatedLogIsRefused damages the newest superblock after the log was truncated behind it. The older one alone
-// would open, and silently lack everything since.
+// TestFallingBackBehindATruncatedLogIsRefused damages the newest superblock after the log before
+// its epoch was removed. The older one alone would open, and silently lack everything since.
 func TestFallingBackBehindATruncatedLogIsRefused(t *testing.T) {
 	for puts := 1; puts <= 8; puts++ {
 		o := modelOptions(vfs.NewMem())
@@ -312,7 +313,7 @@ func TestFallingBackBehindATruncatedLogIsRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 		x := mustSession(t, s)
-		for i := range puts { // not synced before the segment is sealed, which therefore is left behind at once
+		for i := range puts { // not synced before the segment is sealed, so the log leaves it at once
 			if _, err := put(x, fmt.Sprintf("b%d", i), strings.Repeat("2", 40<<10), DurabilityAsync); err != nil {
 				t.Fatal(err)
 			}

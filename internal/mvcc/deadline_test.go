@@ -128,8 +128,9 @@ func untilExpired(t *testing.T, s *Store, x *Session, operation func(context.Con
 	t.Error("it never has to wait: this tests nothing")
 }
 
-// TestDeadlineEndsEveryWaitOfTheCommitPath: for each thing that a commit can wait for and each kind of commit, the deadline ends the wait
-// while what is waited for stays stuck; then nothing is left behind: others write, and the store closes.
+// TestDeadlineEndsEveryWaitOfTheCommitPath: for each thing that a commit can wait for and each kind
+// of commit, the deadline ends the wait while what is waited for stays stuck; then nothing of it is
+// left: others write, and the store closes.
 func TestDeadlineEndsEveryWaitOfTheCommitPath(t *testing.T) {
 	waits := map[string]struct {
 		suffix string // of files whose syncs hang

@@ -39,13 +39,13 @@ type outcome struct {
 	err   error
 }
 
-// halted is a commit that stands at a step.
+// halted is a commit that is stopped at a step.
 type halted struct {
 	resume chan struct{}
 	result chan outcome
 }
 
-// haltAtStep runs commit, which uses x, and returns once it stands at a step.
+// haltAtStep runs commit, which uses x, and returns once it is stopped at a step.
 func haltAtStep(t *testing.T, x *Session, step commitStep, commit func() (keys.Epoch, error)) *halted {
 	t.Helper()
 	h := &halted{resume: make(chan struct{}), result: make(chan outcome, 1)}
@@ -108,8 +108,8 @@ func newest(visible bool) string {
 	return "old"
 }
 
-// TestReadersSeeAStoppedCommitWholeOrNotAtAll: whatever step it stands at, its two keys are both old or both new, and a snapshot taken
-// before stays what it was.
+// TestReadersSeeAStoppedCommitWholeOrNotAtAll: whatever step it is stopped at, its two keys are
+// both old or both new, and a snapshot taken before stays what it was.
 func TestReadersSeeAStoppedCommitWholeOrNotAtAll(t *testing.T) {
 	for _, stop := range stops {
 		t.Run(stop.name, func(t *testing.T) {
@@ -232,8 +232,8 @@ func elsewhere(s *Store, key string) string {
 	}
 }
 
-// TestFlusherStopsAtTheHoleOfAStoppedCommit: what is behind a record that is not whole does not become durable; a record that is whole
-// does, whether its versions can be seen or not.
+// TestFlusherStopsAtTheHoleOfAStoppedCommit: what is after a record that is not whole does not
+// become durable; a record that is whole does, whether its versions can be seen or not.
 func TestFlusherStopsAtTheHoleOfAStoppedCommit(t *testing.T) {
 	for _, stop := range stops {
 		t.Run(stop.name, func(t *testing.T) {

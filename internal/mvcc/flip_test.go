@@ -55,8 +55,9 @@ func ask(t *testing.T, files image, all []string) (answers, storage.Recovery, er
 	return said, s.Recovery(), nil
 }
 
-// killed is the files of a store that died under load, and every key that it ever had. With beside, two pages of its tree were damaged on the way, a leaf and an inner
-// node, so that there is a side tree.
+// killed is the files of a store that died under load, and every key that it ever had. With beside,
+// two pages of its tree were damaged on the way, a leaf and an inner node, so that there is a
+// repair tree.
 func killed(t *testing.T, beside bool) (image, []string) {
 	t.Helper()
 	files, want := damageable(t)
@@ -112,7 +113,7 @@ func keysBelow(t *testing.T, fs vfs.FS) map[page.ID]map[string]bool {
 	state := p.State()
 	below := map[page.ID]map[string]bool{}
 	roots := []btree.Root{{ID: state.Root, Level: int(state.Height) - 1}}
-	for _, at := range []int{0, 12} { // the side tree and its mirror
+	for _, at := range []int{0, 12} { // the repair tree and its mirror
 		if id := binary.LittleEndian.Uint64(state.Engine[at:]); id != 0 {
 			roots = append(roots, btree.Root{ID: page.ID(id), Level: int(state.Engine[at+8]) - 1})
 		}

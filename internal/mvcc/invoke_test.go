@@ -232,7 +232,8 @@ func TestRefusedInvocationTellsTheEpochOfWhatItFound(t *testing.T) {
 	}
 }
 
-// pacedStore is a store in which a KiB costs at least pace, because checkpoints meet a full disk.
+// pacedStore is a store that delays writers for a KiB by at least its argument, because checkpoints
+// meet a full disk.
 func pacedStore(t *testing.T, pace time.Duration) (*Store, *Session) {
 	t.Helper()
 	fs := vfs.NewFaulty(vfs.NewMem())
@@ -252,7 +253,8 @@ func pacedStore(t *testing.T, pace time.Duration) (*Store, *Session) {
 	return s, x
 }
 
-// TestInvocationsArePacedToo: while checkpoints fall behind, whoever writes waits for what he writes, in whatever way he does.
+// TestInvocationsArePacedToo: while checkpoints are lagging, every kind of write is delayed by what
+// it writes.
 func TestInvocationsArePacedToo(t *testing.T) {
 	const pace = 20 * time.Microsecond
 	s, x := pacedStore(t, pace)
@@ -270,7 +272,8 @@ func TestInvocationsArePacedToo(t *testing.T) {
 	}
 }
 
-// TestWhoPaysHoldsNoSnapshot: a transaction and a range delete that wait because checkpoints fall behind do not keep the versions that these could drop.
+// TestWhoPaysHoldsNoSnapshot: a transaction and a range delete that wait because checkpoints are
+// lagging do not keep the versions that these could drop.
 func TestWhoPaysHoldsNoSnapshot(t *testing.T) {
 	s, x := pacedStore(t, 50*time.Microsecond)
 	for name, write := range map[string]func() error{

@@ -33,10 +33,10 @@ const (
 
 // A waiter that was woken and found the latch taken is handed the latch if it has waited for
 // overtakenMax; a waiter that was not woken, if it has waited for queuedMax. Without queuedMax each
-// waiter costs a time slice of the scheduler, in which the goroutine before it overtakes the others: 64
-// writers of one key waited for seconds. Handing over at every unlock costs a context switch for each
-// commit and leaves a tenth of the throughput or less. With the two bounds all waiters that have waited
-// for long get the latch in turn, and then there is no queue for a while.
+// waiter costs a time slice of the scheduler, in which the goroutine before it overtakes the
+// others: 64 writers of one key waited for seconds. Handing over at every unlock costs a context
+// switch for each commit and leaves a tenth of the throughput or less. With the two bounds all
+// waiters that have waited for long get the latch in turn, and then there is no queue for a while.
 const (
 	overtakenMax = time.Millisecond
 	queuedMax    = 20 * time.Millisecond
@@ -83,9 +83,9 @@ func (l *latch) spin() bool {
 	return false
 }
 
-// enqueue puts w into the queue, at its head if w has waited before. If the latch is free, it takes the
-// latch instead and returns false. latchWanted is set before that last try: the holder either leaves the
-// latch free for it, or sees the bit and then the queue.
+// enqueue puts w into the queue, at its head if w has waited before. If the latch is free, it takes
+// the latch instead and returns false. latchWanted is set before that last try: the holder either
+// leaves the latch free for it, or sees the bit and then the queue.
 func (l *latch) enqueue(w *waiter, front bool) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -152,8 +152,8 @@ func (l *latch) clearWantedLocked() {
 	}
 }
 
-// cancel removes w from the queue. If w was woken at the same moment, the latch or the wake-up is passed
-// on to the next waiter, and the channel of w is empty afterwards.
+// cancel removes w from the queue. If w was woken at the same moment, the latch or the wake-up is
+// passed on to the next waiter, and the channel of w is empty afterwards.
 func (l *latch) cancel(w *waiter) {
 	l.mu.Lock()
 	if l.removeLocked(w) {

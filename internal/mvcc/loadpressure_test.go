@@ -74,7 +74,8 @@ func TestNoCommitIsRefusedForALoad(t *testing.T) {
 	mustClose(t, s)
 }
 
-// TestContextEndsTheWaitForALoadUnderWay of those who want to look at one state of the tree, or to make a checkpoint.
+// TestContextEndsTheWaitForALoadUnderWay: the context ends the wait of a verification and of a
+// checkpoint for a bulk load.
 func TestContextEndsTheWaitForALoadUnderWay(t *testing.T) {
 	fs := vfs.NewMem()
 	s := mustOpen(t, tiny(fs))

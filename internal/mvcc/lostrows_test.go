@@ -9,8 +9,9 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// TestRowsLostWithTheirTableCostTheirValuesOnly damages the row table, which is made anew from the rows, and one page of rows: their values are
-// DATA_LOSS, are overwritten like others, before a restart and after it, and values that are new since stay.
+// TestRowsLostWithTheirTableCostTheirValuesOnly damages the indirection table, which is made anew
+// from the blobs, and one page of blobs: their values are DATA_LOSS, are overwritten like others,
+// before a restart and after it, and values that are new since stay.
 func TestRowsLostWithTheirTableCostTheirValuesOnly(t *testing.T) {
 	const n = 60
 	for nth := range 4 {
@@ -84,7 +85,8 @@ func lostKeys(t *testing.T, s *Store, want map[string]string) (lost []string) {
 	return lost
 }
 
-// damageTableAndRows damages all pages of allocation map and row table, and one page of rows.
+// damageTableAndRows damages all pages of allocation map and indirection table, and one page of
+// blobs.
 func damageTableAndRows(t *testing.T, fs vfs.FS, pageSize, nth int) {
 	t.Helper()
 	file := readFile(t, fs, dataFile)

@@ -90,8 +90,10 @@ func soakValue(dst []byte, i int) []byte {
 	return dst
 }
 
-// TestMixedLoadStaysInItsBudget: gets, batches, scans, asynchronous and synchronous puts, a verification and bulk loads, all at once, on data that is
-// larger than memory. What the engine says it has, and what the kernel says the process has, stay in the budget, and nobody waits long.
+// TestMixedLoadStaysInItsBudget: gets, batches, scans, asynchronous and synchronous puts, a
+// verification and bulk loads, all at once, on data that is larger than memory. What the engine
+// says it has, and what the kernel says the process has, stay in the budget, and no request waits
+// long.
 func TestMixedLoadStaysInItsBudget(t *testing.T) {
 	files, err := vfs.OpenOS(vfs.IOAuto)
 	if err != nil {

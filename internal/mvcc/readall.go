@@ -18,10 +18,11 @@ type batchRead struct {
 	stays  int // times that the last ReadAll entered its guard
 }
 
-// ReadAll reads many keys in the session's snapshot, and calls visit once for each, in no certain order.
-// Pages that are not in memory are read together. The value's data is valid until visit returns. After
-// every few keys the guard is left and entered again, and ctx is checked, so that a long list does not
-// keep memory from reclamation. For keys that a damaged page hides, the error names the range.
+// ReadAll reads many keys in the session's snapshot, and calls visit once for each, in no certain
+// order. Pages that are not in memory are read together. The value's data is valid until visit
+// returns. After every few keys the guard is left and entered again, and ctx is checked, so that a
+// long list does not keep memory from reclamation. For keys that a damaged page hides, the error
+// names the range.
 func (x *Session) ReadAll(ctx context.Context, list [][]byte, visit func(i int, v Value) error) error {
 	b := &x.batch
 	if err := x.arrange(b, list); err != nil {

@@ -309,7 +309,7 @@ func TestReadSetFindsWhatWasRead(t *testing.T) {
 	for seed := range uint64(200) {
 		random := rand.New(rand.NewPCG(seed, 1))
 		var r readSet
-		var read [64]bool // by the key's one byte behind the keyspace
+		var read [64]bool // by the key's one byte after the keyspace
 		key := func(i int) []byte { return []byte{byte(keys.SpaceUser), byte(i)} }
 		for range random.IntN(8) {
 			i := random.IntN(64)

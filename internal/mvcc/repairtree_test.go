@@ -24,8 +24,9 @@ import (
 
 var sideSeeds = flag.Int("side.seeds", 12, "runs of the test with random damage")
 
-// TestWritesGoOnThoughEveryLeafIsDamaged: checkpoints go round damaged pages. What is written since is read, deletions included, before and after
-// a restart; the rest is DATA_LOSS; and salvage brings out what can be read.
+// TestWritesGoOnThoughEveryLeafIsDamaged: checkpoints skip damaged pages. What is written since is
+// read, deletions included, before and after a restart; the rest is DATA_LOSS; and salvage brings
+// out what can be read.
 func TestWritesGoOnThoughEveryLeafIsDamaged(t *testing.T) {
 	o := tiny(vfs.NewMem())
 	o.Storage.MemoryBytes = 4 << 20
@@ -161,7 +162,8 @@ func damageUserLeaves(t testing.TB, fs vfs.FS, pageSize int) (flipped []int64) {
 	return flipped
 }
 
-// treePages lists the pages of the newest state's tree, but for those that cannot be read, and none of the side tree.
+// treePages lists the pages of the newest state's tree, but for those that cannot be read, and none
+// of the repair tree.
 func treePages(t testing.TB, fs vfs.FS) (ids []page.ID) {
 	t.Helper()
 	p, err := pager.OpenSnapshot(fs, dataFile)
@@ -276,8 +278,8 @@ func TestPagesThatCanBeReadAgainTellTheTruth(t *testing.T) {
 	}
 }
 
-// TestSalvageBringsOutNothingStaleWhenTheSideTreeIsDamaged: what the tree says of keys that the side tree knew better is not true any more, even
-// if it can be read again.
+// TestSalvageBringsOutNothingStaleWhenTheSideTreeIsDamaged: what the tree says of keys that are
+// newer in the repair tree is not true any more, even if it can be read again.
 func TestSalvageBringsOutNothingStaleWhenTheSideTreeIsDamaged(t *testing.T) {
 	o := modelOptions(vfs.NewMem())
 	key := func(i int) string { return fmt.Sprintf("k%03d", i) }
@@ -301,12 +303,12 @@ func TestSalvageBringsOutNothingStaleWhenTheSideTreeIsDamaged(t *testing.T) {
 	session(func(x *Session, i int) error { _, err := put(x, key(i), "old", DurabilitySync); return err })
 	tree := damageUserLeaves(t, o.Storage.FS, o.Storage.PageSize)
 	session(func(x *Session, i int) error { _, err := put(x, key(i), "new", DurabilitySync); return err })
-	beside := damageUserLeaves(t, o.Storage.FS, o.Storage.PageSize) // the side tree's, but for the one with the records
+	beside := damageUserLeaves(t, o.Storage.FS, o.Storage.PageSize) // the repair tree's, but for the one with the records
 	for _, at := range slices.Concat(tree, beside) {
 		flip(t, o.Storage.FS, at)
 	}
 	file := readFile(t, o.Storage.FS, dataFile)
-	beside = slices.DeleteFunc(beside, func(at int64) bool { // keep those of the upper half, in the side tree and in its mirror
+	beside = slices.DeleteFunc(beside, func(at int64) bool { // keep those of the upper half, in the repair tree and in its mirror
 		v := page.Leaf(file[at/512*512:][:512]).Layout()
 		return string(keys.User(slices.Concat(v.Prefix(), v.Suffix(0)))) < key(100)
 	})
@@ -510,7 +512,8 @@ func (d *besideDamage) check() (readable map[string]string) {
 			}
 			continue
 		}
-		// What stood next to a page that has turned bad may have come to it when it was deleted: then nobody can tell that it is gone.
+		// A key beside a damaged page may have come into the range of that page when it was
+		// deleted. Then no read can tell that it is deleted.
 		if d.refused++; !asDamage(err) || d.since[k] && want != "" {
 			d.t.Fatalf("%q: %v %.20q, %v; want %.20q, written since the damage: %v", k, v.Found, v.Data, err, want, d.since[k])
 		}
@@ -592,8 +595,8 @@ func (d *besideDamage) checkScan() {
 	}
 }
 
-// damage turns a tree page bad that a walk reaches, but none of the side tree, or a page of large values, and reopens: what is in the cache
-// would hide it.
+// damage turns a tree page bad that a walk reaches, but none of the repair tree, or a page of large
+// values, and reopens: what is in the cache would hide it.
 func (d *besideDamage) damage() {
 	d.close()
 	ids := treePages(d.t, d.o.Storage.FS)
@@ -644,8 +647,8 @@ func (d *besideDamage) salvage() {
 	}
 }
 
-// TestGoingRoundDamageSurvivesACrashAtEveryOperation cuts the power at each operation of checkpoints that go round damaged pages for the first time,
-// and of those that follow.
+// TestGoingRoundDamageSurvivesACrashAtEveryOperation cuts the power at each operation of
+// checkpoints that skip damaged pages for the first time, and of those that follow.
 func TestGoingRoundDamageSurvivesACrashAtEveryOperation(t *testing.T) {
 	o := modelOptions(vfs.NewMem())
 	s, err := Open(o)
@@ -730,7 +733,8 @@ func mustOpenDamaged(t *testing.T) *Store {
 	return s
 }
 
-// TestConflictsAreFoundBesideDamage: the version that a transaction conflicts with was merged into the side tree meanwhile.
+// TestConflictsAreFoundBesideDamage: the version that a transaction conflicts with was merged into
+// the repair tree meanwhile.
 func TestConflictsAreFoundBesideDamage(t *testing.T) {
 	s := mustOpenDamaged(t)
 	mustPut(t, s, "k050", "since")
@@ -847,8 +851,9 @@ func TestDamagedPageAtTheEndOfTheFileKeepsNobodyBusy(t *testing.T) {
 	}
 }
 
-// TestWritersAreToldOfTheDamageThatKeepsCheckpointsFromMakingRoom: there is nothing to go to when the side tree is damaged, too. Then writers are told
-// at once, and not of lack of memory, and reads of what is in memory go on.
+// TestWritersAreToldOfTheDamageThatKeepsCheckpointsFromMakingRoom: checkpoints stop when the repair
+// tree is damaged, too. Then writers get that error at once, and not a lack of memory, and reads of
+// what is in memory continue.
 func TestWritersAreToldOfTheDamageThatKeepsCheckpointsFromMakingRoom(t *testing.T) {
 	o := tiny(vfs.NewMem())
 	o.Storage.MemoryBytes, o.Storage.StallMax = 4<<20, time.Minute
@@ -856,7 +861,7 @@ func TestWritersAreToldOfTheDamageThatKeepsCheckpointsFromMakingRoom(t *testing.
 		_, err := put(x, fmt.Sprintf("k%03d", i%200), strings.Repeat("w", 1000), DurabilityAsync)
 		return err
 	}
-	for range 2 { // the tree, and then what lies beside it
+	for range 2 { // the tree, and then the repair tree
 		s, err := Open(o)
 		if err != nil {
 			t.Fatal(err)
@@ -894,8 +899,9 @@ func TestWritersAreToldOfTheDamageThatKeepsCheckpointsFromMakingRoom(t *testing.
 	}
 }
 
-// TestDeletionHidesVersionsOnALostPage: the versions of one key fill several leaves, one of which cannot be read when nobody needs them any more.
-// The key's deletion stays as long as that page does, or what is there would come back with it.
+// TestDeletionHidesVersionsOnALostPage: the versions of one key fill several leaves, one of which
+// cannot be read when no reader needs them any more. The key's deletion stays as long as that page
+// does, or what is there would come back with it.
 func TestDeletionHidesVersionsOnALostPage(t *testing.T) {
 	o := modelOptions(vfs.NewMem())
 	s, err := Open(o)
@@ -974,8 +980,9 @@ func TestDeletionHidesVersionsOnALostPage(t *testing.T) {
 	mustClose(t, s)
 }
 
-// TestSalvageBringsOutAValueThatOneOfTwoTreesHas: the side tree and its mirror each have a copy of a large value. With one of the copies damaged the
-// other comes out, also when the tree's root is lost and salvage looks into every leaf of the file.
+// TestSalvageBringsOutAValueThatOneOfTwoTreesHas: the repair tree and its mirror each have a copy
+// of a large value. With one of the copies damaged the other comes out, also when the tree's root
+// is lost and salvage looks into every leaf of the file.
 func TestSalvageBringsOutAValueThatOneOfTwoTreesHas(t *testing.T) {
 	o := modelOptions(vfs.NewMem())
 	fs, pageSize := o.Storage.FS, o.Storage.PageSize

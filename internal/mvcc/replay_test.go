@@ -56,7 +56,7 @@ func longLogOn(t testing.TB, disk *vfs.Mem, commits int) (*vfs.Mem, map[string]s
 	return left, want
 }
 
-// small is tiny with the least memory: two frozen tables, and a cache of the same size.
+// small is tiny with the least memory: two immutable memtables, and a cache of the same size.
 func small(fs vfs.FS) Options {
 	o := tiny(fs)
 	o.Storage.MemoryBytes, o.Storage.CacheBytes = 256<<10, 128<<10

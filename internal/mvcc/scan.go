@@ -14,8 +14,8 @@ type ScanOptions struct {
 	KeysOnly     bool   // Value stays nil, and large values are not read
 	Limit        int    // entries that the caller expects to read; 0 if unknown. Next continues after it all the same
 
-	// Context ends a scan, however many deleted keys one step has to pass; nil if nothing ends it. It
-	// is checked each time the cursor enters its guard.
+	// Context ends a scan, however many deleted keys one step has to pass; nil if nothing ends it.
+	// It is checked each time the cursor enters its guard.
 	Context context.Context
 }
 
@@ -67,8 +67,8 @@ func (x *Session) Scan(o ScanOptions) (*Cursor, error) {
 	return c, nil
 }
 
-// checkBound refuses a bound that is longer than a key can be, plus the one byte of a bound directly
-// after a key.
+// checkBound refuses a bound that is longer than a key can be, plus the one byte of a bound
+// directly after a key.
 func (x *Session) checkBound(bound []byte) error {
 	limit := x.store.limits.KeyBytes
 	if len(bound) <= limit+1 || x.hasBeyondLimit(bound) || bound[len(bound)-1] == 0 && x.hasBeyondLimit(bound[:len(bound)-1]) {
@@ -77,8 +77,8 @@ func (x *Session) checkBound(bound []byte) error {
 	return &LimitError{What: "key bytes", Limit: limit, Got: len(bound)}
 }
 
-// Next moves to the next key that has a value at the snapshot, and reports whether there is one. After
-// false, Err tells why.
+// Next moves to the next key that has a value at the snapshot, and reports whether there is one.
+// After false, Err tells why.
 func (c *Cursor) Next() bool {
 	if c.ended || !c.open {
 		return false
@@ -112,9 +112,9 @@ func (c *Cursor) Next() bool {
 	}
 }
 
-// stepsInside is how many keys a scan visits before it leaves its guard for a moment: some tenths of a
-// millisecond if all of them are in memtables, which cannot be freed meanwhile. The cost of a few seeks
-// for so many steps cannot be measured.
+// stepsInside is how many keys a scan visits before it leaves its guard for a moment: some tenths
+// of a millisecond if all of them are in memtables, which cannot be freed meanwhile. The cost of a
+// few seeks for so many steps cannot be measured.
 const stepsInside = 4096
 
 // full reports whether the cursor has done enough for one stay inside the guard.
@@ -150,8 +150,8 @@ func (c *Cursor) step() {
 	}
 }
 
-// load reads the value of the current key. Only Pause copies the key; until then it is in memory of the
-// engine.
+// load reads the value of the current key. Only Pause copies the key; until then it is in memory of
+// the engine.
 func (c *Cursor) load() bool {
 	if c.options.KeysOnly {
 		c.value = nil
@@ -177,8 +177,8 @@ func (c *Cursor) Value() []byte { return c.value }
 // Epoch is the commit that wrote the value.
 func (c *Cursor) Epoch() keys.Epoch { return c.inner.Version().Epoch }
 
-// Await is the newest epoch that must be durable before the client may see what was returned since the
-// last call; zero if none.
+// Await is the newest epoch that must be durable before the client may see what was returned since
+// the last call; zero if none.
 func (c *Cursor) Await() keys.Epoch {
 	e := c.await
 	c.await = 0
@@ -188,8 +188,8 @@ func (c *Cursor) Await() keys.Epoch {
 // Err is what ended the scan early, or nil.
 func (c *Cursor) Err() error { return c.err }
 
-// Pause leaves the guard while the caller blocks, so that a slow reader keeps only the versions of its
-// snapshot from reclamation. Key and Value become invalid; Next continues after them.
+// Pause leaves the guard while the caller blocks, so that a slow reader keeps only the versions of
+// its snapshot from reclamation. Key and Value become invalid; Next continues after them.
 func (c *Cursor) Pause() {
 	if !c.inside {
 		return

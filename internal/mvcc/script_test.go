@@ -71,7 +71,7 @@ type scriptRun struct {
 
 func (r *scriptRun) open() {
 	o := tiny(r.fs)
-	o.GCInterval = time.Hour // only collect moves the horizon, so that scripts can be repeated
+	o.GCInterval = time.Hour // only collect moves the GC watermarks, so that scripts can be repeated
 	r.store = mustOpen(r.t, o)
 	r.plain = mustSession(r.t, r.store)
 }

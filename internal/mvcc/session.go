@@ -124,8 +124,8 @@ func (x *Session) OpenSnapshot(at keys.Epoch) (keys.Epoch, error) {
 // largeValueMin is the size from which AdmitLarge treats a value as large.
 const largeValueMin = 64 << 10
 
-// AdmitLarge sets the function that is called before a large value is read and copied. Its error ends
-// the read. The function must not wait, and remains set until the next call of AdmitLarge.
+// AdmitLarge sets the function that is called before a large value is read and copied. Its error
+// ends the read. The function must not wait, and remains set until the next call of AdmitLarge.
 func (x *Session) AdmitLarge(admit func(bytes int) error) { x.admit = admit }
 
 func (x *Session) admitted(bytes int) error {
@@ -161,8 +161,8 @@ func (x *Session) Read(dst, key []byte) (v Value, err error) {
 	return v, err
 }
 
-// read is Read with the result in v, which must be zero: returning a Value through three functions took
-// a third of the time of a read.
+// read is Read with the result in v, which must be zero: returning a Value through three functions
+// took a third of the time of a read.
 func (x *Session) read(v *Value, dst, key []byte) error {
 	v.Data, v.At = dst, x.at
 	if err := x.store.checkKey(key); err != nil && !x.hasBeyondLimit(key) {
@@ -206,8 +206,9 @@ func (x *Session) readTree(v *Value, p storage.Pinned) error {
 	return nil
 }
 
-// mustAwait is the epoch that must be durable before a reply may reveal a version of epoch e: a SYNC
-// commit is never shown while a crash could still take it back. That holds for deletions as for values.
+// mustAwait is the epoch that must be durable before a reply may reveal a version of epoch e: a
+// SYNC commit is never shown while a crash could still take it back. That holds for deletions as
+// for values.
 func (s *Store) mustAwait(sync bool, e keys.Epoch) keys.Epoch {
 	if sync && e > s.engine.Durable() {
 		return e
@@ -215,9 +216,9 @@ func (s *Store) mustAwait(sync bool, e keys.Epoch) keys.Epoch {
 	return 0
 }
 
-// hasBeyondLimit reports whether there are versions of a key that checkKey refuses. They come from a log
-// of another program or of another page size, and are in a memtable or in quarantine. Such keys can be
-// read and deleted, and not set.
+// hasBeyondLimit reports whether there are versions of a key that checkKey refuses. They come from
+// a log of another program or of another page size, and are in a memtable or in quarantine. Such
+// keys can be read and deleted, and not set.
 func (x *Session) hasBeyondLimit(key []byte) bool {
 	if len(key) == 0 {
 		return false

@@ -16,9 +16,10 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// TestSpaceCountsWhatCanBeReadAndNamesTheRest: a damaged page costs the account its own keys. They lie in the ranges that the report names, and
-// every key that a get finds is counted once, also when it has a version in the side tree, or older ones behind the damaged page; and a page that
-// can be read again is not read where the side tree knows better.
+// TestSpaceCountsWhatCanBeReadAndNamesTheRest: a damaged page costs the account its own keys. They
+// are in the ranges that the report names. Every key that a get finds is counted once, also when it
+// has a version in the repair tree, or older ones after the damaged page. A page that can be read
+// again is not read for keys of which the repair tree has newer versions.
 func TestSpaceCountsWhatCanBeReadAndNamesTheRest(t *testing.T) {
 	const count = 400
 	o := tiny(vfs.NewMem())

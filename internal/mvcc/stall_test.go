@@ -117,8 +117,9 @@ func TestLargeTransactionsAreValidatedBehindTheirPlace(t *testing.T) {
 	}
 }
 
-// TestOneCommitLargerThanTheBudgetDoesNotWedgeTheStore: a generation that is larger than all that frozen ones may hold must be
-// frozen nevertheless, since nothing else can make room.
+// TestOneCommitLargerThanTheBudgetDoesNotWedgeTheStore: a generation that is larger than the memory
+// of all immutable generations must become immutable nevertheless, since nothing else can make
+// room.
 func TestOneCommitLargerThanTheBudgetDoesNotWedgeTheStore(t *testing.T) {
 	o := tiny(vfs.NewMem())
 	o.Storage.MemoryBytes, o.Storage.StallMax = 4<<20, 20*time.Second // a wedge would last
@@ -138,8 +139,8 @@ func TestOneCommitLargerThanTheBudgetDoesNotWedgeTheStore(t *testing.T) {
 	}
 }
 
-// TestFailingCheckpointIsNotTriedInALoop: a checkpoint that fails for a reason that may pass is tried again in time, and not by each writer who waits for
-// memory at once.
+// TestFailingCheckpointIsNotTriedInALoop: a checkpoint that fails for a reason that may pass is
+// tried again in time, and not by each writer that waits for memory at once.
 func TestFailingCheckpointIsNotTriedInALoop(t *testing.T) {
 	faults := vfs.NewFaulty(vfs.NewMem())
 	o := tiny(faults)

@@ -103,7 +103,8 @@ func (s *Store) StopThrottling() { s.engine.StopThrottling() }
 // Err is nil, or why the store stopped accepting writes.
 func (s *Store) Err() error { return s.engine.Err() }
 
-// Damage is nil, or damage that checkpoints have met. The store continues without the damaged pages.
+// Damage is nil, or damage that checkpoints have met. The store continues without the damaged
+// pages.
 func (s *Store) Damage() error { return s.engine.Damage() }
 
 // Visible is the newest epoch that new snapshots see.
@@ -147,8 +148,8 @@ func (s *Store) AwaitDurable(ctx context.Context, e keys.Epoch) error {
 	return s.engine.WaitDurable(ctx, e)
 }
 
-// LeaseSnapshot keeps the epoch of a session's snapshot readable for ttl after the snapshot ends, for a
-// scan that will be resumed.
+// LeaseSnapshot keeps the epoch of a session's snapshot readable for ttl after the snapshot ends,
+// for a scan that will be resumed.
 func (s *Store) LeaseSnapshot(at keys.Epoch, ttl time.Duration) error {
 	if !s.registry.Hold(at, time.Now().Add(ttl), s.limits.SnapshotLeases) {
 		return ErrTooManySnapshotLeases
@@ -156,8 +157,8 @@ func (s *Store) LeaseSnapshot(at keys.Epoch, ttl time.Duration) error {
 	return nil
 }
 
-// NextSnapshotID is a number for a snapshot, or anything else that keeps versions, so that an operator
-// can name it. No number is returned twice, and none is that of a lease.
+// NextSnapshotID is a number for a snapshot, or anything else that keeps versions, so that an
+// operator can name it. No number is returned twice, and none is that of a lease.
 func (s *Store) NextSnapshotID() uint64 { return s.registry.NextID() }
 
 // SnapshotLeases lists the leases.

@@ -142,8 +142,9 @@ func (c *TxnCursor) Close() {
 	c.base.Close()
 }
 
-// rememberRange adds what was walked over to the read set: the whole range if the walk came to its end, otherwise up to and
-// including the last key returned. The base may have read further; the transaction has not seen that.
+// rememberRange adds what was walked over to the read set: the whole range if the walk came to its
+// end, otherwise up to and including the last key returned. The base may have read further; the
+// transaction has not seen that.
 func (c *TxnCursor) rememberRange() {
 	c.lower, c.upper = append(c.lower[:0], c.base.lower...), append(c.upper[:0], c.base.upper...)
 	if !c.ended {

@@ -6,8 +6,9 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// TestUnchangedSinceSeesWhatCameAndWent: a key that was put and deleted again since an epoch that is readable has changed, also when versions
-// were pruned and checkpoints have dropped what nobody sees.
+// TestUnchangedSinceSeesWhatCameAndWent: a key that was put and deleted again since an epoch that
+// is readable has changed, also when versions were pruned and checkpoints have dropped what no
+// reader sees.
 func TestUnchangedSinceSeesWhatCameAndWent(t *testing.T) {
 	s := mustOpen(t, tiny(vfs.NewMem()))
 	mustPut(t, s, "a", "v")

@@ -173,7 +173,8 @@ func TestSweepRestsWhileNothingCanGo(t *testing.T) {
 	mustConverge(t, s, 100)
 }
 
-// TestIdleStoreSweepsItself: nobody writes, nobody asks for checkpoints, and the garbage goes all the same; then nothing happens any more.
+// TestIdleStoreSweepsItself: without writes and without requests for checkpoints the dead versions
+// are dropped all the same; then nothing happens any more.
 func TestIdleStoreSweepsItself(t *testing.T) {
 	t.Parallel()
 	o := sweepOptions(vfs.NewMem())
@@ -221,7 +222,8 @@ func TestIdleStoreSweepsItself(t *testing.T) {
 	}
 }
 
-// TestSweepThatFindsNoRoomIsRepeated: a checkpoint that fails on a full disk has swept nothing, and a later one does it though nothing has changed.
+// TestSweepThatFindsNoRoomIsRepeated: a checkpoint that fails on a full disk has dropped nothing,
+// and a later one does it though nothing has changed.
 func TestSweepThatFindsNoRoomIsRepeated(t *testing.T) {
 	mem := vfs.NewMem()
 	faulty := vfs.NewFaulty(mem)
@@ -333,8 +335,9 @@ func retainedReads(t *testing.T, retention time.Duration) (reads int) {
 	return reads
 }
 
-// TestSnapshotsSeeTheirStateWhileOthersAreSwept opens and ends snapshots at random over overwrites, deletions, loads and restarts, with sweeping
-// checkpoints in between, and in the end nothing is left that nobody can see.
+// TestSnapshotsSeeTheirStateWhileOthersAreSwept opens and ends snapshots at random over overwrites,
+// deletions, loads and restarts, with vacuuming checkpoints in between, and in the end no dead
+// version is left.
 func TestSnapshotsSeeTheirStateWhileOthersAreSwept(t *testing.T) {
 	for seed := range uint64(4) {
 		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
@@ -413,8 +416,9 @@ func sweepState(rounds int) map[string]string {
 	return m
 }
 
-// sweepScript writes rounds, each of them one epoch, under a snapshot of the first, ends it, and sweeps. acked counts the rounds that were
-// acknowledged; swept says that nothing is left to sweep.
+// sweepScript writes rounds, each of them one epoch, under a snapshot of the first, ends it, and
+// vacuums. acked counts the rounds that were acknowledged; the last argument becomes true when
+// nothing is left to vacuum.
 func sweepScript(fs vfs.FS, acked *int, swept *bool) error {
 	s, err := Open(sweepOptions(fs))
 	if err != nil {
@@ -461,7 +465,8 @@ func sweepRun(s *Store, acked *int, swept *bool) error {
 	return nil
 }
 
-// TestSweepSurvivesACrashAtEveryOperation cuts the power at each file operation of a store that sweeps.
+// TestSweepSurvivesACrashAtEveryOperation cuts the power at each file operation of a store that
+// vacuums.
 func TestSweepSurvivesACrashAtEveryOperation(t *testing.T) {
 	whole, acked, swept := vfs.NewMem(), 0, false
 	if err := sweepScript(whole, &acked, &swept); err != nil || !swept {
@@ -488,7 +493,7 @@ func TestSweepSurvivesACrashAtEveryOperation(t *testing.T) {
 		if survived < acked {
 			t.Fatalf("crash at %d of %d, keep %v: %d rounds survived, %d were acknowledged", k, ops, keep, survived, acked)
 		}
-		for range 2 { // before and after the rest is swept
+		for range 2 { // before and after the rest is vacuumed
 			if err := equalMaps(sweepState(survived), dump(t, s)); err != nil {
 				t.Fatalf("crash at %d of %d, keep %v, round %d: %v", k, ops, keep, survived, err)
 			}
