@@ -15,7 +15,8 @@ type RangeDelete struct {
 	Durability   Durability
 }
 
-// RangeDeleted is the outcome. With Count zero nothing was written and Epoch is the snapshot that was looked at.
+// RangeDeleted is the outcome. With Count zero nothing was written, and Epoch is the snapshot that
+// was read.
 type RangeDeleted struct {
 	Epoch keys.Epoch
 	Count int
@@ -72,17 +73,17 @@ func (x *Session) deleteRangeOnce(ctx context.Context, o RangeDelete) (RangeDele
 	return out, err
 }
 
-// checkContextEvery is how many keys a commit reads between two looks at its context.
+// checkContextEvery is how many keys a commit reads between two checks of its context.
 const checkContextEvery = 64
 
-// collect fills w with a deletion for each key of the range at the view.
+// collect fills w with a deletion for each key of the range at the snapshot.
 func (x *Session) collect(ctx context.Context, o RangeDelete, w *Write) (out RangeDeleted, err error) {
 	c, err := x.Scan(ScanOptions{Lower: o.Lower, Upper: o.Upper, KeysOnly: true, Context: ctx})
 	if err != nil {
 		return out, err
 	}
 	defer c.Close()
-	defer func() { x.reveals(true, c.Await()) }() // however it ends: that there are too many keys tells of them, too
+	defer func() { x.reveals(true, c.Await()) }() // however it ends: the error for too many keys reveals them, too
 	for c.Next() {
 		if o.Limit > 0 && out.Count == o.Limit {
 			out.More = true

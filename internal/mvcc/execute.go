@@ -50,7 +50,7 @@ const (
 // Conditions on keys and operations that only write are a plain write with preconditions: no snapshot, no validation, no
 // retry. Everything else is a serializable transaction, which is tried again with a new snapshot when it conflicts.
 //
-// Errors: those of Operate, of Commit and of Txn.UnchangedSince. Await tells what the outcome reveals.
+// Errors: those of Operate, of Commit and of Txn.UnchangedSince. Await returns the epoch that the outcome reveals.
 func (x *Session) Execute(ctx context.Context, e *Execution) (Executed, error) {
 	if e.Direct && len(e.Ranges) == 0 {
 		if out, done, err := x.executeDirect(ctx, e); done {

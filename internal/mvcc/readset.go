@@ -16,12 +16,12 @@ type readSet struct {
 	points     []span             // keys
 	ranges     []bounds           // [lower, upper)
 	validation storage.Validation // see Session.validate
-	checked    keys.Epoch         // nothing that was read has changed up to here
-	windowKeys int                // keys that the window has looked at
+	checked    keys.Epoch         // nothing that was read has changed up to this epoch
+	windowKeys int                // keys that the window has checked
 	err        ConflictError      // the one error a session reports at a time; reused
 }
 
-// span is a place in a buffer. Offsets, because the buffer moves when it grows.
+// span is a part of a buffer, as offsets, because the buffer moves when it grows.
 type span struct{ from, to int }
 
 type bounds struct{ lower, upper span }
@@ -33,7 +33,7 @@ func (r *readSet) init() {
 
 func (r *readSet) reset(at keys.Epoch) {
 	if r.held() > pooledBytesMax {
-		*r = readSet{err: r.err} // which may just be told
+		*r = readSet{err: r.err} // which the caller may be reading now
 	}
 	r.at, r.checked, r.validation, r.windowKeys = at, at, storage.Validation{}, 0
 	r.buf, r.points, r.ranges = r.buf[:0], r.points[:0], r.ranges[:0]
@@ -59,7 +59,8 @@ func (r *readSet) addRange(lower, upper []byte) {
 
 func (r *readSet) key(s span) []byte { return r.buf[s.from:s.to] }
 
-// sort brings points and ranges in order, and joins ranges that overlap: then it takes a search to find out whether a key is among them.
+// sort brings points and ranges in order, and joins ranges that overlap, so that a binary search
+// finds whether a key is among them.
 func (r *readSet) sort() {
 	if len(r.points) > 1 {
 		slices.SortFunc(r.points, func(a, b span) int { return bytes.Compare(r.key(a), r.key(b)) })
@@ -115,7 +116,7 @@ func (r *readSet) hasPoint(key []byte) bool {
 
 func (r *readSet) size() int { return len(r.buf) + 32*len(r.ranges) + 16*len(r.points) }
 
-// held is the memory that the read set keeps.
+// held is the memory of the read set, in bytes.
 func (r *readSet) held() int { return cap(r.buf) + 32*cap(r.ranges) + 16*cap(r.points) }
 
 // conflict fills the read set's error.

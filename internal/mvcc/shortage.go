@@ -17,7 +17,7 @@ func (s *Store) DiskFull() error {
 	return nil
 }
 
-// admit refuses a commit that would need space that there is not. Deletions have a reserve.
+// admit refuses a commit that needs space while the disk is full. Deletions have a reserve.
 func (s *Store) admit(w *Write) error {
 	if short := s.engine.Shortage(); short != nil && !w.Batch.OnlyDeletes() {
 		return short
@@ -25,7 +25,8 @@ func (s *Store) admit(w *Write) error {
 	return nil
 }
 
-// awaitSpace is admit before another memtable begins.
+// awaitSpace is admit before a new memtable begins. It waits first for the check of the disk
+// reserve.
 func (s *Store) awaitSpace(ctx context.Context, w *Write) error {
 	if !w.Batch.OnlyDeletes() {
 		if err := s.engine.AwaitReserve(ctx); err != nil {
