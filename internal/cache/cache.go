@@ -133,7 +133,7 @@ func (c *Cache) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	errs := []error{c.frameMem.release(), c.wordMem.release()}
-	if t := c.table.Load(); t != nil {
+	if t := c.table.Swap(nil); t != nil {
 		errs = append(errs, t.mem.release())
 	}
 	for _, r := range c.oldTables {

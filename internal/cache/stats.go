@@ -46,7 +46,7 @@ type Stats struct {
 func (c *Cache) Stats() Stats {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if invariants.Enabled {
+	if invariants.Enabled && c.table.Load() != nil { // counters can be read after Close
 		c.checkFramesLocked()
 	}
 	n, s := c.counters, c.clock.counts()
