@@ -71,7 +71,7 @@ type SnapshotGoneError struct {
 
 func (e *SnapshotGoneError) Error() string {
 	if e.Epoch > e.Newest {
-		return fmt.Sprintf("mvcc: epoch %d lies in the future; the newest is %d", e.Epoch, e.Newest)
+		return fmt.Sprintf("mvcc: epoch %d is newer than the newest epoch, %d", e.Epoch, e.Newest)
 	}
 	return fmt.Sprintf("mvcc: epoch %d can no longer be read; the oldest readable one is %d", e.Epoch, e.Oldest)
 }

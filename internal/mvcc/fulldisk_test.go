@@ -331,7 +331,7 @@ func TestKillOnAFullDiskAnywhereLeavesAStoreThatStarts(t *testing.T) {
 				}
 			}
 			s := mustOpen(t, reserving(fs))
-			r.settle(t, s)
+			r.compare(t, s)
 			mustDeleteRange(t, s, want, numbered(0), numbered(1500))
 			awaitSpace(t, s, "later")
 			want["later"] = "v"
@@ -418,7 +418,7 @@ func (r *killedStore) run(t *testing.T, fs *vfs.Mem, after int64, opening bool) 
 	}
 	defer func() { _ = s.Close() }() // the file system has crashed
 	if !opening {
-		r.settle(t, s)
+		r.compare(t, s)
 		fs.CrashAt(fs.Mutations() + after)
 	}
 	x := mustSession(t, s)
@@ -441,8 +441,8 @@ func (r *killedStore) run(t *testing.T, fs *vfs.Mem, after int64, opening bool) 
 	}
 }
 
-// settle compares the store with what it should hold. Deletions that were under way may have been durable or not.
-func (r *killedStore) settle(t *testing.T, s *Store) {
+// compare checks that the store holds what it should. Deletions that were under way may have been durable or not.
+func (r *killedStore) compare(t *testing.T, s *Store) {
 	t.Helper()
 	for _, key := range r.maybe {
 		if get(t, s, key, 0) == "-" {

@@ -77,13 +77,13 @@ func TestModel(t *testing.T) {
 			m.step(rapid.IntRange(0, 99).Draw(rt, "op"))
 		}
 		m.compareAll()
-		m.sweep()
+		m.vacuumAll()
 		m.compareAll()
 	})
 }
 
-// sweep ends all snapshots and lets checkpoints find what they held: in the end the tree has one version of each key.
-func (m *model) sweep() {
+// vacuumAll ends all snapshots and lets checkpoints find what they held: in the end the tree has one version of each key.
+func (m *model) vacuumAll() {
 	m.closeViews()
 	m.x.CloseSnapshot()
 	for n := 0; ; n++ {
