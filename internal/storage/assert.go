@@ -3,6 +3,7 @@ package storage
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/epochkv/epochkv/internal/invariants"
 	"github.com/epochkv/epochkv/internal/keys"
@@ -29,6 +30,14 @@ func (e *Engine) broken(err error) error {
 		return err
 	}
 	return e.log.Fail(err)
+}
+
+// checkOldest verifies that merged are the oldest of the immutable generations, so that no other one leaves the view.
+func checkOldest(immutables, merged []*generation) error {
+	if newer := len(immutables) - len(merged); newer < 0 || !slices.Equal(immutables[newer:], merged) {
+		return fmt.Errorf("%d generations were merged that are not the oldest of the %d in the view", len(merged), len(immutables))
+	}
+	return nil
 }
 
 // setViewLocked lets readers see the next view.

@@ -69,13 +69,15 @@ func (e *Engine) checkpoint(ctx context.Context, h *GCWatermarks) (left int, err
 	}
 	start := time.Now()
 	err = e.merge(ctx, mergeJob{immutables: merging, deadVersions: garbage, watermarks: *h})
-	if errors.Is(err, vfs.ErrNoSpace) && len(complete) > 0 && e.reserve.enabled {
+	if doesNotFit(err) && len(complete) > 0 && e.reserve.enabled {
 		garbage = nil
 		merging, err = e.mergeInSteps(ctx, complete, h)
 	}
 	if err != nil {
 		err = fmt.Errorf("checkpoint: %w", e.damage(err, btree.Root{}, nil))
-		if errors.Is(err, vfs.ErrNoSpace) || errors.Is(err, ErrDamaged) {
+		if _, published := errors.AsType[publishedError](err); published {
+			e.checkpoints.blocked.Store(nil)
+		} else if doesNotFit(err) || errors.Is(err, ErrDamaged) {
 			e.checkpoints.blocked.Store(&err)
 			e.CheckSpace()
 		}
@@ -165,7 +167,7 @@ func (e *Engine) merge(ctx context.Context, job mergeJob) error {
 	e.throttleMeasure()
 	e.readDeadVersionRatio(result.Root)
 	e.pages.AdmitReplacements(e.checkpoints.slot, result.Freed, result.Root)
-	return e.publish(number, result.Root, job.immutables, cut)
+	return e.publishAndShrink(number, result.Root, job.immutables, cut)
 }
 
 // mergeTree makes a new state durable in the data file, and returns the number of its checkpoint. No reader sees its root
@@ -360,10 +362,39 @@ func (e *Engine) mergeWorkers() int {
 	}
 }
 
+// publishedError is why log or data file could not shrink after a checkpoint. The checkpoint is durable and its
+// generations are retired, so they must not be merged again; the next checkpoint shrinks both files.
+type publishedError struct{ error }
+
+func (p publishedError) Unwrap() error { return p.error }
+
+// doesNotFit reports whether a merge failed because the disk is full. After such an error the last state is in use, and
+// the same generations can be merged in another way.
+func doesNotFit(err error) bool {
+	_, published := errors.AsType[publishedError](err)
+	return errors.Is(err, vfs.ErrNoSpace) && !published
+}
+
+// publishAndShrink lets readers see the new root, and then shrinks log and data file.
+func (e *Engine) publishAndShrink(number uint64, root btree.Root, merged []*generation, cut keys.Epoch) error {
+	if err := e.publish(number, root, merged, cut); err != nil {
+		return err
+	}
+	if err := e.shrink(cut); err != nil {
+		e.CheckSpace()
+		return publishedError{err}
+	}
+	return nil
+}
+
 // publish lets readers see the new root, and retires what only readers of older views need.
 func (e *Engine) publish(number uint64, root btree.Root, merged []*generation, cut keys.Epoch) error {
 	e.mu.Lock()
 	v := e.view.Load()
+	if err := e.broken(checkOldest(v.immutables, merged)); err != nil {
+		e.mu.Unlock()
+		return err
+	}
 	frozen := v.immutables[: len(v.immutables)-len(merged) : len(v.immutables)-len(merged)]
 	bytes := residentBytes(merged)
 	e.memory.retired.bytes.Add(bytes)
@@ -373,7 +404,7 @@ func (e *Engine) publish(number uint64, root btree.Root, merged []*generation, c
 	e.mu.Unlock()
 
 	e.retire(number, merged, bytes, e.replacedIn(v))
-	return e.shrink(cut)
+	return nil
 }
 
 // shrink recycles the log up to the cut, and shrinks the data file.

@@ -10,7 +10,6 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/btree"
 	"github.com/epochkv/epochkv/internal/storage/pager"
-	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // A merge writes every page that it changes to a new location, and frees the old location only when the new state is durable.
@@ -86,12 +85,16 @@ type stepper struct {
 func (e *Engine) mergeInSteps(ctx context.Context, complete []*generation, h *GCWatermarks) (merged []*generation, err error) {
 	e.checkpoints.merging.Store(true)
 	defer e.checkpoints.merging.Store(false)
-	oldest := complete[len(complete)-1:]
-	err = e.mergeBySpans(ctx, mergeJob{immutables: oldest, watermarks: *h})
-	if errors.Is(err, vfs.ErrNoSpace) && len(complete) > 1 {
-		return complete, e.mergeBySpans(ctx, mergeJob{immutables: complete, watermarks: *h})
+	merged = complete[len(complete)-1:]
+	err = e.mergeBySpans(ctx, mergeJob{immutables: merged, watermarks: *h})
+	if doesNotFit(err) && len(complete) > 1 {
+		merged = complete
+		err = e.mergeBySpans(ctx, mergeJob{immutables: merged, watermarks: *h})
 	}
-	return oldest, err
+	if err != nil {
+		e.throttleFail()
+	}
+	return merged, err
 }
 
 // mergeBySpans merges the generations of a job. Spans that do not fit are left out, and the others merged nevertheless:
@@ -109,7 +112,7 @@ func (s *stepper) run(ctx context.Context) error {
 	for lower, more := []byte(nil), true; more; {
 		span, deletes := s.next(lower)
 		err := s.step(ctx, span)
-		if errors.Is(err, vfs.ErrNoSpace) {
+		if doesNotFit(err) {
 			if (deletes || !errors.Is(err, pager.ErrKept)) && s.halve() {
 				continue
 			}
@@ -181,7 +184,7 @@ func (s *stepper) step(ctx context.Context, span *keySpan) error {
 		return err
 	}
 	e.readDeadVersionRatio(result.Root)
-	return e.publish(number, result.Root, merged, epoch)
+	return e.publishAndShrink(number, result.Root, merged, epoch)
 }
 
 // awaitReaders returns when the pages that checkpoints replaced are free, or after graceMax. Readers leave their guard every
