@@ -27,9 +27,9 @@ func (s *Sorter) Sort(n int, key func(index int) []byte) []uint64 {
 		sortIndexes(s.order, key)
 		return s.order
 	}
-	skip := commonPrefix(n, key)
+	skip := CommonPrefix(n, key)
 	for i := range n {
-		s.order = append(s.order, wordAfter(key(i), skip)>>indexBits<<indexBits|uint64(i))
+		s.order = append(s.order, WordAfter(key(i), skip)>>indexBits<<indexBits|uint64(i))
 	}
 	slices.Sort(s.order)
 	for from := 0; from < n; {
@@ -49,8 +49,8 @@ func sortIndexes(indexes []uint64, key func(int) []byte) {
 	}
 }
 
-// commonPrefix is the number of first bytes that all keys share.
-func commonPrefix(n int, key func(int) []byte) int {
+// CommonPrefix is the number of first bytes that all of n keys share.
+func CommonPrefix(n int, key func(int) []byte) int {
 	if n == 0 {
 		return 0
 	}
@@ -68,9 +68,9 @@ func commonPrefix(n int, key func(int) []byte) int {
 	return common
 }
 
-// wordAfter is the eight bytes of key after its first skip ones, as a number that orders as they
+// WordAfter is the eight bytes of key after its first skip ones, as a number that orders as they
 // do; missing bytes are zeros.
-func wordAfter(key []byte, skip int) uint64 {
+func WordAfter(key []byte, skip int) uint64 {
 	rest := key[skip:]
 	if len(rest) >= 8 {
 		return binary.BigEndian.Uint64(rest)

@@ -34,7 +34,7 @@ var mayImport = map[string][]string{
 	},
 	"internal/storage/btree":    {"internal/keys", "internal/storage/page", "internal/invariants"},
 	"internal/storage/bitset":   {},
-	"internal/storage/extsort":  {"internal/vfs"},
+	"internal/storage/extsort":  {"internal/keys", "internal/vfs"},
 	"internal/storage/throttle": {},
 	"internal/storage/pager": {
 		"internal/keys", "internal/storage/bitset", "internal/storage/page", "internal/vfs", "internal/invariants",

@@ -11,7 +11,7 @@
 // Memory is bounded: a chunk, and one block for each run of a merge. Temporary files are never synced
 // and mean nothing after a restart; the owner of the directory removes what a crash left.
 //
-// The package knows bytes and files, nothing of keys, versions or pages.
+// The package knows bytes and files, nothing of versions or pages.
 package extsort
 
 import (
@@ -22,6 +22,7 @@ import (
 	"errors"
 	"slices"
 
+	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -72,7 +73,7 @@ func (s *Sorter) Add(key, value []byte) error {
 	if s.chunk == nil {
 		s.chunk = make([]byte, 0, s.options.ChunkBytes)
 	}
-	e := chunkEntry{head: keyHead(key), offset: uint32(len(s.chunk)), keySize: uint32(len(key))}
+	e := chunkEntry{head: keys.WordAfter(key, 0), offset: uint32(len(s.chunk)), keySize: uint32(len(key))}
 	if n := len(s.entries); n > 0 && s.sorted {
 		s.sorted = s.compare(&s.entries[n-1], e.head, key) < 0
 	}
@@ -126,15 +127,6 @@ func (s *Sorter) Close() error {
 	return err
 }
 
-func keyHead(key []byte) uint64 {
-	if len(key) >= 8 {
-		return binary.BigEndian.Uint64(key)
-	}
-	var padded [8]byte
-	copy(padded[:], key)
-	return binary.BigEndian.Uint64(padded[:])
-}
-
 // entry decodes an entry of the chunk.
 func (s *Sorter) entry(e *chunkEntry) (key, value []byte) {
 	b := s.chunk[e.offset:]
@@ -156,10 +148,13 @@ func (s *Sorter) compare(e *chunkEntry, head uint64, key []byte) int {
 // The keys of one load often begin alike, so the numbers that are compared come from the bytes after the
 // prefix that all keys of the chunk share.
 func (s *Sorter) sortChunk() {
-	common := s.commonPrefix()
+	key := func(i int) []byte {
+		k, _ := s.entry(&s.entries[i])
+		return k
+	}
+	common := keys.CommonPrefix(len(s.entries), key)
 	for i := range s.entries {
-		key, _ := s.entry(&s.entries[i])
-		s.entries[i].head = keyHead(key[common:])
+		s.entries[i].head = keys.WordAfter(key(i), common)
 	}
 	slices.SortFunc(s.entries, func(a, b chunkEntry) int {
 		if a.head != b.head {
@@ -169,20 +164,6 @@ func (s *Sorter) sortChunk() {
 		kb, _ := s.entry(&b)
 		return cmp.Or(bytes.Compare(ka, kb), cmp.Compare(a.offset, b.offset))
 	})
-}
-
-// commonPrefix is the length of the prefix that all keys of the chunk share.
-func (s *Sorter) commonPrefix() int {
-	prefix, _ := s.entry(&s.entries[0])
-	for i := range s.entries {
-		key, _ := s.entry(&s.entries[i])
-		n := 0
-		for n < min(len(prefix), len(key)) && prefix[n] == key[n] {
-			n++
-		}
-		prefix = prefix[:n]
-	}
-	return len(prefix)
 }
 
 // spill writes the chunk to the newest run if it continues that, else to a run of its own.
