@@ -21,10 +21,14 @@ func tune() {
 
 // ServeEcho answers every request from constants until ctx ends, with kvserver's gRPC settings and garbage collector.
 func ServeEcho(ctx context.Context, listener net.Listener) error {
+	return serve(ctx, listener, newEcho(), echoTransactions{})
+}
+
+func serve(ctx context.Context, listener net.Listener, kv pb.KVServer, transactions pb.TransactionsServer) error {
 	tune()
 	s := grpc.NewServer(append(server.Options(), grpc.MaxRecvMsgSize(messageBytes))...)
-	pb.RegisterKVServer(s, newEcho())
-	pb.RegisterTransactionsServer(s, echoTransactions{})
+	pb.RegisterKVServer(s, kv)
+	pb.RegisterTransactionsServer(s, transactions)
 	stop := context.AfterFunc(ctx, s.Stop)
 	defer stop()
 	return s.Serve(listener)

@@ -73,12 +73,21 @@ func (k keyspace) verify(ctx context.Context, kv pb.KVClient, step int) (right, 
 
 // callers runs n unary callers, each doing its share of size calls.
 func callers(ctx context.Context, conns []*grpc.ClientConn, n, size int, call func(ctx context.Context, kv pb.KVClient, i int) error) error {
+	return shares(ctx, conns, n, size, pb.NewKVClient, call)
+}
+
+// transactionCallers is callers for the service of transactions.
+func transactionCallers(ctx context.Context, conns []*grpc.ClientConn, n, size int, call func(ctx context.Context, t pb.TransactionsClient, i int) error) error {
+	return shares(ctx, conns, n, size, pb.NewTransactionsClient, call)
+}
+
+func shares[C any](ctx context.Context, conns []*grpc.ClientConn, n, size int, dial func(grpc.ClientConnInterface) C, call func(context.Context, C, int) error) error {
 	g, ctx := errgroup.WithContext(ctx)
 	for c := range n {
-		kv := pb.NewKVClient(conns[c%len(conns)])
+		on := dial(conns[c%len(conns)])
 		g.Go(func() error {
 			for i := c; i < size; i += n {
-				if err := call(ctx, kv, i); err != nil {
+				if err := call(ctx, on, i); err != nil {
 					return err
 				}
 			}

@@ -12,29 +12,56 @@ import (
 	"github.com/epochkv/epochkv/bench/harness"
 )
 
+// The arms: the server, the protocol's ceiling, and the ceiling of durable writes over the protocol.
+const (
+	ours       = "epochkv"
+	echoArm    = "echo"
+	syncedEcho = "echo + sync"
+)
+
+// bar is the ratio to another arm that the server has to reach.
+type bar struct {
+	against string
+	atLeast float64
+	points  []int // nil: everywhere
+}
+
 // Scenarios are the figures over the wire that the project has promised.
 func Scenarios() []harness.Scenario {
-	callers := harness.Axis{Name: "callers", Points: []int{64}}
-	streams := harness.Axis{Name: "streams", Points: []int{1, 4}}
+	callers := harness.Axis{Name: "callers", Points: []int{16, 64, 256}}
+	streams := harness.Axis{Name: "streams", Points: []int{1, 4, 16}}
+	lone := harness.Axis{Name: "callers", Points: []int{64}}
 	return []harness.Scenario{
-		scenario("wire-unary-get", "Unary gets of 100,000 keys.", "gets", callers, 100_000, 0.85, unaryGet),
-		scenario("wire-pipelined-get", "Gets, 1024 in flight on each stream.", "gets", streams, 1_000_000, 0.75, pipelinedGet),
-		scenario("wire-batch-get", "Unary batches of 100 gets, counted per key.", "gets", callers, 1_500_000, 0.6, batchGet),
-		scenario("wire-unary-put", "Unary durable puts.", "puts", callers, 100_000, 0.85, unaryPut),
-		scenario("wire-pipelined-put", "Durable puts, 1024 in flight on each stream.", "puts", streams, 1_000_000, 0.75, pipelinedPut),
-		scenario("wire-batch-write", "Unary durable batches of 100 puts, counted per key.", "puts", callers, 1_500_000, 0.6, batchWrite),
+		scenario("wire-unary-get", "Unary gets of 100,000 keys.", "gets", callers, 100_000, unaryGet,
+			bar{echoArm, 0.85, []int{16}}, bar{echoArm, 0.9, []int{64, 256}}),
+		scenario("wire-pipelined-get", "Gets, 1024 in flight on each stream.", "gets", streams, 1_000_000, pipelinedGet, bar{echoArm, 0.75, nil}),
+		scenario("wire-batch-get", "Unary batches of 100 gets, counted per key.", "gets", lone, 1_500_000, batchGet, bar{echoArm, 0.6, nil}),
+		scenario("wire-unary-put", "Unary durable puts.", "puts", callers, 100_000, unaryPut, bar{syncedEcho, 0.95, nil}),
+		scenario("wire-pipelined-put", "Durable puts, 1024 in flight on each stream.", "puts", streams, 1_000_000, pipelinedPut,
+			bar{echoArm, 0.6, []int{4, 16}}),
+		scenario("wire-batch-write", "Unary durable batches of 100 puts, counted per key.", "puts", callers, 1_500_000, batchWrite,
+			bar{syncedEcho, 0.7, []int{64}}),
+		scenario("wire-execute", "Unary durable compare-and-sets by Execute: the value is as expected, and one put.", "swaps", callers, 100_000, compareAndSet),
 	}
 }
 
-func scenario(name, about, unit string, axis harness.Axis, size int, atLeast float64, work workload) harness.Scenario {
+func scenario(name, about, unit string, axis harness.Axis, size int, work workload, bars ...bar) harness.Scenario {
 	s := harness.Scenario{
 		Name: name, About: about + " Against a gRPC echo server with the same messages, settings and codec.", Unit: unit, Axis: axis, Size: size,
 		Weight: float64(1 + len(axis.Points)),
 		Arms: []harness.Arm{
-			{Name: "epochkv", Run: arm{start: startKV, work: work}.run},
-			{Name: "echo", Run: arm{start: startEcho, work: work, echo: true}.run},
+			{Name: ours, Run: arm{start: startKV, work: work}.run},
+			{Name: echoArm, Run: arm{start: startEcho, work: work, echo: true}.run},
 		},
-		Figures: []harness.Figure{{Arm: "epochkv", Against: "echo", AtLeast: atLeast, Source: fmt.Sprintf("at least %v of the echo server", atLeast)}},
+	}
+	if work.unarySync {
+		s.About += " echo + sync answers after one shared pwrite and fdatasync of the bytes of the log."
+		s.Arms = append(s.Arms, harness.Arm{Name: syncedEcho, Run: arm{start: startSyncedEcho, work: work, echo: true}.run})
+	}
+	for _, b := range bars {
+		s.Figures = append(s.Figures, harness.Figure{
+			Arm: ours, Against: b.against, Points: b.points, AtLeast: b.atLeast, Source: fmt.Sprintf("at least %v of %s", b.atLeast, b.against),
+		})
 	}
 	if !work.writes {
 		s.Load, s.Stage = loaded, "wire reads"
@@ -51,8 +78,10 @@ type arm struct {
 
 // workload is a load of requests.
 type workload struct {
-	writes bool // it writes key i for each i below its size; else it reads keys that are loaded
-	run    func(ctx context.Context, conns []*grpc.ClientConn, n, size int, keys keyspace, echo bool) error
+	writes    bool // it writes key i for each i below its size; else it reads keys that are loaded
+	over      bool // its writes are of keys that are loaded
+	unarySync bool // each request waits for the disk, so that echo + sync is its ceiling
+	run       func(ctx context.Context, conns []*grpc.ClientConn, n, size int, keys keyspace, echo bool) error
 }
 
 func (a arm) run(r *harness.Run) (err error) {
@@ -60,7 +89,7 @@ func (a arm) run(r *harness.Run) (err error) {
 	defer cancel()
 	var s *served
 	if a.work.writes {
-		if s, err = a.serve(ctx, r.Dir, keyspace{seed: r.Seed, count: r.Size}); err != nil {
+		if s, err = a.serve(ctx, r.Dir, keyspace{seed: r.Seed, count: a.work.keyCount(r.Size)}); err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, s.Close()) }()
@@ -91,6 +120,14 @@ func (a arm) run(r *harness.Run) (err error) {
 	return r.Verified(right, want)
 }
 
+// keyCount is how many keys a load of writes has.
+func (w workload) keyCount(size int) int {
+	if w.over {
+		return min(size, loaded)
+	}
+	return size
+}
+
 // served is a server with connections to it. For reads it holds the keys.
 type served struct {
 	*target
@@ -107,7 +144,7 @@ func (a arm) serve(ctx context.Context, dir string, keys keyspace) (*served, err
 	if s.conns, err = t.dial(); err != nil {
 		return nil, errors.Join(err, t.stop())
 	}
-	if a.work.writes {
+	if a.work.writes && !a.work.over || a.echo {
 		return s, nil
 	}
 	if err := keys.load(ctx, pb.NewKVClient(s.conns[0])); err != nil {
@@ -136,7 +173,7 @@ var unaryGet = workload{run: func(ctx context.Context, conns []*grpc.ClientConn,
 	})
 }}
 
-var unaryPut = workload{writes: true, run: func(ctx context.Context, conns []*grpc.ClientConn, n, size int, keys keyspace, _ bool) error {
+var unaryPut = workload{writes: true, unarySync: true, run: func(ctx context.Context, conns []*grpc.ClientConn, n, size int, keys keyspace, _ bool) error {
 	return callers(ctx, conns, n, size, func(ctx context.Context, kv pb.KVClient, i int) error {
 		_, err := kv.Put(ctx, &pb.PutRequest{
 			Key: keys.key(make([]byte, 0, keyBytes), i), Value: fillValue(make([]byte, valueBytes), i), Durability: pb.Durability_DURABILITY_SYNC,
@@ -196,7 +233,7 @@ var batchGet = workload{run: func(ctx context.Context, conns []*grpc.ClientConn,
 	})
 }}
 
-var batchWrite = workload{writes: true, run: func(ctx context.Context, conns []*grpc.ClientConn, n, size int, keys keyspace, _ bool) error {
+var batchWrite = workload{writes: true, unarySync: true, run: func(ctx context.Context, conns []*grpc.ClientConn, n, size int, keys keyspace, _ bool) error {
 	return callers(ctx, conns, n, (size+batchSize-1)/batchSize, func(ctx context.Context, kv pb.KVClient, b int) error {
 		r := &pb.BatchWriteRequest{Durability: pb.Durability_DURABILITY_SYNC}
 		for i := b * batchSize; i < min((b+1)*batchSize, size); i++ {
@@ -205,6 +242,25 @@ var batchWrite = workload{writes: true, run: func(ctx context.Context, conns []*
 			})
 		}
 		_, err := kv.BatchWrite(ctx, r)
+		return err
+	})
+}}
+
+// compareAndSet replaces the value of a key by itself, so that every swap finds what it expects.
+var compareAndSet = workload{writes: true, over: true, unarySync: true, run: func(ctx context.Context, conns []*grpc.ClientConn, n, size int, keys keyspace, _ bool) error {
+	return transactionCallers(ctx, conns, n, size, func(ctx context.Context, t pb.TransactionsClient, i int) error {
+		i %= keys.count
+		key, value := keys.key(make([]byte, 0, keyBytes), i), fillValue(make([]byte, valueBytes), i)
+		out, err := t.Execute(ctx, &pb.ExecuteRequest{
+			Conditions: []*pb.TxnCondition{{Condition: &pb.TxnCondition_Key{
+				Key: &pb.Precondition{Key: key, Condition: &pb.Precondition_ValueEquals{ValueEquals: value}},
+			}}},
+			ThenOperations: []*pb.Operation{{Operation: &pb.Operation_Write{Write: &pb.Mutation{Kind: pb.Mutation_KIND_PUT, Key: key, Value: value}}}},
+			Durability:     pb.Durability_DURABILITY_SYNC,
+		})
+		if err == nil && !out.Succeeded {
+			err = fmt.Errorf("%w: the value of key %d is not as it was set", errWrong, i)
+		}
 		return err
 	})
 }}

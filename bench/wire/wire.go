@@ -1,5 +1,6 @@
 // Package wire measures the server over gRPC against an echo server: the same messages, settings and codec without
-// a store, which is the protocol's ceiling. Client and server share the process and its cores.
+// a store, which is the protocol's ceiling. For durable writes the ceiling is echo + sync: the echo server whose writes wait
+// for a shared sync of as many bytes as the store logs. Client and server share the process and its cores.
 //
 // An arm is a target (kvserver or echo) under one kind of load. Loads are closed loops: unary callers that each wait for their
 // answer, or streams that each keep a window of requests in flight.
@@ -49,14 +50,21 @@ func startKV(dir string) (*target, error) {
 }
 
 // startEcho runs a server that answers from constants.
-func startEcho(string) (*target, error) {
+func startEcho(string) (*target, error) { return startServing(ServeEcho) }
+
+// startSyncedEcho runs a server that answers writes from constants after a shared sync of their bytes.
+func startSyncedEcho(dir string) (*target, error) {
+	return startServing(func(ctx context.Context, listener net.Listener) error { return serveSyncedEcho(ctx, listener, dir) })
+}
+
+func startServing(serve func(context.Context, net.Listener) error) (*target, error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	go func() { ended <- ServeEcho(ctx, listener) }()
+	go func() { ended <- serve(ctx, listener) }()
 	return &target{address: listener.Addr().String(), stop: func() error {
 		cancel()
 		return <-ended
