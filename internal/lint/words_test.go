@@ -35,7 +35,7 @@ var retiredWords = []retiredWord{
 
 	// Commits and versions.
 	{pattern: `[Hh]orizons?`, use: "visibility watermark, GC watermarks"},
-	{pattern: `[Ff]rontiers?`, use: "GC low watermark", except: `Frontier is the`}, // the comment of pin.Registry.Frontier begins with its name
+	{pattern: `[Ff]rontiers?`, use: "GC low watermark"},
 	{pattern: `[Vv]oid (epoch|record)s?|[Vv]oids`, use: "no-op record"},
 	{pattern: `[Ss]can tokens?`, use: "snapshot lease, resume token"},
 	{pattern: `[Cc]rowded`, use: "long chain"},

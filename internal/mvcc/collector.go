@@ -94,7 +94,7 @@ func (c *collector) assist(length int) {
 // refresh recomputes and publishes the GC watermarks.
 func (c *collector) refresh(now time.Time) {
 	s := c.store
-	c.live = s.registry.Refresh(c.live, c.retention.oldest(now, s.Visible()), now)
+	c.live = s.registry.AdvanceLowWatermark(c.live, c.retention.oldest(now, s.Visible()), now)
 }
 
 // samplesMax bounds the memory of the retention rule; a longer retention is sampled more coarsely.

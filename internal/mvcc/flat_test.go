@@ -59,7 +59,7 @@ func TestReadOnlyTransactionsLeaveMemoryFlat(t *testing.T) {
 		t.Errorf("the store has changed: visible %d -> %d, memtables %d -> %d, cache %d -> %d", before.Visible, got.Visible,
 			before.Storage.MemtableBytes, got.Storage.MemtableBytes, before.Storage.CacheUsed, got.Storage.CacheUsed)
 	}
-	if got.Snapshots.Slots != before.Snapshots.Slots || got.Snapshots.Snapshots != 0 || got.Snapshots.Holds != 0 {
+	if got.Snapshots.Slots != before.Snapshots.Slots || got.Snapshots.Snapshots != 0 || got.Snapshots.Leases != 0 {
 		t.Errorf("snapshots are left: %+v", got.Snapshots)
 	}
 }

@@ -38,7 +38,7 @@ func (x *Session) refreshMinVisible() {
 	s := x.store
 	watermark := s.Visible()
 	if s.retention > 0 {
-		watermark = s.registry.Frontier()
+		watermark = s.registry.LowWatermark()
 	}
-	x.baseline.snapshots = s.registry.Refresh(x.baseline.snapshots, watermark, time.Now())
+	x.baseline.snapshots = s.registry.AdvanceLowWatermark(x.baseline.snapshots, watermark, time.Now())
 }

@@ -108,9 +108,9 @@ func (x *Session) OpenSnapshot(at keys.Epoch) (keys.Epoch, error) {
 	x.CloseSnapshot()
 	switch visible := x.store.Visible(); {
 	case at == 0:
-		x.at = x.slot.Snapshot()
-	case at > visible || !x.slot.SnapshotAt(at):
-		return 0, &SnapshotGoneError{Epoch: at, Oldest: x.store.registry.Frontier(), Newest: visible}
+		x.at = x.slot.OpenSnapshot()
+	case at > visible || !x.slot.OpenSnapshotAt(at):
+		return 0, &SnapshotGoneError{Epoch: at, Oldest: x.store.registry.LowWatermark(), Newest: visible}
 	default:
 		x.at = at
 	}
@@ -142,7 +142,7 @@ func (x *Session) CloseSnapshot() {
 	}
 	x.cursor.Close()
 	x.hasSnapshot = false
-	x.slot.Release()
+	x.slot.CloseSnapshot()
 }
 
 // Get reads one key at a named epoch, or at the newest for zero, and appends its value to dst.

@@ -151,7 +151,7 @@ func (s *Store) AwaitDurable(ctx context.Context, e keys.Epoch) error {
 // LeaseSnapshot keeps the epoch of a session's snapshot readable for ttl after the snapshot ends,
 // for a scan that will be resumed.
 func (s *Store) LeaseSnapshot(at keys.Epoch, ttl time.Duration) error {
-	if !s.registry.Hold(at, time.Now().Add(ttl), s.limits.SnapshotLeases) {
+	if !s.registry.AddLease(at, time.Now().Add(ttl), s.limits.SnapshotLeases) {
 		return ErrTooManySnapshotLeases
 	}
 	return nil
@@ -162,13 +162,13 @@ func (s *Store) LeaseSnapshot(at keys.Epoch, ttl time.Duration) error {
 func (s *Store) NextSnapshotID() uint64 { return s.registry.NextID() }
 
 // SnapshotLeases lists the leases.
-func (s *Store) SnapshotLeases() []pin.Hold { return s.registry.Holds() }
+func (s *Store) SnapshotLeases() []pin.Lease { return s.registry.Leases() }
 
 // EndSnapshotLease ends a lease before its deadline. It reports false if no lease has this id.
-func (s *Store) EndSnapshotLease(id uint64) (pin.Hold, bool) { return s.registry.EndHold(id) }
+func (s *Store) EndSnapshotLease(id uint64) (pin.Lease, bool) { return s.registry.EndLease(id) }
 
 // LowWatermark is the epoch from which on every epoch is readable.
-func (s *Store) LowWatermark() keys.Epoch { return s.registry.Frontier() }
+func (s *Store) LowWatermark() keys.Epoch { return s.registry.LowWatermark() }
 
 // runSyncer makes async commits durable at the configured interval.
 func (s *Store) runSyncer(ctx context.Context) {

@@ -28,6 +28,6 @@
 // slots. A reader stores its epoch and then checks that the epoch is not below the low watermark;
 // if it is, the reader takes a newer epoch. The same fences guarantee that at least one of the two
 // sees the other. Epochs that must stay readable although no slot holds them have snapshot leases
-// (type Hold), which resume tokens use. The registry keeps the leases; the retention time is an
-// argument of Refresh.
+// (type Lease), which resume tokens use. The registry keeps the leases; the retention time is an
+// argument of AdvanceLowWatermark.
 package pin

@@ -22,11 +22,11 @@ const forever = keys.MaxEpoch
 
 func TestMinVisibleIsVisibleWithoutSnapshots(t *testing.T) {
 	r, v := newTestRegistry(7)
-	if live := r.Refresh(nil, forever, time.Now()); len(live) != 1 || live[0] != 7 {
+	if live := r.AdvanceLowWatermark(nil, forever, time.Now()); len(live) != 1 || live[0] != 7 {
 		t.Fatalf("needed epochs are %v, want [7]: never infinity, never zero", live)
 	}
 	v.Store(9)
-	r.Refresh(nil, forever, time.Now())
+	r.AdvanceLowWatermark(nil, forever, time.Now())
 	if got := r.MinVisible(); got != 9 {
 		t.Fatalf("min-visible = %d, want 9", got)
 	}
@@ -36,16 +36,16 @@ func TestSnapshotHoldsItsEpochUntilReleased(t *testing.T) {
 	r, v := newTestRegistry(5)
 	s := r.Slot()
 	defer s.Free()
-	if e := s.Snapshot(); e != 5 {
+	if e := s.OpenSnapshot(); e != 5 {
 		t.Fatalf("snapshot at %d, want 5", e)
 	}
 	v.Store(50)
-	live := r.Refresh(nil, forever, time.Now())
+	live := r.AdvanceLowWatermark(nil, forever, time.Now())
 	if len(live) != 2 || live[0] != 5 || live[1] != 50 {
 		t.Fatalf("needed epochs are %v, want [5 50]", live)
 	}
-	s.Release()
-	if live = r.Refresh(live, forever, time.Now()); len(live) != 1 || live[0] != 50 {
+	s.CloseSnapshot()
+	if live = r.AdvanceLowWatermark(live, forever, time.Now()); len(live) != 1 || live[0] != 50 {
 		t.Fatalf("needed epochs are %v, want [50]", live)
 	}
 }
@@ -53,11 +53,11 @@ func TestSnapshotHoldsItsEpochUntilReleased(t *testing.T) {
 func TestFreedSlotHoldsNothing(t *testing.T) {
 	r, v := newTestRegistry(5)
 	s := r.Slot()
-	s.Snapshot()
+	s.OpenSnapshot()
 	s.Enter()
-	s.Free() // a broken connection: the owner did not call Release or Leave
+	s.Free() // a broken connection: the owner did not call CloseSnapshot or Leave
 	v.Store(6)
-	if live := r.Refresh(nil, forever, time.Now()); live[0] != 6 {
+	if live := r.AdvanceLowWatermark(nil, forever, time.Now()); live[0] != 6 {
 		t.Fatalf("needed epochs are %v, want [6]", live)
 	}
 	if tick := r.Retire(); r.OldestTick() <= tick {
@@ -65,26 +65,26 @@ func TestFreedSlotHoldsNothing(t *testing.T) {
 	}
 }
 
-func TestNamedEpochIsReadableOnlyWhileHeld(t *testing.T) {
+func TestNamedEpochIsReadableOnlyWhileASnapshotHasIt(t *testing.T) {
 	r, v := newTestRegistry(10)
 	a, b := r.Slot(), r.Slot()
 	defer a.Free()
 	defer b.Free()
-	a.Snapshot()
+	a.OpenSnapshot()
 	v.Store(20)
 	now := time.Now()
-	r.Refresh(nil, forever, now)
+	r.AdvanceLowWatermark(nil, forever, now)
 	for _, c := range []struct {
 		epoch keys.Epoch
 		want  bool
 	}{{20, true}, {25, true}, {10, true}, {11, false}, {9, false}} {
-		if got := b.SnapshotAt(c.epoch); got != c.want {
-			t.Errorf("SnapshotAt(%d) = %v, want %v", c.epoch, got, c.want)
+		if got := b.OpenSnapshotAt(c.epoch); got != c.want {
+			t.Errorf("OpenSnapshotAt(%d) = %v, want %v", c.epoch, got, c.want)
 		}
-		b.Release()
+		b.CloseSnapshot()
 	}
-	a.Release()
-	if b.SnapshotAt(10) {
+	a.CloseSnapshot()
+	if b.OpenSnapshotAt(10) {
 		t.Error("epoch 10 is readable after its only snapshot ended")
 	}
 	if b.Epoch() != 0 {
@@ -92,20 +92,20 @@ func TestNamedEpochIsReadableOnlyWhileHeld(t *testing.T) {
 	}
 }
 
-func TestHoldKeepsEpochUntilItsTime(t *testing.T) {
+func TestLeaseKeepsEpochReadableUntilItsDeadline(t *testing.T) {
 	r, v := newTestRegistry(10)
 	now := time.Now()
-	if !r.Hold(10, now.Add(time.Second), 1) {
+	if !r.AddLease(10, now.Add(time.Second), 1) {
 		t.Fatal("a lease was refused")
 	}
-	if r.Hold(11, now.Add(time.Second), 1) {
+	if r.AddLease(11, now.Add(time.Second), 1) {
 		t.Fatal("a lease above the bound was accepted")
 	}
 	v.Store(20)
-	if live := r.Refresh(nil, forever, now); live[0] != 10 {
+	if live := r.AdvanceLowWatermark(nil, forever, now); live[0] != 10 {
 		t.Fatalf("needed epochs are %v, want 10 first", live)
 	}
-	if live := r.Refresh(nil, forever, now.Add(2*time.Second)); live[0] != 20 {
+	if live := r.AdvanceLowWatermark(nil, forever, now.Add(2*time.Second)); live[0] != 20 {
 		t.Fatalf("needed epochs are %v, want [20] after the lease ended", live)
 	}
 }
@@ -113,10 +113,10 @@ func TestHoldKeepsEpochUntilItsTime(t *testing.T) {
 func TestRetentionKeepsPastEpochsReadable(t *testing.T) {
 	r, v := newTestRegistry(10)
 	v.Store(20)
-	r.Refresh(nil, 12, time.Now())
+	r.AdvanceLowWatermark(nil, 12, time.Now())
 	s := r.Slot()
 	defer s.Free()
-	if !s.SnapshotAt(12) || s.SnapshotAt(11) {
+	if !s.OpenSnapshotAt(12) || s.OpenSnapshotAt(11) {
 		t.Fatal("retention at 12 must allow 12 and refuse 11")
 	}
 }
@@ -160,7 +160,7 @@ func TestReaderNeverLosesTheRaceWithTheCollector(t *testing.T) {
 			default:
 			}
 			v.Add(1)
-			live = r.Refresh(live, forever, time.Now())
+			live = r.AdvanceLowWatermark(live, forever, time.Now())
 			pruned.Store(uint64(live[0]))
 		}
 	})
@@ -169,11 +169,11 @@ func TestReaderNeverLosesTheRaceWithTheCollector(t *testing.T) {
 			s := r.Slot()
 			defer s.Free()
 			for range 20000 {
-				e := s.Snapshot()
+				e := s.OpenSnapshot()
 				if p := pruned.Load(); uint64(e) < p {
 					t.Errorf("snapshot %d granted, but everything below %d was pruned", e, p)
 				}
-				s.Release()
+				s.CloseSnapshot()
 			}
 		})
 	}
@@ -182,7 +182,7 @@ func TestReaderNeverLosesTheRaceWithTheCollector(t *testing.T) {
 	wg.Wait()
 }
 
-func TestSlotWordsStandAloneOnTheirLines(t *testing.T) {
+func TestSlotWordsHaveTheirOwnCacheLines(t *testing.T) {
 	r, _ := newTestRegistry(1)
 	a, b := r.Slot(), r.Slot()
 	pa, pb := uintptr(unsafe.Pointer(&a.tick)), uintptr(unsafe.Pointer(&b.tick))
@@ -212,42 +212,42 @@ func BenchmarkSnapshot(b *testing.B) {
 		s := r.Slot()
 		defer s.Free()
 		for pb.Next() {
-			s.Snapshot()
-			s.Release()
+			s.OpenSnapshot()
+			s.CloseSnapshot()
 		}
 	})
 }
 
-// TestReaderThatIsRefusedVouchesForNobody: an epoch that nothing protects stays unreadable, even if
+// TestRefusedReaderMakesNoEpochReadable: an epoch that nothing protects stays unreadable, even if
 // another reader asks for it at the same moment, or is about to notice that its snapshot came too
 // late.
-func TestReaderThatIsRefusedVouchesForNobody(t *testing.T) {
+func TestRefusedReaderMakesNoEpochReadable(t *testing.T) {
 	r, v := newTestRegistry(5)
 	late, s := r.Slot(), r.Slot()
 	defer late.Free()
 	defer s.Free()
 	v.Store(9)
-	r.Refresh(nil, forever, time.Now())
+	r.AdvanceLowWatermark(nil, forever, time.Now())
 	late.epoch.Store(5) // stored, and not yet compared with the low watermark
-	if s.SnapshotAt(5) {
+	if s.OpenSnapshotAt(5) {
 		t.Fatal("epoch 5 was collected, and is readable again because another reader is being refused")
 	}
-	r.Refresh(nil, forever, time.Now()) // sees the epoch of the late slot, and still does not make it readable
-	if s.SnapshotAt(5) {
-		t.Fatal("a later Refresh kept the epoch of the reader that came too late")
+	r.AdvanceLowWatermark(nil, forever, time.Now()) // sees the epoch of the late slot, and still does not make it readable
+	if s.OpenSnapshotAt(5) {
+		t.Fatal("a later AdvanceLowWatermark kept the epoch of the reader that came too late")
 	}
 }
 
-// TestSnapshotBelowTheFrontierIsTakenAgain: a reader that loaded visible, and stored it after the
-// collector had published its low watermark and scanned the slots, must notice that it came too
+// TestSnapshotBelowTheLowWatermarkIsTakenAgain: a reader that loaded visible, and stored it after
+// the collector had published its low watermark and scanned the slots, must notice that it came too
 // late.
-func TestSnapshotBelowTheFrontierIsTakenAgain(t *testing.T) {
+func TestSnapshotBelowTheLowWatermarkIsTakenAgain(t *testing.T) {
 	r, v := newTestRegistry(5)
 	s := r.Slot()
 	defer s.Free()
-	r.frontier.Store(6) // what a reader sees if its load of visible is old
+	r.lowWatermark.Store(6) // what a reader sees if its load of visible is old
 	taken := make(chan keys.Epoch)
-	go func() { taken <- s.Snapshot() }()
+	go func() { taken <- s.OpenSnapshot() }()
 	select {
 	case e := <-taken:
 		t.Fatalf("snapshot at %d, below a low watermark of 6", e)
@@ -259,64 +259,64 @@ func TestSnapshotBelowTheFrontierIsTakenAgain(t *testing.T) {
 	}
 }
 
-// TestUsageNamesWhoHoldsVersionsBack: a snapshot has an age, from the first Refresh that found its
-// epoch below the low watermark until the snapshot ends. A snapshot of the newest epoch has no age,
-// however often it is taken.
-func TestUsageNamesWhoHoldsVersionsBack(t *testing.T) {
+// TestUsageNamesTheSnapshotsThatPreventGC: a snapshot has an age, from the time at which
+// AdvanceLowWatermark first found its epoch below the low watermark until the snapshot ends. A
+// snapshot of the newest epoch has no age, however often it is opened.
+func TestUsageNamesTheSnapshotsThatPreventGC(t *testing.T) {
 	r, v := newTestRegistry(5)
 	first, second, fresh := r.Slot(), r.Slot(), r.Slot()
 	for _, s := range []*Slot{first, second, fresh} {
 		defer s.Free()
 	}
 	now := time.Unix(1000, 0)
-	r.Refresh(nil, forever, now)
-	first.Snapshot()
-	r.Refresh(nil, forever, now)
+	r.AdvanceLowWatermark(nil, forever, now)
+	first.OpenSnapshot()
+	r.AdvanceLowWatermark(nil, forever, now)
 	if u := r.Usage(now.Add(time.Hour)); u.OldestAge != 0 || u.Longest != nil {
 		t.Fatalf("a snapshot of the newest epoch has an age: %+v", u)
 	}
 	v.Store(7)
-	second.Snapshot()
-	r.Refresh(nil, forever, now)
+	second.OpenSnapshot()
+	r.AdvanceLowWatermark(nil, forever, now)
 	v.Store(9)
-	fresh.Snapshot()
-	r.Refresh(nil, forever, now.Add(time.Minute))
+	fresh.OpenSnapshot()
+	r.AdvanceLowWatermark(nil, forever, now.Add(time.Minute))
 	u := r.Usage(now.Add(2 * time.Minute))
-	want := []Snapshot{{first.place, 5, 2 * time.Minute}, {second.place, 7, time.Minute}}
+	want := []Snapshot{{first.index, 5, 2 * time.Minute}, {second.index, 7, time.Minute}}
 	if !slices.Equal(u.Longest, want) || u.OldestAge != 2*time.Minute || u.Oldest != 5 || u.Snapshots != 3 {
 		t.Fatalf("usage %+v, want %+v of 3", u, want)
 	}
-	first.Release()
-	if u := r.Usage(now.Add(3 * time.Minute)); u.OldestAge != 2*time.Minute || u.Longest[0].Slot != second.place {
+	first.CloseSnapshot()
+	if u := r.Usage(now.Add(3 * time.Minute)); u.OldestAge != 2*time.Minute || u.Longest[0].Slot != second.index {
 		t.Fatalf("after the first has ended: %+v", u)
 	}
-	first.Snapshot() // another snapshot in the same slot
+	first.OpenSnapshot() // another snapshot in the same slot
 	v.Store(10)
-	r.Refresh(nil, forever, now.Add(3*time.Minute))
-	if u := r.Usage(now.Add(4 * time.Minute)); len(u.Longest) != 3 || u.Longest[1] != (Snapshot{first.place, 9, time.Minute}) {
-		if u.Longest[2] != (Snapshot{first.place, 9, time.Minute}) {
+	r.AdvanceLowWatermark(nil, forever, now.Add(3*time.Minute))
+	if u := r.Usage(now.Add(4 * time.Minute)); len(u.Longest) != 3 || u.Longest[1] != (Snapshot{first.index, 9, time.Minute}) {
+		if u.Longest[2] != (Snapshot{first.index, 9, time.Minute}) {
 			t.Fatalf("a new snapshot has the age of the old one: %+v", u)
 		}
 	}
 }
 
-// TestFrontierIsPublishedBeforeTheSlotsAreSeen: a reader that loaded visible long ago, and stores
-// it in a slot that the scan has already passed, must find the new low watermark. The test makes
-// the scan long, and the reader's slot is the first one that the scan reads.
-func TestFrontierIsPublishedBeforeTheSlotsAreSeen(t *testing.T) {
+// TestLowWatermarkIsPublishedBeforeTheSlotsAreScanned: a reader that loaded visible long ago, and
+// stores it in a slot that the scan has already passed, must find the new low watermark. The test
+// makes the scan long, and the reader's slot is the first one that the scan reads.
+func TestLowWatermarkIsPublishedBeforeTheSlotsAreScanned(t *testing.T) {
 	const rounds, slots = 500, 64 * chunkSlots
 	r, v := newTestRegistry(1)
 	var reader *Slot
 	for range slots {
 		s := r.Slot()
 		defer s.Free()
-		if s.place == 0 {
+		if s.index == 0 {
 			reader = s
 		}
 	}
 	var live []keys.Epoch
 	for n := range uint64(rounds) {
-		live = r.Refresh(live, forever, time.Time{})
+		live = r.AdvanceLowWatermark(live, forever, time.Time{})
 		late := v.Add(1) - 1
 		granted, start := make(chan bool), make(chan struct{})
 		go func() {
@@ -325,13 +325,13 @@ func TestFrontierIsPublishedBeforeTheSlotsAreSeen(t *testing.T) {
 				_ = r.visible.Load() // take some time
 			}
 			reader.epoch.Store(late)
-			granted <- late >= r.frontier.Load()
+			granted <- late >= r.lowWatermark.Load()
 		}()
 		close(start)
-		live = r.Refresh(live, forever, time.Time{})
+		live = r.AdvanceLowWatermark(live, forever, time.Time{})
 		if <-granted && uint64(live[0]) > late {
 			t.Fatalf("round %d: a snapshot at %d was granted, and the minimum is %d", n, late, live[0])
 		}
-		reader.Release()
+		reader.CloseSnapshot()
 	}
 }

@@ -22,36 +22,36 @@ const chunkSlots = 64
 type Registry struct {
 	visible *atomic.Uint64 // the commit pipeline's word: the largest epoch up to which every commit is installed
 
-	_        [cacheLinePair]byte
-	tick     atomic.Uint64 // reclamation tick; every retirement advances it
-	_        [cacheLinePair - 8]byte
-	frontier atomic.Uint64 // GC low watermark: this epoch and later ones are readable without a lease
-	minimum  atomic.Uint64 // min-visible epoch, as of the last Refresh
-	_        [cacheLinePair - 16]byte
+	_            [cacheLinePair]byte
+	tick         atomic.Uint64 // reclamation tick; every retirement advances it
+	_            [cacheLinePair - 8]byte
+	lowWatermark atomic.Uint64 // GC low watermark: this epoch and later ones are readable without a lease
+	minVisible   atomic.Uint64 // min-visible epoch, as of the last AdvanceLowWatermark
+	_            [cacheLinePair - 16]byte
 
 	// slots is replaced, never changed, so that scans need no lock.
 	slots atomic.Pointer[[]*Slot]
 
 	ids atomic.Uint64 // the newest id; see NextID
 
-	mu    sync.Mutex // guards the fields below, and growth; it serializes Refresh and SnapshotAt of old epochs
-	free  []*Slot
-	holds map[keys.Epoch]Hold
-	kept  []keys.Epoch // below the low watermark, ascending: epochs that every Refresh so far has kept readable
-	long  []long       // by slot: its snapshot below the low watermark, as of the last Refresh
+	mu            sync.Mutex // guards the fields below, and growth; it serializes AdvanceLowWatermark and OpenSnapshotAt of old epochs
+	free          []*Slot
+	leases        map[keys.Epoch]Lease
+	retained      []keys.Epoch   // below the low watermark, ascending: epochs that every AdvanceLowWatermark so far has kept readable
+	longSnapshots []longSnapshot // by slot: its snapshot below the low watermark, as of the last AdvanceLowWatermark
 }
 
-// long is a snapshot below the low watermark, with the time at which a Refresh first found it
-// there. Readers themselves note no time: most end before a caller asks for their age, and reading
-// the clock would take as long as their read.
-type long struct {
+// longSnapshot is a snapshot below the low watermark, with the time at which AdvanceLowWatermark
+// first found it there. Readers themselves note no time: most end before a caller asks for their
+// age, and reading the clock would take as long as their read.
+type longSnapshot struct {
 	epoch uint64 // zero without a snapshot
 	since time.Time
 }
 
 // NewRegistry makes a registry over the commit pipeline's visible word.
 func NewRegistry(visible *atomic.Uint64) *Registry {
-	r := &Registry{visible: visible, holds: make(map[keys.Epoch]Hold)}
+	r := &Registry{visible: visible, leases: make(map[keys.Epoch]Lease)}
 	r.tick.Store(1)
 	r.slots.Store(new([]*Slot))
 	return r
@@ -75,9 +75,9 @@ func (r *Registry) growLocked() {
 	grown := make([]*Slot, len(old), len(old)+chunkSlots)
 	copy(grown, old)
 	for i := range chunk {
-		chunk[i].reg, chunk[i].place = r, len(grown)
+		chunk[i].reg, chunk[i].index = r, len(grown)
 		grown = append(grown, &chunk[i])
-		r.long = append(r.long, long{})
+		r.longSnapshots = append(r.longSnapshots, longSnapshot{})
 		r.free = append(r.free, &chunk[i])
 	}
 	r.slots.Store(&grown)
@@ -104,7 +104,7 @@ func (r *Registry) OldestTick() uint64 {
 	for _, s := range *r.slots.Load() {
 		t := s.tick.Load()
 		if invariants.Enabled && t > r.tick.Load() {
-			panic(fmt.Sprintf("pin: slot %d entered at tick %d, and the newest is %d", s.place, t, r.tick.Load()))
+			panic(fmt.Sprintf("pin: slot %d entered at tick %d, and the newest is %d", s.index, t, r.tick.Load()))
 		}
 		if t != 0 && t < oldest {
 			oldest = t
@@ -116,18 +116,18 @@ func (r *Registry) OldestTick() uint64 {
 // readable reports whether e may be read now that a slot holds it. See the package comment.
 //
 // It is not enough that another slot holds e: its owner may have stored e too late, and may be
-// about to find that out. Therefore every Refresh so far must have kept e, too. No later Refresh
-// can pass e without seeing self.
+// about to find that out. Therefore every AdvanceLowWatermark so far must have kept e readable,
+// too. No later call can pass e without seeing self.
 func (r *Registry) readable(e keys.Epoch, self *Slot) bool {
-	if uint64(e) >= r.frontier.Load() {
+	if uint64(e) >= r.lowWatermark.Load() {
 		return true
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if _, held := r.holds[e]; held {
+	if _, leased := r.leases[e]; leased {
 		return true
 	}
-	if _, kept := slices.BinarySearch(r.kept, e); !kept {
+	if _, retained := slices.BinarySearch(r.retained, e); !retained {
 		return false
 	}
 	for _, s := range *r.slots.Load() {
@@ -138,84 +138,84 @@ func (r *Registry) readable(e keys.Epoch, self *Slot) bool {
 	return false
 }
 
-// Hold is a snapshot lease: an epoch that stays readable without a slot.
-type Hold struct {
+// Lease is a snapshot lease: an epoch that stays readable without a slot.
+type Lease struct {
 	ID           uint64
 	Epoch        keys.Epoch
 	Since, Until time.Time
 }
 
-// NextID returns a number that names something that keeps versions. No number is given out twice;
-// leases take theirs from the same sequence.
+// NextID returns an id for a reader that prevents version GC. No id is given out twice; leases take
+// theirs from the same sequence.
 func (r *Registry) NextID() uint64 { return r.ids.Add(1) }
 
-// Hold takes a snapshot lease: it keeps a readable epoch readable until the given time, for a
-// reader that will come back with a resume token. holdsMax bounds the number of epochs with a
-// lease; Hold reports false when the bound is reached. A slot of the caller holds e.
-func (r *Registry) Hold(e keys.Epoch, until time.Time, holdsMax int) bool {
+// AddLease takes a snapshot lease: it keeps a readable epoch readable until the given time, for a
+// reader that will come back with a resume token. leasesMax bounds the number of epochs with a
+// lease; AddLease reports false when the bound is reached. A slot of the caller holds e.
+func (r *Registry) AddLease(e keys.Epoch, until time.Time, leasesMax int) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	h, ok := r.holds[e]
-	if !ok && len(r.holds) >= holdsMax {
+	lease, ok := r.leases[e]
+	if !ok && len(r.leases) >= leasesMax {
 		return false
 	}
 	if !ok {
-		h = Hold{ID: r.NextID(), Epoch: e, Since: time.Now()}
+		lease = Lease{ID: r.NextID(), Epoch: e, Since: time.Now()}
 	}
-	if until.After(h.Until) {
-		h.Until = until
+	if until.After(lease.Until) {
+		lease.Until = until
 	}
-	r.holds[e] = h
+	r.leases[e] = lease
 	return true
 }
 
-// Holds returns the snapshot leases, in no order.
-func (r *Registry) Holds() []Hold {
+// Leases returns the snapshot leases, in no order.
+func (r *Registry) Leases() []Lease {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return slices.Collect(maps.Values(r.holds))
+	return slices.Collect(maps.Values(r.leases))
 }
 
-// EndHold ends a snapshot lease before its deadline. It reports false if there is no such lease.
-func (r *Registry) EndHold(id uint64) (Hold, bool) {
+// EndLease ends a snapshot lease before its deadline. It reports false if there is no such lease.
+func (r *Registry) EndLease(id uint64) (Lease, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for e, h := range r.holds {
-		if h.ID == id {
-			delete(r.holds, e)
-			return h, true
+	for e, lease := range r.leases {
+		if lease.ID == id {
+			delete(r.leases, e)
+			return lease, true
 		}
 	}
-	return Hold{}, false
+	return Lease{}, false
 }
 
-// Refresh recomputes the min-visible epoch. It publishes the GC low watermark: the smaller of
-// visible and retained, where retained keeps past epochs readable without a snapshot or a lease. It
-// ends leases whose deadline has passed, and scans the slots. It returns the epochs for which
-// versions must be kept, ascending and distinct, appended to dst: every epoch of a snapshot or
-// lease below the low watermark, then the low watermark. A version is needed if it is newer than
-// the low watermark, or if it is the newest version at or below one of the epochs.
-func (r *Registry) Refresh(dst []keys.Epoch, retained keys.Epoch, now time.Time) []keys.Epoch {
+// AdvanceLowWatermark publishes the GC low watermark: the smaller of visible and retained, where
+// retained keeps past epochs readable without a snapshot or a lease. Then it scans the slots, ends
+// leases whose deadline has passed, and recomputes the min-visible epoch. It returns the epochs for
+// which versions must be kept, ascending and distinct, in dst: every epoch of a snapshot or lease
+// below the low watermark, then the low watermark. A version is needed if it is newer than the low
+// watermark, or if it is the newest version at or below one of the epochs.
+func (r *Registry) AdvanceLowWatermark(dst []keys.Epoch, retained keys.Epoch, now time.Time) []keys.Epoch {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	before := r.frontier.Load()
-	frontier := max(min(r.visible.Load(), uint64(retained)), before) // it never falls: unreadable epochs stay unreadable
-	r.frontier.Store(frontier)
-	dst = r.liveLocked(dst, frontier, now)
-	r.keepLocked(dst[:len(dst)-1], keys.Epoch(before))
+	before := r.lowWatermark.Load()
+	lowWatermark := max(min(r.visible.Load(), uint64(retained)), before) // it never falls: unreadable epochs stay unreadable
+	r.lowWatermark.Store(lowWatermark)
+	dst = r.snapshotEpochsLocked(dst, lowWatermark, now)
+	r.retainLocked(dst[:len(dst)-1], keys.Epoch(before))
 	if invariants.Enabled {
 		r.checkLocked(dst, before)
 	}
-	r.minimum.Store(uint64(dst[0]))
+	r.minVisible.Store(uint64(dst[0]))
 	return dst
 }
 
-// checkLocked panics unless the epochs that Refresh returns are ascending and distinct and end with
-// the GC low watermark, which never falls and is never after visible.
+// checkLocked panics unless the epochs that AdvanceLowWatermark returns are ascending and distinct
+// and end with the GC low watermark, which never falls and is never after visible.
 func (r *Registry) checkLocked(epochs []keys.Epoch, before uint64) {
 	last := uint64(epochs[len(epochs)-1])
-	if last != r.frontier.Load() || last < before || last > r.visible.Load() {
-		panic(fmt.Sprintf("pin: the low watermark went from %d to %d, the epochs end at %d, and visible is %d", before, r.frontier.Load(), last, r.visible.Load()))
+	if last != r.lowWatermark.Load() || last < before || last > r.visible.Load() {
+		panic(fmt.Sprintf("pin: the low watermark went from %d to %d, the epochs end at %d, and visible is %d", before, r.lowWatermark.Load(), last, r.visible.Load()))
 	}
 	for i := range epochs[1:] {
 		if epochs[i] >= epochs[i+1] {
@@ -224,76 +224,78 @@ func (r *Registry) checkLocked(epochs []keys.Epoch, before uint64) {
 	}
 }
 
-func (r *Registry) liveLocked(dst []keys.Epoch, frontier uint64, now time.Time) []keys.Epoch {
+// snapshotEpochsLocked returns, in dst, the epochs of snapshots and leases below the low watermark,
+// then the low watermark.
+func (r *Registry) snapshotEpochsLocked(dst []keys.Epoch, lowWatermark uint64, now time.Time) []keys.Epoch {
 	dst = dst[:0]
 	for i, s := range *r.slots.Load() {
 		e := s.epoch.Load()
-		if e == 0 || e >= frontier {
-			r.long[i].epoch = 0
+		if e == 0 || e >= lowWatermark {
+			r.longSnapshots[i].epoch = 0
 			continue
 		}
 		dst = append(dst, keys.Epoch(e))
-		if r.long[i].epoch != e {
-			r.long[i] = long{e, now}
+		if r.longSnapshots[i].epoch != e {
+			r.longSnapshots[i] = longSnapshot{e, now}
 		}
 	}
-	for e, h := range r.holds {
+	for e, lease := range r.leases {
 		switch {
-		case now.After(h.Until):
-			delete(r.holds, e)
-		case uint64(e) < frontier:
+		case now.After(lease.Until):
+			delete(r.leases, e)
+		case uint64(e) < lowWatermark:
 			dst = append(dst, e)
 		}
 	}
 	slices.Sort(dst)
 	dst = slices.Compact(dst)
-	return append(dst, keys.Epoch(frontier))
+	return append(dst, keys.Epoch(lowWatermark))
 }
 
-// keepLocked notes which of the needed epochs below the low watermark SnapshotAt may grant: those
-// that were readable until now. The other epochs are in the slots of readers that came too late for
-// an earlier Refresh and will give them up.
-func (r *Registry) keepLocked(live []keys.Epoch, before keys.Epoch) {
+// retainLocked notes which of the needed epochs below the low watermark OpenSnapshotAt may grant:
+// those that were readable until now. The other epochs are in the slots of readers that came too
+// late for an earlier AdvanceLowWatermark and will give them up.
+func (r *Registry) retainLocked(epochs []keys.Epoch, before keys.Epoch) {
 	n := 0
-	for _, e := range r.kept {
-		if _, still := slices.BinarySearch(live, e); still {
-			r.kept[n] = e
+	for _, e := range r.retained {
+		if _, still := slices.BinarySearch(epochs, e); still {
+			r.retained[n] = e
 			n++
 		}
 	}
-	r.kept = r.kept[:n]
-	for _, e := range live {
-		_, held := r.holds[e]
-		if e >= before || held {
-			r.kept = append(r.kept, e)
+	r.retained = r.retained[:n]
+	for _, e := range epochs {
+		_, leased := r.leases[e]
+		if e >= before || leased {
+			r.retained = append(r.retained, e)
 		}
 	}
-	slices.Sort(r.kept)
-	r.kept = slices.Compact(r.kept)
+	slices.Sort(r.retained)
+	r.retained = slices.Compact(r.retained)
 }
 
 // MinVisible is the smallest epoch that a snapshot, a lease or the retention time may still need,
-// as of the last Refresh. An old result is safe: it is never above the current one.
-func (r *Registry) MinVisible() keys.Epoch { return keys.Epoch(r.minimum.Load()) }
+// as of the last AdvanceLowWatermark. An old result is safe: it is never above the current one.
+func (r *Registry) MinVisible() keys.Epoch { return keys.Epoch(r.minVisible.Load()) }
 
-// Frontier is the GC low watermark: this epoch and all later ones are readable without a lease.
-func (r *Registry) Frontier() keys.Epoch { return keys.Epoch(r.frontier.Load()) }
+// LowWatermark is the GC low watermark: this epoch and all later ones are readable without a lease.
+func (r *Registry) LowWatermark() keys.Epoch { return keys.Epoch(r.lowWatermark.Load()) }
 
 // Usage describes the registry for metrics.
 type Usage struct {
 	Slots     int
 	Snapshots int
-	Holds     int
+	Leases    int
 	Oldest    keys.Epoch    // epoch of the oldest open snapshot, zero without one
 	OldestAge time.Duration // how long the first of Longest has prevented version GC
 	Longest   []Snapshot    // at most longestMax snapshots that prevent version GC, the longest first
 }
 
-// Snapshot is an open snapshot that may keep versions which no later snapshot needs.
+// Snapshot is an open snapshot that prevents GC of versions which no later snapshot needs.
 type Snapshot struct {
 	Slot  int // index of the session's slot
 	Epoch keys.Epoch
-	Age   time.Duration // since the first Refresh that found it below the low watermark
+	Age   time.Duration // since AdvanceLowWatermark first found it below the low watermark
 }
 
 // longestMax bounds the snapshots that Usage names: enough to find the readers that prevent GC.
@@ -304,7 +306,7 @@ func (r *Registry) Usage(now time.Time) Usage {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	slots := *r.slots.Load()
-	u := Usage{Slots: len(slots) - len(r.free), Holds: len(r.holds)}
+	u := Usage{Slots: len(slots) - len(r.free), Leases: len(r.leases)}
 	for i, s := range slots {
 		e := s.epoch.Load()
 		if e == 0 {
@@ -314,8 +316,8 @@ func (r *Registry) Usage(now time.Time) Usage {
 		if u.Oldest == 0 || keys.Epoch(e) < u.Oldest {
 			u.Oldest = keys.Epoch(e)
 		}
-		if r.long[i].epoch == e {
-			u.Longest = append(u.Longest, Snapshot{s.place, keys.Epoch(e), now.Sub(r.long[i].since)})
+		if r.longSnapshots[i].epoch == e {
+			u.Longest = append(u.Longest, Snapshot{s.index, keys.Epoch(e), now.Sub(r.longSnapshots[i].since)})
 		}
 	}
 	slices.SortFunc(u.Longest, func(a, b Snapshot) int { return cmp.Compare(b.Age, a.Age) })

@@ -18,7 +18,7 @@ type Slot struct {
 	tick  atomic.Uint64 // reclamation tick at Enter, zero outside an operation
 	epoch atomic.Uint64 // snapshot epoch, zero without a snapshot
 	reg   *Registry
-	place int // index in the registry
+	index int // index in the registry
 	depth int // nested calls of Enter; only the owner reads and writes it
 	_     [cacheLinePair - 5*8]byte
 }
@@ -40,22 +40,22 @@ func (s *Slot) Leave() {
 	}
 }
 
-// Snapshot registers a snapshot at the newest visible epoch and returns the epoch. The snapshot
+// OpenSnapshot registers a snapshot at the newest visible epoch and returns the epoch. The snapshot
 // replaces the previous snapshot of the slot.
-func (s *Slot) Snapshot() keys.Epoch {
+func (s *Slot) OpenSnapshot() keys.Epoch {
 	for {
 		e := s.reg.visible.Load()
 		s.epoch.Store(max(e, 1)) // epoch 0 would mean "no snapshot"; before the first commit, epochs 0 and 1 both see nothing
-		if e >= s.reg.frontier.Load() {
+		if e >= s.reg.lowWatermark.Load() {
 			return keys.Epoch(e)
 		}
 	}
 }
 
-// SnapshotAt registers a snapshot at a named epoch, and reports whether that epoch is still
+// OpenSnapshotAt registers a snapshot at a named epoch, and reports whether that epoch is still
 // readable: it is at or above the GC low watermark, or another snapshot or a lease protects it. If
 // the epoch is not readable, the slot holds nothing.
-func (s *Slot) SnapshotAt(e keys.Epoch) bool {
+func (s *Slot) OpenSnapshotAt(e keys.Epoch) bool {
 	s.epoch.Store(max(uint64(e), 1))
 	if s.reg.readable(e, s) {
 		return true
@@ -64,8 +64,8 @@ func (s *Slot) SnapshotAt(e keys.Epoch) bool {
 	return false
 }
 
-// Release ends the slot's snapshot, if it has one.
-func (s *Slot) Release() {
+// CloseSnapshot ends the slot's snapshot, if it has one.
+func (s *Slot) CloseSnapshot() {
 	if s.epoch.Load() != 0 {
 		s.epoch.Store(0)
 	}

@@ -79,8 +79,8 @@ func TestCounterLagsByLessThanItsBound(t *testing.T) {
 // TestLowWatermarkNeverFalls: an epoch that was not readable stays unreadable when retention grows.
 func TestLowWatermarkNeverFalls(t *testing.T) {
 	r, _ := newTestRegistry(9)
-	r.Refresh(nil, forever, time.Now())
-	if live := r.Refresh(nil, 5, time.Now()); r.Frontier() != 9 || live[0] != 9 {
-		t.Fatalf("the low watermark fell to %d, needed epochs are %d", r.Frontier(), live)
+	r.AdvanceLowWatermark(nil, forever, time.Now())
+	if live := r.AdvanceLowWatermark(nil, 5, time.Now()); r.LowWatermark() != 9 || live[0] != 9 {
+		t.Fatalf("the low watermark fell to %d, needed epochs are %d", r.LowWatermark(), live)
 	}
 }

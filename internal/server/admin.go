@@ -88,7 +88,7 @@ func (s *Server) sessionsMessage(e *mvcc.Stats) *pb.Sessions {
 		BytesInFlight:     uint64(bytes),
 		Snapshots:         uint64(e.Snapshots.Snapshots),
 		OldestSnapshotAge: durationpb.New(e.Snapshots.OldestAge),
-		SnapshotLeases:    uint64(e.Snapshots.Holds),
+		SnapshotLeases:    uint64(e.Snapshots.Leases),
 	}
 }
 

@@ -186,7 +186,7 @@ func TestTokenIsRefusedOnceItsTimeIsOver(t *testing.T) {
 	if got := keysOf(h.scan(t, &pb.ScanRequest{ResumeToken: tok, Limit: 2})); !slices.Equal(got, numbered(5, 7)) {
 		t.Fatalf("in time: %v", got)
 	}
-	eventually(t, "the token's epoch is gone", func() bool { return h.store.Stats().Snapshots.Holds == 0 })
+	eventually(t, "the token's epoch is gone", func() bool { return h.store.Stats().Snapshots.Leases == 0 })
 	stream, err := h.kv.Scan(testContext(t), &pb.ScanRequest{ResumeToken: tok})
 	if err == nil {
 		_, err = stream.Recv()
@@ -237,13 +237,13 @@ func TestLimitedScansNeverRunOutOfTokens(t *testing.T) {
 		h.put(t, "000", fmt.Sprint(i)) // an epoch for each
 		h.scan(t, &pb.ScanRequest{Limit: 5})
 	}
-	if n := h.store.Stats().Snapshots.Holds; n != 0 {
+	if n := h.store.Stats().Snapshots.Leases; n != 0 {
 		t.Errorf("%d epochs are held by scans that asked for no token", n)
 	}
 	for range 50 {
 		h.scan(t, &pb.ScanRequest{Limit: 5, Tokens: pb.ResumeTokens_RESUME_TOKENS_ALL})
 	}
-	eventually(t, "one epoch is held", func() bool { return h.streams.Load() == 0 && h.store.Stats().Snapshots.Holds == 1 })
+	eventually(t, "one epoch is held", func() bool { return h.streams.Load() == 0 && h.store.Stats().Snapshots.Leases == 1 })
 
 	session, err := h.store.Session()
 	if err != nil {
@@ -303,7 +303,7 @@ func TestScanWithoutTokensLeavesNoHold(t *testing.T) {
 	h := mustStart(t)
 	h.fill(t, 50)
 	h.scan(t, &pb.ScanRequest{PageBytes: 1})
-	if n := h.store.Stats().Snapshots.Holds; n != 0 {
+	if n := h.store.Stats().Snapshots.Leases; n != 0 {
 		t.Errorf("%d epochs are held", n)
 	}
 }

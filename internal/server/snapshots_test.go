@@ -108,7 +108,7 @@ func TestScanOfAStuckClientLosesItsSnapshot(t *testing.T) {
 	eventually(t, "min-visible moves on", func() bool { return h.store.MinVisible() > 64 })
 	eventually(t, "the scan gives back what it holds", func() bool {
 		requests, bytes, _ := h.admission.inflight()
-		return requests == 0 && bytes == 0 && h.store.Stats().Snapshots.Holds == 0
+		return requests == 0 && bytes == 0 && h.store.Stats().Snapshots.Leases == 0
 	})
 	wantGone(t, untilError(stream), "timeout", at)
 	if log := h.log.String(); !strings.Contains(log, "a snapshot is ended because its client takes nothing") {

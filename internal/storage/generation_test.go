@@ -61,7 +61,7 @@ func TestNobodyPrunesASealedGeneration(t *testing.T) {
 		b.put(0, 1, 8)
 	}
 	g := b.writer.generation
-	b.engine.registry.Refresh(nil, keys.MaxEpoch, time.Time{})
+	b.engine.registry.AdvanceLowWatermark(nil, keys.MaxEpoch, time.Time{})
 	before := g.mem.Versions()
 	g.seal()
 	if b.engine.PruneLongChains(&b.writer, 1); g.mem.Versions() != before {

@@ -36,7 +36,7 @@ var readings = []reading{
 	engineGauge("snapshots", "Open snapshots.", func(s *mvcc.Stats) float64 { return float64(s.Snapshots.Snapshots) }),
 	engineGauge("oldest_snapshot_age_seconds", "Age of the oldest snapshot that prevents version garbage collection.",
 		func(s *mvcc.Stats) float64 { return snapshotAge(s).Seconds() }),
-	engineGauge("snapshot_leases", "Snapshot leases of resume tokens.", func(s *mvcc.Stats) float64 { return float64(s.Snapshots.Holds) }),
+	engineGauge("snapshot_leases", "Snapshot leases of resume tokens.", func(s *mvcc.Stats) float64 { return float64(s.Snapshots.Leases) }),
 
 	engineCounter("log_append_bytes_total", "Bytes of log records made durable.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Log.Bytes) }),
 	engineCounter("log_records_total", "Log records made durable.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Log.Records) }),
