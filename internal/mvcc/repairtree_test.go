@@ -194,7 +194,7 @@ func valuePages(t testing.TB, fs vfs.FS, pageSize int) (ids []page.ID) {
 	return ids
 }
 
-type pageReader struct{ *pager.Pager }
+type pageReader struct{ *pager.Snapshot }
 
 func (r pageReader) Page(id page.ID, _ int) ([]byte, error) {
 	p := make([]byte, r.PageSize())

@@ -257,7 +257,7 @@ func (e *Engine) mergeForBulkLoad(ctx context.Context, l *BulkLoad, in *btree.Me
 		}
 		return err
 	}
-	if err := b.skippedPages.FreeUnused(e.pager, b.ck, b.batch); err != nil {
+	if err := b.skippedPages.FreeUnused(&e.pager.Reader, b.ck, b.batch); err != nil {
 		return err
 	}
 	b.root, b.skippedPages, b.freed = result.Root, known, append(b.freed, result.Freed...)

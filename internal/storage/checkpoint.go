@@ -290,7 +290,7 @@ func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Roo
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := e.checkpoints.skippedPages.FreeUnused(e.pager, ck, batch); err != nil {
+	if err := e.checkpoints.skippedPages.FreeUnused(&e.pager.Reader, ck, batch); err != nil {
 		return nil, nil, err
 	}
 	if err := sink.Flush(); err != nil {
@@ -320,7 +320,7 @@ func (e *Engine) mergeInput(
 		Base: base, Checkpoint: ck.Number(), PageSize: e.pager.PageSize(),
 		Policy:    policy,
 		Input:     func() btree.Input { return e.options.disturbed(newMemInput(frozen)) },
-		Source:    func() btree.Source { return pagesource.NewMerge(e.pager) },
+		Source:    func() btree.Source { return pagesource.NewMerge(&e.pager.Reader) },
 		Lookahead: func() btree.Input { return newMemInput(frozen) },
 		Sink:      pagesource.AdmittingSink{Sink: sink, Cached: e.pages},
 		Values:    blobWriter{batch},

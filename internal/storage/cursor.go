@@ -67,7 +67,7 @@ func (r *Reader) OpenCursor(c *Cursor, at keys.Epoch, lower, upper []byte, limit
 	}
 	var source btree.Source = r.pages.Scanner()
 	if v.repairTree != nil {
-		source = v.repairTree.Skipping(source, e.pager)
+		source = v.repairTree.Skipping(source, &e.pager.Reader)
 	}
 	c.tree.Reset(source, v.root, at, treeBound(lower, keys.SpaceUser), treeBound(upper, keys.SpaceUser+1))
 	c.inTree = false

@@ -18,7 +18,7 @@ import (
 // files, past every cache and past what an engine has in memory, and writes nothing.
 type DurableState struct {
 	Files Files
-	Pages *pager.Pager // of the data file in this state, for reading only
+	Pages *pager.Snapshot
 }
 
 // SkippedPage is what the repair tree records of a damaged page that checkpoints skip.
@@ -29,22 +29,22 @@ func (s *DurableState) Tree() btree.Root { return rootOf(s.Pages.State()) }
 
 // RepairTreeRoots are the roots of the repair tree and of its mirror, as the superblock names them.
 func (s *DurableState) RepairTreeRoots() (root, mirror btree.Root, err error) {
-	return repairTreeRoots(s.Pages)
+	return repairTreeRoots(&s.Pages.Reader)
 }
 
 // SkippedPages reads the records of the repair tree, or of its mirror where the first is damaged.
 func (s *DurableState) SkippedPages(blobs *blob.Store) ([]SkippedPage, error) {
-	tree, err := readRepairTree(s.Pages, blobs)
+	tree, err := readRepairTree(&s.Pages.Reader, blobs)
 	return tree.Pages(), err
 }
 
 // ReadPage reads and verifies a page.
 func (s *DurableState) ReadPage(id page.ID, buf []byte) error {
-	return pagesource.Read(s.Pages, id, buf)
+	return pagesource.Read(&s.Pages.Reader, id, buf)
 }
 
 // Source reads and verifies tree pages. A page lives until the next call.
-func (s *DurableState) Source() btree.Source { return pagesource.NewDirect(s.Pages) }
+func (s *DurableState) Source() btree.Source { return pagesource.NewDirect(&s.Pages.Reader) }
 
 // LogSegment is the number of a log segment of which the state knows that it, or a newer one,
 // exists; zero if it knows of none.
@@ -61,7 +61,7 @@ func (s *DurableState) ReadQuarantine() (versions []quarantine.Version, fault, e
 
 // ExplainLog turns an error of the replay of the log after this state into the engine's: if the
 // newest superblock may be lost, the superblock is damaged and not the log.
-func (s *DurableState) ExplainLog(err error) error { return blameSuperblock(s.Pages, err) }
+func (s *DurableState) ExplainLog(err error) error { return blameSuperblock(&s.Pages.Reader, err) }
 
 // Close closes the file of a state that Files opened.
 func (s *DurableState) Close() error { return s.Pages.Close() }
@@ -117,7 +117,7 @@ func (p *PinnedState) SkippingSource() btree.Source {
 	if p.repairTree == nil {
 		return p.Source()
 	}
-	return p.repairTree.Skipping(p.Source(), p.Pages)
+	return p.repairTree.Skipping(p.Source(), &p.Pages.Reader)
 }
 
 // ReleaseLog lets checkpoints remove log segments again.

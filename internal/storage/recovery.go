@@ -22,7 +22,7 @@ func (e *Engine) recover(ctx context.Context) (Recovery, error) {
 	r := replayer{ctx: ctx, engine: e, root: rootOf(state), after: state.Epoch, lastReported: time.Now()}
 	found, err := wal.Recover(e.fs, e.options.Dir, state.Epoch, logSegment(&state), r.apply)
 	if err != nil {
-		return Recovery{}, errors.Join(blameSuperblock(e.pager, err), r.free())
+		return Recovery{}, errors.Join(blameSuperblock(&e.pager.Reader, err), r.free())
 	}
 	recovery := Recovery{Repaired: e.repaired, Records: found.Records, Bytes: found.Bytes, Epoch: found.Last, Next: found.Next()}
 	if torn := found.Torn; torn != nil {
@@ -80,7 +80,7 @@ func (e *Engine) openTree() error {
 		return TranslateError(err)
 	}
 	e.pager = p
-	if err := e.pages.Open(p, e.options.CacheBytes, e.registry); err != nil {
+	if err := e.pages.Open(&p.Reader, e.options.CacheBytes, e.registry); err != nil {
 		return err
 	}
 	e.memory.cacheBytes.Store(e.options.CacheBytes)
@@ -106,7 +106,7 @@ func (e *Engine) openTables() (err error) {
 	if err := e.rebuildMap(); err != nil {
 		return err
 	}
-	if e.checkpoints.skippedPages, err = readRepairTree(e.pager, e.blobs); err != nil {
+	if e.checkpoints.skippedPages, err = readRepairTree(&e.pager.Reader, e.blobs); err != nil {
 		return err
 	}
 	if err := e.openQuarantine(); err != nil {

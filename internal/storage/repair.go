@@ -26,12 +26,12 @@ const (
 
 // openBlobs opens the blob store, and rebuilds the indirection table if it is damaged.
 func (e *Engine) openBlobs() (*blob.Store, error) {
-	store, err := blob.Open(e.pager)
+	store, err := blob.Open(&e.pager.Reader)
 	if !errors.Is(err, pager.ErrCorrupt) {
 		return store, err
 	}
 	e.repaired = append(e.repaired, fmt.Sprintf("the indirection table was rebuilt from blob pages and references: %v", err))
-	return blob.Repair(e.pager, e.eachLivePage, e.eachRef)
+	return blob.Repair(&e.pager.Reader, e.eachLivePage, e.eachRef)
 }
 
 // eachLivePage reads the intact pages of the state; all of the file if the allocation map is
@@ -39,11 +39,11 @@ func (e *Engine) openBlobs() (*blob.Store, error) {
 func (e *Engine) eachLivePage(each func(id page.ID, buf []byte)) error {
 	buf := vfs.AlignedBuffer(e.pager.PageSize())
 	mapped := e.pager.MapDamage() == nil
-	for id := range page.ID(e.pager.Stats().PageCount) {
+	for id := range e.pager.PageCount() {
 		if mapped && !e.pager.IsLive(id) {
 			continue
 		}
-		switch err := pagesource.Read(e.pager, id, buf); {
+		switch err := pagesource.Read(&e.pager.Reader, id, buf); {
 		case err == nil:
 			each(id, buf)
 		case !IsDamage(err):
@@ -62,7 +62,7 @@ func (e *Engine) eachRef(each func(page.Ref) error) (complete bool, err error) {
 		return false, err
 	}
 	for _, root := range roots {
-		err := btree.Walk(pagesource.NewDirect(e.pager), root, &btree.Visitor{
+		err := btree.Walk(pagesource.NewDirect(&e.pager.Reader), root, &btree.Visitor{
 			Page: func(_ page.ID, level int, p []byte) error {
 				if level > 0 {
 					return nil
@@ -96,7 +96,7 @@ func (e *Engine) eachRef(each func(page.Ref) error) (complete bool, err error) {
 
 // roots are the roots of the tree, of the repair tree and of its mirror.
 func (e *Engine) roots() ([]btree.Root, error) {
-	beside, mirror, err := repairTreeRoots(e.pager)
+	beside, mirror, err := repairTreeRoots(&e.pager.Reader)
 	return []btree.Root{rootOf(e.pager.State()), beside, mirror}, err
 }
 
@@ -136,7 +136,7 @@ func (e *Engine) reach(id page.ID, level int, each func(page.ID) error) (complet
 	if err := each(id); err != nil || level == 0 {
 		return err == nil, err
 	}
-	p, err := pagesource.NewDirect(e.pager).Page(id, level)
+	p, err := pagesource.NewDirect(&e.pager.Reader).Page(id, level)
 	if err != nil && !IsDamage(err) {
 		return false, err
 	}
@@ -198,7 +198,7 @@ func openOrCreate(o *Options, options pager.Options) (*pager.Pager, error) {
 // blameSuperblock turns the error of a log that does not reach back to the opened state into the
 // right one: if the newest superblock may be damaged, the log is intact, and was truncated after
 // the state that this superblock described.
-func blameSuperblock(p *pager.Pager, err error) error {
+func blameSuperblock(p *pager.Reader, err error) error {
 	if _, gap := errors.AsType[*wal.CorruptionError](err); !gap || !p.SuperblockMissing() {
 		return TranslateError(err)
 	}

@@ -165,7 +165,7 @@ func (q *quarantineBench) loseLeaf(key string) {
 	root, target := state.Tree(), keys.Append(nil, keys.SpaceUser, []byte(key))
 	id := root.ID
 	for level := root.Level; level > 0; level-- {
-		p, err := pagesource.NewDirect(state.Pages).Page(id, level)
+		p, err := pagesource.NewDirect(&state.Pages.Reader).Page(id, level)
 		if err != nil {
 			q.t.Fatal(err)
 		}

@@ -77,7 +77,7 @@ func decodeRoot(b []byte) (root btree.Root, ok bool) {
 func allZero(p []byte) bool { return len(bytes.TrimLeft(p, "\x00")) == 0 }
 
 // repairTreeRoots are the roots of a state's repair tree and of its mirror.
-func repairTreeRoots(p *pager.Pager) (root, mirror btree.Root, err error) {
+func repairTreeRoots(p *pager.Reader) (root, mirror btree.Root, err error) {
 	state := p.State()
 	if root, mirror, err = decodeRepairTreeRoots(&state); err != nil {
 		return btree.Root{}, btree.Root{}, p.Corrupt(page.ID(p.Checkpoint()%2), err.Error())
@@ -86,7 +86,7 @@ func repairTreeRoots(p *pager.Pager) (root, mirror btree.Root, err error) {
 }
 
 // readRepairTree reads the repair tree of a state, nil if it has none.
-func readRepairTree(p *pager.Pager, store *blob.Store) (*repairtree.Tree, error) {
+func readRepairTree(p *pager.Reader, store *blob.Store) (*repairtree.Tree, error) {
 	root, mirror, err := repairTreeRoots(p)
 	if err != nil {
 		return nil, err

@@ -100,7 +100,7 @@ func (e *Engine) vacuumable(live []keys.Epoch) bool {
 // readDeadVersionRatio records the dead-version ratio of the tree. An error is ignored: the next reader of the page gets it.
 func (e *Engine) readDeadVersionRatio(root btree.Root) {
 	e.checkpoints.vacuum.known = true
-	if share, err := btree.DeadVersionRatio(pagesource.NewMerge(e.pager), root); err == nil {
+	if share, err := btree.DeadVersionRatio(pagesource.NewMerge(&e.pager.Reader), root); err == nil {
 		e.checkpoints.vacuum.deadVersions.Store(uint32(share))
 	}
 }
@@ -135,7 +135,7 @@ func (e *Engine) findDeadVersions(h *GCWatermarks) *btree.DeadVersions {
 		search.Max = min(search.Max, max(1, int(free/int64(e.options.PageSize))/stepShare))
 	}
 	search.Avoid = v.repairTree.Avoid()
-	found, err := search.Find(pagesource.NewMerge(e.pager), v.root)
+	found, err := search.Find(pagesource.NewMerge(&e.pager.Reader), v.root)
 	if err != nil {
 		return nil // a later reader gets the error; dead versions stay a little longer
 	}

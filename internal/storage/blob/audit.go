@@ -20,7 +20,7 @@ func Length(r page.Ref) int { return int(binary.LittleEndian.Uint64(r[8:])) }
 // Direct reads blob pages from the file, past any cache, into one buffer: for verification, and where
 // there is no cache.
 type Direct struct {
-	pager *pager.Pager
+	pager *pager.Reader
 	buf   []byte
 }
 

@@ -32,7 +32,7 @@ func createBag(fs vfs.FS, pageSize int) (*bag, error) {
 	if err != nil {
 		return nil, err
 	}
-	s, err := Open(p)
+	s, err := Open(&p.Reader)
 	return &bag{p: p, s: s, refs: map[int]page.Ref{}}, err
 }
 
@@ -50,7 +50,7 @@ func openBag(fs vfs.FS) (*bag, error) {
 		return nil, err
 	}
 	b := &bag{p: p, refs: map[int]page.Ref{}}
-	if b.s, err = Open(p); err == nil {
+	if b.s, err = Open(&p.Reader); err == nil {
 		err = errors.Join(b.load(), b.audit())
 	}
 	if err != nil {

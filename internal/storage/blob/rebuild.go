@@ -12,10 +12,10 @@ import (
 // cannot be read. pages calls its argument for pages of the file: any type, any order, any number of
 // times. Of several copies of a fragment Rebuild takes the one that the newest checkpoint wrote. The
 // checksum in the reference tells a reader whether that copy is the right one.
-func Rebuild(p *pager.Pager, pages func(each func(id page.ID, buf []byte)) error) (*Store, error) {
+func Rebuild(p *pager.Reader, pages func(each func(id page.ID, buf []byte)) error) (*Store, error) {
 	s := &Store{pager: p, pageSize: p.PageSize(), table: newTable(), storedTable: &pager.PageArray{}}
 	s.fill.capacity = capacity(s.pageSize)
-	bound := (p.Stats().PageCount + 1) * slotsMax // no file of so many pages ever had more blobs
+	bound := (uint64(p.PageCount()) + 1) * slotsMax // no file of so many pages ever had more blobs
 	written := make(map[uint64]uint64)
 	err := pages(func(id page.ID, buf []byte) {
 		n, err := fragmentCount(buf)
@@ -40,7 +40,7 @@ func Rebuild(p *pager.Pager, pages func(each func(id page.ID, buf []byte)) error
 // again. pages calls its argument for the live pages of the state. refs calls its argument for each
 // reference of the trees, and reports whether it could read all of them. If it could not, Repair keeps
 // every blob that a live page holds. The next batch writes the whole table.
-func Repair(p *pager.Pager, pages func(each func(id page.ID, buf []byte)) error,
+func Repair(p *pager.Reader, pages func(each func(id page.ID, buf []byte)) error,
 	refs func(each func(page.Ref) error) (complete bool, err error),
 ) (*Store, error) {
 	s, err := Rebuild(p, pages)

@@ -14,7 +14,7 @@ import (
 
 // Store holds the blobs of one data file.
 type Store struct {
-	pager    *pager.Pager
+	pager    *pager.Reader
 	pageSize int
 	table    *indirectionTable
 	stats    atomic.Pointer[Stats]
@@ -47,7 +47,7 @@ type Stats struct {
 }
 
 // Open reads the indirection table of the newest state of p.
-func Open(p *pager.Pager) (*Store, error) {
+func Open(p *pager.Reader) (*Store, error) {
 	s := &Store{pager: p, pageSize: p.PageSize(), table: newTable(), state: p.Blobs()}
 	s.fill.capacity = capacity(s.pageSize)
 	fragments, err := s.readTable()
@@ -66,7 +66,7 @@ func Open(p *pager.Pager) (*Store, error) {
 }
 
 func (s *Store) readTable() (fragments uint64, err error) {
-	end := page.ID(s.pager.Stats().PageCount)
+	end := s.pager.PageCount()
 	s.storedTable, err = s.pager.ReadArray(pager.ArrayIndirectionTable, s.state.Table, s.leaves(s.state.Slots), func(i int, payload []byte) error {
 		return s.table.decodeLeaf(i, payload, func(id uint64, p location) error {
 			if p == locationMissing && id < s.state.Slots {

@@ -89,7 +89,7 @@ func benchStore(b *testing.B) (*pager.Pager, *Store) {
 	b.Helper()
 	p, err := pager.Create(vfs.NewMem(), bagFile, pager.Options{PageSize: 8192})
 	must(b, err)
-	s, err := Open(p)
+	s, err := Open(&p.Reader)
 	must(b, err)
 	return p, s
 }

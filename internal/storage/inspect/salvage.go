@@ -184,7 +184,7 @@ func (s *salvager) readTree() error {
 // openBlobs opens the blob store, or rebuilds it from all pages.
 func (s *salvager) openBlobs() (err error) {
 	if !s.raw() {
-		if s.blobs, err = blob.Open(s.state.Pages); err == nil {
+		if s.blobs, err = blob.Open(&s.state.Pages.Reader); err == nil {
 			return nil
 		}
 		if stop := unlessDamage(s.ctx, err); stop != nil {
@@ -192,14 +192,14 @@ func (s *salvager) openBlobs() (err error) {
 		}
 		s.note("the indirection table of the blobs cannot be read and was rebuilt: %v", err)
 	}
-	s.blobs, err = blob.Rebuild(s.state.Pages, s.eachPage)
+	s.blobs, err = blob.Rebuild(&s.state.Pages.Reader, s.eachPage)
 	return err
 }
 
 // eachPage reads every intact page.
 func (s *salvager) eachPage(each func(id page.ID, buf []byte)) error {
 	buf := vfs.AlignedBuffer(s.state.Pages.PageSize())
-	for id := range page.ID(s.state.Pages.Stats().PageCount) {
+	for id := range s.state.Pages.PageCount() {
 		if id%64 == 0 && s.ctx.Err() != nil {
 			return s.ctx.Err()
 		}

@@ -108,7 +108,7 @@ func (s *spaceCounter) count(ctx context.Context) error {
 func (s *spaceCounter) walk(ctx context.Context, src btree.Source, root btree.Root) error {
 	return btree.Walk(src, root, &btree.Visitor{
 		Page: func(_ page.ID, level int, p []byte) error {
-			if err := s.limiter.wait(ctx, s.state.Pages.Stats().PagesRead); err != nil || level > 0 {
+			if err := s.limiter.wait(ctx, s.state.Pages.PagesRead()); err != nil || level > 0 {
 				return err
 			}
 			s.leaf(p)

@@ -37,10 +37,10 @@ func (v *verifier) run(state *storage.DurableState) (*VerifyReport, error) {
 	pages := state.Pages
 	s := pages.State()
 	v.report.Epoch, v.report.Checkpoint, v.report.Height = s.Epoch, pages.Checkpoint(), int(s.Height)
-	v.total = pages.Stats().PageCount
+	v.total = uint64(pages.PageCount())
 	err := pages.ReadMap()
 	if err == nil {
-		v.total = pages.Stats().Live
+		v.total = uint64(pages.LivePages())
 		err = v.accounts(pages.Audit(v.reachable))
 	} else if err = v.damageOr(err, DamageMap); err == nil {
 		err = v.reachable(v.reachOnce())
@@ -90,7 +90,7 @@ func (v *verifier) reachable(each func(page.ID) error) error {
 		}
 		return each(id)
 	}
-	store, err := blob.Open(v.state.Pages)
+	store, err := blob.Open(&v.state.Pages.Reader)
 	if err != nil {
 		if err := v.damageOr(err, DamageBlobs); err != nil {
 			return err
@@ -127,7 +127,7 @@ func (v *verifier) noteSkipped(store *blob.Store) error {
 func (v *verifier) reachOnce() func(page.ID) error {
 	var reached bitset.Set
 	return func(id page.ID) error {
-		if uint64(id) >= v.state.Pages.Stats().PageCount || !reached.Add(int(id)) {
+		if id >= v.state.Pages.PageCount() || !reached.Add(int(id)) {
 			return fmt.Errorf("page %d is reached twice, or is after the last page", id)
 		}
 		return nil
@@ -238,7 +238,7 @@ func (v *verifier) pause() error {
 	if v.report.Pages%64 == 0 && time.Since(v.lastReported) >= progressEvery {
 		v.reportProgress()
 	}
-	return v.limiter.wait(v.ctx, v.state.Pages.Stats().PagesRead)
+	return v.limiter.wait(v.ctx, v.state.Pages.PagesRead())
 }
 
 func (v *verifier) reportProgress() {

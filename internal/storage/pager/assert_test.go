@@ -44,7 +44,7 @@ func TestBrokenInvariantStopsThePager(t *testing.T) {
 		"superblock 3 would overwrite superblock 2 on page": func(y *toy, _ *Checkpoint, _ *State) {
 			sb := *y.p.current()
 			sb.nextCopy = sb.copy
-			y.p.base.Store(&sb)
+			y.p.newest.Store(&sb)
 		},
 		"page 99, which the superblock names, is not live": func(_ *toy, ck *Checkpoint, _ *State) {
 			ck.SetBlobs(BlobState{Table: ArrayRoot{Page: 99, Depth: 1}})

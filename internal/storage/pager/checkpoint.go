@@ -181,7 +181,7 @@ func (ck *Checkpoint) build(ctx context.Context, state State) (*superblock, *Pag
 	old := ck.p.current()
 	next := &superblock{
 		version: formatVersion, checkpoint: ck.number, pageSize: old.pageSize, storeID: old.storeID,
-		pageCount: ck.p.pageCountFor(update.next.leaves()), allocation: update.next.Root(),
+		pageCount: ck.p.pageCountFor(&ck.p.space.live, update.next.leaves()), allocation: update.next.Root(),
 		state: state, blobs: ck.blobs, copy: own, nextCopy: following,
 	}
 	return next, &update.next, nil
@@ -302,7 +302,7 @@ func (ck *Checkpoint) dirtyLeaves() *bitset.Set {
 
 func (ck *Checkpoint) writeMap(update *arrayUpdate) error {
 	w := ck.Writer()
-	if err := update.write(w, ck.p.encodeMapLeaf); err != nil {
+	if err := update.write(w, func(i int, payload []byte) { encodeMapLeaf(&ck.p.space.live, i, payload) }); err != nil {
 		return err
 	}
 	return w.Flush()
@@ -346,7 +346,7 @@ func (s *superblock) locations() []page.ID {
 // publish makes the new state the newest one of the pager.
 func (ck *Checkpoint) publish(next *superblock, allocation *PageArray) {
 	p := ck.p
-	p.base.Store(next)
+	p.newest.Store(next)
 	p.allocation = allocation
 	p.space.dirtyWords = bitset.Set{}
 	p.space.addPending(ck.number, ck.freedLive)

@@ -25,7 +25,7 @@ func script(fs vfs.FS) (h history, cut bool, err error) {
 	if err != nil {
 		return h, false, err
 	}
-	y := &toy{p: p, leaves: map[int]toyLeaf{}}
+	y := &toy{p: p, r: &p.Reader, leaves: map[int]toyLeaf{}}
 	defer func() { err = errors.Join(err, p.Close()) }()
 	h.states = append(h.states, map[int]uint64{})
 	rng := rand.New(rand.NewPCG(1, 2))
@@ -129,7 +129,10 @@ func afterCrash(disk *vfs.Mem, h history) error {
 // recreate is what an engine does when Create did not return: the name may not exist.
 func recreate(disk *vfs.Mem) (*toy, error) {
 	p, err := Create(disk, toyFile, Options{PageSize: 1024})
-	return &toy{p: p, leaves: map[int]toyLeaf{}}, err
+	if err != nil {
+		return nil, err
+	}
+	return &toy{p: p, r: &p.Reader, leaves: map[int]toyLeaf{}}, nil
 }
 
 // TestFailedWriteOrSyncIsFinal fails each write and sync of a checkpoint in turn.

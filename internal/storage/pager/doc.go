@@ -55,6 +55,9 @@
 // touched, and a later checkpoint may succeed. Damage that a read finds is a CorruptError with file, page
 // and reason.
 //
+// A Reader reads one durable state. A Pager is a Reader whose state changes with each checkpoint. A Snapshot
+// is a Reader whose state never changes, and has no method that writes.
+//
 // Readers never wait for a checkpoint: reading takes no lock. Lock order: a Checkpoint's mutex is the only
 // one.
 //

@@ -279,12 +279,13 @@ func (ck *Checkpoint) UpdateArray(v *PageArray, leaves int, dirty *bitset.Set, l
 	return &u.next, w.Flush()
 }
 
-// readArray reads a stored page array of this many leaves, top down, and calls leaf with the bytes of each.
-func (p *Pager) readArray(kind ArrayKind, root ArrayRoot, leaves int, leaf func(i int, payload []byte) error) (*PageArray, error) {
-	v := &PageArray{kind: kind, size: p.pageSize}
+// ReadArray reads a page array of the newest durable state, which has this many leaves. It calls leaf with
+// the bytes of each leaf, in order.
+func (r *Reader) ReadArray(kind ArrayKind, root ArrayRoot, leaves int, leaf func(i int, payload []byte) error) (*PageArray, error) {
+	v := &PageArray{kind: kind, size: r.pageSize}
 	sizes := v.shape(leaves)
 	if len(sizes) != int(root.Depth) || (root.Page == 0) != (leaves == 0) {
-		return nil, p.corrupt(root.Page, fmt.Sprintf("page array %d has depth %d, %d leaves need %d", kind, root.Depth, leaves, len(sizes)))
+		return nil, r.corrupt(root.Page, fmt.Sprintf("page array %d has depth %d, %d leaves need %d", kind, root.Depth, leaves, len(sizes)))
 	}
 	v.levels = make([][]page.ID, len(sizes))
 	for level, n := range sizes {
@@ -295,14 +296,14 @@ func (p *Pager) readArray(kind ArrayKind, root ArrayRoot, leaves int, leaf func(
 	}
 	v.levels[len(sizes)-1][0] = root.Page
 	for level := len(sizes) - 1; level >= 0; level-- {
-		err := p.readEach(v.levels[level], func(i int, buf []byte) error {
+		err := r.readEach(v.levels[level], func(i int, buf []byte) error {
 			if err := v.checkNode(buf, level, i); err != nil {
-				return p.corrupt(v.levels[level][i], err.Error())
+				return r.corrupt(v.levels[level][i], err.Error())
 			}
 			if level == 0 {
 				return leaf(i, buf[arrPayload:])
 			}
-			return v.readChildren(p, level, i, buf[arrPayload:])
+			return v.readChildren(r, level, i, buf[arrPayload:])
 		})
 		if err != nil {
 			return nil, err
@@ -323,12 +324,12 @@ func (v *PageArray) checkNode(buf []byte, level, index int) error {
 	return nil
 }
 
-func (v *PageArray) readChildren(p *Pager, level, index int, payload []byte) error {
+func (v *PageArray) readChildren(r *Reader, level, index int, payload []byte) error {
 	below := v.levels[level-1]
 	for c := index * v.fanout(); c < min((index+1)*v.fanout(), len(below)); c++ {
 		below[c] = page.ID(binary.LittleEndian.Uint64(payload))
-		if below[c] < superblocks || below[c] >= p.current().pageCount {
-			return p.corrupt(v.levels[level][index], fmt.Sprintf("child %d is page %d of %d", c, below[c], p.current().pageCount))
+		if below[c] < superblocks || below[c] >= r.current().pageCount {
+			return r.corrupt(v.levels[level][index], fmt.Sprintf("child %d is page %d of %d", c, below[c], r.current().pageCount))
 		}
 		payload = payload[8:]
 	}

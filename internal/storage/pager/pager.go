@@ -3,7 +3,6 @@ package pager
 import (
 	"context"
 	"crypto/rand"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -30,25 +29,13 @@ type Options struct {
 	RebuildMap bool
 }
 
-// superblockFindings is what was found wrong with superblocks when the file was opened.
-type superblockFindings struct {
-	damaged  error
-	missing  bool            // the newest superblock may be missing: damaged says why
-	repaired int             // superblocks that Open wrote again
-	faults   []*CorruptError // damaged pages of superblocks that Open found
-}
-
-// Pager is an open data file.
+// Pager is an open data file: the reader of its newest durable state, and what makes the next one.
 type Pager struct {
-	// Constant after Open.
-	file     vfs.File
-	pageSize int
-	onFree   func(page.ID)
-	superblockFindings
+	Reader
+
+	onFree func(page.ID) // constant after Open
 
 	// Readable at any time.
-	base        atomic.Pointer[superblock]  // the newest durable state
-	building    atomic.Uint64               // newest checkpoint number that a page in the file may carry
 	reusableAll atomic.Uint64               // argument of the largest ReuseAllFreed
 	reusable    atomic.Pointer[reuse]       // argument of the last ReuseFreed
 	failure     atomic.Pointer[error]       // what stopped the pager
@@ -56,9 +43,7 @@ type Pager struct {
 	open        atomic.Bool                 // a checkpoint or Shrink is running
 	stats       atomic.Pointer[spaceCounts] // as of the end of the last checkpoint
 	reserve     atomic.Int64                // bytes of free pages that the file should hold
-	counters    struct {
-		reads, writes, submissions, damaged atomic.Uint64
-	}
+	written     struct{ pages, submissions atomic.Uint64 }
 
 	mapDamage atomic.Pointer[error] // why the allocation map cannot be read; nil after RebuildMap
 
@@ -139,11 +124,11 @@ func open(f vfs.File, opts Options) (*Pager, error) {
 	if opts.PageSize != 0 && opts.PageSize != sb.pageSize {
 		return nil, fmt.Errorf("%s: %w: %d, expected %d", f.Name(), ErrPageSize, sb.pageSize, opts.PageSize)
 	}
-	p := &Pager{file: f, pageSize: sb.pageSize, onFree: opts.OnFree, space: newSpace()}
+	p := &Pager{Reader: Reader{file: f, pageSize: sb.pageSize}, onFree: opts.OnFree}
 	if p.onFree == nil {
 		p.onFree = func(page.ID) {}
 	}
-	p.base.Store(&sb)
+	p.newest.Store(&sb)
 	p.reusable.Store(new(reuse))
 	p.building.Store(sb.checkpoint)
 	size, err := f.Size()
@@ -158,74 +143,24 @@ func open(f vfs.File, opts Options) (*Pager, error) {
 		return nil, err
 	}
 	p.noteSurvey(survey)
-	if err := p.readMap(&sb); err != nil {
-		if !opts.RebuildMap || !errors.Is(err, ErrCorrupt) {
-			return nil, err
-		}
-		p.mapDamage.Store(&err)
-		p.space, p.allocation = newSpace(), &PageArray{kind: ArrayAllocationMap, size: p.pageSize}
+	if err := p.openSpace(opts.RebuildMap); err != nil {
+		return nil, err
 	}
 	p.publishStats()
 	return p, nil
 }
 
-// noteSurvey records the damage that was found on the pages of superblocks.
-func (p *Pager) noteSurvey(s *superblockSurvey) {
-	p.damaged, p.missing = s.damage(), !s.certain
-	if s.certain {
-		p.repaired = len(s.faults)
-	}
-	for _, f := range s.faults {
-		p.faults = append(p.faults, &CorruptError{File: p.file.Name(), Page: f.at, Offset: p.offset(f.at), Reason: "superblock: " + f.err.Error()})
-	}
-}
-
-// mapLeaves is the number of leaves of an allocation map for this many pages. A file without pages needs
-// none.
-func (p *Pager) mapLeaves(pages page.ID) int {
-	if pages <= superblocks {
-		return 0
-	}
-	perLeaf := ArrayLeafBytes(p.pageSize) * 8
-	return (int(pages) + perLeaf - 1) / perLeaf
-}
-
-// pageCountFor is the page count of a state whose map has this many leaves. If the map's own pages moved
-// down, the last live page may be before the range of the map's last leaf. The count then includes that
-// leaf's range, because Open computes the number of leaves from the count.
-func (p *Pager) pageCountFor(leaves int) page.ID {
-	count := p.space.liveEnd()
-	if p.mapLeaves(count) < leaves {
-		count = page.ID((leaves-1)*ArrayLeafBytes(p.pageSize)*8 + 1)
-	}
-	return count
-}
-
-// encodeMapLeaf fills leaf i of the allocation map: one bit for each page, in words of 64.
-func (p *Pager) encodeMapLeaf(i int, payload []byte) {
-	words := len(payload) / 8
-	for w := range words {
-		binary.LittleEndian.PutUint64(payload[w*8:], p.space.live.Word(i*words+w))
-	}
-}
-
-func (p *Pager) readMap(sb *superblock) error {
-	if sb.pageCount > maxPage {
-		return p.corrupt(sb.slot(), fmt.Sprintf("impossible page count %d", sb.pageCount))
-	}
-	var err error
-	p.allocation, err = p.readArray(ArrayAllocationMap, sb.allocation, p.mapLeaves(sb.pageCount), func(i int, payload []byte) error {
-		words := len(payload) / 8
-		for w := range words {
-			p.space.setLiveWord(i*words+w, binary.LittleEndian.Uint64(payload[w*8:]))
-		}
-		return nil
-	})
-	if err != nil {
+// openSpace reads the allocation map. A damaged one is noted if it will be rebuilt.
+func (p *Pager) openSpace(rebuild bool) error {
+	allocation, live, err := p.readMap()
+	switch {
+	case err == nil:
+		p.space, p.allocation = newSpace(live), allocation
+	case rebuild && errors.Is(err, ErrCorrupt):
+		p.mapDamage.Store(&err)
+		p.space, p.allocation = newSpace(newLive()), &PageArray{kind: ArrayAllocationMap, size: p.pageSize}
+	default:
 		return err
-	}
-	if end := p.pageCountFor(p.allocation.leaves()); end != sb.pageCount {
-		return p.corrupt(sb.allocation.Page, fmt.Sprintf("the map ends at page %d, the superblock says %d", end, sb.pageCount))
 	}
 	return nil
 }
@@ -236,44 +171,6 @@ func (p *Pager) Close() error {
 		return ErrBusy
 	}
 	return p.file.Close()
-}
-
-func (p *Pager) current() *superblock { return p.base.Load() }
-
-// PageSize is the size of the file's pages.
-func (p *Pager) PageSize() int { return p.pageSize }
-
-// State is the newest durable state.
-func (p *Pager) State() State { return p.current().state }
-
-// Blobs is the blob store's part of the newest durable state.
-func (p *Pager) Blobs() BlobState { return p.current().blobs }
-
-// Checkpoint is the number of the newest durable state.
-func (p *Pager) Checkpoint() uint64 { return p.current().checkpoint }
-
-// StoreID is the random identity that Create gave the file.
-func (p *Pager) StoreID() [16]byte { return p.current().storeID }
-
-// SuperblockDamage says which superblocks and copies of superblocks Open found damaged; nil if all were
-// intact.
-func (p *Pager) SuperblockDamage() error { return p.damaged }
-
-// SuperblockFaults are the same pages, one by one.
-func (p *Pager) SuperblockFaults() []*CorruptError { return p.faults }
-
-// SuperblocksRepaired is how many of them Open wrote again.
-func (p *Pager) SuperblocksRepaired() int { return p.repaired }
-
-// SuperblockMissing reports whether the superblock of a newer checkpoint may be missing, together with
-// its copy. All pages of the open state are intact then, but the log must reach back to its epoch. If it
-// does not, the newer state was durable.
-func (p *Pager) SuperblockMissing() bool { return p.missing }
-
-// ReadArray reads a page array of the newest durable state. It calls leaf with the bytes of each leaf,
-// in order.
-func (p *Pager) ReadArray(kind ArrayKind, root ArrayRoot, leaves int, leaf func(i int, payload []byte) error) (*PageArray, error) {
-	return p.readArray(kind, root, leaves, leaf)
 }
 
 // Err is the error that stopped the pager, or nil. It matches ErrFailed.
@@ -327,3 +224,6 @@ func (p *Pager) applyReuse() uint64 {
 	p.space.freePending(n, p.reusable.Load(), p.onFree)
 	return n
 }
+
+// IsLive reports whether page id belongs to the newest durable state. No checkpoint may be open.
+func (p *Pager) IsLive(id page.ID) bool { return p.space.live.Has(int(id)) }

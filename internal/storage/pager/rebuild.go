@@ -29,7 +29,7 @@ func (p *Pager) RebuildMap(reachable func(each func(page.ID) error) (complete bo
 	}
 	defer p.open.Store(false)
 	sb := p.current()
-	space := newSpace()
+	space := newSpace(newLive())
 	add := func(id page.ID) error {
 		if id < superblocks || id >= sb.pageCount {
 			return brokenf("page %d of %d is reachable", id, sb.pageCount)
@@ -68,33 +68,33 @@ func (p *Pager) RebuildMap(reachable func(each func(page.ID) error) (complete bo
 
 // PartialArray returns a stored page array as far as its nodes can be read. The next update must write
 // all of its leaves.
-func (p *Pager) PartialArray(kind ArrayKind, root ArrayRoot, leaves int) *PageArray {
-	v := &PageArray{kind: kind, size: p.pageSize}
+func (r *Reader) PartialArray(kind ArrayKind, root ArrayRoot, leaves int) *PageArray {
+	v := &PageArray{kind: kind, size: r.pageSize}
 	for _, n := range v.shape(leaves) {
 		v.levels = append(v.levels, make([]page.ID, n))
 	}
 	top := len(v.levels) - 1
-	if top < 0 || root.Page < superblocks || root.Page >= p.current().pageCount {
+	if top < 0 || root.Page < superblocks || root.Page >= r.current().pageCount {
 		return v
 	}
 	v.levels[top][0] = root.Page
-	buf := vfs.AlignedBuffer(p.pageSize)
+	buf := vfs.AlignedBuffer(r.pageSize)
 	for level := top; level > 0; level-- {
 		for i, id := range v.levels[level] {
-			if id == 0 || p.ReadPage(id, buf) != nil || v.checkNode(buf, level, i) != nil {
+			if id == 0 || r.ReadPage(id, buf) != nil || v.checkNode(buf, level, i) != nil {
 				continue
 			}
-			v.readableChildren(p, level, i, buf[arrPayload:])
+			v.readableChildren(r, level, i, buf[arrPayload:])
 		}
 	}
 	return v
 }
 
 // readableChildren takes the ids of a node's children, except impossible ones.
-func (v *PageArray) readableChildren(p *Pager, level, index int, payload []byte) {
+func (v *PageArray) readableChildren(r *Reader, level, index int, payload []byte) {
 	below := v.levels[level-1]
 	for c := index * v.fanout(); c < min((index+1)*v.fanout(), len(below)); c++ {
-		if id := page.ID(binary.LittleEndian.Uint64(payload)); id >= superblocks && id < p.current().pageCount {
+		if id := page.ID(binary.LittleEndian.Uint64(payload)); id >= superblocks && id < r.current().pageCount {
 			below[c] = id
 		}
 		payload = payload[8:]

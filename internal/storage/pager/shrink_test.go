@@ -141,7 +141,7 @@ func TestEveryPageIsInvalidatedBeforeItIsReused(t *testing.T) {
 	cache := map[page.ID]string{}
 	p, err = Open(mem, toyFile, Options{OnFree: func(id page.ID) { delete(cache, id) }})
 	must(t, err)
-	y := &toy{p: p, leaves: map[int]toyLeaf{}}
+	y := &toy{p: p, r: &p.Reader, leaves: map[int]toyLeaf{}}
 	admit := func(ids []page.ID) {
 		for _, id := range ids {
 			buf := make([]byte, 512)

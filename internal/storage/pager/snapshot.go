@@ -5,49 +5,57 @@ import (
 	"fmt"
 	"math"
 
+	"github.com/epochkv/epochkv/internal/storage/bitset"
 	"github.com/epochkv/epochkv/internal/storage/page"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// A pager of a snapshot is one pinned checkpoint of a data file: a durable state, read-only, as the file
-// itself describes it. It uses nothing that the pager of the open file has in memory. A verification reads
-// it, and so does the salvage of a damaged file.
+// Snapshot is one durable state of a data file, read-only, as the file itself describes it. It uses nothing
+// that the pager of the open file has in memory. A verification reads it, and so does the salvage of a
+// damaged file.
 //
-// While the pinned checkpoint of an open file is in use, its owner must not let ReuseAllFreed pass it, and
-// must name it in ReuseFreed, before the next checkpoint and in every later call. Pages that became live
-// after it, or that were freed before it, are not part of it. So the file grows at most by what is left of
-// the pinned state, however long it is in use.
+// A snapshot of an open file is a pinned checkpoint. While it is in use, its owner must not let
+// ReuseAllFreed pass it, and must name it in ReuseFreed, before the next checkpoint and in every later call.
+// Pages that became live after it, or that were freed before it, are not part of it. So the file grows at
+// most by what is left of the pinned state, however long it is in use.
+//
+// A snapshot is for one goroutine at a time, except for the methods of its Reader.
+type Snapshot struct {
+	Reader
+	size int64 // of the file, when the snapshot was made
 
-// Snapshot returns the newest durable state, without its allocation map (see ReadMap). It also audits the
-// space that p has in memory. No checkpoint may be open.
-func (p *Pager) Snapshot() (*Pager, error) {
+	// Of the allocation map; nil before ReadMap.
+	live       *bitset.Set
+	allocation *PageArray
+}
+
+// Snapshot returns the newest durable state, without its allocation map (see Snapshot.ReadMap). It also
+// audits the space that p has in memory. No checkpoint may be open.
+func (p *Pager) Snapshot() (*Snapshot, error) {
 	if !p.open.CompareAndSwap(false, true) {
 		return nil, ErrBusy
 	}
 	defer p.open.Store(false)
-	if err := p.space.audit(); err != nil {
-		return nil, brokenf("%w", err)
-	}
-	if n := p.space.taken.Count(); n != 0 {
-		return nil, brokenf("%d pages are taken and no checkpoint is open", n)
+	if err := p.auditSpace(); err != nil {
+		return nil, err
 	}
 	p.space.startGeneration(p.Checkpoint())
-	state := newSnapshot(p.file, *p.current(), p.fileSize.Load())
+	s := newSnapshot(p.file, *p.current(), p.fileSize.Load())
 	switch survey, err := surveySuperblocks(p.file); { // no checkpoint writes one now
 	case errors.Is(err, ErrSuperblocks), errors.Is(err, ErrSuperblockMissing), errors.Is(err, ErrNotDataFile):
 		slot := p.current().slot()
-		state.faults = []*CorruptError{{File: p.file.Name(), Page: slot, Offset: p.offset(slot), Reason: err.Error()}}
+		s.faults = []*CorruptError{{File: p.file.Name(), Page: slot, Offset: p.offset(slot), Reason: err.Error()}}
 	case err != nil:
 		return nil, err
 	default:
-		state.noteSurvey(survey)
+		s.noteSurvey(survey)
 	}
-	return state, nil
+	return s, nil
 }
 
-// OpenSnapshot opens the newest durable state of a data file that no other pager has open. It reads only
-// the superblocks, not the allocation map. Close closes the file. Errors are those of Open.
-func OpenSnapshot(fsys vfs.FS, name string) (*Pager, error) {
+// OpenSnapshot opens the newest durable state of a data file that no pager has open. It reads only the
+// superblocks, not the allocation map. Close closes the file. Errors are those of Open.
+func OpenSnapshot(fsys vfs.FS, name string) (*Snapshot, error) {
 	f, err := fsys.Open(name, vfs.ReadOnly)
 	if err != nil {
 		return nil, fmt.Errorf("pager: %w", err)
@@ -56,44 +64,49 @@ func OpenSnapshot(fsys vfs.FS, name string) (*Pager, error) {
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	p := newSnapshot(f, survey.newest, survey.size)
-	p.noteSurvey(survey)
-	p.repaired = 0
-	return p, nil
+	s := newSnapshot(f, survey.newest, survey.size)
+	s.noteSurvey(survey)
+	s.repaired = 0
+	return s, nil
 }
 
-func newSnapshot(f vfs.File, sb superblock, size int64) *Pager {
-	p := &Pager{file: f, pageSize: sb.pageSize, space: newSpace(), allocation: &PageArray{kind: ArrayAllocationMap, size: sb.pageSize}}
-	p.base.Store(&sb)
-	p.building.Store(sb.checkpoint)
-	p.fileSize.Store(size)
-	p.failure.Store(&errReadOnly)
-	p.publishStats()
-	return p
+func newSnapshot(f vfs.File, sb superblock, size int64) *Snapshot {
+	s := &Snapshot{Reader: Reader{file: f, pageSize: sb.pageSize}, size: size}
+	s.newest.Store(&sb)
+	s.building.Store(sb.checkpoint)
+	return s
 }
 
-var errReadOnly = fmt.Errorf("%w: the file was opened for reading only", ErrFailed)
+// Close closes the file of a snapshot that OpenSnapshot or OpenRaw has opened. A snapshot of an open pager
+// is not closed.
+func (s *Snapshot) Close() error { return s.file.Close() }
 
-// ReadMap reads the allocation map of a snapshot, which Audit and IsLive need.
-func (p *Pager) ReadMap() error {
-	sb := p.current()
-	if size, need := p.fileSize.Load(), p.offset(sb.pageCount); size < need {
-		return fmt.Errorf("%s: %w: %d bytes, %d pages need %d", p.file.Name(), ErrTruncated, size, sb.pageCount, need)
+// ReadMap reads the allocation map, which Audit, IsLive and LivePages need.
+func (s *Snapshot) ReadMap() (err error) {
+	sb := s.current()
+	if need := s.offset(sb.pageCount); s.size < need {
+		return fmt.Errorf("%s: %w: %d bytes, %d pages need %d", s.file.Name(), ErrTruncated, s.size, sb.pageCount, need)
 	}
-	if err := p.readMap(sb); err != nil {
-		return err
-	}
-	p.publishStats()
-	return nil
+	s.allocation, s.live, err = s.readMap()
+	return err
 }
 
-// Name is the data file's name.
-func (p *Pager) Name() string { return p.file.Name() }
+// IsLive reports whether the allocation map says that page id belongs to the state.
+func (s *Snapshot) IsLive(id page.ID) bool { return s.live.Has(int(id)) }
+
+// LivePages is the number of pages that belong to the state, with the superblocks.
+func (s *Snapshot) LivePages() int { return s.live.Count() }
+
+// Audit compares the allocation map with the pages that are reachable. reachable calls its argument once
+// for every page that the tree and the blob store reach. Audit adds the map's own pages and the superblocks.
+func (s *Snapshot) Audit(reachable func(each func(page.ID) error) error) error {
+	return s.auditLive(s.live, s.allocation, reachable)
+}
 
 // OpenRaw opens a file without intact superblocks, as a state of which only the page size is known. With
 // zero for the page size it takes the one with which most of the first pages are intact. It is for reading
 // single pages. Close closes the file.
-func OpenRaw(fsys vfs.FS, name string, pageSize int) (*Pager, error) {
+func OpenRaw(fsys vfs.FS, name string, pageSize int) (*Snapshot, error) {
 	f, err := fsys.Open(name, vfs.ReadOnly)
 	if err != nil {
 		return nil, fmt.Errorf("pager: %w", err)
@@ -102,18 +115,18 @@ func OpenRaw(fsys vfs.FS, name string, pageSize int) (*Pager, error) {
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	raw := func(pageSize int) *Pager {
+	raw := func(pageSize int) *Snapshot {
 		sb := superblock{checkpoint: math.MaxUint64, pageSize: pageSize, pageCount: page.ID(size / int64(pageSize))}
 		return newSnapshot(f, sb, size)
 	}
 	if pageSize != 0 {
 		return raw(pageSize), nil
 	}
-	var best *Pager
+	var best *Snapshot
 	most := 0
 	for n := page.SizeMin; n <= page.SizeMax; n *= 2 {
-		if p := raw(n); p.intactPages() > most {
-			best, most = p, p.intactPages()
+		if s := raw(n); s.intactPages() > most {
+			best, most = s, s.intactPages()
 		}
 	}
 	if best == nil {
@@ -123,15 +136,12 @@ func OpenRaw(fsys vfs.FS, name string, pageSize int) (*Pager, error) {
 }
 
 // intactPages counts intact pages among the first thousand.
-func (p *Pager) intactPages() int {
-	buf, n := vfs.AlignedBuffer(p.pageSize), 0
-	for id := page.ID(superblocks); id < min(p.current().pageCount, 1000); id++ {
-		if p.ReadPage(id, buf) == nil {
+func (s *Snapshot) intactPages() int {
+	buf, n := vfs.AlignedBuffer(s.pageSize), 0
+	for id := page.ID(superblocks); id < min(s.PageCount(), 1000); id++ {
+		if s.ReadPage(id, buf) == nil {
 			n++
 		}
 	}
 	return n
 }
-
-// IsLive reports whether the allocation map says that page id belongs to the state. ReadMap must come first.
-func (p *Pager) IsLive(id page.ID) bool { return p.space.live.Has(int(id)) }

@@ -31,15 +31,15 @@ func TestPinnedCheckpointHoldsItsOwnPagesOnly(t *testing.T) {
 			must(t, y.audit())
 		}
 	}
-	check := func(p *Pager, want map[int]uint64) {
+	check := func(s *Snapshot, want map[int]uint64) {
 		t.Helper()
-		state := &toy{p: p, leaves: map[int]toyLeaf{}, root: p.State().Root}
+		state := toyOf(s)
 		must(t, state.load())
 		if got := state.contents(); !maps.Equal(got, want) {
 			t.Fatalf("a pinned state holds %v, it was %v", got, want)
 		}
 	}
-	pin := func() (*Pager, map[int]uint64) {
+	pin := func() (*Snapshot, map[int]uint64) {
 		t.Helper()
 		p, err := y.p.Snapshot()
 		must(t, err)
@@ -105,7 +105,7 @@ func TestPinnedCheckpointModel(t *testing.T) {
 		faults := vfs.NewFaulty(mem)
 		y := createToy(t, faults, 512)
 		type pinned struct {
-			p    *Pager
+			p    *Snapshot
 			want map[int]uint64
 			at   uint64
 			leaf map[int]toyLeaf // of a reader with a slot, without a pinned checkpoint
@@ -113,14 +113,14 @@ func TestPinnedCheckpointModel(t *testing.T) {
 		var pins, readers []pinned
 		value := uint64(0)
 		check := func(p pinned) {
-			state := &toy{p: p.p, leaves: map[int]toyLeaf{}, root: p.p.State().Root}
+			state := toyOf(p.p)
 			must(t, state.load())
 			if got := state.contents(); !maps.Equal(got, p.want) {
 				t.Fatalf("seed %d: pinned %d holds %v, was %v", seed, p.at, got, p.want)
 			}
-			q := newSnapshot(p.p.file, *p.p.current(), p.p.fileSize.Load())
+			q := newSnapshot(p.p.file, *p.p.current(), p.p.size)
 			must(t, q.ReadMap())
-			must(t, (&toy{p: q, leaves: state.leaves, root: state.root}).audit())
+			must(t, q.Audit(state.reachable))
 		}
 		for range 150 {
 			switch n := r.IntN(12); {
@@ -211,4 +211,9 @@ func TestPinnedCheckpointModel(t *testing.T) {
 		}
 		must(t, z.p.Close())
 	}
+}
+
+// toyOf is the toy in a snapshot.
+func toyOf(s *Snapshot) *toy {
+	return &toy{r: &s.Reader, leaves: map[int]toyLeaf{}, root: s.State().Root}
 }

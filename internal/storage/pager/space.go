@@ -59,29 +59,20 @@ type pageGeneration struct {
 	pages bitset.Set
 }
 
-func newSpace() *space {
-	s := &space{}
-	for id := range superblocks {
-		s.busy.Add(id)
-		s.live.Add(id)
+// newSpace is the space of a state with these live pages.
+func newSpace(live *bitset.Set) *space {
+	s := &space{live: *live}
+	for i := range live.Len() / 64 {
+		s.busy.SetWord(i, live.Word(i))
 	}
 	return s
 }
 
-// setLiveWord sets 64 live pages from the stored map.
-func (s *space) setLiveWord(i int, word uint64) {
-	if i == 0 {
-		word |= 1<<superblocks - 1
-	}
-	s.live.SetWord(i, word)
-	s.busy.SetWord(i, word)
-}
-
 // end is the first page after all live, pending and taken pages.
-func (s *space) end() page.ID { return page.ID(s.busy.Last(s.busy.Len()) + 1) }
+func (s *space) end() page.ID { return endOf(&s.busy) }
 
 // liveEnd is the first page after all live pages: the page count of the state under construction.
-func (s *space) liveEnd() page.ID { return page.ID(s.live.Last(s.live.Len()) + 1) }
+func (s *space) liveEnd() page.ID { return endOf(&s.live) }
 
 // takeUpTo takes the lowest free run, cut to n pages. If n is large enough, runs of fewer than
 // runPreferred pages come last. The end of the file comes after all holes.

@@ -1,7 +1,6 @@
 package pager
 
 import (
-	"github.com/epochkv/epochkv/internal/storage/bitset"
 	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
@@ -51,10 +50,10 @@ func (p *Pager) Stats() Stats {
 		MapPages:     counts.mapPages,
 		SuperPages:   p.superPages(),
 		Blobs:        p.current().blobs,
-		PagesRead:    p.counters.reads.Load(),
-		PagesWritten: p.counters.writes.Load(),
-		Submissions:  p.counters.submissions.Load(),
-		Damaged:      p.counters.damaged.Load(),
+		PagesRead:    p.reads.Load(),
+		PagesWritten: p.written.pages.Load(),
+		Submissions:  p.written.submissions.Load(),
+		Damaged:      p.damaged.Load(),
 	}
 }
 
@@ -73,46 +72,19 @@ func (p *Pager) Audit(reachable func(each func(page.ID) error) error) error {
 		return ErrBusy
 	}
 	defer p.open.Store(false)
+	if err := p.auditSpace(); err != nil {
+		return err
+	}
+	return p.auditLive(&p.space.live, p.allocation, reachable)
+}
+
+// auditSpace checks the space in memory between checkpoints.
+func (p *Pager) auditSpace() error {
 	if err := p.space.audit(); err != nil {
 		return brokenf("%w", err)
 	}
 	if n := p.space.taken.Count(); n != 0 {
 		return brokenf("%d pages are taken and no checkpoint is open", n)
-	}
-	var reached bitset.Set
-	reach := func(id page.ID) error {
-		if id > maxPage || !p.space.live.Has(int(id)) {
-			return brokenf("page %d is reachable and not live", id)
-		}
-		if !reached.Add(int(id)) {
-			return brokenf("page %d is reachable twice", id)
-		}
-		return nil
-	}
-	var err error
-	p.allocation.Pages(func(id page.ID) {
-		if err == nil {
-			err = reach(id)
-		}
-	})
-	for id := range page.ID(superblocks) {
-		reached.Add(int(id))
-	}
-	for _, id := range []page.ID{p.current().copy, p.current().nextCopy} {
-		if id != 0 && err == nil {
-			err = reach(id)
-		}
-	}
-	if err == nil {
-		err = reachable(reach)
-	}
-	if err != nil {
-		return err
-	}
-	for i := range p.space.live.Len() / 64 {
-		if lost := p.space.live.Word(i) &^ reached.Word(i); lost != 0 {
-			return brokenf("pages %d.. are live and not reachable: %#x", i*64, lost)
-		}
 	}
 	return nil
 }

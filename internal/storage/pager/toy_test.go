@@ -15,7 +15,8 @@ import (
 // toy is the smallest tree there is: a root page that lists leaf pages, each of which holds one number. A checkpoint rewrites
 // the root and the leaves that change.
 type toy struct {
-	p      *Pager
+	p      *Pager          // nil if the toy is only read
+	r      *Reader         // of its state
 	leaves map[int]toyLeaf // by slot
 	root   page.ID
 }
@@ -35,7 +36,7 @@ func createToy(t testing.TB, fs vfs.FS, pageSize int) *toy {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &toy{p: p, leaves: map[int]toyLeaf{}}
+	return &toy{p: p, r: &p.Reader, leaves: map[int]toyLeaf{}}
 }
 
 // openToy opens the file, reads every page of the newest state and audits.
@@ -44,7 +45,7 @@ func openToy(fs vfs.FS) (*toy, error) {
 	if err != nil {
 		return nil, err
 	}
-	y := &toy{p: p, leaves: map[int]toyLeaf{}, root: p.State().Root}
+	y := &toy{p: p, r: &p.Reader, leaves: map[int]toyLeaf{}, root: p.State().Root}
 	if err := errors.Join(y.load(), y.audit()); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
@@ -55,8 +56,8 @@ func (y *toy) load() error {
 	if y.root == 0 {
 		return nil
 	}
-	buf := make([]byte, y.p.PageSize())
-	if err := y.p.ReadPage(y.root, buf); err != nil {
+	buf := make([]byte, y.r.PageSize())
+	if err := y.r.ReadPage(y.root, buf); err != nil {
 		return err
 	}
 	for i := range toySlots(len(buf)) {
@@ -70,7 +71,7 @@ func (y *toy) load() error {
 	for _, l := range y.leaves {
 		ids, want = append(ids, l.id), append(want, l.value)
 	}
-	return y.p.readEach(ids, func(i int, buf []byte) error {
+	return y.r.readEach(ids, func(i int, buf []byte) error {
 		if got := binary.LittleEndian.Uint64(buf[page.HeaderSize:]); got != want[i] {
 			return fmt.Errorf("page %d holds %d, want %d", ids[i], got, want[i])
 		}
@@ -79,16 +80,18 @@ func (y *toy) load() error {
 }
 
 func (y *toy) audit() error {
-	return y.p.Audit(func(each func(page.ID) error) error {
-		if y.root == 0 {
-			return nil
-		}
-		err := each(y.root)
-		for _, l := range y.leaves {
-			err = errors.Join(err, each(l.id))
-		}
-		return err
-	})
+	return y.p.Audit(y.reachable)
+}
+
+func (y *toy) reachable(each func(page.ID) error) error {
+	if y.root == 0 {
+		return nil
+	}
+	err := each(y.root)
+	for _, l := range y.leaves {
+		err = errors.Join(err, each(l.id))
+	}
+	return err
 }
 
 // contents is the numbers in the toy, by slot.

@@ -109,8 +109,8 @@ func (w *Writer) Flush() error {
 		return p.failed(fmt.Errorf("pager: writing pages: %w", err))
 	}
 	p.checkWritten(w.ids, w.slab)
-	p.counters.writes.Add(uint64(len(w.ids)))
-	p.counters.submissions.Add(uint64(len(w.reqs)))
+	p.written.pages.Add(uint64(len(w.ids)))
+	p.written.submissions.Add(uint64(len(w.reqs)))
 	w.ck.unwritten.Add(-int64(len(w.ids)))
 	w.ids = w.ids[:0]
 	return nil

@@ -14,7 +14,7 @@ import (
 // needs Invalidate when it opens the file, and Open needs the pager.
 type Cached struct {
 	// Constant after Open.
-	pager *pager.Pager
+	pager *pager.Reader
 	cache *cache.Cache
 
 	batchReads, batchPages atomic.Uint64 // submissions of several pages, and the pages in them
@@ -24,7 +24,7 @@ type Cached struct {
 }
 
 // Open creates a cache of so many bytes over the pages of p.
-func (c *Cached) Open(p *pager.Pager, bytes int64, registry *pin.Registry) (err error) {
+func (c *Cached) Open(p *pager.Reader, bytes int64, registry *pin.Registry) (err error) {
 	c.pager = p
 	c.cache, err = cache.New(cache.Config{
 		Bytes: bytes, PageSize: p.PageSize(), Registry: registry, Load: c.read, LoadBatch: c.readBatch,
@@ -125,7 +125,7 @@ func (c *Cached) readBatch(reads []cache.Read) {
 }
 
 // Read reads a page past the cache, and verifies it.
-func Read(p *pager.Pager, id page.ID, buf []byte) error {
+func Read(p *pager.Reader, id page.ID, buf []byte) error {
 	if err := p.ReadPage(id, buf); err != nil {
 		return err
 	}
@@ -133,7 +133,7 @@ func Read(p *pager.Pager, id page.ID, buf []byte) error {
 }
 
 // verify checks the structure of a page whose checksum is correct.
-func verify(p *pager.Pager, id page.ID, buf []byte) error {
+func verify(p *pager.Reader, id page.ID, buf []byte) error {
 	if t := page.ReadHeader(buf).Type; t != page.TypeLeaf && t != page.TypeInner {
 		return nil // package blob checks its pages when it decodes them
 	}

@@ -8,12 +8,12 @@ import (
 
 // Direct is a source of verified tree pages that reads past the cache, for walks that look at one page at a time.
 type Direct struct {
-	pager *pager.Pager
+	pager *pager.Reader
 	buf   []byte
 }
 
 // NewDirect makes a source with a buffer of its own.
-func NewDirect(p *pager.Pager) *Direct {
+func NewDirect(p *pager.Reader) *Direct {
 	return &Direct{pager: p, buf: vfs.AlignedBuffer(p.PageSize())}
 }
 
@@ -26,7 +26,7 @@ func (d *Direct) Page(id page.ID, _ int) ([]byte, error) {
 }
 
 // WholeTree is a source that gives each page a buffer of its own, for cursors, which need a path of pages at a time.
-type WholeTree struct{ Pager *pager.Pager }
+type WholeTree struct{ Pager *pager.Reader }
 
 // Page implements btree.Source.
 func (w WholeTree) Page(id page.ID, level int) ([]byte, error) {

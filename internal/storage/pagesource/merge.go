@@ -19,14 +19,14 @@ const (
 // Merge is the source of one worker of a merge. It reads past the cache into buffers of its own: a merge visits each page
 // once, and must neither hold frames for seconds nor evict what readers need.
 type Merge struct {
-	pager      *pager.Pager
+	pager      *pager.Reader
 	buf        []byte
 	prefetched []pager.Read // in the order in which the merge will ask for them
 	slab       []byte       // their buffers
 }
 
 // NewMerge makes a source for one worker.
-func NewMerge(p *pager.Pager) *Merge {
+func NewMerge(p *pager.Reader) *Merge {
 	return &Merge{pager: p, buf: vfs.AlignedBuffer(p.PageSize())}
 }
 

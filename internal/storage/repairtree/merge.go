@@ -167,7 +167,7 @@ type Dropper interface {
 }
 
 // FreeUnused frees the trees that were abandoned before a merge.
-func (s *Tree) FreeUnused(p *pager.Pager, ck *pager.Checkpoint, blobs Dropper) error {
+func (s *Tree) FreeUnused(p *pager.Reader, ck *pager.Checkpoint, blobs Dropper) error {
 	if s == nil {
 		return nil
 	}
@@ -181,7 +181,7 @@ func (s *Tree) FreeUnused(p *pager.Pager, ck *pager.Checkpoint, blobs Dropper) e
 
 // freeTree frees the pages and blobs that can be found of an abandoned tree. Pages below an inner node that cannot be read,
 // and the blobs of a leaf that cannot be read, stay allocated.
-func freeTree(p *pager.Pager, ck *pager.Checkpoint, blobs Dropper, root btree.Root) error {
+func freeTree(p *pager.Reader, ck *pager.Checkpoint, blobs Dropper, root btree.Root) error {
 	return btree.Walk(pagesource.NewDirect(p), root, &btree.Visitor{
 		Page: func(id page.ID, level int, buf []byte) error {
 			ck.Free(id)

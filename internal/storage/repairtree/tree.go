@@ -220,7 +220,7 @@ func (s *Tree) records(epoch keys.Epoch) (entries []btree.Entry) {
 }
 
 // Read reads the records of a state. If the repair tree is damaged it reads the mirror.
-func Read(p *pager.Pager, store *blob.Store, root, mirror btree.Root) (*Tree, error) {
+func Read(p *pager.Reader, store *blob.Store, root, mirror btree.Root) (*Tree, error) {
 	if root.Empty() {
 		return nil, nil
 	}
@@ -240,7 +240,7 @@ func Read(p *pager.Pager, store *blob.Store, root, mirror btree.Root) (*Tree, er
 }
 
 // readRecords reads the records in the repair tree, or in its mirror.
-func readRecords(p *pager.Pager, store *blob.Store, root btree.Root) (*Tree, error) {
+func readRecords(p *pager.Reader, store *blob.Store, root btree.Root) (*Tree, error) {
 	s := &Tree{root: root, pages: []Page{}}
 	var c btree.Cursor
 	c.Reset(pagesource.WholeTree{Pager: p}, root, keys.MaxEpoch, []byte{byte(keys.SpaceRepairTree)}, []byte{byte(keys.SpaceRepairTree) + 1})
@@ -266,7 +266,7 @@ func readRecords(p *pager.Pager, store *blob.Store, root btree.Root) (*Tree, err
 }
 
 // Skipping returns source without the skipped pages: it refuses them as damaged, for the reason that is recorded.
-func (s *Tree) Skipping(source btree.Source, p *pager.Pager) btree.Source {
+func (s *Tree) Skipping(source btree.Source, p *pager.Reader) btree.Source {
 	return pagesource.Skipping{Source: source, Refuse: func(id page.ID) error {
 		if _, skipped := s.avoid[id]; !skipped {
 			return nil

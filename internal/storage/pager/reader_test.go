@@ -13,7 +13,7 @@ func TestUnreadableSectorIsDamage(t *testing.T) {
 	fs := vfs.NewFaulty(vfs.NewMem())
 	p, err := Create(fs, toyFile, Options{PageSize: 512})
 	must(t, err)
-	y := &toy{p: p}
+	y := &toy{p: p, r: &p.Reader}
 	must(t, y.checkpoint(7, []int{0, 1, 5}, nil, 100))
 	root := y.p.State().Root
 	fs.Inject(vfs.Rule{Op: vfs.OpRead, Name: toyFile})
