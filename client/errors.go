@@ -90,6 +90,9 @@ func (e *Error) OutcomeUnknown() bool {
 	if e.Reason == kvpb.ErrorReason_ERROR_REASON_UNSPECIFIED {
 		return e.Code != codes.Unimplemented
 	}
+	if e.Metadata[kvpb.EarlierRequests] == kvpb.EarlierUnknown {
+		return true // the error is about a later message of the stream
+	}
 	return e.Reason == kvpb.ErrorReason_ERROR_REASON_OUTCOME_UNKNOWN || e.Reason == kvpb.ErrorReason_ERROR_REASON_INTERNAL
 }
 

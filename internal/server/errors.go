@@ -62,6 +62,14 @@ func (e *outcomeUnknownError) Error() string {
 
 func (e *outcomeUnknownError) Unwrap() error { return e.cause }
 
+// laterMessageError refuses a message of a stream that has carried others. The message was not
+// executed. Earlier requests of the stream may have been, and their answers may be lost with the
+// stream.
+type laterMessageError struct{ cause error }
+
+func (e *laterMessageError) Error() string { return e.cause.Error() }
+func (e *laterMessageError) Unwrap() error { return e.cause }
+
 // How long RetryInfo tells a client to wait. Short where the cause lasts as long as a few requests;
 // long where it takes a checkpoint or an operator.
 const (
@@ -129,6 +137,14 @@ func contextStatus(err error) *status.Status {
 // classify finds an error's reason. The order matters where one error wraps another: a log that
 // failed because the disk is full is a failed log.
 func classify(err error) fault {
+	if later, ok := errors.AsType[*laterMessageError](err); ok {
+		f := classify(later.cause)
+		if f.metadata == nil {
+			f.metadata = map[string]string{}
+		}
+		f.metadata[pb.EarlierRequests] = pb.EarlierUnknown
+		return f
+	}
 	if f, ok := classifyTransaction(err); ok { // first: some of them wrap the error of an earlier request
 		return f
 	}

@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	"golang.org/x/net/http2"
-	"google.golang.org/grpc/status"
 )
 
 // findStalled finds the messages that make no progress, and reports whether there are any.
@@ -71,16 +70,14 @@ func (in *inbound) takeTelling() []byte {
 }
 
 // tell ends a stream within a message: gRPC reads that the client has reset it, and the client gets
-// the reason. After an earlier message on the stream there is no ErrorInfo, because the earlier
-// request may have been executed and not answered.
+// the reason.
 func (in *inbound) tell(stream uint32, m *receivedStream, err error) {
 	in.receiving.refused.Add(1)
-	st := statusOf(err)
 	if m.later {
-		st = status.New(st.Code(), st.Message())
+		err = &laterMessageError{cause: err}
 	}
 	in.ending = append(in.ending, stream)
-	in.telling = appendRefusal(in.telling, stream, st, !m.answered)
+	in.telling = appendRefusal(in.telling, stream, statusOf(err), !m.answered)
 }
 
 // refuse ends the stream of a message whose prefix ends with the bytes at hand. gRPC must not

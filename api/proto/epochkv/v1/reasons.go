@@ -10,6 +10,14 @@ import "strings"
 // ErrorDomain is the domain of every google.rpc.ErrorInfo that the server sends.
 const ErrorDomain = "epochkv"
 
+// EarlierRequests is the entry in the metadata of an error that ends a stream because of a later
+// message. Its value, EarlierUnknown, says that earlier requests without an answer may have been
+// executed.
+const (
+	EarlierRequests = "earlier_requests"
+	EarlierUnknown  = "unknown"
+)
+
 const reasonPrefix = "ERROR_REASON_"
 
 // Reason is the stable string in google.rpc.ErrorInfo: the value's name without its prefix.
