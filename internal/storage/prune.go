@@ -74,7 +74,7 @@ func newPruner() *pruner {
 // QueueLongChains requests the pruning of the chains that w's last commit made long. It is called after the epoch of the
 // commit is visible. A full queue drops the request; the call never waits. It returns the length of the longest chain.
 func (e *Engine) QueueLongChains(w *Writer) (longest int) {
-	for _, c := range w.inserter.Crowded() {
+	for _, c := range w.inserter.LongChains() {
 		select {
 		case e.pruner.queue <- PruneRequest{w.generation, c}:
 			e.pruner.queued.Add(1)
@@ -100,7 +100,7 @@ func (e *Engine) PruneLongChains(w *Writer, minLength int) {
 		return
 	}
 	h := memtable.GCWatermarks{MinVisible: e.registry.MinVisible()}
-	for _, c := range w.inserter.Crowded() {
+	for _, c := range w.inserter.LongChains() {
 		if w.generation.mem.ChainLength(c) >= minLength {
 			p.assisted.Add(1)
 			p.prune(w.generation.mem, c, &h, nil)
@@ -113,7 +113,7 @@ func (e *Engine) PruneLongChains(w *Writer, minLength int) {
 const AssistLength = 2 * longChainLength
 
 // MadeLongChain reports whether w's last commit made a chain long.
-func (w *Writer) MadeLongChain() bool { return len(w.inserter.Crowded()) > 0 }
+func (w *Writer) MadeLongChain() bool { return len(w.inserter.LongChains()) > 0 }
 
 // PruneRequests delivers when there is something to prune.
 func (e *Engine) PruneRequests() <-chan PruneRequest { return e.pruner.queue }

@@ -29,7 +29,7 @@ type tablePool struct {
 
 func (e *Engine) tableConfig() memtable.Config {
 	return memtable.Config{
-		Bytes: int(e.memory.memtableBytes), Prefix: []byte{byte(keys.SpaceUser)}, CrowdedAt: e.options.Ablation.LongChain(longChainLength), Filling: e.memory.pool.requested,
+		Bytes: int(e.memory.memtableBytes), Prefix: []byte{byte(keys.SpaceUser)}, LongChain: e.options.Ablation.LongChain(longChainLength), Filling: e.memory.pool.requested,
 		Obtain: e.options.Obtain,
 	}
 }

@@ -59,9 +59,9 @@ func (t *Table) install(in *Inserter, node, version uint32) {
 		if !chain.CompareAndSwap(old, pack(length, version)) {
 			continue
 		}
-		if t.crowdedAt != 0 && length%t.crowdedAt == 0 && in.crowdedN < crowdedMax {
-			in.crowded[in.crowdedN] = Chain{node}
-			in.crowdedN++
+		if t.longChain != 0 && length%t.longChain == 0 && in.longChainCount < longChainsMax {
+			in.longChains[in.longChainCount] = Chain{node}
+			in.longChainCount++
 		}
 		return
 	}

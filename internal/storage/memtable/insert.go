@@ -57,22 +57,22 @@ type Inserter struct {
 
 	starved error // why the latest Apply found no memory; see ErrStarved
 
-	pooled      uint32 // free versions of spareClass, linked; zero without any
+	pooled      uint32 // free versions of pooledClass, linked; zero without any
 	pooledClass int
 
-	crowded  [crowdedMax]Chain
-	crowdedN int
+	longChains     [longChainsMax]Chain
+	longChainCount int
 }
 
-// crowdedMax bounds what one Apply reports; the next multiple of a chain's length reports it again.
-const crowdedMax = 16
+// longChainsMax bounds what one Apply reports; the next multiple of a chain's length reports it again.
+const longChainsMax = 16
 
 // Chain names one key's version chain in its table, for Prune.
 type Chain struct{ node uint32 }
 
-// Crowded returns the chains whose length became a multiple of Config.CrowdedAt in the last Apply.
+// LongChains returns the chains whose length became a multiple of Config.LongChain in the last Apply.
 // The slice is valid until the next one.
-func (in *Inserter) Crowded() []Chain { return in.crowded[:in.crowdedN] }
+func (in *Inserter) LongChains() []Chain { return in.longChains[:in.longChainCount] }
 
 // Secure makes sure that an Apply of up to n bytes (see MaxSize) finds its memory mapped and
 // touched, and binds in to t. It is called before the log reservation: it may take a lock and cause
@@ -127,7 +127,7 @@ func (t *Table) bind(in *Inserter) {
 	in.rnd = uint64(n)*0x9e3779b97f4a7c15 | 1
 	in.levels, in.moved = 0, false
 	in.pooled = 0
-	in.crowdedN = 0
+	in.longChainCount = 0
 }
 
 // alloc allocates words, aligned to align words. It returns zero if there is no memory, and sets
@@ -158,7 +158,7 @@ func (in *Inserter) allocMargin(words, align uint32) uint32 {
 // then. So bodies from a file are validated first, and after ErrStarved no reader may reach the
 // epoch.
 func (t *Table) Apply(in *Inserter, body []byte, epoch keys.Epoch, sync bool) error {
-	in.crowdedN, in.ascending, in.starved = 0, false, nil
+	in.longChainCount, in.ascending, in.starved = 0, false, nil
 	var r batch.Reader
 	if err := r.Read(body); err != nil {
 		return err

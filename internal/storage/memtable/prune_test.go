@@ -103,8 +103,8 @@ func TestChainStoresBelowWhichWatermarkNothingCanBePruned(t *testing.T) {
 }
 
 func TestOverwritingOneKeyDoesNotGrowThePrunedTable(t *testing.T) {
-	const overwrites, crowdedAt = 200_000, 64
-	c := Config{Bytes: 1 << 20, Prefix: []byte("p"), CrowdedAt: crowdedAt}
+	const overwrites, longChain = 200_000, 64
+	c := Config{Bytes: 1 << 20, Prefix: []byte("p"), LongChain: longChain}
 	tab := mustNew(t, c)
 	var in Inserter
 	var b batch.Builder
@@ -113,7 +113,7 @@ func TestOverwritingOneKeyDoesNotGrowThePrunedTable(t *testing.T) {
 	grown, reports := 0, 0
 	for e := keys.Epoch(1); e <= overwrites; e++ {
 		putOne(t, tab, &in, &b, key, value[:90+e%10], e)
-		for _, chain := range in.Crowded() {
+		for _, chain := range in.LongChains() {
 			reports++
 			tab.Prune(chain, &GCWatermarks{MinVisible: e, LowWatermark: e}, &r)
 		}
@@ -124,10 +124,10 @@ func TestOverwritingOneKeyDoesNotGrowThePrunedTable(t *testing.T) {
 	if tab.Bytes() != grown {
 		t.Errorf("table grew from %d to %d bytes", grown, tab.Bytes())
 	}
-	if want := overwrites / (crowdedAt - 1); reports < want-2 || reports > want+2 {
+	if want := overwrites / (longChain - 1); reports < want-2 || reports > want+2 {
 		t.Errorf("%d reports for %d overwrites, want about %d", reports, overwrites, want)
 	}
-	if n := tab.Versions(); n > crowdedAt {
+	if n := tab.Versions(); n > longChain {
 		t.Errorf("%d versions left", n)
 	}
 	checkTable(t, tab)

@@ -21,9 +21,9 @@ type Config struct {
 	// Filling, if set, gets a token whenever another step of memory is begun, and when half of
 	// Bytes is used. A token that is still in the channel is enough. Its capacity is one.
 	Filling chan<- struct{}
-	// CrowdedAt is the chain length at whose multiples Apply reports a key as a long chain;
+	// LongChain is the chain length at whose multiples Apply reports a key as a long chain;
 	// zero reports none.
-	CrowdedAt int
+	LongChain int
 	// Obtain, if set, is called before memory is taken from the system. Tests let it fail.
 	Obtain func(bytes uint64) error
 
@@ -81,7 +81,7 @@ type Table struct {
 	first     uint32 // the tower whose anchor is below every key
 	slots     int
 	region    uint64 // words
-	crowdedAt uint32
+	longChain uint32
 	index     index
 	layout    layout
 	half      uint64 // words
@@ -144,7 +144,7 @@ func newTable(c Config) *Table {
 		seed:      maphash.MakeSeed(),
 		slots:     c.layout.slots,
 		region:    uint64(c.layout.regionBytes) / wordBytes,
-		crowdedAt: uint32(c.CrowdedAt),
+		longChain: uint32(c.LongChain),
 		layout:    c.layout,
 		half:      uint64(c.Bytes) / 2 / wordBytes,
 		filling:   c.Filling,
