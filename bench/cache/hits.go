@@ -118,7 +118,7 @@ func hitOurs(r *harness.Run) (err error) {
 	registry := pin.NewRegistry(new(atomic.Uint64))
 	c, err := cache.New(cache.Config{
 		Bytes: int64(n+max(n/100, 64)) * hitPage, PageSize: hitPage, Registry: registry,
-		Load: func(id cache.ID, page []byte) error { binary.LittleEndian.PutUint64(page, uint64(id)); return nil },
+		Read: func(id cache.ID, page []byte) error { binary.LittleEndian.PutUint64(page, uint64(id)); return nil },
 	})
 	if err != nil {
 		return err

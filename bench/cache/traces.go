@@ -55,8 +55,8 @@ func newOurs(entries int, scanHint cache.Hint) (subject, error) {
 	o := &ours{slot: registry.Slot(), scanHint: scanHint}
 	c, err := cache.New(cache.Config{
 		Bytes: int64(entries) * 8, PageSize: 8, Registry: registry,
-		Load:      func(cache.ID, []byte) error { o.missed = true; return nil },
-		LoadBatch: func([]cache.Read) {},
+		Read:      func(cache.ID, []byte) error { o.missed = true; return nil },
+		ReadBatch: func([]cache.Read) {},
 	})
 	o.Cache = c
 	return o, err

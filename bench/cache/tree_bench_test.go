@@ -85,7 +85,7 @@ func (t *tree) fillCache(tb testing.TB) {
 	var err error
 	t.cache, err = cache.New(cache.Config{
 		Bytes: int64(len(t.pages)+1000) * page.SizeDefault, PageSize: page.SizeDefault, Registry: t.registry,
-		Load: func(id cache.ID, buf []byte) error { copy(buf, t.pages[id]); return nil },
+		Read: func(id cache.ID, buf []byte) error { copy(buf, t.pages[id]); return nil },
 	})
 	if err != nil {
 		tb.Fatal(err)

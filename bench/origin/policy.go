@@ -65,8 +65,8 @@ func openCache(frames int) (pages, error) {
 	var err error
 	c.Cache, err = cache.New(cache.Config{
 		Bytes: int64(frames) * policyPage, PageSize: policyPage, Registry: c.registry,
-		Load: func(id cache.ID, page []byte) error { c.load(uint64(id), page); return nil },
-		LoadBatch: func(reads []cache.Read) {
+		Read: func(id cache.ID, page []byte) error { c.load(uint64(id), page); return nil },
+		ReadBatch: func(reads []cache.Read) {
 			for i := range reads {
 				c.load(uint64(reads[i].ID), reads[i].Buf)
 			}

@@ -4,8 +4,8 @@ package cache
 // read once. It does so only if a frame is available, and reports whether it did.
 func (c *Cache) Admit(id ID, page []byte, h Hint) bool {
 	c.mu.Lock()
-	c.forgetLocked(id)
-	fl := c.departLocked(id, h, false)
+	c.invalidateLocked(id)
+	fl := c.startLocked(id, h, false)
 	if fl == nil {
 		c.counters.admitDropped++
 		c.mu.Unlock()
@@ -17,43 +17,43 @@ func (c *Cache) Admit(id ID, page []byte, h Hint) bool {
 	copy(fl.buf, page)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	_, err := c.landLocked(fl)
+	_, err := c.finishLocked(fl)
 	return err == nil
 }
 
-// forgetWindow bounds the pages that Forget invalidates without releasing the mutex.
-const forgetWindow = 256
+// invalidateWindow bounds the pages that Invalidate invalidates without releasing the mutex.
+const invalidateWindow = 256
 
-// Forget invalidates pages that were freed, so that their ids may name other contents. Readers that
+// Invalidate invalidates pages that were freed, so that their ids may name other contents. Readers that
 // have the bytes of such a page keep them until they leave the guard. A page that is still being
 // read is not cached.
-func (c *Cache) Forget(ids ...ID) {
+func (c *Cache) Invalidate(ids ...ID) {
 	for len(ids) > 0 {
-		n := min(len(ids), forgetWindow)
+		n := min(len(ids), invalidateWindow)
 		c.mu.Lock()
 		for _, id := range ids[:n] {
-			c.forgetLocked(id)
+			c.invalidateLocked(id)
 		}
 		c.mu.Unlock()
 		ids = ids[n:]
 	}
 }
 
-func (c *Cache) forgetLocked(id ID) {
+func (c *Cache) invalidateLocked(id ID) {
 	if fl := c.flights[id]; fl != nil {
-		fl.forgotten = true
+		fl.invalidated = true
 		delete(c.flights, id)
 	}
 	f, ok := c.table.Load().lookup(id)
 	if !ok {
 		return
 	}
-	c.counters.forgotten++
-	c.expelLocked(f)
+	c.counters.invalidated++
+	c.removeLocked(f)
 }
 
-// expelLocked removes a resident frame from the cache and leaves no entry in the history.
-func (c *Cache) expelLocked(f uint32) {
+// removeLocked removes a resident frame from the cache and leaves no entry in the history.
+func (c *Cache) removeLocked(f uint32) {
 	c.table.Load().remove(c.ids[f])
 	c.clock.remove(f)
 	c.resident--

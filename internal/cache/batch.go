@@ -32,7 +32,7 @@ func (b *batch) free() {
 }
 
 // Pages puts page ids[i] into out[i], for all i: first the pages that are in memory, then all other
-// pages with one LoadBatch. The guard protects the bytes as in Page. The first error, in no certain
+// pages with one ReadBatch. The guard protects the bytes as in Page. The first error, in no certain
 // order, fails the call; the pages that were read without an error are cached nevertheless.
 func (c *Cache) Pages(ids []ID, h Hint, out [][]byte, hits *pin.Counter) error {
 	missing := 0
@@ -53,9 +53,9 @@ func (c *Cache) Pages(ids []ID, h Hint, out [][]byte, hits *pin.Counter) error {
 	}
 	b := batches.Get().(*batch)
 	defer b.free()
-	c.departAll(b, ids, h, out)
-	c.loadAll(b)
-	err := c.landAll(b, out)
+	c.startAll(b, ids, h, out)
+	c.readAll(b)
+	err := c.finishAll(b, out)
 	for _, j := range b.joined {
 		p, e := c.await(j.flight, j.done, h)
 		if out[j.at] = p; err == nil {
@@ -65,9 +65,9 @@ func (c *Cache) Pages(ids []ID, h Hint, out [][]byte, hits *pin.Counter) error {
 	return err
 }
 
-// departAll finds a flight for each page that is missing in out: a new flight, or the flight of
+// startAll finds a flight for each page that is missing in out: a new flight, or the flight of
 // another goroutine that already reads the page.
-func (c *Cache) departAll(b *batch, ids []ID, h Hint, out [][]byte) {
+func (c *Cache) startAll(b *batch, ids []ID, h Hint, out [][]byte) {
 	c.lockForFrames()
 	defer c.mu.Unlock()
 	t := c.table.Load()
@@ -85,7 +85,7 @@ func (c *Cache) departAll(b *batch, ids []ID, h Hint, out [][]byte) {
 			continue
 		}
 		c.counters.misses++
-		b.add(c.departLocked(id, h, true), i)
+		b.add(c.startLocked(id, h, true), i)
 	}
 }
 
@@ -95,25 +95,25 @@ func (b *batch) add(fl *flight, at int) {
 	b.at = append(b.at, at)
 }
 
-func (c *Cache) loadAll(b *batch) {
+func (c *Cache) readAll(b *batch) {
 	switch len(b.reads) {
 	case 0:
 	case 1:
-		// A single page is read with Load, which is faster than a ring for one page.
-		b.reads[0].Err = c.config.Load(b.reads[0].ID, b.reads[0].Buf)
+		// A single page is read with Config.Read, which is faster than a ring for one page.
+		b.reads[0].Err = c.config.Read(b.reads[0].ID, b.reads[0].Buf)
 	default:
-		c.config.LoadBatch(b.reads)
+		c.config.ReadBatch(b.reads)
 	}
 }
 
-// landAll completes the batch's own flights before the batch waits for flights of others. So two
+// finishAll completes the batch's own flights before the batch waits for flights of others. So two
 // batches that wait for each other's pages both get them.
-func (c *Cache) landAll(b *batch, out [][]byte) (first error) {
+func (c *Cache) finishAll(b *batch, out [][]byte) (first error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for i, fl := range b.flights {
 		fl.err = b.reads[i].Err
-		p, err := c.landLocked(fl)
+		p, err := c.finishLocked(fl)
 		if out != nil {
 			out[b.at[i]] = p
 		}

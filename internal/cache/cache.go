@@ -1,5 +1,5 @@
 // Package cache keeps pages of the data file in memory, by id. It knows ids and bytes, but neither
-// trees nor files: the owner of the cache says how a page is read and verified (Config.Load).
+// trees nor files: the owner of the cache says how a page is read and verified (Config.Read).
 //
 //	frame          the memory of one cached page: PageSize bytes outside the Go heap, in one mapping
 //	usage count    a word per frame: accesses increment it, the clock hand decrements it
@@ -23,7 +23,7 @@
 // Go heap instead. There it stays valid for the readers that have it, and it is not cached. No read
 // waits for a frame, so no read can hang for want of one.
 //
-// Invariants: a frame is absent, free, loading, resident or retired, and each of these states has
+// Invariants: a frame is absent, free, reading, resident or retired, and each of these states has
 // one list or mark (reclaim.go). The table names resident frames only. The bytes of resident and
 // retired frames never change. A page that could not be read is never cached, nor a page that was
 // invalidated while it was read.
@@ -42,23 +42,23 @@ import (
 // ID names a page. Zero names no page. Zero and ids of more than 40 bits are read but not cached.
 type ID uint64
 
-// Read is one page of a batch. Load callbacks fill Buf with the verified page, or set Err.
+// Read is one page of a batch. The callback ReadBatch fills Buf with the verified page, or sets Err.
 type Read struct {
 	ID  ID
 	Buf []byte
 	Err error
 }
 
-// Config has what a cache needs. Load and LoadBatch are called without locks held, concurrently,
+// Config has what a cache needs. Read and ReadBatch are called without locks held, concurrently,
 // and never for one page twice at the same time.
 type Config struct {
 	Bytes    int64 // of frames; tables and usage counts add about half a percent
 	PageSize int
 	Registry *pin.Registry
-	// Load reads and verifies one page.
-	Load func(id ID, buf []byte) error
-	// LoadBatch does the same for several pages in one submission, and sets the Err of each read.
-	LoadBatch func(reads []Read)
+	// Read reads and verifies one page.
+	Read func(id ID, buf []byte) error
+	// ReadBatch does the same for several pages in one submission, and sets the Err of each read.
+	ReadBatch func(reads []Read)
 }
 
 // framesMin is the size of the smallest cache: enough for a descent, and a few frames evicted
@@ -89,7 +89,7 @@ type Cache struct {
 	mu sync.Mutex // guards all fields below; registry locks are taken inside it
 	pool
 	flights  map[ID]*flight
-	spare    []*flight // pooled flights without waiters, for reuse
+	pooled   []*flight // pooled flights without waiters, for reuse
 	history  history
 	counters counters
 }
@@ -108,7 +108,7 @@ func New(config Config) (*Cache, error) {
 			return nil, err
 		}
 	}
-	if c.wordMem, err = reserve(int64(c.framesMax+1) * warmthBytes &^ 7); err != nil {
+	if c.wordMem, err = reserve(int64(c.framesMax+1) * usageBytes &^ 7); err != nil {
 		return nil, errors.Join(fmt.Errorf("cache: reserve memory for usage counts: %w", err), c.frameMem.release())
 	}
 	c.words = c.wordMem.base
@@ -144,12 +144,12 @@ func (c *Cache) Close() error {
 
 // Visit returns page id. The caller is inside its slot's guard, and the bytes are valid and
 // constant until it leaves. A cursor calls Visit once for a page, however many entries it reads
-// there. An error comes from Load; nothing is cached then. A page that was in memory counts as a
+// there. An error comes from Config.Read; nothing is cached then. A page that was in memory counts as a
 // hit in hits, which is the caller's own memory.
 func (c *Cache) Visit(id ID, h Hint, hits *pin.Counter) ([]byte, error) {
 	if f, ok := c.table.Load().lookup(id); ok {
-		if wordAt(c.words, f).Load() < ceilings[h] { // this is touch, which is too large to be inlined
-			c.clock.climb(f, ceilings[h])
+		if wordAt(c.words, f).Load() < usageCaps[h] { // this is touch, which is too large to be inlined
+			c.clock.increment(f, usageCaps[h])
 		}
 		hits.Add(1)
 		return c.frame(f), nil
@@ -177,7 +177,7 @@ func (c *Cache) frame(f uint32) []byte {
 // touch is a visit to a resident page: it increments the usage count by one. If the count is at the
 // cap of the hint, touch stores nothing.
 func (c *Cache) touch(f uint32, h Hint) {
-	if wordAt(c.words, f).Load() < ceilings[h] {
-		c.clock.climb(f, ceilings[h])
+	if wordAt(c.words, f).Load() < usageCaps[h] {
+		c.clock.increment(f, usageCaps[h])
 	}
 }

@@ -63,7 +63,7 @@ func BenchmarkMiss(b *testing.B) {
 	load := func(id ID, buf []byte) error { _, err := file.ReadAt(buf, int64(id-1)*pageSize); return err }
 	registry := newRegistry()
 	for _, name := range []string{"none", "two bands"} {
-		c, err := New(Config{Bytes: frames * pageSize, PageSize: pageSize, Registry: registry, Load: load})
+		c, err := New(Config{Bytes: frames * pageSize, PageSize: pageSize, Registry: registry, Read: load})
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -93,7 +93,7 @@ func BenchmarkMiss(b *testing.B) {
 				}
 				wg.Wait()
 				after := c.Stats()
-				b.ReportMetric(float64(after.Visited-before.Visited)/float64(max(1, after.Evicted-before.Evicted)), "visits/victim")
+				b.ReportMetric(float64(after.Examined-before.Examined)/float64(max(1, after.Evicted-before.Evicted)), "visits/victim")
 				b.ReportMetric(float64(after.Uncached-before.Uncached)/float64(b.N)*100, "uncached%")
 			})
 		}

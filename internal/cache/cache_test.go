@@ -23,7 +23,7 @@ func TestRecordsLargerThanTheCacheAreAllReadBack(t *testing.T) {
 	for range 200_000 {
 		r.get(t, ID(random.Uint32N(pages)+1), Hint(random.IntN(int(hints))))
 	}
-	if s := r.Stats(); s.Resident+s.Limbo > frames || s.Resident < frames*9/10 || s.Uncached != 0 {
+	if s := r.Stats(); s.Resident+s.Retired > frames || s.Resident < frames*9/10 || s.Uncached != 0 {
 		t.Errorf("%+v", s)
 	}
 }
@@ -36,7 +36,7 @@ func TestEveryHintsFramesCanBeEvicted(t *testing.T) {
 		t.Run(fmt.Sprintf("hint=%d", h), func(t *testing.T) {
 			const frames = 64
 			r := newRig(t, frames)
-			for range warmthMax + 2 {
+			for range usageMax + 2 {
 				for id := range ID(frames) {
 					r.get(t, id+1, h)
 				}
@@ -61,21 +61,21 @@ func TestEveryHintsFramesCanBeEvicted(t *testing.T) {
 			// Every refault adds the credit for about half a decrement of a hot frame, or for a
 			// whole one. The other misses are needed because later visits increment the counts
 			// again.
-			if misses := r.Stats().Misses - before; left() > 0 || misses > 20*warmthMax*frames {
+			if misses := r.Stats().Misses - before; left() > 0 || misses > 20*usageMax*frames {
 				t.Errorf("%d pages are left after %d misses: %+v", left(), misses, r.Stats())
 			}
 		})
 	}
 }
 
-// TestHotFramesCoolWhenNobodyElseIsLeft makes every frame hot by changing the limit: the hand must
+// TestHotFramesAreDecrementedWhenNoOtherFrameIsLeft makes every frame hot by changing the limit: the hand must
 // find victims nevertheless, within the passes that it has.
-func TestHotFramesCoolWhenNobodyElseIsLeft(t *testing.T) {
+func TestHotFramesAreDecrementedWhenNoOtherFrameIsLeft(t *testing.T) {
 	const frames = 64
 	r := newRig(t, frames)
 	k := r.clock
 	k.hotLimit.Store(frames)
-	for range warmthMax + 1 {
+	for range usageMax + 1 {
 		for id := range ID(frames - 2) {
 			r.get(t, id+1, VeryHigh)
 		}
@@ -88,12 +88,12 @@ func TestHotFramesCoolWhenNobodyElseIsLeft(t *testing.T) {
 		r.get(t, 1000+id, VeryLow)
 	}
 	after := r.Stats()
-	if after.Uncached > 0 || after.Cooled == 0 || after.Evicted-before.Evicted < frames {
+	if after.Uncached > 0 || after.Decremented == 0 || after.Evicted-before.Evicted < frames {
 		t.Errorf("no victims: %+v", after)
 	}
 	evicted := after.Evicted - before.Evicted
-	if visited := after.Visited - before.Visited; visited > evicted*frames*(warmthMax+1) {
-		t.Errorf("the hand examined %d frames for %d victims", visited, evicted)
+	if examined := after.Examined - before.Examined; examined > evicted*frames*(usageMax+1) {
+		t.Errorf("the hand examined %d frames for %d victims", examined, evicted)
 	}
 }
 
@@ -148,7 +148,7 @@ func TestChangedWorkingSetTakesOverWithinBoundedMisses(t *testing.T) {
 func TestHotReadsWriteNothing(t *testing.T) {
 	const frames, pages = 256, 100
 	r := newRig(t, frames)
-	for range warmthMax + 1 {
+	for range usageMax + 1 {
 		for id := range ID(pages) {
 			r.get(t, id+1, Hint(id%ID(hints)))
 		}
@@ -185,14 +185,14 @@ func (c *Cache) fingerprint() uint64 {
 	t := c.table.Load()
 	raw(unsafe.Pointer(c), unsafe.Sizeof(*c))
 	raw(unsafe.Pointer(c.clock), unsafe.Sizeof(clock{}))
-	raw(c.words, uintptr(len(c.states))*warmthBytes)
+	raw(c.words, uintptr(len(c.states))*usageBytes)
 	raw(t.slots, uintptr(t.mask+1)*slotBytes)
 	return h.Sum64()
 }
 
 var fingerprintSeed = maphash.MakeSeed()
 
-func TestHotWordsStandAlone(t *testing.T) {
+func TestHotWordsHaveTheirOwnCacheLines(t *testing.T) {
 	r := newRig(t, 64)
 	k := r.clock
 	if at := uintptr(unsafe.Pointer(&r.Cache.clock)) + unsafe.Sizeof(r.Cache.clock); uintptr(unsafe.Pointer(&r.mu))-at < 2*lineBytes {
@@ -280,7 +280,7 @@ func TestConcurrentMissesReadAPageOnce(t *testing.T) {
 	}
 }
 
-func TestProbeDoesNotWarm(t *testing.T) {
+func TestContainsDoesNotIncrementTheUsageCount(t *testing.T) {
 	r := newRig(t, 64)
 	r.get(t, 1, VeryHigh)
 	before := r.fingerprint()
@@ -290,7 +290,7 @@ func TestProbeDoesNotWarm(t *testing.T) {
 		}
 	}
 	if r.fingerprint() != before {
-		t.Error("a probe wrote something")
+		t.Error("Contains wrote something")
 	}
 }
 

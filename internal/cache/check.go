@@ -5,7 +5,7 @@ import "fmt"
 // checkFramesLocked panics unless every frame is in exactly the list that its state names. It walks
 // all frames, for builds with the tag `invariants`.
 func (c *Cache) checkFramesLocked() {
-	var byState [stateLimbo + 1]int
+	var byState [stateRetired + 1]int
 	for f, s := range c.states {
 		byState[s]++
 		if s != stateResident {
@@ -15,9 +15,9 @@ func (c *Cache) checkFramesLocked() {
 			panic(fmt.Sprintf("cache: frame %d holds page %d, and the table names frame %d for it (found: %v)", f, c.ids[f], named, ok))
 		}
 	}
-	if byState[stateFree] != len(c.free) || byState[stateLimbo] != len(c.limbo) || byState[stateResident] != int(c.resident) {
+	if byState[stateFree] != len(c.free) || byState[stateRetired] != len(c.retired) || byState[stateResident] != int(c.resident) {
 		panic(fmt.Sprintf("cache: %d, %d, %d frames are free, retired, resident; the lists have %d, %d, %d",
-			byState[stateFree], byState[stateLimbo], byState[stateResident], len(c.free), len(c.limbo), c.resident))
+			byState[stateFree], byState[stateRetired], byState[stateResident], len(c.free), len(c.retired), c.resident))
 	}
 }
 

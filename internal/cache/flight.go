@@ -3,24 +3,24 @@ package cache
 import "unsafe"
 
 // flight is one page that is being read into memory. The goroutine that made the flight reads the
-// page into buf without the mutex, and then completes the flight with landLocked.
+// page into buf without the mutex, and then completes the flight with finishLocked.
 type flight struct {
-	id        ID
-	frame     uint32 // or noFrame
-	ceiling   uint32 // the cap that its hint gives
-	ahead     bool   // prefetched: no reader has asked for it yet
-	handed    bool   // written by a checkpoint rather than read: the history does not apply to it
-	forgotten bool   // guarded by mu: invalidated, removed from flights early; must not be cached
-	buf       []byte
-	err       error
-	done      chan struct{} // made by the first waiter; closed by landLocked
+	id          ID
+	frame       uint32 // or noFrame
+	usageCap    uint32 // the cap that its hint gives
+	prefetched  bool   // prefetched: no reader has asked for it yet
+	handed      bool   // written by a checkpoint rather than read: the history does not apply to it
+	invalidated bool   // guarded by mu: invalidated, removed from flights early; must not be cached
+	buf         []byte
+	err         error
+	done        chan struct{} // made by the first waiter; closed by finishLocked
 }
 
 const noFrame = ^uint32(0)
 
-// spareMax bounds the pooled flights: as many as the largest batch that is read at once, and some
+// pooledMax bounds the pooled flights: as many as the largest batch that is read at once, and some
 // more.
-const spareMax = 128
+const pooledMax = 128
 
 // miss is Page for an id that the table does not have.
 func (c *Cache) miss(id ID, h Hint) ([]byte, error) {
@@ -36,17 +36,17 @@ func (c *Cache) miss(id ID, h Hint) ([]byte, error) {
 		return c.await(fl, done, h)
 	}
 	c.counters.misses++
-	fl := c.departLocked(id, h, true)
+	fl := c.startLocked(id, h, true)
 	c.mu.Unlock()
-	fl.err = c.config.Load(id, fl.buf)
+	fl.err = c.config.Read(id, fl.buf)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.landLocked(fl)
+	return c.finishLocked(fl)
 }
 
-// departLocked makes a flight for a page that is neither resident nor being read. Without a free
+// startLocked makes a flight for a page that is neither resident nor being read. Without a free
 // frame the result is nil or, if heap is true, a flight into the Go heap.
-func (c *Cache) departLocked(id ID, h Hint, heap bool) *flight {
+func (c *Cache) startLocked(id ID, h Hint, heap bool) *flight {
 	f, ok := noFrame, false
 	if id != 0 && id <= idMax {
 		f, ok = c.takeLocked()
@@ -54,8 +54,8 @@ func (c *Cache) departLocked(id ID, h Hint, heap bool) *flight {
 	if !ok && !heap {
 		return nil
 	}
-	fl := c.spareFlight()
-	fl.id, fl.frame, fl.ceiling = id, noFrame, ceilings[h]
+	fl := c.pooledFlight()
+	fl.id, fl.frame, fl.usageCap = id, noFrame, usageCaps[h]
 	if ok {
 		fl.frame, fl.buf = f, c.frame(f)
 	} else {
@@ -80,10 +80,10 @@ func heapPage(size int) []byte {
 
 const heapAlign = 4096
 
-func (c *Cache) spareFlight() *flight {
-	if n := len(c.spare); n > 0 {
-		fl := c.spare[n-1]
-		c.spare = c.spare[:n-1]
+func (c *Cache) pooledFlight() *flight {
+	if n := len(c.pooled); n > 0 {
+		fl := c.pooled[n-1]
+		c.pooled = c.pooled[:n-1]
 		*fl = flight{}
 		return fl
 	}
@@ -112,9 +112,9 @@ func (c *Cache) await(fl *flight, done <-chan struct{}, h Hint) ([]byte, error) 
 	return fl.buf, nil
 }
 
-// landLocked completes a flight: it caches the page, if that is allowed, and wakes the waiters. The
+// finishLocked completes a flight: it caches the page, if that is allowed, and wakes the waiters. The
 // bytes are the caller's in any case.
-func (c *Cache) landLocked(fl *flight) ([]byte, error) {
+func (c *Cache) finishLocked(fl *flight) ([]byte, error) {
 	if c.flights[fl.id] == fl {
 		delete(c.flights, fl.id)
 	}
@@ -125,10 +125,10 @@ func (c *Cache) landLocked(fl *flight) ([]byte, error) {
 			c.releaseLocked(fl.frame) // no reader uses it
 		}
 	case fl.frame == noFrame:
-	case fl.forgotten || fl.frame >= c.count:
+	case fl.invalidated || fl.frame >= c.count:
 		c.retireLocked([]uint32{fl.frame})
 	default:
-		c.settleLocked(fl)
+		c.completeLocked(fl)
 	}
 	buf, err := fl.buf, fl.err
 	if err != nil {
@@ -136,27 +136,27 @@ func (c *Cache) landLocked(fl *flight) ([]byte, error) {
 	}
 	if fl.done != nil {
 		close(fl.done)
-	} else if len(c.spare) < spareMax {
+	} else if len(c.pooled) < pooledMax {
 		fl.buf = nil
-		c.spare = append(c.spare, fl)
+		c.pooled = append(c.pooled, fl)
 	}
 	return buf, err
 }
 
-// settleLocked makes the flight's frame resident.
-func (c *Cache) settleLocked(fl *flight) {
+// completeLocked makes the flight's frame resident.
+func (c *Cache) completeLocked(fl *flight) {
 	f := fl.frame
-	a := arrival{ahead: fl.ahead}
-	if !fl.ahead && !fl.handed {
-		if a.returns = c.history.returned(fl.id); a.returns > 0 {
-			c.counters.returned++
+	a := admission{prefetched: fl.prefetched}
+	if !fl.prefetched && !fl.handed {
+		if a.refaults = c.history.refaulted(fl.id); a.refaults > 0 {
+			c.counters.refaulted++
 		}
 	}
-	if fl.ahead {
+	if fl.prefetched {
 		c.counters.prefetched++
 	}
-	c.states[f], c.ids[f], c.back[f] = stateResident, fl.id, a.returns
+	c.states[f], c.ids[f], c.refaults[f] = stateResident, fl.id, a.refaults
 	c.resident++
-	c.clock.admit(f, fl.ceiling, a)
+	c.clock.admit(f, fl.usageCap, a)
 	c.table.Load().insert(fl.id, f)
 }

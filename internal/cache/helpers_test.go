@@ -90,7 +90,7 @@ func newRig(t testing.TB, frames int) *rig {
 	r.slot = r.registry.Slot()
 	c, err := New(Config{
 		Bytes: int64(frames) * testPageSize, PageSize: testPageSize, Registry: r.registry,
-		Load: r.disk.load, LoadBatch: r.disk.loadBatch,
+		Read: r.disk.load, ReadBatch: r.disk.loadBatch,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -168,12 +168,12 @@ func (c *Cache) check() error {
 	for _, f := range c.free {
 		errs = append(errs, note(f, stateFree))
 	}
-	for _, r := range c.limbo {
-		errs = append(errs, note(r.frame, stateLimbo))
+	for _, r := range c.retired {
+		errs = append(errs, note(r.frame, stateRetired))
 	}
 	for _, fl := range c.flights {
 		if fl.frame != noFrame {
-			errs = append(errs, note(fl.frame, stateLoading))
+			errs = append(errs, note(fl.frame, stateReading))
 		}
 	}
 	resident, named := uint64(0), uint64(0)
@@ -201,14 +201,14 @@ func (c *Cache) check() error {
 		}
 		if s == stateResident {
 			resident++
-			if w >= hotAt {
+			if w >= hotUsage {
 				hot++
 			}
 		}
 		if _, ok := lists[uint32(f)]; !ok && s != stateAbsent {
 			errs = append(errs, fmt.Errorf("frame %d is marked %d and in no list", f, s))
 		}
-		if s != stateLimbo && s != stateAbsent && uint32(f) >= c.count {
+		if s != stateRetired && s != stateAbsent && uint32(f) >= c.count {
 			errs = append(errs, fmt.Errorf("frame %d in state %d is above the cache's size", f, s))
 		}
 	}

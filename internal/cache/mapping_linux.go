@@ -31,7 +31,7 @@ func reserveMapping(bytes int64) (mapping, error) {
 	return m, nil
 }
 
-// adviseHuge asks for huge pages for the first bytes: gets become 6 to 35 % faster. It is advice
+// adviseHuge requests for huge pages for the first bytes: gets become 6 to 35 % faster. It is advice
 // only: where transparent huge pages are off, small pages are used. The memory after these bytes is
 // left alone, so that no huge page reaches past the cache's size.
 func (m mapping) adviseHuge(bytes int64) {

@@ -6,9 +6,9 @@ import (
 )
 
 const (
-	// askMax is the number of requests that may wait. A reader that is ahead of the device gains
+	// requestMax is the number of requests that may wait. A reader that is ahead of the device gains
 	// nothing from older requests.
-	askMax = 8
+	requestMax = 8
 	// prefetchWindow is the number of pages that are read in one submission, so that the read of a
 	// reader never waits for a long queue.
 	prefetchWindow = 32
@@ -35,12 +35,12 @@ type Prefetcher struct {
 	guard Guard // constant
 	wake  chan struct{}
 
-	mu      sync.Mutex // guards asks and dropped; no other lock is taken inside it
-	asks    []ask      // oldest first, at most askMax
-	dropped uint64
+	mu       sync.Mutex // guards requests and dropped; no other lock is taken inside it
+	requests []request  // oldest first, at most requestMax
+	dropped  uint64
 }
 
-type ask struct {
+type request struct {
 	ids   []ID
 	hint  Hint
 	state uint64
@@ -51,16 +51,16 @@ func NewPrefetcher(c *Cache, guard Guard) *Prefetcher {
 	return &Prefetcher{cache: c, guard: guard, wake: make(chan struct{}, 1)}
 }
 
-// Ask requests that pages of a state are prefetched, in order. It copies ids and never blocks.
-func (p *Prefetcher) Ask(state uint64, ids []ID, h Hint) {
+// Request requests that pages of a state are prefetched, in order. It copies ids and never blocks.
+func (p *Prefetcher) Request(state uint64, ids []ID, h Hint) {
 	p.mu.Lock()
 	var reuse []ID
-	if len(p.asks) == askMax {
-		p.dropped += uint64(len(p.asks[0].ids))
-		reuse = p.asks[0].ids[:0]
-		p.asks = append(p.asks[:0], p.asks[1:]...)
+	if len(p.requests) == requestMax {
+		p.dropped += uint64(len(p.requests[0].ids))
+		reuse = p.requests[0].ids[:0]
+		p.requests = append(p.requests[:0], p.requests[1:]...)
 	}
-	p.asks = append(p.asks, ask{append(reuse, ids...), h, state})
+	p.requests = append(p.requests, request{append(reuse, ids...), h, state})
 	p.mu.Unlock()
 	select {
 	case p.wake <- struct{}{}:
@@ -90,27 +90,27 @@ func (p *Prefetcher) Run(ctx context.Context) {
 	}
 }
 
-func (p *Prefetcher) take() (a ask, ok bool) {
+func (p *Prefetcher) take() (a request, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if len(p.asks) == 0 {
+	if len(p.requests) == 0 {
 		return a, false
 	}
-	a = p.asks[0]
-	p.asks = append(p.asks[:0], p.asks[1:]...)
+	a = p.requests[0]
+	p.requests = append(p.requests[:0], p.requests[1:]...)
 	return a, true
 }
 
 // fetch reads the pages of one request, window by window. When the guard refuses, the rest is
 // dropped: by the time the guard allows reading again, the reader has read the pages itself.
-func (p *Prefetcher) fetch(ctx context.Context, a ask) {
+func (p *Prefetcher) fetch(ctx context.Context, a request) {
 	for rest := a.ids; len(rest) > 0; {
 		if ctx.Err() != nil || !p.guard.Enter(a.state) {
 			p.drop(len(rest))
 			return
 		}
 		n := min(len(rest), prefetchWindow)
-		room := p.cache.ReadAhead(rest[:n], a.hint)
+		room := p.cache.Prefetch(rest[:n], a.hint)
 		p.guard.Leave()
 		if !room {
 			p.drop(len(rest))
@@ -126,19 +126,19 @@ func (p *Prefetcher) drop(pages int) {
 	p.dropped += uint64(pages)
 }
 
-// ReadAhead reads those pages that are neither in memory nor being read, in one submission. They
+// Prefetch reads those pages that are neither in memory nor being read, in one submission. They
 // are cached as not visited. It reports false when there is no room for more. An error is ignored:
 // the reader gets it when it reads the page. The caller is inside its slot's guard.
-func (c *Cache) ReadAhead(ids []ID, h Hint) (room bool) {
+func (c *Cache) Prefetch(ids []ID, h Hint) (room bool) {
 	b := batches.Get().(*batch)
 	defer b.free()
-	room = c.departAhead(b, ids, h)
-	c.loadAll(b)
-	_ = c.landAll(b, nil)
+	room = c.startPrefetch(b, ids, h)
+	c.readAll(b)
+	_ = c.finishAll(b, nil)
 	return room
 }
 
-func (c *Cache) departAhead(b *batch, ids []ID, h Hint) (room bool) {
+func (c *Cache) startPrefetch(b *batch, ids []ID, h Hint) (room bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n := c.clock.counts()
@@ -151,11 +151,11 @@ func (c *Cache) departAhead(b *batch, ids []ID, h Hint) (room bool) {
 		if 2*(waiting+uint64(len(b.flights))) >= uint64(c.count)-n.hot {
 			return false
 		}
-		fl := c.departLocked(id, h, false)
+		fl := c.startLocked(id, h, false)
 		if fl == nil {
 			return false
 		}
-		fl.ahead = true
+		fl.prefetched = true
 		b.add(fl, i)
 	}
 	return true

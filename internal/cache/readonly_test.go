@@ -16,7 +16,7 @@ import (
 func TestHotReadsRunOnReadOnlyMemory(t *testing.T) {
 	const pages = 100
 	r := newRig(t, 256)
-	for range warmthMax + 1 {
+	for range usageMax + 1 {
 		for id := range ID(pages) {
 			r.get(t, id+1, Hint(id%ID(hints)))
 		}

@@ -12,36 +12,36 @@ type state uint8
 const (
 	stateAbsent   state = iota // above the cache's size
 	stateFree                  // in pool.free
-	stateLoading               // a flight has it
+	stateReading               // a flight has it
 	stateResident              // in the table
-	stateLimbo                 // retired, and in the list of retired frames
+	stateRetired               // retired, and in the list of retired frames
 )
 
 // pool has the frames by state. The cache's mutex guards all of it.
 type pool struct {
-	count    uint32   // frames that the cache may use
-	states   []state  // by frame
-	ids      []ID     // by frame: its page, if resident
-	back     []uint8  // by frame: refaults of its page
-	free     []uint32 // a stack
-	limbo    []retired
-	resident uint64   // frames in stateResident
-	victim   []uint32 // scratch
-	beyond   int      // frames from index count on that are still retired or loading
+	count      uint32   // frames that the cache may use
+	states     []state  // by frame
+	ids        []ID     // by frame: its page, if resident
+	refaults   []uint8  // by frame: refaults of its page
+	free       []uint32 // a stack
+	retired    []retiredFrame
+	resident   uint64   // frames in stateResident
+	victims    []uint32 // scratch
+	aboveLimit int      // frames from index count on that are still retired or reading
 
 	// reserve is the number of frames that should be free or retired. It doubles after a shortage,
 	// and shrinks with each pass of the hand.
 	reserve    int
 	reserveMin int
 	reserveMax int
-	lapsSeen   uint64
+	passesSeen uint64
 
 	oldTables []oldTable // tables that Resize replaced, until their readers have left
 }
 
 // retired is a retired frame: it may be reused when no reader is inside that entered at tick or
 // before.
-type retired struct {
+type retiredFrame struct {
 	tick  uint64
 	frame uint32
 }
@@ -72,7 +72,7 @@ const yieldsMax = 3
 func (c *Cache) lockForFrames() {
 	for range yieldsMax {
 		c.mu.Lock()
-		if !c.starvedLocked() {
+		if !c.noFrameLocked() {
 			return
 		}
 		c.mu.Unlock()
@@ -81,11 +81,11 @@ func (c *Cache) lockForFrames() {
 	c.mu.Lock()
 }
 
-func (c *Cache) starvedLocked() bool {
+func (c *Cache) noFrameLocked() bool {
 	if len(c.free) == 0 {
 		c.reclaimLocked()
 	}
-	return len(c.free) == 0 && len(c.limbo) >= c.reserveMax
+	return len(c.free) == 0 && len(c.retired) >= c.reserveMax
 }
 
 // takeLocked takes a free frame for reading a page into it. If there is none, it evicts more, so
@@ -97,7 +97,7 @@ func (c *Cache) takeLocked() (uint32, bool) {
 	if len(c.free) == 0 {
 		c.counters.shortages++
 		c.reserve = min(2*c.reserve, c.reserveMax)
-		c.evictLocked(c.reserve - len(c.limbo))
+		c.evictLocked(c.reserve - len(c.retired))
 		c.reclaimLocked() // helps only a caller that is not inside a guard, such as a prefetcher
 		if len(c.free) == 0 {
 			return 0, false
@@ -108,8 +108,8 @@ func (c *Cache) takeLocked() (uint32, bool) {
 	if invariants.Enabled {
 		c.checkTakenLocked(f)
 	}
-	c.states[f] = stateLoading
-	if short := c.reserve - len(c.free) - len(c.limbo); short > 0 {
+	c.states[f] = stateReading
+	if short := c.reserve - len(c.free) - len(c.retired); short > 0 {
 		c.evictLocked(max(short, c.reserve/2)) // half of the reserve at a time, so that many frames share one retirement and one scan of the slots
 	}
 	return f, true
@@ -120,19 +120,19 @@ func (c *Cache) evictLocked(n int) {
 	if n <= 0 {
 		return
 	}
-	c.victim = c.clock.victims(c.victim[:0], n)
+	c.victims = c.clock.victims(c.victims[:0], n)
 	t := c.table.Load()
-	for _, f := range c.victim {
+	for _, f := range c.victims {
 		if invariants.Enabled {
 			c.checkVictimLocked(t, f)
 		}
 		t.remove(c.ids[f])
-		c.history.evicted(c.ids[f], c.back[f])
+		c.history.evicted(c.ids[f], c.refaults[f])
 	}
-	c.resident -= uint64(len(c.victim))
-	c.retireLocked(c.victim)
-	if laps := c.clock.counts().laps; laps != c.lapsSeen {
-		c.lapsSeen = laps
+	c.resident -= uint64(len(c.victims))
+	c.retireLocked(c.victims)
+	if passes := c.clock.counts().passes; passes != c.passesSeen {
+		c.passesSeen = passes
 		c.reserve = max(c.reserveMin, c.reserve*3/4)
 	}
 }
@@ -144,23 +144,23 @@ func (c *Cache) retireLocked(frames []uint32) {
 	}
 	tick := c.config.Registry.Retire()
 	for _, f := range frames {
-		c.states[f] = stateLimbo
-		c.limbo = append(c.limbo, retired{tick, f})
+		c.states[f] = stateRetired
+		c.retired = append(c.retired, retiredFrame{tick, f})
 	}
 }
 
 // reclaimLocked frees the retired frames and tables that no reader can use any more.
 func (c *Cache) reclaimLocked() {
-	if len(c.limbo) == 0 && len(c.oldTables) == 0 {
+	if len(c.retired) == 0 && len(c.oldTables) == 0 {
 		return
 	}
 	oldest := c.config.Registry.OldestTick()
 	n := 0
-	for n < len(c.limbo) && c.limbo[n].tick < oldest {
-		c.releaseLocked(c.limbo[n].frame)
+	for n < len(c.retired) && c.retired[n].tick < oldest {
+		c.releaseLocked(c.retired[n].frame)
 		n++
 	}
-	c.limbo = append(c.limbo[:0], c.limbo[n:]...)
+	c.retired = append(c.retired[:0], c.retired[n:]...)
 	for len(c.oldTables) > 0 && c.oldTables[0].tick < oldest {
 		_ = c.oldTables[0].table.mem.release() // the table was mapped, so unmapping cannot fail
 		c.oldTables = c.oldTables[1:]
@@ -178,7 +178,7 @@ func (c *Cache) releaseLocked(f uint32) {
 		return
 	}
 	c.states[f] = stateAbsent
-	if c.beyond--; c.beyond == 0 {
+	if c.aboveLimit--; c.aboveLimit == 0 {
 		c.discardLocked()
 	}
 }

@@ -33,7 +33,7 @@ func TestEvictedFrameWaitsForItsReaders(t *testing.T) {
 	if err := pageError(held, 1); err != nil {
 		t.Error(err)
 	}
-	if s := r.Stats(); s.Uncached == 0 || s.Limbo > 64/reserveShareMax {
+	if s := r.Stats(); s.Uncached == 0 || s.Retired > 64/reserveShareMax {
 		t.Errorf("a reader that stays inside should cause a bounded number of retired frames: %+v", s)
 	}
 	other.Leave()
@@ -109,7 +109,7 @@ func TestBatchWithAFailureCachesTheRest(t *testing.T) {
 	}
 }
 
-func TestForgottenPageIsNotServedAgain(t *testing.T) {
+func TestInvalidatedPageIsNotServedAgain(t *testing.T) {
 	r := newRig(t, 64)
 	r.slot.Enter()
 	old, err := r.Page(9, Default)
@@ -117,7 +117,7 @@ func TestForgottenPageIsNotServedAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.disk.versions.Store(ID(9), uint64(1))
-	r.Forget(9, 10)
+	r.Invalidate(9, 10)
 	fresh, err := r.Page(9, Default)
 	if err != nil || fresh[8] != 1 || old[8] != 0 {
 		t.Errorf("error %v, old page of version %d, new one of version %d", err, old[8], fresh[8])
@@ -125,9 +125,9 @@ func TestForgottenPageIsNotServedAgain(t *testing.T) {
 	r.slot.Leave()
 }
 
-// TestForgetReachesReadsUnderWay frees a page while it is being read: a reader that asked before
+// TestInvalidateReachesReadsUnderWay frees a page while it is being read: a reader that asked before
 // gets the old page, a later reader does not.
-func TestForgetReachesReadsUnderWay(t *testing.T) {
+func TestInvalidateReachesReadsUnderWay(t *testing.T) {
 	r := newRig(t, 64)
 	entered, release := make(chan struct{}, 2), make(chan struct{})
 	r.disk.gate = func(ID) { entered <- struct{}{}; <-release }
@@ -140,7 +140,7 @@ func TestForgetReachesReadsUnderWay(t *testing.T) {
 		}
 	})
 	<-entered
-	r.Forget(9)
+	r.Invalidate(9)
 	close(release)
 	wg.Wait()
 	if r.has(9) {
@@ -176,7 +176,7 @@ func TestPrefetchedPagesAreUsedOrWasted(t *testing.T) {
 	for i := range ids {
 		ids[i] = ID(i + 1)
 	}
-	p.Ask(0, ids, Default)
+	p.Request(0, ids, Default)
 	for r.Stats().Prefetched < 100 {
 		sleep()
 	}
@@ -191,16 +191,16 @@ func TestPrefetchedPagesAreUsedOrWasted(t *testing.T) {
 		t.Errorf("%d batches, %+v", r.disk.batches.Load(), s)
 	}
 	busy.Store(true)
-	p.Ask(0, ids, Default)
+	p.Request(0, ids, Default)
 	for p.Dropped() < 100 {
 		sleep()
 	}
 	cancel()
 	wg.Wait()
-	for range 2 * askMax {
-		p.Ask(0, ids, Default)
+	for range 2 * requestMax {
+		p.Request(0, ids, Default)
 	}
-	if got := p.Dropped(); got != 100+100*askMax {
+	if got := p.Dropped(); got != 100+100*requestMax {
 		t.Errorf("%d pages dropped", got)
 	}
 }
@@ -213,7 +213,7 @@ func TestPrefetchLeavesRoomForItsOwnPages(t *testing.T) {
 	for i := range ids {
 		ids[i] = ID(i + 1)
 	}
-	if r.ReadAhead(ids, Default) {
+	if r.Prefetch(ids, Default) {
 		t.Error("there is room for more than the cache holds")
 	}
 	s := r.Stats()
@@ -241,7 +241,7 @@ func TestResizeGivesAndTakesFrames(t *testing.T) {
 		for range 5000 {
 			r.get(t, ID(random.Uint32N(1000)+1), Default)
 		}
-		if s := r.Stats(); s.Frames != uint64(frames) || s.Resident+s.Limbo > uint64(frames) || s.Resident < uint64(frames)*3/4 {
+		if s := r.Stats(); s.Frames != uint64(frames) || s.Resident+s.Retired > uint64(frames) || s.Resident < uint64(frames)*3/4 {
 			t.Errorf("%d frames: %+v", frames, s)
 		}
 		if err := r.check(); err != nil {
@@ -255,9 +255,9 @@ func TestResizeGivesAndTakesFrames(t *testing.T) {
 	}
 }
 
-// TestShrinkingGivesMemoryBackOnceItsReadersHaveLeft looks at a page above the new size. The page
+// TestShrinkingFreesMemoryOnceItsReadersHaveLeft looks at a page above the new size. The page
 // reads as zeros when its memory is freed.
-func TestShrinkingGivesMemoryBackOnceItsReadersHaveLeft(t *testing.T) {
+func TestShrinkingFreesMemoryOnceItsReadersHaveLeft(t *testing.T) {
 	const frames = 2 * machinePageBytesMax / testPageSize
 	r := newRig(t, frames)
 	for id := range ID(frames) {
@@ -344,7 +344,7 @@ func (r *rig) rewrite(ctx context.Context, random *rand.Rand, pages uint32) {
 		version := r.disk.version(id) + 1
 		r.disk.versions.Store(id, version)
 		if random.IntN(2) == 0 {
-			r.Forget(id)
+			r.Invalidate(id)
 		} else {
 			fill(page, id, version)
 			r.Admit(id, page, Default)
@@ -371,7 +371,7 @@ func (r *rig) readers(t *testing.T, p *Prefetcher, random *rand.Rand, pages uint
 				t.Error(err)
 			}
 		case 1:
-			p.Ask(0, ids, h)
+			p.Request(0, ids, h)
 			fallthrough
 		default:
 			ids = ids[:min(3, len(ids))]

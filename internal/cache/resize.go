@@ -41,7 +41,7 @@ func (c *Cache) resizeLocked(n uint32) error {
 	if n < old {
 		c.shrinkLocked(n)
 	}
-	c.countBeyondLocked()
+	c.countAboveLimitLocked()
 	c.clock.resize(n)
 	c.history = newHistory(int(n))
 	c.sizeReserve()
@@ -75,7 +75,7 @@ func (c *Cache) growLocked(old uint32) {
 	for f := uint32(len(c.states)); f < c.count; f++ {
 		c.states = append(c.states, stateAbsent)
 		c.ids = append(c.ids, 0)
-		c.back = append(c.back, 0)
+		c.refaults = append(c.refaults, 0)
 		wordAt(c.words, f).Store(absent)
 	}
 	for f := c.count; f > old; f-- {
@@ -86,13 +86,13 @@ func (c *Cache) growLocked(old uint32) {
 	}
 }
 
-// shrinkLocked empties the frames from n on, except frames that are loading: they are retired when
+// shrinkLocked empties the frames from n on, except frames that are reading: they are retired when
 // their flights complete.
 func (c *Cache) shrinkLocked(n uint32) {
 	for f := n; int(f) < len(c.states); f++ {
 		if c.states[f] == stateResident {
-			c.counters.dropped++
-			c.expelLocked(f)
+			c.counters.shrinkEvicted++
+			c.removeLocked(f)
 		}
 	}
 	kept := c.free[:0]
@@ -106,15 +106,15 @@ func (c *Cache) shrinkLocked(n uint32) {
 	c.free = kept
 }
 
-// countBeyondLocked counts the frames above the cache's size that are still in use.
-func (c *Cache) countBeyondLocked() {
-	c.beyond = 0
+// countAboveLimitLocked counts the frames above the cache's size that are still in use.
+func (c *Cache) countAboveLimitLocked() {
+	c.aboveLimit = 0
 	for f := c.count; int(f) < len(c.states); f++ {
 		if c.states[f] != stateAbsent {
-			c.beyond++
+			c.aboveLimit++
 		}
 	}
-	if c.beyond == 0 {
+	if c.aboveLimit == 0 {
 		c.discardLocked()
 	}
 }

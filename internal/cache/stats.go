@@ -5,10 +5,10 @@ import "github.com/epochkv/epochkv/internal/invariants"
 // counters are guarded by the cache's mutex. Hits are not among them: counting them here would make
 // a hot read write shared memory. So each reader counts its own (Visit).
 type counters struct {
-	misses, joined, failed, uncached, shortages uint64
-	returned                                    uint64
-	admitted, admitDropped, forgotten, dropped  uint64
-	prefetched                                  uint64
+	misses, joined, failed, uncached, shortages        uint64
+	refaulted                                          uint64
+	admitted, admitDropped, invalidated, shrinkEvicted uint64
+	prefetched                                         uint64
 }
 
 // Stats is what the cache has done since New, and what it holds now.
@@ -16,7 +16,7 @@ type Stats struct {
 	Frames   uint64 // frames that the cache may use
 	Resident uint64 // pages cached
 	Hot      uint64 // of these in the hot set
-	Limbo    uint64 // retired frames, which wait until readers leave
+	Retired  uint64 // retired frames, which wait until readers leave
 	Reserve  uint64 // frames that should be free or retired
 	Flights  uint64 // pages being read
 
@@ -25,17 +25,17 @@ type Stats struct {
 	Failed    uint64 // reads that failed
 	Uncached  uint64 // pages read into the heap because no frame was free
 	Shortages uint64 // times no frame was free
-	Returned  uint64 // refaults: misses of pages that were evicted recently
+	Refaults  uint64 // refaults: misses of pages that were evicted recently
 
-	Evicted uint64 // pages evicted by the hand, all cold
-	Cooled  uint64 // decrements of the usage counts of hot pages
-	Laps    uint64 // passes of the hand
-	Visited uint64 // frames that the hand examined
+	Evicted     uint64 // pages evicted by the hand, all cold
+	Decremented uint64 // decrements of the usage counts of hot pages
+	Passes      uint64 // passes of the hand
+	Examined    uint64 // frames that the hand examined
 
-	Admitted     uint64 // pages for which Admit found a frame
-	AdmitDropped uint64 // pages for which Admit found no frame
-	Forgotten    uint64 // pages invalidated by Forget
-	Dropped      uint64 // pages dropped by Resize
+	Admitted      uint64 // pages for which Admit found a frame
+	AdmitDropped  uint64 // pages for which Admit found no frame
+	Invalidated   uint64 // pages invalidated by Invalidate
+	ShrinkEvicted uint64 // pages dropped by Resize
 
 	Prefetched       uint64 // pages prefetched
 	PrefetchedUsed   uint64 // of these, visited
@@ -51,10 +51,10 @@ func (c *Cache) Stats() Stats {
 	}
 	n, s := c.counters, c.clock.counts()
 	out := Stats{
-		Frames: uint64(c.count), Limbo: uint64(len(c.limbo)), Reserve: uint64(c.reserve), Flights: uint64(len(c.flights)),
-		Misses: n.misses, Joined: n.joined, Failed: n.failed, Uncached: n.uncached, Shortages: n.shortages, Returned: n.returned,
-		Evicted: s.evicted, Cooled: s.cooled, Laps: s.laps, Visited: s.visited,
-		Admitted: n.admitted, AdmitDropped: n.admitDropped, Forgotten: n.forgotten, Dropped: n.dropped,
+		Frames: uint64(c.count), Retired: uint64(len(c.retired)), Reserve: uint64(c.reserve), Flights: uint64(len(c.flights)),
+		Misses: n.misses, Joined: n.joined, Failed: n.failed, Uncached: n.uncached, Shortages: n.shortages, Refaults: n.refaulted,
+		Evicted: s.evicted, Decremented: s.decremented, Passes: s.passes, Examined: s.examined,
+		Admitted: n.admitted, AdmitDropped: n.admitDropped, Invalidated: n.invalidated, ShrinkEvicted: n.shrinkEvicted,
 		Prefetched: n.prefetched, PrefetchedUsed: s.used, PrefetchedWasted: s.wasted,
 		Hot: s.hot, Resident: c.resident,
 	}

@@ -83,16 +83,16 @@ func TestLookupWhileTheTableMovesNeverFindsAnotherPage(t *testing.T) {
 	wg.Wait()
 }
 
-func TestHistoryCountsReturnsAndForgetsWithAge(t *testing.T) {
+func TestHistoryCountsRefaultsAndLosesOldEntries(t *testing.T) {
 	const frames = 1024
 	h := newHistory(frames)
-	for want := uint8(1); want <= returnsMax+1; want++ {
+	for want := uint8(1); want <= refaultsMax+1; want++ {
 		h.evicted(77, want-1)
-		if got := h.returned(77); got != min(want, returnsMax) {
-			t.Errorf("return %d counted as %d", want, got)
+		if got := h.refaulted(77); got != min(want, refaultsMax) {
+			t.Errorf("refault %d counted as %d", want, got)
 		}
-		if h.returned(77) != 0 {
-			t.Error("a page returned twice from one eviction")
+		if h.refaulted(77) != 0 {
+			t.Error("one eviction caused two refaults")
 		}
 	}
 	for id := range ID(20 * frames) {
@@ -100,8 +100,8 @@ func TestHistoryCountsReturnsAndForgetsWithAge(t *testing.T) {
 	}
 	old, recent := 0, 0
 	for id := range ID(frames) {
-		old += int(h.returned(1000 + id))
-		recent += int(h.returned(1000 + 19*frames + id))
+		old += int(h.refaulted(1000 + id))
+		recent += int(h.refaulted(1000 + 19*frames + id))
 	}
 	if old > frames/50 || recent < frames/2 {
 		t.Errorf("of %d evictions each, %d old ones and %d recent ones are remembered", frames, old, recent)

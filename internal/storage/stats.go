@@ -117,7 +117,7 @@ func (e *Engine) Stats() Stats {
 		s.Generations = append(s.Generations, v.immutables[i].stats())
 	}
 	s.Generations = append(s.Generations, v.active.stats())
-	s.CacheUsed = int64(s.Cache.Resident+s.Cache.Limbo) * int64(s.PageSize)
+	s.CacheUsed = int64(s.Cache.Resident+s.Cache.Retired) * int64(s.PageSize)
 	for _, g := range s.Generations {
 		s.MemtableBytes += g.MemtableBytes
 	}

@@ -58,6 +58,6 @@ func (c *Cached) replace(id page.ID, root btree.Root, key []byte) []byte {
 	key = append(append(key[:0], leaf.Prefix()...), leaf.Suffix(0)...)
 	// An error is ignored: the next reader of the page gets it.
 	_, _, _ = btree.Get(c, root, key, keys.MaxEpoch)
-	c.cache.Forget(cache.ID(id))
+	c.cache.Invalidate(cache.ID(id))
 	return key
 }

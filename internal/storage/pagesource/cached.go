@@ -27,7 +27,7 @@ type Cached struct {
 func (c *Cached) Open(p *pager.Reader, bytes int64, registry *pin.Registry) (err error) {
 	c.pager = p
 	c.cache, err = cache.New(cache.Config{
-		Bytes: bytes, PageSize: p.PageSize(), Registry: registry, Load: c.read, LoadBatch: c.readBatch,
+		Bytes: bytes, PageSize: p.PageSize(), Registry: registry, Read: c.read, ReadBatch: c.readBatch,
 	})
 	return err
 }
@@ -46,7 +46,7 @@ func (c *Cached) Resize(bytes int64) error { return c.cache.Resize(bytes) }
 // Invalidate removes a page from the cache. The pager calls it before the page's id is allocated again.
 func (c *Cached) Invalidate(id page.ID) {
 	if c.cache != nil { // the file is being opened
-		c.cache.Forget(cache.ID(id))
+		c.cache.Invalidate(cache.ID(id))
 	}
 }
 

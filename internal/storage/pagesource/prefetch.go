@@ -101,7 +101,7 @@ func (r *Readahead) BeforeLeaf(p *Prefetcher, checkpoint uint64, t *btree.Cursor
 	case next > 0:
 		n = min(n, next)
 	case bounded && far && !p.state.Merging():
-		p.ahead.Ask(checkpoint, ids[1:n], cache.Default)
+		p.ahead.Request(checkpoint, ids[1:n], cache.Default)
 		return
 	case !bounded || far:
 		n = min(n, r.length)
@@ -109,6 +109,6 @@ func (r *Readahead) BeforeLeaf(p *Prefetcher, checkpoint uint64, t *btree.Cursor
 	}
 	if n = min(n, siblingsMax); n > 1 {
 		slices.Sort(ids[:n]) // neighbours in the file become one request
-		p.cached.cache.ReadAhead(ids[:n], cache.Low)
+		p.cached.cache.Prefetch(ids[:n], cache.Low)
 	}
 }
