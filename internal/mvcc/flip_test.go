@@ -230,7 +230,7 @@ func (f *flipped) check(files image, id page.ID, kind page.Type, what string) {
 		}
 	}
 	found := slices.ContainsFunc(report.Damages, func(d inspect.Damage) bool {
-		return d.Kind == inspect.DamageSuperblock || d.Kind == inspect.DamageMap || d.Kind == inspect.DamageBlobs
+		return d.Kind == inspect.DamageSuperblock || d.Kind == inspect.DamageAllocationMap || d.Kind == inspect.DamageBlobs
 	})
 	if found != (len(recovery.Repaired) > 0) {
 		t.Errorf("%s: verification found %+v, the start repaired %q", what, report.Damages, recovery.Repaired)

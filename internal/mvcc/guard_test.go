@@ -86,12 +86,12 @@ func TestScanOverDeletionsLeavesItsProtectionEveryFewLeaves(t *testing.T) {
 			if c.Next() || c.Err() != nil {
 				t.Fatalf("found %q, %v", c.Key(), c.Err())
 			}
-			least := n / stepsInside
+			least := n / stepsPerGuard
 			if inTree {
 				least = n / 20 / storage.LeavesMax // a leaf of 512 bytes has some ten tombstones, and the versions below them
 			}
-			if c.stays < least {
-				t.Errorf("in the tree %v, reverse %v: %d deletions passed in %d stays, want at least %d", inTree, reverse, n, c.stays, least)
+			if c.guardEntries < least {
+				t.Errorf("in the tree %v, reverse %v: %d deletions passed in %d guards, want at least %d", inTree, reverse, n, c.guardEntries, least)
 			}
 			// A context that ends in the middle of the one Next ends it at the next look.
 			ctx := &endingContext{Context: t.Context(), left: least / 2}
@@ -99,8 +99,8 @@ func TestScanOverDeletionsLeavesItsProtectionEveryFewLeaves(t *testing.T) {
 			if c, err = x.Scan(o); err != nil {
 				t.Fatal(err)
 			}
-			if c.Next() || !errors.Is(c.Err(), context.Canceled) || c.stays != least/2 {
-				t.Errorf("in the tree %v, reverse %v: %v after %d stays, want %d", inTree, reverse, c.Err(), c.stays, least/2)
+			if c.Next() || !errors.Is(c.Err(), context.Canceled) || c.guardEntries != least/2 {
+				t.Errorf("in the tree %v, reverse %v: %v after %d guards, want %d", inTree, reverse, c.Err(), c.guardEntries, least/2)
 			}
 			x.CloseSnapshot()
 		}
@@ -148,8 +148,8 @@ func TestContextEndsEveryWalkOverDeletions(t *testing.T) {
 		if err := walk(t.Context()); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
-		if err := walk(&endingContext{Context: t.Context(), left: 10}); !errors.Is(err, context.Canceled) || x.cursor.stays != 10 {
-			t.Errorf("%s: %v after %d stays, want 10", name, err, x.cursor.stays)
+		if err := walk(&endingContext{Context: t.Context(), left: 10}); !errors.Is(err, context.Canceled) || x.cursor.guardEntries != 10 {
+			t.Errorf("%s: %v after %d guards, want 10", name, err, x.cursor.guardEntries)
 		}
 	}
 }
@@ -179,8 +179,8 @@ func TestScanPassesKeysNewerThanItsSnapshotInShortStays(t *testing.T) {
 		for c.Next() {
 			got = append(got, string(c.Value()))
 		}
-		if c.Err() != nil || len(got) != 2 || c.stays < n/4096 {
-			t.Errorf("reverse %v: %v, %v in %d stays", reverse, got, c.Err(), c.stays)
+		if c.Err() != nil || len(got) != 2 || c.guardEntries < n/4096 {
+			t.Errorf("reverse %v: %v, %v in %d guards", reverse, got, c.Err(), c.guardEntries)
 		}
 		if want := map[bool]string{false: "first last", true: "last first"}[reverse]; strings.Join(got, " ") != want {
 			t.Errorf("reverse %v: %v", reverse, got)
@@ -239,12 +239,12 @@ func TestLongBatchGetHoldsUpNoWriter(t *testing.T) {
 		return nil
 	})
 	slow.Remove()
-	t.Logf("%d keys in %v and %d stays", found, time.Since(start), x.batch.stays)
+	t.Logf("%d keys in %v and %d guards", found, time.Since(start), x.batch.guardEntries)
 	if err != nil || found != n {
 		t.Fatalf("%d of %d keys: %v", found, n, err)
 	}
-	if x.batch.stays < n/64 {
-		t.Errorf("%d keys in %d stays", n, x.batch.stays)
+	if x.batch.guardEntries < n/64 {
+		t.Errorf("%d keys in %d guards", n, x.batch.guardEntries)
 	}
 	reading.Store(false)
 	done.Wait()
@@ -252,8 +252,8 @@ func TestLongBatchGetHoldsUpNoWriter(t *testing.T) {
 		t.Errorf("%d puts beside the batch", wrote)
 	}
 	ctx := &endingContext{Context: t.Context(), left: 10}
-	if err := x.ReadAll(ctx, list, func(int, Value) error { return nil }); !errors.Is(err, context.Canceled) || x.batch.stays > 11 {
-		t.Errorf("%v after %d stays", err, x.batch.stays)
+	if err := x.ReadAll(ctx, list, func(int, Value) error { return nil }); !errors.Is(err, context.Canceled) || x.batch.guardEntries > 11 {
+		t.Errorf("%v after %d guards", err, x.batch.guardEntries)
 	}
 	x.CloseSnapshot()
 }

@@ -11,11 +11,11 @@ import (
 
 // batchRead is what ReadAll keeps from call to call.
 type batchRead struct {
-	buf    []byte // the internal keys, one after the other
-	keys   [][]byte
-	finder storage.Finder
-	value  []byte
-	stays  int // times that the last ReadAll entered its guard
+	buf          []byte // the internal keys, one after the other
+	keys         [][]byte
+	finder       storage.Finder
+	value        []byte
+	guardEntries int // times that the last ReadAll entered its guard
 }
 
 // ReadAll reads many keys in the session's snapshot, and calls visit once for each, in no certain
@@ -31,7 +31,7 @@ func (x *Session) ReadAll(ctx context.Context, list [][]byte, visit func(i int, 
 	if err := ctx.Err(); err != nil {
 		return context.Cause(ctx)
 	}
-	b.stays = 1
+	b.guardEntries = 1
 	x.slot.Enter()
 	defer x.slot.Leave()
 	each := func(i int, v storage.Version, ok bool) error {
@@ -54,7 +54,7 @@ func (x *Session) ReadAll(ctx context.Context, list [][]byte, visit func(i int, 
 	pause := func() error {
 		x.slot.Leave()
 		x.slot.Enter()
-		b.stays++
+		b.guardEntries++
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}

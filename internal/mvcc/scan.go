@@ -22,22 +22,22 @@ type ScanOptions struct {
 // Cursor walks a range of keys in a session's snapshot. A session has one cursor. It is not for
 // concurrent use.
 type Cursor struct {
-	session  *Session
-	inner    storage.Cursor
-	options  ScanOptions
-	lower    []byte // internal bounds
-	upper    []byte
-	returned int    // entries, since Scan
-	from     []byte // internal key to seek to after a pause
-	value    []byte // memory of the engine, or long
-	long     []byte // buffer for a value that is not in one piece
-	await    keys.Epoch
-	err      error
-	inside   bool // the slot is in a guard
-	steps    int  // since the guard was entered
-	stays    int  // times that the guard was entered, since Scan
-	ended    bool // the scan has no more entries, or failed
-	open     bool
+	session      *Session
+	inner        storage.Cursor
+	options      ScanOptions
+	lower        []byte // internal bounds
+	upper        []byte
+	returned     int    // entries, since Scan
+	from         []byte // internal key to seek to after a pause
+	value        []byte // memory of the engine, or long
+	long         []byte // buffer for a value that is not in one piece
+	await        keys.Epoch
+	err          error
+	inside       bool // the slot is in a guard
+	steps        int  // since the guard was entered
+	guardEntries int  // times that the guard was entered, since Scan
+	ended        bool // the scan has no more entries, or failed
+	open         bool
 }
 
 // Scan opens the session's cursor at its snapshot. The bounds are copied. A previous cursor of the
@@ -61,7 +61,7 @@ func (x *Session) Scan(o ScanOptions) (*Cursor, error) {
 	if o.Reverse {
 		c.from = append(c.from[:0], c.upper...)
 	}
-	c.await, c.err, c.returned, c.stays = 0, nil, 0, 0
+	c.await, c.err, c.returned, c.guardEntries = 0, nil, 0, 0
 	c.inner.Restart()
 	c.inside, c.ended, c.open = false, false, true
 	return c, nil
@@ -112,13 +112,15 @@ func (c *Cursor) Next() bool {
 	}
 }
 
-// stepsInside is how many keys a scan visits before it leaves its guard for a moment: some tenths
+// stepsPerGuard is how many keys a scan visits before it leaves its guard for a moment: some tenths
 // of a millisecond if all of them are in memtables, which cannot be freed meanwhile. The cost of a
 // few seeks for so many steps cannot be measured.
-const stepsInside = 4096
+const stepsPerGuard = 4096
 
-// full reports whether the cursor has done enough for one stay inside the guard.
-func (c *Cursor) full() bool { return c.inner.Leaves() >= storage.LeavesMax || c.steps >= stepsInside }
+// full reports whether the cursor has done enough inside one guard.
+func (c *Cursor) full() bool {
+	return c.inner.Leaves() >= storage.LeavesMax || c.steps >= stepsPerGuard
+}
 
 // enter enters a guard, after leaving the one that it is in, and positions on the first key not yet
 // returned or passed. It reports false, and ends the scan, if the scan's context has ended.
@@ -131,7 +133,7 @@ func (c *Cursor) enter() bool {
 	s := c.session
 	s.slot.Enter()
 	c.inside, c.steps = true, 0
-	c.stays++
+	c.guardEntries++
 	s.reader.OpenCursor(&c.inner, s.at, c.lower, c.upper, max(c.options.Limit-c.returned, 0))
 	if c.options.Reverse {
 		c.inner.SeekLT(c.from)

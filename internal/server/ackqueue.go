@@ -30,7 +30,7 @@ type answer struct {
 	invoke      *pb.InvokeResponse
 	invokeAll   *pb.InvokeAllResponse
 
-	charge *charge // the memory that it is charged for; nil if it is small
+	charge *memoryCharge // the memory that it is charged for; nil if it is small
 }
 
 // bytes is the approximate size of the answer.

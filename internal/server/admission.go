@@ -155,7 +155,7 @@ func (a *admission) answersFull(conn *connection) bool {
 // charge counts an answer of so many bytes until it is released. It is refused like a request,
 // unless it must be: what a write answers has happened. A small answer is not counted; nil and nil
 // then, and releasing nil is nothing.
-func (a *admission) charge(conn *connection, bytes int, must bool) (*charge, error) {
+func (a *admission) charge(conn *connection, bytes int, must bool) (*memoryCharge, error) {
 	if bytes < countedBytesMin || conn == nil {
 		return nil, nil
 	}
@@ -163,8 +163,8 @@ func (a *admission) charge(conn *connection, bytes int, must bool) (*charge, err
 		a.refused.Add(1)
 		return nil, errOverloaded
 	}
-	c := &charge{debt: &debt{admission: a, conn: conn, bytes: int64(bytes)}}
-	runtime.AddCleanup(c, (*debt).release, c.debt)
+	c := &memoryCharge{counted: &chargedBytes{admission: a, conn: conn, bytes: int64(bytes)}}
+	runtime.AddCleanup(c, (*chargedBytes).release, c.counted)
 	return c, nil
 }
 
@@ -172,8 +172,8 @@ func (a *admission) charge(conn *connection, bytes int, must bool) (*charge, err
 const grownBytes = 256 << 10
 
 // grow makes c count at least so many bytes. It releases c if that is refused.
-func (a *admission) grow(c *charge, conn *connection, bytes int) (*charge, error) {
-	if bytes < countedBytesMin || c != nil && int64(bytes) <= c.debt.bytes {
+func (a *admission) grow(c *memoryCharge, conn *connection, bytes int) (*memoryCharge, error) {
+	if bytes < countedBytesMin || c != nil && int64(bytes) <= c.counted.bytes {
 		return c, nil
 	}
 	if c != nil {
@@ -183,28 +183,30 @@ func (a *admission) grow(c *charge, conn *connection, bytes int) (*charge, error
 	return a.charge(conn, bytes, false)
 }
 
-// charge is what an answer counts. It is the pool of the buffer that the answer is encoded in,
-// which the transport gives back when it has sent it. gRPC loses some buffers of streams that
-// break; the collector finds their charges.
-type charge struct{ debt *debt }
+// memoryCharge counts the bytes of one answer against the share of answers until it is released. It
+// is also the pool of the buffer into which the answer is encoded, so the transport releases the
+// charge when it has sent the answer and gives the buffer back. gRPC loses some buffers of streams
+// that break; their charges are released when the garbage collector finds them unreachable.
+type memoryCharge struct{ counted *chargedBytes }
 
-type debt struct {
+// chargedBytes is the part of a memoryCharge that outlives it, for the cleanup.
+type chargedBytes struct {
 	admission *admission
 	conn      *connection
 	bytes     int64
-	paid      atomic.Bool
+	released  atomic.Bool
 }
 
 // release ends the count, at the first call.
-func (c *charge) release() {
+func (c *memoryCharge) release() {
 	if c != nil {
-		c.debt.release()
+		c.counted.release()
 	}
 }
 
-func (d *debt) release() {
-	if !d.paid.Swap(true) {
-		d.conn.uncharge(d.admission, d.bytes)
+func (d *chargedBytes) release() {
+	if !d.released.Swap(true) {
+		d.conn.releaseCharge(d.admission, d.bytes)
 	}
 }
 
@@ -213,7 +215,7 @@ func (d *debt) release() {
 const pooledAnswerMax = 1 << 20
 
 // Get implements mem.BufferPool.
-func (c *charge) Get(length int) *[]byte {
+func (c *memoryCharge) Get(length int) *[]byte {
 	if length <= pooledAnswerMax {
 		return mem.DefaultBufferPool().Get(length)
 	}
@@ -222,7 +224,7 @@ func (c *charge) Get(length int) *[]byte {
 }
 
 // Put implements mem.BufferPool.
-func (c *charge) Put(b *[]byte) {
+func (c *memoryCharge) Put(b *[]byte) {
 	if cap(*b) <= pooledAnswerMax {
 		mem.DefaultBufferPool().Put(b)
 	}
@@ -235,19 +237,19 @@ type encoder interface {
 	MarshalToSizedBufferVT(buf []byte) (int, error)
 }
 
-// charged is a message whose encoding is counted.
-type charged struct {
+// chargedMessage is a message whose encoding is counted.
+type chargedMessage struct {
 	encoder
-	charge *charge
+	charge *memoryCharge
 }
 
 // BufferPool is where the codec gets the message's buffer.
-func (c *charged) BufferPool() mem.BufferPool { return c.charge }
+func (c *chargedMessage) BufferPool() mem.BufferPool { return c.charge }
 
 // of is the message to send instead of m.
-func (c *charge) of(m encoder) any {
+func (c *memoryCharge) of(m encoder) any {
 	if c == nil {
 		return m
 	}
-	return &charged{encoder: m, charge: c}
+	return &chargedMessage{encoder: m, charge: c}
 }

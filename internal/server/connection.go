@@ -122,7 +122,7 @@ func (c *connection) charge(a *admission, bytes int64, must bool) bool {
 	return true
 }
 
-func (c *connection) uncharge(a *admission, bytes int64) {
+func (c *connection) releaseCharge(a *admission, bytes int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.ended {

@@ -14,7 +14,7 @@ import (
 type executor struct {
 	admission *admission
 	ctx       context.Context // of the request at hand; its connection is charged
-	held      *charge         // for large values that the request at hand has read, until its answer is charged
+	held      *memoryCharge   // for large values that the request at hand has read, until its answer is charged
 	heldBytes int
 
 	session *mvcc.Session
@@ -72,8 +72,8 @@ func (c *executor) admitAnswer(bytes int) (err error) {
 	return err
 }
 
-// uncharge ends what the request's large values count: they are counted as its answer, or gone.
-func (c *executor) uncharge() {
+// releaseCharge ends what the request's large values count: they are counted as its answer, or gone.
+func (c *executor) releaseCharge() {
 	if c.heldBytes > 0 {
 		c.held.release()
 		c.held, c.heldBytes = nil, 0
@@ -82,7 +82,7 @@ func (c *executor) uncharge() {
 
 // release takes the executor back, whatever state its request left it in.
 func (p *executorPool) release(c *executor) {
-	c.uncharge()
+	c.releaseCharge()
 	c.ctx = context.Background() // it must not keep the request's
 	c.session.CloseSnapshot()
 	c.trim()

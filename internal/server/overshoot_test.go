@@ -20,7 +20,7 @@ func TestLargeValuesCountBeforeTheyAreCopied(t *testing.T) {
 	for range 2 { // each gets half of the share
 		conns = append(conns, new(connection))
 	}
-	var held []*charge
+	var held []*memoryCharge
 	for _, conn := range conns {
 		c, err := h.admission.charge(conn, 8<<20, false)
 		if err != nil {

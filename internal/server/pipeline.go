@@ -133,7 +133,7 @@ func (p *pipeline) serve() error {
 		}
 		admission.leave(p.conn, sh, size)
 	}
-	p.executor.uncharge() // first, lest a large value counts twice
+	p.executor.releaseCharge() // first, lest a large value counts twice
 	if err == nil && kind.answers() {
 		a.charge, err = admission.charge(p.conn, a.bytes(), kind.writes())
 	}

@@ -243,7 +243,7 @@ func transactReads(req *pb.TransactRequest) bool {
 	return false
 }
 
-func (c *transactionStream) answer(out *pb.TransactResponse, held *charge, err error) error {
+func (c *transactionStream) answer(out *pb.TransactResponse, held *memoryCharge, err error) error {
 	c.code = codes.OK
 	if err != nil {
 		held.release()
@@ -279,7 +279,7 @@ func (c *transactionStream) execute(req *pb.TransactRequest, out *pb.TransactRes
 	}
 	err = detached(err)
 	if c.txn != nil {
-		c.executor.uncharge()
+		c.executor.releaseCharge()
 		c.row.requests.Add(1)
 		c.row.busy.Store(true)
 		if tooLarge := c.server.transactions.resize(c.row, c.txn.Size()); err == nil {

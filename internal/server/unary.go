@@ -107,7 +107,7 @@ func (s *Server) finish(ctx context.Context, conn *connection, write bool, out a
 		err = p.err
 	}
 	m, ours := out.(encoder)
-	var held *charge
+	var held *memoryCharge
 	if err == nil && ours {
 		held, err = s.admission.charge(conn, m.SizeVT(), write)
 	}

@@ -192,7 +192,7 @@ func spaceMessage(st *storage.Stats) *pb.SpaceResponse {
 
 func kindsMessage(st *storage.Stats) *pb.PageKinds {
 	k := st.Kinds()
-	return &pb.PageKinds{Tree: k.Tree, Blobs: k.Rows, Overflow: k.Bulk, IndirectionTable: k.RowTable, AllocationMap: k.Map}
+	return &pb.PageKinds{Tree: k.Tree, Blobs: k.Blob, Overflow: k.Overflow, IndirectionTable: k.IndirectionTable, AllocationMap: k.AllocationMap}
 }
 
 // treeMessage is the data file's part of the status.

@@ -3,17 +3,17 @@ package storage
 // PageKinds counts the pages of the newest state by what they hold. They add up to what Pages.Live
 // says.
 type PageKinds struct {
-	Tree     uint64 // leaves and inner nodes
-	Rows     uint64 // packed large values
-	Bulk     uint64 // whole pages of single values
-	RowTable uint64
-	Map      uint64 // the allocation map, the superblocks and their copies
+	Tree             uint64 // leaves and inner nodes
+	Blob             uint64 // packed large values
+	Overflow         uint64 // whole pages of single values
+	IndirectionTable uint64
+	AllocationMap    uint64 // the allocation map, the superblocks and their copies
 }
 
 // Kinds tells the pages in use apart, at no cost.
 func (s *Stats) Kinds() PageKinds {
-	k := PageKinds{Rows: s.Blobs.BlobPages, Bulk: s.Blobs.OverflowPages, RowTable: s.Blobs.TablePages, Map: s.Pages.MapPages + s.Pages.SuperPages}
-	k.Tree = s.Pages.Live - min(s.Pages.Live, k.Rows+k.Bulk+k.RowTable+k.Map) // read a moment apart
+	k := PageKinds{Blob: s.Blobs.BlobPages, Overflow: s.Blobs.OverflowPages, IndirectionTable: s.Blobs.TablePages, AllocationMap: s.Pages.MapPages + s.Pages.SuperPages}
+	k.Tree = s.Pages.Live - min(s.Pages.Live, k.Blob+k.Overflow+k.IndirectionTable+k.AllocationMap) // read a moment apart
 	return k
 }
 

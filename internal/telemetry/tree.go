@@ -83,10 +83,10 @@ var kindsDesc = desc("pages_in_use", "Pages of the newest state by kind.", "kind
 func collectKinds(ch chan<- prometheus.Metric, s *mvcc.Stats) {
 	k := s.Storage.Kinds()
 	gauge(ch, kindsDesc, float64(k.Tree), "tree")
-	gauge(ch, kindsDesc, float64(k.Rows), "blob")
-	gauge(ch, kindsDesc, float64(k.Bulk), "overflow")
-	gauge(ch, kindsDesc, float64(k.RowTable), "indirection_table")
-	gauge(ch, kindsDesc, float64(k.Map), "allocation_map")
+	gauge(ch, kindsDesc, float64(k.Blob), "blob")
+	gauge(ch, kindsDesc, float64(k.Overflow), "overflow")
+	gauge(ch, kindsDesc, float64(k.IndirectionTable), "indirection_table")
+	gauge(ch, kindsDesc, float64(k.AllocationMap), "allocation_map")
 }
 
 var pagesDesc = desc("pages", "Pages of the data file by state.", "state")

@@ -25,14 +25,14 @@ type DamageKind string
 
 // What can be damaged.
 const (
-	DamageSuperblock DamageKind = "superblock"     // a superblock or its copy; one alone costs nothing, and the next start repairs it
-	DamagePage       DamageKind = "page"           // a page of the tree
-	DamageValue      DamageKind = "value"          // a blob; the range is its key
-	DamageBlobs      DamageKind = "blobs"          // the indirection table of the blobs
-	DamageMap        DamageKind = "allocation_map" // the allocation map
-	DamageAccounts   DamageKind = "accounts"       // pages, blobs, keys or bytes do not add up
-	DamageLog        DamageKind = "log"
-	DamageQuarantine DamageKind = "quarantine" // the quarantine file, or one of the two copies in it; one copy alone costs nothing
+	DamageSuperblock    DamageKind = "superblock"     // a superblock or its copy; one alone costs nothing, and the next start repairs it
+	DamagePage          DamageKind = "page"           // a page of the tree
+	DamageValue         DamageKind = "value"          // a blob; the range is its key
+	DamageBlobs         DamageKind = "blobs"          // the indirection table of the blobs
+	DamageAllocationMap DamageKind = "allocation_map" // the allocation map
+	DamageAccounts      DamageKind = "accounts"       // pages, blobs, keys or bytes do not add up
+	DamageLog           DamageKind = "log"
+	DamageQuarantine    DamageKind = "quarantine" // the quarantine file, or one of the two copies in it; one copy alone costs nothing
 )
 
 // damagesMax bounds the list of damages; the rest is counted.

@@ -42,7 +42,7 @@ func (v *verifier) run(state *storage.DurableState) (*VerifyReport, error) {
 	if err == nil {
 		v.total = uint64(pages.LivePages())
 		err = v.accounts(pages.Audit(v.reachable))
-	} else if err = v.damageOr(err, DamageMap); err == nil {
+	} else if err = v.damageOr(err, DamageAllocationMap); err == nil {
 		err = v.reachable(v.reachOnce())
 	}
 	if err != nil {
