@@ -172,3 +172,26 @@ func TestContextEndsTheWaitForALoadsSwitch(t *testing.T) {
 		mustClose(t, s)
 	}
 }
+
+// TestDeletionOfNothingDirectlyAfterALoadDoesNotWait: a range deletion that finds no key, and so only checks its
+// conditions, looks at the generation that the load has left, which takes no commits. It returns, and gives back its
+// latches.
+func TestDeletionOfNothingDirectlyAfterALoadDoesNotWait(t *testing.T) {
+	s := mustOpen(t, tiny(vfs.NewMem()))
+	mustPut(t, s, "a", "1")
+	loaded := mustLoad(t, s, map[string]string{"b": "2"})
+	x := mustSession(t, s)
+	defer x.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	for _, c := range []struct {
+		kind  ConditionKind
+		holds bool
+	}{{KeyPresent, true}, {KeyAbsent, false}} {
+		out, err := x.DeleteRange(ctx, RangeDelete{Lower: []byte("x"), Conditions: []Condition{{Kind: c.kind, Key: []byte("b")}}})
+		if c.holds && (err != nil || out.Epoch != loaded.Epoch) || !c.holds && !errors.As(err, new(*PreconditionError)) {
+			t.Fatalf("condition %v: %+v, %v", c.kind, out, err)
+		}
+	}
+	mustPut(t, s, "b", "3")
+}

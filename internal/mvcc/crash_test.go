@@ -487,6 +487,41 @@ func TestRefusedPreconditionNeverRevealsWhatACrashCouldTakeBack(t *testing.T) {
 	}
 }
 
+// TestChangedRangeNeverRevealsWhatACrashCouldTakeBack: the answer that a range has changed names the
+// SYNC commit that has changed it. The answer that it has not changed names none.
+func TestChangedRangeNeverRevealsWhatACrashCouldTakeBack(t *testing.T) {
+	o := tiny(vfs.NewMem())
+	o.SyncInterval = time.Hour
+	s := mustOpen(t, o)
+	since := mustPut(t, s, "k", "v")
+	x := mustSession(t, s)
+	defer x.Close()
+	if _, err := x.OpenSnapshot(since); err != nil {
+		t.Fatal(err)
+	}
+	y := mustSession(t, s)
+	defer y.Close()
+	w := Write{Durability: DurabilitySync}
+	w.Set([]byte("k"), []byte("new"))
+	e, err := y.Commit(t.Context(), &w) // and no Wait
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		lower   string
+		changed bool
+		await   keys.Epoch
+	}{{"a", true, e}, {"z", false, 0}} {
+		operate := func(context.Context, *Txn, bool) error { return nil }
+		out, err := y.Execute(t.Context(), &Execution{
+			Write: &Write{}, Ranges: []RangeCondition{{Lower: []byte(c.lower), UnchangedSince: since}}, Operate: operate,
+		})
+		if got := y.Await(); err != nil || out.Holds == c.changed || got != c.await || s.Durable() >= e {
+			t.Errorf("from %s: %+v, %v, awaits %d, want %d; durable is %d of %d", c.lower, out, err, got, c.await, s.Durable(), e)
+		}
+	}
+}
+
 // TestConflictNeverRevealsWhatACrashCouldTakeBack: the error of a transaction names the commit that it met.
 func TestConflictNeverRevealsWhatACrashCouldTakeBack(t *testing.T) {
 	o := tiny(vfs.NewMem())

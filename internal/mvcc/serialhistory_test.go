@@ -1,6 +1,7 @@
 package mvcc
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -21,11 +22,37 @@ import (
 
 var historyTime = flag.Duration("history.time", 1500*time.Millisecond, "duration of the test that replays what was committed in the order of epochs")
 
-// step is one commit: what it changes, given all that was committed before it, and an error if that is not what it has seen.
+// historyStep is one commit: what it changes, given all that was committed before it, and an error if that is not what it has seen. With
+// read it is a snapshot: it changes nothing, and has seen what all epochs up to its own had left.
 type historyStep struct {
 	epoch keys.Epoch
 	what  string
-	apply func(state map[string]uint64) error
+	read  bool
+	apply func(state *historyState) error
+}
+
+// historyState is what all commits up to an epoch have left, and when each key was changed last.
+type historyState struct {
+	epoch   keys.Epoch
+	numbers map[string]uint64
+	changed map[string]keys.Epoch
+}
+
+func (s *historyState) set(key string, n uint64) { s.numbers[key], s.changed[key] = n, s.epoch }
+
+func (s *historyState) remove(key string) {
+	delete(s.numbers, key)
+	s.changed[key] = s.epoch
+}
+
+// unchangedSince reports whether no key in [lower, upper) was changed after an epoch.
+func (s *historyState) unchangedSince(lower, upper string, since keys.Epoch) bool {
+	for k, e := range s.changed {
+		if k >= lower && k < upper && e > since {
+			return false
+		}
+	}
+	return true
 }
 
 func historyKey(i int) string { return fmt.Sprintf("h%02d", i) }
@@ -54,19 +81,34 @@ func sumOf(state map[string]uint64, lower, upper string) (sum uint64, n int) {
 }
 
 // TestCommitsTakePlaceInTheOrderOfTheirEpochs: transactions that read ranges and keys and write what they have read elsewhere, conditional puts,
-// invocations, range deletes and bulk loads, all of them on few keys, with segments that rotate all the time and contexts that end at any
+// invocations, range deletes, conditions on ranges, snapshots and bulk loads, all of them on few keys, with segments that rotate all the time and contexts that end at any
 // moment. Everything that was told to have happened happened at its epoch, having seen what all smaller epochs had left; and what was told not
 // to have happened did not.
 func TestCommitsTakePlaceInTheOrderOfTheirEpochs(t *testing.T) {
+	t.Run("rotations", func(t *testing.T) { testHistory(t, tiny(vfs.NewMem()), *historyTime/2, 5*time.Millisecond) })
+	t.Run("long chains", func(t *testing.T) {
+		o := tiny(vfs.NewMem())
+		o.Storage.MemtableBytes, o.Storage.SegmentBytes, o.Storage.CheckpointBytes = 16<<20, 16<<20, 16<<20
+		o.Retention = 5 * time.Millisecond
+		testHistory(t, o, *historyTime/2, 100*time.Millisecond)
+	})
+}
+
+// testHistory lets bulk loads and checkpoints come at intervals of up to about pause.
+func testHistory(t *testing.T, o Options, duration, pause time.Duration) {
 	const all, writers = 12, 6
 	seed := testseed.Base(t)
-	o := tiny(vfs.NewMem())
 	s := mustOpen(t, o)
 	var mu sync.Mutex
 	var history []historyStep
-	add := func(epoch keys.Epoch, what string, apply func(map[string]uint64) error) {
+	add := func(epoch keys.Epoch, what string, apply func(*historyState) error) {
 		mu.Lock()
-		history = append(history, historyStep{epoch, what, apply})
+		history = append(history, historyStep{epoch, what, false, apply})
+		mu.Unlock()
+	}
+	read := func(at keys.Epoch, check func(*historyState) error) {
+		mu.Lock()
+		history = append(history, historyStep{at, "snapshot", true, check})
 		mu.Unlock()
 	}
 	var conflicts, ended, number atomic.Uint64
@@ -122,12 +164,12 @@ func TestCommitsTakePlaceInTheOrderOfTheirEpochs(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			add(epoch, "transaction", func(state map[string]uint64) error {
-				want, n := sumOf(state, lower, upper)
-				if want += state[key] + uint64(n); want != sum {
+			add(epoch, "transaction", func(state *historyState) error {
+				want, n := sumOf(state.numbers, lower, upper)
+				if want += state.numbers[key] + uint64(n); want != sum {
 					return fmt.Errorf("[%s, %s) and %s made %d, and it has written %d", lower, upper, key, want, sum)
 				}
-				state[to] = sum
+				state.set(to, sum)
 				return nil
 			})
 			return nil
@@ -139,7 +181,7 @@ func TestCommitsTakePlaceInTheOrderOfTheirEpochs(t *testing.T) {
 			w.Set([]byte(key), historyValue(random, n))
 			epoch, err := x.Commit(ctx, &w)
 			if err == nil {
-				add(epoch, "put", func(state map[string]uint64) error { state[key] = n; return nil })
+				add(epoch, "put", func(state *historyState) error { state.set(key, n); return nil })
 			}
 			return err
 		},
@@ -153,11 +195,11 @@ func TestCommitsTakePlaceInTheOrderOfTheirEpochs(t *testing.T) {
 			w.Set([]byte(key), historyValue(random, n))
 			epoch, err := x.Commit(ctx, &w)
 			if err == nil {
-				add(epoch, "conditional put", func(state map[string]uint64) error {
-					if _, ok := state[other]; ok != present {
+				add(epoch, "conditional put", func(state *historyState) error {
+					if _, ok := state.numbers[other]; ok != present {
 						return fmt.Errorf("%s is there: %v", other, ok)
 					}
-					state[key] = n
+					state.set(key, n)
 					return nil
 				})
 			}
@@ -175,11 +217,11 @@ func TestCommitsTakePlaceInTheOrderOfTheirEpochs(t *testing.T) {
 			if found {
 				old = historyNumber(out[0].Old)
 			}
-			add(epoch, "invocation", func(state map[string]uint64) error {
-				if was, ok := state[key]; ok != found || was != old {
+			add(epoch, "invocation", func(state *historyState) error {
+				if was, ok := state.numbers[key]; ok != found || was != old {
 					return fmt.Errorf("%s was %d, %v; it has seen %d, %v", key, was, ok, old, found)
 				}
-				state[key] = n
+				state.set(key, n)
 				return nil
 			})
 			return nil
@@ -190,9 +232,9 @@ func TestCommitsTakePlaceInTheOrderOfTheirEpochs(t *testing.T) {
 			if err != nil || out.Count == 0 {
 				return err
 			}
-			add(out.Epoch, "range delete", func(state map[string]uint64) error {
+			add(out.Epoch, "range delete", func(state *historyState) error {
 				n := 0
-				for _, k := range slices.Sorted(maps.Keys(state)) {
+				for _, k := range slices.Sorted(maps.Keys(state.numbers)) {
 					if k < lower || k >= upper {
 						continue
 					}
@@ -202,7 +244,7 @@ func TestCommitsTakePlaceInTheOrderOfTheirEpochs(t *testing.T) {
 						}
 						break
 					}
-					delete(state, k)
+					state.remove(k)
 					n++
 				}
 				if n != out.Count {
@@ -212,8 +254,110 @@ func TestCommitsTakePlaceInTheOrderOfTheirEpochs(t *testing.T) {
 			})
 			return nil
 		},
+		func(ctx context.Context, x *Session, random *rand.Rand) error { // a check of a range that never has keys
+			c := Condition{Kind: KeyAbsent, Key: []byte(historyKey(random.IntN(all)))}
+			_, err := x.DeleteRange(ctx, RangeDelete{Lower: []byte("none"), Conditions: []Condition{c}})
+			return err
+		},
+		func(ctx context.Context, x *Session, random *rand.Rand) error { // a read-modify-write under snapshot isolation, half of it rolled back
+			tx, err := x.Begin(TxnOptions{Isolation: IsolationSnapshot, Durability: DurabilityAsync})
+			if err != nil {
+				return err
+			}
+			defer tx.Rollback()
+			key, other, n := historyKey(random.IntN(all)), historyKey(random.IntN(all)), number.Add(1)
+			v, err := tx.Get(nil, []byte(key))
+			if err != nil {
+				return err
+			}
+			var old uint64
+			if v.Found {
+				old = historyNumber(v.Data)
+			}
+			if err := tx.Set([]byte(key), historyValue(random, old+n)); err != nil {
+				return err
+			}
+			savepoint, err := tx.Savepoint()
+			if err := errors.Join(err, tx.Set([]byte(key), nil), tx.Delete([]byte(other)), tx.RollbackTo(savepoint)); err != nil {
+				return err
+			}
+			epoch, err := tx.Commit(ctx)
+			if err == nil {
+				add(epoch, "read-modify-write", func(state *historyState) error {
+					if was, ok := state.numbers[key]; ok != v.Found || was != old {
+						return fmt.Errorf("%s was %d, %v; it has seen %d, %v", key, was, ok, old, v.Found)
+					}
+					state.set(key, old+n)
+					return nil
+				})
+			}
+			return err
+		},
+		func(ctx context.Context, x *Session, random *rand.Rand) error { // a snapshot, read twice with a pause between, in both directions
+			at, err := x.OpenSnapshot(0)
+			if err != nil {
+				return err
+			}
+			defer x.CloseSnapshot()
+			var seen [2]map[string]uint64
+			for i := range seen {
+				seen[i] = map[string]uint64{}
+				c, err := x.Scan(ScanOptions{Reverse: i == 1})
+				if err != nil {
+					return err
+				}
+				for c.Next() {
+					seen[i][string(c.Key())] = historyNumber(c.Value())
+				}
+				if err := c.Err(); err != nil {
+					return err
+				}
+				time.Sleep(time.Duration(random.IntN(3)) * time.Millisecond)
+			}
+			read(at, func(state *historyState) error {
+				if !maps.Equal(seen[0], state.numbers) || !maps.Equal(seen[1], state.numbers) {
+					return fmt.Errorf("the snapshot has seen %v, and then %v, instead of %v", seen[0], seen[1], state.numbers)
+				}
+				return nil
+			})
+			return nil
+		},
+		func(ctx context.Context, x *Session, random *rand.Rand) error { // a put if a range is unchanged, and another one if it is not
+			holder := mustSession(t, s)
+			defer holder.Close()
+			since, err := holder.OpenSnapshot(0)
+			if err != nil || since == 0 {
+				return err
+			}
+			time.Sleep(time.Duration(random.IntN(500)) * time.Microsecond)
+			lower, upper := bounds(random)
+			key, n := historyKey(random.IntN(all)), number.Add(1)
+			out, err := x.Execute(ctx, &Execution{
+				Write:  &Write{Durability: DurabilityAsync},
+				Ranges: []RangeCondition{{Lower: []byte(lower), Upper: []byte(upper), UnchangedSince: since}},
+				Operate: func(_ context.Context, tx *Txn, holds bool) error {
+					if !holds {
+						return tx.Delete([]byte("unchanged"))
+					}
+					return tx.Set([]byte(key), historyValue(random, n))
+				},
+			})
+			if err != nil {
+				return err
+			}
+			add(out.Epoch, fmt.Sprintf("put if unchanged: %v", out.Holds), func(state *historyState) error {
+				if state.unchangedSince(lower, upper, since) != out.Holds {
+					return fmt.Errorf("[%s, %s) is unchanged since %d: %v", lower, upper, since, !out.Holds)
+				}
+				if out.Holds {
+					state.set(key, n)
+				}
+				return nil
+			})
+			return nil
+		},
 	}
-	deadline := time.Now().Add(*historyTime)
+	deadline := time.Now().Add(duration)
 	var wg sync.WaitGroup
 	for i := range writers {
 		wg.Go(func() {
@@ -242,7 +386,7 @@ func TestCommitsTakePlaceInTheOrderOfTheirEpochs(t *testing.T) {
 			if err := historyLoad(s, random, all, &number, add); err != nil {
 				failed(err)
 			}
-			time.Sleep(time.Duration(random.IntN(30)) * time.Millisecond)
+			time.Sleep(time.Duration(random.Int64N(int64(6 * pause))))
 		}
 	})
 	wg.Go(func() { // checkpoints
@@ -250,33 +394,37 @@ func TestCommitsTakePlaceInTheOrderOfTheirEpochs(t *testing.T) {
 			if err := s.Checkpoint(context.Background()); err != nil {
 				t.Error(err)
 			}
-			time.Sleep(5 * time.Millisecond)
+			time.Sleep(pause)
 		}
 	})
 	wg.Wait()
-	slices.SortFunc(history, func(a, b historyStep) int { return int(a.epoch) - int(b.epoch) })
-	state, counts := map[string]uint64{}, map[string]int{}
+	slices.SortFunc(history, func(a, b historyStep) int {
+		return cmp.Or(cmp.Compare(a.epoch, b.epoch), map[bool]int{true: 1, false: -1}[a.read]-map[bool]int{true: 1, false: -1}[b.read])
+	})
+	state, counts := historyState{numbers: map[string]uint64{}, changed: map[string]keys.Epoch{}}, map[string]int{}
 	for i, step := range history {
-		if i > 0 && history[i-1].epoch == step.epoch {
+		if i > 0 && history[i-1].epoch == step.epoch && !step.read {
 			t.Fatalf("epoch %d was given to a %s and a %s", step.epoch, history[i-1].what, step.what)
 		}
-		if err := step.apply(state); err != nil {
+		state.epoch = step.epoch
+		if err := step.apply(&state); err != nil {
 			t.Fatalf("the %s of epoch %d, after the %s of epoch %d: %v", step.what, step.epoch, history[max(0, i-1)].what, history[max(0, i-1)].epoch, err)
 		}
 		counts[step.what]++
 	}
-	t.Logf("%v; %d conflicts, %d contexts that ended; %d rotations", counts, conflicts.Load(), ended.Load(), s.engine.Stats().Rotations)
+	stats := s.engine.Stats()
+	t.Logf("%v; %d conflicts, %d contexts that ended; %d rotations, %d versions pruned", counts, conflicts.Load(), ended.Load(), stats.Rotations, stats.Pruning.Pruned)
 	final := map[string]uint64{}
 	for k, v := range dump(t, s) {
 		final[k] = historyNumber([]byte(v))
 	}
-	if !maps.Equal(final, state) {
-		t.Fatalf("the store holds %v\nand what was committed makes %v", final, state)
+	if !maps.Equal(final, state.numbers) {
+		t.Fatalf("the store holds %v\nand what was committed makes %v", final, state.numbers)
 	}
 }
 
 // historyLoad loads a few of the keys.
-func historyLoad(s *Store, random *rand.Rand, all int, number *atomic.Uint64, add func(keys.Epoch, string, func(map[string]uint64) error)) error {
+func historyLoad(s *Store, random *rand.Rand, all int, number *atomic.Uint64, add func(keys.Epoch, string, func(*historyState) error)) error {
 	load, err := s.BeginBulkLoad()
 	if err != nil {
 		return err
@@ -292,7 +440,12 @@ func historyLoad(s *Store, random *rand.Rand, all int, number *atomic.Uint64, ad
 	}
 	loaded, err := load.Commit(context.Background())
 	if err == nil {
-		add(loaded.Epoch, "bulk load", func(state map[string]uint64) error { maps.Copy(state, entries); return nil })
+		add(loaded.Epoch, "bulk load", func(state *historyState) error {
+			for k, n := range entries {
+				state.set(k, n)
+			}
+			return nil
+		})
 	}
 	return errors.Join(err, load.Close())
 }

@@ -38,5 +38,8 @@ func (t *Txn) UnchangedSince(lower, upper []byte, since keys.Epoch) (bool, error
 	if changed && epoch > t.at { // a checkpoint has taken in what the snapshot must not see: only a newer one can tell
 		return false, t.reads.conflict(from, epoch)
 	}
+	if changed { // perhaps not a SYNC commit: the tree does not tell
+		t.await = max(t.await, x.store.mustAwait(true, epoch))
+	}
 	return !changed, t.checkSize()
 }

@@ -145,6 +145,9 @@ const (
 // wait returns once visible has reached e, the context has ended, or an epoch before e will never be installed. Every
 // smaller epoch is completed by the commit that reserved it.
 func (h *watermark) wait(ctx context.Context, e keys.Epoch, w *waiter) (err error) {
+	if invariants.Enabled && e > keys.MaxEpoch {
+		invariants.Fail("a wait for epoch %d, which no commit can have", e)
+	}
 	if h.spin(e) || !h.enqueue(uint64(e), w) {
 		return nil
 	}

@@ -23,7 +23,8 @@ func (e *Engine) BeginValidation() (Validation, keys.Epoch) {
 	p := e.Pin()
 	active := p.view.active
 	if active.segment == nil { // the one that a bulk load leaves takes no commits: ReserveValidated will say so
-		return Validation{Pinned: p}, keys.Epoch(active.end.Load())
+		end := keys.Epoch(active.end.Load())
+		return Validation{Pinned: p, from: wal.Position{Epoch: end}}, end
 	}
 	from := active.segment.Position()
 	return Validation{p, active.segment, from}, from.Epoch
