@@ -36,8 +36,8 @@ func TestHitRatiosReachThoseOfOtter(t *testing.T) {
 			line += fmt.Sprintf("  %s %.1f", arm.name, got[arm.name])
 		}
 		t.Log(line)
-		if got["two bands"] < got["otter"]-behind {
-			t.Errorf("%s: %.2f %% hits, otter %.2f %%", tr.name, got["two bands"], got["otter"])
+		if got["usage count"] < got["otter"]-behind {
+			t.Errorf("%s: %.2f %% hits, otter %.2f %%", tr.name, got["usage count"], got["otter"])
 		}
 	}
 }

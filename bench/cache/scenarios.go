@@ -30,7 +30,7 @@ func ratios() harness.Scenario {
 		Name: "w3-hit-ratio", About: "Which share of visits finds its page, by trace, at equal entries. Page ids are the keys; a scan's own visits do not count.",
 		Origin: "Rates on this kind of machine, Zipf: otter 79.9 %, LRU 77.0 %; the Zipf part of Zipf with a repeated scan: otter 77.3 %, LRU 72.9 %.",
 		Unit:   "visits", Axis: harness.Axis{Name: "trace"}, Show: hitPercent, Size: ratioEntries * visitsPerEntry, Load: ratioEntries, Fixed: true, Weight: 3,
-		Figures: []harness.Figure{{Arm: bandsArm, Against: otterArm, Measure: hitPercent, AtLeast: 1, Source: "hit ratio at equal entries not below otter v2 (W-TinyLFU)"}},
+		Figures: []harness.Figure{{Arm: usageCountArm, Against: otterArm, Measure: hitPercent, AtLeast: 1, Source: "hit ratio at equal entries not below otter v2 (W-TinyLFU)"}},
 	}
 	for i, t := range ratioTraces {
 		s.Axis.Points, s.Axis.Labels = append(s.Axis.Points, i+1), append(s.Axis.Labels, t.name)
@@ -65,7 +65,7 @@ func phaseChange() harness.Scenario {
 	s := harness.Scenario{
 		Name: "w3-phase-change", About: "A working set of four fifths of the cache gives way to another of the same size, twenty visits for each entry: how much is read in until it is at home.",
 		Unit: "visits", Axis: harness.Axis{Name: "working sets", Points: []int{2}}, Size: ratioEntries * changeVisits, Load: ratioEntries, Fixed: true, Weight: 0.5, Show: readsAgain,
-		Figures: []harness.Figure{{Arm: bandsArm, Against: otterArm, Measure: readsAgain, AtMost: 1, Source: "a changed working set takes over within a bounded number of misses: not more than W-TinyLFU needs"}},
+		Figures: []harness.Figure{{Arm: usageCountArm, Against: otterArm, Measure: readsAgain, AtMost: 1, Source: "a changed working set takes over within a bounded number of misses: not more than W-TinyLFU needs"}},
 	}
 	for _, a := range arms {
 		s.Arms = append(s.Arms, harness.Arm{Name: a.name, Run: a.phases})

@@ -26,9 +26,9 @@ type arm struct {
 }
 
 const (
-	otterArm = "otter"
-	bandsArm = "two bands"
-	lruArm   = "lru"
+	otterArm      = "otter"
+	usageCountArm = "usage count"
+	lruArm        = "lru"
 )
 
 // arms has our cache once with the hint that the engine gives for a scan, and once without it, because otter has no such hint.
@@ -36,8 +36,8 @@ var arms = []arm{
 	{otterArm, newPeer},
 	{lruArm, func(n int) (subject, error) { return newBaseline(n, baseline.LRU), nil }},
 	{"clock", func(n int) (subject, error) { return newBaseline(n, baseline.Clock), nil }},
-	{bandsArm, func(n int) (subject, error) { return newOurs(n, cache.Low) }},
-	{"two bands, no hint", func(n int) (subject, error) { return newOurs(n, cache.Default) }},
+	{usageCountArm, func(n int) (subject, error) { return newOurs(n, cache.Low) }},
+	{"usage count, no hint", func(n int) (subject, error) { return newOurs(n, cache.Default) }},
 }
 
 // ours is a page cache with pages of one word: only which are kept matters here.

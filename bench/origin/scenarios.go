@@ -86,33 +86,33 @@ func coldScanAll() harness.Scenario {
 }
 
 func scanResistance() harness.Scenario {
-	const bands, clock, lru = "two bands", "clock", "lru"
+	const usageCount, clock, lru = "usage count", "clock", "lru"
 	return harness.Scenario{
 		Name: "w3-scan-resistance", About: "A hot set is read again after a scan of twice the cache of 16 MiB: how much of it has to be read in again.",
-		Origin: "libdb mpool, stage 0.5: 621, 505 and 58 page-ins with LRU, CLOCK and two bands.",
+		Origin: "libdb mpool, stage 0.5: 621, 505 and 58 page-ins with LRU, CLOCK and usage counts with a hot and a cold set.",
 		Unit:   "reads", Axis: harness.Axis{Name: "percent of the cache that is hot", Points: []int{30}}, Size: 60_000, Fixed: true, Weight: 0.5, Show: pageIns,
 		Arms: []harness.Arm{
-			{Name: bands, Run: resistance{openCache}.run}, {Name: clock, Run: resistance{openClock}.run}, {Name: lru, Run: resistance{openLRU}.run},
+			{Name: usageCount, Run: resistance{openCache}.run}, {Name: clock, Run: resistance{openClock}.run}, {Name: lru, Run: resistance{openLRU}.run},
 		},
-		Figures: []harness.Figure{{Arm: bands, Against: lru, Measure: pageIns, AtMost: 0.05, Source: "two bands at most 5 % of LRU's page-ins"}},
+		Figures: []harness.Figure{{Arm: usageCount, Against: lru, Measure: pageIns, AtMost: 0.05, Source: "usage counts cause at most 5 % of LRU's page-ins"}},
 	}
 }
 
 func hits() harness.Scenario {
-	const bands, clock, lru, otter = "two bands", "clock", "lru", "otter"
+	const usageCount, clock, lru, otter = "usage count", "clock", "lru", "otter"
 	return harness.Scenario{
 		Name: "w3-hits", About: "Reads of pages that are all in memory: how that scales with readers. They look at the pages, which are 160 MB, and draw where to go next; what a hit costs by itself is w3-hit-cost.",
 		Origin: "libdb mpool, stage 0.5: no loss against LRU from 1 to 24 threads.",
 		Unit:   "reads", Axis: harness.Axis{Name: "readers", Points: []int{1, 2, 8, 24}}, Size: 4_000_000, Load: residentFrames, Weight: 1.5,
 		Arms: []harness.Arm{
-			{Name: bands, Run: resident{openCache}.run},
+			{Name: usageCount, Run: resident{openCache}.run},
 			{Name: clock, Run: resident{openClock}.run},
 			{Name: lru, Run: resident{openLRU}.run},
 			{Name: otter, Run: residentOtter},
 		},
 		Figures: []harness.Figure{
-			{Arm: bands, Against: lru, AtLeast: 1, Source: "no loss for reads in cache against LRU"},
-			{Arm: bands, Against: otter, AtLeast: 4, Source: "a hit costs at most a quarter of otter v2's, what a read does with the page included"},
+			{Arm: usageCount, Against: lru, AtLeast: 1, Source: "no loss for reads in cache against LRU"},
+			{Arm: usageCount, Against: otter, AtLeast: 4, Source: "a hit costs at most a quarter of otter v2's, what a read does with the page included"},
 		},
 	}
 }

@@ -124,7 +124,7 @@ func swapOwn(ctx context.Context, c *caller) error {
 		return err
 	}
 	if !swapped {
-		return fmt.Errorf("record %d: version %x is not there, though nobody else writes it", i, version)
+		return fmt.Errorf("record %d: version %x is not there, although no other goroutine writes it", i, version)
 	}
 	c.records.versions[i].Add(1)
 	c.committed(i)

@@ -226,13 +226,13 @@ func (w *worker) transact(key, value []byte, read bool) (keys.Epoch, error) {
 // lagMax is how far the min-visible epoch may lag right after the last commit when every write has just refreshed it.
 const lagMax = 64
 
-// prove shows by counters whether writers or the collector pruned.
+// prove shows with counters whether writers or the collector pruned.
 func (l load) prove(r *harness.Run, before, after storage.PruneStats, lag float64) error {
 	r.Count("pruned", float64(after.Pruned-before.Pruned))
-	r.Count("cut by writers", float64(after.Assisted-before.Assisted))
+	r.Count("assisted", float64(after.Assisted-before.Assisted))
 	queued := float64(after.Queued - before.Queued)
 	if l.baseline.ScanPerWrite {
-		if err := r.Prove("horizon lag", lag, 0, lagMax); err != nil {
+		if err := r.Prove("min-visible lag", lag, 0, lagMax); err != nil {
 			return err
 		}
 	}

@@ -62,7 +62,7 @@ func BenchmarkMiss(b *testing.B) {
 	}
 	load := func(id ID, buf []byte) error { _, err := file.ReadAt(buf, int64(id-1)*pageSize); return err }
 	registry := newRegistry()
-	for _, name := range []string{"none", "two bands"} {
+	for _, name := range []string{"none", "usage count"} {
 		c, err := New(Config{Bytes: frames * pageSize, PageSize: pageSize, Registry: registry, Read: load})
 		if err != nil {
 			b.Fatal(err)

@@ -64,7 +64,7 @@ var mayImport = map[string][]string{
 		"internal/wal", "internal/invariants", "internal/ablation",
 	},
 
-	// The rim.
+	// The RPC layer, the client, the commands, and what they need.
 	"api":                {},
 	"client":             {"api/proto/epochkv/v1"},
 	"internal/testseed":  {},
@@ -89,8 +89,8 @@ var mayImport = map[string][]string{
 	"tools":        nil,
 }
 
-// rim lists the packages that know the wire: gRPC and protobuf stay out of all others.
-var rim = []string{"api", "client", "cmd", "examples", "internal/server", "internal/auth", "internal/telemetry", "internal/e2e", "test", "bench", "tools"}
+// wireAware lists the packages that know the protocol: gRPC and protobuf stay out of all others.
+var wireAware = []string{"api", "client", "cmd", "examples", "internal/server", "internal/auth", "internal/telemetry", "internal/e2e", "test", "bench", "tools"}
 
 // metered lists the packages that know the metrics library; the engine counts in plain atomics.
 var metered = []string{"internal/telemetry", "cmd", "bench", "tools"}
@@ -151,8 +151,8 @@ func checkForeign(t *testing.T, tree fs.FS) (complaints []string) {
 			peer := strings.HasPrefix(imported, "github.com/cockroachdb/") || strings.HasPrefix(imported, "github.com/dgraph-io/") ||
 				strings.HasPrefix(imported, "go.etcd.io/") || strings.HasPrefix(imported, "github.com/redis/")
 			switch {
-			case wire && !below(s.dir(), rim):
-				complaints = append(complaints, fmt.Sprintf("%s: only the rim knows the wire, not %s", s.line(spec), s.dir()))
+			case wire && !below(s.dir(), wireAware):
+				complaints = append(complaints, fmt.Sprintf("%s: only the RPC layer, the client and the commands know the protocol, not %s", s.line(spec), s.dir()))
 			case metrics && !s.isTest() && !below(s.dir(), metered):
 				complaints = append(complaints, fmt.Sprintf("%s: only telemetry knows the metrics library, not %s", s.line(spec), s.dir()))
 			case peer && !below(s.dir(), []string{"bench"}):
@@ -213,7 +213,7 @@ func TestImportsPointDownward(t *testing.T) {
 
 func TestWireMetricsAndPeersStayInTheirPlaces(t *testing.T) {
 	report(t, checkForeign(t, repository()))
-	wantOne(t, checkForeign(t, tree("internal/mvcc/a.go", "package mvcc\nimport _ \"google.golang.org/grpc\"\n")), "only the rim")
+	wantOne(t, checkForeign(t, tree("internal/mvcc/a.go", "package mvcc\nimport _ \"google.golang.org/grpc\"\n")), "only the RPC layer")
 	wantOne(t, checkForeign(t, tree("internal/wal/a.go", "package wal\nimport _ \"github.com/prometheus/client_golang/prometheus\"\n")), "only telemetry")
 	wantOne(t, checkForeign(t, tree("internal/storage/a_test.go", "package storage\nimport _ \"github.com/cockroachdb/pebble/v2\"\n")), "peers belong in bench")
 }

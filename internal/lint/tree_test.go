@@ -39,7 +39,7 @@ func (s source) imports(visit func(spec *ast.ImportSpec, name string)) {
 	}
 }
 
-// repository is the tree that this package stands in.
+// repository is the tree that this package is part of.
 func repository() fs.FS { return os.DirFS("../..") }
 
 // skipped are directories that hold no code or documents of ours.

@@ -5,8 +5,6 @@ import (
 	"go/ast"
 	"go/token"
 	"io/fs"
-	"os"
-	"path"
 	"regexp"
 	"slices"
 	"strings"
@@ -81,10 +79,6 @@ var retiredWords = []retiredWord{
 	{pattern: `([Uu]n)?[Ss]ettl(e|es|ed|ing)`, use: "acknowledge, complete, step to"},
 }
 
-// notRewritten lists, one a line, the directories of code and the documents whose text is older than the glossary. They may use retired
-// words. It only shrinks: a line without complaints has to go. Blank lines between the entries keep merges of removals apart.
-const notRewritten = "testdata/not-rewritten.txt"
-
 // exempt texts talk about the retired words, or are what a program has written.
 var exempt = []string{"docs/glossary.md", "internal/lint/words_test.go", "bench/results"}
 
@@ -114,14 +108,6 @@ type passage struct {
 	file string
 	line int
 	text string
-}
-
-// unit is what is rewritten together: a directory of code, or a document.
-func (p passage) unit() string {
-	if path.Ext(p.file) == ".md" {
-		return p.file
-	}
-	return path.Dir(p.file)
 }
 
 // complaints names each retired word of the passage with its line and its replacement.
@@ -188,56 +174,30 @@ func (s source) prose() (all []passage) {
 	return all
 }
 
-// checkWords complains about retired words outside the units that are not rewritten yet, and about units that need not be listed.
-func checkWords(t *testing.T, tree fs.FS, old []string) (complaints []string) {
-	words, found := compileWords(retiredWords), map[string][]string{}
+// checkWords complains about retired words.
+func checkWords(t *testing.T, tree fs.FS) (complaints []string) {
+	words := compileWords(retiredWords)
 	for _, p := range prose(t, tree) {
-		found[p.unit()] = append(found[p.unit()], p.complaints(words)...)
-	}
-	for unit, list := range found {
-		if !slices.Contains(old, unit) {
-			complaints = append(complaints, list...)
-		}
-	}
-	for _, unit := range old {
-		if len(found[unit]) == 0 {
-			complaints = append(complaints, fmt.Sprintf("internal/lint/%s: %s has no retired word left: remove its line", notRewritten, unit))
-		}
+		complaints = append(complaints, p.complaints(words)...)
 	}
 	slices.Sort(complaints)
 	return complaints
 }
 
 func TestTextUsesTheWordsOfTheGlossary(t *testing.T) {
-	list, err := os.ReadFile(notRewritten)
-	if err != nil {
-		t.Fatal(err)
-	}
-	report(t, checkWords(t, repository(), strings.Fields(string(list))))
-}
-
-// TestRetiredWordsAdvice shows with -v what a unit still has to change: go test ./internal/lint -run RetiredWordsAdvice -v | grep internal/wal/
-func TestRetiredWordsAdvice(t *testing.T) {
-	words := compileWords(retiredWords)
-	for _, p := range prose(t, repository()) {
-		for _, c := range p.complaints(words) {
-			t.Log(c)
-		}
-	}
+	report(t, checkWords(t, repository()))
 }
 
 func TestRetiredWordsAreFound(t *testing.T) {
 	wal := func(comment string) fs.FS {
 		return tree("internal/wal/a.go", "package wal\n\n"+comment+"\nvar x = 1\n")
 	}
-	wantOne(t, checkWords(t, wal("// The leaf is swept."), nil), "internal/wal/a.go:3: \"swept\" is retired; use: vacuum")
-	wantOne(t, checkWords(t, wal("// It is in\n// front of it."), nil), "\"in front of\"")
-	wantOne(t, checkWords(t, wal("// One.\n// Two: nobody."), nil), "a.go:4")
-	wantOne(t, checkWords(t, tree("internal/wal/a.go", "package wal\nvar x = \"the side tree\"\n"), nil), "repair tree")
-	wantOne(t, checkWords(t, tree("api/a.proto", "message A { // about a lost page\n}\n"), nil), "api/a.proto:1")
-	wantOne(t, checkWords(t, tree("docs/a.md", "One.\n\nThe rim.\n"), nil), "docs/a.md:3")
-	report(t, checkWords(t, tree("docs/a.md", "The rim.\n"), []string{"docs/a.md"}))
-	wantOne(t, checkWords(t, tree("docs/a.md", "The layer.\n"), []string{"docs/a.md"}), "remove its line")
-	report(t, checkWords(t, wal("// A compressed trimming, behind a flag, of elapsed whole spaces; sideways trees lost."), nil))
-	report(t, checkWords(t, tree("internal/wal/a_test.go", "package wal\nvar x = \"nobody \"\n"), nil))
+	wantOne(t, checkWords(t, wal("// The leaf is swept.")), "internal/wal/a.go:3: \"swept\" is retired; use: vacuum")
+	wantOne(t, checkWords(t, wal("// It is in\n// front of it.")), "\"in front of\"")
+	wantOne(t, checkWords(t, wal("// One.\n// Two: nobody.")), "a.go:4")
+	wantOne(t, checkWords(t, tree("internal/wal/a.go", "package wal\nvar x = \"the side tree\"\n")), "repair tree")
+	wantOne(t, checkWords(t, tree("api/a.proto", "message A { // about a lost page\n}\n")), "api/a.proto:1")
+	wantOne(t, checkWords(t, tree("docs/a.md", "One.\n\nThe rim.\n")), "docs/a.md:3")
+	report(t, checkWords(t, wal("// A compressed trimming, behind a flag, of elapsed whole spaces; sideways trees lost.")))
+	report(t, checkWords(t, tree("internal/wal/a_test.go", "package wal\nvar x = \"nobody \"\n")))
 }
