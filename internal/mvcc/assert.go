@@ -35,7 +35,7 @@ func (x *Session) assertSnapshot() {
 
 // assertLatched: the latch of every key is held when its versions are installed, and no later epoch was under it.
 func (x *Session) assertLatched(w *Write, epoch keys.Epoch) {
-	if !x.store.latches.allHeld(&x.held) {
+	if !x.store.latches.allHeld(&x.committing.held) {
 		invariants.Fail("epoch %d is installed without the latches of its keys", epoch)
 	}
 	var set latchSet
@@ -67,7 +67,7 @@ func (l *latches) allHeld(s *latchSet) bool {
 
 // assertAlone: one goroutine at a time uses a session to write.
 func (x *Session) assertAlone(begin bool) {
-	if !x.writing.CompareAndSwap(!begin, begin) {
+	if !x.committing.writing.CompareAndSwap(!begin, begin) {
 		invariants.Fail("two goroutines write with one session")
 	}
 }

@@ -35,22 +35,22 @@ func TestAssertionsFire(t *testing.T) {
 		"no latches": {func(_ *Store, x *Session) {
 			var w Write
 			w.Set([]byte("k"), nil)
-			x.held.reset()
-			x.held.add(x.store.latches, w.Batch.Key(0))
+			x.committing.held.reset()
+			x.committing.held.add(x.store.latches, w.Batch.Key(0))
 			x.assertLatched(&w, 1)
 		}, "without the latches"},
 		"latch of another key": {func(s *Store, x *Session) {
 			var w Write
 			w.Set([]byte("k"), nil)
-			x.held.reset()
+			x.committing.held.reset()
 			x.assertLatched(&w, 1)
 		}, "is not held"},
 		"later epoch under the latch": {func(s *Store, x *Session) {
 			var w Write
 			w.Set([]byte("k"), nil)
-			x.held.reset()
-			x.held.add(s.latches, w.Batch.Key(0))
-			stripe := &s.latches.table[x.held.only]
+			x.committing.held.reset()
+			x.committing.held.add(s.latches, w.Batch.Key(0))
+			stripe := &s.latches.table[x.committing.held.only]
 			stripe.tryLock()
 			defer stripe.unlock()
 			stripe.newest = 9

@@ -37,15 +37,25 @@ type BulkLoaded struct {
 	CommitPause time.Duration // how long commits were stopped
 }
 
-// bulkLoadSwitch is the commit pause in which a bulk load is published.
-type bulkLoadSwitch struct {
-	done chan struct{} // closed when it is over
+// bulkLoads is the store's part of bulk loads. There is one bulk load at a time.
+type bulkLoads struct {
+	session *Session // commits it; nil before the first bulk load, and outside the limit of sessions
+	pause   commitPause
+}
+
+// commitPause sums up how long bulk loads have stopped commits, those that failed in the commit
+// pause included.
+type commitPause struct{ total, longest atomic.Int64 }
+
+func (h *commitPause) add(d time.Duration) {
+	h.total.Add(int64(d))
+	h.longest.Store(max(h.longest.Load(), int64(d)))
 }
 
 // BeginBulkLoad begins a bulk load. It ends with Close, which must be called before Store.Close.
 // There is one bulk load at a time: ErrBulkLoadBusy.
 func (s *Store) BeginBulkLoad() (*BulkLoad, error) {
-	if s.closing.Load() {
+	if s.lifecycle.closing.Load() {
 		return nil, ErrClosed
 	}
 	if err := s.engine.Err(); err != nil {
@@ -58,6 +68,10 @@ func (s *Store) BeginBulkLoad() (*BulkLoad, error) {
 	if err != nil {
 		return nil, err
 	}
+	if s.bulk.session == nil {
+		s.bulk.session = s.newSession()
+		s.bulk.session.parker.urgent = true
+	}
 	return &BulkLoad{store: s, load: load}, nil
 }
 
@@ -67,7 +81,7 @@ func (l *BulkLoad) Add(key, value []byte) error {
 	if err := l.store.checkKey(key); err != nil {
 		return err
 	}
-	if limit := l.store.limits.ValueBytes; len(value) > limit {
+	if limit := l.store.options.Limits.ValueBytes; len(value) > limit {
 		return &LimitError{What: "value bytes", Limit: limit, Got: len(value)}
 	}
 	l.key = keys.Append(l.key[:0], keys.SpaceUser, key)
@@ -156,94 +170,36 @@ func (l *BulkLoad) catchUp(ctx context.Context) error {
 	return nil
 }
 
-// switchOver stops commits until the bulk load is published and visible, and returns how long they
-// were stopped.
+// switchOver commits the bulk load, and returns how long other commits were stopped: from the first
+// latch that is taken until all of them are released.
 func (l *BulkLoad) switchOver(ctx context.Context) (time.Duration, error) {
 	s, start := l.store, time.Now()
+	defer func() { s.bulk.pause.add(time.Since(start)) }()
 	s.engine.BeginBulkLoadSwitch()
-	now := &bulkLoadSwitch{done: make(chan struct{})}
-	s.bulkLoading.Store(now)
-	defer func() {
-		s.bulkLoading.Store(nil)
-		close(now.done)
-		s.commitPause.add(time.Since(start))
-	}()
-	if err := s.drain(ctx); err != nil {
-		return 0, err
-	}
-	last := s.engine.SealBulkLoad()
-	if err := s.watermark.waitAlone(ctx, last); err != nil {
-		return 0, err
-	}
-	if err := l.finish(ctx); err != nil {
-		return 0, err
-	}
-	epoch := l.load.Epoch()
-	s.noOps.Add(uint64(epoch - last))
-	for i := range s.latches.table {
-		stripe := &s.latches.table[i]
-		_ = stripe.lock(context.Background(), s.bulkLoader)
-		stripe.newest = epoch
-		stripe.unlock()
-	}
-	s.watermark.jumpTo(epoch)
-	return time.Since(start), nil
+	_, err := s.bulk.session.commit(ctx, &Write{load: l.load})
+	return time.Since(start), err
 }
 
-// commitPause sums up how long bulk loads have stopped commits, those that failed in the commit
-// pause included. There is one bulk load at a time.
-type commitPause struct{ total, longest atomic.Int64 }
-
-func (h *commitPause) add(d time.Duration) {
-	h.total.Add(int64(d))
-	h.longest.Store(max(h.longest.Load(), int64(d)))
+// publishBulkLoad is what reserve and complete are for other commits. All latches are held, so every
+// epoch that was reserved is installed, and no other commit begins until they are released. If it
+// fails, no epoch was used.
+func (x *Session) publishBulkLoad(ctx context.Context, load *storage.BulkLoad) (keys.Epoch, error) {
+	s := x.store
+	last := s.engine.SealBulkLoad()
+	if err := s.watermark.wait(ctx, last, x.parker); err != nil {
+		return 0, err
+	}
+	err := s.engine.FinishBulkLoad(ctx, load, s.gcWatermarks())
+	if !load.Published() {
+		return 0, err
+	}
+	s.counters.noOps.Add(uint64(load.Epoch() - last))
+	s.latches.wrote(&x.committing.held, load.Epoch())
+	s.watermark.jumpTo(load.Epoch())
+	return load.Epoch(), nil
 }
 
 // gcWatermarks are the GC watermarks that a merge must respect now.
 func (s *Store) gcWatermarks() storage.GCWatermarks {
 	return storage.GCWatermarks{Visible: s.Visible(), Snapshots: s.collector.snapshotEpochs()}
-}
-
-// finish publishes the bulk load. It returns an error only if the bulk load is not published.
-func (l *BulkLoad) finish(ctx context.Context) error {
-	err := l.store.engine.FinishBulkLoad(ctx, l.load, l.store.gcWatermarks())
-	if l.load.Published() {
-		return nil
-	}
-	return err
-}
-
-// drain returns when every commit that had its latches before bulkLoading was set has released
-// them: its versions are installed.
-func (s *Store) drain(ctx context.Context) error {
-	for i := range s.latches.table {
-		if err := s.latches.table[i].lock(ctx, s.bulkLoader); err != nil {
-			return err
-		}
-		s.latches.table[i].unlock()
-	}
-	return nil
-}
-
-// lockUnlessLoading takes the latches of x.held, or none of them if the context ends first. While a
-// bulk load is published no commit begins: it waits, without latches. A bulk load sets bulkLoading
-// and then takes every latch once; a commit reads bulkLoading while it holds its latches. So one of
-// the two sees the other.
-func (x *Session) lockUnlessLoading(ctx context.Context) error {
-	s := x.store
-	for {
-		if err := s.latches.lock(ctx, &x.held, x.parker); err != nil {
-			return err
-		}
-		load := s.bulkLoading.Load()
-		if load == nil {
-			return nil
-		}
-		s.latches.unlock(&x.held)
-		select {
-		case <-load.done:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
 }

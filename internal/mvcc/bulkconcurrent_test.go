@@ -122,7 +122,7 @@ func TestContextEndsTheWaitForALoadsSwitch(t *testing.T) {
 		met, goOn := make(chan struct{}), make(chan struct{})
 		var stopped atomic.Bool
 		fs.SetHook(func(op vfs.Op, name string) {
-			if op == vfs.OpWrite && strings.HasSuffix(name, ".ekv") && s.bulkLoading.Load() != nil && !stopped.Swap(true) {
+			if op == vfs.OpWrite && strings.HasSuffix(name, ".ekv") && s.latches.table[stripes-1].state.Load()&latchHeld != 0 && !stopped.Swap(true) {
 				close(met)
 				<-goOn
 			}

@@ -56,8 +56,8 @@ func TestWindowIsShortBesideAFastWriter(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		least, most = min(least, x.txn.reads.windowKeys), max(most, x.txn.reads.windowKeys)
-		t.Logf("%d keys in the window", x.txn.reads.windowKeys)
+		least, most = min(least, x.buffers.txn.reads.windowKeys), max(most, x.buffers.txn.reads.windowKeys)
+		t.Logf("%d keys in the window", x.buffers.txn.reads.windowKeys)
 	}
 	stop()
 	t.Logf("%d keys were written, at most %d and at least %d were left for the window", <-written, most, least)

@@ -41,7 +41,7 @@ func (x *Session) checkFirst(w *Write) error {
 				return err
 			}
 			x.reveals(v.Sync, v.Epoch)
-			return x.conflict(&x.txn.reads, key, newest)
+			return x.conflict(&x.buffers.txn.reads, key, newest)
 		}
 	}
 	return nil
@@ -73,8 +73,8 @@ func (x *Session) checkConditions(ctx context.Context, w *Write) error {
 		if holds {
 			continue
 		}
-		x.revealed = epoch
-		x.store.preconditions.Add(1)
+		x.committing.revealed = epoch
+		x.store.counters.preconditions.Add(1)
 		return &PreconditionError{Index: i, Condition: *c, Found: ok && v.Kind == keys.KindSet, Epoch: epoch}
 	}
 	return nil
@@ -94,6 +94,6 @@ func (x *Session) conditionHolds(c *Condition, v storage.Version, ok bool) (bool
 		return false, nil
 	}
 	var err error
-	x.writer.Scratch, err = x.reader.AppendValue(x.writer.Scratch[:0], v)
-	return bytes.Equal(x.writer.Scratch, c.Value), err
+	x.committing.writer.Scratch, err = x.reader.AppendValue(x.committing.writer.Scratch[:0], v)
+	return bytes.Equal(x.committing.writer.Scratch, c.Value), err
 }

@@ -20,7 +20,7 @@ const largeWaitPart = 30
 // runCheckpoints makes a checkpoint when storage requests one and when its schedule has work, and a
 // checkpoint of everything at an interval.
 func (s *Store) runCheckpoints(ctx context.Context) {
-	interval := time.NewTicker(s.checkpointInterval)
+	interval := time.NewTicker(s.options.CheckpointInterval)
 	defer interval.Stop()
 	second := time.NewTicker(time.Second)
 	defer second.Stop()
@@ -32,7 +32,7 @@ func (s *Store) runCheckpoints(ctx context.Context) {
 		case <-s.engine.CheckpointRequests():
 			err = s.mergeImmutables(ctx)
 		case <-second.C:
-			switch s.engine.Schedule(s.checkpointInterval/largeWaitPart, s.collector.snapshotEpochs()) {
+			switch s.engine.Schedule(s.options.CheckpointInterval/largeWaitPart, s.collector.snapshotEpochs()) {
 			case storage.WorkRotateAndMerge:
 				err = s.Checkpoint(ctx)
 			case storage.WorkMerge:
@@ -59,7 +59,7 @@ func (s *Store) runCheckpoints(ctx context.Context) {
 // noteCheckpoint keeps the result of a background checkpoint, for CheckpointErr. A checkpoint that
 // closing ended is not a failure.
 func (s *Store) noteCheckpoint(err error) {
-	if err == nil || s.closing.Load() {
+	if err == nil || s.lifecycle.closing.Load() {
 		s.checkpointErr.Store(nil)
 		return
 	}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
@@ -36,6 +38,14 @@ var (
 	stepClosed     = "nothing"
 )
 
+// lifecycle is how a store ends: its background goroutines, and how far closing has come.
+type lifecycle struct {
+	closing atomic.Bool
+	step    atomic.Pointer[string] // what closing is doing; nil before
+	stop    context.CancelFunc     // ends the background goroutines
+	done    sync.WaitGroup         // of these goroutines
+}
+
 // Close refuses new work, makes every commit durable, and closes the files. Sessions must be closed before. Closing twice
 // returns nil. It waits for the device for as long as that takes; Shutdown does not.
 func (s *Store) Close() error { return s.Shutdown(context.Background()) }
@@ -44,14 +54,12 @@ func (s *Store) Close() error { return s.Shutdown(context.Background()) }
 // ctx; without it the next start replays more of the log. When ctx ends, Shutdown returns Stuck,
 // and the goroutine that does not return stays.
 func (s *Store) Shutdown(ctx context.Context) error {
-	s.sessions.mu.Lock()
-	already := s.closing.Swap(true)
-	s.sessions.mu.Unlock()
-	if already {
+	if !s.sessions.close() {
 		return nil
 	}
-	s.closeStep.Store(&stepBackground)
-	s.stop()
+	s.lifecycle.closing.Store(true)
+	s.lifecycle.step.Store(&stepBackground)
+	s.lifecycle.stop()
 	ended := make(chan error, 1)
 	go func() { ended <- s.close(ctx) }()
 	select {
@@ -65,22 +73,22 @@ func (s *Store) Shutdown(ctx context.Context) error {
 // Stuck says how far closing has come and what a process that ends now may lose.
 func (s *Store) Stuck() *StuckError {
 	e := &StuckError{Step: stepSessions, Durable: s.Durable(), Visible: s.Visible()}
-	if step := s.closeStep.Load(); step != nil {
+	if step := s.lifecycle.step.Load(); step != nil {
 		e.Step = *step
 	}
 	return e
 }
 
 // Closed reports whether closing has ended, in time or later.
-func (s *Store) Closed() bool { return s.closeStep.Load() == &stepClosed }
+func (s *Store) Closed() bool { return s.lifecycle.step.Load() == &stepClosed }
 
 func (s *Store) close(ctx context.Context) error {
-	s.done.Wait()
-	s.closeStep.Store(&stepMerge)
+	s.lifecycle.done.Wait()
+	s.lifecycle.step.Store(&stepMerge)
 	err := s.mergeLast(ctx)
-	s.closeStep.Store(&stepFiles)
+	s.lifecycle.step.Store(&stepFiles)
 	err = errors.Join(err, s.engine.Close())
-	s.closeStep.Store(&stepClosed)
+	s.lifecycle.step.Store(&stepClosed)
 	return err
 }
 

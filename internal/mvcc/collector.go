@@ -3,6 +3,7 @@ package mvcc
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
@@ -26,15 +27,17 @@ type collector struct {
 	slot      *pin.Slot
 	retention *retention
 	live      []keys.Epoch
+
+	collections, collectNanos atomic.Uint64
 }
 
 func newCollector(s *Store) *collector {
-	return &collector{store: s, slot: s.registry.Slot(), retention: newRetention(s.retention, s.gcInterval)}
+	return &collector{store: s, slot: s.registry.Slot(), retention: newRetention(s.options.Retention, s.options.GCInterval)}
 }
 
 func (c *collector) run(ctx context.Context) {
 	defer c.slot.Free()
-	tick := time.NewTicker(c.store.gcInterval)
+	tick := time.NewTicker(c.store.options.GCInterval)
 	defer tick.Stop()
 	for {
 		select {
@@ -66,8 +69,8 @@ func (c *collector) collectLocked(first *storage.PruneRequest, again bool) {
 		h.Snapshots = c.live
 	}
 	c.store.engine.Prune(c.slot, first, h, again)
-	c.store.collections.Add(1)
-	c.store.collectNanos.Add(uint64(time.Since(start)))
+	c.collections.Add(1)
+	c.collectNanos.Add(uint64(time.Since(start)))
 }
 
 // backpressureLength is the chain length at which the collector is late. It is what the collector

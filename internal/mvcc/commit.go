@@ -2,12 +2,24 @@ package mvcc
 
 import (
 	"context"
+	"sync/atomic"
 
 	"github.com/epochkv/epochkv/internal/invariants"
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage"
 	"github.com/epochkv/epochkv/internal/storage/batch"
 )
+
+// commitState is what a session needs to commit, and what it remembers of its commits.
+type commitState struct {
+	writer        storage.Writer
+	held          latchSet
+	previous      keys.Epoch       // newest epoch this session reserved; the next commit waits until it is visible
+	revealed      keys.Epoch       // what must be visible before the current error is returned; see finish
+	madeLongChain bool             // the current commit has made long chains; see finish
+	writing       atomic.Bool      // of assertAlone
+	atStep        func(commitStep) // of tests
+}
 
 // Write is one commit: its operations, what must hold for it, and when it counts as done. It is reused with Reset.
 type Write struct {
@@ -22,6 +34,8 @@ type Write struct {
 	ops       []Invoke   // of InvokeAll: the batch is computed from them while the latches are held
 	outcomes  []Invoked  // of ops
 	body      []byte     // the batch as prepare left it
+
+	load *storage.BulkLoad // what a commit that publishes a bulk load publishes; its batch is empty
 }
 
 // Reset empties the write and keeps its buffers.
@@ -30,7 +44,7 @@ func (w *Write) Reset() {
 	w.Conditions = w.Conditions[:0]
 	w.Durability = DurabilityDefault
 	w.snapshot, w.reads, w.firstWins, w.checkOnly = 0, nil, false, false
-	w.ops, w.outcomes, w.body = nil, nil, nil
+	w.ops, w.outcomes, w.body, w.load = nil, nil, nil, nil
 }
 
 // Set adds "key becomes value" to the commit.
@@ -47,8 +61,9 @@ func (w *Write) Delete(key []byte) { w.Batch.Delete(keys.SpaceUser, key) }
 func (x *Session) Commit(ctx context.Context, w *Write) (keys.Epoch, error) { return x.commit(ctx, w) }
 
 // commit is the commit protocol; docs/architecture.md ("A write") describes it step by step. Every write takes it:
-// plain writes, InvokeAll, DeleteRange and transactions. They differ in what they check, and in whether the
-// operations are computed while the latches are held.
+// plain writes, InvokeAll, DeleteRange, transactions, and the publication of a bulk load. They differ in what they
+// check, and in whether the operations are computed while the latches are held. A bulk load takes all latches, and its
+// versions are installed with a tree instead of a record.
 //
 // It returns epoch zero, and no error, if there was nothing to write.
 func (x *Session) commit(ctx context.Context, w *Write) (keys.Epoch, error) {
@@ -89,6 +104,9 @@ func (x *Session) commitLatched(ctx context.Context, w *Write) (keys.Epoch, erro
 	if err := x.compute(ctx, w); err != nil {
 		return 0, err
 	}
+	if w.load != nil {
+		return x.publishBulkLoad(ctx, w.load)
+	}
 	x.slot.Enter()
 	epoch, err := x.reserve(ctx, w)
 	if epoch == 0 {
@@ -99,8 +117,8 @@ func (x *Session) commitLatched(ctx context.Context, w *Write) (keys.Epoch, erro
 		x.slot.Leave()
 		return 0, err
 	}
-	if x.writer.MadeLongChain() {
-		x.madeLongChain = true // finish prunes, inside the same guard
+	if x.committing.writer.MadeLongChain() {
+		x.committing.madeLongChain = true // finish prunes, inside the same guard
 		return epoch, nil
 	}
 	x.slot.Leave()
@@ -113,7 +131,7 @@ func (x *Session) commitLatched(ctx context.Context, w *Write) (keys.Epoch, erro
 // commit waits for this one to become visible.
 func (x *Session) complete(ctx context.Context, w *Write, epoch keys.Epoch) error {
 	x.reached(stepReserved)
-	x.previous = epoch
+	x.committing.previous = epoch
 	var refused error
 	if w.reads != nil {
 		refused = x.validateWindow(ctx, w.reads, epoch)
@@ -122,15 +140,15 @@ func (x *Session) complete(ctx context.Context, w *Write, epoch keys.Epoch) erro
 		if invariants.Enabled {
 			x.assertLatched(w, epoch)
 		}
-		x.store.engine.Record(&x.writer, w.body)
+		x.store.engine.Record(&x.committing.writer, w.body)
 		x.reached(stepCopied)
-		if err := x.store.engine.Install(&x.writer, w.body, x.store.isSync(w.Durability)); err != nil {
+		if err := x.store.engine.Install(&x.committing.writer, w.body, x.store.isSync(w.Durability)); err != nil {
 			x.store.watermark.fail(err) // Wait returns it: the commit has its record, and may exist after a restart
 			return nil
 		}
 	} else {
-		x.store.engine.NoOp(&x.writer)
-		x.store.noOps.Add(1)
+		x.store.engine.NoOp(&x.committing.writer)
+		x.store.counters.noOps.Add(1)
 	}
 	x.reached(stepInserted)
 	x.store.watermark.markInstalled(epoch)
@@ -143,15 +161,15 @@ func (x *Session) complete(ctx context.Context, w *Write, epoch keys.Epoch) erro
 // version chains that the commit has made are pruned.
 func (x *Session) finish(ctx context.Context, err error) error {
 	x.reached(stepReleased)
-	if x.revealed != 0 {
-		revealed := x.revealed
-		x.revealed = 0
+	if x.committing.revealed != 0 {
+		revealed := x.committing.revealed
+		x.committing.revealed = 0
 		if ended := x.store.watermark.wait(ctx, revealed, x.parker); ended != nil {
 			err = ended // instead of the error that would reveal that epoch
 		}
 	}
-	if x.madeLongChain {
-		x.madeLongChain = false
+	if x.committing.madeLongChain {
+		x.committing.madeLongChain = false
 		length := x.prune()
 		x.slot.Leave()
 		x.store.collector.assist(length)
@@ -162,23 +180,26 @@ func (x *Session) finish(ctx context.Context, err error) error {
 // throttle delays the writer in proportion to what it wrote, while checkpoints are lagging. The snapshot of the
 // write, if it has one, ends before, because it would keep versions that checkpoints could drop.
 func (x *Session) throttle(ctx context.Context, w *Write, epoch keys.Epoch) {
-	if epoch == 0 {
+	if epoch == 0 || w.load != nil {
 		return
 	}
 	if w.snapshot != 0 {
 		x.CloseSnapshot()
 	}
-	x.store.engine.Throttle(ctx, &x.writer, w.Batch.Count(), w.Batch.Size())
+	x.store.engine.Throttle(ctx, &x.committing.writer, w.Batch.Count(), w.Batch.Size())
 }
 
 // prepare checks w against the limits and sorts its operations.
 func (x *Session) prepare(w *Write) (err error) {
 	s := x.store
-	if s.closing.Load() {
+	if s.lifecycle.closing.Load() {
 		return ErrClosed
 	}
 	if err := s.engine.Err(); err != nil {
 		return err
+	}
+	if w.load != nil {
+		return nil
 	}
 	if w.Batch.Count() == 0 && !w.checkOnly {
 		return ErrEmptyBatch
@@ -194,7 +215,7 @@ func (x *Session) prepare(w *Write) (err error) {
 }
 
 func (x *Session) checkLimits(w *Write) error {
-	limits, n := &x.store.limits, w.Batch.Count()
+	limits, n := &x.store.options.Limits, w.Batch.Count()
 	if n > limits.BatchOps {
 		return &LimitError{What: "batch operations", Limit: limits.BatchOps, Got: n}
 	}
@@ -224,28 +245,31 @@ func (x *Session) checkLimits(w *Write) error {
 func (x *Session) awaitPrevious(ctx context.Context, w *Write) error {
 	s := x.store
 	x.baseline.refresh(x)
-	if x.previous > w.snapshot && x.previous > s.Visible() {
-		return s.watermark.wait(ctx, x.previous, x.parker)
+	if x.committing.previous > w.snapshot && x.committing.previous > s.Visible() {
+		return s.watermark.wait(ctx, x.committing.previous, x.parker)
 	}
 	return nil
 }
 
 // lock takes the latches of every key that w writes or tests, or none of them if the context ends first.
 func (x *Session) lock(ctx context.Context, w *Write) error {
-	x.held.reset()
+	x.committing.held.reset()
+	if w.load != nil {
+		x.committing.held.addAll()
+	}
 	for i := range w.Batch.Count() {
-		x.held.add(x.store.latches, w.Batch.Key(i))
+		x.committing.held.add(x.store.latches, w.Batch.Key(i))
 	}
 	for i := range w.Conditions {
 		x.key = keys.Append(x.key[:0], keys.SpaceUser, w.Conditions[i].Key)
-		x.held.add(x.store.latches, x.key)
+		x.committing.held.add(x.store.latches, x.key)
 	}
-	return x.lockUnlessLoading(ctx)
+	return x.store.latches.lock(ctx, &x.committing.held, x.parker)
 }
 
 // unlock releases what lock took.
 func (x *Session) unlock() {
-	x.store.latches.unlock(&x.held)
+	x.store.latches.unlock(&x.committing.held)
 }
 
 // reserve makes the last checks and reserves the commit's epoch and its offset in the log. Epoch zero without an error
@@ -255,7 +279,7 @@ func (x *Session) unlock() {
 // which the log and the memtable rotate or the writer waits for memory, runs outside the guard, so that the memory
 // that it waits for can be reclaimed; validation then starts again.
 func (x *Session) reserve(ctx context.Context, w *Write) (keys.Epoch, error) {
-	if w.firstWins && x.store.latches.newest(&x.held) > w.snapshot {
+	if w.firstWins && x.store.latches.newest(&x.committing.held) > w.snapshot {
 		if err := x.checkFirst(w); err != nil {
 			return 0, err
 		}
@@ -267,7 +291,7 @@ func (x *Session) reserve(ctx context.Context, w *Write) (keys.Epoch, error) {
 		}
 	}
 	if epoch != 0 {
-		x.store.latches.wrote(&x.held, epoch)
+		x.store.latches.wrote(&x.committing.held, epoch)
 	}
 	return epoch, err
 }
@@ -280,13 +304,13 @@ func (x *Session) validateAndReserve(ctx context.Context, w *Write) (keys.Epoch,
 		return 0, nil
 	case w.reads == nil:
 		x.reached(stepChecked)
-		return x.store.engine.Reserve(&x.writer, w.body)
+		return x.store.engine.Reserve(&x.committing.writer, w.body)
 	}
 	if err := x.validate(ctx, w.reads); err != nil {
 		return 0, err
 	}
 	x.reached(stepChecked)
-	return x.store.engine.ReserveValidated(&w.reads.validation, &x.writer, w.body)
+	return x.store.engine.ReserveValidated(&w.reads.validation, &x.committing.writer, w.body)
 }
 
 // rotateAndReserve waits for the next generation. Only a record that takes more than half of a segment gets its epoch
@@ -296,7 +320,7 @@ func (x *Session) rotateAndReserve(ctx context.Context, w *Write) (keys.Epoch, e
 	err := x.store.awaitSpace(ctx, w) // the disk may have become full since prepare
 	reserved := false
 	if err == nil {
-		reserved, err = x.store.engine.AdvanceGeneration(ctx, &x.writer, w.body)
+		reserved, err = x.store.engine.AdvanceGeneration(ctx, &x.committing.writer, w.body)
 	}
 	x.slot.Enter() // an epoch that is reserved and not completed has protected its memtable so far
 	if err != nil || !reserved {
@@ -305,5 +329,5 @@ func (x *Session) rotateAndReserve(ctx context.Context, w *Write) (keys.Epoch, e
 	if w.reads != nil {
 		w.reads.validation = storage.Validation{} // see validateWindow
 	}
-	return x.writer.Epoch(), nil
+	return x.committing.writer.Epoch(), nil
 }

@@ -46,7 +46,7 @@ func TestBadInputChangesNothing(t *testing.T) {
 	s := mustOpen(t, tiny(vfs.NewMem()))
 	x := mustSession(t, s)
 	defer x.Close()
-	long := strings.Repeat("k", s.limits.KeyBytes)
+	long := strings.Repeat("k", s.options.Limits.KeyBytes)
 	twice := new(batch.DuplicateKeyError)
 	limit := new(LimitError)
 	for _, c := range []struct {
@@ -57,7 +57,7 @@ func TestBadInputChangesNothing(t *testing.T) {
 		{"empty batch", func(*Write) {}, func(err error) bool { return errors.Is(err, ErrEmptyBatch) }},
 		{"empty key", func(w *Write) { w.Set(nil, nil) }, func(err error) bool { return errors.Is(err, ErrEmptyKey) }},
 		{"key too long", func(w *Write) { w.Set([]byte(long+"k"), nil) }, func(err error) bool { return errors.As(err, &limit) }},
-		{"value too long", func(w *Write) { w.Set([]byte("k"), make([]byte, s.limits.ValueBytes+1)) }, func(err error) bool { return errors.As(err, &limit) }},
+		{"value too long", func(w *Write) { w.Set([]byte("k"), make([]byte, s.options.Limits.ValueBytes+1)) }, func(err error) bool { return errors.As(err, &limit) }},
 		{"key twice", func(w *Write) { w.Set([]byte("k"), nil); w.Set([]byte("j"), nil); w.Delete([]byte("k")) }, func(err error) bool {
 			return errors.As(err, &twice) && string(twice.Key) == "k"
 		}},
@@ -75,7 +75,7 @@ func TestBadInputChangesNothing(t *testing.T) {
 	if v := s.Visible(); v != 0 {
 		t.Errorf("refused writes took %d epochs", v)
 	}
-	if e, err := put(x, long, strings.Repeat("v", s.limits.ValueBytes), DurabilityAsync); err != nil || e != 1 {
+	if e, err := put(x, long, strings.Repeat("v", s.options.Limits.ValueBytes), DurabilityAsync); err != nil || e != 1 {
 		t.Errorf("at the limits: epoch %d, %v", e, err)
 	}
 }
@@ -505,13 +505,13 @@ func hole(t *testing.T, s *Store) (fill func()) {
 	}
 	body := w.body
 	x.slot.Enter()
-	epoch, err := s.engine.Reserve(&x.writer, body)
+	epoch, err := s.engine.Reserve(&x.committing.writer, body)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return func() {
-		s.engine.Record(&x.writer, body)
-		if err := s.engine.Install(&x.writer, body, false); err != nil {
+		s.engine.Record(&x.committing.writer, body)
+		if err := s.engine.Install(&x.committing.writer, body, false); err != nil {
 			t.Error(err)
 		}
 		s.watermark.markInstalled(epoch)
@@ -646,11 +646,11 @@ func TestEveryWriteTakesEveryStep(t *testing.T) {
 		if err := write(); !errors.Is(err, ErrEmptyKey) {
 			t.Errorf("%s: %v, want %v", name, err, ErrEmptyKey)
 		}
-		s.closing.Store(true)
+		s.lifecycle.closing.Store(true)
 		if err := write(); !errors.Is(err, ErrClosed) {
 			t.Errorf("%s: %v, want %v", name, err, ErrClosed)
 		}
-		s.closing.Store(false)
+		s.lifecycle.closing.Store(false)
 	}
 	x.Close()
 }

@@ -455,7 +455,7 @@ func TestRefusedPreconditionNeverRevealsWhatACrashCouldTakeBack(t *testing.T) {
 			return err
 		},
 		"length": func(key []byte, _ []Condition) error {
-			_, err := x.InvokeAll(context.Background(), []Invoke{{Kind: InvokeAppend, Key: key, Operand: make([]byte, s.limits.ValueBytes)}}, nil, DurabilitySync, one)
+			_, err := x.InvokeAll(context.Background(), []Invoke{{Kind: InvokeAppend, Key: key, Operand: make([]byte, s.options.Limits.ValueBytes)}}, nil, DurabilitySync, one)
 			return err
 		},
 		"comparison": func(key []byte, _ []Condition) error {

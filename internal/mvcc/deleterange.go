@@ -47,7 +47,7 @@ func (x *Session) DeleteRange(ctx context.Context, o RangeDelete) (RangeDeleted,
 }
 
 func (x *Session) deleteRangeOnce(ctx context.Context, o RangeDelete) (RangeDeleted, error) {
-	w, reads := &x.ranged.write, &x.ranged.reads
+	w, reads := &x.buffers.ranged.write, &x.buffers.ranged.reads
 	w.Reset()
 	w.Conditions, w.Durability = append(w.Conditions, o.Conditions...), o.Durability
 	at, err := x.OpenSnapshot(0)
@@ -89,15 +89,15 @@ func (x *Session) collect(ctx context.Context, o RangeDelete, w *Write) (out Ran
 			out.More = true
 			break
 		}
-		if out.Count == x.store.limits.BatchOps {
-			return out, &LimitError{What: "batch operations", Limit: x.store.limits.BatchOps, Got: out.Count + 1}
+		if out.Count == x.store.options.Limits.BatchOps {
+			return out, &LimitError{What: "batch operations", Limit: x.store.options.Limits.BatchOps, Got: out.Count + 1}
 		}
 		if out.Count%checkContextEvery == 0 && ctx.Err() != nil {
 			return out, context.Cause(ctx)
 		}
 		w.Delete(c.Key())
-		if size := w.Batch.PayloadBytes(); size > x.store.limits.BatchBytes {
-			return out, &LimitError{What: "batch bytes", Limit: x.store.limits.BatchBytes, Got: size}
+		if size := w.Batch.PayloadBytes(); size > x.store.options.Limits.BatchBytes {
+			return out, &LimitError{What: "batch bytes", Limit: x.store.options.Limits.BatchBytes, Got: size}
 		}
 		out.Count++
 	}

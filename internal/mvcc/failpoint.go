@@ -19,7 +19,7 @@ const (
 
 // reached calls the session's hook in builds with the tag `invariants`, and is nothing in others.
 func (x *Session) reached(step commitStep) {
-	if invariants.Enabled && x.atStep != nil {
-		x.atStep(step)
+	if invariants.Enabled && x.committing.atStep != nil {
+		x.committing.atStep(step)
 	}
 }

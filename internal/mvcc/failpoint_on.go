@@ -6,9 +6,9 @@ package mvcc
 // it is installed: no commit after it becomes visible meanwhile. It is for tests of what others see
 // then, and only in builds with the tag `invariants`.
 func (x *Session) PauseReserved(hold func()) {
-	x.atStep = func(at commitStep) {
+	x.committing.atStep = func(at commitStep) {
 		if at == stepReserved {
-			x.atStep = nil
+			x.committing.atStep = nil
 			hold()
 		}
 	}

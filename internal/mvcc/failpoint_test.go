@@ -50,9 +50,9 @@ func haltAtStep(t *testing.T, x *Session, step commitStep, commit func() (keys.E
 	t.Helper()
 	h := &halted{resume: make(chan struct{}), result: make(chan outcome, 1)}
 	reached := make(chan struct{})
-	x.atStep = func(at commitStep) {
+	x.committing.atStep = func(at commitStep) {
 		if at == step {
-			x.atStep = nil
+			x.committing.atStep = nil
 			close(reached)
 			<-h.resume
 		}

@@ -148,8 +148,8 @@ func TestContextEndsEveryWalkOverDeletions(t *testing.T) {
 		if err := walk(t.Context()); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
-		if err := walk(&endingContext{Context: t.Context(), left: 10}); !errors.Is(err, context.Canceled) || x.cursor.guardEntries != 10 {
-			t.Errorf("%s: %v after %d guards, want 10", name, err, x.cursor.guardEntries)
+		if err := walk(&endingContext{Context: t.Context(), left: 10}); !errors.Is(err, context.Canceled) || x.buffers.cursor.guardEntries != 10 {
+			t.Errorf("%s: %v after %d guards, want 10", name, err, x.buffers.cursor.guardEntries)
 		}
 	}
 }
@@ -239,12 +239,12 @@ func TestLongBatchGetHoldsUpNoWriter(t *testing.T) {
 		return nil
 	})
 	slow.Remove()
-	t.Logf("%d keys in %v and %d guards", found, time.Since(start), x.batch.guardEntries)
+	t.Logf("%d keys in %v and %d guards", found, time.Since(start), x.buffers.batch.guardEntries)
 	if err != nil || found != n {
 		t.Fatalf("%d of %d keys: %v", found, n, err)
 	}
-	if x.batch.guardEntries < n/64 {
-		t.Errorf("%d keys in %d guards", n, x.batch.guardEntries)
+	if x.buffers.batch.guardEntries < n/64 {
+		t.Errorf("%d keys in %d guards", n, x.buffers.batch.guardEntries)
 	}
 	reading.Store(false)
 	done.Wait()
@@ -252,8 +252,8 @@ func TestLongBatchGetHoldsUpNoWriter(t *testing.T) {
 		t.Errorf("%d puts beside the batch", wrote)
 	}
 	ctx := &endingContext{Context: t.Context(), left: 10}
-	if err := x.ReadAll(ctx, list, func(int, Value) error { return nil }); !errors.Is(err, context.Canceled) || x.batch.guardEntries > 11 {
-		t.Errorf("%v after %d guards", err, x.batch.guardEntries)
+	if err := x.ReadAll(ctx, list, func(int, Value) error { return nil }); !errors.Is(err, context.Canceled) || x.buffers.batch.guardEntries > 11 {
+		t.Errorf("%v after %d guards", err, x.buffers.batch.guardEntries)
 	}
 	x.CloseSnapshot()
 }

@@ -126,7 +126,7 @@ func (op *Invoke) number(old []byte, found bool) (n int64, reason string) {
 //
 // Errors change nothing: *TypeError, and those of Commit. Await tells what the outcome reveals.
 func (x *Session) InvokeAll(ctx context.Context, ops []Invoke, conditions []Condition, d Durability, out []Invoked) (keys.Epoch, error) {
-	w := &x.ranged.write
+	w := &x.buffers.ranged.write
 	w.Reset()
 	w.Conditions, w.Durability = append(w.Conditions, conditions...), d
 	w.ops, w.outcomes = ops, out
@@ -155,7 +155,7 @@ func (x *Session) compute(ctx context.Context, w *Write) error {
 // a request of many short names must not read the whole store into memory.
 func (x *Session) applyAll(ctx context.Context, ops []Invoke, w *Write, out []Invoked) error {
 	w.Batch.Reset()
-	buf, read := x.invoked[:0], 0
+	buf, read := x.buffers.invoked[:0], 0
 	for i := range ops {
 		if i%checkContextEvery == 0 && ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -178,7 +178,7 @@ func (x *Session) applyAll(ctx context.Context, ops []Invoke, w *Write, out []In
 			w.Delete(ops[i].Key)
 		}
 	}
-	x.invoked = buf
+	x.buffers.invoked = buf
 	return nil
 }
 
@@ -194,7 +194,7 @@ func (x *Session) newestValue(buf *[]byte, read int) (value []byte, found bool, 
 	if v.Kind != keys.KindSet {
 		return nil, false, 0, nil
 	}
-	if limit := x.store.limits.BatchBytes; read > 0 && read+v.Size() > limit {
+	if limit := x.store.options.Limits.BatchBytes; read > 0 && read+v.Size() > limit {
 		return nil, false, 0, &LimitError{What: "batch bytes", Limit: limit, Got: read + v.Size()}
 	}
 	if err := x.admitted(v.Size()); err != nil {

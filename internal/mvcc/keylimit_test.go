@@ -32,7 +32,7 @@ func TestLongestKeyIsCheckpointedAtEveryPageSize(t *testing.T) {
 			o := tiny(vfs.NewMem())
 			o.Storage.PageSize = pageSize
 			s := mustOpen(t, o)
-			limit := s.limits.KeyBytes
+			limit := s.options.Limits.KeyBytes
 			want := map[string]string{}
 			x := mustSession(t, s)
 			putAll := func(round int) {

@@ -67,6 +67,14 @@ func (s *latchSet) add(l *latches, key []byte) {
 	s.count++
 }
 
+// addAll puts every stripe into the set.
+func (s *latchSet) addAll() {
+	for i := range s.bits {
+		s.bits[i] = ^uint64(0)
+	}
+	s.count = stripes
+}
+
 // lock takes every latch of the set, in ascending stripe order, or none of them if the context ends before.
 func (l *latches) lock(ctx context.Context, s *latchSet, w *waiter) error {
 	l.ablation.LockCommit()

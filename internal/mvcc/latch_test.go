@@ -156,3 +156,45 @@ func TestExpiredWaiterTakesNoLatch(t *testing.T) {
 	}
 	l.unlock(&all)
 }
+
+// TestUrgentWaiterGetsTheLatchFirst: a bulk load, which holds other latches already, waits for a latch only until its
+// holder unlocks it, however many commits wait for it, too.
+func TestUrgentWaiterGetsTheLatchFirst(t *testing.T) {
+	var l latch
+	if err := l.lock(context.Background(), newWaiter()); err != nil {
+		t.Fatal(err)
+	}
+	order := make(chan string, 9)
+	lock := func(name string, w *waiter) {
+		if err := l.lock(context.Background(), w); err != nil {
+			t.Error(err)
+		}
+		order <- name
+		l.unlock()
+	}
+	wait := func(n int) {
+		for waiting := -1; waiting != n; time.Sleep(time.Millisecond) {
+			l.mu.Lock()
+			waiting = 0
+			for w := l.first; w != nil; w = w.next {
+				waiting++
+			}
+			l.mu.Unlock()
+		}
+	}
+	for i := range 8 {
+		go lock("commit", newWaiter())
+		wait(i + 1)
+	}
+	urgent := newWaiter()
+	urgent.urgent = true
+	go lock("bulk load", urgent)
+	wait(9)
+	l.unlock()
+	if first := <-order; first != "bulk load" {
+		t.Errorf("a %s got the latch first", first)
+	}
+	for range 8 {
+		<-order
+	}
+}

@@ -53,8 +53,8 @@ func (l *latch) lock(ctx context.Context, w *waiter) error {
 	if l.state.CompareAndSwap(0, latchHeld) || l.spin() {
 		return nil
 	}
-	w.since, w.starving = time.Now(), false
-	for again := false; l.enqueue(w, again); again = true {
+	w.since, w.starving = time.Now(), w.urgent
+	for again := w.urgent; l.enqueue(w, again); again = true {
 		select {
 		case <-w.wake:
 		case <-ctx.Done():
@@ -68,7 +68,7 @@ func (l *latch) lock(ctx context.Context, w *waiter) error {
 		if l.spin() {
 			return nil
 		}
-		w.starving = time.Since(w.since) > overtakenMax
+		w.starving = w.urgent || time.Since(w.since) > overtakenMax
 	}
 	return nil
 }
@@ -83,7 +83,7 @@ func (l *latch) spin() bool {
 	return false
 }
 
-// enqueue puts w into the queue, at its head if w has waited before. If the latch is free, it takes
+// enqueue puts w into the queue, at its head if w has waited before or is urgent. If the latch is free, it takes
 // the latch instead and returns false. latchWanted is set before that last try: the holder either
 // leaves the latch free for it, or sees the bit and then the queue.
 func (l *latch) enqueue(w *waiter, front bool) bool {

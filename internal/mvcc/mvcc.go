@@ -24,6 +24,7 @@
 //     commit waits for that time. Space in the memtable is secured before.
 //   - A reply never reveals a SYNC commit that a crash could still take back: reads and the outcomes of writes, errors included, name
 //     the epoch that has to be durable first (Await).
+//   - A bulk load is a commit that writes every key: it holds all latches while it is published.
 //   - At most one epoch per session is after visible, which bounds the ring.
 //
 // Locks: latches in stripe order, then nothing. The engine's rotation mutex is taken outside the slot's protection, under

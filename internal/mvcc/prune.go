@@ -11,8 +11,8 @@ func (x *Session) prune() (longest int) {
 		return 0
 	}
 	s := x.store
-	if longest = s.engine.QueueLongChains(&x.writer); longest >= storage.AssistLength {
-		s.engine.PruneLongChains(&x.writer, storage.AssistLength)
+	if longest = s.engine.QueueLongChains(&x.committing.writer); longest >= storage.AssistLength {
+		s.engine.PruneLongChains(&x.committing.writer, storage.AssistLength)
 	}
 	return longest
 }

@@ -14,21 +14,21 @@ type baselineState struct{ snapshots []keys.Epoch }
 
 // refresh computes the min-visible epoch before a write in the baseline that does so.
 func (*baselineState) refresh(x *Session) {
-	if x.store.ablation.ScanPerWrite() {
+	if x.store.options.Storage.Ablation.ScanPerWrite() {
 		x.refreshMinVisible()
 	}
 }
 
 // prune prunes as a baseline does, and reports whether it did.
 func (*baselineState) prune(x *Session) bool {
-	pruning := x.store.ablation.Pruning()
+	pruning := x.store.options.Storage.Ablation.Pruning()
 	if pruning == ablation.PruneInBackground {
 		return false
 	}
 	if pruning == ablation.PruneByWriter {
 		x.refreshMinVisible()
 	}
-	x.store.engine.PruneLongChains(&x.writer, 1)
+	x.store.engine.PruneLongChains(&x.committing.writer, 1)
 	return true
 }
 
@@ -37,7 +37,7 @@ func (*baselineState) prune(x *Session) bool {
 func (x *Session) refreshMinVisible() {
 	s := x.store
 	watermark := s.Visible()
-	if s.retention > 0 {
+	if s.options.Retention > 0 {
 		watermark = s.registry.LowWatermark()
 	}
 	x.baseline.snapshots = s.registry.AdvanceLowWatermark(x.baseline.snapshots, watermark, time.Now())

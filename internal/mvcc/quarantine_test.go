@@ -16,15 +16,15 @@ func quarantinedStore(t *testing.T, merged bool) (*Store, *Session, []string) {
 	s := mustOpen(t, tiny(vfs.NewMem()))
 	x := mustSession(t, s)
 	t.Cleanup(x.Close)
-	limit := s.limits.KeyBytes
-	s.limits.KeyBytes = 16 << 10
+	limit := s.options.Limits.KeyBytes
+	s.options.Limits.KeyBytes = 16 << 10
 	var long []string
 	for _, first := range []string{"a", "k05", "z"} {
 		key := first + strings.Repeat("x", limit)
 		long = append(long, key)
 		mustPut(t, s, key, "long")
 	}
-	s.limits.KeyBytes = limit
+	s.options.Limits.KeyBytes = limit
 	for i := range 10 {
 		mustPut(t, s, fmt.Sprintf("k%02d", i), "short")
 	}

@@ -24,7 +24,7 @@ type batchRead struct {
 // long list does not keep memory from reclamation. For keys that a damaged page hides, the error
 // names the range.
 func (x *Session) ReadAll(ctx context.Context, list [][]byte, visit func(i int, v Value) error) error {
-	b := &x.batch
+	b := &x.buffers.batch
 	if err := x.arrange(b, list); err != nil {
 		return err
 	}

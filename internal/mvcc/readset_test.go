@@ -115,7 +115,7 @@ func conflictBehindRotations(t *testing.T, rotations, last int, merged, ranged b
 		t.Fatal(err)
 	}
 	var conflict *ConflictError
-	epoch, err := x.store.engine.ReserveValidated(&tx.reads.validation, &x.writer, body)
+	epoch, err := x.store.engine.ReserveValidated(&tx.reads.validation, &x.committing.writer, body)
 	if last > 0 || merged {
 		if !errors.Is(err, storage.ErrRotating) {
 			t.Fatalf("epoch %d, %v: reserved in a generation that the validation has not seen", epoch, err)
@@ -129,8 +129,8 @@ func conflictBehindRotations(t *testing.T, rotations, last int, merged, ranged b
 		t.Fatal(err)
 	}
 	err = x.validateWindow(ctx, &tx.reads, epoch)
-	x.store.engine.NoOp(&x.writer)
-	s.noOps.Add(1)
+	x.store.engine.NoOp(&x.committing.writer)
+	s.counters.noOps.Add(1)
 	s.watermark.markInstalled(epoch)
 	if !errors.As(err, &conflict) {
 		t.Fatalf("the change was not seen: %v", err)
@@ -284,13 +284,13 @@ func TestWindowLooksAtCommitsAndNotAtTheRange(t *testing.T) {
 			for i := range keysSince {
 				mustPut(t, s, fmt.Sprintf("other/%d", i), "v")
 			}
-			epoch, err := s.engine.ReserveValidated(&tx.reads.validation, &x.writer, body)
+			epoch, err := s.engine.ReserveValidated(&tx.reads.validation, &x.committing.writer, body)
 			if err != nil {
 				t.Fatal(err)
 			}
 			err = x.validateWindow(t.Context(), &tx.reads, epoch)
-			s.engine.NoOp(&x.writer)
-			s.noOps.Add(1)
+			s.engine.NoOp(&x.committing.writer)
+			s.counters.noOps.Add(1)
 			s.watermark.markInstalled(epoch)
 			x.slot.Leave()
 			if err != nil {

@@ -43,7 +43,7 @@ type Cursor struct {
 // Scan opens the session's cursor at its snapshot. The bounds are copied. A previous cursor of the
 // session ends.
 func (x *Session) Scan(o ScanOptions) (*Cursor, error) {
-	c := &x.cursor
+	c := &x.buffers.cursor
 	c.Close()
 	for _, bound := range [][]byte{o.Lower, o.Upper} {
 		if err := x.checkBound(bound); err != nil {
@@ -70,7 +70,7 @@ func (x *Session) Scan(o ScanOptions) (*Cursor, error) {
 // checkBound refuses a bound that is longer than a key can be, plus the one byte of a bound
 // directly after a key.
 func (x *Session) checkBound(bound []byte) error {
-	limit := x.store.limits.KeyBytes
+	limit := x.store.options.Limits.KeyBytes
 	if len(bound) <= limit+1 || x.hasBeyondLimit(bound) || bound[len(bound)-1] == 0 && x.hasBeyondLimit(bound[:len(bound)-1]) {
 		return nil
 	}

@@ -12,58 +12,32 @@ import (
 // Session is one reader and writer: its slot in the registry, its buffers, its place to park. It serves one goroutine at a
 // time and is pooled, so that a request allocates nothing.
 type Session struct {
+	// Attachment is what the user of sessions keeps with each of them, so that both are pooled together: the session does
+	// not look at it. It may be gone when the session comes from the pool again.
+	Attachment any
+
 	store  *Store
 	slot   *pin.Slot
 	reader *storage.Reader
-	writer storage.Writer
-	held   latchSet
 	parker *waiter
 	key    []byte // scratch: the internal key of the current request
 
-	at            keys.Epoch // the snapshot, while hasSnapshot
-	hasSnapshot   bool
-	previous      keys.Epoch // newest epoch this session reserved; the next commit waits until it is visible
-	revealed      keys.Epoch // what must be visible before the current error is returned; see finish
-	await         keys.Epoch // what must be durable before the client may learn outcomes since the last Await
-	madeLongChain bool       // the current commit has made long chains; see finish
-	cursor        Cursor
-	batch         batchRead
-	txn           Txn
-	ranged        rangeDelete
-	invoked       []byte                // values of InvokeAll
-	baseline      baselineState         // of benchmarks; empty in production
-	admit         func(bytes int) error // see AdmitLarge
-	closed        atomic.Bool
-	writing       atomic.Bool      // of assertAlone
-	atStep        func(commitStep) // of tests
-}
-
-// Session takes a session from the pool. The caller closes it. The error is ErrTooManySessions or ErrClosed.
-func (s *Store) Session() (*Session, error) {
-	s.sessions.mu.Lock()
-	defer s.sessions.mu.Unlock()
-	if s.closing.Load() {
-		return nil, ErrClosed
-	}
-	if n := len(s.sessions.idle); n > 0 {
-		x := s.sessions.idle[n-1]
-		s.sessions.idle = s.sessions.idle[:n-1]
-		s.sessions.open++
-		x.closed.Store(false)
-		return x, nil
-	}
-	if s.sessions.open >= s.limits.Sessions {
-		return nil, ErrTooManySessions
-	}
-	s.sessions.open++
-	return s.newSession(), nil
+	at          keys.Epoch // the snapshot, while hasSnapshot
+	hasSnapshot bool
+	await       keys.Epoch // what must be durable before the client may learn outcomes since the last Await
+	committing  commitState
+	buffers     sessionBuffers
+	baseline    baselineState         // of benchmarks; empty in production
+	admit       func(bytes int) error // see AdmitLarge
+	closed      atomic.Bool
 }
 
 func (s *Store) newSession() *Session {
 	x := &Session{store: s, slot: s.registry.Slot(), reader: s.engine.NewReader(), parker: newWaiter(), key: keys.Scratch()}
-	x.cursor.lower, x.cursor.upper, x.cursor.from = keys.Scratch(), keys.Scratch(), keys.Scratch()
-	x.txn.own.init()
-	x.txn.reads.init()
+	c := &x.buffers.cursor
+	c.lower, c.upper, c.from = keys.Scratch(), keys.Scratch(), keys.Scratch()
+	x.buffers.txn.own.init()
+	x.buffers.txn.reads.init()
 	return x
 }
 
@@ -72,34 +46,11 @@ func (x *Session) Close() {
 	if x.closed.Swap(true) {
 		return
 	}
-	x.txn.Rollback()
+	x.buffers.txn.Rollback()
 	x.CloseSnapshot()
+	x.admit = nil
 	x.Trim()
-	s := x.store
-	s.sessions.mu.Lock()
-	defer s.sessions.mu.Unlock()
-	s.sessions.open--
-	s.sessions.idle = append(s.sessions.idle, x)
-}
-
-// pooledBytesMax bounds the buffers that a session keeps from one request to the next. There may be
-// thousands of sessions, so none of them may keep the memory of one huge request.
-const pooledBytesMax = 1 << 20
-
-// Trim publishes what the session has counted, and gives up its buffers if they have become large and nothing is open in
-// it. Close does so, too. A caller that keeps a session calls Trim after each request.
-func (x *Session) Trim() {
-	x.reader.Flush()
-	if x.memoryBytes() > pooledBytesMax && !x.txn.open && !x.cursor.open {
-		x.cursor, x.batch, x.txn, x.ranged, x.invoked, x.writer.Scratch = Cursor{}, batchRead{}, Txn{session: x}, rangeDelete{}, nil, nil
-	}
-}
-
-// memoryBytes is about how much memory the session's buffers take.
-func (x *Session) memoryBytes() int {
-	return x.txn.write.Batch.MemoryBytes() + x.txn.reads.held() + 4*cap(x.txn.cursor.own) + cap(x.txn.old) + cap(x.txn.fresh) +
-		x.ranged.write.Batch.MemoryBytes() + x.ranged.reads.held() + cap(x.invoked) + cap(x.writer.Scratch) +
-		cap(x.cursor.long) + cap(x.batch.buf) + cap(x.batch.value)
+	x.store.sessions.put(x)
 }
 
 // OpenSnapshot registers a snapshot: at a named epoch, or at the newest for zero. It returns the epoch that reads will see, or
@@ -125,7 +76,8 @@ func (x *Session) OpenSnapshot(at keys.Epoch) (keys.Epoch, error) {
 const largeValueMin = 64 << 10
 
 // AdmitLarge sets the function that is called before a large value is read and copied. Its error
-// ends the read. The function must not wait, and remains set until the next call of AdmitLarge.
+// ends the read. The function must not wait, and remains set until the next call of AdmitLarge or
+// the end of the session.
 func (x *Session) AdmitLarge(admit func(bytes int) error) { x.admit = admit }
 
 func (x *Session) admitted(bytes int) error {
@@ -140,7 +92,7 @@ func (x *Session) CloseSnapshot() {
 	if !x.hasSnapshot {
 		return
 	}
-	x.cursor.Close()
+	x.buffers.cursor.Close()
 	x.hasSnapshot = false
 	x.slot.CloseSnapshot()
 }
@@ -233,8 +185,8 @@ func (s *Store) checkKey(key []byte) error {
 	if len(key) == 0 {
 		return ErrEmptyKey
 	}
-	if len(key) > s.limits.KeyBytes {
-		return &LimitError{What: "key bytes", Limit: s.limits.KeyBytes, Got: len(key)}
+	if len(key) > s.options.Limits.KeyBytes {
+		return &LimitError{What: "key bytes", Limit: s.options.Limits.KeyBytes, Got: len(key)}
 	}
 	return nil
 }

@@ -44,11 +44,11 @@ func starve(t *testing.T, operation func(context.Context, *Store, *Session) erro
 	bounded, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	after := make(chan error, 1)
-	x.atStep = func(at commitStep) {
+	x.committing.atStep = func(at commitStep) {
 		if at != step {
 			return
 		}
-		x.atStep = nil
+		x.committing.atStep = nil
 		w := Write{Durability: DurabilitySync}
 		w.Set([]byte(elsewhere(s, "k")), []byte("after"))
 		epoch, err := other.Commit(context.Background(), &w)
@@ -57,12 +57,12 @@ func starve(t *testing.T, operation func(context.Context, *Store, *Session) erro
 		}
 		go func() { after <- s.Wait(bounded, epoch, DurabilitySync) }()
 		refusing.Store(true)
-		x.writer.Starve()
+		x.committing.writer.Starve()
 	}
 	if err := operation(t.Context(), s, x); err != nil {
 		t.Fatalf("the commit has a record, so Wait tells how it ended: %v", err)
 	}
-	epoch := x.previous
+	epoch := x.committing.previous
 	if epoch <= last || s.Visible() >= epoch {
 		t.Fatalf("epoch %d beside visible %d", epoch, s.Visible())
 	}

@@ -1,6 +1,7 @@
 package mvcc
 
 import (
+	"sync/atomic"
 	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
@@ -22,7 +23,7 @@ type Stats struct {
 
 	Collections    uint64        // runs of the collector
 	CollectTime    time.Duration // spent in them
-	SessionsOpen   int
+	SessionsOpen   int           // in use
 	Snapshots      pin.Usage
 	CommitPause    time.Duration // total time that bulk loads have stopped commits
 	CommitPauseMax time.Duration // the longest commit pause
@@ -32,23 +33,35 @@ type Stats struct {
 
 // Stats reads the counters. It takes no lock that a commit takes.
 func (s *Store) Stats() Stats {
-	s.sessions.mu.Lock()
-	open, committed := s.sessions.open, s.committedLocked()
-	s.sessions.mu.Unlock()
+	open, _ := s.Sessions()
 	return Stats{
 		Visible: s.Visible(), Durable: s.Durable(), MinVisible: s.MinVisible(),
-		Commits: committed, Conflicts: s.conflicts.Load(), Preconditions: s.preconditions.Load(),
-		Collections: s.collections.Load(), CollectTime: time.Duration(s.collectNanos.Load()),
-		CheckpointErr: s.CheckpointErr(), SessionsOpen: open, Snapshots: s.registry.Usage(time.Now()), Limits: s.limits,
-		CommitPause: time.Duration(s.commitPause.total.Load()), CommitPauseMax: time.Duration(s.commitPause.longest.Load()),
+		Commits: s.counters.commits(s.Visible() + 1 - s.recovery.Next), Conflicts: s.counters.conflicts.Load(), Preconditions: s.counters.preconditions.Load(),
+		Collections: s.collector.collections.Load(), CollectTime: time.Duration(s.collector.collectNanos.Load()),
+		CheckpointErr: s.CheckpointErr(), SessionsOpen: open, Snapshots: s.registry.Usage(time.Now()), Limits: s.options.Limits,
+		CommitPause: time.Duration(s.bulk.pause.total.Load()), CommitPauseMax: time.Duration(s.bulk.pause.longest.Load()),
 		Storage: s.engine.Stats(),
 	}
 }
 
-// committedLocked counts commits by their epochs, so that no commit has to write to a counter that all share. Visible is read first: an
+// commitCounters count how commits ended.
+type commitCounters struct {
+	noOps                    atomic.Uint64 // epochs without a commit: no-op records, or gaps of bulk loads; counted before they are visible
+	conflicts, preconditions atomic.Uint64
+	committed                atomic.Uint64 // as last reported; see commits
+}
+
+// commits counts commits by their epochs, so that no commit has to write to a counter that all share. The caller has read visible before: an
 // epoch without a commit may then be subtracted too early, but never too late, and the larger of two counts is the better one.
-func (s *Store) committedLocked() uint64 {
-	epochs := uint64(s.Visible() + 1 - s.recovery.Next)
-	s.sessions.committed = max(s.sessions.committed, epochs-min(epochs, s.noOps.Load()))
-	return s.sessions.committed
+func (c *commitCounters) commits(epochs keys.Epoch) uint64 {
+	n := uint64(epochs) - min(uint64(epochs), c.noOps.Load())
+	for {
+		last := c.committed.Load()
+		if n <= last {
+			return last
+		}
+		if c.committed.CompareAndSwap(last, n) {
+			return n
+		}
+	}
 }

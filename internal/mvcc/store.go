@@ -4,11 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/epochkv/epochkv/internal/ablation"
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/pin"
 	"github.com/epochkv/epochkv/internal/storage"
@@ -17,43 +15,22 @@ import (
 // Store is an open database.
 type Store struct {
 	// Constant after Open.
-	engine             *storage.Engine
-	registry           *pin.Registry
-	latches            *latches
-	collector          *collector
-	limits             Limits
-	durability         Durability
-	syncInterval       time.Duration
-	gcInterval         time.Duration
-	retention          time.Duration
-	checkpointInterval time.Duration
-	ablation           ablation.Switches
-	recovery           storage.Recovery
+	engine    *storage.Engine
+	registry  *pin.Registry
+	latches   *latches
+	collector *collector
+	options   Options // with their defaults
+	recovery  storage.Recovery
 
-	watermark                 watermark
-	_                         [64]byte
-	noOps                     atomic.Uint64 // epochs without a commit: no-op records, or gaps of bulk loads; counted before they are visible
-	conflicts, preconditions  atomic.Uint64
-	executeTurn               chan struct{}                  // holds a token of the Execute that lost too often
-	bulkLoading               atomic.Pointer[bulkLoadSwitch] // the bulk load in its commit pause; nil without one
-	commitPause               commitPause
-	bulkLoader                *waiter // of that bulk load
-	collections, collectNanos atomic.Uint64
-
-	closing       atomic.Bool
-	closeStep     atomic.Pointer[string] // what closing is doing; nil before
-	checkpointErr atomic.Pointer[error]  // of the last background checkpoint
-	sessions      struct {
-		mu        sync.Mutex
-		idle      []*Session
-		open      int
-		committed uint64 // as last reported; see Stats
-	}
-
-	probe *Session // of Probe alone; outside the limit of sessions, so that a probe does not compete with requests
-
-	stop context.CancelFunc
-	done sync.WaitGroup
+	watermark     watermark
+	_             [64]byte
+	counters      commitCounters
+	executeTurn   chan struct{}         // holds a token of the Execute that lost too often
+	checkpointErr atomic.Pointer[error] // of the last background checkpoint
+	bulk          bulkLoads
+	sessions      sessionPool
+	probe         *Session // of Probe alone; outside the limit of sessions, so that a probe does not compete with requests
+	lifecycle     lifecycle
 }
 
 // Open opens or creates the store in o.Storage.Dir and recovers what its log holds. Errors: *storage.CorruptionError,
@@ -66,28 +43,24 @@ func OpenContext(ctx context.Context, o Options) (*Store, error) {
 	if err := o.Limits.check(o.Storage.PageSize); err != nil {
 		return nil, fmt.Errorf("open %s: %w", o.Storage.Dir, err)
 	}
-	s := &Store{
-		latches: newLatches(o.Storage.Ablation), bulkLoader: newWaiter(), executeTurn: make(chan struct{}, 1), limits: o.Limits, durability: o.Durability,
-		ablation:     o.Storage.Ablation,
-		syncInterval: o.SyncInterval, gcInterval: o.GCInterval, retention: o.Retention, checkpointInterval: o.CheckpointInterval,
-	}
+	s := &Store{latches: newLatches(o.Storage.Ablation), executeTurn: make(chan struct{}, 1), options: o}
 	s.registry = pin.NewRegistry(&s.watermark.visible)
 	engine, recovery, err := storage.Open(ctx, o.Storage, s.registry)
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", o.Storage.Dir, err)
 	}
 	s.engine, s.recovery = engine, recovery
-	s.watermark.open(recovery.Next-1, s.limits.Sessions+1) // and the probe's
+	s.watermark.open(recovery.Next-1, s.options.Limits.Sessions+1) // and the probe's
 	ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
-	s.stop = stop
+	s.lifecycle.stop = stop
 	s.collector = newCollector(s)
 	s.collector.refresh(time.Now())
-	s.done.Go(func() { s.collector.run(ctx) })
-	s.done.Go(func() { s.runSyncer(ctx) })
-	s.done.Go(func() { s.runCheckpoints(ctx) })
-	s.done.Go(func() { s.engine.RunPrefetch(ctx) })
-	s.done.Go(func() { s.engine.RunTablePool(ctx) })
-	s.done.Go(func() { s.engine.RunSpace(ctx) })
+	s.lifecycle.done.Go(func() { s.collector.run(ctx) })
+	s.lifecycle.done.Go(func() { s.runSyncer(ctx) })
+	s.lifecycle.done.Go(func() { s.runCheckpoints(ctx) })
+	s.lifecycle.done.Go(func() { s.engine.RunPrefetch(ctx) })
+	s.lifecycle.done.Go(func() { s.engine.RunTablePool(ctx) })
+	s.lifecycle.done.Go(func() { s.engine.RunSpace(ctx) })
 	return s, nil
 }
 
@@ -118,7 +91,7 @@ func (s *Store) MinVisible() keys.Epoch { return s.registry.MinVisible() }
 
 func (s *Store) isSync(d Durability) bool {
 	if d == DurabilityDefault {
-		d = s.durability
+		d = s.options.Durability
 	}
 	return d == DurabilitySync
 }
@@ -151,7 +124,7 @@ func (s *Store) AwaitDurable(ctx context.Context, e keys.Epoch) error {
 // LeaseSnapshot keeps the epoch of a session's snapshot readable for ttl after the snapshot ends,
 // for a scan that will be resumed.
 func (s *Store) LeaseSnapshot(at keys.Epoch, ttl time.Duration) error {
-	if !s.registry.AddLease(at, time.Now().Add(ttl), s.limits.SnapshotLeases) {
+	if !s.registry.AddLease(at, time.Now().Add(ttl), s.options.Limits.SnapshotLeases) {
 		return ErrTooManySnapshotLeases
 	}
 	return nil
@@ -172,7 +145,7 @@ func (s *Store) LowWatermark() keys.Epoch { return s.registry.LowWatermark() }
 
 // runSyncer makes async commits durable at the configured interval.
 func (s *Store) runSyncer(ctx context.Context) {
-	tick := time.NewTicker(s.syncInterval)
+	tick := time.NewTicker(s.options.SyncInterval)
 	defer tick.Stop()
 	for {
 		select {

@@ -54,7 +54,7 @@ type Txn struct {
 
 // Begin starts the session's transaction and rolls back one that is open. The error is *SnapshotGoneError.
 func (x *Session) Begin(o TxnOptions) (*Txn, error) {
-	t := &x.txn
+	t := &x.buffers.txn
 	t.Rollback()
 	if o.Isolation == 0 {
 		o.Isolation = IsolationSerializable
@@ -110,7 +110,7 @@ func (t *Txn) Get(dst, key []byte) (v Value, err error) {
 
 // Set writes key.
 func (t *Txn) Set(key, value []byte) error {
-	if limit := t.session.store.limits.ValueBytes; len(value) > limit {
+	if limit := t.session.store.options.Limits.ValueBytes; len(value) > limit {
 		return &LimitError{What: "value bytes", Limit: limit, Got: len(value)}
 	}
 	return t.put(key, value, keys.KindSet)
@@ -135,7 +135,7 @@ func (t *Txn) put(key, value []byte, kind keys.Kind) error {
 
 // checkSize bounds what a transaction may hold. Past the limit a rollback helps, or one to a savepoint, but for what was read.
 func (t *Txn) checkSize() error {
-	limits := &t.session.store.limits
+	limits := &t.session.store.options.Limits
 	if size := t.Size(); size > limits.BatchBytes {
 		return &LimitError{What: "transaction bytes", Limit: limits.BatchBytes, Got: size}
 	}

@@ -113,7 +113,7 @@ func (x *Session) validateWindow(ctx context.Context, r *readSet, epoch keys.Epo
 		return x.unchanged(r, epoch)
 	}
 	var conflict error
-	x.store.engine.WrittenSince(&r.validation, &x.writer, func(key []byte, newer keys.Epoch) bool {
+	x.store.engine.WrittenSince(&r.validation, &x.committing.writer, func(key []byte, newer keys.Epoch) bool {
 		r.windowKeys++
 		conflict = x.notRead(r, key, newer)
 		return conflict == nil
@@ -160,7 +160,7 @@ func (x *Session) unchanged(r *readSet, before keys.Epoch) error {
 // conflict is the error of a commit that must not happen because the key, or the range that begins there, has changed at
 // an epoch. It is returned once that epoch is visible; see finish.
 func (x *Session) conflict(r *readSet, key []byte, newer keys.Epoch) error {
-	x.store.conflicts.Add(1)
-	x.revealed = newer
+	x.store.counters.conflicts.Add(1)
+	x.committing.revealed = newer
 	return r.conflict(key, newer)
 }

@@ -8,7 +8,7 @@ import (
 
 // Verify checks the newest durable state of the files while the store works. See inspect.Verify.
 func (s *Store) Verify(ctx context.Context, o inspect.VerifyOptions) (*inspect.VerifyReport, error) {
-	if s.closing.Load() {
+	if s.lifecycle.closing.Load() {
 		return nil, ErrClosed
 	}
 	return inspect.Verify(ctx, s.engine, o)
@@ -16,7 +16,7 @@ func (s *Store) Verify(ctx context.Context, o inspect.VerifyOptions) (*inspect.V
 
 // Space reads the tree of the newest durable state and sums up its keys by prefix.
 func (s *Store) Space(ctx context.Context, o inspect.SpaceOptions) (*inspect.SpaceReport, error) {
-	if s.closing.Load() {
+	if s.lifecycle.closing.Load() {
 		return nil, ErrClosed
 	}
 	return inspect.Space(ctx, s.engine, o)

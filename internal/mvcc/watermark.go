@@ -49,6 +49,7 @@ type waiter struct {
 	next     *waiter   // in a latch's queue
 	since    time.Time // when it came there first
 	starving bool      // it was woken, and overtaken for too long
+	urgent   bool      // it is the first in a latch's queue, and gets the latch at the next unlock
 	granted  bool      // the latch has been handed over; guarded by the latch's queue
 }
 

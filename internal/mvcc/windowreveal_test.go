@@ -38,7 +38,7 @@ func TestConflictInTheWindowAwaitsWhatItReveals(t *testing.T) {
 				t.Fatal(err)
 			}
 			var epoch keys.Epoch
-			x.atStep = func(step commitStep) {
+			x.committing.atStep = func(step commitStep) {
 				if step != stepChecked || epoch != 0 {
 					return
 				}

@@ -1,0 +1,35 @@
+package mvcc
+
+// pooledBytesMax bounds the buffers that a session keeps from one request to the next. There may be
+// thousands of sessions, so none of them may keep the memory of one huge request.
+const pooledBytesMax = 1 << 20
+
+// sessionBuffers are the parts of a session that grow with its requests, one for each kind of request.
+type sessionBuffers struct {
+	cursor  Cursor
+	batch   batchRead
+	txn     Txn
+	ranged  rangeDelete
+	invoked []byte // values of InvokeAll
+}
+
+// memoryBytes is about how much memory the session's buffers take.
+func (x *Session) memoryBytes() int {
+	b := &x.buffers
+	return b.txn.write.Batch.MemoryBytes() + b.txn.reads.held() + 4*cap(b.txn.cursor.own) + cap(b.txn.old) + cap(b.txn.fresh) +
+		b.ranged.write.Batch.MemoryBytes() + b.ranged.reads.held() + cap(b.invoked) +
+		cap(b.cursor.long) + cap(b.batch.buf) + cap(b.batch.value) + cap(x.committing.writer.Scratch)
+}
+
+// inUse reports whether a transaction or a cursor is open in the buffers.
+func (b *sessionBuffers) inUse() bool { return b.txn.open || b.cursor.open }
+
+// Trim publishes what the session has counted, and gives up its buffers if they have become large and nothing is open in
+// it. Close does so, too. A caller that keeps a session calls Trim after each request.
+func (x *Session) Trim() {
+	x.reader.Flush()
+	if x.memoryBytes() > pooledBytesMax && !x.buffers.inUse() {
+		x.buffers = sessionBuffers{txn: Txn{session: x}}
+		x.committing.writer.Scratch = nil
+	}
+}
