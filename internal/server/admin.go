@@ -83,7 +83,7 @@ func (s *Server) sessionsMessage(e *mvcc.Stats) *pb.Sessions {
 	requests, bytes, _ := s.admission.inflight()
 	return &pb.Sessions{
 		Open:              uint64(s.connections.open.Load()),
-		Streams:           uint64(s.streams.Load()),
+		Streams:           uint64(s.counters.streams.Load()),
 		RequestsInFlight:  uint64(requests),
 		BytesInFlight:     uint64(bytes),
 		Snapshots:         uint64(e.Snapshots.Snapshots),

@@ -31,7 +31,7 @@ func TestBrokenPipelineGivesItsAnswersBack(t *testing.T) {
 		eventually(t, "the ack queue is full", func() bool { _, _, answers := h.admission.inflight(); return answers >= 6*200<<10 })
 		before := debug.SetGCPercent(-1)
 		cancel()
-		eventually(t, "the stream has ended", func() bool { return h.streams.Load() == 0 })
+		eventually(t, "the stream has ended", func() bool { return h.counters.streams.Load() == 0 })
 		for range 200 { // and the receiver soon
 			if _, _, answers := h.admission.inflight(); answers == 0 {
 				break
@@ -47,12 +47,12 @@ func TestBrokenPipelineGivesItsAnswersBack(t *testing.T) {
 
 // drainingPipeline is a pipeline whose server drains while its receiver executes a request.
 func drainingPipeline(ctx context.Context, stream grpc.ServerStream) (p *pipeline, ended chan error) {
-	s := &Server{drain: make(chan struct{})}
+	s := &Server{drain: drain{begun: make(chan struct{})}}
 	p = &pipeline{server: s, shard: new(telemetry.Requests).Shard(), stream: stream}
 	p.init()
 	p.executing.Store(true)
-	s.draining.Store(true)
-	close(s.drain)
+	s.drain.active.Store(true)
+	close(s.drain.begun)
 	ended = make(chan error, 1)
 	go func() { ended <- p.acknowledge(ctx, nil) }()
 	return p, ended

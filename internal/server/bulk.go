@@ -95,7 +95,7 @@ func (s *kvService) receiveBulk(
 	ctx context.Context, stream grpc.ClientStreamingServer[pb.BulkLoadRequest, pb.BulkLoadResponse],
 ) <-chan bulkMessage {
 	messages := make(chan bulkMessage, 1)
-	s.receivers.Go(func() {
+	s.drain.receivers.Go(func() {
 		for {
 			m := bulkMessage{request: pb.BulkLoadRequestFromVTPool()}
 			m.err = stream.RecvMsg(m.request)

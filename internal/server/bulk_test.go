@@ -79,7 +79,7 @@ func TestDrainEndsABulkLoadThatIsComingIn(t *testing.T) {
 	if err := stream.Send(&pb.BulkLoadRequest{Entries: []*pb.BulkEntry{{Key: []byte("k")}}}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the load is under way", func() bool { return h.streams.Load() == 1 })
+	eventually(t, "the load is under way", func() bool { return h.counters.streams.Load() == 1 })
 	if err := h.stop(); err != nil {
 		t.Fatal(err)
 	}

@@ -93,7 +93,7 @@ func TestClientEndsItsStreamsInOrder(t *testing.T) {
 	load.Close()
 	// What the client sends last may be lost when the connection closes before the server has read
 	// it.
-	eventually(t, "every stream has ended", func() bool { return h.streams.Load() == 0 })
+	eventually(t, "every stream has ended", func() bool { return h.counters.streams.Load() == 0 })
 	if err := c.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -129,7 +129,7 @@ func TestScanOverALostConnectionCountsAsCanceled(t *testing.T) {
 	if err := conn.Close(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the scan ends", func() bool { return h.streams.Load() == 0 })
+	eventually(t, "the scan ends", func() bool { return h.counters.streams.Load() == 0 })
 	if _, metrics := httpGet(t, h, "/metrics"); !strings.Contains(metrics, `kvserver_requests_total{code="OK",method="Scan"} 0`) {
 		t.Errorf("the broken scan is not counted: %v", regexp.MustCompile(`(?m)^kvserver_requests_total.*Scan.*$`).FindAllString(metrics, -1))
 	}

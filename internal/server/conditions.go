@@ -149,7 +149,7 @@ func (s *Server) healthMessage() *pb.Health {
 	switch {
 	case s.store.Err() != nil:
 		out.State = pb.Health_STATE_READ_ONLY
-	case s.draining.Load():
+	case s.drain.active.Load():
 		out.State = pb.Health_STATE_DRAINING
 	case unavailable(found) != nil:
 		out.State = pb.Health_STATE_UNAVAILABLE

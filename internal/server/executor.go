@@ -2,57 +2,38 @@ package server
 
 import (
 	"context"
-	"sync"
-	"sync/atomic"
 
 	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
 // executor is what one request at a time executes with: an engine session and the buffers that a
-// write is built in. Callers are pooled, so that a request in the steady state takes nothing from
-// the heap and nothing from the engine's pool.
+// write is built in. It is the attachment of its session, so that both are pooled together and a
+// request in the steady state takes nothing from the heap.
 type executor struct {
 	admission *admission
 	ctx       context.Context // of the request at hand; its connection is charged
 	held      *memoryCharge   // for large values that the request at hand has read, until its answer is charged
 	heldBytes int
+	admit     func(bytes int) error // admitLarge of this executor
 
 	session *mvcc.Session
 	write   mvcc.Write
 	invoked invocations
 }
 
-// executorsIdleMax bounds the pool. More sessions than this at once are a burst; theirs go back to
-// the engine.
-const executorsIdleMax = 256
-
-// executorPool is the pool, newest first: the buffers used last are the warmest.
-type executorPool struct {
-	store     *mvcc.Store
-	admission *admission
-	open      atomic.Int64 // in use or idle
-
-	mu     sync.Mutex
-	idle   []*executor
-	closed bool
-}
-
-func (p *executorPool) take() (*executor, error) {
-	p.mu.Lock()
-	if n := len(p.idle); n > 0 {
-		c := p.idle[n-1]
-		p.idle = p.idle[:n-1]
-		p.mu.Unlock()
-		return c, nil
-	}
-	p.mu.Unlock()
-	session, err := p.store.Session()
+// takeExecutor takes a session from the store's pool, with its executor. The caller releases it.
+func (s *Server) takeExecutor() (*executor, error) {
+	session, err := s.store.Session()
 	if err != nil {
 		return nil, err
 	}
-	p.open.Add(1)
-	c := &executor{session: session, admission: p.admission}
-	session.AdmitLarge(c.admitLarge)
+	c, ok := session.Attachment.(*executor)
+	if !ok {
+		c = &executor{session: session, admission: &s.admission}
+		c.admit = c.admitLarge
+		session.Attachment = c
+	}
+	session.AdmitLarge(c.admit)
 	return c, nil
 }
 
@@ -80,43 +61,13 @@ func (c *executor) releaseCharge() {
 	}
 }
 
-// release takes the executor back, whatever state its request left it in.
-func (p *executorPool) release(c *executor) {
+// release gives the executor back with its session, whatever state its request left it in. What a
+// few huge requests needed does not stay in the pool.
+func (c *executor) release() {
 	c.releaseCharge()
 	c.ctx = context.Background() // it must not keep the request's
-	c.session.CloseSnapshot()
-	c.trim()
-	p.mu.Lock()
-	if !p.closed && len(p.idle) < executorsIdleMax {
-		p.idle = append(p.idle, c)
-		p.mu.Unlock()
-		return
-	}
-	p.mu.Unlock()
-	p.end(c)
-}
-
-// trim keeps the pool from holding what a few huge requests needed.
-func (c *executor) trim() {
-	c.session.Trim()
 	if c.write.Reset(); c.write.Batch.MemoryBytes() > pooledBytesMax {
 		c.write = mvcc.Write{}
 	}
-}
-
-func (p *executorPool) end(c *executor) {
-	p.open.Add(-1)
-	c.session.AdmitLarge(nil)
 	c.session.Close()
-}
-
-// close ends the idle executors; those in use end when they are released.
-func (p *executorPool) close() {
-	p.mu.Lock()
-	idle := p.idle
-	p.idle, p.closed = nil, true
-	p.mu.Unlock()
-	for _, c := range idle {
-		p.end(c)
-	}
 }

@@ -5,10 +5,10 @@ import (
 	"testing"
 )
 
-// TestPooledCallersKeepNoHugeBuffers: what one huge request needed does not stay with the pool.
-func TestPooledCallersKeepNoHugeBuffers(t *testing.T) {
+// TestPooledExecutorsKeepNoHugeBuffers: what one huge request needed does not stay with the pool.
+func TestPooledExecutorsKeepNoHugeBuffers(t *testing.T) {
 	h := mustStart(t)
-	c, err := h.executors.take()
+	c, err := h.takeExecutor()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -19,8 +19,35 @@ func TestPooledCallersKeepNoHugeBuffers(t *testing.T) {
 	if held := c.write.Batch.MemoryBytes(); held <= pooledBytesMax {
 		t.Fatalf("%d bytes are held during the request: this tests nothing", held)
 	}
-	h.executors.release(c)
+	c.release()
 	if held := c.write.Batch.MemoryBytes(); held > pooledBytesMax {
 		t.Errorf("the pool holds %d bytes of one executor", held)
+	}
+}
+
+// TestExecutorIsPooledWithItsSession: one pool has both, and a request that ends does not leave the function that counts
+// its large values with the session.
+func TestExecutorIsPooledWithItsSession(t *testing.T) {
+	h := mustStart(t)
+	c, err := h.takeExecutor()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.release()
+	x, err := h.store.Session() // as UnchangedSince takes one for itself
+	if err != nil {
+		t.Fatal(err)
+	}
+	if x != c.session {
+		t.Error("the session of the executor is not in the store's pool")
+	}
+	x.Close()
+	again, err := h.takeExecutor()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer again.release()
+	if again != c {
+		t.Error("the session came back without its executor")
 	}
 }

@@ -110,13 +110,10 @@ func mustStartOn(t testing.TB, disk *vfs.Mem, adjust ...func(*config.Config)) *h
 		if requests, bytes, answers := s.admission.inflight(); requests != 0 || bytes != 0 || answers != 0 {
 			t.Errorf("%d requests of %d bytes and answers of %d bytes were never given back", requests, bytes, answers)
 		}
-		if n := s.executors.open.Load(); n != 0 {
-			t.Errorf("%d executors were never given back", n)
-		}
 		if n := s.store.Stats().SessionsOpen; n != 0 {
 			t.Errorf("%d sessions were never closed", n)
 		}
-		if n := s.streams.Load(); n != 0 {
+		if n := s.counters.streams.Load(); n != 0 {
 			t.Errorf("%d streams never ended", n)
 		}
 	})

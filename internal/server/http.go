@@ -40,7 +40,7 @@ func newHTTP(s *Server, metrics http.Handler, log *slog.Logger) *http.Server {
 
 // ready is nil unless the server is shutting down.
 func (s *Server) ready() error {
-	if s.draining.Load() {
+	if s.drain.active.Load() {
 		return errShuttingDown
 	}
 	return nil

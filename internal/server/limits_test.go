@@ -240,7 +240,7 @@ func TestDrainRefusesNewAndFinishesRunningRequests(t *testing.T) {
 	eventually(t, "it runs", func() bool { n, _, _ := h.admission.inflight(); return n == 1 })
 	stopped := make(chan error, 1)
 	go func() { stopped <- h.stop() }()
-	eventually(t, "draining", h.draining.Load)
+	eventually(t, "draining", h.drain.active.Load)
 	if code, _ := httpGet(t, h, "/readyz"); code != http.StatusServiceUnavailable {
 		t.Errorf("/readyz says %d while draining", code)
 	}
@@ -271,7 +271,7 @@ func TestDrainTimeoutCutsOffWhatDoesNotEnd(t *testing.T) {
 func TestSecondSignalEndsTheDrain(t *testing.T) {
 	h := mustStart(t, func(c *config.Config) { c.DrainTimeout = time.Minute })
 	second := make(chan struct{})
-	h.shutdown = second
+	h.drain.cutOff = second
 	h.put(t, "k", "v")
 	time.AfterFunc(50*time.Millisecond, func() { close(second) })
 	stopBesideAStream(t, h)

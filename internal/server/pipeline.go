@@ -64,7 +64,7 @@ func (s *kvService) Pipeline(stream grpc.BidiStreamingServer[pb.PipelineRequest,
 			return err
 		}
 		s.admission.leave(conn, shareSmallReads, 0) // its requests are admitted one by one
-		c, err := s.executors.take()
+		c, err := s.takeExecutor()
 		if err != nil {
 			return err
 		}
@@ -72,9 +72,9 @@ func (s *kvService) Pipeline(stream grpc.BidiStreamingServer[pb.PipelineRequest,
 		p := &pipeline{server: s.Server, conn: conn, shard: conn.shard, stream: stream, executor: c}
 		p.init()
 		received := make(chan error, 1)
-		s.receivers.Go(func() {
+		s.drain.receivers.Go(func() {
 			received <- p.receive()
-			s.executors.release(c)
+			c.release()
 		})
 		return p.acknowledge(stream.Context(), received)
 	})
@@ -92,7 +92,7 @@ func (p *pipeline) receive() error {
 			return err
 		}
 		p.executing.Store(true)
-		if p.server.draining.Load() {
+		if p.server.drain.active.Load() {
 			p.rest()
 			return errShuttingDown
 		}
@@ -109,7 +109,7 @@ func (p *pipeline) receive() error {
 // token.
 func (p *pipeline) rest() {
 	p.executing.Store(false)
-	if p.server.draining.Load() {
+	if p.server.drain.active.Load() {
 		select {
 		case p.idle <- struct{}{}:
 		default: // the token of an earlier request is still there
@@ -273,7 +273,7 @@ func (p *pipeline) acknowledge(ctx context.Context, received <-chan error) error
 		releaseAll(waiting)
 		p.acks.release()
 	}()
-	stop := (<-chan struct{})(p.server.drain)
+	stop := (<-chan struct{})(p.server.drain.begun)
 	for {
 		var open bool
 		waiting, open = p.acks.take(ctx, waiting, stop)
@@ -285,7 +285,7 @@ func (p *pipeline) acknowledge(ctx context.Context, received <-chan error) error
 				return ctx.Err()
 			case p.drained():
 				return errShuttingDown
-			case p.server.draining.Load():
+			case p.server.drain.active.Load():
 				stop = p.idle // drain stays closed: wait for the request that is being executed
 			}
 			continue
@@ -361,7 +361,7 @@ func (p *pipeline) sendAcknowledged(waiting []answer) ([]answer, error) {
 // drained reports whether the server drains and the receiver has completed the request that it had
 // taken.
 func (p *pipeline) drained() bool {
-	return p.server.draining.Load() && !p.executing.Load() && p.acks.empty()
+	return p.server.drain.active.Load() && !p.executing.Load() && p.acks.empty()
 }
 
 func (p *pipeline) send(a *answer) error {

@@ -335,12 +335,12 @@ func TestDisconnectedPipelineGivesEverythingBack(t *testing.T) {
 	for i := range uint64(100) {
 		mustSend(t, stream, putRequest(i, "k", "v", pb.Durability_DURABILITY_SYNC), getRequest(i, "k"))
 	}
-	eventually(t, "the stream is there", func() bool { return h.streams.Load() == 1 && h.store.Visible() > 0 })
+	eventually(t, "the stream is there", func() bool { return h.counters.streams.Load() == 1 && h.store.Visible() > 0 })
 	if err := conn.Close(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the stream ends", func() bool { return h.streams.Load() == 0 })
-	h.receivers.Wait()
+	eventually(t, "the stream ends", func() bool { return h.counters.streams.Load() == 0 })
+	h.drain.receivers.Wait()
 	eventually(t, "no snapshot is held", func() bool { return h.store.Stats().Snapshots.Snapshots == 0 })
 	eventually(t, "the connection is no longer counted", func() bool { return h.connections.open.Load() <= 1 })
 }
@@ -511,11 +511,11 @@ func TestSmallRequestsAllocateNothing(t *testing.T) {
 	h.put(t, "key", "value")
 	conn := h.connections.admit()
 	defer h.connections.open.Add(-1)
-	c, err := h.executors.take()
+	c, err := h.takeExecutor()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer h.executors.release(c)
+	defer c.release()
 	p := &pipeline{server: h.Server, shard: conn.shard, stream: discard{ctx: testContext(t)}, executor: c}
 	p.init()
 	for name, request := range map[string]*pb.PipelineRequest{

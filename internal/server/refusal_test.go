@@ -229,7 +229,7 @@ func TestStreamsHaveABoundOnAllConnections(t *testing.T) {
 		}
 		open = append(open, stream)
 	}
-	eventually(t, "all are open", func() bool { return h.streams.Load() == int64(len(open)) })
+	eventually(t, "all are open", func() bool { return h.counters.streams.Load() == int64(len(open)) })
 	_, err := pb.NewKVClient(hog).Get(testContext(t), &pb.GetRequest{Key: []byte("k")})
 	f := failureOf(t, err)
 	if f.want(t, codes.ResourceExhausted, pb.ErrorReason_ERROR_REASON_TOO_MANY_SESSIONS); f.retry == 0 {

@@ -41,7 +41,7 @@ func (s *kvService) Scan(req *pb.ScanRequest, stream grpc.ServerStreamingServer[
 		if err := s.admit(stream.Context(), conn, shareScans, sc.held); err != nil {
 			return err
 		}
-		if sc.executor, err = s.executors.take(); err != nil {
+		if sc.executor, err = s.takeExecutor(); err != nil {
 			s.admission.leave(conn, shareScans, sc.held)
 			return err
 		}
@@ -174,7 +174,7 @@ func (sc *scan) end() {
 	if sc.snapshot != nil && sc.snapshot.close() {
 		sc.keep()
 	}
-	sc.server.executors.release(sc.executor)
+	sc.executor.release()
 	sc.server.admission.leave(sc.conn, shareScans, sc.held)
 }
 
@@ -189,7 +189,7 @@ func (sc *scan) sendPage(stream grpc.ServerStreamingServer[pb.ScanResponse]) (mo
 		err = ended
 	}
 	more = more && sc.remaining > 0
-	if err == nil && more && sc.server.draining.Load() {
+	if err == nil && more && sc.server.drain.active.Load() {
 		err = errShuttingDown
 	}
 	return more, err

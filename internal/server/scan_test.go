@@ -214,7 +214,7 @@ func TestTokenOutlivesAScanThatWasReadToItsFirstPageOnly(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "the server is done", func() bool { return h.streams.Load() == 0 })
+		eventually(t, "the server is done", func() bool { return h.counters.streams.Load() == 0 })
 		cancel()
 		for i := range 20 {
 			h.put(t, fmt.Sprintf("%03d", i), "later")
@@ -243,7 +243,7 @@ func TestLimitedScansNeverRunOutOfTokens(t *testing.T) {
 	for range 50 {
 		h.scan(t, &pb.ScanRequest{Limit: 5, Tokens: pb.ResumeTokens_RESUME_TOKENS_ALL})
 	}
-	eventually(t, "one epoch is held", func() bool { return h.streams.Load() == 0 && h.store.Stats().Snapshots.Leases == 1 })
+	eventually(t, "one epoch is held", func() bool { return h.counters.streams.Load() == 0 && h.store.Stats().Snapshots.Leases == 1 })
 
 	session, err := h.store.Session()
 	if err != nil {
@@ -288,7 +288,7 @@ func TestBrokenScanGoesOnWithTheTokenOfItsLastPage(t *testing.T) {
 		t.Fatal(err)
 	}
 	cancel()
-	eventually(t, "the scan ends", func() bool { return h.streams.Load() == 0 })
+	eventually(t, "the scan ends", func() bool { return h.counters.streams.Load() == 0 })
 	for i := range 100 {
 		h.put(t, fmt.Sprintf("%03d", i), "later")
 	}
@@ -342,7 +342,7 @@ func TestSlowScanHoldsOnePageAndEndsWithItsClient(t *testing.T) {
 		return h.store.Checkpoint(ctx) == nil && h.store.Stats().Storage.Pages.Pending == 0
 	})
 	cancel()
-	eventually(t, "the scan ends", func() bool { return h.streams.Load() == 0 && h.store.Stats().Snapshots.Snapshots == 0 })
+	eventually(t, "the scan ends", func() bool { return h.counters.streams.Load() == 0 && h.store.Stats().Snapshots.Snapshots == 0 })
 }
 
 func TestDrainEndsAScanBehindAPage(t *testing.T) {
@@ -362,7 +362,7 @@ func TestDrainEndsAScanBehindAPage(t *testing.T) {
 	}
 	stopped := make(chan error, 1)
 	go func() { stopped <- h.stop() }()
-	eventually(t, "draining", h.draining.Load)
+	eventually(t, "draining", h.drain.active.Load)
 	for err = error(nil); err == nil; {
 		_, err = stream.Recv()
 	}

@@ -29,8 +29,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
-	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -38,12 +36,7 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	grpchealth "google.golang.org/grpc/health"
-	healthpb "google.golang.org/grpc/health/grpc_health_v1"
-	"google.golang.org/grpc/keepalive"
-	"google.golang.org/grpc/reflection"
 
-	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/config"
 	"github.com/epochkv/epochkv/internal/health"
 	"github.com/epochkv/epochkv/internal/mvcc"
@@ -55,36 +48,34 @@ import (
 // Server is an open store with its listeners.
 type Server struct {
 	// Constant after Open.
-	config   config.Config
-	limits   limits
-	log      *slog.Logger
-	store    *mvcc.Store
-	storeID  uint64        // the first half of the store's random identity, for tokens
-	opening  time.Duration // how long recovery took
-	clock    clock
-	grpc     *grpc.Server
-	health   *grpchealth.Server
-	http     *http.Server // nil without --http
-	listener net.Listener
-	metrics  net.Listener    // nil without --http
-	shutdown <-chan struct{} // closed to end draining early; nil: only its timeout ends it
-	drain    chan struct{}   // closed when draining begins
+	config  config.Config
+	limits  limits
+	log     *slog.Logger
+	store   *mvcc.Store
+	storeID uint64        // the first half of the store's random identity, for tokens
+	opening time.Duration // how long recovery took
+	clock   clock
+	files   *vfs.OS // nil if a test gave another file system
+
+	transport transport
+	drain     drain
 
 	conditions healthConditions
 	probe      probe
 
 	requests     telemetry.Requests
+	counters     counters
 	connections  connections
 	admission    admission
 	receiving    receiving
-	executors    executorPool
-	receivers    sync.WaitGroup // goroutines of streams, which end after their handlers, and of the probe; they end before the store is closed
 	transactions txnTable
 	snapshots    snapshotTable
-	files        *vfs.OS // nil if a test gave another file system
-	streams      atomic.Int64
-	draining     atomic.Bool
-	expired      atomic.Uint64
+}
+
+// counters are the counts that no other part of the server has.
+type counters struct {
+	streams atomic.Int64  // open ones
+	expired atomic.Uint64 // requests whose deadline had passed before they began
 }
 
 // limits are the engine's.
@@ -109,7 +100,8 @@ func open(ctx context.Context, c config.Config, log *slog.Logger, files vfs.FS) 
 		return nil, err
 	}
 	tuneRuntime(&c, log)
-	s := &Server{config: c, log: log, clock: clock{started: time.Now()}, drain: make(chan struct{})}
+	s := &Server{config: c, log: log, clock: clock{started: time.Now()}}
+	s.drain.begun = make(chan struct{})
 	if err := s.listen(); err != nil { // first: if an address is in use, no store must be created
 		return nil, err
 	}
@@ -137,7 +129,6 @@ func open(ctx context.Context, c config.Config, log *slog.Logger, files vfs.FS) 
 	s.connections.receiving = &s.receiving
 	s.receiving.init(int64(c.Inflight()), int64(c.StreamsTotal()), int64(messageBytesMax(&c)))
 	s.admission.init(c.Limits.InflightRequests, uint64(c.Inflight()))
-	s.executors.store, s.executors.admission = store, &s.admission
 	id := store.ID()
 	s.storeID = binary.LittleEndian.Uint64(id[:])
 	s.conditions.list, s.conditions.counters = health.NewList(log), store.Stats()
@@ -208,137 +199,21 @@ func (s *Server) isSync(d mvcc.Durability) bool {
 	return d == mvcc.DurabilitySync
 }
 
-// Transport settings. The windows are large enough that a stream of small messages is never held
-// back by one round trip, and bound what one connection can make the server buffer.
-const (
-	streamWindowBytes  = 256 << 10
-	connWindowBytes    = 4 << 20
-	readBufBytes       = 32 << 10         // each connection has one; config counts it
-	writeBufBytes      = 64 << 10         // each connection that is sending has one
-	keepaliveClientMin = 10 * time.Second // connections of clients that ping more often are closed
-	handshakeTimeout   = 5 * time.Second
-	// headerBytesMax bounds a request's metadata, which its stream holds until it ends. gRPC's
-	// default is 16 MiB.
-	headerBytesMax = 8 << 10
-	// streamWorkers keep their grown stacks from request to request; beyond them gRPC starts a
-	// goroutine for each.
-	streamWorkers = 64
-)
-
-// keepaliveParams: a connection that has been silent for Time gets a ping, and is closed if no
-// complete frame arrives within Timeout. So a client that stops in the middle of a frame, or sends
-// the rest of it byte by byte, loses its connection after 40 s. Tests shorten it.
-var keepaliveParams = keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}
-
-// Options are the gRPC options that decide speed. The benchmark's echo server takes the same.
-func Options() []grpc.ServerOption {
-	return []grpc.ServerOption{
-		grpc.ForceServerCodecV2(pb.NewCodec()),
-		grpc.NumStreamWorkers(streamWorkers),
-		grpc.StaticStreamWindowSize(streamWindowBytes),
-		grpc.StaticConnWindowSize(connWindowBytes),
-		grpc.ReadBufferSize(readBufBytes),
-		grpc.WriteBufferSize(writeBufBytes),
-	}
-}
-
-// messageBytesMax is the largest message: a full batch and what encoding adds to each of its
-// operations.
-func messageBytesMax(c *config.Config) int {
-	const perOperation, fixed = 24, 1 << 20
-	return int(c.Limits.BatchSize) + perOperation*c.Limits.BatchOps + fixed
-}
-
-func (s *Server) newGRPC() {
-	options := append(Options(),
-		grpc.Creds(s.connections.credentials()),
-		grpc.UnaryInterceptor(s.unary),
-		grpc.MaxRecvMsgSize(messageBytesMax(&s.config)),
-		grpc.MaxSendMsgSize(messageBytesMax(&s.config)),
-		grpc.MaxConcurrentStreams(uint32(s.config.Limits.Streams)),
-		grpc.MaxHeaderListSize(headerBytesMax),
-		grpc.ConnectionTimeout(handshakeTimeout),
-		grpc.KeepaliveParams(keepaliveParams),
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: keepaliveClientMin, PermitWithoutStream: true}),
-		grpc.WaitForHandlers(true),
-		grpc.UnknownServiceHandler(func(any, grpc.ServerStream) error { return statusOf(errUnimplemented).Err() }),
-	)
-	s.grpc = grpc.NewServer(options...)
-	s.health = grpchealth.NewServer()
-	s.register(pb.KV_ServiceDesc, &kvService{Server: s})
-	s.register(pb.Admin_ServiceDesc, &adminService{Server: s})
-	s.register(pb.Transactions_ServiceDesc, &txnService{Server: s})
-	healthpb.RegisterHealthServer(s.grpc, s.health)
-	reflection.Register(s.grpc)
-	s.setHealth(healthpb.HealthCheckResponse_SERVING)
-}
-
-func (s *Server) setHealth(status healthpb.HealthCheckResponse_ServingStatus) {
-	for _, service := range []string{
-		"", pb.KV_ServiceDesc.ServiceName, pb.Admin_ServiceDesc.ServiceName, pb.Transactions_ServiceDesc.ServiceName,
-	} {
-		s.health.SetServingStatus(service, status)
-	}
-}
-
-func (s *Server) listen() (err error) {
-	if s.listener, err = net.Listen("tcp", s.config.Listen); err != nil {
-		return fmt.Errorf("--listen: %w", err)
-	}
-	if s.config.HTTP == "" {
-		return nil
-	}
-	if s.metrics, err = net.Listen("tcp", s.config.HTTP); err != nil {
-		return errors.Join(fmt.Errorf("--http: %w", err), s.listener.Close())
-	}
-	return nil
-}
-
-func (s *Server) closeListeners() error {
-	err := s.listener.Close()
-	if s.metrics != nil {
-		err = errors.Join(err, s.metrics.Close())
-	}
-	return err
-}
-
-// newHTTP makes what serves metrics and health, if anything shall.
-func (s *Server) newHTTP() {
-	if s.metrics == nil {
-		return
-	}
-	registry := telemetry.NewRegistry(telemetry.Sources{
-		Requests: &s.requests, Server: s.stats, Engine: s.store.Stats, Failed: func() bool { return s.store.Err() != nil },
-		IO: s.ioStats, Conditions: s.observe,
-	})
-	s.http = newHTTP(s, telemetry.Handler(registry), s.log)
-}
-
-// Address is where gRPC is served.
-func (s *Server) Address() string { return s.listener.Addr().String() }
-
-// HTTPAddress is where metrics are served, or empty.
-func (s *Server) HTTPAddress() string {
-	if s.metrics == nil {
-		return ""
-	}
-	return s.metrics.Addr().String()
-}
-
 // stats is the RPC layer's part of the metrics.
 func (s *Server) stats() telemetry.ServerStats {
 	requests, bytes, answers := s.admission.inflight()
+	_, sessions := s.store.Sessions()
 	return telemetry.ServerStats{
 		Connections:        int(s.connections.open.Load()),
-		Streams:            int(s.streams.Load()),
+		Streams:            int(s.counters.streams.Load()),
 		InflightRequests:   requests,
 		InflightBytes:      bytes,
 		AnswerBytes:        answers,
-		Sessions:           int(s.executors.open.Load()),
-		Draining:           s.draining.Load(),
+		Sessions:           sessions,
+		Draining:           s.drain.active.Load(),
 		RefusedConnections: s.connections.refused.Load(),
 		RefusedRequests:    s.admission.refused.Load() + s.receiving.refused.Load(),
-		ExpiredRequests:    s.expired.Load(),
+		ExpiredRequests:    s.counters.expired.Load(),
 		SnapshotsEnded:     s.snapshots.stats(),
 		Transactions:       s.transactions.stats(),
 	}
@@ -355,7 +230,7 @@ func Run(ctx context.Context, shutdown <-chan struct{}, c config.Config, log *sl
 	if err != nil {
 		return err
 	}
-	s.shutdown = shutdown
+	s.drain.cutOff = shutdown
 	warnAtStart(&c, log)
 	r := s.store.Recovery()
 	if r.TornFile != "" {
@@ -377,13 +252,13 @@ func (s *Server) Run(ctx context.Context) error {
 	failed := make(chan error, 2)
 	var serving sync.WaitGroup
 	serving.Go(func() { failed <- s.serveGRPC() })
-	if s.http != nil {
-		serving.Go(func() { failed <- serveHTTP(s.http, s.metrics) })
+	if s.transport.http != nil {
+		serving.Go(func() { failed <- serveHTTP(s.transport.http, s.transport.metrics) })
 	}
 	serving.Go(func() { s.watchConditions(ctx) })
 	serving.Go(func() { s.connections.watchMessages(ctx, s.config.MessageTimeout) })
 	if s.config.ProbeInterval > 0 {
-		s.receivers.Go(func() { s.runProbe(ctx) })
+		s.drain.receivers.Go(func() { s.runProbe(ctx) })
 	}
 	if s.snapshots.timeout > 0 {
 		serving.Go(func() { s.watchSnapshots(ctx) })
@@ -401,87 +276,6 @@ func (s *Server) Run(ctx context.Context) error {
 	return errors.Join(err, closed)
 }
 
-func (s *Server) serveGRPC() error {
-	if err := s.grpc.Serve(s.listener); err != nil && !errors.Is(err, grpc.ErrServerStopped) { // stopped before it began: no failure
-		return fmt.Errorf("serve %s: %w", s.listener.Addr(), err)
-	}
-	return nil
-}
-
-// shutDown drains: first it is said, then it is done. Requests that do not end in time are cut off,
-// and so is the store if its device does not answer: it takes at most the drain timeout, the close
-// timeout, and a second.
-func (s *Server) shutDown() error {
-	s.log.Info("draining", "timeout", s.config.DrainTimeout, "close_timeout", s.config.CloseTimeout)
-	notifySupervisor(s.log, daemon.SdNotifyStopping)
-	s.health.Shutdown()
-	s.draining.Store(true)
-	s.store.StopThrottling()
-	close(s.drain)
-	err := s.closeStore(s.drainRequests())
-	if s.http != nil { // last, so that metrics and health can be read while the server drains
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		defer cancel()
-		if s.http.Shutdown(ctx) != nil {
-			err = errors.Join(err, s.http.Close())
-		}
-	}
-	s.log.Info("stopped")
-	return err
-}
-
-// drainRequests returns when no request is left, or those that are have been cut off. They may not
-// notice while they wait for the device: the channel is closed when the last one has ended.
-func (s *Server) drainRequests() <-chan struct{} {
-	drained := make(chan struct{})
-	go func() {
-		s.grpc.GracefulStop()
-		close(drained)
-	}()
-	cut := ""
-	select {
-	case <-drained:
-	case <-time.After(s.config.DrainTimeout):
-		cut = "the drain timeout passed"
-	case <-s.shutdown:
-		cut = "a second signal"
-	}
-	if cut != "" {
-		s.log.Warn("cutting off what still runs", "cause", cut)
-		go s.grpc.Stop()
-	}
-	return drained
-}
-
-// closeStore closes the store once the last request has ended, or gives up after the close timeout:
-// *mvcc.StuckError. What does not return then goes on until the process ends.
-func (s *Server) closeStore(drained <-chan struct{}) error {
-	ctx, cancel := context.WithTimeout(context.Background(), s.config.CloseTimeout)
-	defer cancel()
-	ended := make(chan error, 1)
-	go func() {
-		<-drained
-		s.receivers.Wait()
-		s.executors.close()
-		err := s.store.Shutdown(ctx)
-		if stuck := (*mvcc.StuckError)(nil); !errors.As(err, &stuck) {
-			err = errors.Join(err, s.closeFiles())
-		}
-		ended <- err
-	}()
-	var err error
-	select {
-	case err = <-ended:
-	case <-ctx.Done():
-		err = s.store.Stuck()
-	}
-	if stuck := (*mvcc.StuckError)(nil); errors.As(err, &stuck) {
-		s.log.Error("the device does not answer; ending without closing the store", "waiting_for", stuck.Step,
-			"durable_epoch", uint64(stuck.Durable), "visible_epoch", uint64(stuck.Visible))
-	}
-	return err
-}
-
 // longLived reports whether a client may leave a stream of the method open after a message.
 func longLived(method telemetry.Method) bool {
 	return method == telemetry.MethodPipeline || method == telemetry.MethodTransact || method == telemetry.MethodBulkLoad
@@ -490,8 +284,8 @@ func longLived(method telemetry.Method) bool {
 // serveStream surrounds every stream as unary does every request.
 func (s *Server) serveStream(ctx context.Context, method telemetry.Method, body func(*connection) error) error {
 	start, conn := s.clock.now(), connectionOf(ctx)
-	s.streams.Add(1)
-	defer s.streams.Add(-1)
+	s.counters.streams.Add(1)
+	defer s.counters.streams.Add(-1)
 	var scan *openScan
 	if method == telemetry.MethodScan {
 		scan = conn.beginScan(ctx)

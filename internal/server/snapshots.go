@@ -136,7 +136,7 @@ func (o *openSnapshot) reason(err error) error {
 // its client does not read.
 func (o *openSnapshot) serve(body func() error) error {
 	done := make(chan error, 1)
-	o.server.receivers.Go(func() { done <- body() })
+	o.server.drain.receivers.Go(func() { done <- body() })
 	select {
 	case err := <-done:
 		return o.reason(err)

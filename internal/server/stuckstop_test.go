@@ -65,7 +65,7 @@ func TestServerStopsBesideAStuckDevice(t *testing.T) {
 			}
 			ended := make(chan error, 1)
 			go func() { ended <- h.stop() }()
-			eventually(t, "it drains", func() bool { return h.draining.Load() })
+			eventually(t, "it drains", func() bool { return h.drain.active.Load() })
 			if _, body := httpGet(t, h, "/metrics"); !strings.Contains(body, "kvserver_draining 1") {
 				t.Error("the metrics do not say that the server drains")
 			}

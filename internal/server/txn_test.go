@@ -168,8 +168,8 @@ func TestAStreamCarriesOneTransactionAfterAnother(t *testing.T) {
 		k.begin()
 		k.must(txnPutRequest("k", strconv.Itoa(i)))
 		k.must(commitRequest)
-		if n := h.executors.open.Load(); n > 1 {
-			t.Errorf("%d executors for one transaction after another", n)
+		if _, n := h.store.Sessions(); n > 1 {
+			t.Errorf("%d sessions for one transaction after another", n)
 		}
 	}
 	k.begin()

@@ -65,7 +65,7 @@ func (s *txnService) Transact(stream grpc.BidiStreamingServer[pb.TransactRequest
 			c.peer = p.Addr.String()
 		}
 		received := make(chan error, 1)
-		s.receivers.Go(func() { received <- c.receive() })
+		s.drain.receivers.Go(func() { received <- c.receive() })
 		return c.watch(received)
 	})
 }
@@ -73,7 +73,7 @@ func (s *txnService) Transact(stream grpc.BidiStreamingServer[pb.TransactRequest
 // watch returns when the stream is over, and why. The receiver may then still be in Recv or Send,
 // which fail at once.
 func (c *transactionStream) watch(received <-chan error) error {
-	drain := c.server.drain
+	drain := c.server.drain.begun
 	for {
 		select {
 		case err := <-received:
@@ -152,7 +152,7 @@ func (c *transactionStream) releaseLocked() {
 	c.timer.Stop()
 	c.row.stop(nil)
 	c.server.transactions.leave(c.row)
-	c.server.executors.release(c.executor)
+	c.executor.release()
 	c.executor, c.txn, c.row, c.failed = nil, nil, nil, nil
 }
 
@@ -219,7 +219,7 @@ func (c *transactionStream) serve(req *pb.TransactRequest) error {
 		row.busy.Store(false)
 		return nil
 	}
-	if c.server.draining.Load() {
+	if c.server.drain.active.Load() {
 		return errShuttingDown
 	}
 	return nil
@@ -302,7 +302,7 @@ func (c *transactionStream) begin(req *pb.BeginRequest, out *pb.TransactResponse
 	switch {
 	case c.txn != nil:
 		return errBegunAlready
-	case s.draining.Load():
+	case s.drain.active.Load():
 		return errShuttingDown
 	}
 	o, err := toTxnOptions(req)
@@ -314,13 +314,13 @@ func (c *transactionStream) begin(req *pb.BeginRequest, out *pb.TransactResponse
 	}
 	row.end = func(why error, reason telemetry.AbortReason) { c.end(row, why, reason) }
 	row.idleSince.Store(int64(s.clock.now()))
-	executor, err := s.executors.take()
+	executor, err := s.takeExecutor()
 	if err != nil {
 		return err
 	}
 	txn, err := executor.session.Begin(o)
 	if err != nil {
-		s.executors.release(executor)
+		executor.release()
 		return err
 	}
 	row.at, executor.ctx = txn.At(), c.stream.Context()
@@ -328,7 +328,7 @@ func (c *transactionStream) begin(req *pb.BeginRequest, out *pb.TransactResponse
 	if err := s.transactions.enter(row); err != nil {
 		row.stop(nil)
 		txn.Rollback()
-		s.executors.release(executor)
+		executor.release()
 		return err
 	}
 	c.executor, c.txn, c.row, c.failed = executor, txn, row, nil

@@ -86,13 +86,13 @@ func (*pending) Error() string { return "not acknowledged yet" }
 // run executes one request with an executor and gives the executor back: a request that waits for
 // the disk has no session.
 func (s *Server) run(ctx context.Context, execute func(*executor) (ackWait, error)) error {
-	c, err := s.executors.take()
+	c, err := s.takeExecutor()
 	if err != nil {
 		return err
 	}
 	c.ctx = ctx
 	w, err := c.outcome(execute(c))
-	s.executors.release(c)
+	c.release()
 	if !w.ready(s.store) {
 		return &pending{ackWait: w, err: err}
 	}
@@ -164,16 +164,16 @@ func (s *Server) admit(ctx context.Context, conn *connection, sh share, size int
 	switch {
 	case conn.refused:
 		return errTooManyConns
-	case s.draining.Load():
+	case s.drain.active.Load():
 		return errShuttingDown
 	}
 	if ctx.Err() != nil {
-		s.expired.Add(1)
+		s.counters.expired.Add(1)
 		return errExpired
 	}
 	// A context's timer fires late on a busy machine; the clock tells.
 	if deadline, ok := ctx.Deadline(); ok && !time.Now().Before(deadline) {
-		s.expired.Add(1)
+		s.counters.expired.Add(1)
 		return errExpired
 	}
 	if !s.admission.enter(conn, sh, size) {

@@ -72,7 +72,7 @@ func (s *Server) untilDrain(ctx context.Context) (context.Context, context.Cance
 	stop := make(chan struct{})
 	go func() {
 		select {
-		case <-s.drain:
+		case <-s.drain.begun:
 			cancel(errShuttingDown)
 		case <-stop:
 		}
@@ -85,7 +85,7 @@ func (s *Server) untilDrain(ctx context.Context) (context.Context, context.Cance
 
 // drainError says that the server is shutting down if that is why a context ended.
 func (s *Server) drainError(err error) error {
-	if s.draining.Load() && contextStatus(err) != nil {
+	if s.drain.active.Load() && contextStatus(err) != nil {
 		return errShuttingDown
 	}
 	return err

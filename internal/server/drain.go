@@ -1,0 +1,94 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/coreos/go-systemd/v22/daemon"
+
+	"github.com/epochkv/epochkv/internal/mvcc"
+)
+
+// drain is how the server stops serving.
+type drain struct {
+	active    atomic.Bool
+	begun     chan struct{}   // closed when draining begins, after active is set
+	cutOff    <-chan struct{} // closed to end draining early; nil: only its timeout ends it
+	receivers sync.WaitGroup  // goroutines of streams, which end after their handlers, and of the probe; they end before the store is closed
+}
+
+// shutDown drains: first it is said, then it is done. Requests that do not end in time are cut off,
+// and so is the store if its device does not answer: it takes at most the drain timeout, the close
+// timeout, and a second.
+func (s *Server) shutDown() error {
+	s.log.Info("draining", "timeout", s.config.DrainTimeout, "close_timeout", s.config.CloseTimeout)
+	notifySupervisor(s.log, daemon.SdNotifyStopping)
+	s.transport.health.Shutdown()
+	s.drain.active.Store(true)
+	s.store.StopThrottling()
+	close(s.drain.begun)
+	err := s.closeStore(s.drainRequests())
+	if s.transport.http != nil { // last, so that metrics and health can be read while the server drains
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		if s.transport.http.Shutdown(ctx) != nil {
+			err = errors.Join(err, s.transport.http.Close())
+		}
+	}
+	s.log.Info("stopped")
+	return err
+}
+
+// drainRequests returns when no request is left, or those that are have been cut off. They may not
+// notice while they wait for the device: the channel is closed when the last one has ended.
+func (s *Server) drainRequests() <-chan struct{} {
+	drained := make(chan struct{})
+	go func() {
+		s.transport.grpc.GracefulStop()
+		close(drained)
+	}()
+	cut := ""
+	select {
+	case <-drained:
+	case <-time.After(s.config.DrainTimeout):
+		cut = "the drain timeout passed"
+	case <-s.drain.cutOff:
+		cut = "a second signal"
+	}
+	if cut != "" {
+		s.log.Warn("cutting off what still runs", "cause", cut)
+		go s.transport.grpc.Stop()
+	}
+	return drained
+}
+
+// closeStore closes the store once the last request has ended, or gives up after the close timeout:
+// *mvcc.StuckError. What does not return then goes on until the process ends.
+func (s *Server) closeStore(drained <-chan struct{}) error {
+	ctx, cancel := context.WithTimeout(context.Background(), s.config.CloseTimeout)
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() {
+		<-drained
+		s.drain.receivers.Wait()
+		err := s.store.Shutdown(ctx)
+		if stuck := (*mvcc.StuckError)(nil); !errors.As(err, &stuck) {
+			err = errors.Join(err, s.closeFiles())
+		}
+		ended <- err
+	}()
+	var err error
+	select {
+	case err = <-ended:
+	case <-ctx.Done():
+		err = s.store.Stuck()
+	}
+	if stuck := (*mvcc.StuckError)(nil); errors.As(err, &stuck) {
+		s.log.Error("the device does not answer; ending without closing the store", "waiting_for", stuck.Step,
+			"durable_epoch", uint64(stuck.Durable), "visible_epoch", uint64(stuck.Visible))
+	}
+	return err
+}

@@ -1,0 +1,152 @@
+package server
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	"google.golang.org/grpc"
+	grpchealth "google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/reflection"
+
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/telemetry"
+)
+
+// transport is what the server listens and serves with. It is constant after Open.
+type transport struct {
+	grpc     *grpc.Server
+	health   *grpchealth.Server
+	http     *http.Server // nil without --http
+	listener net.Listener
+	metrics  net.Listener // nil without --http
+}
+
+// Transport settings. The windows are large enough that a stream of small messages is never held
+// back by one round trip, and bound what one connection can make the server buffer.
+const (
+	streamWindowBytes  = 256 << 10
+	connWindowBytes    = 4 << 20
+	readBufBytes       = 32 << 10         // each connection has one; config counts it
+	writeBufBytes      = 64 << 10         // each connection that is sending has one
+	keepaliveClientMin = 10 * time.Second // connections of clients that ping more often are closed
+	handshakeTimeout   = 5 * time.Second
+	// headerBytesMax bounds a request's metadata, which its stream holds until it ends. gRPC's
+	// default is 16 MiB.
+	headerBytesMax = 8 << 10
+	// streamWorkers keep their grown stacks from request to request; beyond them gRPC starts a
+	// goroutine for each.
+	streamWorkers = 64
+)
+
+// keepaliveParams: a connection that has been silent for Time gets a ping, and is closed if no
+// complete frame arrives within Timeout. So a client that stops in the middle of a frame, or sends
+// the rest of it byte by byte, loses its connection after 40 s. Tests shorten it.
+var keepaliveParams = keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}
+
+// Options are the gRPC options that decide speed. The benchmark's echo server takes the same.
+func Options() []grpc.ServerOption {
+	return []grpc.ServerOption{
+		grpc.ForceServerCodecV2(pb.NewCodec()),
+		grpc.NumStreamWorkers(streamWorkers),
+		grpc.StaticStreamWindowSize(streamWindowBytes),
+		grpc.StaticConnWindowSize(connWindowBytes),
+		grpc.ReadBufferSize(readBufBytes),
+		grpc.WriteBufferSize(writeBufBytes),
+	}
+}
+
+// messageBytesMax is the largest message: a full batch and what encoding adds to each of its
+// operations.
+func messageBytesMax(c *config.Config) int {
+	const perOperation, fixed = 24, 1 << 20
+	return int(c.Limits.BatchSize) + perOperation*c.Limits.BatchOps + fixed
+}
+
+func (s *Server) newGRPC() {
+	options := append(Options(),
+		grpc.Creds(s.connections.credentials()),
+		grpc.UnaryInterceptor(s.unary),
+		grpc.MaxRecvMsgSize(messageBytesMax(&s.config)),
+		grpc.MaxSendMsgSize(messageBytesMax(&s.config)),
+		grpc.MaxConcurrentStreams(uint32(s.config.Limits.Streams)),
+		grpc.MaxHeaderListSize(headerBytesMax),
+		grpc.ConnectionTimeout(handshakeTimeout),
+		grpc.KeepaliveParams(keepaliveParams),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: keepaliveClientMin, PermitWithoutStream: true}),
+		grpc.WaitForHandlers(true),
+		grpc.UnknownServiceHandler(func(any, grpc.ServerStream) error { return statusOf(errUnimplemented).Err() }),
+	)
+	s.transport.grpc = grpc.NewServer(options...)
+	s.transport.health = grpchealth.NewServer()
+	s.register(pb.KV_ServiceDesc, &kvService{Server: s})
+	s.register(pb.Admin_ServiceDesc, &adminService{Server: s})
+	s.register(pb.Transactions_ServiceDesc, &txnService{Server: s})
+	healthpb.RegisterHealthServer(s.transport.grpc, s.transport.health)
+	reflection.Register(s.transport.grpc)
+	s.setHealth(healthpb.HealthCheckResponse_SERVING)
+}
+
+func (s *Server) setHealth(status healthpb.HealthCheckResponse_ServingStatus) {
+	for _, service := range []string{
+		"", pb.KV_ServiceDesc.ServiceName, pb.Admin_ServiceDesc.ServiceName, pb.Transactions_ServiceDesc.ServiceName,
+	} {
+		s.transport.health.SetServingStatus(service, status)
+	}
+}
+
+func (s *Server) listen() (err error) {
+	if s.transport.listener, err = net.Listen("tcp", s.config.Listen); err != nil {
+		return fmt.Errorf("--listen: %w", err)
+	}
+	if s.config.HTTP == "" {
+		return nil
+	}
+	if s.transport.metrics, err = net.Listen("tcp", s.config.HTTP); err != nil {
+		return errors.Join(fmt.Errorf("--http: %w", err), s.transport.listener.Close())
+	}
+	return nil
+}
+
+func (s *Server) closeListeners() error {
+	err := s.transport.listener.Close()
+	if s.transport.metrics != nil {
+		err = errors.Join(err, s.transport.metrics.Close())
+	}
+	return err
+}
+
+// newHTTP makes what serves metrics and health, if anything shall.
+func (s *Server) newHTTP() {
+	if s.transport.metrics == nil {
+		return
+	}
+	registry := telemetry.NewRegistry(telemetry.Sources{
+		Requests: &s.requests, Server: s.stats, Engine: s.store.Stats, Failed: func() bool { return s.store.Err() != nil },
+		IO: s.ioStats, Conditions: s.observe,
+	})
+	s.transport.http = newHTTP(s, telemetry.Handler(registry), s.log)
+}
+
+// Address is where gRPC is served.
+func (s *Server) Address() string { return s.transport.listener.Addr().String() }
+
+// HTTPAddress is where metrics are served, or empty.
+func (s *Server) HTTPAddress() string {
+	if s.transport.metrics == nil {
+		return ""
+	}
+	return s.transport.metrics.Addr().String()
+}
+
+func (s *Server) serveGRPC() error {
+	if err := s.transport.grpc.Serve(s.transport.listener); err != nil && !errors.Is(err, grpc.ErrServerStopped) { // stopped before it began: no failure
+		return fmt.Errorf("serve %s: %w", s.transport.listener.Addr(), err)
+	}
+	return nil
+}
