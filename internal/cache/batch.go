@@ -84,7 +84,7 @@ func (c *Cache) startAll(b *batch, ids []ID, h Hint, out [][]byte) {
 			b.joined = append(b.joined, joined{fl, c.joinLocked(fl), i})
 			continue
 		}
-		c.counters.misses++
+		c.missedLocked()
 		b.add(c.startLocked(id, h, true), i)
 	}
 }

@@ -131,6 +131,8 @@ func (k *clock) increment(f, usageCap uint32) {
 type admission struct {
 	prefetched bool  // the admission is not a visit
 	refaults   uint8 // misses of the page soon after its eviction
+
+	usage uint32 // of the page that it replaces; zero if it replaces none
 }
 
 // admit gives f, which holds a page from now on, its first usage count, and adds the credit of its
@@ -140,6 +142,10 @@ func (k *clock) admit(f, usageCap uint32, a admission) {
 	switch {
 	case a.prefetched:
 		start = unvisited
+	case a.usage > 0:
+		if start = a.usage; start >= hotUsage && !k.enterHot() {
+			start = hotUsage - 1
+		}
 	case usageCap < hotUsage: // a scan adds no credit, however long it is
 	case a.refaults == 0:
 		k.credit += firstTimeCredit
@@ -153,6 +159,29 @@ func (k *clock) admit(f, usageCap uint32, a admission) {
 		}
 	}
 	k.word(f).Store(start)
+}
+
+// enterHot counts one more hot frame, if there may be one.
+func (k *clock) enterHot() bool {
+	if k.hot.Load() >= k.hotLimit.Load() {
+		return false
+	}
+	k.hot.Add(1)
+	return true
+}
+
+// handOver takes the usage count of f, whose page is about to be replaced, and leaves it at the
+// lowest. The result is at least that. If a reader changes the count at the same time, f keeps it.
+func (k *clock) handOver(f uint32) (usage uint32) {
+	w := k.word(f)
+	v := w.Load()
+	if v <= usageMin || v == absent || !w.CompareAndSwap(v, usageMin) {
+		return usageMin
+	}
+	if v >= hotUsage {
+		k.hot.Add(-1)
+	}
+	return v
 }
 
 // remove makes f absent, whatever its usage count is.

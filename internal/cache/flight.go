@@ -10,6 +10,7 @@ type flight struct {
 	usageCap    uint32 // the cap that its hint gives
 	prefetched  bool   // prefetched: no reader has asked for it yet
 	handed      bool   // written by a checkpoint rather than read: the history does not apply to it
+	replaces    ID     // of a page that was written: the page whose usage count it takes over; zero for none
 	invalidated bool   // guarded by mu: invalidated, removed from flights early; must not be cached
 	buf         []byte
 	err         error
@@ -35,7 +36,7 @@ func (c *Cache) miss(id ID, h Hint) ([]byte, error) {
 		c.mu.Unlock()
 		return c.await(fl, done, h)
 	}
-	c.counters.misses++
+	c.missedLocked()
 	fl := c.startLocked(id, h, true)
 	c.mu.Unlock()
 	fl.err = c.config.Read(id, fl.buf)
@@ -154,6 +155,9 @@ func (c *Cache) completeLocked(fl *flight) {
 	}
 	if fl.prefetched {
 		c.counters.prefetched++
+	}
+	if old, ok := c.table.Load().lookup(fl.replaces); ok {
+		a.usage, a.refaults = c.clock.handOver(old), c.refaults[old]
 	}
 	c.states[f], c.ids[f], c.refaults[f] = stateResident, fl.id, a.refaults
 	c.resident++

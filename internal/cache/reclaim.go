@@ -28,6 +28,8 @@ type pool struct {
 	resident   uint64   // frames in stateResident
 	victims    []uint32 // scratch
 	aboveLimit int      // frames from index count on that are still retired or reading
+	wanted     uint64   // written pages that may take frames with fresh memory
+	touched    uint32   // the frames below it have been taken once, so the machine has given memory for them
 
 	// reserve is the number of frames that should be free or retired. It doubles after a shortage,
 	// and shrinks with each pass of the hand.
@@ -109,6 +111,7 @@ func (c *Cache) takeLocked() (uint32, bool) {
 		c.checkTakenLocked(f)
 	}
 	c.states[f] = stateReading
+	c.touched = max(c.touched, f+1)
 	if short := c.reserve - len(c.free) - len(c.retired); short > 0 {
 		c.evictLocked(max(short, c.reserve/2)) // half of the reserve at a time, so that many frames share one retirement and one scan of the slots
 	}
@@ -186,6 +189,7 @@ func (c *Cache) releaseLocked(f uint32) {
 // discardLocked frees the memory above the cache's size, when no frame there is in use any more. It
 // is advice: if it fails, Close frees the memory.
 func (c *Cache) discardLocked() {
+	c.touched = min(c.touched, c.count)
 	const unit = machinePageBytesMax
 	from := (int64(c.count)*int64(c.pageSize) + unit - 1) &^ (unit - 1)
 	if to := int64(len(c.states)) * int64(c.pageSize) &^ (unit - 1); from < to {

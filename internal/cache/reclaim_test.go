@@ -343,11 +343,15 @@ func (r *rig) rewrite(ctx context.Context, random *rand.Rand, pages uint32) {
 		id := ID(random.Uint32N(pages) + 1)
 		version := r.disk.version(id) + 1
 		r.disk.versions.Store(id, version)
-		if random.IntN(2) == 0 {
+		switch random.IntN(4) {
+		case 0, 1:
 			r.Invalidate(id)
-		} else {
+		case 2:
 			fill(page, id, version)
 			r.Admit(id, page, Default)
+		default:
+			fill(page, id, version)
+			r.Replace(ID(random.Uint32N(pages)+1), id, page, Default)
 		}
 		time.Sleep(20 * time.Microsecond)
 	}

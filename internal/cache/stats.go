@@ -32,8 +32,8 @@ type Stats struct {
 	Passes      uint64 // passes of the hand
 	Examined    uint64 // frames that the hand examined
 
-	Admitted      uint64 // pages for which Admit found a frame
-	AdmitDropped  uint64 // pages for which Admit found no frame
+	Admitted      uint64 // written pages that got a frame
+	AdmitDropped  uint64 // written pages that got none: no frame was available, or the page was not worth one
 	Invalidated   uint64 // pages invalidated by Invalidate
 	ShrinkEvicted uint64 // pages dropped by Resize
 

@@ -279,7 +279,7 @@ func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Roo
 		limit, in.Relocate = e.relocation(ck)
 	}
 	if job.recovering {
-		in.Sink, in.Workers = sink, runtime.GOMAXPROCS(0) // replay has the memory of the cache, too
+		in.Written, in.Workers = nil, runtime.GOMAXPROCS(0) // replay has the memory of the cache, too
 		in.Progress = nil
 	}
 	var err error
@@ -322,7 +322,8 @@ func (e *Engine) mergeInput(
 		Input:     func() btree.Input { return e.options.disturbed(newMemInput(frozen)) },
 		Source:    func() btree.Source { return pagesource.NewMerge(&e.pager.Reader) },
 		Lookahead: func() btree.Input { return newMemInput(frozen) },
-		Sink:      pagesource.AdmittingSink{Sink: sink, Cached: e.pages},
+		Sink:      sink,
+		Written:   e.pages.AdmitWritten,
 		Values:    blobWriter{batch},
 		Workers:   e.mergeWorkers(), Unreadable: IsDamage, Progress: e.throttleProgress,
 	}

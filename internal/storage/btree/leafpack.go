@@ -19,6 +19,7 @@ type leafPacker struct {
 	pageSize     int
 	soft         int // where a long run cuts its leaves
 	checkpoint   uint64
+	from         page.ID // the old leaf that is being read; zero before the first one
 	pages        *pagePool
 	separators   arena
 	packed       int   // entries of the leaves in out and of those written, since the partition began
@@ -30,6 +31,7 @@ type leafPacker struct {
 // still point into the old array.
 type leafRegion struct {
 	bound   page.Separator // nothing in the region is before it
+	from    page.ID        // the old leaf that was being read when the region began
 	entries []page.Entry
 	large   []largeValue
 	size    page.LeafSize
@@ -45,7 +47,8 @@ type largeValue struct {
 // item is one child of the new tree: an old page that stays, or a new one that has no id yet.
 type item struct {
 	page.Child
-	page  []byte // nil if the child is unchanged
+	page  []byte  // nil if the child is unchanged
+	from  page.ID // of a new leaf: the old leaf in whose place it is; zero if there is none
 	large []storedValue
 }
 
@@ -55,14 +58,14 @@ type storedValue struct {
 	value  []byte
 }
 
-func (r *leafRegion) reset(bound page.Separator) {
-	*r = leafRegion{bound: bound, entries: r.entries[:0], large: r.large[:0], buf: r.buf[:0]}
+func (r *leafRegion) reset(bound page.Separator, from page.ID) {
+	*r = leafRegion{bound: bound, from: from, entries: r.entries[:0], large: r.large[:0], buf: r.buf[:0]}
 }
 
 // begin starts a run whose first leaf has the given lower bound, if none is under way.
 func (k *leafPacker) begin(bound page.Separator) {
 	if k.empty() {
-		k.regions[0].reset(bound)
+		k.regions[0].reset(bound, k.from)
 		k.second, k.appended, k.deadVersions = false, 0, false
 	}
 }
@@ -134,7 +137,7 @@ func (k *leafPacker) cut(e *page.Entry) *leafRegion {
 	k.second = true
 	bound := k.separators.between(last, e)
 	k.check(checkCut(last, &bound, e))
-	k.regions[1].reset(bound)
+	k.regions[1].reset(bound, k.from)
 	return &k.regions[1]
 }
 
@@ -240,7 +243,7 @@ func (k *leafPacker) emit(r *leafRegion) {
 	newest := page.BuildLeaf(p, k.checkpoint, r.entries)
 	k.check(checkLeaf(p, r))
 	k.packed += len(r.entries)
-	it := item{Child: page.Child{Separator: r.bound, Newest: newest}, page: p}
+	it := item{Child: page.Child{Separator: r.bound, Newest: newest}, page: p, from: r.from}
 	if k.deadVersions || r.bound.Trailer != page.NoTrailer { // computing the ratio for every leaf cost 3 % of a merge
 		it.DeadVersions = ratioOf(p, 0, &r.bound)
 	}

@@ -37,7 +37,11 @@ type MergeInput struct {
 	// call of the same source.
 	Source func() Source
 	Sink   Sink
-	Values Values // may be nil if no value is longer than page.InlineMax
+	// Written, if set, is called after the sink has taken a page, with the leaf of the base in whose
+	// place the page is; old is zero for an inner node, and for a leaf that is in no other's place.
+	// The caller may reuse p after it returns. Workers call it concurrently, in no order.
+	Written func(id, old page.ID, p []byte)
+	Values  Values // may be nil if no value is longer than page.InlineMax
 
 	// Workers is how many goroutines merge. The result does not depend on it. Zero means one.
 	Workers int
@@ -223,6 +227,16 @@ func (m *merge) nextPartition() (*partition, error) {
 	defer m.planMu.Unlock()
 	p, _ := m.next()
 	return p, m.plan.err
+}
+
+func (m *merge) writePage(id, old page.ID, p []byte) error {
+	if err := m.Sink.WritePage(id, p); err != nil {
+		return err
+	}
+	if m.Written != nil {
+		m.Written(id, old, p)
+	}
+	return nil
 }
 
 func (m *merge) newWorker() *worker {

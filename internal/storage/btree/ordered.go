@@ -213,7 +213,7 @@ func (o *ordered) write(w *worker, items []item) error {
 			continue
 		}
 		page.SetID(it.page, it.ID)
-		if err := o.m.Sink.WritePage(it.ID, it.page); err != nil {
+		if err := o.m.writePage(it.ID, it.from, it.page); err != nil {
 			return err
 		}
 		w.pages.put(it.page)

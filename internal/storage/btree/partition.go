@@ -143,6 +143,7 @@ func (w *worker) finish(p *partition) error {
 	r := &w.pack.regions[0]
 	tail, large := slices.Clone(r.entries), slices.Clone(r.large)
 	r.entries, r.large, r.buf = r.entries[:0], nil, nil // the saved entries still point into the old buffer
+	w.pack.from = prev.ID
 	w.pack.begin(prev.Separator)
 	w.freed = append(w.freed, prev.ID)
 	w.copyLeaf(old)
@@ -217,7 +218,7 @@ func (w *worker) mergeLeaf(p *partition, i int, bound *page.Separator) error {
 	if i == 0 {
 		lower = p.lo
 	}
-	w.bound = bound
+	w.bound, w.pack.from = bound, c.ID
 	if c.ID == 0 {
 		w.pack.begin(lower)
 		w.emitInput(bound)

@@ -173,7 +173,7 @@ func (u *upper) emit(level int, children []page.Child) error {
 		return err
 	}
 	page.SetID(p, id)
-	if err := u.m.Sink.WritePage(id, p); err != nil {
+	if err := u.m.writePage(id, 0, p); err != nil {
 		return err
 	}
 	u.o.result.Stats.InnerPages++

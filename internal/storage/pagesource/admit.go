@@ -6,24 +6,18 @@ import (
 	"github.com/epochkv/epochkv/internal/pin"
 	"github.com/epochkv/epochkv/internal/storage/btree"
 	"github.com/epochkv/epochkv/internal/storage/page"
-	"github.com/epochkv/epochkv/internal/storage/pager"
 )
 
-// AdmittingSink writes the pages of a merge, and puts a copy of each into the cache as long as that has unused frames. No
-// reader can ask for these pages before the new root is published. If the checkpoint is aborted, the pager invalidates
-// them.
-type AdmittingSink struct {
-	*pager.Sink
-	Cached *Cached
-}
-
-// WritePage implements btree.Sink.
-func (a AdmittingSink) WritePage(id page.ID, p []byte) error {
-	if err := a.Sink.WritePage(id, p); err != nil {
-		return err
+// AdmitWritten puts a copy of a page that a merge has written into the cache: an inner node, and a leaf in whose place the
+// base has a cached one. Other leaves get a frame only if that costs nothing: most pages that a merge writes into a large
+// tree are never read before they are written again. No reader can ask for these pages before the new root is published.
+// If the checkpoint is aborted, the pager invalidates them.
+func (c *Cached) AdmitWritten(id, old page.ID, p []byte) {
+	if page.IsTree(p, 0) {
+		c.cache.Replace(cache.ID(old), cache.ID(id), p, cache.Default)
+	} else {
+		c.cache.Admit(cache.ID(id), p, cache.VeryHigh)
 	}
-	a.Cached.cache.Admit(cache.ID(id), p, cache.Default)
-	return nil
 }
 
 // admitWindow is how many pages AdmitReplacements handles under one guard of the slot.

@@ -14,7 +14,7 @@
 //
 //	   Reader, Scanner ──► cache ──miss──► read, verify ──► pager ──► vfs
 //	   Merge, Direct, WholeTree ─────────► read, verify ──►
-//	   AdmittingSink ──► pager, and a copy to the cache
+//	   merge ──► pager, and by AdmitWritten a copy to the cache
 //
 // Every tree page is verified (page.Verify) once, where it enters memory: readers trust what the cache gives them. Blob
 // and overflow pages have a checksum that the pager verifies; package blob checks what is inside them when it decodes.
@@ -22,7 +22,7 @@
 // Cached, Prefetcher and the counts of readers are safe for concurrent use. The other sources belong to one goroutine.
 //
 // Invariants:
-//   - a page enters the cache only verified, or from AdmittingSink, which has just written it;
+//   - a page enters the cache only verified, or from a merge that has just written it;
 //   - the cache holds no page whose id was freed: the pager calls Invalidate before the id can be allocated again;
 //   - a merge holds no frame of the cache, so that it can neither block readers nor evict their pages.
 //
