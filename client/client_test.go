@@ -209,7 +209,7 @@ func TestErrorsSayWhetherTheWriteMayHaveHappened(t *testing.T) {
 	}
 }
 
-func TestAServersAdviceToWaitIsKept(t *testing.T) {
+func TestClientFollowsTheServersAdviceToWait(t *testing.T) {
 	const advice = 40 * time.Millisecond
 	s, c := start(t)
 	s.FailNext(clienttest.NewRetryError(codes.ResourceExhausted, kvpb.ErrorReason_ERROR_REASON_OVERLOADED, "busy", advice))

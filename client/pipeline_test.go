@@ -108,7 +108,7 @@ func TestPipelineErrorsBelongToTheirRequest(t *testing.T) {
 	}
 }
 
-func TestPipelineReturnsErrorsNobodyElseGot(t *testing.T) {
+func TestPipelineReturnsErrorsThatNoRequestGot(t *testing.T) {
 	_, c := start(t)
 	p := mustPipeline(t, c, 3)
 	key := []byte("k")
@@ -157,7 +157,7 @@ func TestFlushWaitsForAllDoneFunctions(t *testing.T) {
 	}
 }
 
-func TestABrokenPipelineTellsEveryRequest(t *testing.T) {
+func TestABrokenPipelineFailsEveryRequest(t *testing.T) {
 	s, c := start(t)
 	s.FailNext(status.Error(codes.Unavailable, "connection reset"))
 	p := mustPipeline(t, c, 64)

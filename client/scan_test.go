@@ -89,7 +89,7 @@ func TestScanGivesUpWithoutProgress(t *testing.T) {
 	s.FailNext(nil)
 }
 
-func TestScanDoesNotRepeatLostSnapshots(t *testing.T) {
+func TestScanIsNotRepeatedWithoutItsSnapshot(t *testing.T) {
 	s, c := start(t)
 	s.FailNext(clienttest.NewError(codes.OutOfRange, kvpb.ErrorReason_ERROR_REASON_SNAPSHOT_GONE, "gone"))
 	for _, err := range c.Scan(t.Context(), client.Range{}, client.ScanOptions{At: 1}) {

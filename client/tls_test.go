@@ -81,7 +81,7 @@ func TestTLSIsUsedAndChecked(t *testing.T) {
 	}
 }
 
-func TestAnswersBeyondTheMessageLimitAreErrors(t *testing.T) {
+func TestAnswersAboveTheMessageLimitAreErrors(t *testing.T) {
 	_, c := start(t, client.WithMaxMessage(1<<10))
 	if _, err := c.Put(t.Context(), []byte("k"), make([]byte, 2<<10)); err == nil {
 		t.Error("a message above the limit was sent")

@@ -56,7 +56,7 @@ func gone(t *testing.T, pid int) {
 	_ = syscall.Kill(pid, syscall.SIGKILL)
 }
 
-func TestServersEndHoweverTheyStand(t *testing.T) {
+func TestServersEndInEveryState(t *testing.T) {
 	for name, c := range map[string]struct {
 		command []string
 		pause   bool

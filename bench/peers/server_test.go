@@ -297,7 +297,7 @@ func TestMixesAddUp(t *testing.T) {
 	}
 }
 
-func TestStagesStandTogether(t *testing.T) {
+func TestScenariosOfAStageAreConsecutive(t *testing.T) {
 	seen, last := map[string]bool{}, ""
 	for _, s := range Scenarios() {
 		if s.Stage != last && seen[s.Stage] {

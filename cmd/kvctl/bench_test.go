@@ -63,7 +63,7 @@ func serverWithNeighbour(t *testing.T) (*clienttest.Server, *client.Client) {
 	return server, c
 }
 
-func TestBenchReportsEachWorkloadAndLeavesNothingBehind(t *testing.T) {
+func TestBenchReportsEachWorkloadAndRemovesItsKeys(t *testing.T) {
 	server, c := serverWithNeighbour(t)
 	perRequest := map[string]int64{benchPut: 1, benchGet: 1, benchMixed: 1, benchBatch: 7, benchScan: 0}
 	for workload, keys := range perRequest {

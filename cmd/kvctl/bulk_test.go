@@ -14,7 +14,7 @@ import (
 	"github.com/epochkv/epochkv/client/clienttest"
 )
 
-func TestImportLoadsInBulkWhereItPays(t *testing.T) {
+func TestImportUsesABulkLoadWhereItPays(t *testing.T) {
 	const free = 10 * bulkBytesMin
 	for _, c := range []struct {
 		name                  string

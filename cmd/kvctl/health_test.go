@@ -8,8 +8,8 @@ import (
 	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 )
 
-// TestHealthPrintsWhatHolds: a server on a full disk serves reads and deletions, and its health says what it refuses.
-func TestHealthPrintsWhatHolds(t *testing.T) {
+// TestHealthPrintsActiveConditions: a server on a full disk serves reads and deletions, and its health says what it refuses.
+func TestHealthPrintsActiveConditions(t *testing.T) {
 	full := []*kvpb.Condition{{
 		Name: "disk-full", Severity: kvpb.Condition_SEVERITY_DEGRADED, Message: "writes other than deletions are refused", Cause: "no space left",
 	}}

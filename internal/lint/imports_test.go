@@ -211,7 +211,7 @@ func TestImportsPointDownward(t *testing.T) {
 	wantOne(t, checkDirection(t, tree("internal/newcomer/a.go", "package newcomer\n")), "no row")
 }
 
-func TestWireMetricsAndPeersStayInTheirPlaces(t *testing.T) {
+func TestWireMetricsAndPeersStayInTheirPackages(t *testing.T) {
 	report(t, checkForeign(t, repository()))
 	wantOne(t, checkForeign(t, tree("internal/mvcc/a.go", "package mvcc\nimport _ \"google.golang.org/grpc\"\n")), "only the RPC layer")
 	wantOne(t, checkForeign(t, tree("internal/wal/a.go", "package wal\nimport _ \"github.com/prometheus/client_golang/prometheus\"\n")), "only telemetry")

@@ -118,8 +118,8 @@ func retaining() Options {
 	return o
 }
 
-// TestSnapshotFromBeforeALoadDoesNotSeeIt also after a checkpoint has gone over it.
-func TestSnapshotFromBeforeALoadDoesNotSeeIt(t *testing.T) {
+// TestSnapshotFromBeforeABulkLoadDoesNotSeeIt also after a checkpoint has gone over it.
+func TestSnapshotFromBeforeABulkLoadDoesNotSeeIt(t *testing.T) {
 	s := mustOpen(t, retaining())
 	mustPut(t, s, "a", "old")
 	x := mustSession(t, s)
@@ -197,10 +197,10 @@ func TestLimitsHoldForBulkLoads(t *testing.T) {
 	}
 }
 
-// TestCommitsThatLookSeeEveryLoad increments counters, by invocations and by transactions at both
+// TestCommitsThatReadSeeEveryBulkLoad increments counters, by invocations and by transactions at both
 // levels, while loads set them: a commit that read a counter before a load and wrote it after would
 // lose the load's value.
-func TestCommitsThatLookSeeEveryLoad(t *testing.T) {
+func TestCommitsThatReadSeeEveryBulkLoad(t *testing.T) {
 	const counters, base = 8, 1_000_000
 	s := mustOpen(t, tiny(vfs.NewMem()))
 	set := func(generation int) map[string]string {
@@ -362,9 +362,9 @@ func checkLoaded(t *testing.T, fs vfs.FS, states []map[string]string, told int, 
 	t.Fatalf("%s: %d keys are none of the states from %d on: %v", what, len(got), told, equalMaps(states[told], got))
 }
 
-// TestVisibleDoesNotPassALoadUnderWay: commits after a load's epoch are acknowledged after it, and
+// TestVisibleDoesNotPassARunningBulkLoad: commits after a load's epoch are acknowledged after it, and
 // no reader sees them without it.
-func TestVisibleDoesNotPassALoadUnderWay(t *testing.T) {
+func TestVisibleDoesNotPassARunningBulkLoad(t *testing.T) {
 	s := mustOpen(t, retaining())
 	var loaded atomic.Bool
 	var done sync.WaitGroup

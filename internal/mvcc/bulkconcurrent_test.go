@@ -13,9 +13,9 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// TestCommitsGoOnWhileALoadIsMerged stops the merge of a load in its first write to the data file, and commits in every way before it lets it go
+// TestCommitsGoOnWhileABulkLoadIsMerged stops the merge of a load in its first write to the data file, and commits in every way before it lets it go
 // on: nothing waits for the merge, and the load then takes in what was committed.
-func TestCommitsGoOnWhileALoadIsMerged(t *testing.T) {
+func TestCommitsGoOnWhileABulkLoadIsMerged(t *testing.T) {
 	fs := vfs.NewMem()
 	s := mustOpen(t, tiny(fs))
 	mustPut(t, s, "n", "0")
@@ -106,9 +106,9 @@ func TestCommitsGoOnWhileALoadIsMerged(t *testing.T) {
 	mustHold(t, s, want)
 }
 
-// TestContextEndsTheWaitForALoadsSwitch stops a load where it is about to take its place. A commit whose context ends is gone without a trace; the
+// TestContextEndsTheWaitForABulkLoadsSwitch stops a load where it is about to take its place. A commit whose context ends is gone without a trace; the
 // others follow when the load is there, and so they do if it is given up.
-func TestContextEndsTheWaitForALoadsSwitch(t *testing.T) {
+func TestContextEndsTheWaitForABulkLoadsSwitch(t *testing.T) {
 	for _, cancelled := range []bool{false, true} {
 		fs := vfs.NewMem()
 		s := mustOpen(t, tiny(fs))
@@ -173,10 +173,10 @@ func TestContextEndsTheWaitForALoadsSwitch(t *testing.T) {
 	}
 }
 
-// TestDeletionOfNothingDirectlyAfterALoadDoesNotWait: a range deletion that finds no key, and so only checks its
+// TestDeletionOfNothingDirectlyAfterABulkLoadDoesNotWait: a range deletion that finds no key, and so only checks its
 // conditions, looks at the generation that the load has left, which takes no commits. It returns, and gives back its
 // latches.
-func TestDeletionOfNothingDirectlyAfterALoadDoesNotWait(t *testing.T) {
+func TestDeletionOfNothingDirectlyAfterABulkLoadDoesNotWait(t *testing.T) {
 	s := mustOpen(t, tiny(vfs.NewMem()))
 	mustPut(t, s, "a", "1")
 	loaded := mustLoad(t, s, map[string]string{"b": "2"})

@@ -16,9 +16,9 @@ import (
 // With -validation.keys=2000000 it is the measurement that docs/adr/0034 names.
 var validationKeys = flag.Int("validation.keys", 100_000, "keys of a range that is validated while another session writes")
 
-// TestWindowIsShortBesideAFastWriter: while a transaction validates a large range, another session writes at full
+// TestWindowIsShortDespiteAFastWriter: while a transaction validates a large range, another session writes at full
 // speed. Only a few of the keys that it writes are left for the window, in which every later commit waits.
-func TestWindowIsShortBesideAFastWriter(t *testing.T) {
+func TestWindowIsShortDespiteAFastWriter(t *testing.T) {
 	o := tiny(vfs.NewMem())
 	size := int64(32<<20 + 400**validationKeys) // no rotation: the range stays in one memtable
 	o.Storage.MemoryBytes, o.Storage.MemtableBytes, o.Storage.SegmentBytes = 8*size, size, size

@@ -29,9 +29,9 @@ var stuckOperations = map[string]struct {
 	"close of a file":        {op: vfs.OpClose, name: "*"},
 }
 
-// TestShutdownEndsBesideAStuckDevice: one operation does not return, neither before nor while the store is closed. What needs no device is answered
+// TestShutdownEndsWithAStuckDevice: one operation does not return, neither before nor while the store is closed. What needs no device is answered
 // until then, Shutdown returns in time and says what may be lost, and what it names durable survives. When the operation returns, closing ends.
-func TestShutdownEndsBesideAStuckDevice(t *testing.T) {
+func TestShutdownEndsWithAStuckDevice(t *testing.T) {
 	for name, c := range stuckOperations {
 		t.Run(name, func(t *testing.T) {
 			mem := vfs.NewMem()

@@ -245,9 +245,9 @@ func TestTinySegmentsWithManyWriters(t *testing.T) {
 	mustClose(t, s)
 }
 
-// TestBigBatchBesideSinglePuts: a batch larger than a segment is whole or absent to every reader,
+// TestBigBatchIsAtomicAmongSinglePuts: a batch larger than a segment is whole or absent to every reader,
 // and hides no put of another session.
-func TestBigBatchBesideSinglePuts(t *testing.T) {
+func TestBigBatchIsAtomicAmongSinglePuts(t *testing.T) {
 	fs := vfs.NewMem()
 	s := mustOpen(t, tiny(fs))
 	stop := make(chan struct{})
@@ -539,8 +539,8 @@ func behindHole(t *testing.T, s *Store, commit func() error, meanwhile func()) {
 	}
 }
 
-// TestASessionHasOneEpochBeyondVisible: the ring over which visible is ratcheted has room for no more.
-func TestASessionHasOneEpochBeyondVisible(t *testing.T) {
+// TestASessionHasOneEpochAboveVisible: the ring over which visible is ratcheted has room for no more.
+func TestASessionHasOneEpochAboveVisible(t *testing.T) {
 	s := mustOpen(t, tiny(vfs.NewMem()))
 	x := mustSession(t, s)
 	defer x.Close()

@@ -255,9 +255,9 @@ func hasLog(r *inspect.SalvageReport) bool {
 	return slices.ContainsFunc(r.Lost, func(d inspect.Damage) bool { return d.Kind == inspect.DamageLog })
 }
 
-// TestSalvageBringsBackWhatItCan wipes the superblocks, then all inner pages, then the indirection
+// TestSalvageRestoresWhatItCan wipes the superblocks, then all inner pages, then the indirection
 // table.
-func TestSalvageBringsBackWhatItCan(t *testing.T) {
+func TestSalvageRestoresWhatItCan(t *testing.T) {
 	files, want := damageable(t)
 	clean := files[dataFile]
 	for name, wipe := range map[string]func(id int, p []byte) bool{
@@ -299,9 +299,9 @@ func TestSalvageBringsBackWhatItCan(t *testing.T) {
 	}
 }
 
-// TestFallingBackBehindATruncatedLogIsRefused damages the newest superblock after the log before
+// TestSuperblockOlderThanTheTruncatedLogIsRefused damages the newest superblock after the log before
 // its epoch was removed. The older one alone would open, and silently lack everything since.
-func TestFallingBackBehindATruncatedLogIsRefused(t *testing.T) {
+func TestSuperblockOlderThanTheTruncatedLogIsRefused(t *testing.T) {
 	for puts := 1; puts <= 8; puts++ {
 		o := modelOptions(vfs.NewMem())
 		s, err := Open(o)

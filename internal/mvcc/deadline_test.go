@@ -223,9 +223,9 @@ func fillUp(t *testing.T, s *Store) {
 	untilExpired(t, s, x, operations["commit"])
 }
 
-// TestStuckSegmentEndsWithTheContextOfALoad: a bulk load that needs a log segment while the device makes none ends with its context, and
+// TestStuckSegmentEndsWithTheContextOfABulkLoad: a bulk load that needs a log segment while the device makes none ends with its context, and
 // a writer that has waited its time is told of the cause.
-func TestStuckSegmentEndsWithTheContextOfALoad(t *testing.T) {
+func TestStuckSegmentEndsWithTheContextOfABulkLoad(t *testing.T) {
 	fs := vfs.NewFaulty(vfs.NewMem())
 	o := tiny(fs)
 	o.Storage.StallMax = 300 * time.Millisecond

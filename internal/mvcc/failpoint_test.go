@@ -150,9 +150,9 @@ func TestReadersSeeAStoppedCommitWholeOrNotAtAll(t *testing.T) {
 	}
 }
 
-// TestWritersBesideAStoppedCommit: one of another key commits, and may be acknowledged only when every smaller epoch is visible; one of the
+// TestWritersDuringAStoppedCommit: one of another key commits, and may be acknowledged only when every smaller epoch is visible; one of the
 // same key, blind or in a transaction, waits for the latch, and then comes later, or meets the conflict.
-func TestWritersBesideAStoppedCommit(t *testing.T) {
+func TestWritersDuringAStoppedCommit(t *testing.T) {
 	for _, stop := range stops {
 		t.Run(stop.name, func(t *testing.T) {
 			s := mustOpen(t, quiet(vfs.NewMem()))
@@ -263,8 +263,8 @@ func TestFlusherStopsAtTheHoleOfAStoppedCommit(t *testing.T) {
 	}
 }
 
-// TestCrashBesideAStoppedCommit: it is there after the crash if its record had become durable, and else it is not there, or whole.
-func TestCrashBesideAStoppedCommit(t *testing.T) {
+// TestCrashDuringAStoppedCommit: it is there after the crash if its record had become durable, and else it is not there, or whole.
+func TestCrashDuringAStoppedCommit(t *testing.T) {
 	for _, stop := range stops {
 		for _, flush := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s/flush=%v", stop.name, flush), func(t *testing.T) {
@@ -295,9 +295,9 @@ func TestCrashBesideAStoppedCommit(t *testing.T) {
 	}
 }
 
-// TestCollectionBesideAStoppedCommit: min-visible stays below its epoch as long as it cannot be seen, the version that readers see is not
+// TestCollectionDuringAStoppedCommit: min-visible stays below its epoch as long as it cannot be seen, the version that readers see is not
 // pruned though a newer one may be in the chain already, and a checkpoint takes nothing that is not whole.
-func TestCollectionBesideAStoppedCommit(t *testing.T) {
+func TestCollectionDuringAStoppedCommit(t *testing.T) {
 	for _, stop := range stops {
 		t.Run(stop.name, func(t *testing.T) {
 			s := mustOpen(t, quiet(vfs.NewMem()))
@@ -385,8 +385,8 @@ func TestValidationSeesACommitThatIsStopped(t *testing.T) {
 	}
 }
 
-// TestValidationSeesWhatCameBehindIt: a commit between the validation and the reservation is found by the second look; the epoch is void.
-func TestValidationSeesWhatCameBehindIt(t *testing.T) {
+// TestCommitAfterTheValidationIsFoundBeforeTheInstallation: a commit between the validation and the reservation is found by the second look; the epoch is void.
+func TestCommitAfterTheValidationIsFoundBeforeTheInstallation(t *testing.T) {
 	fs := vfs.NewMem()
 	s := mustOpen(t, quiet(fs))
 	mustPut(t, s, "read", "old")

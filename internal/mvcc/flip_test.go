@@ -301,8 +301,8 @@ func TestTruncatedDataFileIsRefusedWithARemedy(t *testing.T) {
 	}
 }
 
-// TestMissingDataFileIsNotCreatedBehindItsLog: the log is sound, and nothing about it needs a repair.
-func TestMissingDataFileIsNotCreatedBehindItsLog(t *testing.T) {
+// TestMissingDataFileIsNotCreatedForItsLog: the log is sound, and nothing about it needs a repair.
+func TestMissingDataFileIsNotCreatedForItsLog(t *testing.T) {
 	files, all := killed(t, false)
 	delete(files, dataFile)
 	_, _, err := ask(t, files, all)

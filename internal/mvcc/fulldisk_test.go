@@ -212,9 +212,9 @@ func TestWhatWasAcceptedBeforeOthersFilledTheDiskIsMerged(t *testing.T) {
 	mustHold(t, mustOpen(t, o), want)
 }
 
-// TestDeletionsBesideASnapshotLeaveTheirPagesToThoseAfterIt: while a snapshot sees what is deleted, deletions take space and free nothing. On a full
+// TestDeletionsDuringASnapshotLeavePagesForThoseAfterIt: while a snapshot sees what is deleted, deletions take space and free nothing. On a full
 // disk they take pages until those are left that deletions need once the snapshot has ended.
-func TestDeletionsBesideASnapshotLeaveTheirPagesToThoseAfterIt(t *testing.T) {
+func TestDeletionsDuringASnapshotLeavePagesForThoseAfterIt(t *testing.T) {
 	fs := vfs.NewMem()
 	o := reserving(fs)
 	s := mustOpen(t, o)

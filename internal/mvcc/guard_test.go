@@ -68,8 +68,8 @@ func deletedStore(t testing.TB, n int, inTree bool) *Store {
 	return s
 }
 
-// TestScanOverDeletionsLeavesItsProtectionEveryFewLeaves: the one Next of an empty result does not hold up what waits for readers to leave.
-func TestScanOverDeletionsLeavesItsProtectionEveryFewLeaves(t *testing.T) {
+// TestScanOverDeletionsLeavesItsGuardEveryFewLeaves: the one Next of an empty result does not hold up what waits for readers to leave.
+func TestScanOverDeletionsLeavesItsGuardEveryFewLeaves(t *testing.T) {
 	const n = 30_000
 	for _, inTree := range []bool{true, false} {
 		s := deletedStore(t, n, inTree)
@@ -154,8 +154,8 @@ func TestContextEndsEveryWalkOverDeletions(t *testing.T) {
 	}
 }
 
-// TestScanPassesKeysNewerThanItsSnapshotInShortStays, which only the storage cursor sees.
-func TestScanPassesKeysNewerThanItsSnapshotInShortStays(t *testing.T) {
+// TestScanSkipsKeysNewerThanItsSnapshotInShortGuards, which only the storage cursor sees.
+func TestScanSkipsKeysNewerThanItsSnapshotInShortGuards(t *testing.T) {
 	const n = 30_000
 	o := tiny(vfs.NewMem())
 	o.Storage.MemtableBytes, o.Storage.SegmentBytes, o.Storage.CheckpointBytes = 64<<20, 64<<20, 1<<30
@@ -188,9 +188,9 @@ func TestScanPassesKeysNewerThanItsSnapshotInShortStays(t *testing.T) {
 	}
 }
 
-// TestLongBatchGetHoldsUpNoWriter reads many keys from a slow device, beside a writer whose memory is soon full if what checkpoints have merged
+// TestLongBatchGetDelaysNoWriter reads many keys from a slow device, beside a writer whose memory is soon full if what checkpoints have merged
 // cannot be freed before the batch is through.
-func TestLongBatchGetHoldsUpNoWriter(t *testing.T) {
+func TestLongBatchGetDelaysNoWriter(t *testing.T) {
 	const n = 20_000
 	faulty := vfs.NewFaulty(vfs.NewMem())
 	o := tiny(faulty)

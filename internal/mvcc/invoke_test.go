@@ -210,8 +210,8 @@ func incrementTwoWays(t *testing.T, o Options) {
 	}
 }
 
-// TestRefusedInvocationTellsTheEpochOfWhatItFound: a comparison that fails says what is there and since when, in a transaction as outside.
-func TestRefusedInvocationTellsTheEpochOfWhatItFound(t *testing.T) {
+// TestRefusedInvocationReturnsTheEpochThatItFound: a comparison that fails says what is there and since when, in a transaction as outside.
+func TestRefusedInvocationReturnsTheEpochThatItFound(t *testing.T) {
 	s := mustOpen(t, tiny(vfs.NewMem()))
 	epoch := mustPut(t, s, "k", "there")
 	x := mustSession(t, s)
@@ -253,9 +253,9 @@ func pacedStore(t *testing.T, pace time.Duration) (*Store, *Session) {
 	return s, x
 }
 
-// TestInvocationsArePacedToo: while checkpoints are lagging, every kind of write is delayed by what
+// TestInvocationsAreThrottled: while checkpoints are lagging, every kind of write is delayed by what
 // it writes.
-func TestInvocationsArePacedToo(t *testing.T) {
+func TestInvocationsAreThrottled(t *testing.T) {
 	const pace = 20 * time.Microsecond
 	s, x := pacedStore(t, pace)
 	op := Invoke{Kind: InvokeGetAndSet, Key: []byte("k"), Operand: make([]byte, 400_000)}
@@ -272,9 +272,9 @@ func TestInvocationsArePacedToo(t *testing.T) {
 	}
 }
 
-// TestWhoPaysHoldsNoSnapshot: a transaction and a range delete that wait because checkpoints are
+// TestThrottledWriterHoldsNoSnapshot: a transaction and a range delete that wait because checkpoints are
 // lagging do not keep the versions that these could drop.
-func TestWhoPaysHoldsNoSnapshot(t *testing.T) {
+func TestThrottledWriterHoldsNoSnapshot(t *testing.T) {
 	s, x := pacedStore(t, 50*time.Microsecond)
 	for name, write := range map[string]func() error{
 		"transaction": func() error {

@@ -54,8 +54,8 @@ func TestInvokeAllReadsAtMostABatch(t *testing.T) {
 	}
 }
 
-// TestReadsUnderLatchesLookAtTheContext: a commit that has much to read while it holds latches ends with its context, and changes nothing.
-func TestReadsUnderLatchesLookAtTheContext(t *testing.T) {
+// TestReadsUnderLatchesEndWithTheirContext: a commit that has much to read while it holds latches ends with its context, and changes nothing.
+func TestReadsUnderLatchesEndWithTheirContext(t *testing.T) {
 	s := mustOpen(t, tiny(vfs.NewMem()))
 	ops := manyInvokes(t, s, 300, 10)
 	conditions := make([]Condition, len(ops))

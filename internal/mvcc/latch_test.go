@@ -11,9 +11,9 @@ import (
 	"github.com/epochkv/epochkv/internal/ablation"
 )
 
-// TestWaitersWhoGiveUpLeaveTheLatchToOthers: with many waiters of which most give up at random moments, also just when they are woken or
+// TestWaitersThatGiveUpLeaveTheLatchToOthers: with many waiters of which most give up at random moments, also just when they are woken or
 // handed the latch, each of the others gets it, one at a time, and in the end it is free and its queue empty.
-func TestWaitersWhoGiveUpLeaveTheLatchToOthers(t *testing.T) {
+func TestWaitersThatGiveUpLeaveTheLatchToOthers(t *testing.T) {
 	var l latch
 	var inside, got, gaveUp int // guarded by the latch, and by mu
 	var mu sync.Mutex
@@ -95,8 +95,8 @@ func TestOvertakenWaitersAreHandedTheLatchInTurn(t *testing.T) {
 	}
 }
 
-// TestWaiterWhoGivesUpPassesOnWhatItGot: its context may end in the moment in which it is woken or handed the latch.
-func TestWaiterWhoGivesUpPassesOnWhatItGot(t *testing.T) {
+// TestWaiterThatGivesUpPassesTheLatchOn: its context may end in the moment in which it is woken or handed the latch.
+func TestWaiterThatGivesUpPassesTheLatchOn(t *testing.T) {
 	for _, handed := range []bool{false, true} {
 		var l latch
 		first, second := newWaiter(), newWaiter()

@@ -80,9 +80,9 @@ func TestScanReadsTheLeavesOfItsLimitTogether(t *testing.T) {
 	}
 }
 
-// TestSeekReadsOneLeafUnlessALimitTells: a scan that reads the first entry of a range reads no more
+// TestSeekReadsOneLeafWithoutALimit: a scan that reads the first entry of a range reads no more
 // leaves.
-func TestSeekReadsOneLeafUnlessALimitTells(t *testing.T) {
+func TestSeekReadsOneLeafWithoutALimit(t *testing.T) {
 	x := coldStore(t, 30_000, 4<<20)
 	for i, o := range []ScanOptions{{Lower: coldKey(1000)}, {Lower: coldKey(6000), Upper: coldKey(9000)}, {Lower: coldKey(12000), Limit: 1}} {
 		if _, batches, pages := scanCold(t, x, o, 1); batches != 0 {

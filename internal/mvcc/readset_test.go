@@ -51,9 +51,9 @@ func TestCommitBetweenValidationAndEpochIsAConflict(t *testing.T) {
 	}
 }
 
-// TestConflictIsFoundInWhateverGenerationItLies: between validation and reservation the log rotates several times, and a
+// TestConflictIsFoundInEveryGeneration: between validation and reservation the log rotates several times, and a
 // checkpoint merges what came in between, whose memtables the validation has never seen.
-func TestConflictIsFoundInWhateverGenerationItLies(t *testing.T) {
+func TestConflictIsFoundInEveryGeneration(t *testing.T) {
 	for _, at := range []int{0, 1, 2, 3} { // rotations before the conflicting commit
 		for _, merged := range []bool{false, true} {
 			for _, ranged := range []bool{false, true} {
@@ -187,8 +187,8 @@ func TestScanThatEndsEarlyReadsUpToItsLastKey(t *testing.T) {
 	}
 }
 
-// TestConflictIsToldOnceARetrySeesIt: what beat the transaction is installed, and hidden by a smaller epoch that is not.
-func TestConflictIsToldOnceARetrySeesIt(t *testing.T) {
+// TestConflictIsReportedOnceARetryWouldSeeIt: what beat the transaction is installed, and hidden by a smaller epoch that is not.
+func TestConflictIsReportedOnceARetryWouldSeeIt(t *testing.T) {
 	for _, read := range []bool{false, true} { // found among the writes, or among the reads
 		s := mustOpen(t, tiny(vfs.NewMem()))
 		x, y := mustSession(t, s), mustSession(t, s)
@@ -227,9 +227,9 @@ func TestConflictIsToldOnceARetrySeesIt(t *testing.T) {
 	}
 }
 
-// TestWindowLooksAtCommitsAndNotAtTheRange: what a range delete or a transaction does between its reservation and its install, while all later
+// TestWindowChecksCommitsAndNotTheRange: what a range delete or a transaction does between its reservation and its install, while all later
 // commits wait, depends on how many keys were written since it was validated, and not on how much it read.
-func TestWindowLooksAtCommitsAndNotAtTheRange(t *testing.T) {
+func TestWindowChecksCommitsAndNotTheRange(t *testing.T) {
 	o := tiny(vfs.NewMem())
 	o.Storage.MemtableBytes, o.Storage.SegmentBytes = 16<<20, 16<<20 // no rotation between validation and reservation
 	s := mustOpen(t, o)

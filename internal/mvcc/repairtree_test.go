@@ -220,8 +220,8 @@ func flip(t testing.TB, fs vfs.FS, at int64) {
 	}
 }
 
-// TestPagesThatCanBeReadAgainTellTheTruth: a device that comes to its senses gives back what was lost, and what was written in between stays.
-func TestPagesThatCanBeReadAgainTellTheTruth(t *testing.T) {
+// TestPagesThatBecomeReadableAgainShowTheirKeys: a device that comes to its senses gives back what was lost, and what was written in between stays.
+func TestPagesThatBecomeReadableAgainShowTheirKeys(t *testing.T) {
 	o := modelOptions(vfs.NewMem())
 	s, err := Open(o)
 	if err != nil {
@@ -278,9 +278,9 @@ func TestPagesThatCanBeReadAgainTellTheTruth(t *testing.T) {
 	}
 }
 
-// TestSalvageBringsOutNothingStaleWhenTheSideTreeIsDamaged: what the tree says of keys that are
+// TestSalvageRestoresNothingSupersededWithADamagedRepairTree: what the tree says of keys that are
 // newer in the repair tree is not true any more, even if it can be read again.
-func TestSalvageBringsOutNothingStaleWhenTheSideTreeIsDamaged(t *testing.T) {
+func TestSalvageRestoresNothingSupersededWithADamagedRepairTree(t *testing.T) {
 	o := modelOptions(vfs.NewMem())
 	key := func(i int) string { return fmt.Sprintf("k%03d", i) }
 	session := func(write func(x *Session, i int) error) {
@@ -326,15 +326,15 @@ func TestSalvageBringsOutNothingStaleWhenTheSideTreeIsDamaged(t *testing.T) {
 	}
 }
 
-// TestNothingIsWrongBesideDamage writes at random while pages of the tree turn bad one after the other, restarts and crashes. A read is right or
+// TestNothingIsWrongDespiteDamage writes at random while pages of the tree turn bad one after the other, restarts and crashes. A read is right or
 // DATA_LOSS; what was set since the last page turned bad is read; no write is refused; salvage brings out nothing wrong, and everything
 // that can be read.
-func TestNothingIsWrongBesideDamage(t *testing.T) {
+func TestNothingIsWrongDespiteDamage(t *testing.T) {
 	testBesideDamage(t, false)
 }
 
-// TestNothingIsWrongBesideDamageWithRangesAndLoads does so with range deletes and bulk loads, which read and write many pages at once.
-func TestNothingIsWrongBesideDamageWithRangesAndLoads(t *testing.T) {
+// TestNothingIsWrongDespiteDamageWithRangesAndBulkLoads does so with range deletes and bulk loads, which read and write many pages at once.
+func TestNothingIsWrongDespiteDamageWithRangesAndBulkLoads(t *testing.T) {
 	testBesideDamage(t, true)
 }
 
@@ -647,9 +647,9 @@ func (d *besideDamage) salvage() {
 	}
 }
 
-// TestGoingRoundDamageSurvivesACrashAtEveryOperation cuts the power at each operation of
+// TestSkippingDamageSurvivesACrashAtEveryOperation cuts the power at each operation of
 // checkpoints that skip damaged pages for the first time, and of those that follow.
-func TestGoingRoundDamageSurvivesACrashAtEveryOperation(t *testing.T) {
+func TestSkippingDamageSurvivesACrashAtEveryOperation(t *testing.T) {
 	o := modelOptions(vfs.NewMem())
 	s, err := Open(o)
 	if err != nil {
@@ -733,9 +733,9 @@ func mustOpenDamaged(t *testing.T) *Store {
 	return s
 }
 
-// TestConflictsAreFoundBesideDamage: the version that a transaction conflicts with was merged into
+// TestConflictsAreFoundDespiteDamage: the version that a transaction conflicts with was merged into
 // the repair tree meanwhile.
-func TestConflictsAreFoundBesideDamage(t *testing.T) {
+func TestConflictsAreFoundDespiteDamage(t *testing.T) {
 	s := mustOpenDamaged(t)
 	mustPut(t, s, "k050", "since")
 	x := mustSession(t, s)
@@ -768,8 +768,8 @@ func TestConflictsAreFoundBesideDamage(t *testing.T) {
 	}
 }
 
-// TestBulkLoadGoesRoundDamageAtTheSecondAttempt: the first one that falls on a damaged page is refused, and nothing of it happened.
-func TestBulkLoadGoesRoundDamageAtTheSecondAttempt(t *testing.T) {
+// TestBulkLoadSkipsDamageAtTheSecondAttempt: the first one that falls on a damaged page is refused, and nothing of it happened.
+func TestBulkLoadSkipsDamageAtTheSecondAttempt(t *testing.T) {
 	s := mustOpenDamaged(t)
 	load := func() error {
 		l, err := s.BeginBulkLoad()
@@ -804,9 +804,9 @@ func TestBulkLoadGoesRoundDamageAtTheSecondAttempt(t *testing.T) {
 	}
 }
 
-// TestDamagedPageAtTheEndOfTheFileKeepsNobodyBusy: it cannot be moved, so that the file stays as long as it is. Checkpoints that look for something
+// TestDamagedPageAtTheFileEndCausesNoEndlessCheckpoints: it cannot be moved, so that the file stays as long as it is. Checkpoints that look for something
 // to move come to an end.
-func TestDamagedPageAtTheEndOfTheFileKeepsNobodyBusy(t *testing.T) {
+func TestDamagedPageAtTheFileEndCausesNoEndlessCheckpoints(t *testing.T) {
 	o := modelOptions(vfs.NewMem())
 	o.CheckpointInterval = time.Hour
 	s, err := Open(o)
@@ -851,10 +851,10 @@ func TestDamagedPageAtTheEndOfTheFileKeepsNobodyBusy(t *testing.T) {
 	}
 }
 
-// TestWritersAreToldOfTheDamageThatKeepsCheckpointsFromMakingRoom: checkpoints stop when the repair
+// TestWritersGetTheDamageThatBlocksCheckpoints: checkpoints stop when the repair
 // tree is damaged, too. Then writers get that error at once, and not a lack of memory, and reads of
 // what is in memory continue.
-func TestWritersAreToldOfTheDamageThatKeepsCheckpointsFromMakingRoom(t *testing.T) {
+func TestWritersGetTheDamageThatBlocksCheckpoints(t *testing.T) {
 	o := tiny(vfs.NewMem())
 	o.Storage.MemoryBytes, o.Storage.StallMax = 4<<20, time.Minute
 	write := func(x *Session, i int) error {
@@ -899,10 +899,10 @@ func TestWritersAreToldOfTheDamageThatKeepsCheckpointsFromMakingRoom(t *testing.
 	}
 }
 
-// TestDeletionHidesVersionsOnALostPage: the versions of one key fill several leaves, one of which
+// TestDeletionHidesVersionsOnASkippedPage: the versions of one key fill several leaves, one of which
 // cannot be read when no reader needs them any more. The key's deletion stays as long as that page
 // does, or what is there would come back with it.
-func TestDeletionHidesVersionsOnALostPage(t *testing.T) {
+func TestDeletionHidesVersionsOnASkippedPage(t *testing.T) {
 	o := modelOptions(vfs.NewMem())
 	s, err := Open(o)
 	if err != nil {
@@ -980,10 +980,10 @@ func TestDeletionHidesVersionsOnALostPage(t *testing.T) {
 	mustClose(t, s)
 }
 
-// TestSalvageBringsOutAValueThatOneOfTwoTreesHas: the repair tree and its mirror each have a copy
+// TestSalvageRestoresAValueThatOneOfTwoTreesHas: the repair tree and its mirror each have a copy
 // of a large value. With one of the copies damaged the other comes out, also when the tree's root
 // is lost and salvage looks into every leaf of the file.
-func TestSalvageBringsOutAValueThatOneOfTwoTreesHas(t *testing.T) {
+func TestSalvageRestoresAValueThatOneOfTwoTreesHas(t *testing.T) {
 	o := modelOptions(vfs.NewMem())
 	fs, pageSize := o.Storage.FS, o.Storage.PageSize
 	session := func(value string) {

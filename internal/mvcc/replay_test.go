@@ -224,8 +224,8 @@ func segmentNames(files image) (names []string) {
 	return names
 }
 
-// TestReplayGoesRoundDamage: recovery that merges is stopped by damaged pages as little as checkpoints are.
-func TestReplayGoesRoundDamage(t *testing.T) {
+// TestReplaySkipsDamage: recovery that merges is stopped by damaged pages as little as checkpoints are.
+func TestReplaySkipsDamage(t *testing.T) {
 	disk := vfs.NewMem()
 	s, err := Open(tiny(disk))
 	if err != nil {

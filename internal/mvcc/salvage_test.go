@@ -17,9 +17,9 @@ import (
 	"github.com/epochkv/epochkv/internal/wal"
 )
 
-// TestSalvageFindsLeavesBelowALostRootBesideTheRepairTree: a leaf of the repair tree, or of its mirror, holds few keys of its range and says nothing about
+// TestSalvageFindsLeavesBelowADamagedRootDespiteARepairTree: a leaf of the repair tree, or of its mirror, holds few keys of its range and says nothing about
 // the others, although its checkpoint is newer than theirs.
-func TestSalvageFindsLeavesBelowALostRootBesideTheRepairTree(t *testing.T) {
+func TestSalvageFindsLeavesBelowADamagedRootDespiteARepairTree(t *testing.T) {
 	o := modelOptions(vfs.NewMem())
 	want := map[string]string{}
 	key := func(i int) string { return fmt.Sprintf("k%03d", i) }
@@ -104,10 +104,10 @@ func rootPage(t *testing.T, fs vfs.FS) page.ID {
 	return p.State().Root
 }
 
-// TestSalvageLosesNothingBesideLostInnerPages: after random writes beside damage, further pages turn bad that hold no client's data: inner pages of
+// TestSalvageLosesNothingWithDamagedInnerPages: after random writes beside damage, further pages turn bad that hold no client's data: inner pages of
 // the tree, all of them, the allocation map, both superblocks with their copies. Everything that could be read comes out, and nothing wrong; only
 // without map or superblocks deleted keys and replaced values may come back.
-func TestSalvageLosesNothingBesideLostInnerPages(t *testing.T) {
+func TestSalvageLosesNothingWithDamagedInnerPages(t *testing.T) {
 	base := testseed.Base(t)
 	brought := map[string]int{}
 	for run := range uint64(*sideSeeds / exhaustiveStep) {
@@ -191,9 +191,9 @@ func damageKind(t *testing.T, rng *rand.Rand, fs vfs.FS, pageSize int, kind stri
 	}
 }
 
-// TestSalvageBringsOutNothingOfALoadThatWasNotCommitted: without the allocation map the pages of a bulk load that a crash cut off look like any others, and
+// TestSalvageRestoresNothingOfAnUncommittedBulkLoad: without the allocation map the pages of a bulk load that a crash cut off look like any others, and
 // newer.
-func TestSalvageBringsOutNothingOfALoadThatWasNotCommitted(t *testing.T) {
+func TestSalvageRestoresNothingOfAnUncommittedBulkLoad(t *testing.T) {
 	for op := int64(1); ; op++ {
 		o := modelOptions(vfs.NewMem())
 		s := mustReopen(t, o)

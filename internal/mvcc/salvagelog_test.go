@@ -17,10 +17,10 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// TestSalvageAndRecoveryTellTheSameStory crashes a store again and again, so that its log has torn tails and skips, with loads, range deletes and
+// TestSalvageAndRecoveryAgree crashes a store again and again, so that its log has torn tails and skips, with loads, range deletes and
 // asynchronous commits between. What each crash leaves is verified, salvaged and opened, and after that once more with a part of the log or a superblock
 // damaged: salvage brings out what the store shows, all of it if it opens, and never a commit that an earlier crash took.
-func TestSalvageAndRecoveryTellTheSameStory(t *testing.T) {
+func TestSalvageAndRecoveryAgree(t *testing.T) {
 	base := testseed.Base(t)
 	opened, refused := 0, 0
 	for run := range uint64(max(*sideSeeds/exhaustiveStep/2, 1)) {

@@ -80,11 +80,11 @@ func sumOf(state map[string]uint64, lower, upper string) (sum uint64, n int) {
 	return sum, n
 }
 
-// TestCommitsTakePlaceInTheOrderOfTheirEpochs: transactions that read ranges and keys and write what they have read elsewhere, conditional puts,
+// TestCommitsHappenInTheOrderOfTheirEpochs: transactions that read ranges and keys and write what they have read elsewhere, conditional puts,
 // invocations, range deletes, conditions on ranges, snapshots and bulk loads, all of them on few keys, with segments that rotate all the time and contexts that end at any
 // moment. Everything that was told to have happened happened at its epoch, having seen what all smaller epochs had left; and what was told not
 // to have happened did not.
-func TestCommitsTakePlaceInTheOrderOfTheirEpochs(t *testing.T) {
+func TestCommitsHappenInTheOrderOfTheirEpochs(t *testing.T) {
 	t.Run("rotations", func(t *testing.T) { testHistory(t, tiny(vfs.NewMem()), *historyTime/2, 5*time.Millisecond) })
 	t.Run("long chains", func(t *testing.T) {
 		o := tiny(vfs.NewMem())

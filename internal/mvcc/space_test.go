@@ -91,9 +91,9 @@ func TestSpaceCountsWhatCanBeReadAndNamesTheRest(t *testing.T) {
 	}
 }
 
-// TestOlderVersionsBehindADamagedPageAreNotTakenForTheNewest: the versions of a key that is written often fill several leaves. Of the first one,
+// TestOlderVersionsAfterADamagedPageAreNotTakenForTheNewest: the versions of a key that is written often fill several leaves. Of the first one,
 // which holds the newest, verification says that it may hide the key, and salvage brings out none of what follows.
-func TestOlderVersionsBehindADamagedPageAreNotTakenForTheNewest(t *testing.T) {
+func TestOlderVersionsAfterADamagedPageAreNotTakenForTheNewest(t *testing.T) {
 	o := tiny(vfs.NewMem())
 	o.Retention = time.Hour
 	s, err := Open(o)

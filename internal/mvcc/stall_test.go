@@ -66,9 +66,9 @@ func TestOversizedRecordIsNotStarved(t *testing.T) {
 	}
 }
 
-// TestLargeTransactionsAreValidatedBehindTheirPlace: a record that is oversized gets its epoch first and is validated then. Two
+// TestOversizedTransactionsAreValidatedAfterTheirReservation: a record that is oversized gets its epoch first and is validated then. Two
 // transactions that each read both keys and write one of them must not both commit.
-func TestLargeTransactionsAreValidatedBehindTheirPlace(t *testing.T) {
+func TestOversizedTransactionsAreValidatedAfterTheirReservation(t *testing.T) {
 	s := mustOpen(t, tiny(vfs.NewMem()))
 	names := []string{"a", "b"}
 	for round := range 300 {

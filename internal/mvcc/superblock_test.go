@@ -9,8 +9,8 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// TestDamagedSuperblockDoesNotTakeALoadAway: a load is in the tree and not in the log, so that no replay brings it back.
-func TestDamagedSuperblockDoesNotTakeALoadAway(t *testing.T) {
+// TestBulkLoadSurvivesADamagedSuperblock: a load is in the tree and not in the log, so that no replay brings it back.
+func TestBulkLoadSurvivesADamagedSuperblock(t *testing.T) {
 	o := modelOptions(vfs.NewMem())
 	s, err := Open(o)
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// TestRotationsFindTheirTableReady writes through several generations, with a pause where a table is half full.
-func TestRotationsFindTheirTableReady(t *testing.T) {
+// TestRotationsFindAPreparedMemtable writes through several generations, with a pause where a table is half full.
+func TestRotationsFindAPreparedMemtable(t *testing.T) {
 	s := mustOpen(t, tiny(vfs.NewMem()))
 	x := mustSession(t, s)
 	defer x.Close()

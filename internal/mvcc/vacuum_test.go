@@ -73,8 +73,8 @@ func mustConverge(t testing.TB, s *Store, atMost int) {
 	}
 }
 
-// TestWhatALongReaderHeldComesBack overwrites and deletes under an old snapshot, merges, ends the snapshot, and writes nothing more to those keys.
-func TestWhatALongReaderHeldComesBack(t *testing.T) {
+// TestVersionsOfALongReaderAreVacuumedAfterIt overwrites and deletes under an old snapshot, merges, ends the snapshot, and writes nothing more to those keys.
+func TestVersionsOfALongReaderAreVacuumedAfterIt(t *testing.T) {
 	s := mustOpen(t, sweepOptions(vfs.NewMem()))
 	want := map[string]string{}
 	write := func(round, from, to int, del bool) {
@@ -126,8 +126,8 @@ func TestWhatALongReaderHeldComesBack(t *testing.T) {
 	}
 }
 
-// TestSweepRestsWhileNothingCanGo: with a snapshot that holds all that is stale, and nothing else changing, leaves are looked into once.
-func TestSweepRestsWhileNothingCanGo(t *testing.T) {
+// TestVacuumRestsWhileNoVersionIsDead: with a snapshot that holds all that is stale, and nothing else changing, leaves are looked into once.
+func TestVacuumRestsWhileNoVersionIsDead(t *testing.T) {
 	s := mustOpen(t, sweepOptions(vfs.NewMem()))
 	fill := func(value string) {
 		commitAll(t, s, func(w *Write) {
@@ -173,9 +173,9 @@ func TestSweepRestsWhileNothingCanGo(t *testing.T) {
 	mustConverge(t, s, 100)
 }
 
-// TestIdleStoreSweepsItself: without writes and without requests for checkpoints the dead versions
+// TestIdleStoreIsVacuumed: without writes and without requests for checkpoints the dead versions
 // are dropped all the same; then nothing happens any more.
-func TestIdleStoreSweepsItself(t *testing.T) {
+func TestIdleStoreIsVacuumed(t *testing.T) {
 	t.Parallel()
 	o := sweepOptions(vfs.NewMem())
 	o.CheckpointInterval = time.Hour
@@ -222,9 +222,9 @@ func TestIdleStoreSweepsItself(t *testing.T) {
 	}
 }
 
-// TestSweepThatFindsNoRoomIsRepeated: a checkpoint that fails on a full disk has dropped nothing,
+// TestVacuumThatFindsNoSpaceIsRepeated: a checkpoint that fails on a full disk has dropped nothing,
 // and a later one does it though nothing has changed.
-func TestSweepThatFindsNoRoomIsRepeated(t *testing.T) {
+func TestVacuumThatFindsNoSpaceIsRepeated(t *testing.T) {
 	mem := vfs.NewMem()
 	faulty := vfs.NewFaulty(mem)
 	s := mustOpen(t, sweepOptions(faulty))
@@ -281,8 +281,8 @@ func TestSpaceOfDeletedKeysDoesNotWaitForTheInterval(t *testing.T) {
 	}
 }
 
-// TestValuesThatALoadReplacedAreSwept loads over a full tree, and again.
-func TestValuesThatALoadReplacedAreSwept(t *testing.T) {
+// TestValuesThatABulkLoadReplacedAreVacuumed loads over a full tree, and again.
+func TestValuesThatABulkLoadReplacedAreVacuumed(t *testing.T) {
 	s := mustOpen(t, sweepOptions(vfs.NewMem()))
 	want := entriesFor("a", 3000, 1, rand.New(rand.NewPCG(1, 1)))
 	mustLoad(t, s, want)
@@ -297,9 +297,9 @@ func TestValuesThatALoadReplacedAreSwept(t *testing.T) {
 	mustHold(t, s, want)
 }
 
-// TestRetainedVersionsAreSweptWhenTheirTimeIsOver overwrites with a retention, and reads the past for as long as it is promised. On a machine so
+// TestRetainedVersionsAreVacuumedAfterTheRetentionTime overwrites with a retention, and reads the past for as long as it is promised. On a machine so
 // busy that the time is over before the first read, it promises more.
-func TestRetainedVersionsAreSweptWhenTheirTimeIsOver(t *testing.T) {
+func TestRetainedVersionsAreVacuumedAfterTheRetentionTime(t *testing.T) {
 	for retention := 400 * time.Millisecond; retainedReads(t, retention) == 0; retention *= 2 {
 		if retention > time.Minute {
 			t.Fatalf("no read within %v", retention)
@@ -335,10 +335,10 @@ func retainedReads(t *testing.T, retention time.Duration) (reads int) {
 	return reads
 }
 
-// TestSnapshotsSeeTheirStateWhileOthersAreSwept opens and ends snapshots at random over overwrites,
+// TestSnapshotsSeeTheirStateDuringVacuum opens and ends snapshots at random over overwrites,
 // deletions, loads and restarts, with vacuuming checkpoints in between, and in the end no dead
 // version is left.
-func TestSnapshotsSeeTheirStateWhileOthersAreSwept(t *testing.T) {
+func TestSnapshotsSeeTheirStateDuringVacuum(t *testing.T) {
 	for seed := range uint64(4) {
 		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
 			t.Parallel()
@@ -465,9 +465,9 @@ func sweepRun(s *Store, acked *int, swept *bool) error {
 	return nil
 }
 
-// TestSweepSurvivesACrashAtEveryOperation cuts the power at each file operation of a store that
+// TestVacuumSurvivesACrashAtEveryOperation cuts the power at each file operation of a store that
 // vacuums.
-func TestSweepSurvivesACrashAtEveryOperation(t *testing.T) {
+func TestVacuumSurvivesACrashAtEveryOperation(t *testing.T) {
 	whole, acked, swept := vfs.NewMem(), 0, false
 	if err := sweepScript(whole, &acked, &swept); err != nil || !swept {
 		t.Fatalf("swept %v, %v: the test tests nothing", swept, err)

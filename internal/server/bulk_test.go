@@ -69,8 +69,8 @@ func TestBulkLoadKeepsTheLimits(t *testing.T) {
 	failureOf(t, err).want(t, codes.InvalidArgument, pb.ErrorReason_ERROR_REASON_KEY_TOO_LARGE, "limit", "size")
 }
 
-// TestDrainEndsABulkLoadThatIsComingIn at once, and nothing of it is left.
-func TestDrainEndsABulkLoadThatIsComingIn(t *testing.T) {
+// TestDrainEndsABulkLoadThatIsBeingReceived at once, and nothing of it is left.
+func TestDrainEndsABulkLoadThatIsBeingReceived(t *testing.T) {
 	h := mustStart(t)
 	stream, err := h.kv.BulkLoad(testContext(t))
 	if err != nil {

@@ -113,7 +113,7 @@ func TestClientEndsItsStreamsInOrder(t *testing.T) {
 
 // TestScanOverALostConnectionIsCountedAsAnError keeps the rule for readers that have enough from
 // hiding lost connections.
-func TestScanOverALostConnectionCountsAsCanceled(t *testing.T) {
+func TestScanOverABrokenConnectionCountsAsCanceled(t *testing.T) {
 	h := mustStart(t)
 	for i := range 100 {
 		h.put(t, fmt.Sprint(i), strings.Repeat("v", 1<<20))

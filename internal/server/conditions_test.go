@@ -73,8 +73,8 @@ func TestConditionShowsEverywhere(t *testing.T) {
 	}
 }
 
-// TestAFullDiskIsLoggedShownAndForgotten fills the disk, and makes room again.
-func TestAFullDiskIsLoggedShownAndForgotten(t *testing.T) {
+// TestAFullDiskIsLoggedShownAndOver fills the disk, and makes room again.
+func TestAFullDiskIsLoggedShownAndOver(t *testing.T) {
 	h := mustStart(t, func(c *config.Config) { c.CheckpointInterval = time.Second })
 	full := h.faults.Inject(vfs.Rule{Op: vfs.OpPreallocate | vfs.OpWrite, Name: "data.ekv", Err: vfs.ErrNoSpace})
 	eventually := func(what string, ok func() bool) {

@@ -10,9 +10,9 @@ import (
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 )
 
-// TestWritesGoOnBesideADamagedPageAndEverybodyIsTold: what is written to its keys is read, the
+// TestWritesGoOnDespiteADamagedPageAndItIsReported: what is written to its keys is read, the
 // others stay lost, checkpoints are made, and log, status and metrics say what is the matter.
-func TestWritesGoOnBesideADamagedPageAndEverybodyIsTold(t *testing.T) {
+func TestWritesGoOnDespiteADamagedPageAndItIsReported(t *testing.T) {
 	h := mustStartDamaged(t)
 	for i := 0; i < 3000; i += 2 {
 		h.put(t, fmt.Sprintf("key-%05d", i), "new")

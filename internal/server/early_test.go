@@ -43,7 +43,7 @@ func TestStoppedSoonAfterStartIsNoFailure(t *testing.T) {
 	}
 }
 
-func TestAnAddressInUseLeavesNoStoreBehind(t *testing.T) {
+func TestAnAddressInUseCreatesNoStore(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

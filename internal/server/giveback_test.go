@@ -18,12 +18,12 @@ import (
 	"github.com/epochkv/epochkv/internal/testseed"
 )
 
-// TestWhateverFailsEverythingIsGivenBack: requests of every kind that are answered, refused,
+// TestEveryFailureReleasesEverything: requests of every kind that are answered, refused,
 // expired and cancelled at any moment, on connections that go on and on connections that are closed
 // under them, some of which never read. When all is quiet nothing is counted any more: not by a
 // share, not by a connection that goes on, not as being received; and the connections that went on
 // are of as much use as before.
-func TestWhateverFailsEverythingIsGivenBack(t *testing.T) {
+func TestEveryFailureReleasesEverything(t *testing.T) {
 	seed := testseed.Base(t)
 	h := mustStart(t, func(c *config.Config) {
 		c.Limits.InflightBytes, c.Limits.InflightRequests = 24*config.MiB, 64

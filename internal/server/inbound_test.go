@@ -154,9 +154,9 @@ func TestSmallMessagesThatWaitCount(t *testing.T) {
 	}
 }
 
-// TestMessagesInCrumbsEndTheirConnection: small frames count more than their payload, which a
+// TestMessagesInSmallFramesEndTheirConnection: small frames count more than their payload, which a
 // message that has been admitted cannot hide.
-func TestMessagesInCrumbsEndTheirConnection(t *testing.T) {
+func TestMessagesInSmallFramesEndTheirConnection(t *testing.T) {
 	for _, size := range []int{1, smallFrameBytes} {
 		r := newReceiving(4 << 20)
 		in := newFollowed(t, r)
@@ -175,9 +175,9 @@ func TestMessagesInCrumbsEndTheirConnection(t *testing.T) {
 	}
 }
 
-// TestMessagesBeyondTheShareAreGivenAnImpossibleLength: and those after them are followed all the
+// TestMessagesAboveTheShareAreGivenAnImpossibleLength: and those after them are followed all the
 // same.
-func TestMessagesBeyondTheShareAreGivenAnImpossibleLength(t *testing.T) {
+func TestMessagesAboveTheShareAreGivenAnImpossibleLength(t *testing.T) {
 	for _, size := range []int{60 << 10, 200 << 10} {
 		limit := int64(size) * 5 / 2
 		r := newReceiving(1)
@@ -344,10 +344,10 @@ func (c *rawClient) awaitEnd(stream uint32) {
 	}
 }
 
-// TestMessagesOfStreamsThatTheServerEndsAreForgotten: a client need not reset a stream that the
+// TestMessagesOfStreamsThatTheServerEndsCountNoLonger: a client need not reset a stream that the
 // server has ended, and what it did not send of a message is not reserved any more; nor is what was
 // on its way then.
-func TestMessagesOfStreamsThatTheServerEndsAreForgotten(t *testing.T) {
+func TestMessagesOfStreamsThatTheServerEndsCountNoLonger(t *testing.T) {
 	h := mustStart(t)
 	c := h.dialRaw(t)
 	m := prefixed(200 << 10)

@@ -192,7 +192,7 @@ func TestDeleteRangeCountsAndGoesOnInParts(t *testing.T) {
 	}
 }
 
-func TestStatusTellsWhatIsGoingOn(t *testing.T) {
+func TestStatusShowsWhatTheServerDoes(t *testing.T) {
 	h := mustStart(t)
 	epoch := h.put(t, "k", "v")
 	out, err := h.admin.Status(testContext(t), &pb.StatusRequest{})

@@ -19,7 +19,7 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-func TestConnectionsPastTheLimitAreToldSo(t *testing.T) {
+func TestConnectionsPastTheLimitGetTheReason(t *testing.T) {
 	h := mustStart(t, func(c *config.Config) { c.Limits.Connections = 2 })
 	ctx := testContext(t)
 	h.get(t, "k")
@@ -363,7 +363,7 @@ func TestPipelineAnswersEveryWriteThatAFailedLogHolds(t *testing.T) {
 	}
 }
 
-func TestFullDiskIsToldWithAdviceAndReadsGoOn(t *testing.T) {
+func TestFullDiskIsReportedWithAdviceAndReadsGoOn(t *testing.T) {
 	disk := vfs.NewMem()
 	h := mustStartOn(t, disk, func(c *config.Config) { c.SegmentSize, c.MemtableSize = config.MiB, 2*config.MiB })
 	h.put(t, "k", "v")

@@ -292,7 +292,7 @@ func TestClosedPipelineAnswersWhatItReceived(t *testing.T) {
 	}
 }
 
-func TestAckQueueIsBoundedAndHoldsTheClientBack(t *testing.T) {
+func TestFullAckQueueStopsReceivingRequests(t *testing.T) {
 	h := mustStart(t)
 	slow := h.slowSyncs(time.Second)
 	ctx := testContext(t)

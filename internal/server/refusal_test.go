@@ -164,9 +164,9 @@ func TestHalfSentMessagesEnd(t *testing.T) {
 	}
 }
 
-// TestMessagesThatTheServerHoldsBackDoNotEnd: a message that waits because a window is used up is
+// TestMessagesThatTheServerDelaysAreNotEnded: a message that waits because a window is used up is
 // not the client's fault.
-func TestMessagesThatTheServerHoldsBackDoNotEnd(t *testing.T) {
+func TestMessagesThatTheServerDelaysAreNotEnded(t *testing.T) {
 	r := newReceiving(64 << 20)
 	in := newFollowed(t, r)
 	m := prefixed(4 << 20)

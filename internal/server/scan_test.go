@@ -143,7 +143,7 @@ func TestCountOnlyCounts(t *testing.T) {
 	}
 }
 
-func TestTokenGoesOnBehindItsPageAtTheSameEpoch(t *testing.T) {
+func TestTokenContinuesAfterItsPageAtTheSameEpoch(t *testing.T) {
 	for _, reverse := range []bool{false, true} {
 		h := mustStart(t)
 		h.fill(t, 100)
@@ -299,7 +299,7 @@ func TestBrokenScanGoesOnWithTheTokenOfItsLastPage(t *testing.T) {
 	}
 }
 
-func TestScanWithoutTokensLeavesNoHold(t *testing.T) {
+func TestScanWithoutTokensTakesNoLease(t *testing.T) {
 	h := mustStart(t)
 	h.fill(t, 50)
 	h.scan(t, &pb.ScanRequest{PageBytes: 1})
@@ -345,7 +345,7 @@ func TestSlowScanHoldsOnePageAndEndsWithItsClient(t *testing.T) {
 	eventually(t, "the scan ends", func() bool { return h.counters.streams.Load() == 0 && h.store.Stats().Snapshots.Snapshots == 0 })
 }
 
-func TestDrainEndsAScanBehindAPage(t *testing.T) {
+func TestDrainEndsAScanAfterItsPage(t *testing.T) {
 	h := mustStart(t)
 	value := bytes.Repeat([]byte("v"), 64<<10)
 	for i := range 300 {

@@ -163,8 +163,8 @@ func TestSnapshotOfAScanIsGivenUpWhileItWaits(t *testing.T) {
 	}
 }
 
-// TestOperatorEndsWhateverKeepsVersions: by one id from one list.
-func TestOperatorEndsWhateverKeepsVersions(t *testing.T) {
+// TestOperatorEndsEveryReaderThatKeepsVersions: by one id from one list.
+func TestOperatorEndsEveryReaderThatKeepsVersions(t *testing.T) {
 	h := mustStart(t, func(c *config.Config) { c.SnapshotTimeout = 0 })
 	h.fillLarge(t)
 	ctx := testContext(t)

@@ -16,7 +16,7 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-func TestRegrettableConfigurationsAreWarnedOf(t *testing.T) {
+func TestRiskyConfigurationsCauseWarnings(t *testing.T) {
 	for name, test := range map[string]struct {
 		adjust func(*config.Config)
 		on     machine

@@ -15,11 +15,11 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// TestServerStopsBesideAStuckDevice: one operation of the device does not return, before or during
+// TestServerStopsWithAStuckDevice: one operation of the device does not return, before or during
 // shutdown. The server ends all the same, within its timeouts, with an error and a log line that
 // says what may be lost. Metrics and health answer until then, and what is under way in memory
 // ends.
-func TestServerStopsBesideAStuckDevice(t *testing.T) {
+func TestServerStopsWithAStuckDevice(t *testing.T) {
 	for name, c := range map[string]struct {
 		op      vfs.Op
 		name    string

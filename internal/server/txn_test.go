@@ -107,7 +107,7 @@ func increment(key string, delta int64) *pb.Invocation {
 
 // Everything a transaction can be asked for, on one stream, and nothing of it seen outside before
 // the commit.
-func TestATransactionSeesItsWritesAndNobodyElseDoes(t *testing.T) {
+func TestOnlyTheTransactionSeesItsWrites(t *testing.T) {
 	h := mustStart(t)
 	for _, key := range []string{"a", "b", "c", "d"} {
 		h.put(t, key, "old "+key)
@@ -214,7 +214,7 @@ func TestAConflictRollsBackAndTheNextTransactionSeesWhatWon(t *testing.T) {
 }
 
 // Requests may be sent without waiting, so a commit after a failed write must not commit the rest.
-func TestACommitBehindAFailedRequestCommitsNothing(t *testing.T) {
+func TestACommitAfterAFailedRequestCommitsNothing(t *testing.T) {
 	h := mustStart(t)
 	k := h.talk(t)
 	for _, req := range []*pb.TransactRequest{
@@ -245,7 +245,7 @@ func TestACommitBehindAFailedRequestCommitsNothing(t *testing.T) {
 	k.must(rollbackRequest)
 }
 
-func TestASavepointMakesGoodForAFailedRequest(t *testing.T) {
+func TestRollbackToASavepointUndoesAFailedRequest(t *testing.T) {
 	h := mustStart(t)
 	h.put(t, "text", "no number")
 	k := h.talk(t)
@@ -308,7 +308,7 @@ func TestWhatATransactionMayNotDo(t *testing.T) {
 	eventually(t, "the canceled streams end", func() bool { return h.transactionStats().Open == 0 })
 }
 
-func TestALostConnectionFreesItsTransaction(t *testing.T) {
+func TestABrokenConnectionFreesItsTransaction(t *testing.T) {
 	h := mustStart(t)
 	h.put(t, "k", "v")
 	conn := h.dial(t)

@@ -248,7 +248,7 @@ func TestNoIncrementIsLostWhicheverWayItTakes(t *testing.T) {
 	}
 }
 
-func TestInvocationsTellWhatTheyDid(t *testing.T) {
+func TestInvocationsReportWhatTheyDid(t *testing.T) {
 	h := mustStart(t)
 	h.put(t, "n", "5")
 	low, high := int64(0), int64(10)

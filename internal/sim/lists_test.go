@@ -19,7 +19,7 @@ func scan(prefix string, all map[string][]int) Op { return Op{Kind: Scan, Key: p
 
 // Histories that are wrong on purpose: the checkers must report them at the right level; and some
 // that are right.
-func TestCheckersKnowRightFromWrong(t *testing.T) {
+func TestCheckersAcceptRightAndRefuseWrongHistories(t *testing.T) {
 	cases := []struct {
 		name          string
 		txns          []*Txn

@@ -2,7 +2,7 @@ package storage
 
 import "testing"
 
-func TestWriteAmplificationCountsWhatABulkLoadBroughtIn(t *testing.T) {
+func TestWriteAmplificationCountsBulkLoads(t *testing.T) {
 	s := Stats{PageSize: 8192}
 	if a := s.WriteAmplification(); a != 0 {
 		t.Errorf("of nothing: %v", a)

@@ -49,8 +49,8 @@ func TestOversizedRecordIsTheFirstOfItsGeneration(t *testing.T) {
 	}
 }
 
-// TestNobodyPrunesASealedGeneration: a checkpoint walks the chains of a sealed generation, whose versions must stay where they are.
-func TestNobodyPrunesASealedGeneration(t *testing.T) {
+// TestSealedGenerationIsNotPruned: a checkpoint walks the chains of a sealed generation, whose versions must stay where they are.
+func TestSealedGenerationIsNotPruned(t *testing.T) {
 	b := newBench(t)
 	defer func() {
 		if err := b.engine.Close(); err != nil {
@@ -79,9 +79,9 @@ func TestNobodyPrunesASealedGeneration(t *testing.T) {
 	g.end.Store(b.visible.Load() + 1)
 }
 
-// TestCheckpointWaitsForWhoeverPrunes: from the moment that a checkpoint reads a generation, no
+// TestCheckpointWaitsForARunningPrune: from the moment that a checkpoint reads a generation, no
 // pruning changes its chains.
-func TestCheckpointWaitsForWhoeverPrunes(t *testing.T) {
+func TestCheckpointWaitsForARunningPrune(t *testing.T) {
 	b := newBench(t)
 	b.put(0, 100, 8)
 	b.engine.pruner.mu.Lock()
@@ -102,9 +102,9 @@ func TestCheckpointWaitsForWhoeverPrunes(t *testing.T) {
 	}
 }
 
-// TestInteriorVersionsAreReusedOnlyBehindTheirReaders: a reader may still use a version that was
+// TestInteriorVersionsAreReusedOnlyAfterTheirReadersLeft: a reader may still use a version that was
 // removed from the middle of its chain.
-func TestInteriorVersionsAreReusedOnlyBehindTheirReaders(t *testing.T) {
+func TestInteriorVersionsAreReusedOnlyAfterTheirReadersLeft(t *testing.T) {
 	b := newBench(t)
 	defer func() {
 		if err := b.engine.Close(); err != nil {

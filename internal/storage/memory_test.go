@@ -10,9 +10,9 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/batch"
 )
 
-// TestRecordThatNoMemoryIsThereForIsRefused: a large record that a fresh memtable cannot take either gets an error, and not rotation after
+// TestRecordWithoutMemoryForItIsRefused: a large record that a fresh memtable cannot take either gets an error, and not rotation after
 // rotation; when there is memory again it is taken. The same is true of a small one.
-func TestRecordThatNoMemoryIsThereForIsRefused(t *testing.T) {
+func TestRecordWithoutMemoryForItIsRefused(t *testing.T) {
 	b := newBench(t)
 	defer func() {
 		if err := b.engine.Close(); err != nil {

@@ -82,8 +82,8 @@ func TestTreeIsNotAheadOfALogThatIsReplayed(t *testing.T) {
 	}
 }
 
-// TestReplayTellsHowFarItIs in whole segments, and of those only that it reads.
-func TestReplayTellsHowFarItIs(t *testing.T) {
+// TestReplayReportsItsProgress in whole segments, and of those only that it reads.
+func TestReplayReportsItsProgress(t *testing.T) {
 	fs := vfs.NewMem()
 	writeLog(t, fs, 1000)
 	segments, err := wal.Segments(fs, "db")

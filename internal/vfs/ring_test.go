@@ -88,7 +88,7 @@ func TestBatchTakesTheFastestPath(t *testing.T) {
 }
 
 // Whatever the ring reports, a request ends with all its bytes or with an error.
-func TestRingNeverTakesAPartForTheWhole(t *testing.T) {
+func TestRingRequestEndsWithAllItsBytesOrAnError(t *testing.T) {
 	const count = 50
 	for _, c := range []struct {
 		name     string

@@ -118,7 +118,7 @@ func readAt(t *testing.T, fs vfs.FS, name string, off int64, b []byte) {
 	}
 }
 
-func TestDamageBelowTheDurableEpochIsCorruptionAndNamesItsPlace(t *testing.T) {
+func TestDamageBelowTheDurableEpochIsCorruptionAndNamesItsOffset(t *testing.T) {
 	fs, rec, want := smallLog(t, 50, false)
 	all := locationsOf(t, fs, rec)
 	for i, p := range all {

@@ -348,9 +348,9 @@ func TestOldFileThatCannotBeOpenedIsNotTriedForever(t *testing.T) {
 	e.mustKeep(t, truncated)
 }
 
-// TestWindowIsKeptByThePreparation: a rotation that must wait for durable waits for an attempt, with its context, and not
+// TestPreparationWaitsForTheEpochWindow: a rotation that must wait for durable waits for an attempt, with its context, and not
 // in NewSegment, which the engine calls under its mutex.
-func TestWindowIsKeptByThePreparation(t *testing.T) {
+func TestPreparationWaitsForTheEpochWindow(t *testing.T) {
 	faulty := vfs.NewFaulty(vfs.NewMem())
 	options := testOptions(faulty, 64<<10)
 	options.Buffers = 16

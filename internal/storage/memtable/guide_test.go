@@ -60,7 +60,7 @@ func TestKeysThatHeadsCannotTellApartDoWithoutTheGuide(t *testing.T) {
 	checkTable(t, tab)
 }
 
-func TestInsertsInOnePlaceOutrunTheGuideAndAreFound(t *testing.T) {
+func TestClusteredInsertsOutrunTheGuideAndAreFound(t *testing.T) {
 	tab := guidedTable(t, 5000, func(i int) []byte {
 		if i < 1000 {
 			return numberedKey(i)

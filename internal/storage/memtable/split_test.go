@@ -105,7 +105,7 @@ func TestInstallsOnAHotKeyAreAllCounted(t *testing.T) {
 
 // A CAS on a free list must fail when what it read has been taken and put back meanwhile, for the
 // link it read is then old.
-func TestFreeListTellsATopThatCameBack(t *testing.T) {
+func TestFreeListDetectsATopThatCameBack(t *testing.T) {
 	tab := mustNew(t, tiny())
 	var in Inserter
 	if err := tab.Secure(&in, 4096); err != nil {

@@ -10,8 +10,8 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// TestGivenUpLoadsLeaveNoSpaceBehind: load after load is cancelled late, and the file is as long afterwards as one of them made it, pages and rows are accounted for.
-func TestGivenUpLoadsLeaveNoSpaceBehind(t *testing.T) {
+// TestCancelledBulkLoadsFreeTheirPages: load after load is cancelled late, and the file is as long afterwards as one of them made it, pages and rows are accounted for.
+func TestCancelledBulkLoadsFreeTheirPages(t *testing.T) {
 	fs := vfs.NewMem()
 	s := mustOpen(t, tiny(fs))
 	want := map[string]string{}

@@ -12,9 +12,9 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// TestDamagedPageOfALoadIsForgottenWithIt damages the pages that a load has written before it merges what was committed meanwhile. The load is refused, and its pages,
+// TestDamagedPageOfARefusedBulkLoadIsNotRecorded damages the pages that a load has written before it merges what was committed meanwhile. The load is refused, and its pages,
 // which were never part of the tree, are not taken for lost ones of the tree: nothing else is refused, then or later.
-func TestDamagedPageOfALoadIsForgottenWithIt(t *testing.T) {
+func TestDamagedPageOfARefusedBulkLoadIsNotRecorded(t *testing.T) {
 	const name = dataFile
 	fs := vfs.NewMem()
 	o := tiny(fs)
@@ -127,9 +127,9 @@ func damageNewestPages(t *testing.T, fs vfs.FS, name string, pageSize int) (n in
 	return n
 }
 
-// TestLoadOutlivesTheSuperblockThatBroughtIt: the log cannot bring a load back, so that the superblock before the newest has to know of it, too. If the newest is lost in both
+// TestBulkLoadSurvivesTheLossOfTheNewestSuperblock: the log cannot bring a load back, so that the superblock before the newest has to know of it, too. If the newest is lost in both
 // places a load that was acknowledged is there nevertheless, or the start is refused.
-func TestLoadOutlivesTheSuperblockThatBroughtIt(t *testing.T) {
+func TestBulkLoadSurvivesTheLossOfTheNewestSuperblock(t *testing.T) {
 	fs := vfs.NewMem()
 	o := tiny(fs)
 	s := mustOpen(t, o)

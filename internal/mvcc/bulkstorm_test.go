@@ -16,7 +16,7 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-var loadStormRounds = flag.Int("loadstorm.rounds", 12, "how many stores TestLoadsBesideCommitsSurviveCrashesInARow crashes, six times each")
+var loadStormRounds = flag.Int("loadstorm.rounds", 12, "how many stores TestBulkLoadsDuringCommitsSurviveCrashesInARow crashes, six times each")
 
 // storm is what one client was told by a store that is crashed again and again, while loads take their places beside its commits.
 type storm struct {
@@ -133,9 +133,9 @@ func (m *storm) work(s *Store, rng *rand.Rand) {
 	}
 }
 
-// TestLoadsBesideCommitsSurviveCrashesInARow loads beside a client that commits, cuts the power at a random operation, and goes on from what is left, several times. A
+// TestBulkLoadsDuringCommitsSurviveCrashesInARow loads beside a client that commits, cuts the power at a random operation, and goes on from what is left, several times. A
 // store holds all that was acknowledged, the commits through one of the others, and a load as a whole, in its place among them, or nothing of it.
-func TestLoadsBesideCommitsSurviveCrashesInARow(t *testing.T) {
+func TestBulkLoadsDuringCommitsSurviveCrashesInARow(t *testing.T) {
 	seed := crashTestSeed(t)
 	for round := range uint64(*loadStormRounds) {
 		rng := rand.New(rand.NewPCG(seed, round))
@@ -169,8 +169,8 @@ func TestLoadsBesideCommitsSurviveCrashesInARow(t *testing.T) {
 	}
 }
 
-// TestSnapshotsKeepTheirVersionsThroughALoad: what a load merges is dropped only if no snapshot sees it.
-func TestSnapshotsKeepTheirVersionsThroughALoad(t *testing.T) {
+// TestSnapshotsKeepTheirVersionsThroughABulkLoad: what a load merges is dropped only if no snapshot sees it.
+func TestSnapshotsKeepTheirVersionsThroughABulkLoad(t *testing.T) {
 	s := mustOpen(t, tiny(vfs.NewMem()))
 	var sessions []*Session
 	for i := range 5 {

@@ -16,9 +16,9 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// TestNoCommitIsRefusedForALoad slows the device down while a load places its large values, for longer than writers wait for memory, beside writers that fill memory many
+// TestNoCommitIsRefusedForABulkLoad slows the device down while a load places its large values, for longer than writers wait for memory, beside writers that fill memory many
 // times over. The load is given up, without a trace, and no writer is refused.
-func TestNoCommitIsRefusedForALoad(t *testing.T) {
+func TestNoCommitIsRefusedForABulkLoad(t *testing.T) {
 	fs := vfs.NewMem()
 	o := tiny(fs)
 	o.Storage.MemoryBytes, o.Storage.StallMax = 2<<20, 2*time.Second
@@ -74,9 +74,9 @@ func TestNoCommitIsRefusedForALoad(t *testing.T) {
 	mustClose(t, s)
 }
 
-// TestContextEndsTheWaitForALoadUnderWay: the context ends the wait of a verification and of a
+// TestContextEndsTheWaitForARunningBulkLoad: the context ends the wait of a verification and of a
 // checkpoint for a bulk load.
-func TestContextEndsTheWaitForALoadUnderWay(t *testing.T) {
+func TestContextEndsTheWaitForARunningBulkLoad(t *testing.T) {
 	fs := vfs.NewMem()
 	s := mustOpen(t, tiny(fs))
 	mustPut(t, s, "a", "1")
@@ -138,8 +138,8 @@ func TestContextEndsTheWaitForALoadUnderWay(t *testing.T) {
 	mustHold(t, s, map[string]string{"a": "1", "k": "loaded"})
 }
 
-// TestLoadLeavesEpochsToCommits: one that comes near the end of all epochs is refused, and changes nothing.
-func TestLoadLeavesEpochsToCommits(t *testing.T) {
+// TestBulkLoadLeavesEpochsToCommits: one that comes near the end of all epochs is refused, and changes nothing.
+func TestBulkLoadLeavesEpochsToCommits(t *testing.T) {
 	s := mustOpen(t, tiny(vfs.NewMem()))
 	s.watermark.jumpTo(keys.MaxEpoch - 10)
 	if _, err := load(s, map[string]string{"a": "1"}); !errors.Is(err, storage.ErrEpochsUsedUp) {

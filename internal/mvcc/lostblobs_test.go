@@ -9,10 +9,10 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// TestRowsLostWithTheirTableCostTheirValuesOnly damages the indirection table, which is made anew
+// TestDamagedIndirectionTableCostsOnlyTheValuesOfDamagedPages damages the indirection table, which is made anew
 // from the blobs, and one page of blobs: their values are DATA_LOSS, are overwritten like others,
 // before a restart and after it, and values that are new since stay.
-func TestRowsLostWithTheirTableCostTheirValuesOnly(t *testing.T) {
+func TestDamagedIndirectionTableCostsOnlyTheValuesOfDamagedPages(t *testing.T) {
 	const n = 60
 	for nth := range 4 {
 		o := modelOptions(vfs.NewMem())
