@@ -70,6 +70,7 @@ bench-record: ## Make the files of bench/results that are committed from the run
 bench-smoke: ## Run every benchmark scenario for a moment: they must run and verify, speed is not judged
 	cd bench && $(GO) vet ./... && $(GO) test -tags ablation -timeout $(TEST_TIMEOUT) ./...
 	$(GO) test -tags ablation -timeout $(TEST_TIMEOUT) -run 'EveryWayOfPruning|IncrementsBy' ./internal/mvcc
+	$(GO) test -tags ablation -timeout $(TEST_TIMEOUT) -run InvokeAll ./internal/storage/btree
 	cd bench && $(GO) run -tags ablation ./cmd/epochbench -smoke -out results/tmp
 
 ##@ Check

@@ -2,8 +2,6 @@ package btree
 
 import (
 	"bytes"
-	"context"
-	"encoding/binary"
 	"fmt"
 	"maps"
 	"slices"
@@ -92,79 +90,4 @@ func (q quiet) Pages(ids []page.ID, _ int, pages [][]byte) error {
 		pages[i] = q.s.pages[id]
 	}
 	return nil
-}
-
-// TestInvokeAllSeesKeysBetweenThoseOfALeafAsMissing has every second key in the tree and invokes
-// all.
-func TestInvokeAllSeesKeysBetweenThoseOfALeafAsMissing(t *testing.T) {
-	s := newStore(512)
-	var all, odd [][]byte
-	for i := range 200 {
-		all = append(all, fmt.Appendf(nil, "key%05d", i))
-		if i%2 == 1 {
-			odd = append(odd, all[i])
-		}
-	}
-	root := Root{}
-	policy := Policy{MinVisible: keys.MaxEpoch}
-	for round, some := range [][][]byte{odd, all} {
-		root = s.replace(t, func() (*Result, error) {
-			return invokeAll(context.Background(), *s.mergeInput(root, nil, policy), some, keys.Epoch(round+1), func(key []byte, _ Version, found bool) Version {
-				return Version{Kind: keys.KindSet, Value: fmt.Appendf(nil, "%s %v", key, found)}
-			})
-		}).Root
-	}
-	s.check(t, root)
-	for i, k := range all {
-		v, ok, _ := Get(s, root, k, keys.MaxEpoch)
-		if want := fmt.Sprintf("%s %v", k, i%2 == 1); !ok || string(v.Value) != want {
-			t.Fatalf("%q holds %q, want %q", k, v.Value, want)
-		}
-	}
-}
-
-// TestInvokeAllReadsAndWritesInOneDescent counts a thousand counters up, some of which do not exist
-// yet.
-func TestInvokeAllReadsAndWritesInOneDescent(t *testing.T) {
-	s := newStore(512)
-	ctx := context.Background()
-	var all [][]byte
-	for i := range 1000 {
-		all = append(all, fmt.Appendf(nil, "counter%05d", i))
-	}
-	root := Root{}
-	policy := Policy{MinVisible: keys.MaxEpoch}
-	add := func(_ []byte, old Version, found bool) Version {
-		n := uint64(1)
-		if found {
-			n += binary.BigEndian.Uint64(old.Value)
-		}
-		if n == 3 {
-			return Version{Kind: keys.KindNone}
-		}
-		return Version{Kind: keys.KindSet, Value: binary.BigEndian.AppendUint64(nil, n)}
-	}
-	for round := range 4 {
-		some := all[round*100:]
-		in := s.mergeInput(root, nil, policy)
-		in.Workers = 2
-		root = s.replace(t, func() (*Result, error) {
-			return invokeAll(ctx, *in, some, keys.Epoch(round+1), add)
-		}).Root
-	}
-	s.check(t, root)
-	for i, k := range all {
-		v, ok, _ := Get(s, root, k, keys.MaxEpoch)
-		want := min(uint64(i/100)+1, 2)
-		if !ok || binary.BigEndian.Uint64(v.Value) != want {
-			t.Fatalf("%q counts %x, want %d", k, v.Value, want)
-		}
-	}
-	res := s.replace(t, func() (*Result, error) {
-		return removeAll(ctx, *s.mergeInput(root, nil, policy), all, 9)
-	})
-	if !res.Root.Empty() || res.Stats.Keys != -1000 {
-		t.Fatalf("after removing all: %+v", res)
-	}
-	s.check(t, res.Root)
 }

@@ -60,13 +60,13 @@ func (a *arrayStore) WritePage(id page.ID, p []byte) error {
 
 func (a *arrayStore) merge(b testing.TB, base Root, entries []Entry, workers, fill int) *Result {
 	b.Helper()
-	res, err := Merge(context.Background(), &MergeInput{
+	res, err := mergeFilling(context.Background(), &MergeInput{
 		Base: base, Checkpoint: 1, PageSize: a.size, Policy: Policy{MinVisible: keys.MaxEpoch},
 		Input:  func() Input { return &SliceInput{Entries: entries} },
 		Source: func() Source { return a },
-		Sink:   a, Workers: workers, FillPercent: fill,
+		Sink:   a, Workers: workers,
 		Cuts: sample(entries, 64),
-	})
+	}, fill)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -250,7 +250,7 @@ func BenchmarkMerge(b *testing.B) {
 				mark := t.store.next
 				for range b.N {
 					t.store.next = mark
-					t.store.merge(b, t.root, batch, workers, 0)
+					t.store.merge(b, t.root, batch, workers, fillPercent)
 				}
 				t.store.next = mark
 				b.ReportMetric(float64(b.N)*float64(n)/b.Elapsed().Seconds()/1e6, "Mkeys/s")

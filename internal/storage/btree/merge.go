@@ -45,8 +45,6 @@ type MergeInput struct {
 
 	// Workers is how many goroutines merge. The result does not depend on it. Zero means one.
 	Workers int
-	// FillPercent is where a long run of entries cuts its pages. Zero means FillDefault.
-	FillPercent int
 	// Cuts are keys at which the work is divided in addition to the tree's own separators: a sample
 	// of the input's keys lets many workers share a merge into a small tree. They are sorted. The
 	// pages of the result depend on them.
@@ -65,10 +63,8 @@ type MergeInput struct {
 	// Progress, if set, is called after each partition with the number of input entries that were
 	// consumed. Workers call it concurrently.
 	Progress func(entries int)
-	// Invoke, if set, sees every entry of the input with the newest version that the tree has of
-	// its key, and returns the entry to take in its place, under the same key and a trailer of kind
-	// KindNone for none. Workers call it concurrently.
-	Invoke func(e Entry, old Version, found bool) Entry
+
+	invoker // of a baseline; empty without the tag ablation
 }
 
 // Relocation asks a merge to rewrite up to Max pages (and their parents) whose id is From or
@@ -99,9 +95,9 @@ type Values interface {
 	Drop(ref page.Ref) error
 }
 
-// FillDefault leaves room in the leaves of a long run, so that the next random inserts need not
+// fillPercent leaves room in the leaves of a long run, so that the next random inserts need not
 // split them.
-const FillDefault = 90
+const fillPercent = 90
 
 // Result is what a merge made.
 type Result struct {
@@ -157,15 +153,16 @@ type merge struct {
 // drops. It shares with the base the pages that nothing changed. After an error the sink has to
 // take back the pages allocated so far; the base is unchanged.
 func Merge(ctx context.Context, in *MergeInput) (*Result, error) {
+	return mergeFilling(ctx, in, fillPercent)
+}
+
+// mergeFilling is Merge with pages of a long run that are full by the given share.
+func mergeFilling(ctx context.Context, in *MergeInput, percent int) (*Result, error) {
 	m := &merge{MergeInput: in, cuts: in.Cuts}
 	if len(in.Avoid) > 0 {
 		m.cuts = nil // both partitions would read a leaf that they share
 	}
-	fill := in.FillPercent
-	if fill == 0 {
-		fill = FillDefault
-	}
-	m.soft = page.Payload(in.PageSize) * fill / 100
+	m.soft = page.Payload(in.PageSize) * percent / 100
 	m.ordered.init(m)
 	m.plan = planner{m: m, src: in.Source(), in: peeker{in: in.Input()}, budget: in.Relocate.Max}
 	next, stop := iter.Pull(m.plan.partitions)

@@ -123,7 +123,7 @@ func TestTreeIsASortedMapWithVersions(t *testing.T) {
 			for range 12 {
 				in := s.mergeInput(root, w.entries(rng.IntN(400)), w.policy())
 				in.Workers = 1 + rng.IntN(3)
-				in.FillPercent = 50 + rng.IntN(51)
+				percent := 50 + rng.IntN(51)
 				for range rng.IntN(4) {
 					in.Cuts = append(in.Cuts, []byte(w.key()))
 				}
@@ -131,7 +131,7 @@ func TestTreeIsASortedMapWithVersions(t *testing.T) {
 				if rng.IntN(3) == 0 {
 					in.Relocate = Relocation{From: page.ID(len(s.used) / 2), Max: rng.IntN(20)}
 				}
-				res := s.apply(t, in)
+				res := s.applyFilling(t, in, percent)
 				root = res.Root
 				stats.Add(&res.Stats)
 				s.check(t, root)

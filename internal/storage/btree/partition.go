@@ -385,21 +385,6 @@ func (w *worker) emitKey(v *page.LeafLayout, i, to int, bound *page.Separator) i
 	return i
 }
 
-// invoke lets the merge's Invoke decide what the input's entry becomes, given the newest old
-// version.
-func (w *worker) invoke(v *page.LeafLayout, i int) {
-	if w.m.Invoke == nil {
-		return
-	}
-	var old Version
-	found := v != nil
-	if found {
-		_, t, value, large := v.At(i)
-		old = Version{Epoch: t.Epoch(), Kind: t.Kind(), Large: large, Value: value}
-	}
-	w.in.entry = w.m.Invoke(w.in.entry, old, found)
-}
-
 func (w *worker) inputHasKey(bound *page.Separator) bool {
 	return w.in.before(bound) && bytes.Equal(w.in.entry.Key, w.key)
 }
@@ -429,7 +414,7 @@ func (w *worker) emitNew() {
 		w.checkInput()
 		return
 	}
-	if e.Trailer.Kind() != keys.KindNone { // an Invoke that changed nothing
+	if e.Trailer.Kind() != keys.KindNone { // a baseline's Invoke that changed nothing
 		w.entry = page.Entry{Value: e.Value, Trailer: e.Trailer, Large: e.Large}
 		w.emit(false)
 	} else {

@@ -145,6 +145,12 @@ func (s *store) apply(t testing.TB, in *MergeInput) *Result {
 	return s.replace(t, func() (*Result, error) { return Merge(context.Background(), in) })
 }
 
+// applyFilling is apply with pages of a long run that are full by the given share.
+func (s *store) applyFilling(t testing.TB, in *MergeInput, percent int) *Result {
+	t.Helper()
+	return s.replace(t, func() (*Result, error) { return mergeFilling(context.Background(), in, percent) })
+}
+
 // replace takes over the result of a merge.
 func (s *store) replace(t testing.TB, merge func() (*Result, error)) *Result {
 	t.Helper()

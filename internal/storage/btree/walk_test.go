@@ -209,7 +209,7 @@ func TestBoundedScansReadNoLeafPastTheBound(t *testing.T) {
 // TestUsedCursorsAllocateNothing counts allocations of reads over pages in memory.
 func TestUsedCursorsAllocateNothing(t *testing.T) {
 	a := newArrayStore(512, 1000)
-	root := a.merge(t, Root{}, numbered(0, 4000, 3, 12), 1, 0).Root
+	root := a.merge(t, Root{}, numbered(0, 4000, 3, 12), 1, fillPercent).Root
 	var c Cursor
 	key, hi := []byte("key00001234"), []byte("key000017")
 	read := func() {

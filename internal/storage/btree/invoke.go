@@ -1,0 +1,10 @@
+//go:build !ablation
+
+package btree
+
+import "github.com/epochkv/epochkv/internal/storage/page"
+
+// invoker is empty: only the baselines of bench merge functions of values.
+type invoker struct{}
+
+func (*worker) invoke(*page.LeafLayout, int) {}
