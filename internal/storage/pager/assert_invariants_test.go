@@ -22,7 +22,7 @@ func TestExpensiveAssertionsPanic(t *testing.T) {
 			y.p.space.pending = append(y.p.space.pending, pendingPages{pages: []page.ID{y.root}})
 			must(t, ck.Commit(context.Background(), y.p.State()))
 		},
-		"are taken after a checkpoint": func(y *toy, ck *Checkpoint) {
+		"are taken and no checkpoint is open": func(y *toy, ck *Checkpoint) {
 			ck.AllocExtent(3)
 			ck.taken = nil
 			must(t, ck.Commit(context.Background(), y.p.State()))
