@@ -243,7 +243,7 @@ func (o cold) prove(r *harness.Run, s storage.Stats, device vfs.Stats) error {
 	r.Count("ring reads", float64(device.RingReads))
 	r.Count("pool reads", float64(device.PoolReads))
 	r.Count("single reads", float64(device.SingleReads))
-	r.Count("pages in batches", float64(s.BatchPages))
+	r.Count("pages in batches", float64(s.Cache.BatchPages))
 	r.Count("prefetched and used", float64(s.Cache.PrefetchedUsed))
 	least, most := 0.0, 0.0
 	if o.prefetch && o.ahead {

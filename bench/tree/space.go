@@ -59,7 +59,7 @@ func runPlateau(r *harness.Run) (err error) {
 					return err
 				}
 				s := store.Stats().Storage
-				file, memory = max(file, s.Pages.FileBytes), max(memory, s.MemtableBytes)
+				file, memory = max(file, s.Pages.FileBytes), max(memory, s.Memory.Memtables)
 			}
 			right++
 		}

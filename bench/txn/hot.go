@@ -153,6 +153,6 @@ func rest(r *harness.Run, store *mvcc.Store) error {
 		return err
 	}
 	s := store.Stats().Storage
-	dropped := s.Pruning.Pruned + s.Tree.VersionsDropped // by a checkpoint, of generations that became immutable when the log was rotated
+	dropped := s.Pruning.Pruned + s.Checkpoints.VersionsDropped // by a checkpoint, of generations that became immutable when the log was rotated
 	return r.Prove("versions dropped", float64(dropped), float64(r.Size)-3*64, float64(r.Size))
 }

@@ -27,16 +27,26 @@ type Stats struct {
 	Shortages uint64 // times no frame was free
 	Refaults  uint64 // refaults: misses of pages that were evicted recently
 
-	Evicted     uint64 // pages evicted by the hand, all cold
-	Decremented uint64 // decrements of the usage counts of hot pages
-	Passes      uint64 // passes of the hand
-	Examined    uint64 // frames that the hand examined
+	HandStats
 
 	Admitted      uint64 // written pages that got a frame
 	AdmitDropped  uint64 // written pages that got none: no frame was available, or the page was not worth one
 	Invalidated   uint64 // pages invalidated by Invalidate
 	ShrinkEvicted uint64 // pages dropped by Resize
 
+	PrefetchStats
+}
+
+// HandStats is what the clock hand has done.
+type HandStats struct {
+	Evicted     uint64 // pages evicted by the hand, all cold
+	Decremented uint64 // decrements of the usage counts of hot pages
+	Passes      uint64 // passes of the hand
+	Examined    uint64 // frames that the hand examined
+}
+
+// PrefetchStats is what prefetching has done.
+type PrefetchStats struct {
 	Prefetched       uint64 // pages prefetched
 	PrefetchedUsed   uint64 // of these, visited
 	PrefetchedWasted uint64 // of these, evicted without a visit
@@ -53,10 +63,10 @@ func (c *Cache) Stats() Stats {
 	out := Stats{
 		Frames: uint64(c.count), Retired: uint64(len(c.retired)), Reserve: uint64(c.reserve), Flights: uint64(len(c.flights)),
 		Misses: n.misses, Joined: n.joined, Failed: n.failed, Uncached: n.uncached, Shortages: n.shortages, Refaults: n.refaulted,
-		Evicted: s.evicted, Decremented: s.decremented, Passes: s.passes, Examined: s.examined,
-		Admitted: n.admitted, AdmitDropped: n.admitDropped, Invalidated: n.invalidated, ShrinkEvicted: n.shrinkEvicted,
-		Prefetched: n.prefetched, PrefetchedUsed: s.used, PrefetchedWasted: s.wasted,
-		Hot: s.hot, Resident: c.resident,
+		HandStats: HandStats{Evicted: s.evicted, Decremented: s.decremented, Passes: s.passes, Examined: s.examined},
+		Admitted:  n.admitted, AdmitDropped: n.admitDropped, Invalidated: n.invalidated, ShrinkEvicted: n.shrinkEvicted,
+		PrefetchStats: PrefetchStats{Prefetched: n.prefetched, PrefetchedUsed: s.used, PrefetchedWasted: s.wasted},
+		Hot:           s.hot, Resident: c.resident,
 	}
 	return out
 }

@@ -22,6 +22,8 @@ import (
 
 // Config is the whole configuration of a server. A zero sub-limit (CacheSize, MemtableSize,
 // SegmentSize, DiskReserve) is derived from Memory by the engine.
+//
+// It has more than 20 fields because each option is one field. The limits of requests are the only group.
 type Config struct {
 	DataDir string // directory of the log and the data file
 	Listen  string // address of the gRPC listener

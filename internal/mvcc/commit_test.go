@@ -229,7 +229,7 @@ func TestTinySegmentsWithManyWriters(t *testing.T) {
 	if err := equalMaps(want, dump(t, s)); err != nil {
 		t.Fatal(err)
 	}
-	if st := s.Stats().Storage.Tree; st.Checkpoints == 0 || st.Height == 0 {
+	if st := s.Stats().Storage; st.Checkpoints.Finished == 0 || st.Tree.Height == 0 {
 		t.Fatalf("%+v: nothing was merged", st)
 	}
 	if err := s.AwaitDurable(t.Context(), s.Visible()); err != nil { // async commits wait for the interval otherwise

@@ -336,7 +336,7 @@ func TestFullMemoryRefusesWrites(t *testing.T) {
 		}
 		want[k] = v
 	}
-	if used := s.Stats().Storage.MemtableBytes; used > o.Storage.MemoryBytes {
+	if used := s.Stats().Storage.Memory.Memtables; used > o.Storage.MemoryBytes {
 		t.Fatalf("%d bytes of memtables in a budget of %d", used, o.Storage.MemoryBytes)
 	}
 	if full.Fired() == 0 {

@@ -55,9 +55,9 @@ func TestReadOnlyTransactionsLeaveMemoryFlat(t *testing.T) {
 		t.Errorf("the heap has grown by %d bytes", grown)
 	}
 	got := s.Stats()
-	if got.Visible != before.Visible || got.Storage.MemtableBytes != before.Storage.MemtableBytes || got.Storage.CacheUsed != before.Storage.CacheUsed {
+	if got.Visible != before.Visible || got.Storage.Memory.Memtables != before.Storage.Memory.Memtables || got.Storage.Memory.CacheUsed != before.Storage.Memory.CacheUsed {
 		t.Errorf("the store has changed: visible %d -> %d, memtables %d -> %d, cache %d -> %d", before.Visible, got.Visible,
-			before.Storage.MemtableBytes, got.Storage.MemtableBytes, before.Storage.CacheUsed, got.Storage.CacheUsed)
+			before.Storage.Memory.Memtables, got.Storage.Memory.Memtables, before.Storage.Memory.CacheUsed, got.Storage.Memory.CacheUsed)
 	}
 	if got.Snapshots.Slots != before.Snapshots.Slots || got.Snapshots.Snapshots != 0 || got.Snapshots.Leases != 0 {
 		t.Errorf("snapshots are left: %+v", got.Snapshots)

@@ -92,7 +92,7 @@ func killed(t *testing.T, beside bool) (image, []string) {
 			t.Fatal(err)
 		}
 	}
-	if s.Stats().Storage.Tree.SkippedPages == 0 {
+	if s.Stats().Storage.Damage.SkippedPages == 0 {
 		t.Fatal("no page was lost: the test tests nothing")
 	}
 	x.Close()

@@ -67,7 +67,7 @@ func mustDelete(t *testing.T, s *Store, key string) {
 	w.Delete([]byte(key))
 	if _, err := commitAndWait(x, &w); err != nil {
 		st := s.Stats().Storage
-		t.Fatalf("a deletion on a full disk: %v; pages %+v, generations %+v, checkpoints %v, reserve %d", err, st.Pages, st.Generations, s.CheckpointErr(), st.DiskReserve)
+		t.Fatalf("a deletion on a full disk: %v; pages %+v, generations %+v, checkpoints %v, reserve %d", err, st.Pages, st.Generations, s.CheckpointErr(), st.Disk.Reserve)
 	}
 }
 
@@ -290,7 +290,7 @@ func TestWritersDoNotOutrunTheReserve(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	w, accepted := Write{Durability: DurabilityAsync}, int64(0)
-	reserve := s.Stats().Storage.DiskReserve
+	reserve := s.Stats().Storage.Disk.Reserve
 	for i := 0; accepted < 4*reserve; i++ {
 		w.Reset()
 		w.Set([]byte(numbered(i)), make([]byte, 1000))

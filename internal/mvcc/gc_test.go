@@ -18,7 +18,7 @@ func TestHotKeyDoesNotGrowTheMemtable(t *testing.T) {
 			o.GCInterval = 0
 			s := mustOpen(t, o)
 			mustPut(t, s, "hot", "first")
-			before := s.Stats().Storage.MemtableBytes // the index, laid out for a full table
+			before := s.Stats().Storage.Memory.Memtables // the index, laid out for a full table
 			reader := mustSession(t, s)
 			defer reader.Close()
 			if held {
@@ -42,7 +42,7 @@ func TestHotKeyDoesNotGrowTheMemtable(t *testing.T) {
 			if st.Rotations != 0 || st.Pruning.Pruned == 0 {
 				t.Fatalf("%d rotations, %+v: the test tests nothing", st.Rotations, st.Pruning)
 			}
-			if grown := st.MemtableBytes - before; grown > 8<<20 {
+			if grown := st.Memory.Memtables - before; grown > 8<<20 {
 				t.Errorf("memtable grew by %d bytes over one key; %+v", grown, st.Pruning)
 			}
 			if held {

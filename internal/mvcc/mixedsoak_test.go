@@ -121,7 +121,7 @@ func TestMixedLoadStaysInItsBudget(t *testing.T) {
 	}
 	s := m.store.Stats().Storage
 	t.Logf("%d keys, file %d MiB; resident before %d, peak %d MiB of %d; stalls in the engine %d (%v), refused %d", m.count, s.Pages.FileBytes>>20,
-		before>>20, peak>>20, *soakMemory>>20, s.Stalls, s.StallTime, s.Refused)
+		before>>20, peak>>20, *soakMemory>>20, s.Backpressure.Stalls, s.Backpressure.StallTime, s.Backpressure.Refused)
 	slow := slowReads(files.Stats()) - laid
 	t.Logf("single reads of the device longer than %v: %d", stallMax/2, slow)
 	if *soakMixed >= longForm && stalls > 0 {
@@ -199,8 +199,8 @@ func (m *mixed) run() (peak int64) {
 	for end := time.Now().Add(*soakMixed); time.Now().Before(end) && !m.Failed(); time.Sleep(20 * time.Millisecond) {
 		peak = max(peak, residentBytes())
 		s := m.store.Stats().Storage
-		if used := s.CacheUsed + s.MemtableBytes + s.Log.BufferBytes; used > *soakMemory {
-			m.Errorf("the engine holds %d bytes (cache %d, memtables %d, log %d) of %d", used, s.CacheUsed, s.MemtableBytes, s.Log.BufferBytes, *soakMemory)
+		if used := s.Memory.CacheUsed + s.Memory.Memtables + s.Log.BufferBytes; used > *soakMemory {
+			m.Errorf("the engine holds %d bytes (cache %d, memtables %d, log %d) of %d", used, s.Memory.CacheUsed, s.Memory.Memtables, s.Log.BufferBytes, *soakMemory)
 		}
 	}
 	m.stop.Store(true)

@@ -56,7 +56,7 @@ func TestKeysBeyondTheLimitAreReadAndDeletedOnly(t *testing.T) {
 			mustCheckpoint(t, s)
 			mustPut(t, s, "k", "v") // the next checkpoint has no snapshot of before
 			mustCheckpoint(t, s)
-			if n := s.Stats().Storage.Tree.Quarantined; n != 0 {
+			if n := s.Stats().Storage.Quarantine.Versions; n != 0 {
 				t.Fatalf("%d versions are left in quarantine", n)
 			}
 			_, err := x.Get(nil, []byte(long[0]), 0)

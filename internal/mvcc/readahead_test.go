@@ -63,7 +63,7 @@ func scanCold(t *testing.T, x *Session, o ScanOptions, entries int) (single, bat
 		}
 	}
 	after := x.store.Stats().Storage
-	return after.Cache.Misses - before.Cache.Misses, after.BatchReads - before.BatchReads, after.BatchPages - before.BatchPages
+	return after.Cache.Misses - before.Cache.Misses, after.Cache.BatchReads - before.Cache.BatchReads, after.Cache.BatchPages - before.Cache.BatchPages
 }
 
 // TestScanReadsTheLeavesOfItsLimitTogether: what a limit needs is one submission, on the seek, in both directions.

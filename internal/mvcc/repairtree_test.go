@@ -78,8 +78,8 @@ func TestWritesGoOnThoughEveryLeafIsDamaged(t *testing.T) {
 		t.Fatal(err)
 	}
 	check()
-	if st := s.Stats().Storage; st.Tree.SkippedPages == 0 || len(st.Generations) != 1 {
-		t.Errorf("%d lost pages, %d generations", st.Tree.SkippedPages, len(st.Generations))
+	if st := s.Stats().Storage; st.Damage.SkippedPages == 0 || len(st.Generations) != 1 {
+		t.Errorf("%d lost pages, %d generations", st.Damage.SkippedPages, len(st.Generations))
 	}
 	x.Close()
 	if err := s.Close(); err != nil {
@@ -368,7 +368,7 @@ func testBesideDamage(t *testing.T, mixed bool) {
 				t.Fatalf("seed %d, round %d", seed, round)
 			}
 		}
-		lost += d.s.Stats().Storage.Tree.SkippedPages
+		lost += d.s.Stats().Storage.Damage.SkippedPages
 		refused, loads = refused+d.refused, loads+d.loads
 		d.salvage()
 		if t.Failed() {
@@ -842,8 +842,8 @@ func TestDamagedPageAtTheFileEndCausesNoEndlessCheckpoints(t *testing.T) {
 		}
 	}
 	st := s.Stats().Storage
-	if st.Pages.FileBytes <= int64(last)*int64(o.Storage.PageSize) || st.Tree.SkippedPages != 1 {
-		t.Errorf("%d bytes of %d, %d pages lost: the test tests nothing", st.Pages.FileBytes, before, st.Tree.SkippedPages)
+	if st.Pages.FileBytes <= int64(last)*int64(o.Storage.PageSize) || st.Damage.SkippedPages != 1 {
+		t.Errorf("%d bytes of %d, %d pages lost: the test tests nothing", st.Pages.FileBytes, before, st.Damage.SkippedPages)
 	}
 	if pages := st.Pages; pages.FileBytes/int64(st.PageSize) <= 2*int64(pages.Live)+128 ||
 		s.engine.Schedule(time.Hour, s.collector.snapshotEpochs()) != storage.WorkNone {
@@ -954,7 +954,7 @@ func TestDeletionHidesVersionsOnASkippedPage(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if n := s.Stats().Storage.Tree.SkippedPages; n != 1 {
+	if n := s.Stats().Storage.Damage.SkippedPages; n != 1 {
 		t.Fatalf("%d lost pages", n)
 	}
 	if v, err := x.Get(nil, []byte("k"), 0); v.Found || err != nil {

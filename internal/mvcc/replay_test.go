@@ -241,8 +241,8 @@ func TestReplaySkipsDamage(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = s.Close() }()
-	if r := s.Recovery(); r.Checkpoints < 2 || r.MemtablePeak > smallBytes+(16<<10) || s.Stats().Storage.Tree.SkippedPages == 0 {
-		t.Errorf("%+v, %d lost pages", r, s.Stats().Storage.Tree.SkippedPages)
+	if r := s.Recovery(); r.Checkpoints < 2 || r.MemtablePeak > smallBytes+(16<<10) || s.Stats().Storage.Damage.SkippedPages == 0 {
+		t.Errorf("%+v, %d lost pages", r, s.Stats().Storage.Damage.SkippedPages)
 	}
 	x := mustSession(t, s)
 	defer x.Close()

@@ -51,7 +51,7 @@ func TestCacheIsResizedUnderReaders(t *testing.T) {
 			if _, err := s.ResizeCache(size); err != nil {
 				t.Fatal(err)
 			}
-			if got := s.Stats().Storage.CacheBytes; got != size {
+			if got := s.Stats().Storage.Memory.Cache; got != size {
 				t.Fatalf("resized to %d, now %d", size, got)
 			}
 		}

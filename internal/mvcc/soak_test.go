@@ -66,7 +66,7 @@ func TestSoak(t *testing.T) {
 	load(1, 1, *soakKeys)
 	load(1, 2, *soakKeys/4) // overwrites the first quarter
 	st := s.Stats().Storage
-	t.Logf("loaded in %v, worst put %v, peak %d MiB, stalls %d (%v), %+v", time.Since(start), worst, peak>>20, st.Stalls, st.StallTime, st.Tree)
+	t.Logf("loaded in %v, worst put %v, peak %d MiB, stalls %d (%v), %+v", time.Since(start), worst, peak>>20, st.Backpressure.Stalls, st.Backpressure.StallTime, st.Tree)
 	start = time.Now()
 	rng := rand.New(rand.NewPCG(1, 1))
 	var buf []byte

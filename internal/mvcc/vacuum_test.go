@@ -59,9 +59,9 @@ func mustConverge(t testing.TB, s *Store, atMost int) {
 	t.Helper()
 	for n := 1; ; n++ {
 		mustCheckpoint(t, s)
-		st := s.Stats().Storage.Tree
-		if st.DeadVersionRatio == 0 {
-			t.Logf("%d checkpoints: %d leaves read, %d written, %d versions dropped", n, st.VacuumReads, st.LeavesVacuumed, st.VersionsVacuumed)
+		st := s.Stats().Storage
+		if st.Tree.DeadVersionRatio == 0 {
+			t.Logf("%d checkpoints: %d leaves read, %d written, %d versions dropped", n, st.Vacuum.Reads, st.Vacuum.Leaves, st.Vacuum.Versions)
 			break
 		}
 		if n == atMost {
@@ -110,8 +110,8 @@ func TestVersionsOfALongReaderAreVacuumedAfterIt(t *testing.T) {
 	for range 10 {
 		mustCheckpoint(t, s)
 	}
-	st := s.Stats().Storage.Tree
-	if st.DeadVersionRatio < 0.4 || st.VersionsVacuumed != 0 {
+	st := s.Stats().Storage
+	if st.Tree.DeadVersionRatio < 0.4 || st.Vacuum.Versions != 0 {
 		t.Fatalf("held: %+v", st)
 	}
 	if err := equalMaps(old, dumpAt(t, reader)); err != nil {
@@ -149,20 +149,20 @@ func TestVacuumRestsWhileNoVersionIsDead(t *testing.T) {
 		t.Fatal(err)
 	}
 	fill("new")
-	rest := func() storage.TreeStats {
+	rest := func() storage.Stats {
 		for range 100 {
 			mustCheckpoint(t, s)
 		}
-		return s.Stats().Storage.Tree
+		return s.Stats().Storage
 	}
 	before := rest()
 	after := rest()
-	if before.VacuumReads == 0 || after.VacuumReads != before.VacuumReads || after.Checkpoint != before.Checkpoint || after.LeavesVacuumed != 0 {
+	if before.Vacuum.Reads == 0 || after.Vacuum.Reads != before.Vacuum.Reads || after.Checkpoints.Newest != before.Checkpoints.Newest || after.Vacuum.Leaves != 0 {
 		t.Fatalf("it went on: %+v, then %+v", before, after)
 	}
 	second.Close()
 	middle := rest()
-	if n, live := versions(t, s); n != 2*live || middle.VersionsVacuumed != live {
+	if n, live := versions(t, s); n != 2*live || middle.Vacuum.Versions != live {
 		t.Fatalf("%d versions of %d keys: what only the newer snapshot held must go: %+v", n, live, middle)
 	}
 	if v, err := first.Read(nil, []byte("key-00100")); err != nil || string(v.Data) != "old" {
@@ -210,7 +210,7 @@ func TestIdleStoreIsVacuumed(t *testing.T) {
 		before := s.Stats().Storage
 		time.Sleep(2500 * time.Millisecond)
 		after := s.Stats().Storage
-		return before.Tree.Checkpoint == after.Tree.Checkpoint && before.Pages.PagesRead == after.Pages.PagesRead
+		return before.Checkpoints.Newest == after.Checkpoints.Newest && before.Pages.PagesRead == after.Pages.PagesRead
 	}
 	for tries := 0; !quiet(); tries++ {
 		if tries == 2 {
@@ -291,7 +291,7 @@ func TestValuesThatABulkLoadReplacedAreVacuumed(t *testing.T) {
 	}
 	mustLoad(t, s, want)
 	mustConverge(t, s, 60)
-	if n := s.Stats().Storage.Tree.VersionsVacuumed; n != 3000 {
+	if n := s.Stats().Storage.Vacuum.Versions; n != 3000 {
 		t.Fatalf("%d versions were swept", n)
 	}
 	mustHold(t, s, want)
@@ -460,8 +460,8 @@ func sweepRun(s *Store, acked *int, swept *bool) error {
 			return err
 		}
 	}
-	st := s.Stats().Storage.Tree
-	*swept = st.DeadVersionRatio == 0 && st.VersionsVacuumed > 0
+	st := s.Stats().Storage
+	*swept = st.Tree.DeadVersionRatio == 0 && st.Vacuum.Versions > 0
 	return nil
 }
 

@@ -54,16 +54,16 @@ func sizesMessage(e *mvcc.Stats) *pb.Sizes {
 	return &pb.Sizes{
 		DataDir:           st.Dir,
 		PageBytes:         uint32(st.PageSize),
-		MemoryBudgetBytes: uint64(st.MemoryBudget),
-		MemoryUsedBytes:   uint64(st.CacheUsed + st.MemtableBytes + st.Log.BufferBytes),
-		CacheBytes:        uint64(st.CacheBytes),
-		CacheUsedBytes:    uint64(st.CacheUsed),
-		MemtableBytes:     uint64(st.MemtableBytes),
+		MemoryBudgetBytes: uint64(st.Memory.Budget),
+		MemoryUsedBytes:   uint64(st.Memory.CacheUsed + st.Memory.Memtables + st.Log.BufferBytes),
+		CacheBytes:        uint64(st.Memory.Cache),
+		CacheUsedBytes:    uint64(st.Memory.CacheUsed),
+		MemtableBytes:     uint64(st.Memory.Memtables),
 		LogBufferBytes:    uint64(st.Log.BufferBytes),
 		LogBytes:          uint64(st.Log.SegmentBytes),
 		LogSegments:       uint64(st.Log.Segments),
 		DataFileBytes:     uint64(st.Pages.FileBytes),
-		DiskFreeBytes:     uint64(max(st.DiskFree, 0)),
+		DiskFreeBytes:     uint64(max(st.Disk.Free, 0)),
 		ResidentBytes:     residentBytes(),
 	}
 }

@@ -43,22 +43,22 @@ func countedConditions(before, now *mvcc.Stats) (found []health.Condition) {
 		found = append(found, health.Condition{Name: name, Severity: severity, Message: message, Cause: cause})
 	}
 	st := &now.Storage
-	if n := st.Refused - before.Storage.Refused; n > 0 {
+	if n := st.Backpressure.Refused - before.Storage.Backpressure.Refused; n > 0 {
 		add("memory-full", health.Degraded, "writes are refused because memory is full", fmt.Sprintf("%d in the last second", n))
 	}
-	if waited := st.StallTime - before.Storage.StallTime; waited > 0 {
+	if waited := st.Backpressure.StallTime - before.Storage.Backpressure.StallTime; waited > 0 {
 		add("writes-stalled", health.Warning, "writes wait for a checkpoint to make room", fmt.Sprintf("waited %v in the last second", waited))
 	}
 	// A checkpoint may need as much again as it merges before it can give anything back.
-	if free := st.DiskFree; free >= 0 && free < st.MemoryBudget {
+	if free := st.Disk.Free; free >= 0 && free < st.Memory.Budget {
 		add("disk-low", health.Warning, "the disk is nearly full", fmt.Sprintf("%d bytes free below %s", free, st.Dir))
 	}
 	if err := st.Log.Preparing; err != nil {
 		add("log-segment", health.Warning, "log segments cannot be prepared or removed; writes stop when the prepared ones are used up, and go on by themselves", err.Error())
 	}
-	if t := &st.Tree; t.Quarantined > 0 {
+	if q := &st.Quarantine; q.Versions > 0 {
 		add("entries-quarantined", health.Warning, "the tree refuses entries, which are kept beside it; kvctl verify lists them, and deleting or overwriting their keys ends it",
-			fmt.Sprintf("%d versions, %d bytes, first %s", t.Quarantined, t.QuarantinedBytes, t.QuarantineReason))
+			fmt.Sprintf("%d versions, %d bytes, first %s", q.Versions, q.Bytes, q.Reason))
 	}
 	if age := now.Snapshots.OldestAge; age > oldSnapshot {
 		add("old-snapshot", health.Warning, "an old snapshot keeps old versions; kvctl snapshots list shows what does, and kvctl snapshots end ends it", fmt.Sprintf("held for %v", age.Round(time.Second)))

@@ -17,7 +17,7 @@ import (
 func TestEachTroubleIsACondition(t *testing.T) {
 	healthy := func() mvcc.Stats {
 		var s mvcc.Stats
-		s.Storage.DiskFree, s.Storage.MemoryBudget = 10<<30, 1<<30
+		s.Storage.Disk.Free, s.Storage.Memory.Budget = 10<<30, 1<<30
 		return s
 	}
 	before, fine := healthy(), healthy()
@@ -25,9 +25,9 @@ func TestEachTroubleIsACondition(t *testing.T) {
 		t.Fatalf("a healthy server has %v", found)
 	}
 	for name, ail := range map[string]func(s *mvcc.Stats){
-		"memory-full":    func(s *mvcc.Stats) { s.Storage.Refused++ },
-		"writes-stalled": func(s *mvcc.Stats) { s.Storage.StallTime++ },
-		"disk-low":       func(s *mvcc.Stats) { s.Storage.DiskFree = 1 << 20 },
+		"memory-full":    func(s *mvcc.Stats) { s.Storage.Backpressure.Refused++ },
+		"writes-stalled": func(s *mvcc.Stats) { s.Storage.Backpressure.StallTime++ },
+		"disk-low":       func(s *mvcc.Stats) { s.Storage.Disk.Free = 1 << 20 },
 		"old-snapshot":   func(s *mvcc.Stats) { s.Snapshots.OldestAge = time.Hour },
 	} {
 		now := healthy()

@@ -203,10 +203,10 @@ func treeMessage(e *mvcc.Stats) *pb.Tree {
 		Epoch: uint64(st.Tree.Epoch), Height: uint32(st.Tree.Height), Keys: st.Tree.Entries, EntryBytes: st.Tree.EntryBytes,
 		LiveBytes: st.Pages.Live * size, PendingBytes: st.Pages.Pending * size, FreeBytes: st.Pages.Free * size,
 		Pages: kindsMessage(st), BlobFill: st.Blobs.FillFactor,
-		Checkpoints: st.Tree.Checkpoints, CheckpointTime: durationpb.New(st.Tree.CheckpointTime), PagesWritten: st.Pages.PagesWritten,
-		BulkLoads: st.Tree.BulkLoads, WriteAmplification: st.WriteAmplification(),
-		WriteStalls: st.Stalls, WriteStallTime: durationpb.New(st.StallTime), ThrottleDelayPerKib: durationpb.New(st.ThrottleDelayPerKiB), DamagedReads: st.Tree.Damaged,
-		DeadVersionRatio: st.Tree.DeadVersionRatio, VacuumedPages: st.Tree.LeavesVacuumed, VacuumedVersions: st.Tree.VersionsVacuumed,
+		Checkpoints: st.Checkpoints.Finished, CheckpointTime: durationpb.New(st.Checkpoints.Time), PagesWritten: st.Pages.PagesWritten,
+		BulkLoads: st.BulkLoads.Finished, WriteAmplification: st.WriteAmplification(),
+		WriteStalls: st.Backpressure.Stalls, WriteStallTime: durationpb.New(st.Backpressure.StallTime), ThrottleDelayPerKib: durationpb.New(st.Backpressure.DelayPerKiB), DamagedReads: st.Damage.Reads,
+		DeadVersionRatio: st.Tree.DeadVersionRatio, VacuumedPages: st.Vacuum.Leaves, VacuumedVersions: st.Vacuum.Versions,
 	}
 }
 

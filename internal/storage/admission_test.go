@@ -32,8 +32,8 @@ func TestCheckpointsOfUnreadKeysTakeNoCacheMemory(t *testing.T) {
 		b.checkpoint()
 	}
 	s := b.engine.Stats()
-	if inner := s.Tree.InnerPages; s.Cache.Resident > inner {
-		t.Errorf("%d pages are cached, %d inner ones were written, of %d leaves none was read", s.Cache.Resident, inner, s.Tree.LeafPages)
+	if inner := s.Checkpoints.InnerPages; s.Cache.Resident > inner {
+		t.Errorf("%d pages are cached, %d inner ones were written, of %d leaves none was read", s.Cache.Resident, inner, s.Checkpoints.LeafPages)
 	}
 	if err := b.engine.Close(); err != nil {
 		t.Fatal(err)

@@ -11,7 +11,7 @@ func TestWriteAmplificationCountsBulkLoads(t *testing.T) {
 	if a := s.WriteAmplification(); a != 4 {
 		t.Errorf("of a log and three pages: %v", a)
 	}
-	s.Log.Bytes, s.Tree.BulkLoadedBytes, s.Pages.PagesWritten = 72, 1<<30, 1<<30/8192*11/10
+	s.Log.Bytes, s.BulkLoads.Bytes, s.Pages.PagesWritten = 72, 1<<30, 1<<30/8192*11/10
 	if a := s.WriteAmplification(); a < 1 || a > 1.2 {
 		t.Errorf("of a bulk load into pages that it nearly fills: %v", a)
 	}

@@ -47,3 +47,15 @@ func (c *counters) merged(s *btree.Stats) {
 	c.blobsStored.Add(uint64(s.Stored))
 	c.blobsDropped.Add(uint64(s.Dropped))
 }
+
+func (c *counters) checkpointStats() CheckpointStats {
+	s := CheckpointStats{
+		Finished: c.checkpoints.Load(), Time: time.Duration(c.checkpointNanos.Load()),
+		LeafPages: c.leafPages.Load(), InnerPages: c.innerPages.Load(),
+		VersionsDropped: c.versionsDropped.Load(), TombstonesDropped: c.tombstonesDropped.Load(),
+	}
+	for i := range s.Durations {
+		s.Durations[i] = c.checkpointBuckets[i].Load()
+	}
+	return s
+}

@@ -27,14 +27,14 @@ func TestNewestSinceReadsNoLeafWithoutNewerVersions(t *testing.T) {
 	}
 	pagesOf := func(key string, want keys.Epoch) uint64 {
 		t.Helper()
-		before := r.pages.Hits() + b.engine.pages.Stats().Cache.Misses
+		before := r.pages.Hits() + b.engine.pages.Stats().Misses
 		b.slot.Enter()
 		epoch, err := r.NewestSince(keys.Append(nil, keys.SpaceUser, []byte(key)), since)
 		b.slot.Leave()
 		if err != nil || epoch != want {
 			t.Fatalf("%s: epoch %d, %v, want %d", key, epoch, err, want)
 		}
-		return r.pages.Hits() + b.engine.pages.Stats().Cache.Misses - before
+		return r.pages.Hits() + b.engine.pages.Stats().Misses - before
 	}
 	if n := pagesOf("key-00000", since+1); n != uint64(level+1) {
 		t.Errorf("%d pages for a key that is newer, want the %d of the path", n, level+1)

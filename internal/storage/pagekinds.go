@@ -20,7 +20,7 @@ func (s *Stats) Kinds() PageKinds {
 // WriteAmplification is how many bytes were written to log and data file since Open for each byte
 // that came in: of log records, and of bulk loads, which are in no record. Zero before the first.
 func (s *Stats) WriteAmplification() float64 {
-	in := float64(s.Log.Bytes) + float64(s.Tree.BulkLoadedBytes)
+	in := float64(s.Log.Bytes) + float64(s.BulkLoads.Bytes)
 	if in == 0 {
 		return 0
 	}

@@ -37,6 +37,28 @@ type pruner struct {
 	chainVersions atomic.Uint64
 }
 
+// PruneStats counts the garbage collection of versions in memtables since Open.
+type PruneStats struct {
+	Queued, Dropped uint64 // keys queued; requests dropped because the queue was full
+	Assisted        uint64 // chains that a writer pruned itself
+	Pruned          uint64 // versions unlinked
+	Reclaimed       uint64 // versions whose memory was reclaimed after their readers had left
+
+	ChainLengths  [ChainBuckets]uint64 // of chains about to be pruned, see ChainBound
+	ChainVersions uint64               // their sum
+}
+
+func (p *pruner) stats() PruneStats {
+	s := PruneStats{
+		Queued: p.queued.Load(), Dropped: p.dropped.Load(), Assisted: p.assisted.Load(),
+		Pruned: p.pruned.Load(), Reclaimed: p.reclaimed.Load(), ChainVersions: p.chainVersions.Load(),
+	}
+	for i := range s.ChainLengths {
+		s.ChainLengths[i] = p.chainLengths[i].Load()
+	}
+	return s
+}
+
 // ChainBuckets is the number of buckets for the length of a chain that is about to be pruned: bucket i counts those of at most ChainBound(i)
 // versions, the last one all longer ones.
 const ChainBuckets = 12

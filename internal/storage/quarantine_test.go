@@ -281,8 +281,8 @@ func TestRefusedEntriesDoNotBlockCheckpoints(t *testing.T) {
 	q.check(atFirst, first)
 	checkpoint()
 	q.check(now(), q.want)
-	if st := q.engine.Stats(); st.Tree.Quarantined != 4 || st.Tree.QuarantineReason == "" || len(st.Generations) != 1 {
-		t.Fatalf("%d versions in quarantine, %d generations", st.Tree.Quarantined, len(st.Generations))
+	if st := q.engine.Stats(); st.Quarantine.Versions != 4 || st.Quarantine.Reason == "" || len(st.Generations) != 1 {
+		t.Fatalf("%d versions in quarantine, %d generations", st.Quarantine.Versions, len(st.Generations))
 	}
 	if _, err := q.engine.NewBulkLoad(); !errors.Is(err, ErrBulkLoadQuarantine) {
 		t.Fatalf("a bulk load beside a quarantine: %v", err)
@@ -339,8 +339,8 @@ func TestRefusedEntriesDoNotBlockCheckpoints(t *testing.T) {
 	q.set(orderKey, "three")
 	checkpoint()
 	q.check(now(), q.want)
-	if st := q.engine.Stats(); st.Tree.Quarantined != 0 {
-		t.Fatalf("%d versions are left in quarantine", st.Tree.Quarantined)
+	if st := q.engine.Stats(); st.Quarantine.Versions != 0 {
+		t.Fatalf("%d versions are left in quarantine", st.Quarantine.Versions)
 	}
 	if names, err := q.fs.List("db"); err != nil || slices.Contains(names, quarantineName) {
 		t.Fatalf("the file is still there: %v, %v", names, err)

@@ -3,82 +3,112 @@ package storage
 import (
 	"time"
 
-	"github.com/epochkv/epochkv/internal/cache"
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/blob"
 	"github.com/epochkv/epochkv/internal/storage/page"
 	"github.com/epochkv/epochkv/internal/storage/pager"
+	"github.com/epochkv/epochkv/internal/storage/pagesource"
 	"github.com/epochkv/epochkv/internal/wal"
 )
 
-// Stats is a snapshot of the engine's counters and sizes. Sizes are bytes.
+// Stats is a snapshot of the engine's counters and sizes. Sizes are bytes. Counters count since Open.
 type Stats struct {
-	Dir                 string
-	PageSize            int
-	MemoryBudget        int64
-	CacheBytes          int64 // that the page cache may have
-	CacheUsed           int64
-	MemtableBytes       int64             // all memtables together
-	DiskFree            int64             // -1 if unknown
-	DiskFull            bool              // ordinary writes are refused, see ShortageError
-	DiskReserve         int64             // disk space that is allocated for deletions and checkpoints
-	Generations         []GenerationStats // oldest first; the last one is active
-	Rotations           uint64
-	MemtablesPrepared   uint64 // rotations whose memtable was prepared in the background
-	Refused             uint64 // writes refused for lack of memory
-	Stalls              uint64 // writes that waited until a checkpoint freed memory
-	StallTime           time.Duration
-	ThrottleDelayPerKiB time.Duration // how long a writer is delayed for each KiB now
-	Log                 wal.Stats
-	Cache               cache.Stats
-	CacheHits           uint64 // pages that readers found in memory
-	BatchReads          uint64 // submissions of several pages to the device
-	BatchPages          uint64 // pages in them
-	Tree                TreeStats
-	Pages               pager.Stats
-	Blobs               blob.Stats
-	Pruning             PruneStats
+	Dir      string
+	PageSize int
+
+	Memory       MemoryStats
+	Disk         DiskStats
+	Backpressure BackpressureStats
+
+	Generations       []GenerationStats // oldest first; the last one is active
+	Rotations         uint64
+	MemtablesPrepared uint64 // rotations whose memtable was prepared in the background
+	Pruning           PruneStats
+	Log               wal.Stats
+
+	Tree        TreeStats
+	Checkpoints CheckpointStats
+	Vacuum      VacuumStats
+	BulkLoads   BulkLoadStats
+	Damage      DamageStats
+	Quarantine  QuarantineStats
+
+	Cache pagesource.Stats
+	Pages pager.Stats
+	Blobs blob.Stats
 }
 
-// TreeStats describes the tree and the checkpoints that built it.
+// MemoryStats is how the memory budget is used.
+type MemoryStats struct {
+	Budget    int64
+	Cache     int64 // that the page cache may have
+	CacheUsed int64
+	Memtables int64 // all memtables together
+}
+
+// DiskStats is the space of the file system that holds the store.
+type DiskStats struct {
+	Free    int64 // -1 if unknown
+	Full    bool  // ordinary writes are refused, see ShortageError
+	Reserve int64 // disk space that is allocated for deletions and checkpoints
+}
+
+// BackpressureStats is what writers notice of checkpoints that lag.
+type BackpressureStats struct {
+	Refused     uint64 // writes refused for lack of memory
+	Stalls      uint64 // writes that waited until a checkpoint freed memory
+	StallTime   time.Duration
+	DelayPerKiB time.Duration // how long a writer is delayed for each KiB now
+}
+
+// TreeStats describes the tree.
 type TreeStats struct {
-	Epoch             keys.Epoch // every commit up to it is in the tree
-	Height            int
-	Entries           uint64 // live keys
-	EntryBytes        uint64 // of all versions
-	Checkpoint        uint64 // number of the newest state
-	Checkpoints       uint64 // since Open
-	CheckpointTime    time.Duration
-	CheckpointBuckets [CheckpointBuckets]uint64 // by duration, see CheckpointBound
-	BulkLoads         uint64                    // bulk loads since Open
-	BulkLoadedKeys    uint64
-	BulkLoadedBytes   uint64 // keys and values
-	LeafPages         uint64 // written since Open
-	InnerPages        uint64
+	Epoch            keys.Epoch // every commit up to it is in the tree
+	Height           int
+	Entries          uint64  // live keys
+	EntryBytes       uint64  // of all versions
+	DeadVersionRatio float64 // superseded versions and tombstones, as a part of the tree; rounded up
+}
+
+// CheckpointStats describes the checkpoints that built the tree.
+type CheckpointStats struct {
+	Newest            uint64 // number of the newest state
+	Finished          uint64
+	Time              time.Duration
+	Durations         [CheckpointBuckets]uint64 // see CheckpointBound
+	LeafPages         uint64                    // written
+	InnerPages        uint64                    // written
 	VersionsDropped   uint64
 	TombstonesDropped uint64
-	Damaged           uint64  // reads of damaged pages
-	Repaired          int     // superblocks and tables that Open rebuilt because they were damaged
-	SkippedPages      int     // damaged pages that checkpoints skip
-	Quarantined       int     // versions of keys of which the tree refused an entry, see package quarantine
-	QuarantinedBytes  int     // of their keys and values
-	QuarantineReason  string  // the first of their keys, and why it was refused
-	DeadVersionRatio  float64 // superseded versions and tombstones, as a part of the tree; rounded up
-	LeavesVacuumed    uint64  // since Open: rewritten only to drop dead versions
-	VersionsVacuumed  uint64  // versions dropped from those leaves
-	VacuumReads       uint64  // leaves that were read to find dead versions
-	VacuumPasses      uint64  // complete passes over the leaves with superseded versions
 }
 
-// PruneStats counts the garbage collection of versions in memtables since Open.
-type PruneStats struct {
-	Queued, Dropped uint64 // keys queued; requests dropped because the queue was full
-	Assisted        uint64 // chains that a writer pruned itself
-	Pruned          uint64 // versions unlinked
-	Reclaimed       uint64 // versions whose memory was reclaimed after their readers had left
+// VacuumStats counts the leaves that checkpoints rewrite only to drop dead versions.
+type VacuumStats struct {
+	Leaves   uint64 // rewritten
+	Versions uint64 // dropped from those leaves
+	Reads    uint64 // leaves that were read to find dead versions
+	Passes   uint64 // complete passes over the leaves with superseded versions
+}
 
-	ChainLengths  [ChainBuckets]uint64 // of chains about to be pruned, see ChainBound
-	ChainVersions uint64               // their sum
+// BulkLoadStats counts the bulk loads that became visible.
+type BulkLoadStats struct {
+	Finished uint64
+	Keys     uint64
+	Bytes    uint64 // keys and values
+}
+
+// DamageStats counts what was found damaged in the data file.
+type DamageStats struct {
+	Reads        uint64 // reads of damaged pages
+	Repaired     int    // superblocks and tables that Open rebuilt because they were damaged
+	SkippedPages int    // damaged pages that checkpoints skip
+}
+
+// QuarantineStats describes the versions of keys of which the tree refused an entry, see package quarantine.
+type QuarantineStats struct {
+	Versions int
+	Bytes    int    // of their keys and values
+	Reason   string // the first of their keys, and why it was refused
 }
 
 // GenerationStats describes one generation.
@@ -94,56 +124,64 @@ type GenerationStats struct {
 
 // Stats reads the counters.
 func (e *Engine) Stats() Stats {
-	v, pages := e.view.Load(), e.pages.Stats()
+	c, v := &e.counters, e.view.Load()
 	s := Stats{
-		Dir: e.options.Dir, PageSize: e.options.PageSize, MemoryBudget: e.options.MemoryBytes, CacheBytes: e.memory.cacheBytes.Load(),
-		Rotations: e.counters.rotations.Load(), MemtablesPrepared: e.preparedTables(), Refused: e.counters.refused.Load(), Log: e.log.Stats(), DiskFree: -1,
-		Stalls: e.counters.stalls.Load(), StallTime: time.Duration(e.counters.stallNanos.Load()), ThrottleDelayPerKiB: e.ThrottleDelayPerKiB(),
-		Cache: pages.Cache, CacheHits: pages.Hits, BatchReads: pages.BatchReads, BatchPages: pages.BatchPages,
-		Tree: e.treeStats(), Pages: e.pager.Stats(), Blobs: e.blobs.Stats(),
-		Pruning: PruneStats{
-			Queued: e.pruner.queued.Load(), Dropped: e.pruner.dropped.Load(), Assisted: e.pruner.assisted.Load(),
-			Pruned: e.pruner.pruned.Load(), Reclaimed: e.pruner.reclaimed.Load(), ChainVersions: e.pruner.chainVersions.Load(),
+		Dir: e.options.Dir, PageSize: e.options.PageSize,
+		Disk: e.diskStats(),
+		Backpressure: BackpressureStats{
+			Refused: c.refused.Load(), Stalls: c.stalls.Load(), StallTime: time.Duration(c.stallNanos.Load()), DelayPerKiB: e.ThrottleDelayPerKiB(),
 		},
+		Generations: v.generationStats(), Rotations: c.rotations.Load(), MemtablesPrepared: e.preparedTables(), Pruning: e.pruner.stats(),
+		Log: e.log.Stats(), Cache: e.pages.Stats(), Pages: e.pager.Stats(), Blobs: e.blobs.Stats(),
+		Tree: e.treeStats(), Checkpoints: c.checkpointStats(),
+		Vacuum: VacuumStats{
+			Leaves: c.leavesVacuumed.Load(), Versions: c.versionsVacuumed.Load(),
+			Reads: e.checkpoints.vacuum.read.Load(), Passes: e.checkpoints.vacuum.passes.Load(),
+		},
+		BulkLoads: BulkLoadStats{Finished: e.bulkLoads.finished.Load(), Keys: e.bulkLoads.keys.Load(), Bytes: e.bulkLoads.bytes.Load()},
+		Damage:    DamageStats{Reads: c.damaged.Load(), Repaired: len(e.repaired), SkippedPages: len(v.repairTree.Pages())},
 	}
-	for i := range s.Pruning.ChainLengths {
-		s.Pruning.ChainLengths[i] = e.pruner.chainLengths[i].Load()
+	s.Checkpoints.Newest = e.pager.Checkpoint()
+	if q := v.quarantine; q != nil {
+		s.Quarantine = QuarantineStats{Versions: q.count, Bytes: q.bytes, Reason: q.first}
 	}
-	s.DiskFull, s.DiskReserve = e.Shortage() != nil, e.reserved()
-	if free, err := e.fs.Free(e.options.Dir); err == nil {
-		s.DiskFree = free
+	s.Memory = e.memoryStats(&s)
+	return s
+}
+
+func (e *Engine) memoryStats(s *Stats) MemoryStats {
+	m := MemoryStats{
+		Budget: e.options.MemoryBytes, Cache: e.memory.cacheBytes.Load(),
+		CacheUsed: int64(s.Cache.Resident+s.Cache.Retired) * int64(s.PageSize),
 	}
-	for i := len(v.immutables) - 1; i >= 0; i-- {
-		s.Generations = append(s.Generations, v.immutables[i].stats())
-	}
-	s.Generations = append(s.Generations, v.active.stats())
-	s.CacheUsed = int64(s.Cache.Resident+s.Cache.Retired) * int64(s.PageSize)
 	for _, g := range s.Generations {
-		s.MemtableBytes += g.MemtableBytes
+		m.Memtables += g.MemtableBytes
+	}
+	return m
+}
+
+func (e *Engine) diskStats() DiskStats {
+	s := DiskStats{Free: -1, Full: e.Shortage() != nil, Reserve: e.reserved()}
+	if free, err := e.fs.Free(e.options.Dir); err == nil {
+		s.Free = free
 	}
 	return s
 }
 
 func (e *Engine) treeStats() TreeStats {
-	state, c := e.pager.State(), &e.counters
-	s := TreeStats{
-		Repaired: len(e.repaired),
-		Epoch:    state.Epoch, Height: int(state.Height), Entries: state.Entries, EntryBytes: state.EntryBytes,
-		Checkpoint: e.pager.Checkpoint(), Checkpoints: c.checkpoints.Load(), CheckpointTime: time.Duration(c.checkpointNanos.Load()),
-		LeafPages: c.leafPages.Load(), InnerPages: c.innerPages.Load(),
-		VersionsDropped: c.versionsDropped.Load(), TombstonesDropped: c.tombstonesDropped.Load(), Damaged: c.damaged.Load(),
-		DeadVersionRatio: page.DeadRatio(e.checkpoints.vacuum.deadVersions.Load()).Ratio(), VacuumReads: e.checkpoints.vacuum.read.Load(),
-		LeavesVacuumed: c.leavesVacuumed.Load(), VersionsVacuumed: c.versionsVacuumed.Load(), VacuumPasses: e.checkpoints.vacuum.passes.Load(),
-		BulkLoads: e.bulkLoads.finished.Load(), BulkLoadedKeys: e.bulkLoads.keys.Load(), BulkLoadedBytes: e.bulkLoads.bytes.Load(),
+	state := e.pager.State()
+	return TreeStats{
+		Epoch: state.Epoch, Height: int(state.Height), Entries: state.Entries, EntryBytes: state.EntryBytes,
+		DeadVersionRatio: page.DeadRatio(e.checkpoints.vacuum.deadVersions.Load()).Ratio(),
 	}
-	s.SkippedPages = len(e.view.Load().repairTree.Pages())
-	if q := e.view.Load().quarantine; q != nil {
-		s.Quarantined, s.QuarantinedBytes, s.QuarantineReason = q.count, q.bytes, q.first
+}
+
+// generationStats describes the generations of the view, oldest first.
+func (v *view) generationStats() (all []GenerationStats) {
+	for i := len(v.immutables) - 1; i >= 0; i-- {
+		all = append(all, v.immutables[i].stats())
 	}
-	for i := range s.CheckpointBuckets {
-		s.CheckpointBuckets[i] = c.checkpointBuckets[i].Load()
-	}
-	return s
+	return append(all, v.active.stats())
 }
 
 func (g *generation) stats() GenerationStats {

@@ -109,7 +109,7 @@ func TestMergeCountsWhatItTakesInOnce(t *testing.T) {
 			if got := b.engine.throttling.Merged.Load(); got > versions+1 || !damaged && got != versions || got < versions*9/10 {
 				t.Errorf("every %dth key, damaged %v: %d versions of %d were counted", every, damaged, got, versions)
 			}
-			if lost := b.engine.Stats().Tree.SkippedPages; damaged != (lost > 0) {
+			if lost := b.engine.Stats().Damage.SkippedPages; damaged != (lost > 0) {
 				t.Errorf("%d pages are lost", lost)
 			}
 		}

@@ -12,7 +12,7 @@ var cacheReadings = []reading{
 	engineGauge("cache_pages", "Pages in the cache.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Resident) }),
 	engineGauge("cache_hot_pages", "Pages in the hot set.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Hot) }),
 	engineGauge("cache_frames", "Largest number of pages that the cache may hold.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Frames) }),
-	engineCounter("cache_hits_total", "Pages that reads of sessions found in the cache.", func(s *mvcc.Stats) float64 { return float64(s.Storage.CacheHits) }),
+	engineCounter("cache_hits_total", "Pages that reads of sessions found in the cache.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Hits) }),
 	engineCounter("cache_misses_total", "Pages read from the data file on demand.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Misses) }),
 	engineCounter("cache_refaults_total", "Misses of pages that were evicted recently.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Refaults) }),
 	engineCounter("cache_uncached_reads_total", "Pages read without the cache because no frame was available.",

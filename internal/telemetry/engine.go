@@ -58,13 +58,13 @@ var readings = []reading{
 	engineGauge("memtable_keys", "Keys in all memtables; a key in several memtables counts in each.", func(s *mvcc.Stats) float64 { return float64(sumKeys(s)) }),
 	engineGauge("memtable_versions", "Versions in all memtables.", func(s *mvcc.Stats) float64 { return float64(sumVersions(s)) }),
 	engineCounter("memory_refusals_total", "Writes refused because the memory budget was exhausted.",
-		func(s *mvcc.Stats) float64 { return float64(s.Storage.Refused) }),
+		func(s *mvcc.Stats) float64 { return float64(s.Storage.Backpressure.Refused) }),
 	engineGauge("disk_full", "1 while writes other than deletions are refused because the disk is full.",
-		func(s *mvcc.Stats) float64 { return oneIf(s.Storage.DiskFull) }),
+		func(s *mvcc.Stats) float64 { return oneIf(s.Storage.Disk.Full) }),
 	engineGauge("disk_reserve_bytes", "Disk space reserved for deletions and checkpoints on a full disk.",
-		func(s *mvcc.Stats) float64 { return float64(s.Storage.DiskReserve) }),
+		func(s *mvcc.Stats) float64 { return float64(s.Storage.Disk.Reserve) }),
 	engineGauge("memory_budget_bytes", "Memory budget (--memory) for cache, memtables and log buffers together.",
-		func(s *mvcc.Stats) float64 { return float64(s.Storage.MemoryBudget) }),
+		func(s *mvcc.Stats) float64 { return float64(s.Storage.Memory.Budget) }),
 }
 
 func snapshotAge(s *mvcc.Stats) time.Duration { return s.Snapshots.OldestAge }
@@ -115,12 +115,12 @@ func (c *engineCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	collectPages(ch, &s)
 	collectKinds(ch, &s)
-	ch <- checkpointHistogram(&s.Storage.Tree)
-	gauge(ch, memoryDesc, float64(s.Storage.CacheUsed), "cache")
-	gauge(ch, memoryDesc, float64(s.Storage.MemtableBytes), "memtables")
+	ch <- checkpointHistogram(&s.Storage.Checkpoints)
+	gauge(ch, memoryDesc, float64(s.Storage.Memory.CacheUsed), "cache")
+	gauge(ch, memoryDesc, float64(s.Storage.Memory.Memtables), "memtables")
 	gauge(ch, memoryDesc, float64(s.Storage.Log.BufferBytes), "log_buffers")
-	if s.Storage.DiskFree >= 0 {
-		gauge(ch, diskFreeDesc, float64(s.Storage.DiskFree))
+	if s.Storage.Disk.Free >= 0 {
+		gauge(ch, diskFreeDesc, float64(s.Storage.Disk.Free))
 	}
 	counter(ch, abortsDesc, float64(s.Conflicts), "conflict")
 	counter(ch, abortsDesc, float64(s.Preconditions), "precondition")

@@ -10,8 +10,8 @@ import (
 // treeReadings are the metrics of checkpoints, the tree, the data file and the garbage collector of
 // versions.
 var treeReadings = []reading{
-	engineCounter("bulk_loads_total", "Bulk loads that became visible.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.BulkLoads) }),
-	engineCounter("bulk_loaded_keys_total", "Keys of bulk loads that became visible.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.BulkLoadedKeys) }),
+	engineCounter("bulk_loads_total", "Bulk loads that became visible.", func(s *mvcc.Stats) float64 { return float64(s.Storage.BulkLoads.Finished) }),
+	engineCounter("bulk_loaded_keys_total", "Keys of bulk loads that became visible.", func(s *mvcc.Stats) float64 { return float64(s.Storage.BulkLoads.Keys) }),
 	engineCounter("bulk_load_commit_pause_seconds_total", "Time during which bulk loads paused commits.",
 		func(s *mvcc.Stats) float64 { return s.CommitPause.Seconds() }),
 	engineGauge("bulk_load_commit_pause_longest_seconds", "Longest commit pause of one bulk load since start.",
@@ -26,21 +26,21 @@ var treeReadings = []reading{
 	}),
 	engineGauge("checkpoint_epoch", "Every commit up to this epoch is in the data file.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.Epoch) }),
 	engineCounter("checkpoint_versions_dropped_total", "Dead versions that checkpoints removed while they merged.",
-		func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.VersionsDropped) }),
+		func(s *mvcc.Stats) float64 { return float64(s.Storage.Checkpoints.VersionsDropped) }),
 	engineCounter("checkpoint_tombstones_dropped_total", "Tombstones that checkpoints removed because no older version remained.",
-		func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.TombstonesDropped) }),
+		func(s *mvcc.Stats) float64 { return float64(s.Storage.Checkpoints.TombstonesDropped) }),
 	engineGauge("tree_dead_version_ratio", "Share of tree bytes taken by superseded versions and tombstones.",
 		func(s *mvcc.Stats) float64 { return s.Storage.Tree.DeadVersionRatio }),
 	engineCounter("vacuum_pages_rewritten_total", "Leaves rewritten by vacuum.",
-		func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.LeavesVacuumed) }),
-	engineCounter("vacuum_versions_removed_total", "Dead versions removed by vacuum.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.VersionsVacuumed) }),
-	engineCounter("vacuum_pages_read_total", "Leaves read by vacuum.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.VacuumReads) }),
+		func(s *mvcc.Stats) float64 { return float64(s.Storage.Vacuum.Leaves) }),
+	engineCounter("vacuum_versions_removed_total", "Dead versions removed by vacuum.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Vacuum.Versions) }),
+	engineCounter("vacuum_pages_read_total", "Leaves read by vacuum.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Vacuum.Reads) }),
 	engineCounter("vacuum_passes_total", "Complete vacuum passes over the tree.",
-		func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.VacuumPasses) }),
-	engineCounter("write_stalls_total", "Writes that waited for a checkpoint to free memory.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Stalls) }),
-	engineCounter("write_stall_seconds_total", "Time that writes waited for a checkpoint to free memory.", func(s *mvcc.Stats) float64 { return s.Storage.StallTime.Seconds() }),
+		func(s *mvcc.Stats) float64 { return float64(s.Storage.Vacuum.Passes) }),
+	engineCounter("write_stalls_total", "Writes that waited for a checkpoint to free memory.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Backpressure.Stalls) }),
+	engineCounter("write_stall_seconds_total", "Time that writes waited for a checkpoint to free memory.", func(s *mvcc.Stats) float64 { return s.Storage.Backpressure.StallTime.Seconds() }),
 	engineGauge("write_throttle_seconds_per_kib", "Current delay of writers for each KiB; zero while checkpoints keep up.",
-		func(s *mvcc.Stats) float64 { return s.Storage.ThrottleDelayPerKiB.Seconds() }),
+		func(s *mvcc.Stats) float64 { return s.Storage.Backpressure.DelayPerKiB.Seconds() }),
 
 	engineGauge("tree_height", "Levels of the tree.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.Height) }),
 	engineGauge("tree_keys", "Live keys in the tree.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.Entries) }),
@@ -48,12 +48,12 @@ var treeReadings = []reading{
 	engineGauge("data_file_bytes", "Size of the data file.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Pages.FileBytes) }),
 	engineCounter("pages_read_total", "Pages read from the data file.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Pages.PagesRead) }),
 	engineCounter("pages_written_total", "Pages written to the data file.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Pages.PagesWritten) }),
-	engineGauge("skipped_pages", "Damaged tree pages that checkpoints skip.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.SkippedPages) }),
+	engineGauge("skipped_pages", "Damaged tree pages that checkpoints skip.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Damage.SkippedPages) }),
 	engineGauge("quarantined_versions", "Versions in quarantine: the keys that they belong to have an entry that the tree refuses.",
-		func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.Quarantined) }),
+		func(s *mvcc.Stats) float64 { return float64(s.Storage.Quarantine.Versions) }),
 	engineGauge("repaired_at_start", "Superblocks, allocation maps and indirection tables that the last start found damaged and repaired without loss.",
-		func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.Repaired) }),
-	engineCounter("damaged_reads_total", "Reads that met a damaged page.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.Damaged) }),
+		func(s *mvcc.Stats) float64 { return float64(s.Storage.Damage.Repaired) }),
+	engineCounter("damaged_reads_total", "Reads that met a damaged page.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Damage.Reads) }),
 	engineGauge("blobs", "Values stored outside leaves.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Blobs.Blobs) }),
 	engineGauge("blob_fill_ratio", "Share of blob page bytes in use.", func(s *mvcc.Stats) float64 { return s.Storage.Blobs.FillFactor }),
 
@@ -68,8 +68,8 @@ var treeReadings = []reading{
 
 var checkpointDesc = desc("checkpoint_duration_seconds", "Duration of one checkpoint, bulk loads included.")
 
-func checkpointHistogram(t *storage.TreeStats) prometheus.Metric {
-	return histogram(checkpointDesc, t.CheckpointBuckets[:], t.CheckpointTime.Seconds(), func(i int) float64 { return storage.CheckpointBound(i).Seconds() })
+func checkpointHistogram(c *storage.CheckpointStats) prometheus.Metric {
+	return histogram(checkpointDesc, c.Durations[:], c.Time.Seconds(), func(i int) float64 { return storage.CheckpointBound(i).Seconds() })
 }
 
 var chainDesc = desc("gc_chain_length_versions", "Length of version chains when they were pruned.")

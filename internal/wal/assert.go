@@ -71,8 +71,8 @@ func (f *flusher) checkRecord(pos uint32, epoch keys.Epoch) error {
 
 // checkNext checks that a new segment follows the last one, and that all its epochs are inside the window.
 func (l *Log) checkNext(s *Segment) error {
-	if l.last != nil && s.path != "" && s.number <= l.last.number {
-		return brokenf("segment %d would follow segment %d", s.number, l.last.number)
+	if l.rotation.last != nil && s.path != "" && s.number <= l.rotation.last.number {
+		return brokenf("segment %d would follow segment %d", s.number, l.rotation.last.number)
 	}
 	most := keys.Epoch(len(s.buffer) / recordHeaderSize)
 	if durable := l.Durable(); s.first+most > durable+l.window {

@@ -32,7 +32,7 @@ type Options struct {
 
 // Log is an open log. Any number of goroutines may call its methods.
 //
-// Locks: rotate before preallocator.mu; buffers.mu, waits.mu and completed.mu are leaves. The flush role
+// Locks: rotation.mu before preallocator.mu; buffers.mu, waits.mu and completed.mu are leaves. The flush role
 // (see waits) is not a lock but excludes like one; its holder takes completed.mu and buffers.mu.
 type Log struct {
 	opts         Options
@@ -46,12 +46,8 @@ type Log struct {
 
 	failure atomic.Pointer[error] // set once, then final
 
-	rotate        sync.Mutex
-	last          *Segment                // newest, guarded by rotate
-	next          keys.Epoch              // first epoch of the first segment, guarded by rotate
-	skipped       keys.Epoch              // see Skip; guarded by rotate
-	tail          tail                    // the end of the log before this run; constant
-	after         keys.Epoch              // last epoch of the log before this run; next follows it, or skips some epochs; constant
+	earlier       earlier // constant after Open
+	rotation      rotation
 	head          atomic.Pointer[Segment] // first segment of this run, where the flusher starts
 	durableHeader atomic.Uint64           // number of the newest segment whose header is durable; its one writer has the flush role
 
@@ -64,6 +60,20 @@ type Log struct {
 	stop       chan struct{}
 	refill     chan struct{} // capacity 1: a preallocated segment was taken, or a buffer came back
 	background sync.WaitGroup
+}
+
+// earlier is the log before this run.
+type earlier struct {
+	last keys.Epoch // this run begins after it, or skips some epochs
+	tail tail       // where it ends
+}
+
+// rotation is what a change of segments uses. mu guards it.
+type rotation struct {
+	mu      sync.Mutex
+	last    *Segment   // the newest
+	next    keys.Epoch // first epoch of the first segment
+	skipped keys.Epoch // see Skip
 }
 
 // Open continues the log that Recover has read. It truncates a torn tail, and starts two goroutines: one
@@ -87,14 +97,13 @@ func Open(opts Options, rec Recovery) (*Log, error) {
 		buffers: &bufferPool{size: opts.SegmentBytes, max: max(opts.Buffers, BuffersMin)},
 		durable: new(paddedEpoch),
 		window:  EpochWindow,
-		next:    rec.Next(),
-		after:   rec.Last,
-		tail:    rec.tail,
+		earlier: earlier{last: rec.Last, tail: rec.tail},
 		stop:    make(chan struct{}),
 		refill:  make(chan struct{}, 1),
 	}
+	l.rotation.next = rec.Next()
 	l.preallocator = &preallocator{fs: opts.FS, dir: dir, buffers: l.buffers, number: rec.lastNumber}
-	l.durable.epoch.Store(uint64(l.next - 1))
+	l.durable.epoch.Store(uint64(l.rotation.next - 1))
 	l.waits.wake, l.waits.groupReached = make(chan struct{}, 1), make(chan struct{}, 1)
 	if err := l.preallocator.adoptReserve(opts.Reserve); err != nil {
 		return nil, err
@@ -157,7 +166,7 @@ func replaceCloseRecord(fs vfs.FS, file string, offset int64, closeRecord []byte
 // durable. Its header is not durable yet: with a durable header, the log would meanwhile seem to be
 // complete without the segment.
 func (l *Log) link(s *Segment) {
-	t := &l.tail
+	t := &l.earlier.tail
 	if t.file == "" {
 		return
 	}
@@ -228,32 +237,32 @@ func (l *Log) usable() error {
 // Skip says that there are no commits between the end of the last segment, which is sealed and durable, and
 // the epoch next. Everything before next counts as durable. The next segment starts at next.
 func (l *Log) Skip(next keys.Epoch) {
-	l.rotate.Lock()
-	defer l.rotate.Unlock()
-	l.skipped = next
+	l.rotation.mu.Lock()
+	defer l.rotation.mu.Unlock()
+	l.rotation.skipped = next
 	l.durable.epoch.Store(uint64(next - 1))
 }
 
 // nextFirst is the epoch at which the next segment has to start; false while the last one is open.
 func (l *Log) nextFirst() (keys.Epoch, bool) {
-	if l.last == nil {
-		return l.next, true
+	if l.rotation.last == nil {
+		return l.rotation.next, true
 	}
-	_, next, sealed := l.last.sealedAt()
-	return max(next, l.skipped), sealed
+	_, next, sealed := l.rotation.last.sealedAt()
+	return max(next, l.rotation.skipped), sealed
 }
 
 // skipSpace is the space of the skip record at the beginning of a segment whose first reservation has the
 // given epoch.
 func (l *Log) skipSpace(first keys.Epoch) int {
-	if l.last == nil && first > l.after+1 {
+	if l.rotation.last == nil && first > l.earlier.last+1 {
 		return skipSpace
 	}
 	return 0
 }
 
 // windowStart is the epoch that must be durable so that no epoch of the next segment, of at least size
-// bytes, can be past the window; zero if no epoch must be. The caller holds rotate.
+// bytes, can be past the window; zero if no epoch must be. The caller holds rotation.mu.
 func (l *Log) windowStart(size int) keys.Epoch {
 	first, _ := l.nextFirst()
 	most := keys.Epoch(max(size+pageSize, l.opts.SegmentBytes) / recordHeaderSize)
@@ -265,7 +274,7 @@ func (l *Log) newSegment(b *preallocated, first keys.Epoch) *Segment {
 	h := header{identity: identity, number: b.number, first: first}
 	begin := headerPage + l.skipSpace(first)
 	if begin > headerPage {
-		h.first = l.after + 1
+		h.first = l.earlier.last + 1
 		putSkip(b.buffer[headerPage:begin], seedOf(identity), h.first, first)
 	}
 	putHeader(b.buffer, h)
@@ -295,8 +304,8 @@ func (l *Log) Close() error {
 	close(l.stop)
 	l.background.Wait()
 	err := l.finish()
-	l.rotate.Lock() // a running NewSegment has returned
-	defer l.rotate.Unlock()
+	l.rotation.mu.Lock() // a running NewSegment has returned
+	defer l.rotation.mu.Unlock()
 	s := l.flusher.segment
 	if s == nil {
 		s = l.head.Load()

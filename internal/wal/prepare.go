@@ -68,12 +68,12 @@ type preparer struct {
 // The last segment must be sealed. While an epoch of the next segment could be EpochWindow past durable, the
 // attempt includes a flush.
 func (l *Log) Prepare(bodyLen int) *Preparation {
-	l.rotate.Lock()
-	defer l.rotate.Unlock()
+	l.rotation.mu.Lock()
+	defer l.rotation.mu.Unlock()
 	return l.prepareLocked(bodyLen)
 }
 
-// prepareLocked is Prepare. The caller holds rotate.
+// prepareLocked is Prepare. The caller holds rotation.mu.
 func (l *Log) prepareLocked(bodyLen int) *Preparation {
 	size := spaceFor(bodyLen)
 	s, p := l.preallocator, &l.preparer
@@ -106,7 +106,7 @@ func spaceFor(bodyLen int) int {
 	return (size + pageSize - 1) &^ (pageSize - 1)
 }
 
-// preallocatedFor waits for a preallocated segment with room for a body. The caller holds rotate.
+// preallocatedFor waits for a preallocated segment with room for a body. The caller holds rotation.mu.
 func (l *Log) preallocatedFor(ctx context.Context, bodyLen int) (*preallocated, error) {
 	for {
 		attempt := l.prepareLocked(bodyLen)
@@ -290,8 +290,8 @@ func (l *Log) NewSegment(ctx context.Context, first keys.Epoch, bodyLen int) (*S
 	if uint(bodyLen) > BodyBytesMax {
 		return nil, fmt.Errorf("wal: a body of %d bytes exceeds %d", bodyLen, BodyBytesMax)
 	}
-	l.rotate.Lock()
-	defer l.rotate.Unlock()
+	l.rotation.mu.Lock()
+	defer l.rotation.mu.Unlock()
 	if err := l.usable(); err != nil {
 		return nil, err
 	}
@@ -306,18 +306,18 @@ func (l *Log) NewSegment(ctx context.Context, first keys.Epoch, bodyLen int) (*S
 	if err := l.checkNext(s); err != nil {
 		return nil, l.broken(err)
 	}
-	if l.last == nil {
+	if l.rotation.last == nil {
 		l.link(s) // before the old tail can be truncated
 		l.head.Store(s)
 		if err := l.awaitHeader(s.number - 1); err != nil {
 			return nil, l.fail(err) // at Open: there is no earlier segment that could be used
 		}
 	} else {
-		l.last.next.Store(s)
+		l.rotation.last.next.Store(s)
 		l.counts.rotations.Add(1)
 		l.RequestFlush(first - 1) // its buffer is needed again, even if no goroutine waits for its epochs
 	}
-	l.last = s
+	l.rotation.last = s
 	l.counts.segments.Add(1)
 	l.counts.segmentBytes.Add(int64(len(b.buffer)))
 	l.requestSegment()

@@ -21,9 +21,9 @@ func TestEpochsDoNotRunAwayFromDurable(t *testing.T) {
 		a := mustStart(t, testOptions(vfs.NewMem(), SegmentBytesMin))
 		a.cur.Load().Seal()
 		first := a.log.Durable() + c.ahead
-		a.log.rotate.Lock()
-		a.log.skipped = first // as if so many epochs had been given out
-		a.log.rotate.Unlock()
+		a.log.rotation.mu.Lock()
+		a.log.rotation.skipped = first // as if so many epochs had been given out
+		a.log.rotation.mu.Unlock()
 		patience := time.Minute
 		if c.refused {
 			patience = 30 * time.Millisecond

@@ -214,9 +214,9 @@ func (k *checker) checkLoads(rng *rand.Rand) {
 // checkLoadsOf counts the keys of every load of a round: all or none, and all if the load was
 // acknowledged.
 func (k *checker) checkLoadsOf(round int) error {
-	k.loadsMu.Lock()
-	loads := slices.Clone(k.loads[round])
-	k.loadsMu.Unlock()
+	k.loads.mu.Lock()
+	loads := slices.Clone(k.loads.acked[round])
+	k.loads.mu.Unlock()
 	for _, number := range loads {
 		if err := k.checkCount(loadPrefix(round, number), loadKeys); err != nil {
 			return fmt.Errorf("a load was acknowledged: %w", err)
@@ -284,8 +284,8 @@ func (s *storm) deleteRound(ctx context.Context, c *client.Client, round int) er
 			more = deleted.More
 		}
 	}
-	s.loadsMu.Lock()
-	defer s.loadsMu.Unlock()
-	delete(s.loads, round)
+	s.loads.mu.Lock()
+	defer s.loads.mu.Unlock()
+	delete(s.loads.acked, round)
 	return nil
 }

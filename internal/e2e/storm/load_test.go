@@ -35,10 +35,12 @@ type storm struct {
 	seed uint64
 
 	healthy, expiring, canceled, batches, piped *journal
-	loadsMu                                     sync.Mutex
-	loads                                       map[int][]int          // numbers of the bulk loads that were acknowledged, by round
-	loadsDone                                   int                    // how many were
-	increments, incremented                     [counters]atomic.Int64 // sent, acknowledged
+	loads                                       struct {
+		mu    sync.Mutex
+		acked map[int][]int // numbers of the bulk loads that were acknowledged, by round
+		done  int           // how many were
+	}
+	increments, incremented [counters]atomic.Int64 // sent, acknowledged
 
 	refusedMu sync.Mutex
 	refused   map[string]int
@@ -51,11 +53,13 @@ type storm struct {
 func newStorm(t *testing.T, seed uint64) *storm {
 	batches := newJournal("batches")
 	batches.twin = true
-	return &storm{
-		t: t, seed: seed, refused: map[string]int{}, loads: map[int][]int{},
+	s := &storm{
+		t: t, seed: seed, refused: map[string]int{},
 		healthy: newJournal("healthy"), expiring: newJournal("expiring"), canceled: newJournal("canceled"),
 		batches: batches, piped: newJournal("piped"),
 	}
+	s.loads.acked = map[int][]int{}
+	return s
 }
 
 func (s *storm) journals() []*journal {
@@ -385,8 +389,8 @@ func (r *round) bulkLoad(rng *rand.Rand) {
 		r.failed("a bulk load", err)
 		return
 	}
-	r.loadsMu.Lock()
-	defer r.loadsMu.Unlock()
-	r.loads[r.number] = append(r.loads[r.number], number)
-	r.loadsDone++
+	r.loads.mu.Lock()
+	defer r.loads.mu.Unlock()
+	r.loads.acked[r.number] = append(r.loads.acked[r.number], number)
+	r.loads.done++
 }

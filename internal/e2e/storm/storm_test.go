@@ -183,7 +183,7 @@ func (s *storm) judge() {
 	t.Logf("acknowledged: %d healthy, %d expiring, %d canceled, %d batches, %d piped, %d transfers; given up %d, refused %v",
 		s.healthy.count(), s.expiring.count(), s.canceled.count(), s.batches.count(), s.piped.count(), s.transfers.Load(), s.gaveUp.Load(), s.refused)
 	t.Logf("%d limited scans, %d slow readers, %d bulk loads committed; longest healthy put %v, get %v; resident memory at most %d MiB",
-		s.scans.Load(), s.slowReaders.Load(), s.loadsDone, put, get, s.peak>>20)
+		s.scans.Load(), s.slowReaders.Load(), s.loads.done, put, get, s.peak>>20)
 	t.Logf("%d kills, %d orderly stops; %v of load, %v of checks", s.kills, s.stops, s.loaded.Round(time.Second), s.checked.Round(time.Second))
 	if bound := boundOf(memory); s.peak > bound {
 		t.Errorf("resident memory reached %d MiB, the bound is %d MiB", s.peak>>20, bound>>20)
@@ -197,7 +197,7 @@ func (s *storm) judge() {
 	if s.healthy.count() == 0 || s.gaveUp.Load() == 0 || s.slowReaders.Load() == 0 || s.transfers.Load() == 0 || s.scans.Load() == 0 {
 		t.Error("a kind of load did nothing: the storm proves nothing")
 	}
-	if *duration >= time.Minute && (s.loadsDone == 0 || s.kills == 0 || s.stops == 0) {
+	if *duration >= time.Minute && (s.loads.done == 0 || s.kills == 0 || s.stops == 0) {
 		t.Error("a long storm without a bulk load, a kill or an orderly stop proves little")
 	}
 }

@@ -37,11 +37,16 @@ type Cursor struct {
 	pos        int             // the current entry, or the newest version of its key
 	key        []byte          // current, or last known not to exist; empty after a seek until then
 	entered    bool            // key is not from this leaf
-	visited    int             // leaves entered since Reset
-	paused     bool
-	resume     []byte // where the walk of a paused cursor continues
 	scratch    []byte
 	version    Version
+	walk       walk
+}
+
+// walk is what bounds the work of one step, see LeavesMax.
+type walk struct {
+	visited int // leaves entered since Reset
+	paused  bool
+	resume  []byte // where the walk of a paused cursor continues
 }
 
 // step is the cursor's position in an inner node of its path.
@@ -58,40 +63,40 @@ func (c *Cursor) Reset(src Source, root Root, at keys.Epoch, lo, hi []byte) {
 	if c.key == nil { // it is written for each entry
 		c.key, c.scratch = keys.Scratch(), keys.Scratch()
 	}
-	c.err, c.valid, c.paused, c.visited = nil, false, false, 0
+	c.err, c.valid, c.walk.paused, c.walk.visited = nil, false, false, 0
 }
 
 // Paused reports whether the walk stopped because of LeavesMax. After a Reset it continues with
 // SeekGE(Resume()) or, backward, with SeekLT(Resume()).
-func (c *Cursor) Paused() bool { return c.paused }
+func (c *Cursor) Paused() bool { return c.walk.paused }
 
 // Resume is where a paused walk continues. It is valid until the next Reset.
-func (c *Cursor) Resume() []byte { return c.resume }
+func (c *Cursor) Resume() []byte { return c.walk.resume }
 
 // exhausted reports whether the cursor must not enter another leaf.
-func (c *Cursor) exhausted() bool { return c.LeavesMax > 0 && c.visited >= c.LeavesMax }
+func (c *Cursor) exhausted() bool { return c.LeavesMax > 0 && c.walk.visited >= c.LeavesMax }
 
 // pauseForward stops before the leaf whose lower bound is sep. All keys before the bound are
 // decided. If the versions of one key continue after it, that key may be undecided, and a seek
 // finds its versions; or it is the current key, which is decided.
 func (c *Cursor) pauseForward(sep page.Separator) bool {
 	decided := bytes.Equal(sep.Key, c.key)
-	c.resume = append(c.resume[:0], sep.Key...)
+	c.walk.resume = append(c.walk.resume[:0], sep.Key...)
 	if decided {
-		c.resume = append(c.resume, 0)
+		c.walk.resume = append(c.walk.resume, 0)
 	}
-	c.paused = true
+	c.walk.paused = true
 	return false
 }
 
 // pauseBackward stops after the leaf that ends at sep, the lower bound of the current leaf. If the
 // bound says that a key's versions continue after it, and they do not, the key is still undecided.
 func (c *Cursor) pauseBackward(sep page.Separator) bool {
-	c.resume = append(c.resume[:0], sep.Key...)
+	c.walk.resume = append(c.walk.resume[:0], sep.Key...)
 	if sep.Trailer != page.NoTrailer {
-		c.resume = append(c.resume, 0)
+		c.walk.resume = append(c.walk.resume, 0)
 	}
-	c.paused = true
+	c.walk.paused = true
 	return false
 }
 
@@ -348,7 +353,7 @@ func (c *Cursor) enter(id page.ID) bool {
 	if err != nil {
 		return c.fail(err)
 	}
-	c.visited++
+	c.walk.visited++
 	c.page = p
 	c.leaf = c.page.Layout()
 	c.entered = true

@@ -97,7 +97,7 @@ func TestVerificationReadsOneStateWhileCheckpointsGoOn(t *testing.T) {
 	}()
 	<-reached
 	stats := s.engine.Stats()
-	pinned := stats.Tree.Checkpoint
+	pinned := stats.Checkpoints.Newest
 	for range 5 {
 		s.put(0, 2000, 60)
 		s.checkpoint()

@@ -52,7 +52,8 @@ func (c *Cached) Invalidate(id page.ID) {
 
 // Stats describes the cache and the reads through it.
 type Stats struct {
-	Cache      cache.Stats
+	cache.Stats
+
 	Hits       uint64 // pages that readers found in memory
 	BatchReads uint64 // submissions of several pages to the device
 	BatchPages uint64 // pages in them
@@ -60,7 +61,7 @@ type Stats struct {
 
 // Stats reads the counters.
 func (c *Cached) Stats() Stats {
-	return Stats{Cache: c.cache.Stats(), Hits: c.hits(), BatchReads: c.batchReads.Load(), BatchPages: c.batchPages.Load()}
+	return Stats{Stats: c.cache.Stats(), Hits: c.hits(), BatchReads: c.batchReads.Load(), BatchPages: c.batchPages.Load()}
 }
 
 // hits is how many pages all readers found in memory.

@@ -25,11 +25,13 @@ type model struct {
 	ready                  []int64         // by writer: when it writes next
 	debts                  []time.Duration // by writer
 	used, rotated, written int64
-	start, ends            int64 // of the merge under way; ends is 0 without one
 	looked                 int64
 	longest                time.Duration
 	stops                  int // writes that memory had no room for
-	merging                int64
+	merge                  struct {
+		start, ends int64 // of the merge under way; ends is 0 without one
+		total       int64 // time of all merges
+	}
 }
 
 const modelStart = int64(1_700_000_000 * time.Second)
@@ -42,7 +44,7 @@ func (p *model) run(d time.Duration) float64 {
 		p.ready, p.debts = make([]int64, p.writers), make([]time.Duration, p.writers)
 		p.random = rand.New(rand.NewPCG(1, 2))
 	}
-	p.stops, p.longest, p.written, p.merging = 0, 0, 0, 0
+	p.stops, p.longest, p.written, p.merge.total = 0, 0, 0, 0
 	for p.end = p.now + int64(d); p.now < p.end; {
 		w := 0
 		for i := range p.ready {
@@ -51,11 +53,11 @@ func (p *model) run(d time.Duration) float64 {
 			}
 		}
 		p.now = max(p.now, p.ready[w])
-		p.merge(p.now)
+		p.advance(p.now)
 		if p.used+p.record > p.limit {
 			p.stops++
-			p.now = p.ends
-			p.merge(p.now)
+			p.now = p.merge.ends
+			p.advance(p.now)
 		}
 		p.used, p.written = p.used+p.record, p.written+p.record
 		if p.used-p.rotated >= p.table {
@@ -86,24 +88,24 @@ func (p *model) wait(w int) (wait time.Duration) {
 }
 
 // merge is what merges do at this time.
-func (p *model) merge(now int64) {
-	if p.ends > 0 && now >= p.ends {
-		p.used, p.rotated, p.ends = p.used-p.bytes, p.rotated-p.bytes, 0
+func (p *model) advance(now int64) {
+	if p.merge.ends > 0 && now >= p.merge.ends {
+		p.used, p.rotated, p.merge.ends = p.used-p.bytes, p.rotated-p.bytes, 0
 		p.MeasureMergeLocked(p.at(now))
 		p.EndMergeLocked()
 		p.UpdateLocked(p.used, p.limit, p.at(now))
 	}
 	switch {
-	case p.ends == 0 && p.used >= int64(FreeShare*float64(p.limit)):
+	case p.merge.ends == 0 && p.used >= int64(FreeShare*float64(p.limit)):
 		takes := min(p.used, p.limit/2)
 		p.BeginMergeLocked(takes, takes/p.record, p.at(now))
 		factor := 1 + p.varies*(2*p.random.Float64()-1)
-		p.start, p.ends = now, now+p.fixed+int64(float64(takes/1024*p.perKiB)*factor)
-		p.merging += p.ends - p.start
+		p.merge.start, p.merge.ends = now, now+p.fixed+int64(float64(takes/1024*p.perKiB)*factor)
+		p.merge.total += p.merge.ends - p.merge.start
 		p.UpdateLocked(p.used, p.limit, p.at(now))
-	case p.ends > 0 && now-p.looked > int64(updateEvery):
+	case p.merge.ends > 0 && now-p.looked > int64(updateEvery):
 		// The last tenth of a merge's time are syncs.
-		p.Merged.Store(min(int64(float64(p.versions)*float64(now-p.start)/float64(p.ends-p.start)/0.9), p.versions))
+		p.Merged.Store(min(int64(float64(p.versions)*float64(now-p.merge.start)/float64(p.merge.ends-p.merge.start)/0.9), p.versions))
 		p.UpdateLocked(p.used, p.limit, p.at(now))
 		p.looked = now
 	}
@@ -125,7 +127,7 @@ func TestWritersAreDelayedAndNotStopped(t *testing.T) {
 				const rounds = 8
 				rate := p.run(rounds * whole)
 				sustained := 1024 / perKiB.Seconds()
-				busy := float64(p.merging) / float64(rounds*whole)
+				busy := float64(p.merge.total) / float64(rounds*whole)
 				turn := time.Duration(load.record/1024+1) * perKiB * time.Duration(load.writers) // what a round of all writers costs merges
 				t.Logf("%v a KiB, varying by %.1f, %d writers of %d: %.2f of what merges can take, busy %.2f, longest wait %v, a round %v, stopped %d times",
 					perKiB, varies, load.writers, load.record, rate/sustained, busy, p.longest, turn, p.stops)
