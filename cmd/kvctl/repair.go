@@ -67,6 +67,12 @@ func (a *app) repairLog(dir string) error {
 		dropped.From, size(uint64(dropped.Bytes)), dropped.Cause.File, dropped.Cause.Offset); err != nil {
 		return err
 	}
+	if dropped.Parts != 0 {
+		if err := a.print("the data file holds parts of the dropped commits of epochs %d to %d, because a merge in steps was interrupted; these parts stay\n",
+			dropped.From, dropped.Parts); err != nil {
+			return err
+		}
+	}
 	for _, name := range dropped.Files {
 		if err := a.print("removed %s\n", name); err != nil {
 			return err

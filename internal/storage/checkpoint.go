@@ -149,6 +149,17 @@ func (j *mergeJob) cut(before keys.Epoch) keys.Epoch {
 	return before
 }
 
+// newest is the newest epoch of which the merge has versions, as far as the log has records of it: an empty
+// generation may begin and end after epochs that are skipped.
+func (j *mergeJob) newest() keys.Epoch {
+	for _, g := range j.immutables {
+		if g.mem.Versions() > 0 {
+			return keys.Epoch(g.end.Load() - 1)
+		}
+	}
+	return 0
+}
+
 func (e *Engine) merge(ctx context.Context, job mergeJob) error {
 	e.checkpoints.merging.Store(true)
 	defer e.checkpoints.merging.Store(false)
@@ -226,7 +237,7 @@ func (e *Engine) tryMerge(ctx context.Context, base btree.Root, job *mergeJob, c
 		ck.Abort()
 		return 0, nil, err
 	}
-	aside, err := e.keepQuarantine(&job.quarantine)
+	aside, file, err := e.keepQuarantine(&job.quarantine)
 	if err != nil {
 		ck.Abort()
 		return 0, nil, err
@@ -236,13 +247,14 @@ func (e *Engine) tryMerge(ctx context.Context, base btree.Root, job *mergeJob, c
 		ck.Abort()
 		return 0, nil, err
 	}
-	setQuarantine(&state, aside != nil)
+	setQuarantineFile(&state, file)
+	setNewestEpoch(&state, job.newest())
 	if err := ck.Commit(ctx, state); err != nil {
 		e.dropQuarantine(aside)
 		return 0, nil, err
 	}
 	e.checkpoints.skippedPages = known
-	e.completeQuarantine(aside)
+	e.completeQuarantine(aside, file)
 	if job.span == nil {
 		e.checkpoints.fileEnd.end()
 	}
@@ -261,6 +273,7 @@ func (e *Engine) nextState(root btree.Root, known *repairtree.Tree, change *btre
 	state.EntryBytes = uint64(int64(state.EntryBytes) + change.Bytes)
 	side, mirror := known.Roots()
 	encodeRepairTreeRoots(&state, side, mirror)
+	setNewestEpoch(&state, 0)
 	if e.log != nil { // else it is being replayed
 		setLogSegment(&state, e.log.NewestDurableHeader())
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/pagesource"
 	"github.com/epochkv/epochkv/internal/storage/quarantine"
 	"github.com/epochkv/epochkv/internal/storage/repairtree"
+	"github.com/epochkv/epochkv/internal/wal"
 )
 
 // DurableState is one durable state of a store: what a superblock leads to, and the files that
@@ -46,11 +47,10 @@ func (s *DurableState) ReadPage(id page.ID, buf []byte) error {
 // Source reads and verifies tree pages. A page lives until the next call.
 func (s *DurableState) Source() btree.Source { return pagesource.NewDirect(&s.Pages.Reader) }
 
-// LogSegment is the number of a log segment of which the state knows that it, or a newer one,
-// exists; zero if it knows of none.
-func (s *DurableState) LogSegment() uint64 {
+// LogProof is what the state knows of the log.
+func (s *DurableState) LogProof() wal.Proof {
 	state := s.Pages.State()
-	return logSegment(&state)
+	return logProof(&state)
 }
 
 // ReadQuarantine reads the quarantine of the state, see Files.ReadQuarantine.

@@ -6,9 +6,7 @@ import (
 	"io"
 	"io/fs"
 	"path"
-	"slices"
 
-	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/pager"
 	"github.com/epochkv/epochkv/internal/storage/quarantine"
 	"github.com/epochkv/epochkv/internal/vfs"
@@ -43,10 +41,6 @@ func LockFiles(fsys vfs.FS, dir string) (Files, io.Closer, error) {
 // DataPath is the path of the data file.
 func (f Files) DataPath() string { return path.Join(f.Dir, dataName) }
 
-// QuarantinePath is the path of the quarantine file, which exists only while a version is in
-// quarantine.
-func (f Files) QuarantinePath() string { return path.Join(f.Dir, quarantineName) }
-
 func (f Files) lockPath() string { return path.Join(f.Dir, lockName) }
 
 // OpenState opens the newest durable state for reading. The caller closes it. Errors are those of
@@ -69,36 +63,62 @@ func (f Files) OpenUnknownState() (*DurableState, error) {
 	return &DurableState{Files: f, Pages: p}, nil
 }
 
-// ReadAllQuarantine reads everything that the quarantine file holds, for when no state is known:
-// nothing if there is no file. A damaged copy of the contents next to an intact one is reported in
-// fault.
+// ReadAllQuarantine reads everything that the quarantine files hold, for when no state is known:
+// also what is in the unused one. Damage of one copy of the contents next to an intact one is
+// returned in fault, as a CorruptionError.
 func (f Files) ReadAllQuarantine() (versions []quarantine.Version, fault, err error) {
-	if _, err := f.FS.Size(f.QuarantinePath()); err != nil {
-		return nil, nil, nil //nolint:nilerr // no file
+	for _, name := range quarantinePaths(f.Dir) {
+		found, damage, unreadable := quarantine.Read(f.FS, name)
+		if errors.Is(unreadable, fs.ErrNotExist) || errors.Is(unreadable, quarantine.ErrUnwritten) {
+			continue
+		}
+		versions = append(versions, found...)
+		fault, err = errors.Join(fault, quarantineFault(name, damage)), errors.Join(err, quarantineError(name, unreadable))
 	}
-	return f.readQuarantine(keys.MaxEpoch)
+	return versions, fault, err
 }
 
 // ReadQuarantine reads the quarantine that belongs to a state: nothing if the state says that there
 // is none. Versions that are newer than the state are left out, because their commits are in the
 // log.
 func (f Files) ReadQuarantine(state *pager.State) (versions []quarantine.Version, fault, err error) {
-	if !hasQuarantine(state) {
-		return nil, nil, nil
-	}
-	return f.readQuarantine(state.Epoch)
+	versions, _, fault, err = f.readQuarantine(state)
+	return versions, fault, err
 }
 
-func (f Files) readQuarantine(epochMax keys.Epoch) (versions []quarantine.Version, fault, err error) {
-	versions, fault, err = quarantine.Read(f.FS, f.QuarantinePath())
+// readQuarantine is ReadQuarantine, and reports whether the file has newer versions.
+func (f Files) readQuarantine(state *pager.State) (versions []quarantine.Version, newer bool, fault, err error) {
+	used := quarantineFile(state)
+	if used == 0 {
+		return nil, false, nil, nil
+	}
+	name := quarantinePaths(f.Dir)[used-1]
+	all, damage, err := quarantine.Read(f.FS, name)
+	if err != nil {
+		return nil, false, nil, quarantineError(name, err)
+	}
+	for _, v := range all {
+		if v.Trailer.Epoch() <= state.Epoch {
+			versions = append(versions, v)
+		}
+	}
+	return versions, len(versions) < len(all), quarantineFault(name, damage), nil
+}
+
+func quarantineError(name string, err error) error {
 	switch {
 	case errors.Is(err, quarantine.ErrDamaged) || errors.Is(err, fs.ErrNotExist):
-		return nil, nil, &CorruptionError{File: f.QuarantinePath(), Reason: err.Error(), Remedy: quarantineRemedy}
+		return &CorruptionError{File: name, Reason: err.Error(), Remedy: quarantineRemedy}
 	case errors.Is(err, quarantine.ErrVersion):
-		return nil, nil, fmt.Errorf("%w: %w", ErrNewerFormat, err)
-	case err != nil:
-		return nil, nil, err
+		return fmt.Errorf("%w: %w", ErrNewerFormat, err)
 	}
-	newer := func(v quarantine.Version) bool { return v.Trailer.Epoch() > epochMax }
-	return slices.DeleteFunc(versions, newer), fault, nil
+	return err
+}
+
+// quarantineFault is damage of one of the two copies in a file.
+func quarantineFault(name string, damage error) error {
+	if damage == nil {
+		return nil
+	}
+	return &CorruptionError{File: name, Reason: damage.Error(), Remedy: "the other copy of the contents is intact, and the next start restores this one"}
 }

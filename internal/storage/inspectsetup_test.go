@@ -17,6 +17,7 @@ func init() {
 	storage.Inspect.Files = func(ctx context.Context, fs vfs.FS, dir string) (storage.Inspection, error) {
 		return verified(inspect.VerifyDir(ctx, fs, dir, inspect.VerifyOptions{}))
 	}
+	storage.Inspect.Repair = inspect.RepairLog
 	storage.Inspect.Salvage = func(
 		ctx context.Context, fs vfs.FS, dir string, write func(key, value []byte, epoch keys.Epoch) error,
 	) (storage.Inspection, error) {

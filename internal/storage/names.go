@@ -16,8 +16,9 @@ const (
 	lockName = "LOCK"
 	dataName = "data.ekv"
 
-	// quarantineName holds what the tree refuses; it exists only then. It is written under this name with .new, and renamed.
-	quarantineName = "quarantine.ekv"
+	// The two files for what the tree refuses. The superblock names the used one.
+	quarantineName  = "quarantine.ekv"
+	quarantine2Name = "quarantine-2.ekv"
 
 	// Temporary files of a bulk load: prefix, number, suffix. Open removes those that a crash left.
 	sortFilePrefix = "bulk-"
@@ -51,4 +52,7 @@ func removeSortFiles(fs vfs.FS, dir string) error {
 func (o *Options) lockPath() string { return path.Join(o.Dir, lockName) }
 func (o *Options) dataPath() string { return path.Join(o.Dir, dataName) }
 
-func (o *Options) quarantinePath() string { return path.Join(o.Dir, quarantineName) }
+// quarantinePaths are the paths of the two quarantine files in a data directory.
+func quarantinePaths(dir string) [2]string {
+	return [2]string{path.Join(dir, quarantineName), path.Join(dir, quarantine2Name)}
+}

@@ -39,8 +39,9 @@ type quarantined struct {
 // before the engine is open.
 type quarantineState struct {
 	now     *quarantined
-	onFile  *quarantined      // the known contents of the file; nil if not known
-	file    bool              // there may be a file
+	files   *quarantine.Files // constant after Open
+	used    int               // the number of the file that holds now; zero for none
+	newer   bool              // that file has versions that are newer than the state, too
 	refused map[string]string // internal keys that the running merge keeps out of the tree, with the reasons
 }
 
@@ -269,25 +270,27 @@ func (x *excluding) Next(e *btree.Entry) bool {
 	return false
 }
 
-// keepQuarantine makes the quarantine that a merge leaves durable. It comes before the superblock.
-func (e *Engine) keepQuarantine(plan *quarantinePlan) (next *quarantined, err error) {
+// keepQuarantine makes the quarantine that a merge leaves durable, and returns the number of its
+// file. It comes before the superblock.
+func (e *Engine) keepQuarantine(plan *quarantinePlan) (next *quarantined, file int, err error) {
 	q := &e.checkpoints.quarantine
+	if !plan.changed && !q.newer {
+		return q.now, q.used, nil
+	}
 	next = q.now
 	if plan.changed {
 		if next, err = newQuarantined(plan.next); err != nil {
-			return nil, err
+			return nil, 0, err
 		}
 	}
-	if next == nil || next == q.onFile {
-		return next, nil
+	if next == nil {
+		return nil, 0, nil
 	}
-	q.onFile, q.file = nil, true
-	if err := quarantine.Write(e.fs, e.options.Dir, e.options.quarantinePath(), next.versions); err != nil {
+	if file, err = q.files.Write(next.versions); err != nil {
 		e.dropQuarantine(next)
-		return nil, fmt.Errorf("quarantine: %w", err)
+		return nil, 0, fmt.Errorf("quarantine: %w", err)
 	}
-	q.onFile = next
-	return next, nil
+	return next, file, nil
 }
 
 // dropQuarantine frees a quarantine that was not published.
@@ -305,14 +308,13 @@ func (e *Engine) freeQuarantine(q *quarantined) {
 }
 
 // completeQuarantine runs after the superblock is durable: next is the quarantine of the durable
-// state. A file that no superblock needs is removed; if that fails the next checkpoint tries again,
-// and an open ignores the file.
-func (e *Engine) completeQuarantine(next *quarantined) {
+// state, in the numbered file. Files that no superblock needs are removed; if that fails the next
+// checkpoint tries again, and an open ignores the files.
+func (e *Engine) completeQuarantine(next *quarantined, file int) {
 	q := &e.checkpoints.quarantine
-	q.now, q.refused = next, nil
-	if next == nil && q.file {
-		q.file, q.onFile = quarantine.Remove(e.fs, e.options.quarantinePath()) != nil, nil
-	}
+	q.now, q.used, q.newer, q.refused = next, file, false, nil
+	q.files.Use(file, next.all())
+	_ = q.files.Clean(e.reserve.enabled)
 }
 
 // replacedIn is the quarantine that readers of an older view may still use, or nil if it is the one
@@ -326,21 +328,20 @@ func (e *Engine) replacedIn(v *view) *quarantined {
 
 // openQuarantine reads the quarantine of the state that was opened.
 func (e *Engine) openQuarantine() error {
-	state, path := e.pager.State(), e.options.quarantinePath()
-	if _, err := e.fs.Size(path); err == nil {
-		e.checkpoints.quarantine.file = true
-	}
-	versions, fault, err := Files{e.fs, e.options.Dir}.ReadQuarantine(&state)
+	q, state, paths := &e.checkpoints.quarantine, e.pager.State(), quarantinePaths(e.options.Dir)
+	versions, newer, fault, err := Files{e.fs, e.options.Dir}.readQuarantine(&state)
 	if err != nil {
 		return err
 	}
+	q.used, q.newer = quarantineFile(&state), newer
+	q.files = quarantine.NewFiles(e.fs, e.options.Dir, paths, q.used, versions)
 	if fault != nil {
-		e.repaired = append(e.repaired, fmt.Sprintf("the quarantine file was written anew from its second copy: %v", fault))
-		if err := quarantine.Write(e.fs, e.options.Dir, path, versions); err != nil && !errors.Is(err, vfs.ErrNoSpace) {
+		e.repaired = append(e.repaired, fmt.Sprintf("a copy of the quarantine was written anew from the other one: %v", fault))
+		if err := quarantine.Restore(e.fs, paths[q.used-1]); err != nil && !errors.Is(err, vfs.ErrNoSpace) {
 			return err
 		}
 	}
-	e.checkpoints.quarantine.now, err = newQuarantined(versions)
+	q.now, err = newQuarantined(versions)
 	return err
 }
 

@@ -342,7 +342,7 @@ func TestRefusedEntriesDoNotBlockCheckpoints(t *testing.T) {
 	if st := q.engine.Stats(); st.Quarantine.Versions != 0 {
 		t.Fatalf("%d versions are left in quarantine", st.Quarantine.Versions)
 	}
-	if names, err := q.fs.List("db"); err != nil || slices.Contains(names, quarantineName) {
+	if names, err := q.fs.List("db"); err != nil || strings.Contains(strings.Join(names, " "), "quarantine") {
 		t.Fatalf("the file is still there: %v, %v", names, err)
 	}
 	q.checkOffline(false)
@@ -485,7 +485,7 @@ func TestDamagedQuarantineFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	q.mustClose()
-	path := q.options.quarantinePath()
+	path := quarantinePaths(q.options.Dir)[0]
 	size, err := fs.Size(path)
 	if err != nil {
 		t.Fatal(err)
@@ -569,32 +569,95 @@ func TestQuarantineNewerThanItsStateIsIgnored(t *testing.T) {
 	}
 }
 
-// TestFirstCheckpointWritesTheQuarantineAgain: the rename that a failed run did last may not be durable, though the file can be read. No superblock relies
-// on it before it was written anew.
-func TestFirstCheckpointWritesTheQuarantineAgain(t *testing.T) {
+// TestQuarantineIsWrittenWhenItChanges: the file that a durable superblock uses was synced before, so that a start has nothing to write again.
+func TestQuarantineIsWrittenWhenItChanges(t *testing.T) {
 	q := newQuarantineBench(t, vfs.NewMem())
 	q.mustOpen()
 	q.fill()
-	var renames atomic.Int64
+	var writes atomic.Int64
 	q.fs.SetHook(func(op vfs.Op, name string) {
-		if op == vfs.OpRename && strings.Contains(name, quarantineName) {
-			renames.Add(1)
+		if op == vfs.OpWrite && strings.Contains(name, "quarantine") {
+			writes.Add(1)
 		}
 	})
-	checkpoint := func(want int64) {
+	checkpoint := func(key string, want int64) {
 		t.Helper()
-		q.set("key-00001", fmt.Sprint("written ", want))
-		if err := q.checkpointAt(); err != nil || renames.Load() != want {
-			t.Fatalf("%d renames, want %d: %v", renames.Load(), want, err)
+		q.set(key, fmt.Sprint("written ", want))
+		if err := q.checkpointAt(); err != nil || writes.Load() != want {
+			t.Fatalf("%d writes, want %d: %v", writes.Load(), want, err)
 		}
 	}
-	checkpoint(1)
-	checkpoint(1)
+	checkpoint("key-00001", 2)
+	checkpoint("key-00001", 2)
 	q.mustClose()
 	q.mustOpen()
-	checkpoint(2)
-	checkpoint(2)
+	checkpoint("key-00001", 2)
+	checkpoint(refused()[0], 4)
 	q.mustClose()
+}
+
+// TestQuarantineThatIsNewerThanItsStateIsWrittenAgain: a state whose file has versions that a repair of the log has
+// dropped does not bring them back when its epoch has passed theirs.
+func TestQuarantineThatIsNewerThanItsStateIsWrittenAgain(t *testing.T) {
+	q := newQuarantineBench(t, vfs.NewMem())
+	q.mustOpen()
+	q.fill()
+	if err := q.checkpointAt(); err != nil {
+		t.Fatal(err)
+	}
+	state := q.engine.pager.State()
+	versions := append(slices.Clone(q.engine.checkpoints.quarantine.now.versions), quarantine.Version{
+		Key: append([]byte{byte(keys.SpaceUser)}, "zz"+strings.Repeat("x", 200)...), Trailer: keys.MakeTrailer(state.Epoch+2, keys.KindSet), Value: []byte("dropped"),
+	})
+	number, err := q.engine.checkpoints.quarantine.files.Write(versions)
+	setQuarantineFile(&state, number)
+	if err = errors.Join(err, q.engine.writeState(state)); err != nil {
+		t.Fatal(err)
+	}
+	q.mustClose()
+	q.mustOpen()
+	for i := range 5 {
+		q.set(fmt.Sprintf("key-%05d", i), "new")
+	}
+	if err := q.checkpointAt(); err != nil {
+		t.Fatal(err)
+	}
+	q.checkNow()
+	q.mustClose()
+	q.mustOpen()
+	q.checkNow()
+	q.checkOffline(true)
+}
+
+// TestUnknownStateHasWhatBothQuarantineFilesHold: without a superblock either file may be the used one, and a reserve that holds nothing is no damage.
+func TestUnknownStateHasWhatBothQuarantineFilesHold(t *testing.T) {
+	q := newQuarantineBench(t, vfs.NewMem())
+	q.options.DiskReserve = DiskReserveDerived
+	q.mustOpen()
+	defer q.mustClose()
+	read := func(want ...string) {
+		t.Helper()
+		versions, fault, err := Files{q.fs, "db"}.ReadAllQuarantine()
+		var got []string
+		for i := range versions {
+			got = append(got, string(versions[i].Value))
+		}
+		slices.Sort(got)
+		if fault != nil || err != nil || !slices.Equal(slices.Compact(got), want) {
+			t.Fatalf("%q, want %q; %v, %v", got, want, fault, err)
+		}
+	}
+	read()
+	q.fill()
+	if err := q.checkpointAt(); err != nil {
+		t.Fatal(err)
+	}
+	read("one", "plain")
+	q.set(refused()[0], "two")
+	if err := q.checkpointAt(); err != nil {
+		t.Fatal(err)
+	}
+	read("one", "plain", "two")
 }
 
 // TestRefusedKeysAreNamedTogether: a merge names every key that it refuses, so that one more attempt

@@ -20,7 +20,7 @@ func (e *Engine) recover(ctx context.Context) (Recovery, error) {
 	}
 	state := e.pager.State()
 	r := replayer{ctx: ctx, engine: e, root: rootOf(state), after: state.Epoch, lastReported: time.Now()}
-	found, err := wal.Recover(e.fs, e.options.Dir, state.Epoch, logSegment(&state), r.apply)
+	found, err := wal.Recover(e.fs, e.options.Dir, state.Epoch, logProof(&state), r.apply)
 	if err != nil {
 		return Recovery{}, errors.Join(blameSuperblock(&e.pager.Reader, err), r.free())
 	}
@@ -65,7 +65,7 @@ func (e *Engine) recover(ctx context.Context) (Recovery, error) {
 // first commit on a removed log is noticed. Later checkpoints record it as well.
 func (e *Engine) recordLogSegment() error {
 	state := e.pager.State()
-	if logSegment(&state) != 0 || e.log.NewestDurableHeader() == 0 {
+	if logProof(&state).Segment != 0 || e.log.NewestDurableHeader() == 0 {
 		return nil
 	}
 	setLogSegment(&state, e.log.NewestDurableHeader())

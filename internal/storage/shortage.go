@@ -14,8 +14,8 @@ import (
 )
 
 // Deletions write before they free anything: a log record, and the pages of a checkpoint. So the store keeps a reserve of
-// allocated disk space: log files (wal.Log.Reserve) and free pages in the data file (pager.FreeBytes). Every write may take
-// from it. When it is not complete and cannot be filled, there is a shortage, and ordinary writes are refused until it is
+// allocated disk space: log files (wal.Log.Reserve), free pages in the data file (pager.FreeBytes), and a file for the next
+// contents of the quarantine (quarantine.Files.Reserve). Every write may take from it. When it is not complete and cannot be filled, there is a shortage, and ordinary writes are refused until it is
 // complete again. Pages that a checkpoint frees and segments that it recycles count, so that deletions end the shortage
 // although other files go on filling the disk.
 
@@ -83,7 +83,7 @@ func (e *Engine) CheckSpace() {
 	}
 	e.reserve.mu.Lock()
 	defer e.reserve.mu.Unlock()
-	e.reserve.note(errors.Join(e.log.FillReserve(), e.fillPages(), e.fullAtMerge()))
+	e.reserve.note(errors.Join(e.log.FillReserve(), e.fillPages(), e.checkpoints.quarantine.files.Reserve(), e.fullAtMerge()))
 	close(*e.reserve.checked.Swap(newSpaceCheck()))
 }
 

@@ -5,31 +5,37 @@ import (
 	"encoding/binary"
 	"fmt"
 
+	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/blob"
 	"github.com/epochkv/epochkv/internal/storage/btree"
 	"github.com/epochkv/epochkv/internal/storage/page"
 	"github.com/epochkv/epochkv/internal/storage/pager"
 	"github.com/epochkv/epochkv/internal/storage/repairtree"
+	"github.com/epochkv/epochkv/internal/wal"
 )
 
 // The engine's area of the superblock:
 //
-//	0           8             12            20              24           25         64            72
-//	+-----------+-------------+-------------+---------------+------------+----------+-------------+----------+
-//	| side root | side height | mirror root | mirror height | quarantine | zero ... | log segment | zero ... |
-//	+-----------+-------------+-------------+---------------+------------+----------+-------------+----------+
+//	0           8             12            20              24           25         64            72             80
+//	+-----------+-------------+-------------+---------------+------------+----------+-------------+--------------+----------+
+//	| side root | side height | mirror root | mirror height | quarantine | zero ... | log segment | newest epoch | zero ... |
+//	+-----------+-------------+-------------+---------------+------------+----------+-------------+--------------+----------+
 //
-// quarantine: 1 if a quarantine file belongs to the state, else 0.
+// quarantine: the number of the quarantine file that the state uses, 1 or 2; 0 for none.
 //
 // log segment: the log has a segment with this number or a larger one (see wal.Log.Headed). Zero in files of earlier versions, and until the
 // first segment of a new store has a durable header.
+//
+// newest epoch: the tree has versions of no later epoch. It is after the epoch of the state while a merge in steps is
+// incomplete, and zero otherwise.
 const (
 	areaRepairTree = 0
 	areaMirror     = 12
 	areaQuarantine = 24
 	areaReserved   = 25
 	areaSegment    = 64
-	areaRest       = 72
+	areaNewest     = 72
+	areaRest       = 80
 
 	areaHeight = 8 // within a root
 )
@@ -48,23 +54,39 @@ func encodeRepairTreeRoots(s *pager.State, root, mirror btree.Root) {
 func decodeRepairTreeRoots(s *pager.State) (root, mirror btree.Root, err error) {
 	root, ok := decodeRoot(s.Engine[areaRepairTree:])
 	mirror, mirrored := decodeRoot(s.Engine[areaMirror:])
-	if !ok || !mirrored || root.Empty() && !mirror.Empty() || s.Engine[areaQuarantine] > 1 || !allZero(s.Engine[areaReserved:areaSegment]) || !allZero(s.Engine[areaRest:]) {
+	newest := logProof(s).Durable
+	if newest != 0 && newest <= s.Epoch || !ok || !mirrored || root.Empty() && !mirror.Empty() || s.Engine[areaQuarantine] > 2 || !allZero(s.Engine[areaReserved:areaSegment]) || !allZero(s.Engine[areaRest:]) {
 		return btree.Root{}, btree.Root{}, fmt.Errorf("the engine's area of the superblock is malformed: % x", s.Engine)
 	}
 	return root, mirror, nil
 }
 
-// logSegment is the number of a segment of which the state knows that the log has it, or newer ones.
-func logSegment(s *pager.State) uint64 { return binary.LittleEndian.Uint64(s.Engine[areaSegment:]) }
-
-func setLogSegment(s *pager.State, number uint64) {
-	binary.LittleEndian.PutUint64(s.Engine[areaSegment:], max(number, logSegment(s)))
+// logProof is what the state knows of the log: a segment that it has, or newer ones, and that what the
+// tree has was durable.
+func logProof(s *pager.State) wal.Proof {
+	return wal.Proof{
+		Segment: binary.LittleEndian.Uint64(s.Engine[areaSegment:]),
+		Durable: keys.Epoch(binary.LittleEndian.Uint64(s.Engine[areaNewest:])),
+	}
 }
 
-// hasQuarantine reports whether a quarantine file belongs to the state.
-func hasQuarantine(s *pager.State) bool { return s.Engine[areaQuarantine] != 0 }
+func setLogSegment(s *pager.State, number uint64) {
+	binary.LittleEndian.PutUint64(s.Engine[areaSegment:], max(number, logProof(s).Segment))
+}
 
-func setQuarantine(s *pager.State, present bool) { s.Engine[areaQuarantine] = byte(boolToInt(present)) }
+// setNewestEpoch records in the state, of which the epoch is set, that the tree has versions of epochs up to this one.
+func setNewestEpoch(s *pager.State, newest keys.Epoch) {
+	newest = max(newest, logProof(s).Durable)
+	if newest <= s.Epoch {
+		newest = 0
+	}
+	binary.LittleEndian.PutUint64(s.Engine[areaNewest:], uint64(newest))
+}
+
+// quarantineFile is the number of the quarantine file that the state uses, or zero.
+func quarantineFile(s *pager.State) int { return int(s.Engine[areaQuarantine]) }
+
+func setQuarantineFile(s *pager.State, number int) { s.Engine[areaQuarantine] = byte(number) }
 
 func decodeRoot(b []byte) (root btree.Root, ok bool) {
 	id, height := binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint32(b[areaHeight:])
@@ -92,11 +114,4 @@ func readRepairTree(p *pager.Reader, store *blob.Store) (*repairtree.Tree, error
 		return nil, err
 	}
 	return repairtree.Read(p, store, root, mirror)
-}
-
-func boolToInt(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
 }

@@ -163,7 +163,7 @@ func TestRepairTruncatesAtTheDamageAndReportsWhatIsGone(t *testing.T) {
 		fs, rec, want := smallLog(t, 50, false)
 		p := locationsOf(t, fs, rec)[i]
 		_ = patch(t, fs, p.file, p.off, []byte{0xa5, 0x5a, 0xa5, 0x5a})
-		d, err := Repair(fs, testDir, 0, 0)
+		d, err := Repair(fs, testDir, 0, Proof{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -174,7 +174,7 @@ func TestRepairTruncatesAtTheDamageAndReportsWhatIsGone(t *testing.T) {
 		if again.Torn != nil || !slices.EqualFunc(got.bodies, want.bodies[:i], bytes.Equal) {
 			t.Fatalf("record %d: %d records after the repair", i, len(got.bodies))
 		}
-		if d, err := Repair(fs, testDir, 0, 0); err != nil || d.Cause != nil || len(d.Files) != 0 {
+		if d, err := Repair(fs, testDir, 0, Proof{}); err != nil || d.Cause != nil || len(d.Files) != 0 {
 			t.Fatalf("an intact log was repaired: %+v, %v", d, err)
 		}
 		a, err := startLog(testOptions2(fs), again)
@@ -197,7 +197,7 @@ func TestDamagedHeaderIsCorruptionAndRepairDropsItsFile(t *testing.T) {
 	if !errors.As(err, &c) || c.File != last.File || c.Offset != 0 || c.Epoch != last.First {
 		t.Fatal(err)
 	}
-	d, err := Repair(fs, testDir, 0, 0)
+	d, err := Repair(fs, testDir, 0, Proof{})
 	if err != nil || d.From != last.First || len(d.Files) != 1 || d.Files[0] != last.File {
 		t.Fatalf("%+v, %v", d, err)
 	}
@@ -327,7 +327,7 @@ func TestNewerVersionIsNeitherTornNorCorrupt(t *testing.T) {
 	if !errors.As(err, &v) || errors.Is(err, ErrCorrupt) || v.File != file {
 		t.Fatal(err)
 	}
-	if _, err := Repair(fs, testDir, 0, 0); !errors.Is(err, ErrVersion) {
+	if _, err := Repair(fs, testDir, 0, Proof{}); !errors.Is(err, ErrVersion) {
 		t.Fatalf("repair of a newer version: %v", err)
 	}
 	undo()
@@ -364,7 +364,7 @@ func TestReadErrorIsNotTheEndOfTheLog(t *testing.T) {
 func TestErrorOfTheCallbackEndsTheReplay(t *testing.T) {
 	fs, _, _ := smallLog(t, 30, false)
 	stop := errors.New("stop")
-	if _, err := Replay(fs, testDir, 0, 0, func(e keys.Epoch, _ []byte) error {
+	if _, err := Replay(fs, testDir, 0, Proof{}, func(e keys.Epoch, _ []byte) error {
 		if e == 7 {
 			return stop
 		}
@@ -401,21 +401,21 @@ func TestCrashInRepairLeavesItToBeRepeated(t *testing.T) {
 				off = 20
 			}
 			_ = patch(t, fs, name, off, []byte{0xa5, 0x5a, 0xa5, 0x5a})
-			if d, err := Repair(fs.Crash(1, vfs.SurviveAll), testDir, 0, 0); err != nil || d.Cause == nil {
+			if d, err := Repair(fs.Crash(1, vfs.SurviveAll), testDir, 0, Proof{}); err != nil || d.Cause == nil {
 				t.Fatal(d, err)
 			} else {
 				kept = int(d.From) - 1
 			}
 			fs = fs.Crash(1, vfs.SurviveAll)
 			fs.CrashAt(fs.Mutations() + k)
-			_, err := Repair(fs, testDir, 0, 0)
+			_, err := Repair(fs, testDir, 0, Proof{})
 			done := !fs.Crashed()
 			if done && err != nil {
 				t.Fatal(err)
 			}
 			for seed, keep := range []vfs.Survival{vfs.SurviveNone, vfs.SurviveSome, vfs.SurviveSome, vfs.SurviveAll} {
 				left := fs.Crash(uint64(seed)+uint64(k), keep)
-				if _, err := Repair(left, testDir, 0, 0); err != nil {
+				if _, err := Repair(left, testDir, 0, Proof{}); err != nil {
 					t.Fatalf("header %v, operation %d: a second repair: %v", header, k, err)
 				}
 				again, got := mustReplay(t, left, 0)

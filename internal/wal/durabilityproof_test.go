@@ -60,7 +60,7 @@ func TestSearchInAnEmptyRecycledSegmentIsLinear(t *testing.T) {
 	}
 	a.mustSealAndTruncate(t)
 	left := fs.Crash(1, vfs.SurviveNone)
-	rec, err := Replay(left, testDir, 16, 0, ignored)
+	rec, err := Replay(left, testDir, 16, Proof{}, ignored)
 	if err != nil || len(rec.Segments) == 0 {
 		t.Fatal(rec, err)
 	}
@@ -74,7 +74,7 @@ func TestSearchInAnEmptyRecycledSegmentIsLinear(t *testing.T) {
 		t.Fatal("the newest file is not a recycled one")
 	}
 	budget := int64(8 * segment)
-	if _, err := Replay(meteredFS{left, &budget}, testDir, 16, 0, ignored); err != nil {
+	if _, err := Replay(meteredFS{left, &budget}, testDir, 16, Proof{}, ignored); err != nil {
 		t.Fatal(err)
 	}
 }

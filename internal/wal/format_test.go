@@ -103,7 +103,7 @@ func TestGoldenSkipReplays(t *testing.T) {
 		t.Fatal(err)
 	}
 	const epoch = 2 + EpochWindow + 1
-	rec, err := Replay(logOf(t, b), testDir, 2, 0, func(e keys.Epoch, body []byte) error {
+	rec, err := Replay(logOf(t, b), testDir, 2, Proof{}, func(e keys.Epoch, body []byte) error {
 		if e != epoch || string(body) != "behind a skip" {
 			t.Errorf("epoch %d: %q", e, body)
 		}
@@ -247,7 +247,7 @@ func FuzzReplay(f *testing.F) {
 		putHeader(b, header{identity: 0x1122334455667788, number: 1, first: 1})
 		fs := logOf(t, append(b, records...))
 		last := keys.Epoch(0)
-		rec, err := Replay(fs, testDir, 0, 0, func(e keys.Epoch, _ []byte) error {
+		rec, err := Replay(fs, testDir, 0, Proof{}, func(e keys.Epoch, _ []byte) error {
 			if e != last+1 {
 				t.Fatalf("epoch %d after %d", e, last)
 			}

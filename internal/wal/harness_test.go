@@ -60,7 +60,7 @@ func startLog(opts Options, rec Recovery) (*appender, error) {
 // mustStart replays an empty or existing log and opens it; it is closed at the end of the test at the latest.
 func mustStart(t testing.TB, opts Options) *appender {
 	t.Helper()
-	rec, err := Replay(opts.FS, opts.Dir, 0, 0, func(keys.Epoch, []byte) error { return nil })
+	rec, err := Replay(opts.FS, opts.Dir, 0, Proof{}, func(keys.Epoch, []byte) error { return nil })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -167,7 +167,7 @@ func (r *replayed) last() keys.Epoch {
 
 func replayAll(fs vfs.FS, after keys.Epoch) (Recovery, *replayed, error) {
 	r := &replayed{first: after + 1}
-	rec, err := Replay(fs, testDir, after, 0, func(e keys.Epoch, body []byte) error {
+	rec, err := Replay(fs, testDir, after, Proof{}, func(e keys.Epoch, body []byte) error {
 		if e != r.last()+1 && e <= r.last()+EpochWindow {
 			return fmt.Errorf("epoch %d after %d", e, r.last())
 		}

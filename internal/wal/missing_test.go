@@ -46,11 +46,11 @@ func TestMissingLogIsReported(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := Replay(fs, testDir, 40, 0, ignoreAll); err != nil {
+	if _, err := Replay(fs, testDir, 40, Proof{}, ignoreAll); err != nil {
 		t.Fatalf("a data file of an earlier version, without the number of a segment: %v", err)
 	}
 	known := rec.Segments[1]
-	_, err := Replay(fs, testDir, 40, known.number, ignoreAll)
+	_, err := Replay(fs, testDir, 40, Proof{Segment: known.number}, ignoreAll)
 	var c *CorruptionError
 	if !errors.As(err, &c) || c.File != known.File || c.Epoch != 41 || c.Remedy == "" {
 		t.Fatalf("got %v", err)
@@ -62,7 +62,7 @@ func TestMissingLogIsReported(t *testing.T) {
 // wantMissing expects a replay to name the file, or if the first is missing, the file after it.
 func wantMissing(t *testing.T, fs vfs.FS, known uint64, lost SegmentInfo, first bool) {
 	t.Helper()
-	_, err := Replay(fs, testDir, 0, known, ignoreAll)
+	_, err := Replay(fs, testDir, 0, Proof{Segment: known}, ignoreAll)
 	var c *CorruptionError
 	if !errors.As(err, &c) || c.Remedy == "" || c.Epoch != lost.First || !first && c.File != lost.File {
 		t.Fatalf("without %s: %v", lost.File, err)
@@ -74,7 +74,7 @@ func wantMissing(t *testing.T, fs vfs.FS, known uint64, lost SegmentInfo, first 
 
 func mustRepair(t *testing.T, fs vfs.FS, known uint64) *replayed {
 	t.Helper()
-	d, err := Repair(fs, testDir, 0, known)
+	d, err := Repair(fs, testDir, 0, Proof{Segment: known})
 	if err != nil || d.Cause == nil {
 		t.Fatalf("%+v, %v", d, err)
 	}
@@ -84,7 +84,7 @@ func mustRepair(t *testing.T, fs vfs.FS, known uint64) *replayed {
 
 func mustReplayFrom(t *testing.T, fs vfs.FS, known uint64) (Recovery, *replayed) {
 	t.Helper()
-	rec, err := Replay(fs, testDir, 0, known, ignoreAll)
+	rec, err := Replay(fs, testDir, 0, Proof{Segment: known}, ignoreAll)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -151,7 +151,7 @@ func TestMissingFirstSegmentOfARunIsReported(t *testing.T) {
 			t.Fatal(err)
 		}
 		var c *CorruptionError
-		if _, err := Replay(left, testDir, 0, 0, ignoreAll); !errors.As(err, &c) || c.File != first {
+		if _, err := Replay(left, testDir, 0, Proof{}, ignoreAll); !errors.As(err, &c) || c.File != first {
 			t.Fatalf("closed %v: %v", closed, err)
 		}
 	}

@@ -15,6 +15,7 @@ import (
 type Dropped struct {
 	Cause *CorruptionError // the damage; nil if there was none, and then nothing was dropped
 	From  keys.Epoch       // every epoch from here on is gone
+	Parts keys.Epoch       // of the dropped commits up to this epoch, the tree has parts; zero if it has none
 	Bytes int64            // truncated from the damaged file, with old contents of a recycled file
 	Files []string         // removed files
 }
@@ -24,17 +25,19 @@ type Dropped struct {
 // change a log that Replay accepts, or a log of a newer version.
 //
 // A new segment replaces the dropped ones. It skips every epoch that the dropped segments can have held, so
-// that no epoch is given out again. Its number is not less than the given one, which is in the data file (see
-// Replay). Repair removes the damage last: after an interrupted repair, the log is either still known to be
+// that no epoch is given out again. Its number is not less than the one that the data file knows. Repair removes the damage last: after an interrupted repair, the log is either still known to be
 // corrupt, or repaired.
-func Repair(fs vfs.FS, dataDir string, after keys.Epoch, segment uint64) (Dropped, error) {
-	_, err := Replay(fs, dataDir, after, segment, func(keys.Epoch, []byte) error { return nil })
+func Repair(fs vfs.FS, dataDir string, after keys.Epoch, proof Proof) (Dropped, error) {
+	_, err := Replay(fs, dataDir, after, proof, func(keys.Epoch, []byte) error { return nil })
 	var cause *CorruptionError
 	if !errors.As(err, &cause) {
 		return Dropped{}, err
 	}
 	r := repair{fs: fs, dir: Dir(dataDir), Dropped: Dropped{Cause: cause, From: cause.Epoch}}
-	if err := r.run(after, segment); err != nil {
+	if proof.Durable >= cause.Epoch {
+		r.Parts = proof.Durable
+	}
+	if err := r.run(after, proof); err != nil {
 		return r.Dropped, fmt.Errorf("wal: repair: %w", err)
 	}
 	return r.Dropped, nil
@@ -49,18 +52,18 @@ type repair struct {
 	dir string
 }
 
-func (r *repair) run(after keys.Epoch, segment uint64) error {
+func (r *repair) run(after keys.Epoch, proof Proof) error {
 	rec, files, err := list(r.fs, r.dir)
 	if err != nil {
 		return err
 	}
-	next, err := r.pastEnd(files, after)
+	next, err := r.pastEnd(files, max(after, proof.Durable))
 	if err != nil {
 		return err
 	}
 	// The skip record is written first, in a segment with the largest number: from then on the epochs of the
 	// removed files stay skipped even if the repair is interrupted.
-	number := max(rec.lastNumber+1, segment)
+	number := max(rec.lastNumber+1, proof.Segment)
 	if err := r.writeSkip(number, next); err != nil {
 		return err
 	}

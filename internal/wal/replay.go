@@ -85,9 +85,8 @@ type preallocatedFile struct {
 //
 // The log ends at the first record that is not intact. If later bytes prove that this record was durable,
 // the result is a CorruptionError; the calls of fn until then are still right. The result is the same if a
-// segment is missing: the one that a close record names, or every segment from the given number on (see
-// Log.NewestDurableHeader), which is zero if it is not known.
-func Replay(fs vfs.FS, dataDir string, after keys.Epoch, segment uint64, fn func(e keys.Epoch, body []byte) error) (Recovery, error) {
+// segment is missing that a close record names, or if the log ends before what the data file proves.
+func Replay(fs vfs.FS, dataDir string, after keys.Epoch, proof Proof, fn func(e keys.Epoch, body []byte) error) (Recovery, error) {
 	rec, files, err := list(fs, Dir(dataDir))
 	if err != nil {
 		return Recovery{}, err
@@ -96,11 +95,19 @@ func Replay(fs vfs.FS, dataDir string, after keys.Epoch, segment uint64, fn func
 	if err := rec.replay(fs, files, after, fn); err != nil {
 		return rec, err
 	}
-	return rec, rec.checkEnd(fs, Dir(dataDir), files, after, segment)
+	return rec, rec.checkEnd(fs, Dir(dataDir), files, after, proof)
 }
 
-// checkEnd looks for segments that must be there after the last one.
-func (rec *Recovery) checkEnd(fs vfs.FS, dir string, files []SegmentInfo, after keys.Epoch, segment uint64) error {
+// Proof is what the data file knows of the log. Zero values mean that it is not known.
+type Proof struct {
+	// Segment is the number of a segment: it exists, or a newer one does (see Log.NewestDurableHeader).
+	Segment uint64
+	// Durable is an epoch: it and everything before it was durable, and the log still has what the data file lacks.
+	Durable keys.Epoch
+}
+
+// checkEnd looks for segments and records that must be there after the last one.
+func (rec *Recovery) checkEnd(fs vfs.FS, dir string, files []SegmentInfo, after keys.Epoch, proof Proof) error {
 	expected := max(after+1, rec.tail.next)
 	if next := rec.tail.successor; next != 0 {
 		name := path.Join(dir, FileName(next))
@@ -110,8 +117,11 @@ func (rec *Recovery) checkEnd(fs vfs.FS, dir string, files []SegmentInfo, after 
 			return fmt.Errorf("wal: %w", err)
 		}
 	}
-	if segment != 0 && (len(files) == 0 || files[len(files)-1].number < segment) {
-		return corruption(path.Join(dir, FileName(segment)), 0, expected, "the file is missing or has no records, and so are all newer ones; the data file names it as part of the log")
+	if proof.Segment != 0 && (len(files) == 0 || files[len(files)-1].number < proof.Segment) {
+		return corruption(path.Join(dir, FileName(proof.Segment)), 0, expected, "the file is missing or has no records, and so are all newer ones; the data file names it as part of the log")
+	}
+	if rec.Last < proof.Durable && rec.tail.file != "" {
+		return corruption(rec.tail.file, rec.tail.offset, expected, fmt.Sprintf("the data file proves that this record was durable: it has parts of commits up to epoch %d", proof.Durable))
 	}
 	return nil
 }

@@ -225,7 +225,7 @@ func BenchmarkReplay(b *testing.B) {
 	b.ResetTimer()
 	var bytes atomic.Int64
 	for range b.N {
-		if _, err := Replay(fs, dir, 0, 0, func(_ keys.Epoch, body []byte) error {
+		if _, err := Replay(fs, dir, 0, Proof{}, func(_ keys.Epoch, body []byte) error {
 			bytes.Add(int64(len(body)))
 			return nil
 		}); err != nil {

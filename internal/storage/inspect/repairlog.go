@@ -25,14 +25,14 @@ func RepairLog(fsys vfs.FS, dir string) (dropped RepairedLog, err error) {
 	if err != nil {
 		return RepairedLog{}, storage.TranslateError(err)
 	}
-	after, segment := state.Pages.State().Epoch, state.LogSegment()
+	after, proof := state.Pages.State().Epoch, state.LogProof()
 	if state.Pages.SuperblockMissing() {
-		if _, err := wal.Replay(files.FS, dir, after, 0, func(keys.Epoch, []byte) error { return nil }); err != nil {
+		if _, err := wal.Replay(files.FS, dir, after, wal.Proof{}, func(keys.Epoch, []byte) error { return nil }); err != nil {
 			return RepairedLog{}, errors.Join(state.ExplainLog(err), state.Close())
 		}
 	}
 	if err := state.Close(); err != nil {
 		return RepairedLog{}, err
 	}
-	return wal.Repair(files.FS, dir, after, segment)
+	return wal.Repair(files.FS, dir, after, proof)
 }

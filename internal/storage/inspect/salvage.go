@@ -144,7 +144,7 @@ func (s *salvager) open() error {
 // proves it by not reaching back to this state. The pages of both states together, with the newer
 // ones first, have more.
 func (s *salvager) refuseOlder(state *storage.DurableState) error {
-	_, err := wal.Replay(s.files.FS, s.files.Dir, state.Pages.State().Epoch, 0, func(keys.Epoch, []byte) error { return s.ctx.Err() })
+	_, err := wal.Replay(s.files.FS, s.files.Dir, state.Pages.State().Epoch, wal.Proof{}, func(keys.Epoch, []byte) error { return s.ctx.Err() })
 	if _, gap := errors.AsType[*wal.CorruptionError](err); !gap {
 		return s.ctx.Err()
 	}

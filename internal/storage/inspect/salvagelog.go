@@ -13,8 +13,8 @@ import (
 	"github.com/epochkv/epochkv/internal/wal"
 )
 
-// readQuarantine collects what the tree refused. Without a superblock it takes everything in the
-// file: each version there was committed, even if it is old.
+// readQuarantine collects what the tree refused. Without a superblock it takes everything in both
+// files: each version there was committed, even if it is old.
 func (s *salvager) readQuarantine() error {
 	read := s.files.ReadAllQuarantine
 	if s.state != nil && !s.raw() {
@@ -23,7 +23,7 @@ func (s *salvager) readQuarantine() error {
 	versions, fault, err := read()
 	if damage, ok := errors.AsType[*storage.CorruptionError](err); ok {
 		s.lose(Damage{Kind: DamageQuarantine, File: damage.File, Reason: damage.Reason})
-		return nil
+		err = nil
 	}
 	if fault != nil {
 		s.note("one copy of the quarantine file's contents is damaged, and the other one was read: %v", fault)
@@ -74,12 +74,12 @@ func (s *salvager) readLog() error {
 			return err
 		}
 	}
-	segment := uint64(0)
+	proof := wal.Proof{}
 	if s.state != nil {
-		segment = s.state.LogSegment()
+		proof = s.state.LogProof()
 	}
 	// Where a segment ends early, only the replay can tell an unfinished record from a damaged one.
-	_, err = wal.Replay(s.files.FS, s.files.Dir, s.report.Epoch, segment, func(keys.Epoch, []byte) error { return s.ctx.Err() })
+	_, err = wal.Replay(s.files.FS, s.files.Dir, s.report.Epoch, proof, func(keys.Epoch, []byte) error { return s.ctx.Err() })
 	if damage, ok := errors.AsType[*wal.CorruptionError](err); ok {
 		s.lose(Damage{
 			Kind: DamageLog, File: damage.File, Offset: damage.Offset, Reason: fmt.Sprintf("from epoch %d on: %s", damage.Epoch, damage.Reason),

@@ -83,12 +83,12 @@ func Verify(ctx context.Context, e *storage.Engine, o VerifyOptions) (*VerifyRep
 		return nil, err
 	}
 	defer state.Release()
-	if err := v.checkLog(&state.DurableState, 0, state.Durable()); err != nil {
+	if err := v.checkLog(&state.DurableState, wal.Proof{}, state.Durable()); err != nil {
 		return nil, err
 	}
 	state.ReleaseLog()
 	versions, fault, err := state.ReadNewestQuarantine(ctx)
-	if err := v.checkQuarantine(state.Files, versions, fault, err); err != nil {
+	if err := v.checkQuarantine(versions, fault, err); err != nil {
 		return nil, err
 	}
 	return v.run(&state.DurableState)
@@ -108,11 +108,11 @@ func VerifyDir(ctx context.Context, fsys vfs.FS, dir string, o VerifyOptions) (r
 		return v.withoutState(files, err)
 	}
 	defer func() { err = errors.Join(err, state.Close()) }()
-	if err := v.checkLog(state, state.LogSegment(), keys.MaxEpoch); err != nil {
+	if err := v.checkLog(state, state.LogProof(), keys.MaxEpoch); err != nil {
 		return nil, err
 	}
 	versions, fault, err := state.ReadQuarantine()
-	if err := v.checkQuarantine(files, versions, fault, err); err != nil {
+	if err := v.checkQuarantine(versions, fault, err); err != nil {
 		return nil, err
 	}
 	if state.Pages.SuperblockMissing() && v.report.DamageTotal > 0 { // of the log, which was truncated after the state that is lost
@@ -141,15 +141,13 @@ func (v *verifier) withoutState(files storage.Files, cause error) (*VerifyReport
 
 // checkQuarantine reports what reading the quarantine file has found, and notes what the file
 // holds.
-func (v *verifier) checkQuarantine(files storage.Files, versions []quarantine.Version, fault, err error) error {
-	if damage, ok := errors.AsType[*storage.CorruptionError](err); ok {
-		fault, err = errors.New(damage.Reason), nil
-	}
-	if err != nil {
+func (v *verifier) checkQuarantine(versions []quarantine.Version, fault, err error) error {
+	damage, ok := errors.AsType[*storage.CorruptionError](errors.Join(fault, err))
+	if err != nil && !ok {
 		return err
 	}
-	if fault != nil {
-		v.damage(Damage{Kind: DamageQuarantine, File: files.QuarantinePath(), Reason: fault.Error()})
+	if ok {
+		v.damage(Damage{Kind: DamageQuarantine, File: damage.File, Reason: damage.Reason})
 	}
 	for i := range versions[:min(len(versions), quarantineNotesMax)] {
 		q := &versions[i]
@@ -169,12 +167,12 @@ const logTries = 10
 
 // checkLog reads every record after the state. segment is a log segment that must exist, zero for
 // none. Records newer than durable are being written at the same time and are not checked.
-func (v *verifier) checkLog(state *storage.DurableState, segment uint64, durable keys.Epoch) error {
+func (v *verifier) checkLog(state *storage.DurableState, proof wal.Proof, durable keys.Epoch) error {
 	fsys, dir, after := state.Files.FS, state.Files.Dir, state.Pages.State().Epoch
-	found, err := wal.Replay(fsys, dir, after, segment, func(keys.Epoch, []byte) error { return v.ctx.Err() })
+	found, err := wal.Replay(fsys, dir, after, proof, func(keys.Epoch, []byte) error { return v.ctx.Err() })
 	for tries := 0; errors.Is(err, fs.ErrNotExist) && tries < logTries; tries++ {
 		// A recycled segment got its new name between listing and opening.
-		found, err = wal.Replay(fsys, dir, after, segment, func(keys.Epoch, []byte) error { return v.ctx.Err() })
+		found, err = wal.Replay(fsys, dir, after, proof, func(keys.Epoch, []byte) error { return v.ctx.Err() })
 	}
 	v.report.LogRecords, v.report.LogBytes = found.Records, found.Bytes
 	if damage, ok := errors.AsType[*wal.CorruptionError](err); ok {

@@ -6,13 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"io/fs"
 
 	"github.com/epochkv/epochkv/internal/keys"
 )
 
-// The file holds the same copy twice. A copy starts at a multiple of 4096; the second one begins where the first one, with zeros up to a multiple of
-// 4096, ends, which is half of the file.
+// A file holds the same copy twice. Each copy is followed by zeros up to half of the file and up to its end; half of the file is a multiple of 4096
+// bytes.
 //
 //	0        8         12         16        24       28
 //	+--------+---------+----------+---------+--------+----------+----------+---
@@ -42,17 +41,16 @@ const (
 	recordValue  = 12
 	recordReason = 16
 
-	fileBytesMax = 2 * (BytesMax + VersionsMax*recordSize + 2*copyAlign)
-
-	temporarySuffix = ".new"
+	// halfBytesMax is the space for the largest contents; a file need not be larger.
+	halfBytesMax = (BytesMax + VersionsMax*recordSize + headerSize + copyAlign - 1) / copyAlign * copyAlign
+	fileBytesMax = 2 * halfBytesMax
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-func isMissing(err error) bool { return errors.Is(err, fs.ErrNotExist) }
-
+// encode returns one copy, without the zeros after it.
 func encode(versions []Version) []byte {
-	b := append([]byte(nil), make([]byte, headerSize)...)
+	b := make([]byte, headerSize)
 	for i := range versions {
 		b = appendRecord(b, &versions[i])
 	}
@@ -61,9 +59,11 @@ func encode(versions []Version) []byte {
 	binary.LittleEndian.PutUint32(b[offVersions:], uint32(len(versions)))
 	binary.LittleEndian.PutUint64(b[offBytes:], uint64(len(b)-headerSize))
 	binary.LittleEndian.PutUint32(b[offCRC:], checksum(b))
-	b = append(b, make([]byte, -len(b)&(copyAlign-1))...)
-	return append(b, b...)
+	return b
 }
+
+// alignCopy rounds the size of a copy up to that of a half.
+func alignCopy(bytes int64) int64 { return (bytes + copyAlign - 1) / copyAlign * copyAlign }
 
 func appendRecord(b []byte, v *Version) []byte {
 	b = binary.LittleEndian.AppendUint64(b, uint64(v.Trailer))
@@ -92,6 +92,9 @@ func decode(content []byte) (versions []Version, fault, err error) {
 	case secondErr == nil:
 		return second, firstErr, nil
 	}
+	if len(bytes.TrimLeft(content, "\x00")) == 0 {
+		return nil, nil, ErrUnwritten
+	}
 	return nil, nil, errors.Join(firstErr, secondErr)
 }
 
@@ -110,7 +113,7 @@ func decodeCopy(b []byte) ([]Version, error) {
 	if v := binary.LittleEndian.Uint32(b[offVersion:]); v != version {
 		return nil, fmt.Errorf("%w: version %d", ErrVersion, v)
 	}
-	if len(padding) >= copyAlign || len(bytes.TrimLeft(padding, "\x00")) != 0 {
+	if len(bytes.TrimLeft(padding, "\x00")) != 0 {
 		return nil, fmt.Errorf("%w: bytes after the records", ErrDamaged)
 	}
 	return decodeRecords(b[headerSize:], int(binary.LittleEndian.Uint32(b[offVersions:])))

@@ -1,23 +1,27 @@
-// Package quarantine keeps the versions that the tree refuses in a file beside it, so that they do
-// not block checkpoints.
+// Package quarantine keeps the versions that the tree refuses in files beside it, so that they do not
+// block checkpoints.
 //
-//	checkpoint:  pages ─► sync ─► quarantine file ─► sync, rename, sync ─► superblock ─► sync ─► log given back
-//	open:        superblock says that there is a file ─► read it, without versions newer than the superblock ─► replay
+//	checkpoint:  pages ─► sync ─► unused quarantine file ─► sync ─► superblock names the file ─► sync ─► log given back
+//	open:        superblock names a file ─► read it, without versions newer than the superblock ─► replay
 //
 // Terms. A quarantined key is a key of which at least one version is in quarantine; then all of its
-// versions that were merged since are. The file holds every version in quarantine, by key, newest
-// first, with the reason that the tree gave.
+// versions that were merged since are. There are two files, numbered 1 and 2. The newest superblock
+// uses one of them or none; the next contents go into the unused one. A file holds every version in
+// quarantine, by key, newest first, with the reason that the tree gave.
 //
 // Invariants:
-//   - a version is in the log, in the tree, or in the file, at every moment at which a crash may come: the file is durable before the superblock that
-//     leaves the version out of the log's replay;
+//   - a version is in the log, in the tree, or in the used file, at every moment at which a crash may come: a file is durable before the superblock
+//     that uses it, and that superblock is durable before the version leaves the log;
 //   - of a key, everything in quarantine is newer than everything in the tree;
-//   - the file is replaced as a whole, by a rename, and holds its contents twice: damage in one place loses nothing;
+//   - the used file is never written. It holds its contents twice: damage in one place loses nothing;
 //   - it is bounded: at most VersionsMax versions and BytesMax bytes.
 //
-// The file may be newer than the superblock, if a checkpoint wrote it and did not finish. Its
-// versions up to the superblock's epoch then still are what that state needs, for it lacks only
-// what newer commits, which are in the log and durable, have made invisible.
+// The used file needs no new sync after a start, not even after a failed one: the superblock that
+// uses it was written after a sync of the file had succeeded.
+//
+// A file may be newer than its superblock, if two superblocks are damaged and an older one is used.
+// The versions up to the superblock's epoch then still are what that state needs, for the file lacks
+// only what newer commits, which are in the log and durable, have made invisible.
 //
 // The package knows bytes, keys and files. Which versions go into quarantine, and which leave it,
 // the engine decides.
@@ -45,6 +49,8 @@ var (
 	ErrFull = errors.New("quarantine: full")
 	// ErrDamaged means that both copies of the contents are damaged.
 	ErrDamaged = errors.New("quarantine: damaged")
+	// ErrUnwritten means that the file holds no contents yet: a kind of ErrDamaged, if a superblock uses the file.
+	ErrUnwritten = fmt.Errorf("%w: nothing was written to the file", ErrDamaged)
 	// ErrVersion means that the file was written by a newer version.
 	ErrVersion = errors.New("quarantine: newer format")
 )
@@ -73,30 +79,6 @@ func Check(versions []Version) error {
 			ErrFull, len(versions), bytes, VersionsMax, BytesMax, keys.User(first.Key), first.Reason)
 	}
 	return nil
-}
-
-// Write replaces the file by one with these versions. It is durable when Write returns; after an
-// error the file is the old one or the new one.
-func Write(fs vfs.FS, dir, path string, versions []Version) error {
-	temporary := path + temporarySuffix
-	if err := fs.Remove(temporary); err != nil && !isMissing(err) {
-		return err
-	}
-	f, err := fs.Open(temporary, vfs.Create)
-	if err != nil {
-		return err
-	}
-	_, err = f.WriteAt(encode(versions), 0)
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err != nil {
-		return err
-	}
-	if err := fs.Rename(temporary, path); err != nil {
-		return err
-	}
-	return fs.SyncDir(dir)
 }
 
 // Read returns the versions in the file. A damaged copy beside an intact one is reported in fault.
@@ -129,16 +111,6 @@ func readInParts(f vfs.File, content []byte) error {
 	const part = 4096
 	for at := 0; at < len(content); at += part {
 		if _, err := f.ReadAt(content[at:min(at+part, len(content))], int64(at)); err != nil && !errors.Is(err, vfs.ErrDevice) {
-			return err
-		}
-	}
-	return nil
-}
-
-// Remove removes the file and what a crash left of the next one, as far as they exist.
-func Remove(fs vfs.FS, path string) error {
-	for _, name := range []string{path, path + temporarySuffix} {
-		if err := fs.Remove(name); err != nil && !isMissing(err) {
 			return err
 		}
 	}

@@ -1,0 +1,153 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/batch"
+	"github.com/epochkv/epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/wal"
+)
+
+// pair commits two keys with one value.
+func (q *quarantineBench) pair(value string) {
+	q.t.Helper()
+	var w batch.Builder
+	for _, key := range []string{"a", "z"} {
+		w.Set(keys.SpaceUser, []byte(key), []byte(value))
+		q.want[key] = value
+	}
+	q.commit(&w)
+}
+
+// interruptSteps commits pairs, merges the first key of all of them in a step, and cuts the power.
+func (q *quarantineBench) interruptSteps() {
+	q.t.Helper()
+	e, ctx := q.engine, context.Background()
+	for i := range 20 {
+		q.pair(fmt.Sprint("value ", i))
+	}
+	at := keys.Epoch(q.visible.Load())
+	if err := errors.Join(e.Rotate(ctx), e.checkpoints.mu.Lock(ctx), e.WaitDurable(ctx, at)); err != nil {
+		q.t.Fatal(err)
+	}
+	job := mergeJob{immutables: e.complete(at), watermarks: GCWatermarks{Visible: at, Snapshots: []keys.Epoch{at}}}
+	s := stepper{engine: e, job: job, cut: job.cut(0), halved: 20}
+	span, _ := s.next(nil)
+	if err := s.step(ctx, span); err != nil || span.upper == nil {
+		q.t.Fatalf("step to %q: %v", span.upper, err)
+	}
+	e.checkpoints.mu.Unlock()
+	disk := q.fs.Crash(1, vfs.SurviveAll)
+	_ = q.engine.Close() // its files are gone
+	q.fs, q.options.FS = disk, disk
+}
+
+// loseLastRecord flips a bit in the last record of the log, and returns its epoch.
+func (q *quarantineBench) loseLastRecord() (lost keys.Epoch) {
+	q.t.Helper()
+	segments, err := wal.Segments(q.fs, "db")
+	if err != nil {
+		q.t.Fatal(err)
+	}
+	var file string
+	var offset int64
+	for _, s := range segments {
+		err := wal.ReadSegment(q.fs, s, func(r wal.Record) error {
+			if !r.IsClose() && r.SkipsTo() == 0 {
+				file, offset, lost = s.File, r.Offset, r.Epoch
+			}
+			return nil
+		})
+		if err != nil {
+			q.t.Fatal(err)
+		}
+	}
+	f, err := q.fs.Open(file, vfs.ReadWrite)
+	if err != nil {
+		q.t.Fatal(err)
+	}
+	var b [1]byte
+	_, err = f.ReadAt(b[:], offset+30)
+	b[0] ^= 1
+	_, writeErr := f.WriteAt(b[:], offset+30)
+	if err := errors.Join(err, writeErr, f.Sync(), f.Close()); err != nil {
+		q.t.Fatal(err)
+	}
+	return lost
+}
+
+// TestRecordsOfAnInterruptedMergeAreNoTornTail: the tree has parts of commits whose records are the newest of the log. The
+// superblock proves that these records were durable: damage of them is not taken for an unfinished record, which
+// would leave half of a commit. A repair of the log names the commits of which parts stay.
+func TestRecordsOfAnInterruptedMergeAreNoTornTail(t *testing.T) {
+	q := newQuarantineBench(t, vfs.NewMem())
+	q.options.disturb = nil
+	q.mustOpen()
+	q.pair("first")
+	if err := q.checkpointAt(); err != nil {
+		t.Fatal(err)
+	}
+	q.interruptSteps()
+	lost := q.loseLastRecord()
+	var damage *CorruptionError
+	if err := q.open(); !errors.As(err, &damage) {
+		t.Fatalf("a start with half of a commit: %v", err)
+	}
+	if report, err := Inspect.Files(t.Context(), q.fs, "db"); err != nil || len(report.Kinds) != 1 || report.Kinds[0] != "log" {
+		t.Fatalf("verify: %v, %+v", err, report)
+	}
+	dropped, err := Inspect.Repair(q.fs, "db")
+	if err != nil || dropped.From != lost || dropped.Parts != lost {
+		t.Fatalf("repair: %v, %+v, lost is %d", err, dropped, lost)
+	}
+	for range 2 {
+		q.mustOpen()
+		if next := keys.Epoch(q.visible.Load()); next <= lost {
+			t.Fatalf("epochs continue at %d", next)
+		}
+		q.pair(fmt.Sprint("after ", lost))
+		q.checkNow()
+		if err := q.checkpointAt(); err != nil {
+			t.Fatal(err)
+		}
+		q.mustClose()
+	}
+}
+
+// TestInterruptedMergeEndsItsProof: once the merge is complete, or another one that has its commits, the superblock says nothing
+// about the log any more.
+func TestInterruptedMergeEndsItsProof(t *testing.T) {
+	q := newQuarantineBench(t, vfs.NewMem())
+	q.options.disturb = nil
+	q.mustOpen()
+	q.interruptSteps()
+	for round := range 3 {
+		q.mustOpen()
+		q.checkNow()
+		state := q.engine.pager.State()
+		if newest := logProof(&state).Durable; (newest != 0) != (round == 0) {
+			t.Fatalf("round %d: the superblock names epoch %d, and its own is %d", round, newest, state.Epoch)
+		}
+		q.pair(fmt.Sprint("round ", round))
+		if round == 0 {
+			if err := q.engine.WaitDurable(t.Context(), keys.Epoch(q.visible.Load())); err != nil {
+				t.Fatal(err)
+			}
+			q.mustCheckpointInStepsOfPairs()
+		} else if err := q.checkpointAt(); err != nil {
+			t.Fatal(err)
+		}
+		q.mustClose()
+	}
+}
+
+func (q *quarantineBench) mustCheckpointInStepsOfPairs() {
+	q.t.Helper()
+	if steps, err := q.checkpointInSteps(); err != nil || steps != 2 {
+		q.t.Fatalf("%d steps: %v", steps, err)
+	}
+}
