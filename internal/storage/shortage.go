@@ -222,10 +222,7 @@ func (e *Engine) openReserve() {
 func (e *Engine) firstGeneration(first keys.Epoch) (*generation, error) {
 	g, err := e.newGenerationLocked(first, 0, nil)
 	if errors.Is(err, vfs.ErrNoSpace) {
-		if err := e.log.TruncateBefore(e.pager.State().Epoch + 1); err != nil {
-			return nil, err
-		}
-		g, err = e.newGenerationLocked(first, 0, nil)
+		g, err = e.truncatedFirstGeneration(first, err)
 	}
 	if !errors.Is(err, vfs.ErrNoSpace) {
 		return g, err
@@ -238,6 +235,20 @@ func (e *Engine) firstGeneration(first keys.Epoch) (*generation, error) {
 	g = &generation{segment: e.log.Unopened(first), mem: mem, first: first}
 	g.end.Store(uint64(first))
 	return g, nil
+}
+
+// truncatedFirstGeneration removes segments for the first generation, if the superblock is certain to be durable that no
+// longer needs them. Otherwise it returns full, the error of the full disk.
+func (e *Engine) truncatedFirstGeneration(first keys.Epoch, full error) (*generation, error) {
+	if err := e.pager.MakeCertain(); errors.Is(err, vfs.ErrNoSpace) {
+		return nil, full
+	} else if err != nil {
+		return nil, err
+	}
+	if err := e.log.TruncateBefore(e.pager.State().Epoch + 1); err != nil {
+		return nil, err
+	}
+	return e.newGenerationLocked(first, 0, nil)
 }
 
 // reservedPages is how many bytes of free pages the data file should have.

@@ -4,6 +4,19 @@ import (
 	"fmt"
 )
 
+// MakeCertain makes the newest superblock durable for certain, as each checkpoint does first. Before that
+// nothing outside the data file may be removed that only older states need. ErrBusy during a checkpoint.
+func (p *Pager) MakeCertain() error {
+	if err := p.Err(); err != nil {
+		return err
+	}
+	if !p.open.CompareAndSwap(false, true) {
+		return ErrBusy
+	}
+	defer p.open.Store(false)
+	return p.rewriteSuperblock()
+}
+
 // rewriteSuperblock makes the superblock that Open has read durable, before the first checkpoint builds
 // on it. Open may have read it from the kernel's page cache. After a failed sync and a restart of the
 // process, the cached superblock reads as it was written, later syncs report success without writing it,
