@@ -3,6 +3,7 @@ package keys
 import (
 	"bytes"
 	"encoding/binary"
+	"math/bits"
 	"slices"
 )
 
@@ -11,7 +12,11 @@ import (
 // A word per key has the first bytes in which the keys differ, and the key's index. Sorting such
 // words takes a third of the time of sorting the keys, which are compared only where the words are
 // equal.
-type Sorter struct{ order []uint64 }
+type Sorter struct {
+	order   []uint64
+	pooled  []uint64 // where sortWords puts the words
+	buckets []uint32 // of sortWords
+}
 
 // indexBits are the low bits of a word, which hold the index.
 const indexBits = 16
@@ -31,7 +36,7 @@ func (s *Sorter) Sort(n int, key func(index int) []byte) []uint64 {
 	for i := range n {
 		s.order = append(s.order, WordAfter(key(i), skip)>>indexBits<<indexBits|uint64(i))
 	}
-	slices.Sort(s.order)
+	s.sortWords()
 	for from := 0; from < n; {
 		head, to := s.order[from]>>indexBits, from
 		for ; to < n && s.order[to]>>indexBits == head; to++ {
@@ -41,6 +46,55 @@ func (s *Sorter) Sort(n int, key func(index int) []byte) []uint64 {
 		from = to
 	}
 	return s.order
+}
+
+// distributeMin is the number of words from which distributing them pays.
+const (
+	distributeMin     = 24
+	distributeBitsMax = 10
+)
+
+// sortWords sorts s.order, none of which are equal. The words are distributed by their first bits that differ to about as
+// many buckets as there are words, and each bucket is sorted: for random keys that takes a third of the time
+// of comparing all words, whose order no branch predictor can guess.
+func (s *Sorter) sortWords() {
+	n := len(s.order)
+	if n < distributeMin {
+		slices.Sort(s.order)
+		return
+	}
+	least, most := s.order[0], s.order[0]
+	for _, w := range s.order {
+		least, most = min(least, w), max(most, w)
+	}
+	width := min(bits.Len(uint(n)), distributeBitsMax)
+	shift := max(bits.Len64(least^most)-width, 0)
+	mask := uint64(1)<<width - 1
+	buckets := slices.Grow(s.buckets[:0], int(mask)+1)[:mask+1]
+	s.buckets = buckets
+	clear(buckets)
+	for _, w := range s.order {
+		buckets[w>>shift&mask]++
+	}
+	end := uint32(0)
+	for i, size := range buckets {
+		buckets[i] = end
+		end += size
+	}
+	out := slices.Grow(s.pooled[:0], n)[:n]
+	for _, w := range s.order {
+		at := &buckets[w>>shift&mask]
+		out[*at] = w
+		*at++
+	}
+	s.order, s.pooled = out, s.order
+	from := uint32(0)
+	for _, to := range buckets {
+		if to-from > 1 {
+			slices.Sort(out[from:to])
+		}
+		from = to
+	}
 }
 
 func sortIndexes(indexes []uint64, key func(int) []byte) {

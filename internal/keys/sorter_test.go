@@ -20,7 +20,7 @@ func TestKeysAreSortedHoweverAlikeTheyAre(t *testing.T) {
 		"random":   func(int) []byte { return fmt.Appendf(nil, "%x", rng.Uint64()) },
 	}
 	for name, shape := range shapes {
-		for _, n := range []int{1, 2, 100, 1<<indexBits + 1} {
+		for _, n := range []int{1, 2, 100, 3000, 1 << indexBits, 1<<indexBits + 1} {
 			list := make([][]byte, n)
 			for i := range list {
 				list[i] = shape(i)

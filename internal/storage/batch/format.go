@@ -85,6 +85,9 @@ func (r *Reader) Read(body []byte) error {
 	return nil
 }
 
+// Count is the number of operations that the body announces.
+func (r *Reader) Count() int { return r.count }
+
 // Err is what ended the iteration early, or nil.
 func (r *Reader) Err() error { return r.err }
 

@@ -35,20 +35,28 @@ type guide struct {
 	_      [cacheLinePair - 8]byte
 }
 
-// find returns a tower of at least guideHeight whose anchor's head is low, which is below head,
-// near the last such one; or zero if it knows none near enough.
-func (g *guide) find(base unsafe.Pointer, head uint32) (tower, low uint32) {
+// search returns the last tower of the guide whose anchor's head is below head, or zero.
+func (g *guide) search(base unsafe.Pointer, head uint32) (tower uint32) {
+	heads, towers := g.arrays(base)
+	if len(heads) == 0 || heads[0] >= head {
+		return 0
+	}
+	return towers[lastBelow(heads, head)]
+}
+
+func (g *guide) arrays(base unsafe.Pointer) (heads, towers []uint32) {
 	cur := g.cur.Load()
 	n := int(uint32(cur))
 	if n == 0 {
-		return 0, 0
+		return nil, nil
 	}
 	at := unsafe.Add(base, uintptr(cur>>32)*wordBytes)
-	heads, towers := unsafe.Slice((*uint32)(at), n), unsafe.Slice((*uint32)(unsafe.Add(at, n*4)), n)
-	if heads[0] >= head {
-		return 0, 0
-	}
-	lo := 0
+	return unsafe.Slice((*uint32)(at), n), unsafe.Slice((*uint32)(unsafe.Add(at, n*4)), n)
+}
+
+// lastBelow is the index of the last head below head; the first one is.
+func lastBelow(heads []uint32, head uint32) int {
+	lo, n := 0, len(heads)
 	for n > 1 {
 		half := n / 2
 		if mid := lo + half; heads[mid] < head {
@@ -56,7 +64,18 @@ func (g *guide) find(base unsafe.Pointer, head uint32) (tower, low uint32) {
 		}
 		n -= half
 	}
-	tower, low = towers[lo], heads[lo]
+	return lo
+}
+
+// find returns a tower of at least guideHeight whose anchor's head is low, which is below head,
+// near the last such one; or zero if it knows none near enough.
+func (g *guide) find(base unsafe.Pointer, head uint32) (tower, low uint32) {
+	heads, towers := g.arrays(base)
+	if len(heads) == 0 || heads[0] >= head {
+		return 0, 0
+	}
+	at := lastBelow(heads, head)
+	tower, low = towers[at], heads[at]
 	for range guideWalkMax {
 		link := towerLink(base, tower, guideHeight-1).Load()
 		h := headIn(link)

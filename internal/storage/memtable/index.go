@@ -86,6 +86,18 @@ func (x *index) prefetchNode(base unsafe.Pointer, hash, end uint64) {
 	}
 }
 
+// candidate returns the node that find will probably return, or zero and whether find will return zero.
+func (x *index) candidate(hash uint64) (node uint32, absent bool) {
+	p, tag, w := x.bucket(hash), tagOf(hash), uint64(0)
+	for range bucketSlots {
+		if w = (*atomic.Uint64)(p).Load(); headIn(w) == tag {
+			return offsetIn(w), false
+		}
+		p = unsafe.Add(p, wordBytes)
+	}
+	return 0, w == 0
+}
+
 // put publishes node under hash. A second put of the same node changes nothing. If the buckets are
 // full, the key is found through the blocks only.
 func (x *index) put(hash uint64, node uint32) {

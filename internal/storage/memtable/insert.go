@@ -163,29 +163,45 @@ func (t *Table) Apply(in *Inserter, body []byte, epoch keys.Epoch, sync bool) er
 	if err := r.Read(body); err != nil {
 		return err
 	}
-	fresh, ops := uint64(0), uint64(0)
-	for r.Next() {
-		if t.applyOne(in, r.Key, r.Value, keys.MakeTrailer(epoch, r.Kind), sync) {
-			fresh++
-		}
-		if in.starved != nil {
-			return fmt.Errorf("%w: %w", ErrStarved, in.starved)
-		}
-		ops++
+	var fresh, ops uint64
+	if r.Count() < windowMin {
+		fresh, ops = t.applySingles(in, &r, epoch, sync)
+	} else {
+		fresh, ops = t.applyWindows(in, &r, epoch, sync)
+	}
+	if in.starved != nil {
+		return fmt.Errorf("%w: %w", ErrStarved, in.starved)
 	}
 	in.stripe.packed.Add(fresh<<32 + ops)
 	return r.Err()
 }
 
-// applyOne installs one version and reports whether its key is new. If in is starved afterwards,
-// nothing was installed.
-func (t *Table) applyOne(in *Inserter, key, value []byte, trailer keys.Trailer, sync bool) bool {
-	base, hash := t.arena.base, t.hash(key)
-	if node, _ := t.index.find(base, hash, key); node != 0 {
+// applySingles installs the operations one by one. It returns how many keys were new and how many
+// operations were installed.
+func (t *Table) applySingles(in *Inserter, r *batch.Reader, epoch keys.Epoch, sync bool) (fresh, ops uint64) {
+	for r.Next() {
+		hash := t.hash(r.Key)
+		node, _ := t.index.find(t.arena.base, hash, r.Key)
+		if t.applyFound(in, r.Key, r.Value, keys.MakeTrailer(epoch, r.Kind), sync, node, hash, 0) {
+			fresh++
+		}
+		if in.starved != nil {
+			break
+		}
+		ops++
+	}
+	return fresh, ops
+}
+
+// applyFound installs one version of a key, of which the index has the given node, or zero, and reports
+// whether the key is new. near is a tower as in window, or zero. If in is starved afterwards, nothing was
+// installed.
+func (t *Table) applyFound(in *Inserter, key, value []byte, trailer keys.Trailer, sync bool, node uint32, hash uint64, near uint32) bool {
+	if node != 0 {
 		t.add(in, node, trailer, sync, value)
 		return false
 	}
-	node, fresh := t.insertNode(in, key, value, trailer, sync)
+	node, fresh := t.insertNode(in, key, value, trailer, sync, near)
 	if node == 0 {
 		return false
 	}
@@ -204,18 +220,26 @@ func (t *Table) add(in *Inserter, node uint32, trailer keys.Trailer, sync bool, 
 }
 
 // insertNode puts key into the blocks with its first version, and reports whether it was new. If it
-// was not, nothing is installed, and the node is the existing one, or zero if in is starved.
-func (t *Table) insertNode(in *Inserter, key, value []byte, trailer keys.Trailer, sync bool) (node uint32, fresh bool) {
+// was not, nothing is installed, and the node is the existing one, or zero if in is starved. The
+// search begins at the tower near, or finds its own way if near is zero. A split needs the splice and
+// makes the search find its own way, too.
+func (t *Table) insertNode(in *Inserter, key, value []byte, trailer keys.Trailer, sync bool, near uint32) (node uint32, fresh bool) {
 	base, head := t.arena.base, headOf(t.prefix, key)
-	x := t.approach(in, key, head)
-	in.ascending = true
+	x := near
+	if x == 0 {
+		x = t.approach(in, key, head)
+		in.ascending = true
+	}
 	made := uint32(0)
 	for {
 		tower, block, link := advanceRight(base, x, key, head, upTo)
-		if tower != x {
-			in.moved, x = true, tower
+		if near == 0 {
+			if tower != x {
+				in.moved = true
+			}
+			in.highHead = headIn(link)
 		}
-		in.highHead = headIn(link)
+		x = tower
 		for i := range t.slots {
 			slot := word64(base, block+1+uint32(i))
 			w := slot.Load()
@@ -238,6 +262,12 @@ func (t *Table) insertNode(in *Inserter, key, value []byte, trailer keys.Trailer
 				in.saveSplice()
 				return offsetIn(w), false
 			}
+		}
+		if near != 0 {
+			near = 0
+			x = t.approach(in, key, head)
+			in.ascending = true
+			continue
 		}
 		if t.split(in, x, block); in.starved != nil {
 			return 0, false
