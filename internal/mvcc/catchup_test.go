@@ -6,6 +6,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -14,11 +15,38 @@ import (
 )
 
 // With -validation.keys=2000000 it is the measurement that docs/adr/0034 names.
-var validationKeys = flag.Int("validation.keys", 100_000, "keys of a range that is validated while another session writes")
+var (
+	validationKeys   = flag.Int("validation.keys", 100_000, "keys of a range that is validated while another session writes")
+	validationRounds = flag.Int("validation.rounds", 1, "rounds of the measurement of puts beside validations, each with and without them")
+	validationTime   = flag.Duration("validation.time", 200*time.Millisecond, "duration of half a round of that measurement")
+)
 
 // TestWindowIsShortDespiteAFastWriter: while a transaction validates a large range, another session writes at full
 // speed. Only a few of the keys that it writes are left for the window, in which every later commit waits.
 func TestWindowIsShortDespiteAFastWriter(t *testing.T) {
+	s := openWithRange(t)
+	x := mustSession(t, s)
+	defer x.Close()
+	ctx, stop := context.WithCancel(t.Context())
+	written := make(chan int)
+	go func() { written <- writeUntil(ctx, t, s) }()
+	least, most := 1<<30, 0
+	for range 8 {
+		if err := commitOverRange(ctx, x); err != nil {
+			t.Fatal(err)
+		}
+		least, most = min(least, x.buffers.txn.reads.windowKeys), max(most, x.buffers.txn.reads.windowKeys)
+		t.Logf("%d keys in the window", x.buffers.txn.reads.windowKeys)
+	}
+	stop()
+	t.Logf("%d keys were written, at most %d and at least %d were left for the window", <-written, most, least)
+	if least > 2000 { // the least: a goroutine that is descheduled between the last round and its reservation has more
+		t.Errorf("each time at least %d keys were left for the window", least)
+	}
+}
+
+// openWithRange opens a store whose memtables hold -validation.keys keys from "r/" to "r0".
+func openWithRange(t *testing.T) *Store {
 	o := tiny(vfs.NewMem())
 	size := int64(32<<20 + 400**validationKeys) // no rotation: the range stays in one memtable
 	o.Storage.MemoryBytes, o.Storage.MemtableBytes, o.Storage.SegmentBytes = 8*size, size, size
@@ -38,32 +66,121 @@ func TestWindowIsShortDespiteAFastWriter(t *testing.T) {
 		w.Reset()
 		w.Durability = DurabilityAsync
 	}
+	return s
+}
+
+// commitOverRange commits a serializable transaction that has read the whole range.
+func commitOverRange(ctx context.Context, x *Session) error {
+	tx, err := x.Begin(TxnOptions{Durability: DurabilityAsync})
+	if err == nil {
+		_, err = tx.UnchangedSince([]byte("r/"), []byte("r0"), tx.At())
+	}
+	if err == nil {
+		err = tx.Set([]byte("own"), nil)
+	}
+	if err == nil {
+		_, err = tx.Commit(ctx)
+	}
+	return err
+}
+
+// TestForeignPutsWaitShortlyForAValidation: puts of one key beside a writer at full speed, alone, then beside a session
+// that walks a large range again and again, then beside one that commits transactions over the range, whose validation
+// is the same walk. It logs how long the puts took; with the tag invariants also how long the windows of the transactions were.
+func TestForeignPutsWaitShortlyForAValidation(t *testing.T) {
+	var windows []time.Duration
+	alone := func(context.Context, *Session) error { time.Sleep(10 * time.Millisecond); return nil }
+	walks := func(_ context.Context, x *Session) error { return errors.Join(walkRange(x), walkRange(x)) }
+	arms := []struct {
+		name  string
+		do    func(context.Context, *Session) error
+		puts  []time.Duration
+		times int
+	}{{name: "alone", do: alone}, {name: "beside walks", do: walks}, {name: "beside transactions", do: commitOverRange}}
+	for range *validationRounds {
+		for i := range arms {
+			a := &arms[i]
+			puts, times := putsBeside(t, a.do, &windows)
+			a.puts, a.times = append(a.puts, puts...), a.times+times
+		}
+	}
+	for _, a := range arms {
+		t.Logf("puts %s: %s; %d times", a.name, quantiles(a.puts), a.times)
+	}
+	t.Logf("windows: %s", quantiles(windows))
+}
+
+// putsBeside returns how long puts took beside a writer at full speed and a session that does something again and again.
+// Each call has a store of its own, because the range must be in a memtable that began before the snapshots.
+func putsBeside(t *testing.T, do func(context.Context, *Session) error, windows *[]time.Duration) (took []time.Duration, times int) {
+	s := openWithRange(t)
+	defer func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
 	ctx, stop := context.WithCancel(t.Context())
-	written := make(chan int)
+	defer stop()
+	x := mustSession(t, s)
+	defer x.Close()
+	var reserved time.Time
+	x.committing.atStep = func(step commitStep) {
+		switch step {
+		case stepReserved:
+			reserved = time.Now()
+		case stepInstalled:
+			*windows = append(*windows, time.Since(reserved))
+		}
+	}
+	defer func() { x.committing.atStep = nil }()
+	written, all := make(chan int), make(chan []time.Duration)
 	go func() { written <- writeUntil(ctx, t, s) }()
-	least, most := 1<<30, 0
-	for range 8 {
-		tx, err := x.Begin(TxnOptions{Durability: DurabilityAsync})
-		if err == nil {
-			_, err = tx.UnchangedSince([]byte("r/"), []byte("r0"), tx.At())
+	go func() { all <- putUntil(ctx, t, s) }()
+	for start := time.Now(); time.Since(start) < *validationTime && !t.Failed(); times++ {
+		if err := do(ctx, x); err != nil {
+			t.Error(err)
 		}
-		if err == nil {
-			err = tx.Set([]byte("own"), nil)
-		}
-		if err == nil {
-			_, err = tx.Commit(ctx)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		least, most = min(least, x.buffers.txn.reads.windowKeys), max(most, x.buffers.txn.reads.windowKeys)
-		t.Logf("%d keys in the window", x.buffers.txn.reads.windowKeys)
 	}
 	stop()
-	t.Logf("%d keys were written, at most %d and at least %d were left for the window", <-written, most, least)
-	if least > 2000 { // the least: a goroutine that is descheduled between the last round and its reservation has more
-		t.Errorf("each time at least %d keys were left for the window", least)
+	took = <-all
+	t.Logf("%d keys were written at full speed, with %d rotations", <-written, s.engine.Stats().Rotations)
+	return took, times
+}
+
+// walkRange walks the range as a validation does, and ends without a commit.
+func walkRange(x *Session) error {
+	tx, err := x.Begin(TxnOptions{Durability: DurabilityAsync})
+	if err != nil {
+		return err
 	}
+	defer tx.Rollback()
+	_, err = tx.UnchangedSince([]byte("r/"), []byte("r0"), tx.At())
+	return err
+}
+
+// putUntil puts one key after the other until ctx ends, and returns how long each put took until it was visible.
+func putUntil(ctx context.Context, t *testing.T, s *Store) (took []time.Duration) {
+	x := mustSession(t, s)
+	defer x.Close()
+	for i := 0; ctx.Err() == nil; i++ {
+		start := time.Now()
+		if _, err := put(x, fmt.Sprintf("foreign-%d", i%1000), "v", DurabilityAsync); err != nil {
+			t.Error(err)
+			return took
+		}
+		took = append(took, time.Since(start))
+		time.Sleep(100 * time.Microsecond)
+	}
+	return took
+}
+
+func quantiles(d []time.Duration) string {
+	if len(d) == 0 {
+		return "none"
+	}
+	slices.Sort(d)
+	at := func(q float64) time.Duration { return d[int(q*float64(len(d)-1))] }
+	return fmt.Sprintf("%d, median %v, p99 %v, p99.9 %v, longest %v", len(d), at(0.5), at(0.99), at(0.999), at(1))
 }
 
 // writeUntil commits one batch of keys after the other until ctx ends, and returns how many keys. None of them has the
@@ -117,7 +234,7 @@ func TestCatchUpFindsConflicts(t *testing.T) {
 				r.reset(at)
 				read(&r)
 				x.slot.Enter()
-				if err := x.walk(t.Context(), &r); err != nil {
+				if err := x.walk(t.Context(), &r, nil); err != nil {
 					t.Fatal(err)
 				}
 				x.slot.Leave()

@@ -31,17 +31,8 @@ func (x *Session) reveals(sync bool, e keys.Epoch) {
 func (x *Session) checkFirst(w *Write) error {
 	for i := range w.Batch.Count() {
 		key := w.Batch.Key(i)
-		newest, err := x.reader.NewestSince(key, w.snapshot)
-		if err != nil {
+		if err := x.notNewer(&x.buffers.txn.reads, key, w.snapshot); err != nil {
 			return err
-		}
-		if newest != 0 {
-			v, _, err := x.reader.Newest(key) // the latches keep it the same
-			if err != nil {
-				return err
-			}
-			x.reveals(v.Sync, v.Epoch)
-			return x.conflict(&x.buffers.txn.reads, key, newest)
 		}
 	}
 	return nil

@@ -257,3 +257,81 @@ func TestLongBatchGetDelaysNoWriter(t *testing.T) {
 	}
 	x.CloseSnapshot()
 }
+
+// lookedAtContext calls a function each time it is looked at.
+type lookedAtContext struct {
+	context.Context
+	look func()
+}
+
+func (c *lookedAtContext) Err() error {
+	c.look()
+	return c.Context.Err()
+}
+
+// commitAfterReading commits a serializable transaction that has read the keys of putMany.
+func commitAfterReading(ctx context.Context, x *Session, n int) error {
+	tx, err := x.Begin(TxnOptions{Durability: DurabilityAsync})
+	for i := 0; i < n && err == nil; i++ {
+		_, err = tx.Get(nil, fmt.Appendf(nil, "key-%07d", i))
+	}
+	if err == nil {
+		err = tx.Set([]byte("own"), nil)
+	}
+	if err == nil {
+		_, err = tx.Commit(ctx)
+	}
+	return err
+}
+
+// TestValidationOfManyKeysHoldsUpNoWriter: the validation of a transaction that has read many keys leaves its guard
+// every few keys, and ends with the context.
+func TestValidationOfManyKeysHoldsUpNoWriter(t *testing.T) {
+	const n = 1000
+	s := mustOpen(t, tiny(vfs.NewMem()))
+	x := mustSession(t, s)
+	defer x.Close()
+	putMany(t, x, n, func(w *Write, key []byte) { w.Set(key, []byte("value")) })
+	retired, left := uint64(0), 0
+	ctx := &lookedAtContext{Context: t.Context(), look: func() {
+		if retired != 0 && s.registry.OldestTick() > retired {
+			left++
+		}
+		retired = s.registry.Retire()
+	}}
+	if err := commitAfterReading(ctx, x, n); err != nil || left < n/checkContextEvery-1 {
+		t.Errorf("%v; a validation of %d keys left its guard %d times", err, n, left)
+	}
+	if err := commitAfterReading(&endingContext{t.Context(), 3}, x, n); !errors.Is(err, context.Canceled) {
+		t.Errorf("a validation under a context that ends: %v", err)
+	}
+}
+
+// TestValidationOfPointsReadsNoLeafWithoutNewVersions: what a transaction has read is validated with inner pages, as far as they tell
+// that nothing is newer.
+func TestValidationOfPointsReadsNoLeafWithoutNewVersions(t *testing.T) {
+	const n = 1000
+	s := mustOpen(t, tiny(vfs.NewMem()))
+	x := mustSession(t, s)
+	defer x.Close()
+	putMany(t, x, n, func(w *Write, key []byte) { w.Set(key, []byte("value")) })
+	mustCheckpoint(t, s)
+	var r readSet
+	at, err := x.OpenSnapshot(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.reset(at)
+	for i := range n {
+		r.addPoint(internalKey(fmt.Sprintf("key-%07d", i)))
+	}
+	before := s.engine.Stats().Cache
+	x.slot.Enter()
+	err = x.walk(t.Context(), &r, nil)
+	x.slot.Leave()
+	x.reader.Flush()
+	after := s.engine.Stats().Cache
+	if visits := after.Hits + after.Misses - before.Hits - before.Misses; err != nil || visits > n*3/2 {
+		t.Errorf("%v; %d pages were visited for %d keys in a tree of two levels", err, visits, n)
+	}
+}

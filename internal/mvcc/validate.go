@@ -32,14 +32,38 @@ func (x *Session) prevalidate(ctx context.Context, w *Write) error {
 	}
 	x.slot.Enter()
 	defer x.slot.Leave()
+	if !x.store.engine.ResumeValidation(&w.reads.validation) {
+		if err := x.walk(ctx, w.reads, x.pauseIn(ctx)); err != nil {
+			return err
+		}
+	}
 	return x.validate(ctx, w.reads)
+}
+
+// pauseIn leaves the guard for a moment, so that a walk over many keys, which may read a page for each, keeps no memory
+// from reclamation. Only the first walk pauses. A later one, after a rotation, finds in memory what it reads, and with
+// pauses the next rotation could always overtake it.
+func (x *Session) pauseIn(ctx context.Context) func() error {
+	return func() error {
+		x.slot.Leave()
+		x.slot.Enter()
+		return endOf(ctx)
+	}
+}
+
+// endOf is why a context has ended, or nil.
+func endOf(ctx context.Context) error {
+	if ctx.Err() == nil {
+		return nil
+	}
+	return context.Cause(ctx)
 }
 
 // validate checks that nothing in the read set has changed after the snapshot, and remembers up to
 // where it has looked. It may read pages. The caller has entered the guard, and stays in it until validateWindow.
 func (x *Session) validate(ctx context.Context, r *readSet) error {
 	if !x.store.engine.ResumeValidation(&r.validation) {
-		if err := x.walk(ctx, r); err != nil {
+		if err := x.walk(ctx, r, nil); err != nil {
 			return err
 		}
 	}
@@ -76,7 +100,7 @@ func (x *Session) catchUp(ctx context.Context, r *readSet, end storage.LogPositi
 		conflict = x.notRead(r, key, newer)
 		return conflict == nil
 	}) {
-		return x.walk(ctx, r)
+		return x.walk(ctx, r, nil)
 	}
 	if conflict == nil {
 		r.checked = end.Epoch - 1
@@ -84,19 +108,55 @@ func (x *Session) catchUp(ctx context.Context, r *readSet, end storage.LogPositi
 	return conflict
 }
 
-// walk looks for versions of what was read that are newer than what was checked before.
-func (x *Session) walk(ctx context.Context, r *readSet) error {
+// walk looks for versions of what was read that are newer than what was checked before. It calls pause, if there is one, after every few
+// keys; then the validation has to be resumed (Engine.ResumeValidation).
+func (x *Session) walk(ctx context.Context, r *readSet, pause func() error) error {
 	r.sort()
 	seen, next := x.store.engine.BeginValidation()
 	r.validation = seen
 	if err := x.store.watermark.wait(ctx, next-1, x.parker); err != nil {
 		return err
 	}
-	if err := x.unchanged(r, keys.MaxEpoch); err != nil {
+	if err := x.rangesUnchanged(r, keys.MaxEpoch); err != nil {
+		return err
+	}
+	if err := x.pointsNotNewer(ctx, r, pause); err != nil {
 		return err
 	}
 	r.checked = next - 1
 	return nil
+}
+
+// pointsNotNewer looks for versions of the keys in the read set with an epoch after r.checked.
+func (x *Session) pointsNotNewer(ctx context.Context, r *readSet, pause func() error) error {
+	if pause == nil {
+		pause = func() error { return endOf(ctx) }
+	}
+	for i, p := range r.points {
+		if i%checkContextEvery == checkContextEvery-1 {
+			if err := pause(); err != nil {
+				return err
+			}
+		}
+		if err := x.notNewer(r, r.key(p), r.checked); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// notNewer is nil, or the conflict with a version of a key that is newer than since.
+func (x *Session) notNewer(r *readSet, key []byte, since keys.Epoch) error {
+	newest, err := x.reader.NewestSince(key, since)
+	if err != nil || newest == 0 {
+		return err
+	}
+	v, _, err := x.reader.Newest(key)
+	if err != nil {
+		return err
+	}
+	x.reveals(v.Sync, v.Epoch)
+	return x.conflict(r, key, v.Epoch)
 }
 
 // validateWindow checks what was committed between validate and the reservation of epoch. It waits for every smaller
@@ -131,7 +191,8 @@ func (x *Session) notRead(r *readSet, key []byte, newer keys.Epoch) error {
 	return x.conflict(r, key, newer)
 }
 
-// unchanged looks for a version of something in the read set with an epoch after r.checked and before the given one.
+// unchanged looks for a version of something in the read set with an epoch after r.checked and before the given one, which is reserved: later
+// commits may be installed already.
 func (x *Session) unchanged(r *readSet, before keys.Epoch) error {
 	for _, p := range r.points {
 		key := r.key(p)
@@ -144,6 +205,11 @@ func (x *Session) unchanged(r *readSet, before keys.Epoch) error {
 			return x.conflict(r, key, v.Epoch)
 		}
 	}
+	return x.rangesUnchanged(r, before)
+}
+
+// rangesUnchanged is unchanged for the ranges.
+func (x *Session) rangesUnchanged(r *readSet, before keys.Epoch) error {
 	for _, b := range r.ranges {
 		epoch, changed, err := x.reader.ChangedSince(r.validation.Pinned, r.key(b.lower), r.key(b.upper), r.checked, before)
 		if err != nil {
