@@ -30,7 +30,11 @@ func newPair(t *testing.T) *pair {
 	t.Logf("seed %d", seed)
 	p := &pair{t: t, rnd: rand.New(rand.NewPCG(seed, 0)), snapshots: map[keys.Epoch]*pebble.Snapshot{}}
 	var err error
-	if p.table, err = memtable.New(memtable.Config{Bytes: 1 << 20, Prefix: []byte("k")}); err != nil {
+	c := memtable.Config{Bytes: 1 << 20, Prefix: []byte("k")}
+	if p.rnd.IntN(2) == 0 {
+		c.Heads = p.learned(c)
+	}
+	if p.table, err = memtable.New(c); err != nil {
 		t.Fatal(err)
 	}
 	if p.db, err = pebble.Open("", &pebble.Options{FS: vfs.NewMem(), MemTableSize: 32 << 20, Logger: quiet{}}); err != nil {
@@ -44,6 +48,28 @@ func newPair(t *testing.T) *pair {
 		p.must(p.table.Free())
 	})
 	return p
+}
+
+// learned fills a table with such keys as will come, and learns heads from it.
+func (p *pair) learned(c memtable.Config) *memtable.Heads {
+	table, err := memtable.New(c)
+	p.must(err)
+	var in memtable.Inserter
+	for epoch := range keys.Epoch(4000) {
+		var b batch.Builder
+		k := p.key()
+		b.Set(keys.SpaceOf(k), keys.User(k), nil)
+		body, err := b.Finish()
+		p.must(err)
+		p.must(table.Secure(&in, memtable.MaxSize(body)))
+		p.must(table.Apply(&in, body, epoch+1, false))
+	}
+	heads := table.LearnHeads()
+	if heads == nil {
+		p.t.Error("nothing was learned")
+	}
+	p.must(table.Free())
+	return heads
 }
 
 type quiet struct{}

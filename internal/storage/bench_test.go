@@ -28,15 +28,19 @@ type bench struct {
 
 func newBench(t *testing.T) *bench {
 	t.Helper()
+	return openBench(t, Options{PageSize: 512, MemoryBytes: 64 << 20, CacheBytes: 1 << 20, MemtableBytes: 64 << 10, SegmentBytes: 64 << 10})
+}
+
+// openBench is newBench with sizes of its own.
+func openBench(t *testing.T, o Options) *bench {
+	t.Helper()
 	b := &bench{t: t, visible: new(atomic.Uint64), fs: vfs.NewMem()}
 	b.faults = vfs.NewFaulty(b.fs)
 	registry := pin.NewRegistry(b.visible)
 	b.slot = registry.Slot()
+	o.Dir, o.FS = "db", b.faults
 	var err error
-	b.engine, _, err = Open(t.Context(), Options{
-		Dir: "db", FS: b.faults, PageSize: 512, MemoryBytes: 64 << 20, CacheBytes: 1 << 20, MemtableBytes: 64 << 10, SegmentBytes: 64 << 10,
-	}, registry)
-	if err != nil {
+	if b.engine, _, err = Open(t.Context(), o, registry); err != nil {
 		t.Fatal(err)
 	}
 	return b

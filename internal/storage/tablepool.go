@@ -18,6 +18,7 @@ type tablePool struct {
 	requested chan struct{} // capacity 1: the active table has taken another step of memory, or is half full
 	slot      *pin.Slot     // of RunTablePool
 
+	heads       atomic.Pointer[memtable.Heads] // learned from the newest table that had enough keys; nil before the first
 	prefault    sync.Mutex                     // held while memory of prefaulting is taken
 	prefaulting atomic.Pointer[memtable.Table] // set inside the guard of the slot under which it was found
 
@@ -29,7 +30,7 @@ type tablePool struct {
 
 func (e *Engine) tableConfig() memtable.Config {
 	return memtable.Config{
-		Bytes: int(e.memory.memtableBytes), Prefix: []byte{byte(keys.SpaceUser)}, LongChain: e.options.Ablation.LongChain(longChainLength), Filling: e.memory.pool.requested,
+		Bytes: int(e.memory.memtableBytes), Heads: e.memory.pool.heads.Load(), Prefix: []byte{byte(keys.SpaceUser)}, LongChain: e.options.Ablation.LongChain(longChainLength), Filling: e.memory.pool.requested,
 		Obtain: e.options.Obtain,
 	}
 }
@@ -117,6 +118,7 @@ func (e *Engine) prepareTable() {
 	}
 	old := e.memory.pool.take()
 	e.mu.Unlock()
+	e.learnHeads(e.memory.pool.slot)
 	t, err := e.makeTable(old)
 	if err != nil {
 		return
@@ -128,6 +130,15 @@ func (e *Engine) prepareTable() {
 	e.mu.Lock()
 	e.memory.pool.next = t
 	e.mu.Unlock()
+}
+
+// learnHeads lets the tables to come tell keys apart as the active table shows that it is necessary.
+func (e *Engine) learnHeads(slot *pin.Slot) {
+	slot.Enter()
+	defer slot.Leave()
+	if heads := e.view.Load().active.mem.LearnHeads(); heads != nil {
+		e.memory.pool.heads.Store(heads)
+	}
 }
 
 // preparedTables is the number of rotations that found a prepared table.

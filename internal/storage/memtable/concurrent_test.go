@@ -1,9 +1,11 @@
 package memtable
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -39,9 +41,23 @@ func putOne(tb testing.TB, t *Table, in *Inserter, b *batch.Builder, key, value 
 }
 
 func TestIteratorsSeeWhatWasAppliedBeforeAndInOrder(t *testing.T) {
+	t.Run("plain heads", func(t *testing.T) { checkConcurrentIteration(t, tiny()) })
+	t.Run("learned heads", func(t *testing.T) {
+		c := tiny()
+		var sample [][]byte
+		for i := range 300 {
+			sample = append(sample, numberedKey(7*i))
+		}
+		slices.SortFunc(sample, bytes.Compare)
+		c.Heads = learnHeads(sample[100:200], 3000) // most keys are outside the values that were seen
+		checkConcurrentIteration(t, c)
+	})
+}
+
+func checkConcurrentIteration(t *testing.T, c Config) {
 	const universe, writers, perWriter = 3000, 4, 1500
 	rnd := seeded(t)
-	tab := mustNew(t, tiny())
+	tab := mustNew(t, c)
 	var (
 		applied [universe]atomic.Bool
 		epoch   atomic.Uint64
@@ -88,7 +104,7 @@ func TestIteratorsSeeWhatWasAppliedBeforeAndInOrder(t *testing.T) {
 			was := applied[n].Load()
 			k := numberedKey(n)
 			_, ok := tab.Get(k, keys.MaxEpoch)
-			if there := tab.search(k, headOf(tab.prefix, k)) != 0; was && !(ok && there) {
+			if there := tab.search(k, tab.heads.of(k)) != 0; was && !(ok && there) {
 				t.Errorf("key %d was applied: get %v, blocks %v", n, ok, there)
 				return
 			}
@@ -142,7 +158,7 @@ func checkTable(t *testing.T, tab *Table) {
 		if node := tab.node(last); node != it.node() {
 			t.Fatalf("look-up of %x finds node %d, want %d", last, node, it.node())
 		}
-		if node := tab.search(last, headOf(tab.prefix, last)); node != it.node() {
+		if node := tab.search(last, tab.heads.of(last)); node != it.node() {
 			t.Fatalf("search of %x finds node %d, want %d", last, node, it.node())
 		}
 		length, newer := 0, keys.MaxEpoch+1
@@ -176,7 +192,7 @@ func checkTowers(t *testing.T, tab *Table) {
 			next := offsetIn(link)
 			if next != 0 {
 				anchor := nodeKey(base, towerAnchor(base, next))
-				if headOf(tab.prefix, anchor) != headIn(link) {
+				if tab.heads.of(anchor) != headIn(link) {
 					t.Fatalf("level %d: link to %x has head %x", l, anchor, headIn(link))
 				}
 				if x != tab.first && compareNode(base, towerAnchor(base, x), anchor) >= 0 {
@@ -202,7 +218,7 @@ func checkBlock(t *testing.T, tab *Table, x, next uint32) {
 	n, _ := loadBlock(base, block, tab.slots, &words)
 	for _, w := range words[:n] {
 		k := nodeKey(base, offsetIn(w))
-		if headOf(tab.prefix, k) != headIn(w) {
+		if tab.heads.of(k) != headIn(w) {
 			t.Fatalf("slot of %x has head %x", k, headIn(w))
 		}
 		if x != tab.first && compareNode(base, towerAnchor(base, x), k) > 0 {

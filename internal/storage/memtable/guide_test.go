@@ -28,14 +28,14 @@ func TestGuidePointsCloseBelowEveryKey(t *testing.T) {
 	missed := 0
 	for i := range 5000 {
 		k := numberedKey(i)
-		head := headOf(tab.prefix, k)
+		head := tab.heads.of(k)
 		tower, low := g.find(tab.arena.base, head)
 		if tower == 0 {
 			missed++
 			continue
 		}
 		anchor := nodeKey(tab.arena.base, towerAnchor(tab.arena.base, tower))
-		if string(anchor) >= string(k) || headOf(tab.prefix, anchor) != low {
+		if string(anchor) >= string(k) || tab.heads.of(anchor) != low {
 			t.Fatalf("for %x the guide points to %x with head %x", k, anchor, low)
 		}
 	}
@@ -51,7 +51,7 @@ func TestKeysThatHeadsCannotTellApartDoWithoutTheGuide(t *testing.T) {
 	if tab.guide.cur.Load() == 0 {
 		t.Fatal("no guide was drawn")
 	}
-	if tower, _ := tab.guide.find(tab.arena.base, headOf(tab.prefix, alike(1))); tower != 0 {
+	if tower, _ := tab.guide.find(tab.arena.base, tab.heads.of(alike(1))); tower != 0 {
 		t.Errorf("the guide claims to know")
 	}
 	if tab.Count() != 5000 {

@@ -224,7 +224,7 @@ func (t *Table) add(in *Inserter, node uint32, trailer keys.Trailer, sync bool, 
 // search begins at the tower near, or finds its own way if near is zero. A split needs the splice and
 // makes the search find its own way, too.
 func (t *Table) insertNode(in *Inserter, key, value []byte, trailer keys.Trailer, sync bool, near uint32) (node uint32, fresh bool) {
-	base, head := t.arena.base, headOf(t.prefix, key)
+	base, head := t.arena.base, t.heads.of(key)
 	x := near
 	if x == 0 {
 		x = t.approach(in, key, head)

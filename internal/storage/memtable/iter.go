@@ -145,7 +145,7 @@ func (it *Iter) LastKey() bool {
 }
 
 // SeekKeyLT moves to the newest version of the last key that is < key.
-func (it *Iter) SeekKeyLT(key []byte) bool { return it.seekLT(key, headOf(it.table.prefix, key)) }
+func (it *Iter) SeekKeyLT(key []byte) bool { return it.seekLT(key, it.table.heads.of(key)) }
 
 // Key is the current user key. It aliases the table.
 func (it *Iter) Key() []byte { return nodeKey(it.table.arena.base, it.node()) }
@@ -195,7 +195,7 @@ func (it *Iter) seekGE(key []byte) bool {
 	t := it.table
 	head := uint32(0)
 	if key != nil {
-		head = headOf(t.prefix, key)
+		head = t.heads.of(key)
 	}
 	return it.enter(t.descend(key, head, upTo), key, head, true)
 }

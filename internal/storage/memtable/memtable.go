@@ -6,7 +6,7 @@
 //	node      represents one user key (an internal key of package keys); it has the head of its version chain
 //	chain     the versions of one key, newest first
 //	block     a small array of slots; a slot is an atomic word with a node's offset and the key's head
-//	head      the first 32 bits of a key after the table's common prefix; most comparisons read only heads
+//	head      32 bits that order as the keys do (see Heads); most comparisons read only heads
 //	tower     a skiplist node for one block: an anchor (the smallest key that the block may hold), the
 //	          block, and links whose words have the head of the tower that they point to
 //	guide     a sorted array of the heads of every fourth tower, which makes most of a descent unnecessary

@@ -204,7 +204,7 @@ func BenchmarkGet(b *testing.B) {
 							if _, ok := t.Get(k, keys.MaxEpoch); !ok {
 								panic("lost")
 							}
-						} else if t.search(k, headOf(t.prefix, k)) == 0 {
+						} else if t.search(k, t.heads.of(k)) == 0 {
 							panic("lost")
 						}
 					}

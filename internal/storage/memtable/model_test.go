@@ -73,6 +73,19 @@ func drawKey(t *rapid.T, label string) string {
 	return k
 }
 
+// drawHeads learns from some keys like those to come, or from none.
+func drawHeads(t *rapid.T) *Heads {
+	var sample [][]byte
+	for range rapid.IntRange(0, 40).Draw(t, "sample") {
+		sample = append(sample, []byte(drawKey(t, "sampled")))
+	}
+	slices.SortFunc(sample, bytes.Compare)
+	if sample = slices.CompactFunc(sample, bytes.Equal); len(sample) == 0 {
+		return nil
+	}
+	return learnHeads(sample, rapid.IntRange(len(sample), 1000).Draw(t, "population"))
+}
+
 func drawBody(t *rapid.T, epoch keys.Epoch, sync bool, m *model) []byte {
 	var b batch.Builder
 	seen := map[string]bool{}
@@ -104,6 +117,7 @@ func TestTableIsASortedMapOfVersions(t *testing.T) {
 		c := tiny()
 		c.layout.slots = rapid.SampledFrom([]int{2, 3, 4, 7, slotsMax}).Draw(t, "slots")
 		c.layout.indexBytes = rapid.SampledFrom([]int{1, 1 << 20}).Draw(t, "index")
+		c.Heads = drawHeads(t)
 		tab, err := New(c)
 		if err != nil {
 			t.Fatal(err)
@@ -186,7 +200,7 @@ func checkPoint(t *rapid.T, tab *Table, m model, k string, at keys.Epoch) {
 	if ok != found || ok && (entry{k, keys.MakeTrailer(v.Epoch, v.Kind), string(v.Value), v.Sync}) != want {
 		t.Fatalf("get %q at %d: %+v %v, want %+v %v", k, at, v, ok, want, found)
 	}
-	n := tab.search([]byte(k), headOf(tab.prefix, []byte(k)))
+	n := tab.search([]byte(k), tab.heads.of([]byte(k)))
 	if _, ever := m.at(k, keys.MaxEpoch); (n != 0) != ever {
 		t.Fatalf("the blocks' answer for %q is %v, want %v", k, n != 0, ever)
 	}
@@ -250,7 +264,7 @@ func TestHeadsOrderAsTheirKeys(t *testing.T) {
 		if rapid.Bool().Draw(t, "inside") {
 			a, b = append(slices.Clone(prefix), a...), append(slices.Clone(prefix), b...)
 		}
-		ha, hb := headOf(prefix, a), headOf(prefix, b)
+		ha, hb := plainHeads(prefix).of(a), plainHeads(prefix).of(b)
 		if c := bytes.Compare(a, b); c < 0 && ha > hb || c > 0 && ha < hb || c == 0 && ha != hb {
 			t.Fatalf("keys %q %q have heads %x %x", a, b, ha, hb)
 		}

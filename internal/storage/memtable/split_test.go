@@ -61,7 +61,7 @@ func TestSplitLeftHalfDoneIsReadAndFinishedByOthers(t *testing.T) {
 			t.Errorf("%s, backward: %q, want %q", when, got, want)
 		}
 		for _, k := range want {
-			if tab.search([]byte(k), headOf(tab.prefix, []byte(k))) == 0 {
+			if tab.search([]byte(k), tab.heads.of([]byte(k))) == 0 {
 				t.Errorf("%s: the blocks lack %q", when, k)
 			}
 		}

@@ -15,8 +15,9 @@ type Config struct {
 	// sized for it. The table accepts entries beyond it: an oversized one, or those of writers that
 	// have already begun.
 	Bytes int
-	// Prefix is the beginning that most keys are expected to share. It is not part of the key
-	// heads, which then tell more keys apart. Keys without it are valid too, only slower.
+	// Heads computes the key heads. Nil means that the heads are the four bytes after Prefix, the
+	// beginning that most keys are expected to share. Other keys are valid too, only slower.
+	Heads  *Heads
 	Prefix []byte
 	// Filling, if set, gets a token whenever another step of memory is begun, and when half of
 	// Bytes is used. A token that is still in the channel is enough. Its capacity is one.
@@ -69,6 +70,9 @@ func (c Config) withDefaults() Config {
 	if l.indexBytes == 0 {
 		l.indexBytes = c.Bytes
 	}
+	if c.Heads == nil {
+		c.Heads = plainHeads(c.Prefix)
+	}
 	return c
 }
 
@@ -76,7 +80,7 @@ func (c Config) withDefaults() Config {
 type Table struct {
 	// Constant after New.
 	start     uint64 // tail of the arena after index and first tower
-	prefix    []byte
+	heads     *Heads
 	seed      maphash.Seed
 	first     uint32 // the tower whose anchor is below every key
 	slots     int
@@ -140,7 +144,7 @@ func (t *Table) Reset(c Config) (*Table, error) {
 
 func newTable(c Config) *Table {
 	return &Table{
-		prefix:    append([]byte(nil), c.Prefix...),
+		heads:     c.Heads,
 		seed:      maphash.MakeSeed(),
 		slots:     c.layout.slots,
 		region:    uint64(c.layout.regionBytes) / wordBytes,
@@ -247,7 +251,7 @@ func (t *Table) hash(key []byte) uint64 { return maphash.Bytes(t.seed, key) }
 func (t *Table) node(key []byte) uint32 {
 	n, sure := t.index.find(t.arena.base, t.hash(key), key)
 	if !sure {
-		return t.search(key, headOf(t.prefix, key))
+		return t.search(key, t.heads.of(key))
 	}
 	return n
 }
@@ -292,7 +296,7 @@ func (t *Table) FindAll(window [][]byte, at keys.Epoch, refs []Ref) {
 		}
 		node, sure := t.index.find(base, hashes[i], key)
 		if !sure {
-			node = t.search(key, headOf(t.prefix, key))
+			node = t.search(key, t.heads.of(key))
 		}
 		if node == 0 {
 			continue

@@ -87,7 +87,7 @@ func (t *Table) announce(w *window, r *batch.Reader) {
 	}
 	prefetch(&w.lines, w.n, 1)
 	for i := range w.n {
-		w.heads[i] = headOf(t.prefix, w.ops[i].Key)
+		w.heads[i] = t.heads.of(w.ops[i].Key)
 		if w.towers[i] = t.guide.search(base, w.heads[i]); w.towers[i] == 0 {
 			w.towers[i] = t.first // before all others
 		}

@@ -79,7 +79,7 @@ func checkHolds(t *testing.T, tab *Table, want map[string]string) {
 		if got, ok := tab.Newest([]byte(k)); !ok || string(got.Value) != v {
 			t.Fatalf("%q is %q (%v), want %q", k, got.Value, ok, v)
 		}
-		if tab.search([]byte(k), headOf(tab.prefix, []byte(k))) == 0 {
+		if tab.search([]byte(k), tab.heads.of([]byte(k))) == 0 {
 			t.Fatalf("%q is not in its block", k)
 		}
 	}
