@@ -57,7 +57,7 @@ type Config struct {
 	ProbeInterval time.Duration // how often the server checks that a write of its own becomes durable; 0: never
 	ProbeTimeout  time.Duration // how long such a write may take before health checks fail
 
-	MessageTimeout time.Duration // how long a client may leave a message incomplete
+	MessageTimeout time.Duration // how long a client may leave a message incomplete, or its answers unread
 
 	DrainTimeout     time.Duration // how long running requests may continue after SIGTERM
 	CloseTimeout     time.Duration // how long the store may take to close after that

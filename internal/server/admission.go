@@ -191,10 +191,11 @@ type memoryCharge struct{ counted *chargedBytes }
 
 // chargedBytes is the part of a memoryCharge that outlives it, for the cleanup.
 type chargedBytes struct {
-	admission *admission
-	conn      *connection
-	bytes     int64
-	released  atomic.Bool
+	admission  *admission
+	conn       *connection
+	bytes      int64
+	handedOver bool // to the transport; guarded by the connection's mutex
+	released   atomic.Bool
 }
 
 // release ends the count, at the first call.
@@ -206,7 +207,7 @@ func (c *memoryCharge) release() {
 
 func (d *chargedBytes) release() {
 	if !d.released.Swap(true) {
-		d.conn.releaseCharge(d.admission, d.bytes)
+		d.conn.releaseCharge(d)
 	}
 }
 
@@ -246,10 +247,11 @@ type chargedMessage struct {
 // BufferPool is where the codec gets the message's buffer.
 func (c *chargedMessage) BufferPool() mem.BufferPool { return c.charge }
 
-// of is the message to send instead of m.
+// of is the message to hand to the transport instead of m.
 func (c *memoryCharge) of(m encoder) any {
 	if c == nil {
 		return m
 	}
+	c.counted.conn.handOver(c.counted)
 	return &chargedMessage{encoder: m, charge: c}
 }

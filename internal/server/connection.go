@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"maps"
 	"net"
 	"os"
@@ -36,6 +37,7 @@ type connection struct {
 
 	mu      sync.Mutex // a leaf; guards what answers hold
 	answers int64
+	waiting int64 // the part of answers that waits for the transport
 	charges uint64
 	ended   bool // nothing is counted any more
 }
@@ -122,14 +124,32 @@ func (c *connection) charge(a *admission, bytes int64, must bool) bool {
 	return true
 }
 
-func (c *connection) releaseCharge(a *admission, bytes int64) {
+func (c *connection) releaseCharge(d *chargedBytes) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.ended {
-		c.answers -= bytes
-		c.charges--
-		a.words[shareAnswers].word.Add(-(admissionOne + uint64(bytes)))
+	if c.ended {
+		return
 	}
+	c.answers -= d.bytes
+	c.charges--
+	if d.handedOver {
+		c.waiting -= d.bytes
+	}
+	d.admission.words[shareAnswers].word.Add(-(admissionOne + uint64(d.bytes)))
+}
+
+// handOver counts an answer as waiting for the transport from now on.
+func (c *connection) handOver(d *chargedBytes) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	d.handedOver = true
+	c.waiting += d.bytes
+}
+
+func (c *connection) waitingBytes() int64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.waiting
 }
 
 func (c *connection) answerBytes() int64 {
@@ -147,7 +167,7 @@ func (c *connection) end(a *admission) {
 	defer c.mu.Unlock()
 	c.ended = true
 	a.words[shareAnswers].word.Add(-(c.charges<<admissionShift + uint64(c.answers)))
-	c.answers, c.charges = 0, 0
+	c.answers, c.waiting, c.charges = 0, 0, 0
 }
 
 // AuthType implements credentials.AuthInfo.
@@ -165,6 +185,7 @@ type connections struct {
 	receiving *receiving
 	open      atomic.Int64
 	refused   atomic.Uint64
+	unread    atomic.Uint64 // closed because of answers that the client did not take
 
 	mu  sync.Mutex // a leaf; guards all
 	all map[*countedConn]struct{}
@@ -230,8 +251,9 @@ type countedConn struct {
 	telling atomic.Bool // inbound has something to tell the client
 	writing sync.Mutex  // held while bytes are written; before mu
 
-	mu      sync.Mutex // guards inbound: reader and writer follow, and whatever closes the connection ends
+	mu      sync.Mutex // guards what follows: reader and writer follow, and whatever closes the connection ends
 	inbound *inbound   // nil once closed
+	unread  unread
 }
 
 // Read follows the messages that come in; see receiving. It also ends streams on which a message
@@ -335,8 +357,9 @@ func (c *countedConn) endStalled() {
 // stallSteps is how often in a message's time its progress is looked at.
 const stallSteps = 4
 
-// watchMessages ends streams on which a message has not proceeded for so long.
-func (c *connections) watchMessages(ctx context.Context, timeout time.Duration) {
+// watchMessages ends streams on which a message has not proceeded for so long, and connections whose
+// answers have not.
+func (c *connections) watchMessages(ctx context.Context, timeout time.Duration, log *slog.Logger) {
 	ticker := time.NewTicker(timeout / stallSteps)
 	defer ticker.Stop()
 	for {
@@ -352,6 +375,7 @@ func (c *connections) watchMessages(ctx context.Context, timeout time.Duration) 
 		for _, conn := range all {
 			conn.endStalled()
 		}
+		c.endUnread(all, timeout, log)
 	}
 }
 

@@ -45,6 +45,7 @@ type dataFrame struct {
 type sentFrames struct {
 	frames
 	headers      bool              // the sent header block continues in the next frame
+	dataBytes    uint64            // of all data frames
 	increment    [windowBytes]byte // of a window, as it is sent
 	incrementLen int
 }
@@ -139,8 +140,11 @@ func (in *inbound) answered(b []byte) {
 			continue
 		}
 		f.skip = f.length()
-		if f.kind() == frameHeaders || f.kind() == frameContinued {
+		switch f.kind() {
+		case frameHeaders, frameContinued:
 			in.sent.headers = f.flags()&flagEndHeaders == 0
+		case frameData:
+			in.sent.dataBytes += uint64(f.length())
 		}
 		switch kind := f.kind(); {
 		case kind == frameReset || f.flags()&flagEndStream != 0 && kind == frameHeaders:

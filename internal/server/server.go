@@ -256,7 +256,7 @@ func (s *Server) Run(ctx context.Context) error {
 		serving.Go(func() { failed <- serveHTTP(s.transport.http, s.transport.metrics) })
 	}
 	serving.Go(func() { s.watchConditions(ctx) })
-	serving.Go(func() { s.connections.watchMessages(ctx, s.config.MessageTimeout) })
+	serving.Go(func() { s.connections.watchMessages(ctx, s.config.MessageTimeout, s.log) })
 	if s.config.ProbeInterval > 0 {
 		s.drain.receivers.Go(func() { s.runProbe(ctx) })
 	}

@@ -1,0 +1,157 @@
+package server
+
+import (
+	"context"
+	"net"
+	"runtime"
+	"runtime/debug"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/vfs"
+)
+
+const unreadTimeout = 400 * time.Millisecond
+
+// mustStartUnread is a server whose share of answers is smaller than two answers of 4 MiB.
+func mustStartUnread(t *testing.T) *harness {
+	t.Helper()
+	h := mustStart(t, func(c *config.Config) {
+		c.MessageTimeout, c.Limits.InflightBytes = unreadTimeout, 24*config.MiB
+		c.Limits.BatchSize, c.Limits.ValueSize = 8*config.MiB, 8*config.MiB
+	})
+	h.putLarge(t, 1, 4<<20)
+	return h
+}
+
+var getLarge = &pb.GetRequest{Key: []byte("large/000")}
+
+// TestUnreadAnswersEndTheirConnection: a client that takes nothing of its answers, by flow control or
+// by not reading at all, loses its connection after --message-timeout although it sends pings. Until
+// then large reads of other clients may be refused; afterwards they succeed.
+func TestUnreadAnswersEndTheirConnection(t *testing.T) {
+	encoded, err := getLarge.MarshalVT()
+	if err != nil {
+		t.Fatal(err)
+	}
+	message := append(prefixed(len(encoded))[:grpcPrefixBytes], encoded...)
+	for name, leaveUnread := range map[string]func(context.Context, *harness){
+		"windows that do not open": func(ctx context.Context, h *harness) {
+			deaf := h.dialDeaf(t)
+			for range 8 { // one by one: of two at once, neither may find room
+				ask(ctx, t, deaf, "Get", getLarge)
+				time.Sleep(5 * time.Millisecond)
+			}
+		},
+		"socket that is not read": func(_ context.Context, h *harness) {
+			c := h.dialRaw(t)
+			settings := []byte{0, 4, 0x7f, 0xff, 0xff, 0xff} // streams are never blocked
+			c.send(frame(4, 0, 0, settings))
+			c.send(windowOf(0, 1<<30))
+			_ = c.Conn.(*net.TCPConn).SetReadBuffer(64 << 10) //nolint:forcetypeassert // dialRaw dials TCP
+			for i := range uint32(40) {                       // the first answers go into the buffers of the kernel
+				c.begin(2*i+1, pb.KV_Get_FullMethodName, "60S")
+				c.send(frame(frameData, flagEndStream, 2*i+1, message))
+				time.Sleep(5 * time.Millisecond)
+			}
+			c.send(frame(6, 0, 0, make([]byte, 8))) // PING
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := mustStartUnread(t)
+			ctx, cancel := context.WithCancel(testContext(t))
+			defer cancel()
+			leaveUnread(ctx, h)
+			eventually(t, "large reads of others are refused", func() bool { // or it is over on a busy machine
+				_, err := h.kv.Get(ctx, getLarge)
+				return status.Code(err) == codes.ResourceExhausted || h.connections.unread.Load() == 1
+			})
+			if _, err := h.kv.Get(ctx, &pb.GetRequest{Key: []byte("none")}); err != nil {
+				t.Errorf("a small read: %v", err)
+			}
+			began := time.Now()
+			eventually(t, "the connection is closed", func() bool { return h.connections.unread.Load() == 1 })
+			t.Logf("closed after %v", time.Since(began))
+			eventually(t, "large reads succeed", func() bool {
+				_, err := h.kv.Get(ctx, getLarge)
+				return err == nil
+			})
+			for range 10 {
+				if _, err := h.kv.Get(ctx, getLarge); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+}
+
+// TestAnswersThatTheClientDoesNotHoldBackEndNoConnection: answers that wait for the disk, buffers of
+// cancelled streams that gRPC has lost, and answers that the client takes slowly are not stuck.
+func TestAnswersThatTheClientDoesNotHoldBackEndNoConnection(t *testing.T) {
+	h := mustStartUnread(t)
+	slow, err := h.dialDeaf(t).NewStream(testContext(t), &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, pb.KV_Pipeline_FullMethodName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const slowAnswers = 30
+	h.putValue(t, "medium", 100<<10)
+	for i := range uint64(slowAnswers) {
+		if err := slow.SendMsg(getRequest(i, "medium")); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	stuck := h.faults.Inject(vfs.Rule{Op: vfs.OpSyncData, Name: "*.log", Fault: vfs.Slow, Delay: 4 * unreadTimeout})
+	held := make(chan error, 2)
+	waiting := h.dial(t)
+	go func() {
+		_, err := pb.NewKVClient(waiting).Put(testContext(t), &pb.PutRequest{Key: []byte("held"), Value: make([]byte, 100<<10)})
+		held <- err
+	}()
+	eventually(t, "the value is visible", func() bool { return h.store.Visible() > h.store.Durable() })
+	go func() {
+		_, err := pb.NewKVClient(waiting).Get(testContext(t), &pb.GetRequest{Key: []byte("held")})
+		held <- err
+	}()
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // from here on only the server looks for lost buffers
+	runtime.GC()
+	h.connections.mu.Lock()
+	for conn := range h.connections.all {
+		lost, err := h.admission.charge(conn.info, 1<<20, true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lost.of(new(pb.GetResponse))
+	}
+	h.connections.mu.Unlock()
+	for end := time.Now().Add(4 * unreadTimeout); time.Now().Before(end); time.Sleep(unreadTimeout / 6) {
+		if err := slow.RecvMsg(new(pb.PipelineResponse)); err != nil {
+			t.Fatalf("a client that reads slowly: %v", err)
+		}
+	}
+	for range 2 {
+		if err := <-held; err != nil {
+			t.Errorf("an answer that waits for the disk: %v", err)
+		}
+	}
+	stuck.Remove()
+	if n := h.connections.unread.Load(); n != 0 {
+		t.Errorf("%d connections were closed", n)
+	}
+	if _, _, answers := h.admission.inflight(); answers >= 1<<20 {
+		t.Errorf("%d bytes are counted: lost buffers were not looked for", answers)
+	}
+}
+
+func (h *harness) putValue(t *testing.T, key string, size int) {
+	t.Helper()
+	if _, err := h.kv.Put(testContext(t), &pb.PutRequest{Key: []byte(key), Value: make([]byte, size)}); err != nil {
+		t.Fatal(err)
+	}
+}
