@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"go/ast"
 	"io/fs"
+	"maps"
+	"path"
 	"slices"
 	"strings"
 	"testing"
@@ -71,10 +73,9 @@ var mayImport = map[string][]string{
 	"internal/doctable":  {},
 	"internal/config":    {"internal/storage"}, // for its limits
 	"internal/health":    {},
-	"internal/auth":      {},
 	"internal/telemetry": {"internal/config", "internal/health", "internal/mvcc", "internal/storage", "internal/wal", "internal/vfs"},
 	"internal/server": {
-		"api/proto/epochkv/v1", "internal/auth", "internal/config", "internal/health", "internal/mvcc", "internal/storage", "internal/storage/inspect",
+		"api/proto/epochkv/v1", "internal/config", "internal/health", "internal/mvcc", "internal/storage", "internal/storage/inspect",
 		"internal/keys", "internal/storage/batch", "internal/telemetry", "internal/vfs", "internal/wal",
 	},
 	"cmd/kvserver": {"internal/config", "internal/server", "internal/telemetry"},
@@ -82,18 +83,17 @@ var mayImport = map[string][]string{
 	"examples":     {"api/proto/epochkv/v1", "client"},
 
 	// Tests that need the whole, and measurements, may look anywhere.
-	"internal/e2e": nil,
-	"internal/sim": nil,
-	"bench":        nil,
-	"test":         nil,
-	"tools":        nil,
+	"internal/e2e":        nil,
+	"internal/enginetest": nil,
+	"internal/sim":        nil,
+	"bench":               nil,
 }
 
 // wireAware lists the packages that know the protocol: gRPC and protobuf stay out of all others.
-var wireAware = []string{"api", "client", "cmd", "examples", "internal/server", "internal/auth", "internal/telemetry", "internal/e2e", "test", "bench", "tools"}
+var wireAware = []string{"api", "client", "cmd", "examples", "internal/server", "internal/telemetry", "internal/e2e", "bench"}
 
 // metered lists the packages that know the metrics library; the engine counts in plain atomics.
-var metered = []string{"internal/telemetry", "cmd", "bench", "tools"}
+var metered = []string{"internal/telemetry", "cmd", "bench"}
 
 // engine lists the packages that reach files through vfs alone.
 var engine = []string{"internal/storage", "internal/wal", "internal/mvcc", "internal/cache", "internal/pin"}
@@ -135,6 +135,32 @@ func checkDirection(t *testing.T, tree fs.FS) (complaints []string) {
 		})
 	}
 	return complaints
+}
+
+// checkRows complains about rows of the table, and names of the lists, that no package has.
+func checkRows(t *testing.T, tree fs.FS, names []string) (complaints []string) {
+	dirs := map[string]bool{}
+	for _, s := range sources(t, tree) {
+		for dir := s.dir(); dir != "."; dir = path.Dir(dir) {
+			dirs[dir] = true
+		}
+	}
+	for _, name := range names {
+		if !dirs[name] {
+			complaints = append(complaints, "the import table names "+name+", which has no package")
+		}
+	}
+	return complaints
+}
+
+func TestImportTableNamesOnlyPackages(t *testing.T) {
+	names := slices.Concat(slices.Collect(maps.Keys(mayImport)), wireAware, metered, engine)
+	for _, allowed := range mayImport {
+		names = append(names, allowed...)
+	}
+	slices.Sort(names)
+	report(t, checkRows(t, repository(), slices.Compact(names)))
+	wantOne(t, checkRows(t, tree("a/b/c.go", "package b\n"), []string{"a", "a/b", "a/c"}), "names a/c")
 }
 
 // coveredBySubtree reports whether target has no row of its own and belongs to an allowed package.

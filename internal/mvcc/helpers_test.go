@@ -185,3 +185,10 @@ func clip(s string) string {
 	}
 	return s
 }
+
+func mustCheckpoint(t testing.TB, s *Store) {
+	t.Helper()
+	if err := s.Checkpoint(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+}

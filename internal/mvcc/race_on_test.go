@@ -5,7 +5,3 @@ package mvcc
 // exhaustiveStep thins out tests that try every place one after the other with one goroutine: the race detector finds nothing in them
 // and makes them ten times as slow.
 const exhaustiveStep = 10
-
-// shortOverhead is what the short form of the mixed soak may take beside budget and earlier tests: the detector shadows every byte of heap
-// and keeps an history of each goroutine.
-const shortOverhead = 256 << 20

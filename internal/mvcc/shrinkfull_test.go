@@ -2,9 +2,11 @@ package mvcc
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
+	"github.com/epochkv/epochkv/internal/storage"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -23,8 +25,9 @@ type fullHeader struct {
 func newFullHeader(t *testing.T) *fullHeader {
 	t.Helper()
 	faults := vfs.NewFaulty(vfs.NewMem())
-	o := reserving(faults)
-	o.SyncInterval, o.GCInterval, o.Storage.CheckpointBytes = time.Hour, time.Hour, 64<<20
+	o := tiny(faults)
+	o.SyncInterval, o.GCInterval = time.Hour, time.Hour
+	o.Storage.CheckpointBytes, o.Storage.DiskReserve = 64<<20, storage.DiskReserveDerived
 	s := mustOpen(t, o)
 	f := &fullHeader{T: t, store: s, x: mustSession(t, s), faults: faults, want: map[string]string{}}
 	t.Cleanup(f.x.Close)
@@ -38,10 +41,11 @@ func newFullHeader(t *testing.T) *fullHeader {
 func (f *fullHeader) fill(from int) {
 	f.Helper()
 	for i := from; i < from+20; i++ {
-		if _, err := put(f.x, numbered(i), "v", DurabilityAsync); err != nil {
+		key := fmt.Sprintf("k%05d", i)
+		if _, err := put(f.x, key, "v", DurabilityAsync); err != nil {
 			f.Fatal(err)
 		}
-		f.want[numbered(i)] = "v"
+		f.want[key] = "v"
 	}
 }
 

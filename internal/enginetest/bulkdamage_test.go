@@ -1,0 +1,178 @@
+package enginetest
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/epochkv/epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/vfs"
+)
+
+// TestDamagedPageOfARefusedBulkLoadIsNotRecorded damages the pages that a load has written before it merges what was committed meanwhile. The load is refused, and its pages,
+// which were never part of the tree, are not taken for lost ones of the tree: nothing else is refused, then or later.
+func TestDamagedPageOfARefusedBulkLoadIsNotRecorded(t *testing.T) {
+	const name = dataFile
+	fs := vfs.NewMem()
+	o := tiny(fs)
+	o.Storage.CacheBytes = 16 * 8 << 10
+	s := mustOpen(t, o)
+	want := entriesFor("before", 2000, 1, rand.New(rand.NewPCG(1, 1)))
+	mustLoad(t, s, want)
+	if err := s.Checkpoint(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	l, err := s.BeginBulkLoad()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for k := range want {
+		if err := l.Add([]byte(k), []byte("loaded"+strings.Repeat("l", 300))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	met, goOn := make(chan struct{}), make(chan struct{})
+	var wrote, stopped atomic.Bool
+	fs.SetHook(func(op vfs.Op, file string) {
+		switch {
+		case file != name:
+		case op == vfs.OpWrite:
+			wrote.Store(true)
+		case op == vfs.OpSyncData && wrote.Load() && !stopped.Swap(true):
+			close(met)
+			<-goOn
+		}
+	})
+	done := make(chan error, 1)
+	go func() {
+		_, err := l.Commit(context.Background())
+		done <- err
+	}()
+	<-met
+	fs.SetHook(nil)
+	x := mustSession(t, s)
+	defer x.Close()
+	for i := range 500 {
+		k := fmt.Sprintf("key-%05d", i*4)
+		want[k] = fmt.Sprint("beside ", i)
+		if _, err := put(x, k, want[k], mvcc.DurabilityAsync); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n := damageNewestPages(t, fs, name, s.Stats().Storage.PageSize)
+	close(goOn)
+	if err := <-done; !asDamage(err) {
+		t.Fatalf("a load, %d pages of which are damaged: %v", n, err)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for round := range 3 {
+		if err := s.Damage(); err != nil {
+			t.Errorf("round %d: the store claims to be damaged: %v", round, err)
+		}
+		mustHold(t, s, want)
+		for i := range 300 {
+			k := fmt.Sprintf("key-%05d", i*5)
+			want[k] = fmt.Sprint("later ", round, i)
+			if _, err := put(x, k, want[k], mvcc.DurabilityAsync); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := s.Checkpoint(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		mustHold(t, s, want)
+		mustVerify(t, s)
+	}
+}
+
+// damageNewestPages turns a bit in each page of the newest checkpoint, and returns how many they are.
+func damageNewestPages(t *testing.T, fs vfs.FS, name string, pageSize int) (n int) {
+	t.Helper()
+	f, err := fs.Open(name, vfs.ReadWrite)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }()
+	size, err := f.Size()
+	if err != nil {
+		t.Fatal(err)
+	}
+	newest, buf := uint64(0), make([]byte, pageSize)
+	each := func(do func(id page.ID, h page.Header)) {
+		for id := page.ID(2); int64(id+1)*int64(pageSize) <= size; id++ {
+			if _, err := f.ReadAt(buf, int64(id)*int64(pageSize)); err != nil {
+				t.Fatal(err)
+			}
+			if page.Check(buf, id) == nil {
+				do(id, page.ReadHeader(buf))
+			}
+		}
+	}
+	each(func(_ page.ID, h page.Header) { newest = max(newest, h.Checkpoint) })
+	each(func(id page.ID, h page.Header) {
+		if h.Checkpoint != newest || h.Type == page.TypeSuperblock {
+			return
+		}
+		n++
+		buf[pageSize/2] ^= 1
+		if _, err := f.WriteAt(buf, int64(id)*int64(pageSize)); err != nil {
+			t.Fatal(err)
+		}
+	})
+	return n
+}
+
+// TestBulkLoadSurvivesTheLossOfTheNewestSuperblock: the log cannot bring a load back, so that the superblock before the newest has to know of it, too. If the newest is lost in both
+// places a load that was acknowledged is there nevertheless, or the start is refused.
+func TestBulkLoadSurvivesTheLossOfTheNewestSuperblock(t *testing.T) {
+	fs := vfs.NewMem()
+	o := tiny(fs)
+	s := mustOpen(t, o)
+	mustPut(t, s, "before", "1")
+	if _, err := load(s, map[string]string{"a": "loaded", "b": "loaded"}); err != nil {
+		t.Fatal(err)
+	}
+	pageSize := s.Stats().Storage.PageSize
+	left := fs.Crash(1, vfs.SurviveAll)
+	damageNewestSuperblock(t, left, pageSize)
+	o = tiny(left)
+	s, err := mvcc.Open(o)
+	if err != nil {
+		if !asDamage(err) {
+			t.Fatal(err)
+		}
+		return
+	}
+	defer func() { _ = s.Close() }()
+	mustHold(t, s, map[string]string{"before": "1", "a": "loaded", "b": "loaded"})
+}
+
+// damageNewestSuperblock turns a bit in every place of it.
+func damageNewestSuperblock(t *testing.T, fs vfs.FS, pageSize int) {
+	t.Helper()
+	file, newest := readFile(t, fs, dataFile), uint64(0)
+	var at []int64
+	for id := 0; (id+1)*pageSize <= len(file); id++ {
+		p := file[id*pageSize : (id+1)*pageSize]
+		h := page.ReadHeader(p)
+		if page.Check(p, page.ID(id)) != nil || h.Type != page.TypeSuperblock || h.Checkpoint < newest {
+			continue
+		}
+		if h.Checkpoint > newest {
+			newest, at = h.Checkpoint, nil
+		}
+		at = append(at, int64(id*pageSize+100))
+	}
+	if len(at) < 2 {
+		t.Fatalf("superblock of checkpoint %d stands at %v alone", newest, at)
+	}
+	for _, offset := range at {
+		flip(t, fs, offset)
+	}
+}
