@@ -182,11 +182,15 @@ func (l *Log) adopt(rec Recovery) {
 	end := rec.Last
 	for i := len(old) - 1; i >= 0; i-- {
 		s := &rec.Segments[i]
-		old[i] = completedSegment{path: s.File, number: s.number, end: end, size: s.Bytes}
+		size := s.Bytes
+		if rec.Torn != nil && rec.Torn.File == s.File { // Open has truncated it: most of its blocks are gone
+			size = rec.Torn.Offset
+		}
+		old[i] = completedSegment{path: s.File, number: s.number, end: end, size: size}
 		if s.Damage == nil { // else the segment before it ends where the next segment with a known first epoch begins
 			end = s.First - 1
 		}
-		l.counts.segmentBytes.Add(s.Bytes)
+		l.counts.segmentBytes.Add(size)
 	}
 	l.completed.segments = old
 	l.counts.segments.Store(int64(len(rec.Segments)))

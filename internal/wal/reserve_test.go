@@ -1,0 +1,50 @@
+package wal
+
+import (
+	"path"
+	"strings"
+	"testing"
+)
+
+// TestReserveTakesNoSegmentThatWasTruncated: the reserve has files with all their blocks. A segment whose torn tail was
+// truncated at the start of the log does not become one of them.
+func TestReserveTakesNoSegmentThatWasTruncated(t *testing.T) {
+	fs, rec, _ := smallLog(t, 30, false)
+	last := rec.Segments[len(rec.Segments)-1]
+	for _, p := range locationsOf(t, fs, rec) {
+		if p.file == last.File {
+			_ = patch(t, fs, last.File, p.off+20, make([]byte, SegmentBytesMin-p.off-20))
+			break
+		}
+	}
+	rec, _ = mustReplay(t, fs, 0)
+	if rec.Torn == nil {
+		t.Fatal("no torn tail")
+	}
+	opts := testOptions2(fs)
+	opts.Reserve = len(rec.Segments)
+	a, err := startLog(opts, rec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mustClose(t, a.log)
+	a.mustAppend(t, []byte("body"))
+	a.mustSealAndTruncate(t)
+	names, err := fs.List(Dir(testDir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := 0
+	for _, name := range names {
+		if !strings.HasPrefix(name, reservePrefix) {
+			continue
+		}
+		files++
+		if size, err := fs.Size(path.Join(Dir(testDir), name)); err != nil || size != int64(opts.SegmentBytes) {
+			t.Errorf("%s has %d bytes of %d, %v", name, size, opts.SegmentBytes, err)
+		}
+	}
+	if kept, _ := a.log.Reserve(); kept != files || files == 0 {
+		t.Errorf("the reserve counts %d files, and there are %d", kept, files)
+	}
+}
