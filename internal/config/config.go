@@ -37,6 +37,7 @@ type Config struct {
 	PageSize     Size // of the data file; fixed when the store is created
 
 	Durability   Durability    // of a write that does not choose
+	Transport    Transport     // what serves gRPC
 	SyncInterval time.Duration // how long an async commit may stay unsynced
 	Retention    time.Duration // how long a past epoch stays readable without a snapshot or a lease
 
@@ -88,6 +89,7 @@ func Default() Config {
 		Memory:       1 * GiB,
 		PageSize:     8 * KiB,
 		Durability:   DurabilitySync,
+		Transport:    TransportGRPC,
 		SyncInterval: 50 * time.Millisecond,
 
 		CheckpointInterval: 5 * time.Minute,
@@ -117,6 +119,15 @@ func Default() Config {
 		SnapshotTimeout: 10 * time.Minute,
 	}
 }
+
+// Transport is what serves gRPC on the listening address. It is a flag value.
+type Transport string
+
+// The transports.
+const (
+	TransportDirect Transport = "direct"  // one goroutine a connection executes its unary requests
+	TransportGRPC   Transport = "grpc-go" // the one of the gRPC library, with a goroutine a request
+)
 
 // Durability is when a write is acknowledged. It is a flag value.
 type Durability string

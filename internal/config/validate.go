@@ -47,6 +47,8 @@ func (c *Config) Validate() error {
 	v.duration("gc-interval", c.GCInterval, durationMin, time.Minute)
 	v.check(c.CheckpointWorkers >= 0 && c.CheckpointWorkers <= workersMax, "checkpoint-workers",
 		fmt.Sprintf("is %d; give 0 to %d", c.CheckpointWorkers, workersMax))
+	v.check(c.Transport == TransportDirect || c.Transport == TransportGRPC, "transport",
+		fmt.Sprintf("is %q; choose direct or grpc-go", c.Transport))
 	v.check(c.IO == IOAuto || c.IO == IOUring || c.IO == IOPread, "io", fmt.Sprintf("is %q; choose auto, uring or pread", c.IO))
 	if c.ProbeInterval != 0 {
 		v.duration("probe-interval", c.ProbeInterval, 10*durationMin, time.Hour)

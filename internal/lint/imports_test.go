@@ -73,10 +73,11 @@ var mayImport = map[string][]string{
 	"internal/doctable":  {},
 	"internal/config":    {"internal/storage"}, // for its limits
 	"internal/health":    {},
+	"internal/transport": {},
 	"internal/telemetry": {"internal/config", "internal/health", "internal/mvcc", "internal/storage", "internal/wal", "internal/vfs"},
 	"internal/server": {
 		"api/proto/epochkv/v1", "internal/config", "internal/health", "internal/mvcc", "internal/storage", "internal/storage/inspect",
-		"internal/keys", "internal/storage/batch", "internal/telemetry", "internal/vfs", "internal/wal",
+		"internal/keys", "internal/storage/batch", "internal/telemetry", "internal/transport", "internal/vfs", "internal/wal",
 	},
 	"cmd/kvserver": {"internal/config", "internal/server", "internal/telemetry"},
 	"cmd/kvctl":    {"api/proto/epochkv/v1", "client", "internal/storage", "internal/storage/inspect", "internal/keys", "internal/vfs"}, // verify and salvage of files
@@ -90,7 +91,7 @@ var mayImport = map[string][]string{
 }
 
 // wireAware lists the packages that know the protocol: gRPC and protobuf stay out of all others.
-var wireAware = []string{"api", "client", "cmd", "examples", "internal/server", "internal/telemetry", "internal/e2e", "bench"}
+var wireAware = []string{"api", "client", "cmd", "examples", "internal/server", "internal/transport", "internal/telemetry", "internal/e2e", "bench"}
 
 // metered lists the packages that know the metrics library; the engine counts in plain atomics.
 var metered = []string{"internal/telemetry", "cmd", "bench"}

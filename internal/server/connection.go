@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/peer"
 
 	"github.com/epochkv/epochkv/internal/telemetry"
+	"github.com/epochkv/epochkv/internal/transport"
 )
 
 // connection is what the server knows of one client connection. It travels as the connection's
@@ -424,6 +425,9 @@ func (c *countedConn) Close() error {
 
 // connectionOf is the connection that a request came over.
 func connectionOf(ctx context.Context) *connection {
+	if c, ok := transport.ClientOf(ctx).(*directClient); ok {
+		return c.connection
+	}
 	if p, ok := peer.FromContext(ctx); ok {
 		if c, ok := p.AuthInfo.(*connection); ok {
 			return c

@@ -26,16 +26,16 @@ type drain struct {
 func (s *Server) shutDown() error {
 	s.log.Info("draining", "timeout", s.config.DrainTimeout, "close_timeout", s.config.CloseTimeout)
 	notifySupervisor(s.log, daemon.SdNotifyStopping)
-	s.transport.health.Shutdown()
+	s.endpoints.health.Shutdown()
 	s.drain.active.Store(true)
 	s.store.StopThrottling()
 	close(s.drain.begun)
 	err := s.closeStore(s.drainRequests())
-	if s.transport.http != nil { // last, so that metrics and health can be read while the server drains
+	if s.endpoints.http != nil { // last, so that metrics and health can be read while the server drains
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
-		if s.transport.http.Shutdown(ctx) != nil {
-			err = errors.Join(err, s.transport.http.Close())
+		if s.endpoints.http.Shutdown(ctx) != nil {
+			err = errors.Join(err, s.endpoints.http.Close())
 		}
 	}
 	s.log.Info("stopped")
@@ -46,9 +46,12 @@ func (s *Server) shutDown() error {
 // notice while they wait for the device: the channel is closed when the last one has ended.
 func (s *Server) drainRequests() <-chan struct{} {
 	drained := make(chan struct{})
+	ctx, stop := context.WithCancel(context.Background())
 	go func() {
-		s.transport.grpc.GracefulStop()
-		close(drained)
+		defer close(drained)
+		defer stop()
+		s.direct.drain(ctx)
+		s.endpoints.grpc.GracefulStop()
 	}()
 	cut := ""
 	select {
@@ -60,7 +63,8 @@ func (s *Server) drainRequests() <-chan struct{} {
 	}
 	if cut != "" {
 		s.log.Warn("cutting off what still runs", "cause", cut)
-		go s.transport.grpc.Stop()
+		stop()
+		go s.endpoints.grpc.Stop()
 	}
 	return drained
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"flag"
 	"io"
 	"log/slog"
 	"maps"
@@ -58,6 +59,8 @@ func (b *logBuffer) String() string {
 	return b.text.String()
 }
 
+var transportFlag = flag.String("transport", string(config.Default().Transport), "the transport that the tests of this package use")
+
 // testConfig is small, listens on free ports, and drains quickly.
 func testConfig() config.Config {
 	c := config.Default()
@@ -65,6 +68,7 @@ func testConfig() config.Config {
 	c.Memory, c.MemtableSize, c.SegmentSize = 256*config.MiB, 2*config.MiB, config.MiB // small: each test starts a server
 	c.DrainTimeout = 5 * time.Second
 	c.ProbeInterval = 0 // tests count epochs
+	c.Transport = config.Transport(*transportFlag)
 	return c
 }
 

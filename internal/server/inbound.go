@@ -2,8 +2,6 @@ package server
 
 import (
 	"encoding/binary"
-
-	"github.com/epochkv/epochkv/internal/config"
 )
 
 // inbound follows the messages in the bytes that one connection receives, and the answers and ends
@@ -223,18 +221,8 @@ func (in *inbound) ended(stream uint32) {
 // countStreams reserves what the open streams need, and tells the handlers if there are more
 // streams than that.
 func (in *inbound) countStreams() {
-	shared, n := &in.receiving.streams, int64(max(0, len(in.open)-config.StreamsOwn))
-	if n > in.streams && shared.reserved.Add(streamStep) <= shared.limit {
-		in.streams += streamStep
-	} else if n > in.streams {
-		shared.reserved.Add(-streamStep)
-	}
-	if in.streams-n >= 2*streamStep || n == 0 {
-		unused := (in.streams - n) / streamStep * streamStep
-		shared.reserved.Add(-unused)
-		in.streams -= unused
-	}
-	if tooMany := n > in.streams; tooMany != in.refusals.tooManyStreams.Load() {
+	tooMany := !in.receiving.countStreams(&in.streams, int64(len(in.open)))
+	if tooMany != in.refusals.tooManyStreams.Load() {
 		in.refusals.tooManyStreams.Store(tooMany)
 	}
 }

@@ -11,8 +11,6 @@ import (
 	"google.golang.org/grpc/codes"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
-	"github.com/epochkv/epochkv/internal/keys"
-	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/telemetry"
 )
 
@@ -32,15 +30,10 @@ import (
 // client. When the server drains, the stream ends with SHUTTING_DOWN after all executed requests
 // were answered: a request without an answer was not executed.
 type pipeline struct {
-	server   *Server
-	conn     *connection
-	shard    *telemetry.Shard
-	stream   grpc.ServerStream
-	executor *executor
+	pipelineExecution // the receiver's
+	shard             *telemetry.Shard
+	stream            grpc.ServerStream
 
-	in      pipelineRequest // the receiver's
-	value   []byte          // the receiver's: the value that a get answers with
-	written keys.Epoch      // the receiver's: its newest write, which its reads must see
 	answers sender
 	acks    ackQueue
 
@@ -69,7 +62,8 @@ func (s *kvService) Pipeline(stream grpc.BidiStreamingServer[pb.PipelineRequest,
 			return err
 		}
 		c.ctx = stream.Context()
-		p := &pipeline{server: s.Server, conn: conn, shard: conn.shard, stream: stream, executor: c}
+		p := &pipeline{shard: conn.shard, stream: stream}
+		p.server, p.conn, p.ctx, p.executor = s.Server, conn, c.ctx, c
 		p.init()
 		received := make(chan error, 1)
 		s.drain.receivers.Go(func() {
@@ -119,150 +113,27 @@ func (p *pipeline) rest() {
 
 // serve executes the request that was received, and answers it or queues the answer.
 func (p *pipeline) serve() error {
-	start := p.server.clock.now()
-	a := answer{id: p.in.msg.Id, start: start}
-	var w ackWait
-	err := errOverloaded
-	method := methodOfPipelined(&p.in.msg)
-	kind := kindOf(method)
-	size, sh, admission := p.in.size, shareOf(kind.writes(), p.in.size), &p.server.admission
-	a.method = method
-	if admission.enter(p.conn, sh, size) {
-		if kind != kindWriteAndRead || !admission.answersFull(p.conn) {
-			w, err = p.executor.outcome(p.execute(&a))
-		}
-		admission.leave(p.conn, sh, size)
-	}
-	p.executor.releaseCharge() // first, lest a large value counts twice
-	if err == nil && kind.answers() {
-		a.charge, err = admission.charge(p.conn, a.bytes(), kind.writes())
-	}
-	if w.write {
-		p.written = w.epoch
-	}
-	if err != nil {
-		a.status = statusOf(err) // now: what the error names may lie in the request
-		a.value = nil
-	}
-	p.resetLarge() // the client decides how long sending takes
+	a := answer{id: p.in.msg.Id, start: p.server.clock.now()}
+	w := p.executeOne(&a)
 	if w.ready(p.server.store) {
 		return p.send(&a)
 	}
 	if !p.server.isSync(w.durability) {
 		// Visibility is a matter of microseconds, and this session's next write would wait for it
 		// anyway.
-		if err := w.wait(p.stream.Context(), p.server.store); err != nil {
+		if err := w.wait(p.ctx, p.server.store); err != nil {
 			a.charge.release()
 			return err
 		}
 		return p.send(&a)
 	}
 	a.ackWait = w
-	if a.value != nil {
-		p.value = nil // the answer keeps the buffer until it is sent
-	}
-	if err := p.acks.push(p.stream.Context(), &a); err != nil {
+	p.keepValue(&a)
+	if err := p.acks.push(p.ctx, &a); err != nil {
 		a.charge.release()
 		return err
 	}
 	return nil
-}
-
-// execute runs the request, which sees those before it. What the answer holds is either in a, or in
-// a message of its own.
-func (p *pipeline) execute(a *answer) (ackWait, error) {
-	if err := p.awaitOwnWrites(); err != nil {
-		return ackWait{}, err
-	}
-	switch r := p.in.msg.Request.(type) {
-	case *pb.PipelineRequest_Get:
-		var out pb.GetResponse
-		w, err := p.executor.get(r.Get, &out, p.valueBuffer())
-		p.value = out.Value
-		a.found, a.value, a.epoch, a.readEpoch = out.Found, out.Value, out.Epoch, out.ReadEpoch
-		return w, err
-	case *pb.PipelineRequest_Put:
-		w, err := p.executor.put(p.stream.Context(), r.Put)
-		a.epoch = uint64(w.epoch)
-		return w, err
-	case *pb.PipelineRequest_Delete:
-		w, err := p.executor.delete(p.stream.Context(), r.Delete)
-		a.epoch = uint64(w.epoch)
-		return w, err
-	case *pb.PipelineRequest_BatchWrite:
-		w, err := p.executor.batchWrite(p.stream.Context(), r.BatchWrite)
-		a.epoch = uint64(w.epoch)
-		return w, err
-	case *pb.PipelineRequest_BatchGet:
-		out := pb.BatchGetResponseFromVTPool()
-		w, err := p.executor.batchGet(p.stream.Context(), r.BatchGet, out, p.server)
-		a.batchGet = out
-		return w, err
-	case *pb.PipelineRequest_DeleteRange:
-		out := new(pb.DeleteRangeResponse)
-		w, err := p.executor.deleteRange(p.stream.Context(), r.DeleteRange, out)
-		a.deleteRange = out
-		return w, err
-	case *pb.PipelineRequest_Invoke:
-		a.invoke = new(pb.InvokeResponse)
-		return p.executor.invoke(p.stream.Context(), r.Invoke, a.invoke)
-	case *pb.PipelineRequest_InvokeAll:
-		a.invokeAll = new(pb.InvokeAllResponse)
-		return p.executor.invokeAll(p.stream.Context(), r.InvokeAll, a.invokeAll)
-	}
-	return ackWait{}, invalid("request", "is missing, or of a kind that this server does not know")
-}
-
-// methodOfPipelined is the method that a request is counted as.
-func methodOfPipelined(m *pb.PipelineRequest) telemetry.Method {
-	switch m.Request.(type) {
-	case *pb.PipelineRequest_Get:
-		return telemetry.MethodGet
-	case *pb.PipelineRequest_Put:
-		return telemetry.MethodPut
-	case *pb.PipelineRequest_Delete:
-		return telemetry.MethodDelete
-	case *pb.PipelineRequest_BatchGet:
-		return telemetry.MethodBatchGet
-	case *pb.PipelineRequest_BatchWrite:
-		return telemetry.MethodBatchWrite
-	case *pb.PipelineRequest_DeleteRange:
-		return telemetry.MethodDeleteRange
-	case *pb.PipelineRequest_Invoke:
-		return telemetry.MethodInvoke
-	case *pb.PipelineRequest_InvokeAll:
-		return telemetry.MethodInvokeAll
-	}
-	return telemetry.MethodPipeline
-}
-
-// awaitOwnWrites lets a request see the writes that its own stream sent before it. A commit that
-// returned is visible but for those before it that are being installed at this moment, so this is
-// one comparison, and rarely a microsecond.
-func (p *pipeline) awaitOwnWrites() error {
-	if p.written <= p.server.store.Visible() {
-		return nil
-	}
-	return p.server.store.Wait(p.stream.Context(), p.written, mvcc.DurabilityAsync)
-}
-
-// resetLarge drops the buffers of a rare huge request or value: the stream may stay silent after
-// it.
-func (p *pipeline) resetLarge() {
-	if cap(p.value) > pooledBytesMax {
-		p.value = nil
-	}
-	if p.in.size > pooledBytesMax {
-		p.in.reset()
-	}
-}
-
-// valueBuffer is the buffer for the next value.
-func (p *pipeline) valueBuffer() []byte {
-	if p.value == nil {
-		p.value = make([]byte, 0, 256)
-	}
-	return p.value[:0]
 }
 
 // acknowledge sends the queued answers until the receiver has ended and the queue is empty, or the

@@ -516,7 +516,8 @@ func TestSmallRequestsAllocateNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.release()
-	p := &pipeline{server: h.Server, shard: conn.shard, stream: discard{ctx: testContext(t)}, executor: c}
+	p := &pipeline{shard: conn.shard, stream: discard{ctx: testContext(t)}}
+	p.server, p.ctx, p.executor = h.Server, p.stream.Context(), c
 	p.init()
 	for name, request := range map[string]*pb.PipelineRequest{
 		"get": getRequest(1, "key"), "put": putRequest(2, "key", "value", pb.Durability_DURABILITY_ASYNC),

@@ -3,6 +3,8 @@ package server
 import (
 	"errors"
 	"sync/atomic"
+
+	"github.com/epochkv/epochkv/internal/config"
 )
 
 // receiving bounds the memory of messages that are being received, wait to be decoded, or are
@@ -89,4 +91,19 @@ func (s *receivingShare) release(conn *int64, bytes int64) {
 		*conn -= bytes
 		s.reserved.Add(-bytes)
 	}
+}
+
+// countStreams changes what a connection has reserved to what its open streams need, in steps. It
+// reports false if there is not that much.
+func (r *receiving) countStreams(conn *int64, open int64) bool {
+	n := max(0, open-config.StreamsOwn)
+	if n > *conn && r.streams.reserved.Add(streamStep) <= r.streams.limit {
+		*conn += streamStep
+	} else if n > *conn {
+		r.streams.reserved.Add(-streamStep)
+	}
+	if *conn-n >= 2*streamStep || n == 0 {
+		r.streams.release(conn, (*conn-n)/streamStep*streamStep)
+	}
+	return n <= *conn
 }

@@ -71,7 +71,7 @@ func (s *Server) refusesStream(ctx context.Context) error {
 // for is refused before. Streams do the same in serveStream.
 func (s *Server) register(desc grpc.ServiceDesc, service any) {
 	if desc.ServiceName == pb.Admin_ServiceDesc.ServiceName { // an operator must get through
-		s.transport.grpc.RegisterService(&desc, service)
+		s.endpoints.grpc.RegisterService(&desc, service)
 		return
 	}
 	desc.Methods = slices.Clone(desc.Methods)
@@ -84,5 +84,5 @@ func (s *Server) register(desc grpc.ServiceDesc, service any) {
 			return handler(srv, ctx, decode, interceptor)
 		}
 	}
-	s.transport.grpc.RegisterService(&desc, service)
+	s.endpoints.grpc.RegisterService(&desc, service)
 }

@@ -57,7 +57,8 @@ type Server struct {
 	clock   clock
 	files   *vfs.OS // nil if a test gave another file system
 
-	transport transport
+	endpoints endpoints
+	direct    directServer
 	drain     drain
 
 	conditions healthConditions
@@ -252,8 +253,8 @@ func (s *Server) Run(ctx context.Context) error {
 	failed := make(chan error, 2)
 	var serving sync.WaitGroup
 	serving.Go(func() { failed <- s.serveGRPC() })
-	if s.transport.http != nil {
-		serving.Go(func() { failed <- serveHTTP(s.transport.http, s.transport.metrics) })
+	if s.endpoints.http != nil {
+		serving.Go(func() { failed <- serveHTTP(s.endpoints.http, s.endpoints.metrics) })
 	}
 	serving.Go(func() { s.watchConditions(ctx) })
 	serving.Go(func() { s.connections.watchMessages(ctx, s.config.MessageTimeout, s.log) })

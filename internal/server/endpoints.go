@@ -16,10 +16,11 @@ import (
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/config"
 	"github.com/epochkv/epochkv/internal/telemetry"
+	"github.com/epochkv/epochkv/internal/transport"
 )
 
-// transport is what the server listens and serves with. It is constant after Open.
-type transport struct {
+// endpoints is what the server listens and serves with. It is constant after Open.
+type endpoints struct {
 	grpc     *grpc.Server
 	health   *grpchealth.Server
 	http     *http.Server // nil without --http
@@ -82,13 +83,17 @@ func (s *Server) newGRPC() {
 		grpc.WaitForHandlers(true),
 		grpc.UnknownServiceHandler(func(any, grpc.ServerStream) error { return statusOf(errUnimplemented).Err() }),
 	)
-	s.transport.grpc = grpc.NewServer(options...)
-	s.transport.health = grpchealth.NewServer()
+	if s.config.Transport == config.TransportDirect {
+		s.newDirect()
+		options = append(options, grpc.StreamInterceptor(bridged))
+	}
+	s.endpoints.grpc = grpc.NewServer(options...)
+	s.endpoints.health = grpchealth.NewServer()
 	s.register(pb.KV_ServiceDesc, &kvService{Server: s})
 	s.register(pb.Admin_ServiceDesc, &adminService{Server: s})
 	s.register(pb.Transactions_ServiceDesc, &txnService{Server: s})
-	healthpb.RegisterHealthServer(s.transport.grpc, s.transport.health)
-	reflection.Register(s.transport.grpc)
+	healthpb.RegisterHealthServer(s.endpoints.grpc, s.endpoints.health)
+	reflection.Register(s.endpoints.grpc)
 	s.setHealth(healthpb.HealthCheckResponse_SERVING)
 }
 
@@ -96,57 +101,63 @@ func (s *Server) setHealth(status healthpb.HealthCheckResponse_ServingStatus) {
 	for _, service := range []string{
 		"", pb.KV_ServiceDesc.ServiceName, pb.Admin_ServiceDesc.ServiceName, pb.Transactions_ServiceDesc.ServiceName,
 	} {
-		s.transport.health.SetServingStatus(service, status)
+		s.endpoints.health.SetServingStatus(service, status)
 	}
 }
 
 func (s *Server) listen() (err error) {
-	if s.transport.listener, err = net.Listen("tcp", s.config.Listen); err != nil {
+	if s.endpoints.listener, err = net.Listen("tcp", s.config.Listen); err != nil {
 		return fmt.Errorf("--listen: %w", err)
 	}
 	if s.config.HTTP == "" {
 		return nil
 	}
-	if s.transport.metrics, err = net.Listen("tcp", s.config.HTTP); err != nil {
-		return errors.Join(fmt.Errorf("--http: %w", err), s.transport.listener.Close())
+	if s.endpoints.metrics, err = net.Listen("tcp", s.config.HTTP); err != nil {
+		return errors.Join(fmt.Errorf("--http: %w", err), s.endpoints.listener.Close())
 	}
 	return nil
 }
 
 func (s *Server) closeListeners() error {
-	err := s.transport.listener.Close()
-	if s.transport.metrics != nil {
-		err = errors.Join(err, s.transport.metrics.Close())
+	err := s.endpoints.listener.Close()
+	if s.endpoints.metrics != nil {
+		err = errors.Join(err, s.endpoints.metrics.Close())
 	}
 	return err
 }
 
 // newHTTP makes what serves metrics and health, if anything shall.
 func (s *Server) newHTTP() {
-	if s.transport.metrics == nil {
+	if s.endpoints.metrics == nil {
 		return
 	}
 	registry := telemetry.NewRegistry(telemetry.Sources{
 		Requests: &s.requests, Server: s.stats, Engine: s.store.Stats, Failed: func() bool { return s.store.Err() != nil },
 		IO: s.ioStats, Conditions: s.observe,
 	})
-	s.transport.http = newHTTP(s, telemetry.Handler(registry), s.log)
+	s.endpoints.http = newHTTP(s, telemetry.Handler(registry), s.log)
 }
 
 // Address is where gRPC is served.
-func (s *Server) Address() string { return s.transport.listener.Addr().String() }
+func (s *Server) Address() string { return s.endpoints.listener.Addr().String() }
 
 // HTTPAddress is where metrics are served, or empty.
 func (s *Server) HTTPAddress() string {
-	if s.transport.metrics == nil {
+	if s.endpoints.metrics == nil {
 		return ""
 	}
-	return s.transport.metrics.Addr().String()
+	return s.endpoints.metrics.Addr().String()
 }
 
 func (s *Server) serveGRPC() error {
-	if err := s.transport.grpc.Serve(s.transport.listener); err != nil && !errors.Is(err, grpc.ErrServerStopped) { // stopped before it began: no failure
-		return fmt.Errorf("serve %s: %w", s.transport.listener.Addr(), err)
+	if t := s.direct.transport; t != nil {
+		if err := t.Serve(s.endpoints.listener); !errors.Is(err, transport.ErrClosed) {
+			return fmt.Errorf("serve %s: %w", s.endpoints.listener.Addr(), err)
+		}
+		return nil
+	}
+	if err := s.endpoints.grpc.Serve(s.endpoints.listener); err != nil && !errors.Is(err, grpc.ErrServerStopped) { // stopped before it began: no failure
+		return fmt.Errorf("serve %s: %w", s.endpoints.listener.Addr(), err)
 	}
 	return nil
 }

@@ -1,0 +1,223 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strings"
+	"sync"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/telemetry"
+	"github.com/epochkv/epochkv/internal/transport"
+)
+
+// The direct transport (package transport) executes unary requests in the goroutine that reads
+// their connection. The files direct*.go connect it with admission, executors and metrics; streams,
+// and all that is unusual, take the same way as with gRPC's own transport.
+
+// directMethods are the methods that the direct transport executes, by number less one.
+var directMethods = []telemetry.Method{
+	telemetry.MethodGet, telemetry.MethodPut, telemetry.MethodDelete, telemetry.MethodBatchGet, telemetry.MethodBatchWrite,
+	telemetry.MethodDeleteRange, telemetry.MethodInvoke, telemetry.MethodInvokeAll, telemetry.MethodExecute, telemetry.MethodPipeline,
+}
+
+// directPaths are their numbers by path.
+var directPaths = func() map[string]int {
+	paths := map[string]int{}
+	for i, m := range directMethods {
+		service := pb.KV_ServiceDesc.ServiceName
+		if m == telemetry.MethodExecute {
+			service = pb.Transactions_ServiceDesc.ServiceName
+		}
+		paths["/"+service+"/"+m.String()] = i + 1
+	}
+	return paths
+}()
+
+// directServer is the direct transport's part of a server. It is empty with gRPC's own transport.
+type directServer struct {
+	transport *transport.Server
+	lanes     sync.Pool // of *lane
+	pipelines directPipelines
+}
+
+// newDirect makes the direct transport, before the gRPC server that it hands streams to.
+func (s *Server) newDirect() {
+	s.direct.lanes.New = func() any { return &lane{server: s, getOut: new(pb.GetResponse)} }
+	s.direct.transport = transport.New(transport.Options{
+		Streams:          s.config.Limits.Streams,
+		StreamWindow:     streamWindowBytes,
+		ConnWindow:       connWindowBytes,
+		HeaderBytes:      headerBytesMax,
+		HandshakeTimeout: handshakeTimeout,
+		KeepaliveTime:    keepaliveParams.Time,
+		KeepaliveTimeout: keepaliveParams.Timeout,
+		PingInterval:     keepaliveClientMin,
+		ProgressTimeout:  s.config.MessageTimeout,
+		Log:              s.log,
+	}, (*directService)(s), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.endpoints.grpc.ServeHTTP(w, r) }))
+}
+
+// drain returns when no request of the direct transport is left, or those that are have been cut off
+// because ctx ended.
+func (d *directServer) drain(ctx context.Context) {
+	if d.transport != nil {
+		d.pipelines.drain()
+		_ = d.transport.Drain(ctx) // Close cuts off the rest
+		d.transport.Close()
+	}
+}
+
+// directService implements transport.Service.
+type directService Server
+
+// Connect implements transport.Service.
+func (s *directService) Connect(*transport.Conn) transport.Client {
+	conn := s.connections.admit()
+	if conn == nil {
+		return nil
+	}
+	c := &directClient{server: (*Server)(s), connection: conn}
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	return c
+}
+
+// directClient is a connection of the direct transport. It implements transport.Client.
+type directClient struct {
+	*connection
+	server *Server
+	ctx    context.Context // ends with the connection
+	cancel context.CancelFunc
+	acks   directAcks
+
+	mu           sync.Mutex // a leaf; guards what follows
+	large, small int64      // bytes reserved for messages that are being received
+	streams      int64      // streams reserved
+	streamsOpen  int64
+}
+
+// Fast implements transport.Client.
+func (c *directClient) Fast(path string) int { return directPaths[path] }
+
+// OpenStream implements transport.Client. An operator must get through.
+func (c *directClient) OpenStream(path string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.streamsOpen++
+	if c.countStreams() || strings.HasPrefix(path, "/"+pb.Admin_ServiceDesc.ServiceName+"/") {
+		return nil
+	}
+	c.streamsOpen--
+	c.server.admission.refused.Add(1)
+	return errTooManyStreams
+}
+
+// CloseStream implements transport.Client.
+func (c *directClient) CloseStream() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.streamsOpen--
+	c.countStreams()
+}
+
+// countStreams reserves what the open streams need, and reports whether there is that much.
+func (c *directClient) countStreams() bool {
+	return c.server.receiving.countStreams(&c.streams, c.streamsOpen)
+}
+
+// Receive implements transport.Client.
+func (c *directClient) Receive(bytes int) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if most := messageBytesMax(&c.server.config); bytes > most {
+		return &mvcc.LimitError{What: "batch bytes", Limit: most, Got: bytes}
+	}
+	sh, of := c.receivingShare(bytes)
+	if !sh.add(of, int64(bytes)) {
+		c.server.receiving.refused.Add(1)
+		return errOverloaded
+	}
+	return nil
+}
+
+// Received implements transport.Client.
+func (c *directClient) Received(bytes int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	sh, of := c.receivingShare(bytes)
+	sh.release(of, int64(bytes))
+}
+
+func (c *directClient) receivingShare(bytes int) (*receivingShare, *int64) {
+	if bytes >= receivedBytesMin {
+		return &c.server.receiving.large, &c.large
+	}
+	return &c.server.receiving.small, &c.small
+}
+
+// Status implements transport.Client.
+func (c *directClient) Status(err error) *status.Status {
+	later := errors.As(err, new(*transport.LaterError))
+	if errors.Is(err, transport.ErrIncomplete) {
+		err = errIncomplete
+	}
+	if later {
+		err = &laterMessageError{cause: err}
+	}
+	return statusOf(err)
+}
+
+// Cancelled implements transport.Client.
+func (c *directClient) Cancelled(r transport.Request) {
+	p := c.server.direct.pipelines.take(r)
+	if p == nil {
+		c.acks.cancel(c, r)
+		return
+	}
+	p.observe(codes.Canceled)
+	c.server.drain.receivers.Go(func() { c.acks.cancel(c, r) }) // a pipeline's mutex comes before the connection's
+}
+
+// Closed implements transport.Client.
+func (c *directClient) Closed() {
+	c.connection.close()
+	c.server.connections.open.Add(-1)
+	c.connection.end(&c.server.admission)
+	c.cancel()
+}
+
+// Lane implements transport.Client.
+func (c *directClient) Lane() transport.Lane {
+	l := c.server.direct.lanes.Get().(*lane)
+	l.client = c
+	return l
+}
+
+// bridged lets a handler that the direct transport has handed a stream to receive one message after
+// the other.
+func bridged(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	b := transport.BridgeOf(stream.Context())
+	defer b.Ending()
+	return handler(srv, &bridgedStream{ServerStream: stream, bridge: b})
+}
+
+type bridgedStream struct {
+	grpc.ServerStream
+	bridge transport.Bridge
+	begun  bool
+}
+
+// RecvMsg implements grpc.ServerStream.
+func (s *bridgedStream) RecvMsg(m any) error {
+	if s.begun {
+		s.bridge.Next()
+	}
+	s.begun = true
+	return s.ServerStream.RecvMsg(m)
+}

@@ -1,0 +1,323 @@
+package server
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/telemetry"
+	"github.com/epochkv/epochkv/internal/transport"
+)
+
+// lane is what one goroutine executes the requests of a direct connection with: an executor from
+// the first request of a burst to its end, and messages that are used again. It implements
+// transport.Lane.
+type lane struct {
+	server   *Server
+	client   *directClient
+	executor *executor    // nil until a request needs one
+	answer   directAnswer // of the request at hand
+
+	decoded int // bytes decoded since the messages were last reset as a whole
+	get     pb.GetRequest
+	put     pb.PutRequest
+	delete  pb.DeleteRequest
+	batch   pb.BatchWriteRequest
+	getOut  *pb.GetResponse
+	written pb.PutResponse // the answers of all plain writes have the same encoding
+}
+
+// directAnswer is the outcome of a request of the direct transport, and what it waits for.
+type directAnswer struct {
+	request  transport.Request
+	deadline time.Time
+	start    time.Duration
+	method   telemetry.Method
+	share    share
+	size     int // of the request, in its share
+	ackWait  ackWait
+	out      encoder // nil: a plain write of the epoch
+	epoch    uint64
+	err      error
+	charge   *memoryCharge
+
+	pipeline  *directPipeline // if it is the answer of one; then only request, ackWait and err have meaning
+	pipelined *answer
+}
+
+// handedOver is the size of the smallest request that another goroutine executes: it would delay
+// the other requests of its connection.
+const handedOver = 64 << 10
+
+// Execute implements transport.Lane.
+func (l *lane) Execute(r transport.Request, message []byte) {
+	s, a := l.server, &l.answer
+	*a = directAnswer{request: r, deadline: r.Deadline(), start: s.clock.now(), method: directMethods[r.Method()-1], size: len(message)}
+	kind := kindOf(a.method)
+	a.share = shareOf(kind.writes(), a.size)
+	if err := s.admitDirect(l.client, a, kind); err != nil {
+		l.client.fail(a, err)
+		return
+	}
+	if a.size >= handedOver || a.method == telemetry.MethodDeleteRange {
+		l.handOver(message)
+		return
+	}
+	l.run(l.decode(a.method, message))
+}
+
+// admitDirect checks everything that can be known before work begins, like Server.admit.
+func (s *Server) admitDirect(c *directClient, a *directAnswer, k kind) error {
+	switch {
+	case c.refused:
+		return errTooManyConns
+	case s.drain.active.Load():
+		return errShuttingDown
+	case !a.deadline.IsZero() && !time.Now().Before(a.deadline):
+		s.counters.expired.Add(1)
+		return errExpired
+	case !s.admission.enter(c.connection, a.share, a.size):
+		return errOverloaded
+	case k == kindWriteAndRead && s.admission.answersFull(c.connection):
+		s.admission.leave(c.connection, a.share, a.size)
+		return errOverloaded
+	}
+	return nil
+}
+
+// handOver executes a request in a goroutine of its own, with a lane of its own. Admission bounds
+// them.
+func (l *lane) handOver(message []byte) {
+	other := l.client.Lane().(*lane) //nolint:forcetypeassert // there is no other kind
+	other.answer = l.answer
+	execute, err := other.decode(l.answer.method, message)
+	l.server.drain.receivers.Go(func() {
+		request := other.answer.request
+		other.run(execute, err)
+		request.Flush()
+		other.Rest()
+	})
+}
+
+// run executes a decoded request and answers it, or lets its answer wait.
+func (l *lane) run(execute executeFunc, err error) {
+	s, c, a := l.server, l.client, &l.answer
+	if err == nil {
+		err = l.open()
+	}
+	if err == nil {
+		ctx := a.request.Context()
+		l.executor.ctx = ctx
+		a.ackWait, err = l.executor.outcome(execute(ctx, l, a))
+		l.executor.releaseCharge()
+	}
+	if err == nil && a.out != nil {
+		a.charge, err = s.admission.charge(c.connection, a.out.SizeVT(), kindOf(a.method).writes())
+	}
+	if a.err = err; err != nil {
+		a.out = nil
+	}
+	switch {
+	case a.ackWait.ready(s.store):
+	case s.isSync(a.ackWait.durability):
+		if a.out == encoder(l.getOut) {
+			l.getOut = new(pb.GetResponse) // the answer keeps the other
+		}
+		c.await(a)
+		return
+	default: // visibility is a matter of microseconds
+		a.err = cmp.Or(a.ackWait.wait(a.request.Context(), s.store), a.err)
+	}
+	c.answerWith(a, &l.written)
+}
+
+// open takes an executor for the burst.
+func (l *lane) open() (err error) {
+	if l.executor == nil {
+		l.executor, err = l.server.takeExecutor()
+	}
+	return err
+}
+
+// executeFunc executes a decoded request.
+type executeFunc func(ctx context.Context, l *lane, a *directAnswer) (ackWait, error)
+
+// Rest implements transport.Lane.
+func (l *lane) Rest() {
+	if l.executor != nil {
+		l.executor.release()
+		l.executor = nil
+	}
+	if cap(l.getOut.Value) > pooledBytesMax {
+		l.getOut.Value = nil
+	}
+	l.client, l.answer = nil, directAnswer{}
+	l.server.direct.lanes.Put(l)
+}
+
+// answer answers a request that has waited.
+func (c *directClient) answer(a *directAnswer) {
+	if a.pipeline != nil {
+		a.pipelined.err = a.err
+		a.pipeline.deliver(a.pipelined, false)
+		return
+	}
+	var written pb.PutResponse
+	c.answerWith(a, &written)
+}
+
+// answerWith answers a request, and ends its admission.
+func (c *directClient) answerWith(a *directAnswer, written *pb.PutResponse) {
+	s := c.server
+	code := codes.OK
+	if a.err != nil {
+		a.charge.release()
+		code = c.send(a, statusOf(a.err))
+	} else {
+		out := a.out
+		if out == nil {
+			written.Epoch = a.epoch
+			out = written
+		}
+		var release func()
+		if a.charge != nil {
+			release = a.charge.release
+		}
+		if !a.request.Answer(out, release) {
+			code = codes.Canceled
+		}
+	}
+	s.admission.leave(c.connection, a.share, a.size)
+	c.shard.Observe(a.method, code, s.clock.now()-a.start)
+}
+
+// drop ends a request that the client has cancelled.
+func (c *directClient) drop(a *directAnswer) {
+	if a.pipeline != nil {
+		a.pipeline.deliver(a.pipelined, true)
+		return
+	}
+	a.charge.release()
+	c.server.admission.leave(c.connection, a.share, a.size)
+	c.shard.Observe(a.method, codes.Canceled, c.server.clock.now()-a.start)
+}
+
+// fail answers a request that was not admitted.
+func (c *directClient) fail(a *directAnswer, err error) {
+	code := c.send(a, statusOf(err))
+	c.shard.Observe(a.method, code, c.server.clock.now()-a.start)
+}
+
+func (c *directClient) send(a *directAnswer, st *status.Status) codes.Code {
+	if !a.request.Fail(st) {
+		return codes.Canceled
+	}
+	return st.Code()
+}
+
+// errDecode is a message that cannot be decoded, as gRPC says it.
+var errDecode = errors.New("grpc: failed to unmarshal the received message")
+
+// decode decodes the message of a method, and returns what executes it.
+func (l *lane) decode(method telemetry.Method, message []byte) (executeFunc, error) {
+	if l.decoded += len(message); l.decoded > resetEvery {
+		l.decoded = 0
+		l.get, l.put, l.delete, l.batch = pb.GetRequest{}, pb.PutRequest{}, pb.DeleteRequest{}, pb.BatchWriteRequest{}
+	}
+	var err error
+	var execute executeFunc
+	switch method {
+	case telemetry.MethodGet:
+		l.get.Key, l.get.SnapshotEpoch = l.get.Key[:0], 0
+		err, execute = l.get.UnmarshalVT(message), executeGet
+	case telemetry.MethodPut:
+		if len(l.put.Preconditions) > 0 {
+			l.put.ResetVT()
+		}
+		l.put.Key, l.put.Value, l.put.Durability = l.put.Key[:0], l.put.Value[:0], 0
+		err, execute = l.put.UnmarshalVT(message), executePut
+	case telemetry.MethodDelete:
+		l.delete.ResetVT()
+		err, execute = l.delete.UnmarshalVT(message), executeDelete
+	case telemetry.MethodBatchWrite:
+		l.batch.ResetVT()
+		err, execute = l.batch.UnmarshalVT(message), executeBatchWrite
+	default:
+		execute, err = l.decodeRare(method, message)
+	}
+	if err != nil {
+		return nil, status.Errorf(codes.Internal, "%v: %v", errDecode, err)
+	}
+	return execute, nil
+}
+
+// decodeRare decodes into a message of its own.
+func (l *lane) decodeRare(method telemetry.Method, message []byte) (executeFunc, error) {
+	switch method {
+	case telemetry.MethodBatchGet:
+		in := new(pb.BatchGetRequest)
+		return func(ctx context.Context, l *lane, a *directAnswer) (ackWait, error) {
+			out := &pb.BatchGetResponse{Results: newResults(min(len(in.Keys), l.server.limits.BatchOps))}
+			a.out = out
+			return l.executor.batchGet(ctx, in, out, l.server)
+		}, in.UnmarshalVT(message)
+	case telemetry.MethodDeleteRange:
+		in := new(pb.DeleteRangeRequest)
+		return func(ctx context.Context, l *lane, a *directAnswer) (ackWait, error) {
+			out := new(pb.DeleteRangeResponse)
+			a.out = out
+			return l.executor.deleteRange(ctx, in, out)
+		}, in.UnmarshalVT(message)
+	case telemetry.MethodInvoke:
+		in := new(pb.InvokeRequest)
+		return func(ctx context.Context, l *lane, a *directAnswer) (ackWait, error) {
+			out := new(pb.InvokeResponse)
+			a.out = out
+			return l.executor.invoke(ctx, in, out)
+		}, in.UnmarshalVT(message)
+	case telemetry.MethodInvokeAll:
+		in := new(pb.InvokeAllRequest)
+		return func(ctx context.Context, l *lane, a *directAnswer) (ackWait, error) {
+			out := new(pb.InvokeAllResponse)
+			a.out = out
+			return l.executor.invokeAll(ctx, in, out)
+		}, in.UnmarshalVT(message)
+	}
+	in := new(pb.ExecuteRequest)
+	return func(ctx context.Context, l *lane, a *directAnswer) (ackWait, error) {
+		out := new(pb.ExecuteResponse)
+		a.out = out
+		return (&txnService{Server: l.server}).execute(ctx, l.executor, in, out)
+	}, in.UnmarshalVT(message)
+}
+
+func executeGet(_ context.Context, l *lane, a *directAnswer) (ackWait, error) {
+	if l.getOut.Value == nil {
+		l.getOut.Value = make([]byte, 0, 256)
+	}
+	a.out = l.getOut
+	return l.executor.get(&l.get, l.getOut, l.getOut.Value[:0])
+}
+
+func executePut(ctx context.Context, l *lane, a *directAnswer) (ackWait, error) {
+	w, err := l.executor.put(ctx, &l.put)
+	a.epoch = uint64(w.epoch)
+	return w, err
+}
+
+func executeDelete(ctx context.Context, l *lane, a *directAnswer) (ackWait, error) {
+	w, err := l.executor.delete(ctx, &l.delete)
+	a.epoch = uint64(w.epoch)
+	return w, err
+}
+
+func executeBatchWrite(ctx context.Context, l *lane, a *directAnswer) (ackWait, error) {
+	w, err := l.executor.batchWrite(ctx, &l.batch)
+	a.epoch = uint64(w.epoch)
+	return w, err
+}

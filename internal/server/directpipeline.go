@@ -1,0 +1,269 @@
+package server
+
+import (
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/epochkv/epochkv/internal/telemetry"
+	"github.com/epochkv/epochkv/internal/transport"
+)
+
+// directPipeline is a pipeline of the direct transport: the goroutine that reads the connection
+// executes its requests, and its answers wait in the connection's directAcks. It implements
+// transport.Messages. It has the invariants of pipeline.
+type directPipeline struct {
+	pipelineExecution
+	client  *directClient
+	request transport.Request
+	start   time.Duration
+	answers sender
+
+	mu        sync.Mutex // before the connection's; guards what follows
+	free      []*answer  // for answers that will wait
+	waiting   int        // answers that wait for durability
+	bytes     int        // of them
+	executing bool
+	held      bool // no request is executed before some answers have been sent
+	ended     bool // the client has closed its side
+	finished  bool
+}
+
+// Messages implements transport.Client.
+func (c *directClient) Messages(r transport.Request) (transport.Messages, error) {
+	if directMethods[r.Method()-1] != telemetry.MethodPipeline {
+		return nil, nil //nolint:nilnil // as the interface says
+	}
+	s := c.server
+	switch {
+	case c.refused:
+		return nil, errTooManyConns
+	case s.drain.active.Load():
+		return nil, errShuttingDown
+	}
+	p := &directPipeline{client: c, request: r, start: s.clock.now()}
+	p.server, p.conn, p.ctx = s, c.connection, r.Context()
+	p.in.init()
+	p.answers.init(nil)
+	s.counters.streams.Add(1)
+	s.direct.pipelines.add(p)
+	return p, nil
+}
+
+// directPipelines are the open pipelines of the direct transport.
+type directPipelines struct {
+	mu  sync.Mutex // a leaf
+	all map[transport.Request]*directPipeline
+}
+
+func (q *directPipelines) add(p *directPipeline) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.all == nil {
+		q.all = map[transport.Request]*directPipeline{}
+	}
+	q.all[p.request] = p
+}
+
+// take removes a pipeline; nil if the request is none.
+func (q *directPipelines) take(r transport.Request) *directPipeline {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	p := q.all[r]
+	delete(q.all, r)
+	return p
+}
+
+// drain ends all pipelines that have no answer to send, and lets the others end when they have sent
+// them.
+func (q *directPipelines) drain() {
+	q.mu.Lock()
+	all := make([]*directPipeline, 0, len(q.all))
+	for _, p := range q.all {
+		all = append(all, p)
+	}
+	q.mu.Unlock()
+	for _, p := range all {
+		p.mu.Lock()
+		p.finishLocked()
+		p.mu.Unlock()
+	}
+}
+
+// Execute implements transport.Messages.
+func (p *directPipeline) Execute(tl transport.Lane, message []byte) bool {
+	l := tl.(*lane) //nolint:forcetypeassert // there is no other kind
+	if !p.begin() {
+		return false
+	}
+	more := p.serve(l, message)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.executing = false
+	p.held = !more || p.waiting >= ackQueueMax || p.bytes >= ackQueueBytesMax
+	p.finishLocked()
+	return !p.held && !p.finished
+}
+
+// begin reports whether a request may be executed.
+func (p *directPipeline) begin() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.finished {
+		return false
+	}
+	if p.server.drain.active.Load() {
+		p.held = true
+		p.finishLocked()
+		return false
+	}
+	p.executing = true
+	return true
+}
+
+// serve executes a request, and answers it or lets its answer wait. It reports false if the
+// pipeline has come to its end.
+func (p *directPipeline) serve(l *lane, message []byte) bool {
+	a := answer{start: p.server.clock.now()}
+	if err := p.in.UnmarshalVT(message); err != nil {
+		p.fail(status.Newf(codes.Internal, "%v: %v", errDecode, err))
+		return false
+	}
+	a.id = p.in.msg.Id
+	if err := l.open(); err != nil {
+		a.status, a.method = statusOf(err), methodOfPipelined(&p.in.msg)
+		p.send(&a)
+		return true
+	}
+	p.executor = l.executor
+	p.executor.ctx = p.ctx
+	w := p.executeOne(&a)
+	switch {
+	case w.ready(p.server.store):
+	case p.server.isSync(w.durability):
+		a.ackWait = w
+		p.keepValue(&a)
+		p.await(&a)
+		return true
+	default: // visibility is a matter of microseconds, and the next write would wait for it anyway
+		if err := w.wait(p.ctx, p.server.store); err != nil {
+			a.err = err
+		}
+	}
+	p.send(&a)
+	return true
+}
+
+// await lets an answer wait in the connection's queue.
+func (p *directPipeline) await(a *answer) {
+	p.mu.Lock()
+	kept := new(answer)
+	if n := len(p.free); n > 0 {
+		kept, p.free = p.free[n-1], p.free[:n-1]
+	}
+	*kept = *a
+	p.waiting++
+	p.bytes += a.bytes()
+	p.mu.Unlock()
+	p.client.await(&directAnswer{request: p.request, ackWait: a.ackWait, pipeline: p, pipelined: kept})
+}
+
+// deliver sends an answer that has waited, or drops it after the pipeline has been cancelled.
+func (p *directPipeline) deliver(a *answer, cancelled bool) {
+	size := a.bytes()
+	if cancelled {
+		a.charge.release()
+	} else {
+		p.send(a)
+	}
+	p.mu.Lock()
+	*a = answer{}
+	if len(p.free) < ackQueueMax {
+		p.free = append(p.free, a)
+	}
+	p.waiting--
+	p.bytes -= size
+	resume := p.held && !p.finished && !p.server.drain.active.Load() && p.waiting <= ackQueueMax/2 && p.bytes <= ackQueueBytesMax/2
+	if resume {
+		p.held = false
+	}
+	p.finishLocked()
+	p.mu.Unlock()
+	if resume {
+		p.request.Resume()
+	}
+}
+
+// send sends an answer.
+func (p *directPipeline) send(a *answer) {
+	if a.err != nil {
+		a.status = statusOf(a.err)
+	}
+	code := codes.OK
+	if a.status != nil {
+		code = a.status.Code()
+		a.charge.release()
+		a.charge = nil
+	}
+	var release func()
+	if a.charge != nil {
+		release = a.charge.release
+	}
+	p.answers.mu.Lock()
+	p.answers.fill(a)
+	if !p.request.Send(&p.answers.msg, release) {
+		code = codes.Canceled
+	}
+	p.answers.get.Get.Value = nil
+	p.answers.mu.Unlock()
+	if a.batchGet != nil {
+		a.batchGet.ReturnToVTPool()
+		a.batchGet = nil
+	}
+	p.conn.shard.Observe(a.method, code, p.server.clock.now()-a.start)
+}
+
+// End implements transport.Messages.
+func (p *directPipeline) End() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ended = true
+	p.finishLocked()
+}
+
+// fail ends the pipeline at once.
+func (p *directPipeline) fail(st *status.Status) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.endLocked(st)
+}
+
+// finishLocked ends the pipeline if the client has closed its side, or the server drains, and every
+// request that was executed has been answered.
+func (p *directPipeline) finishLocked() {
+	draining := p.server.drain.active.Load()
+	if p.finished || p.executing || p.waiting > 0 || !p.ended && !draining {
+		return
+	}
+	st := status.New(codes.OK, "")
+	if !p.ended {
+		st = statusOf(errShuttingDown)
+	}
+	p.endLocked(st)
+}
+
+// endLocked ends the pipeline with a status. It does nothing if the pipeline was cancelled.
+func (p *directPipeline) endLocked(st *status.Status) {
+	p.finished = true
+	if p.server.direct.pipelines.take(p.request) != nil {
+		p.request.EndStream(st)
+		p.observe(st.Code())
+	}
+}
+
+func (p *directPipeline) observe(code codes.Code) {
+	p.server.counters.streams.Add(-1)
+	p.conn.shard.Observe(telemetry.MethodPipeline, code, p.server.clock.now()-p.start)
+}

@@ -1,0 +1,154 @@
+package server
+
+import (
+	"context"
+
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/telemetry"
+)
+
+// pipelineExecution executes the requests of one pipeline, in order.
+type pipelineExecution struct {
+	server   *Server
+	conn     *connection
+	ctx      context.Context // the stream's
+	executor *executor
+
+	in      pipelineRequest // the request at hand
+	value   []byte          // the value that a get answers with
+	written keys.Epoch      // the newest write, which reads must see
+}
+
+// executeOne executes the request at hand: a gets its answer, which may be sent when the wait ends.
+func (p *pipelineExecution) executeOne(a *answer) (w ackWait) {
+	err := errOverloaded
+	method := methodOfPipelined(&p.in.msg)
+	kind := kindOf(method)
+	size, sh, admission := p.in.size, shareOf(kind.writes(), p.in.size), &p.server.admission
+	a.method = method
+	if admission.enter(p.conn, sh, size) {
+		if kind != kindWriteAndRead || !admission.answersFull(p.conn) {
+			w, err = p.executor.outcome(p.execute(a))
+		}
+		admission.leave(p.conn, sh, size)
+	}
+	p.executor.releaseCharge() // first, lest a large value counts twice
+	if err == nil && kind.answers() {
+		a.charge, err = admission.charge(p.conn, a.bytes(), kind.writes())
+	}
+	if w.write {
+		p.written = w.epoch
+	}
+	if err != nil {
+		a.status = statusOf(err) // now: what the error names may lie in the request
+		a.value = nil
+	}
+	p.resetLarge() // the client decides how long sending takes
+	return w
+}
+
+// keepValue leaves the buffer of a value to an answer that waits.
+func (p *pipelineExecution) keepValue(a *answer) {
+	if a.value != nil {
+		p.value = nil
+	}
+}
+
+// execute runs the request, which sees those before it. What the answer holds is either in a, or in
+// a message of its own.
+func (p *pipelineExecution) execute(a *answer) (ackWait, error) {
+	if err := p.awaitOwnWrites(); err != nil {
+		return ackWait{}, err
+	}
+	switch r := p.in.msg.Request.(type) {
+	case *pb.PipelineRequest_Get:
+		var out pb.GetResponse
+		w, err := p.executor.get(r.Get, &out, p.valueBuffer())
+		p.value = out.Value
+		a.found, a.value, a.epoch, a.readEpoch = out.Found, out.Value, out.Epoch, out.ReadEpoch
+		return w, err
+	case *pb.PipelineRequest_Put:
+		w, err := p.executor.put(p.ctx, r.Put)
+		a.epoch = uint64(w.epoch)
+		return w, err
+	case *pb.PipelineRequest_Delete:
+		w, err := p.executor.delete(p.ctx, r.Delete)
+		a.epoch = uint64(w.epoch)
+		return w, err
+	case *pb.PipelineRequest_BatchWrite:
+		w, err := p.executor.batchWrite(p.ctx, r.BatchWrite)
+		a.epoch = uint64(w.epoch)
+		return w, err
+	case *pb.PipelineRequest_BatchGet:
+		out := pb.BatchGetResponseFromVTPool()
+		w, err := p.executor.batchGet(p.ctx, r.BatchGet, out, p.server)
+		a.batchGet = out
+		return w, err
+	case *pb.PipelineRequest_DeleteRange:
+		out := new(pb.DeleteRangeResponse)
+		w, err := p.executor.deleteRange(p.ctx, r.DeleteRange, out)
+		a.deleteRange = out
+		return w, err
+	case *pb.PipelineRequest_Invoke:
+		a.invoke = new(pb.InvokeResponse)
+		return p.executor.invoke(p.ctx, r.Invoke, a.invoke)
+	case *pb.PipelineRequest_InvokeAll:
+		a.invokeAll = new(pb.InvokeAllResponse)
+		return p.executor.invokeAll(p.ctx, r.InvokeAll, a.invokeAll)
+	}
+	return ackWait{}, invalid("request", "is missing, or of a kind that this server does not know")
+}
+
+// methodOfPipelined is the method that a request is counted as.
+func methodOfPipelined(m *pb.PipelineRequest) telemetry.Method {
+	switch m.Request.(type) {
+	case *pb.PipelineRequest_Get:
+		return telemetry.MethodGet
+	case *pb.PipelineRequest_Put:
+		return telemetry.MethodPut
+	case *pb.PipelineRequest_Delete:
+		return telemetry.MethodDelete
+	case *pb.PipelineRequest_BatchGet:
+		return telemetry.MethodBatchGet
+	case *pb.PipelineRequest_BatchWrite:
+		return telemetry.MethodBatchWrite
+	case *pb.PipelineRequest_DeleteRange:
+		return telemetry.MethodDeleteRange
+	case *pb.PipelineRequest_Invoke:
+		return telemetry.MethodInvoke
+	case *pb.PipelineRequest_InvokeAll:
+		return telemetry.MethodInvokeAll
+	}
+	return telemetry.MethodPipeline
+}
+
+// awaitOwnWrites lets a request see the writes that its own stream sent before it. A commit that
+// returned is visible but for those before it that are being installed at this moment, so this is
+// one comparison, and rarely a microsecond.
+func (p *pipelineExecution) awaitOwnWrites() error {
+	if p.written <= p.server.store.Visible() {
+		return nil
+	}
+	return p.server.store.Wait(p.ctx, p.written, mvcc.DurabilityAsync)
+}
+
+// resetLarge drops the buffers of a rare huge request or value: the stream may stay silent after
+// it.
+func (p *pipelineExecution) resetLarge() {
+	if cap(p.value) > pooledBytesMax {
+		p.value = nil
+	}
+	if p.in.size > pooledBytesMax {
+		p.in.reset()
+	}
+}
+
+// valueBuffer is the buffer for the next value.
+func (p *pipelineExecution) valueBuffer() []byte {
+	if p.value == nil {
+		p.value = make([]byte, 0, 256)
+	}
+	return p.value[:0]
+}

@@ -1,0 +1,321 @@
+package transport
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"math"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/net/http2"
+)
+
+// Conn is a connection.
+type Conn struct {
+	server *Server
+	raw    net.Conn
+	client Client
+
+	reader // of the holder of the reader role
+
+	// role is even while the holder of the reader role reads, and odd while it executes a request. It
+	// grows with each request. See watchdog.
+	role    atomic.Uint64
+	watched atomic.Bool   // the watchdog has the connection in its list
+	reads   atomic.Uint64 // frames read
+
+	mu sync.Mutex // after the server's; before a Client's own locks; guards what follows
+	streamTable
+	windows
+	phase
+	out      output
+	encoder  answerEncoder
+	senders  []*stream // that may send, in turn
+	liveness liveness
+
+	handlers sync.WaitGroup // bridged handlers
+}
+
+// reader is the state of reading a connection.
+type reader struct {
+	in         input
+	headers    headers
+	control    int  // control frames since the last request
+	emptyData  int  // empty data frames since the last other frame
+	handshaken bool // the client's first settings have come
+}
+
+// streamTable is the streams of a connection.
+type streamTable struct {
+	streams    map[uint32]*stream
+	free       *stream
+	lastStream uint32 // newest stream that the client has opened
+	open       int    // streams, and bridged handlers that have not returned
+}
+
+// windows are what a connection may receive and send.
+type windows struct {
+	connWindow   int // what the client may still send on the connection
+	untaken      int // bytes taken and not yet told
+	sendWindow   int // what the server may still send on the connection
+	streamWindow int // the first window of a stream that the server sends on
+	framePayload int // the largest that the client takes
+}
+
+// phase is where a connection is on its way to its end.
+type phase struct {
+	draining bool      // no new streams
+	drainAt  time.Time // since when
+	goneAway bool      // the last GOAWAY has been sent
+	closing  bool      // end when everything is sent
+	ended    bool
+	cause    error // of the end
+}
+
+const (
+	windowMax    = math.MaxInt32 // HTTP/2's
+	firstWindow  = 65535         // HTTP/2's default
+	controlMax   = 10_000        // control frames in a row without a request
+	emptyDataMax = 1_000
+)
+
+var (
+	errAllSent = errors.New("transport: everything is sent")
+	errPreface = errors.New("transport: the connection does not begin with the HTTP/2 preface")
+)
+
+func newConn(t *Server, raw net.Conn) *Conn {
+	c := &Conn{server: t, raw: raw}
+	c.streams = map[uint32]*stream{}
+	c.windows = windows{connWindow: t.options.ConnWindow, sendWindow: firstWindow, streamWindow: firstWindow, framePayload: framePayloadMax}
+	c.in.init(raw)
+	c.headers.init(t.options.HeaderBytes)
+	c.out.room.L = &c.mu
+	c.liveness.init(time.Now())
+	return c
+}
+
+// RemoteAddr is the client's address.
+func (c *Conn) RemoteAddr() net.Addr { return c.raw.RemoteAddr() }
+
+// start begins the connection, and serves it until it ends or the reader role is taken.
+func (c *Conn) start() {
+	o := &c.server.options
+	c.mu.Lock()
+	c.out.buf = appendSettings(c.out.buf,
+		http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: uint32(o.Streams)},
+		http2.Setting{ID: http2.SettingInitialWindowSize, Val: uint32(o.StreamWindow)},
+		http2.Setting{ID: http2.SettingMaxHeaderListSize, Val: uint32(o.HeaderBytes)})
+	if more := o.ConnWindow - firstWindow; more > 0 {
+		c.out.buf = appendWindow(c.out.buf, 0, more)
+	}
+	c.mu.Unlock()
+	c.flush()
+	for {
+		complete, ok := c.in.preface()
+		if !ok {
+			c.close(errPreface)
+			return
+		}
+		if complete {
+			break
+		}
+		if err := c.in.fill(); err != nil {
+			c.close(err)
+			return
+		}
+	}
+	c.serve()
+}
+
+// serve has the reader role until the connection ends or the role is taken.
+func (c *Conn) serve() {
+	lane := laneHolder{client: c.client}
+	defer lane.rest()
+	for {
+		f, complete, err := c.in.next()
+		if complete {
+			var work execution
+			if work, err = c.handle(f); err == nil && work.request.stream != nil && !c.execute(lane.take(), work) {
+				c.flush()
+				return // another goroutine has the role
+			}
+		}
+		if err == nil && !complete {
+			lane.rest()
+			if !c.rest() {
+				c.close(errAllSent)
+				return
+			}
+			err = c.in.fill()
+		}
+		if err != nil {
+			c.fail(err)
+			return
+		}
+	}
+}
+
+// rest sends the answers of a burst. It reports false if the connection has ended.
+func (c *Conn) rest() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.out.flushing {
+		c.flushLocked()
+	}
+	return c.waitRoomLocked()
+}
+
+// laneHolder has a lane from the first request of a burst to its end.
+type laneHolder struct {
+	client Client
+	lane   Lane
+}
+
+func (h *laneHolder) take() Lane {
+	if h.lane == nil {
+		h.lane = h.client.Lane()
+	}
+	return h.lane
+}
+
+func (h *laneHolder) rest() {
+	if h.lane != nil {
+		h.lane.Rest()
+		h.lane = nil
+	}
+}
+
+// execution is a complete request.
+type execution struct {
+	request  Request
+	message  []byte // not nil, unless there are messages to be found in the stream
+	reserved int    // what Receive has admitted for it
+	messages bool   // of a stream
+}
+
+// execute executes a request. It reports whether the goroutine still has the reader role.
+func (c *Conn) execute(l Lane, w execution) bool {
+	c.control = 0
+	if !c.watched.Load() {
+		c.server.watchdog.watch(c)
+	}
+	role := c.role.Load() + 1
+	c.role.Store(role)
+	if w.messages {
+		c.executeMessages(l, w.request.stream, w.message)
+	} else {
+		l.Execute(w.request, w.message)
+	}
+	if w.reserved > 0 {
+		c.client.Received(w.reserved)
+	}
+	return c.role.CompareAndSwap(role, role+1)
+}
+
+// fail ends the connection for an error of reading or of the client.
+func (c *Conn) fail(err error) {
+	var e connError
+	if errors.As(err, &e) {
+		c.mu.Lock()
+		c.out.buf = appendGoAway(c.out.buf, c.lastStream, e.code, e.text)
+		c.draining, c.goneAway = true, true
+		for c.out.flushing && !c.ended {
+			c.out.room.Wait()
+		}
+		c.flushLocked()
+		c.mu.Unlock()
+		c.linger()
+	}
+	c.close(err)
+}
+
+// linger reads what still comes, for a moment: closing a socket with unread bytes resets the
+// connection, and the client might lose what was sent last.
+func (c *Conn) linger() {
+	const moment, bytesMax = 500 * time.Millisecond, 1 << 20
+	if half, ok := c.raw.(interface{ CloseWrite() error }); ok && half.CloseWrite() == nil &&
+		c.raw.SetReadDeadline(time.Now().Add(moment)) == nil {
+		_, _ = io.CopyN(io.Discard, c.raw, bytesMax) // whatever ends it, the connection is closed next
+	}
+}
+
+// close ends the connection at once.
+func (c *Conn) close(err error) {
+	c.mu.Lock()
+	c.endLocked(err)
+	c.mu.Unlock()
+}
+
+func (c *Conn) endLocked(err error) {
+	if c.ended {
+		return
+	}
+	c.ended = true
+	if c.cause == nil {
+		c.cause = err
+	}
+	c.client.Closed()
+	for _, s := range c.streams {
+		c.cancelStreamLocked(s, context.Canceled)
+	}
+	c.out.buf, c.out.spare = nil, nil
+	c.out.room.Broadcast()
+	_ = c.raw.Close()
+	c.server.goroutines.Go(func() { // the server's mutex comes before the connection's
+		c.handlers.Wait()
+		c.server.remove(c)
+	})
+}
+
+// drain tells the client to open no more streams: first in advance, so that streams which are on
+// their way are still served, and then with the number of the last one.
+func (c *Conn) drain() {
+	c.mu.Lock()
+	if !c.draining {
+		c.draining, c.drainAt = true, time.Now()
+		c.out.buf = appendGoAway(c.out.buf, windowMax, http2.ErrCodeNo, "draining")
+		c.out.buf = appendPing(c.out.buf, drainPing)
+	}
+	c.mu.Unlock()
+	c.flush()
+}
+
+// goAwayLocked ends the time in which streams are still taken.
+func (c *Conn) goAwayLocked() {
+	if c.draining && !c.goneAway {
+		c.goneAway = true
+		c.out.buf = appendGoAway(c.out.buf, c.lastStream, http2.ErrCodeNo, "draining")
+		c.drainedLocked()
+	}
+}
+
+// drainedLocked ends a connection that drains and has no more streams.
+func (c *Conn) drainedLocked() {
+	if c.goneAway && c.open == 0 && len(c.streams) == 0 && !c.closing {
+		c.closing = true
+		if !c.out.flushing {
+			c.server.goroutines.Go(c.flush)
+		}
+	}
+}
+
+func (c *Conn) closeStreamLocked() {
+	c.open--
+	c.client.CloseStream()
+}
+
+// The payloads of the server's pings.
+const (
+	drainPing     = 1
+	keepalivePing = 2
+)
+
+func appendPing(b []byte, payload uint64) []byte {
+	b = appendFrameHeader(b, 8, http2.FramePing, 0, 0)
+	return binary.BigEndian.AppendUint64(b, payload)
+}

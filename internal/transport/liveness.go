@@ -1,0 +1,126 @@
+package transport
+
+import (
+	"context"
+	"time"
+
+	"golang.org/x/net/http2"
+)
+
+// liveness is what the checks know of a connection. The connection's mutex guards it.
+type liveness struct {
+	now        time.Time // of the last check
+	started    time.Time
+	handshaken bool
+
+	reads   uint64    // frames that had been read at the last sign of life
+	written uint64    // bytes that had been written then
+	signAt  time.Time // when that was
+	pinged  bool      // the client has been asked since
+
+	pingAt      time.Time // the client's last ping
+	pingWritten uint64    // bytes that had been written then
+	pingStrikes int       // pings that came too early
+}
+
+// progressBytes is how much of a message must arrive within the progress timeout, if it does not
+// end before.
+const progressBytes = 256 << 10
+
+// pingStrikesMax is how often a client may ping too early before it loses its connection.
+const pingStrikesMax = 2
+
+func (l *liveness) init(now time.Time) { l.now, l.started, l.signAt = now, now, now }
+
+// allowsPing counts a ping of the client. What the server has sent since the one before excuses it:
+// clients measure round trips while they receive.
+func (l *liveness) allowsPing(now time.Time, interval time.Duration, written uint64) bool {
+	if written == l.pingWritten && now.Sub(l.pingAt) < interval {
+		l.pingStrikes++
+	} else {
+		l.pingStrikes = 0
+	}
+	const ackBytes = 17 // which the answer to this ping adds
+	l.pingAt, l.pingWritten = now, written+ackBytes
+	return l.pingStrikes <= pingStrikesMax
+}
+
+// drainPingTimeout is how long a client that drains may take to answer the ping.
+const drainPingTimeout = time.Second
+
+// check ends what has not proceeded for too long.
+func (c *Conn) check(now time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	l, o := &c.liveness, &c.server.options
+	l.now = now
+	if c.ended {
+		return
+	}
+	if !l.handshaken && now.Sub(l.started) > o.HandshakeTimeout {
+		c.endLocked(errHandshake)
+		return
+	}
+	if reads := c.reads.Load(); reads != l.reads || c.out.written != l.written {
+		l.reads, l.written, l.signAt, l.pinged = reads, c.out.written, now, false
+	}
+	switch silence := now.Sub(l.signAt); {
+	case l.pinged && silence > o.KeepaliveTime+o.KeepaliveTimeout:
+		c.endLocked(errSilent)
+		return
+	case !l.pinged && silence > o.KeepaliveTime:
+		l.pinged = true
+		c.out.buf = appendPing(c.out.buf, keepalivePing)
+		l.written += 17
+	}
+	if c.draining && now.Sub(c.drainAt) > drainPingTimeout {
+		c.goAwayLocked()
+	}
+	for _, s := range c.streams {
+		c.checkStreamLocked(s, now)
+	}
+	if len(c.out.buf) > 0 && !c.out.flushing {
+		c.server.goroutines.Go(c.flush)
+	}
+}
+
+func (c *Conn) checkStreamLocked(s *stream, now time.Time) {
+	sends := len(s.pending) > 0
+	receives := s.incomplete() && s.recvWindow > 0 && c.connWindow > 0
+	switch {
+	case s.fast != 0 && (receives || s.messages != nil) && !s.deadline.IsZero() && !now.Before(s.deadline):
+		c.failLocked(s, c.client.Status(context.DeadlineExceeded))
+	case !sends && !receives || s.moved.IsZero():
+		s.moved, s.gained = now, 0
+	case now.Sub(s.moved) <= c.server.options.ProgressTimeout:
+	case sends:
+		c.resetLocked(s, http2.ErrCodeCancel)
+	default:
+		err := ErrIncomplete
+		if s.bridge != nil {
+			err = s.bridge.laterIncomplete(err)
+		} else if s.messages != nil && s.messages.count > 0 {
+			err = &LaterError{Cause: err}
+		}
+		c.failLocked(s, c.client.Status(err))
+	}
+}
+
+// incomplete reports whether the client must send more: the rest of a message or, until the server
+// has answered, the end of its request.
+func (s *stream) incomplete() bool {
+	if s.recvEnded {
+		return false
+	}
+	if s.messages != nil {
+		return len(s.message.body) > 0 && !s.messages.busy && !s.messages.held && !s.messages.full
+	}
+	return !s.answered || s.bridge != nil && s.bridge.withinMessage()
+}
+
+// progressLocked counts bytes that have arrived.
+func (s *stream) progressLocked(bytes int) {
+	if s.gained += bytes; s.gained >= progressBytes {
+		s.gained, s.moved = 0, time.Time{}
+	}
+}

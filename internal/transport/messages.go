@@ -1,0 +1,250 @@
+package transport
+
+import (
+	"encoding/binary"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// messages is the receiving side of a fast stream of messages. The reader executes a message as
+// soon as it is complete. While a message is executed that has cost the reader its role, and while
+// too much waits to be sent or answered, complete messages wait in the stream's body, and the
+// client's window with them. The connection's mutex guards it.
+type messages struct {
+	service Messages
+	busy    bool // a goroutine executes messages
+	within  bool // a message is being executed
+	resumed bool // Resume was called meanwhile
+	held    bool // the service has asked for a pause, until Resume
+	full    bool // too much waits to be sent
+	ended   bool // End has been called
+	count   int  // messages that were executed
+	widened int  // bytes at the begin of the body that the client's window no longer counts
+}
+
+// pendingRelease is called when so many bytes of a stream have been sent.
+type pendingRelease struct {
+	at      uint64
+	release func()
+}
+
+// pendingMax is how many bytes of a stream of messages wait for its windows before no more messages
+// are executed.
+const pendingMax = 64 << 10
+
+// messagesLocked takes the payload of a data frame. It returns what is to be executed.
+func (c *Conn) messagesLocked(s *stream, payload []byte) execution {
+	m := s.messages
+	if m.busy || m.held || m.full || len(s.message.body) > 0 || !isWhole(payload) {
+		s.message.body = append(s.message.body, payload...)
+		payload = nil
+	}
+	if m.busy || m.held || m.full {
+		return execution{}
+	}
+	m.busy, m.within = true, payload != nil
+	return execution{request: Request{stream: s, id: s.id}, message: payload, messages: true}
+}
+
+// isWhole reports whether b is one message.
+func isWhole(b []byte) bool {
+	return len(b) >= grpcPrefixBytes && b[0] == 0 && len(b) == grpcPrefixBytes+int(binary.BigEndian.Uint32(b[1:]))
+}
+
+// executeMessages executes a message, unless it is nil, and all that are complete after it.
+func (c *Conn) executeMessages(l Lane, s *stream, whole []byte) {
+	m, reserved := s.messages, 0
+	for {
+		if whole == nil {
+			c.mu.Lock()
+			if whole, reserved = c.nextMessageLocked(s); whole == nil {
+				m.busy = false
+				end := s.recvEnded && !m.ended && !m.held && !m.full && !s.gone
+				m.ended = m.ended || end
+				c.mu.Unlock()
+				if end {
+					m.service.End()
+				}
+				return
+			}
+			c.mu.Unlock()
+		}
+		more := m.service.Execute(l, whole[grpcPrefixBytes:])
+		if reserved > 0 {
+			c.client.Received(reserved)
+			reserved = 0
+		}
+		c.mu.Lock()
+		m.count++
+		m.held = !more && !m.resumed
+		m.within, m.resumed = false, false
+		m.full = len(s.pending) > pendingMax
+		c.consumedLocked(s, len(whole))
+		c.mu.Unlock()
+		whole = nil
+	}
+}
+
+// consumedLocked counts bytes that have been executed, and were not counted when they came.
+func (c *Conn) consumedLocked(s *stream, n int) {
+	counted := min(s.messages.widened, n)
+	s.messages.widened -= counted
+	c.takenLocked(n - counted)
+	c.widenLocked(s, n-counted)
+}
+
+// nextMessageLocked takes the next message, if it is complete and may be executed, and what is
+// reserved for it.
+func (c *Conn) nextMessageLocked(s *stream) (whole []byte, reserved int) {
+	m, body := s.messages, s.message.body
+	if m.held || m.full || s.gone {
+		return nil, 0
+	}
+	if len(body) >= grpcPrefixBytes {
+		n := grpcPrefixBytes + int(binary.BigEndian.Uint32(body[1:]))
+		switch {
+		case body[0] != 0:
+			c.failLocked(s, status.New(codes.Internal, "the message is compressed, and grpc-encoding does not say how"))
+			return nil, 0
+		case len(body) >= n:
+			reserved, s.message.reserved = s.message.reserved, 0
+			m.within = true
+			if s.message.body = body[n:]; len(s.message.body) == 0 {
+				s.message.body = nil
+			}
+			return body[:n:n], reserved
+		}
+		if !c.admitPartLocked(s, n-grpcPrefixBytes) {
+			return nil, 0
+		}
+	}
+	if s.recvEnded && len(body) > 0 {
+		c.failLocked(s, status.New(codes.Internal, "the stream ended within a message"))
+		return nil, 0
+	}
+	// The rest must come, whatever the window.
+	c.takenLocked(len(body) - m.widened)
+	c.widenLocked(s, len(body)-m.widened)
+	m.widened = len(body)
+	return nil, 0
+}
+
+// admitPartLocked admits a message of which a part has come.
+func (c *Conn) admitPartLocked(s *stream, length int) bool {
+	if s.message.reserved > 0 || length < receivedBytesMin {
+		return true
+	}
+	if err := c.client.Receive(length); err != nil {
+		if s.messages.count > 0 {
+			err = &LaterError{Cause: err}
+		}
+		c.failLocked(s, c.client.Status(err))
+		return false
+	}
+	s.message.reserved = length
+	return true
+}
+
+// Resume ends the pause that Messages.Execute has asked for.
+func (r Request) Resume() {
+	c := r.stream.conn
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := r.stream
+	if s.id != r.id || s.messages == nil {
+		return
+	}
+	if m := s.messages; m.within { // which is about to ask for the pause
+		m.resumed = true
+	} else {
+		m.held = false
+		c.resumeLocked(s)
+	}
+}
+
+// resumeLocked goes on executing messages that wait, in a goroutine of its own.
+func (c *Conn) resumeLocked(s *stream) {
+	m := s.messages
+	if m.busy || m.held || m.full || s.gone || len(s.message.body) == 0 && (!s.recvEnded || m.ended) {
+		return
+	}
+	m.busy = true
+	c.server.goroutines.Go(func() {
+		lane := laneHolder{client: c.client}
+		c.executeMessages(lane.take(), s, nil)
+		lane.rest()
+		c.flush()
+	})
+}
+
+// Send sends a message on a stream of messages. Release is as for Answer. It reports false if no
+// client waits for it.
+func (r Request) Send(msg Message, release func()) bool {
+	c, s, size := r.stream.conn, r.stream, msg.SizeVT()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !r.streamsLocked() {
+		if release != nil {
+			release()
+		}
+		return false
+	}
+	b := c.out.buf
+	if !s.answered {
+		b = c.answerHeadersLocked(b, s)
+	}
+	n := grpcPrefixBytes + size
+	if direct := len(s.pending) == 0 && n <= min(s.sendWindow, c.sendWindow, smallAnswerMax); direct {
+		b = appendFrameHeader(b, n, 0, 0, s.id)
+		b = appendMessage(b, msg, size)
+		s.sendWindow -= n
+		c.sendWindow -= n
+		c.out.buf = b
+		if release != nil {
+			release()
+		}
+		return true
+	}
+	c.out.buf = b
+	s.pending = appendMessage(s.pending, msg, size)
+	if release != nil {
+		s.releases = append(s.releases, pendingRelease{at: s.sent + uint64(len(s.pending)), release: release})
+	}
+	c.queueLocked(s)
+	return true
+}
+
+// appendMessage appends a message with its prefix. Encoding messages of the generated code does not
+// fail.
+func appendMessage(b []byte, m Message, size int) []byte {
+	from := len(b)
+	b = grow(b, grpcPrefixBytes+size)
+	putPrefix(b[from:], size)
+	_, _ = m.MarshalToSizedBufferVT(b[from+grpcPrefixBytes:])
+	return b
+}
+
+// EndStream ends a stream of messages with a status, after what was sent.
+func (r Request) EndStream(st *status.Status) {
+	c, s := r.stream.conn, r.stream
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !r.streamsLocked() {
+		return
+	}
+	if !s.answered {
+		c.out.buf = c.answerHeadersLocked(c.out.buf, s)
+	}
+	if st.Code() != codes.OK {
+		s.trailers = appendStatus(nil, st)
+	}
+	s.last = true
+	c.queueLocked(s)
+}
+
+// streamsLocked reports whether messages can be sent.
+func (r Request) streamsLocked() bool {
+	s := r.stream
+	return s.id == r.id && !s.gone && !s.last && !s.conn.ended
+}

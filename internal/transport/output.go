@@ -1,0 +1,103 @@
+package transport
+
+import (
+	"encoding/binary"
+	"sync"
+
+	"golang.org/x/net/http2"
+)
+
+// outMax is how many bytes may wait for the socket before senders wait. Frames of answers that
+// windows allow are added up to it; control frames and small answers may come on top.
+const outMax = 64 << 10
+
+// output is what will be written to the socket next. The connection's mutex guards it.
+type output struct {
+	buf      []byte
+	spare    []byte    // for buf while buf is written
+	flushing bool      // a goroutine writes, and comes back for what is added meanwhile
+	written  uint64    // bytes, of all times
+	room     sync.Cond // broadcast when buf has been taken to be written, or the connection has ended
+}
+
+func appendFrameHeader(b []byte, length int, kind http2.FrameType, flags http2.Flags, stream uint32) []byte {
+	return append(b, byte(length>>16), byte(length>>8), byte(length), byte(kind), byte(flags),
+		byte(stream>>24), byte(stream>>16), byte(stream>>8), byte(stream))
+}
+
+func appendReset(b []byte, stream uint32, code http2.ErrCode) []byte {
+	b = appendFrameHeader(b, 4, http2.FrameRSTStream, 0, stream)
+	return binary.BigEndian.AppendUint32(b, uint32(code))
+}
+
+func appendWindow(b []byte, stream uint32, increment int) []byte {
+	b = appendFrameHeader(b, 4, http2.FrameWindowUpdate, 0, stream)
+	return binary.BigEndian.AppendUint32(b, uint32(increment))
+}
+
+func appendSettings(b []byte, settings ...http2.Setting) []byte {
+	b = appendFrameHeader(b, 6*len(settings), http2.FrameSettings, 0, 0)
+	for _, s := range settings {
+		b = binary.BigEndian.AppendUint16(b, uint16(s.ID))
+		b = binary.BigEndian.AppendUint32(b, s.Val)
+	}
+	return b
+}
+
+func appendGoAway(b []byte, last uint32, code http2.ErrCode, text string) []byte {
+	b = appendFrameHeader(b, 8+len(text), http2.FrameGoAway, 0, 0)
+	b = binary.BigEndian.AppendUint32(b, last)
+	b = binary.BigEndian.AppendUint32(b, uint32(code))
+	return append(b, text...)
+}
+
+// flush writes what is to be sent, and what is added meanwhile. If another goroutine does so
+// already, it returns at once.
+func (c *Conn) flush() {
+	c.mu.Lock()
+	if !c.out.flushing {
+		c.flushLocked()
+	}
+	c.mu.Unlock()
+}
+
+func (c *Conn) flushLocked() {
+	c.out.flushing = true
+	for {
+		c.pumpLocked()
+		if len(c.out.buf) == 0 || c.ended {
+			break
+		}
+		buf := c.out.buf
+		c.out.buf, c.out.spare = c.out.spare[:0], nil
+		c.out.room.Broadcast()
+		c.mu.Unlock()
+		n, err := c.raw.Write(buf)
+		c.mu.Lock()
+		c.out.written += uint64(n)
+		if cap(buf) <= 2*outMax {
+			c.out.spare = buf[:0]
+		}
+		if err != nil {
+			c.endLocked(err)
+		}
+	}
+	if c.closing && len(c.out.buf) == 0 {
+		c.endLocked(errAllSent)
+	}
+	c.out.flushing = false
+	c.out.room.Broadcast()
+}
+
+// waitRoomLocked waits while too much is to be written already. It reports false if the connection
+// has ended. The caller flushes afterwards.
+func (c *Conn) waitRoomLocked() bool {
+	for len(c.out.buf) >= outMax && !c.ended {
+		if !c.out.flushing {
+			c.flushLocked()
+			continue
+		}
+		c.out.room.Wait()
+	}
+	return !c.ended
+}

@@ -1,0 +1,83 @@
+package transport
+
+import "golang.org/x/net/http2"
+
+// queueLocked puts a stream into the queue of senders if it has something to send.
+func (c *Conn) queueLocked(s *stream) {
+	if !s.queued && !s.gone && s.sends() {
+		s.queued = true
+		c.senders = append(c.senders, s)
+	}
+}
+
+// sends reports whether the stream has something to send that its own window allows.
+func (s *stream) sends() bool {
+	return len(s.pending) > 0 && s.sendWindow > 0 || len(s.pending) == 0 && s.last
+}
+
+// pumpLocked moves what windows allow from the streams into the output, a frame of each in turn,
+// until the output is full.
+func (c *Conn) pumpLocked() {
+	for len(c.senders) > 0 && len(c.out.buf) < outMax {
+		before := len(c.out.buf)
+		kept := c.senders[:0]
+		for i, s := range c.senders {
+			if len(c.out.buf) >= outMax {
+				kept = append(kept, c.senders[i:]...)
+				break
+			}
+			c.sendFrameLocked(s)
+			if s.queued = !s.gone && s.sends(); s.queued {
+				kept = append(kept, s)
+			}
+		}
+		clear(c.senders[len(kept):])
+		if c.senders = kept; len(c.out.buf) == before {
+			return // the connection's window is used up
+		}
+	}
+}
+
+// sendFrameLocked sends the next frame of a stream.
+func (c *Conn) sendFrameLocked(s *stream) {
+	if s.gone {
+		return
+	}
+	if n := min(len(s.pending), s.sendWindow, c.sendWindow, c.framePayload); n > 0 {
+		c.out.buf = appendFrameHeader(c.out.buf, n, http2.FrameData, 0, s.id)
+		c.out.buf = append(c.out.buf, s.pending[:n]...)
+		s.pending = s.pending[n:]
+		s.sendWindow -= n
+		c.sendWindow -= n
+		s.sent += uint64(n)
+		s.moved = c.liveness.now
+		c.sentLocked(s)
+		if s.bridge != nil {
+			s.bridge.wakeLocked()
+		}
+	}
+	if len(s.pending) > 0 || !s.last {
+		return
+	}
+	switch {
+	case s.trailers == nil:
+		c.out.buf = c.appendEndLocked(c.out.buf, s)
+	case len(s.trailers) == 0:
+		c.out.buf = appendFrameHeader(c.out.buf, 0, http2.FrameData, http2.FlagDataEndStream, s.id)
+	default:
+		c.sendBlockLocked(s, append(c.encoder.begin(nil), s.trailers...), true)
+	}
+	c.removeLocked(s)
+}
+
+// sentLocked does what waits for bytes of a stream to be sent.
+func (c *Conn) sentLocked(s *stream) {
+	for len(s.releases) > 0 && s.releases[0].at <= s.sent {
+		s.releases[0].release()
+		s.releases = s.releases[1:]
+	}
+	if m := s.messages; m != nil && m.full && len(s.pending) == 0 {
+		m.full = false
+		c.resumeLocked(s)
+	}
+}

@@ -1,0 +1,264 @@
+package transport
+
+import (
+	"context"
+	"encoding/binary"
+	"time"
+
+	"golang.org/x/net/http2"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// stream is an open stream. It is the context of its request. The connection's mutex guards what
+// changes, but for the message, which the reader role guards.
+type stream struct {
+	conn     *Conn
+	id       uint32
+	fast     int       // number of the fast method; 0 if bridged
+	bridge   *bridge   // nil if fast
+	messages *messages // nil unless it is a fast stream of messages
+
+	deadline time.Time // zero: none
+	receiving
+	sending
+	cancellation
+	message   message
+	gone      bool    // the stream has ended, or was reset
+	uncounted bool    // OpenStream has refused it
+	next      *stream // in the connection's list of free streams
+}
+
+// receiving is a stream's side that the client sends on.
+type receiving struct {
+	recvWindow int       // what the client may still send
+	untaken    int       // bytes taken and not yet told
+	recvEnded  bool      // the client has ended its side
+	gained     int       // bytes received since moved
+	moved      time.Time // when the stream last made progress, as of the checks; zero: since the last one
+}
+
+// sending is a stream's side that the server sends on.
+type sending struct {
+	sendWindow int
+	answered   bool             // headers have been sent
+	pending    []byte           // of an answer that windows do not allow yet
+	trailers   []byte           // header block that ends the stream after pending; nil: status OK, empty: none
+	last       bool             // the stream ends after pending
+	queued     bool             // the stream is in the connection's queue of senders
+	release    func()           // of pending; may be nil
+	releases   []pendingRelease // of parts of pending, in order
+	sent       uint64           // bytes of pending that have been sent, of all times
+}
+
+// cancellation is the stream as a context.
+type cancellation struct {
+	done  chan struct{}
+	timer *time.Timer // of the deadline; nil while done is
+	err   error       // why the stream was cancelled; set before done is closed
+}
+
+// message is the message of a fast request, while it is received. Its bytes are kept only if they
+// come in several frames.
+type message struct {
+	body     []byte // prefix included
+	reserved int    // what Receive has admitted
+}
+
+// Deadline implements context.Context.
+func (s *stream) Deadline() (time.Time, bool) { return s.deadline, !s.deadline.IsZero() }
+
+// Done implements context.Context. Most requests never ask for it, so the channel and the timer are
+// made when they do.
+func (s *stream) Done() <-chan struct{} {
+	c := s.conn
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if s.done == nil {
+		s.done = make(chan struct{})
+		if s.err == nil && s.gone {
+			s.err = context.Canceled
+		}
+		if s.err != nil {
+			close(s.done)
+		} else if !s.deadline.IsZero() {
+			id := s.id
+			s.timer = time.AfterFunc(time.Until(s.deadline), func() {
+				c.mu.Lock()
+				defer c.mu.Unlock()
+				if s.id == id {
+					s.cancelLocked(context.DeadlineExceeded)
+				}
+			})
+		}
+	}
+	return s.done
+}
+
+// Err implements context.Context.
+func (s *stream) Err() error {
+	s.conn.mu.Lock()
+	defer s.conn.mu.Unlock()
+	if s.err == nil && !s.deadline.IsZero() && !time.Now().Before(s.deadline) {
+		s.cancelLocked(context.DeadlineExceeded)
+	}
+	return s.err
+}
+
+// Value implements context.Context.
+func (s *stream) Value(key any) any {
+	if key == (clientKey{}) {
+		return s.conn.client
+	}
+	return nil
+}
+
+type clientKey struct{}
+
+// ClientOf is the client of a request's connection, or nil.
+func ClientOf(ctx context.Context) Client {
+	c, _ := ctx.Value(clientKey{}).(Client)
+	return c
+}
+
+func (s *stream) cancelLocked(err error) {
+	if s.err == nil {
+		s.err = err
+		if s.done != nil {
+			close(s.done)
+		}
+	}
+}
+
+// Context ends when the client cancels the request, its deadline passes, or the connection ends. It
+// must not be used after the request was answered.
+func (r Request) Context() context.Context { return r.stream }
+
+// Method is the number of the request's method.
+func (r Request) Method() int { return r.stream.fast }
+
+// Deadline is when the client stops waiting, or zero.
+func (r Request) Deadline() time.Time { return r.stream.deadline }
+
+// newStreamLocked makes a stream, or takes a free one.
+func (c *Conn) newStreamLocked(id uint32) *stream {
+	s := c.free
+	if s == nil {
+		s = new(stream)
+	} else {
+		c.free = s.next
+	}
+	*s = stream{conn: c, id: id, message: message{body: s.message.body[:0]}, sending: sending{pending: s.pending[:0], sendWindow: c.streamWindow}}
+	s.recvWindow = c.server.options.StreamWindow
+	c.streams[id] = s
+	return s
+}
+
+// removeLocked ends a stream that was answered or reset.
+func (c *Conn) removeLocked(s *stream) {
+	if s.gone {
+		return
+	}
+	s.gone = true
+	delete(c.streams, s.id)
+	if s.bridge != nil {
+		s.bridge.cancel()
+		s.bridge.wakeLocked()
+	}
+	if s.timer != nil {
+		s.timer.Stop()
+	}
+	if s.release != nil {
+		s.release()
+		s.release = nil
+	}
+	for _, r := range s.releases {
+		r.release()
+	}
+	s.releases = nil
+	c.endMessage(&s.message)
+	if !s.recvEnded && !s.conn.ended { // the client may send more: it must not, and is not waited for
+		c.out.buf = appendReset(c.out.buf, s.id, http2.ErrCodeNo)
+	}
+	if s.bridge == nil && !s.uncounted { // a bridged stream is counted until its handler has returned
+		c.closeStreamLocked()
+	}
+	c.freeLocked(s)
+	c.drainedLocked()
+}
+
+// freeLocked keeps a stream that nothing refers to any more, except for requests that know its id.
+func (c *Conn) freeLocked(s *stream) {
+	const keptBytesMax = 4 << 10
+	if s.done != nil || s.bridge != nil || s.messages != nil || s.queued || !s.recvEnded || cap(s.message.body) > keptBytesMax || cap(s.pending) > keptBytesMax {
+		return
+	}
+	s.id, s.next = 0, c.free
+	c.free = s
+}
+
+// endMessage gives back what a message has reserved.
+func (c *Conn) endMessage(m *message) {
+	if m.reserved > 0 {
+		c.client.Received(m.reserved)
+		m.reserved = 0
+	}
+}
+
+// cancelStreamLocked ends a stream that the client has reset, or whose connection has ended.
+func (c *Conn) cancelStreamLocked(s *stream, err error) {
+	s.recvEnded = true
+	s.cancelLocked(err)
+	if s.fast != 0 && (!s.answered || s.messages != nil) {
+		c.client.Cancelled(Request{stream: s, id: s.id})
+	}
+	c.removeLocked(s)
+}
+
+// receive takes the payload of a data frame of a fast stream. It returns the message when the
+// request is complete.
+func (c *Conn) receive(s *stream, payload []byte, end bool) (complete []byte, st *status.Status) {
+	m := &s.message
+	if end && len(m.body) == 0 {
+		complete = payload // the usual case
+	} else {
+		m.body = append(m.body, payload...)
+		complete = m.body
+	}
+	if len(complete) >= grpcPrefixBytes {
+		length := int(binary.BigEndian.Uint32(complete[1:]))
+		if st := c.admitMessage(s, length); st != nil {
+			return nil, st
+		}
+		if len(complete) > grpcPrefixBytes+length {
+			return nil, status.New(codes.Internal, "the request has more than one message")
+		}
+		if end && len(complete) == grpcPrefixBytes+length {
+			if complete[0] != 0 {
+				return nil, status.New(codes.Internal, "the message is compressed, and grpc-encoding does not say how")
+			}
+			return complete[grpcPrefixBytes:], nil
+		}
+	}
+	if end {
+		return nil, status.New(codes.Internal, "the request ended before its message")
+	}
+	return nil, nil
+}
+
+// admitMessage admits a message whose prefix has arrived, once, and lets the client send all of it.
+func (c *Conn) admitMessage(s *stream, length int) *status.Status {
+	m := &s.message
+	if m.reserved > 0 || length < receivedBytesMin {
+		return nil
+	}
+	if err := c.client.Receive(length); err != nil {
+		return c.client.Status(err)
+	}
+	m.reserved = length
+	return nil
+}
+
+// receivedBytesMin is the smallest message that Receive is asked about. Smaller ones are bounded by
+// the number of streams.
+const receivedBytesMin = 4 << 10
