@@ -31,26 +31,33 @@ func (e *Engine) openBlobs() (*blob.Store, error) {
 		return store, err
 	}
 	e.repaired = append(e.repaired, fmt.Sprintf("the indirection table was rebuilt from blob pages and references: %v", err))
-	return blob.Repair(&e.pager.Reader, e.eachLivePage, e.eachRef)
+	return blob.Repair(&e.pager.Reader, e.eachLivePage, e.mayBeLive, e.eachRef)
 }
 
-// eachLivePage reads the intact pages of the state; all of the file if the allocation map is
-// damaged, too.
-func (e *Engine) eachLivePage(each func(id page.ID, buf []byte)) error {
+// mayBeLive reports whether a page is live; if the allocation map is damaged, all pages of the state may be.
+func (e *Engine) mayBeLive(id page.ID) bool {
+	return id < e.pager.PageCount() && (e.pager.MapDamage() != nil || e.pager.IsLive(id))
+}
+
+// eachLivePage reads the intact pages of the state, and reports whether these are all of its pages. It
+// reads the whole file if the allocation map is damaged, too.
+func (e *Engine) eachLivePage(each func(id page.ID, buf []byte)) (complete bool, err error) {
 	buf := vfs.AlignedBuffer(e.pager.PageSize())
-	mapped := e.pager.MapDamage() == nil
+	complete = e.pager.MapDamage() == nil
 	for id := range e.pager.PageCount() {
-		if mapped && !e.pager.IsLive(id) {
+		if !e.mayBeLive(id) {
 			continue
 		}
 		switch err := pagesource.Read(&e.pager.Reader, id, buf); {
 		case err == nil:
 			each(id, buf)
 		case !IsDamage(err):
-			return err
+			return false, err
+		default:
+			complete = false
 		}
 	}
-	return nil
+	return complete, nil
 }
 
 // eachRef calls each for every reference in the tree and in the repair tree, and reports whether

@@ -157,7 +157,9 @@ func (b *Batch) Drop(r page.Ref) error {
 	}
 	var h head
 	if pages, _ := split(int(ref.length), b.s.pageSize); pages > 0 {
-		h, err = b.headFragment(ref.id)
+		if h, err = b.headFragment(ref.id); err == nil && uint64(h.length) != ref.length {
+			err = b.s.pager.Corrupt(p.page(), fmt.Sprintf("blob %d has %d bytes, and its leaf refers to %d", ref.id, h.length, ref.length))
+		}
 	}
 	var second uint64
 	var at location

@@ -2,6 +2,8 @@ package blob
 
 import (
 	"encoding/binary"
+	"errors"
+	"fmt"
 
 	"github.com/epochkv/epochkv/internal/storage/bitset"
 	"github.com/epochkv/epochkv/internal/storage/page"
@@ -37,20 +39,30 @@ func Rebuild(p *pager.Reader, pages func(each func(id page.ID, buf []byte)) erro
 }
 
 // Repair opens the blobs of a state whose indirection table is damaged, so that the store can be used
-// again. pages calls its argument for the live pages of the state. refs calls its argument for each
-// reference of the trees, and reports whether it could read all of them. If it could not, Repair keeps
-// every blob that a live page holds. The next batch writes the whole table.
-func Repair(p *pager.Reader, pages func(each func(id page.ID, buf []byte)) error,
+// again. pages calls its argument for the live pages of the state, and reports whether it could read all
+// of them; live reports whether a page is one of them. refs calls its argument for each reference of the
+// trees, and reports whether it could read all of them. If it could not, Repair keeps every blob that a
+// live page holds. The next batch writes the whole table.
+//
+// If a live page is missing, the copy of a fragment that was found may be an older one: of the same blob
+// before it moved, or of another blob that had the id before. Its overflow pages and its second fragment
+// may belong to other blobs now. So each value is then read and compared with its reference, and a blob
+// that is not the one that its leaf refers to counts as lost: nothing is freed for it, ever.
+func Repair(p *pager.Reader, pages func(each func(id page.ID, buf []byte)) (complete bool, err error), live func(page.ID) bool,
 	refs func(each func(page.Ref) error) (complete bool, err error),
 ) (*Store, error) {
-	s, err := Rebuild(p, pages)
+	certain := false
+	s, err := Rebuild(p, func(each func(id page.ID, buf []byte)) (err error) {
+		certain, err = pages(each)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
 	s.state = p.Blobs()
 	s.rebuilt = true
 	s.storedTable = p.PartialArray(pager.ArrayIndirectionTable, s.state.Table, s.leaves(s.state.Slots))
-	used := &repair{s: s, src: s.Direct()}
+	used := &repair{s: s, src: s.Direct(), certain: certain, live: live}
 	complete, err := refs(used.ref)
 	if err != nil {
 		return nil, err
@@ -89,9 +101,12 @@ func Repair(p *pager.Reader, pages func(each func(id page.ID, buf []byte)) error
 type repair struct {
 	s             *Store
 	src           *Direct
+	certain       bool // the newest copy of each fragment was found
+	live          func(page.ID) bool
 	fragments     bitset.Set
 	bytes         uint64
 	overflowPages uint64
+	value         []byte // the last one that was read
 }
 
 func (r *repair) ref(to page.Ref) error {
@@ -103,16 +118,62 @@ func (r *repair) ref(to page.Ref) error {
 	r.bytes += ref.length
 	pages, _ := split(int(ref.length), r.s.pageSize)
 	r.overflowPages += uint64(pages)
-	at := r.s.table.locationOf(ref.id)
-	if !at.continued() {
-		return nil
+	second, err := r.secondOf(to, ref.id)
+	if err != nil {
+		if !r.certain && errors.Is(err, pager.ErrCorrupt) {
+			r.s.table.set(ref.id, 0) // lost
+			return nil
+		}
+		return err
 	}
-	fragment, err := r.s.readFragment(ref.id, at, r.src)
+	if second != 0 {
+		r.fragments.Add(int(second - 1))
+	}
+	return nil
+}
+
+// secondOf returns one more than the id of the second fragment of a blob, or zero if it has none.
+func (r *repair) secondOf(to page.Ref, id uint64) (uint64, error) {
+	at := r.s.table.locationOf(id)
+	if at.page() == 0 {
+		return 0, nil
+	}
+	if !r.certain {
+		if err := r.compare(to, id); err != nil {
+			return 0, err
+		}
+	}
+	if !at.continued() {
+		return 0, nil
+	}
+	fragment, err := r.s.readFragment(id, at, r.src)
+	if err != nil {
+		return 0, err
+	}
+	return binary.LittleEndian.Uint64(fragment.data) + 1, nil
+}
+
+// compare reads a value, and reports as damage if it is not the one that its leaf refers to, or if it
+// takes pages that are not live: these hold an older copy of the same blob.
+func (r *repair) compare(to page.Ref, id uint64) error {
+	var err error
+	if r.value, err = r.s.Append(r.value[:0], to, r.src); err != nil {
+		return err
+	}
+	fragment, kind, err := r.s.appendFragments(nil, id, r.s.table, r.src)
+	if err != nil || kind != fragmentHead {
+		return err
+	}
+	h, err := decodeHead(fragment, r.s.pageSize)
 	if err != nil {
 		return err
 	}
-	r.fragments.Add(int(binary.LittleEndian.Uint64(fragment.data)))
-	return nil
+	h.pages(func(at page.ID) {
+		if err == nil && !r.live(at) {
+			err = r.s.pager.Corrupt(at, fmt.Sprintf("page of an older copy of blob %d", id))
+		}
+	})
+	return err
 }
 
 // Reach calls each for every page that the blobs and their table take, as far as they can be read, and

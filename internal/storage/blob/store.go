@@ -151,7 +151,11 @@ func (s *Store) appendFragments(dst []byte, id uint64, locations locations, src 
 	}
 	kind, second := fragment.kind&^fragmentContinued, binary.LittleEndian.Uint64(fragment.data)
 	dst = append(dst, fragment.data[secondIDSize:]...)
-	fragment, err = s.readFragment(second, locations.locationOf(second), src)
+	rest := locations.locationOf(second)
+	if rest.page() == 0 {
+		return dst, kind, s.pager.Corrupt(at.page(), fmt.Sprintf("blob %d continues in fragment %d, which is lost", id, second))
+	}
+	fragment, err = s.readFragment(second, rest, src)
 	if err == nil && fragment.kind != fragmentSecond {
 		err = s.pager.Corrupt(at.page(), fmt.Sprintf("blob %d continues in fragment %d, which is of kind %d", id, second, fragment.kind))
 	}
@@ -160,6 +164,9 @@ func (s *Store) appendFragments(dst []byte, id uint64, locations locations, src 
 
 // readFragment reads the fragment with this id from its page.
 func (s *Store) readFragment(id uint64, at location, src PageSource) (slotFragment, error) {
+	if at.missing() {
+		return slotFragment{}, s.pager.Corrupt(0, fmt.Sprintf("blob %d was not found when the indirection table was rebuilt", id))
+	}
 	if at.page() == 0 {
 		return slotFragment{}, fmt.Errorf("%w: blob %d", ErrBadRef, id)
 	}
