@@ -50,6 +50,7 @@ type transactionStream struct {
 	timer    *time.Timer // for the transaction that is open
 	failed   error       // an earlier request of the transaction failed
 	over     bool        // ended was told
+	busy     bool        // a request was executed and is not answered yet
 }
 
 // Transact implements Transactions.
@@ -83,7 +84,7 @@ func (c *transactionStream) watch(received <-chan error) error {
 		case <-drain:
 			drain = nil // an open transaction may come to its end
 			c.mu.Lock()
-			if c.txn == nil {
+			if c.txn == nil && !c.busy { // else the receiver ends the stream after the answer
 				c.endLocked(errShuttingDown)
 			}
 			c.mu.Unlock()
@@ -214,6 +215,7 @@ func (c *transactionStream) serve(req *pb.TransactRequest) error {
 	if err := c.answer(out, held, err); err != nil {
 		return err
 	}
+	c.setIdle() // before the look at drain: of the watcher and the receiver, one ends the stream
 	if row != nil {
 		row.idleSince.Store(int64(c.server.clock.now()))
 		row.busy.Store(false)
@@ -223,6 +225,13 @@ func (c *transactionStream) serve(req *pb.TransactRequest) error {
 		return errShuttingDown
 	}
 	return nil
+}
+
+// setIdle says that the request at hand is answered.
+func (c *transactionStream) setIdle() {
+	c.mu.Lock()
+	c.busy = false
+	c.mu.Unlock()
 }
 
 // transactWrites and transactReads say how a request counts. The answer to a read is refused if it
@@ -272,6 +281,7 @@ func (c *transactionStream) execute(req *pb.TransactRequest, out *pb.TransactRes
 	if c.over {
 		return nil, w, errStreamOver
 	}
+	c.busy = true
 	if begin, ok := req.Request.(*pb.TransactRequest_Begin); ok {
 		err = c.begin(begin.Begin, out)
 	} else {
