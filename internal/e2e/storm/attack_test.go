@@ -3,8 +3,10 @@ package storm
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"flag"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -29,6 +31,7 @@ import (
 
 var (
 	attackFull = flag.Bool("storm.attacks", false, "run the attacks on memory with all their connections and streams")
+	attackTime = flag.Duration("storm.attacktime", 0, "how long unread pipelines send and connections are watched; 0: up to 3 s")
 	attackFree = flag.Bool("storm.measure", false, "only report what the attacks on memory reach")
 )
 
@@ -49,6 +52,8 @@ type attacker struct {
 	server  *process
 	refused atomic.Int64
 	done    atomic.Int64
+
+	mu      sync.Mutex     // guards closers
 	closers []func() error // of its connections
 }
 
@@ -63,6 +68,9 @@ func (a *attacker) times(short, full int) int {
 
 // look is how long the server is watched after the attack.
 func (a *attacker) look() time.Duration {
+	if *attackTime > 0 {
+		return *attackTime
+	}
 	return time.Duration(a.times(300, 1000)) * time.Millisecond
 }
 
@@ -71,6 +79,7 @@ func (a *attacker) look() time.Duration {
 // well-behaved client is served meanwhile and afterwards.
 //
 //	go test ./internal/e2e/storm -run MemoryUnderAttack -v -storm.attacks
+//	go test ./internal/e2e/storm -run 'MemoryUnderAttack/.*pipelines' -v -storm.attacks -storm.attacktime 90s
 func TestMemoryUnderAttackStaysInItsBound(t *testing.T) {
 	binary := mustBuild(t)
 	bound := boundOf(attackMemory)
@@ -88,6 +97,7 @@ func TestMemoryUnderAttackStaysInItsBound(t *testing.T) {
 		{"unread scans", func(a *attacker) { a.unread(64, 1, "KV/Scan", new(pb.ScanRequest)) }},
 		{"unread scans of large pages", func(a *attacker) { a.unread(64, 64, "KV/Scan", &pb.ScanRequest{PageBytes: 4 << 20}) }},
 		{"unread pipelines", func(a *attacker) { a.pipelines(a.times(20, 100), 4) }},
+		{"pipelines without a window", func(a *attacker) { a.closedWindows(a.times(4, 40), 25) }},
 	} {
 		t.Run(kind.name, func(t *testing.T) {
 			if !*attackFull {
@@ -95,7 +105,7 @@ func TestMemoryUnderAttackStaysInItsBound(t *testing.T) {
 			}
 			dir := mustDir(t)
 			p := start(t, binary, dir, "--memory", fmt.Sprint(attackMemory), "--max-connections", "1000")
-			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute+4**attackTime)
 			defer cancel()
 			kv := pb.NewKVClient(dial(t, p.address))
 			for i := range 4 {
@@ -206,13 +216,19 @@ func (encoded) Marshal(v any) (mem.BufferSlice, error) {
 
 func (encoded) Unmarshal(mem.BufferSlice, any) error { return nil }
 
+func (a *attacker) closeAtEnd(conn io.Closer) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.closers = append(a.closers, conn.Close)
+}
+
 func (a *attacker) dial(options ...grpc.DialOption) *grpc.ClientConn {
 	a.Helper()
 	conn, err := grpc.NewClient("passthrough:///"+a.server.address, append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
 	if err != nil {
 		a.Fatal(err)
 	}
-	a.closers = append(a.closers, conn.Close)
+	a.closeAtEnd(conn)
 	return conn
 }
 
@@ -287,6 +303,69 @@ func (a *attacker) pipelines(connections, streams int) {
 	all.Wait()
 }
 
+// closedWindows sends requests of all sizes over pipelines whose answers the client gives no window
+// for.
+func (a *attacker) closedWindows(connections, streams int) {
+	var messages [][]byte
+	for i, request := range []*pb.PipelineRequest{
+		{Request: &pb.PipelineRequest_Get{Get: &pb.GetRequest{Key: []byte("none")}}},
+		{Request: &pb.PipelineRequest_Get{Get: &pb.GetRequest{Key: largeKey(0)}}},
+		{Request: &pb.PipelineRequest_BatchGet{BatchGet: &pb.BatchGetRequest{Keys: largeKeys(4)}}},
+		{Request: &pb.PipelineRequest_Put{Put: &pb.PutRequest{Key: []byte("p"), Value: make([]byte, 30<<10), Durability: pb.Durability_DURABILITY_ASYNC}}},
+		{Request: &pb.PipelineRequest_Put{Put: &pb.PutRequest{Key: []byte("q"), Value: make([]byte, 100<<10), Durability: pb.Durability_DURABILITY_SYNC}}},
+	} {
+		request.Id = uint64(i)
+		m, err := request.MarshalVT()
+		if err != nil {
+			a.Fatal(err)
+		}
+		messages = append(messages, append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(m))), m...))
+	}
+	ctx, cancel := context.WithTimeout(a.ctx, 3*a.look())
+	defer cancel()
+	var all sync.WaitGroup
+	for range connections {
+		all.Go(func() {
+			for ctx.Err() == nil { // the server closes connections that leave answers unread
+				r := newRawClient(a, a.connect(), http2.Setting{ID: http2.SettingInitialWindowSize})
+				stop := context.AfterFunc(ctx, r.end)
+				r.pipelines(a, streams, messages)
+				stop()
+				a.refused.Add(int64(r.ended()))
+				_ = r.conn.Close() // a second time at the end
+			}
+		})
+	}
+	all.Wait()
+}
+
+// pipelines sends the messages over so many streams, again and again, until the connection ends.
+func (r *rawClient) pipelines(a *attacker, streams int, messages [][]byte) {
+	var all sync.WaitGroup
+	for i := range streams {
+		id := uint32(2*i + 1)
+		r.mu.Lock()
+		err := r.begin(id, "/epochkv.v1.KV/Pipeline")
+		r.mu.Unlock()
+		if err != nil {
+			return
+		}
+		all.Go(func() {
+			for n := i; ; n++ {
+				r.mu.Lock()
+				err := r.send(id, messages[n%len(messages)], 16<<10)
+				over := r.over || r.closed[id]
+				r.mu.Unlock()
+				if err != nil || over {
+					return
+				}
+				a.done.Add(1)
+			}
+		})
+	}
+	all.Wait()
+}
+
 func (a *attacker) idle(connections int) {
 	for range connections {
 		a.connect()
@@ -300,7 +379,7 @@ func (a *attacker) connect() net.Conn {
 	if err != nil {
 		a.Fatal(err)
 	}
-	a.closers = append(a.closers, conn.Close)
+	a.closeAtEnd(conn)
 	return conn
 }
 
@@ -337,15 +416,16 @@ type rawClient struct {
 	over    bool
 }
 
-func newRawClient(a *attacker, conn net.Conn) *rawClient {
+func newRawClient(a *attacker, conn net.Conn, settings ...http2.Setting) *rawClient {
 	a.Helper()
 	r := &rawClient{conn: conn, framer: http2.NewFramer(conn, conn), window: map[uint32]int64{0: 65535}, initial: 65535, closed: map[uint32]bool{}}
 	r.changed = sync.NewCond(&r.mu)
-	if _, err := conn.Write([]byte(http2.ClientPreface)); err != nil {
-		a.Fatal(err)
+	_, err := conn.Write([]byte(http2.ClientPreface))
+	if err == nil {
+		err = r.framer.WriteSettings(settings...)
 	}
-	if err := r.framer.WriteSettings(); err != nil {
-		a.Fatal(err)
+	if err != nil {
+		a.Error(err)
 	}
 	settled := make(chan struct{})
 	go r.read(settled)
@@ -355,6 +435,7 @@ func newRawClient(a *attacker, conn net.Conn) *rawClient {
 }
 
 func (r *rawClient) end() {
+	_ = r.conn.SetWriteDeadline(time.Unix(1, 0)) // a write may hold mu
 	r.mu.Lock()
 	r.over = true
 	r.changed.Broadcast()
@@ -408,13 +489,25 @@ func (r *rawClient) read(settled chan<- struct{}) {
 
 // open begins a stream and sends the first bytes of a message whose announced length is larger.
 func (r *rawClient) open(id uint32, declared, sent, frame int) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.begin(id, "/epochkv.v1.KV/BatchWrite"); err != nil {
+		return err
+	}
+	message := make([]byte, 5+sent)
+	binary.BigEndian.PutUint32(message[1:], uint32(declared))
+	return r.send(id, message, frame)
+}
+
+// begin begins a stream. The caller holds mu.
+func (r *rawClient) begin(id uint32, method string) error {
 	var header bytes.Buffer
 	encoder := hpack.NewEncoder(&header)
 	encoder.SetMaxDynamicTableSize(0)
 	for _, f := range [][2]string{
 		{":method", "POST"},
 		{":scheme", "http"},
-		{":path", "/epochkv.v1.KV/BatchWrite"},
+		{":path", method},
 		{":authority", "x"},
 		{"content-type", "application/grpc"},
 		{"te", "trailers"},
@@ -423,16 +516,14 @@ func (r *rawClient) open(id uint32, declared, sent, frame int) error {
 			return err
 		}
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	if r.window[id] == 0 {
 		r.window[id] = r.initial
 	}
-	if err := r.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: header.Bytes(), EndHeaders: true}); err != nil {
-		return err
-	}
-	message := make([]byte, 5+sent)
-	message[1], message[2], message[3], message[4] = byte(declared>>24), byte(declared>>16), byte(declared>>8), byte(declared)
+	return r.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: header.Bytes(), EndHeaders: true})
+}
+
+// send sends a message as the windows allow, in frames of at most so many bytes. The caller holds mu.
+func (r *rawClient) send(id uint32, message []byte, frame int) error {
 	for first := true; len(message) > 0; first = false {
 		n := min(frame, len(message))
 		if first {
