@@ -126,8 +126,9 @@ func (r *Reader) Value(buf *[]byte, v Version) ([]byte, error) {
 	return *buf, err
 }
 
-// ChangedSince returns an epoch in (after, before) at which some key in [lower, upper) got a version, if there is one. It looks
-// at memtables and tree; all that is in the tree comes before.
+// ChangedSince reports whether some key in [lower, upper) got a version at an epoch in (after, before), and returns an epoch up to which that
+// happened. It looks at memtables and tree. The tree does not tell the epoch: it is the newest that the tree may hold, which is visible, and
+// may not be before the given one.
 func (r *Reader) ChangedSince(p Pinned, lower, upper []byte, after, before keys.Epoch) (keys.Epoch, bool, error) {
 	if epoch, changed := changedInMemory(p, lower, upper, after, before); changed {
 		return epoch, true, nil
@@ -139,7 +140,8 @@ func (r *Reader) ChangedSince(p Pinned, lower, upper []byte, after, before keys.
 	if err != nil {
 		return 0, false, r.engine.damage(err, p.view.root, lower)
 	}
-	return r.engine.pager.State().Epoch, changed, nil // what is in the tree is visible long since
+	state := r.engine.pager.State()
+	return max(state.Epoch, logProof(&state).Durable), changed, nil
 }
 
 // changedInMemory is ChangedSince for epochs in (after, before), over the pinned memtables and those that followed them.

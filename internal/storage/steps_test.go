@@ -225,3 +225,50 @@ func TestCrashBetweenStepsKeepsTheRepairTree(t *testing.T) {
 		t.Fatalf("%v, %+v", err, report)
 	}
 }
+
+// TestChangeOfALaterEpochIsNoEarlierOneBetweenSteps: between two steps the tree has versions of epochs after its own. Of
+// such a version ChangedSince does not say that it is a change before a snapshot that does not see it.
+func TestChangeOfALaterEpochIsNoEarlierOneBetweenSteps(t *testing.T) {
+	q := newQuarantineBench(t, vfs.NewMem())
+	q.mustOpen()
+	defer q.mustClose()
+	for i := range 100 {
+		q.set(fmt.Sprintf("%03d", i), "old")
+	}
+	since := keys.Epoch(q.visible.Load())
+	if err := q.checkpointAt(); err != nil {
+		t.Fatal(err)
+	}
+	q.set("999", "other")
+	if err := q.checkpointAt(since); err != nil {
+		t.Fatal(err)
+	}
+	at := keys.Epoch(q.visible.Load())
+	for i := range 100 {
+		q.set(fmt.Sprintf("%03d", i), "new")
+	}
+	e, ctx := q.engine, t.Context()
+	if err := e.Rotate(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.checkpoints.mu.Lock(ctx); err != nil {
+		t.Fatal(err)
+	}
+	visible := keys.Epoch(q.visible.Load())
+	job := mergeJob{immutables: e.complete(visible), watermarks: GCWatermarks{Visible: visible, Snapshots: []keys.Epoch{since, at, visible}}}
+	s := stepper{engine: e, job: job, cut: job.cut(0)}
+	err := s.engine.log.WaitDurable(ctx, s.cut)
+	if err == nil {
+		err = s.step(ctx, &keySpan{upper: keys.Append(nil, keys.SpaceUser, []byte("050"))})
+	}
+	e.checkpoints.mu.Unlock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	q.slot.Enter()
+	defer q.slot.Leave()
+	lower, upper := keys.Append(nil, keys.SpaceUser, []byte("000")), keys.Append(nil, keys.SpaceUser, []byte("100"))
+	if epoch, changed, err := e.NewReader().ChangedSince(e.Pin(), lower, upper, since, at+1); err != nil || changed && epoch <= at {
+		t.Errorf("changed %v at epoch %d, %v; the changes are after %d", changed, epoch, err, at)
+	}
+}
