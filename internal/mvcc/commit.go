@@ -14,7 +14,7 @@ import (
 type commitState struct {
 	writer        storage.Writer
 	held          latchSet
-	previous      keys.Epoch       // newest epoch this session reserved; the next commit waits until it is visible
+	previous      keys.Epoch       // newest epoch this session reserved; see awaitTurn
 	revealed      keys.Epoch       // what must be visible before the current error is returned; see finish
 	madeLongChain bool             // the current commit has made long chains; see finish
 	writing       atomic.Bool      // of assertAlone
@@ -55,6 +55,9 @@ func (w *Write) Delete(key []byte) { w.Batch.Delete(keys.SpaceUser, key) }
 
 // Commit logs and installs w under one epoch and returns it. The commit may be acknowledged after Store.Wait.
 //
+// The session may commit again before that, and wait once for its newest epoch: its commits become visible in their
+// order. Conditions see its earlier commits, as they see all that are installed; a snapshot sees them after Store.Wait.
+//
 // Errors change nothing: *LimitError, ErrEmptyKey, ErrEmptyBatch, *batch.DuplicateKeyError for bad input,
 // *PreconditionError, *ConflictError, ErrMemoryFull, vfs.ErrNoSpace, ErrFailed, ErrClosed, and why the context
 // ended. Once the epoch is reserved the context ends nothing but waits: a commit that returns an epoch has happened.
@@ -70,7 +73,7 @@ func (x *Session) commit(ctx context.Context, w *Write) (keys.Epoch, error) {
 	if err := x.prepare(w); err != nil {
 		return 0, err
 	}
-	if err := x.awaitPrevious(ctx, w); err != nil {
+	if err := x.awaitTurn(ctx); err != nil {
 		return 0, err
 	}
 	if err := x.prevalidate(ctx, w); err != nil {
@@ -239,14 +242,17 @@ func (x *Session) checkLimits(w *Write) error {
 	return nil
 }
 
-// awaitPrevious waits until the session's previous epoch is visible, which bounds the epochs after
-// visible to one per session (see watermark). The snapshot of the commit, if it has one, was
-// visible.
-func (x *Session) awaitPrevious(ctx context.Context, w *Write) error {
+// epochsAheadMax is how far the newest epoch of a session may be after visible when the session reserves the next one.
+// With 0, a writer waits whenever a neighbour is inside its insertion, which takes 500 ns.
+const epochsAheadMax = 16
+
+// awaitTurn waits until the session's previous epoch is at most epochsAheadMax after visible, which bounds the epochs
+// after visible (see watermark).
+func (x *Session) awaitTurn(ctx context.Context) error {
 	s := x.store
 	x.baseline.refresh(x)
-	if x.committing.previous > w.snapshot && x.committing.previous > s.Visible() {
-		return s.watermark.wait(ctx, x.committing.previous, x.parker)
+	if previous := x.committing.previous; previous > s.Visible()+epochsAheadMax {
+		return s.watermark.wait(ctx, previous-epochsAheadMax, x.parker)
 	}
 	return nil
 }

@@ -539,15 +539,15 @@ func behindHole(t *testing.T, s *Store, commit func() error, meanwhile func()) {
 	}
 }
 
-// TestASessionHasOneEpochAboveVisible: the ring over which visible is ratcheted has room for no more.
-func TestASessionHasOneEpochAboveVisible(t *testing.T) {
+// TestASessionAheadOfVisibleIsBounded: the ring over which visible is moved has room for no more.
+func TestASessionAheadOfVisibleIsBounded(t *testing.T) {
 	s := mustOpen(t, tiny(vfs.NewMem()))
 	x := mustSession(t, s)
 	defer x.Close()
 	behindHole(t, s, func() error {
-		for _, key := range []string{"first", "second"} {
+		for i := range epochsAheadMax + 1 {
 			w := Write{Durability: DurabilityAsync}
-			w.Set([]byte(key), []byte("v"))
+			w.Set(fmt.Append(nil, i), []byte("v"))
 			if _, err := x.Commit(context.Background(), &w); err != nil {
 				return err
 			}

@@ -14,6 +14,21 @@
 //
 // and is acknowledged once visible has reached its epoch, and durable has too if it is a SYNC commit.
 //
+// A session may commit again before visible has reached its last epoch: it is ahead of visible. While a neighbour with a
+// smaller epoch is between reservation and mark, visible does not move, and the session goes on:
+//
+//		            visible      neighbour, slow          session, ahead
+//		  ── 40 ── 41 ──┤ 42 reserved ├ 43 mark ┤ 44 mark ┤ 45 mark ┤ ... 58: the session waits for 42
+//
+//	  - Its commits have ascending epochs, because it makes one after the other, and become visible in this order, perhaps
+//	    several at once.
+//	  - Conditions and read-modify-writes look under the latches at what is installed, so they see every earlier commit of
+//	    the session (and of others). Their outcome is revealed when visible has reached what they saw.
+//	  - Snapshots are opened at visible, so they may lack commits of the session that are not acknowledged yet. A reader
+//	    that must see them waits first (Wait). A transaction has its own writes besides its snapshot.
+//	  - A slow neighbour stops the session after epochsAheadMax epochs; its context ends that wait. The commits that it made
+//	    are complete and become visible with the neighbour's, whatever becomes of the session.
+//
 // Invariants:
 //   - Same-key versions are installed in epoch order: both ends of the window are under the key's latch.
 //   - A condition holds at the commit's own epoch: the latches of its keys are held from the check to the install.
@@ -25,7 +40,7 @@
 //   - A reply never reveals a SYNC commit that a crash could still take back: reads and the outcomes of writes, errors included, name
 //     the epoch that has to be durable first (Await).
 //   - A bulk load is a commit that writes every key: it holds all latches while it is published.
-//   - At most one epoch per session is after visible, which bounds the ring.
+//   - Only the newest epoch of a session is more than epochsAheadMax after visible, which bounds the ring.
 //
 // Locks: latches in stripe order, then nothing. The engine's rotation mutex is taken outside the slot's protection, under
 // the latches. The mutexes of the watermark and of the session pool are leaves.

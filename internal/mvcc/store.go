@@ -98,20 +98,26 @@ func (s *Store) isSync(d Durability) bool {
 
 // Wait returns when a commit with this epoch and durability may be acknowledged: it is visible, and durable if it has to be. An
 // error means that its fate is unknown (the context ended) or that it may be lost (ErrFailed).
+//
+// For a SYNC commit it parks once, for durable: meanwhile visible nearly always reaches the epoch. Before that it gives
+// the commits before this one a moment to be complete, so that one sync has all of them.
 func (s *Store) Wait(ctx context.Context, e keys.Epoch, d Durability) error {
-	if err := s.watermark.waitAlone(ctx, e); err != nil {
-		return err
+	if s.isSync(d) {
+		s.watermark.spin(e)
+		if err := s.engine.WaitDurable(ctx, e); err != nil {
+			return err
+		}
 	}
-	if !s.isSync(d) {
-		return nil
-	}
-	return s.engine.WaitDurable(ctx, e)
+	return s.watermark.waitAlone(ctx, e)
 }
 
 // Acknowledgeable reports whether Wait would return nil at once.
 func (s *Store) Acknowledgeable(e keys.Epoch, d Durability) bool {
 	return e <= s.Visible() && (!s.isSync(d) || e <= s.engine.Durable())
 }
+
+// AwaitBriefly waits busily until e is visible, for a few microseconds at most, and reports whether it is.
+func (s *Store) AwaitBriefly(e keys.Epoch) bool { return s.watermark.spin(e) }
 
 // RequestDurable starts what Wait waits for, and does not wait.
 func (s *Store) RequestDurable(e keys.Epoch) { s.engine.RequestDurable(e) }

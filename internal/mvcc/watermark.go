@@ -14,8 +14,11 @@ import (
 // every consecutive one.
 //
 // A writer marks its epoch in a ring and then advances visible: the writer that finishes last moves visible for all.
-// A session waits for its previous epoch before it reserves the next, so that at most one epoch for each session is
-// after visible.
+// A session may reserve an epoch while its previous one is at most epochsAheadMax after visible. So all epochs of a
+// session but the newest are at most epochsAheadMax after visible. Every epoch beyond that is the newest one of a
+// session, and there are at most as many of them as there are sessions:
+//
+//	visible ── epochsAheadMax ──► one epoch for each session ──► end of the ring
 //
 // The ring is for writers that finish out of order. A writer that finds visible one before its epoch moves visible over
 // its own epoch without a mark: no other writer can, and so writers that finish in order share one cache line and not
@@ -55,10 +58,10 @@ type waiter struct {
 
 func newWaiter() *waiter { return &waiter{wake: make(chan struct{}, 1)} }
 
-// open prepares the ring for at most sessionsMax epochs beyond visible.
+// open prepares the ring for the epochs of at most sessionsMax sessions beyond visible.
 func (h *watermark) open(visible keys.Epoch, sessionsMax int) {
 	size := uint64(64)
-	for size <= uint64(sessionsMax) {
+	for size <= uint64(sessionsMax+epochsAheadMax) {
 		size *= 2
 	}
 	h.ring = make([]atomic.Uint64, size)

@@ -5,6 +5,7 @@ package server
 import (
 	"context"
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // TestEveryRequestOfAPipelineSeesTheOnesBeforeIt: also while a commit of another session, older
@@ -136,5 +138,73 @@ func TestEveryRequestOfAPipelineSeesTheOnesBeforeIt(t *testing.T) {
 				t.Fatal(err)
 			}
 		})
+	}
+}
+
+// TestAsyncAnswersOfAPipelineDoNotWaitForTheDisk: an ASYNC write after a SYNC write is answered when it is visible, also
+// while the device does not answer, and although a neighbour was being installed when it was executed.
+func TestAsyncAnswersOfAPipelineDoNotWaitForTheDisk(t *testing.T) {
+	h := mustStart(t)
+	other, err := h.store.Session()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	stream := h.pipeline(t, testContext(t))
+	mustSend(t, stream, getRequest(0, "warm"))
+	mustRecv(t, stream)
+	held, release, done := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	other.PauseReserved(func() {
+		close(held)
+		<-release
+	})
+	go func() {
+		w := mvcc.Write{Durability: mvcc.DurabilityAsync}
+		w.Set([]byte("of another"), nil)
+		_, err := other.Commit(context.Background(), &w)
+		done <- err
+	}()
+	<-held
+	stuck := make(chan struct{})
+	free := sync.OnceFunc(func() { close(stuck) })
+	defer free()
+	h.faults.Inject(vfs.Rule{Op: vfs.OpSyncData, Name: "*.log", Sticky: true, Fault: vfs.Slow, Until: stuck})
+	const async = 5
+	mustSend(t, stream, putRequest(1, "sync", "1", pb.Durability_DURABILITY_SYNC))
+	for i := range async {
+		mustSend(t, stream, putRequest(uint64(2+i), fmt.Sprint("async-", i), "1", pb.Durability_DURABILITY_ASYNC))
+	}
+	time.Sleep(20 * time.Millisecond) // the server would have executed all of them by now
+	close(release)
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	answered := make(chan uint64, async+1)
+	go func() {
+		for range async + 1 {
+			got, err := stream.Recv()
+			if err != nil || got.GetPut() == nil {
+				t.Errorf("got %v, %v", got, err)
+			}
+			answered <- got.GetId()
+		}
+	}()
+	for range async {
+		select {
+		case id := <-answered:
+			if id == 1 {
+				t.Error("the SYNC write was answered while the device did not answer")
+			}
+		case <-time.After(10 * time.Second):
+			t.Error("an ASYNC write waits for the device")
+			return
+		}
+	}
+	free()
+	if id := <-answered; id != 1 {
+		t.Errorf("the last answer is of request %d", id)
+	}
+	if err := stream.CloseSend(); err != nil {
+		t.Fatal(err)
 	}
 }

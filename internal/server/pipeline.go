@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/telemetry"
 )
 
@@ -20,7 +21,8 @@ import (
 //	RecvMsg ─► execute ─► answer ready ───────► SendMsg ◄─── answers that may be sent
 //	               └────► awaits durability ─► ackQueue ────► Store.Wait for the oldest, then all that are durable
 //
-// The receiver executes each request at once and never waits for the disk. An answer that must wait
+// The receiver executes each request at once and never waits for the disk. Its writes run ahead of
+// the visible epoch (package mvcc), so it does not wait for other commits either. An answer that must wait
 // goes to the ack queue, and one sync acknowledges many answers. There is no goroutine per request
 // and, for single gets, puts and deletes, no allocation beyond gRPC's own.
 //
@@ -33,6 +35,8 @@ type pipeline struct {
 	pipelineExecution // the receiver's
 	shard             *telemetry.Shard
 	stream            grpc.ServerStream
+	// The receiver's: the newest epoch for which an answer in the ack queue may wait for the disk.
+	queuedSync keys.Epoch
 
 	answers sender
 	acks    ackQueue
@@ -118,13 +122,12 @@ func (p *pipeline) serve() error {
 	if w.ready(p.server.store) {
 		return p.send(&a)
 	}
-	if !p.server.isSync(w.durability) {
-		// Visibility is a matter of microseconds, and this session's next write would wait for it
-		// anyway.
-		if err := w.wait(p.ctx, p.server.store); err != nil {
-			a.charge.release()
-			return err
-		}
+	if p.server.isSync(w.durability) {
+		p.queuedSync = max(p.queuedSync, w.epoch)
+	} else if err := p.awaitVisible(w); err != nil {
+		a.charge.release()
+		return err
+	} else if w.ready(p.server.store) {
 		return p.send(&a)
 	}
 	a.ackWait = w
@@ -134,6 +137,17 @@ func (p *pipeline) serve() error {
 		return err
 	}
 	return nil
+}
+
+// awaitVisible gives the commits before an ASYNC write, which are being installed, the moment that
+// they need. If it is not enough, the answer goes to the ack queue, and one wait serves several. But
+// an answer in the queue that waits for the disk must not delay the acknowledgement: then the
+// receiver waits.
+func (p *pipeline) awaitVisible(w ackWait) error {
+	if p.server.store.AwaitBriefly(w.epoch) || p.queuedSync <= p.server.store.Durable() {
+		return nil
+	}
+	return w.wait(p.ctx, p.server.store)
 }
 
 // acknowledge sends the queued answers until the receiver has ended and the queue is empty, or the
@@ -178,7 +192,7 @@ func (p *pipeline) acknowledge(ctx context.Context, received <-chan error) error
 // If there are none, the acker will wait, and then syncs by itself.
 func (p *pipeline) syncMeanwhile(waiting []answer) {
 	last := &waiting[len(waiting)-1]
-	if !last.ackWait.ready(p.server.store) && waiting[0].ackWait.ready(p.server.store) {
+	if !last.ackWait.ready(p.server.store) && p.server.isSync(last.ackWait.durability) && waiting[0].ackWait.ready(p.server.store) {
 		p.server.store.RequestDurable(last.ackWait.epoch)
 	}
 }

@@ -59,8 +59,10 @@ func (p *pipelineExecution) keepValue(a *answer) {
 // execute runs the request, which sees those before it. What the answer holds is either in a, or in
 // a message of its own.
 func (p *pipelineExecution) execute(a *answer) (ackWait, error) {
-	if err := p.awaitOwnWrites(); err != nil {
-		return ackWait{}, err
+	if readsSnapshot(&p.in.msg) {
+		if err := p.awaitOwnWrites(); err != nil {
+			return ackWait{}, err
+		}
 	}
 	switch r := p.in.msg.Request.(type) {
 	case *pb.PipelineRequest_Get:
@@ -122,6 +124,16 @@ func methodOfPipelined(m *pb.PipelineRequest) telemetry.Method {
 		return telemetry.MethodInvokeAll
 	}
 	return telemetry.MethodPipeline
+}
+
+// readsSnapshot reports whether a request reads at a snapshot. Other requests see everything that is
+// installed.
+func readsSnapshot(m *pb.PipelineRequest) bool {
+	switch m.Request.(type) {
+	case *pb.PipelineRequest_Get, *pb.PipelineRequest_BatchGet, *pb.PipelineRequest_DeleteRange:
+		return true
+	}
+	return false
 }
 
 // awaitOwnWrites lets a request see the writes that its own stream sent before it. A commit that
