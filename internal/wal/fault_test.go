@@ -74,8 +74,10 @@ func TestFailedWriteOrSyncIsFinal(t *testing.T) {
 	}
 }
 
-// waitForPreallocated waits until a segment is ready.
+// waitForPreallocated waits until a segment is ready, also if the first one has few records.
 func waitForPreallocated(t *testing.T, l *Log) {
+	l.preparer.begun.Store(true)
+	l.requestSegment()
 	t.Helper()
 	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(100 * time.Microsecond) {
 		l.preallocator.mu.Lock()

@@ -101,6 +101,7 @@ func (l *Log) writeAndSync(records int) error {
 	}
 	l.counts.flushed(records, int(pos-max(f.written, f.segment.begin)), written.Sub(start), time.Since(written))
 	f.written = f.pos
+	l.beginPreparing(int(f.written))
 	l.durableHeader.Store(f.segment.number)
 	return nil
 }

@@ -48,6 +48,7 @@ const (
 type preparer struct {
 	failing atomic.Pointer[error] // why the last attempt failed; nil after a success
 	count   atomic.Uint64         // failed attempts, and other operations on files without records that failed
+	begun   atomic.Bool           // see beginPreparing
 
 	// Guarded by preallocator.mu.
 	next        *Preparation // a writer waits for it
@@ -128,6 +129,20 @@ func (l *Log) preallocatedFor(ctx context.Context, bodyLen int) (*preallocated, 
 	}
 }
 
+// preparedFrom is the part of the first segment, as one over it, that records fill before the next segment
+// is prepared.
+const preparedFrom = 8
+
+// beginPreparing lets segments be prepared before writers need them, once so many bytes of the first segment
+// of a run are written. Before, the buffer of the next segment would be the largest part of the memory of an
+// idle server.
+func (l *Log) beginPreparing(written int) {
+	if p := &l.preparer; !p.begun.Load() && written >= l.buffers.size/preparedFrom {
+		p.begun.Store(true)
+		l.requestSegment()
+	}
+}
+
 // requestSegment wakes the goroutine that prepares segments.
 func (l *Log) requestSegment() {
 	select {
@@ -182,7 +197,7 @@ func (l *Log) prepareOne() (made bool, err error) {
 	s.mu.Lock()
 	attempt, oversized, skipZeroing, flush := p.next, p.oversized, p.skipZeroing, p.flush
 	p.next, p.oversized, p.skipZeroing, p.flush = nil, 0, false, 0
-	enough := len(s.ready) >= s.target && oversized == 0
+	enough := oversized == 0 && (len(s.ready) >= s.target || attempt == nil && !p.begun.Load())
 	s.mu.Unlock()
 	if err = l.flushThrough(flush); err == nil && !enough {
 		made, err = l.preallocate(oversized, skipZeroing, attempt != nil)
@@ -314,6 +329,7 @@ func (l *Log) NewSegment(ctx context.Context, first keys.Epoch, bodyLen int) (*S
 		}
 	} else {
 		l.rotation.last.next.Store(s)
+		l.preparer.begun.Store(true)
 		l.counts.rotations.Add(1)
 		l.RequestFlush(first - 1) // its buffer is needed again, even if no goroutine waits for its epochs
 	}
