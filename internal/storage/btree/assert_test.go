@@ -67,3 +67,17 @@ type emptySink struct{}
 
 func (emptySink) AllocExtent(int) (page.ID, int, error) { return 9, 0, nil }
 func (emptySink) WritePage(page.ID, []byte) error       { return nil }
+
+// TestCheckingACutAllocatesNothing: there is one for each leaf.
+func TestCheckingACutAllocatesNothing(t *testing.T) {
+	left, right := page.Entry{Key: []byte("a"), Trailer: keys.MakeTrailer(1, keys.KindSet)}, page.Entry{Key: []byte("b"), Trailer: keys.MakeTrailer(1, keys.KindSet)}
+	allocated := testing.AllocsPerRun(100, func() {
+		bound := page.Separator{Key: right.Key, Trailer: page.NoTrailer}
+		if err := checkCut(&left, &bound, &right); err != nil {
+			t.Error(err)
+		}
+	})
+	if allocated != 0 {
+		t.Errorf("%v allocations for a cut", allocated)
+	}
+}

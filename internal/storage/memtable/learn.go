@@ -40,8 +40,16 @@ func (t *Table) sample() (sample [][]byte) {
 		anchors = append(anchors, towerAnchor(base, x))
 	}
 	n := min(len(anchors), sampleMax)
+	var ends []int
+	var all []byte
 	for i := range n {
-		sample = append(sample, bytes.Clone(nodeKey(base, anchors[i*len(anchors)/n])))
+		all = append(all, nodeKey(base, anchors[i*len(anchors)/n])...)
+		ends = append(ends, len(all))
+	}
+	from := 0
+	for _, end := range ends {
+		sample = append(sample, all[from:end:end])
+		from = end
 	}
 	return sample
 }
