@@ -2,6 +2,7 @@
 package memtable
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -47,9 +48,9 @@ func Scenarios() []harness.Scenario {
 
 // input is what both arms insert: the same random keys, in the form that each takes without further work.
 type input struct {
-	bodies [][]byte // single-put bodies, as the log holds them
-	keys   [][]byte // internal keys: keyspace byte and 16 random bytes
-	badger [][]byte // the same keys with Badger's timestamp suffix
+	bodies []*batch.Body // single-put bodies, as the log holds them
+	keys   [][]byte      // internal keys: keyspace byte and 16 random bytes
+	badger [][]byte      // the same keys with Badger's timestamp suffix
 }
 
 func makeInput(seed uint64, count int) (*input, error) {
@@ -68,7 +69,7 @@ func makeInput(seed uint64, count int) (*input, error) {
 			return nil, err
 		}
 		key := keys.Append(nil, keys.SpaceUser, user[:])
-		in.bodies = append(in.bodies, append([]byte(nil), body...))
+		in.bodies = append(in.bodies, batch.Contiguous(bytes.Clone(body.Bytes())))
 		in.keys = append(in.keys, key)
 		in.badger = append(in.badger, y.KeyWithTs(key, uint64(i+1)))
 	}

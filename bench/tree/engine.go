@@ -71,7 +71,7 @@ func (c commits) write(session *mvcc.Session, w *mvcc.Write, fresh []btree.Entry
 	for len(fresh) > 0 {
 		w.Reset()
 		for _, e := range fresh[:c.rows] {
-			w.Set(e.Key, e.Value)
+			w.SetShared(e.Key, e.Value)
 		}
 		if _, err := session.Commit(context.Background(), w); err != nil {
 			return err

@@ -27,13 +27,13 @@ type Write struct {
 	Conditions []Condition
 	Durability Durability
 
-	snapshot  keys.Epoch // at which the write was computed; zero for a plain write
-	reads     *readSet   // what a validated commit read; nil for others
-	firstWins bool       // a key that changed after the snapshot is a conflict
-	checkOnly bool       // the batch is empty: conditions and reads are checked, and nothing is written
-	ops       []Invoke   // of InvokeAll: the batch is computed from them while the latches are held
-	outcomes  []Invoked  // of ops
-	body      []byte     // the batch as prepare left it
+	snapshot  keys.Epoch  // at which the write was computed; zero for a plain write
+	reads     *readSet    // what a validated commit read; nil for others
+	firstWins bool        // a key that changed after the snapshot is a conflict
+	checkOnly bool        // the batch is empty: conditions and reads are checked, and nothing is written
+	ops       []Invoke    // of InvokeAll: the batch is computed from them while the latches are held
+	outcomes  []Invoked   // of ops
+	body      *batch.Body // the batch as prepare left it
 
 	load *storage.BulkLoad // what a commit that publishes a bulk load publishes; its batch is empty
 }
@@ -50,6 +50,9 @@ func (w *Write) Reset() {
 // Set adds "key becomes value" to the commit.
 func (w *Write) Set(key, value []byte) { w.Batch.Set(keys.SpaceUser, key, value) }
 
+// SetShared is Set without a copy of a long value, which must not change until the commit has returned.
+func (w *Write) SetShared(key, value []byte) { w.Batch.SetShared(keys.SpaceUser, key, value) }
+
 // Delete adds "key is deleted" to the commit.
 func (w *Write) Delete(key []byte) { w.Batch.Delete(keys.SpaceUser, key) }
 
@@ -61,7 +64,11 @@ func (w *Write) Delete(key []byte) { w.Batch.Delete(keys.SpaceUser, key) }
 // Errors change nothing: *LimitError, ErrEmptyKey, ErrEmptyBatch, *batch.DuplicateKeyError for bad input,
 // *PreconditionError, *ConflictError, ErrMemoryFull, vfs.ErrNoSpace, ErrFailed, ErrClosed, and why the context
 // ended. Once the epoch is reserved the context ends nothing but waits: a commit that returns an epoch has happened.
-func (x *Session) Commit(ctx context.Context, w *Write) (keys.Epoch, error) { return x.commit(ctx, w) }
+func (x *Session) Commit(ctx context.Context, w *Write) (keys.Epoch, error) {
+	epoch, err := x.commit(ctx, w)
+	w.Batch.ReleaseShared()
+	return epoch, err
+}
 
 // commit is the commit protocol; docs/architecture.md ("A write") describes it step by step. Every write takes it:
 // plain writes, InvokeAll, DeleteRange, transactions, and the publication of a bulk load. They differ in what they

@@ -269,7 +269,7 @@ func TestWindowChecksCommitsAndNotTheRange(t *testing.T) {
 				t.Fatal(err)
 			}
 			tx.cursor.Close()
-			body, err := func() ([]byte, error) {
+			body, err := func() (*batch.Body, error) {
 				var b batch.Builder
 				b.Set(keys.SpaceUser, []byte("own"), nil)
 				return b.Finish()

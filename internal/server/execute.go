@@ -82,7 +82,7 @@ func (c *executor) put(ctx context.Context, req *pb.PutRequest) (ackWait, error)
 	if err := c.prepare(req.Preconditions, req.Durability); err != nil {
 		return ackWait{}, err
 	}
-	c.write.Set(req.Key, req.Value)
+	c.write.SetShared(req.Key, req.Value)
 	return c.commit(ctx)
 }
 
@@ -110,7 +110,7 @@ func (c *executor) batchWrite(ctx context.Context, req *pb.BatchWriteRequest) (a
 func (c *executor) addMutation(m *pb.Mutation, list string, i int) error {
 	switch m.GetKind() {
 	case pb.Mutation_KIND_PUT:
-		c.write.Set(m.Key, m.Value)
+		c.write.SetShared(m.Key, m.Value)
 		return nil
 	case pb.Mutation_KIND_DELETE:
 		if len(m.Value) > 0 {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/pin"
+	"github.com/epochkv/epochkv/internal/storage/batch"
 	"github.com/epochkv/epochkv/internal/storage/blob"
 	"github.com/epochkv/epochkv/internal/storage/memtable"
 	"github.com/epochkv/epochkv/internal/storage/pager"
@@ -179,9 +180,9 @@ func (e *Engine) RequestDurable(epoch keys.Epoch) { e.log.RequestFlush(epoch) }
 // checkpoint, up to Options.StallMax, and as long for a log segment that cannot be prepared. Errors: ErrMemoryFull,
 // ErrNoSegment, vfs.ErrNoSpace, ErrFailed, and the cause of the context's end. After an error the generation stays sealed,
 // and the next call tries again.
-func (e *Engine) AdvanceGeneration(ctx context.Context, w *Writer, body []byte) (claimed bool, err error) {
+func (e *Engine) AdvanceGeneration(ctx context.Context, w *Writer, body *batch.Body) (claimed bool, err error) {
 	if !e.oversized(body) {
-		return false, e.awaitRoom(ctx, func() (obstacle, error) { return e.advanceGeneration(w.generation, len(body), nil) })
+		return false, e.awaitRoom(ctx, func() (obstacle, error) { return e.advanceGeneration(w.generation, body.Size(), nil) })
 	}
 	first := &opening{secure: func(mem *memtable.Table) error { return e.secure(mem, w, body) }}
 	first.reserve = func(next *generation) error {
@@ -189,7 +190,7 @@ func (e *Engine) AdvanceGeneration(ctx context.Context, w *Writer, body []byte) 
 		claimed = err == nil
 		return err
 	}
-	err = e.awaitRoom(ctx, func() (obstacle, error) { return e.advanceGeneration(w.generation, len(body), first) })
+	err = e.awaitRoom(ctx, func() (obstacle, error) { return e.advanceGeneration(w.generation, body.Size(), first) })
 	return claimed, err
 }
 
@@ -200,7 +201,9 @@ type opening struct {
 }
 
 // oversized reports whether a record takes more than half of a segment.
-func (e *Engine) oversized(body []byte) bool { return int64(len(body)) > e.options.SegmentBytes/2 }
+func (e *Engine) oversized(body *batch.Body) bool {
+	return int64(body.Size()) > e.options.SegmentBytes/2
+}
 
 // obstacle is what a rotation has to wait for. The zero value is none.
 type obstacle struct {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/epochkv/epochkv/internal/invariants"
 	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/batch"
 	"github.com/epochkv/epochkv/internal/storage/memtable"
 	"github.com/epochkv/epochkv/internal/wal"
 )
@@ -51,8 +52,8 @@ func residentBytes(generations []*generation) (bytes int64) {
 }
 
 // reserve is Engine.Reserve in a generation that no other goroutine sees yet, with the memtable's space secured before.
-func (g *generation) reserve(w *Writer, body []byte) error {
-	claim, outcome := g.segment.Reserve(len(body))
+func (g *generation) reserve(w *Writer, body *batch.Body) error {
+	claim, outcome := g.segment.Reserve(body.Size())
 	if outcome == wal.Crossed {
 		g.end.Store(uint64(claim.Epoch))
 	}
@@ -64,7 +65,7 @@ func (g *generation) reserve(w *Writer, body []byte) error {
 }
 
 // secure is Secure with the error for a client: nothing was written, and another attempt may succeed.
-func (e *Engine) secure(mem *memtable.Table, w *Writer, body []byte) error {
+func (e *Engine) secure(mem *memtable.Table, w *Writer, body *batch.Body) error {
 	err := mem.Secure(&w.inserter, memtable.MaxSize(body))
 	if err == nil {
 		return nil
@@ -94,18 +95,18 @@ type Writer struct {
 
 // Reserve takes the next epoch and the offset of body in the log, after it has secured space in the memtable. It returns
 // ErrRotating when the active generation is full, or the record needs one of its own. The caller is inside its slot's protection, and stays there until Install.
-func (e *Engine) Reserve(w *Writer, body []byte) (keys.Epoch, error) {
+func (e *Engine) Reserve(w *Writer, body *batch.Body) (keys.Epoch, error) {
 	return e.reserveIn(e.view.Load().active, w, body)
 }
 
 // ReserveValidated is Reserve for a commit whose validation has begun. If another generation has become the active one meanwhile it returns
 // ErrRotating, and the validation has to begin again: everything that was written since must be in one segment
 // (WrittenSince).
-func (e *Engine) ReserveValidated(v *Validation, w *Writer, body []byte) (keys.Epoch, error) {
+func (e *Engine) ReserveValidated(v *Validation, w *Writer, body *batch.Body) (keys.Epoch, error) {
 	return e.reserveIn(v.view.active, w, body)
 }
 
-func (e *Engine) reserveIn(g *generation, w *Writer, body []byte) (keys.Epoch, error) {
+func (e *Engine) reserveIn(g *generation, w *Writer, body *batch.Body) (keys.Epoch, error) {
 	w.generation, w.inserter.Ordered = g, true
 	claim, outcome := wal.Reservation{}, wal.Full
 	switch {
@@ -116,7 +117,7 @@ func (e *Engine) reserveIn(g *generation, w *Writer, body []byte) (keys.Epoch, e
 		if err := e.secure(g.mem, w, body); err != nil {
 			return 0, err
 		}
-		claim, outcome = g.segment.Reserve(len(body))
+		claim, outcome = g.segment.Reserve(body.Size())
 	}
 	switch outcome {
 	case wal.Reserved:
@@ -136,15 +137,17 @@ func (e *Engine) reserveIn(g *generation, w *Writer, body []byte) (keys.Epoch, e
 var errTooLarge = errors.New("storage: commit is larger than a log record can be")
 
 // Record copies body into the log at the offset that Reserve took. From then on it may become durable.
-func (e *Engine) Record(w *Writer, body []byte) {
-	segment := w.generation.segment
-	copy(segment.Body(w.reservation), body)
-	segment.Publish(w.reservation)
+func (e *Engine) Record(w *Writer, body *batch.Body) {
+	record := w.generation.segment.Record(w.reservation)
+	for piece := range body.Pieces {
+		record.Append(piece)
+	}
+	record.Publish()
 }
 
 // Install puts the versions of body into the memtable. Neither it nor Record allocates or blocks. An error matches ErrFailed and is final: the record
 // is in the log and its versions are not all in the memtable, so the epoch must not become visible, and no later one can.
-func (e *Engine) Install(w *Writer, body []byte, sync bool) error {
+func (e *Engine) Install(w *Writer, body *batch.Body, sync bool) error {
 	err := w.generation.mem.Apply(&w.inserter, body, w.reservation.Epoch, sync)
 	if err == nil {
 		return nil

@@ -70,10 +70,11 @@ func (r *replayer) apply(epoch keys.Epoch, body []byte) error {
 	if err != nil {
 		return err
 	}
-	if err := mem.Secure(&r.inserter, memtable.MaxSize(body)); err != nil {
+	whole := batch.Contiguous(body)
+	if err := mem.Secure(&r.inserter, memtable.MaxSize(whole)); err != nil {
 		return err
 	}
-	return mem.Apply(&r.inserter, body, epoch, true)
+	return mem.Apply(&r.inserter, whole, epoch, true)
 }
 
 // table is the memtable to fill, a new one when the last is full.

@@ -33,7 +33,7 @@ func writeLog(t *testing.T, fs vfs.FS, puts int) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return out
+		return out.Bytes()
 	}
 	for i := 0; i < puts; {
 		b := body(i)

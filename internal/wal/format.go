@@ -176,16 +176,26 @@ func seedOf(identity uint64) uint32 { return uint32(identity) ^ uint32(identity>
 // bytes, because it shares its word with the checksum and is stored last. The factor keeps neighbouring
 // lengths far apart.
 func recordSum(seed, length uint32, rec []byte) uint32 {
-	return crc32.Update(seed^length*0x9E3779B1, castagnoli, rec[epochOffset:])
+	return crc32.Update(sumSeed(seed, length), castagnoli, rec[epochOffset:])
 }
+
+// sumSeed is the checksum of a record before its first byte.
+func sumSeed(seed, length uint32) uint32 { return seed ^ length*0x9E3779B1 }
 
 // sealRecord writes the header of the record in rec, whose body is complete. It stores the first word
 // last and atomically: for the flusher, that word means that the record is complete.
 func sealRecord(rec []byte, seed, length uint32, epoch keys.Epoch, flags uint8, durable keys.Epoch) {
+	putRecordHeader(rec, epoch, flags, durable)
+	publishRecord(rec, recordSum(seed, length, rec), length)
+}
+
+func putRecordHeader(rec []byte, epoch keys.Epoch, flags uint8, durable keys.Epoch) {
 	binary.LittleEndian.PutUint64(rec[epochOffset:], uint64(epoch)|uint64(flags)<<flagsShift)
 	binary.LittleEndian.PutUint64(rec[durableOffset:], uint64(durable))
-	word := uint64(recordSum(seed, length, rec)) | uint64(length)<<32
-	storeWord(firstWord(rec), littleEndian(word))
+}
+
+func publishRecord(rec []byte, sum, length uint32) {
+	storeWord(firstWord(rec), littleEndian(uint64(sum)|uint64(length)<<32))
 }
 
 // putSkip writes a skip record at an epoch: it says that the next record has the epoch next. Everything

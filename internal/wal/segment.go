@@ -1,6 +1,7 @@
 package wal
 
 import (
+	"hash/crc32"
 	"runtime"
 	"sync/atomic"
 
@@ -171,6 +172,63 @@ func (s *Segment) Body(c Reservation) []byte {
 
 // Publish completes the record of a reservation whose body is complete. It is called once.
 func (s *Segment) Publish(c Reservation) { s.publish(c, 0) }
+
+// sumBytes is how much of a body is copied before its checksum is computed, from the cache.
+const sumBytes = 16 << 10
+
+// Recorder fills the record of a reservation piece by piece, and computes its checksum meanwhile: the bytes of a
+// large body leave the processor's caches before all of it is copied.
+type Recorder struct {
+	record []byte // with its header
+	filled int
+	summed int // bytes from epochOffset to here are in sum
+	sum    uint32
+	length uint32
+}
+
+// Record begins the record of a reservation, whose body Append then fills. It is used instead of Body and Publish.
+func (s *Segment) Record(c Reservation) Recorder {
+	if invariants.Enabled {
+		s.assertUnpublished(c)
+	}
+	rec := s.buffer[c.offset : c.offset+recordSpace(c.length)]
+	putRecordHeader(rec, c.Epoch, 0, keys.Epoch(s.durable.epoch.Load()))
+	return Recorder{record: rec, filled: recordHeaderSize, summed: epochOffset, sum: sumSeed(s.seed, c.length), length: c.length}
+}
+
+// Append copies the next piece of the body.
+func (r *Recorder) Append(piece []byte) {
+	if end := r.filled + len(piece); end < min(r.summed+sumBytes, len(r.record)) {
+		copy(r.record[r.filled:], piece)
+		r.filled = end
+		return
+	}
+	r.appendAndSum(piece)
+}
+
+func (r *Recorder) appendAndSum(piece []byte) {
+	for len(piece) > 0 {
+		n := copy(r.record[r.filled:min(r.summed+sumBytes, len(r.record))], piece)
+		if n == 0 {
+			panic("wal: a body is longer than its reservation")
+		}
+		piece = piece[n:]
+		if r.filled += n; r.filled == r.summed+sumBytes {
+			r.sumFilled(r.filled)
+		}
+	}
+}
+
+func (r *Recorder) sumFilled(end int) {
+	r.sum = crc32.Update(r.sum, castagnoli, r.record[r.summed:end])
+	r.summed = end
+}
+
+// Publish completes the record, whose body is complete. It is called once.
+func (r *Recorder) Publish() {
+	r.sumFilled(len(r.record))
+	publishRecord(r.record, r.sum, r.length)
+}
 
 // PublishNoOp completes a reservation as a no-op record: replay passes its epoch with an empty body.
 func (s *Segment) PublishNoOp(c Reservation) {

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"slices"
 	"unsafe"
 
 	"github.com/epochkv/epochkv/internal/keys"
@@ -28,12 +27,14 @@ func (e *DuplicateKeyError) Unwrap() error { return ErrDuplicateKey }
 type Builder struct {
 	buf      []byte   // header, then operations in the order in which they came
 	spans    []opSpan // where each operation is in buf; in order of the calls until Finish sorts them
-	sorted   []byte   // the sorted body, when buf is not already
+	shared   [][]byte // values of SetShared that are not in buf
 	inOrder  []opSpan // where Finish puts the spans in order
+	body     Body     // what Finish returns
 	sorter   keys.Sorter
 	unsorted bool
 	valueMax int // longest value added
 	payload  int // bytes of the user's keys and values
+	outside  int // bytes of the values that are not in buf
 	sets     int // operations that are not deletions
 }
 
@@ -43,8 +44,12 @@ const (
 	spansMin    = keys.LineBytes / spanBytes
 )
 
-// opSpan is where an operation is in buf.
-type opSpan struct{ opStart, keyStart, keyEnd, opEnd int }
+// opSpan is where an operation is in buf. Its value ends it, or is the shared value of that number, from 1 on.
+type opSpan struct{ opStart, keyStart, keyEnd, valueStart, opEnd, shared int }
+
+// sharedBytesMin is the length from which SetShared does not copy a value. Below it, a copy costs less than another
+// piece of memory.
+const sharedBytesMin = 512
 
 const spanBytes = int(unsafe.Sizeof(opSpan{}))
 
@@ -54,26 +59,33 @@ func (b *Builder) Reset() {
 	if cap(b.buf) > keepBytesMax {
 		b.buf = nil
 	}
-	if cap(b.sorted) > keepBytesMax {
-		b.sorted = nil
-	}
 	if (cap(b.spans)+cap(b.inOrder))*spanBytes > keepBytesMax {
 		b.spans, b.inOrder, b.sorter = nil, nil, keys.Sorter{}
 	}
-	b.buf, b.spans, b.sorted, b.unsorted = b.buf[:0], b.spans[:0], b.sorted[:0], false
-	b.valueMax, b.payload, b.sets = 0, 0, 0
+	b.ReleaseShared()
+	b.buf, b.spans, b.shared, b.unsorted = b.buf[:0], b.spans[:0], b.shared[:0], false
+	b.valueMax, b.payload, b.outside, b.sets = 0, 0, 0, 0
 }
+
+// ReleaseShared drops the references to the values of SetShared. The body is not valid any more.
+func (b *Builder) ReleaseShared() { clear(b.shared) }
 
 // MemoryBytes is about how many bytes of memory the builder occupies.
 func (b *Builder) MemoryBytes() int {
-	return cap(b.buf) + cap(b.sorted) + (cap(b.spans)+cap(b.inOrder))*spanBytes
+	return cap(b.buf) + (cap(b.spans)+cap(b.inOrder))*spanBytes
 }
 
 // Set adds "user key in space s becomes value". Key and value are copied.
-func (b *Builder) Set(s keys.Space, user, value []byte) { b.add(keys.KindSet, s, user, value) }
+func (b *Builder) Set(s keys.Space, user, value []byte) { b.add(keys.KindSet, s, user, value, false) }
+
+// SetShared is Set without a copy of a long value, which must not change until Reset or ReleaseShared. A batch of long
+// values is larger than the processor's caches, so each copy of it costs as much as writing it to the log.
+func (b *Builder) SetShared(s keys.Space, user, value []byte) {
+	b.add(keys.KindSet, s, user, value, len(value) >= sharedBytesMin)
+}
 
 // Delete adds a tombstone for user key in space s.
-func (b *Builder) Delete(s keys.Space, user []byte) { b.add(keys.KindDelete, s, user, nil) }
+func (b *Builder) Delete(s keys.Space, user []byte) { b.add(keys.KindDelete, s, user, nil, false) }
 
 // OnlyDeletes reports whether all operations of the batch are deletions.
 func (b *Builder) OnlyDeletes() bool { return b.sets == 0 }
@@ -82,9 +94,9 @@ func (b *Builder) OnlyDeletes() bool { return b.sets == 0 }
 func (b *Builder) Count() int { return len(b.spans) }
 
 // Size is the length of the body in bytes.
-func (b *Builder) Size() int { return max(len(b.buf), HeaderSize) }
+func (b *Builder) Size() int { return max(len(b.buf), HeaderSize) + b.outside }
 
-func (b *Builder) add(kind keys.Kind, s keys.Space, user, value []byte) {
+func (b *Builder) add(kind keys.Kind, s keys.Space, user, value []byte, share bool) {
 	if len(b.buf) == 0 {
 		if b.buf == nil {
 			b.buf, b.spans = make([]byte, 0, bufBytesMin), make([]opSpan, 0, spansMin)
@@ -104,7 +116,14 @@ func (b *Builder) add(kind keys.Kind, s keys.Space, user, value []byte) {
 	m.keyEnd = len(b.buf)
 	if kind == keys.KindSet {
 		b.buf = binary.AppendUvarint(b.buf, uint64(len(value)))
-		b.buf = append(b.buf, value...)
+		m.valueStart = len(b.buf)
+		if share {
+			b.shared = append(b.shared, value)
+			m.shared = len(b.shared)
+			b.outside += len(value)
+		} else {
+			b.buf = append(b.buf, value...)
+		}
 	}
 	m.opEnd = len(b.buf)
 	if n := len(b.spans) - 1; n > 0 && !b.unsorted {
@@ -133,25 +152,34 @@ func (b *Builder) Deletes(i int) bool { return keys.Kind(b.buf[b.spans[i].opStar
 
 // Finish sorts the operations and returns the body, which aliases the builder and is valid until
 // Reset. A key named twice is a *DuplicateKeyError.
-func (b *Builder) Finish() ([]byte, error) {
+func (b *Builder) Finish() (*Body, error) {
 	if len(b.buf) == 0 {
 		b.buf = appendHeader(b.buf, 0)
 	}
 	binary.LittleEndian.PutUint32(b.buf, uint32(len(b.spans)))
-	if !b.unsorted {
-		return b.buf, nil
+	if b.unsorted {
+		if err := b.sort(); err != nil {
+			return nil, err
+		}
 	}
+	b.body = Body{buf: b.buf, count: len(b.spans), size: b.Size()}
+	if b.unsorted || b.outside > 0 {
+		b.body.spans, b.body.shared = b.spans, b.shared
+	}
+	return &b.body, nil
+}
+
+// sort brings the spans into the order of their keys. The operations stay where they are.
+func (b *Builder) sort() error {
 	order := b.sorter.Sort(len(b.spans), b.Key)
 	b.inOrder = b.inOrder[:0]
-	b.sorted = appendHeader(slices.Grow(b.sorted[:0], len(b.buf)), len(b.spans))
 	for _, index := range order {
 		m := b.spans[index]
 		if n := len(b.inOrder); n > 0 && bytes.Equal(b.buf[m.keyStart:m.keyEnd], b.buf[b.inOrder[n-1].keyStart:b.inOrder[n-1].keyEnd]) {
-			return nil, &DuplicateKeyError{Key: bytes.Clone(keys.User(b.Key(int(index))))}
+			return &DuplicateKeyError{Key: bytes.Clone(keys.User(b.Key(int(index))))}
 		}
 		b.inOrder = append(b.inOrder, m)
-		b.sorted = append(b.sorted, b.buf[m.opStart:m.opEnd]...)
 	}
 	b.spans, b.inOrder = b.inOrder, b.spans
-	return b.sorted, nil
+	return nil
 }

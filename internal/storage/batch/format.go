@@ -65,15 +65,27 @@ func appendHeader(dst []byte, count int) []byte {
 // returning it took longer than reading it.
 type Reader struct {
 	Op
-	rest  []byte
-	left  int
-	count int
-	err   error
+	rest   []byte
+	left   int
+	count  int
+	pieces *Body // a body in pieces, which this process has made; else nil
+	err    error
+}
+
+func kindAt(body []byte, at int) keys.Kind { return keys.Kind(body[at]) }
+
+// ReadBody starts reading body.
+func (r *Reader) ReadBody(body *Body) error {
+	if body.spans == nil {
+		return r.Read(body.buf)
+	}
+	r.left, r.count, r.rest, r.pieces, r.err = body.count, body.count, nil, body, nil
+	return nil
 }
 
 // Read starts reading body.
 func (r *Reader) Read(body []byte) error {
-	r.left, r.count, r.err = 0, 0, nil
+	r.left, r.count, r.pieces, r.err = 0, 0, nil, nil
 	if len(body) < HeaderSize {
 		return fmt.Errorf("%w: %d bytes, header needs %d", ErrCorrupt, len(body), HeaderSize)
 	}
@@ -98,6 +110,11 @@ func (r *Reader) Next() bool {
 			r.err = fmt.Errorf("%w: %d bytes after the last operation", ErrCorrupt, len(r.rest))
 		}
 		return false
+	}
+	if r.pieces != nil {
+		r.pieces.operation(r.count-r.left, &r.Op)
+		r.left--
+		return true
 	}
 	if len(r.rest) == 0 {
 		return r.fail("ends before operation %d", r.count-r.left)

@@ -1,7 +1,6 @@
 package memtable
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 
@@ -23,13 +22,10 @@ const (
 	insertsPerSplit = slotsMax / 2
 )
 
-// MaxSize bounds the bytes that applying body may take, from its header alone.
-func MaxSize(body []byte) int {
-	if len(body) < batch.HeaderSize {
-		return 0
-	}
-	ops := int(binary.LittleEndian.Uint32(body))
-	return ops*entryOverheadBytes + len(body) + len(body)/classesPerDoubling + min(ops, 2+ops/insertsPerSplit)*splitBytesMax
+// MaxSize bounds the bytes that applying body may take, from its size and number of operations alone.
+func MaxSize(body *batch.Body) int {
+	ops, size := body.Count(), body.Size()
+	return ops*entryOverheadBytes + size + size/classesPerDoubling + min(ops, 2+ops/insertsPerSplit)*splitBytesMax
 }
 
 // Inserter is one writer's state for a table: the memory that it has secured and the position of
@@ -157,10 +153,10 @@ func (in *Inserter) allocMargin(words, align uint32) uint32 {
 // before. An error means a malformed body, or ErrStarved. The operations before it are in the table
 // then. So bodies from a file are validated first, and after ErrStarved no reader may reach the
 // epoch.
-func (t *Table) Apply(in *Inserter, body []byte, epoch keys.Epoch, sync bool) error {
+func (t *Table) Apply(in *Inserter, body *batch.Body, epoch keys.Epoch, sync bool) error {
 	in.longChainCount, in.ascending, in.starved = 0, false, nil
 	var r batch.Reader
-	if err := r.Read(body); err != nil {
+	if err := r.ReadBody(body); err != nil {
 		return err
 	}
 	var fresh, ops uint64

@@ -52,7 +52,7 @@ func TestApplyStaysWithinWhatMaxSizeSays(t *testing.T) {
 			t.Fatal(err)
 		}
 		if tab.Bytes() != before {
-			t.Fatalf("Apply %d of %d bytes took %d bytes beyond what was secured", i, len(body), tab.Bytes()-before)
+			t.Fatalf("Apply %d of %d bytes took %d bytes beyond what was secured", i, body.Size(), tab.Bytes()-before)
 		}
 	}
 	checkTable(t, tab)
@@ -253,7 +253,7 @@ func TestMalformedBodiesAreRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, body := range [][]byte{nil, {1, 0, 0}, {1, 0, 0, 0, 0, 0, 0, 0}, {1, 0, 0, 0, 9, 0, 0, 0}} {
-		if err := tab.Apply(&in, body, 1, false); !errors.Is(err, batch.ErrCorrupt) {
+		if err := tab.Apply(&in, batch.Contiguous(body), 1, false); !errors.Is(err, batch.ErrCorrupt) {
 			t.Errorf("body %x: %v", body, err)
 		}
 	}

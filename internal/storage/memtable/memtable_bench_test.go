@@ -19,9 +19,9 @@ const (
 )
 
 // benchBodies are single-put bodies with random 16-byte keys and 100-byte values.
-func benchBodies(n, valueBytes int) [][]byte {
+func benchBodies(n, valueBytes int) []*batch.Body {
 	rnd := rand.New(rand.NewPCG(1, 2))
-	bodies := make([][]byte, n)
+	bodies := make([]*batch.Body, n)
 	var b batch.Builder
 	var key [16]byte
 	for i := range bodies {
@@ -33,16 +33,16 @@ func benchBodies(n, valueBytes int) [][]byte {
 		if err != nil {
 			panic(err)
 		}
-		bodies[i] = append([]byte(nil), body...)
+		bodies[i] = batch.Contiguous(bytes.Clone(body.Bytes()))
 	}
 	return bodies
 }
 
-func benchKeysOf(bodies [][]byte) [][]byte {
+func benchKeysOf(bodies []*batch.Body) [][]byte {
 	ks := make([][]byte, len(bodies))
 	for i, body := range bodies {
 		var op batch.Reader
-		_ = op.Read(body)
+		_ = op.ReadBody(body)
 		op.Next()
 		ks[i] = op.Key
 	}
@@ -58,7 +58,7 @@ func parallel(g, n int, f func(part, from, to int)) {
 	wg.Wait()
 }
 
-func mustPut(t *Table, in *Inserter, body []byte, e keys.Epoch) {
+func mustPut(t *Table, in *Inserter, body *batch.Body, e keys.Epoch) {
 	if err := t.Secure(in, MaxSize(body)); err != nil {
 		panic(err)
 	}
@@ -86,7 +86,7 @@ func BenchmarkInsert(b *testing.B) {
 	for _, order := range []string{"random", "ascending"} {
 		bodies := benchBodies(benchKeys, 100)
 		if order == "ascending" {
-			slices.SortFunc(bodies, bytes.Compare) // all else is the same in each
+			slices.SortFunc(bodies, compareBodies) // all else is the same in each
 		}
 		for _, g := range []int{1, 2, 8} {
 			b.Run(fmt.Sprintf("order=%s/goroutines=%d", order, g), func(b *testing.B) { benchInsert(b, bodies, g) })
@@ -94,7 +94,7 @@ func BenchmarkInsert(b *testing.B) {
 	}
 }
 
-func benchInsert(b *testing.B, bodies [][]byte, g int) {
+func benchInsert(b *testing.B, bodies []*batch.Body, g int) {
 	b.ReportAllocs()
 	for done := 0; done < b.N; done += len(bodies) {
 		b.StopTimer()
@@ -121,7 +121,7 @@ func benchInsert(b *testing.B, bodies [][]byte, g int) {
 func BenchmarkBatch(b *testing.B) {
 	const size = 100
 	ks := benchKeysOf(benchBodies(benchKeys, 0))
-	bodies := make([][]byte, 0, len(ks)/size)
+	bodies := make([]*batch.Body, 0, len(ks)/size)
 	var builder batch.Builder
 	for part := range slices.Chunk(ks, size) {
 		builder.Reset()
@@ -132,7 +132,7 @@ func BenchmarkBatch(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		bodies = append(bodies, bytes.Clone(body))
+		bodies = append(bodies, batch.Contiguous(bytes.Clone(body.Bytes())))
 	}
 	for _, g := range []int{1, 2, 8} {
 		b.Run(fmt.Sprintf("goroutines=%d", g), func(b *testing.B) {
@@ -213,3 +213,5 @@ func BenchmarkGet(b *testing.B) {
 		}
 	}
 }
+
+func compareBodies(a, b *batch.Body) int { return bytes.Compare(a.Bytes(), b.Bytes()) }

@@ -86,7 +86,7 @@ func drawHeads(t *rapid.T) *Heads {
 	return learnHeads(sample, rapid.IntRange(len(sample), 1000).Draw(t, "population"))
 }
 
-func drawBody(t *rapid.T, epoch keys.Epoch, sync bool, m *model) []byte {
+func drawBody(t *rapid.T, epoch keys.Epoch, sync bool, m *model) *batch.Body {
 	var b batch.Builder
 	seen := map[string]bool{}
 	for range rapid.IntRange(1, 12).Draw(t, "ops") {

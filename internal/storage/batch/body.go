@@ -1,0 +1,73 @@
+package batch
+
+import "encoding/binary"
+
+// Body is a batch as it will be in the log. Its bytes are contiguous, or in pieces: then the operations are in the
+// order of the spans, and long values are outside of buf. Pieces go to the log and to the memtable directly from
+// where they are, because copying a large batch to bring its pieces together takes as long as logging it.
+type Body struct {
+	buf    []byte   // the header, and the operations if there are no spans
+	spans  []opSpan // nil if the body is contiguous
+	shared [][]byte // values that are not in buf
+	count  int
+	size   int
+}
+
+// Contiguous is the body of given bytes, which may be malformed.
+func Contiguous(body []byte) *Body {
+	b := &Body{buf: body, size: len(body)}
+	if len(body) >= HeaderSize {
+		b.count = int(binary.LittleEndian.Uint32(body))
+	}
+	return b
+}
+
+// Size is the length of the body in bytes.
+func (b *Body) Size() int { return b.size }
+
+// Count is the number of operations that the body announces.
+func (b *Body) Count() int { return b.count }
+
+// Pieces calls yield with the body's bytes, piece by piece in their order.
+func (b *Body) Pieces(yield func(piece []byte) bool) {
+	if b.spans == nil {
+		yield(b.buf)
+		return
+	}
+	if !yield(b.buf[:HeaderSize]) {
+		return
+	}
+	for i := range b.spans {
+		m := &b.spans[i]
+		if !yield(b.buf[m.opStart:m.opEnd]) || m.shared > 0 && !yield(b.shared[m.shared-1]) {
+			return
+		}
+	}
+}
+
+// Bytes is the body as one slice, which is a copy if the body is in pieces.
+func (b *Body) Bytes() []byte {
+	if b.spans == nil {
+		return b.buf
+	}
+	out := make([]byte, 0, b.size)
+	for piece := range b.Pieces {
+		out = append(out, piece...)
+	}
+	return out
+}
+
+// operation reads the operation at a position of a body in pieces.
+func (b *Body) operation(i int, op *Op) {
+	m := &b.spans[i]
+	op.Kind = kindAt(b.buf, m.opStart)
+	op.Key = b.buf[m.keyStart:m.keyEnd:m.keyEnd]
+	switch {
+	case m.shared > 0:
+		op.Value = b.shared[m.shared-1]
+	case m.valueStart > 0:
+		op.Value = b.buf[m.valueStart:m.opEnd:m.opEnd]
+	default:
+		op.Value = nil
+	}
+}
