@@ -153,11 +153,18 @@ func TestBulkLoadSurvivesTheLossOfTheNewestSuperblock(t *testing.T) {
 	mustHold(t, s, map[string]string{"before": "1", "a": "loaded", "b": "loaded"})
 }
 
-// damageNewestSuperblock turns a bit in every place of it.
+// damageNewestSuperblock turns a bit in the newest superblock and in its copy.
 func damageNewestSuperblock(t *testing.T, fs vfs.FS, pageSize int) {
 	t.Helper()
+	for _, offset := range newestSuperblock(t, fs, pageSize) {
+		flip(t, fs, offset)
+	}
+}
+
+// newestSuperblock finds a byte of the newest superblock and one of its copy.
+func newestSuperblock(t *testing.T, fs vfs.FS, pageSize int) (at []int64) {
+	t.Helper()
 	file, newest := readFile(t, fs, dataFile), uint64(0)
-	var at []int64
 	for id := 0; (id+1)*pageSize <= len(file); id++ {
 		p := file[id*pageSize : (id+1)*pageSize]
 		h := page.ReadHeader(p)
@@ -170,9 +177,7 @@ func damageNewestSuperblock(t *testing.T, fs vfs.FS, pageSize int) {
 		at = append(at, int64(id*pageSize+100))
 	}
 	if len(at) < 2 {
-		t.Fatalf("superblock of checkpoint %d stands at %v alone", newest, at)
+		t.Fatalf("superblock of checkpoint %d is at %v alone", newest, at)
 	}
-	for _, offset := range at {
-		flip(t, fs, offset)
-	}
+	return at
 }

@@ -175,7 +175,7 @@ func checkForeign(t *testing.T, tree fs.FS) (complaints []string) {
 		s.imports(func(spec *ast.ImportSpec, imported string) {
 			wire := strings.HasPrefix(imported, "google.golang.org/") || strings.HasPrefix(imported, module+"/api/")
 			metrics := strings.HasPrefix(imported, "github.com/prometheus/")
-			peer := strings.HasPrefix(imported, "github.com/cockroachdb/") || strings.HasPrefix(imported, "github.com/dgraph-io/") ||
+			peer := strings.HasPrefix(imported, "github.com/cockroachdb/pebble") || strings.HasPrefix(imported, "github.com/dgraph-io/") ||
 				strings.HasPrefix(imported, "go.etcd.io/") || strings.HasPrefix(imported, "github.com/redis/")
 			switch {
 			case wire && !below(s.dir(), wireAware):
