@@ -294,7 +294,14 @@ func testHistory(t *testing.T, o Options, duration, pause time.Duration) {
 			return err
 		},
 		func(ctx context.Context, x *Session, random *rand.Rand) error { // a snapshot, read twice with a pause between, in both directions
-			at, err := x.OpenSnapshot(0)
+			var past keys.Epoch // the newest, or one that is not long ago
+			if random.IntN(2) == 0 {
+				past = s.Visible() - min(s.Visible(), keys.Epoch(random.IntN(100)))
+			}
+			at, err := x.OpenSnapshot(past)
+			if errors.As(err, new(*SnapshotGoneError)) {
+				return nil
+			}
 			if err != nil {
 				return err
 			}
