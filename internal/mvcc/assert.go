@@ -57,8 +57,8 @@ func (l *latches) allHeld(s *latchSet) bool {
 	if s.count == 1 {
 		return l.table[s.only].state.Load()&latchHeld != 0
 	}
-	for i := range l.table {
-		if s.bits[i/64]&(1<<(i%64)) != 0 && l.table[i].state.Load()&latchHeld == 0 {
+	for stripe := s.next(0); s.count > 1 && stripe < stripes; stripe = s.next(stripe + 1) {
+		if l.table[stripe].state.Load()&latchHeld == 0 {
 			return false
 		}
 	}

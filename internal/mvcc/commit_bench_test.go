@@ -88,3 +88,38 @@ func benchPuts(b *testing.B, s *Store, d Durability, seed, n, group int) {
 		}
 	}
 }
+
+// BenchmarkBatch commits batches of 100 random keys of 16 bytes with values of 100; counted per batch.
+func BenchmarkBatch(b *testing.B) {
+	const pairs = 100
+	for _, writers := range []int{1, 2, 8} {
+		b.Run(fmt.Sprintf("writers=%d", writers), func(b *testing.B) {
+			s := mustOpen(b, benchOptions(b, ablation.Baseline{}, 64<<20))
+			b.ReportAllocs()
+			b.ResetTimer()
+			var wg sync.WaitGroup
+			for i := range writers {
+				wg.Go(func() {
+					x := mustSession(b, s)
+					defer x.Close()
+					rng := rand.New(rand.NewPCG(1, uint64(i)))
+					key, value := make([]byte, 16), make([]byte, 100)
+					var w Write
+					for range b.N / writers {
+						w.Reset()
+						w.Durability = DurabilityAsync
+						for range pairs {
+							binary.BigEndian.PutUint64(key, rng.Uint64())
+							w.Set(key, value)
+						}
+						if _, err := commitAndWait(x, &w); err != nil {
+							b.Error(err)
+							return
+						}
+					}
+				})
+			}
+			wg.Wait()
+		})
+	}
+}

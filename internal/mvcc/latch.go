@@ -9,9 +9,10 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 )
 
-// stripes is the number of latches. A collision only makes one writer wait for another, for the time of an insert; among
-// 64 writers at once a put would meet one in 6 % of cases. 64 KiB of padded latches stay in the second-level cache.
-const stripes = 1024
+// stripes is the number of latches. A collision only makes one writer wait for another, for the time of an insert. But a
+// batch holds its latches for the time of all its inserts: of 1024 latches two batches of 100 keys share some in nearly
+// all cases, of 16,384 in less than half. The table has 640 KiB, of which a writer touches one line for each key.
+const stripes = 16384
 
 // latches is the striped table of key latches. Every writer takes the latches of its whole write set, in stripe order, so
 // that no two commits deadlock, and holds them until its versions are in the memtable.
@@ -39,16 +40,23 @@ func (l *latches) stripe(key []byte) int {
 	return int(maphash.Bytes(l.seed, key) % stripes)
 }
 
-// latchSet is the set of stripes that one commit holds. A session reuses it.
+// latchSet is the set of stripes that one commit holds. A session reuses it. It is a bit set with a summary, so that a
+// set of few stripes is walked in few steps.
 type latchSet struct {
-	bits  [stripes / 64]uint64
-	only  int // the stripe, while the set holds one
-	count int
+	summary [stripes / 64 / 64]uint64 // a bit for each word of bits that is not zero
+	bits    [stripes / 64]uint64
+	only    int // the stripe, while the set holds one
+	count   int // of keys: two may have one stripe
 }
 
 func (s *latchSet) reset() {
 	if s.count > 1 {
-		clear(s.bits[:])
+		for i, words := range s.summary {
+			for ; words != 0; words &= words - 1 {
+				s.bits[i*64+bits.TrailingZeros64(words)] = 0
+			}
+		}
+		clear(s.summary[:])
 	}
 	s.count = 0
 }
@@ -61,16 +69,45 @@ func (s *latchSet) add(l *latches, key []byte) {
 		return
 	}
 	if s.count == 1 {
-		s.bits[s.only/64] |= 1 << (s.only % 64)
+		s.set(s.only)
 	}
-	s.bits[stripe/64] |= 1 << (stripe % 64)
+	s.set(stripe)
 	s.count++
+}
+
+func (s *latchSet) set(stripe int) {
+	word := stripe / 64
+	s.bits[word] |= 1 << (stripe % 64)
+	s.summary[word/64] |= 1 << (word % 64)
+}
+
+// next is the first stripe of a set of several that is not below from, or stripes if there is none.
+func (s *latchSet) next(from int) int {
+	if from >= stripes {
+		return stripes
+	}
+	word := from / 64
+	if left := s.bits[word] >> (from % 64); left != 0 {
+		return from + bits.TrailingZeros64(left)
+	}
+	word++
+	for i := word / 64; i < len(s.summary); i++ {
+		words := s.summary[i]
+		if i == word/64 {
+			words &= ^uint64(0) << (word % 64)
+		}
+		if words != 0 {
+			word = i*64 + bits.TrailingZeros64(words)
+			return word*64 + bits.TrailingZeros64(s.bits[word])
+		}
+	}
+	return stripes
 }
 
 // addAll puts every stripe into the set.
 func (s *latchSet) addAll() {
-	for i := range s.bits {
-		s.bits[i] = ^uint64(0)
+	for stripe := range stripes {
+		s.set(stripe)
 	}
 	s.count = stripes
 }
@@ -92,13 +129,10 @@ func (l *latches) lockStripes(ctx context.Context, s *latchSet, w *waiter) error
 	if s.count == 0 {
 		return nil
 	}
-	for i, word := range s.bits {
-		for ; word != 0; word &= word - 1 {
-			stripe := i*64 + bits.TrailingZeros64(word)
-			if err := l.table[stripe].lock(ctx, w); err != nil {
-				l.unlockBelow(s, stripe)
-				return err
-			}
+	for stripe := s.next(0); stripe < stripes; stripe = s.next(stripe + 1) {
+		if err := l.table[stripe].lock(ctx, w); err != nil {
+			l.unlockBelow(s, stripe)
+			return err
 		}
 	}
 	return nil
@@ -115,14 +149,8 @@ func (l *latches) unlock(s *latchSet) {
 
 // unlockBelow gives back the latches of a set of several with stripes below one.
 func (l *latches) unlockBelow(s *latchSet, below int) {
-	for i, word := range s.bits {
-		for ; word != 0; word &= word - 1 {
-			stripe := i*64 + bits.TrailingZeros64(word)
-			if stripe >= below {
-				return
-			}
-			l.table[stripe].unlock()
-		}
+	for stripe := s.next(0); stripe < below; stripe = s.next(stripe + 1) {
+		l.table[stripe].unlock()
 	}
 }
 
@@ -134,10 +162,8 @@ func (l *latches) newest(s *latchSet) (newest keys.Epoch) {
 	if s.count == 0 {
 		return 0
 	}
-	for i, word := range s.bits {
-		for ; word != 0; word &= word - 1 {
-			newest = max(newest, l.table[i*64+bits.TrailingZeros64(word)].newest)
-		}
+	for stripe := s.next(0); stripe < stripes; stripe = s.next(stripe + 1) {
+		newest = max(newest, l.table[stripe].newest)
 	}
 	return newest
 }
@@ -151,9 +177,7 @@ func (l *latches) wrote(s *latchSet, e keys.Epoch) {
 	if s.count == 0 {
 		return
 	}
-	for i, word := range s.bits {
-		for ; word != 0; word &= word - 1 {
-			l.table[i*64+bits.TrailingZeros64(word)].newest = e
-		}
+	for stripe := s.next(0); stripe < stripes; stripe = s.next(stripe + 1) {
+		l.table[stripe].newest = e
 	}
 }

@@ -2,6 +2,7 @@ package mvcc
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"math/rand/v2"
 	"sync"
@@ -196,5 +197,48 @@ func TestUrgentWaiterGetsTheLatchFirst(t *testing.T) {
 	}
 	for range 8 {
 		<-order
+	}
+}
+
+// TestLatchSetHasTheStripesOfItsKeys: whatever its size, a set is walked over its stripes in their order, each once, and
+// after a reset it is empty.
+func TestLatchSetHasTheStripesOfItsKeys(t *testing.T) {
+	l, rng := newLatches(ablation.Switches{}), rand.New(rand.NewPCG(1, 2))
+	var set latchSet
+	for _, n := range []int{2, 3, 50, 1, 2000, 2, 40_000, 5} {
+		set.reset()
+		want := map[int]bool{}
+		for range n {
+			key := binary.BigEndian.AppendUint64(nil, rng.Uint64())
+			set.add(l, key)
+			want[l.stripe(key)] = true
+		}
+		if n == 1 {
+			if !want[set.only] {
+				t.Errorf("a set of one key has stripe %d", set.only)
+			}
+			continue
+		}
+		before := -1
+		for stripe := set.next(0); stripe < stripes; stripe = set.next(stripe + 1) {
+			if stripe <= before || !want[stripe] {
+				t.Fatalf("%d keys: stripe %d comes after %d, and a key has it: %v", n, stripe, before, want[stripe])
+			}
+			delete(want, stripe)
+			before = stripe
+		}
+		if len(want) != 0 {
+			t.Errorf("%d keys: %d stripes are missing", n, len(want))
+		}
+	}
+	set.reset()
+	set.addAll()
+	for stripe := range stripes {
+		if set.next(stripe) != stripe {
+			t.Fatalf("a set of all stripes lacks %d", stripe)
+		}
+	}
+	if set.reset(); set.next(0) != stripes || set.summary != [len(set.summary)]uint64{} {
+		t.Error("a reset set is not empty")
 	}
 }

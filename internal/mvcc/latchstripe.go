@@ -22,7 +22,6 @@ type latch struct {
 
 	mu          sync.Mutex // guards the queue and changes of latchWanted and latchWoken
 	first, last *waiter
-	_           [24]byte
 }
 
 const (
