@@ -364,6 +364,9 @@ func (e *Engine) FinishBulkLoad(ctx context.Context, l *BulkLoad, h GCWatermarks
 	}
 	if err := e.commitBulkLoad(ctx, l, v); err != nil {
 		e.freed(table.Free())
+		if failed := e.Err(); failed != nil { // perhaps the superblock is on the device
+			return fmt.Errorf("bulk load: %w", failed)
+		}
 		return fmt.Errorf("bulk load: %w", e.damage(err, v.root, nil))
 	}
 	l.durable, e.checkpoints.skippedPages = true, b.skippedPages

@@ -187,6 +187,9 @@ func (p *Pager) fail(cause error) error {
 		return cause
 	}
 	err := fmt.Errorf("%w: %w", ErrFailed, cause)
+	if errors.Is(cause, vfs.ErrNoSpace) { // space does not end it: the error must not match vfs.ErrNoSpace
+		err = fmt.Errorf("%w: %v", ErrFailed, cause) //nolint:errorlint // see above
+	}
 	p.failure.CompareAndSwap(nil, &err)
 	return err
 }
