@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/epochkv/epochkv/bench/harness"
+	"github.com/epochkv/epochkv/bench/workload"
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/btree"
 	"github.com/epochkv/epochkv/internal/storage/page"
@@ -139,19 +140,26 @@ func rowCount(r *harness.Run) int {
 // rows are entries in random order, of which key and value have together between least and most bytes.
 func rows(seed uint64, count, least, most int, epoch keys.Epoch) []btree.Entry {
 	random := rand.New(rand.NewPCG(seed, 2))
-	const keyBytes = 17 // the key space and 16 random bytes
+	const keyBytes = 1 + workload.TableKeyBytes // the key space and the longer of both shapes
 	filler := make([]byte, most)
 	for i := range filler {
 		filler[i] = byte(random.Uint32())
 	}
 	out := make([]btree.Entry, count)
 	for i := range out {
-		key := make([]byte, 1, keyBytes)
-		key[0] = byte(keys.SpaceUser)
-		key = binary.BigEndian.AppendUint64(key, random.Uint64())
-		key = binary.BigEndian.AppendUint64(key, random.Uint64())
-		length := max(least+random.IntN(most-least+1)-16, 8)
+		key := appendUserKey(append(make([]byte, 0, keyBytes), byte(keys.SpaceUser)), random, seed, i)
+		length := max(least+random.IntN(most-least+1)-len(keys.User(key)), 8)
 		out[i] = btree.Entry{Key: key, Value: filler[:length], Trailer: keys.MakeTrailer(epoch, keys.KindSet)}
 	}
 	return out
+}
+
+// appendUserKey appends 16 random bytes, or a table key. Seeds that follow each other give table keys that are all different.
+func appendUserKey(key []byte, random *rand.Rand, seed uint64, i int) []byte {
+	if workload.TableKeys() {
+		const half = 50_000_000
+		return workload.TableKey(key, 2*workload.Permute(seed, uint64(i), half)+seed%2)
+	}
+	key = binary.BigEndian.AppendUint64(key, random.Uint64())
+	return binary.BigEndian.AppendUint64(key, random.Uint64())
 }

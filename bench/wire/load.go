@@ -11,15 +11,31 @@ import (
 	"google.golang.org/grpc"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	bench "github.com/epochkv/epochkv/bench/workload"
 )
 
 // keyspace numbers keys so that they look random and can be told from their number.
 type keyspace struct {
-	seed  uint64
-	count int
+	seed     uint64
+	count    int
+	permuted []uint64 // the numbers of table keys
+}
+
+func newKeyspace(seed uint64, count int) keyspace {
+	k := keyspace{seed: seed, count: count}
+	if bench.TableKeys() {
+		k.permuted = make([]uint64, count)
+		for i := range k.permuted {
+			k.permuted[i] = bench.Permute(seed, uint64(i), uint64(count))
+		}
+	}
+	return k
 }
 
 func (k keyspace) key(dst []byte, i int) []byte {
+	if bench.TableKeys() {
+		return bench.TableKey(dst[:0], k.permuted[i])
+	}
 	x := k.seed + uint64(i)*0x9e3779b97f4a7c15
 	x ^= x >> 29
 	x *= 0xbf58476d1ce4e5b9

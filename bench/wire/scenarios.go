@@ -89,13 +89,13 @@ func (a arm) run(r *harness.Run) (err error) {
 	defer cancel()
 	var s *served
 	if a.work.writes {
-		if s, err = a.serve(ctx, r.Dir, keyspace{seed: r.Seed, count: a.work.keyCount(r.Size)}); err != nil {
+		if s, err = a.serve(ctx, r.Dir, newKeyspace(r.Seed, a.work.keyCount(r.Size))); err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, s.Close()) }()
 	} else {
 		s, err = harness.Shared(r, fmt.Sprintf("server with %d keys, echo %t", r.Load, a.echo), func(dir string) (*served, error) {
-			return a.serve(ctx, dir, keyspace{seed: r.LoadSeed, count: r.Load})
+			return a.serve(ctx, dir, newKeyspace(r.LoadSeed, r.Load))
 		})
 		if err != nil {
 			return err

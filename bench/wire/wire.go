@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	keyBytes   = 16
+	keyBytes   = 24 // room for a key of either shape: 16 random bytes, or a table key
 	valueBytes = 100
 	// connections carry all callers or streams of a run.
 	connections = 2

@@ -27,10 +27,18 @@ type Data struct {
 
 // NewData makes count pairs.
 func NewData(seed uint64, count int, s Shape) *Data {
+	if tableKeys {
+		s.KeyBytes = TableKeyBytes
+	}
 	random := rand.New(rand.NewChaCha8(chachaSeed(seed)))
 	d := &Data{Shape: s, keys: make([]byte, count*s.KeyBytes), filler: make([]byte, s.ValueBytes)}
 	fill(random, d.keys)
 	fill(random, d.filler)
+	if tableKeys {
+		for i := range count {
+			TableKey(d.Key(i)[:0], Permute(seed, uint64(i), uint64(count)))
+		}
+	}
 	return d
 }
 
@@ -40,12 +48,18 @@ func NewSorted(seed uint64, count int, s Shape) *Data {
 	if count < 2 {
 		return d
 	}
+	d.sorted = true
+	if tableKeys {
+		for i := range count {
+			TableKey(d.Key(i)[:0], uint64(i))
+		}
+		return d
+	}
 	step := math.MaxUint64/uint64(count) + 1
 	for i := range count {
 		k := d.Key(i)
 		binary.BigEndian.PutUint64(k, uint64(i)*step+binary.BigEndian.Uint64(k)%step)
 	}
-	d.sorted = true
 	return d
 }
 

@@ -54,3 +54,20 @@ func TestZipfDrawsTheFewMostOfTheTime(t *testing.T) {
 		t.Errorf("one key in a hundred got %.2f of the draws, want about half", share)
 	}
 }
+
+// TestTableKeysAreDifferentAndHaveOneLength: loads count keys, and verify each by its number.
+func TestTableKeysAreDifferentAndHaveOneLength(t *testing.T) {
+	for _, count := range []uint64{1, 2, 3, 1000, 12_345} {
+		seen := map[string]bool{}
+		for i := range count {
+			key := TableKey(nil, Permute(7, i, count))
+			if len(key) != TableKeyBytes {
+				t.Fatalf("%q has %d bytes", key, len(key))
+			}
+			seen[string(key)] = true
+		}
+		if uint64(len(seen)) != count {
+			t.Errorf("%d keys of %d", len(seen), count)
+		}
+	}
+}

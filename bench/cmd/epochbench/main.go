@@ -4,6 +4,7 @@
 //	epochbench                       everything, into results/runs/
 //	epochbench -run 'put-sync|get'   the scenarios whose names match
 //	epochbench -run '^peers-'        EpochKV, etcd and Redis over the wire, a process each
+//	epochbench -keys table           all with keys that have a common prefix, as those of real data
 //	epochbench -smoke                each for a moment: do they run and verify?
 //	epochbench -large                those that are scaled down otherwise, at the size that their figures ask for (an hour)
 //	epochbench -render results/runs/x.json   the tables and the page again from a saved run
@@ -36,6 +37,7 @@ import (
 	"github.com/epochkv/epochkv/bench/tree"
 	"github.com/epochkv/epochkv/bench/txn"
 	"github.com/epochkv/epochkv/bench/wire"
+	"github.com/epochkv/epochkv/bench/workload"
 )
 
 type flags struct {
@@ -47,6 +49,7 @@ type flags struct {
 	seed               uint64
 	smoke, list, large bool
 	verbose, isolated  bool
+	keys               string
 }
 
 func main() {
@@ -64,6 +67,7 @@ func main() {
 	flag.BoolVar(&f.large, "large", false, "only the scenarios that are scaled down otherwise, at full size and without regard to the budget")
 	flag.BoolVar(&f.verbose, "v", false, "print a line for every run")
 	flag.BoolVar(&f.isolated, "isolated", false, "for epochbench itself: run one arm once, as standard input says")
+	flag.StringVar(&f.keys, "keys", keysRandom, "shape of the keys: random bytes, or table for table/00000000042/column; scenarios are then called NAME-table")
 	flag.BoolVar(&f.list, "list", false, "list the scenarios and run nothing")
 	flag.Parse()
 
@@ -76,7 +80,20 @@ func main() {
 	}
 }
 
+// The shapes of keys.
+const (
+	keysRandom = "random"
+	keysTable  = "table"
+)
+
 func (f *flags) main(ctx context.Context) error {
+	switch f.keys {
+	case keysRandom:
+	case keysTable:
+		workload.UseTableKeys()
+	default:
+		return fmt.Errorf("unknown keys %q; expected %s or %s", f.keys, keysRandom, keysTable)
+	}
 	if f.render != "" {
 		report, err := harness.Load(f.render)
 		if err != nil {
@@ -88,7 +105,7 @@ func (f *flags) main(ctx context.Context) error {
 		return record(f.record, flag.Args())
 	}
 	if f.isolated {
-		return harness.RunIsolated(ctx, everything(), os.Stdin, os.Stdout)
+		return harness.RunIsolated(ctx, named(everything()), os.Stdin, os.Stdout)
 	}
 	chosen, err := f.choose()
 	if err != nil {
@@ -111,6 +128,17 @@ func everything() []harness.Scenario {
 	)
 }
 
+// named tells the results with table keys from those with random ones.
+func named(all []harness.Scenario) []harness.Scenario {
+	if workload.TableKeys() {
+		for i := range all {
+			all[i].Name += "-table"
+			all[i].About += " Keys are as table/00000000042/column."
+		}
+	}
+	return all
+}
+
 func (f *flags) choose() (chosen []harness.Scenario, err error) {
 	pattern, err := regexp.Compile(f.run)
 	if err != nil {
@@ -120,7 +148,7 @@ func (f *flags) choose() (chosen []harness.Scenario, err error) {
 	if err != nil {
 		return nil, err
 	}
-	all := everything()
+	all := named(everything())
 	if err := harness.Validate(all); err != nil {
 		return nil, err
 	}
@@ -149,7 +177,7 @@ func (f *flags) measure(ctx context.Context, chosen []harness.Scenario) error {
 		return err
 	}
 	outcomes, err := harness.Execute(ctx, chosen, harness.Options{
-		Scratch: f.scratch, Budget: f.budget, Smoke: f.smoke, Large: f.large, Seed: f.seed, Isolate: []string{self, "-isolated"}, Verbose: f.verbose,
+		Scratch: f.scratch, Budget: f.budget, Smoke: f.smoke, Large: f.large, Seed: f.seed, Isolate: []string{self, "-isolated", "-keys", f.keys}, Verbose: f.verbose,
 		Log: func(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) },
 	})
 	// What was measured is kept, even if a scenario failed or the rest was interrupted.
