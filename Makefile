@@ -35,9 +35,11 @@ clean: ## Remove binaries, caches and benchmark scratch (never ./data)
 
 test: ## Run every test of the server module
 	$(GO) test -timeout $(TEST_TIMEOUT) ./...
+	$(GO) test -timeout $(TEST_TIMEOUT) ./internal/server -transport direct
 
 race: ## Run every test under the race detector
 	$(GO) test -race -timeout 15m ./...
+	$(GO) test -race -timeout 15m ./internal/server -transport direct
 
 test-invariants: ## Run every test with the expensive assertions compiled in
 	$(GO) test -tags invariants -timeout $(TEST_TIMEOUT) ./...

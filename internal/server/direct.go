@@ -78,12 +78,12 @@ func (d *directServer) drain(ctx context.Context) {
 type directService Server
 
 // Connect implements transport.Service.
-func (s *directService) Connect(*transport.Conn) transport.Client {
+func (s *directService) Connect(tc *transport.Conn) transport.Client {
 	conn := s.connections.admit()
 	if conn == nil {
 		return nil
 	}
-	c := &directClient{server: (*Server)(s), connection: conn}
+	c := &directClient{server: (*Server)(s), connection: conn, conn: tc}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	return c
 }
@@ -92,6 +92,7 @@ func (s *directService) Connect(*transport.Conn) transport.Client {
 type directClient struct {
 	*connection
 	server *Server
+	conn   *transport.Conn
 	ctx    context.Context // ends with the connection
 	cancel context.CancelFunc
 	acks   directAcks
@@ -185,7 +186,12 @@ func (c *directClient) Cancelled(r transport.Request) {
 }
 
 // Closed implements transport.Client.
-func (c *directClient) Closed() {
+func (c *directClient) Closed(cause error) {
+	if errors.Is(cause, transport.ErrUnread) {
+		c.server.connections.unread.Add(1)
+		c.server.log.Warn("a connection is closed because its client does not take its answers", "peer", c.conn.RemoteAddr().String(),
+			"bytes", c.waitingBytes(), "message_timeout", c.server.config.MessageTimeout)
+	}
 	c.connection.close()
 	c.server.connections.open.Add(-1)
 	c.connection.end(&c.server.admission)

@@ -158,7 +158,8 @@ func putPrefix(b []byte, length int) {
 
 // Request is a fast request that has not been answered. Its zero value answers nothing.
 type Request struct {
-	stream *stream
+	conn   *Conn
+	stream *stream // another request's once this one was answered
 	id     uint32
 }
 
@@ -167,7 +168,7 @@ type Request struct {
 // goroutine flushes by itself. It reports false if no client waits for the answer: the request was
 // cancelled, or the connection has ended.
 func (r Request) Answer(m Message, release func()) bool {
-	c, size := r.stream.conn, m.SizeVT()
+	c, size := r.conn, m.SizeVT()
 	if size > smallAnswerMax {
 		return r.answerLarge(m, size, release)
 	}
@@ -210,7 +211,7 @@ func (r Request) Answer(m Message, release func()) bool {
 const smallAnswerMax = 4 << 10
 
 func (r Request) answerLarge(m Message, size int, release func()) bool {
-	c, s := r.stream.conn, r.stream
+	c, s := r.conn, r.stream
 	b := make([]byte, grpcPrefixBytes+size)
 	putPrefix(b, size)
 	_, err := m.MarshalToSizedBufferVT(b[grpcPrefixBytes:])
@@ -233,7 +234,7 @@ func (r Request) answerLarge(m Message, size int, release func()) bool {
 
 // Fail sends a status other than OK. It reports false like Answer.
 func (r Request) Fail(st *status.Status) bool {
-	c := r.stream.conn
+	c := r.conn
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !r.openLocked() {
@@ -244,11 +245,11 @@ func (r Request) Fail(st *status.Status) bool {
 }
 
 // Flush sends what has been prepared, unless another goroutine does so.
-func (r Request) Flush() { r.stream.conn.flush() }
+func (r Request) Flush() { r.conn.flush() }
 
 // Ended reports whether nothing can be answered any more.
 func (r Request) Ended() bool {
-	c := r.stream.conn
+	c := r.conn
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return !r.openLocked() && (r.stream.messages == nil || !r.streamsLocked())
@@ -257,7 +258,7 @@ func (r Request) Ended() bool {
 // openLocked reports whether the request can be answered.
 func (r Request) openLocked() bool {
 	s := r.stream
-	return s.id == r.id && !s.gone && !s.answered && !s.conn.ended
+	return s.id == r.id && !s.gone && !s.answered && !r.conn.ended
 }
 
 func grow(b []byte, n int) []byte {
@@ -270,6 +271,7 @@ func grow(b []byte, n int) []byte {
 // answerHeadersLocked begins the answer of a stream.
 func (c *Conn) answerHeadersLocked(b []byte, s *stream) []byte {
 	s.answered = true
+	c.liveness.answered = true
 	from := len(b)
 	b = appendFrameHeader(b, 0, http2.FrameHeaders, http2.FlagHeadersEndHeaders, s.id)
 	b = c.encoder.appendHeaders(b)

@@ -259,7 +259,7 @@ func (c *Conn) endLocked(err error) {
 	if c.cause == nil {
 		c.cause = err
 	}
-	c.client.Closed()
+	c.client.Closed(c.cause)
 	for _, s := range c.streams {
 		c.cancelStreamLocked(s, context.Canceled)
 	}

@@ -18,8 +18,10 @@ type liveness struct {
 	signAt  time.Time // when that was
 	pinged  bool      // the client has been asked since
 
+	taking takes
+
 	pingAt      time.Time // the client's last ping
-	pingWritten uint64    // bytes that had been written then
+	answered    bool      // something of an answer has been sent since
 	pingStrikes int       // pings that came too early
 }
 
@@ -30,19 +32,46 @@ const progressBytes = 256 << 10
 // pingStrikesMax is how often a client may ping too early before it loses its connection.
 const pingStrikesMax = 2
 
-func (l *liveness) init(now time.Time) { l.now, l.started, l.signAt = now, now, now }
+func (l *liveness) init(now time.Time) { l.now, l.started, l.signAt, l.taking.at = now, now, now, now }
 
-// allowsPing counts a ping of the client. What the server has sent since the one before excuses it:
-// clients measure round trips while they receive.
-func (l *liveness) allowsPing(now time.Time, interval time.Duration, written uint64) bool {
-	if written == l.pingWritten && now.Sub(l.pingAt) < interval {
+// allowsPing counts a ping of the client. An answer since the one before excuses it: clients
+// measure round trips while they receive.
+func (l *liveness) allowsPing(now time.Time, interval time.Duration) bool {
+	if !l.answered && now.Sub(l.pingAt) < interval {
 		l.pingStrikes++
 	} else {
 		l.pingStrikes = 0
 	}
-	const ackBytes = 17 // which the answer to this ping adds
-	l.pingAt, l.pingWritten = now, written+ackBytes
+	l.pingAt, l.answered = now, false
 	return l.pingStrikes <= pingStrikesMax
+}
+
+// takes watches whether a client takes the answers that wait for it.
+type takes struct {
+	written uint64    // bytes that had been written at the time
+	at      time.Time // of the last progress
+}
+
+// proceeds reports whether the client has taken progressBytes within the timeout, or there was
+// nothing to take.
+func (t *takes) proceeds(now time.Time, waits bool, written uint64, timeout time.Duration) bool {
+	if !waits || written-t.written >= progressBytes {
+		t.written, t.at = written, now
+	}
+	return now.Sub(t.at) <= timeout
+}
+
+// waitsLocked reports whether answers of fast requests, or the socket, wait for the client.
+func (c *Conn) waitsLocked() bool {
+	if c.out.flushing && len(c.out.buf) >= outMax {
+		return true
+	}
+	for _, s := range c.streams {
+		if s.bridge == nil && len(s.pending) > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // drainPingTimeout is how long a client that drains may take to answer the ping.
@@ -59,6 +88,10 @@ func (c *Conn) check(now time.Time) {
 	}
 	if !l.handshaken && now.Sub(l.started) > o.HandshakeTimeout {
 		c.endLocked(errHandshake)
+		return
+	}
+	if !l.taking.proceeds(now, c.waitsLocked(), c.out.written, o.ProgressTimeout) {
+		c.endLocked(ErrUnread)
 		return
 	}
 	if reads := c.reads.Load(); reads != l.reads || c.out.written != l.written {
@@ -85,7 +118,7 @@ func (c *Conn) check(now time.Time) {
 }
 
 func (c *Conn) checkStreamLocked(s *stream, now time.Time) {
-	sends := len(s.pending) > 0
+	sends := len(s.pending) > 0 && s.bridge != nil && s.last // a handler that has not returned decides itself
 	receives := s.incomplete() && s.recvWindow > 0 && c.connWindow > 0
 	switch {
 	case s.fast != 0 && (receives || s.messages != nil) && !s.deadline.IsZero() && !now.Before(s.deadline):

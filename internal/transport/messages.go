@@ -44,7 +44,7 @@ func (c *Conn) messagesLocked(s *stream, payload []byte) execution {
 		return execution{}
 	}
 	m.busy, m.within = true, payload != nil
-	return execution{request: Request{stream: s, id: s.id}, message: payload, messages: true}
+	return execution{request: Request{conn: c, stream: s, id: s.id}, message: payload, messages: true}
 }
 
 // isWhole reports whether b is one message.
@@ -148,7 +148,7 @@ func (c *Conn) admitPartLocked(s *stream, length int) bool {
 
 // Resume ends the pause that Messages.Execute has asked for.
 func (r Request) Resume() {
-	c := r.stream.conn
+	c := r.conn
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := r.stream
@@ -181,7 +181,7 @@ func (c *Conn) resumeLocked(s *stream) {
 // Send sends a message on a stream of messages. Release is as for Answer. It reports false if no
 // client waits for it.
 func (r Request) Send(msg Message, release func()) bool {
-	c, s, size := r.stream.conn, r.stream, msg.SizeVT()
+	c, s, size := r.conn, r.stream, msg.SizeVT()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !r.streamsLocked() {
@@ -200,7 +200,7 @@ func (r Request) Send(msg Message, release func()) bool {
 		b = appendMessage(b, msg, size)
 		s.sendWindow -= n
 		c.sendWindow -= n
-		c.out.buf = b
+		c.out.buf, c.liveness.answered = b, true
 		if release != nil {
 			release()
 		}
@@ -227,7 +227,7 @@ func appendMessage(b []byte, m Message, size int) []byte {
 
 // EndStream ends a stream of messages with a status, after what was sent.
 func (r Request) EndStream(st *status.Status) {
-	c, s := r.stream.conn, r.stream
+	c, s := r.conn, r.stream
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !r.streamsLocked() {
@@ -246,5 +246,5 @@ func (r Request) EndStream(st *status.Status) {
 // streamsLocked reports whether messages can be sent.
 func (r Request) streamsLocked() bool {
 	s := r.stream
-	return s.id == r.id && !s.gone && !s.last && !s.conn.ended
+	return s.id == r.id && !s.gone && !s.last && !r.conn.ended
 }

@@ -113,7 +113,7 @@ func (c *Conn) handleData(f frame) (w execution, err error) {
 	case st != nil:
 		c.failLocked(s, st)
 	case message != nil:
-		w = execution{request: Request{stream: s, id: s.id}, message: message, reserved: s.message.reserved}
+		w = execution{request: Request{conn: c, stream: s, id: s.id}, message: message, reserved: s.message.reserved}
 		s.message.reserved = 0
 	case !end:
 		c.widenLocked(s, len(f.payload))
@@ -278,7 +278,7 @@ func (c *Conn) openLocked(id uint32, l *headerList, end bool) {
 		}
 		s.deadline = time.Now().Add(d)
 	}
-	service, err := c.client.Messages(Request{stream: s, id: id})
+	service, err := c.client.Messages(Request{conn: c, stream: s, id: id})
 	switch {
 	case err != nil:
 		c.failLocked(s, c.client.Status(err))
@@ -364,7 +364,7 @@ func (c *Conn) handlePing(f frame) error {
 		}
 		return nil
 	}
-	if !c.liveness.allowsPing(time.Now(), c.server.options.PingInterval, c.out.written) {
+	if !c.liveness.allowsPing(time.Now(), c.server.options.PingInterval) {
 		return excess("too_many_pings") // the text that gRPC clients know
 	}
 	c.out.buf = appendFrameHeader(c.out.buf, pingBytes, http2.FramePing, http2.FlagPingAck, 0)

@@ -50,7 +50,7 @@ func (c *Conn) sendFrameLocked(s *stream) {
 		s.sendWindow -= n
 		c.sendWindow -= n
 		s.sent += uint64(n)
-		s.moved = c.liveness.now
+		s.moved, c.liveness.answered = c.liveness.now, true
 		c.sentLocked(s)
 		if s.bridge != nil {
 			s.bridge.wakeLocked()

@@ -188,9 +188,11 @@ func (c *Conn) removeLocked(s *stream) {
 }
 
 // freeLocked keeps a stream that nothing refers to any more, except for requests that know its id.
+//
+// A request that was cancelled may still be executed, so its stream is left to the collector.
 func (c *Conn) freeLocked(s *stream) {
 	const keptBytesMax = 4 << 10
-	if s.done != nil || s.bridge != nil || s.messages != nil || s.queued || !s.recvEnded || cap(s.message.body) > keptBytesMax || cap(s.pending) > keptBytesMax {
+	if s.err != nil || s.done != nil || s.bridge != nil || s.messages != nil || s.queued || !s.recvEnded || cap(s.message.body) > keptBytesMax || cap(s.pending) > keptBytesMax {
 		return
 	}
 	s.id, s.next = 0, c.free
@@ -210,7 +212,7 @@ func (c *Conn) cancelStreamLocked(s *stream, err error) {
 	s.recvEnded = true
 	s.cancelLocked(err)
 	if s.fast != 0 && (!s.answered || s.messages != nil) {
-		c.client.Cancelled(Request{stream: s, id: s.id})
+		c.client.Cancelled(Request{conn: c, stream: s, id: s.id})
 	}
 	c.removeLocked(s)
 }

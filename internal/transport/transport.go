@@ -94,9 +94,9 @@ type Client interface {
 	// context.DeadlineExceeded, and *LaterError of them.
 	Status(err error) *status.Status
 
-	// Closed is called at the end of the connection, before its requests are cancelled. No answer is
-	// sent any more.
-	Closed()
+	// Closed is called at the end of the connection, with its cause, before its requests are
+	// cancelled. No answer is sent any more.
+	Closed(cause error)
 }
 
 // Lane executes requests one after the other.
@@ -121,6 +121,9 @@ type Messages interface {
 
 // ErrIncomplete is the error when the rest of a message, or the end of a request, did not arrive in time.
 var ErrIncomplete = errors.New("transport: the rest of the request did not arrive in time")
+
+// ErrUnread is the end of a connection whose client does not take its answers.
+var ErrUnread = errors.New("transport: the client does not take its answers")
 
 // LaterError is the error of a message on a stream that has carried others: earlier requests of the
 // stream may have been executed.
@@ -227,7 +230,7 @@ func (t *Server) begin(raw net.Conn) {
 	}
 	t.mu.Unlock()
 	if refused {
-		c.client.Closed()
+		c.client.Closed(ErrClosed)
 		_ = raw.Close()
 		return
 	}

@@ -1,0 +1,265 @@
+package transport
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const (
+	pathEcho   = "/test/Echo"   // answers with its message
+	pathBlock  = "/test/Block"  // waits until the service is released
+	pathStream = "/test/Stream" // answers each message with itself
+	pathLarge  = "/test/Large"  // answers with largeBytes
+)
+
+const largeBytes = 300 << 10
+
+// service counts what a server takes and gives back.
+type service struct {
+	release  chan struct{} // ends requests for pathBlock
+	clients  atomic.Int64
+	streams  atomic.Int64
+	received atomic.Int64 // bytes
+	lanes    atomic.Int64
+	executed atomic.Int64
+	held     atomic.Int64 // answers that the transport has not released
+	refuse   atomic.Bool  // Receive refuses
+}
+
+func (s *service) Connect(*Conn) Client { s.clients.Add(1); return client{s} }
+
+type client struct{ *service }
+
+func (client) Fast(path string) int {
+	return map[string]int{pathEcho: 1, pathBlock: 2, pathStream: 3, pathLarge: 4}[path]
+}
+func (c client) Lane() Lane              { c.lanes.Add(1); return lane(c) }
+func (c client) OpenStream(string) error { c.streams.Add(1); return nil }
+func (c client) CloseStream()            { c.streams.Add(-1) }
+func (c client) Received(bytes int)      { c.received.Add(-int64(bytes)) }
+func (client) Cancelled(Request)         {}
+func (c client) Closed(error)            { c.clients.Add(-1) }
+func (client) Status(err error) *status.Status {
+	return status.New(codes.ResourceExhausted, err.Error())
+}
+
+func (c client) Receive(bytes int) error {
+	if c.refuse.Load() {
+		return errors.New("no room")
+	}
+	c.received.Add(int64(bytes))
+	return nil
+}
+
+func (c client) Messages(r Request) (Messages, error) {
+	if r.Method() != 3 {
+		return nil, nil //nolint:nilnil // as the interface says
+	}
+	return &echoStream{request: r}, nil
+}
+
+type echoStream struct{ request Request }
+
+func (s *echoStream) Execute(_ Lane, message []byte) bool {
+	s.request.Send(raw(bytes.Clone(message)), nil)
+	return true
+}
+
+func (s *echoStream) End() { s.request.EndStream(status.New(codes.OK, "")) }
+
+type lane struct{ *service }
+
+func (l lane) Rest() { l.lanes.Add(-1) }
+
+func (l lane) Execute(r Request, message []byte) {
+	l.executed.Add(1)
+	switch r.Method() {
+	case 2:
+		<-l.release
+	case 4:
+		l.held.Add(1)
+		r.Answer(raw(make([]byte, largeBytes)), func() { l.held.Add(-1) })
+		return
+	}
+	r.Answer(raw(bytes.Clone(message)), nil)
+}
+
+// raw is a message that encodes as itself.
+type raw []byte
+
+func (m raw) SizeVT() int { return len(m) }
+
+func (m raw) MarshalToSizedBufferVT(b []byte) (int, error) { return copy(b, m), nil }
+
+func testOptions() Options {
+	return Options{
+		Streams: 100, StreamWindow: 256 << 10, ConnWindow: 1 << 20, HeaderBytes: 8 << 10, HandshakeTimeout: 5 * time.Second,
+		KeepaliveTime: 30 * time.Second, KeepaliveTimeout: 10 * time.Second, PingInterval: 10 * time.Second, ProgressTimeout: 30 * time.Second,
+		Log: slog.New(slog.DiscardHandler),
+	}
+}
+
+// start serves until the end of the test, and checks then that everything was given back.
+func start(t testing.TB, adjust ...func(*Options)) (*service, *Server, string) {
+	t.Helper()
+	o := testOptions()
+	for _, f := range adjust {
+		f(&o)
+	}
+	s := &service{release: make(chan struct{})}
+	server := New(o, s, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		w.WriteHeader(http.StatusOK)
+	}))
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	t.Cleanup(func() {
+		select {
+		case <-s.release:
+		default:
+			close(s.release)
+		}
+		server.Close()
+		if err := <-served; !errors.Is(err, ErrClosed) {
+			t.Errorf("Serve returned %v", err)
+		}
+		for what, n := range map[string]*atomic.Int64{"clients": &s.clients, "streams": &s.streams, "bytes received": &s.received, "lanes": &s.lanes, "answers": &s.held} {
+			if n.Load() != 0 {
+				t.Errorf("%d %s were not given back", n.Load(), what)
+			}
+		}
+	})
+	return s, server, l.Addr().String()
+}
+
+// peer is a client that sends what a test wants.
+type peer struct {
+	net.Conn
+	t       testing.TB
+	framer  *http2.Framer
+	block   bytes.Buffer
+	encoder *hpack.Encoder
+}
+
+func dial(t testing.TB, address string, settings ...http2.Setting) *peer {
+	t.Helper()
+	conn, err := net.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
+	p := &peer{Conn: conn, t: t, framer: http2.NewFramer(conn, conn)}
+	p.framer.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
+	p.framer.AllowIllegalWrites = true
+	p.encoder = hpack.NewEncoder(&p.block)
+	if _, err := io.WriteString(conn, http2.ClientPreface); err != nil {
+		t.Fatal(err)
+	}
+	_ = p.framer.WriteSettings(settings...)
+	return p
+}
+
+// headers encodes a request for a path, with more fields.
+func (p *peer) headers(path string, more ...string) []byte {
+	p.block.Reset()
+	fields := append([]string{":method", "POST", ":scheme", "http", ":path", path, ":authority", "test", "content-type", "application/grpc", "te", "trailers"}, more...)
+	for i := 0; i < len(fields); i += 2 {
+		_ = p.encoder.WriteField(hpack.HeaderField{Name: fields[i], Value: fields[i+1]})
+	}
+	return bytes.Clone(p.block.Bytes())
+}
+
+func (p *peer) open(stream uint32, path string, more ...string) {
+	_ = p.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: stream, BlockFragment: p.headers(path, more...), EndHeaders: true})
+}
+
+func prefixed(n int) []byte {
+	b := make([]byte, grpcPrefixBytes+n)
+	putPrefix(b, n)
+	return b
+}
+
+// request sends a whole request.
+func (p *peer) request(stream uint32, path string, bytes int) {
+	p.open(stream, path)
+	_ = p.framer.WriteData(stream, true, prefixed(bytes))
+}
+
+// outcome reads until a stream has ended, and returns its status and the bytes of its messages.
+func (p *peer) outcome(stream uint32) (grpcStatus string, data int) {
+	p.t.Helper()
+	for {
+		f, err := p.framer.ReadFrame()
+		if err != nil {
+			p.t.Fatalf("stream %d: %v", stream, err)
+		}
+		switch f := f.(type) {
+		case *http2.MetaHeadersFrame:
+			if f.StreamID == stream && f.StreamEnded() {
+				for _, h := range f.Fields {
+					if h.Name == "grpc-status" {
+						return h.Value, data
+					}
+				}
+				return "none", data
+			}
+		case *http2.DataFrame:
+			if f.StreamID == stream {
+				data += len(f.Data())
+			}
+		case *http2.RSTStreamFrame:
+			if f.StreamID == stream {
+				return "RST " + f.ErrCode.String(), data
+			}
+		case *http2.GoAwayFrame:
+			return "GOAWAY " + f.ErrCode.String() + " " + string(f.DebugData()), data
+		}
+	}
+}
+
+// goneAway reads until the server has closed the connection, and returns the code of GOAWAY.
+func (p *peer) goneAway() (code http2.ErrCode, sent bool) {
+	p.t.Helper()
+	for {
+		f, err := p.framer.ReadFrame()
+		if err != nil {
+			var timeout net.Error
+			if errors.As(err, &timeout) && timeout.Timeout() {
+				p.t.Fatal("the connection is still open")
+			}
+			return code, sent
+		}
+		if g, ok := f.(*http2.GoAwayFrame); ok {
+			code, sent = g.ErrCode, true
+		}
+	}
+}
+
+func eventually(t testing.TB, what string, holds func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !holds(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("never: %s", what)
+		}
+	}
+}
