@@ -199,6 +199,9 @@ func (p *pipeline) syncMeanwhile(waiting []answer) {
 
 // awaitOldest waits for the first of the queued answers; more can then be sent with it. If the log
 // has failed, all of them fail.
+//
+// Letting the answers of up to six syncs, or of a millisecond, join them while the receiver has
+// requests to execute was tried: 4 and 16 streams of 64 puts were 1.04 and 1.00 times as fast.
 func (p *pipeline) awaitOldest(ctx context.Context, oldest ackWait, waiting *[]answer) error {
 	err := oldest.wait(ctx, p.server.store)
 	if err == nil {

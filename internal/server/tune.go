@@ -22,6 +22,11 @@ const (
 
 // tuneRuntime sets the garbage collector from the memory budget. GOGC and GOMEMLIMIT, if set, are
 // the operator's word.
+//
+// GOMAXPROCS stays the number of processors. One more was measured on two processors, which the
+// clients shared, twice or more at each point: batches of 100 and pipelines 0.8 to 1.35 times as
+// fast, puts by 1 and 16 callers 0.93 to 0.95, and gets by 16 to 256 callers the same for 5 to 8 %
+// more processor time.
 func tuneRuntime(c *config.Config, log *slog.Logger) {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
