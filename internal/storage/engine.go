@@ -84,6 +84,8 @@ type checkpointState struct {
 	blocked  atomic.Pointer[error] // why checkpoints cannot free memory now: the disk is full, or a page is damaged; written under mu
 	pins     checkpointPins        // has a lock of its own
 
+	lastScheduled atomic.Uint64 // the newest epoch when the last checkpoint was scheduled
+
 	// Guarded by mu, but for the atomics in vacuum and fileEnd.
 	slot         *pin.Slot
 	skippedPages *repairtree.Tree // what merges skip: what the view names, and what was found since

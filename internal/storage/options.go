@@ -16,10 +16,15 @@ const (
 	// memtableBytesMax: in the design's prototype tables of 16 MiB took 24 to 70 % more puts than
 	// tables of 64 MiB, whose index and towers leave the processor's second-level cache. Several
 	// are merged at once.
-	memtableBytesMax   = 16 << 20
-	memtableBytesMin   = 1 << 20
-	checkpointBytesMax = 64 << 20
-	defaultStallMax    = 10 * time.Second
+	memtableBytesMax = 16 << 20
+	memtableBytesMin = 1 << 20
+	// checkpointBytesMax bounds the log that a restart replays, a second or two, and the memtables that
+	// readers look into, unless merges are slower than writers. Merges of twice the size write about half as many pages.
+	checkpointBytesMax = 128 << 20
+	// reserveMergeBytesMax bounds the part of the disk reserve that is for merges: larger ones are made in
+	// steps when the disk is full.
+	reserveMergeBytesMax = 64 << 20
+	defaultStallMax      = 10 * time.Second
 )
 
 // KeyBytesMax is the longest client's key that a store with pages of this size takes.
@@ -98,7 +103,7 @@ const reserveSegments = 2
 // writes are refused only when the first has done so, and a memtable of deletions.
 func (o *Options) setReserve() {
 	if o.DiskReserve == DiskReserveDerived {
-		o.DiskReserve = reserveSegments*o.SegmentBytes + 2*min(o.CheckpointBytes, o.immutableBytes()) + o.MemtableBytes
+		o.DiskReserve = reserveSegments*o.SegmentBytes + 2*min(o.CheckpointBytes, reserveMergeBytesMax, o.immutableBytes()) + o.MemtableBytes
 	}
 }
 

@@ -23,9 +23,10 @@ const (
 )
 
 const (
-	// immutableWaitMax is how long an immutable memtable waits to be merged together with later ones. Readers
-	// look into each of them.
-	immutableWaitMax = time.Second
+	// immutableWaitMax is how long an immutable memtable waits to be merged together with later ones, and
+	// immutableWaitIdle how long it does while nothing is written. Readers look into each of them.
+	immutableWaitMax  = 10 * time.Second
+	immutableWaitIdle = time.Second
 	// largePart is the part of the keys of the tree, as one over it, that makes an active memtable large.
 	largePart = 8
 )
@@ -34,12 +35,14 @@ const (
 // that is large in proportion to the tree is merged before it is full, once it has waited for largeWait. The
 // snapshots are the epochs that versions must be kept for.
 func (e *Engine) Schedule(largeWait time.Duration, snapshots []keys.Epoch) Work {
+	idle := e.idle()
+	alone := idle || len(e.view.Load().immutables) == 0 // else immutable memtables would be merged for the sake of other work
 	switch {
 	case e.Shortage() != nil && e.rotatable():
 		return WorkRotateAndMerge // frees pages and log segments
 	case e.shouldFlushBySize(largeWait):
 		return WorkRotateAndMerge
-	case e.shouldFlushByAge(), e.shrinkable(), e.vacuumable(snapshots):
+	case e.shouldFlushByAge(idle), alone && (e.shrinkable() || e.vacuumable(snapshots)):
 		return WorkMerge
 	default:
 		return WorkNone
@@ -52,9 +55,23 @@ func (e *Engine) CheckpointRequests() <-chan struct{} { return e.checkpoints.req
 // RequestCheckpoint makes CheckpointRequests deliver.
 func (e *Engine) RequestCheckpoint() { e.checkpoints.request() }
 
-// shouldFlushByAge reports whether an immutable memtable has waited long enough.
-func (e *Engine) shouldFlushByAge() bool {
-	return len(e.view.Load().immutables) > 0 && time.Since(time.Unix(0, e.memory.rotated.Load())) > immutableWaitMax
+// shouldFlushByAge reports whether the newest immutable memtable has waited long enough. While commits come,
+// more memtables will follow, and a merge of several writes each page of the tree once.
+func (e *Engine) shouldFlushByAge(idle bool) bool {
+	wait := immutableWaitMax
+	if idle {
+		wait = immutableWaitIdle
+	}
+	return len(e.view.Load().immutables) > 0 && time.Since(time.Unix(0, e.memory.rotated.Load())) > wait
+}
+
+// idle reports whether nothing was committed since its last call.
+func (e *Engine) idle() bool {
+	last := keys.Epoch(0)
+	if segment := e.view.Load().active.segment; segment != nil { // else a bulk load is being completed
+		_, last, _ = segment.Extent()
+	}
+	return e.checkpoints.lastScheduled.Swap(uint64(last)) == uint64(last)
 }
 
 // shouldFlushBySize reports whether the active memtable is large and has waited for so long. Without it, the

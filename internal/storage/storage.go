@@ -22,7 +22,7 @@ type Options struct {
 	MemtableBytes int64  // of one generation; derived
 	SegmentBytes  int64  // of one log segment; derived
 
-	CheckpointBytes   int64         // immutable memtables that start a checkpoint, if writers do not wait before; 64 MiB
+	CheckpointBytes   int64         // immutable memtables that start a checkpoint, if writers do not wait before; 128 MiB
 	CheckpointWorkers int           // goroutines that merge; half the processors, all while writers wait
 	DiskReserve       int64         // disk space that is kept for deletions and checkpoints; 0: none; DiskReserveDerived
 	StallMax          time.Duration // how long a write waits for memory before it is refused; 10 s
