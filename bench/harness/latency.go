@@ -32,6 +32,15 @@ func (r *Recorder) Record(d time.Duration) {
 	_ = r.histogram.RecordValue(int64(min(max(d, 1), latencyMax)))
 }
 
+// P999 is the 99.9th percentile of merged recorders in microseconds.
+func P999(recorders ...*Recorder) float64 {
+	all := hdrhistogram.New(1, int64(latencyMax), 3)
+	for _, one := range recorders {
+		all.Merge(one.histogram)
+	}
+	return float64(all.ValueAtQuantile(99.9)) / 1e3
+}
+
 // Latencies puts the merged recorders into the run's sample.
 func (r *Run) Latencies(recorders ...*Recorder) {
 	all := hdrhistogram.New(1, int64(latencyMax), 3)

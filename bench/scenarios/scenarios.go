@@ -35,7 +35,7 @@ var writers = harness.Axis{Name: "writers", Points: []int{1, 2, 4, 8}}
 // writes are single and batched puts under both durabilities, into stores that are empty before.
 func writes() []harness.Scenario {
 	return []harness.Scenario{
-		putAsync(), mutex("w4-append-4MiB", 4<<20), mutex("w4-append-64MiB", 64<<20), mutexSync(), putSyncLone(), putSync(), batchAsync(), batchSync(),
+		putAsync(), mutex("w4-append-4MiB", 4<<20), mutex("w4-append-64MiB", 64<<20), mutexSync(), mutexSliced(), mutexSlicedMerging(), putSyncLone(), putSync(), batchAsync(), batchSync(),
 	}
 }
 
@@ -181,6 +181,15 @@ func mutexSync() harness.Scenario {
 		Unit: "puts", Axis: harness.Axis{Name: "writers", Points: []int{8, 64}}, Size: 100_000,
 		Arms: []harness.Arm{arm("mutex-free", false), arm("one mutex", true)},
 	}
+}
+
+// mutexSliced measures what the mutex costs on few cores, which disturbances of whole runs hide.
+func mutexSliced() harness.Scenario {
+	return slicedScenario("w4-append-slices", sliced{buffer: 128 << 20}, "Slices with a rotation, or in which other processes take more than a tenth, are dropped.")
+}
+
+func mutexSlicedMerging() harness.Scenario {
+	return slicedScenario("w4-append-slices-merging", sliced{buffer: 16 << 20, rotates: true}, "Rotations and merges are inside.")
 }
 
 // oneCommitPerPut proves that no put shared a commit with another or was lost.
