@@ -13,10 +13,10 @@ import (
 // InvokeKind names a read-modify-write operation.
 type InvokeKind uint8
 
-// Operations. Integers are decimal text of an int64, as clients would put them; a missing key counts as 0 for Add.
+// The operations. An integer is the decimal text of an int64. For Add a missing key is 0.
 const (
 	InvokeAdd          InvokeKind = iota + 1 // value += Delta, within [Min, Max]
-	InvokeAppend                             // value = value + Operand; a missing key starts empty
+	InvokeAppend                             // value = value + Operand; a missing key is empty
 	InvokeMin                                // value = min(value, Delta); a missing key becomes Delta
 	InvokeMax                                // value = max(value, Delta); a missing key becomes Delta
 	InvokeCompareSet                         // value = Operand if it equals Expect
@@ -37,16 +37,18 @@ type Invoke struct {
 	Max     int64
 }
 
-// Invoked is the outcome of one operation. Old and New alias the session's or the transaction's buffers until its next call.
+// Invoked is the outcome of one operation. Old and New are in buffers of the session or of the
+// transaction, and valid until its next call.
 type Invoked struct {
 	Applied  bool // false: a comparison failed, and the key is as it was
 	OldFound bool
 	NewFound bool
 	Old, New []byte
-	OldEpoch keys.Epoch // the commit that wrote Old, whether the operation is applied or not; zero for a transaction's own write
+	OldEpoch keys.Epoch // of the commit that wrote Old, also if the operation is not applied; zero for a transaction's own write
 }
 
-// TypeError means that a value is not what the operation works on, or that its result is not allowed. Nothing was written.
+// TypeError means that the operation does not apply to the key's value, or that the result is out
+// of bounds. Nothing was written.
 type TypeError struct {
 	Index  int // position in the request
 	Key    []byte
@@ -57,7 +59,8 @@ func (e *TypeError) Error() string {
 	return fmt.Sprintf("mvcc: operation %d on %q: %s", e.Index, e.Key, e.Reason)
 }
 
-// apply computes the outcome on a key's present value. A new value is appended to buf, which is returned.
+// apply computes the outcome of the operation on a key's value. It appends a new value to buf and
+// returns buf.
 func (op *Invoke) apply(index int, old []byte, found bool, buf []byte) (out Invoked, grown []byte, err error) {
 	out = Invoked{Applied: true, OldFound: found, NewFound: true, Old: old}
 	from := len(buf)
@@ -91,7 +94,7 @@ func (op *Invoke) apply(index int, old []byte, found bool, buf []byte) (out Invo
 	return out, buf, nil
 }
 
-// number computes the integer operations; a reason says why there is no result.
+// number computes the integer operations. If there is no result, it returns the reason.
 func (op *Invoke) number(old []byte, found bool) (n int64, reason string) {
 	if found {
 		var err error
@@ -121,10 +124,12 @@ func (op *Invoke) number(old []byte, found bool) (n int64, reason string) {
 	return n, ""
 }
 
-// InvokeAll applies every operation in one commit, reading and writing under the keys' latches, so that it never conflicts. A
-// key may be named once. out must be as long as ops. The epoch is zero if nothing was written.
+// InvokeAll applies all operations in one commit. It reads and writes while it holds the latches of
+// the keys, so it never conflicts. The keys must be distinct. out must be as long as ops. The epoch
+// is zero if nothing was written.
 //
-// Errors change nothing: *TypeError, and those of Commit. Await tells what the outcome reveals.
+// After an error (*TypeError, or one of Commit) nothing has changed. Await returns the epoch that
+// the outcome reveals.
 func (x *Session) InvokeAll(ctx context.Context, ops []Invoke, conditions []Condition, d Durability, out []Invoked) (keys.Epoch, error) {
 	w := &x.buffers.ranged.write
 	w.Reset()
@@ -134,13 +139,13 @@ func (x *Session) InvokeAll(ctx context.Context, ops []Invoke, conditions []Cond
 		if err := x.store.checkKey(ops[i].Key); err != nil {
 			return 0, err
 		}
-		w.Batch.Delete(keys.SpaceUser, ops[i].Key) // a placeholder for the limits and latches, until compute
+		w.Batch.Delete(keys.SpaceUser, ops[i].Key) // a placeholder for limits and latches, which compute replaces
 	}
 	return x.commit(ctx, w)
 }
 
-// compute replaces the placeholders of an InvokeAll by what its operations write. The latches of all keys are held.
-// For every other write it does nothing.
+// compute replaces the placeholders of an InvokeAll by the writes of its operations. For every
+// other write it does nothing. The caller holds the latches of all keys.
 func (x *Session) compute(ctx context.Context, w *Write) error {
 	if w.ops == nil {
 		return nil
@@ -151,8 +156,9 @@ func (x *Session) compute(ctx context.Context, w *Write) error {
 	return x.prepare(w)
 }
 
-// applyAll computes every outcome from the newest versions and fills the batch. The values that it finds have the limit of a batch, as what it writes has:
-// a request of many short names must not read the whole store into memory.
+// applyAll computes every outcome from the newest versions and fills the batch. The limit of a
+// batch also bounds the values that it reads: a request of many short keys must not read the whole
+// store into memory.
 func (x *Session) applyAll(ctx context.Context, ops []Invoke, w *Write, out []Invoked) error {
 	w.Batch.Reset()
 	buf, read := x.buffers.invoked[:0], 0
@@ -182,7 +188,8 @@ func (x *Session) applyAll(ctx context.Context, ops []Invoke, w *Write, out []In
 	return nil
 }
 
-// newestValue reads the newest version of the key in x.key, and appends its value to buf. So many bytes of values have been read before it.
+// newestValue reads the newest version of the key in x.key, and appends its value to buf. The
+// caller passes the number of bytes of values that were read before.
 func (x *Session) newestValue(buf *[]byte, read int) (value []byte, found bool, epoch keys.Epoch, err error) {
 	x.slot.Enter()
 	defer x.slot.Leave()

@@ -14,14 +14,17 @@ import (
 // all cases, of 16,384 in less than half. The table has 640 KiB, of which a writer touches one line for each key.
 const stripes = 16384
 
-// latches is the striped table of key latches. Every writer takes the latches of its whole write set, in stripe order, so
-// that no two commits deadlock, and holds them until its versions are in the memtable.
+// latches is the striped table of key latches. Every writer takes the latches of its whole write
+// set, in stripe order, so that no two commits deadlock, and holds them until its versions are in
+// the memtable.
 //
-// A latch knows the newest epoch that was installed under it. A transaction whose snapshot is not older need not look for a newer version
-// of its keys: most conflict checks read nothing but the line that they hold already.
+// A latch stores the newest epoch that was installed under it. A transaction whose snapshot is not
+// older than this epoch has no newer version to look for. So most conflict checks read only the
+// cache line of a latch that the commit holds already.
 //
-// Invariant: no key of a stripe has a version newer than the stripe's newest, whether a commit wrote it or a bulk load, but for those that
-// recovery found, which are older than every snapshot.
+// Invariant: no key of a stripe has a version newer than the stripe's newest, whether a commit or a
+// bulk load wrote it. Exempt are the versions that recovery found: they are older than every
+// snapshot.
 type latches struct {
 	seed     maphash.Seed
 	ablation ablation.Switches
@@ -35,7 +38,7 @@ func newLatches(a ablation.Switches) *latches {
 // stripe is the index of an internal key's latch.
 func (l *latches) stripe(key []byte) int {
 	if l.ablation.OneMutex() {
-		return 0 // the mutex excludes more than latches would
+		return 0 // with one mutex, all keys share one latch
 	}
 	return int(maphash.Bytes(l.seed, key) % stripes)
 }
@@ -64,7 +67,7 @@ func (s *latchSet) reset() {
 // add puts the stripe of an internal key into the set.
 func (s *latchSet) add(l *latches, key []byte) {
 	stripe := l.stripe(key)
-	if s.count == 0 { // one key is the common case and needs no bit set
+	if s.count == 0 { // the common case of one key needs no bit set
 		s.only, s.count = stripe, 1
 		return
 	}
@@ -112,7 +115,8 @@ func (s *latchSet) addAll() {
 	s.count = stripes
 }
 
-// lock takes every latch of the set, in ascending stripe order, or none of them if the context ends before.
+// lock takes every latch of the set, in ascending stripe order. If the context ends before that,
+// lock holds none of them.
 func (l *latches) lock(ctx context.Context, s *latchSet, w *waiter) error {
 	l.ablation.LockCommit()
 	err := l.lockStripes(ctx, s, w)
@@ -147,7 +151,7 @@ func (l *latches) unlock(s *latchSet) {
 	l.ablation.UnlockCommit()
 }
 
-// unlockBelow gives back the latches of a set of several with stripes below one.
+// unlockBelow releases the latches with stripes below the given one, of a set of several.
 func (l *latches) unlockBelow(s *latchSet, below int) {
 	for stripe := s.next(0); stripe < below; stripe = s.next(stripe + 1) {
 		l.table[stripe].unlock()

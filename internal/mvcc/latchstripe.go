@@ -9,13 +9,13 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 )
 
-// latch is a mutex whose waiters can give up: a request whose deadline has passed must not stay in the
-// queue of a latch that a stuck commit holds. Like sync.Mutex it lets a running goroutine take it before
-// a parked one, and hands it over to a waiter that has been overtaken for too long.
+// latch is a mutex whose waiters can give up: a request whose deadline has passed must not stay in
+// the queue of a latch that a stuck commit holds. Like sync.Mutex it lets a running goroutine take
+// it before a parked one, and hands it over to a waiter that has been overtaken for too long.
 //
-// Invariants: the queue is not empty only while latchWanted is set; latchWoken is set from the moment at
-// which a waiter is removed from the queue to try to take the latch until it has tried, so that a burst
-// of unlocks wakes one waiter and not all of them.
+// Invariants: the queue is not empty only while latchWanted is set; latchWoken is set from the
+// moment at which a waiter is removed from the queue to try to take the latch until it has tried,
+// so that a burst of unlocks wakes one waiter and not all of them.
 type latch struct {
 	state  atomic.Uint32
 	newest keys.Epoch // guarded by the latch
@@ -82,9 +82,9 @@ func (l *latch) spin() bool {
 	return false
 }
 
-// enqueue puts w into the queue, at its head if w has waited before or is urgent. If the latch is free, it takes
-// the latch instead and returns false. latchWanted is set before that last try: the holder either
-// leaves the latch free for it, or sees the bit and then the queue.
+// enqueue puts w into the queue, at its head if w has waited before or is urgent. If the latch is
+// free, it takes the latch instead and returns false. latchWanted is set before that last try: the
+// holder either leaves the latch free for it, or sees the bit and then the queue.
 func (l *latch) enqueue(w *waiter, front bool) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -119,7 +119,7 @@ func (l *latch) unlockWanted() {
 	defer l.mu.Unlock()
 	if w := l.first; w != nil && (w.starving || time.Since(w.since) > queuedMax) {
 		l.popLocked()
-		w.granted = true // held stays set: the latch is the waiter's
+		w.granted = true // latchHeld stays set: the latch now belongs to the waiter
 		w.wake <- struct{}{}
 		return
 	}
@@ -159,7 +159,7 @@ func (l *latch) cancel(w *waiter) {
 		l.mu.Unlock()
 		return
 	}
-	<-w.wake // it was sent before the queue was unlocked
+	<-w.wake // the token was sent before the queue was unlocked
 	if w.granted {
 		l.mu.Unlock()
 		l.unlock()

@@ -10,19 +10,20 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/batch"
 )
 
-// overlay is the write set of a transaction: per key the last operation, found by key and walked in order. Its buffers are
-// reused. Keys are the client's.
+// overlay is the write set of a transaction: the last operation on each key. It can be searched by
+// key and walked in key order. Keys are those of the client. The buffers are reused.
 type overlay struct {
 	buf        []byte
 	entries    []overlayEntry // in order of first write
-	table      []int32        // open addressing, entry index + 1; only used beyond linearMax entries
+	table      []int32        // open addressing, entry index + 1; used above linearMax entries
 	order      []int32        // entry indexes by key; the first sorted of them are in order
 	sorted     int
 	undo       []overlayUndo      // since the first savepoint
 	savepoints []overlaySavepoint // savepoints
 }
 
-// init makes the first buffers, which share no cache line with those of other sessions (see keys.LineBytes).
+// init makes the first buffers, which share no cache line with those of other sessions (see
+// keys.LineBytes).
 func (o *overlay) init() {
 	o.buf, o.entries, o.order = keys.Scratch(), make([]overlayEntry, 0, linearMax), make([]int32, 0, keys.LineBytes/4)
 }
@@ -31,11 +32,11 @@ type overlayEntry struct {
 	key   span
 	value span
 	kind  keys.Kind
-	level int32 // savepoints there were when the operation was written
+	level int32 // number of savepoints when the operation was written
 }
 
-// overlayUndo restores an entry's former operation. There is one per entry and savepoint at most: further overwrites before the next
-// savepoint have nothing to restore.
+// overlayUndo restores an entry's former operation. Each entry has at most one per savepoint,
+// because a rollback undoes all overwrites since the savepoint together.
 type overlayUndo struct {
 	entry int32
 	level int32
@@ -43,22 +44,23 @@ type overlayUndo struct {
 	kind  keys.Kind
 }
 
-// overlaySavepoint is what a savepoint remembers.
+// overlaySavepoint is the state to which a rollback returns.
 type overlaySavepoint struct{ buf, entries, undo int }
 
-// linearMax entries are searched one by one, without hashing: most transactions write few keys.
+// linearMax is the number of entries up to which find compares one by one, without hashing: most
+// transactions write few keys.
 const linearMax = 16
 
-// overlaySeed keeps clients from choosing keys that collide.
+// overlaySeed prevents clients from choosing keys that collide.
 var overlaySeed = maphash.MakeSeed()
 
-// size is what the write set holds, in bytes: everything that grows with what the client sends, so that it can be charged. Slices may have
-// grown to up to twice their length.
+// size is the memory of the write set in bytes that the transaction is charged for: everything that
+// grows with the client's requests. The capacity of the slices may be up to twice as large.
 func (o *overlay) size() int {
 	return len(o.buf) + entryBytes*len(o.entries) + 4*(len(o.order)+len(o.table)) + undoBytes*len(o.undo) + savepointBytes*len(o.savepoints)
 }
 
-// held is the memory of the buffers, in use or not.
+// held is the memory of the buffers in bytes, whether they are in use or not.
 func (o *overlay) held() int {
 	return cap(o.buf) + entryBytes*cap(o.entries) + 4*(cap(o.order)+cap(o.table)) + undoBytes*cap(o.undo) + savepointBytes*cap(o.savepoints)
 }
@@ -131,7 +133,8 @@ func (o *overlay) set(key, value []byte, kind keys.Kind) {
 	}
 }
 
-// index puts the newest entry into the table, or all of them: into a larger one, or when the table comes into use.
+// index puts the newest entry into the table. When the table is used for the first time, or must
+// grow, all entries are put into a new one.
 func (o *overlay) index() {
 	n := len(o.entries)
 	if n > linearMax+1 && 2*n <= len(o.table) {
@@ -155,7 +158,7 @@ func (o *overlay) insert(i int) {
 	o.table[at] = int32(i) + 1
 }
 
-// sort brings order up to date.
+// sort makes order complete: all entries, ascending by key.
 func (o *overlay) sort() {
 	if o.sorted == len(o.order) {
 		return
@@ -166,7 +169,8 @@ func (o *overlay) sort() {
 	o.sorted = len(o.order)
 }
 
-// within appends to dst the entries with keys in [lower, upper), in order; a nil upper is no bound.
+// within appends to dst the indexes of the entries with keys in [lower, upper), in key order. A nil
+// upper is no bound.
 func (o *overlay) within(dst []int32, lower, upper []byte) []int32 {
 	o.sort()
 	from, _ := slices.BinarySearchFunc(o.order, lower, func(i int32, k []byte) int {
@@ -194,13 +198,13 @@ func (o *overlay) fill(b *batch.Builder) {
 	}
 }
 
-// savepoint remembers the present state and returns its number, from 1.
+// savepoint sets a savepoint and returns its number, from 1.
 func (o *overlay) savepoint() int {
 	o.savepoints = append(o.savepoints, overlaySavepoint{len(o.buf), len(o.entries), len(o.undo)})
 	return len(o.savepoints)
 }
 
-// rollback restores the state of a savepoint, which stays; later ones end.
+// rollback restores the state of a savepoint and removes later savepoints. The savepoint remains.
 func (o *overlay) rollback(savepoint int) {
 	m := o.savepoints[savepoint-1]
 	for i := len(o.undo) - 1; i >= m.undo; i-- {
@@ -217,7 +221,7 @@ func (o *overlay) rollback(savepoint int) {
 	o.indexAll()
 }
 
-// indexAll makes the table anew, no larger than it has to be.
+// indexAll makes a new table of the smallest size that fits.
 func (o *overlay) indexAll() {
 	size := 0
 	if n := len(o.entries); n > linearMax {
@@ -239,7 +243,8 @@ func (o *overlay) indexAll() {
 	}
 }
 
-// shrink gives up a buffer of which a rollback has left little: what is charged no more must not stay.
+// shrink replaces a buffer by a smaller one if a rollback has left little in it: memory that is not
+// charged any more must be freed.
 func shrink[T any](s []T) []T {
 	if cap(s) < 2*len(s)+shrinkMin {
 		return s
@@ -247,5 +252,5 @@ func shrink[T any](s []T) []T {
 	return append(make([]T, 0, len(s)+shrinkMin/2), s...)
 }
 
-// shrinkMin is how many elements of a buffer may lie idle.
+// shrinkMin is the number of elements of a buffer that may be unused.
 const shrinkMin = 1024

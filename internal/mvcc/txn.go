@@ -7,14 +7,14 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 )
 
-// Isolation is what a transaction is promised.
+// Isolation is the isolation level of a transaction.
 type Isolation uint8
 
 const (
-	// IsolationSnapshot reads at one epoch and lets the first committer of a key win: no lost updates, no dirty, fuzzy or
-	// phantom reads; write skew is possible.
+	// IsolationSnapshot reads at one epoch and lets the first committer of a key win: no lost
+	// updates, no dirty, fuzzy or phantom reads; write skew is possible.
 	IsolationSnapshot Isolation = iota + 1
-	// IsolationSerializable also validates everything that was read: strictly serializable.
+	// IsolationSerializable is strictly serializable: it also validates everything that was read.
 	IsolationSerializable
 )
 
@@ -24,20 +24,22 @@ var (
 	ErrNoTransaction = errors.New("mvcc: no transaction is open")
 	// ErrReadOnly means a write in a read-only transaction.
 	ErrReadOnly = errors.New("mvcc: transaction is read-only")
-	// ErrNoSavepoint means that a savepoint does not exist, or ended with a rollback to an earlier one.
+	// ErrNoSavepoint means that a savepoint does not exist, or was removed by a rollback to an
+	// earlier one.
 	ErrNoSavepoint = errors.New("mvcc: no such savepoint")
 )
 
-// TxnOptions say what a transaction promises and needs.
+// TxnOptions are the options of Begin.
 type TxnOptions struct {
 	Isolation  Isolation  // IsolationSerializable
-	ReadOnly   bool       // never aborts, and writes nothing but its slot
+	ReadOnly   bool       // never conflicts, and writes no shared memory except its slot
 	At         keys.Epoch // read-only: the epoch to read at; 0: the newest
 	Durability Durability
 }
 
-// Txn is a session's transaction. Reads see its own writes. It ends with Commit or Rollback, and with its session. It is
-// reused by the session, so that a retry allocates nothing, and is not for concurrent use.
+// Txn is a session's transaction. Its reads see its own writes. It ends with Commit, with Rollback
+// or with its session. The session reuses it, so that a retry allocates nothing. It is not for
+// concurrent use.
 type Txn struct {
 	session *Session
 	options TxnOptions
@@ -52,7 +54,8 @@ type Txn struct {
 	fresh   []byte
 }
 
-// Begin starts the session's transaction and rolls back one that is open. The error is *SnapshotGoneError.
+// Begin starts the session's transaction. A transaction that is still open is rolled back before.
+// The error is *SnapshotGoneError.
 func (x *Session) Begin(o TxnOptions) (*Txn, error) {
 	t := &x.buffers.txn
 	t.Rollback()
@@ -71,19 +74,20 @@ func (x *Session) Begin(o TxnOptions) (*Txn, error) {
 // At is the transaction's snapshot.
 func (t *Txn) At() keys.Epoch { return t.at }
 
-// Await is the newest epoch that must be durable before what the transaction has read may be shown; zero if none.
+// Await is the newest epoch that must be durable before the client may see what the transaction has
+// read. It is zero if there is none.
 func (t *Txn) Await() keys.Epoch { return t.await }
 
-// Size is the memory that the transaction's writes and reads hold, in bytes, with what they need beside keys and values.
+// Size is the memory of the transaction's write set and read set in bytes, overhead included.
 func (t *Txn) Size() int { return t.own.size() + t.reads.size() + 4*len(t.cursor.own) }
 
-// validated reports whether reads have to be remembered.
+// validated reports whether the commit validates the reads, so that they are added to the read set.
 func (t *Txn) validated() bool {
 	return t.options.Isolation == IsolationSerializable && !t.options.ReadOnly
 }
 
-// Get reads key: the transaction's own write, or the version at its snapshot. The value is appended to dst. Own writes have
-// epoch 0.
+// Get reads key: the transaction's own write, or else the version at its snapshot. The value is
+// appended to dst. The epoch of an own write is 0.
 func (t *Txn) Get(dst, key []byte) (v Value, err error) {
 	if !t.open {
 		return Value{Data: dst}, ErrNoTransaction
@@ -102,7 +106,7 @@ func (t *Txn) Get(dst, key []byte) (v Value, err error) {
 	}
 	t.await = max(t.await, v.Await)
 	if t.validated() {
-		t.reads.addPoint(t.session.key) // read left the internal key there
+		t.reads.addPoint(t.session.key) // read has put the internal key there
 		err = t.checkSize()
 	}
 	return v, err
@@ -133,7 +137,8 @@ func (t *Txn) put(key, value []byte, kind keys.Kind) error {
 	return t.checkSize()
 }
 
-// checkSize bounds what a transaction may hold. Past the limit a rollback helps, or one to a savepoint, but for what was read.
+// checkSize compares the size of the transaction with its limit. A transaction above the limit can
+// roll back, or roll back to a savepoint. The latter frees the memory of writes, not of reads.
 func (t *Txn) checkSize() error {
 	limits := &t.session.store.options.Limits
 	if size := t.Size(); size > limits.BatchBytes {
@@ -145,7 +150,8 @@ func (t *Txn) checkSize() error {
 	return nil
 }
 
-// DeleteRange deletes every key in [lower, upper) that the transaction sees, and returns how many.
+// DeleteRange deletes every key in [lower, upper) that the transaction sees. It returns their
+// number.
 func (t *Txn) DeleteRange(ctx context.Context, lower, upper []byte) (int, error) {
 	if t.open && t.options.ReadOnly {
 		return 0, ErrReadOnly
@@ -165,7 +171,8 @@ func (t *Txn) DeleteRange(ctx context.Context, lower, upper []byte) (int, error)
 	return n, c.Err()
 }
 
-// Savepoint remembers the writes so far and returns its number, from 1. It exists even if the error says that the transaction is too large.
+// Savepoint sets a savepoint after the writes so far and returns its number, from 1. The savepoint
+// exists even if the error says that the transaction is too large.
 func (t *Txn) Savepoint() (int, error) {
 	if !t.open {
 		return 0, ErrNoTransaction
@@ -174,7 +181,8 @@ func (t *Txn) Savepoint() (int, error) {
 	return n, t.checkSize()
 }
 
-// RollbackTo undoes every write since the savepoint, which stays; later ones end. What was read stays read.
+// RollbackTo undoes every write since the savepoint and removes later savepoints. The savepoint and
+// the read set remain.
 func (t *Txn) RollbackTo(savepoint int) error {
 	switch {
 	case !t.open:
@@ -187,9 +195,11 @@ func (t *Txn) RollbackTo(savepoint int) error {
 	return nil
 }
 
-// Commit ends the transaction. The epoch is that of its commit, or its snapshot if it wrote nothing; Store.Wait comes before
-// the acknowledgement, and for a transaction that wrote nothing Store.AwaitDurable with Await. *ConflictError means that
-// it is rolled back and may be run again with Begin; it is valid until the session's next call.
+// Commit ends the transaction. It returns the epoch of the commit, or of the snapshot if the
+// transaction wrote nothing. The caller calls Store.Wait before it acknowledges the commit; for a
+// transaction that wrote nothing, it calls Store.AwaitDurable with Await. *ConflictError means that
+// the transaction is rolled back and may run again with Begin; the error is valid until the
+// session's next call.
 func (t *Txn) Commit(ctx context.Context) (keys.Epoch, error) {
 	if !t.open {
 		return 0, ErrNoTransaction
@@ -197,7 +207,7 @@ func (t *Txn) Commit(ctx context.Context) (keys.Epoch, error) {
 	defer t.Rollback()
 	t.cursor.Close()
 	if t.own.count() == 0 {
-		return t.at, nil // a snapshot of the newest epoch at Begin: the transaction took place then
+		return t.at, nil // in the serial order the transaction is at its snapshot
 	}
 	w := &t.write
 	w.Reset()
@@ -210,7 +220,7 @@ func (t *Txn) Commit(ctx context.Context) (keys.Epoch, error) {
 	return t.session.commit(ctx, w)
 }
 
-// Rollback ends the transaction without a trace. Without one it does nothing.
+// Rollback ends the transaction and discards its writes. Without a transaction it does nothing.
 func (t *Txn) Rollback() {
 	if !t.open {
 		return

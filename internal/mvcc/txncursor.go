@@ -6,8 +6,8 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 )
 
-// TxnCursor walks a range as a transaction sees it: its snapshot with its own writes on top. Writes made after Scan may be
-// missed. A transaction has one cursor.
+// TxnCursor walks a range as a transaction sees it: its snapshot, with its own writes applied. It
+// may miss writes that the transaction makes after Scan. A transaction has one cursor.
 type TxnCursor struct {
 	txn     *Txn
 	base    *Cursor
@@ -24,7 +24,8 @@ type TxnCursor struct {
 	open    bool
 }
 
-// Scan opens the transaction's cursor; a previous one ends. What it walks over counts as read, the gaps included.
+// Scan opens the transaction's cursor and closes the previous one. The range over which the cursor
+// moves counts as read, gaps between keys included.
 func (t *Txn) Scan(o ScanOptions) (*TxnCursor, error) {
 	if !t.open {
 		return nil, ErrNoTransaction
@@ -50,7 +51,8 @@ func (t *Txn) Scan(o ScanOptions) (*TxnCursor, error) {
 	return c, nil
 }
 
-// Next moves to the next key, and reports whether there is one. After false, Err tells why.
+// Next moves to the next key, and reports whether there is one. After false, Err returns the error,
+// if there was one.
 func (c *TxnCursor) Next() bool {
 	if !c.open || c.ended {
 		return false
@@ -118,7 +120,7 @@ func (c *TxnCursor) Value() []byte {
 	return c.txn.own.bytes(c.entry().value)
 }
 
-// Epoch is the commit that wrote the value, 0 for the transaction's own.
+// Epoch is the epoch of the commit that wrote the value, or 0 for the transaction's own write.
 func (c *TxnCursor) Epoch() keys.Epoch {
 	if c.onOwn {
 		return 0
@@ -126,10 +128,11 @@ func (c *TxnCursor) Epoch() keys.Epoch {
 	return c.base.Epoch()
 }
 
-// Err is what ended the walk early, or nil.
+// Err is the error that ended the walk, or nil.
 func (c *TxnCursor) Err() error { return c.base.Err() }
 
-// Close ends the walk and remembers the range that was read. Closing twice is harmless.
+// Close ends the walk and adds the range that was read to the read set. A second Close does
+// nothing.
 func (c *TxnCursor) Close() {
 	if !c.open {
 		return
@@ -142,9 +145,9 @@ func (c *TxnCursor) Close() {
 	c.base.Close()
 }
 
-// rememberRange adds what was walked over to the read set: the whole range if the walk came to its
-// end, otherwise up to and including the last key returned. The base may have read further; the
-// transaction has not seen that.
+// rememberRange adds to the read set the part of the range over which the cursor has moved: all of
+// it after the end of the walk, and otherwise up to and including the last key returned. The base
+// may have read further, but the transaction has not seen these keys.
 func (c *TxnCursor) rememberRange() {
 	c.lower, c.upper = append(c.lower[:0], c.base.lower...), append(c.upper[:0], c.base.upper...)
 	if !c.ended {

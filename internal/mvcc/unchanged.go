@@ -4,11 +4,13 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 )
 
-// UnchangedSince reports whether no key in [lower, upper) was written or deleted after an epoch, up to the transaction's snapshot; a nil upper
-// means to the end. The range counts as read. The epoch must be readable: *SnapshotGoneError.
+// UnchangedSince reports whether no key in [lower, upper) was written or deleted after an epoch, up
+// to the transaction's snapshot. A nil upper is no bound. The range counts as read. If the epoch is
+// not readable, the error is *SnapshotGoneError.
 //
-// Comparing the values of then and now would miss a key that was put and deleted again. The versions themselves tell: while an epoch
-// is readable, what is dropped after it are versions that a newer one of the same key has replaced, and no key's newest one, be it a deletion.
+// UnchangedSince looks at versions, because a comparison of two states would miss a key that was
+// put and deleted again. While an epoch is readable, garbage collection drops only superseded
+// versions after it. The newest version of each key remains, even if it is a tombstone.
 func (t *Txn) UnchangedSince(lower, upper []byte, since keys.Epoch) (bool, error) {
 	if !t.open {
 		return false, ErrNoTransaction
@@ -18,7 +20,7 @@ func (t *Txn) UnchangedSince(lower, upper []byte, since keys.Epoch) (bool, error
 		return false, err
 	}
 	defer past.Close()
-	if _, err := past.OpenSnapshot(since); err != nil { // and keeps it
+	if _, err := past.OpenSnapshot(since); err != nil { // the snapshot keeps the epoch readable
 		return false, err
 	}
 	from, to := keys.Append(nil, keys.SpaceUser, lower), []byte{byte(keys.SpaceUser) + 1}
@@ -35,10 +37,10 @@ func (t *Txn) UnchangedSince(lower, upper []byte, since keys.Epoch) (bool, error
 	if err != nil {
 		return false, err
 	}
-	if changed && epoch > t.at { // a checkpoint has taken in what the snapshot must not see: only a newer one can tell
+	if changed && epoch > t.at { // a checkpoint has merged versions newer than the snapshot; only a newer snapshot can give the answer
 		return false, t.reads.conflict(from, epoch)
 	}
-	if changed { // perhaps not a SYNC commit: the tree does not tell
+	if changed { // the tree does not store whether the commit was SYNC, so assume it
 		t.await = max(t.await, x.store.mustAwait(true, epoch))
 	}
 	return !changed, t.checkSize()
