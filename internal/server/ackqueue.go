@@ -11,13 +11,13 @@ import (
 	"github.com/epochkv/epochkv/internal/telemetry"
 )
 
-// answer is the answer of a pipelined request, and what it waits for.
+// answer is the answer to a pipelined request, with its acknowledgement wait.
 type answer struct {
 	id      uint64
 	ackWait ackWait
 	start   time.Duration
 	method  telemetry.Method
-	err     error          // of the wait; it replaces every other answer
+	err     error          // of the wait; it is sent instead of the answer
 	status  *status.Status // if set, the answer is an error
 
 	found     bool
@@ -30,7 +30,7 @@ type answer struct {
 	invoke      *pb.InvokeResponse
 	invokeAll   *pb.InvokeAllResponse
 
-	charge *memoryCharge // the memory that it is charged for; nil if it is small
+	charge *memoryCharge // for the memory of the answer; nil for a small answer
 }
 
 // bytes is the approximate size of the answer.
@@ -57,8 +57,8 @@ func releaseAll(answers []answer) {
 // a hundred times as long before flow control stops the client.
 const ackQueueMax = 4096
 
-// ackQueueBytesMax bounds the bytes of the same answers. A larger answer is queued when it is
-// alone.
+// ackQueueBytesMax bounds the bytes of the same answers. A larger answer is queued when the queue
+// is empty.
 const ackQueueBytesMax = 1 << 20
 
 // ackQueue hands answers from a pipeline's receiver to its acker, in order. The acker swaps out the
@@ -73,7 +73,7 @@ type ackQueue struct {
 	sleeping bool // the acker waits for wake
 	blocked  bool // the receiver waits for space
 	closed   bool
-	over     bool // no answer will be sent any more
+	over     bool // no more answers will be sent
 }
 
 func (q *ackQueue) init() {
@@ -132,10 +132,10 @@ func (q *ackQueue) take(ctx context.Context, waiting []answer, stop <-chan struc
 		case <-ctx.Done():
 		}
 		q.mu.Lock()
-		if q.sleeping { // stopped without a wake-up: later ones must leave no token
+		if q.sleeping { // stopped without a wake-up: a later wake-up must not send a token
 			q.sleeping = false
 		} else {
-			select { // woken and stopped at once: the token must not remain
+			select { // woken and stopped at the same time: remove the token
 			case <-q.wake:
 			default:
 			}
@@ -163,7 +163,7 @@ func (q *ackQueue) roomLocked() {
 	}
 }
 
-// sent reports that an answer of so many bytes has left the queue.
+// sent records that an answer of a number of bytes has left the queue.
 func (q *ackQueue) sent(size int) {
 	if size == 0 {
 		return
@@ -174,8 +174,8 @@ func (q *ackQueue) sent(size int) {
 	q.mu.Unlock()
 }
 
-// release gives back the charges of all answers that will not be sent any more, later ones
-// included.
+// release releases the charges of all answers that will not be sent, also of those that are pushed
+// later.
 func (q *ackQueue) release() {
 	q.mu.Lock()
 	q.over = true

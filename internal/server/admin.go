@@ -14,8 +14,8 @@ import (
 	"github.com/epochkv/epochkv/internal/telemetry"
 )
 
-// adminService implements the Admin service. It is never refused for overload: that is when
-// operators need it.
+// adminService implements the Admin service. Its requests are never refused for overload, because
+// operators need them then.
 type adminService struct {
 	pb.UnimplementedAdminServer
 	*Server

@@ -7,22 +7,22 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// admission bounds the requests that are executed at once, their bytes, and those of their answers.
-// Beyond a bound a request is refused at once with advice to retry: a queue would only turn
+// admission bounds the requests that are executed at once, their bytes, and the bytes of their
+// answers. A request above a bound is refused at once with advice to retry: a queue would only turn
 // overload into latency and memory.
 //
-// Reads and writes, small and large, scans and answers have shares of their own, so that none of
-// them starves another. A connection that holds bytes of a share gets more only while it leaves as
-// many free as it then has: half of the share if it is alone, and less the more others hold. So
-// connections that leave their answers unread cannot take a share whole, and a connection that
-// holds nothing finds room. A request that is alone in its share is admitted whatever its size,
-// which other limits bound.
+// Small and large reads, small and large writes, scans and answers have shares of their own, so
+// that none of them starves another. A connection that has bytes of a share gets more only if
+// afterwards at least as many bytes are free as the connection has. That is half of the share for
+// the only connection, and less if other connections have bytes. So connections with unread answers
+// cannot take a whole share, and a connection without bytes in the share finds room. A request that
+// is alone in its share is admitted whatever its size; other limits bound its size.
 type admission struct {
 	words   [shareCount]admissionWord
 	refused atomic.Uint64
 }
 
-// share is what a request or an answer is counted in.
+// share is one part of --max-inflight-bytes. Each request and each answer is counted in one share.
 type share uint8
 
 const (
@@ -30,7 +30,7 @@ const (
 	shareSmallWrites              // until they are durable
 	shareLargeReads
 	shareLargeWrites
-	shareScans   // from begin to end of the stream: twice a page, the one that is filled and the one that is sent
+	shareScans   // from begin to end of the stream: two pages, one being filled and one being sent
 	shareAnswers // from execution until the transport has sent them
 	shareCount
 )
@@ -41,8 +41,8 @@ var sixteenths = [shareCount]uint64{1, 1, 2, 4, 4, 4}
 const (
 	// smallRequestMax is the largest request in the small shares.
 	smallRequestMax = 16 << 10
-	// countedBytesMin is the size from which on a connection's part of a share is counted. Less
-	// than that is bounded by the number of streams, and is not worth a shared write.
+	// countedBytesMin is the smallest size that is counted in a connection's part of a share. The
+	// number of streams bounds the sum of smaller sizes, so that they need no shared write.
 	countedBytesMin = 4 << 10
 )
 
@@ -65,8 +65,8 @@ func shareOf(write bool, size int) share {
 //	| requests (24) |   bytes (40)   |
 //	+---------------+----------------+
 //
-// Invariant: neither half overflows, because the limits stay below half its range and a refused add
-// is taken back.
+// Invariant: neither half overflows, because each limit is below half of its range and a refused
+// add is undone.
 type admissionWord struct {
 	_     [128]byte // the word alone on its lines: every request writes it
 	word  atomic.Uint64
@@ -82,14 +82,14 @@ const (
 	admissionBytes = admissionOne - 1
 )
 
-// init sets the limits. Scans hold a session for as long as their client reads, so they get a
+// init sets the limits. A scan has a session for as long as its client reads, so scans get a
 // quarter of the requests.
 func (a *admission) init(requests int, bytes uint64) {
 	for sh := range a.words {
 		a.words[sh].limit = admissionLimit{requests: uint64(requests), bytes: bytes * sixteenths[sh] / 16}
 	}
 	a.words[shareScans].limit.requests = uint64(max(1, requests/4))
-	a.words[shareAnswers].limit.requests = admissionBytes >> 17 // bytes are their bound
+	a.words[shareAnswers].limit.requests = admissionBytes >> 17 // no effective bound: the bytes bound the answers
 }
 
 func (l *admissionLimit) allows(word uint64) bool {
@@ -97,13 +97,13 @@ func (l *admissionLimit) allows(word uint64) bool {
 	return n <= l.requests && (word&admissionBytes <= l.bytes || n == 1)
 }
 
-// free is how many bytes of the share are left.
+// free is the number of bytes of the share that are not in use.
 func (l *admissionLimit) free(word uint64) int64 {
 	return max(int64(l.bytes)-int64(word&admissionBytes), 0)
 }
 
-// enter admits a request of so many bytes, or refuses it. An admitted one must leave with the same
-// arguments.
+// enter admits a request of a number of bytes, or refuses it. For an admitted request the caller
+// calls leave with the same arguments.
 func (a *admission) enter(conn *connection, sh share, bytes int) bool {
 	w, delta := &a.words[sh], uint64(admissionOne)+uint64(bytes)
 	if after := w.word.Add(delta); w.limit.allows(after) {
@@ -123,10 +123,11 @@ func (a *admission) leave(conn *connection, sh share, bytes int) {
 	a.words[sh].word.Add(-(uint64(admissionOne) + uint64(bytes)))
 }
 
-// must admits a request of no bytes, whatever the limits: one that is on its way out.
+// must admits a request without bytes whatever the limits are. A scan that could not get more bytes
+// uses it, and then ends.
 func (a *admission) must(sh share) { a.words[sh].word.Add(admissionOne) }
 
-// inflight is the number of requests, their bytes, and those of their answers at the moment.
+// inflight is the current number of requests, of their bytes, and of the bytes of their answers.
 func (a *admission) inflight() (requests int, bytes, answers int64) {
 	for sh := range a.words {
 		word := a.words[sh].word.Load()
@@ -140,8 +141,8 @@ func (a *admission) inflight() (requests int, bytes, answers int64) {
 	return requests, bytes, answers
 }
 
-// answersFull reports whether an answer of any size would be refused, to a connection or to all.
-// Requests with an answer that cannot be refused once it exists are refused then.
+// answersFull reports whether an answer of any size would be refused, for one connection or for
+// all. Then a request whose answer must not be refused is itself refused.
 func (a *admission) answersFull(conn *connection) bool {
 	w := &a.words[shareAnswers]
 	free := w.limit.free(w.word.Load())
@@ -152,9 +153,10 @@ func (a *admission) answersFull(conn *connection) bool {
 	return false
 }
 
-// charge counts an answer of so many bytes until it is released. It is refused like a request,
-// unless it must be: what a write answers has happened. A small answer is not counted; nil and nil
-// then, and releasing nil is nothing.
+// charge counts the bytes of an answer until the charge is released. Like a request, an answer may
+// be refused, but not if must is set: the answer to a write must be sent, because the write has
+// happened. For a small answer, which is not counted, charge returns nil and nil. The release of
+// nil does nothing.
 func (a *admission) charge(conn *connection, bytes int, must bool) (*memoryCharge, error) {
 	if bytes < countedBytesMin || conn == nil {
 		return nil, nil
@@ -168,10 +170,10 @@ func (a *admission) charge(conn *connection, bytes int, must bool) (*memoryCharg
 	return c, nil
 }
 
-// grownBytes is by how much the charge of an answer grows at least while the answer does.
+// grownBytes is the least number of bytes by which the charge of a growing answer grows.
 const grownBytes = 256 << 10
 
-// grow makes c count at least so many bytes. It releases c if that is refused.
+// grow makes c count at least a number of bytes. If that is refused, grow releases c.
 func (a *admission) grow(c *memoryCharge, conn *connection, bytes int) (*memoryCharge, error) {
 	if bytes < countedBytesMin || c != nil && int64(bytes) <= c.counted.bytes {
 		return c, nil
@@ -198,7 +200,7 @@ type chargedBytes struct {
 	released   atomic.Bool
 }
 
-// release ends the count, at the first call.
+// release ends the charge. Only the first call has an effect.
 func (c *memoryCharge) release() {
 	if c != nil {
 		c.counted.release()
@@ -211,8 +213,8 @@ func (d *chargedBytes) release() {
 	}
 }
 
-// pooledAnswerMax is the largest buffer that is used again. Pools of larger ones would hold on to
-// more than the answers themselves.
+// pooledAnswerMax is the largest buffer that is pooled. A pool of larger buffers would take more
+// memory than the answers themselves.
 const pooledAnswerMax = 1 << 20
 
 // Get implements mem.BufferPool.
@@ -244,10 +246,10 @@ type chargedMessage struct {
 	charge *memoryCharge
 }
 
-// BufferPool is where the codec gets the message's buffer.
+// BufferPool is the pool from which the codec takes the message's buffer.
 func (c *chargedMessage) BufferPool() mem.BufferPool { return c.charge }
 
-// of is the message to hand to the transport instead of m.
+// of returns the message to hand to the transport instead of m.
 func (c *memoryCharge) of(m encoder) any {
 	if c == nil {
 		return m

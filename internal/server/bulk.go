@@ -31,11 +31,11 @@ func (s *kvService) BulkLoad(stream grpc.ClientStreamingServer[pb.BulkLoadReques
 	})
 }
 
-// errNotCommitted ends a load whose stream ended without commit.
+// errNotCommitted is the error of a bulk load whose stream ended without a commit.
 var errNotCommitted = invalid("commit", "the stream ended without it; nothing was loaded")
 
-// bulkLoad takes the stream's entries and commits them. However it ends, nothing of a load that was
-// not committed is left.
+// bulkLoad receives the stream's entries and commits them. It removes everything of a bulk load
+// that was not committed, however the stream ends.
 func (s *kvService) bulkLoad(
 	ctx context.Context, o *openSnapshot, stream grpc.ClientStreamingServer[pb.BulkLoadRequest, pb.BulkLoadResponse],
 ) (loaded mvcc.BulkLoaded, err error) {
@@ -83,14 +83,14 @@ func (s *kvService) bulkLoad(
 	}
 }
 
-// bulkMessage is a message of a load, or why there is none.
+// bulkMessage is a message of a bulk load, or the error of receiving.
 type bulkMessage struct {
 	request *pb.BulkLoadRequest
 	err     error
 }
 
-// receiveBulk receives in a goroutine of its own, so that a drain need not wait for the client's
-// next word. It ends with ctx and the stream.
+// receiveBulk receives in a goroutine of its own, so that a drain does not wait for the client's
+// next message. It ends with ctx and the stream.
 func (s *kvService) receiveBulk(
 	ctx context.Context, stream grpc.ClientStreamingServer[pb.BulkLoadRequest, pb.BulkLoadResponse],
 ) <-chan bulkMessage {

@@ -16,28 +16,28 @@ import (
 )
 
 const (
-	// healthInterval is how soon a condition shows in grpc.health.v1. /healthz, /readyz and Status
-	// observe when they are asked.
+	// healthInterval is the time after which a condition shows in grpc.health.v1 at the latest.
+	// /healthz, /readyz and Status observe the store for each request.
 	healthInterval = 250 * time.Millisecond
 	// countersInterval is how often the engine's counters are compared with the ones before.
 	countersInterval = time.Second
-	// oldSnapshot is the age at which a snapshot is worth a word: the versions that it holds can be
-	// neither pruned nor dropped.
+	// oldSnapshot is the age from which a snapshot is a condition: the versions that it needs can
+	// be neither pruned nor dropped.
 	oldSnapshot = 10 * time.Minute
 )
 
-// healthConditions observes the store and keeps the list of what holds. Every way to ask for health
-// goes through it.
+// healthConditions observes the store and has the list of active conditions. Every report of health
+// uses it.
 type healthConditions struct {
 	list *health.List
 
 	mu       sync.Mutex
-	counted  []health.Condition // what the last comparison of counters found
+	counted  []health.Condition // result of the last comparison of counters
 	counters mvcc.Stats         // of the last comparison
 }
 
-// countedConditions are those that only a comparison of two snapshots of the engine's counters, or
-// an expensive look, shows.
+// countedConditions are the conditions that need a comparison of two snapshots of the engine's
+// counters, or an expensive observation.
 func countedConditions(before, now *mvcc.Stats) (found []health.Condition) {
 	add := func(name string, severity health.Severity, message, cause string) {
 		found = append(found, health.Condition{Name: name, Severity: severity, Message: message, Cause: cause})
@@ -49,7 +49,7 @@ func countedConditions(before, now *mvcc.Stats) (found []health.Condition) {
 	if waited := st.Backpressure.StallTime - before.Storage.Backpressure.StallTime; waited > 0 {
 		add("writes-stalled", health.Warning, "writes wait for a checkpoint to make room", fmt.Sprintf("waited %v in the last second", waited))
 	}
-	// A checkpoint may need as much again as it merges before it can give anything back.
+	// A checkpoint may need as much space as it merges before it can free any.
 	if free := st.Disk.Free; free >= 0 && free < st.Memory.Budget {
 		add("disk-low", health.Warning, "the disk is nearly full", fmt.Sprintf("%d bytes free below %s", free, st.Dir))
 	}
@@ -66,7 +66,8 @@ func countedConditions(before, now *mvcc.Stats) (found []health.Condition) {
 	return found
 }
 
-// errorConditions are those that the store's own errors show, at the cost of a few atomic loads.
+// errorConditions are the conditions that the store's own errors show. They cost a few atomic
+// loads.
 func errorConditions(failed, full, checkpoint, damage error) (found []health.Condition) {
 	add := func(name string, severity health.Severity, message string, err error) {
 		if err != nil {
@@ -92,7 +93,7 @@ func (s *Server) observe() []health.Condition {
 	return c.list.Snapshot()
 }
 
-// compareCounters renews the conditions that only counters show.
+// compareCounters updates the conditions that need a comparison of counters.
 func (s *Server) compareCounters() {
 	now, c := s.store.Stats(), &s.conditions
 	c.mu.Lock()
@@ -129,7 +130,7 @@ func servingStatus(serving bool) healthpb.HealthCheckResponse_ServingStatus {
 	return healthpb.HealthCheckResponse_NOT_SERVING
 }
 
-// unavailableError says why health checks fail.
+// unavailableError is the reason for which health checks fail.
 type unavailableError struct{ condition health.Condition }
 
 func (e *unavailableError) Error() string { return e.condition.Text() }
@@ -142,7 +143,7 @@ func unavailable(found []health.Condition) error {
 	return nil
 }
 
-// healthMessage is what Status tells of the conditions.
+// healthMessage is the part of Status about conditions.
 func (s *Server) healthMessage() *pb.Health {
 	found := s.observe()
 	out := &pb.Health{State: pb.Health_STATE_SERVING}

@@ -20,15 +20,15 @@ import (
 	"github.com/epochkv/epochkv/internal/transport"
 )
 
-// connection is what the server knows of one client connection. It travels as the connection's
-// AuthInfo, which is how gRPC hands per-connection state to handlers without a stats handler (and a
-// stats handler costs allocations per message).
+// connection is the server's state of one client connection. It is the AuthInfo of the connection,
+// because gRPC passes AuthInfo to handlers. The alternative, a stats handler, costs allocations for
+// each message.
 type connection struct {
 	credentials.CommonAuthInfo
 	shard   *telemetry.Shard
-	refused bool // over the limit: its requests are told so, instead of being cut off without a word
+	refused bool // over the limit: its requests get an error with the reason before the connection closes
 
-	refusals refusals // by the follower of its frames
+	refusals refusals // written by the code that follows its frames
 
 	scansMu sync.Mutex // a leaf; guards what follows
 	scans   map[*openScan]struct{}
@@ -36,14 +36,14 @@ type connection struct {
 
 	held [shareAnswers]atomic.Int64 // bytes in each share, of requests of countedBytesMin and more
 
-	mu      sync.Mutex // a leaf; guards what answers hold
+	mu      sync.Mutex // a leaf; guards the counts of answers
 	answers int64
 	waiting int64 // the part of answers that waits for the transport
 	charges uint64
-	ended   bool // nothing is counted any more
+	ended   bool // the connection has closed, and nothing is counted any more
 }
 
-// openScan is a Scan stream that is under way.
+// openScan is a Scan stream that has not ended.
 type openScan struct {
 	ctx  context.Context // the stream's
 	lost bool            // the connection closed before the stream ended
@@ -64,8 +64,8 @@ func (c *connection) beginScan(ctx context.Context) *openScan {
 	return scan
 }
 
-// endScan reports whether the client broke the scan off while the connection was open. The handler
-// may hear of that only after the connection has closed.
+// endScan reports whether the client cancelled the scan while the connection was open. The handler
+// may learn of the cancellation only after the connection has closed.
 func (c *connection) endScan(scan *openScan) (brokenOff bool) {
 	if c != nil {
 		c.scansMu.Lock()
@@ -75,8 +75,9 @@ func (c *connection) endScan(scan *openScan) (brokenOff bool) {
 	return !scan.lost && errors.Is(scan.ctx.Err(), context.Canceled)
 }
 
-// close marks the scans that lose their connection. gRPC closes a connection before it cancels the
-// streams that are open on it, so a stream that is canceled already was reset by the client.
+// close marks the scans whose connection closes before they end. gRPC closes a connection before it
+// cancels the streams that are open on it. So a stream that is canceled already was reset by the
+// client.
 func (c *connection) close() {
 	c.scansMu.Lock()
 	defer c.scansMu.Unlock()
@@ -86,8 +87,8 @@ func (c *connection) close() {
 	}
 }
 
-// enter counts bytes of a share, unless the connection has others in it and comes to more than is
-// free with them.
+// enter counts bytes in a share. It refuses if the connection already has bytes in the share and
+// would then have more than are free.
 func (c *connection) enter(sh share, bytes, free int64) bool {
 	if c == nil {
 		return true
@@ -105,8 +106,8 @@ func (c *connection) leave(sh share, bytes int64) {
 	}
 }
 
-// charge counts an answer for the connection and in its share. What a closed connection is answered
-// goes nowhere.
+// charge counts an answer for the connection and in its share. Answers for a closed connection are
+// not sent, and not counted.
 func (c *connection) charge(a *admission, bytes int64, must bool) bool {
 	w, delta := &a.words[shareAnswers], admissionOne+uint64(bytes)
 	c.mu.Lock()
@@ -162,7 +163,8 @@ func (c *connection) answerBytes() int64 {
 	return c.answers
 }
 
-// end ends all that the connection's answers count: the transport lets go of them without a word.
+// end releases the charges of all answers of the connection: the transport discards them without a
+// notification.
 func (c *connection) end(a *admission) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -174,8 +176,8 @@ func (c *connection) end(a *admission) {
 // AuthType implements credentials.AuthInfo.
 func (*connection) AuthType() string { return "epochkv" }
 
-// refusedConnectionsMax bounds the connections that are kept open beyond the limit only to be told
-// about it.
+// refusedConnectionsMax bounds the connections above the limit that remain open only until their
+// requests have the error.
 const refusedConnectionsMax = 64
 
 // connections counts the open connections and bounds them.
@@ -241,18 +243,18 @@ func (r *registering) Clone() credentials.TransportCredentials {
 	return &registering{TransportCredentials: r.TransportCredentials.Clone(), connections: r.connections}
 }
 
-// countedConn leaves the count when it is closed, however often that is.
+// countedConn is no longer counted after its first Close.
 type countedConn struct {
 	net.Conn
 	connections *connections
 	info        *connection
 	once        sync.Once
 
-	ending  atomic.Bool // inbound has streams to end; the read under way is interrupted
-	telling atomic.Bool // inbound has something to tell the client
+	ending  atomic.Bool // inbound has streams to end; the current read is interrupted
+	telling atomic.Bool // inbound has frames to send to the client
 	writing sync.Mutex  // held while bytes are written; before mu
 
-	mu      sync.Mutex // guards what follows: reader and writer follow, and whatever closes the connection ends
+	mu      sync.Mutex // guards the fields below, which the reader, the writer and Close use
 	inbound *inbound   // nil once closed
 	unread  unread
 }
@@ -270,7 +272,7 @@ func (c *countedConn) Read(b []byte) (int, error) {
 	}
 	n, err := c.Conn.Read(b)
 	if n == 0 && errors.Is(err, os.ErrDeadlineExceeded) && c.ending.Load() {
-		return c.Read(b) // once more: endStreams has taken the deadline away
+		return c.Read(b) // once more: endStreams has removed the deadline
 	}
 	n, err = c.follow(b, n, err)
 	c.tell()
@@ -297,12 +299,13 @@ func (c *countedConn) noteEnding() {
 	}
 }
 
-// endStreams makes gRPC read the ends of the streams that inbound ends. Within a frame there is no
-// place for them: so many bytes are to be read before.
+// endStreams makes gRPC read reset frames for the streams that inbound ends. Between two frames
+// they are put into b at once, as n bytes. Within a frame, bytes of the frame must be read first:
+// room is the number of bytes that may be read into b.
 func (c *countedConn) endStreams(b []byte) (n, room int, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if err := c.Conn.SetReadDeadline(time.Time{}); err != nil { // which endStalled has set to interrupt a read
+	if err := c.Conn.SetReadDeadline(time.Time{}); err != nil { // endStalled has set it to interrupt a read
 		return 0, 0, err
 	}
 	if c.inbound == nil {
@@ -316,14 +319,14 @@ func (c *countedConn) endStreams(b []byte) (n, room int, err error) {
 	return n, len(b), nil
 }
 
-// tell sends what inbound has to tell the client, if nothing else is being written: what is being
-// written does so at its end.
+// tell sends the frames that inbound has for the client. If another write is running, that write
+// sends them when it ends.
 func (c *countedConn) tell() {
 	for c.telling.Load() && c.writing.TryLock() {
 		told := c.tellLocked()
 		c.writing.Unlock()
 		if !told {
-			return // within a frame: the write that ends it comes back to this
+			return // within a frame: the write that completes the frame calls tell again
 		}
 	}
 }
@@ -340,11 +343,11 @@ func (c *countedConn) tellLocked() bool {
 	if frames == nil {
 		return false
 	}
-	_, _ = c.Conn.Write(frames) // gRPC meets the same error
+	_, _ = c.Conn.Write(frames) // gRPC's next write gets the same error
 	return true
 }
 
-// endStalled ends the streams whose messages do not proceed.
+// endStalled ends the streams whose messages make no progress.
 func (c *countedConn) endStalled() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -355,11 +358,11 @@ func (c *countedConn) endStalled() {
 	_ = c.Conn.SetReadDeadline(time.Unix(1, 0)) // fails only if the connection is closed
 }
 
-// stallSteps is how often in a message's time its progress is looked at.
+// stallSteps is the number of checks for progress in the time that a message has.
 const stallSteps = 4
 
-// watchMessages ends streams on which a message has not proceeded for so long, and connections whose
-// answers have not.
+// watchMessages ends streams on which a message has made no progress for the configured time, and
+// connections whose answers have made none.
 func (c *connections) watchMessages(ctx context.Context, timeout time.Duration, log *slog.Logger) {
 	ticker := time.NewTicker(timeout / stallSteps)
 	defer ticker.Stop()
@@ -395,7 +398,7 @@ func (c *connections) remove(conn *countedConn) {
 	delete(c.all, conn)
 }
 
-// Write follows the answers, windows and ends of streams that go out.
+// Write follows the answers, window updates and ends of streams that are sent.
 func (c *countedConn) Write(b []byte) (int, error) {
 	c.writing.Lock()
 	c.mu.Lock()
@@ -423,7 +426,7 @@ func (c *countedConn) Close() error {
 	return c.Conn.Close()
 }
 
-// connectionOf is the connection that a request came over.
+// connectionOf is the connection of a request.
 func connectionOf(ctx context.Context) *connection {
 	if c, ok := transport.ClientOf(ctx).(*directClient); ok {
 		return c.connection

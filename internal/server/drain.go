@@ -12,7 +12,7 @@ import (
 	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
-// drain is how the server stops serving.
+// drain is the state of a server that stops.
 type drain struct {
 	active    atomic.Bool
 	begun     chan struct{}   // closed when draining begins, after active is set
@@ -20,9 +20,9 @@ type drain struct {
 	receivers sync.WaitGroup  // goroutines of streams, which end after their handlers, and of the probe; they end before the store is closed
 }
 
-// shutDown drains: first it is said, then it is done. Requests that do not end in time are cut off,
-// and so is the store if its device does not answer: it takes at most the drain timeout, the close
-// timeout, and a second.
+// shutDown drains the server: health reports it first, then the requests end. Requests that do not
+// end in time are cut off. The store is closed, or left open if its device does not answer.
+// shutDown takes at most the drain timeout, the close timeout and a second.
 func (s *Server) shutDown() error {
 	s.log.Info("draining", "timeout", s.config.DrainTimeout, "close_timeout", s.config.CloseTimeout)
 	notifySupervisor(s.log, daemon.SdNotifyStopping)
@@ -42,8 +42,8 @@ func (s *Server) shutDown() error {
 	return err
 }
 
-// drainRequests returns when no request is left, or those that are have been cut off. They may not
-// notice while they wait for the device: the channel is closed when the last one has ended.
+// drainRequests returns when all requests have ended or have been cut off. A request that waits for
+// the device may end later: the channel is closed when the last request has ended.
 func (s *Server) drainRequests() <-chan struct{} {
 	drained := make(chan struct{})
 	ctx, stop := context.WithCancel(context.Background())
@@ -69,8 +69,8 @@ func (s *Server) drainRequests() <-chan struct{} {
 	return drained
 }
 
-// closeStore closes the store once the last request has ended, or gives up after the close timeout:
-// *mvcc.StuckError. What does not return then goes on until the process ends.
+// closeStore closes the store after the last request has ended. After the close timeout it gives up
+// with *mvcc.StuckError; calls that have not returned then continue until the process ends.
 func (s *Server) closeStore(drained <-chan struct{}) error {
 	ctx, cancel := context.WithTimeout(context.Background(), s.config.CloseTimeout)
 	defer cancel()

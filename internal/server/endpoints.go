@@ -28,8 +28,8 @@ type endpoints struct {
 	metrics  net.Listener // nil without --http
 }
 
-// Transport settings. The windows are large enough that a stream of small messages is never held
-// back by one round trip, and bound what one connection can make the server buffer.
+// Transport settings. The windows are large enough that a stream of small messages does not wait
+// for a round trip. They bound the memory that one connection can make the server buffer.
 const (
 	streamWindowBytes  = 256 << 10
 	connWindowBytes    = 4 << 20
@@ -37,7 +37,7 @@ const (
 	writeBufBytes      = 64 << 10         // each connection that is sending has one
 	keepaliveClientMin = 10 * time.Second // connections of clients that ping more often are closed
 	handshakeTimeout   = 5 * time.Second
-	// headerBytesMax bounds a request's metadata, which its stream holds until it ends. gRPC's
+	// headerBytesMax bounds a request's metadata, which is in memory until the stream ends. gRPC's
 	// default is 16 MiB.
 	headerBytesMax = 8 << 10
 	// streamWorkers keep their grown stacks from request to request; beyond them gRPC starts a
@@ -126,7 +126,7 @@ func (s *Server) closeListeners() error {
 	return err
 }
 
-// newHTTP makes what serves metrics and health, if anything shall.
+// newHTTP makes the HTTP server of metrics and health, if the configuration has one.
 func (s *Server) newHTTP() {
 	if s.endpoints.metrics == nil {
 		return

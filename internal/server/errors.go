@@ -37,7 +37,7 @@ var (
 	errIncomplete     = errors.New("the rest of the request did not arrive in time")
 )
 
-// argumentError is bad input: the field, what is wrong with it, and which reason that is.
+// argumentError is bad input: the field, what is wrong with it, and the reason in the ErrorInfo.
 type argumentError struct {
 	reason pb.ErrorReason
 	field  string
@@ -70,8 +70,8 @@ type laterMessageError struct{ cause error }
 func (e *laterMessageError) Error() string { return e.cause.Error() }
 func (e *laterMessageError) Unwrap() error { return e.cause }
 
-// How long RetryInfo tells a client to wait. Short where the cause lasts as long as a few requests;
-// long where it takes a checkpoint or an operator.
+// The delays that RetryInfo advises: short if the cause ends with a few requests, long if it needs
+// a checkpoint or an operator.
 const (
 	retryOverloaded = 20 * time.Millisecond
 	retryConflict   = time.Millisecond
@@ -82,7 +82,7 @@ const (
 	retryShutdown   = time.Second
 )
 
-// fault is an error on its way to a status.
+// fault is a classified error, from which a status is made.
 type fault struct {
 	code     codes.Code
 	reason   pb.ErrorReason
@@ -95,7 +95,7 @@ type fault struct {
 // statusOf maps an error to what the client sees.
 func statusOf(err error) *status.Status {
 	if st, ok := status.FromError(err); ok {
-		return st // gRPC's own, or one that was made here before
+		return st // of gRPC, or made by statusOf before
 	}
 	if st := contextStatus(err); st != nil {
 		return st

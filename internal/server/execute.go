@@ -11,16 +11,16 @@ import (
 	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
-// The functions here execute one request each with an executor, alone or from a pipeline. None
-// waits for durability: each returns the epoch that its answer waits for, zero if it may be sent at
-// once. An error has to wait like an answer: it may tell of commits that a crash could still take
-// back.
+// Each function in this file executes one request with an executor, for a unary call or a pipeline.
+// It does not wait for durability but returns the epoch for which its answer must wait, or zero if
+// the answer may be sent at once. An error waits like an answer, because it may reveal commits that
+// a crash could still take back.
 
 // ackWait is what an answer waits for before it may be sent.
 type ackWait struct {
 	epoch      keys.Epoch
 	durability mvcc.Durability
-	write      bool // a failure leaves the outcome of a write unknown
+	write      bool // if the wait fails, the outcome of a write is unknown
 }
 
 // ready reports whether the answer may be sent without waiting.
@@ -45,8 +45,8 @@ func ackRead(await keys.Epoch) ackWait {
 	return ackWait{epoch: await, durability: mvcc.DurabilitySync}
 }
 
-// revealing is w for an outcome that also shows what was read up to an epoch, zero for nothing.
-// What a commit has read is older than itself, so that one wait does.
+// revealing is w for an outcome that also reveals reads up to an epoch, zero for none. The versions
+// that a commit has read are older than the commit, so one wait is enough.
 func (w ackWait) revealing(await keys.Epoch) ackWait {
 	switch {
 	case await == 0:
@@ -58,9 +58,9 @@ func (w ackWait) revealing(await keys.Epoch) ackWait {
 	return w
 }
 
-// outcome completes what a request has returned: with what its writes have revealed, and with an
-// error that keeps nothing of the session. Each request passes here before its session does
-// anything else.
+// outcome completes the result of a request: it adds the epoch that the writes reveal, and copies
+// an error out of the session's memory. It is called for each request before the session is used
+// again.
 func (c *executor) outcome(w ackWait, err error) (ackWait, error) {
 	if err != nil {
 		w.write, err = false, detached(err) // nothing was written whose outcome could be unknown
@@ -68,7 +68,7 @@ func (c *executor) outcome(w ackWait, err error) (ackWait, error) {
 	return w.revealing(c.session.Await()), err
 }
 
-// get answers into out. The value is appended to buf and aliases it.
+// get puts the answer into out. The value is appended to buf and aliases it.
 func (c *executor) get(req *pb.GetRequest, out *pb.GetResponse, buf []byte) (ackWait, error) {
 	v, err := c.session.Get(buf, req.Key, keys.Epoch(req.SnapshotEpoch))
 	if err != nil {
@@ -130,14 +130,14 @@ func (c *executor) commit(ctx context.Context) (ackWait, error) {
 	return ackWait{epoch: epoch, durability: c.write.Durability, write: true}, nil
 }
 
-// batchGetBytesMax bounds the keys and values that a BatchGet reads; it reads at least one. What
-// does not fit is left unread, and asked for again.
+// batchGetBytesMax bounds the keys and values that a BatchGet reads; it reads at least one. The
+// client requests the keys that did not fit again.
 const batchGetBytesMax = 4 << 20
 
 // errAnswerFull ends the reading of a batch whose answer is full.
 var errAnswerFull = errors.New("the answer is full")
 
-// batchGet answers into out, whose results it reuses.
+// batchGet puts the answer into out, whose results it reuses.
 func (c *executor) batchGet(ctx context.Context, req *pb.BatchGetRequest, out *pb.BatchGetResponse, s *Server) (ackWait, error) {
 	if n := len(req.Keys); n > s.limits.BatchOps {
 		return ackWait{}, &mvcc.LimitError{What: "batch operations", Limit: s.limits.BatchOps, Got: n}
@@ -170,19 +170,19 @@ func (c *executor) batchGet(ctx context.Context, req *pb.BatchGetRequest, out *p
 	})
 	if errors.Is(err, errAnswerFull) {
 		err = nil
-		_ = s.store.LeaseSnapshot(at, s.config.SnapshotLeaseTTL) // without a place for it the rest may have to be read at another epoch
+		_ = s.store.LeaseSnapshot(at, s.config.SnapshotLeaseTTL) // if there are too many leases, the client may have to read the rest at another epoch
 	}
 	return ackRead(await), err
 }
 
-// valueArena lays the values of a batch side by side: one allocation for many small values.
+// valueArena stores the values of a batch next to each other: one allocation for many small values.
 type valueArena struct{ buf []byte }
 
-// arenaChunkMax bounds what a wrong guess costs.
+// arenaChunkMax bounds the memory that a wrong estimate wastes.
 const arenaChunkMax = 64 << 10
 
-// copy copies value to dst if there is room, else into the arena; left is how many values are still
-// to come, this one included.
+// copy copies value to dst if there is room, and otherwise into the arena. left is the number of
+// values that remain, this one included.
 func (a *valueArena) copy(dst, value []byte, left int) []byte {
 	if cap(dst) >= len(value) || len(value) > arenaChunkMax/4 {
 		return append(dst, value...)

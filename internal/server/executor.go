@@ -11,8 +11,8 @@ import (
 // request in the steady state takes nothing from the heap.
 type executor struct {
 	admission *admission
-	ctx       context.Context // of the request at hand; its connection is charged
-	held      *memoryCharge   // for large values that the request at hand has read, until its answer is charged
+	ctx       context.Context // of the current request; its connection is charged
+	held      *memoryCharge   // for large values that the current request has read, until its answer is charged
 	heldBytes int
 	admit     func(bytes int) error // admitLarge of this executor
 
@@ -37,13 +37,13 @@ func (s *Server) takeExecutor() (*executor, error) {
 	return c, nil
 }
 
-// admitLarge counts a large value before it is copied: requests that read such values at once would
-// hold as many of them as there are requests before the first answer is counted.
+// admitLarge counts a large value before it is copied. Without it, many requests at once could each
+// copy a large value before the first answer is counted.
 func (c *executor) admitLarge(bytes int) error {
 	return c.admitAnswer(c.heldBytes + bytes)
 }
 
-// admitAnswer counts what the answer has come to so far.
+// admitAnswer counts the bytes of the answer so far.
 func (c *executor) admitAnswer(bytes int) (err error) {
 	if bytes < countedBytesMin {
 		return nil
@@ -53,7 +53,8 @@ func (c *executor) admitAnswer(bytes int) (err error) {
 	return err
 }
 
-// releaseCharge ends what the request's large values count: they are counted as its answer, or gone.
+// releaseCharge releases the charge of the request's large values: from now on they are counted as
+// part of the answer, or are not used any more.
 func (c *executor) releaseCharge() {
 	if c.heldBytes > 0 {
 		c.held.release()
@@ -61,11 +62,11 @@ func (c *executor) releaseCharge() {
 	}
 }
 
-// release gives the executor back with its session, whatever state its request left it in. What a
-// few huge requests needed does not stay in the pool.
+// release returns the executor to the pool with its session, in whatever state the request left it.
+// Buffers of rare huge requests are not pooled.
 func (c *executor) release() {
 	c.releaseCharge()
-	c.ctx = context.Background() // it must not keep the request's
+	c.ctx = context.Background() // the context of the request must not remain reachable
 	if c.write.Reset(); c.write.Batch.MemoryBytes() > pooledBytesMax {
 		c.write = mvcc.Write{}
 	}

@@ -5,12 +5,12 @@ import (
 )
 
 // inbound follows the messages in the bytes that one connection receives, and the answers and ends
-// of streams in the bytes that it sends. A stream ends for the server when the server says so; its
-// client need not answer. It is not for concurrent use.
+// of streams in the bytes that it sends. A stream ends for the server when the server ends it,
+// whether its client answers or not. It is not for concurrent use.
 //
 // Invariant: open has the streams that the server has not ended and the client has not reset. Data
-// for another stream, or after the client has ended the stream, carries no message: nothing will
-// read it.
+// for another stream, or after the client has ended the stream, contains no message, because gRPC
+// drops it.
 type inbound struct {
 	receiving *receiving
 	refusals  *refusals
@@ -19,23 +19,22 @@ type inbound struct {
 	data      dataFrame // the data frame at hand
 	sent      sentFrames
 	open      map[uint32]receivedStream // as of the end of the last frame of each stream
-	large     int64                     // what the connection has reserved
+	large     int64                     // bytes that the connection has reserved
 	small     int64
 	streams   int64
-	window    int64    // what the client may still send on the connection
+	window    int64    // bytes that the client may still send on the connection
 	ending    []uint32 // streams whose reset gRPC has to read between two frames
-	telling   []byte   // frames that tell the client why, to be sent between two frames
+	telling   []byte   // frames with the reasons, to be sent to the client between two frames
 }
 
-// dataFrame is the part of a received data frame that is still to come, and the stream that it is
-// of.
+// dataFrame is the part of a received data frame that has not arrived yet, and its stream.
 type dataFrame struct {
 	stream  uint32
 	flags   byte
 	payload int // bytes to come, without the padding
 	padding int // bytes of padding to come
 	padded  bool
-	refused bool // the message at hand is refused: its stream ends
+	refused bool // the current message is refused: its stream ends
 	current receivedStream
 }
 
@@ -153,8 +152,8 @@ func (in *inbound) answered(b []byte) {
 	}
 }
 
-// taken records that the server has taken so many bytes of a stream, or, with none, that it has
-// answered on it.
+// taken records that the server has taken bytes of a stream, or, with no bytes, that it has
+// answered on the stream.
 func (in *inbound) taken(stream uint32, bytes int64) {
 	if stream == 0 {
 		in.window += bytes
@@ -197,12 +196,12 @@ func (in *inbound) at(stream uint32) (m *receivedStream, current bool) {
 	return &kept, false
 }
 
-// within reports whether the frame at hand has messages of the stream.
+// within reports whether the current frame has messages of the stream.
 func (in *inbound) within(stream uint32) bool {
 	return in.data.stream == stream && (in.data.payload > 0 || in.data.padded)
 }
 
-// ended removes a stream, and skips what is to come of its message.
+// ended removes a stream, and skips the rest of its message.
 func (in *inbound) ended(stream uint32) {
 	m, ok := in.open[stream]
 	if !ok {
@@ -251,7 +250,7 @@ func (in *inbound) endOfPayload() error {
 	return nil
 }
 
-// proceed records that so many more bytes have arrived on a stream.
+// proceed records that more bytes have arrived on a stream.
 func (in *inbound) proceed(m *receivedStream, bytes int64) {
 	if m.gained += bytes; m.gained >= progressBytes || !m.incomplete() {
 		m.gained, m.step = 0, in.receiving.step.Load()

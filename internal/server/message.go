@@ -9,12 +9,11 @@ import (
 	"github.com/epochkv/epochkv/internal/telemetry"
 )
 
-// pooledBytesMax is the largest buffer that a stream keeps from one request to the next.
+// pooledBytesMax is the largest buffer that a stream reuses for the next request.
 const pooledBytesMax = 64 << 10
 
-// pipelineRequest is a PipelineRequest that is received again and again without allocating: the
-// message of each kind is kept, and the right one is put in its place before the generated decoder
-// fills it.
+// pipelineRequest is a PipelineRequest that is reused, so that receiving allocates nothing. It has
+// one message of each kind, and sets the right one before the generated decoder fills it.
 type pipelineRequest struct {
 	msg      pb.PipelineRequest
 	size     int // of the encoded message
@@ -37,19 +36,19 @@ func (r *pipelineRequest) init() {
 	r.deleteRange.DeleteRange = new(pb.DeleteRangeRequest)
 }
 
-// reset drops the request at hand.
+// reset drops the current request.
 func (r *pipelineRequest) reset() {
 	r.size, r.received = 0, 0
 	r.msg.Reset()
 	r.init()
 }
 
-// resetEvery bounds what a client can make a reused message collect: fields that this server does
-// not know are kept by the generated decoder until the message is reset as a whole, which costs a
-// tenth of decoding a small request.
+// resetEvery bounds the memory that a client can make a reused message collect: the generated
+// decoder stores unknown fields until the message is reset as a whole. That reset takes a tenth of
+// the time of decoding a small request.
 const resetEvery = 64 << 10
 
-// UnmarshalVT is what the codec calls for a message to receive.
+// UnmarshalVT is called by the codec for a received message.
 func (r *pipelineRequest) UnmarshalVT(data []byte) error {
 	r.size = len(data)
 	r.received += len(data)
@@ -63,7 +62,7 @@ func (r *pipelineRequest) UnmarshalVT(data []byte) error {
 	return r.msg.UnmarshalVT(data)
 }
 
-// choose empties the message of the kind that comes and puts it in its place.
+// choose empties the message of the kind that is received next and sets it in the request.
 func (r *pipelineRequest) choose(kind int, whole bool) {
 	switch kind {
 	case 2:
@@ -95,8 +94,9 @@ func (r *pipelineRequest) choose(kind int, whole bool) {
 	}
 }
 
-// peekKind is the field number of the request in an encoded PipelineRequest, as encoders write it:
-// an optional id first. Zero means that it is not so simple, and the decoder finds out by itself.
+// peekKind returns the field number of the request in an encoded PipelineRequest in the form that
+// encoders write: an optional id first. For any other form it returns zero, and the decoder finds
+// the kind.
 func peekKind(data []byte) int {
 	const idTag = 1 << 3 // field 1, a varint
 	i := 0

@@ -171,7 +171,7 @@ func (p *pipeline) acknowledge(ctx context.Context, received <-chan error) error
 			case p.drained():
 				return errShuttingDown
 			case p.server.drain.active.Load():
-				stop = p.idle // drain stays closed: wait for the request that is being executed
+				stop = p.idle // drain is closed for good: wait for the request that is being executed
 			}
 			continue
 		}
@@ -188,8 +188,9 @@ func (p *pipeline) acknowledge(ctx context.Context, received <-chan error) error
 	}
 }
 
-// syncMeanwhile lets the log sync what cannot be answered yet while the answers before it are sent.
-// If there are none, the acker will wait, and then syncs by itself.
+// syncMeanwhile starts a sync of the log for the answers that still wait, so that it runs while the
+// earlier answers are sent. If there are no earlier answers, the acker waits next, and its wait
+// starts the sync.
 func (p *pipeline) syncMeanwhile(waiting []answer) {
 	last := &waiting[len(waiting)-1]
 	if !last.ackWait.ready(p.server.store) && p.server.isSync(last.ackWait.durability) && waiting[0].ackWait.ready(p.server.store) {
@@ -197,8 +198,8 @@ func (p *pipeline) syncMeanwhile(waiting []answer) {
 	}
 }
 
-// awaitOldest waits for the first of the queued answers; more can then be sent with it. If the log
-// has failed, all of them fail.
+// awaitOldest waits for the acknowledgement of the first queued answer. Later answers may then be
+// ready, too. If the log has failed, all of them fail.
 //
 // Letting the answers of up to six syncs, or of a millisecond, join them while the receiver has
 // requests to execute was tried: 4 and 16 streams of 64 puts were 1.04 and 1.00 times as fast.
@@ -226,7 +227,7 @@ func (p *pipeline) awaitOldest(ctx context.Context, oldest ackWait, waiting *[]a
 	return nil
 }
 
-// sendAcknowledged sends what may be sent, and returns the rest in its order.
+// sendAcknowledged sends the answers that are ready, and returns the rest in order.
 func (p *pipeline) sendAcknowledged(waiting []answer) ([]answer, error) {
 	kept := 0
 	for i := range waiting {
@@ -265,7 +266,7 @@ func (p *pipeline) send(a *answer) error {
 	return err
 }
 
-// clock tells the time since the server started, with one read of the monotonic clock and none of
+// clock returns the time since the server started, with one read of the monotonic clock and none of
 // the wall clock.
 type clock struct{ started time.Time }
 

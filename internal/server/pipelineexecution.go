@@ -34,7 +34,7 @@ func (p *pipelineExecution) executeOne(a *answer) (w ackWait) {
 		}
 		admission.leave(p.conn, sh, size)
 	}
-	p.executor.releaseCharge() // first, lest a large value counts twice
+	p.executor.releaseCharge() // first, so that a large value is not counted twice
 	if err == nil && kind.answers() {
 		a.charge, err = admission.charge(p.conn, a.bytes(), kind.writes())
 	}
@@ -42,10 +42,10 @@ func (p *pipelineExecution) executeOne(a *answer) (w ackWait) {
 		p.written = w.epoch
 	}
 	if err != nil {
-		a.status = statusOf(err) // now: what the error names may lie in the request
+		a.status = statusOf(err) // now, because the error may refer to memory of the request
 		a.value = nil
 	}
-	p.resetLarge() // the client decides how long sending takes
+	p.resetLarge() // before sending, whose duration the client decides
 	return w
 }
 
@@ -56,8 +56,8 @@ func (p *pipelineExecution) keepValue(a *answer) {
 	}
 }
 
-// execute runs the request, which sees those before it. What the answer holds is either in a, or in
-// a message of its own.
+// execute runs the request, which sees the effects of earlier requests. The answer is either in a,
+// or in a message of its own.
 func (p *pipelineExecution) execute(a *answer) (ackWait, error) {
 	if readsSnapshot(&p.in.msg) {
 		if err := p.awaitOwnWrites(); err != nil {
@@ -136,9 +136,9 @@ func readsSnapshot(m *pb.PipelineRequest) bool {
 	return false
 }
 
-// awaitOwnWrites lets a request see the writes that its own stream sent before it. A commit that
-// returned is visible but for those before it that are being installed at this moment, so this is
-// one comparison, and rarely a microsecond.
+// awaitOwnWrites waits until the earlier writes of the stream are visible, so that the request sees
+// them. A commit that has returned becomes visible as soon as the commits with smaller epochs are
+// installed. So this is usually one comparison, and otherwise a wait of about a microsecond.
 func (p *pipelineExecution) awaitOwnWrites() error {
 	if p.written <= p.server.store.Visible() {
 		return nil
@@ -146,8 +146,8 @@ func (p *pipelineExecution) awaitOwnWrites() error {
 	return p.server.store.Wait(p.ctx, p.written, mvcc.DurabilityAsync)
 }
 
-// resetLarge drops the buffers of a rare huge request or value: the stream may stay silent after
-// it.
+// resetLarge drops the buffers of a rare huge request or value, because the stream may be idle for
+// long after it.
 func (p *pipelineExecution) resetLarge() {
 	if cap(p.value) > pooledBytesMax {
 		p.value = nil

@@ -9,18 +9,18 @@ import (
 	"github.com/epochkv/epochkv/internal/health"
 )
 
-// probe is the liveness probe: a write of the server's own that has to become durable in time.
+// probe is the liveness probe: a write of the server itself that must become durable in time.
 //
-// A probe under way has no deadline of its own: the condition looks at how long it has been, so
-// that a call that does not return shows as well, no second probe joins the first, and health
-// recovers in the moment in which the first one ends.
+// A running probe has no deadline. The condition compares the duration of the running probe with
+// its limit. So a call that does not return is detected, at most one probe runs, and health
+// recovers at the moment at which the probe ends.
 type probe struct {
-	started atomic.Int64          // unix nanoseconds at which the probe under way began; 0: none is
-	failed  atomic.Pointer[error] // of the last probe that ended
+	started atomic.Int64          // unix nanoseconds at which the running probe began; 0: none is running
+	failed  atomic.Pointer[error] // the error of the last probe that ended
 }
 
-// probeIdleEvery is how many intervals pass between two probes of a server that does nothing. An
-// idle store must rest: each probe is a record and a sync, and something for the next checkpoint.
+// probeIdleEvery is the number of intervals between two probes of an idle server. Each probe costs
+// a record, a sync and a part of the next checkpoint, which an idle store should rarely do.
 const probeIdleEvery = 12
 
 // runProbe probes at an interval until ctx ends.
@@ -58,7 +58,7 @@ func (s *Server) probeOnce(ctx context.Context) {
 	s.probe.started.Store(0)
 }
 
-// probeConditions are what the probe shows at now.
+// probeConditions are the conditions that the probe shows at a time.
 func (p *probe) conditions(now time.Time, timeout time.Duration) []health.Condition {
 	c := health.Condition{Name: "probe-failing", Severity: health.Unavailable, Message: "a write of the server's own does not become durable"}
 	if started := p.started.Load(); started != 0 {

@@ -6,17 +6,17 @@ import (
 	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
-// receivedStream is the state of one stream: the message that is being received on it, and what the
-// stream holds with the messages before it.
+// receivedStream is the state of one stream: the message that is being received, and the bytes that
+// are reserved for it and for earlier messages.
 type receivedStream struct {
 	prefix    [grpcPrefixBytes]byte
 	prefixLen int
 	left      int64 // bytes of the message to come
 	large     int64 // bytes reserved as large
-	waiting   int64 // the cost of the small messages, bytes to come included
-	raw       int64 // bytes received of them
+	waiting   int64 // the cost of the small messages, including bytes not yet received
+	raw       int64 // received bytes of the small messages
 	small     int64 // bytes reserved as small: waiting, except for less than smallStep
-	window    int64 // what the client may still send on the stream
+	window    int64 // bytes that the client may still send on the stream
 	gained    int64 // bytes received since step
 	step      uint32
 	closed    bool // the client has ended the stream
@@ -32,7 +32,7 @@ func (m *receivedStream) incomplete() bool { return !m.closed && (m.prefixLen > 
 // length is the length that the prefix declares.
 func (m *receivedStream) length() int64 { return int64(binary.BigEndian.Uint32(m.prefix[1:])) }
 
-// smallLeft is the number of bytes to come of a small message.
+// smallLeft is the number of bytes of a small message that are not yet received.
 func (m *receivedStream) smallLeft() int64 {
 	if m.prefixLen < grpcPrefixBytes || m.length() >= receivedBytesMin {
 		return 0
@@ -40,7 +40,7 @@ func (m *receivedStream) smallLeft() int64 {
 	return m.left
 }
 
-// taken subtracts bytes that the server has taken from what the small messages cost.
+// taken subtracts bytes that the server has taken from the cost of the small messages.
 func (m *receivedStream) taken(bytes int64) {
 	left := m.smallLeft()
 	if bytes >= m.raw {
@@ -88,7 +88,7 @@ func (in *inbound) reserve(m *receivedStream) bool {
 	return true
 }
 
-// shrink gives back what a stream has reserved for small messages that the server has taken.
+// shrink releases the reservation for small messages that the server has taken.
 func (in *inbound) shrink(m *receivedStream) {
 	keep := m.waiting
 	if keep < smallStep {
@@ -100,7 +100,7 @@ func (in *inbound) shrink(m *receivedStream) {
 	}
 }
 
-// reset gives back all that a stream has reserved.
+// reset releases all reservations of a stream.
 func (in *inbound) reset(m *receivedStream) {
 	in.receiving.large.release(&in.large, m.large)
 	in.receiving.small.release(&in.small, m.small)

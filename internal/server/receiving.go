@@ -16,8 +16,8 @@ import (
 //   - its largest large message since the server last answered: gRPC takes the next message from the
 //     window only after it has decoded the one before;
 //   - all its small messages that the server has not taken, with their declared lengths and the
-//     overhead of small frames. The server shows what it has taken when it widens the stream's
-//     window, answers, or ends the stream.
+//     overhead of small frames. The server has taken messages when it widens the stream's window,
+//     answers, or ends the stream.
 //
 // A message that is alone in a share is admitted whatever its size.
 //
@@ -32,8 +32,8 @@ type receiving struct {
 	step         atomic.Uint32 // counts the checks for progress
 }
 
-// progressBytes is how much of a message must arrive in its time, unless it ends before: 256 KiB in
-// 30 s.
+// progressBytes is the part of an incomplete message that must arrive in the configured time:
+// 256 KiB in 30 s.
 const progressBytes = 256 << 10
 
 // streamStep is how many streams a connection reserves at once, so that connections rarely write to
@@ -43,8 +43,8 @@ const streamStep = 8
 const (
 	// receivedBytesMin is the size of the smallest large message.
 	receivedBytesMin = 64 << 10
-	// smallStep is what a stream may hold without a reservation; the number of streams bounds the
-	// sum. The shared count is written once for so many bytes.
+	// smallStep is the number of bytes that a stream may have without a reservation; the number of
+	// streams bounds the sum. So the shared count is written once for several small messages.
 	smallStep = 4 << 10
 	// smallFramesMax is the largest overhead of the frames within one message while the share has
 	// no room for it.

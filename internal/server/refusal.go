@@ -17,14 +17,14 @@ import (
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 )
 
-// refusals tells the handlers of a connection what the follower of its frames has found.
+// refusals has the results of following a connection's frames, for its handlers.
 type refusals struct {
 	tooManyStreams atomic.Bool // more streams are open than the limit: new ones are refused
 }
 
 // appendRefusal appends the frames that end a stream with a status. gRPC itself ends a stream
 // within a message without an ErrorInfo. The fields are literals that are never indexed, so that
-// gRPC's compression of headers on the connection stays as it is.
+// they do not change the state of gRPC's header compression on the connection.
 func appendRefusal(b []byte, stream uint32, st *status.Status, trailersOnly bool) []byte {
 	var block bytes.Buffer
 	e := hpack.NewEncoder(&block)
@@ -67,8 +67,8 @@ func (s *Server) refusesStream(ctx context.Context) error {
 }
 
 // register adds a service. gRPC calls the interceptor of a unary request only after it has received
-// the message, for which it waits as long as the client likes: a request that there is no stream
-// for is refused before. Streams do the same in serveStream.
+// the message, and the client decides how long that takes. So a request that has no stream is
+// refused before. serveStream does the same for streams.
 func (s *Server) register(desc grpc.ServiceDesc, service any) {
 	if desc.ServiceName == pb.Admin_ServiceDesc.ServiceName { // an operator must get through
 		s.endpoints.grpc.RegisterService(&desc, service)

@@ -17,13 +17,13 @@ const (
 	// scanPageBytesDefault keeps the stream busy (a page takes a fraction of a millisecond) and the
 	// memory of a scan small.
 	scanPageBytesDefault = 256 << 10
-	// scanPageBytesMax is the largest page that a client may ask for; more than that only delays
-	// the first entry.
+	// scanPageBytesMax is the largest page that a client may request. A larger page would only
+	// delay its first entry.
 	scanPageBytesMax = 4 << 20
-	// scanCountPage is how many entries a count-only scan covers between two pages, which keep the
-	// stream alive.
+	// scanCountPage is the number of entries that a count-only scan covers between two pages. The
+	// pages keep the stream alive.
 	scanCountPage = 1 << 18
-	// scanCheckEvery is how many entries pass between two looks at the context: about a tenth of a
+	// scanCheckEvery is the number of entries between two checks of the context: about a tenth of a
 	// millisecond.
 	scanCheckEvery = 1 << 10
 )
@@ -63,7 +63,7 @@ type scan struct {
 	executor  *executor
 	snapshot  *openSnapshot
 
-	held      int    // bytes that it is admitted with
+	held      int    // bytes with which the scan is admitted
 	remaining uint64 // entries that may still be returned
 	cursor    *mvcc.Cursor
 	page      pb.ScanResponse
@@ -101,19 +101,19 @@ func newScan(s *Server, req *pb.ScanRequest) (*scan, error) {
 	return sc, nil
 }
 
-// scanLimit is a request's limit as a hint for reading pages together, which looks no further than
-// a few dozen.
+// scanLimit is a request's limit as an int. The engine uses it as a hint for the number of leaves
+// to read together, which only small limits change.
 func scanLimit(entries uint64) int { return int(min(entries, math.MaxInt32)) }
 
 // resume narrows the range to the keys after the token.
 func (sc *scan) resume(req *pb.ScanRequest) error {
-	// Keys in quarantine may be beyond the limit of keys; the scan looks at that.
+	// Keys in quarantine may be longer than the limit of keys, so the limit is not checked here.
 	t, err := decodeToken(req.ResumeToken, sc.server.storeID, max(sc.server.limits.KeyBytes, sc.server.limits.BatchBytes))
 	switch {
 	case err != nil:
 		return err
 	case req.SnapshotEpoch != 0:
-		return invalid("snapshot_epoch", "must be 0 with a resume token, which brings its own")
+		return invalid("snapshot_epoch", "must be 0 with a resume token, which contains its epoch")
 	case t.bounds != sc.bounds || t.reverse != sc.options.Reverse:
 		return invalidToken("belongs to another range or direction")
 	}
@@ -129,15 +129,15 @@ func (sc *scan) resume(req *pb.ScanRequest) error {
 }
 
 // run sends pages until the range or the limit is exhausted. While a page waits for the client, the
-// scan holds its snapshot and the page, and nothing else of the engine.
+// scan has its snapshot and the page, and no other resource of the engine.
 //
-// While the stream lives, its own snapshot keeps the epoch of its tokens readable; a scan that has
-// handed out one leaves a hold when it ends, however it ends unless its snapshot was ended: that
-// the last page was sent does not say that the client has read more than the first. Scans of one
-// epoch share a hold.
+// While the stream is open, its own snapshot keeps the epoch of its tokens readable. A scan that
+// has sent a token takes a snapshot lease when it ends, unless its snapshot was ended from outside.
+// The lease is needed even after the last page was sent, because the client may have read only the
+// first. Scans of one epoch share a lease.
 //
-// Sending the first page does not wait for the client, since the transport takes at least one
-// message; so most scans need no second goroutine.
+// Sending the first page does not wait for the client, because the transport takes at least one
+// message. So most scans need no second goroutine.
 func (sc *scan) run(stream grpc.ServerStreamingServer[pb.ScanResponse]) error {
 	if err := sc.begin(stream.Context()); err != nil {
 		sc.end()
@@ -169,10 +169,10 @@ func (sc *scan) begin(ctx context.Context) (err error) {
 	return err
 }
 
-// end gives back everything that the scan has taken.
+// end releases everything that the scan has taken.
 func (sc *scan) end() {
 	if sc.snapshot != nil && sc.snapshot.close() {
-		sc.keep()
+		sc.leaseSnapshot()
 	}
 	sc.executor.release()
 	sc.server.admission.leave(sc.conn, shareScans, sc.held)
@@ -195,16 +195,16 @@ func (sc *scan) sendPage(stream grpc.ServerStreamingServer[pb.ScanResponse]) (mo
 	return more, err
 }
 
-// keep makes the engine keep the scan's epoch for a client that comes with a token of it. Without a
-// place for it the client will be told that the epoch is gone, and may go on at the newest: no scan
-// fails because others have left too many tokens.
-func (sc *scan) keep() {
+// leaseSnapshot takes a snapshot lease on the scan's epoch for a client that continues with a
+// token. If there are too many leases, a client that continues gets SNAPSHOT_GONE, and may continue
+// at the newest epoch: no scan fails because other scans have left too many tokens.
+func (sc *scan) leaseSnapshot() {
 	if sc.handedOut {
 		_ = sc.server.store.LeaseSnapshot(sc.at, sc.server.config.SnapshotLeaseTTL)
 	}
 }
 
-// bringsToken reports whether the page has a token to go on with.
+// bringsToken reports whether the page has a token with which the client can continue.
 func (sc *scan) bringsToken(more bool) bool {
 	switch sc.tokens {
 	case pb.ResumeTokens_RESUME_TOKENS_INNER:
@@ -237,8 +237,8 @@ func (sc *scan) nextPage(ctx context.Context) (more bool, err error) {
 	return more, nil
 }
 
-// grow admits the scan with so many bytes, if it is with less: a page holds at least one entry,
-// however large its value.
+// grow raises the bytes with which the scan is admitted, if they are fewer: a page has at least one
+// entry, however large its value is.
 func (sc *scan) grow(bytes int) error {
 	if bytes <= sc.held {
 		return nil
@@ -263,7 +263,7 @@ func (sc *scan) fill(ctx context.Context) (more bool, err error) {
 			if sc.tokens != pb.ResumeTokens_RESUME_TOKENS_ALL {
 				return false, nil
 			}
-			return sc.cursor.Next(), sc.cursor.Err() // is there anything left to resume?
+			return sc.cursor.Next(), sc.cursor.Err() // is there a next entry?
 		}
 		if size >= sc.pageBytes || sc.page.Count == scanCountPage && sc.countOnly {
 			return true, nil
@@ -297,8 +297,8 @@ func (sc *scan) add(key, value []byte, epoch keys.Epoch) int {
 	return len(key) + len(value)
 }
 
-// copy puts b into the arena. A full arena is left to the entries that lie in it: growing it would
-// move them.
+// copy puts b into the arena. A full arena is replaced by a new one and remains with its entries,
+// because growing it would move them.
 func (sc *scan) copy(b []byte) []byte {
 	if cap(sc.arena)-len(sc.arena) < len(b) {
 		sc.arena = make([]byte, 0, max(len(b), min(max(4096, 2*cap(sc.arena)), sc.pageBytes)))

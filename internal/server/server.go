@@ -53,7 +53,7 @@ type Server struct {
 	log     *slog.Logger
 	store   *mvcc.Store
 	storeID uint64        // the first half of the store's random identity, for tokens
-	opening time.Duration // how long recovery took
+	opening time.Duration // duration of recovery
 	clock   clock
 	files   *vfs.OS // nil if a test gave another file system
 
@@ -191,7 +191,7 @@ func storeOptions(c *config.Config, files vfs.FS) mvcc.Options {
 	}
 }
 
-// isSync reports whether a write with this durability is acknowledged only when it is on stable
+// isSync reports whether a write with this durability is acknowledged only after it is on stable
 // storage.
 func (s *Server) isSync(d mvcc.Durability) bool {
 	if d == mvcc.DurabilityDefault {
@@ -220,7 +220,7 @@ func (s *Server) stats() telemetry.ServerStats {
 	}
 }
 
-// Run opens a server and serves until ctx ends. It is what the program does.
+// Run opens a server and serves until ctx ends. The program calls nothing else.
 func Run(ctx context.Context, shutdown <-chan struct{}, c config.Config, log *slog.Logger) error {
 	log.Info("starting", "build", telemetry.Build().String(), "config", c)
 	s, err := Open(ctx, c, log)
@@ -282,7 +282,7 @@ func longLived(method telemetry.Method) bool {
 	return method == telemetry.MethodPipeline || method == telemetry.MethodTransact || method == telemetry.MethodBulkLoad
 }
 
-// serveStream surrounds every stream as unary does every request.
+// serveStream surrounds every stream, as unary surrounds every unary request.
 func (s *Server) serveStream(ctx context.Context, method telemetry.Method, body func(*connection) error) error {
 	start, conn := s.clock.now(), connectionOf(ctx)
 	s.counters.streams.Add(1)
@@ -306,8 +306,8 @@ func (s *Server) serveStream(ctx context.Context, method telemetry.Method, body 
 		st := statusOf(err)
 		err, code = st.Err(), st.Code()
 	}
-	// A reader that has enough has no other way to say so. After the connection has closed as well,
-	// gRPC calls it unavailable.
+	// A client that wants no more entries has no other way to say so than to cancel. If the
+	// connection has closed as well, gRPC returns UNAVAILABLE.
 	if method == telemetry.MethodScan && conn.endScan(scan) && (code == codes.Canceled || code == codes.Unavailable) {
 		code = codes.OK
 	}

@@ -18,10 +18,10 @@ import (
 	"github.com/epochkv/epochkv/internal/telemetry"
 )
 
-// errNoSuchSnapshot is told to an operator that ends a snapshot that there is not.
+// errNoSuchSnapshot is the answer to an operator that ends a snapshot that does not exist.
 var errNoSuchSnapshot = errors.New("no snapshot has this id")
 
-// snapshotEndedError is told to a request that lost its snapshot.
+// snapshotEndedError is the error of a request whose snapshot was ended from outside.
 type snapshotEndedError struct {
 	epoch, oldest keys.Epoch
 	cause         telemetry.SnapshotEnd
@@ -35,10 +35,10 @@ func (e *snapshotEndedError) Error() string {
 	return fmt.Sprintf("the snapshot at epoch %d was ended by an operator", e.epoch)
 }
 
-// snapshotTable knows the requests that keep old versions for as long as their clients please, so
-// that an operator can see and end them, and so that a client that is stuck does not keep versions
-// for ever. Interactive transactions are in a table of their own, resume tokens are in the engine;
-// their ids come from the same numbers.
+// snapshotTable has the requests whose snapshots remain open for as long as their clients decide.
+// An operator can see and end them, and a timeout ends those of stuck clients. Interactive
+// transactions have a table of their own, and the engine has the leases of resume tokens. All ids
+// come from one sequence.
 type snapshotTable struct {
 	timeout time.Duration // constant: how long a snapshot may wait for its client; 0: for ever
 
@@ -48,13 +48,13 @@ type snapshotTable struct {
 	open map[uint64]*openSnapshot
 }
 
-// openSnapshot is a row of the table.
+// openSnapshot is an entry of the table.
 //
 //	request                                       operator, timer
-//	work ─► wait ─► Send ─► resume ─► work ...    lock: note why, release if the request waits, cancel its context
+//	work ─► wait ─► Send ─► resume ─► work ...    lock: set why, release if the request waits, cancel its context
 //
-// Invariant: the request uses its session only between resume and wait, and anybody else uses it,
-// through release, only between wait and resume, under mu.
+// Invariant: the request uses its session only between resume and wait. Other goroutines use it
+// only between wait and resume, through release, with mu locked.
 type openSnapshot struct {
 	// Constant while it is in the table.
 	server  *Server
@@ -66,13 +66,13 @@ type openSnapshot struct {
 	expires bool            // subject to the timeout
 	ctx     context.Context // ends with the request, and with the snapshot
 	cancel  context.CancelCauseFunc
-	release func()        // gives up the snapshot while its request waits; nil if the request does that when its context ends
+	release func()        // closes the snapshot while its request waits; nil if the request does that when its context ends
 	ended   chan struct{} // closed once why is set
 
 	mu      sync.Mutex // before the table's
 	waiting bool
 	since   time.Duration // of the server's clock: when waiting began
-	why     error         // it was ended from outside
+	why     error         // the reason, if it was ended from outside
 	closed  bool          // its request is over
 }
 
@@ -93,14 +93,14 @@ func (s *Server) openSnapshot(ctx context.Context, kind pb.SnapshotInfo_Kind, ep
 	return o
 }
 
-// wait says that the request now waits for its client and leaves its session alone.
+// wait records that the request now waits for its client and does not use its session.
 func (o *openSnapshot) wait() {
 	o.mu.Lock()
 	o.waiting, o.since = true, o.server.clock.now()
 	o.mu.Unlock()
 }
 
-// resume ends what wait began. An error means that the snapshot is gone.
+// resume ends the time that wait began. The error means that the snapshot was ended.
 func (o *openSnapshot) resume() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -108,8 +108,8 @@ func (o *openSnapshot) resume() error {
 	return o.why
 }
 
-// close takes the snapshot out of the table when its request is over. It reports whether the
-// snapshot was the request's until now.
+// close removes the snapshot from the table when its request is over. It reports whether the
+// snapshot had not been ended before.
 func (o *openSnapshot) close() bool {
 	o.mu.Lock()
 	o.closed = true
@@ -120,8 +120,8 @@ func (o *openSnapshot) close() bool {
 	return kept
 }
 
-// reason is why the snapshot was ended, if a request failed because of that, else the request's own
-// error.
+// reason is the error to return for a request that failed with err: why the snapshot was ended, if
+// it was ended from outside, and err otherwise.
 func (o *openSnapshot) reason(err error) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -141,11 +141,11 @@ func (o *openSnapshot) serve(body func() error) error {
 	case err := <-done:
 		return o.reason(err)
 	case <-o.ended:
-		return o.why // not written again
+		return o.why // it does not change any more
 	}
 }
 
-// end takes the snapshot from its request. It reports false if the snapshot has ended already.
+// end ends the snapshot from outside. It reports false if the snapshot has ended already.
 func (o *openSnapshot) end(cause telemetry.SnapshotEnd) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -199,7 +199,7 @@ func (t *snapshotTable) list() []*openSnapshot {
 
 // watchSnapshots ends the snapshots of clients that are stuck, until ctx ends.
 func (s *Server) watchSnapshots(ctx context.Context) {
-	// Often enough that the timeout is kept to a twentieth of it, or to five seconds.
+	// The interval limits the error of the timeout to a twentieth of it, and to five seconds.
 	tick := time.NewTicker(min(max(s.snapshots.timeout/20, time.Millisecond), 5*time.Second))
 	defer tick.Stop()
 	for {

@@ -17,18 +17,18 @@ import (
 	"github.com/epochkv/epochkv/internal/config"
 )
 
-// ErrConfiguration marks errors of a configuration that this machine cannot carry: starting again
-// does not help.
+// ErrConfiguration marks errors of a configuration that does not fit this machine. A restart does
+// not help.
 var ErrConfiguration = errors.New("server: the configuration does not fit this machine")
 
-// machine is what the start checks know of the machine. A zero means that it is not known.
+// machine has the facts about the machine that the start checks use. A zero means unknown.
 type machine struct {
 	memory     int64  // the smaller of physical memory and the limit of the control group
 	fileSystem string // of the data directory, if it is one of those that do not keep data or promises
 	disk       int64  // size of that file system
 }
 
-// startWarnings are sentences about a configuration that works, and that an operator may regret.
+// startWarnings are warnings about a configuration that works but has a risk.
 func startWarnings(c *config.Config, m machine) (warnings []string) {
 	warn := func(format string, args ...any) { warnings = append(warnings, fmt.Sprintf(format, args...)) }
 	// The heap may take a quarter of the budget beside it: see tuneRuntime.
@@ -47,8 +47,8 @@ func startWarnings(c *config.Config, m machine) (warnings []string) {
 	return warnings
 }
 
-// isLoopback reports whether an address can be reached from this machine only. A name other than
-// localhost may be anything.
+// isLoopback reports whether an address can be reached from this machine only. For a name other
+// than localhost it reports false.
 func isLoopback(address string) bool {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
@@ -80,7 +80,7 @@ func memoryLimit(read func(string) ([]byte, error)) int64 {
 		if err != nil {
 			continue
 		}
-		// "max" is no limit; so is, in version 1, a number near the largest.
+		// "max" means no limit, and in version 1 so does a number near the largest.
 		if n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64); err == nil && n > 0 {
 			limit = min(limit, n)
 		}
@@ -135,8 +135,8 @@ func fileSystemOf(dir string) (st unix.Statfs_t, ok bool) {
 	}
 }
 
-// checkReserve refuses a reserve of more than half of the file system: the server would take all of
-// it, and then wait for the rest.
+// checkReserve refuses a reserve of more than half of the file system: such a server would reserve
+// all space that is free, and then refuse writes until there is more.
 func checkReserve(reserve config.Size, disk int64) error {
 	if disk == 0 || int64(reserve) <= disk/2 {
 		return nil
@@ -171,7 +171,7 @@ func weakFileSystemType(magic int64) string {
 func widePermissions(dir string) (wide []string) {
 	_ = filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {
 		if err != nil {
-			return err // ends the walk; the store says what is wrong
+			return err // ends the walk; the store reports the error
 		}
 		if info, err := d.Info(); err == nil && info.Mode().Perm()&0o077 != 0 {
 			wide = append(wide, fmt.Sprintf("%s %v", name, info.Mode().Perm()))
@@ -181,7 +181,7 @@ func widePermissions(dir string) (wide []string) {
 	return wide
 }
 
-// warnAtStart logs what an operator may regret.
+// warnAtStart logs the start warnings.
 func warnAtStart(c *config.Config, log *slog.Logger) {
 	for _, warning := range startWarnings(c, thisMachine(c.DataDir)) {
 		log.Warn(warning)
@@ -191,8 +191,8 @@ func warnAtStart(c *config.Config, log *slog.Logger) {
 	}
 }
 
-// filesReserved is what the process opens besides connections: the store's files, log segments,
-// bulk loads, the listeners and rings.
+// filesReserved is the number of files that the process opens besides connections: the store's
+// files, log segments, bulk loads, the listeners and rings.
 const filesReserved = 256
 
 // raiseFileLimit raises the soft limit of open files to the hard one, and returns it.

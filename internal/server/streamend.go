@@ -34,7 +34,7 @@ func (in *inbound) betweenFrames() bool {
 	return f.skip == 0 && f.headerLen == 0 && in.data.payload == 0 && !in.data.padded && !in.headers
 }
 
-// untilFrame is the number of bytes that certainly come before the next frame boundary.
+// untilFrame is a number of bytes that precede the next frame boundary in any case.
 func (in *inbound) untilFrame() int {
 	f := &in.received
 	switch {
@@ -69,7 +69,7 @@ func (in *inbound) takeTelling() []byte {
 	return b
 }
 
-// tell ends a stream within a message: gRPC reads that the client has reset it, and the client gets
+// tell ends a stream within a message: gRPC reads a reset frame, and the client gets a status with
 // the reason.
 func (in *inbound) tell(stream uint32, m *receivedStream, err error) {
 	in.receiving.refused.Add(1)
@@ -82,8 +82,8 @@ func (in *inbound) tell(stream uint32, m *receivedStream, err error) {
 
 // refuse ends the stream of a message whose prefix ends with the bytes at hand. gRPC must not
 // execute the message meanwhile, so the message also gets a length that gRPC refuses. That is not
-// possible if the first byte of the length has been handed on already; then a message that the rest
-// of the frame completes is let pass.
+// possible if gRPC has already received the first byte of the length; then a message that the rest
+// of the frame completes is not refused.
 func (in *inbound) refuse(m *receivedStream, prefix []byte, rest int64, err error) {
 	if n := len(prefix); n >= grpcPrefixBytes-1 {
 		prefix[n-(grpcPrefixBytes-1)] = 0xff
@@ -94,8 +94,8 @@ func (in *inbound) refuse(m *receivedStream, prefix []byte, rest int64, err erro
 	in.data.refused = true
 }
 
-// redirect changes the header that ends b if it is of data on a stream that ends, of which gRPC
-// must keep nothing.
+// redirect changes the frame header at the end of b if it announces data for a stream that is being
+// ended, so that gRPC drops the data.
 func (in *inbound) redirect(b []byte) {
 	f := &in.received
 	const id = 4

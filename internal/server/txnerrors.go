@@ -22,7 +22,7 @@ var (
 	errNoSnapshotHere = invalid("snapshot_epoch", "may be named by a read-only transaction only")
 )
 
-// txnFailedError is told to every request after one that has failed.
+// txnFailedError is the answer to every request of a transaction after a failed request.
 type txnFailedError struct{ cause error }
 
 func (e *txnFailedError) Error() string {
@@ -88,8 +88,8 @@ func classifyTransaction(err error) (fault, bool) {
 	return fault{}, false
 }
 
-// detached is err without the parts that live in a session, for an executor that releases the
-// session before the error is told.
+// detached is err without references to memory of the session, for an executor that releases the
+// session before the error is sent.
 func detached(err error) error {
 	var conflict *mvcc.ConflictError
 	if errors.As(err, &conflict) {

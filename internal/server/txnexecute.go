@@ -136,7 +136,7 @@ var (
 	wroteResults = []*pb.OperationResult{wroteResult, wroteResult, wroteResult, wroteResult}
 )
 
-// wroteAll is the results of so many writes.
+// wroteAll returns the results of n writes.
 func wroteAll(n int) []*pb.OperationResult {
 	results := wroteResults[:min(n, len(wroteResults))]
 	for len(results) < n {

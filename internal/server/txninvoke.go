@@ -33,7 +33,7 @@ func (b *invocations) reset(n int) {
 	if cap(b.ops) > keepMax {
 		*b = invocations{}
 	}
-	clear(b.ops) // they hold on to the last request
+	clear(b.ops) // they refer to memory of the last request
 	clear(b.outcomes)
 	b.ops, b.outcomes = b.ops[:0], b.outcomes[:0]
 	for range n {
@@ -87,7 +87,7 @@ func (c *executor) invokeFilled(
 	return ackCommit(at, c.write.Durability), nil
 }
 
-// ackCommit is the wait of a commit; a zero epoch is none.
+// ackCommit is the acknowledgement wait of a commit. A zero epoch needs no wait.
 func ackCommit(epoch keys.Epoch, d mvcc.Durability) ackWait {
 	if epoch == 0 {
 		return ackWait{}
@@ -134,7 +134,7 @@ func toInvoke(op *mvcc.Invoke, in *pb.Invocation, field string) error {
 	return nil
 }
 
-// invokeResult copies an outcome, whose values live in the session.
+// invokeResult copies an outcome, because its values are in memory of the session.
 func invokeResult(from *mvcc.Invoked, asked *pb.Invocation) *pb.InvokeResult {
 	out := &pb.InvokeResult{
 		Applied: from.Applied, OldFound: from.OldFound, OldEpoch: uint64(from.OldEpoch), NewFound: from.NewFound,

@@ -8,8 +8,8 @@ import (
 	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
-// The functions here are the operations that Transact and Execute share: each does one inside an
-// open transaction and answers with a message that aliases nothing.
+// The functions in this file are the operations that Transact and Execute share. Each executes one
+// operation in an open transaction and returns a message that aliases no other memory.
 
 func txnGet(t *mvcc.Txn, req *pb.GetRequest) (*pb.GetResponse, error) {
 	if err := ownSnapshot(req.GetSnapshotEpoch()); err != nil {
@@ -53,8 +53,8 @@ func txnBatchGet(t *mvcc.Txn, req *pb.BatchGetRequest, limits *limits) (*pb.Batc
 	return out, nil
 }
 
-// txnScan answers with one page. It looks no further than the page's last entry: what comes after
-// does not count as read.
+// txnScan returns one page. It reads no further than the page's last entry, so that later keys do
+// not count as read.
 func txnScan(ctx context.Context, t *mvcc.Txn, req *pb.RangeReadRequest) (*pb.RangeReadResponse, error) {
 	b, err := toBounds(req.GetRange())
 	if err != nil {

@@ -28,19 +28,19 @@ type txnService struct {
 //	receiver goroutine                                       watcher (the handler)
 //	Recv ─► lock ─► execute ─► unlock ─► ackWait ─► Send      ends when the receiver has, or when the transaction is ended
 //	                   ▲                                     from outside: then it returns the reason, which breaks Recv
-//	   timer, operator ┘ lock, roll back, say why
+//	   timer, operator ┘ lock, roll back, report the reason
 //
-// Invariants: the session and the transaction are used under mu only, and any goroutine that holds
-// mu may roll an open transaction back, so that a transaction never outlives its time, whatever its
-// client does; between transactions a stream uses no resource of the engine; when the receiver
-// ends, an open transaction is rolled back.
+// Invariants: the session and the transaction are used with mu locked only. Any goroutine that has
+// locked mu may roll back an open transaction, so that no transaction is open for longer than its
+// timeout, whatever its client does. Between transactions a stream uses no resource of the engine.
+// When the receiver ends, an open transaction is rolled back.
 type transactionStream struct {
 	server *Server
 	conn   *connection
 	stream grpc.BidiStreamingServer[pb.TransactRequest, pb.TransactResponse]
 	shard  *telemetry.Shard
 	peer   string
-	ended  chan error // one reason why the stream is over, from outside
+	ended  chan error // the reason, if the stream is ended from outside
 	code   codes.Code // of the last answer; the receiver's own
 
 	mu       sync.Mutex
@@ -49,7 +49,7 @@ type transactionStream struct {
 	row      *openTxn
 	timer    *time.Timer // for the transaction that is open
 	failed   error       // an earlier request of the transaction failed
-	over     bool        // ended was told
+	over     bool        // the reason was sent to ended
 	busy     bool        // a request was executed and is not answered yet
 }
 
@@ -71,8 +71,8 @@ func (s *txnService) Transact(stream grpc.BidiStreamingServer[pb.TransactRequest
 	})
 }
 
-// watch returns when the stream is over, and why. The receiver may then still be in Recv or Send,
-// which fail at once.
+// watch returns when the stream is over, with the reason. The receiver may then still be in Recv or
+// Send, which fail at once.
 func (c *transactionStream) watch(received <-chan error) error {
 	drain := c.server.drain.begun
 	for {
@@ -82,7 +82,7 @@ func (c *transactionStream) watch(received <-chan error) error {
 		case err := <-c.ended:
 			return err
 		case <-drain:
-			drain = nil // an open transaction may come to its end
+			drain = nil // an open transaction may complete
 			c.mu.Lock()
 			if c.txn == nil && !c.busy { // else the receiver ends the stream after the answer
 				c.endLocked(errShuttingDown)
@@ -106,13 +106,13 @@ func (c *transactionStream) end(row *openTxn, why error, reason telemetry.AbortR
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.row != row || c.txn == nil {
-		return // it has ended by itself meanwhile
+		return // the transaction has ended by itself meanwhile
 	}
 	c.abortLocked(reason)
 	c.endLocked(why)
 }
 
-// expire ends the transaction if its time is up, and otherwise looks again when it may be.
+// expire ends the transaction after its timeout, and otherwise sets the timer again.
 func (c *transactionStream) expire(row *openTxn) {
 	if total := c.server.transactions.total; time.Since(row.begun) >= total {
 		row.stop(&txnTimeoutError{limit: total})
@@ -148,7 +148,7 @@ func (c *transactionStream) abortLocked(reason telemetry.AbortReason) {
 	c.releaseLocked()
 }
 
-// releaseLocked lets go of the transaction that has ended.
+// releaseLocked releases the executor of a transaction that has ended.
 func (c *transactionStream) releaseLocked() {
 	c.timer.Stop()
 	c.row.stop(nil)
@@ -210,7 +210,7 @@ func (c *transactionStream) serve(req *pb.TransactRequest) error {
 		err = refused
 	}
 	if failed := w.wait(c.stream.Context(), c.server.store); failed != nil {
-		err = failed // and not what an answer or an error would reveal
+		err = failed // instead of an answer or an error that would reveal the commit
 	}
 	if err := c.answer(out, held, err); err != nil {
 		return err
@@ -270,8 +270,8 @@ func (c *transactionStream) answer(out *pb.TransactResponse, held *memoryCharge,
 	return nil
 }
 
-// errStreamOver means that the stream was ended from outside; the client is told why by the
-// handler.
+// errStreamOver means that the stream was ended from outside. The handler returns the reason to the
+// client.
 var errStreamOver = errors.New("the stream has been ended")
 
 // execute does one request. It returns the transaction that is open after it, marked busy.
@@ -300,7 +300,7 @@ func (c *transactionStream) execute(req *pb.TransactRequest, out *pb.TransactRes
 	return c.row, w, err
 }
 
-// failLocked remembers the first error of the open transaction.
+// failLocked stores the first error of the open transaction.
 func (c *transactionStream) failLocked(err error) {
 	if c.txn != nil && c.failed == nil {
 		c.failed = err
@@ -347,7 +347,7 @@ func (c *transactionStream) begin(req *pb.BeginRequest, out *pb.TransactResponse
 	return nil
 }
 
-// within executes a request of the open transaction.
+// within executes a request in the open transaction.
 func (c *transactionStream) within(req *pb.TransactRequest, out *pb.TransactResponse) (ackWait, error) {
 	if c.txn == nil {
 		return ackWait{}, errNotBegun
@@ -390,7 +390,7 @@ func (c *transactionStream) unacknowledged() keys.Epoch {
 	return 0
 }
 
-// operate does one read or write.
+// operate executes one read or write.
 func (c *transactionStream) operate(req *pb.TransactRequest, out *pb.TransactResponse) error {
 	switch r := req.Request.(type) {
 	case *pb.TransactRequest_Get:
@@ -425,8 +425,8 @@ func (c *transactionStream) operate(req *pb.TransactRequest, out *pb.TransactRes
 	return invalid("request", "is missing, or of a kind that this server does not know")
 }
 
-// commit ends the transaction, one way or the other. One that has failed stays open until its
-// client rolls it back, as every other request of it is told.
+// commit commits the transaction or rolls it back, and ends it. A failed transaction remains open
+// until its client rolls it back; the error of its requests says so.
 func (c *transactionStream) commit(out *pb.TransactResponse) (ackWait, error) {
 	if c.failed != nil {
 		return ackWait{}, &txnFailedError{cause: c.failed}

@@ -21,7 +21,7 @@ import (
 type txnTable struct {
 	// Constant after Open.
 	countMax int
-	bytesMax int64 // of all together; one alone is bounded by sizeMax
+	bytesMax int64 // of all transactions together; sizeMax bounds each
 	sizeMax  int
 	idle     time.Duration // how long one may wait for its next request
 	total    time.Duration // how long one may be open
@@ -51,7 +51,7 @@ type openTxn struct {
 	durability mvcc.Durability
 	at         keys.Epoch
 	begun      time.Time
-	end        func(error, telemetry.AbortReason) // rolls it back from outside; not under the table's lock
+	end        func(error, telemetry.AbortReason) // rolls the transaction back from outside; called without the table's lock
 	ctx        context.Context                    // of its reads: of the stream, and ended by stop
 	stop       context.CancelCauseFunc            // before the transactionStream's mutex is taken, which a long walk holds
 
@@ -80,8 +80,8 @@ func (b *txnTable) leave(t *openTxn) {
 	b.bytes.Add(-t.bytes.Swap(0))
 }
 
-// resize records how many bytes t uses now. An error means that it uses too many, alone or with the
-// others.
+// resize records the memory of t in bytes. The error means that t alone, or all transactions
+// together, use too much.
 func (b *txnTable) resize(t *openTxn, size int) error {
 	if size > b.sizeMax {
 		return &mvcc.LimitError{What: "transaction bytes", Limit: b.sizeMax, Got: size}
@@ -98,7 +98,7 @@ func (b *txnTable) find(id uint64) *openTxn {
 	return b.open[id]
 }
 
-// list is the table, oldest first.
+// list returns the transactions in the table, oldest first.
 func (b *txnTable) list() []*openTxn {
 	b.mu.Lock()
 	all := make([]*openTxn, 0, len(b.open))

@@ -74,17 +74,17 @@ func (s *kvService) DeleteRange(ctx context.Context, req *pb.DeleteRangeRequest)
 	return out, s.run(ctx, func(c *executor) (ackWait, error) { return c.deleteRange(ctx, req, out) })
 }
 
-// pending is the outcome of a request that must not be told yet. A handler returns it as its error,
-// so that what surrounds all of them waits, and counts the answer meanwhile.
+// pending is the outcome of a request that must not be sent yet. A handler returns it as its error,
+// so that unary, which surrounds all handlers, waits and counts the answer meanwhile.
 type pending struct {
 	ackWait ackWait
-	err     error // to tell then; nil: the answer
+	err     error // to return after the wait; nil: the answer
 }
 
 func (*pending) Error() string { return "not acknowledged yet" }
 
-// run executes one request with an executor and gives the executor back: a request that waits for
-// the disk has no session.
+// run executes one request with an executor and releases the executor, so that a request that waits
+// for the disk has no session.
 func (s *Server) run(ctx context.Context, execute func(*executor) (ackWait, error)) error {
 	c, err := s.takeExecutor()
 	if err != nil {
@@ -99,8 +99,8 @@ func (s *Server) run(ctx context.Context, execute func(*executor) (ackWait, erro
 	return err
 }
 
-// finish waits until the outcome of a handler may be told, and counts an answer until it is sent.
-// An answer of what has been written is never refused.
+// finish waits until the outcome of a handler may be sent, and counts an answer until it is sent.
+// The answer to a write is never refused.
 func (s *Server) finish(ctx context.Context, conn *connection, write bool, out any, err error) (any, error) {
 	p, waits := err.(*pending) //nolint:errorlint // made by run, and returned as it is
 	if waits {
@@ -113,7 +113,7 @@ func (s *Server) finish(ctx context.Context, conn *connection, write bool, out a
 	}
 	if waits {
 		if failed := p.ackWait.wait(ctx, s.store); failed != nil {
-			err = failed // and not what another error would reveal
+			err = failed // instead of an error that would reveal the commit
 		}
 	}
 	if err != nil {
@@ -131,7 +131,7 @@ func (s *Server) finish(ctx context.Context, conn *connection, write bool, out a
 func (s *Server) unary(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	method, known := methodOf(req)
 	if !known {
-		return handler(ctx, req) // health and reflection must answer when nothing else does
+		return handler(ctx, req) // health and reflection must answer in overload, too
 	}
 	kind := kindOf(method)
 	start := s.clock.now()
@@ -158,8 +158,8 @@ func (s *Server) unary(ctx context.Context, req any, _ *grpc.UnaryServerInfo, ha
 	return nil, st.Err()
 }
 
-// admit checks everything that can be known before work begins. After nil the caller must leave the
-// admission.
+// admit checks everything that can be checked before work begins. After nil the caller must leave
+// the admission.
 func (s *Server) admit(ctx context.Context, conn *connection, sh share, size int) error {
 	switch {
 	case conn.refused:
@@ -171,7 +171,7 @@ func (s *Server) admit(ctx context.Context, conn *connection, sh share, size int
 		s.counters.expired.Add(1)
 		return errExpired
 	}
-	// A context's timer fires late on a busy machine; the clock tells.
+	// A context's timer fires late on a busy machine, so compare the deadline with the clock.
 	if deadline, ok := ctx.Deadline(); ok && !time.Now().Before(deadline) {
 		s.counters.expired.Add(1)
 		return errExpired
@@ -183,8 +183,9 @@ func (s *Server) admit(ctx context.Context, conn *connection, sh share, size int
 }
 
 // kind says how a request is counted: whether it writes, and whether its answer may be large. A
-// request that only reads is refused by the size of its answer, so that small answers continue when
-// the share of answers is used up. A request that may write is refused before it is executed.
+// request that only reads is refused after execution if its answer does not fit, so that small
+// answers continue when the share of answers is used up. A request that may write is refused before
+// it is executed.
 type kind uint8
 
 const (

@@ -45,8 +45,7 @@ func (s *adminService) verify(o *openSnapshot, req *pb.VerifyRequest, stream grp
 	report, err := s.store.Verify(ctx, inspect.VerifyOptions{
 		PagesPerSecond: int(min(req.PagesPerSecond, maxPagesPerSecond)),
 		Progress: func(p inspect.VerifyProgress) {
-			// A client that does not listen any more, or is stuck, ends the verification through
-			// the context.
+			// A client that is gone or stuck ends the verification through the context.
 			o.wait()
 			_ = stream.Send(&pb.VerifyResponse{Event: &pb.VerifyResponse_Progress{Progress: &pb.VerifyProgress{
 				Pages: p.Pages, PagesTotal: p.PagesTotal, Damages: p.Damages,
@@ -83,7 +82,8 @@ func (s *Server) untilDrain(ctx context.Context) (context.Context, context.Cance
 	}
 }
 
-// drainError says that the server is shutting down if that is why a context ended.
+// drainError is the error of a context that ended: that the server is shutting down, if that is the
+// cause.
 func (s *Server) drainError(err error) error {
 	if s.drain.active.Load() && contextStatus(err) != nil {
 		return errShuttingDown
@@ -210,7 +210,8 @@ func treeMessage(e *mvcc.Stats) *pb.Tree {
 	}
 }
 
-// serveAdmin surrounds an Admin request: counted, never refused for overload, its error mapped.
+// serveAdmin surrounds an Admin request: it counts the request and maps its error. It never refuses
+// it for overload.
 func (s *Server) serveAdmin(ctx context.Context, method telemetry.Method, body func() error) error {
 	start, code := s.clock.now(), codes.OK
 	err := body()
