@@ -24,10 +24,10 @@ func (a *app) spaceCommand() *cobra.Command {
 	}
 	cmd := &cobra.Command{
 		Use:   "space",
-		Short: "Show what takes the space in the data file",
-		Long: `Show how the data file is used: live pages, garbage that waits for readers, free pages, pages by kind. With --by-prefix the whole tree is
-read, and keys and bytes are summed up by what their keys begin with, exactly, as of the newest checkpoint. Pages that cannot be read are listed
-with the keys that they may hold, which the sums lack; the exit code is 8 then.`,
+		Short: "Show how the space of the data file is used",
+		Long: `Show how the data file is used: live pages, pending pages (freed, but a reader may still use them), free pages, and live pages by kind.
+With --by-prefix the command reads the whole tree and adds up the keys and bytes of each prefix, exactly, as of the newest checkpoint.
+Pages that cannot be read are listed with the range of keys that they may contain. The sums do not include these keys, and the exit code is 8.`,
 		Example: `  kvctl space
   kvctl space --by-prefix --depth 2
   kvctl space --by-prefix --delimiter : -o json`,
@@ -114,7 +114,7 @@ func spaceRows(s *kvpb.SpaceResponse) [][]string {
 		rows = append(rows, []string{name, fmt.Sprintf(format, args...)})
 	}
 	kinds, page := s.GetPages(), uint64(s.GetPageBytes())
-	row("file", "%s as of epoch %d: %s live, %s garbage, %s free", size(s.GetFileBytes()), s.GetEpoch(),
+	row("file", "%s as of epoch %d: %s live, %s pending, %s free", size(s.GetFileBytes()), s.GetEpoch(),
 		size(s.GetLiveBytes()), size(s.GetPendingBytes()), size(s.GetFreeBytes()))
 	row("tree", "%s in %d levels, %d keys, %s of keys and values in leaves", size(kinds.GetTree()*page), s.GetTreeHeight(), s.GetKeys(),
 		size(s.GetEntryBytes()))

@@ -58,7 +58,7 @@ func statusRows(s *kvpb.StatusResponse) [][]string {
 	row("log", "%s in %d segments, buffers %s", size(sizes.GetLogBytes()), sizes.GetLogSegments(), size(sizes.GetLogBufferBytes()))
 	row("data file", "%s, pages of %s", size(sizes.GetDataFileBytes()), size(uint64(sizes.GetPageBytes())))
 	tree := s.GetTree()
-	row("", "%s live, %s garbage, %s free; %s", size(tree.GetLiveBytes()), size(tree.GetPendingBytes()), size(tree.GetFreeBytes()), treeText(tree))
+	row("", "%s live, %s pending, %s free; %s", size(tree.GetLiveBytes()), size(tree.GetPendingBytes()), size(tree.GetFreeBytes()), treeText(tree))
 	row("", "%.1f%% of the tree is superseded versions and tombstones; vacuum removed %d versions from %d pages",
 		100*tree.GetDeadVersionRatio(), tree.GetVacuumedVersions(), tree.GetVacuumedPages())
 	row("checkpoints", "%d in %s, %d bulk loads, write amplification %.1f, %d writes stalled for %s", tree.GetCheckpoints(),
