@@ -92,7 +92,7 @@ func (l *BulkLoad) Add(key, value []byte) error {
 func (l *BulkLoad) Close() error { return l.load.Close() }
 
 // Commit makes everything that was added visible and durable. An error means that the store is
-// unchanged, unless it is ErrFailed: then only the next start can tell. Other commits continue
+// unchanged, unless it is ErrFailed: then the outcome is known after the next start. Other commits continue
 // meanwhile. They stop for the commit pause at the end: some milliseconds and two syncs of the
 // device.
 func (l *BulkLoad) Commit(ctx context.Context) (BulkLoaded, error) {

@@ -9,7 +9,7 @@
 //
 // A commit:
 //
-//	latch keys ─► check conditions ─► reserve (epoch, offset) ─► copy record ─► insert versions ─► mark done ─► unlatch
+//	latch keys ─► check conditions ─► reserve (epoch, offset) ─► copy record ─► insert versions ─► enter in ring ─► unlatch
 //	                                     one atomic add               no lock, no allocation        advance visible
 //
 // and is acknowledged once visible has reached its epoch, and durable has too if it is a SYNC commit.
@@ -33,10 +33,10 @@
 //   - Same-key versions are installed in epoch order: both ends of the window are under the key's latch.
 //   - A condition holds at the commit's own epoch: the latches of its keys are held from the check to the install.
 //   - Nothing that a validated commit has read (a serializable transaction, DeleteRange) has changed before its own
-//     epoch. What was read is looked at before the latches are taken, and then the keys of the commits since, which the
+//     epoch. What was read is validated before the latches are taken, and then the keys of the commits since, which the
 //     log has in order: the last few between the reservation and the installation, after every smaller epoch is visible.
-//   - Between the reservation and the mark nothing allocates, logs, takes a lock or faults a page in, because every later
-//     commit waits for that time. Space in the memtable is secured before.
+//   - Between the reservation and the entry in the ring nothing allocates, logs, takes a lock or causes a page fault,
+//     because every later commit waits for that time. Space in the memtable is secured before.
 //   - A reply never reveals a SYNC commit that a crash could still take back: reads and the outcomes of writes, errors included, name
 //     the epoch that has to be durable first (Await).
 //   - A bulk load is a commit that writes every key: it holds all latches while it is published.

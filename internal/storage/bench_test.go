@@ -68,8 +68,8 @@ func (b *bench) commit(w *batch.Builder) {
 		epoch, err := b.engine.Reserve(&b.writer, body)
 		b.slot.Leave() // there are no other sessions
 		if errors.Is(err, ErrRotating) {
-			var claimed bool
-			if claimed, err = b.engine.AdvanceGeneration(context.Background(), &b.writer, body); err == nil && !claimed {
+			var reserved bool
+			if reserved, err = b.engine.AdvanceGeneration(context.Background(), &b.writer, body); err == nil && !reserved {
 				continue
 			}
 			epoch = b.writer.Epoch()

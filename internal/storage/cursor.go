@@ -9,8 +9,9 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/pagesource"
 )
 
-// Cursor merges the sources of one view into a sequence of user keys with their version at a snapshot, forward or in
-// reverse. It is reused by OpenCursor and valid only inside the slot's protection under which it was opened.
+// Cursor merges the sources of one view into a sequence of user keys with their version at a
+// snapshot, forward or in reverse. It is reused by OpenCursor and valid only inside the slot's
+// protection under which it was opened.
 type Cursor struct {
 	tables []memtable.Iter // newest first; kept for reuse, as each is large
 	open   int             // tables in use
@@ -34,17 +35,21 @@ type Cursor struct {
 	err        error
 }
 
-// What a cursor does between OpenCursor and the moment at which its user may want to leave the slot's protection is bounded.
+// Bounds of the work of a cursor inside one guard of the slot.
 const (
-	// LeavesMax is how many of the tree's leaves a cursor enters before it pauses. Until its user leaves the slot no frame is used again that was
-	// evicted since: a scan of more than the cache in one go read nine pages in ten past the cache, and so did others meanwhile.
+	// LeavesMax is the number of tree leaves that a cursor enters before it pauses. While the slot
+	// is in its guard, frames that were evicted since cannot be reused. Without the bound, in a
+	// scan of more than the cache nine of ten pages were not cached, and the same happened to other
+	// readers.
 	LeavesMax = 16
-	// skippedMax is how many keys in memtables it passes that have no version at its snapshot: some tenths of a millisecond.
+	// skippedMax is the number of memtable keys without a version at the snapshot that a cursor
+	// passes before it pauses: some tenths of a millisecond.
 	skippedMax = 2048
 )
 
-// OpenCursor prepares c over the current view, at a snapshot, within [lower, upper). It is not positioned. limit is how many entries its user
-// will look at, or 0 if that is not known: it says how many pages to read at once.
+// OpenCursor prepares c over the current view, at a snapshot, within [lower, upper). It is not
+// positioned. limit is how many entries its user will look at, or 0 if that is not known: it says
+// how many pages to read at once.
 func (r *Reader) OpenCursor(c *Cursor, at keys.Epoch, lower, upper []byte, limit int) {
 	e := r.engine
 	v := e.view.Load()
@@ -73,7 +78,8 @@ func (r *Reader) OpenCursor(c *Cursor, at keys.Epoch, lower, upper []byte, limit
 	c.inTree = false
 }
 
-// addTable adds a source, unless it is empty: the caller's snapshot is older than what comes into it.
+// addTable adds a source, unless it is empty: the caller's snapshot is older than what comes into
+// it.
 func (c *Cursor) addTable(t *memtable.Table) {
 	if t.Empty() {
 		return
@@ -153,7 +159,8 @@ func (c *Cursor) skipBackward() {
 	}
 }
 
-// stepForward picks the smallest key among the sources, and goes on while it has no version at the snapshot.
+// stepForward picks the smallest key among the sources, and goes on while it has no version at the
+// snapshot.
 func (c *Cursor) stepForward() {
 	if c.open == 0 {
 		c.stepTree()
@@ -196,8 +203,8 @@ func (c *Cursor) stepBackward() {
 	}
 }
 
-// stepTree takes over where the tree stands, while it is the only source. It keeps the bounds itself but for the end of the
-// keyspace (treeBound).
+// stepTree takes over where the tree stands, while it is the only source. It keeps the bounds
+// itself but for the end of the keyspace (treeBound).
 func (c *Cursor) stepTree() {
 	c.valid = c.inTree
 	if c.inTree {
@@ -218,8 +225,9 @@ func (c *Cursor) stepTree() {
 // pause ends the walk for now.
 func (c *Cursor) pause(resume []byte) { c.paused, c.valid, c.resume = true, false, resume }
 
-// Paused reports whether the cursor has no key because it has done enough inside one guard of the slot. The walk continues,
-// inside a new guard, with SeekGE(Resume()) or, in reverse, with SeekLT(Resume()).
+// Paused reports whether the cursor has no key because it has done enough inside one guard of the
+// slot. The walk continues, inside a new guard, with SeekGE(Resume()) or, in reverse, with
+// SeekLT(Resume()).
 func (c *Cursor) Paused() bool { return c.paused }
 
 // Resume is where a paused walk continues. It is valid until the next OpenCursor.
@@ -292,14 +300,15 @@ func (c *Cursor) Valid() bool { return c.valid }
 // Key is the internal key. It lives until the cursor moves.
 func (c *Cursor) Key() []byte { return c.key }
 
-// Version is the key's version at the snapshot, which may be a deletion. It lives until the cursor moves.
+// Version is the key's version at the snapshot, which may be a deletion. It lives until the cursor
+// moves.
 func (c *Cursor) Version() *Version { return &c.version }
 
 // Err is what ended the walk early, or nil.
 func (c *Cursor) Err() error { return c.err }
 
-// treeBound is a bound as the tree wants it: none where it is only the end of the keyspace, so that a scan of everything is not taken
-// for a bounded one. The cursor checks its bounds itself.
+// treeBound is a bound as the tree wants it: none where it is only the end of the keyspace, so that
+// a scan of everything is not taken for a bounded one. The cursor checks its bounds itself.
 func treeBound(bound []byte, end keys.Space) []byte {
 	if len(bound) == 1 && bound[0] == byte(end) {
 		return nil

@@ -14,9 +14,9 @@ import (
 	"github.com/epochkv/epochkv/internal/wal"
 )
 
-// DurableState is one durable state of a store: what a superblock leads to, and the files that
-// belong to it. Package inspect verifies, measures and salvages a store through it. It reads the
-// files, past every cache and past what an engine has in memory, and writes nothing.
+// DurableState is one durable state of a store: the pages that a superblock refers to, and the
+// other files that belong to it. Package inspect verifies, measures and salvages a store through it.
+// It reads the files, without the page cache and the memtables of an engine, and writes nothing.
 type DurableState struct {
 	Files Files
 	Pages *pager.Snapshot

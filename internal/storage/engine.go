@@ -176,24 +176,23 @@ func (e *Engine) WaitDurable(ctx context.Context, epoch keys.Epoch) error {
 // RequestDurable asks for epoch to become durable soon, and does not wait.
 func (e *Engine) RequestDurable(epoch keys.Epoch) { e.log.RequestFlush(epoch) }
 
-// AdvanceGeneration replaces the full generation that w met, or waits until another writer has replaced it. For a record of
-// more than half a segment it makes a generation at once and reserves in it before other writers see it, which it
-// reports: otherwise small records would fill the segment first, again and again. While memory is full it waits for a
-// checkpoint, up to Options.StallMax, and as long for a log segment that cannot be prepared. Errors: ErrMemoryFull,
-// ErrNoSegment, vfs.ErrNoSpace, ErrFailed, and the cause of the context's end. After an error the generation stays sealed,
-// and the next call tries again.
-func (e *Engine) AdvanceGeneration(ctx context.Context, w *Writer, body *batch.Body) (claimed bool, err error) {
+// AdvanceGeneration replaces the full generation that w has found, or waits until another writer has replaced it. For a
+// record of more than half a segment it makes a new generation at once, reserves in it before other writers see it, and
+// returns true: otherwise small records would fill each new segment first. If memory is full, it waits for a checkpoint,
+// up to Options.StallMax; it waits as long for a log segment. Errors: ErrMemoryFull, ErrNoSegment, vfs.ErrNoSpace,
+// ErrFailed, and the cause of the context's end. After an error the generation stays sealed, and the next call retries.
+func (e *Engine) AdvanceGeneration(ctx context.Context, w *Writer, body *batch.Body) (reserved bool, err error) {
 	if !e.oversized(body) {
 		return false, e.awaitRoom(ctx, func() (obstacle, error) { return e.advanceGeneration(w.generation, body.Size(), nil) })
 	}
 	first := &opening{secure: func(mem *memtable.Table) error { return e.secure(mem, w, body) }}
 	first.reserve = func(next *generation) error {
 		err := next.reserve(w, body)
-		claimed = err == nil
+		reserved = err == nil
 		return err
 	}
 	err = e.awaitRoom(ctx, func() (obstacle, error) { return e.advanceGeneration(w.generation, body.Size(), first) })
-	return claimed, err
+	return reserved, err
 }
 
 // opening is what a large record does in a generation before other writers see it.

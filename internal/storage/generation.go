@@ -14,7 +14,7 @@ import (
 	"github.com/epochkv/epochkv/internal/wal"
 )
 
-// ErrRotating means that the active generation is full: call Advance outside the slot's protection and try again.
+// ErrRotating means that the active generation is full: call AdvanceGeneration outside the guard of the slot, and retry.
 var ErrRotating = errors.New("storage: generation is rotating")
 
 // generation is one log segment and the memtable that its records fill. They rotate together.

@@ -35,9 +35,9 @@ func TestOversizedRecordIsTheFirstOfItsGeneration(t *testing.T) {
 		if b.engine.view.Load().active.sealed() {
 			t.Fatalf("asking for %d bytes ended a segment that has room for small records", size)
 		}
-		claimed, err := b.engine.AdvanceGeneration(context.Background(), &b.writer, body)
-		if active := b.engine.view.Load().active; err != nil || !claimed || b.writer.Epoch() != active.first {
-			t.Fatalf("%d bytes: claimed %v at epoch %d of a generation from %d: %v", size, claimed, b.writer.Epoch(), active.first, err)
+		reserved, err := b.engine.AdvanceGeneration(context.Background(), &b.writer, body)
+		if active := b.engine.view.Load().active; err != nil || !reserved || b.writer.Epoch() != active.first {
+			t.Fatalf("%d bytes: reserved %v at epoch %d of a generation from %d: %v", size, reserved, b.writer.Epoch(), active.first, err)
 		}
 		b.engine.Record(&b.writer, body)
 		if err := b.engine.Install(&b.writer, body, true); err != nil {

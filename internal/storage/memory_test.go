@@ -40,9 +40,9 @@ func TestRecordWithoutMemoryForItIsRefused(t *testing.T) {
 			if _, err := b.engine.Reserve(&b.writer, body); !errors.Is(err, ErrRotating) {
 				t.Fatal(err)
 			}
-			claimed, err := b.engine.AdvanceGeneration(context.Background(), &b.writer, body)
-			if claimed || !errors.Is(err, ErrMemoryFull) || !errors.Is(err, errNone) {
-				t.Fatalf("claimed %v, %v, want an error for the client that says why", claimed, err)
+			reserved, err := b.engine.AdvanceGeneration(context.Background(), &b.writer, body)
+			if reserved || !errors.Is(err, ErrMemoryFull) || !errors.Is(err, errNone) {
+				t.Fatalf("reserved %v, %v, want an error for the client that says why", reserved, err)
 			}
 		}
 		if n := b.engine.counters.rotations.Load() - before; n != 0 {

@@ -30,9 +30,9 @@ const (
 // KeyBytesMax is the longest client's key that a store with pages of this size takes.
 func KeyBytesMax(pageSize int) int { return page.UserKeyMax(pageSize) }
 
-// BatchBytesMax is how many bytes of keys and values a commit of at most so many operations can
-// have: a commit is one log record. Every limit above storage, on batches, on values, on what a
-// transaction writes, is derived from it.
+// BatchBytesMax is the largest number of bytes of keys and values in a commit with a number of
+// operations: a commit must fit into one log record. All limits above storage, on batches, values
+// and the writes of a transaction, are derived from it.
 func BatchBytesMax(operations int) int {
 	return wal.BodyBytesMax - batch.HeaderSize - operations*batch.OperationOverheadMax
 }

@@ -53,12 +53,12 @@ type DiskStats struct {
 	Reserve int64 // disk space that is allocated for deletions and checkpoints
 }
 
-// BackpressureStats is what writers notice of checkpoints that lag.
+// BackpressureStats describes the effects of lagging checkpoints on writers.
 type BackpressureStats struct {
 	Refused     uint64 // writes refused for lack of memory
 	Stalls      uint64 // writes that waited until a checkpoint freed memory
 	StallTime   time.Duration
-	DelayPerKiB time.Duration // how long a writer is delayed for each KiB now
+	DelayPerKiB time.Duration // the current delay of writers for each KiB
 }
 
 // TreeStats describes the tree.
@@ -97,7 +97,7 @@ type BulkLoadStats struct {
 	Bytes    uint64 // keys and values
 }
 
-// DamageStats counts what was found damaged in the data file.
+// DamageStats counts the damage that was found in the data file.
 type DamageStats struct {
 	Reads        uint64 // reads of damaged pages
 	Repaired     int    // superblocks and tables that Open rebuilt because they were damaged
