@@ -49,7 +49,7 @@ func (a *app) run(ctx context.Context, args []string) int {
 func (a *app) rootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "kvctl",
-		Short: "Talk to an EpochKV server",
+		Short: "Read, write and inspect an EpochKV server",
 		Long: `kvctl reads, writes and inspects an EpochKV server.
 
 Exit codes: 0 ok, 1 error, 2 usage, 3 not found, 4 conflict or precondition failed, 6 unavailable or timeout, 7 limit,

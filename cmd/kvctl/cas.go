@@ -11,10 +11,10 @@ func (a *app) casCommand() *cobra.Command {
 	var durability string
 	cmd := &cobra.Command{
 		Use:   "cas KEY OLD NEW",
-		Short: "Set a key if it has the value you expect",
-		Long: `Set KEY to NEW if its value is OLD, in one step on the server. With --if-absent there is no OLD, and the key must not be there.
+		Short: "Set a key if it has the expected value",
+		Long: `Set KEY to NEW if its value is OLD, atomically on the server. With --if-absent there is no OLD, and the key must not exist.
 
-If it is otherwise, nothing is written and the exit code is 4.`,
+If the condition does not hold, nothing is written and the exit code is 4.`,
 		Example: `  kvctl cas leader node-1 node-2
   kvctl cas --if-absent leader node-1`,
 		Args: func(cmd *cobra.Command, args []string) error {

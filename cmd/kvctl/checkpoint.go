@@ -11,9 +11,9 @@ import (
 func (a *app) checkpointCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "checkpoint",
-		Short: "Merge everything committed so far into the data file",
-		Long: `Merge everything committed so far into the data file, and wait until it is durable there. The server does this by itself; by hand it is of
-use before a copy of the data directory is taken, or to make the next start faster.`,
+		Short: "Merge all commits so far into the data file",
+		Long: `Merge all commits so far into the data file, and wait until they are durable there. The server does this automatically. The command is
+useful before a copy of the data directory, or to make the next start faster.`,
 		Example: "  kvctl checkpoint",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -15,7 +15,7 @@ func (a *app) delCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "del KEY... | --prefix P | --start S --end E",
 		Short: "Delete keys or a range of keys",
-		Long: `Delete the given keys, or all keys of a range, atomically, and print the epoch. Deleting a key that is not there is fine.
+		Long: `Delete the given keys, or all keys of a range, atomically, and print the epoch. A key that does not exist is no error.
 
 With a condition (for one key) that does not hold, nothing is deleted and the exit code is 4.`,
 		Example: `  kvctl del greeting
@@ -43,7 +43,7 @@ With a condition (for one key) that does not hold, nothing is deleted and the ex
 				return err
 			}
 			if len(options) > 0 && len(keys) != 1 && f.conditional(cmd) {
-				return usageError{errors.New("del: a condition goes with exactly one key")}
+				return usageError{errors.New("del: a condition needs exactly one key")}
 			}
 			return a.withClient(func(c *client.Client) error {
 				if r.given() {

@@ -14,9 +14,9 @@ func (a *app) healthCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "health",
 		Short: "Check whether the server serves requests",
-		Long: `Ask the server by the standard gRPC health protocol, and print what holds at present: a full disk, a damaged page, and the like.
-The exit code is 0 if it serves requests, else 6. A condition of severity warning or degraded does not change the exit code: what it refuses
-is in its text, and "kvctl status" shows it with the sizes.`,
+		Long: `Ask the server by the standard gRPC health protocol, and print the active conditions, for instance a full disk or a damaged page.
+The exit code is 0 if the server serves requests, else 6. A condition of severity warning or degraded does not change the exit code: its text
+says which requests are refused, and "kvctl status" shows it with the sizes.`,
 		Example: `  kvctl health
   until kvctl health --timeout 1s >/dev/null 2>&1; do sleep 0.1; done`,
 		Args: cobra.NoArgs,

@@ -36,7 +36,7 @@ func (a *app) importCommand() *cobra.Command {
 	var f importFlags
 	cmd := &cobra.Command{
 		Use:   "import FILE|-...",
-		Short: "Put the records of files",
+		Short: "Put the records of files into the store",
 		Long: `Put every record of the files, "-" being standard input, in batches over a pipeline. Records take effect in their order: of
 two with the same key the later one wins. An overloaded or restarting server does not end the import: it repeats what was not
 acknowledged, and gives up when nothing gets through for 30 seconds.
@@ -44,12 +44,12 @@ acknowledged, and gives up when nothing gets through for 30 seconds.
 The format is JSON Lines or CSV, as export writes them (see there); by default CSV for files named *.csv. A broken line ends the
 import and is named with its file; everything before its batch has then been imported, and nothing from there on.
 
-There are two ways, and --bulk chooses. In batches, as above, what was acknowledged stays when the import ends early. In bulk everything is
-loaded at once, past the server's log, and takes effect together when all has been read, or not at all; the server sorts it in temporary
-files, and one load goes on at a time. --bulk=auto, the default, loads in bulk where that is faster: files, not standard input, of 64 MiB or
-more, which hold more than the store does, with room on the server's disk for four times their size, and without --batch and --durability. It
-says so before it begins, and imports in batches after all when the server gives the load up. --bulk (or --bulk=always) and --bulk=never
-leave no choice.
+An import uses batches or a bulk load; --bulk chooses. With batches, as above, acknowledged records remain if the import ends early. A bulk
+load bypasses the server's log: all records become visible together after the last one was read, or none does. The server sorts them in
+temporary files, and runs one bulk load at a time. --bulk=auto, the default, uses a bulk load where that is faster: for files (not standard
+input) of 64 MiB or more that are larger than the store, if the server's disk has room for four times their size, and without --batch and
+--durability. The import prints its choice before it begins, and changes to batches if the server cancels the bulk load. --bulk (or
+--bulk=always) forces a bulk load, and --bulk=never forces batches.
 
 1,000,000 records of 115 bytes, with two processors for kvctl and server together: into an empty store a load took 0.6 s in the order of the
 keys and 0.9 s in random order, batches 1.1 s and 2.1 s; over 1,000,000 records, in random order, 1.8 s and 4.1 s. 100,000 records that fell
@@ -75,7 +75,7 @@ on all pages of such a store took 0.44 s in bulk and 0.18 s in batches.`,
 			}
 			if cmd.Flags().Changed("batch") || cmd.Flags().Changed("durability") {
 				if f.bulk == bulkAlways {
-					return usageError{errors.New("--batch and --durability are of batches: they go with --bulk=never")}
+					return usageError{errors.New("--batch and --durability apply to batches only: use them with --bulk=never")}
 				}
 				f.bulk = bulkNever
 			}

@@ -18,7 +18,7 @@ func (a *app) incrCommand() *cobra.Command {
 		Short: "Add to the integer at a key",
 		Long: `Add DELTA (1 unless given, and it may be negative) to the integer at KEY, in one step on the server, and print the sum. A missing key counts as 0.
 
-A value that is no integer, and a sum outside --min and --max, change nothing and are exit code 4.`,
+If the value is not an integer, or the sum is outside --min and --max, nothing is written and the exit code is 4.`,
 		Example: `  kvctl incr visits
   kvctl incr stock/7 --min 0 -- -1
   kvctl incr seats 2 --max 40`,

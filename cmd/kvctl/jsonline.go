@@ -30,7 +30,7 @@ func parseJSONLine(line []byte) (record, error) {
 		return record{}, err
 	}
 	if p.skipSpace(); len(p.rest) > 0 {
-		return record{}, errors.New("something follows the JSON object")
+		return record{}, errors.New("unexpected text after the JSON object")
 	}
 	if len(r.key) == 0 {
 		return record{}, errors.New("the key is empty")

@@ -29,7 +29,7 @@ func TestLinesThatMeanTwoThingsAreRefused(t *testing.T) {
 		`{"key":"k","value":"\u00`:                        "does not end",
 		`{}`:                                              "expected a string",
 		`{"key":"k","value":null}`:                        "expected a string",
-		`{"key":"k","value":"v"}{"key":"k2","value":"v"}`: "something follows",
+		`{"key":"k","value":"v"}{"key":"k2","value":"v"}`: "unexpected text",
 	} {
 		if r, err := parseJSONLine([]byte(line)); err == nil {
 			t.Errorf("%s was taken as %q, %q", line, r.key, r.value)

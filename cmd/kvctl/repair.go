@@ -19,11 +19,11 @@ func (a *app) repairLogCommand() *cobra.Command {
 	var yes bool
 	cmd := &cobra.Command{
 		Use:   "repair-log --data-dir DIR",
-		Short: "Cut a damaged log, so that the server starts again; loses commits",
-		Long: `Cut the log of a server that is not running at the first record that cannot be read, and remove what follows. Every commit from there on is
-lost, acknowledged or not: restore a backup instead if there is one, and keep a copy of the data directory in any case.
+		Short: "Truncate a damaged log so that the server can start; loses commits",
+		Long: `Truncate the log of a server that is not running at the first record that cannot be read, and remove all later records. All commits
+from there on are lost, also acknowledged ones. If there is a backup, restore it instead. Make a copy of the data directory before in any case.
 
-An unfinished record at the end of the log is no damage, and needs no repair: the server cuts it by itself.`,
+An incomplete record at the end of the log is no damage and needs no repair: the server truncates it at its start.`,
 		Example: `  kvctl verify --data-dir /var/lib/epochkv
   cp -a /var/lib/epochkv /var/lib/epochkv.copy
   kvctl repair-log --data-dir /var/lib/epochkv`,

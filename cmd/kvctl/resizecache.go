@@ -16,8 +16,8 @@ func (a *app) resizeCacheCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "resize-cache SIZE",
 		Short: "Change the size of the server's page cache",
-		Long: `Change the size of the server's page cache while it works. It lasts until the server is restarted; for good it is --cache-size there.
-The cache cannot take what --memory reserves for memtables and log buffers.`,
+		Long: `Change the size of the server's page cache while the server runs. The size lasts until the server restarts; its option --cache-size sets the
+size permanently. The cache cannot use the memory that --memory reserves for memtables and log buffers.`,
 		Example: "  kvctl resize-cache 256MiB",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {

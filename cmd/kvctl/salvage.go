@@ -17,12 +17,12 @@ func (a *app) salvageCommand() *cobra.Command {
 	var dataDir, out string
 	cmd := &cobra.Command{
 		Use:   "salvage --data-dir DIR --out FILE",
-		Short: "Bring out what a damaged data directory still holds",
+		Short: "Write the readable keys of a damaged data directory to a file",
 		Long: `Write the newest value of every key that can be read from the files of a server that is not running, as JSON Lines that import
-understands. Nothing is changed. Leaves below damaged pages are searched in the whole file. The log
-is applied last. What was lost is listed, and the exit code is 8 then.
+understands. The data directory is not changed. Leaves below damaged pages are searched in the whole file. The log
+is applied last. If keys are lost, their ranges are listed and the exit code is 8.
 
-If no superblock is readable, or neither the allocation map nor an inner page, keys that had been deleted may come back: a note says so.`,
+If no superblock is readable, or neither the allocation map nor an inner page, the output may contain deleted keys; a note says so.`,
 		Example: `  kvctl salvage --data-dir /var/lib/epochkv --out rescued.jsonl
   kvctl import --bulk rescued.jsonl`,
 		Args: cobra.NoArgs,

@@ -31,7 +31,7 @@ const (
 func (a *app) shellCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "shell",
-		Short: "Talk to the server line by line",
+		Short: "Execute statements line by line",
 		Long: `Read statements and execute each at once: outside a transaction, or inside one between "begin" and "commit". "at EPOCH" reads an earlier state.
 "help" lists the statements, Tab completes them and keys, and the arrow keys bring back former lines, which are kept in ~/.kvctl_history
 ($` + historyEnv + ` names another file; empty keeps none).

@@ -15,8 +15,8 @@ func (a *app) snapshotsCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "snapshots",
 		Short: "List and end the snapshots that keep old versions",
-		Long: `List and end what keeps old versions on the server: scans, interactive transactions, resume tokens, verifications and bulk loads. The
-space and the memory of versions that only one snapshot needs can be used again once it ends.`,
+		Long: `List and end the snapshots that keep old versions on the server: those of scans, interactive transactions, resume tokens, verifications and
+bulk loads. When a snapshot ends, the server can remove the versions that only this snapshot needed.`,
 		Example: `  kvctl snapshots list
   kvctl snapshots end 12`,
 		Args: cobra.NoArgs,

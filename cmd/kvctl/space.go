@@ -34,7 +34,7 @@ Pages that cannot be read are listed with the range of keys that they may contai
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !f.byPrefix && (cmd.Flags().Changed("depth") || cmd.Flags().Changed("delimiter")) {
-				return usageError{errors.New("--depth and --delimiter go with --by-prefix")}
+				return usageError{errors.New("--depth and --delimiter need --by-prefix")}
 			}
 			delimiter, err := a.bytesArg(f.delimiter)
 			if err != nil {
@@ -120,7 +120,7 @@ func spaceRows(s *kvpb.SpaceResponse) [][]string {
 		size(s.GetEntryBytes()))
 	row("large values", "%d of %s, in %s packed (%.0f %% full) and %s of whole pages", s.GetValues(), size(s.GetValueBytes()),
 		size(kinds.GetBlobs()*page), 100*s.GetBlobFill(), size(kinds.GetOverflow()*page))
-	row("bookkeeping", "%s for large values, %s for the map of pages", size(kinds.GetIndirectionTable()*page), size(kinds.GetAllocationMap()*page))
+	row("bookkeeping", "%s indirection table of large values, %s allocation map", size(kinds.GetIndirectionTable()*page), size(kinds.GetAllocationMap()*page))
 	if s.GetLeafFill() > 0 {
 		row("leaves", "%.0f %% full, %d versions", 100*s.GetLeafFill(), s.GetVersions())
 	}

@@ -15,7 +15,7 @@ import (
 func (a *app) statusCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "status",
-		Short: "Show how the server is: epochs, sizes, sessions, limits",
+		Short: "Show the state of the server: epochs, sizes, sessions, limits",
 		Example: `  kvctl status
   kvctl status -o json | jq .epochs.visible`,
 		Args: cobra.NoArgs,
@@ -65,7 +65,7 @@ func statusRows(s *kvpb.StatusResponse) [][]string {
 		tree.GetCheckpointTime().AsDuration().Round(time.Millisecond), tree.GetBulkLoads(), tree.GetWriteAmplification(),
 		tree.GetWriteStalls(), tree.GetWriteStallTime().AsDuration().Round(time.Millisecond))
 	if n := tree.GetDamagedReads(); n > 0 {
-		row("DAMAGE", "%d reads met a damaged page: kvctl verify says where", n)
+		row("DAMAGE", "%d reads met a damaged page; run kvctl verify to find it", n)
 	}
 	row("cache", "%s of %s", size(sizes.GetCacheUsedBytes()), size(sizes.GetCacheBytes()))
 	for _, g := range s.GetGenerations() {
