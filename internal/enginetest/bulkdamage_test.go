@@ -13,8 +13,9 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// TestDamagedPageOfARefusedBulkLoadIsNotRecorded damages the pages that a load has written before it merges what was committed meanwhile. The load is refused, and its pages,
-// which were never part of the tree, are not taken for lost ones of the tree: nothing else is refused, then or later.
+// TestDamagedPageOfARefusedBulkLoadIsNotRecorded damages the pages that a bulk load has written,
+// before it merges the commits made meanwhile. The bulk load is refused. Its pages were never part
+// of the tree and are not recorded as skipped pages: no other operation is refused, then or later.
 func TestDamagedPageOfARefusedBulkLoadIsNotRecorded(t *testing.T) {
 	const name = dataFile
 	fs := vfs.NewMem()
@@ -66,14 +67,14 @@ func TestDamagedPageOfARefusedBulkLoadIsNotRecorded(t *testing.T) {
 	n := damageNewestPages(t, fs, name, s.Stats().Storage.PageSize)
 	close(goOn)
 	if err := <-done; !asDamage(err) {
-		t.Fatalf("a load, %d pages of which are damaged: %v", n, err)
+		t.Fatalf("a bulk load with %d damaged pages: %v", n, err)
 	}
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
 	for round := range 3 {
 		if err := s.Damage(); err != nil {
-			t.Errorf("round %d: the store claims to be damaged: %v", round, err)
+			t.Errorf("round %d: the store reports damage: %v", round, err)
 		}
 		mustHold(t, s, want)
 		for i := range 300 {
@@ -91,7 +92,8 @@ func TestDamagedPageOfARefusedBulkLoadIsNotRecorded(t *testing.T) {
 	}
 }
 
-// damageNewestPages turns a bit in each page of the newest checkpoint, and returns how many they are.
+// damageNewestPages flips a bit in each page of the newest checkpoint, and returns the number of
+// these pages.
 func damageNewestPages(t *testing.T, fs vfs.FS, name string, pageSize int) (n int) {
 	t.Helper()
 	f, err := fs.Open(name, vfs.ReadWrite)
@@ -128,8 +130,9 @@ func damageNewestPages(t *testing.T, fs vfs.FS, name string, pageSize int) (n in
 	return n
 }
 
-// TestBulkLoadSurvivesTheLossOfTheNewestSuperblock: the log cannot bring a load back, so that the superblock before the newest has to know of it, too. If the newest is lost in both
-// places a load that was acknowledged is there nevertheless, or the start is refused.
+// TestBulkLoadSurvivesTheLossOfTheNewestSuperblock: the log does not contain a bulk load, so the
+// second newest superblock must have it, too. If both copies of the newest superblock are lost, an
+// acknowledged bulk load is still in the store, or the start is refused.
 func TestBulkLoadSurvivesTheLossOfTheNewestSuperblock(t *testing.T) {
 	fs := vfs.NewMem()
 	o := tiny(fs)

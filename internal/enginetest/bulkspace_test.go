@@ -10,7 +10,8 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// TestCancelledBulkLoadsFreeTheirPages: load after load is cancelled late, and the file is as long afterwards as one of them made it, pages and rows are accounted for.
+// TestCancelledBulkLoadsFreeTheirPages cancels several bulk loads late. Afterwards the file is as
+// long as after the first, and all pages and blobs are accounted for.
 func TestCancelledBulkLoadsFreeTheirPages(t *testing.T) {
 	fs := vfs.NewMem()
 	s := mustOpen(t, tiny(fs))
@@ -43,7 +44,7 @@ func TestCancelledBulkLoadsFreeTheirPages(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err == nil {
-			t.Fatal("the load was not cancelled")
+			t.Fatal("the bulk load was not cancelled")
 		}
 		if err := l.Close(); err != nil {
 			t.Fatal(err)
@@ -63,6 +64,6 @@ func TestCancelledBulkLoadsFreeTheirPages(t *testing.T) {
 	mustHold(t, s, want)
 	t.Log(sizes)
 	if sizes[11] > sizes[1]+sizes[1]/8 {
-		t.Errorf("the file grows with each load that is given up: %v", sizes)
+		t.Errorf("the file grows with each cancelled bulk load: %v", sizes)
 	}
 }

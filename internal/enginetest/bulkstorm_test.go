@@ -19,7 +19,8 @@ import (
 
 var loadStormRounds = flag.Int("loadstorm.rounds", 12, "how many stores TestBulkLoadsDuringCommitsSurviveCrashesInARow crashes, six times each")
 
-// storm is what one client was told by a store that is crashed again and again, while loads take their places beside its commits.
+// storm is what one client knows of a store that crashes repeatedly, while bulk loads run during
+// the client's commits.
 type storm struct {
 	base    map[string]string // what the last start found
 	commits []stormCommit     // since then, in order
@@ -34,7 +35,8 @@ type stormCommit struct {
 	acked bool              // as SYNC
 }
 
-// states are the contents that may have survived: the commits through one of them, with the load in its place.
+// states are the contents that may have survived: the commits up to one of them, with the bulk load
+// at its epoch.
 func (m *storm) states() (all []map[string]string) {
 	now, least, loaded := maps.Clone(m.base), 0, false
 	var list []map[string]string
@@ -134,8 +136,10 @@ func (m *storm) work(s *mvcc.Store, rng *rand.Rand) {
 	}
 }
 
-// TestBulkLoadsDuringCommitsSurviveCrashesInARow loads beside a client that commits, cuts the power at a random operation, and goes on from what is left, several times. A
-// store holds all that was acknowledged, the commits through one of the others, and a load as a whole, in its place among them, or nothing of it.
+// TestBulkLoadsDuringCommitsSurviveCrashesInARow makes bulk loads while a client commits, cuts the
+// power at a random operation, and continues with the files, several times. After each crash the
+// store has all acknowledged commits, a prefix of the others, and the whole bulk load, at its
+// epoch, or nothing of it.
 func TestBulkLoadsDuringCommitsSurviveCrashesInARow(t *testing.T) {
 	seed := crashTestSeed(t)
 	for round := range uint64(*loadStormRounds) {
@@ -170,7 +174,8 @@ func TestBulkLoadsDuringCommitsSurviveCrashesInARow(t *testing.T) {
 	}
 }
 
-// TestSnapshotsKeepTheirVersionsThroughABulkLoad: what a load merges is dropped only if no snapshot sees it.
+// TestSnapshotsKeepTheirVersionsThroughABulkLoad: a bulk load drops the versions that it merges
+// only if no snapshot sees them.
 func TestSnapshotsKeepTheirVersionsThroughABulkLoad(t *testing.T) {
 	s := mustOpen(t, tiny(vfs.NewMem()))
 	var sessions []*session

@@ -89,7 +89,8 @@ func (m image) files(t testing.TB) *vfs.Mem {
 
 const dataFile = "db/data.ekv"
 
-// damageable is a small store of several levels, with deleted keys, large values, older copies of pages and a log, and what it holds.
+// damageable is a small store of several levels, with deleted keys, large values, older copies of
+// pages and a log, and what it holds.
 func damageable(t testing.TB) (image, map[string]string) {
 	t.Helper()
 	o := modelOptions(vfs.NewMem())
@@ -138,8 +139,9 @@ func asDamage(err error) bool {
 	return errors.As(err, &damage)
 }
 
-// TestDamageOfAnyByteIsFoundOrHarmless changes bytes of the data file all over, and never gets a wrong answer: a key is read as it was, or
-// the error says damage; what a verification finds sound reads as before; and what salvage brings out is right.
+// TestDamageOfAnyByteIsFoundOrHarmless changes bytes of the data file all over, and never gets a
+// wrong answer: a key is read as it was, or the error says damage; what a verification finds sound
+// reads as before; and what salvage brings out is right.
 func TestDamageOfAnyByteIsFoundOrHarmless(t *testing.T) {
 	files, want := damageable(t)
 	clean := files[dataFile]
@@ -225,7 +227,8 @@ func checkDamagedScan(t *testing.T, x *session, want map[string]string, at int, 
 	}
 }
 
-// checkSalvage: what comes out is right; nothing is missing if nothing is damaged; and if something is missing it is said to be lost.
+// checkSalvage: what comes out is right; nothing is missing if nothing is damaged; and if something
+// is missing it is said to be lost.
 func checkSalvage(t *testing.T, files image, want map[string]string, at int, verified *inspect.VerifyReport) {
 	t.Helper()
 	got := map[string]string{}
@@ -248,7 +251,7 @@ func checkSalvage(t *testing.T, files image, want map[string]string, at int, ver
 		}
 	}
 	if missing := len(want) - len(got); missing > 0 && (report.LostTotal == 0 || verified.OK()) {
-		t.Fatalf("byte %d: %d keys are missing and nothing is said to be lost: %+v", at, missing, report)
+		t.Fatalf("byte %d: %d keys are missing, and the report names no lost keys: %+v", at, missing, report)
 	}
 }
 
@@ -300,8 +303,8 @@ func TestSalvageRestoresWhatItCan(t *testing.T) {
 	}
 }
 
-// TestSuperblockOlderThanTheTruncatedLogIsRefused damages the newest superblock after the log before
-// its epoch was removed. The older one alone would open, and silently lack everything since.
+// TestSuperblockOlderThanTheTruncatedLogIsRefused damages the newest superblock after the log
+// before its epoch was removed. The older one alone would open, and silently lack everything since.
 func TestSuperblockOlderThanTheTruncatedLogIsRefused(t *testing.T) {
 	for puts := 1; puts <= 8; puts++ {
 		o := modelOptions(vfs.NewMem())
@@ -336,7 +339,7 @@ func TestSuperblockOlderThanTheTruncatedLogIsRefused(t *testing.T) {
 				continue // refused
 			}
 			if err := equalMaps(want, dump(t, s)); err != nil {
-				t.Errorf("%d puts, superblock %d damaged: opened without a word, but %v", puts, slot, err)
+				t.Errorf("%d puts, superblock %d damaged: opened without an error, but %v", puts, slot, err)
 			}
 			if err := s.Close(); err != nil {
 				t.Fatal(err)

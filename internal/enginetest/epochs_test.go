@@ -11,9 +11,10 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// TestAnEpochThatWasSeenIsNeverGivenOutAgain: asynchronous commits are seen, and lost in a crash, several times in a row and at
-// random operations, during recovery too. No epoch names two commits; a snapshot of a lost epoch is refused, and a compare-and-set
-// that was read before the crash fails.
+// TestAnEpochThatWasSeenIsNeverGivenOutAgain: asynchronous commits are seen, and lost in a crash,
+// several times in a row and at random operations, during recovery too. No epoch names two commits;
+// a snapshot of a lost epoch is refused, and a compare-and-set that was read before the crash
+// fails.
 func TestAnEpochThatWasSeenIsNeverGivenOutAgain(t *testing.T) {
 	seed := crashTestSeed(t)
 	for round := range uint64(40) {
@@ -64,7 +65,7 @@ func epochsOfRun(t *testing.T, s *mvcc.Store, rng *rand.Rand, run int, seen map[
 		}
 		var gone *mvcc.SnapshotGoneError
 		if _, err := x.OpenSnapshot(e); !errors.As(err, &gone) {
-			t.Fatalf("run %d: a snapshot at epoch %d, which was lost behind %d: %v", run, e, recovered, err)
+			t.Fatalf("run %d: a snapshot at epoch %d, which a crash has removed after epoch %d: %v", run, e, recovered, err)
 		}
 	}
 	x.CloseSnapshot()
@@ -76,7 +77,7 @@ func epochsOfRun(t *testing.T, s *mvcc.Store, rng *rand.Rand, run int, seen map[
 			return // the crash that was asked for
 		}
 		if before, ok := seen[e]; ok {
-			t.Fatalf("epoch %d was given out in run %d, and again in run %d", e, before, run)
+			t.Fatalf("epoch %d was assigned in run %d, and again in run %d", e, before, run)
 		}
 		seen[e] = run
 	}

@@ -27,12 +27,13 @@ var (
 	flipEvery = flag.Int("flip.every", 2, "of so many pages the flip test turns a bit in one")
 )
 
-// answers is what a store says of each key: its value, or that it is lost.
+// answers has the result of reading each key: its value, or that it cannot be read.
 type answers map[string]string
 
 const answerLost = "\x00lost"
 
-// ask opens the files and reads all keys, some of which were deleted. A scan must agree with the reads.
+// ask opens the files and reads all keys, some of which were deleted. A scan must agree with the
+// reads.
 func ask(t *testing.T, files image, all []string) (answers, storage.Recovery, error) {
 	t.Helper()
 	s, err := mvcc.Open(modelOptions(files.files(t)))
@@ -56,9 +57,9 @@ func ask(t *testing.T, files image, all []string) (answers, storage.Recovery, er
 	return said, s.Recovery(), nil
 }
 
-// killed is the files of a store that died under load, and every key that it ever had. With beside,
-// two pages of its tree were damaged on the way, a leaf and an inner node, so that there is a
-// repair tree.
+// killed has the files of a store that was killed while it wrote, and every key that it ever had.
+// With beside, two pages of its tree were damaged before, a leaf and an inner node, so that there
+// is a repair tree.
 func killed(t *testing.T, beside bool) (image, []string) {
 	t.Helper()
 	files, want := damageable(t)
@@ -94,7 +95,7 @@ func killed(t *testing.T, beside bool) (image, []string) {
 		}
 	}
 	if s.Stats().Storage.Damage.SkippedPages == 0 {
-		t.Fatal("no page was lost: the test tests nothing")
+		t.Fatal("no page was skipped: the test tests nothing")
 	}
 	x.Close()
 	files = mustRead(t, o.Storage.FS)
@@ -154,8 +155,10 @@ func keysBelow(t *testing.T, fs vfs.FS) map[page.ID]map[string]bool {
 	return below
 }
 
-// TestFlippedBitCostsItsPageAtMost turns a bit in one page after the other of a store that was killed: it starts, and says of every key what it said before,
-// but for those on the page, or below it, which may be lost. Salvage brings out all that is not on the page itself. No damage is blamed on the log.
+// TestFlippedBitCostsItsPageAtMost flips a bit in each page in turn of a store that was killed. The
+// store starts. Every key reads as before, except that keys in the page, or below it, may be
+// unreadable. Salvage restores all keys that are not in the page itself. No damage is reported for
+// the log.
 func TestFlippedBitCostsItsPageAtMost(t *testing.T) {
 	for _, beside := range []bool{false, true} {
 		t.Run(fmt.Sprintf("beside=%t", beside), func(t *testing.T) {
@@ -212,7 +215,7 @@ func (f *flipped) check(files image, id page.ID, kind page.Type, what string) {
 	values := map[string]bool{} // that verification says to be lost
 	for _, d := range report.Damages {
 		if d.Kind == inspect.DamageLog {
-			t.Errorf("%s: verification blames the log: %+v", what, d)
+			t.Errorf("%s: verification reports damage of the log: %+v", what, d)
 		}
 		if d.Kind == inspect.DamageValue {
 			values[string(d.KeyLower)] = true
@@ -245,12 +248,13 @@ func (f *flipped) check(files image, id page.ID, kind page.Type, what string) {
 	}
 	for k := range out {
 		if _, ok := f.salvaged[k]; !ok {
-			t.Errorf("%s: salvage brought back %q", what, k)
+			t.Errorf("%s: salvage restored the deleted key %q", what, k)
 		}
 	}
 }
 
-// inRange reports whether a page has the key, or would have it: it was deleted, and one of its neighbours is there.
+// inRange reports whether a page has the key, or would have it: the key was deleted, and the page
+// has one of its neighbours.
 func (f *flipped) inRange(id page.ID, key string) bool {
 	if f.below[id][key] {
 		return true
@@ -269,7 +273,7 @@ func (f *flipped) inRange(id page.ID, key string) bool {
 	return false
 }
 
-// TestTruncatedDataFileIsRefusedWithARemedy at every page boundary at which something is missing.
+// TestTruncatedDataFileIsRefusedWithARemedy: for a truncation at any page boundary.
 func TestTruncatedDataFileIsRefusedWithARemedy(t *testing.T) {
 	files, all := killed(t, false)
 	clean := files[dataFile]
@@ -298,11 +302,12 @@ func TestTruncatedDataFileIsRefusedWithARemedy(t *testing.T) {
 	}
 	files[dataFile] = append(slices.Clone(clean), []byte(strings.Repeat("garbage!", 1000))...)
 	if got, _, err := ask(t, files, all); err != nil || !maps.Equal(got, want) {
-		t.Fatalf("grown by garbage: %v", err)
+		t.Fatalf("with random bytes appended: %v", err)
 	}
 }
 
-// TestMissingDataFileIsNotCreatedForItsLog: the log is sound, and nothing about it needs a repair.
+// TestMissingDataFileIsNotCreatedForItsLog: the log is intact, so the start is refused instead of a
+// repair.
 func TestMissingDataFileIsNotCreatedForItsLog(t *testing.T) {
 	files, all := killed(t, false)
 	delete(files, dataFile)

@@ -11,8 +11,9 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// forgetful runs a workload over a file system on which the nth sync of the named files fails and gives up what was dirty,
-// and returns the file system as the process leaves it. It reports whether the fault was met.
+// forgetful runs a workload over a file system on which the nth sync of the named files fails and
+// gives up what was dirty, and returns the file system as the process leaves it. It reports whether
+// the fault was met.
 func forgetful(t *testing.T, mem *vfs.Mem, name string, nth int, work func(s *mvcc.Store)) bool {
 	t.Helper()
 	faulty := vfs.NewFaulty(mem)
@@ -41,8 +42,9 @@ func content(t *testing.T, s *mvcc.Store, n int) map[string]string {
 	return shown
 }
 
-// TestWhatARestartAfterAFailedSyncShowsSurvivesACrash: a sync fails, the process starts anew on the same kernel, and then the machine
-// crashes. Everything that the second process showed or acknowledged must be there.
+// TestWhatARestartAfterAFailedSyncShowsSurvivesACrash: a sync fails, the process starts anew on the
+// same kernel, and then the machine crashes. Everything that the second process showed or
+// acknowledged must be there.
 func TestWhatARestartAfterAFailedSyncShowsSurvivesACrash(t *testing.T) {
 	const puts = 20
 	rng := rand.New(rand.NewPCG(crashTestSeed(t), 1))
@@ -78,8 +80,8 @@ func TestWhatARestartAfterAFailedSyncShowsSurvivesACrash(t *testing.T) {
 	}
 }
 
-// crashedLater opens the store as a new process does, looks at everything, writes on, and loses the machine at the given operation. It
-// reports whether the crash came before the end.
+// crashedLater opens the store as a new process does, looks at everything, writes on, and loses the
+// machine at the given operation. It reports whether the crash came before the end.
 func crashedLater(t *testing.T, mem *vfs.Mem, what string, at int64) bool {
 	t.Helper()
 	s, err := mvcc.Open(tiny(mem))
@@ -113,7 +115,7 @@ func crashedLater(t *testing.T, mem *vfs.Mem, what string, at int64) bool {
 	}
 	for key, want := range acked {
 		if got := get(t, s, key, 0); key != unknown && got != want {
-			t.Fatalf("%s, crash %d: %s is %q, had been shown as %q", what, at, key, got, want)
+			t.Fatalf("%s, crash %d: %s is %q, and was read as %q before", what, at, key, got, want)
 		}
 	}
 	mustClose(t, s)

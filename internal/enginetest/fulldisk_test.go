@@ -25,7 +25,8 @@ const fullDiskBytes = 4 << 20
 
 func numbered(i int) string { return fmt.Sprintf("k%05d", i) }
 
-// fillUntilRefused puts from key first on until the store refuses, adds to want what it holds, and returns the key that was refused.
+// fillUntilRefused puts from key first on until the store refuses, adds to want what it holds, and
+// returns the key that was refused.
 func fillUntilRefused(t *testing.T, s *mvcc.Store, want map[string]string, first int) (refused int) {
 	t.Helper()
 	x := mustSession(t, s)
@@ -43,8 +44,9 @@ func fillUntilRefused(t *testing.T, s *mvcc.Store, want map[string]string, first
 	}
 }
 
-// fillDisk puts until the store refuses although everything is merged and nothing more can be released. A refusal while something is in memory
-// may end with the next checkpoint, without any deletion.
+// fillDisk puts until the store refuses although everything is merged and nothing more can be
+// released. A refusal while something is in memory may end with the next checkpoint, without any
+// deletion.
 func fillDisk(t *testing.T, s *mvcc.Store, want map[string]string) *storage.ShortageError {
 	t.Helper()
 	for i := 0; ; {
@@ -90,7 +92,8 @@ func mustDeleteRange(t *testing.T, s *mvcc.Store, want map[string]string, lower,
 	}
 }
 
-// awaitSpace puts until that is accepted again and the shortage is over. It may end and begin again while the deletions are being merged.
+// awaitSpace puts until that is accepted again and the shortage is over. It may end and begin again
+// while the deletions are being merged.
 func awaitSpace(t *testing.T, s *mvcc.Store, key string) {
 	t.Helper()
 	x := mustSession(t, s)
@@ -106,8 +109,9 @@ func awaitSpace(t *testing.T, s *mvcc.Store, key string) {
 	}
 }
 
-// TestFullDiskTakesDeletionsAndEndsByItself is the promise of the reserve: when ordinary writes are refused because the disk is full, deletions
-// and checkpoints go on, the pages that they free are used again, and the refusal ends without anybody making space elsewhere. More than once, and
+// TestFullDiskTakesDeletionsAndEndsByItself is the promise of the reserve: when ordinary writes are
+// refused because the disk is full, deletions and checkpoints go on, the pages that they free are
+// used again, and the refusal ends without anybody making space elsewhere. More than once, and
 // after restarts on the full disk.
 func TestFullDiskTakesDeletionsAndEndsByItself(t *testing.T) {
 	fs := vfs.NewMem()
@@ -139,8 +143,9 @@ func TestFullDiskTakesDeletionsAndEndsByItself(t *testing.T) {
 	mustHold(t, mustOpen(t, o), want)
 }
 
-// TestDeletionsOfOneKeyInEachLeafAreMergedOnAFullDisk: a memtable of small deletions falls on far more leaves than there are free pages. No shortage
-// is known when they are accepted, and all of them are merged nevertheless.
+// TestDeletionsOfOneKeyInEachLeafAreMergedOnAFullDisk: a memtable of small deletions falls on far
+// more leaves than there are free pages. No shortage is known when they are accepted, and all of
+// them are merged nevertheless.
 func TestDeletionsOfOneKeyInEachLeafAreMergedOnAFullDisk(t *testing.T) {
 	fs := vfs.NewMem()
 	fs.SetCapacity(fullDiskBytes)
@@ -182,8 +187,9 @@ func fillOthers(t *testing.T, fs *vfs.Mem, left int64) {
 	fs.SetCapacity(large - free + left)
 }
 
-// TestWhatWasAcceptedBeforeOthersFilledTheDiskIsMerged: values that fall on every other leaf need far more pages, while they are merged, than their
-// size tells, and the disk is full before they are.
+// TestWhatWasAcceptedBeforeOthersFilledTheDiskIsMerged: values that fall on every other leaf need
+// far more pages, while they are merged, than their size tells, and the disk is full before they
+// are.
 func TestWhatWasAcceptedBeforeOthersFilledTheDiskIsMerged(t *testing.T) {
 	fs := vfs.NewMem()
 	o := reserving(fs)
@@ -213,8 +219,9 @@ func TestWhatWasAcceptedBeforeOthersFilledTheDiskIsMerged(t *testing.T) {
 	mustHold(t, mustOpen(t, o), want)
 }
 
-// TestDeletionsDuringASnapshotLeavePagesForThoseAfterIt: while a snapshot sees what is deleted, deletions take space and free nothing. On a full
-// disk they take pages until those are left that deletions need once the snapshot has ended.
+// TestDeletionsDuringASnapshotLeavePagesForThoseAfterIt: while a snapshot sees what is deleted,
+// deletions take space and free nothing. On a full disk they take pages until those are left that
+// deletions need once the snapshot has ended.
 func TestDeletionsDuringASnapshotLeavePagesForThoseAfterIt(t *testing.T) {
 	fs := vfs.NewMem()
 	o := reserving(fs)
@@ -237,7 +244,7 @@ func TestDeletionsDuringASnapshotLeavePagesForThoseAfterIt(t *testing.T) {
 		}
 	}
 	if p := s.Stats().Storage.Pages; !full || p.Free < 16 {
-		t.Fatalf("the test needs deletions that do not fit, and pages that are left: %v, pages %+v", full, p)
+		t.Fatalf("the test needs refused deletions and free pages: %v, pages %+v", full, p)
 	}
 	reader.CloseSnapshot()
 	mustDelete(t, s, numbered(keys-1))
@@ -272,8 +279,9 @@ func fillSmall(t *testing.T, s *mvcc.Store, want map[string]string, keys int, va
 	}
 }
 
-// TestWritersDoNotOutrunTheReserve: while the data file takes its time to grow, no more is accepted than the free pages suffice for. It may not
-// be able to grow at all, and then what was accepted could not be merged.
+// TestWritersDoNotOutrunTheReserve: while the data file takes its time to grow, no more is accepted
+// than the free pages suffice for. It may not be able to grow at all, and then what was accepted
+// could not be merged.
 func TestWritersDoNotOutrunTheReserve(t *testing.T) {
 	fs := vfs.NewMem()
 	o := reserving(fs)
@@ -306,8 +314,9 @@ func TestWritersDoNotOutrunTheReserve(t *testing.T) {
 	t.Errorf("%d bytes were accepted with a reserve of %d", accepted, reserve)
 }
 
-// TestKillOnAFullDiskAnywhereLeavesAStoreThatStarts crashes at each operation of deletions, checkpoints and restarts on a full disk, again and again on what
-// the crash before left. Each time the store starts, reads what was durable, and takes deletions until there is space.
+// TestKillOnAFullDiskAnywhereLeavesAStoreThatStarts crashes at each operation of deletions,
+// checkpoints and restarts on a full disk, again and again on what the crash before left. Each time
+// the store starts, reads what was durable, and takes deletions until there is space.
 func TestKillOnAFullDiskAnywhereLeavesAStoreThatStarts(t *testing.T) {
 	full := vfs.NewMem()
 	full.SetCapacity(fullDiskBytes)
@@ -343,8 +352,9 @@ func TestKillOnAFullDiskAnywhereLeavesAStoreThatStarts(t *testing.T) {
 	}
 }
 
-// TestKillBetweenTheStepsOfAMergeLosesNothing crashes at each operation of a start that merges, in steps, far more deletions than there are free pages.
-// The superblock of a step must not say that the log is not needed any more.
+// TestKillBetweenTheStepsOfAMergeLosesNothing crashes at each operation of a start that merges, in
+// steps, far more deletions than there are free pages. The superblock of a step must not say that
+// the log is not needed any more.
 func TestKillBetweenTheStepsOfAMergeLosesNothing(t *testing.T) {
 	full := vfs.NewMem()
 	full.SetCapacity(fullDiskBytes)
@@ -383,7 +393,8 @@ func TestKillBetweenTheStepsOfAMergeLosesNothing(t *testing.T) {
 	}
 }
 
-// mergedBeforeCrash opens a store and merges everything, and reports whether the file system has crashed meanwhile.
+// mergedBeforeCrash opens a store and merges everything, and reports whether the file system has
+// crashed meanwhile.
 func mergedBeforeCrash(t *testing.T, fs *vfs.Mem) bool {
 	t.Helper()
 	s, err := mvcc.Open(reserving(fs))
@@ -403,8 +414,9 @@ type killedStore struct {
 	maybe []string // keys whose deletions were under way
 }
 
-// run opens the store and deletes key after key, each with SYNC, until the file system crashes: after that many operations of opening and
-// deleting, or of deleting alone, in which case what it found is compared before.
+// run opens the store and deletes key after key, each with SYNC, until the file system crashes:
+// after that many operations of opening and deleting, or of deleting alone, in which case what it
+// found is compared before.
 func (r *killedStore) run(t *testing.T, fs *vfs.Mem, after int64, opening bool) {
 	t.Helper()
 	if opening {
@@ -442,7 +454,8 @@ func (r *killedStore) run(t *testing.T, fs *vfs.Mem, after int64, opening bool) 
 	}
 }
 
-// compare checks that the store holds what it should. Deletions that were under way may have been durable or not.
+// compare checks that the store holds what it should. Deletions that were under way may have been
+// durable or not.
 func (r *killedStore) compare(t *testing.T, s *mvcc.Store) {
 	t.Helper()
 	for _, key := range r.maybe {

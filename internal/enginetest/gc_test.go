@@ -10,7 +10,8 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// TestHotKeyDoesNotGrowTheMemtable overwrites one key many times, without and with an old snapshot open.
+// TestHotKeyDoesNotGrowTheMemtable overwrites one key many times, without and with an old snapshot
+// open.
 func TestHotKeyDoesNotGrowTheMemtable(t *testing.T) {
 	for _, held := range []bool{false, true} {
 		t.Run(fmt.Sprintf("snapshot=%v", held), func(t *testing.T) {
@@ -44,7 +45,7 @@ func TestHotKeyDoesNotGrowTheMemtable(t *testing.T) {
 				t.Fatalf("%d rotations, %+v: the test tests nothing", st.Rotations, st.Pruning)
 			}
 			if grown := st.Memory.Memtables - before; grown > 8<<20 {
-				t.Errorf("memtable grew by %d bytes over one key; %+v", grown, st.Pruning)
+				t.Errorf("the memtable grew by %d bytes with one key; %+v", grown, st.Pruning)
 			}
 			if held {
 				if v, err := reader.Read(nil, []byte("hot")); err != nil || string(v.Data) != "first" {
@@ -53,7 +54,7 @@ func TestHotKeyDoesNotGrowTheMemtable(t *testing.T) {
 				reader.CloseSnapshot()
 			}
 			if err := waitFor(func() bool { return s.Stats().Storage.Generations[0].Versions <= 2*64 }); err != nil {
-				t.Errorf("at rest: %+v", s.Stats().Storage.Generations[0])
+				t.Errorf("after the last collection: %+v", s.Stats().Storage.Generations[0])
 			}
 		})
 	}

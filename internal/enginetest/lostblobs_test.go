@@ -10,9 +10,9 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// TestDamagedIndirectionTableCostsOnlyTheValuesOfDamagedPages damages the indirection table, which is made anew
-// from the blobs, and one page of blobs: their values are DATA_LOSS, are overwritten like others,
-// before a restart and after it, and values that are new since stay.
+// TestDamagedIndirectionTableCostsOnlyTheValuesOfDamagedPages damages the indirection table, which
+// is rebuilt from the blobs, and one blob page. The values of that page are DATA_LOSS. They can be
+// overwritten before and after a restart, and later values remain.
 func TestDamagedIndirectionTableCostsOnlyTheValuesOfDamagedPages(t *testing.T) {
 	const n = 60
 	for nth := range 4 {
@@ -28,7 +28,7 @@ func TestDamagedIndirectionTableCostsOnlyTheValuesOfDamagedPages(t *testing.T) {
 			put(fmt.Sprintf("k%03d", i), strings.Repeat("L", 200+i*20))
 		}
 		mustClose(t, s)
-		damageTableAndRows(t, o.Storage.FS, o.Storage.PageSize, nth)
+		damageTableAndBlobs(t, o.Storage.FS, o.Storage.PageSize, nth)
 
 		s = mustReopen(t, o)
 		lost := lostKeys(t, s, want)
@@ -47,7 +47,7 @@ func TestDamagedIndirectionTableCostsOnlyTheValuesOfDamagedPages(t *testing.T) {
 			}
 			s = mustReopen(t, o)
 			if repaired := s.Recovery().Repaired; len(repaired) > 0 {
-				t.Errorf("start %d repairs once more: %q", restart, repaired)
+				t.Errorf("start %d repairs again: %q", restart, repaired)
 			}
 		}
 		for _, key := range lost {
@@ -61,7 +61,7 @@ func TestDamagedIndirectionTableCostsOnlyTheValuesOfDamagedPages(t *testing.T) {
 		}
 		s = mustReopen(t, o)
 		if again := lostKeys(t, s, want); len(again) > 0 {
-			t.Errorf("page %d of rows: still lost, or lost since: %q", nth, again)
+			t.Errorf("blob page %d: values still lost, or lost meanwhile: %q", nth, again)
 		}
 		if err := s.Close(); err != nil {
 			t.Fatal(err)
@@ -86,9 +86,9 @@ func lostKeys(t *testing.T, s *mvcc.Store, want map[string]string) (lost []strin
 	return lost
 }
 
-// damageTableAndRows damages all pages of allocation map and indirection table, and one page of
-// blobs.
-func damageTableAndRows(t *testing.T, fs vfs.FS, pageSize, nth int) {
+// damageTableAndBlobs damages all pages of the allocation map and of the indirection table, and one
+// blob page.
+func damageTableAndBlobs(t *testing.T, fs vfs.FS, pageSize, nth int) {
 	t.Helper()
 	file := readFile(t, fs, dataFile)
 	for id := page.ID(2); (int(id)+1)*pageSize <= len(file); id++ {

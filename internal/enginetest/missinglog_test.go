@@ -15,9 +15,10 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// TestARemovedLogFileIsMissed: one log file of a store is removed, or all, after a clean end or a kill, before or after a checkpoint. The store
-// opens with everything, if no record in the file is needed any more, or it is refused, names a file of the log and a remedy. After the remedy it opens,
-// with what was committed up to some epoch and nothing else.
+// TestARemovedLogFileIsMissed: one log file of a store is removed, or all, after a clean end or a
+// kill, before or after a checkpoint. The store opens with everything, if no record in the file is
+// needed any more, or it is refused, names a file of the log and a remedy. After the remedy it
+// opens, with what was committed up to some epoch and nothing else.
 func TestARemovedLogFileIsMissed(t *testing.T) {
 	for _, clean := range []bool{true, false} {
 		for _, puts := range []int{0, 1, 40, 300} {
@@ -34,10 +35,10 @@ func TestARemovedLogFileIsMissed(t *testing.T) {
 						refused += openWithout(t, files, all, name)
 					}
 					if n := openWithout(t, files, all, logs...); n == 0 {
-						t.Error("all log files are missing, and nothing was said")
+						t.Error("all log files are missing, and no error was returned")
 					}
 					if refused == 0 && puts > 0 {
-						t.Errorf("no missing file of %d was missed", len(logs))
+						t.Errorf("none of %d missing files was detected", len(logs))
 					}
 				})
 			}
@@ -45,7 +46,8 @@ func TestARemovedLogFileIsMissed(t *testing.T) {
 	}
 }
 
-// storeWithLog is the files of a store with as many puts, each durable, and what the store holds after each.
+// storeWithLog is the files of a store with as many puts, each durable, and what the store holds
+// after each.
 func storeWithLog(t *testing.T, clean bool, puts, checkpoint int) (image, []map[string]string) {
 	t.Helper()
 	fs := vfs.NewMem()
@@ -88,7 +90,7 @@ func openWithout(t *testing.T, files image, all []map[string]string, names ...st
 	s, err := mvcc.Open(o)
 	if err == nil {
 		if err := equalMaps(all[len(all)-1], dump(t, s)); err != nil {
-			t.Errorf("without %s: opened without a word, but %v", names, err)
+			t.Errorf("without %s: opened without an error, but %v", names, err)
 		}
 		mustClose(t, s)
 		return 0
@@ -106,10 +108,10 @@ func openWithout(t *testing.T, files image, all []map[string]string, names ...st
 	}
 	got := dump(t, s)
 	if !slices.ContainsFunc(all, func(state map[string]string) bool { return maps.Equal(state, got) }) {
-		t.Errorf("without %s, after the repair: %d keys that were never all there was", names, len(got))
+		t.Errorf("without %s, after the repair: %d keys, which were never the whole content", names, len(got))
 	}
 	if e := mustPut(t, s, "after", "repair"); int(e) <= len(all)-1 {
-		t.Errorf("without %s: epoch %d was given out again", names, e)
+		t.Errorf("without %s: epoch %d was assigned again", names, e)
 	}
 	mustClose(t, s)
 	s = mustOpen(t, o)

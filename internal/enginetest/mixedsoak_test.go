@@ -31,8 +31,9 @@ var (
 
 const (
 	soakValueBytes = 400
-	// stallMax is what no operation may take in the long form, on a machine that does nothing else. Beside other tests on a busy machine the
-	// short form is held to less than the ten seconds for which a writer waits for memory.
+	// stallMax is what no operation may take in the long form, on a machine that does nothing else.
+	// Beside other tests on a busy machine the short form is held to less than the ten seconds for
+	// which a writer waits for memory.
 	stallMax      = 200 * time.Millisecond
 	stallMaxShort = 8 * time.Second
 	longForm      = time.Minute
@@ -140,14 +141,15 @@ func TestMixedLoadStaysInItsBudget(t *testing.T) {
 		bound += before + shortOverhead // what earlier tests of the process have left, and what the race detector shadows
 	}
 	if peak > bound {
-		t.Errorf("%d MiB were resident, of a budget of %d; the bound is %d", peak>>20, *soakMemory>>20, bound>>20)
+		t.Errorf("%d MiB were resident, with a budget of %d; the bound is %d", peak>>20, *soakMemory>>20, bound>>20)
 	}
 	if m.loads == 0 {
-		t.Error("not a single bulk load beside the others")
+		t.Error("no bulk load ran with the other operations")
 	}
 }
 
-// slowReads counts single reads that by themselves took about half of what an operation may. They tell a stall of the device from one of ours.
+// slowReads counts single reads that by themselves took about half of what an operation may. They
+// tell a stall of the device from one of ours.
 func slowReads(s vfs.Stats) (n uint64) {
 	for i, count := range s.Latencies[vfs.PathSingleRead].Buckets {
 		if i > 0 && vfs.LatencyBound(i-1) >= stallMax/2 {
@@ -241,7 +243,8 @@ func (m *mixed) each(kind, worker int, do operation) {
 	}
 }
 
-// pick chooses a key: half of them out of a twentieth, so that there is something to keep in memory.
+// pick chooses a key: half of them out of a twentieth, so that there is something to keep in
+// memory.
 func (m *mixed) pick(random *rand.Rand) int {
 	if random.IntN(2) == 0 {
 		return random.IntN(m.count/20 + 1)

@@ -23,7 +23,8 @@ import (
 
 var modelSteps = flag.Int("model.steps", 60, "operations of one run of the model test")
 
-// model is the store as a map per open snapshot, beside the real one with the smallest pages, segments and memtables.
+// model is the store as a map per open snapshot, beside the real one with the smallest pages,
+// segments and memtables.
 type model struct {
 	t     *rapid.T
 	fs    *vfs.Mem
@@ -83,7 +84,8 @@ func TestModel(t *testing.T) {
 	})
 }
 
-// vacuumAll ends all snapshots and lets checkpoints find what they held: in the end the tree has one version of each key.
+// vacuumAll ends all snapshots and lets checkpoints find what they held: in the end the tree has
+// one version of each key.
 func (m *model) vacuumAll() {
 	m.closeViews()
 	m.x.CloseSnapshot()
@@ -96,7 +98,7 @@ func (m *model) vacuumAll() {
 			break
 		}
 		if n == 20 {
-			m.t.Fatalf("not swept after %d checkpoints: %+v", n, tree)
+			m.t.Fatalf("not vacuumed after %d checkpoints: %+v", n, tree)
 		}
 	}
 	report, err := m.store.Verify(context.Background(), inspect.VerifyOptions{})
@@ -213,7 +215,8 @@ func (m *model) deleteRange() {
 	}
 }
 
-// views returns a session with a view, and what it must see: the newest state or an open snapshot's.
+// views returns a session with a view, and what it must see: the newest state or an open
+// snapshot's.
 func (m *model) view() (*session, map[string]string) {
 	sessions := m.sortedViews()
 	i := rapid.IntRange(-1, len(sessions)-1).Draw(m.t, "view")
@@ -309,7 +312,7 @@ func (m *model) openView() {
 	}
 	at, err := x.OpenSnapshot(0)
 	if err != nil || int(at-m.offset) != len(m.history)-1 {
-		m.t.Fatalf("view at %d, newest %d, %v", at, len(m.history)-1, err)
+		m.t.Fatalf("snapshot at %d, newest %d, %v", at, len(m.history)-1, err)
 	}
 	m.views[x] = at
 }
@@ -341,7 +344,8 @@ func (m *model) restart() {
 	m.survived()
 }
 
-// crash cuts the power: what was acknowledged as durable is there, what was not is there up to some epoch.
+// crash cuts the power: what was acknowledged as durable is there, what was not is there up to some
+// epoch.
 func (m *model) crash() {
 	keep := rapid.SampledFrom([]vfs.Survival{vfs.SurviveNone, vfs.SurviveSome, vfs.SurviveAll}).Draw(m.t, "keep")
 	left := m.fs.Crash(rapid.Uint64().Draw(m.t, "crash seed"), keep)

@@ -42,7 +42,8 @@ func coldStoreOf(t *testing.T, count int, so storage.Options) *session {
 
 func coldKey(i int) []byte { return binary.BigEndian.AppendUint32(nil, uint32(i)) }
 
-// scanCold scans from a key, looks at so many entries, and says which pages were read for that: one by one, and in so many batches.
+// scanCold scans from a key, looks at so many entries, and says which pages were read for that: one
+// by one, and in so many batches.
 func scanCold(t *testing.T, x *session, o mvcc.ScanOptions, entries int) (single, batches, batched uint64) {
 	t.Helper()
 	before := x.store.Stats().Storage
@@ -67,7 +68,8 @@ func scanCold(t *testing.T, x *session, o mvcc.ScanOptions, entries int) (single
 	return after.Cache.Misses - before.Cache.Misses, after.Cache.BatchReads - before.Cache.BatchReads, after.Cache.BatchPages - before.Cache.BatchPages
 }
 
-// TestScanReadsTheLeavesOfItsLimitTogether: what a limit needs is one submission, on the seek, in both directions.
+// TestScanReadsTheLeavesOfItsLimitTogether: what a limit needs is one submission, on the seek, in
+// both directions.
 func TestScanReadsTheLeavesOfItsLimitTogether(t *testing.T) {
 	x := coldStore(t, 30_000, 4<<20)
 	scanCold(t, x, mvcc.ScanOptions{Lower: coldKey(29_000)}, 1) // the inner nodes
@@ -92,7 +94,8 @@ func TestSeekReadsOneLeafWithoutALimit(t *testing.T) {
 	}
 }
 
-// TestScanWithoutAnEndReadsTwiceAsFarEachTime: 2, 4, 8, 16, 32 leaves and then 32 again, so that it never reads more ahead than it has read.
+// TestScanWithoutAnEndReadsTwiceAsFarEachTime: 2, 4, 8, 16, 32 leaves and then 32 again, so that it
+// never reads more ahead than it has read.
 func TestScanWithoutAnEndReadsTwiceAsFarEachTime(t *testing.T) {
 	const entries, perLeaf = 10_000, 28
 	x := coldStore(t, 30_000, 4<<20)
@@ -109,11 +112,12 @@ func TestLongScanGivesFramesBack(t *testing.T) {
 	scanCold(t, x, mvcc.ScanOptions{}, count)
 	scanCold(t, x, mvcc.ScanOptions{Upper: coldKey(count), Reverse: true}, count)
 	if s := x.store.Stats().Storage.Cache; s.Uncached > s.Prefetched/40 || s.PrefetchedWasted > s.Prefetched/20 {
-		t.Errorf("%d pages read past the cache, %d of %d read ahead for nothing", s.Uncached, s.PrefetchedWasted, s.Prefetched)
+		t.Errorf("%d pages were not cached, %d of %d prefetched pages were not used", s.Uncached, s.PrefetchedWasted, s.Prefetched)
 	}
 }
 
-// TestScanThatHasEndedStaysAtItsEnd: also if the last step went over so many leaves that the next one would give up the protection first.
+// TestScanThatHasEndedStaysAtItsEnd: also if the last step went over so many leaves that the next
+// one would give up the protection first.
 func TestScanThatHasEndedStaysAtItsEnd(t *testing.T) {
 	const old, count = 1000, 3000
 	x := coldStore(t, old, 4<<20)
@@ -141,17 +145,18 @@ func TestScanThatHasEndedStaysAtItsEnd(t *testing.T) {
 		n++
 	}
 	if n != old || c.Next() || c.Next() || c.Err() != nil {
-		t.Errorf("at epoch %d: %d entries of %d, and behind the end %x, %v", at, n, old, c.Key(), c.Err())
+		t.Errorf("at epoch %d: %d entries of %d, and after the end %x, %v", at, n, old, c.Key(), c.Err())
 	}
 	c.Pause()
 	if c.Next() {
-		t.Errorf("behind the end and a pause: %x", c.Key())
+		t.Errorf("after the end and a pause: %x", c.Key())
 	}
 	x.CloseSnapshot()
 }
 
-// TestScansReadAheadWhilePagesMove: checkpoints move the leaves of a shrinking file down, page by page, and overwrite some, while scans read them ahead
-// through a cache that holds a few of them. Everybody sees what is there.
+// TestScansReadAheadWhilePagesMove: checkpoints move the leaves of a shrinking file down, page by
+// page, and overwrite some, while scans read them ahead through a cache that holds a few of them.
+// Everybody sees what is there.
 func TestScansReadAheadWhilePagesMove(t *testing.T) {
 	const count, kept = 60_000, 20_000 // the last ones stay
 	x := coldStore(t, count, 512<<10)
@@ -202,10 +207,11 @@ func TestScansReadAheadWhilePagesMove(t *testing.T) {
 		})
 	}
 	random := rand.New(rand.NewPCG(9, 9))
-	// A scan that is held up protects the pages at the end of the file, so how many checkpoints it takes is not known.
+	// A scan that is held up protects the pages at the end of the file, so how many checkpoints it
+	// takes is not known.
 	for n, deadline := 0, time.Now().Add(time.Minute); n < 40 || s.Stats().Storage.Pages.FileBytes > before.Pages.FileBytes/2; n++ {
 		if time.Now().After(deadline) {
-			t.Errorf("%d checkpoints took the file from %d to %d bytes: too little was moved to tell", n, before.Pages.FileBytes, s.Stats().Storage.Pages.FileBytes)
+			t.Errorf("%d checkpoints changed the file from %d to %d bytes: too few pages were moved, the test tests nothing", n, before.Pages.FileBytes, s.Stats().Storage.Pages.FileBytes)
 			break
 		}
 		w.Reset()

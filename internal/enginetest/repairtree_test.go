@@ -24,9 +24,9 @@ import (
 
 var sideSeeds = flag.Int("side.seeds", 12, "runs of the test with random damage")
 
-// TestWritesGoOnThoughEveryLeafIsDamaged: checkpoints skip damaged pages. What is written since is
-// read, deletions included, before and after a restart; the rest is DATA_LOSS; and salvage brings
-// out what can be read.
+// TestWritesGoOnThoughEveryLeafIsDamaged: checkpoints skip damaged pages. Later writes, deletions
+// included, can be read before and after a restart. All other keys are DATA_LOSS. Salvage restores
+// all keys that can be read.
 func TestWritesGoOnThoughEveryLeafIsDamaged(t *testing.T) {
 	o := tiny(vfs.NewMem())
 	o.Storage.MemoryBytes = 4 << 20
@@ -67,7 +67,7 @@ func TestWritesGoOnThoughEveryLeafIsDamaged(t *testing.T) {
 			v, err := x.Get(nil, []byte(k), 0)
 			switch {
 			case i >= 200 && !asDamage(err):
-				t.Fatalf("%s, which nobody can know: %v %.20q, %v", k, v.Found, v.Data, err)
+				t.Fatalf("%s, which is on a damaged page: %v %.20q, %v", k, v.Found, v.Data, err)
 			case i < 200 && (err != nil || v.Found != (want[k] != "") || string(v.Data) != want[k]):
 				t.Fatalf("%s: %v %.20q, %v; want %.20q", k, v.Found, v.Data, err, want[k])
 			}
@@ -79,7 +79,7 @@ func TestWritesGoOnThoughEveryLeafIsDamaged(t *testing.T) {
 	}
 	check()
 	if st := s.Stats().Storage; st.Damage.SkippedPages == 0 || len(st.Generations) != 1 {
-		t.Errorf("%d lost pages, %d generations", st.Damage.SkippedPages, len(st.Generations))
+		t.Errorf("%d skipped pages, %d generations", st.Damage.SkippedPages, len(st.Generations))
 	}
 	x.Close()
 	if err := s.Close(); err != nil {
@@ -144,7 +144,8 @@ func mustSalvage(t testing.TB, fs vfs.FS) (map[string]string, *inspect.SalvageRe
 	return got, report
 }
 
-// damageUserLeaves turns every sound leaf bad that begins with a client's key, and says where.
+// damageUserLeaves damages every intact leaf that begins with a client's key, and returns their
+// offsets.
 func damageUserLeaves(t testing.TB, fs vfs.FS, pageSize int) (flipped []int64) {
 	t.Helper()
 	file := readFile(t, fs, dataFile)
@@ -162,8 +163,7 @@ func damageUserLeaves(t testing.TB, fs vfs.FS, pageSize int) (flipped []int64) {
 	return flipped
 }
 
-// treePages lists the pages of the newest state's tree, but for those that cannot be read, and none
-// of the repair tree.
+// treePages lists the readable pages of the newest state's tree, without those of the repair tree.
 func treePages(t testing.TB, fs vfs.FS) (ids []page.ID) {
 	t.Helper()
 	p, err := pager.OpenSnapshot(fs, dataFile)
@@ -181,7 +181,7 @@ func treePages(t testing.TB, fs vfs.FS) (ids []page.ID) {
 	return ids
 }
 
-// valuePages lists the pages of large values, those that nothing refers to any more among them.
+// valuePages lists the pages of large values, including those without a reference.
 func valuePages(t testing.TB, fs vfs.FS, pageSize int) (ids []page.ID) {
 	t.Helper()
 	file := readFile(t, fs, dataFile)
@@ -220,7 +220,8 @@ func flip(t testing.TB, fs vfs.FS, at int64) {
 	}
 }
 
-// TestPagesThatBecomeReadableAgainShowTheirKeys: a device that comes to its senses gives back what was lost, and what was written in between stays.
+// TestPagesThatBecomeReadableAgainShowTheirKeys: when the device can read the pages again, their
+// keys can be read, and later writes remain.
 func TestPagesThatBecomeReadableAgainShowTheirKeys(t *testing.T) {
 	o := modelOptions(vfs.NewMem())
 	s, err := mvcc.Open(o)
@@ -278,8 +279,8 @@ func TestPagesThatBecomeReadableAgainShowTheirKeys(t *testing.T) {
 	}
 }
 
-// TestSalvageRestoresNothingSupersededWithADamagedRepairTree: what the tree says of keys that are
-// newer in the repair tree is not true any more, even if it can be read again.
+// TestSalvageRestoresNothingSupersededWithADamagedRepairTree: the tree's versions of keys that are
+// newer in the repair tree are superseded, even if their pages can be read again.
 func TestSalvageRestoresNothingSupersededWithADamagedRepairTree(t *testing.T) {
 	o := modelOptions(vfs.NewMem())
 	key := func(i int) string { return fmt.Sprintf("k%03d", i) }
@@ -322,18 +323,19 @@ func TestSalvageRestoresNothingSupersededWithADamagedRepairTree(t *testing.T) {
 		}
 	}
 	if len(beside) == 0 || len(got) == 0 || len(got) == 200 || report.LostTotal < uint64(len(beside)) {
-		t.Errorf("%d pages damaged beside the tree, %d keys, %d lost", len(beside), len(got), report.LostTotal)
+		t.Errorf("%d damaged pages outside the tree, %d keys, %d lost", len(beside), len(got), report.LostTotal)
 	}
 }
 
-// TestNothingIsWrongDespiteDamage writes at random while pages of the tree turn bad one after the other, restarts and crashes. A read is right or
-// DATA_LOSS; what was set since the last page turned bad is read; no write is refused; salvage brings out nothing wrong, and everything
-// that can be read.
+// TestNothingIsWrongDespiteDamage writes at random while pages of the tree are damaged one by one,
+// restarts and crashes. A read is right or DATA_LOSS. Keys written after the last damage can be
+// read. No write is refused. Salvage restores no wrong version, and every key that can be read.
 func TestNothingIsWrongDespiteDamage(t *testing.T) {
 	testBesideDamage(t, false)
 }
 
-// TestNothingIsWrongDespiteDamageWithRangesAndBulkLoads does so with range deletes and bulk loads, which read and write many pages at once.
+// TestNothingIsWrongDespiteDamageWithRangesAndBulkLoads does so with range deletes and bulk loads,
+// which read and write many pages at once.
 func TestNothingIsWrongDespiteDamageWithRangesAndBulkLoads(t *testing.T) {
 	testBesideDamage(t, true)
 }
@@ -376,7 +378,7 @@ func testBesideDamage(t *testing.T, mixed bool) {
 		}
 	}
 	if lost == 0 || refused == 0 || mixed && loads == 0 {
-		t.Fatalf("%d pages were lost, %d reads refused, %d loads: the test tests nothing", lost, refused, loads)
+		t.Fatalf("%d skipped pages, %d refused reads, %d bulk loads: the test tests nothing", lost, refused, loads)
 	}
 	t.Logf("%d pages lost, %d reads refused", lost, refused)
 }
@@ -409,7 +411,7 @@ func (d *besideDamage) open() {
 	}
 }
 
-// endSessions makes way for Close.
+// endSessions closes the sessions, so that Close can complete.
 func (d *besideDamage) endSessions() {
 	d.x.Close()
 	d.view.Close()
@@ -441,8 +443,8 @@ func (d *besideDamage) write(n int) {
 	}
 }
 
-// writeMany deletes a range, in a transaction or not, or loads keys in bulk. What would have to read a damaged page may be refused, and changes nothing
-// then.
+// writeMany deletes a range, in a transaction or not, or makes a bulk load. An operation that has
+// to read a damaged page may be refused, and then changes nothing.
 func (d *besideDamage) writeMany() {
 	d.t.Helper()
 	lower := d.rng.IntN(150)
@@ -500,7 +502,7 @@ func (d *besideDamage) deleteInTxn(lower, upper string) error {
 	return d.s.Wait(context.Background(), e, mvcc.DurabilitySync)
 }
 
-// readable is what is read: whatever is not DATA_LOSS.
+// readable has all keys that can be read without DATA_LOSS.
 func (d *besideDamage) check() (readable map[string]string) {
 	d.t.Helper()
 	readable = map[string]string{}
@@ -512,8 +514,8 @@ func (d *besideDamage) check() (readable map[string]string) {
 			}
 			continue
 		}
-		// A key beside a damaged page may have come into the range of that page when it was
-		// deleted. Then no read can tell that it is deleted.
+		// The deletion of a key next to a damaged page may have put the key into the range of that
+		// page. Then a read cannot find out that the key is deleted.
 		if d.refused++; !asDamage(err) || d.since[k] && want != "" {
 			d.t.Fatalf("%q: %v %.20q, %v; want %.20q, written since the damage: %v", k, v.Found, v.Data, err, want, d.since[k])
 		}
@@ -535,7 +537,7 @@ func (d *besideDamage) checkView() {
 			return nil
 		})
 		if err != nil && !asDamage(err) {
-			d.t.Fatalf("%q in an older view: %v", k, err)
+			d.t.Fatalf("%q in an older snapshot: %v", k, err)
 		}
 	}
 }
@@ -595,8 +597,8 @@ func (d *besideDamage) checkScan() {
 	}
 }
 
-// damage turns a tree page bad that a walk reaches, but none of the repair tree, or a page of large
-// values, and reopens: what is in the cache would hide it.
+// damage damages a page that a walk of the tree reaches, outside the repair tree, or a page of
+// large values. It reopens the store, because the page cache would hide the damage.
 func (d *besideDamage) damage() {
 	d.close()
 	ids := treePages(d.t, d.o.Storage.FS)
@@ -713,7 +715,8 @@ func TestSkippingDamageSurvivesACrashAtEveryOperation(t *testing.T) {
 	}
 }
 
-// mustOpenDamaged is a store of 100 keys whose leaves were all damaged while it was closed. It is closed when the test ends.
+// mustOpenDamaged is a store of 100 keys whose leaves were all damaged while it was closed. It is
+// closed when the test ends.
 func mustOpenDamaged(t *testing.T) *mvcc.Store {
 	t.Helper()
 	o := modelOptions(vfs.NewMem())
@@ -768,7 +771,8 @@ func TestConflictsAreFoundDespiteDamage(t *testing.T) {
 	}
 }
 
-// TestBulkLoadSkipsDamageAtTheSecondAttempt: the first one that falls on a damaged page is refused, and nothing of it happened.
+// TestBulkLoadSkipsDamageAtTheSecondAttempt: the first bulk load that meets a damaged page is
+// refused, and has changed nothing.
 func TestBulkLoadSkipsDamageAtTheSecondAttempt(t *testing.T) {
 	s := mustOpenDamaged(t)
 	load := func() error {
@@ -786,12 +790,12 @@ func TestBulkLoadSkipsDamageAtTheSecondAttempt(t *testing.T) {
 		return err
 	}
 	if err := load(); !asDamage(err) {
-		t.Fatalf("a load on damaged pages: %v", err)
+		t.Fatalf("a bulk load on damaged pages: %v", err)
 	}
 	x := mustSession(t, s)
 	defer x.Close()
 	if v, err := x.Get(nil, []byte("k000"), 0); !asDamage(err) {
-		t.Fatalf("after the refused load: %+v, %v", v, err)
+		t.Fatalf("after the refused bulk load: %+v, %v", v, err)
 	}
 	if err := load(); err != nil {
 		t.Fatalf("once more: %v", err)
@@ -804,8 +808,8 @@ func TestBulkLoadSkipsDamageAtTheSecondAttempt(t *testing.T) {
 	}
 }
 
-// TestDamagedPageAtTheFileEndCausesNoEndlessCheckpoints: it cannot be moved, so that the file stays as long as it is. Checkpoints that look for something
-// to move come to an end.
+// TestDamagedPageAtTheFileEndCausesNoEndlessCheckpoints: a damaged page cannot be relocated, so the
+// file cannot shrink. Checkpoints that look for pages to relocate end nevertheless.
 func TestDamagedPageAtTheFileEndCausesNoEndlessCheckpoints(t *testing.T) {
 	o := modelOptions(vfs.NewMem())
 	o.CheckpointInterval = time.Hour
@@ -843,7 +847,7 @@ func TestDamagedPageAtTheFileEndCausesNoEndlessCheckpoints(t *testing.T) {
 	}
 	st := s.Stats().Storage
 	if st.Pages.FileBytes <= int64(last)*int64(o.Storage.PageSize) || st.Damage.SkippedPages != 1 {
-		t.Errorf("%d bytes of %d, %d pages lost: the test tests nothing", st.Pages.FileBytes, before, st.Damage.SkippedPages)
+		t.Errorf("%d bytes of %d, %d skipped pages: the test tests nothing", st.Pages.FileBytes, before, st.Damage.SkippedPages)
 	}
 	if pages := st.Pages; pages.FileBytes/int64(st.PageSize) <= 2*int64(pages.Live)+128 {
 		t.Errorf("%+v: the test tests nothing", pages)
@@ -854,9 +858,9 @@ func TestDamagedPageAtTheFileEndCausesNoEndlessCheckpoints(t *testing.T) {
 	}
 }
 
-// TestWritersGetTheDamageThatBlocksCheckpoints: checkpoints stop when the repair
-// tree is damaged, too. Then writers get that error at once, and not a lack of memory, and reads of
-// what is in memory continue.
+// TestWritersGetTheDamageThatBlocksCheckpoints: checkpoints stop when the repair tree is damaged,
+// too. Then writers get that error at once, instead of a lack of memory later, and keys in memory
+// can still be read.
 func TestWritersGetTheDamageThatBlocksCheckpoints(t *testing.T) {
 	o := tiny(vfs.NewMem())
 	o.Storage.MemoryBytes, o.Storage.StallMax = 4<<20, time.Minute
@@ -902,9 +906,10 @@ func TestWritersGetTheDamageThatBlocksCheckpoints(t *testing.T) {
 	}
 }
 
-// TestDeletionHidesVersionsOnASkippedPage: the versions of one key fill several leaves, one of which
-// cannot be read when no reader needs them any more. The key's deletion stays as long as that page
-// does, or what is there would come back with it.
+// TestDeletionHidesVersionsOnASkippedPage: the versions of one key fill several leaves, and one of
+// the leaves cannot be read when no reader needs the versions any more. The tombstone of the key
+// must remain as long as that page does. Otherwise versions in it would be visible if it became
+// readable.
 func TestDeletionHidesVersionsOnASkippedPage(t *testing.T) {
 	o := modelOptions(vfs.NewMem())
 	s, err := mvcc.Open(o)
@@ -938,7 +943,7 @@ func TestDeletionHidesVersionsOnASkippedPage(t *testing.T) {
 		}
 	}
 	if len(inside) < 3 {
-		t.Fatalf("%d leaves hold older versions alone", len(inside))
+		t.Fatalf("%d leaves have only older versions", len(inside))
 	}
 	bad := inside[len(inside)/2]
 	flip(t, o.Storage.FS, bad)
@@ -958,7 +963,7 @@ func TestDeletionHidesVersionsOnASkippedPage(t *testing.T) {
 		}
 	}
 	if n := s.Stats().Storage.Damage.SkippedPages; n != 1 {
-		t.Fatalf("%d lost pages", n)
+		t.Fatalf("%d skipped pages", n)
 	}
 	if v, err := x.Get(nil, []byte("k"), 0); v.Found || err != nil {
 		t.Errorf("%v %.20q %v", v.Found, v.Data, err)
@@ -983,9 +988,9 @@ func TestDeletionHidesVersionsOnASkippedPage(t *testing.T) {
 	mustClose(t, s)
 }
 
-// TestSalvageRestoresAValueThatOneOfTwoTreesHas: the repair tree and its mirror each have a copy
-// of a large value. With one of the copies damaged the other comes out, also when the tree's root
-// is lost and salvage looks into every leaf of the file.
+// TestSalvageRestoresAValueThatOneOfTwoTreesHas: the repair tree and its mirror each have a copy of
+// a large value. If one copy is damaged, salvage restores the other, also when the tree's root is
+// lost and salvage reads every leaf of the file.
 func TestSalvageRestoresAValueThatOneOfTwoTreesHas(t *testing.T) {
 	o := modelOptions(vfs.NewMem())
 	fs, pageSize := o.Storage.FS, o.Storage.PageSize
@@ -1011,7 +1016,7 @@ func TestSalvageRestoresAValueThatOneOfTwoTreesHas(t *testing.T) {
 	}
 	session("small, too")
 	if before := valuePages(t, fs, pageSize); len(before) != 0 {
-		t.Fatalf("%d pages of values before there is any", len(before))
+		t.Fatalf("%d blob pages before the first blob", len(before))
 	}
 	flip(t, fs, int64(int(treePages(t, fs)[0])*pageSize+100)) // the root
 	value := strings.Repeat("L", 3*pageSize)

@@ -17,7 +17,8 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// longLog is what a kill leaves of a store whose checkpoints had stopped: everything is in the log, many times what small memory holds.
+// longLog has the files of a killed store whose checkpoints had stopped: all commits are in the
+// log, many times the smallest memory.
 func longLog(t testing.TB, commits int) (*vfs.Mem, map[string]string) {
 	t.Helper()
 	return longLogOn(t, vfs.NewMem(), commits)
@@ -66,7 +67,8 @@ func small(fs vfs.FS) mvcc.Options {
 
 const smallBytes = 256 << 10 // what replay may use of it
 
-// TestReplayOfALongLogStaysWithinMemory: a log that is many times as long as memory is merged while it is replayed.
+// TestReplayOfALongLogStaysWithinMemory: a log that is many times as long as memory is merged while
+// it is replayed.
 func TestReplayOfALongLogStaysWithinMemory(t *testing.T) {
 	fs, want := longLog(t, 7000)
 	s := mustOpen(t, small(fs))
@@ -92,7 +94,7 @@ func TestReplayOfALongLogStaysWithinMemory(t *testing.T) {
 	}
 }
 
-// checked is a context that is canceled when it has been looked at so many times.
+// checked is a context that is canceled after a number of checks.
 type checked struct {
 	context.Context
 	cancel context.CancelFunc
@@ -106,8 +108,8 @@ func (c *checked) Err() error {
 	return c.Context.Err()
 }
 
-// TestReplayEndsWithItsContextAndGoesOnWithTheNextStart: whenever the context ends, also while the replay merges, nothing is lost, and what was
-// merged is not replayed again.
+// TestReplayEndsWithItsContextAndGoesOnWithTheNextStart: whenever the context ends, also while the
+// replay merges, nothing is lost, and the next start does not replay merged commits again.
 func TestReplayEndsWithItsContextAndGoesOnWithTheNextStart(t *testing.T) {
 	fs, want := longLog(t, 3000)
 	before := mustReplayed(t, fs, 3000)
@@ -129,7 +131,7 @@ func TestReplayEndsWithItsContextAndGoesOnWithTheNextStart(t *testing.T) {
 	}
 }
 
-// mustReplayed is how many records a start on a copy of fs replays.
+// mustReplayed returns the number of records that a start on a copy of fs replays.
 func mustReplayed(t *testing.T, fs *vfs.Mem, commits uint64) uint64 {
 	t.Helper()
 	s := mustOpen(t, small(mustRead(t, fs).files(t)))
@@ -140,8 +142,8 @@ func mustReplayed(t *testing.T, fs *vfs.Mem, commits uint64) uint64 {
 	return records
 }
 
-// TestRecoveryThatMergesSurvivesACrashAtEveryOperation cuts the power at each operation of such a recovery, and again in the one that
-// follows, until one comes through.
+// TestRecoveryThatMergesSurvivesACrashAtEveryOperation cuts the power at each operation of such a
+// recovery, and again in the next recovery, until one completes.
 func TestRecoveryThatMergesSurvivesACrashAtEveryOperation(t *testing.T) {
 	disk, want := longLog(t, 900)
 	files := mustRead(t, disk)
@@ -182,7 +184,8 @@ func TestRecoveryThatMergesSurvivesACrashAtEveryOperation(t *testing.T) {
 	}
 }
 
-// TestDamageFarBackInALongLogIsRefusedAsEver: what was merged before the damage was met is right, nothing is given up, and the log can be repaired.
+// TestDamageFarBackInALongLogIsRefusedAsEver: the commits that were merged before the damage was
+// found are correct, nothing is dropped, and the log can be repaired.
 func TestDamageFarBackInALongLogIsRefusedAsEver(t *testing.T) {
 	fs, _ := longLog(t, 2000)
 	files := mustRead(t, fs)
@@ -225,7 +228,8 @@ func segmentNames(files image) (names []string) {
 	return names
 }
 
-// TestReplaySkipsDamage: recovery that merges is stopped by damaged pages as little as checkpoints are.
+// TestReplaySkipsDamage: damaged pages do not stop a recovery that merges, as they do not stop
+// checkpoints.
 func TestReplaySkipsDamage(t *testing.T) {
 	disk := vfs.NewMem()
 	s, err := mvcc.Open(tiny(disk))
@@ -243,7 +247,7 @@ func TestReplaySkipsDamage(t *testing.T) {
 	}
 	defer func() { _ = s.Close() }()
 	if r := s.Recovery(); r.Checkpoints < 2 || r.MemtablePeak > smallBytes+(16<<10) || s.Stats().Storage.Damage.SkippedPages == 0 {
-		t.Errorf("%+v, %d lost pages", r, s.Stats().Storage.Damage.SkippedPages)
+		t.Errorf("%+v, %d skipped pages", r, s.Stats().Storage.Damage.SkippedPages)
 	}
 	x := mustSession(t, s)
 	defer x.Close()
@@ -256,7 +260,7 @@ func TestReplaySkipsDamage(t *testing.T) {
 	}
 }
 
-// TestReplayGoesOnInMemoryOnAFullDisk: a store whose disk is full opens with all it has, as it did when memory was larger.
+// TestReplayGoesOnInMemoryOnAFullDisk: a store on a full disk opens with all its commits in memory.
 func TestReplayGoesOnInMemoryOnAFullDisk(t *testing.T) {
 	disk, want := longLog(t, 1500)
 	fs := vfs.NewFaulty(disk)

@@ -18,8 +18,9 @@ import (
 	"github.com/epochkv/epochkv/internal/wal"
 )
 
-// TestSalvageFindsLeavesBelowADamagedRootDespiteARepairTree: a leaf of the repair tree, or of its mirror, holds few keys of its range and says nothing about
-// the others, although its checkpoint is newer than theirs.
+// TestSalvageFindsLeavesBelowADamagedRootDespiteARepairTree: a leaf of the repair tree, or of its
+// mirror, has few keys of its range. For the other keys it proves nothing, although its checkpoint
+// is newer than theirs.
 func TestSalvageFindsLeavesBelowADamagedRootDespiteARepairTree(t *testing.T) {
 	o := modelOptions(vfs.NewMem())
 	want := map[string]string{}
@@ -31,7 +32,7 @@ func TestSalvageFindsLeavesBelowADamagedRootDespiteARepairTree(t *testing.T) {
 	}
 	mustClose(t, s)
 
-	// Two leaves at the ends turn bad, and keys of theirs are written.
+	// Two leaves at the ends are damaged, and keys in their ranges are written.
 	leaves := userLeaves(t, o.Storage.FS, o.Storage.PageSize)
 	for _, l := range []leafAt{leaves[0], leaves[len(leaves)-1]} {
 		flip(t, o.Storage.FS, int64(l.id)*int64(o.Storage.PageSize)+100)
@@ -70,7 +71,8 @@ type leafAt struct {
 	keys []string
 }
 
-// userLeaves lists the live leaves of the newest state that begin with a client's key, in key order.
+// userLeaves lists the live leaves of the newest state that begin with a client's key, in key
+// order.
 func userLeaves(t *testing.T, fs vfs.FS, pageSize int) (leaves []leafAt) {
 	t.Helper()
 	file := readFile(t, fs, dataFile)
@@ -105,9 +107,11 @@ func rootPage(t *testing.T, fs vfs.FS) page.ID {
 	return p.State().Root
 }
 
-// TestSalvageLosesNothingWithDamagedInnerPages: after random writes beside damage, further pages turn bad that hold no client's data: inner pages of
-// the tree, all of them, the allocation map, both superblocks with their copies. Everything that could be read comes out, and nothing wrong; only
-// without map or superblocks deleted keys and replaced values may come back.
+// TestSalvageLosesNothingWithDamagedInnerPages: after random writes on a damaged store, pages
+// without client data are damaged, too: some or all inner pages of the tree, the allocation map,
+// both superblocks with their copies. Salvage restores every key that could be read, and no wrong
+// version. Only without the allocation map or superblocks it may restore deleted keys and
+// superseded versions.
 func TestSalvageLosesNothingWithDamagedInnerPages(t *testing.T) {
 	base := testseed.Base(t)
 	brought := map[string]int{}
@@ -152,7 +156,7 @@ func TestSalvageLosesNothingWithDamagedInnerPages(t *testing.T) {
 	}
 	for kind, n := range brought {
 		if n == 0 {
-			t.Errorf("%s: no key was found beside the tree: the test tests nothing", kind)
+			t.Errorf("%s: no key was found outside the tree: the test tests nothing", kind)
 		}
 	}
 }
@@ -192,8 +196,8 @@ func damageKind(t *testing.T, rng *rand.Rand, fs vfs.FS, pageSize int, kind stri
 	}
 }
 
-// TestSalvageRestoresNothingOfAnUncommittedBulkLoad: without the allocation map the pages of a bulk load that a crash cut off look like any others, and
-// newer.
+// TestSalvageRestoresNothingOfAnUncommittedBulkLoad: without the allocation map the pages of a bulk
+// load that a crash has interrupted look like other pages, and newer.
 func TestSalvageRestoresNothingOfAnUncommittedBulkLoad(t *testing.T) {
 	for op := int64(1); ; op++ {
 		o := modelOptions(vfs.NewMem())
@@ -218,7 +222,7 @@ func TestSalvageRestoresNothingOfAnUncommittedBulkLoad(t *testing.T) {
 		got, report := mustSalvage(t, left)
 		for k, v := range got {
 			if v == "loaded" && report.Epoch < 1<<28 {
-				t.Fatalf("crash at operation %d: %q comes out as it was loaded; report %+v", op, k, report)
+				t.Fatalf("crash at operation %d: %q is restored as in the bulk load; report %+v", op, k, report)
 			}
 		}
 		if len(got) != len(want) {
@@ -227,7 +231,8 @@ func TestSalvageRestoresNothingOfAnUncommittedBulkLoad(t *testing.T) {
 	}
 }
 
-// loadWithCrash loads all keys while the disk goes at an operation, and reports whether the load was committed before that.
+// loadWithCrash makes a bulk load of all keys, crashes the disk at an operation, and reports
+// whether the bulk load was committed before.
 func loadWithCrash(t *testing.T, s *mvcc.Store, fs *vfs.Mem, op int64) bool {
 	t.Helper()
 	l, err := s.BeginBulkLoad()
@@ -244,7 +249,8 @@ func loadWithCrash(t *testing.T, s *mvcc.Store, fs *vfs.Mem, op int64) bool {
 	return err == nil
 }
 
-// TestSalvageMissesNothingThatTheLogNeedNotHave: a damaged file of the log from before the tree's epoch costs nothing, and salvage says so.
+// TestSalvageMissesNothingThatTheLogNeedNotHave: damage in a log file from before the tree's epoch
+// loses nothing, and salvage reports that.
 func TestSalvageMissesNothingThatTheLogNeedNotHave(t *testing.T) {
 	o := modelOptions(vfs.NewMem())
 	s := mustReopen(t, o)

@@ -18,9 +18,11 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// TestSalvageAndRecoveryAgree crashes a store again and again, so that its log has torn tails and skips, with loads, range deletes and
-// asynchronous commits between. What each crash leaves is verified, salvaged and opened, and after that once more with a part of the log or a superblock
-// damaged: salvage brings out what the store shows, all of it if it opens, and never a commit that an earlier crash took.
+// TestSalvageAndRecoveryAgree crashes a store repeatedly, so that its log has torn tails and skip
+// records, with bulk loads, range deletes and asynchronous commits in between. After each crash the
+// files are verified, salvaged and opened, and then again with a damaged part of the log or a
+// damaged superblock. Salvage restores the content that the store shows, completely if the store
+// opens, and never a commit that an earlier crash has removed.
 func TestSalvageAndRecoveryAgree(t *testing.T) {
 	base := testseed.Base(t)
 	opened, refused := 0, 0
@@ -55,7 +57,7 @@ type crashStory struct {
 	opened, refused int
 }
 
-// session opens the store, writes, and ends it by a crash or in order.
+// session opens the store, writes, and ends with a crash or with Close.
 func (c *crashStory) session() {
 	s := mustReopen(c.t, c.o)
 	for v, e := range c.values {
@@ -110,7 +112,7 @@ func (c *crashStory) write(s *mvcc.Store, x *session) {
 	c.values[v] = e
 }
 
-// examine looks at what the files hold, as they are and damaged.
+// examine checks the files, as they are and with damage.
 func (c *crashStory) examine() {
 	files := mustRead(c.t, c.o.Storage.FS)
 	if _, ok := c.look(files, "undamaged"); !ok {
@@ -126,7 +128,7 @@ func (c *crashStory) examine() {
 	}
 }
 
-// look verifies, salvages and opens files and compares what they say.
+// look verifies, salvages and opens the files, and compares the results.
 func (c *crashStory) look(files image, what string) (shown map[string]string, opens bool) {
 	c.t.Helper()
 	fail := func(format string, args ...any) {
@@ -206,7 +208,7 @@ func (c *crashStory) damage(files image) (image, string) {
 	return damaged, fmt.Sprintf("a bit of %s at %d", name, at)
 }
 
-// written is where the last byte that is not zero ends.
+// written is the offset after the last byte that is not zero.
 func (c *crashStory) written(log []byte) int {
 	return len(strings.TrimRight(string(log), "\x00"))
 }

@@ -62,7 +62,7 @@ func TestSpaceCountsWhatCanBeReadAndNamesTheRest(t *testing.T) {
 			case asDamage(err):
 				lost++
 				if !inUnreadable(r, k) {
-					t.Errorf("%s: %s is lost, and in no range of %+v", when, k, r.Unreadable)
+					t.Errorf("%s: %s cannot be read, and is in no range of %+v", when, k, r.Unreadable)
 				}
 			case err != nil:
 				t.Fatal(err)
@@ -71,7 +71,7 @@ func TestSpaceCountsWhatCanBeReadAndNamesTheRest(t *testing.T) {
 			}
 		}
 		if lost == 0 || len(r.Prefixes) != 1 || string(r.Prefixes[0].Prefix) != "k/" || r.Prefixes[0].Keys != keys || r.UnreadableTotal != 1 {
-			t.Errorf("%s: %d keys can be read and %d are lost; the account says %+v, and %d unreadable pages", when, keys, lost, r.Prefixes, r.UnreadableTotal)
+			t.Errorf("%s: %d keys can be read and %d cannot; the report has %+v, and %d unreadable pages", when, keys, lost, r.Prefixes, r.UnreadableTotal)
 		}
 		return keys
 	}
@@ -92,8 +92,9 @@ func TestSpaceCountsWhatCanBeReadAndNamesTheRest(t *testing.T) {
 	}
 }
 
-// TestOlderVersionsAfterADamagedPageAreNotTakenForTheNewest: the versions of a key that is written often fill several leaves. Of the first one,
-// which holds the newest, verification says that it may hide the key, and salvage brings out none of what follows.
+// TestOlderVersionsAfterADamagedPageAreNotTakenForTheNewest: the versions of a key that is written
+// often fill several leaves. Of the first one, which holds the newest, verification says that it
+// may hide the key, and salvage brings out none of what follows.
 func TestOlderVersionsAfterADamagedPageAreNotTakenForTheNewest(t *testing.T) {
 	o := tiny(vfs.NewMem())
 	o.Retention = time.Hour
@@ -115,7 +116,7 @@ func TestOlderVersionsAfterADamagedPageAreNotTakenForTheNewest(t *testing.T) {
 	}
 	got, _ := mustSalvage(t, o.Storage.FS)
 	if _, stale := got["hot"]; stale || len(got) == 0 {
-		t.Errorf("salvage brings out %d keys, an old version of the lost one among them: %v", len(got), stale)
+		t.Errorf("salvage restores %d keys, with an old version of the unreadable one: %v", len(got), stale)
 	}
 	if s, err = mvcc.Open(o); err != nil {
 		t.Fatal(err)
@@ -131,7 +132,8 @@ func TestOlderVersionsAfterADamagedPageAreNotTakenForTheNewest(t *testing.T) {
 	}
 }
 
-// leafEndingWith is the place of a byte in the first leaf of the newest state whose last entry is a version of the key.
+// leafEndingWith is the place of a byte in the first leaf of the newest state whose last entry is a
+// version of the key.
 func leafEndingWith(t testing.TB, fs vfs.FS, key string) int64 {
 	t.Helper()
 	file := readFile(t, fs, dataFile)

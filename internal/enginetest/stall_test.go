@@ -15,8 +15,8 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// TestOversizedRecordIsNotStarved writes records that are larger than a segment beside writers that fill any segment at once. The
-// segment made for such a record must be its own first.
+// TestOversizedRecordIsNotStarved writes records that are larger than a segment beside writers that
+// fill any segment at once. The segment made for such a record must be its own first.
 func TestOversizedRecordIsNotStarved(t *testing.T) {
 	o := tiny(vfs.NewMem())
 	s := mustOpen(t, o)
@@ -67,8 +67,9 @@ func TestOversizedRecordIsNotStarved(t *testing.T) {
 	}
 }
 
-// TestOversizedTransactionsAreValidatedAfterTheirReservation: a record that is oversized gets its epoch first and is validated then. Two
-// transactions that each read both keys and write one of them must not both commit.
+// TestOversizedTransactionsAreValidatedAfterTheirReservation: a record that is oversized gets its
+// epoch first and is validated then. Two transactions that each read both keys and write one of
+// them must not both commit.
 func TestOversizedTransactionsAreValidatedAfterTheirReservation(t *testing.T) {
 	s := mustOpen(t, tiny(vfs.NewMem()))
 	names := []string{"a", "b"}
@@ -132,7 +133,7 @@ func TestOneCommitLargerThanTheBudgetDoesNotWedgeTheStore(t *testing.T) {
 	}
 	for i := range 50 {
 		if _, err := put(x, fmt.Sprintf("small-%d", i), "v", mvcc.DurabilityAsync); err != nil {
-			t.Fatalf("put %d behind the large one: %v", i, err)
+			t.Fatalf("put %d after the large one: %v", i, err)
 		}
 	}
 	if err := s.Checkpoint(context.Background()); err != nil {

@@ -10,7 +10,8 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// TestBulkLoadSurvivesADamagedSuperblock: a load is in the tree and not in the log, so that no replay brings it back.
+// TestBulkLoadSurvivesADamagedSuperblock: a bulk load is in the tree and not in the log, so that no
+// replay can restore it.
 func TestBulkLoadSurvivesADamagedSuperblock(t *testing.T) {
 	o := modelOptions(vfs.NewMem())
 	s, err := mvcc.Open(o)
@@ -47,7 +48,7 @@ func TestBulkLoadSurvivesADamagedSuperblock(t *testing.T) {
 			continue // refused
 		}
 		if err := equalMaps(want, dump(t, s)); err != nil {
-			t.Errorf("superblock %d damaged: opened without a word, but %v", slot, err)
+			t.Errorf("superblock %d damaged: opened without an error, but %v", slot, err)
 		}
 		if err := s.Close(); err != nil {
 			t.Fatal(err)

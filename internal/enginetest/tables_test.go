@@ -8,7 +8,8 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// TestRotationsFindAPreparedMemtable writes through several generations, with a pause where a table is half full.
+// TestRotationsFindAPreparedMemtable writes through several generations, with a pause where a table
+// is half full.
 func TestRotationsFindAPreparedMemtable(t *testing.T) {
 	s := mustOpen(t, tiny(vfs.NewMem()))
 	x := mustSession(t, s)
@@ -21,7 +22,7 @@ func TestRotationsFindAPreparedMemtable(t *testing.T) {
 		time.Sleep(200 * time.Microsecond)
 	}
 	if ready := s.Stats().Storage.MemtablesPrepared; ready < rotations/2 {
-		t.Errorf("%d of %d rotations found their table ready", ready, rotations)
+		t.Errorf("%d of %d rotations found a prepared memtable", ready, rotations)
 	}
 	for i := range written {
 		if v, err := x.Get(nil, fmt.Appendf(nil, "%06d", i), 0); err != nil || !v.Found {

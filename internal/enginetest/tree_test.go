@@ -23,8 +23,9 @@ func patterned(size int, key string) string {
 	return string(b)
 }
 
-// TestValuesOfEverySizeSurvive puts values around each boundary: what a leaf keeps, what fills a page, and two pages, with the smallest
-// pages and with the default ones, and values up to the limit. They are read from the memtable, from the tree and after a restart.
+// TestValuesOfEverySizeSurvive puts values around each boundary: what a leaf keeps, what fills a
+// page, and two pages, with the smallest pages and with the default ones, and values up to the
+// limit. They are read from the memtable, from the tree and after a restart.
 func TestValuesOfEverySizeSurvive(t *testing.T) {
 	for _, pageSize := range []int{512, 8192} {
 		t.Run(fmt.Sprint(pageSize), func(t *testing.T) {
@@ -84,8 +85,8 @@ func TestValuesOfEverySizeSurvive(t *testing.T) {
 	}
 }
 
-// TestSnapshotsSeeTheirStateAcrossManyCheckpoints keeps a snapshot of every fifth state while keys are overwritten and deleted, with a
-// checkpoint after each round, bulk loads among them.
+// TestSnapshotsSeeTheirStateAcrossManyCheckpoints keeps a snapshot of every fifth state while keys
+// are overwritten and deleted, with a checkpoint after each round, bulk loads among them.
 func TestSnapshotsSeeTheirStateAcrossManyCheckpoints(t *testing.T) {
 	const seed = 21
 	rng := rand.New(rand.NewPCG(seed, 0))
@@ -172,7 +173,8 @@ func dumpAt(t testing.TB, x *session) map[string]string {
 	return all
 }
 
-// shrinkScript fills a store, deletes most of it, and lets checkpoints shrink the file. acked counts the rounds that were acknowledged.
+// shrinkScript fills a store, deletes most of it, and lets checkpoints shrink the file. acked
+// counts the rounds that were acknowledged.
 func shrinkScript(fs vfs.FS, acked *int) (keys.Epoch, error) {
 	o := modelOptions(fs)
 	s, err := mvcc.Open(o)
@@ -204,7 +206,8 @@ func shrinkScript(fs vfs.FS, acked *int) (keys.Epoch, error) {
 
 const shrinkRounds = 12
 
-// shrinkRound is what round n writes: three rounds of puts, then deletions, then a single key a round.
+// shrinkRound is what round n writes: three rounds of puts, then deletions, then a single key a
+// round.
 func shrinkRound(n int, set func(k, v []byte), del func(k []byte)) {
 	for i := range 60 {
 		k := fmt.Appendf(nil, "k%d-%03d", n%3, i)
@@ -226,7 +229,8 @@ func shrinkState(rounds int) map[string]string {
 	return m
 }
 
-// TestShrinkingSurvivesACrashAtEveryOperation cuts the power at each file operation while pages move down and the file is cut.
+// TestShrinkingSurvivesACrashAtEveryOperation cuts the power at each file operation while pages
+// move down and the file is cut.
 func TestShrinkingSurvivesACrashAtEveryOperation(t *testing.T) {
 	whole := vfs.NewMem()
 	acked := 0
@@ -238,7 +242,7 @@ func TestShrinkingSurvivesACrashAtEveryOperation(t *testing.T) {
 		t.Fatal(err)
 	}
 	if full > 160<<10 {
-		t.Errorf("the file has %d bytes in the end: it did not shrink", full)
+		t.Errorf("the file did not shrink: it still has %d bytes", full)
 	}
 	ops := whole.Mutations()
 	step := int64(3 * exhaustiveStep)
@@ -278,7 +282,8 @@ func verifyUnlessNew(t *testing.T, fs *vfs.Mem) {
 	}
 }
 
-// TestFileShrinksAfterDeletions: most keys go, light writes follow, and the space comes back without anybody asking.
+// TestFileShrinksAfterDeletions: most keys go, light writes follow, and the space comes back
+// without anybody asking.
 func TestFileShrinksAfterDeletions(t *testing.T) {
 	o := tiny(vfs.NewMem())
 	o.Storage.PageSize = 4096

@@ -18,8 +18,8 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// sweepOptions are those of a store with small pages that checkpoints only when it is told to.
-func sweepOptions(fs vfs.FS) mvcc.Options {
+// vacuumOptions are those of a store with small pages that makes checkpoints only on request.
+func vacuumOptions(fs vfs.FS) mvcc.Options {
 	o := modelOptions(fs)
 	o.Storage.MemtableBytes, o.Storage.SegmentBytes = 1<<20, 1<<20
 	return o
@@ -44,7 +44,7 @@ func commitAll(t testing.TB, s *mvcc.Store, fill func(w *mvcc.Write)) {
 	}
 }
 
-// versions is how many versions the newest durable tree holds, and of how many keys.
+// versions returns the number of versions in the newest durable tree, and of their keys.
 func versions(t testing.TB, s *mvcc.Store) (n, live uint64) {
 	t.Helper()
 	report, err := s.Verify(context.Background(), inspect.VerifyOptions{})
@@ -55,7 +55,8 @@ func versions(t testing.TB, s *mvcc.Store) (n, live uint64) {
 	return report.Versions, report.Keys
 }
 
-// mustConverge calls for checkpoints, which have nothing to merge, until the tree holds one version of each key.
+// mustConverge requests checkpoints, which have nothing to merge, until the tree has one version of
+// each key.
 func mustConverge(t testing.TB, s *mvcc.Store, atMost int) {
 	t.Helper()
 	for n := 1; ; n++ {
@@ -70,13 +71,14 @@ func mustConverge(t testing.TB, s *mvcc.Store, atMost int) {
 		}
 	}
 	if n, live := versions(t, s); n != live {
-		t.Fatalf("%d versions of %d keys, and no share is told", n, live)
+		t.Fatalf("%d versions of %d keys, and the dead-version ratio is not reported", n, live)
 	}
 }
 
-// TestVersionsOfALongReaderAreVacuumedAfterIt overwrites and deletes under an old snapshot, merges, ends the snapshot, and writes nothing more to those keys.
+// TestVersionsOfALongReaderAreVacuumedAfterIt overwrites and deletes keys while an old snapshot is
+// open, merges, ends the snapshot, and writes no more to these keys.
 func TestVersionsOfALongReaderAreVacuumedAfterIt(t *testing.T) {
-	s := mustOpen(t, sweepOptions(vfs.NewMem()))
+	s := mustOpen(t, vacuumOptions(vfs.NewMem()))
 	want := map[string]string{}
 	write := func(round, from, to int, del bool) {
 		commitAll(t, s, func(w *mvcc.Write) {
@@ -113,7 +115,7 @@ func TestVersionsOfALongReaderAreVacuumedAfterIt(t *testing.T) {
 	}
 	st := s.Stats().Storage
 	if st.Tree.DeadVersionRatio < 0.4 || st.Vacuum.Versions != 0 {
-		t.Fatalf("held: %+v", st)
+		t.Fatalf("with an old snapshot: %+v", st)
 	}
 	if err := equalMaps(old, dumpAt(t, reader)); err != nil {
 		t.Fatalf("the old snapshot: %v", err)
@@ -121,15 +123,16 @@ func TestVersionsOfALongReaderAreVacuumedAfterIt(t *testing.T) {
 	reader.Close()
 	mustConverge(t, s, 60)
 	mustHold(t, s, want)
-	// Its pages wait for the next checkpoint to be counted as free.
+	// The next checkpoint counts the pages as free.
 	if now := s.Stats().Storage.Pages.Live; now > live {
 		t.Errorf("%d pages are live, %d before anything was superseded", now, live)
 	}
 }
 
-// TestVacuumRestsWhileNoVersionIsDead: with a snapshot that holds all that is stale, and nothing else changing, leaves are looked into once.
+// TestVacuumRestsWhileNoVersionIsDead: if a snapshot needs all superseded versions, and nothing
+// else changes, vacuum reads the leaves once.
 func TestVacuumRestsWhileNoVersionIsDead(t *testing.T) {
-	s := mustOpen(t, sweepOptions(vfs.NewMem()))
+	s := mustOpen(t, vacuumOptions(vfs.NewMem()))
 	fill := func(value string) {
 		commitAll(t, s, func(w *mvcc.Write) {
 			for i := range 2000 {
@@ -159,12 +162,12 @@ func TestVacuumRestsWhileNoVersionIsDead(t *testing.T) {
 	before := rest()
 	after := rest()
 	if before.Vacuum.Reads == 0 || after.Vacuum.Reads != before.Vacuum.Reads || after.Checkpoints.Newest != before.Checkpoints.Newest || after.Vacuum.Leaves != 0 {
-		t.Fatalf("it went on: %+v, then %+v", before, after)
+		t.Fatalf("vacuum continued: %+v, then %+v", before, after)
 	}
 	second.Close()
 	middle := rest()
 	if n, live := versions(t, s); n != 2*live || middle.Vacuum.Versions != live {
-		t.Fatalf("%d versions of %d keys: what only the newer snapshot held must go: %+v", n, live, middle)
+		t.Fatalf("%d versions of %d keys: the versions that only the newer snapshot needed must be removed: %+v", n, live, middle)
 	}
 	if v, err := first.Read(nil, []byte("key-00100")); err != nil || string(v.Data) != "old" {
 		t.Fatalf("the older snapshot reads %q, %v", v.Data, err)
@@ -174,11 +177,11 @@ func TestVacuumRestsWhileNoVersionIsDead(t *testing.T) {
 	mustConverge(t, s, 100)
 }
 
-// TestIdleStoreIsVacuumed: without writes and without requests for checkpoints the dead versions
-// are dropped all the same; then nothing happens any more.
+// TestIdleStoreIsVacuumed: without writes and requests for checkpoints the dead versions are
+// dropped nevertheless. After that there are no more checkpoints.
 func TestIdleStoreIsVacuumed(t *testing.T) {
 	t.Parallel()
-	o := sweepOptions(vfs.NewMem())
+	o := vacuumOptions(vfs.NewMem())
 	o.CheckpointInterval = time.Hour
 	s := mustOpen(t, o)
 	commitAll(t, s, func(w *mvcc.Write) {
@@ -201,8 +204,8 @@ func TestIdleStoreIsVacuumed(t *testing.T) {
 		t.Fatalf("stale share %.2f", share)
 	}
 	reader.Close()
-	swept := func() bool { return s.Stats().Storage.Tree.DeadVersionRatio == 0 }
-	for until := time.Now().Add(20 * time.Second); !swept(); time.Sleep(10 * time.Millisecond) {
+	vacuumed := func() bool { return s.Stats().Storage.Tree.DeadVersionRatio == 0 }
+	for until := time.Now().Add(20 * time.Second); !vacuumed(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(until) {
 			t.Fatalf("%+v", s.Stats().Storage.Tree)
 		}
@@ -215,7 +218,7 @@ func TestIdleStoreIsVacuumed(t *testing.T) {
 	}
 	for tries := 0; !quiet(); tries++ {
 		if tries == 2 {
-			t.Fatalf("not at rest: %+v", s.Stats().Storage.Pages)
+			t.Fatalf("vacuum did not come to rest: %+v", s.Stats().Storage.Pages)
 		}
 	}
 	if n, _ := versions(t, s); n != 0 {
@@ -223,12 +226,12 @@ func TestIdleStoreIsVacuumed(t *testing.T) {
 	}
 }
 
-// TestVacuumThatFindsNoSpaceIsRepeated: a checkpoint that fails on a full disk has dropped nothing,
-// and a later one does it though nothing has changed.
+// TestVacuumThatFindsNoSpaceIsRepeated: a checkpoint that fails on a full disk has dropped nothing.
+// A later checkpoint drops the versions, although there were no new writes.
 func TestVacuumThatFindsNoSpaceIsRepeated(t *testing.T) {
 	mem := vfs.NewMem()
 	faulty := vfs.NewFaulty(mem)
-	s := mustOpen(t, sweepOptions(faulty))
+	s := mustOpen(t, vacuumOptions(faulty))
 	reader := mustSession(t, s)
 	defer reader.Close()
 	for round := range 2 {
@@ -253,10 +256,11 @@ func TestVacuumThatFindsNoSpaceIsRepeated(t *testing.T) {
 	mustConverge(t, s, 20)
 }
 
-// TestSpaceOfDeletedKeysDoesNotWaitForTheInterval deletes most keys in a memtable that is far from full.
+// TestSpaceOfDeletedKeysDoesNotWaitForTheInterval deletes most keys in a memtable that is far from
+// full.
 func TestSpaceOfDeletedKeysDoesNotWaitForTheInterval(t *testing.T) {
 	t.Parallel()
-	o := sweepOptions(vfs.NewMem())
+	o := vacuumOptions(vfs.NewMem())
 	o.CheckpointInterval = 30 * time.Second
 	s := mustOpen(t, o)
 	commitAll(t, s, func(w *mvcc.Write) {
@@ -282,9 +286,9 @@ func TestSpaceOfDeletedKeysDoesNotWaitForTheInterval(t *testing.T) {
 	}
 }
 
-// TestValuesThatABulkLoadReplacedAreVacuumed loads over a full tree, and again.
+// TestValuesThatABulkLoadReplacedAreVacuumed replaces all keys of a tree by a bulk load, twice.
 func TestValuesThatABulkLoadReplacedAreVacuumed(t *testing.T) {
-	s := mustOpen(t, sweepOptions(vfs.NewMem()))
+	s := mustOpen(t, vacuumOptions(vfs.NewMem()))
 	want := entriesFor("a", 3000, 1, rand.New(rand.NewPCG(1, 1)))
 	mustLoad(t, s, want)
 	for k, v := range entriesFor("b", 3000, 1, rand.New(rand.NewPCG(2, 1))) {
@@ -293,13 +297,14 @@ func TestValuesThatABulkLoadReplacedAreVacuumed(t *testing.T) {
 	mustLoad(t, s, want)
 	mustConverge(t, s, 60)
 	if n := s.Stats().Storage.Vacuum.Versions; n != 3000 {
-		t.Fatalf("%d versions were swept", n)
+		t.Fatalf("%d versions were vacuumed", n)
 	}
 	mustHold(t, s, want)
 }
 
-// TestRetainedVersionsAreVacuumedAfterTheRetentionTime overwrites with a retention, and reads the past for as long as it is promised. On a machine so
-// busy that the time is over before the first read, it promises more.
+// TestRetainedVersionsAreVacuumedAfterTheRetentionTime overwrites keys in a store with a retention
+// time, and reads past epochs within that time. On a machine so busy that the time is over before
+// the first read, it uses a longer time.
 func TestRetainedVersionsAreVacuumedAfterTheRetentionTime(t *testing.T) {
 	for retention := 400 * time.Millisecond; retainedReads(t, retention) == 0; retention *= 2 {
 		if retention > time.Minute {
@@ -308,9 +313,9 @@ func TestRetainedVersionsAreVacuumedAfterTheRetentionTime(t *testing.T) {
 	}
 }
 
-// retainedReads is how many reads of the past came in time.
+// retainedReads is the number of reads of past epochs within the retention time.
 func retainedReads(t *testing.T, retention time.Duration) (reads int) {
-	o := sweepOptions(vfs.NewMem())
+	o := vacuumOptions(vfs.NewMem())
 	o.Retention = retention
 	s := mustOpen(t, o)
 	old := mustPut(t, s, "key", "old")
@@ -337,14 +342,14 @@ func retainedReads(t *testing.T, retention time.Duration) (reads int) {
 }
 
 // TestSnapshotsSeeTheirStateDuringVacuum opens and ends snapshots at random over overwrites,
-// deletions, loads and restarts, with vacuuming checkpoints in between, and in the end no dead
+// deletions, bulk loads and restarts, with vacuuming checkpoints in between. In the end no dead
 // version is left.
 func TestSnapshotsSeeTheirStateDuringVacuum(t *testing.T) {
 	for seed := range uint64(4) {
 		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
 			t.Parallel()
 			rng := rand.New(rand.NewPCG(seed, 31))
-			o := sweepOptions(vfs.NewMem())
+			o := vacuumOptions(vfs.NewMem())
 			s := mustOpen(t, o)
 			now := map[string]string{}
 			snapshots := map[*session]map[string]string{}
@@ -395,13 +400,14 @@ func TestSnapshotsSeeTheirStateDuringVacuum(t *testing.T) {
 	}
 }
 
-const sweepRounds = 3
+const vacuumRounds = 3
 
-// sweepRound is what round n writes: values of many sizes, and in the last round deletions among them.
-func sweepRound(n int, set func(k, v []byte), del func(k []byte)) {
+// vacuumRound returns the writes of round n: values of many sizes, and in the last round also
+// deletions.
+func vacuumRound(n int, set func(k, v []byte), del func(k []byte)) {
 	for i := range 80 {
 		k := fmt.Appendf(nil, "k%03d", i)
-		if n == sweepRounds-1 && i%3 == 0 {
+		if n == vacuumRounds-1 && i%3 == 0 {
 			del(k)
 			continue
 		}
@@ -409,26 +415,26 @@ func sweepRound(n int, set func(k, v []byte), del func(k []byte)) {
 	}
 }
 
-func sweepState(rounds int) map[string]string {
+func vacuumState(rounds int) map[string]string {
 	m := map[string]string{}
 	for n := range rounds {
-		sweepRound(n, func(k, v []byte) { m[string(k)] = string(v) }, func(k []byte) { delete(m, string(k)) })
+		vacuumRound(n, func(k, v []byte) { m[string(k)] = string(v) }, func(k []byte) { delete(m, string(k)) })
 	}
 	return m
 }
 
-// sweepScript writes rounds, each of them one epoch, under a snapshot of the first, ends it, and
-// vacuums. acked counts the rounds that were acknowledged; the last argument becomes true when
+// vacuumScript writes rounds, each of them one epoch, with an open snapshot of the first, ends it,
+// and vacuums. acked counts the rounds that were acknowledged; the last argument becomes true when
 // nothing is left to vacuum.
-func sweepScript(fs vfs.FS, acked *int, swept *bool) error {
-	s, err := mvcc.Open(sweepOptions(fs))
+func vacuumScript(fs vfs.FS, acked *int, vacuumed *bool) error {
+	s, err := mvcc.Open(vacuumOptions(fs))
 	if err != nil {
 		return err
 	}
-	return errors.Join(sweepRun(s, acked, swept), s.Close())
+	return errors.Join(vacuumRun(s, acked, vacuumed), s.Close())
 }
 
-func sweepRun(s *mvcc.Store, acked *int, swept *bool) error {
+func vacuumRun(s *mvcc.Store, acked *int, vacuumed *bool) error {
 	x, err := openSession(s)
 	if err != nil {
 		return err
@@ -439,9 +445,9 @@ func sweepRun(s *mvcc.Store, acked *int, swept *bool) error {
 		return err
 	}
 	defer reader.Close()
-	for round := range sweepRounds {
+	for round := range vacuumRounds {
 		w := mvcc.Write{Durability: mvcc.DurabilitySync}
-		sweepRound(round, w.Set, w.Delete)
+		vacuumRound(round, w.Set, w.Delete)
 		if _, err := commitAndWait(x, &w); err != nil {
 			return err
 		}
@@ -462,16 +468,16 @@ func sweepRun(s *mvcc.Store, acked *int, swept *bool) error {
 		}
 	}
 	st := s.Stats().Storage
-	*swept = st.Tree.DeadVersionRatio == 0 && st.Vacuum.Versions > 0
+	*vacuumed = st.Tree.DeadVersionRatio == 0 && st.Vacuum.Versions > 0
 	return nil
 }
 
 // TestVacuumSurvivesACrashAtEveryOperation cuts the power at each file operation of a store that
 // vacuums.
 func TestVacuumSurvivesACrashAtEveryOperation(t *testing.T) {
-	whole, acked, swept := vfs.NewMem(), 0, false
-	if err := sweepScript(whole, &acked, &swept); err != nil || !swept {
-		t.Fatalf("swept %v, %v: the test tests nothing", swept, err)
+	whole, acked, vacuumed := vfs.NewMem(), 0, false
+	if err := vacuumScript(whole, &acked, &vacuumed); err != nil || !vacuumed {
+		t.Fatalf("vacuumed %v, %v: the test tests nothing", vacuumed, err)
 	}
 	ops := whole.Mutations()
 	step := int64(3 * exhaustiveStep)
@@ -483,10 +489,10 @@ func TestVacuumSurvivesACrashAtEveryOperation(t *testing.T) {
 		fs := vfs.NewMem()
 		fs.CrashAt(k)
 		acked = 0
-		_ = sweepScript(fs, &acked, &swept) // it ends where the power was cut
+		_ = vacuumScript(fs, &acked, &vacuumed) // it ends where the power was cut
 		left := fs.Crash(uint64(k), keep)
 		verifyUnlessNew(t, left)
-		s, err := mvcc.Open(sweepOptions(left))
+		s, err := mvcc.Open(vacuumOptions(left))
 		if err != nil {
 			t.Fatalf("crash at %d of %d: %v", k, ops, err)
 		}
@@ -495,7 +501,7 @@ func TestVacuumSurvivesACrashAtEveryOperation(t *testing.T) {
 			t.Fatalf("crash at %d of %d, keep %v: %d rounds survived, %d were acknowledged", k, ops, keep, survived, acked)
 		}
 		for range 2 { // before and after the rest is vacuumed
-			if err := equalMaps(sweepState(survived), dump(t, s)); err != nil {
+			if err := equalMaps(vacuumState(survived), dump(t, s)); err != nil {
 				t.Fatalf("crash at %d of %d, keep %v, round %d: %v", k, ops, keep, survived, err)
 			}
 			mustConverge(t, s, 20)

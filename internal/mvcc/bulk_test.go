@@ -17,7 +17,7 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// load loads entries in random order.
+// load makes a bulk load of entries in random order.
 func load(s *Store, entries map[string]string) (BulkLoaded, error) {
 	l, err := s.BeginBulkLoad()
 	if err != nil {
@@ -36,7 +36,7 @@ func mustLoad(t testing.TB, s *Store, entries map[string]string) BulkLoaded {
 	t.Helper()
 	out, err := load(s, entries)
 	if err != nil || out.Keys != uint64(len(entries)) {
-		t.Fatalf("load: %+v, %v", out, err)
+		t.Fatalf("bulk load: %+v, %v", out, err)
 	}
 	mustVerify(t, s)
 	return out
@@ -65,8 +65,8 @@ func mustHold(t testing.TB, s *Store, want map[string]string) {
 	}
 }
 
-// TestBulkLoadMergesIntoWhatIsThere loads into an empty store, over it, and beside keys that are only in memory, and finds everything
-// again after a restart, the newest values winning.
+// TestBulkLoadMergesIntoWhatIsThere makes bulk loads into an empty store, into the same keys again,
+// and while other keys are only in memory. After a restart every key has its newest value.
 func TestBulkLoadMergesIntoWhatIsThere(t *testing.T) {
 	const seed = 3
 	rng := rand.New(rand.NewPCG(seed, 0))
@@ -81,13 +81,13 @@ func TestBulkLoadMergesIntoWhatIsThere(t *testing.T) {
 	second := entriesFor("b", 500, 4, rng)
 	out := mustLoad(t, s, second)
 	if out.Epoch <= first.Epoch+2 {
-		t.Fatalf("second load at %d, first at %d and two puts between", out.Epoch, first.Epoch)
+		t.Fatalf("second bulk load at %d, after the first at %d and two puts", out.Epoch, first.Epoch)
 	}
 	want["key-00001"] = "put before"
 	maps.Copy(want, second)
 	mustHold(t, s, want)
 	if e := mustPut(t, s, "key-00000", "put after"); e != out.Epoch+1 {
-		t.Fatalf("put after the load at %d got %d", out.Epoch, e)
+		t.Fatalf("a put after the bulk load at %d has epoch %d", out.Epoch, e)
 	}
 	want["key-00000"] = "put after"
 	mustHold(t, s, want)
@@ -106,7 +106,7 @@ func noSpoolsLeft(t testing.TB, fs vfs.FS) {
 	}
 	for _, name := range names {
 		if strings.HasSuffix(name, ".tmp") {
-			t.Fatalf("%s was left behind", name)
+			t.Fatalf("%s was not removed", name)
 		}
 	}
 }
@@ -135,7 +135,7 @@ func retaining() Options {
 	return o
 }
 
-// TestSnapshotFromBeforeABulkLoadDoesNotSeeIt also after a checkpoint has gone over it.
+// TestSnapshotFromBeforeABulkLoadDoesNotSeeIt: it does not see it after a later checkpoint either.
 func TestSnapshotFromBeforeABulkLoadDoesNotSeeIt(t *testing.T) {
 	s := mustOpen(t, retaining())
 	mustPut(t, s, "a", "old")
@@ -148,7 +148,7 @@ func TestSnapshotFromBeforeABulkLoadDoesNotSeeIt(t *testing.T) {
 	out := mustLoad(t, s, map[string]string{"a": "loaded", "b": "loaded"})
 	for range 2 {
 		if got := get(t, s, "a", at) + get(t, s, "b", at); got != "old-" {
-			t.Fatalf("at %d, before the load: %q", at, got)
+			t.Fatalf("snapshot at %d, before the bulk load: %q", at, got)
 		}
 		if got := get(t, s, "a", out.Epoch) + get(t, s, "b", 0); got != "loadedloaded" {
 			t.Fatalf("at %d: %q", out.Epoch, got)
@@ -160,7 +160,8 @@ func TestSnapshotFromBeforeABulkLoadDoesNotSeeIt(t *testing.T) {
 	}
 }
 
-// TestOneBulkLoadAtATime and one that is given up leaves nothing.
+// TestOneBulkLoadAtATime: a second bulk load is refused while one is open, and a cancelled one
+// leaves nothing.
 func TestOneBulkLoadAtATime(t *testing.T) {
 	fs := vfs.NewMem()
 	s := mustOpen(t, tiny(fs))
@@ -170,7 +171,7 @@ func TestOneBulkLoadAtATime(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := s.BeginBulkLoad(); !errors.Is(err, ErrBulkLoadBusy) {
-		t.Fatalf("second load: %v", err)
+		t.Fatalf("second bulk load: %v", err)
 	}
 	if err := l.Add([]byte("a"), []byte("never")); err != nil {
 		t.Fatal(err)
@@ -189,7 +190,8 @@ func TestOneBulkLoadAtATime(t *testing.T) {
 	mustHold(t, s, map[string]string{"a": "now"})
 }
 
-// TestLimitsHoldForBulkLoads at the limit and one past it.
+// TestLimitsHoldForBulkLoads: entries at the limit are accepted, and entries one byte larger are
+// refused.
 func TestLimitsHoldForBulkLoads(t *testing.T) {
 	o := tiny(vfs.NewMem())
 	o.Limits.ValueBytes, o.Limits.KeyBytes = 5000, 100
@@ -214,9 +216,9 @@ func TestLimitsHoldForBulkLoads(t *testing.T) {
 	}
 }
 
-// TestCommitsThatReadSeeEveryBulkLoad increments counters, by invocations and by transactions at both
-// levels, while loads set them: a commit that read a counter before a load and wrote it after would
-// lose the load's value.
+// TestCommitsThatReadSeeEveryBulkLoad increments counters, by invocations and by transactions at
+// both levels, while bulk loads set them: a commit that read a counter before a bulk load and wrote
+// it after would lose the value of the bulk load.
 func TestCommitsThatReadSeeEveryBulkLoad(t *testing.T) {
 	const counters, base = 8, 1_000_000
 	s := mustOpen(t, tiny(vfs.NewMem()))
@@ -253,7 +255,7 @@ func TestCommitsThatReadSeeEveryBulkLoad(t *testing.T) {
 		for i := range counters {
 			key := fmt.Sprintf("n%d", i)
 			if n, err := strconv.Atoi(get(t, s, key, 0)); err != nil || n/base != generation {
-				t.Fatalf("after load %d %s is %d: an increment went behind the load without seeing it", generation, key, n)
+				t.Fatalf("after bulk load %d %s is %d: an increment was committed after the bulk load and did not see it", generation, key, n)
 			}
 		}
 	}
@@ -287,7 +289,8 @@ func incrementSomehow(x *Session, key []byte, how int) error {
 	return err
 }
 
-// loadScript writes, loads and writes again. It reports what was acknowledged and returns when fs crashes.
+// loadScript writes, makes a bulk load and writes again. It reports the acknowledged steps and
+// returns when fs crashes.
 func loadScript(fs vfs.FS, told *[]string) error {
 	o := tiny(fs)
 	o.SyncInterval = time.Hour
@@ -341,7 +344,8 @@ func scriptStates() []map[string]string {
 	return states
 }
 
-// TestBulkLoadSurvivesACrashAtEveryOperationWholeOrNotAtAll cuts the power at each file operation of two loads.
+// TestBulkLoadSurvivesACrashAtEveryOperationWholeOrNotAtAll cuts the power at each file operation
+// of two bulk loads.
 func TestBulkLoadSurvivesACrashAtEveryOperationWholeOrNotAtAll(t *testing.T) {
 	whole := vfs.NewMem()
 	var told []string
@@ -361,7 +365,7 @@ func TestBulkLoadSurvivesACrashAtEveryOperationWholeOrNotAtAll(t *testing.T) {
 	}
 }
 
-// checkLoaded finds one of the states, not before the one that was acknowledged.
+// checkLoaded checks that the store has one of the states, the acknowledged one or a later one.
 func checkLoaded(t *testing.T, fs vfs.FS, states []map[string]string, told int, what string) {
 	t.Helper()
 	s, err := Open(tiny(fs))
@@ -376,11 +380,11 @@ func checkLoaded(t *testing.T, fs vfs.FS, states []map[string]string, told int, 
 			return
 		}
 	}
-	t.Fatalf("%s: %d keys are none of the states from %d on: %v", what, len(got), told, equalMaps(states[told], got))
+	t.Fatalf("%s: %d keys are none of the states from state %d on: %v", what, len(got), told, equalMaps(states[told], got))
 }
 
-// TestVisibleDoesNotPassARunningBulkLoad: commits after a load's epoch are acknowledged after it, and
-// no reader sees them without it.
+// TestVisibleDoesNotPassARunningBulkLoad: commits after the epoch of a bulk load are acknowledged
+// after it, and no reader sees them without it.
 func TestVisibleDoesNotPassARunningBulkLoad(t *testing.T) {
 	s := mustOpen(t, retaining())
 	var loaded atomic.Bool
@@ -423,14 +427,15 @@ func TestVisibleDoesNotPassARunningBulkLoad(t *testing.T) {
 			continue
 		}
 		if err != nil || v.Found != (e >= out.Epoch) {
-			t.Fatalf("at %d, load at %d: found %v, %v", e, out.Epoch, v.Found, err)
+			t.Fatalf("at %d, bulk load at %d: found %v, %v", e, out.Epoch, v.Found, err)
 		}
 	}
 	mustVerify(t, s)
 }
 
-// TestFullDiskEndsABulkLoadAndNothingElse lets the disk fill up at many points of a load: the error says so, nothing of the load is there,
-// the temporary files are gone, and with room again everything goes on.
+// TestFullDiskEndsABulkLoadAndNothingElse fills the disk at many points of a bulk load. The error
+// says that the disk is full, no entry is visible and the temporary files are removed. With free
+// space again the store works as before.
 func TestFullDiskEndsABulkLoadAndNothingElse(t *testing.T) {
 	entries := entriesFor("x", 2000, 1, rand.New(rand.NewPCG(6, 6)))
 	refused, loaded := 0, 0
@@ -465,8 +470,8 @@ func TestFullDiskEndsABulkLoadAndNothingElse(t *testing.T) {
 	}
 }
 
-// TestCanceledBulkLoadIsWholeOrNotAtAll cancels at many points of the commit. A load that fails
-// leaves an epoch without a commit: commits continue after it.
+// TestCanceledBulkLoadIsWholeOrNotAtAll cancels at many points of the commit. A bulk load that
+// fails leaves an epoch without a commit, and later commits succeed.
 func TestCanceledBulkLoadIsWholeOrNotAtAll(t *testing.T) {
 	entries := entriesFor("x", 300, 1, rand.New(rand.NewPCG(8, 8)))
 	canceled := 0
@@ -503,7 +508,7 @@ func TestCanceledBulkLoadIsWholeOrNotAtAll(t *testing.T) {
 		case err == nil:
 			maps.Copy(want, entries)
 			if after != out.Epoch+1 {
-				t.Errorf("put at %d behind a load at %d", after, out.Epoch)
+				t.Errorf("a put at %d after a bulk load at %d", after, out.Epoch)
 			}
 		case errors.Is(err, context.Canceled):
 			canceled++

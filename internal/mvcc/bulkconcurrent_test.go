@@ -13,8 +13,9 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// TestCommitsGoOnWhileABulkLoadIsMerged stops the merge of a load in its first write to the data file, and commits in every way before it lets it go
-// on: nothing waits for the merge, and the load then takes in what was committed.
+// TestCommitsGoOnWhileABulkLoadIsMerged stops the merge of a bulk load in its first write to the
+// data file. It makes commits of every kind, and then lets the merge continue: no commit waits for
+// the merge, and the bulk load catches up with the commits.
 func TestCommitsGoOnWhileABulkLoadIsMerged(t *testing.T) {
 	fs := vfs.NewMem()
 	s := mustOpen(t, tiny(fs))
@@ -64,7 +65,7 @@ func TestCommitsGoOnWhileABulkLoadIsMerged(t *testing.T) {
 			}
 			if err != nil {
 				close(goOn)
-				t.Fatalf("put %d beside a load: %v", i, err)
+				t.Fatalf("put %d during a bulk load: %v", i, err)
 			}
 			if j == 1 {
 				want[key] = value
@@ -86,7 +87,7 @@ func TestCommitsGoOnWhileABulkLoadIsMerged(t *testing.T) {
 	}
 	fs.SetHook(nil)
 	if st := s.Stats(); out.CommitPause <= 0 || st.CommitPause < out.CommitPause || st.CommitPauseMax != st.CommitPause {
-		t.Errorf("the load held commits off for %v; the statistics say %v, and %v at most", out.CommitPause, st.CommitPause, st.CommitPauseMax)
+		t.Errorf("the bulk load paused commits for %v; the statistics have %v, and at most %v", out.CommitPause, st.CommitPause, st.CommitPauseMax)
 	}
 	if v, err := x.Read(nil, []byte("key-00003")); err != nil || string(v.Data) != "put beside" {
 		t.Errorf("a snapshot at %d from before the switch reads %.20q, %v", before, v.Data, err)
@@ -96,7 +97,7 @@ func TestCommitsGoOnWhileABulkLoadIsMerged(t *testing.T) {
 		t.Fatal(err)
 	}
 	if v := get(t, s, "key-00003", 0); v != want["key-00003"] {
-		t.Errorf("behind the load at %d: %.20q", out.Epoch, v)
+		t.Errorf("after the bulk load at %d: %.20q", out.Epoch, v)
 	}
 	mustHold(t, s, want)
 	mustPut(t, s, "after", "1")
@@ -106,8 +107,9 @@ func TestCommitsGoOnWhileABulkLoadIsMerged(t *testing.T) {
 	mustHold(t, s, want)
 }
 
-// TestContextEndsTheWaitForABulkLoadsSwitch stops a load where it is about to take its place. A commit whose context ends is gone without a trace; the
-// others follow when the load is there, and so they do if it is given up.
+// TestContextEndsTheWaitForABulkLoadsSwitch stops a bulk load in its switch. A commit whose context
+// ends has changed nothing. The other commits complete after the switch, and also if the bulk load
+// is cancelled.
 func TestContextEndsTheWaitForABulkLoadsSwitch(t *testing.T) {
 	for _, cancelled := range []bool{false, true} {
 		fs := vfs.NewMem()
@@ -139,7 +141,7 @@ func TestContextEndsTheWaitForABulkLoadsSwitch(t *testing.T) {
 		var w Write
 		w.Set([]byte("gone"), []byte("1"))
 		if _, err := x.Commit(ctx, &w); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("while a load takes its place: %v", err)
+			t.Errorf("during the switch of a bulk load: %v", err)
 		}
 		stop()
 		other := make(chan error, 1)
@@ -153,7 +155,7 @@ func TestContextEndsTheWaitForABulkLoadsSwitch(t *testing.T) {
 		close(goOn)
 		want := map[string]string{"other": "1"}
 		if err := <-done; cancelled != errors.Is(err, context.Canceled) {
-			t.Errorf("the load: %v", err)
+			t.Errorf("the bulk load: %v", err)
 		} else if !cancelled {
 			want["k"] = "loaded"
 		}
@@ -173,9 +175,9 @@ func TestContextEndsTheWaitForABulkLoadsSwitch(t *testing.T) {
 	}
 }
 
-// TestDeletionOfNothingDirectlyAfterABulkLoadDoesNotWait: a range deletion that finds no key, and so only checks its
-// conditions, looks at the generation that the load has left, which takes no commits. It returns, and gives back its
-// latches.
+// TestDeletionOfNothingDirectlyAfterABulkLoadDoesNotWait: a range deletion that finds no key, and
+// so only checks its conditions, validates in the generation that the bulk load has left, which
+// takes no commits. It returns and releases its latches.
 func TestDeletionOfNothingDirectlyAfterABulkLoadDoesNotWait(t *testing.T) {
 	s := mustOpen(t, tiny(vfs.NewMem()))
 	mustPut(t, s, "a", "1")

@@ -16,8 +16,9 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// TestNoCommitIsRefusedForABulkLoad slows the device down while a load places its large values, for longer than writers wait for memory, beside writers that fill memory many
-// times over. The load is given up, without a trace, and no writer is refused.
+// TestNoCommitIsRefusedForABulkLoad slows the device down while a bulk load stores its large
+// values, for longer than writers wait for memory. Meanwhile writers fill memory many times. The
+// bulk load is cancelled without an effect, and no writer is refused.
 func TestNoCommitIsRefusedForABulkLoad(t *testing.T) {
 	fs := vfs.NewMem()
 	o := tiny(fs)
@@ -58,14 +59,14 @@ func TestNoCommitIsRefusedForABulkLoad(t *testing.T) {
 	_, err = l.Commit(t.Context())
 	slow.Store(false)
 	if err != nil && !errors.Is(err, storage.ErrBulkLoadYielded) {
-		t.Errorf("the load: %v", err)
+		t.Errorf("the bulk load: %v", err)
 	}
 	time.Sleep(50 * time.Millisecond)
 	stop.Store(true)
 	s.StopThrottling()
 	writers.Wait()
 	if n := refused.Load(); n > 0 {
-		t.Errorf("%d commits were refused while a load was built", n)
+		t.Errorf("%d commits were refused while a bulk load was built", n)
 	}
 	if err := l.Close(); err != nil {
 		t.Error(err)
@@ -121,10 +122,10 @@ func TestContextEndsTheWaitForARunningBulkLoad(t *testing.T) {
 		select {
 		case err := <-looked:
 			if !errors.Is(err, context.DeadlineExceeded) {
-				t.Errorf("beside a load: %v", err)
+				t.Errorf("during a bulk load: %v", err)
 			}
 		case <-late:
-			t.Error("a call waits for the load, whatever its context says")
+			t.Error("a call waits for the bulk load although its context has ended")
 		}
 	}
 	close(goOn)
@@ -138,12 +139,13 @@ func TestContextEndsTheWaitForARunningBulkLoad(t *testing.T) {
 	mustHold(t, s, map[string]string{"a": "1", "k": "loaded"})
 }
 
-// TestBulkLoadLeavesEpochsToCommits: one that comes near the end of all epochs is refused, and changes nothing.
+// TestBulkLoadLeavesEpochsToCommits: a bulk load near the largest epoch is refused, and changes
+// nothing.
 func TestBulkLoadLeavesEpochsToCommits(t *testing.T) {
 	s := mustOpen(t, tiny(vfs.NewMem()))
 	s.watermark.jumpTo(keys.MaxEpoch - 10)
 	if _, err := load(s, map[string]string{"a": "1"}); !errors.Is(err, storage.ErrEpochsUsedUp) {
-		t.Errorf("a load at epoch %d: %v", s.Visible(), err)
+		t.Errorf("a bulk load at epoch %d: %v", s.Visible(), err)
 	}
 	if got := get(t, s, "a", 0); got != "-" {
 		t.Errorf("a is %q", got)

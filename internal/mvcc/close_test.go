@@ -29,8 +29,9 @@ var stuckOperations = map[string]struct {
 	"close of a file":        {op: vfs.OpClose, name: "*"},
 }
 
-// TestShutdownEndsWithAStuckDevice: one operation does not return, neither before nor while the store is closed. What needs no device is answered
-// until then, Shutdown returns in time and says what may be lost, and what it names durable survives. When the operation returns, closing ends.
+// TestShutdownEndsWithAStuckDevice: one operation does not return, neither before nor while the
+// store is closed. What needs no device is answered until then, Shutdown returns in time and says
+// what may be lost, and what it names durable survives. When the operation returns, closing ends.
 func TestShutdownEndsWithAStuckDevice(t *testing.T) {
 	for name, c := range stuckOperations {
 		t.Run(name, func(t *testing.T) {
@@ -56,7 +57,7 @@ func TestShutdownEndsWithAStuckDevice(t *testing.T) {
 				}
 			}
 			if got := get(t, s, "k1", 0); got != "newer" {
-				t.Errorf("a read beside it finds %q", got)
+				t.Errorf("a read at the same time finds %q", got)
 			}
 			ctx, cancel := context.WithCancel(t.Context())
 			ended := make(chan error, 1)
@@ -80,7 +81,7 @@ func TestShutdownEndsWithAStuckDevice(t *testing.T) {
 			eventually(t, "closing ends", s.Closed)
 			again := mustOpen(t, tiny(left))
 			if e := again.Recovery().Epoch; e < stuck.Durable {
-				t.Errorf("the restart came to epoch %d; %d was said to be durable", e, stuck.Durable)
+				t.Errorf("the restart recovered epoch %d; %d was reported as durable", e, stuck.Durable)
 			}
 			for i := range 50 {
 				if got := get(t, again, fmt.Sprint("k", i), 0); got != "value" && (i != 1 || got != "newer") {
@@ -91,7 +92,8 @@ func TestShutdownEndsWithAStuckDevice(t *testing.T) {
 	}
 }
 
-// TestShutdownWaitsForASlowDevice: an operation returns before the time is up. Nothing is lost, and the end is in order.
+// TestShutdownWaitsForASlowDevice: an operation returns before the time is up. Nothing is lost, and
+// the end is in order.
 func TestShutdownWaitsForASlowDevice(t *testing.T) {
 	for name, c := range stuckOperations {
 		t.Run(name, func(t *testing.T) {
@@ -113,14 +115,15 @@ func TestShutdownWaitsForASlowDevice(t *testing.T) {
 			}
 			again := mustOpen(t, tiny(mem.Crash(1, vfs.SurviveNone)))
 			if e := again.Recovery().Epoch; e < last || get(t, again, "k", 0) != "newer" {
-				t.Errorf("the restart came to epoch %d, want %d", e, last)
+				t.Errorf("the restart recovered epoch %d, want %d", e, last)
 			}
 		})
 	}
 }
 
-// TestShutdownGivesUpTheLastCheckpoint: the time for the merge is up while a write to the data file has not returned. When it does, the merge is given
-// up and the log closed in order, with everything that was committed.
+// TestShutdownGivesUpTheLastCheckpoint: the time for the merge is up while a write to the data file
+// has not returned. When it does, the merge is given up and the log closed in order, with
+// everything that was committed.
 func TestShutdownGivesUpTheLastCheckpoint(t *testing.T) {
 	mem := vfs.NewMem()
 	fs := vfs.NewFaulty(mem)
@@ -141,7 +144,7 @@ func TestShutdownGivesUpTheLastCheckpoint(t *testing.T) {
 	eventually(t, "closing ends", s.Closed)
 	again := mustOpen(t, tiny(mem.Crash(1, vfs.SurviveNone)))
 	if r := again.Recovery(); r.Epoch < last || r.Records == 0 || get(t, again, "k", 0) != "newer" {
-		t.Errorf("the restart came to epoch %d with %d records of the log, want %d", r.Epoch, r.Records, last)
+		t.Errorf("the restart recovered epoch %d with %d records of the log, want %d", r.Epoch, r.Records, last)
 	}
 }
 

@@ -26,8 +26,8 @@ func sameLatch(s *Store, n int) (same []string) {
 	return same
 }
 
-// TestCommitOfAKeyWithTheSameLatchIsNoConflict: the latch knows that something under it has changed since the snapshot, and the transaction
-// looks whether it is its own key.
+// TestCommitOfAKeyWithTheSameLatchIsNoConflict: the latch knows that something under it has changed
+// since the snapshot, and the transaction looks whether it is its own key.
 func TestCommitOfAKeyWithTheSameLatchIsNoConflict(t *testing.T) {
 	s := mustOpen(t, tiny(vfs.NewMem()))
 	same := sameLatch(s, 2)
@@ -58,7 +58,8 @@ func TestCommitOfAKeyWithTheSameLatchIsNoConflict(t *testing.T) {
 	}
 }
 
-// TestKeysThatShareALatchAbortNothing: goroutines that increment keys of their own, all under one latch, wait for each other and never retry.
+// TestKeysThatShareALatchAbortNothing: goroutines that increment keys of their own, all under one
+// latch, wait for each other and never retry.
 func TestKeysThatShareALatchAbortNothing(t *testing.T) {
 	const goroutines, each = 4, 300
 	s := mustOpen(t, tiny(vfs.NewMem()))
@@ -87,7 +88,7 @@ func TestKeysThatShareALatchAbortNothing(t *testing.T) {
 		}
 	}
 	if n := s.Stats().Conflicts; n != 0 {
-		t.Errorf("%d conflicts between keys that nobody shares", n)
+		t.Errorf("%d conflicts between keys that no two transactions share", n)
 	}
 }
 

@@ -124,8 +124,8 @@ func TestPreconditions(t *testing.T) {
 	}
 }
 
-// TestCompareAndSetLosesNoUpdate counts with EpochEquals from many goroutines. Checking the condition outside the latch makes
-// it fail.
+// TestCompareAndSetLosesNoUpdate counts with EpochEquals from many goroutines. Checking the
+// condition outside the latch makes it fail.
 func TestCompareAndSetLosesNoUpdate(t *testing.T) {
 	s := mustOpen(t, tiny(vfs.NewMem()))
 	mustPut(t, s, "n", "0")
@@ -168,8 +168,8 @@ func TestCompareAndSetLosesNoUpdate(t *testing.T) {
 	}
 }
 
-// TestSameKeyWritersAgreeWithReplay: 16 writers race on one key; what readers saw last is what a restart brings back.
-// Installing outside the latch makes it fail.
+// TestSameKeyWritersAgreeWithReplay: 16 writers race on one key; what readers saw last is what a
+// restart brings back. Installing outside the latch makes it fail.
 func TestSameKeyWritersAgreeWithReplay(t *testing.T) {
 	fs := vfs.NewMem()
 	s := mustOpen(t, tiny(fs))
@@ -245,8 +245,8 @@ func TestTinySegmentsWithManyWriters(t *testing.T) {
 	mustClose(t, s)
 }
 
-// TestBigBatchIsAtomicAmongSinglePuts: a batch larger than a segment is whole or absent to every reader,
-// and hides no put of another session.
+// TestBigBatchIsAtomicAmongSinglePuts: a batch larger than a segment is whole or absent to every
+// reader, and hides no put of another session.
 func TestBigBatchIsAtomicAmongSinglePuts(t *testing.T) {
 	fs := vfs.NewMem()
 	s := mustOpen(t, tiny(fs))
@@ -285,7 +285,7 @@ func TestBigBatchIsAtomicAmongSinglePuts(t *testing.T) {
 			t.Fatal(err)
 		}
 		if n := countPrefix(t, x, "batch-", fmt.Sprintf("%d-", round)); n != 2000 {
-			t.Fatalf("round %d: %d of 2000 keys carry it", round, n)
+			t.Fatalf("round %d: %d of 2000 keys have the value", round, n)
 		}
 	}
 	x.Close()
@@ -359,7 +359,7 @@ func TestSnapshotNeverChangesUnderItsReader(t *testing.T) {
 		n := 0
 		for c.Next() {
 			if string(c.Value()) != "old" || c.Epoch() > at {
-				t.Fatalf("%s = %q of epoch %d in a view at %d", c.Key(), c.Value(), c.Epoch(), at)
+				t.Fatalf("%s = %q of epoch %d in a snapshot at %d", c.Key(), c.Value(), c.Epoch(), at)
 			}
 			if n++; n%30 == 0 {
 				c.Pause()
@@ -414,7 +414,7 @@ func TestDeleteRangeIsAtomicAmongWriters(t *testing.T) {
 		}
 		deleted += out.Count
 		if out.Count%2 != 0 {
-			t.Fatalf("deleted %d keys: half a pair", out.Count)
+			t.Fatalf("deleted %d keys, which is one key of a pair", out.Count)
 		}
 		if out.Count > 0 {
 			if _, err := x.OpenSnapshot(out.Epoch); err == nil { // the epoch may be gone already; if not, the range is empty there
@@ -461,8 +461,8 @@ func TestDeleteRangeLimitLeavesTheRest(t *testing.T) {
 	}
 }
 
-// TestEmptyRangeDeleteAndItsConditionsHoldAtOnePoint: a batch puts a key into the range together with the one that the condition wants. A
-// range delete whose condition held must have deleted it.
+// TestEmptyRangeDeleteAndItsConditionsHoldAtOnePoint: a batch puts a key into the range together
+// with the one that the condition wants. A range delete whose condition held must have deleted it.
 func TestEmptyRangeDeleteAndItsConditionsHoldAtOnePoint(t *testing.T) {
 	s := mustOpen(t, tiny(vfs.NewMem()))
 	x, y := mustSession(t, s), mustSession(t, s)
@@ -489,7 +489,7 @@ func TestEmptyRangeDeleteAndItsConditionsHoldAtOnePoint(t *testing.T) {
 		})
 		done.Wait()
 		if err == nil && out.Count == 0 {
-			t.Fatalf("round %d: the flag was there, and the row that came with it was not deleted", n)
+			t.Fatalf("round %d: the flag existed, and the row of the same commit was not deleted", n)
 		}
 	}
 }
@@ -520,7 +520,8 @@ func hole(t *testing.T, s *Store) (fill func()) {
 	}
 }
 
-// behindHole runs commit, which must not come to its end before the hole is filled; meanwhile runs in between.
+// behindHole runs commit, which must not come to its end before the hole is filled; meanwhile runs
+// in between.
 func behindHole(t *testing.T, s *Store, commit func() error, meanwhile func()) {
 	t.Helper()
 	fill := hole(t, s)
@@ -556,8 +557,9 @@ func TestASessionAheadOfVisibleIsBounded(t *testing.T) {
 	}, func() {})
 }
 
-// TestLatchesAreHeldFromTheCheckToTheInstall: a transaction that waits for a smaller epoch in its window keeps other
-// writers from its keys. A refused condition that waits until it may be returned holds no latch.
+// TestLatchesAreHeldFromTheCheckToTheInstall: a transaction that waits for a smaller epoch in its
+// window keeps other writers from its keys. A refused condition that waits until it may be returned
+// holds no latch.
 func TestLatchesAreHeldFromTheCheckToTheInstall(t *testing.T) {
 	s := mustOpen(t, tiny(vfs.NewMem()))
 	x := mustSession(t, s)
@@ -609,13 +611,13 @@ func TestLatchesAreHeldFromTheCheckToTheInstall(t *testing.T) {
 		return nil
 	}, func() {
 		if !free() {
-			t.Error("a refused condition holds up the writers of its key until it is told")
+			t.Error("a refused condition delays the writers of its key until its error is returned")
 		}
 	})
 }
 
-// TestEveryWriteTakesEveryStep: whatever kind of write it is, a closed store and a condition that no key can meet are
-// refused. A range delete that found nothing once went past these checks.
+// TestEveryWriteTakesEveryStep: whatever kind of write it is, a closed store and a condition that
+// no key can meet are refused. A range delete that found nothing once went past these checks.
 func TestEveryWriteTakesEveryStep(t *testing.T) {
 	s := mustOpen(t, tiny(vfs.NewMem()))
 	mustPut(t, s, "present", "1")

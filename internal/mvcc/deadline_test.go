@@ -110,7 +110,8 @@ func readAndWrite(ctx context.Context, x *Session, level Isolation) error {
 	return err
 }
 
-// untilExpired runs an operation until its context ends it: some of them go through a few times before they have to wait.
+// untilExpired runs an operation until its context ends it: some of them go through a few times
+// before they have to wait.
 func untilExpired(t *testing.T, s *Store, x *Session, operation func(context.Context, *Store, *Session) error) {
 	t.Helper()
 	for range 10_000 {
@@ -125,7 +126,7 @@ func untilExpired(t *testing.T, s *Store, x *Session, operation func(context.Con
 			return
 		}
 	}
-	t.Error("it never has to wait: this tests nothing")
+	t.Error("no call had to wait: the test tests nothing")
 }
 
 // TestDeadlineEndsEveryWaitOfTheCommitPath: for each thing that a commit can wait for and each kind
@@ -204,7 +205,7 @@ func TestDeadlineEndsEveryWaitOfTheCommitPath(t *testing.T) {
 					}
 					for i := range s.latches.table {
 						if l := &s.latches.table[i]; l.first != nil || !l.tryLock() {
-							t.Errorf("latch %d is held or wanted", i)
+							t.Errorf("latch %d is held or has waiters", i)
 						} else {
 							l.unlock()
 						}
@@ -223,8 +224,9 @@ func fillUp(t *testing.T, s *Store) {
 	untilExpired(t, s, x, operations["commit"])
 }
 
-// TestStuckSegmentEndsWithTheContextOfABulkLoad: a bulk load that needs a log segment while the device makes none ends with its context, and
-// a writer that has waited its time is told of the cause.
+// TestStuckSegmentEndsWithTheContextOfABulkLoad: a bulk load that needs a log segment while the
+// device makes none ends with its context, and a writer that has waited its time is told of the
+// cause.
 func TestStuckSegmentEndsWithTheContextOfABulkLoad(t *testing.T) {
 	fs := vfs.NewFaulty(vfs.NewMem())
 	o := tiny(fs)

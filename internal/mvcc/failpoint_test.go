@@ -14,7 +14,7 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// stops lists where a commit may be stopped, and what holds there for everybody else.
+// stops lists the steps at which a commit may be stopped, and what other sessions may see then.
 var stops = []struct {
 	step                     commitStep
 	name                     string
@@ -30,7 +30,7 @@ var stops = []struct {
 	{step: stepReleased, name: "released", claimed: true, logged: true, visible: true},
 }
 
-// aMoment is how long something that must wait is watched waiting.
+// aMoment is the time for which a test observes that a call waits.
 const aMoment = 10 * time.Millisecond
 
 // outcome is how a commit ended.
@@ -69,13 +69,13 @@ func haltAtStep(t *testing.T, x *Session, step commitStep, commit func() (keys.E
 	return h
 }
 
-// end lets the commit go on and returns how it ended.
+// end lets the commit continue and returns its outcome.
 func (h *halted) end() outcome {
 	close(h.resume)
 	return <-h.result
 }
 
-// quiet is a store in which nothing happens by itself.
+// quiet is a store without background work.
 func quiet(fs vfs.FS) Options {
 	o := tiny(fs)
 	o.SyncInterval, o.GCInterval = time.Hour, time.Hour
@@ -90,7 +90,8 @@ func asyncPut(x *Session, key, value string) func() (keys.Epoch, error) {
 	}
 }
 
-// ends reports whether wait ends: within a moment, or, if that is what it should do, before a test on a busy machine gives up.
+// ends reports whether wait ends within aMoment. If it should end, the limit is long enough for a
+// busy machine.
 func ends(should bool, wait func(context.Context) error) bool {
 	patience := aMoment
 	if should {
@@ -108,8 +109,8 @@ func newest(visible bool) string {
 	return "old"
 }
 
-// TestReadersSeeAStoppedCommitWholeOrNotAtAll: whatever step it is stopped at, its two keys are
-// both old or both new, and a snapshot taken before stays what it was.
+// TestReadersSeeAStoppedCommitWholeOrNotAtAll: at whatever step a commit is stopped, its two keys
+// are both old or both new, and a snapshot from before does not change.
 func TestReadersSeeAStoppedCommitWholeOrNotAtAll(t *testing.T) {
 	for _, stop := range stops {
 		t.Run(stop.name, func(t *testing.T) {
@@ -150,8 +151,9 @@ func TestReadersSeeAStoppedCommitWholeOrNotAtAll(t *testing.T) {
 	}
 }
 
-// TestWritersDuringAStoppedCommit: one of another key commits, and may be acknowledged only when every smaller epoch is visible; one of the
-// same key, blind or in a transaction, waits for the latch, and then comes later, or meets the conflict.
+// TestWritersDuringAStoppedCommit: a writer of another key commits, and may be acknowledged only
+// when every smaller epoch is visible. A writer of the same key waits for the latch. Then a plain
+// write gets a later epoch, and a transaction gets a conflict.
 func TestWritersDuringAStoppedCommit(t *testing.T) {
 	for _, stop := range stops {
 		t.Run(stop.name, func(t *testing.T) {
@@ -206,7 +208,7 @@ func TestWritersDuringAStoppedCommit(t *testing.T) {
 			first := h.end()
 			later, conflict := <-blind, <-txn
 			if first.err != nil || later.err != nil || later.epoch <= first.epoch {
-				t.Errorf("the stopped commit ended with %+v and the one behind it with %+v", first, later)
+				t.Errorf("the stopped commit ended with %+v and the later one with %+v", first, later)
 			}
 			if !errors.As(conflict.err, new(*ConflictError)) {
 				t.Errorf("a transaction that began before ended with %+v", conflict)
@@ -232,8 +234,8 @@ func elsewhere(s *Store, key string) string {
 	}
 }
 
-// TestFlusherStopsAtTheHoleOfAStoppedCommit: what is after a record that is not whole does not
-// become durable; a record that is whole does, whether its versions can be seen or not.
+// TestFlusherStopsAtTheHoleOfAStoppedCommit: records after an incomplete record do not become
+// durable. A complete record becomes durable whether its versions are visible or not.
 func TestFlusherStopsAtTheHoleOfAStoppedCommit(t *testing.T) {
 	for _, stop := range stops {
 		t.Run(stop.name, func(t *testing.T) {
@@ -250,10 +252,10 @@ func TestFlusherStopsAtTheHoleOfAStoppedCommit(t *testing.T) {
 			want := !stop.claimed || stop.logged
 			durable := ends(want, func(ctx context.Context) error { return s.AwaitDurable(ctx, behind) })
 			if durable != want {
-				t.Errorf("what is behind it becomes durable: %v, want %v", durable, want)
+				t.Errorf("later records become durable: %v, want %v", durable, want)
 			}
 			if !durable && s.Durable() != before {
-				t.Errorf("durable is %d, past the hole behind %d", s.Durable(), before)
+				t.Errorf("durable is %d, past the hole after %d", s.Durable(), before)
 			}
 			end := h.end()
 			if err := errors.Join(end.err, s.AwaitDurable(t.Context(), max(end.epoch, behind))); err != nil {
@@ -263,7 +265,8 @@ func TestFlusherStopsAtTheHoleOfAStoppedCommit(t *testing.T) {
 	}
 }
 
-// TestCrashDuringAStoppedCommit: it is there after the crash if its record had become durable, and else it is not there, or whole.
+// TestCrashDuringAStoppedCommit: the commit survives the crash if its record was durable. Otherwise
+// it is absent or complete.
 func TestCrashDuringAStoppedCommit(t *testing.T) {
 	for _, stop := range stops {
 		for _, flush := range []bool{false, true} {
@@ -295,8 +298,9 @@ func TestCrashDuringAStoppedCommit(t *testing.T) {
 	}
 }
 
-// TestCollectionDuringAStoppedCommit: min-visible stays below its epoch as long as it cannot be seen, the version that readers see is not
-// pruned though a newer one may be in the chain already, and a checkpoint takes nothing that is not whole.
+// TestCollectionDuringAStoppedCommit: min-visible stays below the epoch of the commit while it is
+// not visible. The version that readers see is not pruned, although a newer one may be in the chain
+// already. A checkpoint does not merge an incomplete commit.
 func TestCollectionDuringAStoppedCommit(t *testing.T) {
 	for _, stop := range stops {
 		t.Run(stop.name, func(t *testing.T) {
@@ -326,17 +330,17 @@ func TestCollectionDuringAStoppedCommit(t *testing.T) {
 			reader.CloseSnapshot()
 			s.collector.collect(nil, true)
 			if min := s.MinVisible(); min > last && !stop.visible {
-				t.Errorf("min-visible is %d, and the commit behind %d cannot be seen", min, last)
+				t.Errorf("min-visible is %d, and the commit after %d is not visible", min, last)
 			}
 			if got, want := get(t, s, "k", 0), newest(stop.visible); got != want {
-				t.Errorf("k is %s behind a collection, want %s", got, want)
+				t.Errorf("k is %s after a collection, want %s", got, want)
 			}
 			whole := !stop.claimed || stop.visible
 			if merged := ends(whole, s.Checkpoint); merged != whole {
-				t.Errorf("a checkpoint of everything ends: %v, want %v", merged, whole)
+				t.Errorf("a checkpoint of all commits completes: %v, want %v", merged, whole)
 			}
 			if got, want := get(t, s, "k", 0), newest(stop.visible); got != want {
-				t.Errorf("k is %s behind a checkpoint, want %s", got, want)
+				t.Errorf("k is %s after a checkpoint, want %s", got, want)
 			}
 			if end := h.end(); end.err != nil {
 				t.Fatal(end.err)
@@ -351,8 +355,8 @@ func TestCollectionDuringAStoppedCommit(t *testing.T) {
 	}
 }
 
-// TestValidationSeesACommitThatIsStopped: one that has its epoch and is not in the memtable yet is waited for by a transaction that has
-// read its key, and found.
+// TestValidationSeesACommitThatIsStopped: the commit has its epoch and is not in the memtable yet.
+// A transaction that has read its key waits for it and gets the conflict.
 func TestValidationSeesACommitThatIsStopped(t *testing.T) {
 	for _, step := range []commitStep{stepReserved, stepCopied, stepInserted} {
 		t.Run(fmt.Sprint(step), func(t *testing.T) {
@@ -385,7 +389,8 @@ func TestValidationSeesACommitThatIsStopped(t *testing.T) {
 	}
 }
 
-// TestCommitAfterTheValidationIsFoundBeforeTheInstallation: a commit between the validation and the reservation is found by the second look; the epoch is void.
+// TestCommitAfterTheValidationIsFoundBeforeTheInstallation: a commit between the validation and the
+// reservation is found in the window, and the epoch becomes a no-op record.
 func TestCommitAfterTheValidationIsFoundBeforeTheInstallation(t *testing.T) {
 	fs := vfs.NewMem()
 	s := mustOpen(t, quiet(fs))
@@ -399,7 +404,7 @@ func TestCommitAfterTheValidationIsFoundBeforeTheInstallation(t *testing.T) {
 		t.Fatalf("ended with %+v", end)
 	}
 	if got := s.Visible(); got != between+1 {
-		t.Errorf("visible is %d, want the void epoch %d", got, between+1)
+		t.Errorf("visible is %d, want the epoch %d of the no-op record", got, between+1)
 	}
 	if got := s.Stats().Commits; got != 2 {
 		t.Errorf("%d commits are counted, want the two puts", got)
@@ -407,7 +412,7 @@ func TestCommitAfterTheValidationIsFoundBeforeTheInstallation(t *testing.T) {
 	last := mustPut(t, s, "behind", "v")
 	again := mustOpen(t, quiet(fs.Crash(1, vfs.SurviveNone)))
 	if got := again.Recovery().Epoch; got != last {
-		t.Errorf("recovery came to %d, want %d, over the void epoch", got, last)
+		t.Errorf("recovery ended at %d, want %d, after the no-op record", got, last)
 	}
 	if got := get(t, again, elsewhere(s, "read"), 0); got != "-" {
 		t.Errorf("the refused transaction wrote %s", got)

@@ -43,7 +43,8 @@ func putMany(t testing.TB, x *Session, n int, set func(w *Write, key []byte)) {
 	}
 }
 
-// deletedStore has n keys, all of them deleted but for a reader's snapshot, so that every tombstone is kept: in the tree, or in memtables.
+// deletedStore has n keys, all of them deleted but for a reader's snapshot, so that every tombstone
+// is kept: in the tree, or in memtables.
 func deletedStore(t testing.TB, n int, inTree bool) *Store {
 	t.Helper()
 	o := tiny(vfs.NewMem())
@@ -68,7 +69,8 @@ func deletedStore(t testing.TB, n int, inTree bool) *Store {
 	return s
 }
 
-// TestScanOverDeletionsLeavesItsGuardEveryFewLeaves: the one Next of an empty result does not hold up what waits for readers to leave.
+// TestScanOverDeletionsLeavesItsGuardEveryFewLeaves: the one Next of an empty result does not hold
+// up what waits for readers to leave.
 func TestScanOverDeletionsLeavesItsGuardEveryFewLeaves(t *testing.T) {
 	const n = 30_000
 	for _, inTree := range []bool{true, false} {
@@ -108,7 +110,8 @@ func TestScanOverDeletionsLeavesItsGuardEveryFewLeaves(t *testing.T) {
 	}
 }
 
-// TestContextEndsEveryWalkOverDeletions: range deletes and scans of transactions look at it in the middle of the one step over many deleted keys.
+// TestContextEndsEveryWalkOverDeletions: range deletes and scans of transactions look at it in the
+// middle of the one step over many deleted keys.
 func TestContextEndsEveryWalkOverDeletions(t *testing.T) {
 	s := deletedStore(t, 30_000, true)
 	x := mustSession(t, s)
@@ -188,8 +191,8 @@ func TestScanSkipsKeysNewerThanItsSnapshotInShortGuards(t *testing.T) {
 	}
 }
 
-// TestLongBatchGetDelaysNoWriter reads many keys from a slow device, beside a writer whose memory is soon full if what checkpoints have merged
-// cannot be freed before the batch is through.
+// TestLongBatchGetDelaysNoWriter reads many keys from a slow device, beside a writer whose memory
+// is soon full if what checkpoints have merged cannot be freed before the batch is through.
 func TestLongBatchGetDelaysNoWriter(t *testing.T) {
 	const n = 20_000
 	faulty := vfs.NewFaulty(vfs.NewMem())
@@ -249,7 +252,7 @@ func TestLongBatchGetDelaysNoWriter(t *testing.T) {
 	reading.Store(false)
 	done.Wait()
 	if wrote < 100 {
-		t.Errorf("%d puts beside the batch", wrote)
+		t.Errorf("%d puts during the batch", wrote)
 	}
 	ctx := &endingContext{Context: t.Context(), left: 10}
 	if err := x.ReadAll(ctx, list, func(int, Value) error { return nil }); !errors.Is(err, context.Canceled) || x.buffers.batch.guardEntries > 11 {
@@ -284,8 +287,8 @@ func commitAfterReading(ctx context.Context, x *Session, n int) error {
 	return err
 }
 
-// TestValidationOfManyKeysHoldsUpNoWriter: the validation of a transaction that has read many keys leaves its guard
-// every few keys, and ends with the context.
+// TestValidationOfManyKeysHoldsUpNoWriter: the validation of a transaction that has read many keys
+// leaves its guard every few keys, and ends with the context.
 func TestValidationOfManyKeysHoldsUpNoWriter(t *testing.T) {
 	const n = 1000
 	s := mustOpen(t, tiny(vfs.NewMem()))
@@ -307,8 +310,8 @@ func TestValidationOfManyKeysHoldsUpNoWriter(t *testing.T) {
 	}
 }
 
-// TestValidationOfPointsReadsNoLeafWithoutNewVersions: what a transaction has read is validated with inner pages, as far as they tell
-// that nothing is newer.
+// TestValidationOfPointsReadsNoLeafWithoutNewVersions: what a transaction has read is validated
+// with inner pages, as far as they tell that nothing is newer.
 func TestValidationOfPointsReadsNoLeafWithoutNewVersions(t *testing.T) {
 	const n = 1000
 	s := mustOpen(t, tiny(vfs.NewMem()))

@@ -103,7 +103,7 @@ func TestInvokeAllIsAtomic(t *testing.T) {
 		t.Fatalf("error %v", err)
 	}
 	if got := get(t, s, "n", 0); got != "-" {
-		t.Fatalf("half of a failed InvokeAll is there: n = %s", got)
+		t.Fatalf("a failed InvokeAll was applied in part: n = %s", got)
 	}
 }
 
@@ -151,8 +151,9 @@ func TestConcurrentIncrementsLoseNothing(t *testing.T) {
 	}
 }
 
-// TestIncrementsByInvocationAndByComparisonAreAllKept: invocations and conditional writes of one key exclude each other, with latches by key and,
-// in builds that have it, with one latch for all keys.
+// TestIncrementsByInvocationAndByComparisonAreAllKept: invocations and conditional writes of one
+// key exclude each other, with latches by key and, in builds that have it, with one latch for all
+// keys.
 func TestIncrementsByInvocationAndByComparisonAreAllKept(t *testing.T) {
 	for _, baseline := range baselines() {
 		t.Run(fmt.Sprintf("onemutex=%v", baseline.OneMutex), func(t *testing.T) {
@@ -163,7 +164,8 @@ func TestIncrementsByInvocationAndByComparisonAreAllKept(t *testing.T) {
 	}
 }
 
-// incrementTwoWays increments a key by invocations in one goroutine and by comparing and setting in another.
+// incrementTwoWays increments a key by invocations in one goroutine and by comparing and setting in
+// another.
 func incrementTwoWays(t *testing.T, o Options) {
 	t.Helper()
 	s := mustOpen(t, o)
@@ -206,11 +208,12 @@ func incrementTwoWays(t *testing.T, o Options) {
 	}
 	done.Wait()
 	if got := get(t, s, "k", 0); got != strconv.Itoa(2*rounds) {
-		t.Fatalf("%s increments are left of %d", got, 2*rounds)
+		t.Fatalf("the counter is %s after %d increments", got, 2*rounds)
 	}
 }
 
-// TestRefusedInvocationReturnsTheEpochThatItFound: a comparison that fails says what is there and since when, in a transaction as outside.
+// TestRefusedInvocationReturnsTheEpochThatItFound: a comparison that fails says what is there and
+// since when, in a transaction as outside.
 func TestRefusedInvocationReturnsTheEpochThatItFound(t *testing.T) {
 	s := mustOpen(t, tiny(vfs.NewMem()))
 	epoch := mustPut(t, s, "k", "there")
@@ -253,8 +256,8 @@ func pacedStore(t *testing.T, pace time.Duration) (*Store, *Session) {
 	return s, x
 }
 
-// TestInvocationsAreThrottled: while checkpoints are lagging, every kind of write is delayed by what
-// it writes.
+// TestInvocationsAreThrottled: while checkpoints are lagging, every kind of write is delayed by
+// what it writes.
 func TestInvocationsAreThrottled(t *testing.T) {
 	const pace = 20 * time.Microsecond
 	s, x := pacedStore(t, pace)
@@ -272,8 +275,8 @@ func TestInvocationsAreThrottled(t *testing.T) {
 	}
 }
 
-// TestThrottledWriterHoldsNoSnapshot: a transaction and a range delete that wait because checkpoints are
-// lagging do not keep the versions that these could drop.
+// TestThrottledWriterHoldsNoSnapshot: a transaction and a range delete that wait because
+// checkpoints are lagging do not keep the versions that these could drop.
 func TestThrottledWriterHoldsNoSnapshot(t *testing.T) {
 	s, x := pacedStore(t, 50*time.Microsecond)
 	for name, write := range map[string]func() error{
@@ -312,7 +315,7 @@ func TestThrottledWriterHoldsNoSnapshot(t *testing.T) {
 			}
 		}
 		if held {
-			t.Errorf("a %s that waits holds its snapshot", name)
+			t.Errorf("a %s that waits keeps its snapshot open", name)
 		}
 	}
 }

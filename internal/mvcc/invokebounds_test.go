@@ -21,8 +21,8 @@ func manyInvokes(t *testing.T, s *Store, n, size int) []Invoke {
 	return ops
 }
 
-// TestInvokeAllReadsAtMostABatch: a request of short names must not read more into memory than a batch may hold, and what is large is admitted
-// before it is read. A refusal changes nothing.
+// TestInvokeAllReadsAtMostABatch: a request of short names must not read more into memory than a
+// batch may hold, and what is large is admitted before it is read. A refusal changes nothing.
 func TestInvokeAllReadsAtMostABatch(t *testing.T) {
 	o := tiny(vfs.NewMem())
 	o.Limits.BatchBytes, o.Limits.ValueBytes = 1<<20, 512<<10
@@ -42,7 +42,7 @@ func TestInvokeAllReadsAtMostABatch(t *testing.T) {
 		return nil
 	})
 	if _, err := x.InvokeAll(t.Context(), ops[:5], nil, DurabilityAsync, make([]Invoked, 5)); !errors.Is(err, errFull) {
-		t.Fatalf("what nobody admits is read: %v", err)
+		t.Fatalf("a large value is read although it was not admitted: %v", err)
 	}
 	x.AdmitLarge(nil)
 	if n := len(dump(t, s)); n != len(ops) {
@@ -54,7 +54,8 @@ func TestInvokeAllReadsAtMostABatch(t *testing.T) {
 	}
 }
 
-// TestReadsUnderLatchesEndWithTheirContext: a commit that has much to read while it holds latches ends with its context, and changes nothing.
+// TestReadsUnderLatchesEndWithTheirContext: a commit that has much to read while it holds latches
+// ends with its context, and changes nothing.
 func TestReadsUnderLatchesEndWithTheirContext(t *testing.T) {
 	s := mustOpen(t, tiny(vfs.NewMem()))
 	ops := manyInvokes(t, s, 300, 10)

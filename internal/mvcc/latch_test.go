@@ -12,8 +12,9 @@ import (
 	"github.com/epochkv/epochkv/internal/ablation"
 )
 
-// TestWaitersThatGiveUpLeaveTheLatchToOthers: with many waiters of which most give up at random moments, also just when they are woken or
-// handed the latch, each of the others gets it, one at a time, and in the end it is free and its queue empty.
+// TestWaitersThatGiveUpLeaveTheLatchToOthers: with many waiters of which most give up at random
+// moments, also just when they are woken or handed the latch, each of the others gets it, one at a
+// time, and in the end it is free and its queue empty.
 func TestWaitersThatGiveUpLeaveTheLatchToOthers(t *testing.T) {
 	var l latch
 	var inside, got, gaveUp int // guarded by the latch, and by mu
@@ -36,7 +37,7 @@ func TestWaitersThatGiveUpLeaveTheLatchToOthers(t *testing.T) {
 					continue
 				}
 				if inside++; inside != 1 {
-					t.Error("two hold the latch")
+					t.Error("two goroutines hold the latch")
 				}
 				got++
 				if random.IntN(8) == 0 {
@@ -49,14 +50,15 @@ func TestWaitersThatGiveUpLeaveTheLatchToOthers(t *testing.T) {
 	}
 	wg.Wait()
 	if gaveUp == 0 || got < 4*400 {
-		t.Errorf("%d got the latch and %d gave up: this tests nothing", got, gaveUp)
+		t.Errorf("%d got the latch and %d gave up: the test tests nothing", got, gaveUp)
 	}
 	if state := l.state.Load(); state != 0 || l.first != nil || l.last != nil {
-		t.Errorf("nobody wants the latch any more, and its state is %b, its queue %v to %v", state, l.first, l.last)
+		t.Errorf("no goroutine uses the latch, and its state is %b, its queue %v to %v", state, l.first, l.last)
 	}
 }
 
-// TestOvertakenWaitersAreHandedTheLatchInTurn: once they have waited for queuedMax, no goroutine that runs comes between them.
+// TestOvertakenWaitersAreHandedTheLatchInTurn: once they have waited for queuedMax, no goroutine
+// that runs comes between them.
 func TestOvertakenWaitersAreHandedTheLatchInTurn(t *testing.T) {
 	var l latch
 	if !l.tryLock() {
@@ -90,13 +92,14 @@ func TestOvertakenWaitersAreHandedTheLatchInTurn(t *testing.T) {
 			t.Fatalf("waiter %d is overtaken", want)
 		}
 		if i := <-got; i != want {
-			t.Fatalf("waiter %d came before %d", i, want)
+			t.Fatalf("waiter %d got the latch before %d", i, want)
 		}
 		next <- struct{}{}
 	}
 }
 
-// TestWaiterThatGivesUpPassesTheLatchOn: its context may end in the moment in which it is woken or handed the latch.
+// TestWaiterThatGivesUpPassesTheLatchOn: its context may end in the moment in which it is woken or
+// handed the latch.
 func TestWaiterThatGivesUpPassesTheLatchOn(t *testing.T) {
 	for _, handed := range []bool{false, true} {
 		var l latch
@@ -121,10 +124,10 @@ func TestWaiterThatGivesUpPassesTheLatchOn(t *testing.T) {
 			t.Errorf("handed=%v: a token is left for the waiter's next wait", handed)
 		}
 		if len(second.wake) != 1 || second.granted != handed {
-			t.Errorf("handed=%v: the second waiter was left behind", handed)
+			t.Errorf("handed=%v: the second waiter did not get the latch", handed)
 		}
 		if l.cancel(second); l.state.Load() != 0 {
-			t.Errorf("handed=%v: all have given up, and the state is %b", handed, l.state.Load())
+			t.Errorf("handed=%v: all waiters have given up, and the state is %b", handed, l.state.Load())
 		}
 	}
 }
@@ -158,8 +161,8 @@ func TestExpiredWaiterTakesNoLatch(t *testing.T) {
 	l.unlock(&all)
 }
 
-// TestUrgentWaiterGetsTheLatchFirst: a bulk load, which holds other latches already, waits for a latch only until its
-// holder unlocks it, however many commits wait for it, too.
+// TestUrgentWaiterGetsTheLatchFirst: a bulk load, which holds other latches already, waits for a
+// latch only until its holder unlocks it, however many commits wait for it, too.
 func TestUrgentWaiterGetsTheLatchFirst(t *testing.T) {
 	var l latch
 	if err := l.lock(context.Background(), newWaiter()); err != nil {
@@ -200,8 +203,8 @@ func TestUrgentWaiterGetsTheLatchFirst(t *testing.T) {
 	}
 }
 
-// TestLatchSetHasTheStripesOfItsKeys: whatever its size, a set is walked over its stripes in their order, each once, and
-// after a reset it is empty.
+// TestLatchSetHasTheStripesOfItsKeys: whatever its size, a set is walked over its stripes in their
+// order, each once, and after a reset it is empty.
 func TestLatchSetHasTheStripesOfItsKeys(t *testing.T) {
 	l, rng := newLatches(ablation.Switches{}), rand.New(rand.NewPCG(1, 2))
 	var set latchSet

@@ -13,8 +13,8 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// TestCommitBetweenValidationAndEpochIsAConflict: a commit with a smaller epoch, which was not installed when the transaction validated
-// what it read.
+// TestCommitBetweenValidationAndEpochIsAConflict: a commit with a smaller epoch, which was not
+// installed when the transaction validated what it read.
 func TestCommitBetweenValidationAndEpochIsAConflict(t *testing.T) {
 	s := mustOpen(t, tiny(vfs.NewMem()))
 	x := mustSession(t, s)
@@ -51,8 +51,9 @@ func TestCommitBetweenValidationAndEpochIsAConflict(t *testing.T) {
 	}
 }
 
-// TestConflictIsFoundInEveryGeneration: between validation and reservation the log rotates several times, and a
-// checkpoint merges what came in between, whose memtables the validation has never seen.
+// TestConflictIsFoundInEveryGeneration: between validation and reservation the log rotates several
+// times, and a checkpoint merges what came in between, whose memtables the validation has never
+// seen.
 func TestConflictIsFoundInEveryGeneration(t *testing.T) {
 	for _, at := range []int{0, 1, 2, 3} { // rotations before the conflicting commit
 		for _, merged := range []bool{false, true} {
@@ -118,7 +119,7 @@ func conflictBehindRotations(t *testing.T, rotations, last int, merged, ranged b
 	epoch, err := x.store.engine.ReserveValidated(&tx.reads.validation, &x.committing.writer, body)
 	if last > 0 || merged {
 		if !errors.Is(err, storage.ErrRotating) {
-			t.Fatalf("epoch %d, %v: reserved in a generation that the validation has not seen", epoch, err)
+			t.Fatalf("epoch %d, %v: reserved in a generation that was not validated", epoch, err)
 		}
 		if err := x.validate(ctx, &tx.reads); !errors.As(err, &conflict) {
 			t.Fatalf("the change was not seen: %v", err)
@@ -137,7 +138,8 @@ func conflictBehindRotations(t *testing.T, rotations, last int, merged, ranged b
 	}
 }
 
-// TestScanThatEndsEarlyReadsUpToItsLastKey: what was walked over counts as read, gaps and both ends included, and nothing else does.
+// TestScanThatEndsEarlyReadsUpToItsLastKey: what was walked over counts as read, gaps and both ends
+// included, and nothing else does.
 func TestScanThatEndsEarlyReadsUpToItsLastKey(t *testing.T) {
 	for _, c := range []struct {
 		reverse  bool
@@ -187,7 +189,8 @@ func TestScanThatEndsEarlyReadsUpToItsLastKey(t *testing.T) {
 	}
 }
 
-// TestConflictIsReportedOnceARetryWouldSeeIt: what beat the transaction is installed, and hidden by a smaller epoch that is not.
+// TestConflictIsReportedOnceARetryWouldSeeIt: what beat the transaction is installed, and hidden by
+// a smaller epoch that is not.
 func TestConflictIsReportedOnceARetryWouldSeeIt(t *testing.T) {
 	for _, read := range []bool{false, true} { // found among the writes, or among the reads
 		s := mustOpen(t, tiny(vfs.NewMem()))
@@ -218,7 +221,7 @@ func TestConflictIsReportedOnceARetryWouldSeeIt(t *testing.T) {
 				return fmt.Errorf("no conflict: %w", err)
 			}
 			if at := s.Visible(); at < newer {
-				return fmt.Errorf("told at %d that %d is in the way", at, newer)
+				return fmt.Errorf("a conflict with %d is reported at %d", at, newer)
 			}
 			return nil
 		}, func() {})
@@ -227,8 +230,9 @@ func TestConflictIsReportedOnceARetryWouldSeeIt(t *testing.T) {
 	}
 }
 
-// TestWindowChecksCommitsAndNotTheRange: what a range delete or a transaction does between its reservation and its install, while all later
-// commits wait, depends on how many keys were written since it was validated, and not on how much it read.
+// TestWindowChecksCommitsAndNotTheRange: what a range delete or a transaction does between its
+// reservation and its install, while all later commits wait, depends on how many keys were written
+// since it was validated, and not on how much it read.
 func TestWindowChecksCommitsAndNotTheRange(t *testing.T) {
 	o := tiny(vfs.NewMem())
 	o.Storage.MemtableBytes, o.Storage.SegmentBytes = 16<<20, 16<<20 // no rotation between validation and reservation
@@ -297,14 +301,15 @@ func TestWindowChecksCommitsAndNotTheRange(t *testing.T) {
 				t.Error(err)
 			}
 			if tx.reads.windowKeys != keysSince {
-				t.Errorf("it has looked at %d keys; %d were written since", tx.reads.windowKeys, keysSince)
+				t.Errorf("the window has checked %d keys; %d were written since", tx.reads.windowKeys, keysSince)
 			}
 			tx.Rollback()
 		})
 	}
 }
 
-// TestReadSetFindsWhatWasRead: sorted and joined, a read set has the keys and ranges that went into it, and no others.
+// TestReadSetFindsWhatWasRead: sorted and joined, a read set has the keys and ranges that went into
+// it, and no others.
 func TestReadSetFindsWhatWasRead(t *testing.T) {
 	for seed := range uint64(200) {
 		random := rand.New(rand.NewPCG(seed, 1))

@@ -22,8 +22,9 @@ import (
 
 var historyTime = flag.Duration("history.time", 1500*time.Millisecond, "duration of the test that replays what was committed in the order of epochs")
 
-// historyStep is one commit: what it changes, given all that was committed before it, and an error if that is not what it has seen. With
-// read it is a snapshot: it changes nothing, and has seen what all epochs up to its own had left.
+// historyStep is one commit: what it changes, given all that was committed before it, and an error
+// if that is not what it has seen. With read it is a snapshot: it changes nothing, and has seen
+// what all epochs up to its own had left.
 type historyStep struct {
 	epoch keys.Epoch
 	what  string
@@ -80,10 +81,11 @@ func sumOf(state map[string]uint64, lower, upper string) (sum uint64, n int) {
 	return sum, n
 }
 
-// TestCommitsHappenInTheOrderOfTheirEpochs: transactions that read ranges and keys and write what they have read elsewhere, conditional puts,
-// invocations, range deletes, conditions on ranges, snapshots and bulk loads, all of them on few keys, with segments that rotate all the time and contexts that end at any
-// moment. Everything that was told to have happened happened at its epoch, having seen what all smaller epochs had left; and what was told not
-// to have happened did not.
+// TestCommitsHappenInTheOrderOfTheirEpochs: transactions that read ranges and keys and write what
+// they have read elsewhere, conditional puts, invocations, range deletes, conditions on ranges,
+// snapshots and bulk loads, all of them on few keys, with segments that rotate all the time and
+// contexts that end at any moment. Everything that was told to have happened happened at its epoch,
+// having seen what all smaller epochs had left; and what was told not to have happened did not.
 func TestCommitsHappenInTheOrderOfTheirEpochs(t *testing.T) {
 	t.Run("rotations", func(t *testing.T) { testHistory(t, tiny(vfs.NewMem()), *historyTime/2, 5*time.Millisecond) })
 	t.Run("long chains", func(t *testing.T) {
@@ -197,7 +199,7 @@ func testHistory(t *testing.T, o Options, duration, pause time.Duration) {
 			if err == nil {
 				add(epoch, "conditional put", func(state *historyState) error {
 					if _, ok := state.numbers[other]; ok != present {
-						return fmt.Errorf("%s is there: %v", other, ok)
+						return fmt.Errorf("%s exists: %v", other, ok)
 					}
 					state.set(key, n)
 					return nil
@@ -219,7 +221,7 @@ func testHistory(t *testing.T, o Options, duration, pause time.Duration) {
 			}
 			add(epoch, "invocation", func(state *historyState) error {
 				if was, ok := state.numbers[key]; ok != found || was != old {
-					return fmt.Errorf("%s was %d, %v; it has seen %d, %v", key, was, ok, old, found)
+					return fmt.Errorf("%s was %d, %v; the operation has seen %d, %v", key, was, ok, old, found)
 				}
 				state.set(key, n)
 				return nil
@@ -285,7 +287,7 @@ func testHistory(t *testing.T, o Options, duration, pause time.Duration) {
 			if err == nil {
 				add(epoch, "read-modify-write", func(state *historyState) error {
 					if was, ok := state.numbers[key]; ok != v.Found || was != old {
-						return fmt.Errorf("%s was %d, %v; it has seen %d, %v", key, was, ok, old, v.Found)
+						return fmt.Errorf("%s was %d, %v; the operation has seen %d, %v", key, was, ok, old, v.Found)
 					}
 					state.set(key, old+n)
 					return nil
@@ -426,7 +428,7 @@ func testHistory(t *testing.T, o Options, duration, pause time.Duration) {
 		final[k] = historyNumber([]byte(v))
 	}
 	if !maps.Equal(final, state.numbers) {
-		t.Fatalf("the store holds %v\nand what was committed makes %v", final, state.numbers)
+		t.Fatalf("the store has %v\nand the commits give %v", final, state.numbers)
 	}
 }
 

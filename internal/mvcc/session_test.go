@@ -8,7 +8,8 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// TestPooledSessionKeepsNoHugeBuffers: whatever its largest request was, a session in the pool holds little, and works as before.
+// TestPooledSessionKeepsNoHugeBuffers: whatever its largest request was, a session in the pool
+// holds little, and works as before.
 func TestPooledSessionKeepsNoHugeBuffers(t *testing.T) {
 	const size = 4 * pooledBytesMax
 	s := mustOpen(t, tiny(vfs.NewMem()))
@@ -57,11 +58,11 @@ func TestPooledSessionKeepsNoHugeBuffers(t *testing.T) {
 			t.Fatalf("%s: %v", name, err)
 		}
 		if held := x.memoryBytes(); held <= pooledBytesMax {
-			t.Errorf("%s: a session holds %d bytes behind it: this tests nothing", name, held)
+			t.Errorf("%s: the session has %d bytes after it: the test tests nothing", name, held)
 		}
 		x.Close()
 		if held := x.memoryBytes(); held > pooledBytesMax {
-			t.Errorf("%s: a session in the pool holds %d bytes", name, held)
+			t.Errorf("%s: a pooled session has %d bytes", name, held)
 		}
 		again := mustSession(t, s)
 		if _, err := put(again, "small", "v", DurabilityAsync); err != nil {
@@ -71,7 +72,7 @@ func TestPooledSessionKeepsNoHugeBuffers(t *testing.T) {
 			t.Fatal(err)
 		}
 		if v, err := again.Read(nil, []byte("small")); err != nil || string(v.Data) != "v" {
-			t.Errorf("behind %s: %q, %v", name, v.Data, err)
+			t.Errorf("after %s: %q, %v", name, v.Data, err)
 		}
 		again.Close()
 	}

@@ -14,9 +14,10 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// TestCommitThatFindsNoMemoryStopsTheStore: the system gives no more memory after the epoch of a commit was reserved, and nothing is left of what was
-// set aside for it. The commit and one after it are told that they may be lost, further writes are refused, reads go on, and Close ends. After a
-// restart each of the two is there whole or not at all.
+// TestCommitThatFindsNoMemoryStopsTheStore: the system gives no more memory after the epoch of a
+// commit was reserved, and nothing is left of what was set aside for it. The commit and one after
+// it are told that they may be lost, further writes are refused, reads go on, and Close ends. After
+// a restart each of the two is there whole or not at all.
 func TestCommitThatFindsNoMemoryStopsTheStore(t *testing.T) {
 	for name, operation := range operations {
 		for _, step := range []commitStep{stepReserved, stepCopied} {
@@ -60,11 +61,11 @@ func starve(t *testing.T, operation func(context.Context, *Store, *Session) erro
 		x.committing.writer.Starve()
 	}
 	if err := operation(t.Context(), s, x); err != nil {
-		t.Fatalf("the commit has a record, so Wait tells how it ended: %v", err)
+		t.Fatalf("the commit has a record, so Wait must return its error: %v", err)
 	}
 	epoch := x.committing.previous
 	if epoch <= last || s.Visible() >= epoch {
-		t.Fatalf("epoch %d beside visible %d", epoch, s.Visible())
+		t.Fatalf("epoch %d, with visible %d", epoch, s.Visible())
 	}
 	for what, err := range map[string]error{
 		"the commit's wait":                 s.Wait(bounded, epoch, DurabilityAsync),
@@ -78,7 +79,7 @@ func starve(t *testing.T, operation func(context.Context, *Store, *Session) erro
 		}
 	}
 	if err := s.Checkpoint(bounded); err == nil || bounded.Err() != nil {
-		t.Errorf("a checkpoint of what is not whole: %v", err)
+		t.Errorf("a checkpoint of an incomplete commit: %v", err)
 	}
 	if k, all := get(t, s, "k", 0), dump(t, s); k != "old" || len(all) != 2 || all["r"] != "read" {
 		t.Errorf("k is %s, everything %v", k, all)

@@ -10,7 +10,8 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// TestCountersOfTransactionsAndCollectionMove drives each of them once: what operators are shown must not stand still.
+// TestCountersOfTransactionsAndCollectionMove drives each of them once: what operators are shown
+// must not stand still.
 func TestCountersOfTransactionsAndCollectionMove(t *testing.T) {
 	o := tiny(vfs.NewMem())
 	o.Storage.MemtableBytes, o.Storage.SegmentBytes = 8<<20, 8<<20
@@ -72,7 +73,7 @@ func TestCountersOfTransactionsAndCollectionMove(t *testing.T) {
 		"visible is ahead of min-visible meanwhile": got.MinVisible == reader.at && got.Visible > reader.at,
 	} {
 		if !holds {
-			t.Errorf("not so: %s\n%+v\n%+v", what, got.Snapshots, p)
+			t.Errorf("must hold: %s\n%+v\n%+v", what, got.Snapshots, p)
 		}
 	}
 	reader.CloseSnapshot()

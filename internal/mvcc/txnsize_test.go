@@ -18,8 +18,9 @@ func heapBytes() int {
 	return int(m.HeapAlloc)
 }
 
-// TestTransactionIsChargedForTheMemoryThatItHolds: whatever a client does in a transaction, what the transaction says it holds is within a
-// factor of what it does hold, so that the limit of a transaction bounds memory.
+// TestTransactionIsChargedForTheMemoryThatItHolds: whatever a client does in a transaction, what
+// the transaction says it holds is within a factor of what it does hold, so that the limit of a
+// transaction bounds memory.
 func TestTransactionIsChargedForTheMemoryThatItHolds(t *testing.T) {
 	put := func(tx *Txn, n int) error { return tx.Set(fmt.Appendf(nil, "%08d", n), nil) }
 	for name, grow := range map[string]func(tx *Txn) error{
@@ -108,21 +109,22 @@ func TestTransactionIsChargedForTheMemoryThatItHolds(t *testing.T) {
 			held, charged := heapBytes()-before, tx.Size()-charged
 			const slack = 256 << 10
 			if held > 2*charged+slack {
-				t.Errorf("it holds %d bytes and is charged for %d", held, charged)
+				t.Errorf("the transaction has %d bytes and is charged for %d", held, charged)
 			}
 			if charged > 2*held+slack {
-				t.Errorf("it is charged for %d bytes and holds %d", charged, held)
+				t.Errorf("the transaction is charged for %d bytes and has %d", charged, held)
 			}
 			tx.Rollback()
 			if left := heapBytes() - before; left > pooledBytesMax+slack {
-				t.Errorf("the session keeps %d bytes of it", left)
+				t.Errorf("the session still has %d bytes of the transaction", left)
 			}
 		})
 	}
 }
 
-// TestTransactionThatIsTooLargeGoesOnFromItsSavepoint: the limit refuses whatever it is that makes a transaction large, and a rollback to a
-// savepoint makes it small again: it goes on, and commits what the savepoint had.
+// TestTransactionThatIsTooLargeGoesOnFromItsSavepoint: the limit refuses whatever it is that makes
+// a transaction large, and a rollback to a savepoint makes it small again: it goes on, and commits
+// what the savepoint had.
 func TestTransactionThatIsTooLargeGoesOnFromItsSavepoint(t *testing.T) {
 	o := tiny(vfs.NewMem())
 	o.Limits.BatchBytes = 64 << 10
@@ -161,7 +163,7 @@ func TestTransactionThatIsTooLargeGoesOnFromItsSavepoint(t *testing.T) {
 				t.Fatal(err)
 			}
 			if size := tx.Size(); size > 1<<10 {
-				t.Errorf("after the rollback it is charged for %d bytes", size)
+				t.Errorf("after the rollback the transaction is charged for %d bytes", size)
 			}
 			epoch, err := tx.Commit(t.Context())
 			if err != nil {
