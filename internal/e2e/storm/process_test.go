@@ -35,7 +35,7 @@ const tailLines = 60
 // start runs the binary on dir and returns when it serves.
 func start(t *testing.T, binary, dir string, args ...string) *process {
 	t.Helper()
-	args = append([]string{"--data-dir", dir, "--listen", "127.0.0.1:0", "--http", "", "--log-format", "json"}, args...)
+	args = append([]string{"--data-dir", dir, "--listen", "127.0.0.1:0", "--http", "", "--log-format", "json", "--transport", *transport}, args...)
 	p := &process{cmd: exec.Command(binary, args...), exited: make(chan struct{})}
 	stderr, err := p.cmd.StderrPipe()
 	if err != nil {
