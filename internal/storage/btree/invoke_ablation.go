@@ -13,8 +13,8 @@ type invoker struct {
 }
 
 // invoke replaces the entry of the input by what Invoke makes of it and of the newest old version.
-func (w *worker) invoke(v *page.LeafLayout, i int) {
-	if w.m.Invoke == nil {
+func (in invoker) invoke(w *worker, v *page.LeafLayout, i int) {
+	if in.Invoke == nil {
 		return
 	}
 	var old Version
@@ -23,5 +23,5 @@ func (w *worker) invoke(v *page.LeafLayout, i int) {
 		_, t, value, large := v.At(i)
 		old = Version{Epoch: t.Epoch(), Kind: t.Kind(), Large: large, Value: value}
 	}
-	w.in.entry = w.m.Invoke(w.in.entry, old, found)
+	w.in.entry = in.Invoke(w.in.entry, old, found)
 }

@@ -360,11 +360,11 @@ func (w *worker) emitKey(v *page.LeafLayout, i, to int, bound *page.Separator) i
 		return i
 	}
 	if string(v.Prefix()) != string(w.key[:min(len(w.key), len(v.Prefix()))]) || !bytes.Equal(v.Suffix(i), w.key[len(v.Prefix()):]) {
-		w.invoke(nil, 0)
+		w.m.invoke(w, nil, 0)
 		w.emitInputKey(bound)
 		return i
 	}
-	w.invoke(v, i)
+	w.m.invoke(w, v, i)
 	for first := i; i < to && (i == first || v.Same(i)); {
 		_, t, value, large := v.At(i)
 		switch {
@@ -402,7 +402,7 @@ func (w *worker) emitInput(bound *page.Separator) {
 		if !w.enter(w.in.entry.Key) {
 			continue
 		}
-		w.invoke(nil, 0)
+		w.m.invoke(w, nil, 0)
 		w.emitInputKey(bound)
 	}
 }
