@@ -138,8 +138,12 @@ func (f *Files) change(number int, copyBytes int64, fill func(vfs.File, int64) e
 	if err = errors.Join(err, file.Close()); err == nil {
 		err = f.fs.SyncDir(f.dir)
 	}
-	f.suspect = err != nil && !errors.Is(err, vfs.ErrNoSpace)
-	return err
+	if err != nil {
+		f.reserved, f.suspect = 0, !errors.Is(err, vfs.ErrNoSpace)
+		return err
+	}
+	f.suspect = false
+	return nil
 }
 
 // open opens a file, or makes it. After a failed sync the file or its name may not be on the device

@@ -89,6 +89,27 @@ func TestContentsAfterAFailedSyncAreMadeAnew(t *testing.T) {
 	}
 }
 
+// TestReserveWhoseSyncFailedIsMadeAnew: after a failed sync nothing says that the space is there. The next Reserve makes
+// the file anew, while the disk has space for it.
+func TestReserveWhoseSyncFailedIsMadeAnew(t *testing.T) {
+	for _, op := range []vfs.Op{vfs.OpSync, vfs.OpSyncDir} {
+		fs := newTestFS(t)
+		faulty := vfs.NewFaulty(fs)
+		f := NewFiles(faulty, "db", testPaths, 0, nil)
+		f.Use(0, nil)
+		faulty.Inject(vfs.Rule{Op: op, Nth: 1, Fault: vfs.Fail})
+		if err := f.Reserve(); err == nil {
+			t.Fatal("the fault was not injected")
+		}
+		if err := f.Reserve(); err != nil {
+			t.Fatal(err)
+		}
+		if size, err := fs.Crash(1, vfs.SurviveNone).Size(testPaths[0]); err != nil || size != reserveFor(0) {
+			t.Fatalf("%v: %d bytes are reserved: %v", op, size, err)
+		}
+	}
+}
+
 // TestReserveTakesTheNextContents: with no block free, contents almost twice as large are written, and smaller ones again
 // and again. The reserve says that it does not suffice for twice the large ones.
 func TestReserveTakesTheNextContents(t *testing.T) {
