@@ -79,8 +79,8 @@ func (f Files) ReadAllQuarantine() (versions []quarantine.Version, fault, err er
 }
 
 // ReadQuarantine reads the quarantine that belongs to a state: nothing if the state says that there
-// is none. Versions that are newer than the state are left out, because their commits are in the
-// log.
+// is none. Versions that are newer than what the tree may hold are left out, because their commits
+// are in the log.
 func (f Files) ReadQuarantine(state *pager.State) (versions []quarantine.Version, fault, err error) {
 	versions, _, fault, err = f.readQuarantine(state)
 	return versions, fault, err
@@ -97,8 +97,9 @@ func (f Files) readQuarantine(state *pager.State) (versions []quarantine.Version
 	if err != nil {
 		return nil, false, nil, quarantineError(name, err)
 	}
+	newest := newestEpoch(state)
 	for _, v := range all {
-		if v.Trailer.Epoch() <= state.Epoch {
+		if v.Trailer.Epoch() <= newest {
 			versions = append(versions, v)
 		}
 	}

@@ -2,6 +2,7 @@ package storage
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -184,8 +185,8 @@ func (p *quarantinePlan) add(e *Engine, in *btree.MergeInput, input btree.Input,
 		reason = before[0].Reason
 	}
 	news := inputVersions(input, key, reason)
-	all := slices.Concat(news, without(before, news))
-	kept, older := visible(&in.Policy, all, len(news))
+	all := union(before, news)
+	kept, older := visible(&in.Policy, all, news)
 	if older == 0 && !refused && len(key) <= page.KeySizeMax(in.PageSize) {
 		p.changed = true // all that is left is new: the tree may take it
 		return
@@ -198,12 +199,22 @@ func (p *quarantinePlan) add(e *Engine, in *btree.MergeInput, input btree.Input,
 	p.changed = p.changed || len(kept) != len(before) || len(all) != len(before)
 }
 
-// without is the versions of old that are not in news: after a step of a merge (see steps.go) the
-// same input comes again.
-func without(old, news []quarantine.Version) []quarantine.Version {
-	return slices.DeleteFunc(slices.Clone(old), func(v quarantine.Version) bool {
-		return slices.ContainsFunc(news, func(n quarantine.Version) bool { return n.Trailer == v.Trailer })
-	})
+// union is the versions of old and news, newest first. After a step of a merge (see steps.go) the same input comes
+// again, and the quarantine may have newer versions than this input.
+func union(old, news []quarantine.Version) []quarantine.Version {
+	all := slices.Clone(news)
+	for i := range old {
+		if !has(news, old[i].Trailer) {
+			all = append(all, old[i])
+		}
+	}
+	slices.SortFunc(all, func(a, b quarantine.Version) int { return cmp.Compare(b.Trailer, a.Trailer) })
+	return all
+}
+
+// has reports whether one of the versions of a key has this trailer.
+func has(versions []quarantine.Version, t keys.Trailer) bool {
+	return slices.ContainsFunc(versions, func(v quarantine.Version) bool { return v.Trailer == t })
 }
 
 // inputVersions is what an input has of a key.
@@ -215,8 +226,8 @@ func inputVersions(input btree.Input, key []byte, reason string) (versions []qua
 	return versions
 }
 
-// visible is the versions that a snapshot can see, and how many of those come from index old on.
-func visible(policy *btree.Policy, all []quarantine.Version, old int) (kept []quarantine.Version, older int) {
+// visible is the versions that a snapshot can see, and how many of those are not new.
+func visible(policy *btree.Policy, all, news []quarantine.Version) (kept []quarantine.Version, older int) {
 	epochs := make([]keys.Epoch, len(all))
 	for i := range all {
 		epochs[i] = all[i].Trailer.Epoch()
@@ -226,7 +237,7 @@ func visible(policy *btree.Policy, all []quarantine.Version, old int) (kept []qu
 			continue
 		}
 		kept = append(kept, all[i])
-		if i >= old {
+		if !has(news, all[i].Trailer) {
 			older++
 		}
 	}

@@ -141,7 +141,7 @@ func (r *Reader) ChangedSince(p Pinned, lower, upper []byte, after, before keys.
 		return 0, false, r.engine.damage(err, p.view.root, lower)
 	}
 	state := r.engine.pager.State()
-	return max(state.Epoch, logProof(&state).Durable), changed, nil
+	return newestEpoch(&state), changed, nil
 }
 
 // changedInMemory is ChangedSince for epochs in (after, before), over the pinned memtables and those that followed them.

@@ -26,10 +26,16 @@ func (q *quarantineBench) pair(value string) {
 // interruptSteps commits pairs, merges the first key of all of them in a step, and cuts the power.
 func (q *quarantineBench) interruptSteps() {
 	q.t.Helper()
-	e, ctx := q.engine, context.Background()
 	for i := range 20 {
 		q.pair(fmt.Sprint("value ", i))
 	}
+	q.interruptMerge()
+}
+
+// interruptMerge merges the first key in memory in a step, and cuts the power.
+func (q *quarantineBench) interruptMerge() {
+	q.t.Helper()
+	e, ctx := q.engine, context.Background()
 	at := keys.Epoch(q.visible.Load())
 	if err := errors.Join(e.Rotate(ctx), e.checkpoints.mu.Lock(ctx), e.WaitDurable(ctx, at)); err != nil {
 		q.t.Fatal(err)
@@ -149,5 +155,45 @@ func (q *quarantineBench) mustCheckpointInStepsOfPairs() {
 	q.t.Helper()
 	if steps, err := q.checkpointInSteps(); err != nil || steps != 2 {
 		q.t.Fatalf("%d steps: %v", steps, err)
+	}
+}
+
+// TestRepairOfTheLogKeepsWhatAnInterruptedMergeQuarantined: a step of a merge has replaced the version of a quarantined
+// key, and the record of the new version is lost. The new version stays, as those do that the step has put into the tree:
+// the key does not lose both.
+func TestRepairOfTheLogKeepsWhatAnInterruptedMergeQuarantined(t *testing.T) {
+	for _, between := range []bool{false, true} {
+		q := newQuarantineBench(t, vfs.NewMem())
+		q.options.disturb = nil
+		q.mustOpen()
+		key := "A" + longKeys()[0] // the first of all keys: the step merges it alone
+		q.set(key, "old")
+		q.pair("first")
+		if err := q.checkpointAt(); err != nil {
+			t.Fatal(err)
+		}
+		if between { // the log keeps a version that is older than the one in quarantine
+			q.set(key, "between")
+		}
+		q.pair("second")
+		q.set(key, "new")
+		q.interruptMerge()
+		lost := q.loseLastRecord()
+		if dropped, err := Inspect.Repair(q.fs, "db"); err != nil || dropped.From != lost || dropped.Parts != lost {
+			t.Fatalf("repair: %v, %+v, lost is %d", err, dropped, lost)
+		}
+		q.mustOpen()
+		if err := q.checkpointAt(); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			q.checkNow()
+			if err := q.checkpointAt(); err != nil {
+				t.Fatal(err)
+			}
+			q.mustClose()
+			q.mustOpen()
+		}
+		q.mustClose()
 	}
 }

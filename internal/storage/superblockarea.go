@@ -26,7 +26,7 @@ import (
 // log segment: the log has a segment with this number or a larger one (see wal.Log.Headed). Zero in files of earlier versions, and until the
 // first segment of a new store has a durable header.
 //
-// newest epoch: the tree has versions of no later epoch. It is after the epoch of the state while a merge in steps is
+// newest epoch: the tree and the quarantine have versions of no later epoch. It is after the epoch of the state while a merge in steps is
 // incomplete, and zero otherwise.
 const (
 	areaRepairTree = 0
@@ -74,10 +74,12 @@ func setLogSegment(s *pager.State, number uint64) {
 	binary.LittleEndian.PutUint64(s.Engine[areaSegment:], max(number, logProof(s).Segment))
 }
 
+// newestEpoch is the newest epoch of which the tree and the quarantine of the state may have versions.
+func newestEpoch(s *pager.State) keys.Epoch { return max(s.Epoch, logProof(s).Durable) }
+
 // setNewestEpoch records in the state, of which the epoch is set, that the tree has versions of epochs up to this one.
 func setNewestEpoch(s *pager.State, newest keys.Epoch) {
-	newest = max(newest, logProof(s).Durable)
-	if newest <= s.Epoch {
+	if newest = max(newest, newestEpoch(s)); newest == s.Epoch {
 		newest = 0
 	}
 	binary.LittleEndian.PutUint64(s.Engine[areaNewest:], uint64(newest))

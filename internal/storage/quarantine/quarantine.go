@@ -2,7 +2,7 @@
 // block checkpoints.
 //
 //	checkpoint:  pages ─► sync ─► unused quarantine file ─► sync ─► superblock names the file ─► sync ─► log given back
-//	open:        superblock names a file ─► read it, without versions newer than the superblock ─► replay
+//	open:        superblock names a file ─► read it, without versions newer than its newest epoch ─► replay
 //
 // Terms. A quarantined key is a key of which at least one version is in quarantine; then all of its
 // versions that were merged since are. There are two files, numbered 1 and 2. The newest superblock
@@ -20,7 +20,7 @@
 // uses it was written after a sync of the file had succeeded.
 //
 // A file may be newer than its superblock, if two superblocks are damaged and an older one is used.
-// The versions up to the superblock's epoch then still are what that state needs, for the file lacks
+// The versions up to the superblock's newest epoch then still are what that state needs, for the file lacks
 // only what newer commits, which are in the log and durable, have made invisible.
 //
 // The package knows bytes, keys and files. Which versions go into quarantine, and which leave it,
