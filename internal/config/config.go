@@ -16,8 +16,13 @@
 package config
 
 import (
+	"fmt"
 	"log/slog"
 	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/epochkv/epochkv/internal/storage"
 )
 
 // Config is the whole configuration of a server. A zero sub-limit (CacheSize, MemtableSize,
@@ -156,3 +161,61 @@ const (
 	IOUring IOMethod = "uring" // io_uring, or an error at start
 	IOPread IOMethod = "pread" // a pool of preads
 )
+
+// newOptions binds each option to its field. With the struct and its defaults above, this file has
+// all that an option is, except its check (validate.go).
+func newOptions() *options {
+	o := &options{config: Default(), flags: pflag.NewFlagSet("kvserver", pflag.ContinueOnError)}
+	c, f := &o.config, o.flags
+	derived := storage.DefaultSizes(int64(c.Memory)) // the texts name the engine's own values
+	f.SortFlags = false
+	f.Usage = func() {}
+	f.StringVar(&c.DataDir, "data-dir", c.DataDir, "directory of the log and the data file; created if missing")
+	f.StringVar(&c.Listen, "listen", c.Listen, "address of the gRPC service")
+	f.StringVar(&c.HTTP, "http", c.HTTP, "address of /metrics, /healthz, /readyz and /debug/pprof/; empty for none")
+	f.Var(&c.Memory, "memory", fmt.Sprintf("bound of page cache, memtables and log buffers together, at least %v; see docs/operations.md for resident memory", memoryMin))
+	f.Var(&c.CacheSize, "cache-size", derivedText("page cache", derived.Cache))
+	f.Var(&c.MemtableSize, "memtable-size", derivedText("one memtable", derived.Memtable))
+	f.Var(&c.SegmentSize, "segment-size", derivedText(fmt.Sprintf("one log segment, %v to %v", segmentMin, segmentMax), derived.Segment))
+	f.Var(&c.DiskReserve, "disk-reserve", derivedText(fmt.Sprintf("disk space kept for deletions and checkpoints when the disk is full, at least %v", reserveMin), derived.DiskReserve))
+	f.Var(&c.PageSize, "page-size", fmt.Sprintf("page of the data file, a power of two, %v to %v; fixed when the store is created", pageMin, pageMax))
+	f.Var((*choice)(&c.Durability), "durability", "when a write that does not choose is acknowledged: sync, on stable storage; async, when visible")
+	f.DurationVar(&c.SyncInterval, "sync-interval", c.SyncInterval, "longest time that an async write stays unsynced")
+	f.DurationVar(&c.Retention, "retention", c.Retention, "how long past epochs stay readable without a snapshot or a resume token")
+	f.DurationVar(&c.CheckpointInterval, "checkpoint-interval", c.CheckpointInterval, "longest time between checkpoints while there are writes; full memtables start them sooner")
+	f.IntVar(&c.CheckpointWorkers, "checkpoint-workers", c.CheckpointWorkers, "goroutines that merge a checkpoint; 0 is half the processors, and all while writers wait for it")
+	f.DurationVar(&c.GCInterval, "gc-interval", c.GCInterval, "how often the min-visible epoch is recomputed")
+	f.Var((*choice)(&c.IO), "io", "reads of several pages: auto, uring (io_uring) or pread")
+	f.Var((*choice)(&c.Transport), "transport", "what serves gRPC: direct, where the goroutine that reads a connection executes its requests; or grpc-go, the transport of the gRPC library")
+	f.BoolVar(&c.DirectIO, "direct-io", c.DirectIO, "read and write the data file without the kernel's page cache")
+	f.Var(&c.Limits.ValueSize, "max-value-size", "longest value, at most --max-batch-size; a quarter of --page-size bounds keys")
+	f.Var(&c.Limits.BatchSize, "max-batch-size", "most bytes of keys and values in one request and in the answer to BatchGet")
+	f.IntVar(&c.Limits.BatchOps, "max-batch-ops", c.Limits.BatchOps, "most operations in one batch")
+	f.IntVar(&c.Limits.InflightRequests, "max-inflight-requests", c.Limits.InflightRequests, "most requests executed at once, and engine sessions; further ones are refused with advice to retry")
+	f.Var(&c.Limits.InflightBytes, "max-inflight-bytes", fmt.Sprintf("most bytes of requests and answers in flight; further ones are refused with advice to retry; "+
+		"0 is a quarter of --memory or --max-batch-size, whichever is more (%v by default)", c.Inflight()))
+	f.IntVar(&c.Limits.Connections, "max-connections", c.Limits.Connections, "most client connections")
+	f.IntVar(&c.Limits.Streams, "max-streams", c.Limits.Streams, "most requests and streams open on one connection")
+	f.IntVar(&c.Limits.Transactions, "max-transactions", c.Limits.Transactions, "most interactive transactions that are open; further ones are refused with advice to retry")
+	f.Var(&c.Limits.TxnSize, "max-txn-size", "most memory that one transaction may hold for its writes, savepoints and reads; 0 is --max-batch-size")
+	f.DurationVar(&c.TxnIdleTimeout, "txn-idle-timeout", c.TxnIdleTimeout, "how long an interactive transaction may wait for its next request before it is rolled back")
+	f.DurationVar(&c.TxnTimeout, "txn-timeout", c.TxnTimeout, "how long an interactive transaction may be open before it is rolled back")
+	f.DurationVar(&c.SnapshotLeaseTTL, "snapshot-lease-ttl", c.SnapshotLeaseTTL, "how long a resume token keeps its snapshot readable after its scan has ended")
+	f.DurationVar(&c.SnapshotTimeout, "snapshot-timeout", c.SnapshotTimeout, "how long a scan or a verification may wait for its client to receive a page before its snapshot is closed; 0 is never")
+	f.DurationVar(&c.ProbeInterval, "probe-interval", c.ProbeInterval, "how often the server checks that a write of its own becomes durable, every twelfth time while idle; 0 is never")
+	f.DurationVar(&c.ProbeTimeout, "probe-timeout", c.ProbeTimeout, "how long such a write may take before health checks fail")
+	f.DurationVar(&c.MessageTimeout, "message-timeout", c.MessageTimeout, "how long a client may leave a message incomplete before its request is ended, or take nothing of its answers before its connection is closed")
+	f.DurationVar(&c.DrainTimeout, "drain-timeout", c.DrainTimeout, "how long running requests may finish after SIGTERM")
+	f.DurationVar(&c.CloseTimeout, "close-timeout", c.CloseTimeout, "how long the store may take to close after that; then the server ends without it")
+	f.TextVar(&levelText{&c.LogLevel}, "log-level", &levelText{&c.LogLevel}, "debug, info, warn or error")
+	f.Var((*choice)(&c.LogFormat), "log-format", "text or json")
+	f.StringVar(&o.file, "config", "", "YAML file with these names as keys")
+	f.BoolVar(&o.version, "version", false, "print the version and exit")
+	f.BoolVarP(&o.help, "help", "h", false, "print this help and exit")
+	return o
+}
+
+// derivedText describes an option that is derived from --memory if it is 0.
+func derivedText(text string, bytes int64) string {
+	return fmt.Sprintf("%s; 0 derives it from --memory (%v by default)", text, Size(bytes))
+}
