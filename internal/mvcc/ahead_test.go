@@ -178,3 +178,60 @@ func TestSessionsAheadLeaveRoomInTheRing(t *testing.T) {
 		t.Errorf("visible is %d of %d", s.Visible(), newest)
 	}
 }
+
+// TestOutcomeThatWritesNothingIsVisible: operations that do not apply, and those that fail, tell of the newest commit of
+// their key, which may be before a slow neighbour in its installation. They return once a reader that begins then sees it, too.
+func TestOutcomeThatWritesNothingIsVisible(t *testing.T) {
+	absent := []Condition{{Kind: KeyAbsent, Key: []byte("neither")}}
+	for name, attempt := range map[string]struct {
+		op         Invoke
+		conditions func(key []byte) []Condition
+		fails      bool
+	}{
+		"put if absent": {op: Invoke{Kind: InvokePutIfAbsent}},
+		"comparison":    {op: Invoke{Kind: InvokeCompareSet, Expect: []byte("other")}},
+		"wrong type":    {op: Invoke{Kind: InvokeAdd, Delta: 1}, fails: true},
+		"condition that holds": {op: Invoke{Kind: InvokeCompareSet, Key: []byte("missing")}, conditions: func(key []byte) []Condition {
+			return append([]Condition{{Kind: KeyPresent, Key: key}}, absent...)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := mustOpen(t, quiet(vfs.NewMem()))
+			_, end := slowNeighbour(t, s)
+			defer end()
+			x, y := mustSession(t, s), mustSession(t, s)
+			defer x.Close()
+			defer y.Close()
+			key := []byte(apart(s, 1)[0])
+			epoch, err := asyncPut(x, string(key), "text")()
+			if err != nil {
+				t.Fatal(err)
+			}
+			op, out, told := attempt.op, make([]Invoked, 1), make(chan error, 1)
+			if op.Key == nil {
+				op.Key = key
+			}
+			var conditions []Condition
+			if attempt.conditions != nil {
+				conditions = attempt.conditions(key)
+			}
+			go func() {
+				_, err := y.InvokeAll(context.Background(), []Invoke{op}, conditions, DurabilityAsync, out)
+				told <- err
+			}()
+			select {
+			case err := <-told:
+				t.Errorf("told at visible %d of epoch %d: %v", s.Visible(), epoch, err)
+				told <- err
+			case <-time.After(aMoment):
+			}
+			end()
+			if err := <-told; (err != nil) != attempt.fails {
+				t.Error(err)
+			}
+			if s.Visible() < epoch {
+				t.Errorf("visible is %d of %d", s.Visible(), epoch)
+			}
+		})
+	}
+}

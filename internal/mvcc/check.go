@@ -20,9 +20,10 @@ func (x *Session) Await() keys.Epoch {
 }
 
 // reveals notes that the outcome of the current call shows a version, or that the version does not
-// exist.
+// exist. An outcome without a commit is returned once the version is visible; see finish.
 func (x *Session) reveals(sync bool, e keys.Epoch) {
 	x.await = max(x.await, x.store.mustAwait(sync, e))
+	x.committing.revealed = max(x.committing.revealed, e)
 }
 
 // checkFirst lets the first committer win: no key of the write set may have a version newer than
@@ -64,7 +65,6 @@ func (x *Session) checkConditions(ctx context.Context, w *Write) error {
 		if holds {
 			continue
 		}
-		x.committing.revealed = epoch
 		x.store.counters.preconditions.Add(1)
 		return &PreconditionError{Index: i, Condition: *c, Found: ok && v.Kind == keys.KindSet, Epoch: epoch}
 	}

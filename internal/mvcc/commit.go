@@ -15,7 +15,7 @@ type commitState struct {
 	writer        storage.Writer
 	held          latchSet
 	previous      keys.Epoch       // newest epoch this session reserved; see awaitTurn
-	revealed      keys.Epoch       // what must be visible before the current error is returned; see finish
+	revealed      keys.Epoch       // what must be visible before the current outcome is returned; see finish
 	madeLongChain bool             // the current commit has made long chains; see finish
 	writing       atomic.Bool      // of assertAlone
 	atStep        func(commitStep) // of tests
@@ -141,7 +141,7 @@ func (x *Session) commitLatched(ctx context.Context, w *Write) (keys.Epoch, erro
 // commit waits for this one to become visible.
 func (x *Session) complete(ctx context.Context, w *Write, epoch keys.Epoch) error {
 	x.reached(stepReserved)
-	x.committing.previous = epoch
+	x.committing.previous, x.committing.revealed = epoch, 0 // what was seen so far is older, and visible when epoch is
 	var refused error
 	if w.reads != nil {
 		refused = x.validateWindow(ctx, w.reads, epoch)
@@ -166,16 +166,17 @@ func (x *Session) complete(ctx context.Context, w *Write, epoch keys.Epoch) erro
 	return refused
 }
 
-// finish runs after the latches are released, so that other writers do not wait for it. An error is returned only
-// when visible has reached the epoch that the error reveals, so that the snapshot of a retry includes it. Long
-// version chains that the commit has made are pruned.
+// finish runs after the latches are released, so that other writers do not wait for it. An error, or the outcome of
+// operations that write nothing, is returned only when visible has reached the epoch that it reveals: the snapshot of a
+// retry, and of every reader that begins after the answer, includes it. Long version chains that the commit has made are
+// pruned.
 func (x *Session) finish(ctx context.Context, err error) error {
 	x.reached(stepReleased)
 	if x.committing.revealed != 0 {
 		revealed := x.committing.revealed
 		x.committing.revealed = 0
 		if ended := x.store.watermark.wait(ctx, revealed, x.parker); ended != nil {
-			err = ended // instead of the error that would reveal that epoch
+			err = ended // instead of the outcome that would reveal that epoch
 		}
 	}
 	if x.committing.madeLongChain {

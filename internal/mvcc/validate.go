@@ -155,8 +155,7 @@ func (x *Session) notNewer(r *readSet, key []byte, since keys.Epoch) error {
 	if err != nil {
 		return err
 	}
-	x.reveals(v.Sync, v.Epoch)
-	return x.conflict(r, key, v.Epoch)
+	return x.conflict(r, key, v.Sync, v.Epoch)
 }
 
 // validateWindow checks what was committed between validate and the reservation of epoch. It waits for every smaller
@@ -187,8 +186,7 @@ func (x *Session) notRead(r *readSet, key []byte, newer keys.Epoch) error {
 		return nil
 	}
 	v := x.store.engine.Pin().Find(key, newer)
-	x.reveals(!v.Found() || v.Epoch() != newer || v.Sync(), newer)
-	return x.conflict(r, key, newer)
+	return x.conflict(r, key, !v.Found() || v.Epoch() != newer || v.Sync(), newer)
 }
 
 // unchanged looks for a version of something in the read set with an epoch after r.checked and before the given one, which is reserved: later
@@ -201,8 +199,7 @@ func (x *Session) unchanged(r *readSet, before keys.Epoch) error {
 			return err
 		}
 		if v.Epoch > r.checked {
-			x.reveals(v.Sync, v.Epoch)
-			return x.conflict(r, key, v.Epoch)
+			return x.conflict(r, key, v.Sync, v.Epoch)
 		}
 	}
 	return x.rangesUnchanged(r, before)
@@ -216,17 +213,16 @@ func (x *Session) rangesUnchanged(r *readSet, before keys.Epoch) error {
 			return err
 		}
 		if changed {
-			x.reveals(true, epoch) // perhaps not a SYNC commit: the tree does not tell
-			return x.conflict(r, r.key(b.lower), epoch)
+			return x.conflict(r, r.key(b.lower), true, epoch) // perhaps not a SYNC commit: the tree does not tell
 		}
 	}
 	return nil
 }
 
 // conflict is the error of a commit that must not happen because the key, or the range that begins there, has changed at
-// an epoch. It is returned once that epoch is visible; see finish.
-func (x *Session) conflict(r *readSet, key []byte, newer keys.Epoch) error {
+// an epoch. It reveals that commit.
+func (x *Session) conflict(r *readSet, key []byte, sync bool, newer keys.Epoch) error {
+	x.reveals(sync, newer)
 	x.store.counters.conflicts.Add(1)
-	x.committing.revealed = newer
 	return r.conflict(key, newer)
 }
