@@ -5,6 +5,6 @@ package btree
 import "github.com/epochkv/epochkv/internal/storage/page"
 
 // invoker is empty: only the baselines of bench merge functions of values.
-type invoker struct{} //nolint:unused // the linter does not see the other build
+type invoker struct{}
 
 func (invoker) invoke(*worker, *page.LeafLayout, int) {}

@@ -64,7 +64,7 @@ type MergeInput struct {
 	// consumed. Workers call it concurrently.
 	Progress func(entries int)
 
-	invoker //nolint:unused // of a baseline; empty without the tag ablation
+	invoker // of a baseline; empty without the tag ablation
 }
 
 // Relocation asks a merge to rewrite up to Max pages (and their parents) whose id is From or
