@@ -3,7 +3,6 @@ package mvcc
 import (
 	"context"
 	"errors"
-	"math"
 	"sync/atomic"
 	"time"
 
@@ -92,9 +91,9 @@ func (l *BulkLoad) Add(key, value []byte) error {
 func (l *BulkLoad) Close() error { return l.load.Close() }
 
 // Commit makes everything that was added visible and durable. An error means that the store is
-// unchanged, unless it is ErrFailed: then the outcome is known after the next start. Other commits continue
-// meanwhile. They stop for the commit pause at the end: some milliseconds and two syncs of the
-// device.
+// unchanged, unless it is ErrFailed: then the outcome is known after the next start. Other commits
+// continue meanwhile, delayed in the last moments, and stop for the commit pause at the end: some
+// milliseconds and two syncs of the device.
 func (l *BulkLoad) Commit(ctx context.Context) (BulkLoaded, error) {
 	s := l.store
 	n, err := l.load.Prepare(ctx)
@@ -138,25 +137,24 @@ func (l *BulkLoad) build(ctx context.Context) error {
 }
 
 const (
-	// lagMax is how many versions may be left for the commit pause: each of them may rewrite a
-	// page.
-	lagMax = 256
-	// catchUpRoundsMax bounds the rounds of catchUp. Each round has at most three quarters of the
-	// work of the round before. If it has more, commits are about as fast as merges, more rounds
-	// would not help, and it is not made.
+	// lagMax is how long the merge in the commit pause may be expected to take.
+	lagMax = 25 * time.Millisecond
+	// catchUpRoundsMax bounds the rounds of catchUp. From the second one on writers are throttled,
+	// in each round twice as much as in the round before: to half of what merges take in, to a
+	// quarter of it, and so on.
 	catchUpRoundsMax = 16
 )
 
 // catchUp merges what is committed during the bulk load until little of it is left.
 func (l *BulkLoad) catchUp(ctx context.Context) error {
 	e := l.store.engine
-	before := math.MaxInt
-	for range catchUpRoundsMax {
-		behind := e.BulkLoadLag(l.load)
-		if behind <= lagMax || behind > before-before/4 {
+	for round := range catchUpRoundsMax {
+		if e.BulkLoadLag(l.load) <= lagMax {
 			return nil
 		}
-		before = behind
+		if round > 0 {
+			e.ThrottleForBulkLoad(l.load, 1<<round)
+		}
 		if ok, err := e.RotateForBulkLoad(ctx); err != nil || !ok { // memory is full: commits wait for the commit pause in any case
 			return err
 		}

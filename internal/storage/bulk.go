@@ -16,6 +16,7 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/page"
 	"github.com/epochkv/epochkv/internal/storage/pager"
 	"github.com/epochkv/epochkv/internal/storage/repairtree"
+	"github.com/epochkv/epochkv/internal/storage/throttle"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -29,7 +30,7 @@ import (
 //     their own epochs, below E. Each round has less to do than the one before. Its pages are synced, too.
 //  4. BeginBulkLoadSwitch: the caller begins the commit pause. Commits between check and install are completed.
 //     SealBulkLoad: the active generation ends, at an epoch L < E.
-//  5. FinishBulkLoad: the versions that are left in memory, a few hundred, are merged. The superblock says that every commit
+//  5. FinishBulkLoad: the versions that are left in memory, some milliseconds of work, are merged. The superblock says that every commit
 //     up to E is in the tree: the epochs between L and E have no commits. When it is durable the new state is published,
 //     with a generation that begins at E+1.
 //  6. The caller moves visible from L to E, and ends the commit pause. CompleteBulkLoad retires what only readers of the old
@@ -67,6 +68,8 @@ const (
 	// meanwhile. 2^28 bulk loads use up the 2^56 epochs.
 	bulkLoadEpochsAhead  = 1 << 28
 	bulkLoadEpochsPerKey = 64
+	// bulkLoadVersionUnknown is how long the merge of a version is expected to take before one was measured.
+	bulkLoadVersionUnknown = 2 * time.Millisecond
 	// bulkLoadEpochMax leaves half of all epochs to commits.
 	bulkLoadEpochMax = keys.MaxEpoch / 2
 )
@@ -99,6 +102,24 @@ type bulkLoadBuild struct {
 	merged       []*generation // all generations that are in it, once published
 	bytes        int64         // of their tables
 	began        time.Time
+	last         catchUpRound
+}
+
+// catchUpRound is what the last round of CatchUpBulkLoad merged, and how long that took without the sync.
+type catchUpRound struct {
+	versions int
+	bytes    int64 // as the throttle counts them
+	merge    time.Duration
+}
+
+// newCatchUpRound counts entry by entry: memtables get their memory in large pieces.
+func newCatchUpRound(generations []*generation) (round catchUpRound) {
+	in, entry := newMemInput(generations), btree.Entry{}
+	for in.Next(&entry) {
+		round.versions++
+		round.bytes += int64(nodeBytes + len(entry.Key) + len(entry.Value))
+	}
+	return round
 }
 
 // bulkLoads is the engine's part of bulk loads.
@@ -308,16 +329,38 @@ func (e *Engine) CatchUpBulkLoad(ctx context.Context, l *BulkLoad, h GCWatermark
 	if len(fresh) == 0 {
 		return nil
 	}
+	round, began := newCatchUpRound(fresh), time.Now()
 	in := e.mergeInput(b.ck, b.batch, b.sink, b.root, fresh, b.watermarks.policy())
 	if err := e.mergeForBulkLoad(ctx, l, in); err != nil {
 		return fmt.Errorf("bulk load: %w", e.damage(err, e.view.Load().root, nil))
+	}
+	if round.merge = time.Since(began); round.versions > 0 {
+		b.last = round
 	}
 	b.taken = len(frozen)
 	return b.ck.Sync(ctx)
 }
 
-// BulkLoadLag is how many versions CatchUpBulkLoad or FinishBulkLoad still has to merge.
-func (e *Engine) BulkLoadLag(l *BulkLoad) (versions int) {
+// ThrottleForBulkLoad delays writers until the bulk load ends: what they write is no more than 1/factor of what the last
+// round of CatchUpBulkLoad merged in the same time.
+func (e *Engine) ThrottleForBulkLoad(l *BulkLoad, factor int) {
+	round := l.build.last
+	perKiB := float64(round.merge) * float64(factor) / max(float64(round.bytes)/1024, 1)
+	e.throttleAtLeast(time.Duration(min(perKiB, float64(throttle.FloorMax))))
+}
+
+// BulkLoadLag is how long CatchUpBulkLoad or FinishBulkLoad has to merge what is left, at the rate of the last round. Before
+// the first round each version counts as the read of a page and more.
+func (e *Engine) BulkLoadLag(l *BulkLoad) time.Duration {
+	perVersion := float64(bulkLoadVersionUnknown)
+	if last := l.build.last; last.versions > 0 {
+		perVersion = float64(last.merge) / float64(last.versions)
+	}
+	return time.Duration(perVersion * float64(e.bulkLoadVersionsLeft(l)))
+}
+
+// bulkLoadVersionsLeft is how many versions CatchUpBulkLoad or FinishBulkLoad still has to merge.
+func (e *Engine) bulkLoadVersionsLeft(l *BulkLoad) (versions int) {
 	v := e.view.Load()
 	for _, g := range v.immutables[:len(v.immutables)-l.build.taken] {
 		versions += g.mem.Versions()

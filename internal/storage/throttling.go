@@ -108,6 +108,14 @@ func (e *Engine) throttleBegin(job *mergeJob) {
 	e.updateThrottleLocked(now)
 }
 
+// throttleAtLeast delays writers by no less for each KiB, until the running merge ends.
+func (e *Engine) throttleAtLeast(perKiB time.Duration) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.throttling.SetFloorLocked(perKiB)
+	e.updateThrottleLocked(time.Now())
+}
+
 // throttleProgress notes that the running merge has processed so many versions more.
 func (e *Engine) throttleProgress(versions int) {
 	now := time.Now()

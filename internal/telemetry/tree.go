@@ -39,7 +39,7 @@ var treeReadings = []reading{
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Vacuum.Passes) }),
 	engineCounter("write_stalls_total", "Writes that waited for a checkpoint to free memory.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Backpressure.Stalls) }),
 	engineCounter("write_stall_seconds_total", "Time that writes waited for a checkpoint to free memory.", func(s *mvcc.Stats) float64 { return s.Storage.Backpressure.StallTime.Seconds() }),
-	engineGauge("write_throttle_seconds_per_kib", "Current delay of writers for each KiB; zero while checkpoints keep up.",
+	engineGauge("write_throttle_seconds_per_kib", "Current delay of writers for each KiB; zero while checkpoints and bulk loads keep up.",
 		func(s *mvcc.Stats) float64 { return s.Storage.Backpressure.DelayPerKiB.Seconds() }),
 
 	engineGauge("tree_height", "Levels of the tree.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.Height) }),

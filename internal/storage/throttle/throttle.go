@@ -13,6 +13,8 @@
 //	          In step it is below the delay of the backlog. It decides where a merge takes longer than
 //	          those before it.
 //
+// A caller that needs writers to be slower than merges for a while sets a floor of the delay.
+//
 // A writer waits for its own KiB, times the number of waiting writers. So all writers together are not
 // faster than merges, each gets the same share whatever the size of its commits, and none waits in a
 // queue after a large commit.
@@ -33,6 +35,8 @@ const (
 	// WaitMax is the longest wait for one commit. A commit of a MiB, or one among a thousand writers, may
 	// take that.
 	WaitMax = 5 * time.Second
+	// FloorMax is the largest floor of the delay, for each KiB.
+	FloorMax = 25 * time.Millisecond
 
 	// band is how much further the backlog grows, as a part of memory, until writers are as slow as merges.
 	band = 1.0 / 16
@@ -60,6 +64,7 @@ type Throttle struct {
 	began      time.Time // when the running merge began; zero without one
 	bytes      int64     // of the memtables that it processes
 	versions   int64     // in those memtables
+	floor      int64     // of the delay, in nanoseconds for each KiB, until the running merge ends
 }
 
 // Delay is what each KiB costs a writer now; zero while merges keep up.
@@ -95,7 +100,11 @@ func (t *Throttle) MeasureMergeLocked(now time.Time) {
 }
 
 // EndMergeLocked notes that the merge failed, or that its memory is free now.
-func (t *Throttle) EndMergeLocked() { t.began = time.Time{} }
+func (t *Throttle) EndMergeLocked() { t.began, t.floor = time.Time{}, 0 }
+
+// SetFloorLocked sets the least delay until the running merge ends, whatever memory is in use: at most FloorMax.
+// UpdateLocked applies it.
+func (t *Throttle) SetFloorLocked(perKiB time.Duration) { t.floor = int64(min(perKiB, FloorMax)) }
 
 // UpdateLocked computes the delay for so many bytes of memory in use, of limit.
 func (t *Throttle) UpdateLocked(used, limit int64, now time.Time) {
@@ -103,11 +112,11 @@ func (t *Throttle) UpdateLocked(used, limit int64, now time.Time) {
 	backlog := float64(used) - done*float64(t.bytes)
 	over := min(backlog/float64(limit), 1) - FreeShare
 	if over <= 0 {
-		t.delay.Store(0)
+		t.delay.Store(t.floor)
 		return
 	}
 	free := float64(max(limit-used, limit/256, 1024))
-	t.delay.Store(int64(min(max(t.mergeNanosPerKiB()*over/band, left/(free/1024)), delayMax)))
+	t.delay.Store(max(t.floor, int64(min(max(t.mergeNanosPerKiB()*over/band, left/(free/1024)), delayMax))))
 }
 
 // mergeNanosPerKiB is what recent merges took for a KiB.

@@ -165,6 +165,29 @@ func TestNoDelayWhileMemoryIsFree(t *testing.T) {
 	}
 }
 
+// TestFloorHoldsUntilTheMergeEnds: whatever memory is in use, the delay is no less, and the floor is bounded.
+func TestFloorHoldsUntilTheMergeEnds(t *testing.T) {
+	const floor = 3 * time.Millisecond
+	for used, without := range map[int64]time.Duration{30 << 20: 0, 40 << 20: slow(40 << 20).Delay()} {
+		f, now := slow(used), time.Now()
+		f.SetFloorLocked(floor)
+		f.UpdateLocked(used, 100<<20, now)
+		if d := f.Delay(); d != max(floor, without) {
+			t.Errorf("%d bytes in use: a delay of %v, without the floor %v", used, d, without)
+		}
+		f.SetFloorLocked(time.Hour)
+		f.UpdateLocked(used, 100<<20, now)
+		if d := f.Delay(); d != max(FloorMax, without) {
+			t.Errorf("%d bytes in use: a delay of %v with the largest floor", used, d)
+		}
+		f.EndMergeLocked()
+		f.UpdateLocked(used, 100<<20, now)
+		if d := f.Delay(); d != without {
+			t.Errorf("%d bytes in use: a delay of %v after the merge, without the floor %v", used, d, without)
+		}
+	}
+}
+
 // slow is the throttle of an engine whose merges took a millisecond a KiB, with so much memory in use of 100 MiB.
 func slow(used int64) *Throttle {
 	f, now := new(Throttle), time.Now()

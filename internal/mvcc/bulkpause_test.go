@@ -1,0 +1,127 @@
+package mvcc
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/epochkv/epochkv/internal/vfs"
+)
+
+// slowReads is a file system in which each read of the data file takes as long as delay says. It counts those that begin while counted
+// reports true.
+type slowReads struct {
+	vfs.FS
+	delay   atomic.Int64
+	counted func() bool
+	reads   atomic.Int64
+}
+
+// Open implements vfs.FS.
+func (s *slowReads) Open(name string, mode vfs.Mode) (vfs.File, error) {
+	f, err := s.FS.Open(name, mode)
+	if err != nil || !strings.HasSuffix(name, ".ekv") {
+		return f, err
+	}
+	return slowReadsFile{f, s}, nil
+}
+
+func (s *slowReads) wait() {
+	if d := s.delay.Load(); d > 0 {
+		if s.counted() {
+			s.reads.Add(1)
+		}
+		time.Sleep(time.Duration(d))
+	}
+}
+
+type slowReadsFile struct {
+	vfs.File
+	fs *slowReads
+}
+
+func (f slowReadsFile) ReadAt(p []byte, off int64) (int, error) {
+	f.fs.wait()
+	return f.File.ReadAt(p, off)
+}
+
+func (f slowReadsFile) ReadBatch(reqs []vfs.Request) error {
+	f.fs.wait()
+	return f.File.ReadBatch(reqs)
+}
+
+// TestCommitPauseOfABulkLoadIsShortOnASlowDevice: writers put random keys beside a bulk load, so that each version that the
+// load merges costs a read of a slow device, and they are faster than such a merge. The commit pause waits for few reads:
+// no more than lagMax has time for, in each worker, and as many for what is committed before the pause begins.
+func TestCommitPauseOfABulkLoadIsShortOnASlowDevice(t *testing.T) {
+	const (
+		count = 50_000
+		delay = time.Millisecond
+	)
+	fs := &slowReads{FS: vfs.NewMem()}
+	o := tiny(fs)
+	o.Storage.PageSize = 4096 // so that neighbours in the input rarely share an inner node
+	s := mustOpen(t, o)
+	key := func(i int) []byte { return binary.BigEndian.AppendUint64(nil, uint64(i)*0x9E3779B97F4A7C15) }
+	value := []byte(strings.Repeat("v", 300))
+	bulk := func(n, step int) BulkLoaded {
+		l, err := s.BeginBulkLoad()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range n {
+			if err := l.Add(key(i*step), value); err != nil {
+				t.Fatal(err)
+			}
+		}
+		out, err := l.Commit(context.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	bulk(count, 1)
+
+	var stop atomic.Bool
+	var writers sync.WaitGroup
+	var puts atomic.Int64
+	fs.counted = func() bool { return s.latches.table[stripes-1].state.Load()&latchHeld != 0 }
+	fs.delay.Store(int64(delay))
+	for g := range 4 {
+		x, random := mustSession(t, s), rand.New(rand.NewPCG(uint64(g), 7))
+		writers.Go(func() {
+			defer x.Close()
+			for !stop.Load() {
+				if _, err := put(x, string(key(random.IntN(count))), fmt.Sprint(g, string(value)), DurabilityAsync); err != nil {
+					t.Error(err)
+					return
+				}
+				puts.Add(1)
+				time.Sleep(delay / 4)
+			}
+		})
+	}
+	out := bulk(200, 250)
+	if d := s.engine.ThrottleDelayPerKiB(); d != 0 {
+		t.Errorf("writers are delayed by %v for each KiB after the load", d)
+	}
+	fs.delay.Store(0)
+	stop.Store(true)
+	s.StopThrottling()
+	writers.Wait()
+	most := 2 * int64(lagMax/delay) * int64(runtime.GOMAXPROCS(0))
+	t.Logf("%d puts; %d reads in a commit pause of %v", puts.Load(), fs.reads.Load(), out.CommitPause)
+	if n := fs.reads.Load(); n > most {
+		t.Errorf("the commit pause waited for %d reads, of %d puts; %d are expected at most", n, puts.Load(), most)
+	}
+}
