@@ -29,8 +29,8 @@ func TestStuckSyncShowsInHealthAndRecovers(t *testing.T) {
 	if code, body := httpGet(t, h, "/healthz"); code != http.StatusOK {
 		t.Fatalf("a healthy server: %d %s", code, body)
 	}
+	start := time.Now() // before the first probe that can be held up
 	release := h.holdSyncs(t)
-	start := time.Now()
 	h.put(t, "k", "w") // ASYNC: something for the probe to follow
 	eventually(t, "/healthz fails", func() bool { code, _ := httpGet(t, h, "/healthz"); return code == http.StatusServiceUnavailable })
 	if took := time.Since(start); took < 200*time.Millisecond {
