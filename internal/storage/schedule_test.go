@@ -1,8 +1,16 @@
 package storage
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"testing"
 	"time"
+
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/batch"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // TestImmutableMemtablesWaitWhileCommitsCome: they are merged together with those to come, and soon when no more come.
@@ -32,5 +40,65 @@ func TestImmutableMemtablesWaitWhileCommitsCome(t *testing.T) {
 	}
 	if err := b.engine.Close(); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestWorkOfAnIdleStoreEnds: after large deletions each merge that is scheduled makes a checkpoint, and soon none is
+// scheduled: also if a damaged page at the end of the file cannot be moved, so that the file stays as long as it is.
+func TestWorkOfAnIdleStoreEnds(t *testing.T) {
+	for _, damaged := range []bool{false, true} {
+		b := openBench(t, Options{PageSize: 512, MemoryBytes: 64 << 20, CacheBytes: 1 << 20, MemtableBytes: 256 << 10, SegmentBytes: 256 << 10})
+		b.put(0, 3000, 50)
+		b.checkpoint()
+		if damaged {
+			b.damageLastLeaf()
+		}
+		for i := range 3000 {
+			var w batch.Builder
+			w.Delete(keys.SpaceUser, fmt.Appendf(nil, "key-%05d", i))
+			b.commit(&w)
+		}
+		b.checkpoint()
+		at := []keys.Epoch{keys.Epoch(b.visible.Load())}
+		for round := 0; ; round++ {
+			work, before := b.engine.Schedule(time.Hour, at), b.engine.Stats().Checkpoints.Finished
+			if work == WorkNone {
+				break
+			}
+			if err := b.engine.Checkpoint(context.Background(), GCWatermarks{Visible: at[0], Snapshots: at}); err != nil {
+				t.Fatal(err)
+			}
+			if finished := b.engine.Stats().Checkpoints.Finished; finished == before || round == 200 {
+				t.Fatalf("damaged %v, round %d: work %v, %d checkpoints, then %d", damaged, round, work, before, finished)
+			}
+		}
+		st := b.engine.Stats()
+		if long := st.Pages.FileBytes/512 > 2*int64(st.Pages.Live)+128; long != damaged || long != (st.Damage.SkippedPages == 1) {
+			t.Errorf("damaged %v: %+v, %d skipped pages: the test tests nothing", damaged, st.Pages, st.Damage.SkippedPages)
+		}
+		if err := b.engine.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// damageLastLeaf overwrites the live leaf that is the farthest from the beginning of the file.
+func (b *bench) damageLastLeaf() {
+	b.t.Helper()
+	size := b.engine.pager.PageSize()
+	buf := make([]byte, size)
+	for id := b.engine.pager.PageCount() - 1; ; id-- {
+		if !b.engine.pager.IsLive(id) || b.engine.pager.ReadPage(id, buf) != nil || !page.IsTree(buf, 0) {
+			continue
+		}
+		f, err := b.fs.Open("db/data.ekv", vfs.ReadWrite)
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		_, err = f.WriteAt(make([]byte, size), int64(id)*int64(size))
+		if err := errors.Join(err, f.Close()); err != nil {
+			b.t.Fatal(err)
+		}
+		return
 	}
 }
