@@ -31,6 +31,7 @@ type replayer struct {
 	engine   *Engine
 	inserter memtable.Inserter
 	filled   []*generation // oldest first; the last one is being filled
+	newest   keys.Epoch    // of the records that were replayed
 	root     btree.Root    // of the tree, with everything before them
 	blocked  bool          // a merge failed on a full disk or on damage: the rest stays in memory, and checkpoints try again
 	merges   int
@@ -60,6 +61,7 @@ func (r *replayer) apply(epoch keys.Epoch, body []byte) error {
 	if err := r.progress(epoch); err != nil {
 		return err
 	}
+	r.newest = epoch
 	if len(body) == 0 {
 		return nil // a no-op record
 	}
@@ -119,11 +121,13 @@ func (r *replayer) makeRoom() error {
 	return r.mergeIfPossible()
 }
 
-// complete gives the cache its memory back.
+// complete gives the cache its memory back. After a repair of the log the tree may have newer versions than the log, from
+// an interrupted merge in steps. Reads take what a memtable has for newer, so the log is merged before the first one.
 func (r *replayer) complete() error {
 	e := r.engine
+	state := e.pager.State()
 	used := r.used()
-	if used > e.memory.immutableBytes.Load() {
+	if used > e.memory.immutableBytes.Load() || r.newest < logProof(&state).Durable {
 		if err := r.mergeIfPossible(); err != nil {
 			return err
 		}
