@@ -50,7 +50,8 @@ func (w *Write) Reset() {
 // Set adds "key becomes value" to the commit.
 func (w *Write) Set(key, value []byte) { w.Batch.Set(keys.SpaceUser, key, value) }
 
-// SetShared is Set without a copy of a long value, which must not change until the commit has returned.
+// SetShared is Set without a copy of a long value, which must not change until the commit has returned. The commit
+// releases it, however it ends: the write cannot be committed again, but with Reset.
 func (w *Write) SetShared(key, value []byte) { w.Batch.SetShared(keys.SpaceUser, key, value) }
 
 // Delete adds "key is deleted" to the commit.

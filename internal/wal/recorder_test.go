@@ -39,3 +39,25 @@ func TestRecordInPiecesIsTheRecordOfItsBytes(t *testing.T) {
 		}
 	}
 }
+
+// TestRecordOfAnotherLengthIsNotPublished: its checksum would be right, and no start could read its body.
+func TestRecordOfAnotherLengthIsNotPublished(t *testing.T) {
+	const size = 100
+	length := uint32(recordHeaderSize + size)
+	for _, filled := range []int{size - 1, size + 1} {
+		s := &Segment{buffer: make([]byte, recordSpace(length)), durable: &paddedEpoch{}, limit: 1 << 20}
+		r := s.Record(Reservation{Epoch: 1, length: length})
+		r.Append(make([]byte, filled))
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("a body of %d bytes was published in a record for %d", filled, size)
+				}
+			}()
+			r.Publish()
+		}()
+		if *firstWord(s.buffer) != 0 {
+			t.Errorf("the record of %d bytes is published", filled)
+		}
+	}
+}

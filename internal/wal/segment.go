@@ -226,6 +226,9 @@ func (r *Recorder) sumFilled(end int) {
 
 // Publish completes the record, whose body is complete. It is called once.
 func (r *Recorder) Publish() {
+	if r.filled != int(r.length) {
+		panic("wal: a body has not the length of its reservation")
+	}
 	r.sumFilled(len(r.record))
 	publishRecord(r.record, r.sum, r.length)
 }

@@ -13,6 +13,9 @@ import (
 // ErrDuplicateKey means that one batch names a key twice.
 var ErrDuplicateKey = errors.New("batch: key named twice")
 
+// ErrReleased means that a batch is used again although its shared values were released.
+var ErrReleased = errors.New("batch: the shared values were released")
+
 // DuplicateKeyError names the key (without its keyspace byte) that a batch holds twice. It matches
 // ErrDuplicateKey.
 type DuplicateKeyError struct{ Key []byte }
@@ -67,7 +70,8 @@ func (b *Builder) Reset() {
 	b.valueMax, b.payload, b.outside, b.sets = 0, 0, 0, 0
 }
 
-// ReleaseShared drops the references to the values of SetShared. The body is not valid any more.
+// ReleaseShared drops the references to the values of SetShared, after which their owner may change them. If there are
+// any, the body is not valid any more, and Finish returns ErrReleased until Reset.
 func (b *Builder) ReleaseShared() { clear(b.shared) }
 
 // MemoryBytes is about how many bytes of memory the builder occupies.
@@ -153,6 +157,9 @@ func (b *Builder) Deletes(i int) bool { return keys.Kind(b.buf[b.spans[i].opStar
 // Finish sorts the operations and returns the body, which aliases the builder and is valid until
 // Reset. A key named twice is a *DuplicateKeyError.
 func (b *Builder) Finish() (*Body, error) {
+	if len(b.shared) > 0 && b.shared[0] == nil {
+		return nil, ErrReleased
+	}
 	if len(b.buf) == 0 {
 		b.buf = appendHeader(b.buf, 0)
 	}
