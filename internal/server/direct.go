@@ -176,12 +176,13 @@ func (c *directClient) Status(err error) *status.Status {
 
 // Cancelled implements transport.Client.
 func (c *directClient) Cancelled(r transport.Request) {
-	p := c.server.direct.pipelines.take(r)
-	if p == nil {
+	if directMethods[r.Method()-1] != telemetry.MethodPipeline {
 		c.acks.cancel(c, r)
 		return
 	}
-	p.observe(codes.Canceled)
+	if p := c.server.direct.pipelines.take(r); p != nil {
+		p.observe(codes.Canceled)
+	} // otherwise it has ended with a status that its client does not wait for
 	c.server.drain.receivers.Go(func() { c.acks.cancel(c, r) }) // a pipeline's mutex comes before the connection's
 }
 
@@ -192,6 +193,7 @@ func (c *directClient) Closed(cause error) {
 		c.server.log.Warn("a connection is closed because its client does not take its answers", "peer", c.conn.RemoteAddr().String(),
 			"bytes", c.waitingBytes(), "message_timeout", c.server.config.MessageTimeout)
 	}
+	c.acks.close()
 	c.connection.close()
 	c.server.connections.open.Add(-1)
 	c.connection.end(&c.server.admission)

@@ -19,6 +19,7 @@ type directAcks struct {
 	running bool        // a goroutine waits
 	timer   *time.Timer // ends what is late
 	due     time.Time   // when the timer fires; zero: never
+	closed  bool        // the connection has ended
 }
 
 // await answers a when it may be told.
@@ -40,7 +41,7 @@ func (c *directClient) await(a *directAnswer) {
 
 // watchLocked sets the timer, if no earlier one is set.
 func (q *directAcks) watchLocked(c *directClient, deadline time.Time) {
-	if deadline.IsZero() || !q.due.IsZero() && !deadline.Before(q.due) {
+	if deadline.IsZero() || !q.due.IsZero() && !deadline.Before(q.due) || q.closed {
 		return
 	}
 	q.due = deadline
@@ -48,6 +49,16 @@ func (q *directAcks) watchLocked(c *directClient, deadline time.Time) {
 		q.timer = time.AfterFunc(time.Until(deadline), func() { q.expire(c) })
 	} else {
 		q.timer.Reset(time.Until(deadline))
+	}
+}
+
+// close stops the timer, which would keep the connection's memory up to a deadline of hours.
+func (q *directAcks) close() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.closed = true
+	if q.timer != nil {
+		q.timer.Stop()
 	}
 }
 

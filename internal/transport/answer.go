@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"context"
 	"encoding/base64"
 	"encoding/binary"
 	"strconv"
@@ -303,6 +304,10 @@ func (c *Conn) failLocked(s *stream, st *status.Status) {
 		block = appendNamed(block, 0, hpackContentType, "application/grpc")
 	}
 	c.sendBlockLocked(s, appendStatus(block, st), true)
+	if s.messages != nil {
+		s.cancelLocked(context.Canceled)
+		c.client.Cancelled(Request{conn: c, stream: s, id: s.id})
+	}
 	c.removeLocked(s)
 }
 

@@ -30,11 +30,11 @@ type bridge struct {
 	received []byte // and not read
 	closed   bool   // nothing is read any more
 	ending   bool   // the handler has returned: what it still writes need not wait
-	allowed  int    // messages that may still be begun
+	allowed  int    // messages that may still be begun; -1 if the second was before it was asked for
 	prefixed int    // bytes read of the prefix of the message at hand
 	prefix   [grpcPrefixBytes]byte
 	left     int // bytes to read of the message at hand
-	reserved int // what Receive has admitted for it
+	reserved int // what Receive has admitted for it, and for the first
 	begun    int // messages
 }
 
@@ -183,7 +183,7 @@ func (b *bridge) readLocked(p []byte) (int, error) {
 			return 0, io.ErrUnexpectedEOF
 		}
 		return 0, io.EOF
-	case len(b.received) == 0 || b.left == 0 && b.prefixed == 0 && b.allowed == 0:
+	case len(b.received) == 0 || !b.mayReadLocked():
 		return 0, nil
 	}
 	if b.left == 0 {
@@ -193,6 +193,13 @@ func (b *bridge) readLocked(p []byte) (int, error) {
 	b.left -= n
 	b.takeLocked(n)
 	return n, nil
+}
+
+// mayReadLocked reports whether the handler has asked for the message at hand. Handlers of methods
+// with one request do not ask whether there is another, so the second may be read when the client
+// has ended its side: all of it has come, and no more can.
+func (b *bridge) mayReadLocked() bool {
+	return b.left > 0 || b.prefixed > 0 || b.allowed > 0 || b.begun == 1 && b.stream.recvEnded
 }
 
 func (b *bridge) takeLocked(n int) {
@@ -219,7 +226,7 @@ func (b *bridge) readPrefixLocked(p []byte) (int, error) {
 			b.conn.failLocked(b.stream, b.conn.client.Status(b.later(err)))
 			return 0, errNotAdmitted
 		}
-		b.reserved = b.left
+		b.reserved += b.left
 	}
 	return n, nil
 }
@@ -243,14 +250,18 @@ func (b *bridge) laterIncomplete(err error) error {
 
 // Close implements io.Closer for the request's body.
 func (b *bridge) Close() error {
-	c := b.conn
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	b.conn.mu.Lock()
+	defer b.conn.mu.Unlock()
+	b.closeLocked()
+	return nil
+}
+
+// closeLocked drops what has come and will not be read.
+func (b *bridge) closeLocked() {
 	b.closed = true
-	c.takenLocked(len(b.received))
+	b.conn.takenLocked(len(b.received))
 	b.received = nil
 	b.wakeLocked()
-	return nil
 }
 
 // Header implements http.ResponseWriter.
@@ -327,6 +338,7 @@ func (b *bridge) end() {
 	}
 	c, s := b.conn, b.stream
 	c.mu.Lock()
+	b.closeLocked()
 	b.releaseLocked()
 	if !s.gone {
 		s.trailers, s.last = trailers, true

@@ -44,7 +44,7 @@ type Conn struct {
 type reader struct {
 	in         input
 	headers    headers
-	control    int  // control frames since the last request
+	control    controlCount
 	emptyData  int  // empty data frames since the last other frame
 	handshaken bool // the client's first settings have come
 }
@@ -55,6 +55,8 @@ type streamTable struct {
 	free       *stream
 	lastStream uint32 // newest stream that the client has opened
 	open       int    // streams, and bridged handlers that have not returned
+
+	streamsMost int // that were in the map at once
 }
 
 // windows are what a connection may receive and send.
@@ -79,7 +81,6 @@ type phase struct {
 const (
 	windowMax    = math.MaxInt32 // HTTP/2's
 	firstWindow  = 65535         // HTTP/2's default
-	controlMax   = 10_000        // control frames in a row without a request
 	emptyDataMax = 1_000
 )
 
@@ -96,6 +97,7 @@ func newConn(t *Server, raw net.Conn) *Conn {
 	c.headers.init(t.options.HeaderBytes)
 	c.out.room.L = &c.mu
 	c.liveness.init(time.Now())
+	c.control.since = c.liveness.started
 	return c
 }
 
@@ -200,12 +202,12 @@ type execution struct {
 
 // execute executes a request. It reports whether the goroutine still has the reader role.
 func (c *Conn) execute(l Lane, w execution) bool {
-	c.control = 0
+	c.control.frames = 0
+	role := c.role.Load() + 1
+	c.role.Store(role) // before the look at watched: the watchdog stores watched and then looks at the role
 	if !c.watched.Load() {
 		c.server.watchdog.watch(c)
 	}
-	role := c.role.Load() + 1
-	c.role.Store(role)
 	if w.messages {
 		c.executeMessages(l, w.request.stream, w.message)
 	} else {

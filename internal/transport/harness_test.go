@@ -25,20 +25,22 @@ const (
 	pathBlock  = "/test/Block"  // waits until the service is released
 	pathStream = "/test/Stream" // answers each message with itself
 	pathLarge  = "/test/Large"  // answers with largeBytes
+	pathHeld   = "/test/Held"   // takes one message, and never asks for more
 )
 
 const largeBytes = 300 << 10
 
 // service counts what a server takes and gives back.
 type service struct {
-	release  chan struct{} // ends requests for pathBlock
-	clients  atomic.Int64
-	streams  atomic.Int64
-	received atomic.Int64 // bytes
-	lanes    atomic.Int64
-	executed atomic.Int64
-	held     atomic.Int64 // answers that the transport has not released
-	refuse   atomic.Bool  // Receive refuses
+	release   chan struct{} // ends requests for pathBlock
+	clients   atomic.Int64
+	streams   atomic.Int64
+	received  atomic.Int64 // bytes
+	lanes     atomic.Int64
+	executed  atomic.Int64
+	cancelled atomic.Int64
+	held      atomic.Int64 // answers that the transport has not released
+	refuse    atomic.Bool  // Receive refuses
 }
 
 func (s *service) Connect(*Conn) Client { s.clients.Add(1); return client{s} }
@@ -46,13 +48,13 @@ func (s *service) Connect(*Conn) Client { s.clients.Add(1); return client{s} }
 type client struct{ *service }
 
 func (client) Fast(path string) int {
-	return map[string]int{pathEcho: 1, pathBlock: 2, pathStream: 3, pathLarge: 4}[path]
+	return map[string]int{pathEcho: 1, pathBlock: 2, pathStream: 3, pathLarge: 4, pathHeld: 5}[path]
 }
 func (c client) Lane() Lane              { c.lanes.Add(1); return lane(c) }
 func (c client) OpenStream(string) error { c.streams.Add(1); return nil }
 func (c client) CloseStream()            { c.streams.Add(-1) }
 func (c client) Received(bytes int)      { c.received.Add(-int64(bytes)) }
-func (client) Cancelled(Request)         {}
+func (c client) Cancelled(Request)       { c.cancelled.Add(1) }
 func (c client) Closed(error)            { c.clients.Add(-1) }
 func (client) Status(err error) *status.Status {
 	return status.New(codes.ResourceExhausted, err.Error())
@@ -67,10 +69,13 @@ func (c client) Receive(bytes int) error {
 }
 
 func (c client) Messages(r Request) (Messages, error) {
-	if r.Method() != 3 {
-		return nil, nil //nolint:nilnil // as the interface says
+	switch r.Method() {
+	case 3:
+		return &echoStream{request: r}, nil
+	case 5:
+		return heldStream{}, nil
 	}
-	return &echoStream{request: r}, nil
+	return nil, nil //nolint:nilnil // as the interface says
 }
 
 type echoStream struct{ request Request }
@@ -122,10 +127,7 @@ func start(t testing.TB, adjust ...func(*Options)) (*service, *Server, string) {
 		f(&o)
 	}
 	s := &service{release: make(chan struct{})}
-	server := New(o, s, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_, _ = io.Copy(io.Discard, r.Body)
-		w.WriteHeader(http.StatusOK)
-	}))
+	server := New(o, s, http.HandlerFunc(handle))
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -74,6 +74,21 @@ func (c *Conn) waitsLocked() bool {
 	return false
 }
 
+// idleAfter is how long a connection is silent before it gives back the buffers that its bursts
+// have grown.
+const idleAfter = 100 * time.Millisecond
+
+// shrinkLocked gives back what a connection keeps to be used again.
+func (c *Conn) shrinkLocked() {
+	if c.out.flushing || len(c.out.buf) > 0 || c.open > 0 || len(c.streams) > 0 || len(c.senders) > 0 {
+		return
+	}
+	c.out.buf, c.out.spare, c.senders, c.free = nil, nil, nil, nil
+	if c.streamsMost > 0 {
+		c.streams, c.streamsMost = map[uint32]*stream{}, 0 // a map never gets smaller
+	}
+}
+
 // drainPingTimeout is how long a client that drains may take to answer the ping.
 const drainPingTimeout = time.Second
 
@@ -105,6 +120,9 @@ func (c *Conn) check(now time.Time) {
 		l.pinged = true
 		c.out.buf = appendPing(c.out.buf, keepalivePing)
 		l.written += 17
+	}
+	if l.pinged || now.Sub(l.signAt) > idleAfter {
+		c.shrinkLocked()
 	}
 	if c.draining && now.Sub(c.drainAt) > drainPingTimeout {
 		c.goAwayLocked()

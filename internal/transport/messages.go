@@ -94,6 +94,18 @@ func (c *Conn) consumedLocked(s *stream, n int) {
 	c.widenLocked(s, n-counted)
 }
 
+// dropMessagesLocked drops what has come and will not be executed, and lets the client send as much
+// on other streams.
+func (c *Conn) dropMessagesLocked(s *stream) {
+	m, n := s.messages, len(s.message.body)
+	if !m.within { // otherwise they are bytes of the message that is executed
+		n -= m.widened
+		m.widened = 0
+	}
+	c.takenLocked(n)
+	s.message.body = nil
+}
+
 // nextMessageLocked takes the next message, if it is complete and may be executed, and what is
 // reserved for it.
 func (c *Conn) nextMessageLocked(s *stream) (whole []byte, reserved int) {

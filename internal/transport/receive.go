@@ -28,7 +28,7 @@ func (c *Conn) handle(f frame) (execution, error) {
 	case http2.FrameContinuation:
 		return execution{}, c.handleContinuation(f)
 	}
-	if c.control++; c.control > controlMax {
+	if c.floods() {
 		return execution{}, excess("too many control frames")
 	}
 	switch f.kind {
@@ -212,6 +212,9 @@ func (c *Conn) handleBlock(id uint32, block []byte, end bool) error {
 		return nil
 	}
 	if id <= c.lastStream {
+		if l.pseudo {
+			return protocolError("a request on a stream that is not new")
+		}
 		c.out.buf = appendReset(c.out.buf, id, http2.ErrCodeStreamClosed)
 		return nil
 	}
@@ -310,17 +313,23 @@ func (c *Conn) handleSettings(f frame) error {
 	defer c.mu.Unlock()
 	c.handshaken = true
 	c.liveness.handshaken = true
+	window := c.streamWindow
 	for b := f.payload; len(b) > 0; b = b[settingBytes:] {
 		id, value := http2.SettingID(binary.BigEndian.Uint16(b)), binary.BigEndian.Uint32(b[2:])
-		if err := c.setLocked(id, value); err != nil {
+		if err := c.setLocked(id, value, &window); err != nil {
 			return err
 		}
+	}
+	if err := c.setStreamWindowLocked(window); err != nil {
+		return err
 	}
 	c.out.buf = appendFrameHeader(c.out.buf, 0, http2.FrameSettings, http2.FlagSettingsAck, 0)
 	return nil
 }
 
-func (c *Conn) setLocked(id http2.SettingID, value uint32) error {
+// setLocked follows a setting. The first window of streams is left to the caller, because each
+// change of it costs a look at every stream.
+func (c *Conn) setLocked(id http2.SettingID, value uint32, window *int) error {
 	switch id {
 	case http2.SettingHeaderTableSize:
 		c.encoder.setTableSize(value)
@@ -332,18 +341,27 @@ func (c *Conn) setLocked(id http2.SettingID, value uint32) error {
 		if value > windowMax {
 			return connError{code: http2.ErrCodeFlowControl, text: "INITIAL_WINDOW_SIZE is above 2^31-1"}
 		}
-		change := int(value) - c.streamWindow
-		c.streamWindow = int(value)
-		for _, s := range c.streams {
-			if s.sendWindow += change; s.sendWindow > windowMax {
-				return connError{code: http2.ErrCodeFlowControl, text: "a window is above 2^31-1"}
-			}
-			c.queueLocked(s)
-		}
+		*window = int(value)
 	case http2.SettingMaxFrameSize:
 		if value < framePayloadMax || value > 1<<24-1 {
 			return protocolError("MAX_FRAME_SIZE is out of its range")
 		}
+	}
+	return nil
+}
+
+// setStreamWindowLocked changes the first window of streams, and those of open streams as much.
+func (c *Conn) setStreamWindowLocked(window int) error {
+	change := window - c.streamWindow
+	if change == 0 {
+		return nil
+	}
+	c.streamWindow = window
+	for _, s := range c.streams {
+		if s.sendWindow += change; s.sendWindow > windowMax {
+			return connError{code: http2.ErrCodeFlowControl, text: "a window is above 2^31-1"}
+		}
+		c.queueLocked(s)
 	}
 	return nil
 }

@@ -1,6 +1,10 @@
 package transport
 
-import "golang.org/x/net/http2"
+import (
+	"slices"
+
+	"golang.org/x/net/http2"
+)
 
 // queueLocked puts a stream into the queue of senders if it has something to send.
 func (c *Conn) queueLocked(s *stream) {
@@ -23,7 +27,9 @@ func (c *Conn) pumpLocked() {
 		kept := c.senders[:0]
 		for i, s := range c.senders {
 			if len(c.out.buf) >= outMax {
+				sent := len(kept)
 				kept = append(kept, c.senders[i:]...)
+				rotate(kept, sent) // those that had no turn are the next
 				break
 			}
 			c.sendFrameLocked(s)
@@ -36,6 +42,13 @@ func (c *Conn) pumpLocked() {
 			return // the connection's window is used up
 		}
 	}
+}
+
+// rotate moves the first n streams to the end.
+func rotate(streams []*stream, n int) {
+	slices.Reverse(streams[:n])
+	slices.Reverse(streams[n:])
+	slices.Reverse(streams)
 }
 
 // sendFrameLocked sends the next frame of a stream.

@@ -151,6 +151,7 @@ func (c *Conn) newStreamLocked(id uint32) *stream {
 	*s = stream{conn: c, id: id, message: message{body: s.message.body[:0]}, sending: sending{pending: s.pending[:0], sendWindow: c.streamWindow}}
 	s.recvWindow = c.server.options.StreamWindow
 	c.streams[id] = s
+	c.streamsMost = max(c.streamsMost, len(c.streams))
 	return s
 }
 
@@ -177,6 +178,9 @@ func (c *Conn) removeLocked(s *stream) {
 	}
 	s.releases = nil
 	c.endMessage(&s.message)
+	if s.messages != nil {
+		c.dropMessagesLocked(s)
+	}
 	if !s.recvEnded && !s.conn.ended { // the client may send more: it must not, and is not waited for
 		c.out.buf = appendReset(c.out.buf, s.id, http2.ErrCodeNo)
 	}

@@ -87,7 +87,8 @@ type Client interface {
 	Received(bytes int)
 
 	// Cancelled is called when a fast request that has not been answered, or a stream of messages
-	// that has not ended, is cancelled by the client. The connection's mutex is held meanwhile.
+	// that has not ended, is cancelled by the client, or when the transport fails such a stream. The
+	// connection's mutex is held meanwhile.
 	Cancelled(r Request)
 
 	// Status maps an error to what is sent: those of OpenStream, Messages and Receive, ErrIncomplete,

@@ -30,7 +30,7 @@ func (w *watchdog) watch(c *Conn) {
 		return
 	}
 	w.mu.Lock()
-	w.list = append(w.list, &watchedConn{conn: c, role: c.role.Load()})
+	w.list = append(w.list, &watchedConn{conn: c, role: c.role.Load() - 1}) // so it has a whole tick
 	first := len(w.list) == 1
 	w.mu.Unlock()
 	if first {
@@ -74,7 +74,9 @@ func (w *watchdog) tick() int {
 			at.role = role
 		case role%2 == 0: // it rests
 			at.conn.watched.Store(false)
-			continue
+			if at.conn.role.Load() == role || at.conn.watched.Swap(true) {
+				continue
+			} // it has begun to execute meanwhile, and has not seen that it is not watched
 		case at.conn.role.CompareAndSwap(role, role+1):
 			at.conn.server.goroutines.Go(at.conn.takeRole)
 			at.role = role + 1

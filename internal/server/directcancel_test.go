@@ -1,0 +1,106 @@
+package server
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/vfs"
+)
+
+func withDirect(c *config.Config) { c.Transport = config.TransportDirect }
+
+// TestFailedPipelinesAreForgotten: a pipeline whose deadline passes is not counted any more, before
+// the server drains.
+func TestFailedPipelinesAreForgotten(t *testing.T) {
+	h := mustStart(t, withDirect)
+	ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
+	defer cancel()
+	stream, err := h.kv.Pipeline(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Recv(); status.Code(err) != codes.DeadlineExceeded {
+		t.Fatalf("got %v", err)
+	}
+	eventually(t, "no stream is open", func() bool { return h.counters.streams.Load() == 0 })
+	h.direct.pipelines.mu.Lock()
+	defer h.direct.pipelines.mu.Unlock()
+	if n := len(h.direct.pipelines.all); n != 0 {
+		t.Errorf("%d pipelines are kept", n)
+	}
+}
+
+// TestEndedConnectionsHaveNoTimer: an ended connection is not kept by the deadlines of its requests.
+func TestEndedConnectionsHaveNoTimer(t *testing.T) {
+	c := new(directClient)
+	q := &c.acks
+	q.watchLocked(c, time.Now().Add(time.Hour))
+	q.close()
+	if q.timer.Stop() {
+		t.Error("the timer still ran")
+	}
+	q.due = time.Time{}
+	q.watchLocked(c, time.Now().Add(time.Hour))
+	if q.timer.Stop() {
+		t.Error("the timer ran again")
+	}
+}
+
+// TestCancelledPipelinesTakeNoLockOfThemselves: the transport says that a pipeline is cancelled
+// while it holds the connection's mutex, for which a holder of the pipeline's mutex may wait.
+func TestCancelledPipelinesTakeNoLockOfThemselves(t *testing.T) {
+	h := mustStart(t, withDirect)
+	until := make(chan struct{})
+	rule := h.faults.Inject(vfs.Rule{Op: vfs.OpSyncData, Name: "*.log", Fault: vfs.Slow, Until: until})
+	defer close(until)
+	defer rule.Remove()
+	stream, err := h.kv.Pipeline(testContext(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	put := &pb.PipelineRequest{Id: 1, Request: &pb.PipelineRequest_Put{Put: &pb.PutRequest{Key: []byte("k"), Durability: pb.Durability_DURABILITY_SYNC}}}
+	if err := stream.Send(put); err != nil {
+		t.Fatal(err)
+	}
+	var p *directPipeline
+	eventually(t, "the answer waits", func() bool {
+		p = h.anyPipeline()
+		return p != nil && p.waits() == 1
+	})
+	h.direct.pipelines.take(p.request) // as at its end with an error
+	p.mu.Lock()
+	cancelled := make(chan struct{})
+	go func() {
+		p.client.Cancelled(p.request)
+		close(cancelled)
+	}()
+	select {
+	case <-cancelled:
+	case <-time.After(5 * time.Second):
+		t.Error("the cancellation waits for the pipeline's mutex")
+	}
+	p.mu.Unlock()
+	<-cancelled
+	h.direct.pipelines.add(p) // for the stream's own end
+}
+
+func (s *Server) anyPipeline() *directPipeline {
+	s.direct.pipelines.mu.Lock()
+	defer s.direct.pipelines.mu.Unlock()
+	for _, p := range s.direct.pipelines.all {
+		return p
+	}
+	return nil
+}
+
+func (p *directPipeline) waits() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.waiting
+}
