@@ -26,6 +26,18 @@ const CheckpointBuckets = 16
 // CheckpointBound is the upper bound of bucket i but the last, which has none.
 func CheckpointBound(i int) time.Duration { return 4 * time.Millisecond << i }
 
+// CheckpointStats describes the checkpoints that built the tree.
+type CheckpointStats struct {
+	Newest            uint64 // number of the newest state
+	Finished          uint64
+	Time              time.Duration
+	Durations         [CheckpointBuckets]uint64 // see CheckpointBound
+	LeafPages         uint64                    // written
+	InnerPages        uint64                    // written
+	VersionsDropped   uint64
+	TombstonesDropped uint64
+}
+
 // checkpointed counts a checkpoint that took d.
 func (c *counters) checkpointed(d time.Duration) {
 	c.checkpoints.Add(1)

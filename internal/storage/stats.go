@@ -70,18 +70,6 @@ type TreeStats struct {
 	DeadVersionRatio float64 // superseded versions and tombstones, as a part of the tree; rounded up
 }
 
-// CheckpointStats describes the checkpoints that built the tree.
-type CheckpointStats struct {
-	Newest            uint64 // number of the newest state
-	Finished          uint64
-	Time              time.Duration
-	Durations         [CheckpointBuckets]uint64 // see CheckpointBound
-	LeafPages         uint64                    // written
-	InnerPages        uint64                    // written
-	VersionsDropped   uint64
-	TombstonesDropped uint64
-}
-
 // VacuumStats counts the leaves that checkpoints rewrite only to drop dead versions.
 type VacuumStats struct {
 	Leaves   uint64 // rewritten
