@@ -210,11 +210,6 @@ func transportCases(t *testing.T) map[string]struct {
 			_ = x.encoder.WriteField(hpack.HeaderField{Name: "some", Value: "trailer"})
 			_ = x.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: x.block.Bytes(), EndHeaders: true, EndStream: true})
 		}, "gRPC has no trailers of requests; grpc-go ends the connection, the direct transport the request"},
-		"data after the end": {send: func(x *exchange) {
-			x.open(1, scanPath, false, "grpc-timeout", "1S")
-			x.data(1, true, []byte{0})
-			x.data(1, false, []byte{0})
-		}},
 		"upper case":                {send: whole(getPath, get, "Some", "thing")},
 		"connection":                {send: whole(getPath, get, "connection", "close")},
 		"admin with two messages":   {send: whole("/epochkv.v1.Admin/Status", make([]byte, 10))},

@@ -207,6 +207,9 @@ func (c *Conn) handleBlock(id uint32, block []byte, end bool) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.ended { // what was read before opens nothing: its end would not come
+		return errAllSent
+	}
 	if s := c.streams[id]; s != nil {
 		c.trailersLocked(s, l, end)
 		return nil

@@ -83,8 +83,8 @@ func TestStreamsThatEndEarlyGiveTheirWindowBack(t *testing.T) {
 					t.Fatalf("status %s", st)
 				}
 				stream += 2
+				eventually(t, "all streams have ended", func() bool { return server.onlyConn().openStreams() == 0 })
 			}
-			eventually(t, "all streams have ended", func() bool { return server.onlyConn().openStreams() == 0 })
 			c := server.onlyConn()
 			c.mu.Lock()
 			defer c.mu.Unlock()
@@ -237,6 +237,25 @@ func TestRequestsOnOldStreamsEndTheConnection(t *testing.T) {
 			t.Errorf("stream %d: %v (sent: %v)", stream, code, sent)
 		}
 	}
+}
+
+// TestEndedConnectionsOpenNoStream: frames that were read before the end of their connection open no
+// streams, which nothing would end.
+func TestEndedConnectionsOpenNoStream(t *testing.T) {
+	a, b := net.Pipe()
+	defer b.Close()
+	s := &service{}
+	c := newConn(&Server{options: testOptions(), service: s, handler: http.HandlerFunc(handle), conns: map[*Conn]struct{}{}}, a)
+	c.client = client{s}
+	c.close(errAllSent)
+	block := appendLiteral(appendString([]byte{0x83, 0x86, 0x04}, "/test/Unknown"), "content-type", "application/grpc")
+	if err := c.handleBlock(1, block, false); err == nil {
+		t.Error("a stream was opened")
+	}
+	if n := c.openStreams(); n != 0 {
+		t.Errorf("%d streams are open", n)
+	}
+	c.server.goroutines.Wait()
 }
 
 // TestWatchdogMissesNoRequest: a request that begins while the watchdog takes its connection from

@@ -178,7 +178,7 @@ class TestScans(ServerTest):
         self.assertEqual((sum(p.count for p in pages), sum(len(p.entries) for p in pages)), (200, 0))
 
     def test_a_token_continues_at_the_same_epoch(self):
-        first = self.pages(limit=50)
+        first = self.pages(limit=50, tokens=kv_pb2.RESUME_TOKENS_ALL)
         self.put(b"s/100", b"changed since")
         self.kv.Delete(kv_pb2.DeleteRequest(key=b"s/150"), timeout=TIMEOUT)
         rest = self.pages(resume_token=first[-1].resume_token)
