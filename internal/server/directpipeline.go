@@ -147,7 +147,7 @@ func (p *directPipeline) serve(l *lane, message []byte) bool {
 		p.keepValue(&a)
 		p.await(&a)
 		return true
-	default: // visibility is a matter of microseconds, and the next write would wait for it anyway
+	default: // visibility is a matter of microseconds
 		if err := w.wait(p.ctx, p.server.store); err != nil {
 			a.err = err
 		}
