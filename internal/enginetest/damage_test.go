@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	iofs "io/fs"
 	"maps"
 	"path"
 	"slices"
@@ -26,7 +27,17 @@ type image map[string][]byte
 
 func mustRead(t testing.TB, fs vfs.FS) image {
 	t.Helper()
-	all := image{}
+	for {
+		if all, ok := readAll(t, fs); ok {
+			return all
+		}
+	}
+}
+
+// readAll reports false if a file was renamed meanwhile: the log prepares segments in the background.
+func readAll(t testing.TB, fs vfs.FS) (all image, ok bool) {
+	t.Helper()
+	all = image{}
 	for _, dir := range []string{"db", "db/wal"} {
 		names, err := fs.List(dir)
 		if err != nil {
@@ -36,10 +47,17 @@ func mustRead(t testing.TB, fs vfs.FS) image {
 			if name == "wal" || name == "LOCK" {
 				continue
 			}
-			all[path.Join(dir, name)] = readFile(t, fs, path.Join(dir, name))
+			f, err := fs.Open(path.Join(dir, name), vfs.ReadOnly)
+			if errors.Is(err, iofs.ErrNotExist) {
+				return nil, false
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			all[path.Join(dir, name)] = readOpen(t, f)
 		}
 	}
-	return all
+	return all, true
 }
 
 func readFile(t testing.TB, fs vfs.FS, name string) []byte {
@@ -48,6 +66,12 @@ func readFile(t testing.TB, fs vfs.FS, name string) []byte {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return readOpen(t, f)
+}
+
+// readOpen reads a file and closes it.
+func readOpen(t testing.TB, f vfs.File) []byte {
+	t.Helper()
 	size, err := f.Size()
 	if err != nil {
 		t.Fatal(err)

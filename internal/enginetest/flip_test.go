@@ -253,6 +253,38 @@ func (f *flipped) check(files image, id page.ID, kind page.Type, what string) {
 	}
 }
 
+// TestVerifyReportsADamagedMapBesideLostReferences: values whose references cannot be read are
+// missing in the accounts, and that is no reason to report less of a damaged allocation map.
+func TestVerifyReportsADamagedMapBesideLostReferences(t *testing.T) {
+	files, _ := killed(t, false)
+	clean := files[dataFile]
+	for id, below := range keysBelow(t, files.files(t)) {
+		if at := int(id) * 512; below["large-3"] && page.ReadHeader(clean[at:]).Type == page.TypeLeaf {
+			clean[at+100] ^= 1
+		}
+	}
+	maps := 0
+	for id := 0; (id+1)*512 <= len(clean); id++ {
+		if page.ReadHeader(clean[id*512:]).Type != page.TypeArray {
+			continue
+		}
+		data := slices.Clone(clean)
+		data[id*512+100] ^= 1
+		files[dataFile] = data
+		report, err := inspect.VerifyDir(context.Background(), files.files(t), "db", inspect.VerifyOptions{})
+		if err != nil {
+			t.Errorf("page %d: %v", id, err)
+			continue
+		}
+		if slices.ContainsFunc(report.Damages, func(d inspect.Damage) bool { return d.Kind == inspect.DamageAllocationMap }) {
+			maps++
+		}
+	}
+	if maps == 0 {
+		t.Error("no page of the allocation map was hit")
+	}
+}
+
 // inRange reports whether a page has the key, or would have it: the key was deleted, and the page
 // has one of its neighbours.
 func (f *flipped) inRange(id page.ID, key string) bool {

@@ -43,7 +43,7 @@ func (v *verifier) run(state *storage.DurableState) (*VerifyReport, error) {
 		v.total = uint64(pages.LivePages())
 		err = v.accounts(pages.Audit(v.reachable))
 	} else if err = v.damageOr(err, DamageAllocationMap); err == nil {
-		err = v.reachable(v.reachOnce())
+		err = v.accounts(v.reachable(v.reachOnce()))
 	}
 	if err != nil {
 		return nil, err
