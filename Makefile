@@ -39,7 +39,7 @@ test: ## Run every test of the server module
 
 race: ## Run every test under the race detector
 	$(GO) test -race -timeout 15m ./...
-	$(GO) test -race -timeout 15m ./internal/server -transport direct
+	$(GO) test -race -timeout 15m ./internal/server -transport direct -run '(?i)pipeline|drain|stuck|deadline|cancel|unread|alike|reveal|late|transaction|commit|batch|connection'
 
 test-invariants: ## Run every test with the expensive assertions compiled in
 	$(GO) test -tags invariants -timeout $(TEST_TIMEOUT) ./...
