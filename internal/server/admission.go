@@ -116,6 +116,19 @@ func (a *admission) enter(conn *connection, sh share, bytes int) bool {
 	return false
 }
 
+// enterKind is enter for a request of a kind. A request whose answer cannot be refused once it exists
+// is refused while no answer would be admitted.
+func (a *admission) enterKind(conn *connection, k kind, sh share, bytes int) bool {
+	if !a.enter(conn, sh, bytes) {
+		return false
+	}
+	if k == kindWriteAndRead && a.answersFull(conn) {
+		a.leave(conn, sh, bytes)
+		return false
+	}
+	return true
+}
+
 func (a *admission) leave(conn *connection, sh share, bytes int) {
 	if bytes >= countedBytesMin {
 		conn.leave(sh, int64(bytes))

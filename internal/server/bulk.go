@@ -15,7 +15,7 @@ import (
 // BulkLoad implements KV.
 func (s *kvService) BulkLoad(stream grpc.ClientStreamingServer[pb.BulkLoadRequest, pb.BulkLoadResponse]) error {
 	return s.serveStream(stream.Context(), telemetry.MethodBulkLoad, func(conn *connection) error {
-		if err := s.admit(stream.Context(), conn, shareSmallWrites, 0); err != nil {
+		if err := s.admit(stream.Context(), conn, kindWrite, shareSmallWrites, 0); err != nil {
 			return err
 		}
 		defer s.admission.leave(conn, shareSmallWrites, 0)

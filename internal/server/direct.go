@@ -60,7 +60,6 @@ func (s *Server) newDirect() {
 		KeepaliveTimeout: keepaliveParams.Timeout,
 		PingInterval:     keepaliveClientMin,
 		ProgressTimeout:  s.config.MessageTimeout,
-		Log:              s.log,
 	}, (*directService)(s), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.endpoints.grpc.ServeHTTP(w, r) }))
 }
 

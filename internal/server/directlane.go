@@ -71,20 +71,16 @@ func (l *lane) Execute(r transport.Request, message []byte) {
 	l.run(l.decode(a.method, message))
 }
 
-// admitDirect checks everything that can be known before work begins, like Server.admit.
+// admitDirect is Server.admit without a context: that of a request takes the connection's mutex.
 func (s *Server) admitDirect(c *directClient, a *directAnswer, k kind) error {
-	switch {
-	case c.refused:
-		return errTooManyConns
-	case s.drain.active.Load():
-		return errShuttingDown
-	case !a.deadline.IsZero() && !time.Now().Before(a.deadline):
+	if err := s.accepts(c.connection); err != nil {
+		return err
+	}
+	if isPast(a.deadline) {
 		s.counters.expired.Add(1)
 		return errExpired
-	case !s.admission.enter(c.connection, a.share, a.size):
-		return errOverloaded
-	case k == kindWriteAndRead && s.admission.answersFull(c.connection):
-		s.admission.leave(c.connection, a.share, a.size)
+	}
+	if !s.admission.enterKind(c.connection, k, a.share, a.size) {
 		return errOverloaded
 	}
 	return nil
@@ -233,13 +229,10 @@ func (l *lane) decode(method telemetry.Method, message []byte) (executeFunc, err
 	var execute executeFunc
 	switch method {
 	case telemetry.MethodGet:
-		l.get.Key, l.get.SnapshotEpoch = l.get.Key[:0], 0
+		reuseGet(&l.get)
 		err, execute = l.get.UnmarshalVT(message), executeGet
 	case telemetry.MethodPut:
-		if len(l.put.Preconditions) > 0 {
-			l.put.ResetVT()
-		}
-		l.put.Key, l.put.Value, l.put.Durability = l.put.Key[:0], l.put.Value[:0], 0
+		reusePut(&l.put)
 		err, execute = l.put.UnmarshalVT(message), executePut
 	case telemetry.MethodDelete:
 		l.delete.ResetVT()
@@ -248,7 +241,7 @@ func (l *lane) decode(method telemetry.Method, message []byte) (executeFunc, err
 		l.batch.ResetVT()
 		err, execute = l.batch.UnmarshalVT(message), executeBatchWrite
 	default:
-		execute, err = l.decodeRare(method, message)
+		execute, err = decodeRare(method, message)
 	}
 	if err != nil {
 		return nil, status.Errorf(codes.Internal, "%v: %v", errDecode, err)
@@ -257,42 +250,44 @@ func (l *lane) decode(method telemetry.Method, message []byte) (executeFunc, err
 }
 
 // decodeRare decodes into a message of its own.
-func (l *lane) decodeRare(method telemetry.Method, message []byte) (executeFunc, error) {
+func decodeRare(method telemetry.Method, message []byte) (executeFunc, error) {
 	switch method {
 	case telemetry.MethodBatchGet:
-		in := new(pb.BatchGetRequest)
-		return func(ctx context.Context, l *lane, a *directAnswer) (ackWait, error) {
-			out := &pb.BatchGetResponse{Results: newResults(min(len(in.Keys), l.server.limits.BatchOps))}
-			a.out = out
+		return rare(message, func(ctx context.Context, l *lane, in *pb.BatchGetRequest, out *pb.BatchGetResponse) (ackWait, error) {
+			out.Results = newResults(min(len(in.Keys), l.server.limits.BatchOps))
 			return l.executor.batchGet(ctx, in, out, l.server)
-		}, in.UnmarshalVT(message)
+		})
 	case telemetry.MethodDeleteRange:
-		in := new(pb.DeleteRangeRequest)
-		return func(ctx context.Context, l *lane, a *directAnswer) (ackWait, error) {
-			out := new(pb.DeleteRangeResponse)
-			a.out = out
+		return rare(message, func(ctx context.Context, l *lane, in *pb.DeleteRangeRequest, out *pb.DeleteRangeResponse) (ackWait, error) {
 			return l.executor.deleteRange(ctx, in, out)
-		}, in.UnmarshalVT(message)
+		})
 	case telemetry.MethodInvoke:
-		in := new(pb.InvokeRequest)
-		return func(ctx context.Context, l *lane, a *directAnswer) (ackWait, error) {
-			out := new(pb.InvokeResponse)
-			a.out = out
+		return rare(message, func(ctx context.Context, l *lane, in *pb.InvokeRequest, out *pb.InvokeResponse) (ackWait, error) {
 			return l.executor.invoke(ctx, in, out)
-		}, in.UnmarshalVT(message)
+		})
 	case telemetry.MethodInvokeAll:
-		in := new(pb.InvokeAllRequest)
-		return func(ctx context.Context, l *lane, a *directAnswer) (ackWait, error) {
-			out := new(pb.InvokeAllResponse)
-			a.out = out
+		return rare(message, func(ctx context.Context, l *lane, in *pb.InvokeAllRequest, out *pb.InvokeAllResponse) (ackWait, error) {
 			return l.executor.invokeAll(ctx, in, out)
-		}, in.UnmarshalVT(message)
+		})
 	}
-	in := new(pb.ExecuteRequest)
-	return func(ctx context.Context, l *lane, a *directAnswer) (ackWait, error) {
-		out := new(pb.ExecuteResponse)
-		a.out = out
+	return rare(message, func(ctx context.Context, l *lane, in *pb.ExecuteRequest, out *pb.ExecuteResponse) (ackWait, error) {
 		return (&txnService{Server: l.server}).execute(ctx, l.executor, in, out)
+	})
+}
+
+// rare decodes a message into a new one, and returns what executes it into a new answer.
+func rare[In, Out any, I interface {
+	*In
+	UnmarshalVT(data []byte) error
+}, O interface {
+	*Out
+	encoder
+}](message []byte, execute func(context.Context, *lane, I, O) (ackWait, error)) (executeFunc, error) {
+	in := I(new(In))
+	return func(ctx context.Context, l *lane, a *directAnswer) (ackWait, error) {
+		out := O(new(Out))
+		a.out = out
+		return execute(ctx, l, in, out)
 	}, in.UnmarshalVT(message)
 }
 

@@ -69,14 +69,14 @@ func (r *pipelineRequest) choose(kind int, whole bool) {
 		if m := r.get.Get; whole {
 			m.ResetVT()
 		} else {
-			m.Key, m.SnapshotEpoch = m.Key[:0], 0
+			reuseGet(m)
 		}
 		r.msg.Request = &r.get
 	case 3:
-		if m := r.put.Put; whole || len(m.Preconditions) > 0 {
+		if m := r.put.Put; whole {
 			m.ResetVT()
 		} else {
-			m.Key, m.Value, m.Durability = m.Key[:0], m.Value[:0], 0
+			reusePut(m)
 		}
 		r.msg.Request = &r.put
 	case 4:
@@ -92,6 +92,17 @@ func (r *pipelineRequest) choose(kind int, whole bool) {
 		r.deleteRange.DeleteRange.ResetVT()
 		r.msg.Request = &r.deleteRange
 	}
+}
+
+// reuseGet empties a message and keeps its buffer. Unknown fields stay; see resetEvery.
+func reuseGet(m *pb.GetRequest) { m.Key, m.SnapshotEpoch = m.Key[:0], 0 }
+
+// reusePut empties a message and keeps its buffers. Unknown fields stay; see resetEvery.
+func reusePut(m *pb.PutRequest) {
+	if len(m.Preconditions) > 0 {
+		m.ResetVT()
+	}
+	m.Key, m.Value, m.Durability = m.Key[:0], m.Value[:0], 0
 }
 
 // peekKind returns the field number of the request in an encoded PipelineRequest in the form that

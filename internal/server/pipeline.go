@@ -57,7 +57,7 @@ func (p *pipeline) init() {
 // Pipeline implements KV.
 func (s *kvService) Pipeline(stream grpc.BidiStreamingServer[pb.PipelineRequest, pb.PipelineResponse]) error {
 	return s.serveStream(stream.Context(), telemetry.MethodPipeline, func(conn *connection) error {
-		if err := s.admit(stream.Context(), conn, shareSmallReads, 0); err != nil {
+		if err := s.admit(stream.Context(), conn, kindRead, shareSmallReads, 0); err != nil {
 			return err
 		}
 		s.admission.leave(conn, shareSmallReads, 0) // its requests are admitted one by one

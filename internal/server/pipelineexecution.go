@@ -28,10 +28,8 @@ func (p *pipelineExecution) executeOne(a *answer) (w ackWait) {
 	kind := kindOf(method)
 	size, sh, admission := p.in.size, shareOf(kind.writes(), p.in.size), &p.server.admission
 	a.method = method
-	if admission.enter(p.conn, sh, size) {
-		if kind != kindWriteAndRead || !admission.answersFull(p.conn) {
-			w, err = p.executor.outcome(p.execute(a))
-		}
+	if admission.enterKind(p.conn, kind, sh, size) {
+		w, err = p.executor.outcome(p.execute(a))
 		admission.leave(p.conn, sh, size)
 	}
 	p.executor.releaseCharge() // first, so that a large value is not counted twice

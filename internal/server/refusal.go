@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/transport"
 )
 
 // refusals has the results of following a connection's frames, for its handlers.
@@ -42,18 +43,9 @@ func appendRefusal(b []byte, stream uint32, st *status.Status, trailersOnly bool
 			field("grpc-status-details-bin", base64.RawStdEncoding.EncodeToString(details))
 		}
 	}
-	b = appendFrameHeader(b, block.Len(), frameHeaders, flagEndHeaders|flagEndStream, stream)
+	b = transport.AppendFrameHeader(b, block.Len(), frameHeaders, flagEndHeaders|flagEndStream, stream)
 	b = append(b, block.Bytes()...)
-	return appendReset(b, stream, http2.ErrCodeNo)
-}
-
-func appendReset(b []byte, stream uint32, code http2.ErrCode) []byte {
-	b = appendFrameHeader(b, 4, frameReset, 0, stream)
-	return append(b, byte(code>>24), byte(code>>16), byte(code>>8), byte(code))
-}
-
-func appendFrameHeader(b []byte, length int, kind, flags byte, stream uint32) []byte {
-	return append(b, byte(length>>16), byte(length>>8), byte(length), kind, flags, byte(stream>>24), byte(stream>>16), byte(stream>>8), byte(stream))
+	return transport.AppendReset(b, stream, http2.ErrCodeNo)
 }
 
 // refusesStream is the error of a stream that begins while its connection has more open than the

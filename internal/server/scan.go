@@ -38,7 +38,7 @@ func (s *kvService) Scan(req *pb.ScanRequest, stream grpc.ServerStreamingServer[
 		// A scan holds two pages in memory until the client has taken them, or its snapshot is
 		// ended.
 		sc.conn, sc.held = conn, 2*sc.pageBytes
-		if err := s.admit(stream.Context(), conn, shareScans, sc.held); err != nil {
+		if err := s.admit(stream.Context(), conn, kindRead, shareScans, sc.held); err != nil {
 			return err
 		}
 		if sc.executor, err = s.takeExecutor(); err != nil {

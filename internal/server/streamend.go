@@ -5,6 +5,8 @@ import (
 	"slices"
 
 	"golang.org/x/net/http2"
+
+	"github.com/epochkv/epochkv/internal/transport"
 )
 
 // findStalled finds the messages that make no progress, and reports whether there are any.
@@ -53,7 +55,7 @@ func (in *inbound) endStreams(b []byte) int {
 	const size = frameHeaderBytes + 4
 	frames := b[:0]
 	for len(in.ending) > 0 && len(b)-len(frames) >= size {
-		frames = appendReset(frames, in.ending[0], http2.ErrCodeCancel)
+		frames = transport.AppendReset(frames, in.ending[0], http2.ErrCodeCancel)
 		in.ending = in.ending[1:]
 	}
 	return len(frames)

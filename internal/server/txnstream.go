@@ -57,7 +57,7 @@ type transactionStream struct {
 func (s *txnService) Transact(stream grpc.BidiStreamingServer[pb.TransactRequest, pb.TransactResponse]) error {
 	ctx := stream.Context()
 	return s.serveStream(ctx, telemetry.MethodTransact, func(conn *connection) error {
-		if err := s.admit(ctx, conn, shareSmallReads, 0); err != nil {
+		if err := s.admit(ctx, conn, kindRead, shareSmallReads, 0); err != nil {
 			return err
 		}
 		s.admission.leave(conn, shareSmallReads, 0) // its requests are admitted one by one

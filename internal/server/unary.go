@@ -138,11 +138,7 @@ func (s *Server) unary(ctx context.Context, req any, _ *grpc.UnaryServerInfo, ha
 	conn := connectionOf(ctx)
 	size := requestSize(req)
 	sh := shareOf(kind.writes(), size)
-	err := s.admit(ctx, conn, sh, size)
-	if err == nil && kind == kindWriteAndRead && s.admission.answersFull(conn) {
-		s.admission.leave(conn, sh, size)
-		err = errOverloaded
-	}
+	err := s.admit(ctx, conn, kind, sh, size)
 	if err == nil {
 		var out any
 		out, err = handler(ctx, req)
@@ -160,27 +156,34 @@ func (s *Server) unary(ctx context.Context, req any, _ *grpc.UnaryServerInfo, ha
 
 // admit checks everything that can be checked before work begins. After nil the caller must leave
 // the admission.
-func (s *Server) admit(ctx context.Context, conn *connection, sh share, size int) error {
+func (s *Server) admit(ctx context.Context, conn *connection, k kind, sh share, size int) error {
+	if err := s.accepts(conn); err != nil {
+		return err
+	}
+	// A context's timer fires late on a busy machine, so compare the deadline with the clock.
+	if deadline, _ := ctx.Deadline(); ctx.Err() != nil || isPast(deadline) {
+		s.counters.expired.Add(1)
+		return errExpired
+	}
+	if !s.admission.enterKind(conn, k, sh, size) {
+		return errOverloaded
+	}
+	return nil
+}
+
+// accepts is the error of every request of a connection, or nil.
+func (s *Server) accepts(conn *connection) error {
 	switch {
 	case conn.refused:
 		return errTooManyConns
 	case s.drain.active.Load():
 		return errShuttingDown
 	}
-	if ctx.Err() != nil {
-		s.counters.expired.Add(1)
-		return errExpired
-	}
-	// A context's timer fires late on a busy machine, so compare the deadline with the clock.
-	if deadline, ok := ctx.Deadline(); ok && !time.Now().Before(deadline) {
-		s.counters.expired.Add(1)
-		return errExpired
-	}
-	if !s.admission.enter(conn, sh, size) {
-		return errOverloaded
-	}
 	return nil
 }
+
+// isPast reports whether a deadline has passed; zero is none.
+func isPast(deadline time.Time) bool { return !deadline.IsZero() && !time.Now().Before(deadline) }
 
 // kind says how a request is counted: whether it writes, and whether its answer may be large. A
 // request that only reads is refused after execution if its answer does not fit, so that small

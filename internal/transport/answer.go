@@ -98,7 +98,7 @@ func appendStatus(b []byte, st *status.Status) []byte {
 	return b
 }
 
-// appendNamed appends a literal whose name has a static index below 15, or is written in full.
+// appendNamed appends a literal whose name is an entry of the static table.
 func appendNamed(b []byte, kind byte, name int, value string) []byte {
 	prefix := 4
 	if kind == hpackIncremental {
@@ -157,7 +157,7 @@ func putPrefix(b []byte, length int) {
 	binary.BigEndian.PutUint32(b[1:], uint32(length))
 }
 
-// Request is a fast request that has not been answered. Its zero value answers nothing.
+// Request is a fast request that has not been answered.
 type Request struct {
 	conn   *Conn
 	stream *stream // another request's once this one was answered
@@ -185,7 +185,7 @@ func (r Request) Answer(m Message, release func()) bool {
 	b := c.answerHeadersLocked(c.out.buf, s)
 	inline := grpcPrefixBytes+size <= min(s.sendWindow, c.sendWindow)
 	if inline {
-		b = appendFrameHeader(b, grpcPrefixBytes+size, http2.FrameData, 0, s.id)
+		b = AppendFrameHeader(b, grpcPrefixBytes+size, http2.FrameData, 0, s.id)
 	}
 	from := len(b)
 	b = grow(b, grpcPrefixBytes+size)
@@ -274,7 +274,7 @@ func (c *Conn) answerHeadersLocked(b []byte, s *stream) []byte {
 	s.answered = true
 	c.liveness.answered = true
 	from := len(b)
-	b = appendFrameHeader(b, 0, http2.FrameHeaders, http2.FlagHeadersEndHeaders, s.id)
+	b = AppendFrameHeader(b, 0, http2.FrameHeaders, http2.FlagHeadersEndHeaders, s.id)
 	b = c.encoder.appendHeaders(b)
 	return setLength(b, from)
 }
@@ -282,7 +282,7 @@ func (c *Conn) answerHeadersLocked(b []byte, s *stream) []byte {
 // appendEndLocked ends the answer of a stream with status OK.
 func (c *Conn) appendEndLocked(b []byte, s *stream) []byte {
 	from := len(b)
-	b = appendFrameHeader(b, 0, http2.FrameHeaders, http2.FlagHeadersEndHeaders|http2.FlagHeadersEndStream, s.id)
+	b = AppendFrameHeader(b, 0, http2.FrameHeaders, http2.FlagHeadersEndHeaders|http2.FlagHeadersEndStream, s.id)
 	b = c.encoder.appendOK(b)
 	return setLength(b, from)
 }
@@ -322,7 +322,7 @@ func (c *Conn) sendBlockLocked(s *stream, block []byte, end bool) {
 		if n == len(block) {
 			flags |= http2.FlagHeadersEndHeaders
 		}
-		c.out.buf = appendFrameHeader(c.out.buf, n, kind, flags, s.id)
+		c.out.buf = AppendFrameHeader(c.out.buf, n, kind, flags, s.id)
 		c.out.buf = append(c.out.buf, block[:n]...)
 		if block = block[n:]; flags&http2.FlagHeadersEndHeaders != 0 {
 			return

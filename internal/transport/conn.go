@@ -318,6 +318,6 @@ const (
 )
 
 func appendPing(b []byte, payload uint64) []byte {
-	b = appendFrameHeader(b, 8, http2.FramePing, 0, 0)
+	b = AppendFrameHeader(b, 8, http2.FramePing, 0, 0)
 	return binary.BigEndian.AppendUint64(b, payload)
 }

@@ -17,7 +17,7 @@ import (
 func TestConnectionErrors(t *testing.T) {
 	_, _, address := start(t)
 	frame := func(kind http2.FrameType, flags http2.Flags, stream uint32, payload ...byte) []byte {
-		return append(appendFrameHeader(nil, len(payload), kind, flags, stream), payload...)
+		return append(AppendFrameHeader(nil, len(payload), kind, flags, stream), payload...)
 	}
 	for name, c := range map[string]struct {
 		send func(p *peer)
@@ -31,7 +31,7 @@ func TestConnectionErrors(t *testing.T) {
 		"an even stream":           {func(p *peer) { p.open(2, pathEcho) }, http2.ErrCodeProtocol},
 		"a pushed stream":          {func(p *peer) { _, _ = p.Write(frame(http2.FramePushPromise, 4, 1, 0, 0, 0, 2)) }, http2.ErrCodeProtocol},
 		"a large frame": {func(p *peer) {
-			_, _ = p.Write(append(appendFrameHeader(nil, 16385, http2.FrameData, 0, 1), make([]byte, 100)...))
+			_, _ = p.Write(append(AppendFrameHeader(nil, 16385, http2.FrameData, 0, 1), make([]byte, 100)...))
 		}, http2.ErrCodeFrameSize},
 		"a short ping":               {func(p *peer) { _, _ = p.Write(frame(http2.FramePing, 0, 0, 1)) }, http2.ErrCodeFrameSize},
 		"a ping of a stream":         {func(p *peer) { _, _ = p.Write(frame(http2.FramePing, 0, 1, 1, 2, 3, 4, 5, 6, 7, 8)) }, http2.ErrCodeProtocol},
@@ -283,7 +283,7 @@ func fuzzFrames(_ *peer, script []byte) (b []byte) {
 		default:
 			payload = bytes.Repeat([]byte{byte(n)}, n%20)
 		}
-		b = append(appendFrameHeader(b, len(payload), kind, flags, stream), payload...)
+		b = append(AppendFrameHeader(b, len(payload), kind, flags, stream), payload...)
 	}
 	return b
 }

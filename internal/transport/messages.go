@@ -117,7 +117,7 @@ func (c *Conn) nextMessageLocked(s *stream) (whole []byte, reserved int) {
 		n := grpcPrefixBytes + int(binary.BigEndian.Uint32(body[1:]))
 		switch {
 		case body[0] != 0:
-			c.failLocked(s, status.New(codes.Internal, "the message is compressed, and grpc-encoding does not say how"))
+			c.failLocked(s, statusCompressed())
 			return nil, 0
 		case len(body) >= n:
 			reserved, s.message.reserved = s.message.reserved, 0
@@ -127,7 +127,8 @@ func (c *Conn) nextMessageLocked(s *stream) (whole []byte, reserved int) {
 			}
 			return body[:n:n], reserved
 		}
-		if !c.admitPartLocked(s, n-grpcPrefixBytes) {
+		if st := c.admitMessage(s, n-grpcPrefixBytes); st != nil {
+			c.failLocked(s, st)
 			return nil, 0
 		}
 	}
@@ -140,22 +141,6 @@ func (c *Conn) nextMessageLocked(s *stream) (whole []byte, reserved int) {
 	c.widenLocked(s, len(body)-m.widened)
 	m.widened = len(body)
 	return nil, 0
-}
-
-// admitPartLocked admits a message of which a part has come.
-func (c *Conn) admitPartLocked(s *stream, length int) bool {
-	if s.message.reserved > 0 || length < receivedBytesMin {
-		return true
-	}
-	if err := c.client.Receive(length); err != nil {
-		if s.messages.count > 0 {
-			err = &LaterError{Cause: err}
-		}
-		c.failLocked(s, c.client.Status(err))
-		return false
-	}
-	s.message.reserved = length
-	return true
 }
 
 // Resume ends the pause that Messages.Execute has asked for.
@@ -208,7 +193,7 @@ func (r Request) Send(msg Message, release func()) bool {
 	}
 	n := grpcPrefixBytes + size
 	if direct := len(s.pending) == 0 && n <= min(s.sendWindow, c.sendWindow, smallAnswerMax); direct {
-		b = appendFrameHeader(b, n, 0, 0, s.id)
+		b = AppendFrameHeader(b, n, 0, 0, s.id)
 		b = appendMessage(b, msg, size)
 		s.sendWindow -= n
 		c.sendWindow -= n

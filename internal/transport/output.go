@@ -20,23 +20,25 @@ type output struct {
 	room     sync.Cond // broadcast when buf has been taken to be written, or the connection has ended
 }
 
-func appendFrameHeader(b []byte, length int, kind http2.FrameType, flags http2.Flags, stream uint32) []byte {
+// AppendFrameHeader appends the header of a frame with a payload of so many bytes.
+func AppendFrameHeader(b []byte, length int, kind http2.FrameType, flags http2.Flags, stream uint32) []byte {
 	return append(b, byte(length>>16), byte(length>>8), byte(length), byte(kind), byte(flags),
 		byte(stream>>24), byte(stream>>16), byte(stream>>8), byte(stream))
 }
 
-func appendReset(b []byte, stream uint32, code http2.ErrCode) []byte {
-	b = appendFrameHeader(b, 4, http2.FrameRSTStream, 0, stream)
+// AppendReset appends RST_STREAM.
+func AppendReset(b []byte, stream uint32, code http2.ErrCode) []byte {
+	b = AppendFrameHeader(b, 4, http2.FrameRSTStream, 0, stream)
 	return binary.BigEndian.AppendUint32(b, uint32(code))
 }
 
 func appendWindow(b []byte, stream uint32, increment int) []byte {
-	b = appendFrameHeader(b, 4, http2.FrameWindowUpdate, 0, stream)
+	b = AppendFrameHeader(b, 4, http2.FrameWindowUpdate, 0, stream)
 	return binary.BigEndian.AppendUint32(b, uint32(increment))
 }
 
 func appendSettings(b []byte, settings ...http2.Setting) []byte {
-	b = appendFrameHeader(b, 6*len(settings), http2.FrameSettings, 0, 0)
+	b = AppendFrameHeader(b, 6*len(settings), http2.FrameSettings, 0, 0)
 	for _, s := range settings {
 		b = binary.BigEndian.AppendUint16(b, uint16(s.ID))
 		b = binary.BigEndian.AppendUint32(b, s.Val)
@@ -45,7 +47,7 @@ func appendSettings(b []byte, settings ...http2.Setting) []byte {
 }
 
 func appendGoAway(b []byte, last uint32, code http2.ErrCode, text string) []byte {
-	b = appendFrameHeader(b, 8+len(text), http2.FrameGoAway, 0, 0)
+	b = AppendFrameHeader(b, 8+len(text), http2.FrameGoAway, 0, 0)
 	b = binary.BigEndian.AppendUint32(b, last)
 	b = binary.BigEndian.AppendUint32(b, uint32(code))
 	return append(b, text...)

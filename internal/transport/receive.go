@@ -155,7 +155,7 @@ func (c *Conn) checkEndedLocked(stream uint32) error {
 
 // resetLocked ends a stream with RST_STREAM.
 func (c *Conn) resetLocked(s *stream, code http2.ErrCode) {
-	c.out.buf = appendReset(c.out.buf, s.id, code)
+	c.out.buf = AppendReset(c.out.buf, s.id, code)
 	c.cancelStreamLocked(s, context.Canceled)
 }
 
@@ -218,22 +218,22 @@ func (c *Conn) handleBlock(id uint32, block []byte, end bool) error {
 		if l.pseudo {
 			return protocolError("a request on a stream that is not new")
 		}
-		c.out.buf = appendReset(c.out.buf, id, http2.ErrCodeStreamClosed)
+		c.out.buf = AppendReset(c.out.buf, id, http2.ErrCodeStreamClosed)
 		return nil
 	}
 	c.lastStream = id
 	switch {
 	case c.goneAway:
-		c.out.buf = appendReset(c.out.buf, id, http2.ErrCodeRefusedStream)
+		c.out.buf = AppendReset(c.out.buf, id, http2.ErrCodeRefusedStream)
 		return nil
 	case l.tooLarge():
-		c.out.buf = appendReset(c.out.buf, id, http2.ErrCodeFrameSize)
+		c.out.buf = AppendReset(c.out.buf, id, http2.ErrCodeFrameSize)
 		return nil
 	case !l.isRequest():
-		c.out.buf = appendReset(c.out.buf, id, http2.ErrCodeProtocol)
+		c.out.buf = AppendReset(c.out.buf, id, http2.ErrCodeProtocol)
 		return nil
 	case c.open >= c.server.options.Streams:
-		c.out.buf = appendReset(c.out.buf, id, http2.ErrCodeRefusedStream)
+		c.out.buf = AppendReset(c.out.buf, id, http2.ErrCodeRefusedStream)
 		return nil
 	}
 	c.openLocked(id, l, end)
@@ -326,7 +326,7 @@ func (c *Conn) handleSettings(f frame) error {
 	if err := c.setStreamWindowLocked(window); err != nil {
 		return err
 	}
-	c.out.buf = appendFrameHeader(c.out.buf, 0, http2.FrameSettings, http2.FlagSettingsAck, 0)
+	c.out.buf = AppendFrameHeader(c.out.buf, 0, http2.FrameSettings, http2.FlagSettingsAck, 0)
 	return nil
 }
 
@@ -388,7 +388,7 @@ func (c *Conn) handlePing(f frame) error {
 	if !c.liveness.allowsPing(time.Now(), c.server.options.PingInterval) {
 		return excess("too_many_pings") // the text that gRPC clients know
 	}
-	c.out.buf = appendFrameHeader(c.out.buf, pingBytes, http2.FramePing, http2.FlagPingAck, 0)
+	c.out.buf = AppendFrameHeader(c.out.buf, pingBytes, http2.FramePing, http2.FlagPingAck, 0)
 	c.out.buf = append(c.out.buf, f.payload...)
 	return nil
 }

@@ -57,7 +57,7 @@ func (c *Conn) sendFrameLocked(s *stream) {
 		return
 	}
 	if n := min(len(s.pending), s.sendWindow, c.sendWindow, c.framePayload); n > 0 {
-		c.out.buf = appendFrameHeader(c.out.buf, n, http2.FrameData, 0, s.id)
+		c.out.buf = AppendFrameHeader(c.out.buf, n, http2.FrameData, 0, s.id)
 		c.out.buf = append(c.out.buf, s.pending[:n]...)
 		s.pending = s.pending[n:]
 		s.sendWindow -= n
@@ -76,7 +76,7 @@ func (c *Conn) sendFrameLocked(s *stream) {
 	case s.trailers == nil:
 		c.out.buf = c.appendEndLocked(c.out.buf, s)
 	case len(s.trailers) == 0:
-		c.out.buf = appendFrameHeader(c.out.buf, 0, http2.FrameData, http2.FlagDataEndStream, s.id)
+		c.out.buf = AppendFrameHeader(c.out.buf, 0, http2.FrameData, http2.FlagDataEndStream, s.id)
 	default:
 		c.sendBlockLocked(s, append(c.encoder.begin(nil), s.trailers...), true)
 	}

@@ -182,7 +182,7 @@ func (c *Conn) removeLocked(s *stream) {
 		c.dropMessagesLocked(s)
 	}
 	if !s.recvEnded && !s.conn.ended { // the client may send more: it must not, and is not waited for
-		c.out.buf = appendReset(c.out.buf, s.id, http2.ErrCodeNo)
+		c.out.buf = AppendReset(c.out.buf, s.id, http2.ErrCodeNo)
 	}
 	if s.bridge == nil && !s.uncounted { // a bridged stream is counted until its handler has returned
 		c.closeStreamLocked()
@@ -241,7 +241,7 @@ func (c *Conn) receive(s *stream, payload []byte, end bool) (complete []byte, st
 		}
 		if end && len(complete) == grpcPrefixBytes+length {
 			if complete[0] != 0 {
-				return nil, status.New(codes.Internal, "the message is compressed, and grpc-encoding does not say how")
+				return nil, statusCompressed()
 			}
 			return complete[grpcPrefixBytes:], nil
 		}
@@ -252,17 +252,25 @@ func (c *Conn) receive(s *stream, payload []byte, end bool) (complete []byte, st
 	return nil, nil
 }
 
-// admitMessage admits a message whose prefix has arrived, once, and lets the client send all of it.
+// admitMessage admits a message whose prefix has arrived, once. It returns the status of a refusal.
 func (c *Conn) admitMessage(s *stream, length int) *status.Status {
 	m := &s.message
 	if m.reserved > 0 || length < receivedBytesMin {
 		return nil
 	}
 	if err := c.client.Receive(length); err != nil {
+		if s.messages != nil && s.messages.count > 0 {
+			err = &LaterError{Cause: err}
+		}
 		return c.client.Status(err)
 	}
 	m.reserved = length
 	return nil
+}
+
+// statusCompressed ends a request with a compressed message and no encoding in its metadata.
+func statusCompressed() *status.Status {
+	return status.New(codes.Internal, "the message is compressed, and grpc-encoding does not say how")
 }
 
 // receivedBytesMin is the smallest message that Receive is asked about. Smaller ones are bounded by

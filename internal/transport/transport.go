@@ -34,9 +34,10 @@ package transport
 import (
 	"context"
 	"errors"
-	"log/slog"
+	"maps"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -54,7 +55,6 @@ type Options struct {
 	KeepaliveTimeout time.Duration // for a sign of life after it
 	PingInterval     time.Duration // clients that ping more often lose their connection
 	ProgressTimeout  time.Duration // a message that arrives, or an answer that is sent, must proceed in it
-	Log              *slog.Logger
 }
 
 // Service is what a Server serves. Its methods are called from many goroutines.
@@ -288,16 +288,19 @@ func (t *Server) Close() {
 	for l := range t.listeners {
 		_ = l.Close()
 	}
-	open := make([]*Conn, 0, len(t.conns))
-	for c := range t.conns {
-		open = append(open, c)
-	}
 	t.mu.Unlock()
-	for _, c := range open {
+	for _, c := range t.open() {
 		c.close(ErrClosed)
 	}
 	t.stop()
 	t.goroutines.Wait()
+}
+
+// open lists the connections.
+func (t *Server) open() []*Conn {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Collect(maps.Keys(t.conns))
 }
 
 // checkAll looks for what does not proceed.
@@ -311,13 +314,7 @@ func (t *Server) checkAll(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case now := <-ticker.C:
-			t.mu.Lock()
-			open := make([]*Conn, 0, len(t.conns))
-			for c := range t.conns {
-				open = append(open, c)
-			}
-			t.mu.Unlock()
-			for _, c := range open {
+			for _, c := range t.open() {
 				c.check(now)
 			}
 		}
