@@ -37,10 +37,18 @@ const (
 	// KindNone is the kind of a no-op: a reserved epoch that changes nothing, because its
 	// validation failed.
 	KindNone Kind = 3
-	// KindSetExpiry sets the key to a value that ends at an expiry time. Reserved: nothing writes
-	// it yet.
-	KindSetExpiry Kind = 32
+	// KindMetadata is a flag of kinds with a value: a metadata section is stored before the value
+	// (see package metadata).
+	KindMetadata Kind = 0x80
+	// KindSetMetadata sets the key to a value with metadata.
+	KindSetMetadata = KindSet | KindMetadata
 )
+
+// HasValue reports whether a version of the kind gives its key a value.
+func (k Kind) HasValue() bool { return k&^KindMetadata == KindSet }
+
+// HasMetadata reports whether a metadata section is stored before the value.
+func (k Kind) HasMetadata() bool { return k&KindMetadata != 0 }
 
 // Trailer packs an epoch and a kind so that a larger trailer sorts first.
 type Trailer uint64

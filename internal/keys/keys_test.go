@@ -7,7 +7,7 @@ import (
 
 func TestTrailerPacksAndOrdersNewestFirst(t *testing.T) {
 	for _, e := range []Epoch{0, 1, 255, 256, MaxEpoch} {
-		for _, k := range []Kind{KindDelete, KindSet, KindSetExpiry} {
+		for _, k := range []Kind{KindDelete, KindSet, KindSetMetadata} {
 			tr := MakeTrailer(e, k)
 			if tr.Epoch() != e || tr.Kind() != k {
 				t.Errorf("trailer of (%d, %d) unpacks to (%d, %d)", e, k, tr.Epoch(), tr.Kind())

@@ -22,26 +22,27 @@ var mayImport = map[string][]string{
 	"internal/keys":       {},
 	"internal/lint":       {},
 	"internal/offheap":    {},
+	"internal/metadata":   {"internal/keys"},
 
 	// What one layer of the engine knows, and nothing of its neighbours.
 	"internal/pin":           {"internal/keys", "internal/invariants"},
-	"internal/storage/batch": {"internal/keys"},
+	"internal/storage/batch": {"internal/keys", "internal/metadata"},
 	"internal/vfs":           {"internal/invariants"},
 	"internal/cache":         {"internal/pin", "internal/invariants"},
-	"internal/storage/page":  {"internal/keys", "internal/invariants"},
+	"internal/storage/page":  {"internal/keys", "internal/metadata", "internal/invariants"},
 
 	"internal/wal": {"internal/keys", "internal/vfs", "internal/offheap", "internal/invariants"},
 	"internal/storage/memtable": {
 		"internal/keys", "internal/storage/batch", "internal/pin", "internal/offheap", "internal/invariants",
 	},
-	"internal/storage/btree":    {"internal/keys", "internal/storage/page", "internal/invariants"},
+	"internal/storage/btree":    {"internal/keys", "internal/metadata", "internal/storage/page", "internal/invariants"},
 	"internal/storage/bitset":   {},
 	"internal/storage/extsort":  {"internal/keys", "internal/vfs"},
 	"internal/storage/throttle": {},
 	"internal/storage/pager": {
 		"internal/keys", "internal/storage/bitset", "internal/storage/page", "internal/vfs", "internal/invariants",
 	},
-	"internal/storage/quarantine": {"internal/keys", "internal/vfs"},
+	"internal/storage/quarantine": {"internal/keys", "internal/metadata", "internal/vfs"},
 	"internal/storage/pagesource": {
 		"internal/keys", "internal/storage/page", "internal/storage/btree", "internal/storage/blob", "internal/storage/pager", "internal/cache", "internal/vfs", "internal/pin",
 	},
@@ -53,16 +54,16 @@ var mayImport = map[string][]string{
 	},
 
 	"internal/storage": {
-		"internal/keys", "internal/storage/batch", "internal/storage/memtable", "internal/storage/page",
+		"internal/keys", "internal/metadata", "internal/storage/batch", "internal/storage/memtable", "internal/storage/page",
 		"internal/storage/blob", "internal/storage/btree", "internal/storage/extsort", "internal/storage/pager", "internal/storage/pagesource", "internal/storage/quarantine", "internal/storage/repairtree", "internal/storage/throttle", "internal/wal", "internal/cache", "internal/vfs",
 		"internal/pin", "internal/invariants", "internal/ablation",
 	},
 	"internal/storage/inspect": {
-		"internal/storage", "internal/keys", "internal/storage/batch", "internal/storage/bitset", "internal/storage/blob",
+		"internal/storage", "internal/keys", "internal/metadata", "internal/storage/batch", "internal/storage/bitset", "internal/storage/blob",
 		"internal/storage/btree", "internal/storage/page", "internal/storage/pager", "internal/storage/quarantine", "internal/vfs", "internal/wal",
 	},
 	"internal/mvcc": {
-		"internal/storage", "internal/storage/inspect", "internal/keys", "internal/storage/batch", "internal/storage/memtable", "internal/vfs", "internal/pin",
+		"internal/storage", "internal/storage/inspect", "internal/keys", "internal/metadata", "internal/storage/batch", "internal/storage/memtable", "internal/vfs", "internal/pin",
 		"internal/wal", "internal/invariants", "internal/ablation",
 	},
 

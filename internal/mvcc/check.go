@@ -66,13 +66,13 @@ func (x *Session) checkConditions(ctx context.Context, w *Write) error {
 			continue
 		}
 		x.store.counters.preconditions.Add(1)
-		return &PreconditionError{Index: i, Condition: *c, Found: ok && v.Kind == keys.KindSet, Epoch: epoch}
+		return &PreconditionError{Index: i, Condition: *c, Found: ok && v.Kind.HasValue(), Epoch: epoch}
 	}
 	return nil
 }
 
 func (x *Session) conditionHolds(c *Condition, v storage.Version, ok bool) (bool, error) {
-	exists := ok && v.Kind == keys.KindSet
+	exists := ok && v.Kind.HasValue()
 	switch c.Kind {
 	case KeyAbsent:
 		return !exists, nil

@@ -198,7 +198,7 @@ func (x *Session) newestValue(buf *[]byte, read int) (value []byte, found bool, 
 		return nil, false, 0, err
 	}
 	x.reveals(v.Sync, v.Epoch)
-	if v.Kind != keys.KindSet {
+	if !v.Kind.HasValue() {
 		return nil, false, 0, nil
 	}
 	if limit := x.store.options.Limits.BatchBytes; read > 0 && read+v.Size() > limit {

@@ -38,7 +38,7 @@ func (x *Session) ReadAll(ctx context.Context, list [][]byte, visit func(i int, 
 		out := Value{At: x.at}
 		if ok {
 			out.Await = x.store.mustAwait(v.Sync, v.Epoch)
-			if v.Kind == keys.KindSet {
+			if v.Kind.HasValue() {
 				err := x.admitted(v.Size())
 				if err != nil {
 					return err

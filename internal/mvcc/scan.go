@@ -94,7 +94,7 @@ func (c *Cursor) Next() bool {
 			if v.Sync {
 				c.await = max(c.await, c.session.store.mustAwait(v.Sync, v.Epoch))
 			}
-			if v.Kind == keys.KindSet {
+			if v.Kind.HasValue() {
 				c.returned++
 				return c.load()
 			}

@@ -5,6 +5,7 @@ import (
 
 	"github.com/epochkv/epochkv/internal/invariants"
 	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/metadata"
 	"github.com/epochkv/epochkv/internal/pin"
 	"github.com/epochkv/epochkv/internal/storage"
 )
@@ -129,10 +130,11 @@ func (x *Session) read(v *Value, dst, key []byte) error {
 	r, err := p.Find(x.key, x.at), error(nil)
 	if r.Found() {
 		v.Await = x.store.mustAwait(r.Sync(), r.Epoch())
-		if r.Kind() == keys.KindSet {
+		if kind := r.Kind(); kind.HasValue() {
 			v.Found, v.Epoch = true, r.Epoch()
-			if err = x.admitted(len(r.Value())); err == nil {
-				v.Data = append(dst, r.Value()...)
+			value := metadata.Value(kind, r.Value())
+			if err = x.admitted(len(value)); err == nil {
+				v.Data = append(dst, value...)
 			}
 		}
 	} else {
@@ -145,7 +147,7 @@ func (x *Session) read(v *Value, dst, key []byte) error {
 // readTree is read for a key without a version in a memtable.
 func (x *Session) readTree(v *Value, p storage.Pinned) error {
 	found, ok, err := x.reader.FindInTree(p, x.key, x.at)
-	if err != nil || !ok || found.Kind != keys.KindSet {
+	if err != nil || !ok || !found.Kind.HasValue() {
 		return err
 	}
 	v.Found, v.Epoch = true, found.Epoch

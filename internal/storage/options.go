@@ -34,7 +34,7 @@ func KeyBytesMax(pageSize int) int { return page.UserKeyMax(pageSize) }
 // operations: a commit must fit into one log record. All limits above storage, on batches, values
 // and the writes of a transaction, are derived from it.
 func BatchBytesMax(operations int) int {
-	return wal.BodyBytesMax - batch.HeaderSize - operations*batch.OperationOverheadMax
+	return wal.BodyBytesMax - batch.HeaderSizeMax - operations*batch.OperationOverheadMax
 }
 
 // SegmentBytesMax is the most that Options.SegmentBytes can be.

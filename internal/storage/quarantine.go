@@ -73,7 +73,7 @@ func (q *quarantined) fill(versions []quarantine.Version) error {
 		if space, user := keys.SpaceOf(v.Key), keys.User(v.Key); v.Trailer.Kind() == keys.KindDelete {
 			b.Delete(space, user)
 		} else {
-			b.Set(space, user, v.Value)
+			b.SetStored(v.Trailer.Kind(), space, user, v.Value)
 		}
 		body, err := b.Finish()
 		if err == nil {

@@ -107,9 +107,9 @@ func ifNewer(epoch, since keys.Epoch) keys.Epoch {
 // AppendValue appends v's value to dst. It may read pages.
 func (r *Reader) AppendValue(dst []byte, v Version) ([]byte, error) {
 	if !v.large {
-		return append(dst, v.value...), nil
+		return append(dst, v.Inline()...), nil
 	}
-	dst, err := r.engine.blobs.Append(dst, page.Ref(v.value), r.pages)
+	dst, err := r.engine.blobs.Append(dst, page.RefOf(v.value), r.pages)
 	if err != nil {
 		return dst, r.engine.damage(err, btree.Root{}, nil)
 	}
@@ -119,7 +119,7 @@ func (r *Reader) AppendValue(dst []byte, v Version) ([]byte, error) {
 // Value is v's value: where it lies, or, if it has to be read from pages of its own, in buf, which grows.
 func (r *Reader) Value(buf *[]byte, v Version) ([]byte, error) {
 	if !v.large {
-		return v.value, nil
+		return v.Inline(), nil
 	}
 	var err error
 	*buf, err = r.AppendValue((*buf)[:0], v)

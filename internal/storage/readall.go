@@ -4,7 +4,6 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/btree"
 	"github.com/epochkv/epochkv/internal/storage/memtable"
-	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
 // Finder keeps what GetAll needs from call to call.
@@ -15,13 +14,14 @@ type Finder struct {
 	sorted    [][]byte // missing, in order
 	sorter    keys.Sorter
 	large     []largeValue
+	stored    []byte // what the leaves store of these values
 }
 
 // largeValue is a version that was found, and whose value is read once its neighbours have been visited.
 type largeValue struct {
 	index   int
 	version Version
-	ref     page.Ref
+	end     int // of its part of Finder.stored
 }
 
 // Visits is what GetAll calls back.
@@ -95,11 +95,13 @@ func (r *Reader) treeAll(f *Finder, at keys.Epoch, visit Visits) error {
 // treeWindow looks up a window of keys. Blobs are read last, each after a pause: they may have megabytes.
 func (r *Reader) treeWindow(f *Finder, window [][]byte, order []uint64, at keys.Epoch, visit Visits) error {
 	root, large := r.engine.view.Load().root, f.large[:0]
+	f.stored = f.stored[:0]
 	var visited error
 	err := f.tree.FindAll(r.pages, root, window, at, func(i int, found btree.Version, ok bool) error {
 		place, v := f.locations[order[i]], fromTree(&found)
 		if ok && v.large {
-			large = append(large, largeValue{index: place, version: v, ref: page.Ref(v.value)})
+			f.stored = append(f.stored, v.value...)
+			large = append(large, largeValue{index: place, version: v, end: len(f.stored)})
 			return nil
 		}
 		visited = visit.Each(place, v, ok)
@@ -112,12 +114,13 @@ func (r *Reader) treeWindow(f *Finder, window [][]byte, order []uint64, at keys.
 	case err != nil:
 		return r.blame(err, root, window, at)
 	}
+	from := 0
 	for i := range large {
 		if err := visit.pause(); err != nil {
 			return err
 		}
 		l := &large[i]
-		l.version.value = l.ref[:]
+		l.version.value, from = f.stored[from:l.end], l.end
 		if err := visit.Each(l.index, l.version, true); err != nil {
 			return err
 		}

@@ -77,7 +77,7 @@ func (e *Engine) eachRef(each func(page.Ref) error) (complete bool, err error) {
 				view := page.Leaf(p).Layout()
 				for i := range view.Count() {
 					if _, _, inline, large := view.At(i); large {
-						if err := each(page.Ref(inline)); err != nil && !IsDamage(err) {
+						if err := each(page.RefOf(inline)); err != nil && !IsDamage(err) {
 							return err
 						} else if err != nil {
 							complete = false

@@ -2,6 +2,7 @@ package storage
 
 import (
 	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/metadata"
 	"github.com/epochkv/epochkv/internal/storage/blob"
 	"github.com/epochkv/epochkv/internal/storage/btree"
 	"github.com/epochkv/epochkv/internal/storage/page"
@@ -25,28 +26,31 @@ type view struct {
 	inTree     keys.Epoch // every commit up to it is in the tree at root
 }
 
-// Version is what one commit did to a key. Its value is in the memory of the engine, and is valid inside the guard of the
+// Version is what one commit did to a key. What is stored of its value is in the memory of the engine, and is valid inside the guard of the
 // slot.
 type Version struct {
 	Epoch keys.Epoch
 	Kind  keys.Kind
-	Sync  bool // written by a SYNC commit, and still in a memtable; what is in the tree is durable
-	large bool // value is a reference to a blob
-	value []byte
+	Sync  bool   // written by a SYNC commit, and still in a memtable; what is in the tree is durable
+	large bool   // value is a reference to a blob
+	value []byte // as it is stored: after the metadata, if there are any
 }
 
 // Size is the length of v's value.
 func (v *Version) Size() int {
 	if v.large {
-		return blob.Length(page.Ref(v.value))
+		return blob.Length(page.RefOf(v.value))
 	}
-	return len(v.value)
+	return len(metadata.Value(v.Kind, v.value))
 }
+
+// Metadata is what the version says beside its value. It reads no page.
+func (v *Version) Metadata() (metadata.Fields, error) { return metadata.Read(v.Kind, v.value) }
 
 // Inline is v's value without a copy, or nil if it is a blob, or is empty.
 func (v *Version) Inline() []byte {
 	if v.large {
 		return nil
 	}
-	return v.value
+	return metadata.Value(v.Kind, v.value)
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/metadata"
 )
 
 func finish(t testing.TB, b *Builder) []byte {
@@ -85,11 +86,15 @@ func TestReaderRefusesWhatItDoesNotKnow(t *testing.T) {
 	good := bytes.Clone(finish(t, &b))
 	for name, spoil := range map[string]func(p []byte) []byte{
 		"short header":   func(p []byte) []byte { return p[:HeaderSize-1] },
-		"flags":          func(p []byte) []byte { p[4] = 1; return p },
+		"flags":          func(p []byte) []byte { p[4] = 4; return p },
+		"no time":        func(p []byte) []byte { p[4] = 1; return p[:HeaderSize+7] },
+		"no origin":      func(p []byte) []byte { p[4] = 2; return p[:HeaderSize] },
+		"client origin":  func(p []byte) []byte { p[4] = 2; p[HeaderSize] = 0; return p },
+		"origin":         func(p []byte) []byte { p[4] = 2; p[HeaderSize] = originCount; return p },
 		"reserved":       func(p []byte) []byte { p[7] = 1; return p },
 		"count too high": func(p []byte) []byte { binary.LittleEndian.PutUint32(p, 2); return p },
 		"count too low":  func(p []byte) []byte { binary.LittleEndian.PutUint32(p, 0); return p },
-		"metadata":       func(p []byte) []byte { p[HeaderSize] |= kindMeta; return p },
+		"no metadata":    func(p []byte) []byte { p[HeaderSize] |= byte(keys.KindMetadata); return p },
 		"kind":           func(p []byte) []byte { p[HeaderSize] = 7; return p },
 		"key length":     func(p []byte) []byte { p[HeaderSize+1] = 200; return p },
 		"no key":         func(p []byte) []byte { p[HeaderSize+1] = 0; return p },
@@ -103,6 +108,58 @@ func TestReaderRefusesWhatItDoesNotKnow(t *testing.T) {
 	}
 	if err := Validate(good); err != nil {
 		t.Errorf("unspoiled: %v", err)
+	}
+}
+
+// TestBodyTellsOfItsCommit: time and origin are read back, from a contiguous body and from one in pieces, and the operations
+// with them.
+func TestBodyTellsOfItsCommit(t *testing.T) {
+	long := bytes.Repeat([]byte("v"), sharedBytesMin)
+	for _, h := range []Header{{}, {Time: 1}, {Origin: OriginExpiry}, {Time: 1 << 60, Origin: OriginRestore}} {
+		var b Builder
+		b.SetHeader(h)
+		b.SetShared(keys.SpaceUser, []byte("b"), long)
+		b.Delete(keys.SpaceUser, []byte("a"))
+		body, err := b.Finish()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if body.Size() != len(body.Bytes()) || b.Size() != body.Size() {
+			t.Fatalf("%d bytes, size %d, builder's %d", len(body.Bytes()), body.Size(), b.Size())
+		}
+		var pieces, whole Reader
+		if err := errors.Join(pieces.ReadBody(body), whole.Read(body.Bytes()), Validate(body.Bytes())); err != nil {
+			t.Fatal(err)
+		}
+		if pieces.Header() != h || whole.Header() != h {
+			t.Fatalf("%+v and %+v, want %+v", pieces.Header(), whole.Header(), h)
+		}
+		if got := list(t, body.Bytes()); got != "a0= b1="+string(long) {
+			t.Fatal(got)
+		}
+		b.Reset()
+		b.Delete(keys.SpaceUser, []byte("a"))
+		if again, err := b.Finish(); err != nil || whole.Read(again.Bytes()) != nil || whole.Header() != (Header{}) {
+			t.Fatalf("a reset builder keeps %+v, %v", whole.Header(), err)
+		}
+	}
+}
+
+func TestMetadataGoesThroughABatch(t *testing.T) {
+	f := metadata.Fields{ExpiresAt: 1234567890123, Lease: 7}
+	var b Builder
+	b.SetStored(keys.KindSetMetadata, keys.SpaceUser, []byte("k"), append(f.Append(nil), "value"...))
+	body := finish(t, &b)
+	var r Reader
+	if err := r.Read(body); err != nil || !r.Next() || Validate(body) != nil {
+		t.Fatal(err, r.Err(), Validate(body))
+	}
+	if got, err := metadata.Read(r.Kind, r.Value); err != nil || got != f || string(metadata.Value(r.Kind, r.Value)) != "value" {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	unknown := bytes.Replace(body, f.Append(nil)[:2], []byte{f.Append(nil)[0], 13}, 1)
+	if err := Validate(unknown); !errors.Is(err, metadata.ErrUnknown) {
+		t.Fatalf("a tag that must be understood and is not: %v", err)
 	}
 }
 
@@ -153,11 +210,12 @@ func FuzzRead(f *testing.F) {
 		var r Reader
 		_ = r.Read(body) // it is valid
 		var again Builder
+		again.SetHeader(r.Header())
 		for r.Next() {
 			if r.Kind == keys.KindDelete {
 				again.Delete(keys.SpaceOf(r.Key), keys.User(r.Key))
 			} else {
-				again.Set(keys.SpaceOf(r.Key), keys.User(r.Key), r.Value)
+				again.SetStored(r.Kind, keys.SpaceOf(r.Key), keys.User(r.Key), r.Value)
 			}
 		}
 		if list(t, body) != list(t, finish(t, &again)) {

@@ -9,6 +9,7 @@ type Body struct {
 	buf    []byte   // the header, and the operations if there are no spans
 	spans  []opSpan // nil if the body is contiguous
 	shared [][]byte // values that are not in buf
+	header Header
 	count  int
 	size   int
 }
@@ -34,7 +35,7 @@ func (b *Body) Pieces(yield func(piece []byte) bool) {
 		yield(b.buf)
 		return
 	}
-	if !yield(b.buf[:HeaderSize]) {
+	if !yield(b.buf[:b.header.size()]) {
 		return
 	}
 	for i := range b.spans {

@@ -34,6 +34,7 @@ type Builder struct {
 	inOrder  []opSpan // where Finish puts the spans in order
 	body     Body     // what Finish returns
 	sorter   keys.Sorter
+	header   Header
 	unsorted bool
 	valueMax int // longest value added
 	payload  int // bytes of the user's keys and values
@@ -67,7 +68,7 @@ func (b *Builder) Reset() {
 	}
 	b.ReleaseShared()
 	b.buf, b.spans, b.shared, b.unsorted = b.buf[:0], b.spans[:0], b.shared[:0], false
-	b.valueMax, b.payload, b.outside, b.sets = 0, 0, 0, 0
+	b.valueMax, b.payload, b.outside, b.sets, b.header = 0, 0, 0, 0, Header{}
 }
 
 // ReleaseShared drops the references to the values of SetShared, after which their owner may change them. If there are
@@ -79,6 +80,9 @@ func (b *Builder) MemoryBytes() int {
 	return cap(b.buf) + (cap(b.spans)+cap(b.inOrder))*spanBytes
 }
 
+// SetHeader says what the body tells of its commit. It is called before the first operation.
+func (b *Builder) SetHeader(h Header) { b.header = h }
+
 // Set adds "user key in space s becomes value". Key and value are copied.
 func (b *Builder) Set(s keys.Space, user, value []byte) { b.add(keys.KindSet, s, user, value, false) }
 
@@ -86,6 +90,12 @@ func (b *Builder) Set(s keys.Space, user, value []byte) { b.add(keys.KindSet, s,
 // values is larger than the processor's caches, so each copy of it costs as much as writing it to the log.
 func (b *Builder) SetShared(s keys.Space, user, value []byte) {
 	b.add(keys.KindSet, s, user, value, len(value) >= sharedBytesMin)
+}
+
+// SetStored is Set for what is stored of a version: its kind, and the value, which begins with metadata if the kind says
+// so.
+func (b *Builder) SetStored(kind keys.Kind, s keys.Space, user, stored []byte) {
+	b.add(kind, s, user, stored, false)
 }
 
 // Delete adds a tombstone for user key in space s.
@@ -98,14 +108,14 @@ func (b *Builder) OnlyDeletes() bool { return b.sets == 0 }
 func (b *Builder) Count() int { return len(b.spans) }
 
 // Size is the length of the body in bytes.
-func (b *Builder) Size() int { return max(len(b.buf), HeaderSize) + b.outside }
+func (b *Builder) Size() int { return max(len(b.buf), b.header.size()) + b.outside }
 
 func (b *Builder) add(kind keys.Kind, s keys.Space, user, value []byte, share bool) {
 	if len(b.buf) == 0 {
 		if b.buf == nil {
 			b.buf, b.spans = make([]byte, 0, bufBytesMin), make([]opSpan, 0, spansMin)
 		}
-		b.buf = appendHeader(b.buf, 0)
+		b.buf = appendHeader(b.buf, b.header)
 	}
 	if kind != keys.KindDelete {
 		b.sets++
@@ -118,7 +128,7 @@ func (b *Builder) add(kind keys.Kind, s keys.Space, user, value []byte, share bo
 	m.keyStart = len(b.buf)
 	b.buf = keys.Append(b.buf, s, user)
 	m.keyEnd = len(b.buf)
-	if kind == keys.KindSet {
+	if kind != keys.KindDelete {
 		b.buf = binary.AppendUvarint(b.buf, uint64(len(value)))
 		m.valueStart = len(b.buf)
 		if share {
@@ -161,7 +171,7 @@ func (b *Builder) Finish() (*Body, error) {
 		return nil, ErrReleased
 	}
 	if len(b.buf) == 0 {
-		b.buf = appendHeader(b.buf, 0)
+		b.buf = appendHeader(b.buf, b.header)
 	}
 	binary.LittleEndian.PutUint32(b.buf, uint32(len(b.spans)))
 	if b.unsorted {
@@ -169,7 +179,7 @@ func (b *Builder) Finish() (*Body, error) {
 			return nil, err
 		}
 	}
-	b.body = Body{buf: b.buf, count: len(b.spans), size: b.Size()}
+	b.body = Body{buf: b.buf, header: b.header, count: len(b.spans), size: b.Size()}
 	if b.unsorted || b.outside > 0 {
 		b.body.spans, b.body.shared = b.spans, b.shared
 	}

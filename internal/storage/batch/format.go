@@ -6,18 +6,18 @@
 // so that memtable and tree process neighbours with one descent.
 //
 //	body
-//	0        4       5          8
-//	+--------+-------+----------+----+----+---
-//	| count  | flags | reserved | op | op | ...
-//	+--------+-------+----------+----+----+---
+//	0        4       8              16           17
+//	+--------+-------+--------------+------------+----+----+---
+//	| count  | flags | commit time  | origin (1) | op | op | ...
+//	+--------+-------+--------------+------------+----+----+---
 //
 //	op
 //	+----------+----------------+-----+------------------+-------+
 //	| kind (1) | key len (uvar) | key | value len (uvar) | value |     value parts only for kinds that have one
 //	+----------+----------------+-----+------------------+-------+
 //
-// The top bit of the kind byte announces a metadata section. Nothing writes one yet; readers refuse
-// it, as they refuse unknown kinds and flags. An empty body (count 0) is a no-op: a reserved epoch
+// Commit time and origin are there if flags 1 and 2 say so. Flag 0x80 of the kind says that the value begins
+// with a metadata section (see package metadata). Readers refuse other flags and kinds. An empty body (count 0) is a no-op: a reserved epoch
 // (commit sequence number) that changes nothing.
 //
 // The package knows nothing of epochs, files, or the network: a body gets its epoch from the log
@@ -30,10 +30,14 @@ import (
 	"fmt"
 
 	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/metadata"
 )
 
-// HeaderSize is the length of a body's header in bytes.
-const HeaderSize = 8
+// HeaderSize is the length in bytes of the header of a body without time and origin; HeaderSizeMax of one with both.
+const (
+	HeaderSize    = 8
+	HeaderSizeMax = HeaderSize + timeBytes + 1
+)
 
 // OperationOverheadMax is how many bytes an operation takes at most besides its key and value:
 // kind, both lengths, keyspace.
@@ -41,23 +45,99 @@ const OperationOverheadMax = 1 + 3 + 5 + 1
 
 const (
 	flagsOffset = 4
-	kindMeta    = 0x80 // announces a metadata section after the kind byte; reserved
+
+	flagTime   = 1
+	flagOrigin = 2
+	timeBytes  = 8
 )
+
+// Origin says what made a commit.
+type Origin uint8
+
+// Origins. A body without one is of OriginClient.
+const (
+	OriginClient  Origin = 0
+	OriginExpiry  Origin = 1
+	OriginLease   Origin = 2 // the revocation of a lease
+	OriginCleanup Origin = 3 // retention, or the removal of records that are not needed any more
+	OriginRestore Origin = 4
+	originCount          = 5
+)
+
+// Header is what a body says of its commit as a whole.
+type Header struct {
+	// Time is when the commit was made, in microseconds since 1970 by the writer's clock; zero if it is not known. A
+	// later commit may have an earlier time: the time of an epoch is the largest of all epochs up to it.
+	Time   uint64
+	Origin Origin
+}
+
+// size is the length of the encoded header, the count included.
+func (h *Header) size() int {
+	n := HeaderSize
+	if h.Time != 0 {
+		n += timeBytes
+	}
+	if h.Origin != 0 {
+		n++
+	}
+	return n
+}
 
 // ErrCorrupt is wrapped by every decoding error.
 var ErrCorrupt = errors.New("batch: malformed body")
 
-// Op is one operation. Key is an internal key. Key and Value alias the body that they came from.
+// Op is one operation. Key is an internal key. Value begins with the metadata of the version if the kind says that it
+// has any. Key and Value alias the body that they came from.
 type Op struct {
 	Kind  keys.Kind
 	Key   []byte
 	Value []byte
 }
 
-// appendHeader appends a body header for count operations.
-func appendHeader(dst []byte, count int) []byte {
-	dst = binary.LittleEndian.AppendUint32(dst, uint32(count))
-	return append(dst, 0, 0, 0, 0)
+// appendHeader appends a body header for no operations.
+func appendHeader(dst []byte, h Header) []byte {
+	flags := uint32(0)
+	if h.Time != 0 {
+		flags |= flagTime
+	}
+	if h.Origin != 0 {
+		flags |= flagOrigin
+	}
+	dst = binary.LittleEndian.AppendUint32(dst, 0)
+	dst = binary.LittleEndian.AppendUint32(dst, flags)
+	if h.Time != 0 {
+		dst = binary.LittleEndian.AppendUint64(dst, h.Time)
+	}
+	if h.Origin != 0 {
+		dst = append(dst, byte(h.Origin))
+	}
+	return dst
+}
+
+// readHeader reads the header of a body and returns the operations after it.
+func readHeader(body []byte) (h Header, count int, ops []byte, err error) {
+	if len(body) < HeaderSize {
+		return h, 0, nil, fmt.Errorf("%w: %d bytes, header needs %d", ErrCorrupt, len(body), HeaderSize)
+	}
+	flags := binary.LittleEndian.Uint32(body[flagsOffset:])
+	if flags&^(flagTime|flagOrigin) != 0 {
+		return h, 0, nil, fmt.Errorf("%w: unknown flags %#x", ErrCorrupt, flags)
+	}
+	count, ops = int(binary.LittleEndian.Uint32(body)), body[HeaderSize:]
+	if flags&flagTime != 0 {
+		if len(ops) < timeBytes {
+			return h, 0, nil, fmt.Errorf("%w: ends in its commit time", ErrCorrupt)
+		}
+		h.Time, ops = binary.LittleEndian.Uint64(ops), ops[timeBytes:]
+	}
+	if flags&flagOrigin != 0 {
+		if len(ops) == 0 || ops[0] == 0 || ops[0] >= originCount {
+			return h, 0, nil, fmt.Errorf("%w: unknown origin", ErrCorrupt)
+		}
+		h.Origin, ops = Origin(ops[0]), ops[1:]
+	}
+	return h, count, ops, nil
 }
 
 // Reader iterates a body. The zero Reader is at the end. A malformed body ends the iteration with
@@ -68,6 +148,7 @@ type Reader struct {
 	rest   []byte
 	left   int
 	count  int
+	header Header
 	pieces *Body // a body in pieces, which this process has made; else nil
 	err    error
 }
@@ -80,22 +161,22 @@ func (r *Reader) ReadBody(body *Body) error {
 		return r.Read(body.buf)
 	}
 	r.left, r.count, r.rest, r.pieces, r.err = body.count, body.count, nil, body, nil
+	r.header = body.header
 	return nil
 }
 
 // Read starts reading body.
 func (r *Reader) Read(body []byte) error {
-	r.left, r.count, r.pieces, r.err = 0, 0, nil, nil
-	if len(body) < HeaderSize {
-		return fmt.Errorf("%w: %d bytes, header needs %d", ErrCorrupt, len(body), HeaderSize)
+	r.left, r.count, r.rest, r.pieces = 0, 0, nil, nil
+	if r.header, r.count, r.rest, r.err = readHeader(body); r.err != nil {
+		return r.err
 	}
-	if f := binary.LittleEndian.Uint32(body[flagsOffset:]); f != 0 {
-		return fmt.Errorf("%w: unknown flags or reserved bytes %#x", ErrCorrupt, f)
-	}
-	r.count = int(binary.LittleEndian.Uint32(body))
-	r.rest, r.left = body[HeaderSize:], r.count
+	r.left = r.count
 	return nil
 }
+
+// Header is what the body says of its commit.
+func (r *Reader) Header() Header { return r.header }
 
 // Count is the number of operations that the body announces.
 func (r *Reader) Count() int { return r.count }
@@ -121,7 +202,7 @@ func (r *Reader) Next() bool {
 	}
 	r.Kind = keys.Kind(r.rest[0])
 	r.rest = r.rest[1:]
-	if r.Kind != keys.KindSet && r.Kind != keys.KindDelete {
+	if !r.Kind.HasValue() && r.Kind != keys.KindDelete {
 		return r.fail("unknown kind %#x", byte(r.Kind))
 	}
 	var ok bool
@@ -129,8 +210,8 @@ func (r *Reader) Next() bool {
 		return r.fail("bad key in operation %d", r.count-r.left)
 	}
 	r.Value = nil
-	if r.Kind == keys.KindSet {
-		if r.Value, ok = r.bytes(); !ok {
+	if r.Kind != keys.KindDelete {
+		if r.Value, ok = r.bytes(); !ok || metadata.Check(r.Kind, r.Value) != nil {
 			return r.fail("bad value in operation %d", r.count-r.left)
 		}
 	}
@@ -172,6 +253,9 @@ func Validate(body []byte) error {
 			return fmt.Errorf("%w: keys do not ascend", ErrCorrupt)
 		}
 		last = r.Key
+		if _, err := metadata.Read(r.Kind, r.Value); err != nil {
+			return fmt.Errorf("%w: %w", ErrCorrupt, err)
+		}
 	}
 	return r.Err()
 }

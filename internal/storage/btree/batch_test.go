@@ -7,7 +7,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
@@ -46,7 +45,7 @@ func (w *workload) compareFindAll(t *testing.T, s *store, root Root) {
 		case i != next:
 			return fmt.Errorf("key %d visited at %d", i, next)
 		case ok && (!has || v.Epoch != want.epoch || !bytes.Equal(s.value(t, v), want.value)),
-			!ok && has && want.kind == keys.KindSet:
+			!ok && has && want.kind.HasValue():
 			return fmt.Errorf("%q: found %v at %d, want %d", sorted[i], ok, v.Epoch, want.epoch)
 		}
 		next++

@@ -26,7 +26,7 @@ func (w *workload) compareCursor(t *testing.T, s *store, root Root, live []keys.
 		var want []string
 		for _, k := range all {
 			v, ok := w.m.at(k, at)
-			if ok && v.kind == keys.KindSet && k >= lo && (hi == "" || k < hi) {
+			if ok && v.kind.HasValue() && k >= lo && (hi == "" || k < hi) {
 				want = append(want, k)
 			}
 		}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 
 	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/metadata"
 	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
@@ -22,8 +23,9 @@ type leafPacker struct {
 	from         page.ID // the old leaf that is being read; zero before the first one
 	pages        *pagePool
 	separators   arena
-	packed       int   // entries of the leaves in out and of those written, since the partition began
-	err          error // the first broken invariant
+	stored       []byte // what the leaf stores of a large value
+	packed       int    // entries of the leaves in out and of those written, since the partition began
+	err          error  // the first broken invariant
 	out          []item
 }
 
@@ -38,10 +40,12 @@ type leafRegion struct {
 	buf     []byte
 }
 
-// largeValue is a value that is still to be stored; its reference goes to entries[entry].
+// largeValue is a value that is still to be stored; its reference goes to entries[entry]. The first
+// section bytes are its metadata, which stay in the leaf.
 type largeValue struct {
-	entry int
-	value []byte
+	entry   int
+	value   []byte
+	section int
 }
 
 // item is one child of the new tree: an old page that stays, or a new one that has no id yet.
@@ -85,10 +89,11 @@ func leastBytes(pageSize int) int { return page.Payload(pageSize) * 2 / 5 }
 // add copies e to the end of the run. Values that are too long for a leaf are not copied: they wait
 // until they are stored.
 func (k *leafPacker) add(e *page.Entry, based bool) {
-	var large []byte
+	var large largeValue
 	if !e.Large && len(e.Value) > page.InlineMax(k.pageSize) {
-		large = e.Value
-		e.Value, e.Large = zeroRef[:], true
+		large = largeValue{value: e.Value, section: metadata.Size(e.Trailer.Kind(), e.Value)}
+		k.stored = append(append(k.stored[:0], e.Value[:large.section]...), zeroRef[:]...)
+		e.Value, e.Large = k.stored, true
 	}
 	r := &k.regions[0]
 	if k.second {
@@ -105,8 +110,9 @@ func (k *leafPacker) add(e *page.Entry, based bool) {
 		k.appended = 0
 	}
 	k.deadVersions = k.deadVersions || e.Same || e.Trailer.Kind() == keys.KindDelete
-	if large != nil {
-		r.large = append(r.large, largeValue{len(r.entries) - 1, large})
+	if large.value != nil {
+		large.entry = len(r.entries) - 1
+		r.large = append(r.large, large)
 	}
 }
 
@@ -193,7 +199,8 @@ func (k *leafPacker) balance() {
 	for i, l := range a.large {
 		if l.entry >= cut {
 			for _, l := range a.large[i:] {
-				b.large = append(b.large, largeValue{l.entry - cut, l.value})
+				l.entry -= cut
+				b.large = append(b.large, l)
 			}
 			a.large = a.large[:i]
 			break
@@ -248,7 +255,7 @@ func (k *leafPacker) emit(r *leafRegion) {
 		it.DeadVersions = ratioOf(p, 0, &r.bound)
 	}
 	for _, l := range r.large {
-		it.large = append(it.large, storedValue{page.Leaf(p).ValueOffset(l.entry), l.value})
+		it.large = append(it.large, storedValue{page.Leaf(p).RefOffset(l.entry), l.value[l.section:]})
 	}
 	k.out = append(k.out, it)
 }

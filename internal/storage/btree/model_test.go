@@ -5,11 +5,13 @@ import (
 	"flag"
 	"fmt"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
 
 	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/metadata"
 	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
@@ -71,6 +73,15 @@ func (w *workload) value() []byte {
 	return b
 }
 
+// metadata makes a section, short or of the greatest length.
+func (w *workload) metadata() []byte {
+	f := metadata.Fields{ExpiresAt: uint64(w.rng.IntN(1000))}
+	if w.rng.IntN(3) == 0 {
+		f = metadata.Fields{ExpiresAt: math.MaxUint64, Lease: math.MaxUint64, CreateRevision: math.MaxUint64, KeyVersion: math.MaxUint64, ModRevision: math.MaxUint64, Position: math.MaxUint64}
+	}
+	return f.Append(nil)
+}
+
 // entries makes n versions with new epochs and adds them to the model.
 func (w *workload) entries(n int) []Entry {
 	var out []Entry
@@ -81,6 +92,9 @@ func (w *workload) entries(n int) []Entry {
 			v.kind = keys.KindDelete
 		} else {
 			v.value = w.value()
+			if w.rng.IntN(4) == 0 {
+				v.kind, v.value = keys.KindSetMetadata, append(w.metadata(), v.value...)
+			}
 		}
 		w.m[k] = slices.Insert(w.m[k], 0, v)
 		out = append(out, Entry{Key: []byte(k), Trailer: keys.MakeTrailer(v.epoch, v.kind), Value: v.value})
@@ -158,7 +172,7 @@ func (w *workload) compare(t *testing.T, s *store, root Root, p *Policy) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			alive := ok && want.kind == keys.KindSet
+			alive := ok && want.kind.HasValue()
 			if found && (got.Epoch != want.epoch || got.Kind != want.kind || !bytes.Equal(s.value(t, got), want.value)) || !found && alive {
 				t.Fatalf("Get(%q, %d) = %d %v, want %d %v", k, e, got.Epoch, found, want.epoch, ok)
 			}
@@ -208,7 +222,7 @@ func (w *workload) count(t *testing.T, s *store, root Root, sum *Stats) {
 			key := string(v.Prefix()) + string(v.Suffix(i))
 			got.Versions++
 			got.Bytes += int64(len(key) + len(value))
-			if key != last && tr.Kind() == keys.KindSet {
+			if key != last && tr.Kind().HasValue() {
 				got.Keys++
 			}
 			last = key

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/metadata"
 	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
@@ -484,7 +485,7 @@ func (w *worker) continuesOnAvoidedPage() bool {
 // inlineSize is how many bytes of an entry's value a leaf holds.
 func (w *worker) inlineSize(e *page.Entry) int {
 	if len(e.Value) > page.InlineMax(w.m.PageSize) {
-		return page.RefSize
+		return metadata.Size(e.Trailer.Kind(), e.Value) + page.RefSize
 	}
 	return len(e.Value)
 }
@@ -501,6 +502,6 @@ func (w *worker) countOld(t keys.Trailer, value []byte) {
 
 func (w *worker) dropRef(value []byte, large bool) {
 	if large {
-		w.dropped = append(w.dropped, page.Ref(value))
+		w.dropped = append(w.dropped, page.RefOf(value))
 	}
 }

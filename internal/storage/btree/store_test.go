@@ -185,7 +185,7 @@ func (s *store) check(t testing.TB, root Root) {
 			for i := range v.Count() {
 				if _, _, value, large := v.At(i); large {
 					refs++
-					if _, ok := s.values[page.Ref(value)]; !ok {
+					if _, ok := s.values[page.RefOf(value)]; !ok {
 						return fmt.Errorf("entry %d refers to nothing", i)
 					}
 				}
@@ -205,17 +205,17 @@ func (s *store) check(t testing.TB, root Root) {
 	}
 }
 
-// value is what a version holds, wherever it is stored.
+// value is what is stored of a version, metadata and value, wherever the value is.
 func (s *store) value(t testing.TB, v Version) []byte {
 	t.Helper()
 	if !v.Large {
 		return v.Value
 	}
-	b, ok := s.values[page.Ref(v.Value)]
+	b, ok := s.values[page.RefOf(v.Value)]
 	if !ok {
 		t.Fatalf("reference %x leads nowhere", v.Value)
 	}
-	return b
+	return slices.Concat(v.Value[:len(v.Value)-page.RefSize], b)
 }
 
 func set(key string, epoch keys.Epoch, value string) Entry {

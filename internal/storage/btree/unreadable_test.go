@@ -134,7 +134,7 @@ func (d *damaged) compare(t *testing.T, live []keys.Epoch) (refused int) {
 	for k := range d.m {
 		for _, e := range append([]keys.Epoch{d.frontier, d.epoch, keys.MaxEpoch}, live...) {
 			want, ok := d.m.at(k, e)
-			alive := ok && want.kind == keys.KindSet
+			alive := ok && want.kind.HasValue()
 			for _, src := range []Source{d.s, badSource{d.s, d.bad}} {
 				got, found, err := d.get(src, []byte(k), e)
 				if errors.Is(err, errBad) && src != Source(d.s) {

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 
 	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/metadata"
 	"github.com/epochkv/epochkv/internal/storage"
 	"github.com/epochkv/epochkv/internal/storage/bitset"
 	"github.com/epochkv/epochkv/internal/storage/blob"
@@ -315,9 +316,9 @@ func (s *salvager) eachNewest(p page.Leaf, each func(key []byte, v *found) error
 func (s *salvager) valueOf(key []byte, copies []found) (value []byte, ok bool, err error) {
 	for i := range copies {
 		if !copies[i].large {
-			return copies[i].bytes, true, nil
+			return metadata.Value(copies[i].kind, copies[i].bytes), true, nil
 		}
-		s.value, err = s.blobs.Append(s.value[:0], page.Ref(copies[i].bytes), s.blobs.Direct())
+		s.value, err = s.blobs.Append(s.value[:0], page.RefOf(copies[i].bytes), s.blobs.Direct())
 		if err == nil {
 			return s.value, true, nil
 		}

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/metadata"
 	"github.com/epochkv/epochkv/internal/storage"
 	"github.com/epochkv/epochkv/internal/storage/batch"
 	"github.com/epochkv/epochkv/internal/wal"
@@ -116,7 +117,7 @@ func (s *salvager) record(r wal.Record) {
 func (s *salvager) writeLog() error {
 	for _, key := range slices.Sorted(maps.Keys(s.log)) {
 		v := s.log[key]
-		if v.kind != keys.KindSet || keys.SpaceOf([]byte(key)) != keys.SpaceUser {
+		if !v.kind.HasValue() || keys.SpaceOf([]byte(key)) != keys.SpaceUser {
 			continue
 		}
 		if v.repairTree {
@@ -124,7 +125,7 @@ func (s *salvager) writeLog() error {
 		} else {
 			s.report.FromLog++
 		}
-		if err := s.emit([]byte(key), v.value, v.epoch); err != nil {
+		if err := s.emit([]byte(key), metadata.Value(v.kind, v.value), v.epoch); err != nil {
 			return err
 		}
 	}

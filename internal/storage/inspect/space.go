@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/metadata"
 	"github.com/epochkv/epochkv/internal/storage"
 	"github.com/epochkv/epochkv/internal/storage/blob"
 	"github.com/epochkv/epochkv/internal/storage/btree"
@@ -147,9 +148,9 @@ func (s *spaceCounter) leaf(p page.Leaf) {
 		if !newest || t.Kind() == keys.KindDelete || keys.SpaceOf(s.keys.key) != keys.SpaceUser {
 			continue
 		}
-		user, size := keys.User(s.keys.key), len(value)
+		user, size := keys.User(s.keys.key), len(metadata.Value(t.Kind(), value))
 		if large {
-			size = blob.Length(page.Ref(value))
+			size = blob.Length(page.RefOf(value))
 		}
 		s.enter(user)
 		s.open.Keys++

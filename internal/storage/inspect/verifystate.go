@@ -192,8 +192,8 @@ func (v *verifier) leaf(p page.Leaf, value func(page.Ref) error) error {
 			continue
 		}
 		v.report.Values++
-		v.report.ValueBytes += uint64(blob.Length(page.Ref(inline)))
-		if err := value(page.Ref(inline)); err != nil {
+		v.report.ValueBytes += uint64(blob.Length(page.RefOf(inline)))
+		if err := value(page.RefOf(inline)); err != nil {
 			if stop := unlessDamage(v.ctx, err); stop != nil {
 				return stop
 			}

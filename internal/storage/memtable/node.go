@@ -33,14 +33,13 @@ const (
 //	+----------+-------+---------------+-------+
 //
 // The trailer is keys.Trailer. older is the offset of the next older version, zero at the end; free
-// versions are linked there, too (see freeLists). The top two bits of the length are flags.
+// versions are linked there, too (see freeLists). The top bit of the length is a flag.
 const (
 	versionOlderOffset = 8
 	versionLenOffset   = 12
 	versionHeaderBytes = 16
 
 	versionSync   = 1 << 31 // written by a SYNC commit: a reader may have to wait until it is durable
-	versionMeta   = 1 << 30 // a metadata section precedes the value; reserved
 	valueBytesMax = 1<<30 - 1
 )
 
@@ -101,7 +100,7 @@ func versionOlder(base unsafe.Pointer, off uint32) *atomic.Uint32 {
 
 func versionValueLen(base unsafe.Pointer, off uint32) int {
 	n := *(*uint32)(unsafe.Add(base, uintptr(off)*wordBytes+versionLenOffset))
-	return int(n &^ (versionSync | versionMeta))
+	return int(n &^ versionSync)
 }
 
 // newestAt walks the chain of node to the newest version that is <= at, and returns its offset, or

@@ -122,12 +122,11 @@ func putTreeHeader(p []byte, count, prefix, level int) {
 	p[offLevel] = byte(level)
 }
 
-// ValueOffset is where the value of entry i begins in the page. A Ref that was not known when the leaf was
-// built is written there.
-func (p Leaf) ValueOffset(i int) int {
+// RefOffset is where the Ref of entry i, which is Large, begins in the page. A Ref that was not known when the
+// leaf was built is written there.
+func (p Leaf) RefOffset(i int) int {
 	v := p.Layout()
-	at := int(binary.LittleEndian.Uint16(v.offsets[2*i:]))
-	return at + entryHeader + suffixLen(binary.LittleEndian.Uint16(p[at+8:]))
+	return int(binary.LittleEndian.Uint16(v.offsets[2*i+2:])) - RefSize
 }
 
 // InnerSize computes the size of an inner node, one child at a time. The zero InnerSize is an empty node.

@@ -2,6 +2,7 @@ package page
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"flag"
@@ -126,8 +127,8 @@ func TestRefusalsSayWhy(t *testing.T) {
 		{"none", func(p []byte) { p[offCount] = 0; Seal(p) }, ErrMalformed, "empty"},
 		{"fingerprint", func(p []byte) { p[treeHeaderSize] ^= 1; Seal(p) }, ErrMalformed, "fingerprint of entry 0"},
 		{"newest epoch", func(p []byte) { p[offNewest] = 8; Seal(p) }, ErrMalformed, "has epoch 9"},
-		{"metadata", func(p []byte) { p[entryAt(p, 0)+9] |= 0x80; Seal(p) }, ErrUnknown, "metadata"},
-		{"kind", func(p []byte) { p[entryAt(p, 0)] = byte(keys.KindSetExpiry); Seal(p) }, ErrUnknown, "kind 32"},
+		{"reserved flag", func(p []byte) { p[entryAt(p, 0)+9] |= 0x80; Seal(p) }, ErrUnknown, "reserved flag"},
+		{"kind", func(p []byte) { p[entryAt(p, 0)] = 32; Seal(p) }, ErrUnknown, "kind 32"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := goldenPages()["leaf"]
@@ -173,9 +174,7 @@ func TestDisorderIsRefused(t *testing.T) {
 
 // entryAt is where entry i begins.
 func entryAt(p Leaf, i int) int {
-	v := p.Layout()
-	suffix, _, _, _ := v.At(i)
-	return p.ValueOffset(i) - len(suffix) - entryHeader
+	return int(binary.LittleEndian.Uint16(p.Layout().offsets[2*i:]))
 }
 
 // TestSizesArePredictedExactly fills pages to the last byte that LeafSize and InnerSize allow.

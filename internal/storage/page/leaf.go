@@ -50,6 +50,7 @@ const LevelMax = 31
 //	|         | and flags    |        |       |
 //	+---------+--------------+--------+-------+
 //
+// The value begins with metadata if the trailer's kind says so; a Ref that replaces a long value is after them.
 // An entry other than the first whose suffix is empty is a further version of the previous key.
 const (
 	entryHeader   = 10
@@ -68,11 +69,14 @@ const RefSize = 24
 // bytes.
 type Ref [RefSize]byte
 
+// RefOf is the reference at the end of what a leaf stores of a Large entry; before it may be metadata.
+func RefOf(stored []byte) Ref { return Ref(stored[len(stored)-RefSize:]) }
+
 // Leaf reads a verified leaf page.
 type Leaf []byte
 
-// Entry is one version in a leaf. Same means a further version of the previous key; Large means that the
-// value is a Ref.
+// Entry is one version in a leaf. Same means a further version of the previous key; Large means that a Ref
+// is in place of the value. Value includes the version's metadata, if the kind says that it has any.
 type Entry struct {
 	Key     []byte
 	Value   []byte

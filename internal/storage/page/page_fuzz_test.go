@@ -14,7 +14,7 @@ func exercise(p []byte, probe []byte) {
 		v := l.Layout()
 		for i := range v.Count() {
 			s, t, _, _ := v.At(i)
-			_, _, _, _ = v.Suffix(i), v.Trailer(i), v.Same(i), l.ValueOffset(i)
+			_, _, _, _ = v.Suffix(i), v.Trailer(i), v.Same(i), l.Used()
 			key := append(append([]byte(nil), v.Prefix()...), s...)
 			_ = l.Search(key)
 			_, _, _, _ = l.Find(key, Fingerprint(key), t.Epoch())

@@ -3,9 +3,11 @@ package page
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 
 	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/metadata"
 )
 
 // Verify decides whether p is an intact tree page, whatever its bytes are: after it, Leaf and Inner can
@@ -96,7 +98,7 @@ func (v *LeafLayout) verifyEntry(i int) error {
 	e := v.page[at:end]
 	s := binary.LittleEndian.Uint16(e[8:])
 	if s&suffixLenHigh != 0 && len(v.page) < SizeMax {
-		return fmt.Errorf("%w: entry %d carries metadata", ErrUnknown, i)
+		return fmt.Errorf("%w: entry %d has a reserved flag", ErrUnknown, i)
 	}
 	if entryHeader+suffixLen(s) > len(e) {
 		return malformed("suffix of entry %d ends after the entry", i)
@@ -105,11 +107,16 @@ func (v *LeafLayout) verifyEntry(i int) error {
 		return malformed("key of entry %d is too long", i)
 	}
 	_, t, value, large := v.At(i)
-	if large && (len(value) != RefSize || t.Kind() != keys.KindSet) {
+	if _, err := metadata.Read(t.Kind(), value); errors.Is(err, metadata.ErrUnknown) {
+		return fmt.Errorf("%w: entry %d: %w", ErrUnknown, i, err)
+	} else if err != nil {
+		return malformed("entry %d: %v", i, err)
+	}
+	if large && (!t.Kind().HasValue() || len(metadata.Value(t.Kind(), value)) != RefSize) {
 		return malformed("entry %d has a reference of %d bytes", i, len(value))
 	}
 	switch t.Kind() {
-	case keys.KindSet:
+	case keys.KindSet, keys.KindSetMetadata:
 	case keys.KindDelete:
 		if len(value) != 0 {
 			return malformed("tombstone %d has a value", i)

@@ -8,6 +8,7 @@ import (
 	"hash/crc32"
 
 	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/metadata"
 )
 
 // A file holds the same copy twice. Each copy is followed by zeros up to half of the file and up to its end; half of the file is a multiple of 4096
@@ -144,11 +145,13 @@ func decodeRecord(b []byte) (v Version, rest []byte, ok bool) {
 	v.Trailer = keys.Trailer(binary.LittleEndian.Uint64(b))
 	b = b[recordSize:]
 	kind := v.Trailer.Kind()
-	if key == 0 || uint64(key)+uint64(value)+uint64(reason) > uint64(len(b)) || kind != keys.KindSet && (kind != keys.KindDelete || value > 0) {
+	if key == 0 || uint64(key)+uint64(value)+uint64(reason) > uint64(len(b)) || !kind.HasValue() && (kind != keys.KindDelete || value > 0) {
 		return v, nil, false
 	}
 	v.Key, b = b[:key:key], b[key:]
-	v.Value, b = b[:value:value], b[value:]
+	if v.Value, b = b[:value:value], b[value:]; metadata.Check(kind, v.Value) != nil {
+		return v, nil, false
+	}
 	v.Reason = string(b[:reason])
 	return v, b[reason:], true
 }

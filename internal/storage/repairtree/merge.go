@@ -92,8 +92,8 @@ func (c copiesInput) Next(e *btree.Entry) bool {
 		return false
 	}
 	if e.Large {
-		if copied, ok := c.copies[page.Ref(e.Value)]; ok {
-			e.Value = copied[:]
+		if copied, ok := c.copies[page.RefOf(e.Value)]; ok {
+			e.Value = append(e.Value[:len(e.Value)-page.RefSize:len(e.Value)-page.RefSize], copied[:]...)
 		}
 	}
 	return true
@@ -194,7 +194,7 @@ func freeTree(p *pager.Reader, ck *pager.Checkpoint, blobs Dropper, root btree.R
 				if !large {
 					continue
 				}
-				if err := blobs.Drop(page.Ref(inline)); err != nil && !pagesource.IsDamage(err) { // the walk would take it for damage of this page
+				if err := blobs.Drop(page.RefOf(inline)); err != nil && !pagesource.IsDamage(err) { // the walk would take it for damage of this page
 					return err
 				}
 			}

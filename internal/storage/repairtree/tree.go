@@ -248,7 +248,7 @@ func readRecords(p *pager.Reader, store *blob.Store, root btree.Root) (*Tree, er
 		value := c.Version().Value
 		if c.Version().Large {
 			var err error
-			if value, err = store.Append(nil, page.Ref(value), store.Direct()); err != nil {
+			if value, err = store.Append(nil, page.RefOf(value), store.Direct()); err != nil {
 				return nil, err
 			}
 		}
