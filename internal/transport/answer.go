@@ -26,23 +26,23 @@ type Message interface {
 //	table, newest first: grpc-status: 0 | content-type: application/grpc
 type answerEncoder struct {
 	known   int  // how many of the two are in the table, in the order content-type, grpc-status
-	literal bool // the client's table is too small: everything is a literal
+	literal bool // the client's table is smaller than the default: everything is a literal
 	shrink  bool // the next block begins with the announcement of an empty table
 }
 
 const (
-	hpackStatus200    = 0x88          // static index 8
-	hpackContentType  = 31            // static index of the name
-	hpackIncremental  = 0x40          // literal with incremental indexing
-	hpackFirstDynamic = 62            // index of the newest entry of the table
-	hpackIndexed      = 0x80          // indexed field
-	hpackEmptyTable   = 0x20          // table size update to 0
-	tableBytesNeeded  = 2 * (32 + 32) // of the two entries, generously
+	hpackStatus200    = 0x88 // static index 8
+	hpackContentType  = 31   // static index of the name
+	hpackIncremental  = 0x40 // literal with incremental indexing
+	hpackFirstDynamic = 62   // index of the newest entry of the table
+	hpackIndexed      = 0x80 // indexed field
+	hpackEmptyTable   = 0x20 // table size update to 0
 )
 
-// setTableSize follows SETTINGS_HEADER_TABLE_SIZE.
+// setTableSize follows SETTINGS_HEADER_TABLE_SIZE. The next block must begin with the size of the
+// table if that gets smaller, whether the two fields fit or not.
 func (e *answerEncoder) setTableSize(size uint32) {
-	if size < tableBytesNeeded && !e.literal {
+	if size < headerTableBytes && !e.literal {
 		e.literal, e.shrink = true, true
 	}
 }
@@ -183,7 +183,7 @@ func (r Request) Answer(m Message, release func()) bool {
 		return false
 	}
 	b := c.answerHeadersLocked(c.out.buf, s)
-	inline := grpcPrefixBytes+size <= min(s.sendWindow, c.sendWindow)
+	inline := grpcPrefixBytes+size <= min(s.sendWindow, c.sendWindow) && len(b) < outMax
 	if inline {
 		b = AppendFrameHeader(b, grpcPrefixBytes+size, http2.FrameData, 0, s.id)
 	}

@@ -29,7 +29,8 @@ type bridge struct {
 	changed  sync.Cond
 	received []byte // and not read
 	closed   bool   // nothing is read any more
-	ending   bool   // the handler has returned: what it still writes need not wait
+	ending   bool   // the handler is about to return: what it still writes need not wait
+	returned bool   // the handler has returned: the stream counts until its answer is sent
 	allowed  int    // messages that may still be begun; -1 if the second was before it was asked for
 	prefixed int    // bytes read of the prefix of the message at hand
 	prefix   [grpcPrefixBytes]byte
@@ -340,11 +341,12 @@ func (b *bridge) end() {
 	c.mu.Lock()
 	b.closeLocked()
 	b.releaseLocked()
-	if !s.gone {
-		s.trailers, s.last = trailers, true
+	if s.gone {
+		c.closeStreamLocked()
+	} else {
+		b.returned, s.trailers, s.last = true, trailers, true
 		c.queueLocked(s)
 	}
-	c.closeStreamLocked()
 	c.drainedLocked()
 	c.mu.Unlock()
 	c.flush()

@@ -27,6 +27,7 @@ type Conn struct {
 	role    atomic.Uint64
 	watched atomic.Bool   // the watchdog has the connection in its list
 	reads   atomic.Uint64 // frames read
+	beside  atomic.Int64  // goroutines that execute requests without the reader role
 
 	mu sync.Mutex // after the server's; before a Client's own locks; guards what follows
 	streamTable
@@ -47,6 +48,7 @@ type reader struct {
 	control    controlCount
 	emptyData  int  // empty data frames since the last other frame
 	handshaken bool // the client's first settings have come
+	crowded    bool // the output was full when the newest data frame was read
 }
 
 // streamTable is the streams of a connection.
@@ -147,12 +149,15 @@ func (c *Conn) serve() {
 				return // another goroutine has the role
 			}
 		}
-		if err == nil && !complete {
+		if err == nil && (!complete || c.crowded) {
+			c.crowded = false
 			lane.rest()
 			if !c.rest() {
 				c.close(errAllSent)
 				return
 			}
+		}
+		if err == nil && !complete {
 			err = c.in.fill()
 		}
 		if err != nil {
@@ -162,7 +167,7 @@ func (c *Conn) serve() {
 	}
 }
 
-// rest sends the answers of a burst. It reports false if the connection has ended.
+// rest sends the answers of a burst, or of a part of it. It reports false if the connection has ended.
 func (c *Conn) rest() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -216,7 +221,11 @@ func (c *Conn) execute(l Lane, w execution) bool {
 	if w.reserved > 0 {
 		c.client.Received(w.reserved)
 	}
-	return c.role.CompareAndSwap(role, role+1)
+	if c.role.CompareAndSwap(role, role+1) {
+		return true
+	}
+	c.beside.Add(-1)
+	return false
 }
 
 // fail ends the connection for an error of reading or of the client.
@@ -315,6 +324,8 @@ func (c *Conn) closeStreamLocked() {
 const (
 	drainPing     = 1
 	keepalivePing = 2
+
+	pingFrameBytes = frameHeaderBytes + 8
 )
 
 func appendPing(b []byte, payload uint64) []byte {

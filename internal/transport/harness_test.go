@@ -25,6 +25,9 @@ const (
 	pathStream = "/test/Stream" // answers each message with itself
 	pathLarge  = "/test/Large"  // answers with largeBytes
 	pathHeld   = "/test/Held"   // takes one message, and never asks for more
+	pathKiB    = "/test/KiB"    // answers with three of them
+	pathKiBs   = "/test/KiBs"   // answers each message with three of them
+	pathText   = "/test/Text"   // bridged: answers with some text
 )
 
 const largeBytes = 300 << 10
@@ -47,7 +50,7 @@ func (s *service) Connect(*Conn) Client { s.clients.Add(1); return client{s} }
 type client struct{ *service }
 
 func (client) Fast(path string) int {
-	return map[string]int{pathEcho: 1, pathBlock: 2, pathStream: 3, pathLarge: 4, pathHeld: 5}[path]
+	return map[string]int{pathEcho: 1, pathBlock: 2, pathStream: 3, pathLarge: 4, pathHeld: 5, pathKiB: 6, pathKiBs: 7}[path]
 }
 func (c client) Lane() Lane              { c.lanes.Add(1); return lane(c) }
 func (c client) OpenStream(string) error { c.streams.Add(1); return nil }
@@ -71,16 +74,25 @@ func (c client) Messages(r Request) (Messages, error) {
 	switch r.Method() {
 	case 3:
 		return &echoStream{request: r}, nil
+	case 7:
+		return &echoStream{request: r, always: threeKiB}, nil
 	case 5:
 		return heldStream{}, nil
 	}
 	return nil, nil //nolint:nilnil // as the interface says
 }
 
-type echoStream struct{ request Request }
+type echoStream struct {
+	request Request
+	always  Message // nil: the message itself
+}
 
 func (s *echoStream) Execute(_ Lane, message []byte) bool {
-	s.request.Send(raw(bytes.Clone(message)), nil)
+	answer := s.always
+	if answer == nil {
+		answer = raw(bytes.Clone(message))
+	}
+	s.request.Send(answer, nil)
 	return true
 }
 
@@ -99,9 +111,14 @@ func (l lane) Execute(r Request, message []byte) {
 		l.held.Add(1)
 		r.Answer(raw(make([]byte, largeBytes)), func() { l.held.Add(-1) })
 		return
+	case 6:
+		r.Answer(threeKiB, nil)
+		return
 	}
 	r.Answer(raw(bytes.Clone(message)), nil)
 }
+
+var threeKiB Message = raw(make([]byte, 3<<10))
 
 // raw is a message that encodes as itself.
 type raw []byte

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// headerTableBytes is the size of the table that clients compress header blocks with: HTTP/2's
-// default, which the server does not change.
+// headerTableBytes is the size of the tables that header blocks are compressed with: HTTP/2's default,
+// which the server does not change.
 const headerTableBytes = 4096
 
 // headers decodes header blocks. The reader role guards it.

@@ -46,6 +46,7 @@ func TestConnectionErrors(t *testing.T) {
 		}, http2.ErrCodeFlowControl},
 		"a tiny frame size":  {func(p *peer) { _ = p.framer.WriteSettings(http2.Setting{ID: http2.SettingMaxFrameSize, Val: 1}) }, http2.ErrCodeProtocol},
 		"goaway of a stream": {func(p *peer) { _, _ = p.Write(frame(http2.FrameGoAway, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0)) }, http2.ErrCodeProtocol},
+		"a short goaway":     {func(p *peer) { _, _ = p.Write(frame(http2.FrameGoAway, 0, 0, 0, 0, 0, 0)) }, http2.ErrCodeFrameSize},
 		"a short priority":   {func(p *peer) { _, _ = p.Write(frame(http2.FramePriority, 0, 1, 1)) }, http2.ErrCodeFrameSize},
 		"headers that cannot be decoded": {func(p *peer) {
 			_ = p.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: []byte{0xff, 0xff, 0xff, 0xff, 0xff}, EndHeaders: true})

@@ -14,7 +14,7 @@ type liveness struct {
 	handshaken bool
 
 	reads   uint64    // frames that had been read at the last sign of life
-	written uint64    // bytes that had been written then
+	written uint64    // bytes that had been written then, and the ping
 	signAt  time.Time // when that was
 	pinged  bool      // the client has been asked since
 
@@ -63,7 +63,7 @@ func (t *takes) proceeds(now time.Time, waits bool, written uint64, timeout time
 
 // waitsLocked reports whether answers of fast requests, or the socket, wait for the client.
 func (c *Conn) waitsLocked() bool {
-	if c.out.flushing && len(c.out.buf) >= outMax {
+	if c.out.writing+len(c.out.buf) >= outMax {
 		return true
 	}
 	for _, s := range c.streams {
@@ -109,7 +109,7 @@ func (c *Conn) check(now time.Time) {
 		c.endLocked(ErrUnread)
 		return
 	}
-	if reads := c.reads.Load(); reads != l.reads || c.out.written != l.written {
+	if reads := c.reads.Load(); reads != l.reads || c.out.written > l.written {
 		l.reads, l.written, l.signAt, l.pinged = reads, c.out.written, now, false
 	}
 	switch silence := now.Sub(l.signAt); {
@@ -119,7 +119,7 @@ func (c *Conn) check(now time.Time) {
 	case !l.pinged && silence > o.KeepaliveTime:
 		l.pinged = true
 		c.out.buf = appendPing(c.out.buf, keepalivePing)
-		l.written += 17
+		l.written += pingFrameBytes // to write them is no sign of life, and they may never be written
 	}
 	if l.pinged || now.Sub(l.signAt) > idleAfter {
 		c.shrinkLocked()

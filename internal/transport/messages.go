@@ -167,10 +167,12 @@ func (c *Conn) resumeLocked(s *stream) {
 		return
 	}
 	m.busy = true
+	c.beside.Add(1)
 	c.server.goroutines.Go(func() {
 		lane := laneHolder{client: c.client}
 		c.executeMessages(lane.take(), s, nil)
 		lane.rest()
+		c.beside.Add(-1)
 		c.flush()
 	})
 }
@@ -192,7 +194,7 @@ func (r Request) Send(msg Message, release func()) bool {
 		b = c.answerHeadersLocked(b, s)
 	}
 	n := grpcPrefixBytes + size
-	if direct := len(s.pending) == 0 && n <= min(s.sendWindow, c.sendWindow, smallAnswerMax); direct {
+	if direct := len(s.pending) == 0 && n <= min(s.sendWindow, c.sendWindow, smallAnswerMax) && len(b) < outMax; direct {
 		b = AppendFrameHeader(b, n, 0, 0, s.id)
 		b = appendMessage(b, msg, size)
 		s.sendWindow -= n

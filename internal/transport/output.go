@@ -7,8 +7,8 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// outMax is how many bytes may wait for the socket before senders wait. Frames of answers that
-// windows allow are added up to it; control frames and small answers may come on top.
+// outMax is how many bytes may wait for the socket before senders wait, and before answers stay with
+// their streams. Control frames, and one answer, may come on top.
 const outMax = 64 << 10
 
 // output is what will be written to the socket next. The connection's mutex guards it.
@@ -16,6 +16,7 @@ type output struct {
 	buf      []byte
 	spare    []byte    // for buf while buf is written
 	flushing bool      // a goroutine writes, and comes back for what is added meanwhile
+	writing  int       // bytes that it is writing
 	written  uint64    // bytes, of all times
 	room     sync.Cond // broadcast when buf has been taken to be written, or the connection has ended
 }
@@ -72,10 +73,12 @@ func (c *Conn) flushLocked() {
 		}
 		buf := c.out.buf
 		c.out.buf, c.out.spare = c.out.spare[:0], nil
+		c.out.writing = len(buf)
 		c.out.room.Broadcast()
 		c.mu.Unlock()
 		n, err := c.raw.Write(buf)
 		c.mu.Lock()
+		c.out.writing = 0
 		c.out.written += uint64(n)
 		if cap(buf) <= 2*outMax {
 			c.out.spare = buf[:0]

@@ -45,9 +45,7 @@ func (c *Conn) handle(f frame) (execution, error) {
 	case http2.FramePriority:
 		return execution{}, c.handlePriority(f)
 	case http2.FrameGoAway:
-		if f.stream != 0 {
-			return execution{}, protocolError("GOAWAY of a stream")
-		}
+		return execution{}, c.handleGoAway(f)
 	}
 	return execution{}, nil // unknown kinds are allowed
 }
@@ -76,6 +74,7 @@ func (c *Conn) handleData(f frame) (w execution, err error) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.crowded = len(c.out.buf) >= outMax
 	if c.connWindow -= len(f.payload); c.connWindow < 0 {
 		return w, connError{code: http2.ErrCodeFlowControl, text: "more than the connection's window"}
 	}
@@ -232,7 +231,7 @@ func (c *Conn) handleBlock(id uint32, block []byte, end bool) error {
 	case !l.isRequest():
 		c.out.buf = AppendReset(c.out.buf, id, http2.ErrCodeProtocol)
 		return nil
-	case c.open >= c.server.options.Streams:
+	case c.open >= c.server.options.Streams, int(c.beside.Load()) >= c.server.options.Streams:
 		c.out.buf = AppendReset(c.out.buf, id, http2.ErrCodeRefusedStream)
 		return nil
 	}
@@ -434,6 +433,18 @@ func (c *Conn) handleWindow(f frame) error {
 	default:
 		s.sendWindow += increment
 		c.queueLocked(s)
+	}
+	return nil
+}
+
+// handleGoAway: a client that opens no more streams closes the connection when it has its answers.
+func (*Conn) handleGoAway(f frame) error {
+	const goAwayBytes = 8
+	switch {
+	case f.stream != 0:
+		return protocolError("GOAWAY of a stream")
+	case len(f.payload) < goAwayBytes:
+		return connError{code: http2.ErrCodeFrameSize, text: "GOAWAY of a wrong length"}
 	}
 	return nil
 }

@@ -184,7 +184,7 @@ func (c *Conn) removeLocked(s *stream) {
 	if !s.recvEnded && !s.conn.ended { // the client may send more: it must not, and is not waited for
 		c.out.buf = AppendReset(c.out.buf, s.id, http2.ErrCodeNo)
 	}
-	if s.bridge == nil && !s.uncounted { // a bridged stream is counted until its handler has returned
+	if !s.uncounted && (s.bridge == nil || s.bridge.returned) {
 		c.closeStreamLocked()
 	}
 	c.freeLocked(s)

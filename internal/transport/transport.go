@@ -21,9 +21,10 @@
 // two ticks.
 //
 // Bounds. For each connection: streams (SETTINGS_MAX_CONCURRENT_STREAMS, counted until a handler
-// has returned), bytes received and not taken (the windows), bytes of a header block, bytes to send
-// (a sender waits beyond outMax; the service counts answers of fast requests), and
-// time without progress of messages, answers, pings and the connection's start.
+// has returned and its answer is sent), goroutines that execute requests (as many), bytes received
+// and not taken (the windows), bytes of a header block, bytes to send (a sender waits beyond outMax;
+// the service counts answers of fast requests), and time without progress of messages, answers,
+// pings and the connection's start.
 //
 // Invariants. Frames are read and header blocks decoded by the holder of the reader role only. A
 // stream has at most one answer: later ones are dropped. What the mutex of a connection guards is

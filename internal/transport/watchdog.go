@@ -78,6 +78,7 @@ func (w *watchdog) tick() int {
 				continue
 			} // it has begun to execute meanwhile, and has not seen that it is not watched
 		case at.conn.role.CompareAndSwap(role, role+1):
+			at.conn.beside.Add(1)
 			at.conn.server.goroutines.Go(at.conn.takeRole)
 			at.role = role + 1
 		}

@@ -317,6 +317,9 @@ func handle(w http.ResponseWriter, r *http.Request) {
 	case "/test/Deaf":
 		w.WriteHeader(http.StatusUnsupportedMediaType)
 		return
+	case pathText:
+		_, _ = io.WriteString(w, "text")
+		return
 	case "/test/Endless":
 		b := make([]byte, 16<<10)
 		for {

@@ -1,0 +1,150 @@
+package transport
+
+import (
+	"bytes"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+)
+
+// TestClientThatStopsReadingLosesItsConnection: answers that fill the socket, and wait nowhere else,
+// count as answers that the client does not take.
+func TestClientThatStopsReadingLosesItsConnection(t *testing.T) {
+	for name, path := range map[string]string{"small answers": pathEcho, "bridged": "/test/Endless"} {
+		t.Run(name, func(t *testing.T) {
+			_, server, address := start(t, func(o *Options) {
+				o.KeepaliveTime, o.KeepaliveTimeout, o.ProgressTimeout = 300*time.Millisecond, 200*time.Millisecond, 500*time.Millisecond
+			})
+			p := dial(t, address, http2.Setting{ID: http2.SettingInitialWindowSize, Val: windowMax})
+			_ = p.framer.WriteWindowUpdate(0, windowMax-firstWindow)
+			go func() {
+				for i := range uint32(50_000) {
+					p.open(2*i+1, path)
+					if p.framer.WriteData(2*i+1, true, prefixed(4000)) != nil {
+						return
+					}
+				}
+			}()
+			eventually(t, "the connection is open", func() bool { return server.onlyConn() != nil })
+			eventually(t, "the connection is closed", func() bool { return server.onlyConn() == nil })
+		})
+	}
+}
+
+// TestUnsentAnswersOfBridgedStreamsCount: a stream counts until its answer is sent, also when its
+// handler has returned.
+func TestUnsentAnswersOfBridgedStreamsCount(t *testing.T) {
+	_, server, address := start(t, func(o *Options) { o.Streams = 10 })
+	p := dial(t, address, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+	for i := range uint32(50) {
+		p.request(2*i+1, pathText, 1)
+		time.Sleep(time.Millisecond)
+	}
+	p.request(201, pathEcho, 0)
+	if st, _ := p.outcome(201); st != "RST REFUSED_STREAM" {
+		t.Errorf("got %s", st)
+	}
+	c := server.onlyConn()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if n := len(c.streams); n > 10 {
+		t.Errorf("%d streams have answers that were not sent", n)
+	}
+}
+
+// TestBurstOfAnswersIsSentInParts: the answers to the requests of one read of the socket do not
+// wait for the last of them.
+func TestBurstOfAnswersIsSentInParts(t *testing.T) {
+	for name, send := range map[string]func(p *peer, i uint32) error{
+		"requests": func(p *peer, i uint32) error {
+			p.open(2*i+1, pathKiB)
+			return p.framer.WriteData(2*i+1, true, prefixed(0))
+		},
+		"messages": func(p *peer, i uint32) error {
+			if i == 0 {
+				p.open(1, pathKiBs)
+			}
+			return p.framer.WriteData(1, false, bytes.Repeat(prefixed(0), 1000))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, server, address := start(t)
+			p := dial(t, address, http2.Setting{ID: http2.SettingInitialWindowSize, Val: windowMax})
+			_ = p.framer.WriteWindowUpdate(0, windowMax-firstWindow)
+			go func() {
+				for i := uint32(0); send(p, i) == nil && i < 100_000; i++ {
+				}
+			}()
+			eventually(t, "the connection is open", func() bool { return server.onlyConn() != nil })
+			c, most := server.onlyConn(), 0
+			for range 200 {
+				c.mu.Lock()
+				most = max(most, c.out.writing+cap(c.out.buf)+cap(c.out.spare))
+				for _, s := range c.streams {
+					most = max(most, cap(s.pending))
+				}
+				c.mu.Unlock()
+				time.Sleep(time.Millisecond)
+			}
+			if most > 6*outMax {
+				t.Errorf("%d bytes wait to be sent", most)
+			}
+		})
+	}
+}
+
+// TestCancelledRequestsCountWhileTheyAreExecuted: a client that cancels what waits cannot make the
+// server execute more than it allows streams.
+func TestCancelledRequestsCountWhileTheyAreExecuted(t *testing.T) {
+	const streams = 10
+	s, _, address := start(t, func(o *Options) { o.Streams = streams })
+	p := dial(t, address)
+	for i := range uint32(4 * streams) {
+		p.request(2*i+1, pathBlock, 1)
+		_ = p.framer.WriteRSTStream(2*i+1, http2.ErrCodeCancel)
+	}
+	p.request(501, pathEcho, 1)
+	if st, _ := p.outcome(501); st != "RST REFUSED_STREAM" {
+		t.Errorf("got %s", st)
+	}
+	if n := s.executed.Load(); n > streams+1 {
+		t.Errorf("%d requests are executed at once", n)
+	}
+	close(s.release)
+	eventually(t, "another request is served", func() bool {
+		p := dial(t, address)
+		p.request(1, pathEcho, 1)
+		st, _ := p.outcome(1)
+		return st == "0"
+	})
+}
+
+// TestSmallerHeaderTablesAreAnnounced: a client that makes its table smaller expects the server to
+// say so in the next block, and ends the connection otherwise.
+func TestSmallerHeaderTablesAreAnnounced(t *testing.T) {
+	_, _, address := start(t)
+	p := dial(t, address)
+	p.framer.ReadMetaHeaders = nil
+	block := func(stream uint32) []byte {
+		for {
+			f, err := p.framer.ReadFrame()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if h, ok := f.(*http2.HeadersFrame); ok && h.StreamID == stream {
+				return h.HeaderBlockFragment()
+			}
+		}
+	}
+	p.request(1, pathEcho, 1)
+	if b := block(1); b[0] != hpackStatus200 {
+		t.Errorf("the first block begins with %x", b[0])
+	}
+	_ = p.framer.WriteSettings(http2.Setting{ID: http2.SettingHeaderTableSize, Val: 1024})
+	p.request(3, pathEcho, 1)
+	const update, mask = 0x20, 0xe0
+	if b := block(3); b[0]&mask != update {
+		t.Errorf("the block after the settings begins with %x", b[0])
+	}
+}
