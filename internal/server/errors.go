@@ -156,7 +156,7 @@ func classify(err error) fault {
 		return fault{code: codes.Unavailable, reason: pb.ErrorReason_ERROR_REASON_READ_ONLY, metadata: map[string]string{"cause": err.Error()}}
 	case errors.Is(err, vfs.ErrNoSpace):
 		return exhausted(pb.ErrorReason_ERROR_REASON_DISK_FULL, retryDisk)
-	case errors.Is(err, storage.ErrNoSegment):
+	case errors.Is(err, storage.ErrNoSegment), errors.Is(err, storage.ErrReserveUnchecked):
 		f := exhausted(pb.ErrorReason_ERROR_REASON_OVERLOADED, retryDisk)
 		f.metadata = map[string]string{"cause": err.Error()}
 		return f

@@ -27,6 +27,8 @@ var (
 	ErrMemoryFull = errors.New("storage: the memory budget is used up")
 	// ErrNoSegment means that no log segment could be prepared in time. Nothing was written.
 	ErrNoSegment = wal.ErrNoSegment
+	// ErrReserveUnchecked means that it was not known in time whether the disk has space for a commit. Nothing was written.
+	ErrReserveUnchecked = errors.New("storage: the disk reserve is not checked: the device does not answer")
 	// ErrFailed means that a write or sync of the log failed, that a commit found no memory after its epoch was reserved, or
 	// that an invariant is broken. No write is accepted any more.
 	ErrFailed = wal.ErrFailed

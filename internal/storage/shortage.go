@@ -93,16 +93,21 @@ func newSpaceCheck() *chan struct{} {
 }
 
 // AwaitReserve waits until it is known whether there is a shortage, if the memtables need more pages than are free for them:
-// writers must not be faster than RunSpace, which may be slow on a slow device. The caller reads Shortage afterwards.
+// writers must not be faster than RunSpace, which may be slow on a slow device. The caller reads Shortage afterwards. It
+// waits up to Options.StallMax (ErrReserveUnchecked): the caller holds latches, and the device may not answer for long.
 func (e *Engine) AwaitReserve(ctx context.Context) error {
 	if outgrown := e.reserve.enabled && e.Shortage() == nil && !e.covers(e.unmerged()); !outgrown {
 		return nil
 	}
 	judged := *e.reserve.checked.Load()
 	e.reserve.requestCheck()
+	deadline := time.NewTimer(e.options.StallMax)
+	defer deadline.Stop()
 	select {
 	case <-judged:
 	case <-e.reserve.ended:
+	case <-deadline.C:
+		return ErrReserveUnchecked
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
