@@ -17,7 +17,10 @@
 // network.
 package keys
 
-import "bytes"
+import (
+	"bytes"
+	"encoding/hex"
+)
 
 // Epoch is a commit sequence number: starting at 1, ascending, one per committed transaction, and
 // never used twice. There are gaps before bulk loads and after an unclean end. Zero means "none".
@@ -25,6 +28,16 @@ type Epoch uint64
 
 // MaxEpoch is the largest epoch that a trailer can hold (56 bits).
 const MaxEpoch Epoch = 1<<56 - 1
+
+// Term is the raft term in which an epoch was proposed. It is zero in a store that was never in a cluster.
+type Term uint64
+
+// Lineage names a history: (lineage, epoch) names one commit forever, an epoch alone does not. It is drawn
+// at random when a store is created.
+type Lineage [16]byte
+
+// String is the lineage in hexadecimal digits.
+func (l Lineage) String() string { return hex.EncodeToString(l[:]) }
 
 // Kind says what a version does to its key.
 type Kind uint8

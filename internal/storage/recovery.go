@@ -130,6 +130,9 @@ func TranslateError(err error) error {
 	if damage, ok := errors.AsType[*wal.CorruptionError](err); ok {
 		return &CorruptionError{File: damage.File, Offset: damage.Offset, Reason: damage.Reason, Remedy: damage.Remedy}
 	}
+	if foreign, ok := errors.AsType[*wal.LineageError](err); ok {
+		return &CorruptionError{File: foreign.File, Reason: foreign.Reason(), Remedy: foreign.Remedy()}
+	}
 	for _, whole := range []error{pager.ErrTruncated, pager.ErrNotDataFile, pager.ErrSuperblocks, pager.ErrSuperblockMissing} {
 		if errors.Is(err, whole) {
 			return &CorruptionError{File: dataName, Reason: err.Error(), Remedy: fileRemedy}

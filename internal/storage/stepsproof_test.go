@@ -63,7 +63,7 @@ func (q *quarantineBench) loseLastRecord() (lost keys.Epoch) {
 	var offset int64
 	for _, s := range segments {
 		err := wal.ReadSegment(q.fs, s, func(r wal.Record) error {
-			if !r.IsClose() && r.SkipsTo() == 0 {
+			if r.HoldsEpoch() {
 				file, offset, lost = s.File, r.Offset, r.Epoch
 			}
 			return nil

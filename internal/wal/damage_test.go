@@ -319,7 +319,7 @@ func TestNewerVersionIsNeitherTornNorCorrupt(t *testing.T) {
 	file := rec.Segments[0].File
 	var page [headerSize]byte
 	readAt(t, fs, file, 0, page[:])
-	binary.LittleEndian.PutUint32(page[8:], formatVersion+1)
+	binary.LittleEndian.PutUint32(page[8:], version2+1)
 	binary.LittleEndian.PutUint32(page[headerSumOffset:], crc32.Checksum(page[:headerSumOffset], castagnoli))
 	undo := patch(t, fs, file, 0, page[:])
 	_, _, err := replayAll(fs, 0)

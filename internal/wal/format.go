@@ -25,10 +25,18 @@ import (
 //
 //	0       8         12      16         24       32      40         60    64
 //	+-------+---------+-------+----------+--------+-------+----------+-----+
-//	| magic | version | flags | identity | number | first | reserved | crc |
+//	| magic | version | flags | identity | number | first | history  | crc |
 //	+-------+---------+-------+----------+--------+-------+----------+-----+
 //
-// magic, version and crc keep their offsets in every version. The crc covers the 60 bytes before it.
+// magic, version and crc keep their offsets in every version. The crc covers the 60 bytes before it. history is zero in
+// version 1. In version 2 it is
+//
+//	40     48              56        60
+//	+------+---------------+---------+
+//	| term | previous term | lineage |
+//	+------+---------------+---------+
+//
+// the term of the first record, the term of the epoch before it, and the first four bytes of the store's lineage.
 //
 // record, padded with zeros to a multiple of 8
 //
@@ -46,19 +54,18 @@ const (
 	headerSumOffset  = 60
 	recordHeaderSize = 24
 	recordAlign      = 8
-	formatVersion    = 1
+
+	termOffset    = 40
+	lineageOffset = 56
+	lineageBytes  = headerSumOffset - lineageOffset
+
+	// Versions of a segment. Version 2 has terms and a lineage, more kinds of records, and supersedes tails.
+	version1 = 1
+	version2 = 2
 
 	epochOffset   = 8
 	durableOffset = 16
 	flagsShift    = 56
-)
-
-// Flags of a record. There is room for compression and encryption: readers refuse unknown flags.
-const (
-	flagNoOp   = 1 << 0 // the epoch changes nothing; the body is filler
-	flagClose  = 1 << 1 // holds no epoch: the end of a log that was closed, or of a segment, with the number of the next one
-	flagSkip   = 1 << 5 // holds no epoch: the next record has the epoch in the body
-	flagsKnown = flagNoOp | flagClose | flagSkip
 )
 
 const (
@@ -112,20 +119,37 @@ func parseFileName(name string) (number uint64, ok bool) {
 
 // header is a segment's header, decoded.
 type header struct {
+	version  uint32
 	identity uint64
 	number   uint64
 	first    keys.Epoch
+	history
 }
 
+// history is what a header of version 2 says besides; zero in version 1.
+type history struct {
+	term         keys.Term // of the first record
+	previousTerm keys.Term // of the epoch before the first
+	lineage      lineagePrefix
+}
+
+// lineagePrefix is the part of a lineage that a header has room for.
+type lineagePrefix [lineageBytes]byte
+
+func prefixOf(l keys.Lineage) lineagePrefix { return lineagePrefix(l[:lineageBytes]) }
+
 func putHeader(dst []byte, h header) {
+	le := binary.LittleEndian
 	copy(dst, magic)
-	binary.LittleEndian.PutUint32(dst[8:], formatVersion)
-	binary.LittleEndian.PutUint32(dst[12:], 0)
-	binary.LittleEndian.PutUint64(dst[16:], h.identity)
-	binary.LittleEndian.PutUint64(dst[24:], h.number)
-	binary.LittleEndian.PutUint64(dst[32:], uint64(h.first))
-	clear(dst[40:headerSumOffset])
-	binary.LittleEndian.PutUint32(dst[headerSumOffset:], crc32.Checksum(dst[:headerSumOffset], castagnoli))
+	le.PutUint32(dst[8:], h.version)
+	le.PutUint32(dst[12:], 0)
+	le.PutUint64(dst[16:], h.identity)
+	le.PutUint64(dst[24:], h.number)
+	le.PutUint64(dst[32:], uint64(h.first))
+	le.PutUint64(dst[termOffset:], uint64(h.term))
+	le.PutUint64(dst[termOffset+8:], uint64(h.previousTerm))
+	copy(dst[lineageOffset:headerSumOffset], h.lineage[:])
+	le.PutUint32(dst[headerSumOffset:], crc32.Checksum(dst[:headerSumOffset], castagnoli))
 }
 
 // decodeHeader decodes the header of the named file. For zeros it returns neither a header nor an
@@ -141,20 +165,31 @@ func decodeHeader(file string, src []byte) (h header, started bool, err error) {
 	if string(src[:len(magic)]) != magic {
 		return header{}, false, damaged("not a segment: wrong magic")
 	}
-	if crc32.Checksum(src[:headerSumOffset], castagnoli) != binary.LittleEndian.Uint32(src[headerSumOffset:]) {
+	le := binary.LittleEndian
+	if crc32.Checksum(src[:headerSumOffset], castagnoli) != le.Uint32(src[headerSumOffset:]) {
 		return header{}, false, damaged("segment header checksum does not match")
 	}
-	if v := binary.LittleEndian.Uint32(src[8:]); v != formatVersion {
-		return header{}, false, &VersionError{File: file, What: fmt.Sprintf("format version %d, this is %d", v, formatVersion)}
+	h = header{
+		version:  le.Uint32(src[8:]),
+		identity: le.Uint64(src[16:]),
+		number:   le.Uint64(src[24:]),
+		first:    keys.Epoch(le.Uint64(src[32:])),
 	}
-	if f := binary.LittleEndian.Uint32(src[12:]); f != 0 || !allZero(src[40:headerSumOffset]) {
+	if h.version != version1 && h.version != version2 {
+		return header{}, false, &VersionError{File: file, What: fmt.Sprintf("format version %d, this program knows %d and %d", h.version, version1, version2)}
+	}
+	if f := le.Uint32(src[12:]); f != 0 || h.version == version1 && !allZero(src[termOffset:headerSumOffset]) {
 		return header{}, false, &VersionError{File: file, What: fmt.Sprintf("unknown segment flags %#x or reserved bytes", f)}
 	}
-	return header{
-		identity: binary.LittleEndian.Uint64(src[16:]),
-		number:   binary.LittleEndian.Uint64(src[24:]),
-		first:    keys.Epoch(binary.LittleEndian.Uint64(src[32:])),
-	}, true, nil
+	h.history = history{
+		term:         keys.Term(le.Uint64(src[termOffset:])),
+		previousTerm: keys.Term(le.Uint64(src[termOffset+8:])),
+		lineage:      lineagePrefix(src[lineageOffset:headerSumOffset]),
+	}
+	if h.previousTerm > h.term {
+		return header{}, false, damaged(fmt.Sprintf("the term falls from %d to %d", h.previousTerm, h.term))
+	}
+	return h, true, nil
 }
 
 func allZero(b []byte) bool {

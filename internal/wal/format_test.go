@@ -244,7 +244,7 @@ func FuzzReplay(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, records []byte) {
 		b := make([]byte, headerPage, headerPage+len(records))
-		putHeader(b, header{identity: 0x1122334455667788, number: 1, first: 1})
+		putHeader(b, header{version: version1, identity: 0x1122334455667788, number: 1, first: 1})
 		fs := logOf(t, append(b, records...))
 		last := keys.Epoch(0)
 		rec, err := Replay(fs, testDir, 0, Proof{}, func(e keys.Epoch, _ []byte) error {
@@ -262,7 +262,7 @@ func FuzzReplay(f *testing.F) {
 
 func FuzzDecodeHeader(f *testing.F) {
 	page := make([]byte, headerPage)
-	putHeader(page, header{identity: 1, number: 2, first: 3})
+	putHeader(page, header{version: version2, identity: 1, number: 2, first: 3, history: history{term: 5, previousTerm: 4, lineage: lineagePrefix{1, 2, 3, 4}}})
 	f.Add(page[:headerSize])
 	f.Fuzz(func(t *testing.T, b []byte) {
 		page := make([]byte, headerSize)

@@ -26,6 +26,8 @@ type Options struct {
 	// Reserve is how many files of a segment's size are kept for the time when the device is full; see
 	// Log.Reserve.
 	Reserve int
+	// Lineage is that of the store. Without one, segments are of version 1; see Log.SetLineage.
+	Lineage keys.Lineage
 	// Identity returns a random identity for a segment. Nil means crypto/rand; tests pass a seeded source.
 	Identity func() uint64
 }
@@ -71,9 +73,11 @@ type earlier struct {
 // rotation is what a change of segments uses. mu guards it.
 type rotation struct {
 	mu      sync.Mutex
-	last    *Segment   // the newest
-	next    keys.Epoch // first epoch of the first segment
-	skipped keys.Epoch // see Skip
+	last    *Segment     // the newest
+	next    keys.Epoch   // first epoch of the first segment
+	skipped keys.Epoch   // see Skip
+	lineage keys.Lineage // of new segments; zero for segments of version 1
+	terms   terms
 }
 
 // Open continues the log that Recover has read. It truncates a torn tail, and starts two goroutines: one
@@ -101,7 +105,7 @@ func Open(opts Options, rec Recovery) (*Log, error) {
 		stop:    make(chan struct{}),
 		refill:  make(chan struct{}, 1),
 	}
-	l.rotation.next = rec.Next()
+	l.rotation.next, l.rotation.lineage, l.rotation.terms = rec.Next(), opts.Lineage, rec.terms
 	l.preallocator = &preallocator{fs: opts.FS, dir: dir, buffers: l.buffers, number: rec.lastNumber}
 	l.durable.epoch.Store(uint64(l.rotation.next - 1))
 	l.waits.wake, l.waits.groupReached = make(chan struct{}, 1), make(chan struct{}, 1)
@@ -188,11 +192,11 @@ func (l *Log) adopt(rec Recovery) {
 		}
 		old[i] = completedSegment{path: s.File, number: s.number, end: end, size: size}
 		if s.Damage == nil { // else the segment before it ends where the next segment with a known first epoch begins
-			end = s.First - 1
+			end = min(end, s.First-1)
 		}
 		l.counts.segmentBytes.Add(size)
 	}
-	l.completed.segments = old
+	l.completed.segments, l.completed.needed = old, rec.after+1
 	l.counts.segments.Store(int64(len(rec.Segments)))
 	for _, b := range rec.preallocated {
 		if !l.preallocator.addToReserve(b.path, b.size) {
@@ -273,6 +277,22 @@ func (l *Log) windowStart(size int) keys.Epoch {
 	return max(first+most, l.window) - l.window
 }
 
+// SetLineage lets the next segments be of version 2, with a lineage that is durable in the data file.
+func (l *Log) SetLineage(lineage keys.Lineage) {
+	l.rotation.mu.Lock()
+	defer l.rotation.mu.Unlock()
+	l.rotation.lineage = lineage
+}
+
+// historyAt is the history that the header of a segment has whose first record has an epoch.
+func (l *Log) historyAt(first keys.Epoch) (version uint32, h history) {
+	r := &l.rotation
+	if r.lineage == (keys.Lineage{}) {
+		return version1, history{}
+	}
+	return version2, history{term: r.terms.last(), previousTerm: r.terms.of(first - 1), lineage: prefixOf(r.lineage)}
+}
+
 func (l *Log) newSegment(b *preallocated, first keys.Epoch) *Segment {
 	identity := l.opts.Identity()
 	h := header{identity: identity, number: b.number, first: first}
@@ -281,6 +301,7 @@ func (l *Log) newSegment(b *preallocated, first keys.Epoch) *Segment {
 		h.first = l.earlier.last + 1
 		putSkip(b.buffer[headerPage:begin], seedOf(identity), h.first, first)
 	}
+	h.version, h.history = l.historyAt(h.first)
 	putHeader(b.buffer, h)
 	s := &Segment{
 		first:   first,

@@ -150,30 +150,6 @@ func epochAt(head []byte) keys.Epoch {
 	return keys.Epoch(binary.LittleEndian.Uint64(head[epochOffset:])) & keys.MaxEpoch
 }
 
-// Record is a record as it is in a file, for tools that read a log.
-type Record struct {
-	Offset  int64
-	Epoch   keys.Epoch
-	Durable keys.Epoch // durable epoch when it was written
-	Flags   uint8
-	Body    []byte // valid during the call only
-}
-
-// IsClose reports whether the record is a close record, which has no epoch of its own.
-func (r Record) IsClose() bool { return r.Flags&flagClose != 0 }
-
-// SkipsTo is the epoch of the next record if this one is a skip record, which has no epoch of its own;
-// otherwise zero.
-func (r Record) SkipsTo() keys.Epoch {
-	if r.Flags&flagSkip == 0 || len(r.Body) != skipSpace-recordHeaderSize {
-		return 0
-	}
-	return keys.Epoch(binary.LittleEndian.Uint64(r.Body))
-}
-
-// IsNoOp reports whether the record is a no-op record: its epoch changes nothing.
-func (r Record) IsNoOp() bool { return r.Flags&flagNoOp != 0 }
-
 // Segments lists the log's files with records, oldest first, without reading the records. The error about an
 // unreadable header is in the segment's Damage.
 func Segments(fs vfs.FS, dataDir string) ([]SegmentInfo, error) {
@@ -181,9 +157,10 @@ func Segments(fs vfs.FS, dataDir string) ([]SegmentInfo, error) {
 	return rec.Segments, err
 }
 
-// ReadSegment calls fn for every intact record of a segment, whatever its flags, and changes nothing.
+// ReadSegment calls fn for every intact record of a segment that no later segment supersedes, whatever its flags, and
+// changes nothing.
 func ReadSegment(fs vfs.FS, s SegmentInfo, fn func(Record) error) (err error) {
-	if s.Damage != nil {
+	if s.Damage != nil || s.Superseded() {
 		return s.Damage
 	}
 	var r segmentReader
@@ -194,7 +171,7 @@ func ReadSegment(fs vfs.FS, s SegmentInfo, fn func(Record) error) (err error) {
 	for {
 		at := r.pos
 		one, ok, err := r.next()
-		if err != nil || !ok {
+		if err != nil || !ok || s.limited(one.epoch) && one.flags != flagClose {
 			return err
 		}
 		if err := fn(Record{at, one.epoch, one.durable, one.flags, one.body}); err != nil {

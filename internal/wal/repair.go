@@ -28,14 +28,17 @@ type Dropped struct {
 // that no epoch is given out again. Its number is not less than the one that the data file knows. Repair removes the damage last: after an interrupted repair, the log is either still known to be
 // corrupt, or repaired.
 func Repair(fs vfs.FS, dataDir string, after keys.Epoch, proof Proof) (Dropped, error) {
-	_, err := Replay(fs, dataDir, after, proof, func(keys.Epoch, []byte) error { return nil })
+	rec, err := Replay(fs, dataDir, after, proof, func(keys.Epoch, []byte) error { return nil })
 	var cause *CorruptionError
 	if !errors.As(err, &cause) {
 		return Dropped{}, err
 	}
-	r := repair{fs: fs, dir: Dir(dataDir), Dropped: Dropped{Cause: cause, From: cause.Epoch}}
+	r := repair{fs: fs, dir: Dir(dataDir), version: version1, Dropped: Dropped{Cause: cause, From: cause.Epoch}}
 	if proof.Durable >= cause.Epoch {
 		r.Parts = proof.Durable
+	}
+	if proof.known() {
+		r.version, r.history = version2, history{term: rec.terms.last(), previousTerm: rec.terms.of(r.From - 1), lineage: prefixOf(proof.Lineage)}
 	}
 	if err := r.run(after, proof); err != nil {
 		return r.Dropped, fmt.Errorf("wal: repair: %w", err)
@@ -50,6 +53,9 @@ type repair struct {
 	Dropped
 	fs  vfs.FS
 	dir string
+
+	version uint32 // of the new segment
+	history history
 }
 
 func (r *repair) run(after keys.Epoch, proof Proof) error {
@@ -134,7 +140,7 @@ func (r *repair) remove(name string) error {
 // record.
 func (r *repair) writeSkip(number uint64, next keys.Epoch) error {
 	buffer := make([]byte, SegmentBytesMin)
-	h := header{identity: randomIdentity(), number: number, first: r.From}
+	h := header{version: r.version, identity: randomIdentity(), number: number, first: r.From, history: r.history}
 	putHeader(buffer, h)
 	putSkip(buffer[headerPage:headerPage+skipSpace], seedOf(h.identity), h.first, next)
 	name := path.Join(r.dir, FileName(number))

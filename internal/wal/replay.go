@@ -1,12 +1,12 @@
 package wal
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	iofs "io/fs"
 	"path"
+	"slices"
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/vfs"
@@ -25,7 +25,9 @@ type Recovery struct {
 	// Unclean means that the log was not closed: epochs after Last may have been given out and lost.
 	Unclean bool
 
+	after        keys.Epoch // at which replay began
 	tail         tail
+	terms        terms
 	resynced     bool // the replayed records are on the device: see Recover
 	lastNumber   uint64
 	preallocated []preallocatedFile
@@ -51,15 +53,22 @@ type tail struct {
 	successor uint64 // number of the next segment; zero without a close record, and in that of a log that was closed
 }
 
+// Term is the term of the last epoch.
+func (rec *Recovery) Term() keys.Term { return rec.terms.last() }
+
 // SegmentInfo is a segment file.
 type SegmentInfo struct {
-	File  string
-	First keys.Epoch // epoch of its first record
-	Bytes int64
+	File   string
+	First  keys.Epoch // epoch of its first record
+	Limit  keys.Epoch // later segments supersede its records from this epoch on; zero if they supersede none
+	Bytes  int64
+	Damage error // the header cannot be read, so that First is unknown; nil if it can
 
-	number   uint64
-	identity uint64
-	Damage   error // the header cannot be read, so that First is unknown; nil if it can
+	version   uint32
+	number    uint64
+	identity  uint64
+	limitTerm keys.Term // of Limit
+	history
 }
 
 // readable reports whether the header could be read.
@@ -79,20 +88,26 @@ type preallocatedFile struct {
 	size int64
 }
 
-// Replay calls fn for each epoch after the given one, in order, with the body of its record, which is empty
+// Replay calls fn for each epoch after the given one, in order, with the batch body of its record, which is empty
 // for a no-op record. The body is valid during the call only. Replay writes nothing: Open truncates the torn
 // tail that Replay reports.
 //
 // The log ends at the first record that is not intact. If later bytes prove that this record was durable,
 // the result is a CorruptionError; the calls of fn until then are still right. The result is the same if a
-// segment is missing that a close record names, or if the log ends before what the data file proves.
+// segment is missing that a close record names, or if the log ends before what the data file proves. A file of
+// another lineage is a LineageError.
 func Replay(fs vfs.FS, dataDir string, after keys.Epoch, proof Proof, fn func(e keys.Epoch, body []byte) error) (Recovery, error) {
 	rec, files, err := list(fs, Dir(dataDir))
 	if err != nil {
 		return Recovery{}, err
 	}
-	rec.Last, rec.Unclean = after, after > 0 || len(files) > 0
-	if err := rec.replay(fs, files, after, fn); err != nil {
+	if err := proof.checkLineage(files); err != nil {
+		return rec, err
+	}
+	files = live(files)
+	rec.after, rec.Last, rec.Unclean = after, after, after > 0 || len(files) > 0
+	r := replayer{rec: &rec, fs: fs, after: after, proof: &proof, fn: fn}
+	if err := r.run(files); err != nil {
 		return rec, err
 	}
 	return rec, rec.checkEnd(fs, Dir(dataDir), files, after, proof)
@@ -104,6 +119,39 @@ type Proof struct {
 	Segment uint64
 	// Durable is an epoch: it and everything before it was durable, and the log still has what the data file lacks.
 	Durable keys.Epoch
+	// Lineage is that of the store, and Term the term of its epoch.
+	Lineage keys.Lineage
+	Term    keys.Term
+	// NoLineage means that the data file has none: so no segment has one either.
+	NoLineage bool
+}
+
+// known reports whether the data file has a lineage.
+func (p *Proof) known() bool { return p.Lineage != keys.Lineage{} }
+
+// Foreign reports whether a segment is of another history than the data file.
+func (p *Proof) Foreign(s *SegmentInfo) bool {
+	if s.Damage != nil || s.version < version2 {
+		return false
+	}
+	return p.NoLineage || p.known() && s.lineage != prefixOf(p.Lineage)
+}
+
+// checkLineage refuses a file of another history.
+func (p *Proof) checkLineage(files []SegmentInfo) error {
+	for i := range files {
+		if s := &files[i]; p.Foreign(s) {
+			return &LineageError{File: s.File, Found: fmt.Sprintf("%x...", s.lineage), Want: p.lineage()}
+		}
+	}
+	return nil
+}
+
+func (p *Proof) lineage() string {
+	if p.known() {
+		return p.Lineage.String()
+	}
+	return "none"
 }
 
 // checkEnd looks for segments and records that must be there after the last one.
@@ -126,32 +174,77 @@ func (rec *Recovery) checkEnd(fs vfs.FS, dir string, files []SegmentInfo, after 
 	return nil
 }
 
-func (rec *Recovery) replay(fs vfs.FS, files []SegmentInfo, after keys.Epoch, fn func(e keys.Epoch, body []byte) error) error {
-	start, err := startOf(files, after)
+// replayer reads the live segments in order.
+type replayer struct {
+	rec    *Recovery
+	fs     vfs.FS
+	after  keys.Epoch
+	proof  *Proof
+	fn     func(e keys.Epoch, body []byte) error
+	reader segmentReader
+	term   keys.Term // of the next record
+	joined bool      // the term of the epoch after which replay begins was compared with that of the data file
+}
+
+func (r *replayer) run(files []SegmentInfo) error {
+	start, err := startOf(files, r.after)
 	if err != nil || start == len(files) {
 		return err
 	}
+	r.suppress(files[start:])
 	expected := files[start].First
-	var r segmentReader
-	for i, s := range files[start:] {
+	r.rec.terms.begin(max(expected, 1)-1, files[start].previousTerm)
+	for i := range files[start:] {
+		s, last := &files[start+i], start+i == len(files)-1
 		if s.Damage != nil {
 			return atEpoch(s.Damage, expected)
 		}
-		last := start+i == len(files)-1
-		if s.First != expected {
-			return missing(s, expected)
-		}
-		if expected, err = rec.segment(&r, fs, s, last, after, fn); err != nil {
+		if err := r.checkFollows(s, expected); err != nil {
 			return err
 		}
-		expected = max(expected, after+1) // no earlier epoch is needed, whether epochs were skipped there (Log.Skip) or not
+		if expected, err = r.segment(s, last); err != nil {
+			return err
+		}
+		expected = max(expected, r.after+1) // no earlier epoch is needed, whether epochs were skipped there (Log.Skip) or not
 		if last || files[start+i+1].Damage != nil || files[start+i+1].First == expected {
 			continue
 		}
-		if next := rec.tail.successor; next != 0 && next != files[start+i+1].number {
+		if next := r.rec.tail.successor; next != 0 && next != files[start+i+1].number {
 			return corruption(path.Join(path.Dir(s.File), FileName(next)), 0, expected, missingAfter(s.File))
 		}
-		return corruption(s.File, r.pos, expected, "a later segment proves that this record was durable")
+		return corruption(s.File, r.reader.pos, expected, "a later segment proves that this record was durable")
+	}
+	return r.join()
+}
+
+// suppress lets replay pass nothing on if a later header cannot be read: that segment may supersede what is before it. The
+// replay ends with an error then, and only finds out at which epoch.
+func (r *replayer) suppress(files []SegmentInfo) {
+	if slices.ContainsFunc(files, func(s SegmentInfo) bool { return s.Damage != nil }) {
+		r.fn = func(keys.Epoch, []byte) error { return nil }
+	}
+}
+
+// checkFollows checks that a segment continues where the log was read to.
+func (r *replayer) checkFollows(s *SegmentInfo, expected keys.Epoch) error {
+	if s.First != expected {
+		return missing(*s, expected)
+	}
+	if before := r.rec.terms.of(max(s.First, 1) - 1); s.previousTerm != before {
+		return corruption(s.File, 0, expected, fmt.Sprintf("the segment follows an epoch of term %d, and the epoch before it has term %d", s.previousTerm, before))
+	}
+	r.rec.terms.begin(s.First, s.term)
+	return nil
+}
+
+// join compares the term of the epoch after which replay begins, once, with the one in the data file.
+func (r *replayer) join() error {
+	if r.joined || !r.proof.known() {
+		return nil
+	}
+	r.joined = true
+	if found := r.rec.terms.of(r.after); found != r.proof.Term {
+		return corruption(r.rec.tail.file, r.rec.tail.offset, r.after+1, fmt.Sprintf("epoch %d has term %d in the log, and in the data file term %d", r.after, found, r.proof.Term))
 	}
 	return nil
 }
@@ -162,103 +255,115 @@ func missingAfter(file string) string {
 }
 
 // segment replays one segment and returns the epoch after its last record.
-func (rec *Recovery) segment(r *segmentReader, fs vfs.FS, s SegmentInfo, last bool, after keys.Epoch,
-	fn func(e keys.Epoch, body []byte) error,
-) (next keys.Epoch, err error) {
-	if err := r.start(fs, s); err != nil {
+func (r *replayer) segment(s *SegmentInfo, last bool) (next keys.Epoch, err error) {
+	if err := r.reader.start(r.fs, *s); err != nil {
 		return 0, err
 	}
-	defer func() { err = errors.Join(err, r.file.Close()) }()
-	next, err = rec.records(r, s, after, fn)
+	defer func() { err = errors.Join(err, r.reader.file.Close()) }()
+	next, err = r.records(s)
 	if err != nil || !last {
 		return next, err
 	}
+	rec := r.rec
 	rec.Unclean = !rec.tail.closed || rec.tail.successor != 0
 	if rec.tail.closed {
 		return next, nil
 	}
-	t, err := r.findProof(next)
+	t, err := r.reader.findProof(next)
 	if err != nil {
 		return 0, err
 	}
 	if t.durable >= next {
-		return 0, corruption(s.File, r.pos, next, "a later record proves that this one was durable")
+		return 0, corruption(s.File, r.reader.pos, next, "a later record proves that this one was durable")
 	}
-	if t.end > r.pos {
-		rec.Torn = &TornTail{File: s.File, Offset: r.pos, Bytes: t.end - r.pos, Epoch: next}
+	if t.end > r.reader.pos {
+		rec.Torn = &TornTail{File: s.File, Offset: r.reader.pos, Bytes: t.end - r.reader.pos, Epoch: next}
 	}
 	return next, nil
 }
 
-// records passes the intact records from the reader's position on to fn, and records where they end.
-func (rec *Recovery) records(r *segmentReader, s SegmentInfo, after keys.Epoch,
-	fn func(e keys.Epoch, body []byte) error,
-) (next keys.Epoch, err error) {
-	next = s.First
-	defer func() { rec.tail.next = next }()
+// records passes the intact records from the reader's position on to fn, up to the first one that a later segment
+// supersedes, and records where they end.
+func (r *replayer) records(s *SegmentInfo) (next keys.Epoch, err error) {
+	next, r.term = s.First, s.term
+	defer func() { r.rec.tail.next = next }()
 	for {
-		at := r.pos
-		rec.tail = tail{file: s.File, offset: at, seed: r.seed}
-		one, ok, err := r.next()
+		at := r.reader.pos
+		r.rec.tail = tail{file: s.File, offset: at, seed: r.reader.seed}
+		one, ok, err := r.reader.next()
 		if err != nil {
 			return 0, err
 		}
 		if !ok || one.epoch != next {
-			r.pos = at
-			return next, nil
+			r.reader.pos = at
+			return r.within(s, next), nil
 		}
-		if one.flags&^flagsKnown != 0 {
-			return 0, &VersionError{File: s.File, Offset: at, What: fmt.Sprintf("unknown record flags %#x", one.flags)}
+		if err := checkFlags(s, at, one.flags); err != nil {
+			return 0, err
 		}
-		if one.flags&flagClose != 0 {
-			rec.tail.closed = true
-			rec.tail.successor, err = successorOf(s, at, one)
+		if s.limited(next) && one.flags != flagClose {
+			return r.within(s, next), checkSuperseded(s, at, &one, r.term)
+		}
+		if one.flags == flagClose {
+			r.rec.tail.closed = true
+			r.rec.tail.successor, err = successorOf(s, at, &one)
 			return next, err
 		}
-		if one.flags&flagSkip != 0 {
-			if next, err = skipTo(s, at, one); err != nil {
-				return 0, err
-			}
-			rec.Last = max(rec.Last, next-1)
-			continue
+		if next, err = r.record(s, at, &one); err != nil {
+			return 0, err
 		}
-		if next > after {
-			body := one.body
-			if one.flags&flagNoOp != 0 {
-				body = nil
-			}
-			if err := fn(next, body); err != nil {
-				return 0, fmt.Errorf("wal: replay of epoch %d: %w", next, err)
-			}
-			rec.Records++
-			rec.Bytes += uint64(len(body))
-			rec.Last = next
-		}
-		next++
 	}
 }
 
-// successorOf is the number of the segment that a close record names, or zero.
-func successorOf(s SegmentInfo, at int64, r record) (uint64, error) {
-	switch len(r.body) {
-	case 0:
-		return 0, nil
-	case closeRecordSpace - recordHeaderSize:
-		return binary.LittleEndian.Uint64(r.body), nil
+// within is the epoch up to which the segment is part of the history, if it was read up to next: a skip record may lead past
+// its limit.
+func (r *replayer) within(s *SegmentInfo, next keys.Epoch) keys.Epoch {
+	if !s.limited(next) {
+		return next
 	}
-	return 0, &VersionError{File: s.File, Offset: at, What: fmt.Sprintf("a close record of %d bytes", len(r.body))}
+	r.rec.Last = min(r.rec.Last, max(r.after, s.Limit-1))
+	return s.Limit
 }
 
-// skipTo is the epoch at which a log continues after a skip record.
-func skipTo(s SegmentInfo, at int64, r record) (keys.Epoch, error) {
-	if len(r.body) != skipSpace-recordHeaderSize {
-		return 0, &VersionError{File: s.File, Offset: at, What: fmt.Sprintf("a skip record of %d bytes", len(r.body))}
+// record replays one record, which is not a close record, and returns the epoch after it.
+func (r *replayer) record(s *SegmentInfo, at int64, one *record) (next keys.Epoch, err error) {
+	switch one.flags {
+	case flagSkip:
+		if next, err = skipTo(s, at, one); err == nil {
+			r.rec.Last = max(r.rec.Last, next-1)
+		}
+		return next, err
+	case flagTerm:
+		return one.epoch, r.beginTerm(s, at, one)
 	}
-	next := keys.Epoch(binary.LittleEndian.Uint64(r.body))
-	if next <= r.epoch || next > keys.MaxEpoch {
-		return 0, corruption(s.File, at, r.epoch, fmt.Sprintf("a skip record leads to epoch %d", next))
+	body, err := batchOf(s, at, one)
+	if err != nil || one.epoch <= r.after {
+		return one.epoch + 1, err
 	}
-	return next, nil
+	if err := r.join(); err != nil {
+		return 0, err
+	}
+	if err := r.fn(one.epoch, body); err != nil {
+		return 0, fmt.Errorf("wal: replay of epoch %d: %w", one.epoch, err)
+	}
+	r.rec.Records++
+	r.rec.Bytes += uint64(len(body))
+	r.rec.Last = one.epoch
+	return one.epoch + 1, nil
+}
+
+// beginTerm replays a term record.
+func (r *replayer) beginTerm(s *SegmentInfo, at int64, one *record) error {
+	term, previous, ok := termsOf(one.body)
+	switch {
+	case !ok:
+		return malformed(s, at, "term", one.body)
+	case previous != r.term || term <= previous:
+		return corruption(s.File, at, one.epoch, fmt.Sprintf("a term record leads from term %d to %d, and the epoch before it has term %d", previous, term, r.term))
+	}
+	r.term = term
+	r.rec.terms.begin(one.epoch, term)
+	return nil
 }
 
 // startOf is the index of the newest segment that begins at or before the epoch to start with. Damage in older
@@ -323,6 +428,7 @@ func list(fs vfs.FS, dir string) (rec Recovery, files []SegmentInfo, err error) 
 		}
 		rec.lastNumber = number
 	}
+	setLimits(files)
 	rec.Segments = files
 	return rec, files, nil
 }
@@ -351,6 +457,6 @@ func (s *SegmentInfo) readHeader(fs vfs.FS) (started bool, err error) {
 	if !started || h.number != s.number {
 		return false, nil
 	}
-	s.First, s.identity = h.first, h.identity
+	s.version, s.First, s.identity, s.history = h.version, h.first, h.identity, h.history
 	return true, nil
 }

@@ -11,6 +11,7 @@ import (
 type completed struct {
 	mu       sync.Mutex
 	segments []completedSegment
+	needed   keys.Epoch // argument of the last TruncateBefore: the tree has the epochs before it
 }
 
 type completedSegment struct {
@@ -24,6 +25,28 @@ func (r *completed) add(s completedSegment) {
 	r.mu.Lock()
 	r.segments = append(r.segments, s)
 	r.mu.Unlock()
+}
+
+// neededFrom is the oldest epoch that only the log has.
+func (r *completed) neededFrom() keys.Epoch {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.needed
+}
+
+func (r *completed) need(e keys.Epoch) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.needed = max(r.needed, e)
+}
+
+// endBefore records that no segment has an epoch at or after e any more.
+func (r *completed) endBefore(e keys.Epoch) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for i := range r.segments {
+		r.segments[i].end = min(r.segments[i].end, e-1)
+	}
 }
 
 // takeBefore removes and returns the segments without an epoch at or after e.
@@ -69,6 +92,7 @@ func (r *completed) putBack(taken []completedSegment) {
 // replay that starts too early, because its start is damaged, would find no log at all and take that for
 // the end of the log.
 func (l *Log) TruncateBefore(e keys.Epoch) error {
+	l.completed.need(e)
 	if l.head.Load() == nil { // no file for a first segment yet: the newest replayed segment stays as the proof
 		return l.recycle(l.completed.takeButLast(e))
 	}

@@ -7,6 +7,7 @@
 //	reservation     the epoch and the offset of one record, from one atomic add on the segment's tail
 //	sealed          a segment that takes no more reservations, because one has crossed its end
 //	close record    the last record of a segment, or of a log that was closed; it has no epoch of its own
+//	superseded      not part of the history any more, because a later segment begins at the epoch or before it
 //	copied          the largest epoch E such that every epoch <= E is published in its segment buffer
 //	durable         the largest epoch E such that every epoch <= E is on stable storage
 //
@@ -26,12 +27,14 @@
 // segment, of which at least one is preallocated in the background.
 //
 // Invariants:
+//   - a segment that begins at epoch e ends every earlier segment at e - 1; durable moves back only then (Supersede), and
+//     no goroutine waits;
 //   - durable <= copied < the epoch of the next reservation, and durable <= written <= reserved;
 //     durable moves over a prefix only, also from one segment to the next;
 //   - a record is published once, and no record after a hole is written;
 //   - nothing of a segment, not even its header, is written before all earlier segments are durable,
 //     so a segment with a valid header proves that the segments before it were complete;
-//   - the first epoch of a segment is the epoch at which the segment before it was sealed;
+//   - the first epoch of a segment that supersedes nothing is the epoch at which the segment before it was sealed;
 //   - every epoch that was given out is less than durable + EpochWindow; a log that was not closed
 //     continues at that distance from its last epoch, so that no epoch names two commits;
 //   - the header of the first segment of a run is durable before the run gives out an epoch. So a log
@@ -87,6 +90,25 @@ func (e *CorruptionError) Error() string {
 
 // Unwrap makes the error match ErrCorrupt.
 func (e *CorruptionError) Unwrap() error { return ErrCorrupt }
+
+// LineageError is a log file of another store, or of another history of this one. It is refused, and neither replayed nor
+// removed.
+type LineageError struct {
+	File        string
+	Found, Want string // lineages; of Found the beginning
+}
+
+func (e *LineageError) Error() string {
+	return fmt.Sprintf("wal: %s: %s (%s)", e.File, e.Reason(), e.Remedy())
+}
+
+// Reason is what is wrong with the file.
+func (e *LineageError) Reason() string {
+	return fmt.Sprintf("the file belongs to another store: it has the lineage %s, and the data file has %s", e.Found, e.Want)
+}
+
+// Remedy is what to do about it.
+func (e *LineageError) Remedy() string { return "move the file to the directory where it belongs" }
 
 // VersionError is an intact header or record with features that this version does not know.
 type VersionError struct {

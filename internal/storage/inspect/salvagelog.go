@@ -45,8 +45,15 @@ func (s *salvager) readLog() error {
 	if err != nil {
 		return err
 	}
+	proof := wal.Proof{}
+	if s.state != nil {
+		proof = s.state.LogProof()
+	}
 	next := s.report.Epoch + 1
 	for i, segment := range segments {
+		if segment.Superseded() || proof.Foreign(&segment) {
+			continue
+		}
 		if segment.Damage != nil {
 			if s.replayStartsIn(segments[i+1:]) {
 				continue // everything that it can have is in the tree
@@ -60,10 +67,7 @@ func (s *salvager) readLog() error {
 			})
 		}
 		err := wal.ReadSegment(s.files.FS, segment, func(r wal.Record) error {
-			if r.IsClose() {
-				return nil
-			}
-			if r.SkipsTo() != 0 {
+			if !r.HoldsEpoch() {
 				next = max(next, r.SkipsTo())
 				return nil
 			}
@@ -75,12 +79,12 @@ func (s *salvager) readLog() error {
 			return err
 		}
 	}
-	proof := wal.Proof{}
-	if s.state != nil {
-		proof = s.state.LogProof()
-	}
 	// Where a segment ends early, only the replay can tell an unfinished record from a damaged one.
 	_, err = wal.Replay(s.files.FS, s.files.Dir, s.report.Epoch, proof, func(keys.Epoch, []byte) error { return s.ctx.Err() })
+	if foreign, ok := errors.AsType[*wal.LineageError](err); ok {
+		s.lose(Damage{Kind: DamageLog, File: foreign.File, Reason: foreign.Error()})
+		return nil
+	}
 	if damage, ok := errors.AsType[*wal.CorruptionError](err); ok {
 		s.lose(Damage{
 			Kind: DamageLog, File: damage.File, Offset: damage.Offset, Reason: fmt.Sprintf("from epoch %d on: %s", damage.Epoch, damage.Reason),
@@ -97,11 +101,12 @@ func (s *salvager) replayStartsIn(segments []wal.SegmentInfo) bool {
 }
 
 func (s *salvager) record(r wal.Record) {
-	if r.Epoch <= s.report.Epoch || r.IsNoOp() {
+	whole := r.Batch()
+	if r.Epoch <= s.report.Epoch || len(whole) == 0 {
 		return
 	}
 	var body batch.Reader
-	if err := body.Read(r.Body); err != nil {
+	if err := body.Read(whole); err != nil {
 		s.lose(Damage{Kind: DamageLog, Reason: fmt.Sprintf("epoch %d: %v", r.Epoch, err)})
 		return
 	}

@@ -184,6 +184,10 @@ func (v *verifier) checkLog(state *storage.DurableState, proof wal.Proof, durabl
 		}
 		return nil
 	}
+	if foreign, ok := errors.AsType[*wal.LineageError](err); ok {
+		v.damage(Damage{Kind: DamageLog, File: foreign.File, Reason: foreign.Error()})
+		return nil
+	}
 	if err != nil {
 		return storage.TranslateError(err)
 	}
