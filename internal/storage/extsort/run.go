@@ -99,32 +99,32 @@ func (w *runWriter) add(key, value []byte, replaced bool) error {
 }
 
 // addChunk appends a chunk of sorted entries as it is. The chunk begins after all entries before.
-func (w *runWriter) addChunk(chunk []byte, entries []chunkEntry, entry func(e *chunkEntry) (key, value []byte)) error {
+func (w *runWriter) addChunk(c *chunk) error {
 	w.closeBlock()
 	if err := w.flush(); err != nil {
 		return err
 	}
 	from := 0
-	for i := range entries {
-		key, value := entry(&entries[i])
-		at := int(entries[i].offset)
+	for i := range c.entries {
+		key, value := c.entry(&c.entries[i])
+		at := int(c.entries[i].offset)
 		if i == 0 || at-from >= blockBytes {
 			if i > 0 {
-				w.endBlock(chunk[from:at])
+				w.endBlock(c.buf[from:at])
 			}
 			from = at
 			w.beginBlock(key, w.offset+int64(at))
 		}
 		w.count(value, false)
-		if i == len(entries)-1 {
+		if i == len(c.entries)-1 {
 			w.lastKey = append(w.lastKey[:0], key...)
 		}
 	}
-	w.endBlock(chunk[from:])
-	if _, err := w.run.file.WriteAt(chunk, w.offset); err != nil {
+	w.endBlock(c.buf[from:])
+	if _, err := w.run.file.WriteAt(c.buf, w.offset); err != nil {
 		return err
 	}
-	w.offset += int64(len(chunk))
+	w.offset += int64(len(c.buf))
 	return nil
 }
 

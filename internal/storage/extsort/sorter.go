@@ -8,7 +8,9 @@
 // Sorted input needs no merge: a chunk that continues the newest run is appended to it. Of several
 // entries with the same key, the one that was added last remains.
 //
-// Memory is bounded: a chunk, and one block for each run of a merge. Temporary files are never synced
+// There are two chunks: while one is filled, a goroutine sorts the other and writes it.
+//
+// Memory is bounded: two chunks, and one block for each run of a merge. Temporary files are never synced
 // and mean nothing after a restart; the owner of the directory removes what a crash left.
 //
 // The package knows bytes and files, nothing of versions or pages.
@@ -16,13 +18,9 @@ package extsort
 
 import (
 	"bytes"
-	"cmp"
 	"context"
-	"encoding/binary"
 	"errors"
-	"slices"
 
-	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -34,62 +32,70 @@ const fanInMax = 32
 type Options struct {
 	FS         vfs.FS
 	FileName   func(number int) string // path of the temporary file with this number; numbers begin at 1
-	ChunkBytes int                     // size of the chunks that are sorted in memory
+	ChunkBytes int                     // size of each of the two chunks
 	InlineMax  int                     // length of the longest value, in bytes, that is not large (see Run.ReplaceLarge)
 }
 
 // Sorter takes entries in any order and returns them as one run. It is for one goroutine.
 type Sorter struct {
 	options Options
-	files   int // created so far
+	filling *chunk     // takes entries
+	spare   *chunk     // the other one; the goroutine has it while spilled is not nil
+	spilled chan error // gets the result of the goroutine; nil without one
+	err     error      // of a chunk that could not be written: final
 
-	chunk   []byte // entries, encoded as in a run
-	entries []chunkEntry
-	sorted  bool // the entries of the chunk ascend strictly
-	runs    []*Run
-	writer  *runWriter // of the newest run, while sorted chunks may still continue it; nil otherwise
+	// Belong to the goroutine while there is one.
+	files  int // created so far
+	runs   []*Run
+	writer *runWriter // of the newest run, while sorted chunks may still continue it; nil otherwise
 }
-
-// chunkEntry is the offset of an entry in the chunk, with eight bytes of its key as a number that compares
-// like them: the first ones, and while a chunk is sorted those after its common prefix.
-type chunkEntry struct {
-	head    uint64
-	offset  uint32
-	keySize uint32
-}
-
-const chunkEntryBytes = 16
 
 // New returns a Sorter without entries. Close removes its temporary files.
-func New(o Options) *Sorter { return &Sorter{options: o, sorted: true} }
+func New(o Options) *Sorter { return &Sorter{options: o, filling: &chunk{}, spare: &chunk{}} }
 
-// Add takes an entry. It keeps neither slice. An error is one of the file system.
+// Add takes an entry. It keeps neither slice. An error is one of the file system, perhaps of an entry that
+// was added before.
 func (s *Sorter) Add(key, value []byte) error {
-	if len(s.chunk) > 0 && len(s.chunk)+len(key)+len(value)+chunkEntryBytes*len(s.entries) > s.options.ChunkBytes {
-		if err := s.spill(); err != nil {
+	if s.filling.bytesWith(key, value) > s.options.ChunkBytes && len(s.filling.entries) > 0 {
+		if err := s.spillAside(); err != nil {
 			return err
 		}
 	}
-	if s.chunk == nil {
-		s.chunk = make([]byte, 0, s.options.ChunkBytes)
-	}
-	e := chunkEntry{head: keys.WordAfter(key, 0), offset: uint32(len(s.chunk)), keySize: uint32(len(key))}
-	if n := len(s.entries); n > 0 && s.sorted {
-		s.sorted = s.compare(&s.entries[n-1], e.head, key) < 0
-	}
-	s.chunk = appendEntry(s.chunk, key, value, false)
-	s.entries = append(s.entries, e)
+	s.filling.add(key, value, s.options.ChunkBytes)
 	return nil
+}
+
+// spillAside lets a goroutine spill the chunk that was filled, and begins to fill the other one.
+func (s *Sorter) spillAside() error {
+	if err := s.wait(); err != nil {
+		return err
+	}
+	full, done := s.filling, make(chan error, 1)
+	s.filling, s.spare, s.spilled = s.spare, full, done
+	go func() { done <- s.spill(full) }()
+	return nil
+}
+
+// wait waits until no goroutine spills.
+func (s *Sorter) wait() error {
+	if s.spilled != nil {
+		s.err = <-s.spilled
+		s.spilled = nil
+	}
+	return s.err
 }
 
 // Finish sorts what was added and returns it as one run, or nil if nothing was added. The run belongs to
 // the Sorter.
 func (s *Sorter) Finish(ctx context.Context) (*Run, error) {
-	err := s.spill()
+	err := s.wait()
+	if err == nil {
+		err = s.spill(s.filling)
+	}
 	if err == nil {
 		err = s.endRun()
 	}
-	s.chunk, s.entries = nil, nil
+	s.filling, s.spare = &chunk{}, &chunk{}
 	for err == nil && len(s.runs) > 1 {
 		err = s.mergeNewest(ctx, min(len(s.runs), s.fanIn()))
 	}
@@ -116,6 +122,7 @@ func (s *Sorter) ReplaceLarge(ctx context.Context, replace func(dst, key, value 
 
 // Close removes all temporary files.
 func (s *Sorter) Close() error {
+	_ = s.wait() // Add or Finish returned its error, or nothing is made of the entries
 	var err error
 	if s.writer != nil {
 		err = s.writer.run.remove()
@@ -123,58 +130,19 @@ func (s *Sorter) Close() error {
 	for _, r := range s.runs {
 		err = errors.Join(err, r.remove())
 	}
-	s.writer, s.runs, s.chunk, s.entries = nil, nil, nil, nil
+	s.writer, s.runs, s.filling, s.spare = nil, nil, nil, nil
 	return err
 }
 
-// entry decodes an entry of the chunk.
-func (s *Sorter) entry(e *chunkEntry) (key, value []byte) {
-	b := s.chunk[e.offset:]
-	_, n := binary.Uvarint(b)
-	v, m := binary.Uvarint(b[n:])
-	b = b[n+m:]
-	return b[:e.keySize:e.keySize], b[e.keySize : uint64(e.keySize)+v>>1]
-}
-
-func (s *Sorter) compare(e *chunkEntry, head uint64, key []byte) int {
-	if c := cmp.Compare(e.head, head); c != 0 {
-		return c
-	}
-	k, _ := s.entry(e)
-	return bytes.Compare(k, key)
-}
-
-// sortChunk sorts the entries by key; entries with the same key keep the order in which they were added.
-// The keys of one load often begin alike, so the numbers that are compared come from the bytes after the
-// prefix that all keys of the chunk share.
-func (s *Sorter) sortChunk() {
-	key := func(i int) []byte {
-		k, _ := s.entry(&s.entries[i])
-		return k
-	}
-	common := keys.CommonPrefix(len(s.entries), key)
-	for i := range s.entries {
-		s.entries[i].head = keys.WordAfter(key(i), common)
-	}
-	slices.SortFunc(s.entries, func(a, b chunkEntry) int {
-		if a.head != b.head {
-			return cmp.Compare(a.head, b.head)
-		}
-		ka, _ := s.entry(&a)
-		kb, _ := s.entry(&b)
-		return cmp.Or(bytes.Compare(ka, kb), cmp.Compare(a.offset, b.offset))
-	})
-}
-
 // spill writes the chunk to the newest run if it continues that, else to a run of its own.
-func (s *Sorter) spill() error {
-	if len(s.entries) == 0 {
+func (s *Sorter) spill(c *chunk) error {
+	if len(c.entries) == 0 {
 		return nil
 	}
-	if !s.sorted {
-		s.sortChunk()
+	if !c.ascending {
+		c.sort()
 	}
-	first, _ := s.entry(&s.entries[0])
+	first, _ := c.entry(&c.entries[0])
 	if s.writer == nil || bytes.Compare(first, s.writer.lastKey) <= 0 {
 		if err := s.endRun(); err != nil {
 			return err
@@ -184,22 +152,22 @@ func (s *Sorter) spill() error {
 			return err
 		}
 	}
-	if err := s.writeChunk(); err != nil {
+	if err := s.writeChunk(c); err != nil {
 		return err
 	}
-	s.chunk, s.entries, s.sorted = s.chunk[:0], s.entries[:0], true
+	c.reset()
 	return nil
 }
 
 // writeChunk appends the sorted entries to the newest run: of equal keys only the last one.
-func (s *Sorter) writeChunk() error {
-	if s.sorted {
-		return s.writer.addChunk(s.chunk, s.entries, s.entry)
+func (s *Sorter) writeChunk(c *chunk) error {
+	if c.ascending {
+		return s.writer.addChunk(c)
 	}
-	for i := range s.entries {
-		key, value := s.entry(&s.entries[i])
-		if i+1 < len(s.entries) && s.entries[i+1].head == s.entries[i].head {
-			if next, _ := s.entry(&s.entries[i+1]); bytes.Equal(next, key) {
+	for i := range c.entries {
+		key, value := c.entry(&c.entries[i])
+		if i+1 < len(c.entries) && c.entries[i+1].head == c.entries[i].head {
+			if next, _ := c.entry(&c.entries[i+1]); bytes.Equal(next, key) {
 				continue
 			}
 		}

@@ -136,20 +136,51 @@ func TestLongValuesAreMergedAFewAtATime(t *testing.T) {
 	}
 	s := newSorter(fs, 1<<20)
 	value := make([]byte, 1<<20)
-	for i := range 40 {
+	const count = 12
+	for i := range count {
 		if err := s.Add(fmt.Appendf(nil, "%03d", 100-i), value); err != nil {
 			t.Fatal(err)
 		}
+	}
+	if err := s.wait(); err != nil {
+		t.Fatal(err)
 	}
 	if n := s.fanIn(); n != 2 {
 		t.Errorf("%d runs with blocks of a chunk's size are merged at once", n)
 	}
 	r, err := s.Finish(context.Background())
-	if err != nil || r.Count != 40 {
+	if err != nil || r.Count != count {
 		t.Fatalf("%+v, %v", r, err)
 	}
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestFailedSpillIsReportedByALaterCall: chunks are written aside, so Add returns before a write fails.
+func TestFailedSpillIsReportedByALaterCall(t *testing.T) {
+	inner := vfs.NewMem()
+	if err := inner.MkdirAll("db"); err != nil {
+		t.Fatal(err)
+	}
+	fs := vfs.NewFaulty(inner)
+	fs.Inject(vfs.Rule{Op: vfs.OpWrite, Nth: 3, Err: vfs.ErrNoSpace})
+	s := newSorter(fs, 4096)
+	var failed error
+	for i := 0; i < 500 && failed == nil; i++ {
+		failed = s.Add(fmt.Appendf(nil, "%06d", i), make([]byte, 100))
+	}
+	if !errors.Is(failed, vfs.ErrNoSpace) {
+		t.Fatalf("of 14 chunks the third was not written: %v", failed)
+	}
+	if r, err := s.Finish(context.Background()); !errors.Is(err, vfs.ErrNoSpace) {
+		t.Fatalf("the sorter returned a run with a gap: %+v, %v", r, err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if names, err := fs.List("db"); err != nil || len(names) != 0 {
+		t.Fatalf("left behind: %q, %v", names, err)
 	}
 }
 
