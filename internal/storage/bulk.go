@@ -1,6 +1,7 @@
 package storage
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -243,6 +244,18 @@ func (e *Engine) buildBulkLoad(ctx context.Context, l *BulkLoad, frozen []*gener
 		return err
 	}
 	b.batch, b.sink = e.blobs.Begin(b.ck), b.ck.Sink()
+	endSyncs := e.syncWhile(ctx, b.ck)
+	err = e.mergeBulkLoad(ctx, l, frozen)
+	if err = cmp.Or(err, endSyncs()); err != nil {
+		return err
+	}
+	b.taken = len(frozen)
+	return b.ck.Sync(ctx)
+}
+
+// mergeBulkLoad stores the large values of the run, and merges the run and the immutable generations.
+func (e *Engine) mergeBulkLoad(ctx context.Context, l *BulkLoad, frozen []*generation) error {
+	b := l.build
 	stored, err := l.sorter.ReplaceLarge(ctx, func(dst, key, value []byte) ([]byte, error) {
 		ref, err := b.batch.Store(value)
 		if err == nil && b.skippedPages.Mirrors(key, l.epoch) {
@@ -260,11 +273,7 @@ func (e *Engine) buildBulkLoad(ctx context.Context, l *BulkLoad, frozen []*gener
 	if cuts := stored.Split(bulkCutBlocks); len(cuts) > len(in.Cuts) {
 		in.Cuts = cuts
 	}
-	if err := e.mergeForBulkLoad(ctx, l, in); err != nil {
-		return err
-	}
-	b.taken = len(frozen)
-	return b.ck.Sync(ctx)
+	return e.mergeForBulkLoad(ctx, l, in)
 }
 
 // mergeForBulkLoad merges into the state of the bulk load.

@@ -387,7 +387,7 @@ func (w *worker) emitKey(v *page.LeafLayout, i, to int, bound *page.Separator) i
 }
 
 func (w *worker) inputHasKey(bound *page.Separator) bool {
-	return w.in.before(bound) && bytes.Equal(w.in.entry.Key, w.key)
+	return w.in.ok && bytes.Equal(w.in.entry.Key, w.key) && w.in.before(bound)
 }
 
 // emitInputKey emits the remaining input of the current key.

@@ -57,6 +57,9 @@ func (p *Pager) Stats() Stats {
 	}
 }
 
+// BytesWritten is the size of all pages that were written.
+func (p *Pager) BytesWritten() uint64 { return p.written.pages.Load() * uint64(p.pageSize) }
+
 func (p *Pager) superPages() uint64 {
 	if p.current().copy == 0 {
 		return superblocks

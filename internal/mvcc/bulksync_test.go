@@ -1,0 +1,86 @@
+package mvcc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/epochkv/epochkv/internal/vfs"
+)
+
+// awaitSync is a file system in which, after writesMax bytes were written to the data file, further
+// writes wait for a sync of it, if there was none after so many bytes that a bulk load is syncing.
+type awaitSync struct {
+	vfs.FS
+	written atomic.Int64
+	synced  chan struct{}
+	once    sync.Once
+}
+
+const (
+	writesMin = 12 << 20
+	writesMax = 20 << 20
+)
+
+// Open implements vfs.FS.
+func (a *awaitSync) Open(name string, mode vfs.Mode) (vfs.File, error) {
+	f, err := a.FS.Open(name, mode)
+	if err != nil || !strings.HasSuffix(name, "data.ekv") {
+		return f, err
+	}
+	return awaitSyncFile{f, a}, nil
+}
+
+type awaitSyncFile struct {
+	vfs.File
+	fs *awaitSync
+}
+
+func (f awaitSyncFile) WriteBatch(reqs []vfs.Request) error {
+	for _, r := range reqs {
+		f.fs.written.Add(int64(len(r.Buf)))
+	}
+	if f.fs.written.Load() > writesMax {
+		select {
+		case <-f.fs.synced:
+		case <-time.After(10 * time.Second):
+			return errors.New("no sync")
+		}
+	}
+	return f.File.WriteBatch(reqs)
+}
+
+func (f awaitSyncFile) SyncData() error {
+	if f.fs.written.Load() > writesMin {
+		f.fs.once.Do(func() { close(f.fs.synced) })
+	}
+	return f.File.SyncData()
+}
+
+// TestBulkLoadIsSyncedWhileItIsMerged: the device begins to write before the merge ends.
+func TestBulkLoadIsSyncedWhileItIsMerged(t *testing.T) {
+	const count, valueBytes = 12_000, 2000
+	fs := &awaitSync{FS: vfs.NewMem(), synced: make(chan struct{})}
+	s := mustOpen(t, tiny(fs))
+	l, err := s.BeginBulkLoad()
+	if err != nil {
+		t.Fatal(err)
+	}
+	value := []byte(strings.Repeat("v", valueBytes))
+	for i := range count {
+		if err := l.Add(fmt.Appendf(nil, "%08d", i), value); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := l.Commit(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
