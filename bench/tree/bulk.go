@@ -6,6 +6,7 @@ import (
 	"iter"
 	"math/rand/v2"
 	"path/filepath"
+	"slices"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/objstorage/objstorageprovider"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/epochkv/epochkv/bench/harness"
 	"github.com/epochkv/epochkv/bench/workload"
+	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
 // bulkLoad times how long it takes until all pairs are visible and durable, from keys in their order or in none.
@@ -45,6 +47,7 @@ func bulkEpochKV(r *harness.Run, d *workload.Data, order []int) (func() (int, er
 	if err != nil {
 		return nil, err
 	}
+	r.Quiet()
 	err = r.Time(d.Count(), func() error { return store.Bulk(r, d, order) })
 	if err == nil { // all of it is in the tree, and the log knows of nothing
 		err = r.Prove("entries in tree", float64(store.Stats().Storage.Tree.Entries), float64(d.Count()), float64(d.Count()))
@@ -52,6 +55,41 @@ func bulkEpochKV(r *harness.Run, d *workload.Data, order []int) (func() (int, er
 	if err != nil {
 		return nil, errors.Join(err, store.Close())
 	}
+	return readBack(d, store), nil
+}
+
+// plainRows is how many pairs a plain import commits at once.
+const plainRows = 1000
+
+// plainEpochKV imports with batches, as kvctl import does without a bulk load, until all of it is in
+// the tree, as after a bulk load.
+func plainEpochKV(r *harness.Run, d *workload.Data, order []int) (func() (int, error), error) {
+	store, err := openStore(r.Dir, 64<<20, 0, 0)
+	if err != nil {
+		return nil, err
+	}
+	r.Quiet()
+	err = r.Time(d.Count(), func() error {
+		w, value := mvcc.Write{Durability: mvcc.DurabilityAsync}, make([]byte, d.ValueBytes)
+		for rows := range slices.Chunk(order, plainRows) {
+			w.Reset()
+			for _, i := range rows {
+				w.Set(d.Key(i), d.Value(value, i))
+			}
+			if _, err := store.Own.Commit(r, &w); err != nil {
+				return err
+			}
+		}
+		return store.Checkpoint(r)
+	})
+	if err != nil {
+		return nil, errors.Join(err, store.Close())
+	}
+	return readBack(d, store), nil
+}
+
+// readBack returns a function that counts which of the sampled pairs are right, and closes the store.
+func readBack(d *workload.Data, store *workload.Store) func() (int, error) {
 	return func() (right int, err error) {
 		expected := make([]byte, d.ValueBytes)
 		for i := range sampled(d) {
@@ -64,7 +102,7 @@ func bulkEpochKV(r *harness.Run, d *workload.Data, order []int) (func() (int, er
 			}
 		}
 		return right, store.Close()
-	}, nil
+	}
 }
 
 // sampled are the numbers of the pairs that are read back.
@@ -89,6 +127,7 @@ func bulkPebble(r *harness.Run, d *workload.Data, order []int) (func() (int, err
 	if err != nil {
 		return nil, err
 	}
+	r.Quiet()
 	err = r.Time(d.Count(), func() error {
 		name := filepath.Join(r.Dir, "load.sst")
 		file, err := vfs.Default.Create(name, vfs.WriteCategoryUnspecified)
