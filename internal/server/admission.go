@@ -183,19 +183,36 @@ func (a *admission) charge(conn *connection, bytes int, must bool) (*memoryCharg
 	return c, nil
 }
 
+// chargeAnswer is charge for an answer whose large values held counts already, or nil. It takes held
+// over: to release it and to charge the answer would let another request take the room meanwhile,
+// and of two requests, for one of which there is room, both would be refused.
+func (a *admission) chargeAnswer(held *memoryCharge, conn *connection, bytes int, must bool) (*memoryCharge, error) {
+	switch {
+	case held == nil:
+		return a.charge(conn, bytes, must)
+	case bytes < countedBytesMin:
+		held.release()
+		return nil, nil
+	case !conn.resize(held.counted, int64(bytes), must):
+		a.refused.Add(1)
+		held.release()
+		return nil, errOverloaded
+	}
+	return held, nil
+}
+
 // grownBytes is the least number of bytes by which the charge of a growing answer grows.
 const grownBytes = 256 << 10
 
-// grow makes c count at least a number of bytes. If that is refused, grow releases c.
+// grow makes c, which may be nil, count at least a number of bytes. If that is refused, grow releases c.
 func (a *admission) grow(c *memoryCharge, conn *connection, bytes int) (*memoryCharge, error) {
 	if bytes < countedBytesMin || c != nil && int64(bytes) <= c.counted.bytes {
 		return c, nil
 	}
 	if c != nil {
-		c.release()
 		bytes += grownBytes
 	}
-	return a.charge(conn, bytes, false)
+	return a.chargeAnswer(c, conn, bytes, false)
 }
 
 // memoryCharge counts the bytes of one answer against the share of answers until it is released. It
@@ -208,8 +225,8 @@ type memoryCharge struct{ counted *chargedBytes }
 type chargedBytes struct {
 	admission  *admission
 	conn       *connection
-	bytes      int64
-	handedOver bool // to the transport; guarded by the connection's mutex
+	bytes      int64 // guarded by the connection's mutex once the charge is shared
+	handedOver bool  // to the transport; guarded by the connection's mutex
 	released   atomic.Bool
 }
 

@@ -115,14 +115,41 @@ func (c *connection) charge(a *admission, bytes int64, must bool) bool {
 	if c.ended {
 		return must
 	}
-	after := w.word.Add(delta)
-	fits := w.limit.allows(after) && (c.answers == 0 || c.answers+bytes <= w.limit.free(after))
-	if !fits && !must {
+	if !c.fitsLocked(w, delta, bytes, c.answers) && !must {
 		w.word.Add(-delta)
 		return false
 	}
 	c.answers += bytes
 	c.charges++
+	return true
+}
+
+// fitsLocked adds bytes to the share of answers, and reports whether they fit beside those that the
+// connection has.
+func (*connection) fitsLocked(w *admissionWord, delta uint64, bytes, has int64) bool {
+	after := w.word.Add(delta)
+	return w.limit.allows(after) && (has == 0 || has+bytes <= w.limit.free(after))
+}
+
+// resize changes the bytes of a charge. More may be refused, like a charge; but a number that a
+// charge need not count is not refused either.
+func (c *connection) resize(d *chargedBytes, bytes int64, must bool) bool {
+	w := &d.admission.words[shareAnswers]
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	more := bytes - d.bytes
+	if c.ended || more >= 0 && more < countedBytesMin {
+		return true
+	}
+	if more > 0 && !c.fitsLocked(w, uint64(more), more, c.answers-d.bytes) && !must {
+		w.word.Add(-uint64(more))
+		return false
+	}
+	if more < 0 {
+		w.word.Add(-uint64(-more))
+	}
+	c.answers += more
+	d.bytes = bytes
 	return true
 }
 

@@ -104,3 +104,13 @@ func (p *directPipeline) waits() int {
 	defer p.mu.Unlock()
 	return p.waiting
 }
+
+// TestNoPipelineBeginsAfterTheDrain: a pipeline that begins at the moment of a drain is refused: one
+// that the drain does not find would end with the drain timeout.
+func TestNoPipelineBeginsAfterTheDrain(t *testing.T) {
+	var q directPipelines
+	q.drain()
+	if q.add(new(directPipeline)) {
+		t.Error("a pipeline began")
+	}
+}

@@ -110,10 +110,10 @@ func (l *lane) run(execute executeFunc, err error) {
 		ctx := a.request.Context()
 		l.executor.ctx = ctx
 		a.ackWait, err = l.executor.outcome(execute(ctx, l, a))
+		if err == nil && a.out != nil {
+			a.charge, err = s.admission.chargeAnswer(l.executor.takeCharge(), c.connection, a.out.SizeVT(), kindOf(a.method).writes())
+		}
 		l.executor.releaseCharge()
-	}
-	if err == nil && a.out != nil {
-		a.charge, err = s.admission.charge(c.connection, a.out.SizeVT(), kindOf(a.method).writes())
 	}
 	if a.err = err; err != nil {
 		a.out = nil

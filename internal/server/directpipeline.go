@@ -37,34 +37,39 @@ func (c *directClient) Messages(r transport.Request) (transport.Messages, error)
 		return nil, nil //nolint:nilnil // as the interface says
 	}
 	s := c.server
-	switch {
-	case c.refused:
+	if c.refused {
 		return nil, errTooManyConns
-	case s.drain.active.Load():
-		return nil, errShuttingDown
 	}
 	p := &directPipeline{client: c, request: r, start: s.clock.now()}
 	p.server, p.conn, p.ctx = s, c.connection, r.Context()
 	p.in.init()
 	p.answers.init(nil)
+	if !s.direct.pipelines.add(p) {
+		return nil, errShuttingDown
+	}
 	s.counters.streams.Add(1)
-	s.direct.pipelines.add(p)
 	return p, nil
 }
 
 // directPipelines are the open pipelines of the direct transport.
 type directPipelines struct {
-	mu  sync.Mutex // a leaf
-	all map[transport.Request]*directPipeline
+	mu       sync.Mutex // a leaf
+	all      map[transport.Request]*directPipeline
+	draining bool // no more are added
 }
 
-func (q *directPipelines) add(p *directPipeline) {
+// add reports false if the server drains.
+func (q *directPipelines) add(p *directPipeline) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	if q.draining {
+		return false
+	}
 	if q.all == nil {
 		q.all = map[transport.Request]*directPipeline{}
 	}
 	q.all[p.request] = p
+	return true
 }
 
 // take removes a pipeline; nil if the request is none.
@@ -80,6 +85,7 @@ func (q *directPipelines) take(r transport.Request) *directPipeline {
 // them.
 func (q *directPipelines) drain() {
 	q.mu.Lock()
+	q.draining = true
 	all := make([]*directPipeline, 0, len(q.all))
 	for _, p := range q.all {
 		all = append(all, p)

@@ -34,7 +34,7 @@ func (w ackWait) wait(ctx context.Context, s *mvcc.Store) error {
 		return nil
 	}
 	err := s.Wait(ctx, w.epoch, w.durability)
-	if err != nil && w.write && ctx.Err() == nil {
+	if err != nil && w.write && contextStatus(err) == nil { // which may have ended, too, after the log has failed
 		return &outcomeUnknownError{epoch: w.epoch, cause: err}
 	}
 	return err

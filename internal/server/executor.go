@@ -53,8 +53,15 @@ func (c *executor) admitAnswer(bytes int) (err error) {
 	return err
 }
 
-// releaseCharge releases the charge of the request's large values: from now on they are counted as
-// part of the answer, or are not used any more.
+// takeCharge hands the charge of the request's large values over to count the answer, for
+// admission.chargeAnswer.
+func (c *executor) takeCharge() *memoryCharge {
+	held := c.held
+	c.held, c.heldBytes = nil, 0
+	return held
+}
+
+// releaseCharge releases the charge of large values that no answer contains.
 func (c *executor) releaseCharge() {
 	if c.heldBytes > 0 {
 		c.held.release()

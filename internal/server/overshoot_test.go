@@ -60,3 +60,31 @@ func TestLargeValuesCountBeforeTheyAreCopied(t *testing.T) {
 	}
 	all.Wait()
 }
+
+// TestAnswerIsCountedWithItsLargeValue: a read whose value has found room is not refused when its
+// answer, which is a little larger, is counted.
+func TestAnswerIsCountedWithItsLargeValue(t *testing.T) {
+	h := mustStart(t, func(c *config.Config) { c.Limits.InflightBytes = 64 * config.MiB })
+	const value = 4 << 20
+	h.putLarge(t, 1, value)
+	room := int64(h.admission.words[shareAnswers].limit.bytes) - value // of which two connections take all
+	for range 2 {
+		c, err := h.admission.charge(new(connection), int(room/2), false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.release()
+	}
+	for range 3 {
+		out, err := h.kv.Get(testContext(t), &pb.GetRequest{Key: []byte("large/000")})
+		if err != nil || len(out.Value) != value {
+			t.Fatalf("a get for which there is room: %v", err)
+		}
+		eventually(t, "the answer is sent", func() bool { _, _, answers := h.admission.inflight(); return answers == room })
+	}
+	stream := h.pipeline(t, testContext(t))
+	mustSend(t, stream, getRequest(1, "large/000"))
+	if got := mustRecv(t, stream); got.GetError() != nil {
+		t.Errorf("a get of a pipeline for which there is room: %v", got.GetError())
+	}
+}

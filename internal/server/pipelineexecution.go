@@ -32,10 +32,10 @@ func (p *pipelineExecution) executeOne(a *answer) (w ackWait) {
 		w, err = p.executor.outcome(p.execute(a))
 		admission.leave(p.conn, sh, size)
 	}
-	p.executor.releaseCharge() // first, so that a large value is not counted twice
 	if err == nil && kind.answers() {
-		a.charge, err = admission.charge(p.conn, a.bytes(), kind.writes())
+		a.charge, err = admission.chargeAnswer(p.executor.takeCharge(), p.conn, a.bytes(), kind.writes())
 	}
+	p.executor.releaseCharge()
 	if w.write {
 		p.written = w.epoch
 	}

@@ -197,12 +197,12 @@ func (c *transactionStream) serve(req *pb.TransactRequest) error {
 		c.mu.Unlock()
 		return c.answer(out, nil, errOverloaded)
 	}
-	row, w, err := c.execute(req, out)
+	row, held, w, err := c.execute(req, out)
 	admission.leave(c.conn, sh, size)
 	if errors.Is(err, errStreamOver) {
 		return err
 	}
-	held, refused := admission.charge(c.conn, out.SizeVT(), writes || !transactReads(req))
+	held, refused := admission.chargeAnswer(held, c.conn, out.SizeVT(), writes || !transactReads(req))
 	if refused != nil {
 		c.mu.Lock()
 		c.failLocked(refused)
@@ -274,12 +274,13 @@ func (c *transactionStream) answer(out *pb.TransactResponse, held *memoryCharge,
 // client.
 var errStreamOver = errors.New("the stream has been ended")
 
-// execute does one request. It returns the transaction that is open after it, marked busy.
-func (c *transactionStream) execute(req *pb.TransactRequest, out *pb.TransactResponse) (row *openTxn, w ackWait, err error) {
+// execute does one request. It returns the transaction that is open after it, marked busy, and the
+// charge of large values of the answer.
+func (c *transactionStream) execute(req *pb.TransactRequest, out *pb.TransactResponse) (row *openTxn, held *memoryCharge, w ackWait, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.over {
-		return nil, w, errStreamOver
+		return nil, nil, w, errStreamOver
 	}
 	c.busy = true
 	if begin, ok := req.Request.(*pb.TransactRequest_Begin); ok {
@@ -289,7 +290,7 @@ func (c *transactionStream) execute(req *pb.TransactRequest, out *pb.TransactRes
 	}
 	err = detached(err)
 	if c.txn != nil {
-		c.executor.releaseCharge()
+		held = c.executor.takeCharge()
 		c.row.requests.Add(1)
 		c.row.busy.Store(true)
 		if tooLarge := c.server.transactions.resize(c.row, c.txn.Size()); err == nil {
@@ -297,7 +298,7 @@ func (c *transactionStream) execute(req *pb.TransactRequest, out *pb.TransactRes
 		}
 		c.failLocked(err)
 	}
-	return c.row, w, err
+	return c.row, held, w, err
 }
 
 // failLocked stores the first error of the open transaction.

@@ -74,11 +74,12 @@ func (s *kvService) DeleteRange(ctx context.Context, req *pb.DeleteRangeRequest)
 	return out, s.run(ctx, func(c *executor) (ackWait, error) { return c.deleteRange(ctx, req, out) })
 }
 
-// pending is the outcome of a request that must not be sent yet. A handler returns it as its error,
+// pending is the outcome of a request that must not be sent or counted yet. A handler returns it as its error,
 // so that unary, which surrounds all handlers, waits and counts the answer meanwhile.
 type pending struct {
 	ackWait ackWait
-	err     error // to return after the wait; nil: the answer
+	err     error         // to return after the wait; nil: the answer
+	held    *memoryCharge // for large values of the answer
 }
 
 func (*pending) Error() string { return "not acknowledged yet" }
@@ -92,9 +93,13 @@ func (s *Server) run(ctx context.Context, execute func(*executor) (ackWait, erro
 	}
 	c.ctx = ctx
 	w, err := c.outcome(execute(c))
+	var held *memoryCharge
+	if err == nil {
+		held = c.takeCharge()
+	}
 	c.release()
-	if !w.ready(s.store) {
-		return &pending{ackWait: w, err: err}
+	if held != nil || !w.ready(s.store) {
+		return &pending{ackWait: w, err: err, held: held}
 	}
 	return err
 }
@@ -103,13 +108,13 @@ func (s *Server) run(ctx context.Context, execute func(*executor) (ackWait, erro
 // The answer to a write is never refused.
 func (s *Server) finish(ctx context.Context, conn *connection, write bool, out any, err error) (any, error) {
 	p, waits := err.(*pending) //nolint:errorlint // made by run, and returned as it is
+	var held *memoryCharge
 	if waits {
-		err = p.err
+		err, held = p.err, p.held
 	}
 	m, ours := out.(encoder)
-	var held *memoryCharge
 	if err == nil && ours {
-		held, err = s.admission.charge(conn, m.SizeVT(), write)
+		held, err = s.admission.chargeAnswer(held, conn, m.SizeVT(), write)
 	}
 	if waits {
 		if failed := p.ackWait.wait(ctx, s.store); failed != nil {
