@@ -108,6 +108,10 @@ const (
 // Other first bytes of system keys are reserved for records that do exist.
 const SystemProbe = "p"
 
+// SystemRequest is the first byte of the keys in SpaceSystem of which each is the id of a client's request that was
+// executed, and the begin of the record of the id cut-off.
+const SystemRequest = 'q'
+
 // Append appends the internal key of user in space s to dst.
 func Append(dst []byte, s Space, user []byte) []byte {
 	dst = append(dst, byte(s))

@@ -196,8 +196,3 @@ func (x *Session) publishBulkLoad(ctx context.Context, load *storage.BulkLoad) (
 	s.watermark.jumpTo(load.Epoch())
 	return load.Epoch(), nil
 }
-
-// gcWatermarks are the GC watermarks that a merge must respect now.
-func (s *Store) gcWatermarks() storage.GCWatermarks {
-	return storage.GCWatermarks{Visible: s.Visible(), Snapshots: s.collector.snapshotEpochs()}
-}

@@ -89,7 +89,12 @@ func (s *Store) mergeImmutables(ctx context.Context) error {
 	if err := s.watermark.waitAlone(ctx, s.engine.SealedEpoch()); err != nil {
 		return err
 	}
-	return s.engine.Checkpoint(ctx, storage.GCWatermarks{Visible: s.Visible(), Snapshots: s.collector.snapshotEpochs()})
+	return s.engine.Checkpoint(ctx, s.gcWatermarks())
+}
+
+// gcWatermarks are the watermarks for a merge that begins now.
+func (s *Store) gcWatermarks() storage.GCWatermarks {
+	return storage.GCWatermarks{Visible: s.Visible(), Snapshots: s.collector.snapshotEpochs(), Expired: s.requests.expired()}
 }
 
 // snapshotEpochs refreshes the GC watermarks and returns the epochs for which versions must be

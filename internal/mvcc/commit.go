@@ -35,6 +35,12 @@ type Write struct {
 	outcomes  []Invoked   // of ops
 	body      *batch.Body // the batch as prepare left it
 
+	request   *Request // that the commit answers; nil if it has no id
+	fence     bool     // the commit says that the request is cancelled
+	own       bool     // the commit is the store's own: a batch of records alone is not empty
+	recordKey []byte   // buffers of Identify
+	record    []byte
+
 	load *storage.BulkLoad // what a commit that publishes a bulk load publishes; its batch is empty
 }
 
@@ -45,6 +51,7 @@ func (w *Write) Reset() {
 	w.Durability = DurabilityDefault
 	w.snapshot, w.reads, w.firstWins, w.checkOnly = 0, nil, false, false
 	w.ops, w.outcomes, w.body, w.load = nil, nil, nil, nil
+	w.request, w.fence, w.own = nil, false, false
 }
 
 // Set adds "key becomes value" to the commit.
@@ -62,7 +69,7 @@ func (w *Write) Delete(key []byte) { w.Batch.Delete(keys.SpaceUser, key) }
 // The session may commit again before that, and wait once for its newest epoch: its commits become visible in their
 // order. Conditions see its earlier commits, as they see all that are installed; a snapshot sees them after Store.Wait.
 //
-// Errors change nothing: *LimitError, ErrEmptyKey, ErrEmptyBatch, *batch.DuplicateKeyError for bad input,
+// Errors change nothing, but for *AppliedError: the request was executed before. *LimitError, ErrEmptyKey, ErrEmptyBatch, *batch.DuplicateKeyError for bad input,
 // *PreconditionError, *ConflictError, ErrMemoryFull, vfs.ErrNoSpace, ErrFailed, ErrClosed, and why the context
 // ended. Once the epoch is reserved the context ends nothing but waits: a commit that returns an epoch has happened.
 func (x *Session) Commit(ctx context.Context, w *Write) (keys.Epoch, error) {
@@ -85,7 +92,7 @@ func (x *Session) commit(ctx context.Context, w *Write) (keys.Epoch, error) {
 		return 0, err
 	}
 	if err := x.prevalidate(ctx, w); err != nil {
-		return 0, x.finish(ctx, err)
+		return 0, x.orApplied(ctx, w.request, x.finish(ctx, err))
 	}
 	if err := x.lock(ctx, w); err != nil {
 		return 0, err
@@ -109,6 +116,11 @@ func (x *Session) commit(ctx context.Context, w *Write) (keys.Epoch, error) {
 // A reserved epoch is always completed, whatever the context says.
 func (x *Session) commitLatched(ctx context.Context, w *Write) (keys.Epoch, error) {
 	x.reached(stepLatched)
+	if w.request != nil {
+		if err := x.checkRequest(w); err != nil {
+			return 0, err
+		}
+	}
 	if err := x.checkConditions(ctx, w); err != nil {
 		return 0, err
 	}
@@ -163,6 +175,9 @@ func (x *Session) complete(ctx context.Context, w *Write, epoch keys.Epoch) erro
 	}
 	x.reached(stepInserted)
 	x.store.watermark.markInstalled(epoch)
+	if w.request != nil {
+		x.store.requests.bytes.Add(recordBytesAbout + uint64(len(w.record)))
+	}
 	x.reached(stepInstalled)
 	return refused
 }
@@ -213,7 +228,7 @@ func (x *Session) prepare(w *Write) (err error) {
 	if w.load != nil {
 		return nil
 	}
-	if w.Batch.Count() == 0 && !w.checkOnly {
+	if w.Batch.Operations() == 0 && !w.checkOnly && !w.fence && !w.own {
 		return ErrEmptyBatch
 	}
 	if err := s.admit(w); err != nil {
@@ -227,14 +242,17 @@ func (x *Session) prepare(w *Write) (err error) {
 }
 
 func (x *Session) checkLimits(w *Write) error {
-	limits, n := &x.store.options.Limits, w.Batch.Count()
+	limits, n := &x.store.options.Limits, w.Batch.Operations()
 	if n > limits.BatchOps {
 		return &LimitError{What: "batch operations", Limit: limits.BatchOps, Got: n}
 	}
 	if size := w.Batch.PayloadBytes(); size > limits.BatchBytes {
 		return &LimitError{What: "batch bytes", Limit: limits.BatchBytes, Got: size}
 	}
-	for i := range n {
+	for i := range w.Batch.Count() {
+		if keys.SpaceOf(w.Batch.Key(i)) != keys.SpaceUser {
+			continue // a record of the store
+		}
 		key := keys.User(w.Batch.Key(i))
 		if err := x.store.checkKey(key); err != nil && !(w.Batch.Deletes(i) && x.hasBeyondLimit(key)) {
 			return err
@@ -313,9 +331,11 @@ func (x *Session) reserve(ctx context.Context, w *Write) (keys.Epoch, error) {
 
 func (x *Session) validateAndReserve(ctx context.Context, w *Write) (keys.Epoch, error) {
 	switch {
+	case w.checkOnly && w.reads == nil:
+		return 0, nil
 	case w.checkOnly:
 		return 0, x.validateHere(ctx, w.reads)
-	case w.Batch.Count() == 0: // no operation of an InvokeAll applies
+	case w.Batch.Operations() == 0 && !w.fence && !w.own: // no operation of an InvokeAll applies
 		return 0, nil
 	case w.reads == nil:
 		x.reached(stepChecked)

@@ -13,6 +13,8 @@ type RangeDelete struct {
 	Limit        int // delete at most this many keys, lowest first; 0: all
 	Conditions   []Condition
 	Durability   Durability
+	Request      *Request                  // what makes it be applied at most once; its Result is not used
+	Result       func(RangeDeleted) []byte // encodes the outcome for the record of the request
 }
 
 // RangeDeleted is the outcome. With Count zero nothing was written, and Epoch is the snapshot that
@@ -40,7 +42,7 @@ func (x *Session) DeleteRange(ctx context.Context, o RangeDelete) (RangeDeleted,
 	for range rangeAttempts {
 		out, err := x.deleteRangeOnce(ctx, o)
 		if !errors.As(err, &conflict) {
-			return out, err
+			return out, x.orApplied(ctx, o.Request, err)
 		}
 	}
 	return RangeDeleted{}, conflict
@@ -59,13 +61,17 @@ func (x *Session) deleteRangeOnce(ctx context.Context, o RangeDelete) (RangeDele
 	if err != nil {
 		return out, err
 	}
-	if out.Count == 0 && len(w.Conditions) == 0 {
+	if out.Count == 0 && len(w.Conditions) == 0 && o.Request == nil {
 		out.Epoch = at
 		return out, nil
 	}
 	reads.reset(at)
 	reads.addRange(readRange(o, w, out.More))
 	w.snapshot, w.reads, w.checkOnly = at, reads, out.Count == 0
+	if o.Request != nil {
+		o.Request.Result = func() []byte { return o.Result(out) }
+		w.Identify(o.Request)
+	}
 	epoch, err := x.commit(ctx, w)
 	if out.Epoch = epoch; w.checkOnly {
 		out.Epoch = at

@@ -57,7 +57,8 @@ func (x *Session) Execute(ctx context.Context, e *Execution) (Executed, error) {
 			return out, err
 		}
 	}
-	return x.executeTransaction(ctx, e)
+	out, err := x.executeTransaction(ctx, e)
+	return out, x.orApplied(ctx, e.Write.request, err)
 }
 
 // executeDirect commits the plain write. It is not done if the other operations have to be, or if a key is written twice.
@@ -111,7 +112,7 @@ func (x *Session) executeOnce(ctx context.Context, e *Execution) (Executed, erro
 		return out, err
 	}
 	at := t.At()
-	if out.Epoch, err = t.Commit(ctx); out.Epoch == at {
+	if out.Epoch, err = t.CommitRequest(ctx, e.Write.request); out.Epoch == at {
 		out.Epoch = 0
 	}
 	return out, err

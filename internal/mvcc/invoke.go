@@ -131,9 +131,18 @@ func (op *Invoke) number(old []byte, found bool) (n int64, reason string) {
 // After an error (*TypeError, or one of Commit) nothing has changed. Await returns the epoch that
 // the outcome reveals.
 func (x *Session) InvokeAll(ctx context.Context, ops []Invoke, conditions []Condition, d Durability, out []Invoked) (keys.Epoch, error) {
+	return x.InvokeRequest(ctx, nil, ops, conditions, d, out)
+}
+
+// InvokeRequest is InvokeAll of a request that is applied at most once; its Result is called when out is complete. Nil is
+// InvokeAll.
+func (x *Session) InvokeRequest(
+	ctx context.Context, request *Request, ops []Invoke, conditions []Condition, d Durability, out []Invoked,
+) (keys.Epoch, error) {
 	w := &x.buffers.ranged.write
 	w.Reset()
 	w.Conditions, w.Durability = append(w.Conditions, conditions...), d
+	w.setRequest(request)
 	w.ops, w.outcomes = ops, out
 	for i := range ops {
 		if err := x.store.checkKey(ops[i].Key); err != nil {
@@ -150,7 +159,7 @@ func (x *Session) compute(ctx context.Context, w *Write) error {
 	if w.ops == nil {
 		return nil
 	}
-	if err := x.applyAll(ctx, w.ops, w, w.outcomes); err != nil || w.Batch.Count() == 0 {
+	if err := x.applyAll(ctx, w.ops, w, w.outcomes); err != nil || w.Batch.Operations() == 0 {
 		return err
 	}
 	return x.prepare(w)
@@ -185,6 +194,9 @@ func (x *Session) applyAll(ctx context.Context, ops []Invoke, w *Write, out []In
 		}
 	}
 	x.buffers.invoked = buf
+	if w.request != nil && w.Batch.Count() > 0 {
+		w.Identify(w.request)
+	}
 	return nil
 }
 

@@ -73,6 +73,9 @@ type Options struct {
 	GCInterval   time.Duration // how often min-visible is recomputed; 100 ms
 	Retention    time.Duration // how long a past epoch stays readable without a snapshot or a lease; 0
 
+	RequestWindow time.Duration // how long the ids of requests are known; 15 min
+	RequestBytes  int64         // how much of log and tree the records of ids may take, about; 1 GiB
+
 	CheckpointInterval time.Duration // how often what is in memory is merged into the tree at the latest; 5 min
 
 	Limits Limits

@@ -17,6 +17,8 @@ const (
 	defaultSessions       = 8192
 	defaultSnapshotLeases = 4096
 	defaultPageSize       = 8192
+	defaultRequestWindow  = 15 * time.Minute
+	defaultRequestBytes   = 1 << 30
 )
 
 func (o *Options) setDefaults() {
@@ -26,6 +28,8 @@ func (o *Options) setDefaults() {
 	orDefault(&o.SyncInterval, defaultSyncInterval)
 	orDefault(&o.GCInterval, defaultGCInterval)
 	orDefault(&o.CheckpointInterval, defaultCheckpoint)
+	orDefault(&o.RequestWindow, defaultRequestWindow)
+	orDefault(&o.RequestBytes, defaultRequestBytes)
 	orDefault(&o.Storage.PageSize, defaultPageSize)
 	l := &o.Limits
 	orDefault(&l.KeyBytes, storage.KeyBytesMax(o.Storage.PageSize))

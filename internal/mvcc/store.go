@@ -30,6 +30,7 @@ type Store struct {
 	bulk          bulkLoads
 	sessions      sessionPool
 	probe         *Session // of Probe alone; outside the limit of sessions, so that a probe does not compete with requests
+	requests      requestWindow
 	lifecycle     lifecycle
 }
 
@@ -50,7 +51,10 @@ func OpenContext(ctx context.Context, o Options) (*Store, error) {
 		return nil, fmt.Errorf("open %s: %w", o.Storage.Dir, err)
 	}
 	s.engine, s.recovery = engine, recovery
-	s.watermark.open(recovery.Next-1, s.options.Limits.Sessions+1) // and the probe's
+	s.watermark.open(recovery.Next-1, s.options.Limits.Sessions+2) // and those of the probe and of the request window
+	if err := s.requests.open(s.newSession()); err != nil {
+		return nil, errors.Join(fmt.Errorf("open %s: %w", o.Storage.Dir, err), engine.Close())
+	}
 	ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	s.lifecycle.stop = stop
 	s.collector = newCollector(s)
@@ -61,6 +65,7 @@ func OpenContext(ctx context.Context, o Options) (*Store, error) {
 	s.lifecycle.done.Go(func() { s.engine.RunPrefetch(ctx) })
 	s.lifecycle.done.Go(func() { s.engine.RunTablePool(ctx) })
 	s.lifecycle.done.Go(func() { s.engine.RunSpace(ctx) })
+	s.lifecycle.done.Go(func() { s.runRequestWindow(ctx) })
 	return s, nil
 }
 

@@ -200,13 +200,16 @@ func (t *Txn) RollbackTo(savepoint int) error {
 // transaction that wrote nothing, it calls Store.AwaitDurable with Await. *ConflictError means that
 // the transaction is rolled back and may run again with Begin; the error is valid until the
 // session's next call.
-func (t *Txn) Commit(ctx context.Context) (keys.Epoch, error) {
+func (t *Txn) Commit(ctx context.Context) (keys.Epoch, error) { return t.CommitRequest(ctx, nil) }
+
+// CommitRequest is Commit of a request that is applied at most once; nil is Commit.
+func (t *Txn) CommitRequest(ctx context.Context, request *Request) (keys.Epoch, error) {
 	if !t.open {
 		return 0, ErrNoTransaction
 	}
 	defer t.Rollback()
 	t.cursor.Close()
-	if t.own.count() == 0 {
+	if t.own.count() == 0 && request == nil {
 		return t.at, nil // in the serial order the transaction is at its snapshot
 	}
 	w := &t.write
@@ -216,8 +219,14 @@ func (t *Txn) Commit(ctx context.Context) (keys.Epoch, error) {
 	if t.validated() {
 		w.reads = &t.reads
 	}
+	w.Identify(request)
 	t.own.fill(&w.Batch)
-	return t.session.commit(ctx, w)
+	if t.own.count() > 0 {
+		return t.session.commit(ctx, w)
+	}
+	w.checkOnly, w.reads = true, nil // the snapshot is its place in the serial order: only the request is looked up
+	_, err := t.session.commit(ctx, w)
+	return t.at, err
 }
 
 // Rollback ends the transaction and discards its writes. Without a transaction it does nothing.

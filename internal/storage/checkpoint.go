@@ -1,6 +1,7 @@
 package storage
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -27,14 +28,18 @@ const (
 // smallTreePages is the tree size below which its own separators divide a merge too coarsely.
 const smallTreePages = 256
 
+// KeyRange is a range of internal keys.
+type KeyRange = btree.Range
+
 // GCWatermarks say which versions readers still need. The caller passes them down as values.
 type GCWatermarks struct {
 	Visible   keys.Epoch   // every commit up to it is installed
 	Snapshots []keys.Epoch // ascending: live snapshots, then the least epoch that a new snapshot can get
+	Expired   KeyRange     // internal keys that no reader asks for any more; its upper bound never goes back
 }
 
 func (h *GCWatermarks) policy() btree.Policy {
-	return btree.Policy{MinVisible: h.Snapshots[0], Snapshots: h.Snapshots}
+	return btree.Policy{MinVisible: h.Snapshots[0], Snapshots: h.Snapshots, Expired: h.Expired}
 }
 
 // Checkpoint merges every complete immutable generation into the tree, vacuums some leaves, and makes the new root durable, in
@@ -68,9 +73,10 @@ func (e *Engine) checkpoint(ctx context.Context, h *GCWatermarks) (left int, err
 		return 0, nil
 	}
 	start := time.Now()
-	err = e.merge(ctx, mergeJob{immutables: merging, deadVersions: garbage, watermarks: *h})
+	drop := !short && !bytes.Equal(e.checkpoints.expired, h.Expired.Upper)
+	err = e.merge(ctx, mergeJob{immutables: merging, deadVersions: garbage, dropExpired: drop, watermarks: *h})
 	if doesNotFit(err) && len(complete) > 0 && e.reserve.enabled {
-		garbage = nil
+		garbage, drop = nil, false
 		merging, err = e.mergeInSteps(ctx, complete, h)
 	}
 	if err != nil {
@@ -90,6 +96,9 @@ func (e *Engine) checkpoint(ctx context.Context, h *GCWatermarks) (left int, err
 		e.signalRoom() // for writers that wait for a segment
 	}
 	e.checkpoints.vacuum.advance(garbage)
+	if drop {
+		e.checkpoints.expired = h.Expired.Upper
+	}
 	e.counters.checkpointed(time.Since(start))
 	return len(complete) - len(merging), nil
 }
@@ -133,6 +142,7 @@ type mergeJob struct {
 	immutables   []*generation       // newest first
 	entries      uint64              // of a bulk load, in addition
 	deadVersions *btree.DeadVersions // to be vacuumed, or nil
+	dropExpired  bool                // drop expired keys from all leaves
 	watermarks   GCWatermarks
 
 	recovering bool     // during Open: no reader or writer needs the machine
@@ -285,6 +295,7 @@ func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Roo
 	batch, sink, limit := e.blobs.Begin(ck), ck.Sink(), page.ID(0)
 	in := e.mergeInput(ck, batch, sink, base, job.immutables, job.watermarks.policy())
 	in.Vacuum = job.deadVersions
+	in.DropExpired = job.dropExpired && job.span == nil
 	if job.span != nil {
 		job.span.within(in)
 		batch.KeepSparse()

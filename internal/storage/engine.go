@@ -94,6 +94,7 @@ type checkpointState struct {
 	quarantine   quarantineState
 	fileEnd      fileEnd
 	vacuum       vacuum
+	expired      []byte // the upper bound of GCWatermarks.Expired in the last checkpoint
 }
 
 // request lets Engine.CheckpointRequests deliver.

@@ -40,6 +40,7 @@ type Builder struct {
 	payload  int // bytes of the user's keys and values
 	outside  int // bytes of the values that are not in buf
 	sets     int // operations that are not deletions
+	records  int // operations of SetRecord
 }
 
 // The first buffers share no cache line with those of other builders (see keys.LineBytes).
@@ -68,7 +69,7 @@ func (b *Builder) Reset() {
 	}
 	b.ReleaseShared()
 	b.buf, b.spans, b.shared, b.unsorted = b.buf[:0], b.spans[:0], b.shared[:0], false
-	b.valueMax, b.payload, b.outside, b.sets, b.header = 0, 0, 0, 0, Header{}
+	b.valueMax, b.payload, b.outside, b.sets, b.records, b.header = 0, 0, 0, 0, 0, Header{}
 }
 
 // ReleaseShared drops the references to the values of SetShared, after which their owner may change them. If there are
@@ -101,10 +102,22 @@ func (b *Builder) SetStored(kind keys.Kind, s keys.Space, user, stored []byte) {
 // Delete adds a tombstone for user key in space s.
 func (b *Builder) Delete(s keys.Space, user []byte) { b.add(keys.KindDelete, s, user, nil, false) }
 
+// SetRecord is Set for a record that the store itself adds to a client's commit. What the client is charged for does not
+// include it: PayloadBytes, ValueBytesMax, Operations and OnlyDeletes.
+func (b *Builder) SetRecord(s keys.Space, user, value []byte) {
+	payload, longest, sets := b.payload, b.valueMax, b.sets
+	b.add(keys.KindSet, s, user, value, false)
+	b.payload, b.valueMax, b.sets = payload, longest, sets
+	b.records++
+}
+
 // OnlyDeletes reports whether all operations of the batch are deletions.
 func (b *Builder) OnlyDeletes() bool { return b.sets == 0 }
 
-// Count is the number of operations added.
+// Operations is the number of operations added, without those of SetRecord.
+func (b *Builder) Operations() int { return len(b.spans) - b.records }
+
+// Count is the number of all operations added.
 func (b *Builder) Count() int { return len(b.spans) }
 
 // Size is the length of the body in bytes.

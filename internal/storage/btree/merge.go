@@ -20,10 +20,11 @@ var (
 
 // MergeInput says what to merge into what, and how.
 type MergeInput struct {
-	Base       Root
-	Checkpoint uint64 // number that new pages get
-	PageSize   int
-	Policy     Policy
+	Base        Root
+	Checkpoint  uint64 // number that new pages get
+	PageSize    int
+	Policy      Policy
+	DropExpired bool // rewrite the leaves that have keys in Policy.Expired, also without input for them
 
 	// Input returns a stream of all new versions. It is called once for each worker, and once for
 	// the planner.

@@ -86,7 +86,7 @@ func (w *worker) prefetchPartition(p *partition) {
 	for i := range p.children {
 		id, bound := p.children[i].ID, p.boundAfter(i)
 		input := w.lookahead.before(bound)
-		if id != 0 && !w.m.avoids(id) && (input || w.m.Vacuum.Has(id) || p.divides(i) || p.relocate && id >= w.m.Relocate.From) {
+		if id != 0 && !w.m.avoids(id) && (input || w.m.Vacuum.Has(id) || w.m.mayExpire(&p.children[i], bound) || p.divides(i) || p.relocate && id >= w.m.Relocate.From) {
 			w.leaves = append(w.leaves, id)
 		}
 		if input {
@@ -102,7 +102,7 @@ func (w *worker) touched(p *partition, i int, bound *page.Separator) bool {
 	if w.m.avoids(c.ID) {
 		return w.in.before(bound)
 	}
-	return w.in.before(bound) || w.m.Policy.past(&c.Separator) || w.m.Vacuum.Has(c.ID) || w.pack.underfull() ||
+	return w.in.before(bound) || w.m.Policy.past(&c.Separator) || w.m.Vacuum.Has(c.ID) || w.m.mayExpire(c, bound) || w.pack.underfull() ||
 		p.divides(i) || p.relocate && c.ID >= w.m.Relocate.From
 }
 
@@ -450,7 +450,7 @@ func (w *worker) emit(old bool) {
 	if old {
 		w.countOld(t, e.Value)
 	}
-	keep := w.m.Policy.retains(&w.history, t.Epoch())
+	keep := !w.m.Policy.Expired.has(w.key) && w.m.Policy.retains(&w.history, t.Epoch())
 	if keep && t.Kind() == keys.KindDelete && w.history.done && !w.m.Policy.RetainTombstones && !w.continuesOnAvoidedPage() {
 		// No snapshot is before the tombstone, and the older versions go too: here, or in the
 		// leaves after this one (see Policy.past).

@@ -111,7 +111,7 @@ func (pl *planner) touched(c page.Child, level int, bound *page.Separator) bool 
 	if pl.m.avoids(c.ID) {
 		return pl.in.before(bound)
 	}
-	if pl.in.before(bound) || pl.relocatable(c.ID) || pl.m.Policy.past(&c.Separator) || pl.m.Vacuum.Has(c.ID) {
+	if pl.in.before(bound) || pl.relocatable(c.ID) || pl.m.Policy.past(&c.Separator) || pl.m.Vacuum.Has(c.ID) || pl.m.mayExpire(&c, bound) {
 		return true
 	}
 	if level == 0 || pl.budget <= 0 {
@@ -130,6 +130,11 @@ func (pl *planner) touched(c page.Child, level int, bound *page.Separator) bool 
 		}
 	}
 	return false
+}
+
+// mayExpire reports whether the pages below c may have expired keys that the merge is to drop.
+func (m *merge) mayExpire(c *page.Child, bound *page.Separator) bool {
+	return m.DropExpired && m.Policy.Expired.meets(&c.Separator, bound)
 }
 
 // relocates reports whether something below c is to be relocated.

@@ -1,6 +1,7 @@
 package btree
 
 import (
+	"bytes"
 	"slices"
 
 	"github.com/epochkv/epochkv/internal/keys"
@@ -24,6 +25,22 @@ type Policy struct {
 	// RetainTombstones retains the newest version of every key, also if it is a tombstone: another
 	// tree may have older versions.
 	RetainTombstones bool
+	// Expired are keys that no reader asks for any more: all their versions are dropped, whatever the snapshots.
+	Expired Range
+}
+
+// Range is the keys in [Lower, Upper).
+type Range struct{ Lower, Upper []byte }
+
+// has reports whether key is in the range. All keys of a range have the same keyspace, so that for most keys one byte
+// decides.
+func (r *Range) has(key []byte) bool {
+	return len(r.Upper) > 0 && key[0] == r.Upper[0] && bytes.Compare(key, r.Upper) < 0 && bytes.Compare(key, r.Lower) >= 0
+}
+
+// meets reports whether the range has keys from lower up to upper, of which nil is the end.
+func (r *Range) meets(lower, upper *page.Separator) bool {
+	return len(r.Upper) > 0 && bytes.Compare(lower.Key, r.Upper) < 0 && (upper == nil || bytes.Compare(upper.Key, r.Lower) > 0)
 }
 
 // keyHistory follows the versions of one key, newest first.

@@ -1,0 +1,138 @@
+package mvcc
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage"
+)
+
+// requestWindow is how long the records of requests are kept: until the cut-off has passed their time. See Request.
+type requestWindow struct {
+	// cutoff is the newest installed cut-off, in milliseconds since 1970; durable the newest that a crash cannot take back,
+	// which merges may use.
+	cutoff, durable atomic.Uint64
+	bytes           atomic.Uint64 // about how much was written in records since Open
+
+	// Owned by the goroutine that moves the cut-off.
+	samples []requestSample // oldest first
+	newest  uint64          // no record is newer than this time; zero if there are none
+}
+
+// requestSample says how many bytes of records had been written at a time.
+type requestSample struct{ at, bytes uint64 }
+
+// cutoffID is the id in the key of the cut-off's record. No request has it: its version is not 7.
+var cutoffID RequestID
+
+// cutoffKey is that key. All records of requests are after it.
+var cutoffKey = keys.Append(nil, keys.SpaceSystem, requestUser(nil, &cutoffID))
+
+// cutoffEvery is how often the cut-off moves, for a window of fifteen times that and more.
+const cutoffEvery = time.Minute
+
+// open reads the cut-off, and looks whether there are records.
+func (r *requestWindow) open(x *Session) error {
+	x.slot.Enter()
+	defer x.slot.Leave()
+	v, ok, err := x.reader.Newest(cutoffKey)
+	if err != nil {
+		return fmt.Errorf("the cut-off of request ids: %w", err)
+	}
+	if ok && len(v.Inline()) == 8 {
+		r.cutoff.Store(binary.LittleEndian.Uint64(v.Inline()))
+		r.durable.Store(r.cutoff.Load())
+	}
+	var c storage.Cursor
+	x.reader.OpenCursor(&c, x.store.Visible(), append(cutoffKey[:len(cutoffKey):len(cutoffKey)], 0), recordsUpper(1<<48), 1)
+	defer c.Close()
+	if c.SeekGE(append(cutoffKey[:len(cutoffKey):len(cutoffKey)], 0)); c.Valid() || c.Paused() {
+		r.newest = milliseconds(time.Now())
+	}
+	return c.Err()
+}
+
+// recordsUpper is the key after the records of all ids before a time.
+func recordsUpper(at uint64) []byte {
+	if at >= 1<<48 {
+		return keys.Append(nil, keys.SpaceSystem, []byte{keys.SystemRequest + 1})
+	}
+	var id RequestID
+	binary.BigEndian.PutUint64(id[:], at<<16)
+	return keys.Append(nil, keys.SpaceSystem, requestUser(nil, &id))
+}
+
+func milliseconds(t time.Time) uint64 { return uint64(max(t.UnixMilli(), 0)) }
+
+// expired are the keys that merges may drop.
+func (r *requestWindow) expired() storage.KeyRange {
+	at := r.durable.Load()
+	if at == 0 {
+		return storage.KeyRange{}
+	}
+	return storage.KeyRange{Lower: append(cutoffKey[:len(cutoffKey):len(cutoffKey)], 0), Upper: recordsUpper(at + 1)}
+}
+
+// RequestCutoff is the time up to which requests are forgotten, in milliseconds since 1970; zero if none was.
+func (s *Store) RequestCutoff() uint64 { return s.requests.cutoff.Load() }
+
+// runRequestWindow moves the cut-off until ctx ends.
+func (s *Store) runRequestWindow(ctx context.Context) {
+	x := s.newSession()
+	tick := time.NewTicker(min(cutoffEvery, max(s.options.RequestWindow/15, time.Millisecond)))
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			// The next tick tries again. Until then ids are kept longer.
+			_ = s.advanceCutoff(ctx, x, s.requests.next(milliseconds(now), s.options.RequestWindow, s.options.RequestBytes))
+		}
+	}
+}
+
+// next is where the cut-off belongs at a time; zero if it stays.
+func (r *requestWindow) next(now uint64, window time.Duration, bytesMax int64) uint64 {
+	written := r.bytes.Load()
+	if n := len(r.samples); n > 0 && r.samples[n-1].bytes != written || n == 0 && written > 0 {
+		r.newest = now + uint64(requestAheadMax.Milliseconds())
+	}
+	r.samples = append(r.samples, requestSample{at: now, bytes: written})
+	to, keep := now-min(now, uint64(window.Milliseconds())), 0
+	for keep+1 < len(r.samples) && (r.samples[keep+1].at <= to || written-r.samples[keep].bytes > uint64(bytesMax)) {
+		keep++
+		if written-r.samples[keep-1].bytes > uint64(bytesMax) {
+			to = max(to, r.samples[keep].at)
+		}
+	}
+	r.samples = append(r.samples[:0], r.samples[keep:]...)
+	if cutoff := r.cutoff.Load(); to <= cutoff || cutoff >= r.newest {
+		return 0
+	}
+	return to
+}
+
+// advanceCutoff commits a cut-off, and lets merges use it once it is durable.
+func (s *Store) advanceCutoff(ctx context.Context, x *Session, to uint64) error {
+	if to == 0 {
+		return nil
+	}
+	w := &Write{Durability: DurabilitySync}
+	w.Batch.SetRecord(keys.SpaceSystem, requestUser(nil, &cutoffID), binary.LittleEndian.AppendUint64(nil, to))
+	w.own = true
+	epoch, err := x.Commit(ctx, w)
+	if err != nil {
+		return err
+	}
+	s.requests.cutoff.Store(to)
+	if err := s.Wait(ctx, epoch, DurabilitySync); err != nil {
+		return err
+	}
+	s.requests.durable.Store(to)
+	return nil
+}
