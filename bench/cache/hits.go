@@ -144,17 +144,17 @@ func hitOurs(r *harness.Run) (err error) {
 	err = visits(r, n, func(order []uint64, from, count int) error {
 		own := registry.Slot()
 		defer own.Free()
-		hits := new(pin.Counter)
+		visitor := new(cache.Visitor)
 		for i := range count {
 			own.Enter()
-			_, err := c.Visit(cache.ID(order[(from+i)%len(order)]+1), cache.Default, hits)
+			_, err := c.Visit(cache.ID(order[(from+i)%len(order)]+1), cache.Default, visitor)
 			own.Leave()
 			if err != nil {
 				return fmt.Errorf("visit: %w", err)
 			}
 		}
-		hits.Flush()
-		counted.Add(hits.Count())
+		visitor.Hits.Flush()
+		counted.Add(visitor.Hits.Count())
 		return nil
 	})
 	all := float64(max(r.Size/r.Point, 1) * r.Point)

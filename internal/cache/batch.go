@@ -2,8 +2,6 @@ package cache
 
 import (
 	"sync"
-
-	"github.com/epochkv/epochkv/internal/pin"
 )
 
 // batch is the state of one Pages call.
@@ -33,8 +31,9 @@ func (b *batch) free() {
 
 // Pages puts page ids[i] into out[i], for all i: first the pages that are in memory, then all other
 // pages with one ReadBatch. The guard protects the bytes as in Page. The first error, in no certain
-// order, fails the call; the pages that were read without an error are cached nevertheless.
-func (c *Cache) Pages(ids []ID, h Hint, out [][]byte, hits *pin.Counter) error {
+// order, fails the call; the pages that were read without an error are cached nevertheless. If the
+// visitor does not wait, no page is read.
+func (c *Cache) Pages(ids []ID, h Hint, out [][]byte, v *Visitor) error {
 	missing := 0
 	t := c.table.Load()
 	for i, id := range ids {
@@ -47,9 +46,12 @@ func (c *Cache) Pages(ids []ID, h Hint, out [][]byte, hits *pin.Counter) error {
 		c.touch(f, h)
 		out[i] = c.frame(f)
 	}
-	hits.Add(uint64(len(ids) - missing))
-	if missing == 0 {
+	v.Hits.Add(uint64(len(ids) - missing))
+	switch {
+	case missing == 0:
 		return nil
+	case v.NoWait:
+		return ErrWouldWait
 	}
 	b := batches.Get().(*batch)
 	defer b.free()

@@ -142,25 +142,38 @@ func (c *Cache) Close() error {
 	return errors.Join(errs...)
 }
 
+// Visitor is a reader's own state of its visits. Only its owner uses it.
+type Visitor struct {
+	Hits pin.Counter // pages that were in memory
+
+	// NoWait makes visits fail with ErrWouldWait where they would wait for a page to be read.
+	NoWait bool
+}
+
+// ErrWouldWait is the error of a visit without waiting to a page that is not in memory.
+var ErrWouldWait = errors.New("cache: the page is not in memory")
+
 // Visit returns page id. The caller is inside its slot's guard, and the bytes are valid and
 // constant until it leaves. A cursor calls Visit once for a page, however many entries it reads
-// there. An error comes from Config.Read; nothing is cached then. A page that was in memory counts as a
-// hit in hits, which is the caller's own memory.
-func (c *Cache) Visit(id ID, h Hint, hits *pin.Counter) ([]byte, error) {
+// there. An error comes from Config.Read, and nothing is cached then, or is ErrWouldWait.
+func (c *Cache) Visit(id ID, h Hint, v *Visitor) ([]byte, error) {
 	if f, ok := c.table.Load().lookup(id); ok {
 		if wordAt(c.words, f).Load() < usageCaps[h] { // this is touch, which is too large to be inlined
 			c.clock.increment(f, usageCaps[h])
 		}
-		hits.Add(1)
+		v.Hits.Add(1)
 		return c.frame(f), nil
+	}
+	if v.NoWait {
+		return nil, ErrWouldWait
 	}
 	return c.miss(id, h)
 }
 
 // Page is Visit for callers whose hits are not counted.
 func (c *Cache) Page(id ID, h Hint) ([]byte, error) {
-	var hits pin.Counter
-	return c.Visit(id, h, &hits)
+	var v Visitor
+	return c.Visit(id, h, &v)
 }
 
 // Contains reports whether Page would find id in memory. It does not increment the usage count. The

@@ -7,8 +7,6 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
-
-	"github.com/epochkv/epochkv/internal/pin"
 )
 
 // BenchmarkHit measures the cost of a page in memory: look-up, usage count and slot. It has 100k
@@ -32,10 +30,10 @@ func BenchmarkHit(b *testing.B) {
 	b.RunParallel(func(pb *testing.PB) {
 		s := r.registry.Slot()
 		defer s.Free()
-		hits := new(pin.Counter) // each reader has its own
+		visitor := new(Visitor) // each reader has its own
 		for i := 0; pb.Next(); i++ {
 			s.Enter()
-			if _, err := r.Visit(order[i&(1<<16-1)], Default, hits); err != nil {
+			if _, err := r.Visit(order[i&(1<<16-1)], Default, visitor); err != nil {
 				panic(err)
 			}
 			s.Leave()

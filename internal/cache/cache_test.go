@@ -9,8 +9,6 @@ import (
 	"sync/atomic"
 	"testing"
 	"unsafe"
-
-	"github.com/epochkv/epochkv/internal/pin"
 )
 
 func TestRecordsLargerThanTheCacheAreAllReadBack(t *testing.T) {
@@ -267,7 +265,7 @@ func TestConcurrentMissesReadAPageOnce(t *testing.T) {
 				return
 			}
 			var out [2][]byte
-			if err := r.Pages([]ID{5, 6}, Default, out[:], new(pin.Counter)); err != nil || pageError(out[0], 5) != nil || pageError(out[1], 6) != nil {
+			if err := r.Pages([]ID{5, 6}, Default, out[:], new(Visitor)); err != nil || pageError(out[0], 5) != nil || pageError(out[1], 6) != nil {
 				t.Error(err)
 			}
 		})
@@ -320,7 +318,7 @@ func TestHitsAllocateNothing(t *testing.T) {
 	op := func() {
 		r.slot.Enter()
 		_, _ = r.Page(1, Default)
-		_ = r.Pages(ids, Default, out, new(pin.Counter))
+		_ = r.Pages(ids, Default, out, new(Visitor))
 		r.slot.Leave()
 	}
 	op()
@@ -349,18 +347,47 @@ func TestEveryVisitIsAHitOrAMiss(t *testing.T) {
 			r.get(t, id+1, Default)
 		}
 	}
-	r.hits.Flush()
-	if hits, misses := r.hits.Count(), r.Stats().Misses; hits != 20 || misses != 10 {
+	r.visitor.Hits.Flush()
+	if hits, misses := r.visitor.Hits.Count(), r.Stats().Misses; hits != 20 || misses != 10 {
 		t.Fatalf("%d hits and %d misses, want 20 and 10", hits, misses)
 	}
 	r.slot.Enter()
 	defer r.slot.Leave()
 	out := make([][]byte, 4)
-	if err := r.Pages([]ID{9, 10, 11, 12}, Default, out, &r.hits); err != nil {
+	if err := r.Pages([]ID{9, 10, 11, 12}, Default, out, &r.visitor); err != nil {
 		t.Fatal(err)
 	}
-	r.hits.Flush()
-	if hits, misses := r.hits.Count(), r.Stats().Misses; hits != 22 || misses != 12 {
+	r.visitor.Hits.Flush()
+	if hits, misses := r.visitor.Hits.Count(), r.Stats().Misses; hits != 22 || misses != 12 {
 		t.Fatalf("%d hits and %d misses after a batch, want 22 and 12", hits, misses)
+	}
+}
+
+// TestVisitsWithoutWaitingReadNothing: a visitor that does not wait gets what is in memory, and reads
+// nothing else.
+func TestVisitsWithoutWaitingReadNothing(t *testing.T) {
+	r := newRig(t, 32)
+	r.slot.Enter()
+	defer r.slot.Leave()
+	if _, err := r.Visit(1, Default, &r.visitor); err != nil {
+		t.Fatal(err)
+	}
+	r.visitor.NoWait = true
+	if p, err := r.Visit(1, Default, &r.visitor); err != nil || pageError(p, 1) != nil {
+		t.Errorf("a page in memory: %v", err)
+	}
+	if _, err := r.Visit(2, Default, &r.visitor); err != ErrWouldWait {
+		t.Errorf("another page: %v", err)
+	}
+	var out [2][]byte
+	if err := r.Pages([]ID{1, 2}, Default, out[:], &r.visitor); err != ErrWouldWait {
+		t.Errorf("a batch: %v", err)
+	}
+	if n := r.Stats().Misses; n != 1 {
+		t.Errorf("%d misses", n)
+	}
+	r.visitor.NoWait = false
+	if err := r.Pages([]ID{1, 2}, Default, out[:], &r.visitor); err != nil || pageError(out[1], 2) != nil {
+		t.Errorf("a batch that waits: %v", err)
 	}
 }

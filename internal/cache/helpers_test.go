@@ -81,7 +81,7 @@ type rig struct {
 	disk     *disk
 	registry *pin.Registry
 	slot     *pin.Slot
-	hits     pin.Counter
+	visitor  Visitor
 }
 
 func newRig(t testing.TB, frames int) *rig {
@@ -119,7 +119,7 @@ func (r *rig) get(t testing.TB, id ID, h Hint) {
 	t.Helper()
 	r.slot.Enter()
 	defer r.slot.Leave()
-	p, err := r.Visit(id, h, &r.hits)
+	p, err := r.Visit(id, h, &r.visitor)
 	if err != nil {
 		t.Fatal(err)
 	}

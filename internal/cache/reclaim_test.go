@@ -7,8 +7,6 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
-
-	"github.com/epochkv/epochkv/internal/pin"
 )
 
 func sleep() { time.Sleep(100 * time.Microsecond) }
@@ -56,7 +54,7 @@ func TestBatchLargerThanTheCacheDoesNotHang(t *testing.T) {
 			ids[i] = round*3 + ID(i) + 1
 		}
 		r.slot.Enter()
-		if err := r.Pages(ids, Default, out, new(pin.Counter)); err != nil {
+		if err := r.Pages(ids, Default, out, new(Visitor)); err != nil {
 			t.Fatal(err)
 		}
 		for i, id := range ids {
@@ -82,7 +80,7 @@ func TestBatchReadsItsMissesInOneSubmission(t *testing.T) {
 	}
 	r.slot.Enter()
 	defer r.slot.Leave()
-	if err := r.Pages(ids, Default, out, new(pin.Counter)); err != nil {
+	if err := r.Pages(ids, Default, out, new(Visitor)); err != nil {
 		t.Fatal(err)
 	}
 	if b, n := r.disk.batches.Load(), r.disk.loads.Load(); b != 1 || n != 64 {
@@ -101,7 +99,7 @@ func TestBatchWithAFailureCachesTheRest(t *testing.T) {
 	out := make([][]byte, 4)
 	r.slot.Enter()
 	defer r.slot.Leave()
-	if err := r.Pages([]ID{1, 2, 3, 3}, Default, out, new(pin.Counter)); err != errDisk {
+	if err := r.Pages([]ID{1, 2, 3, 3}, Default, out, new(Visitor)); err != errDisk {
 		t.Errorf("error %v", err)
 	}
 	if !r.has(1) || r.has(2) || !r.has(3) || out[1] != nil {
@@ -371,7 +369,7 @@ func (r *rig) readers(t *testing.T, p *Prefetcher, random *rand.Rand, pages uint
 		s.Enter()
 		switch random.IntN(4) {
 		case 0:
-			if err := r.Pages(ids, h, out[:len(ids)], new(pin.Counter)); err != nil {
+			if err := r.Pages(ids, h, out[:len(ids)], new(Visitor)); err != nil {
 				t.Error(err)
 			}
 		case 1:

@@ -50,6 +50,7 @@ func (x *Session) Close() {
 	x.buffers.txn.Rollback()
 	x.CloseSnapshot()
 	x.admit = nil
+	x.SetWaits(true)
 	x.Trim()
 	x.store.sessions.put(x)
 }
@@ -82,7 +83,12 @@ const largeValueMin = 64 << 10
 func (x *Session) AdmitLarge(admit func(bytes int) error) { x.admit = admit }
 
 func (x *Session) admitted(bytes int) error {
-	if bytes < largeValueMin || x.admit == nil {
+	switch {
+	case bytes < largeValueMin:
+		return nil
+	case !x.reader.Waits():
+		return ErrWouldWait
+	case x.admit == nil:
 		return nil
 	}
 	return x.admit(bytes)
@@ -107,6 +113,15 @@ func (x *Session) Get(dst, key []byte, at keys.Epoch) (Value, error) {
 	x.CloseSnapshot()
 	return v, err
 }
+
+// ErrWouldWait is the error of a read without waiting that would wait for the device, or copy a
+// large value.
+var ErrWouldWait = storage.ErrWouldWait
+
+// SetWaits says whether Read and ReadAll wait for the device and copy large values, as they do at
+// first. Otherwise their error is ErrWouldWait where they would, and they can be repeated in the
+// same snapshot. Commits and other operations must wait.
+func (x *Session) SetWaits(waits bool) { x.reader.SetWaits(waits) }
 
 // Read reads one key at the session's snapshot and appends its value to dst.
 func (x *Session) Read(dst, key []byte) (v Value, err error) {

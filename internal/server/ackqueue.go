@@ -46,6 +46,14 @@ func (a *answer) bytes() int {
 	return len(a.value)
 }
 
+// drop gives back what an answer has collected.
+func (a *answer) drop() {
+	if a.batchGet != nil {
+		a.batchGet.ReturnToVTPool()
+		a.batchGet = nil
+	}
+}
+
 func releaseAll(answers []answer) {
 	for i := range answers {
 		answers[i].charge.release()

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -45,10 +46,16 @@ type directServer struct {
 	transport *transport.Server
 	lanes     sync.Pool // of *lane
 	pipelines directPipelines
+	readers   workers
 }
+
+// handOverAfter is how long a request holds up the other requests of its connection at most, or twice
+// as long. Tests change it.
+var handOverAfter = time.Millisecond
 
 // newDirect makes the direct transport, before the gRPC server that it hands streams to.
 func (s *Server) newDirect() {
+	s.direct.readers.goroutines = &s.drain.receivers
 	s.direct.lanes.New = func() any { return &lane{server: s, getOut: new(pb.GetResponse)} }
 	s.direct.transport = transport.New(transport.Options{
 		Streams:          s.config.Limits.Streams,
@@ -59,6 +66,7 @@ func (s *Server) newDirect() {
 		KeepaliveTime:    keepaliveParams.Time,
 		KeepaliveTimeout: keepaliveParams.Timeout,
 		PingInterval:     keepaliveClientMin,
+		HandOverAfter:    handOverAfter,
 		ProgressTimeout:  s.config.MessageTimeout,
 	}, (*directService)(s), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.endpoints.grpc.ServeHTTP(w, r) }))
 }

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/telemetry"
 	"github.com/epochkv/epochkv/internal/transport"
 )
@@ -21,6 +22,7 @@ type lane struct {
 	server   *Server
 	client   *directClient
 	executor *executor    // nil until a request needs one
+	waits    bool         // requests may wait: they delay no others
 	answer   directAnswer // of the request at hand
 
 	decoded int // bytes decoded since the messages were last reset as a whole
@@ -65,10 +67,13 @@ func (l *lane) Execute(r transport.Request, message []byte) {
 		return
 	}
 	if a.size >= handedOver || a.method == telemetry.MethodDeleteRange {
-		l.handOver(message)
+		l.handOver(message, s.drain.receivers.Go)
 		return
 	}
-	l.run(l.decode(a.method, message))
+	execute, err := l.decode(a.method, message)
+	if l.run(execute, err) {
+		l.handOver(message, s.direct.readers.run)
+	}
 }
 
 // admitDirect is Server.admit without a context: that of a request takes the connection's mutex.
@@ -86,13 +91,12 @@ func (s *Server) admitDirect(c *directClient, a *directAnswer, k kind) error {
 	return nil
 }
 
-// handOver executes a request in a goroutine of its own, with a lane of its own. Admission bounds
-// them.
-func (l *lane) handOver(message []byte) {
+// handOver executes a request in another goroutine, with a lane of its own. Admission bounds them.
+func (l *lane) handOver(message []byte, run func(func())) {
 	other := l.client.Lane().(*lane) //nolint:forcetypeassert // there is no other kind
-	other.answer = l.answer
+	other.answer, other.executor, other.waits = l.answer, l.giveExecutor(), true
 	execute, err := other.decode(l.answer.method, message)
-	l.server.drain.receivers.Go(func() {
+	run(func() {
 		request := other.answer.request
 		other.run(execute, err)
 		request.Flush()
@@ -100,16 +104,32 @@ func (l *lane) handOver(message []byte) {
 	})
 }
 
-// run executes a decoded request and answers it, or lets its answer wait.
-func (l *lane) run(execute executeFunc, err error) {
+// giveExecutor leaves the executor of the burst, with what the request at hand has in it, to another
+// lane or pipeline. The next request takes another one.
+func (l *lane) giveExecutor() *executor {
+	e := l.executor
+	l.executor = nil
+	if e != nil {
+		e.attempt.tries = false
+	}
+	return e
+}
+
+// run executes a decoded request and answers it, or lets its answer wait. It reports true if the
+// request is a read that would wait, and must be repeated by a lane that may.
+func (l *lane) run(execute executeFunc, err error) (wouldWait bool) {
 	s, c, a := l.server, l.client, &l.answer
 	if err == nil {
 		err = l.open()
 	}
 	if err == nil {
 		ctx := a.request.Context()
-		l.executor.ctx = ctx
-		a.ackWait, err = l.executor.outcome(execute(ctx, l, a))
+		l.executor.ctx, l.executor.attempt.tries = ctx, !l.waits
+		w, failed := execute(ctx, l, a)
+		if errors.Is(failed, mvcc.ErrWouldWait) {
+			return true
+		}
+		a.ackWait, err = l.executor.outcome(w, failed)
 		if err == nil && a.out != nil {
 			a.charge, err = s.admission.chargeAnswer(l.executor.takeCharge(), c.connection, a.out.SizeVT(), kindOf(a.method).writes())
 		}
@@ -125,11 +145,12 @@ func (l *lane) run(execute executeFunc, err error) {
 			l.getOut = new(pb.GetResponse) // the answer keeps the other
 		}
 		c.await(a)
-		return
+		return false
 	default: // visibility is a matter of microseconds
 		a.err = cmp.Or(a.ackWait.wait(a.request.Context(), s.store), a.err)
 	}
 	c.answerWith(a, &l.written)
+	return false
 }
 
 // open takes an executor for the burst.
@@ -152,7 +173,7 @@ func (l *lane) Rest() {
 	if cap(l.getOut.Value) > pooledBytesMax {
 		l.getOut.Value = nil
 	}
-	l.client, l.answer = nil, directAnswer{}
+	l.client, l.answer, l.waits = nil, directAnswer{}, false
 	l.server.direct.lanes.Put(l)
 }
 

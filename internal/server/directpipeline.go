@@ -144,9 +144,12 @@ func (p *directPipeline) serve(l *lane, message []byte) bool {
 		return true
 	}
 	p.executor = l.executor
-	p.executor.ctx = p.ctx
-	w := p.executeOne(&a)
+	p.executor.ctx, p.executor.attempt.tries = p.ctx, true
+	w, wouldWait := p.executeOne(&a)
 	switch {
+	case wouldWait:
+		p.readLater(l, &a, message)
+		return true
 	case w.ready(p.server.store):
 	case p.server.isSync(w.durability):
 		a.ackWait = w
@@ -162,9 +165,40 @@ func (p *directPipeline) serve(l *lane, message []byte) bool {
 	return true
 }
 
+// readLater repeats a read that would wait: later requests of the pipeline do not wait for it.
+func (p *directPipeline) readLater(l *lane, a *answer, message []byte) {
+	e := l.giveExecutor()
+	read := &pipelineExecution{server: p.server, conn: p.conn, ctx: p.ctx, executor: e}
+	read.in.init()
+	_ = read.in.UnmarshalVT(message) // it was decoded before
+	kept := p.keep(a)
+	p.server.direct.readers.run(func() {
+		kept.ackWait, _ = read.executeAdmitted(kept)
+		e.release()
+		p.mu.Lock()
+		p.bytes += kept.bytes()
+		p.mu.Unlock()
+		if kept.ackWait.ready(p.server.store) {
+			p.deliver(kept, false)
+			p.request.Flush()
+		} else {
+			p.queue(kept)
+		}
+	})
+}
+
 // await lets an answer wait in the connection's queue.
-func (p *directPipeline) await(a *answer) {
+func (p *directPipeline) await(a *answer) { p.queue(p.keep(a)) }
+
+// queue lets an answer that was kept wait.
+func (p *directPipeline) queue(kept *answer) {
+	p.client.await(&directAnswer{request: p.request, ackWait: kept.ackWait, pipeline: p, pipelined: kept})
+}
+
+// keep keeps an answer that will be delivered.
+func (p *directPipeline) keep(a *answer) *answer {
 	p.mu.Lock()
+	defer p.mu.Unlock()
 	kept := new(answer)
 	if n := len(p.free); n > 0 {
 		kept, p.free = p.free[n-1], p.free[:n-1]
@@ -172,8 +206,7 @@ func (p *directPipeline) await(a *answer) {
 	*kept = *a
 	p.waiting++
 	p.bytes += a.bytes()
-	p.mu.Unlock()
-	p.client.await(&directAnswer{request: p.request, ackWait: a.ackWait, pipeline: p, pipelined: kept})
+	return kept
 }
 
 // deliver sends an answer that has waited, or drops it after the pipeline has been cancelled.
@@ -224,10 +257,7 @@ func (p *directPipeline) send(a *answer) {
 	}
 	p.answers.get.Get.Value = nil
 	p.answers.mu.Unlock()
-	if a.batchGet != nil {
-		a.batchGet.ReturnToVTPool()
-		a.batchGet = nil
-	}
+	a.drop()
 	p.conn.shard.Observe(a.method, code, p.server.clock.now()-a.start)
 }
 

@@ -70,7 +70,11 @@ func (c *executor) outcome(w ackWait, err error) (ackWait, error) {
 
 // get puts the answer into out. The value is appended to buf and aliases it.
 func (c *executor) get(req *pb.GetRequest, out *pb.GetResponse, buf []byte) (ackWait, error) {
-	v, err := c.session.Get(buf, req.Key, keys.Epoch(req.SnapshotEpoch))
+	if err := c.beginRead(req.SnapshotEpoch); err != nil {
+		return ackWait{}, err
+	}
+	v, err := c.session.Read(buf, req.Key)
+	c.endRead(err)
 	if err != nil {
 		return ackWait{}, err
 	}
@@ -138,15 +142,15 @@ const batchGetBytesMax = 4 << 20
 var errAnswerFull = errors.New("the answer is full")
 
 // batchGet puts the answer into out, whose results it reuses.
-func (c *executor) batchGet(ctx context.Context, req *pb.BatchGetRequest, out *pb.BatchGetResponse, s *Server) (ackWait, error) {
+func (c *executor) batchGet(ctx context.Context, req *pb.BatchGetRequest, out *pb.BatchGetResponse, s *Server) (_ ackWait, err error) {
 	if n := len(req.Keys); n > s.limits.BatchOps {
 		return ackWait{}, &mvcc.LimitError{What: "batch operations", Limit: s.limits.BatchOps, Got: n}
 	}
-	at, err := c.session.OpenSnapshot(keys.Epoch(req.SnapshotEpoch))
-	if err != nil {
+	if err := c.beginRead(req.SnapshotEpoch); err != nil {
 		return ackWait{}, err
 	}
-	defer c.session.CloseSnapshot()
+	defer func() { c.endRead(err) }()
+	at := c.attempt.at
 	out.ReadEpoch = uint64(at)
 	n := len(req.Keys)
 	await, size, left := keys.Epoch(0), 0, n

@@ -2,7 +2,9 @@ package server
 
 import (
 	"context"
+	"errors"
 
+	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
@@ -15,6 +17,7 @@ type executor struct {
 	held      *memoryCharge   // for large values that the current request has read, until its answer is charged
 	heldBytes int
 	admit     func(bytes int) error // admitLarge of this executor
+	attempt   attempt
 
 	session *mvcc.Session
 	write   mvcc.Write
@@ -35,6 +38,41 @@ func (s *Server) takeExecutor() (*executor, error) {
 	}
 	session.AdmitLarge(c.admit)
 	return c, nil
+}
+
+// attempt says how reads wait. A read that is tried fails with mvcc.ErrWouldWait where it would wait
+// for the device, and leaves its snapshot open. An executor that waits then repeats the read in that
+// snapshot, so that it sees what was written before it was tried, and nothing else.
+type attempt struct {
+	tries   bool       // reads are tried
+	repeats bool       // the next read repeats one that was tried
+	at      keys.Epoch // of the snapshot that is open
+}
+
+// beginRead opens the snapshot of a read, at an epoch or, for zero, the newest.
+func (c *executor) beginRead(at uint64) (err error) {
+	a := &c.attempt
+	if a.repeats {
+		return context.Cause(c.ctx) // the client may have waited in vain until now
+	}
+	if a.at, err = c.session.OpenSnapshot(keys.Epoch(at)); err == nil && a.tries {
+		c.session.SetWaits(false)
+	}
+	return err
+}
+
+// endRead closes the snapshot of a read, unless the read is to be repeated.
+func (c *executor) endRead(err error) {
+	a := &c.attempt
+	if a.tries {
+		c.session.SetWaits(true)
+		if a.repeats = errors.Is(err, mvcc.ErrWouldWait); a.repeats {
+			c.releaseCharge()
+			return
+		}
+	}
+	a.repeats = false
+	c.session.CloseSnapshot()
 }
 
 // admitLarge counts a large value before it is copied. Without it, many requests at once could each
@@ -74,6 +112,7 @@ func (c *executor) releaseCharge() {
 func (c *executor) release() {
 	c.releaseCharge()
 	c.ctx = context.Background() // the context of the request must not remain reachable
+	c.attempt = attempt{}
 	if c.write.Reset(); c.write.Batch.MemoryBytes() > pooledBytesMax {
 		c.write = mvcc.Write{}
 	}

@@ -118,7 +118,7 @@ func (p *pipeline) rest() {
 // serve executes the request that was received, and answers it or queues the answer.
 func (p *pipeline) serve() error {
 	a := answer{id: p.in.msg.Id, start: p.server.clock.now()}
-	w := p.executeOne(&a)
+	w, _ := p.executeOne(&a) // which is not tried: this goroutine may wait
 	if w.ready(p.server.store) {
 		return p.send(&a)
 	}

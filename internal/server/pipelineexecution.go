@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/keys"
@@ -22,18 +23,34 @@ type pipelineExecution struct {
 }
 
 // executeOne executes the request at hand: a gets its answer, which may be sent when the wait ends.
-func (p *pipelineExecution) executeOne(a *answer) (w ackWait) {
-	err := errOverloaded
-	method := methodOfPipelined(&p.in.msg)
-	kind := kindOf(method)
-	size, sh, admission := p.in.size, shareOf(kind.writes(), p.in.size), &p.server.admission
-	a.method = method
-	if admission.enterKind(p.conn, kind, sh, size) {
-		w, err = p.executor.outcome(p.execute(a))
-		admission.leave(p.conn, sh, size)
+// It reports true if the request is a read that was tried and would wait: then executeAdmitted of an
+// execution that waits repeats it.
+func (p *pipelineExecution) executeOne(a *answer) (w ackWait, wouldWait bool) {
+	a.method = methodOfPipelined(&p.in.msg)
+	kind := kindOf(a.method)
+	if !p.server.admission.enterKind(p.conn, kind, shareOf(kind.writes(), p.in.size), p.in.size) {
+		return p.complete(a, kind, ackWait{}, errOverloaded), false
 	}
+	return p.executeAdmitted(a)
+}
+
+// executeAdmitted is executeOne after admission.
+func (p *pipelineExecution) executeAdmitted(a *answer) (w ackWait, wouldWait bool) {
+	w, err := p.execute(a)
+	if errors.Is(err, mvcc.ErrWouldWait) {
+		a.drop()
+		return w, true
+	}
+	w, err = p.executor.outcome(w, err)
+	kind := kindOf(a.method)
+	p.server.admission.leave(p.conn, shareOf(kind.writes(), p.in.size), p.in.size)
+	return p.complete(a, kind, w, err), false
+}
+
+// complete ends the execution of the request at hand.
+func (p *pipelineExecution) complete(a *answer, kind kind, w ackWait, err error) ackWait {
 	if err == nil && kind.answers() {
-		a.charge, err = admission.chargeAnswer(p.executor.takeCharge(), p.conn, a.bytes(), kind.writes())
+		a.charge, err = p.server.admission.chargeAnswer(p.executor.takeCharge(), p.conn, a.bytes(), kind.writes())
 	}
 	p.executor.releaseCharge()
 	if w.write {

@@ -109,6 +109,9 @@ func (r *Reader) AppendValue(dst []byte, v Version) ([]byte, error) {
 	if !v.large {
 		return append(dst, v.Inline()...), nil
 	}
+	if !r.pages.Waits() && r.engine.blobs.PastCache(page.RefOf(v.value)) {
+		return dst, ErrWouldWait
+	}
 	dst, err := r.engine.blobs.Append(dst, page.RefOf(v.value), r.pages)
 	if err != nil {
 		return dst, r.engine.damage(err, btree.Root{}, nil)

@@ -1,6 +1,8 @@
 package storage
 
 import (
+	"errors"
+
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/btree"
 	"github.com/epochkv/epochkv/internal/storage/memtable"
@@ -111,6 +113,8 @@ func (r *Reader) treeWindow(f *Finder, window [][]byte, order []uint64, at keys.
 	switch {
 	case visited != nil:
 		return visited
+	case errors.Is(err, ErrWouldWait):
+		return err
 	case err != nil:
 		return r.blame(err, root, window, at)
 	}

@@ -130,7 +130,7 @@ func (m raw) MarshalToSizedBufferVT(b []byte) (int, error) { return copy(b, m), 
 func testOptions() Options {
 	return Options{
 		Streams: 100, StreamWindow: 256 << 10, ConnWindow: 1 << 20, HeaderBytes: 8 << 10, HandshakeTimeout: 5 * time.Second,
-		KeepaliveTime: 30 * time.Second, KeepaliveTimeout: 10 * time.Second, PingInterval: 10 * time.Second, ProgressTimeout: 30 * time.Second,
+		KeepaliveTime: 30 * time.Second, KeepaliveTimeout: 10 * time.Second, PingInterval: 10 * time.Second, HandOverAfter: time.Millisecond, ProgressTimeout: 30 * time.Second,
 	}
 }
 

@@ -15,10 +15,10 @@
 // ready when Execute returns is given later, by any goroutine.
 //
 // Execute may wait: for a latch, for memory, for a device. The watchdog finds requests that have
-// been executed for one to two of its ticks, and gives the reader role of their connection to
+// been executed for one to two times HandOverAfter, and gives the reader role of their connection to
 // another goroutine, with a buffer of its own. The goroutine that has lost the role answers its
 // request and ends. So a request that waits delays the other requests of its connection by at most
-// two ticks.
+// twice that time.
 //
 // Bounds. For each connection: streams (SETTINGS_MAX_CONCURRENT_STREAMS, counted until a handler
 // has returned and its answer is sent), goroutines that execute requests (as many), bytes received
@@ -55,6 +55,7 @@ type Options struct {
 	KeepaliveTime    time.Duration // of silence before a ping
 	KeepaliveTimeout time.Duration // for a sign of life after it
 	PingInterval     time.Duration // clients that ping more often lose their connection
+	HandOverAfter    time.Duration // a request that is executed for longer no longer holds up its connection
 	ProgressTimeout  time.Duration // a message that arrives, or an answer that is sent, must proceed in it
 }
 
@@ -165,7 +166,7 @@ func New(o Options, s Service, handler http.Handler) *Server {
 		options: o, service: s, handler: handler, conns: map[*Conn]struct{}{}, listeners: map[net.Listener]struct{}{},
 		ended: make(chan struct{}), stop: stop,
 	}
-	t.watchdog.wake = make(chan struct{}, 1)
+	t.watchdog.wake, t.watchdog.every = make(chan struct{}, 1), o.HandOverAfter
 	t.goroutines.Go(func() { t.watchdog.run(ctx) })
 	t.goroutines.Go(func() { t.checkAll(ctx) })
 	return t

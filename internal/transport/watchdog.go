@@ -6,14 +6,11 @@ import (
 	"time"
 )
 
-// watchdogTick is how long a request may be executed before another goroutine serves its
-// connection, one to two of them.
-const watchdogTick = time.Millisecond
-
 // watchdog gives the reader role of a connection to another goroutine when the one that has it
 // executes a request for long. It looks at connections that have executed requests of late only.
 type watchdog struct {
-	wake chan struct{} // a token when the list is no longer empty
+	every time.Duration // between two looks
+	wake  chan struct{} // a token when the list is no longer empty
 
 	mu   sync.Mutex
 	list []*watchedConn
@@ -42,7 +39,7 @@ func (w *watchdog) watch(c *Conn) {
 }
 
 func (w *watchdog) run(ctx context.Context) {
-	ticker := time.NewTicker(watchdogTick)
+	ticker := time.NewTicker(w.every)
 	defer ticker.Stop()
 	for {
 		if w.tick() == 0 {
@@ -52,7 +49,7 @@ func (w *watchdog) run(ctx context.Context) {
 				return
 			case <-w.wake:
 			}
-			ticker.Reset(watchdogTick)
+			ticker.Reset(w.every)
 		}
 		select {
 		case <-ctx.Done():

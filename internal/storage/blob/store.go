@@ -137,6 +137,12 @@ func (s *Store) Append(dst []byte, r page.Ref, src PageSource) ([]byte, error) {
 	return dst, nil
 }
 
+// PastCache reports whether Append reads pages past the cache for the value that r refers to.
+func (s *Store) PastCache(r page.Ref) bool {
+	pages, _ := split(Length(r), s.pageSize)
+	return pages > 0
+}
+
 // locations says where fragments are: readers use the table, and a batch also uses its own changes.
 type locations interface {
 	locationOf(id uint64) location

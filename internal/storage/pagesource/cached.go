@@ -69,7 +69,7 @@ func (c *Cached) hits() (n uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, r := range c.readers {
-		n += r.hits.Count()
+		n += r.visitor.Hits.Count()
 	}
 	return n
 }
@@ -90,15 +90,15 @@ func (c *Cached) Page(id page.ID, level int) ([]byte, error) {
 // window is how many pages batch passes on at a time, as many as btree.FindAll asks for.
 const window = 64
 
-// batch puts page ids[i] into out[i]. Pages that are not in memory are read in one submission; the others add to hits.
-func (c *Cached) batch(ids []page.ID, level int, out [][]byte, hits *pin.Counter) error {
+// batch puts page ids[i] into out[i]. Pages that are not in memory are read in one submission; the others are hits of the visitor.
+func (c *Cached) batch(ids []page.ID, level int, out [][]byte, v *cache.Visitor) error {
 	var cached [window]cache.ID
 	for len(ids) > 0 {
 		n := min(len(ids), window)
 		for i, id := range ids[:n] {
 			cached[i] = cache.ID(id)
 		}
-		if err := c.cache.Pages(cached[:n], hintFor(level), out[:n], hits); err != nil {
+		if err := c.cache.Pages(cached[:n], hintFor(level), out[:n], v); err != nil {
 			return err
 		}
 		ids, out = ids[n:], out[n:]

@@ -2,7 +2,6 @@ package pagesource
 
 import (
 	"github.com/epochkv/epochkv/internal/cache"
-	"github.com/epochkv/epochkv/internal/pin"
 	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
@@ -10,8 +9,8 @@ import (
 // cache line of the reader's own, so that a hit writes nothing shared. A Reader is not for concurrent use. A session
 // keeps its Reader and uses it again, because Cached keeps a reference to each of them.
 type Reader struct {
-	cached *Cached
-	hits   pin.Counter
+	cached  *Cached
+	visitor cache.Visitor
 }
 
 // NewReader makes a reader.
@@ -25,26 +24,36 @@ func (c *Cached) NewReader() *Reader {
 
 // Hits is how many pages the reader found in memory. Called by the reader's owner.
 func (r *Reader) Hits() uint64 {
-	r.hits.Flush()
-	return r.hits.Count()
+	r.visitor.Hits.Flush()
+	return r.visitor.Hits.Count()
 }
 
 // Flush publishes the hits that were counted, for Cached.Stats. Called by the reader's owner when it pauses.
-func (r *Reader) Flush() { r.hits.Flush() }
+func (r *Reader) Flush() { r.visitor.Hits.Flush() }
+
+// SetWaits says whether the reader waits for pages that are not in memory, as it does at first. Otherwise its errors are
+// ErrWouldWait. Called by the reader's owner.
+func (r *Reader) SetWaits(waits bool) { r.visitor.NoWait = !waits }
+
+// Waits is what SetWaits has set.
+func (r *Reader) Waits() bool { return !r.visitor.NoWait }
+
+// ErrWouldWait is the error of a reader that does not wait for a page that is not in memory.
+var ErrWouldWait = cache.ErrWouldWait
 
 // Page implements btree.Source. The bytes are valid until the caller leaves the guard of its slot.
 func (r *Reader) Page(id page.ID, level int) ([]byte, error) {
-	return r.cached.cache.Visit(cache.ID(id), hintFor(level), &r.hits)
+	return r.cached.cache.Visit(cache.ID(id), hintFor(level), &r.visitor)
 }
 
 // BlobPage implements blob.PageSource.
 func (r *Reader) BlobPage(id page.ID) ([]byte, error) {
-	return r.cached.cache.Visit(cache.ID(id), cache.Default, &r.hits)
+	return r.cached.cache.Visit(cache.ID(id), cache.Default, &r.visitor)
 }
 
 // Pages implements btree.BatchSource. Pages that are not in memory are read in one submission.
 func (r *Reader) Pages(ids []page.ID, level int, out [][]byte) error {
-	return r.cached.batch(ids, level, out, &r.hits)
+	return r.cached.batch(ids, level, out, &r.visitor)
 }
 
 // Scanner is a Reader whose visits make no leaf hot: a scan of any length leaves the pages of point reads in the cache.
@@ -59,5 +68,5 @@ func (s *Scanner) Page(id page.ID, level int) ([]byte, error) {
 	if level > 0 {
 		hint = cache.VeryHigh
 	}
-	return s.cached.cache.Visit(cache.ID(id), hint, &s.hits)
+	return s.cached.cache.Visit(cache.ID(id), hint, &s.visitor)
 }
