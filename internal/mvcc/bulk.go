@@ -91,14 +91,18 @@ func (l *BulkLoad) Add(key, value []byte) error {
 func (l *BulkLoad) Close() error { return l.load.Close() }
 
 // Commit makes everything that was added visible and durable. An error means that the store is
-// unchanged, unless it is ErrFailed: then the outcome is known after the next start. Other commits
+// unchanged, unless it is ErrFailed and comes with the epoch that the bulk load would have: then the
+// outcome is known after the next start. Other commits
 // continue meanwhile, delayed in the last moments, and stop for the commit pause at the end: some
 // milliseconds and two syncs of the device.
 func (l *BulkLoad) Commit(ctx context.Context) (BulkLoaded, error) {
 	s := l.store
 	n, err := l.load.Prepare(ctx)
-	if err != nil || n == 0 {
-		return BulkLoaded{Epoch: s.Visible()}, err
+	if err != nil {
+		return BulkLoaded{}, err
+	}
+	if n == 0 {
+		return BulkLoaded{Epoch: s.Visible()}, nil
 	}
 	// The memtables are merged first, so that their memory is free for what is committed during the
 	// bulk load.
@@ -111,7 +115,7 @@ func (l *BulkLoad) Commit(ctx context.Context) (BulkLoaded, error) {
 	pause, err := l.switchOver(ctx)
 	if !l.load.Published() {
 		s.engine.CancelBulkLoad(l.load)
-		return BulkLoaded{}, err
+		return BulkLoaded{Epoch: l.load.Epoch()}, err
 	}
 	// A later error is an error of the store: the bulk load has happened.
 	_ = s.engine.CompleteBulkLoad(ctx, l.load)

@@ -24,6 +24,9 @@ func (s *kvService) BulkLoad(stream grpc.ClientStreamingServer[pb.BulkLoadReques
 		ctx, cancel := s.untilDrain(o.ctx)
 		defer cancel()
 		loaded, err := s.bulkLoad(ctx, o, stream)
+		if unknown := (*outcomeUnknownError)(nil); errors.As(err, &unknown) {
+			return err // whatever else has ended it
+		}
 		if err != nil {
 			return o.reason(s.drainError(err))
 		}
@@ -78,9 +81,18 @@ func (s *kvService) bulkLoad(
 		commit := m.request.Commit
 		m.request.ReturnToVTPool()
 		if commit {
-			return l.Commit(ctx)
+			return commitBulk(ctx, l)
 		}
 	}
+}
+
+// commitBulk commits a bulk load. If the store fails meanwhile, a restart may find the bulk load.
+func commitBulk(ctx context.Context, l *mvcc.BulkLoad) (mvcc.BulkLoaded, error) {
+	loaded, err := l.Commit(ctx)
+	if loaded.Epoch != 0 && errors.Is(err, mvcc.ErrFailed) {
+		err = &outcomeUnknownError{epoch: loaded.Epoch, cause: err}
+	}
+	return loaded, err
 }
 
 // bulkMessage is a message of a bulk load, or the error of receiving.

@@ -50,14 +50,15 @@ func invalid(field, text string) error {
 	return &argumentError{reason: pb.ErrorReason_ERROR_REASON_INVALID_REQUEST, field: field, text: text}
 }
 
-// outcomeUnknownError is a write that was installed, but whose log failed before it was durable.
+// outcomeUnknownError is a write that was installed, or a bulk load whose superblock was written, and
+// the store failed before it was durable.
 type outcomeUnknownError struct {
 	epoch keys.Epoch
 	cause error
 }
 
 func (e *outcomeUnknownError) Error() string {
-	return fmt.Sprintf("the log failed while epoch %d was waiting for it: %v", e.epoch, e.cause)
+	return fmt.Sprintf("the store failed before epoch %d was durable: %v", e.epoch, e.cause)
 }
 
 func (e *outcomeUnknownError) Unwrap() error { return e.cause }

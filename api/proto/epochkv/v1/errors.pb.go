@@ -100,7 +100,8 @@ const (
 	// deadline that passes while a write waits to become durable raises gRPC's own DEADLINE_EXCEEDED
 	// without ErrorInfo: the outcome is then unknown.)
 	ErrorReason_ERROR_REASON_EXPIRED_BEFORE_START ErrorReason = 22
-	// The log failed while the write was waiting for it: the write may or may not survive a restart.
+	// The log failed while the write was waiting for it, or the data file while a bulk load was
+	// committed: the write may or may not survive a restart.
 	// Metadata: epoch, cause.
 	ErrorReason_ERROR_REASON_OUTCOME_UNKNOWN ErrorReason = 23
 	// A defect of the server.
