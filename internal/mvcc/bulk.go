@@ -142,7 +142,7 @@ func (l *BulkLoad) build(ctx context.Context) error {
 
 const (
 	// lagMax is how long the merge in the commit pause may be expected to take.
-	lagMax = 25 * time.Millisecond
+	lagMax = 10 * time.Millisecond
 	// catchUpRoundsMax bounds the rounds of catchUp. From the second one on writers are throttled,
 	// in each round twice as much as in the round before: to half of what merges take in, to a
 	// quarter of it, and so on.

@@ -125,3 +125,59 @@ func TestCommitPauseOfABulkLoadIsShortOnASlowDevice(t *testing.T) {
 		t.Errorf("the commit pause waited for %d reads, of %d puts; %d are expected at most", n, puts.Load(), most)
 	}
 }
+
+// countedWrites is a file system that counts the bytes written to the data file while counted reports true.
+type countedWrites struct {
+	vfs.FS
+	counted func() bool
+	bytes   atomic.Int64
+}
+
+// Open implements vfs.FS.
+func (c *countedWrites) Open(name string, mode vfs.Mode) (vfs.File, error) {
+	f, err := c.FS.Open(name, mode)
+	if err != nil || !strings.HasSuffix(name, ".ekv") {
+		return f, err
+	}
+	return countedWritesFile{f, c}, nil
+}
+
+type countedWritesFile struct {
+	vfs.File
+	fs *countedWrites
+}
+
+func (f countedWritesFile) WriteBatch(reqs []vfs.Request) error {
+	for i := range reqs {
+		if f.fs.counted() {
+			f.fs.bytes.Add(int64(len(reqs[i].Buf)))
+		}
+	}
+	return f.File.WriteBatch(reqs)
+}
+
+// TestCommitPauseOfABulkLoadDoesNotGrowWithIt replaces every second of many large values by a bulk load. The values that
+// leave sparse pages, the leaves of the indirection table and the pages of the load are written before the commit pause,
+// which writes the superblocks and the few pages of the allocation map.
+func TestCommitPauseOfABulkLoadDoesNotGrowWithIt(t *testing.T) {
+	fs := &countedWrites{FS: vfs.NewMem(), counted: func() bool { return false }}
+	o := tiny(fs)
+	o.Storage.PageSize = 512 // so that a few thousand values have many pages
+	s := mustOpen(t, o)
+	fs.counted = func() bool { return s.latches.table[stripes-1].state.Load()&latchHeld != 0 }
+	inPause := func(n, step int) int64 {
+		entries := map[string]string{}
+		for i := range n {
+			entries[fmt.Sprintf("key-%05d", i*step)] = strings.Repeat(fmt.Sprint(i%10), 100+i%70)
+		}
+		fs.bytes.Store(0)
+		mustLoad(t, s, entries)
+		return fs.bytes.Load() / int64(s.Stats().Storage.Pages.PageSize)
+	}
+	inPause(5000, 1)
+	few, many := inPause(3, 1000), inPause(2500, 2)
+	t.Logf("pages written in the commit pause: %d and %d", few, many)
+	if many > few+10 { // of the allocation map
+		t.Errorf("%d pages are written in the commit pause of a large bulk load, %d in that of a small one", many, few)
+	}
+}

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/epochkv/epochkv/internal/invariants"
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/blob"
 	"github.com/epochkv/epochkv/internal/storage/btree"
@@ -28,7 +29,8 @@ import (
 //  2. BuildBulkLoad: E is chosen far ahead of every commit to come. The run and the immutable generations are merged into a
 //     state that no reader sees. E is not reserved: it is a number in the versions of that state.
 //  3. CatchUpBulkLoad, several times: the generations that became immutable meanwhile are merged into the same state, at
-//     their own epochs, below E. Each round has less to do than the one before. Its pages are synced, too.
+//     their own epochs, below E. Each round has less to do than the one before. After each merge, of 2 too, its part of the
+//     commit is prepared: pages are synced, and space and indirection table know them (ADR 0045).
 //  4. BeginBulkLoadSwitch: the caller begins the commit pause. Commits between check and install are completed.
 //     SealBulkLoad: the active generation ends, at an epoch L < E.
 //  5. FinishBulkLoad: the versions that are left in memory, some milliseconds of work, are merged. The superblock says that every commit
@@ -250,7 +252,7 @@ func (e *Engine) buildBulkLoad(ctx context.Context, l *BulkLoad, frozen []*gener
 		return err
 	}
 	b.taken = len(frozen)
-	return b.ck.Sync(ctx)
+	return e.prepareBulkLoad(ctx, b)
 }
 
 // mergeBulkLoad stores the large values of the run, and merges the run and the immutable generations.
@@ -276,6 +278,22 @@ func (e *Engine) mergeBulkLoad(ctx context.Context, l *BulkLoad, frozen []*gener
 	return e.mergeForBulkLoad(ctx, l, in)
 }
 
+// prepareBulkLoad does as much of the commit as can be done before the commit pause, so that the pause has work only for
+// what was merged later, however large the bulk load is: the pages are written and synced, the indirection table has the
+// blobs, and the allocation map and the file have room.
+func (e *Engine) prepareBulkLoad(ctx context.Context, b *bulkLoadBuild) error {
+	if err := b.batch.Prepare(); err != nil {
+		return err
+	}
+	if err := b.ck.Prepare(); err != nil {
+		return err
+	}
+	if err := b.ck.KeepFree(e.floorBytes()); err != nil {
+		return err
+	}
+	return b.ck.Sync(ctx)
+}
+
 // mergeForBulkLoad merges into the state of the bulk load.
 func (e *Engine) mergeForBulkLoad(ctx context.Context, l *BulkLoad, in *btree.MergeInput) error {
 	b := l.build
@@ -290,6 +308,7 @@ func (e *Engine) mergeForBulkLoad(ctx context.Context, l *BulkLoad, in *btree.Me
 	if err := b.skippedPages.FreeUnused(&e.pager.Reader, b.ck, b.batch); err != nil {
 		return err
 	}
+	b.ck.Free(result.Freed...)
 	b.root, b.skippedPages, b.freed = result.Root, known, append(b.freed, result.Freed...)
 	b.stats.Add(&result.Stats)
 	return b.sink.Flush() // the next merge reads it
@@ -347,7 +366,10 @@ func (e *Engine) CatchUpBulkLoad(ctx context.Context, l *BulkLoad, h GCWatermark
 		b.last = round
 	}
 	b.taken = len(frozen)
-	return b.ck.Sync(ctx)
+	if err := e.prepareBulkLoad(ctx, b); err != nil {
+		return fmt.Errorf("bulk load: %w", e.damage(err, e.view.Load().root, nil))
+	}
+	return nil
 }
 
 // ThrottleForBulkLoad delays writers until the bulk load ends: what they write is no more than 1/factor of what the last
@@ -401,12 +423,11 @@ func (e *Engine) SealBulkLoad() keys.Epoch {
 func (e *Engine) FinishBulkLoad(ctx context.Context, l *BulkLoad, h GCWatermarks) error {
 	b, v := l.build, e.view.Load()
 	b.watermarks = h
-	last := keys.Epoch(v.active.end.Load() - 1)
-	if last >= l.epoch {
+	if keys.Epoch(v.active.end.Load()) > l.epoch {
 		return ErrBulkLoadOvertaken
 	}
-	if err := e.log.WaitDurable(ctx, last); err != nil {
-		return err
+	if invariants.Enabled && !b.ck.Prepared() {
+		invariants.Fail("storage: a commit pause begins before the pages of the bulk load are prepared")
 	}
 	e.mu.Lock()
 	table, err := e.newTable()
@@ -430,7 +451,8 @@ func (e *Engine) FinishBulkLoad(ctx context.Context, l *BulkLoad, h GCWatermarks
 
 // commitBulkLoad merges the remaining generations and makes the state durable.
 func (e *Engine) commitBulkLoad(ctx context.Context, l *BulkLoad, v *view) error {
-	b := l.build
+	b, last := l.build, keys.Epoch(v.active.end.Load()-1)
+	e.log.RequestFlush(last) // while the rest is merged
 	rest := append([]*generation{v.active}, v.immutables[:len(v.immutables)-b.taken]...)
 	e.pruner.quiesce()
 	if err := e.mergeForBulkLoad(ctx, l, e.mergeInput(b.ck, b.batch, b.sink, b.root, rest, b.watermarks.policy())); err != nil {
@@ -439,8 +461,10 @@ func (e *Engine) commitBulkLoad(ctx context.Context, l *BulkLoad, v *view) error
 	if err := b.batch.Finish(0); err != nil {
 		return err
 	}
-	b.ck.Free(b.freed...)
 	if err := b.ck.KeepFree(e.floorBytes()); err != nil {
+		return err
+	}
+	if err := e.log.WaitDurable(ctx, last); err != nil { // what the tree holds must not be ahead of the log
 		return err
 	}
 	return b.ck.Commit(ctx, e.nextState(b.root, b.skippedPages, &b.stats, l.epoch))

@@ -138,7 +138,12 @@ func (b *bag) checkpoint(c change) error {
 func (b *bag) build(ck *pager.Checkpoint, c change) (map[int]page.Ref, []page.ID, error) {
 	refs := maps.Clone(b.refs)
 	batch := b.s.Begin(ck)
-	for _, name := range slices.Sorted(maps.Keys(c)) {
+	for i, name := range slices.Sorted(maps.Keys(c)) {
+		if i%7 == 3 && ck.Number()%2 == 1 { // every second checkpoint is prepared, so that all tests see both kinds
+			if err := errors.Join(batch.Prepare(), ck.Prepare()); err != nil {
+				return nil, nil, err
+			}
+		}
 		if old, ok := refs[name]; ok {
 			if err := batch.Drop(old); err != nil {
 				return nil, nil, err

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"maps"
 
 	"github.com/epochkv/epochkv/internal/storage/bitset"
 	"github.com/epochkv/epochkv/internal/storage/page"
@@ -20,6 +21,8 @@ type Batch struct {
 	w       *pager.Writer
 	state   pager.BlobState
 	changes map[uint64]location // the new location of each fragment that changes; zero if dropped
+	earlier map[uint64]location // changes that the table of Prepare has; those in changes are newer
+	byLeaf  map[int][]uint64    // ids of the changes that the stored table has, by its leaves
 	fresh   map[page.ID]int     // cost of live fragments on the blob pages that the batch has written
 	newIDs  []uint64
 	dropped []uint64
@@ -54,7 +57,7 @@ func (s *Store) Begin(ck *pager.Checkpoint) *Batch {
 	s.fill.begin()
 	b := &Batch{
 		s: s, ck: ck, w: ck.Writer(), state: s.state,
-		changes: map[uint64]location{}, fresh: map[page.ID]int{}, scratch: vfs.AlignedBuffer(s.pageSize),
+		changes: map[uint64]location{}, byLeaf: map[int][]uint64{}, fresh: map[page.ID]int{}, scratch: vfs.AlignedBuffer(s.pageSize),
 	}
 	ck.OnEnd(b.commit, b.abort)
 	return b
@@ -74,6 +77,9 @@ func (s *Store) reuseIDs(through uint64) {
 // locationOf is the location of blob id in the state under construction.
 func (b *Batch) locationOf(id uint64) location {
 	if p, ok := b.changes[id]; ok {
+		return p
+	}
+	if p, ok := b.earlier[id]; ok {
 		return p
 	}
 	return b.s.table.locationOf(id)
@@ -262,21 +268,23 @@ func (b *Batch) subtract(p location) {
 	}
 }
 
+// Prepare does what Finish would do for the blobs that were stored and dropped so far, so that Finish has
+// work for the later ones only. From then on sparse pages stay as they are. Prepare may be called again.
+func (b *Batch) Prepare() error {
+	if err := b.writePages(0); err != nil {
+		return err
+	}
+	b.keepSparse = true
+	if err := b.check(); err != nil {
+		return b.ck.Fail(err)
+	}
+	return b.writeTable(0)
+}
+
 // Finish writes the queued fragments, moves fragments off pages at or past limit (zero for none) and
 // off sparse pages, and gives the new blob state to the checkpoint.
 func (b *Batch) Finish(limit page.ID) error {
-	if limit > 0 {
-		if err := b.relocate(limit); err != nil {
-			return err
-		}
-	}
-	if err := b.evacuateSparse(); err != nil {
-		return err
-	}
-	if err := b.packQueue(); err != nil {
-		return err
-	}
-	if err := b.w.Flush(); err != nil {
+	if err := b.writePages(limit); err != nil {
 		return err
 	}
 	for id, live := range b.fresh {
@@ -293,6 +301,22 @@ func (b *Batch) Finish(limit page.ID) error {
 	return nil
 }
 
+// writePages writes all fragments that have no page or must leave theirs.
+func (b *Batch) writePages(limit page.ID) error {
+	if limit > 0 {
+		if err := b.relocate(limit); err != nil {
+			return err
+		}
+	}
+	if err := b.evacuateSparse(); err != nil {
+		return err
+	}
+	if err := b.packQueue(); err != nil {
+		return err
+	}
+	return b.w.Flush()
+}
+
 // packQueue gives each queued fragment its page.
 func (b *Batch) packQueue() error {
 	for len(b.queue) > 0 {
@@ -307,28 +331,41 @@ func (b *Batch) packQueue() error {
 func (b *Batch) writeTable(limit page.ID) error {
 	b.state.Slots = uint64(b.s.used.Last(b.s.used.Len()) + 1)
 	perLeaf := uint64(b.s.leafEntries())
-	byLeaf := map[int][]uint64{}
 	var dirty bitset.Set
 	for id := range b.changes {
 		leaf := int(id / perLeaf)
 		dirty.Add(leaf)
-		byLeaf[leaf] = append(byLeaf[leaf], id)
+		b.byLeaf[leaf] = append(b.byLeaf[leaf], id)
 	}
-	for i := 0; b.s.rebuilt && i < b.s.leaves(b.state.Slots); i++ {
-		dirty.Add(i)
+	base := b.storedTable
+	if base == nil {
+		base = b.s.storedTable
+		for i := 0; b.s.rebuilt && i < b.s.leaves(b.state.Slots); i++ {
+			dirty.Add(i)
+		}
 	}
 	leaf := func(i int, payload []byte) {
 		b.s.table.encodeLeaf(i, payload)
-		for _, id := range byLeaf[i] {
-			putTableEntry(payload, int(id%perLeaf), b.changes[id])
+		for _, id := range b.byLeaf[i] {
+			putTableEntry(payload, int(id%perLeaf), b.locationOf(id))
 		}
 	}
-	next, err := b.ck.UpdateArray(b.s.storedTable, b.s.leaves(b.state.Slots), &dirty, limit, leaf)
+	next, err := b.ck.UpdateArray(base, b.s.leaves(b.state.Slots), &dirty, limit, leaf)
 	if err != nil {
 		return err
 	}
 	b.storedTable, b.state.Table = next, next.Root()
+	b.earlier, b.changes = withChanges(b.earlier, b.changes), map[uint64]location{}
 	return nil
+}
+
+// withChanges returns earlier with changes made to it.
+func withChanges(earlier, changes map[uint64]location) map[uint64]location {
+	if len(earlier) == 0 {
+		return changes
+	}
+	maps.Copy(earlier, changes)
+	return earlier
 }
 
 // commit publishes the batch's changes in the store. The state that has them is durable, and no reader
@@ -337,7 +374,7 @@ func (b *Batch) commit() {
 	s := b.s
 	// A reader that finds the first part of a blob must find the second. So second fragments come first.
 	for _, continued := range [...]bool{false, true} {
-		for id, p := range b.changes {
+		for id, p := range b.earlier {
 			if p == 0 {
 				p = s.table.locationOf(id) | locationDead // readers of older roots still find it
 			}

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 
+	"github.com/epochkv/epochkv/internal/invariants"
 	"github.com/epochkv/epochkv/internal/storage/bitset"
 	"github.com/epochkv/epochkv/internal/storage/page"
 	"github.com/epochkv/epochkv/internal/vfs"
@@ -26,17 +28,22 @@ type Checkpoint struct {
 	taken   []Extent
 	written []page.ID
 	freed   []page.ID
+	applied applied
 	blobs   BlobState
 	limit   page.ID // map pages at or past it move
 	ended   bool
 
-	// What the commit has changed in the space so far, so that Abort can undo it.
+	// What the checkpoint has changed in the space so far, so that Abort can undo it.
 	madeLive  []page.ID
 	freedLive []page.ID
+	own       bitset.Set // the pages of madeLive
 
 	onCommit []func()
 	onAbort  []func()
 }
+
+// applied is how many of the checkpoint's written and freed pages, the first ones, the space has.
+type applied struct{ written, freed int }
 
 // Begin starts the next checkpoint. Pages whose reuse was allowed since the last one become free now.
 func (p *Pager) Begin() (*Checkpoint, error) {
@@ -51,6 +58,10 @@ func (p *Pager) Begin() (*Checkpoint, error) {
 		return nil, err
 	}
 	ck := &Checkpoint{p: p, reusedThrough: p.applyReuse(), number: p.current().checkpoint + 1, blobs: p.current().blobs}
+	if err := p.space.broken; err != nil {
+		p.open.Store(false)
+		return nil, p.fail(brokenf("%w", err))
+	}
 	p.building.Store(ck.number)
 	return ck, nil
 }
@@ -103,7 +114,7 @@ func (ck *Checkpoint) OnEnd(commit, abort func()) {
 func (ck *Checkpoint) IsTaken(id page.ID) bool {
 	ck.mu.Lock()
 	defer ck.mu.Unlock()
-	return ck.p.space.taken.Has(int(id))
+	return ck.p.space.taken.Has(int(id)) || ck.own.Has(int(id))
 }
 
 // noteWritten records that page id is written. Only pages that this checkpoint has taken may be written.
@@ -115,6 +126,26 @@ func (ck *Checkpoint) noteWritten(id page.ID) error {
 	}
 	ck.written = append(ck.written, id)
 	return nil
+}
+
+// Prepare lets the space know the pages that were written and freed so far, so that Commit has work for
+// the later ones only. It writes nothing, and Abort undoes it. After an error the checkpoint must be
+// aborted.
+func (ck *Checkpoint) Prepare() error {
+	ck.mu.Lock()
+	defer ck.mu.Unlock()
+	err := ck.applyToSpace()
+	ck.taken = slices.DeleteFunc(ck.taken, func(e Extent) bool {
+		return ck.p.space.taken.Next(int(e.First)) >= int(e.First)+e.Count
+	})
+	return err
+}
+
+// Prepared reports whether nothing was written or freed since the last call of Prepare.
+func (ck *Checkpoint) Prepared() bool {
+	ck.mu.Lock()
+	defer ck.mu.Unlock()
+	return ck.applied == applied{len(ck.written), len(ck.freed)}
 }
 
 // Sync makes the pages written so far durable, so that Commit has less to wait for.
@@ -158,6 +189,7 @@ func (ck *Checkpoint) build(ctx context.Context, state State) (*superblock, *Pag
 	if err := ck.applyToSpace(); err != nil {
 		return nil, nil, err
 	}
+	ck.giveBack()
 	own, following, err := ck.allocateCopies()
 	if err != nil {
 		return nil, nil, err
@@ -211,25 +243,28 @@ func (ck *Checkpoint) allocateCopies() (own, following page.ID, err error) {
 	return own, following, ck.p.growTo(ck.p.offset(max(own, following) + 1))
 }
 
-// applyToSpace makes written pages live, ends the life of freed pages, and gives back pages that were
-// taken and not written.
+// applyToSpace makes written pages live, and ends the life of freed pages.
 func (ck *Checkpoint) applyToSpace() error {
-	space := ck.p.space
-	for _, id := range ck.written {
-		if err := ck.makeLive(id); err != nil {
+	done := &ck.applied
+	for ; done.written < len(ck.written); done.written++ {
+		if err := ck.makeLive(ck.written[done.written]); err != nil {
 			return err
 		}
 	}
-	for _, e := range ck.taken {
-		space.giveBack(e)
-	}
-	ck.taken = nil
-	for _, id := range ck.freed {
-		if err := ck.freeLive(id); err != nil {
+	for ; done.freed < len(ck.freed); done.freed++ {
+		if err := ck.freeLive(ck.freed[done.freed]); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// giveBack frees the pages that were taken and not written.
+func (ck *Checkpoint) giveBack() {
+	for _, e := range ck.taken {
+		ck.p.space.giveBack(e)
+	}
+	ck.taken = nil
 }
 
 func (ck *Checkpoint) makeLive(id page.ID) error {
@@ -237,6 +272,7 @@ func (ck *Checkpoint) makeLive(id page.ID) error {
 		return brokenf("%w", err)
 	}
 	ck.madeLive = append(ck.madeLive, id)
+	ck.own.Add(int(id))
 	return nil
 }
 
@@ -368,9 +404,7 @@ func (ck *Checkpoint) Abort() {
 	for _, id := range ck.madeLive {
 		space.freePage(id)
 	}
-	for _, e := range ck.taken {
-		space.giveBack(e)
-	}
+	ck.giveBack()
 	for _, id := range ck.written {
 		ck.p.onFree(id)
 	}
@@ -382,6 +416,9 @@ func (ck *Checkpoint) Abort() {
 
 func (ck *Checkpoint) end() {
 	ck.ended = true
+	if invariants.Enabled {
+		ck.p.space.sortPending() // finds what else the next checkpoint would find
+	}
 	if err := ck.p.space.broken; err != nil {
 		_ = ck.p.fail(brokenf("%w", err)) // Begin returns it
 	} else if ck.p.Err() == nil {

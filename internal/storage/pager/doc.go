@@ -38,6 +38,9 @@
 //   - Extents come from the lowest free addresses, so that the file end becomes free and can be truncated.
 //   - The number of the newest checkpoint never falls, and neither does its epoch.
 //
+// A checkpoint may be prepared while it is built (Prepare), so that its Commit is short however many pages it has. That
+// changes only what is in memory.
+//
 // Crash order of Commit: data pages (written while they are built), map pages, SyncData, superblock in the
 // slot that does not hold the current one and in its copy, SyncData. Only then does the new state exist:
 // readers may get its root, the pages that it replaced become pending, and the file may be truncated after

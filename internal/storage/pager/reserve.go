@@ -53,7 +53,7 @@ var ErrKept = errors.New("the free pages that are left are kept for deletions")
 func (ck *Checkpoint) KeepFree(bytes int64) error {
 	ck.mu.Lock()
 	added, space := len(ck.written)-len(ck.freed), ck.p.space
-	used := space.live.Count() + space.pendingCount() + added
+	used := space.live.Count() + space.pendingCount() + added - (ck.applied.written - ck.applied.freed)
 	ck.mu.Unlock()
 	if added <= 0 || bytes == 0 {
 		return nil

@@ -33,6 +33,7 @@ type space struct {
 	taken           bitset.Set
 	pageGenerations []pageGeneration // ascending; at most one more than pinned checkpoints
 	pending         []pendingPages   // ascending by checkpoint
+	unsorted        []unsortedPages  // pending, too, and after them; not yet divided by page generation
 
 	// from[n] is a lower bound for searches: no free run of n pages begins below it. The last bound is for
 	// all longer runs. Between two calls of freePending the bounds only rise, so that the searches of one
@@ -50,6 +51,12 @@ type space struct {
 type pendingPages struct {
 	allocatedAfter, checkpoint uint64
 	pages                      []page.ID
+}
+
+// unsortedPages is what one checkpoint freed.
+type unsortedPages struct {
+	checkpoint uint64
+	pages      []page.ID
 }
 
 // pageGeneration is the live pages that were written between two pinned checkpoints; the first of them is
@@ -236,28 +243,45 @@ func (s *space) removeFromGeneration(i int) (allocatedAfter uint64) {
 	return 0
 }
 
-// addPending makes the pages that a checkpoint freed pending, until their readers are gone.
+// addPending makes the pages that a checkpoint freed pending, until their readers are gone. It takes the
+// slice, and leaves the work for each page to sortPending, because commits may wait for the end of the
+// checkpoint.
 func (s *space) addPending(checkpoint uint64, freed []page.ID) {
-	first := len(s.pending)
-	for _, id := range freed {
-		if !s.busy.Has(int(id)) || s.live.Has(int(id)) {
-			s.noteBroken("page %d becomes pending but was free or live", id)
+	s.unsorted = append(s.unsorted, unsortedPages{checkpoint, freed})
+}
+
+// sortPending divides pending pages by their page generations. A generation that began after they were
+// freed has none of them.
+func (s *space) sortPending() {
+	for _, u := range s.unsorted {
+		first := len(s.pending)
+		for _, id := range u.pages {
+			s.sortPage(first, u.checkpoint, id)
 		}
-		after := s.removeFromGeneration(int(id))
-		at := first
-		for at < len(s.pending) && s.pending[at].allocatedAfter != after {
-			at++
-		}
-		if at == len(s.pending) {
-			s.pending = append(s.pending, pendingPages{allocatedAfter: after, checkpoint: checkpoint})
-		}
-		s.pending[at].pages = append(s.pending[at].pages, id)
 	}
+	s.unsorted = nil
+}
+
+// sortPage adds a page to the pending pages of its checkpoint, which begin at first.
+func (s *space) sortPage(first int, checkpoint uint64, id page.ID) {
+	if !s.busy.Has(int(id)) || s.live.Has(int(id)) {
+		s.noteBroken("page %d becomes pending but was free or live", id)
+	}
+	after := s.removeFromGeneration(int(id))
+	at := first
+	for at < len(s.pending) && s.pending[at].allocatedAfter != after {
+		at++
+	}
+	if at == len(s.pending) {
+		s.pending = append(s.pending, pendingPages{allocatedAfter: after, checkpoint: checkpoint})
+	}
+	s.pending[at].pages = append(s.pending[at].pages, id)
 }
 
 // freePending frees what checkpoints up to n freed, and what checkpoints up to r.readers freed and no
 // pinned checkpoint reaches. It calls each for every page.
 func (s *space) freePending(n uint64, r *reuse, each func(page.ID)) {
+	s.sortPending()
 	kept := s.pending[:0]
 	for _, p := range s.pending {
 		if p.checkpoint > n && (p.checkpoint > r.readers || r.reachedByPinned(&p)) {
@@ -299,6 +323,9 @@ func (s *space) pendingCount() (n int) {
 	for _, p := range s.pending {
 		n += len(p.pages)
 	}
+	for _, u := range s.unsorted {
+		n += len(u.pages)
+	}
 	return n
 }
 
@@ -315,6 +342,7 @@ func (r *reuse) reachedByPinned(p *pendingPages) bool {
 
 // audit checks the invariant between checkpoints.
 func (s *space) audit() error {
+	s.sortPending()
 	var pending bitset.Set
 	for _, p := range s.pending {
 		for _, id := range p.pages {

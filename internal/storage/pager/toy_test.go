@@ -132,6 +132,9 @@ func (y *toy) build(ck *Checkpoint, set, del []int, value uint64) (map[int]toyLe
 			delete(next, i)
 		}
 	}
+	if err := prepare(ck); err != nil {
+		return nil, 0, err
+	}
 	limit := ck.RelocateFrom(4)
 	for i := range toySlots(y.p.PageSize()) {
 		if l, ok := next[i]; ok && limit != 0 && l.id >= limit {
@@ -145,11 +148,22 @@ func (y *toy) build(ck *Checkpoint, set, del []int, value uint64) (map[int]toyLe
 			return nil, 0, err
 		}
 	}
+	if err := prepare(ck); err != nil {
+		return nil, 0, err
+	}
 	if y.root != 0 {
 		ck.Free(y.root)
 	}
 	root, err := y.writeRoot(ck, next)
 	return next, root, err
+}
+
+// prepare prepares every second checkpoint, so that all tests of checkpoints see both kinds.
+func prepare(ck *Checkpoint) error {
+	if ck.Number()%2 == 0 {
+		return nil
+	}
+	return ck.Prepare()
 }
 
 func (y *toy) put(ck *Checkpoint, next map[int]toyLeaf, slot int, value uint64) error {
