@@ -64,12 +64,15 @@ func (t *tablePool) take() *memtable.Table {
 	return spare
 }
 
-// RunTablePool prepares tables until ctx ends, the first one at once. Without it, each rotation makes its own.
+// RunTablePool prepares tables until ctx ends, the first one at once, and the first log segment that a rotation needs. Without it, each rotation makes its own.
 func (e *Engine) RunTablePool(ctx context.Context) {
 	defer e.memory.pool.slot.Free()
 	for {
 		if e.prefaultActive(e.memory.pool.slot) {
 			e.prepareTable()
+		}
+		if s := e.view.Load().active.segment; s != nil { // nil after a bulk load, until the next commit
+			e.log.PrepareAhead(s)
 		}
 		select {
 		case <-ctx.Done():

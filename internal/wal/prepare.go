@@ -134,13 +134,20 @@ func (l *Log) preallocatedFor(ctx context.Context, bodyLen int) (*preallocated, 
 const preparedFrom = 8
 
 // beginPreparing lets segments be prepared before writers need them, once so many bytes of the first segment
-// of a run are written. Before, the buffer of the next segment would be the largest part of the memory of an
+// of a run are written or reserved. Before, the buffer of the next segment would be the largest part of the memory of an
 // idle server.
-func (l *Log) beginPreparing(written int) {
-	if p := &l.preparer; !p.begun.Load() && written >= l.buffers.size/preparedFrom {
+func (l *Log) beginPreparing(filled int) {
+	if p := &l.preparer; !p.begun.Load() && filled >= l.buffers.size/preparedFrom {
 		p.begun.Store(true)
 		l.requestSegment()
 	}
+}
+
+// PrepareAhead lets the next segment be prepared if enough of s is reserved, whether it is written or not: a
+// log whose records no goroutine waits for may be filled before its first flush.
+func (l *Log) PrepareAhead(s *Segment) {
+	_, _, reserved := s.Extent()
+	l.beginPreparing(int(reserved))
 }
 
 // requestSegment wakes the goroutine that prepares segments.
