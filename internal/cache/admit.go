@@ -94,6 +94,24 @@ func (c *Cache) Invalidate(ids ...ID) {
 	}
 }
 
+// Revoke is Invalidate for a page that was written and will not be used after all: the page whose usage
+// count it took over gets the count back. Of pages that replace each other the newest is revoked first.
+func (c *Cache) Revoke(id ID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f, ok := c.table.Load().lookup(id)
+	if !ok {
+		c.invalidateLocked(id)
+		return
+	}
+	usage := c.clock.word(f).Load()
+	old, ok := c.table.Load().lookup(c.replaced[f])
+	c.invalidateLocked(id)
+	if ok {
+		c.clock.giveBack(old, usage)
+	}
+}
+
 func (c *Cache) invalidateLocked(id ID) {
 	if fl := c.flights[id]; fl != nil {
 		fl.invalidated = true

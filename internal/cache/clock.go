@@ -184,6 +184,23 @@ func (k *clock) handOver(f uint32) (usage uint32) {
 	return v
 }
 
+// giveBack undoes handOver with the usage count that the page in the place of f's page had, unless f has a
+// larger one by now, or a reader changes it at the same time.
+func (k *clock) giveBack(f, usage uint32) {
+	w := k.word(f)
+	v := w.Load()
+	if usage == absent || v == absent || usage <= v {
+		return
+	}
+	hotter := usage >= hotUsage && v < hotUsage
+	if hotter && !k.enterHot() {
+		usage, hotter = hotUsage-1, false
+	}
+	if !w.CompareAndSwap(v, usage) && hotter {
+		k.hot.Add(-1)
+	}
+}
+
 // remove makes f absent, whatever its usage count is.
 func (k *clock) remove(f uint32) {
 	k.left(k.word(f).Swap(absent))

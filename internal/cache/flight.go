@@ -156,8 +156,10 @@ func (c *Cache) completeLocked(fl *flight) {
 	if fl.prefetched {
 		c.counters.prefetched++
 	}
+	c.replaced[f] = 0
 	if old, ok := c.table.Load().lookup(fl.replaces); ok {
 		a.usage, a.refaults = c.clock.handOver(old), c.refaults[old]
+		c.replaced[f] = fl.replaces
 	}
 	c.states[f], c.ids[f], c.refaults[f] = stateResident, fl.id, a.refaults
 	c.resident++

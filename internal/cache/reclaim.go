@@ -23,6 +23,7 @@ type pool struct {
 	states     []state  // by frame
 	ids        []ID     // by frame: its page, if resident
 	refaults   []uint8  // by frame: refaults of its page
+	replaced   []ID     // by frame: the page whose usage count its page took over; zero if none
 	free       []uint32 // a stack
 	retired    []retiredFrame
 	resident   uint64   // frames in stateResident

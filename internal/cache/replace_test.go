@@ -135,3 +135,40 @@ func TestReplacingEveryHotPageKeepsTheLimit(t *testing.T) {
 		t.Errorf("%d hot pages, at most %d may be", hot, most)
 	}
 }
+
+// TestRevokedPageGivesTheUsageCountBack: a scan after an aborted checkpoint, which had rewritten the hot pages, some of them
+// twice, leaves the hot set.
+func TestRevokedPageGivesTheUsageCountBack(t *testing.T) {
+	r := newRig(t, 640)
+	const hot = 200
+	for range 8 {
+		for id := range ID(hot) {
+			r.get(t, id+1, Default)
+		}
+	}
+	for id := range ID(hot) {
+		r.Replace(id+1, id+1001, written(id+1001), Default)
+	}
+	for id := range ID(hot / 2) {
+		r.Replace(id+1001, id+2001, written(id+2001), Default)
+	}
+	for id := range ID(hot / 2) {
+		r.Revoke(id + 2001)
+	}
+	for id := range ID(hot) {
+		r.Revoke(id + 1001)
+	}
+	if n := r.Stats().Hot; n != hot {
+		t.Errorf("%d hot pages, want %d", n, hot)
+	}
+	for id := range ID(4096) {
+		r.get(t, 5000+id, Low)
+	}
+	loads := r.disk.loads.Load()
+	for id := range ID(hot) {
+		r.get(t, id+1, Default)
+	}
+	if n := r.disk.loads.Load() - loads; n != 0 {
+		t.Errorf("%d of %d hot pages were evicted by a scan", n, hot)
+	}
+}

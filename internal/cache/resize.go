@@ -76,6 +76,7 @@ func (c *Cache) growLocked(old uint32) {
 		c.states = append(c.states, stateAbsent)
 		c.ids = append(c.ids, 0)
 		c.refaults = append(c.refaults, 0)
+		c.replaced = append(c.replaced, 0)
 		wordAt(c.words, f).Store(absent)
 	}
 	for f := c.count; f > old; f-- {

@@ -75,7 +75,7 @@ func (e *Engine) recordLogSegment() error {
 // openTree opens the data file, or creates it.
 func (e *Engine) openTree() error {
 	e.pages = new(pagesource.Cached)
-	p, err := openOrCreate(&e.options, pager.Options{PageSize: e.options.PageSize, OnFree: e.pages.Invalidate, RebuildMap: true})
+	p, err := openOrCreate(&e.options, pager.Options{PageSize: e.options.PageSize, OnFree: e.pages.Invalidate, OnAbort: e.pages.Revoke, RebuildMap: true})
 	if err != nil {
 		return TranslateError(err)
 	}

@@ -405,8 +405,8 @@ func (ck *Checkpoint) Abort() {
 		space.freePage(id)
 	}
 	ck.giveBack()
-	for _, id := range ck.written {
-		ck.p.onFree(id)
+	for _, id := range slices.Backward(ck.written) {
+		ck.p.onAbort(id)
 	}
 	for _, f := range ck.onAbort {
 		f()

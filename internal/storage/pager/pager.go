@@ -23,8 +23,11 @@ type Options struct {
 	// PageSize is the size of pages. With zero, Open takes the page size of the file.
 	PageSize int
 	// OnFree, if set, is called for every page before it can be taken again, so that a cache can invalidate
-	// it. It is called from Begin, Shrink and Abort.
+	// it. It is called from Begin and Shrink, and from Abort without OnAbort.
 	OnFree func(page.ID)
+	// OnAbort, if set, is called in place of OnFree for every page that an aborted checkpoint wrote, the last
+	// one first.
+	OnAbort func(page.ID)
 	// RebuildMap lets Open succeed although the allocation map is damaged: see MapDamage and RebuildMap.
 	RebuildMap bool
 }
@@ -33,7 +36,7 @@ type Options struct {
 type Pager struct {
 	Reader
 
-	onFree func(page.ID) // constant after Open
+	onFree, onAbort func(page.ID) // constant after Open
 
 	// Readable at any time.
 	reusableAll atomic.Uint64               // argument of the largest ReuseAllFreed
@@ -124,9 +127,12 @@ func open(f vfs.File, opts Options) (*Pager, error) {
 	if opts.PageSize != 0 && opts.PageSize != sb.pageSize {
 		return nil, fmt.Errorf("%s: %w: %d, expected %d", f.Name(), ErrPageSize, sb.pageSize, opts.PageSize)
 	}
-	p := &Pager{Reader: Reader{file: f, pageSize: sb.pageSize}, onFree: opts.OnFree}
+	p := &Pager{Reader: Reader{file: f, pageSize: sb.pageSize}, onFree: opts.OnFree, onAbort: opts.OnAbort}
 	if p.onFree == nil {
 		p.onFree = func(page.ID) {}
+	}
+	if p.onAbort == nil {
+		p.onAbort = p.onFree
 	}
 	p.newest.Store(&sb)
 	p.reusable.Store(new(reuse))

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io/fs"
 	"maps"
+	"slices"
 	"testing"
 
 	"github.com/epochkv/epochkv/internal/storage/page"
@@ -208,4 +209,25 @@ func TestCommitCostIsProportionalToChange(t *testing.T) {
 			t.Fatalf("a checkpoint of one page wrote %d", n)
 		}
 	}
+}
+
+// TestAbortNamesItsPagesLastFirst: a cache undoes what it did for them in the opposite order.
+func TestAbortNamesItsPagesLastFirst(t *testing.T) {
+	mem := vfs.NewMem()
+	must(t, createToy(t, mem, 512).p.Close())
+	var named []page.ID
+	p, err := Open(mem, toyFile, Options{OnAbort: func(id page.ID) { named = append(named, id) }})
+	must(t, err)
+	y := &toy{p: p, leaves: map[int]toyLeaf{}}
+	ck, err := p.Begin()
+	must(t, err)
+	_, _, err = y.build(ck, []int{1, 2, 3}, nil, 1)
+	must(t, err)
+	want := slices.Clone(ck.written)
+	ck.Abort()
+	slices.Reverse(want)
+	if !slices.Equal(named, want) || len(want) < 4 {
+		t.Errorf("pages %v, want %v", named, want)
+	}
+	must(t, p.Close())
 }

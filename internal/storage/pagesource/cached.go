@@ -43,6 +43,13 @@ func (c *Cached) Close() error {
 // Resize changes the size of the cache while readers use it.
 func (c *Cached) Resize(bytes int64) error { return c.cache.Resize(bytes) }
 
+// Revoke removes a page from the cache that an aborted checkpoint wrote. The page that it was to replace is as hot as before.
+func (c *Cached) Revoke(id page.ID) {
+	if c.cache != nil { // the file is being opened
+		c.cache.Revoke(cache.ID(id))
+	}
+}
+
 // Invalidate removes a page from the cache. The pager calls it before the page's id is allocated again.
 func (c *Cached) Invalidate(id page.ID) {
 	if c.cache != nil { // the file is being opened
