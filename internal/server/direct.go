@@ -175,6 +175,9 @@ func (c *directClient) Status(err error) *status.Status {
 	if errors.Is(err, transport.ErrIncomplete) {
 		err = errIncomplete
 	}
+	if errors.Is(err, transport.ErrMetadata) {
+		err = errMetadata
+	}
 	if later {
 		err = &laterMessageError{cause: err}
 	}

@@ -50,6 +50,9 @@ func invalid(field, text string) error {
 	return &argumentError{reason: pb.ErrorReason_ERROR_REASON_INVALID_REQUEST, field: field, text: text}
 }
 
+// errMetadata is metadata above the limit that the server announces to its clients.
+var errMetadata = invalid("metadata", fmt.Sprintf("is larger than %d bytes, names and 32 bytes for each field included", headerBytesMax))
+
 // outcomeUnknownError is a write that was installed, or a bulk load whose superblock was written, and
 // the store failed before it was durable.
 type outcomeUnknownError struct {

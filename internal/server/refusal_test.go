@@ -280,8 +280,12 @@ func TestLargeMetadataIsRefused(t *testing.T) {
 		block = append(append(block, 0, 1, 'x', 100), strings.Repeat("v", 100)...)
 	}
 	c.send(frame(frameHeaders, flagEndHeaders, 1, block))
-	if got := c.reasonOf(t, 1); got != "reset: FRAME_SIZE_ERROR" {
-		t.Errorf("metadata of %d bytes: %q", len(block), got)
+	want := "reset: FRAME_SIZE_ERROR"
+	if h.config.Transport == config.TransportDirect {
+		want = "INVALID_REQUEST"
+	}
+	if got := c.reasonOf(t, 1); got != want {
+		t.Errorf("metadata of %d bytes: %q, want %q", len(block), got, want)
 	}
 	c.begin(3, "/epochkv.v1.KV/None", "20S")
 	if got := c.reasonOf(t, 3); got != "UNIMPLEMENTED" {

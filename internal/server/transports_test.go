@@ -145,6 +145,7 @@ func transportCases(t *testing.T) map[string]struct {
 		"content-type with parameters":  {send: whole(getPath, get, "content-type", "application/grpc;charset=utf-8")},
 		"an unknown codec":              {send: whole(getPath, get, "content-type", "application/grpc+json")},
 		"metadata":                      {send: whole(getPath, get, "some", "thing", "other-bin", "AAEC")},
+		"metadata that is too large":    {whole(getPath, get, "large", strings.Repeat("l", 15_000)), "grpc-go ends the connection, the direct transport the request"},
 		"metadata that is not base64":   {whole(getPath, get, "other-bin", "!"), "the direct transport does not decode metadata that no method reads"},
 		"no te":                         {send: whole(getPath, get, "te", "")},
 		"no authority":                  {whole(getPath, get, ":authority", ""), "RFC 9113 allows it; grpc-go answers 13"},

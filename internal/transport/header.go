@@ -39,7 +39,9 @@ type headerList struct {
 func (h *headers) init(maxBytes int) {
 	h.max, h.decoded.max = maxBytes, maxBytes
 	h.decoder = hpack.NewDecoder(headerTableBytes, h.decoded.add)
-	h.decoder.SetMaxStringLength(maxBytes)
+	// What is too large ends its request and not the connection. The block bounds a string, whose
+	// Huffman code has at least 5 bits a byte.
+	h.decoder.SetMaxStringLength(2 * h.blockBytesMax())
 }
 
 // blockBytesMax is the largest encoded block. An encoding is rarely larger than what it encodes.

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -122,7 +124,13 @@ func TestStreamErrors(t *testing.T) {
 		"an upper case field":       {func(p *peer) { p.open(1, pathEcho, "Name", "v") }, "RST PROTOCOL_ERROR"},
 		"a field of the connection": {func(p *peer) { p.open(1, pathEcho, "connection", "close") }, "RST PROTOCOL_ERROR"},
 		"a late pseudo field":       {func(p *peer) { p.open(1, pathEcho, ":method", "POST") }, "RST PROTOCOL_ERROR"},
-		"fields that are too large": {func(p *peer) { p.open(1, pathEcho, "large", string(make([]byte, 8<<10))) }, "RST FRAME_SIZE_ERROR"},
+		"a field that is too large": {func(p *peer) { p.open(1, pathEcho, "large", strings.Repeat("l", 15_000)) }, "8"},
+		"fields that are too large": {func(p *peer) {
+			p.open(1, pathEcho, slices.Repeat([]string{"large", strings.Repeat("l", 3000)}, 4)...)
+		}, "8"},
+		"fields that are too large and refer to the table": {func(p *peer) {
+			p.open(1, pathEcho, slices.Repeat([]string{"large", strings.Repeat("l", 1000)}, 1000)...)
+		}, "8"},
 		"no message": {func(p *peer) {
 			p.open(1, pathEcho)
 			_ = p.framer.WriteData(1, true, nil)

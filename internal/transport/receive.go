@@ -225,18 +225,27 @@ func (c *Conn) handleBlock(id uint32, block []byte, end bool) error {
 	case c.goneAway:
 		c.out.buf = AppendReset(c.out.buf, id, http2.ErrCodeRefusedStream)
 		return nil
-	case l.tooLarge():
-		c.out.buf = AppendReset(c.out.buf, id, http2.ErrCodeFrameSize)
-		return nil
-	case !l.isRequest():
+	case !l.tooLarge() && !l.isRequest(): // of a list that is too large only the beginning is known
 		c.out.buf = AppendReset(c.out.buf, id, http2.ErrCodeProtocol)
 		return nil
 	case c.open >= c.server.options.Streams, int(c.beside.Load()) >= c.server.options.Streams:
 		c.out.buf = AppendReset(c.out.buf, id, http2.ErrCodeRefusedStream)
 		return nil
 	}
-	c.openLocked(id, l, end)
+	s := c.newStreamLocked(id)
+	s.recvEnded = end
+	if l.tooLarge() {
+		c.refuseLocked(s, ErrMetadata)
+		return nil
+	}
+	c.openLocked(s, l)
 	return nil
+}
+
+// refuseLocked answers a request that OpenStream does not count.
+func (c *Conn) refuseLocked(s *stream, err error) {
+	s.uncounted = true
+	c.failLocked(s, c.client.Status(err))
 }
 
 // trailersLocked processes a header block of an open stream.
@@ -258,16 +267,12 @@ func (c *Conn) trailersLocked(s *stream, l *headerList, end bool) {
 }
 
 // openLocked opens a stream for a request.
-func (c *Conn) openLocked(id uint32, l *headerList, end bool) {
-	s := c.newStreamLocked(id)
-	s.recvEnded = end
-	c.open++
+func (c *Conn) openLocked(s *stream, l *headerList) {
 	if err := c.client.OpenStream(l.path); err != nil {
-		c.open--
-		s.uncounted = true
-		c.failLocked(s, c.client.Status(err))
+		c.refuseLocked(s, err)
 		return
 	}
+	c.open++
 	if l.isPlain() {
 		s.fast = c.client.Fast(l.path)
 	}
@@ -283,14 +288,14 @@ func (c *Conn) openLocked(id uint32, l *headerList, end bool) {
 		}
 		s.deadline = time.Now().Add(d)
 	}
-	service, err := c.client.Messages(Request{conn: c, stream: s, id: id})
+	service, err := c.client.Messages(Request{conn: c, stream: s, id: s.id})
 	switch {
 	case err != nil:
 		c.failLocked(s, c.client.Status(err))
 	case service != nil:
 		s.messages = &messages{service: service}
 		c.resumeLocked(s)
-	case end:
+	case s.recvEnded:
 		c.failLocked(s, status.New(codes.Internal, "the request ended before its message"))
 	}
 }

@@ -93,8 +93,8 @@ type Client interface {
 	// connection's mutex is held meanwhile.
 	Cancelled(r Request)
 
-	// Status maps an error to what is sent: those of OpenStream, Messages and Receive, ErrIncomplete,
-	// context.DeadlineExceeded, and *LaterError of them.
+	// Status maps an error to what is sent: those of OpenStream, Messages and Receive, ErrMetadata,
+	// ErrIncomplete, context.DeadlineExceeded, and *LaterError of them.
 	Status(err error) *status.Status
 
 	// Closed is called at the end of the connection, with its cause, before its requests are
@@ -124,6 +124,9 @@ type Messages interface {
 
 // ErrIncomplete is the error when the rest of a message, or the end of a request, did not arrive in time.
 var ErrIncomplete = errors.New("transport: the rest of the request did not arrive in time")
+
+// ErrMetadata is the error when the metadata of a request is larger than Options.HeaderBytes.
+var ErrMetadata = errors.New("transport: the metadata of the request is too large")
 
 // ErrUnread is the end of a connection whose client does not take its answers.
 var ErrUnread = errors.New("transport: the client does not take its answers")
