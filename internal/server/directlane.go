@@ -78,8 +78,8 @@ func (l *lane) Execute(r transport.Request, message []byte) {
 
 // admitDirect is Server.admit without a context: that of a request takes the connection's mutex.
 func (s *Server) admitDirect(c *directClient, a *directAnswer, k kind) error {
-	if err := s.accepts(c.connection); err != nil {
-		return err
+	if c.refused {
+		return errTooManyConns
 	}
 	if isPast(a.deadline) {
 		s.counters.expired.Add(1)

@@ -15,7 +15,7 @@
 // its end; nothing here waits without a bound or a context.
 //
 // Starting and stopping: Open binds the addresses and recovers the store; Run serves until its
-// context ends, and then drains: health says NOT_SERVING, new requests are refused, pipelines and
+// context ends, and then drains: health says NOT_SERVING, clients are told to open no more streams, pipelines and
 // scans end at their next answer, running requests have until the drain timeout, and the store is
 // closed last.
 //

@@ -160,10 +160,11 @@ func (s *Server) unary(ctx context.Context, req any, _ *grpc.UnaryServerInfo, ha
 }
 
 // admit checks everything that can be checked before work begins. After nil the caller must leave
-// the admission.
+// the admission. While the server drains, requests are admitted until the transport takes no more
+// of them: their clients do not know of the drain.
 func (s *Server) admit(ctx context.Context, conn *connection, k kind, sh share, size int) error {
-	if err := s.accepts(conn); err != nil {
-		return err
+	if conn.refused {
+		return errTooManyConns
 	}
 	// A context's timer fires late on a busy machine, so compare the deadline with the clock.
 	if deadline, _ := ctx.Deadline(); ctx.Err() != nil || isPast(deadline) {
@@ -172,17 +173,6 @@ func (s *Server) admit(ctx context.Context, conn *connection, k kind, sh share, 
 	}
 	if !s.admission.enterKind(conn, k, sh, size) {
 		return errOverloaded
-	}
-	return nil
-}
-
-// accepts is the error of every request of a connection, or nil.
-func (s *Server) accepts(conn *connection) error {
-	switch {
-	case conn.refused:
-		return errTooManyConns
-	case s.drain.active.Load():
-		return errShuttingDown
 	}
 	return nil
 }
