@@ -65,17 +65,22 @@ func (f Files) OpenUnknownState() (*DurableState, error) {
 
 // ReadAllQuarantine reads everything that the quarantine files hold, for when no state is known:
 // also what is in the unused one. Damage of one copy of the contents next to an intact one is
-// returned in fault, as a CorruptionError.
+// returned in fault, as a CorruptionError. If err is damage, it joins one CorruptionError for each file.
 func (f Files) ReadAllQuarantine() (versions []quarantine.Version, fault, err error) {
+	var faults, damages []error
 	for _, name := range quarantinePaths(f.Dir) {
-		found, damage, unreadable := quarantine.Read(f.FS, name)
+		found, damage, unreadable := quarantine.ReadUnknown(f.FS, name)
 		if errors.Is(unreadable, fs.ErrNotExist) || errors.Is(unreadable, quarantine.ErrUnwritten) {
 			continue
 		}
+		unreadable = quarantineError(name, unreadable)
+		if _, damaged := errors.AsType[*CorruptionError](unreadable); unreadable != nil && !damaged {
+			return nil, nil, unreadable
+		}
 		versions = append(versions, found...)
-		fault, err = errors.Join(fault, quarantineFault(name, damage)), errors.Join(err, quarantineError(name, unreadable))
+		faults, damages = append(faults, quarantineFault(name, damage)), append(damages, unreadable)
 	}
-	return versions, fault, err
+	return versions, errors.Join(faults...), errors.Join(damages...)
 }
 
 // ReadQuarantine reads the quarantine that belongs to a state: nothing if the state says that there

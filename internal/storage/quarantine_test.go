@@ -660,6 +660,45 @@ func TestUnknownStateHasWhatBothQuarantineFilesHold(t *testing.T) {
 	read("one", "plain", "two")
 }
 
+// TestUnknownStateKnowsAReserveThatWasEnlarged: the contents of the unused file are not where a file of its new size has
+// them, which is no damage. Damage of both files is named for each.
+func TestUnknownStateKnowsAReserveThatWasEnlarged(t *testing.T) {
+	q := newQuarantineBench(t, vfs.NewMem())
+	q.options.DiskReserve = DiskReserveDerived
+	q.mustOpen()
+	q.fill()
+	for _, value := range []string{"two", strings.Repeat("large", 10_000)} {
+		q.set(refused()[0], value)
+		if err := q.checkpointAt(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	q.engine.CheckSpace()
+	files := Files{q.fs, "db"}
+	if versions, fault, err := files.ReadAllQuarantine(); err != nil || fault != nil || len(versions) < 4 {
+		t.Fatalf("%d versions, %v, %v", len(versions), fault, err)
+	}
+	q.mustClose()
+	for _, name := range quarantinePaths("db") {
+		f, err := q.fs.Open(name, vfs.ReadWrite)
+		if err != nil {
+			t.Fatal(err)
+		}
+		size, err := f.Size()
+		_, first := f.WriteAt([]byte("damage"), 50)
+		_, second := f.WriteAt([]byte("damage"), size/2+50)
+		if err := errors.Join(err, first, second, f.Sync(), f.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, _, err := files.ReadAllQuarantine()
+	for _, name := range quarantinePaths("db") {
+		if err == nil || !strings.Contains(err.Error(), name+" is damaged") {
+			t.Errorf("%s is not named in %v", name, err)
+		}
+	}
+}
+
 // TestRefusedKeysAreNamedTogether: a merge names every key that it refuses, so that one more attempt
 // puts all of them into quarantine, whatever the order of workers.
 func TestRefusedKeysAreNamedTogether(t *testing.T) {

@@ -22,9 +22,11 @@ func (s *salvager) readQuarantine() error {
 		read = s.state.ReadQuarantine
 	}
 	versions, fault, err := read()
-	if damage, ok := errors.AsType[*storage.CorruptionError](err); ok {
-		s.lose(Damage{Kind: DamageQuarantine, File: damage.File, Reason: damage.Reason})
-		err = nil
+	for _, e := range joined(err) {
+		if damage, ok := errors.AsType[*storage.CorruptionError](e); ok {
+			s.lose(Damage{Kind: DamageQuarantine, File: damage.File, Reason: damage.Reason})
+			err = nil
+		}
 	}
 	if fault != nil {
 		s.note("one copy of the quarantine file's contents is damaged, and the other one was read: %v", fault)
@@ -36,6 +38,14 @@ func (s *salvager) readQuarantine() error {
 		}
 	}
 	return err
+}
+
+// joined are the errors of which errors.Join has made err.
+func joined(err error) []error {
+	if all, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // not those that it wraps
+		return all.Unwrap()
+	}
+	return []error{err}
 }
 
 // readLog collects the newest version of each key in what can be read of the log. It continues

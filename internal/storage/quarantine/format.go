@@ -120,6 +120,15 @@ func decodeCopy(b []byte) ([]Version, error) {
 	return decodeRecords(b[headerSize:], int(binary.LittleEndian.Uint32(b[offVersions:])))
 }
 
+// cutFirstCopy returns the copy at the beginning of a file without what follows its records.
+func cutFirstCopy(content []byte) []byte {
+	if len(content) < headerSize {
+		return nil
+	}
+	length := binary.LittleEndian.Uint64(content[offBytes:])
+	return content[:headerSize+int(min(length, uint64(len(content)-headerSize)))]
+}
+
 func decodeRecords(b []byte, count int) (versions []Version, err error) {
 	for len(b) > 0 {
 		v, rest, ok := decodeRecord(b)

@@ -84,25 +84,47 @@ func Check(versions []Version) error {
 // Read returns the versions in the file. A damaged copy beside an intact one is reported in fault.
 // Errors: those of the file system, ErrDamaged and ErrVersion.
 func Read(fs vfs.FS, path string) (versions []Version, fault, err error) {
-	f, err := fs.Open(path, vfs.ReadOnly)
+	content, err := readContent(fs, path)
 	if err != nil {
 		return nil, nil, err
+	}
+	return decode(content)
+}
+
+// ReadUnknown is Read for a file of which nothing is known, not even whether a superblock uses it. As a reserve, the
+// unused file gets another size. Then its first copy is still where it was, and is followed by anything.
+func ReadUnknown(fs vfs.FS, path string) (versions []Version, fault, err error) {
+	content, err := readContent(fs, path)
+	if err != nil {
+		return nil, nil, err
+	}
+	versions, fault, err = decode(content)
+	if err == nil || errors.Is(err, ErrUnwritten) || errors.Is(err, ErrVersion) {
+		return versions, fault, err
+	}
+	if first, firstErr := decodeCopy(cutFirstCopy(content)); firstErr == nil {
+		return first, nil, nil
+	}
+	return nil, nil, err
+}
+
+func readContent(fs vfs.FS, path string) ([]byte, error) {
+	f, err := fs.Open(path, vfs.ReadOnly)
+	if err != nil {
+		return nil, err
 	}
 	size, err := f.Size()
 	if err == nil && size > fileBytesMax {
 		err = fmt.Errorf("%w: %d bytes, at most %d are written", ErrDamaged, size, fileBytesMax)
 	}
 	if err != nil {
-		return nil, nil, errors.Join(err, f.Close())
+		return nil, errors.Join(err, f.Close())
 	}
 	content := make([]byte, size)
 	if _, err = f.ReadAt(content, 0); err != nil {
 		err = readInParts(f, content)
 	}
-	if err = errors.Join(err, f.Close()); err != nil {
-		return nil, nil, err
-	}
-	return decode(content)
+	return content, errors.Join(err, f.Close())
 }
 
 // readInParts reads what can be read of a file that has places that the device cannot read, which
