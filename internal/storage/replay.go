@@ -122,14 +122,20 @@ func (r *replayer) makeRoom() error {
 }
 
 // complete gives the cache its memory back. After a repair of the log the tree may have newer versions than the log, from
-// an interrupted merge in steps. Reads take what a memtable has for newer, so the log is merged before the first one.
+// an interrupted merge in steps. Reads take what a memtable has for newer, so the log is merged before the first one, or, on
+// a full disk, a memtable gets what the tree has (keepAhead).
 func (r *replayer) complete() error {
 	e := r.engine
 	state := e.pager.State()
-	used := r.used()
-	if used > e.memory.immutableBytes.Load() || r.newest < logProof(&state).Durable {
+	used, ahead := r.used(), r.newest < logProof(&state).Durable
+	if used > e.memory.immutableBytes.Load() || ahead {
 		if err := r.mergeIfPossible(); err != nil {
 			return err
+		}
+		if ahead && r.blocked {
+			if err := r.keepAhead(); err != nil {
+				return err
+			}
 		}
 		used = r.used()
 	}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/epochkv/epochkv/internal/keys"
@@ -161,10 +163,12 @@ func (q *quarantineBench) mustCheckpointInStepsOfPairs() {
 // TestRepairOfTheLogKeepsWhatAnInterruptedMergeHas: a step of a merge has replaced the version of a key, in the tree or in
 // quarantine, and the record of the new version is lost. The new version stays: the key does not lose both, and reads
 // find it from the start on, also if the log has a version between them.
+//
+// With a full disk at the first start, which cannot merge the log then, it is the same.
 func TestRepairOfTheLogKeepsWhatAnInterruptedMergeHas(t *testing.T) {
-	for i := range 4 {
-		key, between := "A", i%2 == 1 // the first of all keys: the step merges it alone
-		if i >= 2 {
+	for i := range 8 {
+		key, between, full := "A", i%2 == 1, i >= 4 // the first of all keys: the step merges it alone
+		if i%4 >= 2 {
 			key += longKeys()[0]
 		}
 		q := newQuarantineBench(t, vfs.NewMem())
@@ -179,15 +183,27 @@ func TestRepairOfTheLogKeepsWhatAnInterruptedMergeHas(t *testing.T) {
 			q.set(key, "between")
 		}
 		q.pair("second")
-		q.set(key, "new")
+		q.set(key, strings.Repeat("new", 1+i%3*300)) // in a leaf or in pages of its own
 		q.interruptMerge()
 		lost := q.loseLastRecord()
 		if dropped, err := Inspect.Repair(q.fs, "db"); err != nil || dropped.From != lost || dropped.Parts != lost {
 			t.Fatalf("repair: %v, %+v, lost is %d", err, dropped, lost)
 		}
+		faulty := vfs.NewFaulty(q.fs)
+		q.options.FS = faulty
+		var rule *vfs.Injected
+		if full {
+			rule = faulty.Inject(vfs.Rule{Op: vfs.OpWrite | vfs.OpPreallocate, Name: "*.ekv", Err: syscall.ENOSPC})
+		}
 		q.mustOpen()
 		for range 2 {
 			q.checkNow()
+			if full && rule.Fired() == 0 {
+				t.Fatal("the start has not met the full disk")
+			}
+			if full {
+				rule.Remove()
+			}
 			if err := q.checkpointAt(); err != nil {
 				t.Fatal(err)
 			}
