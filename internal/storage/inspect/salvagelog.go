@@ -42,7 +42,7 @@ func (s *salvager) readQuarantine() error {
 
 // joined are the errors of which errors.Join has made err.
 func joined(err error) []error {
-	if all, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // not those that it wraps
+	if all, ok := err.(interface{ Unwrap() []error }); ok {
 		return all.Unwrap()
 	}
 	return []error{err}
