@@ -148,7 +148,7 @@ func (b *Batch) Drop(r page.Ref) error {
 	if err != nil {
 		return err
 	}
-	if b.locationOf(ref.id) == locationQueued { // stored by this batch
+	if b.mayBeQueued(b.locationOf(ref.id)) {
 		if err := b.packQueue(); err != nil {
 			return err
 		}
@@ -188,6 +188,16 @@ func (b *Batch) Drop(r page.Ref) error {
 	b.subtract(p)
 	b.removeEntry(ref.id, ref.length)
 	return nil
+}
+
+// mayBeQueued reports whether a fragment of the blob at p may have no page yet: the blob was stored by this batch, and if
+// its first fragment has a page, the second one may still be queued.
+func (b *Batch) mayBeQueued(p location) bool {
+	if p == locationQueued {
+		return true
+	}
+	_, written := b.fresh[p.page()]
+	return written && p.continued() && len(b.queue) > 0
 }
 
 func (b *Batch) dropFragment(id uint64, p location) {
