@@ -11,15 +11,16 @@
 //
 // # What is equal, and what is not
 //
-// Every record has a key of 16 bytes and a value of 100. Every server is the newest that its own channel has (modules through the Go
-// proxy, Redis from Debian), with default settings but these: etcd may grow to 8 GiB; Redis has its append-only file on and its
-// snapshots off. Every client is the official one with default settings; the gRPC clients use two connections, Redis' pool one for
-// each caller, because a caller keeps a connection to itself there. The load generator takes its share of the same
+// Every record has a key of 16 bytes (or of 24, table/00000000042/column: -keys table) and a value of 100. Every server is the
+// newest that its own channel has (modules through the Go proxy, Redis from Debian), with default settings but these: EpochKV
+// has its direct transport (an arm shows that of grpc-go); etcd may grow to 8 GiB; Redis has its append-only file on and its
+// snapshots off. Every client is the official one with default settings; the gRPC clients use two connections, Redis' pool one
+// for each caller, because a caller keeps a connection to itself there. The load generator takes its share of the same
 // processors ("client CPU ns/op"), which flatters the slower server; it collects its garbage rarely.
 //
-// Durability is compared like with like: epochkv, etcd and redis-always answer a write once it is synced, and counters show that
-// they did sync; epochkv-async and redis-everysec answer before, and sync every 50 ms and every second. Reads are linearizable, by
-// default in each.
+// Durability is compared like with like: epochkv, etcd and redis-always answer a write once it is synced, and counters show
+// that they did sync; epochkv-async and redis-everysec answer before, and sync every 50 ms and every second. Reads are
+// linearizable, by default in each.
 //
 //	            EpochKV                    etcd                         Redis
 //	get         Get                        Range of one key             GET

@@ -45,11 +45,16 @@ const (
 // grpcConnections carry all callers of a gRPC client, for each server the same.
 const grpcConnections = 2
 
-func epochKVKind() kind {
+func epochKVKind() kind { return epochKVOn("epochkv", "direct") }
+
+// epochKVGRPCKind is EpochKV with the transport of the gRPC library.
+func epochKVGRPCKind() kind { return epochKVOn("epochkv-grpc-go", "grpc-go") }
+
+func epochKVOn(name, transport string) kind {
 	return kind{
-		name: "epochkv", binary: build("kvserver", "github.com/epochkv/epochkv/cmd/kvserver", ""),
+		name: name, binary: build("kvserver", "github.com/epochkv/epochkv/cmd/kvserver", ""),
 		arguments: func(at place) []string {
-			return []string{"--data-dir", filepath.Join(at.dir, "data"), "--listen", at.address, "--http", at.second}
+			return []string{"--data-dir", filepath.Join(at.dir, "data"), "--listen", at.address, "--http", at.second, "--transport", transport}
 		},
 		dial: dialEpochKV(client.Sync()), connections: grpcConnections, durability: durable,
 		witness: syncsByMetric(func(at place) string { return at.second }, "kvserver_log_fsync_duration_seconds_count"),

@@ -12,8 +12,12 @@ import (
 	"github.com/epochkv/epochkv/bench/workload"
 )
 
-// callersMax is the most callers of any load.
-const callersMax = 64
+const (
+	// callersMany are the callers of the loads whose question is not the number of callers.
+	callersMany = 64
+	// callersMax is the most callers of any load.
+	callersMax = 256
+)
 
 // caller is one of those that send requests. It belongs to one goroutine.
 type caller struct {

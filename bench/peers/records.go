@@ -5,7 +5,10 @@ import (
 	"encoding/binary"
 	"fmt"
 	"slices"
+	"strconv"
 	"sync/atomic"
+
+	"github.com/epochkv/epochkv/bench/workload"
 )
 
 const (
@@ -23,6 +26,8 @@ const (
 // Invariant: versions[i] is a version that was acknowledged, and the newest unless a write is under way.
 type records struct {
 	seed     uint64
+	numbers  []int32 // of the keys of records, and the reverse; nil unless keys are workload.TableKey's
+	byNumber []int32
 	versions []atomic.Uint64
 	claimed  atomic.Int64 // numbers given to records, those of inserts that are under way included
 	present  atomic.Int64 // every record below exists
@@ -32,7 +37,20 @@ func newRecords(seed uint64, loaded int) *records {
 	r := &records{seed: seed, versions: make([]atomic.Uint64, loaded+insertsMax)}
 	r.claimed.Store(int64(loaded))
 	r.present.Store(int64(loaded))
+	if workload.TableKeys() {
+		r.numberKeys()
+	}
 	return r
+}
+
+// numberKeys gives each record a number for its key.
+func (r *records) numberKeys() {
+	n := len(r.versions)
+	r.numbers, r.byNumber = make([]int32, n), make([]int32, n)
+	for i := range n {
+		number := workload.Permute(r.seed, uint64(i), uint64(n))
+		r.numbers[i], r.byNumber[number] = int32(number), int32(i)
+	}
 }
 
 // generation is the first version of a run.
@@ -40,6 +58,9 @@ func generation(run int) uint64 { return uint64(run) << 32 }
 
 // key is the key of record i: keys of neighbours are no neighbours.
 func (r *records) key(i int) []byte {
+	if r.numbers != nil {
+		return workload.TableKey(make([]byte, 0, workload.TableKeyBytes), uint64(r.numbers[i]))
+	}
 	x := r.seed + uint64(i)*0x9e3779b97f4a7c15
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
 	x = (x ^ x>>27) * 0x94d049bb133111eb
@@ -48,7 +69,18 @@ func (r *records) key(i int) []byte {
 }
 
 // number is the record that a key belongs to.
-func number(key []byte) int { return int(binary.BigEndian.Uint64(key[keyBytes-8:])) }
+func (r *records) number(key []byte) int {
+	if r.numbers == nil {
+		return int(binary.BigEndian.Uint64(key[keyBytes-8:]))
+	}
+	_, rest, _ := bytes.Cut(key, []byte("/"))
+	digits, _, _ := bytes.Cut(rest, []byte("/"))
+	n, err := strconv.Atoi(string(digits))
+	if err != nil || n >= len(r.byNumber) {
+		return -1 // of no record: its value is wrong
+	}
+	return int(r.byNumber[n])
+}
 
 // value is what record i holds at a version.
 func value(i int, version uint64) []byte {

@@ -25,7 +25,7 @@ const (
 )
 
 var (
-	callersAxis = harness.Axis{Name: "callers", Points: []int{1, 16, callersMax}}
+	callersAxis = harness.Axis{Name: "callers", Points: []int{1, 16, callersMany, callersMax}}
 	flightAxis  = harness.Axis{Name: "in flight", Points: []int{64, 1024}}
 	shareAxis   = harness.Axis{Name: "% of the slowest", Points: []int{50, 80}}
 )
@@ -35,11 +35,17 @@ func Scenarios() []harness.Scenario {
 	reading, writing := readers(false), writers(false)
 	swaps := closedLoop("peers-swap", "Compare-and-swap: one condition, one put.", "swaps", stagePoints, writing, swapOwn)
 	swaps.Figures = []harness.Figure{{
-		Arm: "epochkv", Against: "etcd", Points: []int{callersMax}, AtLeast: 4, Source: "at least 4 times etcd 3.7 [12.6k/s]",
+		Arm: "epochkv", Against: "etcd", Points: []int{callersMany}, AtLeast: 4, Source: "at least 4 times etcd 3.7 [12.6k/s]",
 	}}
+	gets := closedLoop("peers-get", "Gets of one record.", "gets", stagePoints, append(reading, epochKVGRPCKind()), getAny)
+	gets.Figures = []harness.Figure{
+		atLeast(1.4, "echo", callersMany, callersMax), atLeast(1.2, "redis-always", callersMany, callersMax), atLeast(4, "etcd", callersMany, callersMax),
+	}
+	puts := closedLoop("peers-put", "Puts over one record.", "puts", stagePoints, append(writing, epochKVGRPCKind()), putOwn)
+	puts.Figures = []harness.Figure{atLeast(4, "etcd", callersMany), atLeast(1, "redis-always", 16, callersMany, callersMax)}
 	all := []harness.Scenario{
-		closedLoop("peers-get", "Gets of one record.", "gets", stagePoints, reading, getAny),
-		closedLoop("peers-put", "Puts over one record.", "puts", stagePoints, writing, putOwn),
+		gets,
+		puts,
 		closedLoop("peers-batch", fmt.Sprintf("Atomic batches of %d puts.", batchSize), "batches", stagePoints, writing, putBatch),
 		swaps,
 		streams("peers-stream-get", "Gets, streamed on one connection.", "gets", reading, false),
@@ -54,6 +60,11 @@ func Scenarios() []harness.Scenario {
 		all = append(all, m.scenario(stageMixed, durables(false)))
 	}
 	return all
+}
+
+// atLeast is a bar for EpochKV over another server.
+func atLeast(ratio float64, against string, callers ...int) harness.Figure {
+	return harness.Figure{Arm: "epochkv", Against: against, Points: callers, AtLeast: ratio, Source: fmt.Sprintf("at least %v of %s", ratio, against)}
 }
 
 func (m mix) scenario(stage string, kinds []kind) harness.Scenario {
@@ -118,7 +129,7 @@ func openLoop(name, about, unit string, do work) harness.Scenario {
 			if err != nil {
 				return err
 			}
-			l := load{callers: always(callersMax), inFlight: always(callersMax), run: arriving(slowest*float64(r.Point)/100, do)}
+			l := load{callers: always(callersMany), inFlight: always(callersMany), run: arriving(slowest*float64(r.Point)/100, do)}
 			return arm{k, l}.run(r)
 		}
 	}
@@ -194,7 +205,7 @@ func (s *server) calibrate(r *harness.Run, do work) (rate float64, err error) {
 	if r.Smoke {
 		try = r.Window
 	}
-	err = closed(r, s.callers(r.Seed, callersMax), do, try, func(section func() (int, error)) error {
+	err = closed(r, s.callers(r.Seed, callersMany), do, try, func(section func() (int, error)) error {
 		began := time.Now()
 		n, err := section()
 		rate = float64(n) / time.Since(began).Seconds()

@@ -100,7 +100,7 @@ func wantOrder(t *testing.T, s *server, c store) {
 		t.Fatalf("range: %d keys, %d values, %v", len(keys), len(values), err)
 	}
 	for j := range keys {
-		if _, err := check(number(keys[j]), values[j], 1); err != nil || !bytes.Equal(keys[j], key(10+j)) {
+		if _, err := check(s.records.number(keys[j]), values[j], 1); err != nil || !bytes.Equal(keys[j], key(10+j)) {
 			t.Fatalf("entry %d: %x, want %x; %v", j, keys[j], key(10+j), err)
 		}
 	}
@@ -167,7 +167,7 @@ func (f *faulty) get(_ context.Context, key []byte) ([]byte, error) {
 	v := f.values[string(key)]
 	f.calls++
 	if f.staleReads && f.calls%100 == 0 {
-		v = value(number(key), 1)
+		v = value(new(records).number(key), 1)
 	}
 	f.mu.Unlock()
 	runtime.Gosched() // so that others come between a read and what follows

@@ -82,7 +82,7 @@ func (c *caller) scanFrom(ctx context.Context, i, limit int) error {
 		if j > 0 && bytes.Compare(keys[j-1], key) >= 0 {
 			return fmt.Errorf("range from record %d: entry %d is out of order", i, j)
 		}
-		if _, err := check(number(key), values[j], generation(1)); err != nil {
+		if _, err := check(c.records.number(key), values[j], generation(1)); err != nil {
 			return err
 		}
 	}
