@@ -46,6 +46,9 @@ type Config struct {
 	SyncInterval time.Duration // how long an async commit may stay unsynced
 	Retention    time.Duration // how long a past epoch stays readable without a snapshot or a lease
 
+	RequestIDWindow time.Duration // how long the ids of requests are known
+	RequestIDSize   Size          // of log and tree, that records of request ids may take
+
 	CheckpointInterval time.Duration // longest time between merges of memtables into the data file
 	CheckpointWorkers  int           // goroutines that merge; 0: half the processors, all while writers wait
 	GCInterval         time.Duration // how often the oldest readable epoch is recomputed
@@ -120,6 +123,8 @@ func Default() Config {
 		DrainTimeout:     10 * time.Second,
 		CloseTimeout:     15 * time.Second,
 		SnapshotLeaseTTL: time.Minute,
+		RequestIDWindow:  15 * time.Minute,
+		RequestIDSize:    GiB,
 
 		SnapshotTimeout: 10 * time.Minute,
 	}
@@ -182,6 +187,8 @@ func newOptions() *options {
 	f.Var((*choice)(&c.Durability), "durability", "when a write that does not choose is acknowledged: sync, on stable storage; async, when visible")
 	f.DurationVar(&c.SyncInterval, "sync-interval", c.SyncInterval, "longest time that an async write stays unsynced")
 	f.DurationVar(&c.Retention, "retention", c.Retention, "how long past epochs stay readable without a snapshot or a resume token")
+	f.DurationVar(&c.RequestIDWindow, "request-id-window", c.RequestIDWindow, "how long the server knows which requests with a request_id it has executed; older ids are refused")
+	f.Var(&c.RequestIDSize, "request-id-size", "most disk space for what it knows of them, about; more shortens the window")
 	f.DurationVar(&c.CheckpointInterval, "checkpoint-interval", c.CheckpointInterval, "longest time between checkpoints while there are writes; full memtables start them sooner")
 	f.IntVar(&c.CheckpointWorkers, "checkpoint-workers", c.CheckpointWorkers, "goroutines that merge a checkpoint; 0 is half the processors, and all while writers wait for it")
 	f.DurationVar(&c.GCInterval, "gc-interval", c.GCInterval, "how often the min-visible epoch is recomputed")

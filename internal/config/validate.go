@@ -24,6 +24,8 @@ const (
 	workersMax  = 64               // more would only wait for each other
 	countMax    = 1 << 24          // more would overflow the packed in-flight word
 	durationMin = time.Millisecond // below, a timer costs more than the work that it starts
+
+	requestIDSizeMin = MiB
 )
 
 // Validate reports everything that is wrong with c, each with its option's name and a remedy,
@@ -43,6 +45,8 @@ func (c *Config) Validate() error {
 		fmt.Sprintf("is %q; choose text or json", c.LogFormat))
 	v.duration("sync-interval", c.SyncInterval, durationMin, time.Minute)
 	v.duration("retention", c.Retention, 0, 365*24*time.Hour)
+	v.duration("request-id-window", c.RequestIDWindow, time.Minute, 365*24*time.Hour)
+	v.check(c.RequestIDSize >= requestIDSizeMin, "request-id-size", fmt.Sprintf("is %v; give at least %v", c.RequestIDSize, requestIDSizeMin))
 	v.duration("checkpoint-interval", c.CheckpointInterval, time.Second, 24*time.Hour)
 	v.duration("gc-interval", c.GCInterval, durationMin, time.Minute)
 	v.check(c.CheckpointWorkers >= 0 && c.CheckpointWorkers <= workersMax, "checkpoint-workers",

@@ -87,11 +87,16 @@ func (e *AppliedError) Error() string {
 var (
 	// ErrRequestReused means that another request was applied under the same id.
 	ErrRequestReused = errors.New("mvcc: the request id belongs to another request")
-	// ErrRequestExpired means that the id is too old: whether an earlier attempt was applied is not known.
-	ErrRequestExpired = errors.New("mvcc: the request id is older than what is kept of requests")
 	// ErrRequestCancelled means that the client has fenced the request off: it is not applied.
 	ErrRequestCancelled = errors.New("mvcc: the request was cancelled")
 )
+
+// RequestExpiredError means that the id is too old: whether an earlier attempt was applied is not known.
+type RequestExpiredError struct{ Cutoff uint64 } // milliseconds since 1970
+
+func (e *RequestExpiredError) Error() string {
+	return "mvcc: the request id is older than what is kept of requests; whether the request was executed is not known"
+}
 
 // The record of a request: state, method, hash, identity, result.
 const (
@@ -146,7 +151,7 @@ func (w *Write) setRequest(r *Request) {
 }
 
 // checkRequest looks the id of a write up. The caller holds its latch. The error is *AppliedError,
-// ErrRequestCancelled, ErrRequestReused, ErrRequestExpired, or that of a read.
+// ErrRequestCancelled, ErrRequestReused, *RequestExpiredError, or that of a read.
 func (x *Session) checkRequest(w *Write) error {
 	out, err := x.lookUp(w.request, !w.fence)
 	switch {
@@ -155,7 +160,7 @@ func (x *Session) checkRequest(w *Write) error {
 	case out.State == OutcomeNotApplied:
 		return nil
 	case out.State == OutcomeExpired:
-		return ErrRequestExpired
+		return &RequestExpiredError{Cutoff: x.store.requests.cutoff.Load()}
 	case out.State == OutcomeCancelled && !w.fence:
 		return ErrRequestCancelled
 	}
@@ -232,7 +237,7 @@ func (x *Session) Fence(ctx context.Context, r *Request, d Durability) (Outcome,
 	switch {
 	case errors.As(err, &applied):
 		return applied.Outcome, 0, nil
-	case errors.Is(err, ErrRequestExpired):
+	case errors.As(err, new(*RequestExpiredError)):
 		return Outcome{State: OutcomeExpired}, 0, nil
 	}
 	return Outcome{State: OutcomeCancelled, Epoch: epoch}, epoch, err

@@ -331,7 +331,7 @@ func TestIdsAtOrBelowTheCutoffAreRefused(t *testing.T) {
 		}
 		fresh := newRequest()
 		fresh.ID = requestID(base)
-		if _, err := putOnce(t, x, fresh, "new", "v"); !errors.Is(err, ErrRequestExpired) {
+		if _, err := putOnce(t, x, fresh, "new", "v"); !errors.As(err, new(*RequestExpiredError)) {
 			t.Fatalf("%s: an id at the cut-off: %v", when, err)
 		}
 		fresh.ID = requestID(base + 1)
@@ -455,7 +455,7 @@ func incrementUntilCrash(t *testing.T, s *Store, rng *rand.Rand, told, unknown [
 			r = newRequest()
 		}
 		if err := increment(x, r, DurabilitySync); err != nil {
-			if errors.Is(err, ErrRequestReused) || errors.Is(err, ErrRequestExpired) {
+			if errors.Is(err, ErrRequestReused) || errors.As(err, new(*RequestExpiredError)) {
 				t.Error(err)
 			}
 			return told, append(unknown, r)

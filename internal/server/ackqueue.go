@@ -25,6 +25,8 @@ type answer struct {
 	epoch     uint64
 	readEpoch uint64
 
+	deduplicated bool // of a write
+
 	batchGet    *pb.BatchGetResponse
 	deleteRange *pb.DeleteRangeResponse
 	invoke      *pb.InvokeResponse

@@ -18,6 +18,8 @@ import (
 // cannot take a whole share, and a connection without bytes in the share finds room. A request that
 // is alone in its share is admitted whatever its size; other limits bound its size.
 type admission struct {
+	deduplicated atomic.Uint64 // requests whose answer is that of an earlier attempt
+
 	words   [shareCount]admissionWord
 	refused atomic.Uint64
 }

@@ -46,7 +46,10 @@ type directAnswer struct {
 	out      encoder // nil: a plain write of the epoch
 	epoch    uint64
 	err      error
-	charge   *memoryCharge
+
+	deduplicated bool // of a plain write
+
+	charge *memoryCharge
 
 	pipeline  *directPipeline // if it is the answer of one; then only request, ackWait and err have meaning
 	pipelined *answer
@@ -198,7 +201,7 @@ func (c *directClient) answerWith(a *directAnswer, written *pb.PutResponse) {
 	} else {
 		out := a.out
 		if out == nil {
-			written.Epoch = a.epoch
+			written.Epoch, written.Deduplicated = a.epoch, a.deduplicated
 			out = written
 		}
 		var release func()
@@ -322,18 +325,18 @@ func executeGet(_ context.Context, l *lane, a *directAnswer) (ackWait, error) {
 
 func executePut(ctx context.Context, l *lane, a *directAnswer) (ackWait, error) {
 	w, err := l.executor.put(ctx, &l.put)
-	a.epoch = uint64(w.epoch)
+	a.epoch, a.deduplicated = uint64(w.epoch), w.deduplicated
 	return w, err
 }
 
 func executeDelete(ctx context.Context, l *lane, a *directAnswer) (ackWait, error) {
 	w, err := l.executor.delete(ctx, &l.delete)
-	a.epoch = uint64(w.epoch)
+	a.epoch, a.deduplicated = uint64(w.epoch), w.deduplicated
 	return w, err
 }
 
 func executeBatchWrite(ctx context.Context, l *lane, a *directAnswer) (ackWait, error) {
 	w, err := l.executor.batchWrite(ctx, &l.batch)
-	a.epoch = uint64(w.epoch)
+	a.epoch, a.deduplicated = uint64(w.epoch), w.deduplicated
 	return w, err
 }

@@ -21,6 +21,8 @@ type ackWait struct {
 	epoch      keys.Epoch
 	durability mvcc.Durability
 	write      bool // if the wait fails, the outcome of a write is unknown
+
+	deduplicated bool // the write is that of an earlier attempt of the request
 }
 
 // ready reports whether the answer may be sent without waiting.
@@ -86,6 +88,9 @@ func (c *executor) put(ctx context.Context, req *pb.PutRequest) (ackWait, error)
 	if err := c.prepare(req.Preconditions, req.Durability); err != nil {
 		return ackWait{}, err
 	}
+	if err := c.identify(req, recordPut); err != nil {
+		return ackWait{}, err
+	}
 	c.write.SetShared(req.Key, req.Value)
 	return c.commit(ctx)
 }
@@ -94,12 +99,18 @@ func (c *executor) delete(ctx context.Context, req *pb.DeleteRequest) (ackWait, 
 	if err := c.prepare(req.Preconditions, req.Durability); err != nil {
 		return ackWait{}, err
 	}
+	if err := c.identify(req, recordDelete); err != nil {
+		return ackWait{}, err
+	}
 	c.write.Delete(req.Key)
 	return c.commit(ctx)
 }
 
 func (c *executor) batchWrite(ctx context.Context, req *pb.BatchWriteRequest) (ackWait, error) {
 	if err := c.prepare(req.Preconditions, req.Durability); err != nil {
+		return ackWait{}, err
+	}
+	if err := c.identify(req, recordBatchWrite); err != nil {
 		return ackWait{}, err
 	}
 	for i, m := range req.Mutations {
@@ -129,6 +140,9 @@ func (c *executor) addMutation(m *pb.Mutation, list string, i int) error {
 func (c *executor) commit(ctx context.Context) (ackWait, error) {
 	epoch, err := c.session.Commit(ctx, &c.write)
 	if err != nil {
+		if _, w, ok := c.before(err, c.write.Durability); ok {
+			return w, nil
+		}
 		return ackWait{}, err
 	}
 	return ackWait{epoch: epoch, durability: c.write.Durability, write: true}, nil
@@ -233,9 +247,21 @@ func (c *executor) deleteRange(ctx context.Context, req *pb.DeleteRangeRequest, 
 	if err != nil {
 		return ackWait{}, err
 	}
+	request, err := c.toRequest(req, recordDeleteRange)
+	if err != nil {
+		return ackWait{}, err
+	}
 	done, err := c.session.DeleteRange(ctx, mvcc.RangeDelete{
-		Lower: b.lower, Upper: b.upper, Limit: int(req.Limit), Conditions: conditions, Durability: durability,
+		Lower: b.lower, Upper: b.upper, Limit: int(req.Limit), Conditions: conditions, Durability: durability, Request: request,
+		Result: func(d mvcc.RangeDeleted) []byte {
+			return resultOf(&pb.DeleteRangeResponse{Deleted: uint64(d.Count), More: d.More})
+		},
 	})
+	if before, w, ok := c.before(err, durability); ok {
+		out.ResultDropped, err = decodeResult(before, out)
+		out.Epoch, out.Deduplicated = uint64(before.Epoch), true
+		return w, err
+	}
 	if err != nil {
 		return ackWait{}, err
 	}

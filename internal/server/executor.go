@@ -22,6 +22,8 @@ type executor struct {
 	session *mvcc.Session
 	write   mvcc.Write
 	invoked invocations
+	request mvcc.Request // of toRequest
+	scratch []byte       // that a request is encoded into
 }
 
 // takeExecutor takes a session from the store's pool, with its executor. The caller releases it.
@@ -111,6 +113,7 @@ func (c *executor) releaseCharge() {
 // Buffers of rare huge requests are not pooled.
 func (c *executor) release() {
 	c.releaseCharge()
+	c.request = mvcc.Request{}   // its Result refers to memory of the request
 	c.ctx = context.Background() // the context of the request must not remain reachable
 	c.attempt = attempt{}
 	if c.write.Reset(); c.write.Batch.MemoryBytes() > pooledBytesMax {

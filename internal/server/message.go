@@ -102,7 +102,7 @@ func reusePut(m *pb.PutRequest) {
 	if len(m.Preconditions) > 0 {
 		m.ResetVT()
 	}
-	m.Key, m.Value, m.Durability = m.Key[:0], m.Value[:0], 0
+	m.Key, m.Value, m.Durability, m.RequestId = m.Key[:0], m.Value[:0], 0, m.RequestId[:0]
 }
 
 // peekKind returns the field number of the request in an encoded PipelineRequest in the form that
@@ -192,13 +192,13 @@ func (s *sender) fill(a *answer) {
 func (s *sender) fillWrite(a *answer) {
 	switch a.method {
 	case telemetry.MethodPut:
-		s.put.Put.Epoch = a.epoch
+		s.put.Put.Epoch, s.put.Put.Deduplicated = a.epoch, a.deduplicated
 		s.msg.Response = &s.put
 	case telemetry.MethodDelete:
-		s.delete.Delete.Epoch = a.epoch
+		s.delete.Delete.Epoch, s.delete.Delete.Deduplicated = a.epoch, a.deduplicated
 		s.msg.Response = &s.delete
 	default:
-		s.batch.BatchWrite.Epoch = a.epoch
+		s.batch.BatchWrite.Epoch, s.batch.BatchWrite.Deduplicated = a.epoch, a.deduplicated
 		s.msg.Response = &s.batch
 	}
 }

@@ -88,15 +88,15 @@ func (p *pipelineExecution) execute(a *answer) (ackWait, error) {
 		return w, err
 	case *pb.PipelineRequest_Put:
 		w, err := p.executor.put(p.ctx, r.Put)
-		a.epoch = uint64(w.epoch)
+		a.epoch, a.deduplicated = uint64(w.epoch), w.deduplicated
 		return w, err
 	case *pb.PipelineRequest_Delete:
 		w, err := p.executor.delete(p.ctx, r.Delete)
-		a.epoch = uint64(w.epoch)
+		a.epoch, a.deduplicated = uint64(w.epoch), w.deduplicated
 		return w, err
 	case *pb.PipelineRequest_BatchWrite:
 		w, err := p.executor.batchWrite(p.ctx, r.BatchWrite)
-		a.epoch = uint64(w.epoch)
+		a.epoch, a.deduplicated = uint64(w.epoch), w.deduplicated
 		return w, err
 	case *pb.PipelineRequest_BatchGet:
 		out := pb.BatchGetResponseFromVTPool()

@@ -184,6 +184,7 @@ func storeOptions(c *config.Config, files vfs.FS) mvcc.Options {
 		},
 		CheckpointInterval: c.CheckpointInterval, GCInterval: c.GCInterval,
 		Durability: durability, SyncInterval: c.SyncInterval, Retention: c.Retention,
+		RequestWindow: c.RequestIDWindow, RequestBytes: int64(c.RequestIDSize),
 		Limits: mvcc.Limits{
 			KeyBytes: storage.KeyBytesMax(int(c.PageSize)), ValueBytes: int(c.Limits.ValueSize), BatchBytes: int(c.Limits.BatchSize),
 			BatchOps: c.Limits.BatchOps, Sessions: c.Limits.InflightRequests,
@@ -212,6 +213,8 @@ func (s *Server) stats() telemetry.ServerStats {
 		AnswerBytes:        answers,
 		Sessions:           sessions,
 		Draining:           s.drain.active.Load(),
+		Deduplicated:       s.admission.deduplicated.Load(),
+		RequestCutoff:      s.store.RequestCutoff(),
 		RefusedConnections: s.connections.refused.Load(),
 		RefusedRequests:    s.admission.refused.Load() + s.receiving.refused.Load(),
 		ExpiredRequests:    s.counters.expired.Load(),

@@ -17,11 +17,12 @@ func (s *txnService) Execute(ctx context.Context, req *pb.ExecuteRequest) (*pb.E
 
 func (s *txnService) execute(ctx context.Context, c *executor, req *pb.ExecuteRequest, out *pb.ExecuteResponse) (ackWait, error) {
 	e := mvcc.Execution{Write: &c.write, Otherwise: len(req.ElseOperations) > 0}
-	if err := c.toExecution(&e, req); err != nil {
+	if err := c.toExecution(&e, req, out); err != nil {
 		return ackWait{}, err
 	}
 	e.Operate = func(ctx context.Context, t *mvcc.Txn, holds bool) error {
 		out.Reset()
+		out.Succeeded = holds
 		if holds {
 			return s.operate(ctx, c, t, req.ThenOperations, "then_operations", out)
 		}
@@ -30,6 +31,15 @@ func (s *txnService) execute(ctx context.Context, c *executor, req *pb.ExecuteRe
 	done, err := c.session.Execute(ctx, &e)
 	if done.Transaction {
 		s.countExecuted(err)
+	}
+	if before, w, ok := c.before(err, c.write.Durability); ok {
+		out.Reset()
+		out.ResultDropped, err = decodeResult(before, out)
+		if e.Direct && out.Succeeded {
+			out.Results = wroteAll(len(req.ThenOperations))
+		}
+		out.Epoch, out.Deduplicated = uint64(before.Epoch), true
+		return w, err
 	}
 	if err != nil {
 		return ackWait{}, err
@@ -51,10 +61,20 @@ func (s *txnService) countExecuted(err error) {
 	s.transactions.committed.Add(1)
 }
 
-// toExecution reads the conditions, and the operations if all of them write.
-func (c *executor) toExecution(e *mvcc.Execution, req *pb.ExecuteRequest) error {
+// toExecution reads the conditions, and the operations if all of them write. The record of a request has the answer in out;
+// that of operations which only write follows from the request.
+func (c *executor) toExecution(e *mvcc.Execution, req *pb.ExecuteRequest, out *pb.ExecuteResponse) error {
 	if err := c.prepare(nil, req.Durability); err != nil {
 		return err
+	}
+	request, err := c.toRequest(req, recordExecute)
+	if err != nil {
+		return err
+	}
+	if request != nil {
+		out.Succeeded = true // unless a transaction finds otherwise
+		request.Result = func() []byte { return resultOf(out) }
+		c.write.Identify(request)
 	}
 	for i, has := range req.Conditions {
 		if err := c.addCondition(e, has, i); err != nil {

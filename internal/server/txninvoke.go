@@ -46,7 +46,21 @@ func (c *executor) invoke(ctx context.Context, req *pb.InvokeRequest, out *pb.In
 	if err := toInvoke(&c.invoked.ops[0], req.Invocation, "invocation"); err != nil {
 		return ackWait{}, err
 	}
-	w, err := c.invokeFilled(ctx, req.Preconditions, req.Durability, &out.Epoch)
+	request, err := c.toRequest(req, recordInvoke)
+	if err != nil {
+		return ackWait{}, err
+	}
+	if request != nil {
+		request.Result = func() []byte {
+			return resultOf(&pb.InvokeResponse{Result: invokeResult(&c.invoked.outcomes[0], req.Invocation)})
+		}
+	}
+	w, err := c.invokeFilled(ctx, request, req.Preconditions, req.Durability, &out.Epoch)
+	if before, w, ok := c.before(err, c.write.Durability); ok {
+		out.ResultDropped, err = decodeResult(before, out)
+		out.Epoch, out.Deduplicated = uint64(before.Epoch), true
+		return w, err
+	}
 	if err != nil {
 		return ackWait{}, err
 	}
@@ -61,25 +75,43 @@ func (c *executor) invokeAll(ctx context.Context, req *pb.InvokeAllRequest, out 
 			return ackWait{}, err
 		}
 	}
-	w, err := c.invokeFilled(ctx, req.Preconditions, req.Durability, &out.Epoch)
+	request, err := c.toRequest(req, recordInvokeAll)
 	if err != nil {
 		return ackWait{}, err
 	}
-	out.Results = make([]*pb.InvokeResult, len(req.Invocations))
-	for i, in := range req.Invocations {
-		out.Results[i] = invokeResult(&c.invoked.outcomes[i], in)
+	if request != nil {
+		request.Result = func() []byte { return resultOf(&pb.InvokeAllResponse{Results: c.invokeResults(req.Invocations)}) }
 	}
+	w, err := c.invokeFilled(ctx, request, req.Preconditions, req.Durability, &out.Epoch)
+	if before, w, ok := c.before(err, c.write.Durability); ok {
+		out.ResultDropped, err = decodeResult(before, out)
+		out.Epoch, out.Deduplicated = uint64(before.Epoch), true
+		return w, err
+	}
+	if err != nil {
+		return ackWait{}, err
+	}
+	out.Results = c.invokeResults(req.Invocations)
 	return w, nil
+}
+
+// invokeResults copies the outcomes of an InvokeAll.
+func (c *executor) invokeResults(asked []*pb.Invocation) []*pb.InvokeResult {
+	results := make([]*pb.InvokeResult, len(asked))
+	for i, in := range asked {
+		results[i] = invokeResult(&c.invoked.outcomes[i], in)
+	}
+	return results
 }
 
 // invokeFilled applies the operations in the executor's buffers.
 func (c *executor) invokeFilled(
-	ctx context.Context, preconditions []*pb.Precondition, d pb.Durability, epoch *uint64,
+	ctx context.Context, request *mvcc.Request, preconditions []*pb.Precondition, d pb.Durability, epoch *uint64,
 ) (ackWait, error) {
 	if err := c.prepare(preconditions, d); err != nil {
 		return ackWait{}, err
 	}
-	at, err := c.session.InvokeAll(ctx, c.invoked.ops, c.write.Conditions, c.write.Durability, c.invoked.outcomes)
+	at, err := c.session.InvokeRequest(ctx, request, c.invoked.ops, c.write.Conditions, c.write.Durability, c.invoked.outcomes)
 	if err != nil {
 		return ackWait{}, err
 	}

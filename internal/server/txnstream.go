@@ -355,7 +355,7 @@ func (c *transactionStream) within(req *pb.TransactRequest, out *pb.TransactResp
 	}
 	switch r := req.Request.(type) {
 	case *pb.TransactRequest_Commit:
-		return c.commit(out)
+		return c.commit(r.Commit, out)
 	case *pb.TransactRequest_Rollback:
 		reason := telemetry.AbortRollback
 		if c.failed != nil {
@@ -428,13 +428,23 @@ func (c *transactionStream) operate(req *pb.TransactRequest, out *pb.TransactRes
 
 // commit commits the transaction or rolls it back, and ends it. A failed transaction remains open
 // until its client rolls it back; the error of its requests says so.
-func (c *transactionStream) commit(out *pb.TransactResponse) (ackWait, error) {
+func (c *transactionStream) commit(req *pb.CommitRequest, out *pb.TransactResponse) (ackWait, error) {
 	if c.failed != nil {
 		return ackWait{}, &txnFailedError{cause: c.failed}
 	}
+	request, err := c.executor.toRequest(req, recordCommit)
+	if err != nil {
+		return ackWait{}, err
+	}
 	at, durability := c.txn.At(), c.row.durability
-	epoch, err := c.txn.Commit(c.stream.Context())
+	epoch, err := c.txn.CommitRequest(c.stream.Context(), request)
 	w, err := c.executor.outcome(ackWait{}.revealing(c.txn.Await()), err)
+	if before, again, ok := c.executor.before(err, durability); ok {
+		c.server.transactions.committed.Add(1)
+		c.releaseLocked()
+		out.Response = &pb.TransactResponse_Commit{Commit: &pb.CommitResponse{Epoch: uint64(before.Epoch), Deduplicated: true}}
+		return again.revealing(w.epoch), nil
+	}
 	if err != nil {
 		c.server.transactions.aborted[abortReason(err)].Add(1)
 		c.releaseLocked()

@@ -28,7 +28,7 @@ func (s *kvService) Put(ctx context.Context, req *pb.PutRequest) (*pb.PutRespons
 	out := new(pb.PutResponse)
 	return out, s.run(ctx, func(c *executor) (ackWait, error) {
 		w, err := c.put(ctx, req)
-		out.Epoch = uint64(w.epoch)
+		out.Epoch, out.Deduplicated = uint64(w.epoch), w.deduplicated
 		return w, err
 	})
 }
@@ -38,7 +38,7 @@ func (s *kvService) Delete(ctx context.Context, req *pb.DeleteRequest) (*pb.Dele
 	out := new(pb.DeleteResponse)
 	return out, s.run(ctx, func(c *executor) (ackWait, error) {
 		w, err := c.delete(ctx, req)
-		out.Epoch = uint64(w.epoch)
+		out.Epoch, out.Deduplicated = uint64(w.epoch), w.deduplicated
 		return w, err
 	})
 }
@@ -63,7 +63,7 @@ func (s *kvService) BatchWrite(ctx context.Context, req *pb.BatchWriteRequest) (
 	out := new(pb.BatchWriteResponse)
 	return out, s.run(ctx, func(c *executor) (ackWait, error) {
 		w, err := c.batchWrite(ctx, req)
-		out.Epoch = uint64(w.epoch)
+		out.Epoch, out.Deduplicated = uint64(w.epoch), w.deduplicated
 		return w, err
 	})
 }
@@ -228,6 +228,8 @@ func methodOf(req any) (method telemetry.Method, known bool) {
 		return telemetry.MethodInvokeAll, true
 	case *pb.ExecuteRequest:
 		return telemetry.MethodExecute, true
+	case *pb.GetOutcomeRequest:
+		return telemetry.MethodGetOutcome, true
 	}
 	return 0, false
 }

@@ -34,13 +34,14 @@ const (
 	MethodCheckpoint
 	MethodResizeCache
 	MethodSpace
+	MethodGetOutcome
 	methodCount
 )
 
 var methodNames = [methodCount]string{
 	"Get", "Put", "Delete", "BatchGet", "BatchWrite", "DeleteRange", "Scan",
 	"Invoke", "InvokeAll", "Execute", "Commit", "Transact", "Pipeline", "BulkLoad", "Status",
-	"Verify", "Checkpoint", "ResizeCache", "Space",
+	"Verify", "Checkpoint", "ResizeCache", "Space", "GetOutcome",
 }
 
 // String is the method's name on the wire.

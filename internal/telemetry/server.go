@@ -16,6 +16,9 @@ type ServerStats struct {
 	RefusedRequests    uint64 // over the limit of requests or bytes in flight
 	ExpiredRequests    uint64 // whose deadline had passed before work began
 
+	Deduplicated  uint64 // requests whose answer was that of an earlier attempt
+	RequestCutoff uint64 // up to which time request ids are refused, in milliseconds since 1970
+
 	SnapshotsEnded [SnapshotEnds]uint64
 
 	Transactions TransactionStats
@@ -25,6 +28,8 @@ var (
 	connectionsDesc      = desc("connections", "Open client connections.")
 	streamsDesc          = desc("streams", "Open pipelines, scans and transaction streams.")
 	inflightRequestsDesc = desc("inflight_requests", "Requests that are being executed or wait to be acknowledged.")
+	deduplicatedDesc     = desc("requests_deduplicated_total", "Requests that were executed before, by another attempt with their request_id.")
+	requestCutoffDesc    = desc("request_id_cutoff_timestamp_seconds", "Time up to which request ids are refused; 0 if none was needed.")
 	inflightBytesDesc    = desc("inflight_bytes", "Bytes of requests that are being executed.")
 	answerBytesDesc      = desc("answer_bytes", "Bytes of answers of 4 KiB or more that are not sent yet.")
 	sessionsDesc         = desc("sessions", "Engine sessions of the server, in use or pooled.")
@@ -37,7 +42,7 @@ type serverCollector struct{ stats func() ServerStats }
 func (c *serverCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		connectionsDesc, streamsDesc, inflightRequestsDesc, inflightBytesDesc, answerBytesDesc, sessionsDesc, drainingDesc, rejectionsDesc,
-		snapshotsEndedDesc,
+		snapshotsEndedDesc, deduplicatedDesc, requestCutoffDesc,
 	} {
 		ch <- d
 	}
@@ -56,6 +61,8 @@ func (c *serverCollector) Collect(ch chan<- prometheus.Metric) {
 	counter(ch, rejectionsDesc, float64(s.RefusedConnections), "connections")
 	counter(ch, rejectionsDesc, float64(s.RefusedRequests), "inflight")
 	counter(ch, rejectionsDesc, float64(s.ExpiredRequests), "deadline")
+	counter(ch, deduplicatedDesc, float64(s.Deduplicated))
+	gauge(ch, requestCutoffDesc, float64(s.RequestCutoff)/1000)
 	collectSnapshotEnds(ch, &s.SnapshotsEnded)
 	s.Transactions.collect(ch)
 }

@@ -88,6 +88,7 @@ kvserver_requests_total{code="OK",method="Delete"} 1
 kvserver_requests_total{code="OK",method="DeleteRange"} 1
 kvserver_requests_total{code="OK",method="Execute"} 1
 kvserver_requests_total{code="OK",method="Get"} 1
+kvserver_requests_total{code="OK",method="GetOutcome"} 1
 kvserver_requests_total{code="OK",method="Invoke"} 1
 kvserver_requests_total{code="OK",method="InvokeAll"} 1
 kvserver_requests_total{code="OK",method="Pipeline"} 1

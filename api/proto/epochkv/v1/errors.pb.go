@@ -148,6 +148,17 @@ const (
 	// ABORTED: a message arrived only in part, and its client sent less of it than --message-timeout
 	// requires. It was not executed.
 	ErrorReason_ERROR_REASON_MESSAGE_INCOMPLETE ErrorReason = 45
+	// FAILED_PRECONDITION: the request_id is older than what the server keeps of requests. It was not
+	// executed now; whether an earlier attempt was is not known. Metadata: server_time (milliseconds
+	// since 1970), cutoff (the same: ids up to it are refused).
+	ErrorReason_ERROR_REASON_REQUEST_ID_EXPIRED ErrorReason = 46
+	// INVALID_ARGUMENT: another request was executed with this request_id.
+	ErrorReason_ERROR_REASON_REQUEST_ID_REUSED ErrorReason = 47
+	// FAILED_PRECONDITION: GetOutcome has fenced the request off. It was not executed.
+	ErrorReason_ERROR_REASON_REQUEST_CANCELLED ErrorReason = 48
+	// INVALID_ARGUMENT: the time in the request_id is more than five minutes ahead of the server's
+	// clock. Metadata: server_time (milliseconds since 1970).
+	ErrorReason_ERROR_REASON_REQUEST_ID_IN_FUTURE ErrorReason = 49
 )
 
 // Enum value maps for ErrorReason.
@@ -195,6 +206,10 @@ var (
 		43: "ERROR_REASON_SNAPSHOT_NOT_FOUND",
 		44: "ERROR_REASON_BULK_LOAD_QUARANTINE",
 		45: "ERROR_REASON_MESSAGE_INCOMPLETE",
+		46: "ERROR_REASON_REQUEST_ID_EXPIRED",
+		47: "ERROR_REASON_REQUEST_ID_REUSED",
+		48: "ERROR_REASON_REQUEST_CANCELLED",
+		49: "ERROR_REASON_REQUEST_ID_IN_FUTURE",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":              0,
@@ -239,6 +254,10 @@ var (
 		"ERROR_REASON_SNAPSHOT_NOT_FOUND":       43,
 		"ERROR_REASON_BULK_LOAD_QUARANTINE":     44,
 		"ERROR_REASON_MESSAGE_INCOMPLETE":       45,
+		"ERROR_REASON_REQUEST_ID_EXPIRED":       46,
+		"ERROR_REASON_REQUEST_ID_REUSED":        47,
+		"ERROR_REASON_REQUEST_CANCELLED":        48,
+		"ERROR_REASON_REQUEST_ID_IN_FUTURE":     49,
 	}
 )
 
@@ -274,8 +293,7 @@ var File_epochkv_v1_errors_proto protoreflect.FileDescriptor
 const file_epochkv_v1_errors_proto_rawDesc = "" +
 	"\n" +
 	"\x17epochkv/v1/errors.proto\x12\n" +
-	"epochkv.v1*\xe9\n" +
-	"\n" +
+	"epochkv.v1*\xfd\v\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12 \n" +
 	"\x1cERROR_REASON_INVALID_REQUEST\x10\x01\x12\x1a\n" +
@@ -319,7 +337,11 @@ const file_epochkv_v1_errors_proto_rawDesc = "" +
 	" ERROR_REASON_BULK_LOAD_OVERTAKEN\x10*\x12#\n" +
 	"\x1fERROR_REASON_SNAPSHOT_NOT_FOUND\x10+\x12%\n" +
 	"!ERROR_REASON_BULK_LOAD_QUARANTINE\x10,\x12#\n" +
-	"\x1fERROR_REASON_MESSAGE_INCOMPLETE\x10-B;Z9github.com/epochkv/epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
+	"\x1fERROR_REASON_MESSAGE_INCOMPLETE\x10-\x12#\n" +
+	"\x1fERROR_REASON_REQUEST_ID_EXPIRED\x10.\x12\"\n" +
+	"\x1eERROR_REASON_REQUEST_ID_REUSED\x10/\x12\"\n" +
+	"\x1eERROR_REASON_REQUEST_CANCELLED\x100\x12%\n" +
+	"!ERROR_REASON_REQUEST_ID_IN_FUTURE\x101B;Z9github.com/epochkv/epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
 
 var (
 	file_epochkv_v1_errors_proto_rawDescOnce sync.Once

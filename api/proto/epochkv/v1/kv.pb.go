@@ -508,6 +508,8 @@ type PutRequest struct {
 	Value         []byte                 `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
 	Preconditions []*Precondition        `protobuf:"bytes,3,rep,name=preconditions,proto3" json:"preconditions,omitempty"`
 	Durability    Durability             `protobuf:"varint,4,opt,name=durability,proto3,enum=epochkv.v1.Durability" json:"durability,omitempty"`
+	// Makes the request be executed at most once, see Transactions.GetOutcome.
+	RequestId     []byte `protobuf:"bytes,15,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -570,10 +572,19 @@ func (x *PutRequest) GetDurability() Durability {
 	return Durability_DURABILITY_UNSPECIFIED
 }
 
+func (x *PutRequest) GetRequestId() []byte {
+	if x != nil {
+		return x.RequestId
+	}
+	return nil
+}
+
 type PutResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The epoch of the write.
-	Epoch         uint64 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Epoch uint64 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// The request was executed before, by another attempt with its request_id: this is the answer of then.
+	Deduplicated  bool `protobuf:"varint,14,opt,name=deduplicated,proto3" json:"deduplicated,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -615,11 +626,20 @@ func (x *PutResponse) GetEpoch() uint64 {
 	return 0
 }
 
+func (x *PutResponse) GetDeduplicated() bool {
+	if x != nil {
+		return x.Deduplicated
+	}
+	return false
+}
+
 type DeleteRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Key           []byte                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
 	Preconditions []*Precondition        `protobuf:"bytes,2,rep,name=preconditions,proto3" json:"preconditions,omitempty"`
 	Durability    Durability             `protobuf:"varint,3,opt,name=durability,proto3,enum=epochkv.v1.Durability" json:"durability,omitempty"`
+	// Makes the request be executed at most once, see Transactions.GetOutcome.
+	RequestId     []byte `protobuf:"bytes,15,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -675,10 +695,19 @@ func (x *DeleteRequest) GetDurability() Durability {
 	return Durability_DURABILITY_UNSPECIFIED
 }
 
+func (x *DeleteRequest) GetRequestId() []byte {
+	if x != nil {
+		return x.RequestId
+	}
+	return nil
+}
+
 type DeleteResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The epoch of the write.
-	Epoch         uint64 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Epoch uint64 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// The request was executed before, by another attempt with its request_id: this is the answer of then.
+	Deduplicated  bool `protobuf:"varint,14,opt,name=deduplicated,proto3" json:"deduplicated,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -718,6 +747,13 @@ func (x *DeleteResponse) GetEpoch() uint64 {
 		return x.Epoch
 	}
 	return 0
+}
+
+func (x *DeleteResponse) GetDeduplicated() bool {
+	if x != nil {
+		return x.Deduplicated
+	}
+	return false
 }
 
 type BatchGetRequest struct {
@@ -968,6 +1004,8 @@ type BatchWriteRequest struct {
 	Mutations     []*Mutation     `protobuf:"bytes,1,rep,name=mutations,proto3" json:"mutations,omitempty"`
 	Preconditions []*Precondition `protobuf:"bytes,2,rep,name=preconditions,proto3" json:"preconditions,omitempty"`
 	Durability    Durability      `protobuf:"varint,3,opt,name=durability,proto3,enum=epochkv.v1.Durability" json:"durability,omitempty"`
+	// Makes the request be executed at most once, see Transactions.GetOutcome.
+	RequestId     []byte `protobuf:"bytes,15,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1023,10 +1061,19 @@ func (x *BatchWriteRequest) GetDurability() Durability {
 	return Durability_DURABILITY_UNSPECIFIED
 }
 
+func (x *BatchWriteRequest) GetRequestId() []byte {
+	if x != nil {
+		return x.RequestId
+	}
+	return nil
+}
+
 type BatchWriteResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The epoch of the batch, the same for all its keys.
-	Epoch         uint64 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Epoch uint64 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// The request was executed before, by another attempt with its request_id: this is the answer of then.
+	Deduplicated  bool `protobuf:"varint,14,opt,name=deduplicated,proto3" json:"deduplicated,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1068,6 +1115,13 @@ func (x *BatchWriteResponse) GetEpoch() uint64 {
 	return 0
 }
 
+func (x *BatchWriteResponse) GetDeduplicated() bool {
+	if x != nil {
+		return x.Deduplicated
+	}
+	return false
+}
+
 type DeleteRangeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// What to delete. It is required; an empty KeyRange is all keys.
@@ -1078,6 +1132,8 @@ type DeleteRangeRequest struct {
 	Limit         uint64          `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`
 	Preconditions []*Precondition `protobuf:"bytes,3,rep,name=preconditions,proto3" json:"preconditions,omitempty"`
 	Durability    Durability      `protobuf:"varint,4,opt,name=durability,proto3,enum=epochkv.v1.Durability" json:"durability,omitempty"`
+	// Makes the request be executed at most once, see Transactions.GetOutcome.
+	RequestId     []byte `protobuf:"bytes,15,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1140,6 +1196,13 @@ func (x *DeleteRangeRequest) GetDurability() Durability {
 	return Durability_DURABILITY_UNSPECIFIED
 }
 
+func (x *DeleteRangeRequest) GetRequestId() []byte {
+	if x != nil {
+		return x.RequestId
+	}
+	return nil
+}
+
 type DeleteRangeResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The epoch of the write; 0 if the range was empty and nothing was written.
@@ -1147,7 +1210,11 @@ type DeleteRangeResponse struct {
 	// How many keys were deleted.
 	Deleted uint64 `protobuf:"varint,2,opt,name=deleted,proto3" json:"deleted,omitempty"`
 	// The limit was reached and keys of the range are left.
-	More          bool `protobuf:"varint,3,opt,name=more,proto3" json:"more,omitempty"`
+	More bool `protobuf:"varint,3,opt,name=more,proto3" json:"more,omitempty"`
+	// The request was executed before, by another attempt with its request_id: this is the answer of then.
+	Deduplicated bool `protobuf:"varint,14,opt,name=deduplicated,proto3" json:"deduplicated,omitempty"`
+	// With deduplicated: the other fields but `epoch` are empty, because they were too long to be kept (1 KiB).
+	ResultDropped bool `protobuf:"varint,15,opt,name=result_dropped,json=resultDropped,proto3" json:"result_dropped,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1199,6 +1266,20 @@ func (x *DeleteRangeResponse) GetDeleted() uint64 {
 func (x *DeleteRangeResponse) GetMore() bool {
 	if x != nil {
 		return x.More
+	}
+	return false
+}
+
+func (x *DeleteRangeResponse) GetDeduplicated() bool {
+	if x != nil {
+		return x.Deduplicated
+	}
+	return false
+}
+
+func (x *DeleteRangeResponse) GetResultDropped() bool {
+	if x != nil {
+		return x.ResultDropped
 	}
 	return false
 }
@@ -1904,6 +1985,8 @@ type InvokeRequest struct {
 	Invocation    *Invocation            `protobuf:"bytes,1,opt,name=invocation,proto3" json:"invocation,omitempty"`
 	Preconditions []*Precondition        `protobuf:"bytes,2,rep,name=preconditions,proto3" json:"preconditions,omitempty"`
 	Durability    Durability             `protobuf:"varint,3,opt,name=durability,proto3,enum=epochkv.v1.Durability" json:"durability,omitempty"`
+	// Makes the request be executed at most once, see Transactions.GetOutcome.
+	RequestId     []byte `protobuf:"bytes,15,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1959,11 +2042,22 @@ func (x *InvokeRequest) GetDurability() Durability {
 	return Durability_DURABILITY_UNSPECIFIED
 }
 
+func (x *InvokeRequest) GetRequestId() []byte {
+	if x != nil {
+		return x.RequestId
+	}
+	return nil
+}
+
 type InvokeResponse struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Result *InvokeResult          `protobuf:"bytes,1,opt,name=result,proto3" json:"result,omitempty"`
 	// The epoch of the write; 0 if nothing was written.
-	Epoch         uint64 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Epoch uint64 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// The request was executed before, by another attempt with its request_id: this is the answer of then.
+	Deduplicated bool `protobuf:"varint,14,opt,name=deduplicated,proto3" json:"deduplicated,omitempty"`
+	// With deduplicated: the other fields but `epoch` are empty, because they were too long to be kept (1 KiB).
+	ResultDropped bool `protobuf:"varint,15,opt,name=result_dropped,json=resultDropped,proto3" json:"result_dropped,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2012,12 +2106,28 @@ func (x *InvokeResponse) GetEpoch() uint64 {
 	return 0
 }
 
+func (x *InvokeResponse) GetDeduplicated() bool {
+	if x != nil {
+		return x.Deduplicated
+	}
+	return false
+}
+
+func (x *InvokeResponse) GetResultDropped() bool {
+	if x != nil {
+		return x.ResultDropped
+	}
+	return false
+}
+
 type InvokeAllRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// At least one. A key that is named twice fails the request with DUPLICATE_KEY.
 	Invocations   []*Invocation   `protobuf:"bytes,1,rep,name=invocations,proto3" json:"invocations,omitempty"`
 	Preconditions []*Precondition `protobuf:"bytes,2,rep,name=preconditions,proto3" json:"preconditions,omitempty"`
 	Durability    Durability      `protobuf:"varint,3,opt,name=durability,proto3,enum=epochkv.v1.Durability" json:"durability,omitempty"`
+	// Makes the request be executed at most once, see Transactions.GetOutcome.
+	RequestId     []byte `protobuf:"bytes,15,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2073,12 +2183,23 @@ func (x *InvokeAllRequest) GetDurability() Durability {
 	return Durability_DURABILITY_UNSPECIFIED
 }
 
+func (x *InvokeAllRequest) GetRequestId() []byte {
+	if x != nil {
+		return x.RequestId
+	}
+	return nil
+}
+
 type InvokeAllResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// One result for each invocation, in the order of the request.
 	Results []*InvokeResult `protobuf:"bytes,1,rep,name=results,proto3" json:"results,omitempty"`
 	// The epoch of the write, the same for all; 0 if nothing was written.
-	Epoch         uint64 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Epoch uint64 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// The request was executed before, by another attempt with its request_id: this is the answer of then.
+	Deduplicated bool `protobuf:"varint,14,opt,name=deduplicated,proto3" json:"deduplicated,omitempty"`
+	// With deduplicated: the other fields but `epoch` are empty, because they were too long to be kept (1 KiB).
+	ResultDropped bool `protobuf:"varint,15,opt,name=result_dropped,json=resultDropped,proto3" json:"result_dropped,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2125,6 +2246,20 @@ func (x *InvokeAllResponse) GetEpoch() uint64 {
 		return x.Epoch
 	}
 	return 0
+}
+
+func (x *InvokeAllResponse) GetDeduplicated() bool {
+	if x != nil {
+		return x.Deduplicated
+	}
+	return false
+}
+
+func (x *InvokeAllResponse) GetResultDropped() bool {
+	if x != nil {
+		return x.ResultDropped
+	}
+	return false
 }
 
 type BulkLoadRequest struct {
@@ -2706,7 +2841,7 @@ const file_epochkv_v1_kv_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\fR\x05value\x12\x14\n" +
 	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12\x1d\n" +
 	"\n" +
-	"read_epoch\x18\x04 \x01(\x04R\treadEpoch\"\xac\x01\n" +
+	"read_epoch\x18\x04 \x01(\x04R\treadEpoch\"\xcb\x01\n" +
 	"\n" +
 	"PutRequest\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\fR\x03key\x12\x14\n" +
@@ -2714,17 +2849,23 @@ const file_epochkv_v1_kv_proto_rawDesc = "" +
 	"\rpreconditions\x18\x03 \x03(\v2\x18.epochkv.v1.PreconditionR\rpreconditions\x126\n" +
 	"\n" +
 	"durability\x18\x04 \x01(\x0e2\x16.epochkv.v1.DurabilityR\n" +
-	"durability\"#\n" +
+	"durability\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x0f \x01(\fR\trequestId\"G\n" +
 	"\vPutResponse\x12\x14\n" +
-	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\"\x99\x01\n" +
+	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\"\n" +
+	"\fdeduplicated\x18\x0e \x01(\bR\fdeduplicated\"\xb8\x01\n" +
 	"\rDeleteRequest\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\fR\x03key\x12>\n" +
 	"\rpreconditions\x18\x02 \x03(\v2\x18.epochkv.v1.PreconditionR\rpreconditions\x126\n" +
 	"\n" +
 	"durability\x18\x03 \x01(\x0e2\x16.epochkv.v1.DurabilityR\n" +
-	"durability\"&\n" +
+	"durability\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x0f \x01(\fR\trequestId\"J\n" +
 	"\x0eDeleteResponse\x12\x14\n" +
-	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\"L\n" +
+	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\"\n" +
+	"\fdeduplicated\x18\x0e \x01(\bR\fdeduplicated\"L\n" +
 	"\x0fBatchGetRequest\x12\x12\n" +
 	"\x04keys\x18\x01 \x03(\fR\x04keys\x12%\n" +
 	"\x0esnapshot_epoch\x18\x02 \x01(\x04R\rsnapshotEpoch\"g\n" +
@@ -2744,26 +2885,33 @@ const file_epochkv_v1_kv_proto_rawDesc = "" +
 	"\x04Kind\x12\x14\n" +
 	"\x10KIND_UNSPECIFIED\x10\x00\x12\f\n" +
 	"\bKIND_PUT\x10\x01\x12\x0f\n" +
-	"\vKIND_DELETE\x10\x02\"\xbf\x01\n" +
+	"\vKIND_DELETE\x10\x02\"\xde\x01\n" +
 	"\x11BatchWriteRequest\x122\n" +
 	"\tmutations\x18\x01 \x03(\v2\x14.epochkv.v1.MutationR\tmutations\x12>\n" +
 	"\rpreconditions\x18\x02 \x03(\v2\x18.epochkv.v1.PreconditionR\rpreconditions\x126\n" +
 	"\n" +
 	"durability\x18\x03 \x01(\x0e2\x16.epochkv.v1.DurabilityR\n" +
-	"durability\"*\n" +
+	"durability\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x0f \x01(\fR\trequestId\"N\n" +
 	"\x12BatchWriteResponse\x12\x14\n" +
-	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\"\xce\x01\n" +
+	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\"\n" +
+	"\fdeduplicated\x18\x0e \x01(\bR\fdeduplicated\"\xed\x01\n" +
 	"\x12DeleteRangeRequest\x12*\n" +
 	"\x05range\x18\x01 \x01(\v2\x14.epochkv.v1.KeyRangeR\x05range\x12\x14\n" +
 	"\x05limit\x18\x02 \x01(\x04R\x05limit\x12>\n" +
 	"\rpreconditions\x18\x03 \x03(\v2\x18.epochkv.v1.PreconditionR\rpreconditions\x126\n" +
 	"\n" +
 	"durability\x18\x04 \x01(\x0e2\x16.epochkv.v1.DurabilityR\n" +
-	"durability\"Y\n" +
+	"durability\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x0f \x01(\fR\trequestId\"\xa4\x01\n" +
 	"\x13DeleteRangeResponse\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x18\n" +
 	"\adeleted\x18\x02 \x01(\x04R\adeleted\x12\x12\n" +
-	"\x04more\x18\x03 \x01(\bR\x04more\"\xea\x02\n" +
+	"\x04more\x18\x03 \x01(\bR\x04more\x12\"\n" +
+	"\fdeduplicated\x18\x0e \x01(\bR\fdeduplicated\x12%\n" +
+	"\x0eresult_dropped\x18\x0f \x01(\bR\rresultDropped\"\xea\x02\n" +
 	"\vScanRequest\x12*\n" +
 	"\x05range\x18\x01 \x01(\v2\x14.epochkv.v1.KeyRangeR\x05range\x12\x18\n" +
 	"\areverse\x18\x02 \x01(\bR\areverse\x12\x14\n" +
@@ -2819,7 +2967,7 @@ const file_epochkv_v1_kv_proto_rawDesc = "" +
 	"\x03old\x18\x03 \x01(\fR\x03old\x12\x1b\n" +
 	"\told_epoch\x18\x04 \x01(\x04R\boldEpoch\x12\x1b\n" +
 	"\tnew_found\x18\x05 \x01(\bR\bnewFound\x12\x10\n" +
-	"\x03new\x18\x06 \x01(\fR\x03new\"\xbf\x01\n" +
+	"\x03new\x18\x06 \x01(\fR\x03new\"\xde\x01\n" +
 	"\rInvokeRequest\x126\n" +
 	"\n" +
 	"invocation\x18\x01 \x01(\v2\x16.epochkv.v1.InvocationR\n" +
@@ -2827,19 +2975,27 @@ const file_epochkv_v1_kv_proto_rawDesc = "" +
 	"\rpreconditions\x18\x02 \x03(\v2\x18.epochkv.v1.PreconditionR\rpreconditions\x126\n" +
 	"\n" +
 	"durability\x18\x03 \x01(\x0e2\x16.epochkv.v1.DurabilityR\n" +
-	"durability\"X\n" +
+	"durability\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x0f \x01(\fR\trequestId\"\xa3\x01\n" +
 	"\x0eInvokeResponse\x120\n" +
 	"\x06result\x18\x01 \x01(\v2\x18.epochkv.v1.InvokeResultR\x06result\x12\x14\n" +
-	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\"\xc4\x01\n" +
+	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\"\n" +
+	"\fdeduplicated\x18\x0e \x01(\bR\fdeduplicated\x12%\n" +
+	"\x0eresult_dropped\x18\x0f \x01(\bR\rresultDropped\"\xe3\x01\n" +
 	"\x10InvokeAllRequest\x128\n" +
 	"\vinvocations\x18\x01 \x03(\v2\x16.epochkv.v1.InvocationR\vinvocations\x12>\n" +
 	"\rpreconditions\x18\x02 \x03(\v2\x18.epochkv.v1.PreconditionR\rpreconditions\x126\n" +
 	"\n" +
 	"durability\x18\x03 \x01(\x0e2\x16.epochkv.v1.DurabilityR\n" +
-	"durability\"]\n" +
+	"durability\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x0f \x01(\fR\trequestId\"\xa8\x01\n" +
 	"\x11InvokeAllResponse\x122\n" +
 	"\aresults\x18\x01 \x03(\v2\x18.epochkv.v1.InvokeResultR\aresults\x12\x14\n" +
-	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\"Z\n" +
+	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\"\n" +
+	"\fdeduplicated\x18\x0e \x01(\bR\fdeduplicated\x12%\n" +
+	"\x0eresult_dropped\x18\x0f \x01(\bR\rresultDropped\"Z\n" +
 	"\x0fBulkLoadRequest\x12/\n" +
 	"\aentries\x18\x01 \x03(\v2\x15.epochkv.v1.BulkEntryR\aentries\x12\x16\n" +
 	"\x06commit\x18\x02 \x01(\bR\x06commit\"3\n" +

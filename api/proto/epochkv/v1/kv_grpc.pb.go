@@ -69,8 +69,7 @@ type KVClient interface {
 	// Scan streams the entries of a range in key order, in pages. All pages are read at one epoch.
 	Scan(ctx context.Context, in *ScanRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ScanResponse], error)
 	// Invoke reads, changes and writes one key in one step: increments, appends, compare-and-set and
-	// the like. It never conflicts. A repeated Invoke takes effect twice: repeat it only if the
-	// server has not executed it, or if that is acceptable.
+	// the like. It never conflicts. A repeated Invoke takes effect twice, unless it has a request_id.
 	Invoke(ctx context.Context, in *InvokeRequest, opts ...grpc.CallOption) (*InvokeResponse, error)
 	// InvokeAll does the same to many keys atomically at one epoch: all of them or, after an error,
 	// none. The limit of a batch applies to the request and to the values that it finds.
@@ -254,8 +253,7 @@ type KVServer interface {
 	// Scan streams the entries of a range in key order, in pages. All pages are read at one epoch.
 	Scan(*ScanRequest, grpc.ServerStreamingServer[ScanResponse]) error
 	// Invoke reads, changes and writes one key in one step: increments, appends, compare-and-set and
-	// the like. It never conflicts. A repeated Invoke takes effect twice: repeat it only if the
-	// server has not executed it, or if that is acceptable.
+	// the like. It never conflicts. A repeated Invoke takes effect twice, unless it has a request_id.
 	Invoke(context.Context, *InvokeRequest) (*InvokeResponse, error)
 	// InvokeAll does the same to many keys atomically at one epoch: all of them or, after an error,
 	// none. The limit of a batch applies to the request and to the values that it finds.

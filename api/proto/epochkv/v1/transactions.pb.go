@@ -91,6 +91,66 @@ func (Isolation) EnumDescriptor() ([]byte, []int) {
 	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{0}
 }
 
+// OutcomeState is what became of a request.
+type OutcomeState int32
+
+const (
+	OutcomeState_OUTCOME_STATE_UNSPECIFIED OutcomeState = 0
+	// It was executed.
+	OutcomeState_OUTCOME_STATE_APPLIED OutcomeState = 1
+	// It was not executed, and never will be.
+	OutcomeState_OUTCOME_STATE_CANCELLED OutcomeState = 2
+	// It was not executed so far. Without `fence`, an attempt that is still under way may be.
+	OutcomeState_OUTCOME_STATE_NOT_APPLIED OutcomeState = 3
+	// The id is too old: whether it was executed is not known any more.
+	OutcomeState_OUTCOME_STATE_EXPIRED OutcomeState = 4
+)
+
+// Enum value maps for OutcomeState.
+var (
+	OutcomeState_name = map[int32]string{
+		0: "OUTCOME_STATE_UNSPECIFIED",
+		1: "OUTCOME_STATE_APPLIED",
+		2: "OUTCOME_STATE_CANCELLED",
+		3: "OUTCOME_STATE_NOT_APPLIED",
+		4: "OUTCOME_STATE_EXPIRED",
+	}
+	OutcomeState_value = map[string]int32{
+		"OUTCOME_STATE_UNSPECIFIED": 0,
+		"OUTCOME_STATE_APPLIED":     1,
+		"OUTCOME_STATE_CANCELLED":   2,
+		"OUTCOME_STATE_NOT_APPLIED": 3,
+		"OUTCOME_STATE_EXPIRED":     4,
+	}
+)
+
+func (x OutcomeState) Enum() *OutcomeState {
+	p := new(OutcomeState)
+	*p = x
+	return p
+}
+
+func (x OutcomeState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (OutcomeState) Descriptor() protoreflect.EnumDescriptor {
+	return file_epochkv_v1_transactions_proto_enumTypes[1].Descriptor()
+}
+
+func (OutcomeState) Type() protoreflect.EnumType {
+	return &file_epochkv_v1_transactions_proto_enumTypes[1]
+}
+
+func (x OutcomeState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use OutcomeState.Descriptor instead.
+func (OutcomeState) EnumDescriptor() ([]byte, []int) {
+	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{1}
+}
+
 type TransactRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Exactly one.
@@ -1161,7 +1221,10 @@ func (*RollbackToResponse) Descriptor() ([]byte, []int) {
 }
 
 type CommitRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Makes the commit be executed at most once, see GetOutcome. A repeated transaction may have other
+	// reads and writes: the id is compared, and not they.
+	RequestId     []byte `protobuf:"bytes,15,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1196,10 +1259,19 @@ func (*CommitRequest) Descriptor() ([]byte, []int) {
 	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{14}
 }
 
+func (x *CommitRequest) GetRequestId() []byte {
+	if x != nil {
+		return x.RequestId
+	}
+	return nil
+}
+
 type CommitResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The epoch of the commit; 0 if the transaction wrote nothing.
-	Epoch         uint64 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Epoch uint64 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// The request was executed before, by another attempt with its request_id: this is the answer of then.
+	Deduplicated  bool `protobuf:"varint,14,opt,name=deduplicated,proto3" json:"deduplicated,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1239,6 +1311,13 @@ func (x *CommitResponse) GetEpoch() uint64 {
 		return x.Epoch
 	}
 	return 0
+}
+
+func (x *CommitResponse) GetDeduplicated() bool {
+	if x != nil {
+		return x.Deduplicated
+	}
+	return false
 }
 
 type RollbackRequest struct {
@@ -1322,8 +1401,10 @@ type ExecuteRequest struct {
 	ThenOperations []*Operation `protobuf:"bytes,2,rep,name=then_operations,json=thenOperations,proto3" json:"then_operations,omitempty"`
 	ElseOperations []*Operation `protobuf:"bytes,3,rep,name=else_operations,json=elseOperations,proto3" json:"else_operations,omitempty"`
 	Durability     Durability   `protobuf:"varint,4,opt,name=durability,proto3,enum=epochkv.v1.Durability" json:"durability,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Makes the request be executed at most once, see GetOutcome.
+	RequestId     []byte `protobuf:"bytes,15,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ExecuteRequest) Reset() {
@@ -1382,6 +1463,13 @@ func (x *ExecuteRequest) GetDurability() Durability {
 		return x.Durability
 	}
 	return Durability_DURABILITY_UNSPECIFIED
+}
+
+func (x *ExecuteRequest) GetRequestId() []byte {
+	if x != nil {
+		return x.RequestId
+	}
+	return nil
 }
 
 // TxnCondition is a condition on a key or a range.
@@ -1707,7 +1795,11 @@ type ExecuteResponse struct {
 	// The epoch of the write; 0 if nothing was written.
 	Epoch uint64 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// One for each performed operation, in order.
-	Results       []*OperationResult `protobuf:"bytes,3,rep,name=results,proto3" json:"results,omitempty"`
+	Results []*OperationResult `protobuf:"bytes,3,rep,name=results,proto3" json:"results,omitempty"`
+	// The request was executed before, by another attempt with its request_id: this is the answer of then.
+	Deduplicated bool `protobuf:"varint,14,opt,name=deduplicated,proto3" json:"deduplicated,omitempty"`
+	// With deduplicated: the other fields but `epoch` are empty, because they were too long to be kept (1 KiB).
+	ResultDropped bool `protobuf:"varint,15,opt,name=result_dropped,json=resultDropped,proto3" json:"result_dropped,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1761,6 +1853,20 @@ func (x *ExecuteResponse) GetResults() []*OperationResult {
 		return x.Results
 	}
 	return nil
+}
+
+func (x *ExecuteResponse) GetDeduplicated() bool {
+	if x != nil {
+		return x.Deduplicated
+	}
+	return false
+}
+
+func (x *ExecuteResponse) GetResultDropped() bool {
+	if x != nil {
+		return x.ResultDropped
+	}
+	return false
 }
 
 // OperationResult is what an Operation found or did.
@@ -2170,6 +2276,202 @@ func (*EndTransactionResponse) Descriptor() ([]byte, []int) {
 	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{28}
 }
 
+type GetOutcomeRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	RequestId []byte                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// If the request was not executed, make sure that it never will be: an attempt that is still under
+	// way gets REQUEST_CANCELLED.
+	Fence         bool `protobuf:"varint,2,opt,name=fence,proto3" json:"fence,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetOutcomeRequest) Reset() {
+	*x = GetOutcomeRequest{}
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetOutcomeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetOutcomeRequest) ProtoMessage() {}
+
+func (x *GetOutcomeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetOutcomeRequest.ProtoReflect.Descriptor instead.
+func (*GetOutcomeRequest) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *GetOutcomeRequest) GetRequestId() []byte {
+	if x != nil {
+		return x.RequestId
+	}
+	return nil
+}
+
+func (x *GetOutcomeRequest) GetFence() bool {
+	if x != nil {
+		return x.Fence
+	}
+	return false
+}
+
+type GetOutcomeResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	State OutcomeState           `protobuf:"varint,1,opt,name=state,proto3,enum=epochkv.v1.OutcomeState" json:"state,omitempty"`
+	// The epoch of its commit, if it was executed.
+	Epoch uint64 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// The answer was too long to be kept.
+	ResultDropped bool `protobuf:"varint,3,opt,name=result_dropped,json=resultDropped,proto3" json:"result_dropped,omitempty"`
+	// The answer, if it has more than its epoch.
+	//
+	// Types that are valid to be assigned to Response:
+	//
+	//	*GetOutcomeResponse_DeleteRange
+	//	*GetOutcomeResponse_Invoke
+	//	*GetOutcomeResponse_InvokeAll
+	//	*GetOutcomeResponse_Execute
+	Response      isGetOutcomeResponse_Response `protobuf_oneof:"response"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetOutcomeResponse) Reset() {
+	*x = GetOutcomeResponse{}
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetOutcomeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetOutcomeResponse) ProtoMessage() {}
+
+func (x *GetOutcomeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetOutcomeResponse.ProtoReflect.Descriptor instead.
+func (*GetOutcomeResponse) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *GetOutcomeResponse) GetState() OutcomeState {
+	if x != nil {
+		return x.State
+	}
+	return OutcomeState_OUTCOME_STATE_UNSPECIFIED
+}
+
+func (x *GetOutcomeResponse) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *GetOutcomeResponse) GetResultDropped() bool {
+	if x != nil {
+		return x.ResultDropped
+	}
+	return false
+}
+
+func (x *GetOutcomeResponse) GetResponse() isGetOutcomeResponse_Response {
+	if x != nil {
+		return x.Response
+	}
+	return nil
+}
+
+func (x *GetOutcomeResponse) GetDeleteRange() *DeleteRangeResponse {
+	if x != nil {
+		if x, ok := x.Response.(*GetOutcomeResponse_DeleteRange); ok {
+			return x.DeleteRange
+		}
+	}
+	return nil
+}
+
+func (x *GetOutcomeResponse) GetInvoke() *InvokeResponse {
+	if x != nil {
+		if x, ok := x.Response.(*GetOutcomeResponse_Invoke); ok {
+			return x.Invoke
+		}
+	}
+	return nil
+}
+
+func (x *GetOutcomeResponse) GetInvokeAll() *InvokeAllResponse {
+	if x != nil {
+		if x, ok := x.Response.(*GetOutcomeResponse_InvokeAll); ok {
+			return x.InvokeAll
+		}
+	}
+	return nil
+}
+
+func (x *GetOutcomeResponse) GetExecute() *ExecuteResponse {
+	if x != nil {
+		if x, ok := x.Response.(*GetOutcomeResponse_Execute); ok {
+			return x.Execute
+		}
+	}
+	return nil
+}
+
+type isGetOutcomeResponse_Response interface {
+	isGetOutcomeResponse_Response()
+}
+
+type GetOutcomeResponse_DeleteRange struct {
+	DeleteRange *DeleteRangeResponse `protobuf:"bytes,6,opt,name=delete_range,json=deleteRange,proto3,oneof"`
+}
+
+type GetOutcomeResponse_Invoke struct {
+	Invoke *InvokeResponse `protobuf:"bytes,8,opt,name=invoke,proto3,oneof"`
+}
+
+type GetOutcomeResponse_InvokeAll struct {
+	InvokeAll *InvokeAllResponse `protobuf:"bytes,9,opt,name=invoke_all,json=invokeAll,proto3,oneof"`
+}
+
+type GetOutcomeResponse_Execute struct {
+	Execute *ExecuteResponse `protobuf:"bytes,10,opt,name=execute,proto3,oneof"`
+}
+
+func (*GetOutcomeResponse_DeleteRange) isGetOutcomeResponse_Response() {}
+
+func (*GetOutcomeResponse_Invoke) isGetOutcomeResponse_Response() {}
+
+func (*GetOutcomeResponse_InvokeAll) isGetOutcomeResponse_Response() {}
+
+func (*GetOutcomeResponse_Execute) isGetOutcomeResponse_Response() {}
+
 var File_epochkv_v1_transactions_proto protoreflect.FileDescriptor
 
 const file_epochkv_v1_transactions_proto_rawDesc = "" +
@@ -2241,12 +2543,15 @@ const file_epochkv_v1_transactions_proto_rawDesc = "" +
 	"\tsavepoint\x18\x01 \x01(\x04R\tsavepoint\"1\n" +
 	"\x11RollbackToRequest\x12\x1c\n" +
 	"\tsavepoint\x18\x01 \x01(\x04R\tsavepoint\"\x14\n" +
-	"\x12RollbackToResponse\"\x0f\n" +
-	"\rCommitRequest\"&\n" +
+	"\x12RollbackToResponse\".\n" +
+	"\rCommitRequest\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x0f \x01(\fR\trequestId\"J\n" +
 	"\x0eCommitResponse\x12\x14\n" +
-	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\"\x11\n" +
+	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\"\n" +
+	"\fdeduplicated\x18\x0e \x01(\bR\fdeduplicated\"\x11\n" +
 	"\x0fRollbackRequest\"\x12\n" +
-	"\x10RollbackResponse\"\x82\x02\n" +
+	"\x10RollbackResponse\"\xa1\x02\n" +
 	"\x0eExecuteRequest\x128\n" +
 	"\n" +
 	"conditions\x18\x01 \x03(\v2\x18.epochkv.v1.TxnConditionR\n" +
@@ -2255,7 +2560,9 @@ const file_epochkv_v1_transactions_proto_rawDesc = "" +
 	"\x0felse_operations\x18\x03 \x03(\v2\x15.epochkv.v1.OperationR\x0eelseOperations\x126\n" +
 	"\n" +
 	"durability\x18\x04 \x01(\x0e2\x16.epochkv.v1.DurabilityR\n" +
-	"durability\"}\n" +
+	"durability\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x0f \x01(\fR\trequestId\"}\n" +
 	"\fTxnCondition\x12,\n" +
 	"\x03key\x18\x01 \x01(\v2\x18.epochkv.v1.PreconditionH\x00R\x03key\x122\n" +
 	"\x05range\x18\x02 \x01(\v2\x1a.epochkv.v1.RangeConditionH\x00R\x05rangeB\v\n" +
@@ -2271,11 +2578,13 @@ const file_epochkv_v1_transactions_proto_rawDesc = "" +
 	"\x05write\x18\x03 \x01(\v2\x14.epochkv.v1.MutationH\x00R\x05write\x12C\n" +
 	"\fdelete_range\x18\x04 \x01(\v2\x1e.epochkv.v1.RangeDeleteRequestH\x00R\vdeleteRange\x120\n" +
 	"\x06invoke\x18\x05 \x01(\v2\x16.epochkv.v1.InvocationH\x00R\x06invokeB\v\n" +
-	"\toperation\"|\n" +
+	"\toperation\"\xc7\x01\n" +
 	"\x0fExecuteResponse\x12\x1c\n" +
 	"\tsucceeded\x18\x01 \x01(\bR\tsucceeded\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x125\n" +
-	"\aresults\x18\x03 \x03(\v2\x1b.epochkv.v1.OperationResultR\aresults\"\xaa\x02\n" +
+	"\aresults\x18\x03 \x03(\v2\x1b.epochkv.v1.OperationResultR\aresults\x12\"\n" +
+	"\fdeduplicated\x18\x0e \x01(\bR\fdeduplicated\x12%\n" +
+	"\x0eresult_dropped\x18\x0f \x01(\bR\rresultDropped\"\xaa\x02\n" +
 	"\x0fOperationResult\x12+\n" +
 	"\x03get\x18\x01 \x01(\v2\x17.epochkv.v1.GetResponseH\x00R\x03get\x123\n" +
 	"\x04scan\x18\x02 \x01(\v2\x1d.epochkv.v1.RangeReadResponseH\x00R\x04scan\x121\n" +
@@ -2299,14 +2608,38 @@ const file_epochkv_v1_transactions_proto_rawDesc = "" +
 	"\x05bytes\x18\t \x01(\x04R\x05bytes\"'\n" +
 	"\x15EndTransactionRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\"\x18\n" +
-	"\x16EndTransactionResponse*Z\n" +
+	"\x16EndTransactionResponse\"H\n" +
+	"\x11GetOutcomeRequest\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x01 \x01(\fR\trequestId\x12\x14\n" +
+	"\x05fence\x18\x02 \x01(\bR\x05fence\"\x82\x03\n" +
+	"\x12GetOutcomeResponse\x12.\n" +
+	"\x05state\x18\x01 \x01(\x0e2\x18.epochkv.v1.OutcomeStateR\x05state\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12%\n" +
+	"\x0eresult_dropped\x18\x03 \x01(\bR\rresultDropped\x12D\n" +
+	"\fdelete_range\x18\x06 \x01(\v2\x1f.epochkv.v1.DeleteRangeResponseH\x00R\vdeleteRange\x124\n" +
+	"\x06invoke\x18\b \x01(\v2\x1a.epochkv.v1.InvokeResponseH\x00R\x06invoke\x12>\n" +
+	"\n" +
+	"invoke_all\x18\t \x01(\v2\x1d.epochkv.v1.InvokeAllResponseH\x00R\tinvokeAll\x127\n" +
+	"\aexecute\x18\n" +
+	" \x01(\v2\x1b.epochkv.v1.ExecuteResponseH\x00R\aexecuteB\n" +
+	"\n" +
+	"\bresponse*Z\n" +
 	"\tIsolation\x12\x19\n" +
 	"\x15ISOLATION_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12ISOLATION_SNAPSHOT\x10\x01\x12\x1a\n" +
-	"\x16ISOLATION_SERIALIZABLE\x10\x022\x9d\x01\n" +
+	"\x16ISOLATION_SERIALIZABLE\x10\x02*\x9f\x01\n" +
+	"\fOutcomeState\x12\x1d\n" +
+	"\x19OUTCOME_STATE_UNSPECIFIED\x10\x00\x12\x19\n" +
+	"\x15OUTCOME_STATE_APPLIED\x10\x01\x12\x1b\n" +
+	"\x17OUTCOME_STATE_CANCELLED\x10\x02\x12\x1d\n" +
+	"\x19OUTCOME_STATE_NOT_APPLIED\x10\x03\x12\x19\n" +
+	"\x15OUTCOME_STATE_EXPIRED\x10\x042\xea\x01\n" +
 	"\fTransactions\x12B\n" +
 	"\aExecute\x12\x1a.epochkv.v1.ExecuteRequest\x1a\x1b.epochkv.v1.ExecuteResponse\x12I\n" +
-	"\bTransact\x12\x1b.epochkv.v1.TransactRequest\x1a\x1c.epochkv.v1.TransactResponse(\x010\x01B;Z9github.com/epochkv/epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
+	"\bTransact\x12\x1b.epochkv.v1.TransactRequest\x1a\x1c.epochkv.v1.TransactResponse(\x010\x01\x12K\n" +
+	"\n" +
+	"GetOutcome\x12\x1d.epochkv.v1.GetOutcomeRequest\x1a\x1e.epochkv.v1.GetOutcomeResponseB;Z9github.com/epochkv/epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
 
 var (
 	file_epochkv_v1_transactions_proto_rawDescOnce sync.Once
@@ -2320,114 +2653,127 @@ func file_epochkv_v1_transactions_proto_rawDescGZIP() []byte {
 	return file_epochkv_v1_transactions_proto_rawDescData
 }
 
-var file_epochkv_v1_transactions_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_epochkv_v1_transactions_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
+var file_epochkv_v1_transactions_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_epochkv_v1_transactions_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
 var file_epochkv_v1_transactions_proto_goTypes = []any{
 	(Isolation)(0),                   // 0: epochkv.v1.Isolation
-	(*TransactRequest)(nil),          // 1: epochkv.v1.TransactRequest
-	(*TransactResponse)(nil),         // 2: epochkv.v1.TransactResponse
-	(*BeginRequest)(nil),             // 3: epochkv.v1.BeginRequest
-	(*BeginResponse)(nil),            // 4: epochkv.v1.BeginResponse
-	(*RangeReadRequest)(nil),         // 5: epochkv.v1.RangeReadRequest
-	(*RangeReadResponse)(nil),        // 6: epochkv.v1.RangeReadResponse
-	(*WriteRequest)(nil),             // 7: epochkv.v1.WriteRequest
-	(*WriteResponse)(nil),            // 8: epochkv.v1.WriteResponse
-	(*RangeDeleteRequest)(nil),       // 9: epochkv.v1.RangeDeleteRequest
-	(*RangeDeleteResponse)(nil),      // 10: epochkv.v1.RangeDeleteResponse
-	(*SavepointRequest)(nil),         // 11: epochkv.v1.SavepointRequest
-	(*SavepointResponse)(nil),        // 12: epochkv.v1.SavepointResponse
-	(*RollbackToRequest)(nil),        // 13: epochkv.v1.RollbackToRequest
-	(*RollbackToResponse)(nil),       // 14: epochkv.v1.RollbackToResponse
-	(*CommitRequest)(nil),            // 15: epochkv.v1.CommitRequest
-	(*CommitResponse)(nil),           // 16: epochkv.v1.CommitResponse
-	(*RollbackRequest)(nil),          // 17: epochkv.v1.RollbackRequest
-	(*RollbackResponse)(nil),         // 18: epochkv.v1.RollbackResponse
-	(*ExecuteRequest)(nil),           // 19: epochkv.v1.ExecuteRequest
-	(*TxnCondition)(nil),             // 20: epochkv.v1.TxnCondition
-	(*RangeCondition)(nil),           // 21: epochkv.v1.RangeCondition
-	(*Operation)(nil),                // 22: epochkv.v1.Operation
-	(*ExecuteResponse)(nil),          // 23: epochkv.v1.ExecuteResponse
-	(*OperationResult)(nil),          // 24: epochkv.v1.OperationResult
-	(*ListTransactionsRequest)(nil),  // 25: epochkv.v1.ListTransactionsRequest
-	(*ListTransactionsResponse)(nil), // 26: epochkv.v1.ListTransactionsResponse
-	(*TransactionInfo)(nil),          // 27: epochkv.v1.TransactionInfo
-	(*EndTransactionRequest)(nil),    // 28: epochkv.v1.EndTransactionRequest
-	(*EndTransactionResponse)(nil),   // 29: epochkv.v1.EndTransactionResponse
-	(*GetRequest)(nil),               // 30: epochkv.v1.GetRequest
-	(*BatchGetRequest)(nil),          // 31: epochkv.v1.BatchGetRequest
-	(*Invocation)(nil),               // 32: epochkv.v1.Invocation
-	(*GetResponse)(nil),              // 33: epochkv.v1.GetResponse
-	(*BatchGetResponse)(nil),         // 34: epochkv.v1.BatchGetResponse
-	(*InvokeResult)(nil),             // 35: epochkv.v1.InvokeResult
-	(*status.Status)(nil),            // 36: google.rpc.Status
-	(Durability)(0),                  // 37: epochkv.v1.Durability
-	(*KeyRange)(nil),                 // 38: epochkv.v1.KeyRange
-	(*Entry)(nil),                    // 39: epochkv.v1.Entry
-	(*Mutation)(nil),                 // 40: epochkv.v1.Mutation
-	(*Precondition)(nil),             // 41: epochkv.v1.Precondition
-	(*durationpb.Duration)(nil),      // 42: google.protobuf.Duration
+	(OutcomeState)(0),                // 1: epochkv.v1.OutcomeState
+	(*TransactRequest)(nil),          // 2: epochkv.v1.TransactRequest
+	(*TransactResponse)(nil),         // 3: epochkv.v1.TransactResponse
+	(*BeginRequest)(nil),             // 4: epochkv.v1.BeginRequest
+	(*BeginResponse)(nil),            // 5: epochkv.v1.BeginResponse
+	(*RangeReadRequest)(nil),         // 6: epochkv.v1.RangeReadRequest
+	(*RangeReadResponse)(nil),        // 7: epochkv.v1.RangeReadResponse
+	(*WriteRequest)(nil),             // 8: epochkv.v1.WriteRequest
+	(*WriteResponse)(nil),            // 9: epochkv.v1.WriteResponse
+	(*RangeDeleteRequest)(nil),       // 10: epochkv.v1.RangeDeleteRequest
+	(*RangeDeleteResponse)(nil),      // 11: epochkv.v1.RangeDeleteResponse
+	(*SavepointRequest)(nil),         // 12: epochkv.v1.SavepointRequest
+	(*SavepointResponse)(nil),        // 13: epochkv.v1.SavepointResponse
+	(*RollbackToRequest)(nil),        // 14: epochkv.v1.RollbackToRequest
+	(*RollbackToResponse)(nil),       // 15: epochkv.v1.RollbackToResponse
+	(*CommitRequest)(nil),            // 16: epochkv.v1.CommitRequest
+	(*CommitResponse)(nil),           // 17: epochkv.v1.CommitResponse
+	(*RollbackRequest)(nil),          // 18: epochkv.v1.RollbackRequest
+	(*RollbackResponse)(nil),         // 19: epochkv.v1.RollbackResponse
+	(*ExecuteRequest)(nil),           // 20: epochkv.v1.ExecuteRequest
+	(*TxnCondition)(nil),             // 21: epochkv.v1.TxnCondition
+	(*RangeCondition)(nil),           // 22: epochkv.v1.RangeCondition
+	(*Operation)(nil),                // 23: epochkv.v1.Operation
+	(*ExecuteResponse)(nil),          // 24: epochkv.v1.ExecuteResponse
+	(*OperationResult)(nil),          // 25: epochkv.v1.OperationResult
+	(*ListTransactionsRequest)(nil),  // 26: epochkv.v1.ListTransactionsRequest
+	(*ListTransactionsResponse)(nil), // 27: epochkv.v1.ListTransactionsResponse
+	(*TransactionInfo)(nil),          // 28: epochkv.v1.TransactionInfo
+	(*EndTransactionRequest)(nil),    // 29: epochkv.v1.EndTransactionRequest
+	(*EndTransactionResponse)(nil),   // 30: epochkv.v1.EndTransactionResponse
+	(*GetOutcomeRequest)(nil),        // 31: epochkv.v1.GetOutcomeRequest
+	(*GetOutcomeResponse)(nil),       // 32: epochkv.v1.GetOutcomeResponse
+	(*GetRequest)(nil),               // 33: epochkv.v1.GetRequest
+	(*BatchGetRequest)(nil),          // 34: epochkv.v1.BatchGetRequest
+	(*Invocation)(nil),               // 35: epochkv.v1.Invocation
+	(*GetResponse)(nil),              // 36: epochkv.v1.GetResponse
+	(*BatchGetResponse)(nil),         // 37: epochkv.v1.BatchGetResponse
+	(*InvokeResult)(nil),             // 38: epochkv.v1.InvokeResult
+	(*status.Status)(nil),            // 39: google.rpc.Status
+	(Durability)(0),                  // 40: epochkv.v1.Durability
+	(*KeyRange)(nil),                 // 41: epochkv.v1.KeyRange
+	(*Entry)(nil),                    // 42: epochkv.v1.Entry
+	(*Mutation)(nil),                 // 43: epochkv.v1.Mutation
+	(*Precondition)(nil),             // 44: epochkv.v1.Precondition
+	(*durationpb.Duration)(nil),      // 45: google.protobuf.Duration
+	(*DeleteRangeResponse)(nil),      // 46: epochkv.v1.DeleteRangeResponse
+	(*InvokeResponse)(nil),           // 47: epochkv.v1.InvokeResponse
+	(*InvokeAllResponse)(nil),        // 48: epochkv.v1.InvokeAllResponse
 }
 var file_epochkv_v1_transactions_proto_depIdxs = []int32{
-	3,  // 0: epochkv.v1.TransactRequest.begin:type_name -> epochkv.v1.BeginRequest
-	30, // 1: epochkv.v1.TransactRequest.get:type_name -> epochkv.v1.GetRequest
-	31, // 2: epochkv.v1.TransactRequest.batch_get:type_name -> epochkv.v1.BatchGetRequest
-	5,  // 3: epochkv.v1.TransactRequest.scan:type_name -> epochkv.v1.RangeReadRequest
-	7,  // 4: epochkv.v1.TransactRequest.write:type_name -> epochkv.v1.WriteRequest
-	9,  // 5: epochkv.v1.TransactRequest.delete_range:type_name -> epochkv.v1.RangeDeleteRequest
-	32, // 6: epochkv.v1.TransactRequest.invoke:type_name -> epochkv.v1.Invocation
-	11, // 7: epochkv.v1.TransactRequest.savepoint:type_name -> epochkv.v1.SavepointRequest
-	13, // 8: epochkv.v1.TransactRequest.rollback_to:type_name -> epochkv.v1.RollbackToRequest
-	15, // 9: epochkv.v1.TransactRequest.commit:type_name -> epochkv.v1.CommitRequest
-	17, // 10: epochkv.v1.TransactRequest.rollback:type_name -> epochkv.v1.RollbackRequest
-	4,  // 11: epochkv.v1.TransactResponse.begin:type_name -> epochkv.v1.BeginResponse
-	33, // 12: epochkv.v1.TransactResponse.get:type_name -> epochkv.v1.GetResponse
-	34, // 13: epochkv.v1.TransactResponse.batch_get:type_name -> epochkv.v1.BatchGetResponse
-	6,  // 14: epochkv.v1.TransactResponse.scan:type_name -> epochkv.v1.RangeReadResponse
-	8,  // 15: epochkv.v1.TransactResponse.write:type_name -> epochkv.v1.WriteResponse
-	10, // 16: epochkv.v1.TransactResponse.delete_range:type_name -> epochkv.v1.RangeDeleteResponse
-	35, // 17: epochkv.v1.TransactResponse.invoke:type_name -> epochkv.v1.InvokeResult
-	12, // 18: epochkv.v1.TransactResponse.savepoint:type_name -> epochkv.v1.SavepointResponse
-	14, // 19: epochkv.v1.TransactResponse.rollback_to:type_name -> epochkv.v1.RollbackToResponse
-	16, // 20: epochkv.v1.TransactResponse.commit:type_name -> epochkv.v1.CommitResponse
-	18, // 21: epochkv.v1.TransactResponse.rollback:type_name -> epochkv.v1.RollbackResponse
-	36, // 22: epochkv.v1.TransactResponse.error:type_name -> google.rpc.Status
+	4,  // 0: epochkv.v1.TransactRequest.begin:type_name -> epochkv.v1.BeginRequest
+	33, // 1: epochkv.v1.TransactRequest.get:type_name -> epochkv.v1.GetRequest
+	34, // 2: epochkv.v1.TransactRequest.batch_get:type_name -> epochkv.v1.BatchGetRequest
+	6,  // 3: epochkv.v1.TransactRequest.scan:type_name -> epochkv.v1.RangeReadRequest
+	8,  // 4: epochkv.v1.TransactRequest.write:type_name -> epochkv.v1.WriteRequest
+	10, // 5: epochkv.v1.TransactRequest.delete_range:type_name -> epochkv.v1.RangeDeleteRequest
+	35, // 6: epochkv.v1.TransactRequest.invoke:type_name -> epochkv.v1.Invocation
+	12, // 7: epochkv.v1.TransactRequest.savepoint:type_name -> epochkv.v1.SavepointRequest
+	14, // 8: epochkv.v1.TransactRequest.rollback_to:type_name -> epochkv.v1.RollbackToRequest
+	16, // 9: epochkv.v1.TransactRequest.commit:type_name -> epochkv.v1.CommitRequest
+	18, // 10: epochkv.v1.TransactRequest.rollback:type_name -> epochkv.v1.RollbackRequest
+	5,  // 11: epochkv.v1.TransactResponse.begin:type_name -> epochkv.v1.BeginResponse
+	36, // 12: epochkv.v1.TransactResponse.get:type_name -> epochkv.v1.GetResponse
+	37, // 13: epochkv.v1.TransactResponse.batch_get:type_name -> epochkv.v1.BatchGetResponse
+	7,  // 14: epochkv.v1.TransactResponse.scan:type_name -> epochkv.v1.RangeReadResponse
+	9,  // 15: epochkv.v1.TransactResponse.write:type_name -> epochkv.v1.WriteResponse
+	11, // 16: epochkv.v1.TransactResponse.delete_range:type_name -> epochkv.v1.RangeDeleteResponse
+	38, // 17: epochkv.v1.TransactResponse.invoke:type_name -> epochkv.v1.InvokeResult
+	13, // 18: epochkv.v1.TransactResponse.savepoint:type_name -> epochkv.v1.SavepointResponse
+	15, // 19: epochkv.v1.TransactResponse.rollback_to:type_name -> epochkv.v1.RollbackToResponse
+	17, // 20: epochkv.v1.TransactResponse.commit:type_name -> epochkv.v1.CommitResponse
+	19, // 21: epochkv.v1.TransactResponse.rollback:type_name -> epochkv.v1.RollbackResponse
+	39, // 22: epochkv.v1.TransactResponse.error:type_name -> google.rpc.Status
 	0,  // 23: epochkv.v1.BeginRequest.isolation:type_name -> epochkv.v1.Isolation
-	37, // 24: epochkv.v1.BeginRequest.durability:type_name -> epochkv.v1.Durability
-	38, // 25: epochkv.v1.RangeReadRequest.range:type_name -> epochkv.v1.KeyRange
-	39, // 26: epochkv.v1.RangeReadResponse.entries:type_name -> epochkv.v1.Entry
-	40, // 27: epochkv.v1.WriteRequest.mutations:type_name -> epochkv.v1.Mutation
-	38, // 28: epochkv.v1.RangeDeleteRequest.range:type_name -> epochkv.v1.KeyRange
-	20, // 29: epochkv.v1.ExecuteRequest.conditions:type_name -> epochkv.v1.TxnCondition
-	22, // 30: epochkv.v1.ExecuteRequest.then_operations:type_name -> epochkv.v1.Operation
-	22, // 31: epochkv.v1.ExecuteRequest.else_operations:type_name -> epochkv.v1.Operation
-	37, // 32: epochkv.v1.ExecuteRequest.durability:type_name -> epochkv.v1.Durability
-	41, // 33: epochkv.v1.TxnCondition.key:type_name -> epochkv.v1.Precondition
-	21, // 34: epochkv.v1.TxnCondition.range:type_name -> epochkv.v1.RangeCondition
-	38, // 35: epochkv.v1.RangeCondition.range:type_name -> epochkv.v1.KeyRange
-	30, // 36: epochkv.v1.Operation.get:type_name -> epochkv.v1.GetRequest
-	5,  // 37: epochkv.v1.Operation.scan:type_name -> epochkv.v1.RangeReadRequest
-	40, // 38: epochkv.v1.Operation.write:type_name -> epochkv.v1.Mutation
-	9,  // 39: epochkv.v1.Operation.delete_range:type_name -> epochkv.v1.RangeDeleteRequest
-	32, // 40: epochkv.v1.Operation.invoke:type_name -> epochkv.v1.Invocation
-	24, // 41: epochkv.v1.ExecuteResponse.results:type_name -> epochkv.v1.OperationResult
-	33, // 42: epochkv.v1.OperationResult.get:type_name -> epochkv.v1.GetResponse
-	6,  // 43: epochkv.v1.OperationResult.scan:type_name -> epochkv.v1.RangeReadResponse
-	8,  // 44: epochkv.v1.OperationResult.write:type_name -> epochkv.v1.WriteResponse
-	10, // 45: epochkv.v1.OperationResult.delete_range:type_name -> epochkv.v1.RangeDeleteResponse
-	35, // 46: epochkv.v1.OperationResult.invoke:type_name -> epochkv.v1.InvokeResult
-	27, // 47: epochkv.v1.ListTransactionsResponse.transactions:type_name -> epochkv.v1.TransactionInfo
+	40, // 24: epochkv.v1.BeginRequest.durability:type_name -> epochkv.v1.Durability
+	41, // 25: epochkv.v1.RangeReadRequest.range:type_name -> epochkv.v1.KeyRange
+	42, // 26: epochkv.v1.RangeReadResponse.entries:type_name -> epochkv.v1.Entry
+	43, // 27: epochkv.v1.WriteRequest.mutations:type_name -> epochkv.v1.Mutation
+	41, // 28: epochkv.v1.RangeDeleteRequest.range:type_name -> epochkv.v1.KeyRange
+	21, // 29: epochkv.v1.ExecuteRequest.conditions:type_name -> epochkv.v1.TxnCondition
+	23, // 30: epochkv.v1.ExecuteRequest.then_operations:type_name -> epochkv.v1.Operation
+	23, // 31: epochkv.v1.ExecuteRequest.else_operations:type_name -> epochkv.v1.Operation
+	40, // 32: epochkv.v1.ExecuteRequest.durability:type_name -> epochkv.v1.Durability
+	44, // 33: epochkv.v1.TxnCondition.key:type_name -> epochkv.v1.Precondition
+	22, // 34: epochkv.v1.TxnCondition.range:type_name -> epochkv.v1.RangeCondition
+	41, // 35: epochkv.v1.RangeCondition.range:type_name -> epochkv.v1.KeyRange
+	33, // 36: epochkv.v1.Operation.get:type_name -> epochkv.v1.GetRequest
+	6,  // 37: epochkv.v1.Operation.scan:type_name -> epochkv.v1.RangeReadRequest
+	43, // 38: epochkv.v1.Operation.write:type_name -> epochkv.v1.Mutation
+	10, // 39: epochkv.v1.Operation.delete_range:type_name -> epochkv.v1.RangeDeleteRequest
+	35, // 40: epochkv.v1.Operation.invoke:type_name -> epochkv.v1.Invocation
+	25, // 41: epochkv.v1.ExecuteResponse.results:type_name -> epochkv.v1.OperationResult
+	36, // 42: epochkv.v1.OperationResult.get:type_name -> epochkv.v1.GetResponse
+	7,  // 43: epochkv.v1.OperationResult.scan:type_name -> epochkv.v1.RangeReadResponse
+	9,  // 44: epochkv.v1.OperationResult.write:type_name -> epochkv.v1.WriteResponse
+	11, // 45: epochkv.v1.OperationResult.delete_range:type_name -> epochkv.v1.RangeDeleteResponse
+	38, // 46: epochkv.v1.OperationResult.invoke:type_name -> epochkv.v1.InvokeResult
+	28, // 47: epochkv.v1.ListTransactionsResponse.transactions:type_name -> epochkv.v1.TransactionInfo
 	0,  // 48: epochkv.v1.TransactionInfo.isolation:type_name -> epochkv.v1.Isolation
-	42, // 49: epochkv.v1.TransactionInfo.age:type_name -> google.protobuf.Duration
-	42, // 50: epochkv.v1.TransactionInfo.idle:type_name -> google.protobuf.Duration
-	19, // 51: epochkv.v1.Transactions.Execute:input_type -> epochkv.v1.ExecuteRequest
-	1,  // 52: epochkv.v1.Transactions.Transact:input_type -> epochkv.v1.TransactRequest
-	23, // 53: epochkv.v1.Transactions.Execute:output_type -> epochkv.v1.ExecuteResponse
-	2,  // 54: epochkv.v1.Transactions.Transact:output_type -> epochkv.v1.TransactResponse
-	53, // [53:55] is the sub-list for method output_type
-	51, // [51:53] is the sub-list for method input_type
-	51, // [51:51] is the sub-list for extension type_name
-	51, // [51:51] is the sub-list for extension extendee
-	0,  // [0:51] is the sub-list for field type_name
+	45, // 49: epochkv.v1.TransactionInfo.age:type_name -> google.protobuf.Duration
+	45, // 50: epochkv.v1.TransactionInfo.idle:type_name -> google.protobuf.Duration
+	1,  // 51: epochkv.v1.GetOutcomeResponse.state:type_name -> epochkv.v1.OutcomeState
+	46, // 52: epochkv.v1.GetOutcomeResponse.delete_range:type_name -> epochkv.v1.DeleteRangeResponse
+	47, // 53: epochkv.v1.GetOutcomeResponse.invoke:type_name -> epochkv.v1.InvokeResponse
+	48, // 54: epochkv.v1.GetOutcomeResponse.invoke_all:type_name -> epochkv.v1.InvokeAllResponse
+	24, // 55: epochkv.v1.GetOutcomeResponse.execute:type_name -> epochkv.v1.ExecuteResponse
+	20, // 56: epochkv.v1.Transactions.Execute:input_type -> epochkv.v1.ExecuteRequest
+	2,  // 57: epochkv.v1.Transactions.Transact:input_type -> epochkv.v1.TransactRequest
+	31, // 58: epochkv.v1.Transactions.GetOutcome:input_type -> epochkv.v1.GetOutcomeRequest
+	24, // 59: epochkv.v1.Transactions.Execute:output_type -> epochkv.v1.ExecuteResponse
+	3,  // 60: epochkv.v1.Transactions.Transact:output_type -> epochkv.v1.TransactResponse
+	32, // 61: epochkv.v1.Transactions.GetOutcome:output_type -> epochkv.v1.GetOutcomeResponse
+	59, // [59:62] is the sub-list for method output_type
+	56, // [56:59] is the sub-list for method input_type
+	56, // [56:56] is the sub-list for extension type_name
+	56, // [56:56] is the sub-list for extension extendee
+	0,  // [0:56] is the sub-list for field type_name
 }
 
 func init() { file_epochkv_v1_transactions_proto_init() }
@@ -2485,13 +2831,19 @@ func file_epochkv_v1_transactions_proto_init() {
 		(*OperationResult_DeleteRange)(nil),
 		(*OperationResult_Invoke)(nil),
 	}
+	file_epochkv_v1_transactions_proto_msgTypes[30].OneofWrappers = []any{
+		(*GetOutcomeResponse_DeleteRange)(nil),
+		(*GetOutcomeResponse_Invoke)(nil),
+		(*GetOutcomeResponse_InvokeAll)(nil),
+		(*GetOutcomeResponse_Execute)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_epochkv_v1_transactions_proto_rawDesc), len(file_epochkv_v1_transactions_proto_rawDesc)),
-			NumEnums:      1,
-			NumMessages:   29,
+			NumEnums:      2,
+			NumMessages:   31,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -33,8 +33,9 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Transactions_Execute_FullMethodName  = "/epochkv.v1.Transactions/Execute"
-	Transactions_Transact_FullMethodName = "/epochkv.v1.Transactions/Transact"
+	Transactions_Execute_FullMethodName    = "/epochkv.v1.Transactions/Execute"
+	Transactions_Transact_FullMethodName   = "/epochkv.v1.Transactions/Transact"
+	Transactions_GetOutcome_FullMethodName = "/epochkv.v1.Transactions/GetOutcome"
 )
 
 // TransactionsClient is the client API for Transactions service.
@@ -61,6 +62,18 @@ type TransactionsClient interface {
 	// is idle or open for too long (Limits in Admin.Status), with TXN_ENDED if an operator ends it,
 	// and with SHUTTING_DOWN when the server drains and no transaction is open.
 	Transact(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[TransactRequest, TransactResponse], error)
+	// GetOutcome tells what became of a request with a request_id.
+	//
+	// A request_id is a UUID of version 7 (RFC 9562), made when the request is first sent, and the same in
+	// every attempt of it. Its record is written with the request's own writes. An attempt that finds it
+	// executes nothing and gets the answer of the first one, with `deduplicated`. A refusal executes
+	// nothing and leaves no record: the next attempt may be executed.
+	//
+	// Records are kept for the server's option --request-id-window. An older id is refused with
+	// REQUEST_ID_EXPIRED, because whether it was executed is not known any more. An id more than five
+	// minutes ahead of the server's clock is INVALID_REQUEST. An id that another request has used is
+	// REQUEST_ID_REUSED. The answer is linearizable.
+	GetOutcome(ctx context.Context, in *GetOutcomeRequest, opts ...grpc.CallOption) (*GetOutcomeResponse, error)
 }
 
 type transactionsClient struct {
@@ -94,6 +107,16 @@ func (c *transactionsClient) Transact(ctx context.Context, opts ...grpc.CallOpti
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Transactions_TransactClient = grpc.BidiStreamingClient[TransactRequest, TransactResponse]
 
+func (c *transactionsClient) GetOutcome(ctx context.Context, in *GetOutcomeRequest, opts ...grpc.CallOption) (*GetOutcomeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetOutcomeResponse)
+	err := c.cc.Invoke(ctx, Transactions_GetOutcome_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // TransactionsServer is the server API for Transactions service.
 // All implementations must embed UnimplementedTransactionsServer
 // for forward compatibility.
@@ -118,6 +141,18 @@ type TransactionsServer interface {
 	// is idle or open for too long (Limits in Admin.Status), with TXN_ENDED if an operator ends it,
 	// and with SHUTTING_DOWN when the server drains and no transaction is open.
 	Transact(grpc.BidiStreamingServer[TransactRequest, TransactResponse]) error
+	// GetOutcome tells what became of a request with a request_id.
+	//
+	// A request_id is a UUID of version 7 (RFC 9562), made when the request is first sent, and the same in
+	// every attempt of it. Its record is written with the request's own writes. An attempt that finds it
+	// executes nothing and gets the answer of the first one, with `deduplicated`. A refusal executes
+	// nothing and leaves no record: the next attempt may be executed.
+	//
+	// Records are kept for the server's option --request-id-window. An older id is refused with
+	// REQUEST_ID_EXPIRED, because whether it was executed is not known any more. An id more than five
+	// minutes ahead of the server's clock is INVALID_REQUEST. An id that another request has used is
+	// REQUEST_ID_REUSED. The answer is linearizable.
+	GetOutcome(context.Context, *GetOutcomeRequest) (*GetOutcomeResponse, error)
 	mustEmbedUnimplementedTransactionsServer()
 }
 
@@ -133,6 +168,9 @@ func (UnimplementedTransactionsServer) Execute(context.Context, *ExecuteRequest)
 }
 func (UnimplementedTransactionsServer) Transact(grpc.BidiStreamingServer[TransactRequest, TransactResponse]) error {
 	return status.Error(codes.Unimplemented, "method Transact not implemented")
+}
+func (UnimplementedTransactionsServer) GetOutcome(context.Context, *GetOutcomeRequest) (*GetOutcomeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetOutcome not implemented")
 }
 func (UnimplementedTransactionsServer) mustEmbedUnimplementedTransactionsServer() {}
 func (UnimplementedTransactionsServer) testEmbeddedByValue()                      {}
@@ -180,6 +218,24 @@ func _Transactions_Transact_Handler(srv interface{}, stream grpc.ServerStream) e
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Transactions_TransactServer = grpc.BidiStreamingServer[TransactRequest, TransactResponse]
 
+func _Transactions_GetOutcome_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetOutcomeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TransactionsServer).GetOutcome(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Transactions_GetOutcome_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TransactionsServer).GetOutcome(ctx, req.(*GetOutcomeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Transactions_ServiceDesc is the grpc.ServiceDesc for Transactions service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -190,6 +246,10 @@ var Transactions_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Execute",
 			Handler:    _Transactions_Execute_Handler,
+		},
+		{
+			MethodName: "GetOutcome",
+			Handler:    _Transactions_GetOutcome_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -1,0 +1,253 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"strconv"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/mvcc"
+)
+
+// A request with a request_id is executed at most once: package mvcc keeps a record of it. The functions here read the id,
+// hash what the request asks for, and make an answer of the record that an earlier attempt left.
+
+// Methods in the records of requests; docs/formats.md has them, too.
+const (
+	recordPut uint8 = iota + 1
+	recordDelete
+	recordBatchWrite
+	recordDeleteRange
+	recordInvoke
+	recordInvokeAll
+	recordExecute
+	recordCommit
+)
+
+// requestAheadMax is how far the time of an id may be ahead of the server's clock.
+const requestAheadMax = 5 * time.Minute
+
+// requestTimeError is an id whose time is too far from the server's.
+type requestTimeError struct{ at uint64 }
+
+func (e *requestTimeError) Error() string {
+	return fmt.Sprintf("the time of the request_id is more than %v ahead of the server's clock", requestAheadMax)
+}
+
+// requestMessage is a message with a request_id.
+type requestMessage interface {
+	encoder
+	GetRequestId() []byte
+}
+
+// toRequest reads the id of a request. It is nil if there is none. The result is valid until the next call.
+func (c *executor) toRequest(m requestMessage, method uint8) (*mvcc.Request, error) {
+	if len(m.GetRequestId()) == 0 {
+		return nil, nil //nolint:nilnil // most requests have no id, and nothing is wrong
+	}
+	r := &c.request
+	*r = mvcc.Request{Method: method}
+	var err error
+	if r.ID, err = mvcc.ToRequestID(m.GetRequestId()); err != nil {
+		return nil, invalid("request_id", "is not a UUID of version 7 (16 bytes)")
+	}
+	if now := time.Now(); r.ID.Time() > uint64(now.Add(requestAheadMax).UnixMilli()) {
+		return nil, &requestTimeError{at: uint64(now.UnixMilli())}
+	}
+	r.Hash, err = c.hashRequest(m, method)
+	return r, err
+}
+
+// hashRequest hashes the method and what the message asks for: its encoding without id and durability.
+func (c *executor) hashRequest(m requestMessage, method uint8) (uint32, error) {
+	seed := crc32.Update(0, castagnoli, []byte{method})
+	if method == recordCommit {
+		return seed, nil // another attempt of a transaction may have read and written something else
+	}
+	restore := withoutID(m)
+	defer restore()
+	size := m.SizeVT()
+	if size > cap(c.scratch) {
+		c.scratch = make([]byte, max(size, 512))
+	}
+	if _, err := m.MarshalToSizedBufferVT(c.scratch[:size]); err != nil {
+		return 0, fmt.Errorf("hash of the request: %w", err)
+	}
+	hash := crc32.Update(seed, castagnoli, c.scratch[:size])
+	if cap(c.scratch) > pooledBytesMax {
+		c.scratch = nil
+	}
+	return hash, nil
+}
+
+// withoutID takes id and durability out of a message until the result is called.
+func withoutID(m requestMessage) (restore func()) {
+	var id *[]byte
+	var durability *pb.Durability
+	switch r := m.(type) {
+	case *pb.PutRequest:
+		id, durability = &r.RequestId, &r.Durability
+	case *pb.DeleteRequest:
+		id, durability = &r.RequestId, &r.Durability
+	case *pb.BatchWriteRequest:
+		id, durability = &r.RequestId, &r.Durability
+	case *pb.DeleteRangeRequest:
+		id, durability = &r.RequestId, &r.Durability
+	case *pb.InvokeRequest:
+		id, durability = &r.RequestId, &r.Durability
+	case *pb.InvokeAllRequest:
+		id, durability = &r.RequestId, &r.Durability
+	case *pb.ExecuteRequest:
+		id, durability = &r.RequestId, &r.Durability
+	default:
+		return func() {}
+	}
+	bytes, was := *id, *durability
+	*id, *durability = nil, pb.Durability_DURABILITY_UNSPECIFIED
+	return func() { *id, *durability = bytes, was }
+}
+
+// identify makes the write be applied at most once, if the message has an id. It follows prepare, and precedes the
+// operations.
+func (c *executor) identify(m requestMessage, method uint8) error {
+	r, err := c.toRequest(m, method)
+	if err == nil {
+		c.write.Identify(r)
+	}
+	return err
+}
+
+// before returns the outcome of an earlier attempt if err says that there was one. Its answer waits as the first one's:
+// until the commit is visible and, for a SYNC request, durable. A durability of its own lets a repeated request ask for more.
+func (c *executor) before(err error, d mvcc.Durability) (mvcc.Outcome, ackWait, bool) {
+	applied := new(mvcc.AppliedError)
+	if !errors.As(err, &applied) {
+		return mvcc.Outcome{}, ackWait{}, false
+	}
+	c.admission.deduplicated.Add(1)
+	out := applied.Outcome
+	return out, ackWait{epoch: out.Epoch, durability: d, write: true, deduplicated: true}, true
+}
+
+// decoder is a generated message.
+type decoder interface{ UnmarshalVT(data []byte) error }
+
+// decodeResult reads the result that an earlier attempt left, and reports whether it was too long to be kept.
+func decodeResult(out mvcc.Outcome, into decoder) (dropped bool, err error) {
+	if out.State == mvcc.OutcomeResultDropped {
+		return true, nil
+	}
+	if err := into.UnmarshalVT(out.Result); err != nil {
+		return false, fmt.Errorf("the record of the request: %w", err)
+	}
+	return false, nil
+}
+
+// resultOf encodes a message for the record.
+func resultOf(m encoder) []byte {
+	b := make([]byte, m.SizeVT())
+	_, _ = m.MarshalToSizedBufferVT(b) // generated encoders do not fail
+	return b
+}
+
+// GetOutcome implements Transactions.
+func (s *txnService) GetOutcome(ctx context.Context, req *pb.GetOutcomeRequest) (*pb.GetOutcomeResponse, error) {
+	out := new(pb.GetOutcomeResponse)
+	return out, s.run(ctx, func(c *executor) (ackWait, error) { return c.getOutcome(ctx, req, out) })
+}
+
+// getOutcome waits until what it tells is durable, so that no crash takes back an answer on which a client decides.
+func (c *executor) getOutcome(ctx context.Context, req *pb.GetOutcomeRequest, out *pb.GetOutcomeResponse) (ackWait, error) {
+	id, err := mvcc.ToRequestID(req.RequestId)
+	if err != nil {
+		return ackWait{}, invalid("request_id", "is not a UUID of version 7 (16 bytes)")
+	}
+	c.request = mvcc.Request{ID: id}
+	var found mvcc.Outcome
+	if req.Fence {
+		found, _, err = c.session.Fence(ctx, &c.request, mvcc.DurabilitySync)
+	} else {
+		found, err = c.session.Outcome(ctx, &c.request)
+	}
+	if err != nil {
+		return ackWait{}, err
+	}
+	out.State = wireOutcome(found.State)
+	if out.State == pb.OutcomeState_OUTCOME_STATE_APPLIED {
+		out.Epoch = uint64(found.Epoch)
+		if err := setResult(out, found); err != nil {
+			return ackWait{}, err
+		}
+	}
+	return ackWait{epoch: found.Epoch, durability: mvcc.DurabilitySync, write: req.Fence}, nil
+}
+
+func wireOutcome(s mvcc.OutcomeState) pb.OutcomeState {
+	switch s {
+	case mvcc.OutcomeApplied, mvcc.OutcomeResultDropped:
+		return pb.OutcomeState_OUTCOME_STATE_APPLIED
+	case mvcc.OutcomeCancelled:
+		return pb.OutcomeState_OUTCOME_STATE_CANCELLED
+	case mvcc.OutcomeNotApplied:
+		return pb.OutcomeState_OUTCOME_STATE_NOT_APPLIED
+	}
+	return pb.OutcomeState_OUTCOME_STATE_EXPIRED
+}
+
+func setResult(out *pb.GetOutcomeResponse, found mvcc.Outcome) (err error) {
+	epoch := uint64(found.Epoch)
+	switch found.Method {
+	case recordDeleteRange:
+		m := &pb.DeleteRangeResponse{}
+		out.ResultDropped, err = decodeResult(found, m)
+		m.Epoch = epoch
+		out.Response = &pb.GetOutcomeResponse_DeleteRange{DeleteRange: m}
+	case recordInvoke:
+		m := &pb.InvokeResponse{}
+		out.ResultDropped, err = decodeResult(found, m)
+		m.Epoch = epoch
+		out.Response = &pb.GetOutcomeResponse_Invoke{Invoke: m}
+	case recordInvokeAll:
+		m := &pb.InvokeAllResponse{}
+		out.ResultDropped, err = decodeResult(found, m)
+		m.Epoch = epoch
+		out.Response = &pb.GetOutcomeResponse_InvokeAll{InvokeAll: m}
+	case recordExecute:
+		m := &pb.ExecuteResponse{}
+		out.ResultDropped, err = decodeResult(found, m)
+		m.Epoch = epoch
+		out.Response = &pb.GetOutcomeResponse_Execute{Execute: m}
+	}
+	if out.ResultDropped {
+		out.Response = nil
+	}
+	return err
+}
+
+// classifyRequestID classifies the refusals of request ids.
+func classifyRequestID(err error) (fault, bool) {
+	now := strconv.FormatInt(time.Now().UnixMilli(), 10)
+	expired, ahead := new(mvcc.RequestExpiredError), new(requestTimeError)
+	switch {
+	case errors.As(err, &expired):
+		return fault{code: codes.FailedPrecondition, reason: pb.ErrorReason_ERROR_REASON_REQUEST_ID_EXPIRED, metadata: map[string]string{
+			"server_time": now, "cutoff": decimal(keys.Epoch(expired.Cutoff)),
+		}}, true
+	case errors.As(err, &ahead):
+		return fault{
+			code: codes.InvalidArgument, reason: pb.ErrorReason_ERROR_REASON_REQUEST_ID_IN_FUTURE, field: "request_id",
+			metadata: map[string]string{"server_time": strconv.FormatUint(ahead.at, 10)},
+		}, true
+	case errors.Is(err, mvcc.ErrRequestReused):
+		return fault{code: codes.InvalidArgument, reason: pb.ErrorReason_ERROR_REASON_REQUEST_ID_REUSED, field: "request_id"}, true
+	case errors.Is(err, mvcc.ErrRequestCancelled):
+		return fault{code: codes.FailedPrecondition, reason: pb.ErrorReason_ERROR_REASON_REQUEST_CANCELLED}, true
+	}
+	return fault{}, false
+}

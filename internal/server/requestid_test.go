@@ -1,0 +1,235 @@
+package server
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+)
+
+func newRequestID(t testing.TB) []byte {
+	t.Helper()
+	id, err := uuid.NewV7()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return id[:]
+}
+
+// identified are requests of every kind that changes data, each of keys of its own. Executed twice, most of them would
+// answer something else the second time.
+func identified(h *harness, t testing.TB) map[string]func(id []byte) (proto.Message, error) {
+	kv, txns := h.kv, pb.NewTransactionsClient(h.conn)
+	key := func(s string) []byte { return []byte(s) }
+	return map[string]func(id []byte) (proto.Message, error){
+		"put": func(id []byte) (proto.Message, error) {
+			return kv.Put(testContext(t), &pb.PutRequest{
+				Key: key("put"), Value: key("v"), RequestId: id,
+				Preconditions: []*pb.Precondition{{Key: key("put"), Condition: &pb.Precondition_Exists{Exists: false}}},
+			})
+		},
+		"delete": func(id []byte) (proto.Message, error) {
+			return kv.Delete(testContext(t), &pb.DeleteRequest{Key: key("delete"), RequestId: id})
+		},
+		"batch": func(id []byte) (proto.Message, error) {
+			return kv.BatchWrite(testContext(t), &pb.BatchWriteRequest{RequestId: id, Mutations: []*pb.Mutation{
+				{Kind: pb.Mutation_KIND_PUT, Key: key("b2"), Value: key("v")}, {Kind: pb.Mutation_KIND_PUT, Key: key("b1"), Value: key("v")},
+			}})
+		},
+		"range deletion": func(id []byte) (proto.Message, error) {
+			return kv.DeleteRange(testContext(t), &pb.DeleteRangeRequest{Range: &pb.KeyRange{Prefix: key("range")}, RequestId: id})
+		},
+		"invoke": func(id []byte) (proto.Message, error) {
+			return kv.Invoke(testContext(t), &pb.InvokeRequest{Invocation: increment("invoke", 1), RequestId: id})
+		},
+		"invoke all": func(id []byte) (proto.Message, error) {
+			return kv.InvokeAll(testContext(t), &pb.InvokeAllRequest{
+				Invocations: []*pb.Invocation{increment("all2", 1), increment("all1", 1)}, RequestId: id,
+			})
+		},
+		"execute that only writes": func(id []byte) (proto.Message, error) {
+			return txns.Execute(testContext(t), &pb.ExecuteRequest{
+				RequestId:  id,
+				Conditions: []*pb.TxnCondition{{Condition: &pb.TxnCondition_Key{Key: &pb.Precondition{Key: key("direct"), Condition: &pb.Precondition_Exists{}}}}},
+				ThenOperations: []*pb.Operation{{Operation: &pb.Operation_Write{
+					Write: &pb.Mutation{Kind: pb.Mutation_KIND_PUT, Key: key("direct"), Value: key("v")},
+				}}},
+			})
+		},
+		"execute": func(id []byte) (proto.Message, error) {
+			return txns.Execute(testContext(t), &pb.ExecuteRequest{
+				RequestId:  id,
+				Conditions: []*pb.TxnCondition{{Condition: &pb.TxnCondition_Key{Key: &pb.Precondition{Key: key("x"), Condition: &pb.Precondition_Exists{}}}}},
+				ThenOperations: []*pb.Operation{
+					{Operation: &pb.Operation_Invoke{Invoke: increment("x", 1)}},
+					{Operation: &pb.Operation_Get{Get: &pb.GetRequest{Key: key("x")}}},
+				},
+			})
+		},
+		"pipelined put": func(id []byte) (proto.Message, error) {
+			return pipelined(t, h, &pb.PipelineRequest{Request: &pb.PipelineRequest_Put{
+				Put: &pb.PutRequest{Key: key("piped"), Value: key("v"), RequestId: id},
+			}})
+		},
+		"pipelined invoke": func(id []byte) (proto.Message, error) {
+			return pipelined(t, h, &pb.PipelineRequest{Request: &pb.PipelineRequest_Invoke{
+				Invoke: &pb.InvokeRequest{Invocation: increment("piped invoke", 1), RequestId: id},
+			}})
+		},
+		"transaction": func(id []byte) (proto.Message, error) {
+			stream, err := txns.Transact(testContext(t))
+			if err != nil {
+				return nil, err
+			}
+			var out *pb.TransactResponse
+			for _, req := range []*pb.TransactRequest{
+				{Request: &pb.TransactRequest_Begin{Begin: new(pb.BeginRequest)}},
+				{Request: &pb.TransactRequest_Invoke{Invoke: increment("txn", 1)}},
+				{Request: &pb.TransactRequest_Commit{Commit: &pb.CommitRequest{RequestId: id}}},
+			} {
+				if err := stream.Send(req); err != nil {
+					return nil, err
+				}
+				if out, err = stream.Recv(); err != nil {
+					return nil, err
+				}
+				if out.GetError() != nil {
+					return nil, fmt.Errorf("%v", out.GetError())
+				}
+			}
+			return out.GetCommit(), stream.CloseSend()
+		},
+	}
+}
+
+// pipelined sends one request, and then one without an id, which must not get the id of the one before.
+func pipelined(t testing.TB, h *harness, req *pb.PipelineRequest) (proto.Message, error) {
+	stream, err := h.kv.Pipeline(testContext(t))
+	if err != nil {
+		return nil, err
+	}
+	plain := &pb.PipelineRequest{Id: 9, Request: &pb.PipelineRequest_Put{Put: &pb.PutRequest{Key: []byte("plain"), Value: []byte("v")}}}
+	var out proto.Message
+	for _, req := range []*pb.PipelineRequest{req, plain} {
+		if err := stream.Send(req); err != nil {
+			return nil, err
+		}
+		answer, err := stream.Recv()
+		switch {
+		case err != nil:
+			return nil, err
+		case answer.GetError() != nil:
+			return nil, fmt.Errorf("%v", answer.GetError())
+		case req == plain && (answer.GetPut().GetEpoch() == 0 || answer.GetPut().GetDeduplicated()):
+			t.Errorf("the put after it: %v", answer)
+		case req != plain && answer.GetPut() != nil:
+			out = answer.GetPut()
+		case req != plain:
+			out = answer.GetInvoke()
+		}
+	}
+	return out, stream.CloseSend()
+}
+
+// TestEveryRequestIsExecutedOnce sends each request twice with one id, and once more with another: the second answer is the first
+// one, and says so.
+func TestEveryRequestIsExecutedOnce(t *testing.T) {
+	h := mustStart(t)
+	for i := range 3 {
+		h.put(t, fmt.Sprint("range", i), "v")
+	}
+	h.put(t, "delete", "v")
+	txns := pb.NewTransactionsClient(h.conn)
+	for name, send := range identified(h, t) {
+		t.Run(name, func(t *testing.T) {
+			id := newRequestID(t)
+			first, err := send(id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			again, err := send(id)
+			if err != nil {
+				t.Fatalf("the second attempt: %v", err)
+			}
+			fields := again.ProtoReflect()
+			flag := fields.Descriptor().Fields().ByName("deduplicated")
+			if !fields.Get(flag).Bool() {
+				t.Fatalf("the second answer does not say that it is the first one: %v", again)
+			}
+			fields.Clear(flag)
+			if !proto.Equal(first, again) {
+				t.Fatalf("the second answer is %v, the first was %v", again, first)
+			}
+			epoch := fields.Get(fields.Descriptor().Fields().ByName("epoch")).Uint()
+			out, err := txns.GetOutcome(testContext(t), &pb.GetOutcomeRequest{RequestId: id})
+			if err != nil || out.State != pb.OutcomeState_OUTCOME_STATE_APPLIED || out.Epoch != epoch {
+				t.Fatalf("the outcome is %v, %v; the epoch %d", out, err, epoch)
+			}
+		})
+	}
+	if n := h.admission.deduplicated.Load(); n == 0 {
+		t.Error("the metric counts nothing")
+	}
+}
+
+func TestWrongRequestIDsAreRefusedAndExecuteNothing(t *testing.T) {
+	h := mustStart(t)
+	put := func(id []byte, value string) error {
+		_, err := h.kv.Put(testContext(t), &pb.PutRequest{Key: []byte("k"), Value: []byte(value), RequestId: id})
+		return err
+	}
+	failureOf(t, put([]byte("short"), "v")).want(t, codes.InvalidArgument, pb.ErrorReason_ERROR_REASON_INVALID_REQUEST)
+	random := uuid.New()
+	failureOf(t, put(random[:], "v")).want(t, codes.InvalidArgument, pb.ErrorReason_ERROR_REASON_INVALID_REQUEST)
+	future := newRequestID(t)
+	ahead := time.Now().Add(6 * time.Minute).UnixMilli()
+	for i := range 6 {
+		future[i] = byte(ahead >> (8 * (5 - i)))
+	}
+	failureOf(t, put(future, "v")).want(t, codes.InvalidArgument, pb.ErrorReason_ERROR_REASON_REQUEST_ID_IN_FUTURE, "server_time")
+	if h.get(t, "k").Found {
+		t.Fatal("a refused request was executed")
+	}
+	id := newRequestID(t)
+	if err := put(id, "v"); err != nil {
+		t.Fatal(err)
+	}
+	failureOf(t, put(id, "other")).want(t, codes.InvalidArgument, pb.ErrorReason_ERROR_REASON_REQUEST_ID_REUSED)
+	if _, err := h.kv.Delete(testContext(t), &pb.DeleteRequest{Key: []byte("k"), RequestId: id}); err == nil {
+		t.Fatal("another kind of request with the id was accepted")
+	}
+	if string(h.get(t, "k").Value) != "v" {
+		t.Fatal("a refused request was executed")
+	}
+	// The same request with another durability is the same request.
+	out, err := h.kv.Put(testContext(t), &pb.PutRequest{Key: []byte("k"), Value: []byte("v"), RequestId: id, Durability: pb.Durability_DURABILITY_ASYNC})
+	if err != nil || !out.Deduplicated {
+		t.Fatalf("%v, %v", out, err)
+	}
+}
+
+func TestFencedRequestIsRefused(t *testing.T) {
+	h := mustStart(t)
+	txns := pb.NewTransactionsClient(h.conn)
+	id := newRequestID(t)
+	ask := func(fence bool, want pb.OutcomeState) {
+		t.Helper()
+		out, err := txns.GetOutcome(testContext(t), &pb.GetOutcomeRequest{RequestId: id, Fence: fence})
+		if err != nil || out.State != want {
+			t.Fatalf("%v, %v; want %v", out, err, want)
+		}
+	}
+	ask(false, pb.OutcomeState_OUTCOME_STATE_NOT_APPLIED)
+	ask(true, pb.OutcomeState_OUTCOME_STATE_CANCELLED)
+	ask(true, pb.OutcomeState_OUTCOME_STATE_CANCELLED)
+	_, err := h.kv.Put(testContext(t), &pb.PutRequest{Key: []byte("k"), RequestId: id})
+	failureOf(t, err).want(t, codes.FailedPrecondition, pb.ErrorReason_ERROR_REASON_REQUEST_CANCELLED)
+	if h.get(t, "k").Found {
+		t.Fatal("a cancelled request was executed")
+	}
+}
