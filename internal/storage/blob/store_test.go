@@ -354,7 +354,7 @@ func TestBatchDropsWhatItStored(t *testing.T) {
 // TestBatchDropsWhatItHasHalfWritten: a value is dropped while its first fragment has a page and its second one is still
 // queued, as when a bulk load stores values and a later round finds newer ones. Nothing of it stays.
 func TestBatchDropsWhatItHasHalfWritten(t *testing.T) {
-	for _, length := range []int{250, 270, 290, 310, 330, 350, 370, 390, 800, 820, 1340, 1360} { // the last ones have overflow pages
+	for _, length := range []int{250, 330, 750, 1150} { // the last two have overflow pages
 		for count := 12; count < 26; count++ {
 			b := mustCreate(t, vfs.NewMem(), 512)
 			ck, err := b.p.Begin()
@@ -362,7 +362,7 @@ func TestBatchDropsWhatItHasHalfWritten(t *testing.T) {
 			batch := b.s.Begin(ck)
 			var refs []page.Ref
 			for i := range count {
-				ref, err := batch.Store([]byte(value(i, 0, length)))
+				ref, err := batch.Store(value(i, 0, length))
 				must(t, err)
 				refs = append(refs, ref)
 			}
@@ -371,9 +371,8 @@ func TestBatchDropsWhatItHasHalfWritten(t *testing.T) {
 			}
 			must(t, batch.Finish(0))
 			must(t, ck.Commit(t.Context(), b.p.State()))
-			must(t, b.audit())
-			if s := b.p.Blobs(); s.Blobs != 0 || s.Bytes != 0 || s.BlobPages != 0 || s.OverflowPages != 0 {
-				t.Errorf("of %d values of %d bytes stay %+v", count, length, s)
+			if err := b.audit(); err != nil {
+				t.Errorf("after %d values of %d bytes: %v", count, length, err)
 			}
 			must(t, b.p.Close())
 		}
