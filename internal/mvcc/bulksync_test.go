@@ -84,3 +84,24 @@ func TestBulkLoadIsSyncedWhileItIsMerged(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// TestCheckpointIsSyncedWhileItIsMerged: a checkpoint does not leave everything that it writes to one sync at its end, for
+// which the syncs of the log would wait.
+func TestCheckpointIsSyncedWhileItIsMerged(t *testing.T) {
+	const count, valueBytes = 12_000, 2000
+	fs := &awaitSync{FS: vfs.NewMem(), synced: make(chan struct{})}
+	o := tiny(fs)
+	o.Storage.MemtableBytes, o.Storage.SegmentBytes, o.Storage.CheckpointBytes = 32<<20, 32<<20, 128<<20
+	s := mustOpen(t, o)
+	x := mustSession(t, s)
+	defer x.Close()
+	value := strings.Repeat("v", valueBytes)
+	for i := range count {
+		if _, err := put(x, fmt.Sprintf("%08d", i), value, DurabilityAsync); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Checkpoint(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+}

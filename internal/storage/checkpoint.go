@@ -2,6 +2,7 @@ package storage
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -238,8 +239,9 @@ func (e *Engine) tryMerge(ctx context.Context, base btree.Root, job *mergeJob, c
 	if err != nil {
 		return 0, nil, err
 	}
+	endSyncs := e.syncWhile(ctx, ck)
 	result, known, err := e.build(ctx, ck, base, job, cut)
-	if err != nil {
+	if err = cmp.Or(err, endSyncs()); err != nil {
 		ck.Abort()
 		return 0, nil, err
 	}

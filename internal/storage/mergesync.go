@@ -8,12 +8,12 @@ import (
 )
 
 const (
-	// bulkSyncBytes is how much a bulk load writes before it is synced. With one sync after the merge,
+	// mergeSyncBytes is how much a merge writes before it is synced. With one sync after the merge,
 	// the device was idle during the merge and the processors during the sync, a fifth of a load of
 	// 2 million keys; and commits to the log waited for all that was written at once.
-	bulkSyncBytes = 16 << 20
-	// bulkSyncEvery is how often the goroutine looks how much was written.
-	bulkSyncEvery = 10 * time.Millisecond
+	mergeSyncBytes = 16 << 20
+	// mergeSyncEvery is how often the goroutine looks how much was written.
+	mergeSyncEvery = 10 * time.Millisecond
 )
 
 // syncWhile begins to sync what is written, and does so until stop is called, which returns the first
@@ -28,7 +28,7 @@ func (e *Engine) syncWhile(ctx context.Context, ck *pager.Checkpoint) (stop func
 }
 
 func (e *Engine) runSyncs(ctx context.Context, ck *pager.Checkpoint, done <-chan struct{}) error {
-	ticker := time.NewTicker(bulkSyncEvery)
+	ticker := time.NewTicker(mergeSyncEvery)
 	defer ticker.Stop()
 	synced := e.pager.BytesWritten()
 	for {
@@ -38,7 +38,7 @@ func (e *Engine) runSyncs(ctx context.Context, ck *pager.Checkpoint, done <-chan
 		case <-ticker.C:
 		}
 		written := e.pager.BytesWritten()
-		if written-synced < bulkSyncBytes {
+		if written-synced < mergeSyncBytes {
 			continue
 		}
 		if err := ck.Sync(ctx); err != nil {
