@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"maps"
 	"net"
 	"os"
@@ -390,7 +389,7 @@ const stallSteps = 4
 
 // watchMessages ends streams on which a message has made no progress for the configured time, and
 // connections whose answers have made none.
-func (c *connections) watchMessages(ctx context.Context, timeout time.Duration, log *slog.Logger) {
+func (c *connections) watchMessages(ctx context.Context, timeout time.Duration, log *operatorLog) {
 	ticker := time.NewTicker(timeout / stallSteps)
 	defer ticker.Stop()
 	for {

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net/http"
 	"strings"
 	"sync"
@@ -68,6 +69,9 @@ func (s *Server) newDirect() {
 		PingInterval:     keepaliveClientMin,
 		HandOverAfter:    handOverAfter,
 		ProgressTimeout:  s.config.MessageTimeout,
+		AcceptFailed: func(err error) {
+			s.log.incident(slog.LevelWarn, "accept", "a connection cannot be accepted; trying again", err)
+		},
 	}, (*directService)(s), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.endpoints.grpc.ServeHTTP(w, r) }))
 }
 
@@ -198,16 +202,24 @@ func (c *directClient) Cancelled(r transport.Request) {
 
 // Closed implements transport.Client.
 func (c *directClient) Closed(cause error) {
-	if errors.Is(cause, transport.ErrUnread) {
-		c.server.connections.unread.Add(1)
-		c.server.log.Warn("a connection is closed because its client does not take its answers", "peer", c.conn.RemoteAddr().String(),
-			"bytes", c.waitingBytes(), "message_timeout", c.server.config.MessageTimeout)
-	}
+	c.report(cause)
 	c.acks.close()
 	c.connection.close()
 	c.server.connections.open.Add(-1)
 	c.connection.end(&c.server.admission)
 	c.cancel()
+}
+
+// report logs the end of a connection that the server has ended because of its client.
+func (c *directClient) report(cause error) {
+	s, peer := c.server, c.conn.RemoteAddr().String()
+	if errors.Is(cause, transport.ErrUnread) {
+		s.connections.unread.Add(1)
+		s.log.incident(slog.LevelWarn, "unread", "a connection is closed because its client does not take its answers", cause, "peer", peer,
+			"bytes", c.waitingBytes(), "message_timeout", s.config.MessageTimeout)
+	} else if kind, ok := transport.Violation(cause); ok {
+		s.log.incident(slog.LevelWarn, "connection "+kind, "a connection is closed because of what its client sent", cause, "peer", peer)
+	}
 }
 
 // Lane implements transport.Client.

@@ -197,7 +197,7 @@ func (c *directClient) answerWith(a *directAnswer, written *pb.PutResponse) {
 	code := codes.OK
 	if a.err != nil {
 		a.charge.release()
-		code = c.send(a, statusOf(a.err))
+		code = c.send(a, s.failed(a.method, a.err))
 	} else {
 		out := a.out
 		if out == nil {

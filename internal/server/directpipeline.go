@@ -139,7 +139,8 @@ func (p *directPipeline) serve(l *lane, message []byte) bool {
 	}
 	a.id = p.in.msg.Id
 	if err := l.open(); err != nil {
-		a.status, a.method = statusOf(err), methodOfPipelined(&p.in.msg)
+		a.method = methodOfPipelined(&p.in.msg)
+		a.status = p.server.failed(a.method, err)
 		p.send(&a)
 		return true
 	}
@@ -238,7 +239,7 @@ func (p *directPipeline) deliver(a *answer, cancelled bool) {
 // send sends an answer.
 func (p *directPipeline) send(a *answer) {
 	if a.err != nil {
-		a.status = statusOf(a.err)
+		a.status = p.server.failed(a.method, a.err)
 	}
 	code := codes.OK
 	if a.status != nil {

@@ -25,7 +25,7 @@ type drain struct {
 // shutDown takes at most the drain timeout, the close timeout and a second.
 func (s *Server) shutDown() error {
 	s.log.Info("draining", "timeout", s.config.DrainTimeout, "close_timeout", s.config.CloseTimeout)
-	notifySupervisor(s.log, daemon.SdNotifyStopping)
+	notifySupervisor(s.log.Logger, daemon.SdNotifyStopping)
 	s.endpoints.health.Shutdown()
 	s.drain.active.Store(true)
 	s.store.StopThrottling()

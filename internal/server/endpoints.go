@@ -135,7 +135,7 @@ func (s *Server) newHTTP() {
 		Requests: &s.requests, Server: s.stats, Engine: s.store.Stats, Failed: func() bool { return s.store.Err() != nil },
 		IO: s.ioStats, Conditions: s.observe,
 	})
-	s.endpoints.http = newHTTP(s, telemetry.Handler(registry), s.log)
+	s.endpoints.http = newHTTP(s, telemetry.Handler(registry), s.log.Logger)
 }
 
 // Address is where gRPC is served.

@@ -256,7 +256,7 @@ func (p *pipeline) drained() bool {
 func (p *pipeline) send(a *answer) error {
 	code := codes.OK
 	if a.err != nil {
-		a.status = statusOf(a.err)
+		a.status = p.server.failed(a.method, a.err)
 	}
 	if a.status != nil {
 		code = a.status.Code()

@@ -57,7 +57,7 @@ func (p *pipelineExecution) complete(a *answer, kind kind, w ackWait, err error)
 		p.written = w.epoch
 	}
 	if err != nil {
-		a.status = statusOf(err) // now, because the error may refer to memory of the request
+		a.status = p.server.failed(a.method, err) // now, because the error may refer to memory of the request
 		a.value = nil
 	}
 	p.resetLarge() // before sending, whose duration the client decides

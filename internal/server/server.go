@@ -50,7 +50,7 @@ type Server struct {
 	// Constant after Open.
 	config  config.Config
 	limits  limits
-	log     *slog.Logger
+	log     operatorLog
 	store   *mvcc.Store
 	storeID uint64        // the first half of the store's random identity, for tokens
 	opening time.Duration // duration of recovery
@@ -101,8 +101,9 @@ func open(ctx context.Context, c config.Config, log *slog.Logger, files vfs.FS) 
 		return nil, err
 	}
 	tuneRuntime(&c, log)
-	s := &Server{config: c, log: log, clock: clock{started: time.Now()}}
+	s := &Server{config: c, clock: clock{started: time.Now()}}
 	s.drain.begun = make(chan struct{})
+	s.log.init(log, s.clock.now)
 	if err := s.listen(); err != nil { // first: if an address is in use, no store must be created
 		return nil, err
 	}
@@ -260,7 +261,7 @@ func (s *Server) Run(ctx context.Context) error {
 		serving.Go(func() { failed <- serveHTTP(s.endpoints.http, s.endpoints.metrics) })
 	}
 	serving.Go(func() { s.watchConditions(ctx) })
-	serving.Go(func() { s.connections.watchMessages(ctx, s.config.MessageTimeout, s.log) })
+	serving.Go(func() { s.connections.watchMessages(ctx, s.config.MessageTimeout, &s.log) })
 	if s.config.ProbeInterval > 0 {
 		s.drain.receivers.Go(func() { s.runProbe(ctx) })
 	}
@@ -306,7 +307,7 @@ func (s *Server) serveStream(ctx context.Context, method telemetry.Method, body 
 	}
 	code := codes.OK
 	if err != nil {
-		st := statusOf(err)
+		st := s.failed(method, err)
 		err, code = st.Err(), st.Code()
 	}
 	// A client that wants no more entries has no other way to say so than to cancel. If the

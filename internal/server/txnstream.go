@@ -257,11 +257,12 @@ func (c *transactionStream) answer(out *pb.TransactResponse, held *memoryCharge,
 	if err != nil {
 		held.release()
 		held = nil
-		c.code = statusOf(err).Code()
+		st := c.server.failed(telemetry.MethodTransact, err)
+		c.code = st.Code()
 		if ctx := c.stream.Context(); ctx.Err() != nil {
 			return ctx.Err()
 		}
-		out.Response = &pb.TransactResponse_Error{Error: statusOf(err).Proto()}
+		out.Response = &pb.TransactResponse_Error{Error: st.Proto()}
 	}
 	if err := c.stream.SendMsg(held.of(out)); err != nil {
 		held.release()

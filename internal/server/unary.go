@@ -154,7 +154,7 @@ func (s *Server) unary(ctx context.Context, req any, _ *grpc.UnaryServerInfo, ha
 			return out, nil
 		}
 	}
-	st := statusOf(err)
+	st := s.failed(method, err)
 	conn.shard.Observe(method, st.Code(), s.clock.now()-start)
 	return nil, st.Err()
 }

@@ -4,6 +4,8 @@ import (
 	"log/slog"
 	"runtime"
 	"time"
+
+	"github.com/epochkv/epochkv/internal/transport"
 )
 
 // unread watches the answers of one connection that wait for the transport. A client that takes
@@ -40,7 +42,7 @@ func (c *countedConn) checkUnread() (suspect, stuck bool) {
 // endUnread closes the connections whose clients take nothing of their answers. Some buffers of
 // cancelled streams are counted until the collector finds them, so it runs before a connection is
 // judged.
-func (c *connections) endUnread(all []*countedConn, timeout time.Duration, log *slog.Logger) {
+func (c *connections) endUnread(all []*countedConn, timeout time.Duration, log *operatorLog) {
 	suspects := false
 	for _, conn := range all {
 		suspect, stuck := conn.checkUnread()
@@ -49,8 +51,8 @@ func (c *connections) endUnread(all []*countedConn, timeout time.Duration, log *
 			continue
 		}
 		c.unread.Add(1)
-		log.Warn("a connection is closed because its client does not take its answers", "peer", conn.RemoteAddr().String(),
-			"bytes", conn.info.waitingBytes(), "message_timeout", timeout)
+		log.incident(slog.LevelWarn, "unread", "a connection is closed because its client does not take its answers", transport.ErrUnread,
+			"peer", conn.RemoteAddr().String(), "bytes", conn.info.waitingBytes(), "message_timeout", timeout)
 		_ = conn.Close() // gRPC meets the same error
 	}
 	if suspects {

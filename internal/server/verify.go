@@ -216,7 +216,7 @@ func (s *Server) serveAdmin(ctx context.Context, method telemetry.Method, body f
 	start, code := s.clock.now(), codes.OK
 	err := body()
 	if err != nil {
-		st := statusOf(err)
+		st := s.failed(method, err)
 		err, code = st.Err(), st.Code()
 	}
 	if conn := connectionOf(ctx); conn != nil {

@@ -57,6 +57,7 @@ type Options struct {
 	PingInterval     time.Duration // clients that ping more often lose their connection
 	HandOverAfter    time.Duration // a request that is executed for longer no longer holds up its connection
 	ProgressTimeout  time.Duration // a message that arrives, or an answer that is sent, must proceed in it
+	AcceptFailed     func(error)   // is told that no connection could be accepted for a moment
 }
 
 // Service is what a Server serves. Its methods are called from many goroutines.
@@ -191,6 +192,7 @@ func (t *Server) Serve(l net.Listener) error {
 		case t.isClosing():
 			return ErrClosed
 		case isTemporary(err):
+			t.options.AcceptFailed(err)
 			pause = min(max(2*pause, time.Millisecond), pauseMax)
 			time.Sleep(pause)
 		default:
