@@ -83,12 +83,7 @@ const largeValueMin = 64 << 10
 func (x *Session) AdmitLarge(admit func(bytes int) error) { x.admit = admit }
 
 func (x *Session) admitted(bytes int) error {
-	switch {
-	case bytes < largeValueMin:
-		return nil
-	case !x.reader.Waits():
-		return ErrWouldWait
-	case x.admit == nil:
+	if bytes < largeValueMin || x.admit == nil {
 		return nil
 	}
 	return x.admit(bytes)
@@ -114,13 +109,12 @@ func (x *Session) Get(dst, key []byte, at keys.Epoch) (Value, error) {
 	return v, err
 }
 
-// ErrWouldWait is the error of a read without waiting that would wait for the device, or copy a
-// large value.
+// ErrWouldWait is the error of a read without waiting that would wait for the device.
 var ErrWouldWait = storage.ErrWouldWait
 
-// SetWaits says whether Read and ReadAll wait for the device and copy large values, as they do at
-// first. Otherwise their error is ErrWouldWait where they would, and they can be repeated in the
-// same snapshot. Commits and other operations must wait.
+// SetWaits says whether Read and ReadAll wait for the device, as they do at first. Otherwise their
+// error is ErrWouldWait where they would, and they can be repeated in the same snapshot. Commits and
+// other operations must wait.
 func (x *Session) SetWaits(waits bool) { x.reader.SetWaits(waits) }
 
 // Read reads one key at the session's snapshot and appends its value to dst.

@@ -33,6 +33,8 @@ type answer struct {
 	invokeAll   *pb.InvokeAllResponse
 
 	charge *memoryCharge // for the memory of the answer; nil for a small answer
+
+	alone bool // a read of directPipeline that was repeated alone
 }
 
 // bytes is the approximate size of the answer.

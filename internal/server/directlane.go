@@ -112,9 +112,6 @@ func (l *lane) handOver(message []byte, run func(func())) {
 func (l *lane) giveExecutor() *executor {
 	e := l.executor
 	l.executor = nil
-	if e != nil {
-		e.attempt.tries = false
-	}
 	return e
 }
 
@@ -127,7 +124,10 @@ func (l *lane) run(execute executeFunc, err error) (wouldWait bool) {
 	}
 	if err == nil {
 		ctx := a.request.Context()
-		l.executor.ctx, l.executor.attempt.tries = ctx, !l.waits
+		l.executor.ctx = ctx
+		if l.executor.attempt.limit = readCached; l.waits {
+			l.executor.attempt.limit = readAny
+		}
 		w, failed := execute(ctx, l, a)
 		if errors.Is(failed, mvcc.ErrWouldWait) {
 			return true

@@ -23,8 +23,9 @@ type directPipeline struct {
 
 	mu        sync.Mutex // before the connection's; guards what follows
 	free      []*answer  // for answers that will wait
-	waiting   int        // answers that wait for durability
+	waiting   int        // answers that wait for durability or for the device
 	bytes     int        // of them
+	reads     laterReads
 	executing bool
 	held      bool // no request is executed before some answers have been sent
 	ended     bool // the client has closed its side
@@ -108,7 +109,7 @@ func (p *directPipeline) Execute(tl transport.Lane, message []byte) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.executing = false
-	p.held = !more || p.waiting >= ackQueueMax || p.bytes >= ackQueueBytesMax
+	p.held = !more || p.waiting >= ackQueueMax || p.bytes >= ackQueueBytesMax || p.reads.full()
 	p.finishLocked()
 	return !p.held && !p.finished
 }
@@ -145,7 +146,7 @@ func (p *directPipeline) serve(l *lane, message []byte) bool {
 		return true
 	}
 	p.executor = l.executor
-	p.executor.ctx, p.executor.attempt.tries = p.ctx, true
+	p.executor.ctx, p.executor.attempt.limit = p.ctx, readCached
 	w, wouldWait := p.executeOne(&a)
 	switch {
 	case wouldWait:
@@ -164,28 +165,6 @@ func (p *directPipeline) serve(l *lane, message []byte) bool {
 	}
 	p.send(&a)
 	return true
-}
-
-// readLater repeats a read that would wait: later requests of the pipeline do not wait for it.
-func (p *directPipeline) readLater(l *lane, a *answer, message []byte) {
-	e := l.giveExecutor()
-	read := &pipelineExecution{server: p.server, conn: p.conn, ctx: p.ctx, executor: e}
-	read.in.init()
-	_ = read.in.UnmarshalVT(message) // it was decoded before
-	kept := p.keep(a)
-	p.server.direct.readers.run(func() {
-		kept.ackWait, _ = read.executeAdmitted(kept)
-		e.release()
-		p.mu.Lock()
-		p.bytes += kept.bytes()
-		p.mu.Unlock()
-		if kept.ackWait.ready(p.server.store) {
-			p.deliver(kept, false)
-			p.request.Flush()
-		} else {
-			p.queue(kept)
-		}
-	})
 }
 
 // await lets an answer wait in the connection's queue.
@@ -213,10 +192,14 @@ func (p *directPipeline) keep(a *answer) *answer {
 // deliver sends an answer that has waited, or drops it after the pipeline has been cancelled.
 func (p *directPipeline) deliver(a *answer, cancelled bool) {
 	size := a.bytes()
-	if cancelled {
-		a.charge.release()
-	} else {
+	switch {
+	case !cancelled:
 		p.send(a)
+	case a.alone:
+		a.charge.release()
+		p.nextAlone()
+	default:
+		a.charge.release()
 	}
 	p.mu.Lock()
 	*a = answer{}
@@ -225,15 +208,22 @@ func (p *directPipeline) deliver(a *answer, cancelled bool) {
 	}
 	p.waiting--
 	p.bytes -= size
-	resume := p.held && !p.finished && !p.server.drain.active.Load() && p.waiting <= ackQueueMax/2 && p.bytes <= ackQueueBytesMax/2
-	if resume {
-		p.held = false
-	}
+	resume := p.resumesLocked(ackQueueMax/2, ackQueueBytesMax/2)
 	p.finishLocked()
 	p.mu.Unlock()
 	if resume {
 		p.request.Resume()
 	}
+}
+
+// resumesLocked ends the time in which no request is executed, if no more than so many answers of so
+// many bytes wait.
+func (p *directPipeline) resumesLocked(waiting, bytes int) bool {
+	resumes := p.held && !p.finished && !p.server.drain.active.Load() && p.waiting <= waiting && p.bytes <= bytes && !p.reads.full()
+	if resumes {
+		p.held = false
+	}
+	return resumes
 }
 
 // send sends an answer.
@@ -248,8 +238,14 @@ func (p *directPipeline) send(a *answer) {
 		a.charge = nil
 	}
 	var release func()
-	if a.charge != nil {
-		release = a.charge.release
+	switch charge := a.charge; {
+	case a.alone:
+		release = func() {
+			charge.release()
+			p.nextAlone()
+		}
+	case charge != nil:
+		release = charge.release
 	}
 	p.answers.mu.Lock()
 	p.answers.fill(a)

@@ -97,7 +97,8 @@ func TestReadsThatWouldWaitDelayNoOther(t *testing.T) {
 }
 
 // TestReadsOfAPipelineThatWouldWaitKeepTheirPlace: a get that waits for the device delays no request
-// after it, and sees what was written before it and nothing that was written after it.
+// after it, and sees what was written before it and nothing that was written after it. A batch that
+// waits delays those after it.
 func TestReadsOfAPipelineThatWouldWaitKeepTheirPlace(t *testing.T) {
 	h, reads, release := startCold(t)
 	stream, err := h.kv.Pipeline(testContext(t))
@@ -115,24 +116,23 @@ func TestReadsOfAPipelineThatWouldWaitKeepTheirPlace(t *testing.T) {
 	}
 	for _, r := range []*pb.PipelineRequest{
 		put(1, []byte("memory"), "before"),
-		get(2, key),
-		{Id: 3, Request: &pb.PipelineRequest_BatchGet{BatchGet: &pb.BatchGetRequest{Keys: [][]byte{coldKey(2), []byte("memory")}}}},
-		put(4, key, "after"), put(5, []byte("memory"), "after"), put(6, coldKey(2), "after"),
-		get(7, key),
+		get(2, key), put(3, key, "after"), get(4, key),
+		{Id: 5, Request: &pb.PipelineRequest_BatchGet{BatchGet: &pb.BatchGetRequest{Keys: [][]byte{coldKey(2), []byte("memory")}}}},
+		put(6, []byte("memory"), "after"), put(7, coldKey(2), "after"),
 	} {
 		if err := stream.Send(r); err != nil {
 			t.Fatal(err)
 		}
 	}
 	answers := map[uint64]*pb.PipelineResponse{}
-	for len(answers) < 5 {
+	for len(answers) < 3 {
 		r, err := stream.Recv()
 		if err != nil {
 			t.Fatal(err)
 		}
 		answers[r.Id] = r
 	}
-	if answers[2] != nil || answers[3] != nil || string(answers[7].GetGet().GetValue()) != "after" {
+	if answers[2] != nil || answers[5] != nil || string(answers[4].GetGet().GetValue()) != "after" {
 		t.Fatalf("before the device answers: %v", answers)
 	}
 	eventually(t, "both wait for the device", func() bool { return reads.Fired() == 2 })
@@ -150,7 +150,7 @@ func TestReadsOfAPipelineThatWouldWaitKeepTheirPlace(t *testing.T) {
 	if got := answers[2].GetGet().GetValue(); !bytes.Equal(got, bytes.Repeat([]byte{10}, 1500)) {
 		t.Errorf("the get sees a later write: %.20q", got)
 	}
-	results := answers[3].GetBatchGet().GetResults()
+	results := answers[5].GetBatchGet().GetResults()
 	if len(results) != 2 || results[0].Value[0] != 20 || string(results[1].Value) != "before" {
 		t.Errorf("the batch sees other writes than those before it: %.100v", results)
 	}
@@ -161,13 +161,12 @@ func TestReadsOfAPipelineThatWouldWaitKeepTheirPlace(t *testing.T) {
 func TestReadsThatWouldWaitEndWithTheirClients(t *testing.T) {
 	h, reads, release := startCold(t)
 	ctx, cancel := context.WithCancel(t.Context())
-	stream, err := h.kv.Pipeline(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
 	const first, more = 10, 20 // keys that the workers read, and requests that wait for one
-	for i := range readersMax {
-		_ = stream.Send(&pb.PipelineRequest{Request: &pb.PipelineRequest_Get{Get: &pb.GetRequest{Key: coldKey(1 + i%first)}}})
+	for range readersMax / pipelineReadsMax {
+		stream := h.pipeline(t, ctx)
+		for i := range uint64(pipelineReadsMax) {
+			mustSend(t, stream, getRequest(i, string(coldKey(1+int(i)%first))))
+		}
 	}
 	waiting := func(requests int) func() bool {
 		return func() bool {
@@ -177,14 +176,15 @@ func TestReadsThatWouldWaitEndWithTheirClients(t *testing.T) {
 	}
 	eventually(t, "all workers wait", waiting(readersMax))
 	var all sync.WaitGroup
+	stream := h.pipeline(t, ctx)
 	for i := range more {
 		all.Go(func() { _, _ = h.kv.Get(ctx, &pb.GetRequest{Key: coldKey(1 + first + i)}) })
-		_ = stream.Send(&pb.PipelineRequest{Request: &pb.PipelineRequest_Get{Get: &pb.GetRequest{Key: coldKey(1 + first + i)}}})
+		mustSend(t, stream, getRequest(uint64(i), string(coldKey(1+first+i))))
 	}
 	eventually(t, "more wait", waiting(readersMax+2*more))
 	cancel()
 	all.Wait()
-	eventually(t, "the pipeline is cancelled", func() bool { return h.counters.streams.Load() == 0 })
+	eventually(t, "the pipelines are cancelled", func() bool { return h.counters.streams.Load() == 0 })
 	h.mustGetCached(t) // after all cancellations on the wire
 	release()
 	eventually(t, "nothing is held", func() bool {
@@ -257,5 +257,47 @@ func TestWorkersAreBoundedAndRunAll(t *testing.T) {
 	group.Wait()
 	if most.Load() != readersMax || ran.Load() != 3*readersMax || w.running != 0 || w.queue != nil {
 		t.Errorf("%d at once, %d in all, %d left", most.Load(), ran.Load(), w.running)
+	}
+}
+
+// TestLargeReadsOfAPipelineWaitForTheirClient: a pipeline whose client takes no answers reads a few
+// large values and no more, whether they are in memory or not, and all once it takes them.
+func TestLargeReadsOfAPipelineWaitForTheirClient(t *testing.T) {
+	disk := vfs.NewMem()
+	first := mustStartOn(t, disk)
+	const size, requests = 256 << 10, 200
+	for i := range coldKeys {
+		first.put(t, string(coldKey(i)), string(bytes.Repeat([]byte{byte(i)}, size)))
+	}
+	if err := first.stop(); err != nil {
+		t.Fatal(err)
+	}
+	for name, memory := range map[string]bool{"in memory": true, "on the device": false} {
+		t.Run(name, func(t *testing.T) {
+			h := mustStartOn(t, disk, withDirect)
+			if memory {
+				h.put(t, string(coldKey(0)), string(make([]byte, size)))
+			}
+			stream, err := h.kv.Pipeline(testContext(t))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := range uint64(requests) {
+				key := coldKey(0)
+				if !memory {
+					key = coldKey(int(i) % coldKeys)
+				}
+				mustSend(t, stream, getRequest(i, string(key)))
+			}
+			time.Sleep(50 * time.Millisecond)
+			if _, _, answers := h.admission.inflight(); answers > 2<<20 {
+				t.Errorf("%d bytes of answers wait for the client", answers)
+			}
+			for range requests {
+				if got := mustRecv(t, stream); len(got.GetGet().GetValue()) != size {
+					t.Fatalf("answer %d: %v", got.Id, got.GetError())
+				}
+			}
+		})
 	}
 }

@@ -42,23 +42,37 @@ func (s *Server) takeExecutor() (*executor, error) {
 	return c, nil
 }
 
-// attempt says how reads wait. A read that is tried fails with mvcc.ErrWouldWait where it would wait
-// for the device, and leaves its snapshot open. An executor that waits then repeats the read in that
-// snapshot, so that it sees what was written before it was tried, and nothing else.
+// attempt says how reads wait. A read beyond its limit fails with mvcc.ErrWouldWait and leaves its
+// snapshot open. It is then repeated, with a higher limit, in that snapshot: it sees what was written
+// before it was tried first, and nothing else.
 type attempt struct {
-	tries   bool       // reads are tried
-	repeats bool       // the next read repeats one that was tried
+	limit   readLimit  // of gets and batches of gets; other operations have none
+	begun   bool       // a read is between beginRead and endRead
+	repeats bool       // the next read repeats one
+	large   bool       // the last read that failed met a large value
 	at      keys.Epoch // of the snapshot that is open
 }
+
+// readLimit is what reads do not do.
+type readLimit uint8
+
+const (
+	readAny    readLimit = iota
+	readSmall            // copy no large values
+	readCached           // nor wait for the device
+)
 
 // beginRead opens the snapshot of a read, at an epoch or, for zero, the newest.
 func (c *executor) beginRead(at uint64) (err error) {
 	a := &c.attempt
 	if a.repeats {
-		return context.Cause(c.ctx) // the client may have waited in vain until now
+		err = context.Cause(c.ctx) // the client may have waited in vain until now
+	} else {
+		a.at, err = c.session.OpenSnapshot(keys.Epoch(at))
 	}
-	if a.at, err = c.session.OpenSnapshot(keys.Epoch(at)); err == nil && a.tries {
-		c.session.SetWaits(false)
+	if err == nil {
+		a.begun, a.large = true, false
+		c.session.SetWaits(a.limit != readCached)
 	}
 	return err
 }
@@ -66,20 +80,22 @@ func (c *executor) beginRead(at uint64) (err error) {
 // endRead closes the snapshot of a read, unless the read is to be repeated.
 func (c *executor) endRead(err error) {
 	a := &c.attempt
-	if a.tries {
-		c.session.SetWaits(true)
-		if a.repeats = errors.Is(err, mvcc.ErrWouldWait); a.repeats {
-			c.releaseCharge()
-			return
-		}
+	a.begun = false
+	c.session.SetWaits(true)
+	if a.repeats = err != nil && a.limit != readAny && errors.Is(err, mvcc.ErrWouldWait); a.repeats {
+		c.releaseCharge()
+		return
 	}
-	a.repeats = false
 	c.session.CloseSnapshot()
 }
 
 // admitLarge counts a large value before it is copied. Without it, many requests at once could each
 // copy a large value before the first answer is counted.
 func (c *executor) admitLarge(bytes int) error {
+	if c.attempt.begun && c.attempt.limit != readAny {
+		c.attempt.large = true
+		return mvcc.ErrWouldWait
+	}
 	return c.admitAnswer(c.heldBytes + bytes)
 }
 

@@ -84,12 +84,11 @@ func TestErrorsNeverRevealWhatACrashCouldTakeBack(t *testing.T) {
 			for try, timeout := range []time.Duration{60 * time.Millisecond, 20 * time.Second} {
 				key := []string{"short", "long"}[try]
 				release := h.heldSyncs(t)
-				done := make(chan error, 1)
+				done, before := make(chan error, 1), h.store.Visible()
 				go func() {
 					_, err := h.kv.Put(testContext(t), &pb.PutRequest{Key: []byte(key), Value: []byte("text"), Durability: pb.Durability_DURABILITY_SYNC})
 					done <- err
 				}()
-				before := h.store.Visible()
 				eventually(t, "the put is visible", func() bool { return h.store.Visible() > before })
 				durable := uint64(h.store.Visible())
 				ctx, cancel := context.WithTimeout(testContext(t), timeout)
@@ -133,12 +132,11 @@ func TestTransactionsErrorsNeverRevealWhatACrashCouldTakeBack(t *testing.T) {
 	ask(&pb.TransactRequest{Request: &pb.TransactRequest_Write{Write: &pb.WriteRequest{Mutations: []*pb.Mutation{{Kind: 1, Key: []byte("k")}}}}})
 	release := h.heldSyncs(t)
 	defer release()
-	done := make(chan error, 1)
+	done, before := make(chan error, 1), h.store.Visible()
 	go func() {
 		_, err := h.kv.Put(testContext(t), &pb.PutRequest{Key: []byte("k"), Durability: pb.Durability_DURABILITY_SYNC})
 		done <- err
 	}()
-	before := h.store.Visible()
 	eventually(t, "the put is visible", func() bool { return h.store.Visible() > before })
 	e := h.store.Visible()
 	got := ask(&pb.TransactRequest{Request: &pb.TransactRequest_Commit{Commit: &pb.CommitRequest{}}})

@@ -24,9 +24,6 @@ var ErrWouldWait = pagesource.ErrWouldWait
 // SetWaits says whether the reader waits for the device, as it does at first. Called by its owner.
 func (r *Reader) SetWaits(waits bool) { r.pages.SetWaits(waits) }
 
-// Waits is what SetWaits has set.
-func (r *Reader) Waits() bool { return r.pages.Waits() }
-
 // Flush publishes what the reader has counted, for Stats. Called by its owner at the end of a request.
 func (r *Reader) Flush() { r.pages.Flush() }
 

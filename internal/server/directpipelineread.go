@@ -1,0 +1,122 @@
+package server
+
+// laterReads are the reads of a pipeline that were tried, and are repeated by workers. Reads of small
+// values wait for the device at the same time, while the pipeline goes on. Batches, and reads of
+// large values, are repeated one after the other, each once the answer before it has been sent, or
+// waits for durability among less than ackQueueBytesMax. The pipeline rests meanwhile. So flow
+// control bounds their answers, as it does if they need not be repeated. The pipeline's mutex guards
+// them.
+type laterReads struct {
+	small int          // repeated at the moment
+	alone []*laterRead // the first is repeated at the moment, or its answer is on its way
+}
+
+// pipelineReadsMax is how many reads of small values one pipeline repeats at a time.
+const pipelineReadsMax = readersMax / 2
+
+// full reports whether the pipeline executes no more requests.
+func (r *laterReads) full() bool { return r.small >= pipelineReadsMax || len(r.alone) > 0 }
+
+// laterRead is a read that is repeated.
+type laterRead struct {
+	execution pipelineExecution
+	answer    *answer
+}
+
+// readLater repeats the read at hand, which would wait.
+func (p *directPipeline) readLater(l *lane, a *answer, message []byte) {
+	e := l.giveExecutor()
+	r := &laterRead{execution: pipelineExecution{server: p.server, conn: p.conn, ctx: p.ctx, executor: e}, answer: p.keep(a)}
+	r.execution.in.init()
+	_ = r.execution.in.UnmarshalVT(message) // it was decoded before
+	if e.attempt.large || r.execution.in.msg.GetBatchGet() != nil {
+		p.readAlone(r)
+		return
+	}
+	e.attempt.limit = readSmall
+	p.mu.Lock()
+	p.reads.small++
+	p.mu.Unlock()
+	p.server.direct.readers.run(func() { p.readSmall(r) })
+}
+
+// readSmall repeats a read, unless its value is large.
+func (p *directPipeline) readSmall(r *laterRead) {
+	again := p.read(r)
+	p.mu.Lock()
+	p.reads.small--
+	p.mu.Unlock()
+	if again {
+		p.readAlone(r)
+	} else {
+		p.answerRead(r)
+	}
+}
+
+// readAlone repeats a read once those before it have been answered.
+func (p *directPipeline) readAlone(r *laterRead) {
+	r.execution.executor.attempt.limit, r.answer.alone = readAny, true
+	p.mu.Lock()
+	p.reads.alone = append(p.reads.alone, r)
+	first := len(p.reads.alone) == 1
+	p.mu.Unlock()
+	if first {
+		p.startAlone(r)
+	}
+}
+
+func (p *directPipeline) startAlone(r *laterRead) {
+	p.server.direct.readers.run(func() {
+		p.read(r)
+		p.answerRead(r)
+	})
+}
+
+// nextAlone goes on after the answer of a read that was repeated alone. Its caller may hold the
+// connection's mutex, before which the pipeline's is taken.
+func (p *directPipeline) nextAlone() {
+	p.server.drain.receivers.Go(func() {
+		p.mu.Lock()
+		p.reads.alone = p.reads.alone[1:]
+		var next *laterRead
+		if len(p.reads.alone) > 0 {
+			next = p.reads.alone[0]
+		}
+		resume := p.resumesLocked(ackQueueMax-1, ackQueueBytesMax-1)
+		p.mu.Unlock()
+		switch {
+		case next != nil:
+			p.startAlone(next)
+		case resume:
+			p.request.Resume()
+		}
+	})
+}
+
+// read executes a read. It reports true if the read must be repeated alone.
+func (p *directPipeline) read(r *laterRead) (again bool) {
+	r.answer.ackWait, again = r.execution.executeAdmitted(r.answer)
+	if !again {
+		r.execution.executor.release()
+	}
+	return again
+}
+
+// answerRead answers a read, or lets its answer wait.
+func (p *directPipeline) answerRead(r *laterRead) {
+	p.mu.Lock()
+	p.bytes += r.answer.bytes()
+	room := p.bytes < ackQueueBytesMax
+	p.mu.Unlock()
+	if !r.answer.ackWait.ready(p.server.store) {
+		next := room && r.answer.alone
+		r.answer.alone = r.answer.alone && !next
+		p.queue(r.answer)
+		if next {
+			p.nextAlone()
+		}
+		return
+	}
+	p.deliver(r.answer, false)
+	p.request.Flush()
+}
