@@ -28,7 +28,8 @@ func shared(r *harness.Run, k kind) (*server, error) {
 	if err != nil {
 		return nil, err
 	}
-	return harness.Shared(r, k.name, func(dir string) (*server, error) { return open(r, k, binary, dir, r.Size) })
+	load := max(r.Size, callersMax) // each caller has a record of its own, in a smoke run too
+	return harness.Shared(r, k.name, func(dir string) (*server, error) { return open(r, k, binary, dir, load) })
 }
 
 func open(ctx context.Context, k kind, binary, dir string, load int) (_ *server, err error) {
