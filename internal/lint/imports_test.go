@@ -53,9 +53,13 @@ var mayImport = map[string][]string{
 		"internal/storage/bitset", "internal/storage/page", "internal/storage/pager", "internal/vfs", "internal/invariants",
 	},
 
+	"internal/storage/orphans": {
+		"internal/keys", "internal/storage/bitset", "internal/storage/page", "internal/storage/btree", "internal/storage/pager", "internal/storage/pagesource", "internal/vfs",
+	},
+
 	"internal/storage": {
 		"internal/keys", "internal/metadata", "internal/storage/batch", "internal/storage/memtable", "internal/storage/page",
-		"internal/storage/blob", "internal/storage/btree", "internal/storage/extsort", "internal/storage/pager", "internal/storage/pagesource", "internal/storage/quarantine", "internal/storage/repairtree", "internal/storage/throttle", "internal/wal", "internal/cache", "internal/vfs",
+		"internal/storage/blob", "internal/storage/btree", "internal/storage/extsort", "internal/storage/orphans", "internal/storage/pager", "internal/storage/pagesource", "internal/storage/quarantine", "internal/storage/repairtree", "internal/storage/throttle", "internal/wal", "internal/cache", "internal/vfs",
 		"internal/pin", "internal/invariants", "internal/ablation",
 	},
 	"internal/storage/inspect": {

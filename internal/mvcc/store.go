@@ -66,6 +66,7 @@ func OpenContext(ctx context.Context, o Options) (*Store, error) {
 	s.lifecycle.done.Go(func() { s.engine.RunTablePool(ctx) })
 	s.lifecycle.done.Go(func() { s.engine.RunSpace(ctx) })
 	s.lifecycle.done.Go(func() { s.runRequestWindow(ctx) })
+	s.lifecycle.done.Go(func() { s.engine.RunRebuilds(ctx) })
 	return s, nil
 }
 

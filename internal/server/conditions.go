@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"strings"
 	"sync"
 	"time"
@@ -13,6 +14,7 @@ import (
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/health"
 	"github.com/epochkv/epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/storage"
 )
 
 const (
@@ -181,4 +183,15 @@ func severityMessage(s health.Severity) pb.Condition_Severity {
 		return pb.Condition_SEVERITY_UNAVAILABLE
 	}
 	return pb.Condition_SEVERITY_UNSPECIFIED
+}
+
+// logRebuild logs what became of an inner node of the tree that could not be read.
+func logRebuild(log *slog.Logger, r *storage.Rebuild) {
+	if r.Children == 0 {
+		log.Error("a damaged inner node cannot be rebuilt: its keys answer DATA_LOSS, but for what is written from now on",
+			"page", r.Page, "offset", r.Offset, "level", r.Level, "reason", r.Reason)
+		return
+	}
+	log.Warn("a damaged inner node was rebuilt from the pages below it", "page", r.Page, "offset", r.Offset, "level", r.Level,
+		"children", r.Children, "first_key", fmt.Sprintf("%.80q", r.KeyLower))
 }

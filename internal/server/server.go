@@ -121,6 +121,7 @@ func open(ctx context.Context, c config.Config, log *slog.Logger, files vfs.FS) 
 	options.Storage.OnReplay = func(p storage.ReplayProgress) {
 		log.Info("replaying the log", "bytes", p.Bytes, "of", p.BytesTotal, "epoch", uint64(p.Epoch), "checkpoints", p.Checkpoints)
 	}
+	options.Storage.OnRebuild = func(r storage.Rebuild) { logRebuild(log, &r) }
 	s.limits = options.Limits
 	store, err := mvcc.OpenContext(ctx, options)
 	if err != nil {

@@ -304,10 +304,12 @@ func (e *Engine) mergeForBulkLoad(ctx context.Context, l *BulkLoad, in *btree.Me
 		}
 		return err
 	}
-	if err := b.skippedPages.FreeUnused(&e.pager.Reader, b.ck, b.batch); err != nil {
+	complete, err := b.skippedPages.FreeUnused(&e.pager.Reader, b.ck, b.batch)
+	if err != nil {
 		return err
 	}
 	b.ck.Free(result.Freed...)
+	e.checkpoints.mapExact = e.checkpoints.mapExact && complete
 	b.root, b.skippedPages, b.freed = result.Root, known, append(b.freed, result.Freed...)
 	b.stats.Add(&result.Stats)
 	return b.sink.Flush() // the next merge reads it

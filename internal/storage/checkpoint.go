@@ -69,7 +69,7 @@ func (e *Engine) checkpoint(ctx context.Context, h *GCWatermarks) (left int, err
 		most = 0 // one at a time: the next can use the pages that the first frees
 	}
 	merging := atOnce(complete, most)
-	if len(merging) == 0 && garbage.Empty() && !e.shrinkable() {
+	if len(merging) == 0 && garbage.Empty() && !e.shrinkable() && !e.rebuilds.waiting.Load() {
 		e.checkpoints.vacuum.advance(garbage)
 		return 0, nil
 	}
@@ -197,7 +197,8 @@ func (e *Engine) merge(ctx context.Context, job mergeJob) error {
 func (e *Engine) mergeTree(ctx context.Context, base btree.Root, job *mergeJob, cut keys.Epoch) (number uint64, result *btree.Result, err error) {
 	for {
 		number, result, err = e.tryMerge(ctx, base, job, cut)
-		if !e.skipPages(err) && !e.skipInRepairTree(err) && !e.setAside(err) {
+		gaveUp := e.failsRebuild(job, err) && e.giveUpRebuild(ctx, job, err)
+		if !gaveUp && !e.skipPages(err) && !e.skipInRepairTree(err) && !e.setAside(err) && !e.giveUpRebuild(ctx, job, err) {
 			return number, result, e.stopIfBroken(err)
 		}
 		if !job.recovering {
@@ -216,6 +217,7 @@ func (e *Engine) skipPages(err error) bool {
 	if changed {
 		e.checkpoints.skippedPages = known
 		e.counters.damaged.Add(uint64(len(found.Pages)))
+		e.meetsLost(found.Pages)
 	}
 	return changed
 }
@@ -271,6 +273,7 @@ func (e *Engine) tryMerge(ctx context.Context, base btree.Root, job *mergeJob, c
 		e.checkpoints.fileEnd.end()
 	}
 	e.counters.merged(&result.Stats)
+	e.endRebuild(job)
 	return ck.Number(), result, nil
 }
 
@@ -286,6 +289,7 @@ func (e *Engine) nextState(root btree.Root, known *repairtree.Tree, change *btre
 	side, mirror := known.Roots()
 	encodeRepairTreeRoots(&state, side, mirror)
 	setNewestEpoch(&state, 0)
+	setMapExact(&state, e.checkpoints.mapExact)
 	if e.log != nil { // else it is being replayed
 		setLogSegment(&state, e.log.NewestDurableHeader())
 	}
@@ -312,11 +316,15 @@ func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Roo
 	if job.quarantine, err = e.planQuarantine(in, job); err != nil {
 		return nil, nil, err
 	}
-	result, known, err := mergeBoth(ctx, in, e.checkpoints.skippedPages, nil, cut)
+	rebuild, known, err := e.rebuildIn(ctx, batch, in, job)
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := e.checkpoints.skippedPages.FreeUnused(&e.pager.Reader, ck, batch); err != nil {
+	result, known, err := mergeBoth(ctx, in, known, rebuild.copiesForMirror(), cut)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := e.freeRepairTrees(ctx, ck, batch, rebuild, &result.Stats); err != nil {
 		return nil, nil, err
 	}
 	if err := sink.Flush(); err != nil {
@@ -324,6 +332,18 @@ func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Roo
 	}
 	ck.Free(result.Freed...)
 	return result, known, batch.Finish(limit)
+}
+
+// freeRepairTrees frees the repair trees that the merge does not use any more. Pages that a damaged inner node of one of them
+// hides stay allocated: from then on the allocation map is not exact.
+func (e *Engine) freeRepairTrees(ctx context.Context, ck *pager.Checkpoint, batch *blob.Batch, rebuild *nodeRebuild, counts *btree.Stats) error {
+	unused, err := e.checkpoints.skippedPages.FreeUnused(&e.pager.Reader, ck, batch)
+	if err != nil {
+		return err
+	}
+	replaced, err := rebuild.finish(ctx, ck, batch, counts)
+	e.checkpoints.mapExact = e.checkpoints.mapExact && unused && replaced
+	return err
 }
 
 // relocation is what a checkpoint relocates from the end of the file: the pages from limit on, zero for none.

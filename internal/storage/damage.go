@@ -3,6 +3,7 @@ package storage
 import (
 	"bytes"
 	"errors"
+	"fmt"
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/blob"
@@ -28,7 +29,11 @@ func (e *Engine) damage(err error, root btree.Root, key []byte) error {
 	e.counters.damaged.Add(1)
 	out := &CorruptionError{File: found.File, Offset: found.Offset, Reason: found.Reason, Remedy: pageRemedy}
 	if key != nil {
-		out.KeyLower, out.KeyUpper = e.rangeOf(root, key, found.Page)
+		var level int
+		out.KeyLower, out.KeyUpper, level = e.rangeOf(root, key, found.Page)
+		if level > 0 {
+			e.rebuilds.request(found.Page)
+		}
 	}
 	return out
 }
@@ -44,20 +49,24 @@ func (e *Engine) Damage() error {
 		return nil
 	}
 	p := &skipped[0]
+	reason := p.Reason
+	if lost := e.rebuilds.reasonOf(p.ID); lost != "" {
+		reason = fmt.Sprintf("%s; the node cannot be rebuilt: %s", reason, lost)
+	}
 	return &CorruptionError{
-		File: e.options.dataPath(), Offset: int64(p.ID) * int64(e.pager.PageSize()), Reason: p.Reason, Remedy: pageRemedy,
+		File: e.options.dataPath(), Offset: int64(p.ID) * int64(e.pager.PageSize()), Reason: reason, Remedy: pageRemedy,
 		KeyLower: boundKey(&p.Lower), KeyUpper: boundAbove(p.Upper),
 	}
 }
 
 // rangeOf descends towards key until it reaches page bad, and returns the client keys between which
-// that page is; nil for no bound.
-func (e *Engine) rangeOf(root btree.Root, key []byte, bad page.ID) (lower, upper []byte) {
+// that page is, nil for no bound, and the level at which the page is. It is zero if the page was not reached.
+func (e *Engine) rangeOf(root btree.Root, key []byte, bad page.ID) (lower, upper []byte, level int) {
 	id := root.ID
-	for level := root.Level; level > 0 && id != bad; level-- {
+	for level = root.Level; level > 0 && id != bad; level-- {
 		p, err := e.pages.Page(id, level)
 		if err != nil || !page.IsTree(p, level) {
-			break
+			return lower, upper, 0
 		}
 		node := page.Inner(p)
 		i := node.Search(key, page.NoTrailer)
@@ -70,7 +79,7 @@ func (e *Engine) rangeOf(root btree.Root, key []byte, bad page.ID) (lower, upper
 		}
 		id = node.Child(i)
 	}
-	return lower, upper
+	return lower, upper, level
 }
 
 func userBound(separator []byte) []byte {

@@ -47,6 +47,13 @@ func (s *DurableState) ReadPage(id page.ID, buf []byte) error {
 // Source reads and verifies tree pages. A page lives until the next call.
 func (s *DurableState) Source() btree.Source { return pagesource.NewDirect(&s.Pages.Reader) }
 
+// MapIsExact reports whether every live tree page of the allocation map is known to be reachable. Inner nodes are
+// rebuilt only then.
+func (s *DurableState) MapIsExact() bool {
+	state := s.Pages.State()
+	return mapIsExact(&state)
+}
+
 // LogProof is what the state knows of the log.
 func (s *DurableState) LogProof() wal.Proof {
 	state := s.Pages.State()

@@ -59,6 +59,7 @@ type Engine struct {
 	checkpoints checkpointState
 	bulkLoads   bulkLoads
 	throttling  throttling // delays writers while checkpoints lag
+	rebuilds    rebuilds
 	counters    counters
 }
 
@@ -91,6 +92,7 @@ type checkpointState struct {
 	// Guarded by mu, but for the atomics in vacuum and fileEnd.
 	slot         *pin.Slot
 	skippedPages *repairtree.Tree // what merges skip: what the view names, and what was found since
+	mapExact     bool             // every live tree page is reachable
 	quarantine   quarantineState
 	fileEnd      fileEnd
 	vacuum       vacuum
@@ -124,6 +126,7 @@ func Open(ctx context.Context, o Options, registry *pin.Registry) (*Engine, Reco
 		},
 		checkpoints: checkpointState{mu: newContextMutex(), requests: make(chan struct{}, 1), slot: registry.Slot()},
 	}
+	e.rebuilds.requests = make(chan struct{}, 1)
 	e.reserve.init(o.DiskReserve != 0)
 	recovery, err := e.recover(ctx)
 	if err != nil {

@@ -99,7 +99,8 @@ func (e *Engine) openTables() (err error) {
 			e.repaired = append(e.repaired, fmt.Sprintf("a superblock was written anew from its copy: %v", fault))
 		}
 	}
-	tables := len(e.repaired)
+	tables, state := len(e.repaired), e.pager.State()
+	e.checkpoints.mapExact = mapIsExact(&state) || e.pager.Checkpoint() == newFileCheckpoint
 	if e.blobs, err = e.openBlobs(); err != nil {
 		return err
 	}
@@ -112,6 +113,7 @@ func (e *Engine) openTables() (err error) {
 	if err := e.openQuarantine(); err != nil {
 		return err
 	}
+	e.rebuilds.requestFor(e.checkpoints.skippedPages)
 	if len(e.repaired) > tables {
 		return e.writeRepaired()
 	}

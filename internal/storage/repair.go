@@ -114,7 +114,9 @@ func (e *Engine) rebuildMap() error {
 		return nil
 	}
 	e.repaired = append(e.repaired, fmt.Sprintf("the allocation map was rebuilt from the tree: %v", damage))
+	e.checkpoints.mapExact = false
 	return e.pager.RebuildMap(func(each func(page.ID) error) (complete bool, err error) {
+		defer func() { e.checkpoints.mapExact = complete && err == nil }()
 		complete, err = e.blobs.Reach(each)
 		if err != nil {
 			return false, err
@@ -168,6 +170,7 @@ func (e *Engine) writeRepaired() error { return e.writeState(e.pager.State()) }
 
 // writeState makes another state of the same pages durable, if the disk has room for it.
 func (e *Engine) writeState(state pager.State) error {
+	setMapExact(&state, e.checkpoints.mapExact)
 	ck, err := e.pager.Begin()
 	if err != nil {
 		return err

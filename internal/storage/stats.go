@@ -90,6 +90,7 @@ type DamageStats struct {
 	Reads        uint64 // reads of damaged pages
 	Repaired     int    // superblocks and tables that Open rebuilt because they were damaged
 	SkippedPages int    // damaged pages that checkpoints skip
+	RebuiltNodes uint64 // damaged inner nodes that were rebuilt
 }
 
 // QuarantineStats describes the versions of keys of which the tree refused an entry, see package quarantine.
@@ -127,7 +128,7 @@ func (e *Engine) Stats() Stats {
 			Reads: e.checkpoints.vacuum.read.Load(), Passes: e.checkpoints.vacuum.passes.Load(),
 		},
 		BulkLoads: BulkLoadStats{Finished: e.bulkLoads.finished.Load(), Keys: e.bulkLoads.keys.Load(), Bytes: e.bulkLoads.bytes.Load()},
-		Damage:    DamageStats{Reads: c.damaged.Load(), Repaired: len(e.repaired), SkippedPages: len(v.repairTree.Pages())},
+		Damage:    DamageStats{Reads: c.damaged.Load(), Repaired: len(e.repaired), SkippedPages: len(v.repairTree.Pages()), RebuiltNodes: e.rebuilds.done.Load()},
 	}
 	s.Checkpoints.Newest = e.pager.Checkpoint()
 	if q := v.quarantine; q != nil {

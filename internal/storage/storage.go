@@ -27,9 +27,10 @@ type Options struct {
 	DiskReserve       int64         // disk space that is kept for deletions and checkpoints; 0: none; DiskReserveDerived
 	StallMax          time.Duration // how long a write waits for memory before it is refused; 10 s
 
-	Obtain   func(bytes uint64) error // asked before a memtable takes memory from the system; for tests, which refuse it; may be nil
-	Ablation ablation.Switches        // the baseline of a benchmark; builds without the tag `ablation` have none
-	OnReplay func(ReplayProgress)     // hears every few seconds how far the replay of a long log is; may be nil
+	Obtain    func(bytes uint64) error // asked before a memtable takes memory from the system; for tests, which refuse it; may be nil
+	Ablation  ablation.Switches        // the baseline of a benchmark; builds without the tag `ablation` have none
+	OnReplay  func(ReplayProgress)     // hears every few seconds how far the replay of a long log is; may be nil
+	OnRebuild func(Rebuild)            // hears what became of inner nodes that cannot be read; may be nil
 
 	disturb func(btree.Input) btree.Input // lets tests hand the tree what it refuses; may be nil
 }

@@ -16,12 +16,15 @@ import (
 
 // The engine's area of the superblock:
 //
-//	0           8             12            20              24           25         64            72             80
-//	+-----------+-------------+-------------+---------------+------------+----------+-------------+--------------+----------+
-//	| side root | side height | mirror root | mirror height | quarantine | zero ... | log segment | newest epoch | zero ... |
-//	+-----------+-------------+-------------+---------------+------------+----------+-------------+--------------+----------+
+//	0           8             12            20              24           25    26         64            72             80
+//	+-----------+-------------+-------------+---------------+------------+-------+----------+-------------+--------------+----------+
+//	| side root | side height | mirror root | mirror height | quarantine | exact | zero ... | log segment | newest epoch | zero ... |
+//	+-----------+-------------+-------------+---------------+------------+-------+----------+-------------+--------------+----------+
 //
 // quarantine: the number of the quarantine file that the state uses, 1 or 2; 0 for none.
+//
+// exact: 1 if every live tree page of the allocation map is reachable; 0 if that is not known. Orphans are then not
+// searched (package orphans).
 //
 // log segment: the log has a segment with this number or a larger one (see wal.Log.Headed). Zero in files of earlier versions, and until the
 // first segment of a new store has a durable header.
@@ -32,7 +35,8 @@ const (
 	areaRepairTree = 0
 	areaMirror     = 12
 	areaQuarantine = 24
-	areaReserved   = 25
+	areaExact      = 25
+	areaReserved   = 26
 	areaSegment    = 64
 	areaNewest     = 72
 	areaRest       = 80
@@ -55,7 +59,7 @@ func decodeRepairTreeRoots(s *pager.State) (root, mirror btree.Root, err error) 
 	root, ok := decodeRoot(s.Engine[areaRepairTree:])
 	mirror, mirrored := decodeRoot(s.Engine[areaMirror:])
 	newest := logProof(s).Durable
-	if newest != 0 && newest <= s.Epoch || !ok || !mirrored || root.Empty() && !mirror.Empty() || s.Engine[areaQuarantine] > 2 || !allZero(s.Engine[areaReserved:areaSegment]) || !allZero(s.Engine[areaRest:]) {
+	if newest != 0 && newest <= s.Epoch || !ok || !mirrored || root.Empty() && !mirror.Empty() || s.Engine[areaQuarantine] > 2 || s.Engine[areaExact] > 1 || !allZero(s.Engine[areaReserved:areaSegment]) || !allZero(s.Engine[areaRest:]) {
 		return btree.Root{}, btree.Root{}, fmt.Errorf("the engine's area of the superblock is malformed: % x", s.Engine)
 	}
 	return root, mirror, nil
@@ -89,6 +93,15 @@ func setNewestEpoch(s *pager.State, newest keys.Epoch) {
 func quarantineFile(s *pager.State) int { return int(s.Engine[areaQuarantine]) }
 
 func setQuarantineFile(s *pager.State, number int) { s.Engine[areaQuarantine] = byte(number) }
+
+// mapIsExact reports whether every live tree page of the state is reachable.
+func mapIsExact(s *pager.State) bool { return s.Engine[areaExact] == 1 }
+
+func setMapExact(s *pager.State, exact bool) {
+	if s.Engine[areaExact] = 0; exact {
+		s.Engine[areaExact] = 1
+	}
+}
 
 func decodeRoot(b []byte) (root btree.Root, ok bool) {
 	id, height := binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint32(b[areaHeight:])

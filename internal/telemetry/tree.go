@@ -53,6 +53,8 @@ var treeReadings = []reading{
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Quarantine.Versions) }),
 	engineGauge("repaired_at_start", "Superblocks, allocation maps and indirection tables that the last start found damaged and repaired without loss.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Damage.Repaired) }),
+	engineCounter("rebuilt_nodes_total", "Inner nodes of the tree that could not be read and were rebuilt from the pages below them.",
+		func(s *mvcc.Stats) float64 { return float64(s.Storage.Damage.RebuiltNodes) }),
 	engineCounter("damaged_reads_total", "Reads that met a damaged page.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Damage.Reads) }),
 	engineGauge("blobs", "Values stored outside leaves.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Blobs.Blobs) }),
 	engineGauge("blob_fill_ratio", "Share of blob page bytes in use.", func(s *mvcc.Stats) float64 { return s.Storage.Blobs.FillFactor }),

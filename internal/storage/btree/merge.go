@@ -56,6 +56,9 @@ type MergeInput struct {
 	// Avoid names pages of the base that the merge leaves where they are, unread, with all pages
 	// below them. The input should have nothing for them.
 	Avoid map[page.ID]struct{}
+	// Rebuilt are inner nodes of the base that cannot be read, with their children. The merge writes
+	// them anew.
+	Rebuilt []RebuiltNode
 	// Relocate moves pages towards the start of the file.
 	Relocate Relocation
 	// Vacuum names leaves to be rewritten although there is no input for them, because dead

@@ -459,9 +459,7 @@ func (w *worker) emit(old bool) {
 	}
 	if !keep {
 		w.stats.VersionsDropped++
-		if old {
-			w.dropRef(e.Value, e.Large)
-		}
+		w.dropRef(e.Value, e.Large)
 		return
 	}
 	w.stats.Versions++

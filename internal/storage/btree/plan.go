@@ -55,7 +55,7 @@ func (pl *planner) partitions(yield func(*partition) bool) {
 
 // node plans the subtree of an inner node whose keys are before bound.
 func (pl *planner) node(c page.Child, level int, bound *page.Separator, yield func(*partition) bool) bool {
-	children, err := pl.children(c, level)
+	children, err := pl.children(c, level, bound)
 	if err != nil {
 		return pl.skipUnreadable(c, level, bound, err)
 	}
@@ -77,8 +77,11 @@ func (pl *planner) node(c page.Child, level int, bound *page.Separator, yield fu
 	return pl.err == nil
 }
 
-// children reads an inner node that is to be rewritten.
-func (pl *planner) children(c page.Child, level int) ([]page.Child, error) {
+// children reads an inner node that is to be rewritten, or takes the children of a rebuilt one.
+func (pl *planner) children(c page.Child, level int, bound *page.Separator) ([]page.Child, error) {
+	if r := pl.m.rebuilt(c.ID); r != nil {
+		return r.Children, r.inside(&c, level, bound)
+	}
 	if pl.m.avoids(c.ID) {
 		return nil, errAvoided
 	}
@@ -108,6 +111,9 @@ func boundOf(children []page.Child, i int, after *page.Separator) *page.Separato
 
 // touched reports whether something below c is to be rewritten.
 func (pl *planner) touched(c page.Child, level int, bound *page.Separator) bool {
+	if level > 0 && pl.m.rebuildsBelow(&c, level, bound) {
+		return true
+	}
 	if pl.m.avoids(c.ID) {
 		return pl.in.before(bound)
 	}

@@ -115,12 +115,24 @@ func (v *verifier) noteSkipped(store *blob.Store) error {
 	}
 	for i := range skipped[:min(len(skipped), skippedNotesMax)] {
 		p := &skipped[i]
-		v.note("page %d could not be read at checkpoint %d (%s): checkpoints skip it, and later writes to its keys are in the repair tree", p.ID, p.Checkpoint, p.Reason)
+		v.note("page %d could not be read at checkpoint %d (%s): checkpoints skip it, and later writes to its keys are in the repair tree%s", p.ID, p.Checkpoint, p.Reason, v.rebuildNote(p.Level))
 	}
 	if more := len(skipped) - skippedNotesMax; more > 0 {
 		v.note("and %d more such pages", more)
 	}
 	return nil
+}
+
+// rebuildNote says what becomes of a skipped inner node.
+func (v *verifier) rebuildNote(level int) string {
+	switch {
+	case level == 0:
+		return ""
+	case v.state.MapIsExact():
+		return "; it is an inner node, which the server rebuilds from the pages below it if they prove to be complete"
+	default:
+		return "; it is an inner node, which cannot be rebuilt because the allocation map is not exact"
+	}
 }
 
 // reachOnce replaces an allocation map that cannot be read.

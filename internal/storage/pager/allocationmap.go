@@ -88,6 +88,21 @@ func decodeMapLeaf(live *bitset.Set, i int, payload []byte) {
 // auditLive compares live pages with the pages that are reachable. reachable calls its argument once for
 // every page that the tree and the blob store reach. The map's own pages and the superblocks are added.
 func (r *Reader) auditLive(live *bitset.Set, allocation *PageArray, reachable func(each func(page.ID) error) error) error {
+	reached, err := r.reach(live, allocation, reachable)
+	if err != nil {
+		return err
+	}
+	for i := range live.Len() / 64 {
+		if lost := live.Word(i) &^ reached.Word(i); lost != 0 {
+			return brokenf("pages %d.. are live and not reachable: %#x", i*64, lost)
+		}
+	}
+	return nil
+}
+
+// reach returns the pages that are reachable: those that its argument says, the map's own and the
+// superblocks. Each must be live, and reachable once.
+func (r *Reader) reach(live *bitset.Set, allocation *PageArray, reachable func(each func(page.ID) error) error) (*bitset.Set, error) {
 	var reached bitset.Set
 	reach := func(id page.ID) error {
 		if id > maxPage || !live.Has(int(id)) {
@@ -115,13 +130,5 @@ func (r *Reader) auditLive(live *bitset.Set, allocation *PageArray, reachable fu
 	if err == nil {
 		err = reachable(reach)
 	}
-	if err != nil {
-		return err
-	}
-	for i := range live.Len() / 64 {
-		if lost := live.Word(i) &^ reached.Word(i); lost != 0 {
-			return brokenf("pages %d.. are live and not reachable: %#x", i*64, lost)
-		}
-	}
-	return nil
+	return &reached, err
 }

@@ -56,7 +56,8 @@ func TestFormatIsWhatTheGoldenFilesSay(t *testing.T) {
 }
 
 // TestStatesOfEarlierFormatsAreRead opens files from before inner nodes stored dead-version ratios (1),
-// from before superblocks had copies (2), and from before there were two quarantine files (3).
+// from before superblocks had copies (2), from before there were two quarantine files (3), and from before the
+// engine's area could say that the allocation map is exact (4).
 func TestStatesOfEarlierFormatsAreRead(t *testing.T) {
 	for version := uint32(1); version < formatVersion; version++ {
 		dump, err := os.ReadFile(filepath.Join("testdata", fmt.Sprintf("superblock-%d.golden", version)))

@@ -103,6 +103,21 @@ func (s *Snapshot) Audit(reachable func(each func(page.ID) error) error) error {
 	return s.auditLive(s.live, s.allocation, reachable)
 }
 
+// Unreached returns the live pages that are not among the reachable ones, which are passed as to Audit.
+func (s *Snapshot) Unreached(reachable func(each func(page.ID) error) error) (*bitset.Set, error) {
+	reached, err := s.reach(s.live, s.allocation, reachable)
+	if err != nil {
+		return nil, err
+	}
+	rest := new(bitset.Set)
+	for i := range s.live.Len() / 64 {
+		if word := s.live.Word(i) &^ reached.Word(i); word != 0 {
+			rest.SetWord(i, word)
+		}
+	}
+	return rest, nil
+}
+
 // OpenRaw opens a file without intact superblocks, as a state of which only the page size is known. With
 // zero for the page size it takes the one with which most of the first pages are intact. It is for reading
 // single pages. Close closes the file.

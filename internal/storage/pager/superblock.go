@@ -57,8 +57,9 @@ const (
 	magic = "EpochKV\n"
 	// formatVersion is the version of new states. Since version 2 inner nodes store the dead-version ratios of
 	// their children; older files have zeros there, which mean no dead versions. Since version 3 a superblock
-	// has a copy. Since version 4 the engine's area may name the second quarantine file and a newest epoch.
-	formatVersion = 4
+	// has a copy. Since version 4 the engine's area may name the second quarantine file and a newest epoch, and
+	// since version 5 it may say that the allocation map has no pages but the reachable ones.
+	formatVersion = 5
 	copiesVersion = 3
 
 	superblocks = 2 // pages 0 and 1

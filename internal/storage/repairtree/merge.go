@@ -166,26 +166,30 @@ type Dropper interface {
 	Drop(ref page.Ref) error
 }
 
-// FreeUnused frees the trees that were abandoned before a merge.
-func (s *Tree) FreeUnused(p *pager.Reader, ck *pager.Checkpoint, blobs Dropper) error {
+// FreeUnused frees the trees that were abandoned before a merge. It reports whether all of their pages were found.
+func (s *Tree) FreeUnused(p *pager.Reader, ck *pager.Checkpoint, blobs Dropper) (complete bool, err error) {
 	if s == nil {
-		return nil
+		return true, nil
 	}
+	complete = true
 	for _, root := range s.unused {
-		if err := freeTree(p, ck, blobs, root); err != nil {
-			return err
+		whole, err := freeTree(p, ck, blobs, root)
+		if err != nil {
+			return false, err
 		}
+		complete = complete && whole
 	}
-	return nil
+	return complete, nil
 }
 
-// freeTree frees the pages and blobs that can be found of an abandoned tree. Pages below an inner node that cannot be read,
-// and the blobs of a leaf that cannot be read, stay allocated.
-func freeTree(p *pager.Reader, ck *pager.Checkpoint, blobs Dropper, root btree.Root) error {
-	return btree.Walk(pagesource.NewDirect(p), root, &btree.Visitor{
+// freeTree frees the pages and blobs that can be found of an abandoned tree; no blobs if blobs is nil. Pages below an inner
+// node that cannot be read, and the blobs of a leaf that cannot be read, stay allocated.
+func freeTree(p *pager.Reader, ck *pager.Checkpoint, blobs Dropper, root btree.Root) (complete bool, err error) {
+	complete = true
+	err = btree.Walk(pagesource.NewDirect(p), root, &btree.Visitor{
 		Page: func(id page.ID, level int, buf []byte) error {
 			ck.Free(id)
-			if level > 0 {
+			if level > 0 || blobs == nil {
 				return nil
 			}
 			view := page.Leaf(buf).Layout()
@@ -200,12 +204,14 @@ func freeTree(p *pager.Reader, ck *pager.Checkpoint, blobs Dropper, root btree.R
 			}
 			return nil
 		},
-		Damaged: func(id page.ID, _ int, _, _ *page.Separator, err error) error {
+		Damaged: func(id page.ID, level int, _, _ *page.Separator, err error) error {
 			if !pagesource.IsDamage(err) {
 				return err
 			}
 			ck.Free(id)
+			complete = complete && level == 0
 			return nil
 		},
 	})
+	return complete, err
 }

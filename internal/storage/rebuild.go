@@ -1,0 +1,337 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/epochkv/epochkv/internal/storage/blob"
+	"github.com/epochkv/epochkv/internal/storage/btree"
+	"github.com/epochkv/epochkv/internal/storage/orphans"
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/storage/pager"
+	"github.com/epochkv/epochkv/internal/storage/repairtree"
+)
+
+const (
+	// newFileCheckpoint is the checkpoint of a data file that has nothing yet.
+	newFileCheckpoint = 1
+	// rebuildReadBytes is how many bytes a search for orphans reads each second, so that readers keep the device.
+	rebuildReadBytes = 128 << 20
+	// rebuildPauseMin is the least time between two searches; rebuildPauses is how many times longer than a search the pause
+	// after it is.
+	rebuildPauseMin = 50 * time.Millisecond
+	rebuildPauses   = 9
+)
+
+// rebuilds lets inner nodes that cannot be read be rebuilt (ADR 0047). A merge or a read that meets one requests a search,
+// which runs beside commits and checkpoints over a pinned state. The next checkpoint writes the nodes that it has proved.
+//
+// A page never changes while it is live, and the pages of a pinned state are not used again. So a lost node that is still in
+// the tree when the checkpoint merges has the children that the search has found.
+type rebuilds struct {
+	requests chan struct{}      // capacity 1: a node may be lost
+	ready    *readyRebuild      // guarded by checkpointState.mu
+	waiting  atomic.Bool        // ready is not nil: a checkpoint has something to do
+	later    atomic.Bool        // a checkpoint could not write the nodes: the search is repeated after one that succeeds
+	done     atomic.Uint64      // nodes rebuilt
+	reads    atomic.Uint64      // pages read by searches
+	mu       sync.Mutex         // a leaf
+	refused  map[page.ID]string // guarded by mu: nodes that stay lost, and why
+}
+
+// readyRebuild is what a search has found, for the next checkpoint.
+type readyRebuild struct {
+	state *PinnedState
+	nodes []btree.RebuiltNode
+}
+
+// Rebuild tells what became of an inner node that could not be read.
+type Rebuild struct {
+	Page     uint64
+	Offset   int64
+	Level    int
+	Children int    // of the rebuilt node; zero if it was not rebuilt
+	Reason   string // why it was not rebuilt
+	KeyLower []byte // client keys of a rebuilt node; nil for no bound
+}
+
+// request lets RunRebuilds search, unless page id is known to stay lost.
+func (r *rebuilds) request(id page.ID) {
+	r.mu.Lock()
+	_, refused := r.refused[id]
+	r.mu.Unlock()
+	if !refused {
+		r.wake()
+	}
+}
+
+func (r *rebuilds) wake() {
+	select {
+	case r.requests <- struct{}{}:
+	default:
+	}
+}
+
+// requestFor requests a search if inner nodes are skipped.
+func (r *rebuilds) requestFor(skipped *repairtree.Tree) {
+	for _, p := range skipped.Pages() {
+		if p.Level > 0 {
+			r.request(p.ID)
+		}
+	}
+}
+
+// reasonOf is why page id stays lost, or an empty string.
+func (r *rebuilds) reasonOf(id page.ID) string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.refused[id]
+}
+
+// RunRebuilds searches the children of inner nodes that cannot be read, whenever one is met, until ctx ends.
+func (e *Engine) RunRebuilds(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-e.rebuilds.requests:
+		}
+		began := time.Now()
+		if err := e.searchOrphans(ctx); err != nil {
+			e.rebuilds.later.Store(true)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(max(rebuildPauseMin, rebuildPauses*time.Since(began))):
+		}
+	}
+}
+
+// searchOrphans makes one search, and hands what it has found to the next checkpoint.
+func (e *Engine) searchOrphans(ctx context.Context) error {
+	if e.rebuilds.waiting.Load() {
+		return nil
+	}
+	state, err := e.PinState(ctx)
+	if err != nil {
+		return err
+	}
+	state.ReleaseLog()
+	found, err := state.findOrphans(ctx)
+	if err != nil {
+		state.Release()
+		return err
+	}
+	e.rebuilds.reads.Add(uint64(found.Reads))
+	e.noteRefused(found.Refused)
+	if len(found.Nodes) == 0 {
+		state.Release()
+		return nil
+	}
+	if err := e.checkpoints.mu.Lock(ctx); err != nil {
+		state.Release()
+		return err
+	}
+	e.rebuilds.ready = &readyRebuild{state, found.Nodes}
+	e.rebuilds.waiting.Store(true)
+	e.checkpoints.mu.Unlock()
+	e.checkpoints.request()
+	return nil
+}
+
+// findOrphans searches the state.
+func (p *PinnedState) findOrphans(ctx context.Context) (*orphans.Found, error) {
+	if err := p.Pages.ReadMap(); err != nil {
+		return nil, err
+	}
+	root, mirror := p.repairTree.Roots()
+	stored := p.Pages.State()
+	avoid := p.repairTree.Avoid()
+	limit := readLimit{began: time.Now(), pagesPerSecond: rebuildReadBytes / p.Pages.PageSize()}
+	return orphans.Find(ctx, &orphans.Search{
+		Pages: p.Pages, Tree: p.Tree(), Beside: []btree.Root{root, mirror}, Newest: newestEpoch(&stored), Exact: p.MapIsExact(),
+		Blobs: p.reachBlobs, Pause: limit.wait,
+		Skipped: func(id page.ID) bool { _, skipped := avoid[id]; return skipped },
+	})
+}
+
+// reachBlobs calls each for the pages of the blob store, as far as they can be read.
+func (p *PinnedState) reachBlobs(each func(page.ID) error) error {
+	store, err := blob.Open(&p.Pages.Reader)
+	if err != nil {
+		if IsDamage(err) {
+			return nil
+		}
+		return err
+	}
+	_, err = store.Reach(each)
+	return err
+}
+
+// readLimit keeps a search to a rate.
+type readLimit struct {
+	began          time.Time
+	pagesPerSecond int
+	pages          int
+}
+
+// wait waits before the next page is read, if the search is ahead of its rate.
+func (l *readLimit) wait(ctx context.Context) error {
+	l.pages++
+	ahead := time.Duration(l.pages)*time.Second/time.Duration(l.pagesPerSecond) - time.Since(l.began)
+	if ahead < time.Millisecond {
+		return nil
+	}
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(ahead):
+		return nil
+	}
+}
+
+// noteRefused records which nodes stay lost, and reports those that are new.
+func (e *Engine) noteRefused(refused []orphans.Refusal) {
+	r := &e.rebuilds
+	r.mu.Lock()
+	old := r.refused
+	r.refused = map[page.ID]string{}
+	for i := range refused {
+		r.refused[refused[i].Page] = refused[i].Reason
+	}
+	r.mu.Unlock()
+	for i := range refused {
+		if p := &refused[i]; old[p.Page] != p.Reason {
+			e.reportRebuild(&Rebuild{Page: uint64(p.Page), Level: p.Level, Reason: p.Reason})
+		}
+	}
+}
+
+func (e *Engine) reportRebuild(r *Rebuild) {
+	r.Offset = int64(r.Page) * int64(e.options.PageSize)
+	if e.options.OnRebuild != nil {
+		e.options.OnRebuild(*r)
+	}
+}
+
+// rebuildIn lets a whole merge rebuild the nodes that are ready. It returns the repair tree that the merge has: what the
+// repair tree has for their keys becomes input of the tree.
+func (e *Engine) rebuildIn(
+	ctx context.Context, batch *blob.Batch, in *btree.MergeInput, job *mergeJob,
+) (b *nodeRebuild, known *repairtree.Tree, err error) {
+	known = e.checkpoints.skippedPages
+	if !job.rebuilds(e) {
+		return nil, known, nil
+	}
+	in.Rebuilt = e.rebuilds.ready.nodes
+	b = &nodeRebuild{back: known.GiveBack(&e.pager.Reader, func(id page.ID) bool { return isRebuilt(in.Rebuilt, id) })}
+	if b.copies, err = b.back.Copies(ctx, e.blobs, batch.Store); err != nil {
+		return nil, nil, err
+	}
+	all := in.Input
+	in.Input = func() btree.Input { return b.back.Input(all()) }
+	in.Lookahead, in.Cuts = nil, nil
+	return b, b.back.Remaining, nil
+}
+
+// nodeRebuild is the part of a merge that rebuilds nodes.
+type nodeRebuild struct {
+	back   *repairtree.GivingBack
+	copies map[page.Ref]page.Ref // of blobs in ranges that are still skipped
+}
+
+// finish frees what the new repair tree replaces.
+func (b *nodeRebuild) finish(ctx context.Context, ck *pager.Checkpoint, blobs repairtree.Dropper, counts *btree.Stats) (complete bool, err error) {
+	if b == nil {
+		return true, nil
+	}
+	return b.back.Free(ctx, ck, blobs, counts)
+}
+
+// copiesForMirror are the copies that mergeBoth needs.
+func (b *nodeRebuild) copiesForMirror() map[page.Ref]page.Ref {
+	if b == nil {
+		return nil
+	}
+	return b.copies
+}
+
+// rebuilds reports whether the merge writes the nodes that are ready.
+func (j *mergeJob) rebuilds(e *Engine) bool {
+	return e.rebuilds.ready != nil && j.span == nil && !j.recovering
+}
+
+func isRebuilt(nodes []btree.RebuiltNode, id page.ID) bool {
+	return slices.ContainsFunc(nodes, func(n btree.RebuiltNode) bool { return n.ID == id })
+}
+
+// endRebuild reports the nodes that a durable checkpoint has rebuilt.
+func (e *Engine) endRebuild(job *mergeJob) {
+	if !job.rebuilds(e) {
+		if e.rebuilds.later.Swap(false) {
+			e.rebuilds.wake()
+		}
+		return
+	}
+	for i := range e.rebuilds.ready.nodes {
+		n := &e.rebuilds.ready.nodes[i]
+		e.rebuilds.done.Add(1)
+		e.reportRebuild(&Rebuild{Page: uint64(n.ID), Level: n.Level, Children: len(n.Children), KeyLower: boundKey(&n.Children[0].Separator)})
+	}
+	e.dropRebuild()
+	e.rebuilds.wake() // the nodes may have others below them
+}
+
+// giveUpRebuild makes a merge go on without the nodes that are ready, after an attempt with them failed, and reports whether
+// there were any. After a full disk the search is repeated later; after another failure they stay lost.
+func (e *Engine) giveUpRebuild(ctx context.Context, job *mergeJob, err error) bool {
+	if err == nil || ctx.Err() != nil || !job.rebuilds(e) || e.pager.Err() != nil {
+		return false
+	}
+	nodes := e.rebuilds.ready.nodes
+	e.dropRebuild()
+	if doesNotFit(err) {
+		e.rebuilds.later.Store(true)
+		return true
+	}
+	e.rebuilds.mu.Lock()
+	e.rebuilds.refused = maps.Clone(e.rebuilds.refused)
+	for i := range nodes {
+		e.rebuilds.refused[nodes[i].ID] = fmt.Sprintf("the checkpoint that rebuilt it failed: %v", err)
+	}
+	e.rebuilds.mu.Unlock()
+	for i := range nodes {
+		e.reportRebuild(&Rebuild{Page: uint64(nodes[i].ID), Level: nodes[i].Level, Reason: e.rebuilds.reasonOf(nodes[i].ID)})
+	}
+	return true
+}
+
+func (e *Engine) dropRebuild() {
+	e.rebuilds.ready.state.Release()
+	e.rebuilds.ready = nil
+	e.rebuilds.waiting.Store(false)
+}
+
+// meetsLost requests a search if a merge has met an inner node that it cannot read.
+func (e *Engine) meetsLost(pages []btree.UnreadablePage) {
+	for i := range pages {
+		if pages[i].Level > 0 {
+			e.rebuilds.request(pages[i].ID)
+		}
+	}
+}
+
+// failsRebuild reports whether a merge could not read a node that it was to rebuild: the node does not fit its place.
+func (e *Engine) failsRebuild(job *mergeJob, err error) bool {
+	found, ok := errors.AsType[*btree.UnreadableError](err)
+	return ok && job.rebuilds(e) && slices.ContainsFunc(found.Pages, func(p btree.UnreadablePage) bool {
+		return isRebuilt(e.rebuilds.ready.nodes, p.ID)
+	})
+}
