@@ -3,6 +3,7 @@ package mvcc
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"sync/atomic"
 	"time"
@@ -35,11 +36,18 @@ var cutoffKey = keys.Append(nil, keys.SpaceSystem, requestUser(nil, &cutoffID))
 // cutoffEvery is how often the cut-off moves, for a window of fifteen times that and more.
 const cutoffEvery = time.Minute
 
-// open reads the cut-off, and looks whether there are records.
+// open reads the cut-off, and looks whether there are records. A damaged page on the way must not keep the store from
+// starting: the cut-off was then before this start, so that older ids without a record count as expired, and merges drop
+// no records before the next cut-off.
 func (r *requestWindow) open(x *Session) error {
 	x.slot.Enter()
 	defer x.slot.Leave()
 	v, ok, err := x.reader.Newest(cutoffKey)
+	if errors.Is(err, storage.ErrDamaged) {
+		r.newest = milliseconds(time.Now())
+		r.cutoff.Store(r.newest)
+		return nil
+	}
 	if err != nil {
 		return fmt.Errorf("the cut-off of request ids: %w", err)
 	}
@@ -50,8 +58,9 @@ func (r *requestWindow) open(x *Session) error {
 	var c storage.Cursor
 	x.reader.OpenCursor(&c, x.store.Visible(), append(cutoffKey[:len(cutoffKey):len(cutoffKey)], 0), recordsUpper(1<<48), 1)
 	defer c.Close()
-	if c.SeekGE(append(cutoffKey[:len(cutoffKey):len(cutoffKey)], 0)); c.Valid() || c.Paused() {
+	if c.SeekGE(append(cutoffKey[:len(cutoffKey):len(cutoffKey)], 0)); c.Valid() || c.Paused() || errors.Is(c.Err(), storage.ErrDamaged) {
 		r.newest = milliseconds(time.Now())
+		return nil
 	}
 	return c.Err()
 }
