@@ -26,9 +26,8 @@ type Checkpoint struct {
 
 	mu      sync.Mutex // guards the pager's space while the checkpoint is open, and the fields below
 	taken   []Extent
-	written []page.ID
-	freed   []page.ID
-	applied applied
+	written []page.ID // that the space does not know yet; later they are in madeLive
+	freed   []page.ID // that the space does not know yet; later they are in freedLive
 	blobs   BlobState
 	limit   page.ID // map pages at or past it move
 	ended   bool
@@ -41,9 +40,6 @@ type Checkpoint struct {
 	onCommit []func()
 	onAbort  []func()
 }
-
-// applied is how many of the checkpoint's written and freed pages, the first ones, the space has.
-type applied struct{ written, freed int }
 
 // Begin starts the next checkpoint. Pages whose reuse was allowed since the last one become free now.
 func (p *Pager) Begin() (*Checkpoint, error) {
@@ -145,7 +141,7 @@ func (ck *Checkpoint) Prepare() error {
 func (ck *Checkpoint) Prepared() bool {
 	ck.mu.Lock()
 	defer ck.mu.Unlock()
-	return ck.applied == applied{len(ck.written), len(ck.freed)}
+	return len(ck.written) == 0 && len(ck.freed) == 0
 }
 
 // Sync makes the pages written so far durable, so that Commit has less to wait for.
@@ -245,17 +241,17 @@ func (ck *Checkpoint) allocateCopies() (own, following page.ID, err error) {
 
 // applyToSpace makes written pages live, and ends the life of freed pages.
 func (ck *Checkpoint) applyToSpace() error {
-	done := &ck.applied
-	for ; done.written < len(ck.written); done.written++ {
-		if err := ck.makeLive(ck.written[done.written]); err != nil {
+	for _, id := range ck.written {
+		if err := ck.makeLive(id); err != nil {
 			return err
 		}
 	}
-	for ; done.freed < len(ck.freed); done.freed++ {
-		if err := ck.freeLive(ck.freed[done.freed]); err != nil {
+	for _, id := range ck.freed {
+		if err := ck.freeLive(id); err != nil {
 			return err
 		}
 	}
+	ck.written, ck.freed = nil, nil
 	return nil
 }
 
@@ -405,8 +401,10 @@ func (ck *Checkpoint) Abort() {
 		space.freePage(id)
 	}
 	ck.giveBack()
-	for _, id := range slices.Backward(ck.written) {
-		ck.p.onAbort(id)
+	for _, ids := range [][]page.ID{ck.written, ck.madeLive} {
+		for _, id := range slices.Backward(ids) {
+			ck.p.onAbort(id)
+		}
 	}
 	for _, f := range ck.onAbort {
 		f()

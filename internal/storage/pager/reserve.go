@@ -52,8 +52,9 @@ var ErrKept = errors.New("the free pages that are left are kept for deletions")
 // vfs.ErrNoSpace that the checkpoint should be aborted. Pages that readers still need count as taken.
 func (ck *Checkpoint) KeepFree(bytes int64) error {
 	ck.mu.Lock()
-	added, space := len(ck.written)-len(ck.freed), ck.p.space
-	used := space.live.Count() + space.pendingCount() + added - (ck.applied.written - ck.applied.freed)
+	late, space := len(ck.written)-len(ck.freed), ck.p.space
+	added := late + len(ck.madeLive) - len(ck.freedLive)
+	used := space.live.Count() + space.pendingCount() + late
 	ck.mu.Unlock()
 	if added <= 0 || bytes == 0 {
 		return nil

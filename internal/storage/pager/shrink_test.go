@@ -3,6 +3,7 @@ package pager
 import (
 	"context"
 	"encoding/binary"
+	"slices"
 	"testing"
 
 	"github.com/epochkv/epochkv/internal/storage/page"
@@ -158,7 +159,7 @@ func TestEveryPageIsInvalidatedBeforeItIsReused(t *testing.T) {
 		must(t, err)
 		_, _, err = y.build(ck, []int{round % 20}, nil, uint64(round*2))
 		must(t, err)
-		admit(ck.written)
+		admit(slices.Concat(ck.madeLive, ck.written))
 		ck.Abort()
 		must(t, y.checkpoint(1, []int{round % 20, round * 7 % 20}, []int{round * 3 % 20}, uint64(round*2+1)))
 		admit([]page.ID{y.root})
