@@ -20,6 +20,9 @@ const (
 	// scanPageBytesMax is the largest page that a client may request. A larger page would only
 	// delay its first entry.
 	scanPageBytesMax = 4 << 20
+	// scanEntryBytes is what an entry counts in a page at least. An entry costs some 100 bytes of memory
+	// beside its key and value, and a page of tiny ones would cost 20 times what the scan is admitted with.
+	scanEntryBytes = 32
 	// scanCountPage is the number of entries that a count-only scan covers between two pages. The
 	// pages keep the stream alive.
 	scanCountPage = 1 << 18
@@ -294,8 +297,11 @@ func (sc *scan) add(key, value []byte, epoch keys.Epoch) int {
 	e.Key, e.Value, e.Epoch = sc.copy(key), sc.copy(value), uint64(epoch)
 	sc.last = e.Key
 	sc.page.Entries = append(sc.page.Entries, e)
-	return len(key) + len(value)
+	return entryBytes(key, value)
 }
+
+// entryBytes is what an entry counts in a page.
+func entryBytes(key, value []byte) int { return max(len(key)+len(value), scanEntryBytes) }
 
 // copy puts b into the arena. A full arena is replaced by a new one and remains with its entries,
 // because growing it would move them.

@@ -374,3 +374,31 @@ func TestDrainEndsAScanAfterItsPage(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// TestPagesOfTinyEntriesHaveABound: an entry costs memory whatever its size, so the bytes of a page
+// bound its entries, too.
+func TestPagesOfTinyEntriesHaveABound(t *testing.T) {
+	h := mustStart(t)
+	const all, pageBytes = 5000, 16 << 10
+	batch := &pb.BatchWriteRequest{Durability: pb.Durability_DURABILITY_ASYNC}
+	for i := range all {
+		batch.Mutations = append(batch.Mutations, &pb.Mutation{Kind: pb.Mutation_KIND_PUT, Key: []byte{byte(i >> 8), byte(i)}})
+	}
+	if _, err := h.kv.BatchWrite(testContext(t), batch); err != nil {
+		t.Fatal(err)
+	}
+	stream, err := h.kv.Scan(testContext(t), &pb.ScanRequest{PageBytes: pageBytes})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for _, page := range mustRecvAll(t, stream) {
+		n += len(page.Entries)
+		if len(page.Entries) > pageBytes/scanEntryBytes {
+			t.Errorf("a page of %d entries", len(page.Entries))
+		}
+	}
+	if n != all {
+		t.Errorf("%d entries of %d", n, all)
+	}
+}

@@ -75,7 +75,7 @@ func txnScan(ctx context.Context, t *mvcc.Txn, req *pb.RangeReadRequest) (*pb.Ra
 	for size := 0; c.Next(); {
 		e := &pb.Entry{Key: append([]byte(nil), c.Key()...), Value: append([]byte(nil), c.Value()...), Epoch: uint64(c.Epoch())}
 		out.Entries = append(out.Entries, e)
-		size += len(e.Key) + len(e.Value)
+		size += entryBytes(e.Key, e.Value)
 		if size >= pageBytes || uint64(len(out.Entries)) == req.Limit {
 			out.More = true
 			break

@@ -1297,8 +1297,8 @@ type ScanRequest struct {
 	KeysOnly bool `protobuf:"varint,4,opt,name=keys_only,json=keysOnly,proto3" json:"keys_only,omitempty"`
 	// Leave out the entries and only count them. A page may then have nothing but its count.
 	CountOnly bool `protobuf:"varint,5,opt,name=count_only,json=countOnly,proto3" json:"count_only,omitempty"`
-	// About how many bytes of keys and values a page may hold; it holds at least one entry. 0 means
-	// the server's default.
+	// About how many bytes of keys and values a page may hold; it holds at least one entry, and an
+	// entry counts as 32 bytes at least. 0 means the server's default.
 	PageBytes uint32 `protobuf:"varint,6,opt,name=page_bytes,json=pageBytes,proto3" json:"page_bytes,omitempty"`
 	// Read at this epoch; 0 reads the newest. Must be 0 with a resume token, which has its own.
 	SnapshotEpoch uint64 `protobuf:"varint,7,opt,name=snapshot_epoch,json=snapshotEpoch,proto3" json:"snapshot_epoch,omitempty"`

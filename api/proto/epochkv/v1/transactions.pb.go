@@ -760,8 +760,8 @@ type RangeReadRequest struct {
 	// At most this many entries; 0 means as many as the page holds.
 	Limit    uint64 `protobuf:"varint,3,opt,name=limit,proto3" json:"limit,omitempty"`
 	KeysOnly bool   `protobuf:"varint,4,opt,name=keys_only,json=keysOnly,proto3" json:"keys_only,omitempty"`
-	// About how many bytes of keys and values to return, and at least one entry. 0 means the server's
-	// default.
+	// About how many bytes of keys and values to return, and at least one entry; an entry counts as 32
+	// bytes at least. 0 means the server's default.
 	PageBytes     uint32 `protobuf:"varint,5,opt,name=page_bytes,json=pageBytes,proto3" json:"page_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
