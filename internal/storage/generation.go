@@ -67,10 +67,11 @@ func (g *generation) reserve(w *Writer, body *batch.Body) error {
 // secure is Secure with the error for a client: nothing was written, and another attempt may succeed.
 func (e *Engine) secure(mem *memtable.Table, w *Writer, body *batch.Body) error {
 	err := mem.Secure(&w.inserter, memtable.MaxSize(body))
-	if err == nil {
-		return nil
+	if err != nil {
+		return e.noMemory(err)
 	}
-	return e.noMemory(err)
+	mem.Announce(&w.inserter, body)
+	return nil
 }
 
 // noMemory is the error for a client when the system has no memory for a memtable.

@@ -49,6 +49,7 @@ type Inserter struct {
 	lowHead   uint32 // head of the anchor of splice[0]
 	highHead  uint32 // head of the next anchor when it was read; a nearer tower may have been linked since
 	ascending bool   // the next key is not smaller than the one for which the splice was made
+	overwrote bool   // the latest lone operation found its key in the table
 	moved     bool   // the latest insert ended right of splice[0], so the splice is too far left to be kept
 
 	starved error // why the latest Apply found no memory; see ErrStarved
@@ -178,6 +179,7 @@ func (t *Table) applySingles(in *Inserter, r *batch.Reader, epoch keys.Epoch, sy
 	for r.Next() {
 		hash := t.hash(r.Key)
 		node, _ := t.index.find(t.arena.base, hash, r.Key)
+		in.overwrote = node != 0
 		if t.applyFound(in, r.Key, r.Value, keys.MakeTrailer(epoch, r.Kind), sync, node, hash, 0) {
 			fresh++
 		}
