@@ -197,8 +197,8 @@ func (x *Session) lookUp(r *Request, compare bool) (out Outcome, err error) {
 	return Outcome{State: OutcomeState(record[0]), Epoch: v.Epoch, Method: record[1], Result: record[recordHeaderBytes:]}, nil
 }
 
-// requestAheadMax is how far the time of an id may be ahead of the server's clock.
-const requestAheadMax = 5 * time.Minute
+// RequestAheadMax is how far the time of an id may be ahead of the server's clock: the layer above refuses others.
+const RequestAheadMax = 5 * time.Minute
 
 // orApplied replaces a refusal by *AppliedError if another attempt of the request was applied meanwhile.
 func (x *Session) orApplied(ctx context.Context, r *Request, err error) error {

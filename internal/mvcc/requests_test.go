@@ -395,6 +395,28 @@ func TestCutoffFollowsWindowAndBytes(t *testing.T) {
 	}
 }
 
+// TestCutoffPassesRecordsOfFastClocksAfterAStart: ids may be ahead of the server's clock, so a start that finds records does not know
+// their times. The cut-off moves until it has passed all that there may be.
+func TestCutoffPassesRecordsOfFastClocksAfterAStart(t *testing.T) {
+	o := tiny(vfs.NewMem())
+	s := mustOpen(t, o)
+	ahead := &Request{ID: requestID(milliseconds(time.Now().Add(RequestAheadMax)))}
+	if _, err := putOnce(t, mustSession(t, s), ahead, "k", "v"); err != nil {
+		t.Fatal(err)
+	}
+	mustClose(t, s)
+	s = mustOpen(t, o)
+	var window requestWindow
+	if err := window.open(s.newSession()); err != nil {
+		t.Fatal(err)
+	}
+	later := ahead.ID.Time() + uint64(time.Hour.Milliseconds())
+	window.cutoff.Store(ahead.ID.Time() - 1)
+	if to := window.next(later, time.Minute, 1<<20); to < ahead.ID.Time() {
+		t.Fatalf("the cut-off stays %d ms before a record", ahead.ID.Time()-window.cutoff.Load())
+	}
+}
+
 func TestRequestIDsAreUUIDsOfVersion7(t *testing.T) {
 	id := requestID(123456789)
 	if got, err := ToRequestID(id[:]); err != nil || got.Time() != 123456789 {

@@ -44,8 +44,9 @@ func (r *requestWindow) open(x *Session) error {
 	defer x.slot.Leave()
 	v, ok, err := x.reader.Newest(cutoffKey)
 	if errors.Is(err, storage.ErrDamaged) {
-		r.newest = milliseconds(time.Now())
-		r.cutoff.Store(r.newest)
+		now := time.Now()
+		r.newest = milliseconds(now.Add(RequestAheadMax))
+		r.cutoff.Store(milliseconds(now))
 		return nil
 	}
 	if err != nil {
@@ -59,7 +60,7 @@ func (r *requestWindow) open(x *Session) error {
 	x.reader.OpenCursor(&c, x.store.Visible(), append(cutoffKey[:len(cutoffKey):len(cutoffKey)], 0), recordsUpper(1<<48), 1)
 	defer c.Close()
 	if c.SeekGE(append(cutoffKey[:len(cutoffKey):len(cutoffKey)], 0)); c.Valid() || c.Paused() || errors.Is(c.Err(), storage.ErrDamaged) {
-		r.newest = milliseconds(time.Now())
+		r.newest = milliseconds(time.Now().Add(RequestAheadMax))
 		return nil
 	}
 	return c.Err()
@@ -109,7 +110,7 @@ func (s *Store) runRequestWindow(ctx context.Context) {
 func (r *requestWindow) next(now uint64, window time.Duration, bytesMax int64) uint64 {
 	written := r.bytes.Load()
 	if n := len(r.samples); n > 0 && r.samples[n-1].bytes != written || n == 0 && written > 0 {
-		r.newest = now + uint64(requestAheadMax.Milliseconds())
+		r.newest = now + uint64(RequestAheadMax.Milliseconds())
 	}
 	r.samples = append(r.samples, requestSample{at: now, bytes: written})
 	to, keep := now-min(now, uint64(window.Milliseconds())), 0

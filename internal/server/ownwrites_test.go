@@ -24,13 +24,24 @@ func TestEveryRequestOfAPipelineSeesTheOnesBeforeIt(t *testing.T) {
 	present := func(key string) []*pb.Precondition {
 		return []*pb.Precondition{{Key: []byte(key), Condition: &pb.Precondition_Exists{Exists: true}}}
 	}
+	repeated := &pb.PipelineRequest{Id: 3, Request: &pb.PipelineRequest_Put{Put: &pb.PutRequest{Key: []byte("repeated"), RequestId: newRequestID(t)}}}
+	if _, err := h.kv.Put(testContext(t), repeated.GetPut()); err != nil {
+		t.Fatal(err)
+	}
 	for name, row := range map[string]struct {
 		request func(key string) *pb.PipelineRequest
 		saw     func(*pb.PipelineResponse) bool
+		between []*pb.PipelineRequest
 	}{
+		"get after a request that was executed before": {
+			func(key string) *pb.PipelineRequest { return getRequest(2, key) },
+			func(r *pb.PipelineResponse) bool { return string(r.GetGet().GetValue()) == "1" },
+			[]*pb.PipelineRequest{repeated},
+		},
 		"get": {
 			func(key string) *pb.PipelineRequest { return getRequest(2, key) },
 			func(r *pb.PipelineResponse) bool { return string(r.GetGet().GetValue()) == "1" },
+			nil,
 		},
 		"batch get": {
 			func(key string) *pb.PipelineRequest {
@@ -39,6 +50,7 @@ func TestEveryRequestOfAPipelineSeesTheOnesBeforeIt(t *testing.T) {
 			func(r *pb.PipelineResponse) bool {
 				return len(r.GetBatchGet().GetResults()) == 1 && r.GetBatchGet().Results[0].Found
 			},
+			nil,
 		},
 		"delete range": {
 			func(key string) *pb.PipelineRequest {
@@ -47,6 +59,7 @@ func TestEveryRequestOfAPipelineSeesTheOnesBeforeIt(t *testing.T) {
 				}}}
 			},
 			func(r *pb.PipelineResponse) bool { return r.GetDeleteRange().GetDeleted() == 1 },
+			nil,
 		},
 		"delete range with a condition": {
 			func(key string) *pb.PipelineRequest {
@@ -55,18 +68,21 @@ func TestEveryRequestOfAPipelineSeesTheOnesBeforeIt(t *testing.T) {
 				}}}
 			},
 			func(r *pb.PipelineResponse) bool { return r.GetDeleteRange() != nil },
+			nil,
 		},
 		"put with a condition": {
 			func(key string) *pb.PipelineRequest {
 				return &pb.PipelineRequest{Id: 2, Request: &pb.PipelineRequest_Put{Put: &pb.PutRequest{Key: []byte(key), Preconditions: present(key)}}}
 			},
 			func(r *pb.PipelineResponse) bool { return r.GetPut() != nil },
+			nil,
 		},
 		"delete with a condition": {
 			func(key string) *pb.PipelineRequest {
 				return &pb.PipelineRequest{Id: 2, Request: &pb.PipelineRequest_Delete{Delete: &pb.DeleteRequest{Key: []byte(key), Preconditions: present(key)}}}
 			},
 			func(r *pb.PipelineResponse) bool { return r.GetDelete() != nil },
+			nil,
 		},
 		"batch write with a condition": {
 			func(key string) *pb.PipelineRequest {
@@ -75,6 +91,7 @@ func TestEveryRequestOfAPipelineSeesTheOnesBeforeIt(t *testing.T) {
 				}}}
 			},
 			func(r *pb.PipelineResponse) bool { return r.GetBatchWrite() != nil },
+			nil,
 		},
 		"refused condition": {
 			func(key string) *pb.PipelineRequest {
@@ -83,12 +100,14 @@ func TestEveryRequestOfAPipelineSeesTheOnesBeforeIt(t *testing.T) {
 				}}}}
 			},
 			func(r *pb.PipelineResponse) bool { return r.GetError().GetCode() == int32(codes.FailedPrecondition) },
+			nil,
 		},
 		"invoke": {
 			func(key string) *pb.PipelineRequest {
 				return &pb.PipelineRequest{Id: 2, Request: &pb.PipelineRequest_Invoke{Invoke: &pb.InvokeRequest{Invocation: increment(key, 1)}}}
 			},
 			func(r *pb.PipelineResponse) bool { return r.GetInvoke().GetResult().GetOldFound() },
+			nil,
 		},
 		"invoke all": {
 			func(key string) *pb.PipelineRequest {
@@ -99,6 +118,7 @@ func TestEveryRequestOfAPipelineSeesTheOnesBeforeIt(t *testing.T) {
 			func(r *pb.PipelineResponse) bool {
 				return len(r.GetInvokeAll().GetResults()) == 2 && r.GetInvokeAll().Results[0].OldFound
 			},
+			nil,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -123,14 +143,15 @@ func TestEveryRequestOfAPipelineSeesTheOnesBeforeIt(t *testing.T) {
 				done <- err
 			}()
 			<-held
-			mustSend(t, stream, putRequest(1, name, "1", pb.Durability_DURABILITY_SYNC), row.request(name))
+			mustSend(t, stream, putRequest(1, name, "1", pb.Durability_DURABILITY_SYNC))
+			mustSend(t, stream, append(row.between, row.request(name))...)
 			time.Sleep(20 * time.Millisecond) // the server would have executed both by now
 			close(release)
 			if err := <-done; err != nil {
 				t.Fatal(err)
 			}
-			for range 2 {
-				if got := mustRecv(t, stream); got.Id == 2 && !row.saw(got) || got.Id == 1 && got.GetPut() == nil {
+			for range 2 + len(row.between) {
+				if got := mustRecv(t, stream); got.Id == 2 && !row.saw(got) || got.Id == 1 && got.GetPut() == nil || got.Id == 3 && !got.GetPut().GetDeduplicated() {
 					t.Errorf("got %v", got)
 				}
 			}

@@ -54,7 +54,7 @@ func (p *pipelineExecution) complete(a *answer, kind kind, w ackWait, err error)
 	}
 	p.executor.releaseCharge()
 	if w.write {
-		p.written = w.epoch
+		p.written = max(p.written, w.epoch) // that of a request which was executed before is older
 	}
 	if err != nil {
 		a.status = p.server.failed(a.method, err) // now, because the error may refer to memory of the request

@@ -30,14 +30,11 @@ const (
 	recordCommit
 )
 
-// requestAheadMax is how far the time of an id may be ahead of the server's clock.
-const requestAheadMax = 5 * time.Minute
-
 // requestTimeError is an id whose time is too far from the server's.
 type requestTimeError struct{ at uint64 }
 
 func (e *requestTimeError) Error() string {
-	return fmt.Sprintf("the time of the request_id is more than %v ahead of the server's clock", requestAheadMax)
+	return fmt.Sprintf("the time of the request_id is more than %v ahead of the server's clock", mvcc.RequestAheadMax)
 }
 
 // requestMessage is a message with a request_id.
@@ -54,14 +51,23 @@ func (c *executor) toRequest(m requestMessage, method uint8) (*mvcc.Request, err
 	r := &c.request
 	*r = mvcc.Request{Method: method}
 	var err error
-	if r.ID, err = mvcc.ToRequestID(m.GetRequestId()); err != nil {
-		return nil, invalid("request_id", "is not a UUID of version 7 (16 bytes)")
-	}
-	if now := time.Now(); r.ID.Time() > uint64(now.Add(requestAheadMax).UnixMilli()) {
-		return nil, &requestTimeError{at: uint64(now.UnixMilli())}
+	if r.ID, err = toRequestID(m.GetRequestId()); err != nil {
+		return nil, err
 	}
 	r.Hash, err = c.hashRequest(m, method)
 	return r, err
+}
+
+// toRequestID checks an id. Without a bound of its time, a record of it might stay for ever.
+func toRequestID(b []byte) (mvcc.RequestID, error) {
+	id, err := mvcc.ToRequestID(b)
+	if err != nil {
+		return id, invalid("request_id", "is not a UUID of version 7 (16 bytes)")
+	}
+	if now := time.Now(); id.Time() > uint64(now.Add(mvcc.RequestAheadMax).UnixMilli()) {
+		return id, &requestTimeError{at: uint64(now.UnixMilli())}
+	}
+	return id, nil
 }
 
 // hashRequest hashes the method and what the message asks for: its encoding without id and durability.
@@ -164,9 +170,9 @@ func (s *txnService) GetOutcome(ctx context.Context, req *pb.GetOutcomeRequest) 
 
 // getOutcome waits until what it tells is durable, so that no crash takes back an answer on which a client decides.
 func (c *executor) getOutcome(ctx context.Context, req *pb.GetOutcomeRequest, out *pb.GetOutcomeResponse) (ackWait, error) {
-	id, err := mvcc.ToRequestID(req.RequestId)
+	id, err := toRequestID(req.RequestId)
 	if err != nil {
-		return ackWait{}, invalid("request_id", "is not a UUID of version 7 (16 bytes)")
+		return ackWait{}, err
 	}
 	c.request = mvcc.Request{ID: id}
 	var found mvcc.Outcome

@@ -192,6 +192,8 @@ func TestWrongRequestIDsAreRefusedAndExecuteNothing(t *testing.T) {
 		future[i] = byte(ahead >> (8 * (5 - i)))
 	}
 	failureOf(t, put(future, "v")).want(t, codes.InvalidArgument, pb.ErrorReason_ERROR_REASON_REQUEST_ID_IN_FUTURE, "server_time")
+	_, err := pb.NewTransactionsClient(h.conn).GetOutcome(testContext(t), &pb.GetOutcomeRequest{RequestId: future, Fence: true})
+	failureOf(t, err).want(t, codes.InvalidArgument, pb.ErrorReason_ERROR_REASON_REQUEST_ID_IN_FUTURE, "server_time")
 	if h.get(t, "k").Found {
 		t.Fatal("a refused request was executed")
 	}
