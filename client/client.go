@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -50,6 +51,8 @@ type Client struct {
 	health       healthpb.HealthClient
 	timeout      time.Duration
 	retry        Retry
+
+	clockAhead atomic.Int64 // of the server's, in milliseconds: how far the times of request ids are turned back
 }
 
 // Option changes how Dial sets up a client.

@@ -168,8 +168,7 @@ func TestRepeatsOnlyWhatIsSafe(t *testing.T) {
 		{"a read after a broken connection", get, []error{broken, broken}, "Get", 3, true},
 		{"a read of an overloaded server", get, []error{overloaded}, "Get", 2, true},
 		{"a read that stays broken", get, []error{broken, broken, broken, broken, nil}, "Get", 4, false},
-		{"a write after a broken connection", put(), []error{broken}, "Put", 1, false},
-		{"an idempotent write after it", put(client.Idempotent()), []error{broken}, "Put", 2, true},
+		{"a write after a broken connection", put(), []error{broken}, "Put", 2, true},
 		{"a write that was not executed", put(), []error{unavailable(draining), overloaded}, "Put", 3, true},
 		{"a write to a server that stopped writing", put(), []error{unavailable(readOnly)}, "Put", 1, false},
 		{
@@ -190,7 +189,7 @@ func TestRepeatsOnlyWhatIsSafe(t *testing.T) {
 }
 
 func TestErrorsSayWhetherTheWriteMayHaveHappened(t *testing.T) {
-	s, c := start(t)
+	s, c := start(t, client.WithRetry(client.Retry{Attempts: 1}))
 	for _, test := range []struct {
 		fault   error
 		unknown bool
@@ -199,6 +198,8 @@ func TestErrorsSayWhetherTheWriteMayHaveHappened(t *testing.T) {
 		{status.Error(codes.DeadlineExceeded, "late"), true},
 		{unavailable(kvpb.ErrorReason_ERROR_REASON_READ_ONLY), false},
 		{clienttest.NewError(codes.Internal, kvpb.ErrorReason_ERROR_REASON_OUTCOME_UNKNOWN, "log failed"), true},
+		{clienttest.NewError(codes.FailedPrecondition, kvpb.ErrorReason_ERROR_REASON_REQUEST_ID_EXPIRED, "too old"), true},
+		{clienttest.NewError(codes.FailedPrecondition, kvpb.ErrorReason_ERROR_REASON_REQUEST_CANCELLED, "fenced"), false},
 	} {
 		s.FailNext(test.fault)
 		_, err := c.Put(t.Context(), []byte("k"), nil)

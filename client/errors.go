@@ -42,7 +42,8 @@ type Error struct {
 	// RetryAfter is the wait before the next attempt that the server asks for; zero if it does not.
 	RetryAfter time.Duration
 
-	cause error
+	cause       error
+	notExecuted bool // the outcome of the write was asked for: it was not executed, and never will be
 }
 
 // Error says what happened, with the reason.
@@ -75,6 +76,11 @@ func (e *Error) Is(target error) bool {
 
 // Retryable says whether the same request may succeed later without a change.
 func (e *Error) Retryable() bool {
+	switch {
+	case !e.notExecuted:
+	case e.Reason == kvpb.ErrorReason_ERROR_REASON_REQUEST_ID_EXPIRED, e.Reason == kvpb.ErrorReason_ERROR_REASON_REQUEST_ID_IN_FUTURE:
+		return true // the next id has the server's time
+	}
 	switch e.Code {
 	case codes.Unavailable:
 		return e.Reason != kvpb.ErrorReason_ERROR_REASON_READ_ONLY // needs its operator first
@@ -87,11 +93,17 @@ func (e *Error) Retryable() bool {
 // OutcomeUnknown says that a write that ended with this error may or may not have been executed. If
 // it is false, the write was not executed.
 func (e *Error) OutcomeUnknown() bool {
+	if e.notExecuted {
+		return false
+	}
 	if e.Reason == kvpb.ErrorReason_ERROR_REASON_UNSPECIFIED {
 		return e.Code != codes.Unimplemented
 	}
 	if e.Metadata[kvpb.EarlierRequests] == kvpb.EarlierUnknown {
 		return true // the error is about a later message of the stream
+	}
+	if e.Reason == kvpb.ErrorReason_ERROR_REASON_REQUEST_ID_EXPIRED {
+		return true // an earlier attempt may have been executed
 	}
 	return e.Reason == kvpb.ErrorReason_ERROR_REASON_OUTCOME_UNKNOWN || e.Reason == kvpb.ErrorReason_ERROR_REASON_INTERNAL
 }

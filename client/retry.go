@@ -24,12 +24,8 @@ var retryDefault = Retry{Attempts: 5, Base: 100 * time.Millisecond, Max: 2 * tim
 // repeatability says what may be done with a call that failed.
 type repeatability bool
 
-const (
-	// safe calls may be executed twice: reads, and writes that the caller declares Idempotent.
-	safe repeatability = true
-	// once calls are repeated only if the server has not executed them.
-	once repeatability = false
-)
+// safe calls may be sent twice: reads, and writes with a request id.
+const safe repeatability = true
 
 // mayRepeat is the one place that decides whether a call is made again.
 func mayRepeat(e *Error, r repeatability) bool {
@@ -64,6 +60,14 @@ func call[Request, Response any](
 	ctx context.Context, c *Client, r repeatability,
 	method func(context.Context, Request, ...grpc.CallOption) (Response, error), request Request,
 ) (Response, error) {
+	return repeat(ctx, c, r, method, request, func(*Error) bool { return false })
+}
+
+// repeat is call. If the first attempt fails, mend may change the request so that it is made again at once.
+func repeat[Request, Response any](
+	ctx context.Context, c *Client, r repeatability,
+	method func(context.Context, Request, ...grpc.CallOption) (Response, error), request Request, mend func(*Error) bool,
+) (Response, error) {
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
 	for attempt := 1; ; attempt++ {
@@ -72,6 +76,9 @@ func call[Request, Response any](
 			return response, nil
 		}
 		e := newError(err)
+		if attempt == 1 && c.retry.Attempts > 1 && mend(e) {
+			continue
+		}
 		if attempt >= c.retry.Attempts || !mayRepeat(e, r) || !c.retry.pause(ctx, attempt, e) {
 			var none Response
 			return none, e

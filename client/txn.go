@@ -48,7 +48,9 @@ var ErrTxnDone = errors.New("client: the transaction has ended")
 // Writes are sent with the next read, savepoint or commit, which also returns their errors. After
 // an error the transaction accepts only Rollback, and RollbackTo a savepoint.
 type Txn struct {
-	// Constant after begin.
+	// Constant after openTxn.
+	client *Client
+	ctx    context.Context // of the caller
 	stream grpc.BidiStreamingClient[kvpb.TransactRequest, kvpb.TransactResponse]
 	cancel context.CancelFunc
 
@@ -61,6 +63,7 @@ type Txn struct {
 	broken    *Error // the stream cannot be used any more
 	failed    *Error // first error since begin
 	committed bool   // commit was sent
+	mayWrite  bool   // it was not begun as read-only
 	// halfClosed: no further request can be sent. It is set with the commit, so that the end of the
 	// stream follows the answer without another round trip.
 	halfClosed bool
@@ -90,13 +93,13 @@ func (c *Client) Begin(ctx context.Context, options ...TxnOption) (*Txn, error) 
 
 // openTxn opens a stream with no transaction begun. On an error the Txn is nil.
 func (c *Client) openTxn(ctx context.Context) (*Txn, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	stream, err := c.transactions.Transact(ctx)
+	own, cancel := context.WithCancel(ctx)
+	stream, err := c.transactions.Transact(own)
 	if err != nil {
 		cancel()
 		return nil, newError(err)
 	}
-	return &Txn{stream: stream, cancel: cancel, done: true}, nil
+	return &Txn{client: c, ctx: ctx, stream: stream, cancel: cancel, done: true}, nil
 }
 
 func beginRequest(options []TxnOption) *kvpb.BeginRequest {
@@ -109,7 +112,7 @@ func beginRequest(options []TxnOption) *kvpb.BeginRequest {
 
 // begin sends a begin and does not wait for its answer.
 func (t *Txn) begin(request *kvpb.BeginRequest) {
-	t.writes, t.bytes, t.done, t.failed, t.committed, t.readEpoch = t.writes[:0], 0, false, nil, false, 0
+	t.writes, t.bytes, t.done, t.failed, t.committed, t.readEpoch, t.mayWrite = t.writes[:0], 0, false, nil, false, 0, !request.GetReadOnly()
 	t.send(&kvpb.TransactRequest{Request: &kvpb.TransactRequest_Begin{Begin: request}})
 }
 
@@ -396,10 +399,47 @@ func (t *Txn) commit() (Epoch, error) {
 	}
 	t.committed, t.done = true, true
 	t.flush()
-	t.send(&kvpb.TransactRequest{Request: &kvpb.TransactRequest_Commit{Commit: new(kvpb.CommitRequest)}})
+	request := new(kvpb.CommitRequest)
+	var id RequestID
+	if t.mayWrite {
+		id = t.client.NewRequestID()
+		request.RequestId = id[:]
+	}
+	t.send(&kvpb.TransactRequest{Request: &kvpb.TransactRequest_Commit{Commit: request}})
 	t.halfClose()
 	response, err := t.receive()
+	if err != nil && t.mayWrite {
+		return t.resolve(id, err)
+	}
 	return Epoch(response.GetCommit().GetEpoch()), err
+}
+
+// resolve asks what became of a commit whose answer was lost, and makes sure that nothing becomes of it later.
+func (t *Txn) resolve(id RequestID, lost error) (Epoch, error) {
+	e := t.failed
+	if t.client.adjustClock(e) { // the id was sent for the first time
+		return 0, t.failNotExecuted()
+	}
+	if !e.OutcomeUnknown() {
+		return 0, lost
+	}
+	state, epoch, err := t.client.Outcome(t.ctx, id, true)
+	switch {
+	case err == nil && state == Applied:
+		t.failed = nil
+		return epoch, nil
+	case err == nil && state == Cancelled:
+		return 0, t.failNotExecuted()
+	}
+	return 0, lost
+}
+
+// failNotExecuted notes that the commit which failed was not executed, and never will be.
+func (t *Txn) failNotExecuted() error {
+	known := *t.failed
+	known.notExecuted = true
+	t.failed = &known
+	return t.failed
 }
 
 // Rollback ends the transaction and undoes its writes. After Commit it does nothing, so that it may

@@ -130,10 +130,16 @@ type Result struct {
 // says that it gave up.
 func (c *Client) Execute(ctx context.Context, p Plan, options ...WriteOption) (Executed, error) {
 	o := newWriteOptions(options)
-	p.wire.Durability = o.durability
-	response, err := call(ctx, c, o.repeat, c.transactions.Execute, p.wire)
+	request := &kvpb.ExecuteRequest{
+		Conditions: p.wire.GetConditions(), ThenOperations: p.wire.GetThenOperations(), ElseOperations: p.wire.GetElseOperations(),
+		Durability: o.durability,
+	}
+	response, err := writing(ctx, c, &o, c.transactions.Execute, request, &request.RequestId)
 	if err != nil {
 		return Executed{}, err
+	}
+	if response.GetResultDropped() {
+		return Executed{Epoch: Epoch(response.GetEpoch())}, ErrResultDropped
 	}
 	out := Executed{Succeeded: response.GetSucceeded(), Epoch: Epoch(response.GetEpoch())}
 	out.Results = make([]Result, len(response.GetResults()))

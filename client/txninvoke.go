@@ -99,11 +99,13 @@ func outcomeOf(r *kvpb.InvokeResult) Outcome {
 // Invoke performs one read-modify-write. The epoch is zero if nothing was written.
 func (c *Client) Invoke(ctx context.Context, i Invocation, options ...WriteOption) (Outcome, Epoch, error) {
 	o := newWriteOptions(options)
-	response, err := call(ctx, c, o.repeat, c.kv.Invoke, &kvpb.InvokeRequest{
-		Invocation: i.wire, Preconditions: o.preconditions, Durability: o.durability,
-	})
+	request := &kvpb.InvokeRequest{Invocation: i.wire, Preconditions: o.preconditions, Durability: o.durability}
+	response, err := writing(ctx, c, &o, c.kv.Invoke, request, &request.RequestId)
 	if err != nil {
 		return Outcome{}, 0, err
+	}
+	if response.GetResultDropped() {
+		return Outcome{}, Epoch(response.GetEpoch()), ErrResultDropped
 	}
 	return outcomeOf(response.GetResult()), Epoch(response.GetEpoch()), nil
 }
@@ -116,9 +118,12 @@ func (c *Client) InvokeAll(ctx context.Context, all []Invocation, options ...Wri
 	for _, i := range all {
 		request.Invocations = append(request.Invocations, i.wire)
 	}
-	response, err := call(ctx, c, o.repeat, c.kv.InvokeAll, request)
+	response, err := writing(ctx, c, &o, c.kv.InvokeAll, request, &request.RequestId)
 	if err != nil {
 		return nil, 0, err
+	}
+	if response.GetResultDropped() {
+		return nil, Epoch(response.GetEpoch()), ErrResultDropped
 	}
 	outcomes := make([]Outcome, len(response.GetResults()))
 	for n, r := range response.GetResults() {
@@ -150,7 +155,7 @@ func (c *Client) CompareAndSet(ctx context.Context, key, expect, value []byte, o
 func (p *Pipeline) Invoke(i Invocation, done func(Outcome, Epoch, error), options ...WriteOption) error {
 	o := newWriteOptions(options)
 	request := &kvpb.PipelineRequest{Request: &kvpb.PipelineRequest_Invoke{
-		Invoke: &kvpb.InvokeRequest{Invocation: i.wire, Preconditions: o.preconditions, Durability: o.durability},
+		Invoke: &kvpb.InvokeRequest{Invocation: i.wire, Preconditions: o.preconditions, Durability: o.durability, RequestId: o.wireID()},
 	}}
 	return p.send(request, func(r *kvpb.PipelineResponse, err error) {
 		done(outcomeOf(r.GetInvoke().GetResult()), Epoch(r.GetInvoke().GetEpoch()), err)

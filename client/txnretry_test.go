@@ -20,6 +20,9 @@ type losingServer struct {
 	kvpb.UnimplementedTransactionsServer
 	lose     atomic.Int64
 	executed atomic.Int64 // commits with a write
+	before   bool         // the connection is lost before the commit is executed
+	silent   bool         // it does not answer what became of a commit
+	outcomes outcomes
 }
 
 func (s *losingServer) Transact(stream grpc.BidiStreamingServer[kvpb.TransactRequest, kvpb.TransactResponse]) error {
@@ -40,10 +43,11 @@ func (s *losingServer) Transact(stream grpc.BidiStreamingServer[kvpb.TransactReq
 			wrote = true
 			response.Response = &kvpb.TransactResponse_Write{Write: new(kvpb.WriteResponse)}
 		case *kvpb.TransactRequest_Commit:
-			if wrote {
+			lost := s.lose.Add(-1) >= 0
+			if wrote && !(lost && s.before) && s.outcomes.execute(request.GetCommit().GetRequestId()) {
 				s.executed.Add(1)
 			}
-			if s.lose.Add(-1) >= 0 {
+			if lost {
 				return status.Error(codes.Unavailable, "the connection was lost")
 			}
 			response.Response = &kvpb.TransactResponse_Commit{Commit: &kvpb.CommitResponse{Epoch: 8}}
@@ -63,6 +67,7 @@ func startLosing(t *testing.T, losses int64) (*losingServer, *client.Client) {
 		t.Fatal(err)
 	}
 	s, g := new(losingServer), grpc.NewServer()
+	s.outcomes.state = map[string]kvpb.OutcomeState{}
 	s.lose.Store(losses)
 	kvpb.RegisterTransactionsServer(g, s)
 	served := make(chan error, 1)
@@ -105,10 +110,31 @@ func TestReadOnlyTransactionIsRepeatedAfterItsCommitWasLost(t *testing.T) {
 	}
 }
 
-// TestUpdateIsNotRepeatedAfterItsCommitMayHaveHappened loses the connection during the commit: the
-// function must not run twice if both runs could take effect.
+// TestUpdateAsksWhatBecameOfItsCommit loses the connection during the commit, after and before it was executed: the function runs
+// again only if it was not.
+func TestUpdateAsksWhatBecameOfItsCommit(t *testing.T) {
+	for _, before := range []bool{false, true} {
+		s, c := startLosing(t, 1)
+		s.before = before
+		runs, want := 0, 1
+		if before {
+			want = 2
+		}
+		err := c.Update(t.Context(), func(tx *client.Txn) error {
+			runs++
+			return tx.Put([]byte("k"), []byte("v"))
+		})
+		if executed := s.executed.Load(); err != nil || runs != want || executed != 1 {
+			t.Errorf("lost before the commit %v: %d runs, %d commits, %v", before, runs, executed, err)
+		}
+	}
+}
+
+// TestUpdateIsNotRepeatedAfterItsCommitMayHaveHappened: the server does not answer what became of the commit, so the function must not
+// run twice.
 func TestUpdateIsNotRepeatedAfterItsCommitMayHaveHappened(t *testing.T) {
 	s, c := startLosing(t, 1)
+	s.silent = true
 	runs := 0
 	err := c.Update(t.Context(), func(tx *client.Txn) error {
 		runs++

@@ -23,8 +23,8 @@ var conflictRetry = Retry{Base: time.Millisecond, Max: 100 * time.Millisecond}
 //		return tx.Put(from, rest)
 //	})
 //
-// If the connection breaks during the commit, the error's OutcomeUnknown is true, and do is not run
-// again, because the commit may have happened. With ReadOnly or ReadAt it is run again.
+// If the connection breaks during the commit, Update asks the server what became of it. If the commit did not
+// happen, do is run again. Only if the server does not answer until ctx ends is the error's OutcomeUnknown true.
 func (c *Client) Update(ctx context.Context, do func(tx *Txn) error, options ...TxnOption) error {
 	return c.transact(ctx, do, options)
 }

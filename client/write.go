@@ -12,11 +12,11 @@ type WriteOption func(*writeOptions)
 type writeOptions struct {
 	preconditions []*kvpb.Precondition
 	durability    kvpb.Durability
-	repeat        repeatability
+	id            RequestID
 }
 
 func newWriteOptions(options []WriteOption) writeOptions {
-	o := writeOptions{repeat: once}
+	var o writeOptions
 	for _, option := range options {
 		option(&o)
 	}
@@ -31,11 +31,6 @@ func Sync() WriteOption { return durability(kvpb.Durability_DURABILITY_SYNC) }
 func Async() WriteOption { return durability(kvpb.Durability_DURABILITY_ASYNC) }
 
 func durability(d kvpb.Durability) WriteOption { return func(o *writeOptions) { o.durability = d } }
-
-// Idempotent declares that executing the write twice does no harm, so that the client may repeat it
-// after the connection broke. Do not use it with preconditions: the first execution may make them
-// fail.
-func Idempotent() WriteOption { return func(o *writeOptions) { o.repeat = safe } }
 
 // If makes the write depend on conditions: all hold, or nothing is written and the error is
 // ErrPreconditionFailed.
@@ -73,21 +68,24 @@ func WrittenAt(key []byte, e Epoch) Condition {
 // Put sets key to value and returns the epoch of the write.
 func (c *Client) Put(ctx context.Context, key, value []byte, options ...WriteOption) (Epoch, error) {
 	o := newWriteOptions(options)
-	response, err := call(ctx, c, o.repeat, c.kv.Put, putRequest(key, value, &o))
+	request := putRequest(key, value, &o)
+	response, err := writing(ctx, c, &o, c.kv.Put, request, &request.RequestId)
 	return Epoch(response.GetEpoch()), err
 }
 
 // Delete removes key, present or not, and returns the epoch of the write.
 func (c *Client) Delete(ctx context.Context, key []byte, options ...WriteOption) (Epoch, error) {
 	o := newWriteOptions(options)
-	response, err := call(ctx, c, o.repeat, c.kv.Delete, deleteRequest(key, &o))
+	request := deleteRequest(key, &o)
+	response, err := writing(ctx, c, &o, c.kv.Delete, request, &request.RequestId)
 	return Epoch(response.GetEpoch()), err
 }
 
 // Write applies a batch atomically and returns its epoch.
 func (c *Client) Write(ctx context.Context, b *Batch, options ...WriteOption) (Epoch, error) {
 	o := newWriteOptions(options)
-	response, err := call(ctx, c, o.repeat, c.kv.BatchWrite, b.request(&o))
+	request := b.request(&o)
+	response, err := writing(ctx, c, &o, c.kv.BatchWrite, request, &request.RequestId)
 	return Epoch(response.GetEpoch()), err
 }
 
@@ -104,9 +102,8 @@ type RangeDeleted struct {
 // DeleteRange removes the keys of r atomically, at most limit of them (0: all), in key order.
 func (c *Client) DeleteRange(ctx context.Context, r Range, limit uint64, options ...WriteOption) (RangeDeleted, error) {
 	o := newWriteOptions(options)
-	response, err := call(ctx, c, o.repeat, c.kv.DeleteRange, &kvpb.DeleteRangeRequest{
-		Range: r.wire(), Limit: limit, Preconditions: o.preconditions, Durability: o.durability,
-	})
+	request := &kvpb.DeleteRangeRequest{Range: r.wire(), Limit: limit, Preconditions: o.preconditions, Durability: o.durability}
+	response, err := writing(ctx, c, &o, c.kv.DeleteRange, request, &request.RequestId)
 	if err != nil {
 		return RangeDeleted{}, err
 	}
@@ -114,11 +111,11 @@ func (c *Client) DeleteRange(ctx context.Context, r Range, limit uint64, options
 }
 
 func putRequest(key, value []byte, o *writeOptions) *kvpb.PutRequest {
-	return &kvpb.PutRequest{Key: key, Value: value, Preconditions: o.preconditions, Durability: o.durability}
+	return &kvpb.PutRequest{Key: key, Value: value, Preconditions: o.preconditions, Durability: o.durability, RequestId: o.wireID()}
 }
 
 func deleteRequest(key []byte, o *writeOptions) *kvpb.DeleteRequest {
-	return &kvpb.DeleteRequest{Key: key, Preconditions: o.preconditions, Durability: o.durability}
+	return &kvpb.DeleteRequest{Key: key, Preconditions: o.preconditions, Durability: o.durability, RequestId: o.wireID()}
 }
 
 // Batch collects puts and deletes that are applied together. It keeps the given slices without
@@ -156,5 +153,5 @@ func (b *Batch) add(m *kvpb.Mutation) {
 }
 
 func (b *Batch) request(o *writeOptions) *kvpb.BatchWriteRequest {
-	return &kvpb.BatchWriteRequest{Mutations: b.mutations, Preconditions: o.preconditions, Durability: o.durability}
+	return &kvpb.BatchWriteRequest{Mutations: b.mutations, Preconditions: o.preconditions, Durability: o.durability, RequestId: o.wireID()}
 }

@@ -9,6 +9,7 @@ package clienttest
 
 import (
 	"bytes"
+	"context"
 	"net"
 	"slices"
 	"sync"
@@ -47,6 +48,7 @@ type Server struct {
 	faults   []error
 	cutScan  int // pages after which scans break; 0: never
 	calls    map[string]int
+	ids      []string // of the writes, every attempt
 	diskFree uint64
 }
 
@@ -70,7 +72,7 @@ func Start(t testing.TB) *Server {
 		versions: map[string][]version{},
 		calls:    map[string]int{},
 	}
-	g := grpc.NewServer(grpc.MaxRecvMsgSize(72 << 20))
+	g := grpc.NewServer(grpc.MaxRecvMsgSize(72<<20), grpc.UnaryInterceptor(s.noteRequestID))
 	kvpb.RegisterKVServer(g, s)
 	kvpb.RegisterAdminServer(g, s)
 	healthpb.RegisterHealthServer(g, s.Health)
@@ -113,6 +115,22 @@ func (s *Server) Calls(method string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.calls[method]
+}
+
+// RequestIDs are the request ids of all writes so far, every attempt of each.
+func (s *Server) RequestIDs() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.ids)
+}
+
+func (s *Server) noteRequestID(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	if r, ok := req.(interface{ GetRequestId() []byte }); ok {
+		s.mu.Lock()
+		s.ids = append(s.ids, string(r.GetRequestId()))
+		s.mu.Unlock()
+	}
+	return handler(ctx, req)
 }
 
 // enter counts a call and returns the fault with which it ends.

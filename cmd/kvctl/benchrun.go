@@ -45,7 +45,7 @@ func (b *bench) load(ctx context.Context) error {
 	for i := range b.keys {
 		batch.Put(b.key(i), b.value)
 		if batch.Len() == loadBatch || batch.Bytes() >= loadBatchBytes || i == b.keys-1 {
-			if _, err := b.client.Write(ctx, &batch, client.Async(), client.Idempotent()); err != nil {
+			if _, err := b.client.Write(ctx, &batch, client.Async()); err != nil {
 				return fmt.Errorf("load: %w", err)
 			}
 			batch.Reset()

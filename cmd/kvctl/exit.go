@@ -145,5 +145,7 @@ var adviceByReason = map[kvpb.ErrorReason]string{
 	kvpb.ErrorReason_ERROR_REASON_TOO_MANY_TXNS:            "kvctl txn list shows them, kvctl txn end ends one.",
 	kvpb.ErrorReason_ERROR_REASON_TXN_NOT_FOUND:            "The transaction has already ended. kvctl txn list shows open transactions.",
 	kvpb.ErrorReason_ERROR_REASON_SNAPSHOT_NOT_FOUND:       "The snapshot has already ended. kvctl snapshots list shows open snapshots.",
+	kvpb.ErrorReason_ERROR_REASON_REQUEST_ID_EXPIRED:       "The write may have happened before. Read the keys to find out, then write under a new id.",
+	kvpb.ErrorReason_ERROR_REASON_REQUEST_CANCELLED:        "The write did not happen: its outcome was asked for with a fence. Run the command again.",
 	kvpb.ErrorReason_ERROR_REASON_OUTCOME_UNKNOWN:          "The write may or may not have happened. Read the key once the server is healthy again.",
 }
