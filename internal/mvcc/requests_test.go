@@ -499,3 +499,65 @@ func increment(x *Session, r *Request, d Durability) error {
 	}
 	return x.store.Wait(context.Background(), epoch, d)
 }
+
+// TestDamagedCutoffRefusesWhatMayBeForgotten: a store whose cut-off cannot be read is opened, and executes no request that it may have
+// forgotten.
+func TestDamagedCutoffRefusesWhatMayBeForgotten(t *testing.T) {
+	fs := vfs.NewMem()
+	s, err := Open(tiny(fs))
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := s.newSession()
+	before := newRequest()
+	if _, err := putOnce(t, x, before, "k", "v"); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.advanceCutoff(t.Context(), s.newSession(), before.ID.Time()); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Checkpoint(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	damageTree(t, fs)
+	if s, err = Open(tiny(fs)); err != nil {
+		t.Fatalf("a damaged page keeps the store from being opened: %v", err)
+	}
+	defer func() { _ = s.Close() }()
+	if cutoff := s.RequestCutoff(); cutoff < before.ID.Time() {
+		t.Fatalf("the cut-off is %d, before %d", cutoff, before.ID.Time())
+	}
+	if _, err := putOnce(t, s.newSession(), before, "k", "again"); err == nil {
+		t.Fatal("a request that was forgotten was executed again")
+	}
+}
+
+// damageTree flips a bit in every leaf of the data file.
+func damageTree(t *testing.T, fs *vfs.Mem) {
+	t.Helper()
+	f, err := fs.Open("db/data.ekv", vfs.ReadWrite)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }()
+	size, err := fs.Size("db/data.ekv")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const page = 8192
+	for at := int64(0); at+page <= size; at += page {
+		b := make([]byte, page)
+		if _, err := f.ReadAt(b, at); err != nil {
+			t.Fatal(err)
+		}
+		if leaf := b[4] == 1; leaf {
+			b[page-1] ^= 1
+			if _, err := f.WriteAt(b, at); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
