@@ -15,6 +15,7 @@ import (
 // The arms: the server, the protocol's ceiling, and the ceiling of durable writes over the protocol.
 const (
 	ours       = "epochkv"
+	overGRPC   = "epochkv, grpc-go"
 	echoArm    = "echo"
 	syncedEcho = "echo + sync"
 )
@@ -58,6 +59,10 @@ func scenario(name, about, unit string, axis harness.Axis, size int, work worklo
 		s.About += " echo + sync answers after one shared pwrite and fdatasync of the bytes of the log."
 		s.Arms = append(s.Arms, harness.Arm{Name: syncedEcho, Run: arm{start: startSyncedEcho, work: work, echo: true}.run})
 	}
+	if work.bothTransports {
+		s.About += " The other epochkv serves with --transport grpc-go."
+		s.Arms = append(s.Arms, harness.Arm{Name: overGRPC, Run: arm{start: startKVOverGRPC, work: work, overGRPC: true}.run})
+	}
 	for _, b := range bars {
 		s.Figures = append(s.Figures, harness.Figure{
 			Arm: ours, Against: b.against, Points: b.points, AtLeast: b.atLeast, Source: fmt.Sprintf("at least %v of %s", b.atLeast, b.against),
@@ -74,14 +79,17 @@ type arm struct {
 	start startTarget
 	work  workload
 	echo  bool
+
+	overGRPC bool // the server's transport is that of the gRPC library
 }
 
 // workload is a load of requests.
 type workload struct {
-	writes    bool // it writes key i for each i below its size; else it reads keys that are loaded
-	over      bool // its writes are of keys that are loaded
-	unarySync bool // each request waits for the disk, so that echo + sync is its ceiling
-	run       func(ctx context.Context, conns []*grpc.ClientConn, n, size int, keys keyspace, echo bool) error
+	writes         bool // it writes key i for each i below its size; else it reads keys that are loaded
+	over           bool // its writes are of keys that are loaded
+	bothTransports bool // the server is measured with the transport of the gRPC library, too
+	unarySync      bool // each request waits for the disk, so that echo + sync is its ceiling
+	run            func(ctx context.Context, conns []*grpc.ClientConn, n, size int, keys keyspace, echo bool) error
 }
 
 func (a arm) run(r *harness.Run) (err error) {
@@ -94,7 +102,7 @@ func (a arm) run(r *harness.Run) (err error) {
 		}
 		defer func() { err = errors.Join(err, s.Close()) }()
 	} else {
-		s, err = harness.Shared(r, fmt.Sprintf("server with %d keys, echo %t", r.Load, a.echo), func(dir string) (*served, error) {
+		s, err = harness.Shared(r, fmt.Sprintf("server with %d keys, echo %t, grpc-go %t", r.Load, a.echo, a.overGRPC), func(dir string) (*served, error) {
 			return a.serve(ctx, dir, newKeyspace(r.LoadSeed, r.Load))
 		})
 		if err != nil {
@@ -162,7 +170,7 @@ const (
 	settleFor     = 200 * time.Millisecond
 )
 
-var unaryGet = workload{run: func(ctx context.Context, conns []*grpc.ClientConn, n, size int, keys keyspace, echo bool) error {
+var unaryGet = workload{bothTransports: true, run: func(ctx context.Context, conns []*grpc.ClientConn, n, size int, keys keyspace, echo bool) error {
 	return callers(ctx, conns, n, size, func(ctx context.Context, kv pb.KVClient, i int) error {
 		k := keys.pick(i)
 		out, err := kv.Get(ctx, &pb.GetRequest{Key: keys.key(make([]byte, 0, keyBytes), k)})
@@ -173,7 +181,7 @@ var unaryGet = workload{run: func(ctx context.Context, conns []*grpc.ClientConn,
 	})
 }}
 
-var unaryPut = workload{writes: true, unarySync: true, run: func(ctx context.Context, conns []*grpc.ClientConn, n, size int, keys keyspace, _ bool) error {
+var unaryPut = workload{writes: true, unarySync: true, bothTransports: true, run: func(ctx context.Context, conns []*grpc.ClientConn, n, size int, keys keyspace, _ bool) error {
 	return callers(ctx, conns, n, size, func(ctx context.Context, kv pb.KVClient, i int) error {
 		_, err := kv.Put(ctx, &pb.PutRequest{
 			Key: keys.key(make([]byte, 0, keyBytes), i), Value: fillValue(make([]byte, valueBytes), i), Durability: pb.Durability_DURABILITY_SYNC,

@@ -39,8 +39,14 @@ type target struct {
 type startTarget func(dir string) (*target, error)
 
 // startKV runs a whole kvserver on dir.
-func startKV(dir string) (*target, error) {
+func startKV(dir string) (*target, error) { return startKVOver(dir, config.Default().Transport) }
+
+// startKVOverGRPC runs a whole kvserver with the transport of the gRPC library.
+func startKVOverGRPC(dir string) (*target, error) { return startKVOver(dir, config.TransportGRPC) }
+
+func startKVOver(dir string, transport config.Transport) (*target, error) {
 	c := config.Default()
+	c.Transport = transport
 	c.DataDir, c.Listen, c.HTTP, c.Memory = dir, "127.0.0.1:0", "", 8*config.GiB
 	address, stop, err := bench.StartServer(c)
 	if err != nil {

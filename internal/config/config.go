@@ -97,7 +97,7 @@ func Default() Config {
 		Memory:       1 * GiB,
 		PageSize:     8 * KiB,
 		Durability:   DurabilitySync,
-		Transport:    TransportGRPC,
+		Transport:    TransportDirect,
 		SyncInterval: 50 * time.Millisecond,
 
 		CheckpointInterval: 5 * time.Minute,
@@ -193,7 +193,7 @@ func newOptions() *options {
 	f.IntVar(&c.CheckpointWorkers, "checkpoint-workers", c.CheckpointWorkers, "goroutines that merge a checkpoint; 0 is half the processors, and all while writers wait for it")
 	f.DurationVar(&c.GCInterval, "gc-interval", c.GCInterval, "how often the min-visible epoch is recomputed")
 	f.Var((*choice)(&c.IO), "io", "reads of several pages: auto, uring (io_uring) or pread")
-	f.Var((*choice)(&c.Transport), "transport", "what serves gRPC: direct, where the goroutine that reads a connection executes its requests; or grpc-go, the transport of the gRPC library")
+	f.Var((*choice)(&c.Transport), "transport", "what serves gRPC: direct, where the goroutine that reads a connection executes its requests; or grpc-go, the transport of the gRPC library, which is slower")
 	f.BoolVar(&c.DirectIO, "direct-io", c.DirectIO, "read and write the data file without the kernel's page cache")
 	f.Var(&c.Limits.ValueSize, "max-value-size", "longest value, at most --max-batch-size; a quarter of --page-size bounds keys")
 	f.Var(&c.Limits.BatchSize, "max-batch-size", "most bytes of keys and values in one request and in the answer to BatchGet")

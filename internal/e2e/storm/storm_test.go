@@ -21,12 +21,13 @@ import (
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/client"
+	"github.com/epochkv/epochkv/internal/config"
 	"github.com/epochkv/epochkv/internal/storage/inspect"
 )
 
 var (
 	duration  = flag.Duration("storm.duration", 4*time.Second, "how long the storm lasts, kills and checks not counted")
-	transport = flag.String("storm.transport", "grpc-go", "the server's --transport")
+	transport = flag.String("storm.transport", string(config.Default().Transport), "the server's --transport")
 	longest   = flag.Duration("storm.round", 0, "the longest time between two kills; 0: a third of the duration, 40 s at most")
 	seedFlag  = flag.Uint64("storm.seed", 0, "replays a schedule, not the races; 0: from the clock")
 )
