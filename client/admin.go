@@ -40,6 +40,16 @@ func (c *Client) Checkpoint(ctx context.Context) (*kvpb.CheckpointResponse, erro
 	return response, nil
 }
 
+// FinalizeUpgrade raises the store to the newest feature level of the server. Earlier versions of the
+// server refuse the store from then on.
+func (c *Client) FinalizeUpgrade(ctx context.Context) (*kvpb.FinalizeUpgradeResponse, error) {
+	response, err := c.admin.FinalizeUpgrade(ctx, &kvpb.FinalizeUpgradeRequest{})
+	if err != nil {
+		return nil, newError(err)
+	}
+	return response, nil
+}
+
 // ResizeCache changes the size of the server's page cache until it restarts, and returns the
 // previous size.
 func (c *Client) ResizeCache(ctx context.Context, bytes uint64) (before uint64, err error) {

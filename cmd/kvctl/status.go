@@ -50,6 +50,8 @@ func statusRows(s *kvpb.StatusResponse) [][]string {
 	}
 	row("epochs", "visible %d, durable %d, min visible %d", epochs.GetVisible(), epochs.GetDurable(), epochs.GetMinVisible())
 
+	row("history", "%s", historyText(s.GetHistory()))
+
 	sizes := s.GetSizes()
 	row("data directory", "%s (%s free)", sizes.GetDataDir(), size(sizes.GetDiskFreeBytes()))
 	row("memory", "%s of %s in use, resident %s",
@@ -87,6 +89,21 @@ func statusRows(s *kvpb.StatusResponse) [][]string {
 		rows = append(rows, []string{"REPAIRED", what + ". No data is lost; check the device"})
 	}
 	return rows
+}
+
+// historyText names the history of the store and its feature level.
+func historyText(h *kvpb.History) string {
+	text := fmt.Sprintf("feature level %d", h.GetFeatureLevel())
+	if h.GetFeatureLevel() < h.GetFeatureLevelNewest() {
+		text += fmt.Sprintf(" of %d: earlier versions can open the store until kvctl upgrade finalize", h.GetFeatureLevelNewest())
+	}
+	if len(h.GetLineage()) > 0 {
+		text = fmt.Sprintf("lineage %x, term %d, %s", h.GetLineage(), h.GetTerm(), text)
+	}
+	if t := h.GetCommitTime(); t != nil {
+		text += ", newest checkpoint has commits until " + t.AsTime().Format(time.RFC3339)
+	}
+	return text
 }
 
 func healthText(h *kvpb.Health) string {

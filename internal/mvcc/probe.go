@@ -10,9 +10,6 @@ import (
 // deletes a system key that never exists. Reads, scans, exports and counts do not see it, a checkpoint drops it, and it is admitted when
 // only deletions are. Probe is for one goroutine.
 func (s *Store) Probe(ctx context.Context) error {
-	if s.probe == nil {
-		s.probe = s.newSession()
-	}
 	w := &Write{Durability: DurabilitySync}
 	w.Batch.Delete(keys.SpaceSystem, []byte(keys.SystemProbe))
 	epoch, err := s.probe.Commit(ctx, w)

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/telemetry"
 )
@@ -37,11 +38,41 @@ func (s *adminService) Status(ctx context.Context, _ *pb.StatusRequest) (*pb.Sta
 		Limits:      s.limitsMessage(&e),
 		Recovery:    s.recoveryMessage(),
 		Tree:        treeMessage(&e),
+		History:     s.historyMessage(),
 	}
 	if conn := connectionOf(ctx); conn != nil {
 		conn.shard.Observe(telemetry.MethodStatus, codes.OK, s.clock.now()-start)
 	}
 	return out, nil
+}
+
+func (s *Server) historyMessage() *pb.History {
+	h := s.store.History()
+	out := &pb.History{FeatureLevel: uint32(s.store.FeatureLevel()), FeatureLevelNewest: uint32(keys.FeatureLevelNewest), Term: uint64(h.Term)}
+	if h.Lineage != (keys.Lineage{}) {
+		out.Lineage = h.Lineage[:]
+	}
+	if !h.CommitTime.IsZero() {
+		out.CommitTime = timestamppb.New(h.CommitTime)
+	}
+	return out
+}
+
+// FinalizeUpgrade implements Admin.
+func (s *adminService) FinalizeUpgrade(ctx context.Context, _ *pb.FinalizeUpgradeRequest) (*pb.FinalizeUpgradeResponse, error) {
+	var out *pb.FinalizeUpgradeResponse
+	err := s.serveAdmin(ctx, telemetry.MethodFinalizeUpgrade, func() error {
+		before, err := s.store.FinalizeUpgrade(ctx)
+		if err != nil {
+			return err
+		}
+		out = &pb.FinalizeUpgradeResponse{FeatureLevel: uint32(s.store.FeatureLevel()), PreviousLevel: uint32(before)}
+		if out.FeatureLevel != out.PreviousLevel {
+			s.log.Info("upgrade finalized", "feature_level", out.FeatureLevel, "before", out.PreviousLevel)
+		}
+		return nil
+	})
+	return out, err
 }
 
 func buildMessage() *pb.Build {

@@ -80,7 +80,9 @@ func (e *Engine) commitBulkLoad(ctx context.Context, l *BulkLoad, v *view) error
 	if err := e.log.WaitDurable(ctx, last); err != nil { // what the tree holds must not be ahead of the log
 		return err
 	}
-	return b.ck.Commit(ctx, e.nextState(b.root, b.skippedPages, &b.stats, l.epoch))
+	state := e.nextState(b.root, b.skippedPages, &b.stats, l.epoch)
+	setEpochHistory(&state, e.log.TermOf(l.epoch), time.Now())
+	return b.ck.Commit(ctx, state)
 }
 
 // publishBulkLoad lets readers see the bulk load. The generation that replaces the active one is sealed and empty: the first

@@ -160,6 +160,17 @@ func (j *mergeJob) cut(before keys.Epoch) keys.Epoch {
 	return before
 }
 
+// history is the term and the commit time of the epoch cut, which are those of the state before if nothing is merged.
+func (j *mergeJob) history(e *Engine, state *pager.State, cut keys.Epoch) (keys.Term, time.Time) {
+	switch {
+	case len(j.immutables) == 0:
+		return termOf(state), time.UnixMicro(commitTime(state))
+	case j.recovering:
+		return j.immutables[0].term, j.immutables[0].sealedAt
+	}
+	return e.log.TermOf(cut), j.immutables[0].sealedAt
+}
+
 // newest is the newest epoch of which the merge has versions, as far as the log has records of it: an empty
 // generation may begin and end after epochs that are skipped.
 func (j *mergeJob) newest() keys.Epoch {
@@ -261,6 +272,8 @@ func (e *Engine) tryMerge(ctx context.Context, base btree.Root, job *mergeJob, c
 		ck.Abort()
 		return 0, nil, err
 	}
+	term, at := job.history(e, &state, cut)
+	setEpochHistory(&state, term, at)
 	setQuarantineFile(&state, file)
 	setNewestEpoch(&state, job.newest())
 	if err := ck.Commit(ctx, state); err != nil {

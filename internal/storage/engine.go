@@ -49,6 +49,8 @@ type Engine struct {
 	pruner   *pruner
 	repaired []string // what Open found damaged and made anew
 
+	featureLevel atomic.Uint32 // written by Open and, under checkpoints.mu, by RaiseFeatureLevel
+
 	// mu is held while a view is replaced, and guards what a rotation uses. No commit that does not rotate takes it, and
 	// no read. Lock order: checkpoints.mu, reserve.mu, memory.retired.mu, mu.
 	mu   sync.Mutex
@@ -312,6 +314,7 @@ func (e *Engine) advanceGeneration(full *generation, bodyBytes int, first *openi
 	}
 	full = v.active
 	full.seal()
+	full.sealedAt = time.Now()
 	if attempt := e.log.Prepare(bodyBytes); attempt != nil {
 		return obstacle{ready: attempt.Done(), segment: attempt}, nil
 	}

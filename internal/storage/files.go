@@ -50,6 +50,10 @@ func (f Files) OpenState() (*DurableState, error) {
 	if err != nil {
 		return nil, err
 	}
+	state := p.State()
+	if err := checkFeatureLevel(&state); err != nil {
+		return nil, errors.Join(err, p.Close())
+	}
 	return &DurableState{Files: f, Pages: p}, nil
 }
 

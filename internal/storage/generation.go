@@ -26,6 +26,10 @@ type generation struct {
 	first   keys.Epoch
 	end     atomic.Uint64              // first epoch of the next generation, zero while active
 	next    atomic.Pointer[generation] // set when the next one is published
+
+	// Written before the generation is published as immutable.
+	sealedAt time.Time // no commit in it is later
+	term     keys.Term // of its last epoch, of a generation that recovery filled
 }
 
 func (g *generation) sealed() bool { return g.end.Load() != 0 }

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/epochkv/epochkv/internal/cache"
+	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/batch"
 	"github.com/epochkv/epochkv/internal/storage/page"
 	"github.com/epochkv/epochkv/internal/vfs"
@@ -53,6 +54,9 @@ func (o *Options) setDefaults() {
 	o.setSizes()
 	if o.StallMax == 0 {
 		o.StallMax = defaultStallMax
+	}
+	if o.FeatureLevel == 0 {
+		o.FeatureLevel = keys.FeatureLevelNewest
 	}
 }
 

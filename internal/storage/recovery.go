@@ -19,6 +19,7 @@ func (e *Engine) recover(ctx context.Context) (Recovery, error) {
 		return Recovery{}, err
 	}
 	state := e.pager.State()
+	e.useFeatureLevel()
 	r := replayer{ctx: ctx, engine: e, root: rootOf(state), after: state.Epoch, lastReported: time.Now()}
 	found, err := wal.Recover(e.fs, e.options.Dir, state.Epoch, logProof(&state), r.apply)
 	if err != nil {
@@ -30,7 +31,7 @@ func (e *Engine) recover(ctx context.Context) (Recovery, error) {
 	}
 	e.log, err = wal.Open(wal.Options{
 		FS: e.fs, Dir: e.options.Dir, SegmentBytes: int(e.options.SegmentBytes), Buffers: e.options.logBuffers(),
-		Reserve: e.options.logReserve(),
+		Reserve: e.options.logReserve(), Lineage: lineageOf(&state),
 	}, found)
 	if err != nil {
 		return recovery, errors.Join(err, r.free())
@@ -80,6 +81,10 @@ func (e *Engine) openTree() error {
 		return TranslateError(err)
 	}
 	e.pager = p
+	state := p.State()
+	if err := checkFeatureLevel(&state); err != nil {
+		return TranslateError(err)
+	}
 	if err := e.pages.Open(&p.Reader, e.options.CacheBytes, e.registry); err != nil {
 		return err
 	}

@@ -170,6 +170,14 @@ func (e *Engine) writeRepaired() error { return e.writeState(e.pager.State()) }
 
 // writeState makes another state of the same pages durable, if the disk has room for it.
 func (e *Engine) writeState(state pager.State) error {
+	if err := e.commitState(state); !errors.Is(err, vfs.ErrNoSpace) {
+		return err
+	}
+	return nil
+}
+
+// commitState makes another state of the same pages durable.
+func (e *Engine) commitState(state pager.State) error {
 	setMapExact(&state, e.checkpoints.mapExact)
 	ck, err := e.pager.Begin()
 	if err != nil {
@@ -179,9 +187,6 @@ func (e *Engine) writeState(state pager.State) error {
 	err = e.blobs.Begin(ck).Finish(0)
 	if err == nil {
 		err = ck.Commit(context.Background(), state)
-	}
-	if errors.Is(err, vfs.ErrNoSpace) {
-		return nil
 	}
 	return err
 }
@@ -202,7 +207,7 @@ func openOrCreate(o *Options, options pager.Options) (*pager.Pager, error) {
 			File: o.dataPath(), Reason: fmt.Sprintf("the data file is missing, and the log begins at epoch %d", segments[0].First), Remedy: missingRemedy,
 		}
 	}
-	return pager.Create(o.DataFS, o.dataPath(), options)
+	return pager.Create(o.DataFS, o.dataPath(), o.created(options, segments))
 }
 
 // blameSuperblock turns the error of a log that does not reach back to the opened state into the

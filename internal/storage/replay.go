@@ -32,6 +32,7 @@ type replayer struct {
 	inserter memtable.Inserter
 	filled   []*generation // oldest first; the last one is being filled
 	newest   keys.Epoch    // of the records that were replayed
+	term     keys.Term     // of the newest record
 	root     btree.Root    // of the tree, with everything before them
 	blocked  bool          // a merge failed on a full disk or on damage: the rest stays in memory, and checkpoints try again
 	merges   int
@@ -54,7 +55,13 @@ type ReplayProgress struct {
 // replayReportEvery is the time between two progress reports. A shorter replay reports nothing.
 const replayReportEvery = 2 * time.Second
 
-func (r *replayer) apply(epoch keys.Epoch, body []byte) error {
+func (r *replayer) apply(c wal.Commit) error {
+	err := r.insert(c.Epoch, c.Body)
+	r.term = c.Term
+	return err
+}
+
+func (r *replayer) insert(epoch keys.Epoch, body []byte) error {
 	if r.ctx.Err() != nil {
 		return context.Cause(r.ctx)
 	}
@@ -100,6 +107,7 @@ func (r *replayer) table(epoch keys.Epoch) (*memtable.Table, error) {
 func (r *replayer) seal(epoch keys.Epoch) {
 	if n := len(r.filled); n > 0 && !r.filled[n-1].sealed() {
 		r.filled[n-1].end.Store(uint64(epoch))
+		r.filled[n-1].sealedAt, r.filled[n-1].term = time.Now(), r.term
 	}
 }
 

@@ -14,13 +14,14 @@ import (
 // Options configure an engine. Zero fields take the default named beside them.
 type Options struct {
 	Dir           string
-	FS            vfs.FS // the operating system's
-	DataFS        vfs.FS // the data file's, if another: past the kernel's page cache, for instance
-	PageSize      int    // bytes; 8192; fixed when the store is created
-	MemoryBytes   int64  // bounds cache, memtables and log buffers together; 1 GiB
-	CacheBytes    int64  // derived from MemoryBytes
-	MemtableBytes int64  // of one generation; derived
-	SegmentBytes  int64  // of one log segment; derived
+	FS            vfs.FS            // the operating system's
+	DataFS        vfs.FS            // the data file's, if another: past the kernel's page cache, for instance
+	PageSize      int               // bytes; 8192; fixed when the store is created
+	FeatureLevel  keys.FeatureLevel // of a store that is created; the newest
+	MemoryBytes   int64             // bounds cache, memtables and log buffers together; 1 GiB
+	CacheBytes    int64             // derived from MemoryBytes
+	MemtableBytes int64             // of one generation; derived
+	SegmentBytes  int64             // of one log segment; derived
 
 	CheckpointBytes   int64         // immutable memtables that start a checkpoint, if writers do not wait before; 128 MiB
 	CheckpointWorkers int           // goroutines that merge; half the processors, all while writers wait

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/blob"
@@ -16,10 +17,14 @@ import (
 
 // The engine's area of the superblock:
 //
-//	0           8             12            20              24           25    26         64            72             80
-//	+-----------+-------------+-------------+---------------+------------+-------+----------+-------------+--------------+----------+
-//	| side root | side height | mirror root | mirror height | quarantine | exact | zero ... | log segment | newest epoch | zero ... |
-//	+-----------+-------------+-------------+---------------+------------+-------+----------+-------------+--------------+----------+
+//	0           8             12            20              24           25      26      27     64            72             80
+//	+-----------+-------------+-------------+---------------+------------+-------+-------+------+-------------+--------------+--
+//	| side root | side height | mirror root | mirror height | quarantine | exact | level | zero | log segment | newest epoch | ...
+//	+-----------+-------------+-------------+---------------+------------+-------+-------+------+-------------+--------------+--
+//	80        96             104    112           120
+//	+---------+--------------+------+-------------+------+
+//	| lineage | parent epoch | term | commit time | zero |
+//	+---------+--------------+------+-------------+------+
 //
 // quarantine: the number of the quarantine file that the state uses, 1 or 2; 0 for none.
 //
@@ -29,6 +34,10 @@ import (
 // log segment: the log has a segment with this number or a larger one (see wal.Log.Headed). Zero in files of earlier versions, and until the
 // first segment of a new store has a durable header.
 //
+// level: the feature level. It and everything from byte 80 on is zero in files before format 5, whose level is the oldest.
+// Parent epoch is the one at which the lineage began, zero for a store that was created. Term is that of the state's epoch.
+// Commit time is in microseconds since 1970; no commit up to the state's epoch is later; zero if it is not known.
+//
 // newest epoch: the tree and the quarantine have versions of no later epoch. It is after the epoch of the state while a merge in steps is
 // incomplete, and zero otherwise.
 const (
@@ -36,10 +45,18 @@ const (
 	areaMirror     = 12
 	areaQuarantine = 24
 	areaExact      = 25
-	areaReserved   = 26
+	areaLevel      = 26
+	areaReserved   = 27
 	areaSegment    = 64
 	areaNewest     = 72
-	areaRest       = 80
+	areaHistory    = 80
+	areaLineage    = 80
+	areaParent     = 96
+	areaTerm       = 104
+	areaTime       = 112
+	areaRest       = 120
+
+	historyFormat = 5 // since this format of the data file the area has a level and a history
 
 	areaHeight = 8 // within a root
 )
@@ -59,7 +76,7 @@ func decodeRepairTreeRoots(s *pager.State) (root, mirror btree.Root, err error) 
 	root, ok := decodeRoot(s.Engine[areaRepairTree:])
 	mirror, mirrored := decodeRoot(s.Engine[areaMirror:])
 	newest := logProof(s).Durable
-	if newest != 0 && newest <= s.Epoch || !ok || !mirrored || root.Empty() && !mirror.Empty() || s.Engine[areaQuarantine] > 2 || s.Engine[areaExact] > 1 || !allZero(s.Engine[areaReserved:areaSegment]) || !allZero(s.Engine[areaRest:]) {
+	if newest != 0 && newest <= s.Epoch || !ok || !mirrored || root.Empty() && !mirror.Empty() || s.Engine[areaQuarantine] > 2 || s.Engine[areaExact] > 1 || !allZero(s.Engine[areaReserved:areaSegment]) || !validHistory(s) {
 		return btree.Root{}, btree.Root{}, fmt.Errorf("the engine's area of the superblock is malformed: % x", s.Engine)
 	}
 	return root, mirror, nil
@@ -71,7 +88,60 @@ func logProof(s *pager.State) wal.Proof {
 	return wal.Proof{
 		Segment: binary.LittleEndian.Uint64(s.Engine[areaSegment:]),
 		Durable: keys.Epoch(binary.LittleEndian.Uint64(s.Engine[areaNewest:])),
+		Lineage: lineageOf(s), Term: termOf(s), NoLineage: s.Format < historyFormat,
 	}
+}
+
+// validHistory checks the part of the area that only files of the newest format have.
+func validHistory(s *pager.State) bool {
+	if s.Format < historyFormat {
+		return s.Engine[areaExact] == 0 && s.Engine[areaLevel] == 0 && allZero(s.Engine[areaHistory:])
+	}
+	return featureLevel(s) > keys.FeatureLevelOldest && lineageOf(s) != keys.Lineage{} && allZero(s.Engine[areaRest:])
+}
+
+// featureLevel is the level of a state.
+func featureLevel(s *pager.State) keys.FeatureLevel {
+	if s.Format < historyFormat {
+		return keys.FeatureLevelOldest
+	}
+	return keys.FeatureLevel(s.Engine[areaLevel])
+}
+
+// setFeatureLevel raises the level of a state. The lineage is for a state that has none.
+func setFeatureLevel(s *pager.State, level keys.FeatureLevel, lineage keys.Lineage) {
+	s.Format = dataFormats[level]
+	if s.Format < historyFormat {
+		return
+	}
+	s.Engine[areaLevel] = byte(level)
+	if lineageOf(s) == (keys.Lineage{}) {
+		copy(s.Engine[areaLineage:areaParent], lineage[:])
+	}
+}
+
+// lineageOf is the lineage of a state, zero before it has one.
+func lineageOf(s *pager.State) keys.Lineage {
+	return keys.Lineage(s.Engine[areaLineage:areaParent])
+}
+
+// termOf is the term of the state's epoch.
+func termOf(s *pager.State) keys.Term {
+	return keys.Term(binary.LittleEndian.Uint64(s.Engine[areaTerm:]))
+}
+
+// commitTime is the time after which nothing up to the state's epoch was committed, or zero.
+func commitTime(s *pager.State) int64 {
+	return int64(binary.LittleEndian.Uint64(s.Engine[areaTime:]))
+}
+
+// setEpochHistory records the term and the commit time of the state's epoch. The time never falls.
+func setEpochHistory(s *pager.State, term keys.Term, at time.Time) {
+	if s.Format < historyFormat {
+		return
+	}
+	binary.LittleEndian.PutUint64(s.Engine[areaTerm:], uint64(term))
+	binary.LittleEndian.PutUint64(s.Engine[areaTime:], uint64(max(at.UnixMicro(), commitTime(s))))
 }
 
 func setLogSegment(s *pager.State, number uint64) {
@@ -98,7 +168,7 @@ func setQuarantineFile(s *pager.State, number int) { s.Engine[areaQuarantine] = 
 func mapIsExact(s *pager.State) bool { return s.Engine[areaExact] == 1 }
 
 func setMapExact(s *pager.State, exact bool) {
-	if s.Engine[areaExact] = 0; exact {
+	if s.Engine[areaExact] = 0; exact && s.Format >= historyFormat {
 		s.Engine[areaExact] = 1
 	}
 }

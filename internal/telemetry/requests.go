@@ -35,13 +35,14 @@ const (
 	MethodResizeCache
 	MethodSpace
 	MethodGetOutcome
+	MethodFinalizeUpgrade
 	methodCount
 )
 
 var methodNames = [methodCount]string{
 	"Get", "Put", "Delete", "BatchGet", "BatchWrite", "DeleteRange", "Scan",
 	"Invoke", "InvokeAll", "Execute", "Commit", "Transact", "Pipeline", "BulkLoad", "Status",
-	"Verify", "Checkpoint", "ResizeCache", "Space", "GetOutcome",
+	"Verify", "Checkpoint", "ResizeCache", "Space", "GetOutcome", "FinalizeUpgrade",
 }
 
 // String is the method's name on the wire.

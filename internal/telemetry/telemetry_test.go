@@ -87,6 +87,7 @@ kvserver_requests_total{code="OK",method="Commit"} 1
 kvserver_requests_total{code="OK",method="Delete"} 1
 kvserver_requests_total{code="OK",method="DeleteRange"} 1
 kvserver_requests_total{code="OK",method="Execute"} 1
+kvserver_requests_total{code="OK",method="FinalizeUpgrade"} 1
 kvserver_requests_total{code="OK",method="Get"} 1
 kvserver_requests_total{code="OK",method="GetOutcome"} 1
 kvserver_requests_total{code="OK",method="Invoke"} 1

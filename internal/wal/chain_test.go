@@ -59,7 +59,7 @@ func (c *chained) live() error {
 	case 2:
 		faulty.Inject(vfs.Rule{Op: vfs.OpWrite, Nth: 1 + c.rng.IntN(30), Fault: vfs.Torn})
 	}
-	rec, err := Recover(faulty, testDir, c.after, Proof{}, c.recovered)
+	rec, err := Recover(faulty, testDir, c.after, Proof{}, func(one Commit) error { return c.recovered(one.Epoch, one.Body) })
 	if err != nil {
 		if errors.Is(err, ErrCorrupt) || errors.Is(err, errWrongBody) {
 			return err

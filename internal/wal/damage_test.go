@@ -71,7 +71,7 @@ func locationsOf(t *testing.T, fs vfs.FS, rec Recovery) (all []recordLocation) {
 	t.Helper()
 	for _, s := range rec.Segments {
 		if err := ReadSegment(fs, s, func(r Record) error {
-			if r.IsClose() {
+			if r.Flags == flagClose {
 				return nil
 			}
 			all = append(all, recordLocation{s.File, r.Offset, record{epoch: r.Epoch, durable: r.Durable, flags: r.Flags, space: recordSpace(uint32(recordHeaderSize + len(r.Body)))}})

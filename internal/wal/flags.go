@@ -124,9 +124,6 @@ type Record struct {
 // record that comes next.
 func (r Record) HoldsEpoch() bool { return holdsEpoch(r.Flags) }
 
-// IsClose reports whether the record is a close record.
-func (r Record) IsClose() bool { return r.Flags&flagClose != 0 }
-
 // SkipsTo is the epoch of the next record if this one is a skip record; otherwise zero.
 func (r Record) SkipsTo() keys.Epoch {
 	if r.Flags&flagSkip == 0 || len(r.Body) != skipSpace-recordHeaderSize {
@@ -134,9 +131,6 @@ func (r Record) SkipsTo() keys.Epoch {
 	}
 	return keys.Epoch(binary.LittleEndian.Uint64(r.Body))
 }
-
-// IsNoOp reports whether the record is a no-op record: its epoch changes nothing.
-func (r Record) IsNoOp() bool { return r.Flags&flagNoOp != 0 }
 
 // Batch is the batch body of a record that holds an epoch; nil for a no-op record, and for one without a batch.
 func (r Record) Batch() []byte {

@@ -284,6 +284,13 @@ func (l *Log) SetLineage(lineage keys.Lineage) {
 	l.rotation.lineage = lineage
 }
 
+// TermOf is the term of an epoch that the log has, or of the one before them.
+func (l *Log) TermOf(e keys.Epoch) keys.Term {
+	l.rotation.mu.Lock()
+	defer l.rotation.mu.Unlock()
+	return l.rotation.terms.of(e)
+}
+
 // historyAt is the history that the header of a segment has whose first record has an epoch.
 func (l *Log) historyAt(first keys.Epoch) (version uint32, h history) {
 	r := &l.rotation

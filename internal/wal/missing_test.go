@@ -117,7 +117,7 @@ func TestLogWithoutCloseRecordsOpens(t *testing.T) {
 		fs, rec, want := smallLog(t, 80, closed)
 		for _, s := range rec.Segments[:len(rec.Segments)-1] {
 			if err := ReadSegment(fs, s, func(r Record) error {
-				if r.IsClose() {
+				if r.Flags == flagClose {
 					_ = patch(t, fs, s.File, r.Offset, make([]byte, closeRecordSpace))
 				}
 				return nil

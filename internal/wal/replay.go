@@ -97,6 +97,17 @@ type preallocatedFile struct {
 // segment is missing that a close record names, or if the log ends before what the data file proves. A file of
 // another lineage is a LineageError.
 func Replay(fs vfs.FS, dataDir string, after keys.Epoch, proof Proof, fn func(e keys.Epoch, body []byte) error) (Recovery, error) {
+	return replay(fs, dataDir, after, proof, func(c Commit) error { return fn(c.Epoch, c.Body) })
+}
+
+// Commit is a replayed record.
+type Commit struct {
+	Epoch keys.Epoch
+	Term  keys.Term
+	Body  []byte // a batch body, empty for a no-op record; valid during the call only
+}
+
+func replay(fs vfs.FS, dataDir string, after keys.Epoch, proof Proof, fn func(Commit) error) (Recovery, error) {
 	rec, files, err := list(fs, Dir(dataDir))
 	if err != nil {
 		return Recovery{}, err
@@ -180,7 +191,7 @@ type replayer struct {
 	fs     vfs.FS
 	after  keys.Epoch
 	proof  *Proof
-	fn     func(e keys.Epoch, body []byte) error
+	fn     func(Commit) error
 	reader segmentReader
 	term   keys.Term // of the next record
 	joined bool      // the term of the epoch after which replay begins was compared with that of the data file
@@ -221,7 +232,7 @@ func (r *replayer) run(files []SegmentInfo) error {
 // replay ends with an error then, and only finds out at which epoch.
 func (r *replayer) suppress(files []SegmentInfo) {
 	if slices.ContainsFunc(files, func(s SegmentInfo) bool { return s.Damage != nil }) {
-		r.fn = func(keys.Epoch, []byte) error { return nil }
+		r.fn = func(Commit) error { return nil }
 	}
 }
 
@@ -343,7 +354,7 @@ func (r *replayer) record(s *SegmentInfo, at int64, one *record) (next keys.Epoc
 	if err := r.join(); err != nil {
 		return 0, err
 	}
-	if err := r.fn(one.epoch, body); err != nil {
+	if err := r.fn(Commit{one.epoch, r.term, body}); err != nil {
 		return 0, fmt.Errorf("wal: replay of epoch %d: %w", one.epoch, err)
 	}
 	r.rec.Records++

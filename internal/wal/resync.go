@@ -11,11 +11,11 @@ import (
 
 // Recover is Replay for a caller that continues the log: the records that it passes to fn are on the device,
 // and not only in the kernel's page cache.
-func Recover(fs vfs.FS, dataDir string, after keys.Epoch, proof Proof, fn func(e keys.Epoch, body []byte) error) (Recovery, error) {
+func Recover(fs vfs.FS, dataDir string, after keys.Epoch, proof Proof, fn func(Commit) error) (Recovery, error) {
 	if err := resync(fs, dataDir); err != nil {
 		return Recovery{}, err
 	}
-	rec, err := Replay(fs, dataDir, after, proof, fn)
+	rec, err := replay(fs, dataDir, after, proof, fn)
 	rec.resynced = true
 	return rec, err
 }

@@ -51,7 +51,8 @@ func (a *appender) appendRun(run uint64, n int) (last keys.Epoch, err error) {
 func replayRuns(t *testing.T, fs vfs.FS, proof Proof) (Recovery, []uint64) {
 	t.Helper()
 	var runs []uint64
-	rec, err := Recover(fs, testDir, 0, proof, func(e keys.Epoch, body []byte) error {
+	rec, err := Recover(fs, testDir, 0, proof, func(c Commit) error {
+		e, body := c.Epoch, c.Body
 		tag, whole := isBody(body)
 		if !whole || tag&(1<<48-1) != uint64(e) || e != keys.Epoch(len(runs)+1) {
 			return fmt.Errorf("epoch %d after %d records: %x", e, len(runs), tag)

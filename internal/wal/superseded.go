@@ -37,6 +37,11 @@ func live(files []SegmentInfo) []SegmentInfo {
 // Superseded reports whether later segments supersede all records of the segment.
 func (s *SegmentInfo) Superseded() bool { return s.Damage == nil && s.limited(s.First) }
 
+// LineagePrefix is the beginning of the lineage in the segment's header; false if it has none.
+func (s *SegmentInfo) LineagePrefix() (prefix []byte, ok bool) {
+	return s.lineage[:], s.Damage == nil && s.version >= version2
+}
+
 // limited reports whether later segments supersede the segment's record of an epoch.
 func (s *SegmentInfo) limited(e keys.Epoch) bool { return s.Limit != 0 && e >= s.Limit }
 

@@ -207,8 +207,9 @@ func (ck *Checkpoint) build(ctx context.Context, state State) (*superblock, *Pag
 		return nil, nil, ck.p.fail(err)
 	}
 	old := ck.p.current()
+	state.Format = max(state.Format, old.state.Format, FormatOldest)
 	next := &superblock{
-		version: formatVersion, checkpoint: ck.number, pageSize: old.pageSize, storeID: old.storeID,
+		checkpoint: ck.number, pageSize: old.pageSize, storeID: old.storeID,
 		pageCount: ck.p.pageCountFor(&ck.p.space.live, update.next.leaves()), allocation: update.next.Root(),
 		state: state, blobs: ck.blobs, copy: own, nextCopy: following,
 	}

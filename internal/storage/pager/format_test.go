@@ -19,10 +19,10 @@ var update = flag.Bool("update", false, "rewrite the golden files; a format chan
 func goldenPages() map[string][]byte {
 	sb := make([]byte, 512)
 	(&superblock{
-		version: formatVersion, checkpoint: 0x0102030405060709, pageSize: 512, storeID: [16]byte([]byte("0123456789abcdef")), pageCount: 0x2002,
+		checkpoint: 0x0102030405060709, pageSize: 512, storeID: [16]byte([]byte("0123456789abcdef")), pageCount: 0x2002,
 		allocation: ArrayRoot{Page: 0x1001, Depth: 2},
 		state: State{
-			Epoch: 0x030405060708, Root: 0x1002, Height: 3, Entries: 0x1003, EntryBytes: 0x1004,
+			Format: FormatNewest, Epoch: 0x030405060708, Root: 0x1002, Height: 3, Entries: 0x1003, EntryBytes: 0x1004,
 			Engine: [EngineAreaSize]byte([]byte(string(bytes.Repeat([]byte("engine.."), EngineAreaSize/8)))),
 		},
 		blobs: BlobState{
@@ -57,9 +57,9 @@ func TestFormatIsWhatTheGoldenFilesSay(t *testing.T) {
 
 // TestStatesOfEarlierFormatsAreRead opens files from before inner nodes stored dead-version ratios (1),
 // from before superblocks had copies (2), from before there were two quarantine files (3), and from before the
-// engine's area could say that the allocation map is exact (4).
+// engine's area could say that the allocation map is exact, and had a lineage (4).
 func TestStatesOfEarlierFormatsAreRead(t *testing.T) {
-	for version := uint32(1); version < formatVersion; version++ {
+	for version := uint32(1); version < FormatNewest; version++ {
 		dump, err := os.ReadFile(filepath.Join("testdata", fmt.Sprintf("superblock-%d.golden", version)))
 		must(t, err)
 		now := goldenPages()["superblock"]
@@ -76,11 +76,11 @@ func TestStatesOfEarlierFormatsAreRead(t *testing.T) {
 		must(t, err)
 		is, err := decodeSuperblock(now, page.ReadHeader(now).ID)
 		must(t, err)
-		if was.version = is.version; version < copiesVersion {
+		if was.state.Format = is.state.Format; version < copiesVersion {
 			was.copy, was.nextCopy = is.copy, is.nextCopy
 		}
 		if was != is {
-			t.Fatalf("%+v, and in version %d %+v", was, formatVersion, is)
+			t.Fatalf("%+v, and in version %d %+v", was, FormatNewest, is)
 		}
 	}
 }

@@ -30,6 +30,11 @@ type Options struct {
 	OnAbort func(page.ID)
 	// RebuildMap lets Open succeed although the allocation map is damaged: see MapDamage and RebuildMap.
 	RebuildMap bool
+
+	// Format is the version of the format of a file that Create makes, from FormatOldest to FormatNewest. Zero is the oldest.
+	Format uint32
+	// Engine is the engine's area of its empty states.
+	Engine [EngineAreaSize]byte
 }
 
 // Pager is an open data file: the reader of its newest durable state, and what makes the next one.
@@ -67,7 +72,7 @@ func Create(fsys vfs.FS, name string, opts Options) (*Pager, error) {
 	if f, err := fsys.Open(name, vfs.ReadOnly); err == nil {
 		return nil, errors.Join(fmt.Errorf("pager: creating %s: %w", name, fs.ErrExist), f.Close())
 	}
-	if err := writeEmpty(fsys, name, opts.PageSize); err != nil {
+	if err := writeEmpty(fsys, name, &opts); err != nil {
 		return nil, fmt.Errorf("pager: creating %s: %w", name, err)
 	}
 	return Open(fsys, name, opts)
@@ -75,7 +80,7 @@ func Create(fsys vfs.FS, name string, opts Options) (*Pager, error) {
 
 // writeEmpty builds the file under another name and renames it, so that the name means a whole file or
 // none.
-func writeEmpty(fsys vfs.FS, name string, pageSize int) error {
+func writeEmpty(fsys vfs.FS, name string, opts *Options) error {
 	building := name + ".new"
 	if err := fsys.Remove(building); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -84,7 +89,8 @@ func writeEmpty(fsys vfs.FS, name string, pageSize int) error {
 	if err != nil {
 		return err
 	}
-	sb := superblock{version: formatVersion, pageSize: pageSize, pageCount: superblocks}
+	pageSize := opts.PageSize
+	sb := superblock{pageSize: pageSize, pageCount: superblocks, state: State{Format: max(opts.Format, FormatOldest), Engine: opts.Engine}}
 	if _, err := rand.Read(sb.storeID[:]); err != nil {
 		return errors.Join(err, f.Close())
 	}

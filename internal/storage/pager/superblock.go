@@ -55,11 +55,14 @@ const (
 	sbReserved      = sbNextCopy + 8
 
 	magic = "EpochKV\n"
-	// formatVersion is the version of new states. Since version 2 inner nodes store the dead-version ratios of
+	// FormatNewest is the newest version of the format, and FormatOldest the oldest in which states are written:
+	// the owner of the file chooses (State.Format). Since version 2 inner nodes store the dead-version ratios of
 	// their children; older files have zeros there, which mean no dead versions. Since version 3 a superblock
 	// has a copy. Since version 4 the engine's area may name the second quarantine file and a newest epoch, and
-	// since version 5 it may say that the allocation map has no pages but the reachable ones.
-	formatVersion = 5
+	// since version 5 it has a lineage and a feature level, and may say that the allocation map has no pages but
+	// the reachable ones.
+	FormatNewest  = 5
+	FormatOldest  = 4
 	copiesVersion = 3
 
 	superblocks = 2 // pages 0 and 1
@@ -94,6 +97,7 @@ type State struct {
 	Height     uint32     // levels of the tree
 	Entries    uint64     // live entries in the tree
 	EntryBytes uint64     // their keys and values
+	Format     uint32     // version of the file's format. A state in which it is larger raises it; it never falls
 	Engine     [EngineAreaSize]byte
 }
 
@@ -109,7 +113,6 @@ type BlobState struct {
 
 // superblock is the decoded form of a superblock page.
 type superblock struct {
-	version    uint32
 	checkpoint uint64
 	pageSize   int
 	storeID    [16]byte
@@ -137,7 +140,7 @@ func (s *superblock) encode(buf []byte, at page.ID) {
 	})
 	le := binary.LittleEndian
 	copy(buf[sbMagic:], magic)
-	le.PutUint32(buf[sbVersion:], s.version)
+	le.PutUint32(buf[sbVersion:], s.state.Format)
 	le.PutUint32(buf[sbPageSize:], uint32(s.pageSize))
 	copy(buf[sbStoreID:], s.storeID[:])
 	le.PutUint64(buf[sbEpoch:], uint64(s.state.Epoch))
@@ -172,11 +175,10 @@ func decodeSuperblock(buf []byte, id page.ID) (superblock, error) {
 	case err != nil:
 		return superblock{}, fmt.Errorf("%w: %w", errTornSuperblock, err)
 	}
-	if v := le.Uint32(buf[sbVersion:]); v > formatVersion {
-		return superblock{}, fmt.Errorf("%w: %d, this program knows up to %d", ErrNewerFormat, v, formatVersion)
+	if v := le.Uint32(buf[sbVersion:]); v > FormatNewest {
+		return superblock{}, fmt.Errorf("%w: %d, this program knows up to %d", ErrNewerFormat, v, FormatNewest)
 	}
 	s := superblock{
-		version:    le.Uint32(buf[sbVersion:]),
 		checkpoint: page.ReadHeader(buf).Checkpoint,
 		pageSize:   int(le.Uint32(buf[sbPageSize:])),
 		pageCount:  page.ID(le.Uint64(buf[sbPageCount:])),
@@ -187,6 +189,7 @@ func decodeSuperblock(buf []byte, id page.ID) (superblock, error) {
 			Height:     le.Uint32(buf[sbHeight:]),
 			Entries:    le.Uint64(buf[sbEntries:]),
 			EntryBytes: le.Uint64(buf[sbEntryBytes:]),
+			Format:     le.Uint32(buf[sbVersion:]),
 		},
 		blobs: BlobState{
 			Table:         ArrayRoot{Page: page.ID(le.Uint64(buf[sbTableRoot:])), Depth: buf[sbDepths+1]},
@@ -208,7 +211,7 @@ func decodeSuperblock(buf []byte, id page.ID) (superblock, error) {
 func (s *superblock) validate(buf []byte, id page.ID) error {
 	bad := func(what string) error { return fmt.Errorf("%w: %s", errTornSuperblock, what) }
 	switch {
-	case s.version == 0:
+	case s.state.Format == 0:
 		return bad("format version 0")
 	case page.ReadHeader(buf).Type != page.TypeSuperblock:
 		return bad("wrong page type")
@@ -221,7 +224,7 @@ func (s *superblock) validate(buf []byte, id page.ID) error {
 	case s.pageCount < superblocks || s.state.Root >= s.pageCount || s.allocation.Page >= s.pageCount ||
 		s.blobs.Table.Page >= s.pageCount:
 		return bad("a root is past the last page")
-	case s.version < copiesVersion && (s.copy != 0 || s.nextCopy != 0):
+	case s.state.Format < copiesVersion && (s.copy != 0 || s.nextCopy != 0):
 		return bad("reserved bytes are set")
 	case (s.copy == 0) != (s.nextCopy == 0) || s.copy != 0 && !s.validCopies():
 		return bad("impossible pages of copies")

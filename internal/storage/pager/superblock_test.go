@@ -49,7 +49,7 @@ func TestRefusedFileNamesItsReason(t *testing.T) {
 				at(data, id)[200]++
 			}
 		}, ErrSuperblocks},
-		"newer version":    {both(func(sb []byte) { binary.LittleEndian.PutUint32(sb[sbVersion:], formatVersion+1) }), ErrNewerFormat},
+		"newer version":    {both(func(sb []byte) { binary.LittleEndian.PutUint32(sb[sbVersion:], FormatNewest+1) }), ErrNewerFormat},
 		"newer page flags": {both(func(sb []byte) { sb[6] = 1 }), ErrNewerFormat},
 		"version 0":        {both(func(sb []byte) { binary.LittleEndian.PutUint32(sb[sbVersion:], 0) }), ErrSuperblocks},
 		"odd page size":    {both(func(sb []byte) { binary.LittleEndian.PutUint32(sb[sbPageSize:], 1000) }), ErrSuperblocks},
@@ -65,7 +65,7 @@ func TestRefusedFileNamesItsReason(t *testing.T) {
 		}, ErrSuperblocks},
 		"two stores": {func(data []byte) { data[sbStoreID]++; page.Seal(data[:size]) }, ErrSuperblocks},
 		"newer beside older": {func(data []byte) {
-			binary.LittleEndian.PutUint32(data[sbVersion:], formatVersion+1)
+			binary.LittleEndian.PutUint32(data[sbVersion:], FormatNewest+1)
 			page.Seal(data[:size])
 		}, ErrNewerFormat},
 		"map of another length": {both(func(sb []byte) {
@@ -326,7 +326,7 @@ func TestFilesWithoutCopiesGetThem(t *testing.T) {
 	})
 	p, err = Open(mem, toyFile, Options{})
 	must(t, err)
-	if old := p.current(); old.version != 2 || old.copy != 0 || p.SuperblockDamage() != nil {
+	if old := p.current(); old.state.Format != 2 || old.copy != 0 || p.SuperblockDamage() != nil {
 		t.Fatalf("%+v, %v", old, p.SuperblockDamage())
 	}
 	fillPages(t, p, 1)
@@ -335,7 +335,7 @@ func TestFilesWithoutCopiesGetThem(t *testing.T) {
 	flipIn(t, mem, size, 800, now.slot())
 	p, err = Open(mem, toyFile, Options{})
 	must(t, err)
-	if p.Checkpoint() != now.checkpoint || p.SuperblocksRepaired() != 1 || now.version != formatVersion {
+	if p.Checkpoint() != now.checkpoint || p.SuperblocksRepaired() != 1 || now.state.Format != FormatOldest {
 		t.Fatalf("checkpoint %d of %d, %v", p.Checkpoint(), now.checkpoint, p.SuperblockDamage())
 	}
 	must(t, p.Close())

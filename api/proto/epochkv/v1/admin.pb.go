@@ -90,7 +90,7 @@ func (x SnapshotInfo_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use SnapshotInfo_Kind.Descriptor instead.
 func (SnapshotInfo_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{3, 0}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{5, 0}
 }
 
 type Health_State int32
@@ -150,7 +150,7 @@ func (x Health_State) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Health_State.Descriptor instead.
 func (Health_State) EnumDescriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{20, 0}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{23, 0}
 }
 
 type Condition_Severity int32
@@ -205,7 +205,7 @@ func (x Condition_Severity) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Condition_Severity.Descriptor instead.
 func (Condition_Severity) EnumDescriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{21, 0}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{24, 0}
 }
 
 type StatusRequest struct {
@@ -244,6 +244,95 @@ func (*StatusRequest) Descriptor() ([]byte, []int) {
 	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{0}
 }
 
+type FinalizeUpgradeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FinalizeUpgradeRequest) Reset() {
+	*x = FinalizeUpgradeRequest{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FinalizeUpgradeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FinalizeUpgradeRequest) ProtoMessage() {}
+
+func (x *FinalizeUpgradeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FinalizeUpgradeRequest.ProtoReflect.Descriptor instead.
+func (*FinalizeUpgradeRequest) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{1}
+}
+
+type FinalizeUpgradeResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The feature level of the store, and the one before the call.
+	FeatureLevel  uint32 `protobuf:"varint,1,opt,name=feature_level,json=featureLevel,proto3" json:"feature_level,omitempty"`
+	PreviousLevel uint32 `protobuf:"varint,2,opt,name=previous_level,json=previousLevel,proto3" json:"previous_level,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FinalizeUpgradeResponse) Reset() {
+	*x = FinalizeUpgradeResponse{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FinalizeUpgradeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FinalizeUpgradeResponse) ProtoMessage() {}
+
+func (x *FinalizeUpgradeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FinalizeUpgradeResponse.ProtoReflect.Descriptor instead.
+func (*FinalizeUpgradeResponse) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *FinalizeUpgradeResponse) GetFeatureLevel() uint32 {
+	if x != nil {
+		return x.FeatureLevel
+	}
+	return 0
+}
+
+func (x *FinalizeUpgradeResponse) GetPreviousLevel() uint32 {
+	if x != nil {
+		return x.PreviousLevel
+	}
+	return 0
+}
+
 type ListSnapshotsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -252,7 +341,7 @@ type ListSnapshotsRequest struct {
 
 func (x *ListSnapshotsRequest) Reset() {
 	*x = ListSnapshotsRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[1]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -264,7 +353,7 @@ func (x *ListSnapshotsRequest) String() string {
 func (*ListSnapshotsRequest) ProtoMessage() {}
 
 func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[1]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -277,7 +366,7 @@ func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsRequest.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{1}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{3}
 }
 
 type ListSnapshotsResponse struct {
@@ -290,7 +379,7 @@ type ListSnapshotsResponse struct {
 
 func (x *ListSnapshotsResponse) Reset() {
 	*x = ListSnapshotsResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[2]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -302,7 +391,7 @@ func (x *ListSnapshotsResponse) String() string {
 func (*ListSnapshotsResponse) ProtoMessage() {}
 
 func (x *ListSnapshotsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[2]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -315,7 +404,7 @@ func (x *ListSnapshotsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsResponse.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{2}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *ListSnapshotsResponse) GetSnapshots() []*SnapshotInfo {
@@ -347,7 +436,7 @@ type SnapshotInfo struct {
 
 func (x *SnapshotInfo) Reset() {
 	*x = SnapshotInfo{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[3]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -359,7 +448,7 @@ func (x *SnapshotInfo) String() string {
 func (*SnapshotInfo) ProtoMessage() {}
 
 func (x *SnapshotInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[3]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -372,7 +461,7 @@ func (x *SnapshotInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotInfo.ProtoReflect.Descriptor instead.
 func (*SnapshotInfo) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{3}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *SnapshotInfo) GetId() uint64 {
@@ -433,7 +522,7 @@ type EndSnapshotRequest struct {
 
 func (x *EndSnapshotRequest) Reset() {
 	*x = EndSnapshotRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[4]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -445,7 +534,7 @@ func (x *EndSnapshotRequest) String() string {
 func (*EndSnapshotRequest) ProtoMessage() {}
 
 func (x *EndSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[4]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -458,7 +547,7 @@ func (x *EndSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*EndSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{4}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *EndSnapshotRequest) GetId() uint64 {
@@ -476,7 +565,7 @@ type EndSnapshotResponse struct {
 
 func (x *EndSnapshotResponse) Reset() {
 	*x = EndSnapshotResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[5]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -488,7 +577,7 @@ func (x *EndSnapshotResponse) String() string {
 func (*EndSnapshotResponse) ProtoMessage() {}
 
 func (x *EndSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[5]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -501,7 +590,7 @@ func (x *EndSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*EndSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{5}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{7}
 }
 
 type VerifyRequest struct {
@@ -514,7 +603,7 @@ type VerifyRequest struct {
 
 func (x *VerifyRequest) Reset() {
 	*x = VerifyRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[6]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -526,7 +615,7 @@ func (x *VerifyRequest) String() string {
 func (*VerifyRequest) ProtoMessage() {}
 
 func (x *VerifyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[6]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -539,7 +628,7 @@ func (x *VerifyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyRequest.ProtoReflect.Descriptor instead.
 func (*VerifyRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *VerifyRequest) GetPagesPerSecond() uint32 {
@@ -563,7 +652,7 @@ type VerifyResponse struct {
 
 func (x *VerifyResponse) Reset() {
 	*x = VerifyResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[7]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -575,7 +664,7 @@ func (x *VerifyResponse) String() string {
 func (*VerifyResponse) ProtoMessage() {}
 
 func (x *VerifyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[7]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -588,7 +677,7 @@ func (x *VerifyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyResponse.ProtoReflect.Descriptor instead.
 func (*VerifyResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *VerifyResponse) GetEvent() isVerifyResponse_Event {
@@ -643,7 +732,7 @@ type VerifyProgress struct {
 
 func (x *VerifyProgress) Reset() {
 	*x = VerifyProgress{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[8]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -655,7 +744,7 @@ func (x *VerifyProgress) String() string {
 func (*VerifyProgress) ProtoMessage() {}
 
 func (x *VerifyProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[8]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -668,7 +757,7 @@ func (x *VerifyProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyProgress.ProtoReflect.Descriptor instead.
 func (*VerifyProgress) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *VerifyProgress) GetPages() uint64 {
@@ -725,7 +814,7 @@ type VerifyReport struct {
 
 func (x *VerifyReport) Reset() {
 	*x = VerifyReport{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[9]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -737,7 +826,7 @@ func (x *VerifyReport) String() string {
 func (*VerifyReport) ProtoMessage() {}
 
 func (x *VerifyReport) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[9]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -750,7 +839,7 @@ func (x *VerifyReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyReport.ProtoReflect.Descriptor instead.
 func (*VerifyReport) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *VerifyReport) GetEpoch() uint64 {
@@ -891,7 +980,7 @@ type Damage struct {
 
 func (x *Damage) Reset() {
 	*x = Damage{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[10]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -903,7 +992,7 @@ func (x *Damage) String() string {
 func (*Damage) ProtoMessage() {}
 
 func (x *Damage) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[10]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -916,7 +1005,7 @@ func (x *Damage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Damage.ProtoReflect.Descriptor instead.
 func (*Damage) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Damage) GetKind() string {
@@ -976,7 +1065,7 @@ type CheckpointRequest struct {
 
 func (x *CheckpointRequest) Reset() {
 	*x = CheckpointRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[11]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -988,7 +1077,7 @@ func (x *CheckpointRequest) String() string {
 func (*CheckpointRequest) ProtoMessage() {}
 
 func (x *CheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[11]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1001,7 +1090,7 @@ func (x *CheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointRequest.ProtoReflect.Descriptor instead.
 func (*CheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 type CheckpointResponse struct {
@@ -1015,7 +1104,7 @@ type CheckpointResponse struct {
 
 func (x *CheckpointResponse) Reset() {
 	*x = CheckpointResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[12]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1027,7 +1116,7 @@ func (x *CheckpointResponse) String() string {
 func (*CheckpointResponse) ProtoMessage() {}
 
 func (x *CheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[12]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1040,7 +1129,7 @@ func (x *CheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointResponse.ProtoReflect.Descriptor instead.
 func (*CheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *CheckpointResponse) GetEpoch() uint64 {
@@ -1073,7 +1162,7 @@ type SpaceRequest struct {
 
 func (x *SpaceRequest) Reset() {
 	*x = SpaceRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[13]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1085,7 +1174,7 @@ func (x *SpaceRequest) String() string {
 func (*SpaceRequest) ProtoMessage() {}
 
 func (x *SpaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[13]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1098,7 +1187,7 @@ func (x *SpaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SpaceRequest.ProtoReflect.Descriptor instead.
 func (*SpaceRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *SpaceRequest) GetByPrefix() bool {
@@ -1168,7 +1257,7 @@ type SpaceResponse struct {
 
 func (x *SpaceResponse) Reset() {
 	*x = SpaceResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[14]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1180,7 +1269,7 @@ func (x *SpaceResponse) String() string {
 func (*SpaceResponse) ProtoMessage() {}
 
 func (x *SpaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[14]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1193,7 +1282,7 @@ func (x *SpaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SpaceResponse.ProtoReflect.Descriptor instead.
 func (*SpaceResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *SpaceResponse) GetEpoch() uint64 {
@@ -1354,7 +1443,7 @@ type PageKinds struct {
 
 func (x *PageKinds) Reset() {
 	*x = PageKinds{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[15]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1366,7 +1455,7 @@ func (x *PageKinds) String() string {
 func (*PageKinds) ProtoMessage() {}
 
 func (x *PageKinds) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[15]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1379,7 +1468,7 @@ func (x *PageKinds) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PageKinds.ProtoReflect.Descriptor instead.
 func (*PageKinds) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *PageKinds) GetTree() uint64 {
@@ -1430,7 +1519,7 @@ type PrefixSpace struct {
 
 func (x *PrefixSpace) Reset() {
 	*x = PrefixSpace{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[16]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1442,7 +1531,7 @@ func (x *PrefixSpace) String() string {
 func (*PrefixSpace) ProtoMessage() {}
 
 func (x *PrefixSpace) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[16]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1455,7 +1544,7 @@ func (x *PrefixSpace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefixSpace.ProtoReflect.Descriptor instead.
 func (*PrefixSpace) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *PrefixSpace) GetPrefix() []byte {
@@ -1493,13 +1582,14 @@ type StatusResponse struct {
 	Limits        *Limits       `protobuf:"bytes,9,opt,name=limits,proto3" json:"limits,omitempty"`
 	Recovery      *Recovery     `protobuf:"bytes,10,opt,name=recovery,proto3" json:"recovery,omitempty"`
 	Tree          *Tree         `protobuf:"bytes,11,opt,name=tree,proto3" json:"tree,omitempty"`
+	History       *History      `protobuf:"bytes,12,opt,name=history,proto3" json:"history,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[17]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1511,7 +1601,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[17]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1524,7 +1614,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *StatusResponse) GetBuild() *Build {
@@ -1604,6 +1694,95 @@ func (x *StatusResponse) GetTree() *Tree {
 	return nil
 }
 
+func (x *StatusResponse) GetHistory() *History {
+	if x != nil {
+		return x.History
+	}
+	return nil
+}
+
+// History names the history of the store, and says in which formats it is written.
+type History struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A random name: together with an epoch it names one commit forever. Empty at feature level 1.
+	Lineage []byte `protobuf:"bytes,1,opt,name=lineage,proto3" json:"lineage,omitempty"`
+	// Which formats the store writes, and the newest level that the server knows. A store stays at its
+	// level until Admin.FinalizeUpgrade raises it.
+	FeatureLevel       uint32 `protobuf:"varint,2,opt,name=feature_level,json=featureLevel,proto3" json:"feature_level,omitempty"`
+	FeatureLevelNewest uint32 `protobuf:"varint,3,opt,name=feature_level_newest,json=featureLevelNewest,proto3" json:"feature_level_newest,omitempty"`
+	// The raft term of the epoch of the newest checkpoint; 0 in a store that was never in a cluster.
+	Term uint64 `protobuf:"varint,4,opt,name=term,proto3" json:"term,omitempty"`
+	// No commit up to the epoch of the newest checkpoint is later. Unset if it is not known.
+	CommitTime    *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=commit_time,json=commitTime,proto3" json:"commit_time,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *History) Reset() {
+	*x = History{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *History) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*History) ProtoMessage() {}
+
+func (x *History) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use History.ProtoReflect.Descriptor instead.
+func (*History) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *History) GetLineage() []byte {
+	if x != nil {
+		return x.Lineage
+	}
+	return nil
+}
+
+func (x *History) GetFeatureLevel() uint32 {
+	if x != nil {
+		return x.FeatureLevel
+	}
+	return 0
+}
+
+func (x *History) GetFeatureLevelNewest() uint32 {
+	if x != nil {
+		return x.FeatureLevelNewest
+	}
+	return 0
+}
+
+func (x *History) GetTerm() uint64 {
+	if x != nil {
+		return x.Term
+	}
+	return 0
+}
+
+func (x *History) GetCommitTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CommitTime
+	}
+	return nil
+}
+
 // Tree is the state of the data file and of the checkpoints that write it.
 type Tree struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1647,7 +1826,7 @@ type Tree struct {
 
 func (x *Tree) Reset() {
 	*x = Tree{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[18]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1659,7 +1838,7 @@ func (x *Tree) String() string {
 func (*Tree) ProtoMessage() {}
 
 func (x *Tree) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[18]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1672,7 +1851,7 @@ func (x *Tree) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tree.ProtoReflect.Descriptor instead.
 func (*Tree) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Tree) GetEpoch() uint64 {
@@ -1837,7 +2016,7 @@ type Build struct {
 
 func (x *Build) Reset() {
 	*x = Build{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[19]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1849,7 +2028,7 @@ func (x *Build) String() string {
 func (*Build) ProtoMessage() {}
 
 func (x *Build) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[19]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1862,7 +2041,7 @@ func (x *Build) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Build.ProtoReflect.Descriptor instead.
 func (*Build) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Build) GetVersion() string {
@@ -1907,7 +2086,7 @@ type Health struct {
 
 func (x *Health) Reset() {
 	*x = Health{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[20]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1919,7 +2098,7 @@ func (x *Health) String() string {
 func (*Health) ProtoMessage() {}
 
 func (x *Health) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[20]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1932,7 +2111,7 @@ func (x *Health) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Health.ProtoReflect.Descriptor instead.
 func (*Health) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Health) GetState() Health_State {
@@ -1973,7 +2152,7 @@ type Condition struct {
 
 func (x *Condition) Reset() {
 	*x = Condition{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[21]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1985,7 +2164,7 @@ func (x *Condition) String() string {
 func (*Condition) ProtoMessage() {}
 
 func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[21]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1998,7 +2177,7 @@ func (x *Condition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Condition.ProtoReflect.Descriptor instead.
 func (*Condition) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Condition) GetName() string {
@@ -2052,7 +2231,7 @@ type Epochs struct {
 
 func (x *Epochs) Reset() {
 	*x = Epochs{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[22]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2064,7 +2243,7 @@ func (x *Epochs) String() string {
 func (*Epochs) ProtoMessage() {}
 
 func (x *Epochs) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[22]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2077,7 +2256,7 @@ func (x *Epochs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Epochs.ProtoReflect.Descriptor instead.
 func (*Epochs) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Epochs) GetVisible() uint64 {
@@ -2130,7 +2309,7 @@ type Sizes struct {
 
 func (x *Sizes) Reset() {
 	*x = Sizes{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[23]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2142,7 +2321,7 @@ func (x *Sizes) String() string {
 func (*Sizes) ProtoMessage() {}
 
 func (x *Sizes) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[23]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2155,7 +2334,7 @@ func (x *Sizes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sizes.ProtoReflect.Descriptor instead.
 func (*Sizes) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Sizes) GetDataDir() string {
@@ -2267,7 +2446,7 @@ type Generation struct {
 
 func (x *Generation) Reset() {
 	*x = Generation{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[24]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2279,7 +2458,7 @@ func (x *Generation) String() string {
 func (*Generation) ProtoMessage() {}
 
 func (x *Generation) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[24]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2292,7 +2471,7 @@ func (x *Generation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Generation.ProtoReflect.Descriptor instead.
 func (*Generation) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Generation) GetNumber() uint64 {
@@ -2357,7 +2536,7 @@ type Sessions struct {
 
 func (x *Sessions) Reset() {
 	*x = Sessions{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[25]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2369,7 +2548,7 @@ func (x *Sessions) String() string {
 func (*Sessions) ProtoMessage() {}
 
 func (x *Sessions) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[25]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2382,7 +2561,7 @@ func (x *Sessions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sessions.ProtoReflect.Descriptor instead.
 func (*Sessions) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Sessions) GetOpen() uint64 {
@@ -2469,7 +2648,7 @@ type Limits struct {
 
 func (x *Limits) Reset() {
 	*x = Limits{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[26]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2481,7 +2660,7 @@ func (x *Limits) String() string {
 func (*Limits) ProtoMessage() {}
 
 func (x *Limits) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[26]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2494,7 +2673,7 @@ func (x *Limits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limits.ProtoReflect.Descriptor instead.
 func (*Limits) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Limits) GetKeyBytes() uint64 {
@@ -2650,7 +2829,7 @@ type Recovery struct {
 
 func (x *Recovery) Reset() {
 	*x = Recovery{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[27]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2662,7 +2841,7 @@ func (x *Recovery) String() string {
 func (*Recovery) ProtoMessage() {}
 
 func (x *Recovery) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[27]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2675,7 +2854,7 @@ func (x *Recovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Recovery.ProtoReflect.Descriptor instead.
 func (*Recovery) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Recovery) GetRecords() uint64 {
@@ -2752,7 +2931,7 @@ type ResizeCacheRequest struct {
 
 func (x *ResizeCacheRequest) Reset() {
 	*x = ResizeCacheRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[28]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2764,7 +2943,7 @@ func (x *ResizeCacheRequest) String() string {
 func (*ResizeCacheRequest) ProtoMessage() {}
 
 func (x *ResizeCacheRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[28]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2777,7 +2956,7 @@ func (x *ResizeCacheRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeCacheRequest.ProtoReflect.Descriptor instead.
 func (*ResizeCacheRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{28}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ResizeCacheRequest) GetCacheBytes() uint64 {
@@ -2798,7 +2977,7 @@ type ResizeCacheResponse struct {
 
 func (x *ResizeCacheResponse) Reset() {
 	*x = ResizeCacheResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[29]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2810,7 +2989,7 @@ func (x *ResizeCacheResponse) String() string {
 func (*ResizeCacheResponse) ProtoMessage() {}
 
 func (x *ResizeCacheResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[29]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2823,7 +3002,7 @@ func (x *ResizeCacheResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeCacheResponse.ProtoReflect.Descriptor instead.
 func (*ResizeCacheResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{29}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ResizeCacheResponse) GetCacheBytes() uint64 {
@@ -2846,7 +3025,11 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"\x16epochkv/v1/admin.proto\x12\n" +
 	"epochkv.v1\x1a\x1depochkv/v1/transactions.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x0f\n" +
-	"\rStatusRequest\"\x16\n" +
+	"\rStatusRequest\"\x18\n" +
+	"\x16FinalizeUpgradeRequest\"e\n" +
+	"\x17FinalizeUpgradeResponse\x12#\n" +
+	"\rfeature_level\x18\x01 \x01(\rR\ffeatureLevel\x12%\n" +
+	"\x0eprevious_level\x18\x02 \x01(\rR\rpreviousLevel\"\x16\n" +
 	"\x14ListSnapshotsRequest\"O\n" +
 	"\x15ListSnapshotsResponse\x126\n" +
 	"\tsnapshots\x18\x01 \x03(\v2\x18.epochkv.v1.SnapshotInfoR\tsnapshots\"\xa7\x03\n" +
@@ -2965,7 +3148,7 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\vPrefixSpace\x12\x16\n" +
 	"\x06prefix\x18\x01 \x01(\fR\x06prefix\x12\x12\n" +
 	"\x04keys\x18\x02 \x01(\x04R\x04keys\x12\x14\n" +
-	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\"\x98\x04\n" +
+	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\"\xc7\x04\n" +
 	"\x0eStatusResponse\x12'\n" +
 	"\x05build\x18\x01 \x01(\v2\x11.epochkv.v1.BuildR\x05build\x129\n" +
 	"\n" +
@@ -2979,7 +3162,15 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\x06limits\x18\t \x01(\v2\x12.epochkv.v1.LimitsR\x06limits\x120\n" +
 	"\brecovery\x18\n" +
 	" \x01(\v2\x14.epochkv.v1.RecoveryR\brecovery\x12$\n" +
-	"\x04tree\x18\v \x01(\v2\x10.epochkv.v1.TreeR\x04tree\"\xd0\x06\n" +
+	"\x04tree\x18\v \x01(\v2\x10.epochkv.v1.TreeR\x04tree\x12-\n" +
+	"\ahistory\x18\f \x01(\v2\x13.epochkv.v1.HistoryR\ahistory\"\xcb\x01\n" +
+	"\aHistory\x12\x18\n" +
+	"\alineage\x18\x01 \x01(\fR\alineage\x12#\n" +
+	"\rfeature_level\x18\x02 \x01(\rR\ffeatureLevel\x120\n" +
+	"\x14feature_level_newest\x18\x03 \x01(\rR\x12featureLevelNewest\x12\x12\n" +
+	"\x04term\x18\x04 \x01(\x04R\x04term\x12;\n" +
+	"\vcommit_time\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"commitTime\"\xd0\x06\n" +
 	"\x04Tree\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x16\n" +
 	"\x06height\x18\x02 \x01(\rR\x06height\x12\x12\n" +
@@ -3117,7 +3308,7 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\x13ResizeCacheResponse\x12\x1f\n" +
 	"\vcache_bytes\x18\x01 \x01(\x04R\n" +
 	"cacheBytes\x12%\n" +
-	"\x0eprevious_bytes\x18\x02 \x01(\x04R\rpreviousBytes2\xc4\x05\n" +
+	"\x0eprevious_bytes\x18\x02 \x01(\x04R\rpreviousBytes2\xa0\x06\n" +
 	"\x05Admin\x12?\n" +
 	"\x06Status\x12\x19.epochkv.v1.StatusRequest\x1a\x1a.epochkv.v1.StatusResponse\x12]\n" +
 	"\x10ListTransactions\x12#.epochkv.v1.ListTransactionsRequest\x1a$.epochkv.v1.ListTransactionsResponse\x12W\n" +
@@ -3126,7 +3317,8 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\vEndSnapshot\x12\x1e.epochkv.v1.EndSnapshotRequest\x1a\x1f.epochkv.v1.EndSnapshotResponse\x12A\n" +
 	"\x06Verify\x12\x19.epochkv.v1.VerifyRequest\x1a\x1a.epochkv.v1.VerifyResponse0\x01\x12K\n" +
 	"\n" +
-	"Checkpoint\x12\x1d.epochkv.v1.CheckpointRequest\x1a\x1e.epochkv.v1.CheckpointResponse\x12N\n" +
+	"Checkpoint\x12\x1d.epochkv.v1.CheckpointRequest\x1a\x1e.epochkv.v1.CheckpointResponse\x12Z\n" +
+	"\x0fFinalizeUpgrade\x12\".epochkv.v1.FinalizeUpgradeRequest\x1a#.epochkv.v1.FinalizeUpgradeResponse\x12N\n" +
 	"\vResizeCache\x12\x1e.epochkv.v1.ResizeCacheRequest\x1a\x1f.epochkv.v1.ResizeCacheResponse\x12<\n" +
 	"\x05Space\x12\x18.epochkv.v1.SpaceRequest\x1a\x19.epochkv.v1.SpaceResponseB;Z9github.com/epochkv/epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
 
@@ -3143,112 +3335,119 @@ func file_epochkv_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_epochkv_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_epochkv_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
+var file_epochkv_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
 var file_epochkv_v1_admin_proto_goTypes = []any{
 	(SnapshotInfo_Kind)(0),           // 0: epochkv.v1.SnapshotInfo.Kind
 	(Health_State)(0),                // 1: epochkv.v1.Health.State
 	(Condition_Severity)(0),          // 2: epochkv.v1.Condition.Severity
 	(*StatusRequest)(nil),            // 3: epochkv.v1.StatusRequest
-	(*ListSnapshotsRequest)(nil),     // 4: epochkv.v1.ListSnapshotsRequest
-	(*ListSnapshotsResponse)(nil),    // 5: epochkv.v1.ListSnapshotsResponse
-	(*SnapshotInfo)(nil),             // 6: epochkv.v1.SnapshotInfo
-	(*EndSnapshotRequest)(nil),       // 7: epochkv.v1.EndSnapshotRequest
-	(*EndSnapshotResponse)(nil),      // 8: epochkv.v1.EndSnapshotResponse
-	(*VerifyRequest)(nil),            // 9: epochkv.v1.VerifyRequest
-	(*VerifyResponse)(nil),           // 10: epochkv.v1.VerifyResponse
-	(*VerifyProgress)(nil),           // 11: epochkv.v1.VerifyProgress
-	(*VerifyReport)(nil),             // 12: epochkv.v1.VerifyReport
-	(*Damage)(nil),                   // 13: epochkv.v1.Damage
-	(*CheckpointRequest)(nil),        // 14: epochkv.v1.CheckpointRequest
-	(*CheckpointResponse)(nil),       // 15: epochkv.v1.CheckpointResponse
-	(*SpaceRequest)(nil),             // 16: epochkv.v1.SpaceRequest
-	(*SpaceResponse)(nil),            // 17: epochkv.v1.SpaceResponse
-	(*PageKinds)(nil),                // 18: epochkv.v1.PageKinds
-	(*PrefixSpace)(nil),              // 19: epochkv.v1.PrefixSpace
-	(*StatusResponse)(nil),           // 20: epochkv.v1.StatusResponse
-	(*Tree)(nil),                     // 21: epochkv.v1.Tree
-	(*Build)(nil),                    // 22: epochkv.v1.Build
-	(*Health)(nil),                   // 23: epochkv.v1.Health
-	(*Condition)(nil),                // 24: epochkv.v1.Condition
-	(*Epochs)(nil),                   // 25: epochkv.v1.Epochs
-	(*Sizes)(nil),                    // 26: epochkv.v1.Sizes
-	(*Generation)(nil),               // 27: epochkv.v1.Generation
-	(*Sessions)(nil),                 // 28: epochkv.v1.Sessions
-	(*Limits)(nil),                   // 29: epochkv.v1.Limits
-	(*Recovery)(nil),                 // 30: epochkv.v1.Recovery
-	(*ResizeCacheRequest)(nil),       // 31: epochkv.v1.ResizeCacheRequest
-	(*ResizeCacheResponse)(nil),      // 32: epochkv.v1.ResizeCacheResponse
-	(*durationpb.Duration)(nil),      // 33: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),    // 34: google.protobuf.Timestamp
-	(*ListTransactionsRequest)(nil),  // 35: epochkv.v1.ListTransactionsRequest
-	(*EndTransactionRequest)(nil),    // 36: epochkv.v1.EndTransactionRequest
-	(*ListTransactionsResponse)(nil), // 37: epochkv.v1.ListTransactionsResponse
-	(*EndTransactionResponse)(nil),   // 38: epochkv.v1.EndTransactionResponse
+	(*FinalizeUpgradeRequest)(nil),   // 4: epochkv.v1.FinalizeUpgradeRequest
+	(*FinalizeUpgradeResponse)(nil),  // 5: epochkv.v1.FinalizeUpgradeResponse
+	(*ListSnapshotsRequest)(nil),     // 6: epochkv.v1.ListSnapshotsRequest
+	(*ListSnapshotsResponse)(nil),    // 7: epochkv.v1.ListSnapshotsResponse
+	(*SnapshotInfo)(nil),             // 8: epochkv.v1.SnapshotInfo
+	(*EndSnapshotRequest)(nil),       // 9: epochkv.v1.EndSnapshotRequest
+	(*EndSnapshotResponse)(nil),      // 10: epochkv.v1.EndSnapshotResponse
+	(*VerifyRequest)(nil),            // 11: epochkv.v1.VerifyRequest
+	(*VerifyResponse)(nil),           // 12: epochkv.v1.VerifyResponse
+	(*VerifyProgress)(nil),           // 13: epochkv.v1.VerifyProgress
+	(*VerifyReport)(nil),             // 14: epochkv.v1.VerifyReport
+	(*Damage)(nil),                   // 15: epochkv.v1.Damage
+	(*CheckpointRequest)(nil),        // 16: epochkv.v1.CheckpointRequest
+	(*CheckpointResponse)(nil),       // 17: epochkv.v1.CheckpointResponse
+	(*SpaceRequest)(nil),             // 18: epochkv.v1.SpaceRequest
+	(*SpaceResponse)(nil),            // 19: epochkv.v1.SpaceResponse
+	(*PageKinds)(nil),                // 20: epochkv.v1.PageKinds
+	(*PrefixSpace)(nil),              // 21: epochkv.v1.PrefixSpace
+	(*StatusResponse)(nil),           // 22: epochkv.v1.StatusResponse
+	(*History)(nil),                  // 23: epochkv.v1.History
+	(*Tree)(nil),                     // 24: epochkv.v1.Tree
+	(*Build)(nil),                    // 25: epochkv.v1.Build
+	(*Health)(nil),                   // 26: epochkv.v1.Health
+	(*Condition)(nil),                // 27: epochkv.v1.Condition
+	(*Epochs)(nil),                   // 28: epochkv.v1.Epochs
+	(*Sizes)(nil),                    // 29: epochkv.v1.Sizes
+	(*Generation)(nil),               // 30: epochkv.v1.Generation
+	(*Sessions)(nil),                 // 31: epochkv.v1.Sessions
+	(*Limits)(nil),                   // 32: epochkv.v1.Limits
+	(*Recovery)(nil),                 // 33: epochkv.v1.Recovery
+	(*ResizeCacheRequest)(nil),       // 34: epochkv.v1.ResizeCacheRequest
+	(*ResizeCacheResponse)(nil),      // 35: epochkv.v1.ResizeCacheResponse
+	(*durationpb.Duration)(nil),      // 36: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),    // 37: google.protobuf.Timestamp
+	(*ListTransactionsRequest)(nil),  // 38: epochkv.v1.ListTransactionsRequest
+	(*EndTransactionRequest)(nil),    // 39: epochkv.v1.EndTransactionRequest
+	(*ListTransactionsResponse)(nil), // 40: epochkv.v1.ListTransactionsResponse
+	(*EndTransactionResponse)(nil),   // 41: epochkv.v1.EndTransactionResponse
 }
 var file_epochkv_v1_admin_proto_depIdxs = []int32{
-	6,  // 0: epochkv.v1.ListSnapshotsResponse.snapshots:type_name -> epochkv.v1.SnapshotInfo
+	8,  // 0: epochkv.v1.ListSnapshotsResponse.snapshots:type_name -> epochkv.v1.SnapshotInfo
 	0,  // 1: epochkv.v1.SnapshotInfo.kind:type_name -> epochkv.v1.SnapshotInfo.Kind
-	33, // 2: epochkv.v1.SnapshotInfo.age:type_name -> google.protobuf.Duration
-	33, // 3: epochkv.v1.SnapshotInfo.idle:type_name -> google.protobuf.Duration
-	33, // 4: epochkv.v1.SnapshotInfo.expires_in:type_name -> google.protobuf.Duration
-	11, // 5: epochkv.v1.VerifyResponse.progress:type_name -> epochkv.v1.VerifyProgress
-	12, // 6: epochkv.v1.VerifyResponse.report:type_name -> epochkv.v1.VerifyReport
-	13, // 7: epochkv.v1.VerifyReport.damages:type_name -> epochkv.v1.Damage
-	33, // 8: epochkv.v1.VerifyReport.duration:type_name -> google.protobuf.Duration
-	33, // 9: epochkv.v1.CheckpointResponse.duration:type_name -> google.protobuf.Duration
-	18, // 10: epochkv.v1.SpaceResponse.pages:type_name -> epochkv.v1.PageKinds
-	19, // 11: epochkv.v1.SpaceResponse.prefixes:type_name -> epochkv.v1.PrefixSpace
-	19, // 12: epochkv.v1.SpaceResponse.other_prefixes:type_name -> epochkv.v1.PrefixSpace
-	33, // 13: epochkv.v1.SpaceResponse.duration:type_name -> google.protobuf.Duration
-	13, // 14: epochkv.v1.SpaceResponse.unreadable:type_name -> epochkv.v1.Damage
-	22, // 15: epochkv.v1.StatusResponse.build:type_name -> epochkv.v1.Build
-	34, // 16: epochkv.v1.StatusResponse.start_time:type_name -> google.protobuf.Timestamp
-	33, // 17: epochkv.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
-	23, // 18: epochkv.v1.StatusResponse.health:type_name -> epochkv.v1.Health
-	25, // 19: epochkv.v1.StatusResponse.epochs:type_name -> epochkv.v1.Epochs
-	26, // 20: epochkv.v1.StatusResponse.sizes:type_name -> epochkv.v1.Sizes
-	27, // 21: epochkv.v1.StatusResponse.generations:type_name -> epochkv.v1.Generation
-	28, // 22: epochkv.v1.StatusResponse.sessions:type_name -> epochkv.v1.Sessions
-	29, // 23: epochkv.v1.StatusResponse.limits:type_name -> epochkv.v1.Limits
-	30, // 24: epochkv.v1.StatusResponse.recovery:type_name -> epochkv.v1.Recovery
-	21, // 25: epochkv.v1.StatusResponse.tree:type_name -> epochkv.v1.Tree
-	18, // 26: epochkv.v1.Tree.pages:type_name -> epochkv.v1.PageKinds
-	33, // 27: epochkv.v1.Tree.checkpoint_time:type_name -> google.protobuf.Duration
-	33, // 28: epochkv.v1.Tree.write_stall_time:type_name -> google.protobuf.Duration
-	33, // 29: epochkv.v1.Tree.throttle_delay_per_kib:type_name -> google.protobuf.Duration
-	1,  // 30: epochkv.v1.Health.state:type_name -> epochkv.v1.Health.State
-	24, // 31: epochkv.v1.Health.conditions:type_name -> epochkv.v1.Condition
-	2,  // 32: epochkv.v1.Condition.severity:type_name -> epochkv.v1.Condition.Severity
-	34, // 33: epochkv.v1.Condition.since:type_name -> google.protobuf.Timestamp
-	33, // 34: epochkv.v1.Sessions.oldest_snapshot_age:type_name -> google.protobuf.Duration
-	33, // 35: epochkv.v1.Limits.snapshot_lease_ttl:type_name -> google.protobuf.Duration
-	33, // 36: epochkv.v1.Limits.transaction_idle_timeout:type_name -> google.protobuf.Duration
-	33, // 37: epochkv.v1.Limits.transaction_timeout:type_name -> google.protobuf.Duration
-	33, // 38: epochkv.v1.Limits.snapshot_timeout:type_name -> google.protobuf.Duration
-	33, // 39: epochkv.v1.Recovery.duration:type_name -> google.protobuf.Duration
-	3,  // 40: epochkv.v1.Admin.Status:input_type -> epochkv.v1.StatusRequest
-	35, // 41: epochkv.v1.Admin.ListTransactions:input_type -> epochkv.v1.ListTransactionsRequest
-	36, // 42: epochkv.v1.Admin.EndTransaction:input_type -> epochkv.v1.EndTransactionRequest
-	4,  // 43: epochkv.v1.Admin.ListSnapshots:input_type -> epochkv.v1.ListSnapshotsRequest
-	7,  // 44: epochkv.v1.Admin.EndSnapshot:input_type -> epochkv.v1.EndSnapshotRequest
-	9,  // 45: epochkv.v1.Admin.Verify:input_type -> epochkv.v1.VerifyRequest
-	14, // 46: epochkv.v1.Admin.Checkpoint:input_type -> epochkv.v1.CheckpointRequest
-	31, // 47: epochkv.v1.Admin.ResizeCache:input_type -> epochkv.v1.ResizeCacheRequest
-	16, // 48: epochkv.v1.Admin.Space:input_type -> epochkv.v1.SpaceRequest
-	20, // 49: epochkv.v1.Admin.Status:output_type -> epochkv.v1.StatusResponse
-	37, // 50: epochkv.v1.Admin.ListTransactions:output_type -> epochkv.v1.ListTransactionsResponse
-	38, // 51: epochkv.v1.Admin.EndTransaction:output_type -> epochkv.v1.EndTransactionResponse
-	5,  // 52: epochkv.v1.Admin.ListSnapshots:output_type -> epochkv.v1.ListSnapshotsResponse
-	8,  // 53: epochkv.v1.Admin.EndSnapshot:output_type -> epochkv.v1.EndSnapshotResponse
-	10, // 54: epochkv.v1.Admin.Verify:output_type -> epochkv.v1.VerifyResponse
-	15, // 55: epochkv.v1.Admin.Checkpoint:output_type -> epochkv.v1.CheckpointResponse
-	32, // 56: epochkv.v1.Admin.ResizeCache:output_type -> epochkv.v1.ResizeCacheResponse
-	17, // 57: epochkv.v1.Admin.Space:output_type -> epochkv.v1.SpaceResponse
-	49, // [49:58] is the sub-list for method output_type
-	40, // [40:49] is the sub-list for method input_type
-	40, // [40:40] is the sub-list for extension type_name
-	40, // [40:40] is the sub-list for extension extendee
-	0,  // [0:40] is the sub-list for field type_name
+	36, // 2: epochkv.v1.SnapshotInfo.age:type_name -> google.protobuf.Duration
+	36, // 3: epochkv.v1.SnapshotInfo.idle:type_name -> google.protobuf.Duration
+	36, // 4: epochkv.v1.SnapshotInfo.expires_in:type_name -> google.protobuf.Duration
+	13, // 5: epochkv.v1.VerifyResponse.progress:type_name -> epochkv.v1.VerifyProgress
+	14, // 6: epochkv.v1.VerifyResponse.report:type_name -> epochkv.v1.VerifyReport
+	15, // 7: epochkv.v1.VerifyReport.damages:type_name -> epochkv.v1.Damage
+	36, // 8: epochkv.v1.VerifyReport.duration:type_name -> google.protobuf.Duration
+	36, // 9: epochkv.v1.CheckpointResponse.duration:type_name -> google.protobuf.Duration
+	20, // 10: epochkv.v1.SpaceResponse.pages:type_name -> epochkv.v1.PageKinds
+	21, // 11: epochkv.v1.SpaceResponse.prefixes:type_name -> epochkv.v1.PrefixSpace
+	21, // 12: epochkv.v1.SpaceResponse.other_prefixes:type_name -> epochkv.v1.PrefixSpace
+	36, // 13: epochkv.v1.SpaceResponse.duration:type_name -> google.protobuf.Duration
+	15, // 14: epochkv.v1.SpaceResponse.unreadable:type_name -> epochkv.v1.Damage
+	25, // 15: epochkv.v1.StatusResponse.build:type_name -> epochkv.v1.Build
+	37, // 16: epochkv.v1.StatusResponse.start_time:type_name -> google.protobuf.Timestamp
+	36, // 17: epochkv.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
+	26, // 18: epochkv.v1.StatusResponse.health:type_name -> epochkv.v1.Health
+	28, // 19: epochkv.v1.StatusResponse.epochs:type_name -> epochkv.v1.Epochs
+	29, // 20: epochkv.v1.StatusResponse.sizes:type_name -> epochkv.v1.Sizes
+	30, // 21: epochkv.v1.StatusResponse.generations:type_name -> epochkv.v1.Generation
+	31, // 22: epochkv.v1.StatusResponse.sessions:type_name -> epochkv.v1.Sessions
+	32, // 23: epochkv.v1.StatusResponse.limits:type_name -> epochkv.v1.Limits
+	33, // 24: epochkv.v1.StatusResponse.recovery:type_name -> epochkv.v1.Recovery
+	24, // 25: epochkv.v1.StatusResponse.tree:type_name -> epochkv.v1.Tree
+	23, // 26: epochkv.v1.StatusResponse.history:type_name -> epochkv.v1.History
+	37, // 27: epochkv.v1.History.commit_time:type_name -> google.protobuf.Timestamp
+	20, // 28: epochkv.v1.Tree.pages:type_name -> epochkv.v1.PageKinds
+	36, // 29: epochkv.v1.Tree.checkpoint_time:type_name -> google.protobuf.Duration
+	36, // 30: epochkv.v1.Tree.write_stall_time:type_name -> google.protobuf.Duration
+	36, // 31: epochkv.v1.Tree.throttle_delay_per_kib:type_name -> google.protobuf.Duration
+	1,  // 32: epochkv.v1.Health.state:type_name -> epochkv.v1.Health.State
+	27, // 33: epochkv.v1.Health.conditions:type_name -> epochkv.v1.Condition
+	2,  // 34: epochkv.v1.Condition.severity:type_name -> epochkv.v1.Condition.Severity
+	37, // 35: epochkv.v1.Condition.since:type_name -> google.protobuf.Timestamp
+	36, // 36: epochkv.v1.Sessions.oldest_snapshot_age:type_name -> google.protobuf.Duration
+	36, // 37: epochkv.v1.Limits.snapshot_lease_ttl:type_name -> google.protobuf.Duration
+	36, // 38: epochkv.v1.Limits.transaction_idle_timeout:type_name -> google.protobuf.Duration
+	36, // 39: epochkv.v1.Limits.transaction_timeout:type_name -> google.protobuf.Duration
+	36, // 40: epochkv.v1.Limits.snapshot_timeout:type_name -> google.protobuf.Duration
+	36, // 41: epochkv.v1.Recovery.duration:type_name -> google.protobuf.Duration
+	3,  // 42: epochkv.v1.Admin.Status:input_type -> epochkv.v1.StatusRequest
+	38, // 43: epochkv.v1.Admin.ListTransactions:input_type -> epochkv.v1.ListTransactionsRequest
+	39, // 44: epochkv.v1.Admin.EndTransaction:input_type -> epochkv.v1.EndTransactionRequest
+	6,  // 45: epochkv.v1.Admin.ListSnapshots:input_type -> epochkv.v1.ListSnapshotsRequest
+	9,  // 46: epochkv.v1.Admin.EndSnapshot:input_type -> epochkv.v1.EndSnapshotRequest
+	11, // 47: epochkv.v1.Admin.Verify:input_type -> epochkv.v1.VerifyRequest
+	16, // 48: epochkv.v1.Admin.Checkpoint:input_type -> epochkv.v1.CheckpointRequest
+	4,  // 49: epochkv.v1.Admin.FinalizeUpgrade:input_type -> epochkv.v1.FinalizeUpgradeRequest
+	34, // 50: epochkv.v1.Admin.ResizeCache:input_type -> epochkv.v1.ResizeCacheRequest
+	18, // 51: epochkv.v1.Admin.Space:input_type -> epochkv.v1.SpaceRequest
+	22, // 52: epochkv.v1.Admin.Status:output_type -> epochkv.v1.StatusResponse
+	40, // 53: epochkv.v1.Admin.ListTransactions:output_type -> epochkv.v1.ListTransactionsResponse
+	41, // 54: epochkv.v1.Admin.EndTransaction:output_type -> epochkv.v1.EndTransactionResponse
+	7,  // 55: epochkv.v1.Admin.ListSnapshots:output_type -> epochkv.v1.ListSnapshotsResponse
+	10, // 56: epochkv.v1.Admin.EndSnapshot:output_type -> epochkv.v1.EndSnapshotResponse
+	12, // 57: epochkv.v1.Admin.Verify:output_type -> epochkv.v1.VerifyResponse
+	17, // 58: epochkv.v1.Admin.Checkpoint:output_type -> epochkv.v1.CheckpointResponse
+	5,  // 59: epochkv.v1.Admin.FinalizeUpgrade:output_type -> epochkv.v1.FinalizeUpgradeResponse
+	35, // 60: epochkv.v1.Admin.ResizeCache:output_type -> epochkv.v1.ResizeCacheResponse
+	19, // 61: epochkv.v1.Admin.Space:output_type -> epochkv.v1.SpaceResponse
+	52, // [52:62] is the sub-list for method output_type
+	42, // [42:52] is the sub-list for method input_type
+	42, // [42:42] is the sub-list for extension type_name
+	42, // [42:42] is the sub-list for extension extendee
+	0,  // [0:42] is the sub-list for field type_name
 }
 
 func init() { file_epochkv_v1_admin_proto_init() }
@@ -3257,7 +3456,7 @@ func file_epochkv_v1_admin_proto_init() {
 		return
 	}
 	file_epochkv_v1_transactions_proto_init()
-	file_epochkv_v1_admin_proto_msgTypes[7].OneofWrappers = []any{
+	file_epochkv_v1_admin_proto_msgTypes[9].OneofWrappers = []any{
 		(*VerifyResponse_Progress)(nil),
 		(*VerifyResponse_Report)(nil),
 	}
@@ -3267,7 +3466,7 @@ func file_epochkv_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_epochkv_v1_admin_proto_rawDesc), len(file_epochkv_v1_admin_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   30,
+			NumMessages:   33,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -28,6 +28,7 @@ const (
 	Admin_EndSnapshot_FullMethodName      = "/epochkv.v1.Admin/EndSnapshot"
 	Admin_Verify_FullMethodName           = "/epochkv.v1.Admin/Verify"
 	Admin_Checkpoint_FullMethodName       = "/epochkv.v1.Admin/Checkpoint"
+	Admin_FinalizeUpgrade_FullMethodName  = "/epochkv.v1.Admin/FinalizeUpgrade"
 	Admin_ResizeCache_FullMethodName      = "/epochkv.v1.Admin/ResizeCache"
 	Admin_Space_FullMethodName            = "/epochkv.v1.Admin/Space"
 )
@@ -57,6 +58,9 @@ type AdminClient interface {
 	Verify(ctx context.Context, in *VerifyRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[VerifyResponse], error)
 	// Checkpoint merges everything committed so far into the data file.
 	Checkpoint(ctx context.Context, in *CheckpointRequest, opts ...grpc.CallOption) (*CheckpointResponse, error)
+	// FinalizeUpgrade raises the store to the newest feature level that the server knows. From then on
+	// earlier versions of the server refuse the store; before, they can open it again.
+	FinalizeUpgrade(ctx context.Context, in *FinalizeUpgradeRequest, opts ...grpc.CallOption) (*FinalizeUpgradeResponse, error)
 	// ResizeCache changes the size of the page cache while the server works. The new size lasts until
 	// the server is restarted.
 	ResizeCache(ctx context.Context, in *ResizeCacheRequest, opts ...grpc.CallOption) (*ResizeCacheResponse, error)
@@ -151,6 +155,16 @@ func (c *adminClient) Checkpoint(ctx context.Context, in *CheckpointRequest, opt
 	return out, nil
 }
 
+func (c *adminClient) FinalizeUpgrade(ctx context.Context, in *FinalizeUpgradeRequest, opts ...grpc.CallOption) (*FinalizeUpgradeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(FinalizeUpgradeResponse)
+	err := c.cc.Invoke(ctx, Admin_FinalizeUpgrade_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *adminClient) ResizeCache(ctx context.Context, in *ResizeCacheRequest, opts ...grpc.CallOption) (*ResizeCacheResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ResizeCacheResponse)
@@ -196,6 +210,9 @@ type AdminServer interface {
 	Verify(*VerifyRequest, grpc.ServerStreamingServer[VerifyResponse]) error
 	// Checkpoint merges everything committed so far into the data file.
 	Checkpoint(context.Context, *CheckpointRequest) (*CheckpointResponse, error)
+	// FinalizeUpgrade raises the store to the newest feature level that the server knows. From then on
+	// earlier versions of the server refuse the store; before, they can open it again.
+	FinalizeUpgrade(context.Context, *FinalizeUpgradeRequest) (*FinalizeUpgradeResponse, error)
 	// ResizeCache changes the size of the page cache while the server works. The new size lasts until
 	// the server is restarted.
 	ResizeCache(context.Context, *ResizeCacheRequest) (*ResizeCacheResponse, error)
@@ -231,6 +248,9 @@ func (UnimplementedAdminServer) Verify(*VerifyRequest, grpc.ServerStreamingServe
 }
 func (UnimplementedAdminServer) Checkpoint(context.Context, *CheckpointRequest) (*CheckpointResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Checkpoint not implemented")
+}
+func (UnimplementedAdminServer) FinalizeUpgrade(context.Context, *FinalizeUpgradeRequest) (*FinalizeUpgradeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method FinalizeUpgrade not implemented")
 }
 func (UnimplementedAdminServer) ResizeCache(context.Context, *ResizeCacheRequest) (*ResizeCacheResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ResizeCache not implemented")
@@ -378,6 +398,24 @@ func _Admin_Checkpoint_Handler(srv interface{}, ctx context.Context, dec func(in
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_FinalizeUpgrade_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(FinalizeUpgradeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).FinalizeUpgrade(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_FinalizeUpgrade_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).FinalizeUpgrade(ctx, req.(*FinalizeUpgradeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Admin_ResizeCache_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ResizeCacheRequest)
 	if err := dec(in); err != nil {
@@ -444,6 +482,10 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Checkpoint",
 			Handler:    _Admin_Checkpoint_Handler,
+		},
+		{
+			MethodName: "FinalizeUpgrade",
+			Handler:    _Admin_FinalizeUpgrade_Handler,
 		},
 		{
 			MethodName: "ResizeCache",

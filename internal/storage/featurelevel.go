@@ -1,0 +1,104 @@
+package storage
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"time"
+
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/pager"
+	"github.com/epochkv/epochkv/internal/wal"
+)
+
+// The feature level of a store says which formats it writes. The superblock has it: so the level is durable before anything
+// is written in its formats, and a program that does not know it refuses the store before it reads anything else.
+
+// dataFormats are the versions of the data file's format by feature level.
+var dataFormats = map[keys.FeatureLevel]uint32{
+	keys.FeatureLevelOldest:  pager.FormatOldest,
+	keys.FeatureLevelHistory: historyFormat,
+}
+
+// checkFeatureLevel refuses a state of a newer level.
+func checkFeatureLevel(s *pager.State) error {
+	if level := featureLevel(s); level > keys.FeatureLevelNewest {
+		return fmt.Errorf("%w: feature level %d, this program knows up to %d", pager.ErrNewerFormat, level, keys.FeatureLevelNewest)
+	}
+	return nil
+}
+
+// created are the pager's options for a new store.
+func (o *Options) created(options pager.Options, segments []wal.SegmentInfo) pager.Options {
+	var state pager.State
+	setFeatureLevel(&state, o.FeatureLevel, newLineage(segments))
+	options.Format, options.Engine = state.Format, state.Engine
+	return options
+}
+
+// newLineage draws a lineage. If a log exists without its data file, and begins at the first epoch, the store is made again
+// from it: the new lineage begins like that of the log, because it names the same history.
+func newLineage(segments []wal.SegmentInfo) (l keys.Lineage) {
+	_, _ = rand.Read(l[:]) // never fails: it ends the program instead
+	for i := range segments {
+		if prefix, ok := segments[i].LineagePrefix(); ok {
+			copy(l[:], prefix)
+		}
+	}
+	return l
+}
+
+// FeatureLevel is the level of the store.
+func (e *Engine) FeatureLevel() keys.FeatureLevel { return keys.FeatureLevel(e.featureLevel.Load()) }
+
+// History names the history of a store and what the data file knows of it.
+type History struct {
+	Lineage    keys.Lineage // zero at the oldest feature level
+	Term       keys.Term    // of the epoch of the newest durable state
+	CommitTime time.Time    // no commit up to that epoch is later; zero if it is not known
+}
+
+// History is that of the newest durable state.
+func (e *Engine) History() History {
+	state := e.pager.State()
+	h := History{Lineage: lineageOf(&state), Term: termOf(&state)}
+	if at := commitTime(&state); at != 0 {
+		h.CommitTime = time.UnixMicro(at)
+	}
+	return h
+}
+
+// RaiseFeatureLevel lets the store write the formats of a level, and returns when programs that do not know it refuse the
+// store. Without an error the level is durable. A level that is not newer changes nothing.
+func (e *Engine) RaiseFeatureLevel(ctx context.Context, level keys.FeatureLevel) error {
+	if level > keys.FeatureLevelNewest {
+		return fmt.Errorf("storage: feature level %d is not known", level)
+	}
+	if err := e.checkpoints.mu.Lock(ctx); err != nil {
+		return err
+	}
+	defer e.checkpoints.mu.Unlock()
+	if level <= e.FeatureLevel() {
+		return nil
+	}
+	state := e.pager.State()
+	setFeatureLevel(&state, level, newLineage(nil))
+	// Both superblocks have the level before anything else is written in its formats: if the newer one is lost with its copy,
+	// the older one knows the lineage of the log, too.
+	for range 2 {
+		if err := e.commitState(state); err != nil {
+			return fmt.Errorf("raise the feature level: %w", err)
+		}
+	}
+	e.useFeatureLevel()
+	return nil
+}
+
+// useFeatureLevel lets the log write the formats of the data file's level.
+func (e *Engine) useFeatureLevel() {
+	state := e.pager.State()
+	if e.log != nil {
+		e.log.SetLineage(lineageOf(&state))
+	}
+	e.featureLevel.Store(uint32(featureLevel(&state)))
+}
