@@ -13,6 +13,7 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/telemetry"
+	"github.com/epochkv/epochkv/internal/wal"
 )
 
 // adminService implements the Admin service. Its requests are never refused for overload, because
@@ -39,11 +40,24 @@ func (s *adminService) Status(ctx context.Context, _ *pb.StatusRequest) (*pb.Sta
 		Recovery:    s.recoveryMessage(),
 		Tree:        treeMessage(&e),
 		History:     s.historyMessage(),
+		LogHolders:  logHolderMessages(e.Storage.Log.Holders),
 	}
 	if conn := connectionOf(ctx); conn != nil {
 		conn.shard.Observe(telemetry.MethodStatus, codes.OK, s.clock.now()-start)
 	}
 	return out, nil
+}
+
+func logHolderMessages(holders []wal.HolderInfo) (out []*pb.LogHolder) {
+	for i := range holders {
+		h := &holders[i]
+		m := &pb.LogHolder{Name: h.Name, Owner: h.Owner, Epoch: uint64(h.From), Bytes: uint64(h.Bytes), BytesMax: uint64(h.BytesMax), Yields: h.Yields}
+		if !h.Deadline.IsZero() {
+			m.ExpiresIn = durationpb.New(max(0, time.Until(h.Deadline)))
+		}
+		out = append(out, m)
+	}
+	return out
 }
 
 func (s *Server) historyMessage() *pb.History {

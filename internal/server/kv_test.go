@@ -209,7 +209,7 @@ func TestStatusShowsWhatTheServerDoes(t *testing.T) {
 // those that stand for trouble that this server did not have.
 func TestStatusFillsEveryField(t *testing.T) {
 	quiet := map[string]bool{
-		"health.cause": true, "history.term": true, "health.conditions": true, "health.state": true, "build.version": true, "build.revision": true,
+		"health.cause": true, "history.term": true, "log_holders.owner": true, "log_holders.bytes": true, "log_holders.bytes_max": true, "log_holders.expires_in": true, "log_holders.yields": true, "health.conditions": true, "health.state": true, "build.version": true, "build.revision": true,
 		"recovery.records": true, "recovery.bytes": true, "recovery.epoch": true, "recovery.torn_file": true, "recovery.torn_offset": true, "recovery.torn_bytes": true, "recovery.repaired": true,
 		"sessions.requests_in_flight": true, "sessions.bytes_in_flight": true,
 		"tree.pending_bytes": true, "tree.free_bytes": true, "tree.pages.blobs": true, "tree.pages.indirection_table": true, "tree.bulk_loads": true,

@@ -43,6 +43,7 @@ func (s *adminService) verify(o *openSnapshot, req *pb.VerifyRequest, stream grp
 	ctx, cancel := s.untilDrain(o.ctx)
 	defer cancel()
 	report, err := s.store.Verify(ctx, inspect.VerifyOptions{
+		Owner:          o.peer,
 		PagesPerSecond: int(min(req.PagesPerSecond, maxPagesPerSecond)),
 		Progress: func(p inspect.VerifyProgress) {
 			// A client that is gone or stuck ends the verification through the context.

@@ -469,9 +469,6 @@ func (e *Engine) publish(number uint64, root btree.Root, merged []*generation, c
 
 // shrink recycles the log up to the cut, and shrinks the data file.
 func (e *Engine) shrink(cut keys.Epoch) error {
-	if e.checkpoints.pins.logPinned.Load() > 0 { // the next checkpoint truncates what this one leaves
-		return e.pager.Shrink()
-	}
 	return errors.Join(e.log.TruncateBefore(cut+1), e.pager.Shrink())
 }
 

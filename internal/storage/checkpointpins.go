@@ -4,7 +4,6 @@ import (
 	"maps"
 	"slices"
 	"sync"
-	"sync/atomic"
 
 	"github.com/epochkv/epochkv/internal/storage/pager"
 )
@@ -19,8 +18,6 @@ type checkpointPins struct {
 	mu     sync.Mutex
 	pinned map[uint64]int // by checkpoint: how many
 	target uint64         // checkpoint whose freed pages no reader in a slot can reach any more
-
-	logPinned atomic.Int32 // readers of log segments: while there are any, checkpoints leave the log as it is
 }
 
 // pin keeps every page that the state of checkpoint n reaches. checkpointState.mu is held, so that n is the newest.

@@ -2,6 +2,7 @@ package storage
 
 import (
 	"context"
+	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/blob"
@@ -74,17 +75,28 @@ func (s *DurableState) ExplainLog(err error) error { return blameSuperblock(&s.P
 func (s *DurableState) Close() error { return s.Pages.Close() }
 
 // PinnedState is the newest durable state of an open engine. Checkpoints and writers go on, but do
-// not reuse its pages until Release, and do not remove log segments until ReleaseLog.
+// not reuse its pages until Release.
 type PinnedState struct {
 	DurableState
 	engine     *Engine
 	repairTree *repairtree.Tree // the repair tree in use
-	logPinned  bool
+	log        *wal.Holder      // of the log after the state; nil if it is not kept
 }
 
-// PinState pins the newest durable state and the log after it. It waits for the checkpoint that is
-// under way, or for the context's end.
-func (e *Engine) PinState(ctx context.Context) (*PinnedState, error) {
+// PinState pins the newest durable state. It waits for the checkpoint that is under way, or for the
+// context's end.
+func (e *Engine) PinState(ctx context.Context) (*PinnedState, error) { return e.pinState(ctx, nil) }
+
+// logHolderLifetime is how long the log is kept for a reader that does not renew its holder.
+const logHolderLifetime = time.Minute
+
+// PinStateAndLog is PinState, and keeps the log after the state for an owner, until ReleaseLog. The
+// owner calls RenewLog meanwhile, and stops when that returns an error: the log is not kept then.
+func (e *Engine) PinStateAndLog(ctx context.Context, name, owner string) (*PinnedState, error) {
+	return e.pinState(ctx, &wal.HolderOptions{Name: name, Owner: owner, Lifetime: logHolderLifetime, Yields: true})
+}
+
+func (e *Engine) pinState(ctx context.Context, log *wal.HolderOptions) (*PinnedState, error) {
 	if err := e.checkpoints.mu.Lock(ctx); err != nil {
 		return nil, err
 	}
@@ -94,9 +106,12 @@ func (e *Engine) PinState(ctx context.Context) (*PinnedState, error) {
 		return nil, err
 	}
 	e.checkpoints.pins.pin(e.pager, pages.Checkpoint())
-	e.checkpoints.pins.logPinned.Add(1)
-	files := Files{e.fs, e.options.Dir}
-	return &PinnedState{DurableState{files, pages}, e, e.view.Load().repairTree, true}, nil
+	p := &PinnedState{DurableState: DurableState{Files{e.fs, e.options.Dir}, pages}, engine: e, repairTree: e.view.Load().repairTree}
+	if log != nil {
+		log.From = pages.State().Epoch + 1
+		p.log = e.log.Hold(*log)
+	}
+	return p, nil
 }
 
 // Durable is the newest epoch of the log on stable storage.
@@ -127,11 +142,13 @@ func (p *PinnedState) SkippingSource() btree.Source {
 	return p.repairTree.Skipping(p.Source(), &p.Pages.Reader)
 }
 
+// RenewLog keeps the log for longer. An error says that it is not kept any more.
+func (p *PinnedState) RenewLog() error { return p.log.Renew() }
+
 // ReleaseLog lets checkpoints remove log segments again.
 func (p *PinnedState) ReleaseLog() {
-	if p.logPinned {
-		p.logPinned = false
-		p.engine.checkpoints.pins.logPinned.Add(-1)
+	if p.log != nil {
+		p.log.Release()
 	}
 }
 

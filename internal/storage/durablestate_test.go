@@ -96,20 +96,20 @@ func TestReleasedStatePinsNothing(t *testing.T) {
 	b.put(0, 1000, 60)
 	b.checkpoint()
 	for _, logFirst := range []bool{false, true} {
-		pinned, err := b.engine.PinState(t.Context())
+		pinned, err := b.engine.PinStateAndLog(t.Context(), "verify", "test")
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(b.engine.checkpoints.pins.pinned) != 1 || b.engine.checkpoints.pins.logPinned.Load() != 1 {
-			t.Errorf("not pinned: %v, %d", b.engine.checkpoints.pins.pinned, b.engine.checkpoints.pins.logPinned.Load())
+		if list, _ := b.engine.log.Holders(); len(b.engine.checkpoints.pins.pinned) != 1 || len(list) != 2 || list[1].From != pinned.Pages.State().Epoch+1 {
+			t.Errorf("not pinned: %v, %v", b.engine.checkpoints.pins.pinned, list)
 		}
 		if logFirst {
 			pinned.ReleaseLog()
 			pinned.ReleaseLog() // no effect
 		}
 		pinned.Release()
-		if len(b.engine.checkpoints.pins.pinned) > 0 || b.engine.checkpoints.pins.logPinned.Load() != 0 {
-			t.Errorf("still pinned: %v, %d", b.engine.checkpoints.pins.pinned, b.engine.checkpoints.pins.logPinned.Load())
+		if list, _ := b.engine.log.Holders(); len(b.engine.checkpoints.pins.pinned) > 0 || len(list) != 1 {
+			t.Errorf("still pinned: %v, %v", b.engine.checkpoints.pins.pinned, list)
 		}
 	}
 	if kinds := b.found(); len(kinds) > 0 {

@@ -83,8 +83,22 @@ func (e *Engine) CheckSpace() {
 	}
 	e.reserve.mu.Lock()
 	defer e.reserve.mu.Unlock()
-	e.reserve.note(errors.Join(e.log.FillReserve(), e.fillPages(), e.checkpoints.quarantine.files.Reserve(), e.fullAtMerge()))
+	e.reserve.note(e.fillReserve())
 	close(*e.reserve.checked.Swap(newSpaceCheck()))
+}
+
+// fillReserve fills all parts of the reserve. If the disk is full, the holders of the log that yield give up their segments,
+// the largest first.
+func (e *Engine) fillReserve() error {
+	for {
+		err := errors.Join(e.log.FillReserve(), e.fillPages(), e.checkpoints.quarantine.files.Reserve(), e.fullAtMerge())
+		if !errors.Is(err, vfs.ErrNoSpace) {
+			return err
+		}
+		if _, dropped, failed := e.log.DropLargestHolder(); !dropped || failed != nil {
+			return errors.Join(err, failed)
+		}
+	}
 }
 
 func newSpaceCheck() *chan struct{} {

@@ -103,7 +103,7 @@ func (c *engineCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, r := range slices.Concat(readings, treeReadings, cacheReadings) {
 		ch <- r.desc
 	}
-	for _, d := range []*prometheus.Desc{pagesDesc, kindsDesc, checkpointDesc, chainDesc, memoryDesc, diskFreeDesc, abortsDesc, fsyncDesc, groupDesc, sessionDesc, failedDesc} {
+	for _, d := range []*prometheus.Desc{pagesDesc, kindsDesc, checkpointDesc, chainDesc, memoryDesc, diskFreeDesc, logHolderBytesDesc, logHoldersEndedDesc, abortsDesc, fsyncDesc, groupDesc, sessionDesc, failedDesc} {
 		ch <- d
 	}
 }
@@ -115,6 +115,7 @@ func (c *engineCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	collectPages(ch, &s)
 	collectKinds(ch, &s)
+	collectLogHolders(ch, &s.Storage.Log)
 	ch <- checkpointHistogram(&s.Storage.Checkpoints)
 	gauge(ch, memoryDesc, float64(s.Storage.Memory.CacheUsed), "cache")
 	gauge(ch, memoryDesc, float64(s.Storage.Memory.Memtables), "memtables")

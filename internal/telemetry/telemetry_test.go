@@ -31,6 +31,7 @@ func testSources() Sources {
 			s := mvcc.Stats{Visible: 7, Storage: storage.Stats{Generations: []storage.GenerationStats{{Keys: 2}, {Keys: 3}}}}
 			s.Storage.Log.SyncDurations[2], s.Storage.Log.SyncDurations[wal.SyncBuckets-1], s.Storage.Log.SyncTime = 4, 1, time.Second
 			s.Storage.Log.GroupSizes[0], s.Storage.Log.Records = 5, 5
+			s.Storage.Log.Holders = []wal.HolderInfo{{HolderOptions: wal.HolderOptions{Name: "checkpoint"}, Bytes: 8}}
 			s.Snapshots.Longest = []pin.Snapshot{{Slot: 3, Age: time.Minute}}
 			return s
 		},

@@ -34,7 +34,7 @@ type Options struct {
 
 // Log is an open log. Any number of goroutines may call its methods.
 //
-// Locks: rotation.mu before preallocator.mu; buffers.mu, waits.mu and completed.mu are leaves. The flush role
+// Locks: rotation.mu before preallocator.mu; holders.mu before completed.mu; buffers.mu, waits.mu and completed.mu are leaves. The flush role
 // (see waits) is not a lock but excludes like one; its holder takes completed.mu and buffers.mu.
 type Log struct {
 	opts         Options

@@ -52,9 +52,11 @@ type Stats struct {
 	Recycled              uint64 // old files that were kept to become new segments
 	Segments              int    // segments with records that a replay may need, and the open segment
 	SegmentBytes          int64  // of their files
-	BufferBytes           int64  // memory of all segment buffers
-	PrepareFailures       uint64 // failed attempts to prepare a segment, or to close or remove a file without needed records
-	Preparing             error  // why the last attempt to prepare a segment failed; nil after a success
+	Holders               []HolderInfo
+	HoldersEnded          [HolderEndsCount]uint64 // by cause: holders that ended without their owners
+	BufferBytes           int64                   // memory of all segment buffers
+	PrepareFailures       uint64                  // failed attempts to prepare a segment, or to close or remove a file without needed records
+	Preparing             error                   // why the last attempt to prepare a segment failed; nil after a success
 }
 
 // Stats returns the counters.
@@ -76,6 +78,7 @@ func (l *Log) Stats() Stats {
 	if p := l.preparer.failing.Load(); p != nil {
 		s.Preparing = *p
 	}
+	s.Holders, s.HoldersEnded = l.Holders()
 	for i := range s.SyncDurations {
 		s.SyncDurations[i] = c.syncBuckets[i].Load()
 	}

@@ -3,6 +3,7 @@ package wal
 import (
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
 )
@@ -12,6 +13,8 @@ type completed struct {
 	mu       sync.Mutex
 	segments []completedSegment
 	needed   keys.Epoch // argument of the last TruncateBefore: the tree has the epochs before it
+
+	holders holders // has a lock of its own, which is taken first
 }
 
 type completedSegment struct {
@@ -84,8 +87,8 @@ func (r *completed) putBack(taken []completedSegment) {
 	r.mu.Unlock()
 }
 
-// TruncateBefore says that no record before e is needed: it recycles or removes the segments that have only
-// such records. A segment that is not durable yet stays until the next call, and after an error all stay. The
+// TruncateBefore says that the tree has every record before e: it recycles or removes the segments that have only
+// such records, and that no Holder needs. A segment that is not durable yet stays until the next call, and after an error all stay. The
 // removal of a file is tried again later if it fails.
 //
 // The header of a newer segment is durable first. It proves that there were records before it. Without it, a
@@ -93,6 +96,7 @@ func (r *completed) putBack(taken []completedSegment) {
 // the end of the log.
 func (l *Log) TruncateBefore(e keys.Epoch) error {
 	l.completed.need(e)
+	e = l.keep(e, time.Now())
 	if l.head.Load() == nil { // no file for a first segment yet: the newest replayed segment stays as the proof
 		return l.recycle(l.completed.takeButLast(e))
 	}

@@ -56,7 +56,6 @@ func Space(ctx context.Context, e *storage.Engine, o SpaceOptions) (*SpaceReport
 		return nil, err
 	}
 	defer state.Release()
-	state.ReleaseLog()
 	if len(o.Delimiter) == 0 {
 		o.Delimiter = []byte("/")
 	}

@@ -38,6 +38,7 @@ import (
 
 // VerifyOptions configure a verification. The zero value means no limit and no progress reports.
 type VerifyOptions struct {
+	Owner          string               // the client, for kvctl log holders
 	PagesPerSecond int                  // most pages read per second; 0 for no limit
 	Progress       func(VerifyProgress) // called a few times a second, if set
 }
@@ -78,12 +79,12 @@ func (r *VerifyReport) OK() bool { return r.DamageTotal == 0 }
 // could not be completed; damage is in the report.
 func Verify(ctx context.Context, e *storage.Engine, o VerifyOptions) (*VerifyReport, error) {
 	v := newVerifier(ctx, o)
-	state, err := e.PinState(ctx)
+	state, err := e.PinStateAndLog(ctx, "verify", o.Owner)
 	if err != nil {
 		return nil, err
 	}
 	defer state.Release()
-	if err := v.checkLog(&state.DurableState, wal.Proof{}, state.Durable()); err != nil {
+	if err := v.checkLog(&state.DurableState, wal.Proof{}, state.Durable(), state.RenewLog); err != nil {
 		return nil, err
 	}
 	state.ReleaseLog()
@@ -108,7 +109,7 @@ func VerifyDir(ctx context.Context, fsys vfs.FS, dir string, o VerifyOptions) (r
 		return v.withoutState(files, err)
 	}
 	defer func() { err = errors.Join(err, state.Close()) }()
-	if err := v.checkLog(state, state.LogProof(), keys.MaxEpoch); err != nil {
+	if err := v.checkLog(state, state.LogProof(), keys.MaxEpoch, func() error { return nil }); err != nil {
 		return nil, err
 	}
 	versions, fault, err := state.ReadQuarantine()
@@ -166,13 +167,18 @@ const quarantineNotesMax = 20
 const logTries = 10
 
 // checkLog reads every record after the state. segment is a log segment that must exist, zero for
-// none. Records newer than durable are being written at the same time and are not checked.
-func (v *verifier) checkLog(state *storage.DurableState, proof wal.Proof, durable keys.Epoch) error {
+// none. Records newer than durable are being written at the same time and are not checked. renew says that the log
+// is still read, and whether it is still kept.
+func (v *verifier) checkLog(state *storage.DurableState, proof wal.Proof, durable keys.Epoch, renew func() error) error {
+	each := func(keys.Epoch, []byte) error { return errors.Join(v.ctx.Err(), renew()) }
 	fsys, dir, after := state.Files.FS, state.Files.Dir, state.Pages.State().Epoch
-	found, err := wal.Replay(fsys, dir, after, proof, func(keys.Epoch, []byte) error { return v.ctx.Err() })
+	found, err := wal.Replay(fsys, dir, after, proof, each)
 	for tries := 0; errors.Is(err, fs.ErrNotExist) && tries < logTries; tries++ {
 		// A recycled segment got its new name between listing and opening.
-		found, err = wal.Replay(fsys, dir, after, proof, func(keys.Epoch, []byte) error { return v.ctx.Err() })
+		found, err = wal.Replay(fsys, dir, after, proof, each)
+	}
+	if gone := renew(); gone != nil { // what is missing was recycled, and is not damaged
+		return gone
 	}
 	v.report.LogRecords, v.report.LogBytes = found.Records, found.Bytes
 	if damage, ok := errors.AsType[*wal.CorruptionError](err); ok {

@@ -150,7 +150,7 @@ func (x Health_State) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Health_State.Descriptor instead.
 func (Health_State) EnumDescriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{23, 0}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{24, 0}
 }
 
 type Condition_Severity int32
@@ -205,7 +205,7 @@ func (x Condition_Severity) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Condition_Severity.Descriptor instead.
 func (Condition_Severity) EnumDescriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{24, 0}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{25, 0}
 }
 
 type StatusRequest struct {
@@ -1577,12 +1577,14 @@ type StatusResponse struct {
 	Epochs    *Epochs                `protobuf:"bytes,5,opt,name=epochs,proto3" json:"epochs,omitempty"`
 	Sizes     *Sizes                 `protobuf:"bytes,6,opt,name=sizes,proto3" json:"sizes,omitempty"`
 	// Oldest first; the last one is active.
-	Generations   []*Generation `protobuf:"bytes,7,rep,name=generations,proto3" json:"generations,omitempty"`
-	Sessions      *Sessions     `protobuf:"bytes,8,opt,name=sessions,proto3" json:"sessions,omitempty"`
-	Limits        *Limits       `protobuf:"bytes,9,opt,name=limits,proto3" json:"limits,omitempty"`
-	Recovery      *Recovery     `protobuf:"bytes,10,opt,name=recovery,proto3" json:"recovery,omitempty"`
-	Tree          *Tree         `protobuf:"bytes,11,opt,name=tree,proto3" json:"tree,omitempty"`
-	History       *History      `protobuf:"bytes,12,opt,name=history,proto3" json:"history,omitempty"`
+	Generations []*Generation `protobuf:"bytes,7,rep,name=generations,proto3" json:"generations,omitempty"`
+	Sessions    *Sessions     `protobuf:"bytes,8,opt,name=sessions,proto3" json:"sessions,omitempty"`
+	Limits      *Limits       `protobuf:"bytes,9,opt,name=limits,proto3" json:"limits,omitempty"`
+	Recovery    *Recovery     `protobuf:"bytes,10,opt,name=recovery,proto3" json:"recovery,omitempty"`
+	Tree        *Tree         `protobuf:"bytes,11,opt,name=tree,proto3" json:"tree,omitempty"`
+	History     *History      `protobuf:"bytes,12,opt,name=history,proto3" json:"history,omitempty"`
+	// What keeps the log, the checkpoint first.
+	LogHolders    []*LogHolder `protobuf:"bytes,13,rep,name=log_holders,json=logHolders,proto3" json:"log_holders,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1701,6 +1703,113 @@ func (x *StatusResponse) GetHistory() *History {
 	return nil
 }
 
+func (x *StatusResponse) GetLogHolders() []*LogHolder {
+	if x != nil {
+		return x.LogHolders
+	}
+	return nil
+}
+
+// LogHolder is a reader of the log for which segments are kept.
+type LogHolder struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What it is for: checkpoint (commits that the data file lacks), or verify.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// The client that it belongs to; empty for the checkpoint.
+	Owner string `protobuf:"bytes,2,opt,name=owner,proto3" json:"owner,omitempty"`
+	// The first epoch that it needs.
+	Epoch uint64 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// The complete segments that are kept for it, and perhaps for other holders; and how much it may keep
+	// before it ends, 0 without a bound.
+	Bytes    uint64 `protobuf:"varint,4,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	BytesMax uint64 `protobuf:"varint,5,opt,name=bytes_max,json=bytesMax,proto3" json:"bytes_max,omitempty"`
+	// When it ends unless its owner renews it; unset for the checkpoint.
+	ExpiresIn *durationpb.Duration `protobuf:"bytes,6,opt,name=expires_in,json=expiresIn,proto3" json:"expires_in,omitempty"`
+	// Whether it ends when the disk is full.
+	Yields        bool `protobuf:"varint,7,opt,name=yields,proto3" json:"yields,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LogHolder) Reset() {
+	*x = LogHolder{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LogHolder) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LogHolder) ProtoMessage() {}
+
+func (x *LogHolder) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LogHolder.ProtoReflect.Descriptor instead.
+func (*LogHolder) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *LogHolder) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *LogHolder) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *LogHolder) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *LogHolder) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *LogHolder) GetBytesMax() uint64 {
+	if x != nil {
+		return x.BytesMax
+	}
+	return 0
+}
+
+func (x *LogHolder) GetExpiresIn() *durationpb.Duration {
+	if x != nil {
+		return x.ExpiresIn
+	}
+	return nil
+}
+
+func (x *LogHolder) GetYields() bool {
+	if x != nil {
+		return x.Yields
+	}
+	return false
+}
+
 // History names the history of the store, and says in which formats it is written.
 type History struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1720,7 +1829,7 @@ type History struct {
 
 func (x *History) Reset() {
 	*x = History{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[20]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1732,7 +1841,7 @@ func (x *History) String() string {
 func (*History) ProtoMessage() {}
 
 func (x *History) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[20]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1745,7 +1854,7 @@ func (x *History) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use History.ProtoReflect.Descriptor instead.
 func (*History) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *History) GetLineage() []byte {
@@ -1826,7 +1935,7 @@ type Tree struct {
 
 func (x *Tree) Reset() {
 	*x = Tree{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[21]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1838,7 +1947,7 @@ func (x *Tree) String() string {
 func (*Tree) ProtoMessage() {}
 
 func (x *Tree) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[21]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1851,7 +1960,7 @@ func (x *Tree) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tree.ProtoReflect.Descriptor instead.
 func (*Tree) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Tree) GetEpoch() uint64 {
@@ -2016,7 +2125,7 @@ type Build struct {
 
 func (x *Build) Reset() {
 	*x = Build{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[22]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2028,7 +2137,7 @@ func (x *Build) String() string {
 func (*Build) ProtoMessage() {}
 
 func (x *Build) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[22]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2041,7 +2150,7 @@ func (x *Build) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Build.ProtoReflect.Descriptor instead.
 func (*Build) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Build) GetVersion() string {
@@ -2086,7 +2195,7 @@ type Health struct {
 
 func (x *Health) Reset() {
 	*x = Health{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[23]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2098,7 +2207,7 @@ func (x *Health) String() string {
 func (*Health) ProtoMessage() {}
 
 func (x *Health) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[23]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2111,7 +2220,7 @@ func (x *Health) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Health.ProtoReflect.Descriptor instead.
 func (*Health) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Health) GetState() Health_State {
@@ -2152,7 +2261,7 @@ type Condition struct {
 
 func (x *Condition) Reset() {
 	*x = Condition{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[24]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2164,7 +2273,7 @@ func (x *Condition) String() string {
 func (*Condition) ProtoMessage() {}
 
 func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[24]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2177,7 +2286,7 @@ func (x *Condition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Condition.ProtoReflect.Descriptor instead.
 func (*Condition) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Condition) GetName() string {
@@ -2231,7 +2340,7 @@ type Epochs struct {
 
 func (x *Epochs) Reset() {
 	*x = Epochs{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[25]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2243,7 +2352,7 @@ func (x *Epochs) String() string {
 func (*Epochs) ProtoMessage() {}
 
 func (x *Epochs) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[25]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2256,7 +2365,7 @@ func (x *Epochs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Epochs.ProtoReflect.Descriptor instead.
 func (*Epochs) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Epochs) GetVisible() uint64 {
@@ -2309,7 +2418,7 @@ type Sizes struct {
 
 func (x *Sizes) Reset() {
 	*x = Sizes{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[26]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2321,7 +2430,7 @@ func (x *Sizes) String() string {
 func (*Sizes) ProtoMessage() {}
 
 func (x *Sizes) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[26]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2334,7 +2443,7 @@ func (x *Sizes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sizes.ProtoReflect.Descriptor instead.
 func (*Sizes) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Sizes) GetDataDir() string {
@@ -2446,7 +2555,7 @@ type Generation struct {
 
 func (x *Generation) Reset() {
 	*x = Generation{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[27]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2458,7 +2567,7 @@ func (x *Generation) String() string {
 func (*Generation) ProtoMessage() {}
 
 func (x *Generation) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[27]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2471,7 +2580,7 @@ func (x *Generation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Generation.ProtoReflect.Descriptor instead.
 func (*Generation) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Generation) GetNumber() uint64 {
@@ -2536,7 +2645,7 @@ type Sessions struct {
 
 func (x *Sessions) Reset() {
 	*x = Sessions{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[28]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2548,7 +2657,7 @@ func (x *Sessions) String() string {
 func (*Sessions) ProtoMessage() {}
 
 func (x *Sessions) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[28]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2561,7 +2670,7 @@ func (x *Sessions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sessions.ProtoReflect.Descriptor instead.
 func (*Sessions) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{28}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Sessions) GetOpen() uint64 {
@@ -2648,7 +2757,7 @@ type Limits struct {
 
 func (x *Limits) Reset() {
 	*x = Limits{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[29]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2660,7 +2769,7 @@ func (x *Limits) String() string {
 func (*Limits) ProtoMessage() {}
 
 func (x *Limits) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[29]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2673,7 +2782,7 @@ func (x *Limits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limits.ProtoReflect.Descriptor instead.
 func (*Limits) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{29}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Limits) GetKeyBytes() uint64 {
@@ -2829,7 +2938,7 @@ type Recovery struct {
 
 func (x *Recovery) Reset() {
 	*x = Recovery{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[30]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2841,7 +2950,7 @@ func (x *Recovery) String() string {
 func (*Recovery) ProtoMessage() {}
 
 func (x *Recovery) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[30]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2854,7 +2963,7 @@ func (x *Recovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Recovery.ProtoReflect.Descriptor instead.
 func (*Recovery) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{30}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Recovery) GetRecords() uint64 {
@@ -2931,7 +3040,7 @@ type ResizeCacheRequest struct {
 
 func (x *ResizeCacheRequest) Reset() {
 	*x = ResizeCacheRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[31]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2943,7 +3052,7 @@ func (x *ResizeCacheRequest) String() string {
 func (*ResizeCacheRequest) ProtoMessage() {}
 
 func (x *ResizeCacheRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[31]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2956,7 +3065,7 @@ func (x *ResizeCacheRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeCacheRequest.ProtoReflect.Descriptor instead.
 func (*ResizeCacheRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{31}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ResizeCacheRequest) GetCacheBytes() uint64 {
@@ -2977,7 +3086,7 @@ type ResizeCacheResponse struct {
 
 func (x *ResizeCacheResponse) Reset() {
 	*x = ResizeCacheResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[32]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2989,7 +3098,7 @@ func (x *ResizeCacheResponse) String() string {
 func (*ResizeCacheResponse) ProtoMessage() {}
 
 func (x *ResizeCacheResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[32]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3002,7 +3111,7 @@ func (x *ResizeCacheResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeCacheResponse.ProtoReflect.Descriptor instead.
 func (*ResizeCacheResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{32}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ResizeCacheResponse) GetCacheBytes() uint64 {
@@ -3148,7 +3257,7 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\vPrefixSpace\x12\x16\n" +
 	"\x06prefix\x18\x01 \x01(\fR\x06prefix\x12\x12\n" +
 	"\x04keys\x18\x02 \x01(\x04R\x04keys\x12\x14\n" +
-	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\"\xc7\x04\n" +
+	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\"\xff\x04\n" +
 	"\x0eStatusResponse\x12'\n" +
 	"\x05build\x18\x01 \x01(\v2\x11.epochkv.v1.BuildR\x05build\x129\n" +
 	"\n" +
@@ -3163,7 +3272,18 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\brecovery\x18\n" +
 	" \x01(\v2\x14.epochkv.v1.RecoveryR\brecovery\x12$\n" +
 	"\x04tree\x18\v \x01(\v2\x10.epochkv.v1.TreeR\x04tree\x12-\n" +
-	"\ahistory\x18\f \x01(\v2\x13.epochkv.v1.HistoryR\ahistory\"\xcb\x01\n" +
+	"\ahistory\x18\f \x01(\v2\x13.epochkv.v1.HistoryR\ahistory\x126\n" +
+	"\vlog_holders\x18\r \x03(\v2\x15.epochkv.v1.LogHolderR\n" +
+	"logHolders\"\xd0\x01\n" +
+	"\tLogHolder\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05owner\x18\x02 \x01(\tR\x05owner\x12\x14\n" +
+	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12\x14\n" +
+	"\x05bytes\x18\x04 \x01(\x04R\x05bytes\x12\x1b\n" +
+	"\tbytes_max\x18\x05 \x01(\x04R\bbytesMax\x128\n" +
+	"\n" +
+	"expires_in\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\texpiresIn\x12\x16\n" +
+	"\x06yields\x18\a \x01(\bR\x06yields\"\xcb\x01\n" +
 	"\aHistory\x12\x18\n" +
 	"\alineage\x18\x01 \x01(\fR\alineage\x12#\n" +
 	"\rfeature_level\x18\x02 \x01(\rR\ffeatureLevel\x120\n" +
@@ -3335,7 +3455,7 @@ func file_epochkv_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_epochkv_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_epochkv_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
+var file_epochkv_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
 var file_epochkv_v1_admin_proto_goTypes = []any{
 	(SnapshotInfo_Kind)(0),           // 0: epochkv.v1.SnapshotInfo.Kind
 	(Health_State)(0),                // 1: epochkv.v1.Health.State
@@ -3360,94 +3480,97 @@ var file_epochkv_v1_admin_proto_goTypes = []any{
 	(*PageKinds)(nil),                // 20: epochkv.v1.PageKinds
 	(*PrefixSpace)(nil),              // 21: epochkv.v1.PrefixSpace
 	(*StatusResponse)(nil),           // 22: epochkv.v1.StatusResponse
-	(*History)(nil),                  // 23: epochkv.v1.History
-	(*Tree)(nil),                     // 24: epochkv.v1.Tree
-	(*Build)(nil),                    // 25: epochkv.v1.Build
-	(*Health)(nil),                   // 26: epochkv.v1.Health
-	(*Condition)(nil),                // 27: epochkv.v1.Condition
-	(*Epochs)(nil),                   // 28: epochkv.v1.Epochs
-	(*Sizes)(nil),                    // 29: epochkv.v1.Sizes
-	(*Generation)(nil),               // 30: epochkv.v1.Generation
-	(*Sessions)(nil),                 // 31: epochkv.v1.Sessions
-	(*Limits)(nil),                   // 32: epochkv.v1.Limits
-	(*Recovery)(nil),                 // 33: epochkv.v1.Recovery
-	(*ResizeCacheRequest)(nil),       // 34: epochkv.v1.ResizeCacheRequest
-	(*ResizeCacheResponse)(nil),      // 35: epochkv.v1.ResizeCacheResponse
-	(*durationpb.Duration)(nil),      // 36: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),    // 37: google.protobuf.Timestamp
-	(*ListTransactionsRequest)(nil),  // 38: epochkv.v1.ListTransactionsRequest
-	(*EndTransactionRequest)(nil),    // 39: epochkv.v1.EndTransactionRequest
-	(*ListTransactionsResponse)(nil), // 40: epochkv.v1.ListTransactionsResponse
-	(*EndTransactionResponse)(nil),   // 41: epochkv.v1.EndTransactionResponse
+	(*LogHolder)(nil),                // 23: epochkv.v1.LogHolder
+	(*History)(nil),                  // 24: epochkv.v1.History
+	(*Tree)(nil),                     // 25: epochkv.v1.Tree
+	(*Build)(nil),                    // 26: epochkv.v1.Build
+	(*Health)(nil),                   // 27: epochkv.v1.Health
+	(*Condition)(nil),                // 28: epochkv.v1.Condition
+	(*Epochs)(nil),                   // 29: epochkv.v1.Epochs
+	(*Sizes)(nil),                    // 30: epochkv.v1.Sizes
+	(*Generation)(nil),               // 31: epochkv.v1.Generation
+	(*Sessions)(nil),                 // 32: epochkv.v1.Sessions
+	(*Limits)(nil),                   // 33: epochkv.v1.Limits
+	(*Recovery)(nil),                 // 34: epochkv.v1.Recovery
+	(*ResizeCacheRequest)(nil),       // 35: epochkv.v1.ResizeCacheRequest
+	(*ResizeCacheResponse)(nil),      // 36: epochkv.v1.ResizeCacheResponse
+	(*durationpb.Duration)(nil),      // 37: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),    // 38: google.protobuf.Timestamp
+	(*ListTransactionsRequest)(nil),  // 39: epochkv.v1.ListTransactionsRequest
+	(*EndTransactionRequest)(nil),    // 40: epochkv.v1.EndTransactionRequest
+	(*ListTransactionsResponse)(nil), // 41: epochkv.v1.ListTransactionsResponse
+	(*EndTransactionResponse)(nil),   // 42: epochkv.v1.EndTransactionResponse
 }
 var file_epochkv_v1_admin_proto_depIdxs = []int32{
 	8,  // 0: epochkv.v1.ListSnapshotsResponse.snapshots:type_name -> epochkv.v1.SnapshotInfo
 	0,  // 1: epochkv.v1.SnapshotInfo.kind:type_name -> epochkv.v1.SnapshotInfo.Kind
-	36, // 2: epochkv.v1.SnapshotInfo.age:type_name -> google.protobuf.Duration
-	36, // 3: epochkv.v1.SnapshotInfo.idle:type_name -> google.protobuf.Duration
-	36, // 4: epochkv.v1.SnapshotInfo.expires_in:type_name -> google.protobuf.Duration
+	37, // 2: epochkv.v1.SnapshotInfo.age:type_name -> google.protobuf.Duration
+	37, // 3: epochkv.v1.SnapshotInfo.idle:type_name -> google.protobuf.Duration
+	37, // 4: epochkv.v1.SnapshotInfo.expires_in:type_name -> google.protobuf.Duration
 	13, // 5: epochkv.v1.VerifyResponse.progress:type_name -> epochkv.v1.VerifyProgress
 	14, // 6: epochkv.v1.VerifyResponse.report:type_name -> epochkv.v1.VerifyReport
 	15, // 7: epochkv.v1.VerifyReport.damages:type_name -> epochkv.v1.Damage
-	36, // 8: epochkv.v1.VerifyReport.duration:type_name -> google.protobuf.Duration
-	36, // 9: epochkv.v1.CheckpointResponse.duration:type_name -> google.protobuf.Duration
+	37, // 8: epochkv.v1.VerifyReport.duration:type_name -> google.protobuf.Duration
+	37, // 9: epochkv.v1.CheckpointResponse.duration:type_name -> google.protobuf.Duration
 	20, // 10: epochkv.v1.SpaceResponse.pages:type_name -> epochkv.v1.PageKinds
 	21, // 11: epochkv.v1.SpaceResponse.prefixes:type_name -> epochkv.v1.PrefixSpace
 	21, // 12: epochkv.v1.SpaceResponse.other_prefixes:type_name -> epochkv.v1.PrefixSpace
-	36, // 13: epochkv.v1.SpaceResponse.duration:type_name -> google.protobuf.Duration
+	37, // 13: epochkv.v1.SpaceResponse.duration:type_name -> google.protobuf.Duration
 	15, // 14: epochkv.v1.SpaceResponse.unreadable:type_name -> epochkv.v1.Damage
-	25, // 15: epochkv.v1.StatusResponse.build:type_name -> epochkv.v1.Build
-	37, // 16: epochkv.v1.StatusResponse.start_time:type_name -> google.protobuf.Timestamp
-	36, // 17: epochkv.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
-	26, // 18: epochkv.v1.StatusResponse.health:type_name -> epochkv.v1.Health
-	28, // 19: epochkv.v1.StatusResponse.epochs:type_name -> epochkv.v1.Epochs
-	29, // 20: epochkv.v1.StatusResponse.sizes:type_name -> epochkv.v1.Sizes
-	30, // 21: epochkv.v1.StatusResponse.generations:type_name -> epochkv.v1.Generation
-	31, // 22: epochkv.v1.StatusResponse.sessions:type_name -> epochkv.v1.Sessions
-	32, // 23: epochkv.v1.StatusResponse.limits:type_name -> epochkv.v1.Limits
-	33, // 24: epochkv.v1.StatusResponse.recovery:type_name -> epochkv.v1.Recovery
-	24, // 25: epochkv.v1.StatusResponse.tree:type_name -> epochkv.v1.Tree
-	23, // 26: epochkv.v1.StatusResponse.history:type_name -> epochkv.v1.History
-	37, // 27: epochkv.v1.History.commit_time:type_name -> google.protobuf.Timestamp
-	20, // 28: epochkv.v1.Tree.pages:type_name -> epochkv.v1.PageKinds
-	36, // 29: epochkv.v1.Tree.checkpoint_time:type_name -> google.protobuf.Duration
-	36, // 30: epochkv.v1.Tree.write_stall_time:type_name -> google.protobuf.Duration
-	36, // 31: epochkv.v1.Tree.throttle_delay_per_kib:type_name -> google.protobuf.Duration
-	1,  // 32: epochkv.v1.Health.state:type_name -> epochkv.v1.Health.State
-	27, // 33: epochkv.v1.Health.conditions:type_name -> epochkv.v1.Condition
-	2,  // 34: epochkv.v1.Condition.severity:type_name -> epochkv.v1.Condition.Severity
-	37, // 35: epochkv.v1.Condition.since:type_name -> google.protobuf.Timestamp
-	36, // 36: epochkv.v1.Sessions.oldest_snapshot_age:type_name -> google.protobuf.Duration
-	36, // 37: epochkv.v1.Limits.snapshot_lease_ttl:type_name -> google.protobuf.Duration
-	36, // 38: epochkv.v1.Limits.transaction_idle_timeout:type_name -> google.protobuf.Duration
-	36, // 39: epochkv.v1.Limits.transaction_timeout:type_name -> google.protobuf.Duration
-	36, // 40: epochkv.v1.Limits.snapshot_timeout:type_name -> google.protobuf.Duration
-	36, // 41: epochkv.v1.Recovery.duration:type_name -> google.protobuf.Duration
-	3,  // 42: epochkv.v1.Admin.Status:input_type -> epochkv.v1.StatusRequest
-	38, // 43: epochkv.v1.Admin.ListTransactions:input_type -> epochkv.v1.ListTransactionsRequest
-	39, // 44: epochkv.v1.Admin.EndTransaction:input_type -> epochkv.v1.EndTransactionRequest
-	6,  // 45: epochkv.v1.Admin.ListSnapshots:input_type -> epochkv.v1.ListSnapshotsRequest
-	9,  // 46: epochkv.v1.Admin.EndSnapshot:input_type -> epochkv.v1.EndSnapshotRequest
-	11, // 47: epochkv.v1.Admin.Verify:input_type -> epochkv.v1.VerifyRequest
-	16, // 48: epochkv.v1.Admin.Checkpoint:input_type -> epochkv.v1.CheckpointRequest
-	4,  // 49: epochkv.v1.Admin.FinalizeUpgrade:input_type -> epochkv.v1.FinalizeUpgradeRequest
-	34, // 50: epochkv.v1.Admin.ResizeCache:input_type -> epochkv.v1.ResizeCacheRequest
-	18, // 51: epochkv.v1.Admin.Space:input_type -> epochkv.v1.SpaceRequest
-	22, // 52: epochkv.v1.Admin.Status:output_type -> epochkv.v1.StatusResponse
-	40, // 53: epochkv.v1.Admin.ListTransactions:output_type -> epochkv.v1.ListTransactionsResponse
-	41, // 54: epochkv.v1.Admin.EndTransaction:output_type -> epochkv.v1.EndTransactionResponse
-	7,  // 55: epochkv.v1.Admin.ListSnapshots:output_type -> epochkv.v1.ListSnapshotsResponse
-	10, // 56: epochkv.v1.Admin.EndSnapshot:output_type -> epochkv.v1.EndSnapshotResponse
-	12, // 57: epochkv.v1.Admin.Verify:output_type -> epochkv.v1.VerifyResponse
-	17, // 58: epochkv.v1.Admin.Checkpoint:output_type -> epochkv.v1.CheckpointResponse
-	5,  // 59: epochkv.v1.Admin.FinalizeUpgrade:output_type -> epochkv.v1.FinalizeUpgradeResponse
-	35, // 60: epochkv.v1.Admin.ResizeCache:output_type -> epochkv.v1.ResizeCacheResponse
-	19, // 61: epochkv.v1.Admin.Space:output_type -> epochkv.v1.SpaceResponse
-	52, // [52:62] is the sub-list for method output_type
-	42, // [42:52] is the sub-list for method input_type
-	42, // [42:42] is the sub-list for extension type_name
-	42, // [42:42] is the sub-list for extension extendee
-	0,  // [0:42] is the sub-list for field type_name
+	26, // 15: epochkv.v1.StatusResponse.build:type_name -> epochkv.v1.Build
+	38, // 16: epochkv.v1.StatusResponse.start_time:type_name -> google.protobuf.Timestamp
+	37, // 17: epochkv.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
+	27, // 18: epochkv.v1.StatusResponse.health:type_name -> epochkv.v1.Health
+	29, // 19: epochkv.v1.StatusResponse.epochs:type_name -> epochkv.v1.Epochs
+	30, // 20: epochkv.v1.StatusResponse.sizes:type_name -> epochkv.v1.Sizes
+	31, // 21: epochkv.v1.StatusResponse.generations:type_name -> epochkv.v1.Generation
+	32, // 22: epochkv.v1.StatusResponse.sessions:type_name -> epochkv.v1.Sessions
+	33, // 23: epochkv.v1.StatusResponse.limits:type_name -> epochkv.v1.Limits
+	34, // 24: epochkv.v1.StatusResponse.recovery:type_name -> epochkv.v1.Recovery
+	25, // 25: epochkv.v1.StatusResponse.tree:type_name -> epochkv.v1.Tree
+	24, // 26: epochkv.v1.StatusResponse.history:type_name -> epochkv.v1.History
+	23, // 27: epochkv.v1.StatusResponse.log_holders:type_name -> epochkv.v1.LogHolder
+	37, // 28: epochkv.v1.LogHolder.expires_in:type_name -> google.protobuf.Duration
+	38, // 29: epochkv.v1.History.commit_time:type_name -> google.protobuf.Timestamp
+	20, // 30: epochkv.v1.Tree.pages:type_name -> epochkv.v1.PageKinds
+	37, // 31: epochkv.v1.Tree.checkpoint_time:type_name -> google.protobuf.Duration
+	37, // 32: epochkv.v1.Tree.write_stall_time:type_name -> google.protobuf.Duration
+	37, // 33: epochkv.v1.Tree.throttle_delay_per_kib:type_name -> google.protobuf.Duration
+	1,  // 34: epochkv.v1.Health.state:type_name -> epochkv.v1.Health.State
+	28, // 35: epochkv.v1.Health.conditions:type_name -> epochkv.v1.Condition
+	2,  // 36: epochkv.v1.Condition.severity:type_name -> epochkv.v1.Condition.Severity
+	38, // 37: epochkv.v1.Condition.since:type_name -> google.protobuf.Timestamp
+	37, // 38: epochkv.v1.Sessions.oldest_snapshot_age:type_name -> google.protobuf.Duration
+	37, // 39: epochkv.v1.Limits.snapshot_lease_ttl:type_name -> google.protobuf.Duration
+	37, // 40: epochkv.v1.Limits.transaction_idle_timeout:type_name -> google.protobuf.Duration
+	37, // 41: epochkv.v1.Limits.transaction_timeout:type_name -> google.protobuf.Duration
+	37, // 42: epochkv.v1.Limits.snapshot_timeout:type_name -> google.protobuf.Duration
+	37, // 43: epochkv.v1.Recovery.duration:type_name -> google.protobuf.Duration
+	3,  // 44: epochkv.v1.Admin.Status:input_type -> epochkv.v1.StatusRequest
+	39, // 45: epochkv.v1.Admin.ListTransactions:input_type -> epochkv.v1.ListTransactionsRequest
+	40, // 46: epochkv.v1.Admin.EndTransaction:input_type -> epochkv.v1.EndTransactionRequest
+	6,  // 47: epochkv.v1.Admin.ListSnapshots:input_type -> epochkv.v1.ListSnapshotsRequest
+	9,  // 48: epochkv.v1.Admin.EndSnapshot:input_type -> epochkv.v1.EndSnapshotRequest
+	11, // 49: epochkv.v1.Admin.Verify:input_type -> epochkv.v1.VerifyRequest
+	16, // 50: epochkv.v1.Admin.Checkpoint:input_type -> epochkv.v1.CheckpointRequest
+	4,  // 51: epochkv.v1.Admin.FinalizeUpgrade:input_type -> epochkv.v1.FinalizeUpgradeRequest
+	35, // 52: epochkv.v1.Admin.ResizeCache:input_type -> epochkv.v1.ResizeCacheRequest
+	18, // 53: epochkv.v1.Admin.Space:input_type -> epochkv.v1.SpaceRequest
+	22, // 54: epochkv.v1.Admin.Status:output_type -> epochkv.v1.StatusResponse
+	41, // 55: epochkv.v1.Admin.ListTransactions:output_type -> epochkv.v1.ListTransactionsResponse
+	42, // 56: epochkv.v1.Admin.EndTransaction:output_type -> epochkv.v1.EndTransactionResponse
+	7,  // 57: epochkv.v1.Admin.ListSnapshots:output_type -> epochkv.v1.ListSnapshotsResponse
+	10, // 58: epochkv.v1.Admin.EndSnapshot:output_type -> epochkv.v1.EndSnapshotResponse
+	12, // 59: epochkv.v1.Admin.Verify:output_type -> epochkv.v1.VerifyResponse
+	17, // 60: epochkv.v1.Admin.Checkpoint:output_type -> epochkv.v1.CheckpointResponse
+	5,  // 61: epochkv.v1.Admin.FinalizeUpgrade:output_type -> epochkv.v1.FinalizeUpgradeResponse
+	36, // 62: epochkv.v1.Admin.ResizeCache:output_type -> epochkv.v1.ResizeCacheResponse
+	19, // 63: epochkv.v1.Admin.Space:output_type -> epochkv.v1.SpaceResponse
+	54, // [54:64] is the sub-list for method output_type
+	44, // [44:54] is the sub-list for method input_type
+	44, // [44:44] is the sub-list for extension type_name
+	44, // [44:44] is the sub-list for extension extendee
+	0,  // [0:44] is the sub-list for field type_name
 }
 
 func init() { file_epochkv_v1_admin_proto_init() }
@@ -3466,7 +3589,7 @@ func file_epochkv_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_epochkv_v1_admin_proto_rawDesc), len(file_epochkv_v1_admin_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   33,
+			NumMessages:   34,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
