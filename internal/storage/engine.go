@@ -49,8 +49,6 @@ type Engine struct {
 	pruner   *pruner
 	repaired []string // what Open found damaged and made anew
 
-	featureLevel atomic.Uint32 // written by Open and, under checkpoints.mu, by RaiseFeatureLevel
-
 	// mu is held while a view is replaced, and guards what a rotation uses. No commit that does not rotate takes it, and
 	// no read. Lock order: checkpoints.mu, reserve.mu, memory.retired.mu, mu.
 	mu   sync.Mutex
@@ -89,6 +87,7 @@ type checkpointState struct {
 	blocked  atomic.Pointer[error] // why checkpoints cannot free memory now: the disk is full, or a page is damaged; written under mu
 	pins     checkpointPins        // has a lock of its own
 
+	featureLevel  atomic.Uint32 // written by Open and, under mu, by RaiseFeatureLevel
 	lastScheduled atomic.Uint64 // the newest epoch when the last checkpoint was scheduled
 
 	// Guarded by mu, but for the atomics in vacuum and fileEnd.

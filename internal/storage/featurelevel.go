@@ -49,7 +49,7 @@ func newLineage(segments []wal.SegmentInfo) (l keys.Lineage) {
 }
 
 // FeatureLevel is the level of the store.
-func (e *Engine) FeatureLevel() keys.FeatureLevel { return keys.FeatureLevel(e.featureLevel.Load()) }
+func (e *Engine) FeatureLevel() keys.FeatureLevel { return keys.FeatureLevel(e.checkpoints.featureLevel.Load()) }
 
 // History names the history of a store and what the data file knows of it.
 type History struct {
@@ -100,5 +100,5 @@ func (e *Engine) useFeatureLevel() {
 	if e.log != nil {
 		e.log.SetLineage(lineageOf(&state))
 	}
-	e.featureLevel.Store(uint32(featureLevel(&state)))
+	e.checkpoints.featureLevel.Store(uint32(featureLevel(&state)))
 }
