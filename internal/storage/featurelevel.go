@@ -49,7 +49,9 @@ func newLineage(segments []wal.SegmentInfo) (l keys.Lineage) {
 }
 
 // FeatureLevel is the level of the store.
-func (e *Engine) FeatureLevel() keys.FeatureLevel { return keys.FeatureLevel(e.checkpoints.featureLevel.Load()) }
+func (e *Engine) FeatureLevel() keys.FeatureLevel {
+	return keys.FeatureLevel(e.checkpoints.featureLevel.Load())
+}
 
 // History names the history of a store and what the data file knows of it.
 type History struct {
