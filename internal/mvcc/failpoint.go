@@ -8,6 +8,7 @@ type commitStep uint8
 
 const (
 	stepLatched   commitStep = iota // the latches are held
+	stepLookUp                      // the record of the request is read next
 	stepWalked                      // what was read has not changed; the rounds follow
 	stepChecked                     // nothing conflicts, nothing that was read has changed
 	stepReserved                    // epoch and offset in the log are reserved

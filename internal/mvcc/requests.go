@@ -170,6 +170,7 @@ func (x *Session) checkRequest(w *Write) error {
 // lookUp finds what is known of a request. The caller holds the latch of its id.
 func (x *Session) lookUp(r *Request, compare bool) (out Outcome, err error) {
 	x.key = requestUser(append(x.key[:0], byte(keys.SpaceSystem)), &r.ID)
+	x.reached(stepLookUp)
 	x.slot.Enter()
 	defer x.slot.Leave()
 	v, ok, err := x.reader.Newest(x.key)

@@ -353,6 +353,38 @@ func TestIdsAtOrBelowTheCutoffAreRefused(t *testing.T) {
 	check("after a start", false)
 }
 
+// TestCutoffThatACrashTakesBackDropsNothing: the cut-off is installed, and is not durable when a merge begins. After a crash it is
+// not there, so all records must be.
+func TestCutoffThatACrashTakesBackDropsNothing(t *testing.T) {
+	fs := vfs.NewMem()
+	s := mustOpen(t, tiny(fs))
+	x := mustSession(t, s)
+	requests := make([]*Request, 50)
+	for i := range requests {
+		requests[i] = newRequest()
+		if _, err := putOnce(t, x, requests[i], fmt.Sprint("k", i), "v"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Checkpoint(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.requests.cutoff.Store(milliseconds(time.Now())) // as advanceCutoff does before it waits
+	if _, err := putOnce(t, x, &Request{ID: requestID(milliseconds(time.Now().Add(time.Minute)))}, "k", "v"); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Checkpoint(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s = mustOpen(t, tiny(fs.Crash(1, vfs.SurviveSome)))
+	x = mustSession(t, s)
+	for i, r := range requests {
+		if out, err := x.Outcome(t.Context(), r); err != nil || out.State != OutcomeApplied {
+			t.Fatalf("request %d is %v, %v", i, out.State, err)
+		}
+	}
+}
+
 func TestCutoffFollowsWindowAndBytes(t *testing.T) {
 	var r requestWindow
 	minute := uint64(time.Minute.Milliseconds())
