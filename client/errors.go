@@ -44,6 +44,7 @@ type Error struct {
 
 	cause       error
 	notExecuted bool // the outcome of the write was asked for: it was not executed, and never will be
+	earlierLost bool // the outcome of an earlier attempt of the call is unknown
 }
 
 // Error says what happened, with the reason.
@@ -96,6 +97,11 @@ func (e *Error) OutcomeUnknown() bool {
 	if e.notExecuted {
 		return false
 	}
+	return e.earlierLost || e.attemptUnknown()
+}
+
+// attemptUnknown is OutcomeUnknown for the last attempt alone.
+func (e *Error) attemptUnknown() bool {
 	if e.Reason == kvpb.ErrorReason_ERROR_REASON_UNSPECIFIED {
 		return e.Code != codes.Unimplemented
 	}

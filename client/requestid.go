@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/uuid"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 
 	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 )
@@ -69,7 +70,7 @@ var ErrResultDropped = errors.New("client: the write was executed, but its answe
 
 // writing makes a unary call that writes, and repeats it: the server executes it at most once. id is the field of
 // the request.
-func writing[Request, Response any](
+func writing[Request any, Response interface{ GetEpoch() uint64 }](
 	ctx context.Context, c *Client, o *writeOptions,
 	method func(context.Context, Request, ...grpc.CallOption) (Response, error), request Request, id *[]byte,
 ) (Response, error) {
@@ -78,7 +79,9 @@ func writing[Request, Response any](
 		o.id = c.NewRequestID()
 	}
 	*id = o.id[:]
-	return repeat(ctx, c, safe, method, request, func(e *Error) bool {
+	ctx, cancel := c.bound(ctx)
+	defer cancel()
+	response, lost, err := repeat(ctx, c, safe, method, request, func(e *Error) bool {
 		if !own || !c.adjustClock(e) {
 			return false
 		}
@@ -86,6 +89,38 @@ func writing[Request, Response any](
 		*id = o.id[:]
 		return true
 	})
+	if !lost || err != nil && err.attemptUnknown() || err == nil && response.GetEpoch() != 0 {
+		return response, orNil(err)
+	}
+	return findOutcome(ctx, c, o.id, response, err, func() (Response, error) { return call(ctx, c, safe, method, request) })
+}
+
+// findOutcome finds the outcome of a write of which an attempt was lost, and a later one was refused, or wrote nothing. That alone does
+// not tell it: a full disk is reported before the id is looked up, and the lost attempt may still be on its way, and be
+// executed when its conditions hold. The fence stops it.
+func findOutcome[Response any](
+	ctx context.Context, c *Client, id RequestID, response Response, err *Error, repeated func() (Response, error),
+) (Response, error) {
+	state, _, asked := c.Outcome(ctx, id, true)
+	switch {
+	case asked == nil && state == Applied:
+		return repeated() // whose answer is that of the lost attempt
+	case asked == nil && state == Cancelled && err != nil:
+		err.notExecuted = true
+	case asked == nil && state == Cancelled:
+		return response, nil
+	case err == nil:
+		err = &Error{Code: codes.Unavailable, Message: "an attempt was lost, and what became of it cannot be found out", cause: asked, earlierLost: true}
+	}
+	return response, err
+}
+
+// orNil makes an error of a pointer.
+func orNil(e *Error) error {
+	if e == nil {
+		return nil
+	}
+	return e
 }
 
 // adjustClock takes the time from a server that has refused an id for its time, and reports whether it did.

@@ -127,3 +127,67 @@ func (s *losingServer) GetOutcome(_ context.Context, r *kvpb.GetOutcomeRequest) 
 	}
 	return &kvpb.GetOutcomeResponse{State: state, Epoch: 8}, nil
 }
+
+// Execute implements kvpb.TransactionsServer: the first attempt is lost, and the second one is refused
+// before its id is looked up, or writes nothing.
+func (s *losingServer) Execute(_ context.Context, r *kvpb.ExecuteRequest) (*kvpb.ExecuteResponse, error) {
+	switch s.attempts.Add(1) {
+	case 1:
+		if !s.before {
+			s.outcomes.execute(r.GetRequestId())
+		}
+		return nil, status.Error(codes.Unavailable, "the connection was lost")
+	case 2:
+		if s.empty {
+			return new(kvpb.ExecuteResponse), nil
+		}
+		return nil, clienttest.NewError(codes.ResourceExhausted, kvpb.ErrorReason_ERROR_REASON_DISK_FULL, "disk full")
+	}
+	return &kvpb.ExecuteResponse{Epoch: 8, Succeeded: true, Deduplicated: true}, nil
+}
+
+// TestRefusalAfterALostAttemptDoesNotHideItsOutcome: a refusal says nothing about an attempt before it. The client asks for the
+// outcome, and fences the lost attempt off, before it calls the write not executed.
+func TestRefusalAfterALostAttemptDoesNotHideItsOutcome(t *testing.T) {
+	execute := func(c *client.Client, id client.RequestID) error {
+		_, err := c.Execute(t.Context(), client.Plan{}, client.As(id))
+		return err
+	}
+	t.Run("executed", func(t *testing.T) {
+		_, c := startLosing(t, 0)
+		if err := execute(c, c.NewRequestID()); err != nil {
+			t.Fatal(err)
+		}
+	})
+	t.Run("not executed", func(t *testing.T) {
+		s, c := startLosing(t, 0)
+		s.before = true
+		id := c.NewRequestID()
+		e := new(client.Error)
+		if err := execute(c, id); !errors.As(err, &e) || e.OutcomeUnknown() || e.Reason != kvpb.ErrorReason_ERROR_REASON_DISK_FULL {
+			t.Fatal(err)
+		}
+		if s.outcomes.execute(id[:]) {
+			t.Fatal("the lost attempt could still be executed")
+		}
+	})
+	t.Run("nothing to write", func(t *testing.T) {
+		s, c := startLosing(t, 0)
+		s.before, s.empty = true, true
+		id := c.NewRequestID()
+		if err := execute(c, id); err != nil {
+			t.Fatal(err)
+		}
+		if s.outcomes.execute(id[:]) {
+			t.Fatal("the lost attempt could still be executed, and write")
+		}
+	})
+	t.Run("silence", func(t *testing.T) {
+		s, c := startLosing(t, 0)
+		s.before, s.silent = true, true
+		e := new(client.Error)
+		if err := execute(c, c.NewRequestID()); !errors.As(err, &e) || !e.OutcomeUnknown() {
+			t.Fatal(err)
+		}
+	})
+}

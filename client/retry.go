@@ -60,28 +60,31 @@ func call[Request, Response any](
 	ctx context.Context, c *Client, r repeatability,
 	method func(context.Context, Request, ...grpc.CallOption) (Response, error), request Request,
 ) (Response, error) {
-	return repeat(ctx, c, r, method, request, func(*Error) bool { return false })
+	response, _, err := repeat(ctx, c, r, method, request, func(*Error) bool { return false })
+	return response, orNil(err)
 }
 
-// repeat is call. If the first attempt fails, mend may change the request so that it is made again at once.
+// repeat is call. If the first attempt fails, mend may change the request so that it is made again at once. The result lost
+// says that the outcome of an attempt before the last one is unknown.
 func repeat[Request, Response any](
 	ctx context.Context, c *Client, r repeatability,
 	method func(context.Context, Request, ...grpc.CallOption) (Response, error), request Request, mend func(*Error) bool,
-) (Response, error) {
+) (response Response, lost bool, _ *Error) {
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
 	for attempt := 1; ; attempt++ {
 		response, err := method(ctx, request)
 		if err == nil {
-			return response, nil
+			return response, lost, nil
 		}
 		e := newError(err)
 		if attempt == 1 && c.retry.Attempts > 1 && mend(e) {
 			continue
 		}
-		if attempt >= c.retry.Attempts || !mayRepeat(e, r) || !c.retry.pause(ctx, attempt, e) {
+		if e.earlierLost = lost; attempt >= c.retry.Attempts || !mayRepeat(e, r) || !c.retry.pause(ctx, attempt, e) {
 			var none Response
-			return none, e
+			return none, lost, e
 		}
+		lost = e.OutcomeUnknown()
 	}
 }

@@ -23,6 +23,8 @@ type losingServer struct {
 	before   bool         // the connection is lost before the commit is executed
 	silent   bool         // it does not answer what became of a commit
 	outcomes outcomes
+	attempts atomic.Int64 // of Execute
+	empty    bool         // the second one writes nothing
 }
 
 func (s *losingServer) Transact(stream grpc.BidiStreamingServer[kvpb.TransactRequest, kvpb.TransactResponse]) error {
