@@ -1,15 +1,19 @@
 package server
 
 import (
+	"context"
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 func newRequestID(t testing.TB) []byte {
@@ -233,5 +237,49 @@ func TestFencedRequestIsRefused(t *testing.T) {
 	failureOf(t, err).want(t, codes.FailedPrecondition, pb.ErrorReason_ERROR_REASON_REQUEST_CANCELLED)
 	if h.get(t, "k").Found {
 		t.Fatal("a cancelled request was executed")
+	}
+}
+
+// TestRepeatedRequestIsAnsweredAsDurableAsItAsks: the first attempt was ASYNC, and no sync of the log ends. The second one, which is
+// SYNC, has no answer, and neither has GetOutcome, because a crash could take the write back.
+func TestRepeatedRequestIsAnsweredAsDurableAsItAsks(t *testing.T) {
+	h := mustStart(t)
+	h.put(t, "before", "v")
+	until := make(chan struct{})
+	rule := h.faults.Inject(vfs.Rule{Op: vfs.OpSyncData, Name: "*.log", Fault: vfs.Slow, Until: until})
+	release := sync.OnceFunc(func() {
+		rule.Remove()
+		close(until)
+	})
+	t.Cleanup(release)
+	id := newRequestID(t)
+	put := func(ctx context.Context, d pb.Durability) (*pb.PutResponse, error) {
+		return h.kv.Put(ctx, &pb.PutRequest{Key: []byte("k"), Value: []byte("v"), RequestId: id, Durability: d})
+	}
+	if _, err := put(testContext(t), pb.Durability_DURABILITY_ASYNC); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := put(testContext(t), pb.Durability_DURABILITY_ASYNC); err != nil || !out.Deduplicated {
+		t.Fatalf("%v, %v", out, err)
+	}
+	for name, ask := range map[string]func(ctx context.Context) error{
+		"SYNC": func(ctx context.Context) error {
+			_, err := put(ctx, pb.Durability_DURABILITY_SYNC)
+			return err
+		},
+		"GetOutcome": func(ctx context.Context) error {
+			_, err := pb.NewTransactionsClient(h.conn).GetOutcome(ctx, &pb.GetOutcomeRequest{RequestId: id})
+			return err
+		},
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		if err := ask(ctx); status.Code(err) != codes.DeadlineExceeded {
+			t.Errorf("%s, before the write is durable: %v", name, err)
+		}
+		cancel()
+	}
+	release()
+	if out, err := put(testContext(t), pb.Durability_DURABILITY_SYNC); err != nil || !out.Deduplicated {
+		t.Fatalf("%v, %v", out, err)
 	}
 }
