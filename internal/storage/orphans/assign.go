@@ -17,6 +17,11 @@ func (f *finder) assign() error {
 		}
 		open = append(open, nodes...)
 	}
+	return f.assignOpen(open)
+}
+
+// assignOpen gives the tops that are left to the lost nodes whose remains say nothing.
+func (f *finder) assignOpen(open []*lostNode) error {
 	if len(open) > 0 {
 		if err := f.assignUnread(open); err != nil {
 			return err

@@ -28,6 +28,6 @@
 // readable neighbours allow, so that no key that it may have reads as absent. Anything else is refused: the node stays
 // lost, and its keys are DATA_LOSS as before.
 //
-// Find reads pages of one pinned state and changes nothing. It keeps two bits for each page of the file and a bounded
+// Find reads pages of one pinned state and changes nothing. It keeps a few bits for each page of the file and a bounded
 // number of keys.
 package orphans
