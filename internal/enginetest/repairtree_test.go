@@ -14,6 +14,7 @@ import (
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/storage"
 	"github.com/epochkv/epochkv/internal/storage/btree"
 	"github.com/epochkv/epochkv/internal/storage/inspect"
 	"github.com/epochkv/epochkv/internal/storage/page"
@@ -990,49 +991,27 @@ func TestDeletionHidesVersionsOnASkippedPage(t *testing.T) {
 
 // TestSalvageRestoresAValueThatOneOfTwoTreesHas: the repair tree and its mirror each have a copy of
 // a large value. If one copy is damaged, salvage restores the other, also when the tree's root is
-// lost and salvage reads every leaf of the file.
+// lost and salvage reads every leaf of the file. A leaf is lost with the root, so that no checkpoint
+// can rebuild the root and end the repair tree.
 func TestSalvageRestoresAValueThatOneOfTwoTreesHas(t *testing.T) {
 	o := modelOptions(vfs.NewMem())
 	fs, pageSize := o.Storage.FS, o.Storage.PageSize
-	session := func(value string) {
-		t.Helper()
-		s, err := mvcc.Open(o)
-		if err != nil {
-			t.Fatal(err)
-		}
-		x := mustSession(t, s)
-		for i := range 200 {
-			if _, err := put(x, fmt.Sprintf("k%03d", i), "small", mvcc.DurabilitySync); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if _, err := put(x, "large", value, mvcc.DurabilitySync); err != nil {
-			t.Fatal(err)
-		}
-		x.Close()
-		if err := s.Close(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	session("small, too")
+	writeWithLarge(t, o, "small, too")
 	if before := valuePages(t, fs, pageSize); len(before) != 0 {
 		t.Fatalf("%d blob pages before the first blob", len(before))
 	}
-	flip(t, fs, int64(int(treePages(t, fs)[0])*pageSize+100)) // the root
+	pages := treePages(t, fs)
+	clearPages(t, fs, pageSize, pages[0], pages[len(pages)/2]) // the root and a leaf
 	value := strings.Repeat("L", 3*pageSize)
-	session(value)
+	if d := writeWithLarge(t, o, value); d.RebuiltNodes != 0 || d.SkippedPages != 1 {
+		t.Fatalf("%+v: the test tests nothing", d)
+	}
 	alone := 0
 	for _, id := range valuePages(t, fs, pageSize) {
 		at := int64(int(id)*pageSize + pageSize - 100)
 		flip(t, fs, at)
 		got, report := mustSalvage(t, fs)
-		copies := 0 // that the page is part of: it may be shared
-		for _, lost := range report.Lost {
-			if lost.Kind == inspect.DamageValue {
-				copies++
-			}
-		}
-		if copies < 2 {
+		if lostValues(report) < 2 { // else the copies share the page
 			alone++
 			if got["large"] != value {
 				t.Errorf("with page %d of the values damaged, which one copy needs, %d bytes come out", id, len(got["large"]))
@@ -1043,4 +1022,98 @@ func TestSalvageRestoresAValueThatOneOfTwoTreesHas(t *testing.T) {
 	if alone < 2 {
 		t.Errorf("%d pages that one copy needs alone", alone)
 	}
+}
+
+// TestSalvageRestoresAValueOfARebuiltTree: when the root was rebuilt, the value that the repair tree had is the tree's. It has
+// one copy: salvage restores it from intact pages, and reports it as lost if a page of it is damaged.
+func TestSalvageRestoresAValueOfARebuiltTree(t *testing.T) {
+	o := modelOptions(vfs.NewMem())
+	fs, pageSize := o.Storage.FS, o.Storage.PageSize
+	writeWithLarge(t, o, "small, too")
+	clearPages(t, fs, pageSize, treePages(t, fs)[0])
+	value := strings.Repeat("L", 3*pageSize)
+	rebuilt := make(chan storage.Rebuild, 100)
+	o.Storage.OnRebuild = func(r storage.Rebuild) { rebuilt <- r }
+	s, err := mvcc.Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustPut(t, s, "large", value)
+	for len(rebuilt) == 0 {
+		if err := s.Checkpoint(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if r := <-rebuilt; r.Children == 0 {
+		t.Fatalf("not rebuilt: %s", r.Reason)
+	}
+	mustClose(t, s)
+	if got, report := mustSalvage(t, fs); got["large"] != value || len(got) != 201 || report.LostTotal > 0 {
+		t.Errorf("%d keys, %d bytes of the large value, %+v", len(got), len(got["large"]), report)
+	}
+	needed := 0
+	for _, id := range valuePages(t, fs, pageSize) {
+		at := int64(int(id)*pageSize + pageSize - 100)
+		flip(t, fs, at)
+		got, report := mustSalvage(t, fs)
+		if n := lostValues(report); len(got) != 201-n || n == 0 && got["large"] != value {
+			t.Errorf("with page %d of the values damaged, %d keys come out, %d values are reported as lost", id, len(got), n)
+		} else {
+			needed += n
+		}
+		flip(t, fs, at)
+	}
+	if needed == 0 {
+		t.Error("no page of the values is needed")
+	}
+}
+
+// writeWithLarge opens a store, writes 200 small values and this value, and closes it. It returns the damage that it had.
+func writeWithLarge(t testing.TB, o mvcc.Options, value string) storage.DamageStats {
+	t.Helper()
+	s, err := mvcc.Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := mustSession(t, s)
+	for i := range 200 {
+		if _, err := put(x, fmt.Sprintf("k%03d", i), "small", mvcc.DurabilitySync); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := put(x, "large", value, mvcc.DurabilitySync); err != nil {
+		t.Fatal(err)
+	}
+	x.Close()
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return s.Stats().Storage.Damage
+}
+
+// clearPages overwrites pages of the data file with zeros.
+func clearPages(t testing.TB, fs vfs.FS, pageSize int, ids ...page.ID) {
+	t.Helper()
+	f, err := fs.Open(dataFile, vfs.ReadWrite)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range ids {
+		if _, err := f.WriteAt(make([]byte, pageSize), int64(id)*int64(pageSize)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(f.Sync(), f.Close()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// lostValues is how many values salvage has lost.
+func lostValues(report *inspect.SalvageReport) (n int) {
+	for i := range report.Lost {
+		if report.Lost[i].Kind == inspect.DamageValue {
+			n++
+		}
+	}
+	return n
 }
