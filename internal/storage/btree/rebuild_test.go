@@ -8,7 +8,7 @@ import (
 )
 
 // TestStoredValuesOfDeadInputAreDropped: an input that brings references, as the repair tree does when it gives its versions
-// back, may bring dead versions. Their values do not stay behind.
+// back, may bring dead versions. The merge drops their values.
 func TestStoredValuesOfDeadInputAreDropped(t *testing.T) {
 	s := newStore(512)
 	var entries []Entry
