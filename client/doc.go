@@ -12,11 +12,10 @@
 //
 // Every failed call returns an error that errors.As turns into an *Error, which has the gRPC code,
 // the stable reason, and the server's metadata. The client repeats calls within their deadline if
-// that is safe: reads whenever the server was unavailable or overloaded; writes only if the server
-// said that it had not executed them, or if the caller declares with Idempotent that executing them
-// twice does no harm. A connection that breaks during a write is therefore an error whose
-// OutcomeUnknown is true. Conflicts and failed preconditions are never repeated: the caller has to
-// read again.
+// that is safe: reads whenever the server was unavailable or overloaded, and writes as well, because
+// each has a RequestID, with which the server executes it at most once. If the deadline passes before
+// an answer comes, the error's OutcomeUnknown is true. Conflicts and failed preconditions are never
+// repeated: the caller has to read again.
 //
 // # Many small requests
 //
