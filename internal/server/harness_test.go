@@ -124,11 +124,11 @@ func mustStartOn(t testing.TB, disk *vfs.Mem, adjust ...func(*config.Config)) *h
 	return h
 }
 
-func (h *harness) dial(t testing.TB) *grpc.ClientConn {
+func (h *harness) dial(t testing.TB, options ...grpc.DialOption) *grpc.ClientConn {
 	t.Helper()
-	conn, err := grpc.NewClient("passthrough:///"+h.Address(),
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
+	options = append(options, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(1<<30), grpc.MaxCallSendMsgSize(1<<30)))
+	conn, err := grpc.NewClient("passthrough:///"+h.Address(), options...)
 	if err != nil {
 		t.Fatal(err)
 	}

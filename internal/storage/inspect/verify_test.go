@@ -10,7 +10,6 @@ import (
 	"github.com/epochkv/epochkv/internal/storage"
 	"github.com/epochkv/epochkv/internal/storage/page"
 	"github.com/epochkv/epochkv/internal/storage/pager"
-	"github.com/epochkv/epochkv/internal/wal"
 )
 
 // TestVerifyFindsAccountsThatDoNotAddUp breaks one account at a time, as a defect of the engine
@@ -124,9 +123,8 @@ func (s *store) mustPinNothing() {
 	if stats.Pages.Pending > stats.Pages.Live/2 {
 		s.t.Errorf("%d pages are kept, and %d are live", stats.Pages.Pending, stats.Pages.Live)
 	}
-	segments, err := wal.Segments(s.fs, "db")
-	if err != nil || len(segments) > 6 {
-		s.t.Errorf("%d log segments from epoch %d on are kept, and the tree is at %d: %v", len(segments), segments[0].First, stats.Tree.Epoch, err)
+	if n := stats.Log.Segments; n > 6 { // a listing of the directory would meet segments that the log renames meanwhile
+		s.t.Errorf("%d log segments are kept, and the tree is at %d", n, stats.Tree.Epoch)
 	}
 	if kinds := s.verify(); len(kinds) > 0 {
 		s.t.Error(kinds)
