@@ -2,8 +2,10 @@ package wire
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"time"
 
 	"google.golang.org/grpc"
@@ -42,6 +44,7 @@ func Scenarios() []harness.Scenario {
 			bar{echoArm, 0.6, []int{4, 16}}),
 		scenario("wire-batch-write", "Unary durable batches of 100 puts, counted per key.", "puts", callers, 1_500_000, batchWrite,
 			bar{syncedEcho, 0.7, []int{64}}),
+		requestIDs(callers),
 		scenario("wire-execute", "Unary durable compare-and-sets by Execute: the value is as expected, and one put.", "swaps", callers, 100_000, compareAndSet),
 	}
 }
@@ -72,6 +75,20 @@ func scenario(name, about, unit string, axis harness.Axis, size int, work worklo
 		s.Load, s.Stage = loaded, "wire reads"
 	}
 	return s
+}
+
+// requestIDs measures what a request id costs a unary durable put.
+func requestIDs(axis harness.Axis) harness.Scenario {
+	const withID, without = "with an id", "without"
+	return harness.Scenario{
+		Name: "wire-request-ids", About: "Unary durable puts with a request id, and without.", Unit: "puts", Axis: axis, Size: 100_000,
+		Weight: float64(1 + len(axis.Points)),
+		Arms: []harness.Arm{
+			{Name: withID, Run: arm{start: startKV, work: identifiedPut}.run},
+			{Name: without, Run: arm{start: startKV, work: unaryPut}.run},
+		},
+		Figures: []harness.Figure{{Arm: withID, Against: without, AtLeast: 0.95, Source: "at least 0.95 of a put without an id"}},
+	}
 }
 
 // arm is one target under one workload.
@@ -181,14 +198,30 @@ var unaryGet = workload{bothTransports: true, run: func(ctx context.Context, con
 	})
 }}
 
-var unaryPut = workload{writes: true, unarySync: true, bothTransports: true, run: func(ctx context.Context, conns []*grpc.ClientConn, n, size int, keys keyspace, _ bool) error {
-	return callers(ctx, conns, n, size, func(ctx context.Context, kv pb.KVClient, i int) error {
-		_, err := kv.Put(ctx, &pb.PutRequest{
-			Key: keys.key(make([]byte, 0, keyBytes), i), Value: fillValue(make([]byte, valueBytes), i), Durability: pb.Durability_DURABILITY_SYNC,
+var (
+	unaryPut      = unaryPuts(func() []byte { return nil })
+	identifiedPut = unaryPuts(newRequestID)
+)
+
+func unaryPuts(id func() []byte) workload {
+	return workload{writes: true, unarySync: true, bothTransports: true, run: func(ctx context.Context, conns []*grpc.ClientConn, n, size int, keys keyspace, _ bool) error {
+		return callers(ctx, conns, n, size, func(ctx context.Context, kv pb.KVClient, i int) error {
+			_, err := kv.Put(ctx, &pb.PutRequest{
+				Key: keys.key(make([]byte, 0, keyBytes), i), Value: fillValue(make([]byte, valueBytes), i), Durability: pb.Durability_DURABILITY_SYNC,
+				RequestId: id(),
+			})
+			return err
 		})
-		return err
-	})
-}}
+	}}
+}
+
+// newRequestID makes a UUID of version 7.
+func newRequestID() []byte {
+	id := make([]byte, 16)
+	binary.BigEndian.PutUint64(id, uint64(time.Now().UnixMilli())<<16|7<<12|rand.Uint64()&0xfff)
+	binary.BigEndian.PutUint64(id[8:], 0b10<<62|rand.Uint64()>>2)
+	return id
+}
 
 var pipelinedGet = workload{run: func(ctx context.Context, conns []*grpc.ClientConn, n, size int, keys keyspace, echo bool) error {
 	fill := func() func(*pb.PipelineRequest, int) {

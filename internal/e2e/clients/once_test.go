@@ -30,14 +30,17 @@ func (n *tally) add(err error) {
 	}
 }
 
-var onceRounds = flag.Int("once.rounds", 6, "how often the server is stopped or killed under increments")
+var (
+	onceRounds    = flag.Int("once.rounds", 6, "how often the server is stopped or killed under increments")
+	onceTransport = flag.String("once.transport", "direct", "the server's transport: direct or grpc-go")
+)
 
 // TestEveryIncrementIsAppliedOnceUnderFaults: increments by Update and by Invoke go over connections that
 // break after so many bytes, to a server that is stopped, killed and started again. The client repeats
 // them, with the request's id, until it knows the outcome: the sum is exact, and no outcome stays unknown.
 func TestEveryIncrementIsAppliedOnceUnderFaults(t *testing.T) {
 	t.Parallel()
-	s := startServer(t)
+	s := startServer(t, "--transport", *onceTransport)
 	p := startProxy(t, s.endpoint)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Duration(*onceRounds)*20*time.Second)
 	defer cancel()
