@@ -180,6 +180,11 @@ func (q *quarantineState) keys() []string {
 // add decides about one key.
 func (p *quarantinePlan) add(e *Engine, in *btree.MergeInput, input btree.Input, key []byte) {
 	before := e.checkpoints.quarantine.now.of(key)
+	if in.Policy.Expired.Has(key) { // neither the tree nor the quarantine needs it
+		p.excluded[string(key)] = struct{}{}
+		p.changed = p.changed || len(before) > 0
+		return
+	}
 	reason, refused := e.checkpoints.quarantine.refused[string(key)]
 	if !refused {
 		reason = before[0].Reason

@@ -348,6 +348,42 @@ func TestRefusedEntriesDoNotBlockCheckpoints(t *testing.T) {
 	q.checkOffline(false)
 }
 
+// TestExpiredKeysLeaveTheQuarantine: no client can overwrite or delete the keys that merges drop because no reader asks for
+// them, so a merge removes them from the quarantine, too. Bulk loads are refused while anything is there.
+func TestExpiredKeysLeaveTheQuarantine(t *testing.T) {
+	q := newQuarantineBench(t, vfs.NewMem())
+	q.mustOpen()
+	for _, key := range refused() {
+		q.set(key, "one")
+	}
+	if err := q.checkpointAt(); err != nil {
+		t.Fatal(err)
+	}
+	if st := q.engine.Stats(); st.Quarantine.Versions != 4 {
+		t.Fatalf("%d versions in quarantine", st.Quarantine.Versions)
+	}
+	q.set(longKeys()[0], "two") // new versions go, too
+	q.set("zz", "is not expired")
+	at, key := keys.Epoch(q.visible.Load()), func(user string) []byte { return keys.Append(nil, keys.SpaceUser, []byte(user)) }
+	if err := q.engine.Rotate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	expired := KeyRange{Lower: key("a"), Upper: key("zz")}
+	if err := q.engine.Checkpoint(t.Context(), GCWatermarks{Visible: at, Snapshots: []keys.Epoch{at}, Expired: expired}); err != nil {
+		t.Fatal(err)
+	}
+	q.want = map[string]string{"zz": q.want["zz"]}
+	q.check(at, q.want)
+	load, err := q.engine.NewBulkLoad()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := load.Close(); err != nil {
+		t.Fatal(err)
+	}
+	q.checkOffline(false)
+}
+
 // quarantineScript works on a store until it ends or the file system crashes, and returns how many of its commits were durable for certain.
 func (q *quarantineBench) script(commits *[]map[string]string) error {
 	if err := q.open(); err != nil {

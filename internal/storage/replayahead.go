@@ -3,6 +3,7 @@ package storage
 import (
 	"bytes"
 	"errors"
+	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/batch"
@@ -37,7 +38,7 @@ func (r *replayer) keepAhead() error {
 		}
 	}
 	if ahead.mem != nil { // the last generation reaches over epochs of which the log has no records: they become another one
-		last, next := r.filled[len(r.filled)-1], &generation{mem: ahead.mem, first: r.newest + 1}
+		last, next := r.filled[len(r.filled)-1], &generation{mem: ahead.mem, first: r.newest + 1, sealedAt: time.Now(), term: r.term}
 		next.end.Store(max(last.end.Load(), uint64(ahead.newest+1)))
 		last.end.Store(uint64(next.first))
 		r.filled = append(r.filled, next)
@@ -53,7 +54,7 @@ type aheadOfLog struct {
 	mem      *memtable.Table // nil before the first version
 	inserter memtable.Inserter
 	newest   keys.Epoch // in mem
-	value    []byte
+	stored   []byte     // what is stored of a version: its metadata and its value
 }
 
 // keep copies the newest version of a key if it is newer than the log.
@@ -62,9 +63,9 @@ func (a *aheadOfLog) keep(key []byte) error {
 	if IsDamage(err) || errors.Is(err, ErrDamaged) || err == nil && (!ok || v.Epoch <= a.replayer.newest) {
 		return nil
 	}
-	var value []byte
 	if err == nil {
-		value, err = a.reader.Value(&a.value, v)
+		a.stored = append(a.stored[:0], v.section()...)
+		a.stored, err = a.reader.AppendValue(a.stored, v)
 	}
 	if errors.Is(err, ErrDamaged) {
 		return nil
@@ -76,7 +77,7 @@ func (a *aheadOfLog) keep(key []byte) error {
 		return err
 	}
 	a.newest = max(a.newest, v.Epoch)
-	return a.insert(key, v.Kind, value, v.Epoch)
+	return a.insert(key, v.Kind, v.Epoch)
 }
 
 // find returns the newest version of a key in the quarantine or in the tree.
@@ -89,12 +90,13 @@ func (a *aheadOfLog) find(key []byte) (Version, bool, error) {
 	return a.reader.FindInTree(a.state, key, keys.MaxEpoch)
 }
 
-func (a *aheadOfLog) insert(key []byte, kind keys.Kind, value []byte, epoch keys.Epoch) error {
+// insert puts what is in stored into the memtable.
+func (a *aheadOfLog) insert(key []byte, kind keys.Kind, epoch keys.Epoch) error {
 	var b batch.Builder
 	if kind == keys.KindDelete {
 		b.Delete(keys.SpaceOf(key), keys.User(key))
 	} else {
-		b.Set(keys.SpaceOf(key), keys.User(key), value)
+		b.SetStored(kind, keys.SpaceOf(key), keys.User(key), a.stored)
 	}
 	body, err := b.Finish()
 	if err == nil {

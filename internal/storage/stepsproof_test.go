@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/metadata"
 	"github.com/epochkv/epochkv/internal/storage/batch"
 	"github.com/epochkv/epochkv/internal/vfs"
 	"github.com/epochkv/epochkv/internal/wal"
@@ -211,5 +212,61 @@ func TestRepairOfTheLogKeepsWhatAnInterruptedMergeHas(t *testing.T) {
 			q.mustOpen()
 		}
 		q.mustClose()
+	}
+}
+
+// TestRepairOfTheLogKeepsTheMetadataOfWhatAnInterruptedMergeHas: the version that stays, because only the tree has it, keeps its
+// metadata, although a full disk makes the start copy it into a memtable.
+func TestRepairOfTheLogKeepsTheMetadataOfWhatAnInterruptedMergeHas(t *testing.T) {
+	fields := metadata.Fields{ExpiresAt: 1 << 40, Lease: 300}
+	for _, value := range []string{"new", strings.Repeat("new", 300)} {
+		q := newQuarantineBench(t, vfs.NewMem())
+		q.options.disturb = nil
+		q.mustOpen()
+		q.set("A", "between")
+		q.pair("second")
+		var w batch.Builder
+		w.SetStored(keys.KindSetMetadata, keys.SpaceUser, []byte("A"), append(fields.Append(nil), value...))
+		q.commit(&w)
+		q.interruptMerge()
+		q.loseLastRecord()
+		if _, err := Inspect.Repair(q.fs, "db"); err != nil {
+			t.Fatal(err)
+		}
+		faulty := vfs.NewFaulty(q.fs)
+		q.options.FS = faulty
+		rule := faulty.Inject(vfs.Rule{Op: vfs.OpWrite | vfs.OpPreallocate, Name: "*.ekv", Err: syscall.ENOSPC})
+		for range 2 {
+			q.mustOpen()
+			q.checkMetadata("A", fields, value)
+			rule.Remove()
+			if err := q.checkpointAt(); err != nil {
+				t.Fatal(err)
+			}
+			q.checkMetadata("A", fields, value)
+			if st := q.engine.Stats(); st.Quarantine.Versions != 0 {
+				t.Fatalf("%d versions are in quarantine: %s", st.Quarantine.Versions, st.Quarantine.Reason)
+			}
+			q.mustClose()
+		}
+		if rule.Fired() == 0 {
+			t.Fatal("the start has not met the full disk")
+		}
+	}
+}
+
+func (q *quarantineBench) checkMetadata(key string, want metadata.Fields, value string) {
+	q.t.Helper()
+	r := q.engine.NewReader()
+	q.slot.Enter()
+	defer q.slot.Leave()
+	v, ok, err := r.Get(keys.Append(nil, keys.SpaceUser, []byte(key)), keys.MaxEpoch)
+	if err != nil || !ok {
+		q.t.Fatalf("%s: found %v, %v", key, ok, err)
+	}
+	fields, err := v.Metadata()
+	got, readErr := r.AppendValue(nil, v)
+	if err := errors.Join(err, readErr); err != nil || fields != want || string(got) != value {
+		q.t.Fatalf("%s has %+v and %d bytes, %v; want %+v and %d bytes", key, fields, len(got), err, want, len(value))
 	}
 }

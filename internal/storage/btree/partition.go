@@ -450,7 +450,7 @@ func (w *worker) emit(old bool) {
 	if old {
 		w.countOld(t, e.Value)
 	}
-	keep := !w.m.Policy.Expired.has(w.key) && w.m.Policy.retains(&w.history, t.Epoch())
+	keep := !w.m.Policy.Expired.Has(w.key) && w.m.Policy.retains(&w.history, t.Epoch())
 	if keep && t.Kind() == keys.KindDelete && w.history.done && !w.m.Policy.RetainTombstones && !w.continuesOnAvoidedPage() {
 		// No snapshot is before the tombstone, and the older versions go too: here, or in the
 		// leaves after this one (see Policy.past).

@@ -32,9 +32,9 @@ type Policy struct {
 // Range is the keys in [Lower, Upper).
 type Range struct{ Lower, Upper []byte }
 
-// has reports whether key is in the range. All keys of a range have the same keyspace, so that for most keys one byte
+// Has reports whether key is in the range. All keys of a range have the same keyspace, so that for most keys one byte
 // decides.
-func (r *Range) has(key []byte) bool {
+func (r *Range) Has(key []byte) bool {
 	return len(r.Upper) > 0 && key[0] == r.Upper[0] && bytes.Compare(key, r.Upper) < 0 && bytes.Compare(key, r.Lower) >= 0
 }
 
