@@ -54,9 +54,10 @@ func run() int {
 		fmt.Println(telemetry.Build())
 		return 0
 	}
-	// A closed terminal must not end the server. There is nothing to reload: options are read at
-	// start.
-	signal.Ignore(syscall.SIGHUP)
+	// A closed terminal must not end the server, nor must the end of what reads its log through a pipe:
+	// by default, writing to a broken pipe as standard error ends a Go program. There is nothing to
+	// reload: options are read at start.
+	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE)
 	log := telemetry.NewLogger(os.Stderr, in.Config.LogLevel, in.Config.LogFormat)
 	if len(in.Ignored) > 0 {
 		log.Info("ignoring environment variables that Kubernetes injects for a Service", "variables", in.Ignored)

@@ -2,6 +2,7 @@ package clients
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -37,6 +38,34 @@ func TestHangupDoesNotStopTheServer(t *testing.T) {
 	}
 	if code := s.signal(syscall.SIGTERM); code != 0 {
 		t.Errorf("exit code %d", code)
+	}
+}
+
+// A server whose log goes to a pipe outlives what reads the pipe, and stops cleanly when it is told to.
+func TestEndOfTheLogsReaderDoesNotStopTheServer(t *testing.T) {
+	t.Parallel()
+	cmd := exec.Command(filepath.Join(bin, "kvserver"), "--data-dir", t.TempDir(), "--listen", "127.0.0.1:0", "--http", "", "--memory", "256MiB")
+	reader, writer, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd.Stdout, cmd.Stderr = writer, writer
+	if err := errors.Join(cmd.Start(), writer.Close()); err != nil {
+		t.Fatal(err)
+	}
+	var log bytes.Buffer
+	for buf := make([]byte, 4096); !strings.Contains(log.String(), "msg=serving"); {
+		n, err := reader.Read(buf)
+		log.Write(buf[:n])
+		if err != nil {
+			break
+		}
+	}
+	if err := errors.Join(reader.Close(), cmd.Process.Signal(syscall.SIGTERM)); err != nil { // it logs that it drains
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("%v; the log until then: %s", err, log.String())
 	}
 }
 
