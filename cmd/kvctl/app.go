@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 	"time"
 
@@ -23,6 +24,7 @@ type app struct {
 	// Constant after construction.
 	in                       io.Reader
 	out, err                 io.Writer
+	inTerminal               bool // whether a person types standard input
 	outTerminal, errTerminal bool // whether a person is looking
 	getenv                   func(string) string
 
@@ -37,6 +39,7 @@ type app struct {
 
 // run executes one command line and returns the exit code.
 func (a *app) run(ctx context.Context, args []string) int {
+	a.in = &interruptible{ctx: ctx, in: a.in}
 	root := a.rootCommand()
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)
@@ -77,6 +80,12 @@ Exit codes: 0 ok, 1 error, 2 usage, 3 not found, 4 conflict or precondition fail
 		a.snapshotsCommand(), a.outcomeCommand(), a.verifyCommand(), a.salvageCommand(), a.repairLogCommand(), a.checkpointCommand(), a.spaceCommand(), a.resizeCacheCommand(), a.upgradeCommand(), a.logCommand(),
 		a.benchCommand(), a.checkCommand(), a.statusCommand(), a.healthCommand(), a.versionCommand(), a.completionCommand(),
 	)
+	for _, group := range root.Commands() {
+		if group.HasSubCommands() && !group.Runnable() { // cobra prints help for a misspelled subcommand, with exit code 0
+			group.Args = cobra.NoArgs
+			group.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+		}
+	}
 	return root
 }
 
@@ -110,7 +119,7 @@ func (a *app) accept(cmd *cobra.Command) error {
 func rejectEmptyKeys(cmd *cobra.Command) error {
 	verb, _, _ := strings.Cut(cmd.Use, " ")
 	args := cmd.Flags().Args()
-	if verb == "put" && len(args) > 0 {
+	if (verb == "put" || verb == "cas") && len(args) > 0 {
 		args = args[:1]
 	} else if verb != "get" && verb != "del" && verb != "incr" {
 		return nil
@@ -122,6 +131,17 @@ func rejectEmptyKeys(cmd *cobra.Command) error {
 	}
 	return nil
 }
+
+// idArg reads the id of a transaction or a snapshot.
+func idArg(arg, kind string) (uint64, error) {
+	id, err := strconv.ParseUint(arg, 10, 64)
+	if err != nil {
+		return 0, usageError{fmt.Errorf("%q is not the id of a %s; kvctl %s list shows them", arg, kind, idVerbs[kind])}
+	}
+	return id, nil
+}
+
+var idVerbs = map[string]string{"transaction": "txn", "snapshot": "snapshots"}
 
 // connect makes a client. Retries stay within the timeout, so a person waits no longer than asked for.
 func (a *app) connect() (*client.Client, error) {

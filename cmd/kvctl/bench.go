@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -102,8 +103,8 @@ func (f *benchFlags) check() error {
 	switch {
 	case f.duration <= 0 || f.duration > benchDurationMax:
 		return usageError{fmt.Errorf("--duration %v: must be positive and at most %v", f.duration, benchDurationMax)}
-	case f.rate < 0:
-		return usageError{fmt.Errorf("--rate %v: must not be negative", f.rate)}
+	case !(f.rate >= 0 && f.rate <= math.MaxFloat64): // NaN is neither
+		return usageError{fmt.Errorf("--rate %v: must be a finite number that is not negative", f.rate)}
 	case f.prefix == "":
 		return usageError{errors.New("--prefix: must not be empty: it keeps the benchmark away from other keys")}
 	}

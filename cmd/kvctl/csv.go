@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"unicode/utf8"
 )
 
@@ -21,15 +22,38 @@ var (
 // csvSource reads records of a CSV file.
 type csvSource struct {
 	r                    *csv.Reader
+	limit                *recordLimit
 	key, value           int // columns
 	keyBase64, valBase64 bool
 	started              bool
+
+	last     []string // the record before
+	lastLine int      // on which it began
 }
 
-func newCSVSource(r io.Reader) *csvSource {
-	reader := csv.NewReader(r)
+func newCSVSource(r io.Reader, recordMax int) *csvSource {
+	limit := &recordLimit{r: r, max: recordMax}
+	reader := csv.NewReader(limit)
 	reader.FieldsPerRecord = 2
-	return &csvSource{r: reader}
+	return &csvSource{r: reader, limit: limit}
+}
+
+// errRecordTooLong ends the reading of a record that no server takes.
+var errRecordTooLong = errors.New("the record is longer than a record can be; is a quote not closed?")
+
+// recordLimit bounds what is read for one record. After a quote that is not closed, package csv would read all of the file into memory.
+type recordLimit struct {
+	r         io.Reader
+	max, left int
+}
+
+func (l *recordLimit) Read(p []byte) (int, error) {
+	if l.left <= 0 {
+		return 0, errRecordTooLong
+	}
+	n, err := l.r.Read(p[:min(len(p), l.left)])
+	l.left -= n
+	return n, err
 }
 
 // next reads a record and says on which line it began. It ends with io.EOF.
@@ -50,6 +74,7 @@ func (s *csvSource) next() (record, int, error) {
 
 // read reads a row. An error of the csv package carries its line itself, which the caller is going to say.
 func (s *csvSource) read() ([]string, int, error) {
+	s.limit.left = s.limit.max
 	fields, err := s.r.Read()
 	var parse *csv.ParseError
 	switch {
@@ -58,10 +83,20 @@ func (s *csvSource) read() ([]string, int, error) {
 	case errors.As(err, &parse):
 		return nil, parse.Line, parse.Err
 	case err != nil:
-		return nil, 0, err
+		return nil, s.lineAfter(), err
 	}
 	line, _ := s.r.FieldPos(0)
+	s.last, s.lastLine = fields, line
 	return fields, line, nil
+}
+
+// lineAfter is the first line after the last record.
+func (s *csvSource) lineAfter() int {
+	line := s.lastLine + 1
+	for _, field := range s.last {
+		line += strings.Count(field, "\n")
+	}
+	return line
 }
 
 func (s *csvSource) readHeader() (int, error) {

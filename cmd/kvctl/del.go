@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 
 	"github.com/spf13/cobra"
 
@@ -23,7 +24,10 @@ With a condition (for one key) that does not hold, nothing is deleted and the ex
   kvctl del --if-present greeting
   kvctl del --prefix session/
   kvctl del --start log/2024 --end log/2025 --limit 100000`,
-		Args: func(_ *cobra.Command, args []string) error {
+		Args: func(cmd *cobra.Command, args []string) error {
+			if err := rejectEmptyBounds(cmd); err != nil {
+				return err
+			}
 			if (len(args) > 0) == r.given() {
 				return errors.New("del: give either keys or a range (--prefix, or --start and --end)")
 			}
@@ -104,6 +108,17 @@ func (a *app) deleteRange(
 		return a.print("%d\n", deleted.Count)
 	}
 	return a.print("{\"deleted\":%d,\"epoch\":%d,\"more\":%t}\n", deleted.Count, deleted.Epoch, deleted.More)
+}
+
+// rejectEmptyBounds refuses a bound that is given and empty: nearly always a shell variable that is not set. Without the bound, all keys
+// on that side would be deleted.
+func rejectEmptyBounds(cmd *cobra.Command) error {
+	for _, name := range []string{"start", "end"} {
+		if bound := cmd.Flags().Lookup(name); bound.Changed && bound.Value.String() == "" {
+			return fmt.Errorf("del: --%s is empty; for a range without that end, leave the option out", name)
+		}
+	}
+	return nil
 }
 
 // rangeFlags name a range of keys.

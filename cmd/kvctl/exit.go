@@ -42,7 +42,7 @@ func (a *app) report(err error) int {
 	if errors.As(err, &said) {
 		return exitCode(err)
 	}
-	_, _ = fmt.Fprintf(a.err, "kvctl: %v\n", err)
+	_, _ = fmt.Fprintf(a.err, "kvctl: %s\n", printable(err.Error()))
 	if advice := a.advice(err); advice != "" {
 		_, _ = fmt.Fprintf(a.err, "       %s\n", advice)
 	}

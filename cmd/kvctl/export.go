@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 
 	"github.com/spf13/cobra"
@@ -73,8 +74,8 @@ func (a *app) export(cmd *cobra.Command, c *client.Client, f *exportFlags) error
 		return a.exportTo(cmd, c, f, a.out)
 	}
 	// The file gets its name when it is complete: a name that is there can be trusted.
-	partial := f.file + ".partial"
-	file, err := os.Create(partial)
+	partial := fmt.Sprintf("%s.%016x.partial", f.file, rand.Uint64()) // its own: another export to the same name may be running
+	file, err := os.OpenFile(partial, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
 	if err != nil {
 		return err
 	}

@@ -180,7 +180,7 @@ func totalSize(names []string) (int64, error) {
 
 func newSource(format, name string, lineMax int, r io.Reader) recordSource {
 	if format == formatCSV || format == formatAuto && strings.EqualFold(filepath.Ext(name), ".csv") {
-		return newCSVSource(r)
+		return newCSVSource(r, lineMax)
 	}
 	return newJSONSource(r, lineMax)
 }

@@ -95,6 +95,26 @@ func isPlain(b []byte) bool {
 	return true
 }
 
+// printable is text with everything escaped that a terminal does not show as it is: messages have names of files and texts of servers.
+func printable(text string) string {
+	plain := func(r rune) bool { return r == '\n' || r == '\t' || strconv.IsPrint(r) }
+	if utf8.ValidString(text) && strings.IndexFunc(text, func(r rune) bool { return !plain(r) }) < 0 {
+		return text
+	}
+	var out strings.Builder
+	for text != "" {
+		r, size := utf8.DecodeRuneInString(text)
+		if !plain(r) || r == utf8.RuneError && size == 1 {
+			quoted := strconv.Quote(text[:size])
+			out.WriteString(quoted[1 : len(quoted)-1])
+		} else {
+			out.WriteString(text[:size])
+		}
+		text = text[size:]
+	}
+	return out.String()
+}
+
 // written prints the epoch of a write.
 func (a *app) written(epoch client.Epoch) error {
 	switch a.formatOr(formatJSONL) {

@@ -122,7 +122,7 @@ func FuzzParseCSV(f *testing.F) {
 func readCSV(t *testing.T, file []byte) []record {
 	t.Helper()
 	var records []record
-	source := newCSVSource(bytes.NewReader(file))
+	source := newCSVSource(bytes.NewReader(file), 1<<20)
 	for {
 		r, line, err := source.next()
 		if errors.Is(err, io.EOF) {

@@ -11,10 +11,10 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/peterh/liner"
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"github.com/epochkv/epochkv/client"
 )
@@ -118,13 +118,8 @@ type lineSource interface {
 	close() error
 }
 
-// interactive reports whether a person types standard input.
-func (a *app) interactive() bool {
-	return a.in == io.Reader(os.Stdin) && term.IsTerminal(int(os.Stdin.Fd()))
-}
-
 func (a *app) openLines(s *statements) (lineSource, error) {
-	if a.interactive() {
+	if a.inTerminal {
 		return newTerminal(a, s)
 	}
 	scanner := bufio.NewScanner(a.in)
@@ -150,24 +145,49 @@ func (*fileLines) close() error { return nil }
 
 // terminal reads lines that a person edits.
 type terminal struct {
+	ctx     context.Context
 	line    *liner.State
 	history string // file; empty for none
+	typing  chan typedLine
 }
 
+// typedLine is what a prompt returned.
+type typedLine struct {
+	text string
+	err  error
+}
+
+// historyLineBytesMax is below what the library reads: it refuses a file with a line of 4 KiB, although it writes such lines.
+const historyLineBytesMax = 4000
+
 func newTerminal(a *app, s *statements) (*terminal, error) {
-	t := &terminal{line: liner.NewLiner(), history: a.historyFile()}
+	t := &terminal{ctx: s.ctx, line: liner.NewLiner(), history: a.historyFile(), typing: make(chan typedLine, 1)}
 	t.line.SetCtrlCAborts(true)
 	t.line.SetTabCompletionStyle(liner.TabPrints)
 	t.line.SetWordCompleter(s.complete)
 	if t.history == "" {
 		return t, nil
 	}
-	file, err := os.Open(t.history)
-	if err != nil {
-		return t, nil //nolint:nilerr // there is no history yet
+	if err := t.readHistory(); err != nil {
+		return nil, errors.Join(err, t.line.Close()) // Close restores the terminal
 	}
-	_, err = t.line.ReadHistory(file)
-	return t, errors.Join(err, file.Close())
+	return t, nil
+}
+
+// readHistory reads the lines of the history that the library can read.
+func (t *terminal) readHistory() error {
+	text, err := os.ReadFile(t.history)
+	if err != nil {
+		return nil //nolint:nilerr // there is no history yet
+	}
+	var kept strings.Builder
+	for line := range strings.Lines(string(text)) {
+		if len(line) <= historyLineBytesMax && utf8.ValidString(line) {
+			kept.WriteString(line)
+		}
+	}
+	_, err = t.line.ReadHistory(strings.NewReader(kept.String()))
+	return err
 }
 
 func (a *app) historyFile() string {
@@ -183,7 +203,7 @@ func (a *app) historyFile() string {
 
 func (t *terminal) next(prompt string) (string, error) {
 	for {
-		line, err := t.line.Prompt(prompt)
+		line, err := t.prompt(prompt)
 		if errors.Is(err, liner.ErrPromptAborted) { // Ctrl-C drops the line
 			continue
 		}
@@ -191,6 +211,20 @@ func (t *terminal) next(prompt string) (string, error) {
 			t.line.AppendHistory(line)
 		}
 		return line, err
+	}
+}
+
+// prompt waits for a line, or for a signal, which does not end the library's wait. It is not called again after a signal.
+func (t *terminal) prompt(text string) (string, error) {
+	go func() {
+		line, err := t.line.Prompt(text)
+		t.typing <- typedLine{line, err}
+	}()
+	select {
+	case l := <-t.typing:
+		return l.text, l.err
+	case <-t.ctx.Done():
+		return "", context.Cause(t.ctx)
 	}
 }
 
@@ -207,7 +241,7 @@ func (t *terminal) close() error {
 		return errors.Join(err, e)
 	}
 	_, e = t.line.WriteHistory(file)
-	return errors.Join(err, e, file.Close())
+	return errors.Join(err, e, file.Chmod(0o600), file.Close()) // it may have been there with another mode
 }
 
 // complete offers what the word before pos may become: a verb, or for verbs that take keys a key.

@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -89,9 +88,9 @@ and can go on at a newer epoch, a bulk load loads nothing.`,
 		Example: `  kvctl snapshots end 12`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			id, err := strconv.ParseUint(args[0], 10, 64)
+			id, err := idArg(args[0], "snapshot")
 			if err != nil {
-				return usageError{fmt.Errorf("%q is not the id of a snapshot; kvctl snapshots list shows them", args[0])}
+				return err
 			}
 			return a.withClient(func(c *client.Client) error { return c.EndSnapshot(cmd.Context(), id) })
 		},

@@ -67,7 +67,7 @@ If a concurrent commit was faster, the exit code is 4; --retries runs the script
 			return a.withClient(func(c *client.Client) error {
 				s := &statements{app: a, ctx: cmd.Context(), client: c}
 				defer s.abandon()
-				if len(args) == 0 && a.interactive() {
+				if len(args) == 0 && a.inTerminal {
 					return a.transactByHand(s, options)
 				}
 				name := "-"
@@ -205,19 +205,16 @@ func (a *app) listTransactions(cmd *cobra.Command, c *client.Client) error {
 }
 
 func (a *app) txnEndCommand() *cobra.Command {
-	var id uint64
 	return &cobra.Command{
 		Use:     "end ID",
 		Short:   "Roll back an open interactive transaction",
 		Example: `  kvctl txn end 12`,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if err := cobra.ExactArgs(1)(cmd, args); err != nil {
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			id, err := idArg(args[0], "transaction")
+			if err != nil {
 				return err
 			}
-			_, err := fmt.Sscan(args[0], &id)
-			return err
-		},
-		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.withClient(func(c *client.Client) error { return c.EndTransaction(cmd.Context(), id) })
 		},
 	}
