@@ -43,7 +43,7 @@ var treeReadings = []reading{
 		func(s *mvcc.Stats) float64 { return s.Storage.Backpressure.DelayPerKiB.Seconds() }),
 
 	engineGauge("tree_height", "Levels of the tree.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.Height) }),
-	engineGauge("tree_keys", "Live keys in the tree.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.Entries) }),
+	engineGauge("tree_keys", "Live keys in the tree, with the records of requests that have an id.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.Entries) }),
 	engineGauge("tree_bytes", "Bytes of all versions in the tree, without blobs.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.EntryBytes) }),
 	engineGauge("data_file_bytes", "Size of the data file.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Pages.FileBytes) }),
 	engineCounter("pages_read_total", "Pages read from the data file.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Pages.PagesRead) }),

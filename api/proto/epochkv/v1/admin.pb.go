@@ -792,8 +792,9 @@ type VerifyReport struct {
 	LeafPages  uint64 `protobuf:"varint,4,opt,name=leaf_pages,json=leafPages,proto3" json:"leaf_pages,omitempty"`
 	InnerPages uint64 `protobuf:"varint,5,opt,name=inner_pages,json=innerPages,proto3" json:"inner_pages,omitempty"`
 	TreeHeight uint32 `protobuf:"varint,6,opt,name=tree_height,json=treeHeight,proto3" json:"tree_height,omitempty"`
-	Keys       uint64 `protobuf:"varint,7,opt,name=keys,proto3" json:"keys,omitempty"`
-	Versions   uint64 `protobuf:"varint,8,opt,name=versions,proto3" json:"versions,omitempty"`
+	// Live keys, with the records of requests that have a request_id.
+	Keys     uint64 `protobuf:"varint,7,opt,name=keys,proto3" json:"keys,omitempty"`
+	Versions uint64 `protobuf:"varint,8,opt,name=versions,proto3" json:"versions,omitempty"`
 	// Blobs: values that are stored outside the leaves.
 	Values     uint64 `protobuf:"varint,9,opt,name=values,proto3" json:"values,omitempty"`
 	ValueBytes uint64 `protobuf:"varint,10,opt,name=value_bytes,json=valueBytes,proto3" json:"value_bytes,omitempty"`
@@ -1230,7 +1231,8 @@ type SpaceResponse struct {
 	PendingBytes uint64 `protobuf:"varint,5,opt,name=pending_bytes,json=pendingBytes,proto3" json:"pending_bytes,omitempty"`
 	FreeBytes    uint64 `protobuf:"varint,6,opt,name=free_bytes,json=freeBytes,proto3" json:"free_bytes,omitempty"`
 	TreeHeight   uint32 `protobuf:"varint,7,opt,name=tree_height,json=treeHeight,proto3" json:"tree_height,omitempty"`
-	Keys         uint64 `protobuf:"varint,8,opt,name=keys,proto3" json:"keys,omitempty"`
+	// Live keys, with the records of requests that have a request_id.
+	Keys uint64 `protobuf:"varint,8,opt,name=keys,proto3" json:"keys,omitempty"`
 	// Keys and inline values of all versions.
 	EntryBytes uint64     `protobuf:"varint,9,opt,name=entry_bytes,json=entryBytes,proto3" json:"entry_bytes,omitempty"`
 	Pages      *PageKinds `protobuf:"bytes,10,opt,name=pages,proto3" json:"pages,omitempty"`
@@ -1898,7 +1900,8 @@ type Tree struct {
 	// Every commit up to this epoch is in the data file.
 	Epoch  uint64 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	Height uint32 `protobuf:"varint,2,opt,name=height,proto3" json:"height,omitempty"`
-	Keys   uint64 `protobuf:"varint,3,opt,name=keys,proto3" json:"keys,omitempty"`
+	// Live keys, with the records of requests that have a request_id.
+	Keys uint64 `protobuf:"varint,3,opt,name=keys,proto3" json:"keys,omitempty"`
 	// Keys and inline values of all versions.
 	EntryBytes uint64 `protobuf:"varint,4,opt,name=entry_bytes,json=entryBytes,proto3" json:"entry_bytes,omitempty"`
 	// Bytes of live pages, of freed pages that readers of older states still need, and of free pages.

@@ -1,0 +1,100 @@
+package mvcc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/epochkv/epochkv/internal/vfs"
+)
+
+// TestRecordsOfRequestsTakeTheSpaceOfOneWindow overwrites some keys with ids, for several windows: a record takes at most 70 bytes of
+// the data file, and from the second window on the file does not grow.
+func TestRecordsOfRequestsTakeTheSpaceOfOneWindow(t *testing.T) {
+	s := mustOpen(t, tiny(vfs.NewMem()))
+	x := mustSession(t, s)
+	const writes, perWriteMax = 3000, 70
+	base := milliseconds(time.Now()) - 60_000
+	live := func() uint64 {
+		if err := s.Checkpoint(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		st := s.Stats().Storage
+		return st.Pages.Live * uint64(st.PageSize)
+	}
+	window := func(n uint64) {
+		for i := range uint64(writes) {
+			r := &Request{ID: requestID(base + n*writes + i)}
+			if _, err := putOnce(t, x, r, fmt.Sprint("k", i%10), "v"); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	before := live()
+	window(0)
+	first := live()
+	if grown := first - before; grown > writes*perWriteMax {
+		t.Errorf("%d writes with ids take %d bytes, %d for each", writes, grown, grown/writes)
+	}
+	for n := uint64(1); n < 5; n++ {
+		window(n)
+		if err := s.advanceCutoff(t.Context(), s.newSession(), base+n*writes); err != nil {
+			t.Fatal(err)
+		}
+		if now := live(); now > first+first/4 {
+			t.Errorf("%d bytes after window %d, %d after the first", now, n, first)
+		}
+	}
+}
+
+// TestWindowThatShrinksUnderRetriesExecutesNothingTwice: records are forgotten after some milliseconds, by time and by bytes, while
+// requests are repeated from several sessions, some of them later than that.
+func TestWindowThatShrinksUnderRetriesExecutesNothingTwice(t *testing.T) {
+	o := tiny(vfs.NewMem())
+	o.RequestWindow, o.RequestBytes = 30*time.Millisecond, 8<<10
+	s := mustOpen(t, o)
+	var sum, expired atomic.Int64
+	var all sync.WaitGroup
+	end := time.Now().Add(400 * time.Millisecond)
+	for range 3 {
+		x, again := mustSession(t, s), mustSession(t, s)
+		all.Go(func() {
+			for time.Now().Before(end) {
+				r := newRequest()
+				first := increment(x, r, DurabilityAsync)
+				time.Sleep(time.Duration(rand.Int64N(int64(rand.N(60*time.Millisecond)) + 1)))
+				second := increment(again, r, DurabilityAsync)
+				switch gone := new(RequestExpiredError); {
+				case first == nil && (second == nil || errors.As(second, &gone)):
+					sum.Add(1)
+				case errors.As(first, &gone) && errors.As(second, &gone):
+				default:
+					t.Errorf("first %v, then %v", first, second)
+				}
+				if second != nil {
+					expired.Add(1)
+				}
+			}
+		})
+		all.Go(func() {
+			for time.Now().Before(end) {
+				_ = s.Checkpoint(context.Background())
+				time.Sleep(time.Millisecond)
+			}
+		})
+	}
+	all.Wait()
+	v, err := mustSession(t, s).Get(nil, []byte("sum"), 0)
+	if err != nil || string(v.Data) != strconv.FormatInt(sum.Load(), 10) {
+		t.Fatalf("the sum is %s, %d requests were told that they are applied: %v", v.Data, sum.Load(), err)
+	}
+	if expired.Load() == 0 || sum.Load() == 0 {
+		t.Errorf("%d requests expired, %d were applied: this tests nothing", expired.Load(), sum.Load())
+	}
+}
