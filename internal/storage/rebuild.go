@@ -114,10 +114,25 @@ func (e *Engine) RunRebuilds(ctx context.Context) {
 	}
 }
 
+// errSearchYields ends a search while the disk is full: the pages of its pinned state are those that deletions free. The
+// search is repeated after a checkpoint.
+var errSearchYields = errors.New("storage: the search for orphans waits until the disk has space")
+
+// yields is errSearchYields while there is a shortage.
+func (e *Engine) yields() error {
+	if e.Shortage() != nil {
+		return errSearchYields
+	}
+	return nil
+}
+
 // searchOrphans makes one search, and hands what it has found to the next checkpoint.
 func (e *Engine) searchOrphans(ctx context.Context) error {
 	if e.rebuilds.waiting.Load() {
 		return nil
+	}
+	if err := e.yields(); err != nil {
+		return err
 	}
 	state, err := e.PinState(ctx)
 	if err != nil {
@@ -157,7 +172,13 @@ func (p *PinnedState) findOrphans(ctx context.Context) (*orphans.Found, error) {
 	limit := readLimit{began: time.Now(), pagesPerSecond: rebuildReadBytes / p.Pages.PageSize()}
 	return orphans.Find(ctx, &orphans.Search{
 		Pages: p.Pages, Tree: p.Tree(), Beside: []btree.Root{root, mirror}, Newest: newestEpoch(&stored), Exact: p.MapIsExact(),
-		Blobs: p.reachBlobs, Pause: limit.wait,
+		Blobs: p.reachBlobs,
+		Pause: func(ctx context.Context) error {
+			if err := p.engine.yields(); err != nil {
+				return err
+			}
+			return limit.wait(ctx)
+		},
 		Skipped: func(id page.ID) bool { _, skipped := avoid[id]; return skipped },
 	})
 }

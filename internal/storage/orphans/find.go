@@ -100,7 +100,7 @@ type finder struct {
 	orphans    *bitset.Set
 	referenced bitset.Set // by readable orphans
 	inner      bitset.Set // readable orphans of level 2 and above
-	unread     []page.ID  // orphans that cannot be read
+	unread     bitset.Set // orphans that cannot be read
 	tops       map[page.ID]*top
 }
 
@@ -224,7 +224,7 @@ func (f *finder) sortOrphans() error {
 		case err != nil && !pagesource.IsDamage(err):
 			return err
 		case err != nil:
-			if f.unread = append(f.unread, page.ID(i)); len(f.unread) > topsMax {
+			if f.unread.Add(i); f.unread.Count() > topsMax {
 				return unproved("more than %d pages cannot be read", topsMax)
 			}
 		default:
@@ -268,8 +268,7 @@ func (f *finder) sortReadable(i int, leaves *bitset.Set) error {
 
 // findHidden notes the inner nodes below readable orphans that cannot be read.
 func (f *finder) findHidden() error {
-	hidden := func(id page.ID) bool { return slices.Contains(f.unread, id) && f.referenced.Has(int(id)) }
-	if !slices.ContainsFunc(f.unread, hidden) {
+	if !haveCommon(&f.unread, &f.referenced) {
 		return nil
 	}
 	for i := f.inner.Next(0); i != bitset.None; i = f.inner.Next(i + 1) {
@@ -278,7 +277,7 @@ func (f *finder) findHidden() error {
 		}
 		node := page.Inner(f.buf)
 		for c := range node.Count() {
-			if !hidden(node.Child(c)) {
+			if !f.unread.Has(int(node.Child(c))) {
 				continue
 			}
 			n := &lostNode{id: node.Child(c), level: node.Level() - 1}
@@ -292,11 +291,20 @@ func (f *finder) findHidden() error {
 	return nil
 }
 
+func haveCommon(a, b *bitset.Set) bool {
+	for i := range a.Len() / 64 {
+		if a.Word(i)&b.Word(i) != 0 {
+			return true
+		}
+	}
+	return false
+}
+
 // describeTops reads the keys of the tops.
 func (f *finder) describeTops() error {
 	f.tops = map[page.ID]*top{}
-	for _, id := range f.unread {
-		if !f.referenced.Has(int(id)) {
+	for i := f.unread.Next(0); i != bitset.None; i = f.unread.Next(i + 1) {
+		if id := page.ID(i); !f.referenced.Has(i) {
 			f.tops[id] = &top{id: id, level: levelUnknown}
 		}
 	}

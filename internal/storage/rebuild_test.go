@@ -1,0 +1,47 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/epochkv/epochkv/internal/vfs"
+)
+
+// TestSearchForOrphansKeepsNoPagesOnAFullDisk: the pages that a search pins are those that deletions free. So a search ends
+// when the disk becomes full, and is repeated after a later checkpoint.
+func TestSearchForOrphansKeepsNoPagesOnAFullDisk(t *testing.T) {
+	q := newQuarantineBench(t, vfs.NewMem())
+	q.options.disturb = nil
+	q.mustOpen()
+	q.fill()
+	if err := q.checkpointAt(); err != nil {
+		t.Fatal(err)
+	}
+	e, ctx := q.engine, context.Background()
+	state, err := e.PinState(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	state.ReleaseLog()
+	if found, err := state.findOrphans(ctx); err != nil || found.Reads == 0 {
+		t.Fatalf("%+v, %v: the tree is too small", found, err)
+	}
+	e.reserve.shortage.Store(&ShortageError{cause: vfs.ErrNoSpace})
+	if found, err := state.findOrphans(ctx); !errors.Is(err, errSearchYields) {
+		t.Errorf("a search that is under way goes on: %+v, %v", found, err)
+	}
+	state.Release()
+	pinning, cancel := context.WithCancel(ctx)
+	cancel()
+	if err := e.searchOrphans(pinning); !errors.Is(err, errSearchYields) {
+		t.Errorf("a search begins: %v", err)
+	}
+	e.reserve.shortage.Store(nil)
+	e.rebuilds.later.Store(true)
+	q.set("another", "value")
+	if err := q.checkpointAt(); err != nil || len(e.rebuilds.requests) != 1 {
+		t.Errorf("%d searches are requested after a checkpoint, %v", len(e.rebuilds.requests), err)
+	}
+	q.mustClose()
+}
