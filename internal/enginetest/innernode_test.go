@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -30,8 +31,27 @@ var (
 const tallKeys = 1000
 
 // tallTree has the files of a closed store with a tree of at least four levels, with large values, deleted keys, keys with
-// many versions, and pages that earlier checkpoints wrote and that are free now.
-func tallTree(t testing.TB, seed uint64) (image, map[string]string) {
+// many versions, and pages that earlier checkpoints wrote and that are free now. The store is made once; each caller has a copy.
+func tallTree(t testing.TB) (image, map[string]string) {
+	t.Helper()
+	tallTreeOnce.Do(func() { tallTreeFiles, tallTreeKeys = makeTallTree(t) })
+	if tallTreeKeys == nil {
+		t.Fatal("the store could not be made")
+	}
+	files := maps.Clone(tallTreeFiles)
+	for name := range files {
+		files[name] = slices.Clone(files[name])
+	}
+	return files, maps.Clone(tallTreeKeys)
+}
+
+var (
+	tallTreeOnce  sync.Once
+	tallTreeFiles image
+	tallTreeKeys  map[string]string
+)
+
+func makeTallTree(t testing.TB) (image, map[string]string) {
 	t.Helper()
 	o := modelOptions(vfs.NewMem())
 	s, err := mvcc.Open(o)
@@ -39,10 +59,10 @@ func tallTree(t testing.TB, seed uint64) (image, map[string]string) {
 		t.Fatal(err)
 	}
 	x, old := mustSession(t, s), mustSession(t, s)
-	rng, want := rand.New(rand.NewPCG(seed, 17)), map[string]string{}
+	rng, want := rand.New(rand.NewPCG(1, 17)), map[string]string{}
 	set := func(k, v string) {
 		t.Helper()
-		if _, err := put(x, k, v, mvcc.DurabilitySync); err != nil {
+		if _, err := put(x, k, v, mvcc.DurabilityAsync); err != nil {
 			t.Fatal(err)
 		}
 		want[k] = v
@@ -59,7 +79,7 @@ func tallTree(t testing.TB, seed uint64) (image, map[string]string) {
 			set("key-0250", fmt.Sprint(rng.Uint64(), strings.Repeat("m", 80)))
 		}
 		for i := range 20 {
-			k, w := fmt.Sprintf("key-%04d", (i*53+round*7)%tallKeys), mvcc.Write{Durability: mvcc.DurabilitySync}
+			k, w := fmt.Sprintf("key-%04d", (i*53+round*7)%tallKeys), mvcc.Write{Durability: mvcc.DurabilityAsync}
 			w.Delete([]byte(k))
 			if _, err := commitAndWait(x, &w); err != nil {
 				t.Fatal(err)
@@ -109,13 +129,14 @@ func innerNodes(t testing.TB, fs vfs.FS) (byLevel [][]page.ID, parents map[page.
 
 // rebuildTest opens damaged files.
 type rebuildTest struct {
-	t       testing.TB
-	what    string
-	o       mvcc.Options
-	s       *mvcc.Store
-	x       *session
-	want    map[string]string
-	reports chan storage.Rebuild
+	t        testing.TB
+	what     string
+	o        mvcc.Options
+	snapshot bool // x has one, and reads at it
+	s        *mvcc.Store
+	x        *session
+	want     map[string]string
+	reports  chan storage.Rebuild
 }
 
 func openDamaged(t testing.TB, fs vfs.FS, want map[string]string, what string) *rebuildTest {
@@ -135,7 +156,7 @@ func (r *rebuildTest) readAll() (lost []string) {
 	r.t.Helper()
 	for i := range tallKeys {
 		k := fmt.Sprintf("key-%04d", i)
-		v, err := r.x.Get(nil, []byte(k), 0)
+		v, err := r.get(k)
 		want, has := r.want[k]
 		switch {
 		case asDamage(err):
@@ -145,6 +166,13 @@ func (r *rebuildTest) readAll() (lost []string) {
 		}
 	}
 	return lost
+}
+
+func (r *rebuildTest) get(key string) (mvcc.Value, error) {
+	if r.snapshot {
+		return r.x.Read(nil, []byte(key))
+	}
+	return r.x.Get(nil, []byte(key), 0)
 }
 
 // await waits until a report for each of so many nodes has come.
@@ -163,6 +191,31 @@ func (r *rebuildTest) await(nodes int) (rebuilt, refused []storage.Rebuild) {
 		}
 	}
 	return rebuilt, refused
+}
+
+// atSnapshot reads at a snapshot of now, which keeps old versions; nil if it is not wanted.
+func (r *rebuildTest) atSnapshot(wanted bool) *rebuildTest {
+	r.t.Helper()
+	if !wanted {
+		return nil
+	}
+	x := mustSession(r.t, r.s)
+	if _, err := x.OpenSnapshot(0); err != nil {
+		r.t.Fatal(err)
+	}
+	return &rebuildTest{t: r.t, what: r.what + ", at an old snapshot", x: x, snapshot: true, want: maps.Clone(r.want)}
+}
+
+// mustHaveAll reads every key at the snapshot, and closes it.
+func (r *rebuildTest) mustHaveAll() {
+	if r == nil {
+		return
+	}
+	r.t.Helper()
+	if lost := r.readAll(); len(lost) > 0 {
+		r.t.Fatalf("%s: %d keys cannot be read", r.what, len(lost))
+	}
+	r.x.Close()
 }
 
 // writeAll changes keys all over the tree.
@@ -222,7 +275,7 @@ func overwrite(data []byte, id page.ID, bit int) {
 // TestDamagedInnerNodesAreRebuilt damages every inner node in turn, the root among them. A read that meets it, or a write,
 // has it rebuilt: every key is read, and the files are as if nothing had happened.
 func TestDamagedInnerNodesAreRebuilt(t *testing.T) {
-	files, want := tallTree(t, 1)
+	files, want := tallTree(t)
 	clean := files[dataFile]
 	byLevel, _ := innerNodes(t, files.files(t))
 	if len(byLevel) < 4 {
@@ -242,6 +295,7 @@ func TestDamagedInnerNodesAreRebuilt(t *testing.T) {
 			}
 			overwrite(files[dataFile], id, bit)
 			r := openDamaged(t, files.files(t), want, fmt.Sprintf("page %d of level %d, bit %d", id, level, bit))
+			before := r.atSnapshot(n%2 == 0)
 			if n%3 == 0 {
 				r.writeAll()
 			}
@@ -254,6 +308,7 @@ func TestDamagedInnerNodesAreRebuilt(t *testing.T) {
 				t.Fatalf("%s: rebuilt %+v, refused %+v", r.what, rebuilt, refused)
 			}
 			r.writeAll()
+			before.mustHaveAll()
 			r.mustBeWhole()
 		}
 	}
@@ -263,7 +318,7 @@ func TestDamagedInnerNodesAreRebuilt(t *testing.T) {
 // below damaged nodes. Every answer is right or DATA_LOSS. A node is rebuilt, or refused with a reason. Of rebuilt nodes only
 // the keys in damaged leaves are lost, and without damaged leaves nothing is.
 func TestSeveralDamagedPagesOfTheTree(t *testing.T) {
-	files, want := tallTree(t, 2)
+	files, want := tallTree(t)
 	clean := files[dataFile]
 	byLevel, parents := innerNodes(t, files.files(t))
 	below := keysBelow(t, files.files(t))
@@ -371,7 +426,7 @@ func (r *rebuildTest) awaitSearch(mayLose func(string) bool) (refused bool) {
 // TestRebuildingSurvivesACrashAtEveryOperation cuts the power at each operation of a store that skips a damaged node, writes
 // into its range, and rebuilds it.
 func TestRebuildingSurvivesACrashAtEveryOperation(t *testing.T) {
-	files, want := tallTree(t, 3)
+	files, want := tallTree(t)
 	byLevel, parents := innerNodes(t, files.files(t))
 	node := byLevel[1][len(byLevel[1])/2]
 	overwrite(files[dataFile], node, -1)
@@ -458,7 +513,7 @@ func (r *rebuildTest) mayHave(acked map[string]string) {
 // TestOldStatesAreNotMixedIntoARebuiltNode: a verification holds the pages of an old state while the tree is written anew,
 // with deletions, and its root is damaged. No page of the old state comes back.
 func TestOldStatesAreNotMixedIntoARebuiltNode(t *testing.T) {
-	files, want := tallTree(t, 4)
+	files, want := tallTree(t)
 	fs := files.files(t)
 	r := openDamaged(t, fs, want, "an old state is pinned")
 	reached, goOn, done := make(chan struct{}), make(chan struct{}), make(chan error, 1)
@@ -525,7 +580,7 @@ func (r *rebuildTest) provoke() (rebuilt, refused []storage.Rebuild) {
 // TestNoNodeIsRebuiltFromAnInexactMap: the allocation map was rebuilt although an inner node could not be read, so that all
 // pages count as live, those of older states among them. Nothing can be proved.
 func TestNoNodeIsRebuiltFromAnInexactMap(t *testing.T) {
-	files, want := tallTree(t, 5)
+	files, want := tallTree(t)
 	byLevel, _ := innerNodes(t, files.files(t))
 	clean := files[dataFile]
 	for id := 0; (id+1)*512 <= len(clean); id++ {
