@@ -6,6 +6,9 @@
 //	                ├─► CheckLists    every cycle of dependencies that the isolation level forbids
 //	                └─► CheckLinear   porcupine: one order of all transactions that explains everything and respects real time
 //
+// CheckRegisters judges another kind of history, that of requests for single keys: long ones too, because each key is
+// checked by itself. The server's tests make such histories over the wire.
+//
 // Terms. A transaction is committed, aborted (certainly without a trace), or unknown: the crash
 // came while it waited for its commit. Both outcomes of an unknown one are correct as long as all
 // clients agree on which.
