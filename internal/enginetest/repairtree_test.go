@@ -1068,6 +1068,64 @@ func TestSalvageRestoresAValueOfARebuiltTree(t *testing.T) {
 	}
 }
 
+// TestRebuildingKeepsAValueThatOneOfTwoTreesHas: the value of the repair tree is damaged and its mirror has it. A merge that
+// rebuilds the root would end both trees, so it is given up, and salvage still finds the value.
+func TestRebuildingKeepsAValueThatOneOfTwoTreesHas(t *testing.T) {
+	o := modelOptions(vfs.NewMem())
+	fs, pageSize := o.Storage.FS, o.Storage.PageSize
+	writeWithLarge(t, o, "small, too")
+	pages := treePages(t, fs)
+	leaf, intact := pages[len(pages)/2], readFile(t, fs, dataFile)
+	clearPages(t, fs, pageSize, pages[0], leaf) // so that the root is not rebuilt
+	value := strings.Repeat("L", 3*pageSize)
+	writeWithLarge(t, o, value)
+	files := mustRead(t, fs)
+	copy(files[dataFile][int(leaf)*pageSize:], intact[int(leaf)*pageSize:int(leaf+1)*pageSize]) // so that it is
+	rebuilt, refused := 0, 0
+	for _, id := range append(valuePages(t, fs, pageSize), 0) {
+		o := modelOptions(files.files(t))
+		at := int64(int(id)*pageSize + pageSize - 100)
+		if id != 0 {
+			flip(t, o.Storage.FS, at)
+		}
+		if _, report := mustSalvage(t, o.Storage.FS); lostValues(report) > 1 {
+			continue // the copies share the page
+		}
+		if awaitRebuild(t, o).Children > 0 {
+			rebuilt++
+		} else {
+			refused++
+		}
+		if got, _ := mustSalvage(t, o.Storage.FS); got["large"] != value {
+			t.Errorf("with page %d of the values damaged, %d bytes come out", id, len(got["large"]))
+		}
+	}
+	if rebuilt == 0 || refused == 0 {
+		t.Errorf("%d roots rebuilt, %d refused: the test tests too little", rebuilt, refused)
+	}
+}
+
+// awaitRebuild opens a store, checkpoints until a damaged node is rebuilt or refused, and closes the store.
+func awaitRebuild(t testing.TB, o mvcc.Options) (r storage.Rebuild) {
+	t.Helper()
+	reports := make(chan storage.Rebuild, 100)
+	o.Storage.OnRebuild = func(r storage.Rebuild) { reports <- r }
+	s, err := mvcc.Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for len(reports) == 0 {
+		mustPut(t, s, "k000", "small")
+		if err := s.Checkpoint(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return <-reports
+}
+
 // writeWithLarge opens a store, writes 200 small values and this value, and closes it. It returns the damage that it had.
 func writeWithLarge(t testing.TB, o mvcc.Options, value string) storage.DamageStats {
 	t.Helper()

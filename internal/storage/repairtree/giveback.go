@@ -3,6 +3,7 @@ package repairtree
 import (
 	"bytes"
 	"context"
+	"fmt"
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/blob"
@@ -55,15 +56,18 @@ func (g *GivingBack) versions() *versionsInput {
 	return &versionsInput{btree.NewTreeInput(pagesource.WholeTree{Pager: g.pager}, g.from.root), g.from.root}
 }
 
-// Copies stores a copy, for the mirror, of each blob in the ranges that are still skipped.
+// Copies stores a copy, for the mirror, of each blob in the ranges that are still skipped. It reads every blob of the repair
+// tree: Free drops the mirror's copies, which may be the only ones that can be read.
 func (g *GivingBack) Copies(ctx context.Context, store *blob.Store, put func([]byte) (page.Ref, error)) (map[page.Ref]page.Ref, error) {
-	copies := map[page.Ref]page.Ref{}
-	err := g.each(ctx, func(e *btree.Entry) error {
-		if !e.Large || !g.Remaining.Covers(e.Key, e.Trailer) {
+	copies, value := map[page.Ref]page.Ref{}, []byte(nil)
+	err := g.each(ctx, func(e *btree.Entry) (err error) {
+		if !e.Large {
 			return nil
 		}
-		value, err := store.Append(nil, page.RefOf(e.Value), store.Direct())
-		if err == nil {
+		if value, err = store.Append(value[:0], page.RefOf(e.Value), store.Direct()); err != nil {
+			return fmt.Errorf("a value in the repair tree: %w", err)
+		}
+		if g.Remaining.Covers(e.Key, e.Trailer) {
 			copies[page.RefOf(e.Value)], err = put(value)
 		}
 		return err
