@@ -94,7 +94,9 @@ func (s *Store) mergeImmutables(ctx context.Context) error {
 
 // gcWatermarks are the watermarks for a merge that begins now.
 func (s *Store) gcWatermarks() storage.GCWatermarks {
-	return storage.GCWatermarks{Visible: s.Visible(), Snapshots: s.collector.snapshotEpochs(), Expired: s.requests.expired()}
+	visible := s.Visible()
+	s.requests.merging()
+	return storage.GCWatermarks{Visible: visible, Snapshots: s.collector.snapshotEpochs(), Expired: s.requests.expired()}
 }
 
 // snapshotEpochs refreshes the GC watermarks and returns the epochs for which versions must be

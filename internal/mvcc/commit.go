@@ -163,6 +163,9 @@ func (x *Session) complete(ctx context.Context, w *Write, epoch keys.Epoch) erro
 		if invariants.Enabled {
 			x.assertLatched(w, epoch)
 		}
+		if w.request != nil {
+			x.store.requests.note(&w.request.ID)
+		}
 		x.store.engine.Record(&x.committing.writer, w.body)
 		x.reached(stepCopied)
 		if err := x.store.engine.Install(&x.committing.writer, w.body, x.store.isSync(w.Durability)); err != nil {

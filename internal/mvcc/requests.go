@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage"
 )
 
 // A write with a request id is applied at most once, however often it is sent.
@@ -26,6 +27,8 @@ import (
 //     first one's record.
 //   - The cut-off is read after the look-up. Merges drop records only up to a cut-off that is durable, and that was
 //     installed before. So a look-up that misses a dropped record sees that cut-off.
+//   - No record in the tree has an id with a later time than inTree: a commit notes the time before it is installed, and a
+//     merge raises inTree to the times noted by then before it takes anything from the memtables.
 //   - A refusal because of the state of the database is returned only if the look-up was not before that state: else
 //     another attempt, committed between the two, could be what changed the state.
 
@@ -173,7 +176,7 @@ func (x *Session) lookUp(r *Request, compare bool) (out Outcome, err error) {
 	x.reached(stepLookUp)
 	x.slot.Enter()
 	defer x.slot.Leave()
-	v, ok, err := x.reader.Newest(x.key)
+	v, ok, err := x.newestRecord(r)
 	if err != nil {
 		return out, err
 	}
@@ -196,6 +199,18 @@ func (x *Session) lookUp(r *Request, compare bool) (out Outcome, err error) {
 		return out, ErrRequestReused
 	}
 	return Outcome{State: OutcomeState(record[0]), Epoch: v.Epoch, Method: record[1], Result: record[recordHeaderBytes:]}, nil
+}
+
+// newestRecord reads the record of the request whose key is in x.key. A fresh id is newer than all in the tree, so that
+// memtables alone decide: it costs no page, and a damaged page among old records does not refuse new requests. The
+// state is pinned before the bound is loaded: if a merge has taken the record from the memtables meanwhile, it has raised
+// the bound before.
+func (x *Session) newestRecord(r *Request) (v storage.Version, ok bool, err error) {
+	p := x.store.engine.Pin()
+	if r.ID.Time() > x.store.requests.inTree.Load() && !p.Find(x.key, keys.MaxEpoch).Found() {
+		return v, false, nil
+	}
+	return x.reader.Newest(x.key)
 }
 
 // RequestAheadMax is how far the time of an id may be ahead of the server's clock: the layer above refuses others.

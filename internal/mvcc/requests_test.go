@@ -593,3 +593,46 @@ func damageTree(t *testing.T, fs *vfs.Mem) {
 		}
 	}
 }
+
+// TestFreshRequestsReadNoPage: a damaged page among the records of old requests does not refuse new ones, whose ids are later than
+// all in the tree.
+func TestFreshRequestsReadNoPage(t *testing.T) {
+	fs := vfs.NewMem()
+	s, err := Open(tiny(fs))
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := newRequest()
+	if _, err := putOnce(t, s.newSession(), old, "k", "v"); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(s.Checkpoint(t.Context()), s.Close()); err != nil {
+		t.Fatal(err)
+	}
+	damageTree(t, fs)
+	if s, err = Open(tiny(fs)); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = s.Close() }()
+	x := s.newSession()
+	fresh := newRequest()
+	if _, err := putOnce(t, x, fresh, "k", "v"); err == nil {
+		t.Fatal("after a start, a clock that was fast before it may have made this id: it must be looked up")
+	}
+	s.requests.inTree.Store(old.ID.Time()) // as if the time had passed by which clocks may be fast
+	for fresh.ID.Time() <= s.RequestCutoff() {
+		time.Sleep(time.Millisecond)
+		fresh = newRequest()
+	}
+	epoch, err := putOnce(t, x, fresh, "k", "2")
+	if err != nil {
+		t.Fatalf("a damaged page of old records refuses a new request: %v", err)
+	}
+	_, err = putOnce(t, x, fresh, "k", "2")
+	if out := applied(t, err); out.Epoch != epoch {
+		t.Fatalf("epoch %d, want %d", out.Epoch, epoch)
+	}
+	if _, err := putOnce(t, x, old, "k", "3"); err == nil || errors.As(err, new(*AppliedError)) {
+		t.Fatalf("an old request whose record cannot be read: %v", err)
+	}
+}

@@ -19,6 +19,10 @@ type requestWindow struct {
 	cutoff, durable atomic.Uint64
 	bytes           atomic.Uint64 // about how much was written in records since Open
 
+	// committed is the latest time of an id that was committed since Open, and inTree is not before that of any id in the
+	// tree. See Session.newestRecord.
+	committed, inTree atomic.Uint64
+
 	// Owned by the goroutine that moves the cut-off.
 	samples []requestSample // oldest first
 	newest  uint64          // no record is newer than this time; zero if there are none
@@ -46,6 +50,7 @@ func (r *requestWindow) open(x *Session) error {
 	if errors.Is(err, storage.ErrDamaged) {
 		now := time.Now()
 		r.newest = milliseconds(now.Add(RequestAheadMax))
+		r.inTree.Store(r.newest)
 		r.cutoff.Store(milliseconds(now))
 		return nil
 	}
@@ -61,10 +66,23 @@ func (r *requestWindow) open(x *Session) error {
 	defer c.Close()
 	if c.SeekGE(append(cutoffKey[:len(cutoffKey):len(cutoffKey)], 0)); c.Valid() || c.Paused() || errors.Is(c.Err(), storage.ErrDamaged) {
 		r.newest = milliseconds(time.Now().Add(RequestAheadMax))
+		r.inTree.Store(r.newest)
 		return nil
 	}
 	return c.Err()
 }
+
+// note records that a request is about to be installed.
+func (r *requestWindow) note(id *RequestID) {
+	at := id.Time()
+	for known := r.committed.Load(); at > known && !r.committed.CompareAndSwap(known, at); {
+		known = r.committed.Load()
+	}
+}
+
+// merging raises the bound of what the tree may hold. It is called after the watermark of the merge was read: what the
+// merge takes is visible, and was noted before.
+func (r *requestWindow) merging() { r.inTree.Store(max(r.inTree.Load(), r.committed.Load())) }
 
 // recordsUpper is the key after the records of all ids before a time.
 func recordsUpper(at uint64) []byte {
