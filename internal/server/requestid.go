@@ -76,13 +76,16 @@ func (c *executor) hashRequest(m requestMessage, method uint8) (uint32, error) {
 	if method == recordCommit {
 		return seed, nil // another attempt of a transaction may have read and written something else
 	}
-	restore := withoutID(m)
-	defer restore()
+	id, durability := besides(m)
+	wasID, wasDurability := *id, *durability
+	*id, *durability = nil, pb.Durability_DURABILITY_UNSPECIFIED
 	size := m.SizeVT()
 	if size > cap(c.scratch) {
 		c.scratch = make([]byte, max(size, 512))
 	}
-	if _, err := m.MarshalToSizedBufferVT(c.scratch[:size]); err != nil {
+	_, err := m.MarshalToSizedBufferVT(c.scratch[:size])
+	*id, *durability = wasID, wasDurability
+	if err != nil {
 		return 0, fmt.Errorf("hash of the request: %w", err)
 	}
 	hash := crc32.Update(seed, castagnoli, c.scratch[:size])
@@ -92,31 +95,25 @@ func (c *executor) hashRequest(m requestMessage, method uint8) (uint32, error) {
 	return hash, nil
 }
 
-// withoutID takes id and durability out of a message until the result is called.
-func withoutID(m requestMessage) (restore func()) {
-	var id *[]byte
-	var durability *pb.Durability
+// besides are the fields of a message that do not belong to what it asks for.
+func besides(m requestMessage) (id *[]byte, d *pb.Durability) {
 	switch r := m.(type) {
 	case *pb.PutRequest:
-		id, durability = &r.RequestId, &r.Durability
+		return &r.RequestId, &r.Durability
 	case *pb.DeleteRequest:
-		id, durability = &r.RequestId, &r.Durability
+		return &r.RequestId, &r.Durability
 	case *pb.BatchWriteRequest:
-		id, durability = &r.RequestId, &r.Durability
+		return &r.RequestId, &r.Durability
 	case *pb.DeleteRangeRequest:
-		id, durability = &r.RequestId, &r.Durability
+		return &r.RequestId, &r.Durability
 	case *pb.InvokeRequest:
-		id, durability = &r.RequestId, &r.Durability
+		return &r.RequestId, &r.Durability
 	case *pb.InvokeAllRequest:
-		id, durability = &r.RequestId, &r.Durability
+		return &r.RequestId, &r.Durability
 	case *pb.ExecuteRequest:
-		id, durability = &r.RequestId, &r.Durability
-	default:
-		return func() {}
+		return &r.RequestId, &r.Durability
 	}
-	bytes, was := *id, *durability
-	*id, *durability = nil, pb.Durability_DURABILITY_UNSPECIFIED
-	return func() { *id, *durability = bytes, was }
+	return new([]byte), new(pb.Durability)
 }
 
 // identify makes the write be applied at most once, if the message has an id. It follows prepare, and precedes the
