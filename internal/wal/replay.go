@@ -318,7 +318,7 @@ func (r *replayer) records(s *SegmentInfo) (next keys.Epoch, err error) {
 		if one.flags == flagClose {
 			r.rec.tail.closed = true
 			r.rec.tail.successor, err = successorOf(s, at, &one)
-			return next, err
+			return r.within(s, next), err
 		}
 		if next, err = r.record(s, at, &one); err != nil {
 			return 0, err

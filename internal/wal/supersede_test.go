@@ -295,3 +295,36 @@ func TestRecoveredLogIsSuperseded(t *testing.T) {
 		t.Fatalf("%+v, %v", rec, runs)
 	}
 }
+
+// TestSkippedEpochsAreSuperseded: after an unclean end the log skips epochs, and the new segment begins at one of them, whether
+// the run after it has written records or not.
+func TestSkippedEpochsAreSuperseded(t *testing.T) {
+	for _, records := range []int{0, 5} {
+		fs, ignore := vfs.NewMem(), func(Commit) error { return nil }
+		a := mustStart(t, lineageOptions(fs))
+		if _, err := a.appendRun(1, 10); err != nil {
+			t.Fatal(err)
+		}
+		fs = fs.Crash(1, vfs.SurviveNone)
+		rec, err := Recover(fs, testDir, 0, Proof{Lineage: testLineage}, ignore)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if a, err = startLog(lineageOptions(fs), rec); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := a.appendRun(2, records); err != nil {
+			t.Fatal(err)
+		}
+		if err := a.supersede(20, 1); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := a.appendRun(3, 5); err != nil {
+			t.Fatal(err)
+		}
+		mustClose(t, a.log)
+		if rec, err = Recover(fs, testDir, 0, Proof{Lineage: testLineage}, ignore); err != nil || rec.Last != 24 || rec.Records != 15 {
+			t.Fatalf("%d records of a run that is superseded: %+v, %v", records, rec, err)
+		}
+	}
+}
