@@ -36,7 +36,7 @@ type Write struct {
 	body      *batch.Body // the batch as prepare left it
 
 	request   *Request // that the commit answers; nil if it has no id
-	fence     bool     // the commit says that the request is cancelled
+	fence     bool     // the commit says that the request is cancelled; it is own, too
 	own       bool     // the commit is the store's own: a batch of records alone is not empty
 	recordKey []byte   // buffers of Identify
 	record    []byte
@@ -164,7 +164,7 @@ func (x *Session) complete(ctx context.Context, w *Write, epoch keys.Epoch) erro
 			x.assertLatched(w, epoch)
 		}
 		if w.request != nil {
-			x.store.requests.note(&w.request.ID)
+			x.store.requests.note(&w.request.ID, w.record)
 		}
 		x.store.engine.Record(&x.committing.writer, w.body)
 		x.reached(stepCopied)
@@ -178,9 +178,6 @@ func (x *Session) complete(ctx context.Context, w *Write, epoch keys.Epoch) erro
 	}
 	x.reached(stepInserted)
 	x.store.watermark.markInstalled(epoch)
-	if w.request != nil {
-		x.store.requests.bytes.Add(recordBytesAbout + uint64(len(w.record)))
-	}
 	x.reached(stepInstalled)
 	return refused
 }
@@ -231,7 +228,7 @@ func (x *Session) prepare(w *Write) (err error) {
 	if w.load != nil {
 		return nil
 	}
-	if w.Batch.Operations() == 0 && !w.checkOnly && !w.fence && !w.own {
+	if w.Batch.Operations() == 0 && !w.checkOnly && !w.own {
 		return ErrEmptyBatch
 	}
 	if err := s.admit(w); err != nil {
@@ -338,7 +335,7 @@ func (x *Session) validateAndReserve(ctx context.Context, w *Write) (keys.Epoch,
 		return 0, nil
 	case w.checkOnly:
 		return 0, x.validateHere(ctx, w.reads)
-	case w.Batch.Operations() == 0 && !w.fence && !w.own: // no operation of an InvokeAll applies
+	case w.Batch.Operations() == 0 && !w.own: // no operation of an InvokeAll applies
 		return 0, nil
 	case w.reads == nil:
 		x.reached(stepChecked)

@@ -246,7 +246,7 @@ func (x *Session) Outcome(ctx context.Context, r *Request) (Outcome, error) {
 func (x *Session) Fence(ctx context.Context, r *Request, d Durability) (Outcome, keys.Epoch, error) {
 	w := &x.buffers.ranged.write
 	w.Reset()
-	w.Durability, w.fence = d, true
+	w.Durability, w.fence, w.own = d, true, true
 	w.Identify(r)
 	epoch, err := x.commit(ctx, w)
 	var applied *AppliedError

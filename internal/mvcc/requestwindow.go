@@ -1,6 +1,7 @@
 package mvcc
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -34,8 +35,12 @@ type requestSample struct{ at, bytes uint64 }
 // cutoffID is the id in the key of the cut-off's record. No request has it: its version is not 7.
 var cutoffID RequestID
 
-// cutoffKey is that key. All records of requests are after it.
-var cutoffKey = keys.Append(nil, keys.SpaceSystem, requestUser(nil, &cutoffID))
+// cutoffKey is that key. All records of requests are in [recordsLower, recordsUpper).
+var (
+	cutoffKey    = keys.Append(nil, keys.SpaceSystem, requestUser(nil, &cutoffID))
+	recordsLower = append(bytes.Clone(cutoffKey), 0)
+	recordsUpper = keys.Append(nil, keys.SpaceSystem, []byte{keys.SystemRequest + 1})
+)
 
 // cutoffEvery is how often the cut-off moves, for a window of fifteen times that and more.
 const cutoffEvery = time.Minute
@@ -46,11 +51,10 @@ const cutoffEvery = time.Minute
 func (r *requestWindow) open(x *Session) error {
 	x.slot.Enter()
 	defer x.slot.Leave()
+	now := time.Now()
 	v, ok, err := x.reader.Newest(cutoffKey)
 	if errors.Is(err, storage.ErrDamaged) {
-		now := time.Now()
-		r.newest = milliseconds(now.Add(RequestAheadMax))
-		r.inTree.Store(r.newest)
+		r.expectRecords(now)
 		r.cutoff.Store(milliseconds(now))
 		return nil
 	}
@@ -62,18 +66,24 @@ func (r *requestWindow) open(x *Session) error {
 		r.durable.Store(r.cutoff.Load())
 	}
 	var c storage.Cursor
-	x.reader.OpenCursor(&c, x.store.Visible(), append(cutoffKey[:len(cutoffKey):len(cutoffKey)], 0), recordsUpper(1<<48), 1)
+	x.reader.OpenCursor(&c, x.store.Visible(), recordsLower, recordsUpper, 1)
 	defer c.Close()
-	if c.SeekGE(append(cutoffKey[:len(cutoffKey):len(cutoffKey)], 0)); c.Valid() || c.Paused() || errors.Is(c.Err(), storage.ErrDamaged) {
-		r.newest = milliseconds(time.Now().Add(RequestAheadMax))
-		r.inTree.Store(r.newest)
+	if c.SeekGE(recordsLower); c.Valid() || c.Paused() || errors.Is(c.Err(), storage.ErrDamaged) {
+		r.expectRecords(now)
 		return nil
 	}
 	return c.Err()
 }
 
-// note records that a request is about to be installed.
-func (r *requestWindow) note(id *RequestID) {
+// expectRecords says that there may be records, with the latest time that an id of before may have.
+func (r *requestWindow) expectRecords(now time.Time) {
+	r.newest = milliseconds(now.Add(RequestAheadMax))
+	r.inTree.Store(r.newest)
+}
+
+// note counts a record that is about to be installed.
+func (r *requestWindow) note(id *RequestID, record []byte) {
+	r.bytes.Add(recordBytesAbout + uint64(len(record)))
 	at := id.Time()
 	for known := r.committed.Load(); at > known && !r.committed.CompareAndSwap(known, at); {
 		known = r.committed.Load()
@@ -84,11 +94,8 @@ func (r *requestWindow) note(id *RequestID) {
 // merge takes is visible, and was noted before.
 func (r *requestWindow) merging() { r.inTree.Store(max(r.inTree.Load(), r.committed.Load())) }
 
-// recordsUpper is the key after the records of all ids before a time.
-func recordsUpper(at uint64) []byte {
-	if at >= 1<<48 {
-		return keys.Append(nil, keys.SpaceSystem, []byte{keys.SystemRequest + 1})
-	}
+// recordsFrom is the key before the records of all ids of a time and later.
+func recordsFrom(at uint64) []byte {
 	var id RequestID
 	binary.BigEndian.PutUint64(id[:], at<<16)
 	return keys.Append(nil, keys.SpaceSystem, requestUser(nil, &id))
@@ -102,7 +109,7 @@ func (r *requestWindow) expired() storage.KeyRange {
 	if at == 0 {
 		return storage.KeyRange{}
 	}
-	return storage.KeyRange{Lower: append(cutoffKey[:len(cutoffKey):len(cutoffKey)], 0), Upper: recordsUpper(at + 1)}
+	return storage.KeyRange{Lower: recordsLower, Upper: recordsFrom(at + 1)}
 }
 
 // RequestCutoff is the time up to which requests are forgotten, in milliseconds since 1970; zero if none was.

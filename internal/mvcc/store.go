@@ -53,7 +53,7 @@ func OpenContext(ctx context.Context, o Options) (*Store, error) {
 	s.engine, s.recovery = engine, recovery
 	s.watermark.open(recovery.Next-1, s.options.Limits.Sessions+2) // and those of the probe and of the request window
 	s.probe = s.newSession()
-	if err := errors.Join(s.requests.open(s.newSession()), s.adoptFeatureLevel(ctx)); err != nil {
+	if err := errors.Join(s.requests.open(s.probe), s.adoptFeatureLevel(ctx)); err != nil {
 		return nil, errors.Join(fmt.Errorf("open %s: %w", o.Storage.Dir, err), engine.Close())
 	}
 	ctx, stop := context.WithCancel(context.WithoutCancel(ctx))

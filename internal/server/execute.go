@@ -258,8 +258,8 @@ func (c *executor) deleteRange(ctx context.Context, req *pb.DeleteRangeRequest, 
 		},
 	})
 	if before, w, ok := c.before(err, durability); ok {
-		out.ResultDropped, err = decodeResult(before, out)
-		out.Epoch, out.Deduplicated = uint64(before.Epoch), true
+		out.ResultDropped, err = decodeResult(before, out, &out.Epoch)
+		out.Deduplicated = true
 		return w, err
 	}
 	if err != nil {

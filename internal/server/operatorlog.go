@@ -13,10 +13,10 @@ import (
 	"github.com/epochkv/epochkv/internal/telemetry"
 )
 
-// operatorLog is the server's log. Beside single events it has incidents, which are not expected and may
-// happen as often as clients, or a defect, like: of each
-// kind the first at once, and then at most one a minute, which says how many there were meanwhile. So
-// the log names everything once, and no client can fill a disk with it. Lines have the address of the
+// operatorLog is the server's log. Beside single events it has incidents, which are not expected, and of
+// which clients or a defect may cause any number. The first incident of a kind is logged at once. After that
+// there is at most one line a minute, which says how many there were meanwhile. So the log names
+// everything once, and no client can fill a disk with it. Lines have the address of the
 // client and the error, and nothing else of a request.
 type operatorLog struct {
 	*slog.Logger

@@ -11,7 +11,6 @@ import (
 	"google.golang.org/grpc/codes"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
-	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
@@ -129,8 +128,8 @@ func (c *executor) identify(m requestMessage, method uint8) error {
 // before returns the outcome of an earlier attempt if err says that there was one. Its answer waits as the first one's:
 // until the commit is visible and, for a SYNC request, durable. A durability of its own lets a repeated request ask for more.
 func (c *executor) before(err error, d mvcc.Durability) (mvcc.Outcome, ackWait, bool) {
-	applied := new(mvcc.AppliedError)
-	if !errors.As(err, &applied) {
+	applied, ok := errors.AsType[*mvcc.AppliedError](err)
+	if !ok {
 		return mvcc.Outcome{}, ackWait{}, false
 	}
 	c.admission.deduplicated.Add(1)
@@ -141,8 +140,10 @@ func (c *executor) before(err error, d mvcc.Durability) (mvcc.Outcome, ackWait, 
 // decoder is a generated message.
 type decoder interface{ UnmarshalVT(data []byte) error }
 
-// decodeResult reads the result that an earlier attempt left, and reports whether it was too long to be kept.
-func decodeResult(out mvcc.Outcome, into decoder) (dropped bool, err error) {
+// decodeResult reads the result that an earlier attempt left, sets the epoch of then, and reports whether the result was too
+// long to be kept.
+func decodeResult(out mvcc.Outcome, into decoder, epoch *uint64) (dropped bool, err error) {
+	defer func() { *epoch = uint64(out.Epoch) }() // the result is encoded before the epoch is known
 	if out.State == mvcc.OutcomeResultDropped {
 		return true, nil
 	}
@@ -204,27 +205,22 @@ func wireOutcome(s mvcc.OutcomeState) pb.OutcomeState {
 }
 
 func setResult(out *pb.GetOutcomeResponse, found mvcc.Outcome) (err error) {
-	epoch := uint64(found.Epoch)
 	switch found.Method {
 	case recordDeleteRange:
 		m := &pb.DeleteRangeResponse{}
-		out.ResultDropped, err = decodeResult(found, m)
-		m.Epoch = epoch
+		out.ResultDropped, err = decodeResult(found, m, &m.Epoch)
 		out.Response = &pb.GetOutcomeResponse_DeleteRange{DeleteRange: m}
 	case recordInvoke:
 		m := &pb.InvokeResponse{}
-		out.ResultDropped, err = decodeResult(found, m)
-		m.Epoch = epoch
+		out.ResultDropped, err = decodeResult(found, m, &m.Epoch)
 		out.Response = &pb.GetOutcomeResponse_Invoke{Invoke: m}
 	case recordInvokeAll:
 		m := &pb.InvokeAllResponse{}
-		out.ResultDropped, err = decodeResult(found, m)
-		m.Epoch = epoch
+		out.ResultDropped, err = decodeResult(found, m, &m.Epoch)
 		out.Response = &pb.GetOutcomeResponse_InvokeAll{InvokeAll: m}
 	case recordExecute:
 		m := &pb.ExecuteResponse{}
-		out.ResultDropped, err = decodeResult(found, m)
-		m.Epoch = epoch
+		out.ResultDropped, err = decodeResult(found, m, &m.Epoch)
 		out.Response = &pb.GetOutcomeResponse_Execute{Execute: m}
 	}
 	if out.ResultDropped {
@@ -235,18 +231,18 @@ func setResult(out *pb.GetOutcomeResponse, found mvcc.Outcome) (err error) {
 
 // classifyRequestID classifies the refusals of request ids.
 func classifyRequestID(err error) (fault, bool) {
-	now := strconv.FormatInt(time.Now().UnixMilli(), 10)
-	expired, ahead := new(mvcc.RequestExpiredError), new(requestTimeError)
-	switch {
-	case errors.As(err, &expired):
+	if expired, ok := errors.AsType[*mvcc.RequestExpiredError](err); ok {
 		return fault{code: codes.FailedPrecondition, reason: pb.ErrorReason_ERROR_REASON_REQUEST_ID_EXPIRED, metadata: map[string]string{
-			"server_time": now, "cutoff": decimal(keys.Epoch(expired.Cutoff)),
+			"server_time": strconv.FormatInt(time.Now().UnixMilli(), 10), "cutoff": strconv.FormatUint(expired.Cutoff, 10),
 		}}, true
-	case errors.As(err, &ahead):
+	}
+	if ahead, ok := errors.AsType[*requestTimeError](err); ok {
 		return fault{
 			code: codes.InvalidArgument, reason: pb.ErrorReason_ERROR_REASON_REQUEST_ID_IN_FUTURE, field: "request_id",
 			metadata: map[string]string{"server_time": strconv.FormatUint(ahead.at, 10)},
 		}, true
+	}
+	switch {
 	case errors.Is(err, mvcc.ErrRequestReused):
 		return fault{code: codes.InvalidArgument, reason: pb.ErrorReason_ERROR_REASON_REQUEST_ID_REUSED, field: "request_id"}, true
 	case errors.Is(err, mvcc.ErrRequestCancelled):

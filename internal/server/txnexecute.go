@@ -34,11 +34,11 @@ func (s *txnService) execute(ctx context.Context, c *executor, req *pb.ExecuteRe
 	}
 	if before, w, ok := c.before(err, c.write.Durability); ok {
 		out.Reset()
-		out.ResultDropped, err = decodeResult(before, out)
+		out.ResultDropped, err = decodeResult(before, out, &out.Epoch)
 		if e.Direct && out.Succeeded {
 			out.Results = wroteAll(len(req.ThenOperations))
 		}
-		out.Epoch, out.Deduplicated = uint64(before.Epoch), true
+		out.Deduplicated = true
 		return w, err
 	}
 	if err != nil {

@@ -57,8 +57,8 @@ func (c *executor) invoke(ctx context.Context, req *pb.InvokeRequest, out *pb.In
 	}
 	w, err := c.invokeFilled(ctx, request, req.Preconditions, req.Durability, &out.Epoch)
 	if before, w, ok := c.before(err, c.write.Durability); ok {
-		out.ResultDropped, err = decodeResult(before, out)
-		out.Epoch, out.Deduplicated = uint64(before.Epoch), true
+		out.ResultDropped, err = decodeResult(before, out, &out.Epoch)
+		out.Deduplicated = true
 		return w, err
 	}
 	if err != nil {
@@ -84,8 +84,8 @@ func (c *executor) invokeAll(ctx context.Context, req *pb.InvokeAllRequest, out 
 	}
 	w, err := c.invokeFilled(ctx, request, req.Preconditions, req.Durability, &out.Epoch)
 	if before, w, ok := c.before(err, c.write.Durability); ok {
-		out.ResultDropped, err = decodeResult(before, out)
-		out.Epoch, out.Deduplicated = uint64(before.Epoch), true
+		out.ResultDropped, err = decodeResult(before, out, &out.Epoch)
+		out.Deduplicated = true
 		return w, err
 	}
 	if err != nil {

@@ -65,24 +65,25 @@ func newQuarantined(versions []quarantine.Version) (*quarantined, error) {
 // quarantineTableBytes is the size for which the memtable is laid out. It grows if it has to.
 const quarantineTableBytes = 256 << 10
 
+// insertStored puts what is stored of one version into a memtable that no other goroutine uses.
+func insertStored(t *memtable.Table, in *memtable.Inserter, key []byte, trailer keys.Trailer, stored []byte, sync bool) error {
+	var b batch.Builder
+	b.SetStored(trailer.Kind(), keys.SpaceOf(key), keys.User(key), stored)
+	body, err := b.Finish()
+	if err != nil {
+		return err
+	}
+	if err := t.Secure(in, memtable.MaxSize(body)); err != nil {
+		return err
+	}
+	return t.Apply(in, body, trailer.Epoch(), sync)
+}
+
 func (q *quarantined) fill(versions []quarantine.Version) error {
 	var in memtable.Inserter
 	for i := range versions {
 		v := &versions[i]
-		var b batch.Builder
-		if space, user := keys.SpaceOf(v.Key), keys.User(v.Key); v.Trailer.Kind() == keys.KindDelete {
-			b.Delete(space, user)
-		} else {
-			b.SetStored(v.Trailer.Kind(), space, user, v.Value)
-		}
-		body, err := b.Finish()
-		if err == nil {
-			err = q.mem.Secure(&in, memtable.MaxSize(body))
-		}
-		if err == nil {
-			err = q.mem.Apply(&in, body, v.Trailer.Epoch(), false)
-		}
-		if err != nil {
+		if err := insertStored(q.mem, &in, v.Key, v.Trailer, v.Value, false); err != nil {
 			return fmt.Errorf("quarantine: %w", err)
 		}
 	}

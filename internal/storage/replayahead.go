@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
-	"github.com/epochkv/epochkv/internal/storage/batch"
 	"github.com/epochkv/epochkv/internal/storage/btree"
 	"github.com/epochkv/epochkv/internal/storage/memtable"
 )
@@ -77,7 +76,7 @@ func (a *aheadOfLog) keep(key []byte) error {
 		return err
 	}
 	a.newest = max(a.newest, v.Epoch)
-	return a.insert(key, v.Kind, v.Epoch)
+	return insertStored(a.mem, &a.inserter, key, keys.MakeTrailer(v.Epoch, v.Kind), a.stored, true)
 }
 
 // find returns the newest version of a key in the quarantine or in the tree.
@@ -88,22 +87,4 @@ func (a *aheadOfLog) find(key []byte) (Version, bool, error) {
 		}
 	}
 	return a.reader.FindInTree(a.state, key, keys.MaxEpoch)
-}
-
-// insert puts what is in stored into the memtable.
-func (a *aheadOfLog) insert(key []byte, kind keys.Kind, epoch keys.Epoch) error {
-	var b batch.Builder
-	if kind == keys.KindDelete {
-		b.Delete(keys.SpaceOf(key), keys.User(key))
-	} else {
-		b.SetStored(kind, keys.SpaceOf(key), keys.User(key), a.stored)
-	}
-	body, err := b.Finish()
-	if err == nil {
-		err = a.mem.Secure(&a.inserter, memtable.MaxSize(body))
-	}
-	if err != nil {
-		return err
-	}
-	return a.mem.Apply(&a.inserter, body, epoch, true)
 }

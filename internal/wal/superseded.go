@@ -11,7 +11,8 @@ import (
 // not part of the history any more. So a tail of the log is removed by an append. The header of the new segment, one
 // sector, decides: before it is durable the log has the old tail, and afterwards the new one.
 //
-// The new records have another term than the old ones. An overlap without a change of term is damage.
+// The new records have another term than the old ones. If a part of the old segment is still read, an overlap without
+// a change of term is damage. A segment that is superseded as a whole is not read, and its terms are not compared.
 
 // setLimits finds out, from the newest segment to the oldest, where later segments supersede the records of each. Only
 // version 2 supersedes: in older logs an overlap is damage.

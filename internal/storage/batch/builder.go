@@ -93,8 +93,8 @@ func (b *Builder) SetShared(s keys.Space, user, value []byte) {
 	b.add(keys.KindSet, s, user, value, len(value) >= sharedBytesMin)
 }
 
-// SetStored is Set for what is stored of a version: its kind, and the value, which begins with metadata if the kind says
-// so.
+// SetStored adds what is stored of a version: its kind, and the value, which begins with metadata if the kind says so. A
+// deletion has no value.
 func (b *Builder) SetStored(kind keys.Kind, s keys.Space, user, stored []byte) {
 	b.add(kind, s, user, stored, false)
 }
