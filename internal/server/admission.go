@@ -5,6 +5,8 @@ import (
 	"sync/atomic"
 
 	"google.golang.org/grpc/mem"
+
+	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
 // admission bounds the requests that are executed at once, their bytes, and the bytes of their
@@ -20,8 +22,9 @@ import (
 type admission struct {
 	deduplicated atomic.Uint64 // requests whose answer is that of an earlier attempt
 
-	words   [shareCount]admissionWord
-	refused atomic.Uint64
+	words    [shareCount]admissionWord
+	refused  atomic.Uint64
+	sessions heldSessions
 }
 
 // share is one part of --max-inflight-bytes. Each request and each answer is counted in one share.
@@ -91,6 +94,7 @@ func (a *admission) init(requests int, bytes uint64) {
 		a.words[sh].limit = admissionLimit{requests: uint64(requests), bytes: bytes * sixteenths[sh] / 16}
 	}
 	a.words[shareScans].limit.requests = uint64(max(1, requests/4))
+	a.sessions.init(requests)
 	a.words[shareAnswers].limit.requests = admissionBytes >> 17 // no effective bound: the bytes bound the answers
 }
 
@@ -166,6 +170,16 @@ func (a *admission) answersFull(conn *connection) bool {
 		return true
 	}
 	return false
+}
+
+// holdSession counts a session that a read of the connection holds while it waits, or refuses it.
+// After nil the caller must release the session from a.sessions.
+func (a *admission) holdSession(conn *connection) error {
+	if !a.sessions.hold(conn) {
+		a.refused.Add(1)
+		return mvcc.ErrTooManySessions
+	}
+	return nil
 }
 
 // charge counts the bytes of an answer until the charge is released. Like a request, an answer may

@@ -33,7 +33,8 @@ type connection struct {
 	scans   map[*openScan]struct{}
 	closed  bool
 
-	held [shareAnswers]atomic.Int64 // bytes in each share, of requests of countedBytesMin and more
+	held     [shareAnswers]atomic.Int64 // bytes in each share, of requests of countedBytesMin and more
+	sessions atomic.Int64               // that its reads hold while they wait; see heldSessions
 
 	mu      sync.Mutex // a leaf; guards the counts of answers
 	answers int64

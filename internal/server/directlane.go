@@ -75,8 +75,25 @@ func (l *lane) Execute(r transport.Request, message []byte) {
 	}
 	execute, err := l.decode(a.method, message)
 	if l.run(execute, err) {
-		l.handOver(message, s.direct.readers.run)
+		l.readLater(message)
 	}
+}
+
+// readLater lets a worker repeat the read at hand, which would wait.
+func (l *lane) readLater(message []byte) {
+	s, conn := l.server, l.client.connection
+	if err := s.admission.holdSession(conn); err != nil {
+		l.executor.abandonRead()
+		l.answer.err = err
+		l.client.answerWith(&l.answer, &l.written)
+		return
+	}
+	l.handOver(message, func(f func()) {
+		s.direct.readers.run(func() {
+			defer s.admission.sessions.release(conn)
+			f()
+		})
+	})
 }
 
 // admitDirect is Server.admit without a context: that of a request takes the connection's mutex.

@@ -23,8 +23,15 @@ type laterRead struct {
 	answer    *answer
 }
 
-// readLater repeats the read at hand, which would wait.
+// readLater repeats the read at hand, which would wait, or refuses it.
 func (p *directPipeline) readLater(l *lane, a *answer, message []byte) {
+	if err := p.server.admission.holdSession(p.conn); err != nil {
+		l.executor.abandonRead()
+		p.server.admission.leave(p.conn, shareOf(false, p.in.size), p.in.size)
+		p.complete(a, kindRead, ackWait{}, err)
+		p.send(a)
+		return
+	}
 	e := l.giveExecutor()
 	r := &laterRead{execution: pipelineExecution{server: p.server, conn: p.conn, ctx: p.ctx, executor: e}, answer: p.keep(a)}
 	r.execution.in.init()
@@ -98,6 +105,7 @@ func (p *directPipeline) read(r *laterRead) (again bool) {
 	r.answer.ackWait, again = r.execution.executeAdmitted(r.answer)
 	if !again {
 		r.execution.executor.release()
+		p.server.admission.sessions.release(p.conn)
 	}
 	return again
 }

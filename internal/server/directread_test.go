@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/config"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -23,7 +24,7 @@ func coldKey(i int) []byte { return fmt.Appendf(nil, "cold/%04d", 10*i) }
 // startCold starts a server with the direct transport whose page cache is cold but for the path to
 // coldKey(0), and without the watchdog, so that a request that waits delays its connection forever.
 // Reads of the data file are held until release is called.
-func startCold(t *testing.T) (h *harness, reads *vfs.Injected, release func()) {
+func startCold(t *testing.T, adjust ...func(*config.Config)) (h *harness, reads *vfs.Injected, release func()) {
 	t.Helper()
 	tick := handOverAfter
 	handOverAfter = time.Hour
@@ -43,7 +44,7 @@ func startCold(t *testing.T) (h *harness, reads *vfs.Injected, release func()) {
 	if err := first.stop(); err != nil {
 		t.Fatal(err)
 	}
-	h = mustStartOn(t, disk, withDirect)
+	h = mustStartOn(t, disk, append([]func(*config.Config){withDirect}, adjust...)...)
 	h.put(t, "memory", "value")
 	h.get(t, string(coldKey(0)))
 	h.get(t, "blob") // its leaf and its head; the rest is never cached

@@ -89,6 +89,29 @@ func (c *executor) endRead(err error) {
 	c.session.CloseSnapshot()
 }
 
+// abandonRead closes the snapshot of a read that is not repeated after all.
+func (c *executor) abandonRead() {
+	c.attempt = attempt{}
+	c.session.CloseSnapshot()
+}
+
+// tryFirst executes a read, at first without waiting: only a read that waits counts its session.
+func (c *executor) tryFirst(execute func(*executor) (ackWait, error)) (ackWait, error) {
+	c.attempt.limit = readCached
+	w, err := execute(c)
+	if !errors.Is(err, mvcc.ErrWouldWait) {
+		return w, err
+	}
+	conn := connectionOf(c.ctx)
+	if err := c.admission.holdSession(conn); err != nil {
+		c.abandonRead()
+		return w, err
+	}
+	defer c.admission.sessions.release(conn)
+	c.attempt.limit = readAny
+	return execute(c)
+}
+
 // admitLarge counts a large value before it is copied. Without it, many requests at once could each
 // copy a large value before the first answer is counted.
 func (c *executor) admitLarge(bytes int) error {

@@ -61,8 +61,12 @@ func (s *kvService) Pipeline(stream grpc.BidiStreamingServer[pb.PipelineRequest,
 			return err
 		}
 		s.admission.leave(conn, shareSmallReads, 0) // its requests are admitted one by one
+		if err := s.admission.holdSession(conn); err != nil {
+			return err
+		}
 		c, err := s.takeExecutor()
 		if err != nil {
+			s.admission.sessions.release(conn)
 			return err
 		}
 		c.ctx = stream.Context()
@@ -73,6 +77,7 @@ func (s *kvService) Pipeline(stream grpc.BidiStreamingServer[pb.PipelineRequest,
 		s.drain.receivers.Go(func() {
 			received <- p.receive()
 			c.release()
+			s.admission.sessions.release(conn)
 		})
 		return p.acknowledge(stream.Context(), received)
 	})

@@ -20,7 +20,9 @@ type kvService struct {
 // Get implements KV.
 func (s *kvService) Get(ctx context.Context, req *pb.GetRequest) (*pb.GetResponse, error) {
 	out := new(pb.GetResponse)
-	return out, s.run(ctx, func(c *executor) (ackWait, error) { return c.get(req, out, nil) })
+	return out, s.run(ctx, func(c *executor) (ackWait, error) {
+		return c.tryFirst(func(c *executor) (ackWait, error) { return c.get(req, out, nil) })
+	})
 }
 
 // Put implements KV.
@@ -46,7 +48,9 @@ func (s *kvService) Delete(ctx context.Context, req *pb.DeleteRequest) (*pb.Dele
 // BatchGet implements KV.
 func (s *kvService) BatchGet(ctx context.Context, req *pb.BatchGetRequest) (*pb.BatchGetResponse, error) {
 	out := &pb.BatchGetResponse{Results: newResults(min(len(req.Keys), s.limits.BatchOps))}
-	return out, s.run(ctx, func(c *executor) (ackWait, error) { return c.batchGet(ctx, req, out, s.Server) })
+	return out, s.run(ctx, func(c *executor) (ackWait, error) {
+		return c.tryFirst(func(c *executor) (ackWait, error) { return c.batchGet(ctx, req, out, s.Server) })
+	})
 }
 
 // newResults makes room for n results with two allocations instead of n.

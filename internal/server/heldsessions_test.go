@@ -1,0 +1,128 @@
+package server
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/config"
+)
+
+// mustServeOthers writes and reads on a connection of its own.
+func (h *harness) mustServeOthers(t *testing.T) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	kv := pb.NewKVClient(h.dial(t))
+	if _, err := kv.Put(ctx, &pb.PutRequest{Key: []byte("memory"), Value: []byte("other")}); err != nil {
+		t.Errorf("put: %v", err)
+	}
+	for _, key := range [][]byte{[]byte("memory"), coldKey(0)} {
+		if out, err := kv.Get(ctx, &pb.GetRequest{Key: key}); err != nil || !out.Found {
+			t.Errorf("get %q: %v, %v", key, out.GetFound(), err)
+		}
+	}
+}
+
+// TestColdReadsOfOneConnectionLeaveSessionsToOthers: a connection whose reads wait for the device, as
+// many as it can send, leaves sessions to the requests of others that do not wait.
+func TestColdReadsOfOneConnectionLeaveSessionsToOthers(t *testing.T) {
+	const sessions = 4 * pipelineReadsMax
+	h, _, release := startCold(t, func(c *config.Config) { c.Limits.InflightRequests = sessions })
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	refused := make(chan *pb.PipelineResponse, 2*sessions)
+	for range 2 * sessions / pipelineReadsMax {
+		stream := h.pipeline(t, ctx)
+		for i := range uint64(pipelineReadsMax) {
+			mustSend(t, stream, getRequest(i, string(coldKey(1+int(i)%(coldKeys-1)))))
+		}
+		go func() {
+			for out, err := stream.Recv(); err == nil; out, err = stream.Recv() {
+				refused <- out
+			}
+		}()
+	}
+	eventually(t, "all wait or are refused", func() bool {
+		n, _, _ := h.admission.inflight()
+		return n+len(refused) == 2*sessions
+	})
+	h.mustServeOthers(t)
+	held := h.admission.sessions.held.Load()
+	other := make(chan error, 1)
+	go func() {
+		_, err := pb.NewKVClient(h.dial(t)).Get(ctx, &pb.GetRequest{Key: coldKey(1)})
+		other <- err
+	}()
+	eventually(t, "a cold read of another connection waits, too", func() bool { return h.admission.sessions.held.Load() == held+1 })
+	for range len(refused) {
+		if out := <-refused; out.GetError() == nil {
+			t.Errorf("%v was not refused", out)
+		}
+	}
+	release()
+	if err := <-other; err != nil {
+		t.Errorf("the cold read of another connection: %v", err)
+	}
+	cancel()
+	eventually(t, "no session is held", func() bool { return h.admission.sessions.held.Load() == 0 })
+}
+
+// TestIdlePipelinesLeaveSessionsToOthers: pipelines of gRPC's own transport have a session each, and one
+// connection cannot take them all.
+func TestIdlePipelinesLeaveSessionsToOthers(t *testing.T) {
+	const sessions = 16
+	h := mustStart(t, func(c *config.Config) { c.Limits.InflightRequests, c.Transport = sessions, config.TransportGRPC })
+	h.put(t, string(coldKey(0)), "value")
+	refused := 0
+	for range sessions {
+		stream := h.pipeline(t, testContext(t))
+		_ = stream.Send(getRequest(1, "memory")) // the end of a refused stream may come first
+		if _, err := stream.Recv(); err != nil {
+			failureOf(t, err).want(t, codes.ResourceExhausted, pb.ErrorReason_ERROR_REASON_TOO_MANY_SESSIONS)
+			refused++
+		}
+	}
+	if refused == 0 {
+		t.Error("no pipeline was refused")
+	}
+	h.mustServeOthers(t)
+}
+
+// TestReadsOfGRPCCountTheirSessionsWhileTheyWait: so does a read of gRPC's own transport.
+func TestReadsOfGRPCCountTheirSessionsWhileTheyWait(t *testing.T) {
+	const sessions, requests, wait = 16, 12, 4
+	h, _, release := startCold(t, func(c *config.Config) { c.Limits.InflightRequests, c.Transport = sessions, config.TransportGRPC })
+	outcomes := make(chan error, requests)
+	for i := range requests {
+		go func() {
+			var err error
+			if i%2 == 0 {
+				_, err = h.kv.Get(t.Context(), &pb.GetRequest{Key: coldKey(1 + i)})
+			} else {
+				_, err = h.kv.BatchGet(t.Context(), &pb.BatchGetRequest{Keys: [][]byte{coldKey(1 + i)}})
+			}
+			outcomes <- err
+		}()
+	}
+	eventually(t, "all wait or are refused", func() bool {
+		n, _, _ := h.admission.inflight()
+		return n == wait && len(outcomes) == requests-wait
+	})
+	h.mustServeOthers(t)
+	release()
+	read := 0
+	for range requests {
+		if err := <-outcomes; err == nil {
+			read++
+		} else {
+			failureOf(t, err).want(t, codes.ResourceExhausted, pb.ErrorReason_ERROR_REASON_TOO_MANY_SESSIONS)
+		}
+	}
+	if read != wait {
+		t.Errorf("%d reads waited, want a quarter of %d", read, sessions)
+	}
+}
