@@ -191,7 +191,7 @@ func (x *Session) publishBulkLoad(ctx context.Context, load *storage.BulkLoad) (
 	if err := s.watermark.wait(ctx, last, x.parker); err != nil {
 		return 0, err
 	}
-	err := s.engine.FinishBulkLoad(ctx, load, s.gcWatermarks())
+	err := s.engine.FinishBulkLoad(ctx, load, s.gcWatermarks(), s.clock.Now())
 	if !load.Published() {
 		return 0, err
 	}

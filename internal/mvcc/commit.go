@@ -26,6 +26,7 @@ type Write struct {
 	Batch      batch.Builder
 	Conditions []Condition
 	Durability Durability
+	Origin     batch.Origin // what makes the commit; a client
 
 	snapshot  keys.Epoch  // at which the write was computed; zero for a plain write
 	reads     *readSet    // what a validated commit read; nil for others
@@ -48,7 +49,7 @@ type Write struct {
 func (w *Write) Reset() {
 	w.Batch.Reset()
 	w.Conditions = w.Conditions[:0]
-	w.Durability = DurabilityDefault
+	w.Durability, w.Origin = DurabilityDefault, batch.OriginClient
 	w.snapshot, w.reads, w.firstWins, w.checkOnly = 0, nil, false, false
 	w.ops, w.outcomes, w.body, w.load = nil, nil, nil, nil
 	w.request, w.fence, w.own = nil, false, false
@@ -166,6 +167,7 @@ func (x *Session) complete(ctx context.Context, w *Write, epoch keys.Epoch) erro
 		if w.request != nil {
 			x.store.requests.note(&w.request.ID, w.record)
 		}
+		x.store.engine.Stamp(&x.committing.writer, w.body, x.store.clock.Now())
 		x.store.engine.Record(&x.committing.writer, w.body)
 		x.reached(stepCopied)
 		if err := x.store.engine.Install(&x.committing.writer, w.body, x.store.isSync(w.Durability)); err != nil {
@@ -236,6 +238,9 @@ func (x *Session) prepare(w *Write) (err error) {
 	}
 	if err := x.checkLimits(w); err != nil {
 		return err
+	}
+	if s.FeatureLevel() >= keys.FeatureLevelHistory {
+		w.Batch.SetHeader(batch.Header{Time: s.clock.Now(), Origin: w.Origin}) // complete stamps the final time
 	}
 	w.body, err = w.Batch.Finish()
 	return err

@@ -78,6 +78,8 @@ type Options struct {
 
 	CheckpointInterval time.Duration // how often what is in memory is merged into the tree at the latest; 5 min
 
+	WallClock func() time.Time // of the system; tests set it
+
 	Limits Limits
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/storage/batch"
 )
 
 // requestWindow is how long the records of requests are kept: until the cut-off has passed their time. See Request.
@@ -157,7 +158,7 @@ func (s *Store) advanceCutoff(ctx context.Context, x *Session, to uint64) error 
 	if to == 0 {
 		return nil
 	}
-	w := &Write{Durability: DurabilitySync}
+	w := &Write{Durability: DurabilitySync, Origin: batch.OriginCleanup}
 	w.Batch.SetRecord(keys.SpaceSystem, requestUser(nil, &cutoffID), binary.LittleEndian.AppendUint64(nil, to))
 	w.own = true
 	epoch, err := x.Commit(ctx, w)

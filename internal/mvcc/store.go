@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/epochkv/epochkv/internal/clock"
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/pin"
 	"github.com/epochkv/epochkv/internal/storage"
@@ -21,6 +22,7 @@ type Store struct {
 	collector *collector
 	options   Options // with their defaults
 	recovery  storage.Recovery
+	clock     *clock.Clock
 
 	watermark     watermark
 	_             [64]byte
@@ -50,7 +52,7 @@ func OpenContext(ctx context.Context, o Options) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", o.Storage.Dir, err)
 	}
-	s.engine, s.recovery = engine, recovery
+	s.engine, s.recovery, s.clock = engine, recovery, clock.New(o.WallClock, recovery.CommitTime)
 	s.watermark.open(recovery.Next-1, s.options.Limits.Sessions+2) // and those of the probe and of the request window
 	s.probe = s.newSession()
 	if err := errors.Join(s.requests.open(s.probe), s.adoptFeatureLevel(ctx)); err != nil {
@@ -60,6 +62,7 @@ func OpenContext(ctx context.Context, o Options) (*Store, error) {
 	s.lifecycle.stop = stop
 	s.collector = newCollector(s)
 	s.collector.refresh(time.Now())
+	s.lifecycle.done.Go(func() { s.clock.Run(ctx) })
 	s.lifecycle.done.Go(func() { s.collector.run(ctx) })
 	s.lifecycle.done.Go(func() { s.runSyncer(ctx) })
 	s.lifecycle.done.Go(func() { s.runCheckpoints(ctx) })
@@ -73,6 +76,9 @@ func OpenContext(ctx context.Context, o Options) (*Store, error) {
 
 // ID is the random identity that the store was given when it was created.
 func (s *Store) ID() [16]byte { return s.engine.StoreID() }
+
+// Clock is the clock of the store: what commit times are from, and what deadlines are compared with.
+func (s *Store) Clock() *clock.Clock { return s.clock }
 
 // Recovery reports what opening found.
 func (s *Store) Recovery() storage.Recovery { return s.recovery }

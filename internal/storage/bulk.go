@@ -92,6 +92,7 @@ type BulkLoad struct {
 // bulkLoadBuild is the state that is built for a bulk load.
 type bulkLoadBuild struct {
 	watermarks   GCWatermarks
+	commitTime   uint64 // of the bulk load
 	ck           *pager.Checkpoint
 	batch        *blob.Batch
 	sink         *pager.Sink

@@ -32,10 +32,11 @@ func (e *Engine) SealBulkLoad() keys.Epoch {
 }
 
 // FinishBulkLoad makes the bulk load and all commits durable, and publishes it. If Published is true the bulk load has
-// happened, even if an error is returned. After ErrFailed the outcome is unknown until the next start.
-func (e *Engine) FinishBulkLoad(ctx context.Context, l *BulkLoad, h GCWatermarks) error {
+// happened, even if an error is returned. After ErrFailed the outcome is unknown until the next start. The commit time is in
+// microseconds since 1970, and not before that of any commit.
+func (e *Engine) FinishBulkLoad(ctx context.Context, l *BulkLoad, h GCWatermarks, commitTime uint64) error {
 	b, v := l.build, e.view.Load()
-	b.watermarks = h
+	b.watermarks, b.commitTime = h, commitTime
 	if keys.Epoch(v.active.end.Load()) > l.epoch {
 		return ErrBulkLoadOvertaken
 	}
@@ -81,7 +82,7 @@ func (e *Engine) commitBulkLoad(ctx context.Context, l *BulkLoad, v *view) error
 		return err
 	}
 	state := e.nextState(b.root, b.skippedPages, &b.stats, l.epoch)
-	setEpochHistory(&state, e.log.TermOf(l.epoch), time.Now())
+	setEpochHistory(&state, e.log.TermOf(l.epoch), b.commitTime)
 	return b.ck.Commit(ctx, state)
 }
 

@@ -160,15 +160,19 @@ func (j *mergeJob) cut(before keys.Epoch) keys.Epoch {
 	return before
 }
 
-// history is the term and the commit time of the epoch cut, which are those of the state before if nothing is merged.
-func (j *mergeJob) history(e *Engine, state *pager.State, cut keys.Epoch) (keys.Term, time.Time) {
-	switch {
-	case len(j.immutables) == 0:
-		return termOf(state), time.UnixMicro(commitTime(state))
-	case j.recovering:
-		return j.immutables[0].term, j.immutables[0].sealedAt
+// history is the term and the commit time of the epoch cut, which are those of the state before if the epoch stays.
+func (j *mergeJob) history(e *Engine, cut keys.Epoch) (term keys.Term, at uint64) {
+	state := e.pager.State()
+	if cut == state.Epoch {
+		return termOf(&state), commitTime(&state)
 	}
-	return e.log.TermOf(cut), j.immutables[0].sealedAt
+	for _, g := range j.immutables {
+		at = max(at, g.commitTime.Load())
+	}
+	if j.recovering {
+		return j.immutables[0].term, at
+	}
+	return e.log.TermOf(cut), at
 }
 
 // newest is the newest epoch of which the merge has versions, as far as the log has records of it: an empty
@@ -272,7 +276,7 @@ func (e *Engine) tryMerge(ctx context.Context, base btree.Root, job *mergeJob, c
 		ck.Abort()
 		return 0, nil, err
 	}
-	term, at := job.history(e, &state, cut)
+	term, at := job.history(e, cut)
 	setEpochHistory(&state, term, at)
 	setQuarantineFile(&state, file)
 	setNewestEpoch(&state, job.newest())

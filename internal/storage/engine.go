@@ -313,7 +313,6 @@ func (e *Engine) advanceGeneration(full *generation, bodyBytes int, first *openi
 	}
 	full = v.active
 	full.seal()
-	full.sealedAt = time.Now()
 	if attempt := e.log.Prepare(bodyBytes); attempt != nil {
 		return obstacle{ready: attempt.Done(), segment: attempt}, nil
 	}

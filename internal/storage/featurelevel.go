@@ -57,7 +57,7 @@ func (e *Engine) FeatureLevel() keys.FeatureLevel {
 type History struct {
 	Lineage    keys.Lineage // zero at the oldest feature level
 	Term       keys.Term    // of the epoch of the newest durable state
-	CommitTime time.Time    // no commit up to that epoch is later; zero if it is not known
+	CommitTime time.Time    // the latest of all commits up to that epoch; zero if it is not known
 }
 
 // History is that of the newest durable state.
@@ -65,7 +65,7 @@ func (e *Engine) History() History {
 	state := e.pager.State()
 	h := History{Lineage: lineageOf(&state), Term: termOf(&state)}
 	if at := commitTime(&state); at != 0 {
-		h.CommitTime = time.UnixMicro(at)
+		h.CommitTime = time.UnixMicro(int64(at))
 	}
 	return h
 }

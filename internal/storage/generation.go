@@ -27,9 +27,8 @@ type generation struct {
 	end     atomic.Uint64              // first epoch of the next generation, zero while active
 	next    atomic.Pointer[generation] // set when the next one is published
 
-	// Written before the generation is published as immutable.
-	sealedAt time.Time // no commit in it is later
-	term     keys.Term // of its last epoch, of a generation that recovery filled
+	commitTime atomic.Uint64 // the latest of its commits; see noteTime
+	term       keys.Term     // of its last epoch, of a generation that recovery filled; constant once it is published
 }
 
 func (g *generation) sealed() bool { return g.end.Load() != 0 }
@@ -44,6 +43,14 @@ func (g *generation) seal() {
 	}
 	for !g.sealed() {
 		runtime.Gosched() // another writer has crossed the end, and is about to store it
+	}
+}
+
+// noteTime records the time of a commit before its epoch is installed. The clock moves once in a millisecond, so that nearly
+// all commits only load the field.
+func (g *generation) noteTime(at uint64) {
+	for known := g.commitTime.Load(); at > known && !g.commitTime.CompareAndSwap(known, at); {
+		known = g.commitTime.Load()
 	}
 }
 
@@ -83,6 +90,17 @@ func (e *Engine) noMemory(err error) error {
 	e.counters.refused.Add(1)
 	e.checkpoints.request() // the memory of merged memtables is used again
 	return fmt.Errorf("%w: %w", ErrMemoryFull, err)
+}
+
+// Reserved is the newest epoch that is reserved. Later ones get times that are not before the time of the call; see Stamp.
+func (e *Engine) Reserved() keys.Epoch {
+	e.mu.Lock() // a record that opens its generation is reserved before the generation is published
+	defer e.mu.Unlock()
+	g := e.view.Load().active
+	if g.segment == nil { // after a bulk load
+		return keys.Epoch(g.end.Load()) - 1
+	}
+	return g.segment.Position().Epoch - 1
 }
 
 // Epoch is the epoch that w has reserved last.
@@ -140,6 +158,14 @@ func (e *Engine) reserveIn(g *generation, w *Writer, body *batch.Body) (keys.Epo
 }
 
 var errTooLarge = errors.New("storage: commit is larger than a log record can be")
+
+// Stamp gives the commit its time, if the body has one. It is called after the reservation, so that every epoch that is not
+// reserved yet when the clock shows a time gets that time or a later one.
+func (e *Engine) Stamp(w *Writer, body *batch.Body, at uint64) {
+	if body.SetTime(at) {
+		w.generation.noteTime(at)
+	}
+}
 
 // Record copies body into the log at the offset that Reserve took. From then on it may become durable.
 func (e *Engine) Record(w *Writer, body *batch.Body) {

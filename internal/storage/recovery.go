@@ -20,12 +20,12 @@ func (e *Engine) recover(ctx context.Context) (Recovery, error) {
 	}
 	state := e.pager.State()
 	e.useFeatureLevel()
-	r := replayer{ctx: ctx, engine: e, root: rootOf(state), after: state.Epoch, lastReported: time.Now()}
+	r := replayer{ctx: ctx, engine: e, root: rootOf(state), after: state.Epoch, commitTime: commitTime(&state), lastReported: time.Now()}
 	found, err := wal.Recover(e.fs, e.options.Dir, state.Epoch, logProof(&state), r.apply)
 	if err != nil {
 		return Recovery{}, errors.Join(blameSuperblock(&e.pager.Reader, err), r.free())
 	}
-	recovery := Recovery{Repaired: e.repaired, Records: found.Records, Bytes: found.Bytes, Epoch: found.Last, Next: found.Next()}
+	recovery := Recovery{Repaired: e.repaired, Records: found.Records, Bytes: found.Bytes, Epoch: found.Last, Next: found.Next(), CommitTime: r.commitTime}
 	if torn := found.Torn; torn != nil {
 		recovery.TornFile, recovery.TornAt, recovery.TornSize = torn.File, torn.Offset, torn.Bytes
 	}

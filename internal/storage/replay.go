@@ -27,16 +27,17 @@ import (
 // removed before the whole log was read, so that the older superblock still has the log that it
 // needs. After a crash the next recovery continues after the last superblock.
 type replayer struct {
-	ctx      context.Context // ends the replay
-	engine   *Engine
-	inserter memtable.Inserter
-	filled   []*generation // oldest first; the last one is being filled
-	newest   keys.Epoch    // of the records that were replayed
-	term     keys.Term     // of the newest record
-	root     btree.Root    // of the tree, with everything before them
-	blocked  bool          // a merge failed on a full disk or on damage: the rest stays in memory, and checkpoints try again
-	merges   int
-	peak     int64 // most bytes that memtables have taken
+	ctx        context.Context // ends the replay
+	engine     *Engine
+	inserter   memtable.Inserter
+	filled     []*generation // oldest first; the last one is being filled
+	newest     keys.Epoch    // of the records that were replayed
+	term       keys.Term     // of the newest record
+	commitTime uint64        // the latest of the records and of the tree
+	root       btree.Root    // of the tree, with everything before them
+	blocked    bool          // a merge failed on a full disk or on damage: the rest stays in memory, and checkpoints try again
+	merges     int
+	peak       int64 // most bytes that memtables have taken
 
 	// Progress is reported in whole segments: nothing else of the log's size is known in advance.
 	after        keys.Epoch
@@ -80,6 +81,12 @@ func (r *replayer) insert(epoch keys.Epoch, body []byte) error {
 		return err
 	}
 	whole := batch.Contiguous(body)
+	header, err := batch.HeaderOf(body)
+	if err != nil {
+		return err
+	}
+	r.filled[len(r.filled)-1].noteTime(header.Time)
+	r.commitTime = max(r.commitTime, header.Time)
 	if err := mem.Secure(&r.inserter, memtable.MaxSize(whole)); err != nil {
 		return err
 	}
@@ -107,7 +114,7 @@ func (r *replayer) table(epoch keys.Epoch) (*memtable.Table, error) {
 func (r *replayer) seal(epoch keys.Epoch) {
 	if n := len(r.filled); n > 0 && !r.filled[n-1].sealed() {
 		r.filled[n-1].end.Store(uint64(epoch))
-		r.filled[n-1].sealedAt, r.filled[n-1].term = time.Now(), r.term
+		r.filled[n-1].term = r.term
 	}
 }
 

@@ -37,7 +37,8 @@ func (r *replayer) keepAhead() error {
 		}
 	}
 	if ahead.mem != nil { // the last generation reaches over epochs of which the log has no records: they become another one
-		last, next := r.filled[len(r.filled)-1], &generation{mem: ahead.mem, first: r.newest + 1, sealedAt: time.Now(), term: r.term}
+		last, next := r.filled[len(r.filled)-1], &generation{mem: ahead.mem, first: r.newest + 1, term: r.term}
+		next.commitTime.Store(uint64(time.Now().UnixMicro())) // theirs are not known
 		next.end.Store(max(last.end.Load(), uint64(ahead.newest+1)))
 		last.end.Store(uint64(next.first))
 		r.filled = append(r.filled, next)

@@ -38,13 +38,14 @@ type Options struct {
 
 // Recovery tells what opening a store found and did.
 type Recovery struct {
-	Records  uint64     // log records replayed
-	Bytes    uint64     // log bytes replayed
-	Epoch    keys.Epoch // newest epoch recovered
-	Next     keys.Epoch // at which commits go on; not Epoch+1 after an unclean end, in which epochs may have been seen and lost
-	TornFile string     // the segment with a torn tail, or empty
-	TornAt   int64      // where it was cut
-	TornSize int64      // bytes that were cut
+	Records    uint64     // log records replayed
+	Bytes      uint64     // log bytes replayed
+	Epoch      keys.Epoch // newest epoch recovered
+	Next       keys.Epoch // at which commits go on; not Epoch+1 after an unclean end, in which epochs may have been seen and lost
+	CommitTime uint64     // the latest time of a commit, in microseconds since 1970; zero if none is known
+	TornFile   string     // the segment with a torn tail, or empty
+	TornAt     int64      // where it was cut
+	TornSize   int64      // bytes that were cut
 
 	Repaired []string // what was damaged and could be made anew, with the reason
 

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
-	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/blob"
@@ -36,7 +35,7 @@ import (
 //
 // level: the feature level. It and everything from byte 80 on is zero in files before format 5, whose level is the oldest.
 // Parent epoch is the one at which the lineage began, zero for a store that was created. Term is that of the state's epoch.
-// Commit time is in microseconds since 1970; no commit up to the state's epoch is later; zero if it is not known.
+// Commit time is in microseconds since 1970: the latest of all commits up to the state's epoch; zero if it is not known.
 //
 // newest epoch: the tree and the quarantine have versions of no later epoch. It is after the epoch of the state while a merge in steps is
 // incomplete, and zero otherwise.
@@ -130,18 +129,18 @@ func termOf(s *pager.State) keys.Term {
 	return keys.Term(binary.LittleEndian.Uint64(s.Engine[areaTerm:]))
 }
 
-// commitTime is the time after which nothing up to the state's epoch was committed, or zero.
-func commitTime(s *pager.State) int64 {
-	return int64(binary.LittleEndian.Uint64(s.Engine[areaTime:]))
+// commitTime is the time of the state's epoch in microseconds since 1970: the latest of all commits up to it. Zero if it is not known.
+func commitTime(s *pager.State) uint64 {
+	return binary.LittleEndian.Uint64(s.Engine[areaTime:])
 }
 
 // setEpochHistory records the term and the commit time of the state's epoch. The time never falls.
-func setEpochHistory(s *pager.State, term keys.Term, at time.Time) {
+func setEpochHistory(s *pager.State, term keys.Term, at uint64) {
 	if s.Format < historyFormat {
 		return
 	}
 	binary.LittleEndian.PutUint64(s.Engine[areaTerm:], uint64(term))
-	binary.LittleEndian.PutUint64(s.Engine[areaTime:], uint64(max(at.UnixMicro(), commitTime(s))))
+	binary.LittleEndian.PutUint64(s.Engine[areaTime:], max(at, commitTime(s)))
 }
 
 func setLogSegment(s *pager.State, number uint64) {

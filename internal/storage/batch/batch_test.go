@@ -117,9 +117,9 @@ func TestBodyTellsOfItsCommit(t *testing.T) {
 	long := bytes.Repeat([]byte("v"), sharedBytesMin)
 	for _, h := range []Header{{}, {Time: 1}, {Origin: OriginExpiry}, {Time: 1 << 60, Origin: OriginRestore}} {
 		var b Builder
-		b.SetHeader(h)
 		b.SetShared(keys.SpaceUser, []byte("b"), long)
 		b.Delete(keys.SpaceUser, []byte("a"))
+		b.SetHeader(h) // once the operations are known
 		body, err := b.Finish()
 		if err != nil {
 			t.Fatal(err)
@@ -136,6 +136,14 @@ func TestBodyTellsOfItsCommit(t *testing.T) {
 		}
 		if got := list(t, body.Bytes()); got != "a0= b1="+string(long) {
 			t.Fatal(got)
+		}
+		if timed := body.SetTime(h.Time + 1); timed != (h.Time != 0) {
+			t.Fatalf("time set: %v", timed)
+		} else if timed {
+			h.Time++
+		}
+		if err := errors.Join(pieces.ReadBody(body), whole.Read(body.Bytes()), Validate(body.Bytes())); err != nil || pieces.Header() != h || whole.Header() != h {
+			t.Fatalf("%+v and %+v, want %+v, %v", pieces.Header(), whole.Header(), h, err)
 		}
 		b.Reset()
 		b.Delete(keys.SpaceUser, []byte("a"))
@@ -168,8 +176,9 @@ func TestUnsortedBodyIsInvalid(t *testing.T) {
 	b.Set(keys.SpaceUser, []byte("b"), nil)
 	b.Set(keys.SpaceUser, []byte("a"), nil)
 	finish(t, &b)
-	binary.LittleEndian.PutUint32(b.buf, 2)
-	if err := Validate(b.buf); !errors.Is(err, ErrCorrupt) {
+	start := HeaderSizeMax - HeaderSize // of the operations in the order in which they came
+	binary.LittleEndian.PutUint32(b.buf[start:], 2)
+	if err := Validate(b.buf[start:]); !errors.Is(err, ErrCorrupt) {
 		t.Fatalf("error %v", err)
 	}
 }

@@ -6,7 +6,8 @@ import "encoding/binary"
 // order of the spans, and long values are outside of buf. Pieces go to the log and to the memtable directly from
 // where they are, because copying a large batch to bring its pieces together takes as long as logging it.
 type Body struct {
-	buf    []byte   // the header, and the operations if there are no spans
+	buf    []byte // from start on the header, and the operations if there are no spans
+	start  int
 	spans  []opSpan // nil if the body is contiguous
 	shared [][]byte // values that are not in buf
 	header Header
@@ -29,13 +30,23 @@ func (b *Body) Size() int { return b.size }
 // Count is the number of operations that the body announces.
 func (b *Body) Count() int { return b.count }
 
+// SetTime replaces the commit time of a body that a Builder has made with one, and reports whether it has one.
+func (b *Body) SetTime(at uint64) bool {
+	if b.header.Time == 0 {
+		return false
+	}
+	b.header.Time = at
+	binary.LittleEndian.PutUint64(b.buf[b.start+HeaderSize:], at)
+	return true
+}
+
 // Pieces calls yield with the body's bytes, piece by piece in their order.
 func (b *Body) Pieces(yield func(piece []byte) bool) {
 	if b.spans == nil {
-		yield(b.buf)
+		yield(b.buf[b.start:])
 		return
 	}
-	if !yield(b.buf[:b.header.size()]) {
+	if !yield(b.buf[b.start : b.start+b.header.size()]) {
 		return
 	}
 	for i := range b.spans {
@@ -49,7 +60,7 @@ func (b *Body) Pieces(yield func(piece []byte) bool) {
 // Bytes is the body as one slice, which is a copy if the body is in pieces.
 func (b *Body) Bytes() []byte {
 	if b.spans == nil {
-		return b.buf
+		return b.buf[b.start:]
 	}
 	out := make([]byte, 0, b.size)
 	for piece := range b.Pieces {

@@ -28,7 +28,7 @@ func (e *DuplicateKeyError) Unwrap() error { return ErrDuplicateKey }
 // Builder collects operations and returns a sorted body. It keeps its buffers across Reset, so that
 // a pooled builder allocates nothing in the steady state. The zero Builder is ready.
 type Builder struct {
-	buf      []byte   // header, then operations in the order in which they came
+	buf      []byte   // room for the longest header, then operations in the order in which they came
 	spans    []opSpan // where each operation is in buf; in order of the calls until Finish sorts them
 	shared   [][]byte // values of SetShared that are not in buf
 	inOrder  []opSpan // where Finish puts the spans in order
@@ -81,7 +81,7 @@ func (b *Builder) MemoryBytes() int {
 	return cap(b.buf) + (cap(b.spans)+cap(b.inOrder))*spanBytes
 }
 
-// SetHeader says what the body tells of its commit. It is called before the first operation.
+// SetHeader says what the body tells of its commit. It is called before Finish.
 func (b *Builder) SetHeader(h Header) { b.header = h }
 
 // Set adds "user key in space s becomes value". Key and value are copied.
@@ -121,14 +121,16 @@ func (b *Builder) Operations() int { return len(b.spans) - b.records }
 func (b *Builder) Count() int { return len(b.spans) }
 
 // Size is the length of the body in bytes.
-func (b *Builder) Size() int { return max(len(b.buf), b.header.size()) + b.outside }
+func (b *Builder) Size() int {
+	return b.header.size() + max(len(b.buf)-HeaderSizeMax, 0) + b.outside
+}
 
 func (b *Builder) add(kind keys.Kind, s keys.Space, user, value []byte, share bool) {
 	if len(b.buf) == 0 {
 		if b.buf == nil {
-			b.buf, b.spans = make([]byte, 0, bufBytesMin), make([]opSpan, 0, spansMin)
+			b.spans = make([]opSpan, 0, spansMin)
 		}
-		b.buf = appendHeader(b.buf, b.header)
+		b.reserveHeader()
 	}
 	if kind != keys.KindDelete {
 		b.sets++
@@ -160,6 +162,15 @@ func (b *Builder) add(kind keys.Kind, s keys.Space, user, value []byte, share bo
 	b.payload += len(user) + len(value)
 }
 
+// reserveHeader begins the buffer with room for the longest header. Finish writes the header at the end of the room, so that
+// it may be as long as what the commit turns out to have.
+func (b *Builder) reserveHeader() {
+	if b.buf == nil {
+		b.buf = make([]byte, 0, bufBytesMin)
+	}
+	b.buf = b.buf[:HeaderSizeMax]
+}
+
 // PayloadBytes is the size of the keys and values added, as the client counts them: without the
 // encoding and the keyspace.
 func (b *Builder) PayloadBytes() int { return b.payload }
@@ -184,15 +195,16 @@ func (b *Builder) Finish() (*Body, error) {
 		return nil, ErrReleased
 	}
 	if len(b.buf) == 0 {
-		b.buf = appendHeader(b.buf, b.header)
+		b.reserveHeader()
 	}
-	binary.LittleEndian.PutUint32(b.buf, uint32(len(b.spans)))
 	if b.unsorted {
 		if err := b.sort(); err != nil {
 			return nil, err
 		}
 	}
-	b.body = Body{buf: b.buf, header: b.header, count: len(b.spans), size: b.Size()}
+	start := HeaderSizeMax - b.header.size()
+	putHeader(b.buf[start:HeaderSizeMax], len(b.spans), b.header)
+	b.body = Body{buf: b.buf, start: start, header: b.header, count: len(b.spans), size: b.Size()}
 	if b.unsorted || b.outside > 0 {
 		b.body.spans, b.body.shared = b.spans, b.shared
 	}

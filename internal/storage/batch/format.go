@@ -95,24 +95,19 @@ type Op struct {
 	Value []byte
 }
 
-// appendHeader appends a body header for no operations.
-func appendHeader(dst []byte, h Header) []byte {
+// putHeader writes a header that takes the whole of dst.
+func putHeader(dst []byte, count int, h Header) {
 	flags := uint32(0)
 	if h.Time != 0 {
 		flags |= flagTime
+		binary.LittleEndian.PutUint64(dst[HeaderSize:], h.Time)
 	}
 	if h.Origin != 0 {
 		flags |= flagOrigin
+		dst[len(dst)-1] = byte(h.Origin)
 	}
-	dst = binary.LittleEndian.AppendUint32(dst, 0)
-	dst = binary.LittleEndian.AppendUint32(dst, flags)
-	if h.Time != 0 {
-		dst = binary.LittleEndian.AppendUint64(dst, h.Time)
-	}
-	if h.Origin != 0 {
-		dst = append(dst, byte(h.Origin))
-	}
-	return dst
+	binary.LittleEndian.PutUint32(dst, uint32(count))
+	binary.LittleEndian.PutUint32(dst[flagsOffset:], flags)
 }
 
 // readHeader reads the header of a body and returns the operations after it.
@@ -140,6 +135,12 @@ func readHeader(body []byte) (h Header, count int, ops []byte, err error) {
 	return h, count, ops, nil
 }
 
+// HeaderOf is the header of a body.
+func HeaderOf(body []byte) (Header, error) {
+	h, _, _, err := readHeader(body)
+	return h, err
+}
+
 // Reader iterates a body. The zero Reader is at the end. A malformed body ends the iteration with
 // Err set, whatever its bytes are. The operation that Next has read stays in the Reader, because
 // returning it took longer than reading it.
@@ -158,7 +159,7 @@ func kindAt(body []byte, at int) keys.Kind { return keys.Kind(body[at]) }
 // ReadBody starts reading body.
 func (r *Reader) ReadBody(body *Body) error {
 	if body.spans == nil {
-		return r.Read(body.buf)
+		return r.Read(body.buf[body.start:])
 	}
 	r.left, r.count, r.rest, r.pieces, r.err = body.count, body.count, nil, body, nil
 	r.header = body.header

@@ -1,0 +1,126 @@
+// Package clock is the clock of a store: microseconds since 1970 that never go back.
+//
+//	start     the wall clock, or the time of the newest commit if that is later
+//	then      advanced by the monotonic clock, which no operator and no time service sets
+//	corrected to the wall clock by at most a tenth of the elapsed time
+//
+// So a wall clock that jumps by an hour expires nothing at once, and a commit never has an earlier time than one that was
+// complete before it began. The difference that is left to correct is reported; above DifferenceMax an operator should look
+// at it. Accept adopts a wall clock that is ahead; one that shows an earlier time is never adopted.
+//
+// The time is cached: one goroutine stores it every millisecond, because time.Now costs forty times as much as an atomic load.
+package clock
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	// DifferenceMax is the difference to the wall clock above which the clock reports it as a problem.
+	DifferenceMax = 5 * time.Second
+	// tick is how often the time is stored.
+	tick = time.Millisecond
+	// correctionShare limits the correction to the part 1/correctionShare of the elapsed time.
+	correctionShare = 10
+)
+
+// Clock is a running clock. Now, Difference and Accept are safe for concurrent use.
+type Clock struct {
+	wall func() time.Time // constant
+
+	now        atomic.Uint64 // microseconds since 1970; stored by advance alone
+	_          [56]byte      // every commit reads the line above
+	difference atomic.Int64  // nanoseconds from the clock to the wall clock
+
+	mu    sync.Mutex
+	nanos int64     // since 1970; the exact form of now
+	last  time.Time // when nanos was computed; its monotonic part counts
+}
+
+// New is a clock that begins at the wall clock, and not before a time in microseconds since 1970. A nil wall is that of the
+// system; tests pass another one.
+func New(wall func() time.Time, notBefore uint64) *Clock {
+	if wall == nil {
+		wall = time.Now
+	}
+	c := &Clock{wall: wall, last: time.Now()}
+	at := wall().UnixNano()
+	c.nanos = max(at, int64(notBefore)*int64(time.Microsecond), 0)
+	c.publish(at)
+	return c
+}
+
+// Run advances the clock until ctx ends.
+func (c *Clock) Run(ctx context.Context) {
+	t := time.NewTicker(tick)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+			c.advance()
+		}
+	}
+}
+
+// Now is the time in microseconds since 1970, at most about a millisecond old. It never goes back.
+func (c *Clock) Now() uint64 { return c.now.Load() }
+
+// Difference is how far the wall clock is ahead of the clock, negative if it shows an earlier time.
+func (c *Clock) Difference() time.Duration { return time.Duration(c.difference.Load()) }
+
+// EarlierError means that the clock cannot adopt the wall clock, because it would go back.
+type EarlierError struct{ By time.Duration }
+
+func (e *EarlierError) Error() string {
+	return fmt.Sprintf("clock: the wall clock is %v earlier than the clock of the store, which never goes back; it runs slower until they agree, for about %v",
+		e.By.Round(time.Millisecond), (e.By * correctionShare).Round(time.Second))
+}
+
+// Accept adopts the wall clock at once. An operator calls it, if the wall clock is right. It returns by how much the clock was
+// advanced, or a *EarlierError.
+func (c *Clock) Accept() (time.Duration, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.advanceLocked()
+	at := c.wall().UnixNano()
+	ahead := time.Duration(at - c.nanos)
+	if ahead < 0 {
+		return 0, &EarlierError{By: -ahead}
+	}
+	c.nanos = at
+	c.publish(at)
+	return ahead, nil
+}
+
+func (c *Clock) advance() {
+	c.mu.Lock()
+	c.advanceLocked()
+	c.mu.Unlock()
+}
+
+// advanceLocked moves the time by the elapsed time and the correction. The correction is smaller than the elapsed time, so
+// the time never goes back.
+func (c *Clock) advanceLocked() {
+	now := time.Now()
+	elapsed := int64(now.Sub(c.last))
+	if elapsed <= 0 {
+		return
+	}
+	c.last = now
+	c.nanos += elapsed
+	at := c.wall().UnixNano()
+	most := elapsed / correctionShare
+	c.nanos += min(max(at-c.nanos, -most), most)
+	c.publish(at)
+}
+
+func (c *Clock) publish(wall int64) {
+	c.now.Store(uint64(c.nanos) / uint64(time.Microsecond))
+	c.difference.Store(wall - c.nanos)
+}
