@@ -71,7 +71,7 @@ func TestWhatARestartAfterAFailedSyncShowsSurvivesACrash(t *testing.T) {
 				}
 				break
 			}
-			for at := int64(0); ; at += 1 + rng.Int64N(6) {
+			for at := int64(0); ; at += 1 + rng.Int64N(6*exhaustiveStep) {
 				if !crashedLater(t, mem.Crash(0, vfs.SurviveProcess), fmt.Sprintf("%s sync %d", name, nth), at) {
 					break
 				}

@@ -72,10 +72,23 @@ func files(t *testing.T, tree fs.FS, suffix string) []string {
 	return names
 }
 
-// sources parses every Go file of the tree.
+// parsed are the sources of the repository, which many tests look at.
+var parsed []source
+
+// sources parses every Go file of the tree. Tests do not change what it returns.
 func sources(t *testing.T, tree fs.FS) []source {
 	t.Helper()
-	var all []source
+	if tree == repository() {
+		if parsed == nil {
+			parsed = parse(t, tree)
+		}
+		return parsed
+	}
+	return parse(t, tree)
+}
+
+func parse(t *testing.T, tree fs.FS) (all []source) {
+	t.Helper()
 	for _, name := range files(t, tree, ".go") {
 		text, err := fs.ReadFile(tree, name)
 		if err != nil {

@@ -21,7 +21,11 @@ import (
 // that was acknowledged could be lost at that moment, each writer with time succeeds, and so does a
 // put afterwards; the server can be shut down.
 func TestWritersThatGiveUpStopNoOther(t *testing.T) {
-	const impatient, healthy, puts = 192, 8, 120
+	const impatient, healthy = 192, 8
+	puts := 120
+	if exhaustiveStep > 1 {
+		puts = 40
+	}
 	h := mustStart(t)
 	slow := h.faults.Inject(vfs.Rule{Op: vfs.OpSyncData, Name: "*.log", Fault: vfs.Slow, Delay: 2 * time.Millisecond})
 	var acknowledged, gaveUp atomic.Int64

@@ -266,7 +266,7 @@ func TestWorkersAreBoundedAndRunAll(t *testing.T) {
 func TestLargeReadsOfAPipelineWaitForTheirClient(t *testing.T) {
 	disk := vfs.NewMem()
 	first := mustStartOn(t, disk)
-	const size, requests = 256 << 10, 200
+	const size, requests = 256 << 10, 60 // 15 MiB
 	for i := range coldKeys {
 		first.put(t, string(coldKey(i)), string(bytes.Repeat([]byte{byte(i)}, size)))
 	}

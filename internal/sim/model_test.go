@@ -67,7 +67,7 @@ func TestTransactionsBehaveLikeMaps(t *testing.T) {
 				rt.Errorf("close: %v", err)
 			}
 		}()
-		for range *modelSteps {
+		for range max(*modelSteps/exhaustiveStep, 40) {
 			m.step(rapid.IntRange(0, 99).Draw(rt, "step"))
 		}
 		m.compareAll()

@@ -431,9 +431,9 @@ func TestQuarantineSurvivesACrashAtEveryOperation(t *testing.T) {
 		t.Fatal(err)
 	}
 	ops := whole.Mutations()
-	step := int64(1)
+	step := int64(exhaustiveStep)
 	if testing.Short() {
-		step = 5
+		step = 5 * exhaustiveStep
 	}
 	for k := int64(1); k <= ops; k += step {
 		fs := vfs.NewMem()
@@ -539,7 +539,7 @@ func TestDamagedQuarantineFile(t *testing.T) {
 			t.Fatal(err, write)
 		}
 	}
-	for at := int64(0); at < size; at += 97 {
+	for at := int64(0); at < size; at += 97 * exhaustiveStep {
 		flip(at)
 		if report, err := Inspect.Files(context.Background(), fs, "db"); err != nil || !slices.Equal(report.Kinds, []string{"quarantine"}) {
 			t.Fatalf("byte %d: verify: %v, %+v", at, err, report)
