@@ -19,6 +19,7 @@ package keys
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/hex"
 )
 
@@ -111,6 +112,35 @@ const SystemProbe = "p"
 // SystemRequest is the first byte of the keys in SpaceSystem of which each is the id of a client's request that was
 // executed, and the begin of the record of the id cut-off.
 const SystemRequest = 'q'
+
+// SystemExpiry and SystemAttachment are the first bytes of the keys in SpaceSystem that belong to a key of another space,
+// their owner: a number of eight bytes follows, most significant first, and then the owner's internal key. The number is
+// the owner's deadline in milliseconds since 1970, or the id of its lease.
+const (
+	SystemExpiry     = 't'
+	SystemAttachment = 'a'
+)
+
+// ownedHeaderBytes is where the owner begins in the internal key of an owned record.
+const ownedHeaderBytes = 1 + 1 + 8
+
+// OwnedBytes is how much longer the internal key of an owned record is than its owner's.
+const OwnedBytes = ownedHeaderBytes
+
+// AppendOwned appends the key in SpaceSystem, without the keyspace, of an owned record.
+func AppendOwned(dst []byte, first byte, number uint64, owner []byte) []byte {
+	dst = binary.BigEndian.AppendUint64(append(dst, first), number)
+	return append(dst, owner...)
+}
+
+// Owner is the internal key of the owner of a record; false if the internal key is not that of an owned record.
+func Owner(internal []byte) (owner []byte, ok bool) {
+	if len(internal) <= ownedHeaderBytes || SpaceOf(internal) != SpaceSystem ||
+		internal[1] != SystemExpiry && internal[1] != SystemAttachment {
+		return nil, false
+	}
+	return internal[ownedHeaderBytes:], true
+}
 
 // Append appends the internal key of user in space s to dst.
 func Append(dst []byte, s Space, user []byte) []byte {

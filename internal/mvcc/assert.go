@@ -41,7 +41,7 @@ func (x *Session) assertLatched(w *Write, epoch keys.Epoch) {
 	var set latchSet
 	for i := range w.Batch.Count() {
 		set.reset()
-		set.add(x.store.latches, w.Batch.Key(i))
+		set.add(x.store.latches, latchKey(w.Batch.Key(i)))
 		stripe := &x.store.latches.table[set.only]
 		if stripe.state.Load()&latchHeld == 0 {
 			invariants.Fail("epoch %d writes a key whose latch is not held", epoch)

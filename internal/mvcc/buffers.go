@@ -1,5 +1,7 @@
 package mvcc
 
+import "github.com/epochkv/epochkv/internal/storage"
+
 // pooledBytesMax bounds the buffers that a session keeps from one request to the next. There may be
 // thousands of sessions, so none of them may keep the memory of one huge request.
 const pooledBytesMax = 1 << 20
@@ -11,6 +13,7 @@ type sessionBuffers struct {
 	txn     Txn
 	ranged  rangeDelete
 	invoked []byte // values of InvokeAll
+	system  storage.Cursor
 }
 
 // memoryBytes is about how much memory the session's buffers take.

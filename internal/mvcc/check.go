@@ -32,6 +32,9 @@ func (x *Session) reveals(sync bool, e keys.Epoch) {
 func (x *Session) checkFirst(w *Write) error {
 	for i := range w.Batch.Count() {
 		key := w.Batch.Key(i)
+		if keys.SpaceOf(key) == keys.SpaceSystem {
+			continue // a record changes with the key that it belongs to, or is of one request alone
+		}
 		if err := x.notNewer(&x.buffers.txn.reads, key, w.snapshot); err != nil {
 			return err
 		}

@@ -42,6 +42,8 @@ type Write struct {
 	recordKey []byte   // buffers of Identify
 	record    []byte
 
+	derived derivation // what the commit computes while it holds its latches
+
 	load *storage.BulkLoad // what a commit that publishes a bulk load publishes; its batch is empty
 }
 
@@ -53,6 +55,7 @@ func (w *Write) Reset() {
 	w.snapshot, w.reads, w.firstWins, w.checkOnly = 0, nil, false, false
 	w.ops, w.outcomes, w.body, w.load = nil, nil, nil, nil
 	w.request, w.fence, w.own = nil, false, false
+	w.derived.reset()
 }
 
 // Set adds "key becomes value" to the commit.
@@ -259,6 +262,11 @@ func (x *Session) checkLimits(w *Write) error {
 			continue // a record of the store
 		}
 		key := keys.User(w.Batch.Key(i))
+		if w.Batch.WithMetadata() > 0 && w.Batch.HasMetadata(i) {
+			if err := x.store.checkMetadata(key); err != nil {
+				return err
+			}
+		}
 		if err := x.store.checkKey(key); err != nil && !(w.Batch.Deletes(i) && x.hasBeyondLimit(key)) {
 			return err
 		}
@@ -289,14 +297,19 @@ func (x *Session) awaitTurn(ctx context.Context) error {
 	return nil
 }
 
-// lock takes the latches of every key that w writes or tests, or none of them if the context ends first.
+// lock takes the latches of every key that w writes, tests or names with Latch, or none of them if the context ends first.
 func (x *Session) lock(ctx context.Context, w *Write) error {
 	x.committing.held.reset()
 	if w.load != nil {
 		x.committing.held.addAll()
 	}
 	for i := range w.Batch.Count() {
-		x.committing.held.add(x.store.latches, w.Batch.Key(i))
+		x.committing.held.add(x.store.latches, latchKey(w.Batch.Key(i)))
+	}
+	from := 0
+	for _, end := range w.derived.ends {
+		x.committing.held.add(x.store.latches, w.derived.latches[from:end])
+		from = end
 	}
 	for i := range w.Conditions {
 		x.key = keys.Append(x.key[:0], keys.SpaceUser, w.Conditions[i].Key)
@@ -340,7 +353,7 @@ func (x *Session) validateAndReserve(ctx context.Context, w *Write) (keys.Epoch,
 		return 0, nil
 	case w.checkOnly:
 		return 0, x.validateHere(ctx, w.reads)
-	case w.Batch.Operations() == 0 && !w.own: // no operation of an InvokeAll applies
+	case w.Batch.Operations() == 0 && (!w.own || w.Batch.Count() == 0): // no operation of an InvokeAll applies
 		return 0, nil
 	case w.reads == nil:
 		x.reached(stepChecked)

@@ -8,6 +8,7 @@ import (
 	"strconv"
 
 	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/metadata"
 )
 
 // InvokeKind names a read-modify-write operation.
@@ -23,7 +24,12 @@ const (
 	InvokePutIfAbsent                        // value = Operand if the key is missing
 	InvokeGetAndSet                          // value = Operand
 	InvokeGetAndDelete                       // the key is deleted
+	InvokeTouch                              // the deadline = ExpiresAt, if the key exists
+	InvokePersist                            // no deadline, if the key has one
 )
+
+// An operation that computes the new value from the old one (Add, Append, Min, Max, Touch, Persist) keeps the metadata of
+// the key. One that replaces the value does not, as a put. ExpiresAt sets the deadline in both cases.
 
 // Invoke is one read-modify-write of one key.
 type Invoke struct {
@@ -35,6 +41,8 @@ type Invoke struct {
 	Bounded bool   // InvokeAdd: the result must lie within [Min, Max]
 	Min     int64
 	Max     int64
+
+	ExpiresAt uint64 // the key's new deadline, in milliseconds since 1970; zero: as said above
 }
 
 // Invoked is the outcome of one operation. Old and New are in buffers of the session or of the
@@ -44,7 +52,8 @@ type Invoked struct {
 	OldFound bool
 	NewFound bool
 	Old, New []byte
-	OldEpoch keys.Epoch // of the commit that wrote Old, also if the operation is not applied; zero for a transaction's own write
+	Metadata metadata.Fields // of New
+	OldEpoch keys.Epoch      // of the commit that wrote Old, also if the operation is not applied; zero for a transaction's own write
 }
 
 // TypeError means that the operation does not apply to the key's value, or that the result is out
@@ -59,12 +68,18 @@ func (e *TypeError) Error() string {
 	return fmt.Sprintf("mvcc: operation %d on %q: %s", e.Index, e.Key, e.Reason)
 }
 
-// apply computes the outcome of the operation on a key's value. It appends a new value to buf and
+// apply computes the outcome of the operation on a key's value with its metadata. It appends a new value to buf and
 // returns buf.
-func (op *Invoke) apply(index int, old []byte, found bool, buf []byte) (out Invoked, grown []byte, err error) {
+func (op *Invoke) apply(index int, old []byte, found bool, had metadata.Fields, buf []byte) (out Invoked, grown []byte, err error) {
 	out = Invoked{Applied: true, OldFound: found, NewFound: true, Old: old}
 	from := len(buf)
 	switch op.Kind {
+	case InvokeTouch:
+		out.Applied = found
+		buf = append(buf, old...)
+	case InvokePersist:
+		out.Applied = found && had.ExpiresAt != 0
+		buf = append(buf, old...)
 	case InvokeAdd, InvokeMin, InvokeMax:
 		n, reason := op.number(old, found)
 		if reason != "" {
@@ -87,11 +102,26 @@ func (op *Invoke) apply(index int, old []byte, found bool, buf []byte) (out Invo
 		return out, buf, &TypeError{Index: index, Key: bytes.Clone(op.Key), Reason: "unknown operation"}
 	}
 	if !out.Applied {
-		out.New, out.NewFound = old, found
+		out.New, out.NewFound, out.Metadata = old, found, had
 		return out, buf[:from], nil
 	}
 	out.New = buf[from:len(buf):len(buf)]
+	out.Metadata = op.metadata(had)
 	return out, buf, nil
+}
+
+// metadata is the metadata that an operation leaves.
+func (op *Invoke) metadata(had metadata.Fields) metadata.Fields {
+	switch op.Kind {
+	case InvokeGetAndDelete:
+		return metadata.Fields{}
+	case InvokeCompareSet, InvokePutIfAbsent, InvokeGetAndSet:
+		had = metadata.Fields{}
+	}
+	if op.ExpiresAt != 0 || op.Kind == InvokePersist {
+		had.ExpiresAt = op.ExpiresAt
+	}
+	return had
 }
 
 // number computes the integer operations. If there is no result, it returns the reason.
@@ -153,18 +183,6 @@ func (x *Session) InvokeRequest(
 	return x.commit(ctx, w)
 }
 
-// compute replaces the placeholders of an InvokeAll by the writes of its operations. For every
-// other write it does nothing. The caller holds the latches of all keys.
-func (x *Session) compute(ctx context.Context, w *Write) error {
-	if w.ops == nil {
-		return nil
-	}
-	if err := x.applyAll(ctx, w.ops, w, w.outcomes); err != nil || w.Batch.Operations() == 0 {
-		return err
-	}
-	return x.prepare(w)
-}
-
 // applyAll computes every outcome from the newest versions and fills the batch. The limit of a
 // batch also bounds the values that it reads: a request of many short keys must not read the whole
 // store into memory.
@@ -181,18 +199,25 @@ func (x *Session) applyAll(ctx context.Context, ops []Invoke, w *Write, out []In
 			return err
 		}
 		read += len(old)
-		if out[i], buf, err = ops[i].apply(i, old, found, buf); err != nil {
+		had, err := x.Metadata()
+		if err != nil {
+			return ofKey(err, x.key)
+		}
+		if out[i], buf, err = ops[i].apply(i, old, found, had, buf); err != nil {
 			return err
 		}
 		out[i].OldEpoch = epoch
 		switch {
 		case !out[i].Applied:
+			continue
 		case out[i].NewFound:
-			w.Set(ops[i].Key, out[i].New)
+			w.SetWithMetadata(ops[i].Key, out[i].New, &out[i].Metadata)
 		default:
 			w.Delete(ops[i].Key)
 		}
+		x.requeue(w, had.ExpiresAt, out[i].Metadata.ExpiresAt)
 	}
+	w.derived.queued = true
 	x.buffers.invoked = buf
 	if w.request != nil && w.Batch.Count() > 0 {
 		w.Identify(w.request)
@@ -200,9 +225,10 @@ func (x *Session) applyAll(ctx context.Context, ops []Invoke, w *Write, out []In
 	return nil
 }
 
-// newestValue reads the newest version of the key in x.key, and appends its value to buf. The
+// newestValue reads the newest version of the key in x.key, and appends its value to buf. Its metadata is in Metadata. The
 // caller passes the number of bytes of values that were read before.
 func (x *Session) newestValue(buf *[]byte, read int) (value []byte, found bool, epoch keys.Epoch, err error) {
+	x.section = x.section[:0]
 	x.slot.Enter()
 	defer x.slot.Leave()
 	v, ok, err := x.reader.Newest(x.key)
@@ -213,6 +239,7 @@ func (x *Session) newestValue(buf *[]byte, read int) (value []byte, found bool, 
 	if !v.Kind.HasValue() {
 		return nil, false, 0, nil
 	}
+	x.keepSection(v.Section())
 	if limit := x.store.options.Limits.BatchBytes; read > 0 && read+v.Size() > limit {
 		return nil, false, 0, &LimitError{What: "batch bytes", Limit: limit, Got: read + v.Size()}
 	}
@@ -234,13 +261,17 @@ func (t *Txn) Invoke(op *Invoke) (Invoked, error) {
 		return Invoked{}, err
 	}
 	t.old = v.Data
-	out, grown, err := op.apply(0, v.Data, v.Found, t.fresh[:0])
+	had, err := t.Metadata()
+	if err != nil {
+		return Invoked{}, err
+	}
+	out, grown, err := op.apply(0, v.Data, v.Found, had, t.fresh[:0])
 	t.fresh, out.OldEpoch = grown, v.Epoch
 	if err != nil || !out.Applied {
 		return out, err
 	}
 	if out.NewFound {
-		return out, t.Set(op.Key, out.New)
+		return out, t.SetWithMetadata(op.Key, out.New, &out.Metadata)
 	}
 	return out, t.Delete(op.Key)
 }

@@ -91,6 +91,13 @@ func (o *overlay) copy(b []byte) span {
 	return span{from, len(o.buf)}
 }
 
+// copyStored copies what is stored of a value: its metadata, and the value.
+func (o *overlay) copyStored(section, value []byte) span {
+	from := len(o.buf)
+	o.buf = append(append(o.buf, section...), value...)
+	return span{from, len(o.buf)}
+}
+
 // find returns the entry of key, or -1.
 func (o *overlay) find(key []byte) int {
 	if len(o.entries) <= linearMax {
@@ -113,21 +120,21 @@ func (o *overlay) find(key []byte) int {
 	}
 }
 
-// set makes kind and value the last operation on key.
-func (o *overlay) set(key, value []byte, kind keys.Kind) {
+// set makes kind and value, with its metadata before it, the last operation on key.
+func (o *overlay) set(key, section, value []byte, kind keys.Kind) {
 	if i := o.find(key); i >= 0 {
 		e := &o.entries[i]
 		if level := int32(len(o.savepoints)); e.level < level {
 			o.undo = append(o.undo, overlayUndo{int32(i), e.level, e.value, e.kind})
 			e.level = level
 		}
-		e.value, e.kind = o.copy(value), kind
+		e.value, e.kind = o.copyStored(section, value), kind
 		return
 	}
 	o.order = append(o.order, int32(len(o.entries)))
 	o.entries = append(o.entries, overlayEntry{})
 	e := &o.entries[len(o.entries)-1]
-	e.key, e.value, e.kind, e.level = o.copy(key), o.copy(value), kind, int32(len(o.savepoints))
+	e.key, e.value, e.kind, e.level = o.copy(key), o.copyStored(section, value), kind, int32(len(o.savepoints))
 	if len(o.entries) > linearMax {
 		o.index()
 	}
@@ -193,7 +200,7 @@ func (o *overlay) fill(b *batch.Builder) {
 		if e.kind == keys.KindDelete {
 			b.Delete(keys.SpaceUser, o.bytes(e.key))
 		} else {
-			b.Set(keys.SpaceUser, o.bytes(e.key), o.bytes(e.value))
+			b.SetStored(e.kind, keys.SpaceUser, o.bytes(e.key), o.bytes(e.value))
 		}
 	}
 }

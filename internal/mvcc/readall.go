@@ -36,6 +36,7 @@ func (x *Session) ReadAll(ctx context.Context, list [][]byte, visit func(i int, 
 	defer x.slot.Leave()
 	each := func(i int, v storage.Version, ok bool) error {
 		out := Value{At: x.at}
+		x.section = x.section[:0]
 		if ok {
 			out.Await = x.store.mustAwait(v.Sync, v.Epoch)
 			if v.Kind.HasValue() {
@@ -44,6 +45,7 @@ func (x *Session) ReadAll(ctx context.Context, list [][]byte, visit func(i int, 
 					return err
 				}
 				out.Found, out.Epoch = true, v.Epoch
+				x.keepSection(v.Section())
 				if out.Data, err = x.reader.Value(&b.value, v); err != nil {
 					return ofKey(err, b.keys[i])
 				}

@@ -17,11 +17,13 @@ type Session struct {
 	// not look at it. It may be gone when the session comes from the pool again.
 	Attachment any
 
-	store  *Store
-	slot   *pin.Slot
-	reader *storage.Reader
-	parker *waiter
-	key    []byte // scratch: the internal key of the current request
+	store   *Store
+	slot    *pin.Slot
+	reader  *storage.Reader
+	parker  *waiter
+	key     []byte // scratch: the internal key of the current request
+	entry   []byte // scratch: the key of a record that belongs to it
+	section []byte // metadata of the version that was read last, as it is stored; empty if it has none
 
 	at          keys.Epoch // the snapshot, while hasSnapshot
 	hasSnapshot bool
@@ -126,7 +128,7 @@ func (x *Session) Read(dst, key []byte) (v Value, err error) {
 // read is Read with the result in v, which must be zero: returning a Value through three functions
 // took a third of the time of a read.
 func (x *Session) read(v *Value, dst, key []byte) error {
-	v.Data, v.At = dst, x.at
+	v.Data, v.At, x.section = dst, x.at, x.section[:0]
 	if err := x.store.checkKey(key); err != nil && !x.hasBeyondLimit(key) {
 		return err
 	}
@@ -141,7 +143,9 @@ func (x *Session) read(v *Value, dst, key []byte) error {
 		v.Await = x.store.mustAwait(r.Sync(), r.Epoch())
 		if kind := r.Kind(); kind.HasValue() {
 			v.Found, v.Epoch = true, r.Epoch()
-			value := metadata.Value(kind, r.Value())
+			stored := r.Value()
+			value := metadata.Value(kind, stored)
+			x.keepSection(stored[:len(stored)-len(value)])
 			if err = x.admitted(len(value)); err == nil {
 				v.Data = append(dst, value...)
 			}
@@ -160,6 +164,7 @@ func (x *Session) readTree(v *Value, p storage.Pinned) error {
 		return err
 	}
 	v.Found, v.Epoch = true, found.Epoch
+	x.keepSection(found.Section())
 	if err := x.admitted(found.Size()); err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/metadata"
 )
 
 // Isolation is the isolation level of a transaction.
@@ -95,10 +96,13 @@ func (t *Txn) Get(dst, key []byte) (v Value, err error) {
 	if t.own.count() > 0 {
 		if i := t.own.find(key); i >= 0 {
 			e := &t.own.entries[i]
+			t.session.section = t.session.section[:0]
 			if e.kind == keys.KindDelete {
 				return Value{Data: dst, At: t.at}, nil
 			}
-			return Value{Found: true, Data: append(dst, t.own.bytes(e.value)...), At: t.at}, nil
+			stored := t.own.bytes(e.value)
+			t.session.keepSection(stored[:metadata.Size(e.kind, stored)])
+			return Value{Found: true, Data: append(dst, metadata.Value(e.kind, stored)...), At: t.at}, nil
 		}
 	}
 	if err = t.session.read(&v, dst, key); err != nil {
@@ -114,16 +118,23 @@ func (t *Txn) Get(dst, key []byte) (v Value, err error) {
 
 // Set writes key.
 func (t *Txn) Set(key, value []byte) error {
+	if err := t.checkValue(value); err != nil {
+		return err
+	}
+	return t.put(key, nil, value, keys.KindSet)
+}
+
+func (t *Txn) checkValue(value []byte) error {
 	if limit := t.session.store.options.Limits.ValueBytes; len(value) > limit {
 		return &LimitError{What: "value bytes", Limit: limit, Got: len(value)}
 	}
-	return t.put(key, value, keys.KindSet)
+	return nil
 }
 
 // Delete deletes key, whether it exists or not.
-func (t *Txn) Delete(key []byte) error { return t.put(key, nil, keys.KindDelete) }
+func (t *Txn) Delete(key []byte) error { return t.put(key, nil, nil, keys.KindDelete) }
 
-func (t *Txn) put(key, value []byte, kind keys.Kind) error {
+func (t *Txn) put(key, section, value []byte, kind keys.Kind) error {
 	switch {
 	case !t.open:
 		return ErrNoTransaction
@@ -133,7 +144,7 @@ func (t *Txn) put(key, value []byte, kind keys.Kind) error {
 	if err := t.session.store.checkKey(key); err != nil && !(kind == keys.KindDelete && t.session.hasBeyondLimit(key)) {
 		return err
 	}
-	t.own.set(key, value, kind)
+	t.own.set(key, section, value, kind)
 	return t.checkSize()
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 
 	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/metadata"
 )
 
 // TxnCursor walks a range as a transaction sees it: its snapshot, with its own writes applied. It
@@ -117,7 +118,8 @@ func (c *TxnCursor) Value() []byte {
 	if c.options.KeysOnly {
 		return nil
 	}
-	return c.txn.own.bytes(c.entry().value)
+	e := c.entry()
+	return metadata.Value(e.kind, c.txn.own.bytes(e.value))
 }
 
 // Epoch is the epoch of the commit that wrote the value, or 0 for the transaction's own write.

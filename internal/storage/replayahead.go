@@ -64,7 +64,7 @@ func (a *aheadOfLog) keep(key []byte) error {
 		return nil
 	}
 	if err == nil {
-		a.stored = append(a.stored[:0], v.section()...)
+		a.stored = append(a.stored[:0], v.Section()...)
 		a.stored, err = a.reader.AppendValue(a.stored, v)
 	}
 	if errors.Is(err, ErrDamaged) {

@@ -47,8 +47,8 @@ func (v *Version) Size() int {
 // Metadata is what the version says beside its value. It reads no page.
 func (v *Version) Metadata() (metadata.Fields, error) { return metadata.Read(v.Kind, v.value) }
 
-// section is v's metadata as they are stored; empty if there are none.
-func (v *Version) section() []byte { return v.value[:metadata.Size(v.Kind, v.value)] }
+// Section is v's metadata as it is stored; empty if there is none.
+func (v *Version) Section() []byte { return v.value[:metadata.Size(v.Kind, v.value)] }
 
 // Inline is v's value without a copy, or nil if it is a blob, or is empty.
 func (v *Version) Inline() []byte {

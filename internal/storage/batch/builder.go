@@ -8,6 +8,7 @@ import (
 	"unsafe"
 
 	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/metadata"
 )
 
 // ErrDuplicateKey means that one batch names a key twice.
@@ -36,11 +37,13 @@ type Builder struct {
 	sorter   keys.Sorter
 	header   Header
 	unsorted bool
-	valueMax int // longest value added
-	payload  int // bytes of the user's keys and values
-	outside  int // bytes of the values that are not in buf
-	sets     int // operations that are not deletions
-	records  int // operations of SetRecord
+	valueMax int    // longest value added
+	payload  int    // bytes of the user's keys and values
+	outside  int    // bytes of the values that are not in buf
+	sets     int    // operations that are not deletions
+	records  int    // operations of SetRecord and DeleteRecord
+	withMeta int    // operations with metadata
+	stored   []byte // buffer of SetMetadata
 }
 
 // The first buffers share no cache line with those of other builders (see keys.LineBytes).
@@ -64,12 +67,15 @@ func (b *Builder) Reset() {
 	if cap(b.buf) > keepBytesMax {
 		b.buf = nil
 	}
+	if cap(b.stored) > keepBytesMax {
+		b.stored = nil
+	}
 	if (cap(b.spans)+cap(b.inOrder))*spanBytes > keepBytesMax {
 		b.spans, b.inOrder, b.sorter = nil, nil, keys.Sorter{}
 	}
 	b.ReleaseShared()
 	b.buf, b.spans, b.shared, b.unsorted = b.buf[:0], b.spans[:0], b.shared[:0], false
-	b.valueMax, b.payload, b.outside, b.sets, b.records, b.header = 0, 0, 0, 0, 0, Header{}
+	b.valueMax, b.payload, b.outside, b.sets, b.records, b.withMeta, b.header = 0, 0, 0, 0, 0, 0, Header{}
 }
 
 // ReleaseShared drops the references to the values of SetShared, after which their owner may change them. If there are
@@ -78,7 +84,7 @@ func (b *Builder) ReleaseShared() { clear(b.shared) }
 
 // MemoryBytes is about how many bytes of memory the builder occupies.
 func (b *Builder) MemoryBytes() int {
-	return cap(b.buf) + (cap(b.spans)+cap(b.inOrder))*spanBytes
+	return cap(b.buf) + cap(b.stored) + (cap(b.spans)+cap(b.inOrder))*spanBytes
 }
 
 // SetHeader says what the body tells of its commit. It is called before Finish.
@@ -94,9 +100,37 @@ func (b *Builder) SetShared(s keys.Space, user, value []byte) {
 }
 
 // SetStored adds what is stored of a version: its kind, and the value, which begins with metadata if the kind says so. A
-// deletion has no value.
+// deletion has no value. What the client is charged for does not include the metadata.
 func (b *Builder) SetStored(kind keys.Kind, s keys.Space, user, stored []byte) {
+	longest := b.valueMax
 	b.add(kind, s, user, stored, false)
+	if section := metadata.Size(kind, stored); section > 0 {
+		b.payload -= section
+		b.valueMax = max(longest, len(stored)-section)
+		b.withMeta++
+	}
+}
+
+// SetMetadata is Set of a value with metadata. Key and value are copied, however long they are.
+func (b *Builder) SetMetadata(s keys.Space, user []byte, f *metadata.Fields, value []byte) {
+	b.stored = append(f.Append(b.stored[:0]), value...)
+	b.SetStored(keys.KindSetMetadata, s, user, b.stored)
+}
+
+// WithMetadata is the number of operations with metadata.
+func (b *Builder) WithMetadata() int { return b.withMeta }
+
+// HasMetadata reports whether operation i, in the order of Key, has metadata.
+func (b *Builder) HasMetadata(i int) bool { return kindAt(b.buf, b.spans[i].opStart).HasMetadata() }
+
+// Metadata is the metadata of operation i, in the order of Key; without any, it is zero.
+func (b *Builder) Metadata(i int) (metadata.Fields, error) {
+	m := &b.spans[i]
+	kind := kindAt(b.buf, m.opStart)
+	if !kind.HasMetadata() {
+		return metadata.Fields{}, nil
+	}
+	return metadata.Read(kind, b.buf[m.valueStart:m.opEnd]) // such a value is never shared
 }
 
 // Delete adds a tombstone for user key in space s.
@@ -111,10 +145,18 @@ func (b *Builder) SetRecord(s keys.Space, user, value []byte) {
 	b.records++
 }
 
+// DeleteRecord is Delete of such a record.
+func (b *Builder) DeleteRecord(s keys.Space, user []byte) {
+	payload := b.payload
+	b.add(keys.KindDelete, s, user, nil, false)
+	b.payload = payload
+	b.records++
+}
+
 // OnlyDeletes reports whether all operations of the batch are deletions.
 func (b *Builder) OnlyDeletes() bool { return b.sets == 0 }
 
-// Operations is the number of operations added, without those of SetRecord.
+// Operations is the number of operations added, without those of SetRecord and DeleteRecord.
 func (b *Builder) Operations() int { return len(b.spans) - b.records }
 
 // Count is the number of all operations added.

@@ -1,0 +1,74 @@
+package mvcc
+
+import (
+	"context"
+
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/metadata"
+)
+
+// A version with a deadline has an entry in the expiry queue: a record in SpaceSystem whose key begins with the deadline, so
+// that the queue is in the order of deadlines. The commit that writes the version writes the entry.
+//
+// Invariants:
+//   - A key whose newest version has a deadline has the entry of that deadline.
+//   - An entry is changed only under the latch of its key. An entry whose deadline is not that of the key's newest version is
+//     stale. It does no harm, and is deleted when its deadline has passed.
+//
+// A write that sets a deadline deletes the entry of the version before, because a key that is refreshed every second would
+// leave thousands of entries. A write without a deadline looks at nothing, so that it costs nothing.
+
+// queueDeadlines adds the queue entries of the versions in the batch. The caller holds the latches of their keys.
+func (x *Session) queueDeadlines(ctx context.Context, w *Write) error {
+	if w.Batch.WithMetadata() == 0 || w.derived.queued {
+		return nil
+	}
+	for i, n := 0, w.Batch.Count(); i < n; i++ {
+		f, err := w.Batch.Metadata(i)
+		if err != nil || f.ExpiresAt == 0 {
+			if err != nil {
+				return err
+			}
+			continue
+		}
+		if i%checkContextEvery == 0 && ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		x.key = append(x.key[:0], w.Batch.Key(i)...)
+		before, err := x.newestMetadata()
+		if err != nil {
+			return err
+		}
+		x.requeue(w, before.ExpiresAt, f.ExpiresAt)
+	}
+	return nil
+}
+
+// newestMetadata is the metadata of the newest version of the key in x.key, whose latch is held. It does not read the value.
+func (x *Session) newestMetadata() (f metadata.Fields, err error) {
+	x.slot.Enter()
+	defer x.slot.Leave()
+	v, ok, err := x.reader.Newest(x.key)
+	if err != nil || !ok {
+		return f, ofKey(err, x.key)
+	}
+	return v.Metadata()
+}
+
+// requeue replaces the queue entry of the key in x.key; zero is no deadline.
+func (x *Session) requeue(w *Write, before, after uint64) {
+	if before == after {
+		return
+	}
+	if before != 0 {
+		x.entry = keys.AppendOwned(x.entry[:0], keys.SystemExpiry, before, x.key)
+		w.Batch.DeleteRecord(keys.SpaceSystem, x.entry)
+	}
+	if after != 0 {
+		x.entry = keys.AppendOwned(x.entry[:0], keys.SystemExpiry, after, x.key)
+		w.Batch.SetRecord(keys.SpaceSystem, x.entry, nil)
+		if w.derived.soonest == 0 || after < w.derived.soonest {
+			w.derived.soonest = after
+		}
+	}
+}
