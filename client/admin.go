@@ -40,6 +40,15 @@ func (c *Client) Checkpoint(ctx context.Context) (*kvpb.CheckpointResponse, erro
 	return response, nil
 }
 
+// Clock returns the time by the server's clock. With accept, the clock adopts the system's time first, if that is later.
+func (c *Client) Clock(ctx context.Context, accept bool) (*kvpb.ClockResponse, error) {
+	response, err := c.admin.Clock(ctx, &kvpb.ClockRequest{Accept: accept})
+	if err != nil {
+		return nil, newError(err)
+	}
+	return response, nil
+}
+
 // FinalizeUpgrade raises the store to the newest feature level of the server. Earlier versions of the
 // server refuse the store from then on.
 func (c *Client) FinalizeUpgrade(ctx context.Context) (*kvpb.FinalizeUpgradeResponse, error) {

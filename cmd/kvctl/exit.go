@@ -147,5 +147,6 @@ var adviceByReason = map[kvpb.ErrorReason]string{
 	kvpb.ErrorReason_ERROR_REASON_SNAPSHOT_NOT_FOUND:       "The snapshot has already ended. kvctl snapshots list shows open snapshots.",
 	kvpb.ErrorReason_ERROR_REASON_REQUEST_ID_EXPIRED:       "The write may have happened before. Read the keys to find out, then write under a new id.",
 	kvpb.ErrorReason_ERROR_REASON_REQUEST_CANCELLED:        "The write did not happen: its outcome was asked for with a fence. Run the command again.",
+	kvpb.ErrorReason_ERROR_REASON_CLOCK_EARLIER:            "The server's clock never goes back. It runs slower until it agrees with the system's time.",
 	kvpb.ErrorReason_ERROR_REASON_OUTCOME_UNKNOWN:          "The write may or may not have happened. Read the key once the server is healthy again.",
 }

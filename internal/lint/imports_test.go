@@ -82,7 +82,7 @@ var mayImport = map[string][]string{
 	"internal/transport": {},
 	"internal/telemetry": {"internal/config", "internal/health", "internal/mvcc", "internal/storage", "internal/wal", "internal/vfs"},
 	"internal/server": {
-		"api/proto/epochkv/v1", "internal/config", "internal/health", "internal/mvcc", "internal/storage", "internal/storage/inspect",
+		"api/proto/epochkv/v1", "internal/clock", "internal/config", "internal/health", "internal/mvcc", "internal/storage", "internal/storage/inspect",
 		"internal/keys", "internal/storage/batch", "internal/telemetry", "internal/transport", "internal/vfs", "internal/wal",
 	},
 	"cmd/kvserver": {"internal/config", "internal/server", "internal/telemetry"},

@@ -21,14 +21,15 @@ type Stats struct {
 
 	CheckpointErr error // why the last background checkpoint failed; nil if it did not
 
-	Collections    uint64        // runs of the collector
-	CollectTime    time.Duration // spent in them
-	SessionsOpen   int           // in use
-	Snapshots      pin.Usage
-	CommitPause    time.Duration // total time that bulk loads have stopped commits
-	CommitPauseMax time.Duration // the longest commit pause
-	Limits         Limits
-	Storage        storage.Stats
+	Collections     uint64        // runs of the collector
+	CollectTime     time.Duration // spent in them
+	SessionsOpen    int           // in use
+	Snapshots       pin.Usage
+	ClockDifference time.Duration // the wall clock minus the store's
+	CommitPause     time.Duration // total time that bulk loads have stopped commits
+	CommitPauseMax  time.Duration // the longest commit pause
+	Limits          Limits
+	Storage         storage.Stats
 }
 
 // Stats reads the counters. It takes no lock that a commit takes.
@@ -39,7 +40,8 @@ func (s *Store) Stats() Stats {
 		Commits: s.counters.commits(s.Visible() + 1 - s.recovery.Next), Conflicts: s.counters.conflicts.Load(), Preconditions: s.counters.preconditions.Load(),
 		Collections: s.collector.collections.Load(), CollectTime: time.Duration(s.collector.collectNanos.Load()),
 		CheckpointErr: s.CheckpointErr(), SessionsOpen: open, Snapshots: s.registry.Usage(time.Now()), Limits: s.options.Limits,
-		CommitPause: time.Duration(s.bulk.pause.total.Load()), CommitPauseMax: time.Duration(s.bulk.pause.longest.Load()),
+		ClockDifference: s.clock.Difference(),
+		CommitPause:     time.Duration(s.bulk.pause.total.Load()), CommitPauseMax: time.Duration(s.bulk.pause.longest.Load()),
 		Storage: s.engine.Stats(),
 	}
 }

@@ -89,6 +89,25 @@ func (s *adminService) FinalizeUpgrade(ctx context.Context, _ *pb.FinalizeUpgrad
 	return out, err
 }
 
+// Clock implements Admin.
+func (s *adminService) Clock(ctx context.Context, r *pb.ClockRequest) (*pb.ClockResponse, error) {
+	out := new(pb.ClockResponse)
+	err := s.serveAdmin(ctx, telemetry.MethodClock, func() error {
+		c := s.store.Clock()
+		if r.GetAccept() {
+			advanced, err := c.Accept()
+			if err != nil {
+				return err
+			}
+			out.AdvancedUs = uint64(advanced.Microseconds())
+			s.log.Info("clock accepted", "advanced", advanced)
+		}
+		out.TimeUs, out.DifferenceUs = c.Now(), c.Difference().Microseconds()
+		return nil
+	})
+	return out, err
+}
+
 func buildMessage() *pb.Build {
 	b := telemetry.Build()
 	return &pb.Build{Version: b.Version, Revision: b.Revision, GoVersion: b.Go, Platform: runtime.GOOS + "/" + runtime.GOARCH}

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	storeclock "github.com/epochkv/epochkv/internal/clock"
 	"github.com/epochkv/epochkv/internal/health"
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/storage"
@@ -61,6 +62,10 @@ func countedConditions(before, now *mvcc.Stats) (found []health.Condition) {
 	if q := &st.Quarantine; q.Versions > 0 {
 		add("entries-quarantined", health.Warning, "the tree refuses entries, which are kept beside it; kvctl verify lists them, and deleting or overwriting their keys ends it",
 			fmt.Sprintf("%d versions, %d bytes, first %s", q.Versions, q.Bytes, q.Reason))
+	}
+	if d := now.ClockDifference; d.Abs() > storeclock.DifferenceMax {
+		add("clock-differs", health.Warning, "the store's clock differs from the system's and is corrected slowly; kvctl clock accept adopts a system time that is later and right",
+			fmt.Sprintf("the system's time minus the store's is %v", d.Round(time.Second)))
 	}
 	if age := now.Snapshots.OldestAge; age > oldSnapshot {
 		add("old-snapshot", health.Warning, "an old snapshot keeps old versions; kvctl snapshots list shows what does, and kvctl snapshots end ends it", fmt.Sprintf("held for %v", age.Round(time.Second)))

@@ -28,6 +28,7 @@ func TestEachTroubleIsACondition(t *testing.T) {
 		"memory-full":    func(s *mvcc.Stats) { s.Storage.Backpressure.Refused++ },
 		"writes-stalled": func(s *mvcc.Stats) { s.Storage.Backpressure.StallTime++ },
 		"disk-low":       func(s *mvcc.Stats) { s.Storage.Disk.Free = 1 << 20 },
+		"clock-differs":  func(s *mvcc.Stats) { s.ClockDifference = -6 * time.Second },
 		"old-snapshot":   func(s *mvcc.Stats) { s.Snapshots.OldestAge = time.Hour },
 	} {
 		now := healthy()

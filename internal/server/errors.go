@@ -152,6 +152,9 @@ func classify(err error) fault {
 	if f, ok := classifyTransaction(err); ok { // first: some of them wrap the error of an earlier request
 		return f
 	}
+	if f, ok := classifyHistory(err); ok {
+		return f
+	}
 	if f, ok := classifyRequestID(err); ok {
 		return f
 	}

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	storeclock "github.com/epochkv/epochkv/internal/clock"
 	"github.com/epochkv/epochkv/internal/config"
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/storage"
@@ -86,6 +87,7 @@ func TestEveryReasonHasItsCodeAndDetails(t *testing.T) {
 		pb.ErrorReason_ERROR_REASON_REQUEST_ID_REUSED:    {err: mvcc.ErrRequestReused, code: codes.InvalidArgument, field: true},
 		pb.ErrorReason_ERROR_REASON_REQUEST_ID_IN_FUTURE: {err: &requestTimeError{at: 1}, code: codes.InvalidArgument, metadata: []string{"server_time"}, field: true},
 		pb.ErrorReason_ERROR_REASON_REQUEST_CANCELLED:    {err: mvcc.ErrRequestCancelled, code: codes.FailedPrecondition},
+		pb.ErrorReason_ERROR_REASON_CLOCK_EARLIER:        {err: &storeclock.EarlierError{By: time.Hour}, code: codes.FailedPrecondition, metadata: []string{"difference_us"}},
 	}
 	documented := documentedCodes(t)
 	if want := len(pb.ErrorReason_name) - 1; len(documented) != want {

@@ -33,6 +33,9 @@ var readings = []reading{
 	engineGauge("min_visible_epoch", "Smallest epoch that a snapshot, a snapshot lease or the retention time still needs.", func(s *mvcc.Stats) float64 { return float64(s.MinVisible) }),
 	engineCounter("commits_total", "Commits, single writes included.", func(s *mvcc.Stats) float64 { return float64(s.Commits) }),
 
+	engineGauge("clock_difference_seconds", "The system's time minus that of the store's clock, which follows it slowly.",
+		func(s *mvcc.Stats) float64 { return s.ClockDifference.Seconds() }),
+
 	engineGauge("snapshots", "Open snapshots.", func(s *mvcc.Stats) float64 { return float64(s.Snapshots.Snapshots) }),
 	engineGauge("oldest_snapshot_age_seconds", "Age of the oldest snapshot that prevents version garbage collection.",
 		func(s *mvcc.Stats) float64 { return snapshotAge(s).Seconds() }),

@@ -36,13 +36,14 @@ const (
 	MethodSpace
 	MethodGetOutcome
 	MethodFinalizeUpgrade
+	MethodClock
 	methodCount
 )
 
 var methodNames = [methodCount]string{
 	"Get", "Put", "Delete", "BatchGet", "BatchWrite", "DeleteRange", "Scan",
 	"Invoke", "InvokeAll", "Execute", "Commit", "Transact", "Pipeline", "BulkLoad", "Status",
-	"Verify", "Checkpoint", "ResizeCache", "Space", "GetOutcome", "FinalizeUpgrade",
+	"Verify", "Checkpoint", "ResizeCache", "Space", "GetOutcome", "FinalizeUpgrade", "Clock",
 }
 
 // String is the method's name on the wire.

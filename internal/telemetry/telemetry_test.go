@@ -84,6 +84,7 @@ kvserver_requests_total{code="OK",method="BatchGet"} 1
 kvserver_requests_total{code="OK",method="BatchWrite"} 1
 kvserver_requests_total{code="OK",method="BulkLoad"} 1
 kvserver_requests_total{code="OK",method="Checkpoint"} 1
+kvserver_requests_total{code="OK",method="Clock"} 1
 kvserver_requests_total{code="OK",method="Commit"} 1
 kvserver_requests_total{code="OK",method="Delete"} 1
 kvserver_requests_total{code="OK",method="DeleteRange"} 1

@@ -29,6 +29,7 @@ const (
 	Admin_Verify_FullMethodName           = "/epochkv.v1.Admin/Verify"
 	Admin_Checkpoint_FullMethodName       = "/epochkv.v1.Admin/Checkpoint"
 	Admin_FinalizeUpgrade_FullMethodName  = "/epochkv.v1.Admin/FinalizeUpgrade"
+	Admin_Clock_FullMethodName            = "/epochkv.v1.Admin/Clock"
 	Admin_ResizeCache_FullMethodName      = "/epochkv.v1.Admin/ResizeCache"
 	Admin_Space_FullMethodName            = "/epochkv.v1.Admin/Space"
 )
@@ -61,6 +62,10 @@ type AdminClient interface {
 	// FinalizeUpgrade raises the store to the newest feature level that the server knows. From then on
 	// earlier versions of the server refuse the store; before, they can open it again.
 	FinalizeUpgrade(ctx context.Context, in *FinalizeUpgradeRequest, opts ...grpc.CallOption) (*FinalizeUpgradeResponse, error)
+	// Clock returns the time by the store's clock, and with `accept` lets the clock adopt the system's
+	// time. The store's clock never goes back: accept fails with FAILED_PRECONDITION if the system's
+	// time is earlier.
+	Clock(ctx context.Context, in *ClockRequest, opts ...grpc.CallOption) (*ClockResponse, error)
 	// ResizeCache changes the size of the page cache while the server works. The new size lasts until
 	// the server is restarted.
 	ResizeCache(ctx context.Context, in *ResizeCacheRequest, opts ...grpc.CallOption) (*ResizeCacheResponse, error)
@@ -165,6 +170,16 @@ func (c *adminClient) FinalizeUpgrade(ctx context.Context, in *FinalizeUpgradeRe
 	return out, nil
 }
 
+func (c *adminClient) Clock(ctx context.Context, in *ClockRequest, opts ...grpc.CallOption) (*ClockResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ClockResponse)
+	err := c.cc.Invoke(ctx, Admin_Clock_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *adminClient) ResizeCache(ctx context.Context, in *ResizeCacheRequest, opts ...grpc.CallOption) (*ResizeCacheResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ResizeCacheResponse)
@@ -213,6 +228,10 @@ type AdminServer interface {
 	// FinalizeUpgrade raises the store to the newest feature level that the server knows. From then on
 	// earlier versions of the server refuse the store; before, they can open it again.
 	FinalizeUpgrade(context.Context, *FinalizeUpgradeRequest) (*FinalizeUpgradeResponse, error)
+	// Clock returns the time by the store's clock, and with `accept` lets the clock adopt the system's
+	// time. The store's clock never goes back: accept fails with FAILED_PRECONDITION if the system's
+	// time is earlier.
+	Clock(context.Context, *ClockRequest) (*ClockResponse, error)
 	// ResizeCache changes the size of the page cache while the server works. The new size lasts until
 	// the server is restarted.
 	ResizeCache(context.Context, *ResizeCacheRequest) (*ResizeCacheResponse, error)
@@ -251,6 +270,9 @@ func (UnimplementedAdminServer) Checkpoint(context.Context, *CheckpointRequest) 
 }
 func (UnimplementedAdminServer) FinalizeUpgrade(context.Context, *FinalizeUpgradeRequest) (*FinalizeUpgradeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method FinalizeUpgrade not implemented")
+}
+func (UnimplementedAdminServer) Clock(context.Context, *ClockRequest) (*ClockResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Clock not implemented")
 }
 func (UnimplementedAdminServer) ResizeCache(context.Context, *ResizeCacheRequest) (*ResizeCacheResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ResizeCache not implemented")
@@ -416,6 +438,24 @@ func _Admin_FinalizeUpgrade_Handler(srv interface{}, ctx context.Context, dec fu
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_Clock_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ClockRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).Clock(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_Clock_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).Clock(ctx, req.(*ClockRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Admin_ResizeCache_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ResizeCacheRequest)
 	if err := dec(in); err != nil {
@@ -486,6 +526,10 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "FinalizeUpgrade",
 			Handler:    _Admin_FinalizeUpgrade_Handler,
+		},
+		{
+			MethodName: "Clock",
+			Handler:    _Admin_Clock_Handler,
 		},
 		{
 			MethodName: "ResizeCache",

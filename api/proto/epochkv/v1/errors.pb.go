@@ -159,6 +159,9 @@ const (
 	// INVALID_ARGUMENT: the time in the request_id is more than five minutes ahead of the server's
 	// clock. Metadata: server_time (milliseconds since 1970).
 	ErrorReason_ERROR_REASON_REQUEST_ID_IN_FUTURE ErrorReason = 49
+	// FAILED_PRECONDITION: the system's time is earlier than that of the store's clock, which never goes
+	// back. Metadata: difference_us.
+	ErrorReason_ERROR_REASON_CLOCK_EARLIER ErrorReason = 80
 )
 
 // Enum value maps for ErrorReason.
@@ -210,6 +213,7 @@ var (
 		47: "ERROR_REASON_REQUEST_ID_REUSED",
 		48: "ERROR_REASON_REQUEST_CANCELLED",
 		49: "ERROR_REASON_REQUEST_ID_IN_FUTURE",
+		80: "ERROR_REASON_CLOCK_EARLIER",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":              0,
@@ -258,6 +262,7 @@ var (
 		"ERROR_REASON_REQUEST_ID_REUSED":        47,
 		"ERROR_REASON_REQUEST_CANCELLED":        48,
 		"ERROR_REASON_REQUEST_ID_IN_FUTURE":     49,
+		"ERROR_REASON_CLOCK_EARLIER":            80,
 	}
 )
 
@@ -293,7 +298,7 @@ var File_epochkv_v1_errors_proto protoreflect.FileDescriptor
 const file_epochkv_v1_errors_proto_rawDesc = "" +
 	"\n" +
 	"\x17epochkv/v1/errors.proto\x12\n" +
-	"epochkv.v1*\xfd\v\n" +
+	"epochkv.v1*\x9d\f\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12 \n" +
 	"\x1cERROR_REASON_INVALID_REQUEST\x10\x01\x12\x1a\n" +
@@ -341,7 +346,8 @@ const file_epochkv_v1_errors_proto_rawDesc = "" +
 	"\x1fERROR_REASON_REQUEST_ID_EXPIRED\x10.\x12\"\n" +
 	"\x1eERROR_REASON_REQUEST_ID_REUSED\x10/\x12\"\n" +
 	"\x1eERROR_REASON_REQUEST_CANCELLED\x100\x12%\n" +
-	"!ERROR_REASON_REQUEST_ID_IN_FUTURE\x101B;Z9github.com/epochkv/epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
+	"!ERROR_REASON_REQUEST_ID_IN_FUTURE\x101\x12\x1e\n" +
+	"\x1aERROR_REASON_CLOCK_EARLIER\x10PB;Z9github.com/epochkv/epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
 
 var (
 	file_epochkv_v1_errors_proto_rawDescOnce sync.Once
