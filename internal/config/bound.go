@@ -42,8 +42,14 @@ const (
 	batchCopies = 3
 )
 
+// OperationBytes is the most that an operation of a batch takes in memory beside its key and value:
+// messages, slices that have doubled, the batch and the result of an Invoke. Smaller kinds take less.
+// One request is admitted whatever it takes.
+const OperationBytes = 896
+
 // MemoryBound is the bound of the server's resident memory, whatever its clients do.
 // docs/operations.md states it.
 func (c *Config) MemoryBound() Size {
-	return c.Memory + max(c.Memory/4, c.Limits.InflightBytes) + memoryFixed + batchCopies*c.Limits.BatchSize
+	largest := max(batchCopies*c.Limits.BatchSize, OperationBytes*Size(c.Limits.BatchOps))
+	return c.Memory + max(c.Memory/4, c.Limits.InflightBytes) + memoryFixed + largest
 }

@@ -109,7 +109,7 @@ func Default() Config {
 		Limits: Limits{
 			ValueSize:        16 * MiB,
 			BatchSize:        64 * MiB,
-			BatchOps:         1_000_000,
+			BatchOps:         200_000,
 			InflightRequests: 8192,
 			Connections:      1024,
 			Streams:          1024,

@@ -25,7 +25,7 @@ func TestBoundsAreExact(t *testing.T) {
 		{"max-value-size", "1", "0"},
 		{"max-value-size", "64MiB", "67108865"}, // a value must fit into a batch
 		{"max-batch-size", "16MiB", "16777215"}, // the same from the other side
-		{"max-batch-size", fmt.Sprint(storage.BatchBytesMax(1_000_000)), fmt.Sprint(storage.BatchBytesMax(1_000_000) + 1)}, // a record of the log
+		{"max-batch-size", fmt.Sprint(storage.BatchBytesMax(200_000)), fmt.Sprint(storage.BatchBytesMax(200_000) + 1)}, // a record of the log
 		{"max-inflight-bytes", "64MiB", "64MiB0"}, // not a size
 		{"max-inflight-bytes", "64MiB", "67108863"},
 		{"max-connections", "1", "0"},

@@ -142,6 +142,21 @@ func (a *admission) leave(conn *connection, sh share, bytes int) {
 	a.words[sh].word.Add(-(uint64(admissionOne) + uint64(bytes)))
 }
 
+// shrink leaves an admitted request with fewer bytes.
+func (a *admission) shrink(conn *connection, sh share, from, to int) {
+	if from == to {
+		return
+	}
+	if from >= countedBytesMin {
+		left := 0
+		if to >= countedBytesMin {
+			left = to
+		}
+		conn.leave(sh, int64(from-left))
+	}
+	a.words[sh].word.Add(-uint64(from - to))
+}
+
 // must admits a request without bytes whatever the limits are. A scan that could not get more bytes
 // uses it, and then ends.
 func (a *admission) must(sh share) { a.words[sh].word.Add(admissionOne) }

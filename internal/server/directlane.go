@@ -41,7 +41,8 @@ type directAnswer struct {
 	start    time.Duration
 	method   telemetry.Method
 	share    share
-	size     int // of the request, in its share
+	encoded  int // size of the message
+	size     int // with which the request is admitted
 	ackWait  ackWait
 	out      encoder // nil: a plain write of the epoch
 	epoch    uint64
@@ -62,14 +63,22 @@ const handedOver = 64 << 10
 // Execute implements transport.Lane.
 func (l *lane) Execute(r transport.Request, message []byte) {
 	s, a := l.server, &l.answer
-	*a = directAnswer{request: r, deadline: r.Deadline(), start: s.clock.now(), method: directMethods[r.Method()-1], size: len(message)}
+	*a = directAnswer{request: r, deadline: r.Deadline(), start: s.clock.now(), method: directMethods[r.Method()-1], encoded: len(message), size: len(message)}
 	kind := kindOf(a.method)
+	var err error
+	if len(message) >= countedMessageMin {
+		c := contentsOf(message)
+		a.size, err = c.bytes(message, kind), c.check(&s.limits)
+	}
 	a.share = shareOf(kind.writes(), a.size)
-	if err := s.admitDirect(l.client, a, kind); err != nil {
+	if err == nil {
+		err = s.admitDirect(l.client, a, kind)
+	}
+	if err != nil {
 		l.client.fail(a, err)
 		return
 	}
-	if a.size >= handedOver || a.method == telemetry.MethodDeleteRange {
+	if len(message) >= handedOver || a.method == telemetry.MethodDeleteRange {
 		l.handOver(message, s.drain.receivers.Go)
 		return
 	}
@@ -164,6 +173,8 @@ func (l *lane) run(execute executeFunc, err error) (wouldWait bool) {
 		if a.out == encoder(l.getOut) {
 			l.getOut = new(pb.GetResponse) // the answer keeps the other
 		}
+		s.admission.shrink(c.connection, a.share, a.size, a.encoded) // the next request reuses the messages
+		a.size = a.encoded
 		c.await(a)
 		return false
 	default: // visibility is a matter of microseconds

@@ -134,20 +134,39 @@ func (p *directPipeline) begin() bool {
 // pipeline has come to its end.
 func (p *directPipeline) serve(l *lane, message []byte) bool {
 	a := answer{start: p.server.clock.now()}
-	if err := p.in.UnmarshalVT(message); err != nil {
+	size, large := len(message), len(message) >= countedMessageMin
+	if large {
+		var err error
+		if size, err = p.admitEncoded(&a, message); err != nil {
+			p.refuse(&a, err)
+			return true
+		}
+	}
+	if err := p.in.decode(message, size); err != nil {
+		if large {
+			p.leave(&a)
+		}
 		p.fail(status.Newf(codes.Internal, "%v: %v", errDecode, err))
 		return false
 	}
 	a.id = p.in.msg.Id
 	if err := l.open(); err != nil {
+		if large {
+			p.leave(&a)
+		}
 		a.method = methodOfPipelined(&p.in.msg)
-		a.status = p.server.failed(a.method, err)
-		p.send(&a)
+		p.refuse(&a, err)
 		return true
 	}
 	p.executor = l.executor
 	p.executor.ctx, p.executor.attempt.limit = p.ctx, readCached
-	w, wouldWait := p.executeOne(&a)
+	var w ackWait
+	var wouldWait bool
+	if large {
+		w, wouldWait = p.executeAdmitted(&a)
+	} else {
+		w, wouldWait = p.executeOne(&a)
+	}
 	switch {
 	case wouldWait:
 		p.readLater(l, &a, message)
@@ -165,6 +184,27 @@ func (p *directPipeline) serve(l *lane, message []byte) bool {
 	}
 	p.send(&a)
 	return true
+}
+
+// admitEncoded admits a request before it is decoded, and returns with how many bytes.
+func (p *directPipeline) admitEncoded(a *answer, message []byte) (size int, err error) {
+	r := pipelinedOf(message)
+	a.id, a.method = r.id, r.method
+	if err := r.check(&p.server.limits); err != nil {
+		return 0, err
+	}
+	kind := kindOf(a.method)
+	size = r.bytes(message, kind)
+	if !p.server.admission.enterKind(p.conn, kind, shareOf(kind.writes(), size), size) {
+		return 0, errOverloaded
+	}
+	return size, nil
+}
+
+// refuse answers a request that is not executed.
+func (p *directPipeline) refuse(a *answer, err error) {
+	a.status = p.server.failed(a.method, err)
+	p.send(a)
 }
 
 // await lets an answer wait in the connection's queue.

@@ -27,7 +27,7 @@ type laterRead struct {
 func (p *directPipeline) readLater(l *lane, a *answer, message []byte) {
 	if err := p.server.admission.holdSession(p.conn); err != nil {
 		l.executor.abandonRead()
-		p.server.admission.leave(p.conn, shareOf(false, p.in.size), p.in.size)
+		p.leave(a)
 		p.complete(a, kindRead, ackWait{}, err)
 		p.send(a)
 		return
@@ -35,7 +35,7 @@ func (p *directPipeline) readLater(l *lane, a *answer, message []byte) {
 	e := l.giveExecutor()
 	r := &laterRead{execution: pipelineExecution{server: p.server, conn: p.conn, ctx: p.ctx, executor: e}, answer: p.keep(a)}
 	r.execution.in.init()
-	_ = r.execution.in.UnmarshalVT(message) // it was decoded before
+	_ = r.execution.in.decode(message, p.in.size) // it was decoded before
 	if e.attempt.large || r.execution.in.msg.GetBatchGet() != nil {
 		p.readAlone(r)
 		return

@@ -71,6 +71,7 @@ func messageBytesMax(c *config.Config) int {
 
 func (s *Server) newGRPC() {
 	options := append(Options(),
+		grpc.ForceServerCodecV2(boundedCodec{pb.NewCodec(), &s.limits}),
 		grpc.Creds(s.connections.credentials()),
 		grpc.UnaryInterceptor(s.unary),
 		grpc.MaxRecvMsgSize(messageBytesMax(&s.config)),

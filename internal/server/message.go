@@ -16,7 +16,7 @@ const pooledBytesMax = 64 << 10
 // one message of each kind, and sets the right one before the generated decoder fills it.
 type pipelineRequest struct {
 	msg      pb.PipelineRequest
-	size     int // of the encoded message
+	size     int // that the message is admitted with
 	received int // bytes decoded since the messages were last reset as a whole
 
 	get         pb.PipelineRequest_Get
@@ -50,7 +50,17 @@ const resetEvery = 64 << 10
 
 // UnmarshalVT is called by the codec for a received message.
 func (r *pipelineRequest) UnmarshalVT(data []byte) error {
-	r.size = len(data)
+	size := len(data)
+	if size >= countedMessageMin {
+		p := pipelinedOf(data)
+		size = p.bytes(data, kindOf(p.method))
+	}
+	return r.decode(data, size)
+}
+
+// decode decodes a message, which is admitted with a number of bytes.
+func (r *pipelineRequest) decode(data []byte, size int) error {
+	r.size = size
 	r.received += len(data)
 	whole := r.received > resetEvery
 	if whole {

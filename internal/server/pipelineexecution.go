@@ -42,9 +42,13 @@ func (p *pipelineExecution) executeAdmitted(a *answer) (w ackWait, wouldWait boo
 		return w, true
 	}
 	w, err = p.executor.outcome(w, err)
-	kind := kindOf(a.method)
-	p.server.admission.leave(p.conn, shareOf(kind.writes(), p.in.size), p.in.size)
-	return p.complete(a, kind, w, err), false
+	p.leave(a)
+	return p.complete(a, kindOf(a.method), w, err), false
+}
+
+// leave ends the admission of the request at hand.
+func (p *pipelineExecution) leave(a *answer) {
+	p.server.admission.leave(p.conn, shareOf(kindOf(a.method).writes(), p.in.size), p.in.size)
 }
 
 // complete ends the execution of the request at hand.

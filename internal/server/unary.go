@@ -145,7 +145,7 @@ func (s *Server) unary(ctx context.Context, req any, _ *grpc.UnaryServerInfo, ha
 	kind := kindOf(method)
 	start := s.clock.now()
 	conn := connectionOf(ctx)
-	size := requestSize(req)
+	size := admittedBytes(req, kind)
 	sh := shareOf(kind.writes(), size)
 	err := s.admit(ctx, conn, kind, sh, size)
 	if err == nil {
@@ -236,12 +236,4 @@ func methodOf(req any) (method telemetry.Method, known bool) {
 		return telemetry.MethodGetOutcome, true
 	}
 	return 0, false
-}
-
-// requestSize is the encoded size of a request that methodOf knows.
-func requestSize(req any) int {
-	if m, ok := req.(interface{ SizeVT() int }); ok {
-		return m.SizeVT()
-	}
-	return 0
 }
