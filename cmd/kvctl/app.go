@@ -80,6 +80,7 @@ Exit codes: 0 ok, 1 error, 2 usage, 3 not found, 4 conflict or precondition fail
 		a.snapshotsCommand(), a.outcomeCommand(), a.verifyCommand(), a.salvageCommand(), a.repairLogCommand(), a.checkpointCommand(), a.spaceCommand(), a.resizeCacheCommand(), a.upgradeCommand(), a.clockCommand(), a.logCommand(),
 		a.benchCommand(), a.checkCommand(), a.statusCommand(), a.healthCommand(), a.versionCommand(), a.completionCommand(),
 	)
+	root.SetHelpCommand(helpCommand())
 	for _, group := range root.Commands() {
 		if group.HasSubCommands() && !group.Runnable() { // cobra prints help for a misspelled subcommand, with exit code 0
 			group.Args = cobra.NoArgs
@@ -87,6 +88,23 @@ Exit codes: 0 ok, 1 error, 2 usage, 3 not found, 4 conflict or precondition fail
 		}
 	}
 	return root
+}
+
+// helpCommand is cobra's, but for a name that it does not know: cobra prints the usage then, with exit code 0.
+func helpCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:              "help [COMMAND]",
+		Short:            "Show the help of a command",
+		PersistentPreRun: func(*cobra.Command, []string) {}, // no flag matters
+		RunE: func(cmd *cobra.Command, args []string) error {
+			about, rest, err := cmd.Root().Find(args)
+			if err != nil || len(rest) > 0 {
+				return fmt.Errorf("no help about %q; \"kvctl help\" lists the commands", strings.Join(args, " "))
+			}
+			about.InitDefaultHelpFlag() // so that it is listed
+			return about.Help()
+		},
+	}
 }
 
 // accept checks the global flags. It runs once arguments and flags have been parsed.

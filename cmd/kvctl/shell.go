@@ -160,6 +160,9 @@ type typedLine struct {
 // historyLineBytesMax is below what the library reads: it refuses a file with a line of 4 KiB, although it writes such lines.
 const historyLineBytesMax = 4000
 
+// historyBytesMax is more than the thousand lines that the library keeps. A longer file is not a history, and is not overwritten.
+const historyBytesMax = 2000 * historyLineBytesMax
+
 func newTerminal(a *app, s *statements) (*terminal, error) {
 	t := &terminal{ctx: s.ctx, line: liner.NewLiner(), history: a.historyFile(), typing: make(chan typedLine, 1)}
 	t.line.SetCtrlCAborts(true)
@@ -176,9 +179,17 @@ func newTerminal(a *app, s *statements) (*terminal, error) {
 
 // readHistory reads the lines of the history that the library can read.
 func (t *terminal) readHistory() error {
-	text, err := os.ReadFile(t.history)
+	file, err := os.Open(t.history)
 	if err != nil {
-		return nil //nolint:nilerr // there is no history yet
+		return nil // there is no history yet
+	}
+	defer func() { _ = file.Close() }() // only read
+	text, err := io.ReadAll(io.LimitReader(file, historyBytesMax+1))
+	if err == nil && len(text) > historyBytesMax {
+		err = fmt.Errorf("%s: longer than a history can be; name another file with $%s", t.history, historyEnv)
+	}
+	if err != nil {
+		return err
 	}
 	var kept strings.Builder
 	for line := range strings.Lines(string(text)) {

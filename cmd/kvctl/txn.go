@@ -109,23 +109,39 @@ func (a *app) readScript(name string) (string, error) {
 	return string(text), err
 }
 
-// runScript runs a script as one transaction, and again after conflicts. Its output is buffered until it has committed or failed for
-// good, so that the reads of a repeated attempt are not shown.
+// attemptBytesMax bounds the output of an attempt that may be repeated. Tests change it.
+var attemptBytesMax = 64 << 20
+
+// attemptOutput is the output of an attempt.
+type attemptOutput struct{ bytes.Buffer }
+
+// Write implements io.Writer.
+func (o *attemptOutput) Write(b []byte) (int, error) {
+	if o.Len()+len(b) > attemptBytesMax {
+		return 0, fmt.Errorf("the output of the script is longer than the %s that it may have with --retries", size(uint64(attemptBytesMax)))
+	}
+	return o.Buffer.Write(b)
+}
+
+// runScript runs a script as one transaction, and again after conflicts. While it may run again, its output is buffered until it has
+// committed or failed for good, so that the reads of a repeated attempt are not shown.
 func (s *statements) runScript(name, script string, options []client.TxnOption, retries int) error {
 	s.script = true
 	out := s.app.out
 	defer func() { s.app.out = out }()
-	for {
-		var printed bytes.Buffer
+	for retries > 0 {
+		var printed attemptOutput
 		s.app.out = &printed
 		err := s.runOnce(name, script, options)
-		if retries > 0 && errors.Is(err, client.ErrConflict) {
+		if errors.Is(err, client.ErrConflict) {
 			retries--
 			continue
 		}
 		_, written := out.Write(printed.Bytes())
 		return errors.Join(err, written)
 	}
+	s.app.out = out
+	return s.runOnce(name, script, options)
 }
 
 func (s *statements) runOnce(name, script string, options []client.TxnOption) error {

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"fmt"
 	"log/slog"
 	"path/filepath"
 	"slices"
@@ -105,6 +107,22 @@ func TestTabCompletesVerbsAndKeys(t *testing.T) {
 		}
 		if strings.Join(got, separator) != k.want || !strings.HasPrefix(k.line, head) {
 			t.Errorf("%q completes to %q behind %q, want %s", k.line, got, head, k.want)
+		}
+	}
+}
+
+// TestOutputOfAScriptHasABound: what a script prints is kept only while it may run again, and then within a bound.
+func TestOutputOfAScriptHasABound(t *testing.T) {
+	defer func(most int) { attemptBytesMax = most }(attemptBytesMax)
+	attemptBytesMax = 1 << 20
+	script := "put k " + strings.Repeat("v", 64<<10) + "\n" + strings.Repeat("get k\n", 16)
+	endpoint := startReal(t)
+	for retries, want := range []int{0, 1} {
+		var out, failed bytes.Buffer
+		a := &app{in: strings.NewReader(script), out: &out, err: &failed, getenv: func(string) string { return "" }}
+		code := a.run(t.Context(), []string{"txn", "-", "-o", "raw", "--endpoint", endpoint, "--retries", fmt.Sprint(retries)})
+		if code != want || (code == 0) != (out.Len() >= attemptBytesMax) || (code != 0) != strings.Contains(failed.String(), "1.0 MiB") {
+			t.Errorf("%d retries: exit code %d, %d bytes, %s", retries, code, out.Len(), &failed)
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"slices"
@@ -122,7 +123,7 @@ func (o *options) fromEnviron(environ []string, only string) error {
 
 // fromFile reads a YAML mapping of option names to scalars. An empty file changes nothing.
 func (o *options) fromFile(name string) error {
-	text, err := os.ReadFile(name)
+	text, err := readFile(name)
 	if err != nil {
 		return fmt.Errorf("configuration file: %w", err)
 	}
@@ -155,6 +156,22 @@ func (o *options) fromFile(name string) error {
 		seen[key.Value] = true
 	}
 	return nil
+}
+
+// fileBytesMax bounds a configuration file, which may be the wrong one: a device, or a file of data.
+const fileBytesMax = 1 << 20
+
+func readFile(name string) ([]byte, error) {
+	file, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = file.Close() }() // only read
+	text, err := io.ReadAll(io.LimitReader(file, fileBytesMax+1))
+	if err == nil && len(text) > fileBytesMax {
+		err = fmt.Errorf("%s is longer than %v; name a YAML file of options", name, Size(fileBytesMax))
+	}
+	return text, err
 }
 
 // errUnknownOption marks a name that is not an option.

@@ -87,6 +87,21 @@ func TestUnknownNamesAreErrorsInEverySource(t *testing.T) {
 	}
 }
 
+// TestFileHasABound: a device that never ends, and a file of data, are refused without being read into memory.
+func TestFileHasABound(t *testing.T) {
+	for name, file := range map[string]string{
+		"device": "/dev/zero",
+		"data":   writeFile(t, strings.Repeat("# data\n", fileBytesMax/7+1)),
+	} {
+		if _, err := Load([]string{"--config", file}, nil); err == nil || !strings.Contains(err.Error(), "longer than 1MiB") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if c := mustLoad(t, []string{"--config", writeFile(t, strings.Repeat("#", fileBytesMax-1)+"\n")}, nil); c != Default() {
+		t.Errorf("a file of the longest size: %+v", c)
+	}
+}
+
 func TestEmptyFileChangesNothing(t *testing.T) {
 	if c := mustLoad(t, []string{"--config", writeFile(t, "# nothing yet\n")}, nil); c != Default() {
 		t.Fatalf("%+v", c)
