@@ -119,7 +119,7 @@ const stepsPerGuard = 4096
 
 // full reports whether the cursor has done enough inside one guard.
 func (c *Cursor) full() bool {
-	return c.inner.Leaves() >= storage.LeavesMax || c.steps >= stepsPerGuard
+	return c.inner.Full() || c.steps >= stepsPerGuard
 }
 
 // enter enters a guard, after leaving the one that it is in, and positions on the first key not yet

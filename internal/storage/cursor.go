@@ -233,17 +233,12 @@ func (c *Cursor) Paused() bool { return c.paused }
 // Resume is where a paused walk continues. It is valid until the next OpenCursor.
 func (c *Cursor) Resume() []byte { return c.resume }
 
-// pauseWithTree pauses where the cursor of the tree did, or at the current key if that comes first.
+// pauseWithTree pauses where the cursor of the tree did, unless the current key comes before that: of the keys up to there the
+// tree has nothing to show, so the memtables decide.
 func (c *Cursor) pauseWithTree(sign int) {
-	resume := append(c.resume[:0], c.tree.Resume()...)
-	switch {
-	case !c.valid:
-	case sign < 0 && bytes.Compare(c.key, resume) < 0:
-		resume = append(resume[:0], c.key...)
-	case sign > 0 && bytes.Compare(c.key, resume) >= 0:
-		resume = append(append(resume[:0], c.key...), 0)
+	if resume := c.tree.Resume(); !c.valid || bytes.Compare(c.key, resume) < 0 != (sign < 0) {
+		c.pause(append(c.resume[:0], resume...))
 	}
-	c.pause(resume)
 }
 
 // pick sets key to the smallest (sign -1) or largest (+1) among the sources.
@@ -288,8 +283,9 @@ func (c *Cursor) resolve() bool {
 	return false
 }
 
-// Leaves is how many of the tree's leaves were visited since OpenCursor.
-func (c *Cursor) Leaves() int { return c.leaves }
+// Full reports whether the cursor has entered as many of the tree's leaves as it should inside one guard. A cursor whose tree
+// has paused enters no more of them, and shows what the memtables have up to there.
+func (c *Cursor) Full() bool { return c.leaves >= LeavesMax && !c.tree.Paused() }
 
 // Restart prepares read-ahead for a new scan. Without it, OpenCursor continues the scan before.
 func (c *Cursor) Restart() { c.readahead.Restart() }
