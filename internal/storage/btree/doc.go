@@ -7,8 +7,9 @@
 //
 //	         root                     Get, NewestEpoch, ChangedSince, FindAll   point and range reads
 //	       /  |   \                   Cursor                                    scans at a snapshot, both ways
-//	  inner  inner  inner             Walk                                      every page, with checks
-//	 / | \   / | \  / | \             Merge                                     base + sorted input -> new root
+//	  inner  inner  inner             Changed                                   keys that changed between two epochs
+//	 / | \   / | \  / | \             Walk                                      every page, with checks
+//	                                  Merge                                     base + sorted input -> new root
 //	leaves of versions: key ascending, newest first
 //
 // A merge is divided into partitions: neighbouring leaves, cut at the tree's own separators. Each
