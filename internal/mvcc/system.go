@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"github.com/epochkv/epochkv/internal/keys"
-	"github.com/epochkv/epochkv/internal/storage"
 )
 
 // ScanSystem visits the records of the store with keys in [lower, upper), in key order, in a snapshot of its own. Keys are
@@ -46,7 +45,7 @@ func (x *Session) scanSystem(
 		if v := c.Version(); v.Kind.HasValue() && !visit(keys.User(c.Key()), v.Inline(), v.Epoch) {
 			return nil, false, nil
 		}
-		if steps++; steps == stepsPerGuard || c.Leaves() >= storage.LeavesMax {
+		if steps++; steps == stepsPerGuard || c.Full() {
 			return append(append(from[:0], c.Key()...), 0), true, nil
 		}
 	}
