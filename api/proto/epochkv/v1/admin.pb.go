@@ -25,6 +25,64 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type WatchInfo_State int32
+
+const (
+	WatchInfo_STATE_UNSPECIFIED WatchInfo_State = 0
+	// It gets every commit as soon as it is durable.
+	WatchInfo_STATE_LIVE WatchInfo_State = 1
+	// It reads the log to catch up.
+	WatchInfo_STATE_LAGGING WatchInfo_State = 2
+	// The log does not reach back to its position; it is sent the difference.
+	WatchInfo_STATE_DIFFERENCE WatchInfo_State = 3
+	WatchInfo_STATE_ENDED      WatchInfo_State = 4
+)
+
+// Enum value maps for WatchInfo_State.
+var (
+	WatchInfo_State_name = map[int32]string{
+		0: "STATE_UNSPECIFIED",
+		1: "STATE_LIVE",
+		2: "STATE_LAGGING",
+		3: "STATE_DIFFERENCE",
+		4: "STATE_ENDED",
+	}
+	WatchInfo_State_value = map[string]int32{
+		"STATE_UNSPECIFIED": 0,
+		"STATE_LIVE":        1,
+		"STATE_LAGGING":     2,
+		"STATE_DIFFERENCE":  3,
+		"STATE_ENDED":       4,
+	}
+)
+
+func (x WatchInfo_State) Enum() *WatchInfo_State {
+	p := new(WatchInfo_State)
+	*p = x
+	return p
+}
+
+func (x WatchInfo_State) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (WatchInfo_State) Descriptor() protoreflect.EnumDescriptor {
+	return file_epochkv_v1_admin_proto_enumTypes[0].Descriptor()
+}
+
+func (WatchInfo_State) Type() protoreflect.EnumType {
+	return &file_epochkv_v1_admin_proto_enumTypes[0]
+}
+
+func (x WatchInfo_State) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use WatchInfo_State.Descriptor instead.
+func (WatchInfo_State) EnumDescriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{2, 0}
+}
+
 type SnapshotInfo_Kind int32
 
 const (
@@ -77,11 +135,11 @@ func (x SnapshotInfo_Kind) String() string {
 }
 
 func (SnapshotInfo_Kind) Descriptor() protoreflect.EnumDescriptor {
-	return file_epochkv_v1_admin_proto_enumTypes[0].Descriptor()
+	return file_epochkv_v1_admin_proto_enumTypes[1].Descriptor()
 }
 
 func (SnapshotInfo_Kind) Type() protoreflect.EnumType {
-	return &file_epochkv_v1_admin_proto_enumTypes[0]
+	return &file_epochkv_v1_admin_proto_enumTypes[1]
 }
 
 func (x SnapshotInfo_Kind) Number() protoreflect.EnumNumber {
@@ -90,7 +148,7 @@ func (x SnapshotInfo_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use SnapshotInfo_Kind.Descriptor instead.
 func (SnapshotInfo_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{7, 0}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{12, 0}
 }
 
 type Health_State int32
@@ -137,11 +195,11 @@ func (x Health_State) String() string {
 }
 
 func (Health_State) Descriptor() protoreflect.EnumDescriptor {
-	return file_epochkv_v1_admin_proto_enumTypes[1].Descriptor()
+	return file_epochkv_v1_admin_proto_enumTypes[2].Descriptor()
 }
 
 func (Health_State) Type() protoreflect.EnumType {
-	return &file_epochkv_v1_admin_proto_enumTypes[1]
+	return &file_epochkv_v1_admin_proto_enumTypes[2]
 }
 
 func (x Health_State) Number() protoreflect.EnumNumber {
@@ -150,7 +208,7 @@ func (x Health_State) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Health_State.Descriptor instead.
 func (Health_State) EnumDescriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{26, 0}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{31, 0}
 }
 
 type Condition_Severity int32
@@ -192,11 +250,11 @@ func (x Condition_Severity) String() string {
 }
 
 func (Condition_Severity) Descriptor() protoreflect.EnumDescriptor {
-	return file_epochkv_v1_admin_proto_enumTypes[2].Descriptor()
+	return file_epochkv_v1_admin_proto_enumTypes[3].Descriptor()
 }
 
 func (Condition_Severity) Type() protoreflect.EnumType {
-	return &file_epochkv_v1_admin_proto_enumTypes[2]
+	return &file_epochkv_v1_admin_proto_enumTypes[3]
 }
 
 func (x Condition_Severity) Number() protoreflect.EnumNumber {
@@ -205,7 +263,289 @@ func (x Condition_Severity) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Condition_Severity.Descriptor instead.
 func (Condition_Severity) EnumDescriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{27, 0}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{32, 0}
+}
+
+type ListWatchesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListWatchesRequest) Reset() {
+	*x = ListWatchesRequest{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListWatchesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListWatchesRequest) ProtoMessage() {}
+
+func (x *ListWatchesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListWatchesRequest.ProtoReflect.Descriptor instead.
+func (*ListWatchesRequest) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{0}
+}
+
+type ListWatchesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Watches       []*WatchInfo           `protobuf:"bytes,1,rep,name=watches,proto3" json:"watches,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListWatchesResponse) Reset() {
+	*x = ListWatchesResponse{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListWatchesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListWatchesResponse) ProtoMessage() {}
+
+func (x *ListWatchesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListWatchesResponse.ProtoReflect.Descriptor instead.
+func (*ListWatchesResponse) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *ListWatchesResponse) GetWatches() []*WatchInfo {
+	if x != nil {
+		return x.Watches
+	}
+	return nil
+}
+
+// WatchInfo describes a watch of Feed.Watch.
+type WatchInfo struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Not reused while the server runs.
+	Id uint64 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	// The client's address.
+	Peer   string          `protobuf:"bytes,2,opt,name=peer,proto3" json:"peer,omitempty"`
+	Ranges []*KeyRange     `protobuf:"bytes,3,rep,name=ranges,proto3" json:"ranges,omitempty"`
+	State  WatchInfo_State `protobuf:"varint,4,opt,name=state,proto3,enum=epochkv.v1.WatchInfo_State" json:"state,omitempty"`
+	// Everything up to this epoch was taken from the watch's queue.
+	Epoch uint64 `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// How many epochs the watch is behind.
+	Lag          uint64               `protobuf:"varint,6,opt,name=lag,proto3" json:"lag,omitempty"`
+	QueuedEvents uint64               `protobuf:"varint,7,opt,name=queued_events,json=queuedEvents,proto3" json:"queued_events,omitempty"`
+	QueuedBytes  uint64               `protobuf:"varint,8,opt,name=queued_bytes,json=queuedBytes,proto3" json:"queued_bytes,omitempty"`
+	Age          *durationpb.Duration `protobuf:"bytes,9,opt,name=age,proto3" json:"age,omitempty"`
+	// Since something was last sent.
+	Idle          *durationpb.Duration `protobuf:"bytes,10,opt,name=idle,proto3" json:"idle,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchInfo) Reset() {
+	*x = WatchInfo{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchInfo) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchInfo) ProtoMessage() {}
+
+func (x *WatchInfo) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchInfo.ProtoReflect.Descriptor instead.
+func (*WatchInfo) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *WatchInfo) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *WatchInfo) GetPeer() string {
+	if x != nil {
+		return x.Peer
+	}
+	return ""
+}
+
+func (x *WatchInfo) GetRanges() []*KeyRange {
+	if x != nil {
+		return x.Ranges
+	}
+	return nil
+}
+
+func (x *WatchInfo) GetState() WatchInfo_State {
+	if x != nil {
+		return x.State
+	}
+	return WatchInfo_STATE_UNSPECIFIED
+}
+
+func (x *WatchInfo) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *WatchInfo) GetLag() uint64 {
+	if x != nil {
+		return x.Lag
+	}
+	return 0
+}
+
+func (x *WatchInfo) GetQueuedEvents() uint64 {
+	if x != nil {
+		return x.QueuedEvents
+	}
+	return 0
+}
+
+func (x *WatchInfo) GetQueuedBytes() uint64 {
+	if x != nil {
+		return x.QueuedBytes
+	}
+	return 0
+}
+
+func (x *WatchInfo) GetAge() *durationpb.Duration {
+	if x != nil {
+		return x.Age
+	}
+	return nil
+}
+
+func (x *WatchInfo) GetIdle() *durationpb.Duration {
+	if x != nil {
+		return x.Idle
+	}
+	return nil
+}
+
+type EndWatchRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndWatchRequest) Reset() {
+	*x = EndWatchRequest{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndWatchRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndWatchRequest) ProtoMessage() {}
+
+func (x *EndWatchRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndWatchRequest.ProtoReflect.Descriptor instead.
+func (*EndWatchRequest) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *EndWatchRequest) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+type EndWatchResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndWatchResponse) Reset() {
+	*x = EndWatchResponse{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndWatchResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndWatchResponse) ProtoMessage() {}
+
+func (x *EndWatchResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndWatchResponse.ProtoReflect.Descriptor instead.
+func (*EndWatchResponse) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{4}
 }
 
 type StatusRequest struct {
@@ -216,7 +556,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[0]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -228,7 +568,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[0]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -241,7 +581,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{0}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{5}
 }
 
 type ClockRequest struct {
@@ -253,7 +593,7 @@ type ClockRequest struct {
 
 func (x *ClockRequest) Reset() {
 	*x = ClockRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[1]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -265,7 +605,7 @@ func (x *ClockRequest) String() string {
 func (*ClockRequest) ProtoMessage() {}
 
 func (x *ClockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[1]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -278,7 +618,7 @@ func (x *ClockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClockRequest.ProtoReflect.Descriptor instead.
 func (*ClockRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{1}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ClockRequest) GetAccept() bool {
@@ -302,7 +642,7 @@ type ClockResponse struct {
 
 func (x *ClockResponse) Reset() {
 	*x = ClockResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[2]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -314,7 +654,7 @@ func (x *ClockResponse) String() string {
 func (*ClockResponse) ProtoMessage() {}
 
 func (x *ClockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[2]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -327,7 +667,7 @@ func (x *ClockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClockResponse.ProtoReflect.Descriptor instead.
 func (*ClockResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{2}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ClockResponse) GetTimeUs() uint64 {
@@ -359,7 +699,7 @@ type FinalizeUpgradeRequest struct {
 
 func (x *FinalizeUpgradeRequest) Reset() {
 	*x = FinalizeUpgradeRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[3]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -371,7 +711,7 @@ func (x *FinalizeUpgradeRequest) String() string {
 func (*FinalizeUpgradeRequest) ProtoMessage() {}
 
 func (x *FinalizeUpgradeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[3]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -384,7 +724,7 @@ func (x *FinalizeUpgradeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinalizeUpgradeRequest.ProtoReflect.Descriptor instead.
 func (*FinalizeUpgradeRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{3}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{8}
 }
 
 type FinalizeUpgradeResponse struct {
@@ -398,7 +738,7 @@ type FinalizeUpgradeResponse struct {
 
 func (x *FinalizeUpgradeResponse) Reset() {
 	*x = FinalizeUpgradeResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[4]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -410,7 +750,7 @@ func (x *FinalizeUpgradeResponse) String() string {
 func (*FinalizeUpgradeResponse) ProtoMessage() {}
 
 func (x *FinalizeUpgradeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[4]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -423,7 +763,7 @@ func (x *FinalizeUpgradeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinalizeUpgradeResponse.ProtoReflect.Descriptor instead.
 func (*FinalizeUpgradeResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{4}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *FinalizeUpgradeResponse) GetFeatureLevel() uint32 {
@@ -448,7 +788,7 @@ type ListSnapshotsRequest struct {
 
 func (x *ListSnapshotsRequest) Reset() {
 	*x = ListSnapshotsRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[5]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -460,7 +800,7 @@ func (x *ListSnapshotsRequest) String() string {
 func (*ListSnapshotsRequest) ProtoMessage() {}
 
 func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[5]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -473,7 +813,7 @@ func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsRequest.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{5}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 type ListSnapshotsResponse struct {
@@ -486,7 +826,7 @@ type ListSnapshotsResponse struct {
 
 func (x *ListSnapshotsResponse) Reset() {
 	*x = ListSnapshotsResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[6]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -498,7 +838,7 @@ func (x *ListSnapshotsResponse) String() string {
 func (*ListSnapshotsResponse) ProtoMessage() {}
 
 func (x *ListSnapshotsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[6]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -511,7 +851,7 @@ func (x *ListSnapshotsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsResponse.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ListSnapshotsResponse) GetSnapshots() []*SnapshotInfo {
@@ -543,7 +883,7 @@ type SnapshotInfo struct {
 
 func (x *SnapshotInfo) Reset() {
 	*x = SnapshotInfo{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[7]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -555,7 +895,7 @@ func (x *SnapshotInfo) String() string {
 func (*SnapshotInfo) ProtoMessage() {}
 
 func (x *SnapshotInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[7]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -568,7 +908,7 @@ func (x *SnapshotInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotInfo.ProtoReflect.Descriptor instead.
 func (*SnapshotInfo) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *SnapshotInfo) GetId() uint64 {
@@ -629,7 +969,7 @@ type EndSnapshotRequest struct {
 
 func (x *EndSnapshotRequest) Reset() {
 	*x = EndSnapshotRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[8]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -641,7 +981,7 @@ func (x *EndSnapshotRequest) String() string {
 func (*EndSnapshotRequest) ProtoMessage() {}
 
 func (x *EndSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[8]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -654,7 +994,7 @@ func (x *EndSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*EndSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *EndSnapshotRequest) GetId() uint64 {
@@ -672,7 +1012,7 @@ type EndSnapshotResponse struct {
 
 func (x *EndSnapshotResponse) Reset() {
 	*x = EndSnapshotResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[9]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -684,7 +1024,7 @@ func (x *EndSnapshotResponse) String() string {
 func (*EndSnapshotResponse) ProtoMessage() {}
 
 func (x *EndSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[9]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -697,7 +1037,7 @@ func (x *EndSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*EndSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 type VerifyRequest struct {
@@ -710,7 +1050,7 @@ type VerifyRequest struct {
 
 func (x *VerifyRequest) Reset() {
 	*x = VerifyRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[10]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -722,7 +1062,7 @@ func (x *VerifyRequest) String() string {
 func (*VerifyRequest) ProtoMessage() {}
 
 func (x *VerifyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[10]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -735,7 +1075,7 @@ func (x *VerifyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyRequest.ProtoReflect.Descriptor instead.
 func (*VerifyRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *VerifyRequest) GetPagesPerSecond() uint32 {
@@ -759,7 +1099,7 @@ type VerifyResponse struct {
 
 func (x *VerifyResponse) Reset() {
 	*x = VerifyResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[11]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -771,7 +1111,7 @@ func (x *VerifyResponse) String() string {
 func (*VerifyResponse) ProtoMessage() {}
 
 func (x *VerifyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[11]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -784,7 +1124,7 @@ func (x *VerifyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyResponse.ProtoReflect.Descriptor instead.
 func (*VerifyResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *VerifyResponse) GetEvent() isVerifyResponse_Event {
@@ -839,7 +1179,7 @@ type VerifyProgress struct {
 
 func (x *VerifyProgress) Reset() {
 	*x = VerifyProgress{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[12]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -851,7 +1191,7 @@ func (x *VerifyProgress) String() string {
 func (*VerifyProgress) ProtoMessage() {}
 
 func (x *VerifyProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[12]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -864,7 +1204,7 @@ func (x *VerifyProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyProgress.ProtoReflect.Descriptor instead.
 func (*VerifyProgress) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *VerifyProgress) GetPages() uint64 {
@@ -922,7 +1262,7 @@ type VerifyReport struct {
 
 func (x *VerifyReport) Reset() {
 	*x = VerifyReport{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[13]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -934,7 +1274,7 @@ func (x *VerifyReport) String() string {
 func (*VerifyReport) ProtoMessage() {}
 
 func (x *VerifyReport) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[13]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -947,7 +1287,7 @@ func (x *VerifyReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyReport.ProtoReflect.Descriptor instead.
 func (*VerifyReport) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *VerifyReport) GetEpoch() uint64 {
@@ -1088,7 +1428,7 @@ type Damage struct {
 
 func (x *Damage) Reset() {
 	*x = Damage{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[14]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1100,7 +1440,7 @@ func (x *Damage) String() string {
 func (*Damage) ProtoMessage() {}
 
 func (x *Damage) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[14]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1113,7 +1453,7 @@ func (x *Damage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Damage.ProtoReflect.Descriptor instead.
 func (*Damage) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Damage) GetKind() string {
@@ -1173,7 +1513,7 @@ type CheckpointRequest struct {
 
 func (x *CheckpointRequest) Reset() {
 	*x = CheckpointRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[15]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1185,7 +1525,7 @@ func (x *CheckpointRequest) String() string {
 func (*CheckpointRequest) ProtoMessage() {}
 
 func (x *CheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[15]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1198,7 +1538,7 @@ func (x *CheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointRequest.ProtoReflect.Descriptor instead.
 func (*CheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 type CheckpointResponse struct {
@@ -1212,7 +1552,7 @@ type CheckpointResponse struct {
 
 func (x *CheckpointResponse) Reset() {
 	*x = CheckpointResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[16]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1224,7 +1564,7 @@ func (x *CheckpointResponse) String() string {
 func (*CheckpointResponse) ProtoMessage() {}
 
 func (x *CheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[16]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1237,7 +1577,7 @@ func (x *CheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointResponse.ProtoReflect.Descriptor instead.
 func (*CheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *CheckpointResponse) GetEpoch() uint64 {
@@ -1270,7 +1610,7 @@ type SpaceRequest struct {
 
 func (x *SpaceRequest) Reset() {
 	*x = SpaceRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[17]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1282,7 +1622,7 @@ func (x *SpaceRequest) String() string {
 func (*SpaceRequest) ProtoMessage() {}
 
 func (x *SpaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[17]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1295,7 +1635,7 @@ func (x *SpaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SpaceRequest.ProtoReflect.Descriptor instead.
 func (*SpaceRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *SpaceRequest) GetByPrefix() bool {
@@ -1366,7 +1706,7 @@ type SpaceResponse struct {
 
 func (x *SpaceResponse) Reset() {
 	*x = SpaceResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[18]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1378,7 +1718,7 @@ func (x *SpaceResponse) String() string {
 func (*SpaceResponse) ProtoMessage() {}
 
 func (x *SpaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[18]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1391,7 +1731,7 @@ func (x *SpaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SpaceResponse.ProtoReflect.Descriptor instead.
 func (*SpaceResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *SpaceResponse) GetEpoch() uint64 {
@@ -1552,7 +1892,7 @@ type PageKinds struct {
 
 func (x *PageKinds) Reset() {
 	*x = PageKinds{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[19]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1564,7 +1904,7 @@ func (x *PageKinds) String() string {
 func (*PageKinds) ProtoMessage() {}
 
 func (x *PageKinds) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[19]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1577,7 +1917,7 @@ func (x *PageKinds) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PageKinds.ProtoReflect.Descriptor instead.
 func (*PageKinds) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *PageKinds) GetTree() uint64 {
@@ -1628,7 +1968,7 @@ type PrefixSpace struct {
 
 func (x *PrefixSpace) Reset() {
 	*x = PrefixSpace{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[20]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1640,7 +1980,7 @@ func (x *PrefixSpace) String() string {
 func (*PrefixSpace) ProtoMessage() {}
 
 func (x *PrefixSpace) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[20]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1653,7 +1993,7 @@ func (x *PrefixSpace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefixSpace.ProtoReflect.Descriptor instead.
 func (*PrefixSpace) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *PrefixSpace) GetPrefix() []byte {
@@ -1700,7 +2040,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[21]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1712,7 +2052,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[21]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1725,7 +2065,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *StatusResponse) GetBuild() *Build {
@@ -1842,7 +2182,7 @@ type LogHolder struct {
 
 func (x *LogHolder) Reset() {
 	*x = LogHolder{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[22]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1854,7 +2194,7 @@ func (x *LogHolder) String() string {
 func (*LogHolder) ProtoMessage() {}
 
 func (x *LogHolder) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[22]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1867,7 +2207,7 @@ func (x *LogHolder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogHolder.ProtoReflect.Descriptor instead.
 func (*LogHolder) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *LogHolder) GetName() string {
@@ -1938,7 +2278,7 @@ type History struct {
 
 func (x *History) Reset() {
 	*x = History{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[23]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1950,7 +2290,7 @@ func (x *History) String() string {
 func (*History) ProtoMessage() {}
 
 func (x *History) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[23]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1963,7 +2303,7 @@ func (x *History) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use History.ProtoReflect.Descriptor instead.
 func (*History) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *History) GetLineage() []byte {
@@ -2045,7 +2385,7 @@ type Tree struct {
 
 func (x *Tree) Reset() {
 	*x = Tree{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[24]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2057,7 +2397,7 @@ func (x *Tree) String() string {
 func (*Tree) ProtoMessage() {}
 
 func (x *Tree) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[24]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2070,7 +2410,7 @@ func (x *Tree) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tree.ProtoReflect.Descriptor instead.
 func (*Tree) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Tree) GetEpoch() uint64 {
@@ -2235,7 +2575,7 @@ type Build struct {
 
 func (x *Build) Reset() {
 	*x = Build{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[25]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2247,7 +2587,7 @@ func (x *Build) String() string {
 func (*Build) ProtoMessage() {}
 
 func (x *Build) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[25]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2260,7 +2600,7 @@ func (x *Build) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Build.ProtoReflect.Descriptor instead.
 func (*Build) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Build) GetVersion() string {
@@ -2305,7 +2645,7 @@ type Health struct {
 
 func (x *Health) Reset() {
 	*x = Health{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[26]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2317,7 +2657,7 @@ func (x *Health) String() string {
 func (*Health) ProtoMessage() {}
 
 func (x *Health) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[26]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2330,7 +2670,7 @@ func (x *Health) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Health.ProtoReflect.Descriptor instead.
 func (*Health) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Health) GetState() Health_State {
@@ -2371,7 +2711,7 @@ type Condition struct {
 
 func (x *Condition) Reset() {
 	*x = Condition{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[27]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2383,7 +2723,7 @@ func (x *Condition) String() string {
 func (*Condition) ProtoMessage() {}
 
 func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[27]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2396,7 +2736,7 @@ func (x *Condition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Condition.ProtoReflect.Descriptor instead.
 func (*Condition) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Condition) GetName() string {
@@ -2450,7 +2790,7 @@ type Epochs struct {
 
 func (x *Epochs) Reset() {
 	*x = Epochs{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[28]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2462,7 +2802,7 @@ func (x *Epochs) String() string {
 func (*Epochs) ProtoMessage() {}
 
 func (x *Epochs) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[28]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2475,7 +2815,7 @@ func (x *Epochs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Epochs.ProtoReflect.Descriptor instead.
 func (*Epochs) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{28}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Epochs) GetVisible() uint64 {
@@ -2528,7 +2868,7 @@ type Sizes struct {
 
 func (x *Sizes) Reset() {
 	*x = Sizes{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[29]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2540,7 +2880,7 @@ func (x *Sizes) String() string {
 func (*Sizes) ProtoMessage() {}
 
 func (x *Sizes) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[29]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2553,7 +2893,7 @@ func (x *Sizes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sizes.ProtoReflect.Descriptor instead.
 func (*Sizes) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{29}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Sizes) GetDataDir() string {
@@ -2665,7 +3005,7 @@ type Generation struct {
 
 func (x *Generation) Reset() {
 	*x = Generation{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[30]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2677,7 +3017,7 @@ func (x *Generation) String() string {
 func (*Generation) ProtoMessage() {}
 
 func (x *Generation) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[30]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2690,7 +3030,7 @@ func (x *Generation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Generation.ProtoReflect.Descriptor instead.
 func (*Generation) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{30}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Generation) GetNumber() uint64 {
@@ -2755,7 +3095,7 @@ type Sessions struct {
 
 func (x *Sessions) Reset() {
 	*x = Sessions{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[31]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2767,7 +3107,7 @@ func (x *Sessions) String() string {
 func (*Sessions) ProtoMessage() {}
 
 func (x *Sessions) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[31]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2780,7 +3120,7 @@ func (x *Sessions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sessions.ProtoReflect.Descriptor instead.
 func (*Sessions) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{31}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Sessions) GetOpen() uint64 {
@@ -2867,7 +3207,7 @@ type Limits struct {
 
 func (x *Limits) Reset() {
 	*x = Limits{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[32]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2879,7 +3219,7 @@ func (x *Limits) String() string {
 func (*Limits) ProtoMessage() {}
 
 func (x *Limits) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[32]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2892,7 +3232,7 @@ func (x *Limits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limits.ProtoReflect.Descriptor instead.
 func (*Limits) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{32}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Limits) GetKeyBytes() uint64 {
@@ -3048,7 +3388,7 @@ type Recovery struct {
 
 func (x *Recovery) Reset() {
 	*x = Recovery{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[33]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3060,7 +3400,7 @@ func (x *Recovery) String() string {
 func (*Recovery) ProtoMessage() {}
 
 func (x *Recovery) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[33]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3073,7 +3413,7 @@ func (x *Recovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Recovery.ProtoReflect.Descriptor instead.
 func (*Recovery) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{33}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Recovery) GetRecords() uint64 {
@@ -3150,7 +3490,7 @@ type ResizeCacheRequest struct {
 
 func (x *ResizeCacheRequest) Reset() {
 	*x = ResizeCacheRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[34]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3162,7 +3502,7 @@ func (x *ResizeCacheRequest) String() string {
 func (*ResizeCacheRequest) ProtoMessage() {}
 
 func (x *ResizeCacheRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[34]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3175,7 +3515,7 @@ func (x *ResizeCacheRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeCacheRequest.ProtoReflect.Descriptor instead.
 func (*ResizeCacheRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{34}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ResizeCacheRequest) GetCacheBytes() uint64 {
@@ -3196,7 +3536,7 @@ type ResizeCacheResponse struct {
 
 func (x *ResizeCacheResponse) Reset() {
 	*x = ResizeCacheResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[35]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3208,7 +3548,7 @@ func (x *ResizeCacheResponse) String() string {
 func (*ResizeCacheResponse) ProtoMessage() {}
 
 func (x *ResizeCacheResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[35]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3221,7 +3561,7 @@ func (x *ResizeCacheResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeCacheResponse.ProtoReflect.Descriptor instead.
 func (*ResizeCacheResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{35}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ResizeCacheResponse) GetCacheBytes() uint64 {
@@ -3243,7 +3583,32 @@ var File_epochkv_v1_admin_proto protoreflect.FileDescriptor
 const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"\x16epochkv/v1/admin.proto\x12\n" +
-	"epochkv.v1\x1a\x1depochkv/v1/transactions.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x0f\n" +
+	"epochkv.v1\x1a\x13epochkv/v1/kv.proto\x1a\x1depochkv/v1/transactions.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x14\n" +
+	"\x12ListWatchesRequest\"F\n" +
+	"\x13ListWatchesResponse\x12/\n" +
+	"\awatches\x18\x01 \x03(\v2\x15.epochkv.v1.WatchInfoR\awatches\"\xc6\x03\n" +
+	"\tWatchInfo\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
+	"\x04peer\x18\x02 \x01(\tR\x04peer\x12,\n" +
+	"\x06ranges\x18\x03 \x03(\v2\x14.epochkv.v1.KeyRangeR\x06ranges\x121\n" +
+	"\x05state\x18\x04 \x01(\x0e2\x1b.epochkv.v1.WatchInfo.StateR\x05state\x12\x14\n" +
+	"\x05epoch\x18\x05 \x01(\x04R\x05epoch\x12\x10\n" +
+	"\x03lag\x18\x06 \x01(\x04R\x03lag\x12#\n" +
+	"\rqueued_events\x18\a \x01(\x04R\fqueuedEvents\x12!\n" +
+	"\fqueued_bytes\x18\b \x01(\x04R\vqueuedBytes\x12+\n" +
+	"\x03age\x18\t \x01(\v2\x19.google.protobuf.DurationR\x03age\x12-\n" +
+	"\x04idle\x18\n" +
+	" \x01(\v2\x19.google.protobuf.DurationR\x04idle\"h\n" +
+	"\x05State\x12\x15\n" +
+	"\x11STATE_UNSPECIFIED\x10\x00\x12\x0e\n" +
+	"\n" +
+	"STATE_LIVE\x10\x01\x12\x11\n" +
+	"\rSTATE_LAGGING\x10\x02\x12\x14\n" +
+	"\x10STATE_DIFFERENCE\x10\x03\x12\x0f\n" +
+	"\vSTATE_ENDED\x10\x04\"!\n" +
+	"\x0fEndWatchRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\"\x12\n" +
+	"\x10EndWatchResponse\"\x0f\n" +
 	"\rStatusRequest\"&\n" +
 	"\fClockRequest\x12\x16\n" +
 	"\x06accept\x18\x01 \x01(\bR\x06accept\"n\n" +
@@ -3545,7 +3910,7 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\x13ResizeCacheResponse\x12\x1f\n" +
 	"\vcache_bytes\x18\x01 \x01(\x04R\n" +
 	"cacheBytes\x12%\n" +
-	"\x0eprevious_bytes\x18\x02 \x01(\x04R\rpreviousBytes2\xde\x06\n" +
+	"\x0eprevious_bytes\x18\x02 \x01(\x04R\rpreviousBytes2\xf5\a\n" +
 	"\x05Admin\x12?\n" +
 	"\x06Status\x12\x19.epochkv.v1.StatusRequest\x1a\x1a.epochkv.v1.StatusResponse\x12]\n" +
 	"\x10ListTransactions\x12#.epochkv.v1.ListTransactionsRequest\x1a$.epochkv.v1.ListTransactionsResponse\x12W\n" +
@@ -3558,7 +3923,9 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\x0fFinalizeUpgrade\x12\".epochkv.v1.FinalizeUpgradeRequest\x1a#.epochkv.v1.FinalizeUpgradeResponse\x12<\n" +
 	"\x05Clock\x12\x18.epochkv.v1.ClockRequest\x1a\x19.epochkv.v1.ClockResponse\x12N\n" +
 	"\vResizeCache\x12\x1e.epochkv.v1.ResizeCacheRequest\x1a\x1f.epochkv.v1.ResizeCacheResponse\x12<\n" +
-	"\x05Space\x12\x18.epochkv.v1.SpaceRequest\x1a\x19.epochkv.v1.SpaceResponseB;Z9github.com/epochkv/epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
+	"\x05Space\x12\x18.epochkv.v1.SpaceRequest\x1a\x19.epochkv.v1.SpaceResponse\x12N\n" +
+	"\vListWatches\x12\x1e.epochkv.v1.ListWatchesRequest\x1a\x1f.epochkv.v1.ListWatchesResponse\x12E\n" +
+	"\bEndWatch\x12\x1b.epochkv.v1.EndWatchRequest\x1a\x1c.epochkv.v1.EndWatchResponseB;Z9github.com/epochkv/epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
 
 var (
 	file_epochkv_v1_admin_proto_rawDescOnce sync.Once
@@ -3572,127 +3939,143 @@ func file_epochkv_v1_admin_proto_rawDescGZIP() []byte {
 	return file_epochkv_v1_admin_proto_rawDescData
 }
 
-var file_epochkv_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_epochkv_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
+var file_epochkv_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
+var file_epochkv_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
 var file_epochkv_v1_admin_proto_goTypes = []any{
-	(SnapshotInfo_Kind)(0),           // 0: epochkv.v1.SnapshotInfo.Kind
-	(Health_State)(0),                // 1: epochkv.v1.Health.State
-	(Condition_Severity)(0),          // 2: epochkv.v1.Condition.Severity
-	(*StatusRequest)(nil),            // 3: epochkv.v1.StatusRequest
-	(*ClockRequest)(nil),             // 4: epochkv.v1.ClockRequest
-	(*ClockResponse)(nil),            // 5: epochkv.v1.ClockResponse
-	(*FinalizeUpgradeRequest)(nil),   // 6: epochkv.v1.FinalizeUpgradeRequest
-	(*FinalizeUpgradeResponse)(nil),  // 7: epochkv.v1.FinalizeUpgradeResponse
-	(*ListSnapshotsRequest)(nil),     // 8: epochkv.v1.ListSnapshotsRequest
-	(*ListSnapshotsResponse)(nil),    // 9: epochkv.v1.ListSnapshotsResponse
-	(*SnapshotInfo)(nil),             // 10: epochkv.v1.SnapshotInfo
-	(*EndSnapshotRequest)(nil),       // 11: epochkv.v1.EndSnapshotRequest
-	(*EndSnapshotResponse)(nil),      // 12: epochkv.v1.EndSnapshotResponse
-	(*VerifyRequest)(nil),            // 13: epochkv.v1.VerifyRequest
-	(*VerifyResponse)(nil),           // 14: epochkv.v1.VerifyResponse
-	(*VerifyProgress)(nil),           // 15: epochkv.v1.VerifyProgress
-	(*VerifyReport)(nil),             // 16: epochkv.v1.VerifyReport
-	(*Damage)(nil),                   // 17: epochkv.v1.Damage
-	(*CheckpointRequest)(nil),        // 18: epochkv.v1.CheckpointRequest
-	(*CheckpointResponse)(nil),       // 19: epochkv.v1.CheckpointResponse
-	(*SpaceRequest)(nil),             // 20: epochkv.v1.SpaceRequest
-	(*SpaceResponse)(nil),            // 21: epochkv.v1.SpaceResponse
-	(*PageKinds)(nil),                // 22: epochkv.v1.PageKinds
-	(*PrefixSpace)(nil),              // 23: epochkv.v1.PrefixSpace
-	(*StatusResponse)(nil),           // 24: epochkv.v1.StatusResponse
-	(*LogHolder)(nil),                // 25: epochkv.v1.LogHolder
-	(*History)(nil),                  // 26: epochkv.v1.History
-	(*Tree)(nil),                     // 27: epochkv.v1.Tree
-	(*Build)(nil),                    // 28: epochkv.v1.Build
-	(*Health)(nil),                   // 29: epochkv.v1.Health
-	(*Condition)(nil),                // 30: epochkv.v1.Condition
-	(*Epochs)(nil),                   // 31: epochkv.v1.Epochs
-	(*Sizes)(nil),                    // 32: epochkv.v1.Sizes
-	(*Generation)(nil),               // 33: epochkv.v1.Generation
-	(*Sessions)(nil),                 // 34: epochkv.v1.Sessions
-	(*Limits)(nil),                   // 35: epochkv.v1.Limits
-	(*Recovery)(nil),                 // 36: epochkv.v1.Recovery
-	(*ResizeCacheRequest)(nil),       // 37: epochkv.v1.ResizeCacheRequest
-	(*ResizeCacheResponse)(nil),      // 38: epochkv.v1.ResizeCacheResponse
-	(*durationpb.Duration)(nil),      // 39: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),    // 40: google.protobuf.Timestamp
-	(*ListTransactionsRequest)(nil),  // 41: epochkv.v1.ListTransactionsRequest
-	(*EndTransactionRequest)(nil),    // 42: epochkv.v1.EndTransactionRequest
-	(*ListTransactionsResponse)(nil), // 43: epochkv.v1.ListTransactionsResponse
-	(*EndTransactionResponse)(nil),   // 44: epochkv.v1.EndTransactionResponse
+	(WatchInfo_State)(0),             // 0: epochkv.v1.WatchInfo.State
+	(SnapshotInfo_Kind)(0),           // 1: epochkv.v1.SnapshotInfo.Kind
+	(Health_State)(0),                // 2: epochkv.v1.Health.State
+	(Condition_Severity)(0),          // 3: epochkv.v1.Condition.Severity
+	(*ListWatchesRequest)(nil),       // 4: epochkv.v1.ListWatchesRequest
+	(*ListWatchesResponse)(nil),      // 5: epochkv.v1.ListWatchesResponse
+	(*WatchInfo)(nil),                // 6: epochkv.v1.WatchInfo
+	(*EndWatchRequest)(nil),          // 7: epochkv.v1.EndWatchRequest
+	(*EndWatchResponse)(nil),         // 8: epochkv.v1.EndWatchResponse
+	(*StatusRequest)(nil),            // 9: epochkv.v1.StatusRequest
+	(*ClockRequest)(nil),             // 10: epochkv.v1.ClockRequest
+	(*ClockResponse)(nil),            // 11: epochkv.v1.ClockResponse
+	(*FinalizeUpgradeRequest)(nil),   // 12: epochkv.v1.FinalizeUpgradeRequest
+	(*FinalizeUpgradeResponse)(nil),  // 13: epochkv.v1.FinalizeUpgradeResponse
+	(*ListSnapshotsRequest)(nil),     // 14: epochkv.v1.ListSnapshotsRequest
+	(*ListSnapshotsResponse)(nil),    // 15: epochkv.v1.ListSnapshotsResponse
+	(*SnapshotInfo)(nil),             // 16: epochkv.v1.SnapshotInfo
+	(*EndSnapshotRequest)(nil),       // 17: epochkv.v1.EndSnapshotRequest
+	(*EndSnapshotResponse)(nil),      // 18: epochkv.v1.EndSnapshotResponse
+	(*VerifyRequest)(nil),            // 19: epochkv.v1.VerifyRequest
+	(*VerifyResponse)(nil),           // 20: epochkv.v1.VerifyResponse
+	(*VerifyProgress)(nil),           // 21: epochkv.v1.VerifyProgress
+	(*VerifyReport)(nil),             // 22: epochkv.v1.VerifyReport
+	(*Damage)(nil),                   // 23: epochkv.v1.Damage
+	(*CheckpointRequest)(nil),        // 24: epochkv.v1.CheckpointRequest
+	(*CheckpointResponse)(nil),       // 25: epochkv.v1.CheckpointResponse
+	(*SpaceRequest)(nil),             // 26: epochkv.v1.SpaceRequest
+	(*SpaceResponse)(nil),            // 27: epochkv.v1.SpaceResponse
+	(*PageKinds)(nil),                // 28: epochkv.v1.PageKinds
+	(*PrefixSpace)(nil),              // 29: epochkv.v1.PrefixSpace
+	(*StatusResponse)(nil),           // 30: epochkv.v1.StatusResponse
+	(*LogHolder)(nil),                // 31: epochkv.v1.LogHolder
+	(*History)(nil),                  // 32: epochkv.v1.History
+	(*Tree)(nil),                     // 33: epochkv.v1.Tree
+	(*Build)(nil),                    // 34: epochkv.v1.Build
+	(*Health)(nil),                   // 35: epochkv.v1.Health
+	(*Condition)(nil),                // 36: epochkv.v1.Condition
+	(*Epochs)(nil),                   // 37: epochkv.v1.Epochs
+	(*Sizes)(nil),                    // 38: epochkv.v1.Sizes
+	(*Generation)(nil),               // 39: epochkv.v1.Generation
+	(*Sessions)(nil),                 // 40: epochkv.v1.Sessions
+	(*Limits)(nil),                   // 41: epochkv.v1.Limits
+	(*Recovery)(nil),                 // 42: epochkv.v1.Recovery
+	(*ResizeCacheRequest)(nil),       // 43: epochkv.v1.ResizeCacheRequest
+	(*ResizeCacheResponse)(nil),      // 44: epochkv.v1.ResizeCacheResponse
+	(*KeyRange)(nil),                 // 45: epochkv.v1.KeyRange
+	(*durationpb.Duration)(nil),      // 46: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),    // 47: google.protobuf.Timestamp
+	(*ListTransactionsRequest)(nil),  // 48: epochkv.v1.ListTransactionsRequest
+	(*EndTransactionRequest)(nil),    // 49: epochkv.v1.EndTransactionRequest
+	(*ListTransactionsResponse)(nil), // 50: epochkv.v1.ListTransactionsResponse
+	(*EndTransactionResponse)(nil),   // 51: epochkv.v1.EndTransactionResponse
 }
 var file_epochkv_v1_admin_proto_depIdxs = []int32{
-	10, // 0: epochkv.v1.ListSnapshotsResponse.snapshots:type_name -> epochkv.v1.SnapshotInfo
-	0,  // 1: epochkv.v1.SnapshotInfo.kind:type_name -> epochkv.v1.SnapshotInfo.Kind
-	39, // 2: epochkv.v1.SnapshotInfo.age:type_name -> google.protobuf.Duration
-	39, // 3: epochkv.v1.SnapshotInfo.idle:type_name -> google.protobuf.Duration
-	39, // 4: epochkv.v1.SnapshotInfo.expires_in:type_name -> google.protobuf.Duration
-	15, // 5: epochkv.v1.VerifyResponse.progress:type_name -> epochkv.v1.VerifyProgress
-	16, // 6: epochkv.v1.VerifyResponse.report:type_name -> epochkv.v1.VerifyReport
-	17, // 7: epochkv.v1.VerifyReport.damages:type_name -> epochkv.v1.Damage
-	39, // 8: epochkv.v1.VerifyReport.duration:type_name -> google.protobuf.Duration
-	39, // 9: epochkv.v1.CheckpointResponse.duration:type_name -> google.protobuf.Duration
-	22, // 10: epochkv.v1.SpaceResponse.pages:type_name -> epochkv.v1.PageKinds
-	23, // 11: epochkv.v1.SpaceResponse.prefixes:type_name -> epochkv.v1.PrefixSpace
-	23, // 12: epochkv.v1.SpaceResponse.other_prefixes:type_name -> epochkv.v1.PrefixSpace
-	39, // 13: epochkv.v1.SpaceResponse.duration:type_name -> google.protobuf.Duration
-	17, // 14: epochkv.v1.SpaceResponse.unreadable:type_name -> epochkv.v1.Damage
-	28, // 15: epochkv.v1.StatusResponse.build:type_name -> epochkv.v1.Build
-	40, // 16: epochkv.v1.StatusResponse.start_time:type_name -> google.protobuf.Timestamp
-	39, // 17: epochkv.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
-	29, // 18: epochkv.v1.StatusResponse.health:type_name -> epochkv.v1.Health
-	31, // 19: epochkv.v1.StatusResponse.epochs:type_name -> epochkv.v1.Epochs
-	32, // 20: epochkv.v1.StatusResponse.sizes:type_name -> epochkv.v1.Sizes
-	33, // 21: epochkv.v1.StatusResponse.generations:type_name -> epochkv.v1.Generation
-	34, // 22: epochkv.v1.StatusResponse.sessions:type_name -> epochkv.v1.Sessions
-	35, // 23: epochkv.v1.StatusResponse.limits:type_name -> epochkv.v1.Limits
-	36, // 24: epochkv.v1.StatusResponse.recovery:type_name -> epochkv.v1.Recovery
-	27, // 25: epochkv.v1.StatusResponse.tree:type_name -> epochkv.v1.Tree
-	26, // 26: epochkv.v1.StatusResponse.history:type_name -> epochkv.v1.History
-	25, // 27: epochkv.v1.StatusResponse.log_holders:type_name -> epochkv.v1.LogHolder
-	39, // 28: epochkv.v1.LogHolder.expires_in:type_name -> google.protobuf.Duration
-	40, // 29: epochkv.v1.History.commit_time:type_name -> google.protobuf.Timestamp
-	22, // 30: epochkv.v1.Tree.pages:type_name -> epochkv.v1.PageKinds
-	39, // 31: epochkv.v1.Tree.checkpoint_time:type_name -> google.protobuf.Duration
-	39, // 32: epochkv.v1.Tree.write_stall_time:type_name -> google.protobuf.Duration
-	39, // 33: epochkv.v1.Tree.throttle_delay_per_kib:type_name -> google.protobuf.Duration
-	1,  // 34: epochkv.v1.Health.state:type_name -> epochkv.v1.Health.State
-	30, // 35: epochkv.v1.Health.conditions:type_name -> epochkv.v1.Condition
-	2,  // 36: epochkv.v1.Condition.severity:type_name -> epochkv.v1.Condition.Severity
-	40, // 37: epochkv.v1.Condition.since:type_name -> google.protobuf.Timestamp
-	39, // 38: epochkv.v1.Sessions.oldest_snapshot_age:type_name -> google.protobuf.Duration
-	39, // 39: epochkv.v1.Limits.snapshot_lease_ttl:type_name -> google.protobuf.Duration
-	39, // 40: epochkv.v1.Limits.transaction_idle_timeout:type_name -> google.protobuf.Duration
-	39, // 41: epochkv.v1.Limits.transaction_timeout:type_name -> google.protobuf.Duration
-	39, // 42: epochkv.v1.Limits.snapshot_timeout:type_name -> google.protobuf.Duration
-	39, // 43: epochkv.v1.Recovery.duration:type_name -> google.protobuf.Duration
-	3,  // 44: epochkv.v1.Admin.Status:input_type -> epochkv.v1.StatusRequest
-	41, // 45: epochkv.v1.Admin.ListTransactions:input_type -> epochkv.v1.ListTransactionsRequest
-	42, // 46: epochkv.v1.Admin.EndTransaction:input_type -> epochkv.v1.EndTransactionRequest
-	8,  // 47: epochkv.v1.Admin.ListSnapshots:input_type -> epochkv.v1.ListSnapshotsRequest
-	11, // 48: epochkv.v1.Admin.EndSnapshot:input_type -> epochkv.v1.EndSnapshotRequest
-	13, // 49: epochkv.v1.Admin.Verify:input_type -> epochkv.v1.VerifyRequest
-	18, // 50: epochkv.v1.Admin.Checkpoint:input_type -> epochkv.v1.CheckpointRequest
-	6,  // 51: epochkv.v1.Admin.FinalizeUpgrade:input_type -> epochkv.v1.FinalizeUpgradeRequest
-	4,  // 52: epochkv.v1.Admin.Clock:input_type -> epochkv.v1.ClockRequest
-	37, // 53: epochkv.v1.Admin.ResizeCache:input_type -> epochkv.v1.ResizeCacheRequest
-	20, // 54: epochkv.v1.Admin.Space:input_type -> epochkv.v1.SpaceRequest
-	24, // 55: epochkv.v1.Admin.Status:output_type -> epochkv.v1.StatusResponse
-	43, // 56: epochkv.v1.Admin.ListTransactions:output_type -> epochkv.v1.ListTransactionsResponse
-	44, // 57: epochkv.v1.Admin.EndTransaction:output_type -> epochkv.v1.EndTransactionResponse
-	9,  // 58: epochkv.v1.Admin.ListSnapshots:output_type -> epochkv.v1.ListSnapshotsResponse
-	12, // 59: epochkv.v1.Admin.EndSnapshot:output_type -> epochkv.v1.EndSnapshotResponse
-	14, // 60: epochkv.v1.Admin.Verify:output_type -> epochkv.v1.VerifyResponse
-	19, // 61: epochkv.v1.Admin.Checkpoint:output_type -> epochkv.v1.CheckpointResponse
-	7,  // 62: epochkv.v1.Admin.FinalizeUpgrade:output_type -> epochkv.v1.FinalizeUpgradeResponse
-	5,  // 63: epochkv.v1.Admin.Clock:output_type -> epochkv.v1.ClockResponse
-	38, // 64: epochkv.v1.Admin.ResizeCache:output_type -> epochkv.v1.ResizeCacheResponse
-	21, // 65: epochkv.v1.Admin.Space:output_type -> epochkv.v1.SpaceResponse
-	55, // [55:66] is the sub-list for method output_type
-	44, // [44:55] is the sub-list for method input_type
-	44, // [44:44] is the sub-list for extension type_name
-	44, // [44:44] is the sub-list for extension extendee
-	0,  // [0:44] is the sub-list for field type_name
+	6,  // 0: epochkv.v1.ListWatchesResponse.watches:type_name -> epochkv.v1.WatchInfo
+	45, // 1: epochkv.v1.WatchInfo.ranges:type_name -> epochkv.v1.KeyRange
+	0,  // 2: epochkv.v1.WatchInfo.state:type_name -> epochkv.v1.WatchInfo.State
+	46, // 3: epochkv.v1.WatchInfo.age:type_name -> google.protobuf.Duration
+	46, // 4: epochkv.v1.WatchInfo.idle:type_name -> google.protobuf.Duration
+	16, // 5: epochkv.v1.ListSnapshotsResponse.snapshots:type_name -> epochkv.v1.SnapshotInfo
+	1,  // 6: epochkv.v1.SnapshotInfo.kind:type_name -> epochkv.v1.SnapshotInfo.Kind
+	46, // 7: epochkv.v1.SnapshotInfo.age:type_name -> google.protobuf.Duration
+	46, // 8: epochkv.v1.SnapshotInfo.idle:type_name -> google.protobuf.Duration
+	46, // 9: epochkv.v1.SnapshotInfo.expires_in:type_name -> google.protobuf.Duration
+	21, // 10: epochkv.v1.VerifyResponse.progress:type_name -> epochkv.v1.VerifyProgress
+	22, // 11: epochkv.v1.VerifyResponse.report:type_name -> epochkv.v1.VerifyReport
+	23, // 12: epochkv.v1.VerifyReport.damages:type_name -> epochkv.v1.Damage
+	46, // 13: epochkv.v1.VerifyReport.duration:type_name -> google.protobuf.Duration
+	46, // 14: epochkv.v1.CheckpointResponse.duration:type_name -> google.protobuf.Duration
+	28, // 15: epochkv.v1.SpaceResponse.pages:type_name -> epochkv.v1.PageKinds
+	29, // 16: epochkv.v1.SpaceResponse.prefixes:type_name -> epochkv.v1.PrefixSpace
+	29, // 17: epochkv.v1.SpaceResponse.other_prefixes:type_name -> epochkv.v1.PrefixSpace
+	46, // 18: epochkv.v1.SpaceResponse.duration:type_name -> google.protobuf.Duration
+	23, // 19: epochkv.v1.SpaceResponse.unreadable:type_name -> epochkv.v1.Damage
+	34, // 20: epochkv.v1.StatusResponse.build:type_name -> epochkv.v1.Build
+	47, // 21: epochkv.v1.StatusResponse.start_time:type_name -> google.protobuf.Timestamp
+	46, // 22: epochkv.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
+	35, // 23: epochkv.v1.StatusResponse.health:type_name -> epochkv.v1.Health
+	37, // 24: epochkv.v1.StatusResponse.epochs:type_name -> epochkv.v1.Epochs
+	38, // 25: epochkv.v1.StatusResponse.sizes:type_name -> epochkv.v1.Sizes
+	39, // 26: epochkv.v1.StatusResponse.generations:type_name -> epochkv.v1.Generation
+	40, // 27: epochkv.v1.StatusResponse.sessions:type_name -> epochkv.v1.Sessions
+	41, // 28: epochkv.v1.StatusResponse.limits:type_name -> epochkv.v1.Limits
+	42, // 29: epochkv.v1.StatusResponse.recovery:type_name -> epochkv.v1.Recovery
+	33, // 30: epochkv.v1.StatusResponse.tree:type_name -> epochkv.v1.Tree
+	32, // 31: epochkv.v1.StatusResponse.history:type_name -> epochkv.v1.History
+	31, // 32: epochkv.v1.StatusResponse.log_holders:type_name -> epochkv.v1.LogHolder
+	46, // 33: epochkv.v1.LogHolder.expires_in:type_name -> google.protobuf.Duration
+	47, // 34: epochkv.v1.History.commit_time:type_name -> google.protobuf.Timestamp
+	28, // 35: epochkv.v1.Tree.pages:type_name -> epochkv.v1.PageKinds
+	46, // 36: epochkv.v1.Tree.checkpoint_time:type_name -> google.protobuf.Duration
+	46, // 37: epochkv.v1.Tree.write_stall_time:type_name -> google.protobuf.Duration
+	46, // 38: epochkv.v1.Tree.throttle_delay_per_kib:type_name -> google.protobuf.Duration
+	2,  // 39: epochkv.v1.Health.state:type_name -> epochkv.v1.Health.State
+	36, // 40: epochkv.v1.Health.conditions:type_name -> epochkv.v1.Condition
+	3,  // 41: epochkv.v1.Condition.severity:type_name -> epochkv.v1.Condition.Severity
+	47, // 42: epochkv.v1.Condition.since:type_name -> google.protobuf.Timestamp
+	46, // 43: epochkv.v1.Sessions.oldest_snapshot_age:type_name -> google.protobuf.Duration
+	46, // 44: epochkv.v1.Limits.snapshot_lease_ttl:type_name -> google.protobuf.Duration
+	46, // 45: epochkv.v1.Limits.transaction_idle_timeout:type_name -> google.protobuf.Duration
+	46, // 46: epochkv.v1.Limits.transaction_timeout:type_name -> google.protobuf.Duration
+	46, // 47: epochkv.v1.Limits.snapshot_timeout:type_name -> google.protobuf.Duration
+	46, // 48: epochkv.v1.Recovery.duration:type_name -> google.protobuf.Duration
+	9,  // 49: epochkv.v1.Admin.Status:input_type -> epochkv.v1.StatusRequest
+	48, // 50: epochkv.v1.Admin.ListTransactions:input_type -> epochkv.v1.ListTransactionsRequest
+	49, // 51: epochkv.v1.Admin.EndTransaction:input_type -> epochkv.v1.EndTransactionRequest
+	14, // 52: epochkv.v1.Admin.ListSnapshots:input_type -> epochkv.v1.ListSnapshotsRequest
+	17, // 53: epochkv.v1.Admin.EndSnapshot:input_type -> epochkv.v1.EndSnapshotRequest
+	19, // 54: epochkv.v1.Admin.Verify:input_type -> epochkv.v1.VerifyRequest
+	24, // 55: epochkv.v1.Admin.Checkpoint:input_type -> epochkv.v1.CheckpointRequest
+	12, // 56: epochkv.v1.Admin.FinalizeUpgrade:input_type -> epochkv.v1.FinalizeUpgradeRequest
+	10, // 57: epochkv.v1.Admin.Clock:input_type -> epochkv.v1.ClockRequest
+	43, // 58: epochkv.v1.Admin.ResizeCache:input_type -> epochkv.v1.ResizeCacheRequest
+	26, // 59: epochkv.v1.Admin.Space:input_type -> epochkv.v1.SpaceRequest
+	4,  // 60: epochkv.v1.Admin.ListWatches:input_type -> epochkv.v1.ListWatchesRequest
+	7,  // 61: epochkv.v1.Admin.EndWatch:input_type -> epochkv.v1.EndWatchRequest
+	30, // 62: epochkv.v1.Admin.Status:output_type -> epochkv.v1.StatusResponse
+	50, // 63: epochkv.v1.Admin.ListTransactions:output_type -> epochkv.v1.ListTransactionsResponse
+	51, // 64: epochkv.v1.Admin.EndTransaction:output_type -> epochkv.v1.EndTransactionResponse
+	15, // 65: epochkv.v1.Admin.ListSnapshots:output_type -> epochkv.v1.ListSnapshotsResponse
+	18, // 66: epochkv.v1.Admin.EndSnapshot:output_type -> epochkv.v1.EndSnapshotResponse
+	20, // 67: epochkv.v1.Admin.Verify:output_type -> epochkv.v1.VerifyResponse
+	25, // 68: epochkv.v1.Admin.Checkpoint:output_type -> epochkv.v1.CheckpointResponse
+	13, // 69: epochkv.v1.Admin.FinalizeUpgrade:output_type -> epochkv.v1.FinalizeUpgradeResponse
+	11, // 70: epochkv.v1.Admin.Clock:output_type -> epochkv.v1.ClockResponse
+	44, // 71: epochkv.v1.Admin.ResizeCache:output_type -> epochkv.v1.ResizeCacheResponse
+	27, // 72: epochkv.v1.Admin.Space:output_type -> epochkv.v1.SpaceResponse
+	5,  // 73: epochkv.v1.Admin.ListWatches:output_type -> epochkv.v1.ListWatchesResponse
+	8,  // 74: epochkv.v1.Admin.EndWatch:output_type -> epochkv.v1.EndWatchResponse
+	62, // [62:75] is the sub-list for method output_type
+	49, // [49:62] is the sub-list for method input_type
+	49, // [49:49] is the sub-list for extension type_name
+	49, // [49:49] is the sub-list for extension extendee
+	0,  // [0:49] is the sub-list for field type_name
 }
 
 func init() { file_epochkv_v1_admin_proto_init() }
@@ -3700,8 +4083,9 @@ func file_epochkv_v1_admin_proto_init() {
 	if File_epochkv_v1_admin_proto != nil {
 		return
 	}
+	file_epochkv_v1_kv_proto_init()
 	file_epochkv_v1_transactions_proto_init()
-	file_epochkv_v1_admin_proto_msgTypes[11].OneofWrappers = []any{
+	file_epochkv_v1_admin_proto_msgTypes[16].OneofWrappers = []any{
 		(*VerifyResponse_Progress)(nil),
 		(*VerifyResponse_Report)(nil),
 	}
@@ -3710,8 +4094,8 @@ func file_epochkv_v1_admin_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_epochkv_v1_admin_proto_rawDesc), len(file_epochkv_v1_admin_proto_rawDesc)),
-			NumEnums:      3,
-			NumMessages:   36,
+			NumEnums:      4,
+			NumMessages:   41,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

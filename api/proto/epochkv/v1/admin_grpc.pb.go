@@ -32,6 +32,8 @@ const (
 	Admin_Clock_FullMethodName            = "/epochkv.v1.Admin/Clock"
 	Admin_ResizeCache_FullMethodName      = "/epochkv.v1.Admin/ResizeCache"
 	Admin_Space_FullMethodName            = "/epochkv.v1.Admin/Space"
+	Admin_ListWatches_FullMethodName      = "/epochkv.v1.Admin/ListWatches"
+	Admin_EndWatch_FullMethodName         = "/epochkv.v1.Admin/EndWatch"
 )
 
 // AdminClient is the client API for Admin service.
@@ -71,6 +73,10 @@ type AdminClient interface {
 	ResizeCache(ctx context.Context, in *ResizeCacheRequest, opts ...grpc.CallOption) (*ResizeCacheResponse, error)
 	// Space returns what uses the space in the data file.
 	Space(ctx context.Context, in *SpaceRequest, opts ...grpc.CallOption) (*SpaceResponse, error)
+	// ListWatches lists the watches of all streams, by id.
+	ListWatches(ctx context.Context, in *ListWatchesRequest, opts ...grpc.CallOption) (*ListWatchesResponse, error)
+	// EndWatch ends a watch. Its client gets WATCH_ENDED.
+	EndWatch(ctx context.Context, in *EndWatchRequest, opts ...grpc.CallOption) (*EndWatchResponse, error)
 }
 
 type adminClient struct {
@@ -200,6 +206,26 @@ func (c *adminClient) Space(ctx context.Context, in *SpaceRequest, opts ...grpc.
 	return out, nil
 }
 
+func (c *adminClient) ListWatches(ctx context.Context, in *ListWatchesRequest, opts ...grpc.CallOption) (*ListWatchesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListWatchesResponse)
+	err := c.cc.Invoke(ctx, Admin_ListWatches_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) EndWatch(ctx context.Context, in *EndWatchRequest, opts ...grpc.CallOption) (*EndWatchResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(EndWatchResponse)
+	err := c.cc.Invoke(ctx, Admin_EndWatch_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServer is the server API for Admin service.
 // All implementations must embed UnimplementedAdminServer
 // for forward compatibility.
@@ -237,6 +263,10 @@ type AdminServer interface {
 	ResizeCache(context.Context, *ResizeCacheRequest) (*ResizeCacheResponse, error)
 	// Space returns what uses the space in the data file.
 	Space(context.Context, *SpaceRequest) (*SpaceResponse, error)
+	// ListWatches lists the watches of all streams, by id.
+	ListWatches(context.Context, *ListWatchesRequest) (*ListWatchesResponse, error)
+	// EndWatch ends a watch. Its client gets WATCH_ENDED.
+	EndWatch(context.Context, *EndWatchRequest) (*EndWatchResponse, error)
 	mustEmbedUnimplementedAdminServer()
 }
 
@@ -279,6 +309,12 @@ func (UnimplementedAdminServer) ResizeCache(context.Context, *ResizeCacheRequest
 }
 func (UnimplementedAdminServer) Space(context.Context, *SpaceRequest) (*SpaceResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Space not implemented")
+}
+func (UnimplementedAdminServer) ListWatches(context.Context, *ListWatchesRequest) (*ListWatchesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListWatches not implemented")
+}
+func (UnimplementedAdminServer) EndWatch(context.Context, *EndWatchRequest) (*EndWatchResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method EndWatch not implemented")
 }
 func (UnimplementedAdminServer) mustEmbedUnimplementedAdminServer() {}
 func (UnimplementedAdminServer) testEmbeddedByValue()               {}
@@ -492,6 +528,42 @@ func _Admin_Space_Handler(srv interface{}, ctx context.Context, dec func(interfa
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_ListWatches_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListWatchesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).ListWatches(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_ListWatches_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).ListWatches(ctx, req.(*ListWatchesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_EndWatch_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(EndWatchRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).EndWatch(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_EndWatch_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).EndWatch(ctx, req.(*EndWatchRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Admin_ServiceDesc is the grpc.ServiceDesc for Admin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -538,6 +610,14 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Space",
 			Handler:    _Admin_Space_Handler,
+		},
+		{
+			MethodName: "ListWatches",
+			Handler:    _Admin_ListWatches_Handler,
+		},
+		{
+			MethodName: "EndWatch",
+			Handler:    _Admin_EndWatch_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -162,6 +162,21 @@ const (
 	// FAILED_PRECONDITION: the system's time is earlier than that of the store's clock, which never goes
 	// back. Metadata: difference_us.
 	ErrorReason_ERROR_REASON_CLOCK_EARLIER ErrorReason = 80
+	// OUT_OF_RANGE: neither the log nor the kept versions reach back to the position at which a watch
+	// should begin or go on. The client has to read the current state: a watch with snapshot does.
+	// Metadata: epoch (the position), oldest (a watch can begin after this epoch).
+	ErrorReason_ERROR_REASON_HISTORY_GONE ErrorReason = 90
+	// FAILED_PRECONDITION: a resume token is of another history: the store was restored or replaced,
+	// so that its epochs name other commits. Metadata: lineage (of the store), token_lineage.
+	ErrorReason_ERROR_REASON_LINEAGE_CHANGED ErrorReason = 91
+	// RESOURCE_EXHAUSTED: too many watches are open, on the stream or in all. Metadata: limit.
+	ErrorReason_ERROR_REASON_TOO_MANY_WATCHES ErrorReason = 92
+	// ABORTED: the client took nothing of the stream for --watch-stall-timeout. Metadata: timeout.
+	ErrorReason_ERROR_REASON_WATCH_STALLED ErrorReason = 93
+	// NOT_FOUND: no watch has this id.
+	ErrorReason_ERROR_REASON_WATCH_NOT_FOUND ErrorReason = 94
+	// ABORTED: an operator ended the watch.
+	ErrorReason_ERROR_REASON_WATCH_ENDED ErrorReason = 95
 )
 
 // Enum value maps for ErrorReason.
@@ -214,6 +229,12 @@ var (
 		48: "ERROR_REASON_REQUEST_CANCELLED",
 		49: "ERROR_REASON_REQUEST_ID_IN_FUTURE",
 		80: "ERROR_REASON_CLOCK_EARLIER",
+		90: "ERROR_REASON_HISTORY_GONE",
+		91: "ERROR_REASON_LINEAGE_CHANGED",
+		92: "ERROR_REASON_TOO_MANY_WATCHES",
+		93: "ERROR_REASON_WATCH_STALLED",
+		94: "ERROR_REASON_WATCH_NOT_FOUND",
+		95: "ERROR_REASON_WATCH_ENDED",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":              0,
@@ -263,6 +284,12 @@ var (
 		"ERROR_REASON_REQUEST_CANCELLED":        48,
 		"ERROR_REASON_REQUEST_ID_IN_FUTURE":     49,
 		"ERROR_REASON_CLOCK_EARLIER":            80,
+		"ERROR_REASON_HISTORY_GONE":             90,
+		"ERROR_REASON_LINEAGE_CHANGED":          91,
+		"ERROR_REASON_TOO_MANY_WATCHES":         92,
+		"ERROR_REASON_WATCH_STALLED":            93,
+		"ERROR_REASON_WATCH_NOT_FOUND":          94,
+		"ERROR_REASON_WATCH_ENDED":              95,
 	}
 )
 
@@ -298,7 +325,7 @@ var File_epochkv_v1_errors_proto protoreflect.FileDescriptor
 const file_epochkv_v1_errors_proto_rawDesc = "" +
 	"\n" +
 	"\x17epochkv/v1/errors.proto\x12\n" +
-	"epochkv.v1*\x9d\f\n" +
+	"epochkv.v1*\xe1\r\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12 \n" +
 	"\x1cERROR_REASON_INVALID_REQUEST\x10\x01\x12\x1a\n" +
@@ -347,7 +374,13 @@ const file_epochkv_v1_errors_proto_rawDesc = "" +
 	"\x1eERROR_REASON_REQUEST_ID_REUSED\x10/\x12\"\n" +
 	"\x1eERROR_REASON_REQUEST_CANCELLED\x100\x12%\n" +
 	"!ERROR_REASON_REQUEST_ID_IN_FUTURE\x101\x12\x1e\n" +
-	"\x1aERROR_REASON_CLOCK_EARLIER\x10PB;Z9github.com/epochkv/epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
+	"\x1aERROR_REASON_CLOCK_EARLIER\x10P\x12\x1d\n" +
+	"\x19ERROR_REASON_HISTORY_GONE\x10Z\x12 \n" +
+	"\x1cERROR_REASON_LINEAGE_CHANGED\x10[\x12!\n" +
+	"\x1dERROR_REASON_TOO_MANY_WATCHES\x10\\\x12\x1e\n" +
+	"\x1aERROR_REASON_WATCH_STALLED\x10]\x12 \n" +
+	"\x1cERROR_REASON_WATCH_NOT_FOUND\x10^\x12\x1c\n" +
+	"\x18ERROR_REASON_WATCH_ENDED\x10_B;Z9github.com/epochkv/epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
 
 var (
 	file_epochkv_v1_errors_proto_rawDescOnce sync.Once
