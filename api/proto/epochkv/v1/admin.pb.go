@@ -357,7 +357,7 @@ type WatchInfo struct {
 	State  WatchInfo_State `protobuf:"varint,4,opt,name=state,proto3,enum=epochkv.v1.WatchInfo_State" json:"state,omitempty"`
 	// Everything up to this epoch was taken from the watch's queue.
 	Epoch uint64 `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	// How many epochs the watch is behind.
+	// How many epochs have been committed after it.
 	Lag          uint64               `protobuf:"varint,6,opt,name=lag,proto3" json:"lag,omitempty"`
 	QueuedEvents uint64               `protobuf:"varint,7,opt,name=queued_events,json=queuedEvents,proto3" json:"queued_events,omitempty"`
 	QueuedBytes  uint64               `protobuf:"varint,8,opt,name=queued_bytes,json=queuedBytes,proto3" json:"queued_bytes,omitempty"`

@@ -964,7 +964,7 @@ type ChangedCommit struct {
 	Events []*ChangeEvent `protobuf:"bytes,4,rep,name=events,proto3" json:"events,omitempty"`
 	// The last part of the commit. Unset if the next message continues it.
 	End bool `protobuf:"varint,5,opt,name=end,proto3" json:"end,omitempty"`
-	// The watch is behind the newest commits.
+	// Newer commits were already waiting for the watch when this one was sent.
 	Lagging       bool `protobuf:"varint,6,opt,name=lagging,proto3" json:"lagging,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
