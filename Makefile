@@ -44,6 +44,7 @@ clean: ## Remove binaries, caches and benchmark scratch (never ./data)
 test: ## Run every test of the server module
 	$(GO) test -timeout $(TEST_TIMEOUT) ./...
 	$(GO) test -timeout $(TEST_TIMEOUT) ./internal/server -transport grpc-go -run $(GRPC_GO_TESTS)
+	$(GO) test -timeout $(TEST_TIMEOUT) ./internal/transport -tls
 
 race: ## Run every test under the race detector, but internal/lint (and internal/e2e in its short form)
 	$(GO) test -race -timeout 15m $(RACE_PACKAGES)

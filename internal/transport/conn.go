@@ -76,8 +76,10 @@ type phase struct {
 	drainAt  time.Time // since when
 	goneAway bool      // the last GOAWAY has been sent
 	closing  bool      // end when everything is sent
-	ended    bool
-	cause    error // of the end
+
+	halfClosed bool // nothing is sent any more
+	ended      bool
+	cause      error // of the end
 }
 
 const (
@@ -240,18 +242,35 @@ func (c *Conn) fail(err error) {
 		}
 		c.flushLocked()
 		c.mu.Unlock()
-		c.linger()
+		linger(c.raw)
 	}
 	c.close(err)
 }
 
+// lingerTime is how long a client that has been told everything may take to close the connection.
+const lingerTime = 500 * time.Millisecond
+
 // linger reads what still comes, for a moment: closing a socket with unread bytes resets the
 // connection, and the client might lose what was sent last.
-func (c *Conn) linger() {
-	const moment, bytesMax = 500 * time.Millisecond, 1 << 20
-	if half, ok := c.raw.(interface{ CloseWrite() error }); ok && half.CloseWrite() == nil &&
-		c.raw.SetReadDeadline(time.Now().Add(moment)) == nil {
-		_, _ = io.CopyN(io.Discard, c.raw, bytesMax) // whatever ends it, the connection is closed next
+func linger(raw net.Conn) {
+	const bytesMax = 1 << 20
+	if closeWrite(raw) == nil && raw.SetReadDeadline(time.Now().Add(lingerTime)) == nil {
+		_, _ = io.CopyN(io.Discard, raw, bytesMax) // whatever ends it, the connection is closed next
+	}
+}
+
+// halfCloseLocked closes the sending side of a connection on which everything is sent. The reader
+// reads on, for a moment, for the reason that linger has.
+func (c *Conn) halfCloseLocked() {
+	c.halfClosed, c.cause = true, errAllSent
+	c.mu.Unlock()
+	err := closeWrite(c.raw)
+	if err == nil {
+		err = c.raw.SetReadDeadline(time.Now().Add(lingerTime))
+	}
+	c.mu.Lock()
+	if err != nil {
+		c.endLocked(errAllSent)
 	}
 }
 

@@ -2,7 +2,9 @@ package transport
 
 import (
 	"bytes"
+	"crypto/tls"
 	"errors"
+	"flag"
 	"io"
 	"net"
 	"net/http"
@@ -16,6 +18,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
+
+var overTLS = flag.Bool("tls", false, "the tests of frames use connections over TLS")
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
@@ -131,7 +135,7 @@ func testOptions() Options {
 	return Options{
 		Streams: 100, StreamWindow: 256 << 10, ConnWindow: 1 << 20, HeaderBytes: 8 << 10, HandshakeTimeout: 5 * time.Second,
 		KeepaliveTime: 30 * time.Second, KeepaliveTimeout: 10 * time.Second, PingInterval: 10 * time.Second, HandOverAfter: time.Millisecond, ProgressTimeout: 30 * time.Second,
-		AcceptFailed: func(error) {},
+		AcceptFailed: func(error) {}, Handshakes: 16, HandshakeFailed: func(net.Addr, error) {},
 	}
 }
 
@@ -141,6 +145,9 @@ func start(t testing.TB, adjust ...func(*Options)) (*service, *Server, string) {
 	o := testOptions()
 	for _, f := range adjust {
 		f(&o)
+	}
+	if *overTLS && o.TLS == nil {
+		o.TLS = authority(t).server()
 	}
 	s := &service{release: make(chan struct{})}
 	server := New(o, s, http.HandlerFunc(handle))
@@ -183,6 +190,9 @@ func dial(t testing.TB, address string, settings ...http2.Setting) *peer {
 	conn, err := net.Dial("tcp", address)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if *overTLS {
+		conn = tls.Client(conn, authority(t).client())
 	}
 	t.Cleanup(func() { _ = conn.Close() })
 	_ = conn.SetDeadline(time.Now().Add(20 * time.Second))

@@ -29,6 +29,8 @@ type input struct {
 	buf    *[inputBytes]byte
 	r, w   int // the bytes to process are buf[r:w]
 
+	first [frameHeaderBytes]byte // of a burst, if raw is not a socket
+
 	n    int // of the last read of the socket
 	err  error
 	read func(fd uintptr) bool // readSocket, bound once
@@ -97,6 +99,9 @@ func (in *input) fill() error {
 	if in.w == 0 {
 		in.release()
 	}
+	if in.socket == nil && in.w == 0 {
+		return in.fillFirst()
+	}
 	if in.socket == nil {
 		in.hold()
 		n, err := in.raw.Read(in.buf[in.w:])
@@ -116,6 +121,18 @@ func (in *input) fill() error {
 		return io.EOF
 	}
 	in.w += in.n
+	return nil
+}
+
+// fillFirst waits for the first bytes of a burst without a buffer, where the socket cannot be asked:
+// TLS reads ahead of what it returns.
+func (in *input) fillFirst() error {
+	n, err := in.raw.Read(in.first[:])
+	if n == 0 {
+		return err
+	}
+	in.hold()
+	in.w = copy(in.buf[:], in.first[:n])
 	return nil
 }
 

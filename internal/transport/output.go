@@ -68,6 +68,9 @@ func (c *Conn) flushLocked() {
 	c.out.flushing = true
 	for {
 		c.pumpLocked()
+		if c.halfClosed {
+			c.out.buf = c.out.buf[:0]
+		}
 		if len(c.out.buf) == 0 || c.ended {
 			break
 		}
@@ -87,8 +90,8 @@ func (c *Conn) flushLocked() {
 			c.endLocked(err)
 		}
 	}
-	if c.closing && len(c.out.buf) == 0 {
-		c.endLocked(errAllSent)
+	if c.closing && !c.halfClosed && !c.ended {
+		c.halfCloseLocked()
 	}
 	c.out.flushing = false
 	c.out.room.Broadcast()

@@ -34,6 +34,7 @@ package transport
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"maps"
 	"net"
@@ -45,13 +46,17 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Options are the limits of a Server. All are required.
+// Options are the limits of a Server. All are required, but those of TLS.
 type Options struct {
+	TLS             *tls.Config           // nil: plain text. ALPN and the lowest version, 1.3, are the transport's
+	Handshakes      int                   // of TLS at once: beyond it the oldest ends
+	HandshakeFailed func(net.Addr, error) // is told of a client whose TLS handshake failed
+
 	Streams          int           // open on one connection
 	StreamWindow     int           // bytes that a client may send on a stream before they are taken
 	ConnWindow       int           // the same of a connection
 	HeaderBytes      int           // of a request's metadata, as HTTP/2 counts them
-	HandshakeTimeout time.Duration // for preface and settings
+	HandshakeTimeout time.Duration // for TLS, and then for preface and settings
 	KeepaliveTime    time.Duration // of silence before a ping
 	KeepaliveTimeout time.Duration // for a sign of life after it
 	PingInterval     time.Duration // clients that ping more often lose their connection
@@ -147,6 +152,8 @@ type Server struct {
 	service Service
 	handler http.Handler
 
+	handshakes handshakes
+
 	mu        sync.Mutex
 	conns     map[*Conn]struct{}
 	listeners map[net.Listener]struct{}
@@ -170,6 +177,7 @@ func New(o Options, s Service, handler http.Handler) *Server {
 		options: o, service: s, handler: handler, conns: map[*Conn]struct{}{}, listeners: map[net.Listener]struct{}{},
 		ended: make(chan struct{}), stop: stop,
 	}
+	t.handshakes.init(&o)
 	t.watchdog.wake, t.watchdog.every = make(chan struct{}, 1), o.HandOverAfter
 	t.goroutines.Go(func() { t.watchdog.run(ctx) })
 	t.goroutines.Go(func() { t.checkAll(ctx) })
@@ -223,8 +231,17 @@ func (t *Server) isClosing() bool {
 	return t.draining || t.closed
 }
 
-// begin serves one connection.
+// begin begins with a connection that was accepted.
 func (t *Server) begin(raw net.Conn) {
+	if t.handshakes.config != nil {
+		t.secure(raw)
+	} else {
+		t.serve(raw)
+	}
+}
+
+// serve serves a connection.
+func (t *Server) serve(raw net.Conn) {
 	c := newConn(t, raw)
 	if c.client = t.service.Connect(c); c.client == nil {
 		_ = raw.Close()
@@ -296,6 +313,7 @@ func (t *Server) Close() {
 		_ = l.Close()
 	}
 	t.mu.Unlock()
+	t.handshakes.close()
 	for _, c := range t.open() {
 		c.close(ErrClosed)
 	}

@@ -2,6 +2,7 @@ package transport
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"io"
 	"net"
@@ -139,6 +140,48 @@ func TestDrainServesWhatIsOpen(t *testing.T) {
 		t.Error(err)
 	}
 	p.goneAway()
+}
+
+// TestLastAnswersArriveThoughTheClientSends: what a client sends at the end of a drain does not reset
+// its connection, so that answers which wait in the socket are not lost.
+func TestLastAnswersArriveThoughTheClientSends(t *testing.T) {
+	s, server, address := start(t)
+	p := dial(t, address, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 20})
+	socket := p.Conn
+	if encrypted, ok := socket.(*tls.Conn); ok {
+		socket = encrypted.NetConn()
+	}
+	_ = socket.(*net.TCPConn).SetReadBuffer(4 << 10) // so the answer waits at the server
+	_ = p.framer.WriteWindowUpdate(0, 1<<20)
+	const size = 80_000 // more than the client's system takes
+	p.open(1, pathEcho)
+	for rest := prefixed(size); len(rest) > 0; {
+		n := min(len(rest), framePayloadMax)
+		_ = p.framer.WriteData(1, n == len(rest), rest[:n])
+		rest = rest[n:]
+	}
+	eventually(t, "the request is executed", func() bool { return s.executed.Load() == 1 })
+	drained := make(chan error, 1)
+	go func() { drained <- server.Drain(context.Background()) }()
+	eventually(t, "the drain has begun", server.isClosing)
+	_ = p.framer.WritePing(true, [8]byte{7: drainPing})
+	time.Sleep(50 * time.Millisecond) // the server has nothing more to say
+	_ = p.framer.WriteWindowUpdate(0, 1)
+	time.Sleep(5 * time.Millisecond) // a reset would have arrived
+	st, n := p.outcome(1)
+	for strings.HasPrefix(st, "GOAWAY") {
+		var more int
+		st, more = p.outcome(1)
+		n += more
+	}
+	if st != "0" || n != grpcPrefixBytes+size {
+		t.Errorf("status %s, %d bytes", st, n)
+	}
+	p.goneAway()
+	_ = p.Close()
+	if err := <-drained; err != nil {
+		t.Error(err)
+	}
 }
 
 // TestMessagesInManyFrames: a message is the same however it is cut.

@@ -1,0 +1,291 @@
+package transport
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"io"
+	"math/big"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+)
+
+// testAuthority signs certificates.
+type testAuthority struct {
+	t           testing.TB
+	key         *ecdsa.PrivateKey
+	certificate *x509.Certificate
+}
+
+// authority is the certificate authority of all tests; its certificates are for 127.0.0.1.
+func authority(t testing.TB) testAuthority {
+	return testAuthority{t: t, key: theAuthority().key, certificate: theAuthority().certificate}
+}
+
+var theAuthority = sync.OnceValue(newAuthority)
+
+func newAuthority() testAuthority {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		panic(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		panic(err)
+	}
+	certificate, err := x509.ParseCertificate(der)
+	if err != nil {
+		panic(err)
+	}
+	return testAuthority{key: key, certificate: certificate}
+}
+
+func (a testAuthority) pool() *x509.CertPool {
+	pool := x509.NewCertPool()
+	pool.AddCert(a.certificate)
+	return pool
+}
+
+func (a testAuthority) sign() tls.Certificate {
+	a.t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(2), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, NotAfter: time.Now().Add(time.Hour),
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, a.certificate, key.Public(), a.key)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
+}
+
+func (a testAuthority) server() *tls.Config {
+	return &tls.Config{Certificates: []tls.Certificate{a.sign()}} //nolint:gosec // the transport sets the lowest version
+}
+
+// client trusts the authority and offers HTTP/2.
+func (a testAuthority) client() *tls.Config {
+	return &tls.Config{RootCAs: a.pool(), ServerName: "127.0.0.1", NextProtos: []string{"h2"}, MinVersion: tls.VersionTLS13}
+}
+
+// startSecure serves over TLS and counts failed handshakes.
+func startSecure(t testing.TB, adjust ...func(*Options)) (s *service, server *Server, address string, failed *atomic.Int64) {
+	t.Helper()
+	failed = new(atomic.Int64)
+	s, server, address = start(t, append([]func(*Options){func(o *Options) {
+		o.TLS = authority(t).server()
+		o.HandshakeFailed = func(net.Addr, error) { failed.Add(1) }
+	}}, adjust...)...)
+	return s, server, address, failed
+}
+
+func dialGRPC(t testing.TB, address string, config *tls.Config) *grpc.ClientConn {
+	t.Helper()
+	conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(credentials.NewTLS(config)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+// echo sends so many bytes, and wants them back.
+func echo(ctx context.Context, conn *grpc.ClientConn, size int) error {
+	in, out := wrapperspb.Bytes(bytes.Repeat([]byte("x"), size)), new(wrapperspb.BytesValue)
+	if err := conn.Invoke(ctx, pathEcho, in, out); err != nil {
+		return err
+	}
+	if !bytes.Equal(in.Value, out.Value) {
+		return errors.New("the answer is not the request")
+	}
+	return nil
+}
+
+// TestGRPCOverTLS: gRPC's own client is served over TLS, with messages of every size and at once, and
+// with client certificates only if the authority has signed them.
+func TestGRPCOverTLS(t *testing.T) {
+	mutual := func(o *Options) {
+		o.TLS.ClientAuth, o.TLS.ClientCAs = tls.RequireAndVerifyClientCert, authority(t).pool()
+	}
+	with := func(c tls.Certificate) *tls.Config {
+		config := authority(t).client()
+		config.Certificates = []tls.Certificate{c}
+		return config
+	}
+	stranger := newAuthority()
+	stranger.t = t
+	for _, c := range []struct {
+		name   string
+		adjust func(*Options)
+		client *tls.Config
+		works  bool
+	}{
+		{"server certificate", func(*Options) {}, authority(t).client(), true},
+		{"a server that is not trusted", func(*Options) {}, &tls.Config{RootCAs: stranger.pool(), MinVersion: tls.VersionTLS13}, false},
+		{"client certificate", mutual, with(authority(t).sign()), true},
+		{"no client certificate", mutual, authority(t).client(), false},
+		{"a client certificate of another authority", mutual, with(stranger.sign()), false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s, _, address, failed := startSecure(t, c.adjust)
+			conn := dialGRPC(t, address, c.client)
+			if !c.works {
+				if err := echo(t.Context(), conn, 1); status.Code(err) != codes.Unavailable {
+					t.Errorf("the request ended with %v", err)
+				}
+				eventually(t, "the handshake has failed", func() bool { return failed.Load() > 0 })
+				if s.executed.Load() != 0 || s.lanes.Load() != 0 {
+					t.Error("a request was executed")
+				}
+				return
+			}
+			var all sync.WaitGroup
+			for i := range 32 {
+				all.Go(func() {
+					for _, size := range []int{0, 1, 100, 5_000, 16_384, 100_000} {
+						if err := echo(t.Context(), conn, size+i); err != nil {
+							t.Errorf("%d bytes: %v", size+i, err)
+						}
+					}
+				})
+			}
+			all.Wait()
+			if failed.Load() != 0 || s.clients.Load() != 1 {
+				t.Errorf("%d handshakes failed, %d connections", failed.Load(), s.clients.Load())
+			}
+		})
+	}
+}
+
+// TestRefusedClientsAreToldWhy: a client without TLS, without HTTP/2 or with an old version of TLS is
+// told so in its own protocol, and nothing is kept for it.
+func TestRefusedClientsAreToldWhy(t *testing.T) {
+	s, _, address, failed := startSecure(t)
+	offer := func(protocols ...string) *tls.Config {
+		return &tls.Config{RootCAs: authority(t).pool(), ServerName: "127.0.0.1", NextProtos: protocols, MinVersion: tls.VersionTLS13}
+	}
+	const get = "GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+	const old = "protocol version not supported"
+	for _, c := range []struct {
+		name   string
+		config *tls.Config // nil: plain text
+		sends  string
+		want   string // in the answer, or in the error of the handshake
+	}{
+		{"HTTP/1.1 without TLS", nil, get, "HTTP/1.1 400 Bad Request"},
+		{"HTTP/2 without TLS", nil, http2.ClientPreface, "this port serves TLS only"},
+		{"no ALPN", offer(), get, "offer HTTP/2 (h2) by ALPN"},
+		{"HTTP/1.1 by ALPN", offer("http/1.1"), get, "HTTP/1.1 505"},
+		{"another protocol by ALPN", offer("mqtt"), get, "no application protocol"},
+		{"TLS 1.2", &tls.Config{RootCAs: authority(t).pool(), ServerName: "127.0.0.1", NextProtos: []string{"h2"}, MaxVersion: tls.VersionTLS12}, get, old}, //nolint:gosec // refused
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			before := failed.Load()
+			conn, err := net.Dial("tcp", address)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
+			if c.config != nil {
+				conn = tls.Client(conn, c.config)
+			}
+			var answer []byte
+			if _, err = io.WriteString(conn, c.sends); err == nil {
+				answer, err = io.ReadAll(conn)
+			}
+			if got := string(answer); !strings.Contains(got, c.want) && (err == nil || !strings.Contains(err.Error(), c.want)) {
+				t.Errorf("answer %q, %v", got, err)
+			}
+			_ = conn.Close()
+			eventually(t, "the handshake has failed", func() bool { return failed.Load() == before+1 })
+		})
+	}
+	if s.clients.Load() != 0 {
+		t.Errorf("%d refused clients are kept", s.clients.Load())
+	}
+}
+
+// TestHandshakesAreBounded: clients that open connections and say nothing keep no other out, and lose
+// their connections.
+func TestHandshakesAreBounded(t *testing.T) {
+	const most, silent = 4, 40
+	s, server, address, failed := startSecure(t, func(o *Options) { o.Handshakes, o.HandshakeTimeout = most, time.Minute })
+	conns := make([]net.Conn, silent)
+	for i := range conns {
+		conn, err := net.Dial("tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		conns[i] = conn
+		if i%2 == 0 {
+			_, _ = conn.Write([]byte{22, 3, 1, 2, 0, 1}) // the beginning of a handshake
+		}
+	}
+	eventually(t, "all but the newest have ended", func() bool { return failed.Load() == silent-most })
+	server.handshakes.mu.Lock()
+	if n := server.handshakes.open.Len(); n != most {
+		t.Errorf("%d handshakes", n)
+	}
+	server.handshakes.mu.Unlock()
+	if s.clients.Load() != 0 {
+		t.Errorf("%d clients exist before their handshakes", s.clients.Load())
+	}
+	for i, conn := range conns[:silent-most] {
+		_ = conn.SetReadDeadline(time.Now().Add(20 * time.Second))
+		if _, err := conn.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("connection %d: %v", i, err)
+		}
+	}
+	if err := echo(t.Context(), dialGRPC(t, address, authority(t).client()), 10); err != nil {
+		t.Error(err)
+	}
+	before := time.Now()
+	server.Close() // ends those that are left
+	if took := time.Since(before); took > 30*time.Second {
+		t.Errorf("closing took %v", took)
+	}
+}
+
+// TestHandshakesEndInTime: a handshake that does not proceed ends after its timeout.
+func TestHandshakesEndInTime(t *testing.T) {
+	_, server, address, failed := startSecure(t, func(o *Options) { o.HandshakeTimeout = 100 * time.Millisecond })
+	conn, err := net.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	_ = conn.SetReadDeadline(time.Now().Add(20 * time.Second))
+	if _, err := io.ReadAll(conn); errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Error("the connection is open")
+	}
+	eventually(t, "it is told", func() bool { return failed.Load() == 1 })
+	server.handshakes.mu.Lock()
+	defer server.handshakes.mu.Unlock()
+	if server.handshakes.open.Len() != 0 {
+		t.Error("the handshake is kept")
+	}
+}
