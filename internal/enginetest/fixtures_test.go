@@ -39,7 +39,7 @@ func mustOpen(t testing.TB, o mvcc.Options) *mvcc.Store {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		err := s.Close()
+		err := closeInTime(s)
 		switch {
 		case err == nil:
 			verifyFiles(t, o)
@@ -48,6 +48,22 @@ func mustOpen(t testing.TB, o mvcc.Options) *mvcc.Store {
 		}
 	})
 	return s
+}
+
+// closeMost bounds the close at the end of a test.
+const closeMost = time.Minute
+
+// closeInTime closes the store of a test that ends, perhaps by a panic that has left latches held: a
+// close that waits for them for ever would keep the panic from being printed.
+func closeInTime(s *mvcc.Store) error {
+	closed := make(chan error, 1)
+	go func() { closed <- s.Close() }()
+	select {
+	case err := <-closed:
+		return err
+	case <-time.After(closeMost):
+		return errors.New("the store does not close: something waits for what the test has left")
+	}
 }
 
 func mustClose(t testing.TB, s *mvcc.Store) {

@@ -337,3 +337,31 @@ func TestReadSetFindsWhatWasRead(t *testing.T) {
 		}
 	}
 }
+
+// TestWalkOverRangesLeavesTheGuard: the validation of many ranges, each of which may read pages, pauses as
+// that of many keys does, and ends with its context.
+func TestWalkOverRangesLeavesTheGuard(t *testing.T) {
+	s := mustOpen(t, tiny(vfs.NewMem()))
+	x := mustSession(t, s)
+	defer x.Close()
+	var r readSet
+	r.init()
+	const ranges = 10 * checkContextEvery
+	for i := range ranges {
+		r.addRange(keys.Append(nil, keys.SpaceUser, fmt.Appendf(nil, "%05d", 2*i)), keys.Append(nil, keys.SpaceUser, fmt.Appendf(nil, "%05d", 2*i+1)))
+	}
+	x.slot.Enter()
+	defer x.slot.Leave()
+	pauses := 0
+	if err := x.walk(context.Background(), &r, func() error { pauses++; return nil }); err != nil || pauses < ranges/checkContextEvery-1 {
+		t.Errorf("%d pauses in %d ranges, %v", pauses, ranges, err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := x.rangesUnchanged(&r, keys.MaxEpoch, x.pauseIn(ctx)); !errors.Is(err, context.Canceled) {
+		t.Errorf("without a client the walk ends with %v", err)
+	}
+	if err := x.unchanged(ctx, &r, keys.MaxEpoch); !errors.Is(err, context.Canceled) {
+		t.Errorf("without a client the window ends with %v", err)
+	}
+}

@@ -117,10 +117,13 @@ func (x *Session) walk(ctx context.Context, r *readSet, pause func() error) erro
 	if err := x.store.watermark.wait(ctx, next-1, x.parker); err != nil {
 		return err
 	}
-	if err := x.rangesUnchanged(r, keys.MaxEpoch); err != nil {
+	if pause == nil {
+		pause = func() error { return endOf(ctx) }
+	}
+	if err := x.rangesUnchanged(r, keys.MaxEpoch, pause); err != nil {
 		return err
 	}
-	if err := x.pointsNotNewer(ctx, r, pause); err != nil {
+	if err := x.pointsNotNewer(r, pause); err != nil {
 		return err
 	}
 	r.checked = next - 1
@@ -128,10 +131,7 @@ func (x *Session) walk(ctx context.Context, r *readSet, pause func() error) erro
 }
 
 // pointsNotNewer looks for versions of the keys in the read set with an epoch after r.checked.
-func (x *Session) pointsNotNewer(ctx context.Context, r *readSet, pause func() error) error {
-	if pause == nil {
-		pause = func() error { return endOf(ctx) }
-	}
+func (x *Session) pointsNotNewer(r *readSet, pause func() error) error {
 	for i, p := range r.points {
 		if i%checkContextEvery == checkContextEvery-1 {
 			if err := pause(); err != nil {
@@ -169,7 +169,7 @@ func (x *Session) validateWindow(ctx context.Context, r *readSet, epoch keys.Epo
 		// The record was so large that it was reserved in a new generation before validation. This may read pages while
 		// later commits wait: rare, and short compared with copying the record.
 		r.validation, _ = x.store.engine.BeginValidation()
-		return x.unchanged(r, epoch)
+		return x.unchanged(ctx, r, epoch)
 	}
 	var conflict error
 	x.store.engine.WrittenSince(&r.validation, &x.committing.writer, func(key []byte, newer keys.Epoch) bool {
@@ -191,8 +191,14 @@ func (x *Session) notRead(r *readSet, key []byte, newer keys.Epoch) error {
 
 // unchanged looks for a version of something in the read set with an epoch after r.checked and before the given one, which is reserved: later
 // commits may be installed already.
-func (x *Session) unchanged(r *readSet, before keys.Epoch) error {
-	for _, p := range r.points {
+func (x *Session) unchanged(ctx context.Context, r *readSet, before keys.Epoch) error {
+	pause := func() error { return endOf(ctx) }
+	for i, p := range r.points {
+		if i%checkContextEvery == checkContextEvery-1 {
+			if err := pause(); err != nil {
+				return err
+			}
+		}
 		key := r.key(p)
 		v, _, err := x.reader.Get(key, before-1)
 		if err != nil {
@@ -202,13 +208,19 @@ func (x *Session) unchanged(r *readSet, before keys.Epoch) error {
 			return x.conflict(r, key, v.Sync, v.Epoch)
 		}
 	}
-	return x.rangesUnchanged(r, before)
+	return x.rangesUnchanged(r, before, pause)
 }
 
-// rangesUnchanged is unchanged for the ranges.
-func (x *Session) rangesUnchanged(r *readSet, before keys.Epoch) error {
-	for _, b := range r.ranges {
-		epoch, changed, err := x.reader.ChangedSince(r.validation.Pinned, r.key(b.lower), r.key(b.upper), r.checked, before)
+// rangesUnchanged is unchanged for the ranges. It calls pause after every few ranges, and takes the state
+// anew for each, because the guard may have been left.
+func (x *Session) rangesUnchanged(r *readSet, before keys.Epoch, pause func() error) error {
+	for i, b := range r.ranges {
+		if i%checkContextEvery == checkContextEvery-1 {
+			if err := pause(); err != nil {
+				return err
+			}
+		}
+		epoch, changed, err := x.reader.ChangedSince(x.store.engine.Pin(), r.key(b.lower), r.key(b.upper), r.checked, before)
 		if err != nil {
 			return err
 		}
