@@ -82,6 +82,7 @@ type BulkLoad struct {
 	sorter *extsort.Sorter
 	closed bool
 	bytes  uint64 // keys and values that were added
+	bounds keys.LoadedRange
 
 	run     *extsort.Run // all entries, once prepared
 	epoch   keys.Epoch
@@ -131,6 +132,7 @@ type bulkLoads struct {
 	finished atomic.Uint64
 	keys     atomic.Uint64
 	bytes    atomic.Uint64
+	loaded   loadedRanges
 	yield    atomic.Pointer[context.CancelCauseFunc] // cancels the bulk load that is being built; nil without one
 
 	// Guarded by Engine.mu.
@@ -160,6 +162,7 @@ func (l *BulkLoad) Add(key, value []byte) error {
 		return fmt.Errorf("storage: bulk load: key of %d and value of %d bytes", n, len(value))
 	}
 	l.bytes += uint64(len(key) + len(value))
+	l.bounds.Add(key)
 	return l.sorter.Add(key, value)
 }
 

@@ -58,6 +58,8 @@ func (e *Engine) FinishBulkLoad(ctx context.Context, l *BulkLoad, h GCWatermarks
 	}
 	l.durable, e.checkpoints.skippedPages = true, b.skippedPages
 	e.counters.merged(&b.stats)
+	l.bounds.Epoch, l.bounds.Keys = l.epoch, l.run.Count
+	e.bulkLoads.loaded.add(l.bounds)
 	e.log.Skip(l.epoch + 1)
 	e.publishBulkLoad(l, &generation{mem: table, first: l.epoch + 1})
 	return nil

@@ -180,6 +180,11 @@ func (e *Engine) WaitDurable(ctx context.Context, epoch keys.Epoch) error {
 	return e.log.WaitDurable(ctx, epoch)
 }
 
+// ObserveDurable is WaitDurable without a request for a sync.
+func (e *Engine) ObserveDurable(ctx context.Context, epoch keys.Epoch) error {
+	return e.log.ObserveDurable(ctx, epoch)
+}
+
 // RequestDurable asks for epoch to become durable soon, and does not wait.
 func (e *Engine) RequestDurable(epoch keys.Epoch) { e.log.RequestFlush(epoch) }
 

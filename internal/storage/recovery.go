@@ -36,6 +36,8 @@ func (e *Engine) recover(ctx context.Context) (Recovery, error) {
 	if err != nil {
 		return recovery, errors.Join(err, r.free())
 	}
+	e.holdChangeLog()
+	e.bulkLoads.loaded.open(found.Last)
 	r.seal(found.Last + 1)
 	if err := r.complete(); err != nil {
 		return recovery, errors.Join(err, e.log.Close(), r.free())

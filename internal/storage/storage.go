@@ -27,6 +27,7 @@ type Options struct {
 	CheckpointWorkers int           // goroutines that merge; half the processors, all while writers wait
 	DiskReserve       int64         // disk space that is kept for deletions and checkpoints; 0: none; DiskReserveDerived
 	StallMax          time.Duration // how long a write waits for memory before it is refused; 10 s
+	ChangeLog         ChangeLog     // what is kept of the log for readers of changes; nothing
 
 	Obtain    func(bytes uint64) error // asked before a memtable takes memory from the system; for tests, which refuse it; may be nil
 	Ablation  ablation.Switches        // the baseline of a benchmark; builds without the tag `ablation` have none

@@ -87,10 +87,10 @@ func (l *Log) checkUnused(segments []completedSegment) error {
 	durable, header := l.Durable(), l.durableHeader.Load()
 	for _, s := range segments {
 		if s.end > durable {
-			return brokenf("segment %d would be recycled: it ends at epoch %d, and %d is durable", s.number, s.end, durable)
+			return brokenf("segment %d would be recycled: it ends at epoch %d, and %d is durable", s.info.number, s.end, durable)
 		}
-		if header != 0 && s.number >= header {
-			return brokenf("segment %d would be recycled: %d is the newest with a durable header", s.number, header)
+		if header != 0 && s.info.number >= header {
+			return brokenf("segment %d would be recycled: %d is the newest with a durable header", s.info.number, header)
 		}
 	}
 	return nil

@@ -59,11 +59,11 @@ func TestBrokenInvariantStopsTheLog(t *testing.T) {
 			return a.log.flushNow()
 		}},
 		"segment that is not durable is recycled": {"it ends at epoch 2, and 1 is durable", func(a *appender) error {
-			a.log.completed.add(completedSegment{number: 0, end: 2})
+			a.log.completed.complete(completedSegment{end: 2})
 			return a.log.TruncateBefore(3)
 		}},
 		"segment of the flusher is recycled": {"1 is the newest with a durable header", func(a *appender) error {
-			return a.log.recycle([]completedSegment{{number: 1, end: 1}})
+			return a.log.recycle([]completedSegment{{info: SegmentInfo{number: 1}, end: 1}})
 		}},
 		"numbers of segments go back": {"segment 1 would follow segment 1", func(a *appender) error {
 			reservation, _ := a.cur.Load().Seal()

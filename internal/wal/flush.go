@@ -101,6 +101,7 @@ func (l *Log) writeAndSync(records int) error {
 	}
 	l.counts.flushed(records, int(pos-max(f.written, f.segment.begin)), written.Sub(start), time.Since(written))
 	f.written = f.pos
+	f.segment.synced.Store(f.written)
 	l.beginPreparing(int(f.written))
 	l.durableHeader.Store(f.segment.number)
 	return nil
@@ -185,7 +186,7 @@ func (l *Log) leaveSealed() (left bool) {
 		l.recordFailure(f.write())
 	}
 	l.recordFailure(s.file.Close()) // all records are durable
-	l.completed.add(completedSegment{path: s.path, number: s.number, end: epoch - 1, size: int64(len(s.buffer))})
+	l.completed.complete(completedSegment{info: s.info(), end: epoch - 1, size: int64(len(s.buffer)), completed: time.Now()})
 	l.releaseBuffer(s, int(f.pos))
 	return f.start(next)
 }

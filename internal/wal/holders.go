@@ -17,6 +17,9 @@ type HolderOptions struct {
 	BytesMax int64         // of segments that are kept for it; 0: no bound
 	Lifetime time.Duration // it ends so long after the last Renew
 	Yields   bool          // it ends when the disk is full
+	// Age is not zero for a holder without an end: it keeps what was written within this time. BytesMax and a full disk make
+	// it keep less instead of ending it.
+	Age time.Duration
 }
 
 // Holder keeps the records from an epoch on. The owner renews it: without that it ends, so that an abandoned one does not
@@ -61,7 +64,7 @@ func (e HolderEnd) String() string { return holderEndNames[e] }
 type HolderInfo struct {
 	HolderOptions
 	Bytes    int64     // of complete segments that are kept for it, and perhaps for others
-	Deadline time.Time // zero for the checkpoint, which never ends
+	Deadline time.Time // zero for a holder that never ends: the checkpoint, or one with an Age
 }
 
 // checkpointHolder is the name of the holder that every log has: commits that the tree lacks. It never ends.
@@ -76,7 +79,10 @@ type holders struct {
 
 // Hold keeps the records from o.From on, as far as the log still has them.
 func (l *Log) Hold(o HolderOptions) *Holder {
-	h := &Holder{log: l, HolderOptions: o, deadline: time.Now().Add(o.Lifetime)}
+	h := &Holder{log: l, HolderOptions: o}
+	if o.Age == 0 {
+		h.deadline = time.Now().Add(o.Lifetime)
+	}
 	l.completed.holders.mu.Lock()
 	defer l.completed.holders.mu.Unlock()
 	l.completed.holders.list = append(l.completed.holders.list, h)
@@ -123,6 +129,8 @@ func (l *Log) keep(needed keys.Epoch, now time.Time) keys.Epoch {
 	defer r.mu.Unlock()
 	for _, h := range slices.Clone(r.list) {
 		switch {
+		case h.Age > 0:
+			h.From = max(h.From, l.completed.since(now.Add(-h.Age), h.BytesMax, needed))
 		case now.After(h.deadline):
 			r.endLocked(h, HolderExpired)
 		case h.BytesMax > 0 && l.completed.bytesBetween(h.From, needed) > h.BytesMax:
@@ -146,7 +154,12 @@ func (l *Log) DropLargestHolder() (dropped HolderInfo, ok bool, err error) {
 			largest, dropped = h, HolderInfo{h.HolderOptions, bytes, h.deadline}
 		}
 	}
-	if largest != nil {
+	switch {
+	case largest == nil:
+	case largest.Age > 0:
+		largest.From = needed
+		r.ended[HolderYielded]++
+	default:
 		r.endLocked(largest, HolderYielded)
 	}
 	r.mu.Unlock()
@@ -179,4 +192,23 @@ func (r *completed) bytesBetween(from, needed keys.Epoch) (bytes int64) {
 		}
 	}
 	return bytes
+}
+
+// since is the first epoch of the segments that were completed after a time, or of as many of them, the newest, as have
+// bytesMax bytes together. The segments from needed on do not count.
+func (r *completed) since(t time.Time, bytesMax int64, needed keys.Epoch) keys.Epoch {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	first, bytes := needed, int64(0)
+	for i := len(r.segments) - 1; i >= 0; i-- {
+		s := &r.segments[i]
+		if s.end >= needed {
+			continue
+		}
+		if bytes += s.size; s.completed.Before(t) || bytesMax > 0 && bytes > bytesMax {
+			break
+		}
+		first = s.info.First
+	}
+	return first
 }

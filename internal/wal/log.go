@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/vfs"
@@ -182,7 +183,7 @@ func (l *Log) link(s *Segment) {
 // adopt takes over the files that Replay found: segments to be truncated later, and files without records
 // to be used.
 func (l *Log) adopt(rec Recovery) {
-	old := make([]completedSegment, len(rec.Segments))
+	old, now := make([]completedSegment, len(rec.Segments)), time.Now()
 	end := rec.Last
 	for i := len(old) - 1; i >= 0; i-- {
 		s := &rec.Segments[i]
@@ -190,7 +191,7 @@ func (l *Log) adopt(rec Recovery) {
 		if rec.Torn != nil && rec.Torn.File == s.File { // Open has truncated it: most of its blocks are gone
 			size = rec.Torn.Offset
 		}
-		old[i] = completedSegment{path: s.File, number: s.number, end: end, size: size}
+		old[i] = completedSegment{info: *s, end: end, size: size, completed: now}
 		if s.Damage == nil { // else the segment before it ends where the next segment with a known first epoch begins
 			end = min(end, s.First-1)
 		}
@@ -248,7 +249,9 @@ func (l *Log) Skip(next keys.Epoch) {
 	l.rotation.mu.Lock()
 	defer l.rotation.mu.Unlock()
 	l.rotation.skipped = next
+	l.completed.skipTo(next)
 	l.durable.epoch.Store(uint64(next - 1))
+	l.wakeAll()
 }
 
 // nextFirst is the epoch at which the next segment has to start; false while the last one is open.
@@ -311,6 +314,7 @@ func (l *Log) newSegment(b *preallocated, first keys.Epoch) *Segment {
 	h.version, h.history = l.historyAt(h.first)
 	putHeader(b.buffer, h)
 	s := &Segment{
+		header:  h,
 		first:   first,
 		begin:   uint32(begin),
 		limit:   uint64(len(b.buffer)-headerPage-closeRecordSpace) / recordAlign,
@@ -318,7 +322,6 @@ func (l *Log) newSegment(b *preallocated, first keys.Epoch) *Segment {
 		buffer:  b.buffer,
 		durable: l.durable,
 		path:    b.path,
-		number:  b.number,
 		file:    b.file,
 		pooled:  b.pooled,
 	}

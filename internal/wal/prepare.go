@@ -341,6 +341,7 @@ func (l *Log) NewSegment(ctx context.Context, first keys.Epoch, bodyLen int) (*S
 		l.RequestFlush(first - 1) // its buffer is needed again, even if no goroutine waits for its epochs
 	}
 	l.rotation.last = s
+	l.completed.begin(s)
 	l.counts.segments.Add(1)
 	l.counts.segmentBytes.Add(int64(len(b.buffer)))
 	l.requestSegment()

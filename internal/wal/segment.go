@@ -52,6 +52,7 @@ type Reservation struct {
 // PublishNoOp.
 type Segment struct {
 	// Constant.
+	header             // as in the file; its first epoch is that of a skip record if there is one
 	first   keys.Epoch // of the first reservation
 	begin   uint32     // offset of the first reservation: after the header page, and after a skip record if there is one
 	limit   uint64     // end of the record area in units, counted from the header page
@@ -59,7 +60,6 @@ type Segment struct {
 	buffer  []byte
 	durable *paddedEpoch
 	path    string
-	number  uint64
 	file    vfs.File
 	pooled  bool // file and buffer have the standard size and are used again
 
@@ -72,8 +72,9 @@ type Segment struct {
 	sealed  atomic.Uint64           // tail word at the sealed end, plus one; zero while open
 	next    atomic.Pointer[Segment] // the next segment, set before any goroutine can reserve in it
 
-	readers atomic.Int32 // holders of the buffer (Log.RetainBuffer), and bufferReleased; see written.go
-	used    int          // bytes of the buffer in use; written before bufferReleased is set
+	synced  atomic.Uint32 // end of what is on stable storage; written before durable, by the holder of the flush role
+	readers atomic.Int32  // holders of the buffer (Log.RetainBuffer), and bufferReleased; see written.go
+	used    int           // bytes of the buffer in use; written before bufferReleased is set
 }
 
 // paddedEpoch is an epoch that only increases, alone on its cache lines.
@@ -245,4 +246,12 @@ func (s *Segment) publish(c Reservation, flags uint8) {
 	}
 	rec := s.buffer[c.offset : c.offset+recordSpace(c.length)]
 	sealRecord(rec, s.seed, c.length, c.Epoch, flags, keys.Epoch(s.durable.epoch.Load()))
+}
+
+// info describes the segment's file.
+func (s *Segment) info() SegmentInfo {
+	return SegmentInfo{
+		File: s.path, First: s.header.first, Bytes: int64(len(s.buffer)),
+		version: s.version, number: s.number, identity: s.identity, history: s.history,
+	}
 }

@@ -87,7 +87,7 @@ func (l *Log) switchTo(s *Segment) error {
 	if err := l.writeHeader(); err != nil {
 		return err
 	}
-	l.completed.endBefore(s.first)
+	l.completed.supersede(s)
 	l.durable.epoch.Store(uint64(s.first - 1))
 	return nil
 }

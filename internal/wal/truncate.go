@@ -3,30 +3,51 @@ package wal
 import (
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
 )
 
-// completed are the segments that are sealed and durable, oldest first.
+// completed are the segments of the log, oldest first: those that are sealed and durable, and those that are not.
 type completed struct {
 	mu       sync.Mutex
 	segments []completedSegment
+	open     []*Segment // the later ones, to which the flusher has not come, or which it writes
+	skipped  keys.Epoch // argument of the last Skip
 	needed   keys.Epoch // argument of the last TruncateBefore: the tree has the epochs before it
+
+	superseded atomic.Uint64 // number of calls of supersede; a TailReader reads it without mu
 
 	holders holders // has a lock of its own, which is taken first
 }
 
 type completedSegment struct {
-	path   string
-	number uint64
-	end    keys.Epoch // its last epoch
-	size   int64
+	info      SegmentInfo
+	end       keys.Epoch // its last epoch
+	size      int64
+	completed time.Time // when it was complete, or the log was opened
 }
 
-func (r *completed) add(s completedSegment) {
+// begin adds a segment that takes reservations from now on.
+func (r *completed) begin(s *Segment) {
 	r.mu.Lock()
+	r.open = append(r.open, s)
+	r.mu.Unlock()
+}
+
+// complete says that a segment, the oldest open one, is sealed and durable.
+func (r *completed) complete(s completedSegment) {
+	r.mu.Lock()
+	r.open = slices.DeleteFunc(r.open, func(o *Segment) bool { return o.number == s.info.number })
 	r.segments = append(r.segments, s)
+	r.mu.Unlock()
+}
+
+// skipTo records that no segment has the epochs up to next, and that the next segment begins there.
+func (r *completed) skipTo(next keys.Epoch) {
+	r.mu.Lock()
+	r.skipped = next
 	r.mu.Unlock()
 }
 
@@ -43,13 +64,16 @@ func (r *completed) need(e keys.Epoch) {
 	r.needed = max(r.needed, e)
 }
 
-// endBefore records that no segment has an epoch at or after e any more.
-func (r *completed) endBefore(e keys.Epoch) {
+// supersede records that no segment before s has an epoch at or after its first any more. All of them are complete.
+func (r *completed) supersede(s *Segment) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for i := range r.segments {
-		r.segments[i].end = min(r.segments[i].end, e-1)
+		r.segments[i].end = min(r.segments[i].end, s.first-1)
 	}
+	r.open = append(r.open, s)
+	r.skipped = 0
+	r.superseded.Add(1)
 }
 
 // takeBefore removes and returns the segments without an epoch at or after e.
@@ -87,6 +111,9 @@ func (r *completed) putBack(taken []completedSegment) {
 	r.mu.Unlock()
 }
 
+// Truncate recycles or removes the segments that no reader needs any more, and reports whether that was done.
+func (l *Log) Truncate() error { return l.TruncateBefore(l.completed.neededFrom()) }
+
 // TruncateBefore says that the tree has every record before e: it recycles or removes the segments that have only
 // such records, and that no Holder needs. A segment that is not durable yet stays until the next call, and after an error all stay. The
 // removal of a file is tried again later if it fails.
@@ -104,7 +131,7 @@ func (l *Log) TruncateBefore(e keys.Epoch) error {
 	if len(taken) == 0 {
 		return nil
 	}
-	if err := l.awaitHeader(taken[len(taken)-1].number); err != nil {
+	if err := l.awaitHeader(taken[len(taken)-1].info.number); err != nil {
 		l.completed.putBack(taken)
 		return err
 	}
@@ -116,7 +143,7 @@ func (l *Log) recycle(taken []completedSegment) error {
 		return l.broken(err)
 	}
 	for _, s := range taken {
-		if l.preallocator.addToReserve(s.path, s.size) || l.preallocator.recycle(s.path, s.size) {
+		if l.preallocator.addToReserve(s.info.File, s.size) || l.preallocator.recycle(s.info.File, s.size) {
 			l.counts.recycled.Add(1)
 		}
 		l.counts.segments.Add(-1)

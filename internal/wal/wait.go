@@ -28,6 +28,7 @@ type waits struct {
 	newest      keys.Epoch // the largest epoch that was ever requested, with or without a waiter
 	groupTarget keys.Epoch // not zero: the flusher sleeps until newest is as large as this; see groupDelay
 	ended       bool       // the log is closed and flushed: every wait ends
+	observers   []*waiter  // wait for an epoch and request nothing; they are no reason to flush
 
 	wake         chan struct{} // capacity 1: wakes the background goroutine
 	groupReached chan struct{} // capacity 1: newest has reached groupTarget
@@ -163,6 +164,9 @@ func (w *waits) wakeDurableLocked(l *Log) {
 			w.removeLocked(one)
 			one.signal <- struct{}{}
 		}
+	}
+	if len(w.observers) > 0 {
+		w.wakeObserversLocked(durable, over)
 	}
 	if invariants.Enabled {
 		w.assertQueueLocked(durable)

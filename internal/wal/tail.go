@@ -1,0 +1,395 @@
+package wal
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	iofs "io/fs"
+
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/vfs"
+)
+
+// tailWindowBytes is how much of a file a TailReader reads at a time. Only a larger record makes it read more.
+const tailWindowBytes = 256 << 10
+
+// TruncatedError says that the log does not have an epoch any more.
+type TruncatedError struct {
+	Epoch  keys.Epoch // that is asked for
+	Oldest keys.Epoch // the first one that the log has
+}
+
+func (e *TruncatedError) Error() string {
+	return fmt.Sprintf("wal: epoch %d is not in the log any more, which begins at epoch %d", e.Epoch, e.Oldest)
+}
+
+// TailReader reads the records of an open log from its files, in the order of their epochs, while the log is written. It
+// reads what is durable, and never a segment buffer. It is for one goroutine.
+//
+// The reader keeps nothing of the log: without a Holder, the next record may be gone (TruncatedError). It takes no lock
+// but the one of the list of segments, briefly, whenever it comes to the end of what it has read.
+type TailReader struct {
+	log  *Log
+	next keys.Epoch // the first epoch that was not returned
+
+	segment    tailSegment // zero before the first one
+	superseded uint64      // completed.superseded when the segment was looked up
+	file       vfs.File
+	pos        int64      // of the next record
+	at         keys.Epoch // its epoch
+	buf        []byte     // bytes of the file
+	bufAt      int64      // where they begin
+	read       int64
+}
+
+// TailRecord is what the log has of one epoch, or that it has none.
+type TailRecord struct {
+	Epoch keys.Epoch
+	Body  []byte // a batch body, empty for a no-op record; valid until the next call
+	// Gap means that no record has the epochs from the one before up to this one. Skipped tells that a restart skipped them:
+	// they name no commit. Without it a bulk load took effect at Epoch, or several did at epochs up to it.
+	Gap, Skipped bool
+}
+
+// TailMark is where a TailReader was, from which another one can go on without reading what is before. The zero mark is
+// nowhere.
+type TailMark struct {
+	number uint64
+	offset int64
+	epoch  keys.Epoch
+}
+
+// BytesTo is the number of bytes of the log from m to other, if both are in one segment.
+func (m TailMark) BytesTo(other TailMark) (int64, bool) {
+	return other.offset - m.offset, m.number == other.number && m.number != 0
+}
+
+// ReadFrom reads the log from the epoch next on. If mark is in the segment of next, and not after it, the reader begins there.
+func (l *Log) ReadFrom(next keys.Epoch, mark TailMark) *TailReader {
+	r := &TailReader{log: l, next: next}
+	if s, found, err := l.completed.find(next); err == nil && found && s.number == mark.number && mark.epoch <= next {
+		if r.open(s) == nil {
+			r.pos, r.at = mark.offset, mark.epoch
+		}
+	}
+	return r
+}
+
+// Mark is where the reader is.
+func (r *TailReader) Mark() TailMark {
+	if r.file == nil {
+		return TailMark{}
+	}
+	return TailMark{r.segment.number, r.pos, r.at}
+}
+
+// Position is the first epoch that Next has not returned.
+func (r *TailReader) Position() keys.Epoch { return r.next }
+
+// BytesRead is how many bytes the reader has read.
+func (r *TailReader) BytesRead() int64 { return r.read }
+
+// Buffered is the memory of the reader.
+func (r *TailReader) Buffered() int { return cap(r.buf) }
+
+// Close closes the file.
+func (r *TailReader) Close() error {
+	if r.file == nil {
+		return nil
+	}
+	err := r.file.Close()
+	r.file = nil
+	return err
+}
+
+// Next returns the next record with an epoch up to through, which must be durable. It reports false if there is none.
+// Errors: *TruncatedError, *CorruptionError, *VersionError, and those of the file system. After an error the next call
+// tries again.
+func (r *TailReader) Next(through keys.Epoch) (rec TailRecord, ok bool, err error) {
+	if r.file != nil && r.superseded != r.log.completed.superseded.Load() {
+		_ = r.Close() // what is buffered may not be part of the history any more
+	}
+	for r.next <= through {
+		if r.file == nil || r.next > r.segment.last() {
+			gap, found, err := r.locate()
+			if err != nil || !found {
+				return TailRecord{}, false, err
+			}
+			if gap != 0 {
+				return r.gap(gap, through)
+			}
+		}
+		rec, ok, err := r.step()
+		if err != nil {
+			_ = r.Close()
+			return TailRecord{}, false, r.explain(err)
+		}
+		if ok {
+			return rec, true, nil
+		}
+	}
+	return TailRecord{}, false, nil
+}
+
+// gap returns the epochs up to the last one as passed, once all of them are durable and visible.
+func (r *TailReader) gap(last, through keys.Epoch) (TailRecord, bool, error) {
+	if last > through {
+		return TailRecord{}, false, nil
+	}
+	r.next = last + 1
+	return TailRecord{Epoch: last, Gap: true}, true, nil
+}
+
+// locate opens the segment that has the next epoch, or returns the last epoch of a gap that begins with it. It reports
+// false if the log does not have the next epoch yet.
+func (r *TailReader) locate() (gap keys.Epoch, found bool, err error) {
+	r.superseded = r.log.completed.superseded.Load()
+	s, found, err := r.log.completed.find(r.next)
+	if err != nil || !found {
+		return 0, false, err
+	}
+	if s.gap != 0 {
+		return s.gap, true, nil
+	}
+	if r.file != nil && r.segment.number == s.number {
+		r.segment = s
+		return 0, true, nil
+	}
+	return 0, true, r.open(s)
+}
+
+// open goes to the beginning of a segment.
+func (r *TailReader) open(s tailSegment) error {
+	if err := errors.Join(r.Close(), s.Damage); err != nil {
+		return r.explain(err)
+	}
+	f, err := r.log.opts.FS.Open(s.File, vfs.ReadOnly)
+	if err != nil {
+		return r.explain(fmt.Errorf("wal: %w", err))
+	}
+	r.segment, r.file, r.pos, r.at, r.buf = s, f, headerPage, s.First, r.buf[:0]
+	return nil
+}
+
+// step reads the record at the reader's position. It reports false for a record that is not to be returned.
+func (r *TailReader) step() (TailRecord, bool, error) {
+	head, err := r.bytes(recordHeaderSize)
+	if err != nil {
+		return TailRecord{}, false, err
+	}
+	length, fits := recordLength(head, r.segment.end()-r.pos)
+	if !fits {
+		return TailRecord{}, false, r.damaged("the record is not intact")
+	}
+	if e, flags := epochAt(head), flagsAt(head); r.at < r.next && e == r.at && holdsEpoch(flags) { // before the start: only its length is needed
+		r.pos, r.at = r.pos+int64(recordSpace(length)), r.at+1
+		return TailRecord{}, false, nil
+	}
+	src, err := r.bytes(int(recordSpace(length)))
+	if err != nil {
+		return TailRecord{}, false, err
+	}
+	one, ok := decodeRecord(src, seedOf(r.segment.identity))
+	if !ok || one.epoch != r.at {
+		return TailRecord{}, false, r.damaged("the record is not intact")
+	}
+	return r.record(&one)
+}
+
+// record passes an intact record, and returns it if it has an epoch that was not returned.
+func (r *TailReader) record(one *record) (rec TailRecord, ok bool, err error) {
+	s, at := &r.segment.SegmentInfo, r.pos
+	if err := checkFlags(s, at, one.flags); err != nil {
+		return rec, false, err
+	}
+	switch one.flags {
+	case flagClose:
+		return r.closeRecord(one)
+	case flagTerm:
+	case flagSkip:
+		next, err := skipTo(s, at, one)
+		if err != nil {
+			return rec, false, err
+		}
+		r.at = next
+		rec, ok = TailRecord{Epoch: next - 1, Gap: true, Skipped: true}, next > r.next
+	default:
+		body, err := batchOf(s, at, one)
+		if err != nil {
+			return rec, false, err
+		}
+		r.at++
+		rec, ok = TailRecord{Epoch: one.epoch, Body: body}, one.epoch >= r.next
+	}
+	r.pos += int64(one.space)
+	if ok {
+		r.next = rec.Epoch + 1
+	}
+	return rec, ok, nil
+}
+
+// closeRecord passes the close record of a segment of an earlier run before the last epoch that the segment could have: a
+// bulk load took effect between it and the next segment.
+func (r *TailReader) closeRecord(one *record) (TailRecord, bool, error) {
+	successor, err := successorOf(&r.segment.SegmentInfo, r.pos, one)
+	if err != nil {
+		return TailRecord{}, false, err
+	}
+	if !r.segment.complete || !r.log.completed.follows(r.segment.number, successor) {
+		return TailRecord{}, false, r.damaged("the segment ends before it, and the next one is missing")
+	}
+	rec := TailRecord{Epoch: r.segment.lastOne, Gap: true}
+	r.next, r.at = rec.Epoch+1, rec.Epoch+1
+	return rec, true, nil
+}
+
+// bytes are n bytes at the reader's position, valid until the next call.
+func (r *TailReader) bytes(n int) ([]byte, error) {
+	if r.pos >= r.bufAt && r.pos+int64(n) <= r.bufAt+int64(len(r.buf)) {
+		return r.buf[r.pos-r.bufAt:][:n], nil
+	}
+	end := r.segment.end()
+	if r.pos+int64(n) > end {
+		return nil, r.damaged("the segment ends before it")
+	}
+	want := int(min(max(int64(n), tailWindowBytes), end-r.pos))
+	if cap(r.buf) < want || cap(r.buf) > 4*tailWindowBytes && want <= tailWindowBytes {
+		r.buf = make([]byte, want)
+	}
+	r.buf, r.bufAt = r.buf[:want], r.pos
+	read, err := r.file.ReadAt(r.buf, r.pos)
+	r.read += int64(read)
+	r.buf = r.buf[:read]
+	if read < n {
+		if err == nil || errors.Is(err, io.EOF) {
+			return nil, r.damaged("the file ends before it")
+		}
+		return nil, fmt.Errorf("wal: read %s at offset %d: %w", r.segment.File, r.pos, err)
+	}
+	return r.buf[:n], nil
+}
+
+func (r *TailReader) damaged(reason string) error {
+	return corruption(r.segment.File, r.pos, r.at, reason)
+}
+
+// explain replaces the error about a file that was recycled meanwhile.
+func (r *TailReader) explain(err error) error {
+	var truncated *TruncatedError
+	if _, _, gone := r.log.completed.find(r.next); errors.As(gone, &truncated) {
+		return gone
+	}
+	if errors.Is(err, iofs.ErrNotExist) {
+		return fmt.Errorf("%w: %w", ErrCorrupt, err)
+	}
+	return err
+}
+
+func flagsAt(head []byte) uint8 { return head[epochOffset+7] }
+
+// tailSegment is a segment as a TailReader sees it, or a gap between two segments.
+type tailSegment struct {
+	SegmentInfo
+	gap      keys.Epoch // not zero: no segment has the epochs up to this one
+	complete bool
+	lastOne  keys.Epoch // its last epoch if it is complete
+	segment  *Segment   // if it is not complete
+}
+
+// last is the last epoch of the segment, as far as it is known.
+func (s *tailSegment) last() keys.Epoch {
+	if s.complete {
+		return s.lastOne
+	}
+	if _, next, sealed := s.segment.sealedAt(); sealed {
+		return next - 1
+	}
+	return keys.MaxEpoch
+}
+
+// end is the offset up to which the segment can be read.
+func (s *tailSegment) end() int64 {
+	if s.complete {
+		return s.Bytes
+	}
+	return int64(s.segment.synced.Load())
+}
+
+// find returns the segment that has an epoch, or the gap that begins with it: the newest segment that begins at or before
+// the epoch. It reports false if the epoch was not given out yet.
+func (r *completed) find(e keys.Epoch) (s tailSegment, found bool, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	after := r.skipped // the first epoch after the segment
+	for i := len(r.open) - 1; i >= 0 && !found; i-- {
+		if o := r.open[i]; o.header.first <= e {
+			s, found = tailSegment{SegmentInfo: o.info(), segment: o}, true
+		} else {
+			after = o.header.first
+		}
+	}
+	for i := len(r.segments) - 1; i >= 0 && !found; i-- {
+		if c := &r.segments[i]; c.info.First <= e && c.info.readable() {
+			s, found = tailSegment{SegmentInfo: c.info, complete: true, lastOne: c.end}, true
+		} else if c.info.readable() {
+			after = c.info.First
+		}
+	}
+	if found && e <= s.last() {
+		return s, true, nil
+	}
+	if after > e && found {
+		return tailSegment{gap: after - 1}, true, nil
+	}
+	if !found {
+		return s, false, &TruncatedError{Epoch: e, Oldest: max(after, e+1)}
+	}
+	return s, false, nil
+}
+
+// follows reports whether the segment after a complete one can be read and is the one that a close record names. The
+// close record of a log that was closed may name none.
+func (r *completed) follows(number, successor uint64) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for i := range r.segments {
+		if s := &r.segments[i].info; s.number > number {
+			return s.readable() && (successor == 0 || s.number == successor)
+		}
+	}
+	return len(r.open) > 0 && (successor == 0 || r.open[0].number == successor)
+}
+
+// OldestEpoch is the first epoch that the log has.
+func (l *Log) OldestEpoch() keys.Epoch {
+	r := &l.completed
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for i := range r.segments {
+		if r.segments[i].info.readable() {
+			return r.segments[i].info.First
+		}
+	}
+	if len(r.open) > 0 {
+		return r.open[0].header.first
+	}
+	return l.Durable() + 1
+}
+
+// SegmentAfter is the first epoch of the segment after the one that has e; false if there is none yet.
+func (l *Log) SegmentAfter(e keys.Epoch) (first keys.Epoch, ok bool) {
+	r := &l.completed
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for i := len(r.open) - 1; i >= 0 && r.open[i].header.first > e; i-- {
+		first = r.open[i].header.first
+	}
+	for i := len(r.segments) - 1; i >= 0 && (len(r.open) == 0 || r.open[0].header.first > e); i-- {
+		if s := &r.segments[i].info; s.readable() && s.First > e {
+			first = s.First
+		} else if s.readable() {
+			break
+		}
+	}
+	return first, first != 0
+}
