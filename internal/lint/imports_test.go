@@ -72,6 +72,9 @@ var mayImport = map[string][]string{
 		"internal/wal", "internal/invariants", "internal/ablation",
 	},
 
+	// What reads the log besides recovery: it knows neither transactions nor the network.
+	"internal/feed": {"internal/keys", "internal/storage/batch", "internal/wal", "internal/vfs"},
+
 	// The RPC layer, the client, the commands, and what they need.
 	"api":                {},
 	"client":             {"api/proto/epochkv/v1"},
@@ -82,7 +85,7 @@ var mayImport = map[string][]string{
 	"internal/transport": {},
 	"internal/telemetry": {"internal/config", "internal/health", "internal/mvcc", "internal/storage", "internal/wal", "internal/vfs"},
 	"internal/server": {
-		"api/proto/epochkv/v1", "internal/clock", "internal/config", "internal/health", "internal/mvcc", "internal/storage", "internal/storage/inspect",
+		"api/proto/epochkv/v1", "internal/clock", "internal/config", "internal/feed", "internal/health", "internal/mvcc", "internal/storage", "internal/storage/inspect",
 		"internal/keys", "internal/storage/batch", "internal/telemetry", "internal/transport", "internal/vfs", "internal/wal",
 	},
 	"cmd/kvserver": {"internal/config", "internal/server", "internal/telemetry"},

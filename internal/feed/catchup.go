@@ -1,0 +1,296 @@
+package feed
+
+import (
+	"time"
+
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/wal"
+)
+
+const (
+	// groupBytes is how much of the log a reader reads at a time, and how far apart the watches are for which it does so.
+	groupBytes = 4 << 20
+	// groupTime is how long it reads at a time.
+	groupTime = 10 * time.Millisecond
+	// nearEpochs is how many commits groupBytes of the log may have.
+	nearEpochs = groupBytes / 32
+	// takeoverCommits is how many commits of the ring a watch takes while the tailer waits.
+	takeoverCommits = 1024
+	// takeoverTurns is how often a watch does so before other lagging watches have their turn.
+	takeoverTurns = 16
+)
+
+// catchUp are the lagging watches that wait for a reader. A watch does not wait while its queue is more than half full, or
+// when it has lost its queue and its consumer has not come since: no reader works for a client that takes nothing.
+type catchUp struct {
+	line     []place
+	ticket   uint64
+	busy     map[string]bool // identities for which a reader reads: each has one at most
+	readers  int             // goroutines
+	failures int             // of reads, in a row
+	free     time.Time       // when the bandwidth that was used is paid for
+}
+
+// place is a place in the line. It is void if the watch has another ticket.
+type place struct {
+	watch  *Watch
+	ticket uint64
+}
+
+// group are lagging watches near each other, for which one reader reads the log once. A watch whose group is another one
+// has left.
+type group struct {
+	watches    []*Watch
+	identities []string
+}
+
+// joinLocked lets a lagging watch wait for a reader.
+func (f *Feed) joinLocked(w *Watch) {
+	u := &f.catchUp
+	if w.state != StateLagging || w.inLine || w.group != nil {
+		return
+	}
+	u.ticket++
+	w.inLine, w.ticket = true, u.ticket
+	u.line = append(u.line, place{w, u.ticket})
+	if u.readers < f.options.CatchUpReaders && !f.options.manual && !f.closed {
+		u.readers++
+		f.done.Go(f.runReader)
+	}
+}
+
+// leaveLineLocked takes a watch out of the line.
+func (f *Feed) leaveLineLocked(w *Watch) { w.inLine, w.ticket = false, 0 }
+
+// runReader reads for lagging watches until none waits.
+func (f *Feed) runReader() {
+	for {
+		f.lock()
+		g := f.takeGroupLocked()
+		if g == nil {
+			f.catchUp.readers--
+			f.unlock()
+			return
+		}
+		f.unlock()
+		sleep(f.ctx, f.throttle(f.serve(g)))
+	}
+}
+
+// throttle charges bytes to the bandwidth, and returns how long the reader has to wait.
+func (f *Feed) throttle(bytes int64) time.Duration {
+	f.lock()
+	defer f.unlock()
+	f.counters.catchUpBytes += uint64(bytes)
+	now := time.Now()
+	if u := &f.catchUp; u.free.Before(now) {
+		u.free = now
+	}
+	f.catchUp.free = f.catchUp.free.Add(time.Duration(float64(bytes) / float64(f.options.CatchUpBytesPerSecond) * float64(time.Second)))
+	return f.catchUp.free.Sub(now)
+}
+
+// takeGroupLocked takes the watch that has waited longest, of a client for which no reader reads, and all that are near it.
+// It returns nil if there is none.
+func (f *Feed) takeGroupLocked() *group {
+	u := &f.catchUp
+	var g *group
+	kept := u.line[:0]
+	for _, p := range u.line {
+		switch w := p.watch; {
+		case w.ticket != p.ticket:
+		case u.busy[w.consumer.identity] || g != nil && !near(g.watches[0], w):
+			kept = append(kept, p)
+		default:
+			if g == nil {
+				g = &group{}
+			}
+			f.leaveLineLocked(w)
+			w.group, g.watches = g, append(g.watches, w)
+		}
+	}
+	clear(u.line[len(kept):])
+	u.line = kept
+	if g == nil {
+		return nil
+	}
+	for _, w := range g.watches {
+		if id := w.consumer.identity; !u.busy[id] {
+			u.busy[id] = true
+			g.identities = append(g.identities, id)
+		}
+	}
+	return g
+}
+
+// near reports whether the log that is read for one watch should be read for another, too.
+func near(a, b *Watch) bool {
+	if bytes, known := a.mark.BytesTo(b.mark); known {
+		return bytes <= groupBytes && -bytes <= groupBytes
+	}
+	distance := max(a.queued.Epoch, b.queued.Epoch) - min(a.queued.Epoch, b.queued.Epoch)
+	return distance <= nearEpochs
+}
+
+// serve reads the log for a group, lets those take over whose positions are in the ring, and returns how many bytes it read.
+func (f *Feed) serve(g *group) (bytes int64) {
+	if start, mark, needed := f.startOf(g); needed {
+		bytes = f.readFor(g, start, mark)
+	}
+	f.lock()
+	defer f.unlock()
+	for _, w := range g.watches {
+		f.takeOverLocked(w, g)
+		if w.group == g {
+			w.group = nil
+			if w.halfEmpty() {
+				f.joinLocked(w)
+			}
+		}
+	}
+	for _, id := range g.identities {
+		delete(f.catchUp.busy, id)
+	}
+	return bytes
+}
+
+// startOf is the first position of a group, unless all are in the ring.
+func (f *Feed) startOf(g *group) (start Position, mark wal.TailMark, needed bool) {
+	f.lock()
+	defer f.unlock()
+	start = Position{Epoch: f.ring.from}
+	for _, w := range g.watches {
+		if w.group == g && w.queued.Epoch < start.Epoch {
+			start, mark, needed = w.queued, w.mark, true
+		}
+	}
+	return start, mark, needed
+}
+
+// readFor reads the log from a position on for a group.
+func (f *Feed) readFor(g *group, start Position, mark wal.TailMark) int64 {
+	log, began := f.source.ReadLog(start.Epoch+1, mark), time.Now()
+	most := min(groupBytes, max(f.memory.queuesMax/8, 1))
+	for full := false; !full && log.BytesRead() <= most && time.Since(began) < groupTime; {
+		after, at := log.Position()-1, log.Mark()
+		rec, ok, err := log.Next(f.logEnd())
+		var commits []*Commit
+		if ok {
+			commits, err = f.commitsOf(&rec, after)
+		}
+		if err != nil {
+			f.gapFor(g, log.Position(), err)
+			break
+		}
+		if !ok {
+			break
+		}
+		full = !f.offerGroup(g, after, at, rec.Epoch, commits)
+	}
+	f.markGroup(g, log)
+	_ = log.Close() // it was only read
+	return log.BytesRead()
+}
+
+// logEnd is the epoch up to which the log is read for lagging watches: the ring has the rest.
+func (f *Feed) logEnd() keys.Epoch {
+	stable := f.source.Stable()
+	f.lock()
+	defer f.unlock()
+	return min(stable, f.ring.from)
+}
+
+// offerGroup offers the commits of a record, of the epochs after one up to another, to those of a group that have got
+// everything before it. It reports false if no watch of the group can take more.
+func (f *Feed) offerGroup(g *group, after keys.Epoch, at wal.TailMark, through keys.Epoch, commits []*Commit) (more bool) {
+	f.lock()
+	defer f.unlock()
+	f.catchUp.failures = 0
+	for _, w := range g.watches {
+		if w.group != g || w.queued.Epoch < after {
+			continue // it has left, or its queue is full
+		}
+		if w.queued.Epoch >= through {
+			more = true // it is ahead
+			continue
+		}
+		if f.offerAllLocked(w, commits) {
+			w.queued, more = latest(w.queued, Position{Epoch: through}), true
+		} else {
+			w.mark = at
+		}
+	}
+	f.makeRoomLocked()
+	return more
+}
+
+// offerAllLocked offers commits to a lagging watch up to the first for which its queue has no room.
+func (f *Feed) offerAllLocked(w *Watch, commits []*Commit) bool {
+	for _, c := range commits {
+		if !f.offerLocked(w, c) {
+			return false
+		}
+		w.queued = latest(w.queued, Position{Epoch: c.Epoch})
+	}
+	return true
+}
+
+// markGroup records where the log was read to for those that got all of it.
+func (f *Feed) markGroup(g *group, log *wal.TailReader) {
+	f.lock()
+	defer f.unlock()
+	for _, w := range g.watches {
+		if w.group == g && w.queued.Epoch+1 == log.Position() {
+			w.mark = log.Mark()
+		}
+	}
+}
+
+// gapFor tells the watches of a group that the log does not have what comes next. The others find out when it is their turn.
+func (f *Feed) gapFor(g *group, at keys.Epoch, err error) {
+	f.lock()
+	f.catchUp.failures++
+	failures := f.catchUp.failures
+	f.unlock()
+	gap, ok := f.gapAt(f.ctx, at, err, failures)
+	if !ok {
+		sleep(f.ctx, retryEvery)
+		return
+	}
+	f.lock()
+	defer f.unlock()
+	for _, w := range g.watches {
+		if w.group == g && (w.queued.Epoch+1 == at || gap.Cause == nil && w.queued.Epoch < gap.ResumeAt) {
+			f.gapLocked(w, gap)
+		}
+	}
+}
+
+// takeOverLocked lets a lagging watch take what the ring has after its position. If it could take all of it, the watch is
+// live: the tailer offers it the next commit. The tailer waits meanwhile, but for short parts of the ring only.
+func (f *Feed) takeOverLocked(w *Watch, g *group) {
+	for turn := 0; turn < takeoverTurns && w.group == g && w.queued.Epoch >= f.ring.from; turn++ {
+		commits := f.ring.after(w.queued.Epoch)
+		rest := len(commits) > takeoverCommits
+		if rest {
+			commits = commits[:takeoverCommits]
+		}
+		if !f.offerAllLocked(w, commits) {
+			return
+		}
+		if !rest {
+			f.joinTailerLocked(w)
+			return
+		}
+		f.makeRoomLocked()
+		f.unlock()
+		f.lock()
+	}
+}
+
+// joinTailerLocked makes a watch live that has everything up to the last dispatched commit.
+func (f *Feed) joinTailerLocked(w *Watch) {
+	w.queued = latest(w.queued, Position{Epoch: f.ring.dispatched})
+	w.group, w.state = nil, StateLive
+	f.index.add(w)
+}

@@ -1,0 +1,150 @@
+package feed
+
+import (
+	"bytes"
+	"fmt"
+	"sort"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/batch"
+)
+
+// Commit is a commit as all watches share it. It is never changed, but for what is attached to it.
+type Commit struct {
+	Epoch  keys.Epoch
+	Time   uint64 // of the commit, in microseconds since 1970; zero if it is not known. A later commit may have an earlier time
+	Origin batch.Origin
+	Loaded *keys.LoadedRange // a bulk load, which has no operations; else nil
+
+	feed     *Feed
+	body     []byte
+	spans    []span
+	attached atomic.Pointer[any]
+
+	// Guarded by Feed.mu.
+	size   int64 // of its memory
+	refs   int   // references in queues
+	inRing bool
+}
+
+// span is where an operation is in a body. The value ends it.
+type span struct {
+	kind                         keys.Kind
+	key, keyEnd, value, valueEnd uint32
+}
+
+const (
+	commitBytes = int64(unsafe.Sizeof(Commit{}))
+	spanBytes   = int64(unsafe.Sizeof(span{}))
+)
+
+// decode decodes the record of a commit, and copies its body.
+func (f *Feed) decode(e keys.Epoch, body []byte) (*Commit, error) {
+	var r batch.Reader
+	c := &Commit{Epoch: e, feed: f, body: bytes.Clone(body)}
+	if err := r.Read(c.body); err != nil {
+		return nil, fmt.Errorf("feed: epoch %d: %w", e, err)
+	}
+	h := r.Header()
+	c.Time, c.Origin, c.spans = h.Time, h.Origin, make([]span, 0, min(r.Count(), len(body)))
+	at := uintptr(unsafe.Pointer(unsafe.SliceData(c.body)))
+	for r.Next() {
+		s := span{kind: r.Kind}
+		s.key = uint32(uintptr(unsafe.Pointer(unsafe.SliceData(r.Key))) - at)
+		s.keyEnd = s.key + uint32(len(r.Key))
+		s.value, s.valueEnd = s.keyEnd, s.keyEnd
+		if len(r.Value) > 0 {
+			s.value = uint32(uintptr(unsafe.Pointer(unsafe.SliceData(r.Value))) - at)
+			s.valueEnd = s.value + uint32(len(r.Value))
+		}
+		c.spans = append(c.spans, s)
+	}
+	if err := r.Err(); err != nil {
+		return nil, fmt.Errorf("feed: epoch %d: %w", e, err)
+	}
+	c.size = commitBytes + int64(cap(c.body)) + int64(cap(c.spans))*spanBytes
+	return c, nil
+}
+
+// load is the commit of a bulk load.
+func (f *Feed) load(one keys.LoadedRange) *Commit {
+	return &Commit{Epoch: one.Epoch, feed: f, Loaded: &one, size: commitBytes + int64(unsafe.Sizeof(one)) + int64(cap(one.Lower)+cap(one.Upper))}
+}
+
+// Count is the number of its operations.
+func (c *Commit) Count() int { return len(c.spans) }
+
+// Operation is one operation; its key is an internal key.
+func (c *Commit) Operation(i int) batch.Op {
+	s := &c.spans[i]
+	op := batch.Op{Kind: s.kind, Key: c.body[s.key:s.keyEnd:s.keyEnd]}
+	if s.kind != keys.KindDelete {
+		op.Value = c.body[s.value:s.valueEnd:s.valueEnd]
+	}
+	return op
+}
+
+func (c *Commit) key(i int) []byte { return c.body[c.spans[i].key:c.spans[i].keyEnd] }
+
+// bytesOf is the size of the keys and values of an operation.
+func (c *Commit) bytesOf(i int) int {
+	s := &c.spans[i]
+	return int(s.keyEnd-s.key) + int(s.valueEnd-s.value)
+}
+
+// search is the index of the first operation, from index on, whose key is not before a key.
+func (c *Commit) search(from int, key []byte) int {
+	if n := len(c.spans); from == n || bytes.Compare(c.key(n-1), key) < 0 {
+		return n
+	}
+	return from + sort.Search(len(c.spans)-from, func(i int) bool { return bytes.Compare(c.key(from+i), key) >= 0 })
+}
+
+// Attach leaves something with the commit for all its watches, previous values for instance, unless something is there
+// already, and returns what is there. It counts as memory of the feed.
+func (c *Commit) Attach(v any, size int64) any {
+	f := c.feed
+	f.lock()
+	defer f.unlock()
+	if there := c.attached.Load(); there != nil {
+		return *there
+	}
+	c.attached.Store(&v)
+	f.growLocked(c, size)
+	return v
+}
+
+// Attached is what was left with the commit, or nil.
+func (c *Commit) Attached() any {
+	if there := c.attached.Load(); there != nil {
+		return *there
+	}
+	return nil
+}
+
+// run is a range of the operations of a commit. That of a bulk load is empty.
+type run struct{ from, to uint32 }
+
+// ref is a reference of a queue. lastRun is set in the end of the last run that its watch wants of the commit.
+type ref struct {
+	commit *Commit
+	run
+}
+
+const (
+	lastRun  = 1 << 31
+	refBytes = int64(unsafe.Sizeof(ref{}))
+)
+
+func (r *ref) end() uint32  { return r.to &^ lastRun }
+func (r *ref) isLast() bool { return r.to&lastRun != 0 }
+
+// bytes is about how much of the commit the reference is for.
+func (r *ref) bytes() int64 {
+	if r.commit.Loaded != nil {
+		return r.commit.size
+	}
+	return int64(r.commit.spans[r.end()-1].valueEnd - r.commit.spans[r.from].key)
+}

@@ -1,0 +1,302 @@
+package feed
+
+import (
+	"time"
+
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/batch"
+)
+
+// Consumer are the watches of one stream. One goroutine calls Next.
+type Consumer struct {
+	feed     *Feed
+	identity string
+	wake     chan struct{}
+
+	// Guarded by Feed.mu.
+	watches  map[uint64]*Watch
+	ready    turns    // with something for Next; they take turns
+	hungry   []*Watch // that lost their queues and are read for again when Next is called
+	closed   bool
+	awakened bool // it will be woken when Feed.mu is released
+}
+
+// turns is a list of watches, first come first served. A watch that has ended meanwhile is still in it.
+type turns struct {
+	list []*Watch
+	head int
+}
+
+func (t *turns) push(w *Watch) {
+	if t.head > 64 && t.head > len(t.list)/2 {
+		n := copy(t.list, t.list[t.head:])
+		clear(t.list[n:])
+		t.list, t.head = t.list[:n], 0
+	}
+	t.list = append(t.list, w)
+}
+
+func (t *turns) pop() *Watch {
+	if t.head == len(t.list) {
+		t.list, t.head = t.list[:0], 0
+		return nil
+	}
+	w := t.list[t.head]
+	t.list[t.head] = nil
+	t.head++
+	return w
+}
+
+// NewConsumer returns a consumer for a client. Close ends it.
+func (f *Feed) NewConsumer(identity string) *Consumer {
+	return &Consumer{feed: f, identity: identity, wake: make(chan struct{}, 1), watches: map[uint64]*Watch{}}
+}
+
+// Watch begins a watch. Errors: *LimitError, *RangeError, *AheadError, ErrClosed.
+func (c *Consumer) Watch(o WatchOptions) (*Watch, error) {
+	f := c.feed
+	if o.Space == 0 {
+		o.Space = keys.SpaceUser
+	}
+	if len(o.Ranges) > f.options.RangesMax {
+		return nil, &LimitError{"ranges in a watch", f.options.RangesMax}
+	}
+	wanted, err := newFilter(o.Space, o.Ranges, o.Kinds, o.Origins)
+	if err != nil {
+		return nil, err
+	}
+	stable := f.source.Stable()
+	if o.Now {
+		o.After = Position{Epoch: stable}
+	}
+	if o.After.Epoch > stable || o.After.Epoch == stable && o.After.Operations > 0 {
+		return nil, &AheadError{o.After, stable}
+	}
+	w := &Watch{Tag: o.Tag, feed: f, consumer: c, filter: wanted, start: o.After, since: time.Now()}
+	w.queued, w.delivered, w.taken, w.state = o.After, o.After, w.since, StateLagging
+	f.lock()
+	defer f.unlock()
+	if err := c.admitLocked(w); err != nil {
+		return nil, err
+	}
+	f.startLocked(stable)
+	g := &group{}
+	w.group = g
+	f.takeOverLocked(w, g)
+	if w.group == g {
+		w.group = nil
+		f.joinLocked(w)
+	}
+	return w, nil
+}
+
+// admitLocked checks the bounds, and gives the watch its id.
+func (c *Consumer) admitLocked(w *Watch) error {
+	f := c.feed
+	switch {
+	case f.closed || c.closed:
+		return ErrClosed
+	case len(f.watches) >= f.options.WatchesMax:
+		return &LimitError{"watches of the server", f.options.WatchesMax}
+	case len(c.watches) >= f.options.ConsumerWatchesMax:
+		return &LimitError{"watches of a stream", f.options.ConsumerWatchesMax}
+	}
+	f.lastID++
+	w.ID = f.lastID
+	f.watches[w.ID], c.watches[w.ID] = w, w
+	return nil
+}
+
+func (c *Consumer) forget(w *Watch) { delete(c.watches, w.ID) }
+
+// Wake delivers when there may be something for Next.
+func (c *Consumer) Wake() <-chan struct{} { return c.wake }
+
+// Close ends the watches of the consumer.
+func (c *Consumer) Close() {
+	c.feed.lock()
+	defer c.feed.unlock()
+	c.closed = true
+	for _, w := range c.watches {
+		c.feed.removeLocked(w)
+	}
+	c.ready, c.hungry = turns{}, nil
+}
+
+// Defaults of a Limit.
+const (
+	eventsMax     = 1000
+	eventBytesMax = 256 << 10
+)
+
+// Limit bounds what Next returns. One operation is returned whatever its size is.
+type Limit struct {
+	Events int // 1,000
+	Bytes  int // of keys and values; 256 KiB
+}
+
+// Delivery is what one watch delivers: parts of commits in order, or, without parts, a change of its state.
+type Delivery struct {
+	Watch    *Watch
+	Parts    []Part
+	Position Position // after the parts
+	State    State
+	Err      error // StateNeedsDifference: a *GapError. StateEnded: the reason
+}
+
+// Part is what a delivery has of one commit.
+type Part struct {
+	Commit *Commit
+	End    bool // nothing more of the commit follows for this watch
+	runs   []run
+}
+
+// Operations are the operations of the part, with their indexes in the commit.
+func (p *Part) Operations(yield func(index int, op batch.Op) bool) {
+	for _, r := range p.runs {
+		for i := r.from; i < r.to; i++ {
+			if !yield(int(i), p.Commit.Operation(int(i))) {
+				return
+			}
+		}
+	}
+}
+
+// Count is the number of operations of the part.
+func (p *Part) Count() (n int) {
+	for _, r := range p.runs {
+		n += int(r.to - r.from)
+	}
+	return n
+}
+
+// Bytes is the size of the keys and values of the part.
+func (p *Part) Bytes() (n int) {
+	for _, op := range p.Operations {
+		n += len(op.Key) + len(op.Value)
+	}
+	return n
+}
+
+// Next returns what the next watch has to deliver, or false if there is nothing now. It does not wait.
+func (c *Consumer) Next(l Limit) (d Delivery, ok bool) {
+	f := c.feed
+	orDefault(&l.Events, eventsMax)
+	orDefault(&l.Bytes, eventBytesMax)
+	f.lock()
+	defer f.unlock()
+	f.feedHungryLocked(c)
+	for {
+		w := c.ready.pop()
+		if w == nil {
+			return Delivery{}, false
+		}
+		w.ready = false
+		if d, ok = f.deliverLocked(w, l); ok {
+			return d, true
+		}
+	}
+}
+
+// feedHungryLocked lets readers read for the watches of a consumer that lost their queues.
+func (f *Feed) feedHungryLocked(c *Consumer) {
+	for i, w := range c.hungry {
+		c.hungry[i] = nil
+		if w.hungry = false; w.state == StateLagging {
+			f.joinLocked(w)
+		}
+	}
+	c.hungry = c.hungry[:0]
+}
+
+// deliverLocked takes from the queue of a watch what the limit allows, or reports its state after an empty queue.
+func (f *Feed) deliverLocked(w *Watch, l Limit) (Delivery, bool) {
+	switch {
+	case w.state == StateEnded:
+		if w.consumer.watches[w.ID] == nil {
+			return Delivery{}, false
+		}
+		w.consumer.forget(w)
+		return Delivery{Watch: w, Position: w.delivered, State: StateEnded, Err: w.reason}, true
+	case w.queue.len() > 0:
+		return f.takeLocked(w, l), true
+	case w.gap != nil && !w.told:
+		w.told = true
+		w.delivered = latest(w.delivered, w.gap.After)
+		return Delivery{Watch: w, Position: w.delivered, State: w.state, Err: w.gap}, true
+	}
+	return Delivery{}, false
+}
+
+// takeLocked takes from the queue of a watch what the limit allows.
+func (f *Feed) takeLocked(w *Watch, l Limit) Delivery {
+	d := Delivery{Watch: w}
+	for more := true; more && w.queue.len() > 0; {
+		more = f.takeOneLocked(w, &d, &l)
+	}
+	w.taken, w.full = time.Now(), false
+	if w.queue.len() == 0 {
+		f.memory.queues -= w.queue.shrink()
+	}
+	f.touchLocked(w)
+	d.Position, d.State = w.delivered, w.state
+	if w.state == StateNeedsDifference {
+		d.State = StateLagging // until that is said
+	}
+	if w.queue.len() > 0 || w.gap != nil && !w.told {
+		f.readyLocked(w)
+	}
+	if w.state == StateLagging && w.halfEmpty() {
+		f.joinLocked(w)
+	}
+	return d
+}
+
+// takeOneLocked takes the first reference, or the part that the limit allows. It reports false when the limit is reached.
+func (f *Feed) takeOneLocked(w *Watch, d *Delivery, l *Limit) (more bool) {
+	r := w.queue.first()
+	c, taken, end := r.commit, run{from: r.from, to: r.from}, r.end()
+	if c.Loaded != nil && l.Events <= 0 {
+		return false
+	}
+	for taken.to < end && l.Events > 0 && (l.Bytes > 0 || len(d.Parts) == 0 && taken.to == taken.from) {
+		l.Bytes -= c.bytesOf(int(taken.to))
+		l.Events--
+		taken.to++
+	}
+	if taken.to == taken.from && c.Loaded == nil {
+		return false
+	}
+	whole := taken.to == end
+	last := whole && r.isLast()
+	f.counters.events += uint64(taken.to - taken.from)
+	if c.Loaded != nil {
+		l.Events--
+		f.counters.events++
+	}
+	d.add(c, taken, last)
+	switch {
+	case last:
+		w.delivered = Position{Epoch: c.Epoch}
+	default:
+		w.delivered = Position{c.Epoch - 1, taken.to}
+	}
+	if whole {
+		f.popLocked(w)
+	} else {
+		w.queue.shorten(taken.to)
+	}
+	return whole
+}
+
+// add adds a run, to the part of its commit if there is one.
+func (d *Delivery) add(c *Commit, r run, last bool) {
+	n := len(d.Parts)
+	if n == 0 || d.Parts[n-1].Commit != c {
+		d.Parts = append(d.Parts, Part{Commit: c})
+		n++
+	}
+	p := &d.Parts[n-1]
+	p.runs = append(p.runs, r)
+	p.End = last
+}

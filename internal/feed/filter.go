@@ -1,0 +1,157 @@
+package feed
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/batch"
+)
+
+// Range are the keys from Lower up to but not including Upper; nil for no bound.
+type Range struct{ Lower, Upper []byte }
+
+// PointRange is the range of one key.
+func PointRange(key []byte) Range {
+	return Range{key, append(slices.Clone(key), 0)}
+}
+
+func (r *Range) isPoint() bool {
+	n := len(r.Lower)
+	return len(r.Upper) == n+1 && r.Upper[n] == 0 && bytes.Equal(r.Upper[:n], r.Lower)
+}
+
+// RangeError is a range that has no key.
+type RangeError struct{ Range Range }
+
+func (e *RangeError) Error() string {
+	return fmt.Sprintf("feed: the range from %q up to %q has no key", e.Range.Lower, e.Range.Upper)
+}
+
+// Kinds is a set of kinds of changes.
+type Kinds uint8
+
+// Kinds of changes. The empty set stands for all.
+const (
+	KindSets Kinds = 1 << iota
+	KindDeletes
+	KindLoads
+
+	kindOperations = KindSets | KindDeletes
+	kindsAll       = kindOperations | KindLoads
+)
+
+func kindsOf(k keys.Kind) Kinds {
+	if k == keys.KindDelete {
+		return KindDeletes
+	}
+	return KindSets
+}
+
+// Origins is a set of origins of commits. The empty set stands for all.
+type Origins uint32
+
+// OriginsOf is the set of some origins.
+func OriginsOf(list ...batch.Origin) (s Origins) {
+	for _, o := range list {
+		s |= 1 << o
+	}
+	return s
+}
+
+// filter says which operations a watch wants. It does not change.
+type filter struct {
+	ranges  []Range // of internal keys, ascending and apart
+	kinds   Kinds
+	origins Origins
+}
+
+// newFilter makes internal ranges of those of a client: sorted, and united where they meet.
+func newFilter(s keys.Space, ranges []Range, kinds Kinds, origins Origins) (filter, error) {
+	f := filter{kinds: kinds, origins: origins}
+	if kinds == 0 {
+		f.kinds = kindsAll
+	}
+	if len(ranges) == 0 {
+		ranges = []Range{{}}
+	}
+	for _, r := range ranges {
+		if r.Upper != nil && bytes.Compare(r.Lower, r.Upper) >= 0 {
+			return f, &RangeError{r}
+		}
+		internal := Range{keys.Append(nil, s, r.Lower), []byte{byte(s) + 1}}
+		if r.Upper != nil {
+			internal.Upper = keys.Append(nil, s, r.Upper)
+		}
+		f.ranges = append(f.ranges, internal)
+	}
+	slices.SortFunc(f.ranges, func(a, b Range) int { return bytes.Compare(a.Lower, b.Lower) })
+	f.ranges = slices.Clip(united(f.ranges))
+	return f, nil
+}
+
+// united unites sorted ranges where they meet.
+func united(sorted []Range) []Range {
+	out := sorted[:1]
+	for _, r := range sorted[1:] {
+		last := &out[len(out)-1]
+		switch {
+		case bytes.Compare(r.Lower, last.Upper) > 0:
+			out = append(out, r)
+		case bytes.Compare(r.Upper, last.Upper) > 0:
+			last.Upper = r.Upper
+		}
+	}
+	return out
+}
+
+// match appends the runs of a commit that the filter wants, of the operations from one on.
+func (f *filter) match(runs []run, c *Commit, from uint32) []run {
+	if f.origins != 0 && f.origins&(1<<c.Origin) == 0 {
+		return runs
+	}
+	if c.Loaded != nil {
+		return f.matchLoad(runs, c.Loaded)
+	}
+	at := int(from)
+	for i := range f.ranges {
+		if at == c.Count() {
+			break
+		}
+		lower := c.search(at, f.ranges[i].Lower)
+		at = c.search(lower, f.ranges[i].Upper)
+		if lower < at {
+			runs = f.matchKinds(runs, c, uint32(lower), uint32(at))
+		}
+	}
+	return runs
+}
+
+func (f *filter) matchLoad(runs []run, l *keys.LoadedRange) []run {
+	for i := range f.ranges {
+		r := &f.ranges[i]
+		if f.kinds&KindLoads != 0 && bytes.Compare(l.Lower, r.Upper) < 0 && (l.Upper == nil || bytes.Compare(r.Lower, l.Upper) < 0) {
+			return append(runs, run{})
+		}
+	}
+	return runs
+}
+
+// matchKinds appends the parts of a run that have the kinds that are wanted.
+func (f *filter) matchKinds(runs []run, c *Commit, from, to uint32) []run {
+	if f.kinds&kindOperations == kindOperations {
+		return append(runs, run{from, to})
+	}
+	for i := from; i < to; i++ {
+		if kindsOf(c.spans[i].kind)&f.kinds == 0 {
+			continue
+		}
+		if n := len(runs); n > 0 && runs[n-1].to == i {
+			runs[n-1].to++
+		} else {
+			runs = append(runs, run{i, i + 1})
+		}
+	}
+	return runs
+}

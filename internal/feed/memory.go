@@ -1,0 +1,130 @@
+package feed
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/epochkv/epochkv/internal/wal"
+)
+
+// memory counts what the queues take: their references, and the commits that only queues refer to. The ring counts its own.
+type memory struct {
+	ringMax, queuesMax int64
+	queues             int64
+	turn               uint64 // counts what happens to queues: the clock of Watch.waiting
+}
+
+// addToRingLocked puts a commit into the ring, and drops as many of the oldest as make room. The newest stays, however
+// large it is: without it no watch could take it.
+func (f *Feed) addToRingLocked(c *Commit) {
+	f.ring.add(c)
+	for f.ring.bytes > f.memory.ringMax && f.ring.len() > 1 {
+		f.dropFromRingLocked()
+	}
+}
+
+func (f *Feed) dropFromRingLocked() {
+	if c := f.ring.drop(); c.refs > 0 {
+		f.memory.queues += c.size
+	}
+}
+
+func (f *Feed) dropRingLocked() {
+	for f.ring.len() > 0 {
+		f.dropFromRingLocked()
+	}
+	f.ring.reset(f.ring.dispatched)
+}
+
+// retainLocked counts a reference to a commit.
+func (f *Feed) retainLocked(c *Commit) {
+	if c.refs == 0 && !c.inRing {
+		f.memory.queues += c.size
+	}
+	c.refs++
+}
+
+func (f *Feed) releaseLocked(c *Commit) {
+	if c.refs--; c.refs == 0 && !c.inRing {
+		f.memory.queues -= c.size
+	}
+}
+
+// growLocked counts what was attached to a commit. A commit that neither the ring nor a queue has belongs to a response.
+func (f *Feed) growLocked(c *Commit, size int64) {
+	c.size += size
+	switch {
+	case c.inRing:
+		f.ring.bytes += size
+	case c.refs > 0:
+		f.memory.queues += size
+	}
+}
+
+// makeRoomLocked lets the watches from whose queues nothing was taken for the longest time lose them while the queues take
+// too much. It frees a quarter at once, because it looks at all watches. The epochs of the references say less: a watch
+// that catches up has old ones and may be served well.
+func (f *Feed) makeRoomLocked() {
+	if f.memory.queues <= f.memory.queuesMax {
+		return
+	}
+	var full []*Watch
+	for _, w := range f.watches {
+		if w.queue.len() > 0 {
+			full = append(full, w)
+		}
+	}
+	slices.SortFunc(full, func(a, b *Watch) int {
+		return cmp.Or(cmp.Compare(a.waiting, b.waiting), cmp.Compare(a.ID, b.ID))
+	})
+	for _, w := range full[:max(len(full), 1)-1] { // the last one keeps its queue, so that something is delivered however little memory there is
+		if f.memory.queues <= f.memory.queuesMax-f.memory.queuesMax/4 {
+			return
+		}
+		f.evictLocked(w)
+	}
+}
+
+// evictLocked takes the queue away from a watch, which lags from then on at the begin of that queue. It is read for again
+// when its consumer asks for more.
+func (f *Feed) evictLocked(w *Watch) {
+	first := w.queue.first()
+	w.queued = Position{first.commit.Epoch - 1, first.from}
+	f.dropQueueLocked(w)
+	if w.state == StateLive {
+		f.counters.becameLagging.Memory++
+	}
+	f.lagLocked(w)
+	w.gap, w.mark = nil, wal.TailMark{}
+	if !w.hungry {
+		w.hungry = true
+		w.consumer.hungry = append(w.consumer.hungry, w)
+	}
+}
+
+// dropQueueLocked empties the queue of a watch.
+func (f *Feed) dropQueueLocked(w *Watch) {
+	w.full = false
+	for w.queue.len() > 0 {
+		f.popLocked(w)
+	}
+	f.memory.queues -= w.queue.free()
+}
+
+// pushLocked appends a reference to the queue of a watch.
+func (f *Feed) pushLocked(w *Watch, r ref) {
+	if w.queue.len() == 0 {
+		f.touchLocked(w)
+	}
+	f.retainLocked(r.commit)
+	f.memory.queues += w.queue.push(r)
+}
+
+// touchLocked says that the watch has begun to wait for its consumer, again.
+func (f *Feed) touchLocked(w *Watch) {
+	f.memory.turn++
+	w.waiting = f.memory.turn
+}
+
+// popLocked removes the first reference from the queue of a watch.
+func (f *Feed) popLocked(w *Watch) { f.releaseLocked(w.queue.pop().commit) }

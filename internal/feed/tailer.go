@@ -1,0 +1,219 @@
+package feed
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/batch"
+	"github.com/epochkv/epochkv/internal/wal"
+)
+
+const (
+	// wakeEvery is the least time between two wakes of the tailer: under load it takes many commits at once.
+	wakeEvery = time.Millisecond
+	// retryEvery is the time between attempts to go on after an error.
+	retryEvery = 100 * time.Millisecond
+	// failuresMax is how often a read that fails for another reason than damage is tried again before it counts as damage.
+	failuresMax = 50
+)
+
+// tailer reads the log up to the stable epoch and offers it to the live watches. It ends when it is not Feed.tailer any more.
+type tailer struct {
+	feed *Feed
+	stop context.CancelFunc
+
+	// Owned by its goroutine.
+	log      *wal.TailReader // nil before the first step and after an error
+	failures int
+}
+
+func (t *tailer) run(ctx context.Context) {
+	defer t.close()
+	for f := t.feed; ctx.Err() == nil; {
+		if err := f.source.Await(ctx, t.position(), f.options.SyncInterval); err != nil {
+			if ctx.Err() == nil {
+				f.fail(err)
+			}
+			return
+		}
+		began := time.Now()
+		if err := t.step(); err != nil {
+			t.recover(ctx, err)
+		}
+		sleep(ctx, wakeEvery-time.Since(began))
+	}
+}
+
+func (t *tailer) close() {
+	if t.log != nil {
+		_ = t.log.Close() // it was only read
+	}
+	t.log = nil
+}
+
+// fail ends every watch because the store has failed.
+func (f *Feed) fail(err error) {
+	f.lock()
+	defer f.unlock()
+	f.endAllLocked(err)
+}
+
+func (t *tailer) position() keys.Epoch {
+	t.feed.lock()
+	defer t.feed.unlock()
+	return t.feed.ring.dispatched
+}
+
+// step offers every commit up to the stable epoch to the live watches.
+func (t *tailer) step() error {
+	f, through := t.feed, t.feed.source.Stable()
+	if t.log == nil {
+		t.log = f.source.ReadLog(t.position()+1, wal.TailMark{})
+	}
+	for {
+		after := t.log.Position() - 1
+		rec, ok, err := t.log.Next(through)
+		if err != nil || !ok {
+			return err
+		}
+		commits, err := f.commitsOf(&rec, after)
+		if err != nil {
+			return err
+		}
+		if !t.dispatch(rec.Epoch, commits) {
+			return nil
+		}
+		t.failures = 0
+	}
+}
+
+// commitsOf are the commits of a record of the log: none for a no-op record.
+func (f *Feed) commitsOf(rec *wal.TailRecord, after keys.Epoch) ([]*Commit, error) {
+	switch {
+	case rec.Gap && !rec.Skipped:
+		return f.loads(after, rec.Epoch), nil
+	case len(rec.Body) == 0:
+		return nil, nil
+	}
+	c, err := f.decode(rec.Epoch, rec.Body)
+	if err != nil {
+		return nil, err
+	}
+	return []*Commit{c}, nil
+}
+
+// loads are the commits of the bulk loads in a gap of the log. If the store does not know which keys were loaded, because
+// it was opened again since, they are those of the whole space.
+func (f *Feed) loads(after, through keys.Epoch) (commits []*Commit) {
+	known, complete := f.source.BulkLoads(after, through)
+	if !complete || len(known) == 0 {
+		known = []keys.LoadedRange{keys.WholeSpace(through, keys.SpaceUser)}
+	}
+	for _, one := range known {
+		commits = append(commits, f.load(one))
+	}
+	return commits
+}
+
+// dispatch offers the commits up to an epoch to the live watches. It reports false if the tailer has been stopped.
+func (t *tailer) dispatch(through keys.Epoch, commits []*Commit) bool {
+	f := t.feed
+	f.lock()
+	defer f.unlock()
+	if f.tailer != t {
+		return false
+	}
+	for _, c := range commits {
+		f.dispatchLocked(c)
+	}
+	f.ring.dispatched = through
+	return true
+}
+
+func (f *Feed) dispatchLocked(c *Commit) {
+	f.addToRingLocked(c)
+	for _, w := range f.candidatesLocked(c) {
+		if w.state == StateLive && !f.offerLocked(w, c) {
+			w.queued = latest(w.queued, Position{Epoch: c.Epoch - 1})
+			f.counters.becameLagging.Queue++
+			f.lagLocked(w)
+		}
+	}
+	f.ring.dispatched = c.Epoch
+	f.makeRoomLocked()
+}
+
+// candidatesLocked are the live watches that may want something of a commit. Bulk loads are rare: all are asked.
+func (f *Feed) candidatesLocked(c *Commit) []*Watch {
+	if c.Loaded == nil {
+		return f.index.candidates(c)
+	}
+	all := make([]*Watch, 0, len(f.watches))
+	for _, w := range f.watches {
+		all = append(all, w)
+	}
+	return all
+}
+
+// recover goes on after an error. Memory still has what the damaged part of the log was to deliver: it is brought into the
+// tree, from which the watches take the difference.
+func (t *tailer) recover(ctx context.Context, err error) {
+	t.close()
+	f := t.feed
+	t.failures++
+	gap, ok := f.gapAt(ctx, t.position()+1, err, t.failures)
+	if !ok {
+		sleep(ctx, retryEvery)
+		return
+	}
+	f.lock()
+	defer f.unlock()
+	if f.tailer != t {
+		return
+	}
+	for _, w := range f.watches {
+		if w.state == StateLive {
+			f.gapLocked(w, gap)
+		}
+	}
+	f.dropRingLocked()
+	f.ring.reset(gap.ResumeAt)
+}
+
+// gapAt finds out why the log cannot be read at an epoch, and from where on it can. It reports false if that is not known
+// yet, or if another attempt may succeed, after so many failures in a row.
+func (f *Feed) gapAt(ctx context.Context, at keys.Epoch, err error, failures int) (gap GapError, ok bool) {
+	if truncated, is := errors.AsType[*wal.TruncatedError](err); is {
+		return GapError{ResumeAt: truncated.Oldest - 1, Oldest: truncated.Oldest}, true
+	}
+	if !isDamage(err) && failures <= failuresMax {
+		return gap, false
+	}
+	f.lock()
+	f.counters.damages++
+	f.counters.damage = err
+	f.unlock()
+	next, ok, failed := f.source.Secure(ctx, at)
+	if failed != nil || !ok {
+		return gap, false
+	}
+	return GapError{ResumeAt: next - 1, Oldest: f.source.OldestInLog(), Cause: err}, true
+}
+
+func isDamage(err error) bool {
+	return errors.Is(err, wal.ErrCorrupt) || errors.Is(err, wal.ErrVersion) || errors.Is(err, batch.ErrCorrupt)
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	if d <= 0 {
+		return
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
