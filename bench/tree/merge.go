@@ -23,7 +23,16 @@ type merges struct {
 
 const (
 	mergeRounds = 3 // the same merge again, so that a run lasts long enough to be timed
+	// A checkpoint takes such a sample of its input, and cuts leaves that have so many of it.
+	sampleEvery, cutsMin = 1024, 3
 )
+
+func sample(fresh []btree.Entry) (cuts [][]byte) {
+	for i := sampleEvery; i < len(fresh); i += sampleEvery {
+		cuts = append(cuts, fresh[i].Key)
+	}
+	return cuts
+}
 
 // run merges r.Size random keys into a tree of r.Point key spaces. With one space the keys fall on a tenth of the tree, as a hot
 // one's do.
@@ -44,6 +53,7 @@ func (m merges) run(r *harness.Run) (err error) {
 		hot = 26
 	}
 	fresh := entries(r.Seed+1, batch, r.Point, 100, hot, 2)
+	cuts := sample(fresh)
 	var merged btree.Root
 	end, free := store.end, slices.Clone(store.free)
 	err = r.Time(batch*mergeRounds, func() error {
@@ -51,6 +61,7 @@ func (m merges) run(r *harness.Run) (err error) {
 			store.end, store.free = end, append(store.free[:0], free...)
 			var result *btree.Result
 			in := store.input(root, m.workers)
+			in.Cuts = btree.Cuts{Keys: cuts, Least: cutsMin}
 			result, err := putAll(r, in, fresh)
 			if err != nil {
 				return err

@@ -17,7 +17,7 @@ import (
 
 // bench is an engine with one writer, which is all that these tests need of the layer above.
 type bench struct {
-	t       *testing.T
+	t       testing.TB
 	engine  *Engine
 	visible *atomic.Uint64
 	writer  Writer
@@ -32,7 +32,7 @@ func newBench(t *testing.T) *bench {
 }
 
 // openBench is newBench with sizes of its own.
-func openBench(t *testing.T, o Options) *bench {
+func openBench(t testing.TB, o Options) *bench {
 	t.Helper()
 	b := &bench{t: t, visible: new(atomic.Uint64), fs: vfs.NewMem()}
 	b.faults = vfs.NewFaulty(b.fs)

@@ -275,8 +275,8 @@ func (e *Engine) mergeBulkLoad(ctx context.Context, l *BulkLoad, frozen []*gener
 	in := e.mergeInput(b.ck, b.batch, b.sink, b.root, frozen, b.watermarks.policy())
 	in.Input = func() btree.Input { return newBulkInput(stored, l.epoch, newMemInput(frozen)) }
 	in.Lookahead = nil // its seeks read files
-	if cuts := stored.Split(bulkCutBlocks); len(cuts) > len(in.Cuts) {
-		in.Cuts = cuts
+	if cuts := stored.Split(bulkCutBlocks); in.Cuts.Least > 0 || len(cuts) > len(in.Cuts.Keys) {
+		in.Cuts = btree.Cuts{Keys: cuts}
 	}
 	return e.mergeForBulkLoad(ctx, l, in)
 }

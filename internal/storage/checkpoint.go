@@ -26,7 +26,7 @@ const (
 	relocateShare    = 32
 )
 
-// smallTreePages is the tree size below which its own separators divide a merge too coarsely.
+// smallTreePages is the tree size below which its own separators divide every merge too coarsely.
 const smallTreePages = 256
 
 // KeyRange is a range of internal keys.
@@ -390,8 +390,11 @@ func (e *Engine) mergeInput(
 		Values:    blobWriter{batch},
 		Workers:   e.mergeWorkers(), Unreadable: IsDamage, Progress: e.throttleProgress,
 	}
-	if len(frozen) > 0 && e.pager.Stats().Live < smallTreePages {
-		in.Cuts = sample(frozen, page.KeySizeMax(e.pager.PageSize()))
+	if len(frozen) > 0 {
+		in.Cuts.Keys = sample(frozen, page.KeySizeMax(e.pager.PageSize()))
+	}
+	if e.pager.Stats().Live >= smallTreePages {
+		in.Cuts.Least = sampledCutsMin
 	}
 	return in
 }

@@ -54,10 +54,17 @@ func (in *memInput) Next(e *btree.Entry) bool {
 // Err implements btree.Input.
 func (in *memInput) Err() error { return nil }
 
-// sampleEvery is the distance of the keys at which a merge into a small tree is cut: some ten leaves of work.
-const sampleEvery = 1024
+const (
+	// sampleEvery is the distance of the keys at which a merge can be cut: some ten leaves of work.
+	sampleEvery = 1024
+	// sampledCutsMin is how many such keys there must be between neighbouring leaves of a large tree
+	// before a merge is cut there. Keys that are spread over the tree are divided by its separators, and
+	// the leaves at each cut would be rewritten for nothing.
+	sampledCutsMin = 3
+)
 
 // sample takes keys of the largest generation, at which workers can share a merge that the tree's own separators do not divide.
+// It looks at one key of each block.
 func sample(frozen []*generation, keySizeMax int) (cuts [][]byte) {
 	var largest *generation
 	for _, g := range frozen {
@@ -67,10 +74,12 @@ func sample(frozen []*generation, keySizeMax int) (cuts [][]byte) {
 	}
 	var it memtable.Iter
 	it.Init(largest.mem)
-	n := 0
-	for ok := it.First(); ok; ok = it.NextKey() {
-		if n++; n%sampleEvery == 0 && len(it.Key()) <= keySizeMax { // no page holds a longer separator
-			cuts = append(cuts, it.Key())
+	passed := 0
+	for ok := it.First(); ok; {
+		var n int
+		n, ok = it.NextBlock()
+		if passed += n; ok && passed >= sampleEvery && len(it.Key()) <= keySizeMax { // no page holds a longer separator
+			cuts, passed = append(cuts, it.Key()), 0
 		}
 	}
 	return cuts

@@ -258,7 +258,7 @@ func (e *Engine) rebuildIn(
 	}
 	all := in.Input
 	in.Input = func() btree.Input { return b.back.Input(all()) }
-	in.Lookahead, in.Cuts = nil, nil
+	in.Lookahead, in.Cuts = nil, btree.Cuts{}
 	return b, b.back.Remaining, nil
 }
 

@@ -65,7 +65,7 @@ func (a *arrayStore) merge(b testing.TB, base Root, entries []Entry, workers, fi
 		Input:  func() Input { return &SliceInput{Entries: entries} },
 		Source: func() Source { return a },
 		Sink:   a, Workers: workers,
-		Cuts: sample(entries, 64),
+		Cuts: Cuts{Keys: sample(entries, 64)},
 	}, fill)
 	if err != nil {
 		b.Fatal(err)

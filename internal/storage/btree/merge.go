@@ -47,9 +47,9 @@ type MergeInput struct {
 	// Workers is how many goroutines merge. The result does not depend on it. Zero means one.
 	Workers int
 	// Cuts are keys at which the work is divided in addition to the tree's own separators: a sample
-	// of the input's keys lets many workers share a merge into a small tree. They are sorted. The
-	// pages of the result depend on them.
-	Cuts [][]byte
+	// of the input's keys lets many workers share a merge into a small tree, or into a few leaves of
+	// a large one. The pages of the result depend on them.
+	Cuts Cuts
 	// Unreadable reports whether an error of a Source concerns one page alone, so that the merge
 	// can skip the page; see UnreadableError. Nil means that no error does.
 	Unreadable func(error) bool
@@ -69,6 +69,14 @@ type MergeInput struct {
 	Progress func(entries int)
 
 	invoker // of a baseline; empty without the tag ablation
+}
+
+// Cuts are keys at which a merge may be divided.
+type Cuts struct {
+	Keys [][]byte // sorted
+	// Least is the least number of keys at which a run of neighbouring leaves is divided: fewer are not
+	// worth the leaves that are rewritten for them. Zero means one.
+	Least int
 }
 
 // Relocation asks a merge to rewrite up to Max pages (and their parents) whose id is From or
@@ -162,7 +170,7 @@ func Merge(ctx context.Context, in *MergeInput) (*Result, error) {
 
 // mergeFilling is Merge with pages of a long run that are full by the given share.
 func mergeFilling(ctx context.Context, in *MergeInput, percent int) (*Result, error) {
-	m := &merge{MergeInput: in, cuts: in.Cuts}
+	m := &merge{MergeInput: in, cuts: in.Cuts.Keys}
 	if len(in.Avoid) > 0 {
 		m.cuts = nil // both partitions would read a leaf that they share
 	}

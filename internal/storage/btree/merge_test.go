@@ -71,7 +71,7 @@ func TestWorkersDoNotChangeAByte(t *testing.T) {
 				s := base.clone()
 				in := s.mergeInput(root, entries, allVisible)
 				in.Workers = workers
-				in.Cuts = [][]byte{[]byte("key00000700"), []byte("key000123"), []byte("key0004"), []byte("key00086")}
+				in.Cuts.Keys = [][]byte{[]byte("key00000700"), []byte("key000123"), []byte("key0004"), []byte("key00086")}
 				in.Relocate = Relocation{From: 500, Max: 50}
 				res := s.apply(t, in)
 				s.check(t, res.Root)

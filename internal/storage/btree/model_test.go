@@ -139,9 +139,9 @@ func TestTreeIsASortedMapWithVersions(t *testing.T) {
 				in.Workers = 1 + rng.IntN(3)
 				percent := 50 + rng.IntN(51)
 				for range rng.IntN(4) {
-					in.Cuts = append(in.Cuts, []byte(w.key()))
+					in.Cuts.Keys = append(in.Cuts.Keys, []byte(w.key()))
 				}
-				slices.SortFunc(in.Cuts, bytes.Compare)
+				slices.SortFunc(in.Cuts.Keys, bytes.Compare)
 				if rng.IntN(3) == 0 {
 					in.Relocate = Relocation{From: page.ID(len(s.used) / 2), Max: rng.IntN(20)}
 				}

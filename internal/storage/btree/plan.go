@@ -187,15 +187,8 @@ func (pl *planner) chunk(run []page.Child, bound *page.Separator, yield func(*pa
 		}
 	}
 	p := &partition{children: run, lo: run[0].Separator, relocate: relocate}
-	for ; pl.cuts < len(pl.m.cuts); pl.cuts++ {
-		k := page.Separator{Key: pl.m.cuts[pl.cuts], Trailer: page.NoTrailer}
-		if p.lo.Compare(k.Key, k.Trailer) >= 0 {
-			continue
-		}
-		if bound != nil && bound.Compare(k.Key, k.Trailer) <= 0 {
-			break
-		}
-		next := p.cut(k)
+	for _, k := range pl.cutsWithin(&p.lo, bound) {
+		next := p.cut(page.Separator{Key: k, Trailer: page.NoTrailer})
 		if !pl.yield(p, yield) {
 			return false
 		}
@@ -204,6 +197,23 @@ func (pl *planner) chunk(run []page.Child, bound *page.Separator, yield func(*pa
 	p.hi = bound
 	pl.in.skip(bound)
 	return pl.yield(p, yield)
+}
+
+// cutsWithin returns the cuts after lo and before hi if there are enough of them. The planner is then past
+// them.
+func (pl *planner) cutsWithin(lo, hi *page.Separator) [][]byte {
+	cuts := pl.m.cuts
+	for pl.cuts < len(cuts) && lo.Compare(cuts[pl.cuts], page.NoTrailer) >= 0 {
+		pl.cuts++
+	}
+	first := pl.cuts
+	for pl.cuts < len(cuts) && (hi == nil || hi.Compare(cuts[pl.cuts], page.NoTrailer) > 0) {
+		pl.cuts++
+	}
+	if pl.cuts-first < pl.m.Cuts.Least {
+		return nil
+	}
+	return cuts[first:pl.cuts]
 }
 
 func (pl *planner) yield(p *partition, yield func(*partition) bool) bool {

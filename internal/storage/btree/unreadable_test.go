@@ -212,9 +212,9 @@ func TestMergesSkipUnreadablePages(t *testing.T) {
 			r := rand.New(rand.NewPCG(seed, uint64(d.epoch))) // the same for each attempt
 			in.Workers = 1 + r.IntN(3)
 			for range r.IntN(4) {
-				in.Cuts = append(in.Cuts, fmt.Appendf(nil, "%c%03d", 'a'+r.IntN(3), r.IntN(100)))
+				in.Cuts.Keys = append(in.Cuts.Keys, fmt.Appendf(nil, "%c%03d", 'a'+r.IntN(3), r.IntN(100)))
 			}
-			slices.SortFunc(in.Cuts, func(a, b []byte) int { return slices.Compare(a, b) })
+			slices.SortFunc(in.Cuts.Keys, func(a, b []byte) int { return slices.Compare(a, b) })
 			if r.IntN(2) == 0 {
 				in.Relocate = Relocation{From: page.ID(len(d.s.used) / 2), Max: r.IntN(20)}
 			}

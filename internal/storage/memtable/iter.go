@@ -112,6 +112,14 @@ func (it *Iter) NextKey() bool {
 	return it.enter(it.next, nodeKey(it.table.arena.base, offsetIn(last)), headIn(last), false)
 }
 
+// NextBlock moves to the newest version of the first key of the next block, and returns the number of
+// keys that it passed.
+func (it *Iter) NextBlock() (passed int, ok bool) {
+	passed = it.count - it.at
+	it.at = it.count - 1
+	return passed, it.NextKey()
+}
+
 // PrevKey moves to the newest version of the key before.
 func (it *Iter) PrevKey() bool {
 	if it.count == 0 {
