@@ -3,6 +3,7 @@ package mvcc
 import (
 	"context"
 	"sync/atomic"
+	"time"
 
 	"github.com/epochkv/epochkv/internal/invariants"
 	"github.com/epochkv/epochkv/internal/keys"
@@ -109,6 +110,9 @@ func (x *Session) commit(ctx context.Context, w *Write) (keys.Epoch, error) {
 		x.assertAlone(false)
 	}
 	x.unlock()
+	if w.derived.under != nil {
+		w.derived.released = time.Now()
+	}
 	if err = x.finish(ctx, err); err != nil {
 		return 0, err
 	}
@@ -184,6 +188,9 @@ func (x *Session) complete(ctx context.Context, w *Write, epoch keys.Epoch) erro
 	x.reached(stepInserted)
 	x.store.watermark.markInstalled(epoch)
 	x.reached(stepInstalled)
+	if w.derived.soonest != 0 {
+		x.store.expirer.note(w.derived.soonest)
+	}
 	return refused
 }
 
@@ -251,7 +258,7 @@ func (x *Session) prepare(w *Write) (err error) {
 
 func (x *Session) checkLimits(w *Write) error {
 	limits, n := &x.store.options.Limits, w.Batch.Operations()
-	if n > limits.BatchOps {
+	if n > limits.BatchOps && !w.own {
 		return &LimitError{What: "batch operations", Limit: limits.BatchOps, Got: n}
 	}
 	if size := w.Batch.PayloadBytes(); size > limits.BatchBytes {

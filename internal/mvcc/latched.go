@@ -2,6 +2,7 @@ package mvcc
 
 import (
 	"context"
+	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/metadata"
@@ -18,11 +19,12 @@ import (
 
 // derivation is what a Write computes under its latches.
 type derivation struct {
-	latches []byte // internal keys of Latch, one after the other
-	ends    []int  // where each of them ends
-	under   func(*Latched) error
-	queued  bool   // the operations of an InvokeAll have changed the expiry queue themselves
-	soonest uint64 // earliest deadline that the commit adds to the expiry queue; zero if there is none
+	latches  []byte // internal keys of Latch, one after the other
+	ends     []int  // where each of them ends
+	under    func(*Latched) error
+	queued   bool      // the operations of an InvokeAll have changed the expiry queue themselves
+	released time.Time // when the latches were released, if there is a function under
+	soonest  uint64    // earliest deadline that the commit adds to the expiry queue; zero if there is none
 }
 
 func (d *derivation) reset() {

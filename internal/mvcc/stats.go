@@ -19,6 +19,8 @@ type Stats struct {
 	Conflicts     uint64 // commits refused because something they read had changed
 	Preconditions uint64 // commits refused because a precondition did not hold
 
+	Expiry ExpiryStats
+
 	CheckpointErr error // why the last background checkpoint failed; nil if it did not
 
 	Collections     uint64        // runs of the collector
@@ -42,8 +44,28 @@ func (s *Store) Stats() Stats {
 		CheckpointErr: s.CheckpointErr(), SessionsOpen: open, Snapshots: s.registry.Usage(time.Now()), Limits: s.options.Limits,
 		ClockDifference: s.clock.Difference(),
 		CommitPause:     time.Duration(s.bulk.pause.total.Load()), CommitPauseMax: time.Duration(s.bulk.pause.longest.Load()),
-		Storage: s.engine.Stats(),
+		Storage: s.engine.Stats(), Expiry: s.expirer.stats(),
 	}
+}
+
+// ExpiryStats are the counters of the expirer, since Open.
+type ExpiryStats struct {
+	Expired uint64        // keys that were deleted because their deadline had passed
+	Stale   uint64        // queue entries of former versions, deleted alone
+	Skipped uint64        // entries that were left in the queue, because a damaged page hides their keys
+	Commits uint64        // of the expirer
+	Lag     time.Duration // how long ago the earliest deadline was that has not been handled
+	Err     error         // why the last pass over the queue failed; nil if it did not
+}
+
+func (e *expirer) stats() ExpiryStats {
+	out := ExpiryStats{
+		Expired: e.expired.Load(), Stale: e.stale.Load(), Skipped: e.skipped.Load(), Commits: e.commits.Load(), Lag: e.lag(),
+	}
+	if err := e.failure.Load(); err != nil {
+		out.Err = *err
+	}
+	return out
 }
 
 // commitCounters count how commits ended.

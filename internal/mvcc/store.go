@@ -33,6 +33,7 @@ type Store struct {
 	sessions      sessionPool
 	probe         *Session // of Probe alone; outside the limit of sessions, so that a probe does not compete with requests
 	requests      requestWindow
+	expirer       *expirer
 	lifecycle     lifecycle
 }
 
@@ -53,8 +54,8 @@ func OpenContext(ctx context.Context, o Options) (*Store, error) {
 		return nil, fmt.Errorf("open %s: %w", o.Storage.Dir, err)
 	}
 	s.engine, s.recovery, s.clock = engine, recovery, clock.New(o.WallClock, recovery.CommitTime)
-	s.watermark.open(recovery.Next-1, s.options.Limits.Sessions+2) // and those of the probe and of the request window
-	s.probe = s.newSession()
+	s.watermark.open(recovery.Next-1, s.options.Limits.Sessions+2+expiryCommitsMax) // and those of the probe, of the request window and of the expirer
+	s.probe, s.expirer = s.newSession(), newExpirer(s)
 	if err := errors.Join(s.requests.open(s.probe), s.adoptFeatureLevel(ctx)); err != nil {
 		return nil, errors.Join(fmt.Errorf("open %s: %w", o.Storage.Dir, err), engine.Close())
 	}
@@ -71,6 +72,7 @@ func OpenContext(ctx context.Context, o Options) (*Store, error) {
 	s.lifecycle.done.Go(func() { s.engine.RunSpace(ctx) })
 	s.lifecycle.done.Go(func() { s.runRequestWindow(ctx) })
 	s.lifecycle.done.Go(func() { s.engine.RunRebuilds(ctx) })
+	s.lifecycle.done.Go(func() { s.expirer.run(ctx) })
 	return s, nil
 }
 

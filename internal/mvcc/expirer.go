@@ -1,0 +1,273 @@
+package mvcc
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"math"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage"
+)
+
+// expirer deletes keys after their deadlines.
+//
+//	commits ─► expiry queue ─► run: up to now, in the order of deadlines ─► 2 workers: latch, compare, delete ─► commits
+//	   └─ a deadline before next: wake ─┘
+//
+// It sleeps until the earliest deadline in the queue, at most expirySleepMax; without deadlines it only waits for a wake.
+//
+// Invariants:
+//   - A key is deleted only by a commit that begins when the store's clock shows its deadline or later.
+//   - next is not after the earliest deadline of an entry that no pass has taken yet. A pass sets it to none and waits until
+//     all epochs reserved by then are visible, before it takes its snapshot; a commit looks at next after its versions are
+//     installed. So the pass sees the entry, or the commit sees that next is later and lowers it.
+type expirer struct {
+	store *Store
+	next  atomic.Uint64 // milliseconds since 1970, noDeadline without any
+	wake  chan struct{} // a token when a commit has lowered next
+	// progress is the deadline from which a running pass may have entries in flight; noDeadline between passes.
+	progress atomic.Uint64
+	expired  atomic.Uint64 // keys that were deleted
+	stale    atomic.Uint64 // entries that were deleted alone
+	skipped  atomic.Uint64 // entries left in the queue, because of damaged pages
+	commits  atomic.Uint64
+	failure  atomic.Pointer[error] // of the last pass; nil if it was complete
+
+	// Owned by run.
+	session  *Session
+	size     int // entries of a batch; see adapt
+	jobs     chan *expiryBatch
+	done     chan *expiryBatch
+	idle     []*expiryBatch
+	inFlight int
+	retryAt  time.Time // when entries that were skipped are tried again; zero if there are none
+	retry    uint64    // earliest deadline among them
+}
+
+const (
+	noDeadline = math.MaxUint64
+
+	// expirySleepMax bounds the sleep of the expirer, because the clock may be set ahead (clock.Accept).
+	expirySleepMax = time.Second
+	// expiryBackoff is the pause after a pass that failed.
+	expiryBackoff = time.Second
+	// expiryRetryAfter is when entries that damaged pages hide are tried again.
+	expiryRetryAfter = time.Minute
+	// expiryCommitsMax is how many commits of the expirer are in flight.
+	expiryCommitsMax = 2
+	// expiryBatchMax is the number of entries in a commit: 1000 random keys would hold a good part of all latches.
+	expiryBatchMax = 128
+	// A batch that holds its latches for longer than expiryHeldMax, or takes longer than expiryTookMax, is halved.
+	expiryHeldMax = 200 * time.Microsecond
+	expiryTookMax = 20 * time.Millisecond
+)
+
+// queueUpper is the end of the expiry queue, as ScanSystem takes it.
+var queueUpper = []byte{keys.SystemExpiry + 1}
+
+func newExpirer(s *Store) *expirer {
+	e := &expirer{store: s, wake: make(chan struct{}, 1), size: expiryBatchMax}
+	e.progress.Store(noDeadline)
+	return e // next is zero: the first pass looks at the whole queue
+}
+
+// note is called by a commit that has installed an entry with this deadline.
+func (e *expirer) note(deadline uint64) {
+	for {
+		next := e.next.Load()
+		if deadline >= next {
+			return
+		}
+		if e.next.CompareAndSwap(next, deadline) {
+			break
+		}
+	}
+	select {
+	case e.wake <- struct{}{}:
+	default:
+	}
+}
+
+// now is the store's clock in milliseconds.
+func (e *expirer) now() uint64 { return e.store.clock.Now() / 1000 }
+
+// run expires keys until ctx ends.
+func (e *expirer) run(ctx context.Context) {
+	e.session = e.store.newSession()
+	e.jobs, e.done = make(chan *expiryBatch), make(chan *expiryBatch, expiryCommitsMax)
+	var workers sync.WaitGroup
+	for range expiryCommitsMax {
+		e.idle = append(e.idle, new(expiryBatch))
+		workers.Go(func() {
+			x := e.store.newSession()
+			for b := range e.jobs {
+				b.commit(ctx, x)
+				e.done <- b
+			}
+		})
+	}
+	for e.sleep(ctx) {
+		err := e.pass(ctx)
+		e.failure.Store(nil)
+		if err != nil && ctx.Err() == nil {
+			e.failure.Store(&err)
+			wait(ctx, expiryBackoff)
+		}
+	}
+	close(e.jobs)
+	workers.Wait()
+}
+
+// sleep returns true when the earliest deadline has passed, and false when ctx has ended.
+func (e *expirer) sleep(ctx context.Context) bool {
+	for {
+		if !e.retryAt.IsZero() && !time.Now().Before(e.retryAt) {
+			e.retryAt = time.Time{}
+			e.note(e.retry)
+		}
+		next, now := e.next.Load(), e.now()
+		if ctx.Err() != nil || next <= now {
+			return ctx.Err() == nil
+		}
+		if next == noDeadline && e.retryAt.IsZero() {
+			select {
+			case <-ctx.Done():
+			case <-e.wake:
+			}
+			continue
+		}
+		timer := time.NewTimer(time.Duration(min(next-now, uint64(expirySleepMax/time.Millisecond))) * time.Millisecond)
+		select {
+		case <-ctx.Done():
+		case <-e.wake:
+		case <-timer.C:
+		}
+		timer.Stop()
+	}
+}
+
+func wait(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	}
+}
+
+// pass handles the entries from the earliest deadline up to now, and sets next to the deadline after them.
+func (e *expirer) pass(ctx context.Context) (err error) {
+	first := e.next.Swap(noDeadline)
+	e.progress.Store(first)
+	defer func() {
+		for e.inFlight > 0 {
+			err = errors.Join(err, e.collect())
+		}
+		if err != nil {
+			e.note(e.progress.Load())
+		}
+		e.progress.Store(noDeadline)
+	}()
+	if err := e.store.watermark.wait(ctx, e.store.engine.Reserved(), e.session.parker); err != nil {
+		return err
+	}
+	from := binary.BigEndian.AppendUint64([]byte{keys.SystemExpiry}, first)
+	for more := true; more; {
+		for len(e.idle) == 0 {
+			if err := e.collect(); err != nil {
+				return err
+			}
+		}
+		b := e.idle[len(e.idle)-1]
+		if from, more, err = e.fill(ctx, b, from); err != nil {
+			return err
+		}
+		if len(b.ends) > 0 {
+			e.idle = e.idle[:len(e.idle)-1]
+			e.progress.Store(first)
+			first = b.first()
+			e.jobs <- b
+			e.inFlight++
+		}
+	}
+	return nil
+}
+
+// fill reads the entries of a batch, from a key on, and returns the key from which to go on, if there may be more that are due.
+func (e *expirer) fill(ctx context.Context, b *expiryBatch, from []byte) (next []byte, more bool, err error) {
+	b.reset()
+	now := e.now()
+	visit := func(key, _ []byte, _ keys.Epoch) bool {
+		if len(key) <= 1+deadlineBytes { // it names no key
+			return true
+		}
+		if deadline := binary.BigEndian.Uint64(key[1:]); deadline > now {
+			e.note(deadline)
+			return false
+		}
+		if len(b.ends) == e.size {
+			more, next = true, append(from[:0], key...)
+			return false
+		}
+		b.add(key)
+		return true
+	}
+	err = e.session.ScanSystem(ctx, from, queueUpper, visit)
+	if damage, ok := errors.AsType[*storage.CorruptionError](err); ok && string(damage.KeyUpper) > string(from) {
+		// The queue goes on after the damaged page. What the page hides is looked for again later.
+		var deadline [deadlineBytes]byte
+		copy(deadline[:], from[1:])
+		e.later(binary.BigEndian.Uint64(deadline[:]))
+		return append([]byte(nil), damage.KeyUpper...), string(damage.KeyUpper) < string(queueUpper), nil
+	}
+	return next, more, err
+}
+
+// collect waits for a batch, and counts what it did.
+func (e *expirer) collect() error {
+	b := <-e.done
+	e.inFlight--
+	e.idle = append(e.idle, b)
+	if b.err != nil {
+		return b.err
+	}
+	e.commits.Add(1)
+	e.expired.Add(uint64(b.expired))
+	e.stale.Add(uint64(b.stale))
+	if b.skipped > 0 {
+		e.skipped.Add(uint64(b.skipped))
+		e.later(b.first())
+	}
+	e.adapt(b.held, b.took)
+	return nil
+}
+
+// later says that an entry with this deadline is to be tried again.
+func (e *expirer) later(deadline uint64) {
+	if e.retryAt.IsZero() {
+		e.retryAt, e.retry = time.Now().Add(expiryRetryAfter), deadline
+	}
+	e.retry = min(e.retry, deadline)
+}
+
+// adapt halves the batches when one has held its latches for too long, and lets them grow by an eighth otherwise.
+func (e *expirer) adapt(held, took time.Duration) {
+	if held > expiryHeldMax || took > expiryTookMax {
+		e.size = max(e.size/2, 1)
+	} else {
+		e.size = min(e.size+max(e.size/8, 1), expiryBatchMax)
+	}
+}
+
+// lag is how long ago the earliest deadline was that has not been handled.
+func (e *expirer) lag() time.Duration {
+	earliest, now := min(e.next.Load(), e.progress.Load()), e.now()
+	if earliest == 0 || earliest >= now { // zero: the queue was not looked at since the start
+		return 0
+	}
+	return time.Duration(now-earliest) * time.Millisecond
+}
