@@ -87,6 +87,10 @@ func (l *BulkLoad) Add(key, value []byte) error {
 	return l.load.Add(l.key, value)
 }
 
+// Cancel lets an Add that waits for the sorting of earlier entries end early, with an error. Nothing can
+// be committed after it. It may be called by any goroutine.
+func (l *BulkLoad) Cancel() { l.load.Cancel() }
+
 // Close ends the bulk load. Without a Commit before, the store is unchanged.
 func (l *BulkLoad) Close() error { return l.load.Close() }
 

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -55,6 +56,7 @@ func (s *kvService) bulkLoad(
 	}()
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
+	context.AfterFunc(ctx, l.Cancel)
 	messages := s.receiveBulk(ctx, stream)
 	for {
 		var m bulkMessage
@@ -75,7 +77,7 @@ func (s *kvService) bulkLoad(
 		}
 		for _, e := range m.request.Entries {
 			if err := l.Add(e.Key, e.Value); err != nil {
-				return mvcc.BulkLoaded{}, err
+				return mvcc.BulkLoaded{}, cmp.Or(context.Cause(ctx), err)
 			}
 		}
 		commit := m.request.Commit

@@ -166,6 +166,9 @@ func (l *BulkLoad) Add(key, value []byte) error {
 	return l.sorter.Add(key, value)
 }
 
+// Cancel lets an Add that waits for the sorting of earlier entries end early, with an error. It may be called by any goroutine.
+func (l *BulkLoad) Cancel() { l.sorter.Cancel() }
+
 // Prepare ends the intake and sorts. It returns the number of keys.
 func (l *BulkLoad) Prepare(ctx context.Context) (uint64, error) {
 	r, err := l.sorter.Finish(ctx)

@@ -43,6 +43,8 @@ type Sorter struct {
 	spare   *chunk     // the other one; the goroutine has it while spilled is not nil
 	spilled chan error // gets the result of the goroutine; nil without one
 	err     error      // of a chunk that could not be written: final
+	ctx     context.Context
+	cancel  context.CancelFunc // of ctx: ends the merge of the goroutine
 
 	// Belong to the goroutine while there is one.
 	files  int // created so far
@@ -51,7 +53,15 @@ type Sorter struct {
 }
 
 // New returns a Sorter without entries. Close removes its temporary files.
-func New(o Options) *Sorter { return &Sorter{options: o, filling: &chunk{}, spare: &chunk{}} }
+func New(o Options) *Sorter {
+	s := &Sorter{options: o, filling: &chunk{}, spare: &chunk{}}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	return s
+}
+
+// Cancel ends the merge of runs that is under way, which may take minutes, and all later ones: Add and
+// Finish return context.Canceled. It may be called by any goroutine, also while another one is in Add.
+func (s *Sorter) Cancel() { s.cancel() }
 
 // Add takes an entry. It keeps neither slice. An error is one of the file system, perhaps of an entry that
 // was added before.
@@ -72,7 +82,7 @@ func (s *Sorter) spillAside() error {
 	}
 	full, done := s.filling, make(chan error, 1)
 	s.filling, s.spare, s.spilled = s.spare, full, done
-	go func() { done <- s.spill(full) }()
+	go func() { done <- s.spill(s.ctx, full) }()
 	return nil
 }
 
@@ -88,12 +98,13 @@ func (s *Sorter) wait() error {
 // Finish sorts what was added and returns it as one run, or nil if nothing was added. The run belongs to
 // the Sorter.
 func (s *Sorter) Finish(ctx context.Context) (*Run, error) {
+	defer context.AfterFunc(ctx, s.cancel)()
 	err := s.wait()
 	if err == nil {
-		err = s.spill(s.filling)
+		err = s.spill(ctx, s.filling)
 	}
 	if err == nil {
-		err = s.endRun()
+		err = s.endRun(ctx)
 	}
 	s.filling, s.spare = &chunk{}, &chunk{}
 	for err == nil && len(s.runs) > 1 {
@@ -122,6 +133,7 @@ func (s *Sorter) ReplaceLarge(ctx context.Context, replace func(dst, key, value 
 
 // Close removes all temporary files.
 func (s *Sorter) Close() error {
+	s.cancel()
 	_ = s.wait() // Add or Finish returned its error, or nothing is made of the entries
 	var err error
 	if s.writer != nil {
@@ -135,7 +147,7 @@ func (s *Sorter) Close() error {
 }
 
 // spill writes the chunk to the newest run if it continues that, else to a run of its own.
-func (s *Sorter) spill(c *chunk) error {
+func (s *Sorter) spill(ctx context.Context, c *chunk) error {
 	if len(c.entries) == 0 {
 		return nil
 	}
@@ -144,7 +156,7 @@ func (s *Sorter) spill(c *chunk) error {
 	}
 	first, _ := c.entry(&c.entries[0])
 	if s.writer == nil || bytes.Compare(first, s.writer.lastKey) <= 0 {
-		if err := s.endRun(); err != nil {
+		if err := s.endRun(ctx); err != nil {
 			return err
 		}
 		var err error
@@ -179,7 +191,7 @@ func (s *Sorter) writeChunk(c *chunk) error {
 }
 
 // endRun completes the newest run, and merges runs while there are enough of one tier.
-func (s *Sorter) endRun() error {
+func (s *Sorter) endRun(ctx context.Context) error {
 	if s.writer == nil {
 		return nil
 	}
@@ -194,7 +206,7 @@ func (s *Sorter) endRun() error {
 		if n < fanIn || s.runs[n-fanIn].tier != s.runs[n-1].tier {
 			return nil
 		}
-		if err := s.mergeNewest(context.Background(), fanIn); err != nil {
+		if err := s.mergeNewest(ctx, fanIn); err != nil {
 			return err
 		}
 	}

@@ -2,6 +2,7 @@ package extsort
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -218,6 +219,55 @@ func TestDamagedRunIsAnError(t *testing.T) {
 		}
 		if _, err := r.file.WriteAt(b[:], at); err != nil {
 			t.Fatal(err)
+		}
+	}
+}
+
+// TestMergesEndWithTheSorter: the merge of runs, which may take minutes, ends when the owner of the sorter
+// cancels it, ends the context of Finish, or closes the sorter. Nothing is left.
+func TestMergesEndWithTheSorter(t *testing.T) {
+	const runs = fanInMax - 1 // the next one begins a merge
+	for name, end := range map[string]func(*Sorter) error{
+		"cancel": func(s *Sorter) error {
+			s.Cancel()
+			var err error
+			for i := 0; err == nil && i < 1000; i++ {
+				err = s.Add(fmt.Appendf(nil, "%05d", 5000-i), make([]byte, 100))
+			}
+			return err
+		},
+		"context": func(s *Sorter) error {
+			ctx, cancel := context.WithCancel(context.Background())
+			cancel()
+			_, err := s.Finish(ctx)
+			return err
+		},
+		"close": func(s *Sorter) error {
+			err := s.Close()
+			return cmp.Or(err, s.ctx.Err())
+		},
+	} {
+		fs := vfs.NewMem()
+		if err := fs.MkdirAll("db"); err != nil {
+			t.Fatal(err)
+		}
+		s := newSorter(fs, 1000)
+		for i := 0; len(s.runs) < runs-1; i++ {
+			if err := s.Add(fmt.Appendf(nil, "%05d", 9999-i), make([]byte, 100)); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.wait(); err != nil { // the goroutine has the runs
+				t.Fatal(err)
+			}
+		}
+		if err := end(s); !errors.Is(err, context.Canceled) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+		if files, err := fs.List("db"); err == nil && len(files) > 0 {
+			t.Errorf("%s: %v is left", name, files)
 		}
 	}
 }
