@@ -142,6 +142,13 @@ func Owner(internal []byte) (owner []byte, ok bool) {
 	return internal[ownedHeaderBytes:], true
 }
 
+// SystemLease and SystemLock are the first bytes of the keys in SpaceSystem of leases, followed by the id, and of locks
+// that are held, followed by the name. Package lease defines the records.
+const (
+	SystemLease = 'l'
+	SystemLock  = 'o'
+)
+
 // Append appends the internal key of user in space s to dst.
 func Append(dst []byte, s Space, user []byte) []byte {
 	dst = append(dst, byte(s))

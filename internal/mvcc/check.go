@@ -52,7 +52,7 @@ func (x *Session) checkConditions(ctx context.Context, w *Write) error {
 			return context.Cause(ctx) // it holds latches, and each condition may read a page
 		}
 		c := &w.Conditions[i]
-		x.key = keys.Append(x.key[:0], keys.SpaceUser, c.Key)
+		x.key = c.appendInternal(x.key[:0])
 		x.slot.Enter()
 		v, ok, err := x.reader.Newest(x.key)
 		holds := false
@@ -81,7 +81,7 @@ func (x *Session) conditionHolds(c *Condition, v storage.Version, ok bool) (bool
 		return !exists, nil
 	case KeyPresent:
 		return exists, nil
-	case EpochEquals:
+	case EpochEquals, LockHeld:
 		return exists && v.Epoch == c.Epoch, nil
 	}
 	if !exists {

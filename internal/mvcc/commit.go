@@ -319,8 +319,11 @@ func (x *Session) lock(ctx context.Context, w *Write) error {
 		from = end
 	}
 	for i := range w.Conditions {
-		x.key = keys.Append(x.key[:0], keys.SpaceUser, w.Conditions[i].Key)
+		x.key = w.Conditions[i].appendInternal(x.key[:0])
 		x.committing.held.add(x.store.latches, x.key)
+	}
+	if err := x.latchLeases(w); err != nil {
+		return err
 	}
 	return x.store.latches.lock(ctx, &x.committing.held, x.parker)
 }

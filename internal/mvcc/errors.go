@@ -47,6 +47,9 @@ type PreconditionError struct {
 }
 
 func (e *PreconditionError) Error() string {
+	if e.Condition.Kind == LockHeld {
+		return fmt.Sprintf("mvcc: the lock %q is not held with the token %d", e.Condition.Key, e.Condition.Epoch)
+	}
 	return fmt.Sprintf("mvcc: precondition %d does not hold: key %q %s", e.Index, e.Condition.Key, e.Condition.Kind.mismatch(e.Found))
 }
 

@@ -139,6 +139,9 @@ func (t *Txn) allHold(ctx context.Context, e *Execution) (bool, error) {
 }
 
 func (t *Txn) conditionHolds(c *Condition) (bool, error) {
+	if c.Kind == LockHeld {
+		return t.lockHeld(c)
+	}
 	v, err := t.Get(t.old[:0], c.Key)
 	if err != nil {
 		return false, err
@@ -153,6 +156,23 @@ func (t *Txn) conditionHolds(c *Condition) (bool, error) {
 		return v.Found && bytes.Equal(v.Data, c.Value), nil
 	}
 	return v.Found && v.Epoch == c.Epoch, nil
+}
+
+// lockHeld evaluates LockHeld in the transaction.
+func (t *Txn) lockHeld(c *Condition) (bool, error) {
+	x := t.session
+	x.key = c.appendInternal(x.key[:0])
+	x.slot.Enter()
+	v, ok, err := x.reader.Get(x.key, t.at)
+	x.slot.Leave()
+	if err != nil {
+		return false, err
+	}
+	t.await = max(t.await, x.store.mustAwait(v.Sync, v.Epoch))
+	if t.validated() {
+		t.reads.addPoint(x.key)
+	}
+	return ok && v.Kind.HasValue() && v.Epoch == c.Epoch, t.checkSize()
 }
 
 func (t *Txn) rangeHolds(ctx context.Context, r *RangeCondition) (bool, error) {

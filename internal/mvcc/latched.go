@@ -19,8 +19,9 @@ import (
 
 // derivation is what a Write computes under its latches.
 type derivation struct {
-	latches  []byte // internal keys of Latch, one after the other
-	ends     []int  // where each of them ends
+	latches  []byte   // internal keys of Latch, one after the other
+	ends     []int    // where each of them ends
+	leases   []uint64 // that the batch named when the latches were taken
 	under    func(*Latched) error
 	queued   bool      // the operations of an InvokeAll have changed the expiry queue themselves
 	released time.Time // when the latches were released, if there is a function under
@@ -28,7 +29,7 @@ type derivation struct {
 }
 
 func (d *derivation) reset() {
-	d.latches, d.ends, d.under, d.queued, d.soonest = d.latches[:0], d.ends[:0], nil, false, 0
+	d.latches, d.ends, d.leases, d.under, d.queued, d.soonest = d.latches[:0], d.ends[:0], d.leases[:0], nil, false, 0
 }
 
 // Latch makes the commit take the latch of an internal key that it does not write.
@@ -102,6 +103,9 @@ func (x *Session) compute(ctx context.Context, w *Write) error {
 	}
 	if w.Batch.Count() == 0 {
 		return nil
+	}
+	if err := x.attachLeases(w); err != nil {
+		return err
 	}
 	if err := x.queueDeadlines(ctx, w); err != nil {
 		return err

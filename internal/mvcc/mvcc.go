@@ -102,14 +102,23 @@ const (
 	KeyPresent
 	ValueEquals
 	EpochEquals
+	LockHeld // the lock named Key is held since the commit with this epoch
 )
 
 // Condition is a precondition on the newest committed version of a key.
 type Condition struct {
 	Kind  ConditionKind
-	Key   []byte     // the client's key
+	Key   []byte     // the client's key; for LockHeld, the name of a lock
 	Value []byte     // for ValueEquals
-	Epoch keys.Epoch // for EpochEquals
+	Epoch keys.Epoch // for EpochEquals and LockHeld
+}
+
+// appendInternal appends the internal key that the condition is about.
+func (c *Condition) appendInternal(dst []byte) []byte {
+	if c.Kind == LockHeld {
+		return append(append(dst, byte(keys.SpaceSystem), keys.SystemLock), c.Key...)
+	}
+	return keys.Append(dst, keys.SpaceUser, c.Key)
 }
 
 // Value is the answer to a point read.

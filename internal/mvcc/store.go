@@ -35,6 +35,7 @@ type Store struct {
 	requests      requestWindow
 	expirer       *expirer
 	lifecycle     lifecycle
+	leaseCheck    atomic.Pointer[func(lease uint64) error] // of GuardLeases
 }
 
 // Open opens or creates the store in o.Storage.Dir and recovers what its log holds. Errors: *storage.CorruptionError,
