@@ -85,7 +85,7 @@ func exitCodeOf(e *client.Error) int {
 		return exitUsage
 	case codes.NotFound:
 		return exitNotFound
-	case codes.Aborted, codes.FailedPrecondition:
+	case codes.Aborted, codes.FailedPrecondition, codes.AlreadyExists:
 		return exitConflict
 	case codes.Unavailable, codes.DeadlineExceeded:
 		return exitUnavailable
@@ -148,5 +148,7 @@ var adviceByReason = map[kvpb.ErrorReason]string{
 	kvpb.ErrorReason_ERROR_REASON_REQUEST_ID_EXPIRED:       "The write may have happened before. Read the keys to find out, then write under a new id.",
 	kvpb.ErrorReason_ERROR_REASON_REQUEST_CANCELLED:        "The write did not happen: its outcome was asked for with a fence. Run the command again.",
 	kvpb.ErrorReason_ERROR_REASON_CLOCK_EARLIER:            "The server's clock never goes back. It runs slower until it agrees with the system's time.",
+	kvpb.ErrorReason_ERROR_REASON_LEASE_NOT_FOUND:          "The lease has ended, and its keys and locks are gone. kvctl lease list shows those that exist.",
+	kvpb.ErrorReason_ERROR_REASON_FENCED:                   "The lock was lost: acquire it again before the write.",
 	kvpb.ErrorReason_ERROR_REASON_OUTCOME_UNKNOWN:          "The write may or may not have happened. Read the key once the server is healthy again.",
 }

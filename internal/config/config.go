@@ -86,6 +86,8 @@ type Limits struct {
 	Streams          int  // requests and streams open at once on one connection
 	Transactions     int  // interactive transactions that are open
 	TxnSize          Size // memory of one transaction's writes and reads; 0: BatchSize, as it commits as one batch
+	Leases           int  // that exist at once
+	LockWaiters      int  // requests that wait for locks or observe them
 }
 
 // Default is the configuration of a server without options.
@@ -114,6 +116,8 @@ func Default() Config {
 			Connections:      1024,
 			Streams:          1024,
 			Transactions:     1024,
+			Leases:           1_000_000,
+			LockWaiters:      10_000,
 		},
 		TxnIdleTimeout:   30 * time.Second,
 		TxnTimeout:       5 * time.Minute,
@@ -204,6 +208,8 @@ func newOptions() *options {
 	f.IntVar(&c.Limits.Connections, "max-connections", c.Limits.Connections, "most client connections")
 	f.IntVar(&c.Limits.Streams, "max-streams", c.Limits.Streams, "most requests and streams open on one connection")
 	f.IntVar(&c.Limits.Transactions, "max-transactions", c.Limits.Transactions, "most interactive transactions that are open; further ones are refused with advice to retry")
+	f.IntVar(&c.Limits.Leases, "max-leases", c.Limits.Leases, "most leases that exist at once; each takes about 200 bytes of memory")
+	f.IntVar(&c.Limits.LockWaiters, "max-lock-waiters", c.Limits.LockWaiters, "most requests that wait for locks or observe them at once; further ones are refused with advice to retry")
 	f.Var(&c.Limits.TxnSize, "max-txn-size", "most memory that one transaction may hold for its writes, savepoints and reads; 0 is --max-batch-size")
 	f.DurationVar(&c.TxnIdleTimeout, "txn-idle-timeout", c.TxnIdleTimeout, "how long an interactive transaction may wait for its next request before it is rolled back")
 	f.DurationVar(&c.TxnTimeout, "txn-timeout", c.TxnTimeout, "how long an interactive transaction may be open before it is rolled back")

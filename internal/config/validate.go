@@ -117,6 +117,8 @@ func (c *Config) validateLimits(v *validation) {
 		"is %d; the bound of resident memory with --memory %v carries %d connections; raise --memory or lower it", l.Connections, c.Memory, c.connectionsMax()))
 	v.count("max-streams", l.Streams)
 	v.count("max-transactions", l.Transactions)
+	v.count("max-leases", l.Leases)
+	v.count("max-lock-waiters", l.LockWaiters)
 	v.check(l.TxnSize <= l.BatchSize, "max-txn-size",
 		fmt.Sprintf("is %v, above --max-batch-size %v; a transaction commits as one batch", l.TxnSize, l.BatchSize))
 }

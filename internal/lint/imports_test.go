@@ -83,10 +83,11 @@ var mayImport = map[string][]string{
 	"internal/config":    {"internal/storage"}, // for its limits
 	"internal/health":    {},
 	"internal/transport": {},
+	"internal/lease":     {"internal/mvcc", "internal/keys", "internal/metadata", "internal/storage/batch"},
 	"internal/telemetry": {"internal/config", "internal/health", "internal/mvcc", "internal/storage", "internal/wal", "internal/vfs"},
 	"internal/server": {
-		"api/proto/epochkv/v1", "internal/clock", "internal/config", "internal/feed", "internal/health", "internal/mvcc", "internal/storage", "internal/storage/inspect",
-		"internal/keys", "internal/storage/batch", "internal/telemetry", "internal/transport", "internal/vfs", "internal/wal",
+		"api/proto/epochkv/v1", "internal/clock", "internal/config", "internal/feed", "internal/health", "internal/lease", "internal/mvcc", "internal/storage", "internal/storage/inspect",
+		"internal/keys", "internal/metadata", "internal/storage/batch", "internal/telemetry", "internal/transport", "internal/vfs", "internal/wal",
 	},
 	"cmd/kvserver": {"internal/config", "internal/server", "internal/telemetry"},
 	"cmd/kvctl":    {"api/proto/epochkv/v1", "client", "internal/storage", "internal/storage/inspect", "internal/keys", "internal/vfs"}, // verify and salvage of files

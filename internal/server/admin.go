@@ -184,7 +184,7 @@ func (s *Server) limitsMessage(e *mvcc.Stats) *pb.Limits {
 func (s *Server) recoveryMessage() *pb.Recovery {
 	r := s.store.Recovery()
 	return &pb.Recovery{
-		Records: r.Records, Bytes: r.Bytes, Epoch: uint64(r.Epoch), NextEpoch: uint64(r.Next), Duration: durationpb.New(s.opening),
+		Records: r.Records, Bytes: r.Bytes, Epoch: uint64(r.Epoch), NextEpoch: uint64(r.Next), Duration: durationpb.New(s.clock.opening),
 		TornFile: r.TornFile, TornOffset: uint64(r.TornAt), TornBytes: uint64(r.TornSize),
 		Repaired: r.Repaired,
 	}

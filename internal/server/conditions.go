@@ -14,6 +14,7 @@ import (
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	storeclock "github.com/epochkv/epochkv/internal/clock"
 	"github.com/epochkv/epochkv/internal/health"
+	"github.com/epochkv/epochkv/internal/lease"
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/storage"
 )
@@ -105,8 +106,23 @@ func (s *Server) compareCounters() {
 	now, c := s.store.Stats(), &s.conditions
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.counted = countedConditions(&c.counters, &now)
+	c.counted = append(countedConditions(&c.counters, &now), leaseConditions(s.leases.Stats())...)
 	c.counters = now
+}
+
+// leaseLagMax is the lag of the expiry of leases from which on it is a condition.
+const leaseLagMax = 5 * time.Second
+
+// leaseConditions is the condition that leases end late.
+func leaseConditions(now lease.Stats) []health.Condition {
+	if now.Lag < leaseLagMax {
+		return nil
+	}
+	return []health.Condition{{
+		Name: "leases-lagging", Severity: health.Warning,
+		Message: "leases end late: their keys and locks stay until the server can delete them",
+		Cause:   fmt.Sprintf("a deadline passed %v ago; %d attempts have failed since the start", now.Lag.Round(time.Second), now.Failures),
+	}}
 }
 
 // watchConditions logs conditions, and shows them in grpc.health.v1, until ctx ends.

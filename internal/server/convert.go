@@ -36,6 +36,9 @@ func appendConditions(dst []mvcc.Condition, preconditions []*pb.Precondition) ([
 
 // toCondition reads the precondition at a position of the request's list.
 func toCondition(p *pb.Precondition, list string, i int) (mvcc.Condition, error) {
+	if is, ok := p.GetCondition().(*pb.Precondition_Fence); ok {
+		return toFence(p, is.Fence, fmt.Sprintf("%s[%d]", list, i))
+	}
 	c := mvcc.Condition{Key: p.GetKey()}
 	if len(c.Key) == 0 {
 		return c, &argumentError{
@@ -56,6 +59,19 @@ func toCondition(p *pb.Precondition, list string, i int) (mvcc.Condition, error)
 		return c, invalid(fmt.Sprintf("%s[%d].condition", list, i), "is missing; give exactly one")
 	}
 	return c, nil
+}
+
+// toFence reads a precondition about a lock.
+func toFence(p *pb.Precondition, f *pb.Fence, field string) (mvcc.Condition, error) {
+	switch {
+	case len(p.GetKey()) > 0:
+		return mvcc.Condition{}, invalid(field+".key", "must be empty for a fence, which names a lock")
+	case len(f.GetName()) == 0:
+		return mvcc.Condition{}, invalid(field+".fence.name", "is empty")
+	case f.GetToken() == 0:
+		return mvcc.Condition{}, invalid(field+".fence.token", "is 0; give the token of the acquisition")
+	}
+	return mvcc.Condition{Kind: mvcc.LockHeld, Key: f.GetName(), Epoch: keys.Epoch(f.GetToken())}, nil
 }
 
 // prepare sets what all writes have in common.

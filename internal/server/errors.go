@@ -158,6 +158,9 @@ func classify(err error) fault {
 	if f, ok := classifyRequestID(err); ok {
 		return f
 	}
+	if f, ok := classifyLease(err); ok {
+		return f
+	}
 	if f, ok := classifyTyped(err); ok {
 		return f
 	}
@@ -272,6 +275,11 @@ func limitFault(e *mvcc.LimitError) fault {
 }
 
 func preconditionFault(e *mvcc.PreconditionError) fault {
+	if e.Condition.Kind == mvcc.LockHeld {
+		return fault{code: codes.FailedPrecondition, reason: pb.ErrorReason_ERROR_REASON_FENCED, metadata: map[string]string{
+			"key": quoteKey(e.Condition.Key), "token": decimal(e.Condition.Epoch), "index": strconv.Itoa(e.Index),
+		}}
+	}
 	name, key := conditionName(e.Condition.Kind), quoteKey(e.Condition.Key)
 	return fault{
 		code: codes.FailedPrecondition, reason: pb.ErrorReason_ERROR_REASON_PRECONDITION_FAILED,

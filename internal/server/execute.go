@@ -8,6 +8,7 @@ import (
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/metadata"
 	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
@@ -91,7 +92,7 @@ func (c *executor) put(ctx context.Context, req *pb.PutRequest) (ackWait, error)
 	if err := c.identify(req, recordPut); err != nil {
 		return ackWait{}, err
 	}
-	c.write.SetShared(req.Key, req.Value)
+	c.set(req.Key, req.Value, req.LeaseId)
 	return c.commit(ctx)
 }
 
@@ -121,15 +122,27 @@ func (c *executor) batchWrite(ctx context.Context, req *pb.BatchWriteRequest) (a
 	return c.commit(ctx)
 }
 
+// set adds a put to the write; the lease zero is none.
+func (c *executor) set(key, value []byte, leaseID uint64) {
+	if leaseID == 0 {
+		c.write.SetShared(key, value)
+		return
+	}
+	c.write.SetWithMetadata(key, value, &metadata.Fields{Lease: leaseID})
+}
+
 // addMutation adds the mutation at a position of the request's list to the write.
 func (c *executor) addMutation(m *pb.Mutation, list string, i int) error {
 	switch m.GetKind() {
 	case pb.Mutation_KIND_PUT:
-		c.write.SetShared(m.Key, m.Value)
+		c.set(m.Key, m.Value, m.LeaseId)
 		return nil
 	case pb.Mutation_KIND_DELETE:
 		if len(m.Value) > 0 {
 			return invalid(fmt.Sprintf("%s[%d].value", list, i), "a deletion has no value")
+		}
+		if m.LeaseId != 0 {
+			return invalid(fmt.Sprintf("%s[%d].lease_id", list, i), "a deletion has no lease")
 		}
 		c.write.Delete(m.Key)
 		return nil

@@ -112,7 +112,7 @@ func reusePut(m *pb.PutRequest) {
 	if len(m.Preconditions) > 0 {
 		m.ResetVT()
 	}
-	m.Key, m.Value, m.Durability, m.RequestId = m.Key[:0], m.Value[:0], 0, m.RequestId[:0]
+	m.Key, m.Value, m.Durability, m.LeaseId, m.RequestId = m.Key[:0], m.Value[:0], 0, 0, m.RequestId[:0]
 }
 
 // peekKind returns the field number of the request in an encoded PipelineRequest in the form that

@@ -273,6 +273,9 @@ func (p *pipeline) send(a *answer) error {
 
 // clock returns the time since the server started, with one read of the monotonic clock and none of
 // the wall clock.
-type clock struct{ started time.Time }
+type clock struct {
+	started time.Time
+	opening time.Duration // duration of recovery
+}
 
 func (c clock) now() time.Duration { return time.Since(c.started) }

@@ -39,6 +39,7 @@ import (
 
 	"github.com/epochkv/epochkv/internal/config"
 	"github.com/epochkv/epochkv/internal/health"
+	"github.com/epochkv/epochkv/internal/lease"
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/storage"
 	"github.com/epochkv/epochkv/internal/telemetry"
@@ -52,8 +53,8 @@ type Server struct {
 	limits  limits
 	log     operatorLog
 	store   *mvcc.Store
-	storeID uint64        // the first half of the store's random identity, for tokens
-	opening time.Duration // duration of recovery
+	leases  *lease.Manager
+	storeID uint64 // the first half of the store's random identity, for tokens
 	clock   clock
 	files   *vfs.OS // nil if a test gave another file system
 
@@ -127,7 +128,10 @@ func open(ctx context.Context, c config.Config, log *slog.Logger, files vfs.FS) 
 	if err != nil {
 		return nil, errors.Join(err, s.closeFiles())
 	}
-	s.store, s.opening = store, time.Since(s.clock.started)
+	s.store, s.clock.opening = store, time.Since(s.clock.started)
+	if s.leases, err = lease.Open(ctx, store, leaseOptions(&c)); err != nil {
+		return nil, errors.Join(err, store.Close(), s.closeFiles())
+	}
 	s.connections.max, s.connections.requests, s.connections.admission = int64(c.Limits.Connections), &s.requests, &s.admission
 	s.connections.receiving = &s.receiving
 	s.receiving.init(int64(c.Inflight()), int64(c.StreamsTotal()), int64(messageBytesMax(&c)))
@@ -194,6 +198,14 @@ func storeOptions(c *config.Config, files vfs.FS) mvcc.Options {
 	}
 }
 
+func leaseOptions(c *config.Config) lease.Options {
+	const stepBytesMax = 16 << 20
+	return lease.Options{
+		Leases: c.Limits.Leases, Waiters: c.Limits.LockWaiters,
+		StepBytes: min(stepBytesMax, int(c.Limits.BatchSize)), StepKeys: min(100_000, c.Limits.BatchOps),
+	}
+}
+
 // isSync reports whether a write with this durability is acknowledged only after it is on stable
 // storage.
 func (s *Server) isSync(d mvcc.Durability) bool {
@@ -222,6 +234,7 @@ func (s *Server) stats() telemetry.ServerStats {
 		ExpiredRequests:    s.counters.expired.Load(),
 		SnapshotsEnded:     s.snapshots.stats(),
 		Transactions:       s.transactions.stats(),
+		Leases:             telemetry.LeaseStats(s.leases.Stats()),
 	}
 }
 
@@ -246,7 +259,7 @@ func Run(ctx context.Context, shutdown <-chan struct{}, c config.Config, log *sl
 		log.Error("repaired damage of the data file; nothing is lost, but distrust the device", "repair", what)
 	}
 	log.Info("serving", "listen", s.Address(), "http", s.HTTPAddress(),
-		"recovered_records", r.Records, "epoch", uint64(r.Epoch), "next_epoch", uint64(r.Next), "took", s.opening)
+		"recovered_records", r.Records, "epoch", uint64(r.Epoch), "next_epoch", uint64(r.Next), "took", s.clock.opening)
 	notifySupervisor(log, daemon.SdNotifyReady)
 	return s.Run(ctx)
 }
@@ -266,6 +279,7 @@ func (s *Server) Run(ctx context.Context) error {
 	if s.config.ProbeInterval > 0 {
 		s.drain.receivers.Go(func() { s.runProbe(ctx) })
 	}
+	s.drain.receivers.Go(func() { s.leases.Run(ctx) })
 	if s.snapshots.timeout > 0 {
 		serving.Go(func() { s.watchSnapshots(ctx) })
 	}
@@ -284,7 +298,8 @@ func (s *Server) Run(ctx context.Context) error {
 
 // longLived reports whether a client may leave a stream of the method open after a message.
 func longLived(method telemetry.Method) bool {
-	return method == telemetry.MethodPipeline || method == telemetry.MethodTransact || method == telemetry.MethodBulkLoad
+	return method == telemetry.MethodPipeline || method == telemetry.MethodTransact || method == telemetry.MethodBulkLoad ||
+		method == telemetry.MethodKeepAlive
 }
 
 // serveStream surrounds every stream, as unary surrounds every unary request.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/metadata"
 	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
@@ -87,10 +88,13 @@ func txnScan(ctx context.Context, t *mvcc.Txn, req *pb.RangeReadRequest) (*pb.Ra
 func txnWrite(t *mvcc.Txn, m *pb.Mutation, field string) error {
 	switch m.GetKind() {
 	case pb.Mutation_KIND_PUT:
-		return t.Set(m.Key, m.Value)
+		return t.SetWithMetadata(m.Key, m.Value, &metadata.Fields{Lease: m.LeaseId})
 	case pb.Mutation_KIND_DELETE:
 		if len(m.Value) > 0 {
 			return invalid(field+".value", "a deletion has no value")
+		}
+		if m.LeaseId != 0 {
+			return invalid(field+".lease_id", "a deletion has no lease")
 		}
 		return t.Delete(m.Key)
 	}

@@ -37,6 +37,15 @@ const (
 	MethodGetOutcome
 	MethodFinalizeUpgrade
 	MethodClock
+	MethodGrantLease
+	MethodRevokeLease
+	MethodKeepAlive // a whole stream, from opening to end
+	MethodGetLease
+	MethodListLeases
+	MethodAcquireLock // with the time that it waits
+	MethodReleaseLock
+	MethodGetLock
+	MethodObserveLock // a whole stream, from opening to end
 	methodCount
 )
 
@@ -44,6 +53,7 @@ var methodNames = [methodCount]string{
 	"Get", "Put", "Delete", "BatchGet", "BatchWrite", "DeleteRange", "Scan",
 	"Invoke", "InvokeAll", "Execute", "Commit", "Transact", "Pipeline", "BulkLoad", "Status",
 	"Verify", "Checkpoint", "ResizeCache", "Space", "GetOutcome", "FinalizeUpgrade", "Clock",
+	"GrantLease", "RevokeLease", "KeepAlive", "GetLease", "ListLeases", "AcquireLock", "ReleaseLock", "GetLock", "ObserveLock",
 }
 
 // String is the method's name on the wire.

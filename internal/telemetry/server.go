@@ -22,6 +22,7 @@ type ServerStats struct {
 	SnapshotsEnded [SnapshotEnds]uint64
 
 	Transactions TransactionStats
+	Leases       LeaseStats
 }
 
 var (
@@ -47,6 +48,7 @@ func (c *serverCollector) Describe(ch chan<- *prometheus.Desc) {
 		ch <- d
 	}
 	describeTransactions(ch)
+	describeLeases(ch)
 }
 
 func (c *serverCollector) Collect(ch chan<- prometheus.Metric) {
@@ -65,6 +67,7 @@ func (c *serverCollector) Collect(ch chan<- prometheus.Metric) {
 	gauge(ch, requestCutoffDesc, float64(s.RequestCutoff)/1000)
 	collectSnapshotEnds(ch, &s.SnapshotsEnded)
 	s.Transactions.collect(ch)
+	s.Leases.collect(ch)
 }
 
 func oneIf(b bool) float64 {

@@ -80,6 +80,7 @@ func TestCountsReachTheMetrics(t *testing.T) {
 # HELP kvserver_requests_total Requests finished, by method and status code.
 # TYPE kvserver_requests_total counter
 kvserver_requests_total{code="NotFound",method="Get"} 3
+kvserver_requests_total{code="OK",method="AcquireLock"} 1
 kvserver_requests_total{code="OK",method="BatchGet"} 1
 kvserver_requests_total{code="OK",method="BatchWrite"} 1
 kvserver_requests_total{code="OK",method="BulkLoad"} 1
@@ -91,12 +92,20 @@ kvserver_requests_total{code="OK",method="DeleteRange"} 1
 kvserver_requests_total{code="OK",method="Execute"} 1
 kvserver_requests_total{code="OK",method="FinalizeUpgrade"} 1
 kvserver_requests_total{code="OK",method="Get"} 1
+kvserver_requests_total{code="OK",method="GetLease"} 1
+kvserver_requests_total{code="OK",method="GetLock"} 1
 kvserver_requests_total{code="OK",method="GetOutcome"} 1
+kvserver_requests_total{code="OK",method="GrantLease"} 1
 kvserver_requests_total{code="OK",method="Invoke"} 1
 kvserver_requests_total{code="OK",method="InvokeAll"} 1
+kvserver_requests_total{code="OK",method="KeepAlive"} 1
+kvserver_requests_total{code="OK",method="ListLeases"} 1
+kvserver_requests_total{code="OK",method="ObserveLock"} 1
 kvserver_requests_total{code="OK",method="Pipeline"} 1
 kvserver_requests_total{code="OK",method="Put"} 1
+kvserver_requests_total{code="OK",method="ReleaseLock"} 1
 kvserver_requests_total{code="OK",method="ResizeCache"} 1
+kvserver_requests_total{code="OK",method="RevokeLease"} 1
 kvserver_requests_total{code="OK",method="Scan"} 1
 kvserver_requests_total{code="OK",method="Space"} 1
 kvserver_requests_total{code="OK",method="Status"} 1

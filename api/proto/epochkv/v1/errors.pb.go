@@ -176,7 +176,20 @@ const (
 	// NOT_FOUND: no watch has this id.
 	ErrorReason_ERROR_REASON_WATCH_NOT_FOUND ErrorReason = 94
 	// ABORTED: an operator ended the watch.
-	ErrorReason_ERROR_REASON_WATCH_ENDED ErrorReason = 95
+	ErrorReason_ERROR_REASON_WATCH_ENDED ErrorReason = 95 // Leases and locks. None of these has changed any data.
+	// NOT_FOUND: the lease does not exist, or has ended. Metadata: lease.
+	ErrorReason_ERROR_REASON_LEASE_NOT_FOUND ErrorReason = 60
+	// FAILED_PRECONDITION: the lease is being revoked; nothing can be attached to it any more. Metadata: lease.
+	ErrorReason_ERROR_REASON_LEASE_REVOKING ErrorReason = 61
+	// ALREADY_EXISTS: a lease with this id exists. Metadata: lease.
+	ErrorReason_ERROR_REASON_LEASE_EXISTS ErrorReason = 62
+	// RESOURCE_EXHAUSTED: too many leases exist.
+	ErrorReason_ERROR_REASON_TOO_MANY_LEASES ErrorReason = 63
+	// FAILED_PRECONDITION: a precondition names a lock that is not held with its token: the writer has lost the lock. Metadata:
+	// key (the name of the lock), token, index (position in the request's list).
+	ErrorReason_ERROR_REASON_FENCED ErrorReason = 64
+	// RESOURCE_EXHAUSTED: too many requests wait for locks, or observe them.
+	ErrorReason_ERROR_REASON_TOO_MANY_WAITERS ErrorReason = 65
 )
 
 // Enum value maps for ErrorReason.
@@ -235,6 +248,12 @@ var (
 		93: "ERROR_REASON_WATCH_STALLED",
 		94: "ERROR_REASON_WATCH_NOT_FOUND",
 		95: "ERROR_REASON_WATCH_ENDED",
+		60: "ERROR_REASON_LEASE_NOT_FOUND",
+		61: "ERROR_REASON_LEASE_REVOKING",
+		62: "ERROR_REASON_LEASE_EXISTS",
+		63: "ERROR_REASON_TOO_MANY_LEASES",
+		64: "ERROR_REASON_FENCED",
+		65: "ERROR_REASON_TOO_MANY_WAITERS",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":              0,
@@ -290,6 +309,12 @@ var (
 		"ERROR_REASON_WATCH_STALLED":            93,
 		"ERROR_REASON_WATCH_NOT_FOUND":          94,
 		"ERROR_REASON_WATCH_ENDED":              95,
+		"ERROR_REASON_LEASE_NOT_FOUND":          60,
+		"ERROR_REASON_LEASE_REVOKING":           61,
+		"ERROR_REASON_LEASE_EXISTS":             62,
+		"ERROR_REASON_TOO_MANY_LEASES":          63,
+		"ERROR_REASON_FENCED":                   64,
+		"ERROR_REASON_TOO_MANY_WAITERS":         65,
 	}
 )
 
@@ -325,7 +350,7 @@ var File_epochkv_v1_errors_proto protoreflect.FileDescriptor
 const file_epochkv_v1_errors_proto_rawDesc = "" +
 	"\n" +
 	"\x17epochkv/v1/errors.proto\x12\n" +
-	"epochkv.v1*\xe1\r\n" +
+	"epochkv.v1*\xa1\x0f\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12 \n" +
 	"\x1cERROR_REASON_INVALID_REQUEST\x10\x01\x12\x1a\n" +
@@ -380,7 +405,13 @@ const file_epochkv_v1_errors_proto_rawDesc = "" +
 	"\x1dERROR_REASON_TOO_MANY_WATCHES\x10\\\x12\x1e\n" +
 	"\x1aERROR_REASON_WATCH_STALLED\x10]\x12 \n" +
 	"\x1cERROR_REASON_WATCH_NOT_FOUND\x10^\x12\x1c\n" +
-	"\x18ERROR_REASON_WATCH_ENDED\x10_B;Z9github.com/epochkv/epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
+	"\x18ERROR_REASON_WATCH_ENDED\x10_\x12 \n" +
+	"\x1cERROR_REASON_LEASE_NOT_FOUND\x10<\x12\x1f\n" +
+	"\x1bERROR_REASON_LEASE_REVOKING\x10=\x12\x1d\n" +
+	"\x19ERROR_REASON_LEASE_EXISTS\x10>\x12 \n" +
+	"\x1cERROR_REASON_TOO_MANY_LEASES\x10?\x12\x17\n" +
+	"\x13ERROR_REASON_FENCED\x10@\x12!\n" +
+	"\x1dERROR_REASON_TOO_MANY_WAITERS\x10AB;Z9github.com/epochkv/epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
 
 var (
 	file_epochkv_v1_errors_proto_rawDescOnce sync.Once

@@ -196,7 +196,7 @@ func (x Mutation_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Mutation_Kind.Descriptor instead.
 func (Mutation_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{11, 0}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{12, 0}
 }
 
 // KeyRange is the keys k with start <= k < end, or the keys that begin with a prefix.
@@ -268,7 +268,7 @@ func (x *KeyRange) GetPrefix() []byte {
 // write are one atomic step.
 type Precondition struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The key that the condition is about. The request need not write it.
+	// The key that the condition is about. The request need not write it. Empty for a fence.
 	Key []byte `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
 	// Exactly one condition.
 	//
@@ -277,6 +277,7 @@ type Precondition struct {
 	//	*Precondition_Exists
 	//	*Precondition_ValueEquals
 	//	*Precondition_EpochEquals
+	//	*Precondition_Fence
 	Condition     isPrecondition_Condition `protobuf_oneof:"condition"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -353,6 +354,15 @@ func (x *Precondition) GetEpochEquals() uint64 {
 	return 0
 }
 
+func (x *Precondition) GetFence() *Fence {
+	if x != nil {
+		if x, ok := x.Condition.(*Precondition_Fence); ok {
+			return x.Fence
+		}
+	}
+	return nil
+}
+
 type isPrecondition_Condition interface {
 	isPrecondition_Condition()
 }
@@ -372,11 +382,71 @@ type Precondition_EpochEquals struct {
 	EpochEquals uint64 `protobuf:"varint,4,opt,name=epoch_equals,json=epochEquals,proto3,oneof"`
 }
 
+type Precondition_Fence struct {
+	// A lock is held with this token; `key` must be empty. If it is not, the error is FENCED.
+	Fence *Fence `protobuf:"bytes,5,opt,name=fence,proto3,oneof"`
+}
+
 func (*Precondition_Exists) isPrecondition_Condition() {}
 
 func (*Precondition_ValueEquals) isPrecondition_Condition() {}
 
 func (*Precondition_EpochEquals) isPrecondition_Condition() {}
+
+func (*Precondition_Fence) isPrecondition_Condition() {}
+
+// Fence names a lock and the token of its holder (see Locks).
+type Fence struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          []byte                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Token         uint64                 `protobuf:"varint,2,opt,name=token,proto3" json:"token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Fence) Reset() {
+	*x = Fence{}
+	mi := &file_epochkv_v1_kv_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Fence) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Fence) ProtoMessage() {}
+
+func (x *Fence) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_kv_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Fence.ProtoReflect.Descriptor instead.
+func (*Fence) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Fence) GetName() []byte {
+	if x != nil {
+		return x.Name
+	}
+	return nil
+}
+
+func (x *Fence) GetToken() uint64 {
+	if x != nil {
+		return x.Token
+	}
+	return 0
+}
 
 type GetRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -389,7 +459,7 @@ type GetRequest struct {
 
 func (x *GetRequest) Reset() {
 	*x = GetRequest{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[2]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -401,7 +471,7 @@ func (x *GetRequest) String() string {
 func (*GetRequest) ProtoMessage() {}
 
 func (x *GetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[2]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -414,7 +484,7 @@ func (x *GetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRequest.ProtoReflect.Descriptor instead.
 func (*GetRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{2}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *GetRequest) GetKey() []byte {
@@ -446,7 +516,7 @@ type GetResponse struct {
 
 func (x *GetResponse) Reset() {
 	*x = GetResponse{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[3]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -458,7 +528,7 @@ func (x *GetResponse) String() string {
 func (*GetResponse) ProtoMessage() {}
 
 func (x *GetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[3]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -471,7 +541,7 @@ func (x *GetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetResponse.ProtoReflect.Descriptor instead.
 func (*GetResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{3}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *GetResponse) GetFound() bool {
@@ -508,6 +578,9 @@ type PutRequest struct {
 	Value         []byte                 `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
 	Preconditions []*Precondition        `protobuf:"bytes,3,rep,name=preconditions,proto3" json:"preconditions,omitempty"`
 	Durability    Durability             `protobuf:"varint,4,opt,name=durability,proto3,enum=epochkv.v1.Durability" json:"durability,omitempty"`
+	// Attaches the key to a lease (see Leases): the key is deleted when the lease ends, unless it was put again without the
+	// lease before. 0 is no lease.
+	LeaseId uint64 `protobuf:"varint,6,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
 	// Makes the request be executed at most once, see Transactions.GetOutcome.
 	RequestId     []byte `protobuf:"bytes,15,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -516,7 +589,7 @@ type PutRequest struct {
 
 func (x *PutRequest) Reset() {
 	*x = PutRequest{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[4]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -528,7 +601,7 @@ func (x *PutRequest) String() string {
 func (*PutRequest) ProtoMessage() {}
 
 func (x *PutRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[4]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -541,7 +614,7 @@ func (x *PutRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutRequest.ProtoReflect.Descriptor instead.
 func (*PutRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{4}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *PutRequest) GetKey() []byte {
@@ -572,6 +645,13 @@ func (x *PutRequest) GetDurability() Durability {
 	return Durability_DURABILITY_UNSPECIFIED
 }
 
+func (x *PutRequest) GetLeaseId() uint64 {
+	if x != nil {
+		return x.LeaseId
+	}
+	return 0
+}
+
 func (x *PutRequest) GetRequestId() []byte {
 	if x != nil {
 		return x.RequestId
@@ -591,7 +671,7 @@ type PutResponse struct {
 
 func (x *PutResponse) Reset() {
 	*x = PutResponse{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[5]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -603,7 +683,7 @@ func (x *PutResponse) String() string {
 func (*PutResponse) ProtoMessage() {}
 
 func (x *PutResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[5]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -616,7 +696,7 @@ func (x *PutResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutResponse.ProtoReflect.Descriptor instead.
 func (*PutResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{5}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *PutResponse) GetEpoch() uint64 {
@@ -646,7 +726,7 @@ type DeleteRequest struct {
 
 func (x *DeleteRequest) Reset() {
 	*x = DeleteRequest{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[6]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -658,7 +738,7 @@ func (x *DeleteRequest) String() string {
 func (*DeleteRequest) ProtoMessage() {}
 
 func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[6]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -671,7 +751,7 @@ func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{6}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *DeleteRequest) GetKey() []byte {
@@ -714,7 +794,7 @@ type DeleteResponse struct {
 
 func (x *DeleteResponse) Reset() {
 	*x = DeleteResponse{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[7]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -726,7 +806,7 @@ func (x *DeleteResponse) String() string {
 func (*DeleteResponse) ProtoMessage() {}
 
 func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[7]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -739,7 +819,7 @@ func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteResponse.ProtoReflect.Descriptor instead.
 func (*DeleteResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{7}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *DeleteResponse) GetEpoch() uint64 {
@@ -767,7 +847,7 @@ type BatchGetRequest struct {
 
 func (x *BatchGetRequest) Reset() {
 	*x = BatchGetRequest{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[8]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -779,7 +859,7 @@ func (x *BatchGetRequest) String() string {
 func (*BatchGetRequest) ProtoMessage() {}
 
 func (x *BatchGetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[8]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -792,7 +872,7 @@ func (x *BatchGetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchGetRequest.ProtoReflect.Descriptor instead.
 func (*BatchGetRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{8}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *BatchGetRequest) GetKeys() [][]byte {
@@ -821,7 +901,7 @@ type BatchGetResponse struct {
 
 func (x *BatchGetResponse) Reset() {
 	*x = BatchGetResponse{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[9]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -833,7 +913,7 @@ func (x *BatchGetResponse) String() string {
 func (*BatchGetResponse) ProtoMessage() {}
 
 func (x *BatchGetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[9]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -846,7 +926,7 @@ func (x *BatchGetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchGetResponse.ProtoReflect.Descriptor instead.
 func (*BatchGetResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{9}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *BatchGetResponse) GetResults() []*BatchGetResult {
@@ -881,7 +961,7 @@ type BatchGetResult struct {
 
 func (x *BatchGetResult) Reset() {
 	*x = BatchGetResult{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[10]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -893,7 +973,7 @@ func (x *BatchGetResult) String() string {
 func (*BatchGetResult) ProtoMessage() {}
 
 func (x *BatchGetResult) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[10]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -906,7 +986,7 @@ func (x *BatchGetResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchGetResult.ProtoReflect.Descriptor instead.
 func (*BatchGetResult) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{10}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *BatchGetResult) GetFound() bool {
@@ -939,17 +1019,19 @@ func (x *BatchGetResult) GetUnread() bool {
 
 // Mutation is one operation of a batch.
 type Mutation struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Kind          Mutation_Kind          `protobuf:"varint,1,opt,name=kind,proto3,enum=epochkv.v1.Mutation_Kind" json:"kind,omitempty"`
-	Key           []byte                 `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
-	Value         []byte                 `protobuf:"bytes,3,opt,name=value,proto3" json:"value,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Kind  Mutation_Kind          `protobuf:"varint,1,opt,name=kind,proto3,enum=epochkv.v1.Mutation_Kind" json:"kind,omitempty"`
+	Key   []byte                 `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	Value []byte                 `protobuf:"bytes,3,opt,name=value,proto3" json:"value,omitempty"`
+	// Of a put: the lease that the key is attached to, as in PutRequest.
+	LeaseId       uint64 `protobuf:"varint,5,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Mutation) Reset() {
 	*x = Mutation{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[11]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -961,7 +1043,7 @@ func (x *Mutation) String() string {
 func (*Mutation) ProtoMessage() {}
 
 func (x *Mutation) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[11]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -974,7 +1056,7 @@ func (x *Mutation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mutation.ProtoReflect.Descriptor instead.
 func (*Mutation) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{11}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Mutation) GetKind() Mutation_Kind {
@@ -998,6 +1080,13 @@ func (x *Mutation) GetValue() []byte {
 	return nil
 }
 
+func (x *Mutation) GetLeaseId() uint64 {
+	if x != nil {
+		return x.LeaseId
+	}
+	return 0
+}
+
 type BatchWriteRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// At least one. A key that is named twice fails the batch with DUPLICATE_KEY.
@@ -1012,7 +1101,7 @@ type BatchWriteRequest struct {
 
 func (x *BatchWriteRequest) Reset() {
 	*x = BatchWriteRequest{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[12]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1024,7 +1113,7 @@ func (x *BatchWriteRequest) String() string {
 func (*BatchWriteRequest) ProtoMessage() {}
 
 func (x *BatchWriteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[12]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1037,7 +1126,7 @@ func (x *BatchWriteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchWriteRequest.ProtoReflect.Descriptor instead.
 func (*BatchWriteRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{12}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *BatchWriteRequest) GetMutations() []*Mutation {
@@ -1080,7 +1169,7 @@ type BatchWriteResponse struct {
 
 func (x *BatchWriteResponse) Reset() {
 	*x = BatchWriteResponse{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[13]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1092,7 +1181,7 @@ func (x *BatchWriteResponse) String() string {
 func (*BatchWriteResponse) ProtoMessage() {}
 
 func (x *BatchWriteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[13]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1105,7 +1194,7 @@ func (x *BatchWriteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchWriteResponse.ProtoReflect.Descriptor instead.
 func (*BatchWriteResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{13}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *BatchWriteResponse) GetEpoch() uint64 {
@@ -1140,7 +1229,7 @@ type DeleteRangeRequest struct {
 
 func (x *DeleteRangeRequest) Reset() {
 	*x = DeleteRangeRequest{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[14]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1152,7 +1241,7 @@ func (x *DeleteRangeRequest) String() string {
 func (*DeleteRangeRequest) ProtoMessage() {}
 
 func (x *DeleteRangeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[14]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1165,7 +1254,7 @@ func (x *DeleteRangeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRangeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRangeRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{14}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *DeleteRangeRequest) GetRange() *KeyRange {
@@ -1221,7 +1310,7 @@ type DeleteRangeResponse struct {
 
 func (x *DeleteRangeResponse) Reset() {
 	*x = DeleteRangeResponse{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[15]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1233,7 +1322,7 @@ func (x *DeleteRangeResponse) String() string {
 func (*DeleteRangeResponse) ProtoMessage() {}
 
 func (x *DeleteRangeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[15]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1246,7 +1335,7 @@ func (x *DeleteRangeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRangeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteRangeResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{15}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *DeleteRangeResponse) GetEpoch() uint64 {
@@ -1317,7 +1406,7 @@ type ScanRequest struct {
 
 func (x *ScanRequest) Reset() {
 	*x = ScanRequest{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[16]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1329,7 +1418,7 @@ func (x *ScanRequest) String() string {
 func (*ScanRequest) ProtoMessage() {}
 
 func (x *ScanRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[16]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1342,7 +1431,7 @@ func (x *ScanRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScanRequest.ProtoReflect.Descriptor instead.
 func (*ScanRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{16}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ScanRequest) GetRange() *KeyRange {
@@ -1437,7 +1526,7 @@ type ScanResponse struct {
 
 func (x *ScanResponse) Reset() {
 	*x = ScanResponse{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[17]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1449,7 +1538,7 @@ func (x *ScanResponse) String() string {
 func (*ScanResponse) ProtoMessage() {}
 
 func (x *ScanResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[17]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1462,7 +1551,7 @@ func (x *ScanResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScanResponse.ProtoReflect.Descriptor instead.
 func (*ScanResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{17}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ScanResponse) GetEntries() []*Entry {
@@ -1507,7 +1596,7 @@ type Entry struct {
 
 func (x *Entry) Reset() {
 	*x = Entry{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[18]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1519,7 +1608,7 @@ func (x *Entry) String() string {
 func (*Entry) ProtoMessage() {}
 
 func (x *Entry) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[18]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1532,7 +1621,7 @@ func (x *Entry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Entry.ProtoReflect.Descriptor instead.
 func (*Entry) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{18}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Entry) GetKey() []byte {
@@ -1586,7 +1675,7 @@ type Invocation struct {
 
 func (x *Invocation) Reset() {
 	*x = Invocation{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[19]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1598,7 +1687,7 @@ func (x *Invocation) String() string {
 func (*Invocation) ProtoMessage() {}
 
 func (x *Invocation) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[19]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1611,7 +1700,7 @@ func (x *Invocation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Invocation.ProtoReflect.Descriptor instead.
 func (*Invocation) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{19}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Invocation) GetKey() []byte {
@@ -1789,7 +1878,7 @@ type Increment struct {
 
 func (x *Increment) Reset() {
 	*x = Increment{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[20]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1801,7 +1890,7 @@ func (x *Increment) String() string {
 func (*Increment) ProtoMessage() {}
 
 func (x *Increment) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[20]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1814,7 +1903,7 @@ func (x *Increment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Increment.ProtoReflect.Descriptor instead.
 func (*Increment) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{20}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Increment) GetDelta() int64 {
@@ -1849,7 +1938,7 @@ type CompareAndSet struct {
 
 func (x *CompareAndSet) Reset() {
 	*x = CompareAndSet{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[21]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1861,7 +1950,7 @@ func (x *CompareAndSet) String() string {
 func (*CompareAndSet) ProtoMessage() {}
 
 func (x *CompareAndSet) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[21]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1874,7 +1963,7 @@ func (x *CompareAndSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CompareAndSet.ProtoReflect.Descriptor instead.
 func (*CompareAndSet) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{21}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *CompareAndSet) GetExpect() []byte {
@@ -1910,7 +1999,7 @@ type InvokeResult struct {
 
 func (x *InvokeResult) Reset() {
 	*x = InvokeResult{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[22]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1922,7 +2011,7 @@ func (x *InvokeResult) String() string {
 func (*InvokeResult) ProtoMessage() {}
 
 func (x *InvokeResult) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[22]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1935,7 +2024,7 @@ func (x *InvokeResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InvokeResult.ProtoReflect.Descriptor instead.
 func (*InvokeResult) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{22}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *InvokeResult) GetApplied() bool {
@@ -1993,7 +2082,7 @@ type InvokeRequest struct {
 
 func (x *InvokeRequest) Reset() {
 	*x = InvokeRequest{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[23]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2005,7 +2094,7 @@ func (x *InvokeRequest) String() string {
 func (*InvokeRequest) ProtoMessage() {}
 
 func (x *InvokeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[23]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2018,7 +2107,7 @@ func (x *InvokeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InvokeRequest.ProtoReflect.Descriptor instead.
 func (*InvokeRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{23}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *InvokeRequest) GetInvocation() *Invocation {
@@ -2064,7 +2153,7 @@ type InvokeResponse struct {
 
 func (x *InvokeResponse) Reset() {
 	*x = InvokeResponse{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[24]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2076,7 +2165,7 @@ func (x *InvokeResponse) String() string {
 func (*InvokeResponse) ProtoMessage() {}
 
 func (x *InvokeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[24]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2089,7 +2178,7 @@ func (x *InvokeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InvokeResponse.ProtoReflect.Descriptor instead.
 func (*InvokeResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{24}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *InvokeResponse) GetResult() *InvokeResult {
@@ -2134,7 +2223,7 @@ type InvokeAllRequest struct {
 
 func (x *InvokeAllRequest) Reset() {
 	*x = InvokeAllRequest{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[25]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2146,7 +2235,7 @@ func (x *InvokeAllRequest) String() string {
 func (*InvokeAllRequest) ProtoMessage() {}
 
 func (x *InvokeAllRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[25]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2159,7 +2248,7 @@ func (x *InvokeAllRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InvokeAllRequest.ProtoReflect.Descriptor instead.
 func (*InvokeAllRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{25}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *InvokeAllRequest) GetInvocations() []*Invocation {
@@ -2206,7 +2295,7 @@ type InvokeAllResponse struct {
 
 func (x *InvokeAllResponse) Reset() {
 	*x = InvokeAllResponse{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[26]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2218,7 +2307,7 @@ func (x *InvokeAllResponse) String() string {
 func (*InvokeAllResponse) ProtoMessage() {}
 
 func (x *InvokeAllResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[26]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2231,7 +2320,7 @@ func (x *InvokeAllResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InvokeAllResponse.ProtoReflect.Descriptor instead.
 func (*InvokeAllResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{26}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *InvokeAllResponse) GetResults() []*InvokeResult {
@@ -2273,7 +2362,7 @@ type BulkLoadRequest struct {
 
 func (x *BulkLoadRequest) Reset() {
 	*x = BulkLoadRequest{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[27]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2285,7 +2374,7 @@ func (x *BulkLoadRequest) String() string {
 func (*BulkLoadRequest) ProtoMessage() {}
 
 func (x *BulkLoadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[27]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2298,7 +2387,7 @@ func (x *BulkLoadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BulkLoadRequest.ProtoReflect.Descriptor instead.
 func (*BulkLoadRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{27}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *BulkLoadRequest) GetEntries() []*BulkEntry {
@@ -2325,7 +2414,7 @@ type BulkEntry struct {
 
 func (x *BulkEntry) Reset() {
 	*x = BulkEntry{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[28]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2337,7 +2426,7 @@ func (x *BulkEntry) String() string {
 func (*BulkEntry) ProtoMessage() {}
 
 func (x *BulkEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[28]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2350,7 +2439,7 @@ func (x *BulkEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BulkEntry.ProtoReflect.Descriptor instead.
 func (*BulkEntry) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{28}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *BulkEntry) GetKey() []byte {
@@ -2379,7 +2468,7 @@ type BulkLoadResponse struct {
 
 func (x *BulkLoadResponse) Reset() {
 	*x = BulkLoadResponse{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[29]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2391,7 +2480,7 @@ func (x *BulkLoadResponse) String() string {
 func (*BulkLoadResponse) ProtoMessage() {}
 
 func (x *BulkLoadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[29]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2404,7 +2493,7 @@ func (x *BulkLoadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BulkLoadResponse.ProtoReflect.Descriptor instead.
 func (*BulkLoadResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{29}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *BulkLoadResponse) GetEpoch() uint64 {
@@ -2444,7 +2533,7 @@ type PipelineRequest struct {
 
 func (x *PipelineRequest) Reset() {
 	*x = PipelineRequest{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[30]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2456,7 +2545,7 @@ func (x *PipelineRequest) String() string {
 func (*PipelineRequest) ProtoMessage() {}
 
 func (x *PipelineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[30]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2469,7 +2558,7 @@ func (x *PipelineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PipelineRequest.ProtoReflect.Descriptor instead.
 func (*PipelineRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{30}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *PipelineRequest) GetId() uint64 {
@@ -2635,7 +2724,7 @@ type PipelineResponse struct {
 
 func (x *PipelineResponse) Reset() {
 	*x = PipelineResponse{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[31]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2647,7 +2736,7 @@ func (x *PipelineResponse) String() string {
 func (*PipelineResponse) ProtoMessage() {}
 
 func (x *PipelineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[31]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2660,7 +2749,7 @@ func (x *PipelineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PipelineResponse.ProtoReflect.Descriptor instead.
 func (*PipelineResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{31}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *PipelineResponse) GetId() uint64 {
@@ -2825,13 +2914,17 @@ const file_epochkv_v1_kv_proto_rawDesc = "" +
 	"\bKeyRange\x12\x14\n" +
 	"\x05start\x18\x01 \x01(\fR\x05start\x12\x10\n" +
 	"\x03end\x18\x02 \x01(\fR\x03end\x12\x16\n" +
-	"\x06prefix\x18\x03 \x01(\fR\x06prefix\"\x91\x01\n" +
+	"\x06prefix\x18\x03 \x01(\fR\x06prefix\"\xbc\x01\n" +
 	"\fPrecondition\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\fR\x03key\x12\x18\n" +
 	"\x06exists\x18\x02 \x01(\bH\x00R\x06exists\x12#\n" +
 	"\fvalue_equals\x18\x03 \x01(\fH\x00R\vvalueEquals\x12#\n" +
-	"\fepoch_equals\x18\x04 \x01(\x04H\x00R\vepochEqualsB\v\n" +
-	"\tcondition\"E\n" +
+	"\fepoch_equals\x18\x04 \x01(\x04H\x00R\vepochEquals\x12)\n" +
+	"\x05fence\x18\x05 \x01(\v2\x11.epochkv.v1.FenceH\x00R\x05fenceB\v\n" +
+	"\tcondition\"1\n" +
+	"\x05Fence\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\fR\x04name\x12\x14\n" +
+	"\x05token\x18\x02 \x01(\x04R\x05token\"E\n" +
 	"\n" +
 	"GetRequest\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\fR\x03key\x12%\n" +
@@ -2841,7 +2934,7 @@ const file_epochkv_v1_kv_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\fR\x05value\x12\x14\n" +
 	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12\x1d\n" +
 	"\n" +
-	"read_epoch\x18\x04 \x01(\x04R\treadEpoch\"\xcb\x01\n" +
+	"read_epoch\x18\x04 \x01(\x04R\treadEpoch\"\xe6\x01\n" +
 	"\n" +
 	"PutRequest\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\fR\x03key\x12\x14\n" +
@@ -2849,7 +2942,8 @@ const file_epochkv_v1_kv_proto_rawDesc = "" +
 	"\rpreconditions\x18\x03 \x03(\v2\x18.epochkv.v1.PreconditionR\rpreconditions\x126\n" +
 	"\n" +
 	"durability\x18\x04 \x01(\x0e2\x16.epochkv.v1.DurabilityR\n" +
-	"durability\x12\x1d\n" +
+	"durability\x12\x19\n" +
+	"\blease_id\x18\x06 \x01(\x04R\aleaseId\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x0f \x01(\fR\trequestId\"G\n" +
 	"\vPutResponse\x12\x14\n" +
@@ -2877,11 +2971,12 @@ const file_epochkv_v1_kv_proto_rawDesc = "" +
 	"\x05found\x18\x01 \x01(\bR\x05found\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\fR\x05value\x12\x14\n" +
 	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12\x16\n" +
-	"\x06unread\x18\x04 \x01(\bR\x06unread\"\x9e\x01\n" +
+	"\x06unread\x18\x04 \x01(\bR\x06unread\"\xb9\x01\n" +
 	"\bMutation\x12-\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x19.epochkv.v1.Mutation.KindR\x04kind\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\fR\x03key\x12\x14\n" +
-	"\x05value\x18\x03 \x01(\fR\x05value\";\n" +
+	"\x05value\x18\x03 \x01(\fR\x05value\x12\x19\n" +
+	"\blease_id\x18\x05 \x01(\x04R\aleaseId\";\n" +
 	"\x04Kind\x12\x14\n" +
 	"\x10KIND_UNSPECIFIED\x10\x00\x12\f\n" +
 	"\bKIND_PUT\x10\x01\x12\x0f\n" +
@@ -3069,116 +3164,118 @@ func file_epochkv_v1_kv_proto_rawDescGZIP() []byte {
 }
 
 var file_epochkv_v1_kv_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_epochkv_v1_kv_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
+var file_epochkv_v1_kv_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
 var file_epochkv_v1_kv_proto_goTypes = []any{
 	(Durability)(0),             // 0: epochkv.v1.Durability
 	(ResumeTokens)(0),           // 1: epochkv.v1.ResumeTokens
 	(Mutation_Kind)(0),          // 2: epochkv.v1.Mutation.Kind
 	(*KeyRange)(nil),            // 3: epochkv.v1.KeyRange
 	(*Precondition)(nil),        // 4: epochkv.v1.Precondition
-	(*GetRequest)(nil),          // 5: epochkv.v1.GetRequest
-	(*GetResponse)(nil),         // 6: epochkv.v1.GetResponse
-	(*PutRequest)(nil),          // 7: epochkv.v1.PutRequest
-	(*PutResponse)(nil),         // 8: epochkv.v1.PutResponse
-	(*DeleteRequest)(nil),       // 9: epochkv.v1.DeleteRequest
-	(*DeleteResponse)(nil),      // 10: epochkv.v1.DeleteResponse
-	(*BatchGetRequest)(nil),     // 11: epochkv.v1.BatchGetRequest
-	(*BatchGetResponse)(nil),    // 12: epochkv.v1.BatchGetResponse
-	(*BatchGetResult)(nil),      // 13: epochkv.v1.BatchGetResult
-	(*Mutation)(nil),            // 14: epochkv.v1.Mutation
-	(*BatchWriteRequest)(nil),   // 15: epochkv.v1.BatchWriteRequest
-	(*BatchWriteResponse)(nil),  // 16: epochkv.v1.BatchWriteResponse
-	(*DeleteRangeRequest)(nil),  // 17: epochkv.v1.DeleteRangeRequest
-	(*DeleteRangeResponse)(nil), // 18: epochkv.v1.DeleteRangeResponse
-	(*ScanRequest)(nil),         // 19: epochkv.v1.ScanRequest
-	(*ScanResponse)(nil),        // 20: epochkv.v1.ScanResponse
-	(*Entry)(nil),               // 21: epochkv.v1.Entry
-	(*Invocation)(nil),          // 22: epochkv.v1.Invocation
-	(*Increment)(nil),           // 23: epochkv.v1.Increment
-	(*CompareAndSet)(nil),       // 24: epochkv.v1.CompareAndSet
-	(*InvokeResult)(nil),        // 25: epochkv.v1.InvokeResult
-	(*InvokeRequest)(nil),       // 26: epochkv.v1.InvokeRequest
-	(*InvokeResponse)(nil),      // 27: epochkv.v1.InvokeResponse
-	(*InvokeAllRequest)(nil),    // 28: epochkv.v1.InvokeAllRequest
-	(*InvokeAllResponse)(nil),   // 29: epochkv.v1.InvokeAllResponse
-	(*BulkLoadRequest)(nil),     // 30: epochkv.v1.BulkLoadRequest
-	(*BulkEntry)(nil),           // 31: epochkv.v1.BulkEntry
-	(*BulkLoadResponse)(nil),    // 32: epochkv.v1.BulkLoadResponse
-	(*PipelineRequest)(nil),     // 33: epochkv.v1.PipelineRequest
-	(*PipelineResponse)(nil),    // 34: epochkv.v1.PipelineResponse
-	(*status.Status)(nil),       // 35: google.rpc.Status
+	(*Fence)(nil),               // 5: epochkv.v1.Fence
+	(*GetRequest)(nil),          // 6: epochkv.v1.GetRequest
+	(*GetResponse)(nil),         // 7: epochkv.v1.GetResponse
+	(*PutRequest)(nil),          // 8: epochkv.v1.PutRequest
+	(*PutResponse)(nil),         // 9: epochkv.v1.PutResponse
+	(*DeleteRequest)(nil),       // 10: epochkv.v1.DeleteRequest
+	(*DeleteResponse)(nil),      // 11: epochkv.v1.DeleteResponse
+	(*BatchGetRequest)(nil),     // 12: epochkv.v1.BatchGetRequest
+	(*BatchGetResponse)(nil),    // 13: epochkv.v1.BatchGetResponse
+	(*BatchGetResult)(nil),      // 14: epochkv.v1.BatchGetResult
+	(*Mutation)(nil),            // 15: epochkv.v1.Mutation
+	(*BatchWriteRequest)(nil),   // 16: epochkv.v1.BatchWriteRequest
+	(*BatchWriteResponse)(nil),  // 17: epochkv.v1.BatchWriteResponse
+	(*DeleteRangeRequest)(nil),  // 18: epochkv.v1.DeleteRangeRequest
+	(*DeleteRangeResponse)(nil), // 19: epochkv.v1.DeleteRangeResponse
+	(*ScanRequest)(nil),         // 20: epochkv.v1.ScanRequest
+	(*ScanResponse)(nil),        // 21: epochkv.v1.ScanResponse
+	(*Entry)(nil),               // 22: epochkv.v1.Entry
+	(*Invocation)(nil),          // 23: epochkv.v1.Invocation
+	(*Increment)(nil),           // 24: epochkv.v1.Increment
+	(*CompareAndSet)(nil),       // 25: epochkv.v1.CompareAndSet
+	(*InvokeResult)(nil),        // 26: epochkv.v1.InvokeResult
+	(*InvokeRequest)(nil),       // 27: epochkv.v1.InvokeRequest
+	(*InvokeResponse)(nil),      // 28: epochkv.v1.InvokeResponse
+	(*InvokeAllRequest)(nil),    // 29: epochkv.v1.InvokeAllRequest
+	(*InvokeAllResponse)(nil),   // 30: epochkv.v1.InvokeAllResponse
+	(*BulkLoadRequest)(nil),     // 31: epochkv.v1.BulkLoadRequest
+	(*BulkEntry)(nil),           // 32: epochkv.v1.BulkEntry
+	(*BulkLoadResponse)(nil),    // 33: epochkv.v1.BulkLoadResponse
+	(*PipelineRequest)(nil),     // 34: epochkv.v1.PipelineRequest
+	(*PipelineResponse)(nil),    // 35: epochkv.v1.PipelineResponse
+	(*status.Status)(nil),       // 36: google.rpc.Status
 }
 var file_epochkv_v1_kv_proto_depIdxs = []int32{
-	4,  // 0: epochkv.v1.PutRequest.preconditions:type_name -> epochkv.v1.Precondition
-	0,  // 1: epochkv.v1.PutRequest.durability:type_name -> epochkv.v1.Durability
-	4,  // 2: epochkv.v1.DeleteRequest.preconditions:type_name -> epochkv.v1.Precondition
-	0,  // 3: epochkv.v1.DeleteRequest.durability:type_name -> epochkv.v1.Durability
-	13, // 4: epochkv.v1.BatchGetResponse.results:type_name -> epochkv.v1.BatchGetResult
-	2,  // 5: epochkv.v1.Mutation.kind:type_name -> epochkv.v1.Mutation.Kind
-	14, // 6: epochkv.v1.BatchWriteRequest.mutations:type_name -> epochkv.v1.Mutation
-	4,  // 7: epochkv.v1.BatchWriteRequest.preconditions:type_name -> epochkv.v1.Precondition
-	0,  // 8: epochkv.v1.BatchWriteRequest.durability:type_name -> epochkv.v1.Durability
-	3,  // 9: epochkv.v1.DeleteRangeRequest.range:type_name -> epochkv.v1.KeyRange
-	4,  // 10: epochkv.v1.DeleteRangeRequest.preconditions:type_name -> epochkv.v1.Precondition
-	0,  // 11: epochkv.v1.DeleteRangeRequest.durability:type_name -> epochkv.v1.Durability
-	3,  // 12: epochkv.v1.ScanRequest.range:type_name -> epochkv.v1.KeyRange
-	1,  // 13: epochkv.v1.ScanRequest.tokens:type_name -> epochkv.v1.ResumeTokens
-	21, // 14: epochkv.v1.ScanResponse.entries:type_name -> epochkv.v1.Entry
-	23, // 15: epochkv.v1.Invocation.increment:type_name -> epochkv.v1.Increment
-	24, // 16: epochkv.v1.Invocation.compare_and_set:type_name -> epochkv.v1.CompareAndSet
-	22, // 17: epochkv.v1.InvokeRequest.invocation:type_name -> epochkv.v1.Invocation
-	4,  // 18: epochkv.v1.InvokeRequest.preconditions:type_name -> epochkv.v1.Precondition
-	0,  // 19: epochkv.v1.InvokeRequest.durability:type_name -> epochkv.v1.Durability
-	25, // 20: epochkv.v1.InvokeResponse.result:type_name -> epochkv.v1.InvokeResult
-	22, // 21: epochkv.v1.InvokeAllRequest.invocations:type_name -> epochkv.v1.Invocation
-	4,  // 22: epochkv.v1.InvokeAllRequest.preconditions:type_name -> epochkv.v1.Precondition
-	0,  // 23: epochkv.v1.InvokeAllRequest.durability:type_name -> epochkv.v1.Durability
-	25, // 24: epochkv.v1.InvokeAllResponse.results:type_name -> epochkv.v1.InvokeResult
-	31, // 25: epochkv.v1.BulkLoadRequest.entries:type_name -> epochkv.v1.BulkEntry
-	5,  // 26: epochkv.v1.PipelineRequest.get:type_name -> epochkv.v1.GetRequest
-	7,  // 27: epochkv.v1.PipelineRequest.put:type_name -> epochkv.v1.PutRequest
-	9,  // 28: epochkv.v1.PipelineRequest.delete:type_name -> epochkv.v1.DeleteRequest
-	11, // 29: epochkv.v1.PipelineRequest.batch_get:type_name -> epochkv.v1.BatchGetRequest
-	15, // 30: epochkv.v1.PipelineRequest.batch_write:type_name -> epochkv.v1.BatchWriteRequest
-	17, // 31: epochkv.v1.PipelineRequest.delete_range:type_name -> epochkv.v1.DeleteRangeRequest
-	26, // 32: epochkv.v1.PipelineRequest.invoke:type_name -> epochkv.v1.InvokeRequest
-	28, // 33: epochkv.v1.PipelineRequest.invoke_all:type_name -> epochkv.v1.InvokeAllRequest
-	6,  // 34: epochkv.v1.PipelineResponse.get:type_name -> epochkv.v1.GetResponse
-	8,  // 35: epochkv.v1.PipelineResponse.put:type_name -> epochkv.v1.PutResponse
-	10, // 36: epochkv.v1.PipelineResponse.delete:type_name -> epochkv.v1.DeleteResponse
-	12, // 37: epochkv.v1.PipelineResponse.batch_get:type_name -> epochkv.v1.BatchGetResponse
-	16, // 38: epochkv.v1.PipelineResponse.batch_write:type_name -> epochkv.v1.BatchWriteResponse
-	18, // 39: epochkv.v1.PipelineResponse.delete_range:type_name -> epochkv.v1.DeleteRangeResponse
-	27, // 40: epochkv.v1.PipelineResponse.invoke:type_name -> epochkv.v1.InvokeResponse
-	29, // 41: epochkv.v1.PipelineResponse.invoke_all:type_name -> epochkv.v1.InvokeAllResponse
-	35, // 42: epochkv.v1.PipelineResponse.error:type_name -> google.rpc.Status
-	5,  // 43: epochkv.v1.KV.Get:input_type -> epochkv.v1.GetRequest
-	7,  // 44: epochkv.v1.KV.Put:input_type -> epochkv.v1.PutRequest
-	9,  // 45: epochkv.v1.KV.Delete:input_type -> epochkv.v1.DeleteRequest
-	11, // 46: epochkv.v1.KV.BatchGet:input_type -> epochkv.v1.BatchGetRequest
-	15, // 47: epochkv.v1.KV.BatchWrite:input_type -> epochkv.v1.BatchWriteRequest
-	17, // 48: epochkv.v1.KV.DeleteRange:input_type -> epochkv.v1.DeleteRangeRequest
-	19, // 49: epochkv.v1.KV.Scan:input_type -> epochkv.v1.ScanRequest
-	26, // 50: epochkv.v1.KV.Invoke:input_type -> epochkv.v1.InvokeRequest
-	28, // 51: epochkv.v1.KV.InvokeAll:input_type -> epochkv.v1.InvokeAllRequest
-	30, // 52: epochkv.v1.KV.BulkLoad:input_type -> epochkv.v1.BulkLoadRequest
-	33, // 53: epochkv.v1.KV.Pipeline:input_type -> epochkv.v1.PipelineRequest
-	6,  // 54: epochkv.v1.KV.Get:output_type -> epochkv.v1.GetResponse
-	8,  // 55: epochkv.v1.KV.Put:output_type -> epochkv.v1.PutResponse
-	10, // 56: epochkv.v1.KV.Delete:output_type -> epochkv.v1.DeleteResponse
-	12, // 57: epochkv.v1.KV.BatchGet:output_type -> epochkv.v1.BatchGetResponse
-	16, // 58: epochkv.v1.KV.BatchWrite:output_type -> epochkv.v1.BatchWriteResponse
-	18, // 59: epochkv.v1.KV.DeleteRange:output_type -> epochkv.v1.DeleteRangeResponse
-	20, // 60: epochkv.v1.KV.Scan:output_type -> epochkv.v1.ScanResponse
-	27, // 61: epochkv.v1.KV.Invoke:output_type -> epochkv.v1.InvokeResponse
-	29, // 62: epochkv.v1.KV.InvokeAll:output_type -> epochkv.v1.InvokeAllResponse
-	32, // 63: epochkv.v1.KV.BulkLoad:output_type -> epochkv.v1.BulkLoadResponse
-	34, // 64: epochkv.v1.KV.Pipeline:output_type -> epochkv.v1.PipelineResponse
-	54, // [54:65] is the sub-list for method output_type
-	43, // [43:54] is the sub-list for method input_type
-	43, // [43:43] is the sub-list for extension type_name
-	43, // [43:43] is the sub-list for extension extendee
-	0,  // [0:43] is the sub-list for field type_name
+	5,  // 0: epochkv.v1.Precondition.fence:type_name -> epochkv.v1.Fence
+	4,  // 1: epochkv.v1.PutRequest.preconditions:type_name -> epochkv.v1.Precondition
+	0,  // 2: epochkv.v1.PutRequest.durability:type_name -> epochkv.v1.Durability
+	4,  // 3: epochkv.v1.DeleteRequest.preconditions:type_name -> epochkv.v1.Precondition
+	0,  // 4: epochkv.v1.DeleteRequest.durability:type_name -> epochkv.v1.Durability
+	14, // 5: epochkv.v1.BatchGetResponse.results:type_name -> epochkv.v1.BatchGetResult
+	2,  // 6: epochkv.v1.Mutation.kind:type_name -> epochkv.v1.Mutation.Kind
+	15, // 7: epochkv.v1.BatchWriteRequest.mutations:type_name -> epochkv.v1.Mutation
+	4,  // 8: epochkv.v1.BatchWriteRequest.preconditions:type_name -> epochkv.v1.Precondition
+	0,  // 9: epochkv.v1.BatchWriteRequest.durability:type_name -> epochkv.v1.Durability
+	3,  // 10: epochkv.v1.DeleteRangeRequest.range:type_name -> epochkv.v1.KeyRange
+	4,  // 11: epochkv.v1.DeleteRangeRequest.preconditions:type_name -> epochkv.v1.Precondition
+	0,  // 12: epochkv.v1.DeleteRangeRequest.durability:type_name -> epochkv.v1.Durability
+	3,  // 13: epochkv.v1.ScanRequest.range:type_name -> epochkv.v1.KeyRange
+	1,  // 14: epochkv.v1.ScanRequest.tokens:type_name -> epochkv.v1.ResumeTokens
+	22, // 15: epochkv.v1.ScanResponse.entries:type_name -> epochkv.v1.Entry
+	24, // 16: epochkv.v1.Invocation.increment:type_name -> epochkv.v1.Increment
+	25, // 17: epochkv.v1.Invocation.compare_and_set:type_name -> epochkv.v1.CompareAndSet
+	23, // 18: epochkv.v1.InvokeRequest.invocation:type_name -> epochkv.v1.Invocation
+	4,  // 19: epochkv.v1.InvokeRequest.preconditions:type_name -> epochkv.v1.Precondition
+	0,  // 20: epochkv.v1.InvokeRequest.durability:type_name -> epochkv.v1.Durability
+	26, // 21: epochkv.v1.InvokeResponse.result:type_name -> epochkv.v1.InvokeResult
+	23, // 22: epochkv.v1.InvokeAllRequest.invocations:type_name -> epochkv.v1.Invocation
+	4,  // 23: epochkv.v1.InvokeAllRequest.preconditions:type_name -> epochkv.v1.Precondition
+	0,  // 24: epochkv.v1.InvokeAllRequest.durability:type_name -> epochkv.v1.Durability
+	26, // 25: epochkv.v1.InvokeAllResponse.results:type_name -> epochkv.v1.InvokeResult
+	32, // 26: epochkv.v1.BulkLoadRequest.entries:type_name -> epochkv.v1.BulkEntry
+	6,  // 27: epochkv.v1.PipelineRequest.get:type_name -> epochkv.v1.GetRequest
+	8,  // 28: epochkv.v1.PipelineRequest.put:type_name -> epochkv.v1.PutRequest
+	10, // 29: epochkv.v1.PipelineRequest.delete:type_name -> epochkv.v1.DeleteRequest
+	12, // 30: epochkv.v1.PipelineRequest.batch_get:type_name -> epochkv.v1.BatchGetRequest
+	16, // 31: epochkv.v1.PipelineRequest.batch_write:type_name -> epochkv.v1.BatchWriteRequest
+	18, // 32: epochkv.v1.PipelineRequest.delete_range:type_name -> epochkv.v1.DeleteRangeRequest
+	27, // 33: epochkv.v1.PipelineRequest.invoke:type_name -> epochkv.v1.InvokeRequest
+	29, // 34: epochkv.v1.PipelineRequest.invoke_all:type_name -> epochkv.v1.InvokeAllRequest
+	7,  // 35: epochkv.v1.PipelineResponse.get:type_name -> epochkv.v1.GetResponse
+	9,  // 36: epochkv.v1.PipelineResponse.put:type_name -> epochkv.v1.PutResponse
+	11, // 37: epochkv.v1.PipelineResponse.delete:type_name -> epochkv.v1.DeleteResponse
+	13, // 38: epochkv.v1.PipelineResponse.batch_get:type_name -> epochkv.v1.BatchGetResponse
+	17, // 39: epochkv.v1.PipelineResponse.batch_write:type_name -> epochkv.v1.BatchWriteResponse
+	19, // 40: epochkv.v1.PipelineResponse.delete_range:type_name -> epochkv.v1.DeleteRangeResponse
+	28, // 41: epochkv.v1.PipelineResponse.invoke:type_name -> epochkv.v1.InvokeResponse
+	30, // 42: epochkv.v1.PipelineResponse.invoke_all:type_name -> epochkv.v1.InvokeAllResponse
+	36, // 43: epochkv.v1.PipelineResponse.error:type_name -> google.rpc.Status
+	6,  // 44: epochkv.v1.KV.Get:input_type -> epochkv.v1.GetRequest
+	8,  // 45: epochkv.v1.KV.Put:input_type -> epochkv.v1.PutRequest
+	10, // 46: epochkv.v1.KV.Delete:input_type -> epochkv.v1.DeleteRequest
+	12, // 47: epochkv.v1.KV.BatchGet:input_type -> epochkv.v1.BatchGetRequest
+	16, // 48: epochkv.v1.KV.BatchWrite:input_type -> epochkv.v1.BatchWriteRequest
+	18, // 49: epochkv.v1.KV.DeleteRange:input_type -> epochkv.v1.DeleteRangeRequest
+	20, // 50: epochkv.v1.KV.Scan:input_type -> epochkv.v1.ScanRequest
+	27, // 51: epochkv.v1.KV.Invoke:input_type -> epochkv.v1.InvokeRequest
+	29, // 52: epochkv.v1.KV.InvokeAll:input_type -> epochkv.v1.InvokeAllRequest
+	31, // 53: epochkv.v1.KV.BulkLoad:input_type -> epochkv.v1.BulkLoadRequest
+	34, // 54: epochkv.v1.KV.Pipeline:input_type -> epochkv.v1.PipelineRequest
+	7,  // 55: epochkv.v1.KV.Get:output_type -> epochkv.v1.GetResponse
+	9,  // 56: epochkv.v1.KV.Put:output_type -> epochkv.v1.PutResponse
+	11, // 57: epochkv.v1.KV.Delete:output_type -> epochkv.v1.DeleteResponse
+	13, // 58: epochkv.v1.KV.BatchGet:output_type -> epochkv.v1.BatchGetResponse
+	17, // 59: epochkv.v1.KV.BatchWrite:output_type -> epochkv.v1.BatchWriteResponse
+	19, // 60: epochkv.v1.KV.DeleteRange:output_type -> epochkv.v1.DeleteRangeResponse
+	21, // 61: epochkv.v1.KV.Scan:output_type -> epochkv.v1.ScanResponse
+	28, // 62: epochkv.v1.KV.Invoke:output_type -> epochkv.v1.InvokeResponse
+	30, // 63: epochkv.v1.KV.InvokeAll:output_type -> epochkv.v1.InvokeAllResponse
+	33, // 64: epochkv.v1.KV.BulkLoad:output_type -> epochkv.v1.BulkLoadResponse
+	35, // 65: epochkv.v1.KV.Pipeline:output_type -> epochkv.v1.PipelineResponse
+	55, // [55:66] is the sub-list for method output_type
+	44, // [44:55] is the sub-list for method input_type
+	44, // [44:44] is the sub-list for extension type_name
+	44, // [44:44] is the sub-list for extension extendee
+	0,  // [0:44] is the sub-list for field type_name
 }
 
 func init() { file_epochkv_v1_kv_proto_init() }
@@ -3190,8 +3287,9 @@ func file_epochkv_v1_kv_proto_init() {
 		(*Precondition_Exists)(nil),
 		(*Precondition_ValueEquals)(nil),
 		(*Precondition_EpochEquals)(nil),
+		(*Precondition_Fence)(nil),
 	}
-	file_epochkv_v1_kv_proto_msgTypes[19].OneofWrappers = []any{
+	file_epochkv_v1_kv_proto_msgTypes[20].OneofWrappers = []any{
 		(*Invocation_Increment)(nil),
 		(*Invocation_Append)(nil),
 		(*Invocation_Min)(nil),
@@ -3201,8 +3299,8 @@ func file_epochkv_v1_kv_proto_init() {
 		(*Invocation_GetAndSet)(nil),
 		(*Invocation_GetAndDelete)(nil),
 	}
-	file_epochkv_v1_kv_proto_msgTypes[20].OneofWrappers = []any{}
-	file_epochkv_v1_kv_proto_msgTypes[30].OneofWrappers = []any{
+	file_epochkv_v1_kv_proto_msgTypes[21].OneofWrappers = []any{}
+	file_epochkv_v1_kv_proto_msgTypes[31].OneofWrappers = []any{
 		(*PipelineRequest_Get)(nil),
 		(*PipelineRequest_Put)(nil),
 		(*PipelineRequest_Delete)(nil),
@@ -3212,7 +3310,7 @@ func file_epochkv_v1_kv_proto_init() {
 		(*PipelineRequest_Invoke)(nil),
 		(*PipelineRequest_InvokeAll)(nil),
 	}
-	file_epochkv_v1_kv_proto_msgTypes[31].OneofWrappers = []any{
+	file_epochkv_v1_kv_proto_msgTypes[32].OneofWrappers = []any{
 		(*PipelineResponse_Get)(nil),
 		(*PipelineResponse_Put)(nil),
 		(*PipelineResponse_Delete)(nil),
@@ -3229,7 +3327,7 @@ func file_epochkv_v1_kv_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_epochkv_v1_kv_proto_rawDesc), len(file_epochkv_v1_kv_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   32,
+			NumMessages:   33,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -1,0 +1,57 @@
+package lease
+
+import (
+	"bytes"
+	"context"
+
+	"github.com/epochkv/epochkv/internal/keys"
+)
+
+// checkLive refuses a lease that has ended or is being revoked. The caller holds the latch of the lease.
+func (m *Manager) checkLive(id ID) error {
+	e, err := m.find(id)
+	if err != nil {
+		return err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.revoking {
+		return &Error{ID: id, Err: ErrRevoking}
+	}
+	return nil
+}
+
+// Keys are up to limit user keys that are attached to a lease, in order, after a key; more says that there may be others.
+// The answer may be sent once await is durable.
+func (m *Manager) Keys(ctx context.Context, id ID, after []byte, limit int) (found [][]byte, more bool, await keys.Epoch, err error) {
+	x, err := m.store.Session()
+	if err != nil {
+		return nil, false, 0, err
+	}
+	defer x.Close()
+	if after != nil {
+		after = keys.AppendOwned(nil, keys.SystemAttachment, uint64(id), keys.Append(nil, keys.SpaceUser, after))
+	} else { // after the locks
+		after = keys.AppendOwned(nil, keys.SystemAttachment, uint64(id), []byte{byte(keys.SpaceUser)})
+	}
+	for {
+		step, stepMore, err := m.attachments(ctx, x, id, after, limit-len(found), m.options.StepBytes)
+		if err != nil {
+			return nil, false, 0, err
+		}
+		for _, attachment := range step {
+			internal := attached(attachment)
+			n, err := x.NewestVersion(ctx, internal)
+			if err != nil {
+				return nil, false, 0, err
+			}
+			if n.Found && n.Metadata.Lease == uint64(id) {
+				found = append(found, bytes.Clone(keys.User(internal)))
+			}
+			after = attachment
+		}
+		if !stepMore || len(found) >= limit {
+			return found, stepMore, x.Await(), nil
+		}
+	}
+}

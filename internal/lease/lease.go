@@ -1,0 +1,335 @@
+// Package lease ends what its owner has abandoned: keys that are attached to a lease are deleted when the lease ends, and
+// so are the locks that are held with it.
+//
+//	grant ─► a lease with a time to live (TTL) ──keep-alive──► the TTL begins anew
+//	         keys are attached by a put that names the lease
+//	         deadline passed, or revoke ─► one commit: attached keys, attachments and lease are deleted
+//
+// Terms. A lease is live until its revocation begins, at its deadline or on request. A key is attached to the lease that
+// its newest version names; a put with another lease, or without one, detaches it. A lock is a record that is attached to
+// the lease of its holder; its token is the epoch of the commit that wrote it.
+//
+//	record                       value
+//	l | id                       TTL, time of the grant, recorded remaining TTL, owner (format.go)
+//	a | id | keyspace | key      empty: the key may be attached to the lease
+//	o | name                     what the holder says of itself; metadata: the lease
+//
+// Deadlines are in memory, by the monotonic clock: a keep-alive writes nothing, and no change of the wall clock ends a
+// lease. So a restart does not know when the last keep-alive was, and begins the whole TTL anew. For a lease longer than
+// recordFrom that would be long after its owner has gone. What is left of such a lease is recorded every recordEvery; the
+// next keep-alive removes the record before it is answered.
+//
+// Invariants:
+//   - A lease never ends before its TTL has passed since its last answered keep-alive, whatever the wall clock does, and
+//     however often the store restarts.
+//   - A live version that names a lease has an attachment, and its lease exists: both are written in one batch, under the
+//     latches of key and lease. Attachments may be stale; the version decides.
+//   - Attachments of a lease whose revocation has begun are refused. The revocation sets a mark in memory, and then waits
+//     for the commits that have held the lease's latch before: it finds all of their attachments.
+//   - A revocation deletes a key only if, under the key's latch, the newest version names this lease.
+//   - Tokens of one lock ascend, and at most one is valid at any epoch.
+//
+// Locks: Manager.mu before entry.mu; both are leaves to latches, and neither is held while a commit or a wait is under way.
+//
+// The package knows nothing of connections: what happens to waiters when a client leaves is decided by their contexts.
+package lease
+
+import (
+	"container/heap"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/mvcc"
+)
+
+// ID names a lease. Zero is no lease.
+type ID uint64
+
+// Limits of the TTL.
+const (
+	TTLMin = time.Second
+	TTLMax = 10 * 365 * 24 * time.Hour
+)
+
+// OwnerBytesMax is the longest text that says whose lease it is.
+const OwnerBytesMax = 255
+
+// Errors.
+var (
+	ErrNotFound  = errors.New("the lease does not exist, or has ended")
+	ErrRevoking  = errors.New("the lease is being revoked")
+	ErrExists    = errors.New("a lease with this id exists")
+	ErrTooMany   = errors.New("too many leases exist")
+	ErrTTL       = fmt.Errorf("the time to live must be between %v and 10 years", TTLMin)
+	ErrOwner     = fmt.Errorf("the owner has more than %d bytes", OwnerBytesMax)
+	ErrLockName  = errors.New("the name of a lock must not be empty, and not be longer than the limit of keys less 16 bytes")
+	ErrLockValue = fmt.Errorf("the value of a lock has more than %d bytes", LockValueBytesMax)
+	ErrWaiters   = errors.New("too many requests wait for locks, or observe them")
+)
+
+// Options configure a Manager. Zero fields take the default named beside them.
+type Options struct {
+	Leases    int                  // that exist at once; 1,000,000
+	Waiters   int                  // requests that wait for locks or observe them, at once; 100,000
+	StepBytes int                  // of attachments that one commit of a revocation deletes; 16 MiB
+	StepKeys  int                  // attachments that it deletes; 100,000
+	Grace     time.Duration        // by which leases are prolonged at a start; 1 s
+	Elapsed   func() time.Duration // the monotonic clock; since Open
+	Now       func() time.Time     // what grants show as their time; time.Now
+}
+
+// Manager has the leases and locks of a store.
+type Manager struct {
+	// Constant after Open.
+	store   *mvcc.Store
+	options Options
+
+	mu        sync.RWMutex
+	leases    map[ID]*entry
+	reserved  int       // grants under way
+	deadlines deadlines // of the live leases: each at its deadline, or before it if it was kept alive since
+	asked     []*entry  // to be revoked
+	busy      []*entry  // being revoked in this turn
+
+	wake     chan struct{} // holds a token if the expirer must look again
+	locks    lockTable
+	counters counters
+}
+
+// Open reads the leases of a store. The caller runs Run until the store closes.
+func Open(ctx context.Context, store *mvcc.Store, o Options) (*Manager, error) {
+	started := time.Now()
+	orDefault(&o.Leases, 1_000_000)
+	orDefault(&o.Waiters, 100_000)
+	orDefault(&o.StepBytes, 16<<20)
+	orDefault(&o.StepKeys, 100_000)
+	orDefault(&o.Grace, time.Second)
+	if o.Elapsed == nil {
+		o.Elapsed = func() time.Duration { return time.Since(started) }
+	}
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	m := &Manager{store: store, options: o, leases: map[ID]*entry{}, wake: make(chan struct{}, 1)}
+	m.locks.queues, m.locks.max = map[string]*lockQueue{}, o.Waiters
+	if err := m.load(ctx); err != nil {
+		return nil, fmt.Errorf("read the leases: %w", err)
+	}
+	store.GuardLeases(func(id uint64) error { return m.checkLive(ID(id)) })
+	return m, nil
+}
+
+func orDefault[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}
+
+// load gives every lease at least what was left of it: what is recorded, or the whole TTL.
+func (m *Manager) load(ctx context.Context) error {
+	x, err := m.store.Session()
+	if err != nil {
+		return err
+	}
+	defer x.Close()
+	var bad error
+	now := m.options.Elapsed()
+	err = x.ScanSystem(ctx, leasesLower, leasesUpper, func(key, value []byte, _ keys.Epoch) bool {
+		var r record
+		if bad = r.decode(value); bad != nil {
+			bad = fmt.Errorf("lease %x: %w", key, bad)
+			return false
+		}
+		left := r.ttl
+		if r.remaining > 0 {
+			left = r.remaining
+		}
+		e := &entry{id: leaseOf(key), record: r, recorded: r.remaining > 0, deadline: now + left + m.options.Grace}
+		m.leases[e.id] = e
+		if r.revoking {
+			e.revoking = true
+			m.asked = append(m.asked, e)
+		} else {
+			heap.Push(&m.deadlines, e)
+		}
+		return true
+	})
+	return errors.Join(err, bad)
+}
+
+// entry is a lease in memory.
+type entry struct {
+	id ID
+
+	// Of Manager.mu: where the lease is in Manager.deadlines, and for which time.
+	at    time.Duration
+	index int
+
+	mu       sync.Mutex
+	record   record        // what is stored, but for remaining
+	deadline time.Duration // in elapsed time
+	revoking bool          // never goes back
+	recorded bool          // what is left may be recorded: a keep-alive removes that first
+	clearing int           // keep-alives that remove it
+	cleared  int           // how often one of them has begun to
+	ended    chan struct{} // closed when the lease is revoked; nil while nothing waits for it
+	gone     bool
+}
+
+// endedLocked is a channel that is closed when the lease has been revoked.
+func (e *entry) endedLocked() chan struct{} {
+	if e.ended == nil {
+		e.ended = make(chan struct{})
+		if e.gone {
+			close(e.ended)
+		}
+	}
+	return e.ended
+}
+
+func (m *Manager) find(id ID) (*entry, error) {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	if e := m.leases[id]; e != nil {
+		return e, nil
+	}
+	return nil, &Error{ID: id, Err: ErrNotFound}
+}
+
+// Error is an error of one lease.
+type Error struct {
+	ID  ID
+	Err error // ErrNotFound, ErrRevoking or ErrExists
+}
+
+func (e *Error) Error() string { return fmt.Sprintf("lease %d: %v", e.ID, e.Err) }
+
+// Unwrap is the sentinel.
+func (e *Error) Unwrap() error { return e.Err }
+
+// Info describes a lease.
+type Info struct {
+	ID        ID
+	TTL       time.Duration
+	Remaining time.Duration // zero if the deadline has passed
+	Granted   time.Time     // by the wall clock of then
+	Owner     string
+	Revoking  bool
+}
+
+func (m *Manager) info(e *entry) Info {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return Info{
+		ID: e.id, TTL: e.record.ttl, Remaining: max(0, e.deadline-m.options.Elapsed()), Granted: e.record.granted,
+		Owner: e.record.owner, Revoking: e.revoking,
+	}
+}
+
+// Grant makes a lease and returns the epoch of its commit; the caller waits until that is durable. With the id zero it
+// chooses one. Errors: ErrTTL, ErrOwner, ErrExists, ErrTooMany, and those of a commit.
+func (m *Manager) Grant(ctx context.Context, id ID, ttl time.Duration, owner string) (Info, keys.Epoch, error) {
+	switch {
+	case ttl < TTLMin || ttl > TTLMax:
+		return Info{}, 0, ErrTTL
+	case len(owner) > OwnerBytesMax:
+		return Info{}, 0, ErrOwner
+	}
+	if err := m.store.RequireFeatureLevel(keys.FeatureLevelHistory, "leases"); err != nil {
+		return Info{}, 0, err
+	}
+	if err := m.reserve(); err != nil {
+		return Info{}, 0, err
+	}
+	defer m.release()
+	for id == 0 {
+		id = ID(rand.Uint64() >> 1) // fits into an int64 of other languages
+	}
+	e := &entry{id: id, record: record{ttl: time.Duration(wholeSeconds(ttl)) * time.Second, granted: m.options.Now(), owner: owner}}
+	epoch, err := m.commitGrant(ctx, e)
+	if err != nil {
+		return Info{}, 0, err
+	}
+	m.add(e)
+	m.counters.granted.Add(1)
+	return m.info(e), epoch, nil
+}
+
+func (m *Manager) commitGrant(ctx context.Context, e *entry) (keys.Epoch, error) {
+	x, err := m.store.Session()
+	if err != nil {
+		return 0, err
+	}
+	defer x.Close()
+	var w mvcc.Write
+	w.Durability = mvcc.DurabilitySync
+	w.SetOwn()
+	key := leaseKey(e.id)
+	w.Batch.SetRecord(keys.SpaceSystem, key, e.record.encode())
+	w.Under(func(l *mvcc.Latched) error {
+		n, err := l.Newest(keys.Append(nil, keys.SpaceSystem, key))
+		if err == nil && n.Found {
+			return &Error{ID: e.id, Err: ErrExists}
+		}
+		return err
+	})
+	return x.Commit(ctx, &w)
+}
+
+// reserve makes room for one more lease.
+func (m *Manager) reserve() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.leases)+m.reserved >= m.options.Leases {
+		return ErrTooMany
+	}
+	m.reserved++
+	return nil
+}
+
+func (m *Manager) release() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.reserved--
+}
+
+// add begins the life of a lease that is committed.
+func (m *Manager) add(e *entry) {
+	e.deadline = m.options.Elapsed() + e.record.ttl
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.leases[e.id] = e
+	if m.schedule(e, e.deadline) {
+		m.wakeUp()
+	}
+}
+
+// Lease describes one lease. The error is ErrNotFound.
+func (m *Manager) Lease(id ID) (Info, error) {
+	e, err := m.find(id)
+	if err != nil {
+		return Info{}, err
+	}
+	return m.info(e), nil
+}
+
+// List calls yield with leases in no order, until it returns false.
+func (m *Manager) List(yield func(Info) bool) {
+	m.mu.RLock()
+	all := make([]*entry, 0, len(m.leases))
+	for _, e := range m.leases {
+		all = append(all, e)
+	}
+	m.mu.RUnlock()
+	for _, e := range all {
+		if !yield(m.info(e)) {
+			return
+		}
+	}
+}

@@ -1,0 +1,360 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/epochkv/epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/vfs"
+)
+
+// TestKeptAliveLeaseLivesAndAbandonedLeaseEnds also lets the wall clock jump: it decides nothing.
+func TestKeptAliveLeaseLivesAndAbandonedLeaseEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		wall := time.Now()
+		h := mustOpen(t, vfs.NewMem(), Options{Now: func() time.Time { return wall }})
+		defer h.stop()
+		const ttl = 10 * time.Second
+		h.mustGrant(1, ttl)
+		h.mustGrant(2, ttl)
+		h.mustPut("kept", "", 1)
+		h.mustPut("abandoned", "", 2)
+		for i := range 20 {
+			wall = wall.Add([]time.Duration{time.Hour, -25 * time.Hour, 24 * time.Hour}[i%3])
+			time.Sleep(9 * time.Second)
+			if left, err := h.KeepAlive(context.Background(), 1); err != nil || left != ttl {
+				t.Fatalf("keep-alive %d: %v, %v", i, left, err)
+			}
+			if !h.found("kept") {
+				t.Fatalf("the key of a lease that is kept alive is gone after %d keep-alives", i)
+			}
+			if got := h.found("abandoned"); got != (i == 0) { // 9 s, 18 s, ...
+				t.Fatalf("after %d s the key of the abandoned lease: found %v", 9*(i+1), got)
+			}
+		}
+		if _, err := h.KeepAlive(context.Background(), 2); !errors.Is(err, ErrNotFound) {
+			t.Fatal(err)
+		}
+		time.Sleep(ttl + time.Second)
+		if h.found("kept") || len(h.ids()) != 0 {
+			t.Fatalf("leases %v are left", h.ids())
+		}
+		h.checkRecords()
+	})
+}
+
+func TestLeaseEndsAtItsDeadlineAndNotBefore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := mustOpen(t, vfs.NewMem(), Options{})
+		defer h.stop()
+		for i := range 50 {
+			h.mustGrant(ID(i+1), time.Duration(50-i)*time.Second)
+			h.mustPut(fmt.Sprint("k", i), "", ID(i+1))
+		}
+		start := time.Now()
+		for range 99 {
+			time.Sleep(500 * time.Millisecond)
+			synctest.Wait()
+			for i := range 50 {
+				due, now := time.Duration(50-i)*time.Second, time.Since(start)
+				if found := h.found(fmt.Sprint("k", i)); !found && now < due-time.Second || found && now > due+time.Second {
+					t.Fatalf("lease of %v after %v: key found %v", due, now, found)
+				}
+			}
+		}
+	})
+}
+
+// pass lets time pass for the leases of a harness, of which clock is the elapsed time: what is left is recorded in time, and
+// what is due is revoked.
+func (h *harness) pass(clock *atomic.Int64, d time.Duration) {
+	for d > 0 {
+		step := min(d, recordEvery)
+		clock.Add(int64(step))
+		h.turn(context.Background())
+		h.record(context.Background())
+		d -= step
+	}
+}
+
+func fakeClock() (*atomic.Int64, Options) {
+	clock := new(atomic.Int64)
+	return clock, Options{Elapsed: func() time.Duration { return time.Duration(clock.Load()) }}
+}
+
+// TestLongLeaseEndsInTimeAfterRestarts keeps one lease alive and not the other one.
+func TestLongLeaseEndsInTimeAfterRestarts(t *testing.T) {
+	fs := vfs.NewMem()
+	clock, o := fakeClock()
+	h := mustOpen(t, fs, o)
+	const ttl = time.Hour
+	h.mustGrant(1, ttl)
+	h.mustGrant(2, ttl)
+	ended := time.Duration(0)
+	for i := 0; ended == 0 && i < 20; i++ {
+		h.pass(clock, 11*time.Minute)
+		if _, err := h.KeepAlive(context.Background(), 1); err != nil {
+			t.Fatal(err)
+		}
+		h.stop()
+		h = mustOpen(t, fs, o)
+		if _, err := h.Lease(2); err != nil {
+			ended = time.Duration(clock.Load())
+		}
+	}
+	h.stop()
+	if ended < ttl || ended > 2*ttl {
+		t.Fatalf("a lease of %v ended after %v; restarts every 11 minutes must neither shorten it nor prolong it for ever", ttl, ended)
+	}
+}
+
+// TestRecordedRemainderIsRemovedBeforeAKeepAliveIsAnswered crashes right after the answer.
+func TestRecordedRemainderIsRemovedBeforeAKeepAliveIsAnswered(t *testing.T) {
+	fs := vfs.NewMem()
+	clock, o := fakeClock()
+	h := mustOpen(t, fs, o)
+	const ttl = time.Hour
+	h.mustGrant(1, ttl)
+	h.pass(clock, 58*time.Minute)
+	if e, err := h.find(1); err != nil || !e.recorded {
+		t.Fatalf("nothing is recorded, or %v", err)
+	}
+	if _, err := h.KeepAlive(context.Background(), 1); err != nil {
+		t.Fatal(err)
+	}
+	crashed := fs.Crash(1, vfs.SurviveNone)
+	h.stop()
+	h = mustOpen(t, crashed, o)
+	defer h.stop()
+	if i, err := h.Lease(1); err != nil || i.Remaining < ttl {
+		t.Fatalf("%v left, %v; a keep-alive was answered just before", i.Remaining, err)
+	}
+}
+
+// TestKeepAliveBesideARecordIsNotLost runs both at once.
+func TestKeepAliveBesideARecordIsNotLost(t *testing.T) {
+	fs := vfs.NewMem()
+	clock, o := fakeClock()
+	h := mustOpen(t, fs, o)
+	defer func() { h.stop() }()
+	const leases = 50
+	for id := ID(1); id <= leases; id++ {
+		h.mustGrant(id, time.Hour)
+	}
+	clock.Store(int64(50 * time.Minute))
+	recorded := make(chan struct{})
+	go func() {
+		defer close(recorded)
+		for range 20 {
+			h.record(context.Background())
+		}
+	}()
+	for id := ID(1); id <= leases; id++ {
+		if _, err := h.KeepAlive(context.Background(), id); err != nil {
+			t.Error(err)
+		}
+	}
+	<-recorded
+	h.stop()
+	h = mustOpen(t, fs, Options{})
+	h.List(func(i Info) bool {
+		if i.Remaining < time.Hour {
+			t.Errorf("lease %d has %v after a restart, and was kept alive", i.ID, i.Remaining)
+		}
+		return true
+	})
+}
+
+func TestRevocationDeletesOnlyWhatBelongsToTheLease(t *testing.T) {
+	h := mustOpen(t, vfs.NewMem(), Options{})
+	defer h.stop()
+	h.mustGrant(1, time.Hour)
+	h.mustGrant(2, time.Hour)
+	for _, key := range []string{"own", "moved", "detached", "deleted", "back"} {
+		h.mustPut(key, "first", 1)
+	}
+	h.mustPut("moved", "second", 2)
+	h.mustPut("detached", "second", 0)
+	h.mustPut("back", "second", 2)
+	h.mustPut("back", "third", 1)
+	if err := h.write(func(w *mvcc.Write) { w.Delete([]byte("deleted")) }); err != nil {
+		t.Fatal(err)
+	}
+	h.checkRecords()
+	if found, _, _, err := h.Keys(context.Background(), 1, nil, 10); err != nil || fmt.Sprintf("%s", found) != "[back own]" {
+		t.Fatalf("keys %s of lease 1, %v", found, err)
+	}
+	if err := h.Revoke(context.Background(), 1); err != nil {
+		t.Fatal(err)
+	}
+	for key, want := range map[string]bool{"own": false, "moved": true, "detached": true, "deleted": false, "back": false} {
+		if h.found(key) != want {
+			t.Errorf("%q: found %v", key, !want)
+		}
+	}
+	h.checkRecords()
+	if err := h.put("late", "", 1); !errors.Is(err, ErrNotFound) {
+		t.Fatalf("a put with a lease that has ended: %v", err)
+	}
+	if err := h.Revoke(context.Background(), 1); !errors.Is(err, ErrNotFound) {
+		t.Fatal(err)
+	}
+}
+
+// TestLongRevocationContinuesAfterACrash revokes in steps of 10 keys, and crashes in the middle.
+func TestLongRevocationContinuesAfterACrash(t *testing.T) {
+	for _, at := range []int64{1, 3, 5, 8, 13} {
+		fs := vfs.NewMem()
+		o := Options{StepKeys: 10}
+		h := mustOpen(t, fs, o)
+		h.mustGrant(1, time.Hour)
+		for i := range 95 {
+			h.mustPut(fmt.Sprintf("k%02d", i), "", 1)
+		}
+		fs.CrashAt(fs.Mutations() + at)
+		ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+		err := h.Revoke(ctx, 1)
+		cancel()
+		h.stop()
+		h = mustOpen(t, fs.Crash(uint64(at), vfs.SurviveNone), o)
+		h.checkRecords()
+		left := 0
+		for i := range 95 {
+			if h.found(fmt.Sprintf("k%02d", i)) {
+				left++
+			}
+		}
+		switch info, gone := h.Lease(1); {
+		case err == nil && (gone == nil || left > 0):
+			t.Errorf("crash at %d: the revocation was answered, and %d keys are left, lease %+v", at, left, info)
+		case gone == nil && left != 95 && !info.Revoking:
+			t.Errorf("crash at %d: %d keys are left, and the lease is not being revoked", at, left)
+		case gone == nil && info.Revoking:
+			if err := h.Revoke(context.Background(), 1); err != nil && !errors.Is(err, ErrNotFound) {
+				t.Error(err)
+			}
+		}
+		h.checkRecords()
+		h.stop()
+	}
+}
+
+// TestAttachmentsBesideARevocationAreRefusedOrDeleted attaches keys while the lease is revoked.
+func TestAttachmentsBesideARevocationAreRefusedOrDeleted(t *testing.T) {
+	h := mustOpen(t, vfs.NewMem(), Options{StepKeys: 3})
+	defer h.stop()
+	for id := ID(1); id <= 60; id++ {
+		h.mustGrant(id, time.Hour)
+		done := make(chan error, 4)
+		for writer := range cap(done) {
+			go func() {
+				for i := 0; ; i++ {
+					err := h.put(fmt.Sprintf("%d-%d-%d", id, writer, i), "", id)
+					if err != nil {
+						done <- err
+						return
+					}
+				}
+			}()
+		}
+		time.Sleep(time.Duration(id%4) * 200 * time.Microsecond)
+		if err := h.Revoke(context.Background(), id); err != nil {
+			t.Fatal(err)
+		}
+		for range cap(done) {
+			if err := <-done; !errors.Is(err, ErrNotFound) && !errors.Is(err, ErrRevoking) {
+				t.Fatal(err)
+			}
+		}
+	}
+	h.checkRecords()
+	x, err := h.store.Session()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Close()
+	if left := h.userKeys(x); len(left) > 0 {
+		t.Fatalf("%d keys are left, among them %q", len(left), left[0])
+	}
+}
+
+var everyStep = flag.Bool("lease.every-step", false, "crash at each change of the file system, not at every seventh one")
+
+// TestCrashAtEveryStepLeavesLeasesAndVersionsConsistent crashes at changes of the file system.
+func TestCrashAtEveryStepLeavesLeasesAndVersionsConsistent(t *testing.T) {
+	script := func(h *harness) {
+		ctx := context.Background()
+		_ = h.grant(1, time.Minute)
+		_ = h.put("a", "", 1)
+		_ = h.grant(2, time.Hour)
+		_ = h.put("b", "", 2)
+		_ = h.put("a", "", 2)
+		held, err := h.Acquire(ctx, []byte("lock"), 2, nil, false)
+		if err == nil {
+			_, _, _ = h.Release(ctx, []byte("lock"), held.Token)
+			_, _ = h.Acquire(ctx, []byte("lock"), 1, nil, false)
+		}
+		_ = h.Revoke(timeout(20*time.Millisecond), 1)
+		_ = h.put("b", "", 0)
+		_ = h.Revoke(timeout(20*time.Millisecond), 2)
+	}
+	crashed, from, stride := true, 1+time.Now().UnixNano()%7, int64(7)
+	if *everyStep {
+		from, stride = 1, 1
+	}
+	for at := from; crashed; at += stride {
+		fs := vfs.NewMem()
+		h := mustOpen(t, fs, Options{})
+		fs.CrashAt(fs.Mutations() + at)
+		script(h)
+		crashed = fs.Crashed()
+		h.stop()
+		for seed, survival := range []vfs.Survival{vfs.SurviveNone, vfs.SurviveSome} {
+			h := mustOpen(t, fs.Crash(uint64(at)+uint64(seed), survival), Options{})
+			h.checkRecords()
+			for _, id := range h.ids() {
+				if err := h.Revoke(context.Background(), id); err != nil {
+					t.Error(err)
+				}
+			}
+			h.checkRecords()
+			if h.found("a") {
+				t.Errorf("crash at %d: a key is left without a lease", at)
+			}
+			h.stop()
+		}
+	}
+}
+
+// timeout is a context that ends on its own.
+func timeout(d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	time.AfterFunc(d, cancel)
+	return ctx
+}
+
+func TestLimitsOfLeases(t *testing.T) {
+	h := mustOpen(t, vfs.NewMem(), Options{Leases: 2})
+	defer h.stop()
+	for _, c := range []struct {
+		id   ID
+		ttl  time.Duration
+		want error
+	}{
+		{1, TTLMin - 1, ErrTTL}, {1, TTLMax + 1, ErrTTL}, {1, TTLMin, nil}, {1, TTLMin, ErrExists}, {2, TTLMax, nil}, {3, TTLMin, ErrTooMany},
+	} {
+		if err := h.grant(c.id, c.ttl); !errors.Is(err, c.want) {
+			t.Errorf("lease %d of %v: %v, want %v", c.id, c.ttl, err, c.want)
+		}
+	}
+	if err := h.Revoke(context.Background(), 2); err != nil {
+		t.Fatal(err)
+	}
+	h.mustGrant(4, TTLMin)
+}

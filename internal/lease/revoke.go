@@ -1,0 +1,108 @@
+package lease
+
+import (
+	"bytes"
+	"context"
+
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/storage/batch"
+)
+
+// revoke deletes a lease whose revocation has begun, and what is attached to it: in one commit, or in several if there are
+// more attachments than one commit should have. It returns the epoch of the last one.
+//
+// The mark in memory is set. What has held the lease's latch before may not have seen it, so revoke waits until all that is
+// visible: from then on, no attachment is added.
+func (m *Manager) revoke(ctx context.Context, x *mvcc.Session, e *entry) (keys.Epoch, error) {
+	if err := x.AwaitCommitted(ctx, leaseLatch(e.id)); err != nil {
+		return 0, err
+	}
+	for {
+		step, more, err := m.attachments(ctx, x, e.id, nil, m.options.StepKeys, m.options.StepBytes)
+		if err != nil {
+			return 0, err
+		}
+		epoch, err := m.commitRevocation(ctx, x, e, step, !more)
+		if err != nil || !more {
+			return epoch, err
+		}
+		if err := m.store.Wait(ctx, epoch, mvcc.DurabilityAsync); err != nil { // for the next snapshot
+			return 0, err
+		}
+	}
+}
+
+// attachments are keys of attachments of a lease, in order, after a key, of a new snapshot. More says that there are others.
+func (m *Manager) attachments(
+	ctx context.Context, x *mvcc.Session, id ID, after []byte, keysMax, bytesMax int,
+) (found [][]byte, more bool, err error) {
+	lower, upper := attachmentBounds(id)
+	if after != nil {
+		lower = append(bytes.Clone(after), 0)
+	}
+	size := 0
+	err = x.ScanSystem(ctx, lower, upper, func(key, _ []byte, _ keys.Epoch) bool {
+		if more = len(found) == keysMax || size >= bytesMax; more {
+			return false
+		}
+		found = append(found, bytes.Clone(key))
+		size += 2 * len(key) // the attachment, and the key itself
+		return true
+	})
+	return found, more, err
+}
+
+// commitRevocation deletes attachments, and those of their keys that belong to the lease; with the last ones the lease.
+func (m *Manager) commitRevocation(ctx context.Context, x *mvcc.Session, e *entry, step [][]byte, last bool) (keys.Epoch, error) {
+	var w mvcc.Write
+	w.Durability, w.Origin = mvcc.DurabilitySync, batch.OriginLease
+	w.SetOwn()
+	w.Latch(leaseLatch(e.id))
+	for _, attachment := range step {
+		w.Latch(attached(attachment))
+	}
+	var deleted int
+	var locks [][]byte
+	w.Under(func(l *mvcc.Latched) error {
+		deleted, locks = 0, nil
+		for _, attachment := range step {
+			internal := attached(attachment)
+			n, err := l.Newest(internal)
+			if err != nil {
+				return err
+			}
+			if n.Found && n.Metadata.Lease == uint64(e.id) {
+				l.Write().Batch.Delete(keys.SpaceOf(internal), keys.User(internal))
+				deleted++
+				if name, ok := lockName(internal); ok {
+					locks = append(locks, name)
+				}
+			}
+			l.Write().Batch.DeleteRecord(keys.SpaceSystem, attachment)
+		}
+		m.endOrMark(l.Write(), e, last)
+		return nil
+	})
+	epoch, err := x.Commit(ctx, &w)
+	if err != nil {
+		return 0, err
+	}
+	m.counters.deleted.Add(uint64(deleted))
+	for _, name := range locks {
+		m.locks.changed(name)
+	}
+	return epoch, nil
+}
+
+// endOrMark deletes the lease, or stores that its revocation has begun.
+func (m *Manager) endOrMark(w *mvcc.Write, e *entry, last bool) {
+	key := leaseKey(e.id)
+	if last {
+		w.Batch.DeleteRecord(keys.SpaceSystem, key)
+		return
+	}
+	r := e.record
+	r.revoking = true
+	w.Batch.SetRecord(keys.SpaceSystem, key, r.encode())
+}

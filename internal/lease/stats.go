@@ -1,0 +1,52 @@
+package lease
+
+import (
+	"slices"
+	"sync/atomic"
+	"time"
+)
+
+// counters count since Open.
+type counters struct {
+	granted, keepAlives, expired, revoked, deleted, acquired, failures atomic.Uint64
+}
+
+// Stats is the state of leases and locks.
+type Stats struct {
+	Leases       int           // that exist
+	Waiters      int           // requests that wait for locks or observe them
+	Lag          time.Duration // how long ago the oldest deadline passed of a lease that is not revoked yet
+	Granted      uint64
+	KeepAlives   uint64
+	Expired      uint64 // leases whose deadline passed
+	Revoked      uint64 // leases that ended, expired ones included
+	KeysDeleted  uint64 // by revocations
+	Acquisitions uint64 // of locks
+	Failures     uint64 // revocations and records that are tried again
+}
+
+// Stats is the current state.
+func (m *Manager) Stats() Stats {
+	c := &m.counters
+	out := Stats{
+		Granted: c.granted.Load(), KeepAlives: c.keepAlives.Load(), Expired: c.expired.Load(), Revoked: c.revoked.Load(),
+		KeysDeleted: c.deleted.Load(), Acquisitions: c.acquired.Load(), Failures: c.failures.Load(),
+	}
+	now := m.options.Elapsed()
+	m.mu.RLock()
+	out.Leases = len(m.leases)
+	late := slices.Concat(m.asked, m.busy)
+	if len(m.deadlines) > 0 {
+		late = append(late, m.deadlines[0])
+	}
+	m.mu.RUnlock()
+	for _, e := range late {
+		e.mu.Lock()
+		out.Lag = max(out.Lag, now-e.deadline)
+		e.mu.Unlock()
+	}
+	m.locks.mu.Lock()
+	defer m.locks.mu.Unlock()
+	out.Waiters = m.locks.count
+	return out
+}

@@ -1,0 +1,209 @@
+package server
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"io"
+	"slices"
+	"strconv"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/lease"
+	"github.com/epochkv/epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/telemetry"
+)
+
+// leaseService implements the Leases service. Its requests are not refused for overload: a keep-alive that is refused would
+// end the lease of a client that does nothing wrong. Streams and sessions bound them.
+type leaseService struct {
+	pb.UnimplementedLeasesServer
+	*Server
+}
+
+// leaseListMax is how many ids, leases or keys one message has at most.
+const leaseListMax = 10_000
+
+// GrantLease implements Leases.
+func (s *leaseService) GrantLease(ctx context.Context, req *pb.GrantLeaseRequest) (*pb.GrantLeaseResponse, error) {
+	out := new(pb.GrantLeaseResponse)
+	return out, s.serveAdmin(ctx, telemetry.MethodGrantLease, func() error {
+		if err := s.refusesWrites(); err != nil {
+			return err
+		}
+		info, epoch, err := s.leases.Grant(ctx, lease.ID(req.GetId()), req.GetTtl().AsDuration(), req.GetOwner())
+		if err != nil {
+			return err
+		}
+		out.Id, out.Ttl = uint64(info.ID), durationpb.New(info.TTL)
+		return s.awaitOwn(ctx, epoch)
+	})
+}
+
+// refusesWrites refuses what needs a commit while the server drains.
+func (s *Server) refusesWrites() error {
+	if s.drain.active.Load() {
+		return errShuttingDown
+	}
+	return nil
+}
+
+// awaitOwn waits until a commit of the server is durable.
+func (s *Server) awaitOwn(ctx context.Context, epoch keys.Epoch) error {
+	return ackWait{epoch: epoch, durability: mvcc.DurabilitySync, write: true}.wait(ctx, s.store)
+}
+
+// RevokeLease implements Leases.
+func (s *leaseService) RevokeLease(ctx context.Context, req *pb.RevokeLeaseRequest) (*pb.RevokeLeaseResponse, error) {
+	return new(pb.RevokeLeaseResponse), s.serveAdmin(ctx, telemetry.MethodRevokeLease, func() error {
+		ctx, done := s.untilDrain(ctx)
+		defer done()
+		return s.leases.Revoke(ctx, lease.ID(req.GetId()))
+	})
+}
+
+// KeepAlive implements Leases.
+func (s *leaseService) KeepAlive(stream grpc.BidiStreamingServer[pb.KeepAliveRequest, pb.KeepAliveResponse]) error {
+	return s.serveStream(stream.Context(), telemetry.MethodKeepAlive, func(*connection) error {
+		received := make(chan error, 1)
+		s.drain.receivers.Go(func() { received <- s.keepAlives(stream) })
+		select {
+		case err := <-received:
+			return err
+		case <-s.drain.begun:
+			return errShuttingDown // the receiver ends with the stream
+		}
+	})
+}
+
+// keepAlives answers the requests of one stream.
+func (s *leaseService) keepAlives(stream grpc.BidiStreamingServer[pb.KeepAliveRequest, pb.KeepAliveResponse]) error {
+	for {
+		req, err := stream.Recv()
+		if err != nil {
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			return err
+		}
+		out, err := s.keepAlive(stream.Context(), req)
+		if err != nil {
+			return err
+		}
+		if err := stream.Send(out); err != nil {
+			return err
+		}
+	}
+}
+
+func (s *leaseService) keepAlive(ctx context.Context, req *pb.KeepAliveRequest) (*pb.KeepAliveResponse, error) {
+	if len(req.GetIds()) > leaseListMax {
+		return nil, invalid("ids", "has more than "+strconv.Itoa(leaseListMax)+" ids")
+	}
+	out := &pb.KeepAliveResponse{Leases: make([]*pb.LeaseAlive, len(req.GetIds()))}
+	slab := make([]pb.LeaseAlive, len(req.GetIds()))
+	for i, id := range req.GetIds() {
+		ttl, err := s.leases.KeepAlive(ctx, lease.ID(id))
+		if err != nil && !errors.Is(err, lease.ErrNotFound) {
+			return nil, err
+		}
+		slab[i].Id, slab[i].TtlMs = id, uint64(ttl.Milliseconds())
+		out.Leases[i] = &slab[i]
+	}
+	return out, nil
+}
+
+// GetLease implements Leases.
+func (s *leaseService) GetLease(ctx context.Context, req *pb.GetLeaseRequest) (*pb.GetLeaseResponse, error) {
+	out := new(pb.GetLeaseResponse)
+	return out, s.serveAdmin(ctx, telemetry.MethodGetLease, func() error {
+		info, err := s.leases.Lease(lease.ID(req.GetId()))
+		if err != nil {
+			return err
+		}
+		out.Lease = leaseMessage(&info)
+		if req.GetKeys() == 0 {
+			return nil
+		}
+		after := req.GetAfter()
+		if len(after) == 0 {
+			after = nil
+		}
+		found, more, await, err := s.leases.Keys(ctx, info.ID, after, int(min(req.GetKeys(), leaseListMax)))
+		if err != nil {
+			return err
+		}
+		out.Keys, out.More = found, more
+		return ackRead(await).wait(ctx, s.store)
+	})
+}
+
+// ListLeases implements Leases.
+func (s *leaseService) ListLeases(ctx context.Context, req *pb.ListLeasesRequest) (*pb.ListLeasesResponse, error) {
+	out := new(pb.ListLeasesResponse)
+	return out, s.serveAdmin(ctx, telemetry.MethodListLeases, func() error {
+		limit := int(req.GetLimit())
+		if limit == 0 || limit > leaseListMax {
+			limit = leaseListMax
+		}
+		var found []lease.Info
+		s.leases.List(func(info lease.Info) bool {
+			if uint64(info.ID) > req.GetAfter() {
+				found = append(found, info)
+			}
+			return ctx.Err() == nil
+		})
+		slices.SortFunc(found, func(x, y lease.Info) int { return cmp.Compare(x.ID, y.ID) })
+		out.More = len(found) > limit
+		for i := range found[:min(limit, len(found))] {
+			out.Leases = append(out.Leases, leaseMessage(&found[i]))
+		}
+		return nil
+	})
+}
+
+func leaseMessage(i *lease.Info) *pb.Lease {
+	return &pb.Lease{
+		Id: uint64(i.ID), Ttl: durationpb.New(i.TTL), Remaining: durationpb.New(i.Remaining.Round(time.Millisecond)),
+		Granted: timestamppb.New(i.Granted), Owner: i.Owner, Revoking: i.Revoking,
+	}
+}
+
+// classifyLease classifies the errors of leases and locks.
+func classifyLease(err error) (fault, bool) {
+	var metadata map[string]string
+	if of, ok := errors.AsType[*lease.Error](err); ok {
+		metadata = map[string]string{"lease": strconv.FormatUint(uint64(of.ID), 10)}
+	}
+	argument := func(field string) (fault, bool) {
+		return fault{code: codes.InvalidArgument, reason: pb.ErrorReason_ERROR_REASON_INVALID_REQUEST, field: field}, true
+	}
+	switch {
+	case errors.Is(err, lease.ErrNotFound):
+		return fault{code: codes.NotFound, reason: pb.ErrorReason_ERROR_REASON_LEASE_NOT_FOUND, metadata: metadata}, true
+	case errors.Is(err, lease.ErrRevoking):
+		return fault{code: codes.FailedPrecondition, reason: pb.ErrorReason_ERROR_REASON_LEASE_REVOKING, metadata: metadata}, true
+	case errors.Is(err, lease.ErrExists):
+		return fault{code: codes.AlreadyExists, reason: pb.ErrorReason_ERROR_REASON_LEASE_EXISTS, metadata: metadata}, true
+	case errors.Is(err, lease.ErrTooMany):
+		return exhausted(pb.ErrorReason_ERROR_REASON_TOO_MANY_LEASES, retryLoad), true
+	case errors.Is(err, lease.ErrWaiters):
+		return exhausted(pb.ErrorReason_ERROR_REASON_TOO_MANY_WAITERS, retrySessions), true
+	case errors.Is(err, lease.ErrTTL):
+		return argument("ttl")
+	case errors.Is(err, lease.ErrOwner):
+		return argument("owner")
+	case errors.Is(err, lease.ErrLockName):
+		return argument("name")
+	case errors.Is(err, lease.ErrLockValue):
+		return argument("value")
+	}
+	return fault{}, false
+}
