@@ -60,6 +60,8 @@ type Config struct {
 
 	Limits Limits
 
+	Feed Feed
+
 	TxnIdleTimeout time.Duration // how long an interactive transaction may wait for its next request
 	TxnTimeout     time.Duration // how long an interactive transaction may be open
 
@@ -90,6 +92,19 @@ type Limits struct {
 	LockWaiters      int  // requests that wait for locks or observe them
 }
 
+// Feed is the change stream and what it keeps.
+type Feed struct {
+	Retention        time.Duration // how long the log is kept for watches that come back
+	LogSize          Size          // of it, at most
+	Memory           Size          // decoded commits and the queues of watches
+	SyncInterval     time.Duration // how long an async commit may stay unsynced while there is a watch
+	CatchUpReaders   int           // that read the log for lagging watches
+	CatchUpBandwidth Size          // of log that they read in a second, together
+	StallTimeout     time.Duration // how long a watch's client may take nothing
+	Watches          int           // open at once
+	WatchesPerStream int
+}
+
 // Default is the configuration of a server without options.
 func Default() Config {
 	return Config{
@@ -118,6 +133,17 @@ func Default() Config {
 			Transactions:     1024,
 			Leases:           1_000_000,
 			LockWaiters:      10_000,
+		},
+		Feed: Feed{
+			Retention:        10 * time.Minute,
+			LogSize:          1 * GiB,
+			Memory:           64 * MiB,
+			SyncInterval:     10 * time.Millisecond,
+			CatchUpReaders:   4,
+			CatchUpBandwidth: 64 * MiB,
+			StallTimeout:     10 * time.Minute,
+			Watches:          100_000,
+			WatchesPerStream: 10_000,
 		},
 		TxnIdleTimeout:   30 * time.Second,
 		TxnTimeout:       5 * time.Minute,
@@ -215,6 +241,15 @@ func newOptions() *options {
 	f.DurationVar(&c.TxnTimeout, "txn-timeout", c.TxnTimeout, "how long an interactive transaction may be open before it is rolled back")
 	f.DurationVar(&c.SnapshotLeaseTTL, "snapshot-lease-ttl", c.SnapshotLeaseTTL, "how long a resume token keeps its snapshot readable after its scan has ended")
 	f.DurationVar(&c.SnapshotTimeout, "snapshot-timeout", c.SnapshotTimeout, "how long a scan or a verification may wait for its client to receive a page before its snapshot is closed; 0 is never")
+	f.DurationVar(&c.Feed.Retention, "change-log-retention", c.Feed.Retention, "how long the log is kept for watches that come back, if --change-log-size is not reached; 0 keeps nothing for them")
+	f.Var(&c.Feed.LogSize, "change-log-size", "most of the log that is kept for watches that come back; less when the disk is full")
+	f.Var(&c.Feed.Memory, "feed-memory", "memory for decoded commits and for the queues of watches, beside --memory")
+	f.DurationVar(&c.Feed.SyncInterval, "feed-sync-interval", c.Feed.SyncInterval, "longest time that an async write stays unsynced while there is a watch")
+	f.IntVar(&c.Feed.CatchUpReaders, "feed-catchup-readers", c.Feed.CatchUpReaders, "readers of the log for watches that lag")
+	f.Var(&c.Feed.CatchUpBandwidth, "feed-catchup-bandwidth", "most bytes of log that they read in a second, together")
+	f.DurationVar(&c.Feed.StallTimeout, "watch-stall-timeout", c.Feed.StallTimeout, "how long the client of a watch may take nothing before its stream is ended")
+	f.IntVar(&c.Feed.Watches, "max-watches", c.Feed.Watches, "most watches that are open; further ones are refused")
+	f.IntVar(&c.Feed.WatchesPerStream, "max-watches-per-stream", c.Feed.WatchesPerStream, "most watches that are open on one stream")
 	f.DurationVar(&c.ProbeInterval, "probe-interval", c.ProbeInterval, "how often the server checks that a write of its own becomes durable, every twelfth time while idle; 0 is never")
 	f.DurationVar(&c.ProbeTimeout, "probe-timeout", c.ProbeTimeout, "how long such a write may take before health checks fail")
 	f.DurationVar(&c.MessageTimeout, "message-timeout", c.MessageTimeout, "how long a client may leave a message incomplete before its request is ended, or take nothing of its answers before its connection is closed")

@@ -26,6 +26,7 @@ const (
 	durationMin = time.Millisecond // below, a timer costs more than the work that it starts
 
 	requestIDSizeMin = MiB
+	feedMemoryMin    = 1 * MiB // below, a few commits fill it and every watch lags
 )
 
 // Validate reports everything that is wrong with c, each with its option's name and a remedy,
@@ -68,6 +69,7 @@ func (c *Config) Validate() error {
 	v.duration("txn-idle-timeout", c.TxnIdleTimeout, durationMin, 24*time.Hour)
 	v.duration("txn-timeout", c.TxnTimeout, durationMin, 24*time.Hour)
 	c.validateLimits(v)
+	c.validateFeed(v)
 	return errors.Join(v.errs...)
 }
 
@@ -95,6 +97,20 @@ func (c *Config) validateMemory(v *validation) {
 	v.check(c.CacheSize+2*c.MemtableSize+c.SegmentSize <= c.Memory, "memory", fmt.Sprintf(
 		"is %v, but --cache-size, two of --memtable-size and --segment-size need %v; raise --memory or lower them",
 		c.Memory, c.CacheSize+2*c.MemtableSize+c.SegmentSize))
+}
+
+func (c *Config) validateFeed(v *validation) {
+	f := &c.Feed
+	v.duration("change-log-retention", f.Retention, 0, 365*24*time.Hour)
+	v.size("change-log-size", f.LogSize, MiB, sizeMax)
+	v.size("feed-memory", f.Memory, feedMemoryMin, sizeMax)
+	v.duration("feed-sync-interval", f.SyncInterval, durationMin, time.Minute)
+	v.check(f.CatchUpReaders >= 1 && f.CatchUpReaders <= workersMax, "feed-catchup-readers",
+		fmt.Sprintf("is %d; give 1 to %d", f.CatchUpReaders, workersMax))
+	v.size("feed-catchup-bandwidth", f.CatchUpBandwidth, MiB, sizeMax)
+	v.duration("watch-stall-timeout", f.StallTimeout, 10*durationMin, 365*24*time.Hour)
+	v.count("max-watches", f.Watches)
+	v.count("max-watches-per-stream", f.WatchesPerStream)
 }
 
 func (c *Config) validateLimits(v *validation) {

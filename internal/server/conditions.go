@@ -33,7 +33,8 @@ const (
 // healthConditions observes the store and has the list of active conditions. Every report of health
 // uses it.
 type healthConditions struct {
-	list *health.List
+	list  *health.List
+	probe probe
 
 	mu       sync.Mutex
 	counted  []health.Condition // result of the last comparison of counters
@@ -96,7 +97,7 @@ func (s *Server) observe() []health.Condition {
 	defer c.mu.Unlock()
 	found := errorConditions(s.store.Err(), s.store.DiskFull(), s.store.CheckpointErr(), s.store.Damage())
 	now := time.Now()
-	found = append(found, s.probe.conditions(now, s.config.ProbeTimeout)...)
+	found = append(found, s.conditions.probe.conditions(now, s.config.ProbeTimeout)...)
 	c.list.Update(now, append(found, c.counted...))
 	return c.list.Snapshot()
 }

@@ -78,6 +78,7 @@ func (s *Server) closeStore(drained <-chan struct{}) error {
 	go func() {
 		<-drained
 		s.drain.receivers.Wait()
+		s.feed.feed.Close()
 		err := s.store.Shutdown(ctx)
 		if stuck := (*mvcc.StuckError)(nil); !errors.As(err, &stuck) {
 			err = errors.Join(err, s.closeFiles())

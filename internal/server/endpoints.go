@@ -95,6 +95,7 @@ func (s *Server) newGRPC() {
 	s.register(pb.Transactions_ServiceDesc, &txnService{Server: s})
 	s.register(pb.Leases_ServiceDesc, &leaseService{Server: s})
 	s.register(pb.Locks_ServiceDesc, &lockService{Server: s})
+	s.register(pb.Feed_ServiceDesc, &feedService{Server: s})
 	healthpb.RegisterHealthServer(s.endpoints.grpc, s.endpoints.health)
 	reflection.Register(s.endpoints.grpc)
 	s.setHealth(healthpb.HealthCheckResponse_SERVING)
@@ -104,6 +105,7 @@ func (s *Server) setHealth(status healthpb.HealthCheckResponse_ServingStatus) {
 	for _, service := range []string{
 		"", pb.KV_ServiceDesc.ServiceName, pb.Admin_ServiceDesc.ServiceName, pb.Transactions_ServiceDesc.ServiceName,
 		pb.Leases_ServiceDesc.ServiceName, pb.Locks_ServiceDesc.ServiceName,
+		pb.Feed_ServiceDesc.ServiceName,
 	} {
 		s.endpoints.health.SetServingStatus(service, status)
 	}

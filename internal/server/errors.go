@@ -161,6 +161,9 @@ func classify(err error) fault {
 	if f, ok := classifyLease(err); ok {
 		return f
 	}
+	if f, ok := classifyWatch(err); ok {
+		return f
+	}
 	if f, ok := classifyTyped(err); ok {
 		return f
 	}

@@ -35,7 +35,7 @@ func (s *Server) runProbe(ctx context.Context) {
 		case <-tick.C:
 		}
 		requests, _, _ := s.admission.inflight()
-		if quiet := s.store.Visible() == visible && requests == 0 && s.probe.failed.Load() == nil; quiet && idle < probeIdleEvery-1 {
+		if quiet := s.store.Visible() == visible && requests == 0 && s.conditions.probe.failed.Load() == nil; quiet && idle < probeIdleEvery-1 {
 			idle++
 			continue
 		}
@@ -46,16 +46,16 @@ func (s *Server) runProbe(ctx context.Context) {
 }
 
 func (s *Server) probeOnce(ctx context.Context) {
-	s.probe.started.Store(time.Now().UnixNano())
+	s.conditions.probe.started.Store(time.Now().UnixNano())
 	err := s.store.Probe(ctx)
 	switch {
 	case ctx.Err() != nil: // the server stops
 	case err != nil:
-		s.probe.failed.Store(&err)
+		s.conditions.probe.failed.Store(&err)
 	default:
-		s.probe.failed.Store(nil)
+		s.conditions.probe.failed.Store(nil)
 	}
-	s.probe.started.Store(0)
+	s.conditions.probe.started.Store(0)
 }
 
 // probeConditions are the conditions that the probe shows at a time.

@@ -63,7 +63,6 @@ type Server struct {
 	drain     drain
 
 	conditions healthConditions
-	probe      probe
 
 	requests     telemetry.Requests
 	counters     counters
@@ -72,6 +71,7 @@ type Server struct {
 	receiving    receiving
 	transactions txnTable
 	snapshots    snapshotTable
+	feed         feedState
 }
 
 // counters are the counts that no other part of the server has.
@@ -141,6 +141,7 @@ func open(ctx context.Context, c config.Config, log *slog.Logger, files vfs.FS) 
 	s.conditions.list, s.conditions.counters = health.NewList(log), store.Stats()
 	s.transactions.init(&c)
 	s.snapshots.timeout, s.snapshots.open = c.SnapshotTimeout, map[uint64]*openSnapshot{}
+	s.feed.init(store, &c)
 	s.newGRPC()
 	s.newHTTP()
 	return s, nil
@@ -187,6 +188,7 @@ func storeOptions(c *config.Config, files vfs.FS) mvcc.Options {
 			CacheBytes: int64(c.CacheSize), MemtableBytes: int64(c.MemtableSize), SegmentBytes: int64(c.SegmentSize),
 			DiskReserve:       cmp.Or(int64(c.DiskReserve), storage.DiskReserveDerived),
 			CheckpointWorkers: c.CheckpointWorkers,
+			ChangeLog:         storage.ChangeLog{Age: c.Feed.Retention, Bytes: int64(c.Feed.LogSize)},
 		},
 		CheckpointInterval: c.CheckpointInterval, GCInterval: c.GCInterval,
 		Durability: durability, SyncInterval: c.SyncInterval, Retention: c.Retention,
@@ -299,7 +301,7 @@ func (s *Server) Run(ctx context.Context) error {
 // longLived reports whether a client may leave a stream of the method open after a message.
 func longLived(method telemetry.Method) bool {
 	return method == telemetry.MethodPipeline || method == telemetry.MethodTransact || method == telemetry.MethodBulkLoad ||
-		method == telemetry.MethodKeepAlive
+		method == telemetry.MethodKeepAlive || method == telemetry.MethodWatch
 }
 
 // serveStream surrounds every stream, as unary surrounds every unary request.
@@ -329,6 +331,9 @@ func (s *Server) serveStream(ctx context.Context, method telemetry.Method, body 
 	// A client that wants no more entries has no other way to say so than to cancel. If the
 	// connection has closed as well, gRPC returns UNAVAILABLE.
 	if method == telemetry.MethodScan && conn.endScan(scan) && (code == codes.Canceled || code == codes.Unavailable) {
+		code = codes.OK
+	}
+	if method == telemetry.MethodWatch && code == codes.Canceled { // the same
 		code = codes.OK
 	}
 	conn.shard.Observe(method, code, s.clock.now()-start)

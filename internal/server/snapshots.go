@@ -80,7 +80,7 @@ type openSnapshot struct {
 func (s *Server) openSnapshot(ctx context.Context, kind pb.SnapshotInfo_Kind, epoch keys.Epoch, release func()) *openSnapshot {
 	o := &openSnapshot{
 		server: s, id: s.store.NextSnapshotID(), kind: kind, epoch: epoch, begun: time.Now(), release: release, ended: make(chan struct{}),
-		expires: kind == pb.SnapshotInfo_KIND_SCAN || kind == pb.SnapshotInfo_KIND_VERIFICATION,
+		expires: kind == pb.SnapshotInfo_KIND_SCAN || kind == pb.SnapshotInfo_KIND_WATCH || kind == pb.SnapshotInfo_KIND_VERIFICATION,
 	}
 	if p, ok := peer.FromContext(ctx); ok {
 		o.peer = p.Addr.String()

@@ -46,6 +46,7 @@ const (
 	MethodReleaseLock
 	MethodGetLock
 	MethodObserveLock // a whole stream, from opening to end
+	MethodWatch // a whole stream, from opening to end
 	methodCount
 )
 
@@ -53,7 +54,7 @@ var methodNames = [methodCount]string{
 	"Get", "Put", "Delete", "BatchGet", "BatchWrite", "DeleteRange", "Scan",
 	"Invoke", "InvokeAll", "Execute", "Commit", "Transact", "Pipeline", "BulkLoad", "Status",
 	"Verify", "Checkpoint", "ResizeCache", "Space", "GetOutcome", "FinalizeUpgrade", "Clock",
-	"GrantLease", "RevokeLease", "KeepAlive", "GetLease", "ListLeases", "AcquireLock", "ReleaseLock", "GetLock", "ObserveLock",
+	"GrantLease", "RevokeLease", "KeepAlive", "GetLease", "ListLeases", "AcquireLock", "ReleaseLock", "GetLock", "ObserveLock", "Watch",
 }
 
 // String is the method's name on the wire.

@@ -111,6 +111,7 @@ kvserver_requests_total{code="OK",method="Space"} 1
 kvserver_requests_total{code="OK",method="Status"} 1
 kvserver_requests_total{code="OK",method="Transact"} 1
 kvserver_requests_total{code="OK",method="Verify"} 1
+kvserver_requests_total{code="OK",method="Watch"} 1
 kvserver_requests_total{code="Unauthenticated",method="Get"} 1
 # HELP kvserver_visible_epoch Epoch that new snapshots read: every commit up to it is visible.
 # TYPE kvserver_visible_epoch gauge

@@ -100,6 +100,8 @@ const (
 	SnapshotInfo_KIND_SPACE SnapshotInfo_Kind = 5
 	// A stream of KV.BulkLoad.
 	SnapshotInfo_KIND_BULK_LOAD SnapshotInfo_Kind = 6
+	// A watch that is sent a snapshot, or the difference between two.
+	SnapshotInfo_KIND_WATCH SnapshotInfo_Kind = 7
 )
 
 // Enum value maps for SnapshotInfo_Kind.
@@ -112,6 +114,7 @@ var (
 		4: "KIND_VERIFICATION",
 		5: "KIND_SPACE",
 		6: "KIND_BULK_LOAD",
+		7: "KIND_WATCH",
 	}
 	SnapshotInfo_Kind_value = map[string]int32{
 		"KIND_UNSPECIFIED":  0,
@@ -121,6 +124,7 @@ var (
 		"KIND_VERIFICATION": 4,
 		"KIND_SPACE":        5,
 		"KIND_BULK_LOAD":    6,
+		"KIND_WATCH":        7,
 	}
 )
 
@@ -3623,7 +3627,7 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\x0eprevious_level\x18\x02 \x01(\rR\rpreviousLevel\"\x16\n" +
 	"\x14ListSnapshotsRequest\"O\n" +
 	"\x15ListSnapshotsResponse\x126\n" +
-	"\tsnapshots\x18\x01 \x03(\v2\x18.epochkv.v1.SnapshotInfoR\tsnapshots\"\xa7\x03\n" +
+	"\tsnapshots\x18\x01 \x03(\v2\x18.epochkv.v1.SnapshotInfoR\tsnapshots\"\xb7\x03\n" +
 	"\fSnapshotInfo\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x121\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x1d.epochkv.v1.SnapshotInfo.KindR\x04kind\x12\x14\n" +
@@ -3632,7 +3636,7 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\x04idle\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x04idle\x12\x12\n" +
 	"\x04peer\x18\x06 \x01(\tR\x04peer\x128\n" +
 	"\n" +
-	"expires_in\x18\a \x01(\v2\x19.google.protobuf.DurationR\texpiresIn\"\x93\x01\n" +
+	"expires_in\x18\a \x01(\v2\x19.google.protobuf.DurationR\texpiresIn\"\xa3\x01\n" +
 	"\x04Kind\x12\x14\n" +
 	"\x10KIND_UNSPECIFIED\x10\x00\x12\r\n" +
 	"\tKIND_SCAN\x10\x01\x12\x14\n" +
@@ -3641,7 +3645,9 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\x11KIND_VERIFICATION\x10\x04\x12\x0e\n" +
 	"\n" +
 	"KIND_SPACE\x10\x05\x12\x12\n" +
-	"\x0eKIND_BULK_LOAD\x10\x06\"$\n" +
+	"\x0eKIND_BULK_LOAD\x10\x06\x12\x0e\n" +
+	"\n" +
+	"KIND_WATCH\x10\a\"$\n" +
 	"\x12EndSnapshotRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\"\x15\n" +
 	"\x13EndSnapshotResponse\"9\n" +

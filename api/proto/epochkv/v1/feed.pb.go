@@ -711,7 +711,8 @@ type WatchResponse struct {
 	//	*WatchResponse_Difference
 	//	*WatchResponse_Ended
 	Body isWatchResponse_Body `protobuf_oneof:"body"`
-	// Continues after everything up to the end of this message. Absent from ended.
+	// Continues after everything up to the end of this message. Absent from ended, and from created
+	// if the watch begins with a snapshot.
 	ResumeToken   []byte `protobuf:"bytes,8,opt,name=resume_token,json=resumeToken,proto3" json:"resume_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

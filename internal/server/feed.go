@@ -1,0 +1,136 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/feed"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/telemetry"
+)
+
+// feedService implements the Feed service.
+type feedService struct {
+	pb.UnimplementedFeedServer
+	*Server
+}
+
+// feedState is the server's part of the change stream.
+type feedState struct {
+	feed    *feed.Feed
+	changes *mvcc.Changes
+	streams atomic.Int64 // open ones
+}
+
+func (f *feedState) init(s *mvcc.Store, c *config.Config) {
+	f.changes = s.Changes()
+	f.feed = feed.New(f.changes, feed.Options{
+		MemoryBytes: int64(c.Feed.Memory), CatchUpReaders: c.Feed.CatchUpReaders, CatchUpBytesPerSecond: int64(c.Feed.CatchUpBandwidth),
+		SyncInterval: c.Feed.SyncInterval, WatchesMax: c.Feed.Watches, ConsumerWatchesMax: c.Feed.WatchesPerStream,
+		RangesMax: watchRangesMax,
+	})
+}
+
+// Bounds of watches that no option sets.
+const (
+	watchRangesMax = 64
+	// watchEventsMax is the largest number of events in one response.
+	watchEventsMax = 1000
+	// watchResponseBytes is how large a response becomes, but for one event that is larger. Further responses of a stream wait
+	// until its client has taken this one.
+	watchResponseBytes = 256 << 10
+	// watchResponsesBytes bounds the responses of all streams together: with many streams, they are smaller.
+	watchResponsesBytes = 64 << 20
+	// watchResponseBytesMin is the least that a response may have: 4,096 streams fill the bound with it.
+	watchResponseBytesMin = 16 << 10
+
+	progressIntervalDefault = 10 * time.Second
+	progressIntervalMin     = 100 * time.Millisecond
+	// drainSendTimeout is how long a stream that is being sent to may finish its response when the server stops.
+	drainSendTimeout = time.Second
+)
+
+// responseBytes is how large a response may become now.
+func (f *feedState) responseBytes() int {
+	return int(min(max(watchResponsesBytes/max(f.streams.Load(), 1), watchResponseBytesMin), watchResponseBytes))
+}
+
+var (
+	errWatchStalled = errors.New("the client took nothing of the stream for too long; watch again with the last resume token")
+	errNoSuchWatch  = errors.New("no watch has this id")
+	errWatchEnded   = errors.New("an operator ended the watch; watch again with its last resume token")
+)
+
+// lineage is the name of the history for tokens. A store of the oldest feature level has only its own name.
+func (s *Server) lineage() keys.Lineage {
+	if l := s.store.History().Lineage; l != (keys.Lineage{}) {
+		return l
+	}
+	return keys.Lineage(s.store.ID())
+}
+
+// Watch implements Feed.
+func (s *feedService) Watch(stream grpc.BidiStreamingServer[pb.WatchRequest, pb.WatchResponse]) error {
+	ctx := stream.Context()
+	return s.serveStream(ctx, telemetry.MethodWatch, func(conn *connection) error {
+		w := &watchStream{
+			server: s.Server, conn: conn, stream: stream, lineage: s.lineage(), requests: make(chan *pb.WatchRequest),
+			watches: map[uint64]*streamWatch{}, consumer: s.feed.feed.NewConsumer(peerOf(ctx)),
+		}
+		s.feed.streams.Add(1)
+		defer s.feed.streams.Add(-1)
+		return w.run(ctx)
+	})
+}
+
+// run serves the stream until it ends. A sender that is in Send while its client takes nothing comes out of it only when the
+// handler returns.
+func (w *watchStream) run(ctx context.Context) error {
+	done := make(chan error, 1)
+	w.server.drain.receivers.Go(func() { w.receive(ctx) })
+	w.server.drain.receivers.Go(func() { done <- w.send(ctx) })
+	stall := w.server.config.Feed.StallTimeout
+	tick := time.NewTicker(max(stall/20, time.Millisecond))
+	defer tick.Stop()
+	for {
+		select {
+		case err := <-done:
+			return err
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-w.server.drain.begun:
+			select {
+			case err := <-done:
+				return err
+			case <-time.After(drainSendTimeout):
+				return errShuttingDown
+			}
+		case <-tick.C:
+			if since := w.sending.Load(); since != 0 && w.server.clock.now()-time.Duration(since) >= stall {
+				return errWatchStalled
+			}
+		}
+	}
+}
+
+// receive hands the client's requests to the sender. It ends when the client has ended its half of the stream, or with it.
+func (w *watchStream) receive(ctx context.Context) {
+	for {
+		req, err := w.stream.Recv()
+		if err != nil {
+			return
+		}
+		select {
+		case w.requests <- req:
+		case <-ctx.Done():
+			return
+		}
+	}
+}

@@ -1,0 +1,103 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"errors"
+
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/feed"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/mvcc"
+)
+
+// previousValue is the value of a key before a commit.
+type previousValue struct {
+	found       bool
+	unavailable bool // it is not kept any more
+	value       []byte
+}
+
+// previousValues are those of the operations of a commit. They are read once for all watches, and left at the commit.
+type previousValues struct {
+	unavailable bool
+	values      []previousValue // by operation; nil if no watch wants them
+}
+
+// previousSharedMax bounds the operations of a commit whose previous values are left at it. Of a larger commit, each watch reads
+// those of the part that it sends.
+const previousSharedMax = watchEventsMax
+
+func (p *previousValues) of(index int) previousValue {
+	switch {
+	case p == nil:
+		return previousValue{}
+	case p.unavailable:
+		return previousValue{unavailable: true}
+	}
+	return p.values[index]
+}
+
+// previousOf reads the previous values that a watch wants of a part of a commit.
+func (w *watchStream) previousOf(ctx context.Context, sw *streamWatch, p *feed.Part) (*previousValues, error) {
+	c := p.Commit
+	if sw.options.values != pb.WatchValues_WATCH_VALUES_NEW_AND_PREVIOUS || c.Loaded != nil {
+		return nil, nil
+	}
+	if there, ok := c.Attached().(*previousValues); ok {
+		return there, nil
+	}
+	shared := c.Count() <= previousSharedMax
+	var list [][]byte
+	var indexes []int
+	add := func(i int, key []byte) {
+		if len(key) > 0 && key[0] == byte(keys.SpaceUser) {
+			list, indexes = append(list, keys.User(key)), append(indexes, i)
+		}
+	}
+	if shared {
+		for i := range c.Count() {
+			add(i, c.Operation(i).Key)
+		}
+	} else {
+		for i, op := range p.Operations {
+			add(i, op.Key)
+		}
+	}
+	previous := &previousValues{values: make([]previousValue, c.Count())}
+	size, err := w.readPrevious(ctx, c.Epoch-1, list, indexes, previous)
+	if err != nil || !shared {
+		return previous, err
+	}
+	there, _ := c.Attach(previous, int64(size)).(*previousValues)
+	return there, nil
+}
+
+// readPrevious reads keys at the epoch before a commit, and returns how much memory that took.
+func (w *watchStream) readPrevious(ctx context.Context, at keys.Epoch, list [][]byte, indexes []int, out *previousValues) (size int, err error) {
+	size = 40 * len(out.values)
+	if at == 0 {
+		return size, nil
+	}
+	x, err := w.server.store.Session()
+	if err != nil {
+		return 0, err
+	}
+	defer x.Close()
+	_, err = x.OpenSnapshot(at)
+	if errors.As(err, new(*mvcc.SnapshotGoneError)) {
+		out.unavailable, out.values = true, nil
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	err = x.ReadAll(ctx, list, func(i int, v mvcc.Value) error {
+		if v.Found {
+			out.values[indexes[i]] = previousValue{found: true, value: bytes.Clone(v.Data)}
+			size += len(v.Data)
+		}
+		return nil
+	})
+	return size, err
+}

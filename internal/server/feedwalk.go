@@ -1,0 +1,269 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/feed"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/wal"
+)
+
+// watchWalk sends the state of a watch's ranges in a snapshot, or what has changed there between two epochs. Afterwards the watch
+// continues after the snapshot's epoch. While the walk is open, it holds the snapshot and the log after it, so that nothing can
+// be missed between the two.
+type watchWalk struct {
+	difference bool
+	since, at  keys.Epoch
+	session    *mvcc.Session
+	hold       *wal.Holder
+	snapshot   *openSnapshot
+	entry      int                 // of the ranges: the one at hand
+	last       []byte              // the last key that was sent; nil before the first
+	changes    *mvcc.Difference    // of the range at hand
+	cursor     *mvcc.Cursor        // the same
+	pending    *pb.WatchDifference // of the part that is being filled
+	filling    *pb.WatchSnapshotPart
+	bytes      int
+}
+
+// walkHoldLifetime is how long the log is kept for a walk after its last part was begun.
+const walkHoldLifetime = 10 * time.Minute
+
+// beginWalk begins the walk of a watch that begins with a snapshot, or that continues inside a walk.
+func (w *watchStream) beginWalk(ctx context.Context, sw *streamWatch, start watchStart) error {
+	walk := &watchWalk{difference: start.after.Epoch != 0, since: start.after.Epoch, at: start.at, last: bytes.Clone(start.last)}
+	if err := w.openWalk(ctx, sw, walk); err != nil {
+		return err
+	}
+	out := &pb.WatchResponse{Body: &pb.WatchResponse_Created{Created: &pb.WatchCreated{AfterEpoch: uint64(walk.at)}}}
+	if walk.difference {
+		out.ResumeToken = w.token(sw, start.after)
+	}
+	return w.respond(ctx, sw, out, 0)
+}
+
+// beginDifference lets a watch cross a gap.
+func (w *watchStream) beginDifference(ctx context.Context, sw *streamWatch, gap *feed.GapError) error {
+	err := w.server.feed.feed.Await(ctx, gap.ResumeAt)
+	if err == nil {
+		err = w.openWalk(ctx, sw, &watchWalk{difference: true, since: gap.After.Epoch})
+	}
+	if err != nil {
+		return w.end(ctx, sw, err)
+	}
+	return nil
+}
+
+// openWalk takes what a walk needs. Its epoch is durable afterwards, because everything that it shows must be.
+func (w *watchStream) openWalk(ctx context.Context, sw *streamWatch, walk *watchWalk) (err error) {
+	if walk.session, err = w.server.store.Session(); err != nil {
+		return err
+	}
+	sw.walk = walk
+	defer func() {
+		if err != nil {
+			w.dropWalk(sw)
+			err = walkGone(err, walk.since)
+		}
+	}()
+	if walk.at, err = walk.session.OpenSnapshot(walk.at); err != nil {
+		return err
+	}
+	walk.hold = w.server.feed.changes.Hold(wal.HolderOptions{
+		Name: "watch snapshot", Owner: peerOf(ctx), From: walk.at + 1, Lifetime: walkHoldLifetime, Yields: true,
+	})
+	if err = w.server.store.AwaitDurable(ctx, walk.at); err != nil {
+		return err
+	}
+	walk.snapshot = w.server.openSnapshot(ctx, pb.SnapshotInfo_KIND_WATCH, walk.at, walk.session.CloseSnapshot)
+	if walk.difference {
+		walk.pending = &pb.WatchDifference{Epoch: uint64(walk.at)}
+		if err = walk.openRange(sw); err != nil { // now, so that the begin of the difference is kept
+			return err
+		}
+	}
+	w.walks = append(w.walks, sw)
+	return nil
+}
+
+// walkGone says that a snapshot is gone in the words of watches.
+func walkGone(err error, after keys.Epoch) error {
+	if gone := (*mvcc.SnapshotGoneError)(nil); errors.As(err, &gone) {
+		return &historyGoneError{after: after, oldest: gone.Newest, cause: err}
+	}
+	return err
+}
+
+// dropWalk ends the walk of a watch.
+func (w *watchStream) dropWalk(sw *streamWatch) {
+	if i := slices.Index(w.walks, sw); i >= 0 {
+		w.walks = slices.Delete(w.walks, i, i+1)
+	}
+	sw.walk.close(w.server, false)
+	sw.walk = nil
+}
+
+// close releases what the walk has. If it was interrupted, its snapshot stays readable for as long as that of other resume tokens.
+func (k *watchWalk) close(s *Server, interrupted bool) {
+	k.closeRange()
+	if k.snapshot != nil && k.snapshot.close() && interrupted && k.last != nil {
+		_ = s.store.LeaseSnapshot(k.at, s.config.SnapshotLeaseTTL)
+		if k.since != 0 {
+			_ = s.store.LeaseSnapshot(k.since, s.config.SnapshotLeaseTTL)
+		}
+	}
+	k.session.Close()
+	if k.hold != nil {
+		k.hold.Release()
+	}
+}
+
+func (k *watchWalk) closeRange() {
+	if k.changes != nil {
+		k.changes.Close()
+	}
+	if k.cursor != nil {
+		k.cursor.Close()
+	}
+	k.changes, k.cursor = nil, nil
+}
+
+// openRange opens the walk of the range at hand, after the last key.
+func (k *watchWalk) openRange(sw *streamWatch) (err error) {
+	r := sw.options.ranges[k.entry]
+	if k.last != nil && bytes.Compare(k.last, r.Lower) >= 0 {
+		r.Lower = append(bytes.Clone(k.last), 0)
+		if r.Upper != nil && bytes.Compare(r.Lower, r.Upper) > 0 {
+			r.Lower = r.Upper
+		}
+	}
+	values := sw.options.values == pb.WatchValues_WATCH_VALUES_NONE
+	if k.difference {
+		k.changes, err = k.session.Difference(mvcc.DifferenceOptions{Lower: r.Lower, Upper: r.Upper, Since: k.since, KeysOnly: values, Context: k.snapshot.ctx})
+		return err
+	}
+	k.cursor, err = k.session.Scan(mvcc.ScanOptions{Lower: r.Lower, Upper: r.Upper, KeysOnly: values, Context: k.snapshot.ctx})
+	return err
+}
+
+// sendWalk sends the next part of a walk, and reports whether there is more of it. After the last part the watch goes on with
+// what the feed has after the snapshot.
+func (w *watchStream) sendWalk(ctx context.Context, sw *streamWatch) (more bool, err error) {
+	k := sw.walk
+	if k.hold.Renew() != nil {
+		k.hold = w.server.feed.changes.Hold(k.hold.HolderOptions) // it ended for lack of space; try again
+	}
+	if more, err = k.fill(sw, w.server.feed.responseBytes()); err != nil {
+		return false, w.end(ctx, sw, k.snapshot.reason(walkGone(err, k.since)))
+	}
+	if k.cursor != nil {
+		k.cursor.Pause()
+	}
+	k.snapshot.wait()
+	if err := w.respond(ctx, sw, k.response(w, sw, more), k.bytes); err != nil {
+		return false, err
+	}
+	if err := k.snapshot.resume(); err != nil {
+		return false, w.end(ctx, sw, err)
+	}
+	if more {
+		return true, nil
+	}
+	if sw.watch != nil {
+		err = sw.watch.Resume(k.at)
+	} else {
+		err = w.open(ctx, sw, false, feed.Position{Epoch: k.at})
+	}
+	if err != nil {
+		return false, w.end(ctx, sw, err)
+	}
+	w.dropWalk(sw)
+	return false, nil
+}
+
+// response is the part that was filled.
+func (k *watchWalk) response(w *watchStream, sw *streamWatch, more bool) *pb.WatchResponse {
+	t := feedToken{lineage: w.lineage, position: feed.Position{Epoch: k.since}, filter: sw.options.filter, snapshot: k.at, last: k.last}
+	if !more {
+		t = feedToken{lineage: w.lineage, position: feed.Position{Epoch: k.at}, filter: sw.options.filter}
+	}
+	out := &pb.WatchResponse{ResumeToken: t.encode()}
+	if k.difference {
+		k.pending.End = !more
+		out.Body = &pb.WatchResponse_Difference{Difference: k.pending}
+	} else {
+		k.filling.End = !more
+		out.Body = &pb.WatchResponse_Snapshot{Snapshot: k.filling}
+	}
+	return out
+}
+
+// fill makes the next part, and reports whether there may be more after it.
+func (k *watchWalk) fill(sw *streamWatch, limit int) (more bool, err error) {
+	k.pending, k.filling, k.bytes = &pb.WatchDifference{Epoch: uint64(k.at)}, &pb.WatchSnapshotPart{Epoch: uint64(k.at)}, 0
+	for count := 0; k.entry < len(sw.options.ranges); {
+		if k.changes == nil && k.cursor == nil {
+			if err := k.openRange(sw); err != nil {
+				return false, err
+			}
+		}
+		if count == watchEventsMax || k.bytes >= limit {
+			return true, nil
+		}
+		found, err := k.next(sw)
+		if err != nil {
+			return false, err
+		}
+		if found {
+			count++
+			continue
+		}
+		k.closeRange()
+		k.entry++
+	}
+	return false, nil
+}
+
+// next adds the next key to the part.
+func (k *watchWalk) next(sw *streamWatch) (found bool, err error) {
+	if !k.difference {
+		if !k.cursor.Next() {
+			return false, k.cursor.Err()
+		}
+		e := &pb.Entry{Key: bytes.Clone(k.cursor.Key()), Value: bytes.Clone(k.cursor.Value()), Epoch: uint64(k.cursor.Epoch())}
+		k.filling.Entries = append(k.filling.Entries, e)
+		k.bytes += eventBytes + len(e.Key) + len(e.Value)
+		k.last = e.Key
+		return true, nil
+	}
+	if !k.changes.Next() {
+		return false, k.changes.Err()
+	}
+	v := k.changes.Version()
+	e := &pb.ChangeEvent{Kind: pb.EventKind_EVENT_KIND_DELETE, Key: bytes.Clone(k.changes.Key())}
+	if !v.Deleted {
+		e.Kind, e.Value = pb.EventKind_EVENT_KIND_SET, bytes.Clone(k.changes.Value())
+		e.LeaseId, e.ExpiresAtMs = v.Metadata.Lease, int64(v.Metadata.ExpiresAt)
+	}
+	e.PreviousUnavailable = sw.options.values == pb.WatchValues_WATCH_VALUES_NEW_AND_PREVIOUS
+	k.last = e.Key
+	if wanted(sw.options.kinds, v.Deleted) {
+		k.pending.Events = append(k.pending.Events, e)
+		k.bytes += sizeOf(e)
+	}
+	return true, nil
+}
+
+// wanted reports whether a watch wants sets or deletions.
+func wanted(kinds feed.Kinds, deleted bool) bool {
+	if deleted {
+		return kinds == 0 || kinds&feed.KindDeletes != 0
+	}
+	return kinds == 0 || kinds&feed.KindSets != 0
+}
