@@ -48,6 +48,7 @@ type Client struct {
 	kv           kvpb.KVClient
 	admin        kvpb.AdminClient
 	transactions kvpb.TransactionsClient
+	feed         kvpb.FeedClient
 	health       healthpb.HealthClient
 	timeout      time.Duration
 	retry        Retry
@@ -108,6 +109,7 @@ func Dial(endpoint string, options ...Option) (*Client, error) {
 		kv:           kvpb.NewKVClient(conn),
 		admin:        kvpb.NewAdminClient(conn),
 		transactions: kvpb.NewTransactionsClient(conn),
+		feed:         kvpb.NewFeedClient(conn),
 		health:       healthpb.NewHealthClient(conn),
 		timeout:      o.timeout,
 		retry:        o.retry,

@@ -1,0 +1,224 @@
+package main
+
+import (
+	"bufio"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/epochkv/epochkv/client"
+)
+
+func (a *app) watchCommand() *cobra.Command {
+	var r rangeFlags
+	var o client.WatchOptions
+	var after uint64
+	var tokenFile string
+	cmd := &cobra.Command{
+		Use:   "watch [PREFIX]",
+		Short: "Print the changes of a range as they are committed",
+		Long: `Print the changes of the keys that begin with PREFIX, of those between --start and --end, or of all, as they are committed and durable.
+It begins now, after the commit of --after-epoch, or with --snapshot: then the current entries come first. It goes on until it is interrupted,
+and continues by itself where it was when the server is back after a restart.
+
+With --from-token it continues after what was printed last, if FILE exists, and keeps FILE up to date: after each change that was printed,
+FILE has the token to continue with.
+
+Each line of jsonl output is a change: its epoch, what happened (set, delete, loaded; snapshot for an entry of --snapshot), key and value.
+"end" marks the last change of a commit.`,
+		Example: `  kvctl watch user/
+  kvctl watch --snapshot --from-token users.token --prefix user/ -o jsonl | ./consume`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 1 && r.given() {
+				return errors.New("watch: give either PREFIX or a range, not both")
+			}
+			if o.Snapshot && cmd.Flags().Changed("after-epoch") {
+				return errors.New("watch: give either --snapshot or --after-epoch, not both")
+			}
+			return cobra.MaximumNArgs(1)(cmd, args)
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 1 {
+				r.prefix = args[0]
+			}
+			keyRange, err := r.keyRange(a)
+			if err != nil {
+				return err
+			}
+			if cmd.Flags().Changed("after-epoch") {
+				epoch := client.Epoch(after)
+				o.After = &epoch
+			}
+			if o.Token, err = readToken(tokenFile); err != nil {
+				return err
+			}
+			return a.withClient(func(c *client.Client) error { return a.watch(cmd, c, keyRange, o, tokenFile) })
+		},
+	}
+	r.add(cmd)
+	flags := cmd.Flags()
+	flags.StringVar(&tokenFile, "from-token", "", "continue with the token in `FILE`, if it exists, and write it there after each change that was printed")
+	flags.Uint64Var(&after, "after-epoch", 0, "begin after the commit with this `epoch`; 0 is before the first")
+	flags.BoolVar(&o.Snapshot, "snapshot", false, "print the current entries first")
+	flags.BoolVar(&o.Difference, "difference", false, "if the server's log does not reach back far enough, print what has changed instead of failing")
+	flags.BoolVar(&o.Previous, "previous", false, "print the value before each change, too")
+	flags.BoolVar(&o.KeysOnly, "keys-only", false, "leave out the values")
+	return cmd
+}
+
+// readToken reads the token that an earlier run has left, if there is one.
+func readToken(file string) ([]byte, error) {
+	if file == "" {
+		return nil, nil
+	}
+	text, err := os.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	token, err := base64.StdEncoding.DecodeString(strings.TrimSpace(string(text)))
+	if err != nil {
+		return nil, fmt.Errorf("%s has no token: %w; remove the file to begin anew", file, err)
+	}
+	return token, nil
+}
+
+// writeToken replaces the token in a file, whole or not at all.
+func writeToken(file string, token []byte) error {
+	next, err := os.CreateTemp(filepath.Dir(file), filepath.Base(file)+".*")
+	if err != nil {
+		return err
+	}
+	_, err = next.WriteString(base64.StdEncoding.EncodeToString(token) + "\n")
+	if err = errors.Join(err, next.Close()); err == nil {
+		err = os.Rename(next.Name(), file)
+	}
+	if err != nil {
+		_ = os.Remove(next.Name())
+	}
+	return err
+}
+
+func (a *app) watch(cmd *cobra.Command, c *client.Client, r client.Range, o client.WatchOptions, tokenFile string) error {
+	ctx, cancel := a.longRunning(cmd)
+	defer cancel()
+	p := &changePrinter{app: a, w: bufio.NewWriterSize(a.out, 64<<10), format: a.formatOr(formatJSONL), o: &o}
+	for u, err := range c.Watch(ctx, []client.Range{r}, o) {
+		if err != nil {
+			if cmd.Context().Err() != nil {
+				err = nil // interrupted
+			}
+			return errors.Join(err, p.w.Flush())
+		}
+		if err := p.print(&u); err != nil {
+			return err
+		}
+		if tokenFile != "" && len(u.Token) > 0 {
+			if err := writeToken(tokenFile, u.Token); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// changePrinter prints changes as they come. The output is complete after each update.
+type changePrinter struct {
+	app    *app
+	w      *bufio.Writer
+	format string
+	o      *client.WatchOptions
+	line   []byte
+}
+
+// change is one line.
+type change struct {
+	epoch client.Epoch
+	time  time.Time
+	kind  string
+	event client.Event
+	end   bool
+}
+
+func (p *changePrinter) print(u *client.Update) error {
+	for i := range u.Snapshot {
+		e := &u.Snapshot[i]
+		p.put(&change{epoch: e.Epoch, kind: "snapshot", event: client.Event{Kind: client.EventSet, Key: e.Key, Value: e.Value}})
+	}
+	for i := range u.Difference {
+		p.put(&change{epoch: u.Epoch, kind: kindName(u.Difference[i].Kind), event: u.Difference[i]})
+	}
+	for i := range u.Commits {
+		c := &u.Commits[i]
+		for j := range c.Events {
+			p.put(&change{epoch: c.Epoch, time: c.Time, kind: kindName(c.Events[j].Kind), event: c.Events[j], end: c.End && j == len(c.Events)-1})
+		}
+	}
+	return p.w.Flush()
+}
+
+func kindName(k client.EventKind) string {
+	switch k {
+	case client.EventSet:
+		return "set"
+	case client.EventDelete:
+		return "delete"
+	case client.EventLoaded:
+		return "loaded"
+	}
+	return k.String()
+}
+
+// put adds a line to the output. Its error is that of the next Flush.
+func (p *changePrinter) put(c *change) {
+	p.line = p.line[:0]
+	switch e := &c.event; p.format {
+	case formatTable:
+		p.line = fmt.Appendf(p.line, "%-10d %-8s %s", c.epoch, c.kind, p.app.cell(e.Key))
+		if e.Kind == client.EventSet && !p.o.KeysOnly {
+			p.line = append(append(p.line, "  "...), p.app.cell(e.Value)...)
+		}
+	case formatRaw:
+		p.line = append(append(append(p.line, c.kind...), '\t'), p.app.rawBytes(e.Key)...)
+		p.line = append(append(p.line, '\t'), p.app.rawBytes(e.Value)...)
+	default:
+		p.appendJSON(c)
+	}
+	_, _ = p.w.Write(append(p.line, '\n'))
+}
+
+func (p *changePrinter) appendJSON(c *change) {
+	b, e := p.line, &c.event
+	b = strconv.AppendUint(append(b, `{"epoch":`...), uint64(c.epoch), 10)
+	if !c.time.IsZero() {
+		b = append(c.time.UTC().AppendFormat(append(b, `,"time":"`...), time.RFC3339Nano), '"')
+	}
+	b = append(append(append(b, `,"change":"`...), c.kind...), `",`...)
+	b = appendJSONField(b, "key", e.Key, p.app.hex)
+	if e.Kind == client.EventSet && !p.o.KeysOnly {
+		b = appendJSONField(append(b, ','), "value", e.Value, p.app.hex)
+	}
+	if e.Previous != nil {
+		b = appendJSONField(append(b, ','), "previous", e.Previous, p.app.hex)
+	}
+	if p.o.Previous && e.PreviousUnavailable {
+		b = append(b, `,"previous_unavailable":true`...)
+	}
+	if e.Kind == client.EventLoaded && len(e.EndKey) > 0 {
+		b = appendJSONField(append(b, ','), "end_key", e.EndKey, p.app.hex)
+	}
+	if c.end {
+		b = append(b, `,"end":true`...)
+	}
+	p.line = append(b, '}')
+}
