@@ -46,7 +46,7 @@ const (
 	MethodReleaseLock
 	MethodGetLock
 	MethodObserveLock // a whole stream, from opening to end
-	MethodWatch // a whole stream, from opening to end
+	MethodWatch       // a whole stream, from opening to end
 	methodCount
 )
 
