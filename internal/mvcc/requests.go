@@ -95,7 +95,7 @@ var (
 )
 
 // RequestExpiredError means that the id is too old: whether an earlier attempt was applied is not known.
-type RequestExpiredError struct{ Cutoff uint64 } // milliseconds since 1970
+type RequestExpiredError struct{ Cutoff, Now uint64 } // milliseconds since 1970
 
 func (e *RequestExpiredError) Error() string {
 	return "mvcc: the request id is older than what is kept of requests; whether the request was executed is not known"
@@ -163,7 +163,7 @@ func (x *Session) checkRequest(w *Write) error {
 	case out.State == OutcomeNotApplied:
 		return nil
 	case out.State == OutcomeExpired:
-		return &RequestExpiredError{Cutoff: x.store.requests.cutoff.Load()}
+		return &RequestExpiredError{Cutoff: x.store.requests.cutoff.Load(), Now: x.store.now()}
 	case out.State == OutcomeCancelled && !w.fence:
 		return ErrRequestCancelled
 	}

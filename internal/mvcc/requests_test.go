@@ -24,6 +24,8 @@ func requestID(at uint64) (id RequestID) {
 	return id
 }
 
+func milliseconds(t time.Time) uint64 { return uint64(t.UnixMilli()) }
+
 func newRequest() *Request {
 	return &Request{ID: requestID(milliseconds(time.Now())), Hash: 7, Method: 3}
 }

@@ -52,11 +52,11 @@ const cutoffEvery = time.Minute
 func (r *requestWindow) open(x *Session) error {
 	x.slot.Enter()
 	defer x.slot.Leave()
-	now := time.Now()
+	now := x.store.now()
 	v, ok, err := x.reader.Newest(cutoffKey)
 	if errors.Is(err, storage.ErrDamaged) {
 		r.expectRecords(now)
-		r.cutoff.Store(milliseconds(now))
+		r.cutoff.Store(now)
 		return nil
 	}
 	if err != nil {
@@ -77,8 +77,8 @@ func (r *requestWindow) open(x *Session) error {
 }
 
 // expectRecords says that there may be records, with the latest time that an id of before may have.
-func (r *requestWindow) expectRecords(now time.Time) {
-	r.newest = milliseconds(now.Add(RequestAheadMax))
+func (r *requestWindow) expectRecords(now uint64) {
+	r.newest = now + uint64(RequestAheadMax.Milliseconds())
 	r.inTree.Store(r.newest)
 }
 
@@ -102,7 +102,9 @@ func recordsFrom(at uint64) []byte {
 	return keys.Append(nil, keys.SpaceSystem, requestUser(nil, &id))
 }
 
-func milliseconds(t time.Time) uint64 { return uint64(max(t.UnixMilli(), 0)) }
+// now is the time of the store's clock, in milliseconds since 1970. A wall clock that jumps moves it slowly, so a jump makes
+// no id expire that is not old.
+func (s *Store) now() uint64 { return s.clock.Now() / 1000 }
 
 // expired are the keys that merges may drop.
 func (r *requestWindow) expired() storage.KeyRange {
@@ -125,9 +127,9 @@ func (s *Store) runRequestWindow(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case now := <-tick.C:
+		case <-tick.C:
 			// The next tick tries again. Until then ids are kept longer.
-			_ = s.advanceCutoff(ctx, x, s.requests.next(milliseconds(now), s.options.RequestWindow, s.options.RequestBytes))
+			_ = s.advanceCutoff(ctx, x, s.requests.next(s.now(), s.options.RequestWindow, s.options.RequestBytes))
 		}
 	}
 }

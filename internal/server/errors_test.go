@@ -83,7 +83,7 @@ func TestEveryReasonHasItsCodeAndDetails(t *testing.T) {
 		pb.ErrorReason_ERROR_REASON_TXN_NOT_FOUND:        {err: errNoSuchTxn, code: codes.NotFound},
 		pb.ErrorReason_ERROR_REASON_MESSAGE_INCOMPLETE:   {err: errIncomplete, code: codes.Aborted},
 		pb.ErrorReason_ERROR_REASON_SNAPSHOT_NOT_FOUND:   {err: errNoSuchSnapshot, code: codes.NotFound},
-		pb.ErrorReason_ERROR_REASON_REQUEST_ID_EXPIRED:   {err: &mvcc.RequestExpiredError{Cutoff: 1}, code: codes.FailedPrecondition, metadata: []string{"server_time", "cutoff"}},
+		pb.ErrorReason_ERROR_REASON_REQUEST_ID_EXPIRED:   {err: &mvcc.RequestExpiredError{Cutoff: 1, Now: 2}, code: codes.FailedPrecondition, metadata: []string{"server_time", "cutoff"}},
 		pb.ErrorReason_ERROR_REASON_REQUEST_ID_REUSED:    {err: mvcc.ErrRequestReused, code: codes.InvalidArgument, field: true},
 		pb.ErrorReason_ERROR_REASON_REQUEST_ID_IN_FUTURE: {err: &requestTimeError{at: 1}, code: codes.InvalidArgument, metadata: []string{"server_time"}, field: true},
 		pb.ErrorReason_ERROR_REASON_REQUEST_CANCELLED:    {err: mvcc.ErrRequestCancelled, code: codes.FailedPrecondition},

@@ -20,6 +20,7 @@ type executor struct {
 	attempt   attempt
 
 	session *mvcc.Session
+	now     func() uint64 // of the store's clock, in microseconds since 1970
 	write   mvcc.Write
 	invoked invocations
 	request mvcc.Request // of toRequest
@@ -34,7 +35,7 @@ func (s *Server) takeExecutor() (*executor, error) {
 	}
 	c, ok := session.Attachment.(*executor)
 	if !ok {
-		c = &executor{session: session, admission: &s.admission}
+		c = &executor{session: session, admission: &s.admission, now: s.store.Clock().Now}
 		c.admit = c.admitLarge
 		session.Attachment = c
 	}

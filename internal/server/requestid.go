@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"hash/crc32"
 	"strconv"
-	"time"
 
 	"google.golang.org/grpc/codes"
 
@@ -50,7 +49,7 @@ func (c *executor) toRequest(m requestMessage, method uint8) (*mvcc.Request, err
 	r := &c.request
 	*r = mvcc.Request{Method: method}
 	var err error
-	if r.ID, err = toRequestID(m.GetRequestId()); err != nil {
+	if r.ID, err = c.toRequestID(m.GetRequestId()); err != nil {
 		return nil, err
 	}
 	r.Hash, err = c.hashRequest(m, method)
@@ -58,13 +57,13 @@ func (c *executor) toRequest(m requestMessage, method uint8) (*mvcc.Request, err
 }
 
 // toRequestID checks an id. Without a bound of its time, a record of it might stay for ever.
-func toRequestID(b []byte) (mvcc.RequestID, error) {
+func (c *executor) toRequestID(b []byte) (mvcc.RequestID, error) {
 	id, err := mvcc.ToRequestID(b)
 	if err != nil {
 		return id, invalid("request_id", "is not a UUID of version 7 (16 bytes)")
 	}
-	if now := time.Now(); id.Time() > uint64(now.Add(mvcc.RequestAheadMax).UnixMilli()) {
-		return id, &requestTimeError{at: uint64(now.UnixMilli())}
+	if now := c.now() / 1000; id.Time() > now+uint64(mvcc.RequestAheadMax.Milliseconds()) {
+		return id, &requestTimeError{at: now}
 	}
 	return id, nil
 }
@@ -168,7 +167,7 @@ func (s *txnService) GetOutcome(ctx context.Context, req *pb.GetOutcomeRequest) 
 
 // getOutcome waits until what it tells is durable, so that no crash takes back an answer on which a client decides.
 func (c *executor) getOutcome(ctx context.Context, req *pb.GetOutcomeRequest, out *pb.GetOutcomeResponse) (ackWait, error) {
-	id, err := toRequestID(req.RequestId)
+	id, err := c.toRequestID(req.RequestId)
 	if err != nil {
 		return ackWait{}, err
 	}
@@ -233,7 +232,7 @@ func setResult(out *pb.GetOutcomeResponse, found mvcc.Outcome) (err error) {
 func classifyRequestID(err error) (fault, bool) {
 	if expired, ok := errors.AsType[*mvcc.RequestExpiredError](err); ok {
 		return fault{code: codes.FailedPrecondition, reason: pb.ErrorReason_ERROR_REASON_REQUEST_ID_EXPIRED, metadata: map[string]string{
-			"server_time": strconv.FormatInt(time.Now().UnixMilli(), 10), "cutoff": strconv.FormatUint(expired.Cutoff, 10),
+			"server_time": strconv.FormatUint(expired.Now, 10), "cutoff": strconv.FormatUint(expired.Cutoff, 10),
 		}}, true
 	}
 	if ahead, ok := errors.AsType[*requestTimeError](err); ok {
