@@ -64,6 +64,9 @@ fuzz-smoke: ## Fuzz every fuzz target for FUZZTIME (3s)
 test-python: build ## Drive the real server from Python (grpcio; needs python3 and a package index)
 	tools/test-python.sh
 
+test-clients: build ## Drive the real server from Python, Node and Java (needs their tools and package indexes; CLIENTS="python node" chooses)
+	tools/test-clients.sh
+
 ##@ Measure
 
 bench: ## Compare EpochKV with its peers; results, tables and charts go to bench/results/runs
@@ -140,5 +143,5 @@ help: ## This list
 		/^##@/ {printf "\n%s\n", substr($$0, 5)} \
 		/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.PHONY: run build clean test race test-invariants crash fuzz-smoke test-python bench bench-large bench-peers bench-record bench-smoke fmt fmt-check vet lint \
+.PHONY: run build clean test race test-invariants crash fuzz-smoke test-python test-clients bench bench-large bench-peers bench-record bench-smoke fmt fmt-check vet lint \
 	lint-advice deadcode vulncheck tidy-check generate generate-check buf-lint buf-breaking ci help
