@@ -103,15 +103,22 @@ func (q *directAcks) takeLocked(leaves func(*directAnswer) bool) (taken []direct
 	return taken
 }
 
+// readyAnswers are the lists of acknowledge, which begins anew whenever a connection has had no answer
+// that waits. They hold no answer while they are pooled.
+var readyAnswers = sync.Pool{New: func() any { return new([]directAnswer) }}
+
 // acknowledge answers what waits, until nothing does.
 func (c *directClient) acknowledge() {
 	q, store := &c.acks, c.server.store
-	var ready []directAnswer
+	pooled := readyAnswers.Get().(*[]directAnswer) //nolint:forcetypeassert // there is no other kind
+	defer readyAnswers.Put(pooled)
+	ready := (*pooled)[:0]
 	for {
 		q.mu.Lock()
 		if len(q.waiting) == 0 {
 			q.running = false
 			q.mu.Unlock()
+			*pooled = ready
 			return
 		}
 		oldest := q.waiting[0].ackWait

@@ -219,9 +219,11 @@ func (p *directPipeline) queue(kept *answer) {
 func (p *directPipeline) keep(a *answer) *answer {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	kept := new(answer)
+	var kept *answer
 	if n := len(p.free); n > 0 {
 		kept, p.free = p.free[n-1], p.free[:n-1]
+	} else {
+		kept = new(answer)
 	}
 	*kept = *a
 	p.waiting++

@@ -1,0 +1,18 @@
+package server
+
+import "testing"
+
+// TestKeptAnswersAreUsedAgain: an answer of a pipeline that waits takes the memory of one that was
+// delivered.
+func TestKeptAnswersAreUsedAgain(t *testing.T) {
+	var p directPipeline
+	p.free = append(p.free, new(answer))
+	a := answer{id: 1}
+	allocated := testing.AllocsPerRun(100, func() {
+		kept := p.keep(&a)
+		p.free = append(p.free, kept) // as deliver does
+	})
+	if allocated != 0 {
+		t.Errorf("keeping an answer allocates %v times", allocated)
+	}
+}
