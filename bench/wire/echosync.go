@@ -70,11 +70,7 @@ func (c *groupCommit) commit(ctx context.Context, size int) error {
 		g = &group{records: c.pooled[:0], done: make(chan struct{})}
 		c.forming, c.pooled = g, nil
 	}
-	from := len(g.records)
-	g.records = append(g.records, zeroRecord[:min(size, len(zeroRecord))]...)
-	for len(g.records) < from+size {
-		g.records = append(g.records, zeroRecord[:min(from+size-len(g.records), len(zeroRecord))]...)
-	}
+	g.records = appendZeros(g.records, size)
 	c.mu.Unlock()
 	if leads {
 		c.lead(g)
@@ -89,6 +85,14 @@ func (c *groupCommit) commit(ctx context.Context, size int) error {
 }
 
 var zeroRecord [4096]byte
+
+func appendZeros(b []byte, size int) []byte {
+	for size > 0 {
+		n := min(size, len(zeroRecord))
+		b, size = append(b, zeroRecord[:n]...), size-n
+	}
+	return b
+}
 
 // lead makes the group durable after the one before.
 func (c *groupCommit) lead(g *group) {

@@ -20,6 +20,10 @@ const (
 	overGRPC   = "epochkv, grpc-go"
 	echoArm    = "echo"
 	syncedEcho = "echo + sync"
+
+	// The same ceilings over the transport that the server has by default.
+	directEchoArm    = "direct echo"
+	syncedDirectEcho = "direct echo + sync"
 )
 
 // bar is the ratio to another arm that the server has to reach.
@@ -61,6 +65,12 @@ func scenario(name, about, unit string, axis harness.Axis, size int, work worklo
 	if work.unarySync {
 		s.About += " echo + sync answers after one shared pwrite and fdatasync of the bytes of the log."
 		s.Arms = append(s.Arms, harness.Arm{Name: syncedEcho, Run: arm{start: startSyncedEcho, work: work, echo: true}.run})
+	}
+	if work.directEcho {
+		s.About += " The direct echoes use the server's own transport; with sync, one goroutine writes, syncs and answers what came meanwhile."
+		s.Arms = append(s.Arms,
+			harness.Arm{Name: directEchoArm, Run: arm{start: startDirectEcho, work: work, echo: true}.run},
+			harness.Arm{Name: syncedDirectEcho, Run: arm{start: startSyncedDirectEcho, work: work, echo: true}.run})
 	}
 	if work.bothTransports {
 		s.About += " The other epochkv serves with --transport grpc-go."
@@ -105,6 +115,7 @@ type workload struct {
 	writes         bool // it writes key i for each i below its size; else it reads keys that are loaded
 	over           bool // its writes are of keys that are loaded
 	bothTransports bool // the server is measured with the transport of the gRPC library, too
+	directEcho     bool // there is an echo server for it with the direct transport
 	unarySync      bool // each request waits for the disk, so that echo + sync is its ceiling
 	run            func(ctx context.Context, conns []*grpc.ClientConn, n, size int, keys keyspace, echo bool) error
 }
@@ -204,7 +215,7 @@ var (
 )
 
 func unaryPuts(id func() []byte) workload {
-	return workload{writes: true, unarySync: true, bothTransports: true, run: func(ctx context.Context, conns []*grpc.ClientConn, n, size int, keys keyspace, _ bool) error {
+	return workload{writes: true, unarySync: true, bothTransports: true, directEcho: true, run: func(ctx context.Context, conns []*grpc.ClientConn, n, size int, keys keyspace, _ bool) error {
 		return callers(ctx, conns, n, size, func(ctx context.Context, kv pb.KVClient, i int) error {
 			_, err := kv.Put(ctx, &pb.PutRequest{
 				Key: keys.key(make([]byte, 0, keyBytes), i), Value: fillValue(make([]byte, valueBytes), i), Durability: pb.Durability_DURABILITY_SYNC,
@@ -236,7 +247,7 @@ var pipelinedGet = workload{run: func(ctx context.Context, conns []*grpc.ClientC
 	})
 }}
 
-var pipelinedPut = workload{writes: true, run: func(ctx context.Context, conns []*grpc.ClientConn, n, size int, keys keyspace, _ bool) error {
+var pipelinedPut = workload{writes: true, directEcho: true, run: func(ctx context.Context, conns []*grpc.ClientConn, n, size int, keys keyspace, _ bool) error {
 	fill := func() func(*pb.PipelineRequest, int) {
 		put := &pb.PipelineRequest_Put{Put: &pb.PutRequest{Key: make([]byte, 0, keyBytes), Value: make([]byte, valueBytes), Durability: pb.Durability_DURABILITY_SYNC}}
 		return func(m *pb.PipelineRequest, i int) {
@@ -274,7 +285,7 @@ var batchGet = workload{run: func(ctx context.Context, conns []*grpc.ClientConn,
 	})
 }}
 
-var batchWrite = workload{writes: true, unarySync: true, run: func(ctx context.Context, conns []*grpc.ClientConn, n, size int, keys keyspace, _ bool) error {
+var batchWrite = workload{writes: true, unarySync: true, directEcho: true, run: func(ctx context.Context, conns []*grpc.ClientConn, n, size int, keys keyspace, _ bool) error {
 	return callers(ctx, conns, n, (size+batchSize-1)/batchSize, func(ctx context.Context, kv pb.KVClient, b int) error {
 		r := &pb.BatchWriteRequest{Durability: pb.Durability_DURABILITY_SYNC}
 		for i := b * batchSize; i < min((b+1)*batchSize, size); i++ {

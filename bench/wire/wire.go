@@ -63,6 +63,16 @@ func startSyncedEcho(dir string) (*target, error) {
 	return startServing(func(ctx context.Context, listener net.Listener) error { return serveSyncedEcho(ctx, listener, dir) })
 }
 
+// startDirectEcho is startEcho with the server's own transport.
+func startDirectEcho(string) (*target, error) {
+	return startServing(func(ctx context.Context, listener net.Listener) error { return serveDirectEcho(ctx, listener, "") })
+}
+
+// startSyncedDirectEcho is startSyncedEcho with the server's own transport.
+func startSyncedDirectEcho(dir string) (*target, error) {
+	return startServing(func(ctx context.Context, listener net.Listener) error { return serveDirectEcho(ctx, listener, dir) })
+}
+
 func startServing(serve func(context.Context, net.Listener) error) (*target, error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
