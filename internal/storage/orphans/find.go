@@ -19,6 +19,10 @@ import (
 // topsMax bounds the tops whose keys Find keeps: children of a hundred lost nodes of large pages.
 const topsMax = 1 << 16
 
+// nodesMax bounds the nodes that one search finds, and one checkpoint rebuilds, but for those below the last
+// of them: a merge compares each child that it meets with all of them.
+const nodesMax = 1000
+
 // Search says where to search.
 type Search struct {
 	Pages  *pager.Snapshot // with its allocation map
@@ -322,10 +326,17 @@ func (f *finder) describeTops() error {
 	return nil
 }
 
-// result is what was found. A failure of the whole search concerns every lost node.
+// result is what was found. A failure of the whole search concerns every lost node. The highest nodes come
+// first, because a node is rebuilt only below nodes that can be read; those above nodesMax are left to the
+// next search.
 func (f *finder) result(failure error) *Found {
-	found := &Found{Reads: f.reads, Nodes: f.healed}
+	byLevel := func(a, b btree.RebuiltNode) int { return cmp.Compare(b.Level, a.Level) }
+	slices.SortStableFunc(f.healed, byLevel)
+	found := &Found{Reads: f.reads, Nodes: f.healed[:min(len(f.healed), nodesMax)]}
 	for _, n := range f.lost {
+		if failure == nil && len(found.Nodes) >= nodesMax {
+			break
+		}
 		err := failure
 		if err == nil {
 			err = f.arrange(n)
@@ -336,7 +347,7 @@ func (f *finder) result(failure error) *Found {
 		}
 		found.Nodes = n.appendTo(found.Nodes)
 	}
-	slices.SortFunc(found.Nodes, func(a, b btree.RebuiltNode) int { return cmp.Compare(b.Level, a.Level) })
+	slices.SortFunc(found.Nodes, byLevel)
 	return found
 }
 

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/btree"
 	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
@@ -72,5 +73,17 @@ func TestTopsOfNoLostNodeAreNotIgnored(t *testing.T) {
 		if c.ok && (err != nil || len(n.children) != 3) || !c.ok && !errors.Is(err, errUnproved) {
 			t.Errorf("%s: %d children, %v", c.name, len(n.children), err)
 		}
+	}
+}
+
+// TestOneSearchFindsABoundedNumberOfNodes: the rest is for the next search, and nothing of it counts as refused.
+func TestOneSearchFindsABoundedNumberOfNodes(t *testing.T) {
+	f := &finder{lost: []*lostNode{{id: 1, level: 1}}}
+	for i := range page.ID(nodesMax + 500) {
+		f.healed = append(f.healed, btree.RebuiltNode{ID: 10 + i, Level: 1 + int(i)/nodesMax})
+	}
+	found := f.result(nil)
+	if len(found.Nodes) != nodesMax || found.Nodes[499].Level != 2 || found.Nodes[500].Level != 1 || len(found.Refused) > 0 {
+		t.Errorf("%d nodes, %d refused", len(found.Nodes), len(found.Refused))
 	}
 }
