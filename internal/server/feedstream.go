@@ -103,8 +103,10 @@ func (w *watchStream) wait(ctx context.Context, timer *time.Timer) error {
 // close releases what the watches have.
 func (w *watchStream) close() {
 	w.consumer.Close()
-	for _, sw := range w.walks {
-		sw.walk.close(w.server, true)
+	for _, sw := range w.watches {
+		if sw.walk != nil {
+			sw.walk.close(w.server, true)
+		}
 	}
 }
 

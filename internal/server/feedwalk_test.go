@@ -1,0 +1,232 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"maps"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/config"
+)
+
+// replica is the state that a watch leads to.
+type replica struct {
+	state map[string]string
+	epoch uint64 // of the newest commit
+}
+
+// apply applies a response, and reports whether a snapshot or difference has ended with it.
+func (r *replica) apply(t testing.TB, m *pb.WatchResponse) (walked bool) {
+	t.Helper()
+	if m.GetEnded() != nil {
+		t.Fatalf("ended: %v", m.GetEnded().Error)
+	}
+	for _, e := range m.GetSnapshot().GetEntries() {
+		r.state[string(e.Key)] = string(e.Value)
+	}
+	r.events(m.GetDifference().GetEvents())
+	for _, c := range m.GetChanges().GetCommits() {
+		if c.Epoch < r.epoch {
+			t.Fatalf("commit %d after %d", c.Epoch, r.epoch)
+		}
+		r.epoch = c.Epoch
+		r.events(c.Events)
+	}
+	if m.GetSnapshot().GetEnd() || m.GetDifference().GetEnd() {
+		r.epoch = max(m.GetSnapshot().GetEpoch(), m.GetDifference().GetEpoch())
+		return true
+	}
+	return false
+}
+
+func (r *replica) events(list []*pb.ChangeEvent) {
+	for _, e := range list {
+		if e.Kind == pb.EventKind_EVENT_KIND_DELETE {
+			delete(r.state, string(e.Key))
+		} else {
+			r.state[string(e.Key)] = string(e.Value)
+		}
+	}
+}
+
+// contents reads everything.
+func (h *harness) contents(t testing.TB) map[string]string {
+	t.Helper()
+	stream, err := h.kv.Scan(testContext(t), &pb.ScanRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]string{}
+	for {
+		page, err := stream.Recv()
+		if err != nil {
+			return all
+		}
+		for _, e := range page.Entries {
+			all[string(e.Key)] = string(e.Value)
+		}
+	}
+}
+
+// TestSnapshotThenWatchMissesNothing: writers work while the snapshot is sent in many parts; the client's state is that of the
+// store in the end. The snapshot is resumed in the middle, on another stream.
+func TestSnapshotThenWatchMissesNothing(t *testing.T) {
+	h := mustStart(t)
+	for i := range 40 {
+		var batch pb.BatchWriteRequest
+		for j := range 100 {
+			batch.Mutations = append(batch.Mutations, &pb.Mutation{
+				Kind: pb.Mutation_KIND_PUT, Key: fmt.Appendf(nil, "k%02d%02d", i, j), Value: bytes.Repeat([]byte{'v'}, 300),
+			})
+		}
+		if _, err := h.kv.BatchWrite(testContext(t), &batch); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, stop := context.WithCancel(testContext(t))
+	var writing sync.WaitGroup
+	writing.Go(func() {
+		for i := 0; ctx.Err() == nil; i++ {
+			key := fmt.Appendf(nil, "k%02d%02d", i*7%40, i*11%100)
+			if i%3 == 0 {
+				_, _ = h.kv.Delete(context.WithoutCancel(ctx), &pb.DeleteRequest{Key: key})
+			} else {
+				_, _ = h.kv.Put(context.WithoutCancel(ctx), &pb.PutRequest{Key: key, Value: fmt.Append(nil, i)})
+			}
+		}
+	})
+	r := &replica{state: map[string]string{}}
+	w := mustWatch(t, h, &pb.CreateWatch{Start: &pb.CreateWatch_Snapshot{Snapshot: &pb.WatchSnapshot{}}})
+	var token []byte
+	for parts := 0; parts < 2; {
+		m := w.recv()
+		r.apply(t, m)
+		if m.GetSnapshot() != nil {
+			token = m.ResumeToken
+			parts++
+		}
+	}
+	again := mustWatch(t, h, &pb.CreateWatch{Start: &pb.CreateWatch_ResumeToken{ResumeToken: token}})
+	for !r.apply(t, again.recv()) {
+	}
+	w.cancel()
+	stop()
+	writing.Wait()
+	last := h.put(t, "z", "last")
+	for r.epoch < last {
+		r.apply(t, again.recv())
+	}
+	if want := h.contents(t); !maps.Equal(r.state, want) {
+		t.Fatalf("the watch leads to %d keys, the store has %d", len(r.state), len(want))
+	}
+}
+
+// TestDifferenceCrossesWhatTheLogHasNot: a watch that begins before the log does ends with HISTORY_GONE, or is sent the
+// difference and goes on after it.
+func TestDifferenceCrossesWhatTheLogHasNot(t *testing.T) {
+	h := mustStart(t, func(c *config.Config) { c.Retention, c.Feed.Retention = time.Minute, 0 })
+	r := &replica{state: map[string]string{"gone": "v", "stays": "v"}}
+	h.put(t, "gone", "v")
+	begin := h.put(t, "stays", "v")
+	for i := range 300 {
+		h.put(t, fmt.Sprint(i%10), string(make([]byte, 10_000)))
+	}
+	if _, err := h.kv.Delete(testContext(t), &pb.DeleteRequest{Key: []byte("gone")}); err != nil {
+		t.Fatal(err)
+	}
+	for h.Server.feed.feed.Oldest() <= 1 {
+		if _, err := h.admin.Checkpoint(testContext(t), new(pb.CheckpointRequest)); err != nil {
+			t.Fatal(err)
+		}
+		h.put(t, "more", string(make([]byte, 100_000)))
+	}
+	fails := mustWatch(t, h, &pb.CreateWatch{Start: &pb.CreateWatch_AfterEpoch{AfterEpoch: begin}})
+	if f := failureOf(t, fails.ended()); f.reason != pb.ErrorReason_ERROR_REASON_HISTORY_GONE.Reason() || f.metadata["epoch"] != fmt.Sprint(begin) {
+		t.Errorf("%+v", f)
+	}
+	w := mustWatch(t, h, &pb.CreateWatch{OnGap: pb.OnGap_ON_GAP_DIFF, Start: &pb.CreateWatch_AfterEpoch{AfterEpoch: begin}})
+	for !r.apply(t, w.recv()) {
+	}
+	last := h.put(t, "z", "last")
+	for r.epoch < last {
+		r.apply(t, w.recv())
+	}
+	if want := h.contents(t); !maps.Equal(r.state, want) {
+		t.Fatalf("the watch leads to %d keys, the store has %d", len(r.state), len(want))
+	}
+}
+
+// TestOperatorListsAndEndsWatches.
+func TestOperatorListsAndEndsWatches(t *testing.T) {
+	h := mustStart(t)
+	w := mustWatch(t, h, &pb.CreateWatch{Ranges: []*pb.KeyRange{{Prefix: []byte("a")}, {Start: []byte("x")}}})
+	w.recv()
+	list, err := h.admin.ListWatches(testContext(t), new(pb.ListWatchesRequest))
+	if err != nil || len(list.Watches) != 1 {
+		t.Fatalf("%v, %v", list, err)
+	}
+	one := list.Watches[0]
+	if fmt.Sprintf("%q", one.Ranges[0].End) != `"b"` || string(one.Ranges[1].Start) != "x" || len(one.Ranges[1].End) != 0 || one.Peer == "" {
+		t.Errorf("%v", one)
+	}
+	if _, err := h.admin.EndWatch(testContext(t), &pb.EndWatchRequest{Id: one.Id}); err != nil {
+		t.Fatal(err)
+	}
+	if f := failureOf(t, w.ended()); f.reason != pb.ErrorReason_ERROR_REASON_WATCH_ENDED.Reason() {
+		t.Errorf("%+v", f)
+	}
+	if _, err := h.admin.EndWatch(testContext(t), &pb.EndWatchRequest{Id: one.Id}); status.Code(err) != codes.NotFound {
+		t.Errorf("a watch that has ended: %v", err)
+	}
+}
+
+// TestLargeCommitsAndValuesAreDivided: a commit of more than a response comes in parts, each with a token that continues inside
+// of it, and a value larger than a response comes whole.
+func TestLargeCommitsAndValuesAreDivided(t *testing.T) {
+	h := mustStart(t)
+	var batch pb.BatchWriteRequest
+	for i := range 2500 {
+		batch.Mutations = append(batch.Mutations, &pb.Mutation{Kind: pb.Mutation_KIND_PUT, Key: fmt.Appendf(nil, "k%04d", i), Value: []byte("v")})
+	}
+	batch.Mutations[1200].Value = make([]byte, 2<<20)
+	out, err := h.kv.BatchWrite(testContext(t), &batch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	start := &pb.CreateWatch{Start: &pb.CreateWatch_AfterEpoch{AfterEpoch: out.Epoch - 1}}
+	var got []string
+	for parts := 0; ; {
+		w := mustWatch(t, h, start)
+		m := w.recv()
+		for m.GetChanges() == nil {
+			m = w.recv()
+		}
+		w.cancel()
+		c := m.GetChanges().Commits[0]
+		for _, e := range c.Events {
+			got = append(got, string(e.Key))
+		}
+		if parts++; c.End {
+			if parts < 3 {
+				t.Errorf("%d parts", parts)
+			}
+			break
+		}
+		start = &pb.CreateWatch{Start: &pb.CreateWatch_ResumeToken{ResumeToken: m.ResumeToken}}
+	}
+	if len(got) != len(batch.Mutations) {
+		t.Fatalf("%d events; want %d", len(got), len(batch.Mutations))
+	}
+	for i, key := range got {
+		if key != string(batch.Mutations[i].Key) {
+			t.Fatalf("event %d is of %s", i, key)
+		}
+	}
+}
